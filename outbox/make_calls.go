@@ -181,6 +181,7 @@ func (c *laneCalls) recordResult(a *callAttempt, r Result) {
 	if err := fault.Point(fault.RelayCalled); err != nil {
 		a.result = Failure(err.Error(), err)
 	}
+	a.result = c.lane.sink.refusals.judge(a.Tenant, a.result)
 	switch r := a.result; {
 	case r.Outcome == Delivered || r.Outcome == Rejected || r.Outcome == Never || r.Outcome == Unsafe:
 		c.lane.sink.rates.noteAnswered()

@@ -204,7 +204,7 @@ var layers = []struct {
 	{"identities and pools", []string{"internal/frozen", "internal/hook", "internal/origin", "internal/parked", "internal/primary"}},
 	{"transactions", []string{"internal/guard", "shard"}},
 	{"keys", []string{"dedupe", "internal/preflight", "internal/retention", "internal/ring"}},
-	{"parts of the consumer", []string{"consumer/internal/attemptlock", "consumer/internal/brake", "consumer/internal/budget", "consumer/internal/window", "consumer/source", "internal/inbox"}},
+	{"parts of the consumer", []string{"consumer/internal/attemptlock", "internal/brake", "consumer/internal/budget", "consumer/internal/window", "consumer/source", "internal/inbox"}},
 	{"consumer and outbox", []string{"consumer", "outbox"}},
 	{"sinks and the event log", []string{"consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"}},
 	{"the way into the event log", []string{"internal/intake"}},
