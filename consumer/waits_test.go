@@ -76,6 +76,28 @@ func TestT14TakeOverWaitsAsLongAsDeclared(t *testing.T) {
 	}
 }
 
+// T14: an attempt at a parked row that waits for a take-over fails, at each isolation level.
+func TestT14AttemptThatWaitsForATakeOver(t *testing.T) {
+	for level, refused := range map[string]string{"read committed": "OO001", "repeatable read": "40001", "serializable": "40001"} {
+		t.Run(level, func(t *testing.T) {
+			t.Parallel()
+			s := newSlotRig(t)
+			s.exec(`insert into onlyonce.parked (kind, state, reason, attempts, next_attempt_at, scope, topic, partition, "offset") values ('message', 'retrying', 'failed', 1, now(), 'stock', 'orders', 0, 3)`)
+			attempt, owner := s.session(), s.session()
+			owner.want("begin", owner.run("begin"), "")
+			owner.want("take-over", owner.run(raiseSQL, s.id), "")
+			attempt.want("begin", attempt.run("begin isolation level "+level), "")
+			answer := make(chan string, 1)
+			go func() {
+				answer <- attempt.run(`select onlyonce.settle($1, $2, $3::text::uuid, 1, 1, null, null, '5s', '5s', '5s')`, s.id, s.epoch, s.nonce)
+			}()
+			waits(t, s.pool, &claimer{conn: attempt.Conn})
+			owner.want("commit", owner.run("commit"), "")
+			attempt.want("the attempt", <-answer, refused)
+		})
+	}
+}
+
 // T14: a handler takes longer than Timeouts.Lock of the process that takes over. That one waits,
 // and is the owner when the handler has ended.
 func TestT14TakeOverOfALongHandler(t *testing.T) {

@@ -67,9 +67,9 @@ type ClassChange struct {
 // or halt. Only then can the class change again.
 //
 // It waits for the batches of all owners to end, partition after partition, and those for which it
-// has waited stand still until it is done. If batches take long, pause the scope first. Errors are of kind ErrInvalid,
-// ErrNotFound if no consumer of the scope has claimed ids, ErrNothing if it has that class already,
-// ErrRefused if an earlier change is not over, and ErrChanged (K10).
+// has waited stand still until it is done. If batches take long, pause the scope first. Errors are
+// of kind ErrInvalid, ErrNotFound if no consumer of the scope has claimed ids, ErrNothing if it has
+// that class already, ErrRefused if an earlier change is not over, and ErrChanged (K10).
 func ChangeClass(ctx context.Context, db DB, by By, in ClassInput) (*ClassChange, error) {
 	k := kind{action: "inbox class", subject: "the scope", look: "onlyonce inbox status", within: classTimeout}
 	if in.Others || names.IsReceiver(in.Scope) {

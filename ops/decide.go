@@ -17,6 +17,9 @@ import (
 const (
 	decideTimeout = 30 * time.Second // the transaction, without its waits for locks
 	commitTimeout = 15 * time.Second // detached from any request to end
+
+	// waitLimit bounds a wait for a lock that no owner has declared how long it may be held.
+	waitLimit = 10 * time.Minute
 )
 
 // auditSQL records a decision. In: action, reason, detail, actor (null: the role of the
@@ -24,9 +27,9 @@ const (
 const auditSQL = `
 insert into onlyonce.audit (action, reason, detail, actor) values ($1::text, $2::text, $3::jsonb, coalesce($4::text, current_user)) returning id`
 
-// patienceSQL bounds each wait for a lock: by how long the decision itself may take, and a
-// transaction of any owner by what the owners have declared. In: the former, in milliseconds. Out:
-// one row with the bound, in milliseconds (T14).
+// patienceSQL bounds each wait for a lock: by how long a decision may take, and a transaction of
+// any owner by what the owners have declared, together. In: the former, in milliseconds. Out: one
+// row with the bound, in milliseconds (T14).
 const patienceSQL = `
 select b.bound, set_config('lock_timeout', b.bound::text, true)
   from (select $1::bigint + (extract(epoch from coalesce(max(p.longest), '0')) * 1000)::bigint as bound
@@ -164,7 +167,7 @@ func lockFor[R any](ctx context.Context, tx pgx.Tx, k kind, d decision[R]) error
 	}
 	var bound int64
 	var set string
-	if err := tx.QueryRow(beginning, patienceSQL, k.within.Milliseconds()).Scan(&bound, &set); err != nil {
+	if err := tx.QueryRow(beginning, patienceSQL, min(k.within, waitLimit).Milliseconds()).Scan(&bound, &set); err != nil {
 		return err
 	}
 	// The server ends the wait. This is for one that does not answer any more.

@@ -26,8 +26,8 @@
 //
 // A transaction ends after 30 seconds, unless its function documents otherwise, and after its waits
 // for locks. It waits for a lock for as long as a transaction of an owner may last by its
-// consumer's Config (2 to 3 minutes by default), and 30 seconds more. If the context ends sooner, the function cancels the
-// transaction before COMMIT, but does not interrupt COMMIT itself.
+// consumer's Config (2 to 3 minutes by default), and 30 seconds more. If the context ends sooner,
+// the function cancels the transaction before COMMIT, but does not interrupt COMMIT itself.
 //
 // # Stability
 //

@@ -9,10 +9,11 @@ import (
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// T14: completions of a lane overlap without a gap, for several times the lease. The lane's lease is
-// renewed beside them.
+// T14: completions of a lane overlap without a gap, for several times the lease. The lane's lease
+// is renewed beside them.
 func TestT14RenewalBesideCompletions(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -68,5 +69,39 @@ func TestT14RenewalBesideCompletions(t *testing.T) {
 		if l.Err != nil {
 			t.Errorf("lane %d was lost: %v", l.Lane, l.Err)
 		}
+	}
+}
+
+// T14: a take-over of a lane waits for a completion whose transaction has begun, so that it commits
+// under its own lease or not at all (O5).
+func TestT14TakeOverWaitsForACompletion(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.completions()
+	g := r.gate()
+	cfg := testConfig(answering())
+	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Delivery, _ *outbox.Response) error {
+		_, err := tx.Exec(ctx, complete, d.Key, "a")
+		g.pass(nil)
+		return err
+	}
+	capture := charge("1")
+	capture.Capture = true
+	r.enqueue(capture)
+	r.start(cfg)
+	g.wait()
+	lane := one[int](r, `select lane from onlyonce.calls`)
+	seized := make(chan struct{})
+	go func() {
+		defer close(seized)
+		r.seize(lane)
+	}()
+	until(t, "the take-over waits", func() bool {
+		return one[int](r, `select count(*) from pg_locks k join pg_stat_activity a using (pid) where a.datname = current_database() and k.locktype = 'advisory' and not k.granted`) == 1
+	})
+	g.release()
+	pgtest.Receive(t, patience, "the take-over", seized)
+	if n := one[int](r, `select count(*) from completions`); n != 1 {
+		t.Errorf("%d completions", n)
 	}
 }

@@ -22,9 +22,9 @@ select id, $1::text, $2::text, $3::integer, $4::text, $5::text, $6::uuid, $7::bi
 on conflict do nothing
 returning id`
 
-// LockOwnerSQL has a cursor to itself, by onlyonce.lock_owner. In: scope, topic, partition. One row,
-// or none if there is no cursor. It waits for the owner's transactions, and keeps out later ones and
-// every process that would take over. Only a later statement sees what they did (C3, T14).
+// LockOwnerSQL has a cursor to itself, by onlyonce.lock_owner. In: scope, topic, partition. One
+// row, or none if there is no cursor. It waits for the owner's transactions, and keeps out later
+// ones and every process that would take over. Only a later statement sees what they did (C3, T14).
 const LockOwnerSQL = `
 select onlyonce.lock_owner(c.id) from onlyonce.cursors c where c.scope = $1 and c.topic = $2 and c.partition = $3`
 
@@ -132,10 +132,10 @@ on conflict (scope) do update set copies = coalesce(s.copies, excluded.copies), 
   class_changed_at = coalesce(excluded.class_changed_at, s.class_changed_at),
   topics = (select array_agg(distinct t) from unnest(s.topics || excluded.topics) t)`
 
-// LockScopeOwnersSQL has all cursors of a scope to itself, one after another; see LockOwnerSQL. Out:
-// a row for each. LockScopeRowSQL locks the scope's row after that: it waits for transactions that
-// make a cursor (CreateSQL) or claim by the row (onlyonce.claim_scope), and keeps out later ones. In:
-// scope.
+// LockScopeOwnersSQL has all cursors of a scope to itself, one after another; see LockOwnerSQL.
+// Out: a row for each. LockScopeRowSQL locks the scope's row after that: it waits for transactions
+// that make a cursor (CreateSQL) or claim by the row (onlyonce.claim_scope), and keeps out later
+// ones. In: scope.
 const (
 	LockScopeOwnersSQL = `
 select onlyonce.lock_owner(o.id) from (select c.id from onlyonce.cursors c where c.scope = $1 order by c.id) o`
