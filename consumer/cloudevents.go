@@ -40,8 +40,8 @@ func CloudEventKey() KeyFunc {
 }
 
 // CloudEvent is a codec for [Decode] and [DecodeBatch]: it decodes the JSON data of a CloudEvents
-// message, in binary and in structured mode, as [JSON] does. A whole event without that content-type
-// is an error, and is not decoded as if it were the data.
+// message, in binary and in structured mode, as [JSON] does. A whole event without that
+// content-type is an error, and is not decoded as if it were the data.
 func CloudEvent[T any](ctx context.Context, m *Message) (value T, err error) {
 	structured, err := isStructured(m)
 	if err != nil {

@@ -53,8 +53,8 @@ func foundNothing[T any](value *T) bool {
 	return v.IsZero()
 }
 
-// sharesNothing reports whether a schema is of a record with fields, none of which T has, although T
-// has fields. A field that T lacks is one that twmb/avro decodes only if it may skip it (D10).
+// sharesNothing reports whether a schema is of a record with fields, none of which T has, although
+// T has fields. A field that T lacks is one that twmb/avro decodes only if it may skip it (D10).
 func sharesNothing[T any](s *avro.Schema) bool {
 	if of := reflect.TypeFor[T](); of.Kind() == reflect.Struct && of.NumField() == 0 {
 		return false

@@ -143,6 +143,9 @@ func words() []string {
 	return all
 }
 
+// comments are those of Go that fill their lines.
+var comments = regexp.MustCompile(`(?m)^\s*//.*$`)
+
 // sources are the module's files that run against a user's database: the statements among them are
 // what this test reads.
 func sources(t *testing.T, ext ...string) map[string]string {
@@ -163,7 +166,7 @@ func sources(t *testing.T, ext ...string) map[string]string {
 			return nil
 		}
 		text, err := os.ReadFile(path)
-		all[strings.TrimPrefix(path, "../../")] = string(text)
+		all[strings.TrimPrefix(path, "../../")] = comments.ReplaceAllString(string(text), "")
 		return err
 	})
 	if err != nil || len(all) == 0 {

@@ -54,8 +54,8 @@ func New(js jetstream.JetStream, cfg Config) *Broker {
 	return &Broker{js: js, cfg: cfg}
 }
 
-// requestLimits are what a consumer allows of one pull; 0: any. The server refuses a pull above them
-// each time.
+// requestLimits are what a consumer allows of one pull; 0: any. The server refuses each pull above
+// them.
 type requestLimits struct {
 	batch int
 	wait  time.Duration

@@ -35,8 +35,8 @@ type Config struct {
 	// is parked. Required, unless queue.Config.Identify sets the id.
 	ID string
 	// Retention is how long the queue keeps a message, up to 14 days, for a server that does not
-	// tell its MessageRetentionPeriod, as some that stand in for SQS in tests do not. It is not read
-	// if the server tells. Defaults to none: then such a server's queue is refused.
+	// tell its MessageRetentionPeriod, as some emulators do not. It is not read if the server does.
+	// Defaults to none: then such a server's queue is refused.
 	Retention time.Duration
 }
 
