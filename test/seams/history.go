@@ -155,15 +155,16 @@ func (w *world) judge() error {
 	return nil
 }
 
+// shortening is for how long a history is shortened at most.
+const shortening = time.Minute
+
 // shorten leaves out acts for as long as the history breaches all the same.
 func (h history) shorten(ctx context.Context, w *worker, patience time.Duration, was outcome) (history, outcome, error) {
 	_, acts := h.kind.draw(draws(h.seed, h.n))
-	for i := len(acts) - 1; i >= 0; i-- {
-		if h.out[i] {
-			continue
-		}
+	began := time.Now()
+	for i := len(acts) - 1; i >= 0 && time.Since(began) < shortening; i-- {
 		shorter := h.without(i)
-		out, err := shorter.play(ctx, w, patience)
+		out, err := shorter.play(ctx, w, min(patience, shortening/4))
 		if err != nil {
 			return h, was, err
 		}

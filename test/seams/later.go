@@ -10,5 +10,9 @@ func allKinds() []*kind {
 		{name: "calls", weight: 6, draw: drawCalls},
 		{name: "requests", weight: 6, draw: drawRequests},
 		{name: "operations", weight: 3, draw: drawOperations},
+		{name: "steps", weight: 2, draw: drawSteps},
+		{name: "webhooks", weight: 3, draw: drawWebhooks},
+		{name: "messages", weight: 4, draw: drawMessages},
+		{name: "queues", weight: 2, draw: drawQueues},
 	}
 }

@@ -76,12 +76,18 @@ func (p *promises) lose() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for token, now := range p.of {
-		before := p.standby[token]
-		if now.durable || before == *now {
-			continue
+		before, there := p.standby[token]
+		switch {
+		case before == *now:
+		case now.durable && there: // of what an operator has asked for
+			now.local = before.local
+		case now.durable:
+			now.local = 1
+		default:
+			now.local = before.local
+			now.fewer = before.fewer
+			now.fewerCalls = true
 		}
-		now.local, now.fewer = before.local, before.fewer
-		now.fewerCalls = true
 	}
 }
 

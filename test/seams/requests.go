@@ -66,7 +66,7 @@ func (c *client) ask(w *world, key, body string) (answer, error) {
 		}
 		c.told[key] = told1{answer: a, body: body}
 	}
-	if a.status >= 500 {
+	if a.status == http.StatusInternalServerError {
 		w.breach("%s under %q is answered %d %s", body, key, a.status, bytes.TrimSpace(rec.Body.Bytes()))
 	}
 	return a, nil
