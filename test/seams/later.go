@@ -1,8 +1,19 @@
 package main
 
-// drawsLater says whether histories are drawn that breach and are to be mended later. Each place
-// that asks has the reason.
-var drawsLater bool
+// later are histories that breach, and are to be mended later: each with what happens in them.
+const (
+	recordedBodies = "a stranger sends a body that a backfill or a redrive has brought, under an id that is made up (W7)"
+)
+
+// drawsLater says which of them are drawn all the same.
+var drawsLater = map[string]bool{}
+
+// drawLater has all of them drawn.
+func drawLater() {
+	for _, of := range []string{recordedBodies} {
+		drawsLater[of] = true
+	}
+}
 
 // allKinds are the kinds of histories.
 func allKinds() []*kind {

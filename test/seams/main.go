@@ -76,7 +76,9 @@ func (o *options) drawn() ([]history, error) {
 	if len(kinds) == 0 {
 		return nil, fmt.Errorf("there is no kind of histories %q", o.only)
 	}
-	drawsLater = o.later
+	if o.later {
+		drawLater()
+	}
 	var all []history
 	for n := 1; n <= max(o.n, o.history); n++ {
 		if o.history == 0 || n == o.history {

@@ -53,43 +53,40 @@ const webhookSecret = "whsec_of_the_histories"
 const deliveredWithin = 60 * time.Hour
 
 func drawWebhooks(d *dice) (stage, []act) {
-	x := &receiving{signed: d.once(2), inline: d.once(2), backfill: d.once(3)}
-	// A recorded body is applied again after a backfill or a redrive (W7): docs/rules/lifetimes.md,
-	// "later". A history has either, until that is mended.
-	recorded := !x.signed && (drawsLater || !x.backfill)
+	x := &receiving{signed: d.once(3), inline: d.once(2), backfill: d.once(2)}
 	acts := []act{{"an event is delivered", x.deliverNew}}
-	for range 3 + d.IntN(5) {
-		n := d.IntN(3)
-		switch d.IntN(10) {
-		case 0:
-			acts = append(acts, act{"an event is delivered", x.deliverNew})
-		case 1:
-			acts = append(acts, act{"an event is delivered, and its handler fails", x.deliverSick})
-		case 2, 3:
-			acts = append(acts, act{"an event is delivered again", func(w *world) error { return x.again(w, n) }})
-		case 4:
-			if x.signed {
-				acts = append(acts, act{"an event is delivered again, rendered anew", func(w *world) error { return x.anew(w, n) }})
-			} else if recorded {
-				acts = append(acts, act{"a recorded body comes under an id that is made up", func(w *world) error { return x.recorded(w, n) }})
-			}
-		case 5:
-			acts = append(acts, act{"stored events are applied", x.work})
-		case 6:
-			acts = append(acts, drawPass(d))
-		case 7:
-			acts = append(acts, act{"what has expired is deleted", x.forget})
-		case 8:
-			if drawsLater || !recorded {
-				acts = append(acts, act{"an operator decides", x.decide})
-			}
-		default:
-			if x.backfill {
-				acts = append(acts, act{"a backfill", x.list})
-			}
-		}
+	for range 4 + d.IntN(5) {
+		acts = append(acts, of(d, x.possible(d)...)...)
 	}
 	return x, acts
+}
+
+// possible are the things that may happen next, one of which is drawn.
+func (x *receiving) possible(d *dice) [][]act {
+	n := d.IntN(3)
+	all := [][]act{
+		{{"an event is delivered", x.deliverNew}},
+		{{"an event is delivered, and its handler fails", x.deliverSick}},
+		{{"an event is delivered again", func(w *world) error { return x.again(w, n) }}},
+		{{"stored events are applied", x.work}},
+		{{"what has expired is deleted", x.forget}},
+		{drawPass(d)},
+	}
+	recorded := !x.signed && (!x.backfill || drawsLater[recordedBodies])
+	if x.signed {
+		all = append(all, []act{{"an event is delivered again, rendered anew", func(w *world) error { return x.anew(w, n) }}})
+	}
+	if recorded {
+		all = append(all, []act{{"a recorded body comes under an id that is made up", func(w *world) error { return x.recorded(w, n, "") }}},
+			[]act{{"a recorded body comes under the id of the next event", func(w *world) error { return x.recorded(w, n, fmt.Sprint("evt_", len(x.sent)+1)) }}})
+	}
+	if !recorded || drawsLater[recordedBodies] {
+		all = append(all, []act{{"an operator decides", x.decide}})
+	}
+	if x.backfill {
+		all = append(all, []act{{"a backfill", x.list}}, []act{{"an event's delivery is lost", x.lose}, {"a backfill", x.list}})
+	}
+	return all
 }
 
 // setUp implements stage.
@@ -167,10 +164,18 @@ func (x *receiving) deliver(w *world, e *providerEvent) error {
 	return nil
 }
 
-func (x *receiving) deliverNew(w *world) error {
+// lose is an event whose delivery does not arrive.
+func (x *receiving) lose(w *world) error {
 	n := len(x.sent) + 1
 	x.sent = append(x.sent, &providerEvent{id: fmt.Sprint("evt_", n), token: fmt.Sprint("event-", n), at: w.now()})
-	return x.deliver(w, x.sent[n-1])
+	return nil
+}
+
+func (x *receiving) deliverNew(w *world) error {
+	if err := x.lose(w); err != nil {
+		return err
+	}
+	return x.deliver(w, x.sent[len(x.sent)-1])
 }
 
 func (x *receiving) deliverSick(w *world) error {
@@ -210,15 +215,18 @@ func (x *receiving) anew(w *world, n int) error {
 	return x.deliver(w, e)
 }
 
-// recorded is a stranger who sends a recorded body under an id that is made up. What is accepted so
-// counts as the sender's, whose body it is.
-func (x *receiving) recorded(w *world, n int) error {
+// recorded is a stranger who sends a recorded body under another id, or one that is made up. What is
+// accepted so counts as the sender's, whose body it is.
+func (x *receiving) recorded(w *world, n int, id string) error {
 	e := x.young(w, n)
 	if e == nil {
 		return nil
 	}
-	x.made++
-	if status := x.post(w, fmt.Sprint("made-up-", x.made), e.body()); status == http.StatusOK && !e.told {
+	if id == "" {
+		x.made++
+		id = fmt.Sprint("made-up-", x.made)
+	}
+	if status := x.post(w, id, e.body()); status == http.StatusOK && !e.told {
 		e.told = true
 		e.heard = w.now()
 		w.promises.add(e.token, 1, 0)
@@ -278,6 +286,9 @@ func (x *receiving) forget(w *world) error {
 // decide decides about events that are parked: what was applied is given up, and all else is tried
 // again.
 func (x *receiving) decide(w *world) error {
+	if err := x.work(w); err != nil { // what is stored is as good as applied
+		return err
+	}
 	type row struct {
 		ID     int64
 		Reason string
