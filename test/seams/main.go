@@ -20,6 +20,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/rig/workerdb"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv"
+	"github.com/onlyonce/onlyonce/test/results"
 )
 
 // options say what to play, and how.
@@ -45,7 +46,7 @@ func main() { os.Exit(run()) }
 func run() int {
 	o := &options{}
 	flag.IntVar(&o.n, "n", 300, "how many histories")
-	flag.StringVar(&o.seed, "seed", "1", "draws them")
+	flag.StringVar(&o.seed, "seed", "", "draws them; empty: the commit")
 	flag.StringVar(&o.only, "only", "", "comma-separated kinds of histories; empty: all")
 	flag.IntVar(&o.history, "history", 0, "the number of the only history that is played, of those that -seed and -only draw; 0: all")
 	flag.BoolVar(&o.later, "later", false, "draw those too that breach and are to be mended later: see later.go")
@@ -56,6 +57,9 @@ func run() int {
 	if flag.NArg() > 0 || o.n < 1 || o.workers < 1 || o.history < 0 {
 		flag.Usage()
 		return statusEnvironment
+	}
+	if o.seed == "" {
+		o.seed = commit()
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -68,6 +72,15 @@ func run() int {
 		return statusBreach
 	}
 	return 0
+}
+
+// commit is the default seed.
+func commit() string {
+	c, err := results.Commit(context.Background())
+	if err != nil {
+		return "1"
+	}
+	return c
 }
 
 // drawn are the histories that the options select.

@@ -169,14 +169,16 @@ func (w *world) decideOne(o operator, c *parkedCall) error {
 		return err
 	}
 	truth := ops.ParkedInput{VerifiedApplied: applied[c.Token] > 0, VerifiedNotApplied: applied[c.Token] == 0}
-	first := ops.ParkedInput{NewKey: o.newKey}
 	switch {
-	case c.State == "reconcile", w.promoted:
-		first = truth
+	case c.State == "reconcile":
+		err = w.redrive(c.ID, truth)
+	case w.promoted && applied[c.Token] > 0: // the failover has lost that it was redriven (docs/guarantees.md)
+		err = w.discard(c.ID, "", true)
 	case o.discard:
-		return w.discard(c.ID, c.Token, true)
+		err = w.discard(c.ID, c.Token, true)
+	default:
+		err = w.redrive(c.ID, ops.ParkedInput{NewKey: o.newKey})
 	}
-	err = w.redrive(c.ID, first)
 	if errors.Is(err, ops.ErrRefused) { // the command says what is needed
 		err = w.redrive(c.ID, truth)
 	}
