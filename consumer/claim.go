@@ -36,7 +36,7 @@ var (
 // kind. Out: one row with an array. By the unique index parked_key_unresolved.
 const unsettledSQL = `
 select coalesce(array_agg(key), '{}') from onlyonce.parked
- where kind = $2 and key = any($1::uuid[]) and settled_at is null and reason <> 'conflict'`
+ where kind = $2 and kind <> 'call' and key = any($1::uuid[]) and settled_at is null and reason <> 'conflict'`
 
 // claimKeys claims the keys of all messages that have one, and records a disposition on each that
 // is not fresh. On the optimistic path it only queues the claim, which raises at the server unless

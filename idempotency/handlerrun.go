@@ -11,6 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
@@ -29,6 +30,8 @@ type handlerRun struct {
 	decision  decision
 	reference string // stored in place of the body
 	operation string // the answer is the 202 of this operation
+
+	calls origin.Calls // that the transaction has written
 
 	mu   sync.Mutex // for tx and conn: abandon reads tx while the handler runs
 	tx   *guard.Tx

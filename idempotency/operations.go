@@ -182,12 +182,13 @@ func (o *Operations) Run(ctx context.Context) error {
 	return err
 }
 
-// purgeOperationsSQL deletes expired operations. In: how many at most.
+// purgeOperationsSQL deletes expired operations. In: how many at most. The clock, read in a
+// subquery, bounds the scan of the index operations_expired.
 const purgeOperationsSQL = `
 with old as (
-  select id from onlyonce.operations where expires_at <= (select clock_timestamp()) and watched_at + keep <= (select w.at from onlyonce.watched w)
+  select id from onlyonce.operations where expires_at <= (select clock_timestamp()) and onlyonce.has_expired(expires_at, watched_at, keep)
    order by expires_at limit $1 for update skip locked)
-delete from onlyonce.operations o using old where o.id = old.id and o.expires_at <= clock_timestamp()`
+delete from onlyonce.operations o using old where o.id = old.id and onlyonce.has_expired(o.expires_at, o.watched_at, o.keep)`
 
 func (o *Operations) purge(ctx context.Context) {
 	tick := time.NewTicker(o.layer.cfg.PurgeInterval)

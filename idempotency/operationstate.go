@@ -61,7 +61,7 @@ select o.name, case when o.state = 'running' and exists (select from onlyonce.pa
                                                             and p.reason <> 'conflict' and p.state = 'waiting') then 'suspended' else o.state end,
        o.result, o.sealed, o.error_code, coalesce(o.error_text, ''), o.created_at, o.completed_at, s.percent, coalesce(s.text, ''), s.updated_at, s.cancel_at is not null, o.erased_at is not null
   from onlyonce.operations o left join onlyonce.operation_signals s on s.id = o.id
- where o.id = $1 and o.tenant = $2 and o.principal = $3 and (o.expires_at <= clock_timestamp() and o.watched_at + o.keep <= (select w.at from onlyonce.watched w)) is not true`
+ where o.id = $1 and o.tenant = $2 and o.principal = $3 and not onlyonce.has_expired(o.expires_at, o.watched_at, o.keep)`
 
 // cancelSQL records a client's request to cancel an operation that is not done. In: id.
 const cancelSQL = `

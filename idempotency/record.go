@@ -51,7 +51,7 @@ func (l *Layer) findRecordAndHistory(ctx context.Context, id [16]byte) (*storedR
 const findRecordSQL = `
 select r.state, r.fingerprint, r.token, r.response, r.sealed, r.erased_at is not null as erased, r.expires_at, coalesce(r.lease_id, 0) as lease
   from onlyonce.http_records r
- where r.id = $1 and (r.expires_at <= clock_timestamp() and r.watched_at + r.keep <= (select w.at from onlyonce.watched w)) is not true`
+ where r.id = $1 and not onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at)`
 
 // findLeaseSQL finds the lease of a running record. In: lease. Out: at most one row: epoch, nonce,
 // whether it has ended, seconds until it ends.
@@ -64,7 +64,7 @@ select l.epoch, l.nonce, l.until is null or l.until <= clock_timestamp() or l.un
 const (
 	beginSQL    = `select onlyonce.http_begin($1, $2, $3, $4)`
 	openSQL     = `select onlyonce.http_open($1, $2, $3)`
-	completeSQL = `select onlyonce.http_complete($1, $2, $3, $4, $5, $6, $7, $8)`
+	completeSQL = `select onlyonce.http_complete($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`
 )
 
 // The same for a tenant that must live in the database, if there are several (N2).
@@ -82,7 +82,7 @@ const (
 	claimSQL     = `select lease, epoch from onlyonce.http_claim($1, $2, $3, $4, $5, $6, $7)`
 	takeOverSQL  = `select onlyonce.raise_epoch($1, $2, $3, $4)`
 	holdSQL      = `select onlyonce.hold($1, $2, $3)`
-	finishSQL    = `select onlyonce.http_finish($1, $2, $3, $4, $5, $6)`
+	finishSQL    = `select onlyonce.http_finish($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`
 	releaseSQL   = `select onlyonce.http_release($1, $2, $3, $4)`
 	reconcileSQL = `select onlyonce.http_reconcile($1, $2, $3, $4)`
 	stepSQL      = `select done, result, sealed, late from onlyonce.http_step($1, $2, $3, $4, $5, $6, $7)`

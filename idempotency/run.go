@@ -9,10 +9,12 @@ import (
 	"github.com/onlyonce/onlyonce/internal/process"
 )
 
-// purgeSQL deletes a batch of expired records. abandonSQL handles requests in lease mode whose
+// lookSQL looks at a batch of records whether what their requests have begun is settled, by the index
+// http_records_look (H31). purgeSQL deletes a batch of expired records. abandonSQL handles requests in lease mode whose
 // clients did not come back (H18). They use the index http_records_expired, lock only the rows that
 // they delete, and skip locked rows.
 const (
+	lookSQL    = `select onlyonce.http_look($1)`
 	purgeSQL   = `select onlyonce.http_purge($1)`
 	abandonSQL = `select deleted, aside, abandoned from onlyonce.http_abandon($1)`
 )
@@ -96,7 +98,10 @@ func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 	if err := l.watched.Look(ctx); err != nil {
 		return false, fmt.Errorf("idempotency: %w", err)
 	}
-	var purged, deleted, aside, abandoned int
+	var looked, purged, deleted, aside, abandoned int
+	if err := l.pool.QueryRow(ctx, lookSQL, l.purgeBatch).Scan(&looked); err != nil {
+		return false, fmt.Errorf("idempotency: looking whether calls and operations of requests are settled: %w", err)
+	}
 	if err := l.pool.QueryRow(ctx, purgeSQL, l.purgeBatch).Scan(&purged); err != nil {
 		return false, fmt.Errorf("idempotency: purging: %w", err)
 	}
@@ -112,5 +117,5 @@ func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 	if purged+deleted > 0 && l.cfg.Hooks.Purged != nil {
 		l.cfg.Hooks.Purged(purged + deleted)
 	}
-	return purged == l.purgeBatch, nil
+	return max(looked, purged) == l.purgeBatch, nil
 }

@@ -88,7 +88,7 @@ func (run *handlerRun) beginLeasedTx(ctx context.Context) error {
 		_ = run.tx.EngineRow(bounded, stepHold, holdSQL, l.ID, l.Epoch, l.Nonce).Scan(nil) // kept as the failure
 	}
 	if run.derivesCalls() {
-		run.tx.Lend(&run.origin)
+		run.lendOrigin()
 	}
 	run.tx.Checkpoint()
 	return nil

@@ -49,7 +49,7 @@ func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome 
 		return out
 	}
 	if claimed && run.derivesCalls() {
-		run.tx.Lend(&run.origin)
+		run.lendOrigin()
 	}
 	run.tx.Checkpoint()
 	if p := run.runHandler(run.work, rec); p != nil {
@@ -74,8 +74,33 @@ func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome 
 	if err != nil {
 		return finalOutcome(problemReply(codeRolledBack, err))
 	}
-	run.tx.SealBy([]any{&run.expires}, stepRecord, completeSQL, codec.UUID(run.id), run.scope.Tenant, run.subject.Scope, run.fingerprint, codec.UUID(run.token), stored, sealed, run.ttl)
+	run.tx.SealBy([]any{&run.expires}, stepRecord, completeSQL, codec.UUID(run.id), run.scope.Tenant, run.subject.Scope, run.fingerprint, codec.UUID(run.token), stored, sealed, run.ttl,
+		run.lookInterval(), run.operation != "", &run.calls.Keys, &run.calls.Sinks, &run.calls.Lanes)
 	return run.commitRecord(handlerReply(Created, rec))
+}
+
+// lendOrigin has the keys of the handler's calls derive from the request's key, and notes the calls
+// for its record.
+func (run *handlerRun) lendOrigin() {
+	from := run.origin
+	from.Calls = &run.calls
+	run.tx.Lend(&from)
+}
+
+// operationLook is how often the purge looks whether a request's operation has ended, at least.
+const operationLook = time.Hour
+
+// lookInterval returns how often the purge looks whether what the request has begun is settled.
+// Between two looks and the record's end remotes can forget the keys of its calls (H26, H31).
+func (run *handlerRun) lookInterval() time.Duration {
+	look := run.ttl
+	if run.derivesCalls() {
+		look -= run.handler.route.KeyWindow
+	}
+	if run.operation != "" {
+		look = min(look, operationLook)
+	}
+	return look
 }
 
 // openTx begins a transaction and takes the key in it, if there is one. If the key is not free, or

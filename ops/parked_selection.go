@@ -24,7 +24,7 @@ const pickSQL = reports.ParkedRow + `p.kind = any ($8::text[]) and p.settled_at 
    and ($2::text is null or p.scope = $2) and ($3::text is null or p.topic = $3) and ($4::integer is null or p.partition = $4)
    and case when $5::text is not null then p.reason = $5 else $1::bigint[] is not null or p.reason <> 'conflict' end
    and ($9::text is null or p.sink = $9) and ($10::text is null or p.call_name = $10)
-   and (p.kind <> 'call' or $11::boolean or p.erased_at is null and p.key is not null) and (not $12::boolean or p.reason = 'rejected')
+   and (p.kind <> 'call' or $11::boolean or p.erased_at is null and p.key is not null) and (not $12::boolean or p.reason = 'rejected' or p.reason = 'conflict' and p.first_attempt_at is null)
    and ($13::text is null or starts_with(p.error, $13)) and ($14::bigint is null or p.id <= $14) and ($15::bigint is null or p.id > $15)
  order by p.id limit $7`
 
@@ -167,7 +167,7 @@ func (q *selection) noneOfCalls(r *oneRow) error {
 	case r.State == parked.Reconcile && q.NewKey:
 		return no("may have been applied, and nothing was done: -new-key needs -verified-not-applied too")
 	case q.NewKey && !q.VerifiedNotApplied:
-		return no("was not rejected (state %s, reason %s), and nothing was done: a new key needs the remote's rejection, or -verified-not-applied in state reconcile", r.State, r.Reason)
+		return no("was not rejected (state %s, reason %s), and nothing was done: a new key needs the remote's rejection, a conflict of keys without an attempt, or -verified-not-applied in state reconcile", r.State, r.Reason)
 	case (q.VerifiedApplied || q.VerifiedNotApplied) && (r.State == parked.Waiting || r.State == parked.Retrying):
 		return no("is in state %s, and nothing was done: -verified-applied and -verified-not-applied are for state reconcile", r.State)
 	}

@@ -34,15 +34,17 @@ update onlyonce.http_records r set lease_id = leased.id from leased where r.tena
 // statement that inserts such rows here. In, of the first: tenant. In, of the second: text[].
 type broughtTable struct{ rows, insert string }
 
-// requestTables are of requests and operations. Signals of operations stay: those have ended.
+// requestTables are of requests and operations. Signals of operations stay: those have ended. The
+// calls of requests stay too, where their relay is: a record that has to outlive them is kept for its
+// whole time from now on (H31).
 var requestTables = []broughtTable{
-	{`select (to_jsonb(r) - 'lease_id')::text from onlyonce.http_records r where r.tenant = $1 and (r.expires_at <= clock_timestamp() and r.watched_at + r.keep <= (select w.at from onlyonce.watched w)) is not true`,
+	{`select (to_jsonb(r) - 'lease_id' || case when r.look_at is null then '{}' else jsonb_build_object('look_at', null, 'expires_at', clock_timestamp() + r.keep) end)::text from onlyonce.http_records r where r.tenant = $1 and not onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at)`,
 		`insert into onlyonce.http_records select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.http_records, j::jsonb || jsonb_build_object('watched_at', (select w.at from onlyonce.watched w))) p`},
 	{`select to_jsonb(s)::text from onlyonce.http_steps s join onlyonce.http_records r on r.id = s.record_id
-	   where r.tenant = $1 and (r.expires_at <= clock_timestamp() and r.watched_at + r.keep <= (select w.at from onlyonce.watched w)) is not true`,
+	   where r.tenant = $1 and not onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at)`,
 		`insert into onlyonce.http_steps select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.http_steps, j::jsonb) p`},
 	{`select to_jsonb(o)::text from onlyonce.operations o where o.tenant = $1 and o.expires_at is not null
-	     and (o.expires_at <= clock_timestamp() and o.watched_at + o.keep <= (select w.at from onlyonce.watched w)) is not true`,
+	     and not onlyonce.has_expired(o.expires_at, o.watched_at, o.keep)`,
 		`insert into onlyonce.operations select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.operations, j::jsonb || jsonb_build_object('watched_at', (select w.at from onlyonce.watched w))) p`},
 }
 

@@ -146,6 +146,10 @@ const rebaseKeysSQL = `
 with forgotten as (delete from onlyonce.call_keys)
 update onlyonce.call_index set snapshot = '1:1:', target = null`
 
+// rebaseRequestsSQL has records of requests look for their calls by lane and time: their batches have
+// other transaction ids now (H31). Reads the records that may have unsettled calls.
+const rebaseRequestsSQL = `update onlyonce.http_records set calls_xid = null where look_at is not null and calls is not null`
+
 // rebaseParkedSQL sets, for each parked call without a record of a call, since when its key counts:
 // the earliest moment at which a relay can have called under it. The record itself may be what was
 // lost. In: sink (null: any).
@@ -326,7 +330,7 @@ func (q *rebase) do(ctx context.Context, tx pgx.Tx, _ By, now *Rebased) (*Rebase
 	}
 	// Last, because the sequence is ahead of the version until COMMIT. Until then, transactions
 	// that enqueue above READ COMMITTED fail.
-	for _, sql := range []string{rebaseKeysSQL, rebaseBoundsSQL, rebaseRingSQL, rebaseSequenceSQL} {
+	for _, sql := range []string{rebaseKeysSQL, rebaseRequestsSQL, rebaseBoundsSQL, rebaseRingSQL, rebaseSequenceSQL} {
 		if _, err := tx.Exec(ctx, sql); err != nil {
 			return nil, err
 		}

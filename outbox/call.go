@@ -150,11 +150,12 @@ type callRow struct {
 	redo           bool
 	capture        bool
 	sealed         bool
+	noted          *origin.Calls // where the call is noted when it is written; nil: nowhere
 }
 
 // Values of callRow.duplicateCheck.
 const (
-	checkNone    = 0 // the fence and the message's claim exclude it
+	checkNone    = 0 // the fence and the message's claim exclude it, but if it is parked
 	checkByLog   = 1 // the message is handled again
 	checkByClaim = 2 // there is no message: the call's key is claimed
 )
@@ -189,6 +190,7 @@ func freezeCall(call Call, from origin.Origin, inbound bool) (callRow, error) {
 	}
 	if inbound {
 		r.duplicateCheck, r.redo = checkNone, from.Redo
+		r.noted = from.Calls
 		if from.Redo {
 			r.duplicateCheck = checkByLog
 		}

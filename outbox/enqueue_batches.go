@@ -49,6 +49,7 @@ func (r *hintedLanes) enqueueStatement(rows []any) (sql string, args []any) {
 			locks = orderKeys(rows)
 		}
 		args = b.appendArgs(append(args, locks))
+		b.note()
 		r.hint(b.sink, b.lane)
 	}
 	if len(batches) == 1 {
@@ -104,6 +105,15 @@ func makeBatches(rows []any) (all []*newBatch) {
 		b.calls, b.bytes = append(b.calls, call), b.bytes+len(call.body)
 	}
 	return all
+}
+
+// note notes the calls for the records that must outlive them.
+func (b *newBatch) note() {
+	for _, c := range b.calls {
+		if c.noted != nil {
+			c.noted.Note(c.key, b.sink, b.lane)
+		}
+	}
 }
 
 // laneOf returns the lane of an ordering key, as the SQL function onlyonce.lane does.

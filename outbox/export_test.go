@@ -9,7 +9,7 @@ import (
 // Statements are all SQL constants of the package by name.
 var Statements = map[string]string{
 	"make lanes": makeLanesSQL, "poll lanes": pollLanesSQL, "poll work": pollWorkSQL,
-	"load": loadCursorSQL, "fence": fenceSQL, "advance": advanceSQL, "first batches": firstBatchesSQL, "collect": collectRefsSQL, "fetch": fetchBatchesSQL, "park": parkSQL.sql,
+	"load": loadCursorSQL, "fence": fenceSQL, "advance": advanceSQL, "first batches": firstBatchesSQL, "collect": collectRefsSQL, "fetch": fetchBatchesSQL, "park": parkSQL.sql, "all parked": allParkedSQL,
 	"wal position": walPositionSQL, "standbys": standbysSQL, "replicas": replicasSQL,
 	"pick": pickSQL.sql, "next": nextDueSQL.sql, "settle": settleSQL.sql, "sweep": sweepSQL, "complete": completeSQL.sql,
 	"purge": purgeSQL, "configure rates": configureRatesSQL, "rates": ratesSQL, "take permits": takePermitsSQL.sql, "hold": holdSQL, "forget rates": forgetRatesSQL,

@@ -240,8 +240,14 @@ update onlyonce.parked p
 // memory, where a sealed body is open.
 //
 // A call's first time is what it was at the read, because the lane's version is the same, or
-// onlyonce.advance raises. A call that is parked already stays as it is. So does one whose key is
-// parked under another call, because it is the same one.
+// onlyonce.advance raises. A call that is parked already stays as it is.
+//
+// If another call that is not settled has the key, by the indexes parked_calls_key and
+// parked_first_key, or an earlier call of this statement, the call is parked as a conflict. Both may
+// be one call, which the remote would apply again once it has forgotten the key; or they are two, of
+// which the remote would take one for the other. An operator decides. A call that is under way,
+// accepted or given up goes by its own answer. Two relays that park for two lanes at once may not
+// see each other's calls: then both are tried again, under one key (O1).
 var parkSQL = newStatement(`
 insert into onlyonce.parked (kind, state, reason, error, attempts, picks, tenant, scope, key, order_key, order_prefix, sink, lane, partition, row_id, "offset", call_name, method,
                              target, header_names, header_values, body, trace, capture, sealed, next_attempt_at, first_attempt_at, record_time,
@@ -250,18 +256,39 @@ with d as materialized (
   select * from unnest(@ids::bigint[], @xids::text[]::xid8[], @batches::bigint[], @attempts::int[], @called::boolean[],
                        ` + endingArrays + `)
     as d(id, xid, batch, attempts, called, ` + endingColumns + `)),
-b as materialized (select distinct xid, batch from d)
-select 'call', d.state, d.reason, d.error, d.attempts, d.attempts, r.tenant, r.scope, r.key,
-       case when @pass_on and d.state in ('waiting', 'reconcile') then null else r.order_key end, r.order_prefix, r.sink, r.lane, r.lane, r.id, r.id, r.name, r.method, r.target,
+b as materialized (select distinct xid, batch from d),
+r as materialized (
+  select r.*, row_number() over (partition by r.key order by r.id) as nth
+    from b cross join lateral (select * from onlyonce.outbox_log r where r.sink = @sink and r.lane = @lane and r.xid = b.xid and r.batch = b.batch offset 0) r
+   where r.id = any (@ids::bigint[])),
+k as materialized (
+  select d.id,
+         coalesce((select p.id from onlyonce.parked p where p.kind = 'call' and p.settled_at is null and p.key = r.key and p.row_id <> r.id limit 1),
+                  (select p.id from (select * from onlyonce.parked f where f.first_key = r.key offset 0) p where p.settled_at is null and p.row_id <> r.id limit 1),
+                  case when r.nth > 1 then 0 end) as other
+    from d join r on r.id = d.id
+   where d.state in ('retrying', 'blocked') and d.status is null and not (d.reason = 'cut' and d.attempts > 0))
+select 'call', case when k.other is null then d.state else 'waiting' end, case when k.other is null then d.reason else 'conflict' end,
+       case when k.other is null then d.error when k.other = 0 then 'an earlier call has the same key' else format('parked call %s has the same key', k.other) end,
+       d.attempts, d.attempts, r.tenant, r.scope, r.key,
+       case when @pass_on and (d.state in ('waiting', 'reconcile') or k.other is not null) then null else r.order_key end, r.order_prefix, r.sink, r.lane, r.lane, r.id, r.id, r.name, r.method, r.target,
        array(select convert_to(split_part(l, ': ', 1), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
        array(select convert_to(substr(l, strpos(l, ': ') + 2), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
-       r.body, r.trace, r.capture, r.sealed, clock_timestamp() + d.delay * interval '1 microsecond', case when d.called then ` + firstCallTime + ` end, r.created_at,
-       d.status, d.response_headers, d.response_body, nullif(d.waits_for, ''), case when d.waits_for <> '' then clock_timestamp() end
-  from b cross join lateral (select * from onlyonce.outbox_log r where r.sink = @sink and r.lane = @lane and r.xid = b.xid and r.batch = b.batch offset 0) r
+       r.body, r.trace, r.capture, r.sealed, case when k.other is null then clock_timestamp() + d.delay * interval '1 microsecond' end,
+       case when d.called then ` + firstCallTime + ` end, r.created_at,
+       d.status, d.response_headers, d.response_body, case when k.other is null then nullif(d.waits_for, '') end,
+       case when k.other is null and d.waits_for <> '' then clock_timestamp() end
+  from r
   join d on d.id = r.id
+  left join k on k.id = r.id
   join onlyonce.lanes a on a.sink = @sink and a.lane = @lane
  order by r.id
-on conflict do nothing`)
+on conflict (row_id) where row_id is not null do nothing`)
+
+// allParkedSQL raises unless each of these calls is parked. It follows parkSQL, in the transaction
+// that moves the cursor past them: a call that was left out would count as delivered (O1). In: ids in
+// the log. By the index parked_row.
+const allParkedSQL = `select onlyonce.all_parked($1)`
 
 // queueSettlements queues the statement that settles parked calls. A completion that succeeded has
 // settled its own.
@@ -288,7 +315,7 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 	}
 }
 
-// queueParking queues the statement that parks calls of the log.
+// queueParking queues the statements that park calls of the log, each of them.
 func queueParking(b *pgx.Batch, lane *heldLane, toPark []*callAttempt) {
 	var (
 		e            endings
@@ -312,5 +339,6 @@ func queueParking(b *pgx.Batch, lane *heldLane, toPark []*callAttempt) {
 		e.queue(b, parkSQL, lane.sink.cfg.PassOn, pgx.NamedArgs{
 			"sink": lane.sink.name, "lane": lane.number, "ids": ids, "xids": xids, "batches": batches, "attempts": attempts, "called": called,
 		})
+		b.Queue(allParkedSQL, ids).Exec(ignoreTag)
 	}
 }

@@ -71,6 +71,9 @@ func nextOfParked(d *ParkedDetail) []Step {
 		if call && d.Reason == "rejected" {
 			add("if the remote answers a used key with its old rejection, retry it as another call", "redrive", " -new-key")
 		}
+		if call && d.Reason == parked.Conflict {
+			add("if it is another request than the call that has its key, send it under its own", "redrive", " -new-key")
+		}
 		add("or give it up", "discard", "")
 	}
 	switch {

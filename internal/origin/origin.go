@@ -55,6 +55,30 @@ type Origin struct {
 	// TraceOf is a user's function that returns the trace context of a context, in the form of
 	// Trace; nil if there is none.
 	TraceOf func(context.Context) string
+	// Calls notes the calls that are written, for a record that must outlive them; nil if there is
+	// none. It is filled right before the transaction is sealed.
+	Calls *Calls
+}
+
+// Calls are the calls that a transaction has written to the outbox.
+type Calls struct {
+	Keys []uuid.UUID
+	// Sinks and Lanes have one length: the lanes that the calls were written to, each once.
+	Sinks []string
+	Lanes []int16
+}
+
+// Note notes a call. The list of lanes is short: a transaction writes to one, or to one for each
+// ordering key.
+func (c *Calls) Note(key uuid.UUID, sink string, lane int16) {
+	c.Keys = append(c.Keys, key)
+	for i := range c.Sinks {
+		if c.Sinks[i] == sink && c.Lanes[i] == lane {
+			return
+		}
+	}
+	c.Sinks = append(c.Sinks, sink)
+	c.Lanes = append(c.Lanes, lane)
 }
 
 // TraceIn returns the trace context for what is sent out in ctx: that of ctx, or else the

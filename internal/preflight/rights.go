@@ -90,6 +90,7 @@ var (
 		"watched":        {"SELECT", "UPDATE"},
 		"http_records":   {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"http_steps":     {"SELECT", "INSERT", "UPDATE"},
+		"lanes":          {"SELECT"},
 
 		"http_fingerprint_keys": withUpdates([]string{"refused_at"}, "SELECT", "INSERT"),
 	})

@@ -548,7 +548,9 @@ comment on column onlyonce.parked.waits_since      is 'Its place among those tha
 comment on column onlyonce.parked.response_status  is 'The remote has accepted the call and answered this; what is left is to complete it.';
 
 create unique index parked_key_unresolved on onlyonce.parked (kind, key)
-  where settled_at is null and reason <> 'conflict';
+  where settled_at is null and reason <> 'conflict' and kind <> 'call';
+-- Calls that are not settled, by their keys. Not unique: parking drops no call, whatever else has its key (O1).
+create index parked_calls_key on onlyonce.parked (key) where kind = 'call' and settled_at is null;
 -- What a key became, settled or not.
 create index parked_key on onlyonce.parked (key) where key is not null;
 -- Calls that go out under another key than the one that they are recognised by.

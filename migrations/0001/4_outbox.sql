@@ -613,14 +613,17 @@ end $$;
 comment on function onlyonce.logged_calls(text, uuid[]) is 'Calls of a sink that the log holds, by their keys.';
 
 -- enqueued_before returns which calls of a batch exist already, by their numbers from 1 on. OO004 if
--- the bytes of one of those differ. `checks` says how a call can exist already:
---   0: it cannot. The fence and the message's claim exclude it.
+-- the bytes of one of those differ. `checks` says how a call can exist already; null: 0 for all.
+--   0: only parked and not settled. The fence and the message's claim exclude it otherwise.
 --   1: because its message is handled again, for example in a replay. It is looked for in the log.
 --   2: it is a call of the user's own transaction. Its key is claimed in the inbox, with its
 --      fingerprint. That key is remembered for as long as the call is to be sent (K6).
--- A call that is parked is found in both cases, however long it waits for an operator. If it was
--- redriven under a new key, it is found by its first one, also when it is settled: the remote would
--- not recognise the first key (O1).
+-- A call that is parked is found in each case, however long it waits for an operator: a message's id
+-- may be forgotten by then, and come again. With 0 a body that cannot be compared counts as another
+-- one, because what asks is new here, and must not lose its call.
+--
+-- If a parked call was redriven under a new key, it is found by its first one, with 1 and 2 also when
+-- it is settled: the remote would not recognise the first key (O1).
 create function onlyonce.enqueued_before(
   checks smallint[], fingerprints bigint[], sink text, keys uuid[], scope text, scopes text[], name text, names text[], method text, methods text[],
   target text, targets text[], header text, headers text[], body bytea, bodies bytea[], sealed boolean[]
@@ -633,6 +636,7 @@ declare
   claims smallint[];
   i      integer := 0;
   wanted uuid[];
+  stored uuid[];
 begin
   if 2 = any (checks) then
     if cardinality(checks) = 1 then
@@ -656,27 +660,34 @@ begin
   if 1 = any (checks) then
     select array_agg(u.k) into wanted from unnest(checks, keys) as u(c, k) where u.c = 1;
   end if;
-  -- Mostly there is nothing to compare with. The statement below is planned anew for each call. The
-  -- ORDER BY makes these two read an index, even if they were planned while the table was empty.
-  if wanted is null and (select p.key from onlyonce.parked p where p.kind = 'call' and p.settled_at is null and p.reason <> 'conflict' order by p.key limit 1) is null
-     and (select p.first_key from onlyonce.parked p where p.first_key is not null order by p.first_key limit 1) is null then
+  -- Mostly nothing is parked, and then nothing under one of these keys: the statement below, which
+  -- compares, is planned anew for each call. The ORDER BY makes these two read an index, even if they
+  -- were planned while the table was empty.
+  if (select p.key from onlyonce.parked p where p.kind = 'call' and p.settled_at is null order by p.key limit 1) is not null
+     or (select p.first_key from onlyonce.parked p where p.first_key is not null order by p.first_key limit 1) is not null then
+    select array_agg(w) into stored from unnest(keys) w
+     where (select p.key from onlyonce.parked p where p.kind = 'call' and p.settled_at is null and p.key >= w order by p.key limit 1) = w
+        or (select p.first_key from onlyonce.parked p where p.first_key is not null and p.first_key >= w order by p.first_key limit 1) = w;
+  end if;
+  if wanted is null and stored is null then
     return skip;
   end if;
   for old in
     with stored as materialized (
-      select f.* from (select where wanted is not null) asked cross join lateral onlyonce.logged_calls(sink, wanted) f
+      select f.*, false as settled from (select where wanted is not null) asked cross join lateral onlyonce.logged_calls(sink, wanted) f
       union all
-      select p.key, p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null
-        from unnest(keys) w join onlyonce.parked p on p.kind = 'call' and p.key = w and p.settled_at is null and p.reason <> 'conflict'
+      select p.key, p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null, false
+        from unnest(stored) w join onlyonce.parked p on p.kind = 'call' and p.key = w and p.settled_at is null
       union all
-      select p.first_key, p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null
-        from unnest(keys) w join onlyonce.parked p on p.first_key = w)
+      select p.first_key, p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null, p.settled_at is not null
+        from unnest(stored) w join onlyonce.parked p on p.first_key = w)
     select u.n, coalesce(u.name, name) as name,
-           bool_or((o.method, o.target, o.headers) is distinct from (coalesce(u.m, method), coalesce(u.t, target), coalesce(u.h, header))
-                   or not coalesce(u.s, false) and not o.sealed and not o.erased and o.body <> coalesce(u.b, body)) as differs
+           bool_and((o.method, o.target, o.headers) is distinct from (coalesce(u.m, method), coalesce(u.t, target), coalesce(u.h, header))
+                    or case when coalesce(u.s, false) or o.sealed then coalesce(u.c, 0) = 0
+                            else not o.erased and o.body <> coalesce(u.b, body) end) as differs
       from unnest(checks, keys, names, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, name, m, t, h, b, s, n)
       join stored o on o.key = u.k
-     where u.c > 0 and u.n <> all (skip)
+     where (u.c > 0 or not o.settled) and u.n <> all (skip)
      group by 1, 2
   loop
     if old.differs then
@@ -727,9 +738,7 @@ begin
        from (select distinct (get_byte(uuid_send(k), 0) << 8 | get_byte(uuid_send(k), 1)) & 1023 as stripe
                from unnest(locks) k where k is not null order by 1) s;
   end if;
-  if checks is not null then
-    skip := onlyonce.enqueued_before(checks, fingerprints, sink, keys, scope, scopes, name, names, method, methods, target, targets, header, headers, body, bodies, sealed);
-  end if;
+  skip := onlyonce.enqueued_before(checks, fingerprints, sink, keys, scope, scopes, name, names, method, methods, target, targets, header, headers, body, bodies, sealed);
   -- The xid is assigned before the ring is read, each in a statement of its own. A rotator that
   -- announces another segment in between waits for every xid that was in progress then.
   ignored := pg_current_xact_id()::text;
@@ -931,6 +940,21 @@ begin
 end $$;
 comment on function onlyonce.advance(bigint, bigint, bigint, boolean, boolean, boolean) is
   'Moves a lane''s cursor from the version that its owner knows; raises OO008 if it has moved, OO007 if the log was written by another cluster.';
+
+-- all_parked raises unless each of these calls of the log is parked. A relay asks in the transaction
+-- that parks them, because its cursor moves past them: a call that is not there would never be sent
+-- (O1).
+create function onlyonce.all_parked(row_ids bigint[]) returns void
+language plpgsql as $$
+declare
+  missing bigint;
+begin
+  select min(u.id) into missing from unnest(row_ids) u (id) where not exists (select from onlyonce.parked p where p.row_id = u.id);
+  if missing is not null then
+    raise exception using errcode = 'no_data_found', message = format('onlyonce: call %s was to be parked, and is not', missing);
+  end if;
+end $$;
+comment on function onlyonce.all_parked(bigint[]) is 'Raises unless each of these calls of the log is parked.';
 
 -- ---------------------------------------------------------------- calls
 

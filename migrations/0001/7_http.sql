@@ -19,7 +19,13 @@ create table onlyonce.http_records (
   expires_at   timestamptz,
   watched_at   timestamptz,
   erased_at    timestamptz,
-  abandoned_at timestamptz
+  abandoned_at timestamptz,
+  look_at      timestamptz,
+  look         interval,
+  calls        uuid[],
+  call_sinks   text[],
+  call_lanes   smallint[],
+  calls_xid    xid8
 );
 comment on table  onlyonce.http_records is 'Requests that came with an Idempotency-Key, each with the answer to the first one. In transactional mode a record commits together with the handler''s writes.';
 comment on column onlyonce.http_records.id           is 'onlyonce.key(tenant, scope, key): the key itself is not kept.';
@@ -30,8 +36,13 @@ comment on column onlyonce.http_records.state        is 'running: a handler in l
 comment on column onlyonce.http_records.lease_id     is 'While running: its lease. Null in transactional mode, in which a record is visible only once it is completed.';
 comment on column onlyonce.http_records.response     is 'Status, headers and body as they are answered again; null while running.';
 comment on column onlyonce.http_records.keep         is 'How long it is kept from its completion.';
-comment on column onlyonce.http_records.expires_at   is 'The time from which it counts as absent, by the database clock. Null: not completed, as completed_at.';
+comment on column onlyonce.http_records.expires_at   is 'The time from which it counts as absent, by the database clock, if look_at is null. Null: not completed, as completed_at.';
 comment on column onlyonce.http_records.watched_at   is 'Watched time at its completion. It does not count as absent before watched_at + keep, whatever the clock says.';
+comment on column onlyonce.http_records.look_at      is 'When the purge looks whether what the request has begun is settled: its calls, and its operations. Until it has found that, the record does not expire. Null: it has begun nothing, or all of it was settled.';
+comment on column onlyonce.http_records.look         is 'How often it looks: `keep`, less how long remotes remember the keys of its calls.';
+comment on column onlyonce.http_records.calls        is 'Derived keys of the calls that it has enqueued. Null: none.';
+comment on column onlyonce.http_records.call_sinks   is 'With call_lanes: the lanes that it has written these calls to, each once.';
+comment on column onlyonce.http_records.calls_xid    is 'The transaction that has written them, as onlyonce.batches has it. Null: not known after a rebase.';
 comment on column onlyonce.http_records.abandoned_at is 'The time since which operators see that no client came back for it: its steps had their effect, and it was never completed. The next request goes on with it.';
 
 -- Finds the records that may be purged, and the requests that are not completed, which are few. (A
@@ -39,6 +50,22 @@ comment on column onlyonce.http_records.abandoned_at is 'The time since which op
 create index http_records_expired on onlyonce.http_records (expires_at);
 -- Finds the requests in lease mode that were not completed.
 create index http_records_open on onlyonce.http_records (created_at) where expires_at is null and state = 'running' and abandoned_at is null;
+
+-- Finds the records whose calls or operations are to be looked at.
+create index http_records_look on onlyonce.http_records (look_at) where look_at is not null;
+
+-- has_expired says whether a completed record, or an operation that has ended, counts as absent:
+-- once its time is over by the clock and by watched time (T11), and never while what it has begun may
+-- be open. It is the one place that decides that. Index conditions beside it only find candidates (H19).
+create function onlyonce.has_expired(expires_at timestamptz, watched_at timestamptz, keep interval, look_at timestamptz default null) returns boolean
+language plpgsql as $$
+begin
+  if look_at is not null or expires_at is null or expires_at > clock_timestamp() then
+    return false;
+  end if;
+  return watched_at + keep <= (select w.at from onlyonce.watched w);
+end $$;
+comment on function onlyonce.has_expired(timestamptz, timestamptz, interval, timestamptz) is 'Whether a record or an operation counts as absent.';
 
 create table onlyonce.http_steps (
   record_id uuid        not null references onlyonce.http_records (id) on delete cascade,
@@ -112,14 +139,14 @@ begin
   if not pg_try_advisory_xact_lock(1869507706, ('x' || right(http_begin.id::text, 8))::bit(32)::integer) then
     return 0;
   end if;
-  select r.expires_at <= clock_timestamp() and r.watched_at + r.keep <= (select w.at from onlyonce.watched w) into ended from onlyonce.http_records r where r.id = http_begin.id;
+  select onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at) into ended from onlyonce.http_records r where r.id = http_begin.id;
   if not found then
     return 1;
   end if;
-  if ended is not true then
+  if not ended then
     return 2;
   end if;
-  delete from onlyonce.http_records r where r.id = http_begin.id and r.expires_at <= clock_timestamp() returning r.lease_id into lease;
+  delete from onlyonce.http_records r where r.id = http_begin.id and onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at) returning r.lease_id into lease;
   if not found and exists (select from onlyonce.http_records r where r.id = http_begin.id) then
     return 2; -- a copy in lease mode has replaced it meanwhile
   end if;
@@ -131,11 +158,15 @@ comment on function onlyonce.http_begin(uuid, text, text, text) is 'Claims a key
 -- http_complete writes the record in the transaction of the effects, and seals the transaction. It
 -- is the last statement before COMMIT, with which it shares a round trip, so it fails if there is a
 -- record by now: the primary key refuses a second one. It returns the time until which the record is
--- kept.
+-- kept at least.
+--
+-- `look` is how often the purge looks whether what the request has begun is settled: an operation, or
+-- calls (H31).
 --
 -- It does what onlyonce.seal() does, in the same statement (H17, H19).
 create function onlyonce.http_complete(
-  id uuid, tenant text, scope text, fingerprint bytea, token uuid, response bytea, sealed boolean, keep interval
+  id uuid, tenant text, scope text, fingerprint bytea, token uuid, response bytea, sealed boolean, keep interval,
+  look interval default null, operation boolean default false, calls uuid[] default null, call_sinks text[] default null, call_lanes smallint[] default null
 ) returns timestamptz
 language plpgsql as $$
 declare
@@ -149,13 +180,17 @@ begin
       hint = 'Something ended the transaction that the fence opened: no COMMIT, ROLLBACK or BEGIN between the two.';
   end if;
   xact := set_config('onlyonce.sealed', xact, true);
-  insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, sealed, keep, created_at, completed_at, expires_at, watched_at)
+  insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, sealed, keep, created_at, completed_at, expires_at, watched_at,
+                                     look_at, look, calls, call_sinks, call_lanes, calls_xid)
     values (http_complete.id, http_complete.tenant, http_complete.scope, http_complete.fingerprint, http_complete.token, 'completed',
-            http_complete.response, http_complete.sealed, http_complete.keep, at, at, until, (select w.at from onlyonce.watched w));
+            http_complete.response, http_complete.sealed, http_complete.keep, at, at, until, (select w.at from onlyonce.watched w),
+            case when http_complete.operation or http_complete.calls is not null then at + http_complete.look end,
+            http_complete.look, http_complete.calls, http_complete.call_sinks, http_complete.call_lanes,
+            case when http_complete.calls is not null then pg_current_xact_id() end);
   set constraints all immediate;
   return until;
 end $$;
-comment on function onlyonce.http_complete(uuid, text, text, bytea, uuid, bytea, boolean, interval) is 'Stores the answer in the transaction of its effects; fails on the primary key if there is one. Seals the transaction: only COMMIT follows.';
+comment on function onlyonce.http_complete(uuid, text, text, bytea, uuid, bytea, boolean, interval, interval, boolean, uuid[], text[], smallint[]) is 'Stores the answer in the transaction of its effects; fails on the primary key if there is one. Seals the transaction: only COMMIT follows.';
 
 -- http_claim claims a key in lease mode, in a transaction of its own. An expired record counts as
 -- absent. It waits for another request's uncommitted claim, which takes as long as one statement
@@ -164,7 +199,7 @@ create function onlyonce.http_claim(id uuid, tenant text, scope text, fingerprin
 returns table (lease bigint, epoch bigint)
 language plpgsql as $$
 begin
-  delete from onlyonce.http_records r where r.id = http_claim.id and r.expires_at <= clock_timestamp() and r.watched_at + r.keep <= (select w.at from onlyonce.watched w);
+  delete from onlyonce.http_records r where r.id = http_claim.id and onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at);
   insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep)
     values (http_claim.id, http_claim.tenant, http_claim.scope, http_claim.fingerprint, http_claim.token, 'running', http_claim.keep)
     on conflict do nothing;
@@ -221,7 +256,10 @@ comment on function onlyonce.http_step_done(bigint, bigint, uuid, uuid, text, by
 --
 -- It raises OO010 if a step has no result, for example one of an earlier attempt that this one has
 -- not asked for. The steps are read after the lease is deleted, which waits for steps that begin (H18, H27).
-create function onlyonce.http_finish(id uuid, lease bigint, epoch bigint, nonce uuid, response bytea, sealed boolean) returns timestamptz
+create function onlyonce.http_finish(
+  id uuid, lease bigint, epoch bigint, nonce uuid, response bytea, sealed boolean,
+  look interval default null, calls uuid[] default null, call_sinks text[] default null, call_lanes smallint[] default null
+) returns timestamptz
 language plpgsql as $$
 declare
   until timestamptz;
@@ -229,7 +267,10 @@ begin
   perform onlyonce.hold(http_finish.lease, http_finish.epoch, http_finish.nonce);
   update onlyonce.http_records r
      set state = 'completed', lease_id = null, token = http_finish.nonce, response = http_finish.response, sealed = http_finish.sealed,
-         completed_at = clock_timestamp(), expires_at = clock_timestamp() + r.keep, watched_at = (select w.at from onlyonce.watched w)
+         completed_at = clock_timestamp(), expires_at = clock_timestamp() + r.keep, watched_at = (select w.at from onlyonce.watched w),
+         look_at = case when http_finish.calls is not null then clock_timestamp() + http_finish.look end, look = http_finish.look,
+         calls = http_finish.calls, call_sinks = http_finish.call_sinks, call_lanes = http_finish.call_lanes,
+         calls_xid = case when http_finish.calls is not null then pg_current_xact_id() end
    where r.id = http_finish.id and r.lease_id = http_finish.lease and r.state = 'running'
   returning r.expires_at into until;
   if not found then
@@ -242,7 +283,7 @@ begin
   perform onlyonce.seal();
   return until;
 end $$;
-comment on function onlyonce.http_finish(uuid, bigint, bigint, uuid, bytea, boolean) is 'Stores the answer of a request in lease mode, deletes its lease, and seals the transaction. Raises OO010 if a step has no result.';
+comment on function onlyonce.http_finish(uuid, bigint, bigint, uuid, bytea, boolean, interval, uuid[], text[], smallint[]) is 'Stores the answer of a request in lease mode, deletes its lease, and seals the transaction. Raises OO010 if a step has no result.';
 
 -- http_reconcile sets a request aside because the outcome of one of its steps is unknown. It is a
 -- transaction of its own.
@@ -278,6 +319,63 @@ begin
 end $$;
 comment on function onlyonce.http_release(uuid, bigint, bigint, uuid) is 'Releases a request in lease mode whose answer is not kept.';
 
+-- http_unsettled says whether a call of a request is unsettled: parked under its key, or redriven from
+-- there under another one, or still to be sent from the log. By the indexes parked_calls_key,
+-- parked_first_key and batches_new. After a rebase the transaction is not known: then each call of
+-- the lane counts that is as old.
+create function onlyonce.http_unsettled(calls uuid[], sinks text[], lanes smallint[], xid xid8, completed_at timestamptz) returns boolean
+language plpgsql as $$
+#variable_conflict use_variable
+begin
+  return exists (select from unnest(calls) k
+                  cross join lateral (select p.key from onlyonce.parked p where p.kind = 'call' and p.settled_at is null and p.key >= k order by p.key limit 1) p
+                  where p.key = k)
+      or exists (select from unnest(calls) k
+                  cross join lateral (select p.settled_at from onlyonce.parked p where p.first_key = k offset 0) p
+                  where p.settled_at is null)
+      or exists (select from unnest(sinks, lanes) u (sink, lane)
+                   left join onlyonce.lanes l on l.sink = u.sink collate "C" and l.lane = u.lane
+                  cross join lateral (
+                    select b.xid, b.id + b.n - 1 as last from onlyonce.batches b
+                     where b.sink = u.sink collate "C" and b.lane = u.lane
+                       and b.xid >= coalesce(xid, pg_snapshot_xmin(l.prev), '0') and (xid is null or b.xid = xid)
+                       and (xid is not null or b.created_at <= completed_at)
+                       and not coalesce(pg_visible_in_snapshot(b.xid, l.prev), false) offset 0) b
+                  where not coalesce(pg_visible_in_snapshot(b.xid, l.target) and b.last <= l.last_id, false));
+end $$;
+comment on function onlyonce.http_unsettled(uuid[], text[], smallint[], xid8, timestamptz) is 'Whether a call of a request is parked and not settled, or still to be sent.';
+
+-- http_look looks at what requests have begun, for at most `most` of them, and returns for how many.
+-- While a call or an operation of one is open, its record is kept for `keep` from now on, and looked
+-- at again after `look`. Once all of it is settled, the record is kept until `keep` has passed since
+-- the last operation ended, and for `keep` less `look` from now on: the last attempt at a call was
+-- made since the look before, so the remote has forgotten its key by then. So a key is never free
+-- while a call or an operation of its request may still take effect, or a remote would take the next
+-- request's call for a copy (H26, H31).
+create function onlyonce.http_look(most integer) returns integer
+language plpgsql set enable_seqscan = off set jit = off as $$
+declare
+  r      onlyonce.http_records;
+  ended  timestamptz;
+  open   boolean;
+  looked integer := 0;
+begin
+  for r in
+    select h.* from onlyonce.http_records h where h.look_at <= (select clock_timestamp()) order by h.look_at limit most for no key update skip locked
+  loop
+    select bool_or(o.state = 'running'), max(o.completed_at) into open, ended from onlyonce.operations o where o.record_id = r.id;
+    open := coalesce(open, false) or onlyonce.http_unsettled(r.calls, r.call_sinks, r.call_lanes, r.calls_xid, r.completed_at);
+    update onlyonce.http_records h
+       set expires_at = greatest(h.expires_at, case when open then clock_timestamp() + h.keep end, ended + h.keep, clock_timestamp() + h.keep - h.look),
+           watched_at = greatest(h.watched_at, (select w.at from onlyonce.watched w) - case when open then interval '0' else h.look end),
+           look_at = case when open then clock_timestamp() + h.look end
+     where h.id = r.id;
+    looked := looked + 1;
+  end loop;
+  return looked;
+end $$;
+comment on function onlyonce.http_look(integer) is 'Looks whether what requests have begun is settled; until it is, their records do not expire. Returns for how many it has looked.';
+
 -- http_purge deletes at most `most` expired records, with the results of their steps, and with the
 -- leases of those that an operator has closed. It skips rows that another transaction has locked.
 -- It checks the expiry again when it deletes: a record may have been replaced since it was found.
@@ -292,10 +390,12 @@ declare
   purged integer;
 begin
   with old as (
-    select r.id from onlyonce.http_records r where r.expires_at <= (select clock_timestamp()) and r.watched_at + r.keep <= (select w.at from onlyonce.watched w)
+    select r.id from onlyonce.http_records r
+     where r.expires_at <= (select clock_timestamp()) and onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at)
      order by r.expires_at limit most for update skip locked),
   gone as (
-    delete from onlyonce.http_records r where r.id = any (array(select old.id from old)) and r.expires_at <= clock_timestamp() returning r.lease_id),
+    delete from onlyonce.http_records r
+     where r.id = any (array(select old.id from old)) and onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at) returning r.lease_id),
   free as (
     delete from onlyonce.leases l where l.id = any (array(select gone.lease_id from gone)))
   select count(*) into purged from gone;
@@ -404,7 +504,7 @@ create table onlyonce.operations (
   erased_at    timestamptz
 );
 comment on table  onlyonce.operations is 'Operations whose requests were answered 202, and how they ended. The work itself is an event of onlyonce.event_log.';
-comment on column onlyonce.operations.record_id is 'Id of the request in onlyonce.http_records. That record may expire first.';
+comment on column onlyonce.operations.record_id is 'Id of the request in onlyonce.http_records. That record does not expire before the operation has ended.';
 comment on column onlyonce.operations.topic is 'Stream of its event, whose id is the operation''s.';
 comment on column onlyonce.operations.state is 'running, also while it waits to begin. succeeded, failed, cancelled: written in the transaction of the work.';
 comment on column onlyonce.operations.keep is 'How long it is kept after its end.';

@@ -1,0 +1,168 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/origin"
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// enqueueUnder commits calls under the key of another call, as if its claim had been forgotten while
+// both were in the log.
+func (r *rig) enqueueUnder(key string, calls ...outbox.Call) {
+	r.t.Helper()
+	err := pgx.BeginFunc(r.t.Context(), r.pool, func(tx pgx.Tx) error {
+		if err := outbox.EnqueueAll(r.t.Context(), tx, calls...); err != nil {
+			return err
+		}
+		_, err := tx.Exec(r.t.Context(), `update onlyonce.batches set keys = array_fill($1::uuid, array[n::integer]) where xid = pg_current_xact_id()`, key)
+		return err
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// rejectsFirst rejects the first call, and answers 503 to the others.
+func rejectsFirst() func(context.Context, *outbox.Delivery) outbox.Result {
+	var calls atomic.Int32
+	return func(context.Context, *outbox.Delivery) outbox.Result {
+		if calls.Add(1) == 1 {
+			return outbox.Failure("the card has expired", outbox.Permanent(errors.New("status 402")))
+		}
+		return outbox.Failure("status 503", nil)
+	}
+}
+
+// O1: parking drops no call: one whose key another parked call has is kept, and waits for an
+// operator, in whichever state it would have been parked.
+func TestO1ParkingKeepsCallsOfOneKey(t *testing.T) {
+	t.Parallel()
+	ordered := func(id string) outbox.Call {
+		c := charge(id)
+		c.OrderingKey = "account-17"
+		return c
+	}
+	later := func(id string) outbox.Call {
+		c := charge(id)
+		c.NotBefore = time.Now().Add(time.Hour)
+		return c
+	}
+	for name, call := range map[string]func(id string) outbox.Call{"tried again": charge, "blocked": ordered, "scheduled": later} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			r.enqueue(call("order-17"))
+			key := one[string](r, `select key::text from onlyonce.outbox_log`)
+			r.start(testConfig(newScripted(rejectsFirst())))
+			until(t, "the first call is parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 1 })
+			r.enqueueUnder(key, call("order-18"))
+			until(t, "each call of the log is parked", func() bool {
+				return one[int](r, `select count(*) from onlyonce.calls where state in ('pending', 'delivered')`) == 0
+			})
+			if got := one[string](r, `select state || ' ' || reason || ', key of its own ' || (key <> $1::uuid) from onlyonce.parked where body like '%order-18%'`, key); got != "waiting conflict, key of its own false" {
+				t.Errorf("the second call is parked as %s", got)
+			}
+		})
+	}
+	t.Run("together", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t)
+		r.enqueueUnder("36c5f7ba-8b07-8d0e-a3b4-0f1e2d3c4b5a", ordered("order-17"), ordered("order-18"), ordered("order-19"))
+		r.start(testConfig(newScripted(rejectsFirst())))
+		until(t, "each call of the log is parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 3 })
+		if got := one[string](r, `select string_agg(reason, ' ' order by id) from onlyonce.parked`); got != "rejected conflict conflict" {
+			t.Errorf("parked as %s", got)
+		}
+	})
+}
+
+// O1: the cursor moves past a call only if it is parked.
+func TestO1CallThatIsNotParkedStaysInTheLog(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	gate := r.gate()
+	failed := make(chan string, 1000)
+	cfg := testConfig(newScripted(gate.accept))
+	cfg.Hooks.Failed = func(f outbox.Failed) { failed <- f.Err.Error() }
+	r.enqueue(charge("order-17"))
+	r.start(cfg)
+	gate.wait()
+	r.exec(`create table saved as select * from onlyonce.batches`)
+	r.exec(`delete from onlyonce.batches`)
+	until(t, "the relay fails to park it", func() bool {
+		select {
+		case err := <-failed:
+			return strings.Contains(err, "was to be parked, and is not")
+		default:
+			return false
+		}
+	})
+	r.exec(`insert into onlyonce.batches select * from saved`)
+	until(t, "the call is parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 1 })
+	gate.release()
+	r.states("delivered")
+}
+
+// O1: a message's id may be forgotten while a call of it is parked, and come again. Its calls are
+// those of the first message: one of the same bytes exists, and one of others is a conflict.
+func TestO1ParkedCallOutlivesTheClaimOfItsMessage(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	enqueue := func(body string, sealed bool) error {
+		return pgx.BeginFunc(t.Context(), r.pool, func(inner pgx.Tx) error {
+			from := origin.Origin{Tenant: "acme", Scope: "stock", ID: "msg-1"}
+			tx := &handlerTx{Tx: inner, origin: &from, marks: map[[16]byte]bool{}}
+			call := outbox.Call{Sink: "payments", Name: "charge", Body: []byte(body)}
+			if sealed {
+				call.Sealer = plainSealer{}
+			}
+			if err := outbox.Enqueue(t.Context(), tx, call); err != nil {
+				return err
+			}
+			return tx.end(t.Context())
+		})
+	}
+	if err := enqueue("10 EUR", false); err != nil {
+		t.Fatal(err)
+	}
+	sink := newScripted(rejectsFirst())
+	r.start(testConfig(sink))
+	for _, state := range []string{"as it was", "under a new key"} {
+		until(t, "the call is rejected", func() bool { return one[int](r, `select count(*) from onlyonce.parked where reason = 'rejected'`) == 1 })
+		if err := enqueue("10 EUR", false); err != nil {
+			t.Errorf("%s, the same bytes: %v", state, err)
+		}
+		if err := enqueue("20 EUR", false); err == nil || !strings.Contains(err.Error(), "OO004") {
+			t.Errorf("%s, other bytes: %v, want OO004", state, err)
+		}
+		if err := enqueue("10 EUR", true); err == nil || !strings.Contains(err.Error(), "OO004") {
+			t.Errorf("%s, bytes that cannot be compared: %v, want OO004", state, err)
+		}
+		if n := one[int](r, `select count(*) from onlyonce.outbox_log`); n != 1 {
+			t.Errorf("%s: the log has %d calls, want 1", state, n)
+		}
+		r.exec(`update onlyonce.parked set first_key = key, key = gen_random_uuid()`)
+	}
+	// Once that call is settled, the message is a new one.
+	r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp()`)
+	if err := enqueue("20 EUR", false); err != nil {
+		t.Errorf("after the first call was settled: %v", err)
+	}
+	if n := one[int](r, `select count(*) from onlyonce.outbox_log`); n != 2 {
+		t.Errorf("the log has %d calls, want 2", n)
+	}
+}
+
+// plainSealer seals nothing, and has the call count as sealed.
+type plainSealer struct{}
+
+func (plainSealer) Seal(_ [16]byte, body []byte) ([]byte, error)   { return body, nil }
+func (plainSealer) Open(_ [16]byte, sealed []byte) ([]byte, error) { return sealed, nil }
