@@ -6,8 +6,8 @@
 // between, or not at all; then an operator decides. docs/rules/lifetimes.md has the cells that the
 // histories walk.
 //
-// A history has a kind (calls, requests, operations and so on), and acts that are drawn by its seed:
-// for example a request comes, a relay makes an attempt, two days pass, a record is purged, an
+// A history has a kind (calls, requests, operations and so on), and acts that its seed draws. For
+// example, a request comes, a relay makes an attempt, two days pass, a record is purged, an
 // operator redrives, a standby without the last commits is promoted. Then copies arrive and
 // operators decide as docs/operations.md shows, everything is drained, and the judge compares what
 // clients and operators were told with what took effect:
@@ -26,7 +26,7 @@
 //	go run ./test/seams -only requests,calls
 //	go run ./test/seams -history 17 -v       # one, with its timeline
 //
-// It ends with a line that begins with "seams ok" (status 0) or "seams failed" (status 1). A history
-// that breached is made as short as possible, by leaving out acts, and printed with the command that
-// plays it again. Kinds of histories in later.go are left out, unless -later is given.
+// It ends with a line that begins with "seams ok" (status 0) or "seams failed" (status 1). A
+// history that breached is made as short as possible, by leaving out acts, and printed with the
+// command that plays it again. Kinds of histories in later.go are left out, unless -later is given.
 package main

@@ -27,8 +27,8 @@ type message struct {
 	token   string
 	key     string
 	offsets []int64
-	// from is the time from which its key is remembered, as far as is known: of its first record, or
-	// of an operator's decision.
+	// from is the time from which its key is remembered for a horizon at least: its first record's,
+	// or that of an operator's decision.
 	from time.Duration
 }
 
@@ -124,7 +124,8 @@ func (x *consuming) drawEvent(d *dice) []act {
 	return []act{{actKeep, (*world).keep}, {"the consumer works", x.work}, drawAttempt(d), {actPromote, (*world).promote}}
 }
 
-// setUp implements stage. If the very cursor is lost, the partition halts, and a person has to decide.
+// setUp implements stage. A failover that loses the very cursor would halt the partition, for a
+// person to decide.
 func (x *consuming) setUp(w *world) error {
 	x.log = memlog.NewLog(topic, 1)
 	return w.work("there is a cursor", w.is(`select exists (select from onlyonce.positions)`), x.consume(w))
@@ -137,8 +138,8 @@ func (x *consuming) append(w *world, m *message) {
 	w.say("log: %s at %d", m.token, at)
 }
 
-// copy writes a record again, if its producer may: its key is remembered for as long as it is parked,
-// and for a day of the log otherwise.
+// copy writes a record again, if its producer may: its key is remembered for as long as it is
+// parked, and for a day of the log otherwise.
 func (x *consuming) copy(w *world, n int) error {
 	if len(x.sent) == 0 {
 		return nil

@@ -142,8 +142,8 @@ func drawOperator(d *dice) operator {
 	return operator{newKey: d.once(4), discard: d.once(8), waits: of(d, 0, 2*time.Hour, 48*time.Hour)}
 }
 
-// decide decides about each call that waits for an operator, as docs/operations.md shows: one who is
-// asked whether a call was applied looks at the remote.
+// decide decides about each call that waits for an operator, as docs/operations.md shows: an
+// operator who is asked whether a call was applied looks at the remote.
 func (w *world) decide(o operator) (decided int, err error) {
 	calls, err := w.waiting()
 	if err != nil || len(calls) == 0 {

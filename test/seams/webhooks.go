@@ -215,8 +215,8 @@ func (x *receiving) anew(w *world, n int) error {
 	return x.deliver(w, e)
 }
 
-// recorded is a stranger who sends a recorded body under another id, or one that is made up. What is
-// accepted so counts as the sender's, whose body it is.
+// recorded is a stranger who sends a recorded body under another id, or one that is made up. An
+// event that is accepted so counts as the sender's, whose body it is.
 func (x *receiving) recorded(w *world, n int, id string) error {
 	e := x.young(w, n)
 	if e == nil {

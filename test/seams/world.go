@@ -243,8 +243,8 @@ const (
 	actPromote = "failover"
 )
 
-// makeLanes lets a relay make the lanes of the sink. A failover that loses these too would lose what
-// tells that there was one.
+// makeLanes lets a relay make the lanes of the sink. A failover that loses these too loses what
+// says that calls may have been made.
 func (w *world) makeLanes() error {
 	return w.work("the lanes are there", w.is(`select count(*) = 16 from onlyonce.lanes`), w.relay)
 }
