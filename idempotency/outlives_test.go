@@ -52,14 +52,15 @@ insert into onlyonce.sinks (name) values ('payments');
 with e as (insert into onlyonce.leases (name) select 'relay/payments/' || n from generate_series(0, 15) n returning id, name)
 insert into onlyonce.lanes (id, sink, lane) select e.id, 'payments', substr(e.name, 16)::smallint from e`
 
-// parkedSQL parks the first call of the log in a state and for a reason, and has the cursors pass the others.
+// parkedSQL parks the first call of the log in a state and for a reason, and has the cursors pass
+// the others.
 const parkedSQL = listedSQL + `;
 update onlyonce.lanes set prev = pg_current_snapshot();
 insert into onlyonce.parked (kind, state, reason, tenant, scope, key, first_key, sink, lane, row_id, call_name, method, target, body)
 select 'call', '%s', '%s', tenant, scope, %s, sink, lane, id, name, method, target, body from onlyonce.outbox_log order by id limit 1`
 
-// H31: a record does not expire before the calls of its request are settled, in whichever state they
-// are, and not before remotes have forgotten their keys.
+// H31: a record does not expire before the calls of its request are settled, in whichever state
+// they are, and not before remotes have forgotten their keys.
 func TestH31RecordOutlivesItsCalls(t *testing.T) {
 	t.Parallel()
 	parked := func(state, reason string) string { return fmt.Sprintf(parkedSQL, state, reason, "key, null") }
@@ -167,8 +168,8 @@ func TestH31RecordOfDoOutlivesItsCalls(t *testing.T) {
 	}
 }
 
-// H31: a request whose operation runs is not forgotten, however long the operation takes: a copy gets
-// the operation, and begins no other one.
+// H31: a request whose operation runs is not forgotten, however long the operation takes: a copy
+// gets the operation, and begins no other one.
 func TestH31RecordOutlivesItsOperation(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()
@@ -203,5 +204,24 @@ func TestH31RecordOutlivesItsOperation(t *testing.T) {
 	}
 	if r.aged() != 0 {
 		t.Error("it is kept for longer")
+	}
+}
+
+// H31: Layer.Run looks, and so a record expires once its calls are settled.
+func TestH31LayerLooks(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	r.charges(idempotency.Transactional)
+	r.post("/charges", "k", "10 EUR")
+	r.exec(listedSQL + `; update onlyonce.lanes set prev = pg_current_snapshot(); update onlyonce.http_records set look_at = clock_timestamp()`)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- r.layer.Run(ctx) }()
+	until(t, "the layer has looked", func() bool {
+		return one[int](r, `select count(*) from onlyonce.http_records where look_at is null`) == 1
+	})
+	cancel()
+	if err := wait(t, "Run ends", ended); err != nil {
+		t.Error(err)
 	}
 }

@@ -35,8 +35,8 @@ update onlyonce.http_records r set lease_id = leased.id from leased where r.tena
 type broughtTable struct{ rows, insert string }
 
 // requestTables are of requests and operations. Signals of operations stay: those have ended. The
-// calls of requests stay too, where their relay is: a record that has to outlive them is kept for its
-// whole time from now on (H31).
+// calls of requests stay too, where their relay is: a record that has to outlive them is kept for
+// its whole time from now on (H31).
 var requestTables = []broughtTable{
 	{`select (to_jsonb(r) - 'lease_id' || case when r.look_at is null then '{}' else jsonb_build_object('look_at', null, 'expires_at', clock_timestamp() + r.keep) end)::text from onlyonce.http_records r where r.tenant = $1 and not onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at)`,
 		`insert into onlyonce.http_records select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.http_records, j::jsonb || jsonb_build_object('watched_at', (select w.at from onlyonce.watched w))) p`},

@@ -146,8 +146,8 @@ const rebaseKeysSQL = `
 with forgotten as (delete from onlyonce.call_keys)
 update onlyonce.call_index set snapshot = '1:1:', target = null`
 
-// rebaseRequestsSQL has records of requests look for their calls by lane and time: their batches have
-// other transaction ids now (H31). Reads the records that may have unsettled calls.
+// rebaseRequestsSQL has records of requests look for their calls by lane and time: their batches
+// have other transaction ids now (H31). Reads the records that may have unsettled calls.
 const rebaseRequestsSQL = `update onlyonce.http_records set calls_xid = null where look_at is not null and calls is not null`
 
 // rebaseParkedSQL sets, for each parked call without a record of a call, since when its key counts:

@@ -243,11 +243,11 @@ update onlyonce.parked p
 // onlyonce.advance raises. A call that is parked already stays as it is.
 //
 // If another call that is not settled has the key, by the indexes parked_calls_key and
-// parked_first_key, or an earlier call of this statement, the call is parked as a conflict. Both may
-// be one call, which the remote would apply again once it has forgotten the key; or they are two, of
-// which the remote would take one for the other. An operator decides. A call that is under way,
-// accepted or given up goes by its own answer. Two relays that park for two lanes at once may not
-// see each other's calls: then both are tried again, under one key (O1).
+// parked_first_key, or an earlier call of this statement, the call is parked as a conflict. Both
+// may be one call, which the remote would apply again once it has forgotten the key; or they are
+// two, of which the remote would take one for the other. An operator decides. A call that is under
+// way, accepted or given up goes by its own answer. Two relays that park for two lanes at once may
+// not see each other's calls: then both are tried again, under one key (O1).
 var parkSQL = newStatement(`
 insert into onlyonce.parked (kind, state, reason, error, attempts, picks, tenant, scope, key, order_key, order_prefix, sink, lane, partition, row_id, "offset", call_name, method,
                              target, header_names, header_values, body, trace, capture, sealed, next_attempt_at, first_attempt_at, record_time,
@@ -286,8 +286,8 @@ select 'call', case when k.other is null then d.state else 'waiting' end, case w
 on conflict (row_id) where row_id is not null do nothing`)
 
 // allParkedSQL raises unless each of these calls is parked. It follows parkSQL, in the transaction
-// that moves the cursor past them: a call that was left out would count as delivered (O1). In: ids in
-// the log. By the index parked_row.
+// that moves the cursor past them: a call that was left out would count as delivered (O1). In: ids
+// in the log. By the index parked_row.
 const allParkedSQL = `select onlyonce.all_parked($1)`
 
 // queueSettlements queues the statement that settles parked calls. A completion that succeeded has

@@ -14,8 +14,8 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// enqueueUnder commits calls under the key of another call, as if its claim had been forgotten while
-// both were in the log.
+// enqueueUnder commits calls under the key of another call, as if its claim had been forgotten
+// while both were in the log.
 func (r *rig) enqueueUnder(key string, calls ...outbox.Call) {
 	r.t.Helper()
 	err := pgx.BeginFunc(r.t.Context(), r.pool, func(tx pgx.Tx) error {
