@@ -82,9 +82,15 @@ func drawPass(d *dice) act {
 
 // drawEvent is something that happens to a call in between.
 func (x *calling) drawEvent(d *dice) []act {
-	switch d.IntN(5) {
+	switch d.IntN(7) {
 	case 0:
 		return []act{{"the call is enqueued again", x.copy}}
+	case 4:
+		return []act{{"the clock is a week ahead", func(w *world) error {
+			return w.jump(func(w *world) error { return w.send() }, (*world).forget)
+		}}}
+	case 5:
+		return []act{{"a call for later is enqueued", x.enqueueLater}}
 	case 1:
 		return []act{{"what has expired is deleted", (*world).forget}}
 	case 2:
@@ -159,6 +165,20 @@ func (x *calling) enqueue(w *world) error {
 func (w *world) enqueue(c outbox.Call) error {
 	w.say("enqueued: %s", c.Body)
 	return w.within(func(tx pgx.Tx) error { return outbox.Enqueue(w.ctx, tx, c) })
+}
+
+// enqueueLater enqueues the next call, and says when it is to be made.
+func (x *calling) enqueueLater(w *world) error {
+	const later = 40 * time.Hour
+	x.n++
+	c := x.call(x.n)
+	c.NotBefore = time.Now().Add(w.now() + later)
+	w.remote.schedule(string(c.Body), w.now()+later)
+	if err := w.enqueue(c); err != nil {
+		return err
+	}
+	w.promises.add(string(c.Body), 0, 1)
+	return nil
 }
 
 // copy enqueues the first call once more, as a program does that runs again.

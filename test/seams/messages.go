@@ -102,7 +102,9 @@ func (x *consuming) drawMessage(d *dice) act {
 }
 
 func (x *consuming) drawEvent(d *dice) []act {
-	switch d.IntN(5) {
+	switch d.IntN(6) {
+	case 5:
+		return []act{{"the clock is a week ahead", func(w *world) error { return w.jump(x.work, (*world).forget) }}}
 	case 0:
 		back := int64(1 + d.IntN(4))
 		return []act{{"an operator replays", func(w *world) error { return x.replay(w, back) }}}

@@ -27,7 +27,7 @@ func drawOperations(d *dice) (stage, []act) {
 	x := &operating{client: client{path: "/exports", told: map[string]told1{}}, ttl: of(d, 10*time.Minute, 2*time.Hour, 48*time.Hour), discards: d.once(4)}
 	acts := []act{{"a request", x.request}}
 	for range 2 + d.IntN(4) {
-		switch d.IntN(8) {
+		switch d.IntN(10) {
 		case 0, 1:
 			acts = append(acts, drawPass(d))
 		case 2:
@@ -40,6 +40,11 @@ func drawOperations(d *dice) (stage, []act) {
 			acts = append(acts, act{"its client cancels it", x.cancel})
 		case 6:
 			acts = append(acts, act{"an operator decides", x.decide})
+		case 7:
+			acts = append(acts, act{"the clock is a week ahead", func(w *world) error { return w.jump((*world).forget, x.request) }})
+		case 8:
+			between := of(d, act{"a copy", x.request}, act{"the work is done", x.work})
+			acts = append(acts, act{actKeep, (*world).keep}, between, act{actPromote, func(w *world) error { x.void(); return w.promote() }})
 		default:
 			acts = append(acts, act{"what has expired is deleted", (*world).forget})
 		}

@@ -29,7 +29,9 @@ func drawQueues(d *dice) (stage, []act) {
 	acts := []act{x.drawMessage(d)}
 	for range 3 + d.IntN(4) {
 		n := d.IntN(3)
-		switch d.IntN(8) {
+		switch d.IntN(9) {
+		case 8:
+			acts = append(acts, act{"the clock is a week ahead", func(w *world) error { return w.jump(x.work, (*world).forget) }})
 		case 0:
 			acts = append(acts, x.drawMessage(d))
 		case 1, 2:

@@ -36,9 +36,11 @@ type remote struct {
 	// that answer again under the key, whatever changes.
 	rejects, keepsRejections bool
 
-	known    map[string]memo
-	applied  map[string]int // by token
-	requests int
+	known   map[string]memo
+	applied map[string]int // by token
+	// notBefore has the times before which calls must not come, by token.
+	notBefore map[string]time.Duration
+	requests  int
 }
 
 // memo is what the application remembers of a key.
@@ -54,12 +56,12 @@ const (
 	wayUpgrade = "101"
 )
 
-func newRemote(w *world) (*remote, error) {
-	r := &remote{world: w, known: map[string]memo{}, applied: map[string]int{}}
+func newRemote(w *world) *remote {
+	r := &remote{world: w, known: map[string]memo{}, applied: map[string]int{}, notBefore: map[string]time.Duration{}}
 	r.server = httptest.NewUnstartedServer(http.HandlerFunc(r.serve))
 	r.server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	r.server.Start()
-	return r, nil
+	return r
 }
 
 func (r *remote) close() {
@@ -93,6 +95,7 @@ func (r *remote) serve(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	way := r.way()
+	r.checkTime(string(body))
 	answer := httptest.NewRecorder()
 	if badremote.Applied(way) {
 		if r.app != nil {
@@ -113,6 +116,23 @@ func (r *remote) serve(w http.ResponseWriter, req *http.Request) {
 	default:
 		badremote.Fail(w, req, way)
 	}
+}
+
+// checkTime breaches if a call comes before its time. A second of the history may be lost.
+func (r *remote) checkTime(token string) {
+	r.mu.Lock()
+	at := r.notBefore[token]
+	r.mu.Unlock()
+	if now := r.world.now(); now+time.Minute < at {
+		r.world.breach("%q was called at %v, and not to be before %v", token, now, at)
+	}
+}
+
+// schedule sets the time before which a call must not come.
+func (r *remote) schedule(token string, at time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.notBefore[token] = at
 }
 
 func told(way string, answer *httptest.ResponseRecorder) string {

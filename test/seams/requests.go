@@ -116,12 +116,18 @@ func drawRequests(d *dice) (stage, []act) {
 }
 
 func (x *requesting) drawEvent(d *dice) []act {
-	switch d.IntN(5) {
+	switch d.IntN(6) {
 	case 0:
 		return []act{{"an operator decides", func(w *world) error { _, err := w.decide(x.op); return err }}}
 	case 1:
 		return []act{{"the request is erased", x.erase}}
 	case 2:
+		if x.scheduled == 0 { // what is scheduled is sent a week early then (docs/operations.md)
+			return []act{{"the clock is a week ahead", func(w *world) error {
+				return w.jump(func(w *world) error { return w.send() }, (*world).forget, x.copy)
+			}}}
+		}
+	case 3:
 		between := of(d, drawAttempt(d), act{"another request under the key", x.request})
 		return []act{{actKeep, (*world).keep}, between, {actPromote, func(w *world) error { x.void(); return w.promote() }}}
 	}
@@ -186,6 +192,7 @@ func (x *requesting) effect(ctx context.Context, w *world, tx consumer.Tx, token
 	}
 	if x.scheduled > 0 {
 		c.NotBefore = time.Now().Add(w.now() + x.scheduled)
+		w.remote.schedule(token, w.now()+x.scheduled)
 	}
 	return outbox.Enqueue(ctx, tx, c)
 }

@@ -71,6 +71,7 @@ func (x *receiving) possible(d *dice) [][]act {
 		{{"stored events are applied", x.work}},
 		{{"what has expired is deleted", x.forget}},
 		{drawPass(d)},
+		{{"the clock is a week ahead", func(w *world) error { return w.jump(x.forget) }}},
 	}
 	recorded := !x.signed && (!x.backfill || drawsLater[recordedBodies])
 	if x.signed {
