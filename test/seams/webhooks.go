@@ -276,6 +276,26 @@ func (x *receiving) work(w *world) error {
 	return w.work("all events were handled", w.is(storedSQL, webhook.Scope(endpointName), webhook.Topic(endpointName)), x.endpoint.Run)
 }
 
+// workAside lets a consumer apply what an operator has redriven. An inline endpoint has none by
+// itself, and no stream (docs/operations.md).
+func (x *receiving) workAside(w *world) error {
+	if !x.inline {
+		return x.work(w)
+	}
+	return w.work("redriven events were handled", w.is(`select exists (select from onlyonce.positions) and `+strings.TrimPrefix(strings.TrimSpace(storedSQL), "select"),
+		webhook.Scope(endpointName), webhook.Topic(endpointName)), func(ctx context.Context) error {
+		source, err := webhook.NewSource(w.pool, webhook.SourceConfig{Group: endpointName, Endpoints: []string{endpointName}, Partitions: 1, PollInterval: 10 * time.Millisecond, Logger: w.logger()})
+		if err != nil {
+			return err
+		}
+		c, err := consumer.New(w.pool, source, x.handle, consumer.Config{Scope: webhook.Scope(endpointName), MaxAttempts: 1, Linger: time.Millisecond, Logger: w.logger()})
+		if err != nil {
+			return err
+		}
+		return c.Run(ctx)
+	})
+}
+
 // forget lets ids and bodies go whose retention has passed: Endpoint.Run does so when it begins.
 func (x *receiving) forget(w *world) error {
 	if err := x.work(w); err != nil {
@@ -299,6 +319,11 @@ func (x *receiving) decide(w *world) error {
 	if err != nil {
 		return err
 	}
+	if len(rows) > 0 { // so that there is a stream
+		if err := x.workAside(w); err != nil {
+			return err
+		}
+	}
 	for _, r := range rows {
 		var b struct{ N string }
 		if err := json.Unmarshal(r.Body, &b); err != nil {
@@ -321,7 +346,7 @@ func (x *receiving) decide(w *world) error {
 		if err := ignoreRefusal(err); err != nil {
 			return err
 		}
-		if err := x.work(w); err != nil {
+		if err := x.workAside(w); err != nil {
 			return err
 		}
 	}
