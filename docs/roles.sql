@@ -117,7 +117,9 @@ begin
     ('onlyonce_http',     'http_records',   'select, insert, update, delete'), -- purges, and replaces what has expired
     ('onlyonce_http',     'http_steps',     'select, insert, update'),
     ('onlyonce_http',     'http_fingerprint_keys', 'select, insert, update (refused_at)'),
-    ('onlyonce_http',     'lanes',          'select'),                         -- whether a request's calls are sent
+    ('onlyonce_http',     'parked',         'select'),                         -- whether a request's calls are settled
+    ('onlyonce_http',     'batches',        'select'),
+    ('onlyonce_http',     'lanes',          'select'),
     ('onlyonce_http',     'operations',     'select, insert, update, delete'), -- purges
     ('onlyonce_http',     'operation_signals', 'select, insert, update'),
 

@@ -98,8 +98,9 @@
 //   - It does not undo a handler's effects outside of its transaction, for example a direct HTTP
 //     call. Only a [Step] is remembered. A handler may run more than once for a request.
 //   - It does not stream: an answer is in memory until COMMIT. Flush and Hijack are not supported.
-//   - It does not remember for ever. After Route.TTL, a key is a new key. The keys of calls derive
-//     from it, so the remotes must have forgotten those by then (Route.KeyWindow).
+//   - It does not remember for ever. After Route.TTL, a key is a new key, once the calls and
+//     operations of its request are settled. The keys of calls derive from it, so the remotes must
+//     have forgotten those by then (Route.KeyWindow).
 //   - It does not make a provider honour keys. A provider that ignores the key of a [Step] may
 //     apply it twice after a crash.
 //   - It does not order requests under different keys.

@@ -352,17 +352,21 @@ func TestT13PurgeBesideKeptRecords(t *testing.T) {
 	r := newRig(t, testConfig())
 	const records = 100_000
 	r.exec(`set session_replication_role = replica;
-		insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, keep, completed_at, expires_at, watched_at)
-		select gen_random_uuid(), 'a', 's', '', gen_random_uuid(), 'completed', '', '1 day', now(), now() + interval '1 day', now() from generate_series(1, `+fmt.Sprint(records)+`);
+		insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, keep, completed_at, expires_at, watched_at, look, look_at, calls)
+		select gen_random_uuid(), 'a', 's', '', gen_random_uuid(), 'completed', '', '1 day', now(), now() + interval '1 day', now(),
+		       '1 hour', case when n % 2 = 0 then now() + interval '1 hour' end, case when n % 2 = 0 then array[gen_random_uuid()] end
+		  from generate_series(1, `+fmt.Sprint(records)+`) n;
 		set session_replication_role = origin`, pgx.QueryExecModeSimpleProtocol)
-	plan := one[[]struct {
-		Plan struct {
-			Hit  int `json:"Shared Hit Blocks"`
-			Read int `json:"Shared Read Blocks"`
+	for _, function := range []string{"http_purge", "http_look"} {
+		plan := one[[]struct {
+			Plan struct {
+				Hit  int `json:"Shared Hit Blocks"`
+				Read int `json:"Shared Read Blocks"`
+			}
+		}](r, `explain (analyze, buffers, format json) select onlyonce.`+function+`(500)`)
+		if pages := plan[0].Plan.Hit + plan[0].Plan.Read; pages > records/100 {
+			t.Errorf("%s read %d pages beside %d records that have not expired", function, pages, records)
 		}
-	}](r, `explain (analyze, buffers, format json) select onlyonce.http_purge(500)`)
-	if pages := plan[0].Plan.Hit + plan[0].Plan.Read; pages > records/100 {
-		t.Errorf("%d pages were read beside %d records that have not expired", pages, records)
 	}
 }
 

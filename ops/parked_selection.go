@@ -143,7 +143,11 @@ func (q *selection) redriveCalls(ctx context.Context, tx pgx.Tx, now *ParkedChan
 		now.Keys = slices.Grow(now.Keys, len(keys))[:len(keys)]
 		for i, r := range now.Rows {
 			k := &now.Keys[i]
-			k.ID, k.OldKey, k.NewKey = r.ID, *r.Key, parked.NewKey(*r.Key, int64(r.Redrives))
+			var logged int64
+			if r.Offset != nil {
+				logged = *r.Offset
+			}
+			k.ID, k.OldKey, k.NewKey = r.ID, *r.Key, parked.NewKey(*r.Key, logged, int64(r.Redrives))
 			keys[i] = &k.NewKey
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/seal"
 )
 
 // batching is a scripted sink that takes many calls at once.
@@ -262,4 +263,43 @@ func TestWokenRelayAsksTheDatabase(t *testing.T) {
 	}
 	relay.Wake()
 	r.told(3)
+}
+
+// opensGood opens no body that says it is bad.
+type opensGood struct{}
+
+func (opensGood) Seal(_ [16]byte, body []byte) ([]byte, error) { return body, nil }
+func (opensGood) Open(_ [16]byte, sealed []byte) ([]byte, error) {
+	if strings.Contains(string(sealed), "bad") {
+		return nil, seal.ErrValue
+	}
+	return sealed, nil
+}
+
+// O4: a call that cannot be sent with its batch is handed back as one that has returned: it is
+// settled, its slot is free, and the others of the batch are made.
+func TestO4CallThatIsLeftOutOfItsBatch(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	gate := r.gate()
+	sink := newBatching(gate.accept)
+	cfg := testConfig(sink)
+	cfg.Concurrency, cfg.Sealer = 3, opensGood{}
+	var calls []outbox.Call
+	for _, id := range []string{"first", "bad", "third"} {
+		c := charge(id)
+		c.Sealer = opensGood{}
+		calls = append(calls, c)
+	}
+	r.enqueue(calls...)
+	r.start(cfg)
+	gate.wait()
+	gate.wait()
+	until(t, "the call waits for an operator", func() bool {
+		return one[int](r, `select count(*) from onlyonce.parked where state = 'waiting' and reason = 'unopened'`) == 1
+	})
+	r.enqueue(charge("next"))
+	gate.wait() // in the slot of the call that was left out
+	gate.release()
+	r.states("delivered", "waiting")
 }

@@ -380,7 +380,7 @@ func TestFingerprintsAgree(t *testing.T) {
 	calls[2].Sealer = sealer{}
 	r.enqueueAll(calls...)
 	if n := one[int](r, `select count(*) from onlyonce.outbox_log r join onlyonce.inbox i on i.key = r.key
-		and i.fingerprint = onlyonce.call_fingerprint(r.method, r.target, r.headers, r.body, r.sealed)`); n != 3 {
+		and i.fingerprint = onlyonce.call_fingerprint(r.sink, r.tenant, r.scope, r.name, r.method, r.target, r.headers, r.body, r.sealed)`); n != 3 {
 		t.Errorf("%d fingerprints of 3 agree", n)
 	}
 }

@@ -228,6 +228,7 @@ func appendColumn[T comparable](args []any, b *newBatch, element func(c *callRow
 // is sealed.
 func callFingerprint(c *callRow) int64 {
 	h := sha256.New()
+	fmt.Fprintf(h, "%d %d %d %d\n%s%s%s%s", len(c.sink), len(c.tenant), len(c.scope), len(c.name), c.sink, c.tenant, c.scope, c.name)
 	fmt.Fprintf(h, "%s\n%s\n%s\n\n", c.method, c.target, c.headers)
 	if !c.sealed {
 		h.Write(c.body)

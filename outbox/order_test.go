@@ -2,6 +2,7 @@ package outbox_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/origin"
+	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -342,4 +344,32 @@ func TestO4LockComesBeforeTheId(t *testing.T) {
 	if got := one[string](r, `select string_agg(convert_from(body, 'UTF8'), ' ' order by id) from onlyonce.outbox_log`); got != `{"order":"k1"} {"order":"k3"} {"order":"k2"}` {
 		t.Errorf("order %s", got)
 	}
+}
+
+// O4: a call whose time has not come, and that is blocked by an earlier one of its ordering key, is
+// not made before its time when that one is settled.
+func TestO4BlockedCallKeepsItsTime(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+		if strings.Contains(string(d.Body), "account-0") {
+			return outbox.Failure("the card has expired", outbox.Permanent(errors.New("status 402")))
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	later := keyed("account-", 1)
+	later.NotBefore = time.Now().Add(3 * 24 * time.Hour) // by more than a due time may be ahead
+	r.enqueue(keyed("account-", 0), later, keyed("account-", 2))
+	r.start(testConfig(sink))
+	until(t, "the later calls are blocked", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'blocked'`) == 2 })
+	r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where state = 'waiting'`)
+	r.exec(parked.PromoteSQL, one[[]string](r, `select array_agg(distinct order_key::text) from onlyonce.parked`))
+	until(t, "the next call is scheduled", func() bool {
+		return one[int](r, `select count(*) from onlyonce.parked where state = 'retrying' and reason = 'scheduled' and next_attempt_at > clock_timestamp() + interval '2 days'`) == 1
+	})
+	if got := ofKey(sink, "account-"); got != "0" {
+		t.Errorf("made: %s", got)
+	}
+	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() where reason = 'scheduled'`)
+	until(t, "the calls are made in their order", func() bool { return ofKey(sink, "account-") == "0 1 2" })
 }

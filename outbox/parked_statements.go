@@ -250,7 +250,7 @@ update onlyonce.parked p
 // not see each other's calls: then both are tried again, under one key (O1).
 var parkSQL = newStatement(`
 insert into onlyonce.parked (kind, state, reason, error, attempts, picks, tenant, scope, key, order_key, order_prefix, sink, lane, partition, row_id, "offset", call_name, method,
-                             target, header_names, header_values, body, trace, capture, sealed, next_attempt_at, first_attempt_at, record_time,
+                             target, header_names, header_values, body, trace, capture, sealed, not_before, next_attempt_at, first_attempt_at, record_time,
                              response_status, response_headers, response_body, waits_for, waits_since)
 with d as materialized (
   select * from unnest(@ids::bigint[], @xids::text[]::xid8[], @batches::bigint[], @attempts::int[], @called::boolean[],
@@ -274,7 +274,7 @@ select 'call', case when k.other is null then d.state else 'waiting' end, case w
        case when @pass_on and (d.state in ('waiting', 'reconcile') or k.other is not null) then null else r.order_key end, r.order_prefix, r.sink, r.lane, r.lane, r.id, r.id, r.name, r.method, r.target,
        array(select convert_to(split_part(l, ': ', 1), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
        array(select convert_to(substr(l, strpos(l, ': ') + 2), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
-       r.body, r.trace, r.capture, r.sealed, case when k.other is null then clock_timestamp() + d.delay * interval '1 microsecond' end,
+       r.body, r.trace, r.capture, r.sealed, r.not_before, case when k.other is null then clock_timestamp() + d.delay * interval '1 microsecond' end,
        case when d.called then ` + firstCallTime + ` end, r.created_at,
        d.status, d.response_headers, d.response_body, case when k.other is null then nullif(d.waits_for, '') end,
        case when k.other is null and d.waits_for <> '' then clock_timestamp() end

@@ -149,7 +149,7 @@ func TestO1ParkedCallOutlivesTheClaimOfItsMessage(t *testing.T) {
 		if n := one[int](r, `select count(*) from onlyonce.outbox_log`); n != 1 {
 			t.Errorf("%s: the log has %d calls, want 1", state, n)
 		}
-		r.exec(`update onlyonce.parked set first_key = key, key = gen_random_uuid()`)
+		r.exec(`update onlyonce.parked set first_key = coalesce(first_key, key), key = gen_random_uuid()`)
 	}
 	// Once that call is settled, the message is a new one.
 	r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp()`)
@@ -166,3 +166,42 @@ type plainSealer struct{}
 
 func (plainSealer) Seal(_ [16]byte, body []byte) ([]byte, error)   { return body, nil }
 func (plainSealer) Open(_ [16]byte, sealed []byte) ([]byte, error) { return sealed, nil }
+
+// O1: a key that a program has chosen stands for one call: under it, a call of another sink, tenant,
+// scope or name is a conflict, and not a copy. Also if the first one is parked, and its claim was
+// forgotten.
+func TestO1KeyOfOnesOwnStandsForOneCall(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	const key = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
+	single := func(sink, tenant, scope, name string) error {
+		_, err := r.pool.Exec(t.Context(), `select onlyonce.enqueue($1, $2, $3, $4, $5, 'POST', '/orders', '{}', '{}', '{}'::bytea)`, key, tenant, scope, sink, name)
+		return err
+	}
+	several := func(sink, tenant, scope, name string) error {
+		_, err := r.pool.Exec(t.Context(), `select onlyonce.enqueue_calls('{2}', array[$1]::uuid[], array[null]::uuid[], array[$4], array[$2], array[$3], array[$5], '{POST}', '{/orders}', '{""}',
+			array[null]::text[], array['{}'::bytea], array[null]::timestamptz[], array[null]::timestamptz[], '{false}', '{false}', '{false}')`, key, tenant, scope, sink, name)
+		return err
+	}
+	for _, state := range []string{"in the log", "parked"} {
+		for how, enqueue := range map[string]func(sink, tenant, scope, name string) error{"enqueue": single, "enqueue_calls": several} {
+			if err := enqueue("payments", "acme", "shop", "charge"); err != nil {
+				t.Errorf("%s, %s: the call: %v", state, how, err)
+			}
+			for _, other := range [][4]string{{"invoices", "acme", "shop", "charge"}, {"payments", "beta", "shop", "charge"}, {"payments", "acme", "mail", "charge"}, {"payments", "acme", "shop", "refund"}} {
+				if err := enqueue(other[0], other[1], other[2], other[3]); err == nil || !strings.Contains(err.Error(), "OO004") {
+					t.Errorf("%s, %s: %v: %v, want OO004", state, how, other, err)
+				}
+			}
+		}
+		if n := one[int](r, `select count(*) from onlyonce.outbox_log`); n != 1 {
+			t.Errorf("%s: the log has %d calls, want 1", state, n)
+		}
+		if state == "parked" {
+			break
+		}
+		r.start(testConfig(newScripted(rejectsFirst())))
+		until(t, "the call is parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 1 })
+		r.exec(`delete from onlyonce.inbox`)
+	}
+}

@@ -99,9 +99,10 @@ func TestD5RedriveUnderANewKey(t *testing.T) {
 	f.lists("payments")
 	id := f.parks("a", "", "waiting", "rejected")
 	old := one[string](f, `select key::text from onlyonce.parked`)
+	row := one[int64](f, `select row_id from onlyonce.parked`)
 	f.redrives("-kind", "call", "-sink", "payments", "-new-key").want(t, statusGood, "to the remote they are other calls")
 	key := one[string](f, `select key::text from onlyonce.parked`)
-	if key != parked.NewKey(old, 0) || key == old || uuid.MustParse(key).Version() != 8 || uuid.MustParse(key).Variant() != uuid.RFC4122 {
+	if key != parked.NewKey(old, row, 0) || key == old || uuid.MustParse(key).Version() != 8 || uuid.MustParse(key).Variant() != uuid.RFC4122 {
 		t.Errorf("key %s", key)
 	}
 	if n := one[int](f, `select count(*) from onlyonce.audit where detail->'keys'->0->>'old_key' = $1 and detail->'keys'->0->>'new_key' = $2`, old, key); n != 1 {
@@ -112,7 +113,7 @@ func TestD5RedriveUnderANewKey(t *testing.T) {
 	}
 	f.exec(`update onlyonce.parked set state = 'waiting'`)
 	f.redrives("-id", id, "-new-key").want(t, statusGood)
-	if got := one[string](f, `select key::text from onlyonce.parked`); got != parked.NewKey(key, 1) || got == parked.NewKey(key, 0) {
+	if got := one[string](f, `select key::text from onlyonce.parked`); got != parked.NewKey(key, row, 1) || got == parked.NewKey(key, row, 0) {
 		t.Errorf("second key %s", got)
 	}
 }
@@ -122,10 +123,13 @@ func TestD5RedriveUnderANewKey(t *testing.T) {
 func TestNewKeyIsFixed(t *testing.T) {
 	t.Parallel()
 	const old = "8f14e45f-ceea-867a-9a36-dedd4bea2543"
-	for redrives, want := range []string{"e306df92-ec0d-86b4-8e73-cf1a4ab5d587", "b6ea0d6b-6e70-8886-ae63-3b93d9f18ebe"} {
-		if got := parked.NewKey(old, int64(redrives)); got != want {
+	for redrives, want := range []string{"4a027f5d-28a4-88a5-a6c8-0a133a38c052", "b5e77526-c2e3-8423-9e2b-af3e3ae32e28"} {
+		if got := parked.NewKey(old, 1024, int64(redrives)); got != want {
 			t.Errorf("%d redrives before: %s, want %s", redrives, got, want)
 		}
+	}
+	if parked.NewKey(old, 1024, 0) == parked.NewKey(old, 1025, 0) {
+		t.Error("two calls that were parked under one key get one new key")
 	}
 }
 

@@ -86,9 +86,10 @@ func TestO13RedriveOfASealedCallUnderANewKey(t *testing.T) {
 	if got := one[string](f, `select first_key::text from onlyonce.parked where call_name = 'first'`); got != original || key == original {
 		t.Errorf("goes out under %s, was sealed under %s, and opened under %s", key, original, got)
 	}
+	row := one[int64](f, `select row_id from onlyonce.parked where call_name = 'first'`)
 	sink.mu.Lock()
 	defer sink.mu.Unlock()
-	if want := parked.NewKey(parked.NewKey(original, 0), 1) + " first"; len(sink.got) != 2 || sink.got[0] != want || sink.got[1][37:] != "second" {
+	if want := parked.NewKey(parked.NewKey(original, row, 0), row, 1) + " first"; len(sink.got) != 2 || sink.got[0] != want || sink.got[1][37:] != "second" {
 		t.Errorf("the remote got %q, want %q and then the second", sink.got, want)
 	}
 }

@@ -90,6 +90,9 @@ var (
 		"watched":        {"SELECT", "UPDATE"},
 		"http_records":   {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"http_steps":     {"SELECT", "INSERT", "UPDATE"},
+		"operations":     {"SELECT"},
+		"parked":         {"SELECT"}, // whether what a request has begun is settled
+		"batches":        {"SELECT"},
 		"lanes":          {"SELECT"},
 
 		"http_fingerprint_keys": withUpdates([]string{"refused_at"}, "SELECT", "INSERT"),

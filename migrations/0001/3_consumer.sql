@@ -516,6 +516,7 @@ create table onlyonce.parked (
   capture          boolean not null default false,
   sealed           boolean not null default false,
   first_key        uuid,
+  not_before       timestamptz,
   first_attempt_at timestamptz,
   picks            integer not null default 0,
   order_prefix     bigint,
@@ -540,6 +541,7 @@ comment on column onlyonce.parked.event_id         is 'Id of an event, as onlyon
 comment on column onlyonce.parked.row_id           is 'Id of the call in the log, see onlyonce.batches; with lane as partition and this as offset calls of an ordering key are sorted.';
 comment on column onlyonce.parked.first_key        is 'Key that the call was enqueued under, if an operator has given it another one since: the call is recognised by it, and a sealed body opens under it. Null: the row''s key.';
 comment on column onlyonce.parked.record_time      is 'The record''s timestamp; of a call: when it was enqueued.';
+comment on column onlyonce.parked.not_before       is 'Of a call: when it may be made at the earliest, as the program has enqueued it. An operator who redrives it has it made at once.';
 comment on column onlyonce.parked.first_attempt_at is 'Written before the first call under this key can have been made: the remote''s key window counts from here. Null: no call was made.';
 comment on column onlyonce.parked.picks            is 'How often a relay has picked the call. A settlement names the pick that it settles. Unlike attempts it is never set back.';
 comment on column onlyonce.parked.order_prefix     is 'Of a call: hash of (sink, prefix of the ordering key), see onlyonce.rates.';
@@ -647,7 +649,8 @@ end $$;
 comment on function onlyonce.settle(bigint, bigint, uuid, bigint, integer, uuid, bigint, text, text, text) is
   'First statement of an attempt at a parked row: settles it, or raises OO001. The transaction then needs onlyonce.seal() before COMMIT.';
 
--- promote makes the first row of an ordering key due, if it was blocked by another row. It is
+-- promote makes the first row of an ordering key due, if it was blocked by another row: a call whose
+-- time has not come is due then, and is scheduled until then. It is
 -- idempotent. Call it in a transaction of its own after every commit that settled a row of the key,
 -- or that parked a row after another one: whichever of two such transactions commits later sees
 -- both. It needs no lock, because it only decides which row is first: a row is never applied while
@@ -663,7 +666,9 @@ begin
   if first.state is distinct from 'blocked' then
     return null;
   end if;
-  update onlyonce.parked p set state = 'retrying', next_attempt_at = clock_timestamp()
+  update onlyonce.parked p
+     set state = 'retrying', next_attempt_at = greatest(clock_timestamp(), p.not_before),
+         reason = case when p.not_before > clock_timestamp() then 'scheduled' else p.reason end
    where p.id = first.id and p.state = 'blocked';
   return first.id;
 end $$;

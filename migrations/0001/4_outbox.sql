@@ -564,12 +564,18 @@ comment on function onlyonce.lane(uuid) is 'Lane of an ordering key. SQL functio
 
 -- call_fingerprint returns 64 bits of SHA-256 over the frozen parts of a call. A sealed body is
 -- left out, because it is different each time it is sealed.
-create function onlyonce.call_fingerprint(method text, target text, headers text, body bytea, sealed boolean) returns bigint
+--
+-- Sink, tenant, scope and name are among them, their lengths in bytes in front: the remote takes calls
+-- of one key for one call, so a key that a program has chosen must not stand for two (O1).
+create function onlyonce.call_fingerprint(sink text, tenant text, scope text, name text, method text, target text, headers text, body bytea, sealed boolean)
+returns bigint
 language sql immutable strict parallel safe as $$
-  select ('x' || encode(substr(sha256(convert_to(method || E'\n' || target || E'\n' || headers || E'\n\n', 'UTF8')
+  select ('x' || encode(substr(sha256(convert_to(
+           octet_length(sink) || ' ' || octet_length(tenant) || ' ' || octet_length(scope) || ' ' || octet_length(name) || E'\n'
+             || sink || tenant || scope || name || method || E'\n' || target || E'\n' || headers || E'\n\n', 'UTF8')
            || case when sealed then '' else body end), 1, 8), 'hex'))::bit(64)::bigint
 $$;
-comment on function onlyonce.call_fingerprint(text, text, text, bytea, boolean) is 'What onlyonce.inbox.fingerprint holds for a call that was enqueued outside of a consumer.';
+comment on function onlyonce.call_fingerprint(text, text, text, text, text, text, text, bytea, boolean) is 'What onlyonce.inbox.fingerprint holds for a call that was enqueued outside of a consumer.';
 
 create function onlyonce.header_lines(names text[], vals text[]) returns text
 language sql immutable parallel safe as $$
@@ -585,8 +591,8 @@ comment on function onlyonce.header_lines(text[], text[]) is 'Headers as onlyonc
 -- logged_calls finds calls of a sink in the log by their keys: in call_keys, and what those do not
 -- show yet in the log itself, by lane and transaction. It locks the tables that it names until the
 -- transaction ends, also segments, which cannot be emptied while they are locked.
-create function onlyonce.logged_calls(sink text, wanted uuid[])
-returns table (key uuid, method text, target text, headers text, body bytea, sealed boolean, erased boolean)
+create function onlyonce.logged_calls(of_sink text, wanted uuid[])
+returns table (key uuid, sink text, tenant text, scope text, name text, method text, target text, headers text, body bytea, sealed boolean, erased boolean)
 language plpgsql set jit = off as $$
 #variable_conflict use_column
 declare
@@ -599,21 +605,21 @@ begin
       union
       select f.* from generate_series(0, 15) l(lane) cross join lateral (
         select b.slot, b.lane, b.xid, b.id from onlyonce.batches b
-         where b.sink = logged_calls.sink and b.lane = l.lane and b.xid >= pg_snapshot_xmax(seen) and b.keys && wanted offset 0) f
+         where b.sink = of_sink and b.lane = l.lane and b.xid >= pg_snapshot_xmax(seen) and b.keys && wanted offset 0) f
       union
       select f.* from generate_series(0, 15) l(lane) cross join pg_snapshot_xip(seen) x cross join lateral (
         select b.slot, b.lane, b.xid, b.id from onlyonce.batches b
-         where b.sink = logged_calls.sink and b.lane = l.lane and b.xid = x and b.keys && wanted offset 0) f)
-    select r.key, r.method, r.target, r.headers, r.body, r.sealed, r.erased_at is not null
+         where b.sink = of_sink and b.lane = l.lane and b.xid = x and b.keys && wanted offset 0) f)
+    select r.key, r.sink, r.tenant, r.scope, r.name, r.method, r.target, r.headers, r.body, r.sealed, r.erased_at is not null
       from near m cross join lateral (
         select * from onlyonce.outbox_log o
-         where o.slot = m.slot and o.sink = logged_calls.sink and o.lane = m.lane and o.xid = m.xid and o.batch = m.batch offset 0) r
+         where o.slot = m.slot and o.sink = of_sink and o.lane = m.lane and o.xid = m.xid and o.batch = m.batch offset 0) r
      where r.key = any (wanted);
 end $$;
 comment on function onlyonce.logged_calls(text, uuid[]) is 'Calls of a sink that the log holds, by their keys.';
 
 -- enqueued_before returns which calls of a batch exist already, by their numbers from 1 on. OO004 if
--- the bytes of one of those differ. `checks` says how a call can exist already; null: 0 for all.
+-- the bytes of one of those differ, or its sink, tenant, scope or name. `checks` says how a call can exist already; null: 0 for all.
 --   0: only parked and not settled. The fence and the message's claim exclude it otherwise.
 --   1: because its message is handled again, for example in a replay. It is looked for in the log.
 --   2: it is a call of the user's own transaction. Its key is claimed in the inbox, with its
@@ -625,8 +631,8 @@ comment on function onlyonce.logged_calls(text, uuid[]) is 'Calls of a sink that
 -- If a parked call was redriven under a new key, it is found by its first one, with 1 and 2 also when
 -- it is settled: the remote would not recognise the first key (O1).
 create function onlyonce.enqueued_before(
-  checks smallint[], fingerprints bigint[], sink text, keys uuid[], scope text, scopes text[], name text, names text[], method text, methods text[],
-  target text, targets text[], header text, headers text[], body bytea, bodies bytea[], sealed boolean[]
+  checks smallint[], fingerprints bigint[], sink text, keys uuid[], tenant text, tenants text[], scope text, scopes text[], name text, names text[],
+  method text, methods text[], target text, targets text[], header text, headers text[], body bytea, bodies bytea[], sealed boolean[]
 ) returns bigint[]
 language plpgsql as $$
 #variable_conflict use_variable
@@ -650,7 +656,7 @@ begin
         i := i + 1;
         if claims[i] = 2 then
           raise exception using errcode = 'OO004',
-            message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', coalesce(names[n], name), sink);
+            message = format('onlyonce: call %L to sink %L was enqueued before with other bytes, or its key is that of a call of another sink, tenant, scope or name', coalesce(names[n], name), sink);
         elsif claims[i] = 1 then
           skip := skip || n::bigint;
         end if;
@@ -676,29 +682,30 @@ begin
     with stored as materialized (
       select f.*, false as settled from (select where wanted is not null) asked cross join lateral onlyonce.logged_calls(sink, wanted) f
       union all
-      select p.key, p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null, false
+      select p.key, p.sink, p.tenant, p.scope, p.call_name, p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null, false
         from unnest(stored) w join onlyonce.parked p on p.kind = 'call' and p.key = w and p.settled_at is null
       union all
-      select p.first_key, p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null, p.settled_at is not null
+      select p.first_key, p.sink, p.tenant, p.scope, p.call_name, p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null, p.settled_at is not null
         from unnest(stored) w join onlyonce.parked p on p.first_key = w)
     select u.n, coalesce(u.name, name) as name,
-           bool_and((o.method, o.target, o.headers) is distinct from (coalesce(u.m, method), coalesce(u.t, target), coalesce(u.h, header))
+           bool_and((o.sink, o.tenant, o.scope, o.name) is distinct from (sink, coalesce(u.tenant, tenant), coalesce(u.scope, scope), coalesce(u.name, name))
+                    or (o.method, o.target, o.headers) is distinct from (coalesce(u.m, method), coalesce(u.t, target), coalesce(u.h, header))
                     or case when coalesce(u.s, false) or o.sealed then coalesce(u.c, 0) = 0
                             else not o.erased and o.body <> coalesce(u.b, body) end) as differs
-      from unnest(checks, keys, names, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, name, m, t, h, b, s, n)
+      from unnest(checks, keys, tenants, scopes, names, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, tenant, scope, name, m, t, h, b, s, n)
       join stored o on o.key = u.k
      where (u.c > 0 or not o.settled) and u.n <> all (skip)
      group by 1, 2
   loop
     if old.differs then
       raise exception using errcode = 'OO004',
-        message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', old.name, sink);
+        message = format('onlyonce: call %L to sink %L was enqueued before with other bytes, or its key is that of a call of another sink, tenant, scope or name', old.name, sink);
     end if;
     skip := skip || old.n;
   end loop;
   return skip;
 end $$;
-comment on function onlyonce.enqueued_before(smallint[], bigint[], text, uuid[], text, text[], text, text[], text, text[], text, text[], text, text[], bytea, bytea[], boolean[]) is
+comment on function onlyonce.enqueued_before(smallint[], bigint[], text, uuid[], text, text[], text, text[], text, text[], text, text[], text, text[], text, text[], bytea, bytea[], boolean[]) is
   'Which calls of a batch exist already; raises OO004 if their bytes differ.';
 
 -- enqueue_batch writes a batch of calls to one lane of one sink, in the caller's transaction. What
@@ -738,7 +745,7 @@ begin
        from (select distinct (get_byte(uuid_send(k), 0) << 8 | get_byte(uuid_send(k), 1)) & 1023 as stripe
                from unnest(locks) k where k is not null order by 1) s;
   end if;
-  skip := onlyonce.enqueued_before(checks, fingerprints, sink, keys, scope, scopes, name, names, method, methods, target, targets, header, headers, body, bodies, sealed);
+  skip := onlyonce.enqueued_before(checks, fingerprints, sink, keys, tenant, tenants, scope, scopes, name, names, method, methods, target, targets, header, headers, body, bodies, sealed);
   -- The xid is assigned before the ring is read, each in a statement of its own. A rotator that
   -- announces another segment in between waits for every xid that was in progress then.
   ignored := pg_current_xact_id()::text;
@@ -804,7 +811,7 @@ begin
   end if;
   for b in
     select p.lane, p.sink, min(p.i) as i, array_agg(p.k order by p.i) as keys, nullif(array_agg(p.c order by p.i), array_fill(0::smallint, array[count(*)::integer])) as checks,
-           array_agg(case when p.c = 2 then onlyonce.call_fingerprint(p.method, p.target, p.h, p.b, p.sealed) end order by p.i) as fingerprints,
+           array_agg(case when p.c = 2 then onlyonce.call_fingerprint(p.sink, p.tenant, p.scope, p.name, p.method, p.target, p.h, p.b, p.sealed) end order by p.i) as fingerprints,
            case when bool_or(p.o is not null) then array_agg(p.o order by p.i) end as order_keys,
            case when bool_or(p.op is not null) then array_agg(p.op order by p.i) end as order_prefixes,
            array_agg(p.tenant order by p.i) as tenants, array_agg(p.scope order by p.i) as scopes, array_agg(p.name order by p.i) as names,
@@ -867,7 +874,7 @@ begin
   if wrong is not null then
     raise exception using errcode = '22023', message = 'onlyonce: enqueue: ' || wrong;
   end if;
-  perform onlyonce.enqueue_batch(null, array[2::smallint], array[onlyonce.call_fingerprint(enqueue.method, enqueue.target, lines, enqueue.body, false)],
+  perform onlyonce.enqueue_batch(null, array[2::smallint], array[onlyonce.call_fingerprint(enqueue.sink, enqueue.tenant, enqueue.scope, enqueue.name, enqueue.method, enqueue.target, lines, enqueue.body, false)],
     onlyonce.lane(enqueue.key), enqueue.sink, array[enqueue.key], null, null, null, null, enqueue.tenant, null, enqueue.scope, null, enqueue.name, null,
     enqueue.method, null, enqueue.target, null, lines, null, null, null, enqueue.body, null, null, null, null, null, null, null);
 end $$;
