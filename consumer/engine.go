@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/consumer/internal/attemptlock"
-	brakes "github.com/onlyonce/onlyonce/consumer/internal/brake"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	brakes "github.com/onlyonce/onlyonce/internal/brake"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/primary"
 )
@@ -94,7 +94,7 @@ type brake struct {
 }
 
 func newBrake(cfg Brake) *brake {
-	return &brake{Window: brakes.Window{Off: cfg.Off, Size: cfg.Window, Percent: cfg.Percent, Least: cfg.Least}, every: cfg.Every}
+	return &brake{Window: brakes.Window{Off: cfg.Off, Size: cfg.Window, Percent: cfg.Percent, Least: cfg.Least, Counts: countsAsFailed}, every: cfg.Every}
 }
 
 // blockedKeys are ordering keys that were blocked when the database was last asked. It is a guess:

@@ -7,13 +7,14 @@ import (
 
 	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/outcome"
 )
 
 // Headers of the layer's answers.
 const (
-	headerStatus   = "Idempotency-Status"  // what the layer did, a Status
+	headerStatus   = outcome.HeaderStatus  // what the layer did, an Outcome
 	headerReplayed = "Idempotent-Replayed" // "true" if the answer is a stored one
-	headerExpires  = "Idempotency-Expires" // until when the answer is stored
+	headerExpires  = outcome.HeaderExpires // until when the answer is stored
 )
 
 // reply is an answer of the layer: a problem, or the handler's answer.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
@@ -14,7 +15,7 @@ import (
 // row with its error cut, because that may be a stack. Bodies and headers are not read.
 const (
 	ParkedColumns = `p.id, p.kind, p.state, p.reason, p.tenant, p.scope, p.topic, p.partition, p."offset", p.sink, p.call_name as name, p.key::text as key,
-       p.order_key::text as order_key, p.attempts, p.first_attempt_at is not null as attempted, p.redrives, p.redriven_at, p.parked_at, p.settled_at, p.next_attempt_at,
+       p.order_key::text as order_key, p.attempts, ` + parked.CallOpen + ` as may_be_applied, p.redrives, p.redriven_at, p.parked_at, p.settled_at, p.next_attempt_at,
        (select f.id from onlyonce.parked f
          where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")
          order by f.partition, f."offset" limit 1) as head`

@@ -110,7 +110,8 @@ func TestOutcomes(t *testing.T) {
 	s := newSink(t, base)
 	for want, codes := range map[outbox.Outcome][]int{
 		outbox.Delivered: {200, 201, 202, 204, 299},
-		outbox.Retry:     {408, 409, 425, 429, 500, 501, 503, 599},
+		outbox.Retry:     {408, 409, 500, 501, 503, 599},
+		outbox.Postponed: {425, 429},
 		outbox.Rejected:  {300, 301, 302, 303, 304, 307, 308, 400, 401, 403, 404, 410, 422},
 	} {
 		for _, c := range codes {
@@ -253,7 +254,7 @@ func TestAuthorize(t *testing.T) {
 		d := delivery()
 		d.Target += "?amount=1&b=2"
 		r := newSink(t, base, with(f)).Send(t.Context(), d)
-		if r.Outcome != outbox.Retry || r.Err == nil || strings.Contains(r.Reason, "secret-token") {
+		if r.Outcome != outbox.Postponed || r.Err == nil || strings.Contains(r.Reason, "secret-token") {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
@@ -338,10 +339,10 @@ func TestAnswers(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if r := s.Send(ctx, delivery()); r.Outcome != outbox.Retry || !strings.HasPrefix(r.Reason, "cut off") {
+	if r := s.Send(ctx, delivery()); r.Outcome != outbox.Postponed || !strings.HasPrefix(r.Reason, "cut off") {
 		t.Errorf("cancelled: %+v", r)
 	}
-	if r := newSink(t, "http://127.0.0.1:1").Send(t.Context(), delivery()); r.Outcome != outbox.Retry || !strings.Contains(r.Reason, "connection refused") {
+	if r := newSink(t, "http://127.0.0.1:1").Send(t.Context(), delivery()); r.Outcome != outbox.Postponed || !strings.Contains(r.Reason, "connection refused") {
 		t.Errorf("nobody there: %+v", r)
 	}
 }

@@ -200,11 +200,11 @@ var layers = []struct {
 	packages []string
 }{
 	{"below the ground", []string{"internal/pace"}},
-	{"ground", []string{"internal/claimed", "internal/codec", "internal/cursor", "internal/dialguard", "internal/fault", "internal/fields", "internal/lease", "internal/metrics", "internal/process", "internal/ready", "internal/rfc", "internal/show", "internal/watch", "migrations", "seal"}},
+	{"ground", []string{"internal/claimed", "internal/codec", "internal/cursor", "internal/dialguard", "internal/fault", "internal/fields", "internal/lease", "internal/metrics", "internal/outcome", "internal/process", "internal/ready", "internal/rfc", "internal/show", "internal/watch", "migrations", "seal"}},
 	{"identities and pools", []string{"internal/frozen", "internal/hook", "internal/origin", "internal/parked", "internal/primary"}},
 	{"transactions", []string{"internal/guard", "shard"}},
 	{"keys", []string{"dedupe", "internal/preflight", "internal/retention", "internal/ring"}},
-	{"parts of the consumer", []string{"consumer/internal/attemptlock", "consumer/internal/brake", "consumer/internal/budget", "consumer/internal/window", "consumer/source", "internal/inbox"}},
+	{"parts of the consumer", []string{"consumer/internal/attemptlock", "internal/brake", "consumer/internal/budget", "consumer/internal/window", "consumer/source", "internal/inbox"}},
 	{"consumer and outbox", []string{"consumer", "outbox"}},
 	{"sinks and the event log", []string{"consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"}},
 	{"the way into the event log", []string{"internal/intake"}},

@@ -1,4 +1,5 @@
-// Package brake decides when a partition halts because nearly all of its messages fail.
+// Package brake decides when a partition halts because nearly all of its messages fail, and when
+// calls wait because nearly all of them are refused.
 package brake
 
 import (
@@ -8,22 +9,19 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// Window is the brake of one partition. Several goroutines may use it at once.
+// Window is the brake of one partition, or of one sink's calls. Several goroutines may use it at
+// once.
 type Window struct {
-	Off                  bool // it never trips
-	Size, Percent, Least int  // see consumer.Brake
+	Off                  bool                     // it never trips
+	Size, Percent, Least int                      // see consumer.Brake
+	Counts               func(reason string) bool // whether what ended so counts as failed
+	Alike                bool                     // only failures of one reason count together
 
 	mu      sync.Mutex
 	last    []string         // how the last messages ended, oldest first: "" if applied, or the reason
 	pending map[any][]string // how attempts under way are about to end messages, as in last
 	probing bool             // it has halted the partition, and nothing was applied since
 	judged  []string         // the messages because of which it did, as in last
-}
-
-// countsAsFailed reports whether messages with this reason count against the partition. Conflicts
-// are the producers' fault, and crashes have limits of their own.
-func countsAsFailed(reason string) bool {
-	return reason == parked.NoKey || reason == parked.TooOld || reason == parked.Permanent || reason == parked.Exhausted
 }
 
 // StopsAt reports whether the partition has to halt before an attempt (nil: a retry of parked rows)
@@ -45,7 +43,7 @@ func (w *Window) StopsAt(attempt any, reasons ...string) (at int, yes bool) {
 	}
 	var own []string
 	for i, reason := range reasons {
-		if reason != "" && !countsAsFailed(reason) && !(w.probing && reason == parked.Behind) {
+		if reason != "" && !w.Counts(reason) && !(w.probing && reason == parked.Behind) {
 			continue // while the partition is halted, nothing is set aside
 		}
 		last = w.push(last, reason)
@@ -80,8 +78,14 @@ func (w *Window) push(last []string, reason string) []string {
 
 func (w *Window) trips(last []string) bool {
 	failed := 0
+	of := map[string]int{} // how many ended so
 	for _, reason := range last {
-		if reason != "" {
+		switch {
+		case reason == "":
+		case w.Alike:
+			of[reason]++
+			failed = max(failed, of[reason])
+		default:
 			failed++
 		}
 	}
@@ -102,7 +106,7 @@ func (w *Window) Record(applied int, reasons ...string) (released bool) {
 		w.last = w.push(w.last, "")
 	}
 	for _, reason := range reasons {
-		if countsAsFailed(reason) {
+		if w.Counts(reason) {
 			w.last = w.push(w.last, reason)
 		}
 	}
