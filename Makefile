@@ -15,7 +15,7 @@ MODULES := . $(filter-out .,$(patsubst ./%,%,$(patsubst %/,%,$(dir $(shell find 
 FAULTY  := tools/onlyoncevet/rules/testdata
 
 # The laboratory, of which make test runs no tests: what compares with other libraries, or checks the checkers.
-LABORATORY := bench test/adversary test/callcheck test/check test/compat test/devenv test/growth test/model test/mutants test/results test/retest test/rolling test/storm
+LABORATORY := bench test/adversary test/callcheck test/check test/compat test/devenv test/growth test/model test/mutants test/results test/retest test/rolling test/seams test/storm
 # The tests of make check.
 CHECKS := test/api test/docs test/layout test/words monitoring
 # They have nothing for the race detector to find: they compare with other libraries, or compute on one processor, which takes it minutes.
@@ -24,7 +24,7 @@ UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/model,test/mutants
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help map doubles quickstart test test-long long laboratory parts check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix zones growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle drill-restore storm-outbox storm-queue storm-keys histories faults e2e nightly ci
+.PHONY: help map doubles quickstart test test-long long laboratory parts check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary seams model matrix zones growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle drill-restore storm-outbox storm-queue storm-keys histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -146,6 +146,12 @@ mutants: ## take each rule out in turn: a test must fail; ONLY=T2,F5 picks, PART
 adversary: ## each message to Postgres goes wrong, one at a time: SAMPLE=N histories of all, drawn by SEED (the commit's hash); ONLY=consumer/*/key picks by name, PART=3/20 plays a part unless it held at this commit
 	$(GO) run ./test/adversary $(if $(SAMPLE),-sample $(SAMPLE),) $(if $(SEED),-seed $(SEED),) $(if $(ONLY),-only '$(ONLY)',) $(if $(PART),-part $(PART),)
 
+N ?= 300
+nightly: N = 3000
+
+seams: ## random histories of lifetimes and outcomes, judged by their effects: N of them, drawn by SEED (the commit's hash); ONLY=calls,requests picks kinds
+	$(GO) run ./test/seams -n $(N) $(if $(SEED),-seed $(SEED),) $(if $(ONLY),-only '$(ONLY)',)
+
 model: ## visit every state of small scopes of the protocols, and find each fault seeded in them: up to 20 minutes and 8 GiB; SMALL=1 half a minute, ONLY=slots/C5,ring picks by name
 	$(GO) run ./test/model $(if $(SMALL),-small,) $(if $(ONLY),-only '$(ONLY)',)
 
@@ -241,7 +247,7 @@ fuzz: ## each fuzz target for FUZZTIME
 parts: ## each part of CI, of which a landing plays one
 	@for n in 1 2 3 4 5 6 7 8; do .ci/part $$n || exit 1; done
 
-nightly: test-long parts mutants adversary model kit schemathesis matrix growth fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle storm-outbox storm-queue storm-keys histories faults ## the long checks; record what they print in docs/results/
+nightly: test-long parts mutants adversary seams model kit schemathesis matrix zones growth fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle storm-outbox storm-queue storm-keys histories faults ## the long checks; record what they print in docs/results/
 
 ci: ## what .ci/run runs
 	.ci/run
