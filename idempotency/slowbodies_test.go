@@ -60,8 +60,8 @@ func countingScopes(cfg idempotency.Config) (idempotency.Config, *atomic.Int64) 
 	return cfg, &n
 }
 
-// H6: requests whose bodies do not come take no place from those of the same tenant that do, however
-// many there are and whichever principal sends them.
+// H6: requests whose bodies do not come take no place from those of the same tenant that do,
+// however many there are and whichever principal sends them.
 func TestH6IdleBodiesTakeNoPlace(t *testing.T) {
 	t.Parallel()
 	cfg, arrived := countingScopes(testConfig())
