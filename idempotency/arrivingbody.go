@@ -10,8 +10,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/bodies"
 )
 
-// arrivingBody is the body of a request, which is read once: when Config.Scope reads it, or when the
-// request's scope is known and the key in its header is good (H6).
+// arrivingBody is the body of a request, which is read once: when Config.Scope reads it, or when
+// the request's scope is known and the key in its header is good (H6).
 type arrivingBody struct {
 	handler *routeHandler
 	w       http.ResponseWriter

@@ -186,8 +186,8 @@ func normalizedCoding(field string) string {
 // normalizedMediaType normalizes a Content-Type: type and parameter names in lower case, parameters
 // sorted, quotes only where they are needed. A charset of UTF-8 is dropped, because it is the
 // default for most types (JSON allows no other: RFC 8259 section 11), and clients of one API differ
-// in whether they send it. All other parameters count; of a multipart body the boundary does not, see
-// multipartParts. A value that cannot be parsed counts as it was received.
+// in whether they send it. All other parameters count; of a multipart body the boundary does not,
+// see multipartParts. A value that cannot be parsed counts as it was received.
 func normalizedMediaType(field string) string {
 	if field == "application/json" { // as most are, and what the rest comes to
 		return field

@@ -56,9 +56,9 @@ func (f *flights) admit(tenant string, limit int) bool {
 }
 
 // expectBody counts a request of a tenant whose body is on its way, and returns the room for the
-// bodies of the tenant's requests, of so many bytes. Such a request takes no place of those that run:
-// a client that does not send its body would hold it (H6). After true the caller must call bodyEnded.
-// If no further request may run now, expectBody returns false.
+// bodies of the tenant's requests, of so many bytes. Such a request takes no place of those that
+// run: a client that does not send its body would hold it (H6). After true the caller must call
+// bodyEnded. If no further request may run now, expectBody returns false.
 func (f *flights) expectBody(tenant string, limit, most int) (room *bodies.Room, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

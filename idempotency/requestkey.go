@@ -25,7 +25,8 @@ type requestKey struct {
 
 // add adds what one more source names. Every source of a key is read, not only the first that has
 // one (H3): a request with one key in the header and another in an older header names two
-// operations. Whichever key the layer took, a retry that carries only the other one would run again.
+// operations. Whichever key the layer took, a retry that carries only the other one would run
+// again.
 func (k *requestKey) add(source, value string) error {
 	if k.from == "" {
 		k.key = value

@@ -78,7 +78,8 @@ func TestU1OtherOriginsAreRefused(t *testing.T) {
 	if n := one[int](t, pool, `select count(*) from onlyonce.pauses where scope = 'stock'`); n != 0 {
 		t.Errorf("%d pauses", n)
 	}
-	// A page that is loaded as a part of another site's costs queries, and that of an act a dry run.
+	// A page that is loaded as a part of another site's costs queries, and that of an act a dry
+	// run.
 	image := []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "no-cors", "Sec-Fetch-Dest", "image"}
 	link := []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"}
 	click := append(slices.Clone(link), "Sec-Fetch-User", "?1")

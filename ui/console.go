@@ -136,8 +136,8 @@ func elsewhere(r *http.Request) bool {
 	return site == "cross-site" || site == "same-site"
 }
 
-// embedded reports whether a page of another site loads this one as a part of itself, for example as
-// an image. It cannot read it, but the browser sends the person's password along, and each page
+// embedded reports whether a page of another site loads this one as a part of itself, for example
+// as an image. It cannot read it, but the browser sends the person's password along, and each page
 // costs queries (U1).
 func embedded(r *http.Request) bool {
 	return elsewhere(r) && r.Header.Get("Sec-Fetch-Dest") != "document"

@@ -282,7 +282,7 @@ func TestW17LargeBodiesLeaveRoomForSmallOnes(t *testing.T) {
 		stall(t, receiver, unsigned, 5_000, 1<<20)
 	}
 	for range 3 {
-		stall(t, receiver, unsigned, 1, 1<<20)
+		stall(t, receiver, unsigned, 4_000, 1<<20)
 	}
 	all("beside middling bodies", 4_000)
 }

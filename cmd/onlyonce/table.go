@@ -227,9 +227,9 @@ func (a *app) writeJSON(v any) error {
 	return err
 }
 
-// printableJSON escapes the characters of JSON's strings that are not printable. encoding/json leaves
-// those above 0x7e as they are, and a terminal obeys some of them: U+009B begins a command, U+202E
-// turns the direction of text.
+// printableJSON escapes the characters of JSON's strings that are not printable. encoding/json
+// leaves those above 0x7e as they are, and a terminal obeys some of them: U+009B begins a command,
+// U+202E turns the direction of text.
 func printableJSON(line []byte) []byte {
 	out := make([]byte, 0, len(line))
 	for _, r := range string(line) {

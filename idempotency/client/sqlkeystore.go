@@ -12,8 +12,8 @@ import (
 
 // SQLKeyStore is a [KeyStore] in a table of a database, through database/sql. It works with
 // PostgreSQL, and with other databases that support "on conflict ... returning" and $1, for example
-// SQLite. Times in the table are this program's, in UTC. Create the table with the statement of [SQLKeyStore.Schema]. It is safe for concurrent
-// use, also by several processes.
+// SQLite. Times in the table are this program's, in UTC. Create the table with the statement of
+// [SQLKeyStore.Schema]. It is safe for concurrent use, also by several processes.
 type SQLKeyStore struct {
 	db                           *sql.DB
 	schema, keep, forget, expire string
@@ -35,8 +35,8 @@ func NewSQLKeyStore(db *sql.DB, table string) (*SQLKeyStore, error) {
 	}
 	in := func(statement string) string { return strings.ReplaceAll(statement, "TABLE", table) }
 	// Keep updates a row that exists to itself, because "returning" returns only rows that were
-	// written. All use the primary key but expire, which reads the whole table. No statement has the
-	// database say what time it is: that depends on the session's time zone.
+	// written. All use the primary key but expire, which reads the whole table. No statement has
+	// the database say what time it is: that depends on the session's time zone.
 	return &SQLKeyStore{
 		db:     db,
 		schema: in(`create table TABLE (intent text primary key, key text not null, made_at timestamp not null)`),

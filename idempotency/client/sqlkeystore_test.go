@@ -64,8 +64,8 @@ func TestSQLKeyStore(t *testing.T) {
 	}
 }
 
-// T15: a key that was stored a moment ago is not expired, and an older one is, whatever the session's
-// time zone.
+// T15: a key that was stored a moment ago is not expired, and an older one is, whatever the
+// session's time zone.
 func TestT15SQLKeyStore(t *testing.T) {
 	t.Parallel()
 	for _, zone := range []string{"UTC", "America/Los_Angeles", "Asia/Kathmandu"} {

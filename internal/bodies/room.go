@@ -25,8 +25,8 @@ func (r *Room) Free(held int64) { r.held.Add(-held) }
 
 // grow lets the memory of a body grow from held to size bytes. It returns false if there is no room
 // for that. Bodies have not been verified while they grow, so large ones leave room for small ones
-// (W17): the last quarter is for bodies of up to middleBytes, and the last eighth for those of up to
-// smallBytes, most bodies among them.
+// (W17): the last quarter is for bodies of up to middleBytes, and the last eighth for those of up
+// to smallBytes, most bodies among them.
 func (r *Room) grow(held, size int64) bool {
 	most := r.most
 	if size > middleBytes {

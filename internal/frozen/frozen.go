@@ -75,8 +75,8 @@ func Target(t string) error {
 	return nil
 }
 
-// isDots reports whether a server may resolve a segment as . or .. Those of Java do so with "..;a=b",
-// and others take out control characters, or spaces at the end.
+// isDots reports whether a server may resolve a segment as . or .. Those of Java do so with
+// "..;a=b", and others take out control characters, or spaces at the end.
 func isDots(segment string) bool {
 	name, _, _ := strings.Cut(segment, ";")
 	name = strings.Map(func(r rune) rune {

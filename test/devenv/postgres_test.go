@@ -48,8 +48,8 @@ func TestPostgresLocal(t *testing.T) {
 	}
 }
 
-// T15: one variable sets the time zone of the sessions of every server that is started, and a server
-// that was given must have it.
+// T15: one variable sets the time zone of the sessions of every server that is started, and a
+// server that was given must have it.
 func TestT15PostgresTimezone(t *testing.T) {
 	t.Setenv("ONLYONCE_TEST_TIMEZONE", "Asia/Kathmandu")
 	p := startPostgres(t, devenv.Options{Force: devenv.KindLocal, Own: true})

@@ -200,7 +200,7 @@ var layers = []struct {
 	packages []string
 }{
 	{"below the ground", []string{"internal/names", "internal/pace"}},
-	{"ground", []string{"internal/claimed", "internal/codec", "internal/cursor", "internal/dialguard", "internal/fault", "internal/fields", "internal/lease", "internal/metrics", "internal/outcome", "internal/process", "internal/ready", "internal/rfc", "internal/show", "internal/watch", "migrations", "seal"}},
+	{"ground", []string{"internal/bodies", "internal/claimed", "internal/codec", "internal/cursor", "internal/dialguard", "internal/fault", "internal/fields", "internal/lease", "internal/metrics", "internal/outcome", "internal/process", "internal/ready", "internal/rfc", "internal/show", "internal/watch", "migrations", "seal"}},
 	{"identities and pools", []string{"internal/frozen", "internal/hook", "internal/origin", "internal/parked", "internal/primary"}},
 	{"transactions", []string{"internal/guard", "shard"}},
 	{"keys", []string{"dedupe", "internal/preflight", "internal/retention", "internal/ring"}},
