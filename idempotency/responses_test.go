@@ -19,6 +19,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/internal/outcome"
 	"github.com/onlyonce/onlyonce/seal"
 )
 
@@ -252,6 +253,28 @@ func TestH15LongAnswers(t *testing.T) {
 	}
 	if n := one[int](r, `select count(*) from onlyonce.http_records where position('shown once'::bytea in response) > 0`); n != 0 {
 		t.Error("the secret is stored")
+	}
+}
+
+// H15: 410 says that the request took effect. So a refusal whose body is not stored keeps its
+// status, also if that is 410, and no copy is told that it took effect.
+func TestH15RefusalKeepsItsStatus(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, leasedConfig())
+	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+		for _, status := range []int{http.StatusUnprocessableEntity, http.StatusGone} {
+			path := fmt.Sprintf("/refuses/%d/%d", mode, status)
+			r.handle(idempotency.Route{Pattern: path, NoStoreBody: true, Mode: mode}, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", status) })
+			for n, mark := range []string{"created", "replayed"} {
+				g := r.post(path, "k", "x")
+				if g.status != status || g.mark() != mark || g.code() != "" || g.header.Get("Idempotency-Expires") == "" || (n == 0) != (g.body == "no\n") {
+					t.Errorf("%s, request %d: %d %s %q %q", path, n, g.status, g.mark(), g.code(), g.body)
+				}
+				if a, is := outcome.Marked(g.status, g.header, []byte(g.body)); !is || a.Applied != outcome.NotApplied {
+					t.Errorf("%s, request %d: a relay reads %+v", path, n, a)
+				}
+			}
+		}
 	}
 }
 

@@ -91,7 +91,8 @@ type Route struct {
 	TombstoneLarge bool
 
 	// NoStoreBody stores no bodies, for secrets that are shown once, for example a new API key.
-	// Copies of the request get 410. Defaults to false.
+	// Copies of the request get 410, or the status of a refusal without its body. Defaults to
+	// false.
 	NoStoreBody bool
 
 	// Render makes the body of an answer that its handler has stored by [Reference] (H28). It gets

@@ -163,6 +163,8 @@ var httpRules = []mutant{
 		old: "route.MaxResponse", new: "maxStored", test: "TestH28BodiesByReference"},
 	{rule: "H15 secrets", in: "idempotency", decl: "(*handlerRun).storedResponse",
 		old: "route.NoStoreBody && len(r.Body) > 0 ||", new: "", test: "TestH15LongAnswers"},
+	{rule: "H15 refusal whose body is not stored", in: "idempotency", decl: "goneReply",
+		old: "resp.Status >= http.StatusBadRequest", new: "false", test: "TestH15RefusalKeepsItsStatus"},
 	{rule: "H15 cut off", in: "idempotency", decl: "(*handlerRun).decideKept",
 		old: "run.tooLong(rec)", new: "run.tooLong(rec) && keep != keepNothing", test: "TestCutOffRefusalIsNotSent"},
 	{rule: "H16 answers", in: "idempotency", decl: "(*Layer).seal",
