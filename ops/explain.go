@@ -214,8 +214,7 @@ func (q *ExplainQuestion) of() *KeyOf {
 
 // endpoint is the endpoint whose webhooks are asked for, "" if none.
 func (q *ExplainQuestion) endpoint() string {
-	endpoint, _ := names.EndpointOf(q.Scope)
-	return endpoint
+	return names.EndpointOf(q.Scope)
 }
 
 // key is the stored form of the id.

@@ -26,9 +26,13 @@ func WebhookStream(endpoint string) string { return WebhookStreams + endpoint }
 // WebhookScope is the scope in which an endpoint's ids are claimed.
 func WebhookScope(endpoint string) string { return WebhookScopes + endpoint }
 
-// EndpointOf is the endpoint whose scope it is.
-func EndpointOf(scope string) (endpoint string, is bool) {
-	return strings.CutPrefix(scope, WebhookScopes)
+// EndpointOf is the endpoint whose scope it is, "" if it is no endpoint's.
+func EndpointOf(scope string) string {
+	endpoint, is := strings.CutPrefix(scope, WebhookScopes)
+	if !is {
+		return ""
+	}
+	return endpoint
 }
 
 // IsReceiver reports whether a scope is one of an endpoint's or a queue's.
