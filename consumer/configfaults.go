@@ -18,6 +18,17 @@ const maxConcurrency = 256
 // maxScope is the most bytes of a scope, so that it fits the names and metadata that contain it.
 const maxScope = 200
 
+// scopeFault refuses the scopes of receivers to a consumer of another source: both would claim ids
+// there, and take each other's for copies (S5).
+func (c Config) scopeFault() error {
+	if !names.IsReceiver(c.Scope) {
+		return nil
+	}
+	l := &fields.List{Sentinel: ErrConfig, Struct: "Config"}
+	l.Add("Scope", "is %q: the scopes in which webhook endpoints and queues claim their ids begin so", c.Scope)
+	return l.Err()
+}
+
 func (c Config) faults(events bool) error {
 	l := &fields.List{Sentinel: ErrConfig, Struct: "Config"}
 	if c.Scope == "" {
@@ -25,9 +36,6 @@ func (c Config) faults(events bool) error {
 	}
 	if len(c.Scope) > maxScope {
 		l.Add("Scope", "has %d bytes: must have at most %d", len(c.Scope), maxScope)
-	}
-	if !events && names.IsReceiver(c.Scope) {
-		l.Add("Scope", "is %q: the scopes in which webhook endpoints and queues claim their ids begin so", c.Scope)
 	}
 	switch {
 	case events && (c.Key != nil || c.PositionsOnly || c.Tenant != nil):

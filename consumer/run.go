@@ -56,6 +56,9 @@ func (c *Consumer) made(pool *pgxpool.Pool, set *shard.Set, sharded bool) (*Cons
 	events, isEvents := source.(claimed.Source)
 	c.events = isEvents
 	faults := []error{c.cfg.faults(c.events)}
+	if _, rehearses := source.(claimed.Rehearsal); !c.events && !rehearses {
+		faults = append(faults, c.cfg.scopeFault())
+	}
 	if sharded {
 		faults = append(faults, setFault(set, c.events))
 	} else {

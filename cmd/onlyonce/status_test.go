@@ -293,14 +293,14 @@ func TestO5LanesWithoutARelay(t *testing.T) {
 		t.Errorf("%s", r.out)
 	}
 
-	const unheld = "2 calls in 1 lane that no relay has held for 5m"
+	const unheld = "2 calls in 1 lane that no relay has held for 5m" // and some seconds
 	for how, sql := range map[string]string{
 		"given back": `update onlyonce.leases set nonce = null, until = null, freed_at = clock_timestamp() - interval '5 minutes' where name = $1`,
 		"died":       `update onlyonce.leases set nonce = gen_random_uuid(), until = clock_timestamp() - interval '5 minutes', freed_at = clock_timestamp() - interval '1 day' where name = $1`,
 	} {
 		f.exec(sql, lane)
 		f.run("status").want(t, statusGood, "1 thing needs you", "lanes without a relay: sink events, "+unheld, "1 relay list it, and hold 15 of 16 lanes", "see the logs of the sink's relays", "onlyonce outbox status -sink events")
-		doctor("sink events: " + unheld + "; relays hold 15 of 16 lanes")
+		doctor("sink events: "+unheld, "; relays hold 15 of 16 lanes")
 		var got struct {
 			Unheld []struct {
 				Sink         string

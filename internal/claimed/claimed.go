@@ -12,7 +12,13 @@ type Source interface {
 	ServeScope(scope string, _ Mark) error
 }
 
-// Mark is a parameter of Source.ServeScope. Only packages of this module can name it.
+// Rehearsal is a source of the test kit. It plays the messages of any other source, also those of
+// an endpoint in the endpoint's scope, and its consumer claims their ids.
+type Rehearsal interface {
+	Rehearses(_ Mark)
+}
+
+// Mark is a parameter of these methods. Only packages of this module can name it.
 type Mark struct{}
 
 // Set gives a *consumer.Message the tenant and the id under which it was appended. Package consumer
