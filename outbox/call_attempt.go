@@ -25,6 +25,8 @@ type callAttempt struct {
 	keyParked   bool      // another call of its ordering key is parked
 	permitted   bool      // it counts as under way among those of rated
 	rated       callsOf   // whose rate it counts for, besides its sink's; what it waits for, in state attemptRated
+	startedAt   time.Time // in its slot; zero: it has none
+	probe       int       // see tenantLoads.started
 	notAfter    time.Time // when the call may no longer start; zero: no bound
 
 	lane        *heldLane // by whose lease the call is made; nil before it is started
@@ -129,22 +131,12 @@ func (a *callAttempt) mayStart() error {
 	return nil
 }
 
-// takePermit takes the call's permit, if it needs one, and reports whether the call may be started.
-// The call notes whose rate it counts for.
-func (a *callAttempt) takePermit(rates *relayRates) bool {
-	if a.Tenant == "" && a.orderPrefix == 0 {
-		return true
+// loadOf is among whose calls it is under way: a completion, which asks no remote, is no tenant's.
+func (a *callAttempt) loadOf() string {
+	if a.completing() {
+		return ""
 	}
-	a.rated, a.permitted = rates.takeFor(a.Tenant, a.orderPrefix)
-	return a.permitted || a.rated == allCalls
-}
-
-// releasePermit notes that the call is under way no more.
-func (a *callAttempt) releasePermit(rates *relayRates) {
-	if a.permitted {
-		a.permitted = false
-		rates.returned(a.rated, 1)
-	}
+	return a.Tenant
 }
 
 // began calls the hook before the attempt, and returns the attempt's context.

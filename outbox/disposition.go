@@ -30,8 +30,12 @@ func (s *relaySink) decide(a *callAttempt) disposition {
 		return disposition{state: parked.Retrying, reason: parked.Scheduled, due: true, delay: a.notBeforeIn - time.Since(a.readAt)}
 	case attemptRated: // never by its due time, but when the rate has a permit for it
 		return disposition{state: parked.Retrying, reason: parked.Rate, uncounted: true}
-	case attemptWaiting:
-		return disposition{state: parked.Retrying, reason: parked.Cut, due: true}
+	case attemptWaiting: // also if it was picked, and the sink took no more calls then
+		d := disposition{state: parked.Retrying, reason: parked.Cut, due: true, uncounted: true}
+		if a.parked != 0 {
+			d.delay = s.cfg.PollInterval
+		}
+		return d
 	case attemptUnderWay: // settled when it returns; if this relay dies, due after its lease has ended, and the call with it
 		return disposition{state: parked.Retrying, reason: parked.Cut, due: true, delay: s.cfg.LeaseTTL}
 	}

@@ -101,6 +101,12 @@ func (o *laneOwner) serve() error {
 		next, slot := o.clocks.next(now), (chan struct{})(nil)
 		parkedNeedSlot := o.parked.needSlot && o.pass.reader.state != passUnknown && !now.Before(o.clocks.retryAt)
 		rowsNeedSlot := o.pass.needsSlot()
+		if rowsNeedSlot && o.pass.waitsForRoom() {
+			rowsNeedSlot = false
+			if look := now.Add(lookForRoom); look.Before(next) {
+				next = look
+			}
+		}
 		switch {
 		case !o.drainUntil.IsZero():
 			if o.drainUntil.Before(next) {
@@ -214,9 +220,10 @@ func (o *laneOwner) collectReturned() {
 	for _, a := range o.calls.take() {
 		if follower := o.pass.callReturned(a, free); follower != nil {
 			next = append(next, follower)
-		} else {
-			free++
+			continue
 		}
+		o.sink.rates.release(a)
+		free++
 	}
 	o.calls.start(next...)
 	o.sink.rates.returned(allCalls, free)

@@ -54,13 +54,11 @@ func (c *laneCalls) start(calls ...*callAttempt) {
 	}
 }
 
-// take returns the calls that have returned since it was called last. Their slots are the caller's.
+// take returns the calls that have returned since it was called last. Their slots and places are
+// the caller's, who gives them back or to others.
 func (c *laneCalls) take() []*callAttempt {
 	calls := c.returned.takeAll()
 	c.underWay -= len(calls)
-	for _, a := range calls {
-		a.releasePermit(c.lane.sink.rates)
-	}
 	return calls
 }
 
@@ -73,7 +71,10 @@ func (c *laneCalls) await() error {
 	for c.underWay > 0 {
 		select {
 		case <-c.returned.signal:
-			c.lane.sink.rates.returned(allCalls, len(c.take()))
+			for _, a := range c.take() {
+				c.lane.sink.rates.release(a)
+				c.lane.sink.rates.returned(allCalls, 1)
+			}
 		case <-releaseRequested:
 			releaseRequested = nil
 			timer := time.NewTimer(c.lane.sink.returnGrace)
@@ -95,6 +96,7 @@ type returnedCalls struct {
 }
 
 func (r *returnedCalls) add(a *callAttempt) {
+	a.lane.sink.rates.ended(a)
 	r.mu.Lock()
 	r.calls = append(r.calls, a)
 	first := len(r.calls) == 1
@@ -182,7 +184,7 @@ func (c *laneCalls) recordResult(a *callAttempt, r Result) {
 	}
 	switch r := a.result; {
 	case r.Outcome == Delivered || r.Outcome == Rejected:
-		c.lane.sink.rates.noteAnswered()
+		c.lane.sink.rates.noteAnswered(a.Tenant)
 	case r.Outcome == Retry && r.RetryAfter > 0 && r.Holds != HoldsCall:
 		c.lane.sink.rates.hold(callsOf{tenant: a.Tenant}, r.RetryAfter, r.Holds)
 	}

@@ -281,7 +281,8 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 		e.add(a, d)
 		ids, rows, keys, picks = append(ids, a.parked), append(rows, a.ID), append(keys, a.key), append(picks, a.pick)
 		asked, none = append(asked, a.reconciling), append(none, (a.unopened || d.uncounted) && !a.reconciling) // asking is never counted
-		fresh = append(fresh, d.windowAnew || (a.unopened || a.state == attemptRated) && a.opensWindow)
+		notMade := a.unopened || a.state != attemptReturned
+		fresh = append(fresh, d.windowAnew || notMade && a.opensWindow)
 	}
 	if len(ids) > 0 {
 		e.queue(b, settleSQL, sink.cfg.PassOn, pgx.NamedArgs{"ids": ids, "rows": rows, "keys": pgUUIDs(keys), "picks": picks, "asked": asked, "fresh": fresh, "none": none})

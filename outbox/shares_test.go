@@ -95,7 +95,7 @@ func TestO15CallsOfTheSinkUnderWay(t *testing.T) {
 	cfg := testConfig(newScripted(c.send))
 	cfg.Rates = []outbox.Rate{{Sink: "payments", InFlight: 4}}
 	for range 20 {
-		r.enqueueMany("a", 20)
+		r.enqueueMany("", 20)
 	}
 	for range 3 {
 		r.start(cfg)

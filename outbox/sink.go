@@ -173,8 +173,7 @@ type Result struct {
 	// never waits less than its own backoff, nor more than an hour because a remote asks.
 	RetryAfter time.Duration
 	// Holds selects the other calls that wait for RetryAfter too, in all relays. Unless it is
-	// HoldsCall, the attempt is not counted. After HoldsSink and HoldsAll the relay makes one call
-	// at a time, until one is delivered or rejected. Defaults to HoldsCall (K6).
+	// HoldsCall, the attempt is not counted. Defaults to HoldsCall (K6).
 	Holds Holds
 }
 
@@ -201,13 +200,15 @@ const (
 	HoldsCall Holds = iota
 	// HoldsTenant holds the calls of the call's tenant, or of the sink if it has none.
 	HoldsTenant
-	// HoldsSink holds the calls of the call's tenant. It holds all calls of the sink if a call of
-	// another tenant gets the same result before that time is over, and no call was delivered or
-	// rejected between the two: then until one of the two times is over. So one tenant's calls
-	// alone do not hold up another tenant's. If the call has no tenant, it holds the sink.
+	// HoldsSink holds the calls of the call's tenant, and then lets one of them be under way at a
+	// time, until one is delivered or rejected. If calls of three tenants get this result, and none
+	// was delivered or rejected in between, it holds all calls of the sink, for 10 s at most. So
+	// the calls of one customer, with one account or two, do not hold up those of others. If the
+	// call has no tenant, it holds the sink for the whole time.
 	HoldsSink
-	// HoldsAll holds all calls of the sink. It is for failures that no call can cause, for example
-	// a refused connection.
+	// HoldsAll holds all calls of the sink, and then lets one be under way at a time, until one is
+	// delivered or rejected. It is for failures that no call can cause, for example a refused
+	// connection.
 	HoldsAll
 )
 
