@@ -114,8 +114,8 @@ func (r *relayRates) ended(a *callAttempt) {
 }
 
 // follow gives back what a call had that has returned, and admits the next one of its ordering key
-// in its slot. It does both at once: another lane could take the place of a quick tenant in between,
-// and all that waits behind the next one would be parked.
+// in its slot. It does both at once: another lane could take the place of a quick tenant in
+// between, and all that waits behind the next one would be parked.
 func (r *relayRates) follow(a, next *callAttempt) admission {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -149,6 +149,31 @@ func (r *relayRates) lockedRelease(a *callAttempt, now time.Time) {
 	}
 	r.loads.add(a.loadOf(), -1, now)
 	r.lockedNoteRoom(callsOf{tenant: a.loadOf()})
+}
+
+// abandon gives back the slot of a call that has not returned, which goes on counting for its
+// tenant and its rate: so calls of a tenant that do not return take up no more than as many slots
+// as there are (O17).
+func (r *relayRates) abandon(a *callAttempt) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.loads.returned(a.probe)
+	a.probe = 0
+	r.loads.total--
+	r.count(allCalls, -1)
+}
+
+// leaveSlot releases a call that has returned, and gives its slot back unless that was done when it
+// was given up.
+func (r *relayRates) leaveSlot(a *callAttempt) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if a.gaveUp.Load() {
+		r.loads.total++ // which release takes back
+	} else {
+		r.count(allCalls, -1)
+	}
+	r.lockedRelease(a, time.Now())
 }
 
 // lockedNoteRoom wakes the lanes if calls of a tenant wait, of which fewer are under way now.

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -27,6 +28,10 @@ type callAttempt struct {
 	rated       callsOf   // whose rate it counts for, besides its sink's; what it waits for, in state attemptRated
 	startedAt   time.Time // in its slot; zero: it has none
 	probe       int       // see tenantLoads.started
+	overdueAt   time.Time // when it is given up if it has not returned (O17)
+	tookIn      bool      // the lane's owner has its result
+	returned    bool      // the goroutine that makes the call has ended; stuckCalls guards it
+	gaveUp      atomic.Bool
 	notAfter    time.Time // when the call may no longer start; zero: no bound
 
 	lane        *heldLane // by whose lease the call is made; nil before it is started
@@ -122,6 +127,9 @@ func (a *callAttempt) boundBy(window time.Duration) {
 // mayStart is Delivery.MayStart.
 func (a *callAttempt) mayStart() error {
 	now := time.Now()
+	if a.gaveUp.Load() {
+		return errGaveUp
+	}
 	if a.lane.expired(now) {
 		return errLease
 	}

@@ -44,6 +44,7 @@ func newLaneOwner(ctx context.Context, sink *relaySink, l *lease.Lease, number i
 	o.parked = newParkedCalls(lane, o.promotions, o.calls)
 	o.pass = &lanePass{lane: lane, reader: &passReader{lane: lane, firstRead: readRefList}, parked: o.parked, calls: o.calls}
 	o.clocks = clocks{waits: sink.newBackoff(), all: []clock{
+		{o.calls.due, o.calls.giveUp},
 		{o.pass.reader.due, o.pass.reader.loadCursor},
 		{o.promotions.due, o.promote},
 		{o.parked.due, o.parked.run},
@@ -70,9 +71,7 @@ func (o *laneOwner) run() error {
 	if cause != nil {
 		o.lane.emitLost(cause)
 	}
-	if stuck := o.calls.await(); stuck != nil {
-		return errors.Join(err, stuck) // without a release, because the call may still be going on
-	}
+	o.calls.await()
 	if errors.Is(cause, errReplaced) {
 		return err
 	}
@@ -151,7 +150,7 @@ func (o *laneOwner) stopped(now time.Time) bool {
 	case now.Before(o.drainUntil):
 		return false
 	case o.callsCutOff:
-		return true // a sink does not return (laneCalls.await says so), or the database does not answer
+		return true // the database does not answer
 	}
 	o.callsCutOff, o.drainUntil = true, now.Add(o.sink.returnGrace)
 	o.calls.cutOff() // the results come in at once, and the loop settles them
@@ -218,6 +217,11 @@ func (o *laneOwner) collectReturned() {
 	free := 0
 	var next []*callAttempt
 	for _, a := range o.calls.take() {
+		if a.gaveUp.Load() {
+			o.pass.callReturned(a, free)
+			o.sink.rates.leaveSlot(a)
+			continue
+		}
 		if follower := o.pass.callReturned(a, free); follower != nil {
 			next = append(next, follower)
 			continue

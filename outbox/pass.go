@@ -273,7 +273,7 @@ func (p *lanePass) callReturned(a *callAttempt, free int) *callAttempt {
 	c.underWay--
 	c.lastActivity = time.Now()
 	next := c.nextOfKey(a)
-	if next == nil || p.lane.releasing.Load() || !rates.keep(free) {
+	if next == nil || p.lane.releasing.Load() || a.gaveUp.Load() || !rates.keep(free) {
 		return nil
 	}
 	switch rates.follow(a, next) {

@@ -31,6 +31,7 @@ type relaySink struct {
 	rates       *relayRates
 	completing  chan struct{} // completions under way, of all sinks
 	halts       halts
+	stuck       stuckCalls
 }
 
 // ErrRebase is wrapped by the error of [Relay.Healthy] while a lane has halted because its cursor,
@@ -80,8 +81,8 @@ func (h *halts) first() (since time.Time, err error) {
 	return first.since, first.err
 }
 
-// sinkReturnGrace is how long a sink may take to return after its context has ended, if the relay
-// is to stop.
+// sinkReturnGrace is how long a sink may take to return after the context of a call has ended
+// (O17).
 const sinkReturnGrace = 5 * time.Second
 
 func newRelaySink(pool *primary.Pool, cfg RelayConfig, s Sink) *relaySink {

@@ -78,7 +78,7 @@ func (s *sender) run(ctx context.Context) (fault error) {
 		}
 	}
 	held.leave()
-	return fault
+	return errors.Join(fault, s.stuck.err(s.name))
 }
 
 // serveRates writes what remotes have asked for, takes the permits that are wanted, and wakes the

@@ -4,8 +4,8 @@ import "time"
 
 const (
 	// quickCall is how long calls of a tenant may take on average so that later ones wait for them
-	// where they are. Those of a slower tenant are set aside, so that they hold up no others of their
-	// lane: that costs a copy of each.
+	// where they are. Those of a slower tenant are set aside, so that they hold up no others of
+	// their lane: that costs a copy of each.
 	quickCall = 50 * time.Millisecond
 	// probePatience is how long a call that finds out whether the remote is back may take until
 	// another one may try too.
@@ -25,13 +25,14 @@ type tenantLoads struct {
 	// streak is how many tenants have become suspects since the remote answered a call for good. It
 	// counts no tenant twice until the remote has answered one of its own calls.
 	streak int
-	// probing means that one call at a time finds out whether the remote is back: since it wanted no
-	// calls, and until it has answered one for good.
+	// probing means that one call at a time finds out whether the remote is back: since it wanted
+	// no calls, and until it has answered one for good.
 	probing bool
 	round   int // of probing, which begins anew when the remote wants no calls again
 	probes  int // calls under way that were started in this round
 	began   time.Time
-	// While it probes, calls of suspects go one at a time beside that, and none before suspectsFrom.
+	// While it probes, calls of suspects go one at a time beside that, and none before
+	// suspectsFrom.
 	suspectCalls int
 	suspectsFrom time.Time
 }
@@ -122,8 +123,8 @@ func (l *tenantLoads) probe() {
 	l.probes = 0
 }
 
-// started notes that a call begins, and returns the round of probing that it is a probe of (0: it is
-// none).
+// started notes that a call begins, and returns the round of probing that it is a probe of (0: it
+// is none).
 func (l *tenantLoads) started(tenant string, now time.Time) (probe int) {
 	if !l.probing || l.load(tenant).suspect {
 		return 0
@@ -141,8 +142,8 @@ func (l *tenantLoads) returned(probe int) {
 }
 
 // failed notes that a tenant's call holds others for a time. It reports whether the calls of all
-// others are to be held too: not by what two tenants say, because they may be one person's. Then the
-// calls of a third find out (O14).
+// others are to be held too: not by what two tenants say, because they may be one person's. Then
+// the calls of a third find out (O14).
 func (l *tenantLoads) failed(tenant string, until time.Time) (holdsAll bool) {
 	t := l.of[tenant]
 	if t == nil {

@@ -22,8 +22,8 @@ func admitAll(r *relayRates, tenant string) (all []*callAttempt, refused admissi
 	}
 }
 
-// A tenant has at most as many calls under way as slots are free, so each leaves some to others. What
-// one gives back, another may take.
+// A tenant has at most as many calls under way as slots are free, so each leaves some to others.
+// What one gives back, another may take.
 func TestO16TenantLeavesSlotsToOthers(t *testing.T) {
 	t.Parallel()
 	for capacity, want := range map[int][]int{1: {1, 0}, 2: {1, 1, 0}, 3: {2, 1, 0}, 8: {4, 2, 1, 1, 0}, 100: {50, 25, 13, 6, 3, 2, 1, 0}} {
@@ -133,8 +133,9 @@ func TestO14SuspectHasOneCallUnderWay(t *testing.T) {
 	}
 }
 
-// The calls of others are held by what those of three tenants say, without one that was answered for
-// good in between: two may be one person's. They are held for seconds, whatever the remote asks for.
+// The calls of others are held by what those of three tenants say, without one that was answered
+// for good in between: two may be one person's. They are held for seconds, whatever the remote asks
+// for.
 func TestO14SinkIsHeldByThreeTenants(t *testing.T) {
 	t.Parallel()
 	a, b, c := callsOf{tenant: "a"}, callsOf{tenant: "b"}, callsOf{tenant: "c"}
@@ -196,8 +197,8 @@ func TestO14SinkIsHeldByThreeTenants(t *testing.T) {
 	}
 }
 
-// While the relay finds out whether the remote is back, one call at a time does, of a tenant that is
-// no suspect: none that was under way before, and none that hangs. Calls of suspects go one at a
+// While the relay finds out whether the remote is back, one call at a time does, of a tenant that
+// is no suspect: none that was under way before, and none that hangs. Calls of suspects go one at a
 // time beside it.
 func TestO14WhoFindsOut(t *testing.T) {
 	t.Parallel()
@@ -236,5 +237,31 @@ func TestO14WhoFindsOut(t *testing.T) {
 	r.noteAnswered("d")
 	if all, _ := admitAll(r, "e"); len(all) < 2 {
 		t.Errorf("%d calls of a tenant once the remote is back", len(all))
+	}
+}
+
+// A call that was given up has given its slot back, and gives back only its place when it returns.
+func TestO17SlotIsGivenBackOnce(t *testing.T) {
+	t.Parallel()
+	for _, tenant := range []string{"", "acme"} {
+		r := newRelayRates(1, time.Second)
+		a := callOf(tenant)
+		if r.acquire(1) != 1 || r.admit(a) != admitted || r.acquire(1) != 0 {
+			t.Fatal("it does not start alone")
+		}
+		a.gaveUp.Store(true)
+		r.abandon(a)
+		other := callOf("other")
+		if r.acquire(2) != 1 || r.admit(other) != admitted {
+			t.Error("its slot is not free")
+		}
+		r.leaveSlot(a)
+		if r.acquire(1) != 0 {
+			t.Error("it has given back another's slot")
+		}
+		r.leaveSlot(other)
+		if len(r.underWay) > 0 || r.loads.total != 0 || len(r.loads.of) > 0 {
+			t.Errorf("under way: %v, %+v", r.underWay, r.loads)
+		}
 	}
 }

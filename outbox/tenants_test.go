@@ -54,8 +54,8 @@ func TestO16HangingRemoteOfATenantHoldsUpNoOther(t *testing.T) {
 	r.states("delivered")
 }
 
-// Two tenants, who may be one person, hold up no others, whatever the remote asks for in its answers
-// to them.
+// Two tenants, who may be one person, hold up no others, whatever the remote asks for in its
+// answers to them.
 func TestO14TwoAccountsHoldNoOther(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
