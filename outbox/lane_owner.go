@@ -8,6 +8,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // laneOwner works on a lane for as long as this relay holds it. Its goroutine runs four clocks, one
@@ -43,7 +44,7 @@ func newLaneOwner(ctx context.Context, sink *relaySink, l *lease.Lease, number i
 	o := &laneOwner{sink: sink, lane: lane, promotions: &keyPromotions{lane: lane}, calls: newLaneCalls(lane), wakeups: make(chan wakeup, 1)}
 	o.parked = newParkedCalls(lane, o.promotions, o.calls)
 	o.pass = &lanePass{lane: lane, reader: &passReader{lane: lane, firstRead: readRefList}, parked: o.parked, calls: o.calls}
-	o.clocks = clocks{waits: sink.newBackoff(), all: []clock{
+	o.clocks = clocks{waits: primary.Backoff(sink.cfg.LeaseTTL), all: []clock{
 		{o.calls.due, o.calls.giveUp},
 		{o.pass.reader.due, o.pass.reader.loadCursor},
 		{o.promotions.due, o.promote},

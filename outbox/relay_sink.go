@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
-
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/primary"
 )
@@ -100,14 +98,6 @@ func newRelaySink(pool *primary.Pool, cfg RelayConfig, s Sink) *relaySink {
 // statement timeout (T5).
 func (s *relaySink) detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), s.dbTimeout)
-}
-
-// newBackoff returns the waits between tries at a database that fails.
-func (s *relaySink) newBackoff() *backoff.ExponentialBackOff {
-	return backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(s.cfg.LeaseTTL/100),
-		backoff.WithMaxInterval(s.cfg.LeaseTTL/10),
-		backoff.WithMaxElapsedTime(0))
 }
 
 // takesCalls reports whether calls may be started, in a free slot.

@@ -339,6 +339,8 @@ var outboxRules = []mutant{
 		old: "|| now.Sub(l.began) >= probePatience", new: "|| now.Before(l.began)", test: "TestO14WhoFindsOut"},
 	{rule: "O14 calls of a suspect at once", in: "outbox", decl: "(*tenantLoads).room",
 		old: "case t.suspect:", new: "case t.suspect && l.probing:", test: "TestO14SuspectHasOneCallUnderWay"},
+	{rule: "T12 wait of an owner grows with its lease", in: "internal/primary", decl: "Backoff",
+		old: "min(ttl/10, longestWait*2/3)", new: "ttl/10", test: "TestT12WaitsOfAnOwner"},
 	{rule: "O17 slot of a call that does not return", in: "outbox", decl: "(*relayRates).abandon",
 		old: "r.count(allCalls, -1)", new: "", test: "TestO17CallThatDoesNotReturnGivesItsSlotUp"},
 	{rule: "O17 call that was given up starts", in: "outbox", decl: "(*callAttempt).mayStart",
