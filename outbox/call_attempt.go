@@ -59,6 +59,7 @@ type callHistory struct {
 type attemptResult struct {
 	mayHaveLeft bool // the call may have left
 	unopened    bool // its body could not be opened: no call was made
+	notStarted  bool // the sink knows that no byte has left
 	result      Result
 	decision    decision
 }

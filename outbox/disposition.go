@@ -31,7 +31,7 @@ func (s *relaySink) decide(a *callAttempt) disposition {
 	case attemptRated: // never by its due time, but when the rate has a permit for it
 		return disposition{state: parked.Retrying, reason: parked.Rate, uncounted: true}
 	case attemptWaiting: // also if it was picked, and the sink took no more calls then
-		d := disposition{state: parked.Retrying, reason: parked.Cut, due: true, uncounted: true}
+		d := disposition{state: parked.Retrying, reason: parked.Cut, due: true}
 		if a.parked != 0 {
 			d.delay = s.cfg.PollInterval
 		}

@@ -224,6 +224,10 @@ func (c *laneCalls) recordResult(a *callAttempt, r Result) {
 	if err := fault.Point(fault.RelayCalled); err != nil {
 		a.result = Failure(err.Error(), err)
 	}
+	if r := a.result; r.Outcome == Retry && errors.Is(r.Err, ErrNotStarted) && !errors.Is(r.Err, errWindow) {
+		a.mayHaveLeft = false
+		a.notStarted = true
+	}
 	switch r := a.result; {
 	case r.Outcome == Delivered || r.Outcome == Rejected:
 		c.lane.sink.rates.noteAnswered(a.Tenant)

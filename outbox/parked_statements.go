@@ -280,8 +280,8 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 		}
 		e.add(a, d)
 		ids, rows, keys, picks = append(ids, a.parked), append(rows, a.ID), append(keys, a.key), append(picks, a.pick)
-		asked, none = append(asked, a.reconciling), append(none, (a.unopened || d.uncounted) && !a.reconciling) // asking is never counted
-		notMade := a.unopened || a.state != attemptReturned
+		notMade := a.unopened || a.notStarted || a.state != attemptReturned
+		asked, none = append(asked, a.reconciling), append(none, (notMade || d.uncounted) && !a.reconciling) // asking is never counted
 		fresh = append(fresh, d.windowAnew || notMade && a.opensWindow)
 	}
 	if len(ids) > 0 {

@@ -123,7 +123,9 @@ func (d *Delivery) MayStart() error {
 }
 
 // ErrNotStarted is wrapped by the errors of [Delivery.MayStart]: the remote may have forgotten the
-// key, or another relay may have replaced this one.
+// key, or another relay may have replaced this one. A sink may return another error that wraps it
+// if it knows that no byte has left. The attempt is not counted then, and does not begin the window
+// of the call's key.
 var ErrNotStarted = errors.New("outbox: no call was made")
 
 var (
