@@ -15,7 +15,7 @@ MODULES := . $(filter-out .,$(patsubst ./%,%,$(patsubst %/,%,$(dir $(shell find 
 FAULTY  := tools/onlyoncevet/rules/testdata
 
 # The laboratory, of which make test runs no tests: what compares with other libraries, or checks the checkers.
-LABORATORY := bench test/adversary test/callcheck test/check test/compat test/devenv test/growth test/model test/mutants test/results test/retest test/rolling test/seams test/storm
+LABORATORY := bench test/adversary test/callcheck test/check test/compat test/devenv test/growth test/model test/mutants test/remotes test/results test/retest test/rolling test/seams test/storm
 # The tests of make check.
 CHECKS := test/api test/docs test/layout test/words monitoring
 # They have nothing for the race detector to find: they compare with other libraries, or compute on one processor, which takes it minutes.
@@ -24,7 +24,7 @@ UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/model,test/mutants
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help map doubles quickstart test test-long long laboratory parts check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary seams model matrix zones growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle drill-restore storm-outbox storm-queue storm-keys histories faults e2e nightly ci
+.PHONY: help map doubles quickstart test test-long long laboratory parts check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary seams model matrix zones growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle drill-restore storm-outbox storm-queue storm-keys remotes histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -179,6 +179,9 @@ ROWS ?= 10000000
 growth: ## the engines' statements on tables of ROWS rows, each within a second: half an hour and 20 GB; ONLY=calls picks scenes by name
 	$(GO) run ./test/growth -rows $(ROWS) $(if $(ONLY),-only '$(ONLY)',)
 
+remotes: ## what the calls of other tenants see of tenants whose remotes fail, hang or lie; CALLS, ONLY=hang picks by name
+	$(GO) run ./test/remotes $(if $(CALLS),-calls $(CALLS),) $(if $(ONLY),-only '$(ONLY)',)
+
 # Storms start servers of their own, which they kill: a JVM and PostgreSQL must be on the machine.
 MESSAGES ?= 100000
 KILLS    ?= 100
@@ -247,7 +250,7 @@ fuzz: ## each fuzz target for FUZZTIME
 parts: ## each part of CI, of which a landing plays one
 	@for n in 1 2 3 4 5 6 7 8; do .ci/part $$n || exit 1; done
 
-nightly: test-long parts mutants adversary seams model kit schemathesis matrix zones growth fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle storm-outbox storm-queue storm-keys histories faults ## the long checks; record what they print in docs/results/
+nightly: test-long parts mutants adversary seams model kit schemathesis matrix zones growth fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle storm-outbox storm-queue storm-keys remotes histories faults ## the long checks; record what they print in docs/results/
 
 ci: ## what .ci/run runs
 	.ci/run

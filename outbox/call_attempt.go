@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -28,6 +29,12 @@ type callAttempt struct {
 	keyParked   bool      // another call of its ordering key is parked
 	permitted   bool      // it counts as under way among those of rated
 	rated       callsOf   // whose rate it counts for, besides its sink's; what it waits for, in state attemptRated
+	startedAt   time.Time // in its slot; zero: it has none
+	probe       int       // see tenantLoads.started
+	overdueAt   time.Time // when it is given up if it has not returned (O18)
+	tookIn      bool      // the lane's owner has its result
+	returned    bool      // the goroutine that makes the call has ended; stuckCalls guards it
+	gaveUp      atomic.Bool
 	notAfter    time.Time // when the call may no longer start; zero: no bound
 
 	lane        *heldLane // by whose lease the call is made; nil before it is started
@@ -140,6 +147,9 @@ func (a *callAttempt) boundBy(window time.Duration) {
 // mayStart is Delivery.MayStart.
 func (a *callAttempt) mayStart() error {
 	now := time.Now()
+	if a.gaveUp.Load() {
+		return errGaveUp
+	}
 	if a.lane.expired(now) {
 		return errLease
 	}
@@ -149,22 +159,12 @@ func (a *callAttempt) mayStart() error {
 	return nil
 }
 
-// takePermit takes the call's permit, if it needs one, and reports whether the call may be started.
-// The call notes whose rate it counts for.
-func (a *callAttempt) takePermit(rates *relayRates) bool {
-	if a.Tenant == "" && a.orderPrefix == 0 {
-		return true
+// loadOf is among whose calls it is under way: a completion, which asks no remote, is no tenant's.
+func (a *callAttempt) loadOf() string {
+	if a.completing() {
+		return ""
 	}
-	a.rated, a.permitted = rates.takeFor(a.Tenant, a.orderPrefix)
-	return a.permitted || a.rated == allCalls
-}
-
-// releasePermit notes that the call is under way no more.
-func (a *callAttempt) releasePermit(rates *relayRates) {
-	if a.permitted {
-		a.permitted = false
-		rates.returned(a.rated, 1)
-	}
+	return a.Tenant
 }
 
 // began calls the hook before the attempt, and returns the attempt's context.

@@ -4,8 +4,6 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
-
-	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // clock is a part of a loop's work that has times of its own.
@@ -23,7 +21,7 @@ var never = time.Unix(1<<40, 0)
 type clocks struct {
 	all     []clock
 	retryAt time.Time
-	waits   *backoff.ExponentialBackOff
+	waits   backoff.BackOff
 }
 
 // run runs each clock that is due, once, up to the first error.
@@ -56,7 +54,7 @@ func (c *clocks) next(now time.Time) time.Time {
 
 // postpone emits a database error and puts the next try off.
 func (c *clocks) postpone(emit emitter, err error) {
-	d := primary.Wait(err, c.waits.NextBackOff())
+	d := c.waits.NextBackOff()
 	emit.failed(err, d)
 	c.retryAt = time.Now().Add(d)
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/cenkalti/backoff/v4"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
 // Clocks run in their order, each once if it is due, up to the first error; then all of them wait.
@@ -48,4 +50,20 @@ func TestStatement(t *testing.T) {
 		}
 	}()
 	s.args(pgx.NamedArgs{"a": 1})
+}
+
+// After an error of the database, whichever it is, a relay's lane is due again within a second
+// (T12).
+func TestT12LaneTriesEachSecond(t *testing.T) {
+	t.Parallel()
+	sink := &relaySink{cfg: RelayConfig{LeaseTTL: 30 * time.Second}, rates: newRelayRates(8, time.Second), emit: emitter{log: slog.New(slog.DiscardHandler)}}
+	o := newLaneOwner(t.Context(), sink, &lease.Lease{Sent: time.Now()}, 0)
+	for range 50 {
+		if err := o.handleDBError(errors.New("FATAL: no more connections allowed (SQLSTATE 08P01)")); err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Until(o.clocks.retryAt); d > time.Second {
+			t.Fatalf("it waits for %v", d)
+		}
+	}
 }

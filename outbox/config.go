@@ -26,7 +26,11 @@ type RelayConfig struct {
 	// Concurrency is the number of calls under way at once, for each sink, in this relay: 1 to
 	// 1,000. Each holds one row in memory, including its body. If it is too low, a slow remote
 	// becomes the bottleneck. If it is too high, the remote may answer 429, and more calls are sent
-	// twice (under the same keys) when a relay dies. Defaults to 8.
+	// twice (under the same keys) when a relay dies.
+	//
+	// A call of a tenant starts only if the tenant has fewer calls under way than slots are free.
+	// So a tenant whose remote hangs leaves half of them to the others. InFlight of a [Rate] for
+	// the tenant, or for each, replaces that. Defaults to 8.
 	Concurrency int
 
 	// PollInterval is how often a relay looks for due calls in its lanes, and for free lanes of its

@@ -31,7 +31,12 @@ func (s *relaySink) decide(a *callAttempt) disposition {
 	case attemptRated: // never by its due time, but when the rate has a permit for it
 		return disposition{state: parked.Retrying, reason: parked.Rate, open: !a.opensWindow, uncounted: true}
 	case attemptWaiting:
-		return disposition{state: parked.Retrying, reason: parked.Cut, open: !a.opensWindow, due: true}
+		d := disposition{state: parked.Retrying, reason: parked.Cut, open: !a.opensWindow, due: true, uncounted: true}
+		if a.parked != 0 { // it was picked, and the sink took no more calls then: its reason stays
+			d.reason = ""
+			d.delay = s.cfg.PollInterval
+		}
+		return d
 	case attemptUnderWay: // settled when it returns; if this relay dies, due after its lease has ended, and the call with it
 		return disposition{state: parked.Retrying, reason: parked.Cut, open: true, due: true, delay: s.cfg.LeaseTTL}
 	}
@@ -75,7 +80,7 @@ func (s *relaySink) decideAnswered(a *callAttempt) disposition {
 		d.settlement = settledRetry
 		d.due = true
 		d.delay = s.retryWait(a)
-		d.uncounted = r.Holds != HoldsCall && r.RetryAfter > 0
+		d.uncounted = r.Holds != HoldsCall && r.RetryAfter > 0 || r.notStarted()
 	}
 	return d
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // laneOwner works on a lane for as long as this relay holds it. Its goroutine runs four clocks, one
@@ -43,7 +44,8 @@ func newLaneOwner(ctx context.Context, sink *relaySink, l *lease.Lease, number i
 	o := &laneOwner{sink: sink, lane: lane, promotions: &keyPromotions{lane: lane}, calls: newLaneCalls(lane), wakeups: make(chan wakeup, 1)}
 	o.parked = newParkedCalls(lane, o.promotions, o.calls)
 	o.pass = &lanePass{lane: lane, reader: &passReader{lane: lane, firstRead: readRefList}, parked: o.parked, calls: o.calls}
-	o.clocks = clocks{waits: sink.newBackoff(), all: []clock{
+	o.clocks = clocks{waits: primary.Backoff(sink.cfg.LeaseTTL), all: []clock{
+		{o.calls.due, o.calls.giveUp},
 		{o.pass.reader.due, o.pass.reader.loadCursor},
 		{o.promotions.due, o.promote},
 		{o.parked.due, o.parked.run},
@@ -70,9 +72,7 @@ func (o *laneOwner) run() error {
 	if cause != nil {
 		o.lane.emitLost(cause)
 	}
-	if stuck := o.calls.await(); stuck != nil {
-		return errors.Join(err, stuck) // without a release, because the call may still be going on
-	}
+	o.calls.await()
 	if errors.Is(cause, errReplaced) {
 		return err
 	}
@@ -101,6 +101,12 @@ func (o *laneOwner) serve() error {
 		next, slot := o.clocks.next(now), (chan struct{})(nil)
 		parkedNeedSlot := o.parked.needSlot && o.pass.reader.state != passUnknown && !now.Before(o.clocks.retryAt)
 		rowsNeedSlot := o.pass.needsSlot()
+		if rowsNeedSlot && o.pass.waitsForRoom() {
+			rowsNeedSlot = false
+			if look := now.Add(lookForRoom); look.Before(next) {
+				next = look
+			}
+		}
 		switch {
 		case !o.drainUntil.IsZero():
 			if o.drainUntil.Before(next) {
@@ -145,7 +151,7 @@ func (o *laneOwner) stopped(now time.Time) bool {
 	case now.Before(o.drainUntil):
 		return false
 	case o.callsCutOff:
-		return true // a sink does not return (laneCalls.await says so), or the database does not answer
+		return true // the database does not answer
 	}
 	o.callsCutOff, o.drainUntil = true, now.Add(o.sink.returnGrace)
 	o.calls.cutOff() // the results come in at once, and the loop settles them
@@ -212,11 +218,17 @@ func (o *laneOwner) collectReturned() {
 	free := 0
 	var next []*callAttempt
 	for _, a := range o.calls.take() {
+		if a.gaveUp.Load() {
+			o.pass.callReturned(a, free)
+			o.sink.rates.leaveSlot(a)
+			continue
+		}
 		if follower := o.pass.callReturned(a, free); follower != nil {
 			next = append(next, follower)
-		} else {
-			free++
+			continue
 		}
+		o.sink.rates.release(a)
+		free++
 	}
 	o.calls.start(next...)
 	o.sink.rates.returned(allCalls, free)

@@ -25,14 +25,15 @@ type laneCalls struct {
 	lane *heldLane
 	// ctx is the context of calls. The end of the drain cuts it off while the lease is still held.
 	ctx      context.Context
-	cutOff   context.CancelFunc
-	underWay int // started, and not taken in yet
+	cancel   context.CancelFunc
+	underWay int            // started, and neither taken in nor given up
+	begun    []*callAttempt // those and some others, in the order in which they are overdue
 	returned returnedCalls
 }
 
 func newLaneCalls(lane *heldLane) *laneCalls {
 	c := &laneCalls{lane: lane, returned: returnedCalls{signal: make(chan struct{}, 1)}}
-	c.ctx, c.cutOff = context.WithCancel(lane.ctx)
+	c.ctx, c.cancel = context.WithCancel(lane.ctx)
 	return c
 }
 
@@ -41,8 +42,11 @@ func newLaneCalls(lane *heldLane) *laneCalls {
 // made alone, so that if it brings the sink down again, it affects no other call.
 func (c *laneCalls) start(calls ...*callAttempt) {
 	var together []*callAttempt
+	overdueAt := time.Now().Add(c.lane.sink.limits.Timeout + c.lane.sink.returnGrace)
 	for _, a := range calls {
 		a.lane, a.bound = c.lane, a
+		a.overdueAt = overdueAt
+		c.begun = append(c.begun, a)
 		c.underWay++
 		if c.lane.sink.batcher != nil && a.parked == 0 {
 			together = append(together, a)
@@ -55,36 +59,74 @@ func (c *laneCalls) start(calls ...*callAttempt) {
 	}
 }
 
-// take returns the calls that have returned since it was called last. Their slots are the caller's.
+// take returns the calls that have returned since it was called last. Their slots and places are
+// the caller's, who gives them back or to others.
 func (c *laneCalls) take() []*callAttempt {
 	calls := c.returned.takeAll()
-	c.underWay -= len(calls)
 	for _, a := range calls {
-		a.releasePermit(c.lane.sink.rates)
+		a.tookIn = true
+		if !a.gaveUp.Load() { // else its slot was given back
+			c.underWay--
+		}
 	}
 	return calls
 }
 
-// await waits until every call has returned, so that this relay never has two calls of one row
-// under way. Their results are dropped: the lease is over, and the rows are sent again under the
-// same keys.
-func (c *laneCalls) await() error {
-	releaseRequested := c.lane.releaseRequested
-	var grace <-chan time.Time
-	for c.underWay > 0 {
-		select {
-		case <-c.returned.signal:
-			c.lane.sink.rates.returned(allCalls, len(c.take()))
-		case <-releaseRequested:
-			releaseRequested = nil
-			timer := time.NewTimer(c.lane.sink.returnGrace)
-			defer timer.Stop()
-			grace = timer.C
-		case <-grace:
-			return fmt.Errorf("outbox: a sink does not return: %d calls %v after their context ended", c.underWay, c.lane.sink.returnGrace)
+// cutOff ends the contexts of all calls.
+func (c *laneCalls) cutOff() {
+	c.cancel()
+	overdueAt := time.Now().Add(c.lane.sink.returnGrace)
+	for _, a := range c.begun {
+		if overdueAt.Before(a.overdueAt) {
+			a.overdueAt = overdueAt
 		}
 	}
+}
+
+// due is when the next call is given up unless it returns.
+func (c *laneCalls) due(time.Time) time.Time {
+	for len(c.begun) > 0 && (c.begun[0].tookIn || c.begun[0].gaveUp.Load()) {
+		c.begun = c.begun[1:]
+	}
+	if len(c.begun) == 0 {
+		return never
+	}
+	return c.begun[0].overdueAt
+}
+
+// giveUp gives up the calls that are overdue: no sink is trusted to return. Their slots go to other
+// calls. Their rows stay under way in this relay, so that it does not make them again beside an
+// attempt that may still be going on, and a result that comes after all is settled (O18).
+func (c *laneCalls) giveUp() error {
+	now := time.Now()
+	for _, a := range c.begun {
+		if a.tookIn || a.gaveUp.Load() || now.Before(a.overdueAt) || !c.lane.sink.stuck.giveUp(a) {
+			continue
+		}
+		c.underWay--
+		c.lane.sink.rates.abandon(a)
+		c.lane.sink.cfg.Logger.Error("onlyonce: a call does not return although its context has ended; its slot is given to others",
+			"sink", c.lane.sink.name, "lane", c.lane.number, "key", a.Key, "row", a.ID)
+	}
 	return nil
+}
+
+// await waits until every call has returned or was given up. Their results are dropped: the lease
+// is over, and the rows are sent again under the same keys.
+func (c *laneCalls) await() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for c.underWay > 0 {
+		timer.Reset(time.Until(c.due(time.Now())))
+		select {
+		case <-c.returned.signal:
+			for _, a := range c.take() {
+				c.lane.sink.rates.leaveSlot(a)
+			}
+		case <-timer.C:
+			_ = c.giveUp()
+		}
+	}
 }
 
 // returnedCalls holds calls of a lane that have returned, until the lane's goroutine takes them in.
@@ -96,6 +138,8 @@ type returnedCalls struct {
 }
 
 func (r *returnedCalls) add(a *callAttempt) {
+	a.lane.sink.rates.ended(a)
+	a.lane.sink.stuck.noteReturned(a)
 	r.mu.Lock()
 	r.calls = append(r.calls, a)
 	first := len(r.calls) == 1
@@ -184,7 +228,7 @@ func (c *laneCalls) recordResult(a *callAttempt, r Result) {
 	a.result = c.lane.sink.refusals.judge(a.Tenant, a.result)
 	switch r := a.result; {
 	case r.Outcome == Delivered || r.Outcome == Rejected || r.Outcome == Never || r.Outcome == Unsafe:
-		c.lane.sink.rates.noteAnswered()
+		c.lane.sink.rates.noteAnswered(a.Tenant)
 	case r.Outcome.answer().Again && r.Holds != HoldsCall && max(r.RetryAfter, r.HoldFor) > 0:
 		c.lane.sink.rates.hold(callsOf{tenant: a.Tenant}, cmp.Or(r.RetryAfter, r.HoldFor), r.Holds)
 	}

@@ -141,12 +141,16 @@ func (p *parkedCalls) settled(a *callAttempt) {
 	if a.parked == 0 {
 		delete(p.late, a.ID)
 	}
-	if a.state == attemptRated {
-		p.noteWaiting(a.rated)
-		return
-	}
 	sink := p.lane.sink
 	d := sink.dispositionOf(a)
+	switch a.state {
+	case attemptRated:
+		p.noteWaiting(a.rated)
+		return
+	case attemptWaiting:
+		p.dueIn(d.delay)
+		return
+	}
 	// A completion's transaction may have settled its call even if it reported an error.
 	if a.order != nil && (d.state == parked.Resolved || a.completing() ||
 		sink.cfg.PassOn && (d.state == parked.Waiting || d.state == parked.Reconcile)) {
@@ -193,17 +197,20 @@ func (p *parkedCalls) takeIn(t *parkedTurn) (toMake []*callAttempt) {
 			p.dueAt = time.Now().Add(p.lane.sink.cfg.PollInterval)
 		}
 	}
-	p.usedPermits(t)
+	p.admit(t)
 	if len(t.found) == 0 || !p.lane.awaitStandbys(t.walPosition) {
 		for _, a := range t.found {
-			a.releasePermit(p.lane.sink.rates)
+			p.lane.sink.rates.release(a)
 		}
 		return nil // due again by themselves
 	}
 	window := p.lane.sink.limits.startWindow()
 	for _, a := range t.found {
+		if a.reconciling && a.startedAt.IsZero() {
+			continue // due again by itself
+		}
 		p.picked[a.parked] = a
-		if a.state == attemptRated { // settled by the next turn
+		if a.state != attemptReturned { // settled by the next turn
 			p.returned = append(p.returned, a)
 			continue
 		}
@@ -251,27 +258,30 @@ func (p *parkedCalls) takePermits(n int) map[callsOf]int {
 	return taken
 }
 
-// usedPermits gives back the permits that a transaction has not used, and notes whose calls do not
-// wait in the lane any more. A call that has waited for one rate may count for another by now,
-// which may have no permit for it: then it waits for that one (O14).
-func (p *parkedCalls) usedPermits(t *parkedTurn) {
+// admit decides which of the calls that a transaction has picked may start. It gives back the
+// permits that were not used, and notes whose calls do not wait in the lane any more. A call that
+// has waited for one rate may count for another by now, which may have no permit for it: then it
+// waits for that one (O14). One that may not start waits for its tenant's others, or else for the
+// next poll.
+func (p *parkedCalls) admit(t *parkedTurn) {
 	rates := p.lane.sink.rates
 	for _, a := range t.found {
-		if a.completing() || a.reconciling {
-			continue
+		var got admission
+		if waitedFor := a.rated; t.permits[waitedFor] > 0 {
+			t.permits[waitedFor]--
+			got = rates.admitPermitted(a)
+		} else {
+			got = rates.admit(a)
 		}
-		of := rates.of(a.Tenant, a.orderPrefix)
-		switch waitedFor := a.rated; {
-		case of != waitedFor && waitedFor != allCalls:
-			if !a.takePermit(rates) {
-				a.state = attemptRated
-			}
-		case of != allCalls:
-			if a.rated, a.permitted = of, true; t.permits[of] > 0 {
-				t.permits[of]--
-			} else {
-				rates.started(of) // it had no limit when it was picked
-			}
+		switch {
+		case got == admitted, a.reconciling:
+		case got == notYet && a.Tenant == "":
+			a.state = attemptWaiting
+		case got == notYet:
+			a.rated = callsOf{tenant: a.Tenant}
+			a.state = attemptRated
+		default:
+			a.state = attemptRated
 		}
 	}
 	for of, left := range t.permits {

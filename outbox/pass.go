@@ -190,14 +190,15 @@ func (p *lanePass) startRows() {
 	c.lastActivity = time.Now()
 	var calls []*callAttempt
 	slots := 1
-	for c.hasNext() && slots > 0 {
-		for c.hasNext() && slots > 0 {
-			if p.permitted() {
+	got := admitted
+	for c.hasNext() && slots > 0 && got != notYet {
+		for c.hasNext() && slots > 0 && got != notYet {
+			if got = p.admit(); got == admitted {
 				calls = append(calls, c.nextRow())
 				slots--
 			}
 		}
-		if !p.lane.releasing.Load() {
+		if !p.lane.releasing.Load() && got != notYet {
 			slots += rates.acquire(len(c.rows) - c.next)
 		}
 	}
@@ -205,39 +206,55 @@ func (p *lanePass) startRows() {
 	p.calls.start(calls...)
 }
 
-// permitted reports whether the next row of the chunk may be called, and takes its permit. Without
-// one it sets the row aside, and those after it that count for the same rate (O14).
-func (p *lanePass) permitted() bool {
-	c, sink := p.chunk, p.lane.sink
+// lookForRoom is how often a lane looks whether its next call may start that waits where it is.
+const lookForRoom = 10 * time.Millisecond
+
+// waitsForRoom reports whether the next call of the chunk waits where it is, until others of its
+// tenant have returned.
+func (p *lanePass) waitsForRoom() bool {
+	return p.lane.sink.rates.waitsForRoom(p.chunk.rows[p.chunk.next])
+}
+
+// admit decides whether the next row of the chunk may be called, and takes what it needs. If the
+// row is to wait elsewhere, it sets it aside, and those after it that wait for the same (O14, O16).
+func (p *lanePass) admit() admission {
+	c, rates := p.chunk, p.lane.sink.rates
 	a := c.rows[c.next]
-	if a.takePermit(sink.rates) {
-		return true
+	got := rates.admit(a)
+	if got == setAside && rates.lacksPermit(a.rated) {
+		p.takePermits()
+		got = rates.admit(a)
 	}
+	if got == setAside {
+		rates.noteWaiting(a.rated)
+		c.setAside(a)
+		c.next++
+		c.skipRows()
+	}
+	return got
+}
+
+// takePermits asks the database for permits of the rates that have none, for the next rows.
+func (p *lanePass) takePermits() {
+	c, sink := p.chunk, p.lane.sink
 	wanted := map[callsOf]int{}
 	for _, next := range c.rows[c.next:min(c.next+max(2*sink.cfg.Concurrency, 64), len(c.rows))] {
-		if of, waits := sink.rates.mustWait(next.Tenant, next.orderPrefix); of != allCalls && !waits && sink.rates.available(of) == 0 {
+		if of, waits := sink.rates.mustWait(next.Tenant, next.orderPrefix); of != allCalls && !waits && sink.rates.lacksPermit(of) {
 			wanted[of]++
 		}
 	}
-	if len(wanted) > 0 {
-		q := sink.rates.request(wanted)
-		if err := sink.takePermits(p.lane.ctx, &q); err != nil {
-			sink.emit.failed(err, 0) // it waits, as if there were none
-		}
-		for of := range wanted { // the rows after this one wait too, and none of them asks again
-			if sink.rates.available(of) == 0 {
-				sink.rates.noteWaiting(of)
-			}
+	if len(wanted) == 0 {
+		return
+	}
+	q := sink.rates.request(wanted)
+	if err := sink.takePermits(p.lane.ctx, &q); err != nil {
+		sink.emit.failed(err, 0) // they wait, as if there were none
+	}
+	for of := range wanted { // the rows after this one wait too, and none of them asks again
+		if sink.rates.lacksPermit(of) {
+			sink.rates.noteWaiting(of)
 		}
 	}
-	if a.takePermit(sink.rates) {
-		return true
-	}
-	sink.rates.noteWaiting(a.rated)
-	c.setAside(a)
-	c.next++
-	c.skipRows()
-	return false
 }
 
 // callReturned takes in a call that has returned, after free others gave up their slots. It returns
@@ -256,15 +273,17 @@ func (p *lanePass) callReturned(a *callAttempt, free int) *callAttempt {
 	c.underWay--
 	c.lastActivity = time.Now()
 	next := c.nextOfKey(a)
-	if next == nil || p.lane.releasing.Load() || !rates.keep(free) {
+	if next == nil || p.lane.releasing.Load() || a.gaveUp.Load() || !rates.keep(free) {
 		return nil
 	}
-	if !next.takePermit(rates) {
-		rates.refund(allCalls, 1)
+	switch rates.follow(a, next) {
+	case admitted:
+		c.begin(next)
+		return next
+	case setAside:
 		next.state = attemptRated
 		c.blockKey(*next.order)
-		return nil
 	}
-	c.begin(next)
-	return next
+	rates.refund(allCalls, 1)
+	return nil // if it was not set aside, it is cut when the chunk ends
 }

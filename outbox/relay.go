@@ -71,9 +71,10 @@ func (r *Relay) Wake() {
 // RelayConfig.DrainTimeout to end, settles them and releases its leases.
 //
 // It returns an error at once if the schema does not fit or the database cannot be reached when it
-// starts. Later it returns one only for lasting faults, for example missing rights or tables, or a
-// Send that does not return after its context has ended: its goroutine is abandoned, and its row is
-// sent again under the same key. If the database becomes unreachable, Run waits for it.
+// starts. Later it returns one only for lasting faults, for example missing rights or tables. After
+// ctx has ended it also returns one if a Send has not returned after its own context had ended: its
+// goroutine is abandoned, and its row is sent again under the same key. If the database becomes
+// unreachable, Run waits for it.
 func (r *Relay) Run(ctx context.Context) error {
 	if !r.running.CompareAndSwap(false, true) {
 		return errors.New("outbox: this relay is running already")
@@ -150,9 +151,10 @@ func (r *Relay) Ready() error {
 
 // Healthy returns an error that names each sink whose transactions have failed for longer than a
 // third of LeaseTTL, for example because the server does not answer, of which a lane has halted
-// ([ErrRebase]), or whose calls wait because nearly all are refused ([Brake]). Use it for alerts
-// and status pages, and not as a liveness probe: a restart does not repair that. Calls that wait
-// for an operator are in `onlyonce status`.
+// ([ErrRebase]), whose calls wait because nearly all are refused ([Brake]), or of which calls have
+// not returned although their contexts have ended. Use it for alerts and status pages, and not as a
+// liveness probe: a restart does not repair that. Calls that wait for an operator are in
+// `onlyonce status`.
 func (r *Relay) Healthy() error {
 	var faults []error
 	for _, s := range r.senders {
@@ -164,6 +166,9 @@ func (r *Relay) Healthy() error {
 		}
 		if since, err := s.refusals.waiting(); err != nil {
 			faults = append(faults, fmt.Errorf("outbox: sink %s: since %s %w", s.name, since.UTC().Format(time.RFC3339), err))
+		}
+		if err := s.stuck.err(s.name); err != nil {
+			faults = append(faults, fmt.Errorf("outbox: %w", err))
 		}
 	}
 	return errors.Join(faults...)

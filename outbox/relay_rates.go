@@ -14,9 +14,9 @@ import (
 const maxRetryAfter = time.Hour
 
 // relayRates decides when a relay may start calls of a sink, in all of its lanes. It bounds how
-// many are under way at once: to RelayConfig.Concurrency, to one while the remote may be down, and
-// to no new ones while an operator has paused the sink. Its permits are of the buckets in the
-// database, which all relays share (O14). It is safe for concurrent use.
+// many are under way at once: to RelayConfig.Concurrency, of a tenant to a part of that, and to no
+// new ones while an operator has paused the sink. Its permits are of the buckets in the database,
+// which all relays share (O14). It is safe for concurrent use.
 type relayRates struct {
 	capacity int           // RelayConfig.Concurrency: how many slots there are
 	shortFor time.Duration // for how long more is wanted than there is, once it was
@@ -33,11 +33,8 @@ type relayRates struct {
 	prefixes  map[int64]callsOf     // those of limits whose calls need permits, by their stored form
 	waiting   map[callsOf]bool      // whose calls wait, in any lane of the sink
 	holds     map[callsOf]time.Time // that are not written yet
-	firstHold tenantHold            // the longest by HoldsSink since it answered for good; a second tenant's holds the sink
-	// probes means that one call at a time finds out whether the remote takes calls: since it
-	// wanted none, and until it has answered one for good.
-	probes bool
-	needed chan struct{} // holds a token when the sender has something to do
+	loads     tenantLoads
+	needed    chan struct{} // holds a token when the sender has something to do
 	// freed holds a token while a slot may be free. A goroutine that wants a slot waits for the
 	// token, and takes what is free. While fewer than capacity are taken, there is a token, or a
 	// goroutine that has received it is about to take.
@@ -48,6 +45,7 @@ func newRelayRates(capacity int, poll time.Duration) *relayRates {
 	r := &relayRates{
 		capacity: capacity, shortFor: 3 * max(time.Second, poll), relay: uuid.New(),
 		underWay: map[callsOf]int{}, limits: map[callsOf]*rateLimit{}, waiting: map[callsOf]bool{}, holds: map[callsOf]time.Time{},
+		loads:  tenantLoads{of: map[string]*tenantLoad{}},
 		needed: make(chan struct{}, 1), freed: make(chan struct{}, 1),
 	}
 	signal(r.freed)
@@ -77,26 +75,21 @@ func (r *relayRates) setPaused(paused bool) bool {
 func (r *relayRates) open() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return !r.paused && !r.lockedHeld(allCalls) && (!r.probes || r.underWay[allCalls] == 0)
-}
-
-// slots is how many calls may be under way now. The caller has the lock (O6).
-func (r *relayRates) slots() int {
-	if r.probes {
-		return 1
-	}
-	return r.capacity
+	return !r.paused && !r.lockedHeld(allCalls) && r.loads.open(time.Now())
 }
 
 // acquire takes up to n slots for calls that are about to begin, with their permits, and returns
-// how many it has got. Those that begin no call go to giveBack, the others to returned.
+// how many it has got. Those that begin no call go to giveBack, the others to returned (O6).
 func (r *relayRates) acquire(n int) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.paused {
+	if r.paused || !r.loads.open(time.Now()) {
 		return 0
 	}
-	wanted := max(min(n, r.slots()-r.underWay[allCalls]), 0)
+	if r.loads.probing {
+		n = min(n, 1)
+	}
+	wanted := max(min(n, r.capacity-r.underWay[allCalls]), 0)
 	n = r.lockedTake(allCalls, wanted)
 	if n < wanted {
 		r.lockedWant(allCalls)
@@ -115,7 +108,7 @@ func (r *relayRates) keep(free int) bool {
 	taken := r.underWay[allCalls] - free
 	l := r.limits[allCalls]
 	switch {
-	case r.paused || taken > r.slots():
+	case r.paused || r.loads.probing:
 		return false
 	case l == nil:
 		return true
@@ -182,12 +175,25 @@ func (r *relayRates) available(of callsOf) int {
 	return r.lockedAvailable(of)
 }
 
-// lockedAvailable is available under the lock.
+// lockedAvailable is available under the lock (O16).
 func (r *relayRates) lockedAvailable(of callsOf) int {
+	now := time.Now()
+	n := math.MaxInt
 	if l := r.limit(of); l != nil {
-		return l.available(time.Now(), r.underWay[of])
+		n = l.available(now, r.underWay[of])
 	}
-	return math.MaxInt
+	if of.tenant != "" {
+		n = min(n, r.lockedRoom(of.tenant, now))
+	}
+	return n
+}
+
+// lacksPermit reports whether calls need permits of a rate, and there are none.
+func (r *relayRates) lacksPermit(of callsOf) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l := r.limit(of)
+	return l != nil && l.needed() && l.available(time.Now(), r.underWay[of]) == 0
 }
 
 // waitsForRate reports whether the sink may start no call now, however many slots are free, and
@@ -207,10 +213,10 @@ func (r *relayRates) waitsForRate() bool {
 func (r *relayRates) take(of callsOf, n int) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.lockedTake(of, n)
+	return r.lockedTake(of, min(n, r.lockedAvailable(of)))
 }
 
-// lockedTake is take under the lock.
+// lockedTake is take under the lock, whatever is under way of the tenant.
 func (r *relayRates) lockedTake(of callsOf, n int) int {
 	n = max(n, 0)
 	if l := r.limit(of); l != nil {
@@ -223,21 +229,15 @@ func (r *relayRates) lockedTake(of callsOf, n int) int {
 	return n
 }
 
-// takeFor takes a permit for a call, and returns whose it is (allCalls: it needs none) and whether
-// there was one.
-func (r *relayRates) takeFor(tenant string, prefix int64) (of callsOf, permitted bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if of = r.lockedOf(tenant, prefix); of == allCalls {
-		return of, false
-	}
-	return of, r.lockedTake(of, 1) == 1
-}
-
 // refund returns permits of calls whose place stays taken.
 func (r *relayRates) refund(of callsOf, n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.lockedRefund(of, n)
+}
+
+// lockedRefund is refund under the lock.
+func (r *relayRates) lockedRefund(of callsOf, n int) {
 	if l := r.limits[of]; l != nil && l.limited {
 		l.permits += n
 	}
@@ -245,12 +245,16 @@ func (r *relayRates) refund(of callsOf, n int) {
 
 // giveBack returns permits that were not used.
 func (r *relayRates) giveBack(of callsOf, n int) {
-	r.refund(of, n)
-	r.returned(of, n)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lockedGiveBack(of, n)
 }
 
-// started notes that a call is under way that needed no permit.
-func (r *relayRates) started(of callsOf) { r.returned(of, -1) }
+// lockedGiveBack is giveBack under the lock.
+func (r *relayRates) lockedGiveBack(of callsOf, n int) {
+	r.lockedRefund(of, n)
+	r.count(of, -n)
+}
 
 // returned notes that calls that were permitted are under way no more.
 func (r *relayRates) returned(of callsOf, n int) {
@@ -270,8 +274,14 @@ func (r *relayRates) count(of callsOf, n int) {
 	} else {
 		r.underWay[of] = now
 	}
+	if of.tenant != "" {
+		r.loads.add(of.tenant, n, time.Now())
+	}
 	if of == allCalls && n < 0 {
 		signal(r.freed)
+	}
+	if n < 0 {
+		r.lockedNoteRoom(of)
 	}
 	l := r.limit(of)
 	if l == nil || !l.bounded {
@@ -330,13 +340,22 @@ func (r *relayRates) lockedHeld(of callsOf) bool {
 }
 
 // mustWait reports whether a new call is set aside at once, and whose rate it waits for then: if
-// others that count for that wait already, or if the remote wants none.
+// others that count for that wait already, if the remote wants none, or if its tenant has slow
+// calls under way and no room for more.
 func (r *relayRates) mustWait(tenant string, prefix int64) (of callsOf, must bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	of = r.lockedOf(tenant, prefix)
 	l := r.limit(of)
-	return of, of != allCalls && l != nil && (r.lockedHeld(of) || l.needed() && r.waiting[of])
+	if of != allCalls && l != nil && (r.lockedHeld(of) || l.needed() && r.waiting[of]) {
+		return of, true
+	}
+	if now := time.Now(); tenant != "" && r.lockedRoom(tenant, now) == 0 && r.loads.slow(tenant, now) {
+		of = callsOf{tenant: tenant}
+		r.waiting[of] = true
+		return of, true
+	}
+	return of, false
 }
 
 // noteWaiting notes that new calls are to wait.
@@ -353,7 +372,8 @@ func (r *relayRates) setWaiting(all map[callsOf]bool) {
 	r.waiting = all
 }
 
-// limited returns whose calls need permits, or whose calls the remote does not want.
+// limited returns whose calls need permits, whose calls the remote does not want, and those of
+// tenants that have no room for more.
 func (r *relayRates) limited() limitedCalls {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -367,10 +387,20 @@ func (r *relayRates) limited() limitedCalls {
 			all.prefixes, all.ofPrefixes = append(all.prefixes, l.prefix), append(all.ofPrefixes, of.stored())
 		}
 	}
+	now := time.Now()
+	for tenant, load := range r.loads.of {
+		if tenant == "" || all.each || load.underWay == 0 && !r.loads.probing {
+			continue
+		}
+		if r.lockedRoom(tenant, now) == 0 && !slices.Contains(all.tenants, tenant) {
+			all.tenants = append(all.tenants, tenant)
+		}
+	}
 	return all
 }
 
-// hold notes that a remote wants no calls of a tenant for a while, or of the sink: see HoldsSink
+// hold notes that a remote wants no calls of a tenant for a while, or of the sink: see HoldsSink.
+// What calls of tenants say holds the sink for sinkHold at most, because the cause may be in them
 // (O14).
 func (r *relayRates) hold(of callsOf, d time.Duration, holds Holds) {
 	now := time.Now()
@@ -381,15 +411,15 @@ func (r *relayRates) hold(of callsOf, d time.Duration, holds Holds) {
 		of = allCalls
 	}
 	r.lockedHold(of, until)
-	if holds == HoldsTenant {
-		return
-	}
-	first := r.firstHold
-	if first.of != of && now.Before(first.until) { // of another tenant
-		r.lockedHold(allCalls, now.Add(min(until.Sub(now), first.until.Sub(now))))
-	}
-	if r.probes = true; until.After(first.until) {
-		r.firstHold = tenantHold{of, until}
+	switch {
+	case holds == HoldsTenant:
+	case of == allCalls:
+		r.loads.probe()
+	default:
+		soon := now.Add(min(d, sinkHold))
+		if r.loads.failed(of.tenant, soon) {
+			r.lockedHold(allCalls, soon)
+		}
 	}
 }
 
@@ -410,20 +440,13 @@ func (r *relayRates) heldLimit(of callsOf) *rateLimit {
 	return limitOf(r.limits, of)
 }
 
-// noteAnswered notes that the remote has answered a call for good.
-func (r *relayRates) noteAnswered() {
+// noteAnswered notes that the remote has answered a call of a tenant for good.
+func (r *relayRates) noteAnswered(tenant string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.probes {
-		r.firstHold, r.probes = tenantHold{}, false
+	if r.loads.answered(tenant) {
 		r.regain()
 	}
-}
-
-// tenantHold is for how long HoldsSink holds a tenant.
-type tenantHold struct {
-	of    callsOf
-	until time.Time
 }
 
 // storedRate is a row of ratesSQL.

@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
-
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/primary"
 )
@@ -32,6 +30,7 @@ type relaySink struct {
 	completing  chan struct{} // completions under way, of all sinks
 	halts       halts
 	refusals    *refusals
+	stuck       stuckCalls
 }
 
 // ErrRebase is wrapped by the error of [Relay.Healthy] while a lane has halted because its cursor,
@@ -81,8 +80,8 @@ func (h *halts) first() (since time.Time, err error) {
 	return first.since, first.err
 }
 
-// sinkReturnGrace is how long a sink may take to return after its context has ended, if the relay
-// is to stop.
+// sinkReturnGrace is how long a sink may take to return after the context of a call has ended
+// (O18).
 const sinkReturnGrace = 5 * time.Second
 
 func newRelaySink(pool *primary.Pool, cfg RelayConfig, s Sink) *relaySink {
@@ -101,14 +100,6 @@ func newRelaySink(pool *primary.Pool, cfg RelayConfig, s Sink) *relaySink {
 // statement timeout (T5).
 func (s *relaySink) detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), s.dbTimeout)
-}
-
-// newBackoff returns the waits between tries at a database that fails.
-func (s *relaySink) newBackoff() *backoff.ExponentialBackOff {
-	return backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(s.cfg.LeaseTTL/100),
-		backoff.WithMaxInterval(s.cfg.LeaseTTL/10),
-		backoff.WithMaxElapsedTime(0))
 }
 
 // takesCalls reports whether calls may be started, in a free slot.

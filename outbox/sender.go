@@ -33,7 +33,7 @@ func (s *sender) run(ctx context.Context) (fault error) {
 	poll, purger := newPoll(held), &purger{sink: s.relaySink, watched: watch.New(s.pool, watch.Often)}
 	leases := clock{func(time.Time) time.Time { return held.renewAt }, held.renew}
 	rates := clock{s.rates.due, func() error { return s.serveRates(ctx, held) }}
-	work := clocks{waits: s.newBackoff(), all: []clock{
+	work := clocks{waits: primary.Backoff(s.cfg.LeaseTTL), all: []clock{
 		leases,
 		{func(time.Time) time.Time { return poll.lanes }, poll.pollLanes},
 		{func(time.Time) time.Time { return poll.work }, poll.pollWork},
@@ -78,7 +78,7 @@ func (s *sender) run(ctx context.Context) (fault error) {
 		}
 	}
 	held.leave()
-	return fault
+	return errors.Join(fault, s.stuck.err(s.name))
 }
 
 // serveRates writes what remotes have asked for, takes the permits that are wanted, and wakes the

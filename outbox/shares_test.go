@@ -76,7 +76,7 @@ func TestO15CallsOfATenantUnderWay(t *testing.T) {
 			}
 			r.start(cfg)
 			r.start(cfg)
-			until(t, "as many as may be are under way", func() bool { return c.atOnce("slow") == 3 && c.atOnce("other") > 3 })
+			until(t, "as many as may be are under way", func() bool { return c.atOnce("slow") == 3 && c.atOnce("other") > 2 })
 			open()
 			r.states("delivered")
 			if n := c.atOnce("slow"); n != 3 {
@@ -95,7 +95,7 @@ func TestO15CallsOfTheSinkUnderWay(t *testing.T) {
 	cfg := testConfig(newScripted(c.send))
 	cfg.Rates = []outbox.Rate{{Sink: "payments", InFlight: 4}}
 	for range 20 {
-		r.enqueueMany("a", 20)
+		r.enqueueMany("", 20)
 	}
 	for range 3 {
 		r.start(cfg)

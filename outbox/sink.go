@@ -123,9 +123,11 @@ func (d *Delivery) MayStart() error {
 	return d.bound.mayStart()
 }
 
-// ErrNotStarted is wrapped by the error of an attempt of which no byte has left. The errors of
+// ErrNotStarted is wrapped by the error of an attempt that was not started. The errors of
 // [Delivery.MayStart] wrap it: the remote may have forgotten the key, or another relay may have
-// replaced this one.
+// replaced this one. A sink may return another error that wraps it if it did not come to this call
+// at all, for example because the time of a batch was over. The result is [Postponed] then, as
+// [Failure] returns it, and the attempt is not counted.
 var ErrNotStarted = errors.New("outbox: no call was made")
 
 var (
@@ -149,7 +151,9 @@ const (
 	// call is parked, and waits for an operator, who learns whether an earlier attempt is open.
 	Rejected
 	// Postponed: this attempt was not applied, for example because there was no connection. The
-	// call is sent again. If no earlier attempt is open, its key's window has not begun.
+	// call is sent again. If no earlier attempt is open, its key's window has not begun. The attempt
+	// is counted, so that the call waits longer each time, unless it was not even started: its error
+	// wraps [ErrNotStarted] then.
 	Postponed
 	// Never: the remote remembers the key, and has answered that it has applied no attempt under it
 	// and will not. Final, for earlier attempts too. The call is parked.
@@ -214,8 +218,7 @@ type Result struct {
 	// RetryAfter. The attempt is counted then, so the call itself waits longer each time.
 	HoldFor time.Duration
 	// Holds selects the other calls that wait for RetryAfter too, in all relays. Unless it is
-	// HoldsCall, the attempt is not counted. After HoldsSink and HoldsAll the relay makes one call
-	// at a time, until one is delivered or rejected. Defaults to HoldsCall (K6).
+	// HoldsCall, the attempt is not counted. Defaults to HoldsCall (K6).
 	Holds Holds
 }
 
@@ -242,13 +245,15 @@ const (
 	HoldsCall Holds = iota
 	// HoldsTenant holds the calls of the call's tenant, or of the sink if it has none.
 	HoldsTenant
-	// HoldsSink holds the calls of the call's tenant. It holds all calls of the sink if a call of
-	// another tenant gets the same result before that time is over, and no call was delivered or
-	// rejected between the two: then until one of the two times is over. So one tenant's calls
-	// alone do not hold up another tenant's. If the call has no tenant, it holds the sink.
+	// HoldsSink holds the calls of the call's tenant, and then lets one of them be under way at a
+	// time, until one is delivered or rejected. If calls of three tenants get this result, and none
+	// was delivered or rejected in between, it holds all calls of the sink, for 10 s at most. So
+	// the calls of one customer, with one account or two, do not hold up those of others. If the
+	// call has no tenant, it holds the sink for the whole time.
 	HoldsSink
-	// HoldsAll holds all calls of the sink. It is for failures that no call can cause, for example
-	// a refused connection.
+	// HoldsAll holds all calls of the sink, and then lets one be under way at a time, until one is
+	// delivered or rejected. It is for failures that no call can cause, for example a refused
+	// connection.
 	HoldsAll
 )
 
@@ -265,6 +270,12 @@ func Failure(reason string, err error) Result {
 		r.Outcome = Postponed
 	}
 	return r
+}
+
+// notStarted reports whether an attempt was not started, so that it is not counted (O6). One that
+// came too late is, so that the relay waits longer each time while clocks disagree.
+func (r Result) notStarted() bool {
+	return r.Outcome == Postponed && errors.Is(r.Err, ErrNotStarted) && !errors.Is(r.Err, errWindow)
 }
 
 type permanentError struct{ error }

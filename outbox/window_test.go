@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/internal/parked"
@@ -351,5 +352,35 @@ func TestTrace(t *testing.T) {
 		if d.Trace != want {
 			t.Errorf("%s, attempt %d: trace %q", d.Body, d.Attempt, d.Trace)
 		}
+	}
+}
+
+// An attempt of which the sink knows that no byte has left is not counted, and begins no window: of
+// a call from the log, and of one that is tried again.
+func TestO6CallThatNeverLeft(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var sent atomic.Int64
+	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+		if sent.Add(1) <= 3 {
+			return outbox.Failure("no time", fmt.Errorf("%w: no time", outbox.ErrNotStarted))
+		}
+		return outbox.Failure("no answer", nil)
+	})
+	cfg := testConfig(sink)
+	cfg.Backoff = dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond}
+	r.enqueue(charge("1"))
+	x := r.start(cfg)
+	until(t, "it was tried", func() bool { return sent.Load() >= 3 })
+	until(t, "an attempt counts", func() bool { return sent.Load() >= 5 })
+	x.stop()
+	all := r.told(5)
+	for i, want := range []int{1, 1, 1, 1, 2} {
+		if got := all[i].Attempt.Number; got != want {
+			t.Errorf("attempt %d has the number %d, want %d", i, got, want)
+		}
+	}
+	if n := one[int64](r, `select sent - attempts from onlyonce.parked, (select $1::bigint as sent) s`, sent.Load()); n != 3 && !r.lost() {
+		t.Errorf("%d attempts are not counted, want 3", n)
 	}
 }

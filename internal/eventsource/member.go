@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
@@ -43,15 +42,14 @@ type member struct {
 func (m *member) runMember(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	pause := backoff.NewExponentialBackOff(backoff.WithInitialInterval(m.cfg.LeaseTTL/100), backoff.WithMaxInterval(m.cfg.LeaseTTL/10),
-		backoff.WithMaxElapsedTime(0))
+	pause := primary.Backoff(m.cfg.LeaseTTL)
 	var fault error
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ctx.Err() == nil {
 		if err := m.doWhatIsDue(ctx); err != nil && ctx.Err() == nil {
 			m.membership.Set(err)
-			d := primary.Wait(err, pause.NextBackOff())
+			d := pause.NextBackOff()
 			m.cfg.Logger.Warn("onlyonce: reading the event log failed", "group", m.cfg.Group, "error", err, "again_in", d)
 			m.notBefore = time.Now().Add(d)
 		} else {

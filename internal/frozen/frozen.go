@@ -88,6 +88,20 @@ func isDots(segment string) bool {
 	return name == "." || name == ".."
 }
 
+// Destination returns what a target of a sink names that has no addresses below a base URL, for
+// example a queue or a subject: a slash and the name, percent-encoded where Target asks for that.
+// An empty target has an empty name.
+func Destination(target string) (name string, err error) {
+	if err := Target(target); err != nil {
+		return "", err
+	}
+	encoded, ok := strings.CutPrefix(target, "/")
+	if !ok && target != "" {
+		return "", fmt.Errorf("%q must be a slash and a name", clip(target))
+	}
+	return url.PathUnescape(encoded)
+}
+
 const connections = "it belongs to the connection, not to the call"
 
 // refused are the headers that a row must not hold, and why.

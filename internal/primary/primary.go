@@ -24,6 +24,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -65,6 +66,14 @@ func Refused(err error) bool {
 // longestWait bounds the wait for the next try after such a refusal, so that the first write
 // follows soon when the new primary is in reach. Each try costs a new connection.
 const longestWait = time.Second
+
+// Backoff returns the waits of an owner whose leases last ttl, between tries at a database that
+// fails: they grow up to a second, whatever the error. While a switchover goes on, a pooler or the
+// driver may say by any error that there is no primary (T12).
+func Backoff(ttl time.Duration) backoff.BackOff {
+	most := min(ttl/10, longestWait*2/3) // a wait is random, up to half as long again
+	return pace.Backoff(min(ttl/100, most), most)
+}
 
 // Wait returns the wait before the next try, given the one that an engine's back-off asks for.
 func Wait(err error, d time.Duration) time.Duration {

@@ -140,3 +140,20 @@ func TestWait(t *testing.T) {
 		t.Error(d)
 	}
 }
+
+// An owner that cannot reach the database tries each second, whatever the error, and more often at
+// first or if its leases are short.
+func TestT12WaitsOfAnOwner(t *testing.T) {
+	t.Parallel()
+	for ttl, most := range map[time.Duration]time.Duration{30 * time.Second: time.Second, 10 * time.Minute: 10 * time.Second, time.Second: 150 * time.Millisecond} {
+		b := primary.Backoff(ttl)
+		if first := b.NextBackOff(); first > min(ttl*3/200, time.Second) {
+			t.Errorf("a lease of %v: the first wait is %v", ttl, first)
+		}
+		for range 100 {
+			if d := b.NextBackOff(); d > min(most, time.Second) {
+				t.Errorf("a lease of %v: a wait of %v", ttl, d)
+			}
+		}
+	}
+}

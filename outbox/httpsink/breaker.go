@@ -15,7 +15,7 @@ import (
 // any calls, the last failure and each further one asks the relay to hold calls for OpenFor, as the
 // host itself could with Retry-After. If there was no connection, it holds all calls of the sink
 // (outbox.HoldsAll). Otherwise the call may be the cause: it holds those of its tenant, and those
-// of the sink once calls of two tenants have failed (outbox.HoldsSink). The relay starts no such
+// of the sink once calls of three tenants have failed (outbox.HoldsSink). The relay starts no such
 // calls meanwhile, so that no attempts are counted and no windows begin. Then it makes one call at
 // a time until one is delivered or rejected.
 //

@@ -28,6 +28,7 @@
 //	408 409 425 429 5xx              tried again, after Retry-After (seconds or a date) if present;
 //	                                 other calls wait too: of the sink (503), of the tenant (429)
 //	no whole answer within Timeout   tried again: the remote may have applied the call
+//	101                              the same: the sink never asks for another protocol
 //	everything else, 3xx included    rejected: parked for an operator. Redirects are not followed.
 //
 // Config.Outcomes overrides this for a remote that uses a status differently. The sink reads at
@@ -36,7 +37,7 @@
 // unless Config.Transport sets another limit.
 //
 // After 10 failures in a row the [Breaker] has the relay hold calls for 10 s at a time: those of
-// the tenant whose call failed, or all of them if calls of two tenants fail.
+// the tenant whose call failed, or all of them if calls of three tenants fail.
 //
 // # What it defends against
 //

@@ -2,6 +2,7 @@ package httpsink
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptrace"
@@ -48,7 +49,7 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 	var answer []byte
 	if err == nil {
 		defer resp.Body.Close()
-		answer, err = io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+		answer, err = readAnswer(resp)
 	}
 	if refused := g.refusal(); refused != nil {
 		return s.noteHealth(healthWithoutAnswer(ctx, refused, g.sent()), g.failure(redactQuoted(refused), refused))
@@ -79,6 +80,18 @@ func unsent(r outbox.Result) outbox.Result {
 		r.Outcome = outbox.Postponed
 	}
 	return r
+}
+
+// errSwitched is the end of an answer 101, which the sink never asks for.
+var errSwitched = errors.New("the answer breaks off: the remote switched protocols (101), which it was not asked for")
+
+// readAnswer reads the body of an answer. After 101 Go's transport hands the connection over, and
+// watches the context no more: a read of it would last until the remote closes (O18).
+func readAnswer(resp *http.Response) ([]byte, error) {
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		return nil, errSwitched
+	}
+	return io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 }
 
 // capturedHeaders returns the headers of an answer that are captured with it.

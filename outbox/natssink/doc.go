@@ -12,9 +12,9 @@
 //
 // # Messages
 //
-// Target is a slash and a subject without wildcards. The payload is the body. Headers are the
-// call's, in HTTP's canonical form, and Nats-Msg-Id, which is the call's derived key and the same
-// at each attempt. Method must be POST, because a message has none.
+// Target is a slash and a subject without wildcards, percent-encoded. The payload is the body.
+// Headers are the call's, in HTTP's canonical form, and Nats-Msg-Id, which is the call's derived
+// key and the same at each attempt. Method must be POST, because a message has none.
 //
 // # Guarantees and limits
 //

@@ -177,11 +177,11 @@ func (s *Sink) message(d *outbox.Delivery) (*nats.Msg, error) {
 }
 
 func (s *Sink) subject(target string) (string, error) {
-	if err := frozen.Target(target); err != nil {
+	subject, err := frozen.Destination(target)
+	if err != nil {
 		return "", err
 	}
-	subject, ok := strings.CutPrefix(target, "/")
-	if !ok || !validSubject(subject, false) {
+	if !validSubject(subject, false) {
 		return "", errors.New("must be a slash and a subject without wildcards, as /orders.placed")
 	}
 	for _, pattern := range s.cfg.Subjects {

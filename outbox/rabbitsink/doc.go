@@ -12,10 +12,10 @@
 //
 // # Messages
 //
-// Target is a slash and a routing key. The payload is the body. The message is persistent, and its
-// message-id is the call's derived key, the same at each attempt. Headers are the call's, in HTTP's
-// canonical form; Content-Type and Content-Encoding are properties. Method must be POST, because a
-// message has none.
+// Target is a slash and a routing key, percent-encoded. The payload is the body. The message is
+// persistent, and its message-id is the call's derived key, the same at each attempt. Headers are
+// the call's, in HTTP's canonical form; Content-Type and Content-Encoding are properties. Method
+// must be POST, because a message has none.
 //
 // # Guarantees and limits
 //

@@ -147,10 +147,10 @@ func (s *Sink) message(d *outbox.Delivery) (key string, msg amqp.Publishing, err
 	if d.Method != http.MethodPost {
 		return "", msg, errors.New("method: must be POST, which is the default: a message has none")
 	}
-	if err := frozen.Target(d.Target); err != nil {
+	if key, err = frozen.Destination(d.Target); err != nil {
 		return "", msg, fmt.Errorf("target: %w", err)
 	}
-	if key = strings.TrimPrefix(d.Target, "/"); len(key) > maxShort {
+	if len(key) > maxShort {
 		return "", msg, errors.New("target: must be a slash and a routing key of at most 255 bytes")
 	}
 	names, values, faults := frozen.Headers(d.Header)

@@ -15,8 +15,8 @@
 // Target is a slash and the name of a queue. The message's body is the call's. Its attributes are
 // the call's headers, in HTTP's canonical form, and [MessageID], which is the call's derived key
 // and the same at each attempt. A body that is not text of the characters that SQS takes is sent as
-// base64, with the attribute Content-Transfer-Encoding, which package sqsqueue decodes. Method must
-// be POST, because a message has none.
+// base64, with the attribute Content-Transfer-Encoding, which package sqsqueue decodes. A call must
+// not have that header itself. Method must be POST, because a message has none.
 //
 // In a FIFO queue MessageDeduplicationId is the derived key too. MessageGroupId is derived from the
 // call's ordering key, scope and tenant. A call without an ordering key is a group of its own.
@@ -31,6 +31,8 @@
 // may wait in a queue, or, if they have no inbox, to five minutes for FIFO queues.
 //
 // The relay sends calls of one ordering key one after another. Others share requests of up to 10.
+// All queues of a sink share its slots (RelayConfig.Concurrency): give a queue that may not answer
+// for long a sink of its own.
 // A message has at most 10 attributes, and 1 MiB with them. The trace context is one or two of
 // them, and left out if there is no room.
 //

@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -40,6 +41,12 @@ const (
 	maxAttributes = 10
 )
 
+// requestsAtOnce is how many requests of a batch are made to one queue at once.
+const requestsAtOnce = 4
+
+// errOutOfTime is the end of a call whose request was not made.
+var errOutOfTime = fmt.Errorf("%w: the time of its batch was over, or the relay stopped", outbox.ErrNotStarted)
+
 // ErrConfig is wrapped by every error of New.
 var ErrConfig = errors.New("sqssink")
 
@@ -58,7 +65,9 @@ type Config struct {
 	// never forget an id. Required.
 	KeyWindow time.Duration
 
-	// Timeout bounds one attempt, until the answer: 100 ms to 10 minutes. Defaults to 10 s.
+	// Timeout bounds one attempt, until the answer: 100 ms to 10 minutes. The calls that the relay
+	// hands over together have it together. One whose request did not begin within it was not
+	// started, and counts no attempt. Defaults to 10 s.
 	Timeout time.Duration
 }
 
@@ -128,7 +137,8 @@ type call struct {
 	size  int
 }
 
-// SendBatch makes one attempt at each call, with as few requests as SQS allows, one after another.
+// SendBatch makes one attempt at each call, with as few requests as SQS allows. The queues are sent
+// to side by side, so that one that does not answer holds up no other.
 func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended func(i int, r outbox.Result)) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
@@ -147,17 +157,32 @@ func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended fu
 		}
 		waiting[queue] = append(waiting[queue], c)
 	}
+	var sending sync.WaitGroup
 	for _, queue := range names {
-		for all := waiting[queue]; len(all) > 0; {
-			n, size := 0, 0
-			for n < min(len(all), perRequest) && size+all[n].size <= maxBytes {
-				size += all[n].size
-				n++
-			}
-			s.request(ctx, s.queues[queue], all[:n], ended)
-			all = all[n:]
-		}
+		sending.Go(func() { s.sendTo(ctx, s.queues[queue], waiting[queue], ended) })
 	}
+	sending.Wait()
+}
+
+// sendTo sends calls to a queue, some requests at a time, and returns when all have ended.
+func (s *Sink) sendTo(ctx context.Context, queue string, calls []*call, ended func(i int, r outbox.Result)) {
+	places := make(chan struct{}, requestsAtOnce)
+	var sending sync.WaitGroup
+	for len(calls) > 0 {
+		n, size := 0, 0
+		for n < min(len(calls), perRequest) && size+calls[n].size <= maxBytes {
+			size += calls[n].size
+			n++
+		}
+		together := calls[:n]
+		calls = calls[n:]
+		places <- struct{}{} // each request ends with ctx
+		sending.Go(func() {
+			defer func() { <-places }()
+			s.request(ctx, queue, together, ended)
+		})
+	}
+	sending.Wait()
 }
 
 // once has a request made once: the relay journals each attempt.
@@ -168,7 +193,11 @@ func (s *Sink) request(ctx context.Context, queue string, calls []*call, ended f
 	in := &sqs.SendMessageBatchInput{QueueUrl: &queue}
 	byID := map[string]*call{}
 	for _, c := range calls {
-		if err := c.of.MayStart(); err != nil {
+		err := c.of.MayStart()
+		if err == nil && ctx.Err() != nil {
+			err = errOutOfTime
+		}
+		if err != nil {
 			ended(c.index, outbox.Failure(err.Error(), err))
 			continue
 		}
@@ -265,6 +294,7 @@ func (s *Sink) message(c *call) (queue string, err error) {
 	if len(faults) > 0 {
 		return "", fmt.Errorf("header: %w", faults[0])
 	}
+	own := len(names) // where the sink's own attributes begin
 	if !storable(d.Body) {
 		c.entry.MessageBody = aws.String(base64.StdEncoding.EncodeToString(d.Body))
 		names, values = append(names, attributeEncoding), append(values, "base64")
@@ -272,6 +302,9 @@ func (s *Sink) message(c *call) (queue string, err error) {
 	names, values = append(names, MessageID), append(values, d.Key)
 	c.size = len(*c.entry.MessageBody)
 	for i, name := range names {
+		if i < own && strings.EqualFold(name, attributeEncoding) { // a consumer would decode what is not encoded
+			return "", fmt.Errorf("header: %s is the sink's own", name)
+		}
 		if err := c.add(name, values[i]); err != nil {
 			return "", fmt.Errorf("header: %w", err)
 		}
@@ -322,11 +355,11 @@ func attributeSize(name, value string) int { return len(name) + len("String") + 
 var validQueue = regexp.MustCompile(`^([A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo)$`)
 
 func (s *Sink) queueOf(target string) (string, error) {
-	if err := frozen.Target(target); err != nil {
+	name, err := frozen.Destination(target)
+	if err != nil {
 		return "", err
 	}
-	name, ok := strings.CutPrefix(target, "/")
-	if !ok || !validQueue.MatchString(name) {
+	if !validQueue.MatchString(name) {
 		return "", errors.New("must be a slash and the name of a queue, as /orders.fifo")
 	}
 	if s.queues[name] == "" {

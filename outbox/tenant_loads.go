@@ -1,0 +1,179 @@
+package outbox
+
+import "time"
+
+const (
+	// quickCall is how long calls of a tenant may take on average so that later ones wait for them
+	// where they are. Those of a slower tenant are set aside, so that they hold up no others of
+	// their lane: that costs a copy of each.
+	quickCall = 50 * time.Millisecond
+	// probePatience is how long a call that finds out whether the remote is back may take until
+	// another one may try too.
+	probePatience = 2 * time.Second
+	// sinkHold bounds for how long calls of some tenants hold those of all others.
+	sinkHold = 10 * time.Second
+)
+
+// tenantLoads knows how many calls of each tenant are under way. It leaves slots for the calls of
+// others (O16). And it knows which tenants' calls have failed in a way that holds others, and
+// decides by whose calls the relay finds out whether the remote is back (O14). The lock of
+// relayRates guards it.
+type tenantLoads struct {
+	total int // calls under way
+	of    map[string]*tenantLoad
+
+	// streak is how many tenants have become suspects since the remote answered a call for good. It
+	// counts no tenant twice until the remote has answered one of its own calls.
+	streak int
+	// probing means that one call at a time finds out whether the remote is back: since it wanted
+	// no calls, and until it has answered one for good.
+	probing bool
+	round   int // of probing, which begins anew when the remote wants no calls again
+	probes  int // calls under way that were started in this round
+	began   time.Time
+	// While it probes, calls of suspects go one at a time beside that, and none before
+	// suspectsFrom.
+	suspectCalls int
+	suspectsFrom time.Time
+}
+
+// tenantLoad is a tenant with calls under way, or a suspect. The empty name has the calls without a
+// tenant.
+type tenantLoad struct {
+	underWay int
+	active   time.Time     // when a call last began or returned
+	takes    time.Duration // of a call on average: the last eight count most
+	suspect  bool          // a call held others, and none was answered for good since
+}
+
+// load returns what is known of a tenant, nil: nothing.
+func (l *tenantLoads) load(tenant string) tenantLoad {
+	if t := l.of[tenant]; t != nil {
+		return *t
+	}
+	return tenantLoad{}
+}
+
+// room is how many more calls of a tenant may start: each only if the tenant has fewer under way
+// than slots are free. So a tenant that is alone has half of the slots, and two of them leave a
+// quarter, whatever their remotes do. Of a suspect one call is under way at a time (O16).
+func (l *tenantLoads) room(tenant string, slots int, bounded bool, now time.Time) int {
+	t := l.load(tenant)
+	free := slots - l.total
+	switch {
+	case t.suspect && l.probing && (l.suspectCalls > 0 || now.Before(l.suspectsFrom)):
+		return 0
+	case t.suspect:
+		return max(min(1-t.underWay, free), 0)
+	case tenant == "" || bounded: // those that have not returned in time have left their slots
+		return max(min(free, 2*slots-t.underWay), 0)
+	}
+	return max((free-t.underWay+1)/2, 0)
+}
+
+// slow reports whether a tenant's calls take long.
+func (l *tenantLoads) slow(tenant string, now time.Time) bool {
+	t := l.load(tenant)
+	return t.suspect || t.takes > quickCall || t.underWay > 0 && now.Sub(t.active) > chunkPatience
+}
+
+// add changes how many calls of a tenant are under way.
+func (l *tenantLoads) add(tenant string, n int, now time.Time) {
+	t := l.of[tenant]
+	if t == nil {
+		t = &tenantLoad{}
+		l.of[tenant] = t
+	}
+	t.underWay += n
+	l.total += n
+	if n > 0 {
+		t.active = now
+	}
+	if t.suspect {
+		l.suspectCalls += n
+	}
+	l.forget(tenant, t)
+}
+
+// forget forgets a tenant of which nothing is to be known.
+func (l *tenantLoads) forget(tenant string, t *tenantLoad) {
+	if t.underWay == 0 && !t.suspect {
+		delete(l.of, tenant)
+	}
+}
+
+// took notes how long a call took that is still counted.
+func (l *tenantLoads) took(tenant string, d time.Duration, now time.Time) {
+	if t := l.of[tenant]; t != nil {
+		t.takes += (d - t.takes) / 8
+		t.active = now
+	}
+}
+
+// open reports whether a call may find out whether the remote is back, or need not.
+func (l *tenantLoads) open(now time.Time) bool {
+	return !l.probing || l.probes == 0 || now.Sub(l.began) >= probePatience
+}
+
+// probe begins to find out by one call at a time. Calls that are under way already do not find out:
+// they may be those of a tenant whose remote hangs.
+func (l *tenantLoads) probe() {
+	l.probing = true
+	l.round++
+	l.probes = 0
+}
+
+// started notes that a call begins, and returns the round of probing that it is a probe of (0: it
+// is none).
+func (l *tenantLoads) started(tenant string, now time.Time) (probe int) {
+	if !l.probing || l.load(tenant).suspect {
+		return 0
+	}
+	l.probes++
+	l.began = now
+	return l.round
+}
+
+// returned notes that a probe is under way no more.
+func (l *tenantLoads) returned(probe int) {
+	if probe != 0 && probe == l.round {
+		l.probes--
+	}
+}
+
+// failed notes that a tenant's call holds others for a time. It reports whether the calls of all
+// others are to be held too: not by what two tenants say, because they may be one person's. Then
+// the calls of a third find out (O14).
+func (l *tenantLoads) failed(tenant string, until time.Time) (holdsAll bool) {
+	t := l.of[tenant]
+	if t == nil {
+		t = &tenantLoad{}
+		l.of[tenant] = t
+	}
+	if t.suspect {
+		l.suspectsFrom = until
+		return false
+	}
+	t.suspect = true
+	l.suspectCalls += t.underWay
+	l.streak++
+	if l.streak >= 2 {
+		l.suspectsFrom = until
+		l.probe()
+	}
+	return l.streak > 2
+}
+
+// answered notes that the remote has answered a tenant's call for good. It reports whether that is
+// what it wanted to find out.
+func (l *tenantLoads) answered(tenant string) (back bool) {
+	back = l.probing
+	l.probing = false
+	l.streak = 0
+	if t := l.of[tenant]; t != nil && t.suspect {
+		t.suspect = false
+		l.suspectCalls -= t.underWay
+		l.forget(tenant, t)
+	}
+	return back
+}
