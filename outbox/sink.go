@@ -138,8 +138,8 @@ var (
 // Outcome is how an attempt ended.
 type Outcome int
 
-// Outcomes. A sink classifies the one attempt that it has made; the relay remembers the others (O6).
-// The zero value is not an outcome. It is treated as Retry, never as success.
+// Outcomes. A sink classifies the one attempt that it has made; the relay remembers the others
+// (O6). The zero value is not an outcome. It is treated as Retry, never as success.
 const (
 	// Delivered: the remote has accepted the call. Final.
 	Delivered Outcome = iota + 1
@@ -151,9 +151,9 @@ const (
 	// call is parked, and waits for an operator, who learns whether an earlier attempt is open.
 	Rejected
 	// Postponed: this attempt was not applied, for example because there was no connection. The
-	// call is sent again. If no earlier attempt is open, its key's window has not begun. The attempt
-	// is counted, so that the call waits longer each time, unless it was not even started: its error
-	// wraps [ErrNotStarted] then.
+	// call is sent again. If no earlier attempt is open, its key's window has not begun. The
+	// attempt is counted, so that the call waits longer each time, unless it was not even started:
+	// its error wraps [ErrNotStarted] then.
 	Postponed
 	// Never: the remote remembers the key, and has answered that it has applied no attempt under it
 	// and will not. Final, for earlier attempts too. The call is parked.
@@ -258,8 +258,9 @@ const (
 )
 
 // Failure is the result of an attempt that was not made or failed: Retry, for which the remote may
-// have applied it. It is Postponed if err wraps [ErrNotStarted], and Rejected if err is [Permanent]:
-// if the remote has refused it, or it cannot be sent as it is. For reason and err see [Result].
+// have applied it. It is Postponed if err wraps [ErrNotStarted], and Rejected if err is
+// [Permanent]: if the remote has refused it, or it cannot be sent as it is. For reason and err see
+// [Result].
 func Failure(reason string, err error) Result {
 	r := Result{Outcome: Retry, Reason: reason, Err: err}
 	switch {

@@ -21,7 +21,8 @@ type KnownCall struct {
 const CallOpen = `(p.kind = 'call' and p.settled_at is null and p.response_status is null and (p.first_attempt_at is not null or p.state = 'reconcile'))`
 
 // After returns what becomes of a call after an attempt (O6). tooLate means that no attempt was
-// made, because the remote may have forgotten the key: only an open call has one that it can forget.
+// made, because the remote may have forgotten the key: only an open call has one that it can
+// forget.
 //
 // Without an open attempt the key's window has not begun.
 func (c KnownCall) After(a outcome.Answer, tooLate bool) KnownCall {
