@@ -88,17 +88,26 @@ func (r *relayRates) lockedEnter(a *callAttempt, now time.Time) {
 
 // lockedRoom is how many more calls of a tenant may start, whatever its rate says.
 func (r *relayRates) lockedRoom(tenant string, now time.Time) int {
-	slots := r.capacity
-	if l := r.limits[allCalls]; l != nil && l.may(now) > 0 { // else there is no slot, whatever the tenant
-		slots = min(slots, l.may(now))
-	}
 	l := r.limit(callsOf{tenant: tenant})
-	return r.loads.room(tenant, slots, tenant != "" && l != nil && l.bounded, now)
+	return r.loads.room(tenant, r.lockedSlots(now), tenant != "" && l != nil && l.bounded, now)
+}
+
+// lockedSlots is how many calls may be under way in this relay.
+func (r *relayRates) lockedSlots(now time.Time) int {
+	if l := r.limits[allCalls]; l != nil && l.may(now) > 0 { // else there is no slot, whatever the tenant
+		return min(r.capacity, l.may(now))
+	}
+	return r.capacity
+}
+
+// lockedSlow reports whether a tenant's calls beyond its part are set aside.
+func (r *relayRates) lockedSlow(tenant string, now time.Time) bool {
+	return tenant != "" && r.loads.slow(tenant, r.lockedSlots(now), now)
 }
 
 // lockedWaitForRoom has a call wait until its tenant has fewer calls under way.
 func (r *relayRates) lockedWaitForRoom(a *callAttempt, now time.Time) admission {
-	if a.Tenant == "" || !r.loads.slow(a.Tenant, now) {
+	if !r.lockedSlow(a.Tenant, now) {
 		return notYet
 	}
 	a.rated = callsOf{tenant: a.Tenant}
@@ -121,7 +130,7 @@ func (r *relayRates) follow(a, next *callAttempt) admission {
 	defer r.mu.Unlock()
 	now := time.Now()
 	r.lockedRelease(a, now)
-	if a.Tenant != next.Tenant || r.loads.slow(a.Tenant, now) {
+	if a.Tenant != next.Tenant || r.lockedSlow(a.Tenant, now) {
 		return r.lockedAdmit(next, now)
 	}
 	return r.lockedStart(next, now) // the tenant gets no more than it had
@@ -183,10 +192,11 @@ func (r *relayRates) lockedNoteRoom(of callsOf) {
 	}
 }
 
-// waitsForRoom reports whether a call waits where it is, until others of its tenant have returned.
+// waitsForRoom reports whether a call waits where it is, until others of its tenant have returned,
+// although a slot is free.
 func (r *relayRates) waitsForRoom(a *callAttempt) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
-	return r.lockedRoom(a.Tenant, now) == 0 && (a.Tenant == "" || !r.loads.slow(a.Tenant, now))
+	return r.loads.total < r.lockedSlots(now) && r.lockedRoom(a.Tenant, now) == 0 && !r.lockedSlow(a.Tenant, now)
 }

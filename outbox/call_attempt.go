@@ -159,6 +159,9 @@ func (a *callAttempt) mayStart() error {
 	return nil
 }
 
+// over reports whether its lane's owner awaits it no more.
+func (a *callAttempt) over() bool { return a.tookIn || a.gaveUp.Load() }
+
 // loadOf is among whose calls it is under way: a completion, which asks no remote, is no tenant's.
 func (a *callAttempt) loadOf() string {
 	if a.completing() {

@@ -43,6 +43,9 @@ func newLaneCalls(lane *heldLane) *laneCalls {
 func (c *laneCalls) start(calls ...*callAttempt) {
 	var together []*callAttempt
 	overdueAt := time.Now().Add(c.lane.sink.limits.Timeout + c.lane.sink.returnGrace)
+	if len(c.begun) > 2*c.underWay+64 { // behind one that takes long there may be many with their bodies
+		c.begun = slices.DeleteFunc(c.begun, (*callAttempt).over)
+	}
 	for _, a := range calls {
 		a.lane, a.bound = c.lane, a
 		a.overdueAt = overdueAt
@@ -85,7 +88,7 @@ func (c *laneCalls) cutOff() {
 
 // due is when the next call is given up unless it returns.
 func (c *laneCalls) due(time.Time) time.Time {
-	for len(c.begun) > 0 && (c.begun[0].tookIn || c.begun[0].gaveUp.Load()) {
+	for len(c.begun) > 0 && c.begun[0].over() {
 		c.begun = c.begun[1:]
 	}
 	if len(c.begun) == 0 {
@@ -100,7 +103,7 @@ func (c *laneCalls) due(time.Time) time.Time {
 func (c *laneCalls) giveUp() error {
 	now := time.Now()
 	for _, a := range c.begun {
-		if a.tookIn || a.gaveUp.Load() || now.Before(a.overdueAt) || !c.lane.sink.stuck.giveUp(a) {
+		if a.over() || now.Before(a.overdueAt) || !c.lane.sink.stuck.giveUp(a) {
 			continue
 		}
 		c.underWay--

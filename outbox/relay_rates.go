@@ -350,7 +350,7 @@ func (r *relayRates) mustWait(tenant string, prefix int64) (of callsOf, must boo
 	if of != allCalls && l != nil && (r.lockedHeld(of) || l.needed() && r.waiting[of]) {
 		return of, true
 	}
-	if now := time.Now(); tenant != "" && r.lockedRoom(tenant, now) == 0 && r.loads.slow(tenant, now) {
+	if now := time.Now(); r.lockedRoom(tenant, now) == 0 && r.lockedSlow(tenant, now) {
 		of = callsOf{tenant: tenant}
 		r.waiting[of] = true
 		return of, true

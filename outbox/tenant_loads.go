@@ -71,10 +71,18 @@ func (l *tenantLoads) room(tenant string, slots int, bounded bool, now time.Time
 	return max((free-t.underWay+1)/2, 0)
 }
 
-// slow reports whether a tenant's calls take long.
-func (l *tenantLoads) slow(tenant string, now time.Time) bool {
+// slow reports whether room for a tenant's next call is long in coming: none of its calls has begun
+// or returned for a while, or they take long on average, and many of the slots. If all slots are in
+// use, or the tenant has few of them, its next call does not wait for its own others.
+func (l *tenantLoads) slow(tenant string, slots int, now time.Time) bool {
 	t := l.load(tenant)
-	return t.suspect || t.takes > quickCall || t.underWay > 0 && now.Sub(t.active) > chunkPatience
+	switch {
+	case t.suspect:
+		return true
+	case t.underWay == 0 || l.total >= slots:
+		return false
+	}
+	return now.Sub(t.active) > chunkPatience || t.takes > quickCall && 4*t.underWay >= slots
 }
 
 // add changes how many calls of a tenant are under way.

@@ -88,10 +88,24 @@ func TestO16SlowTenantIsSetAside(t *testing.T) {
 		t.Errorf("a call that follows a slow one: %v", got)
 	}
 	r.loads.of["acme"].active = time.Now()
+	r.loads.of["acme"].takes = time.Minute
 	for got := admitted; got != setAside; got = r.admit(callOf("acme")) {
 		if got == notYet {
 			t.Fatal("after a slow one has returned, the next waits where it is")
 		}
+	}
+
+	// A tenant that has few slots waits for those of others.
+	r = newRelayRates(100, time.Second)
+	first := callOf("acme")
+	r.admit(first)
+	r.loads.of["acme"].takes = time.Minute
+	admitAll(r, "")
+	if _, must := r.mustWait("acme", 0); must || r.waitsForRoom(callOf("acme")) {
+		t.Error("a tenant with one of the slots, all of which are in use, is set aside, or does not wait for a slot")
+	}
+	if got := r.admit(callOf("acme")); got != notYet {
+		t.Errorf("without a free slot: %v", got)
 	}
 }
 

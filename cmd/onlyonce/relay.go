@@ -19,9 +19,6 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// pingTimeout bounds the check of the database for an answer about health.
-const pingTimeout = 2 * time.Second
-
 const relayExample = `{
   "sinks": [
     {
@@ -76,7 +73,8 @@ In the database's address, sslcert, sslkey and sslrootcert are read anew for eac
 if the address has password_file=PATH or password_command=PROGRAM%20ARGUMENT.
 
 -health ADDR serves http://ADDR/healthz: 200 with how many lanes of each sink this relay has, or 503 and why not: it is starting or
-stopping, or the database does not answer. A relay that has none, because there are more than 16, is healthy.
+stopping, or the database does not answer. However many ask, the database is asked once a second. A relay that has no lanes, because
+there are more than 16, is healthy.
 -metrics ADDR serves http://ADDR/metrics for Prometheus: attempts by outcome, how long they take, and how long calls take from when they
 were written to their final answer. ADDR may be that of -health. What waits in the database is served by "onlyonce exporter".
 -check reads the configuration, says what is wrong with it, and ends.
@@ -123,7 +121,7 @@ func (a *app) relay(ctx context.Context, address, file string, at relayAddresses
 	if !check {
 		if pool, poolErr = a.pool(ctx, address, "onlyonce relay"); pool != nil {
 			defer pool.Close()
-			h.pool = pool
+			h.database = newPings(pool.Ping)
 		}
 	}
 	relay, err := a.newRelay(pool, cfg, &faults)
@@ -186,7 +184,7 @@ func (noSink) Send(context.Context, *outbox.Delivery) outbox.Result { return out
 
 // relayHealth answers whether a relay works.
 type relayHealth struct {
-	pool *pgxpool.Pool
+	database *pings
 
 	mu      sync.Mutex
 	started bool
@@ -214,10 +212,8 @@ func (h *relayHealth) lease(c outbox.LeaseChange) {
 }
 
 // judge reports whether all is well, and a text about it.
-func (h *relayHealth) judge(ctx context.Context) (ok bool, text string) {
-	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
-	defer cancel()
-	err := h.pool.Ping(ctx)
+func (h *relayHealth) judge() (ok bool, text string) {
+	err := h.database.answers()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
@@ -237,8 +233,8 @@ func (h *relayHealth) judge(ctx context.Context) (ok bool, text string) {
 }
 
 // ServeHTTP answers /healthz.
-func (h *relayHealth) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	ok, text := h.judge(r.Context())
+func (h *relayHealth) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	ok, text := h.judge()
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if !ok {
 		w.WriteHeader(http.StatusServiceUnavailable)

@@ -52,8 +52,12 @@ var specialNetworks = []struct {
 	{netip.MustParsePrefix("168.63.129.16/32"), "a cloud's metadata service", false},
 	// AWS, among unique local addresses.
 	{netip.MustParsePrefix("fd00:ec2::/32"), "a cloud's metadata service", false},
-	// Google, likewise.
+	// Google, Oracle, Scaleway, Akamai and Alibaba, likewise.
 	{netip.MustParsePrefix("fd20:ce::254/128"), "a cloud's metadata service", false},
+	{netip.MustParsePrefix("fd00:c1::a9fe:a9fe/128"), "a cloud's metadata service", false},
+	{netip.MustParsePrefix("fd00:42::42/128"), "a cloud's metadata service", false},
+	{netip.MustParsePrefix("fd00:a9fe:a9fe::1/128"), "a cloud's metadata service", false},
+	{netip.MustParsePrefix("fd00:100::100:200/128"), "a cloud's metadata service", false},
 
 	{netip.MustParsePrefix("127.0.0.0/8"), "loopback", true},
 	{netip.MustParsePrefix("10.0.0.0/8"), "a private network", true},
