@@ -334,7 +334,7 @@ const lanesRemedy = "see the logs of the sink's relays why they do not take thes
 func needOfLanes(s *reports.SinkRelays, u *reports.UnheldCalls) Need {
 	return Need{
 		Kind:     needRelay,
-		Text:     fmt.Sprintf("lanes without a relay: sink %s, %v; %s list it, and hold %d of %d lanes", u.Sink, u, show.Count(s.Members, "relay"), s.LanesHeld, s.Lanes),
+		Text:     fmt.Sprintf("lanes without a relay: sink %s, %v; %d of %d lanes are held, by %s", u.Sink, u, s.LanesHeld, s.Lanes, show.Count(s.Members, "relay")),
 		Remedy:   lanesRemedy,
 		Commands: []string{"onlyonce outbox status -sink " + show.Quote(u.Sink)},
 		Where:    map[string]string{"sink": u.Sink},

@@ -299,7 +299,7 @@ func TestO5LanesWithoutARelay(t *testing.T) {
 		"died":       `update onlyonce.leases set nonce = gen_random_uuid(), until = clock_timestamp() - interval '5 minutes', freed_at = clock_timestamp() - interval '1 day' where name = $1`,
 	} {
 		f.exec(sql, lane)
-		f.run("status").want(t, statusGood, "1 thing needs you", "lanes without a relay: sink events, "+unheld, "1 relay list it, and hold 15 of 16 lanes", "see the logs of the sink's relays", "onlyonce outbox status -sink events")
+		f.run("status").want(t, statusGood, "1 thing needs you", "lanes without a relay: sink events, "+unheld, "15 of 16 lanes are held, by 1 relay", "see the logs of the sink's relays", "onlyonce outbox status -sink events")
 		doctor("sink events: "+unheld, "; relays hold 15 of 16 lanes")
 		var got struct {
 			Unheld []struct {

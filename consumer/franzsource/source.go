@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
@@ -17,6 +18,8 @@ type Source struct {
 	cfg    Config
 	faults error
 	joined ready.Link
+	// running is the network of Run, nil while it does not run.
+	running atomic.Pointer[network]
 }
 
 var _ consumer.Source = (*Source)(nil)
@@ -40,19 +43,23 @@ func (s *Source) Topics() []string { return slices.Clone(s.cfg.Topics) }
 // otherwise an error with the reason. It is for [consumer.Consumer.Ready].
 func (s *Source) Ready() error { return s.joined.Err() }
 
-// GroupMetadata asks the group's coordinator, on a connection of its own, for the metadata of the
-// offsets that the group has committed in the source's topics.
+// GroupMetadata asks the group's coordinator for the metadata of the offsets that the group has
+// committed in the source's topics. Before Run it does so on a connection of its own.
 func (s *Source) GroupMetadata(ctx context.Context) (map[source.TopicPartition]string, error) {
 	if s.faults != nil {
 		return nil, s.faults
 	}
-	net, err := newNetwork(s.cfg)
-	if err != nil {
-		return nil, err
+	net := s.running.Load()
+	if net == nil {
+		own, err := newNetwork(s.cfg)
+		if err != nil {
+			return nil, err
+		}
+		defer own.close()
+		net = own
 	}
-	defer net.close()
 	found := map[source.TopicPartition]string{}
-	err = kafkalog.RetryTransient(ctx, net, kafkalog.CoordinatorPatience, func() error {
+	err := kafkalog.RetryTransient(ctx, net, kafkalog.CoordinatorPatience, func() error {
 		topics, err := net.fetchOffsets(ctx, nil)
 		if err != nil {
 			return err
@@ -101,6 +108,8 @@ func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p source
 		return err
 	}
 	defer net.close()
+	s.running.Store(net)
+	defer s.running.Store(nil)
 	if _, err = kafkalog.FindTopics(ctx, net, "franzsource", s.cfg.Brokers, s.cfg.Topics, "Describe and Read"); err == nil {
 		err = net.checkVersions(ctx)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/segmentio/kafka-go"
 
@@ -19,6 +20,8 @@ type Source struct {
 	cfg    Config
 	faults error
 	joined ready.Link
+	// running is the network of Run, nil while it does not run.
+	running atomic.Pointer[network]
 }
 
 var _ consumer.Source = (*Source)(nil)
@@ -42,14 +45,17 @@ func (s *Source) Topics() []string { return slices.Clone(s.cfg.Topics) }
 // otherwise an error with the reason. It is for [consumer.Consumer.Ready].
 func (s *Source) Ready() error { return s.joined.Err() }
 
-// GroupMetadata asks the group's coordinator, on a connection of its own, for the metadata of the
-// offsets that the group has committed in the source's topics.
+// GroupMetadata asks the group's coordinator for the metadata of the offsets that the group has
+// committed in the source's topics. Before Run it does so on a connection of its own.
 func (s *Source) GroupMetadata(ctx context.Context) (map[source.TopicPartition]string, error) {
 	if s.faults != nil {
 		return nil, s.faults
 	}
-	net := newNetwork(s.cfg)
-	defer net.close()
+	net := s.running.Load()
+	if net == nil {
+		net = newNetwork(s.cfg)
+		defer net.close()
+	}
 	found := map[source.TopicPartition]string{}
 	err := kafkalog.RetryTransient(ctx, net, kafkalog.CoordinatorPatience, func() error {
 		ctx, cancel := net.bounded(ctx)
@@ -98,6 +104,8 @@ func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p source
 	}
 	net := newNetwork(s.cfg)
 	defer net.close()
+	s.running.Store(net)
+	defer s.running.Store(nil)
 	topics, err := kafkalog.FindTopics(ctx, net, "kafkasource", s.cfg.Brokers, s.cfg.Topics, "Describe, Read and DescribeConfigs")
 	if err == nil {
 		err = refuseCompacted(ctx, net)
