@@ -117,8 +117,8 @@ func TestDiscardAtOnce(t *testing.T) {
 	}
 }
 
-// O6: in the database a decision about a call does what parked.KnownCall.Decide says, and is refused
-// where that refuses it.
+// O6: in the database a decision about a call does what parked.KnownCall.Decide says, and is
+// refused where that refuses it.
 func TestO6DecisionsAboutEachCall(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
