@@ -96,17 +96,6 @@ func (r *ParkedRow) OpenText() string {
 	return ""
 }
 
-// known is what is known of the call.
-func (r *ParkedRow) known() parked.KnownCall {
-	return parked.KnownCall{State: r.State, Reason: r.Reason, Open: r.MayBeApplied, Accepted: r.Reason == parked.Completion}
-}
-
-// Refused returns why a decision about the call is refused, or nothing.
-func (r *ParkedRow) Refused(d parked.Decision) string {
-	_, refused := r.known().Decide(d)
-	return refused
-}
-
 // Redriven says how often and when the row was redriven, empty if it was not.
 func (r *ParkedRow) Redriven() string {
 	if r.RedrivenAt == nil {

@@ -110,7 +110,7 @@ func (o *outbox) rows(of string) (sinks []sinkRow, lanes []*reports.OutboxLane) 
 		}
 		var aside []string
 		for _, p := range s.Parked {
-			aside = append(aside, fmt.Sprintf("%d %s", p.Count, p.State))
+			aside = append(aside, p.Text())
 		}
 		row.Aside = strings.Join(aside, ", ")
 		if !s.Listed {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
@@ -363,14 +364,19 @@ func (v *visit) acts(of any) []act {
 		switch {
 		case r.SettledAt != nil:
 			return nil
-		case r.State == "reconcile":
-			add("The remote has applied it", "redrive", "id", r.ID, "verified-applied", "1")
-			add("The remote has not applied it: send it again", "redrive", "id", r.ID, "verified-not-applied", "1")
-		case r.State != "blocked":
-			add("Redrive", "redrive", "id", r.ID)
-			if r.Kind == string(Call) && r.Reason == "rejected" {
+		case r.Kind == string(Call):
+			if r.May(parked.SendAgain) {
+				add("Redrive", "redrive", "id", r.ID)
+			}
+			if r.May(parked.VerifiedApplied) {
+				add("The remote has applied it", "redrive", "id", r.ID, "verified-applied", "1")
+				add("The remote has not applied it: send it again", "redrive", "id", r.ID, "verified-not-applied", "1")
+			}
+			if r.May(parked.AnotherKey) {
 				add("Redrive under a new key", "redrive", "id", r.ID, "new-key", "1")
 			}
+		case r.State != "blocked":
+			add("Redrive", "redrive", "id", r.ID)
 		}
 		add("Discard", "discard", "id", r.ID)
 	case *sinkRow:

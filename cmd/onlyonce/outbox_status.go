@@ -65,7 +65,7 @@ func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 		}
 		var parked []string
 		for _, p := range s.Parked {
-			parked = append(parked, fmt.Sprintf("%d %s since %s", p.Count, p.State, show.Instant(p.Oldest)))
+			parked = append(parked, p.Text()+" since "+show.Instant(p.Oldest))
 		}
 		passing := number(inPass)
 		if !r.Counted {

@@ -16,6 +16,11 @@ type KnownCall struct {
 	Accepted bool
 }
 
+// CallOf returns what a row shows of a call.
+func CallOf(state, reason string, mayBeApplied bool) KnownCall {
+	return KnownCall{State: state, Reason: reason, Open: mayBeApplied, Accepted: reason == Completion}
+}
+
 // CallOpen is KnownCall.Open of a row p of onlyonce.parked. A call in state reconcile is open,
 // whatever wrote its row.
 const CallOpen = `(p.kind = 'call' and p.settled_at is null and p.response_status is null and (p.first_attempt_at is not null or p.state = 'reconcile'))`

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // logSinksSQL lists every known sink: listed by a relay, with calls in the log, or parked. In: sink
@@ -59,8 +61,8 @@ select r.sink, null, r.slot, sum(r.n), 0, extract(epoch from clock_timestamp() -
 // parkedCallsSQL counts the parked calls of each sink that are not settled. In: sink (null: any).
 // By the index parked_open, without bodies.
 const parkedCallsSQL = `
-select sink, state, count(*) as count, min(parked_at) as oldest
-  from onlyonce.parked where id > 0 and kind = 'call' and settled_at is null and sink is not null and ($1::text is null or sink = $1)
+select p.sink, p.state, count(*) as count, count(*) filter (where ` + parked.CallOpen + `) as open, min(p.parked_at) as oldest
+  from onlyonce.parked p where p.id > 0 and p.kind = 'call' and p.settled_at is null and p.sink is not null and ($1::text is null or p.sink = $1)
  group by 1, 2 order by 1, 2`
 
 // RingSQL reads the log's segments. The sizes include indexes and bodies. behind: sinks, of any
@@ -111,7 +113,17 @@ type ParkedCalls struct {
 	Sink   string    `json:"-"`
 	State  string    `json:"state"`
 	Count  int64     `json:"count"`
+	Open   int64     `json:"open" doc:"of those, how many the remote may have applied: an attempt had no final answer"`
 	Oldest time.Time `json:"oldest"`
+}
+
+// Text is for example "3 waiting (2 open)".
+func (p *ParkedCalls) Text() string {
+	open := ""
+	if p.Open > 0 && p.State != "reconcile" { // which all are
+		open = fmt.Sprintf(" (%d open)", p.Open)
+	}
+	return fmt.Sprintf("%d %s%s", p.Count, p.State, open)
 }
 
 // WaitingCalls are calls of one lane in one segment that no cursor has passed.
@@ -201,7 +213,7 @@ func ReadOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport
 	if err != nil {
 		return nil, err
 	}
-	parked, err := Collect[ParkedCalls](ctx, tx, parkedCallsSQL, sink)
+	aside, err := Collect[ParkedCalls](ctx, tx, parkedCallsSQL, sink)
 	if err != nil {
 		return nil, err
 	}
@@ -235,7 +247,7 @@ func ReadOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport
 				s.Lanes = append(s.Lanes, l)
 			}
 		}
-		for _, p := range parked {
+		for _, p := range aside {
 			if p.Sink == s.Sink {
 				s.Parked = append(s.Parked, p)
 			}
