@@ -25,7 +25,7 @@ var httpRules = []mutant{
 	{rule: "H7 end of a form", in: "idempotency", decl: "multipartParts",
 		old: `len(end) == 0 || string(end) == "\r\n"`, new: "true", test: "TestH7MultipartBoundary"},
 	{rule: "H7 form that is coded", in: "idempotency", decl: "(*fingerprinter).hashWith",
-		old: `&& normalizedCoding(s.Coding) == ""`, new: "", test: "TestH7MultipartBoundary"},
+		old: `&& coding == ""`, new: "", test: "TestH7MultipartBoundary"},
 	{rule: "H7 stored key", in: "idempotency", decl: "(*fingerprinter).matches",
 		old: "binary.BigEndian.Uint32(stored[2:])", new: "f.current", test: "TestH7StoredFingerprints"},
 	{rule: "H7 stored mode", in: "idempotency", decl: "(*fingerprinter).matches",
