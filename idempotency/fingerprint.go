@@ -127,9 +127,12 @@ func (f *fingerprinter) hashWith(version byte, mode fingerprintMode, id uint32, 
 	}
 	media := normalizedMediaType(s.MediaType)
 	content := [][]byte{body}
-	if withoutBoundary, parts, ok := multipartParts(s.MediaType, body); ok && mode == fingerprintRaw && normalizedCoding(s.Coding) == "" {
-		media = "parts " + withoutBoundary // no other media type begins so
-		content = parts
+	coding := normalizedCoding(s.Coding)
+	if mode == fingerprintRaw && coding == "" {
+		if withoutBoundary, parts, ok := multipartParts(s.MediaType, body); ok {
+			media = "parts " + withoutBoundary // no other media type begins so
+			content = parts
+		}
 	}
 	out := make([]byte, fingerprintHead, fingerprintLen)
 	out[0], out[1] = version, byte(mode)
@@ -143,7 +146,7 @@ func (f *fingerprinter) hashWith(version byte, mode fingerprintMode, id uint32, 
 		number(len(text))
 		head = append(head, text...)
 	}
-	for _, v := range []string{string(s.Record[:]), s.Tenant, s.Scope, s.Key, s.Method, s.Path, s.Query, media, normalizedCoding(s.Coding)} {
+	for _, v := range []string{string(s.Record[:]), s.Tenant, s.Scope, s.Key, s.Method, s.Path, s.Query, media, coding} {
 		field(v)
 	}
 	for _, fields := range [][][2]string{s.Headers, s.Trailers} {

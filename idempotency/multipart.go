@@ -22,12 +22,15 @@ const maxParts = 1000
 // of a line, because some readers would divide it there. media is the Content-Type without the
 // boundary.
 func multipartParts(contentType string, body []byte) (media string, parts [][]byte, ok bool) {
-	if len(contentType) < len(multipartPrefix) || !strings.EqualFold(contentType[:len(multipartPrefix)], multipartPrefix) {
+	if len(contentType) < len(multipartPrefix) || strings.ToLower(contentType[:len(multipartPrefix)]) != multipartPrefix {
+		return "", nil, false
+	}
+	if strings.Contains(contentType, "*") { // readers differ in which parameter counts
 		return "", nil, false
 	}
 	kind, params, err := mime.ParseMediaType(contentType)
 	boundary := params["boundary"]
-	if err != nil || boundary == "" || len(boundary) > 70 || strings.Contains(contentType, "*") { // with a star, readers differ in what it is
+	if err != nil || boundary == "" || len(boundary) > 70 {
 		return "", nil, false
 	}
 	delete(params, "boundary")

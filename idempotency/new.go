@@ -88,7 +88,8 @@ func newSharded(set *shard.Set, cfg Config) (*Layer, error) {
 func (l *Layer) Handle(r Route, next http.Handler) (http.Handler, error) {
 	r, err := r.withDefaults()
 	if least := bodies.LeastRoom(int64(r.MaxBody)); int64(l.cfg.TenantBytes) < least {
-		err = errors.Join(err, fmt.Errorf("%w: Route.MaxBody: is %d: must be at most three quarters of Config.TenantBytes, which is %d", ErrConfig, r.MaxBody, l.cfg.TenantBytes))
+		err = errors.Join(err, fmt.Errorf("%w: Route.MaxBody: is %d: must be at most three quarters of Config.TenantBytes, which is %d",
+			ErrConfig, r.MaxBody, l.cfg.TenantBytes))
 	}
 	if next == nil {
 		err = errors.Join(err, fmt.Errorf("%w: Handle: the handler must not be nil", ErrConfig))

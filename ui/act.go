@@ -59,7 +59,8 @@ func begin(d *operate.Decision, f url.Values) (*operate.Try, error) {
 // sends the browser there (U1).
 func (v *visit) open(d *operate.Decision) error {
 	if driven(v.r) {
-		v.fail(http.StatusForbidden, "A page of another site has opened this one, and nothing was done.", "If you want to see what the act would do, open this address yourself.")
+		v.fail(http.StatusForbidden, "A page of another site has opened this one, and nothing was done.",
+			"If you want to see what the act would do, open this address yourself.")
 		return nil
 	}
 	return v.propose(d, http.StatusOK, nil)

@@ -42,7 +42,13 @@ func newEndpoint(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 	}
 	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
 	db := primary.Of(pool, cfg.Logger)
-	e := &Endpoint{pool: db, cfg: cfg, slots: make(chan struct{}, cfg.MaxInFlight), bodies: bodies.NewRoom(cfg.MaxBytes), watched: watch.New(db, watch.Often)}
+	e := &Endpoint{
+		pool:    db,
+		cfg:     cfg,
+		slots:   make(chan struct{}, cfg.MaxInFlight),
+		bodies:  bodies.NewRoom(cfg.MaxBytes),
+		watched: watch.New(db, watch.Often),
+	}
 	e.intake = &intake.Intake{Pool: db, Topic: Topic(cfg.Name), Scope: Scope(cfg.Name), Partitions: cfg.Partitions, Sealer: cfg.Sealer,
 		OnLate: e.reportLateStatement, CommitTimeout: 50 * time.Millisecond}
 	if cfg.Mode != Stored || cfg.Handler == nil {

@@ -65,7 +65,7 @@ func Target(t string) error {
 	for again := true; again; {
 		for _, segment := range strings.FieldsFunc(decoded, func(r rune) bool { return r == '/' || r == '\\' }) {
 			if isDots(segment) {
-				return fmt.Errorf("%q must not hold . or .. as a segment, with parameters (..;), control characters or encoded twice neither", clip(t))
+				return fmt.Errorf("%q must not hold . or .. as a segment, neither with parameters (..;) or control characters, nor encoded twice", clip(t))
 			}
 		}
 		next, err := url.PathUnescape(decoded)

@@ -229,7 +229,8 @@ create table onlyonce.rings (
   forgotten timestamptz,
   check (cur between 0 and slots - 1)
 );
-create trigger hours before insert or update of horizon on onlyonce.rings for each row execute function onlyonce.count_hours();
+create trigger hours before insert or update of horizon on onlyonce.rings
+  for each row execute function onlyonce.count_hours();
 comment on table  onlyonce.rings is 'A ring of tables of one shape (segments): one is inserted into, the closed ones are only read, and the oldest is emptied whole.';
 comment on column onlyonce.rings.cur      is 'Slot that is inserted into.';
 comment on column onlyonce.rings.draining is 'Slot that was current before: transactions that began before the announcement may still insert into it.';
@@ -294,7 +295,8 @@ create table onlyonce.retentions (
   kind text     primary key check (kind in ('parked', 'bodies', 'audit', 'webhook_objects')),
   keep interval check (case kind when 'bodies' then coalesce(keep, '0') = '0' else keep >= interval '1 day' end)
 );
-create trigger hours before insert or update of keep on onlyonce.retentions for each row execute function onlyonce.count_hours();
+create trigger hours before insert or update of keep on onlyonce.retentions
+  for each row execute function onlyonce.count_hours();
 comment on table  onlyonce.retentions is 'For how long rows are kept that nothing needs: see onlyonce retention.';
 comment on column onlyonce.retentions.kind is 'parked: settled messages and events. bodies: what settled parked rows hold. audit: rows of onlyonce.audit. webhook_objects: objects that no event touched.';
 comment on column onlyonce.retentions.keep is 'Null: for ever; of bodies: as long as their rows. 0, of bodies only: they are erased when their row is settled.';
