@@ -210,8 +210,8 @@ func TestH31RecordOutlivesItsOperation(t *testing.T) {
 	}
 }
 
-// H31: Layer.Run looks, and so a record expires once its calls are settled; also through a pool that
-// prepares no statements.
+// H31: Layer.Run looks, and so a record expires once its calls are settled; also through a pool
+// that prepares no statements.
 func TestH31LayerLooks(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)

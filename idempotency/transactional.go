@@ -104,8 +104,8 @@ func (run *handlerRun) lookInterval() time.Duration {
 	return look
 }
 
-// callKeys, callSinks and callLanes return what the record keeps of the calls that its transaction has
-// written, nil if there are none. They are called after these were written.
+// callKeys, callSinks and callLanes return what the record keeps of the calls that its transaction
+// has written, nil if there are none. They are called after these were written.
 func (run *handlerRun) callKeys() any {
 	keys := run.calls.Keys
 	if keys == nil {
