@@ -113,9 +113,9 @@ type Route struct {
 	// layer undoes such writes, and stores only the answer.
 	KeepWrites bool
 
-	// TTL is how long an answer is kept from its completion, from 1 s to 400 days (H19). An answer is
-	// kept for longer while calls or an operation of the request are not settled (H31). TTL must be
-	// at least an hour longer than KeyWindow, unless that is [NoCalls]. It must also exceed the
+	// TTL is how long an answer is kept from its completion, from 1 s to 400 days (H19). An answer
+	// is kept for longer while calls or an operation of the request are not settled (H31). TTL must
+	// be at least an hour longer than KeyWindow, unless that is [NoCalls]. It must also exceed the
 	// time for which clients retry. In lease mode, operators see a request that was never completed
 	// for that long after its last attempt. Defaults to 48 hours.
 	TTL time.Duration

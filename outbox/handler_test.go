@@ -300,8 +300,8 @@ func TestO1HandledAgain(t *testing.T) {
 	for name, sql := range map[string]string{
 		"in the log": `select`,
 		"parked": `with gone as (delete from onlyonce.batches returning *)
-			insert into onlyonce.parked (kind, state, reason, scope, key, sink, lane, row_id, method, target, header_names, header_values, body)
-			select 'call', 'waiting', 'rejected', scope, keys[1], sink, lane, id, method, target, '{Content-Type}', '{application/json}', body from gone`,
+			insert into onlyonce.parked (kind, state, reason, scope, key, sink, lane, row_id, call_name, method, target, header_names, header_values, body)
+			select 'call', 'waiting', 'rejected', scope, keys[1], sink, lane, id, name, method, target, '{Content-Type}', '{application/json}', body from gone`,
 		"in the index of keys": `select onlyonce.index_calls()`,
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -359,8 +359,10 @@ func TestO4BlockedCallKeepsItsTime(t *testing.T) {
 	})
 	later := keyed("account-", 1)
 	later.NotBefore = time.Now().Add(3 * 24 * time.Hour) // by more than a due time may be ahead
-	r.enqueue(keyed("account-", 0), later, keyed("account-", 2))
+	r.enqueue(keyed("account-", 0))
 	r.start(testConfig(sink))
+	until(t, "the first call waits for an operator", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'waiting'`) == 1 })
+	r.enqueue(later, keyed("account-", 2))
 	until(t, "the later calls are blocked", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'blocked'`) == 2 })
 	r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where state = 'waiting'`)
 	r.exec(parked.PromoteSQL, one[[]string](r, `select array_agg(distinct order_key::text) from onlyonce.parked`))

@@ -167,9 +167,9 @@ type plainSealer struct{}
 func (plainSealer) Seal(_ [16]byte, body []byte) ([]byte, error)   { return body, nil }
 func (plainSealer) Open(_ [16]byte, sealed []byte) ([]byte, error) { return sealed, nil }
 
-// O1: a key that a program has chosen stands for one call: under it, a call of another sink, tenant,
-// scope or name is a conflict, and not a copy. Also if the first one is parked, and its claim was
-// forgotten.
+// O1: a key that a program has chosen stands for one call: under it, a call of another sink,
+// tenant, scope or name is a conflict, and not a copy. Also if the first one is parked, and its
+// claim was forgotten.
 func TestO1KeyOfOnesOwnStandsForOneCall(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

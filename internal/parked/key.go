@@ -8,9 +8,9 @@ import (
 
 // NewKey returns a new key for a call whose own key the remote counts as used, so that the remote
 // takes it for another call. It derives from the old key, from the call's id in the log, because
-// two calls may have been parked under one key (O1), and from how often the row was redriven before.
-// So redriving it again, for example after a restore that lost it, makes the same key. It is a
-// UUIDv8, as the keys of calls are.
+// two calls may have been parked under one key (O1), and from how often the row was redriven
+// before. So redriving it again, for example after a restore that lost it, makes the same key. It
+// is a UUIDv8, as the keys of calls are.
 func NewKey(old string, id, redrives int64) string {
 	sum := codec.Hash("onlyonce/redrive/1", old, "call", strconv.FormatInt(id, 10), "redrive", strconv.FormatInt(redrives, 10))
 	return codec.UUIDv8([16]byte(sum[:16])).String()

@@ -346,12 +346,13 @@ end $$;
 comment on function onlyonce.http_unsettled(uuid[], text[], smallint[], xid8, timestamptz) is 'Whether a call of a request is parked and not settled, or still to be sent.';
 
 -- http_look looks at what requests have begun, for at most `most` of them, and returns for how many.
--- While a call or an operation of one is open, its record is kept for `keep` from now on, and looked
--- at again after `look`. Once all of it is settled, the record is kept until `keep` has passed since
--- the last operation ended, and for `keep` less `look` from now on: the last attempt at a call was
--- made since the look before, so the remote has forgotten its key by then. So a key is never free
+-- While a call or an operation of one is open, its record is looked at again after `look`, and says
+-- that it is kept for `keep` at least. Once all of it is settled, the record is kept until `keep` has
+-- passed since the last operation ended, and for `keep` less `look` from now on: the last attempt at
+-- a call was made before now, so the remote has forgotten its key by then. So a key is never free
 -- while a call or an operation of its request may still take effect, or a remote would take the next
--- request's call for a copy (H26, H31).
+-- request's call for a copy. The first look comes `look` after the answer, so that a record whose
+-- calls are settled by then ends after `keep`, as others do (H26, H31).
 create function onlyonce.http_look(most integer) returns integer
 language plpgsql set enable_seqscan = off set jit = off as $$
 declare
