@@ -96,17 +96,6 @@ func (r *ParkedRow) OpenText() string {
 	return ""
 }
 
-// known is what is known of the call.
-func (r *ParkedRow) known() parked.KnownCall {
-	return parked.KnownCall{State: r.State, Reason: r.Reason, Open: r.MayBeApplied, Accepted: r.Reason == parked.Completion}
-}
-
-// Refused returns why a decision about the call is refused, or nothing.
-func (r *ParkedRow) Refused(d parked.Decision) string {
-	_, refused := r.known().Decide(d)
-	return refused
-}
-
 // Redriven says how often and when the row was redriven, empty if it was not.
 func (r *ParkedRow) Redriven() string {
 	if r.RedrivenAt == nil {
@@ -198,9 +187,9 @@ var (
 // keep their keys. Order within an ordering key is kept: a row is tried only after the rows ahead
 // of it are settled, and a blocked row cannot be redriven. A row that is already being retried
 // becomes due now if its ID is given. An event that an endpoint has set aside is appended to its
-// stream. A call is sent again under its key. If it is open and its key's window has passed by then,
-// it goes to reconcile instead. One in state reconcile needs VerifiedApplied or VerifiedNotApplied,
-// because it may have been applied.
+// stream. A call is sent again under its key. If it is open and its key's window has passed by
+// then, it goes to reconcile instead. One in state reconcile needs VerifiedApplied or
+// VerifiedNotApplied, because it may have been applied.
 //
 // Errors are of kind ErrInvalid for fields that do not go together, ErrNotFound if there is no row
 // with the ID, ErrRefused if no row that the filter picks can be redriven, and ErrChanged. It waits

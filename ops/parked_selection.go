@@ -201,8 +201,7 @@ func (q *selection) noneOfCalls(r *oneRow) error {
 	case r.Erased:
 		return no("was erased, and nothing was done: there is no body to send")
 	}
-	row := ParkedRow{State: r.State, Reason: r.Reason, MayBeApplied: r.Open}
-	if refused := row.Refused(q.decision()); refused != "" {
+	if _, refused := parked.CallOf(r.State, r.Reason, r.Open).Decide(q.decision()); refused != "" {
 		return no("%s (state %s, reason %s). Nothing was done", refused, r.State, r.Reason)
 	}
 	return nil
@@ -308,8 +307,9 @@ func (q *selection) allowed(rows []ParkedRow) error {
 		return nil
 	}
 	for i := range rows {
-		if refused := rows[i].Refused(q.decision()); refused != "" {
-			return failf(ErrRefused, "call %d %s. Nothing was done", rows[i].ID, refused)
+		r := &rows[i]
+		if _, refused := parked.CallOf(r.State, r.Reason, r.MayBeApplied).Decide(q.decision()); refused != "" {
+			return failf(ErrRefused, "call %d %s. Nothing was done", r.ID, refused)
 		}
 	}
 	return nil

@@ -117,8 +117,8 @@ func TestDiscardAtOnce(t *testing.T) {
 	}
 }
 
-// O6: in the database a decision about a call does what parked.KnownCall.Decide says, and is refused
-// where that refuses it.
+// O6: in the database a decision about a call does what parked.KnownCall.Decide says, and is
+// refused where that refuses it.
 func TestO6DecisionsAboutEachCall(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
@@ -162,6 +162,28 @@ values ('call', $1, $2, 3, 'shop', gen_random_uuid(), 'payments', 0, 0, $4::bigi
 					}
 				}
 			}
+		}
+	}
+}
+
+// O6: of calls that a filter picks, only those that are not open get a new key, and only open ones
+// are resolved.
+func TestO6NewKeyOfAnOpenCall(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	pgtest.Exec(t, pool, `
+insert into onlyonce.parked (kind, state, reason, attempts, scope, key, sink, lane, partition, "offset", row_id, call_name, method, target, body, first_attempt_at)
+select 'call', 'waiting', 'rejected', 3, 'shop', gen_random_uuid(), 'payments', 0, 0, n, n, 'charge', 'POST', '/', '', case when n <= 2 then clock_timestamp() end
+  from generate_series(1, 5) n`)
+	filter := ops.ParkedFilter{Kind: "call", Sink: "payments"}
+	for _, c := range []struct {
+		in   ops.ParkedInput
+		want int
+	}{{ops.ParkedInput{NewKey: true}, 3}, {ops.ParkedInput{VerifiedApplied: true}, 2}, {ops.ParkedInput{VerifiedNotApplied: true}, 2}, {ops.ParkedInput{}, 5}} {
+		c.in.ParkedFilter = filter
+		got, err := ops.Redrive(t.Context(), pool, ops.By{DryRun: true}, c.in)
+		if err != nil || got.Count != c.want {
+			t.Errorf("%+v: %+v, %v; want %d", c.in, got, err, c.want)
 		}
 	}
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 )
 
-// openCall shows the parked call: its state, its reason, and whether the remote may have applied it.
+// openCall shows the parked call: its state, its reason, and whether the remote may have applied
+// it.
 const openCall = `select concat_ws(' ', state, reason, case when first_attempt_at is null then 'closed' else 'open' end) from onlyonce.parked`
 
 // O6: a relay dies while its call is under way. The next one sends the call again, and that attempt
@@ -52,7 +53,8 @@ func TestO6AttemptOfARelayThatDied(t *testing.T) {
 	}
 }
 
-// O6: what each outcome leaves of a call without an earlier attempt, and of one with an open attempt.
+// O6: what each outcome leaves of a call without an earlier attempt, and of one with an open
+// attempt.
 func TestO6WhatAnOutcomeLeavesOpen(t *testing.T) {
 	t.Parallel()
 	results := map[string]outbox.Result{
@@ -94,8 +96,8 @@ func TestO6WhatAnOutcomeLeavesOpen(t *testing.T) {
 }
 
 // O6: a call that was postponed has no open attempt. If the database has lost a history since, an
-// attempt of that may be open: the key's age counts from when the call was parked. Not so if a person
-// has said since that it was not applied.
+// attempt of that may be open: the key's age counts from when the call was parked. Not so if a
+// person has said since that it was not applied.
 func TestO6PostponedInALostHistory(t *testing.T) {
 	t.Parallel()
 	for reason, want := range map[string]string{"postponed": "reconcile", "rejected": "reconcile", "failed": "delivered"} {

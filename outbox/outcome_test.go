@@ -19,7 +19,8 @@ import (
 	"github.com/onlyonce/onlyonce/seal"
 )
 
-// bank is a remote that remembers keys, behind a gateway that knows none. It loses its first answer.
+// bank is a remote that remembers keys, behind a gateway that knows none. It loses its first
+// answer.
 type bank struct {
 	*httptest.Server
 
@@ -56,7 +57,8 @@ func (b *bank) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// repair has the gateway pass requests on, to a bank that has forgotten its keys if time has passed.
+// repair has the gateway pass requests on, to a bank that has forgotten its keys if time has
+// passed.
 func (b *bank) repair(forgotten bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -156,8 +158,8 @@ func TestO6OpenCallGoesOn(t *testing.T) {
 	}
 }
 
-// O6: a call whose only attempt was refused is not open. Its window has not begun, so it may be sent
-// later, and under a new key.
+// O6: a call whose only attempt was refused is not open. Its window has not begun, so it may be
+// sent later, and under a new key.
 func TestO6RejectedAtOnceIsNotOpen(t *testing.T) {
 	t.Parallel()
 	for _, newKey := range []bool{false, true} {

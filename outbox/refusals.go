@@ -10,11 +10,11 @@ import (
 	"github.com/onlyonce/onlyonce/internal/brake"
 )
 
-// Brake holds the calls of a sink, or of a tenant, if nearly all of the last ones were refused alike:
-// 90 % of the last 50, and at least 20, with one reason, for example "status 404". The calls wait
-// then and are not parked. One is tried now and then, and when one is delivered, the others go on.
-// A call that has a tenant counts for its tenant, and for the sink as one of that tenant's only. So
-// one customer's broken endpoint holds up no other customer.
+// Brake holds the calls of a sink, or of a tenant, if nearly all of the last ones were refused
+// alike: 90 % of the last 50, and at least 20, with one reason, for example "status 404". The calls
+// wait then and are not parked. One is tried now and then, and when one is delivered, the others go
+// on. A call that has a tenant counts for its tenant, and for the sink as one of that tenant's
+// only. So one customer's broken endpoint holds up no other customer.
 type Brake struct {
 	// Off switches the brake off: each call that is refused is parked. Defaults to false.
 	Off bool
@@ -125,8 +125,8 @@ func (b *refusals) refused(of, reason string) bool {
 	return true
 }
 
-// countsForSink reports whether a refusal counts for the sink. Of a tenant one does among as many as
-// the brake considers: so the refusals of one customer do not hold up the others.
+// countsForSink reports whether a refusal counts for the sink. Of a tenant one does among as many
+// as the brake considers: so the refusals of one customer do not hold up the others.
 func (b *refusals) countsForSink(tenant string) bool {
 	if tenant != "" {
 		at, before := b.last[tenant]

@@ -54,8 +54,8 @@ func TestO17CallsThatAreRefusedAlikeWait(t *testing.T) {
 	}
 }
 
-// O17: one tenant's endpoint is gone. Its calls wait; those of another tenant go on, and the sink is
-// healthy.
+// O17: one tenant's endpoint is gone. Its calls wait; those of another tenant go on, and the sink
+// is healthy.
 func TestO17TenantWhoseCallsAreRefused(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

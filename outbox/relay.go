@@ -150,8 +150,9 @@ func (r *Relay) Ready() error {
 
 // Healthy returns an error that names each sink whose transactions have failed for longer than a
 // third of LeaseTTL, for example because the server does not answer, of which a lane has halted
-// ([ErrRebase]), or whose calls wait because nearly all are refused ([Brake]). Use it for alerts and status pages, and not as a liveness probe: a restart does
-// not repair that. Calls that wait for an operator are in `onlyonce status`.
+// ([ErrRebase]), or whose calls wait because nearly all are refused ([Brake]). Use it for alerts
+// and status pages, and not as a liveness probe: a restart does not repair that. Calls that wait
+// for an operator are in `onlyonce status`.
 func (r *Relay) Healthy() error {
 	var faults []error
 	for _, s := range r.senders {

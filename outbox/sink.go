@@ -136,8 +136,8 @@ var (
 // Outcome is how an attempt ended.
 type Outcome int
 
-// Outcomes. A sink classifies the one attempt that it has made; the relay remembers the others (O6).
-// The zero value is not an outcome. It is treated as Retry, never as success.
+// Outcomes. A sink classifies the one attempt that it has made; the relay remembers the others
+// (O6). The zero value is not an outcome. It is treated as Retry, never as success.
 const (
 	// Delivered: the remote has accepted the call. Final.
 	Delivered Outcome = iota + 1
@@ -253,8 +253,9 @@ const (
 )
 
 // Failure is the result of an attempt that was not made or failed: Retry, for which the remote may
-// have applied it. It is Postponed if err wraps [ErrNotStarted], and Rejected if err is [Permanent]:
-// if the remote has refused it, or it cannot be sent as it is. For reason and err see [Result].
+// have applied it. It is Postponed if err wraps [ErrNotStarted], and Rejected if err is
+// [Permanent]: if the remote has refused it, or it cannot be sent as it is. For reason and err see
+// [Result].
 func Failure(reason string, err error) Result {
 	r := Result{Outcome: Retry, Reason: reason, Err: err}
 	switch {

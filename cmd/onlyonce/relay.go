@@ -62,11 +62,11 @@ The file is JSON:
 
 A sink of type "http" has name, base_url and key_window (how long the remote remembers a key, or "forever"; required without a
 profile that knows it), and profile (stripe, paypal, square, adyen, standard), key_header, quoted_key, request_id_header, timeout, tls_ca, tls_cert, tls_key,
-outcomes ({"404": "delivered"}), headers. It connects to addresses of the Internet only: allow_private is for remotes inside, allow_networks
+outcomes ({"404": "delivered", "422": "never"}; or "retry", "postponed", "rejected", "unsafe"), headers. It connects to addresses of the Internet only: allow_private is for remotes inside, allow_networks
 (["10.1.0.0/16"]) for some of them; allow_hosts are the hosts that base_url may name. One of type "kafka" has name, brokers,
 topics and key_window (required), and client_id, id_header, timeout, batch_bytes, tls, tls_ca, tls_cert, tls_key, sasl (plain, scram-sha-256,
 scram-sha-512, with user and password; oauthbearer, with token and token_extensions ({"logicalCluster": "lkc-1"})). Beside sinks: concurrency, poll_interval, lease_ttl, backoff_min, backoff_max, retention,
-drain_timeout, pass_on (true or false), wait_for (["standby-1"]: application_names of standbys that must have a call before it
+drain_timeout, pass_on (true or false), brake_off (true: calls that are refused alike are parked and do not wait), brake_every, wait_for (["standby-1"]: application_names of standbys that must have a call before it
 is sent), rates ([{"sink": "payments", "tenant": "acme", "per_second": 10, "in_flight": 4}]; with "ordering_key_prefix": "account-17:" in place of tenant: calls whose ordering keys begin with it; with "each_tenant": true: each tenant without a rate of its own; without any: all of the sink), segment_bytes, seal_keys ([{"id": 1, "key": SECRET}], 32 bytes in base64, to open bodies that were
 sealed). Each means what go doc says of httpsink.Config, kafkasink.Config and outbox.RelayConfig; an unknown field is an
 error. Secrets (user, password, token, and the values of headers) do not stand in the file: {"env": "NAME"}, {"file": "PATH"} or

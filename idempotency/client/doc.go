@@ -37,8 +37,8 @@
 // or a 5xx with Idempotency-Status: bypassed, because then the server has not kept the key. Every
 // other response is an answer, for example 422: that key belongs to another request. But if an
 // attempt got no answer, a later one that is refused does not say what became of it: a gateway's
-// 401 or 404 knows no keys. The [*TransportError] then has that response. What a server with package
-// idempotency says of a key is final, because its Idempotency-Status says so. It honours a
+// 401 or 404 knows no keys. The [*TransportError] then has that response. What a server with
+// package idempotency says of a key is final, because its Idempotency-Status says so. It honours a
 // Retry-After in both forms, up to a bound; otherwise waits double, with jitter. The number of
 // attempts, the time of each and of all are bounded, and a cancelled context ends them.
 //

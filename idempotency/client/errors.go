@@ -18,9 +18,9 @@ var (
 )
 
 // TransportError is the error of a [Transport] that does not know what became of the operation: its
-// last attempt got no answer, or an earlier one got none and the last one was refused. The operation
-// may or may not have been applied: retry under Key, with the same bytes, for as long as the server
-// remembers keys. A new key, for example the next Intent.Version, may apply it twice.
+// last attempt got no answer, or an earlier one got none and the last one was refused. The
+// operation may or may not have been applied: retry under Key, with the same bytes, for as long as
+// the server remembers keys. A new key, for example the next Intent.Version, may apply it twice.
 type TransportError struct {
 	// Key is the operation's key, as [WithKey] takes it.
 	Key string
@@ -30,7 +30,8 @@ type TransportError struct {
 	Err error
 	// Response is the answer to the last attempt, if that was refused after an attempt without an
 	// answer: for example a gateway's 401. It says that the last attempt was not applied. Of its
-	// body at most 64 KiB are kept, in memory, so it need not be closed. Nil if there was no answer.
+	// body at most 64 KiB are kept, in memory, so it need not be closed. Nil if there was no
+	// answer.
 	Response *http.Response
 }
 

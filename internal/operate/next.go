@@ -58,7 +58,7 @@ func nextOfParked(d *ParkedDetail) []Step {
 		steps = append(steps, Step{"decide about the first row of its ordering key", "onlyonce parked show " + strconv.FormatInt(*d.Head, 10)})
 		add("or give this one up", "discard", "")
 	case call && (d.Key == nil || d.ErasedAt != nil):
-		if d.Refused(parked.VerifiedApplied) == "" {
+		if d.may(parked.VerifiedApplied) {
 			add("if the remote has applied it", "redrive", " -verified-applied")
 		}
 		add("it cannot be sent: give it up", "discard", "")
@@ -72,7 +72,7 @@ func nextOfParked(d *ParkedDetail) []Step {
 		addVerified(d, add)
 	case d.State == parked.Waiting:
 		add(d.retry(), "redrive", "")
-		if call && d.Refused(parked.AnotherKey) == "" {
+		if call && d.may(parked.AnotherKey) {
 			add("if the remote answers a used key with its old rejection, retry it as another call", "redrive", " -new-key")
 		}
 		if call && d.Reason == parked.Conflict {
@@ -87,6 +87,12 @@ func nextOfParked(d *ParkedDetail) []Step {
 		steps = append(steps, Step{"what is known of its key", "onlyonce explain " + *d.Key})
 	}
 	return steps
+}
+
+// may reports whether a decision about the call is allowed.
+func (d *ParkedDetail) may(decision parked.Decision) bool {
+	_, refused := parked.CallOf(d.State, d.Reason, d.MayBeApplied).Decide(decision)
+	return refused == ""
 }
 
 // addVerified adds what can be said of a call that the remote may have applied.

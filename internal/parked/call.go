@@ -16,12 +16,18 @@ type KnownCall struct {
 	Accepted bool
 }
 
+// CallOf returns what a row shows of a call.
+func CallOf(state, reason string, mayBeApplied bool) KnownCall {
+	return KnownCall{State: state, Reason: reason, Open: mayBeApplied, Accepted: reason == Completion}
+}
+
 // CallOpen is KnownCall.Open of a row p of onlyonce.parked. A call in state reconcile is open,
 // whatever wrote its row.
 const CallOpen = `(p.kind = 'call' and p.settled_at is null and p.response_status is null and (p.first_attempt_at is not null or p.state = 'reconcile'))`
 
 // After returns what becomes of a call after an attempt (O6). tooLate means that no attempt was
-// made, because the remote may have forgotten the key: only an open call has one that it can forget.
+// made, because the remote may have forgotten the key: only an open call has one that it can
+// forget.
 //
 // Without an open attempt the key's window has not begun.
 func (c KnownCall) After(a outcome.Answer, tooLate bool) KnownCall {

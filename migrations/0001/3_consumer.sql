@@ -529,7 +529,7 @@ create table onlyonce.parked (
 comment on table  onlyonce.parked is 'Dead letters: messages and calls that were set aside, whole, so that nothing is lost. Never both applied and parked.';
 comment on column onlyonce.parked.kind             is 'message: from Kafka. call: from the outbox. event: from onlyonce.event_log, or set aside by a webhook receiver.';
 comment on column onlyonce.parked.state            is 'retrying: tried again when it is due. blocked: waits for an earlier row of its ordering key. waiting: for an operator. reconcile: a call whose outcome is unknown. resolved, discarded: the end.';
-comment on column onlyonce.parked.reason           is 'failed, permanent, exhausted, crashed, behind, conflict, no-key or too-old for messages and events; same-body, divergent, stale or forward for events that a webhook receiver has set aside; failed, scheduled, behind, cut, completion, rejected, unopened, window or rate for calls.';
+comment on column onlyonce.parked.reason           is 'failed, permanent, exhausted, crashed, behind, conflict, no-key or too-old for messages and events; same-body, divergent, stale or forward for events that a webhook receiver has set aside; failed, postponed, scheduled, behind, cut, completion, rejected, unopened, window, unsafe or rate for calls.';
 comment on column onlyonce.parked.next_attempt_at  is 'In state retrying: when it is due. In state reconcile: when it is asked about again.';
 comment on column onlyonce.parked.redrives         is 'How often operators have redriven it. The audit rows of action parked redrive have the id.';
 comment on column onlyonce.parked.key              is 'Dedupe key of the message, or derived key of the call. Null: it had none.';
@@ -542,7 +542,7 @@ comment on column onlyonce.parked.row_id           is 'Id of the call in the log
 comment on column onlyonce.parked.first_key        is 'Key that the call was enqueued under, if an operator has given it another one since: the call is recognised by it, and a sealed body opens under it. Null: the row''s key.';
 comment on column onlyonce.parked.record_time      is 'The record''s timestamp; of a call: when it was enqueued.';
 comment on column onlyonce.parked.not_before       is 'Of a call: when it may be made at the earliest, as the program has enqueued it. An operator who redrives it has it made at once.';
-comment on column onlyonce.parked.first_attempt_at is 'Written before the first call under this key can have been made: the remote''s key window counts from here. Null: no call was made.';
+comment on column onlyonce.parked.first_attempt_at is 'Of a call: since when an attempt is open, so that the remote may have applied it; written before that attempt is made. The remote''s key window counts from here. Null: none is open.';
 comment on column onlyonce.parked.picks            is 'How often a relay has picked the call. A settlement names the pick that it settles. Unlike attempts it is never set back.';
 comment on column onlyonce.parked.order_prefix     is 'Of a call: hash of (sink, prefix of the ordering key), see onlyonce.rates.';
 comment on column onlyonce.parked.waits_for        is 'Of a call in state retrying without next_attempt_at: whose rate it waits for, as onlyonce.rates.calls_of has it.';

@@ -25,15 +25,30 @@
 // # Answers
 //
 //	2xx                              delivered
-//	408 409 425 429 5xx              tried again, after Retry-After (seconds or a date) if present;
-//	                                 other calls wait too: of the sink (503), of the tenant (429)
+//	408 409 5xx                      tried again, after Retry-After (seconds or a date) if present;
+//	                                 the remote may have applied the call. After 503 the calls of
+//	                                 the sink wait too
+//	425 429                          tried again likewise, and not applied. After 429 the calls of
+//	                                 the tenant wait too
+//	401 403, of a call with a tenant tried again: the calls of the tenant wait for Breaker.OpenFor
 //	no whole answer within Timeout   tried again: the remote may have applied the call
+//	no connection                    tried again: it has not
 //	everything else, 3xx included    rejected: parked for an operator. Redirects are not followed.
 //
-// Config.Outcomes overrides this for a remote that uses a status differently. The sink reads at
-// most 64 KiB of the answer's body, to see whether the answer is whole. It keeps the body only if
-// the call asks for it (Call.Capture), and never logs it. The answer's headers may hold 64 KiB,
-// unless Config.Transport sets another limit.
+// Config.Outcomes overrides this for a remote that uses a status differently, and Config.Classify
+// for one whose headers or body say more; [Adyen] has signs of its own. If the remote is an API in
+// package idempotency, its mark decides (Idempotency-Status):
+//
+//	created, replayed    delivered, or never applied: no attempt is open then
+//	410 of the layer     delivered: it took effect, and its answer is not kept
+//	in-progress          tried again, unless the problem says that it is of no use
+//	released             tried again
+//	rejected, mismatch   not applied by this attempt: tried again if the problem says so, or rejected
+//	bypassed, 5xx        reconcile: it was run without its key, and may have left effects
+//
+// The sink reads at most 64 KiB of the answer's body, to see whether the answer is whole, and what a
+// problem says. It keeps the body only if the call asks for it (Call.Capture), and never logs it.
+// The answer's headers may hold 64 KiB, unless Config.Transport sets another limit.
 //
 // After 10 failures in a row the [Breaker] has the relay hold calls for 10 s at a time: those of
 // the tenant whose call failed, or all of them if calls of two tenants fail.

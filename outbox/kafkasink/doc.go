@@ -50,8 +50,8 @@
 //	too large, refused by a policy or a validation, no rights    rejected: parked for an operator
 //	a topic that is not among Config.Topics                      rejected, without a call
 //	a topic that the brokers do not know for 3 s                 rejected
-//	all else: no leader, too few replicas, no connection,
-//	no answer within Timeout, a login that fails                 tried again: it may have been written
+//	no connection, a login that fails, too few replicas          tried again: it was not written
+//	all else: no leader, no answer within Timeout                tried again: it may have been written
 //
 // # Sending
 //

@@ -38,7 +38,8 @@
 //	a subject outside Config.Subjects, a bad target or header   rejected, without a call
 //	larger than the server's max_payload                        rejected, without a call
 //	refused by the stream: sealed, maximum message size         rejected: parked for an operator
-//	all else: no stream, no leader, no connection, no answer    tried again: it may have been stored
+//	no connection, no stream for the subject                    tried again: it was not stored
+//	all else: no leader, no answer                              tried again: it may have been stored
 //
 // # Rights
 //

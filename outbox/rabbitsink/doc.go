@@ -35,8 +35,8 @@
 //	confirmed                                          delivered
 //	a bad target or header                             rejected, without a call
 //	larger than the server's max_message_size          rejected: parked for an operator
-//	no queue is bound, or one is full and refuses it   tried again
-//	all else: no exchange, no right, no answer         tried again: it may have been stored
+//	no connection, exchange or right; no queue is bound   tried again: it was not stored
+//	all else: a queue is full and refuses it, no answer   tried again: it may have been stored
 //
 // While the server blocks publishers, because it has no memory or disk left, no call is made.
 //

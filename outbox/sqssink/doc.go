@@ -39,7 +39,8 @@
 //	taken, as a copy too                                        delivered
 //	a queue outside Config.Queues, a bad target, header or body rejected, without a call
 //	refused: the queue's MaximumMessageSize, bad contents       rejected: parked for an operator
-//	all else: no queue, no right, throttled, no answer          tried again: it may have been stored
+//	no connection, no queue, no right, throttled (4xx)          tried again: it was not stored
+//	all else: no answer, 5xx                                    tried again: it may have been stored
 //
 // # Rights
 //
