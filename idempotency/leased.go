@@ -215,7 +215,7 @@ func (run *handlerRun) writeRecordOnce(l *lease.Lease, stored []byte, sealed boo
 		run.tx.Engine(stepOpen, openSQL, run.timeoutArgs()...)
 	}
 	run.tx.SealBy([]any{&run.expires}, stepRecord, finishSQL, codec.UUID(run.id), l.ID, l.Epoch, l.Nonce, stored, sealed,
-		run.lookInterval(), &run.calls.Keys, &run.calls.Sinks, &run.calls.Lanes)
+		run.lookInterval(), run.callKeys, run.callSinks, run.callLanes)
 	return run.tx.Commit(run.layer.cfg.Timeouts.Commit)
 }
 

@@ -9,9 +9,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // aged has the TTL of all records be over, and the next look due, and purges.
@@ -207,10 +210,13 @@ func TestH31RecordOutlivesItsOperation(t *testing.T) {
 	}
 }
 
-// H31: Layer.Run looks, and so a record expires once its calls are settled.
+// H31: Layer.Run looks, and so a record expires once its calls are settled; also through a pool
+// that prepares no statements.
 func TestH31LayerLooks(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, testConfig())
+	pool := pgtest.DB(t)
+	none := &pgtest.Wire{At: func(int32) pgtest.Cut { return pgtest.Pass }}
+	r := newRigOn(t, pgtest.Wired(t, pool, pgx.QueryExecModeExec, none, nil), pool, testConfig())
 	r.charges(idempotency.Transactional)
 	r.post("/charges", "k", "10 EUR")
 	r.exec(listedSQL + `; update onlyonce.lanes set prev = pg_current_snapshot(); update onlyonce.http_records set look_at = clock_timestamp()`)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/fault"
@@ -75,7 +76,7 @@ func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome 
 		return finalOutcome(problemReply(codeRolledBack, err))
 	}
 	run.tx.SealBy([]any{&run.expires}, stepRecord, completeSQL, codec.UUID(run.id), run.scope.Tenant, run.subject.Scope, run.fingerprint, codec.UUID(run.token), stored, sealed, run.ttl,
-		run.lookInterval(), run.operation != "", &run.calls.Keys, &run.calls.Sinks, &run.calls.Lanes)
+		run.lookInterval(), run.operation != "", run.callKeys, run.callSinks, run.callLanes)
 	return run.commitRecord(handlerReply(Created, rec))
 }
 
@@ -101,6 +102,32 @@ func (run *handlerRun) lookInterval() time.Duration {
 		look = min(look, operationLook)
 	}
 	return look
+}
+
+// callKeys, callSinks and callLanes return what the record keeps of the calls that its transaction
+// has written, nil if there are none. They are called after these were written.
+func (run *handlerRun) callKeys() any {
+	keys := run.calls.Keys
+	if keys == nil {
+		return nil
+	}
+	return codec.Array(len(keys), func(i int) pgtype.UUID { return codec.UUID(keys[i]) })
+}
+
+func (run *handlerRun) callSinks() any {
+	sinks := run.calls.Sinks
+	if sinks == nil {
+		return nil
+	}
+	return codec.Array(len(sinks), func(i int) pgtype.Text { return pgtype.Text{String: sinks[i], Valid: true} })
+}
+
+func (run *handlerRun) callLanes() any {
+	lanes := run.calls.Lanes
+	if lanes == nil {
+		return nil
+	}
+	return codec.Array(len(lanes), func(i int) pgtype.Int2 { return pgtype.Int2{Int16: lanes[i], Valid: true} })
 }
 
 // openTx begins a transaction and takes the key in it, if there is one. If the key is not free, or

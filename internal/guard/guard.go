@@ -3,6 +3,7 @@ package guard
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -80,7 +81,8 @@ func (t *Tx) Engine(name, sql string, args ...any) {
 
 // SealBy has a statement of the engine's seal the transaction, in place of onlyonce.seal(). Commit
 // sends it after everything else. It returns a row, which is scanned into dest no later than Commit
-// returns.
+// returns. An argument that is a func() any is called for its value once the items of BeforeCommit
+// are written.
 func (t *Tx) SealBy(dest []any, name, sql string, args ...any) {
 	t.sealedBy = &engineSeal{name: name, sql: sql, args: args, dest: dest}
 }
@@ -99,7 +101,13 @@ func (t *Tx) queueSeal() {
 		return
 	}
 	t.steps = append(t.steps, engineStep{index: t.batch.Len(), name: by.name, dest: by.dest})
-	t.batch.Queue(by.sql, by.args...)
+	args := slices.Clone(by.args)
+	for i, arg := range args {
+		if value, later := arg.(func() any); later {
+			args[i] = value()
+		}
+	}
+	t.batch.Queue(by.sql, args...)
 }
 
 // queueStatement queues a statement of the handler's, or of a hook's.

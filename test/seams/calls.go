@@ -82,9 +82,13 @@ func drawPass(d *dice) act {
 
 // drawEvent is something that happens to a call in between.
 func (x *calling) drawEvent(d *dice) []act {
-	switch d.IntN(7) {
+	switch d.IntN(8) {
 	case 0:
 		return []act{{"the call is enqueued again", x.copy}}
+	case 6:
+		if x.ownLayer() {
+			return []act{{"the remote erases its answers", x.eraseAnswers}}
+		}
 	case 4:
 		return []act{{"the clock is a week ahead", func(w *world) error {
 			return w.jump(func(w *world) error { return w.send() }, (*world).forget)
@@ -143,6 +147,7 @@ func (r *remote) behindLayer(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	if rejects {
+		r.noteRefusal()
 		http.Error(w, "no", http.StatusUnprocessableEntity)
 		return
 	}
@@ -165,6 +170,25 @@ func (x *calling) enqueue(w *world) error {
 func (w *world) enqueue(c outbox.Call) error {
 	w.say("enqueued: %s", c.Body)
 	return w.within(func(tx pgx.Tx) error { return outbox.Enqueue(w.ctx, tx, c) })
+}
+
+// eraseAnswers erases what a remote in our HTTP layer has answered.
+func (x *calling) eraseAnswers(w *world) error {
+	if w.remote.refused() && !drawsLater[erasedRefusal] {
+		return nil
+	}
+	keys, err := all(w, pgx.RowTo[string], `select key::text from onlyonce.outbox_log`)
+	if err != nil {
+		return err
+	}
+	for _, key := range keys {
+		_, err := ops.EraseRequest(w.ctx, w.pool, ops.By{Reason: "GDPR-5"}, ops.RequestInput{Scope: "http POST /calls", Key: key})
+		w.say("the remote's operator: request erase: %v", err)
+		if err := ignoreRefusal(err); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // enqueueLater enqueues the next call, and says when it is to be made.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"iter"
 	"os"
 	"os/signal"
@@ -33,6 +34,7 @@ type options struct {
 	verbose  bool
 	workers  int
 	patience time.Duration
+	out      io.Writer
 }
 
 // Exit statuses.
@@ -44,7 +46,7 @@ const (
 func main() { os.Exit(run()) }
 
 func run() int {
-	o := &options{}
+	o := &options{out: os.Stdout}
 	flag.IntVar(&o.n, "n", 300, "how many histories")
 	flag.StringVar(&o.seed, "seed", "", "draws them; empty: the commit")
 	flag.StringVar(&o.only, "only", "", "comma-separated kinds of histories; empty: all")
@@ -63,7 +65,7 @@ func run() int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	breached, err := playAll(ctx, o)
+	breached, err := playOnServer(ctx, o)
 	switch {
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "seams:", err)
@@ -85,12 +87,12 @@ func commit() string {
 
 // drawn are the histories that the options select.
 func (o *options) drawn() ([]history, error) {
+	if o.later {
+		drawLater()
+	}
 	kinds := slices.DeleteFunc(allKinds(), func(k *kind) bool { return o.only != "" && !slices.Contains(strings.Split(o.only, ","), k.name) })
 	if len(kinds) == 0 {
 		return nil, fmt.Errorf("there is no kind of histories %q", o.only)
-	}
-	if o.later {
-		drawLater()
 	}
 	var all []history
 	for n := 1; n <= max(o.n, o.history); n++ {
@@ -101,19 +103,24 @@ func (o *options) drawn() ([]history, error) {
 	return all, nil
 }
 
-// playAll plays the histories, and prints what breaches. It returns how many do.
-func playAll(ctx context.Context, o *options) (breached int, err error) {
-	began := time.Now()
-	picked, err := o.drawn()
-	if err != nil {
-		return 0, err
-	}
+// playOnServer is playAll on a server that it starts, unless the environment names one.
+func playOnServer(ctx context.Context, o *options) (breached int, err error) {
 	pg, err := devenv.StartPostgres(ctx, devenv.Options{PostgresSettings: serverSettings})
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, pg.Stop()) }()
-	server, err := workerdb.NewServer(ctx, pg.URL, "seams")
+	return playAll(ctx, pg.URL, o)
+}
+
+// playAll plays the histories, and prints what breaches. It returns how many do.
+func playAll(ctx context.Context, address string, o *options) (breached int, err error) {
+	began := time.Now()
+	picked, err := o.drawn()
+	if err != nil {
+		return 0, err
+	}
+	server, err := workerdb.NewServer(ctx, address, "seams")
 	if err != nil {
 		return 0, err
 	}
@@ -149,9 +156,11 @@ func playAll(ctx context.Context, o *options) (breached int, err error) {
 	if breached > 0 {
 		verdict = "failed"
 	}
-	fmt.Printf("seams %s histories=%d breaches=%d seconds=%d seed=%s\n", verdict, len(picked), breached, int(time.Since(began).Seconds()), o.seed)
+	o.say("seams %s histories=%d breaches=%d seconds=%d seed=%s\n", verdict, len(picked), breached, int(time.Since(began).Seconds()), o.seed)
 	return breached, nil
 }
+
+func (o *options) say(format string, args ...any) { _, _ = fmt.Fprintf(o.out, format, args...) }
 
 // report prints a history that breached, or each.
 func report(o *options, h history, out outcome) {
@@ -162,19 +171,19 @@ func report(o *options, h history, out outcome) {
 	if len(out.breaches) > 0 {
 		head = "BREACH in history"
 	}
-	fmt.Printf("\n%s %d (%s, %.1f s): %s\n", head, h.n, h.kind.name, out.took.Seconds(), strings.Join(out.acts, "; "))
+	o.say("\n%s %d (%s, %.1f s): %s\n", head, h.n, h.kind.name, out.took.Seconds(), strings.Join(out.acts, "; "))
 	for _, b := range out.breaches {
-		fmt.Printf("  %s\n", b)
+		o.say("  %s\n", b)
 	}
 	if o.verbose {
-		fmt.Print(timeline(out.lines))
+		o.say("%s", timeline(out.lines))
 	}
 	if len(out.breaches) > 0 {
 		again := ""
 		if o.only != "" {
 			again = " -only " + o.only
 		}
-		fmt.Printf("  again: go run ./test/seams -seed %s%s -history %d -v\n", o.seed, again, h.n)
+		o.say("  again: go run ./test/seams -seed %s%s -history %d -v\n", o.seed, again, h.n)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -34,14 +35,19 @@ type message struct {
 
 // consuming is a consumer of a log.
 type consuming struct {
-	policy consumer.FailurePolicy
-	slots  int
-	op     operator
-	gives  bool // up, what does not work
+	policy    consumer.FailurePolicy
+	slots     int
+	positions bool // it has no ids: a message is its position
+	op        operator
+	gives     bool   // up, what does not work
+	changes   string // the function of the program that changes bytes in place
 
 	log  *memlog.Log
 	sent []*message
-	sick map[string]bool // tokens whose handler fails now
+	sick map[string]bool // tokens whose handler fails for good now
+	slow map[string]bool // tokens whose handler fails now, and is tried again
+	// halted is set when the partition halts.
+	halted atomic.Bool
 }
 
 // copiesWithin is how late copies come in a history. The shortest horizon is a day.
@@ -49,6 +55,10 @@ const copiesWithin = 20 * time.Hour
 
 func drawMessages(d *dice) (stage, []act) {
 	x := &consuming{policy: of(d, consumer.ParkMessage, consumer.ParkOrderingKey), slots: of(d, 1, 1, 3), op: drawOperator(d), gives: d.once(4), sick: map[string]bool{}}
+	x.positions = d.once(3)
+	if drawsLater[changedInPlace] && d.once(3) {
+		x.changes = of(d, "Prepare", "Key", "OnParked")
+	}
 	acts := []act{x.drawMessage(d), x.drawMessage(d)}
 	for range 3 + d.IntN(5) {
 		switch d.IntN(12) {
@@ -102,12 +112,15 @@ func (x *consuming) drawMessage(d *dice) act {
 }
 
 func (x *consuming) drawEvent(d *dice) []act {
-	switch d.IntN(6) {
+	switch d.IntN(7) {
 	case 5:
 		return []act{{"the clock is a week ahead", func(w *world) error { return w.jump(x.work, (*world).forget) }}}
 	case 0:
 		back := int64(1 + d.IntN(4))
 		return []act{{"an operator replays", func(w *world) error { return x.replay(w, back) }}}
+	case 3:
+		back := int64(1 + d.IntN(4))
+		return []act{{"the position is set back", func(w *world) error { return x.setBack(w, back) }}}
 	case 1:
 		class := of(d, "short", "long", "standard")
 		return []act{{"the scope's class becomes " + class, func(w *world) error {
@@ -143,7 +156,7 @@ func (x *consuming) append(w *world, m *message) {
 // copy writes a record again, if its producer may: its key is remembered for as long as it is
 // parked, and for a day of the log otherwise.
 func (x *consuming) copy(w *world, n int) error {
-	if len(x.sent) == 0 {
+	if len(x.sent) == 0 || x.positions {
 		return nil
 	}
 	m := x.sent[n%len(x.sent)]
@@ -156,8 +169,15 @@ func (x *consuming) copy(w *world, n int) error {
 
 // handle is the program's handler.
 func (x *consuming) handle(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-	token := string(m.Value)
-	if x.sick[token] {
+	value := slices.Clone(m.Value)
+	if x.changes == "Prepare" || x.changes == "Key" { // what the handler works with is changed once
+		turn(value)
+	}
+	token := string(value)
+	switch {
+	case x.slow[token]:
+		return errors.New("the shop does not answer")
+	case x.sick[token]:
 		return consumer.Permanent(errors.New("the product is unknown"))
 	}
 	tx.Queue(effectSQL, token)
@@ -170,9 +190,20 @@ func (x *consuming) handle(ctx context.Context, tx consumer.Tx, m *consumer.Mess
 // consume is the consumer.
 func (x *consuming) consume(w *world) engine {
 	return func(ctx context.Context) error {
-		c, err := consumer.New(w.pool, &memlog.Source{Log: x.log, GroupID: scope}, x.handle, consumer.Config{Scope: scope, Key: consumer.HeaderKey("message-id"),
-			OnFailure: x.policy, Concurrency: x.slots, MaxAttempts: 1, Linger: time.Millisecond, Brake: consumer.Brake{Off: true},
-			Backoff: dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond}, Logger: w.logger()})
+		cfg := consumer.Config{Scope: scope, PositionsOnly: x.positions, OnFailure: x.policy, Concurrency: x.slots, MaxAttempts: 1, Linger: time.Millisecond,
+			Brake: consumer.Brake{Off: true}, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond}, Logger: w.logger(),
+			Hooks: consumer.Hooks{Halted: func(h *consumer.HaltError) {
+				x.halted.Store(true)
+				w.say("the partition halts: %s", h.Reason)
+			}}}
+		if len(x.slow) > 0 {
+			cfg.MaxAttempts = 100
+		}
+		if !x.positions {
+			cfg.Key = consumer.HeaderKey("message-id")
+		}
+		x.change(&cfg)
+		c, err := consumer.New(w.pool, &memlog.Source{Log: x.log, GroupID: scope}, x.handle, cfg)
 		if err != nil {
 			return err
 		}
@@ -243,15 +274,75 @@ func (x *consuming) replay(w *world, back int64) error {
 	if err != nil {
 		return ignoreRefusal(err)
 	}
+	x.promiseAgain(w, from, *position, waiting)
+	return nil
+}
+
+// promiseAgain notes that messages of a range are to take effect once more; but not a copy of what
+// is parked (K7).
+func (x *consuming) promiseAgain(w *world, from, to int64, parked []string) {
 	for _, m := range x.sent {
-		if slices.Contains(waiting, m.token) { // a copy of what is parked is not applied (K7)
-			continue
-		}
-		if slices.ContainsFunc(m.offsets, func(at int64) bool { return at >= from && at < *position }) {
+		if slices.ContainsFunc(m.offsets, func(at int64) bool { return at >= from && at < to }) && !slices.Contains(parked, m.token) {
 			w.promises.add(m.token, 1, 0)
 		}
 	}
+}
+
+// setBack sets the position back by cursor adopt -at. Messages without ids are applied again.
+func (x *consuming) setBack(w *world, back int64) error {
+	position, err := one[*int64](w, `select next_offset from onlyonce.positions where scope = $1 and topic = $2 and partition = 0`, scope, topic)
+	if err != nil || position == nil || *position == 0 {
+		return ignoreNoRow(err)
+	}
+	waiting, err := all(w, pgx.RowTo[string], `select convert_from(body, 'UTF8') from onlyonce.parked where kind = 'message' and settled_at is null`)
+	if err != nil || len(waiting) > 0 && !drawsLater[parkedBelow] {
+		return err
+	}
+	partition := int32(0)
+	at := max(0, *position-back)
+	_, err = ops.AdoptCursor(w.ctx, w.pool, ops.By{Reason: "INC-2"}, ops.AdoptInput{Scope: scope, Topic: topic, Partition: &partition, At: fmt.Sprint(at)})
+	w.say("operator: cursor adopt -at %d: %v", at, err)
+	if err != nil {
+		return ignoreRefusal(err)
+	}
+	if x.positions {
+		x.promiseAgain(w, at, *position, waiting)
+	}
 	return nil
+}
+
+// turn changes bytes in place, and back.
+func turn(b []byte) {
+	for i := range b {
+		b[i] ^= ' '
+	}
+}
+
+// change has one of the program's functions change bytes in place, as one does that decrypts or
+// masks them.
+func (x *consuming) change(cfg *consumer.Config) {
+	switch x.changes {
+	case "Prepare":
+		cfg.MaxAttempts = 2
+		cfg.Prepare = func(ctx context.Context, msgs []*consumer.Message) (context.Context, error) {
+			for _, m := range msgs {
+				turn(m.Value)
+			}
+			return ctx, nil
+		}
+	case "Key":
+		if key := cfg.Key; key != nil {
+			cfg.Key = func(m *consumer.Message) (string, error) {
+				turn(m.Value)
+				return key(m)
+			}
+		}
+	case "OnParked":
+		cfg.OnParked = func(_ context.Context, _ consumer.Tx, m *consumer.Message, _ consumer.MessageEvent) error {
+			turn(m.Value)
+			return nil
+		}
+	}
 }
 
 func ignoreNoRow(err error) error {

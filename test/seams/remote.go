@@ -35,6 +35,7 @@ type remote struct {
 	// rejects: the application refuses what it has not applied before. keepsRejections: and gives
 	// that answer again under the key, whatever changes.
 	rejects, keepsRejections bool
+	hasRefused               bool
 
 	known   map[string]memo
 	applied map[string]int // by token
@@ -106,12 +107,12 @@ func (r *remote) serve(w http.ResponseWriter, req *http.Request) {
 		}
 	}
 	r.world.say("remote: %s under %.8s: %s", body, strings.Trim(req.Header.Get("Idempotency-Key"), `"`), told(way, answer))
-	switch {
-	case way == wayThrough:
+	switch way {
+	case wayThrough:
 		maps.Copy(w.Header(), answer.Header())
 		w.WriteHeader(answer.Code)
 		_, _ = w.Write(answer.Body.Bytes())
-	case way == wayUpgrade:
+	case wayUpgrade:
 		upgrade(w, req)
 	default:
 		badremote.Fail(w, req, way)
@@ -173,6 +174,19 @@ func (r *remote) apply(key, token string) int {
 	r.known[key] = memo{now, http.StatusOK}
 	r.applied[token]++
 	return http.StatusOK
+}
+
+// noteRefusal notes that an API in our HTTP layer has refused a request.
+func (r *remote) noteRefusal() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.hasRefused = true
+}
+
+func (r *remote) refused() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.hasRefused
 }
 
 // setRejects sets whether the application refuses what is new.
