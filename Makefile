@@ -15,7 +15,7 @@ MODULES := . $(filter-out .,$(patsubst ./%,%,$(patsubst %/,%,$(dir $(shell find 
 FAULTY  := tools/onlyoncevet/rules/testdata
 
 # The laboratory, of which make test runs no tests: what compares with other libraries, or checks the checkers.
-LABORATORY := bench test/adversary test/callcheck test/check test/compat test/devenv test/growth test/model test/mutants test/results test/retest test/rolling test/storm
+LABORATORY := bench test/adversary test/callcheck test/check test/compat test/devenv test/growth test/model test/mutants test/results test/retest test/rolling test/seams test/storm
 # The tests of make check.
 CHECKS := test/api test/docs test/layout test/words monitoring
 # They have nothing for the race detector to find: they compare with other libraries, or compute on one processor, which takes it minutes.
@@ -24,7 +24,7 @@ UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/model,test/mutants
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help map doubles quickstart test test-long rest check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary model matrix growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle drill-restore storm-outbox storm-queue storm-keys histories faults e2e nightly ci
+.PHONY: help map doubles quickstart test test-long long laboratory parts check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary seams model matrix zones growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle drill-restore storm-outbox storm-queue storm-keys histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -42,10 +42,10 @@ quickstart: ## the main job, end to end
 AT_ONCE  ?= 4
 PACKAGES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); test "$$n" -gt 4 && echo "$$n" || echo 4)
 # The packages of all modules, those first that take longest; and the folders of those that make test leaves out.
-ALL     := ./consumer ./cmd/onlyonce ./onlyoncetest ./ui ./outbox ./consumer/franzsource ./consumer/kafkasource ./consumer/sharesource ./examples/quickstart $(MODULES:%=./%/...)
+ALL     := ./consumer ./cmd/onlyonce ./onlyoncetest ./queue/sqsqueue ./outbox/sqssink ./ui ./outbox ./consumer/franzsource ./consumer/kafkasource ./outbox/rabbitsink ./tools/onlyoncevet ./examples/quickstart $(MODULES:%=./%/...)
 LEFTOUT := $(foreach l,$(LABORATORY),./$l/...)
 # The files whose tests have cases that -short leaves out, and the names of those tests.
-LONG      = $(shell grep -rlE --include=*_test.go 'pgtest[.](Long|Sampled)|testing[.]Short' cmd consumer idempotency internal onlyoncetest outbox webhook)
+LONG      = $(shell grep -rlE --include=*_test.go 'pgtest[.](Long|Sampled)|testing[.]Short' cmd consumer idempotency internal onlyoncetest ops outbox webhook)
 LONGTESTS = $(shell sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1|/p' $(LONG) | tr -d '\n')
 # The tests of the rules of docs/rules have the rule's id in their names, for example TestO14EachTenant. make test plays one of each rule,
 # drawn by PART, unless PKGS names packages; OTHERS are the names of all the others, each with a | after it.
@@ -64,14 +64,19 @@ gotest = $(TEST) $(RACE) -p $(PACKAGES) -parallel $(AT_ONCE) -timeout 20m $(1) $
 # $(1) without the packages $(2).
 without = $$($(GO) list $(1) | grep -vxF "$$($(GO) list $(2))")
 
-test: ## the tests of behaviour and one of each rule, on one Postgres and, with a JVM or Docker, one real Kafka broker; RACE=-race, PKGS=./consumer/... plays all of it
-	@echo "make test: tests of behaviour, and one of each rule; make test-long runs all of each rule, long ones and the laboratory's, make check those of documents"
-	@export ONLYONCE_TEST_LONG=$(or $(PART),1/20); $(call joined,$(call gotest,-short $(if $(PKGS),,-skip "^($(OTHERS)none)$$"),$(if $(PKGS),$(PKGS),$(call without,$(ALL),$(LEFTOUT) $(CHECKS:%=./%)))))
+test: ## the tests of behaviour and one of each rule, on one Postgres and, with a JVM or Docker, one real Kafka broker; RACE=-race, RULES=all plays all of each rule, PKGS=./consumer/... all that these have but long cases
+	@echo "make test: tests of behaviour, and $(if $(RULES)$(PKGS),all,one) of each rule; make test-long has the long ones and the laboratory's, make check those of documents"
+	@export ONLYONCE_TEST_LONG=$(or $(PART),1/20); $(call joined,$(call gotest,-short $(if $(RULES)$(PKGS),,-skip "^($(OTHERS)none)$$"),$(if $(PKGS),$(PKGS),$(call without,$(ALL),$(LEFTOUT) $(CHECKS:%=./%)))))
 
-test-long: test rest ## all tests of each rule, and the long ones; PART=2/3 plays the second of three parts of fault points and other similar cases, and all other tests
+test-long: ## all tests of each rule, the long ones, and the laboratory's; PART=2/3 plays the second of three parts of fault points and other similar cases, and all other tests
+	@$(MAKE) test RULES=all
+	@$(MAKE) long laboratory
 
-rest: ## the tests that make test leaves out
-	@export ONLYONCE_TEST_LONG=$(PART); $(call joined,$(if $(PKGS),$(call gotest,,$(PKGS)),s=0; $(call gotest,,$(LEFTOUT)) || s=1; $(call gotest,-run "^($(OTHERS)$(LONGTESTS)none)$$",$(sort $(dir $(LONG:%=./%) $(RULED)))) || s=1; exit $$s))
+long: ## the tests that have long cases, with those; PART=2/3 plays a part of the long cases
+	@export ONLYONCE_TEST_LONG=$(PART); $(call joined,$(call gotest,$(if $(PKGS),,-run "^($(LONGTESTS)none)$$"),$(or $(PKGS),$(sort $(dir $(LONG:%=./%))))))
+
+laboratory: ## the tests of what compares with other libraries, or checks the checkers
+	@$(call joined,$(call gotest,,$(LEFTOUT)))
 
 check: ## half a minute, before each commit: format, public surface, words, layout, documentation, links of alerts, anchors of the mutants
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "not formatted: $$unformatted"; exit 1; }
@@ -141,6 +146,12 @@ mutants: ## take each rule out in turn: a test must fail; ONLY=T2,F5 picks, PART
 adversary: ## each message to Postgres goes wrong, one at a time: SAMPLE=N histories of all, drawn by SEED (the commit's hash); ONLY=consumer/*/key picks by name, PART=3/20 plays a part unless it held at this commit
 	$(GO) run ./test/adversary $(if $(SAMPLE),-sample $(SAMPLE),) $(if $(SEED),-seed $(SEED),) $(if $(ONLY),-only '$(ONLY)',) $(if $(PART),-part $(PART),)
 
+N ?= 300
+nightly: N = 3000
+
+seams: ## random histories of lifetimes and outcomes, judged by their effects: N of them, drawn by SEED (the commit's hash); ONLY=calls,requests picks kinds
+	$(GO) run ./test/seams -n $(N) $(if $(SEED),-seed $(SEED),) $(if $(ONLY),-only '$(ONLY)',)
+
 model: ## visit every state of small scopes of the protocols, and find each fault seeded in them: up to 20 minutes and 8 GiB; SMALL=1 half a minute, ONLY=slots/C5,ring picks by name
 	$(GO) run ./test/model $(if $(SMALL),-small,) $(if $(ONLY),-only '$(ONLY)',)
 
@@ -152,12 +163,16 @@ kit: ## onlyoncetest against 20 seeds: sound programs are never accused, faulty 
 # PostgreSQL's major versions that its project maintains, and of Kafka's versions at Maven some, from the oldest that runs without ZooKeeper in production to the latest.
 CELLS := 14 15 16 17 18 kafka-3.3.2 kafka-3.9.1 kafka-4.0.1 kafka-4.3.0 kafka-4.4.0
 comma := ,
-# Those of share groups need 4.2.
-SOURCES = ./consumer/franzsource ./consumer/kafkasource ./outbox/kafkasink $(if $(filter kafka-3% kafka-4.0%,$(1)),,./consumer/sharesource)
+SOURCES := ./consumer/franzsource ./consumer/kafkasource ./outbox/kafkasink
 cell = echo "== matrix $(1)"; CI=true $(if $(1:kafka-%=),ONLYONCE_POSTGRES_VERSION=$(1) $(MAKE) test,ONLYONCE_KAFKA_VERSION=$(1:kafka-%=%) $(MAKE) test PKGS="$(or $(PKGS),$(SOURCES))") && echo "matrix $(1) ok" || { echo "matrix $(1) failed"; s=1; }
 
 matrix: ## make test on PostgreSQL 14 to 18, and sources and sink on Kafka 3.3 to 4.4; ONLY=14,kafka-4.0.1 picks, PKGS=./dedupe
 	@s=0; $(foreach c,$(or $(subst $(comma), ,$(ONLY)),$(CELLS)),$(call cell,$(c));) exit $$s
+
+ZONES ?= America/Los_Angeles Asia/Kathmandu
+
+zones: ## make test with the sessions and the processes in each of ZONES (T15): a zone whose clocks go forward and back, and one that is no whole hours from UTC; PKGS=./consumer/..., OF=test-long
+	@s=0; for z in $(ZONES); do echo "== zone $$z"; TZ=$$z ONLYONCE_TEST_TIMEZONE=$$z $(MAKE) $(or $(OF),test) && echo "zone $$z ok" || { echo "zone $$z failed"; s=1; }; done; exit $$s
 
 ROWS ?= 10000000
 
@@ -169,7 +184,7 @@ MESSAGES ?= 100000
 KILLS    ?= 100
 STORM    := $(GO) run ./test/storm $(if $(SEED),-seed $(SEED),) $(if $(SOURCE),-source $(SOURCE),) $(if $(POLICY),-policy $(POLICY),) $(if $(CONCURRENCY),-concurrency $(CONCURRENCY),) $(if $(FAILOVERS),-failovers $(FAILOVERS),) $(if $(ISOLATION),-isolation '$(ISOLATION)',) $(if $(PGBOUNCER),-pgbouncer,)
 
-storm: ## kill workers, Postgres and the broker under a stream, and check the invariants; MESSAGES, KILLS, SEED, SOURCE=kafka-go|franz|share, POLICY=park|key, CONCURRENCY=8, FAILOVERS=20, ISOLATION=serializable, PGBOUNCER=1, and ONLYONCE_POSTGRES_VERSION=14
+storm: ## kill workers, Postgres and the broker under a stream, and check the invariants; MESSAGES, KILLS, SEED, SOURCE=kafka-go|franz, POLICY=park|key, CONCURRENCY=8, FAILOVERS=20, ISOLATION=serializable, PGBOUNCER=1, and ONLYONCE_POSTGRES_VERSION=14
 	$(STORM) -messages $(MESSAGES) -kills $(KILLS)
 
 storm-franz storm-key storm-failover storm-mixed: MESSAGES = 20000
@@ -229,7 +244,10 @@ fuzz: ## each fuzz target for FUZZTIME
 	    echo "$$(dirname $$f) $$t"; $(DEVENV) -postgres -- $(GO) test -run '^$$' -fuzz "^$$t$$" -fuzztime $(FUZZTIME) $$(dirname $$f); \
 	  done; done
 
-nightly: test-long mutants adversary model kit schemathesis matrix growth fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle storm-outbox storm-queue storm-keys histories faults ## the long checks; record what they print in docs/results/
+parts: ## each part of CI, of which a landing plays one
+	@for n in 1 2 3 4 5 6 7 8; do .ci/part $$n || exit 1; done
+
+nightly: test-long parts mutants adversary seams model kit schemathesis matrix zones growth fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle storm-outbox storm-queue storm-keys histories faults ## the long checks; record what they print in docs/results/
 
 ci: ## what .ci/run runs
 	.ci/run

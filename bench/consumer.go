@@ -114,8 +114,6 @@ func allPairs() []pair {
 			metrics: []metric{{name: "P26b", shown: true, of: rates}}, open: done(true)},
 		{what: "a loop of one's own, 8 at once: a claim and an effect for a place; plain: without places",
 			metrics: []metric{{name: "P27", shown: true, of: rates}}, open: ofPlace},
-		{what: "a share group's member and keeper, batch of 100, 4 transactions at once; plain: a consumer of the same partition",
-			metrics: []metric{{name: "P28", shown: true, of: rates}}, open: shared},
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
@@ -66,12 +65,11 @@ func consumerSide(partitions int, end int64, h consumer.Handler, cfg consumer.Co
 		}
 		cfg := cfg
 		parks := cfg.OnFailure == consumer.ParkOrderingKey
-		_, isShared := src.(source.Shared[*consumer.Message]) // its keeper reads what was handled
 		cfg.Hooks = cfg.Hooks.Join(consumer.Hooks{
 			Batch: func(b consumer.BatchDone) {
 				count.Add(int64(b.Handled))
 				began.Do(func() { close(begun) })
-				if (b.Handled != b.Messages || b.Fallback) && !parks && !isShared {
+				if (b.Handled != b.Messages || b.Fallback) && !parks {
 					fail(fmt.Errorf("%d of %d messages handled, fallback %v: these are all new", b.Handled, b.Messages, b.Fallback))
 				}
 				if b.Next >= end {

@@ -8,11 +8,12 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/names"
 )
 
 // takeCursorSQL raises the epoch and records the new owner of the cursor. Out: one row with the new
-// epoch, or null if another owner was faster. It waits for the old owner's transactions, at most
-// lock_timeout.
+// epoch, or null if another owner was faster. It waits for the old owner's transactions, as long as
+// one may last by what that owner has declared (T14).
 const takeCursorSQL = `select onlyonce.take_cursor($1, $2, $3, $4, $5, $6, $7, $8)`
 
 // acquire makes this process the owner of the partition's cursor, in the order that the protocol
@@ -139,18 +140,21 @@ func (w *worker) checkCursor(cur *cursor) error {
 }
 
 // takeOver proves membership and takes over the cursor. It returns false if another process was
-// faster (F2, F9, C3).
+// faster (F2, F9, F15, C3).
 func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 	if err := fault.Point(fault.CursorRead); err != nil {
 		return false, err
 	}
-	if err := w.p.Commit(ctx, w.pos, offsetMetadata(w.c.cfg.Scope, w.pos)); err != nil {
+	if err := w.p.Commit(ctx, w.pos, names.Mark(w.c.cfg.Scope, w.pos)); err != nil {
 		return false, fmt.Errorf("proving membership: %w", err)
+	}
+	if err := w.checkMarks(ctx, seen); err != nil {
+		return false, err
 	}
 	nonce := newNonce()
 	var epoch *int64
-	err := w.c.queryRow(ctx, takeCursorSQL, seen.id, seen.epoch, nonce, w.c.source.Group(), w.id.ClusterID,
-		uuidOrNull(w.id.TopicID), w.c.shares != nil, guard.Millis(w.c.cfg.Timeouts.Lock)).Scan(&epoch)
+	err := w.c.queryRowWithin(ctx, seen.longest+w.c.answerPatience(), takeCursorSQL, seen.id, seen.epoch, nonce, w.c.source.Group(), w.id.ClusterID,
+		uuidOrNull(w.id.TopicID), w.c.cfg.longest(), guard.Millis(w.c.cfg.Timeouts.Lock)).Scan(&epoch)
 	if err != nil {
 		return false, fmt.Errorf("taking over cursor %d: %w", seen.id, err)
 	}

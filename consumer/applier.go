@@ -80,10 +80,3 @@ func (ap *applier) reportLogRetry(r MessageEvent, b backoff.BackOff) time.Durati
 	ap.troubled = true
 	return ap.reportRetry(r, b)
 }
-
-// committedBeside records a transaction that has committed beside others of its partition.
-func (ap *applier) committedBeside(a *attempt) {
-	ap.state.slotCommitted(ap.troubled)
-	ap.troubled = false
-	ap.recordCommitted(a)
-}

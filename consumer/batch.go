@@ -3,6 +3,7 @@ package consumer
 import (
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/onlyonce/onlyonce/internal/pace"
 )
@@ -32,6 +33,7 @@ func (ap *applier) handleBatch(until stop, msgs []*Message, next int64) error {
 		return ap.handlePart(until, msgs[n:], next)
 	}
 	retry := newBackoff(ap.c.cfg)
+	began := time.Now()
 	for lost, refused := 0, 0; ; {
 		release, err := ap.lockAttempts(until.taking, false)
 		if err != nil {
@@ -57,6 +59,8 @@ func (ap *applier) handleBatch(until stop, msgs []*Message, next int64) error {
 			lost++
 		case errors.As(err, &f):
 			return ap.divideBatch(until, msgs, next, f.index)
+		case errors.As(err, &h) && h.keptOut() && time.Since(began) < ap.c.cfg.longest():
+			// Smaller batches would not be let in either.
 		case errors.As(err, &h) && refused == refusedLimit:
 			return ap.divideBatch(until, msgs, next, h.index)
 		case h != nil:

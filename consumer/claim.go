@@ -224,7 +224,7 @@ func (c *Consumer) identify(m *Message) (err error) {
 // identifyInOrder is identify for a message that is handled beside others: it also finds the
 // ordering key by which it waits for earlier messages, under any policy.
 func (c *Consumer) identifyInOrder(m *Message) {
-	if m.identified || c.shares != nil { // a share group has no order
+	if m.identified {
 		return
 	}
 	_ = c.identify(m) // an error is the message's, and is met again
@@ -241,7 +241,7 @@ func (c *Consumer) identifyInOrder(m *Message) {
 
 // identifyMayKill reports whether the program has functions that find ids and ordering keys.
 func (c *Consumer) identifyMayKill() bool {
-	return c.shares == nil && (c.cfg.Key != nil || c.cfg.Tenant != nil || c.cfg.OrderingKey != nil)
+	return c.cfg.Key != nil || c.cfg.Tenant != nil || c.cfg.OrderingKey != nil
 }
 
 // orderOf returns the stored form of a message's ordering key.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/ops"
@@ -477,7 +478,7 @@ func TestK10CursorMadeDuringAChange(t *testing.T) {
 	r.reaches(0, 0)
 	stop()
 	create := func(c *claimer, topic string) error {
-		_, err := c.conn.Exec(t.Context(), cursor.CreateSQL, "stock", topic, 0, nil, nil, nil, 0, "earliest", nil)
+		_, err := c.conn.Exec(t.Context(), cursor.CreateSQL, "stock", topic, 0, nil, nil, nil, 0, "earliest", nil, names.Cursor("stock", topic, 0).String())
 		return err
 	}
 	maker, change := newClaimer(t, r.pool), newClaimer(t, r.pool)

@@ -85,3 +85,31 @@ func TestCloudEventData(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// D10: a whole event is taken for one however the header's name is written, and never for its data.
+func TestD10WholeEventIsNotItsData(t *testing.T) {
+	t.Parallel()
+	type named struct {
+		ID  string `json:"id"`
+		SKU string `json:"sku"`
+	}
+	const whole = `{"specversion": "1.0", "id": "e-1", "source": "/shop", "type": "placed", "data": {"id": "o-1", "sku": "tea"}}`
+	for _, name := range []string{"content-type", "Content-Type", "CONTENT-TYPE", "contentType"} {
+		m := event("", whole, name, structured)
+		if got, err := consumer.CloudEvent[named](t.Context(), m); err != nil || got != (named{"o-1", "tea"}) {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+		if id, err := consumer.CloudEventKey()(m); err != nil || !strings.HasSuffix(id, "e-1") {
+			t.Errorf("%s: id %q, %v", name, id, err)
+		}
+	}
+	for _, m := range []*consumer.Message{event("", whole), event("application/json", whole)} {
+		if got, err := consumer.CloudEvent[named](t.Context(), m); err == nil || !strings.Contains(err.Error(), "whole event") {
+			t.Errorf("not marked: %+v, %v", got, err)
+		}
+	}
+	// The data of an event in binary mode may be an event.
+	if got, err := consumer.CloudEvent[named](t.Context(), event("", whole, "ce_id", "1", "ce_source", "/relay")); err != nil || got.ID != "e-1" {
+		t.Errorf("event as data: %+v, %v", got, err)
+	}
+}

@@ -3,18 +3,13 @@ package consumer
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net/url"
 	"sync/atomic"
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/names"
 )
-
-// metadataPrefix begins the metadata of every offset that a consumer commits to Kafka, so that a
-// consumer can recognize its own offsets.
-const metadataPrefix = "onlyonce/1 "
 
 // commitEvery is how often offsets are committed to Kafka at most. Kafka's copy of the position is
 // for lag tools and group membership, so it may be late.
@@ -98,7 +93,7 @@ func (c *committer) commitUntilStopped(committed int64) {
 func (c *committer) commit(ctx context.Context, offset int64) error {
 	err := fault.Point(fault.OffsetSending)
 	if err == nil {
-		err = c.p.Commit(ctx, offset, offsetMetadata(c.scope, offset))
+		err = c.p.Commit(ctx, offset, names.Mark(c.scope, offset))
 	}
 	if err == nil {
 		err = fault.Point(fault.OffsetSent)
@@ -116,9 +111,4 @@ func (c *committer) stop() error {
 	default:
 		return nil
 	}
-}
-
-// offsetMetadata returns the text that goes with an offset committed to Kafka.
-func offsetMetadata(scope string, offset int64) string {
-	return fmt.Sprintf("%s%s %d", metadataPrefix, url.PathEscape(scope), offset)
 }

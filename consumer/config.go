@@ -18,7 +18,8 @@ import (
 type Config struct {
 	// Scope names this consumer. Its keys and positions are kept under the name. Two deployments
 	// with the same scope are one consumer; a new scope starts over with every message. For example
-	// "stock". At most 200 bytes. Required.
+	// "stock". At most 200 bytes. It must not begin with "webhook/" or "queue/", unless the source
+	// reads stored events. Required.
 	Scope string
 
 	// Key finds the id of a message, which its producer chose and which is the same on each of its
@@ -216,7 +217,9 @@ type Config struct {
 	// the message: no room (SQLSTATE class 53), serialization failures, deadlocks, lock timeouts,
 	// or sessions that an administrator ends. Then the partition halts as "blocked", so that an
 	// operator notices. The consumer retries the message every few seconds, and the partition
-	// continues by itself when that succeeds. Defaults to 1 minute.
+	// continues by itself when that succeeds. While an operator's command or a take-over waits for
+	// other transactions of the partition, it does not halt before the longest of those must have
+	// ended (T14). Defaults to 1 minute.
 	BlockedAfter time.Duration
 
 	// DrainTimeout is how long the current batch may still take when the partition is given up or
@@ -241,6 +244,14 @@ type Config struct {
 	// parked messages. Payloads and keys are never logged. Defaults to slog.Default(), at WARN and
 	// above.
 	Logger *slog.Logger
+}
+
+// longest is how long a transaction of the engine may last, from its fence to the end of its
+// COMMIT. The server ends that of a process which is suspended or gone after Timeouts.Idle. The
+// owner declares it in its cursor, for all who have to wait for its transactions (T14).
+func (c *Config) longest() time.Duration {
+	t := &c.Timeouts
+	return t.Lock + t.Statement + c.BatchTimeout + max(c.HangTimeout+t.Commit, t.Idle)
 }
 
 func (c Config) withDefaults() Config {

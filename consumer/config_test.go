@@ -32,6 +32,19 @@ func TestEveryFaultOfAConfigIsNamed(t *testing.T) {
 	}
 }
 
+// S5: a consumer that claims ids itself does not do so in the scope of an endpoint or a queue.
+func TestS5ScopeOfAReceiver(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	src := &memlog.Source{Log: memlog.NewLog("orders", 1), GroupID: "stock"}
+	for scope, want := range map[string]bool{"queue/orders": true, "webhook/stripe": true, "queue": false, "webhooks/x": false} {
+		_, err := consumer.New(pool, src, effect, consumer.Config{Scope: scope, Key: consumer.HeaderKey("id")})
+		if got := err != nil && strings.Contains(err.Error(), "Config.Scope"); got != want {
+			t.Errorf("scope %q: %v", scope, err)
+		}
+	}
+}
+
 // A key function that was made with a bad argument is refused before it parks a whole topic.
 func TestMisbuiltKeyFunctionsAreRefused(t *testing.T) {
 	t.Parallel()

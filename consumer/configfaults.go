@@ -1,13 +1,13 @@
 package consumer
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/fields"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/shard"
 )
 
@@ -17,6 +17,17 @@ const maxConcurrency = 256
 
 // maxScope is the most bytes of a scope, so that it fits the names and metadata that contain it.
 const maxScope = 200
+
+// scopeFault refuses the scopes of receivers to a consumer of another source: both would claim ids
+// there, and take each other's for copies (S5).
+func (c Config) scopeFault() error {
+	if !names.IsReceiver(c.Scope) {
+		return nil
+	}
+	l := &fields.List{Sentinel: ErrConfig, Struct: "Config"}
+	l.Add("Scope", "is %q: the scopes in which webhook endpoints and queues claim their ids begin so", c.Scope)
+	return l.Err()
+}
 
 func (c Config) faults(events bool) error {
 	l := &fields.List{Sentinel: ErrConfig, Struct: "Config"}
@@ -142,22 +153,4 @@ func setFault(set *shard.Set, events bool) error {
 		return fmt.Errorf("%w: db: must be one pool with a source of events: those lie in one database, and are claimed there", ErrConfig)
 	}
 	return nil
-}
-
-// sharedFaults returns what a consumer of a share group cannot have.
-func (c *Consumer) sharedFaults(sharded bool) error {
-	if c.shares == nil {
-		return nil
-	}
-	var faults []error
-	refuse := func(wrong bool, field, rule string) {
-		if wrong {
-			faults = append(faults, fmt.Errorf("%w: %s: %s", ErrConfig, field, rule))
-		}
-	}
-	refuse(c.cfg.OnFailure != ParkMessage, "Config.OnFailure", "must be ParkMessage: a share group has no order that a message could hold up")
-	refuse(c.cfg.OrderingKey != nil, "Config.OrderingKey", "must not be set: a share group has no order")
-	refuse(c.cfg.TooOld != 0, "Config.TooOld", "must not be set, nor a TimedKey: a share group has no frontier of times")
-	refuse(sharded, "db", "must be one pool: a share group delivers to one database")
-	return errors.Join(faults...)
 }

@@ -51,8 +51,7 @@ type Consumer struct {
 	handler Handler // exactly one of handler and batch is set
 	batch   BatchHandler
 	cfg     Config
-	events  bool         // the source is one of events (claimed.Source)
-	shares  sharedSource // the source, if a share group delivers its messages; else nil
+	events  bool // the source is one of events (claimed.Source)
 
 	shard   string         // name of this database, "" if only one
 	shards  []*Consumer    // by name, nil if there is one database
@@ -129,12 +128,17 @@ const queryTimeout = 10 * time.Second
 // transaction before the handler. If the server is alive, it ends them earlier, by Timeouts.Lock
 // and Timeouts.Statement (T7).
 func (c *Consumer) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, c.cfg.Timeouts.Lock+c.cfg.Timeouts.Statement)
+	return context.WithTimeout(ctx, c.answerPatience())
 }
 
 // queryRow runs one statement of the engine within these bounds.
 func (c *Consumer) queryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	ctx, cancel := c.bounded(ctx)
+	return c.queryRowWithin(ctx, c.answerPatience(), sql, args...)
+}
+
+// queryRowWithin is queryRow for a statement that waits for others as long as they may last.
+func (c *Consumer) queryRowWithin(ctx context.Context, bound time.Duration, sql string, args ...any) pgx.Row {
+	ctx, cancel := context.WithTimeout(ctx, bound)
 	return &boundedRow{c.pool.QueryRow(ctx, sql, args...), cancel}
 }
 
@@ -180,7 +184,7 @@ func (c *Consumer) longestWait() time.Duration {
 // needsSlots reports whether transactions of the partition run side by side under its next owner,
 // or what an owner that let them do so has left open is to be finished (C7).
 func (c *Consumer) needsSlots(cur *cursor) bool {
-	return c.cfg.Concurrency > 1 || cur.doneUntil != nil || c.shares != nil
+	return c.cfg.Concurrency > 1 || cur.doneUntil != nil
 }
 
 func newBackoff(cfg Config) backoff.BackOff { return pace.Backoff(cfg.Backoff.Min, cfg.Backoff.Max) }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -28,7 +29,7 @@ const readDoneSQL = `select "offset", hash from onlyonce.done where cursor_id = 
 // (K10).
 const readCursorSQL = `
 select id, run, epoch, nonce, group_id, cluster_id, topic_id, clean, next_offset, anchor_offset, anchor_epoch, anchor_hash,
-       coalesce(leader_epoch, -1), coalesce(run_epoch, -1), retired_at is not null, shared, replay_no, replay_until, replay_resume, replay_resend,
+       coalesce(leader_epoch, -1), coalesce(run_epoch, -1), retired_at is not null, coalesce(extract(epoch from longest) * 1000, 0)::bigint, replay_no, replay_until, replay_resume, replay_resend,
        redo_until, redo_topic_id, done_until,
        array(select a."offset" from onlyonce.attempts a where a.cursor_id = id and a."offset" >= next_offset and a.attempts > 0 order by a."offset"),
        coalesce((select s.class from onlyonce.scopes s where s.scope = $1), 'standard'), onlyonce.class_before($1)
@@ -91,9 +92,9 @@ type cursor struct {
 	position    int64
 	anchor      *anchor
 	retired     bool
-	shared      bool     // its owner is the keeper of a share group
-	classes     []string // in whose rings its scope claims, in that order
-	leaderEpoch int32    // no batch below next exceeded it when it was read; -1: not known
+	longest     time.Duration // how long a transaction of the last owner may last; 0: not known
+	classes     []string      // in whose rings its scope claims, in that order
+	leaderEpoch int32         // no batch below next exceeded it when it was read; -1: not known
 	// runEpoch is the same for the start of the run; in a replay, for the position where it
 	// continues afterwards.
 	runEpoch int32
@@ -152,12 +153,13 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 		anchorEpoch  *int32
 		anchorHash   []byte
 		resume       *int64
+		longest      int64
 		class        string
 		classBefore  *string
 	)
 	err := c.queryRow(ctx, readCursorSQL, c.cfg.Scope, topic, partition).Scan(&r.id, &r.run, &r.epoch, &r.nonce,
 		&r.groupID, &r.clusterID, &r.topicID, &r.clean, &r.position, &anchorOffset, &anchorEpoch, &anchorHash,
-		&r.leaderEpoch, &r.runEpoch, &r.retired, &r.shared, &r.replayNo, &r.replayUntil, &resume, &r.replayResend, &r.redoUntil, &r.redoTopicID, &r.doneUntil, &r.suspects,
+		&r.leaderEpoch, &r.runEpoch, &r.retired, &longest, &r.replayNo, &r.replayUntil, &resume, &r.replayResend, &r.redoUntil, &r.redoTopicID, &r.doneUntil, &r.suspects,
 		&class, &classBefore)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
@@ -166,6 +168,7 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 		return nil, fmt.Errorf("reading the cursor: %w", err)
 	}
 	r.classes = classesOf(class, classBefore)
+	r.longest = time.Duration(longest) * time.Millisecond
 	if anchorOffset != nil {
 		r.anchor = &anchor{offset: *anchorOffset, epoch: *anchorEpoch, hash: anchorHash}
 	}

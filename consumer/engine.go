@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/consumer/internal/attemptlock"
-	brakes "github.com/onlyonce/onlyonce/consumer/internal/brake"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	brakes "github.com/onlyonce/onlyonce/internal/brake"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/primary"
 )
@@ -94,7 +94,7 @@ type brake struct {
 }
 
 func newBrake(cfg Brake) *brake {
-	return &brake{Window: brakes.Window{Off: cfg.Off, Size: cfg.Window, Percent: cfg.Percent, Least: cfg.Least}, every: cfg.Every}
+	return &brake{Window: brakes.Window{Off: cfg.Off, Size: cfg.Window, Percent: cfg.Percent, Least: cfg.Least, Counts: countsAsFailed}, every: cfg.Every}
 }
 
 // blockedKeys are ordering keys that were blocked when the database was last asked. It is a guess:
@@ -184,9 +184,7 @@ func (e *engine) readOwnCursor(ctx context.Context) (*cursor, error) {
 // lockAttempts waits for the engine's turn. While an attempt is alone, the engine knows that
 // nothing else of the process is under way.
 func (e *engine) lockAttempts(ctx context.Context, alone bool) (release func(), err error) {
-	cfg := &e.c.cfg
-	bound := 2 * (cfg.BatchTimeout + cfg.HangTimeout + cfg.Timeouts.Commit + cfg.Timeouts.Lock + cfg.Timeouts.Statement)
-	release, err = attemptlock.Of(ctx).Acquire(ctx, alone, bound)
+	release, err = attemptlock.Of(ctx).Acquire(ctx, alone, 2*e.c.cfg.longest())
 	e.exclusive = alone && err == nil
 	return release, err
 }

@@ -284,6 +284,14 @@ type hindrance struct {
 
 func (h *hindrance) Error() string { return h.err.Error() }
 
+// keptOut reports whether the transaction was not let in: a take-over or an operator's command is
+// ahead of it, and waits for other transactions of the owner, perhaps as long as one may last. What
+// gives up here loses nothing by it (T14).
+func (h *hindrance) keptOut() bool {
+	failed, is := errors.AsType[*guard.Failure](h.err)
+	return is && failed.Step == stepFence && sqlState(failed) == codeLockTimeout
+}
+
 func (h *hindrance) Unwrap() error { return h.err }
 
 // sqlState returns the SQLSTATE of a failure, or "" if there is none or the server sent none.

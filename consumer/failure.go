@@ -66,6 +66,7 @@ func (ap *applier) handleAlone(until stop, m *Message, next int64) error {
 			refusedSince = time.Time{}
 		case refusedSince.IsZero():
 			refusedSince = time.Now()
+		case h.keptOut() && time.Since(refusedSince) < ap.c.cfg.longest():
 		case time.Since(refusedSince) >= ap.c.cfg.BlockedAfter:
 			err = ap.haltBlocked(m, "the message at offset %d is tried again, and fails for a reason that is not its own: %v", m.Offset, h)
 		}

@@ -13,17 +13,14 @@ import (
 )
 
 // fence is the first statement of a transaction of messages from the log. It raises unless the
-// transaction is the first and only one that applies them. There are three:
+// transaction is the first and only one that applies them. There are two:
 //
 //	position  The partition has one transaction at a time. onlyonce.fence moves the position from
 //	          where this owner knows it to be. The owner proves the lease by epoch and nonce.
 //	slot      The owner has several at once. onlyonce.fence_slot records the offsets as done, also
 //	          by epoch and nonce; a sweep moves the position over them later.
-//	share     Members of a share group have some each, under the epoch of the cursor's keeper, by
-//	          onlyonce.fence_slot too.
 //
-// Both sets of done offsets are one table, so slots and members exclude each other. A position and
-// the set do not, so one follows the other under a new epoch only (C7).
+// The two do not exclude each other, so one follows the other under a new epoch only (C7).
 //
 // If a fence raises, a statement of its own finds out why:
 //
@@ -148,14 +145,9 @@ func (f *slotFence) begin(a *attempt) {
 		}
 	}
 	f.offsets, a.done.From, a.done.Next = offsets, offsets[0], offsets[len(offsets)-1]+1
-	a.fence = f.slot.markDone(t.Low, offsets, hashes, after)
-}
-
-// markDone returns the fence that records offsets as done. low is a position that the cursor had.
-func (own *ownership) markDone(low int64, offsets, hashes, after []int64) func(tx *guard.Tx) {
-	cur, bounds := own.cur, &own.c.cfg.Timeouts
-	return func(tx *guard.Tx) {
-		tx.Engine(stepFence, fenceSlotSQL, cur.id, cur.epoch, cur.nonce, cur.run, low, codec.Bigints(offsets), codec.Bigints(hashes),
+	cur, bounds := f.slot.cur, &f.slot.c.cfg.Timeouts
+	a.fence = func(tx *guard.Tx) {
+		tx.Engine(stepFence, fenceSlotSQL, cur.id, cur.epoch, cur.nonce, cur.run, t.Low, codec.Bigints(offsets), codec.Bigints(hashes),
 			codec.Bigints(after), guard.Millis(bounds.Lock), guard.Millis(bounds.Statement), guard.Millis(bounds.Idle))
 	}
 }
@@ -178,7 +170,10 @@ func (f *slotFence) explain(work context.Context, _ *attempt) error {
 }
 
 func (f *slotFence) committed(a *attempt) {
-	f.slot.committedBeside(a)
-	f.slot.retrier.noteParked(a)
-	f.slot.events <- slotEvent{slot: f.slot, offsets: f.offsets}
+	sl := f.slot
+	sl.state.slotCommitted(sl.troubled)
+	sl.troubled = false
+	sl.recordCommitted(a)
+	sl.retrier.noteParked(a)
+	sl.events <- slotEvent{slot: sl, offsets: f.offsets}
 }

@@ -17,6 +17,8 @@ type HaltReason string
 const (
 	// HaltForeignGroup: the cursor belongs to another Kafka group.
 	HaltForeignGroup HaltReason = "foreign-group"
+	// HaltForeignScope: consumers of another scope work in the group.
+	HaltForeignScope HaltReason = "foreign-scope"
 	// HaltForeignCluster: the cursor belongs to another Kafka cluster.
 	HaltForeignCluster HaltReason = "foreign-cluster"
 	// HaltNewTopic: the topic was deleted and created again.
@@ -105,6 +107,10 @@ func (e *HaltError) attributes() []any {
 	return append(all, "resolve", e.remedy().text())
 }
 
+// ownGroups is what to do about a group with two scopes.
+const ownGroups = "if these are two consumers, give each a group of its own, and each handles every message; " +
+	"if the scope was renamed, take the old name back, because under a new one every message is new"
+
 // remedy is what to do about a halt, in the order of the steps.
 type remedy []remedyStep
 
@@ -180,6 +186,8 @@ func (e *HaltError) remedy() (r remedy) {
 		group := []string{"-group", show.Quote(e.Group)}
 		add("if these are two services, change Config.Scope of one of them; if the group was renamed, stop the old one, and then",
 			e.command("adopt", e.Shard, &e.Partition, group...), e.command("adopt", e.Shard, nil, group...))
+	case HaltForeignScope:
+		add(ownGroups+"; to work in this partition all the same, from an offset on", at("OFFSET"), "")
 	case HaltNoShard:
 		add("correct shard.Config.OfPartition and deploy", "", "")
 	case HaltCopies:

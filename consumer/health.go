@@ -98,10 +98,9 @@ func (c *Consumer) countParked(ctx context.Context, counts map[partitionPlace][3
 }
 
 // Status returns the status of each partition that this process owns, ordered by topic and
-// partition, and of each from which a share group has delivered messages to it. It may be called at
-// any time. It counts parked messages with one query; positions and lag are as of the last batch
-// and the last fetch. With a [shard.Set] it queries each database, and fails if one does not
-// answer.
+// partition. It may be called at any time. It counts parked messages with one query; positions and
+// lag are as of the last batch and the last fetch. With a [shard.Set] it queries each database, and
+// fails if one does not answer.
 func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
 	counts := map[partitionPlace][3]int{}
 	for _, d := range c.databases() {
@@ -111,9 +110,6 @@ func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
 	}
 	all := c.partitions.snapshot()
 	for i := range all {
-		if all[i].Delivered {
-			continue
-		}
 		n := counts[partitionPlace{all[i].Shard, all[i].Topic, all[i].Partition}]
 		all[i].Waiting, all[i].ToRetry, all[i].Blocked = n[0], n[1], n[2]
 	}

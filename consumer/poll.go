@@ -274,7 +274,7 @@ func (p *poller) announce() {
 	owned := map[source.TopicPartition]int64{}
 	var taken, gone []string
 	for _, s := range p.c.partitions.snapshot() {
-		if s.Shard != p.c.shard || s.Delivered || s.Epoch == 0 {
+		if s.Shard != p.c.shard || s.Epoch == 0 {
 			continue
 		}
 		if owned[s.TopicPartition] = s.Epoch; p.announced[s.TopicPartition] != s.Epoch {

@@ -17,7 +17,7 @@ import (
 // eventLog is a source of events whose ids are their values.
 type eventLog struct{ consumer.Source }
 
-func (eventLog) Claimed() claimed.Mark { return claimed.Mark{} }
+func (eventLog) ServeScope(string, claimed.Mark) error { return nil }
 
 func newEventLog(s consumer.Source) eventLog {
 	return eventLog{fetching{s, func(f *source.Fetched[*consumer.Message], _ error) {

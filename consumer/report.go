@@ -70,7 +70,7 @@ func (c *Consumer) statusReport(group, handlers *ready.Link, known *string) (*st
 	shape := ""
 	owned := []reportedPartition{}
 	for _, s := range c.partitions.snapshot() {
-		if s.Shard != c.shard || s.Delivered {
+		if s.Shard != c.shard {
 			continue
 		}
 		o := reportedPartition{Topic: s.Topic, Partition: s.Partition, Epoch: s.Epoch, Position: s.Position, LogStart: s.LogStart, HighWatermark: s.HighWatermark, Lag: s.Lag, LastStable: s.LastStable, Paused: s.Paused}
@@ -167,7 +167,7 @@ func (c *Consumer) presentFaults(group, handlers *ready.Link) []reportedFault {
 	c.partitions.mu.Lock()
 	defer c.partitions.mu.Unlock()
 	for s := range c.partitions.all {
-		if s.delivered || s.topic != "" && s.shard != c.shard || s.halted.Load() != nil || s.paused.Load() {
+		if s.topic != "" && s.shard != c.shard || s.halted.Load() != nil || s.paused.Load() {
 			continue
 		}
 		read, apply := s.readTroubles()

@@ -53,9 +53,12 @@ func New[D shard.Databases, H AnyHandler](db D, source Source, handler H, cfg Co
 // made checks and completes a Consumer.
 func (c *Consumer) made(pool *pgxpool.Pool, set *shard.Set, sharded bool) (*Consumer, error) {
 	source := c.source
-	_, c.events = source.(claimed.Source)
-	c.shares, _ = source.(sharedSource)
-	faults := []error{c.cfg.faults(c.events), c.sharedFaults(sharded)}
+	events, isEvents := source.(claimed.Source)
+	c.events = isEvents
+	faults := []error{c.cfg.faults(c.events)}
+	if _, rehearses := source.(claimed.Rehearsal); !c.events && !rehearses {
+		faults = append(faults, c.cfg.scopeFault())
+	}
 	if sharded {
 		faults = append(faults, setFault(set, c.events))
 	} else {
@@ -72,6 +75,11 @@ func (c *Consumer) made(pool *pgxpool.Pool, set *shard.Set, sharded bool) (*Cons
 	}
 	if err := errors.Join(faults...); err != nil {
 		return nil, err
+	}
+	if c.events {
+		if err := events.ServeScope(c.cfg.Scope, claimed.Mark{}); err != nil {
+			return nil, fmt.Errorf("%w: source: %w", ErrConfig, err)
+		}
 	}
 	c.cfg.Logger = process.Logger(pool, c.cfg.Logger)
 	c.cfg = c.cfg.withDefaults()
@@ -130,6 +138,12 @@ func (c *Consumer) Run(ctx context.Context) error {
 		}
 		return err
 	}
+	if err := c.checkGroup(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // as above
+		}
+		return err
+	}
 	c.pace = process.PaceOf(ctx)
 	defer c.begun.Begin(ctx)()
 	side, stop := context.WithCancel(ctx)
@@ -143,7 +157,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	}
 	c.cfg.Logger.Info("onlyonce: consumer starts", "scope", c.cfg.Scope, "group", c.source.Group(), "topics", sourceTopics(c.source))
 	began := c.announceStop(ctx)
-	err := c.runSource(ctx)
+	err := c.source.Run(ctx, c.ownPartition)
 	stop()
 	rotating.Wait()
 	if at := began(); !at.IsZero() {
@@ -209,25 +223,4 @@ func (c *Consumer) horizonNeeds() []inbox.Need {
 		return nil
 	}
 	return []inbox.Need{{Ring: ring.ConsumerClass(c.cfg.Horizon.class()).Name, Copies: c.cfg.CopiesWithin, Whose: "Config.CopiesWithin"}}
-}
-
-// runSource runs the source, and what it delivers.
-func (c *Consumer) runSource(ctx context.Context) error {
-	if c.shares == nil {
-		return c.source.Run(ctx, c.ownPartition)
-	}
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	var failed error
-	var delivering sync.WaitGroup
-	delivering.Go(func() {
-		defer stop()
-		d := newDeliveries(c)
-		defer d.end()
-		failed = c.shares.Deliver(ctx, c.cfg.Concurrency, c.cfg.BatchSize, d.apply)
-	})
-	err := c.source.Run(ctx, c.ownPartition)
-	stop()
-	delivering.Wait()
-	return errors.Join(err, failed)
 }

@@ -55,14 +55,14 @@ func (w *worker) handleInSlots(until stop, committer *committer) error {
 func (w *worker) newSlots() *slots {
 	n := w.c.cfg.Concurrency
 	s := &slots{w: w, window: window.New[*Message](w.pos, w.leaderEpoch, w.doneBefore), events: make(chan slotEvent), identified: make(chan fetchResult, 1), limit: n, below: math.MaxInt64, reportedFor: -1,
-		observer: newObserver(w), sweeper: newSweeper(w), sweptAt: time.Now(), prunedAt: time.Now(), pruneWait: w.c.pace.PruneIdle}
+		sweeper: newSweeper(w), sweptAt: time.Now(), prunedAt: time.Now(), pruneWait: w.c.pace.PruneIdle}
 	for range n {
 		sl := &slot{retrier: w.retrier, tasks: make(chan *task, 1), events: s.events}
 		sl.applier = applier{engine: engine{ownership: w.ownership}, fence: &slotFence{slot: sl}, sideBySide: true}
 		sl.deadlocked = func() { s.events <- slotEvent{slot: sl, deadlocked: true} }
 		s.all, s.idle = append(s.all, sl), append(s.idle, sl)
 	}
-	if n == 1 && w.cur.doneUntil != nil && w.c.shares == nil {
+	if n == 1 && w.cur.doneUntil != nil {
 		// Another version of the program ran several transactions at once. What it has left open is
 		// finished first.
 		s.below, s.switching = *w.cur.doneUntil, true
@@ -90,7 +90,6 @@ func (s *slots) schedule(ctx context.Context, committer *committer) error {
 	tick := time.NewTicker(s.w.c.pace.Sweep)
 	defer tick.Stop()
 	for ctx.Err() == nil && s.err == nil {
-		looks, lookDue := s.observeIfDue(ctx)
 		late := s.giveOut()
 		s.sweepIfDue()
 		s.pruneIfDue(ctx)
@@ -120,11 +119,6 @@ func (s *slots) schedule(ctx context.Context, committer *committer) error {
 			if err := s.swept(r, committer); err != nil {
 				return err
 			}
-		case got := <-looks:
-			if err := s.observed(got); err != nil {
-				return err
-			}
-		case <-lookDue:
 		case <-linger:
 		case <-tick.C:
 			s.reportBlocked()
@@ -153,7 +147,7 @@ func (s *slots) isOver() (over bool, err error) {
 		return true, s.halt
 	case s.switching && s.w.pos >= s.below, s.w.cur.pastReplay(s.w.pos):
 		return true, nil
-	case s.fetchErr != nil && (s.window.Waiting() == 0 || s.observer != nil):
+	case s.fetchErr != nil && s.window.Waiting() == 0:
 		return true, s.w.fetchError(s.fetchErr)
 	}
 	return false, nil
@@ -326,9 +320,6 @@ func (s *slots) reportBlocked() {
 
 // drain waits for the tasks under way, and ends the slots.
 func (s *slots) drain() {
-	if s.observer != nil && s.observer.looking {
-		<-s.observer.results
-	}
 	if s.identifying {
 		<-s.identified
 	}
@@ -355,15 +346,7 @@ func (s *slots) probe(until stop) error {
 	}
 	bounded, cancel := context.WithTimeout(ctx, w.brake.every)
 	defer cancel()
-	for {
-		if s.observer != nil {
-			if err := s.observed(s.observer.look(bounded, w, w.pos)); err != nil {
-				return err
-			}
-		}
-		if s.window.Ready(s.open(), 1) > 0 {
-			break
-		}
+	for s.window.Ready(s.open(), 1) == 0 {
 		if s.fetchErr != nil {
 			return w.fetchError(s.fetchErr)
 		}

@@ -130,7 +130,7 @@ func TestShardsAreChecked(t *testing.T) {
 // events makes a source one of events.
 type events struct{ consumer.Source }
 
-func (events) Claimed() claimed.Mark { return claimed.Mark{} }
+func (events) ServeScope(string, claimed.Mark) error { return nil }
 
 // Each partition is whole in its own database: position, keys, what is parked, effects. Copies
 // within a shard are found, and a restart goes on.

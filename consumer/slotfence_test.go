@@ -33,10 +33,13 @@ returning id`).Scan(&s.id)
 	return s
 }
 
+// raiseSQL takes a cursor over. In: its id.
+const raiseSQL = `select onlyonce.take_cursor($1, (select epoch from onlyonce.leases where id = $1), gen_random_uuid(), 'stock', null, null, null, '5s')`
+
 // raise takes the cursor over.
 func (s *slotRig) raise() {
 	s.t.Helper()
-	s.exec(`select onlyonce.take_cursor($1, (select epoch from onlyonce.leases where id = $1), gen_random_uuid(), 'stock', null, null, false, '5s')`, s.id)
+	s.exec(raiseSQL, s.id)
 	s.owned()
 }
 
@@ -194,6 +197,38 @@ func TestC3TakeOverWaitsForSlots(t *testing.T) {
 	late.want("replaced", old.fence(late, 10, []int64{11}, nil), "OO001")
 	if n := s.count(`select count(*) from onlyonce.done`); n != 1 {
 		t.Errorf("%d rows", n)
+	}
+}
+
+// C3: a slot whose transaction waits for a take-over fails, and so does one with an older snapshot.
+func TestC3SlotThatWaitsForATakeOver(t *testing.T) {
+	for level, waited := range map[string]string{"read committed": "OO001", "repeatable read": "40001", "serializable": "40001"} {
+		t.Run(level, func(t *testing.T) {
+			t.Parallel()
+			s := newSlotRig(t)
+			begin := func() *session {
+				c := s.session()
+				c.want("begin", c.run("begin isolation level "+level), "")
+				return c
+			}
+			working, idle, later, owner := begin(), begin(), begin(), s.session()
+			idle.want("snapshot", idle.run("select count(*) from onlyonce.cursors"), "")
+			owner.want("begin", owner.run("begin"), "")
+			working.want("fence", s.fence(working, 10, []int64{10}, nil), "")
+			raised, answer := make(chan string, 1), make(chan string, 1)
+			go func() { raised <- owner.run(raiseSQL, s.id) }()
+			waits(t, s.pool, &claimer{conn: owner.Conn})
+			working.want("seal", working.run("select onlyonce.seal()"), "")
+			working.want("commit", working.run("commit"), "")
+			owner.want("take-over", <-raised, "")
+			go func() { answer <- s.fence(later, 10, []int64{11}, nil) }()
+			waits(t, s.pool, &claimer{conn: later.Conn})
+			owner.want("commit", owner.run("commit"), "")
+			later.want("a slot that waited", <-answer, waited)
+			idle.want("a slot with an older snapshot", s.fence(idle, 10, []int64{12}, nil), waited)
+			after := begin()
+			after.want("a later slot", s.fence(after, 10, []int64{13}, nil), "OO001")
+		})
 	}
 }
 

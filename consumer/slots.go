@@ -26,7 +26,6 @@ type slots struct {
 	identified  chan fetchResult // what comes out of it
 	readySince  time.Time        // when messages became ready that no slot has; zero: there are none
 
-	observer    *observer // nil: no share group delivers messages
 	sweeper     *sweeper
 	sweeping    bool
 	sweptAt     time.Time
@@ -96,36 +95,9 @@ type sweepResult struct {
 	err  error
 }
 
-// observer finds out, for the keeper of a partition, what the members of the share group have done
-// above its position, and what the broker will deliver no more. The scheduler gives the slots only
-// messages that the broker has given up (G3).
-type observer struct {
-	source  sharedSource
-	results chan observation
-	looking bool
-	next    time.Time     // when the next look is due
-	wait    time.Duration // from a look that found nothing new to the next one
-
-	// settled is the offset below which the broker delivers nothing any more.
-	settled int64
-}
-
-// observation is the result of one look.
-type observation struct {
-	settled int64
-	done    map[int64]int64 // offsets above the position, and the hashes of their records
-	err     error
-}
-
-// open returns the offset below which messages may be given to slots (G3).
-func (s *slots) open() int64 {
-	// A fetch may bring more. The next owner handles as many messages alone (F9).
-	below := s.window.LimitTo(s.w.c.cfg.Window, s.below)
-	if s.observer == nil {
-		return below
-	}
-	return min(below, s.observer.settled)
-}
+// open returns the offset below which messages may be given to slots. A fetch may bring more than
+// Config.Window, and the next owner handles no more than that alone (F9).
+func (s *slots) open() int64 { return s.window.LimitTo(s.w.c.cfg.Window, s.below) }
 
 // busy returns how many slots have a task.
 func (s *slots) busy() int { return len(s.all) - len(s.idle) }

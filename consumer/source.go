@@ -14,15 +14,22 @@ import (
 // database decides which process may commit. A Source that is wrong about ownership therefore costs
 // work, but never causes a second effect.
 //
-// A Source may have three more methods. If it has Topics() []string, which returns the topics that
+// A Source may have four more methods. If it has Topics() []string, which returns the topics that
 // it reads, New refuses several topics without a choice of [Config.Copies]. Without that method,
 // several topics are found only when the source hands over partitions of a second one, and these
 // partitions halt. If it has Validate() error, New adds the faults that it returns to its own. If
 // it has Ready() error, which returns nil while it is a member of its group, [Consumer.Ready] calls
 // it.
+//
+// If it has GroupMetadata(context.Context) (map[source.TopicPartition]string, error), the consumer
+// refuses a group in which a consumer of another scope works. The method asks the group for the
+// metadata of all offsets that it has committed in the source's topics, and returns every commit
+// that had succeeded before the call. Without the method, another scope is found only in partitions
+// that it has owned.
 type Source interface {
 	// Group is the name of the consumer group. A cursor belongs to one group; under another group
-	// the partition halts, with an error that names the cursor's.
+	// the partition halts, with an error that names the cursor's. A group is of one scope: each
+	// consumer with a scope of its own needs its own group.
 	Group() string
 
 	// Run joins the group and hands over each partition that this process comes to own, by calling
@@ -44,11 +51,6 @@ type Source interface {
 
 // These have this package's messages.
 type (
-	partition    = source.Partition[*Message]
-	fetched      = source.Fetched[*Message]
-	delivery     = source.Delivery[*Message]
-	sharedSource interface {
-		Source
-		source.Shared[*Message]
-	}
+	partition = source.Partition[*Message]
+	fetched   = source.Fetched[*Message]
 )

@@ -13,6 +13,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer/source"
 	cursors "github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/onlyonce/onlyonce/internal/names"
 )
 
 // readScopeSQL reads what ids mean in a scope. In: scope. Out: at most one row, by the primary key.
@@ -260,9 +261,12 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 	if err != nil {
 		return fmt.Errorf("committed offset of %s/%d: %w", id.Topic, id.Partition, err)
 	}
-	if strings.HasPrefix(metadata, metadataPrefix) {
+	if err := w.checkMark(offset, metadata); err != nil {
+		return err
+	}
+	if _, ours := names.Marked(metadata); ours {
 		return &HaltError{Scope: c.cfg.Scope, Group: c.source.Group(), TopicPartition: id.TopicPartition, Position: offset, Reason: HaltHistoryLost, Shard: c.shard,
-			Detail: fmt.Sprintf("group %q has committed offset %d with metadata %q, but this database has no cursor: is it another database, an older copy, or was the scope renamed?",
+			Detail: fmt.Sprintf("group %q has committed offset %d with metadata %q, but this database has no cursor: is it another database, or an older copy?",
 				c.source.Group(), offset, metadata)}
 	}
 	log, err := p.Bounds(ctx)
@@ -286,7 +290,7 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 		}
 	}
 	err = c.exec(ctx, cursors.CreateSQL, c.cfg.Scope, id.Topic, id.Partition, c.source.Group(), id.ClusterID,
-		uuidOrNull(id.TopicID), offset, policy, epochOrNull(log.LeaderEpoch))
+		uuidOrNull(id.TopicID), offset, policy, epochOrNull(log.LeaderEpoch), names.Cursor(c.cfg.Scope, id.Topic, id.Partition).String())
 	if err != nil {
 		return fmt.Errorf("deciding the start of %s/%d: %w", id.Topic, id.Partition, err)
 	}
@@ -302,10 +306,17 @@ func (w *worker) compareGroupOffset(ctx context.Context, cur *cursor) error {
 		return fmt.Errorf("committed offset of %s/%d: %w", w.id.Topic, w.id.Partition, err)
 	}
 	w.state.ignored.Store(nil)
+	if cur.groupID != nil { // otherwise an operator has adopted the cursor
+		if err := w.checkMark(offset, metadata); err != nil {
+			return err
+		}
+	}
+	scope, ours := names.Marked(metadata)
+	w.marked = ours && scope == w.c.cfg.Scope
 	if offset < 0 || offset == w.pos {
 		return nil
 	}
-	if strings.HasPrefix(metadata, metadataPrefix) {
+	if w.marked {
 		return w.recordRedo(ctx, cur, offset)
 	}
 	w.c.cfg.Logger.Warn("onlyonce: an offset that another program committed to Kafka is ignored; to handle messages again use `onlyonce replay`",

@@ -10,8 +10,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/source"
 )
 
-// PartitionStatus describes a partition that this process owns or, in a share group, gets messages
-// of.
+// PartitionStatus describes a partition that this process owns.
 type PartitionStatus struct {
 	source.TopicPartition
 	Shard    string // by shard.Config.OfPartition; empty if there is one database
@@ -53,11 +52,6 @@ type PartitionStatus struct {
 
 	Waiting, ToRetry, Blocked int // parked messages in the states waiting, retrying and blocked
 
-	// Delivered means that a share group delivers messages of the partition to this process, which
-	// does not own it. The owner has a status of its own. Epoch, HighWatermark, Lag, LastStable and
-	// the counts of parked messages are 0 here.
-	Delivered bool
-
 	ignored *ignoredOffset
 }
 
@@ -82,7 +76,6 @@ type partitionState struct {
 	topic     string
 	partition int32
 	shard     string
-	delivered bool // PartitionStatus.Delivered
 
 	epoch, position, logStart, highWatermark, lastStable, inFlight, inRetry atomic.Int64
 	paused                                                                  atomic.Bool
@@ -230,7 +223,7 @@ func (s *partitionState) bounds(log source.Bounds) {
 func (s *partitionState) snapshot() PartitionStatus {
 	p := PartitionStatus{TopicPartition: source.TopicPartition{Topic: s.topic, Partition: s.partition}, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
 		LogStart: s.logStart.Load(), HighWatermark: s.highWatermark.Load(), LastStable: s.lastStable.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
-		Paused: s.paused.Load(), Halted: s.halted.Load(), BlockedBy: s.blockedBy.Load(), ignored: s.ignored.Load(), Delivered: s.delivered}
+		Paused: s.paused.Load(), Halted: s.halted.Load(), BlockedBy: s.blockedBy.Load(), ignored: s.ignored.Load()}
 	p.Lag = max(p.HighWatermark-p.Position, 0)
 	if w := s.stall.Load(); w != nil {
 		p.WaitingSince = w.since
@@ -246,8 +239,7 @@ func (s *partitionState) snapshot() PartitionStatus {
 	return p
 }
 
-// ownedPartitions are the partitions that this process owns, and those from which messages are
-// delivered to it.
+// ownedPartitions are the partitions that this process owns.
 type ownedPartitions struct {
 	mu  sync.Mutex
 	all map[*partitionState]struct{}
@@ -278,13 +270,6 @@ func (p *ownedPartitions) setName(s *partitionState, id source.Identity, shard s
 	s.topic, s.partition, s.shard = id.Topic, id.Partition, shard
 }
 
-// setDelivered marks a partition from which a share group delivers messages to this process.
-func (p *ownedPartitions) setDelivered(s *partitionState, topic string, partition int32) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s.topic, s.partition, s.delivered = topic, partition, true
-}
-
 // snapshot returns what this process knows without a query.
 func (p *ownedPartitions) snapshot() (all []PartitionStatus) {
 	p.mu.Lock()
@@ -295,18 +280,7 @@ func (p *ownedPartitions) snapshot() (all []PartitionStatus) {
 		}
 	}
 	slices.SortFunc(all, func(a, b PartitionStatus) int {
-		return cmp.Or(cmp.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition), compareBool(a.Delivered, b.Delivered))
+		return cmp.Or(cmp.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition))
 	})
 	return all
-}
-
-// compareBool puts false before true.
-func compareBool(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return 1
-	}
-	return -1
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 )
 
@@ -79,11 +80,21 @@ func undecodable(err error) error {
 
 // JSON is a codec for [Decode] and [DecodeBatch]: it decodes the message's value as JSON. A message
 // without a value (a tombstone) and the JSON value null, which would decode to a zero T, are
-// errors. The rules of package encoding/json apply: for example, members that T does not have are
-// ignored. Give T a method UnmarshalJSON to be stricter.
+// errors. So is an object that has members, but none of T's. Otherwise the rules of package
+// encoding/json apply: for example, members that T does not have are ignored. Give T a method
+// UnmarshalJSON to be stricter.
 //
 // The error names the field. It does not quote the value, unless a method UnmarshalJSON does.
 func JSON[T any](_ context.Context, m *Message) (value T, err error) {
+	value, err = decodeJSON[T](m)
+	if err == nil && foundNothing(&value) && sharesNothing[T](m.Value) {
+		err = fmt.Errorf("none of its members is one of %T", value)
+	}
+	return value, err
+}
+
+// decodeJSON is JSON without the look whether T has any of the members.
+func decodeJSON[T any](m *Message) (value T, err error) {
 	switch trimmed := bytes.TrimSpace(m.Value); {
 	case len(trimmed) == 0:
 		err = errors.New("it is empty")
@@ -108,4 +119,38 @@ func JSON[T any](_ context.Context, m *Message) (value T, err error) {
 		err = fmt.Errorf("%s is a JSON %s, which does not fit %s", field, is, kind.Type)
 	}
 	return value, err
+}
+
+// foundNothing reports whether a decoded value is zero, or points to one that is.
+func foundNothing[T any](value *T) bool {
+	v := reflect.ValueOf(value).Elem()
+	for v.Kind() == reflect.Pointer && !v.IsNil() {
+		v = v.Elem()
+	}
+	return v.IsZero()
+}
+
+// sharesNothing reports whether JSON is an object with members, none of which T has, although T has
+// fields (D10).
+func sharesNothing[T any](text []byte) bool {
+	if of := reflect.TypeFor[T](); of.Kind() == reflect.Struct && of.NumField() == 0 {
+		return false
+	}
+	var members map[string]json.RawMessage
+	if json.Unmarshal(text, &members) != nil || len(members) == 0 {
+		return false
+	}
+	for name := range members {
+		one, err := json.Marshal(map[string]any{name: nil}) // null leaves each field as it is
+		if err != nil {
+			return false
+		}
+		var into T
+		strict := json.NewDecoder(bytes.NewReader(one))
+		strict.DisallowUnknownFields()
+		if err := strict.Decode(&into); err == nil || !strings.HasPrefix(err.Error(), "json: unknown field") {
+			return false
+		}
+	}
+	return true
 }

@@ -57,6 +57,34 @@ func TestJSONNamesTheField(t *testing.T) {
 	}
 }
 
+// D10: JSON that has nothing of T fails, and is not applied as a zero T.
+func TestD10JSONWithNothingOfT(t *testing.T) {
+	t.Parallel()
+	fails := func(err error) bool {
+		return err != nil && strings.Contains(err.Error(), "none of its members is one of")
+	}
+	type embedding struct {
+		typedOrder
+		Note string
+	}
+	for value, want := range map[string]bool{`{"product": "tea", "quantity": 3}`: true, `{}`: false, `{"sku": ""}`: false, `{"SKU": "", "x": 1}`: false, `{"lines": null}`: false} {
+		m := &consumer.Message{Value: []byte(value)}
+		_, plain := consumer.JSON[typedOrder](t.Context(), m)
+		_, pointer := consumer.JSON[*typedOrder](t.Context(), m)
+		_, embedded := consumer.JSON[embedding](t.Context(), m)
+		if fails(plain) != want || fails(pointer) != want || fails(embedded) != want {
+			t.Errorf("%s: %v; %v; %v", value, plain, pointer, embedded)
+		}
+	}
+	other := &consumer.Message{Value: []byte(`{"product": "tea"}`)}
+	if _, err := consumer.JSON[struct{}](t.Context(), other); err != nil {
+		t.Errorf("a type without fields: %v", err)
+	}
+	if _, err := consumer.JSON[map[string]string](t.Context(), other); err != nil {
+		t.Errorf("a map: %v", err)
+	}
+}
+
 // The error of the handler is returned as it is: only a decoding error is permanent.
 func TestDecodeKeepsTheHandlersError(t *testing.T) {
 	t.Parallel()

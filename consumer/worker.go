@@ -25,6 +25,9 @@ type worker struct {
 	// lease. Those transactions and the ones of a positionFence do not see each other, so a
 	// change takes another epoch.
 	slotted bool
+	// marked means that the group's offset in this partition had this scope's name before this
+	// process committed one (F15).
+	marked bool
 	// doneBefore is what was done above the position when the cursor was last read: offsets, and
 	// the hashes of their records.
 	doneBefore map[int64]int64

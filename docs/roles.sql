@@ -249,9 +249,9 @@ begin
   for has in select * from (values
     ('parked', $$ case when kind = 'call' then pg_has_role('onlyonce_relay', 'usage') else pg_has_role('onlyonce_app', 'usage') end
                   or pg_has_role('onlyonce_operator', 'usage') or pg_has_role('onlyonce_rotator', 'usage') $$),
-    ('leases', $$ case when name like 'relay/%' or name like 'member/%' and name not like 'member/events/%/%/%' then pg_has_role('onlyonce_relay', 'usage')
+    ('leases', $$ case when name like 'relay/%' or name like 'relays/%' then pg_has_role('onlyonce_relay', 'usage')
                        when name like 'http/%' then pg_has_role('onlyonce_http', 'usage')
-                       when name like 'cursor/%' or name like 'webhook/%' or name like 'queue/%' or name like 'events/%' or name like 'member/%' then pg_has_role('onlyonce_app', 'usage')
+                       when name like 'cursor/%' or name like 'webhook/%' or name like 'queue/%' or name like 'events/%' or name like 'readers/%' then pg_has_role('onlyonce_app', 'usage')
                        when name like 'ring/%' or name like 'filters/%' then pg_has_role('onlyonce_rotator', 'usage')
                        when name = 'observe' then pg_has_role('onlyonce_app', 'usage') or pg_has_role('onlyonce_viewer', 'usage')
                        else false end

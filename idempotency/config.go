@@ -92,8 +92,18 @@ type Config struct {
 	Problem func(r *http.Request, p Problem) (contentType string, body []byte)
 
 	// TenantLimit is how many requests of one tenant this process handles at once, from 1 to
-	// 1,048,576. Further ones get 429. Defaults to 1,000.
+	// 1,048,576. Further ones get 429. Requests whose body is still arriving do not count. Defaults
+	// to 1,000.
 	TenantLimit int
+
+	// TenantBytes bounds the memory of one tenant's bodies that are still arriving, from 1 MiB to 1
+	// GiB: a request that needs more gets 429. A quarter is reserved for bodies below 64 KiB, and
+	// half of that for those below 4 KiB. At least four thirds of each Route.MaxBody. A body takes
+	// memory as it arrives, whatever its Content-Length. After the first 5 s it must bring 32 KiB a
+	// second on average, or the request gets 400 (code "body-unreadable"). Defaults to 64 MiB.
+	//
+	// Bodies that Scope reads have a room of the same size of their own, for all tenants together.
+	TenantBytes int
 
 	// TenantConns is how many connections of the pool the handlers of one tenant may hold at once,
 	// from 1 to 1,048,576: in lease mode from the first [Tx] on. It leaves connections to other
@@ -173,6 +183,7 @@ func (c Config) withDefaults() (Config, error) {
 		}
 	}
 	l.Number("TenantLimit", &c.TenantLimit, 1000, 1, 1<<20)
+	l.Number("TenantBytes", &c.TenantBytes, 64<<20, 1<<20, 1<<30)
 	if c.TenantConns < 0 || c.TenantConns > 1<<20 {
 		l.Add("TenantConns", "is %d: must be from 0 to %d", c.TenantConns, 1<<20)
 	}

@@ -140,6 +140,10 @@ func TestH23OperationsOfATenant(t *testing.T) {
 	if _, err := idempotency.NewOperations(r.layer, idempotency.OperationsConfig{Partitions: 9}, work); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "at least 13") {
 		t.Errorf("a pool of 12 for 9 operations: %v", err)
 	}
+	// S5: the stream of a queue is no stream of operations.
+	if _, err := idempotency.NewOperations(r.layer, idempotency.OperationsConfig{Stream: "queue.orders"}, work); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "OperationsConfig.Stream") {
+		t.Errorf("the stream of a queue: %v", err)
+	}
 	ops, err := idempotency.NewOperations(r.layer, idempotency.OperationsConfig{Partitions: 8, TenantRunning: 10, PollInterval: 20 * time.Millisecond}, work)
 	if err != nil {
 		t.Fatal(err)

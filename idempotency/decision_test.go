@@ -226,12 +226,22 @@ func TestH9ProblemsInTheAPIsEnvelope(t *testing.T) {
 		}
 		return "application/vnd.acme+json", fmt.Appendf(nil, `{"error":{"type":%q,"retryable":%v,"path":%q}}`, p.Code, p.Retryable, r.URL.Path)
 	}
+	scope := cfg.Scope
+	cfg.Scope = func(r *http.Request) (idempotency.Scope, error) {
+		if r.Header.Get("X-Anonymous") != "" {
+			return idempotency.Scope{}, errors.New("no credentials")
+		}
+		return scope(r)
+	}
 	r := newRig(t, cfg)
 	for _, path := range []string{"/charges", "/default"} {
 		r.handle(idempotency.Route{Pattern: path}, effect)
 	}
 	if g := r.post("/charges", "", "x"); g.status != 400 || g.mark() != "rejected" || g.header.Get("Content-Type") != "application/vnd.acme+json" ||
 		g.body != `{"error":{"type":"key-missing","retryable":false,"path":"/charges"}}` {
+		t.Errorf("%v", g)
+	}
+	if g := r.post("/charges", "k", "x", "X-Anonymous", "1"); g.status != 403 || g.body != `{"error":{"type":"scope-missing","retryable":false,"path":"/charges"}}` {
 		t.Errorf("%v", g)
 	}
 	if g := r.post("/default", "", "x"); g.status != 400 || g.code() != "key-missing" || g.header.Get("Content-Type") != "application/problem+json" {

@@ -125,6 +125,12 @@ func (f *fingerprinter) hashWith(version byte, mode fingerprintMode, id uint32, 
 			return nil, err
 		}
 	}
+	media := normalizedMediaType(s.MediaType)
+	content := [][]byte{body}
+	if withoutBoundary, parts, ok := multipartParts(s.MediaType, body); ok && mode == fingerprintRaw && normalizedCoding(s.Coding) == "" {
+		media = "parts " + withoutBoundary // no other media type begins so
+		content = parts
+	}
 	out := make([]byte, fingerprintHead, fingerprintLen)
 	out[0], out[1] = version, byte(mode)
 	binary.BigEndian.PutUint32(out[2:], id)
@@ -137,7 +143,7 @@ func (f *fingerprinter) hashWith(version byte, mode fingerprintMode, id uint32, 
 		number(len(text))
 		head = append(head, text...)
 	}
-	for _, v := range []string{string(s.Record[:]), s.Tenant, s.Scope, s.Key, s.Method, s.Path, s.Query, normalizedMediaType(s.MediaType), normalizedCoding(s.Coding)} {
+	for _, v := range []string{string(s.Record[:]), s.Tenant, s.Scope, s.Key, s.Method, s.Path, s.Query, media, normalizedCoding(s.Coding)} {
 		field(v)
 	}
 	for _, fields := range [][][2]string{s.Headers, s.Trailers} {
@@ -152,12 +158,16 @@ func (f *fingerprinter) hashWith(version byte, mode fingerprintMode, id uint32, 
 			field(f[1])
 		}
 	}
-	number(len(body))
+	for _, piece := range content {
+		number(len(piece))
+	}
 	mac := pool.Get().(hash.Hash)
 	defer pool.Put(mac)
 	mac.Reset()
 	mac.Write(head)
-	mac.Write(body)
+	for _, piece := range content {
+		mac.Write(piece)
+	}
 	return mac.Sum(out), nil
 }
 
@@ -176,8 +186,8 @@ func normalizedCoding(field string) string {
 // normalizedMediaType normalizes a Content-Type: type and parameter names in lower case, parameters
 // sorted, quotes only where they are needed. A charset of UTF-8 is dropped, because it is the
 // default for most types (JSON allows no other: RFC 8259 section 11), and clients of one API differ
-// in whether they send it. All other parameters count: for example, the same bytes with another
-// multipart boundary are another request. A value that cannot be parsed counts as it was received.
+// in whether they send it. All other parameters count; of a multipart body the boundary does not,
+// see multipartParts. A value that cannot be parsed counts as it was received.
 func normalizedMediaType(field string) string {
 	if field == "application/json" { // as most are, and what the rest comes to
 		return field

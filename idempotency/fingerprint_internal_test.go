@@ -146,6 +146,11 @@ func TestH7KnownFingerprint(t *testing.T) {
 			t.Errorf("mode %d: %s, %v", mode, got, err)
 		}
 	}
+	const parts = "0100000000072ba81035fe0ef76330b9162fc868380dfd2fa83c408c325319db8b11ecc8cb86"
+	made, err := testPrinter(t, 7, 7).sum(form("xx", "--xx\r\nA: b\r\n\r\n1\r\n--xx\r\n2\r\n--xx--\r\n"))
+	if got := fmt.Sprintf("%x", made); err != nil || got != parts {
+		t.Errorf("parts: %s, %v", got, err)
+	}
 }
 
 func TestH7MediaType(t *testing.T) {

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/bodies"
 )
 
 // Bounds on waiting copies of requests, per key and per tenant (H10).
@@ -31,6 +33,8 @@ type flight struct {
 
 type tenantLoad struct {
 	running, waiting int
+	arriving         int           // requests whose bodies are on their way
+	bodies           *bodies.Room  // the memory of those bodies; nil if there was none
 	conns            chan struct{} // one place for each connection that the tenant's handlers may hold
 	connUsers        int           // handlers that hold a connection or wait for one
 }
@@ -49,6 +53,37 @@ func (f *flights) admit(tenant string, limit int) bool {
 	}
 	t.running++
 	return true
+}
+
+// expectBody counts a request of a tenant whose body is on its way, and returns the room for the
+// bodies of the tenant's requests, of so many bytes. Such a request takes no place of those that
+// run: a client that does not send its body would hold it (H6). After true the caller must call
+// bodyEnded. If no further request may run now, expectBody returns false.
+func (f *flights) expectBody(tenant string, limit, most int) (room *bodies.Room, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	t := f.tenants[tenant]
+	if t == nil {
+		t = &tenantLoad{}
+		f.tenants[tenant] = t
+	}
+	if t.running >= limit {
+		return nil, false
+	}
+	if t.bodies == nil {
+		t.bodies = bodies.NewRoom(int64(most))
+	}
+	t.arriving++
+	return t.bodies, true
+}
+
+// bodyEnded is for a body that is complete, or is given up.
+func (f *flights) bodyEnded(tenant string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	t := f.tenants[tenant]
+	t.arriving--
+	f.removeIdle(tenant, t)
 }
 
 func (f *flights) leave(tenant string) {
@@ -97,7 +132,7 @@ func (f *flights) releaseConn(tenant string) {
 
 // removeIdle removes a tenant that has no request.
 func (f *flights) removeIdle(tenant string, t *tenantLoad) {
-	if t.running == 0 && t.connUsers == 0 {
+	if t.running == 0 && t.connUsers == 0 && t.arriving == 0 {
 		delete(f.tenants, tenant)
 	}
 }

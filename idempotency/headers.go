@@ -19,33 +19,13 @@ var storedHeaders = []string{
 	"Content-Range", "Content-Type", "Etag", "Last-Modified", "Link", "Location", "Retry-After", "Vary",
 }
 
-// neverStoredReason returns why a header is never stored (H14), or "" if it may be. Names must be
-// canonical.
-func neverStoredReason(name string) string {
-	switch name {
-	case "Set-Cookie", "Set-Cookie2", "Cookie", "Authorization", "Authentication-Info":
-		return "is about one client's session or credentials"
-	case "Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Content-Length", "Http2-Settings":
-		return "is about one connection or one message's framing"
-	case "Date", "Age":
-		return "says when an answer was sent"
-	}
-	switch {
-	case strings.HasPrefix(name, "Www-"), strings.HasPrefix(name, "Proxy-"):
-		return "is about one client's session or credentials"
-	case strings.HasPrefix(name, "Access-Control-"):
-		return "answers one request's origin"
-	}
-	return ""
-}
-
 // checkKeepHeaders checks the names in Route.KeepHeaders. Its error lists every fault.
 func checkKeepHeaders(names []string) error {
 	var faults []error
 	for _, name := range names {
 		if !protocol.ValidName(name) {
 			faults = append(faults, fmt.Errorf("is %q: must be the name of a header", name))
-		} else if why := neverStoredReason(http.CanonicalHeaderKey(name)); why != "" {
+		} else if why := protocol.NeverStored(http.CanonicalHeaderKey(name)); why != "" {
 			faults = append(faults, fmt.Errorf("%q is never stored: it %s", name, why))
 		}
 	}
@@ -86,7 +66,7 @@ func storedSubset(h http.Header, named map[string]bool, extra []string) http.Hea
 	keep := make(http.Header, len(h))
 	for _, name := range sortedNames(h) { // sorted, so that a name that occurs in two cases gets its values in the same order each time
 		canonical := http.CanonicalHeaderKey(name)
-		if neverStoredReason(canonical) != "" || !slices.Contains(storedHeaders, canonical) && !slices.ContainsFunc(extra, func(e string) bool { return http.CanonicalHeaderKey(e) == canonical }) {
+		if protocol.NeverStored(canonical) != "" || !slices.Contains(storedHeaders, canonical) && !slices.ContainsFunc(extra, func(e string) bool { return http.CanonicalHeaderKey(e) == canonical }) {
 			continue
 		}
 		for _, value := range h[name] {

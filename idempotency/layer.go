@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/onlyonce/onlyonce/internal/bodies"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/internal/watch"
@@ -28,6 +29,7 @@ type Layer struct {
 	cache        *responseCache // nil if there is no Config.Cache
 	cachePuts    chan struct{}  // a place for each record that is being put into it
 	flights      flights
+	unscoped     *bodies.Room // of bodies that Config.Scope reads
 	recentKeys   recentKeys
 	leases       leaseKeeper
 	serverLevel  atomic.Value // pgx.TxIsoLevel of a transaction that sets none, once it was asked for

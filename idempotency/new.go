@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/bodies"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/process"
@@ -55,6 +56,7 @@ func newLayer(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 	l.flights.byKey = make(map[[16]byte]*flight)
 	l.flights.waiting = make(map[[16]byte]int)
 	l.flights.tenants = make(map[string]*tenantLoad)
+	l.unscoped = bodies.NewRoom(int64(cfg.TenantBytes))
 	l.leases.layer = l
 	return l, nil
 }
@@ -76,6 +78,7 @@ func newSharded(set *shard.Set, cfg Config) (*Layer, error) {
 		one.set = set
 		all.shards[db.Name] = one
 		all.cfg, all.fingerprints = one.cfg, one.fingerprints
+		all.unscoped = one.unscoped
 	}
 	return all, nil
 }
@@ -84,6 +87,9 @@ func newSharded(set *shard.Set, cfg Config) (*Layer, error) {
 // and wraps [ErrConfig].
 func (l *Layer) Handle(r Route, next http.Handler) (http.Handler, error) {
 	r, err := r.withDefaults()
+	if least := bodies.LeastRoom(int64(r.MaxBody)); int64(l.cfg.TenantBytes) < least {
+		err = errors.Join(err, fmt.Errorf("%w: Route.MaxBody: is %d: must be at most three quarters of Config.TenantBytes, which is %d", ErrConfig, r.MaxBody, l.cfg.TenantBytes))
+	}
 	if next == nil {
 		err = errors.Join(err, fmt.Errorf("%w: Handle: the handler must not be nil", ErrConfig))
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/internal/fields"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/process"
@@ -26,7 +27,7 @@ type OperationsConfig struct {
 	// to "/operations/".
 	Path string
 	// Stream names the stream of work, and the scope of its consumer: at most 200 of A-Z a-z 0-9 .
-	// _ -. Defaults to "operations".
+	// _ -. It must not begin with "webhook." or "queue.". Defaults to "operations".
 	Stream string
 	// Partitions is how many operations all processes together run at once, from 1 to 1,024. It is
 	// fixed when the stream is created. Each running operation holds a connection of the layer's
@@ -83,6 +84,9 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 		l.Add("Path", "%q must begin and end with a slash", cfg.Path)
 	}
 	cfg.Stream = cmp.Or(cfg.Stream, "operations")
+	if names.IsReceived(cfg.Stream) {
+		l.Add("Stream", "is %q: the streams of webhook endpoints and queues begin so", cfg.Stream)
+	}
 	l.Number("Partitions", &cfg.Partitions, 16, 1, 1024)
 	l.Number("TenantPartitions", &cfg.TenantPartitions, max(1, cfg.Partitions/4), 1, max(1, cfg.Partitions))
 	l.Number("TenantRunning", &cfg.TenantRunning, 100, 1, 1_000_000)
@@ -141,7 +145,7 @@ func (l *Layer) checkOperationConns(faults *fields.List, partitions int) {
 func newOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*Operations, error) {
 	o := &Operations{layer: layer, cfg: cfg, work: work}
 	var err error
-	if o.source, err = eventsource.NewSource(layer.pool.Raw(), eventsource.Config{Group: cfg.Stream, Topics: []string{cfg.Stream}, Partitions: cfg.Partitions,
+	if o.source, err = eventsource.NewSource(layer.pool.Raw(), eventsource.Config{Topics: []string{cfg.Stream}, Partitions: cfg.Partitions,
 		PollInterval: cfg.PollInterval, LeaseTTL: cfg.LeaseTTL, Logger: cfg.Logger}); err != nil {
 		return nil, fmt.Errorf("%w: OperationsConfig: %w", ErrConfig, err)
 	}

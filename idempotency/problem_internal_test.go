@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
+	"github.com/onlyonce/onlyonce/internal/outcome"
 )
 
 func TestProblems(t *testing.T) {
@@ -32,7 +32,7 @@ func TestProblems(t *testing.T) {
 			t.Errorf("%s: %v", c, h)
 		}
 		// The client's side must not give up what can end well, and must not repeat what cannot.
-		if got := !protocol.IsFinalProblem(w.Header(), w.Body.Bytes()); got != p.retryable {
+		if got := !outcome.IsFinalProblem(w.Header(), w.Body.Bytes()); got != p.retryable {
 			t.Errorf("%s: a client repeats it: %v", c, got)
 		}
 	}
@@ -66,11 +66,23 @@ func TestProblemsAreShort(t *testing.T) {
 		w := httptest.NewRecorder()
 		newProblem(http.StatusTeapot, codeKeyReused, strings.Repeat("\x00", n), strings.Repeat("<", n), true).Write(w)
 		var got map[string]any
-		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || w.Body.Len() > protocol.MaxProblem || w.Code != http.StatusTeapot || got["status"] != 418.0 || got["retryable"] != true {
+		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || w.Body.Len() > outcome.MaxProblem || w.Code != http.StatusTeapot || got["status"] != 418.0 || got["retryable"] != true {
 			t.Errorf("%d bytes, %v, %.200s", w.Body.Len(), err, w.Body)
 		}
 		if _, has := got["detail"]; has != (n <= maxProblemText) {
 			t.Errorf("detail of %d bytes: %v", n, has)
+		}
+	}
+}
+
+// H27: the client's side and the HTTP sink know each mark.
+func TestH27MarksAreKnown(t *testing.T) {
+	t.Parallel()
+	for _, o := range []Outcome{Created, Replayed, InProgress, Mismatch, Bypassed, Rejected, Released} {
+		h := http.Header{}
+		h.Set(headerStatus, string(o))
+		if got := outcome.Mark(h); got != string(o) {
+			t.Errorf("%s is read as %q", o, got)
 		}
 	}
 }

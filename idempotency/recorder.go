@@ -26,8 +26,8 @@ var ErrResponseTooLarge = errors.New("idempotency: the answer's body is longer t
 //     the interfaces sees that they are missing. There is no Unwrap either, because it would expose
 //     them.
 //   - Informational answers (1xx) are not sent. One might announce work that is rolled back later.
-//   - Content-Length, Transfer-Encoding and trailers that the handler sets are dropped, because
-//     each answer gets its own framing.
+//   - Content-Length and Transfer-Encoding that the handler sets are dropped, because each answer
+//     gets its own framing.
 //   - A header that cannot be sent as it is (see protocol.ValidHeader) is left out. HTTP/2 in
 //     net/http does the same; HTTP/1 would replace line ends in a value.
 //
@@ -38,6 +38,7 @@ type recorder struct {
 	before          http.Header // the headers from before the handler ran that can be sent
 	headers         http.Header // the handler's headers; they begin with those of outside
 	headersAtStatus http.Header // as it was when the status was written
+	declared        []string    // the trailers that the header Trailer named then
 	code            int         // 0: not written yet
 	buf             []byte
 	tooLong         bool
@@ -69,7 +70,38 @@ func (r *recorder) WriteHeader(status int) {
 	if status < firstFinal {
 		return
 	}
-	r.code, r.headersAtStatus = status, sendableHeaders(r.headers)
+	r.code = status
+	r.headersAtStatus = sendableHeaders(r.headers)
+	r.declared = slices.Clone(r.headers["Trailer"])
+}
+
+// trailer returns the trailers, which net/http knows in two forms: names that the header Trailer
+// declares before the status is written and that are set until the handler returns, and names with
+// http.TrailerPrefix. The handler must have returned.
+func (r *recorder) trailer() http.Header {
+	declared := r.declared
+	if r.code == 0 {
+		declared = r.headers["Trailer"]
+	}
+	all := http.Header{}
+	add := func(name string, values []string) {
+		name = http.CanonicalHeaderKey(strings.Trim(name, " \t"))
+		values = slices.DeleteFunc(slices.Clone(values), func(v string) bool { return !protocol.ValidHeader(name, v) })
+		if len(values) > 0 && protocol.NeverStored(name) == "" {
+			all[name] = values
+		}
+	}
+	for _, line := range declared {
+		for name := range strings.SplitSeq(line, ",") {
+			add(name, r.headers.Values(strings.Trim(name, " \t")))
+		}
+	}
+	for name, values := range r.headers {
+		if after, is := strings.CutPrefix(name, http.TrailerPrefix); is {
+			add(after, values)
+		}
+	}
+	return all
 }
 
 // sendableHeaders copies the headers that can be sent.

@@ -104,7 +104,7 @@ func (req *servedRequest) replyFromRecord(r *storedRecord) reply {
 // (H28).
 func (req *servedRequest) replayReply(resp *storedResponse, expires *time.Time) reply {
 	if resp.Tombstone {
-		return notReplayableReply(resp.Header)
+		return goneReply(resp, expires)
 	}
 	if resp.Operation != "" {
 		if rep, ok := req.operationReply(resp, expires); ok {
@@ -113,17 +113,17 @@ func (req *servedRequest) replayReply(resp *storedResponse, expires *time.Time) 
 	}
 	body := resp.Body
 	if resp.Reference != "" {
-		rendered, refusal, ok := req.renderBody(resp)
+		rendered, refusal, ok := req.renderBody(resp, expires)
 		if !ok {
 			return refusal
 		}
 		body = rendered
 	}
-	return reply{mark: Replayed, status: resp.Status, set: resp.Header, added: resp.Added, body: body, expires: expires}
+	return reply{mark: Replayed, status: resp.Status, set: resp.Header, added: resp.Added, body: body, trailer: resp.Trailer, expires: expires}
 }
 
 // renderBody calls Route.Render. If it fails, ok is false (H28).
-func (req *servedRequest) renderBody(resp *storedResponse) (body []byte, rep reply, ok bool) {
+func (req *servedRequest) renderBody(resp *storedResponse, expires *time.Time) (body []byte, rep reply, ok bool) {
 	render := req.handler.route.Render
 	if render == nil {
 		return nil, problemReply(codeRecordUnreadable, errNoRender), false
@@ -133,7 +133,7 @@ func (req *servedRequest) renderBody(resp *storedResponse) (body []byte, rep rep
 	body, err := render(ctx, req.scope, resp.Reference)
 	switch {
 	case errors.Is(err, ErrReferenceGone):
-		return nil, notReplayableReply(resp.Header), false
+		return nil, goneReply(resp, expires), false
 	case err != nil:
 		return nil, problemReply(codeNotRendered, fmt.Errorf("idempotency: Route.Render: %w", err)), false
 	}
@@ -142,6 +142,16 @@ func (req *servedRequest) renderBody(resp *storedResponse) (body []byte, rep rep
 
 // errNoRender is returned for a stored reference if the route has no Render any more.
 var errNoRender = errors.New("idempotency: the answer was stored by reference, and Route.Render is not set")
+
+// goneReply is the reply if the body of the first answer is not there any more. Of a refusal the
+// status is left, because 410 says that the request took effect: a relay would count its call as
+// delivered (H15).
+func goneReply(resp *storedResponse, expires *time.Time) reply {
+	if resp.Status >= http.StatusBadRequest {
+		return reply{mark: Replayed, status: resp.Status, set: resp.Header, added: resp.Added, expires: expires}
+	}
+	return notReplayableReply(resp.Header)
+}
 
 // notReplayableReply is the reply if the first answer was not stored, or was erased.
 func notReplayableReply(h http.Header) reply {

@@ -7,13 +7,14 @@ import (
 
 	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/outcome"
 )
 
 // Headers of the layer's answers.
 const (
-	headerStatus   = "Idempotency-Status"  // what the layer did, a Status
+	headerStatus   = outcome.HeaderStatus  // what the layer did, an Outcome
 	headerReplayed = "Idempotent-Replayed" // "true" if the answer is a stored one
-	headerExpires  = "Idempotency-Expires" // until when the answer is stored
+	headerExpires  = outcome.HeaderExpires // until when the answer is stored
 )
 
 // reply is an answer of the layer: a problem, or the handler's answer.
@@ -23,6 +24,7 @@ type reply struct {
 	status     int         // of a problem, 0 means its code's
 	set, added http.Header // of the handler's answer: headers that replace those of middleware around the layer, and values appended to them
 	body       []byte
+	trailer    http.Header // of the handler's answer
 	expires    *time.Time
 	retryAfter time.Duration
 	final      bool  // of a problem: it must not be retried, even if its code is retryable
@@ -32,7 +34,7 @@ type reply struct {
 // handlerReply makes the reply for the first client, with all of the handler's headers.
 func handlerReply(m Outcome, rec *recorder) reply {
 	h := rec.headerChanges()
-	return reply{mark: m, status: rec.status(), set: h.set, added: h.added, body: rec.body()}
+	return reply{mark: m, status: rec.status(), set: h.set, added: h.added, body: rec.body(), trailer: rec.trailer()}
 }
 
 // problemReply makes a reply with a problem (H9).
@@ -94,9 +96,16 @@ func (req *servedRequest) writeReply(rep reply) int {
 		req.layer.writeProblem(req.w, req.http, newProblem(status, rep.code, req.detail, req.problemInstance(), rep.code.retryable() && !rep.final))
 		return status
 	}
+	trailers := sortedNames(rep.trailer)
+	for _, name := range trailers {
+		h.Add("Trailer", name)
+	}
 	req.w.WriteHeader(rep.status)
 	if len(rep.body) > 0 {
 		_, _ = req.w.Write(rep.body) // if the client has disconnected, it retries
+	}
+	for _, name := range trailers {
+		h[name] = rep.trailer[name]
 	}
 	return rep.status
 }
@@ -114,7 +123,7 @@ func (req *servedRequest) problemInstance() string {
 func (run *handlerRun) storedResponse(rec *recorder) *storedResponse {
 	route := &run.handler.route
 	h := rec.headerChanges()
-	r := &storedResponse{Status: rec.status(), Body: rec.body(), Operation: run.operation}
+	r := &storedResponse{Status: rec.status(), Body: rec.body(), Trailer: rec.trailer(), Operation: run.operation}
 	r.Header, r.Added = headersToStore(h.set, h.added, h.final, route.KeepHeaders)
 	if run.reference != "" {
 		r.Body, r.Reference = nil, run.reference

@@ -2,10 +2,11 @@ package idempotency_test
 
 import (
 	"bytes"
-
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"mime/multipart"
 	"net/http"
 	"strings"
 	"testing"
@@ -352,6 +353,42 @@ func TestNothingIsAskedOfTheStoreForARequestThatIsRefused(t *testing.T) {
 		if g.code() != want {
 			t.Errorf("%v, want %s", g, want)
 		}
+	}
+}
+
+// H7: a client that builds its form anew for a retry sends another boundary, and gets the first
+// answer; another amount is another request.
+func TestH7FormOfARetry(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	r.handle(idempotency.Route{Pattern: "/charges"}, func(w http.ResponseWriter, req *http.Request) {
+		file, _, err := req.FormFile("receipt")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		content, _ := io.ReadAll(file)
+		fmt.Fprintf(w, "%s for %s", req.FormValue("amount"), content)
+	})
+	send := func(amount string) got {
+		var body bytes.Buffer
+		form := multipart.NewWriter(&body) // its boundary is random
+		part, err := form.CreateFormFile("receipt", "receipt.pdf")
+		if err == nil {
+			_, err = part.Write([]byte("17\r\n--"))
+		}
+		if err := errors.Join(err, form.WriteField("amount", amount), form.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return r.post("/charges", "k", body.String(), "Content-Type", form.FormDataContentType())
+	}
+	for _, mark := range []string{"created", "replayed"} {
+		if g := send("10"); g.mark() != mark || g.body != "10 for 17\r\n--" {
+			t.Errorf("%v, want %s", g, mark)
+		}
+	}
+	if g := send("11"); g.code() != "key-reused" {
+		t.Errorf("another amount: %v", g)
 	}
 }
 

@@ -17,43 +17,54 @@ type keyRule struct {
 	pointer string   // a JSON Pointer into the body (RFC 6901); "" if none
 }
 
-// find reads every source of a key, not only the first that has one (H3). A request with one key in
-// the header and another in an older header names two operations. Whichever key the layer took, a
-// retry that carries only the other one would run again. A second line of the same header is
-// refused for the same reason, even if it is equal: a proxy may join the lines with a comma, which
-// makes another key.
+// requestKey is the key that the sources which were read name.
+type requestKey struct {
+	key  string
+	from string // the source that the key is from; "" if none has one
+}
+
+// add adds what one more source names. Every source of a key is read, not only the first that has
+// one (H3): a request with one key in the header and another in an older header names two
+// operations. Whichever key the layer took, a retry that carries only the other one would run
+// again.
+func (k *requestKey) add(source, value string) error {
+	if k.from == "" {
+		k.key = value
+		k.from = source
+	}
+	if value != k.key {
+		return fmt.Errorf("%s and %s name different keys", k.from, source)
+	}
+	return nil
+}
+
+// inHeaders reads the headers that may carry the key. A second line of one header is refused even
+// if it is equal: a proxy may join the lines with a comma, which makes another key.
 //
 // The error is for the client, and quotes nothing of the request.
-func (k keyRule) find(h http.Header, body []byte) (key string, found bool, err error) {
-	var from string // the source that the key is from
-	add := func(source, value string) error {
-		if found && value != key {
-			return fmt.Errorf("%s and %s name different keys", from, source)
-		}
-		if !found {
-			key, from, found = value, source, true
-		}
-		return nil
-	}
+func (k keyRule) inHeaders(h http.Header) (named requestKey, err error) {
 	for _, name := range k.headers {
 		value, has, err := k.header(h, name)
 		if err == nil && has {
-			err = add("header "+name, value)
+			err = named.add("header "+name, value)
 		}
 		if err != nil {
-			return "", false, err
+			return requestKey{}, err
 		}
 	}
-	if k.pointer != "" {
-		value, has, err := keyInBody(body, k.pointer)
-		if err == nil && has {
-			err = add("body member "+k.pointer, value)
-		}
-		if err != nil {
-			return "", false, err
-		}
+	return named, nil
+}
+
+// inBody reads the body's member too, if the route has one. The error is as that of inHeaders.
+func (k keyRule) inBody(named requestKey, body []byte) (requestKey, error) {
+	if k.pointer == "" {
+		return named, nil
 	}
-	return key, found, nil
+	value, has, err := keyInBody(body, k.pointer)
+	if err == nil && has {
+		err = named.add("body member "+k.pointer, value)
+	}
+	return named, err
 }
 
 // header reads one of the headers. Header maps that were not filled by net/http may hold names in

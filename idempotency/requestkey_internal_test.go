@@ -73,7 +73,7 @@ func TestH3SourcesOfAKey(t *testing.T) {
 
 func checkFind(t *testing.T, rule keyRule, h http.Header, body, want, fails string) {
 	t.Helper()
-	key, found, err := rule.find(h, []byte(body))
+	key, found, err := find(rule, h, []byte(body))
 	switch {
 	case fails != "":
 		if err == nil || !strings.Contains(err.Error(), fails) || found || key != "" {
@@ -121,10 +121,22 @@ func TestH4ServerSyntax(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			rule := keyRule{headers: []string{"Idempotency-Key"}}
-			key, found, err := rule.find(http.Header{"Idempotency-Key": {c.value}}, nil)
+			key, found, err := find(rule, http.Header{"Idempotency-Key": {c.value}}, nil)
 			if key != c.key || found != (c.key != "") || (err == nil) != (c.key != "") {
 				t.Errorf("%q, %v, %v; want %q", key, found, err, c.key)
 			}
 		})
 	}
+}
+
+// find reads all sources of a key, as a request's do.
+func find(rule keyRule, h http.Header, body []byte) (key string, found bool, err error) {
+	named, err := rule.inHeaders(h)
+	if err == nil {
+		named, err = rule.inBody(named, body)
+	}
+	if err != nil {
+		return "", false, err
+	}
+	return named.key, named.from != "", nil
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/internal/outcome"
 	"github.com/onlyonce/onlyonce/seal"
 )
 
@@ -254,6 +256,28 @@ func TestH15LongAnswers(t *testing.T) {
 	}
 }
 
+// H15: 410 says that the request took effect. So a refusal whose body is not stored keeps its
+// status, also if that is 410, and no copy is told that it took effect.
+func TestH15RefusalKeepsItsStatus(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, leasedConfig())
+	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+		for _, status := range []int{http.StatusUnprocessableEntity, http.StatusGone} {
+			path := fmt.Sprintf("/refuses/%d/%d", mode, status)
+			r.handle(idempotency.Route{Pattern: path, NoStoreBody: true, Mode: mode}, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", status) })
+			for n, mark := range []string{"created", "replayed"} {
+				g := r.post(path, "k", "x")
+				if g.status != status || g.mark() != mark || g.code() != "" || g.header.Get("Idempotency-Expires") == "" || (n == 0) != (g.body == "no\n") {
+					t.Errorf("%s, request %d: %d %s %q %q", path, n, g.status, g.mark(), g.code(), g.body)
+				}
+				if a, is := outcome.Marked(g.status, g.header, []byte(g.body)); !is || a.Applied != outcome.NotApplied {
+					t.Errorf("%s, request %d: a relay reads %+v", path, n, a)
+				}
+			}
+		}
+	}
+}
+
 // H24: the cache has sealed answers too.
 func TestH16AnswersAreSealed(t *testing.T) {
 	t.Parallel()
@@ -406,5 +430,40 @@ func TestRequireSealedNeedsASealer(t *testing.T) {
 	cfg.RequireSealed = true
 	if _, err := idempotency.New[*pgxpool.Pool](nil, cfg); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "Config.RequireSealed") {
 		t.Errorf("%v", err)
+	}
+}
+
+// H13: trailers, of both forms that net/http has, are in the first answer and in each replay.
+func TestH13Trailers(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	r.handle(idempotency.Route{Pattern: "/charges"}, func(w http.ResponseWriter, req *http.Request) {
+		w.Header().Set("Trailer", "Sum, Proxy-Ticket, X-Unset")
+		w.Header().Add("Trailer", "X-Line")
+		effect(w, req)
+		w.Header().Set("Sum", "17")
+		w.Header().Set("X-Line", "1\r\n2")
+		w.Header().Set("Proxy-Ticket", "secret")
+		w.Header()[http.TrailerPrefix+"Grpc-Status"] = []string{"0", "1"}
+		w.Header().Set("X-Late", "no trailer")
+	})
+	http2 := httptest.NewUnstartedServer(r.mux)
+	http2.EnableHTTP2 = true
+	http2.StartTLS()
+	t.Cleanup(http2.Close)
+	for i, srv := range []*httptest.Server{r.srv, http2} {
+		for _, mark := range []string{"created", "replayed"} {
+			req := post(t, t.Context(), srv.URL+"/charges", "x")
+			req.Header.Set("Idempotency-Key", fmt.Sprint("k-", i))
+			resp, err := srv.Client().Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body := read(t, resp)
+			want := http.Header{"Sum": {"17"}, "Grpc-Status": {"0", "1"}}
+			if body != "effect of x" || resp.Header.Get("Idempotency-Status") != mark || !maps.EqualFunc(resp.Trailer, want, slices.Equal) {
+				t.Errorf("%s, %s: %q, trailers %v, headers %v", resp.Proto, mark, body, resp.Trailer, resp.Header)
+			}
+		}
 	}
 }

@@ -63,7 +63,8 @@ type Route struct {
 	// the escapes in strings do not count. It suits clients that build the request anew for each
 	// retry. Numbers are compared as they are written: 1.0 differs from 1, because the difference
 	// may matter to the handler, and no number type distinguishes all numbers. Defaults to false:
-	// bodies are compared byte by byte.
+	// bodies are compared byte by byte, and those of forms (multipart) part by part, because
+	// clients that build a form anew choose another boundary.
 	//
 	// A body is refused if it is not JSON, is not UTF-8, is nested deeper than 64, or has a member
 	// twice; names that differ only in case count as the same. An empty body is accepted, and
@@ -90,7 +91,8 @@ type Route struct {
 	TombstoneLarge bool
 
 	// NoStoreBody stores no bodies, for secrets that are shown once, for example a new API key.
-	// Copies of the request get 410. Defaults to false.
+	// Copies of the request get 410, or the status of a refusal without its body. Defaults to
+	// false.
 	NoStoreBody bool
 
 	// Render makes the body of an answer that its handler has stored by [Reference] (H28). It gets

@@ -1,8 +1,6 @@
 package idempotency
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -39,34 +37,6 @@ func (rh *routeHandler) logRefusal(method string, status int, c code, detail str
 		"error", text, "not_logged", held)
 }
 
-// readBody returns the body, up to Route.MaxBody, and ignores Content-Length for that (H6).
-//
-// Middleware around the layer may have read the body already. For example ParseForm passes a parsed
-// form on to the handler, but its bytes are gone, and the layer would take every form for the same
-// empty request. Such a request is refused. If the length is unknown (chunked, or HTTP/2 without
-// Content-Length), an empty body that was sent looks the same and is refused too. White space
-// counts as nothing, because a decoder stops before the line end that follows the value. If the
-// length is unknown and only a part was read, the layer cannot see that.
-func (rh *routeHandler) readBody(w http.ResponseWriter, r *http.Request) (body []byte, c code, err error) {
-	if r.Body != nil && r.Body != http.NoBody {
-		body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, int64(rh.route.MaxBody)))
-	}
-	var tooLarge *http.MaxBytesError
-	switch {
-	case errors.As(err, &tooLarge):
-		return nil, codeRequestTooLarge, nil
-	case err != nil:
-		return nil, codeBodyUnreadable, nil //nolint:nilerr // the client's fault; the code is enough
-	case int64(len(body)) < r.ContentLength || r.ContentLength < 0 && len(bytes.TrimSpace(body)) == 0:
-		return nil, codeBodyConsumed, fmt.Errorf("%w: %d bytes are left of Content-Length %d (-1: unknown)", errConsumed, len(body), r.ContentLength)
-	}
-	return body, "", nil
-}
-
-// errConsumed is a fault of the program around the layer.
-var errConsumed = errors.New("idempotency: the request's body was read before the layer got it (for example by ParseForm, FormValue or a logger): " +
-	"move that inside the layer, or put the body back")
-
 // scopeOf returns the request's owner. Config.Scope gets a copy of the request with a body of its
 // own, which is read when Scope reads it.
 func (rh *routeHandler) scopeOf(r *http.Request, read func() ([]byte, code)) (Scope, error) {
@@ -82,24 +52,6 @@ func (rh *routeHandler) scopeOf(r *http.Request, read func() ([]byte, code)) (Sc
 		err = scope.check()
 	}
 	return scope, err
-}
-
-// lateBody is a body that is read at the first Read.
-type lateBody struct {
-	read func() ([]byte, code)
-	rest *bytes.Reader // nil: not read
-}
-
-// Read implements io.Reader.
-func (b *lateBody) Read(p []byte) (int, error) {
-	if b.rest == nil {
-		body, refused := b.read()
-		if refused != "" {
-			return 0, errors.New("idempotency: " + problems[refused].title)
-		}
-		b.rest = bytes.NewReader(body)
-	}
-	return b.rest.Read(p)
 }
 
 // fingerprintSubject collects what the fingerprint covers (H7).

@@ -6,14 +6,13 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
-// ServeHTTP reads and checks the whole request before it looks for the key in the store: the body,
-// its bounds, and the one key that it names (H1).
+// ServeHTTP reads and checks the whole request before it looks for the key in the store: its scope,
+// the one key that it names, and the body with its bounds (H1).
 func (rh *routeHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	begun := time.Now()
 	req := &servedRequest{handler: rh, layer: rh.layer, w: w}
@@ -48,50 +47,80 @@ func (rh *routeHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // serveRequest finds the request's scope and key, and runs it (H5).
 func (req *servedRequest) serveRequest(r *http.Request) reply {
 	handler := req.handler
-	var body []byte
-	var refused code
-	var bodyErr error
-	// Before Config.Scope and Config.TenantLimit have let the request in, its body is read only if
-	// Scope reads it: otherwise anyone could have this process hold bodies.
-	readBody := sync.OnceFunc(func() { body, refused, bodyErr = handler.readBody(req.w, r) })
-	scope, err := handler.scopeOf(r, func() ([]byte, code) { readBody(); return body, refused })
-	if refused != "" {
-		return problemReply(refused, bodyErr)
+	req.http = r
+	body := &arrivingBody{handler: handler, w: req.w, http: r, room: handler.layer.unscoped}
+	defer body.leave()
+	scope, err := handler.scopeOf(r, body.read)
+	if body.refused != "" {
+		return problemReply(body.refused, body.err)
 	}
 	if err != nil {
 		return problemReply(codeScopeMissing, fmt.Errorf("idempotency: Config.Scope: %w", err))
 	}
 	req.scope = scope
 	req.ctx = context.WithoutCancel(r.Context()) // H11: the request goes on if the client disconnects
+	named, err := handler.keyRule.inHeaders(r.Header)
+	if err != nil {
+		return req.refuseKey(codeKeyInvalid, err.Error())
+	}
+	needsKey := !handler.route.KeyOptional
+	if needsKey && named.from == "" && handler.keyRule.pointer == "" {
+		return req.refuseKeyless()
+	}
 	if req.layer, err = handler.layer.ofTenant(req.ctx, scope.Tenant); err != nil {
 		req.layer = handler.layer
 		return problemReply(codeStoreUnavailable, err)
 	}
-	if !req.layer.flights.admit(scope.Tenant, req.layer.cfg.TenantLimit) {
+	flights := &req.layer.flights
+	room, mayRun := flights.expectBody(scope.Tenant, req.layer.cfg.TenantLimit, req.layer.cfg.TenantBytes)
+	if !mayRun {
 		return problemReply(codeOverCapacity, nil)
 	}
-	defer req.layer.flights.leave(scope.Tenant)
-	if readBody(); refused != "" {
-		return problemReply(refused, bodyErr)
+	body.room = room
+	_, refused := body.read()
+	flights.bodyEnded(scope.Tenant)
+	if refused != "" {
+		return problemReply(refused, body.err)
 	}
-	req.http, req.body, req.caller, req.perform = r, body, r.Context(), (*handlerRun).serveHandler
-	key, found, err := handler.keyRule.find(r.Header, body)
-	if err != nil {
-		req.detail = err.Error()
-		return problemReply(codeKeyInvalid, nil)
+	if !flights.admit(scope.Tenant, req.layer.cfg.TenantLimit) {
+		return problemReply(codeOverCapacity, nil)
 	}
-	req.key, req.ttl = key, handler.route.TTL
-	if !found && !handler.route.KeyOptional {
-		req.detail = "send a key in the header " + handler.keyRule.headers[0]
-		return problemReply(codeKeyMissing, nil)
+	defer flights.leave(scope.Tenant)
+	if named, err = handler.keyRule.inBody(named, body.bytes); err != nil {
+		return req.refuseKey(codeKeyInvalid, err.Error())
 	}
-	req.subject = handler.fingerprintSubject(scope, r, body)
+	if needsKey && named.from == "" {
+		return req.refuseKeyless()
+	}
+	return req.serveComplete(r, named.key, body.bytes)
+}
+
+// refuseKey answers a request whose key is bad or missing.
+func (req *servedRequest) refuseKey(c code, detail string) reply {
+	req.detail = detail
+	return problemReply(c, nil)
+}
+
+func (req *servedRequest) refuseKeyless() reply {
+	return req.refuseKey(codeKeyMissing, "send a key in the header "+req.handler.keyRule.headers[0])
+}
+
+// serveComplete serves a request that was admitted, under its key if it has one.
+func (req *servedRequest) serveComplete(r *http.Request, key string, body []byte) reply {
+	handler := req.handler
+	req.body = body
+	req.caller = r.Context()
+	req.perform = (*handlerRun).serveHandler
+	req.key = key
+	req.ttl = handler.route.TTL
+	req.subject = handler.fingerprintSubject(req.scope, r, body)
 	req.work = req.ctx
 	_, _ = rand.Read(req.token[:]) // never fails
 	if req.key == "" {
 		return req.serveUnkeyed()
 	}
 	req.setRecordID(codec.JoinTrace(r.Header.Get("Traceparent"), r.Header.Get("Tracestate")))
+	var err error
 	if req.fingerprint, err = handler.layer.fingerprints.sum(&req.subject); err != nil {
 		req.detail = err.Error()
 		return problemReply(codeBodyInvalid, nil)

@@ -18,6 +18,7 @@ import (
 //	4 bytes   number of headers that are set
 //	          for each, by name: name, number of values (4 bytes), values in their order
 //	4 bytes   number of headers that are added to those of middleware around the layer, and these, likewise
+//	4 bytes   number of trailers, and these, likewise
 //	          the reference or the operation, if there is one
 //	          body
 //
@@ -27,6 +28,7 @@ type storedResponse struct {
 	Status    int
 	Header    http.Header // the headers that may be stored and replace those of middleware around the layer
 	Added     http.Header // the headers that may be stored and are added to them
+	Trailer   http.Header // sent after the body
 	Body      []byte      // nil is empty
 	Reference string      // in place of the body, which Route.Render makes of it
 	Operation string      // the answer is the 202 of this operation, see operationName
@@ -43,8 +45,9 @@ const (
 var errMalformedResponse = errors.New("idempotency: malformed stored answer")
 
 func (r *storedResponse) encode() []byte {
-	size := 20 + len(r.Body) + len(r.Reference) + len(r.Operation)
-	for _, h := range []http.Header{r.Header, r.Added} {
+	size := 24 + len(r.Body) + len(r.Reference) + len(r.Operation)
+	fields := []http.Header{r.Header, r.Added, r.Trailer}
+	for _, h := range fields {
 		for name, values := range h {
 			size += 8 + len(name)
 			for _, v := range values {
@@ -57,7 +60,7 @@ func (r *storedResponse) encode() []byte {
 	out = binary.BigEndian.AppendUint16(out, uint16(r.Status))
 	number := func(n int) { out = binary.BigEndian.AppendUint32(out, uint32(n)) }
 	text := func(s string) { number(len(s)); out = append(out, s...) }
-	for _, h := range []http.Header{r.Header, r.Added} {
+	for _, h := range fields {
 		names := slices.DeleteFunc(sortedNames(h), func(name string) bool { return len(h[name]) == 0 })
 		number(len(names))
 		for _, name := range names {
@@ -113,7 +116,9 @@ func decodeResponse(b []byte) (*storedResponse, error) {
 		r.Status = int(binary.BigEndian.Uint16(v))
 		d.fail(r.Status < firstFinal || r.Status > lastStatus, "status")
 	}
-	r.Header, r.Added = d.headers(), d.headers()
+	r.Header = d.headers()
+	r.Added = d.headers()
+	r.Trailer = d.headers()
 	if flags >= flagReference {
 		name := string(d.text())
 		d.fail(name == "", "empty name")
@@ -152,7 +157,7 @@ func (d *responseDecoder) headers() http.Header {
 		if d.err != nil {
 			return nil
 		}
-		if neverStoredReason(name) == "" {
+		if protocol.NeverStored(name) == "" {
 			h[name] = values
 		}
 	}

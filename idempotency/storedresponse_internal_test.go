@@ -14,7 +14,8 @@ import (
 )
 
 func equalResponses(a, b *storedResponse) bool {
-	return a.Status == b.Status && a.Tombstone == b.Tombstone && a.Reference == b.Reference && a.Operation == b.Operation && bytes.Equal(a.Body, b.Body) && maps.EqualFunc(a.Header, b.Header, slices.Equal) && maps.EqualFunc(a.Added, b.Added, slices.Equal)
+	return a.Status == b.Status && a.Tombstone == b.Tombstone && a.Reference == b.Reference && a.Operation == b.Operation && bytes.Equal(a.Body, b.Body) && maps.EqualFunc(a.Header, b.Header, slices.Equal) && maps.EqualFunc(a.Added, b.Added, slices.Equal) &&
+		maps.EqualFunc(a.Trailer, b.Trailer, slices.Equal)
 }
 
 // H13: what is stored is what comes back, byte for byte, values in their order.
@@ -30,6 +31,7 @@ func TestH13StoredAnswer(t *testing.T) {
 		"every byte":      {Status: 200, Header: http.Header{}, Body: every},
 		"values, ordered": {Status: 302, Header: http.Header{"Link": {"</b>", "</a>", "", "</a>"}, "Location": {"/x"}, "Etag": {"\"\xff\""}}, Body: []byte("x")},
 		"added":           {Status: 200, Header: http.Header{"Vary": {"a"}}, Added: http.Header{"Link": {"</b>", "</a>"}}},
+		"trailer":         {Status: 200, Header: http.Header{}, Trailer: http.Header{"Digest": {"b", "a"}}, Body: []byte("x")},
 		"reference":       {Status: 201, Header: http.Header{"Location": {"/x"}}, Reference: "ch_17"},
 		"operation":       {Status: 202, Header: http.Header{"Location": {"/x"}}, Operation: "operations/17", Body: []byte("{}")},
 		"tombstone":       {Status: 201, Header: http.Header{"Location": {"/x"}}, Tombstone: true},
@@ -55,8 +57,8 @@ func TestH13StoredAnswer(t *testing.T) {
 // H13: records outlive releases.
 func TestH13KnownEncoding(t *testing.T) {
 	t.Parallel()
-	r := &storedResponse{Status: 201, Header: http.Header{"Vary": {"a", "b"}, "Etag": {"1"}}, Added: http.Header{"Link": {"</a>"}}, Body: []byte("ok")}
-	const want = "010000c9" + "00000002" + "0000000445746167" + "00000001" + "0000000131" + "0000000456617279" + "00000002" + "0000000161" + "0000000162" + "00000001" + "000000044c696e6b" + "00000001" + "000000043c2f613e" + "000000026f6b"
+	r := &storedResponse{Status: 201, Header: http.Header{"Vary": {"a", "b"}, "Etag": {"1"}}, Added: http.Header{"Link": {"</a>"}}, Trailer: http.Header{"Sum": {"7"}}, Body: []byte("ok")}
+	const want = "010000c9" + "00000002" + "0000000445746167" + "00000001" + "0000000131" + "0000000456617279" + "00000002" + "0000000161" + "0000000162" + "00000001" + "000000044c696e6b" + "00000001" + "000000043c2f613e" + "00000001" + "0000000353756d" + "00000001" + "0000000137" + "000000026f6b"
 	if got := fmt.Sprintf("%x", r.encode()); got != want {
 		t.Errorf("%s", got)
 	}
@@ -74,7 +76,7 @@ func TestH13MalformedAnswers(t *testing.T) {
 		return (&storedResponse{Status: 200, Header: http.Header{name: values}}).encode()
 	}
 	head := func(version, flags byte, status uint16) []byte {
-		return append([]byte{version, flags, byte(status >> 8), byte(status)}, make([]byte, 12)...)
+		return append([]byte{version, flags, byte(status >> 8), byte(status)}, make([]byte, 16)...)
 	}
 	if _, err := decodeResponse(head(1, 0, 200)); err != nil {
 		t.Fatal(err)
@@ -84,7 +86,7 @@ func TestH13MalformedAnswers(t *testing.T) {
 		"trailing bytes": append(slices.Clone(good), 0), "version 0": head(0, 0, 200), "version 2": head(2, 0, 200), "flags": head(1, 2, 200),
 		"status 0": head(1, 0, 0), "status 100": head(1, 0, 100), "status 101": head(1, 0, 101), "status 1000": head(1, 0, 1000), "status 65535": head(1, 0, 65535),
 		"line end in a value": one("Vary", "a\r\nSet-Cookie: b=c"), "NUL in a value": one("Vary", "a\x00"), "no name": one("", "a"), "name with a space": one("A b", "a"), "name not canonical": one("vary", "a"),
-		"names out of order": bytes.Replace(two, []byte("B"), []byte("A"), 1), "a header without values": append([]byte{1, 0, 0, 200, 0, 0, 0, 1, 0, 0, 0, 1, 'A', 0, 0, 0, 0}, make([]byte, 8)...),
+		"names out of order": bytes.Replace(two, []byte("B"), []byte("A"), 1), "a header without values": append([]byte{1, 0, 0, 200, 0, 0, 0, 1, 0, 0, 0, 1, 'A', 0, 0, 0, 0}, make([]byte, 12)...),
 	} {
 		if r, err := decodeResponse(b); !errors.Is(err, errMalformedResponse) || r != nil {
 			t.Errorf("%s: %+v, %v", name, r, err)
@@ -97,7 +99,7 @@ func TestH13HugeNumbers(t *testing.T) {
 	// Not parallel: it measures what the process allocates.
 	for name, b := range map[string][]byte{
 		"headers": {1, 0, 0, 200, 0xff, 0xff, 0xff, 0xff}, "a name": {1, 0, 0, 200, 0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff, 'A'}, "values": {1, 0, 0, 200, 0, 0, 0, 1, 0, 0, 0, 1, 'A', 0, 0xff, 0xff, 0xff},
-		"a value": {1, 0, 0, 200, 0, 0, 0, 1, 0, 0, 0, 1, 'A', 0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff}, "body": {1, 0, 0, 200, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 1},
+		"a value": {1, 0, 0, 200, 0, 0, 0, 1, 0, 0, 0, 1, 'A', 0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff}, "body": {1, 0, 0, 200, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 1},
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
@@ -130,6 +132,7 @@ func FuzzEnvelope(f *testing.F) {
 	f.Add((&storedResponse{Status: 200}).encode())
 	f.Add((&storedResponse{Status: 201, Header: http.Header{"Etag": {"1"}, "Vary": {"a", ""}}, Body: []byte("body")}).encode())
 	f.Add((&storedResponse{Status: 200, Added: http.Header{"Vary": {"a"}}}).encode())
+	f.Add((&storedResponse{Status: 200, Trailer: http.Header{"Sum": {"a"}}}).encode())
 	f.Add((&storedResponse{Status: 410, Header: http.Header{"Set-Cookie": {"a=b"}}, Tombstone: true}).encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r, err := decodeResponse(b)

@@ -101,9 +101,10 @@ func workAlerts() []alert {
 		quiet:   []series{{`onlyonce_outbox_window_left_seconds` + of, "3000+0x60"}, {`onlyonce_outbox_window_seconds` + of, "3534+0x60"}}} // a short window, just begun
 
 	relay := alert{name: "OnlyonceNoRelay", severity: page, hold: "2m", at: "10m", anchor: "no-relay-runs",
-		expr:    `onlyonce_outbox_relays == 0 and onlyonce_outbox_oldest_seconds > 60`,
-		summary: `Calls to {{ $labels.sink }} are to be sent, and no relay lists it`,
-		fires:   []series{{`onlyonce_outbox_relays` + of, "0+0x60"}, {`onlyonce_outbox_oldest_seconds` + of, "120+60x60"}},
+		expr: `(onlyonce_outbox_relays == 0 and onlyonce_outbox_oldest_seconds > 60)` +
+			` or (onlyonce_outbox_unheld > 0 and onlyonce_outbox_paused == 0)`,
+		summary: `Calls to {{ $labels.sink }} are to be sent, and no relay takes them`,
+		fires:   []series{{`onlyonce_outbox_relays` + of, "1+0x60"}, {`onlyonce_outbox_unheld` + of, "7+0x60"}, {`onlyonce_outbox_paused` + of, "0+0x60"}},
 		quiet:   []series{{`onlyonce_outbox_relays` + of, "0+0x60"}, {`onlyonce_outbox_oldest_seconds` + of, "0+0x60"}}}
 
 	old := alert{name: "OnlyonceOutboxOld", severity: page, hold: "1m", at: "20m", anchor: "calls-come-late",

@@ -30,6 +30,7 @@ func outbox() dashboard {
 		{"Attempts by outcome", m.OutboxAttempts, perSecond, []query{{rates(m.OutboxAttempts, "sink, outcome"), "{{sink}} {{outcome}}"}}},
 		{"Delay from commit to final answer", m.OutboxDelay, seconds, quantiles(m.OutboxDelay, "sink", "{{sink}}")},
 		{"Calls to be sent", m.OutboxPending, count, []query{{gauge("max", m.OutboxPending, "database, sink"), "{{sink}}"}}},
+		{"Calls in lanes that no relay holds", m.OutboxUnheld, count, []query{{gauge("max", m.OutboxUnheld, "database, sink"), "{{sink}}"}}},
 		{"Oldest call to be sent", m.OutboxOldest, seconds, []query{{gauge("max", m.OutboxOldest, "database, sink"), "{{sink}}"}}},
 		{"Time left in the key window", m.OutboxWindowLeft, seconds, []query{{gauge("min", m.OutboxWindowLeft, "database, sink"), "{{sink}}"},
 			{gauge("min", m.OutboxWindow, "database, sink"), "{{sink}} whole window"}}},

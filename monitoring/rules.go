@@ -71,6 +71,7 @@ var healthy = []series{
 	{`onlyonce_consumer_hung_total{scope="s",topic="t"}`, "0+0x1500"},
 	{`onlyonce_parked{database="shop",kind="call",scope="s",sink="payments",state="retrying",reason="failed"}`, "1+0x1500"},
 	{`onlyonce_outbox_relays{database="shop",sink="payments"}`, "2+0x1500"},
+	{`onlyonce_outbox_unheld{database="shop",sink="payments"}`, "0+0x1500"},
 	{`onlyonce_outbox_paused{database="shop",sink="payments"}`, "0+0x1500"},
 	{`onlyonce_outbox_oldest_seconds{database="shop",sink="payments"}`, "2+0x1500"},
 	{`onlyonce_outbox_window_seconds{database="shop",sink="payments"}`, "86000+0x1500"},

@@ -229,3 +229,6 @@ func forget(pool *pgxpool.Pool) {
 	defer logsOf.Unlock()
 	delete(logsOf.m, pool)
 }
+
+// Rehearses marks the feed as one that plays any source's messages.
+func (s *feed) Rehearses(claimed.Mark) {}

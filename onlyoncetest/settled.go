@@ -57,7 +57,7 @@ func (x *play) unbegun(ctx context.Context) (what string, err error) {
 // more. $1 the scope, or null for each of them.
 const owingSQL = `
 select exists (
-  select from onlyonce.parked p where p.kind in ('message', 'event') and p.settled_at is null and ($1::text is null or p.scope = $1) and (p.state = 'retrying'
+  select from onlyonce.parked p where p.id > 0 and p.kind <> 'call' and p.settled_at is null and ($1::text is null or p.scope = $1) and (p.state = 'retrying'
       or p.state = 'blocked' and not exists (
            select from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null and f.state in ('waiting', 'reconcile'))))`
 

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
@@ -290,7 +291,8 @@ func (q *adoption) update(ctx context.Context, tx pgx.Tx, before *Cursor) error 
 // fenced out.
 func (q *adoption) create(ctx context.Context, tx pgx.Tx) error {
 	var id int64
-	err := tx.QueryRow(ctx, cursor.CreateSQL, q.Scope, q.Topic, q.name.Partition, reports.OrNull(q.Group), nil, nil, q.at, "adopted", nil).Scan(&id)
+	err := tx.QueryRow(ctx, cursor.CreateSQL, q.Scope, q.Topic, q.name.Partition, reports.OrNull(q.Group), nil, nil, q.at, "adopted", nil,
+		names.Cursor(q.Scope, q.Topic, q.name.Partition).String()).Scan(&id)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return failf(ErrChanged, "a consumer made the cursor at this moment, and nothing was done").but("run the command again to see how it stands")
 	}

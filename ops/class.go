@@ -3,12 +3,12 @@ package ops
 import (
 	"context"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/cursor"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/show"
@@ -19,6 +19,9 @@ import (
 const scopeCursorsSQL = `
 select c.id, l.epoch, coalesce(c.cluster_id = 'postgres', false) as events
   from onlyonce.cursors c join onlyonce.leases l on l.id = c.id where c.scope = $1 order by c.id`
+
+// classTimeout bounds ChangeClass, which waits for the owner of one partition after another.
+const classTimeout = 10 * time.Minute
 
 // ClassInput is the input of [ChangeClass].
 type ClassInput struct {
@@ -63,12 +66,13 @@ type ClassChange struct {
 // rings, and may have either class as their Config.Horizon. Afterwards they must have the new one,
 // or halt. Only then can the class change again.
 //
-// It waits for the batches of all owners to end, at most 10 s. Errors are of kind ErrInvalid,
-// ErrNotFound if no consumer of the scope has claimed ids, ErrNothing if it has that class already,
-// ErrRefused if an earlier change is not over, and ErrChanged (K10).
+// It waits for the batches of all owners to end, partition after partition, and those for which it
+// has waited stand still until it is done. If batches take long, pause the scope first. Errors are
+// of kind ErrInvalid, ErrNotFound if no consumer of the scope has claimed ids, ErrNothing if it has
+// that class already, ErrRefused if an earlier change is not over, and ErrChanged (K10).
 func ChangeClass(ctx context.Context, db DB, by By, in ClassInput) (*ClassChange, error) {
-	k := kind{action: "inbox class", subject: "the scope", look: "onlyonce inbox status"}
-	if in.Others || strings.HasPrefix(in.Scope, "webhook/") || strings.HasPrefix(in.Scope, "queue/") {
+	k := kind{action: "inbox class", subject: "the scope", look: "onlyonce inbox status", within: classTimeout}
+	if in.Others || names.IsReceiver(in.Scope) {
 		return decide(ctx, db, k, by, &otherClass{in}, in.Shown)
 	}
 	return decide(ctx, db, k, by, &classing{ClassInput: in}, in.Shown)
@@ -98,10 +102,7 @@ type scopeCursor struct {
 // lock excludes the owners of all cursors, and then locks the scope's row against new cursors
 // (K10): the owner of a cursor that is made later reads the class later.
 func (q *classing) lock(ctx context.Context, tx pgx.Tx) error {
-	if _, err := tx.Exec(ctx, cursor.LockScopeOwnersSQL, q.Scope); err != nil {
-		return err
-	}
-	locked, err := tx.Exec(ctx, cursor.LockScopeSQL, q.Scope)
+	locked, err := tx.Exec(ctx, cursor.LockScopeOwnersSQL, q.Scope)
 	if err != nil {
 		return err
 	}

@@ -15,14 +15,25 @@ import (
 )
 
 const (
-	decideTimeout = 30 * time.Second // the transaction as a whole
+	decideTimeout = 30 * time.Second // the transaction, without its waits for locks
 	commitTimeout = 15 * time.Second // detached from any request to end
+
+	// waitLimit bounds a wait for a lock that no owner has declared how long it may be held.
+	waitLimit = 10 * time.Minute
 )
 
 // auditSQL records a decision. In: action, reason, detail, actor (null: the role of the
 // connection). One row: its id.
 const auditSQL = `
 insert into onlyonce.audit (action, reason, detail, actor) values ($1::text, $2::text, $3::jsonb, coalesce($4::text, current_user)) returning id`
+
+// patienceSQL bounds each wait for a lock: by how long a decision may take, and a transaction of
+// any owner by what the owners have declared, together. In: the former, in milliseconds. Out: one
+// row with the bound, in milliseconds (T14).
+const patienceSQL = `
+select b.bound, set_config('lock_timeout', b.bound::text, true)
+  from (select $1::bigint + (extract(epoch from coalesce(max(p.longest), '0')) * 1000)::bigint as bound
+          from onlyonce.cursors c join onlyonce.leases p on p.id = c.id where c.retired_at is null) b`
 
 // decision is one change, with a result of type *R.
 type decision[R any] interface {
@@ -51,7 +62,7 @@ type kind struct {
 	subject string // what may have changed since it was shown
 	look    string // the command that shows the present state
 
-	within time.Duration // bounds the transaction. Defaults to decideTimeout.
+	within time.Duration // bounds the transaction, without its waits for locks. Defaults to decideTimeout.
 }
 
 // decide carries out a decision, or works it out in a dry run. shown is what a person agreed to,
@@ -60,9 +71,10 @@ func decide[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d dec
 	if err := d.check(); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, cmp.Or(k.within, decideTimeout))
-	defer cancel()
+	k.within = cmp.Or(k.within, decideTimeout)
 	if by.DryRun {
+		ctx, cancel := context.WithTimeout(ctx, k.within)
+		defer cancel()
 		var found *R
 		err := reports.Read(ctx, db, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
 			found, err = d.read(ctx, tx)
@@ -87,13 +99,15 @@ func decide[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d dec
 // transact decides in one transaction. It uses READ COMMITTED, whatever the database's default is:
 // only a statement with a snapshot of its own sees what a lock waited for.
 func transact[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d decision[R], shown *R) (*R, error) {
-	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	beginning, cancel := context.WithTimeout(ctx, k.within)
+	defer cancel()
+	tx, err := db.BeginTx(beginning, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
 		return nil, err
 	}
 	done, audit, err := carryOut(ctx, reports.Unprepared{Tx: tx}, k, by, d, shown)
 	// A caller that gives up does not interrupt COMMIT: its outcome would be unknown.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
+	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
 	defer cancel()
 	if err != nil {
 		_ = tx.Rollback(ctx) // err says more
@@ -116,12 +130,11 @@ func transact[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d d
 }
 
 func carryOut[R any](ctx context.Context, tx pgx.Tx, k kind, by By, d decision[R], shown *R) (done *R, audit int64, err error) {
-	if err := reports.Begin(ctx, tx); err != nil {
+	if err := lockFor(ctx, tx, k, d); err != nil {
 		return nil, 0, err
 	}
-	if err := d.lock(ctx, tx); err != nil {
-		return nil, 0, err
-	}
+	ctx, cancel := context.WithTimeout(ctx, k.within)
+	defer cancel()
 	now, err := d.read(ctx, tx)
 	if err != nil {
 		return nil, 0, err
@@ -143,6 +156,24 @@ func carryOut[R any](ctx context.Context, tx pgx.Tx, k kind, by By, d decision[R
 		return nil, 0, err
 	}
 	return done, audit, tx.QueryRow(ctx, auditSQL, k.action, by.Reason, string(detail), by.actor()).Scan(&audit)
+}
+
+// lockFor begins the transaction, and takes a decision's locks.
+func lockFor[R any](ctx context.Context, tx pgx.Tx, k kind, d decision[R]) error {
+	beginning, cancel := context.WithTimeout(ctx, k.within)
+	defer cancel()
+	if err := reports.Begin(beginning, tx); err != nil {
+		return err
+	}
+	var bound int64
+	var set string
+	if err := tx.QueryRow(beginning, patienceSQL, min(k.within, waitLimit).Milliseconds()).Scan(&bound, &set); err != nil {
+		return err
+	}
+	// The server ends the wait. This is for one that does not answer any more.
+	locking, cancel := context.WithTimeout(ctx, time.Duration(bound)*time.Millisecond+k.within)
+	defer cancel()
+	return d.lock(locking, tx)
 }
 
 // actor is the value for SQL: null for the role of the connection.

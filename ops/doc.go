@@ -24,9 +24,10 @@
 //	// show seen, and ask
 //	done, err := ops.PauseCursor(ctx, pool, ops.By{Actor: "ann", Reason: "INC-9"}, where)
 //
-// A transaction waits for a locked row for at most 10 seconds, and ends after 30 seconds, unless
-// its function documents otherwise. If the context ends sooner, the function cancels the
-// transaction before COMMIT, but does not interrupt COMMIT itself.
+// A transaction ends after 30 seconds, unless its function documents otherwise, and after its waits
+// for locks. It waits for a lock for as long as a transaction of an owner may last by its
+// consumer's Config (2 to 3 minutes by default), and 30 seconds more. If the context ends sooner,
+// the function cancels the transaction before COMMIT, but does not interrupt COMMIT itself.
 //
 // # Stability
 //

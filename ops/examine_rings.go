@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/inbox"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/show"
@@ -26,7 +27,7 @@ select o.endpoint, (select extract(epoch from clock_timestamp() - w.seen_at)::fl
 // whole table of failures, without bodies.
 const triedSQL = `
 select id, sink, extract(epoch from clock_timestamp() - first_attempt_at)::float8 as age
-  from onlyonce.parked where kind = 'call' and settled_at is null and first_attempt_at is not null order by first_attempt_at limit 1`
+  from onlyonce.parked where id > 0 and kind = 'call' and settled_at is null and first_attempt_at is not null order by first_attempt_at limit 1`
 
 // rotatorSQL counts the processes that hold the lease to rotate a ring. In: name of its lease. By
 // the unique index.
@@ -152,7 +153,7 @@ func (d *examiner) webhookCopies(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	for _, e := range endpoints {
-		row, err := readOtherClass(ctx, tx, "webhook/"+e.Endpoint)
+		row, err := readOtherClass(ctx, tx, names.WebhookScope(e.Endpoint))
 		if err != nil {
 			return err
 		}
@@ -188,7 +189,7 @@ func (d *examiner) rings(ctx context.Context, tx pgx.Tx) error {
 			continue
 		}
 		var held int
-		if err := tx.QueryRow(ctx, rotatorSQL, which.Lease()).Scan(&held); err != nil {
+		if err := tx.QueryRow(ctx, rotatorSQL, which.Lease().String()).Scan(&held); err != nil {
 			return err
 		}
 		who, err := ring.Rotators(ctx, tx, which)

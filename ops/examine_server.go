@@ -127,8 +127,8 @@ func (d *examiner) roles(ctx context.Context, tx pgx.Tx) error {
 const aheadSQL = `
 select (select count(*) from onlyonce.leases where until > clock_timestamp() + interval '1 hour') as leases,
        (select max(until) from onlyonce.leases) as last_lease,
-       (select count(*) from onlyonce.parked where settled_at is null and next_attempt_at > clock_timestamp() + interval '2 days' and reason <> 'scheduled') as parked,
-       (select max(next_attempt_at) from onlyonce.parked where settled_at is null and reason <> 'scheduled') as last_due`
+       (select count(*) from onlyonce.parked where id > 0 and settled_at is null and next_attempt_at > clock_timestamp() + interval '2 days' and reason <> 'scheduled') as parked,
+       (select max(next_attempt_at) from onlyonce.parked where id > 0 and settled_at is null and reason <> 'scheduled') as last_due`
 
 type aheadRow struct {
 	Leases, Parked     int64

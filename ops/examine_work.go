@@ -48,6 +48,8 @@ func (d *examiner) outbox(ctx context.Context, tx pgx.Tx) error {
 			d.add(levelWarn, check, "list the sink in a relay, or discard its calls", "no relay lists sink %s, which has calls to send: they wait, and their segments of the log are kept", s.Sink)
 		case held == 0 && pending:
 			d.add(levelWarn, check, "start a relay that lists it", "no relay holds sink %s, which has calls to send, the oldest %s old", s.Sink, show.Seconds(*s.Age))
+		case s.Unheld != nil:
+			d.add(levelWarn, check, lanesRemedy, "sink %s: %v; relays hold %d of %d lanes", s.Sink, s.Unheld, held, len(s.Lanes))
 		}
 	}
 	for i := range r.Sinks {

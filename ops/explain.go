@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
@@ -213,11 +214,7 @@ func (q *ExplainQuestion) of() *KeyOf {
 
 // endpoint is the endpoint whose webhooks are asked for, "" if none.
 func (q *ExplainQuestion) endpoint() string {
-	endpoint, is := strings.CutPrefix(q.Scope, "webhook/")
-	if !is {
-		return ""
-	}
-	return endpoint
+	return names.EndpointOf(q.Scope)
 }
 
 // key is the stored form of the id.

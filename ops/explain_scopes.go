@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
@@ -13,14 +14,15 @@ import (
 // mostScopes is in how many scopes an id is looked for.
 const mostScopes = 100
 
-// knownScopesSQL lists the scopes of consumers, of webhook endpoints and of queues. In: how many.
-// Reads the rows of scopes, cursors, endpoints and streams, of which there are few.
+// knownScopesSQL lists the scopes of consumers, of webhook endpoints and of queues. In: how
+// many; what begins the scopes of endpoints, and their streams; the same of queues. Reads the rows
+// of scopes, cursors, endpoints and streams, of which there are few.
 const knownScopesSQL = `
 select scope from onlyonce.scopes
 union select scope from onlyonce.cursors
-union select 'webhook/' || endpoint from onlyonce.webhook_endpoints
-union select 'webhook/' || substr(topic, 9) from onlyonce.streams where starts_with(topic, 'webhook.')
-union select 'queue/' || substr(topic, 7) from onlyonce.streams where starts_with(topic, 'queue.')
+union select $2::text || endpoint from onlyonce.webhook_endpoints
+union select $2::text || substr(topic, length($3::text) + 1) from onlyonce.streams where starts_with(topic, $3)
+union select $4::text || substr(topic, length($5::text) + 1) from onlyonce.streams where starts_with(topic, $5)
 order by scope limit $1`
 
 // find looks for an id in all scopes of consumers and webhook endpoints, and in each topic of a
@@ -45,7 +47,7 @@ func (r *KeyReport) find(ctx context.Context, tx pgx.Tx, q ExplainQuestion) (*Ex
 }
 
 func knownScopes(ctx context.Context, tx pgx.Tx) ([]string, error) {
-	return reports.Texts(ctx, tx, knownScopesSQL, mostScopes)
+	return reports.Texts(ctx, tx, knownScopesSQL, mostScopes, names.WebhookScopes, names.WebhookStreams, names.QueueScopes, names.QueueStreams)
 }
 
 // look looks for the id in one scope.

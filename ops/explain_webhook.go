@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
@@ -39,7 +40,7 @@ const providersSQL = `
 select distinct split_part(i.id, '/', 2) as provider
   from (select e.id from onlyonce.streams s cross join generate_series(0, s.partitions - 1) n
          cross join lateral (select l.id from onlyonce.event_log l where l.stream = s.id and l.partition = n order by l."offset" desc limit 1000) e
-         where s.topic = 'webhook.' || $1::text
+         where s.topic = '` + names.WebhookStreams + `' || $1::text
         union all select p.event_id from onlyonce.parked p where p.kind = 'event' and p.scope = $2) i(id)
  where starts_with(i.id, $1::text || '/') and split_part(i.id, '/', 2) <> ''`
 

@@ -21,7 +21,7 @@ const (
 	needCrash    = "crash"    // processes of a scope end again and again
 	needConsumer = "consumer" // no process works on a scope
 	needParked   = "parked"   // parked rows wait for an operator
-	needRelay    = "relay"    // calls are to be sent, and no relay sends them
+	needRelay    = "relay"    // calls are to be sent, and no relay sends them, or those of some lanes
 	needRequest  = "request"  // HTTP requests wait for an operator
 )
 
@@ -302,12 +302,18 @@ func (r *StatusReport) waiting() []Need {
 	return all
 }
 
-// unsent finds sinks with calls to send and without a relay.
+// unsent finds sinks with calls to send and without a relay, or without one for some of the lanes.
 func (r *StatusReport) unsent() []Need {
 	var all []Need
 	for _, o := range r.Outbox {
 		i := slices.IndexFunc(r.Relays, func(s reports.SinkRelays) bool { return s.Sink == o.Sink })
-		if o.Count == 0 || i >= 0 && (r.Relays[i].PausedAt != nil || r.Relays[i].Members > 0 || r.Relays[i].LanesHeld > 0) {
+		if o.Count == 0 || i >= 0 && r.Relays[i].PausedAt != nil {
+			continue
+		}
+		if i >= 0 && (r.Relays[i].Members > 0 || r.Relays[i].LanesHeld > 0) {
+			if u := slices.IndexFunc(r.Unheld, func(u reports.UnheldCalls) bool { return u.Sink == o.Sink }); u >= 0 {
+				all = append(all, needOfLanes(&r.Relays[i], &r.Unheld[u]))
+			}
 			continue
 		}
 		n := Need{Kind: needRelay, Where: map[string]string{"sink": o.Sink}, Text: fmt.Sprintf("no relay: sink %s, %s to send%s", o.Sink, show.Count(o.Count, "call"), oldest(o.OldestAgeSeconds)),
@@ -319,6 +325,20 @@ func (r *StatusReport) unsent() []Need {
 		all = append(all, n)
 	}
 	return all
+}
+
+// lanesRemedy is what to do about lanes that no relay holds although relays list the sink (O5).
+const lanesRemedy = "see the logs of the sink's relays why they do not take these lanes, and restart those that have stopped working"
+
+// needOfLanes describes calls in lanes that the relays of their sink do not take.
+func needOfLanes(s *reports.SinkRelays, u *reports.UnheldCalls) Need {
+	return Need{
+		Kind:     needRelay,
+		Text:     fmt.Sprintf("lanes without a relay: sink %s, %v; %s list it, and hold %d of %d lanes", u.Sink, u, show.Count(s.Members, "relay"), s.LanesHeld, s.Lanes),
+		Remedy:   lanesRemedy,
+		Commands: []string{"onlyonce outbox status -sink " + show.Quote(u.Sink)},
+		Where:    map[string]string{"sink": u.Sink},
+	}
 }
 
 // requests finds HTTP requests that wait for an operator.

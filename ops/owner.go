@@ -45,12 +45,8 @@ func (p CursorName) String() string {
 
 // lockLease excludes the cursor's owner, if there is one.
 func (p *CursorName) lockLease(ctx context.Context, tx pgx.Tx) error {
-	for _, sql := range []string{cursor.LockOwnerSQL, cursor.LockSQL} {
-		if _, err := tx.Exec(ctx, sql, p.Scope, p.Topic, p.Partition); err != nil {
-			return err
-		}
-	}
-	return nil
+	_, err := tx.Exec(ctx, cursor.LockOwnerSQL, p.Scope, p.Topic, p.Partition)
+	return err
 }
 
 // readOne returns the cursor, nil if there is none.

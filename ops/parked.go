@@ -66,7 +66,7 @@ type ParkedRow struct {
 
 	ParkedAt      time.Time  `json:"parked_at" col:"AGE,ago" show:"parked at"`
 	Attempts      int32      `json:"attempts" col:"ATTEMPTS" show:"attempts" doc:"since it was parked, or redriven last"`
-	Attempted     bool       `json:"attempted" doc:"a call may have been made"`
+	MayBeApplied  bool       `json:"may_be_applied" col:"OPEN,optional" by:"OpenText" show:"open=OpenText" doc:"the call is open: an attempt had no final answer, so the remote may have applied it"`
 	NextAttemptAt *time.Time `json:"next_attempt_at" show:"next attempt" doc:"in state retrying: when it is due; nil: it waits for a rate"`
 	Redrives      int32      `json:"redrives" col:"REDRIVEN,optional" by:"Redriven" doc:"how often operators have redriven it"`
 	RedrivenAt    *time.Time `json:"redriven_at" doc:"when they did last"`
@@ -88,6 +88,25 @@ func (r *ParkedRow) Origin() string {
 // ErrorLine is the beginning of the error, for a table.
 func (r *ParkedRow) ErrorLine() string { return show.FirstLine(r.Error, 60) }
 
+// OpenText is yes for a call that the remote may have applied.
+func (r *ParkedRow) OpenText() string {
+	if r.MayBeApplied {
+		return "yes"
+	}
+	return ""
+}
+
+// known is what is known of the call.
+func (r *ParkedRow) known() parked.KnownCall {
+	return parked.KnownCall{State: r.State, Reason: r.Reason, Open: r.MayBeApplied, Accepted: r.Reason == parked.Completion}
+}
+
+// Refused returns why a decision about the call is refused, or nothing.
+func (r *ParkedRow) Refused(d parked.Decision) string {
+	_, refused := r.known().Decide(d)
+	return refused
+}
+
 // Redriven says how often and when the row was redriven, empty if it was not.
 func (r *ParkedRow) Redriven() string {
 	if r.RedrivenAt == nil {
@@ -107,16 +126,16 @@ type ParkedInput struct {
 	// Defaults to false.
 	All bool `flag:"all" doc:"all rows that match, up to 100000, in transactions of 500"`
 
-	// VerifiedApplied resolves calls in state reconcile without sending them: a person has verified
-	// that the remote has applied them. Defaults to false, which Discard needs.
-	VerifiedApplied bool `flag:"verified-applied" doc:"of calls in state reconcile: you have verified that the remote has applied them; resolve them"`
+	// VerifiedApplied resolves open calls in state reconcile or waiting without sending them: a
+	// person has verified that the remote has applied them. Defaults to false, which Discard needs.
+	VerifiedApplied bool `flag:"verified-applied" doc:"of open calls that wait for you: you have verified that the remote has applied them; resolve them"`
 
-	// VerifiedNotApplied sends calls in state reconcile again: a person has verified that the
-	// remote has not applied them. Defaults to false, which Discard needs.
-	VerifiedNotApplied bool `flag:"verified-not-applied" doc:"of calls in state reconcile: you have verified that the remote has not applied them; send them again"`
+	// VerifiedNotApplied sends open calls in state reconcile or waiting again: a person has
+	// verified that the remote has not applied them. Defaults to false, which Discard needs.
+	VerifiedNotApplied bool `flag:"verified-not-applied" doc:"of open calls that wait for you: you have verified that the remote has not applied them; send them again"`
 
-	// NewKey sends rejected calls, or those with VerifiedNotApplied, under new keys. The remote
-	// takes them for other calls. Defaults to false, which Discard needs.
+	// NewKey sends rejected calls that are not open, or those with VerifiedNotApplied, under new
+	// keys. The remote takes them for other calls. Defaults to false, which Discard needs.
 	NewKey bool `flag:"new-key" doc:"send calls under new keys"`
 
 	// Shown is the result of a dry run with the same input that a person agreed to: exactly its
@@ -179,7 +198,8 @@ var (
 // keep their keys. Order within an ordering key is kept: a row is tried only after the rows ahead
 // of it are settled, and a blocked row cannot be redriven. A row that is already being retried
 // becomes due now if its ID is given. An event that an endpoint has set aside is appended to its
-// stream. A call is sent again under its key; one in state reconcile needs VerifiedApplied or
+// stream. A call is sent again under its key. If it is open and its key's window has passed by
+// then, it goes to reconcile instead. One in state reconcile needs VerifiedApplied or
 // VerifiedNotApplied, because it may have been applied.
 //
 // Errors are of kind ErrInvalid for fields that do not go together, ErrNotFound if there is no row

@@ -15,8 +15,9 @@ import (
 
 // pickSQL picks parked messages, calls or events, oldest first. In: ids (null: any), scope, topic,
 // partition, reason (each may be null: any), states, how many rows, kinds, sink and name (null:
-// any), whether to include calls that were erased or have no key, whether to pick rejected ones
-// only, what the error begins with (null: any), and up to and above which id (null: any). Rows of
+// any), whether to include calls that were erased or have no key, whether the remote may have
+// applied the call (null: any), what the error begins with (null: any), and up to and above which
+// id (null: any), and whether to pick only those that may get a new key. Rows of
 // reason conflict are picked only if the reason or the ids name them. By the primary key, or by the
 // index parked_position if a scope is given. No bodies.
 const pickSQL = reports.ParkedRow + `p.kind = any ($8::text[]) and p.settled_at is null and p.state = any ($6::text[])
@@ -24,18 +25,20 @@ const pickSQL = reports.ParkedRow + `p.kind = any ($8::text[]) and p.settled_at 
    and ($2::text is null or p.scope = $2) and ($3::text is null or p.topic = $3) and ($4::integer is null or p.partition = $4)
    and case when $5::text is not null then p.reason = $5 else $1::bigint[] is not null or p.reason <> 'conflict' end
    and ($9::text is null or p.sink = $9) and ($10::text is null or p.call_name = $10)
-   and (p.kind <> 'call' or $11::boolean or p.erased_at is null and p.key is not null) and (not $12::boolean or p.reason = 'rejected' or p.reason = 'conflict' and p.first_attempt_at is null)
-   and ($13::text is null or starts_with(p.error, $13)) and ($14::bigint is null or p.id <= $14) and ($15::bigint is null or p.id > $15)
+   and (p.kind <> 'call' or $11::boolean or p.erased_at is null and p.key is not null) and ($12::boolean is null or ` + parked.CallOpen + ` = $12)
+   and ($13::text is null or starts_with(p.error, $13)) and ($14::bigint is null or p.id <= $14) and p.id > coalesce($15::bigint, 0)
+   and (not $16::boolean or p.reason in ('rejected', 'conflict'))
  order by p.id limit $7`
 
 // oneSQL reads why a row cannot be picked. In: id. One row, or none. By the primary key.
-const oneSQL = `select kind, state, reason, key::text as key, erased_at is not null as erased from onlyonce.parked where id = $1`
+const oneSQL = `
+select p.kind, p.state, p.reason, p.key::text as key, p.erased_at is not null as erased, ` + parked.CallOpen + ` as open from onlyonce.parked p where p.id = $1`
 
 // oneRow is a row that could not be picked.
 type oneRow struct {
 	Kind, State, Reason string
 	Key                 *string
-	Erased              bool
+	Erased, Open        bool
 }
 
 // selection is the parked rows that a decision is about, and what is known of them.
@@ -113,6 +116,37 @@ func (q *selection) checkCalls() error {
 // asserts reports whether the operator sets fields that are for calls only.
 func (q *selection) asserts() bool { return q.VerifiedApplied || q.VerifiedNotApplied || q.NewKey }
 
+// verifies reports whether the operator says what became of open calls.
+func (q *selection) verifies() bool { return q.VerifiedApplied || q.VerifiedNotApplied }
+
+// open is whether calls that the remote may have applied are picked, or the others; nil: both.
+func (q *selection) open() *bool {
+	switch {
+	case q.verifies():
+		return new(true)
+	case q.NewKey:
+		return new(false)
+	}
+	return nil
+}
+
+// decision is what the operator decides about calls.
+func (q *selection) decision() parked.Decision {
+	switch {
+	case q.discard:
+		return parked.GiveUp
+	case q.VerifiedApplied:
+		return parked.VerifiedApplied
+	case q.VerifiedNotApplied && q.NewKey:
+		return parked.AnotherKeyVerified
+	case q.VerifiedNotApplied:
+		return parked.VerifiedNotApplied
+	case q.NewKey:
+		return parked.AnotherKey
+	}
+	return parked.SendAgain
+}
+
 // states are those of the rows that can be picked.
 func (q *selection) states() []string {
 	all := []string{parked.Waiting}
@@ -121,8 +155,8 @@ func (q *selection) states() []string {
 		all = []string{parked.Waiting, parked.Blocked, parked.Retrying, parked.Reconcile}
 	case q.discard:
 		all = []string{parked.Waiting, parked.Blocked, parked.Retrying}
-	case calls && (q.VerifiedApplied || q.VerifiedNotApplied):
-		all = []string{parked.Reconcile}
+	case calls && q.verifies():
+		all = []string{parked.Waiting, parked.Reconcile}
 	case calls && !q.NewKey, !calls && q.ID != 0: // a message that is being retried becomes due now if its ID is given
 		all = []string{parked.Waiting, parked.Retrying}
 	}
@@ -166,14 +200,10 @@ func (q *selection) noneOfCalls(r *oneRow) error {
 		return no("has no key, and nothing was done: no relay could send it")
 	case r.Erased:
 		return no("was erased, and nothing was done: there is no body to send")
-	case r.State == parked.Reconcile && !q.asserts():
-		return no("may have been applied, and nothing was done: the remote may have forgotten its key. Ask the remote, and say -verified-applied or -verified-not-applied")
-	case r.State == parked.Reconcile && q.NewKey:
-		return no("may have been applied, and nothing was done: -new-key needs -verified-not-applied too")
-	case q.NewKey && !q.VerifiedNotApplied:
-		return no("was not rejected (state %s, reason %s), and nothing was done: a new key needs the remote's rejection, a conflict of keys without an attempt, or -verified-not-applied in state reconcile", r.State, r.Reason)
-	case (q.VerifiedApplied || q.VerifiedNotApplied) && (r.State == parked.Waiting || r.State == parked.Retrying):
-		return no("is in state %s, and nothing was done: -verified-applied and -verified-not-applied are for state reconcile", r.State)
+	}
+	row := ParkedRow{State: r.State, Reason: r.Reason, MayBeApplied: r.Open}
+	if refused := row.Refused(q.decision()); refused != "" {
+		return no("%s (state %s, reason %s). Nothing was done", refused, r.State, r.Reason)
 	}
 	return nil
 }
@@ -248,6 +278,9 @@ func (q *selection) read(ctx context.Context, tx pgx.Tx) (*ParkedChange, error) 
 	}
 	d := &ParkedChange{Filter: q.filter()}
 	d.Rows = rows[:min(len(rows), int(limit))]
+	if err := q.allowed(d.Rows); err != nil {
+		return nil, err
+	}
 	d.Count = len(d.Rows)
 	for _, r := range d.Rows {
 		d.IDs = append(d.IDs, r.ID)
@@ -268,10 +301,24 @@ func (q *selection) read(ctx context.Context, tx pgx.Tx) (*ParkedChange, error) 
 	return d, nil
 }
 
+// allowed asks about each call whether it may be decided so (O6). What was picked may be: the
+// conditions of pickSQL are those of parked.KnownCall.Decide.
+func (q *selection) allowed(rows []ParkedRow) error {
+	if q.kindOf() != parked.Call {
+		return nil
+	}
+	for i := range rows {
+		if refused := rows[i].Refused(q.decision()); refused != "" {
+			return failf(ErrRefused, "call %d %s. Nothing was done", rows[i].ID, refused)
+		}
+	}
+	return nil
+}
+
 // pick reads the rows that are asked for. The ids narrow them down.
 func (q *selection) pick(ctx context.Context, tx pgx.Tx, ids []int64, states []string, limit int64) ([]ParkedRow, error) {
 	return reports.Collect[ParkedRow](ctx, tx, pickSQL, ids, reports.OrNull(q.Scope), reports.OrNull(q.Topic), q.Partition, reports.OrNull(q.Reason), states, limit, []string{q.kindOf()}, reports.OrNull(q.Sink), reports.OrNull(q.Name),
-		q.discard || q.VerifiedApplied, q.NewKey && !q.VerifiedNotApplied, reports.OrNull(q.ErrorPrefix), q.upTo, q.from)
+		q.discard || q.VerifiedApplied, q.open(), reports.OrNull(q.ErrorPrefix), q.upTo, q.from, q.NewKey && !q.VerifiedNotApplied)
 }
 
 // kindOf returns the kind of the selected rows.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -113,6 +114,77 @@ func TestDiscardAtOnce(t *testing.T) {
 	}
 	if n := one[int](t, pool, `select count(*) from onlyonce.audit`); n != 1 || refused != 1 {
 		t.Errorf("%d audit rows, %d refused", n, refused)
+	}
+}
+
+// O6: in the database a decision about a call does what parked.KnownCall.Decide says, and is
+// refused where that refuses it.
+func TestO6DecisionsAboutEachCall(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	const insert = `
+insert into onlyonce.parked (kind, state, reason, attempts, scope, key, sink, lane, partition, "offset", row_id, call_name, method, target, body, first_attempt_at, response_status)
+values ('call', $1, $2, 3, 'shop', gen_random_uuid(), 'payments', 0, 0, $4::bigint, $4::bigint, 'charge', 'POST', '/', '', case when $3::boolean then clock_timestamp() end,
+        case when $2 = 'completion' then 201 end) returning id`
+	const known = `select state, reason, settled_at is null and response_status is null and (first_attempt_at is not null or state = 'reconcile') from onlyonce.parked where id = $1`
+	inputs := map[parked.Decision]ops.ParkedInput{
+		parked.SendAgain: {}, parked.VerifiedApplied: {VerifiedApplied: true}, parked.VerifiedNotApplied: {VerifiedNotApplied: true},
+		parked.AnotherKey: {NewKey: true}, parked.AnotherKeyVerified: {NewKey: true, VerifiedNotApplied: true}, parked.GiveUp: {},
+	}
+	rows := int64(0)
+	for _, state := range []string{parked.Waiting, parked.Retrying, parked.Blocked, parked.Reconcile} {
+		for _, reason := range []string{parked.Rejected, parked.Failed, parked.Postponed, parked.Window, parked.Unsafe, parked.Unopened, parked.Completion} {
+			for _, open := range []bool{false, true} {
+				for d, in := range inputs {
+					rows++
+					id := pgtest.One[int64](t, pool, insert, state, reason, open, rows)
+					accepted := reason == parked.Completion
+					call := parked.KnownCall{State: state, Reason: reason, Open: !accepted && (open || state == parked.Reconcile), Accepted: accepted}
+					want, refused := call.Decide(d)
+					in.ID = id
+					decide := ops.Redrive
+					if d == parked.GiveUp {
+						decide = ops.Discard
+					}
+					_, err := decide(t.Context(), pool, ops.By{Reason: "why"}, in)
+					if (err != nil) != (refused != "") || err != nil && !errors.Is(err, ops.ErrRefused) {
+						t.Errorf("%+v, decision %d: %v, want %q", call, d, err, refused)
+						continue
+					}
+					var got parked.KnownCall
+					if err := pool.QueryRow(t.Context(), known, id).Scan(&got.State, &got.Reason, &got.Open); err != nil {
+						t.Fatal(err)
+					}
+					want.Accepted = false
+					want.Open = want.Open && want.State != parked.Resolved && want.State != parked.Discarded
+					if got != want && refused == "" {
+						t.Errorf("%+v, decision %d: %+v, want %+v", call, d, got, want)
+					}
+				}
+			}
+		}
+	}
+}
+
+// O6: of calls that a filter picks, only those that are not open get a new key, and only open ones
+// are resolved.
+func TestO6NewKeyOfAnOpenCall(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	pgtest.Exec(t, pool, `
+insert into onlyonce.parked (kind, state, reason, attempts, scope, key, sink, lane, partition, "offset", row_id, call_name, method, target, body, first_attempt_at)
+select 'call', 'waiting', 'rejected', 3, 'shop', gen_random_uuid(), 'payments', 0, 0, n, n, 'charge', 'POST', '/', '', case when n <= 2 then clock_timestamp() end
+  from generate_series(1, 5) n`)
+	filter := ops.ParkedFilter{Kind: "call", Sink: "payments"}
+	for _, c := range []struct {
+		in   ops.ParkedInput
+		want int
+	}{{ops.ParkedInput{NewKey: true}, 3}, {ops.ParkedInput{VerifiedApplied: true}, 2}, {ops.ParkedInput{VerifiedNotApplied: true}, 2}, {ops.ParkedInput{}, 5}} {
+		c.in.ParkedFilter = filter
+		got, err := ops.Redrive(t.Context(), pool, ops.By{DryRun: true}, c.in)
+		if err != nil || got.Count != c.want {
+			t.Errorf("%+v: %+v, %v; want %d", c.in, got, err, c.want)
+		}
 	}
 }
 

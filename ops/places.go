@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
@@ -15,7 +16,7 @@ import (
 const remainingSQL = `
 select (select count(*) from onlyonce.operations o where o.tenant = $1 and o.completed_at is null),
        (select count(*) from onlyonce.parked p
-         where p.kind = 'event' and p.settled_at is null and (p.tenant = $1 or p.tenant = '' and p.topic = 'webhook.' || $1))`
+         where p.id > 0 and p.kind = 'event' and p.settled_at is null and (p.tenant = $1 or p.tenant = '' and p.topic = '` + names.WebhookStreams + `' || $1))`
 
 // unhandledSQL counts events of a place that a consumer has not handled, or that none has begun to
 // read. An event without a tenant belongs to the place that is named as its endpoint. In: place;
@@ -30,7 +31,7 @@ select s.id as stream, g.partition, b.floor, c.upto, c.events
    select coalesce(min(p.next_offset), 0) as floor from onlyonce.positions p where p.topic = s.topic and p.partition = g.partition and p.retired_at is null) b
  cross join lateral (select case when b.floor < n.floor then b.floor else greatest(b.floor, n.upto) end as start) f
  cross join lateral (
-   select coalesce(max(l."offset") + 1, f.start) as upto, count(*) filter (where l.tenant = $1 or l.tenant = '' and s.topic = 'webhook.' || $1) as events
+   select coalesce(max(l."offset") + 1, f.start) as upto, count(*) filter (where l.tenant = $1 or l.tenant = '' and s.topic = '` + names.WebhookStreams + `' || $1) as events
      from onlyonce.event_log l where l.stream = s.id and l.partition = g.partition and l."offset" >= f.start) c`
 
 // leaveTimeout bounds LeavePlace, which may have a large log to count.
@@ -53,7 +54,7 @@ func countUnhandled(ctx context.Context, tx pgx.Tx, place string, before []unhan
 
 // lockPlaceSQL waits for the transactions that keep a place in this database, and for other
 // decisions about it. In: place.
-const lockPlaceSQL = `select pg_advisory_xact_lock(1869507688, hashtext($1))`
+const lockPlaceSQL = `select pg_advisory_xact_lock(` + names.PlaceLocks + `, hashtext($1))`
 
 // leavePlaceSQL changes a place's state to leaving, or to left. In: place, whether nothing remains,
 // where it goes. One row: the state.

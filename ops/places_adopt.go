@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
@@ -23,12 +24,12 @@ var forgetRequestsSQL = []string{
 }
 
 // leaseRequestsSQL gives the requests that are not completed a lease that has ended, so that the
-// next request takes them over. In: tenant.
+// next request takes them over. In: tenant, what begins the names of requests' leases.
 const leaseRequestsSQL = `
 with leased as (
-  insert into onlyonce.leases as l (name, epoch, until) select 'http/' || r.id, 1, clock_timestamp() from onlyonce.http_records r where r.tenant = $1 and r.expires_at is null
+  insert into onlyonce.leases as l (name, epoch, until) select $2::text || r.id, 1, clock_timestamp() from onlyonce.http_records r where r.tenant = $1 and r.expires_at is null
   on conflict (name) do update set epoch = l.epoch + 1, nonce = null, until = excluded.until returning l.id, l.name)
-update onlyonce.http_records r set lease_id = leased.id from leased where r.tenant = $1 and leased.name = 'http/' || r.id`
+update onlyonce.http_records r set lease_id = leased.id from leased where r.tenant = $1 and leased.name = $2::text || r.id`
 
 // broughtTable is a table whose rows move with a place: a query for the rows there, as JSON, and a
 // statement that inserts such rows here. In, of the first: tenant. In, of the second: text[].
@@ -234,7 +235,7 @@ func (q *homing) bring(ctx context.Context, there, tx pgx.Tx, now *AdoptedPlace)
 		}
 		*now.Requests += n
 	}
-	if _, err := tx.Exec(ctx, leaseRequestsSQL, q.Place); err != nil {
+	if _, err := tx.Exec(ctx, leaseRequestsSQL, q.Place, names.Requests); err != nil {
 		return err
 	}
 	if q.From.StandardKeys {

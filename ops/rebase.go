@@ -26,8 +26,12 @@ const standSQL = `select pg_current_snapshot()::text, pg_current_xact_id_if_assi
 // (null: any).
 const lockSinksSQL = `select name from onlyonce.sinks where $1::text is null or name = $1 order by name for update`
 
-// lockLanesSQL locks leases and lanes, in the order in which a relay does. In: sink (null: any). It
-// waits for a running settle.
+// lockOwnersSQL has the lanes to itself, and lockLanesSQL locks leases and lanes after that, in the
+// order in which a relay does. In: sink (null: any). They wait for a completion and for a running
+// settle (T14).
+const lockOwnersSQL = `
+select onlyonce.lock_owner(l.id) from onlyonce.lanes l where $1::text is null or l.sink = $1 order by l.id`
+
 const lockLanesSQL = `
 select e.id from onlyonce.lanes l join onlyonce.leases e on e.id = l.id
  where $1::text is null or l.sink = $1 order by e.id for update of e, l`
@@ -156,13 +160,13 @@ const rebaseRequestsSQL = `update onlyonce.http_records set calls_xid = null whe
 const rebaseParkedSQL = `
 update onlyonce.parked p
    set first_attempt_at = case when p.reason = 'scheduled' then greatest(p.parked_at, p.next_attempt_at, p.waits_since) else p.parked_at end
- where p.kind = 'call' and p.settled_at is null and p.first_attempt_at is null and p.row_id is not null and ($1::text is null or p.sink = $1)
+ where p.id > 0 and p.kind = 'call' and p.settled_at is null and p.first_attempt_at is null and p.row_id is not null and ($1::text is null or p.sink = $1)
    and not (p.reason = 'scheduled' and p.next_attempt_at > clock_timestamp())`
 
 // fenceLanesSQL fences out the relays that work on the lanes: their running work fails. In: sink
 // (null: any). Under the locks.
 const fenceLanesSQL = `
-update onlyonce.leases e set epoch = e.epoch + 1, nonce = null, until = null
+update onlyonce.leases e set epoch = e.epoch + 1, nonce = null, until = null, freed_at = clock_timestamp()
   from onlyonce.lanes l where l.id = e.id and ($1::text is null or l.sink = $1)`
 
 // moveLanesSQL sets the cursors, and records the cluster they belong to. If the data move once more
@@ -263,7 +267,7 @@ func (q *rebase) lock(ctx context.Context, tx pgx.Tx) error {
 	if late {
 		return errors.New("the transaction had an xid before its snapshot was taken")
 	}
-	for _, sql := range []string{lockSinksSQL, lockLanesSQL} {
+	for _, sql := range []string{lockSinksSQL, lockOwnersSQL, lockLanesSQL} {
 		if _, err := tx.Exec(ctx, sql, q.sink); err != nil {
 			return err
 		}

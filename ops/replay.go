@@ -81,10 +81,12 @@ type replay struct{ ReplayInput }
 func (q *replay) check() error { return q.Check() }
 
 func (q *replay) lock(ctx context.Context, tx pgx.Tx) error {
-	if _, err := tx.Exec(ctx, cursor.LockReplaysSQL, q.Scope); err != nil {
+	if err := q.lockLease(ctx, tx); err != nil {
 		return err
 	}
-	return q.lockLease(ctx, tx)
+	// Last: it is another partition's too, and must not wait for this one's owner (T14).
+	_, err := tx.Exec(ctx, cursor.LockReplaysSQL, q.Scope)
+	return err
 }
 
 func (q *replay) read(ctx context.Context, tx pgx.Tx) (*Replayed, error) {

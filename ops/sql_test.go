@@ -15,7 +15,7 @@ func TestDecisionsPrepare(t *testing.T) {
 	}
 	defer conn.Release()
 	for _, sql := range []string{auditSQL, pausesSQL, knownSQL, pickSQL, oneSQL, leftSQL, lastReplaySQL, forgottenSQL,
-		standSQL, lockSinksSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL, fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL,
+		standSQL, lockSinksSQL, lockOwnersSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL, fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL,
 		rebaseRingSQL, rebaseSequenceSQL, sinkSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL, lockRateSQL, setRateSQL,
 		storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL,
 		lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, pickErasedSQL, orderedSQL, retentionSQL, lockRetentionSQL, setRetentionSQL, horizonSQL, lockHorizonSQL, setHorizonSQL, keySQL, lockRequestSQL, lockRequestLeaseSQL,

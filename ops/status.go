@@ -39,6 +39,7 @@ type StatusReport struct {
 	Outbox        []reports.PendingCalls `json:"outbox"`
 	OutboxCounted bool                   `json:"outbox_counted"`
 	Relays        []reports.SinkRelays   `json:"relays" doc:"by sink"`
+	Unheld        []reports.UnheldCalls  `json:"unheld" doc:"calls in lanes that no relay has held for longer than a lease, by sink"`
 
 	// Requests counts the HTTP requests that wait for an operator, by their state (see [Request]).
 	Requests struct {
@@ -80,12 +81,17 @@ func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*StatusRep
 	if r.Relays, err = reports.Relays(ctx, tx); err != nil {
 		return nil, err
 	}
+	lanes, err := reports.Collect[reports.OutboxLane](ctx, tx, reports.LanesSQL, nil)
+	if err != nil {
+		return nil, err
+	}
 	waiting, err := reports.CollectWithin[reports.WaitingCalls](ctx, tx, limit, reports.WaitingCallsSQL, nil)
 	if err != nil {
 		return nil, err
 	}
 	r.OutboxCounted = waiting != nil
 	r.Outbox = reports.SumCalls(waiting)
+	r.Unheld = reports.Unheld(lanes, waiting)
 	if err := tx.QueryRow(ctx, openRequestsSQL).Scan(&r.Requests.Reconcile, &r.Requests.Abandoned); err != nil {
 		return nil, err
 	}

@@ -5,6 +5,9 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/onlyonce/onlyonce/internal/outcome"
+	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // callAttempt is one attempt at one call: what the database knows of the call, how far the attempt
@@ -45,7 +48,7 @@ type callHistory struct {
 	notBeforeIn time.Duration // until it may be made; not positive: now
 	waited      time.Duration // since it was enqueued
 	mayBeCalled bool          // a call may have been made before
-	opensWindow bool          // its key's window has begun with this attempt
+	opensWindow bool          // no earlier attempt is open: its key's window begins with this one
 }
 
 // attemptResult is how an attempt ended.
@@ -78,7 +81,7 @@ type disposition struct {
 	lastError     string        // error that the row keeps
 	due           bool          // it becomes due by itself
 	delay         time.Duration // after that long
-	windowAnew    bool          // no call was applied: the key's window counts anew
+	open          bool          // the remote may have applied the call: its key's window counts on
 	uncounted     bool          // the attempt is not counted
 	answer        *Response     // kept in the row
 }
@@ -93,6 +96,23 @@ func (a *callAttempt) describe() Attempt {
 		kind = kindReconcile
 	}
 	return Attempt{Kind: kind, Sink: a.Sink, Row: a.ID, Key: a.Key, Name: a.Name, Number: a.Attempt, Batch: a.together, Trace: a.Trace}
+}
+
+// known is what was known of the call before the attempt (O6).
+func (a *callAttempt) known() parked.KnownCall {
+	if a.reconciling {
+		return parked.KnownCall{State: parked.Reconcile, Open: true}
+	}
+	return parked.KnownCall{Open: !a.opensWindow}
+}
+
+// answered is what the attempt has shown.
+func (a *callAttempt) answered() outcome.Answer {
+	answer := a.result.Outcome.answer()
+	if !a.mayHaveLeft && answer.Applied == outcome.MayBeApplied {
+		answer.Applied = outcome.NotApplied
+	}
+	return answer
 }
 
 // completing reports whether the remote has accepted the call, so that no further call is made.

@@ -71,6 +71,10 @@ type RelayConfig struct {
 	// last sets those of its sinks. Defaults to none.
 	Rates []Rate
 
+	// Brake holds the calls of a sink, or of a tenant, if nearly all of the last ones were refused
+	// alike. See [Brake] for its fields and their defaults.
+	Brake Brake
+
 	// PassOn lets the later calls of an ordering key continue if one is given up: rejected by the
 	// remote, or of unknown outcome. Defaults to false: they wait until an operator has resolved
 	// it.
@@ -140,6 +144,7 @@ func (c RelayConfig) withDefaults(pool *pgxpool.Pool) (RelayConfig, error) {
 		l.Add("SegmentBytes", "is %d: must be at least 1 MiB", c.SegmentBytes)
 	}
 	l.Span("DrainTimeout", &c.DrainTimeout, 10*time.Second, time.Millisecond, 10*time.Minute)
+	l.Span("Brake.Every", &c.Brake.Every, 30*time.Second, time.Millisecond, time.Hour)
 	c.Logger = fields.Logger(c.Logger)
 
 	for i, name := range c.WaitFor {

@@ -25,55 +25,99 @@ func (s *relaySink) dispositionOf(a *callAttempt) disposition {
 func (s *relaySink) decide(a *callAttempt) disposition {
 	switch a.state {
 	case attemptBlocked:
-		return disposition{state: parked.Blocked, reason: parked.Behind}
+		return disposition{state: parked.Blocked, reason: parked.Behind, open: !a.opensWindow}
 	case attemptScheduled:
-		return disposition{state: parked.Retrying, reason: parked.Scheduled, due: true, delay: a.notBeforeIn - time.Since(a.readAt)}
+		return disposition{state: parked.Retrying, reason: parked.Scheduled, open: !a.opensWindow, due: true, delay: a.notBeforeIn - time.Since(a.readAt)}
 	case attemptRated: // never by its due time, but when the rate has a permit for it
-		return disposition{state: parked.Retrying, reason: parked.Rate, uncounted: true}
+		return disposition{state: parked.Retrying, reason: parked.Rate, open: !a.opensWindow, uncounted: true}
 	case attemptWaiting:
-		return disposition{state: parked.Retrying, reason: parked.Cut, due: true}
+		return disposition{state: parked.Retrying, reason: parked.Cut, open: !a.opensWindow, due: true}
 	case attemptUnderWay: // settled when it returns; if this relay dies, due after its lease has ended, and the call with it
-		return disposition{state: parked.Retrying, reason: parked.Cut, due: true, delay: s.cfg.LeaseTTL}
+		return disposition{state: parked.Retrying, reason: parked.Cut, open: true, due: true, delay: s.cfg.LeaseTTL}
 	}
-	r := a.result
-	d := disposition{lastError: storedText(r.Reason)}
 	switch {
-	case a.decision == wasApplied:
-		return disposition{settlement: settledDelivered, state: parked.Resolved}
-	case a.decision == wasNotApplied:
-		return disposition{settlement: settledRetry, state: parked.Retrying, reason: parked.Failed, due: true, windowAnew: true}
-	case a.decision == notKnown:
-		d.settlement, d.state, d.reason = settledReconcile, parked.Reconcile, parked.Window
-		d.due, d.delay = r.Outcome != Rejected, s.retryWait(a)
-	case r.Outcome == Delivered && a.completing():
-		return disposition{settlement: settledDelivered, state: parked.Resolved}
-	case r.Outcome == Delivered && a.Capture:
+	case a.completing():
+		return s.decideCompletion(a)
+	case a.reconciling:
+		return s.decideReconciled(a)
+	}
+	return s.decideAnswered(a)
+}
+
+// decideAnswered decides after an attempt that has called the remote, or was to.
+func (s *relaySink) decideAnswered(a *callAttempt) disposition {
+	r := a.result
+	next := a.known().After(a.answered(), errors.Is(r.Err, errWindow))
+	d := disposition{state: next.State, reason: next.Reason, open: next.Open, lastError: storedText(r.Reason)}
+	if _, is := answers[r.Outcome]; !is { // never taken for success
+		d.lastError = fmt.Sprintf("the sink returned no outcome (%d)", int(r.Outcome))
+	}
+	switch next.State {
+	case parked.Resolved:
+		if !a.Capture {
+			return disposition{settlement: settledDelivered, state: parked.Resolved}
+		}
 		answer := r.Response
 		if answer == nil {
 			answer = &Response{}
 		}
 		return disposition{settlement: settledAccepted, state: parked.Retrying, reason: parked.Completion, due: true, answer: answer}
-	case r.Outcome == Delivered:
-		return disposition{settlement: settledDelivered, state: parked.Resolved}
-	case r.Outcome == Rejected && a.completing():
-		d.settlement, d.state, d.reason = settledRejected, parked.Waiting, parked.Completion
-	case r.Outcome == Rejected && a.unopened:
-		d.settlement, d.state, d.reason = settledUnopened, parked.Waiting, parked.Unopened
-	case r.Outcome == Rejected:
-		d.settlement, d.state, d.reason = settledRejected, parked.Waiting, parked.Rejected
-	case errors.Is(r.Err, errWindow) && !a.completing():
-		d.settlement, d.state, d.reason, d.due = settledReconcile, parked.Reconcile, parked.Window, true
+	case parked.Waiting:
+		d.settlement = settledRejected
+		if a.unopened {
+			d.settlement = settledUnopened
+			d.reason = parked.Unopened
+		}
+	case parked.Reconcile:
+		d.settlement = settledReconcile
+		d.due = true
 	default:
-		if r.Outcome != Retry { // the sink set no outcome: never taken for success
-			d.lastError = fmt.Sprintf("the sink returned no outcome (%d)", int(r.Outcome))
-		}
-		d.settlement, d.state, d.reason, d.due, d.delay = settledRetry, parked.Retrying, parked.Failed, true, s.retryWait(a)
-		d.uncounted = r.Holds != HoldsCall && r.RetryAfter > 0 && !a.completing()
-		if a.completing() {
-			d.reason = parked.Completion
-		}
+		d.settlement = settledRetry
+		d.due = true
+		d.delay = s.retryWait(a)
+		d.uncounted = r.Holds != HoldsCall && r.RetryAfter > 0
 	}
 	return d
+}
+
+// decideCompletion decides after RelayConfig.Complete. The remote has accepted the call.
+func (s *relaySink) decideCompletion(a *callAttempt) disposition {
+	r := a.result
+	d := disposition{reason: parked.Completion, lastError: storedText(r.Reason)}
+	switch r.Outcome {
+	case Delivered:
+		return disposition{settlement: settledDelivered, state: parked.Resolved}
+	case Rejected:
+		d.settlement = settledRejected
+		d.state = parked.Waiting
+	default:
+		d.settlement = settledRetry
+		d.state = parked.Retrying
+		d.due = true
+		d.delay = s.retryWait(a)
+	}
+	return d
+}
+
+// decideReconciled decides after RelayConfig.Reconcile, whose word counts as a person's.
+func (s *relaySink) decideReconciled(a *callAttempt) disposition {
+	by := map[decision]parked.Decision{wasApplied: parked.VerifiedApplied, wasNotApplied: parked.VerifiedNotApplied}
+	decided, known := by[a.decision]
+	if !known {
+		due := a.result.Outcome != Rejected
+		return disposition{settlement: settledReconcile, state: parked.Reconcile, open: true, lastError: storedText(a.result.Reason), due: due, delay: s.retryWait(a)}
+	}
+	next, _ := a.known().Decide(decided) // of a call in state reconcile neither is refused
+	if next.State == parked.Resolved {
+		return disposition{settlement: settledDelivered, state: next.State}
+	}
+	return disposition{settlement: settledRetry, state: next.State, reason: next.Reason, due: true}
+}
+
+// closed reports whether no attempt at the call is open, so that its key's window has not begun. Of
+// an accepted call it keeps counting: calls that RelayConfig.Complete enqueues are as old (O6).
+func (d *disposition) closed() bool {
+	return !d.open && d.state != parked.Resolved && d.reason != parked.Completion
 }
 
 // answerColumns returns the answer as the row keeps it.
@@ -87,7 +131,7 @@ func (d *disposition) answerColumns() (status *int32, headers *string, body []by
 
 // event returns what hooks receive about an attempt.
 func (d disposition) event(a *callAttempt) Settled {
-	e := Settled{Attempt: a.describe(), As: d.settlement, Reason: d.lastError, Err: a.result.Err}
+	e := Settled{Attempt: a.describe(), As: d.settlement, Open: d.open, Reason: d.lastError, Err: a.result.Err}
 	e.Final = e.As != settledRetry && e.As != settledAccepted
 	e.Age = a.waited + time.Since(a.readAt)
 	if d.settlement == settledRetry {

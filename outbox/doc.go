@@ -107,7 +107,7 @@
 //
 // # What it defends against
 //
-// The rules O1 to O15 of docs/rules have the interleavings that each part prevents: rows
+// The rules O1 to O17 of docs/rules have the interleavings that each part prevents: rows
 // that commit late (O2), a snapshot or a server that is not the cursor's, and a COMMIT whose answer
 // is lost (O3), ids that are not in the order of commits (O4), a relay that is suspended or
 // replaced (O5), time that passes unseen (O6), a segment that is emptied while it is read (O8).

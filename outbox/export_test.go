@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/origin"
+	"github.com/onlyonce/onlyonce/internal/outcome"
 )
 
 // Statements are all SQL constants of the package by name.
@@ -30,3 +31,6 @@ func (r *Relay) SetJoinGrace(d time.Duration) {
 func (r *Relay) RetryDelay(attempt int, after time.Duration) time.Duration {
 	return r.senders[0].retryDelay(attempt, after)
 }
+
+// Answer is what an outcome says.
+func (o Outcome) Answer() outcome.Answer { return o.answer() }

@@ -79,14 +79,17 @@ type Settled struct {
 	//	delivered  the remote accepted it
 	//	accepted   the remote accepted it; its answer is kept for RelayConfig.Complete
 	//	retry      there was no final answer: it is due again later
-	//	rejected   the remote rejected it for good: an operator decides
+	//	rejected   the attempt was refused, or the call for good: an operator decides
 	//	unopened   its body will never open ([seal.ErrValue]), so no call was made: an operator decides
-	//	reconcile  there was no final answer while the remote remembered the key, so it is unknown
-	//	           whether the remote applied it: no further call is made
+	//	reconcile  it is unknown whether the remote has applied it, and another attempt may apply it
+	//	           again: none is made
 	As string
 	// Final is true if the relay is done with the call. After retry and accepted further attempts
 	// follow.
 	Final bool
+	// Open is true if the remote may have applied the call, by this attempt or an earlier one, and
+	// no final answer has followed.
+	Open bool
 	// Age is how long ago the call was enqueued.
 	Age time.Duration
 	// Wait is how long until the next attempt, if As is retry.
@@ -173,7 +176,7 @@ func (e emitter) settled(s Settled) {
 		return // before a dozen arguments are made for each call
 	}
 	e.log.Log(context.Background(), level, "outbox: call settled", "sink", e.sink, "as", s.As, "row", s.Row, "key", s.Key, "name", s.Name,
-		"attempt", s.Number, "wait", s.Wait, "reason", s.Reason)
+		"attempt", s.Number, "open", s.Open, "wait", s.Wait, "reason", s.Reason)
 }
 
 func (e emitter) lease(c LeaseChange) {

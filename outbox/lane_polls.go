@@ -3,31 +3,33 @@ package outbox
 import (
 	"context"
 	"fmt"
-	"net/url"
 	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/names"
 )
 
 // makeLanesSQL makes a sink's row, its lanes and their leases. In: sink; for how long its calls are
-// started again (null: for ever), for operators. Idempotent; by the unique names. It locks no row
-// that exists already, unless that time has changed. It does not see leases that another relay
-// makes meanwhile; that relay's own statement makes their lanes.
+// started again (null: for ever), for operators; the names of the lanes' leases, in their order.
+// Idempotent; by the unique names. It locks no row that exists already, unless that time has
+// changed. It does not see leases that another relay makes meanwhile; that relay's own statement
+// makes their lanes.
 const makeLanesSQL = `
 with sink as (insert into onlyonce.sinks (name, start_window) values ($1, $2) on conflict do nothing),
 known as (update onlyonce.sinks set start_window = $2 where name = $1 and start_window is distinct from $2),
-names as (select 'relay/' || $1::text || '/' || n as name, n from generate_series(0, 15) n),
+names as (select u.name, u.nth - 1 as n from unnest($3::text[]) with ordinality u(name, nth)),
 made as (insert into onlyonce.leases (name) select name from names on conflict (name) do nothing returning id, name)
 insert into onlyonce.lanes (id, sink, lane)
 select l.id, $1, n.n::smallint from (select id, name from made union all select id, name from onlyonce.leases) l join names n on n.name = l.name
 on conflict do nothing`
 
-// pollLanesSQL reads the state of a sink's lanes. In: sink, how a member's lease name starts. Out:
-// one row: how many relays list the sink; whether an operator paused it; lanes that no relay holds,
-// in random order.
+// pollLanesSQL reads the state of a sink's lanes. In: sink; what begins the names of the leases of
+// relays that list it, and of no others (S5): these are counted to share the lanes out. Out: one
+// row: how many relays list the sink; whether an operator paused it; lanes that no relay holds, in
+// random order.
 const pollLanesSQL = `
 select (select count(*) from onlyonce.leases where starts_with(name, $2) and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'),
        coalesce((select paused_at is not null from onlyonce.sinks where name = $1), false),
@@ -72,14 +74,14 @@ func (l *heldLanes) renew() error {
 	bounded, cancel := l.detached(l.ctx)
 	defer cancel()
 	if l.membership == nil {
-		if _, err := l.pool.Exec(bounded, makeLanesSQL, l.name, windowBound(l.limits.startWindow())); err != nil {
+		if _, err := l.pool.Exec(bounded, makeLanesSQL, l.name, windowBound(l.limits.startWindow()), names.Lanes(l.name).List(lanes)); err != nil {
 			return fmt.Errorf("creating the lanes of sink %s: %w", l.name, err)
 		}
 		if err := l.configureRates(bounded); err != nil {
 			return err
 		}
 		var err error
-		if l.membership, err = lease.Join(bounded, l.pool, memberLeasePrefix(l.name), l.cfg.LeaseTTL); err != nil {
+		if l.membership, err = lease.Join(bounded, l.pool, names.Relays(l.name), l.cfg.LeaseTTL); err != nil {
 			return err
 		}
 	}
@@ -110,7 +112,7 @@ func (l *heldLanes) renew() error {
 func (l *heldLanes) acquire(lane int16) error {
 	bounded, cancel := l.detached(l.ctx)
 	defer cancel()
-	got, err := lease.Acquire(bounded, l.pool, laneLeaseName(l.name, lane), l.cfg.LeaseTTL)
+	got, err := lease.Acquire(bounded, l.pool, names.Lanes(l.name).Lease(int(lane)), l.cfg.LeaseTTL)
 	if err != nil || got == nil {
 		return err
 	}
@@ -161,7 +163,7 @@ func (p *poll) pollLanes() error {
 	var rates []storedRate
 	asked := time.Now()
 	if err := readCommitted(bounded, l.pool, func(b *pgx.Batch) {
-		b.Queue(pollLanesSQL, l.name, memberLeasePrefix(l.name)).QueryRow(func(row pgx.Row) error { return row.Scan(&members, &paused, &free) })
+		b.Queue(pollLanesSQL, l.name, names.Relays(l.name).Prefix()).QueryRow(func(row pgx.Row) error { return row.Scan(&members, &paused, &free) })
 		b.Queue(ratesSQL, l.name).Query(collect(&rates, pgx.RowToStructByPos[storedRate]))
 	}); err != nil {
 		return fmt.Errorf("polling the lanes of sink %s: %w", l.name, err)
@@ -274,8 +276,3 @@ func (p *poll) hinted(written uint32) {
 		p.work = at
 	}
 }
-
-func laneLeaseName(sink string, lane int16) string { return fmt.Sprintf("relay/%s/%d", sink, lane) }
-
-// memberLeasePrefix is the prefix of the leases' names that count the relays which list a sink.
-func memberLeasePrefix(sink string) string { return "member/" + url.PathEscape(sink) + "/" } // escaped, so that no slash in a name makes it another sink's

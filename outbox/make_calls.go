@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -180,11 +181,12 @@ func (c *laneCalls) recordResult(a *callAttempt, r Result) {
 	if err := fault.Point(fault.RelayCalled); err != nil {
 		a.result = Failure(err.Error(), err)
 	}
+	a.result = c.lane.sink.refusals.judge(a.Tenant, a.result)
 	switch r := a.result; {
-	case r.Outcome == Delivered || r.Outcome == Rejected:
+	case r.Outcome == Delivered || r.Outcome == Rejected || r.Outcome == Never || r.Outcome == Unsafe:
 		c.lane.sink.rates.noteAnswered()
-	case r.Outcome == Retry && r.RetryAfter > 0 && r.Holds != HoldsCall:
-		c.lane.sink.rates.hold(callsOf{tenant: a.Tenant}, r.RetryAfter, r.Holds)
+	case r.Outcome.answer().Again && r.Holds != HoldsCall && max(r.RetryAfter, r.HoldFor) > 0:
+		c.lane.sink.rates.hold(callsOf{tenant: a.Tenant}, cmp.Or(r.RetryAfter, r.HoldFor), r.Holds)
 	}
 }
 
@@ -286,8 +288,8 @@ func (c *laneCalls) complete(ctx context.Context, a *callAttempt) {
 	if !c.openBody(a) {
 		return
 	}
-	// The transaction keeps the lease locked, so RelayConfig.Complete must return before the next
-	// renewal.
+	// The transaction holds up a take-over of the lane (onlyonce.hold_long), so it is bounded. It
+	// does not hold up renewals (T14).
 	ctx, cancel := context.WithTimeout(ctx, c.lane.sink.dbTimeout)
 	defer cancel()
 	select {

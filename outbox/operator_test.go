@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -220,7 +221,7 @@ func TestT13BatchesBehindManyParkedCalls(t *testing.T) {
 		select 'call', 'blocked', 'behind', '', gen_random_uuid(), md5('one')::uuid, 'payments', 3, 3, n, n, 'charge', 'POST', '/', '{}' from generate_series(1, `+fmt.Sprint(parked)+`) n;
 		set session_replication_role = origin;
 		analyze onlyonce.parked`, pgx.QueryExecModeSimpleProtocol)
-	r.exec(outbox.Statements["make lanes"], "payments", nil)
+	r.exec(outbox.Statements["make lanes"], "payments", nil, names.Lanes("payments").List(16))
 	r.exec(`update onlyonce.lanes set target = pg_current_snapshot()`)
 	r.exec(`insert into onlyonce.batches (slot, lane, n, bytes, keys, order_key, sink, tenant, scope, name, method, target, header, body)
 		select 0, 3, 1, 2, array[gen_random_uuid()], md5('one')::uuid, 'payments', 'a', 'c', 'n', 'POST', '/', '', '\x7b7d' from generate_series(1, $1::int)`, batches)

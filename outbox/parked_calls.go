@@ -289,15 +289,13 @@ func (s *relaySink) scanParked(row pgx.CollectableRow) (*callAttempt, error) {
 	var age, waited int64
 	var status *int32
 	var answer []byte
-	var opensWindow *bool // null: in state reconcile, without an attempt
 	err := row.Scan(&a.parked, &a.ID, &a.key, &a.order, &a.orderPrefix, &a.Tenant, &a.Scope, &a.Name, &a.Method, &a.Target, &headers, &a.Trace, &a.Body, &a.Capture, &a.sealed, &a.firstKey,
-		&opensWindow, &a.Attempt, &a.pick, &state, &age, &waited, &status, &answerHeaders, &answer, &waitedFor)
+		&a.opensWindow, &a.Attempt, &a.pick, &state, &age, &waited, &status, &answerHeaders, &answer, &waitedFor)
 	if a.order != nil {
 		a.Order = a.order.String()
 	}
 	a.Key, a.Sink, a.Header = a.key.String(), s.name, frozen.Parse(headers)
 	a.rated = parseCallsOf(waitedFor)
-	a.opensWindow = opensWindow != nil && *opensWindow
 	a.age, a.waited = max(fromMicros(age), 0), max(fromMicros(waited), 0) // the database's clock may have been set back
 	switch {
 	case status != nil:

@@ -56,10 +56,12 @@ const firstOfKey = `(p.order_key is null or not exists (
 // unsettled. A call that waited for a rate keeps that rate's name and its place until it is
 // settled: it may turn out to count for another one by now, and then waits for that.
 //
-// The age of a call that was never called here counts from when it was parked, if the database has
-// lost a history since in which it may have been called (O6). RelayConfig.Backoff.Max is a day
-// at most. So a due time more than two days ahead was written while the clock was ahead, unless the
-// program scheduled the call: it counts as past (T9).
+// The age of a call of which no attempt is open here counts from when it was parked, if the
+// database has lost a history since in which one may have been (O6), unless a person has closed it
+// (reason failed). Whether the attempt opens the call's window is asked of the row as it was: a
+// subselect in RETURNING sees the statement's snapshot. RelayConfig.Backoff.Max is a day at most.
+// So a due time more than two days ahead was written while the clock was ahead, unless the program
+// scheduled the call: it counts as past (T9).
 //
 // Of a tenant or a prefix with a rate there may be millions of due calls, which setAsideSQL moves a
 // thousand a turn. So if there is a rate, it looks no further than a thousand (O4, O13).
@@ -73,7 +75,7 @@ update onlyonce.parked o
        attempts = o.attempts + case when o.state = 'reconcile' or o.response_status is null and o.first_attempt_at <= (select late from t) - @start_window::interval then 0 else 1 end,
        first_attempt_at = case when o.state = 'reconcile' or o.response_status is not null then o.first_attempt_at
                                else coalesce(o.first_attempt_at,
-                                 case when o.reason in ('behind', 'scheduled', 'cut', 'rate') and o.parked_at < (select history from t)
+                                 case when o.reason <> 'failed' and o.parked_at < (select history from t)
                                       then case o.reason when 'scheduled' then greatest(o.parked_at, o.next_attempt_at, o.waits_since) else o.parked_at end end,
                                  greatest(clock_timestamp(), (select late from t))) end,
        next_attempt_at = clock_timestamp() + @lease_ttl::interval
@@ -98,7 +100,8 @@ update onlyonce.parked o
    and (o.next_attempt_at <= (select now from t) or o.next_attempt_at > (select ahead from t) and o.reason <> 'scheduled'
         or o.next_attempt_at is null and o.waits_for is not null)
 returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, coalesce(o.order_prefix, 0), o.tenant, o.scope, o.call_name, o.method, o.target,
-          onlyonce.header_lines(o.header_names, o.header_values), coalesce(o.trace, ''), o.body, o.capture, o.sealed, coalesce(o.first_key, o.key), o.first_attempt_at > (select late from t) and o.first_attempt_at <= (select late from t) + interval '1 minute',
+          onlyonce.header_lines(o.header_names, o.header_values), coalesce(o.trace, ''), o.body, o.capture, o.sealed, coalesce(o.first_key, o.key),
+          (select b.first_attempt_at is null from onlyonce.parked b where b.id = o.id) and o.first_attempt_at >= (select late from t),
           o.attempts, o.picks, o.state, case when o.first_attempt_at > (select late from t) + interval '1 minute' ` + ageUnknown + `
                else coalesce((extract(epoch from greatest(clock_timestamp(), (select late from t)) - o.first_attempt_at) * 1000000)::bigint, 0) end,
           (extract(epoch from clock_timestamp() - coalesce(o.record_time, o.parked_at)) * 1000000)::bigint,
@@ -196,7 +199,7 @@ func (e *endings) queue(b *pgx.Batch, s *statement, passOn bool, args pgx.NamedA
 //	@keys        the calls' keys
 //	@picks       the numbers of the picks
 //	@asked       whether the attempt asked what became of the call
-//	@fresh       whether the key's window counts anew
+//	@fresh       whether no attempt is open: the key's window has not begun
 //	@none        whether no attempt was made: it is not counted then
 //
 // Rows that an operator has changed meanwhile stay as they are. By the index parked_key, for which
@@ -212,7 +215,7 @@ func (e *endings) queue(b *pgx.Batch, s *statement, passOn bool, args pgx.NamedA
 // call another key only when no attempt at it is under way (O6, O13).
 var settleSQL = newStatement(`
 update onlyonce.parked p
-   set state = s.state, reason = case when s.state = 'resolved' or s.waits_for <> '' then p.reason else s.reason end,
+   set state = s.state, reason = case when s.reason = '' or s.waits_for <> '' then p.reason else s.reason end,
        error = case when s.waits_for <> '' then p.error else s.error end,
        waits_for = nullif(s.waits_for, ''), waits_since = case when s.waits_for <> '' then coalesce(p.waits_since, p.parked_at) end,
        attempts = p.attempts - case when s.none then 1 else 0 end,
@@ -234,7 +237,7 @@ update onlyonce.parked p
 //	@ids             ids in the log
 //	@xids, @batches  the transactions and ids of their batches
 //	@attempts        how many were made
-//	@called          whether a call can have been made
+//	@called          whether an attempt is open: the key's window has begun
 //
 // By the index batches_new, each batch once. It copies from the log and not from the relay's
 // memory, where a sealed body is open.
@@ -308,7 +311,7 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 		e.add(a, d)
 		ids, rows, keys, picks = append(ids, a.parked), append(rows, a.ID), append(keys, a.key), append(picks, a.pick)
 		asked, none = append(asked, a.reconciling), append(none, (a.unopened || d.uncounted) && !a.reconciling) // asking is never counted
-		fresh = append(fresh, d.windowAnew || (a.unopened || a.state == attemptRated) && a.opensWindow)
+		fresh = append(fresh, d.closed())
 	}
 	if len(ids) > 0 {
 		e.queue(b, settleSQL, sink.cfg.PassOn, pgx.NamedArgs{"ids": ids, "rows": rows, "keys": pgUUIDs(keys), "picks": picks, "asked": asked, "fresh": fresh, "none": none})
@@ -327,13 +330,13 @@ func queueParking(b *pgx.Batch, lane *heldLane, toPark []*callAttempt) {
 	for _, a := range toPark {
 		d := lane.sink.dispositionOf(a)
 		e.add(a, d)
-		mayHaveLeft := a.state == attemptUnderWay || a.mayHaveLeft // of a call under way that field is its goroutine's
+		underWay := a.state == attemptUnderWay // mayHaveLeft is its goroutine's then
 		made := int32(0)
-		if mayHaveLeft && !d.uncounted {
+		if (underWay || a.mayHaveLeft) && !d.uncounted {
 			made = 1
 		}
 		ids, xids, batches = append(ids, a.ID), append(xids, a.batch.xid), append(batches, a.batch.id)
-		attempts, called = append(attempts, made), append(called, mayHaveLeft || a.mayBeCalled)
+		attempts, called = append(attempts, made), append(called, !d.closed())
 	}
 	if len(ids) > 0 {
 		e.queue(b, parkSQL, lane.sink.cfg.PassOn, pgx.NamedArgs{

@@ -149,9 +149,10 @@ func (r *Relay) Ready() error {
 }
 
 // Healthy returns an error that names each sink whose transactions have failed for longer than a
-// third of LeaseTTL, for example because the server does not answer, or of which a lane has halted
-// ([ErrRebase]). Use it for alerts and status pages, and not as a liveness probe: a restart does
-// not repair that. Calls that wait for an operator are in `onlyonce status`.
+// third of LeaseTTL, for example because the server does not answer, of which a lane has halted
+// ([ErrRebase]), or whose calls wait because nearly all are refused ([Brake]). Use it for alerts
+// and status pages, and not as a liveness probe: a restart does not repair that. Calls that wait
+// for an operator are in `onlyonce status`.
 func (r *Relay) Healthy() error {
 	var faults []error
 	for _, s := range r.senders {
@@ -160,6 +161,9 @@ func (r *Relay) Healthy() error {
 		}
 		if since, err := s.halts.first(); err != nil {
 			faults = append(faults, fmt.Errorf("outbox: halted since %s: %w", since.UTC().Format(time.RFC3339), err))
+		}
+		if since, err := s.refusals.waiting(); err != nil {
+			faults = append(faults, fmt.Errorf("outbox: sink %s: since %s %w", s.name, since.UTC().Format(time.RFC3339), err))
 		}
 	}
 	return errors.Join(faults...)

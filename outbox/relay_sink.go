@@ -31,6 +31,7 @@ type relaySink struct {
 	rates       *relayRates
 	completing  chan struct{} // completions under way, of all sinks
 	halts       halts
+	refusals    *refusals
 }
 
 // ErrRebase is wrapped by the error of [Relay.Healthy] while a lane has halted because its cursor,
@@ -92,6 +93,7 @@ func newRelaySink(pool *primary.Pool, cfg RelayConfig, s Sink) *relaySink {
 		returnGrace: sinkReturnGrace,
 		emit:        emitter{hooks: cfg.Hooks, log: cfg.Logger, sink: s.Name()},
 		rates:       newRelayRates(cfg.Concurrency, cfg.PollInterval),
+		refusals:    newRefusals(cfg.Brake, s.Name(), cfg.Logger),
 	}
 }
 

@@ -85,7 +85,7 @@ func TestO13BodyWhoseKeyIsNotThereYet(t *testing.T) {
 		if told.As != "retry" || !errors.Is(told.Err, seal.ErrKey) || told.Wait != 10*time.Second {
 			t.Errorf("try %d: %+v", i, told)
 		}
-		if got := one[string](r, sealedRow); got != "retrying failed 0 unused by itself" {
+		if got := one[string](r, sealedRow); got != "retrying postponed 0 unused by itself" {
 			t.Errorf("try %d: %s", i, got)
 		}
 		if i == 2 {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/frozen"
+	"github.com/onlyonce/onlyonce/internal/outcome"
 )
 
 // Sink sends calls to one remote. Packages httpsink and kafkasink have one each. A sink makes
@@ -122,8 +123,9 @@ func (d *Delivery) MayStart() error {
 	return d.bound.mayStart()
 }
 
-// ErrNotStarted is wrapped by the errors of [Delivery.MayStart]: the remote may have forgotten the
-// key, or another relay may have replaced this one.
+// ErrNotStarted is wrapped by the error of an attempt of which no byte has left. The errors of
+// [Delivery.MayStart] wrap it: the remote may have forgotten the key, or another relay may have
+// replaced this one.
 var ErrNotStarted = errors.New("outbox: no call was made")
 
 var (
@@ -134,16 +136,46 @@ var (
 // Outcome is how an attempt ended.
 type Outcome int
 
-// Outcomes. The zero value is not an outcome. It is treated as Retry, never as success.
+// Outcomes. A sink classifies the one attempt that it has made; the relay remembers the others
+// (O6). The zero value is not an outcome. It is treated as Retry, never as success.
 const (
 	// Delivered: the remote has accepted the call. Final.
 	Delivered Outcome = iota + 1
-	// Retry: the remote did not answer, or not with a final answer. It may have applied the call.
+	// Retry: there was no answer, or no final one. The remote may have applied the call. It is sent
+	// again under its key.
 	Retry
-	// Rejected: the remote has answered that it has not applied the call and will not. Final; the
-	// call is parked.
+	// Rejected: this attempt was refused. The remote has not applied it, and another one would end
+	// alike. That says nothing of earlier attempts: a gateway that refuses one knows no keys. The
+	// call is parked, and waits for an operator, who learns whether an earlier attempt is open.
 	Rejected
+	// Postponed: this attempt was not applied, for example because there was no connection. The
+	// call is sent again. If no earlier attempt is open, its key's window has not begun.
+	Postponed
+	// Never: the remote remembers the key, and has answered that it has applied no attempt under it
+	// and will not. Final, for earlier attempts too. The call is parked.
+	Never
+	// Unsafe: the remote may have applied the call, and another attempt may apply it again. The
+	// call is parked in state reconcile.
+	Unsafe
 )
+
+// answers is what each outcome says.
+var answers = map[Outcome]outcome.Answer{
+	Delivered: {Applied: outcome.WasApplied},
+	Retry:     {Again: true},
+	Rejected:  {Applied: outcome.NotApplied},
+	Postponed: {Applied: outcome.NotApplied, Again: true},
+	Never:     {Applied: outcome.NotApplied, OfTheKey: true},
+	Unsafe:    {},
+}
+
+// answer is what an outcome says. One that is none says no more than Retry.
+func (o Outcome) answer() outcome.Answer {
+	if a, is := answers[o]; is {
+		return a
+	}
+	return answers[Retry]
+}
 
 // String is the outcome's name in lower case.
 func (o Outcome) String() string {
@@ -154,6 +186,12 @@ func (o Outcome) String() string {
 		return "retry"
 	case Rejected:
 		return "rejected"
+	case Postponed:
+		return "postponed"
+	case Never:
+		return "never"
+	case Unsafe:
+		return "unsafe"
 	}
 	return fmt.Sprintf("Outcome(%d)", int(o))
 }
@@ -172,6 +210,9 @@ type Result struct {
 	// RetryAfter is how long the remote asks the relay to wait, or 0 if it does not. The relay
 	// never waits less than its own backoff, nor more than an hour because a remote asks.
 	RetryAfter time.Duration
+	// HoldFor is how long the calls that Holds selects wait if the remote does not say so by
+	// RetryAfter. The attempt is counted then, so the call itself waits longer each time.
+	HoldFor time.Duration
 	// Holds selects the other calls that wait for RetryAfter too, in all relays. Unless it is
 	// HoldsCall, the attempt is not counted. After HoldsSink and HoldsAll the relay makes one call
 	// at a time, until one is delivered or rejected. Defaults to HoldsCall (K6).
@@ -211,13 +252,17 @@ const (
 	HoldsAll
 )
 
-// Failure is the result of an attempt that was not made or failed. The relay tries the call again,
-// unless err is [Permanent]: then the remote has rejected it for good, or it cannot be sent as it
-// is. For reason and err see [Result].
+// Failure is the result of an attempt that was not made or failed: Retry, for which the remote may
+// have applied it. It is Postponed if err wraps [ErrNotStarted], and Rejected if err is
+// [Permanent]: if the remote has refused it, or it cannot be sent as it is. For reason and err see
+// [Result].
 func Failure(reason string, err error) Result {
 	r := Result{Outcome: Retry, Reason: reason, Err: err}
-	if isPermanent(err) {
+	switch {
+	case isPermanent(err):
 		r.Outcome = Rejected
+	case errors.Is(err, ErrNotStarted):
+		r.Outcome = Postponed
 	}
 	return r
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -60,7 +61,7 @@ func TestPlans(t *testing.T) {
 	for _, state := range []string{"empty", "full", "full and not analyzed"} {
 		t.Run(state, func(t *testing.T) {
 			r := newRig(t)
-			r.exec(outbox.Statements["make lanes"], "payments", nil)
+			r.exec(outbox.Statements["make lanes"], "payments", nil, names.Lanes("payments").List(16))
 			if state != "empty" {
 				r.exec(`
 					insert into onlyonce.batches (slot, lane, n, bytes, keys, sink, tenant, scope, name, method, target, header, body)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/outbox"
@@ -170,7 +171,7 @@ func TestO6Redo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			sink := newScripted(accept)
-			r.exec(outbox.Statements["make lanes"], "payments", nil)
+			r.exec(outbox.Statements["make lanes"], "payments", nil, names.Lanes("payments").List(16))
 			if c.newTimes {
 				r.exec(`update onlyonce.lanes set history_at = clock_timestamp()`)
 			}

@@ -55,8 +55,9 @@ type Config struct {
 	// messages that are handled at once. The first process fixes the number. Defaults to 16.
 	Partitions int
 
-	// Group names the consumers that share the partitions. At most 200 bytes. Defaults to [Scope]
-	// of Name.
+	// Group names the consumers that share the partitions. They have one scope. Consumers with
+	// scopes of their own each handle every message, and need groups of their own. At most 200
+	// bytes. Defaults to the consumer's Scope.
 	Group string
 
 	// PollInterval is how often the source polls for messages that other processes have stored, and
@@ -112,7 +113,6 @@ func (c Config) withDefaults(pool *pgxpool.Pool, broker Broker) (Config, error) 
 	}
 	l.Number("Batch", &c.Batch, defaultBatch, 1, maxBatch)
 	c.Partitions = cmp.Or(c.Partitions, 16)
-	c.Group = cmp.Or(c.Group, Scope(c.Name))
 	c.LeaseTTL = cmp.Or(c.LeaseTTL, 15*time.Second)
 	if v, ok := broker.(interface{ Validate() error }); ok {
 		l.Join(v.Validate())

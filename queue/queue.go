@@ -16,6 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/intake"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/process"
@@ -64,10 +65,10 @@ func New(pool *pgxpool.Pool, broker Broker, cfg Config) (*Queue, error) {
 }
 
 // Topic returns the stream of a queue, for example "queue.orders".
-func Topic(name string) string { return "queue." + name }
+func Topic(name string) string { return names.QueueStream(name) }
 
 // Scope returns the scope in which a queue's ids are claimed, for example "queue/orders".
-func Scope(name string) string { return "queue/" + name }
+func Scope(name string) string { return names.QueueScope(name) }
 
 // Run implements consumer.Source: it receives, and hands over partitions of the stored messages.
 // It ends with an error if [Queue.Receive] does.
@@ -141,4 +142,4 @@ func (q *Queue) Healthy() error {
 }
 
 // aside is the scope of what was parked, so that a copy of it is not parked again.
-func (q *Queue) aside() string { return Scope(q.cfg.Name) + "/aside" }
+func (q *Queue) aside() string { return names.QueueAside(q.cfg.Name) }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
@@ -217,7 +218,7 @@ func (r *receiver) hold(ctx context.Context) (mine bool, err error) {
 		return true, nil
 	}
 	if r.lease == nil {
-		if r.lease, err = lease.Acquire(ctx, r.pool, "queue/"+r.cfg.Name, r.cfg.LeaseTTL); r.lease == nil || err != nil {
+		if r.lease, err = lease.Acquire(ctx, r.pool, names.Receiver(r.cfg.Name), r.cfg.LeaseTTL); r.lease == nil || err != nil {
 			return false, err
 		}
 		r.renewed = r.lease.Sent

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -21,7 +22,8 @@ import (
 // Avro returns a codec for Avro, for consumer.Decode. It reads the payload by the schema with which
 // it was written. The fields of T are found by their names or by tags `avro:"name"`, as
 // twmb/avro documents. A field that the schema does not have stays zero, and one that T does not
-// have is passed over.
+// have is passed over. It is an error if T has none of the schema's fields, for example because its
+// tags are those of JSON.
 func Avro[T any](r *Registry) func(context.Context, *consumer.Message) (T, error) {
 	return func(ctx context.Context, m *consumer.Message) (value T, err error) {
 		s, id, payload, err := r.find(ctx, m, sr.TypeAvro)
@@ -32,11 +34,49 @@ func Avro[T any](r *Registry) func(context.Context, *consumer.Message) (T, error
 		if err == nil && len(rest) > 0 {
 			err = fmt.Errorf("%d bytes follow the value", len(rest))
 		}
+		if err == nil && foundNothing(&value) && sharesNothing[T](s.avro) {
+			err = fmt.Errorf("none of its fields is one of %T: name them by tags `avro:\"name\"`", value)
+		}
 		if err != nil {
 			return value, fmt.Errorf("schema %d: %w", id, err)
 		}
 		return value, nil
 	}
+}
+
+// foundNothing reports whether a decoded value is zero, or points to one that is.
+func foundNothing[T any](value *T) bool {
+	v := reflect.ValueOf(value).Elem()
+	for v.Kind() == reflect.Pointer && !v.IsNil() {
+		v = v.Elem()
+	}
+	return v.IsZero()
+}
+
+// sharesNothing reports whether a schema is of a record with fields, none of which T has, although
+// T has fields. A field that T lacks is one that twmb/avro decodes only if it may skip it (D10).
+func sharesNothing[T any](s *avro.Schema) bool {
+	if of := reflect.TypeFor[T](); of.Kind() == reflect.Struct && of.NumField() == 0 {
+		return false
+	}
+	root := s.Root()
+	if root.Type != "record" || len(root.Fields) == 0 {
+		return false
+	}
+	for _, field := range root.Fields {
+		alone := avro.SchemaNode{Type: "record", Name: "One", Fields: []avro.SchemaField{{Name: field.Name, Type: avro.SchemaNode{Type: "null"}}}}
+		one, err := alone.Schema()
+		if err != nil {
+			return false
+		}
+		var strict, lenient T
+		_, refused := one.Decode(nil, &strict)
+		_, skipped := one.Decode(nil, &lenient, avro.SkipUnknown())
+		if refused == nil || skipped != nil {
+			return false
+		}
+	}
+	return true
 }
 
 // parseAvro parses a schema after those that it refers to.

@@ -72,6 +72,38 @@ type noted struct {
 	Note *string `avro:"note"`
 }
 
+// D10: a type that has none of the schema's fields is refused, and its messages are not applied as
+// zero values.
+func TestD10AvroWithNothingOfT(t *testing.T) {
+	t.Parallel()
+	f := newFake(t)
+	r := registry.New(f.Client)
+	schema := f.register(t, "orders-value", sr.Schema{Schema: orderAvro})
+	value := framed(schema, encodeAvro(t, noted{order: order{"tea", 3}}))
+	type byJSON struct {
+		SKU string `json:"sku"`
+		Qty int    `json:"qty"`
+	}
+	if got, err := decode(t, registry.Avro[byJSON](r), value); err == nil || !strings.Contains(err.Error(), "none of its fields is one of registry_test.byJSON") {
+		t.Errorf("tags of JSON: %+v, %v", got, err)
+	}
+	if got, err := decode(t, registry.Avro[*byJSON](r), value); err == nil || !strings.Contains(err.Error(), "none of its fields") {
+		t.Errorf("a pointer: %+v, %v", got, err)
+	}
+	type quantity struct {
+		Qty int `avro:"qty"`
+	}
+	if got, err := decode(t, registry.Avro[quantity](r), value); err != nil || got.Qty != 3 {
+		t.Errorf("a part: %+v, %v", got, err)
+	}
+	if _, err := decode(t, registry.Avro[order](r), framed(schema, encodeAvro(t, noted{}))); err != nil {
+		t.Errorf("zero fields: %v", err)
+	}
+	if _, err := decode(t, registry.Avro[struct{}](r), value); err != nil {
+		t.Errorf("a type without fields: %v", err)
+	}
+}
+
 // Each format is decoded by the schema that its value names.
 func TestFormats(t *testing.T) {
 	t.Parallel()

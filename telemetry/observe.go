@@ -14,11 +14,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/gauges"
 	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/metrics"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/primary"
 )
-
-// observeLease is the lease of the process that asks a database.
-const observeLease = "observe"
 
 // maxInterval is the longest Config.Interval: the lease lasts for four, and at most an hour.
 const maxInterval = lease.Longest / 4
@@ -106,7 +104,7 @@ func (o *observer) round(ctx context.Context) {
 func (o *observer) own(ctx context.Context) (bool, error) {
 	var err error
 	if o.lease == nil {
-		o.lease, err = lease.Acquire(ctx, primary.Of(o.pool, nil), observeLease, o.ttl())
+		o.lease, err = lease.Acquire(ctx, primary.Of(o.pool, nil), names.Observer(), o.ttl())
 		return o.lease != nil, err
 	}
 	ours, err := o.lease.Renew(ctx, primary.Of(o.pool, nil), o.ttl())

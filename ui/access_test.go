@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 
@@ -76,6 +77,28 @@ func TestU1OtherOriginsAreRefused(t *testing.T) {
 	}
 	if n := one[int](t, pool, `select count(*) from onlyonce.pauses where scope = 'stock'`); n != 0 {
 		t.Errorf("%d pauses", n)
+	}
+	// A page that is loaded as a part of another site's costs queries, and that of an act a dry
+	// run.
+	image := []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "no-cors", "Sec-Fetch-Dest", "image"}
+	link := []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"}
+	click := append(slices.Clone(link), "Sec-Fetch-User", "?1")
+	for _, g := range []struct {
+		path   string
+		header []string
+		status int
+	}{
+		{"/parked", image, http.StatusForbidden}, {"/parked", link, http.StatusOK},
+		{"/act/pause?scope=stock", image, http.StatusForbidden}, {"/act/pause?scope=stock", link, http.StatusForbidden}, {"/act/pause?scope=stock", click, http.StatusOK},
+		{"/act/pause?scope=stock", []string{"Sec-Fetch-Site", "none"}, http.StatusOK},
+	} {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, g.path, nil)
+		for i := 0; i < len(g.header); i += 2 {
+			r.Header.Set(g.header[i], g.header[i+1])
+		}
+		if a := c.do(r); a.status != g.status {
+			t.Errorf("%s, %v: status %d", g.path, g.header, a.status)
+		}
 	}
 	c.post("/act/pause", "scope=stock&shown={}&reason=INC-1").want(http.StatusSeeOther)
 }

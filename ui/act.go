@@ -18,7 +18,7 @@ import (
 func actRoutes() []route {
 	var all []route
 	for _, d := range operate.Pages() {
-		all = append(all, route{"GET /act/" + d.Page, Operate, func(v *visit) error { return v.propose(d, http.StatusOK, nil) }},
+		all = append(all, route{"GET /act/" + d.Page, Operate, func(v *visit) error { return v.open(d) }},
 			route{"POST /act/" + d.Page, Operate, func(v *visit) error { return v.carryOut(d) }})
 	}
 	return all
@@ -53,6 +53,16 @@ func begin(d *operate.Decision, f url.Values) (*operate.Try, error) {
 		return nil, &ops.Error{Kind: ops.ErrInvalid, Reason: "missing: " + strings.ReplaceAll(strings.Join(missing, ", "), "-", " ")}
 	}
 	return try, try.Check()
+}
+
+// open shows the page of a decision, whose dry run takes locks: not for a page of another site that
+// sends the browser there (U1).
+func (v *visit) open(d *operate.Decision) error {
+	if driven(v.r) {
+		v.fail(http.StatusForbidden, "A page of another site has opened this one, and nothing was done.", "If you want to see what the act would do, open this address yourself.")
+		return nil
+	}
+	return v.propose(d, http.StatusOK, nil)
 }
 
 // propose shows what the decision would do. failed is why it was not done, nil before it was tried.

@@ -27,6 +27,10 @@ type User struct {
 
 // Basic authorizes by HTTP basic authentication. The keys of users are their names, which become
 // actors. Serve the console over TLS, because a browser sends the password with each request.
+//
+// Nothing bounds guesses, because a bound would let a stranger keep the users out: choose passwords
+// at random, for example with `openssl rand -base64 24`, or put a proxy in front that bounds the
+// rate of each client. Wrong passwords are logged at WARN, at most once a minute.
 func Basic(users map[string]User) Authorizer {
 	return func(r *http.Request) (Actor, Access, error) {
 		name, password, _ := r.BasicAuth()

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -26,7 +27,7 @@ var staticFiles embed.FS
 const (
 	staticName = "static"         // the folder of scripts and styles
 	patience   = 10 * time.Second // how long a page waits for its database
-	decideWait = 60 * time.Second // how long an act may take
+	decideWait = 5 * time.Minute  // how long an act may take, with its waits for the transactions of others
 	countLimit = 2 * time.Second  // how long a question of a page may count rows
 	atOnce     = 4                // questions to one database that run at once
 	formLimit  = 256 << 10        // bytes of a form
@@ -42,6 +43,7 @@ type console struct {
 	mux       *http.ServeMux
 	pages     map[string]*template.Template // by the name of their file
 	stamp     string                        // of scripts and styles
+	guesses   pace.Seldom                   // log lines of wrong passwords
 }
 
 // database is one of the databases of a console.
@@ -116,7 +118,7 @@ func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		v.unauthorized(err)
 		return
 	}
-	if err := c.guard.Check(r); err != nil {
+	if c.guard.Check(r) != nil || embedded(r) {
 		v.fail(http.StatusForbidden, "This request came from another site, and nothing was done.", "Open the console itself, and repeat it there.")
 		return
 	}
@@ -126,6 +128,23 @@ func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	c.dispatch(v, path)
 }
+
+// elsewhere reports whether a page of another site caused the request. A request whose browser does
+// not say so counts as the console's own.
+func elsewhere(r *http.Request) bool {
+	site := r.Header.Get("Sec-Fetch-Site")
+	return site == "cross-site" || site == "same-site"
+}
+
+// embedded reports whether a page of another site loads this one as a part of itself, for example
+// as an image. It cannot read it, but the browser sends the person's password along, and each page
+// costs queries (U1).
+func embedded(r *http.Request) bool {
+	return elsewhere(r) && r.Header.Get("Sec-Fetch-Dest") != "document"
+}
+
+// driven reports whether a page of another site has opened this one without a person's click.
+func driven(r *http.Request) bool { return elsewhere(r) && r.Header.Get("Sec-Fetch-User") != "?1" }
 
 // dispatch calls the handler of the path, once the person may use it.
 func (c *console) dispatch(v *visit, path string) {
@@ -169,10 +188,22 @@ func (v *visit) unauthorized(err error) {
 		return
 	case errors.Is(err, errAskPassword):
 		v.w.Header().Set("WWW-Authenticate", `Basic realm="onlyonce", charset="UTF-8"`)
+		v.logGuess()
 	case !errors.Is(err, errStranger):
 		v.Logger.Warn("onlyonce console: Authorize refused a request", "error", err)
 	}
 	http.Error(v.w, "You are not signed in to this console.", http.StatusUnauthorized)
+}
+
+// logGuess logs that a name or a password was wrong, at most once in pace.Refusals. A browser's
+// first request has none.
+func (v *visit) logGuess() {
+	if _, _, has := v.r.BasicAuth(); !has {
+		return
+	}
+	if held, yes := v.guesses.Let("", time.Now(), pace.Refusals); yes {
+		v.Logger.Warn("onlyonce console: a name or a password was wrong", "from", v.r.RemoteAddr, "not_logged", held)
+	}
 }
 
 // operates reports whether the person may decide.
@@ -218,6 +249,8 @@ func (v *visit) describe(err error) (status int, text, remedy string) {
 		return refusedByStandby()
 	case errors.As(err, &pg) && pg.Code == "40001":
 		return http.StatusServiceUnavailable, "The server ended this question, because it had to go on with the changes of its primary.", "Look again in a moment."
+	case errors.As(err, &pg) && pg.Code == "55P03" && strings.HasPrefix(pg.Message, "onlyonce: "): // onlyonce.lock_owner
+		return http.StatusConflict, sentence(strings.TrimPrefix(pg.Message, "onlyonce: ")), "Nothing was done. Pause the partition, and try again."
 	case errors.As(err, &pg) && (pg.Code == "55P03" || pg.Code == "57014"):
 		return http.StatusConflict, "Another transaction holds what this one needs, and nothing was done.", "Try again."
 	case errors.As(err, &pg):

@@ -24,8 +24,9 @@
 // refused; a bulk act skips and counts such rows. The role of the pool's connections has the last
 // word: for example, a member of onlyonce_viewer (docs/roles.sql) cannot change anything.
 //
-// A POST from another origin is refused (http.CrossOriginProtection). Pages refuse to be framed,
-// and load only scripts and styles of the console.
+// A POST from another origin is refused (http.CrossOriginProtection), and so is a page that another
+// site loads as a part of its own. Pages refuse to be framed, and load only scripts and styles of
+// the console.
 //
 // # Load
 //

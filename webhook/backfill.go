@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/webhook/internal/received"
 )
 
@@ -58,7 +59,7 @@ func (ep *Endpoint) backfillIfDue(ctx context.Context) (wait time.Duration, err 
 	if r.untilDue > 0 {
 		return min(wait, time.Duration(r.untilDue*float64(time.Second))), nil
 	}
-	l, err := lease.Acquire(ctx, ep.pool, "webhook/"+ep.cfg.Name+"/backfill", backfillLease)
+	l, err := lease.Acquire(ctx, ep.pool, names.Backfill(ep.cfg.Name), backfillLease)
 	if l == nil || err != nil {
 		return wait, err
 	}

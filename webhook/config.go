@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/bodies"
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/seal"
@@ -290,7 +291,7 @@ func (c *Config) boundSizes(l *fields.List) {
 		return
 	}
 	c.MaxBytes = cmp.Or(c.MaxBytes, max(64<<20, 4*int64(c.verifier.maxBody)))
-	if least := (int64(c.verifier.maxBody) + 3) / 3 * 4; c.MaxBytes < least {
+	if least := bodies.LeastRoom(int64(c.verifier.maxBody)); c.MaxBytes < least {
 		l.Add("MaxBytes", "is %d: must be at least %d: one body of MaxBody, and a quarter for small ones", c.MaxBytes, least)
 	}
 	c.MaxAside = cmp.Or(c.MaxAside, max(256<<20, 4*int64(c.verifier.maxBody)))

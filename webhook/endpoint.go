@@ -2,9 +2,9 @@ package webhook
 
 import (
 	"cmp"
-	"sync/atomic"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/bodies"
 	"github.com/onlyonce/onlyonce/internal/intake"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/primary"
@@ -17,12 +17,12 @@ import (
 // verifies and stores events, and an [Endpoint.Run] that applies them and forgets old ids. It is
 // safe for concurrent use.
 type Endpoint struct {
-	pool      *primary.Pool
-	cfg       Config
-	intake    *intake.Intake
-	worker    *consumer.Consumer // of the stored events, if the endpoint consumes them itself
-	slots     chan struct{}      // a token for each verified event that is being processed
-	heldBytes atomic.Int64       // of bodies that are held
+	pool   *primary.Pool
+	cfg    Config
+	intake *intake.Intake
+	worker *consumer.Consumer // of the stored events, if the endpoint consumes them itself
+	slots  chan struct{}      // a token for each verified event that is being processed
+	bodies *bodies.Room       // the memory of bodies that are held
 
 	set    *shard.Set           // nil if there is one database
 	name   string               // of the endpoint's database, if there are several

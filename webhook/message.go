@@ -10,6 +10,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/claimed"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
@@ -33,11 +34,11 @@ const (
 var ErrNotEvent = errors.New("webhook: the message is not an event of an endpoint")
 
 // Topic returns the stream of an endpoint, for example "webhook.stripe".
-func Topic(endpoint string) string { return "webhook." + endpoint }
+func Topic(endpoint string) string { return names.WebhookStream(endpoint) }
 
 // Scope returns the scope of an endpoint's claimed ids, and of the calls that an inline handler
 // enqueues. A consumer of the endpoint under this scope gives its calls the same keys.
-func Scope(endpoint string) string { return "webhook/" + endpoint }
+func Scope(endpoint string) string { return names.WebhookScope(endpoint) }
 
 // EventOf returns the event of a message. Use it in a consumer's handler or in an inline one. The
 // error is [consumer.ErrSealed] if its body is sealed.

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/bodies"
 	"github.com/onlyonce/onlyonce/internal/intake"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/process"
@@ -41,7 +42,7 @@ func newEndpoint(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 	}
 	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
 	db := primary.Of(pool, cfg.Logger)
-	e := &Endpoint{pool: db, cfg: cfg, slots: make(chan struct{}, cfg.MaxInFlight), watched: watch.New(db, watch.Often)}
+	e := &Endpoint{pool: db, cfg: cfg, slots: make(chan struct{}, cfg.MaxInFlight), bodies: bodies.NewRoom(cfg.MaxBytes), watched: watch.New(db, watch.Often)}
 	e.intake = &intake.Intake{Pool: db, Topic: Topic(cfg.Name), Scope: Scope(cfg.Name), Partitions: cfg.Partitions, Sealer: cfg.Sealer,
 		OnLate: e.reportLateStatement, CommitTimeout: 50 * time.Millisecond}
 	if cfg.Mode != Stored || cfg.Handler == nil {
@@ -51,7 +52,6 @@ func newEndpoint(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 	work.Scope = cmp.Or(work.Scope, Scope(cfg.Name))
 	work.Logger = cmp.Or(work.Logger, cfg.Logger)
 	read.Endpoints = []string{cfg.Name}
-	read.Group = cmp.Or(read.Group, work.Scope)
 	read.Partitions = cmp.Or(read.Partitions, cfg.Partitions)
 	read.Logger = cmp.Or(read.Logger, cfg.Logger)
 	events, err := NewSource(pool, read)
@@ -85,7 +85,7 @@ func newSharded(set *shard.Set, cfg Config) (*Endpoint, error) {
 		}
 		one.set, one.name = set, db.Name
 		shards[db.Name] = one
-		all = &Endpoint{cfg: one.cfg, slots: make(chan struct{}, one.cfg.MaxInFlight), set: set, shards: shards}
+		all = &Endpoint{cfg: one.cfg, slots: make(chan struct{}, one.cfg.MaxInFlight), bodies: bodies.NewRoom(one.cfg.MaxBytes), set: set, shards: shards}
 	}
 	return all, nil
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"net/http"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/bodies"
 )
 
 // ServeHTTP implements http.Handler. It answers 2xx only if the event or its first copy is
@@ -40,13 +42,13 @@ func (ep *Endpoint) serve(w http.ResponseWriter, req *http.Request, start time.T
 	// W17: a request that has not been verified yet gets no slot, and its body no more time and
 	// memory than it earns by arriving.
 	if err := ep.cfg.verifier.checkHeaders(req.Header, req.URL.RawQuery, req.ContentLength); err != nil {
-		w.Header().Set("Connection", "close") // the rest of the body is not read
+		bodies.Leave(w, req)
 		return Event{}, ep.writeRefusal(w, statusOf(err), err)
 	}
 	body, held, status, err := ep.readBody(w, req, start.Add(ep.cfg.deadline))
-	defer ep.heldBytes.Add(-held)
+	defer ep.bodies.Free(held)
 	if err != nil {
-		w.Header().Set("Connection", "close")
+		bodies.Leave(w, req)
 		return Event{}, ep.writeRefusal(w, status, err)
 	}
 	e, err := ep.cfg.verifier.VerifyRequest(ctx, Request{Header: req.Header, Query: req.URL.RawQuery, Body: body})

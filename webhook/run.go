@@ -125,6 +125,9 @@ func (ep *Endpoint) runUpkeep(ctx context.Context) error {
 	}
 	remembered := inbox.Need{Ring: ring.StandardKeys().Name, Scope: Scope(ep.cfg.Name), Copies: ep.cfg.Retention, Whose: "endpoint " + ep.cfg.Name + ": Config.Retention"}
 	if err := inbox.CheckHorizon(startCtx, ep.pool.Raw(), remembered); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
 		return fmt.Errorf("webhook: %s: %w", remembered.Whose, err)
 	}
 	defer ep.begun.Begin(ctx)()

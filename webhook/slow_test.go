@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"strings"
 	"testing"
 	"time"
@@ -141,6 +142,51 @@ func TestW17HeadersBeforeTheBody(t *testing.T) {
 	}
 }
 
+// W17: a proxy may send the requests of all clients over one HTTP/2 connection, and an unsigned one
+// does not end it.
+func TestW17UnsignedRequestOnASharedConnection(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	s := samples(t)["GitHub"]
+	server := httptest.NewUnstartedServer(r.receiver(s, inline(effect)))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	send := func(id int, signed bool) (status int, reused bool) {
+		body := fmt.Sprintf(`{"n":%d}`, id)
+		trace := &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) { reused = c.Reused }}
+		req, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), http.MethodPost, server.URL, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if signed {
+			req.Header = s.sign(s.secret, time.Now(), body)
+			req.Header.Set("X-GitHub-Delivery", fmt.Sprint("genuine-", id))
+		}
+		resp, err := server.Client().Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, resp.Body)
+		_ = resp.Body.Close()
+		if resp.ProtoMajor != 2 {
+			t.Fatalf("not HTTP/2: %s", resp.Proto)
+		}
+		return resp.StatusCode, reused
+	}
+	if status, _ := send(1, true); status != http.StatusOK {
+		t.Fatalf("status %d", status)
+	}
+	for i := range 3 {
+		if status, _ := send(0, false); status != http.StatusBadRequest {
+			t.Errorf("unsigned: status %d", status)
+		}
+		if status, reused := send(2+i, true); status != http.StatusOK || !reused {
+			t.Errorf("signed, after an unsigned one: status %d, on the same connection: %t", status, reused)
+		}
+	}
+}
+
 // W17: a body that stops arriving is given up, long before the sender would give up.
 func TestW17BodyThatStopsComing(t *testing.T) {
 	t.Parallel()
@@ -236,7 +282,7 @@ func TestW17LargeBodiesLeaveRoomForSmallOnes(t *testing.T) {
 		stall(t, receiver, unsigned, 5_000, 1<<20)
 	}
 	for range 3 {
-		stall(t, receiver, unsigned, 1, 1<<20)
+		stall(t, receiver, unsigned, 4_000, 1<<20)
 	}
 	all("beside middling bodies", 4_000)
 }

@@ -25,7 +25,9 @@ var validEndpoint = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
 // SourceConfig configures a [Source]. The zero value of a field is the default that its comment
 // names; a value out of range is an error of [NewSource].
 type SourceConfig struct {
-	// Group names the consumers that share the partitions. At most 200 bytes. Required.
+	// Group names the consumers that share the partitions. They have one scope. Consumers with
+	// scopes of their own each handle every event, and need groups of their own. At most 200 bytes.
+	// Defaults to the consumer's Scope.
 	Group string
 	// Endpoints are the endpoints to read, by their [Config].Name. Required.
 	Endpoints []string
@@ -55,7 +57,7 @@ type SourceConfig struct {
 // Source reads the stored events of endpoints for a consumer. An [Endpoint] has its own. Make one
 // for a consumer of several endpoints, or for a worker process without secrets:
 //
-//	source, err := webhook.NewSource(pool, webhook.SourceConfig{Group: "billing", Endpoints: []string{"stripe", "adyen"}})
+//	source, err := webhook.NewSource(pool, webhook.SourceConfig{Endpoints: []string{"stripe", "adyen"}})
 //	worker, err := consumer.New(pool, source, handle, consumer.Config{Scope: "billing"})
 //
 // The members of a group share the partitions. Each has one Source, for one Run. If endpoints are

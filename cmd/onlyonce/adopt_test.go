@@ -252,7 +252,7 @@ func TestAdoptWaitsForTheOwnersBatch(t *testing.T) {
 	}
 	ended := make(chan result, 1)
 	go func() { ended <- f.run(adoptArgs("-yes", "-at", "20")...) }()
-	f.until(`select count(*) = 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%owner_lock%'`)
+	f.until(`select count(*) = 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%lock_owner%'`)
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,7 @@ func (f *fixture) park(name, state, reason string) (id int64) {
 			method, target, header_names, header_values, body, next_attempt_at, first_attempt_at, response_headers, response_body)
 		select 'call', $2, $3, 'HTTP 422', 3, tenant, scope, key, lane, id, sink, lane, id, order_key, name, method, target, array['Content-Type'::bytea],
 			array['text/plain'::bytea], body, case when $2 = 'retrying' then clock_timestamp() + interval '1 hour' end,
-			case when $3 <> 'behind' then clock_timestamp() - interval '1 hour' end, 'X: y', 'private answer'
+			case when $3 not in ('behind', 'rejected') then clock_timestamp() - interval '1 hour' end, 'X: y', 'private answer'
 		from onlyonce.outbox_log where name = $1 returning id`, name, state, reason)
 }
 

@@ -108,6 +108,7 @@ func (a *app) config(ctx context.Context, address, name string) (cfg *pgxpool.Co
 	if cfg.ConnConfig.RuntimeParams["application_name"] == "" {
 		cfg.ConnConfig.RuntimeParams["application_name"] = name
 	}
+	cfg.ConnConfig.OnNotice = a.notice
 	if cfg.BeforeConnect, err = renewer(address, cfg.ConnConfig); err == nil {
 		err = cfg.BeforeConnect(ctx, cfg.ConnConfig)
 	}
@@ -279,6 +280,9 @@ func (db *database) explain(err error) error {
 	case codeNoPrivilege:
 		todo = ": connect as a role that may do this"
 	case codeLockTimeout, codeCanceled:
+		if strings.HasPrefix(pg.Message, "onlyonce: waited") { // onlyonce.lock_owner
+			return fmt.Errorf("%s: %s: nothing was done; pause the partition, or end that session, and try again", db.name, strings.TrimPrefix(pg.Message, "onlyonce: "))
+		}
 		todo = ": another transaction holds what this one needs: try again"
 	}
 	return fmt.Errorf("%s: %s (SQLSTATE %s)%s", db.name, pg.Message, pg.Code, todo)

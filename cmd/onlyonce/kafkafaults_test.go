@@ -10,9 +10,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
-	"github.com/onlyonce/onlyonce/consumer/sharesource"
 	"github.com/onlyonce/onlyonce/ops"
-	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
@@ -22,14 +20,10 @@ func TestS3FaultsOfKafka(t *testing.T) {
 	t.Parallel()
 	k := kafkatest.Own(t, 1)
 	f := newDrill(t)
-	topics := map[string]string{"kafka": kafkatest.Topic(t, k.Brokers, 2, nil), "franz": kafkatest.Topic(t, k.Brokers, 2, nil), "share": kafkatest.Topic(t, k.Brokers, 2, nil)}
-	if err := devenv.SetGroup(t.Context(), kafkatest.Client(t, k.Brokers), "share", map[string]string{"share.isolation.level": "read_committed"}); err != nil {
-		t.Fatal(err)
-	}
+	topics := map[string]string{"kafka": kafkatest.Topic(t, k.Brokers, 2, nil), "franz": kafkatest.Topic(t, k.Brokers, 2, nil)}
 	for scope, source := range map[string]consumer.Source{
 		"kafka": kafkasource.New(kafkasource.Config{Brokers: k.Brokers, GroupID: "kafka", Topics: []string{topics["kafka"]}}),
 		"franz": franzsource.New(franzsource.Config{Brokers: k.Brokers, GroupID: "franz", Topics: []string{topics["franz"]}}),
-		"share": sharesource.New(sharesource.Config{Brokers: k.Brokers, GroupID: "share", Topics: []string{topics["share"]}}),
 	} {
 		c, err := consumer.New(f.pool, source, func(context.Context, consumer.Tx, *consumer.Message) error { return nil }, consumer.Config{Scope: scope, PositionsOnly: true})
 		if err != nil {
@@ -58,7 +52,7 @@ func TestS3FaultsOfKafka(t *testing.T) {
 			for _, o := range report.Owners {
 				owned += len(o.Partitions)
 			}
-			return len(report.Faults) == 0 && owned == 6
+			return len(report.Faults) == 0 && owned == 4
 		})
 	}
 	// shown waits until a fault of each scope is shown.
@@ -73,7 +67,7 @@ func TestS3FaultsOfKafka(t *testing.T) {
 					t.Logf("%s: %v: %s", what, time.Since(began).Round(100*time.Millisecond), f)
 				}
 			}
-			return len(found) == 3
+			return len(found) == len(topics)
 		})
 	}
 	any := func(*ops.Fault) bool { return true }
@@ -101,16 +95,14 @@ func TestS3FaultsOfKafka(t *testing.T) {
 	}
 	// Each client has its own words. If a group of kafka-go forms anew meanwhile, as on a busy
 	// machine, it has no partitions of that topic to give, and nobody reads them.
-	gone := map[string]string{"kafka": "a topic or partition that does not exist", "franz": "UNKNOWN_TOPIC_OR_PARTITION", "share": "UNKNOWN_TOPIC_OR_PARTITION"}
+	gone := map[string]string{"kafka": "a topic or partition that does not exist", "franz": "UNKNOWN_TOPIC_OR_PARTITION"}
 	shown("the topics are deleted", func(f *ops.Fault) bool {
 		return f.Topic == topics[f.Scope] && f.Partitions == 2 && (f.Kind == "topic" && strings.Contains(f.Text, gone[f.Scope]) || f.Kind == "unowned" && f.Scope == "kafka")
 	})
-	// One is made again: by mistake it was deleted. The others are taken out of use.
+	// One is made again: by mistake it was deleted. The other is taken out of use.
 	if _, err := adm.CreateTopic(t.Context(), 2, 1, nil, topics["kafka"]); err != nil {
 		t.Fatal(err)
 	}
-	for _, scope := range []string{"franz", "share"} {
-		f.mends("- no such topic: scope "+scope+", 2 partitions of "+topics[scope], "onlyonce cursor retire -scope "+scope+" -topic "+topics[scope])
-	}
+	f.mends("- no such topic: scope franz, 2 partitions of "+topics["franz"], "onlyonce cursor retire -scope franz -topic "+topics["franz"])
 	f.mends("- halted: scope kafka, 2 partitions of "+topics["kafka"]+" (0, 1), new-topic", "onlyonce cursor adopt -scope kafka -topic "+topics["kafka"]+" -halted new-topic -at first")
 }

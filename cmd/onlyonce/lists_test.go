@@ -48,7 +48,7 @@ func TestParkedList(t *testing.T) {
 	f.run("parked", "list", "-scope", "stock").want(t, statusGood, "No matching parked rows\n").lines(t, 0)
 	f.populate()
 	f.columns = 80
-	r := f.run("parked", "list").want(t, statusGood, "orders/0@12", "payments/charge", "first line", "\n2 messages, waiting, exhausted: scope stock\n",
+	r := f.run("parked", "list").want(t, statusGood, "orders/0@12", "payment…charge", "first line", "\n2 messages, waiting, exhausted: scope stock\n",
 		"\n  onlyonce parked redrive -kind message -scope stock -parked-for exhausted \\\n      -reason WHY\n").lines(t, 0).fits(t, 80)
 	if !strings.HasSuffix(r.out, "\n3 waiting, 1 reconcile; 1 settled not shown (-all)\n") {
 		t.Errorf("last line:\n%s", r.out)
@@ -62,7 +62,7 @@ func TestParkedList(t *testing.T) {
 	r = f.run("parked", "list", "-all", "-json").want(t, statusGood).lines(t, 0)
 	var ids []int64
 	for line := range strings.Lines(r.out) {
-		if got := fields(t, []byte(line)); got != "id kind state reason scope tenant topic partition offset sink name key order_key head parked_at attempts attempted next_attempt_at redrives redriven_at settled_at error" {
+		if got := fields(t, []byte(line)); got != "id kind state reason scope tenant topic partition offset sink name key order_key head parked_at attempts may_be_applied next_attempt_at redrives redriven_at settled_at error" {
 			t.Errorf("fields: %s", got)
 		}
 		var row ops.ParkedRow

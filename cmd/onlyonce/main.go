@@ -26,6 +26,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/mattn/go-isatty"
 	_ "golang.org/x/crypto/x509roots/fallback" // certificates of authorities, for an image that has none
 
@@ -58,7 +59,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 func newApp(stdin io.Reader, stdout, stderr io.Writer, env func(string) string) *app {
 	wrap := &wrapper{w: stdout, width: widthOf(stdout, env)}
 	return &app{stdin: stdin, wrap: wrap, out: bufio.NewWriter(wrap), stderr: stderr, width: widthOf(stderr, env), env: env,
-		isTerminal: isTerminal, connectTimeout: connectTimeout, countLimit: reports.CountLimit}
+		isTerminal: isTerminal, connectTimeout: connectTimeout, countLimit: reports.CountLimit, notices: make(chan string, 16)}
 }
 
 // app is what a command works with.
@@ -75,6 +76,8 @@ type app struct {
 	countLimit     time.Duration // see [reports.CountLimit]
 
 	operand *string // of a command that takes one; nil: not given
+
+	notices chan string // what onlyonce's functions in the server say, for watch
 }
 
 // command is one command, for example "cursor adopt".
@@ -237,20 +240,35 @@ func (a *app) complain(format string, args ...any) {
 	_, _ = fmt.Fprintln(a.stderr, wrapped(oneLine(fmt.Sprintf(format, args...)), a.width))
 }
 
-// watch runs work, and prints a line if that takes longer than patience. work must not write to
-// standard error.
+// watch runs work, and prints a line if that takes longer than patience, and each notice of
+// onlyonce's functions in the server. work must not write to standard error.
 func (a *app) watch(what string, work func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- work() }()
 	t := time.NewTimer(patience)
 	defer t.Stop()
-	select {
-	case err := <-done:
-		return err
-	case <-t.C:
-		a.complain("still at work: %s", what)
+	for {
+		select {
+		case err := <-done:
+			return err
+		case text := <-a.notices:
+			a.complain("%s", text)
+		case <-t.C:
+			a.complain("still at work: %s", what)
+		}
 	}
-	return <-done
+}
+
+// notice passes a notice on to watch, if it is one of onlyonce's functions.
+func (a *app) notice(_ *pgconn.PgConn, n *pgconn.Notice) {
+	text, ours := strings.CutPrefix(n.Message, "onlyonce: ")
+	if !ours {
+		return
+	}
+	select {
+	case a.notices <- text:
+	default:
+	}
 }
 
 // find returns the command that args begin with, and the arguments after its name.

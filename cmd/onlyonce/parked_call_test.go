@@ -35,17 +35,21 @@ func (f *fixture) call(id string) string {
 		from onlyonce.parked where id = $1::bigint`, id)
 }
 
-// D5: a rejected call is sent again under its key, and the key's window starts anew. A call that is
-// being retried keeps what is known of it.
+// D5: a rejected call is sent again under its key, and the key's window starts anew, unless an
+// attempt is open (O6). A call that is being retried keeps what is known of it.
 func TestD5RedriveCalls(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.lists("payments")
 	rejected, retrying := f.parks("rejected", "", "waiting", "rejected"), f.parks("retrying", "", "retrying", "failed")
+	open := f.parks("open", "", "waiting", "rejected")
+	f.exec(`update onlyonce.parked set first_attempt_at = clock_timestamp() where id = $1::bigint`, open)
 	r := f.redrives("-id", rejected).want(t, statusGood, "Redrive 1: each is sent again, under its key", "payments/rejected", "The relay of sink payments sends them")
 	t.Log("\n" + r.out)
 	f.redrives("-id", retrying).want(t, statusGood, "Done: 1 are due now")
-	for id, want := range map[string]string{rejected: "retrying due 0 unused own", retrying: "retrying due 3 used own"} {
+	f.redrives("-id", open, "-new-key").want(t, statusFailed, "-new-key needs -verified-not-applied too").lines(t, 1)
+	f.redrives("-id", open).want(t, statusGood, "1 of them may have been applied: an attempt had no final answer")
+	for id, want := range map[string]string{rejected: "retrying due 0 unused own", retrying: "retrying due 3 used own", open: "retrying due 0 used own"} {
 		if got := f.call(id); got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
@@ -53,8 +57,8 @@ func TestD5RedriveCalls(t *testing.T) {
 	if n := one[int](f, `select count(*) from onlyonce.audit where action = 'parked redrive' and detail->'ids' @> $1::jsonb`, rejected); n != 1 {
 		t.Error("audit row")
 	}
-	f.redrives("-id", rejected, "-new-key").want(t, statusFailed, "was not rejected (state retrying, reason rejected)").lines(t, 1)
-	f.redrives("-id", rejected, "-verified-applied").want(t, statusFailed, "are for state reconcile").lines(t, 1)
+	f.redrives("-id", rejected, "-new-key").want(t, statusFailed, "is being tried again", "(state retrying, reason rejected)").lines(t, 1)
+	f.redrives("-id", rejected, "-verified-applied").want(t, statusFailed, "is being tried again").lines(t, 1)
 }
 
 // D5: a call that may have been applied is sent again only after an operator has verified that it

@@ -294,7 +294,7 @@ func TestParkedShow(t *testing.T) {
 		t.Error("an escape sequence reaches the terminal")
 	}
 	whole := s.run("parked", "show", "-id", row, "-body", "-json").want(t, statusGood)
-	if got := fields(t, []byte(whole.out)); got != "id kind state reason scope tenant topic partition offset sink name key order_key head parked_at attempts attempted next_attempt_at redrives redriven_at settled_at error decisions "+
+	if got := fields(t, []byte(whole.out)); got != "id kind state reason scope tenant topic partition offset sink name key order_key head parked_at attempts may_be_applied next_attempt_at redrives redriven_at settled_at error decisions "+
 		"behind ahead event_id cluster_id topic_id record_time log_append_time record_key replay replay_resend headers method target row_id lane first_attempt_at erased_at capture sealed first_key trace response body_bytes body" {
 		t.Errorf("fields: %s", got)
 	}

@@ -28,7 +28,7 @@ Give how many processes run at once, with those of a rolling update that start b
 
 -consumers: processes of consumers, of a webhook endpoint or of a queue. -partitions are those of all topics that they consume (an endpoint or
 a queue has 16 unless its Config.Partitions says otherwise), and -concurrency is Config.Concurrency. If one process is down, the others have its partitions.
-For a share group give as many partitions as processes. Handlers must take no connections of the same pool.
+Handlers must take no connections of the same pool.
 -servers: processes of the HTTP layer or of a webhook endpoint's handler. -requests are those that one of them works on at once, and -operations
 is OperationsConfig.Partitions, all of which one process may run. If a server and a consumer share a pool, add up both.
 -relays: processes of "onlyonce relay". Each serves all -sinks.

@@ -219,7 +219,7 @@ func TestO5RebaseFencesRelaysOut(t *testing.T) {
 	}
 	ended := make(chan result, 1)
 	go func() { ended <- f.run("outbox", "rebase", "-reason", "x", "-yes") }()
-	f.until(`select count(*) = 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%for update of e, l%'`)
+	f.until(`select count(*) = 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%onlyonce.lock_owner(l.id)%'`)
 	select {
 	case r := <-ended:
 		t.Errorf("it did not wait: %+v", r)

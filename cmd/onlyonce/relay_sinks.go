@@ -179,12 +179,12 @@ func (s *section) http() httpsink.Config {
 		cfg.Outcomes = map[int]outbox.Outcome{}
 		for _, status := range slices.Sorted(maps.Keys(o.fields)) {
 			code, err := strconv.Atoi(status)
-			outcome, known := map[string]outbox.Outcome{"delivered": outbox.Delivered, "retry": outbox.Retry, "rejected": outbox.Rejected}[o.text(status)]
+			outcome, known := outcomeNamed(o.text(status))
 			switch {
 			case err != nil:
 				o.fault(status, "is not a status from 200 to 599")
 			case !known:
-				o.fault(status, `must be "delivered", "retry" or "rejected"`)
+				o.fault(status, `must be "delivered", "retry", "rejected", "postponed", "never" or "unsafe"`)
 			default:
 				cfg.Outcomes[code] = outcome
 			}
@@ -209,6 +209,16 @@ func (s *section) http() httpsink.Config {
 	return cfg
 }
 
+// outcomeNamed returns the outcome of a name.
+func outcomeNamed(name string) (o outbox.Outcome, known bool) {
+	for o := outbox.Delivered; o <= outbox.Unsafe; o++ {
+		if o.String() == name {
+			return o, true
+		}
+	}
+	return 0, false
+}
+
 // profile returns the profile for the provider's name: how the remote takes keys.
 func (s *section) profile() httpsink.Profile {
 	name := s.text("profile")
@@ -222,7 +232,7 @@ func (s *section) profile() httpsink.Profile {
 	if name == "" {
 		return own
 	}
-	if own != (httpsink.Profile{}) {
+	if own.Header != "" || own.Quoted {
 		s.fault("key_header", "and quoted_key must be empty if profile is set, which contains both")
 	}
 	return made()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 )
 
@@ -96,6 +97,7 @@ func TestAdoptResolvesEveryHalt(t *testing.T) {
 		values string // all effects, in order
 	}{
 		{consumer.HaltForeignGroup, func(_ *fixture, l *memlog.Log) { l.Append(0, "v5") }, "g2", "", 6, "v0 v1 v2 v3 v4 v5"},
+		{consumer.HaltForeignScope, func(_ *fixture, l *memlog.Log) { l.Append(0, "v5"); l.SetCommitted("g1", 0, 5, names.Mark("mail", 5)) }, "g1", "5", 6, "v0 v1 v2 v3 v4 v5"},
 		{consumer.HaltForeignCluster, func(f *fixture, l *memlog.Log) { f.exec(`update onlyonce.cursors set cluster_id = 'other'`) },
 			"g1", "3", 5, "v0 v1 v2 v3 v4 v3 v4"},
 		{consumer.HaltNewTopic, recreate, "g1", "0", 8, "v0 v1 v2 v3 v4 new0 new1 new2 new3 new4 new5 new6 new7"},

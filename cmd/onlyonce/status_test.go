@@ -111,7 +111,7 @@ func TestStatusJSON(t *testing.T) {
 	if strings.Count(r.out, "\n") != 1 {
 		t.Errorf("not one line:\n%s", r.out)
 	}
-	if got := fields(t, []byte(r.out)); got != "needs schema_version standby faults cursors owners parked outbox outbox_counted relays requests" {
+	if got := fields(t, []byte(r.out)); got != "needs schema_version standby faults cursors owners parked outbox outbox_counted relays unheld requests" {
 		t.Errorf("fields: %s", got)
 	}
 	var lists struct {
@@ -257,13 +257,61 @@ func TestStatusOfRelays(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.exec(`insert into onlyonce.sinks (name) values ('a/b'), ('mail');
-		insert into onlyonce.leases (name) select 'relay/' || s || '/' || n from unnest(array['a/b', 'mail']) s, generate_series(0, 15) n;
-		insert into onlyonce.lanes (id, sink, lane) select id, substr(name, 7, length(name) - 7 - length(substring(name from '[0-9]+$'))), substring(name from '[0-9]+$')::smallint from onlyonce.leases;
-		update onlyonce.leases set nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 minute' where starts_with(name, 'relay/a/b/');
-		insert into onlyonce.leases (name, nonce, until) values ('member/a%2Fb/0', gen_random_uuid(), clock_timestamp() + interval '1 minute'),
-			('member/a%2Fb/1', gen_random_uuid(), clock_timestamp() + interval '1 minute'), ('member/mail/0', null, clock_timestamp() - interval '1 minute')`)
+		insert into onlyonce.leases (name) select 'relay/' || s || '/' || n from unnest(array['a%2Fb', 'mail']) s, generate_series(0, 15) n;
+		insert into onlyonce.lanes (id, sink, lane) select id, replace(split_part(name, '/', 2), '%2F', '/'), split_part(name, '/', 3)::smallint from onlyonce.leases;
+		update onlyonce.leases set nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 minute' where starts_with(name, 'relay/a%2Fb/');
+		insert into onlyonce.leases (name, nonce, until) values ('relays/a%2Fb/0', gen_random_uuid(), clock_timestamp() + interval '1 minute'),
+			('relays/a%2Fb/1', gen_random_uuid(), clock_timestamp() + interval '1 minute'), ('relays/mail/0', null, clock_timestamp() - interval '1 minute')`)
 	r := f.run("status").want(t, statusGood, "Calls: 0 to send, 2 sinks", "16 of 16", "0 of 16")
 	if strings.Contains(r.out, "Relays:") {
 		t.Errorf("%s", r.out)
 	}
+}
+
+// O5: calls in lanes that no relay takes are named, although a relay lists the sink and sends the
+// calls of other lanes.
+func TestO5LanesWithoutARelay(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.lists("events")
+	f.enqueues("events", "order-17", "first", "second") // in one lane
+	lane := one[string](f, `select distinct 'relay/events/' || lane from onlyonce.batches`)
+	f.exec(`insert into onlyonce.leases (name, nonce, until) values ('relays/events/0', gen_random_uuid(), clock_timestamp() + interval '1 minute');
+		update onlyonce.leases set nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 minute' where name <> '` + lane + `'`)
+	doctor := func(want ...string) {
+		t.Helper()
+		r := f.run("doctor", "-copies-within", "1d")
+		for _, w := range want {
+			if !strings.Contains(r.out, w) {
+				t.Errorf("doctor does not say %q:\n%s", w, r.out)
+			}
+		}
+	}
+	// Relays may be about to take them.
+	f.run("status").want(t, statusGood, "Nothing needs you.", "15 of 16")
+	if r := f.run("doctor"); strings.Contains(r.out, "sink events") {
+		t.Errorf("%s", r.out)
+	}
+
+	const unheld = "2 calls in 1 lane that no relay has held for 5m" // and some seconds
+	for how, sql := range map[string]string{
+		"given back": `update onlyonce.leases set nonce = null, until = null, freed_at = clock_timestamp() - interval '5 minutes' where name = $1`,
+		"died":       `update onlyonce.leases set nonce = gen_random_uuid(), until = clock_timestamp() - interval '5 minutes', freed_at = clock_timestamp() - interval '1 day' where name = $1`,
+	} {
+		f.exec(sql, lane)
+		f.run("status").want(t, statusGood, "1 thing needs you", "lanes without a relay: sink events, "+unheld, "1 relay list it, and hold 15 of 16 lanes", "see the logs of the sink's relays", "onlyonce outbox status -sink events")
+		doctor("sink events: "+unheld, "; relays hold 15 of 16 lanes")
+		var got struct {
+			Unheld []struct {
+				Sink         string
+				Calls, Lanes int
+				Seconds      float64
+			}
+		}
+		if r := f.run("status", "-json").want(t, statusGood); json.Unmarshal([]byte(r.out), &got) != nil || len(got.Unheld) != 1 || got.Unheld[0].Calls != 2 || got.Unheld[0].Lanes != 1 || got.Unheld[0].Seconds < 299 {
+			t.Errorf("%s: %+v", how, got)
+		}
+	}
+	f.exec(`update onlyonce.sinks set paused_at = now(), paused_by = 'ann', pause_reason = 'INC-1' where name = 'events'`)
+	f.run("status").want(t, statusGood, "Nothing needs you.")
 }

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
+	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
@@ -214,7 +217,29 @@ func (a *app) whole() {
 // writeJSON writes one value as one line.
 func (a *app) writeJSON(v any) error {
 	a.whole()
-	e := json.NewEncoder(a.out)
+	var line bytes.Buffer
+	e := json.NewEncoder(&line)
 	e.SetEscapeHTML(false)
-	return e.Encode(v)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	_, err := a.out.Write(printableJSON(line.Bytes()))
+	return err
+}
+
+// printableJSON escapes the characters of JSON's strings that are not printable. encoding/json
+// leaves those above 0x7e as they are, and a terminal obeys some of them: U+009B begins a command,
+// U+202E turns the direction of text.
+func printableJSON(line []byte) []byte {
+	out := make([]byte, 0, len(line))
+	for _, r := range string(line) {
+		if r < 0x7f || unicode.IsPrint(r) {
+			out = utf8.AppendRune(out, r)
+			continue
+		}
+		for _, unit := range utf16.Encode([]rune{r}) {
+			out = fmt.Appendf(out, `\u%04x`, unit)
+		}
+	}
+	return out
 }

@@ -156,24 +156,27 @@ func pasted(command string, width int) string {
 }
 
 // shellWords splits a command at the spaces that a shell splits it at. The words stay quoted.
+// Outside of quotes and in double ones a backslash takes the next byte; in single ones it is a
+// character like others.
 func shellWords(command string) []string {
 	var words []string
-	var word strings.Builder
-	quote := rune(0)
-	for _, r := range command {
-		switch {
-		case r == ' ' && quote == 0:
-			if word.Len() > 0 {
-				words = append(words, word.String())
-			}
-			word.Reset()
-			continue
-		case quote == 0 && (r == '\'' || r == '"'):
-			quote = r
-		case r == quote:
+	begun := 0
+	quote := byte(0)
+	for i := 0; i < len(command); i++ {
+		switch c := command[i]; {
+		case c == '\\' && quote != '\'':
+			i++
+		case c == quote:
 			quote = 0
+		case quote != 0:
+		case c == '\'' || c == '"':
+			quote = c
+		case c == ' ':
+			if begun < i {
+				words = append(words, command[begun:i])
+			}
+			begun = i + 1
 		}
-		word.WriteRune(r)
 	}
-	return append(words, word.String())
+	return append(words, command[begun:])
 }

@@ -59,6 +59,54 @@ func TestWrapper(t *testing.T) {
 // A shell reads a command that was broken as it reads the whole.
 func TestPasted(t *testing.T) {
 	t.Parallel()
+	for _, command := range []string{
+		`printf '%s\n' cursor adopt -scope 'a scope' -topic orders -reason "the table is back" -at 4711`,
+		`printf '%s\n' parked redrive -scope ` + show.Quote("anna's stock of the second warehouse, which is long") + ` -reason WHY`,
+		`printf '%s\n' parked redrive -scope ` + show.Quote(`ann"s 'n' bob's \ stock of the second warehouse`) + ` -reason WHY`,
+		`printf '%s\n' parked\ redrive "of \"anna\" and of all of the others" \\ \' 'a' -reason WHY`,
+	} {
+		broken := pasted(command, 40)
+		if !strings.Contains(broken, "\\\n") {
+			t.Errorf("not broken: %s", broken)
+		}
+		if got, whole := shellOutput(t, broken), shellOutput(t, command); got != whole {
+			t.Errorf("%q, want %q", got, whole)
+		}
+	}
+	broken := pasted(`onlyonce cursor adopt -scope 'a scope' -topic orders -reason "the table is back" -at 4711`, 40)
+	for line := range strings.Lines(broken) {
+		if len(strings.TrimSpace(line)) > 40 {
+			t.Errorf("wider than 40: %s", line)
+		}
+	}
+}
+
+// FuzzPasted breaks commands with any arguments.
+func FuzzPasted(f *testing.F) {
+	f.Add("anna's stock", "a\\ b", `"c d" e'`, 40)
+	f.Add("", "ä\n  b", "' ' '", 41)
+	f.Fuzz(func(t *testing.T, a, b, c string, width int) {
+		args := []string{a, b, c}
+		if strings.Contains(a+b+c, "\x00") {
+			return // no argument has one
+		}
+		command := "printf '[%s]'"
+		var want strings.Builder
+		for _, arg := range args {
+			command += " " + show.Quote(arg)
+			want.WriteString("[" + arg + "]")
+		}
+		for _, text := range []string{command, pasted(command, leastWidth+max(width, 0)%100)} {
+			if got := shellOutput(t, text); got != want.String() {
+				t.Errorf("%q: %q, want %q", text, got, want.String())
+			}
+		}
+	})
+}
+
+// shellOutput returns what a command writes that a shell reads.
+func shellOutput(t *testing.T, command string) string {
+	t.Helper()
 	sh, err := exec.LookPath("sh")
 	if err != nil {
 		if os.Getenv("CI") == "true" {
@@ -66,23 +114,11 @@ func TestPasted(t *testing.T) {
 		}
 		t.Skip("no shell")
 	}
-	command := `printf '%s\n' cursor adopt -scope 'a scope' -topic orders -reason "the table is back" -at 4711`
-	broken := pasted(command, 40)
-	if !strings.Contains(broken, "\\\n") {
-		t.Fatalf("not broken: %s", broken)
-	}
-	for line := range strings.Lines(broken) {
-		if len(strings.TrimSpace(line)) > 40 {
-			t.Errorf("wider than 40: %s", line)
-		}
-	}
-	whole, err := exec.CommandContext(t.Context(), sh, "-c", command).Output()
+	out, err := exec.CommandContext(t.Context(), sh, "-c", command).CombinedOutput()
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("%v: %s", err, out)
 	}
-	if got, err := exec.CommandContext(t.Context(), sh, "-c", broken).Output(); err != nil || !bytes.Equal(got, whole) {
-		t.Errorf("%q, %v, want %q", got, err, whole)
-	}
+	return string(out)
 }
 
 // A table is no wider than the terminal, and what is needed for the next command is whole.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"strings"
@@ -80,6 +81,15 @@ func committedOffsets(t *testing.T, h Harness) {
 		}
 		if offset, metadata, err := x.Committed(x.Ctx); offset != c.offset || metadata != c.metadata || err != nil {
 			t.Errorf("committed %d %q, found %d %q %v", c.offset, c.metadata, offset, metadata, err)
+		}
+	}
+	// A source that reads its group's metadata sees every commit that has returned, of any member.
+	if reader, can := h.Source(t, groupOf(topic), rebalance, topic).(interface {
+		GroupMetadata(ctx context.Context) (map[source.TopicPartition]string, error)
+	}); can {
+		got, err := reader.GroupMetadata(t.Context())
+		if want := map[source.TopicPartition]string{{Topic: topic}: "back, with ünicode"}; err != nil || !maps.Equal(got, want) {
+			t.Errorf("metadata of the group is %q, %v", got, err)
 		}
 	}
 	fetched := make(chan error, 1)

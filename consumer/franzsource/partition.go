@@ -51,32 +51,22 @@ func (p *partition) Identity(ctx context.Context) (source.Identity, error) {
 func (p *partition) Committed(ctx context.Context) (offset int64, metadata string, err error) {
 	err = kafkalog.RetryTransient(ctx, p.m.net, kafkalog.CoordinatorPatience, func() error {
 		rt := kmsg.NewOffsetFetchRequestGroupTopic()
-		rt.Topic, rt.Partitions = p.key.topic, []int32{p.key.partition}
-		rg := kmsg.NewOffsetFetchRequestGroup()
-		rg.Group, rg.Topics = p.m.net.cfg.GroupID, append(rg.Topics, rt)
-		req := kmsg.NewPtrOffsetFetchRequest()
-		req.Groups, req.RequireStable = append(req.Groups, rg), true
-		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-		defer cancel()
-		resp, err := ask[*kmsg.OffsetFetchResponse](ctx, p.m.net, req)
+		rt.Topic = p.key.topic
+		rt.Partitions = []int32{p.key.partition}
+		topics, err := p.m.net.fetchOffsets(ctx, []kmsg.OffsetFetchRequestGroupTopic{rt})
 		if err != nil {
 			return err
 		}
-		for _, g := range resp.Groups {
-			if g.ErrorCode != 0 {
-				return p.m.net.Error(g.ErrorCode)
-			}
-			for _, t := range g.Topics {
-				for _, r := range t.Partitions {
-					if t.Topic != p.key.topic || r.Partition != p.key.partition {
-						continue
-					}
-					offset, metadata = r.Offset, ""
-					if r.Metadata != nil {
-						metadata = *r.Metadata
-					}
-					return p.m.net.Error(r.ErrorCode)
+		for _, t := range topics {
+			for _, r := range t.Partitions {
+				if t.Topic != p.key.topic || r.Partition != p.key.partition {
+					continue
 				}
+				offset, metadata = r.Offset, ""
+				if r.Metadata != nil {
+					metadata = *r.Metadata
+				}
+				return p.m.net.Error(r.ErrorCode)
 			}
 		}
 		return kafkalog.ErrUnanswered
@@ -85,6 +75,29 @@ func (p *partition) Committed(ctx context.Context) (offset int64, metadata strin
 		return 0, "", fmt.Errorf("%v: committed offset: %w", p, err)
 	}
 	return offset, metadata, nil
+}
+
+// fetchOffsets asks the group's coordinator for committed offsets: of these topics, or of all that
+// the group has if topics is nil.
+func (n *network) fetchOffsets(ctx context.Context, topics []kmsg.OffsetFetchRequestGroupTopic) ([]kmsg.OffsetFetchResponseGroupTopic, error) {
+	rg := kmsg.NewOffsetFetchRequestGroup()
+	rg.Group = n.cfg.GroupID
+	rg.Topics = topics
+	req := kmsg.NewPtrOffsetFetchRequest()
+	req.Groups = append(req.Groups, rg)
+	req.RequireStable = true
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	resp, err := ask[*kmsg.OffsetFetchResponse](ctx, n, req)
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range resp.Groups {
+		if g.Group == n.cfg.GroupID {
+			return g.Topics, n.Error(g.ErrorCode)
+		}
+	}
+	return nil, kafkalog.ErrUnanswered
 }
 
 // Commit commits as the member of the generation in which the partition is owned only (F7). It

@@ -2,6 +2,7 @@ package franzsource
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/onlyonce/onlyonce/consumer"
@@ -38,6 +39,45 @@ func (s *Source) Topics() []string { return slices.Clone(s.cfg.Topics) }
 // Ready returns nil while this process is a member of the group, with or without partitions, and
 // otherwise an error with the reason. It is for [consumer.Consumer.Ready].
 func (s *Source) Ready() error { return s.joined.Err() }
+
+// GroupMetadata asks the group's coordinator, on a connection of its own, for the metadata of the
+// offsets that the group has committed in the source's topics.
+func (s *Source) GroupMetadata(ctx context.Context) (map[source.TopicPartition]string, error) {
+	if s.faults != nil {
+		return nil, s.faults
+	}
+	net, err := newNetwork(s.cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer net.close()
+	found := map[source.TopicPartition]string{}
+	err = kafkalog.RetryTransient(ctx, net, kafkalog.CoordinatorPatience, func() error {
+		topics, err := net.fetchOffsets(ctx, nil)
+		if err != nil {
+			return err
+		}
+		clear(found)
+		for _, t := range topics {
+			if !slices.Contains(s.cfg.Topics, t.Topic) {
+				continue
+			}
+			for _, r := range t.Partitions {
+				if err := net.Error(r.ErrorCode); err != nil {
+					return err
+				}
+				if r.Offset >= 0 && r.Metadata != nil {
+					found[source.TopicPartition{Topic: t.Topic, Partition: r.Partition}] = *r.Metadata
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("offsets of group %s: %w", s.cfg.GroupID, err)
+	}
+	return found, nil
+}
 
 // Run joins the group and calls own, in a goroutine of its own, for each partition that the group
 // assigns to this process. When ctx is done, it waits for every own, leaves the group (unless it is

@@ -2,7 +2,10 @@ package kafkasource
 
 import (
 	"context"
+	"fmt"
 	"slices"
+
+	"github.com/segmentio/kafka-go"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
@@ -38,6 +41,44 @@ func (s *Source) Topics() []string { return slices.Clone(s.cfg.Topics) }
 // Ready returns nil while this process is a member of the group, with or without partitions, and
 // otherwise an error with the reason. It is for [consumer.Consumer.Ready].
 func (s *Source) Ready() error { return s.joined.Err() }
+
+// GroupMetadata asks the group's coordinator, on a connection of its own, for the metadata of the
+// offsets that the group has committed in the source's topics.
+func (s *Source) GroupMetadata(ctx context.Context) (map[source.TopicPartition]string, error) {
+	if s.faults != nil {
+		return nil, s.faults
+	}
+	net := newNetwork(s.cfg)
+	defer net.close()
+	found := map[source.TopicPartition]string{}
+	err := kafkalog.RetryTransient(ctx, net, kafkalog.CoordinatorPatience, func() error {
+		ctx, cancel := net.bounded(ctx)
+		defer cancel()
+		resp, err := net.client.OffsetFetch(ctx, &kafka.OffsetFetchRequest{GroupID: s.cfg.GroupID}) // of all topics
+		if err != nil {
+			return err
+		}
+		if resp.Error != nil {
+			return resp.Error
+		}
+		clear(found)
+		for _, topic := range s.cfg.Topics {
+			for _, r := range resp.Topics[topic] {
+				if r.Error != nil {
+					return r.Error
+				}
+				if r.CommittedOffset >= 0 {
+					found[source.TopicPartition{Topic: topic, Partition: int32(r.Partition)}] = r.Metadata
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("offsets of group %s: %w", s.cfg.GroupID, err)
+	}
+	return found, nil
+}
 
 // Run joins the group and calls own, in a goroutine of its own, for each partition that the group
 // assigns to this process. When ctx is done, it waits for every own, leaves the group and returns

@@ -1,6 +1,6 @@
 // Package source has the types for writing a source of messages for package consumer. A
 // consumer.Source hands over each partition that its process comes to own as a [Partition]. M is
-// *consumer.Message. Packages kafkasource, franzsource and sharesource read Kafka.
+// *consumer.Message. Packages kafkasource and franzsource read Kafka.
 //
 // A source decides which partitions a process owns, and the database decides which process may
 // commit. A source that is wrong about ownership therefore costs work, but never causes a second

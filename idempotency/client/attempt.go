@@ -10,7 +10,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
+
+	"github.com/onlyonce/onlyonce/internal/outcome"
 )
 
 // drainTime is how long it may take to read an answer that is not returned, so that its connection
@@ -99,13 +100,35 @@ func (b *answerBody) Close() error {
 // no use: a problem (RFC 9457) whose member "retryable" is false. In that case it returns false,
 // and the answer can still be read.
 func (a *sentAttempt) drain() (again bool) {
-	a.timer.Reset(drainTime)
-	defer a.timer.Stop()
-	read, err := io.ReadAll(io.LimitReader(a.resp.Body, protocol.MaxProblem+1))
-	if err == nil && len(read) <= protocol.MaxProblem && protocol.IsFinalProblem(a.resp.Header, read) {
-		a.resp.Body = &answerBody{bytes.NewReader(read), a.resp.Body, a.cancel}
+	if outcome.IsFinalProblem(a.resp.Header, a.readProblem()) {
 		return false
 	}
 	_ = a.resp.Body.Close()
 	return true
+}
+
+// readProblem returns an answer's body if it is short enough for a problem. The answer can still be
+// read.
+func (a *sentAttempt) readProblem() []byte {
+	a.timer.Reset(drainTime)
+	defer a.timer.Stop()
+	read, err := io.ReadAll(io.LimitReader(a.resp.Body, outcome.MaxProblem+1))
+	whole := io.Reader(bytes.NewReader(read))
+	if err != nil || len(read) > outcome.MaxProblem {
+		whole = io.MultiReader(whole, a.resp.Body)
+		read = nil
+	}
+	a.resp.Body = &answerBody{whole, a.resp.Body, a.cancel}
+	return read
+}
+
+// inMemory returns the answer with what is kept of its body, and closes it.
+func (a *sentAttempt) inMemory() *http.Response {
+	a.timer.Reset(drainTime)
+	defer a.timer.Stop()
+	kept, _ := io.ReadAll(io.LimitReader(a.resp.Body, outcome.MaxProblem)) // a body that breaks off is kept as far as it came
+	_ = a.resp.Body.Close()
+	resp := *a.resp
+	resp.Body = io.NopCloser(bytes.NewReader(kept))
+	return &resp
 }

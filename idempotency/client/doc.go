@@ -34,10 +34,14 @@
 //
 // It retries after network errors, 409 with a Retry-After, 425, 429 and 5xx except 501, 505 and
 // 511. It does not retry if the answer is a problem (RFC 9457) whose member "retryable" is false,
-// or a 5xx with Idempotency-Status: bypassed, because then the server has not kept the key. Every
-// other response is an answer, for example 422: that key belongs to another request. It honours a
-// Retry-After in both forms, up to a bound; otherwise waits double, with jitter. The number of
-// attempts, the time of each and of all are bounded, and a cancelled context ends them.
+//      or a 5xx with Idempotency-Status: bypassed, because then the server has not kept the key.
+//      Every other response is an answer, for example 422: that key belongs to another request. But
+//      if an attempt got no answer, a later one that is refused does not say what became of it: a
+//      gateway's 401 or 404 knows no keys. The [*TransportError] then has that response. What a
+//      server with package idempotency says of a key is final, because its Idempotency-Status says
+//      so. It honours a Retry-After in both forms, up to a bound; otherwise waits double, with
+//      jitter. The number of attempts, the time of each and of all are bounded, and a cancelled
+//      context ends them.
 //
 // Together client and server apply a request once: at-least-once requests here, effects applied
 // once there.
@@ -48,8 +52,9 @@
 //   - It does not outlast the server's memory. A server keeps keys for a time, for example 24
 //     hours; a retry after that is a new operation. Config.TotalTime keeps one call below it; a
 //     client that retries days later must first check whether the operation was applied.
-//   - It does not decide what an open outcome means. After a [*TransportError], and after a 409,
-//     425, 429 or 5xx that it returns, the outcome is unknown: retry later, under the same key.
+//   - It does not decide what an open outcome means. After a [*TransportError], with a Response or
+//     without, and after a 409, 425, 429 or 5xx that it returns, the outcome is unknown: retry
+//     later, under the same key.
 //   - It does not repeat an operation on purpose. The server stores a final refusal, for example a
 //     declined charge, and returns it again under its key. To try once more, use another key: the
 //     next Version of an [Intent].

@@ -28,6 +28,6 @@ func ExampleNewSQLKeyStore() {
 	_, err = client.NewSQLKeyStore(db, `keys"; drop table x`)
 	fmt.Println(err)
 	// Output:
-	// create table shop.idempotency_keys (intent text primary key, key text not null, made_at timestamp not null default current_timestamp)
+	// create table shop.idempotency_keys (intent text primary key, key text not null, made_at timestamp not null)
 	// idempotency/client: table: "keys\"; drop table x" must be a name of letters, digits and underscores, with at most one dot
 }

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -468,5 +470,53 @@ func TestErrorNamesTheKey(t *testing.T) {
 		if !errors.As(err, &failed) || failed.Key != "order-17" || failed.Attempts != 3 || !errors.Is(err, io.EOF) || len(s.got) != 3 || failed.Timeout() {
 			t.Errorf("%v", err)
 		}
+	})
+}
+
+// O6: an attempt gets no answer, and a gateway refuses the next one. That is no answer to the
+// operation. Our own server's is, because it has looked for the key.
+func TestO6RefusalAfterALostAnswer(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		status int
+		mark   string
+		lost   bool // an attempt before got no answer
+		open   bool
+	}{
+		{401, "", true, true}, {403, "", true, true}, {404, "", true, true}, {409, "", true, true}, {413, "", true, true}, {422, "", true, true},
+		{422, "mismatch", true, true}, {403, "rejected", true, true}, {422, "created", true, false}, {422, "replayed", true, false}, {410, "replayed", true, false},
+		{201, "", true, false}, {401, "", false, false}, {404, "", false, false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &script{plays: []play{{status: c.status, header: header("Idempotency-Status", c.mark)}}}
+			if c.lost {
+				s.plays = append([]play{{err: io.ErrUnexpectedEOF}}, s.plays...)
+			}
+			resp, err := slow(t, client.Config{Base: s}).RoundTrip(post(t, t.Context(), url, "x"))
+			var open *client.TransportError
+			switch {
+			case !c.open && err != nil:
+				t.Errorf("%+v: %v", c, err)
+			case !c.open:
+				read(t, resp)
+			case !errors.As(err, &open) || open.Response == nil || open.Response.StatusCode != c.status || !strings.Contains(err.Error(), strconv.Itoa(c.status)):
+				t.Errorf("%+v: %v", c, err)
+			default:
+				read(t, open.Response)
+			}
+		})
+	}
+}
+
+// O6: an attempt that found nobody to connect to leaves nothing open.
+func TestO6RefusalAfterNoConnection(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{plays: []play{{err: &net.OpError{Op: "dial", Err: errors.New("connection refused")}}, {status: 404}}}
+		resp, err := slow(t, client.Config{Base: s}).RoundTrip(post(t, t.Context(), url, "x"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		read(t, resp)
 	})
 }

@@ -12,8 +12,8 @@ import (
 
 // SQLKeyStore is a [KeyStore] in a table of a database, through database/sql. It works with
 // PostgreSQL, and with other databases that support "on conflict ... returning" and $1, for example
-// SQLite. Create the table with the statement of [SQLKeyStore.Schema]. It is safe for concurrent
-// use, also by several processes.
+// SQLite. Times in the table are this program's, in UTC. Create the table with the statement of
+// [SQLKeyStore.Schema]. It is safe for concurrent use, also by several processes.
 type SQLKeyStore struct {
 	db                           *sql.DB
 	schema, keep, forget, expire string
@@ -35,11 +35,12 @@ func NewSQLKeyStore(db *sql.DB, table string) (*SQLKeyStore, error) {
 	}
 	in := func(statement string) string { return strings.ReplaceAll(statement, "TABLE", table) }
 	// Keep updates a row that exists to itself, because "returning" returns only rows that were
-	// written. All use the primary key but expire, which reads the whole table.
+	// written. All use the primary key but expire, which reads the whole table. No statement has
+	// the database say what time it is: that depends on the session's time zone.
 	return &SQLKeyStore{
 		db:     db,
-		schema: in(`create table TABLE (intent text primary key, key text not null, made_at timestamp not null default current_timestamp)`),
-		keep:   in(`insert into TABLE as t (intent, key) values ($1, $2) on conflict (intent) do update set intent = t.intent returning key`),
+		schema: in(`create table TABLE (intent text primary key, key text not null, made_at timestamp not null)`),
+		keep:   in(`insert into TABLE as t (intent, key, made_at) values ($1, $2, $3) on conflict (intent) do update set intent = t.intent returning key`),
 		forget: in(`delete from TABLE where intent = $1`),
 		expire: in(`delete from TABLE where made_at < $1`),
 	}, errors.Join(faults...)
@@ -51,7 +52,7 @@ func (s *SQLKeyStore) Schema() string { return s.schema }
 // Keep stores a key for an intent without one, and returns the intent's key. It commits before it
 // returns. Two concurrent calls return the same key.
 func (s *SQLKeyStore) Keep(ctx context.Context, intent, key string) (kept string, err error) {
-	err = s.db.QueryRowContext(ctx, s.keep, intent, key).Scan(&kept)
+	err = s.db.QueryRowContext(ctx, s.keep, intent, key, time.Now().UTC()).Scan(&kept)
 	return kept, err
 }
 
@@ -61,7 +62,8 @@ func (s *SQLKeyStore) Forget(ctx context.Context, intent string) error {
 	return err
 }
 
-// Expire removes keys that were stored before a time, and returns their number. The server forgets
+// Expire removes keys that were stored before a time, by the clocks of the programs that stored
+// them, and returns their number. The server forgets
 // its side after its TTL. If a key is removed before, the next attempt is a new operation, so
 // choose a time so long ago that a retry can no longer come.
 func (s *SQLKeyStore) Expire(ctx context.Context, before time.Time) (int64, error) {

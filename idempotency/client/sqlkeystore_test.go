@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/onlyonce/onlyonce/idempotency/client"
@@ -60,6 +61,42 @@ func TestSQLKeyStore(t *testing.T) {
 		if n, err := store.Expire(t.Context(), time.Now().Add(c.before)); err != nil || n != c.want {
 			t.Errorf("%d keys expired, want %d: %v", n, c.want, err)
 		}
+	}
+}
+
+// T15: a key that was stored a moment ago is not expired, and an older one is, whatever the
+// session's time zone.
+func TestT15SQLKeyStore(t *testing.T) {
+	t.Parallel()
+	for _, zone := range []string{"UTC", "America/Los_Angeles", "Asia/Kathmandu"} {
+		t.Run(zone, func(t *testing.T) {
+			t.Parallel()
+			cfg, err := pgx.ParseConfig(pgtest.URL(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg.RuntimeParams["timezone"] = zone
+			db := stdlib.OpenDB(*cfg)
+			t.Cleanup(func() { _ = db.Close() })
+			store, err := client.NewSQLKeyStore(db, "public.idempotency_keys")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := db.ExecContext(t.Context(), store.Schema()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := client.StoredKey(t.Context(), store, "form 17"); err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range []struct {
+				before time.Duration // from now
+				want   int64
+			}{{-time.Hour, 0}, {time.Hour, 1}} {
+				if n, err := store.Expire(t.Context(), time.Now().Add(c.before)); err != nil || n != c.want {
+					t.Errorf("before now and %v: %d keys expired, want %d: %v", c.before, n, c.want, err)
+				}
+			}
+		})
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
+
+	"github.com/onlyonce/onlyonce/internal/outcome"
 )
 
 // Transport is an http.RoundTripper that makes each request one operation: it adds an idempotency
@@ -30,8 +32,9 @@ func NewTransport(cfg Config) (*Transport, error) {
 
 // RoundTrip returns the first final answer. If attempts or time run out, it returns the last
 // answer, or a [*TransportError] if the last attempt got none. In both cases the outcome is
-// unknown, and the caller may try again under the same key. The key as it was sent is in
-// Response.Request.Header.
+// unknown, and the caller may try again under the same key. If an attempt got no answer and a later
+// one is refused, a [*TransportError] has that answer, because it does not say what became of the
+// earlier attempt (O6). The key as it was sent is in Response.Request.Header.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if !slices.Contains(t.cfg.Methods, req.Method) {
 		return t.cfg.Base.RoundTrip(req)
@@ -83,6 +86,7 @@ type operation struct {
 	body     *replayableBody
 	deadline time.Time
 	backoff  *backoff.ExponentialBackOff
+	open     bool // an attempt may have been applied, and no answer has settled it
 }
 
 func (o *operation) runAttempts(ctx context.Context) (*http.Response, error) {
@@ -90,12 +94,14 @@ func (o *operation) runAttempts(ctx context.Context) (*http.Response, error) {
 		started := AttemptStart{Key: o.key, Attempt: n, Request: o.request}
 		attemptCtx := o.cfg.Hooks.emitStart(ctx, started)
 		a := o.sendAttempt(attemptCtx)
-		wait, again := o.planRetry(ctx, n, a)
+		next, wait, again := o.planRetry(ctx, n, a)
 		o.cfg.Hooks.emitEnd(attemptCtx, AttemptEnd{AttemptStart: started, Status: a.status(), Err: a.err, Again: again, Wait: wait})
 		switch {
 		case again:
 		case a.err != nil:
 			return nil, &TransportError{Key: o.key, Attempts: n, Err: a.err}
+		case next == outcome.Refused && o.open:
+			return nil, &TransportError{Key: o.key, Attempts: n, Err: errRefusedLater, Response: a.inMemory()}
 		default:
 			return a.resp, nil
 		}

@@ -43,7 +43,9 @@ func Example() {
 			return nil, err
 		}
 		go func() { _ = layer.Run(ctx) }() // purges expired records
-		return grpc.NewServer(grpc.ChainUnaryInterceptor(guard.Unary())), nil
+		server := grpc.NewServer(grpc.ChainUnaryInterceptor(guard.Unary()))
+		// Register your services here, for example paypb.RegisterPaymentsServer(server, payments).
+		return server, guard.Check(server)
 	}
 	charge := func(ctx context.Context, account *wrapperspb.StringValue) (*wrapperspb.Int64Value, error) {
 		tx, err := grpcserver.Tx(ctx)

@@ -7,10 +7,17 @@
 //	})
 //	...
 //	server := grpc.NewServer(grpc.ChainUnaryInterceptor(authenticate, guard.Unary()))
+//	paypb.RegisterPaymentsServer(server, payments)
+//	err = guard.Check(server)
 //
 // The client sends the key in the metadata "idempotency-key", the same at each attempt. A handler
 // writes through [Tx], in the transaction that stores its answer. Each later call with the key gets
-// the same answer, or the same final error with its details.
+// the same answer, or the same final error with its details, and the metadata that the handler has
+// set (grpc.SetHeader, grpc.SetTrailer). They are sent with the answer, and those of a run that was
+// undone are not.
+//
+// Only unary methods are protected. [Interceptor.Check] finds methods of the configuration that the
+// server does not have or that stream: call it once all services are registered.
 package grpcserver
 
 import (
@@ -19,6 +26,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -137,6 +145,31 @@ func New(layer *idempotency.Layer, cfg Config) (*Interceptor, error) {
 	return i, nil
 }
 
+// Check compares the configuration with the services of a server, once all are registered. A method
+// that the server does not have, or that streams, would run unprotected. The error lists each, and
+// wraps idempotency.ErrConfig.
+func (i *Interceptor) Check(server interface {
+	GetServiceInfo() map[string]grpc.ServiceInfo
+}) error {
+	unary := map[string]bool{}
+	for service, info := range server.GetServiceInfo() {
+		for _, m := range info.Methods {
+			unary["/"+service+"/"+m.Name] = !m.IsClientStream && !m.IsServerStream
+		}
+	}
+	l := fields.List{Sentinel: fields.Named("grpcserver", idempotency.ErrConfig), Struct: "Config"}
+	for _, name := range slices.Sorted(maps.Keys(i.methods)) {
+		protects, has := unary[name]
+		switch {
+		case !has:
+			l.Add(fmt.Sprintf("Methods[%q]", name), "the server has no such method: its calls would run unprotected")
+		case !protects:
+			l.Add(fmt.Sprintf("Methods[%q]", name), "the method streams: only unary ones are protected")
+		}
+	}
+	return l.Err()
+}
+
 type txKey struct{}
 
 // Tx returns the transaction for a call's effects, from a context of the handler. If the handler
@@ -180,23 +213,35 @@ func (i *Interceptor) Unary() grpc.UnaryServerInterceptor {
 
 // call runs the handler, or returns what an earlier call has stored.
 func (m *method) call(ctx context.Context, scope idempotency.Scope, key string, req any, handler grpc.UnaryHandler) (any, error) {
-	stored, how, err := idempotency.Do(ctx, m.doer, scope, key, req, func(ctx context.Context, tx consumer.Tx) (*anypb.Any, error) {
+	var last answerMetadata // of the latest run: if one was committed, of that one
+	stored, how, err := idempotency.Do(ctx, m.doer, scope, key, req, func(ctx context.Context, tx consumer.Tx) (*storedAnswer, error) {
+		run := &runMetadata{method: m.name}
+		ctx = grpc.NewContextWithServerTransportStream(ctx, run)
 		answer, err := handler(context.WithValue(ctx, txKey{}, tx), req)
+		last = run.taken()
 		if err != nil {
-			return nil, m.storable(err)
+			return nil, m.storable(err, last)
 		}
 		message, ok := answer.(proto.Message)
 		if !ok {
 			return nil, fmt.Errorf("grpcserver: the handler returned %T, which is no protobuf message", answer)
 		}
-		return anypb.New(message)
+		packed, err := anypb.New(message)
+		return &storedAnswer{packed, last}, err
 	})
 	mark(ctx, how)
+	if how == idempotency.Created || how == idempotency.Released {
+		last.send(ctx)
+	}
 	var permanent *idempotency.PermanentError
 	var refused *idempotency.RefusedError
 	switch {
 	case errors.As(err, &permanent):
-		return nil, restored(permanent)
+		again, err := restored(permanent)
+		if how == idempotency.Replayed {
+			again.send(ctx)
+		}
+		return nil, err
 	case errors.As(err, &refused):
 		if refused.Err != nil {
 			m.logger.ErrorContext(ctx, "onlyonce: call refused", "method", m.name, "code", refused.Code, "error", refused.Err)
@@ -207,18 +252,27 @@ func (m *method) call(ctx context.Context, scope idempotency.Scope, key string, 
 	case err != nil:
 		return nil, err
 	}
-	answer, err := stored.UnmarshalNew()
+	answer, err := stored.message.UnmarshalNew()
 	if err != nil {
 		return nil, problem(codes.Internal, "record-unreadable", "the stored answer cannot be read", 0)
+	}
+	if how == idempotency.Replayed {
+		stored.metadata.send(ctx)
 	}
 	return answer, nil
 }
 
-// finalStatus is the code of a stored error, whose detail is the whole status.
+// storedAnswer is what Do stores of an answer that is no error.
+type storedAnswer struct {
+	message  *anypb.Any
+	metadata answerMetadata
+}
+
+// finalStatus is the code of a stored error, whose detail is the whole status with the metadata.
 const finalStatus = "grpc-status"
 
 // storable returns a handler's error as one that is stored, if its code is final.
-func (m *method) storable(err error) error {
+func (m *method) storable(err error, with answerMetadata) error {
 	s, ok := status.FromError(err)
 	if !ok || !slices.Contains(m.Final, s.Code()) {
 		return err
@@ -227,23 +281,27 @@ func (m *method) storable(err error) error {
 	if marshalErr != nil {
 		return errors.Join(err, marshalErr)
 	}
-	return &idempotency.PermanentError{Code: finalStatus, Detail: base64.StdEncoding.EncodeToString(encoded)}
+	return &idempotency.PermanentError{Code: finalStatus, Detail: base64.StdEncoding.EncodeToString(encodeStored(encoded, with))}
 }
 
-// restored returns the status of a stored error.
-func restored(e *idempotency.PermanentError) error {
+// restored returns the status of a stored error, and its metadata.
+func restored(e *idempotency.PermanentError) (answerMetadata, error) {
 	if e.Code != finalStatus { // of a handler that returned a PermanentError itself
-		return problem(codes.FailedPrecondition, e.Code, e.Detail, 0)
+		return answerMetadata{}, problem(codes.FailedPrecondition, e.Code, e.Detail, 0)
 	}
 	var s spb.Status
+	var with answerMetadata
 	raw, err := base64.StdEncoding.DecodeString(e.Detail)
+	if err == nil {
+		raw, with, err = decodeStored(raw)
+	}
 	if err == nil {
 		err = proto.Unmarshal(raw, &s)
 	}
 	if err != nil {
-		return problem(codes.Internal, "record-unreadable", "the stored error cannot be read", 0)
+		return answerMetadata{}, problem(codes.Internal, "record-unreadable", "the stored error cannot be read", 0)
 	}
-	return status.ErrorProto(&s)
+	return with, status.ErrorProto(&s)
 }
 
 // refusalCodes are the codes of calls that have neither an answer nor an error of the handler.
@@ -296,22 +354,30 @@ func mark(ctx context.Context, how idempotency.Outcome) {
 type codec struct{}
 
 func (codec) Marshal(v any) ([]byte, error) {
-	m, ok := v.(proto.Message)
-	if !ok {
-		return nil, fmt.Errorf("grpcserver: %T is no protobuf message", v)
+	deterministic := proto.MarshalOptions{Deterministic: true}
+	switch v := v.(type) {
+	case *storedAnswer:
+		message, err := deterministic.Marshal(v.message)
+		return encodeStored(message, v.metadata), err
+	case proto.Message: // a request
+		return deterministic.Marshal(v)
 	}
-	return proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	return nil, fmt.Errorf("grpcserver: %T is no protobuf message", v)
 }
 
 func (codec) Unmarshal(data []byte, v any) error {
-	into, ok := v.(**anypb.Any)
+	into, ok := v.(**storedAnswer)
 	if !ok {
 		return fmt.Errorf("grpcserver: cannot decode into %T", v)
 	}
-	*into = &anypb.Any{}
-	if err := proto.Unmarshal(data, *into); err != nil {
+	message, with, err := decodeStored(data)
+	if err != nil {
 		return err
 	}
-	_, err := (*into).UnmarshalNew() // the type must be known, or no later call could get the answer
+	*into = &storedAnswer{&anypb.Any{}, with}
+	if err := proto.Unmarshal(message, (*into).message); err != nil {
+		return err
+	}
+	_, err = (*into).message.UnmarshalNew() // the type must be known, or no later call could get the answer
 	return err
 }

@@ -3,8 +3,10 @@ package grpcserver_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -59,10 +61,12 @@ func (p *payments) desc() *grpc.ServiceDesc {
 
 // rig is a server with the interceptor, and a client.
 type rig struct {
-	t    *testing.T
-	pool *pgxpool.Pool
-	svc  *payments
-	conn *grpc.ClientConn
+	t      *testing.T
+	pool   *pgxpool.Pool
+	svc    *payments
+	guard  *grpcserver.Interceptor
+	server *grpc.Server
+	conn   *grpc.ClientConn
 }
 
 func newRig(t *testing.T) *rig {
@@ -97,6 +101,8 @@ func newRigOn(t *testing.T, layers, pool *pgxpool.Pool) *rig {
 	}
 	listener := bufconn.Listen(1 << 16)
 	server := grpc.NewServer(grpc.ChainUnaryInterceptor(guard.Unary()))
+	r.guard = guard
+	r.server = server
 	server.RegisterService(r.svc.desc(), r.svc)
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
@@ -123,8 +129,9 @@ func (r *rig) pay(ctx context.Context, in string) (proto.Message, error) {
 
 // answer is what a call returned.
 type answer struct {
-	text, mark string
-	err        error
+	text, mark      string
+	header, trailer metadata.MD
+	err             error
 }
 
 func (a answer) code() codes.Code { return status.Code(a.err) }
@@ -143,10 +150,9 @@ func (a answer) reason() string {
 func (r *rig) call(method, in string, pairs ...string) (a answer) {
 	r.t.Helper()
 	var out wrapperspb.StringValue
-	var header metadata.MD
 	ctx := metadata.AppendToOutgoingContext(r.t.Context(), pairs...)
-	a.err = r.conn.Invoke(ctx, method, wrapperspb.String(in), &out, grpc.Header(&header))
-	if marks := header.Get(grpcserver.StatusMetadata); len(marks) == 1 {
+	a.err = r.conn.Invoke(ctx, method, wrapperspb.String(in), &out, grpc.Header(&a.header), grpc.Trailer(&a.trailer))
+	if marks := a.header.Get(grpcserver.StatusMetadata); len(marks) == 1 {
 		a.mark = marks[0]
 	}
 	a.text = out.GetValue()
@@ -235,6 +241,75 @@ func TestErrors(t *testing.T) {
 		if runs := r.svc.runs.Load() - before; final != (runs == 1) || r.effects() != 0 {
 			t.Errorf("%s: %d runs, %d effects", code, runs, r.effects())
 		}
+	}
+}
+
+// H12, H13: the metadata that a handler sets belong to its answer. They are sent with it, and again
+// with each replay but for what is never stored; those of a run that was undone are not.
+func TestH13Metadata(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		err  error
+	}{{"answer", nil}, {"final error", status.Error(codes.NotFound, "no such account")}} {
+		r := newRig(t)
+		r.svc.handle = func(ctx context.Context, in string) (proto.Message, error) {
+			run := fmt.Sprint(r.svc.runs.Load())
+			header := metadata.Pairs("x-run", run, "x-two", "1", "x-two", "2", "x-raw-bin", "\xff\x00", "set-cookie", "session=1", grpcserver.StatusMetadata, "mine")
+			if err := errors.Join(grpc.SendHeader(ctx, header), grpc.SetTrailer(ctx, metadata.Pairs("x-sum", run))); err != nil {
+				t.Error(err)
+			}
+			if run == "1" {
+				tx, err := grpcserver.Tx(ctx)
+				if err == nil {
+					_, err = tx.Exec(ctx, `do 'begin raise exception using errcode = ''40001''; end'`)
+				}
+				return nil, err // runs again
+			}
+			if c.err != nil {
+				return nil, c.err
+			}
+			return r.pay(ctx, in)
+		}
+		for _, mark := range []string{"created", "replayed"} {
+			a := r.charge("k", "x")
+			if a.code() != status.Code(c.err) || a.mark != mark {
+				t.Fatalf("%s: %+v, want %s", c.name, a, mark)
+			}
+			for name, want := range map[string][]string{"x-run": {"2"}, "x-two": {"1", "2"}, "x-raw-bin": {"\xff\x00"}, grpcserver.StatusMetadata: {mark}} {
+				if got := a.header.Get(name); !slices.Equal(got, want) {
+					t.Errorf("%s, %s: header %s is %q, want %q", c.name, mark, name, got, want)
+				}
+			}
+			if got := a.header.Get("set-cookie"); len(got) > 0 == (mark == "replayed") {
+				t.Errorf("%s, %s: cookies %q", c.name, mark, got)
+			}
+			if got := a.trailer.Get("x-sum"); !slices.Equal(got, []string{"2"}) {
+				t.Errorf("%s, %s: trailer %q", c.name, mark, got)
+			}
+		}
+	}
+}
+
+// A method that the server does not have, or that streams, is a fault.
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	if err := r.guard.Check(r.server); err != nil {
+		t.Error(err)
+	}
+	streaming := grpc.NewServer()
+	desc := r.svc.desc()
+	desc.Methods = slices.DeleteFunc(desc.Methods, func(m grpc.MethodDesc) bool { return m.MethodName == "Charge" })
+	desc.Streams = []grpc.StreamDesc{{StreamName: "Charge", ServerStreams: true}}
+	streaming.RegisterService(desc, r.svc)
+	err := r.guard.Check(streaming)
+	if !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), charge) || !strings.Contains(err.Error(), "streams") || strings.Contains(err.Error(), preview) {
+		t.Error(err)
+	}
+	err = r.guard.Check(grpc.NewServer())
+	if !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), charge) || !strings.Contains(err.Error(), preview) {
+		t.Error(err)
 	}
 }
 

@@ -2,18 +2,17 @@ package cursor
 
 // CreateSQL makes a lease and a cursor, once: a row that exists already stays as it is. In: scope,
 // topic, partition, group, cluster and topic id (each null: the next owner sets it), offset,
-// policy, leader epoch below the offset (null: not known). One row: the id; none if the cursor
-// exists.
+// policy, leader epoch below the offset (null: not known), name of the lease (names.Cursor). One
+// row: the id; none if the cursor exists.
 //
-// The lease's name is unambiguous, because Kafka allows no '/' in a topic. If a lease exists
-// without its cursor, it is used, in a run above all rows that are left of it.
+// If a lease exists without its cursor, it is used, in a run above all rows that are left of it.
 //
 // It waits for a change of the scope's class of horizon, which fences out the owners of the cursors
 // that there are: the owner of this one reads the class later (K10).
 const CreateSQL = `
 with scope as materialized (select scope from onlyonce.scopes where scope = $1 for key share),
 lease as (
-  insert into onlyonce.leases (name) values ('cursor/' || $1::text || '/' || $2::text || '/' || $3::integer)
+  insert into onlyonce.leases (name) values ($10)
   on conflict (name) do update set name = excluded.name returning id)
 insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, topic_id, start_offset, run_start, start_policy, run_epoch, run)
 select id, $1::text, $2::text, $3::integer, $4::text, $5::text, $6::uuid, $7::bigint, $7::bigint, $8::text, $9::integer,
@@ -23,19 +22,11 @@ select id, $1::text, $2::text, $3::integer, $4::text, $5::text, $6::uuid, $7::bi
 on conflict do nothing
 returning id`
 
-// LockOwnerSQL has the lock of a cursor's owner to itself, and LockSQL the lease's row after that.
-// In: scope, topic, partition. One row each, or none if there is no cursor. They wait for the
-// owner's transactions, which share the one or hold the other FOR SHARE, and keep out later ones
-// and every process that would take over. Only a later statement sees what they did (C3, G6).
-const (
-	LockOwnerSQL = `
-select pg_advisory_xact_lock(onlyonce.owner_lock(c.id)) from onlyonce.cursors c where c.scope = $1 and c.topic = $2 and c.partition = $3`
-
-	LockSQL = `
-select l.id from onlyonce.cursors c join onlyonce.leases l on l.id = c.id
- where c.scope = $1 and c.topic = $2 and c.partition = $3
-   for no key update of l`
-)
+// LockOwnerSQL has a cursor to itself, by onlyonce.lock_owner. In: scope, topic, partition. One
+// row, or none if there is no cursor. It waits for the owner's transactions, and keeps out later
+// ones and every process that would take over. Only a later statement sees what they did (C3, T14).
+const LockOwnerSQL = `
+select onlyonce.lock_owner(c.id) from onlyonce.cursors c where c.scope = $1 and c.topic = $2 and c.partition = $3`
 
 // FenceOwnerSQL raises the epoch and sets a new nonce, so that any later write of the present owner
 // fails on its fence. In: lease, the epoch that was read under the lock. Out: the new epoch. It is
@@ -141,16 +132,13 @@ on conflict (scope) do update set copies = coalesce(s.copies, excluded.copies), 
   class_changed_at = coalesce(excluded.class_changed_at, s.class_changed_at),
   topics = (select array_agg(distinct t) from unnest(s.topics || excluded.topics) t)`
 
-// LockScopeOwnersSQL has the locks of the owners of all cursors of a scope to itself, and
-// LockScopeSQL locks their leases after that; see LockOwnerSQL. LockScopeRowSQL locks the scope's
-// row after both: it waits for transactions that make a cursor (CreateSQL) or claim by the row
-// (onlyonce.claim_scope), and keeps out later ones. In: scope.
+// LockScopeOwnersSQL has all cursors of a scope to itself, one after another; see LockOwnerSQL.
+// Out: a row for each. LockScopeRowSQL locks the scope's row after that: it waits for transactions
+// that make a cursor (CreateSQL) or claim by the row (onlyonce.claim_scope), and keeps out later
+// ones. In: scope.
 const (
 	LockScopeOwnersSQL = `
-select pg_advisory_xact_lock(onlyonce.owner_lock(o.id)) from (select c.id from onlyonce.cursors c where c.scope = $1 order by c.id) o`
-
-	LockScopeSQL = `
-select l.id from onlyonce.cursors c join onlyonce.leases l on l.id = c.id where c.scope = $1 order by l.id for no key update of l`
+select onlyonce.lock_owner(o.id) from (select c.id from onlyonce.cursors c where c.scope = $1 order by c.id) o`
 
 	LockScopeRowSQL = `select scope from onlyonce.scopes where scope = $1 for update`
 )

@@ -321,7 +321,7 @@ func TestBadEventsAreNamed(t *testing.T) {
 
 func TestEveryFaultOfAConfigurationIsNamed(t *testing.T) {
 	t.Parallel()
-	_, err := eventsource.NewSource(nil, eventsource.Config{Topics: []string{"a/b", "s", "s"}, Partitions: -1, PollInterval: 1, LeaseTTL: 1, HandoverTimeout: -1,
+	_, err := eventsource.NewSource(nil, eventsource.Config{Group: "\xff", Topics: []string{"a/b", "s", "s"}, Partitions: -1, PollInterval: 1, LeaseTTL: 1, HandoverTimeout: -1,
 		FetchBytes: -1, Retention: -1, SegmentBytes: -1})
 	for _, field := range []string{"pool", "Group", `"a/b"`, "twice", "Partitions", "PollInterval", "LeaseTTL", "HandoverTimeout", "FetchBytes", "Retention", "SegmentBytes"} {
 		if err == nil || !strings.Contains(err.Error(), field) {

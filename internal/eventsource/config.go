@@ -20,8 +20,8 @@ var ErrConfig = errors.New("eventsource")
 // Config configures a [Source]. The zero value of a field is the default that its comment names. A
 // value out of range is an error and never adjusted.
 type Config struct {
-	// Group names the consumers that work together: its members share the partitions. Required; at
-	// most 200 bytes.
+	// Group names the consumers that work together: its members share the partitions, and have one
+	// scope. At most 200 bytes. Defaults to the consumer's scope.
 	Group string
 
 	// Topics are the streams to read. Required.
@@ -90,8 +90,8 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 	if pool == nil {
 		fault("pool", "must not be nil")
 	}
-	if c.Group == "" || len(c.Group) > maxGroup || !isStorable(c.Group) {
-		fault("Config.Group", "must be 1 to %d bytes of UTF-8 without NUL: it names who consumes together", maxGroup)
+	if len(c.Group) > maxGroup || !isStorable(c.Group) {
+		fault("Config.Group", "must be at most %d bytes of UTF-8 without NUL: it names who consumes together", maxGroup)
 	}
 	if len(c.Topics) == 0 {
 		fault("Config.Topics", "must not be empty")

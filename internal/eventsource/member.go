@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
@@ -140,7 +140,7 @@ func (m *member) renewLeases(ctx context.Context) error {
 	defer cancel()
 	for _, topic := range m.cfg.Topics {
 		if m.joined[topic] == nil {
-			l, err := lease.Join(bounded, m.pool, m.memberLease(topic)+"/", m.cfg.LeaseTTL)
+			l, err := lease.Join(bounded, m.pool, names.Readers(m.cfg.Group, topic), m.cfg.LeaseTTL)
 			if err != nil {
 				return err
 			}
@@ -213,7 +213,7 @@ func (m *member) balancePartitions(ctx context.Context) error {
 			if m.held[at] != nil {
 				continue // an own that does not return, or released a moment ago
 			}
-			l, err := lease.Acquire(bounded, m.pool, m.partitionLease(st.Topic)+"/"+strconv.Itoa(int(nr)), m.cfg.LeaseTTL)
+			l, err := lease.Acquire(bounded, m.pool, names.Partitions(m.cfg.Group, st.Topic).Lease(int(nr)), m.cfg.LeaseTTL)
 			if err != nil {
 				return err
 			}

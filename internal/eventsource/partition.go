@@ -47,6 +47,13 @@ select "offset", tenant, id, order_key, header_names, header_values, body, appen
 // row.
 const committedSQL = `select "offset", metadata from onlyonce.stream_offsets where group_id = $1 and stream = $2 and partition = $3`
 
+// groupMetadataSQL reads the metadata of what a group has committed. In: group, topics. Out: a row
+// for each partition. By the primary key's first column.
+const groupMetadataSQL = `
+select s.topic, o.partition::integer, o.metadata
+  from onlyonce.stream_offsets o join onlyonce.streams s on s.id = o.stream
+ where o.group_id = $1 and s.topic = any ($2::text[])`
+
 // commitSQL commits an offset under the partition's lease; see the function's comment in the
 // migration.
 const commitSQL = `select onlyonce.commit_stream_offset($1, $2, $3::uuid, $4, $5, $6, $7, $8)`

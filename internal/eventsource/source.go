@@ -1,10 +1,10 @@
 package eventsource
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -17,6 +17,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/process"
@@ -28,17 +29,18 @@ import (
 // there.
 const ClusterID = "postgres"
 
-// streamsSQL reads the state of streams. In: topics; the prefixes of the names of members' and of
-// partitions' leases. Out: a row for each stream that exists: topic, id, incarnation, partitions,
-// number of members, partitions without a holder, in no order. Takes no lock.
+// streamsSQL reads the state of streams. In, of one length: topics; for each what begins the names
+// of its members' leases, and of its partitions' (S5). Out: a row for each stream that exists:
+// topic, id, incarnation, partitions, number of members, partitions without a holder, in no order.
+// Takes no lock.
 const streamsSQL = `
 select s.topic, s.id, s.incarnation, s.partitions,
-       (select count(*) from onlyonce.leases l where starts_with(l.name, $2::text || s.topic || '/') and l.until > clock_timestamp()
+       (select count(*) from onlyonce.leases l where starts_with(l.name, t.members) and l.until > clock_timestamp()
           and l.until <= clock_timestamp() + interval '1 hour'),
        array(select n::smallint from generate_series(0, s.partitions - 1) n
-               left join onlyonce.leases l on l.name = $3::text || s.topic || '/' || n
+               left join onlyonce.leases l on l.name = t.leases || n
               where l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour' order by random())
-  from onlyonce.streams s where s.topic = any ($1::text[])`
+  from unnest($1::text[], $2::text[], $3::text[]) t(topic, members, leases) join onlyonce.streams s on s.topic = t.topic`
 
 // endsSQL reads the ends of partitions. In: topics and partitions, of one length. Out: a row for
 // each: topic, partition, incarnation (null: the stream is gone), next offset. It is a hint: it
@@ -56,6 +58,7 @@ type Source struct {
 	cfg        Config
 	rotator    *ring.Rotator
 	wake       chan struct{}
+	scope      string // of its consumer; empty before consumer.New
 	running    atomic.Bool
 	membership ready.Link
 }
@@ -80,14 +83,37 @@ func NewSource(pool *pgxpool.Pool, cfg Config) (*Source, error) {
 	return s, nil
 }
 
-// Group implements consumer.Source.
+// Group implements consumer.Source. It is empty before consumer.New if Config.Group is.
 func (s *Source) Group() string { return s.cfg.Group }
 
 // Topics is Config.Topics.
 func (s *Source) Topics() []string { return slices.Clone(s.cfg.Topics) }
 
-// Claimed implements claimed.Source: ids were claimed when the events were appended.
-func (s *Source) Claimed() claimed.Mark { return claimed.Mark{} }
+// ServeScope implements claimed.Source. The scope names the group if Config.Group does not (F15).
+func (s *Source) ServeScope(scope string, _ claimed.Mark) error {
+	if s.scope != "" && s.scope != scope {
+		return fmt.Errorf("is the source of the consumer with the scope %q already: make one for each consumer", s.scope)
+	}
+	s.scope = scope
+	s.cfg.Group = cmp.Or(s.cfg.Group, scope)
+	return nil
+}
+
+// GroupMetadata returns the metadata of the offsets that the group has committed in the streams.
+func (s *Source) GroupMetadata(ctx context.Context) (map[source.TopicPartition]string, error) {
+	found := map[source.TopicPartition]string{}
+	var at source.TopicPartition
+	var metadata string
+	rows, _ := s.pool.Query(ctx, groupMetadataSQL, s.cfg.Group, s.cfg.Topics)
+	_, err := pgx.ForEachRow(rows, []any{&at.Topic, &at.Partition, &metadata}, func() error {
+		found[at] = metadata
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("offsets of group %s: %w", s.cfg.Group, err)
+	}
+	return found, nil
+}
 
 // Wake makes the source look for events now. Call it after a transaction that appended events has
 // committed, in the same process. It never blocks.
@@ -108,6 +134,9 @@ func (s *Source) Run(ctx context.Context, own func(context.Context, source.Parti
 		return errors.New("eventsource: this source is running already")
 	}
 	defer s.running.Store(false)
+	if s.cfg.Group == "" {
+		return errors.New("eventsource: Config.Group: must not be empty for a source without a consumer")
+	}
 	if err := s.checkStreams(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil
@@ -169,7 +198,12 @@ type streamState struct {
 }
 
 func (s *Source) readStreams(ctx context.Context) ([]streamState, error) {
-	rows, err := s.pool.Query(ctx, streamsSQL, s.cfg.Topics, s.memberLease(""), s.partitionLease(""))
+	var members, partitions []string
+	for _, topic := range s.cfg.Topics {
+		members = append(members, names.Readers(s.cfg.Group, topic).Prefix())
+		partitions = append(partitions, names.Partitions(s.cfg.Group, topic).Prefix())
+	}
+	rows, err := s.pool.Query(ctx, streamsSQL, s.cfg.Topics, members, partitions)
 	if err != nil {
 		return nil, fmt.Errorf("looking at the streams: %w", err)
 	}
@@ -178,15 +212,6 @@ func (s *Source) readStreams(ctx context.Context) ([]streamState, error) {
 		return nil, fmt.Errorf("looking at the streams: %w", err)
 	}
 	return found, nil
-}
-
-// Names of leases. A group may have slashes, so it is escaped; a topic has none.
-func (s *Source) memberLease(topic string) string {
-	return "member/events/" + url.PathEscape(s.cfg.Group) + "/" + topic
-}
-
-func (s *Source) partitionLease(topic string) string {
-	return "events/" + url.PathEscape(s.cfg.Group) + "/" + topic
 }
 
 // queryLog runs statements in one round trip. It does so without sequential scans, because a table

@@ -64,9 +64,8 @@ func Target(t string) error {
 	// Once more for each time that somebody on the way may decode it.
 	for again := true; again; {
 		for _, segment := range strings.FieldsFunc(decoded, func(r rune) bool { return r == '/' || r == '\\' }) {
-			name, _, _ := strings.Cut(segment, ";") // servers of Java resolve "..;a=b" as ".."
-			if name == "." || name == ".." {
-				return fmt.Errorf("%q must not hold . or .. as a segment, with parameters (..;) or encoded twice neither", clip(t))
+			if isDots(segment) {
+				return fmt.Errorf("%q must not hold . or .. as a segment, with parameters (..;), control characters or encoded twice neither", clip(t))
 			}
 		}
 		next, err := url.PathUnescape(decoded)
@@ -74,6 +73,19 @@ func Target(t string) error {
 		decoded = next
 	}
 	return nil
+}
+
+// isDots reports whether a server may resolve a segment as . or .. Those of Java do so with
+// "..;a=b", and others take out control characters, or spaces at the end.
+func isDots(segment string) bool {
+	name, _, _ := strings.Cut(segment, ";")
+	name = strings.Map(func(r rune) rune {
+		if r <= ' ' || r == 0x7f {
+			return -1
+		}
+		return r
+	}, name)
+	return name == "." || name == ".."
 }
 
 const connections = "it belongs to the connection, not to the call"

@@ -201,7 +201,7 @@ func (s *samples) parked(t *reports.ParkedTotals) {
 // outbox adds what is known of each sink. A sink that only has calls and that no relay lists has
 // them too.
 func (s *samples) outbox(m *Measures) {
-	oldest, pending := map[string]float64{}, map[string]float64{}
+	oldest, pending, unheld := map[string]float64{}, map[string]float64{}, map[string]float64{}
 	var unlisted []string
 	for _, o := range m.Oldest {
 		oldest[o.Sink] = o.AgeSeconds
@@ -212,10 +212,14 @@ func (s *samples) outbox(m *Measures) {
 	for _, o := range m.Status.Outbox {
 		pending[o.Sink] = float64(o.Count)
 	}
+	for _, u := range m.Status.Unheld {
+		unheld[u.Sink] = float64(u.Calls)
+	}
 	add := func(sink string, relays int64, paused bool) {
 		s.add(metrics.OutboxOldest, oldest[sink], sink)
 		if m.Status.OutboxCounted {
 			s.add(metrics.OutboxPending, pending[sink], sink)
+			s.add(metrics.OutboxUnheld, unheld[sink], sink)
 		}
 		s.add(metrics.OutboxRelays, float64(relays), sink)
 		s.add(metrics.OutboxPaused, map[bool]float64{true: 1}[paused], sink)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/ring"
@@ -222,7 +223,7 @@ func (b *Builder) holdLease(ctx context.Context) (bool, error) {
 		b.lease = nil
 		clear(b.waits)
 	}
-	l, err := lease.Acquire(ctx, b.pool, "filters/"+b.ring.Name, builderTTL)
+	l, err := lease.Acquire(ctx, b.pool, names.Builder(b.ring.Name), builderTTL)
 	b.lease = l
 	return l != nil, err
 }

@@ -16,12 +16,9 @@ import (
 var ErrHorizon = errors.New("the inbox's horizon is too short")
 
 // horizonSQL reads for how many seconds a ring remembers keys at least. In: the ring, and a scope
-// whose class may name another one. Out: a row with the ring; null: for ever. A horizon with
-// months, which only SQL sets, counts as the shortest such months, because rotation adds it to a
-// date.
+// whose class may name another one. Out: a row with the ring; null: for ever.
 const horizonSQL = `
-select name, case when extract(month from horizon) = 0 and extract(year from horizon) = 0 then extract(epoch from horizon)
-            else (select min(extract(epoch from d + horizon - d)) from generate_series(timestamp '2023-01-01', '2027-12-31', '1 day') d) end::float8
+select name, extract(epoch from horizon)::float8
   from onlyonce.rings where name = coalesce((select onlyonce.class_ring(h.class, 'standard') from onlyonce.horizons h where h.scope = $2), $1)`
 
 // DB is what Holds queries: a pool, a connection or a transaction.

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -67,15 +69,42 @@ func TestK6HorizonIsShortenedMeanwhile(t *testing.T) {
 	pgtest.Receive(t, patience, "Run ends", ended)
 }
 
-// K6: a month is as short as the shortest one: rotation adds it to a date.
-func TestK6HorizonOfAMonth(t *testing.T) {
+// T15: a day is 24 hours where the clocks go forward, and a month is 30 days.
+func TestT15Durations(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.DB(t)
-	if _, err := pool.Exec(t.Context(), `update onlyonce.rings set horizon = '1 mon'`); err != nil {
+	cfg := pgtest.DB(t).Config()
+	cfg.ConnConfig.RuntimeParams["timezone"] = "America/Los_Angeles"
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
 		t.Fatal(err)
 	}
-	for days, holds := range map[time.Duration]bool{28: true, 29: false, 30: false} {
-		err := inbox.CheckHorizon(t.Context(), pool, inbox.Need{Ring: "consumer_keys", Copies: days * 24 * time.Hour})
+	defer pool.Close()
+	day := 24 * time.Hour
+	lasts := func(of string) time.Duration {
+		t.Helper()
+		return time.Duration(pgtest.One[float64](t, pool, `select extract(epoch from b + `+of+` - b)::float8 from (select timestamptz '2026-03-08 00:00-08' as b) x`)) * time.Second
+	}
+	if got := lasts(`interval '1 day'`); got != 23*time.Hour {
+		t.Fatalf("the day on which clocks go forward has %v", got)
+	}
+	horizon := `(select horizon from onlyonce.rings where name = 'consumer_short_keys')`
+	keep := `(select keep from onlyonce.retentions where kind = 'parked')`
+	if got := lasts(horizon); got != day {
+		t.Errorf("the horizon of a day in a new database is %v", got)
+	}
+	if got := lasts(keep); got != 30*day {
+		t.Errorf("the retention of 30 days in a new database is %v", got)
+	}
+	pgtest.Exec(t, pool, `update onlyonce.rings set horizon = '1 mon' where name = 'consumer_short_keys'`)
+	pgtest.Exec(t, pool, `update onlyonce.retentions set keep = '2 days' where kind = 'parked'`)
+	if got := lasts(horizon); got != 30*day {
+		t.Errorf("a horizon of a month is %v", got)
+	}
+	if got := lasts(keep); got != 2*day {
+		t.Errorf("a retention of 2 days is %v", got)
+	}
+	for days, holds := range map[time.Duration]bool{29: true, 30: true, 31: false} {
+		err := inbox.CheckHorizon(t.Context(), pool, inbox.Need{Ring: "consumer_short_keys", Copies: days * day})
 		if (err == nil) != holds || err != nil && !errors.Is(err, inbox.ErrHorizon) {
 			t.Errorf("%d days: %v", days, err)
 		}

@@ -19,12 +19,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/internal/names"
 )
 
 // insertSQL makes the row. In: name. Relies on the unique index on onlyonce.leases.name; any
@@ -62,7 +63,7 @@ update onlyonce.leases l set until = clock_timestamp() + $4::interval from mine 
 // releaseSQL gives a lease back, so that another process takes over at once. In: lease, epoch,
 // nonce. Without the nonce nothing that its owner may still have under way passes onlyonce.hold.
 const releaseSQL = `
-update onlyonce.leases set until = null, nonce = null where id = $1 and epoch = $2 and nonce = $3::uuid`
+update onlyonce.leases set until = null, nonce = null, freed_at = clock_timestamp() where id = $1 and epoch = $2 and nonce = $3::uuid`
 
 // expireSQL ends all leases on time, as the clock does later. In, out: nothing. Locks the rows that
 // it changes in the order of their ids, as renewSQL does: a process that has died may still have
@@ -99,13 +100,13 @@ type Lease struct {
 
 // Acquire takes a lease that is free, and creates it if it does not exist. It returns nil if
 // another process owns it.
-func Acquire(ctx context.Context, db DB, name string, ttl time.Duration) (*Lease, error) {
+func Acquire(ctx context.Context, db DB, name names.Lease, ttl time.Duration) (*Lease, error) {
 	var l Lease
 	var free bool
-	read := func() error { return db.QueryRow(ctx, readSQL, name).Scan(&l.ID, &l.Epoch, &free) }
+	read := func() error { return db.QueryRow(ctx, readSQL, name.String()).Scan(&l.ID, &l.Epoch, &free) }
 	err := read()
 	if errors.Is(err, pgx.ErrNoRows) {
-		if _, err := db.Exec(ctx, insertSQL, name); err != nil {
+		if _, err := db.Exec(ctx, insertSQL, name.String()); err != nil {
 			return nil, fmt.Errorf("making lease %s: %w", name, err)
 		}
 		err = read()
@@ -183,11 +184,11 @@ func (l *Lease) Release(ctx context.Context, db DB) error {
 	return nil
 }
 
-// Join takes the first free lease of those named prefix0, prefix1 and so on: there are as many rows
-// as there ever were members at once. A member is counted for as long as it renews its lease.
-func Join(ctx context.Context, db DB, prefix string, ttl time.Duration) (*Lease, error) {
+// Join takes the first free one of the members' leases: there are as many rows as there ever were
+// members at once. A member is counted for as long as it renews its lease.
+func Join(ctx context.Context, db DB, members names.Leases, ttl time.Duration) (*Lease, error) {
 	for n := 0; ; n++ {
-		if l, err := Acquire(ctx, db, prefix+strconv.Itoa(n), ttl); l != nil || err != nil {
+		if l, err := Acquire(ctx, db, members.Lease(n), ttl); l != nil || err != nil {
 			return l, err
 		}
 	}

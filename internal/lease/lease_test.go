@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -16,7 +17,7 @@ const ttl = time.Minute
 
 func take(t *testing.T, pool *pgxpool.Pool, name string) *lease.Lease {
 	t.Helper()
-	l, err := lease.Acquire(t.Context(), pool, name, ttl)
+	l, err := lease.Acquire(t.Context(), pool, names.Rotator(name), ttl)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +49,7 @@ func TestOneOwner(t *testing.T) {
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			l, err := lease.Acquire(context.Background(), pool, "ring/x", ttl)
+			l, err := lease.Acquire(context.Background(), pool, names.Rotator("x"), ttl)
 			if err != nil {
 				t.Error(err)
 			}
@@ -66,7 +67,7 @@ func TestOneOwner(t *testing.T) {
 	if err := owners[0].Release(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
-	if next := mustTake(t, pool, "ring/x"); next.Epoch != owners[0].Epoch+1 || next.Nonce == owners[0].Nonce {
+	if next := mustTake(t, pool, "x"); next.Epoch != owners[0].Epoch+1 || next.Nonce == owners[0].Nonce {
 		t.Fatalf("%+v after %+v", next, owners[0])
 	}
 }
@@ -121,11 +122,11 @@ func TestT9LeaseOfTheFuture(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
 	for ahead, over := range map[string]bool{"6 days": true, "61 minutes": true, "59 minutes": false} {
-		first := mustTake(t, pool, "ring/"+ahead)
+		first := mustTake(t, pool, ahead)
 		if _, err := pool.Exec(t.Context(), `update onlyonce.leases set until = clock_timestamp() + $2::interval where id = $1`, first.ID, ahead); err != nil {
 			t.Fatal(err)
 		}
-		second := take(t, pool, "ring/"+ahead)
+		second := take(t, pool, ahead)
 		if (second != nil) != over {
 			t.Errorf("%s ahead: taken over: %v", ahead, second != nil)
 		}
@@ -177,5 +178,19 @@ func TestExpireAllBesideRenewal(t *testing.T) {
 		if err := <-results; err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// O5: a lease that was given back says since when it is free: reports go by that.
+func TestO5LeaseSaysSinceWhenItIsFree(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	l := mustTake(t, pool, "x")
+	pgtest.Exec(t, pool, `update onlyonce.leases set freed_at = clock_timestamp() - interval '1 day' where id = $1`, l.ID)
+	if err := l.Release(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	if !pgtest.One[bool](t, pool, `select freed_at > clock_timestamp() - interval '1 hour' from onlyonce.leases where id = $1`, l.ID) {
+		t.Error("it is free since a day")
 	}
 }

@@ -208,6 +208,12 @@ var (
 		Bad:  "0 with calls to send: they wait.",
 		Do:   "See [No relay runs](operations.md#no-relay-runs).",
 	})
+	OutboxUnheld = add(Metric{
+		Name: "onlyonce.outbox.unheld", Unit: "{call}", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "sink"},
+		Help: "Calls that are to be sent, in lanes that no relay has held for 2 minutes; no value if counting them took too long.",
+		Bad:  "Above 0: they wait, although other calls of the sink may be sent.",
+		Do:   "See [No relay runs](operations.md#no-relay-runs).",
+	})
 	OutboxPaused = add(Metric{
 		Name: "onlyonce.outbox.paused", Unit: "{sink}", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "sink"},
 		Help: "1 if an operator paused the sink, or else 0.",

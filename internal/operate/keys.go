@@ -164,7 +164,7 @@ scope's keys are claimed in both rings, and its consumers may run with either cl
 A consumer that still has the old one afterwards halts. A second change has to wait until then. A longer class does not extend for
 how long a key is remembered that was claimed before.
 
-With several shards, change it in each database. A scope that is read through a share group keeps its class.
+With several shards, change it in each database.
 
 A webhook endpoint, and with -others a scope of dedupe.Claim, onlyonce.claim or calls, is of class standard until it is given another
 one. Its claims read the class when they run: nothing is fenced out, and nothing halts. The rings are standard_short_keys, standard_keys

@@ -57,18 +57,22 @@ func nextOfParked(d *ParkedDetail) []Step {
 	case d.State == parked.Blocked && d.Head != nil:
 		steps = append(steps, Step{"decide about the first row of its ordering key", "onlyonce parked show " + strconv.FormatInt(*d.Head, 10)})
 		add("or give this one up", "discard", "")
-	case d.State == parked.Reconcile:
-		add("if the remote has applied it", "redrive", " -verified-applied")
-		add("if the remote has not applied it", "redrive", " -verified-not-applied")
-		add("or give it up", "discard", "")
 	case call && (d.Key == nil || d.ErasedAt != nil):
+		if d.Refused(parked.VerifiedApplied) == "" {
+			add("if the remote has applied it", "redrive", " -verified-applied")
+		}
 		add("it cannot be sent: give it up", "discard", "")
 	case d.State == parked.Retrying:
 		add("retry it now", "redrive", "")
 		add("or give it up", "discard", "")
+	case d.State == parked.Waiting && d.MayBeApplied:
+		add("when the cause is repaired, retry it; if the remote may have forgotten its key by then, it goes to reconcile", "redrive", "")
+		addVerified(d, add)
+	case d.State == parked.Reconcile:
+		addVerified(d, add)
 	case d.State == parked.Waiting:
 		add(d.retry(), "redrive", "")
-		if call && d.Reason == "rejected" {
+		if call && d.Refused(parked.AnotherKey) == "" {
 			add("if the remote answers a used key with its old rejection, retry it as another call", "redrive", " -new-key")
 		}
 		if call && d.Reason == parked.Conflict {
@@ -83,6 +87,13 @@ func nextOfParked(d *ParkedDetail) []Step {
 		steps = append(steps, Step{"what is known of its key", "onlyonce explain " + *d.Key})
 	}
 	return steps
+}
+
+// addVerified adds what can be said of a call that the remote may have applied.
+func addVerified(d *ParkedDetail, add func(what, verb, more string)) {
+	add("if the remote has applied it", "redrive", " -verified-applied")
+	add("if the remote has not applied it", "redrive", " -verified-not-applied")
+	add("or give it up", "discard", "")
 }
 
 func nextOfRequest(r *ops.Request) []Step {

@@ -95,12 +95,15 @@ handled as if they had come now.
 
 Calls are picked by their id, or with -kind call by sink, name, scope, state or reason. Their relay sends them, under the keys that
 they have, so a remote that honours keys applies each once:
-  waiting    The remote has rejected it. It is sent again, and its key counts as unused.
+  waiting    The last attempt was refused. It is sent again.
   retrying   It is sent now instead of when it is due.
   reconcile  It may or may not have been applied, and the remote may have forgotten the key. Ask the remote, and say
              -verified-applied (it is resolved, and not sent) or -verified-not-applied (it is sent again).
--new-key sends rejected calls, or those with -verified-not-applied, under a key that derives from the old one: for a remote that
-answers a used key with its old rejection. To the remote that is another call. A call that was erased cannot be redriven.
+A waiting call can be open: an attempt before the refused one had no final answer, so the remote may have applied it. It is sent
+again only while the remote remembers its key, and goes to reconcile after that. If you have asked the remote, say so as above.
+-new-key sends rejected calls that are not open, or those with -verified-not-applied, under a key that derives from the old one: for
+a remote that answers a used key with its old rejection. To the remote that is another call. A call that was erased cannot be
+redriven.
 
 Examples:
   onlyonce parked redrive -scope stock -topic orders -parked-for exhausted -reason "table is back, INC-7"
@@ -125,6 +128,9 @@ Examples:
 				s.say("Redrive %d, which you have verified not to be applied: each is sent again, under its key, with the whole window before it.", d.Count)
 			default:
 				s.say("Redrive %d: each is sent again, under its key.", d.Count)
+				if n := openCalls(d); n > 0 {
+					s.say("%d of them may have been applied: an attempt had no final answer. They are sent only while the remote remembers their keys.", n)
+				}
 			}
 			if behind > 0 {
 				s.say("%d of them stand behind others of their ordering key (BEHIND names the first), and are tried only once those are settled.", behind)
@@ -186,14 +192,8 @@ Examples:
 				return s.limited(d)
 			}
 			s.say("Discard %d: they are not sent.", d.Count)
-			unknown := 0
-			for _, r := range d.Rows {
-				if r.State == "reconcile" || r.State == "retrying" && r.Attempted {
-					unknown++
-				}
-			}
-			if unknown > 0 {
-				s.say("%d of them were called without a final answer: the remote may or may not have applied them.", unknown)
+			if n := openCalls(d); n > 0 {
+				s.say("%d of them were called without a final answer: the remote may or may not have applied them.", n)
 			}
 			return s.limited(d)
 		},
@@ -221,6 +221,16 @@ func parkedRows(d *ops.ParkedChange) (s Said, behind int) {
 		s.say("and %d more", n)
 	}
 	return s, behind
+}
+
+// openCalls counts the calls that the remote may have applied.
+func openCalls(d *ops.ParkedChange) (n int) {
+	for i := range d.Rows {
+		if d.Rows[i].MayBeApplied {
+			n++
+		}
+	}
+	return n
 }
 
 func (s *Said) redriveMessages(d *ops.ParkedChange) {

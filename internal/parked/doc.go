@@ -24,6 +24,7 @@ const (
 // Reasons why a row is parked.
 const (
 	Failed     = "failed"     // an attempt failed, or a call had no final answer; it is tried again
+	Postponed  = "postponed"  // of a call: it was not applied, and is tried again
 	Permanent  = "permanent"  // the handler reported that no retry will help
 	Exhausted  = "exhausted"  // its attempts are used up
 	Crashed    = "crashed"    // its attempts ended without a result: they ended the process
@@ -38,12 +39,13 @@ const (
 	Scheduled  = "scheduled"  // of a call: its time has not come
 	Cut        = "cut"        // of a call: the lane was given back, or the call is still under way
 	Completion = "completion" // of a call: the remote has accepted it, RelayConfig.Complete has not
-	Rejected   = "rejected"   // of a call: by the remote
+	Rejected   = "rejected"   // of a call: the last attempt at it was refused
 	Unopened   = "unopened"   // of a call: its body will never open
 	Rate       = "rate"       // of a call: its tenant's calls of this second have been made
 	Window     = "window"     // of a call: the remote may have forgotten its key
+	Unsafe     = "unsafe"     // of a call: it may have been applied by a remote that keeps no key of it
 )
 
 // Reasons are those that an operator may ask for.
 var Reasons = []string{Permanent, Exhausted, Crashed, Conflict, NoKey, TooOld, Failed, Behind, SameBody, Divergent, Stale, Forward, Scheduled, Cut, Completion,
-	Rejected, Unopened, Window, Rate}
+	Postponed, Rejected, Unopened, Window, Unsafe, Rate}

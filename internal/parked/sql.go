@@ -71,9 +71,9 @@ select onlyonce.claim(e.keys, array_fill(0::bigint, array[cardinality(e.keys)]),
 // (null: its own), and whether an operator has verified that they were not applied. Under the lock
 // on the rows.
 //
-// The key's window counts anew only if the remote cannot have applied the call: because it has
-// rejected it for certain, or because an operator has verified it. Otherwise a call may still be
-// under way, or applied, and the remote must remember its key.
+// [KnownCall.Decide] has allowed it. If an attempt is open, the key's window counts on, unless an
+// operator has verified that the call was not applied (O6). Such a row has reason failed from then
+// on: no attempt of a history that is lost counts any more.
 //
 // The key that the call was enqueued under is kept: a message that is handled again asks for it
 // (O1), and a sealed body opens under no other one (O13).
@@ -83,15 +83,16 @@ const RedriveCallsSQL = `
 update onlyonce.parked p
    set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = case when p.state = 'retrying' then p.attempts else 0 end,
        redrives = p.redrives + 1, redriven_at = clock_timestamp(),
-       first_attempt_at = case when $3::boolean or p.state = 'waiting' and p.reason = 'rejected' then null else p.first_attempt_at end,
+       reason = case when $3::boolean then 'failed' else p.reason end,
+       first_attempt_at = case when $3::boolean then null else p.first_attempt_at end,
        key = coalesce(u.key, p.key),
        first_key = case when u.key is not null then coalesce(p.first_key, p.key) else p.first_key end
   from unnest($1::bigint[], $2::uuid[]) as u(id, key)
  where p.id = u.id and p.kind = 'call' and p.erased_at is null
-   and (p.state in ('waiting', 'retrying') and not $3::boolean or p.state = 'reconcile' and $3::boolean)`
+   and case when $3::boolean then p.state in ('waiting', 'reconcile') else p.state in ('waiting', 'retrying') end`
 
 // ResolveCallsSQL settles parked calls that were applied, as an operator has verified. In: ids.
 // Under the lock on the rows.
 const ResolveCallsSQL = `
 update onlyonce.parked set state = 'resolved', settled_at = onlyonce.steady_clock(), next_attempt_at = null, redrives = redrives + 1, redriven_at = clock_timestamp()
- where id = any ($1::bigint[]) and kind = 'call' and state = 'reconcile'`
+ where id = any ($1::bigint[]) and kind = 'call' and state in ('waiting', 'reconcile')`

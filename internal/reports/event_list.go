@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/seal"
@@ -116,7 +117,7 @@ func EventList(ctx context.Context, db DB, f EventFilter) (events []Event, more 
 
 // EventName is an event's id. A webhook's is shown as its sender knows it, with the provider.
 func EventName(topic, id string) string {
-	if part := strings.SplitN(id, "/", 3); len(part) == 3 && strings.HasPrefix(topic, "webhook.") { // endpoint, provider, id
+	if part := strings.SplitN(id, "/", 3); len(part) == 3 && strings.HasPrefix(topic, names.WebhookStreams) { // endpoint, provider, id
 		return part[2] + " (of " + part[1] + ")"
 	}
 	return id

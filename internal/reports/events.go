@@ -15,7 +15,7 @@ select s.topic, s.partitions::bigint as partitions, c.scope, c.group_id as "grou
        sum(b.next_offset - b.first_offset)::bigint as kept,
        case when c.scope is not null then sum(b.next_offset - coalesce(p.next_offset, b.first_offset))::bigint end as behind,
        count(*) filter (where c.scope is not null and p.scope is null) as unread,
-       (select count(*) from onlyonce.parked k where k.kind = 'event' and k.settled_at is null and k.topic = s.topic
+       (select count(*) from onlyonce.parked k where k.id > 0 and k.kind = 'event' and k.settled_at is null and k.topic = s.topic
            and (k.scope = c.scope or c.scope is null and not exists (select 1 from onlyonce.cursors o where o.scope = k.scope and o.topic = k.topic))) as parked
   from onlyonce.streams s
   left join (select distinct x.topic, x.scope, max(x.group_id) over (partition by x.topic, x.scope) as group_id from onlyonce.cursors x

@@ -3,6 +3,7 @@ package reports
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,17 +16,22 @@ const logSinksSQL = SinksOfLog + `
 select n.sink, exists (select 1 from onlyonce.lanes l where l.sink = n.sink) as listed, k.paused_at, k.paused_by, k.pause_reason
   from (select sink from of_log where sink is not null
         union select name from onlyonce.sinks
-        union select sink from onlyonce.parked where kind = 'call' and settled_at is null and sink is not null) n
+        union select sink from onlyonce.parked where id > 0 and kind = 'call' and settled_at is null and sink is not null) n
   left join onlyonce.sinks k on k.name = n.sink
  where $1::text is null or n.sink = $1
  order by 1`
 
-// lanesSQL reads the lanes and the relays that own them, by the database's clock. In: sink (null:
+// LanesSQL reads the lanes and the relays that own them, by the database's clock. In: sink (null:
 // any). By the index on (sink, lane).
-const lanesSQL = `
-select l.sink, l.lane, e.epoch, e.until, (e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') is true as held
-  from onlyonce.lanes l join onlyonce.leases e on e.id = l.id
- where $1::text is null or l.sink = $1 order by 1, 2`
+const LanesSQL = `
+select sink, lane, epoch, until, held,
+       case when not held then extract(epoch from clock_timestamp() - freed)::float8 end as unheld
+  from (select l.sink, l.lane, e.epoch, e.until,
+               (e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') is true as held,
+               coalesce(e.until, e.freed_at) as freed
+          from onlyonce.lanes l join onlyonce.leases e on e.id = l.id
+         where $1::text is null or l.sink = $1) x
+ order by 1, 2`
 
 // WaitingCallsSQL counts the calls of the log that no cursor has passed. In: sink (null: any). One
 // row for each lane (null: no relay lists the sink) and slot. By batches_new, from the oldest
@@ -54,7 +60,7 @@ select r.sink, null, r.slot, sum(r.n), 0, extract(epoch from clock_timestamp() -
 // By the index parked_open, without bodies.
 const parkedCallsSQL = `
 select sink, state, count(*) as count, min(parked_at) as oldest
-  from onlyonce.parked where kind = 'call' and settled_at is null and sink is not null and ($1::text is null or sink = $1)
+  from onlyonce.parked where id > 0 and kind = 'call' and settled_at is null and sink is not null and ($1::text is null or sink = $1)
  group by 1, 2 order by 1, 2`
 
 // RingSQL reads the log's segments. The sizes include indexes and bodies. behind: sinks, of any
@@ -83,6 +89,7 @@ type OutboxSink struct {
 	Age         *float64      `json:"oldest_age_seconds" db:"-" doc:"of the oldest of those; nil: none, or not counted"`
 	Parked      []ParkedCalls `json:"parked" db:"-"`
 	Lanes       []*OutboxLane `json:"lanes" db:"-" doc:"none if the sink is not listed"`
+	Unheld      *UnheldCalls  `json:"unheld" db:"-" doc:"calls in lanes that no relay has held for longer than a lease; nil: none, or not counted"`
 	Rates       []SinkRate    `json:"rates" db:"-" doc:"of the sink, its tenants and prefixes, and what waits for them"`
 }
 
@@ -93,6 +100,7 @@ type OutboxLane struct {
 	Held    bool       `json:"held" col:"HELD" doc:"a relay holds the lease"`
 	Epoch   int64      `json:"epoch" col:"EPOCH" doc:"rises with each owner"`
 	Until   *time.Time `json:"until" col:"UNTIL" doc:"when the lease ends; nil: it was given back"`
+	Unheld  *float64   `json:"unheld_seconds" col:"UNHELD,age" doc:"for how long no relay has held it; nil: one holds it"`
 	Pending *int64     `json:"pending" db:"-" col:"PENDING" doc:"nil: not counted"`
 	InPass  *int64     `json:"in_pass" db:"-" col:"IN PASS" doc:"of those, how many its relay is sending"`
 	Age     *float64   `json:"oldest_age_seconds" db:"-" col:"OLDEST,age"`
@@ -189,7 +197,7 @@ func ReadOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport
 	if len(r.Sinks) == 0 && sink != nil {
 		return nil, UnknownSink(ctx, tx, *sink)
 	}
-	lanes, err := Collect[OutboxLane](ctx, tx, lanesSQL, sink)
+	lanes, err := Collect[OutboxLane](ctx, tx, LanesSQL, sink)
 	if err != nil {
 		return nil, err
 	}
@@ -210,8 +218,12 @@ func ReadOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport
 	}
 	r.Counted = waiting != nil
 
+	unheld := Unheld(lanes, waiting)
 	for i := range r.Sinks {
 		s := &r.Sinks[i]
+		if at := slices.IndexFunc(unheld, func(u UnheldCalls) bool { return u.Sink == s.Sink }); at >= 0 {
+			s.Unheld = &unheld[at]
+		}
 		s.Parked, s.Lanes, s.Rates = []ParkedCalls{}, []*OutboxLane{}, []SinkRate{}
 		for _, rate := range rates {
 			if rate.Sink == s.Sink {

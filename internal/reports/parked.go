@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
@@ -14,7 +15,7 @@ import (
 // row with its error cut, because that may be a stack. Bodies and headers are not read.
 const (
 	ParkedColumns = `p.id, p.kind, p.state, p.reason, p.tenant, p.scope, p.topic, p.partition, p."offset", p.sink, p.call_name as name, p.key::text as key,
-       p.order_key::text as order_key, p.attempts, p.first_attempt_at is not null as attempted, p.redrives, p.redriven_at, p.parked_at, p.settled_at, p.next_attempt_at,
+       p.order_key::text as order_key, p.attempts, ` + parked.CallOpen + ` as may_be_applied, p.redrives, p.redriven_at, p.parked_at, p.settled_at, p.next_attempt_at,
        (select f.id from onlyonce.parked f
          where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")
          order by f.partition, f."offset" limit 1) as head`
@@ -42,7 +43,7 @@ const parkedSQL = ParkedRow + parkedFilter + ` and ($13::bigint is null or id < 
 
 // openParkedSQL lists the parked rows that are not settled, oldest first. In: see parkedFilter, and
 // above which id (null: from the oldest). Walks the index parked_open until it has that many.
-const openParkedSQL = ParkedRow + `settled_at is null and ` + parkedFilter + ` and ($13::bigint is null or id > $13)
+const openParkedSQL = ParkedRow + `settled_at is null and ` + parkedFilter + ` and id > coalesce($13::bigint, 0)
  order by id limit $4`
 
 // parkedByIDsSQL reads parked rows. In: ids. By the primary key.
@@ -107,7 +108,7 @@ select kind, scope, sink, reason, state, error, count(*) as count, min(parked_at
        extract(epoch from clock_timestamp() - min(parked_at))::float8 as oldest_age_seconds
   from (select kind, scope, sink, reason, state, parked_at,
                case when $13::boolean then left(split_part(error, E'\n', 1), 80) else '' end as error
-          from onlyonce.parked where settled_at is null and ` + parkedFilter + `) p
+          from onlyonce.parked where id > 0 and settled_at is null and ` + parkedFilter + `) p
  group by kind, scope, sink, reason, state, error
  order by count(*) desc, kind, scope, sink, reason, state, error limit $4`
 

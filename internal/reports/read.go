@@ -19,7 +19,7 @@ type DB interface {
 }
 
 const (
-	lockTimeout = 10 * time.Second // longest wait for a consumer's batch or attempt
+	lockTimeout = 10 * time.Second // of what only reads, and so waits for no owner; decisions wait longer
 
 	// idleTimeout is how long the server keeps the locks of a caller that it hears nothing from.
 	// For example, the network may have cut off an operator's laptop.

@@ -2,12 +2,15 @@ package reports
 
 import (
 	"context"
-	"net/url"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/names"
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // relaysSQL lists the relays that send the calls of each sink, by the database's clock. One row for
@@ -20,11 +23,11 @@ select l.sink, max(e.epoch) as epoch, max(e.until) as until,
   from onlyonce.lanes l join onlyonce.leases e on e.id = l.id left join onlyonce.sinks k on k.name = l.sink
  group by l.sink, k.name order by l.sink`
 
-// membersSQL lists the leases by which relays say that they list a sink: member/SINK/N, for as long
-// as they renew them.
+// membersSQL lists the leases by which relays show that they list a sink, for as long as they renew
+// them. In: what begins their names, and no other lease's (S5).
 const membersSQL = `
 select name from onlyonce.leases
- where starts_with(name, 'member/') and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
+ where starts_with(name, $1) and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
 
 // PendingCalls counts a sink's calls that wait to be sent.
 type PendingCalls struct {
@@ -54,19 +57,62 @@ func Relays(ctx context.Context, tx pgx.Tx) ([]SinkRelays, error) {
 	if err != nil {
 		return nil, err
 	}
-	members, err := Texts(ctx, tx, membersSQL)
+	members, err := Texts(ctx, tx, membersSQL, names.AllRelays)
 	if err != nil {
 		return nil, err
 	}
 	for i := range relays {
 		l := &relays[i]
+		its := names.Relays(l.Sink).Prefix()
 		for _, m := range members {
-			if strings.HasPrefix(m, "member/"+url.PathEscape(l.Sink)+"/") {
+			if strings.HasPrefix(m, its) {
 				l.Members++
 			}
 		}
 	}
 	return relays, nil
+}
+
+// unheldFor is for how long a lane has no owner before that is reported. Its lease has ended or was
+// given back by then, and all relays of the sink have looked for free lanes.
+const unheldFor = 2 * time.Minute
+
+// UnheldCalls are calls of a sink that wait in lanes without a relay for longer than a lease lasts.
+type UnheldCalls struct {
+	Sink    string  `json:"sink"`
+	Calls   int64   `json:"calls"`
+	Lanes   int     `json:"lanes"`
+	Seconds float64 `json:"seconds" doc:"for how long no relay has held any of these lanes"`
+}
+
+// String says it without the sink.
+func (u *UnheldCalls) String() string {
+	return fmt.Sprintf("%s in %s that no relay has held for %s", show.Count(u.Calls, "call"), show.Count(int64(u.Lanes), "lane"), show.Ago(u.Seconds))
+}
+
+// Unheld finds the calls that wait in lanes without an owner, by sink (O5).
+func Unheld(lanes []OutboxLane, waiting []WaitingCalls) []UnheldCalls {
+	found := []UnheldCalls{}
+	for i := range lanes {
+		l := &lanes[i]
+		calls := int64(0)
+		for _, w := range waiting {
+			if w.Sink == l.Sink && w.Lane != nil && *w.Lane == l.Lane {
+				calls += w.Calls
+			}
+		}
+		if calls == 0 || l.Unheld == nil || *l.Unheld < unheldFor.Seconds() {
+			continue
+		}
+		if n := len(found); n == 0 || found[n-1].Sink != l.Sink { // lanes come by sink
+			found = append(found, UnheldCalls{Sink: l.Sink, Seconds: *l.Unheld})
+		}
+		u := &found[len(found)-1]
+		u.Calls += calls
+		u.Lanes++
+		u.Seconds = min(u.Seconds, *l.Unheld)
+	}
+	return found
 }
 
 // SumCalls adds up, for each sink, the calls that wait in its lanes.

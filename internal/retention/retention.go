@@ -25,13 +25,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/watch"
 )
 
 // alone makes a statement do nothing while another process deletes.
-const alone = `(select pg_try_advisory_xact_lock(1869507696, 1))`
+const alone = `(select pg_try_advisory_xact_lock(` + names.PurgeLocks + `, 1))`
 
 // nowSQL is the time by which rows are old: by the clock and by watched time (T11).
 const nowSQL = `(select least(clock_timestamp(), w.at) from onlyonce.watched w)`

@@ -14,11 +14,19 @@ const longest = math.MaxInt32 * time.Second
 
 // RetryAfter reads the header by which a server says when to ask again, in both forms (RFC 9110
 // section 10.2.3): seconds, or a date, which is compared with the answer's own Date where it has
-// one, so that clocks need not agree. It is not ok if there is none that can be read.
+// one, so that clocks need not agree. Seconds may have a fraction, as some servers write them, and
+// are rounded up. It is not ok if there is none that can be read.
 func RetryAfter(h http.Header, now time.Time) (after time.Duration, ok bool) {
 	v := strings.TrimSpace(h.Get("Retry-After"))
-	seconds, err := strconv.ParseUint(v, 10, 31)
+	whole, fraction, hasPoint := strings.Cut(v, ".")
+	if hasPoint && (fraction == "" || strings.Trim(fraction, "0123456789") != "") {
+		return 0, false
+	}
+	seconds, err := strconv.ParseUint(whole, 10, 31)
 	if err == nil || errors.Is(err, strconv.ErrRange) { // out of range: more than any bound
+		if strings.Trim(fraction, "0") != "" {
+			seconds++
+		}
 		return min(time.Duration(seconds)*time.Second, longest), true
 	}
 	at, err := http.ParseTime(v)

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -268,7 +269,7 @@ func (r *rig) done() {
 func (r *rig) takeOver() *lease.Lease {
 	r.t.Helper()
 	r.expire()
-	l, err := lease.Acquire(r.t.Context(), r.pool, "ring/outbox", time.Minute)
+	l, err := lease.Acquire(r.t.Context(), r.pool, names.Rotator("outbox"), time.Minute)
 	if err != nil || l == nil {
 		r.t.Fatalf("taking over: %v, %v", l, err)
 	}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/names"
 )
 
 // Ring is what differs from one ring to another. Its names are constants of this module: they
@@ -70,7 +72,7 @@ func segments(prefix string, n int) (names []string) {
 }
 
 // Lease is the name of the lease that a rotator of the ring holds.
-func (r Ring) Lease() string { return "ring/" + r.Name }
+func (r Ring) Lease() names.Lease { return names.Rotator(r.Name) }
 
 // Errors.
 var (

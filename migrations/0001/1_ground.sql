@@ -22,23 +22,77 @@ create table onlyonce.leases (
   name       text        not null unique,
   epoch      bigint      not null default 0,
   nonce      uuid,
-  until      timestamptz
+  until      timestamptz,
+  longest    interval,
+  freed_at   timestamptz not null default clock_timestamp()
 );
 comment on table  onlyonce.leases is 'Owners: one row for each cursor, lane of a sink, ring and running request. Every write of an owner compares (epoch, nonce) here.';
-comment on column onlyonce.leases.name  is 'What is owned: for example cursor/<scope>/<topic>/<partition>, relay/<sink>/<lane> or ring/<name>.';
+comment on column onlyonce.leases.name  is 'What is owned: for example cursor/<scope>/<topic>/<partition>, relay/<sink>/<lane> or ring/<name>, with escaped names (S5).';
 comment on column onlyonce.leases.epoch is 'Rises by one with each owner.';
 comment on column onlyonce.leases.nonce is 'Random for each acquisition: after a failover that loses a raise, epochs repeat and nonces do not. Null: it has no owner.';
+comment on column onlyonce.leases.longest is 'How long a transaction of the owner may last, by its configuration: who has to wait for the owner waits as long (onlyonce.lock_owner). Null: it has not said.';
 comment on column onlyonce.leases.until is 'When a lease on time ends, by the database clock. Null: the lease has no owner, or it ends only when the epoch is raised (cursors: Kafka''s group decides which process may raise it).';
+comment on column onlyonce.leases.freed_at is 'When its last owner gave it back, or when it was made. Reports say by it for how long a lane has had no owner; nothing is decided by it.';
 
--- owner_lock is the advisory lock of a cursor's owner. Every transaction of the owner at READ
--- COMMITTED shares it (onlyonce.enter), and whoever raises the epoch has it to himself, from before
--- the UPDATE until COMMIT. Unlike a lock on the lease's row it writes nothing, and any number of
--- transactions may share it without a multixact.
-create function onlyonce.owner_lock(cursor_id bigint) returns bigint
+-- owner_lock is the advisory lock of a lease's owner. Transactions of the owner that may last share
+-- it: those of a cursor's owner (onlyonce.enter), and attempts at parked rows (onlyonce.settle).
+-- Whoever raises the epoch has it to himself, from before the UPDATE until COMMIT. Unlike a lock on
+-- the lease's row it writes nothing, any number of transactions may share it without a multixact,
+-- and no renewal waits for it.
+create function onlyonce.owner_lock(lease bigint) returns bigint
 language sql immutable strict parallel safe as $$
-  select hashint8extended(cursor_id, 1869507695)
+  select hashint8extended(lease, 1869507695)
 $$;
-comment on function onlyonce.owner_lock(bigint) is 'The advisory lock that transactions of a cursor''s owner share, and that a take-over has to itself.';
+comment on function onlyonce.owner_lock(bigint) is 'The advisory lock that transactions of a lease''s owner share, and that a take-over has to itself.';
+
+-- lock_holders describes the sessions that have an advisory lock, for people.
+create function onlyonce.lock_holders(key bigint) returns text
+language sql stable as $$
+  select coalesce(string_agg(format('session %s (login %s, application %L)', a.pid, a.usename, a.application_name), ', ' order by a.pid), 'sessions that have ended')
+    from pg_locks k
+    join pg_stat_activity a on a.pid = k.pid
+   where k.locktype = 'advisory' and k.granted and k.objsubid = 1
+     and k.database = (select d.oid from pg_database d where d.datname = current_database())
+     and (k.classid::bigint << 32 | k.objid::bigint) = lock_holders.key
+$$;
+comment on function onlyonce.lock_holders(bigint) is 'The sessions that have this advisory lock, in words.';
+
+-- lock_owner has a lease to itself until the transaction ends: first the owner's lock, then the
+-- lease's row, which statements of the owner lock for a moment. Every take-over and every command
+-- that sets a cursor comes through here.
+--
+-- It waits as long as the owner has declared that a transaction of it may last, also if
+-- lock_timeout is shorter. PostgreSQL grants the lock in the order of the requests: transactions of
+-- the owner that come later wait behind it. So it gets the lock when those have ended that had it
+-- before. It names them, in a notice when the wait begins, and in the error if it was in vain
+-- (C3, T14).
+create function onlyonce.lock_owner(lease bigint) returns void
+language plpgsql as $$
+declare
+  bound   text := current_setting('lock_timeout');
+  longest interval;
+  owned   text;
+  others  text;
+  ignored text;
+begin
+  select l.longest, l.name into longest, owned from onlyonce.leases l where l.id = lock_owner.lease;
+  if longest > bound::interval and bound::interval > '0' then
+    ignored := set_config('lock_timeout', (extract(epoch from longest) * 1000)::bigint::text, true);
+  end if;
+  if not pg_try_advisory_xact_lock(onlyonce.owner_lock(lock_owner.lease)) then
+    others := onlyonce.lock_holders(onlyonce.owner_lock(lock_owner.lease));
+    raise notice 'onlyonce: waiting up to % for transactions of the owner of %: %', current_setting('lock_timeout'), owned, others;
+    begin
+      perform pg_advisory_xact_lock(onlyonce.owner_lock(lock_owner.lease));
+    exception when lock_not_available then
+      raise exception using errcode = 'lock_not_available',
+        message = format('onlyonce: waited %s in vain for transactions of the owner of %s: %s', current_setting('lock_timeout'), owned, others);
+    end;
+  end if;
+  perform 1 from onlyonce.leases l where l.id = lock_owner.lease for no key update;
+  ignored := set_config('lock_timeout', bound, true);
+end $$;
+comment on function onlyonce.lock_owner(bigint) is 'Waits for the transactions of a lease''s owner, as long as one may last, and keeps out later ones and take-overs until the transaction ends.';
 
 -- hold raises OO001 unless the caller owns the lease, and prevents a take-over until the
 -- transaction ends. It locks FOR SHARE, not FOR KEY SHARE: raising the epoch is a non-key UPDATE,
@@ -58,6 +112,22 @@ end $$;
 comment on function onlyonce.hold(bigint, bigint, uuid) is
   'Raises OO001 unless (epoch, nonce) own the lease; blocks a take-over until the transaction ends.';
 
+-- hold_long is hold for a transaction in which a function of the user runs. It shares the owner's lock
+-- in place of the row. A renewal updates the row, and would wait for such transactions: PostgreSQL
+-- grants FOR SHARE past an UPDATE that waits, so beside several of them it would never come to its
+-- turn (T14). Above READ COMMITTED the row is locked besides: see onlyonce.enter.
+create function onlyonce.hold_long(lease bigint, epoch bigint, nonce uuid) returns void
+language plpgsql as $$
+begin
+  perform pg_advisory_xact_lock_shared(onlyonce.owner_lock(hold_long.lease));
+  if current_setting('transaction_isolation') <> 'read committed'
+     or not exists (select from onlyonce.leases l where l.id = hold_long.lease and l.epoch = hold_long.epoch and l.nonce = hold_long.nonce) then
+    perform onlyonce.hold(hold_long.lease, hold_long.epoch, hold_long.nonce);
+  end if;
+end $$;
+comment on function onlyonce.hold_long(bigint, bigint, uuid) is
+  'Raises OO001 unless (epoch, nonce) own the lease; blocks a take-over until the transaction ends, and no renewal.';
+
 -- raise_epoch takes over a lease. It compares and sets the epoch that the caller read before it
 -- proved that it may take over. It returns the new epoch, or null if another process raised it
 -- first or if a lease with an end has not ended.
@@ -69,24 +139,23 @@ comment on function onlyonce.hold(bigint, bigint, uuid) is
 -- No lease lasts longer than an hour. If one ends later than that, it was written while the clock
 -- was ahead, and counts as ended.
 --
--- It waits for transactions of the owner: those that have called onlyonce.hold lock the lease's
--- row, those that have called onlyonce.enter share the owner's lock, or above READ COMMITTED lock
--- the row. The advisory lock comes first, as it does in commands that lock both, and in a statement
--- before the UPDATE (T9, C3, G6, O5).
-create function onlyonce.raise_epoch(lease bigint, seen_epoch bigint, new_nonce uuid, ttl interval default null) returns bigint
+-- It waits for transactions of the owner, by onlyonce.lock_owner, in a statement before the UPDATE:
+-- for those that share the owner's lock, and those that lock the lease's row by onlyonce.hold.
+-- `longest` is how long a transaction of the new owner may last (T9, C3, O5, T14).
+create function onlyonce.raise_epoch(lease bigint, seen_epoch bigint, new_nonce uuid, ttl interval default null, longest interval default null) returns bigint
 language plpgsql as $$
 declare
   raised bigint;
 begin
-  perform pg_advisory_xact_lock(onlyonce.owner_lock(l.id)) from onlyonce.leases l where l.id = raise_epoch.lease and l.name like 'cursor/%';
+  perform onlyonce.lock_owner(raise_epoch.lease);
   update onlyonce.leases l
-    set epoch = l.epoch + 1, nonce = new_nonce, until = clock_timestamp() + ttl
+    set epoch = l.epoch + 1, nonce = new_nonce, until = clock_timestamp() + ttl, longest = raise_epoch.longest
     where l.id = raise_epoch.lease and l.epoch = seen_epoch
       and (l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour')
     returning l.epoch into raised;
   return raised;
 end $$;
-comment on function onlyonce.raise_epoch(bigint, bigint, uuid, interval) is
+comment on function onlyonce.raise_epoch(bigint, bigint, uuid, interval, interval) is
   'Takes a lease over if its epoch is still the one that was read and its time, if it has one, is over, or lies more than an hour ahead (written by a clock that was wrong); returns the new epoch or null.';
 
 -- ---------------------------------------------------------------- seal
@@ -128,6 +197,23 @@ begin
 end $$;
 comment on function onlyonce.require_seal() is 'Deferred trigger: refuses a COMMIT that onlyonce.seal() did not allow.';
 
+-- ---------------------------------------------------------------- durations
+
+-- count_hours stores a duration of so many days or months as hours: a day is 24, a month 30 days. A
+-- day that is added to a time is one of the session's time zone, and has 23 hours when the clocks go
+-- forward there (T15).
+create function onlyonce.count_hours() returns trigger
+language plpgsql as $$
+begin
+  if tg_table_name = 'rings' then
+    new.horizon := make_interval(secs => extract(epoch from new.horizon)::float8);
+  else
+    new.keep := make_interval(secs => extract(epoch from new.keep)::float8);
+  end if;
+  return new;
+end $$;
+comment on function onlyonce.count_hours() is 'Stores a duration of days or months as hours.';
+
 -- ---------------------------------------------------------------- rings
 
 create table onlyonce.rings (
@@ -143,6 +229,7 @@ create table onlyonce.rings (
   forgotten timestamptz,
   check (cur between 0 and slots - 1)
 );
+create trigger hours before insert or update of horizon on onlyonce.rings for each row execute function onlyonce.count_hours();
 comment on table  onlyonce.rings is 'A ring of tables of one shape (segments): one is inserted into, the closed ones are only read, and the oldest is emptied whole.';
 comment on column onlyonce.rings.cur      is 'Slot that is inserted into.';
 comment on column onlyonce.rings.draining is 'Slot that was current before: transactions that began before the announcement may still insert into it.';
@@ -207,6 +294,7 @@ create table onlyonce.retentions (
   kind text     primary key check (kind in ('parked', 'bodies', 'audit', 'webhook_objects')),
   keep interval check (case kind when 'bodies' then coalesce(keep, '0') = '0' else keep >= interval '1 day' end)
 );
+create trigger hours before insert or update of keep on onlyonce.retentions for each row execute function onlyonce.count_hours();
 comment on table  onlyonce.retentions is 'For how long rows are kept that nothing needs: see onlyonce retention.';
 comment on column onlyonce.retentions.kind is 'parked: settled messages and events. bodies: what settled parked rows hold. audit: rows of onlyonce.audit. webhook_objects: objects that no event touched.';
 comment on column onlyonce.retentions.keep is 'Null: for ever; of bodies: as long as their rows. 0, of bodies only: they are erased when their row is settled.';

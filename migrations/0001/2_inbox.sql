@@ -78,7 +78,6 @@ declare
   seen     uuid[]   := '{}';
   theirs   bigint[] := '{}';
   parked   uuid[];
-  some_parked boolean;
   known    boolean;
   result   smallint[];
   seqscan  text     := current_setting('enable_seqscan');
@@ -93,9 +92,10 @@ begin
     return '{}';
   end if;
   ignored := pg_current_xact_id()::text;
-  select r.cur, r.draining, r.closed, r.uses, r.version,
-         exists (select from onlyonce.parked p where p.kind in ('message', 'event') and p.settled_at is null and p.reason <> 'conflict')
-    into cur, draining, closed, uses, version, some_parked from onlyonce.rings r where r.name = 'RING_keys';
+  select r.cur, r.draining, r.closed, r.uses, r.version
+    into cur, draining, closed, uses, version
+    from onlyonce.rings r
+   where r.name = 'RING_keys';
   if cur is null or current_setting('transaction_isolation') <> 'read committed'
      and version <> (select s.last_value from onlyonce.RING_keys_version s) then
     raise exception using errcode = '40001', message = 'onlyonce: the inbox changed its segments since this transaction began: run it again';
@@ -105,13 +105,14 @@ begin
 
   -- One new key, which is what most transactions claim that are not a consumer's: the same without
   -- arrays. Any other answer is left to the statements below.
-  if cardinality(keys) = 1 and cardinality(asked) = 0 and draining is null and not some_parked then
-    known := false;
+  if cardinality(keys) = 1 and cardinality(asked) = 0 and draining is null then
+    known := exists (select from onlyonce.parked p
+                      where p.key = keys[1] and p.kind <> 'call' and p.settled_at is null and p.reason <> 'conflict');
     foreach slot in array closed loop
+      exit when known;
       case slot
         EACH_SLOT{when SLOT then known := exists (select from onlyonce.SEGMENT s where s.key = keys[1]);}
       end case;
-      exit when known;
     end loop;
     if not known then
       case cur
@@ -165,11 +166,12 @@ begin
   end loop;
 
   -- A copy of an unsettled parked message or event is a duplicate even if retention has removed its
-  -- key. Mostly none was parked, and one that was parked since has claimed its key. The statement
-  -- that looks for the copy is planned anew for each claim.
-  if rest is not null and some_parked then
-    select array_agg(p.key) into parked from onlyonce.parked p
-     where p.kind in ('message', 'event') and p.key = any (rest) and p.settled_at is null and p.reason <> 'conflict';
+  -- key. Only the keys themselves are looked up (parked_key_unresolved). A look for any parked
+  -- message would read all that are settled, or all calls (T13).
+  if rest is not null then
+    select array_agg(p.key) into parked
+      from onlyonce.parked p
+     where p.key = any (rest) and p.kind <> 'call' and p.settled_at is null and p.reason <> 'conflict';
   end if;
   ignored := set_config('enable_seqscan', seqscan, true);
   if parked is null and cardinality(rest) = cardinality(keys) then
@@ -202,20 +204,20 @@ declare
   slot     smallint;
   probe    uuid[];
   duplicate boolean;
-  some_parked boolean;
   seqscan  text := current_setting('enable_seqscan');
   ignored  text;
 begin
   ignored := pg_current_xact_id()::text;
-  select r.cur, r.draining, r.closed, r.uses, r.version,
-         exists (select from onlyonce.parked p where p.kind in ('message', 'event') and p.settled_at is null and p.reason <> 'conflict')
-    into cur, draining, closed, uses, version, some_parked from onlyonce.rings r where r.name = 'RING_keys';
+  select r.cur, r.draining, r.closed, r.uses, r.version
+    into cur, draining, closed, uses, version
+    from onlyonce.rings r
+   where r.name = 'RING_keys';
   if cur is null or current_setting('transaction_isolation') <> 'read committed'
      and version <> (select s.last_value from onlyonce.RING_keys_version s) then
     raise exception using errcode = '40001', message = 'onlyonce: the inbox changed its segments since this transaction began: run it again';
   end if;
+  ignored := set_config('enable_seqscan', 'off', true);
   if cardinality(closed) > 0 then
-    ignored := set_config('enable_seqscan', 'off', true);
     foreach slot in array closed loop
       probe := keys;
       if uses[slot + 1] = any (asked) then
@@ -229,7 +231,6 @@ begin
         raise exception using errcode = '23505', message = 'onlyonce: one of these keys was claimed before', detail = format('It stands in slot %s of ring RING_keys.', slot);
       end if;
     end loop;
-    ignored := set_config('enable_seqscan', seqscan, true);
   end if;
   if draining is not null then
     case draining
@@ -239,10 +240,13 @@ begin
   case cur
     EACH_SLOT{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1;}
   end case;
-  if some_parked and exists (select 1 from onlyonce.parked p
-                              where p.kind in ('message', 'event') and p.key = any (keys) and p.settled_at is null and p.reason <> 'conflict') then
+  select exists (select from onlyonce.parked p
+                  where p.key = any (keys) and p.kind <> 'call' and p.settled_at is null and p.reason <> 'conflict')
+    into duplicate;
+  if duplicate then
     raise exception using errcode = '23505', message = 'onlyonce: a copy of one of these messages is parked';
   end if;
+  ignored := set_config('enable_seqscan', seqscan, true);
 end $$$f$;
   body   text;
   branch text[];

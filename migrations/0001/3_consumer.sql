@@ -19,7 +19,6 @@ create table onlyonce.cursors (
   released_at    timestamptz default clock_timestamp(),
   created_at     timestamptz not null default clock_timestamp(),
   retired_at     timestamptz,
-  shared         boolean not null default false,
   replay_no      integer not null default 0,
   replay_until   bigint,
   replay_resume  bigint,
@@ -40,7 +39,6 @@ comment on column onlyonce.cursors.run_start      is 'Position at which the run 
 comment on column onlyonce.cursors.run_epoch      is 'As progress.leader_epoch, of the position at which the run began; of a replay''s run: of the position that it interrupted, which lies above. Null: not known, for example after `onlyonce cursor adopt -at`.';
 comment on column onlyonce.cursors.released_at    is 'When the last owner released the cursor in order; null from its take-over until then. An owner that finds null handles the next messages one at a time.';
 comment on column onlyonce.cursors.retired_at     is 'Set by `onlyonce cursor retire`: no process works on this cursor, and it holds back no retention. Null: in use.';
-comment on column onlyonce.cursors.shared         is 'Whether the last owner is the keeper of a share group: then members work under its epoch.';
 comment on column onlyonce.cursors.replay_no      is 'Rises with each replay. Below replay_until it is part of each message''s key, so that messages which were handled are handled again.';
 comment on column onlyonce.cursors.replay_until   is 'Where the replay ends. Null: none is under way.';
 comment on column onlyonce.cursors.replay_resume  is 'Position that the replay interrupted: from replay_until on, the cursor goes on there.';
@@ -98,7 +96,7 @@ create view onlyonce.positions as
          coalesce(p.next_offset, c.run_start) as next_offset,
          p.anchor_offset, p.anchor_epoch, p.anchor_hash,
          case when p.next_offset is null then c.run_epoch else p.leader_epoch end as leader_epoch, c.run_epoch,
-         c.retired_at, c.shared, c.replay_no, c.replay_until, c.replay_resume, c.replay_resend, c.redo_until, c.redo_topic_id,
+         c.retired_at, l.longest, c.replay_no, c.replay_until, c.replay_resume, c.replay_resend, c.redo_until, c.redo_topic_id,
          (select max(d."offset") + 1 from onlyonce.done d
            where d.cursor_id = c.id and d.run = c.run and d."offset" >= coalesce(p.next_offset, c.run_start)) as done_until
     from onlyonce.cursors c
@@ -110,27 +108,26 @@ create view onlyonce.positions as
 comment on view onlyonce.positions is 'The position of each cursor: everything below next_offset is done. done_until is the end of what is done above it (see onlyonce.done), null if nothing is: in between some messages are done and some are not.';
 
 -- take_cursor takes over a cursor. If the lease's epoch is still the one that the caller read, it
--- raises it, writes the owner's group and topic, and clears released_at. `shared` says whether the
--- owner is the keeper of a share group. Under another owner's epoch no member works: that owner may
--- work without onlyonce.done (C3, G6).
+-- raises it, writes the owner's group and topic and how long a transaction of it may last, and
+-- clears released_at (C3).
 create function onlyonce.take_cursor(
-  cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, shared boolean, lock_timeout text
+  cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, longest interval, lock_timeout text
 ) returns bigint
 language plpgsql as $$
 declare
   raised bigint;
 begin
   perform set_config('lock_timeout', take_cursor.lock_timeout, true);
-  raised := onlyonce.raise_epoch(take_cursor.cursor_id, seen_epoch, new_nonce);
+  raised := onlyonce.raise_epoch(take_cursor.cursor_id, seen_epoch, new_nonce, longest => take_cursor.longest);
   if raised is not null then
     update onlyonce.cursors c
       set group_id = take_cursor.group_id, cluster_id = take_cursor.cluster_id,
-          topic_id = coalesce(take_cursor.topic_id, c.topic_id), shared = take_cursor.shared, released_at = null
+          topic_id = coalesce(take_cursor.topic_id, c.topic_id), released_at = null
       where c.id = take_cursor.cursor_id;
   end if;
   return raised;
 end $$;
-comment on function onlyonce.take_cursor(bigint, bigint, uuid, text, text, uuid, boolean, text) is
+comment on function onlyonce.take_cursor(bigint, bigint, uuid, text, text, uuid, interval, text) is
   'Takes a cursor over if its epoch is still the one that was read; returns the new epoch or null.';
 
 create table onlyonce.frontiers (
@@ -276,11 +273,10 @@ comment on column onlyonce.owners.faults     is 'What keeps the process from its
 
 -- ---------------------------------------------------------------- fence
 
--- enter begins each transaction of a cursor's owner, and of members of a share group under the
--- epoch of its keeper. It sets the bounds of the transaction, checks the ownership, and returns the
--- position in a run: null if the cursor has another run. It raises if the ownership is lost,
--- because it may share a round trip with COMMIT: an UPDATE that matches no row is no error, and the
--- COMMIT after it would succeed.
+-- enter begins each transaction of a cursor's owner. It sets the bounds of the transaction, checks
+-- the ownership, and returns the position in a run: null if the cursor has another run. It raises if
+-- the ownership is lost, because it may share a round trip with COMMIT: an UPDATE that matches no
+-- row is no error, and the COMMIT after it would succeed.
 --
 -- Its statements have an order:
 --
@@ -289,9 +285,10 @@ comment on column onlyonce.owners.faults     is 'What keeps the process from its
 --   the lock  Shared, and in a statement of its own: a later statement sees everything that
 --             committed before the lock was granted. In one statement with the read, the snapshot
 --             would be older than the lock, and an owner that was replaced meanwhile would pass.
---             Above READ COMMITTED no later statement sees more, so there the lock is the lease's
---             row: locking it raises 40001 if it has changed since the snapshot. FOR SHARE, not FOR
---             KEY SHARE: see onlyonce.hold.
+--             Above READ COMMITTED no later statement sees more, so there it locks the lease's row
+--             besides: that raises 40001 if it has changed since the snapshot. FOR SHARE, not FOR
+--             KEY SHARE: see onlyonce.hold. Not instead: PostgreSQL grants FOR SHARE past a raise
+--             that waits, which would never come to its turn beside several slots (T14).
 --   the read  Owner and position, in one statement.
 --
 -- It uses assignments and not PERFORM, because plpgsql runs an assignment of one expression without
@@ -301,7 +298,7 @@ comment on column onlyonce.owners.faults     is 'What keeps the process from its
 -- tiny, and is kept; it would go on reading the whole table when that has grown, for example while
 -- an old snapshot prevents vacuum. A SET clause of the function would do the same at a higher cost,
 -- because it ends with a walk over all settings. An error in between ends the transaction, and the
--- setting with it (T2, T7, F1, C3, G6).
+-- setting with it (T2, T7, F1, C3, T14).
 create function onlyonce.enter(
   cursor_id bigint, epoch bigint, nonce uuid, run integer,
   lock_timeout text, statement_timeout text, idle_timeout text
@@ -317,9 +314,8 @@ begin
           || set_config('idle_in_transaction_session_timeout', enter.idle_timeout, true)
           || set_config('enable_seqscan', 'off', true)
           || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
-  if current_setting('transaction_isolation') = 'read committed' then
-    ignored := pg_advisory_xact_lock_shared(onlyonce.owner_lock(enter.cursor_id))::text;
-  else
+  ignored := pg_advisory_xact_lock_shared(onlyonce.owner_lock(enter.cursor_id))::text;
+  if current_setting('transaction_isolation') <> 'read committed' then
     perform 1 from onlyonce.leases l where l.id = enter.cursor_id for share;
   end if;
   select coalesce((select p.next_offset from onlyonce.progress p where p.cursor_id = l.id and p.run = enter.run order by p.from_offset desc limit 1),
@@ -376,10 +372,9 @@ create constraint trigger sealed after insert on onlyonce.progress
   deferrable initially deferred
   for each row execute function onlyonce.require_seal();
 
--- fence_slot is the first statement of a transaction that runs beside others of its partition: of a
--- slot, or of messages that a share group has delivered to a member. It takes the place of
--- onlyonce.fence: it enters the transaction, and records that the messages at the given offsets are
--- done. It does not move the position; onlyonce.sweep does.
+-- fence_slot is the first statement of a slot's transaction, which runs beside others of its
+-- partition. It takes the place of onlyonce.fence: it enters the transaction, and records that the
+-- messages at the given offsets are done. It does not move the position; onlyonce.sweep does.
 --
 -- Each check is a statement of its own, after the one that may wait:
 --
@@ -392,7 +387,7 @@ create constraint trigger sealed after insert on onlyonce.progress
 --                this raises 23505 on onlyonce.done, at every isolation level
 --
 -- The lateral join with its limit makes the predecessors index probes, whatever the plan was made
--- for. See onlyonce.enter for enable_seqscan (C1, C2, C3, G1, G6).
+-- for. See onlyonce.enter for enable_seqscan (C1, C2, C3).
 create function onlyonce.fence_slot(
   cursor_id bigint, epoch bigint, nonce uuid, run integer, low bigint,
   offsets bigint[], hashes bigint[], after bigint[],
@@ -441,7 +436,7 @@ create constraint trigger sealed after insert on onlyonce.done
 -- sweep moves the position over what onlyonce.done has. The caller proposes how far; the database
 -- decides. Each offset in between is in onlyonce.done, or in a range that the caller's fetch has
 -- shown to hold no message, or this raises OO001: a failover may have lost what the caller
--- remembers. Ranges are half open. It runs at READ COMMITTED, in a transaction of its own (C4, G4).
+-- remembers. Ranges are half open. It runs at READ COMMITTED, in a transaction of its own (C4).
 create function onlyonce.sweep(
   cursor_id bigint, epoch bigint, nonce uuid, run integer, expected bigint, next bigint,
   anchor_offset bigint, anchor_epoch integer, anchor_hash bytea, leader_epoch integer,
@@ -529,7 +524,7 @@ create table onlyonce.parked (
 comment on table  onlyonce.parked is 'Dead letters: messages and calls that were set aside, whole, so that nothing is lost. Never both applied and parked.';
 comment on column onlyonce.parked.kind             is 'message: from Kafka. call: from the outbox. event: from onlyonce.event_log, or set aside by a webhook receiver.';
 comment on column onlyonce.parked.state            is 'retrying: tried again when it is due. blocked: waits for an earlier row of its ordering key. waiting: for an operator. reconcile: a call whose outcome is unknown. resolved, discarded: the end.';
-comment on column onlyonce.parked.reason           is 'failed, permanent, exhausted, crashed, behind, conflict, no-key or too-old for messages and events; same-body, divergent, stale or forward for events that a webhook receiver has set aside; failed, scheduled, behind, cut, completion, rejected, unopened, window or rate for calls.';
+comment on column onlyonce.parked.reason           is 'failed, permanent, exhausted, crashed, behind, conflict, no-key or too-old for messages and events; same-body, divergent, stale or forward for events that a webhook receiver has set aside; failed, postponed, scheduled, behind, cut, completion, rejected, unopened, window, unsafe or rate for calls.';
 comment on column onlyonce.parked.next_attempt_at  is 'In state retrying: when it is due. In state reconcile: when it is asked about again.';
 comment on column onlyonce.parked.redrives         is 'How often operators have redriven it. The audit rows of action parked redrive have the id.';
 comment on column onlyonce.parked.key              is 'Dedupe key of the message, or derived key of the call. Null: it had none.';
@@ -542,28 +537,29 @@ comment on column onlyonce.parked.row_id           is 'Id of the call in the log
 comment on column onlyonce.parked.first_key        is 'Key that the call was enqueued under, if an operator has given it another one since: the call is recognised by it, and a sealed body opens under it. Null: the row''s key.';
 comment on column onlyonce.parked.record_time      is 'The record''s timestamp; of a call: when it was enqueued.';
 comment on column onlyonce.parked.not_before       is 'Of a call: when it may be made at the earliest, as the program has enqueued it. An operator who redrives it has it made at once.';
-comment on column onlyonce.parked.first_attempt_at is 'Written before the first call under this key can have been made: the remote''s key window counts from here. Null: no call was made.';
+comment on column onlyonce.parked.first_attempt_at is 'Of a call: since when an attempt is open, so that the remote may have applied it; written before that attempt is made. The remote''s key window counts from here. Null: none is open.';
 comment on column onlyonce.parked.picks            is 'How often a relay has picked the call. A settlement names the pick that it settles. Unlike attempts it is never set back.';
 comment on column onlyonce.parked.order_prefix     is 'Of a call: hash of (sink, prefix of the ordering key), see onlyonce.rates.';
 comment on column onlyonce.parked.waits_for        is 'Of a call in state retrying without next_attempt_at: whose rate it waits for, as onlyonce.rates.calls_of has it.';
 comment on column onlyonce.parked.waits_since      is 'Its place among those that wait for the same rate.';
 comment on column onlyonce.parked.response_status  is 'The remote has accepted the call and answered this; what is left is to complete it.';
 
-create unique index parked_key_unresolved on onlyonce.parked (kind, key)
+create unique index parked_key_unresolved on onlyonce.parked (key, kind)
   where settled_at is null and reason <> 'conflict' and kind <> 'call';
 -- Calls that are not settled, by their keys. Not unique: parking drops no call, whatever else has its key (O1).
-create index parked_calls_key on onlyonce.parked (key) where kind = 'call' and settled_at is null;
+create index parked_calls_key on onlyonce.parked (key) where kind = 'call' and settled_at is null and key is not null;
 -- What a key became, settled or not.
 create index parked_key on onlyonce.parked (key) where key is not null;
 -- Calls that go out under another key than the one that they are recognised by.
 create index parked_first_key on onlyonce.parked (first_key) where first_key is not null;
--- What is not settled, oldest first.
-create index parked_open on onlyonce.parked (id) where settled_at is null;
-create index parked_position on onlyonce.parked (scope, topic, partition, "offset") where settled_at is null;
--- Finds the rows of one partition that are due. A session keeps the plan of a statement that it
+-- The unsettled rows, oldest first, and by position. A session keeps the plan of a statement that it
 -- prepared while the table was empty, when a scan of a whole index looks as cheap as any. So the
--- condition names a column of the index: a statement that names a state and an id finds no use for
--- it. The same holds for parked_blocked, parked_calls_blocked and parked_calls_due (T13).
+-- conditions of these and of the next indexes name a column of the index as not null. The planner
+-- then uses them only for a statement that compares this column: one that looks for a key (a claim)
+-- reads the index of keys. A statement that reads all unsettled rows says id > 0 (T13).
+create index parked_open on onlyonce.parked (id) where settled_at is null and id is not null;
+create index parked_position on onlyonce.parked (scope, topic, partition, "offset") where settled_at is null and scope is not null;
+-- Finds the rows of one partition that are due.
 create index parked_due on onlyonce.parked (scope, topic, partition, next_attempt_at, "offset") where state = 'retrying' and topic is not null;
 -- Finds the ordering keys of a partition, or of a lane, that have blocked rows.
 create index parked_blocked on onlyonce.parked (scope, topic, partition, order_key) where state = 'blocked' and kind <> 'call' and topic is not null;
@@ -619,7 +615,8 @@ create constraint trigger sealed after update on onlyonce.parked
   for each row when (old.state = 'retrying' and new.state = 'resolved' and new.kind <> 'call') execute function onlyonce.require_seal();
 
 -- settle is the fence of one attempt at a parked row. It sets the bounds of the transaction, checks
--- the ownership, and settles the row if it is still to be tried.
+-- the ownership, and settles the row if it is still to be tried. Relays complete calls with it too
+-- (T14).
 --
 -- It also claims the message's key again, in case retention has removed it, so that a copy of the
 -- message stays a duplicate. A key that is already there does not make this attempt a duplicate:
@@ -633,7 +630,7 @@ begin
   perform set_config('lock_timeout', settle.lock_timeout, true),
           set_config('statement_timeout', settle.statement_timeout, true),
           set_config('idle_in_transaction_session_timeout', settle.idle_timeout, true);
-  perform onlyonce.hold(settle.cursor_id, settle.epoch, settle.nonce);
+  perform onlyonce.hold_long(settle.cursor_id, settle.epoch, settle.nonce);
   update onlyonce.parked p set state = 'resolved', settled_at = onlyonce.steady_clock(), next_attempt_at = null
    where p.id = settle.parked_id and p.state = 'retrying' and p.attempts = settle.attempts;
   if not found then

@@ -643,6 +643,8 @@ declare
   i      integer := 0;
   wanted uuid[];
   stored uuid[];
+  seqscan text := current_setting('enable_seqscan');
+  ignored text;
 begin
   if 2 = any (checks) then
     if cardinality(checks) = 1 then
@@ -666,15 +668,15 @@ begin
   if 1 = any (checks) then
     select array_agg(u.k) into wanted from unnest(checks, keys) as u(c, k) where u.c = 1;
   end if;
-  -- Mostly nothing is parked, and then nothing under one of these keys: the statement below, which
-  -- compares, is planned anew for each call. The ORDER BY makes these two read an index, even if they
-  -- were planned while the table was empty.
-  if (select p.key from onlyonce.parked p where p.kind = 'call' and p.settled_at is null order by p.key limit 1) is not null
-     or (select p.first_key from onlyonce.parked p where p.first_key is not null order by p.first_key limit 1) is not null then
-    select array_agg(w) into stored from unnest(keys) w
-     where (select p.key from onlyonce.parked p where p.kind = 'call' and p.settled_at is null and p.key >= w order by p.key limit 1) = w
-        or (select p.first_key from onlyonce.parked p where p.first_key is not null and p.first_key >= w order by p.first_key limit 1) = w;
-  end if;
+  -- Mostly no call is parked under one of these keys, and the statement below, which compares and is
+  -- planned anew for each call, is not needed. Only the keys themselves are looked up, by the indexes
+  -- parked_calls_key and parked_first_key (T13).
+  ignored := set_config('enable_seqscan', 'off', true);
+  select array_agg(distinct u.key) into stored
+    from (select p.key from onlyonce.parked p where p.key = any (keys) and p.kind = 'call' and p.settled_at is null
+          union all
+          select p.first_key from onlyonce.parked p where p.first_key = any (keys)) u (key);
+  ignored := set_config('enable_seqscan', seqscan, true);
   if wanted is null and stored is null then
     return skip;
   end if;

@@ -189,12 +189,12 @@ func send(t *testing.T, s *Sink) outbox.Result {
 func TestGuardRefusesHostileAnswers(t *testing.T) {
 	for _, a := range hostile {
 		r := send(t, named(t, "http://api.example.com:9/", &nameserver{answers: []string{a}}))
-		if r.Outcome != outbox.Retry || !errors.Is(r.Err, ErrAddress) || !strings.HasPrefix(r.Reason, "no call was made: address ") {
+		if r.Outcome != outbox.Postponed || !errors.Is(r.Err, ErrAddress) || !strings.HasPrefix(r.Reason, "no call was made: address ") {
 			t.Errorf("%s: %+v", a, r)
 		}
 	}
 	// A host whose wide digits become an address on the way to the dialer.
-	if r := send(t, named(t, "http://１２７.０.０.１/", &nameserver{answers: []string{"127.0.0.1"}})); r.Outcome != outbox.Retry || !errors.Is(r.Err, ErrAddress) {
+	if r := send(t, named(t, "http://１２７.０.０.１/", &nameserver{answers: []string{"127.0.0.1"}})); r.Outcome != outbox.Postponed || !errors.Is(r.Err, ErrAddress) {
 		t.Errorf("wide digits: %+v", r)
 	}
 }
@@ -225,7 +225,7 @@ func TestGuardRebinding(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	s.Close() // the next attempt connects anew
-	if r := send(t, s); r.Outcome != outbox.Retry || !errors.Is(r.Err, ErrAddress) {
+	if r := send(t, s); r.Outcome != outbox.Postponed || !errors.Is(r.Err, ErrAddress) {
 		t.Errorf("%+v", r)
 	}
 	if n := inside.Load(); n != 0 {
@@ -256,7 +256,7 @@ func TestGuardDialersAndProxies(t *testing.T) {
 		n := &nameserver{answers: []string{"8.8.8.8"}}
 		before := requests.Load()
 		s := named(t, "http://api.example.com/", n, func(c *Config) { c.Transport = transport })
-		if r := send(t, s); r.Outcome != outbox.Retry || !errors.Is(r.Err, ErrAddress) || requests.Load() != before {
+		if r := send(t, s); r.Outcome != outbox.Postponed || !errors.Is(r.Err, ErrAddress) || requests.Load() != before {
 			t.Errorf("%s: %+v", name, r)
 		}
 		s = named(t, "http://api.example.com/", n, func(c *Config) { c.Transport, c.AllowPrivate = transport, true })
@@ -265,7 +265,7 @@ func TestGuardDialersAndProxies(t *testing.T) {
 		}
 	}
 	s := named(t, "https://api.example.com/", &nameserver{answers: []string{"8.8.8.8"}}, func(c *Config) { c.Transport = &http.Transport{DialTLSContext: to} })
-	if r := send(t, s); r.Outcome != outbox.Retry || !errors.Is(r.Err, ErrAddress) {
+	if r := send(t, s); r.Outcome != outbox.Postponed || !errors.Is(r.Err, ErrAddress) {
 		t.Errorf("DialTLSContext: %+v", r)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/fields"
+	"github.com/onlyonce/onlyonce/internal/outcome"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -79,7 +80,8 @@ func healthWithoutAnswer(ctx context.Context, err error, sent bool) error {
 func healthFromAnswer(resp *http.Response, r outbox.Result) error {
 	switch resp.StatusCode {
 	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		if r.Outcome == outbox.Retry {
+		again := r.Outcome == outbox.Retry || r.Outcome == outbox.Postponed
+		if again && outcome.Mark(resp.Header) != outcome.InProgress {
 			return errHostDown
 		}
 	}

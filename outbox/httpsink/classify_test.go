@@ -22,7 +22,7 @@ func TestRetryAfter(t *testing.T) {
 		"seconds, spaces":     {" 120 ", "", 2 * time.Minute},
 		"zero":                {"0", "", 0},
 		"negative":            {"-5", "", 0},
-		"a fraction":          {"1.5", "", 0},
+		"a fraction":          {"1.5", "", 2 * time.Second},
 		"beyond an int":       {"99999999999999999999", "", (1<<31 - 1) * time.Second},
 		"a date":              {"Sat, 21 Nov 2026 12:00:30 GMT", "", 30 * time.Second},
 		"a date of RFC 850":   {"Saturday, 21-Nov-26 12:00:30 GMT", "", 30 * time.Second},
@@ -42,8 +42,8 @@ func TestRetryAfter(t *testing.T) {
 func TestRetryAfterIsForRetries(t *testing.T) {
 	s := &Sink{}
 	for status, want := range map[int]time.Duration{200: 0, 202: 0, 301: 0, 400: 0, 408: time.Minute, 409: time.Minute, 425: time.Minute, 429: time.Minute, 503: time.Minute} {
-		r := s.classify(&http.Response{StatusCode: status, Header: http.Header{"Retry-After": {"60"}}})
-		if r.RetryAfter != want || (r.Outcome == outbox.Retry) != (want > 0) {
+		r := s.classify(Answer{Status: status, Header: http.Header{"Retry-After": {"60"}}}, "")
+		if r.RetryAfter != want || (r.Outcome == outbox.Retry || r.Outcome == outbox.Postponed) != (want > 0) {
 			t.Errorf("%d: %+v, want %v", status, r, want)
 		}
 	}
@@ -54,7 +54,7 @@ func TestO14WhatRetryAfterHolds(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[int]outbox.Holds{503: outbox.HoldsSink, 429: outbox.HoldsTenant, 500: outbox.HoldsCall, 409: outbox.HoldsCall, 200: outbox.HoldsCall} {
 		s := &Sink{}
-		if got := s.classify(&http.Response{StatusCode: status, Header: http.Header{"Retry-After": {"60"}}}).Holds; got != want {
+		if got := s.classify(Answer{Status: status, Header: http.Header{"Retry-After": {"60"}}}, "acme").Holds; got != want {
 			t.Errorf("%d holds %d, want %d", status, got, want)
 		}
 	}

@@ -92,11 +92,19 @@ type Config struct {
 	// defaults.
 	Breaker Breaker
 
-	// Outcomes overrides the meaning of statuses from 200 to 599. For example {401: outbox.Retry}
-	// for credentials that expire, or {404: outbox.Delivered} for a DELETE that an earlier attempt
-	// has applied. By default 2xx is delivered; 408, 409, 425, 429 and 5xx are retried; all other
-	// statuses are rejected.
+	// Outcomes overrides the meaning of statuses from 200 to 599. For example {404:
+	// outbox.Delivered} for a DELETE that an earlier attempt has applied, or {422: outbox.Never} if
+	// the remote answers 422 only after it has looked for the key: then no earlier attempt was
+	// applied either. By default 2xx is delivered; 408, 409 and 5xx are retried; 425 and 429 are
+	// postponed; 401 and 403 postpone the calls of the call's tenant, and reject a call that has
+	// none; all other statuses are rejected. If the remote is an API in package idempotency, its
+	// header Idempotency-Status says more than the status, and decides where Outcomes does not.
 	Outcomes map[int]outbox.Outcome
+
+	// Classify decides about an answer by its headers or body, for example by an error code. It
+	// returns 0 to leave the answer to Outcomes and the defaults. It must be safe for concurrent
+	// use. Defaults to none.
+	Classify func(Answer) outbox.Outcome
 
 	// CaptureHeaders lists the headers of the answer that are kept for a call with Call.Capture. Of
 	// the body the first 64 KiB are kept. Defaults to Content-Type, Location and X-Request-Id.
@@ -170,7 +178,7 @@ func (cfg *Config) checkAnswers(l *fields.List) {
 		if status < 200 || status > 599 {
 			l.Add("Outcomes", "%d is not a status from 200 to 599", status)
 		}
-		if o != outbox.Delivered && o != outbox.Retry && o != outbox.Rejected {
+		if o < outbox.Delivered || o > outbox.Unsafe {
 			l.Add("Outcomes", "%d: %v is not an outcome", status, o)
 		}
 	}

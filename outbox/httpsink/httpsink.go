@@ -39,7 +39,7 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 	}
 	if err := s.authorize(req); err != nil {
 		// Calls are held as for a host that is down: a held call's window does not begin.
-		return s.noteHealth(healthWithoutAnswer(ctx, err, true), outbox.Failure("authorization failed, no call was made", err))
+		return s.noteHealth(healthWithoutAnswer(ctx, err, true), unsent(outbox.Failure("authorization failed, no call was made", err)))
 	}
 	g := &gate{mayStart: d.MayStart}
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: g.attach})
@@ -51,15 +51,32 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		answer, err = io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	}
 	if refused := g.refusal(); refused != nil {
-		return s.noteHealth(healthWithoutAnswer(ctx, refused, g.sent()), outbox.Failure(redactQuoted(refused), refused))
+		return s.noteHealth(healthWithoutAnswer(ctx, refused, g.sent()), g.failure(redactQuoted(refused), refused))
 	}
 	if err != nil {
-		return s.noteHealth(healthWithoutAnswer(ctx, err, g.sent()), outbox.Failure(s.describeFailure(ctx, err), err))
+		return s.noteHealth(healthWithoutAnswer(ctx, err, g.sent()), g.failure(s.describeFailure(ctx, err), err))
 	}
-	r := s.classify(resp)
+	r := s.classify(Answer{Status: resp.StatusCode, Header: resp.Header, Body: answer}, d.Tenant)
 	r = s.noteHealth(healthFromAnswer(resp, r), r)
 	if d.Capture && r.Outcome == outbox.Delivered {
 		r.Response = &outbox.Response{Status: resp.StatusCode, Header: s.capturedHeaders(resp.Header), Body: answer}
+	}
+	return r
+}
+
+// failure is the result of an attempt without a whole answer.
+func (g *gate) failure(reason string, err error) outbox.Result {
+	r := outbox.Failure(reason, err)
+	if !g.sent() {
+		return unsent(r)
+	}
+	return r
+}
+
+// unsent notes that no byte of an attempt has left, so that the remote cannot have applied it (O6).
+func unsent(r outbox.Result) outbox.Result {
+	if r.Outcome == outbox.Retry {
+		r.Outcome = outbox.Postponed
 	}
 	return r
 }

@@ -31,22 +31,23 @@ func TestPhases(t *testing.T) {
 		return nil, ctx.Err()
 	}
 	for name, c := range map[string]struct {
-		base   string
-		change func(*httpsink.Config)
-		want   string
+		base    string
+		change  func(*httpsink.Config)
+		want    string
+		outcome outbox.Outcome
 	}{
 		"connecting": {silent, func(c *httpsink.Config) {
 			c.ConnectTimeout, c.Transport = 20*time.Millisecond, &http.Transport{DialContext: hang}
-		}, "deadline exceeded"},
+		}, "deadline exceeded", outbox.Postponed},
 		"TLS": {"https://" + l.Addr().String(), func(c *httpsink.Config) {
 			c.Transport = &http.Transport{TLSHandshakeTimeout: 20 * time.Millisecond}
-		}, "TLS handshake timeout"},
+		}, "TLS handshake timeout", outbox.Postponed},
 		"the answer": {silent, func(c *httpsink.Config) {
 			c.Transport = &http.Transport{ResponseHeaderTimeout: 20 * time.Millisecond}
-		}, "timeout awaiting response headers"},
+		}, "timeout awaiting response headers", outbox.Retry},
 	} {
 		s := newSink(t, c.base, func(c *httpsink.Config) { c.Timeout = 10 * time.Minute }, c.change)
-		if r := s.Send(t.Context(), delivery()); r.Outcome != outbox.Retry || !strings.Contains(r.Reason, c.want) {
+		if r := s.Send(t.Context(), delivery()); r.Outcome != c.outcome || !strings.Contains(r.Reason, c.want) {
 			t.Errorf("%s: %+v, want %q", name, r, c.want)
 		}
 	}

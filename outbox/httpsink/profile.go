@@ -13,6 +13,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/frozen"
+	"github.com/onlyonce/onlyonce/outbox"
 )
 
 // Profile says how a remote takes idempotency keys. The functions below follow the providers'
@@ -39,6 +40,10 @@ type Profile struct {
 	// KeyWindow is how long the remote remembers a key. Defaults to 0: the remote publishes no
 	// time, and Config.KeyWindow is required.
 	KeyWindow time.Duration
+
+	// Classify reads the provider's own signs in an answer. It is asked after Config.Classify and
+	// Config.Outcomes, and returns 0 to leave the answer to its status. Defaults to none.
+	Classify func(Answer) outbox.Outcome
 }
 
 // formatKey formats a key, which must be a UUID of 36 characters.
@@ -68,8 +73,24 @@ func PayPal() Profile {
 // Square sends the body's member idempotency_key. Set Config.KeyWindow.
 func Square() Profile { return Profile{BodyMember: "idempotency_key"} }
 
-// Adyen sends Idempotency-Key, remembered for 7 days.
-func Adyen() Profile { return Profile{KeyWindow: 7 * 24 * time.Hour} }
+// Adyen sends Idempotency-Key, remembered for 7 days. An answer with the header Transient-Error:
+// true, or with the error code 704 (an earlier request under the key is still processed), is tried
+// again.
+func Adyen() Profile { return Profile{KeyWindow: 7 * 24 * time.Hour, Classify: classifyAdyen} }
+
+// classifyAdyen finds answers that are not final, whatever their status.
+func classifyAdyen(a Answer) outbox.Outcome {
+	if strings.EqualFold(strings.TrimSpace(a.Header.Get("Transient-Error")), "true") {
+		return outbox.Retry
+	}
+	var refusal struct {
+		ErrorCode string `json:"errorCode"`
+	}
+	if json.Unmarshal(a.Body, &refusal) == nil && refusal.ErrorCode == "704" {
+		return outbox.Retry
+	}
+	return 0
+}
 
 // withDefaults fills in the header, and notes every fault.
 func (p *Profile) withDefaults(l *fields.List) {

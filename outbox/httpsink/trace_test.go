@@ -36,7 +36,7 @@ func TestTraceContext(t *testing.T) {
 		t.Errorf("beside a frozen one: sent %v", got)
 	}
 	before := requests.Load()
-	if r := s.Send(t.Context(), row); r.Outcome != outbox.Retry || requests.Load() != before {
+	if r := s.Send(t.Context(), row); r.Outcome != outbox.Postponed || requests.Load() != before {
 		t.Errorf("a frozen one was replaced: %+v", r)
 	}
 }

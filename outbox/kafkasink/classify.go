@@ -28,14 +28,28 @@ var contentErrors = []kafka.Error{kafka.InvalidMessage, kafka.MessageSizeTooLarg
 // when the password is corrected. Neither are errors that a stale view of the cluster may cause.
 var refusalErrors = []kafka.Error{kafka.InvalidTopic, kafka.TopicAuthorizationFailed, kafka.ClusterAuthorizationFailed}
 
+// errUnsent marks errors of attempts of which nothing was written (O6).
+var errUnsent = errors.New("no record was written")
+
 func isContentError(err error) bool {
 	var code kafka.Error
 	return errors.As(err, &code) && slices.Contains(contentErrors, code)
 }
 
-// classify classifies the end of an attempt. Reasons hold the meaning of the broker's code and
-// nothing that the broker quotes.
+// classify classifies the end of an attempt. Most codes of brokers do not show whether the record
+// was written: a partition whose leader changes while it waits for its replicas answers as one that
+// was asked of the wrong broker.
 func (s *Sink) classify(ctx context.Context, err error) outbox.Result {
+	r := s.classifyError(ctx, err)
+	if r.Outcome == outbox.Retry && (errors.Is(err, errUnsent) || errors.Is(err, kafka.NotEnoughReplicas)) {
+		r.Outcome = outbox.Postponed
+	}
+	return r
+}
+
+// classifyError classifies an error. Reasons hold the meaning of the broker's code and nothing that
+// the broker quotes.
+func (s *Sink) classifyError(ctx context.Context, err error) outbox.Result {
 	var code kafka.Error
 	switch {
 	case err == nil:

@@ -32,13 +32,17 @@ func (s *Sink) produce(p topicPartition, batch []*queuedCall) error {
 		}
 	}
 	gone()
-	resp, err := s.transport.RoundTrip(ctx, s.addr, &produceExchange{Request: produce.Request{
+	exchange := &produceExchange{Request: produce.Request{
 		Acks: int16(kafka.RequireAll), // O10: the library's default is none
 		// The brokers give up before the sink does, so that there is an answer.
 		Timeout: int32((s.cfg.Timeout * 9 / 10).Milliseconds()),
 		Topics:  []produce.RequestTopic{{Topic: p.topic, Partitions: []produce.RequestPartition{{Partition: int32(p.partition)}}}},
-	}, sink: s, batch: batch})
-	if err != nil {
+	}, sink: s, batch: batch}
+	resp, err := s.transport.RoundTrip(ctx, s.addr, exchange)
+	switch {
+	case err != nil && !exchange.written.Load() && ctx.Err() == nil: // it found no broker
+		return fmt.Errorf("%w: %w", errUnsent, err)
+	case err != nil:
 		return err
 	}
 	if _, none := resp.(*skippedResponse); none {
@@ -62,6 +66,7 @@ type produceExchange struct {
 	sink    *Sink
 	batch   []*queuedCall
 	version int16
+	written atomic.Bool // the request may have been written
 }
 
 var (
@@ -101,6 +106,7 @@ func (x *produceExchange) RawExchange(rw io.ReadWriter) (protocol.Message, error
 	req := x.Request
 	req.Topics[0].Partitions[0].RecordSet = protocol.RecordSet{Version: 2, Records: protocol.NewRecordReader(records...)}
 	// Correlation ids distinguish requests that share a connection; this request has it for itself.
+	x.written.Store(true)
 	resp, err := protocol.RoundTrip(rw, x.version, 1, x.sink.cfg.ClientID, &req)
 	if err != nil {
 		return nil, fmt.Errorf("the request may have been written: %w", err)

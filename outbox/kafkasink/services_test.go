@@ -59,7 +59,7 @@ func started(t *testing.T, what string, run func(context.Context) error) (stop f
 // committed.
 func TestO10TwoServices(t *testing.T) {
 	if testing.Short() {
-		t.Skip("a long test: make rest plays it")
+		t.Skip("a long test: make long plays it")
 	}
 	kafkatest.Brokers(t) // skips without a real broker; this test kills one of its own
 	k, err := devenv.StartKafka(t.Context(), devenv.Options{Force: devenv.KindLocal, Own: true})

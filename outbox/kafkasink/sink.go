@@ -98,7 +98,7 @@ func (s *Sink) sendTo(topic string, calls []*queuedCall) {
 		return
 	}
 	for _, c := range calls {
-		g.reportEnd(c, err)
+		g.reportEnd(c, fmt.Errorf("%w: %w", errUnsent, err))
 	}
 }
 

@@ -198,7 +198,7 @@ func TestTopicMissing(t *testing.T) {
 func TestCodes(t *testing.T) {
 	for code, want := range map[kafka.Error]outbox.Outcome{
 		kafka.NotLeaderForPartition: outbox.Retry, kafka.LeaderNotAvailable: outbox.Retry, kafka.UnknownTopicOrPartition: outbox.Retry,
-		kafka.NotEnoughReplicas: outbox.Retry, kafka.NotEnoughReplicasAfterAppend: outbox.Retry, kafka.RequestTimedOut: outbox.Retry,
+		kafka.NotEnoughReplicas: outbox.Postponed, kafka.NotEnoughReplicasAfterAppend: outbox.Retry, kafka.RequestTimedOut: outbox.Retry,
 		kafka.KafkaStorageError: outbox.Retry, kafka.Unknown: outbox.Retry, kafka.InvalidMessage: outbox.Retry, kafka.Error(999): outbox.Retry,
 		kafka.MessageSizeTooLarge: outbox.Rejected, kafka.RecordListTooLarge: outbox.Rejected, kafka.InvalidRecord: outbox.Rejected,
 		kafka.TopicAuthorizationFailed: outbox.Rejected, kafka.ClusterAuthorizationFailed: outbox.Rejected, kafka.PolicyViolation: outbox.Rejected,
@@ -236,7 +236,7 @@ func TestPermissions(t *testing.T) {
 	for _, c := range []struct {
 		user, password string
 		want           outbox.Outcome
-	}{{"writer", "secret", outbox.Delivered}, {"reader", "secret", outbox.Rejected}, {"writer", "wrong", outbox.Retry}, {"", "", outbox.Retry}} {
+	}{{"writer", "secret", outbox.Delivered}, {"reader", "secret", outbox.Rejected}, {"writer", "wrong", outbox.Postponed}, {"", "", outbox.Postponed}} {
 		s := newSink(t, brokers, func(cfg *kafkasink.Config) {
 			cfg.Timeout = 10 * time.Second
 			if c.user != "" {
@@ -260,7 +260,7 @@ func TestTLSAndSASL(t *testing.T) {
 	for _, c := range []struct {
 		tls  *tls.Config
 		want outbox.Outcome
-	}{{nil, outbox.Retry}, {&tls.Config{}, outbox.Retry}, {&tls.Config{RootCAs: pool}, outbox.Delivered}} {
+	}{{nil, outbox.Postponed}, {&tls.Config{}, outbox.Postponed}, {&tls.Config{RootCAs: pool}, outbox.Delivered}} {
 		s := newSink(t, brokers, func(cfg *kafkasink.Config) { cfg.TLS, cfg.SASL, cfg.Timeout = c.tls, mechanism, 10*time.Second }, "orders")
 		wantOutcome(t, send(t, s, delivery("k", "/orders", "v")), c.want)
 	}
@@ -274,14 +274,14 @@ func TestUnreachable(t *testing.T) {
 	}
 	quick := func(cfg *kafkasink.Config) { cfg.Timeout = 300 * time.Millisecond }
 	r := send(t, newSink(t, []string{l.Addr().String()}, quick, "orders"), delivery("k", "/orders", "v"))
-	wantOutcome(t, r, outbox.Retry)
+	wantOutcome(t, r, outbox.Postponed)
 	if r.Reason != "no acknowledgement within 300ms" {
 		t.Errorf("reason %q", r.Reason)
 	}
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	wantOutcome(t, send(t, newSink(t, []string{l.Addr().String()}, nil, "orders"), delivery("k", "/orders", "v")), outbox.Retry)
+	wantOutcome(t, send(t, newSink(t, []string{l.Addr().String()}, nil, "orders"), delivery("k", "/orders", "v")), outbox.Postponed)
 }
 
 // The context of an attempt ends while the broker is silent. Send returns, and never reports the

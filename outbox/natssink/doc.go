@@ -42,5 +42,9 @@
 //
 // # Rights
 //
-// Publish on the subjects, and subscribe to the client's inbox.
+// Publish on the subjects, and subscribe to the client's inbox. No one else may publish to that
+// inbox: NATS sends each subscriber of a subject the address of the answer, and the client takes
+// the first answer with a stream's name for the acknowledgement, so a subscriber that answers has
+// calls count as delivered that no stream has. Give the sink's connection an inbox of its own
+// (nats.CustomInboxPrefix), and deny all other users to publish there.
 package natssink

@@ -101,7 +101,11 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 	}
 	// One attempt: the client would otherwise repeat a call that no stream answers.
 	if _, err := s.js.PublishMsg(ctx, msg, jetstream.WithRetryAttempts(0)); err != nil {
-		return outbox.Failure(err.Error(), classify(err))
+		r := outbox.Failure(err.Error(), classify(err))
+		if r.Outcome == outbox.Retry && notStored(err) {
+			r.Outcome = outbox.Postponed
+		}
+		return r
 	}
 	return outbox.Result{Outcome: outbox.Delivered}
 }
@@ -124,6 +128,17 @@ func classify(err error) error {
 		}
 	}
 	return err
+}
+
+// notStored reports whether an error shows that no stream has the message: there was no connection,
+// or no stream listens to the subject. Without an answer, or after any other, one may have it (O6).
+func notStored(err error) bool {
+	for _, known := range []error{nats.ErrConnectionClosed, nats.ErrReconnectBufExceeded, nats.ErrDisconnected, nats.ErrNoResponders, jetstream.ErrNoStreamResponse} {
+		if errors.Is(err, known) {
+			return true
+		}
+	}
+	return false
 }
 
 // message builds the message from the row, by the rules of Enqueue: the row may have been written

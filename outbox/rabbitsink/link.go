@@ -15,12 +15,14 @@ import (
 var (
 	errBlocked = errors.New("the server blocks publishers: it has no memory or disk left")
 	errClosed  = errors.New("the sink is closed")
+	// errNotStored is a negative confirmation. The channel goes on working.
+	errNotStored = errors.New("rabbitsink: the server has not stored the message")
 )
 
-// returned is why the server gave a message back, on a channel that goes on working.
-type returned string
+// unroutable is why the server gave a message back, on a channel that goes on working.
+type unroutable string
 
-func (r returned) Error() string { return string(r) }
+func (r unroutable) Error() string { return "rabbitsink: no queue has taken the message: " + string(r) }
 
 // link is a connection that is made again whenever it is lost, with channels for one message at a
 // time: so an answer on a channel is that of its message.
@@ -156,7 +158,7 @@ func (c *channel) publish(ctx context.Context, exchange, key string, msg amqp.Pu
 	select {
 	case r, ok := <-c.returned: // which comes before the confirmation
 		if ok {
-			return returned("rabbitsink: no queue has taken the message: " + r.ReplyText)
+			return unroutable(r.ReplyText)
 		}
 	default:
 	}
@@ -170,6 +172,6 @@ func (c *channel) publish(ctx context.Context, exchange, key string, msg amqp.Pu
 		}
 		return fmt.Errorf("rabbitsink: the channel is closed: %w", err)
 	default:
-		return returned("rabbitsink: the server has not stored the message")
+		return errNotStored
 	}
 }

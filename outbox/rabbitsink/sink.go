@@ -96,19 +96,24 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 	ch, err := s.link.take(ctx)
 	if err != nil {
 		err = fmt.Errorf("rabbitsink: connecting: %w", err)
-		return outbox.Failure(err.Error(), err)
+		return outbox.Result{Outcome: outbox.Postponed, Reason: err.Error(), Err: err}
 	}
 	if err := d.MayStart(); err != nil {
 		s.link.give(ch)
 		return outbox.Failure(err.Error(), err)
 	}
 	if err := ch.publish(ctx, s.cfg.Exchange, key, msg); err != nil {
-		if _, is := errors.AsType[returned](err); is {
+		_, returned := errors.AsType[unroutable](err)
+		if returned || errors.Is(err, errNotStored) {
 			s.link.give(ch)
 		} else {
 			s.link.drop(ch)
 		}
-		return outbox.Failure(err.Error(), classify(err))
+		r := outbox.Failure(err.Error(), classify(err))
+		if r.Outcome == outbox.Retry && notStored(err) {
+			r.Outcome = outbox.Postponed
+		}
+		return r
 	}
 	s.link.give(ch)
 	return outbox.Result{Outcome: outbox.Delivered}
@@ -121,6 +126,17 @@ func classify(err error) error {
 		return outbox.Permanent(err)
 	}
 	return err
+}
+
+// notStored reports whether an error shows that no queue has the message: the server has returned
+// it, or has closed the channel because there is no such exchange, or no right to it. A negative
+// confirmation does not show that, because one of several queues may have it (O6).
+func notStored(err error) bool {
+	if _, is := errors.AsType[unroutable](err); is {
+		return true
+	}
+	e, is := errors.AsType[*amqp.Error](err)
+	return is && (e.Code == amqp.NotFound || e.Code == amqp.AccessRefused)
 }
 
 const maxShort = 255 // bytes of AMQP's short strings

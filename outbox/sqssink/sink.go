@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"path"
@@ -16,6 +17,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
 	"github.com/aws/smithy-go"
@@ -189,8 +191,12 @@ func (s *Sink) request(ctx context.Context, queue string, calls []*call, ended f
 		if errors.As(err, &api) && refused(api.ErrorCode()) {
 			err = outbox.Permanent(err)
 		}
+		r := outbox.Failure(err.Error(), err)
+		if r.Outcome == outbox.Retry && notStored(err) {
+			r.Outcome = outbox.Postponed
+		}
 		for _, c := range byID {
-			ended(c.index, outbox.Failure(err.Error(), err))
+			ended(c.index, r)
 		}
 		return
 	}
@@ -200,7 +206,11 @@ func (s *Sink) request(ctx context.Context, queue string, calls []*call, ended f
 			if refused(aws.ToString(f.Code)) {
 				err = outbox.Permanent(err)
 			}
-			ended(c.index, outbox.Failure(err.Error(), err))
+			r := outbox.Failure(err.Error(), err)
+			if r.Outcome == outbox.Retry && f.SenderFault {
+				r.Outcome = outbox.Postponed
+			}
+			ended(c.index, r)
 			delete(byID, *f.Id)
 		}
 	}
@@ -218,6 +228,20 @@ func (s *Sink) request(ctx context.Context, queue string, calls []*call, ended f
 // refused reports whether a code says that a message will never be stored.
 func refused(code string) bool {
 	return code == "InvalidParameterValue" || code == "InvalidMessageContents" || strings.HasSuffix(code, ".InvalidMessageContents")
+}
+
+// notStored reports whether an error shows that SQS has none of the messages: there was no
+// connection, or the request was refused, for example for its credentials (O6).
+func notStored(err error) bool {
+	if network, is := errors.AsType[*net.OpError](err); is && network.Op == "dial" {
+		return true
+	}
+	answer, is := errors.AsType[*awshttp.ResponseError](err)
+	if !is {
+		return false
+	}
+	status := answer.HTTPStatusCode()
+	return status >= 400 && status <= 499 && status != http.StatusRequestTimeout
 }
 
 // message builds the message from the row, by the rules of Enqueue: the row may have been written

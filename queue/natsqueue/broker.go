@@ -36,6 +36,7 @@ type Broker struct {
 	consumer jetstream.Consumer
 	stream   string // its name and the time of its creation, for ids
 	maxAge   time.Duration
+	limits   requestLimits
 	warn     sync.Once
 
 	ordered  bool
@@ -51,6 +52,13 @@ func New(js jetstream.JetStream, cfg Config) *Broker {
 	cfg.AckWait = cmp.Or(cfg.AckWait, 30*time.Second)
 	cfg.Logger = fields.Logger(cfg.Logger)
 	return &Broker{js: js, cfg: cfg}
+}
+
+// requestLimits are what a consumer allows of one pull; 0: any. The server refuses each pull above
+// them.
+type requestLimits struct {
+	batch int
+	wait  time.Duration
 }
 
 // Begin implements queue.Broker.
@@ -105,7 +113,13 @@ func (b *Broker) connect(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 	}
 	b.consumer = c
 	info := c.CachedInfo()
+	b.limits = limitsOf(info.Config)
 	return info, checkConsumer(info.Config)
+}
+
+// limitsOf reads a consumer's limits of a pull.
+func limitsOf(c jetstream.ConsumerConfig) requestLimits {
+	return requestLimits{batch: c.MaxRequestBatch, wait: c.MaxRequestExpires}
 }
 
 // oldest returns when the first message came that a new consumer delivers; zero: there is none.
@@ -208,6 +222,7 @@ func (b *Broker) makeConsumer(ctx context.Context) (err error) {
 		b.consumer = nil
 		return fmt.Errorf("natsqueue: making consumer %s of stream %s: %w", b.cfg.Durable, b.cfg.Stream, err)
 	}
+	b.limits = limitsOf(b.consumer.CachedInfo().Config) // the stream's, or the server's
 	return nil
 }
 
@@ -216,8 +231,11 @@ var errDisconnected = errors.New("natsqueue: the connection to the server is los
 // errGap means that a message was delivered, and not to this session.
 var errGap = errors.New("natsqueue: the consumer has delivered a message to another receiver, or one that did not arrive")
 
-// pull asks for messages that are there, or waits for one.
+// pull asks for messages that are there, or waits for one, within the consumer's limits (Q3).
 func (b *Broker) pull(ctx context.Context, most int, wait bool) (all []*queue.Delivery, err error) {
+	if b.limits.batch > 0 {
+		most = min(most, b.limits.batch)
+	}
 	var batch jetstream.MessageBatch
 	if wait {
 		limit := pullTimeout
@@ -226,6 +244,9 @@ func (b *Broker) pull(ctx context.Context, most int, wait bool) (all []*queue.De
 		}
 		if limit <= pullMargin {
 			return nil, nil
+		}
+		if b.limits.wait > 0 {
+			limit = min(limit, b.limits.wait)
 		}
 		bounded, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()

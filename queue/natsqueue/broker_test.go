@@ -112,6 +112,43 @@ func TestQ3ConsumerThatDrops(t *testing.T) {
 	}
 }
 
+// Q3: a pull is within the limits of the consumer; the server refuses one above them each time.
+// These may be the stream's, for a consumer that is made here.
+func TestQ3ConsumerThatLimitsPulls(t *testing.T) {
+	t.Parallel()
+	for name, limited := range map[string]func(r *rig) error{
+		"consumer": func(r *rig) error {
+			_, err := r.js().CreateConsumer(r.T.Context(), r.stream, jetstream.ConsumerConfig{Durable: "d", MaxRequestBatch: 7, MaxRequestExpires: 300 * time.Millisecond})
+			return err
+		},
+		"server": func(r *rig) error {
+			r.opts.JetStreamLimits.MaxRequestBatch = 7
+			r.stop()
+			r.start()
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			if err := limited(r); err != nil {
+				t.Fatal(err)
+			}
+			js := r.js()
+			publish := func(from, to int) {
+				for n := from; n < to; n++ {
+					r.publish(js, r.stream, queue.Delivery{ID: fmt.Sprintf("m%04d", n)})
+				}
+			}
+			publish(0, 50)
+			r.Receives(r.broker(r.stream), func(c *queue.Config) { c.Batch = 256 })
+			r.UntilStored(50)
+			publish(50, 60) // for these it waits
+			r.UntilStored(60)
+		})
+	}
+}
+
 // A stream that keeps messages for longer than copies are said to come ends a receiver (Q6).
 func TestQ6MaxAge(t *testing.T) {
 	t.Parallel()

@@ -34,7 +34,14 @@ type Config struct {
 	// [DeduplicationID], or [DeliveryID] if no producer sends a message again. A message without it
 	// is parked. Required, unless queue.Config.Identify sets the id.
 	ID string
+	// Retention is how long the queue keeps a message, up to 14 days, for a server that does not
+	// tell its MessageRetentionPeriod, as some emulators do not. It is not read if the server does.
+	// Defaults to none: then such a server's queue is refused.
+	Retention time.Duration
 }
+
+// maxRetention is the longest that SQS keeps a message.
+const maxRetention = 14 * 24 * time.Hour
 
 func (c Config) fifo() bool { return strings.HasSuffix(c.QueueURL, ".fifo") }
 
@@ -49,6 +56,9 @@ func (b *Broker) Validate() error {
 	}
 	if b.cfg.ID == DeduplicationID && !b.cfg.fifo() {
 		l.Add("ID", "%s needs a FIFO queue, whose name ends in .fifo: messages of a standard queue have none", DeduplicationID)
+	}
+	if b.cfg.Retention < 0 || b.cfg.Retention > maxRetention {
+		l.Add("Retention", "is %v: must be up to %v, or 0 if the server tells it", b.cfg.Retention, maxRetention)
 	}
 	return l.Err()
 }
@@ -67,9 +77,16 @@ type settings struct {
 func (c Config) check(attributes map[string]string, ordered bool) (settings, error) {
 	l := &fields.List{Sentinel: queue.ErrConfig, Struct: "queue " + c.QueueURL}
 	get := func(name types.QueueAttributeName) string { return attributes[string(name)] }
-	seconds, err := strconv.Atoi(get(types.QueueAttributeNameMessageRetentionPeriod))
-	if err != nil {
-		l.Add("MessageRetentionPeriod", "%v", err)
+	retention := c.Retention
+	switch text := get(types.QueueAttributeNameMessageRetentionPeriod); {
+	case text != "":
+		seconds, err := strconv.Atoi(text)
+		if err != nil {
+			l.Add("MessageRetentionPeriod", "is %.20q: must be a number of seconds", text)
+		}
+		retention = time.Duration(seconds) * time.Second
+	case retention == 0:
+		l.Add("MessageRetentionPeriod", "is not told by this server: set sqsqueue.Config.Retention to how long it keeps messages")
 	}
 	if get(types.QueueAttributeNameVisibilityTimeout) == "0" {
 		l.Add("VisibilityTimeout", "is 0: must be at least 1 s: a message would be delivered again at once")
@@ -88,5 +105,5 @@ func (c Config) check(attributes map[string]string, ordered bool) (settings, err
 	if ordered && !c.fifo() {
 		l.Add("FifoQueue", "must be set for queue.Config.Ordered: a standard queue has no order")
 	}
-	return settings{time.Duration(seconds) * time.Second, get(types.QueueAttributeNameDeduplicationScope) == "messageGroup"}, l.Err()
+	return settings{retention, get(types.QueueAttributeNameDeduplicationScope) == "messageGroup"}, l.Err()
 }

@@ -71,9 +71,9 @@ func TestE3SilentServerAtTheFetch(t *testing.T) {
 	played(t, "consumer/read-committed/events/messages/late/lock-table-onlyonce*.bind.[12]")
 }
 
-// G1: a share group delivers messages again whose COMMIT was not answered.
-func TestG1CommitIsNotAnswered(t *testing.T) {
-	played(t, "consumer/repeatable-read/positions/shared/after/commit.sync.*", "consumer/read-committed/key/shared/silent/commit.sync.[1-3]")
+// C1: a slot makes its transaction again, because its COMMIT was not answered.
+func TestC1CommitIsNotAnswered(t *testing.T) {
+	played(t, "consumer/repeatable-read/positions/slots/after/commit.sync.*", "consumer/read-committed/key/slots/silent/commit.sync.[1-3]")
 }
 
 // N1: whichever message of a process goes wrong while it asks for the shard of a tenant, another

@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/internal/rig/memlog"
@@ -21,16 +20,13 @@ import (
 var (
 	levels   = []string{"read-committed", "repeatable-read", "serializable"}
 	keys     = []string{"key", "positions", "events"}
-	handlers = []string{"messages", "batch", "ordered", "slots", "slots-ordered", "shared"}
+	handlers = []string{"messages", "batch", "ordered", "slots", "slots-ordered"}
 )
 
 func consumerScenes() (scenes []scene) {
 	for _, level := range levels {
 		for _, key := range keys {
 			for _, handler := range handlers {
-				if key == "events" && handler == "shared" {
-					continue // events have no share groups
-				}
 				scenes = append(scenes, scene{
 					name: strings.Join([]string{"consumer", level, key, handler}, "/"),
 					make: func() stage { return &consuming{level: level, key: key, handler: handler} },
@@ -75,7 +71,6 @@ func (x *consuming) setUp(r *rig) error {
 	x.mix = scenario.New(log, scope, topic)
 	x.mix.PositionsOnly = x.key != "key"
 	x.mix.Ordered = strings.HasSuffix(x.handler, "ordered")
-	x.mix.Unordered = x.handler == "shared"
 	x.mix.Add(0, "a", "a-0", "call")
 	x.mix.Add(0, "b", "b-0", "")
 	x.mix.Add(0, "a", "a-1", "queue")
@@ -115,19 +110,15 @@ func (x *consuming) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 	case "positions":
 		cfg.PositionsOnly = true
 	}
-	if strings.HasPrefix(x.handler, "slots") || x.handler == "shared" {
+	if strings.HasPrefix(x.handler, "slots") {
 		cfg.Concurrency = 3
 	}
 	if strings.HasSuffix(x.handler, "ordered") {
 		cfg.OnFailure = consumer.ParkOrderingKey
 	}
 	return r.process(func(ctx context.Context) error {
-		kafka := &memlog.Source{Log: x.log, GroupID: group}
-		var source consumer.Source = kafka
-		switch {
-		case x.handler == "shared":
-			source = hasty{&memlog.SharedSource{Source: kafka, Lock: 2 * b, Deliveries: 3}}
-		case x.key == "events":
+		var source consumer.Source = &memlog.Source{Log: x.log, GroupID: group}
+		if x.key == "events" {
 			var err error
 			source, err = eventsource.NewSource(pool, eventsource.Config{Group: group, Topics: []string{topic}, PollInterval: 50 * time.Millisecond,
 				LeaseTTL: max(b, time.Second), HandoverTimeout: b, Logger: cfg.Logger})
@@ -151,18 +142,6 @@ func (x *consuming) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 		}
 		return c.Run(ctx)
 	}), nil
-}
-
-// hasty is a share group whose members do not rest for long.
-type hasty struct{ *memlog.SharedSource }
-
-// Deliver implements source.Shared.
-func (s hasty) Deliver(ctx context.Context, atOnce, most int, apply func(context.Context, source.Delivery[*consumer.Message]) source.Applied) error {
-	return s.SharedSource.Deliver(ctx, atOnce, most, func(ctx context.Context, d source.Delivery[*consumer.Message]) source.Applied {
-		out := apply(ctx, d)
-		out.Rest = min(out.Rest, 10*time.Millisecond)
-		return out
-	})
 }
 
 // begin chooses the isolation level and runs a query, as a user's Config.OnBegin may: above READ
@@ -209,9 +188,8 @@ func (x *consuming) check(r *rig) ([]string, error) {
 	if r.target != nil {
 		return found, nil
 	}
-	var kept bool // a share group's fence does not look at progress
-	err = r.db.Pool.QueryRow(r.ctx, `select $1 and exists (select from onlyonce.progress where from_offset = 0) or exists (select from onlyonce.done where "offset" = 0)`,
-		x.handler != "shared").Scan(&kept)
+	var kept bool
+	err = r.db.Pool.QueryRow(r.ctx, `select exists (select from onlyonce.progress where from_offset = 0) or exists (select from onlyonce.done where "offset" = 0)`).Scan(&kept)
 	if err != nil {
 		return nil, err
 	}

@@ -35,7 +35,6 @@ type History struct {
 	Resolved []string          // ids of what was parked, and applied from there
 	// Whether a message that fails had to hold back all later messages of its ordering key.
 	ByKey     bool
-	Unordered bool            // the messages of an ordering key were applied in any order
 	Cursor    map[int32]int64 // partition -> position in Postgres
 	Committed map[int32]int64 // partition -> Kafka's committed offset, -1: none
 	Ends      map[int32]int64 // partition -> end of the log

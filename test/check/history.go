@@ -23,9 +23,7 @@ func (v *Verdict) history(f Facts, h *History) {
 		}
 	}
 	v.atomic(f, h, first)
-	if !h.Unordered {
-		v.order(h, first, strayed)
-	}
+	v.order(h, first, strayed)
 	v.places(f, h, at)
 	v.parked(f, h)
 }

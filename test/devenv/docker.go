@@ -46,6 +46,9 @@ func startDockerPostgres(ctx context.Context, o Options, why string) (*Postgres,
 	defer cancel()
 	// The module's own command turns fsync off.
 	cmd := []string{"postgres", "-c", "max_connections=200"}
+	if zone := pgserver.Timezone(); zone != "" {
+		cmd = append(cmd, "-c", "timezone="+zone)
+	}
 	for _, name := range slices.Sorted(maps.Keys(o.PostgresSettings)) {
 		cmd = append(cmd, "-c", name+"="+o.PostgresSettings[name])
 	}

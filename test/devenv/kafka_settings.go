@@ -24,15 +24,11 @@ func brokerSettings(id, n int, changes map[string]string) map[string]string {
 		"min.insync.replicas":        inSync,
 		// Fewer partitions than the default 50 because each is a directory with
 		// open files, made at the first use.
-		"offsets.topic.replication.factor":                 replicas,
-		"offsets.topic.num.partitions":                     "4",
-		"transaction.state.log.replication.factor":         replicas,
-		"transaction.state.log.min.isr":                    inSync,
-		"transaction.state.log.num.partitions":             "4",
-		"share.coordinator.state.topic.replication.factor": replicas,
-		"share.coordinator.state.topic.min.isr":            inSync,
-		// The default, fifteen seconds, is the least that a share group may be given.
-		"group.share.min.record.lock.duration.ms": "1000",
+		"offsets.topic.replication.factor":         replicas,
+		"offsets.topic.num.partitions":             "4",
+		"transaction.state.log.replication.factor": replicas,
+		"transaction.state.log.min.isr":            inSync,
+		"transaction.state.log.num.partitions":     "4",
 		// The default three seconds of waiting for more members come before
 		// every first join.
 		"group.initial.rebalance.delay.ms": "0",

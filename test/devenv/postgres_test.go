@@ -48,6 +48,24 @@ func TestPostgresLocal(t *testing.T) {
 	}
 }
 
+// T15: one variable sets the time zone of the sessions of every server that is started, and a
+// server that was given must have it.
+func TestT15PostgresTimezone(t *testing.T) {
+	t.Setenv("ONLYONCE_TEST_TIMEZONE", "Asia/Kathmandu")
+	p := startPostgres(t, devenv.Options{Force: devenv.KindLocal, Own: true})
+	if got := mustQuery(t, p.URL, "show timezone"); got != "Asia/Kathmandu" {
+		t.Errorf("the session's time zone is %s", got)
+	}
+	t.Setenv(devenv.EnvPostgresURL, p.URL)
+	if _, err := devenv.StartPostgres(t.Context(), devenv.Options{}); err != nil {
+		t.Error(err)
+	}
+	t.Setenv("ONLYONCE_TEST_TIMEZONE", "America/Los_Angeles")
+	if _, err := devenv.StartPostgres(t.Context(), devenv.Options{}); err == nil {
+		t.Error("a server of another time zone was taken")
+	}
+}
+
 // A kill with connections open loses nothing that was committed, and what the
 // killed server left in memory does not keep the next one from starting.
 func TestPostgresKillRestart(t *testing.T) {

@@ -81,8 +81,8 @@ func TestIndexOfTheRules(t *testing.T) {
 	t.Parallel()
 	functions, tests := rulesInTheCode(t)
 	// By subject: what a consumer meets first.
-	index, seen := "# The rules\n\nEach rule with the functions and the tests that name it. `TestT1*` are those whose names begin so: `go test -run 'TestT1[A-Z]' ./...`\n", map[string]bool{}
-	for _, letter := range strings.Split("tfcgkdoewqhnsu", "") {
+	index, seen := "# The rules\n\nEach rule with the functions and the tests that name it. `TestT1*` are those whose names begin so: `go test -run 'TestT1[A-Z]' ./...`\n\n[Lifetimes](lifetimes.md) has what lies between the chapters: which of two things ends first, and the rule of each.\n", map[string]bool{}
+	for _, letter := range strings.Split("tfckdoewqhnsu", "") {
 		text := textOf(t, "docs/rules/"+letter+".md")
 		index += fmt.Sprintf("\n## [%s](%s.md)\n\n", heading.FindStringSubmatch(text)[1], letter)
 		for _, m := range rule.FindAllStringSubmatch(text, -1) {
@@ -111,6 +111,43 @@ func TestIndexOfTheRules(t *testing.T) {
 	}
 	if now, err := os.ReadFile(page); err != nil || string(now) != index {
 		t.Errorf("%s is not made of the chapters and the code: go test ./test/docs -run TestIndexOfTheRules -update (%v)", page, err)
+	}
+}
+
+// The page of lifetimes names rules that there are. Each thing has a cell for each event.
+func TestLifetimesNamesRules(t *testing.T) {
+	t.Parallel()
+	known := map[string]bool{}
+	for _, m := range rule.FindAllStringSubmatch(textOf(t, "docs/rules/?.md"), -1) {
+		known[m[1]] = true
+	}
+	_, events, _ := strings.Cut(textOf(t, "docs/rules/lifetimes.md"), "## Events")
+	matrix, reasons, _ := strings.Cut(events, "| | It cannot happen")
+	var things, ruled, cannot int
+	for line := range strings.Lines(matrix) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | ")
+		if len(cells) < 2 || strings.HasPrefix(line, "| Thing") {
+			continue
+		}
+		things++
+		if len(cells) != 17 {
+			t.Errorf("%s: %d cells, want 17", cells[0], len(cells))
+		}
+		for _, c := range cells[1:] {
+			c = strings.TrimSuffix(strings.TrimSpace(c), "*")
+			switch {
+			case known[c]:
+				ruled++
+			case len(c) == 1 && strings.Contains(reasons, "\n| "+c+" | "):
+				cannot++
+			default:
+				t.Errorf("%s: %q is neither a rule nor a reason", cells[0], c)
+			}
+		}
+	}
+	t.Logf("%d things, %d cells with a rule, %d that cannot happen", things, ruled, cannot)
+	if things < 20 {
+		t.Errorf("%d things were found", things)
 	}
 }
 

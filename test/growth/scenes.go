@@ -138,7 +138,7 @@ var scenes = []scene{
 		{sql: "consumer.pruneDoneSQL", args: []any{1, 1, nonce, 0, 0, 0, 1000, 100}, left: `select count(*) from onlyonce.done where "offset" < 1000`},
 		{sql: "consumer.countAttemptSQL", args: []any{1, 1, nonce, 1 << 40, 0, 0}},
 		{sql: "consumer.readCursorSQL", args: []any{"c", "t", 0}},
-		{sql: "select onlyonce.take_cursor(1, 1, gen_random_uuid(), 'g', 'k', null, false, '5s')"},
+		{sql: "select onlyonce.take_cursor(1, 1, gen_random_uuid(), 'g', 'k', null, null, '5s')"},
 	}},
 	{"answers that have expired", []string{`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, keep, created_at, completed_at, expires_at, watched_at)
 		select gen_random_uuid(), 'a', 's', '\x00', gen_random_uuid(), 'completed', '\x00', interval '1 day', now() - interval '9 days', now() - interval '9 days', now() - interval '8 days', now() - interval '9 days'` + from,

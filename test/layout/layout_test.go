@@ -39,7 +39,7 @@ func forbid(t *testing.T, pkg string, prefixes ...string) {
 }
 
 // public are the packages that users import.
-var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./consumer/sharesource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./queue", "./idempotency", "./idempotency/client", "./sqltx", "./ops", "./ui", "./cmd/onlyonce"}
+var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./queue", "./idempotency", "./idempotency/client", "./sqltx", "./ops", "./ui", "./cmd/onlyonce"}
 
 func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	t.Parallel()
@@ -102,7 +102,7 @@ func TestWireIsGround(t *testing.T) {
 // The program links it too: its relay has a sink for Kafka.
 func TestKafkaGoStaysInItsAdapters(t *testing.T) {
 	t.Parallel()
-	for _, pkg := range []string{"./migrations", "./dedupe", "./consumer", "./consumer/consumertest", "./consumer/franzsource", "./consumer/sharesource", "./consumer/internal/kafkalog",
+	for _, pkg := range []string{"./migrations", "./dedupe", "./consumer", "./consumer/consumertest", "./consumer/franzsource", "./consumer/internal/kafkalog",
 		"./consumer/internal/recordbatch", "./outbox", "./outbox/httpsink", "./webhook", "./idempotency"} {
 		forbid(t, pkg, "github.com/segmentio")
 	}
@@ -199,17 +199,16 @@ var layers = []struct {
 	name     string
 	packages []string
 }{
-	{"below the ground", []string{"internal/pace"}},
-	{"ground", []string{"internal/claimed", "internal/codec", "internal/cursor", "internal/dialguard", "internal/fault", "internal/fields", "internal/lease", "internal/metrics", "internal/process", "internal/ready", "internal/rfc", "internal/show", "internal/watch", "migrations", "seal"}},
+	{"below the ground", []string{"internal/names", "internal/pace"}},
+	{"ground", []string{"internal/bodies", "internal/claimed", "internal/codec", "internal/cursor", "internal/dialguard", "internal/fault", "internal/fields", "internal/lease", "internal/metrics", "internal/outcome", "internal/process", "internal/ready", "internal/rfc", "internal/show", "internal/watch", "migrations", "seal"}},
 	{"identities and pools", []string{"internal/frozen", "internal/hook", "internal/origin", "internal/parked", "internal/primary"}},
 	{"transactions", []string{"internal/guard", "shard"}},
 	{"keys", []string{"dedupe", "internal/preflight", "internal/retention", "internal/ring"}},
-	{"parts of the consumer", []string{"consumer/internal/attemptlock", "consumer/internal/brake", "consumer/internal/budget", "consumer/internal/window", "consumer/source", "internal/inbox"}},
+	{"parts of the consumer", []string{"consumer/internal/attemptlock", "internal/brake", "consumer/internal/budget", "consumer/internal/window", "consumer/source", "internal/inbox"}},
 	{"consumer and outbox", []string{"consumer", "outbox"}},
 	{"sinks and the event log", []string{"consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"}},
 	{"the way into the event log", []string{"internal/intake"}},
 	{"sources and HTTP", []string{"consumer/franzsource", "consumer/kafkasource", "idempotency", "queue", "webhook"}},
-	{"share groups", []string{"consumer/sharesource"}},
 	{"reports", []string{"internal/reports"}},
 	{"operators", []string{"ops"}},
 	{"what faces show", []string{"internal/gauges", "internal/operate"}},

@@ -9,8 +9,7 @@
 // in docs/faults.md, the storms and the adversary check the code itself.
 //
 //	fence    a consumer's fence, unknown COMMITs, take-over    F1 F2 T2 T4
-//	slots    several transactions of a partition at once       C1 to C8, L1 to L10
-//	share    what a share group delivers, and the keeper       G1 G3 G4 G6
+//	slots    several transactions of a partition at once       C1 to C8, L1 to L10, T14
 //	ring     claims of keys while segments are rotated         K1 K4 K5
 //	parking  parked rows of an ordering key, and their copies  D4 K7
 //	relay    a lane of the outbox: passes, batches, parking    O2 O4 O5

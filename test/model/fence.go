@@ -5,7 +5,7 @@ package main
 //
 // A transaction shares the owner's lock (onlyonce.owner_lock), and a take-over waits for all that
 // share it. At READ COMMITTED the statement after the lock compares owner and position. Above that
-// level the lock is the lease's row, which PostgreSQL does not lock for a snapshot that is older
+// level it locks the lease's row besides, which PostgreSQL does not do for a snapshot that is older
 // than the row. A take-over has both, and holds them until it has committed.
 //
 // Two members of a group; the broker moves the partition between them. A member of an older

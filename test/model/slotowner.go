@@ -21,10 +21,15 @@ func (g *slotScope) ownerStep(s slotState, k int, to emit[slotState]) {
 	}
 }
 
-// raise takes the owner's lock to itself, which waits for each transaction that shares it; then it
-// raises the epoch, and commits.
+// raise asks for the owner's lock, and has it to itself when each transaction that shared it by
+// then has ended: later ones wait behind it (T14). Then it raises the epoch, and commits.
 func (g *slotScope) raise(s slotState, k int, to emit[slotState]) {
 	w := &s.owners[k]
+	if !w.asked {
+		w.asked = true
+		to(s, "owner %d takes over: it asks for the lock", k, 0)
+		return
+	}
 	if !w.locked {
 		for i := range s.txs {
 			if s.txs[i].holds() && !g.faults.raiseDoesNotWait {

@@ -1,9 +1,10 @@
 package main
 
-// Several transactions of a partition at once: rules C1 to C8, and the interleavings L1 to L10 that
-// they defend against (docs/rules). The model has what the code has: rows of onlyonce.done,
-// one for each message, onlyonce.fence_slot and onlyonce.sweep, (*pruning).step, take-over by
-// onlyonce.raise_epoch, and the single transaction of a Concurrency of 1 (here: the chain).
+// Several transactions of a partition at once: rules C1 to C8 and T14, and the interleavings L1 to
+// L10 that they defend against (docs/rules). The model has what the code has: rows of
+// onlyonce.done, one for each message, onlyonce.fence_slot and onlyonce.sweep, (*pruning).step,
+// take-over by onlyonce.raise_epoch, and the single transaction of a Concurrency of 1 (here: the
+// chain).
 //
 // Each statement of a slot's transaction is a step. All transactions of an owner share its lock
 // (onlyonce.owner_lock), and a take-over waits for them: see fence.go.
@@ -46,6 +47,7 @@ type slotFaults struct {
 	sweepFromMemory, neverLooks, positionNotCompared, readBeforeBegin             bool
 	pruneAtOnce, pruneByID, pruneFromMemory                                       bool
 	replayKeepsRows, replayDropsRows, chainBesideRows, chainInSameEpoch, noHashes bool
+	rowInsteadOfLock                                                              bool
 }
 
 // slotDB is what is committed. Sets of offsets are bit masks.
@@ -132,7 +134,7 @@ func (b *slotTx) rank() (n uint64) {
 // Stages of an owner.
 const (
 	ownerAway    = iota
-	ownerRaising // locked: has the owner's lock to itself
+	ownerRaising // asked: waits in line for the owner's lock; locked: has it to itself
 	ownerRaised
 	ownerWorks
 )
@@ -142,7 +144,7 @@ type slotOwner struct {
 	stage, seenNonce, nonce, run, knows, position uint8
 	hands                                         [slotsMax]uint8 // messages of each slot
 	unknown                                       [slotsMax]uint8 // 1+kind of a transaction of unknown outcome
-	locked, chain                                 bool            // chain: goes on with one transaction at a time
+	asked, locked, chain                          bool            // chain: goes on with one transaction at a time
 	pruneLow                                      uint8           // seeded: what it has swept
 }
 
@@ -165,11 +167,13 @@ const (
 	slotBoth
 	slotOldRun
 	slotPassed
+	slotOvertaken
 )
 
 var slotBreaches = []string{
 	"", "effect TWICE", "message LOST", "ORDER of a key inverted", "a ZOMBIE commits after the next owner has read what is done",
 	"applied AND parked", "an old RUN commits", "new records PASSED OVER after a truncation",
+	"a take-over that waits is OVERTAKEN by a transaction that came later",
 }
 
 func slotModel(g *slotScope) model[slotState] {

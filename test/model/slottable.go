@@ -62,6 +62,7 @@ func slotTable() (all []entry) {
 	fault("C3/take-over does not wait for the owner's lock (L2)", "ZOMBIE", taken, func(f *slotFaults) { f.raiseDoesNotWait = true })
 	fault("C3/locked and read in one statement (L2)", "ZOMBIE", taken, func(f *slotFaults) { f.comparedBeforeLock = true })
 	fault("C3/old snapshots, the lease's row is not locked (L2)", "ZOMBIE", func(g *slotScope) { taken(g); g.oldSnapshots = true }, func(f *slotFaults) { f.noRowLock = true })
+	fault("T14/the lease's row alone is locked", "OVERTAKEN", func(g *slotScope) { taken(g); g.oldSnapshots = true }, func(f *slotFaults) { f.rowInsteadOfLock = true })
 	fault("C4/position moved over what a process remembers (L3)", "LOST", failover, func(f *slotFaults) { f.sweepFromMemory = true })
 	fault("C4/an owner at rest never looks, failover (L3)", "WEDGED", func(g *slotScope) { g.failover, g.live = true, true }, func(f *slotFaults) { f.neverLooks = true })
 	fault("C5/pruned at once (L4)", "TWICE", single, func(f *slotFaults) { f.pruneAtOnce = true })

@@ -50,14 +50,18 @@ func (g *slotScope) begin(s slotState, i int, to emit[slotState]) {
 	txTo(s, i, slotBegun, to, "owner %d, messages %d: BEGIN")
 }
 
-// lock shares the owner's lock. It waits for a take-over that has the lock to itself. Above READ
-// COMMITTED the lock is the lease's row too, which fails with 40001 if it has changed since the
-// snapshot.
+// lock shares the owner's lock. It waits for a take-over that has the lock to itself, and for one
+// that has asked for it before (T14). Above READ COMMITTED it locks the lease's row besides, which
+// fails with 40001 if it has changed since the snapshot.
 func (g *slotScope) lock(s slotState, i int, to emit[slotState]) {
 	for k := range s.owners {
-		if s.owners[k].stage == ownerRaising && s.owners[k].locked {
+		if s.owners[k].stage != ownerRaising || !s.owners[k].asked {
+			continue
+		}
+		if s.owners[k].locked || !g.faults.rowInsteadOfLock {
 			return
 		}
+		s.breach(slotOvertaken)
 	}
 	b := &s.txs[i]
 	if g.oldSnapshots && !g.faults.noRowLock && b.snapOwner != g.owns(&s.db, b) {

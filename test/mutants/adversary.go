@@ -17,8 +17,8 @@ var adversaryRules = []mutant{
 		old: "process.PaceOf(ctx).Start", new: "1000*process.PaceOf(ctx).Start", pkg: "test/adversary", test: "TestS1SilentServerAtTheStart/consumer"},
 	{rule: "E3 adversary: a fetch without a bound", in: "internal/eventsource", decl: "(*partition).bounded",
 		old: "min(p.s.cfg.LeaseTTL, readTimeout)", new: "1000*p.s.cfg.LeaseTTL+0*readTimeout", pkg: "test/adversary", test: "TestE3SilentServerAtTheFetch"},
-	{rule: "G1 adversary: what is done does not exclude", in: schema, decl: "function onlyonce.fence_slot",
-		old: "u.o; end $$;", new: "u.o on conflict do nothing; end $$;", pkg: "test/adversary", test: "TestG1CommitIsNotAnswered"},
+	{rule: "C1 adversary: what is done does not exclude", in: schema, decl: "function onlyonce.fence_slot",
+		old: "u.o; end $$;", new: "u.o on conflict do nothing; end $$;", pkg: "test/adversary", test: "TestC1CommitIsNotAnswered"},
 	{rule: "N1 adversary: other databases are not asked", in: "shard", decl: "(*Set).register",
 		old: "s.checkOthers(ctx, db, place)", new: "error(nil)", pkg: "test/adversary", test: "TestN1RegistrationIsCutOff"},
 }

@@ -1,7 +1,7 @@
 package main
 
-// slotRules are mutants of several transactions of a partition at once: rules C. L1 to L10 are the
-// interleavings of docs/rules.
+// slotRules are mutants of several transactions of a partition at once, rules C, and of the waits
+// for an owner's lock, T14. L1 to L10 are the interleavings of docs/rules.
 var slotRules = []mutant{
 	{rule: "C1 offset in two transactions (L1)", in: schema, decl: "table onlyonce.done",
 		old: `null, primary key (cursor_id, run, "offset")`, new: "null", pkg: "consumer", test: "TestC1OneOffsetTwoTransactions"},
@@ -16,25 +16,36 @@ var slotRules = []mutant{
 	{rule: "C3 owner of a slot is not compared (L2)", in: schema, decl: "function onlyonce.enter",
 		old: enterOwner, new: "l.nonce is not null", pkg: "consumer", test: "TestC3TakeOverWaitsForSlots"},
 	{rule: "C3 take-over does not wait for slots (L2)", in: schema, decl: "function onlyonce.raise_epoch",
-		old: "perform pg_advisory_xact_lock(onlyonce.owner_lock(l.id))", new: "perform 1", pkg: "consumer", test: "TestC3TakeOverWaitsForSlots"},
+		old: "perform onlyonce.lock_owner(raise_epoch.lease);", new: "", pkg: "consumer", test: "TestC3TakeOverWaitsForSlots"},
 	{rule: "C3 lock is not shared (L2)", in: schema, decl: "function onlyonce.enter",
 		old: enterShared, new: "", pkg: "consumer", test: "TestC3TakeOverWaitsForSlots"},
 	{rule: "C3 locked and read in one statement (L2)", in: schema, decl: "function onlyonce.enter",
-		old: enterShared + ` else perform 1 from onlyonce.leases l where l.id = enter.cursor_id for share; end if;
-  select coalesce((select p.next_offset from onlyonce.progress p where p.cursor_id = l.id and p.run = enter.run order by p.from_offset desc limit 1),
-                  (select c.run_start from onlyonce.cursors c where c.id = l.id and c.run = enter.run))
-    into stands
-    from onlyonce.leases l where`,
-		new: `else perform 1 from onlyonce.leases l where l.id = enter.cursor_id for share; end if;
-  select coalesce((select p.next_offset from onlyonce.progress p where p.cursor_id = l.id and p.run = enter.run order by p.from_offset desc limit 1),
-                  (select c.run_start from onlyonce.cursors c where c.id = l.id and c.run = enter.run))
-    into stands
-    from onlyonce.leases l where
-    pg_advisory_xact_lock_shared(onlyonce.owner_lock(enter.cursor_id))::text = '' and`, pkg: "consumer", test: "TestG6PlainOwnerExcludesMembers"},
+		old: enterShared + enterRow + enterRead + "where", new: enterRow + enterRead + "where pg_advisory_xact_lock_shared(onlyonce.owner_lock(enter.cursor_id))::text = '' and",
+		pkg: "consumer", test: "TestC3SlotThatWaitsForATakeOver"},
 	{rule: "C3 old snapshot, the row is not locked (L2)", in: schema, decl: "function onlyonce.enter",
-		old: "perform 1 from onlyonce.leases l where l.id = enter.cursor_id for share;", new: enterShared, pkg: "consumer", test: "TestC3TakeOverWaitsForSlots"},
+		old: enterRow, new: "", pkg: "consumer", test: "TestC3TakeOverWaitsForSlots"},
 	{rule: "C3 operator does not wait (L2)", in: "ops", decl: "(*CursorName).lockLease",
-		old: "cursor.LockOwnerSQL, ", new: "", pkg: "cmd/onlyonce", test: "TestAdoptWaitsForTheOwnersBatch"},
+		old: "cursor.LockOwnerSQL", new: "`select $1::text, $2::text, $3::integer`", pkg: "cmd/onlyonce", test: "TestAdoptWaitsForTheOwnersBatch"},
+	{rule: "T14 row in place of the lock", in: schema, decl: "function onlyonce.enter",
+		old: enterShared, new: "if current_setting('transaction_isolation') = 'read committed' then " + enterShared + " end if;", pkg: "consumer", test: "TestT14SlotsComeAfterATakeOverThatWaits"},
+	{rule: "T14 take-over gives up too early", in: schema, decl: "function onlyonce.lock_owner",
+		old: "longest > bound::interval and", new: "false and", pkg: "consumer", test: "TestT14TakeOverWaitsAsLongAsDeclared"},
+	{rule: "T14 owner declares nothing", in: "consumer", decl: "(*worker).takeOver",
+		old: "w.c.cfg.longest(), guard", new: "0*w.c.cfg.longest(), guard", test: "TestT14TakeOverOfALongHandler"},
+	{rule: "T14 client gives up too early", in: "consumer", decl: "(*worker).takeOver",
+		old: "seen.longest+", new: "", test: "TestT14TakeOverOfALongHandler"},
+	{rule: "T14 decision gives up too early", in: "ops", decl: "patienceSQL",
+		old: "set_config('lock_timeout', b.bound::text, true)", new: "'10s'", test: "TestT14DecisionsWaitForLongBatches/discard"},
+	{rule: "T14 batch that is kept out is divided", in: "consumer", decl: "(*applier).handleBatch",
+		old: "h.keptOut() &&", new: "false &&", test: "TestT14KeptOutByACommand/4"},
+	{rule: "T14 partition that is kept out halts", in: "consumer", decl: "(*applier).handleAlone",
+		old: "h.keptOut() &&", new: "false &&", test: "TestT14KeptOutByACommand/1"},
+	{rule: "T14 renewal waits for completions", in: schema, decl: "function onlyonce.settle",
+		old: "onlyonce.hold_long(", new: "onlyonce.hold(", pkg: "outbox", test: "TestT14RenewalBesideCompletions"},
+	{rule: "T14 take-over does not wait for a completion", in: schema, decl: "function onlyonce.hold_long",
+		old: "perform pg_advisory_xact_lock_shared(onlyonce.owner_lock(hold_long.lease));", new: "", pkg: "outbox", test: "TestT14TakeOverWaitsForACompletion"},
+	{rule: "T14 old snapshot of an attempt at a parked row", in: schema, decl: "function onlyonce.hold_long",
+		old: "current_setting('transaction_isolation') <> 'read committed' or", new: "", pkg: "consumer", test: "TestT14AttemptThatWaitsForATakeOver"},
 	{rule: "C4 memory moves the position (L3)", in: schema, decl: "function onlyonce.sweep",
 		old: "covered is distinct from true", new: "false", pkg: "consumer", test: "TestC4LostTransactionAboveThePosition"},
 	{rule: "C5 position is not compared (L4)", in: schema, decl: "function onlyonce.fence_slot",

@@ -14,13 +14,19 @@ const (
     on conflict do nothing;
   return;
   stands := onlyonce.enter(`
-	// enterOwner is the comparison with the owner, and enterShared the lock that comes in a
-	// statement before it.
+	// enterOwner is the comparison with the owner, enterShared the lock that comes in a statement
+	// before it, enterRow the lock of the lease's row above READ COMMITTED, and enterRead the begin
+	// of the statement that compares.
 	enterOwner  = "l.epoch = enter.epoch and l.nonce = enter.nonce"
 	enterShared = "ignored := pg_advisory_xact_lock_shared(onlyonce.owner_lock(enter.cursor_id))::text;"
+	enterRow    = " if current_setting('transaction_isolation') <> 'read committed' then perform 1 from onlyonce.leases l where l.id = enter.cursor_id for share; end if;"
+	enterRead   = ` select coalesce((select p.next_offset from onlyonce.progress p where p.cursor_id = l.id and p.run = enter.run order by p.from_offset desc limit 1),
+                  (select c.run_start from onlyonce.cursors c where c.id = l.id and c.run = enter.run))
+    into stands
+    from onlyonce.leases l `
 	// settleHold stops a replaced owner that tries a parked row. settleOpen lets it through, and
 	// makes the row one that its attempt fits.
-	settleHold = "perform onlyonce.hold(settle.cursor_id, settle.epoch, settle.nonce);"
+	settleHold = "perform onlyonce.hold_long(settle.cursor_id, settle.epoch, settle.nonce);"
 	settleOpen = `update onlyonce.parked p set state = 'retrying', attempts = settle.attempts, settled_at = null, next_attempt_at = clock_timestamp()
    where p.id = settle.parked_id;`
 )
@@ -35,4 +41,4 @@ const (
 //   - S2 (rights) is a file that its tests read when they run, out of an overlay's reach. The
 //     comparison of that file with the server has one.
 //   - H7's comparison of fingerprints in constant time is checked in the source.
-var table = slices.Concat(adversaryRules, kitRules, consumerRules, slotRules, shareRules, guardRules, kafkaLogRules, inboxRules, outboxRules, eventsRules, webhooksRules, queueRules, httpRules, httpClientRules, httpCacheRules, placesRules, sealRules, loginRules, consoleRules)
+var table = slices.Concat(adversaryRules, kitRules, consumerRules, slotRules, guardRules, kafkaLogRules, inboxRules, outboxRules, eventsRules, webhooksRules, queueRules, httpRules, httpClientRules, httpCacheRules, placesRules, sealRules, loginRules, consoleRules)

@@ -245,7 +245,7 @@ func (s *storm) collect(ctx context.Context) (f check.Facts, err error) {
 		Claimed: map[string]bool{}, Calls: map[string]int{},
 		WithCall: func(id string) bool { return s.stream.byID[id].withCall() },
 		Faulty:   func(id string) bool { return s.stream.byID[id].faulty() },
-		ByKey:    s.opts.policy == policyKey, Unordered: s.opts.source == sourceShare,
+		ByKey:    s.opts.policy == policyKey,
 	}
 	f = check.Facts{Effects: map[string]int{}, Parked: map[string]int{}, History: h}
 	for _, m := range s.stream.messages {

@@ -70,7 +70,6 @@ type options struct {
 const (
 	sourceKafkaGo = "kafka-go"
 	sourceFranz   = "franz"
-	sourceShare   = "share"
 	policyPark    = "park"
 	policyKey     = "key"
 )
@@ -89,7 +88,7 @@ func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 	fs.BoolVar(&o.idle, "idle", false, "with -failover: one more at the end, after which no message comes")
 	fs.BoolVar(&o.positions, "positions", false, "without keys and copies: nothing finds what the fence lets through")
 	fs.BoolVar(&o.mixed, "mixed", false, "migrate to a made-up next version after a third of the stream, and run workers of both versions from then on")
-	fs.StringVar(&o.source, "source", sourceKafkaGo, "what workers consume through: kafka-go, franz (cooperative rebalances, half of the members static) or share (a share group; without order)")
+	fs.StringVar(&o.source, "source", sourceKafkaGo, "what workers consume through: kafka-go, or franz (cooperative rebalances, half of the members static)")
 	fs.StringVar(&o.policy, "policy", policyPark, "what becomes of messages that fail: park sets them aside, key sets their whole ordering key aside and tries it again")
 	fs.IntVar(&o.atOnce, "concurrency", 1, "transactions of a partition at once (consumer.Config.Concurrency), 1 to 64")
 	fs.StringVar(&o.isolation, "isolation", isolations[0], "the database's default_transaction_isolation: "+strings.Join(isolations, ", "))
@@ -107,11 +106,8 @@ func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 	if o.replicas != 1 && o.replicas != 3 {
 		fs.Fault("-replicas: %d is neither 1 nor 3", o.replicas)
 	}
-	if !slices.Contains([]string{sourceKafkaGo, sourceFranz, sourceShare}, o.source) {
-		fs.Fault("-source: %q is not %s, %s or %s", o.source, sourceKafkaGo, sourceFranz, sourceShare)
-	}
-	if o.source == sourceShare && o.policy == policyKey {
-		fs.Fault("-policy: a share group keeps no order: only %s", policyPark)
+	if o.source != sourceKafkaGo && o.source != sourceFranz {
+		fs.Fault("-source: %q is neither %s nor %s", o.source, sourceKafkaGo, sourceFranz)
 	}
 	if !slices.Contains(isolations, o.isolation) {
 		fs.Fault("-isolation: %q is none of %s", o.isolation, strings.Join(isolations, ", "))

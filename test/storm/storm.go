@@ -126,11 +126,6 @@ func (s *storm) Open(ctx context.Context) (err error) {
 	if _, err := s.admin.CreateTopic(ctx, int32(s.opts.partitions), -1, nil, s.topic); err != nil {
 		return fmt.Errorf("creating topic %s: %w", s.topic, err)
 	}
-	if s.opts.source == sourceShare {
-		if err := devenv.SetGroup(ctx, s.client, shareGroup(s.topic), shareSettings); err != nil {
-			return err
-		}
-	}
 	if s.opts.pgBouncer {
 		if s.pooler, err = devenv.StartPgBouncer(ctx, address, serverConnections, o); err != nil {
 			return err
@@ -150,10 +145,6 @@ func (s *storm) Open(ctx context.Context) (err error) {
 	s.Screen.Live(s.line)
 	return s.Until(ctx, "every partition to have an owner", func(context.Context) (bool, error) { return s.Fleet.Settled(0, s.opts.partitions), nil })
 }
-
-// shareSettings are what package sharesource asks for, and a lock on records that is soon over when
-// a worker dies.
-var shareSettings = map[string]string{"share.isolation.level": "read_committed", "share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": "5000"}
 
 // serverConnections is how many connections PgBouncer has to the server: fewer than the workers
 // have to it, so that sessions change from worker to worker.
@@ -302,11 +293,7 @@ func (s *storm) handled(ctx context.Context) (bool, error) {
 
 // progress differs whenever something has moved.
 func (s *storm) progress() string {
-	handled := 0
-	if s.opts.source == sourceShare { // a broker that repeats deliveries does so one at a time, above the position
-		handled, _ = s.Fleet.Progress()
-	}
-	return fmt.Sprint(s.Fleet.Reached(), s.producer.written.Load(), s.Fleet.Mark(), s.Fleet.Resolved(), handled)
+	return fmt.Sprint(s.Fleet.Reached(), s.producer.written.Load(), s.Fleet.Mark(), s.Fleet.Resolved())
 }
 
 // stuck describes how far the stream was handled.

@@ -241,18 +241,17 @@ func TestPlan(t *testing.T) {
 func TestFlags(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
-		"-kills 5 -messages 400":    "at least 500",
-		"-messages 5 -kills 0":      "-messages: 5 is not from 100",
-		"-replicas 2":               "-replicas: 2 is neither 1 nor 3",
-		"-duplicates 2":             "-duplicates: 2 is not from 0 to 1",
-		"-idle":                     "-idle: only with -failover",
-		"-failovers 3 -kills 2":     "-failovers: 3 is not from 0 to 2",
-		"-source sarama":            `-source: "sarama" is not kafka-go, franz or share`,
-		"-source share -policy key": "-policy: a share group keeps no order",
-		"-policy block":             `-policy: "block" is neither park nor key`,
-		"-workers 1 7":              `unexpected argument "7"`,
-		"-patience 1s":              "-patience: 1s is less than",
-		"-seed 0x10 -partitions 0":  "-partitions: 0 is not from 1",
+		"-kills 5 -messages 400":   "at least 500",
+		"-messages 5 -kills 0":     "-messages: 5 is not from 100",
+		"-replicas 2":              "-replicas: 2 is neither 1 nor 3",
+		"-duplicates 2":            "-duplicates: 2 is not from 0 to 1",
+		"-idle":                    "-idle: only with -failover",
+		"-failovers 3 -kills 2":    "-failovers: 3 is not from 0 to 2",
+		"-source sarama":           `-source: "sarama" is neither kafka-go nor franz`,
+		"-policy block":            `-policy: "block" is neither park nor key`,
+		"-workers 1 7":             `unexpected argument "7"`,
+		"-patience 1s":             "-patience: 1s is less than",
+		"-seed 0x10 -partitions 0": "-partitions: 0 is not from 1",
 	} {
 		var stderr bytes.Buffer
 		if status := run(t.Context(), strings.Fields(args), io.Discard, &stderr, nil); status != rig.StatusEnvironment || !strings.Contains(stderr.String(), want) {

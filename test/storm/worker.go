@@ -13,7 +13,6 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
-	"github.com/onlyonce/onlyonce/consumer/sharesource"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/fleet"
@@ -97,19 +96,12 @@ func (w *worker) breach(format string, args ...any) {
 	w.Tell(fleet.Event{Kind: fleet.Breach, Text: fmt.Sprintf(format, args...)})
 }
 
-// source is what the worker consumes through. What it commits is watched, but not a share group's
-// keeper, which commits positions.
+// source is what the worker consumes through. What it commits is watched.
 func (w *worker) source() consumer.Source {
 	const (
 		rebalance = 8 * time.Second
 		wait      = 100 * time.Millisecond
 	)
-	if w.cfg.Source == sourceShare {
-		return sharesource.New(sharesource.Config{
-			Brokers: w.cfg.Brokers, GroupID: shareGroup(w.cfg.Topic), KeeperGroupID: w.cfg.Scope, Topics: []string{w.cfg.Topic},
-			SessionTimeout: w.cfg.Session, RebalanceTimeout: rebalance,
-		})
-	}
 	if w.cfg.Source == sourceFranz {
 		instance := ""
 		if w.Seat%2 == 0 {
@@ -127,10 +119,6 @@ func (w *worker) source() consumer.Source {
 }
 
 func (w *worker) watched(s consumer.Source) consumer.Source { return watch(s, w.breach) }
-
-// shareGroup is the share group of the workers. Their keepers' group has the name that the group of
-// other sources has.
-func shareGroup(topic string) string { return topic + "-share" }
 
 // concurrency differs from worker to worker, as it does while a change is rolled out: partitions go
 // from owners with many transactions at once to owners with one, and back.
@@ -151,9 +139,7 @@ func (w *worker) layTraps(cfg *consumer.Config) {
 		cfg.Key = func(m *consumer.Message) (string, error) { w.Trap("key", id(m)); return id(m), nil }
 	}
 	cfg.Tenant = func(m *consumer.Message) string { w.Trap("tenant", id(m)); return "" }
-	if w.cfg.Source != sourceShare {
-		cfg.OrderingKey = func(m *consumer.Message) []byte { w.Trap("ordering-key", id(m)); return m.Key }
-	}
+	cfg.OrderingKey = func(m *consumer.Message) []byte { w.Trap("ordering-key", id(m)); return m.Key }
 	cfg.Hooks.HandleEnd = func(_ context.Context, m *consumer.Message, _ error) { w.Trap("handle-end", id(m)) }
 }
 

@@ -103,29 +103,6 @@ func (w *Window[M]) LimitTo(n int, below int64) int64 {
 	return below
 }
 
-// DoneElsewhere takes messages out of the window that others have done: offsets, and the hashes of
-// their records. hash returns that of an entry. If it differs at an offset, the log is another one,
-// and DoneElsewhere returns the entry. It returns the messages that it has taken out.
-func (w *Window[M]) DoneElsewhere(done map[int64]int64, hash func(*Entry[M]) int64) (gone []M, differs *Entry[M]) {
-	w.waiting = slices.DeleteFunc(w.waiting, func(e *Entry[M]) bool {
-		other, is := done[e.Offset]
-		if is && other != hash(e) {
-			differs = e
-			return false
-		}
-		if is {
-			gone = append(gone, e.finish())
-		}
-		return is
-	})
-	for offset, hash := range done {
-		if offset >= w.Next {
-			w.Before[offset] = hash
-		}
-	}
-	return gone, differs
-}
-
 // Ready returns how many messages a slot could be given now, at most most. A message is ready if no
 // slot has an earlier one of its ordering key in its hands.
 func (w *Window[M]) Ready(below int64, most int) (n int) {
@@ -225,7 +202,7 @@ func (w *Window[M]) Finish(t *Task[M], offsets []int64) (msgs []M) {
 }
 
 // Frontier returns how far the position can be moved as far as this process knows, and the leader
-// epoch that no batch below that exceeded (C4, G4).
+// epoch that no batch below that exceeded (C4).
 func (w *Window[M]) Frontier() (next int64, epoch int32) {
 	for _, e := range w.entries {
 		if !e.done {

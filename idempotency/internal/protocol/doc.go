@@ -1,4 +1,3 @@
 // Package protocol holds what both halves of the HTTP layer, server and client, agree on: how an
-// Idempotency-Key is written in a header, which methods carry one, what a valid header is, and
-// which problems a client must not retry.
+// Idempotency-Key is written in a header, which methods carry one, and what a valid header is.
 package protocol

@@ -13,3 +13,23 @@ func ValidHeader(name, value string) bool {
 func ValidName(name string) bool {
 	return name != "" && strings.Trim(name, upper+lower+digits+"!#$%&'*+-.^_`|~") == ""
 }
+
+// NeverStored returns why a header is never stored (H14), or "" if it may be. Names must be
+// canonical.
+func NeverStored(name string) string {
+	switch name {
+	case "Set-Cookie", "Set-Cookie2", "Cookie", "Authorization", "Authentication-Info":
+		return "is about one client's session or credentials"
+	case "Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Content-Length", "Http2-Settings":
+		return "is about one connection or one message's framing"
+	case "Date", "Age":
+		return "says when an answer was sent"
+	}
+	switch {
+	case strings.HasPrefix(name, "Www-"), strings.HasPrefix(name, "Proxy-"):
+		return "is about one client's session or credentials"
+	case strings.HasPrefix(name, "Access-Control-"):
+		return "answers one request's origin"
+	}
+	return ""
+}

@@ -1,9 +1,9 @@
-// Package memlog has a topic in memory and sources that read it, for tests.
+// Package memlog has a topic in memory and a source that reads it, for tests.
 //
 // A [Log] is a topic in which a test causes faults directly instead of waiting for them. A [Source]
 // reads it. To the consumer it is a [consumer.Source] like the one for Kafka: offsets with holes,
 // committed offsets with metadata, generations, a log that is truncated, cut by retention or
-// created again. A [SharedSource] reads it as a member of a share group. Neither needs a network.
+// created again. Neither needs a network.
 package memlog
 
 import (
@@ -37,7 +37,6 @@ type Log struct {
 	compacted   bool
 	partitions  []*partitionLog
 	groups      map[string]*group
-	shares      map[shareName]*share
 	changed     chan struct{} // closed and replaced at each change
 }
 
@@ -113,7 +112,7 @@ type committedOffset struct {
 
 // NewLog makes an empty topic with the given number of partitions.
 func NewLog(topic string, partitions int) *Log {
-	l := &Log{topic: topic, clusterID: "cluster-1", groups: map[string]*group{}, shares: map[shareName]*share{}, changed: make(chan struct{})}
+	l := &Log{topic: topic, clusterID: "cluster-1", groups: map[string]*group{}, changed: make(chan struct{})}
 	l.identify()
 	for range partitions {
 		l.partitions = append(l.partitions, newPartitionLog())

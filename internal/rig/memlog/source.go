@@ -43,6 +43,17 @@ func (s *Source) Group() string { return s.GroupID }
 // Topics returns the log's topic.
 func (s *Source) Topics() []string { return []string{s.Log.Identity().Topic} }
 
+// GroupMetadata returns the metadata of the offsets that the group has committed.
+func (s *Source) GroupMetadata(context.Context) (map[source.TopicPartition]string, error) {
+	s.Log.mu.Lock()
+	defer s.Log.mu.Unlock()
+	found := map[source.TopicPartition]string{}
+	for partition, c := range s.Log.group(s.GroupID).committed {
+		found[source.TopicPartition{Topic: s.Log.topic, Partition: partition}] = c.metadata
+	}
+	return found, nil
+}
+
 // Rebalance ends the present generation: every partition is given up and handed over again.
 func (s *Source) Rebalance() {
 	s.mu.Lock()

@@ -173,6 +173,9 @@ func (c *Cluster) start(ctx context.Context) error {
 		"unix_socket_directories": "",
 		"max_connections":         "200",
 	}
+	if zone := Timezone(); zone != "" {
+		settings["timezone"] = zone
+	}
 	maps.Copy(settings, c.settings)
 	argv := []string{filepath.Join(c.bin, supervise.Exe("postgres")), "-D", c.data()}
 	for _, name := range slices.Sorted(maps.Keys(settings)) {

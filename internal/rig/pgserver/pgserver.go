@@ -23,6 +23,13 @@ import (
 // started.
 const EnvURL = "ONLYONCE_POSTGRES_URL"
 
+// envTimezone is the environment variable with the time zone of all sessions that choose none, for
+// example America/Los_Angeles (T15). Defaults to the server's.
+const envTimezone = "ONLYONCE_TEST_TIMEZONE"
+
+// Timezone returns the time zone that servers are started with, or "" for their own.
+func Timezone() string { return os.Getenv(envTimezone) }
+
 // Throwaway returns settings for a server whose data need not survive a crash of the machine, as of
 // most tests. What is committed survives a kill of the server even so: the operating system has it.
 // fsync takes more time than all else that such tests do.
@@ -43,7 +50,25 @@ func Given(ctx context.Context) (address, version string, err error) {
 	if err != nil {
 		return "", "", fmt.Errorf("%s: no answer: %w", EnvURL, err)
 	}
-	return address, version, nil
+	return address, version, checkTimezone(ctx, address)
+}
+
+// checkTimezone returns an error if the sessions of a server that was given have another time zone
+// than was asked for.
+func checkTimezone(ctx context.Context, address string) error {
+	zone := Timezone()
+	if zone == "" {
+		return nil
+	}
+	conn, err := pgx.Connect(ctx, address)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	if has := conn.PgConn().ParameterStatus("TimeZone"); has != zone {
+		return fmt.Errorf("%s: the server's time zone is %s, and %s asks for %s: set it there (alter system set timezone)", EnvURL, has, envTimezone, zone)
+	}
+	return nil
 }
 
 // Version asks for the server's version, which also shows that it accepts connections and answers

@@ -1,6 +1,7 @@
 package pgtest
 
 import (
+	"context"
 	"fmt"
 	"regexp"
 	"strings"
@@ -56,4 +57,22 @@ func ReadsAll(plan string, tables ...string) bool {
 		}
 	}
 	return false
+}
+
+// Pages returns how many pages a statement reads from the server's memory and from disk, those that
+// functions read for it included. It runs the statement and keeps its effects.
+func Pages(t testing.TB, conn interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}, sql string, args ...any) (pages int) {
+	t.Helper()
+	var plans []struct {
+		Plan struct {
+			Hit  int `json:"Shared Hit Blocks"`
+			Read int `json:"Shared Read Blocks"`
+		}
+	}
+	if err := conn.QueryRow(t.Context(), `explain (analyze, buffers, format json) `+sql, args...).Scan(&plans); err != nil {
+		t.Fatal(err)
+	}
+	return plans[0].Plan.Hit + plans[0].Plan.Read
 }

@@ -1,0 +1,136 @@
+// Package brake decides when a partition halts because nearly all of its messages fail, and when
+// calls wait because nearly all of them are refused.
+package brake
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/onlyonce/onlyonce/internal/parked"
+)
+
+// Window is the brake of one partition, or of one sink's calls. Several goroutines may use it at
+// once.
+type Window struct {
+	Off                  bool                     // it never trips
+	Size, Percent, Least int                      // see consumer.Brake
+	Counts               func(reason string) bool // whether what ended so counts as failed
+	Alike                bool                     // only failures of one reason count together
+
+	mu      sync.Mutex
+	last    []string         // how the last messages ended, oldest first: "" if applied, or the reason
+	pending map[any][]string // how attempts under way are about to end messages, as in last
+	probing bool             // it has halted the partition, and nothing was applied since
+	judged  []string         // the messages because of which it did, as in last
+}
+
+// StopsAt reports whether the partition has to halt before an attempt (nil: a retry of parked rows)
+// writes these dispositions, and at which of them. The reason "" means a message that may be
+// applied. What other attempts are about to apply and to set aside counts as if it were committed.
+func (w *Window) StopsAt(attempt any, reasons ...string) (at int, yes bool) {
+	if w.Off {
+		return 0, false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	last := slices.Clone(w.last)
+	for other, outcomes := range w.pending {
+		for _, reason := range outcomes {
+			if other != attempt {
+				last = w.push(last, reason)
+			}
+		}
+	}
+	var own []string
+	for i, reason := range reasons {
+		if reason != "" && !w.Counts(reason) && !(w.probing && reason == parked.Behind) {
+			continue // while the partition is halted, nothing is set aside
+		}
+		last = w.push(last, reason)
+		if reason != "" && (w.probing || w.trips(last)) {
+			if !w.probing {
+				w.judged = last
+			}
+			return i, true
+		}
+		own = w.push(own, reason)
+	}
+	if attempt != nil && len(own) > 0 {
+		if w.pending == nil {
+			w.pending = map[any][]string{}
+		}
+		w.pending[attempt] = own
+	}
+	return 0, false
+}
+
+// Ended forgets what an attempt was about to do: it has failed, or is recorded.
+func (w *Window) Ended(attempt any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.pending, attempt)
+}
+
+func (w *Window) push(last []string, reason string) []string {
+	last = append(last, reason)
+	return last[max(len(last)-w.Size, 0):]
+}
+
+func (w *Window) trips(last []string) bool {
+	failed := 0
+	of := map[string]int{} // how many ended so
+	for _, reason := range last {
+		switch {
+		case reason == "":
+		case w.Alike:
+			of[reason]++
+			failed = max(failed, of[reason])
+		default:
+			failed++
+		}
+	}
+	return len(last) >= w.Least && failed*100 >= w.Percent*len(last)
+}
+
+// Record records how messages ended. It reports whether an applied one releases the brake.
+func (w *Window) Record(applied int, reasons ...string) (released bool) {
+	if w.Off {
+		return false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if applied > 0 && w.probing {
+		w.probing, w.last, released = false, nil, true
+	}
+	for range min(applied, w.Size) {
+		w.last = w.push(w.last, "")
+	}
+	for _, reason := range reasons {
+		if w.Counts(reason) {
+			w.last = w.push(w.last, reason)
+		}
+	}
+	return released
+}
+
+// Release empties the window, because an operator asks for it.
+func (w *Window) Release() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.probing, w.last = false, nil
+}
+
+// Stopped reports whether the partition is halted, except for single messages.
+func (w *Window) Stopped() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.probing
+}
+
+// Trip halts the partition. It returns the messages because of which: how each ended, oldest first.
+func (w *Window) Trip() (judged []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.probing = true
+	return w.judged
+}

@@ -1,0 +1,118 @@
+package outbox_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// O17: a remote refuses every call alike, because its path has moved. The calls wait and are not
+// parked; Healthy says so. Once the remote takes calls again, they go on by themselves.
+func TestO17CallsThatAreRefusedAlikeWait(t *testing.T) {
+	t.Parallel()
+	for name, tenants := range map[string]int{"without a tenant": 0, "of many tenants": 200} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			var repaired atomic.Bool
+			sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+				if repaired.Load() {
+					return outbox.Result{Outcome: outbox.Delivered}
+				}
+				return outbox.Result{Outcome: outbox.Rejected, Reason: "status 404"}
+			})
+			cfg := testConfig(sink)
+			cfg.Brake.Every = 50 * time.Millisecond
+			relay := r.relay(cfg)
+			r.run(relay)
+			var calls []outbox.Call
+			for i := range 200 {
+				tenant := ""
+				if tenants > 0 {
+					tenant = fmt.Sprint("tenant-", i)
+				}
+				calls = append(calls, chargeOf(tenant, fmt.Sprint(i)))
+			}
+			r.enqueue(calls...)
+			until(t, "the sink is not healthy", func() bool { return relay.Healthy() != nil })
+			if err := relay.Healthy(); !strings.Contains(err.Error(), "status 404") {
+				t.Error(err)
+			}
+			tried := len(sink.calls())
+			until(t, "some calls are tried", func() bool { return len(sink.calls()) > tried+3 })
+			if n := one[int](r, `select count(*) from onlyonce.parked where state = 'waiting'`); n == 0 || n >= 20 {
+				t.Errorf("%d are parked as rejected", n)
+			}
+			repaired.Store(true)
+			until(t, "the others are delivered", func() bool { return one[int](r, `select count(*) from onlyonce.calls where state <> 'delivered'`) < 20 })
+			until(t, "the sink is healthy", func() bool { return relay.Healthy() == nil })
+		})
+	}
+}
+
+// O17: one tenant's endpoint is gone. Its calls wait; those of another tenant go on, and the sink
+// is healthy.
+func TestO17TenantWhoseCallsAreRefused(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+		if d.Tenant == "acme" {
+			return outbox.Result{Outcome: outbox.Rejected, Reason: "status 410"}
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	cfg := testConfig(sink)
+	cfg.Brake.Every = time.Minute
+	relay := r.relay(cfg)
+	r.run(relay)
+	for i := range 100 {
+		r.enqueue(chargeOf("acme", fmt.Sprint("a", i)), chargeOf("globex", fmt.Sprint("g", i)))
+	}
+	const waiting = `select count(*) from onlyonce.parked where tenant = 'acme' and state = 'retrying'`
+	until(t, "globex's are delivered, and acme's wait", func() bool {
+		return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) == 100 && one[int](r, waiting) > 80
+	})
+	if err := relay.Healthy(); err != nil {
+		t.Error(err)
+	}
+	if n := one[int](r, `select count(*) from onlyonce.parked where state = 'waiting'`); n != 19 {
+		t.Errorf("%d are parked as rejected, want 19", n)
+	}
+}
+
+// O17: refusals of many kinds, or among deliveries, hold nothing; nor does anything if the brake is
+// off.
+func TestO17RefusalsThatHoldNothing(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		reason func(i int64) string // empty: it is delivered
+		off    bool
+	}{
+		"of ten kinds":       {func(i int64) string { return fmt.Sprint("status ", 400+i%10) }, false},
+		"one in five passes": {func(i int64) string { return []string{"", "a", "a", "a", "a"}[i%5] }, false},
+		"off":                {func(int64) string { return "a" }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			var sent atomic.Int64
+			sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+				reason := c.reason(sent.Add(1))
+				if reason == "" {
+					return outbox.Result{Outcome: outbox.Delivered}
+				}
+				return outbox.Result{Outcome: outbox.Rejected, Reason: reason}
+			})
+			cfg := testConfig(sink)
+			cfg.Brake = outbox.Brake{Off: c.off, Every: time.Hour}
+			r.start(cfg)
+			for i := range 100 {
+				r.enqueue(charge(fmt.Sprint(i)))
+			}
+			r.states("delivered", "waiting")
+		})
+	}
+}
