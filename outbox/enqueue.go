@@ -23,6 +23,7 @@ const (
 	codeConflict  = "OO004"
 	codeRebase    = "OO007"
 	codeMoved     = "OO008"
+	codeNotParked = "P0002" // no_data_found, of onlyonce.all_parked
 	codeDenied    = "42501" // insufficient_privilege
 )
 

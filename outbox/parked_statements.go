@@ -288,9 +288,9 @@ select 'call', case when k.other is null then d.state else 'waiting' end, case w
  order by r.id
 on conflict (row_id) where row_id is not null do nothing`)
 
-// allParkedSQL raises unless each of these calls is parked. It follows parkSQL, in the transaction
-// that moves the cursor past them: a call that was left out would count as delivered (O1). In: ids
-// in the log. By the index parked_row.
+// allParkedSQL raises unless each of these calls is parked. It follows the statement that moves the
+// cursor past them, and which compares the cursor first: a call that was left out would count as
+// delivered (O1). In: ids in the log. By the index parked_row.
 const allParkedSQL = `select onlyonce.all_parked($1)`
 
 // queueSettlements queues the statement that settles parked calls. A completion that succeeded has
@@ -318,7 +318,7 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 	}
 }
 
-// queueParking queues the statements that park calls of the log, each of them.
+// queueParking queues the statement that parks calls of the log.
 func queueParking(b *pgx.Batch, lane *heldLane, toPark []*callAttempt) {
 	var (
 		e            endings
@@ -342,6 +342,17 @@ func queueParking(b *pgx.Batch, lane *heldLane, toPark []*callAttempt) {
 		e.queue(b, parkSQL, lane.sink.cfg.PassOn, pgx.NamedArgs{
 			"sink": lane.sink.name, "lane": lane.number, "ids": ids, "xids": xids, "batches": batches, "attempts": attempts, "called": called,
 		})
-		b.Queue(allParkedSQL, ids).Exec(ignoreTag)
 	}
+}
+
+// queueParkedCheck queues the statement that compares what was parked with what was to be.
+func queueParkedCheck(b *pgx.Batch, toPark []*callAttempt) {
+	if len(toPark) == 0 {
+		return
+	}
+	ids := make([]int64, len(toPark))
+	for i, a := range toPark {
+		ids[i] = a.ID
+	}
+	b.Queue(allParkedSQL, ids).Exec(ignoreTag)
 }

@@ -127,10 +127,13 @@ func (p *lanePass) advance(toPark []*callAttempt, move cursorMove) error {
 	err := p.lane.fenced(func(b *pgx.Batch) {
 		queueParking(b, p.lane, toPark)
 		b.Queue(advanceSQL, p.lane.lease.ID, r.cursor.version, move.last, move.newPass, mayBeCalled > 0, move.read == readNothing).Exec(ignoreTag)
+		queueParkedCheck(b, toPark)
 	}, func(b *pgx.Batch) { r.queueRead(b, read) })
 	switch {
 	case guard.SQLState(err) == codeMoved:
 		r.state = passUnknown // an earlier attempt, whose answer was lost, has done it
+	case guard.SQLState(err) == codeNotParked:
+		return r.rowsGone() // and cannot be parked
 	case err != nil:
 		return err
 	default:

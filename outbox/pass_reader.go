@@ -357,6 +357,11 @@ func (r *passReader) fetchMoved(read *passRead) error {
 			return nil
 		}
 	}
+	return r.rowsGone()
+}
+
+// rowsGone returns the error of a lane whose rows are gone from the log.
+func (r *passReader) rowsGone() error {
 	return fmt.Errorf("%w: lane %d of sink %s, after call %d", errRowsGone, r.lane.number, r.lane.sink.name, r.cursor.last)
 }
 
