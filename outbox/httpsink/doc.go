@@ -47,8 +47,8 @@
 //	rejected, mismatch   not applied by this attempt: tried again if the problem says so, or rejected
 //	bypassed, 5xx        reconcile: it was run without its key, and may have left effects
 //
-// The sink reads at most 64 KiB of the answer's body, to see whether the answer is whole, and what a
-// problem says. It keeps the body only if the call asks for it (Call.Capture), and never logs it.
+// The sink reads at most 64 KiB of the answer's body, to see whether the answer is whole, and what
+// a problem says. It keeps the body only if the call asks for it (Call.Capture), and never logs it.
 // The answer's headers may hold 64 KiB, unless Config.Transport sets another limit.
 //
 // After 10 failures in a row the [Breaker] has the relay hold calls for 10 s at a time: those of

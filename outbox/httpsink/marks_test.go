@@ -112,8 +112,8 @@ func TestClassifyComesFirst(t *testing.T) {
 	}
 }
 
-// O14: 401 and 403 are the tenant's, and count an attempt. Without a tenant, or if the configuration
-// says so, they are what the status says.
+// O14: 401 and 403 are the tenant's, and count an attempt. Without a tenant, or if the
+// configuration says so, they are what the status says.
 func TestO14CredentialsAreTheTenants(t *testing.T) {
 	t.Parallel()
 	s := &Sink{cfg: Config{Breaker: Breaker{OpenFor: time.Minute}, Outcomes: map[int]outbox.Outcome{403: outbox.Rejected}}}

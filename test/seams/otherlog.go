@@ -6,8 +6,8 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// rewriting is a consumer with slots, whose log is cut off and written anew between its position and
-// what is done above it (C8).
+// rewriting is a consumer with slots, whose log is cut off and written anew between its position
+// and what is done above it (C8).
 type rewriting struct {
 	consuming
 	above int // how many messages are done above the position
@@ -56,8 +56,8 @@ func (x *rewriting) rewrite(w *world) error {
 	return nil
 }
 
-// settle implements stage: if the partition halts, its position is adopted at the first offset whose
-// record was not handled (docs/operations.md).
+// settle implements stage: if the partition halts, its position is adopted at the first offset
+// whose record was not handled (docs/operations.md).
 func (x *rewriting) settle(w *world) error {
 	for range 3 {
 		x.halted.Store(false)

@@ -26,8 +26,8 @@ func played(t *testing.T, n int, kinds ...string) {
 // H31: no request's record ends before its calls and operations, whatever happens to these.
 func TestH31Histories(t *testing.T) { played(t, 60, "requests", "operations") }
 
-// O6: whatever became of the attempts at a call, it takes effect once, and an operator reads what is
-// true.
+// O6: whatever became of the attempts at a call, it takes effect once, and an operator reads what
+// is true.
 func TestO6Histories(t *testing.T) { played(t, 80, "calls") }
 
 // A history is drawn by seed and number alone.
