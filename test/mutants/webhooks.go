@@ -149,7 +149,7 @@ var webhooksRules = []mutant{
 	{rule: "W10 event that fails keeps others out", in: "webhook", decl: "(*backfilling).listUnderLease",
 		old: "failed, err = err, nil", new: "failed = err", test: "TestW10ReconciliationGoesOn"},
 	{rule: "W10 id of a parked event", in: schema, decl: "function onlyonce.claim_RING",
-		old: "p.kind in ('message', 'event') and p.key = any (rest)", new: "p.kind in ('message') and p.key = any (rest)",
+		old: "p.key = any (rest) and p.kind <> 'call'", new: "p.key = any (rest) and p.kind = 'message'",
 		pkg: "webhook", test: "TestW10Purge"},
 	{rule: "W11 200 without a database", in: "webhook", decl: "(*Endpoint).serve",
 		old: "ep.writeRefusal(w, http.StatusServiceUnavailable, err)", new: `ep.writeAccepted(w, Accepted, "")`, test: "TestW11StoreDown"},
