@@ -147,7 +147,6 @@ func (r *remote) behindLayer(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	if rejects {
-		r.noteRefusal()
 		http.Error(w, "no", http.StatusUnprocessableEntity)
 		return
 	}
@@ -174,7 +173,7 @@ func (w *world) enqueue(c outbox.Call) error {
 
 // eraseAnswers erases what a remote in our HTTP layer has answered.
 func (x *calling) eraseAnswers(w *world) error {
-	if w.remote.refused() && !drawsLater[erasedRefusal] {
+	if !drawsLater[erasedRefusal] {
 		return nil
 	}
 	keys, err := all(w, pgx.RowTo[string], `select key::text from onlyonce.outbox_log`)

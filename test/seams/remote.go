@@ -35,7 +35,6 @@ type remote struct {
 	// rejects: the application refuses what it has not applied before. keepsRejections: and gives
 	// that answer again under the key, whatever changes.
 	rejects, keepsRejections bool
-	hasRefused               bool
 
 	known   map[string]memo
 	applied map[string]int // by token
@@ -174,19 +173,6 @@ func (r *remote) apply(key, token string) int {
 	r.known[key] = memo{now, http.StatusOK}
 	r.applied[token]++
 	return http.StatusOK
-}
-
-// noteRefusal notes that an API in our HTTP layer has refused a request.
-func (r *remote) noteRefusal() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.hasRefused = true
-}
-
-func (r *remote) refused() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.hasRefused
 }
 
 // setRejects sets whether the application refuses what is new.
