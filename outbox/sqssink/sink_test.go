@@ -191,13 +191,13 @@ func TestAnswers(t *testing.T) {
 			t.Errorf("%s: %+v", want, got)
 		}
 	}
-	if got := s.Send(t.Context(), call(key, "/lost", "x")); got.Outcome != outbox.Retry || !strings.Contains(got.Reason, "does not exist") {
+	if got := s.Send(t.Context(), call(key, "/lost", "x")); got.Outcome != outbox.Postponed || !strings.Contains(got.Reason, "does not exist") {
 		t.Errorf("%+v", got)
 	}
 	if err := r.moto.Kill(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := s.Send(t.Context(), call(key, "/orders", "late")); got.Outcome != outbox.Retry {
+	if got := s.Send(t.Context(), call(key, "/orders", "late")); got.Outcome != outbox.Postponed { // no connection
 		t.Errorf("%+v", got)
 	}
 	if err := r.moto.Restart(t.Context()); err != nil {
@@ -228,7 +228,7 @@ func TestBatch(t *testing.T) {
 		case 8:
 			d.Body, want[i] = make([]byte, 1<<15), outbox.Rejected
 		case 9:
-			d.Target, want[i] = "/lost", outbox.Retry
+			d.Target, want[i] = "/lost", outbox.Postponed
 		}
 		calls = append(calls, d)
 	}
