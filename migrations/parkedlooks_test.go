@@ -102,7 +102,7 @@ func looks(t *testing.T, conn *pgx.Conn) (tooMany map[string]int) {
 		"claim_consumer":       `select onlyonce.claim_consumer(array_agg(gen_random_uuid()), array_agg(1::bigint)) from generate_series(1, $1)`,
 		"claim_consumer_fresh": `select onlyonce.claim_consumer_fresh(array_agg(gen_random_uuid()), array_agg(1::bigint)) from generate_series(1, $1)`,
 		"enqueued_before": `
-select onlyonce.enqueued_before(null, null, 'payments', array_agg(gen_random_uuid()), 'shop', null, 'charge', null, 'POST', null, '/c', null, '', null, 'x', null, null)
+select onlyonce.enqueued_before(null, null, 'payments', array_agg(gen_random_uuid()), '', null, 'shop', null, 'charge', null, 'POST', null, '/c', null, '', null, 'x', null, null)
   from generate_series(1, $1)`,
 	} {
 		for _, n := range []int{1, 100} {

@@ -170,12 +170,12 @@ func TestAnswers(t *testing.T) {
 			t.Errorf("%s: %+v", want, got)
 		}
 	}
-	if got := s.Send(t.Context(), call(key, "/lost.a", "")); got.Outcome != outbox.Retry { // no stream has the subject
+	if got := s.Send(t.Context(), call(key, "/lost.a", "")); got.Outcome != outbox.Postponed { // no stream has the subject
 		t.Errorf("%+v", got)
 	}
 	r.stop()
 	pgtest.Until(t, patience, "the client notices", func() bool { return !r.js.Conn().IsConnected() })
-	if got := s.Send(t.Context(), call(key, "/orders.late", "")); got.Outcome != outbox.Retry {
+	if got := s.Send(t.Context(), call(key, "/orders.late", "")); got.Outcome != outbox.Postponed { // no connection
 		t.Errorf("%+v", got)
 	}
 	r.start()
