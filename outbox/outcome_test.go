@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -53,7 +52,7 @@ func (b *bank) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	if b.requests == 1 {
 		c, _, _ := http.NewResponseController(w).Hijack()
-		_ = c.(net.Conn).Close()
+		_ = c.Close()
 	}
 }
 
@@ -226,7 +225,7 @@ func TestO6AnswerThatOurLayerHasNotKept(t *testing.T) {
 				}
 				api.ServeHTTP(httptest.NewRecorder(), req) // the answer is lost
 				conn, _, _ := http.NewResponseController(w).Hijack()
-				_ = conn.(net.Conn).Close()
+				_ = conn.Close()
 			}))
 			t.Cleanup(server.Close)
 			sink, err := httpsink.New(httpsink.Config{Name: "payments", BaseURL: server.URL, KeyWindow: 24 * time.Hour, Timeout: 5 * time.Second, AllowPrivate: true})

@@ -3,7 +3,6 @@ package outbox_test
 import (
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -83,7 +82,7 @@ func write(w http.ResponseWriter, r *http.Request) {
 	words, body, _ := strings.Cut(cannedAnswers[name], "{")
 	if name == "none" {
 		c, _, _ := http.NewResponseController(w).Hijack()
-		_ = c.(net.Conn).Close()
+		_ = c.Close()
 		return
 	}
 	h := w.Header()

@@ -2,6 +2,7 @@ package httpsink_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -43,7 +44,7 @@ func TestO18SwitchedProtocolsAreNoAnswer(t *testing.T) {
 				t.Errorf("%v: %s", r.Outcome, r.Reason)
 			}
 			s.Close()
-			if err := pgtest.Receive(t, pgtest.Patience(30*time.Second), "the connection is closed", closed); err != io.EOF {
+			if err := pgtest.Receive(t, pgtest.Patience(30*time.Second), "the connection is closed", closed); !errors.Is(err, io.EOF) {
 				t.Errorf("the remote's end: %v", err)
 			}
 		})
