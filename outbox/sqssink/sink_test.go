@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -232,8 +233,11 @@ func TestBatch(t *testing.T) {
 		}
 		calls = append(calls, d)
 	}
+	var mu sync.Mutex // ended is called from several goroutines
 	got := map[int]outbox.Outcome{}
 	r.sink().SendBatch(t.Context(), calls, func(i int, end outbox.Result) {
+		mu.Lock()
+		defer mu.Unlock()
 		if _, twice := got[i]; twice {
 			t.Errorf("%d ended twice", i)
 		}
