@@ -246,7 +246,11 @@ var handlerRows = []row{
 		f.misbehaves(exhausted, func(context.Context, consumer.Tx, *consumer.Message) error {
 			<-release
 			return nil
-		}, func(f *faults) { f.cfg.HandlerTimeout, f.cfg.HangTimeout = 50*time.Millisecond, 20*time.Millisecond })
+		}, func(f *faults) {
+			// Long enough for a handler to begin, also beside other packages.
+			f.cfg.HandlerTimeout = 500 * time.Millisecond
+			f.cfg.HangTimeout = 200 * time.Millisecond
+		})
 	}},
 	{"handler", "hang: until its context ends", func(f *faults) {
 		f.misbehaves(exhausted, func(ctx context.Context, _ consumer.Tx, _ *consumer.Message) error {
