@@ -106,8 +106,8 @@ select onlyonce.enqueued_before(null, null, 'payments', array_agg(gen_random_uui
   from generate_series(1, $1)`,
 	} {
 		for _, n := range []int{1, 100} {
-			// The lower of two: autovacuum may have run ANALYZE in between. A plan is then made anew,
-			// from many pages of the catalog.
+			// The lower of two: autovacuum may have run ANALYZE in between. A plan is then made
+			// anew, from many pages of the catalog.
 			pages := min(pgtest.Pages(t, conn, sql, n), pgtest.Pages(t, conn, sql, n))
 			if pages > 50+8*n {
 				tooMany[fmt.Sprintf("%s of %d keys", what, n)] = pages
