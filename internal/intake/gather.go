@@ -137,6 +137,10 @@ func (g *Gather[E]) take() (set []*ticket[E]) {
 		g.storers--
 		return nil
 	}
+	if full && g.storers < g.Storers { // what the set has no place for may be another one's
+		g.storers++
+		go g.run()
+	}
 	g.begin(set)
 	return set
 }
