@@ -33,8 +33,8 @@ func received(senders int, overHTTP bool) func(context.Context, *server, options
 	}
 }
 
-// answers are the metrics of an endpoint under a load: its rate, and how long senders wait for all but one
-// of a hundred answers, and for half of them.
+// answers are the metrics of an endpoint under a load: its rate, and how long senders wait for all
+// but one of a hundred answers, and for half of them.
 func answers(rate, p99 metric, p50 string) []metric {
 	p99.unit = "ms"
 	p99.atMost = !p99.shown
@@ -71,8 +71,8 @@ type webhookLoad struct {
 	overHTTP bool // by a server on loopback; otherwise the handler is called
 }
 
-// side measures a handler under the load, and how long each answer took. The handler may have a connection
-// for each sender.
+// side measures a handler under the load, and how long each answer took. The handler may have a
+// connection for each sender.
 func (l webhookLoad) side(ready served) side {
 	bodies := newBodies(rand.NewChaCha8([32]byte{20}))
 	return func(ctx context.Context, db *database, w *window) (sample, error) {

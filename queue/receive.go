@@ -175,9 +175,9 @@ func (r *receiver) begin(ctx context.Context) error {
 	}
 }
 
-// store stores deliveries, for as long as that takes and the place is held, and acknowledges those that
-// are stored (Q1, Q3). refused says why some of them stay at the broker; with Ordered all later ones
-// do.
+// store stores deliveries, for as long as that takes and the place is held, and acknowledges those
+// that are stored (Q1, Q3). refused says why some of them stay at the broker; with Ordered all
+// later ones do.
 func (r *receiver) store(ctx context.Context, all []*Delivery) (done Stored, refused, err error) {
 	wait := primary.Backoff(r.cfg.LeaseTTL)
 	left := r.identify(all)
@@ -216,8 +216,8 @@ type stored struct {
 	failed  error       // why those of left are not stored
 }
 
-// storeOnce tries to store deliveries, and acknowledges those of each transaction once it is committed.
-// A stop does not cut it short. err is the broker's.
+// storeOnce tries to store deliveries, and acknowledges those of each transaction once it is
+// committed. A stop does not cut it short. err is the broker's.
 func (r *receiver) storeOnce(ctx context.Context, all []*incoming) (o stored, err error) {
 	ctx = context.WithoutCancel(ctx)
 	for part := range r.storing.Each(ctx, all) {
@@ -246,8 +246,8 @@ func (r *receiver) storeOnce(ctx context.Context, all []*incoming) (o stored, er
 	return o, nil
 }
 
-// judge reports whether a delivery is stored, and notes otherwise why it is not. Those that are behind
-// another one are tried again with it.
+// judge reports whether a delivery is stored, and notes otherwise why it is not. Those that are
+// behind another one are tried again with it.
 func (r *receiver) judge(o *stored, in *incoming) bool {
 	err := in.item.Err
 	switch {

@@ -67,8 +67,8 @@ func (r *receiver) identifyOne(d *Delivery) *incoming {
 	return in
 }
 
-// Claim implements intake.Way: it proves that the place is held, and claims the ids of the messages that
-// have one.
+// Claim implements intake.Way: it proves that the place is held, and claims the ids of the messages
+// that have one.
 func (r *receiver) Claim(ctx context.Context, tx *guard.Tx, set []*incoming, wait time.Duration) ([]intake.Found, error) {
 	const bound = storeTimeout * 3 / 4
 	intake.Begin(tx, wait, bound)
@@ -109,8 +109,8 @@ func (*receiver) Apply(context.Context, *guard.Tx, *incoming) error { return nil
 // Refuses implements intake.Way (Q4).
 func (*receiver) Refuses(err error) (reason string) { return intake.RefusesUnstorable(err) }
 
-// Aside implements intake.Way: a message without an id is parked, and one with the id of another body,
-// once for each body (Q2).
+// Aside implements intake.Way: a message without an id is parked, and one with the id of another
+// body, once for each body (Q2).
 func (r *receiver) Aside(ctx context.Context, tx *guard.Tx, set []*incoming) error {
 	keys := make([]dedupe.Key, len(set))
 	for i, in := range set {

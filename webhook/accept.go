@@ -17,14 +17,14 @@ import (
 	"github.com/onlyonce/onlyonce/shard"
 )
 
-// receiveSQL claims a set of events, and is the transaction's fence; see the function's comment in the
-// migration. One row: what it found of each.
+// receiveSQL claims a set of events, and is the transaction's fence; see the function's comment in
+// the migration. One row: what it found of each.
 const receiveSQL = `select onlyonce.receive_webhooks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`
 
 // parkUnsignedSQL parks an event whose id or body came before, and whose sender signs no id. The
 // bytes of a day are bounded. In: those of intake.ParkedColumns; endpoint, digest, most bytes of a
-// day, whether the body is free for its own id. One row: 1, or 0 if the day's bytes are used up; the
-// body then counts as not set aside. Runs under the lock on the body's row, which the claim has
+// day, whether the body is free for its own id. One row: 1, or 0 if the day's bytes are used up;
+// the body then counts as not set aside. Runs under the lock on the body's row, which the claim has
 // taken; then locks the endpoint's row.
 const parkUnsignedSQL = `
 with item as (
@@ -56,8 +56,8 @@ const (
 )
 
 const (
-	// copyPause is how long an event that waits for an uncommitted copy pauses between two tries, and
-	// copyTry how long each of them waits in the database. In between it has no connection.
+	// copyPause is how long an event that waits for an uncommitted copy pauses between two tries,
+	// and copyTry how long each of them waits in the database. In between it has no connection.
 	copyPause = 25 * time.Millisecond
 	copyTry   = 10 * time.Millisecond
 
@@ -67,8 +67,8 @@ const (
 
 var _ consumer.Tx = (*guard.Tx)(nil)
 
-// accept stores an event once, in the database of its place (N2). It returns when that is committed,
-// or was committed before.
+// accept stores an event once, in the database of its place (N2). It returns when that is
+// committed, or was committed before.
 func (ep *Endpoint) accept(ctx context.Context, i *incomingEvent) (Outcome, error) {
 	if ep.set == nil {
 		return ep.acceptHere(ctx, i)
@@ -83,8 +83,8 @@ func (ep *Endpoint) accept(ctx context.Context, i *incomingEvent) (Outcome, erro
 	return ep.acceptHere(ctx, i)
 }
 
-// acceptHere stores an event in the endpoint's database: alone in mode Inline, whose handler has the
-// transaction, and otherwise with the events that arrive together.
+// acceptHere stores an event in the endpoint's database: alone in mode Inline, whose handler has
+// the transaction, and otherwise with the events that arrive together.
 func (ep *Endpoint) acceptHere(ctx context.Context, i *incomingEvent) (Outcome, error) {
 	var err error
 	if ep.cfg.Mode == Inline {
@@ -135,8 +135,8 @@ func outcomeOf(item *intake.Item) Outcome {
 	return Unstorable
 }
 
-// isHandlers reports whether the error of an inline event is its handler's, and not the database's: also
-// that of a statement that it has queued, or of a deferred constraint.
+// isHandlers reports whether the error of an inline event is its handler's, and not the database's:
+// also that of a statement that it has queued, or of a deferred constraint.
 func (i *incomingEvent) isHandlers(err error) bool {
 	var failed *guard.Failure
 	queued := errors.As(err, &failed) && (failed.Step == "" || failed.Step == "seal")
@@ -239,9 +239,9 @@ func (w way) Apply(ctx context.Context, tx *guard.Tx, i *incomingEvent) error {
 	return nil
 }
 
-// Refuses implements intake.Way. An event of which no call can be made, now or later, is parked, and
-// so is one that a handler finds stale. If only our own statements run, what the database never takes
-// is too: the sender would send it until it gives up (W15).
+// Refuses implements intake.Way. An event of which no call can be made, now or later, is parked,
+// and so is one that a handler finds stale. If only our own statements run, what the database never
+// takes is too: the sender would send it until it gives up (W15).
 func (w way) Refuses(err error) (reason string) {
 	switch {
 	case errors.Is(err, errUnforwardable):
@@ -261,8 +261,8 @@ var (
 	errSameBody  = errors.New("this body was accepted before, under another id, and the sender signs no id")
 )
 
-// Aside implements intake.Way. An event whose id is signed comes again with another body because its
-// sender renders it anew: it is a copy. Any other one is parked (W7).
+// Aside implements intake.Way. An event whose id is signed comes again with another body because
+// its sender renders it anew: it is a copy. Any other one is parked (W7).
 func (w way) Aside(ctx context.Context, tx *guard.Tx, set []*incomingEvent) error {
 	for _, i := range set {
 		if i.item.Digest == nil {

@@ -95,13 +95,13 @@ type Config struct {
 	// Mode decides how the endpoint processes a new event. Defaults to [Stored].
 	Mode Mode
 
-	// Handler applies an event in mode Inline, where it is required; [EventOf] returns the event of its
-	// message. It runs in the transaction that has claimed the event's id. An error rolls back both;
-	// the sender gets 500 and sends again. A permanent error does not park the event either; only an
-	// event that [InOrder] finds stale is parked. Its context ends after HandlerTimeout.
+	// Handler applies an event in mode Inline, where it is required; [EventOf] returns the event of
+	// its message. It runs in the transaction that has claimed the event's id. An error rolls back
+	// both; the sender gets 500 and sends again. A permanent error does not park the event either;
+	// only an event that [InOrder] finds stale is parked. Its context ends after HandlerTimeout.
 	//
-	// In mode Stored it must not be set: give the handler, which has the same type, to consumer.New,
-	// whose source is the endpoint.
+	// In mode Stored it must not be set: give the handler, which has the same type, to
+	// consumer.New, whose source is the endpoint.
 	Handler consumer.Handler
 
 	// Forward sends the event on through the outbox, in the same transaction. Required in mode
@@ -132,12 +132,12 @@ type Config struct {
 	// Defaults to the consumer's Scope.
 	Group string
 
-	// PollInterval is how often the endpoint, as a source, polls for events that other processes have
-	// stored, and for members that joined or left. Defaults to 500 ms.
+	// PollInterval is how often the endpoint, as a source, polls for events that other processes
+	// have stored, and for members that joined or left. Defaults to 500 ms.
 	PollInterval time.Duration
 
-	// LeaseTTL is how long the partitions of a dead member stay without an owner, from 1 s to 1 hour.
-	// Defaults to 15 s.
+	// LeaseTTL is how long the partitions of a dead member stay without an owner, from 1 s to 1
+	// hour. Defaults to 15 s.
 	LeaseTTL time.Duration
 
 	// KeepEvents is how long stored events are kept after every consumer has passed them, for
@@ -146,9 +146,9 @@ type Config struct {
 
 	// Retention is how long after an event its sender may still deliver it again (W10): at least
 	// one day, twice the tolerance, and the provider's Scheme.Redeliveries, for example 72 hours
-	// for GitHub. [Endpoint.Upkeep] returns an error if the inbox remembers ids for less: for 7 days
-	// in a new database, or for the horizon of the endpoint's class (onlyonce inbox class -scope
-	// webhook/NAME). Defaults to the longest of these.
+	// for GitHub. [Endpoint.Upkeep] returns an error if the inbox remembers ids for less: for 7
+	// days in a new database, or for the horizon of the endpoint's class (onlyonce inbox class
+	// -scope webhook/NAME). Defaults to the longest of these.
 	Retention time.Duration
 
 	// Sealer encrypts the bodies of events before they are stored, parked or forwarded. Headers,

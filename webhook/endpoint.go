@@ -16,6 +16,11 @@ import (
 // Endpoint receives one provider's webhooks: an http.Handler that verifies and stores events, and
 // the source of the stored ones for a consumer. It is for one consumer. It is safe for concurrent
 // use.
+//
+// Requests that arrive together are stored together: at most two transactions of a database are
+// under way at a time, and each takes what waits when it begins, at most 100 events and 8 MiB. An
+// event that comes alone is stored at once. Each request is answered by itself, after the COMMIT
+// (W23).
 type Endpoint struct {
 	pool   *primary.Pool
 	cfg    Config

@@ -12,8 +12,8 @@ import (
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
-// An endpoint is the source of what it stores, and its requests wake the consumer: a poll would come
-// after the test's end.
+// An endpoint is the source of what it stores, and its requests wake the consumer: a poll would
+// come after the test's end.
 func TestEndpointIsASource(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -55,8 +55,8 @@ func (ep *Endpoint) GroupMetadata(ctx context.Context) (map[source.TopicPartitio
 	return ep.events.GroupMetadata(ctx)
 }
 
-// Run implements [consumer.Source]: it hands over partitions of the stored events, and does the work
-// of [Endpoint.Upkeep]. It ends with an error if that does.
+// Run implements [consumer.Source]: it hands over partitions of the stored events, and does the
+// work of [Endpoint.Upkeep]. It ends with an error if that does.
 func (ep *Endpoint) Run(ctx context.Context, own func(context.Context, source.Partition[*consumer.Message]) error) error {
 	if err := ep.errNoSource(); err != nil {
 		return fmt.Errorf("webhook: endpoint %s: %w", ep.cfg.Name, err)
@@ -75,9 +75,9 @@ func (ep *Endpoint) Run(ctx context.Context, own func(context.Context, source.Pa
 
 // Ready is for a readiness probe; [consumer.Consumer.Ready] calls it. It returns nil while Run or
 // Upkeep works: the database was checked, and, if the endpoint is a consumer's source, this process
-// has joined the group. Before that, and from the moment that their context ends, it returns an error.
-// It makes no query: if the database goes away later, the endpoint answers requests with 503, and their
-// senders try again.
+// has joined the group. Before that, and from the moment that their context ends, it returns an
+// error. It makes no query: if the database goes away later, the endpoint answers requests with
+// 503, and their senders try again.
 func (ep *Endpoint) Ready() error {
 	for name, one := range ep.shards {
 		if err := one.Ready(); err != nil {

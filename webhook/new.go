@@ -23,10 +23,10 @@ import (
 //
 // With a [shard.Set] the endpoint stores an event in the database of its place: its tenant
 // (Config.Tenant), or the endpoint's name if it has none. If the place is moving, or if the set's
-// function names a database where the place does not live, the endpoint does not store the event: its
-// sender gets 503 and sends it again. Such an endpoint is not a consumer's source: consume the events
-// of each database with a [Source]. With Config.Backfill each database lists the sender's events, and
-// takes those of its places.
+// function names a database where the place does not live, the endpoint does not store the event:
+// its sender gets 503 and sends it again. Such an endpoint is not a consumer's source: consume the
+// events of each database with a [Source]. With Config.Backfill each database lists the sender's
+// events, and takes those of its places.
 func New[D shard.Databases](db D, cfg Config) (*Endpoint, error) {
 	if set, ok := any(db).(*shard.Set); ok {
 		return newSharded(set, cfg)

@@ -19,8 +19,8 @@ import (
 // receiveSet is the first statement of a receiver's transaction.
 const receiveSet = `select onlyonce.receive_webhooks($1, $2::uuid[], $3::bigint[], $4::bytea[], '1h', null, '1000', '1000', '1000', '1000')`
 
-// receive claims a set of events and commits it, with what the endpoint does to the body of an event
-// whose id came before with another body. It returns what it found.
+// receive claims a set of events and commits it, with what the endpoint does to the body of an
+// event whose id came before with another body. It returns what it found.
 func (r *rig) receive(endpoint string, keys []string, prints []int64, digests [][]byte) (found []int16) {
 	r.t.Helper()
 	err := pgx.BeginFunc(r.t.Context(), r.pool, func(tx pgx.Tx) error {
@@ -44,8 +44,8 @@ func (r *rig) receive(endpoint string, keys []string, prints []int64, digests []
 	return found
 }
 
-// W7: a set finds of each event what it would find if the events came one after another, and leaves the
-// same rows of bodies, whatever came before. The window of some bodies is over.
+// W7: a set finds of each event what it would find if the events came one after another, and leaves
+// the same rows of bodies, whatever came before. The window of some bodies is over.
 func TestW7SetsFindWhatSinglesFind(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -108,8 +108,8 @@ func TestW7CopyKeepsNoBodyKnown(t *testing.T) {
 	e.sendAs("d-3", "push").want(t, 200, false)
 }
 
-// W9: a copy that waits for an uncommitted first one in another process holds up no other event, and is
-// answered once that is committed.
+// W9: a copy that waits for an uncommitted first one in another process holds up no other event,
+// and is answered once that is committed.
 func TestW9CopyThatWaitsHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -171,8 +171,8 @@ func TestW15EventThatTheDatabaseRefuses(t *testing.T) {
 	e.send(stripeBody("evt_3", "")).want(t, 200, true)
 }
 
-// W23: events that arrive together are stored over two connections, however many senders there are, and
-// those of one ordering key in the order of their arrival.
+// W23: events that arrive together are stored over two connections, however many senders there are,
+// and those of one ordering key in the order of their arrival.
 func TestW23ConnectionsOfTheStoringSide(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -204,7 +204,8 @@ func TestW23ConnectionsOfTheStoringSide(t *testing.T) {
 	}
 }
 
-// W7: if a day's bytes are used up, that event alone is refused, and its body counts as not set aside.
+// W7: if a day's bytes are used up, that event alone is refused, and its body counts as not set
+// aside.
 func TestW7DayIsFullForOneEventOfASet(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -52,8 +52,8 @@ type SourceConfig struct {
 	Logger *slog.Logger
 }
 
-// Source reads the stored events of endpoints for a consumer. An [Endpoint] is a source itself. Make
-// a Source for a consumer of several endpoints, or for a worker process without secrets:
+// Source reads the stored events of endpoints for a consumer. An [Endpoint] is a source itself.
+// Make a Source for a consumer of several endpoints, or for a worker process without secrets:
 //
 //	source, err := webhook.NewSource(pool, webhook.SourceConfig{Endpoints: []string{"stripe", "adyen"}})
 //	worker, err := consumer.New(pool, source, handle, consumer.Config{Scope: "billing"})

@@ -40,15 +40,15 @@ const (
 	insufficientPrivilege = "42501"
 )
 
-// Upkeep forgets ids and bodies whose retention has passed, rotates the inbox, and runs the Backfill,
-// until ctx ends; then it returns nil. [Endpoint.Run] calls it. Call it yourself in a process that only
-// receives, and in modes Inline and ForwardOnly.
+// Upkeep forgets ids and bodies whose retention has passed, rotates the inbox, and runs the
+// Backfill, until ctx ends; then it returns nil. [Endpoint.Run] calls it. Call it yourself in a
+// process that only receives, and in modes Inline and ForwardOnly.
 //
-// Any number of processes may run it, but each Endpoint only once. An endpoint serves requests without
-// it.
+// Any number of processes may run it, but each Endpoint only once. An endpoint serves requests
+// without it.
 //
-// It returns an error if the schema does not fit, if the database cannot be reached at the start, or
-// if the inbox remembers ids for less than Config.Retention (W10). If the role has no right to
+// It returns an error if the schema does not fit, if the database cannot be reached at the start,
+// or if the inbox remembers ids for less than Config.Retention (W10). If the role has no right to
 // delete, Upkeep logs that once: another process must delete old ids.
 //
 // An endpoint of several databases does this in each, and ends if one of them fails.

@@ -63,15 +63,15 @@ var senders = []sender{
 		Layout: "{time}.{body}", IDMember: "id"}, webhook.Stored, "ACME_SECRET"},
 }
 
-// receiver is a sender's endpoint, and what runs beside it: the consumer of the stored events, or the
-// upkeep of an endpoint that applies them inline.
+// receiver is a sender's endpoint, and what runs beside it: the consumer of the stored events, or
+// the upkeep of an endpoint that applies them inline.
 type receiver struct {
 	*webhook.Endpoint
 	run func(context.Context) error
 }
 
-// receivers makes one for each sender whose secret there is. An event is dropped if a later version of
-// the same object was applied.
+// receivers makes one for each sender whose secret there is. An event is dropped if a later version
+// of the same object was applied.
 func (in *ingest) receivers(getenv func(string) string) (map[string]receiver, error) {
 	handler, err := webhook.InOrder(webhook.Ordered{Version: version, DropStale: true}, in.handle)
 	if err != nil {

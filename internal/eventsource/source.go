@@ -143,8 +143,8 @@ func StreamOf(pool *primary.Pool, topic string) Stream {
 	return Stream{topic: topic, at: databaseOf(pool)}
 }
 
-// Committed wakes the sources of this process that read the stream. Call it after a transaction that
-// appended events to it has committed. It never blocks.
+// Committed wakes the sources of this process that read the stream. Call it after a transaction
+// that appended events to it has committed. It never blocks.
 func (m Stream) Committed() {
 	running.Lock()
 	defer running.Unlock()

@@ -18,8 +18,8 @@ const (
 const lockNotAvailable = "55P03" // lock_not_available
 
 // Begin queues the start of a transaction that has only our own statements: its isolation level,
-// its bounds, and what its seal asks for. A claim waits for an uncommitted copy at most for wait. No
-// other statement and no other wait takes longer than bound.
+// its bounds, and what its seal asks for. A claim waits for an uncommitted copy at most for wait.
+// No other statement and no other wait takes longer than bound.
 func Begin(tx *guard.Tx, wait, bound time.Duration) {
 	ReadCommitted(tx)
 	tx.Bound(stepBounds, wait, bound, bound)

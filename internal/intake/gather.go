@@ -14,8 +14,8 @@ import (
 // once, and those that come meanwhile are the next set. The zero value is not ready: Store must be
 // set. It is safe for concurrent use.
 //
-// Its storers are goroutines that end when nothing waits. So a Gather need not be closed, and a server
-// that has answered its requests has none (W23).
+// Its storers are goroutines that end when nothing waits. So a Gather need not be closed, and a
+// server that has answered its requests has none (W23).
 type Gather[E Entry] struct {
 	// Store stores a set, and sets the outcome of each: see [Store.Store].
 	Store func(ctx context.Context, set []E)
@@ -31,8 +31,8 @@ type Gather[E Entry] struct {
 	alone   bool // a storer has an event that waits for a copy
 }
 
-// ticket is one event that waits. Its goroutine owns it until take, and from then on the storer does
-// until it closes stored.
+// ticket is one event that waits. Its goroutine owns it until take, and from then on the storer
+// does until it closes stored.
 type ticket[E Entry] struct {
 	entry  E
 	ctx    context.Context //nolint:containedctx // bounds the transaction of its set
@@ -48,8 +48,8 @@ var ErrNotInTime = errors.New("intake: the transaction did not end in time")
 // else became of it. If ctx ends before, the error wraps ErrNotInTime, and the event must not be
 // used any more: its transaction may still commit.
 //
-// With alone, the event is a set of its own, and only one storer at a time takes such an event: it may
-// wait for a copy.
+// With alone, the event is a set of its own, and only one storer at a time takes such an event: it
+// may wait for a copy.
 func (g *Gather[E]) Do(ctx context.Context, e E, alone bool) error {
 	t := &ticket[E]{entry: e, ctx: ctx, alone: alone, names: namesOf(e.Entry()), stored: make(chan struct{})}
 	g.mu.Lock()
@@ -72,8 +72,8 @@ func (g *Gather[E]) Do(ctx context.Context, e E, alone bool) error {
 	}
 }
 
-// namesOf returns what two events must not have in common if they are stored at once: one would wait
-// for the other in the database (its id, its body), or could overtake it (its ordering key).
+// namesOf returns what two events must not have in common if they are stored at once: one would
+// wait for the other in the database (its id, its body), or could overtake it (its ordering key).
 func namesOf(it *Item) []string {
 	names := []string{"id " + string(it.Hash.Bytes[:])}
 	if it.Digest != nil {
@@ -105,8 +105,9 @@ func (g *Gather[E]) run() {
 
 // take takes the next set out of those that wait. If there is none, it notes that the storer ends.
 //
-// What has a name of an event that is being stored waits for that, and so does what came after it with
-// one of its own names: so events of one ordering key are stored in the order in which they came.
+// What has a name of an event that is being stored waits for that, and so does what came after it
+// with one of its own names: so events of one ordering key are stored in the order in which they
+// came.
 func (g *Gather[E]) take() (set []*ticket[E]) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

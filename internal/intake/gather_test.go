@@ -18,8 +18,8 @@ type arrival struct {
 	alone         bool
 }
 
-// What arrives: two copies of one event, an event of the same ordering key, one with the same body under
-// another id, others that have nothing in common, and one that waits for a copy elsewhere.
+// What arrives: two copies of one event, an event of the same ordering key, one with the same body
+// under another id, others that have nothing in common, and one that waits for a copy elsewhere.
 var arrivals = []arrival{
 	{id: "1", key: "k", body: "x"},
 	{id: "1", key: "k", body: "x"},
@@ -29,9 +29,9 @@ var arrivals = []arrival{
 	{id: "5", body: "w"},
 }
 
-// play is one history of a Gather: what arrives, how sets end, and who leaves. A step is a letter and a
-// number: "a" the next event arrives; "s0" the first set that is being stored is committed, "f0" fails,
-// "p0" panics; "l2" the third event's request leaves.
+// play is one history of a Gather: what arrives, how sets end, and who leaves. A step is a letter
+// and a number: "a" the next event arrives; "s0" the first set that is being stored is committed,
+// "f0" fails, "p0" panics; "l2" the third event's request leaves.
 type play struct {
 	t       *testing.T
 	gather  *intake.Gather[*intake.Item]
@@ -259,9 +259,9 @@ func (p *play) end() {
 	}
 }
 
-// W23: all histories of up to six events. Each request is answered once, and 200 only after its set is
-// committed; no two sets at once have an id, a body or an ordering key in common; no event waits while a
-// storer is free for it. At most one request leaves in a history.
+// W23: all histories of up to six events. Each request is answered once, and 200 only after its set
+// is committed; no two sets at once have an id, a body or an ordering key in common; no event waits
+// while a storer is free for it. At most one request leaves in a history.
 func TestW23EveryHistoryOfTheHandOver(t *testing.T) {
 	t.Parallel()
 	longest := 9

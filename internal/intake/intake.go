@@ -1,6 +1,6 @@
 // Package intake stores events from outside before they are acknowledged: [Store] claims the ids of
-// a set in one transaction, appends the fresh ones to a stream, and parks what cannot be appended. A
-// broker's acknowledgement and the 200 for a webhook are the same thing, so queues and webhook
+// a set in one transaction, appends the fresh ones to a stream, and parks what cannot be appended.
+// A broker's acknowledgement and the 200 for a webhook are the same thing, so queues and webhook
 // endpoints have one Store for each database, and a [Way] for what differs. [Gather] makes sets of
 // requests that arrive together. See rules W8 to W11, W23 and Q1 to Q5 in docs/rules.
 package intake

@@ -60,16 +60,17 @@ func (it *Item) Entry() *Item { return it }
 
 // Way is what one way in does in its own manner.
 type Way[E Entry] interface {
-	// Claim begins the transaction and claims the ids of a set. It returns what it found of each. It
-	// waits for an uncommitted copy at most for wait; then its error wraps ErrPending.
+	// Claim begins the transaction and claims the ids of a set. It returns what it found of each.
+	// It waits for an uncommitted copy at most for wait; then its error wraps ErrPending.
 	Claim(ctx context.Context, tx *guard.Tx, set []E, wait time.Duration) ([]Found, error)
-	// Apply does what a fresh event needs besides being appended. tx is lent for it, and is taken back
-	// afterwards unless the error wraps ErrAbandoned.
+	// Apply does what a fresh event needs besides being appended. tx is lent for it, and is taken
+	// back afterwards unless the error wraps ErrAbandoned.
 	Apply(ctx context.Context, tx *guard.Tx, e E) error
-	// Aside sets aside what is neither fresh nor a copy. It sets Outcome and Reason, or Err, of each.
+	// Aside sets aside what is neither fresh nor a copy. It sets Outcome and Reason, or Err, of
+	// each.
 	Aside(ctx context.Context, tx *guard.Tx, set []E) error
-	// Refuses returns the reason for which an event is parked that alone has caused an error, or "" if
-	// the error is none of an event's.
+	// Refuses returns the reason for which an event is parked that alone has caused an error, or ""
+	// if the error is none of an event's.
 	Refuses(err error) (reason string)
 }
 
@@ -102,16 +103,17 @@ var (
 // Store stores a set, and says in each item what became of it. What it says is committed, unless it
 // is an error.
 //
-// A set is stored in one transaction. If that fails because of one event, or waits for an uncommitted
-// copy, each event is stored alone: one holds up no other one (W9, Q4). An event that its Way refuses
-// is parked.
+// A set is stored in one transaction. If that fails because of one event, or waits for an
+// uncommitted copy, each event is stored alone: one holds up no other one (W9, Q4). An event that
+// its Way refuses is parked.
 func (s *Store[E]) Store(ctx context.Context, set []E) {
 	for range s.Each(ctx, set) {
 		continue
 	}
 }
 
-// Each is Store, and yields the events of each transaction as soon as it is known what became of them.
+// Each is Store, and yields the events of each transaction as soon as it is known what became of
+// them.
 func (s *Store[E]) Each(ctx context.Context, set []E) iter.Seq[[]E] {
 	return func(yield func([]E) bool) {
 		var failed error
@@ -284,8 +286,8 @@ func (s *Store[E]) take(ctx context.Context, tx *guard.Tx, e E) error {
 	return err
 }
 
-// parts divides a set into those of one transaction each: within the bound of bytes, and without two
-// events of one body.
+// parts divides a set into those of one transaction each: within the bound of bytes, and without
+// two events of one body.
 func parts[E Entry](set []E) iter.Seq[[]E] {
 	return func(yield func([]E) bool) {
 		for len(set) > 0 {
