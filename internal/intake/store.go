@@ -140,6 +140,9 @@ func fail[E Entry](all []E, err error) {
 // storePart stores one transaction's events. It returns the error of those that come later, if they
 // are not to be tried.
 func (s *Store[E]) storePart(ctx context.Context, part []E) (later error) {
+	for _, e := range part {
+		e.Entry().park = nil
+	}
 	if len(part) > 1 {
 		err := s.transact(ctx, part, min(setWait, s.Timeout))
 		if err == nil {
@@ -168,7 +171,6 @@ func (s *Store[E]) storePart(ctx context.Context, part []E) (later error) {
 // storeAlone stores one event, and parks it if its Way refuses it.
 func (s *Store[E]) storeAlone(ctx context.Context, e E) error {
 	it := e.Entry()
-	it.park = nil
 	for {
 		err := s.transact(ctx, []E{e}, s.Wait)
 		if err == nil {
