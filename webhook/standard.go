@@ -13,8 +13,8 @@ import (
 // send.
 //
 // It takes two kinds of secret, which may be configured together: for v1 (HMAC-SHA256) a secret
-// "whsec_" and base64 of 24 to 64 bytes, and for v1a (Ed25519) a public key "whpk_" and base64. The
-// headers are webhook-id, webhook-timestamp and webhook-signature, or Svix's svix-id and so on. The
+// "whsec_" and base64 of 24 to 64 bytes, and for v1a (Ed25519) a public key "whpk_" and base64. In
+// front of them may be "v1," or "v1a,", as Supabase shows its secrets. The headers are webhook-id, webhook-timestamp and webhook-signature, or Svix's svix-id and so on. The
 // time may be 5 minutes off, both ways. Type is the body's member type, if it has one.
 //
 // An id is 1 to 255 visible ASCII characters without a dot. The dot ends the id in the signed
@@ -41,7 +41,17 @@ func (Standard) Scheme() (*scheme.Scheme, error) {
 	}, nil
 }
 
+// standardKey parses a secret as senders show it: bare, or after the version of its signatures, as
+// Supabase does.
 func standardKey(secret string) (scheme.Key, error) {
+	if strings.Contains(secret, "|") {
+		return scheme.Key{}, errors.New(`has a "|": list each secret by itself in Secrets`)
+	}
+	for _, version := range []string{"v1,whsec_", "v1a,whpk_", "v1a,whsk_"} {
+		if strings.HasPrefix(secret, version) {
+			_, secret, _ = strings.Cut(secret, ",")
+		}
+	}
 	if rest, ok := strings.CutPrefix(secret, "whpk_"); ok {
 		public, ok := scheme.Base64.Decode(rest)
 		if !ok {
