@@ -41,8 +41,8 @@ func (f *framed) name() string {
 	return fmt.Sprintf("schema %d", f.id)
 }
 
-// readFrame reads the framing in the header, or if there is none, before the value. Whatever a value
-// begins with: a header says that the whole value is the payload.
+// readFrame reads the framing in the header, or if there is none, before the value. Whatever a
+// value begins with: a header says that the whole value is the payload.
 func readFrame(m *consumer.Message) (framed, error) {
 	for _, h := range m.Headers {
 		if h.Name != headerSchema {

@@ -16,8 +16,8 @@ import (
 	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
-// W15: Slack signs app_rate_limited as its other events, and gives it no event_id. Its id is made of
-// the body, so that Slack's next try is a copy.
+// W15: Slack signs app_rate_limited as its other events, and gives it no event_id. Its id is made
+// of the body, so that Slack's next try is a copy.
 func TestW15SlackEventWithoutAnID(t *testing.T) {
 	t.Parallel()
 	s := samples(t)["Slack"]

@@ -14,8 +14,9 @@ import (
 //
 // It takes two kinds of secret, which may be configured together: for v1 (HMAC-SHA256) a secret
 // "whsec_" and base64 of 24 to 64 bytes, and for v1a (Ed25519) a public key "whpk_" and base64. In
-// front of them may be "v1," or "v1a,", as Supabase shows its secrets. The headers are webhook-id, webhook-timestamp and webhook-signature, or Svix's svix-id and so on. The
-// time may be 5 minutes off, both ways. Type is the body's member type, if it has one.
+// front of them may be "v1," or "v1a,", as Supabase shows its secrets. The headers are webhook-id,
+// webhook-timestamp and webhook-signature, or Svix's svix-id and so on. The time may be 5 minutes
+// off, both ways. Type is the body's member type, if it has one.
 //
 // An id is 1 to 255 visible ASCII characters without a dot. The dot ends the id in the signed
 // bytes: if an id could contain one, the bytes of one signature could be read as another id, time

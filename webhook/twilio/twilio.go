@@ -158,9 +158,9 @@ func (t Provider) bases() ([]string, error) {
 }
 
 // signedText returns what is signed after the URL's path: the query as it came, with its question
-// mark, and the form's parameters or nothing. Each body is signed in one of two ways: as a form, of which each parameter is signed, or
-// by its hash in the query. There is no third way. Otherwise an attacker could send a body of
-// another type under the signature of an empty request (W19).
+// mark, and the form's parameters or nothing. Each body is signed in one of two ways: as a form, of
+// which each parameter is signed, or by its hash in the query. There is no third way. Otherwise an
+// attacker could send a body of another type under the signature of an empty request (W19).
 func signedText(f scheme.Fields, body []byte) (raw string, parameters []byte, err error) {
 	if raw, err = f.Query(); err != nil {
 		return "", nil, err
