@@ -179,15 +179,16 @@ func TestW19WritingsOfAQuery(t *testing.T) {
 		signed, sent string
 		want         bool
 	}{
-		{"name=O'Brien&q=a+b", "name=O'Brien&q=a+b", true},
-		{"name=O'Brien&q=a%20b", "name=O%27Brien&q=a%20b", true},  // escaped on the way
-		{"name=O%27Brien&q=a+b", "name=O'Brien&q=a+b", true},      // escaped in what is signed
-		{"name=O'Brien&q=a%20b", "name=O%27Brien&q=a+b", true},    // and the space in another way
-		{"name=O%27Brien&q=a+b", "name=O%27Brien&q=a+b", true},    // as it came
-		{"name=O'Brien&q=a+b", "name=O'Brien&q=a%20b", false},     // of no library
-		{"name=O'Brien&q=a%20b", "name=O'Br%69en&q=a%20b", false}, // another character
+		{"name=O'Brien&q=a%20b%40", "name=O'Brien&q=a+b%40", true},
+		{"name=O'Brien&q=a%20b%40", "name=O%27Brien&q=a%20b%40", true},   // escaped on the way
+		{"name=O%27Brien&q=a%20b@", "name=O'Brien&q=a%20b@", true},       // escaped in what is signed
+		{"name=O'Brien&q=a%20b%40", "name=O%27Brien&q=a+b@", true},       // all at once
+		{"name=O%27Brien&q=a+b%40", "name=O%27Brien&q=a+b%40", true},     // as it came
+		{"name=O'Brien&q=a%20b%40", "&name=O'Br%69en&&q=a%20b%40", true}, // another character
+		{"name=O'Brien&q=a+b", "name=O'Brien&q=a%20b", false},            // of no library
 		{"name=O'Brien&q=a%20b", "q=a%20b&name=O'Brien", false},
 		{"name=O'Brien&q=a%20b@", "name=O'Brien&q=a%20b%40", false},
+		{"name=O'Brien&q=a%20b", "name=O'Brien&q=A%20b", false},
 	} {
 		e, err := verify(c.signed, c.sent)
 		switch {

@@ -63,7 +63,11 @@ func standardKey(secret string) (scheme.Key, error) {
 	if strings.HasPrefix(secret, "whsk_") {
 		return scheme.Key{}, errors.New(`is the sender's private key: configure the public one, which begins with "whpk_"`)
 	}
-	raw, ok := scheme.Base64.Decode(strings.TrimPrefix(secret, "whsec_"))
+	text := strings.TrimPrefix(secret, "whsec_")
+	if short := len(text) % 4; short != 0 { // some senders leave the padding out
+		text += strings.Repeat("=", 4-short)
+	}
+	raw, ok := scheme.Base64.Decode(text)
 	if !ok || len(raw) < 24 || len(raw) > 64 {
 		return scheme.Key{}, errors.New(`must be "whsec_" and the base64 of 24 to 64 bytes`)
 	}

@@ -23,9 +23,8 @@ import (
 // HMAC_SHA256 as the algorithm. For a body other than a form, for example JSON, Twilio adds its
 // SHA-256 to the URL as the parameter bodySHA256.
 //
-// A query counts as it came, and also with its apostrophes escaped, or with %27 as an apostrophe
-// and + as %20, because Twilio's products differ in what they sign. Twilio's own libraries try the
-// same.
+// A query counts as it came, and also with its apostrophes escaped, or decoded and encoded anew,
+// because Twilio's products differ in what they sign. Twilio's own libraries try the same.
 //
 // Twilio does not sign an id, so ID is a hash of the signed bytes, and each delivery of the same
 // parameters is a copy. Type is empty. Twilio signs no time: a recorded request stays valid
@@ -79,7 +78,7 @@ func (t Provider) Scheme() (*scheme.Scheme, error) {
 		},
 		Event: func(f scheme.Fields, e *scheme.Event) error {
 			query, form, err := signedText(f, e.Body)
-			e.ID = received.ContentID(append([]byte(bare.Replace(query)), form...))
+			e.ID = received.ContentID(append([]byte(encodedAnew(query)), form...))
 			return err
 		},
 	}, nil
@@ -124,19 +123,48 @@ func algorithm(f scheme.Fields, settings string) (scheme.Algorithm, error) {
 	return scheme.HMACSHA1, nil
 }
 
-// Writings of a query that mean the same. Twilio's products differ in which of them they sign, and
-// a proxy may turn one into another.
-var (
-	escaped = strings.NewReplacer("'", "%27")
-	bare    = strings.NewReplacer("%27", "'", "+", "%20")
-)
+// escaped is what browsers' URLs escape in a query.
+var escaped = strings.NewReplacer("'", "%27", `"`, "%22", "<", "%3C", ">", "%3E")
 
-// writings returns the query as it came and its other writings, each once. A query without these
-// characters has only one.
+// writings returns the query as it came and its other writings, each once. Twilio's products differ
+// in which of them they sign, and a proxy may turn one into another. All have the same parameters,
+// and the last gives the event's id. A query of plain parameters has only one.
 func writings(query string) []string {
-	all := []string{query, escaped.Replace(query), bare.Replace(query)}
+	all := []string{query, escaped.Replace(query), encodedAnew(query)}
 	slices.Sort(all)
 	return slices.Compact(all)
+}
+
+// leftAlone turns what url.QueryEscape writes into what Node's querystring does.
+var leftAlone = strings.NewReplacer("+", "%20", "%21", "!", "%27", "'", "%28", "(", "%29", ")", "%2A", "*")
+
+// encodedAnew returns a query, with its question mark, whose parameters are decoded and encoded as
+// Node's querystring does it: the values of a name stand together. The query can be parsed.
+func encodedAnew(query string) string {
+	var names []string
+	values := map[string][]string{}
+	for pair := range strings.SplitSeq(strings.TrimPrefix(query, "?"), "&") {
+		if pair == "" {
+			continue
+		}
+		name, value, _ := strings.Cut(pair, "=")
+		name, _ = url.QueryUnescape(name)
+		value, _ = url.QueryUnescape(value)
+		if values[name] == nil {
+			names = append(names, name)
+		}
+		values[name] = append(values[name], value)
+	}
+	var all []string
+	for _, name := range names {
+		for _, value := range values[name] {
+			all = append(all, leftAlone.Replace(url.QueryEscape(name)+"="+url.QueryEscape(value)))
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return "?" + strings.Join(all, "&")
 }
 
 // bases returns the URL with its port and without. Twilio's products differ in which of them they
