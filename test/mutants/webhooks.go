@@ -216,7 +216,7 @@ var webhooksRules = []mutant{
 	{rule: "W4 part of a body without a secret", in: "webhook/graph", decl: "readStates",
 		old: `"" || len(state)`, new: `"" { continue }; if len(state)`, pkg: "webhook", test: "TestW4ClientStates"},
 	{rule: "W7 other parameters of the same characters", in: "webhook/twilio", decl: "Provider.Scheme",
-		old: "append([]byte(encodedAnew(query)), form...)", new: "append([]byte(encodedAnew(query)), e.Body...)", pkg: "webhook", test: "TestW7OtherParametersOfTheSameCharacters"},
+		old: "append([]byte(encodedAnew(query)), form...)", new: "append([]byte(encodedAnew(query)), append(form[:0:0], e.Body...)...)", pkg: "webhook", test: "TestW7OtherParametersOfTheSameCharacters"},
 	{rule: "W13 handshake without the token", in: "webhook/meta", decl: "Provider.handshake",
 		old: `!received.SameSecret(m.VerifyToken, query.Get("hub.verify_token"))`, new: "false", pkg: "webhook", test: "TestW13MetaHandshake"},
 	{rule: "W13 markup in a handshake", in: "webhook/scheme", decl: "Challenge",
