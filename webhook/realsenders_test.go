@@ -1,6 +1,7 @@
 package webhook_test
 
 import (
+	"context"
 	"crypto/sha1"
 	"crypto/sha256"
 	"encoding/hex"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/webhook"
 	"github.com/onlyonce/onlyonce/webhook/meta"
 	"github.com/onlyonce/onlyonce/webhook/scheme"
@@ -60,6 +62,25 @@ func TestW2LongestBodyOfASender(t *testing.T) {
 		if _, err := v.Verify(headers(), append(body, 0)); !errors.Is(err, webhook.ErrTooLarge) {
 			t.Errorf("%s: a byte more than %d: %v", name, c.want, err)
 		}
+	}
+}
+
+// W2: a push of nearly 25 MB is stored whole, and handled.
+func TestW2LargestPush(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	source := r.work(func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
+		sum := sha256.Sum256(m.Value)
+		tx.Queue(`insert into effects (id) values ($1)`, hex.EncodeToString(sum[:]))
+		return nil
+	})
+	e := r.serve(samples(t)["GitHub"], func(c *webhook.Config) { c.Sources = []*webhook.Source{source} })
+	body := `{"ref":"refs/heads/main","commits":"` + strings.Repeat("c", 24<<20) + `"}`
+	e.send(body).want(t, http.StatusOK, false)
+	want := sha256.Sum256([]byte(body))
+	r.until("the push is handled", func() bool { return r.count("effects") == 1 })
+	if got := one[string](r, `select id from effects`); got != hex.EncodeToString(want[:]) {
+		t.Errorf("handled: %s", got)
 	}
 }
 
