@@ -2,12 +2,15 @@ package webhook_test
 
 import (
 	"bufio"
+	"bytes"
 	"compress/gzip"
 	"encoding/json"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // example is a payload of a real sender, from testdata/corpus.
@@ -81,28 +84,65 @@ func shopifyExamples(t testing.TB) (all []example) {
 	return all
 }
 
-// member returns a member of an example's payload by its path, for example "pages.0.sha".
-func (e *example) member(t testing.TB, path string) any {
+// decoded returns an example's payload, with numbers as they are written.
+func (e *example) decoded(t testing.TB) (payload any) {
 	t.Helper()
-	var at any
-	if err := json.Unmarshal(e.Payload, &at); err != nil {
+	in := json.NewDecoder(bytes.NewReader(e.Payload))
+	in.UseNumber()
+	if err := in.Decode(&payload); err != nil {
 		t.Fatal(err)
 	}
-	for name := range strings.SplitSeq(path, ".") {
-		switch in := at.(type) {
-		case map[string]any:
-			at = in[name]
-		case []any:
-			i, err := strconv.Atoi(name)
-			if err != nil || i >= len(in) {
-				return nil
-			}
-			at = in[i]
-		default:
-			return nil
+	return payload
+}
+
+// replace replaces a member by its path, for example "pages.0.sha", and returns what it was. It
+// returns nil if there is none, or by is nil and nothing is replaced.
+func replace(in any, path string, by func(any) any) (was any) {
+	name, rest, more := strings.Cut(path, ".")
+	switch in := in.(type) {
+	case map[string]any:
+		was = in[name]
+		if !more && was != nil && by != nil {
+			in[name] = by(was)
+		}
+	case []any:
+		if i, err := strconv.Atoi(name); err == nil && i < len(in) {
+			was = in[i]
 		}
 	}
-	return at
+	if more {
+		return replace(was, rest, by)
+	}
+	return was
+}
+
+// changes returns the bodies of n genuine changes of an example's kind: if its bodies name
+// themselves, they differ in the member that does so, and otherwise they are equal.
+func (e *example) changes(t testing.TB, n int) (all []string) {
+	t.Helper()
+	for i := range n {
+		payload := e.decoded(t)
+		replace(payload, e.Names, func(was any) any {
+			if number, is := was.(json.Number); is {
+				whole, err := number.Int64()
+				if err != nil {
+					t.Fatal(err)
+				}
+				return whole + int64(i)
+			}
+			text, _ := was.(string)
+			if at, err := time.Parse(time.RFC3339, text); err == nil {
+				return at.Add(time.Duration(i) * time.Second).Format(time.RFC3339)
+			}
+			return text + strings.Repeat("0", i)
+		})
+		body, err := json.Marshal(payload)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, string(body))
+	}
+	return all
 }
 
 // The member that is said to name a change is in each example of it.
@@ -114,12 +154,20 @@ func TestCorpus(t *testing.T) {
 	}
 	none := map[string]bool{}
 	for _, e := range append(github, shopify...) {
-		switch value := e.member(t, e.Names).(type) {
+		switch value := replace(e.decoded(t), e.Names, nil).(type) {
 		case nil, map[string]any, []any:
 			if e.Names != "" {
 				t.Errorf("%s %s: %s is %v", e.Event, e.Action, e.Names, value)
 			}
 			none[e.Event] = true
+		}
+		bodies := slices.Compact(e.changes(t, 5))
+		want := 1
+		if e.Names != "" {
+			want = 5
+		}
+		if len(bodies) != want {
+			t.Errorf("%s %s: five changes have %d bodies", e.Event, e.Action, len(bodies))
 		}
 	}
 	for _, event := range []string{"membership", "member", "team_add", "watch", "repository_dispatch", "shop/redact", "app/uninstalled"} {
