@@ -49,6 +49,7 @@ func TestS2ReceiverAndWorkerWithLeastPrivileges(t *testing.T) {
 	e := r.serve(samples(t)["GitHub"], func(c *webhook.Config) {
 		c.OrderingKey = func(*webhook.Event) string { return "o" }
 		c.Forward = &webhook.Forward{Sink: "kafka", Target: "/hooks"}
+		c.MaxBody = 1 << 20
 	})
 	inlineToo := r.serve(samples(t)["GitHub"], inline(h), func(c *webhook.Config) { c.Name = "i" })
 	for _, to := range []*endpoint{e, inlineToo} {

@@ -27,6 +27,7 @@ func TestW22EventsAreSealed(t *testing.T) {
 	}
 	e := r.serve(samples(t)["GitHub"], func(c *webhook.Config) {
 		c.Sealer, c.Forward = pgtest.Sealer(t, 1), &webhook.Forward{Sink: "payments", Target: "/events"}
+		c.MaxBody = 1 << 20
 	})
 	for _, id := range []string{"1", "2", "3"} {
 		e.sendAs(id, "secret "+id).want(t, 200, false)

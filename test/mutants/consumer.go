@@ -10,6 +10,8 @@ var consumerRules = []mutant{
 		old: "Permanent(err)", new: "err", test: "TestJSONNamesTheField"},
 	{rule: "D3 index that may mean two messages", in: "registry", decl: "messageName",
 		old: "counted != plain", new: "counted == plain", test: "TestUndecodable"},
+	{rule: "D3 schema that a header names", in: "registry", decl: "readFrame",
+		old: "h.Name != headerSchema", new: "true", test: "TestSchemaInAHeader"},
 	{rule: "D10 header in one case only", in: "consumer", decl: "isStructured",
 		old: "strings.ToLower(h.Name)", new: "h.Name", test: "TestD10WholeEventIsNotItsData"},
 	{rule: "D10 whole event is decoded as data", in: "consumer", decl: "CloudEvent",
