@@ -1,8 +1,8 @@
 package main
 
 // A request's record, the call that it has begun, and the remote's memory of the call's key: rules
-// H31 and O6, as onlyonce.http_look, onlyonce.has_expired, outcome.After and parked.KnownCall.Decide
-// have them.
+// H31 and O6, as onlyonce.http_look, onlyonce.has_expired, outcome.After and
+// parked.KnownCall.Decide have them.
 //
 // A client uses a key, and later once more for something else; a request runs unless there is a
 // record. Its call has the key that derives from the request's, so both requests' calls have one.
