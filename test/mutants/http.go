@@ -181,7 +181,7 @@ var httpRules = []mutant{
 	{rule: "H17 lock", in: schema, decl: "function onlyonce.http_begin",
 		old: "if not pg_try_advisory_xact_lock(", new: "if false and not pg_try_advisory_xact_lock(", pkg: "idempotency", test: "TestH17OneTransaction"},
 	{rule: "H17 record that stands", in: schema, decl: "function onlyonce.http_complete",
-		old: "then pg_current_xact_id() end);", new: "then pg_current_xact_id() end) on conflict do nothing;",
+		old: "end, http_complete.refusal);", new: "end, http_complete.refusal) on conflict do nothing;",
 		pkg: "idempotency", test: "TestModeOfARouteChanges"},
 	{rule: "H17 seal", in: schema, decl: "function onlyonce.http_require_seal",
 		old: "new.state = 'completed'", new: "false", pkg: "idempotency", test: "TestH17RecordNeedsTheSeal"},
