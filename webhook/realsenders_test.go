@@ -69,12 +69,12 @@ func TestW2LongestBodyOfASender(t *testing.T) {
 func TestW2LargestPush(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	source := r.work(func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
+	r.work(func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 		sum := sha256.Sum256(m.Value)
 		tx.Queue(`insert into effects (id) values ($1)`, hex.EncodeToString(sum[:]))
 		return nil
 	})
-	e := r.serve(samples(t)["GitHub"], func(c *webhook.Config) { c.Sources = []*webhook.Source{source} })
+	e := r.serve(samples(t)["GitHub"])
 	body := `{"ref":"refs/heads/main","commits":"` + strings.Repeat("c", 24<<20) + `"}`
 	e.send(body).want(t, http.StatusOK, false)
 	want := sha256.Sum256([]byte(body))
