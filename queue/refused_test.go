@@ -102,8 +102,8 @@ func TestQ5RefusedMessage(t *testing.T) {
 	}
 }
 
-// A message that waits for an uncommitted copy in another process holds up no other of its batch. It
-// comes again, as a copy if that was committed, and as new if it was not (Q4).
+// A message that waits for an uncommitted copy in another process holds up no other of its batch.
+// It comes again, as a copy if that was committed, and as new if it was not (Q4).
 func TestQ4CopyThatWaitsHoldsUpNoOther(t *testing.T) {
 	t.Parallel()
 	for _, commits := range []bool{true, false} {

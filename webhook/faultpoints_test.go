@@ -211,8 +211,8 @@ func TestFaultPointsOfSets(t *testing.T) {
 	}
 }
 
-// deliverAll sends events at once, and returns those that were answered 200, and whether a request had
-// no answer.
+// deliverAll sends events at once, and returns those that were answered 200, and whether a request
+// had no answer.
 func (e *endpoint) deliverAll(ids map[string]bool) (taken []string, died bool) {
 	e.t.Helper()
 	var mu sync.Mutex

@@ -237,9 +237,9 @@ func TestW7DayIsFullForOneEventOfASet(t *testing.T) {
 	}
 }
 
-// T4: the answer to the COMMIT of a set never arrives. The endpoint stores the whole set again on another
-// connection, and so finds out the outcome of each event: each sender gets 200, as of a new event, and
-// each event is there once (W11).
+// T4: the answer to the COMMIT of a set never arrives. The endpoint stores the whole set again on
+// another connection, and so finds out the outcome of each event: each sender gets 200, as of a new
+// event, and each event is there once (W11).
 func TestT4LostCommitOfASet(t *testing.T) {
 	t.Parallel()
 	const events = 12

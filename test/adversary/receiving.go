@@ -100,8 +100,8 @@ func receiver(mode webhook.Mode) func(x *serving, r *rig, pool *pgxpool.Pool) (h
 }
 
 // sets is a receiver whose events come several at once, some of them twice, or with the body of
-// another one. All have one ordering key: so the first is stored alone, and those that come meanwhile
-// are one set.
+// another one. All have one ordering key: so the first is stored alone, and those that come
+// meanwhile are one set.
 type sets struct{ *serving }
 
 func newSets(from sender) *sets {

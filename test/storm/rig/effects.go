@@ -12,9 +12,9 @@ type Message struct {
 	Seq int    `json:"seq"` // within its key, from 1
 }
 
-// EffectsSQL makes the table that the workers write. It has no unique constraint, so that a repeated
-// effect is possible and shows. n records the order: the effects of one ordering key are written by
-// one transaction after the other.
+// EffectsSQL makes the table that the workers write. It has no unique constraint, so that a
+// repeated effect is possible and shows. n records the order: the effects of one ordering key are
+// written by one transaction after the other.
 const EffectsSQL = `
 create schema storm;
 create table storm.effects (n bigserial primary key, id text not null, key text not null, seq int not null);

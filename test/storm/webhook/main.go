@@ -5,15 +5,15 @@
 //
 // Senders send events with ordering keys, the next of a key after the one before was answered 200.
 // They send an event again after every other answer, after a timeout, and while the first try is
-// still under way; some requests they leave in the middle; and they send copies of what was answered.
-// Half of them sign ids (Standard Webhooks); of the others (GitHub) the body decides, which they
-// sometimes send under another id. Worker processes receive, or apply, or both. Meanwhile events
-// drawn from a seed hit them: SIGKILL in the middle of a request or batch, SIGSTOP for longer than
-// their leases and then SIGCONT, workers that join and leave, SIGKILL to Postgres, connections that
-// are cut, a switchover to a standby and back, and a failover to it. The standby is synchronous, so
-// that a 200 is a promise. At the end the program compares the effects with what was answered: none
-// lost (I1), none double (I2), none made up (I3), in the order of each key (I6), and nothing is parked
-// but the bodies that came under another id (I5, W7).
+// still under way; some requests they leave in the middle; and they send copies of what was
+// answered. Half of them sign ids (Standard Webhooks); of the others (GitHub) the body decides,
+// which they sometimes send under another id. Worker processes receive, or apply, or both.
+// Meanwhile events drawn from a seed hit them: SIGKILL in the middle of a request or batch, SIGSTOP
+// for longer than their leases and then SIGCONT, workers that join and leave, SIGKILL to Postgres,
+// connections that are cut, a switchover to a standby and back, and a failover to it. The standby
+// is synchronous, so that a 200 is a promise. At the end the program compares the effects with what
+// was answered: none lost (I1), none double (I2), none made up (I3), in the order of each key (I6),
+// and nothing is parked but the bodies that came under another id (I5, W7).
 //
 // It starts servers of its own, because it kills them. Exit status: 0 every invariant holds; 1 one
 // does not, or the run got stuck; 2 usage or environment.

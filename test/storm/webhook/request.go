@@ -31,7 +31,7 @@ const (
 	standardPrefix = "whsec_"
 )
 
-// providers returns each endpoint's provider and secret.
+// provider returns an endpoint's provider and secret.
 func provider(endpoint string) (webhook.Provider, string) {
 	if endpoint == signed {
 		return webhook.Standard{}, standardPrefix + base64.StdEncoding.EncodeToString([]byte(secret))

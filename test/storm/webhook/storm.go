@@ -228,8 +228,8 @@ type parkedEvent struct{ Reason, ID string }
 // sameBody is the reason of an event whose body came before under another id.
 const sameBody = "same-body"
 
-// compareParked returns what is wrong with what is parked: exactly the events that were answered 200
-// under another id are, each once (W7).
+// compareParked returns what is wrong with what is parked: exactly the events that were answered
+// 200 under another id are, each once (W7).
 func compareParked(forged map[string]bool, aside []parkedEvent) (breaches []string) {
 	times := map[string]int{}
 	for _, p := range aside {

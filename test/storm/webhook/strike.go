@@ -64,8 +64,8 @@ func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
 	panic("a blow of no kind: " + b.Kind)
 }
 
-// killPostgres kills Postgres, and waits until the standby has what it recovers: a COMMIT that had not
-// reached the standby is seen after the restart, although nothing has waited for the standby.
+// killPostgres kills Postgres, and waits until the standby has what it recovers: a COMMIT that had
+// not reached the standby is seen after the restart, although nothing has waited for the standby.
 func (s *storm) killPostgres(ctx context.Context, b fleet.Blow) error {
 	if err := rig.KillPostgres(ctx, s.postgres, b.Wait); err != nil {
 		return err
