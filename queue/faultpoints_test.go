@@ -204,6 +204,7 @@ func TestFaultMatrix(t *testing.T) {
 		"no id":                             "TestQ2Parked",
 		"body too large":                    "TestLargeMessages",
 		"refused by the database":           "TestQ4RefusedByTheDatabase",
+		"copy is uncommitted elsewhere":     "TestQ4CopyThatWaitsHoldsUpNoOther",
 		"broker that would lose messages":   "TestQ6Horizon",
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/queue"
 )
 
@@ -98,5 +99,39 @@ func TestQ5RefusedMessage(t *testing.T) {
 	r.until("all are acknowledged", func() bool { return r.broker.Left() == 0 && q.Healthy() == nil })
 	if got := r.order(); got != "1 2 3" {
 		t.Errorf("stored: %s", got)
+	}
+}
+
+// A message that waits for an uncommitted copy in another process holds up no other of its batch.
+// It comes again, as a copy if that was committed, and as new if it was not (Q4).
+func TestQ4CopyThatWaitsHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	for _, commits := range []bool{true, false} {
+		r := newRig(t)
+		tx, err := r.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		key := dedupe.Key{Scope: queue.Scope("q"), ID: "b", Fingerprint: dedupe.FingerprintOf([]byte("body of b"))}
+		outcomes, err := dedupe.ClaimAll(t.Context(), tx, []dedupe.Key{key})
+		if err != nil || outcomes[0] != dedupe.Fresh {
+			t.Fatal(outcomes, err)
+		}
+		r.broker.Publish(message("a"), message("b"), message("c"))
+		r.receives()
+		r.until("the others are acknowledged", func() bool { return r.broker.Left() == 1 && r.stored().Fresh == 2 })
+		want := queue.Stored{Fresh: 2, Copies: 1}
+		end := tx.Commit
+		if !commits {
+			end = tx.Rollback
+			want = queue.Stored{Fresh: 3}
+		}
+		if err := end(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r.until("it is acknowledged too", func() bool { return r.broker.Left() == 0 })
+		if got := r.stored(); got != want {
+			t.Errorf("%+v, want %+v", got, want)
+		}
 	}
 }
