@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -18,15 +19,16 @@ type arrival struct {
 	alone         bool
 }
 
-// What arrives: two copies of one event, an event of the same ordering key, one with the same body
-// under another id, others that have nothing in common, and one that waits for a copy elsewhere.
+// What arrives: an event; others that have its id, its ordering key or its body in common with it, and
+// nothing else; one that has an ordering key in common with the second, which waits for the first one's
+// id; and one that waits for a copy elsewhere.
 var arrivals = []arrival{
 	{id: "1", key: "k", body: "x"},
-	{id: "1", key: "k", body: "x"},
-	{id: "2", key: "k", body: "y"},
-	{id: "3", body: "x"},
-	{id: "4", body: "z", alone: true},
-	{id: "5", body: "w"},
+	{id: "1", key: "m", body: "v"},
+	{id: "2", key: "m", body: "w"},
+	{id: "3", key: "k", body: "y"},
+	{id: "4", body: "x"},
+	{id: "5", body: "z", alone: true},
 }
 
 // play is one history of a Gather: what arrives, how sets end, and who leaves. A step is a letter
@@ -39,7 +41,8 @@ type play struct {
 	items   []*intake.Item
 	answers []chan error
 	cancels []context.CancelFunc
-	answer  []string // of each event: "", or how Do has returned
+	answer  []string   // of each event: "", or how Do has returned
+	mu      sync.Mutex // of what storers write
 	running []*running
 	begun   []int // events in the order in which their sets began
 	ended   map[int]string
@@ -62,12 +65,14 @@ var errStore = errors.New("the database is away")
 // store implements Gather.Store: it waits for the history to say how the set ends.
 func (p *play) store(_ context.Context, set []*intake.Item) {
 	r := &running{end: make(chan string)}
+	p.mu.Lock()
 	for _, it := range set {
 		at := slices.Index(p.items, it)
 		r.events = append(r.events, at)
 		p.begun = append(p.begun, at)
 	}
-	p.running = append(p.running, r) // no race: the bubble's other goroutines wait
+	p.running = append(p.running, r)
+	p.mu.Unlock()
 	how := <-r.end
 	if how == "p" {
 		panic("a bug")
@@ -212,15 +217,16 @@ func (p *play) checkRunning(fault func(string, ...any)) {
 
 // checkOrder checks that events of one ordering key are stored in the order of their arrival.
 func (p *play) checkOrder(fault func(string, ...any)) {
-	last := -1
+	last := map[string]int{}
 	for _, i := range p.begun {
-		if arrivals[i].key == "" {
+		key := arrivals[i].key
+		if key == "" {
 			continue
 		}
-		if i < last {
-			fault("event %d is stored after %d", i, last)
+		if i < last[key] {
+			fault("event %d is stored after %d", i, last[key])
 		}
-		last = i
+		last[key] = i
 	}
 }
 
