@@ -146,7 +146,7 @@ func (g *Gather[E]) take() (set []*ticket[E]) {
 		g.storers--
 		return nil
 	}
-	if full { // what the set has no place for may be another one's
+	if len(rest) > 0 { // what the set has no place for may be another one's
 		g.addStorer()
 	}
 	g.begin(set)
