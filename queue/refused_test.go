@@ -29,8 +29,8 @@ func (r *rig) order() string {
 }
 
 // A message that the database refuses is parked under its id. A copy that comes once the database
-// takes it, before it is redriven or after that, is a copy (Q2); while it is parked, also one that comes
-// after the inbox has forgotten its id.
+// takes it, before it is redriven or after that, is a copy (Q2); while it is parked, also one that
+// comes after the inbox has forgotten its id.
 func TestQ2CopiesOfARefusedMessage(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -139,8 +139,8 @@ func TestQ4CopyThatWaitsHoldsUpNoOther(t *testing.T) {
 	}
 }
 
-// The claim alone waits for a short time: a message that waits for another transaction of its partition
-// is stored once that has ended, and the receiver is healthy meanwhile (Q4).
+// The claim alone waits for a short time: a message that waits for another transaction of its
+// partition is stored once that has ended, and the receiver is healthy meanwhile (Q4).
 func TestQ4OnlyTheClaimIsImpatient(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

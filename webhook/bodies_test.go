@@ -78,8 +78,8 @@ func TestW7RowsOfBodies(t *testing.T) {
 	}
 }
 
-// W7: a set locks the rows of its bodies in one order, whatever the order of its events, so that two
-// sets do not deadlock: while it waits for the first of them, it holds none of the others.
+// W7: a set locks the rows of its bodies in one order, whatever the order of its events, so that
+// two sets do not deadlock: while it waits for the first of them, it holds none of the others.
 func TestW7SetsLockBodiesInOneOrder(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -21,8 +21,8 @@ import (
 // receiveSet is the first statement of a receiver's transaction.
 const receiveSet = `select onlyonce.receive_webhooks($1, $2::uuid[], $3::bigint[], $4::bytea[], '1h', null, '20000', '20000', '20000', '20000')`
 
-// receive claims a set of events and commits it, with what the endpoint does to the body of an event
-// whose id came before with another body. It returns what it found.
+// receive claims a set of events and commits it, with what the endpoint does to the body of an
+// event whose id came before with another body. It returns what it found.
 func (r *rig) receive(endpoint string, keys []string, prints []int64, digests [][]byte) []int16 {
 	r.t.Helper()
 	found, err := r.tryReceive(endpoint, keys, prints, digests)

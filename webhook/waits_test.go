@@ -45,8 +45,8 @@ func TestW9OnlyTheClaimIsImpatient(t *testing.T) {
 	(<-answered).want(t, 200, false)
 }
 
-// W9: a copy of an event that another process has not committed yet is tried again, and is answered as a
-// copy once it is; if that takes too long, the sender is to send it again.
+// W9: a copy of an event that another process has not committed yet is tried again, and is answered
+// as a copy once it is; if that takes too long, the sender is to send it again.
 func TestW9CopyIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -97,8 +97,8 @@ func (r *rig) claims(tx pgx.Tx, id, body string) {
 	}
 }
 
-// N2: if the place of one event of a set leaves the database, its sender gets 503, and the other events
-// are stored.
+// N2: if the place of one event of a set leaves the database, its sender gets 503, and the other
+// events are stored.
 func TestN2PlaceThatLeavesInASet(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

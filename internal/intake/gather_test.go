@@ -20,8 +20,8 @@ type arrival struct {
 }
 
 // What arrives: an event; one with its id; two that wait for copies elsewhere, of which one has the
-// first one's body; one with the ordering key of the second, which waits for the first one's id; and
-// one with the ordering key of the first. They have nothing else in common.
+// first one's body; one with the ordering key of the second, which waits for the first one's id;
+// and one with the ordering key of the first. They have nothing else in common.
 var arrivals = []arrival{
 	{id: "1", key: "k", body: "x"},
 	{id: "1", key: "m", body: "v"},

@@ -90,8 +90,8 @@ func gathered(t *testing.T, g *intake.Gather[*intake.Item], all []*intake.Item) 
 	return sets
 }
 
-// W23: a set has at most a bound of bytes, so that many large events do not become one transaction. What
-// came later stays behind it.
+// W23: a set has at most a bound of bytes, so that many large events do not become one transaction.
+// What came later stays behind it.
 func TestW23SetsHaveABoundOfBytes(t *testing.T) {
 	t.Parallel()
 	half := make([]byte, intake.MaxSetBytes/2)
@@ -102,8 +102,8 @@ func TestW23SetsHaveABoundOfBytes(t *testing.T) {
 	}
 }
 
-// W23: if Store ends its goroutine, which a user's function may do, the events of its set are answered
-// with an error, and those after it are stored.
+// W23: if Store ends its goroutine, which a user's function may do, the events of its set are
+// answered with an error, and those after it are stored.
 func TestW23StoreThatEndsItsGoroutine(t *testing.T) {
 	t.Parallel()
 	stored := 0
@@ -122,8 +122,8 @@ func TestW23StoreThatEndsItsGoroutine(t *testing.T) {
 	}
 }
 
-// W23: a set has the time of the request that waits longest. One that waits for less gets its answer in
-// time, and holds up no other one.
+// W23: a set has the time of the request that waits longest. One that waits for less gets its
+// answer in time, and holds up no other one.
 func TestW23TimeOfASet(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
