@@ -62,9 +62,13 @@ func TestW9CopyIsTriedAgain(t *testing.T) {
 		}
 		r.claims(tx, "e/stripe/"+id, body)
 		if i == 1 {
+			before := r.asked.Load()
 			impatient.send(body).want(t, http.StatusServiceUnavailable, false)
 			if err := r.lastRefusal(); !errors.Is(err, webhook.ErrPending) {
 				t.Errorf("refused with %v", err)
+			}
+			if n := r.asked.Load() - before; n > 20 { // of one try, and not of all until the sender's deadline
+				t.Errorf("the database was asked %d times", n)
 			}
 		}
 		before := r.asked.Load()

@@ -56,8 +56,6 @@ var queueRules = []mutant{
 		old: "s.Ordered &&", new: "false &&", pkg: "queue", test: "TestQ5RefusedMessage"},
 	{rule: "Q5 message is stored in the next try", in: "queue", decl: "(*receiver).store",
 		old: "refused != nil && r.cfg.Ordered", new: "false", test: "TestQ5RefusedMessage"},
-	{rule: "Q5 receiver that was replaced tries again", in: "queue", decl: "(*receiver).judge",
-		old: `guard.SQLState(err) == "OO001"`, new: `false && guard.SQLState(err) == ""`, test: "TestQ5Ordered"},
 	{rule: "Q3 messages are given up while the database is away", in: "queue", decl: "(*receiver).judge",
 		old: "o.failed = cmp.Or(o.failed, err); o.left = append(o.left, in)", new: "o.failed = cmp.Or(o.failed, err)", test: "TestQ3DatabaseAway"},
 	{rule: "Q4 message that can never be stored holds up the batch", in: "queue", decl: "(*receiver).judge",
