@@ -170,7 +170,10 @@ func (e *engine) findIDs(msgs []*Message) []*disposition {
 	dispositions := make([]*disposition, len(msgs))
 	for i, m := range msgs {
 		m.mayRepeat, m.idInTopic = m.Offset < e.redoUntil, e.idInTopic
-		if err := e.c.identify(m); err != nil {
+		switch err := e.c.identify(m); {
+		case errors.Is(err, ErrSkip):
+			dispositions[i] = &disposition{reason: reasonSkipped, err: err}
+		case err != nil:
 			dispositions[i] = &disposition{reason: parked.NoKey, err: err}
 		}
 	}

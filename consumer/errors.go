@@ -16,6 +16,7 @@ import (
 // Reasons of a disposition that no row has; the others are in package parked.
 const (
 	reasonDuplicate  = "duplicate"           // the message is skipped, not parked
+	reasonSkipped    = "skipped"             // the record is no message: see ErrSkip
 	reasonUnparkable = "it cannot be parked" // the partition halts
 )
 
@@ -38,6 +39,10 @@ func (c *Consumer) crashed(unanswered, parking int) *disposition {
 	}
 	return v
 }
+
+// parks reports whether a row is made of the message. Of others only the position shows that they
+// were there.
+func (v *disposition) parks() bool { return v.reason != reasonDuplicate && v.reason != reasonSkipped }
 
 func (v *disposition) parkedState() string {
 	switch v.reason {

@@ -85,7 +85,7 @@ type Hooks struct {
 }
 
 // BatchDone describes one transaction. If COMMIT's answer was lost and the consumer found out later
-// that it had committed, Handled, Duplicates and Parked are 0, and Hooks.Parked is not called,
+// that it had committed, Handled, Duplicates, Skipped and Parked are 0, and Hooks.Parked is not called,
 // because only the database has the counts.
 type BatchDone struct {
 	source.TopicPartition
@@ -96,6 +96,7 @@ type BatchDone struct {
 	Messages   int // records in the batch
 	Handled    int // messages whose handler ran and whose effects committed
 	Duplicates int // messages that were skipped because they had been claimed before
+	Skipped    int // records that are no messages: see [ErrSkip]
 	Parked     int
 	Alone      bool // one message only, after a failure or an unclean take-over
 	Fallback   bool // the optimistic attempt met a duplicate and the batch ran again

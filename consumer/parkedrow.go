@@ -140,6 +140,8 @@ func (r *retrier) verifyIdentity(row *parkedRow) error {
 	err := r.c.identify(m)
 	m.orderKey = order // it blocks the key under which it was parked
 	switch {
+	case errors.Is(err, ErrSkip) && row.reason == parked.NoKey:
+		return nil // the program has learnt that it is no message
 	case err != nil:
 		return err
 	case storableText(m.tenant) != row.tenant:

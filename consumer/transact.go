@@ -84,8 +84,8 @@ func (e *engine) transact(work context.Context, a *attempt) error {
 	first := caution{claim: a.alone || a.disposition != nil || e.c.batch != nil || e.c.cfg.ClaimFirst || e.claimFirstLeft > 0}
 	first.order = first.claim
 	for run := 0; ; run++ {
-		a.done.Handled, a.done.Duplicates, a.done.Parked = 0, 0, 0
-		a.parked, a.blockedKeys, a.handlerCalled = nil, nil, false
+		a.done.Handled, a.done.Duplicates, a.done.Parked, a.done.Skipped = 0, 0, 0, 0
+		a.parked, a.outcomes, a.blockedKeys, a.handlerCalled = nil, a.outcomes[:0], nil, false
 		if slot.conn.Conn().IsClosed() { // the run before has left state in its session
 			slot.release() // first, because the pool may have no other
 			fresh, err := e.acquireConn(work)
@@ -198,10 +198,14 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 		switch {
 		case v == nil:
 			own = append(own, *m)
+			a.outcomes = append(a.outcomes, "")
 			fresh, index = append(fresh, &own[len(own)-1]), append(index, i)
 			continue
 		case v.reason == reasonDuplicate:
 			a.done.Duplicates++
+			continue
+		case v.reason == reasonSkipped:
+			a.done.Skipped++
 			continue
 		case a.alreadyParked || e.c.cfg.OnFailure == BlockPartition:
 			h.failedIndex, h.err = i, &blockedError{v}
@@ -216,6 +220,7 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 			}
 		}
 		a.parked = append(a.parked, event)
+		a.outcomes = append(a.outcomes, v.reason)
 		if v.reason == parked.Behind {
 			a.blockedKeys = append(a.blockedKeys, v.waitsFor)
 		}
