@@ -187,8 +187,8 @@ func TestD7Thresholds(t *testing.T) {
 	}
 }
 
-// deletes appends n messages, each followed by a tombstone without an id, as a database's change log
-// has them.
+// deletes appends n messages, each followed by a tombstone without an id, as a database's change
+// log has them.
 func (r *rig) deletes(n int) (values []string) {
 	for i := range n {
 		v := fmt.Sprint("delete-", i)

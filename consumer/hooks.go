@@ -85,8 +85,8 @@ type Hooks struct {
 }
 
 // BatchDone describes one transaction. If COMMIT's answer was lost and the consumer found out later
-// that it had committed, Handled, Duplicates, Skipped and Parked are 0, and Hooks.Parked is not called,
-// because only the database has the counts.
+// that it had committed, Handled, Duplicates, Skipped and Parked are 0, and Hooks.Parked is not
+// called, because only the database has the counts.
 type BatchDone struct {
 	source.TopicPartition
 	// From and Next are the position before and after. With Config.Concurrency they are the first
@@ -122,6 +122,11 @@ type MessageEvent struct {
 	// Of a message that was parked: failed, permanent, exhausted, crashed, behind, conflict, no-key
 	// or too-old; and retrying, blocked or waiting (for an operator).
 	Reason, State string
+
+	// ID names the event that a message was left to an operator, for Config.OnParked: another one
+	// for each time, each reason, and each message that ever had the offset. It is the same if the
+	// transaction that parks is run again.
+	ID string
 
 	// Duplicate means that a resolved message was a copy of an applied one: its handler did not
 	// run.

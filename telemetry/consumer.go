@@ -38,13 +38,13 @@ const (
 
 // topicSets are the attributes of a topic's metrics, made once.
 type topicSets struct {
-	topic                      metric.MeasurementOption
-	delay                      []metric.RecordOption // topic, as Record takes it
-	handled, duplicate         metric.MeasurementOption
-	skipped, parked            metric.MeasurementOption
-	processed, failed          metric.MeasurementOption // of the conventions' metrics
-	tracer                     trace.Tracer             // of messages' spans; nil without them
-	span                       []attribute.KeyValue     // of a message's span
+	topic              metric.MeasurementOption
+	delay              []metric.RecordOption // topic, as Record takes it
+	handled, duplicate metric.MeasurementOption
+	skipped, parked    metric.MeasurementOption
+	processed, failed  metric.MeasurementOption // of the conventions' metrics
+	tracer             trace.Tracer             // of messages' spans; nil without them
+	span               []attribute.KeyValue     // of a message's span
 }
 
 func instrumentConsumer(c *consumer.Config, t Config) error {

@@ -71,12 +71,14 @@ create table onlyonce.done (
   hash      bigint  not null,
   run       integer not null,
   last      boolean not null,
+  unproven  boolean not null default false,
   primary key (cursor_id, run, "offset")
 );
 comment on table  onlyonce.done is 'Messages that are done although the position is still below them, for consumers with several transactions in a partition. One row each, inserted in the transaction that applied or parked the message: so no second transaction commits the same offset. The position moves over them by onlyonce.sweep; the owner prunes what is below it. (No foreign key: the fence has just locked the owner''s row.)';
 comment on column onlyonce.done.hash is 'Of the record, the first 8 bytes of what progress.anchor_hash has: it distinguishes a log that was truncated and written anew from the one that was read.';
 comment on column onlyonce.done.run  is 'The cursor''s run. During a replay, the rows of the run that it interrupts have that run''s number, and get the replay''s when it ends.';
 comment on column onlyonce.done.last is 'The last row of its transaction, for which the seal is checked.';
+comment on column onlyonce.done.unproven is 'An operator has set the position since: the row holds only if the log still has its record.';
 
 create table onlyonce.attempts (
   cursor_id bigint  not null,
