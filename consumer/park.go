@@ -37,12 +37,12 @@ func (e *engine) park(tx *guard.Tx, m *Message, v *disposition) {
 		m.clusterID, uuidOrNull(m.topicID), m.LogAppendTime, m.replay, m.resend, e.c.parkedKind(), pgtype.Text{String: m.eventID, Valid: e.c.events}, sealed)
 }
 
-// parkingID returns MessageEvent.ID. The topic's id tells a message from one that had its offset
-// before the topic was created again, the cursor's run from one that was parked before an operator
-// set the position, and redrives from the times before.
+// parkingID returns MessageEvent.ID. The cursor's run tells a message from one that was parked at
+// its offset before an operator set the position, for example because the topic was created again;
+// redrives tells it from the times before.
 func (e *engine) parkingID(m *Message, reason string, redrives int) string {
-	sum := codec.Hash("onlyonce/parking/1", m.clusterID, string(m.topicID[:]), m.Topic, strconv.Itoa(int(m.Partition)), strconv.FormatInt(m.Offset, 10),
-		reason, strconv.Itoa(int(e.cur.run)), strconv.Itoa(redrives))
+	sum := codec.Hash("onlyonce/parking/1", m.Topic, strconv.Itoa(int(m.Partition)), strconv.FormatInt(m.Offset, 10), reason,
+		strconv.Itoa(int(e.cur.run)), strconv.Itoa(redrives))
 	return fmt.Sprintf("%s/%d/%d %s %x", m.Topic, m.Partition, m.Offset, reason, sum[:8])
 }
 
