@@ -160,7 +160,7 @@ func (e *engine) skipParked(ctx context.Context, tx *guard.Tx, msgs []*Message, 
 const claimBothSQL = `select onlyonce.claim_both($1, $2, $3, $4)`
 
 var (
-	errNoReturn = fmt.Errorf("%w: Config.Key, Config.Tenant or Config.OrderingKey called runtime.Goexit", ErrNoKey)
+	errNoReturn = fmt.Errorf("%w: Config.Key, Fingerprint, Tenant or OrderingKey called runtime.Goexit", ErrNoKey)
 	errConflict = errors.New("the id was used before for a message with another payload")
 	errBehind   = errors.New("an earlier message of its ordering key is parked")
 )
@@ -217,7 +217,7 @@ func (c *Consumer) identify(m *Message) (err error) {
 	err = errNoReturn // unless the functions return
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("%w: Config.Key, Config.Tenant or Config.OrderingKey panicked: %v", ErrNoKey, p)
+			err = fmt.Errorf("%w: Config.Key, Fingerprint, Tenant or OrderingKey panicked: %v", ErrNoKey, p)
 		}
 		m.identified, m.idErr = true, err
 		m.restore(&was)
@@ -245,6 +245,12 @@ func (c *Consumer) identify(m *Message) (err error) {
 		return ErrNoKey
 	case m.timed && c.cfg.TooOld == tooOldUnset:
 		return fmt.Errorf("%w: Config.Key calls one of TimedKey: it must be that one itself, with Config.TooOld", ErrConfig)
+	}
+	if c.cfg.Fingerprint != nil {
+		m.fingerprint = dedupe.NoFingerprint
+		if part := c.cfg.Fingerprint(m); len(part) > 0 {
+			m.fingerprint = dedupe.FingerprintOf(part)
+		}
 	}
 	m.id = id
 	return nil

@@ -29,6 +29,18 @@ type Config struct {
 	// PositionsOnly and Tenant must not be set.
 	Key KeyFunc
 
+	// Fingerprint returns the part of a message that all its copies have in common. A message that
+	// has the id of an earlier one and another such part is no copy, and is parked as conflict. Set
+	// it if a producer renders a message anew when it sends it again, for example with another time
+	// of sending. The price: a message that differs from the first of its id elsewhere only is
+	// skipped as a copy. [IDAlone] compares nothing, so the id decides alone: if a producer gives
+	// two messages one id by mistake, the second is lost without a report.
+	//
+	// It must return the same for each copy, and be kept: copies of messages that were claimed under
+	// another function are conflicts, unless one of the two is IDAlone. It runs after Key, and if it
+	// panics the message is parked as no-key. Only with Key. Defaults to the message's value.
+	Fingerprint func(*Message) []byte
+
 	// PositionsOnly runs the consumer without ids. Redeliveries of a record have no effect, but a
 	// copy that a producer wrote to another offset is handled as another message. Set exactly one
 	// of Key and PositionsOnly. Defaults to false.

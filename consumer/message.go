@@ -71,7 +71,8 @@ type Message struct {
 	alone      bool // it is handled alone, because a process may have died of it (F9)
 	notACopy   bool // by an operator: it is not a copy of the first message with its id
 
-	contents uint64 // a hash of the bytes as they were read (D6)
+	fingerprint dedupe.Fingerprint // of Config.Fingerprint; not set: that of the value
+	contents    uint64             // a hash of the bytes as they were read (D6)
 
 	traceOf func(context.Context) string // Config.Trace
 }
@@ -161,7 +162,10 @@ func (m *Message) hashOutsideReplay() [16]byte {
 }
 
 func (m *Message) hashIn(replay int32) ([16]byte, int64) {
-	k := dedupe.Key{Tenant: m.tenant, Scope: m.scope, Topic: m.keyTopic(), ID: m.id, Replay: replay, Fingerprint: dedupe.FingerprintOf(m.Value)}
+	k := dedupe.Key{Tenant: m.tenant, Scope: m.scope, Topic: m.keyTopic(), ID: m.id, Replay: replay, Fingerprint: m.fingerprint}
+	if k.Fingerprint == (dedupe.Fingerprint{}) {
+		k.Fingerprint = dedupe.FingerprintOf(m.Value)
+	}
 	return k.Hash(), k.Fingerprint.Int64()
 }
 

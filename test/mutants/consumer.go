@@ -285,6 +285,8 @@ var consumerRules = []mutant{
 		old: "!unproven", new: "!unproven || true", test: "TestC8AdoptedAtThePosition/slots"},
 	{rule: "D7 applied messages count first", in: "consumer", decl: "(*engine).fillTransaction",
 		old: `a.outcomes = append(a.outcomes, "")`, new: `a.outcomes = slices.Insert(a.outcomes, 0, "")`, test: "TestD7CountsInTheOrderOfTheLog/one_at_a_time"},
+	{rule: "K1 value is compared in any case", in: "consumer", decl: "(*Message).hashIn",
+		old: "k.Fingerprint == (dedupe.Fingerprint{})", new: "true", test: "TestK1WhatIsCompared/a_part,_claim_first_false"},
 	{rule: "K1 tombstones are parked", in: "consumer", decl: "(*engine).findIDs",
 		old: "errors.Is(err, ErrSkip)", new: "false", test: "TestK1SkipsTombstones/one_at_a_time"},
 	{rule: "K1 skipped records hold their ordering key", in: "consumer", decl: "(*disposition).parks",

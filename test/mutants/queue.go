@@ -11,6 +11,8 @@ var queueRules = []mutant{
 		old: "tx.Engine(stepFlush, flushSQL)", new: "", pkg: "queue", test: "TestQ1CommitIsFlushed"},
 	{rule: "Q1 stop cuts the transaction short", in: "queue", decl: "(*receiver).acknowledge",
 		old: "context.WithoutCancel(ctx)", new: "ctx", test: "TestQ1StopAcknowledges"},
+	{rule: "Q2 sequence that is given again", in: "queue/natsqueue", decl: "(*Broker).delivery",
+		old: "md.Timestamp.UnixNano()", new: "0", test: "TestQ2SequencesThatAreGivenAgain"},
 	{rule: "Q2 no claim", in: "queue", decl: "(*receiver).claimAndStore",
 		old: "case dedupe.Duplicate: done.Copies++", new: "case dedupe.Duplicate: fresh = append(fresh, &in.event)", test: "TestQ2Copies"},
 	{rule: "Q2 conflict is a copy", in: "queue", decl: "(*receiver).claimAndStore",
