@@ -36,9 +36,10 @@ type Config struct {
 	// skipped as a copy. [IDAlone] compares nothing, so the id decides alone: if a producer gives
 	// two messages one id by mistake, the second is lost without a report.
 	//
-	// It must return the same for each copy, and be kept: copies of messages that were claimed under
-	// another function are conflicts, unless one of the two is IDAlone. It runs after Key, and if it
-	// panics the message is parked as no-key. Only with Key. Defaults to the message's value.
+	// It must return the same for each copy, and be kept: copies of messages that were claimed
+	// under another function are conflicts, unless one of the two is IDAlone. It runs after Key,
+	// and if it panics the message is parked as no-key. Only with Key. Defaults to the message's
+	// value.
 	Fingerprint func(*Message) []byte
 
 	// PositionsOnly runs the consumer without ids. Redeliveries of a record have no effect, but a

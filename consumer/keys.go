@@ -36,8 +36,8 @@ func keyFuncFault(key KeyFunc) (err error) {
 	return nil
 }
 
-// IDAlone is for [Config.Fingerprint]: a message with the id of an earlier one is its copy, whatever
-// it contains.
+// IDAlone is for [Config.Fingerprint]: a message with the id of an earlier one is its copy,
+// whatever it contains.
 func IDAlone(*Message) []byte { return nil }
 
 // KeyFunc returns the id of a message. If it returns an error or an empty id, the message is parked

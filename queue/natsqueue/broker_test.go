@@ -150,8 +150,8 @@ func TestQ3ConsumerThatLimitsPulls(t *testing.T) {
 	}
 }
 
-// Without an id of the producer's, a message keeps its id at each delivery. When a stream comes back
-// from an earlier state, its sequences are given again: other messages get other ids (Q2).
+// Without an id of the producer's, a message keeps its id at each delivery. When a stream comes
+// back from an earlier state, its sequences are given again: other messages get other ids (Q2).
 func TestQ2SequencesThatAreGivenAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
