@@ -214,7 +214,7 @@ storm-idle: ## a failover behind which no message comes; SEED, SOURCE, POLICY
 drill-restore: ## restore a base backup with WAL to a point in the middle of a load on every engine, and compare with docs/operations.md
 	$(GO) test -count=1 -v -run '^TestRestore$$' ./test/restore
 
-CALLS ?= 100000
+storm-outbox: CALLS ?= 100000
 
 storm-outbox: ## kill relays and Postgres under a stream of outbound calls, with a remote that fails in every way; CALLS, KILLS, SEED
 	$(GO) run ./test/storm/outbox $(if $(SEED),-seed $(SEED),) -calls $(CALLS) -kills $(KILLS)

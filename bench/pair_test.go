@@ -90,7 +90,7 @@ func TestPick(t *testing.T) {
 		return strings.Join(all, " ")
 	}
 	for only, want := range map[string]string{
-		"":       "P1a P1b P2a,P7d P2b,P7a,P7b,P7c P3,P7e P4 P6a P6b P8a P8b,P8c P8d,P8e P9a,P9b,P9c P10a P10b P10c P11a,P11b P12a,P12b P13a,P13f P13b P13c P13d P13e P14 P15 P16a P16b P16c P16d P17 P18 P19,P19c P19b P20a,P20b P21 P22a P22b P23a,P23b,P23c P23d,P23e,P23f P24a,P24b P25a P25b P25c P25d P26a P26b P27 P28",
+		"":       "P1a P1b P2a,P7d P2b,P7a,P7b,P7c P3,P7e P4 P6a P6b P8a P8b,P8c P8d,P8e P9a,P9b,P9c P10a P10b P10c P11a,P11b P12a,P12b P13a,P13f P13b P13c P13d P13e P14 P15 P16a P16b P16c P16d P17 P18 P19,P19c P19b P20a,P20b,P20e P20c,P20f,P20g P20d,P20h,P20i P20j,P20k,P20l P21 P22a P22b P23a,P23b,P23c P23d,P23e,P23f P24a,P24b P25a P25b P25c P25d P26a P26b P27",
 		"P2,P3":  "P2a P2b P3",
 		"P7":     "P7d P7a,P7b,P7c P7e",
 		"P1b":    "P1b",

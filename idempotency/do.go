@@ -71,6 +71,8 @@ func Do[T any](ctx context.Context, d *Doer, scope Scope, key string, request an
 		return result, rep.mark, req.refusal(rep)
 	case rep.mark == Released:
 		return result, rep.mark, failed
+	case rep.status == statusPermanent && rep.body == nil: // erased
+		return result, rep.mark, &PermanentError{Code: codeErased}
 	case rep.status == statusPermanent:
 		var permanent PermanentError
 		if err := json.Unmarshal(rep.body, &permanent); err != nil {
@@ -83,6 +85,9 @@ func Do[T any](ctx context.Context, d *Doer, scope Scope, key string, request an
 	}
 	return result, rep.mark, nil
 }
+
+// codeErased is the code of a [PermanentError] that was erased.
+const codeErased = "erased"
 
 // statusPermanent is the status of a record that holds a [PermanentError]: a final 4xx.
 const statusPermanent = http.StatusUnprocessableEntity

@@ -95,6 +95,27 @@ func TestH25ResultIsGivenAgain(t *testing.T) {
 	wantDo(t, "erased", mark, idempotency.Replayed, err, idempotency.ErrResultGone)
 }
 
+// H25: a permanent error that was erased is one still: the call took no effect.
+func TestH25ErasedErrorIsPermanent(t *testing.T) {
+	t.Parallel()
+	r := newDoRig(t, idempotency.DoerConfig{})
+	decline := func(context.Context, consumer.Tx) (receipt, error) {
+		return receipt{}, idempotency.Permanent("card-declined", "Ms X has no money")
+	}
+	_, mark, err := idempotency.Do(t.Context(), r.doer, acme, "k", order{10}, decline)
+	if mark != idempotency.Created {
+		t.Fatal(mark, err)
+	}
+	if err := r.layer.Erase(t.Context(), acme.Tenant, "do charge", "k"); err != nil {
+		t.Fatal(err)
+	}
+	_, mark, err = idempotency.Do(t.Context(), r.doer, acme, "k", order{10}, decline)
+	var permanent *idempotency.PermanentError
+	if mark != idempotency.Replayed || !errors.As(err, &permanent) || *permanent != (idempotency.PermanentError{Code: "erased"}) {
+		t.Errorf("%s, %v", mark, err)
+	}
+}
+
 // A permanent error is stored, and its writes are undone unless the configuration keeps them. Any
 // other error leaves nothing, and the next call runs.
 func TestH25Errors(t *testing.T) {
@@ -241,7 +262,7 @@ func TestH25CallsAtOnce(t *testing.T) {
 // two processes: each key has one effect, and all of its callers get one result.
 func TestH25RetryStorm(t *testing.T) {
 	t.Parallel()
-	for _, statement := range []string{"commit", "select onlyonce.http_begin($1, $2, $3, $4)", "select onlyonce.http_complete($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"} {
+	for _, statement := range []string{"commit", "select onlyonce.http_begin($1, $2, $3, $4)", "select onlyonce.http_complete($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"} {
 		for _, what := range []pgtest.Cut{pgtest.Unsent, pgtest.Unheard} {
 			t.Run(fmt.Sprint(what, statement[:min(len(statement), 26)]), func(t *testing.T) {
 				t.Parallel()

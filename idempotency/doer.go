@@ -109,7 +109,7 @@ func Permanent(code, detail string) error { return &PermanentError{code, detail}
 // 2,000.
 type PermanentError struct {
 	// Code is for programs, for example "card-declined". Detail is for people. Both are stored, and
-	// returned to each caller.
+	// returned to each caller. If they were erased, the code is "erased".
 	Code   string `json:"code"`
 	Detail string `json:"detail,omitempty"`
 }

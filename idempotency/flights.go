@@ -43,11 +43,7 @@ type tenantLoad struct {
 func (f *flights) admit(tenant string, limit int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	t := f.tenants[tenant]
-	if t == nil {
-		t = &tenantLoad{}
-		f.tenants[tenant] = t
-	}
+	t := f.lockedTenant(tenant)
 	if t.running >= limit {
 		return false
 	}
@@ -62,11 +58,7 @@ func (f *flights) admit(tenant string, limit int) bool {
 func (f *flights) expectBody(tenant string, limit, most int) (room *bodies.Room, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	t := f.tenants[tenant]
-	if t == nil {
-		t = &tenantLoad{}
-		f.tenants[tenant] = t
-	}
+	t := f.lockedTenant(tenant)
 	if t.running >= limit {
 		return nil, false
 	}
@@ -99,11 +91,7 @@ func (f *flights) leave(tenant string) {
 // here and not in the pool, because other tenants wait in the pool.
 func (f *flights) reserveConn(ctx context.Context, tenant string, share int) bool {
 	f.mu.Lock()
-	t := f.tenants[tenant]
-	if t == nil {
-		t = &tenantLoad{}
-		f.tenants[tenant] = t
-	}
+	t := f.lockedTenant(tenant)
 	if t.conns == nil {
 		t.conns = make(chan struct{}, share)
 	}
@@ -128,6 +116,17 @@ func (f *flights) releaseConn(tenant string) {
 	<-t.conns
 	t.connUsers--
 	f.removeIdle(tenant, t)
+}
+
+// lockedTenant returns a tenant, and makes it if it has no request. The caller counts something in
+// it, and removeIdle takes it away.
+func (f *flights) lockedTenant(tenant string) *tenantLoad {
+	t := f.tenants[tenant]
+	if t == nil {
+		t = &tenantLoad{}
+		f.tenants[tenant] = t
+	}
+	return t
 }
 
 // removeIdle removes a tenant that has no request.

@@ -137,7 +137,7 @@ func (run *handlerRun) completeLeased(l *lease.Lease, rec *recorder) runOutcome 
 		}
 		return decision.outcome
 	}
-	stored, sealed, err := run.encodeResponse(run, rec)
+	answer, err := run.encodeResponse(run, rec)
 	if err != nil {
 		run.endTx()
 		run.releaseKey(l)
@@ -153,13 +153,13 @@ func (run *handlerRun) completeLeased(l *lease.Lease, rec *recorder) runOutcome 
 			return out
 		}
 	}
-	return run.writeRecord(l, handlerReply(Created, rec), stored, sealed)
+	return run.writeRecord(l, handlerReply(Created, rec), answer)
 }
 
 // writeRecord writes the record, in the handler's transaction if it has one. If the answer to
 // COMMIT is lost, it writes the record again: the first statement that succeeds ends the lease, and
 // the other one fails because of that.
-func (run *handlerRun) writeRecord(l *lease.Lease, rep reply, stored []byte, sealed bool) runOutcome {
+func (run *handlerRun) writeRecord(l *lease.Lease, rep reply, answer recordedAnswer) runOutcome {
 	retry := retryBackoff()
 	deadline := time.Now().Add(run.layer.cfg.Timeouts.Commit)
 	hasWrites := run.tx != nil // the handler's writes are only in the first transaction
@@ -167,7 +167,7 @@ func (run *handlerRun) writeRecord(l *lease.Lease, rep reply, stored []byte, sea
 	// and all other renewals with it.
 	run.layer.leases.stopRenewing(run.held)
 	for {
-		err := run.writeRecordOnce(l, stored, sealed)
+		err := run.writeRecordOnce(l, answer)
 		switch {
 		case err == nil:
 			return finalOutcome(run.withExpiry(rep))
@@ -204,7 +204,7 @@ func (run *handlerRun) commitUnanswered() bool {
 	return run.tx == nil || run.tx.Lost()
 }
 
-func (run *handlerRun) writeRecordOnce(l *lease.Lease, stored []byte, sealed bool) error {
+func (run *handlerRun) writeRecordOnce(l *lease.Lease, answer recordedAnswer) error {
 	if run.tx == nil {
 		ctx, cancel := context.WithTimeout(run.ctx, run.layer.cfg.AcquireTimeout)
 		err := run.beginTx(ctx, "")
@@ -214,8 +214,8 @@ func (run *handlerRun) writeRecordOnce(l *lease.Lease, stored []byte, sealed boo
 		}
 		run.tx.Engine(stepOpen, openSQL, run.timeoutArgs()...)
 	}
-	run.tx.SealBy([]any{&run.expires}, stepRecord, finishSQL, codec.UUID(run.id), l.ID, l.Epoch, l.Nonce, stored, sealed,
-		run.lookInterval(), run.callKeys, run.callSinks, run.callLanes)
+	run.tx.SealBy([]any{&run.expires}, stepRecord, finishSQL, codec.UUID(run.id), l.ID, l.Epoch, l.Nonce, answer.bytes, answer.sealed,
+		run.lookInterval(), run.callKeys, run.callSinks, run.callLanes, answer.refusal)
 	return run.tx.Commit(run.layer.cfg.Timeouts.Commit)
 }
 

@@ -49,7 +49,7 @@ func (l *Layer) findRecordAndHistory(ctx context.Context, id [16]byte) (*storedR
 // findRecordSQL finds a record that has not expired. In: id. Out: at most one row. Uses the primary
 // key; takes no lock (T11, H19).
 const findRecordSQL = `
-select r.state, r.fingerprint, r.token, r.response, r.sealed, r.erased_at is not null as erased, r.expires_at, coalesce(r.lease_id, 0) as lease
+select r.state, r.fingerprint, r.token, r.response, r.sealed, r.erased_at is not null as erased, coalesce(r.refusal, 0) as refusal, r.expires_at, coalesce(r.lease_id, 0) as lease
   from onlyonce.http_records r
  where r.id = $1 and not onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at)`
 
@@ -64,7 +64,7 @@ select l.epoch, l.nonce, l.until is null or l.until <= clock_timestamp() or l.un
 const (
 	beginSQL    = `select onlyonce.http_begin($1, $2, $3, $4)`
 	openSQL     = `select onlyonce.http_open($1, $2, $3)`
-	completeSQL = `select onlyonce.http_complete($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`
+	completeSQL = `select onlyonce.http_complete($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)`
 )
 
 // The same for a tenant that must live in the database, if there are several (N2).
@@ -82,7 +82,7 @@ const (
 	claimSQL     = `select lease, epoch from onlyonce.http_claim($1, $2, $3, $4, $5, $6, $7)`
 	takeOverSQL  = `select onlyonce.raise_epoch($1, $2, $3, $4)`
 	holdSQL      = `select onlyonce.hold($1, $2, $3)`
-	finishSQL    = `select onlyonce.http_finish($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`
+	finishSQL    = `select onlyonce.http_finish($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`
 	releaseSQL   = `select onlyonce.http_release($1, $2, $3, $4)`
 	reconcileSQL = `select onlyonce.http_reconcile($1, $2, $3, $4)`
 	stepSQL      = `select done, result, sealed, late from onlyonce.http_step($1, $2, $3, $4, $5, $6, $7)`
@@ -111,6 +111,7 @@ type storedRecord struct {
 	response    []byte
 	sealed      bool
 	erased      bool
+	refusal     int // its status, if it is one
 	expires     *time.Time
 
 	lease, epoch int64
@@ -123,16 +124,17 @@ type storedRecord struct {
 
 // recordRow is the target of findRecordAndHistorySQL. All columns are null if there is no record.
 type recordRow struct {
-	state  *string
-	token  pgtype.UUID
-	lease  *int64
-	sealed *bool
-	erased *bool
-	values storedRecord
+	state   *string
+	token   pgtype.UUID
+	lease   *int64
+	sealed  *bool
+	erased  *bool
+	refusal *int
+	values  storedRecord
 }
 
 func (w *recordRow) targets() []any {
-	return []any{&w.state, &w.values.fingerprint, &w.token, &w.values.response, &w.sealed, &w.erased, &w.values.expires, &w.lease}
+	return []any{&w.state, &w.values.fingerprint, &w.token, &w.values.response, &w.sealed, &w.erased, &w.refusal, &w.values.expires, &w.lease}
 }
 
 func (w *recordRow) record() *storedRecord {
@@ -140,6 +142,7 @@ func (w *recordRow) record() *storedRecord {
 		return nil
 	}
 	w.values.state, w.values.token, w.values.sealed, w.values.erased = *w.state, uuid.UUID(w.token.Bytes), *w.sealed, *w.erased
+	w.values.refusal = *w.refusal
 	w.values.lease = *w.lease
 	return &w.values
 }
@@ -154,7 +157,7 @@ func (l *Layer) findRecord(ctx context.Context, id [16]byte) (*storedRecord, err
 	// Not by recordRow: a column that may be null is scanned at twice the cost.
 	r := &storedRecord{}
 	var token pgtype.UUID
-	err := l.pool.QueryRow(ctx, findRecordSQL, codec.UUID(id)).Scan(&r.state, &r.fingerprint, &token, &r.response, &r.sealed, &r.erased, &r.expires, &r.lease)
+	err := l.pool.QueryRow(ctx, findRecordSQL, codec.UUID(id)).Scan(&r.state, &r.fingerprint, &token, &r.response, &r.sealed, &r.erased, &r.refusal, &r.expires, &r.lease)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}

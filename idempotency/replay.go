@@ -86,7 +86,7 @@ func (req *servedRequest) replyFromRecord(r *storedRecord) reply {
 	}
 	req.layer.recentKeys.add(req.id)
 	if r.erased {
-		return notReplayableReply(nil)
+		return goneReply(&storedResponse{Status: r.refusal}, r.expires)
 	}
 	stored, err := req.layer.unseal(sealPlace{req.id, sealedAnswer, ""}, r.response, r.sealed)
 	if err != nil {
@@ -143,19 +143,14 @@ func (req *servedRequest) renderBody(resp *storedResponse, expires *time.Time) (
 // errNoRender is returned for a stored reference if the route has no Render any more.
 var errNoRender = errors.New("idempotency: the answer was stored by reference, and Route.Render is not set")
 
-// goneReply is the reply if the body of the first answer is not there any more. Of a refusal the
-// status is left, because 410 says that the request took effect: a relay would count its call as
-// delivered (H15).
+// goneReply is the reply if the body of the first answer is not there any more, or all of it is
+// erased. Of a refusal the status is left, because 410 says that the request took effect: a relay
+// would count its call as delivered (H15).
 func goneReply(resp *storedResponse, expires *time.Time) reply {
 	if resp.Status >= http.StatusBadRequest {
 		return reply{mark: Replayed, status: resp.Status, set: resp.Header, added: resp.Added, expires: expires}
 	}
-	return notReplayableReply(resp.Header)
-}
-
-// notReplayableReply is the reply if the first answer was not stored, or was erased.
-func notReplayableReply(h http.Header) reply {
 	rep := reply{mark: Replayed, code: codeNotReplayable, set: http.Header{}}
-	maps.Copy(rep.set, h)
+	maps.Copy(rep.set, resp.Header)
 	return rep
 }

@@ -135,8 +135,22 @@ func (run *handlerRun) storedResponse(rec *recorder) *storedResponse {
 	return r
 }
 
+// recordedAnswer is an answer as its record has it.
+type recordedAnswer struct {
+	bytes   []byte
+	sealed  bool
+	refusal *int16 // the status, if it is 400 or above
+}
+
 // encodeResponse returns the answer as it is stored: encoded, and sealed if there is a Sealer
-// (H16).
-func (req *servedRequest) encodeResponse(run *handlerRun, rec *recorder) (stored []byte, sealed bool, err error) {
-	return req.layer.seal(sealPlace{req.id, sealedAnswer, ""}, run.storedResponse(rec).encode())
+// (H16). The status of a refusal is stored beside it too, because it stays when the answer is
+// erased (H15).
+func (req *servedRequest) encodeResponse(run *handlerRun, rec *recorder) (a recordedAnswer, err error) {
+	resp := run.storedResponse(rec)
+	if resp.Status >= http.StatusBadRequest {
+		status := int16(resp.Status) // at most lastStatus
+		a.refusal = &status
+	}
+	a.bytes, a.sealed, err = req.layer.seal(sealPlace{req.id, sealedAnswer, ""}, resp.encode())
+	return a, err
 }

@@ -278,6 +278,29 @@ func TestH15RefusalKeepsItsStatus(t *testing.T) {
 	}
 }
 
+// H15: when a refusal is erased, its status is left.
+func TestH15ErasedRefusalKeepsItsStatus(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, leasedConfig())
+	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+		for _, status := range []int{http.StatusUnprocessableEntity, http.StatusGone} {
+			path := fmt.Sprintf("/refuses/%d/%d", mode, status)
+			r.handle(idempotency.Route{Pattern: path, Mode: mode}, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no, Ms X", status) })
+			r.post(path, "k", "x")
+			if err := r.layer.Erase(t.Context(), "", "http POST "+path, "k"); err != nil {
+				t.Fatal(err)
+			}
+			g := r.post(path, "k", "x")
+			if g.status != status || g.mark() != "replayed" || g.body != "" || g.header.Get("Idempotency-Expires") == "" {
+				t.Errorf("%s: %d %s %q", path, g.status, g.mark(), g.body)
+			}
+			if a, is := outcome.Marked(g.status, g.header, []byte(g.body)); !is || a.Applied != outcome.NotApplied {
+				t.Errorf("%s: a relay reads %+v", path, a)
+			}
+		}
+	}
+}
+
 // H24: the cache has sealed answers too.
 func TestH16AnswersAreSealed(t *testing.T) {
 	t.Parallel()

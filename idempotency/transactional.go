@@ -71,12 +71,12 @@ func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome 
 	if !claimed {
 		return run.commitRecord(handlerReply(Bypassed, rec))
 	}
-	stored, sealed, err := run.encodeResponse(run, rec)
+	answer, err := run.encodeResponse(run, rec)
 	if err != nil {
 		return finalOutcome(problemReply(codeRolledBack, err))
 	}
-	run.tx.SealBy([]any{&run.expires}, stepRecord, completeSQL, codec.UUID(run.id), run.scope.Tenant, run.subject.Scope, run.fingerprint, codec.UUID(run.token), stored, sealed, run.ttl,
-		run.lookInterval(), run.operation != "", run.callKeys, run.callSinks, run.callLanes)
+	run.tx.SealBy([]any{&run.expires}, stepRecord, completeSQL, codec.UUID(run.id), run.scope.Tenant, run.subject.Scope, run.fingerprint, codec.UUID(run.token), answer.bytes, answer.sealed, run.ttl,
+		run.lookInterval(), run.operation != "", run.callKeys, run.callSinks, run.callLanes, answer.refusal)
 	return run.commitRecord(handlerReply(Created, rec))
 }
 

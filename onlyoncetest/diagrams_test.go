@@ -59,7 +59,7 @@ func scenes(t *testing.T) []scene {
 		{"A failover that loses a commit", "Position and effect are lost together, and done again.", "failover:commit.bind.1", plain, ""},
 		{"The relay dies when the remote has answered", "Its successor sends the call again, with the same key.", "after:request.1", relay, `request|starts|enqueue_batch`},
 		{"An HTTP request whose answer is lost", "The client sends it again, and gets the stored answer.", "after:commit.sync.2", http, ""},
-		{"A webhook that comes twice", "The second gets 200, and has no effect.", "nothing", hook, `receive_webhook|insert into effects|seal|answers`},
+		{"A webhook that comes twice", "The second gets 200, and has no effect.", "nothing", hook, `receive_webhooks?|insert into effects|seal|answers`},
 	}
 }
 
@@ -100,7 +100,7 @@ func TestDiagrams(t *testing.T) {
 
 var (
 	ofProcess = regexp.MustCompile(`^process (\d+): (.*)$`)
-	work      = regexp.MustCompile(`onlyonce\.(fence|claim\w*|enqueue_batch|seal|http_begin|http_complete|receive_webhook)\(|^(insert into effects)|(insert into) onlyonce\.(parked)|^(select r.state)`)
+	work      = regexp.MustCompile(`onlyonce\.(fence|claim\w*|enqueue_batch|seal|http_begin|http_complete|receive_webhooks)\(|^(insert into effects)|(insert into) onlyonce\.(parked)|^(select r.state)`)
 	fault     = regexp.MustCompile(`\s*<<< (.*)$`)
 )
 

@@ -161,9 +161,13 @@ func charge(more func(r *http.Request) error) http.HandlerFunc {
 func stored(handler func(p *onlyoncetest.Process) consumer.Handler) onlyoncetest.Case {
 	c := events(nil)
 	c.Serve = func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
-		e, err := webhook.New(p.Pool, webhook.Config{Name: "e", Provider: webhook.Stripe{}, Secrets: []string{webhookSecret}, Partitions: 1, Logger: p.Logger(), Handler: handler(p),
-			DuplicateWait: 100 * time.Millisecond, RetryAfter: time.Second, Source: webhook.SourceConfig{PollInterval: 20 * time.Millisecond, LeaseTTL: time.Second}})
-		return e, e, err
+		e, err := webhook.New(p.Pool, webhook.Config{Name: "e", Provider: webhook.Stripe{}, Secrets: []string{webhookSecret}, Partitions: 1, Logger: p.Logger(),
+			DuplicateWait: 100 * time.Millisecond, RetryAfter: time.Second, PollInterval: 20 * time.Millisecond, LeaseTTL: time.Second})
+		if err != nil {
+			return nil, nil, err
+		}
+		worker, err := consumer.New(p.Pool, e, handler(p), consumer.Config{Scope: webhook.Scope("e"), Logger: p.Logger()})
+		return e, worker, err
 	}
 	return c
 }
@@ -185,7 +189,10 @@ func events(handler func(p *onlyoncetest.Process) consumer.Handler) onlyoncetest
 	return onlyoncetest.Case{Migrate: migrate, Requests: rs, Repeat: true, Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
 		e, err := webhook.New(p.Pool, webhook.Config{Name: "e", Provider: webhook.Stripe{}, Secrets: []string{webhookSecret}, Mode: webhook.Inline, Partitions: 1,
 			DuplicateWait: 100 * time.Millisecond, RetryAfter: time.Second, Handler: handler(p)})
-		return e, e, err
+		if err != nil {
+			return nil, nil, err
+		}
+		return e, onlyoncetest.RunnerFunc(e.Upkeep), nil
 	}}
 }
 

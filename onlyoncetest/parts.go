@@ -76,8 +76,6 @@ func kinds(runners []Runner) (relays, readers, known bool) {
 			relays, known = true, known && isPart(r)
 		case *consumer.Consumer:
 			readers = true
-		case interface{ Consumer() *consumer.Consumer }: // a webhook.Endpoint
-			readers, known = readers || r.Consumer() != nil, known && isPart(r)
 		default:
 			known = known && isPart(r)
 		}

@@ -21,10 +21,10 @@ type RemoteOptions struct {
 	// Window is how long the remote remembers a key. Defaults to forever.
 	Window time.Duration
 	// Answer decides about the n-th request with a key, from 1: "" accepts it. A status fails it,
-	// for example "503", and so does "timeout", "reset" (the connection breaks) or "truncated"
-	// (half of an answer). With a plus at the end the request takes effect before it fails, for
-	// example "reset+". The remote holds a lock during the call. Defaults to accepting each
-	// request.
+	// for example "503", and so does "timeout", "reset" (the connection breaks), "truncated" (half
+	// of an answer) or "101" (nothing follows). With a plus at the end the request takes effect
+	// before it fails, for example "reset+". The remote holds a lock during the call. Defaults to
+	// accepting each request.
 	Answer func(key string, n int) string
 }
 

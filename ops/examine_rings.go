@@ -169,7 +169,7 @@ func (d *examiner) webhookCopies(ctx context.Context, tx pgx.Tx) error {
 		// Ids are deleted when the receiver's Retention has passed, so the oldest is about as old
 		// as that.
 		if err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: which, Copies: show.Seconds(*e.Oldest) - late}); errors.Is(err, inbox.ErrHorizon) {
-			d.add(levelWarn, "webhooks", "set the horizon of "+which+" to the endpoint's webhook.Config.Retention at least; or let Endpoint.Run of a login with onlyonce_rotator run, which deletes them",
+			d.add(levelWarn, "webhooks", "set the horizon of "+which+" to the endpoint's webhook.Config.Retention at least; or let Endpoint.Upkeep of a login with onlyonce_rotator run, which deletes them",
 				"endpoint %s has ids that are %s old, older than %s remembers at least: its Retention is longer, or nothing deletes them", e.Endpoint, show.Seconds(*e.Oldest), which)
 		} else if err != nil {
 			return err
@@ -244,7 +244,7 @@ func (d *examiner) ring(k *reports.KeyRing, held bool, who []string) {
 		case free == 0:
 			d.add(levelWarn, check, "see the finding frontiers; a horizon that was made longer lets the ring fill for a while", "no segment is free, and the current one grows: it is %s old, and should be %s at most", age, seventh)
 		case !held && len(who) > 0:
-			d.add(levelFail, check, "start a consumer, a relay or an Endpoint.Run under one of these logins and read its log, or run onlyonce inbox rotate", "no process rotates it: the current segment is %s old, should be %s at most, and no process holds the lease, although %s may", age, seventh, strings.Join(who, ", "))
+			d.add(levelFail, check, "start a consumer, a relay or an Endpoint.Upkeep under one of these logins and read its log, or run onlyonce inbox rotate", "no process rotates it: the current segment is %s old, should be %s at most, and no process holds the lease, although %s may", age, seventh, strings.Join(who, ", "))
 		case draining:
 			d.add(levelWarn, check, "see the finding transactions: end what has been open for so long", "the current segment is %s old, should be %s at most, and the one before it drains: transactions that may write into it have not ended", age, seventh)
 		case held:

@@ -30,6 +30,12 @@ const pickSQL = reports.ParkedRow + `p.kind = any ($8::text[]) and p.settled_at 
    and (not $16::boolean or p.reason in ('rejected', 'conflict'))
  order by p.id limit $7`
 
+// missingStreamSQL finds a stream that events are to be appended to and that is not there. In: ids.
+// One row: null if there is none.
+const missingStreamSQL = `
+select min(p.topic) from onlyonce.parked p
+ where p.id = any ($1) and p."offset" is null and not exists (select from onlyonce.streams t where t.topic = p.topic)`
+
 // oneSQL reads why a row cannot be picked. In: id. One row, or none. By the primary key.
 const oneSQL = `
 select p.kind, p.state, p.reason, p.key::text as key, p.erased_at is not null as erased, ` + parked.CallOpen + ` as open from onlyonce.parked p where p.id = $1`
@@ -277,7 +283,7 @@ func (q *selection) read(ctx context.Context, tx pgx.Tx) (*ParkedChange, error) 
 	}
 	d := &ParkedChange{Filter: q.filter()}
 	d.Rows = rows[:min(len(rows), int(limit))]
-	if err := q.allowed(d.Rows); err != nil {
+	if err := q.allowed(ctx, tx, d.Rows); err != nil {
 		return nil, err
 	}
 	d.Count = len(d.Rows)
@@ -301,8 +307,12 @@ func (q *selection) read(ctx context.Context, tx pgx.Tx) (*ParkedChange, error) 
 }
 
 // allowed asks about each call whether it may be decided so (O6). What was picked may be: the
-// conditions of pickSQL are those of parked.KnownCall.Decide.
-func (q *selection) allowed(rows []ParkedRow) error {
+// conditions of pickSQL are those of parked.KnownCall.Decide. An event that is to be appended needs
+// its stream.
+func (q *selection) allowed(ctx context.Context, tx pgx.Tx, rows []ParkedRow) error {
+	if q.kindOf() == parked.Event && !q.discard {
+		return q.streams(ctx, tx, rows)
+	}
 	if q.kindOf() != parked.Call {
 		return nil
 	}
@@ -311,6 +321,23 @@ func (q *selection) allowed(rows []ParkedRow) error {
 		if _, refused := parked.CallOf(r.State, r.Reason, r.MayBeApplied).Decide(q.decision()); refused != "" {
 			return failf(ErrRefused, "call %d %s. Nothing was done", r.ID, refused)
 		}
+	}
+	return nil
+}
+
+// streams refuses if an event has no stream. Without a consumer nothing would handle it there, and
+// after the stream's retention it would be gone.
+func (q *selection) streams(ctx context.Context, tx pgx.Tx, rows []ParkedRow) error {
+	ids := make([]int64, len(rows))
+	for i := range rows {
+		ids[i] = rows[i].ID
+	}
+	var missing *string
+	if err := tx.QueryRow(ctx, missingStreamSQL, ids).Scan(&missing); err != nil {
+		return err
+	}
+	if missing != nil {
+		return failf(ErrRefused, "there is no stream %q, to which the event is to be appended, and nothing was done: start a consumer of it first, which makes the stream. An inline endpoint has none by itself", *missing)
 	}
 	return nil
 }

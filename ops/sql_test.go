@@ -14,7 +14,7 @@ func TestDecisionsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{auditSQL, pausesSQL, knownSQL, pickSQL, oneSQL, leftSQL, lastReplaySQL, forgottenSQL,
+	for _, sql := range []string{auditSQL, pausesSQL, knownSQL, pickSQL, oneSQL, missingStreamSQL, leftSQL, lastReplaySQL, forgottenSQL,
 		standSQL, lockSinksSQL, lockOwnersSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL, fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL,
 		rebaseRingSQL, rebaseSequenceSQL, sinkSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL, lockRateSQL, setRateSQL,
 		storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL,

@@ -69,6 +69,7 @@ type relayFaults struct {
 	last    int // transaction
 	relays  []*running
 	outside []*relayProcess
+	asked   standbyQuestions
 }
 
 // begin makes a database and a remote that accepts everything.
@@ -885,7 +886,7 @@ func (f *relayFaults) lags() {
 	ctx := f.t.Context()
 	primary := f.server()
 	f.migrate(pgtest.Pool(f.t, primary.URL))
-	f.beginOn(pgtest.Pool(f.t, primary.URL))
+	f.beginOnTraced(primary.URL)
 	standby, err := primary.Standby(ctx, "twin", devenv.Options{})
 	if err != nil {
 		f.t.Fatal(err)
@@ -899,11 +900,7 @@ func (f *relayFaults) lags() {
 	}
 	seen := f.requests()
 	f.mix()
-	asked := map[string]bool{}
-	until(f.t, "the relay asks for the standby, again and again", func() bool {
-		asked[one[string](f.rig, `select coalesce(max(query_start)::text, '') from pg_stat_activity where query ~ 'pg_stat_[r]eplication'`)] = true
-		return len(asked) > 5
-	})
+	f.asksAgain()
 	if n := f.requests(); n != seen {
 		f.t.Errorf("%d requests while the standby lacks the rows", n-seen)
 	}
@@ -912,6 +909,52 @@ func (f *relayFaults) lags() {
 	}
 	f.want(f.finish(), map[string]int{"delivered": 80})
 }
+
+// beginOnTraced is beginOn with a pool that counts the questions about standbys.
+func (f *relayFaults) beginOnTraced(url string) {
+	f.t.Helper()
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	cfg.ConnConfig.Tracer = &f.asked
+	pool, err := pgxpool.NewWithConfig(f.t.Context(), cfg)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(pool.Close)
+	f.beginOn(pool)
+}
+
+// asksAgain waits until the relay has asked for the standby several times more. They are counted
+// where they leave the pool: a relay's statement is followed by its COMMIT in the same round trip,
+// so pg_stat_activity shows it only while it runs.
+func (f *relayFaults) asksAgain() {
+	f.t.Helper()
+	before := f.asked.Load()
+	until(f.t, "the relay asks for the standby, again and again", func() bool { return f.asked.Load() > before+5 })
+}
+
+// standbyQuestions counts the statements of batches that ask how far standbys are.
+type standbyQuestions struct{ atomic.Int64 }
+
+func (a *standbyQuestions) TraceBatchQuery(_ context.Context, _ *pgx.Conn, q pgx.TraceBatchQueryData) {
+	if strings.Contains(q.SQL, "flush_lsn >=") {
+		a.Add(1)
+	}
+}
+
+func (*standbyQuestions) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+
+func (*standbyQuestions) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+func (*standbyQuestions) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (*standbyQuestions) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 // losesWhileItWaits promotes a standby without calls for which a relay waits. The standby has a
 // standby of its own then, with the name that the relay waits for, and soon passes the position.
@@ -924,7 +967,7 @@ func (f *relayFaults) losesWhileItWaits() {
 		f.t.Fatal(err)
 	}
 	f.t.Cleanup(func() { _ = standby.Stop() })
-	f.beginOn(pgtest.Pool(f.t, following(primary, standby)))
+	f.beginOnTraced(following(primary, standby))
 	f.relayTo(func(c *outbox.RelayConfig) { c.WaitFor, c.LeaseTTL = []string{"twin"}, 2*time.Minute }) // no lane is lost meanwhile
 	f.mix()
 	f.settled()
@@ -933,11 +976,7 @@ func (f *relayFaults) losesWhileItWaits() {
 		f.t.Fatal(err)
 	}
 	f.mix()
-	asked := map[string]bool{}
-	until(f.t, "the relay asks for the standby, again and again", func() bool {
-		asked[one[string](f.rig, `select coalesce(max(query_start)::text, '') from pg_stat_activity where query ~ 'pg_stat_[r]eplication'`)] = true
-		return len(asked) > 5
-	})
+	f.asksAgain()
 	lost := slices.DeleteFunc(one[[]string](f.rig, `select array_agg(id) from storm.calls`), func(id string) bool { return slices.Contains(kept, id) })
 	if err := primary.Kill(ctx); err != nil {
 		f.t.Fatal(err)

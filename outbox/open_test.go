@@ -18,15 +18,18 @@ import (
 const openCall = `select concat_ws(' ', state, reason, case when first_attempt_at is null then 'closed' else 'open' end) from onlyonce.parked`
 
 // O6: a relay dies while its call is under way. The next one sends the call again, and that attempt
-// is refused: the first one stays open, whether it came from the log or from the parked table.
+// is refused: the first one stays open, whether it came from the log or from the parked table, and
+// if the clock has gone back since.
 func TestO6AttemptOfARelayThatDied(t *testing.T) {
 	t.Parallel()
-	for name, picked := range map[string]bool{"from the log": false, "picked": true} {
+	for name, c := range map[string]struct{ picked, back bool }{
+		"from the log": {}, "picked": {picked: true}, "picked, and the clock goes back": {picked: true, back: true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			g := r.gate()
 			dying := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
-				if picked && d.Attempt == 1 {
+				if c.picked && d.Attempt == 1 {
 					return outbox.Result{Outcome: outbox.Postponed}
 				}
 				return g.accept(t.Context(), d)
@@ -42,6 +45,9 @@ func TestO6AttemptOfARelayThatDied(t *testing.T) {
 			x.stop()
 			r.giveBack()
 			r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp()`)
+			if c.back {
+				r.exec(`update onlyonce.parked set first_attempt_at = clock_timestamp() + interval '40 seconds'`)
+			}
 			r.start(testConfig(newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
 				return outbox.Result{Outcome: outbox.Rejected, Reason: "a gateway's 404"}
 			})))

@@ -9,10 +9,6 @@ import (
 	"github.com/google/uuid"
 )
 
-// maxRetryAfter bounds how long a remote may make a call wait. Without it a wrong unit in a header,
-// for example milliseconds, could put a call off for days.
-const maxRetryAfter = time.Hour
-
 // relayRates decides when a relay may start calls of a sink, in all of its lanes. It bounds how
 // many are under way at once: to RelayConfig.Concurrency, of a tenant to a part of that, and to no
 // new ones while an operator has paused the sink. Its permits are of the buckets in the database,
@@ -67,15 +63,6 @@ func (r *relayRates) setPaused(paused bool) bool {
 	was := r.paused
 	r.paused = paused
 	return was != paused
-}
-
-// open reports whether calls may be started now: neither an operator nor the remote holds them, and
-// none is under way that finds out whether the remote is back. It does not say whether there is a
-// free slot (O6).
-func (r *relayRates) open() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return !r.paused && !r.lockedHeld(allCalls) && r.loads.open(time.Now())
 }
 
 // acquire takes up to n slots for calls that are about to begin, with their permits, and returns
@@ -186,26 +173,6 @@ func (r *relayRates) lockedAvailable(of callsOf) int {
 		n = min(n, r.lockedRoom(of.tenant, now))
 	}
 	return n
-}
-
-// lacksPermit reports whether calls need permits of a rate, and there are none.
-func (r *relayRates) lacksPermit(of callsOf) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	l := r.limit(of)
-	return l != nil && l.needed() && l.available(time.Now(), r.underWay[of]) == 0
-}
-
-// waitsForRate reports whether the sink may start no call now, however many slots are free, and
-// asks for permits then.
-func (r *relayRates) waitsForRate() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if l := r.limits[allCalls]; l == nil || l.available(time.Now(), 0) > 0 {
-		return false
-	}
-	r.lockedWant(allCalls)
-	return true
 }
 
 // take takes up to n permits, and returns how many calls may be started: n if there is no rate.
@@ -330,123 +297,6 @@ func (r *relayRates) hasPlace(of callsOf, l *rateLimit, now time.Time) bool {
 		used = 0
 	}
 	return !l.bounded || l.may(now) > used
-}
-
-// lockedHeld reports whether the remote wants no calls of a tenant or a prefix, or of the sink. The
-// caller has the lock.
-func (r *relayRates) lockedHeld(of callsOf) bool {
-	l := r.limits[of]
-	return l != nil && time.Now().Before(l.heldUntil)
-}
-
-// mustWait reports whether a new call is set aside at once, and whose rate it waits for then: if
-// others that count for that wait already, if the remote wants none, or if its tenant has slow
-// calls under way and no room for more.
-func (r *relayRates) mustWait(tenant string, prefix int64) (of callsOf, must bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	of = r.lockedOf(tenant, prefix)
-	l := r.limit(of)
-	if of != allCalls && l != nil && (r.lockedHeld(of) || l.needed() && r.waiting[of]) {
-		return of, true
-	}
-	if now := time.Now(); r.lockedRoom(tenant, now) == 0 && r.lockedSlow(tenant, now) {
-		of = callsOf{tenant: tenant}
-		r.waiting[of] = true
-		return of, true
-	}
-	return of, false
-}
-
-// noteWaiting notes that new calls are to wait.
-func (r *relayRates) noteWaiting(of callsOf) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.waiting[of] = true
-}
-
-// setWaiting notes whose calls wait.
-func (r *relayRates) setWaiting(all map[callsOf]bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.waiting = all
-}
-
-// limited returns whose calls need permits, whose calls the remote does not want, and those of
-// tenants that have no room for more.
-func (r *relayRates) limited() limitedCalls {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	all := limitedCalls{[]string{}, r.each.needed(), []int64{}, []string{}}
-	for of, l := range r.limits {
-		switch {
-		case of == allCalls || !l.needed() && !time.Now().Before(l.heldUntil) || all.each && of.tenant != "":
-		case of.prefix == "":
-			all.tenants = append(all.tenants, of.tenant)
-		case l.needed():
-			all.prefixes, all.ofPrefixes = append(all.prefixes, l.prefix), append(all.ofPrefixes, of.stored())
-		}
-	}
-	now := time.Now()
-	for tenant, load := range r.loads.of {
-		if tenant == "" || all.each || load.underWay == 0 && !r.loads.probing {
-			continue
-		}
-		if r.lockedRoom(tenant, now) == 0 && !slices.Contains(all.tenants, tenant) {
-			all.tenants = append(all.tenants, tenant)
-		}
-	}
-	return all
-}
-
-// hold notes that a remote wants no calls of a tenant for a while, or of the sink: see HoldsSink.
-// What calls of tenants say holds the sink for sinkHold at most, because the cause may be in them
-// (O14).
-func (r *relayRates) hold(of callsOf, d time.Duration, holds Holds) {
-	now := time.Now()
-	until := now.Add(min(d, maxRetryAfter))
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if holds == HoldsAll {
-		of = allCalls
-	}
-	r.lockedHold(of, until)
-	switch {
-	case holds == HoldsTenant:
-	case of == allCalls:
-		r.loads.probe()
-	default:
-		soon := now.Add(min(d, sinkHold))
-		if r.loads.failed(of.tenant, soon) {
-			r.lockedHold(allCalls, soon)
-		}
-	}
-}
-
-// lockedHold is hold of one kind of calls, under the lock.
-func (r *relayRates) lockedHold(of callsOf, until time.Time) {
-	l := r.heldLimit(of)
-	if until.After(l.heldUntil) {
-		l.heldUntil, r.holds[of] = until, until
-		signal(r.needed)
-	}
-}
-
-// heldLimit is limit, and makes one if there is none.
-func (r *relayRates) heldLimit(of callsOf) *rateLimit {
-	if l := r.limit(of); l != nil {
-		return l
-	}
-	return limitOf(r.limits, of)
-}
-
-// noteAnswered notes that the remote has answered a call of a tenant for good.
-func (r *relayRates) noteAnswered(tenant string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.loads.answered(tenant) {
-		r.regain()
-	}
 }
 
 // storedRate is a row of ratesSQL.

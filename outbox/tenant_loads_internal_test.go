@@ -46,6 +46,9 @@ func TestO16TenantLeavesSlotsToOthers(t *testing.T) {
 		if len(all) != want[0] {
 			t.Errorf("of %d slots, calls without a tenant may have %d, want the %d that are free", capacity, len(all), want[0])
 		}
+		if n := newRelayRates(capacity, time.Second).take(acme, capacity); n != want[0] {
+			t.Errorf("of %d slots, calls that are tried again may have %d, want %d", capacity, n, want[0])
+		}
 	}
 }
 
@@ -100,6 +103,12 @@ func TestO16SlowTenantIsSetAside(t *testing.T) {
 	first := callOf("acme")
 	r.admit(first)
 	r.loads.of["acme"].takes = time.Minute
+	for range 98 {
+		r.admit(callOf(""))
+	}
+	if _, must := r.mustWait("acme", 0); must || !r.waitsForRoom(callOf("acme")) {
+		t.Error("a slow tenant with one of 100 slots, of which one is free, is set aside")
+	}
 	admitAll(r, "")
 	if _, must := r.mustWait("acme", 0); must || r.waitsForRoom(callOf("acme")) {
 		t.Error("a tenant with one of the slots, all of which are in use, is set aside, or does not wait for a slot")

@@ -91,6 +91,30 @@ func TestO6WindowOfAPassThatADeadRelayLeft(t *testing.T) {
 	}
 }
 
+// O6: the journal says since when calls of a pass may have been made: of a new pass not since a
+// pass before, of one whose calls are under way still since it began, and of one that read nothing
+// never.
+func TestO6JournalOfAPass(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	x := r.start(testConfig(newScripted(accept)))
+	r.lanesHeld()
+	x.stop()
+	for _, c := range []struct {
+		keep, quiet bool
+		want        string
+	}{{false, false, "now"}, {true, false, "before"}, {false, true, "never"}} {
+		r.exec(`update onlyonce.lanes set started_at = clock_timestamp() - interval '2 days'`)
+		r.exec(`select onlyonce.advance(a.id, a.version, 0, true, $1, $2) from onlyonce.lanes a`, c.keep, c.quiet)
+		const since = `
+select string_agg(distinct case when not isfinite(started_at) then 'never' when started_at < clock_timestamp() - interval '1 day' then 'before' else 'now' end, ' ')
+  from onlyonce.lanes`
+		if got := one[string](r, since); got != c.want {
+			t.Errorf("keep %t, quiet %t: calls may have been made since %s, want %s", c.keep, c.quiet, got, c.want)
+		}
+	}
+}
+
 // O6: the window counts from the first attempt through all retries, and ends them.
 func TestO6WindowEndsRetries(t *testing.T) {
 	t.Parallel()

@@ -78,8 +78,8 @@ type Config struct {
 	// are stored as they are (W22).
 	Sealer *seal.Sealer
 
-	// Stored is called after each transaction of the receiver has committed. It must be safe for
-	// concurrent use. Defaults to none.
+	// Stored is called after messages were stored, before they are acknowledged. It must be safe
+	// for concurrent use. Defaults to none.
 	Stored func(Stored)
 
 	// Logger receives events that cannot be returned as an error, never bodies, headers or ids.
@@ -87,7 +87,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Stored counts the messages of one transaction of the receiver.
+// Stored counts messages that were stored together.
 type Stored struct {
 	Fresh  int // appended to the stream
 	Copies int // known before

@@ -15,7 +15,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/inbox"
-	"github.com/onlyonce/onlyonce/internal/intake"
 	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/internal/primary"
@@ -31,7 +30,6 @@ type Queue struct {
 	pool    *primary.Pool
 	broker  Broker
 	cfg     Config
-	intake  *intake.Intake
 	running atomic.Bool
 	state   ready.Link // of the receiver
 }
@@ -59,9 +57,7 @@ func New(pool *pgxpool.Pool, broker Broker, cfg Config) (*Queue, error) {
 	if err := l.Err(); err != nil {
 		return nil, err
 	}
-	q := &Queue{Source: events, pool: primary.Of(pool, cfg.Logger), broker: broker, cfg: cfg}
-	q.intake = &intake.Intake{Pool: q.pool, Topic: Topic(cfg.Name), Scope: Scope(cfg.Name), Partitions: cfg.Partitions, Sealer: cfg.Sealer, CommitTimeout: commitTimeout}
-	return q, nil
+	return &Queue{Source: events, pool: primary.Of(pool, cfg.Logger), broker: broker, cfg: cfg}, nil
 }
 
 // Topic returns the stream of a queue, for example "queue.orders".
@@ -115,7 +111,7 @@ func (q *Queue) Receive(ctx context.Context) error {
 	var rotating sync.WaitGroup
 	defer func() { stop(); rotating.Wait() }()
 	rotating.Go(func() { inbox.Rotate(rotate, q.pool.Raw(), q.cfg.Logger, need) })
-	if err := (&receiver{Queue: q}).run(ctx); err != nil {
+	if err := newReceiver(q).run(ctx); err != nil {
 		return fmt.Errorf("queue: %s: %w", q.cfg.Name, err)
 	}
 	return nil

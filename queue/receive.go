@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,9 +9,11 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/intake"
 	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/pace"
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 const (
@@ -18,6 +21,7 @@ const (
 	storeTimeout        = 30 * time.Second // of one transaction
 	commitTimeout       = 15 * time.Second
 	ackTimeout          = 10 * time.Second
+	copyWait            = 250 * time.Millisecond // of one message for an uncommitted copy of it
 
 	// copiesWait bounds the wait after a batch that the broker had delivered before and that was
 	// stored already: a broker that takes no acknowledgement delivers it for ever.
@@ -27,30 +31,58 @@ const (
 var (
 	errReplaced = errors.New("another process receives from the queue now")
 	errIdentify = errors.New("Config.Identify does not return")
+	errDatabase = errors.New("the database does not give or renew the receiver's place")
 	errRefused  = errors.New("the database refuses to store or park a message: the broker keeps it")
 )
 
-// receiver is one run of Receive.
+// receiver is one run of Receive. It is the queue's way in.
 type receiver struct {
 	*Queue
+	storing *intake.Store[*incoming]
 	lease   *lease.Lease // of the place, with Config.Ordered
 	renewed time.Time
 	logged  pace.Seldom
 }
 
-// run holds one session with the broker after another.
+func newReceiver(q *Queue) *receiver {
+	r := &receiver{Queue: q}
+	r.storing = &intake.Store[*incoming]{
+		Intake: intake.New(intake.Intake{
+			Pool:          q.pool,
+			Topic:         Topic(q.cfg.Name),
+			Scope:         Scope(q.cfg.Name),
+			Partitions:    q.cfg.Partitions,
+			Sealer:        q.cfg.Sealer,
+			CommitTimeout: commitTimeout,
+		}),
+		Way:     r,
+		Append:  true,
+		Ordered: q.cfg.Ordered,
+		Timeout: storeTimeout,
+		Wait:    copyWait,
+	}
+	return r
+}
+
+// run holds one session with the broker after another. For the database it waits at most a second
+// (T12).
 func (r *receiver) run(ctx context.Context) error {
 	defer r.release(ctx)
-	wait := pace.Backoff(leastWait, mostWait)
+	waits := pace.Backoff(leastWait, mostWait)
+	primaryWaits := primary.Backoff(r.cfg.LeaseTTL)
 	for ctx.Err() == nil {
-		err := r.session(ctx, wait.Reset)
+		wait := waits
+		err := r.session(ctx, func() { waits.Reset(); primaryWaits.Reset() })
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, ErrConfig):
 			r.state.Set(err)
 			return err
-		case err != nil:
+		case errors.Is(err, errDatabase):
+			wait = primaryWaits
+		}
+		if err != nil {
 			r.fails(err)
 		}
 		pace.Sleep(ctx, wait.NextBackOff())
@@ -143,73 +175,115 @@ func (r *receiver) begin(ctx context.Context) error {
 	}
 }
 
-// store stores deliveries, for as long as that takes and the place is held, and then acknowledges
-// them (Q1, Q3). refused says why some of them stay at the broker; with Ordered all later ones do.
+// store stores deliveries, for as long as that takes and the place is held, and acknowledges those
+// that are stored (Q1, Q3). refused says why some of them stay at the broker; with Ordered all
+// later ones do.
 func (r *receiver) store(ctx context.Context, all []*Delivery) (done Stored, refused, err error) {
-	wait := pace.Backoff(leastWait, mostWait)
-	in := r.identify(all)
-	for part := range parts(in) {
-		for {
-			stored, kept, err := r.storePart(ctx, part)
-			if err == nil {
-				r.acknowledged(&done, stored)
-				some, err := r.acknowledge(ctx, part, kept)
-				refused = errors.Join(refused, some)
-				if err != nil || refused != nil && r.cfg.Ordered {
-					return done, refused, err
-				}
-				break
-			}
-			if guard.SQLState(err) == "OO001" {
-				r.lease = nil
-				return done, refused, errReplaced
-			}
-			r.fails(err)
-			// A broker with one active consumer delivers nothing to the next owner of the place
-			// while this session lasts, so it ends once the place may be another's (Q5).
-			if r.cfg.Ordered && time.Since(r.renewed) > r.cfg.LeaseTTL {
-				if _, lost := r.hold(ctx); lost != nil {
-					return done, refused, errors.Join(err, lost)
-				}
-			}
-			if !pace.Sleep(ctx, wait.NextBackOff()) {
-				return done, refused, ctx.Err()
-			}
-		}
-	}
-	return done, refused, nil
-}
-
-func (r *receiver) acknowledged(done *Stored, part Stored) {
-	done.Fresh, done.Copies, done.Parked = done.Fresh+part.Fresh, done.Copies+part.Copies, done.Parked+part.Parked
-	if r.cfg.Stored != nil {
-		r.cfg.Stored(part)
-	}
-	if part.Fresh > 0 {
-		r.Wake()
-	}
-}
-
-// acknowledge acknowledges what is stored, even if ctx has ended: all but what is kept for the
-// reasons that refused joins.
-func (r *receiver) acknowledge(ctx context.Context, part []*incoming, kept map[*incoming]error) (refused, err error) {
-	var all []*Delivery
-	var faults []error
-	for _, in := range part {
-		fault, is := kept[in]
+	wait := primary.Backoff(r.cfg.LeaseTTL)
+	left := r.identify(all)
+	for {
+		o, err := r.storeOnce(ctx, left)
+		done = done.plus(o.counts)
+		refused = errors.Join(refused, o.refused)
 		switch {
-		case !is:
-			all = append(all, in.delivery)
-		case fault != nil:
-			faults = append(faults, errRefused, fault)
+		case err != nil:
+			return done, refused, err
+		case errors.Is(o.failed, errReplaced):
+			return done, refused, o.failed
+		case len(o.left) == 0, refused != nil && r.cfg.Ordered:
+			return done, refused, nil
+		}
+		left = o.left
+		r.fails(o.failed)
+		// A broker with one active consumer delivers nothing to the next owner of the place while
+		// this session lasts, so it ends once the place may be another's (Q5).
+		if r.cfg.Ordered && time.Since(r.renewed) > r.cfg.LeaseTTL {
+			if _, lost := r.hold(ctx); lost != nil {
+				return done, refused, errors.Join(o.failed, lost)
+			}
+		}
+		if !pace.Sleep(ctx, wait.NextBackOff()) {
+			return done, refused, ctx.Err()
 		}
 	}
-	if len(all) > 0 {
-		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), ackTimeout)
-		defer cancel()
-		err = r.broker.Ack(bounded, all)
+}
+
+// stored is what became of deliveries.
+type stored struct {
+	counts  Stored
+	left    []*incoming // to be tried again
+	refused error       // why the database does not take some of them, which stay at the broker
+	failed  error       // why those of left are not stored
+}
+
+// storeOnce tries to store deliveries, and acknowledges those of each transaction once it is
+// committed. A stop does not cut it short. err is the broker's.
+func (r *receiver) storeOnce(ctx context.Context, all []*incoming) (o stored, err error) {
+	ctx = context.WithoutCancel(ctx)
+	for part := range r.storing.Each(ctx, all) {
+		var counts Stored
+		var kept []*Delivery
+		for _, in := range part {
+			if r.judge(&o, in) {
+				kept = append(kept, in.delivery)
+				counts.count(in.item.Outcome)
+			}
+		}
+		o.counts = o.counts.plus(counts)
+		if len(kept) == 0 {
+			continue
+		}
+		if r.cfg.Stored != nil {
+			r.cfg.Stored(counts)
+		}
+		bounded, cancel := context.WithTimeout(ctx, ackTimeout)
+		err := r.broker.Ack(bounded, kept)
+		cancel()
+		if err != nil {
+			return o, err
+		}
 	}
-	return errors.Join(faults...), err
+	return o, nil
+}
+
+// judge reports whether a delivery is stored, and notes otherwise why it is not. Those that are
+// behind another one are tried again with it.
+func (r *receiver) judge(o *stored, in *incoming) bool {
+	err := in.item.Err
+	switch {
+	case err == nil:
+		return true
+	case guard.SQLState(err) == "OO001":
+		r.lease = nil
+		o.failed = errReplaced
+		o.left = append(o.left, in)
+	case intake.Unstorable(err):
+		o.refused = errors.Join(o.refused, errRefused, err)
+	default:
+		o.failed = cmp.Or(o.failed, err)
+		o.left = append(o.left, in)
+	}
+	return false
+}
+
+func (s Stored) plus(o Stored) Stored {
+	return Stored{
+		Fresh:  s.Fresh + o.Fresh,
+		Copies: s.Copies + o.Copies,
+		Parked: s.Parked + o.Parked,
+	}
+}
+
+// count counts a message.
+func (s *Stored) count(o intake.Outcome) {
+	switch o {
+	case intake.Taken:
+		s.Fresh++
+	case intake.Copied:
+		s.Copies++
+	case intake.Parked:
+		s.Parked++
+	}
 }
 
 // hold takes or renews the receiver's place, if there is only one (Q5).
@@ -218,8 +292,12 @@ func (r *receiver) hold(ctx context.Context) (mine bool, err error) {
 		return true, nil
 	}
 	if r.lease == nil {
-		if r.lease, err = lease.Acquire(ctx, r.pool, names.Receiver(r.cfg.Name), r.cfg.LeaseTTL); r.lease == nil || err != nil {
-			return false, err
+		r.lease, err = lease.Acquire(ctx, r.pool, names.Receiver(r.cfg.Name), r.cfg.LeaseTTL)
+		if err != nil {
+			return false, fmt.Errorf("%w: %w", errDatabase, err)
+		}
+		if r.lease == nil {
+			return false, nil
 		}
 		r.renewed = r.lease.Sent
 	}
@@ -230,7 +308,7 @@ func (r *receiver) hold(ctx context.Context) (mine bool, err error) {
 	defer cancel()
 	mine, err = r.lease.Renew(bounded, r.pool, r.cfg.LeaseTTL)
 	if err != nil {
-		return false, err
+		return false, fmt.Errorf("%w: %w", errDatabase, err)
 	}
 	if !mine {
 		r.lease = nil

@@ -11,6 +11,10 @@
 // of Confluent write it, and those of Apicurio and Redpanda in their compatible mode. A Protobuf
 // value then has the index of its message in the schema.
 //
+// Or the header __value_schema_id has all that, or has the byte 1 and the schema's GUID in place of
+// the id, as Confluent's HeaderSchemaIdSerializer writes it (Confluent Platform 8). Then the whole
+// value is the payload. A header goes before the value.
+//
 // # Failures
 //
 // A value that can never be decoded is parked as permanent, with the schema's id in the error: a

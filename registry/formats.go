@@ -26,11 +26,11 @@ import (
 // tags are those of JSON.
 func Avro[T any](r *Registry) func(context.Context, *consumer.Message) (T, error) {
 	return func(ctx context.Context, m *consumer.Message) (value T, err error) {
-		s, id, payload, err := r.find(ctx, m, sr.TypeAvro)
+		s, f, err := r.find(ctx, m, sr.TypeAvro)
 		if err != nil {
 			return value, err
 		}
-		rest, err := s.avro.Decode(payload, &value, avro.SkipUnknown())
+		rest, err := s.avro.Decode(f.payload, &value, avro.SkipUnknown())
 		if err == nil && len(rest) > 0 {
 			err = fmt.Errorf("%d bytes follow the value", len(rest))
 		}
@@ -38,7 +38,7 @@ func Avro[T any](r *Registry) func(context.Context, *consumer.Message) (T, error
 			err = fmt.Errorf("none of its fields is one of %T: name them by tags `avro:\"name\"`", value)
 		}
 		if err != nil {
-			return value, fmt.Errorf("schema %d: %w", id, err)
+			return value, fmt.Errorf("%s: %w", f.name(), err)
 		}
 		return value, nil
 	}
@@ -101,13 +101,13 @@ func (r *Registry) parseAvro(ctx context.Context, s sr.Schema, names *avro.Schem
 // Protobuf would decode most bytes as any message.
 func Protobuf[P proto.Message](r *Registry) func(context.Context, *consumer.Message) (P, error) {
 	return func(ctx context.Context, m *consumer.Message) (value P, err error) {
-		s, id, payload, err := r.find(ctx, m, sr.TypeProtobuf)
+		s, f, err := r.find(ctx, m, sr.TypeProtobuf)
 		if err != nil {
 			return value, err
 		}
-		index, payload, err := new(sr.ConfluentHeader).DecodeIndex(payload, maxReferences)
+		index, payload, err := f.cutIndex()
 		if err != nil {
-			return value, fmt.Errorf("schema %d: the index of the message cannot be read", id)
+			return value, fmt.Errorf("%s: %w", f.name(), err)
 		}
 		of := value.ProtoReflect()
 		name, err := messageName(s.file, index)
@@ -119,7 +119,7 @@ func Protobuf[P proto.Message](r *Registry) func(context.Context, *consumer.Mess
 			err = proto.Unmarshal(payload, into)
 		}
 		if err != nil {
-			return value, fmt.Errorf("schema %d: %w", id, err)
+			return value, fmt.Errorf("%s: %w", f.name(), err)
 		}
 		return into, nil
 	}
@@ -178,14 +178,14 @@ func nameAt(file *descriptorpb.FileDescriptorProto, index []int, maps bool) stri
 // done: T says what the handler needs.
 func JSON[T any](r *Registry) func(context.Context, *consumer.Message) (T, error) {
 	return func(ctx context.Context, m *consumer.Message) (value T, err error) {
-		_, id, payload, err := r.find(ctx, m, sr.TypeJSON)
+		_, f, err := r.find(ctx, m, sr.TypeJSON)
 		if err != nil {
 			return value, err
 		}
 		own := *m
-		own.Value = payload
+		own.Value = f.payload
 		if value, err = consumer.JSON[T](ctx, &own); err != nil {
-			return value, fmt.Errorf("schema %d: %w", id, err)
+			return value, fmt.Errorf("%s: %w", f.name(), err)
 		}
 		return value, nil
 	}

@@ -24,52 +24,51 @@ type Registry struct {
 	client *sr.Client
 
 	mu    sync.Mutex
-	known map[int]*schema
+	known map[string]*schema // by the name that a message gives
 }
 
 // New returns a Registry that asks client, whose options name the addresses, the login, TLS and the
 // timeout.
 func New(client *sr.Client) *Registry {
-	return &Registry{client: client, known: map[int]*schema{}}
+	return &Registry{client: client, known: map[string]*schema{}}
 }
 
-// schema is a schema by its id. It never changes.
+// schema is a registered schema. It never changes.
 type schema struct {
 	kind sr.SchemaType
 	avro *avro.Schema                      // if it is of type Avro
 	file *descriptorpb.FileDescriptorProto // if it is of type Protobuf
 }
 
-// find returns the schema that a message names, and the payload after that.
-func (r *Registry) find(ctx context.Context, m *consumer.Message, kind sr.SchemaType) (s *schema, id int, payload []byte, err error) {
-	id, payload, err = new(sr.ConfluentHeader).DecodeID(m.Value)
-	if err != nil {
-		return nil, 0, nil, errors.New("it does not begin with a zero byte and the id of a schema")
+// find returns the message without its framing, and the schema that the framing names.
+func (r *Registry) find(ctx context.Context, m *consumer.Message, kind sr.SchemaType) (s *schema, f framed, err error) {
+	if f, err = readFrame(m); err != nil {
+		return nil, framed{}, err
 	}
 	r.mu.Lock()
-	s = r.known[id]
+	s = r.known[f.name()]
 	r.mu.Unlock()
 	if s == nil {
-		if s, err = r.fetch(ctx, id); err != nil {
-			return nil, 0, nil, err
+		if s, err = r.fetch(ctx, f); err != nil {
+			return nil, framed{}, err
 		}
 		r.mu.Lock()
 		if len(r.known) >= maxSchemas {
 			clear(r.known)
 		}
-		r.known[id] = s
+		r.known[f.name()] = s
 		r.mu.Unlock()
 	}
 	if s.kind != kind {
-		return nil, 0, nil, fmt.Errorf("schema %d is of type %v, not %v", id, s.kind, kind)
+		return nil, framed{}, fmt.Errorf("%s is of type %v, not %v", f.name(), s.kind, kind)
 	}
-	return s, id, payload, nil
+	return s, f, nil
 }
 
-func (r *Registry) fetch(ctx context.Context, id int) (*schema, error) {
-	found, err := r.client.SchemaByID(ctx, id)
+func (r *Registry) fetch(ctx context.Context, f framed) (*schema, error) {
+	found, err := f.ask(ctx, r.client)
 	if err != nil {
-		return nil, fault(fmt.Sprintf("schema %d", id), err)
+		return nil, fault(f.name(), err)
 	}
 	s := &schema{kind: found.Type}
 	switch found.Type {
@@ -79,7 +78,7 @@ func (r *Registry) fetch(ctx context.Context, id int) (*schema, error) {
 		s.file, err = parseProtobuf(found.Schema)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("schema %d: %w", id, err)
+		return nil, fmt.Errorf("%s: %w", f.name(), err)
 	}
 	return s, nil
 }

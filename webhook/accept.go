@@ -6,51 +6,47 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype"
+
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/intake"
-	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/shard"
 )
 
-// acceptTx is the transaction that accepts an event.
-type acceptTx struct {
-	*Endpoint
-	*incomingEvent
-	stale   error // why the handler, in an earlier run, found the event stale; nil: it did not
-	outcome Outcome
-
-	handlerFailed bool // the error is the handler's
-}
-
-// receiveSQL claims the event, and is the transaction's fence; see the function's comment in the
-// migration. One row: what it found.
-const receiveSQL = `select onlyonce.receive_webhook($1, $2, $3, $4, $5, $6, $7, $8, $9)`
-
-// receiveAtSQL is the same for a place that must live in the database, if there are several (N2).
-const receiveAtSQL = `select onlyonce.receive_webhook_at($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`
+// receiveSQL claims a set of events, and is the transaction's fence; see the function's comment in
+// the migration. One row: what it found of each.
+const receiveSQL = `select onlyonce.receive_webhooks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`
 
 // parkUnsignedSQL parks an event whose id or body came before, and whose sender signs no id. The
 // bytes of a day are bounded. In: those of intake.ParkedColumns; endpoint, digest, most bytes of a
-// day, whether the body is free for its own id. One row: 1, or 0 if the day's bytes are used up.
-// Runs under the lock on the body's row, which the claim has taken; then locks the endpoint's row.
+// day, whether the body is free for its own id. One row: 1, or 0 if the day's bytes are used up;
+// the body then counts as not set aside. Runs under the lock on the body's row, which the claim has
+// taken; then locks the endpoint's row.
 const parkUnsignedSQL = `
-with day as (
+with item as (
+  select (clock_timestamp() at time zone 'UTC')::date as today,
+         500 + octet_length($10::bytea) + coalesce((select sum(octet_length(h)) from unnest($8::bytea[] || $9::bytea[]) h), 0)::bigint as bytes),
+day as (
   insert into onlyonce.webhook_endpoints as e (endpoint, aside_on, aside)
-    select $12, (clock_timestamp() at time zone 'UTC')::date,
-           500 + octet_length($10::bytea) + coalesce((select sum(octet_length(h)) from unnest($8::bytea[] || $9::bytea[]) h), 0)::bigint
+    select $12, i.today, i.bytes from item i
   on conflict (endpoint) do update
-    set aside_on = excluded.aside_on, aside = excluded.aside + case when e.aside_on = excluded.aside_on then e.aside else 0 end
-  returning aside),
+    set aside_on = excluded.aside_on,
+        aside    = excluded.aside + case when e.aside_on = excluded.aside_on then e.aside else 0 end
+    where excluded.aside + case when e.aside_on = excluded.aside_on then e.aside else 0 end <= $14
+  returning 1),
 kept as (
   insert into onlyonce.parked (kind, state, reason, error, tenant, scope, key, topic, record_time, record_key, header_names, header_values, body, event_id, log_append_time)
-    select 'event', 'waiting', $1, $2, $3, $4, $5, $6, clock_timestamp(), $7, $8, $9, $10, $11, true from day where aside <= $14
+    select 'event', 'waiting', $1, $2, $3, $4, $5, $6, clock_timestamp(), $7, $8, $9, $10, $11, true from day
   returning id),
-freed as (
-  update onlyonce.webhook_bodies set key = null where endpoint = $12 and digest = $13 and $15)
+body as (
+  update onlyonce.webhook_bodies
+     set key   = case when $15 then null else key end,
+         aside = exists (select from kept)
+   where endpoint = $12 and digest = $13 and ($15 or not exists (select from kept)))
 select count(*) from kept`
 
 // Steps of a receiver's transaction.
@@ -59,51 +55,102 @@ const (
 	stepPark  = "park"
 )
 
-// What onlyonce.receive_webhook returns.
 const (
-	foundFresh = iota
-	foundDuplicate
-	foundDivergent
-	foundSameBody
+	// copyPause is how long an event that waits for an uncommitted copy pauses between two tries,
+	// and copyTry how long each of them waits in the database. In between it has no connection.
+	copyPause = 25 * time.Millisecond
+	copyTry   = 10 * time.Millisecond
+
+	storers    = 2   // transactions of a database at a time
+	mostStored = 100 // events of one of them
 )
 
-const lockNotAvailable = "55P03" // lock_not_available
+var _ consumer.Tx = (*guard.Tx)(nil)
 
-// accept stores an event once. It returns when that is committed, or was committed before.
+// accept stores an event once, in the database of its place (N2). It returns when that is
+// committed, or was committed before.
 func (ep *Endpoint) accept(ctx context.Context, i *incomingEvent) (Outcome, error) {
-	i.keepTrace(ctx, ep.cfg.Trace)
-	a := &acceptTx{Endpoint: ep, incomingEvent: i}
-	end := ep.intake.Run(ctx, a.claimAndStore, func(err error) bool {
-		if !errors.Is(err, ErrOvertaken) {
-			return false
-		}
-		a.stale = err // another transaction parks the event
-		return true
-	})
-	if end.Err != nil {
-		var failed *guard.Failure
-		if !end.Lost && errors.As(end.Err, &failed) && (failed.Step == "" || failed.Step == "seal") && ep.cfg.Mode == Inline {
-			a.handlerFailed = true // a queued statement, or a deferred constraint
-		}
-		return "", a.classifyError(end.Err)
+	if ep.set == nil {
+		return ep.acceptHere(ctx, i)
 	}
-	if a.outcome == Duplicate && end.Unknown {
-		a.outcome = Accepted // by our own transaction, as far as can be known
+	db, err := ep.set.Find(ctx, i.item.Place)
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", ErrStore, err)
 	}
-	if a.outcome == Accepted {
-		for _, s := range ep.cfg.Sources {
-			s.Wake()
+	if ep.shards != nil {
+		return ep.shards[db.Name].acceptHere(ctx, i)
+	}
+	return ep.acceptHere(ctx, i)
+}
+
+// acceptHere stores an event in the endpoint's database: alone in mode Inline, whose handler has
+// the transaction, and otherwise with the events that arrive together.
+func (ep *Endpoint) acceptHere(ctx context.Context, i *incomingEvent) (Outcome, error) {
+	var err error
+	if ep.cfg.Mode == Inline {
+		ep.store.Store(ctx, []*incomingEvent{i})
+		err = i.item.Err
+	} else {
+		err = ep.gatherUntilKnown(ctx, i)
+	}
+	if err != nil {
+		err = ep.classifyError(i, err)
+		if errors.Is(err, ErrStore) {
+			ep.storing.Set(err)
+		}
+		return "", err
+	}
+	ep.storing.Set(nil)
+	return outcomeOf(&i.item), nil
+}
+
+// gatherUntilKnown stores an event with others, and tries again while another process has an
+// uncommitted copy of it, for DuplicateWait (W9).
+func (ep *Endpoint) gatherUntilKnown(ctx context.Context, i *incomingEvent) error {
+	until := time.Now().Add(ep.cfg.DuplicateWait)
+	for again := false; ; again = true {
+		err := ep.gather.Do(ctx, i, again)
+		if !errors.Is(err, intake.ErrPending) || time.Now().After(until) || !pace.Sleep(ctx, copyPause) {
+			return err
 		}
 	}
-	return a.outcome, nil
+}
+
+// outcomeOf is what a hook and the sender are told of an event that is committed.
+func outcomeOf(item *intake.Item) Outcome {
+	switch {
+	case item.Outcome == intake.Taken:
+		return Accepted
+	case item.Found == intake.Known:
+		return Duplicate
+	case item.Found == intake.Divergent:
+		return Divergent
+	case item.Found == intake.SameBody:
+		return SameBody
+	case item.Reason == parked.Stale:
+		return Stale
+	case item.Reason == parked.Forward:
+		return Unforwarded
+	}
+	return Unstorable
+}
+
+// isHandlers reports whether the error of an inline event is its handler's, and not the database's:
+// also that of a statement that it has queued, or of a deferred constraint.
+func (i *incomingEvent) isHandlers(err error) bool {
+	var failed *guard.Failure
+	queued := errors.As(err, &failed) && (failed.Step == "" || failed.Step == "seal")
+	return i.handlerFailed || errors.Is(err, errHandlerHangs) || queued && !i.item.Lost
 }
 
 // classifyError classifies an error: the handler's, the database's, or a wait for another copy.
-func (a *acceptTx) classifyError(err error) error {
+func (ep *Endpoint) classifyError(i *incomingEvent, err error) error {
 	switch {
-	case errors.Is(err, ErrPending), errors.Is(err, ErrHandler), errors.Is(err, ErrAside):
+	case errors.Is(err, intake.ErrPending):
+		return fmt.Errorf("%w: %w", ErrPending, err)
+	case errors.Is(err, ErrHandler), errors.Is(err, ErrAside):
 		return err
-	case a.handlerFailed, errors.Is(err, errHandlerHangs):
+	case ep.cfg.Mode == Inline && i.isHandlers(err):
 		return fmt.Errorf("%w: %w", ErrHandler, err)
 	}
 	return fmt.Errorf("%w: %w", ErrStore, err)
@@ -114,135 +161,156 @@ func (ep *Endpoint) reportLateStatement(err error) {
 	ep.cfg.Logger.Error("onlyonce: a webhook's handler queued a statement after it had returned; the statement was not sent", "endpoint", ep.cfg.Name, "error", err)
 }
 
-// claimAndStore does everything before COMMIT. commit is false if there is nothing to commit (W9,
-// W15).
-func (a *acceptTx) claimAndStore(ctx context.Context, tx *guard.Tx) (commit bool, err error) {
-	a.outcome, a.handlerFailed = "", false
-	if a.cfg.Mode != Inline {
+// way is the endpoint's way in. It claims ids and bodies, forwards what is fresh, and runs the
+// handler of mode Inline.
+type way struct{ *Endpoint }
+
+var _ intake.Way[*incomingEvent] = way{}
+
+// Claim implements intake.Way: it finds out whether ids or bodies came before.
+func (w way) Claim(ctx context.Context, tx *guard.Tx, set []*incomingEvent, wait time.Duration) ([]intake.Found, error) {
+	if w.cfg.Mode != Inline {
 		intake.ReadCommitted(tx)
 	}
-	found, err := a.claimEvent(ctx, tx)
-	if err != nil {
-		return false, err
+	// The server's timeout ends before ctx does, so that a timeout does not cost the connection.
+	bound := w.store.Bound(ctx) * 7 / 8
+	var found []intake.Found
+	c := columnsOf(set)
+	if w.set == nil {
+		c.places = nil
 	}
-	switch {
-	case found == foundDuplicate:
-		a.outcome = Duplicate
-		return false, nil
-	case found == foundDivergent && a.digest == nil: // the sender signs the id: it renders the body anew
-		a.logRendered()
-		a.outcome = Divergent
-		return false, nil
-	case found == foundDivergent:
-		a.outcome = Divergent
-		return true, a.parkUnsigned(ctx, tx, parked.Divergent, errDivergent)
-	case found == foundSameBody:
-		a.outcome = SameBody
-		return true, a.parkUnsigned(ctx, tx, parked.SameBody, errSameBody)
-	case a.stale != nil:
-		a.intake.Park(tx, &a.event, parked.Stale, a.stale)
-		a.outcome = Stale
-		return true, nil //nolint:nilerr // that the handler found it stale is what this is about
+	err := tx.EngineRow(ctx, stepClaim, receiveSQL, w.cfg.Name, c.keys, c.fingerprints, c.digests, w.cfg.BodyWindow, c.places,
+		guard.Millis(min(wait, bound)), guard.Millis(bound), guard.Millis(bound), guard.Millis(w.cfg.deadline)).Scan(&found)
+	if err == nil {
+		return found, nil
 	}
-	tx.Lend(&origin.Origin{Tenant: a.event.Tenant, Scope: Scope(a.cfg.Name), ID: a.event.ID, Time: time.Now(), TraceOf: a.cfg.Trace})
-	if a.cfg.Forward != nil {
-		err := a.cfg.Forward.enqueue(ctx, tx, a.incomingEvent, a.cfg.Sealer)
-		if errors.Is(err, outbox.ErrCall) { // no call can be made of this event, now or later; no statement was sent
-			tx.TakeBack()
-			a.intake.Park(tx, &a.event, parked.Forward, err)
-			a.outcome = Unforwarded
-			return true, nil
-		}
-		if err != nil {
-			return false, err
+	tx.Fail(stepClaim, err)
+	if refused, unknown := shard.Refused(err); refused {
+		err = fmt.Errorf("%w: %w", intake.ErrOne, err)
+		for _, i := range set {
+			if unknown {
+				w.set.Forget(i.item.Place)
+			}
 		}
 	}
-	switch a.cfg.Mode {
-	case Stored:
-		err = a.intake.Append(ctx, tx, &a.event)
-	case Inline:
-		if err = a.runHandler(ctx, tx); errors.Is(err, errHandlerHangs) {
-			return false, err // from here on the handler owns tx
-		}
-	}
-	tx.TakeBack()
-	if failed := tx.Failure(); err == nil && failed != nil {
-		err = failed
-	}
-	a.outcome = Accepted
-	return true, err
+	return nil, intake.AsPending(err)
 }
 
-// claimEvent claims the id, and finds out whether the id or the body came before.
-func (a *acceptTx) claimEvent(ctx context.Context, tx *guard.Tx) (found int, err error) {
-	// The server's timeout ends before ctx does, so that a timeout does not cost the connection.
-	bound := a.intake.Bound(ctx) * 7 / 8
-	sql, args := receiveSQL, []any{a.cfg.Name, a.event.Hash, a.event.Fingerprint, a.digest, a.cfg.BodyWindow,
-		guard.Millis(min(a.cfg.DuplicateWait, bound)), guard.Millis(bound), guard.Millis(bound), guard.Millis(a.cfg.deadline)}
-	if a.set != nil {
-		sql, args = receiveAtSQL, append([]any{a.place(a.incomingEvent)}, args...)
-	}
-	if err = tx.EngineRow(ctx, stepClaim, sql, args...).Scan(&found); err != nil {
-		if _, unknown := shard.Refused(err); unknown {
-			a.set.Forget(a.place(a.incomingEvent))
+// columns are the arrays of a set for receiveSQL.
+type columns struct {
+	keys         []pgtype.UUID
+	fingerprints []int64
+	digests      [][]byte // nil if no event has one
+	places       []string
+}
+
+func columnsOf(set []*incomingEvent) (c columns) {
+	var digests [][]byte
+	for _, i := range set {
+		c.keys = append(c.keys, i.item.Hash)
+		c.fingerprints = append(c.fingerprints, i.item.Fingerprint.Int64())
+		c.places = append(c.places, i.item.Place)
+		digests = append(digests, i.item.Digest)
+		if i.item.Digest != nil {
+			c.digests = digests
 		}
-		tx.Fail(stepClaim, err)
-		if guard.SQLState(err) == lockNotAvailable {
-			err = fmt.Errorf("%w: %w", ErrPending, err)
+	}
+	if c.digests != nil {
+		c.digests = digests
+	}
+	return c
+}
+
+// Apply implements intake.Way: it forwards an event, and runs its inline handler.
+func (w way) Apply(ctx context.Context, tx *guard.Tx, i *incomingEvent) error {
+	i.handlerFailed = false
+	if w.cfg.Forward != nil {
+		err := w.cfg.Forward.enqueue(ctx, tx, i, w.cfg.Sealer)
+		if errors.Is(err, outbox.ErrCall) { // not now or later; no statement was sent
+			return fmt.Errorf("%w: %w", errUnforwardable, err)
+		}
+		if err != nil {
+			return err
 		}
 	}
-	return found, err
+	if w.cfg.Mode == Inline {
+		return w.runHandler(ctx, tx, i)
+	}
+	return nil
+}
+
+// Refuses implements intake.Way. An event of which no call can be made, now or later, is parked,
+// and so is one that a handler finds stale. If only our own statements run, what the database never
+// takes is too: the sender would send it until it gives up (W15).
+func (w way) Refuses(err error) (reason string) {
+	switch {
+	case errors.Is(err, errUnforwardable):
+		return parked.Forward
+	case errors.Is(err, ErrOvertaken):
+		return parked.Stale
+	case w.cfg.Mode == Inline:
+		return ""
+	}
+	return intake.RefusesUnstorable(err)
 }
 
 var (
+	errUnforwardable = errors.New("webhook: no call can be made of the event")
+
 	errDivergent = errors.New("an event of this id was accepted before, with another body")
 	errSameBody  = errors.New("this body was accepted before, under another id, and the sender signs no id")
 )
 
+// Aside implements intake.Way. An event whose id is signed comes again with another body because
+// its sender renders it anew: it is a copy. Any other one is parked (W7).
+func (w way) Aside(ctx context.Context, tx *guard.Tx, set []*incomingEvent) error {
+	for _, i := range set {
+		if i.item.Digest == nil {
+			i.item.Outcome = intake.Copied
+			w.logRendered()
+			continue
+		}
+		if err := w.parkUnsigned(ctx, tx, i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // parkUnsigned parks the whole event if the bytes of the day allow it (W7).
-func (a *acceptTx) parkUnsigned(ctx context.Context, tx *guard.Tx, reason string, why error) error {
+func (w way) parkUnsigned(ctx context.Context, tx *guard.Tx, i *incomingEvent) error {
+	reason, why := parked.Divergent, errDivergent
+	if i.item.Found == intake.SameBody {
+		reason, why = parked.SameBody, errSameBody
+	}
 	var kept int
-	args := a.intake.ParkedColumns(tx, &a.event, reason, why)
+	args := w.store.ParkedColumns(tx, &i.item.Event, reason, why)
 	args[4] = nil // a parked row with a key claims it
-	args = append(args, a.cfg.Name, a.digest, a.cfg.MaxAside, reason == parked.Divergent && a.signed == nil)
+	args = append(args, w.cfg.Name, i.item.Digest, w.cfg.MaxAside, reason == parked.Divergent && i.signed == nil)
 	if err := tx.EngineRow(ctx, stepPark, parkUnsignedSQL, args...).Scan(&kept); err != nil {
 		tx.Fail(stepPark, err)
 		return err
 	}
 	if kept == 0 {
-		return ErrAside
+		i.item.Err = ErrAside
+		return nil
 	}
-	a.logAside(reason, why)
+	i.item.Outcome = intake.Parked
+	i.item.Reason = reason
+	w.logAside(reason, why)
 	return nil
 }
 
 // logAside tells an operator that a sender was told 200 and the event was not handled.
-func (a *acceptTx) logAside(reason string, why error) {
-	if held, yes := a.refusals.Let(reason, time.Now(), pace.Refusals); yes {
-		a.cfg.Logger.Warn("onlyonce: webhook set aside, see onlyonce parked list -kind event", "endpoint", a.cfg.Name, "reason", reason, "error", why, "not_logged", held)
+func (w way) logAside(reason string, why error) {
+	if held, yes := w.refusals.Let(reason, time.Now(), pace.Refusals); yes {
+		w.cfg.Logger.Warn("onlyonce: webhook set aside, see onlyonce parked list -kind event", "endpoint", w.cfg.Name, "reason", reason, "error", why, "not_logged", held)
 	}
 }
 
 // logRendered says that a body differs from the one that was accepted under its signed id.
-func (a *acceptTx) logRendered() {
-	if held, yes := a.refusals.Let("rendered anew", time.Now(), pace.Refusals); yes {
-		a.cfg.Logger.Info("onlyonce: a webhook whose sender signs its id came again with another body: it is a duplicate, and not kept", "endpoint", a.cfg.Name, "not_logged", held)
+func (w way) logRendered() {
+	if held, yes := w.refusals.Let("rendered anew", time.Now(), pace.Refusals); yes {
+		w.cfg.Logger.Info("onlyonce: a webhook whose sender signs its id came again with another body: it is a duplicate, and not kept", "endpoint", w.cfg.Name, "not_logged", held)
 	}
-}
-
-var _ consumer.Tx = (*guard.Tx)(nil)
-
-// acceptInShard accepts an event in the database of its place (N2).
-func (ep *Endpoint) acceptInShard(ctx context.Context, i *incomingEvent) (Outcome, error) {
-	if ep.set == nil {
-		return ep.accept(ctx, i)
-	}
-	db, err := ep.set.Find(ctx, ep.place(i))
-	if err != nil {
-		return "", fmt.Errorf("%w: %w", ErrStore, err)
-	}
-	if ep.shards != nil {
-		return ep.shards[db.Name].accept(ctx, i)
-	}
-	return ep.accept(ctx, i)
 }

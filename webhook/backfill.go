@@ -17,7 +17,7 @@ func (ep *Endpoint) elsewhere(i *incomingEvent) (bool, error) {
 	if ep.set == nil {
 		return false, nil
 	}
-	db, err := ep.set.Of(ep.place(i))
+	db, err := ep.set.Of(i.item.Place)
 	return db.Name != ep.name, err
 }
 
@@ -162,7 +162,7 @@ func (r *backfilling) acceptListed(ctx context.Context, e *Event) (fresh bool, e
 	}
 	listed := *e
 	listed.Provider, listed.IDSigned = r.cfg.verifier.scheme.Name, r.cfg.verifier.scheme.IDSigned
-	incoming, err := r.newIncomingEvent(&listed, true)
+	incoming, err := r.newIncomingEvent(ctx, &listed, true)
 	if err != nil {
 		return false, err
 	}
@@ -171,7 +171,7 @@ func (r *backfilling) acceptListed(ctx context.Context, e *Event) (fresh bool, e
 	}
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.deadline)
 	defer cancel()
-	outcome, err := r.acceptInShard(bounded, incoming)
+	outcome, err := r.accept(bounded, incoming)
 	if err != nil {
 		return false, err
 	}

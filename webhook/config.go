@@ -47,8 +47,8 @@ type Mode int
 
 // Modes of an endpoint.
 const (
-	// Stored stores the event as it came, and answers. A consumer handles it: the endpoint's own,
-	// see [Endpoint.Run], or one over a [Source].
+	// Stored stores the event as it came, and answers. A consumer handles it, whose source is the
+	// endpoint, or a [Source].
 	Stored Mode = iota
 	// Inline runs the handler in the transaction that claims the event, and answers after its
 	// COMMIT.
@@ -95,27 +95,14 @@ type Config struct {
 	// Mode decides how the endpoint processes a new event. Defaults to [Stored].
 	Mode Mode
 
-	// Handler applies an event; [EventOf] returns the event of its message. It has the type of a
-	// consumer's handler, so one function works in both modes.
+	// Handler applies an event in mode Inline, where it is required; [EventOf] returns the event of
+	// its message. It runs in the transaction that has claimed the event's id. An error rolls back
+	// both; the sender gets 500 and sends again. A permanent error does not park the event either;
+	// only an event that [InOrder] finds stale is parked. Its context ends after HandlerTimeout.
 	//
-	// In mode Stored [Endpoint.Run] consumes the stored events with it. If it is not set, the
-	// events are only stored, for a consumer of your own over a [Source].
-	//
-	// In mode Inline it runs in the transaction that has claimed the event's id, and is required.
-	// An error rolls back both; the sender gets 500 and sends again. A permanent error does not
-	// park the event either; only an event that [InOrder] finds stale is parked. Its context ends
-	// after HandlerTimeout.
+	// In mode Stored it must not be set: give the handler, which has the same type, to
+	// consumer.New, whose source is the endpoint.
 	Handler consumer.Handler
-
-	// Consumer configures the consumer of stored events in [Endpoint.Run], if Handler is set in
-	// mode Stored: failure policy, batches, timeouts. Its Scope defaults to [Scope] of Name, its
-	// Logger to Logger.
-	Consumer consumer.Config
-
-	// Source configures the source of stored events in [Endpoint.Run], if Handler is set in mode
-	// Stored. Its Endpoints must be empty. Its Group defaults to the consumer's scope, its
-	// Partitions to Partitions, its Logger to Logger.
-	Source SourceConfig
 
 	// Forward sends the event on through the outbox, in the same transaction. Required in mode
 	// ForwardOnly. Defaults to none.
@@ -140,20 +127,34 @@ type Config struct {
 	// event fixes the number. Defaults to 16.
 	Partitions int
 
-	// Sources are further sources of this process that read the endpoint's stream: the endpoint
-	// wakes them after each commit, as it does its own. Defaults to none.
-	Sources []*Source
+	// Group names the consumers that share the stored events. They have one scope. Consumers with
+	// scopes of their own each handle every event, and need groups of their own. At most 200 bytes.
+	// Defaults to the consumer's Scope.
+	Group string
+
+	// PollInterval is how often the endpoint, as a source, polls for events that other processes
+	// have stored, and for members that joined or left. Defaults to 500 ms.
+	PollInterval time.Duration
+
+	// LeaseTTL is how long the partitions of a dead member stay without an owner, from 1 s to 1
+	// hour. Defaults to 15 s.
+	LeaseTTL time.Duration
+
+	// KeepEvents is how long stored events are kept after every consumer has passed them, for
+	// replays. Those that a consumer has not passed are kept for longer. Defaults to 7 days.
+	KeepEvents time.Duration
 
 	// Retention is how long after an event its sender may still deliver it again (W10): at least
 	// one day, twice the tolerance, and the provider's Scheme.Redeliveries, for example 72 hours
-	// for GitHub. [Endpoint.Run] returns an error if the inbox remembers ids for less: for 7 days
-	// in a new database, or for the horizon of the endpoint's class (onlyonce inbox class -scope
-	// webhook/NAME). Defaults to the longest of these.
+	// for GitHub. [Endpoint.Upkeep] returns an error if the inbox remembers ids for less: for 7
+	// days in a new database, or for the horizon of the endpoint's class (onlyonce inbox class
+	// -scope webhook/NAME). Defaults to the longest of these.
 	Retention time.Duration
 
 	// Sealer encrypts the bodies of events before they are stored, parked or forwarded. Headers,
-	// ids and ordering keys are stored as they are. Handler gets events open. For a consumer of
-	// your own use [consumer.Unsealed], and set outbox.RelayConfig.Sealer for Forward. To rotate
+	// ids and ordering keys are stored as they are. An inline Handler gets events open. Give the
+	// consumer's handler them open with [consumer.Unsealed], and set outbox.RelayConfig.Sealer for
+	// Forward. To rotate
 	// the encryption key, see package seal. Defaults to none: bodies are stored as they are (W22).
 	Sealer *seal.Sealer
 
@@ -196,7 +197,7 @@ type Config struct {
 	// more.
 	MaxAside int64
 
-	// Backfill lists missed events; [Endpoint.Run] calls it. Defaults to none.
+	// Backfill lists missed events; [Endpoint.Upkeep] calls it. Defaults to none.
 	Backfill *Backfill
 
 	// Hooks observe requests. Defaults to none.
@@ -206,7 +207,7 @@ type Config struct {
 	// line if there is one. A call that an inline handler enqueues carries the result of Trace for
 	// the context of outbox.Enqueue, and so does the call of Forward. A stored event carries its
 	// result for the request's context, in the headers traceparent and tracestate of its message;
-	// for the calls of its handler see Config.Consumer.Trace. Package telemetry sets it. It must be
+	// for the calls of its handler see consumer.Config.Trace. Package telemetry sets it. It must be
 	// safe for concurrent use. If it panics or returns "" or anything else, there is no trace
 	// context. Defaults to none.
 	Trace func(ctx context.Context) string
@@ -260,23 +261,16 @@ func (c *Config) checkMode(l *fields.List) {
 	switch {
 	case c.Handler == nil && c.Mode == Inline:
 		l.Add("Handler", "must be set in mode Inline")
+	case c.Handler != nil && c.Mode == Stored:
+		l.Add("Handler", "must not be set in mode Stored: give the handler to consumer.New, whose source is the endpoint")
 	case c.Handler != nil && c.Mode == ForwardOnly:
 		l.Add("Handler", "must not be set in mode ForwardOnly: nothing would call it")
-	}
-	if len(c.Source.Endpoints) > 0 {
-		l.Add("Source", "Endpoints must be empty: an endpoint reads its own events; use NewSource for several")
 	}
 	if c.Forward == nil && c.Mode == ForwardOnly {
 		l.Add("Forward", "must be set in mode ForwardOnly")
 	}
 	if c.Forward != nil {
 		c.Forward.check(l, c.verifier)
-	}
-	if len(c.Sources) > 0 && c.Mode != Stored {
-		l.Add("Sources", "must be empty unless Mode is Stored: other modes store nothing to read")
-	}
-	if slices.Contains(c.Sources, nil) {
-		l.Add("Sources", "must not hold nil")
 	}
 }
 

@@ -5,33 +5,35 @@
 //		Name:     "stripe",
 //		Provider: webhook.Stripe{},
 //		Secrets:  []string{current, previous}, // previous while it is being replaced
-//		Handler:  handle,
 //	})
 //	...
 //	mux.Handle("/hooks/stripe", endpoint)
-//	err = endpoint.Run(ctx) // applies the events, and forgets old ids
+//	events, err := consumer.New(pool, endpoint, handle, consumer.Config{Scope: webhook.Scope("stripe")})
+//	...
+//	err = events.Run(ctx) // applies the events, and forgets old ids
 //
 // An [Endpoint] has two parts that can be used alone:
 //
 //   - A [Verifier] verifies a header and the bytes of a body. Use it, for example, in a framework
 //     that has no http.Handler, or for requests that were recorded.
-//   - A [Source] reads stored events for a consumer of your own. Use it for one consumer of several
-//     endpoints, or for a worker process that has no secrets. The endpoint then has no Handler.
+//   - A [Source] reads stored events. Use it for one consumer of several endpoints, or for a worker
+//     process that has no secrets. Run [Endpoint.Upkeep] in the processes that receive.
 //
 // # One request
 //
 //	the method, a bounded read, the signature, its time   the database is not used before these hold
 //	BEGIN
-//	onlyonce.receive_webhook   claims the id, and the body if the id is not signed; waits for an uncommitted copy
-//	the event into the log, the handler's statements, the call that forwards it
+//	onlyonce.receive_webhooks  claims the ids, and the bodies if the ids are not signed
+//	the events into the log, the handler's statements, the calls that forward them
 //	onlyonce.seal              allows the COMMIT
 //	COMMIT
 //	200
 //
-// In mode Stored the event is then in the endpoint's stream, byte for byte, and the endpoint's
-// consumer applies it. In mode Inline the handler, which has the same type, has run in this
-// transaction. Package internal/guard guards the transaction: a handler cannot commit it, and an
-// error that the handler swallows still rolls it back.
+// The transaction has all events that waited when it began: see [Endpoint]. In mode Stored they are
+// then in the endpoint's stream, byte for byte, and a consumer applies them. In mode Inline there
+// is one event, and the handler, which has the same type, has run in its transaction. Package
+// internal/guard guards the transaction: a handler cannot commit it, and an error that the handler
+// swallows still rolls it back.
 //
 // # Providers
 //
@@ -70,9 +72,9 @@
 // Signatures without end: a header that the scheme reads has at most 4096 bytes and 16 signatures,
 // and an endpoint at most 8 secrets.
 //
-// Copies at once: if an open transaction has claimed the id, the claim waits for it at the primary
-// key of the segment, because that transaction may roll back. It waits for two seconds at most,
-// because the sender waits only briefly for an answer, and delivers the event again.
+// Copies at once: if an open transaction has claimed the id, the event waits for it, because that
+// transaction may roll back. It waits for two seconds at most, because the sender waits only
+// briefly for an answer, and delivers the event again. It holds up no other event meanwhile.
 //
 // A handler that fails after its id was recorded: cannot happen, because both commit in one
 // transaction.

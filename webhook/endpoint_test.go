@@ -450,7 +450,7 @@ func TestW8Stored(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	failed := false
-	source := r.work(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	r.work(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if e, err := webhook.EventOf(m); err != nil || webhook.Topic(e.Endpoint) != m.Topic || e.Provider != "stripe" || e.Type != "invoice.paid" || !e.IDSigned || e.Time.IsZero() ||
 			string(e.Body) != stripeBody(e.ID, " ") || m.Tenant() != "t1" || string(m.Key) != "in_1" {
 			return consumer.Permanent(fmt.Errorf("%+v, %w", e, err))
@@ -462,7 +462,6 @@ func TestW8Stored(t *testing.T) {
 		return effect(ctx, tx, m)
 	})
 	e := r.serve(samples(t)["Stripe"], func(c *webhook.Config) {
-		c.Sources = []*webhook.Source{source}
 		c.OrderingKey = func(*webhook.Event) string { return "in_1" }
 		c.Tenant = func(*webhook.Event) string { return "t1" }
 	})
@@ -554,9 +553,9 @@ func TestW8NothingCommitsWithoutTheSeal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var found int
-	if err := tx.QueryRow(t.Context(), `select onlyonce.receive_webhook('e', gen_random_uuid(), 1, null, '1h', '1000', '1000', '1000', '1000')`).Scan(&found); err != nil || found != 0 {
-		t.Fatalf("%d, %v", found, err)
+	var found []int16
+	if err := tx.QueryRow(t.Context(), `select onlyonce.receive_webhooks('e', array[gen_random_uuid()], array[1::bigint], null, '1h', null, '1000', '1000', '1000', '1000')`).Scan(&found); err != nil || len(found) != 1 || found[0] != 0 {
+		t.Fatalf("%v, %v", found, err)
 	}
 	if err := tx.Commit(t.Context()); guard.SQLState(err) != "OO002" {
 		t.Errorf("COMMIT without the seal: %v", err)
@@ -725,7 +724,7 @@ func TestW10Horizon(t *testing.T) {
 	x := r.receiver(samples(t)["GitHub"])
 	short := func(ring string) {
 		t.Helper()
-		if err := x.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "Config.Retention") || !strings.Contains(err.Error(), "onlyonce inbox horizon -ring "+ring+" ") {
+		if err := x.Upkeep(t.Context()); err == nil || !strings.Contains(err.Error(), "Config.Retention") || !strings.Contains(err.Error(), "onlyonce inbox horizon -ring "+ring+" ") {
 			t.Errorf("%v", err)
 		}
 	}
@@ -787,7 +786,7 @@ func TestW10Purge(t *testing.T) {
 	})
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- x.Run(ctx) }()
+	go func() { done <- x.Upkeep(ctx) }()
 	select {
 	case <-purged:
 	case <-time.After(patience):

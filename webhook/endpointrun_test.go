@@ -2,7 +2,6 @@ package webhook_test
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"strings"
 	"testing"
@@ -13,42 +12,42 @@ import (
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
-// An endpoint with a handler applies what it stores, and its requests wake its consumer: a poll
-// would come after the test's end.
-func TestEndpointAppliesWhatItStores(t *testing.T) {
+// An endpoint is the source of what it stores, and its requests wake the consumer: a poll would
+// come after the test's end.
+func TestEndpointIsASource(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	s := samples(t)["Stripe"]
-	endpoint := r.receiver(s, func(c *webhook.Config) {
-		c.Handler = effect
-		c.Consumer = consumer.Config{Linger: time.Millisecond}
-		c.Source = webhook.SourceConfig{PollInterval: time.Hour}
-	})
+	endpoint := r.receiver(s, func(c *webhook.Config) { c.PollInterval = time.Hour })
+	worker, err := consumer.New(r.recv, endpoint, effect, consumer.Config{Scope: webhook.Scope("e"), Linger: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
 	mux := http.NewServeMux()
 	mux.Handle("/hooks", endpoint)
 	e := r.serveMux(s, mux, "/hooks")
 	e.send(stripeBody("evt_0", "")).want(t, 200, false) // requests are served without Run
-	if err := endpoint.Ready(); err == nil || !strings.Contains(err.Error(), "not ready") {
+	if err := worker.Ready(); err == nil || !strings.Contains(err.Error(), "not ready") {
 		t.Errorf("Ready before Run: %v", err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	done := make(chan error, 1)
-	go func() { done <- endpoint.Run(ctx) }()
+	go func() { done <- worker.Run(ctx) }()
 	r.until("what was stored before is applied", func() bool { return r.count("effects") == 1 })
 	e.send(stripeBody("evt_1", "")).want(t, 200, false)
 	e.send(stripeBody("evt_1", "")).want(t, 200, true)
 	r.until("the new event is applied", func() bool { return r.count("effects") == 2 })
-	r.until("it is ready", func() bool { return endpoint.Ready() == nil })
+	r.until("it is ready", func() bool { return worker.Ready() == nil && endpoint.Ready() == nil })
 	if err := endpoint.Healthy(); err != nil {
 		t.Error(err)
 	}
-	status, err := endpoint.Consumer().Status(t.Context())
+	status, err := worker.Status(t.Context())
 	if err != nil || len(status) != 4 {
 		t.Errorf("%d partitions, %v", len(status), err)
 	}
-	if got := one[string](r, `select string_agg(distinct scope, ' ') from onlyonce.cursors`); got != webhook.Scope("e") {
-		t.Errorf("scopes %s", got)
+	if err := endpoint.Upkeep(t.Context()); err == nil || !strings.Contains(err.Error(), "works already") {
+		t.Errorf("upkeep beside Run: %v", err)
 	}
 	stop()
 	if endpoint.Ready() == nil {
@@ -63,30 +62,48 @@ func TestEndpointAppliesWhatItStores(t *testing.T) {
 func TestEndpointRunEndsAsAWhole(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	endpoint := r.receiver(samples(t)["GitHub"], func(c *webhook.Config) { c.Handler = effect })
+	endpoint := r.receiver(samples(t)["GitHub"])
+	worker, err := consumer.New(r.recv, endpoint, effect, consumer.Config{Scope: "e"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	r.exec(`update onlyonce.rings set horizon = '2 days' where name = 'standard_keys'`)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // it ends by itself, long before
 	defer cancel()
-	if err := endpoint.Run(ctx); err == nil || !strings.Contains(err.Error(), "Config.Retention") {
+	if err := worker.Run(ctx); err == nil || !strings.Contains(err.Error(), "Config.Retention") {
 		t.Errorf("%v, want Config.Retention", err)
 	}
 }
 
-// The faults of the consumer and of the source are the endpoint's, and name their field.
-func TestEndpointConsumerFaults(t *testing.T) {
+// An endpoint that stores nothing is no source, and says so when the consumer is made.
+func TestEndpointWithoutStoredEvents(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	s := samples(t)["Stripe"]
-	for want, cfg := range map[string]webhook.Config{
-		"Config.Consumer: ":          {Consumer: consumer.Config{BatchSize: -1}},
-		"SourceConfig.PollInterval:": {Source: webhook.SourceConfig{PollInterval: 1}},
-	} {
-		cfg.Name, cfg.Provider, cfg.Secrets, cfg.Handler = "e", s.provider, []string{s.secret}, effect
-		if _, err := webhook.New(r.pool, cfg); !errors.Is(err, webhook.ErrConfig) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %s", err, want)
+	for _, c := range []func(*webhook.Config){inline(effect), func(c *webhook.Config) {
+		c.Mode = webhook.ForwardOnly
+		c.Forward = &webhook.Forward{Sink: "s", Target: "/t"}
+	}} {
+		x := r.receiver(samples(t)["Stripe"], c)
+		if _, err := consumer.New(r.recv, x, effect, consumer.Config{Scope: "e"}); err == nil || !strings.Contains(err.Error(), "Config.Mode is not Stored") {
+			t.Errorf("%v", err)
 		}
 	}
-	if x := r.receiver(s, inline(effect)); x.Consumer() != nil {
-		t.Error("an inline endpoint has a consumer")
+}
+
+// Healthy says since when no event was stored, until one is.
+func TestEndpointThatCannotStore(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	endpoint := r.receiver(samples(t)["Stripe"])
+	e := r.serveMux(samples(t)["Stripe"], endpoint, "")
+	r.exec(`alter table onlyonce.streams rename to elsewhere`)
+	e.send(stripeBody("evt_0", "")).want(t, 503, false)
+	if err := endpoint.Healthy(); err == nil || !strings.Contains(err.Error(), "no event was stored since ") {
+		t.Errorf("%v", err)
+	}
+	r.exec(`alter table onlyonce.elsewhere rename to streams`)
+	e.send(stripeBody("evt_0", "")).want(t, 200, false)
+	if err := endpoint.Healthy(); err != nil {
+		t.Error(err)
 	}
 }

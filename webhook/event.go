@@ -45,9 +45,11 @@ type Event struct {
 	// among them, whatever the configuration.
 	Header http.Header
 
-	// Body is the bytes that were signed: the slice that was passed to Verify.
+	// Body is the bytes that were signed: the slice that was passed to Verify, or if the sender
+	// signs only parts of a body that can be cut out (Amazon SNS), JSON of these parts.
 	Body []byte
 
-	// signed is a hash of what was signed, if that is neither the whole body nor the id (PayPal).
+	// signed is a hash of what was signed, if that is not the body's bytes: several bodies can then
+	// have one signature (PayPal, Twilio).
 	signed []byte
 }

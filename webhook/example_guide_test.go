@@ -24,13 +24,17 @@ func paid(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 
 func webhooks(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, secret string) error {
 	endpoint, err := webhook.New(pool, webhook.Config{
-		Name: "stripe", Provider: webhook.Stripe{}, Secrets: []string{secret}, Handler: paid,
+		Name: "stripe", Provider: webhook.Stripe{}, Secrets: []string{secret},
 	})
 	if err != nil {
 		return err
 	}
 	mux.Handle("/hooks/stripe", endpoint) // 200 once the event is committed
-	return endpoint.Run(ctx)              // applies the events
+	events, err := consumer.New(pool, endpoint, paid, consumer.Config{Scope: webhook.Scope("stripe")})
+	if err != nil {
+		return err
+	}
+	return events.Run(ctx) // applies the events
 }
 
 // It does what the guide says.

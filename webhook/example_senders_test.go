@@ -20,7 +20,7 @@ import (
 
 // docs/guide/webhooks.md shows this code; package test/docs compares them.
 
-// senders are configurations of endpoints; each endpoint adds a Name and a Handler.
+// senders are configurations of endpoints; each endpoint adds a Name.
 func senders(authToken, appSecret, verifyToken, clientState string) []webhook.Config {
 	return []webhook.Config{
 		// Twilio signs the public URL, which no request says reliably.

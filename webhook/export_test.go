@@ -18,7 +18,7 @@ func StandardSignatures(list string) ([]scheme.Signature, error) {
 }
 
 func StripePairs(list string) (string, time.Time, []scheme.Signature, error) {
-	written, at, found, err := timedPairs("f", list, "t", "v1", scheme.HMACSHA256, scheme.Hex, time.Second)
+	written, at, found, err := timedPairs("f", list, pairNames{",", "t", "v1"}, scheme.HMACSHA256, scheme.Hex, time.Second)
 	return written, at, found, refused(err)
 }
 

@@ -88,8 +88,8 @@ func (r *rig) process(mode string, env ...string) *process {
 
 // points are the statements before and after which the endpoint fails: see pgtest.StruckPool.
 var points = []string{
-	`before onlyonce.receive_webhook`,  // nothing is asked of the database
-	`after onlyonce.receive_webhook`,   // the id is claimed, nothing is committed
+	`before onlyonce.receive_webhooks`, // nothing is asked of the database
+	`after onlyonce.receive_webhooks`,  // the id is claimed, nothing is committed
 	`before onlyonce.seal`,             // all is done, COMMIT not sent
 	`after onlyonce.seal\(\); commit;`, // COMMIT answered, the sender not
 }

@@ -54,7 +54,7 @@ func (f *Forward) check(l *fields.List, v *Verifier) {
 		return
 	}
 	if v.maxBody > outbox.MaxBody {
-		l.Add("MaxBody", "is %d: must not exceed the longest body of a call, %d, with Forward", v.maxBody, outbox.MaxBody)
+		l.Add("MaxBody", "is %d, by default the longest body that the sender sends: with Forward set at most %d, the longest body of a call; longer events get 413", v.maxBody, outbox.MaxBody)
 	}
 	if err := frozen.Value(headerForwarded+"Provider", v.scheme.Name); err != nil {
 		l.Add("Forward", "the provider's name: %v", err)
@@ -73,7 +73,7 @@ const (
 
 // enqueue writes the call in the endpoint's transaction. The sender will not change an event, so
 // what does not fit into a call is left out or shortened, if that loses nothing of the event. See
-// (*acceptTx).claimAndStore for events of which no call can be made (W15).
+// way.Refuses for events of which no call can be made (W15).
 func (f *Forward) enqueue(ctx context.Context, tx consumer.Tx, i *incomingEvent, sealer *seal.Sealer) error {
 	c := outbox.Call{Sink: f.Sink, Name: "forward", Target: f.Target, Header: maps.Clone(i.Header), Body: i.Body}
 	if sealer != nil {
@@ -87,13 +87,13 @@ func (f *Forward) enqueue(ctx context.Context, tx consumer.Tx, i *incomingEvent,
 	if i.Type != "" && frozen.Value(headerForwarded+"Event-Type", i.Type) == nil {
 		c.Header.Set(headerForwarded+"Event-Type", i.Type)
 	}
-	if f.Key && i.event.Key != nil {
-		key := percentEncode(i.event.Key)
+	if f.Key && i.item.Key != nil {
+		key := percentEncode(i.item.Key)
 		if len(c.Target)+len(keyParam)+len(key) > frozen.MaxTarget {
-			key = percentEncode(hashedKey(i.event.Key))
+			key = percentEncode(hashedKey(i.item.Key))
 		}
 		c.Target += keyParam + key
-		c.OrderingKey = string(i.event.Key)
+		c.OrderingKey = string(i.item.Key)
 	}
 	return outbox.Enqueue(ctx, tx, c)
 }

@@ -19,6 +19,7 @@ func (GitHub) Scheme() (*scheme.Scheme, error) {
 	return &scheme.Scheme{
 		Name: "github", Distinct: true,
 		Answer: 10 * time.Second, Redeliveries: 3 * 24 * time.Hour, // by hand only
+		MaxBody:          25 << 20,
 		SignatureHeaders: []string{header, "X-Hub-Signature"},
 		KeepHeaders: []string{"X-GitHub-Delivery", "X-GitHub-Event", "X-GitHub-Hook-ID",
 			"X-GitHub-Hook-Installation-Target-ID", "X-GitHub-Hook-Installation-Target-Type"},

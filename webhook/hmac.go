@@ -13,7 +13,8 @@ import (
 )
 
 // HMAC is a sender that signs with an HMAC in its own layout. It accepts only requests of the
-// declared form. For example:
+// declared form. A sender of another form, for example one that signs its URL, needs a
+// [scheme.Scheme]. For example:
 //
 //	webhook.HMAC{
 //		Name: "acme", SignatureHeader: "X-Acme-Signature", Prefix: "v1=",
@@ -37,8 +38,9 @@ type HMAC struct {
 	// none.
 	Prefix string
 
-	// SignaturePart declares that the header is a list, for example "t=1614265330,v1=...", and
-	// names the parts that are signatures: "v1". There may be several. Prefix must then be empty.
+	// SignaturePart declares that the header is a list, for example "t=1614265330,v1=..." or
+	// "ts=1614265330;h1=...", and names the parts that are signatures: "v1". There may be several.
+	// The separator is the first comma or semicolon of a header. Prefix must then be empty.
 	// Defaults to a header that is one signature.
 	SignaturePart string
 
@@ -150,7 +152,11 @@ func (h HMAC) read(f scheme.Fields, l signedLayout) (s scheme.Signed, err error)
 		if err != nil {
 			return scheme.Signed{}, err
 		}
-		if written, s.Time, s.Signatures, err = timedPairs(h.SignatureHeader, list, h.Time, h.SignaturePart, h.Algorithm, h.Encoding, unit); err != nil {
+		names := pairNames{separator: ",", time: h.Time, signature: h.SignaturePart}
+		if at := strings.IndexAny(list, ",;"); at >= 0 {
+			names.separator = list[at : at+1]
+		}
+		if written, s.Time, s.Signatures, err = timedPairs(h.SignatureHeader, list, names, h.Algorithm, h.Encoding, unit); err != nil {
 			return scheme.Signed{}, err
 		}
 	} else {

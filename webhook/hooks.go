@@ -19,6 +19,7 @@ const (
 	SameBody    Outcome = "same-body"   // this body was accepted lately under another id: parked
 	Stale       Outcome = "stale"       // older than what its handler has applied: parked
 	Unforwarded Outcome = "unforwarded" // no call can be made of it ([Forward]): not handled, parked
+	Unstorable  Outcome = "unstorable"  // the database never takes it: parked
 	Probed      Outcome = "probed"      // the provider only checks whether the endpoint answers
 )
 
@@ -57,7 +58,7 @@ type Backfilled struct {
 // at most once a minute for each hook, and continues the request. If ReceiveStart panics or returns
 // nil, the request keeps its own context. A hook must not call runtime.Goexit.
 //
-// The hooks of the endpoint's consumer, which applies stored events, are in Config.Consumer.
+// The hooks of the consumer that applies stored events are in consumer.Config.
 type Hooks struct {
 	// ReceiveStart and ReceiveEnd enclose one request, from its first byte to the answer. The
 	// context of an inline handler derives from ReceiveStart's result, which must derive from its

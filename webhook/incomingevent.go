@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -23,48 +24,81 @@ func messageID(endpoint string, e *Event) string { return endpoint + "/" + e.Pro
 // incomingEvent is an event on its way into the database.
 type incomingEvent struct {
 	*Event
-	event intake.Event // as it is stored; its id is unique in the endpoint's scope
+	item intake.Item // as it is stored; its id is unique in the endpoint's scope
 
-	digest []byte // of the body; nil if copies are recognized by the id
+	handlerFailed bool // the error is an inline handler's
 }
 
-// newIncomingEvent prepares an event that was delivered, or that a reconciliation lists.
-func (ep *Endpoint) newIncomingEvent(e *Event, reconciled bool) (*incomingEvent, error) {
+// Entry implements intake.Entry.
+func (i *incomingEvent) Entry() *intake.Item { return &i.item }
+
+// newIncomingEvent prepares an event that was delivered, or that a reconciliation lists. ctx is its
+// request's, for the trace.
+func (ep *Endpoint) newIncomingEvent(ctx context.Context, e *Event, reconciled bool) (*incomingEvent, error) {
 	e.Endpoint = ep.cfg.Name
-	i := &incomingEvent{Event: e, event: intake.Event{ID: messageID(ep.cfg.Name, e), Headers: headersOf(e), Body: e.Body}}
+	i := &incomingEvent{Event: e}
+	item := &i.item
+	item.ID = messageID(ep.cfg.Name, e)
+	item.Headers = headersOf(e)
+	item.Body = e.Body
 	if ep.cfg.Tenant != nil {
 		var err error
-		if i.event.Tenant, err = tenantOf(ep.cfg.Tenant, e); err != nil {
+		if item.Tenant, err = tenantOf(ep.cfg.Tenant, e); err != nil {
 			return nil, err
 		}
 	}
-	i.event.Identify(Scope(ep.cfg.Name))
-	if !i.IDSigned && !reconciled && !ep.cfg.verifier.scheme.Repeats {
-		sum := sha256.Sum256(i.Body)
-		if i.digest = sum[:]; i.signed != nil {
-			i.digest = i.signed
-		}
-	}
-	if ep.cfg.OrderingKey != nil {
-		switch key := callOrEmpty(ep.cfg.OrderingKey, e); {
-		case len(key) > maxKey: // the sender chose it: it must not keep the event from being stored
-			i.event.Key = hashedKey([]byte(key))
-		case key != "":
-			i.event.Key = []byte(key)
-		}
+	item.Identify(Scope(ep.cfg.Name))
+	item.Place = cmp.Or(item.Tenant, ep.cfg.Name)
+	item.Digest = ep.digestOf(e, reconciled)
+	item.Key = ep.orderingKey(e)
+	trace := origin.Origin{TraceOf: ep.cfg.Trace}.TraceIn(ctx)
+	item.Headers = append(item.Headers, traceHeaders(trace)...)
+	item.Origin = &origin.Origin{Tenant: item.Tenant, Scope: Scope(ep.cfg.Name), ID: item.ID, Time: time.Now(), Trace: trace}
+	if ep.cfg.Mode == Inline {
+		item.Origin.TraceOf = ep.cfg.Trace // of the context in which the handler enqueues
 	}
 	return i, nil
 }
 
-// keepTrace adds the trace context of the request to the stored headers, so that the event's
-// handler is a part of the request's trace.
-func (i *incomingEvent) keepTrace(ctx context.Context, traceOf func(context.Context) string) {
-	parent, state := codec.SplitTrace(origin.Origin{TraceOf: traceOf}.TraceIn(ctx))
+// digestOf returns the digest of an event's body, or of what was signed in its place; nil if the id
+// alone tells a copy (W7).
+func (ep *Endpoint) digestOf(e *Event, reconciled bool) []byte {
+	switch {
+	case e.IDSigned, reconciled, ep.cfg.verifier.scheme.Repeats:
+		return nil
+	case e.signed != nil:
+		return e.signed
+	}
+	sum := sha256.Sum256(e.Body)
+	return sum[:]
+}
+
+// orderingKey returns the event's ordering key, nil for none. The sender chose it, so it must not
+// keep the event from being stored: one that is too long is replaced by its hash.
+func (ep *Endpoint) orderingKey(e *Event) []byte {
+	if ep.cfg.OrderingKey == nil {
+		return nil
+	}
+	key := callOrEmpty(ep.cfg.OrderingKey, e)
+	switch {
+	case key == "":
+		return nil
+	case len(key) > maxKey:
+		return hashedKey([]byte(key))
+	}
+	return []byte(key)
+}
+
+// traceHeaders are the headers of a stored event with the trace context of its request, so that the
+// event's handler is a part of the request's trace.
+func traceHeaders(trace string) (all []consumer.Header) {
+	parent, state := codec.SplitTrace(trace)
 	for _, h := range []consumer.Header{{Name: headerTraceparent, Value: []byte(parent)}, {Name: headerTracestate, Value: []byte(state)}} {
 		if len(h.Value) > 0 {
-			i.event.Headers = append(i.event.Headers, h)
+			all = append(all, h)
 		}
 	}
+	return all
 }
 
 // hashedKey returns a hash that replaces an ordering key that is too long.
@@ -106,8 +140,16 @@ func callOrEmpty(f func(*Event) string, e *Event) (s string) {
 
 // inlineMessage returns the event as an inline handler gets it.
 func (ep *Endpoint) inlineMessage(i *incomingEvent) *consumer.Message {
-	m := &consumer.Message{Topic: Topic(ep.cfg.Name), Offset: -1, Key: i.event.Key, Value: i.Body, Headers: i.event.Headers, Time: time.Now(), LeaderEpoch: -1,
-		Attempt: 1}
-	claimed.Set(m, i.event.Tenant, i.event.ID)
+	m := &consumer.Message{
+		Topic:       Topic(ep.cfg.Name),
+		Offset:      -1,
+		Key:         i.item.Key,
+		Value:       i.Body,
+		Headers:     i.item.Headers,
+		Time:        time.Now(),
+		LeaderEpoch: -1,
+		Attempt:     1,
+	}
+	claimed.Set(m, i.item.Tenant, i.item.ID)
 	return m
 }

@@ -24,9 +24,9 @@ var (
 // runHandler runs the handler in a goroutine of its own, so that a Goexit in it ends nothing else.
 // If it does not return, the sender still gets an answer in time. From then on only that goroutine
 // uses tx (W12).
-func (a *acceptTx) runHandler(ctx context.Context, tx *guard.Tx) error {
+func (w way) runHandler(ctx context.Context, tx *guard.Tx, i *incomingEvent) error {
 	at, _ := ctx.Deadline()
-	work, cancel := context.WithDeadlineCause(ctx, at.Add(-a.cfg.deadline/4), consumer.ErrHandlerTimeout)
+	work, cancel := context.WithDeadlineCause(ctx, at.Add(-w.cfg.deadline/4), consumer.ErrHandlerTimeout)
 	defer cancel()
 	done, lent := make(chan error, 1), tx.Handle
 	go func() {
@@ -38,7 +38,7 @@ func (a *acceptTx) runHandler(ctx context.Context, tx *guard.Tx) error {
 			tx.TakeBack() // it waits for the handler's goroutines that are in a call
 			done <- err
 		}()
-		err = a.cfg.Handler(work, lent, a.inlineMessage(a.incomingEvent))
+		err = w.cfg.Handler(work, lent, w.inlineMessage(i))
 		if err != nil {
 			_ = err.Error() // it may panic, for example for a nil pointer: here that is recovered
 		}
@@ -47,7 +47,7 @@ func (a *acceptTx) runHandler(ctx context.Context, tx *guard.Tx) error {
 	select {
 	case err = <-done:
 	case <-work.Done():
-		grace := time.NewTimer(a.cfg.deadline / 8)
+		grace := time.NewTimer(w.cfg.deadline / 8)
 		defer grace.Stop()
 		select {
 		case err = <-done:
@@ -60,7 +60,7 @@ func (a *acceptTx) runHandler(ctx context.Context, tx *guard.Tx) error {
 	}
 	if err != nil {
 		var failed *guard.Failure
-		a.handlerFailed = !errors.As(err, &failed) || !tx.Lost()
+		i.handlerFailed = !errors.As(err, &failed) || !tx.Lost()
 	}
 	return err
 }

@@ -264,7 +264,22 @@ func stripeBody(id string, more string) string {
 }
 
 // work runs a consumer of the stored events until the test's end.
-func (r *rig) work(h consumer.Handler, more ...func(*consumer.Config)) *webhook.Source {
+func (r *rig) work(h consumer.Handler, more ...func(*consumer.Config)) {
+	r.t.Helper()
+	c := r.consumer(h, more...)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	r.t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			r.t.Error(err)
+		}
+	})
+}
+
+// consumer returns a consumer of the stored events.
+func (r *rig) consumer(h consumer.Handler, more ...func(*consumer.Config)) *consumer.Consumer {
 	r.t.Helper()
 	source, err := webhook.NewSource(r.pool, webhook.SourceConfig{Group: "g", Endpoints: []string{"e"}, Partitions: 4, PollInterval: 20 * time.Millisecond, LeaseTTL: 3 * time.Second})
 	if err != nil {
@@ -278,16 +293,7 @@ func (r *rig) work(h consumer.Handler, more ...func(*consumer.Config)) *webhook.
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- c.Run(ctx) }()
-	r.t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			r.t.Error(err)
-		}
-	})
-	return source
+	return c
 }
 
 // serveMux is serve for a handler that has the receiver somewhere.

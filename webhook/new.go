@@ -1,16 +1,17 @@
 package webhook
 
 import (
-	"cmp"
+	"errors"
 	"fmt"
 	"maps"
-	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/bodies"
+	"github.com/onlyonce/onlyonce/internal/eventsource"
+	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/intake"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/process"
@@ -20,11 +21,12 @@ import (
 
 // New checks the configuration and returns every fault of it at once. It does not connect.
 //
-// With a [shard.Set] the endpoint stores and handles an event in the database of its place: its
-// tenant (Config.Tenant), or the endpoint's name if it has none. If the place is moving, or if the
-// set's function names a database where the place does not live, the endpoint does not store the
-// event: its sender gets 503 and sends it again. Config.Sources must then be empty. With
-// Config.Backfill each database lists the sender's events, and takes those of its places.
+// With a [shard.Set] the endpoint stores an event in the database of its place: its tenant
+// (Config.Tenant), or the endpoint's name if it has none. If the place is moving, or if the set's
+// function names a database where the place does not live, the endpoint does not store the event:
+// its sender gets 503 and sends it again. Such an endpoint is not a consumer's source: consume the
+// events of each database with a [Source]. With Config.Backfill each database lists the sender's
+// events, and takes those of its places.
 func New[D shard.Databases](db D, cfg Config) (*Endpoint, error) {
 	if set, ok := any(db).(*shard.Set); ok {
 		return newSharded(set, cfg)
@@ -37,7 +39,19 @@ func New[D shard.Databases](db D, cfg Config) (*Endpoint, error) {
 func newEndpoint(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 	cfg.Logger = process.Logger(pool, cfg.Logger)
 	cfg, err := cfg.withDefaults(pool)
-	if err != nil {
+	l := &fields.List{}
+	l.Join(err)
+	events, err := newEvents(pool, "Config.", eventsource.Config{
+		Group:        cfg.Group,
+		Topics:       []string{Topic(cfg.Name)},
+		Partitions:   cfg.Partitions,
+		PollInterval: cfg.PollInterval,
+		LeaseTTL:     cfg.LeaseTTL,
+		Retention:    cfg.KeepEvents,
+		Logger:       cfg.Logger,
+	})
+	l.Join(err)
+	if err := l.Err(); err != nil {
 		return nil, err
 	}
 	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
@@ -49,35 +63,69 @@ func newEndpoint(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 		bodies:  bodies.NewRoom(cfg.MaxBytes),
 		watched: watch.New(db, watch.Often),
 	}
-	e.intake = &intake.Intake{Pool: db, Topic: Topic(cfg.Name), Scope: Scope(cfg.Name), Partitions: cfg.Partitions, Sealer: cfg.Sealer,
-		OnLate: e.reportLateStatement, CommitTimeout: 50 * time.Millisecond}
-	if cfg.Mode != Stored || cfg.Handler == nil {
-		return e, nil
+	if cfg.Mode == Stored {
+		e.events = events
 	}
-	work, read := cfg.Consumer, cfg.Source
-	work.Scope = cmp.Or(work.Scope, Scope(cfg.Name))
-	work.Logger = cmp.Or(work.Logger, cfg.Logger)
-	read.Endpoints = []string{cfg.Name}
-	read.Partitions = cmp.Or(read.Partitions, cfg.Partitions)
-	read.Logger = cmp.Or(read.Logger, cfg.Logger)
-	events, err := NewSource(pool, read)
-	if err != nil {
-		return nil, err
-	}
-	if e.worker, err = consumer.New(pool, events, consumer.Unsealed(cfg.Handler, cfg.Sealer), work); err != nil {
-		return nil, fmt.Errorf("%w: Config.Consumer: %w", ErrConfig, err)
-	}
-	e.cfg.Sources = append(slices.Clone(cfg.Sources), events)
+	e.store = newStore(e)
+	e.gather = &intake.Gather[*incomingEvent]{Store: e.store.Store, Storers: storers, Most: mostStored}
 	return e, nil
+}
+
+// newStore returns what stores an endpoint's events.
+func newStore(e *Endpoint) *intake.Store[*incomingEvent] {
+	s := &intake.Store[*incomingEvent]{
+		Intake: intake.New(intake.Intake{
+			Pool:          e.pool,
+			Topic:         Topic(e.cfg.Name),
+			Scope:         Scope(e.cfg.Name),
+			Partitions:    e.cfg.Partitions,
+			Sealer:        e.cfg.Sealer,
+			OnLate:        e.reportLateStatement,
+			CommitTimeout: 50 * time.Millisecond,
+		}),
+		Way:     way{e},
+		Append:  e.cfg.Mode == Stored,
+		Timeout: e.cfg.deadline,
+		Wait:    copyTry,
+	}
+	if e.cfg.Mode == Inline {
+		s.Wait = e.cfg.DuplicateWait // its request has the transaction to itself
+	}
+	return s
+}
+
+// newEvents makes a source of stored events. The names of its faults begin with a prefix. Faults of
+// the pool and of the topics are left to the caller's own checks.
+func newEvents(pool *pgxpool.Pool, prefix string, cfg eventsource.Config) (*eventsource.Source, error) {
+	renamed := map[string]string{"Retention": "KeepEvents"}
+	if prefix != "Config." {
+		renamed = nil
+	}
+	l := &fields.List{}
+	events, err := eventsource.NewSource(pool, cfg)
+	for _, one := range fields.Split(err) {
+		var f *eventsource.Fault
+		if !errors.As(one, &f) {
+			l.Join(one)
+			continue
+		}
+		field := strings.TrimPrefix(f.Field, "Config.")
+		switch field {
+		case "Topics", "pool":
+			continue
+		}
+		if name, is := renamed[field]; is {
+			field = name
+		}
+		l.Join(fmt.Errorf("%w: %s%s: %s", ErrConfig, prefix, field, f.Reason))
+	}
+	return events, l.Err()
 }
 
 // newSharded makes an endpoint of several databases.
 func newSharded(set *shard.Set, cfg Config) (*Endpoint, error) {
-	switch {
-	case set == nil:
+	if set == nil {
 		return nil, fmt.Errorf("%w: db: must not be nil", ErrConfig)
-	case len(cfg.Sources) > 0:
-		return nil, fmt.Errorf("%w: Config.Sources: must be empty: each database has events of its own", ErrConfig)
 	}
 	if places, _ := set.Routes(); !places {
 		return nil, fmt.Errorf("%w: db: shard.Config.OfPlace: must not be nil: it names the database of an event", ErrConfig)
@@ -90,6 +138,7 @@ func newSharded(set *shard.Set, cfg Config) (*Endpoint, error) {
 			return nil, err // the same for each database
 		}
 		one.set, one.name = set, db.Name
+		one.events = nil
 		shards[db.Name] = one
 		all = &Endpoint{cfg: one.cfg, slots: make(chan struct{}, one.cfg.MaxInFlight), bodies: bodies.NewRoom(one.cfg.MaxBytes), set: set, shards: shards}
 	}

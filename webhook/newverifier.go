@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -33,7 +34,7 @@ func newVerifier(cfg *Config, shortest int) (*Verifier, error) {
 		l.Add("Provider", "must be set: it says how the sender signs")
 	} else if s, err := cfg.Provider.Scheme(); err != nil {
 		l.Add("Provider", "%v", err)
-	} else if s == nil || s.Name == "" || s.Key == nil && s.Certificates == nil || s.Read == nil || s.Event == nil {
+	} else if s == nil || s.Name == "" || s.Key == nil && s.Keys == nil && s.Certificates == nil || s.Read == nil || s.Event == nil {
 		l.Add("Provider", "its scheme lacks Name, Key, Read or Event")
 	} else {
 		copied := *s
@@ -41,7 +42,7 @@ func newVerifier(cfg *Config, shortest int) (*Verifier, error) {
 	}
 	v := &Verifier{scheme: sender, maxBody: cfg.MaxBody, past: sender.Past, future: sender.Future}
 	v.setTolerance(l, cfg.Tolerance)
-	l.Number("MaxBody", &v.maxBody, defaultMaxBody, 1, maxMaxBody)
+	l.Number("MaxBody", &v.maxBody, min(max(defaultMaxBody, sender.MaxBody), maxMaxBody), 1, maxMaxBody)
 	v.setKeys(l, cfg.Secrets, shortest)
 	v.setKeptHeaders(l, cfg.KeepHeaders)
 	if err := l.Err(); err != nil {
@@ -90,19 +91,32 @@ func (v *Verifier) setKeys(l *fields.List, secrets []string, shortest int) {
 			l.Add(field, "must have %d characters or more", shortest)
 			continue
 		}
-		if v.scheme.Key == nil {
-			continue
-		}
-		key, err := v.scheme.Key(secret)
-		switch {
-		case err != nil:
+		keys, err := keysOf(v.scheme, secret)
+		if err != nil {
 			l.Add(field, "%v", err)
-		case key.IsZero():
-			l.Add(field, "the provider's Key function returned no key")
-		default:
-			v.keys = append(v.keys, key)
 		}
+		v.keys = append(v.keys, keys...)
 	}
+}
+
+// keysOf returns the keys of a secret.
+func keysOf(s *scheme.Scheme, secret string) (all []scheme.Key, err error) {
+	switch {
+	case s.Keys != nil:
+		all, err = s.Keys(secret)
+	case s.Key != nil:
+		all = make([]scheme.Key, 1)
+		all[0], err = s.Key(secret)
+	default: // its scheme is refused
+		return nil, nil
+	}
+	if err == nil && (len(all) == 0 || slices.ContainsFunc(all, scheme.Key.IsZero)) {
+		err = errors.New("the provider's Key function returned no key")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
 }
 
 func (v *Verifier) setKeptHeaders(l *fields.List, more []string) {

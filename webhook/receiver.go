@@ -61,7 +61,7 @@ func (ep *Endpoint) serve(w http.ResponseWriter, req *http.Request, start time.T
 		}
 		return *e, ep.writeAccepted(w, Probed, e.Challenge)
 	}
-	incoming, err := ep.newIncomingEvent(e, false)
+	incoming, err := ep.newIncomingEvent(ctx, e, false)
 	if err != nil {
 		return *e, ep.writeRefusal(w, http.StatusInternalServerError, err)
 	}
@@ -71,7 +71,7 @@ func (ep *Endpoint) serve(w http.ResponseWriter, req *http.Request, start time.T
 	default:
 		return *e, ep.writeRefusal(w, http.StatusServiceUnavailable, ErrBusy)
 	}
-	outcome, err := ep.acceptInShard(ctx, incoming)
+	outcome, err := ep.accept(ctx, incoming)
 	switch {
 	case err == nil:
 		return *e, ep.writeAccepted(w, outcome, "")

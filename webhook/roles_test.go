@@ -44,12 +44,12 @@ func TestS2ReceiverAndWorkerWithLeastPrivileges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	source := r.work(h)
+	r.work(h)
 	r.pool = owner
 	e := r.serve(samples(t)["GitHub"], func(c *webhook.Config) {
-		c.Sources = []*webhook.Source{source}
 		c.OrderingKey = func(*webhook.Event) string { return "o" }
 		c.Forward = &webhook.Forward{Sink: "kafka", Target: "/hooks"}
+		c.MaxBody = 1 << 20
 	})
 	inlineToo := r.serve(samples(t)["GitHub"], inline(h), func(c *webhook.Config) { c.Name = "i" })
 	for _, to := range []*endpoint{e, inlineToo} {
@@ -66,7 +66,7 @@ func TestS2ReceiverAndWorkerWithLeastPrivileges(t *testing.T) {
 	defer stop()
 	purged, done := make(chan int64, 1), make(chan error, 1)
 	x := r.receiver(e.sample, func(c *webhook.Config) { c.Hooks.Purged = func(n int64) { purged <- n } })
-	go func() { done <- x.Run(ctx) }()
+	go func() { done <- x.Upkeep(ctx) }()
 	if n := pgtest.Receive(t, patience, "purged", purged); n != 3 {
 		t.Errorf("%d bodies were forgotten, want 3: that which was set aside too", n)
 	}

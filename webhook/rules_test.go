@@ -17,7 +17,7 @@ import (
 // W2: a body over the limit is refused before anything is read of the request.
 func TestW2BodyOverTheLimit(t *testing.T) {
 	t.Parallel()
-	s := samples(t)["GitHub"]
+	s := samples(t)["Shopify"]
 	for limit, n := range map[int]int{0: 1 << 20, 10: 10, 32 << 20: 32 << 20} {
 		v, err := webhook.NewVerifier(webhook.Config{Provider: s.provider, Secrets: []string{s.secret}, MaxBody: limit})
 		if err != nil {

@@ -27,6 +27,7 @@ func TestW22EventsAreSealed(t *testing.T) {
 	}
 	e := r.serve(samples(t)["GitHub"], func(c *webhook.Config) {
 		c.Sealer, c.Forward = pgtest.Sealer(t, 1), &webhook.Forward{Sink: "payments", Target: "/events"}
+		c.MaxBody = 1 << 20
 	})
 	for _, id := range []string{"1", "2", "3"} {
 		e.sendAs(id, "secret "+id).want(t, 200, false)
@@ -40,12 +41,14 @@ func TestW22EventsAreSealed(t *testing.T) {
 	r.exec(`update onlyonce.event_log l set body = (select o.body from onlyonce.event_log o where o.id = 'e/github/2') where l.id = 'e/github/3'`)
 
 	run := func(sealer *seal.Sealer) (stop func()) {
-		x := r.receiver(e.sample, func(c *webhook.Config) {
-			c.Handler, c.Sealer, c.Consumer = handler, sealer, consumer.Config{MaxAttempts: 1}
-		})
+		x := r.receiver(e.sample, func(c *webhook.Config) { c.Sealer = sealer })
+		worker, err := consumer.New(r.recv, x, consumer.Unsealed(handler, sealer), consumer.Config{Scope: webhook.Scope("e"), MaxAttempts: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		go func() { done <- x.Run(ctx) }()
+		go func() { done <- worker.Run(ctx) }()
 		return func() {
 			cancel()
 			if err := <-done; err != nil {

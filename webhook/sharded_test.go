@@ -38,8 +38,7 @@ func TestN2EndpointMoves(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := samples(t)["Stripe"]
-	cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, Partitions: 4, Hooks: a.hooks(), Handler: effect,
-		Consumer: consumer.Config{Linger: time.Millisecond}, Source: webhook.SourceConfig{PollInterval: 20 * time.Millisecond}}
+	cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, Partitions: 4, Hooks: a.hooks()}
 	endpoint, err := webhook.New(set, cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -63,9 +62,13 @@ func TestN2EndpointMoves(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	done := make(chan error, 1)
-	go func() { done <- endpoint.Run(ctx) }()
-	a.until("it is ready", func() bool { return endpoint.Ready() == nil && endpoint.Healthy() == nil })
+	done := make(chan error, 3)
+	for _, db := range []*rig{a, b} {
+		worker := db.consumer(effect)
+		go func() { done <- worker.Run(ctx) }()
+	}
+	go func() { done <- endpoint.Upkeep(ctx) }()
+	a.until("it is ready", func() bool { return endpoint.Ready() == nil })
 	a.until("it has left", func() bool { return leave() == "left" })
 	moved.Store(true)
 	if got := e.send(stripeBody("evt_1", "")); got.status != http.StatusServiceUnavailable {
@@ -86,8 +89,13 @@ func TestN2EndpointMoves(t *testing.T) {
 		t.Errorf("in the old database: %v", got)
 	}
 	stop()
-	if err := pgtest.Receive(t, patience, "it is done", done); err != nil {
-		t.Error(err)
+	for range 3 {
+		if err := pgtest.Receive(t, patience, "it is done", done); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := consumer.New(a.recv, endpoint, effect, consumer.Config{Scope: "e"}); err == nil || !strings.Contains(err.Error(), "consume the events of each with webhook.NewSource") {
+		t.Errorf("a consumer of several databases: %v", err)
 	}
 }
 
@@ -119,7 +127,7 @@ func TestShardedEndpointByTenant(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	done := make(chan error, 1)
-	go func() { done <- endpoint.Run(ctx) }()
+	go func() { done <- endpoint.Upkeep(ctx) }()
 	b.until("the missed event is taken", func() bool { return b.count("effects") == 2 })
 	a.until("both databases have listed", func() bool {
 		return a.count("onlyonce.webhook_endpoints where backfilled_at is not null") == 1 && b.count("onlyonce.webhook_endpoints where backfilled_at is not null") == 1
@@ -135,7 +143,7 @@ func TestShardedEndpointByTenant(t *testing.T) {
 		func() (*webhook.Endpoint, error) { return webhook.New[*shard.Set](nil, cfg) },
 		func() (*webhook.Endpoint, error) {
 			cfg := cfg
-			cfg.Sources = []*webhook.Source{{}}
+			cfg.Name = "a/b"
 			return webhook.New(set, cfg)
 		},
 	} {

@@ -9,6 +9,10 @@ import (
 // Shopify is https://shopify.dev/docs/apps/build/webhooks: X-Shopify-Hmac-Sha256, over the body
 // alone. The secret is the app's client secret. ID is X-Shopify-Webhook-Id, which Shopify keeps
 // when it tries again, and Type is X-Shopify-Topic. Shopify does not sign either, and no time.
+//
+// Subscriptions to Shopify's events have the same headers without "X-", and Shopify-Action and
+// Shopify-Handle. If a request has both signatures, the one without "X-" counts, as in Shopify's
+// own libraries, and so do the headers beside it.
 type Shopify struct {
 	// ByEvent makes ID the topic, a slash and X-Shopify-Event-Id. Set it if this endpoint has
 	// several subscriptions to one topic, which then count as one. The event's id alone is not
@@ -19,29 +23,45 @@ type Shopify struct {
 
 // Scheme implements Provider.
 func (s Shopify) Scheme() (*scheme.Scheme, error) {
-	const header = "X-Shopify-Hmac-Sha256"
 	return &scheme.Scheme{
 		Name: "shopify", Distinct: true,
 		Answer: 5 * time.Second, Redeliveries: 2 * 24 * time.Hour,
-		SignatureHeaders: []string{header},
-		KeepHeaders: []string{"X-Shopify-Topic", "X-Shopify-Shop-Domain", "X-Shopify-API-Version", "X-Shopify-Webhook-Id",
-			"X-Shopify-Event-Id", "X-Shopify-Triggered-At"},
-		Key: scheme.RawKey(scheme.HMACSHA256),
+		SignatureHeaders: []string{"X-" + shopifySignature, shopifySignature},
+		KeepHeaders:      shopifyKept(),
+		Key:              scheme.RawKey(scheme.HMACSHA256),
 		Read: func(f scheme.Fields) (scheme.Signed, error) {
-			s, err := f.Signature(header, "", scheme.HMACSHA256, scheme.Base64)
+			s, err := f.Signature(shopifyFamily(f)+shopifySignature, "", scheme.HMACSHA256, scheme.Base64)
 			return scheme.Signed{Signatures: []scheme.Signature{s}}, err
 		},
 		Event: func(f scheme.Fields, e *scheme.Event) (err error) {
-			if e.Type, err = f.ID("X-Shopify-Topic"); err != nil {
+			family := shopifyFamily(f)
+			if e.Type, err = f.ID(family + "Shopify-Topic"); err != nil {
 				return err
 			}
 			if !s.ByEvent {
-				e.ID, err = f.ID("X-Shopify-Webhook-Id")
+				e.ID, err = f.ID(family + "Shopify-Webhook-Id")
 				return err
 			}
-			id, err := f.ID("X-Shopify-Event-Id")
+			id, err := f.ID(family + "Shopify-Event-Id")
 			e.ID = e.Type + "/" + id
 			return err
 		},
 	}, nil
+}
+
+const shopifySignature = "Shopify-Hmac-Sha256"
+
+// shopifyFamily returns what a request's headers have in front of their names.
+func shopifyFamily(f scheme.Fields) string {
+	if f.Has(shopifySignature) {
+		return ""
+	}
+	return "X-"
+}
+
+func shopifyKept() (all []string) {
+	for _, name := range []string{"Topic", "Shop-Domain", "API-Version", "Webhook-Id", "Event-Id", "Triggered-At"} {
+		all = append(all, "X-Shopify-"+name, "Shopify-"+name)
+	}
+	return append(all, "Shopify-Action", "Shopify-Handle")
 }

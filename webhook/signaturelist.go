@@ -8,13 +8,13 @@ import (
 	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
-// eachPair parses a list of name=value, separated by commas, for example Stripe's. It is bounded,
-// and each member must be a pair.
-func eachPair(field, list string, each func(name, value string) error) error {
-	if strings.Count(list, ",") > received.MaxSignatures { // one more than the signatures: the time
+// eachPair parses a list of name=value, for example Stripe's. It is bounded, and each member must
+// be a pair.
+func eachPair(field, list, separator string, each func(name, value string) error) error {
+	if strings.Count(list, separator) > received.MaxSignatures { // one more than the signatures: the time
 		return scheme.Malformed(field, "has more than 16 signatures")
 	}
-	for member := range strings.SplitSeq(list, ",") {
+	for member := range strings.SplitSeq(list, separator) {
 		name, value, ok := strings.Cut(member, "=")
 		if !ok || !isWord(name) {
 			return scheme.Malformed(field, "is not a list of name=value")
@@ -51,25 +51,31 @@ func (g *signatureList) signatures() ([]scheme.Signature, error) {
 	return g.found, nil
 }
 
+// pairNames says what the members of a list are.
+type pairNames struct {
+	separator       string
+	time, signature string // if time is empty, there is no time
+}
+
 // timedPairs parses a list of pairs with exactly one time, and signatures. It skips other names
-// (W4). If timeName is empty, there is no time.
-func timedPairs(field, list, timeName, signatureName string, a scheme.Algorithm, enc scheme.Encoding, unit time.Duration) (written string, at time.Time, found []scheme.Signature, err error) {
+// (W4).
+func timedPairs(field, list string, names pairNames, a scheme.Algorithm, enc scheme.Encoding, unit time.Duration) (written string, at time.Time, found []scheme.Signature, err error) {
 	g := signatureList{field: field}
-	err = eachPair(field, list, func(name, value string) (err error) {
+	err = eachPair(field, list, names.separator, func(name, value string) (err error) {
 		switch name {
-		case timeName:
+		case names.time:
 			if written != "" {
 				return scheme.Malformed(field, "has more than one time")
 			}
 			written = value
 			at, err = received.UnixTime(field, value, unit)
 			return err
-		case signatureName:
+		case names.signature:
 			g.add(a, enc, value)
 		}
 		return nil
 	})
-	if err == nil && written == "" && timeName != "" {
+	if err == nil && written == "" && names.time != "" {
 		err = scheme.Malformed(field, "has no time")
 	}
 	if err == nil {

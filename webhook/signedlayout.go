@@ -48,7 +48,7 @@ func parseLayout(s string) (l signedLayout, faults []error) {
 		l.time, l.id = l.time || p == "{time}", l.id || p == "{id}"
 		next := i + step
 		if next < 0 || next >= len(all) || all[next].isField() {
-			faults = append(faults, fmt.Errorf("HMAC.Layout: %s must be set apart from the field that is next to it", p))
+			faults = append(faults, fmt.Errorf("HMAC.Layout: %s must be set apart from the field that is next to it; a sender that signs it so needs a Provider of your own, whose scheme.Scheme closes the gap in another way", p))
 			return
 		}
 		b := border(all[next])

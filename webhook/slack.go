@@ -9,8 +9,10 @@ import (
 
 // Slack is https://docs.slack.dev/authentication/verifying-requests-from-slack, for the Events API:
 // X-Slack-Signature over v0, the time and the body. The time may be 5 minutes off, both ways. ID is
-// the body's member event_id, and Type that of the inner event. Slash commands and interactive
-// messages are refused: they are signed in the same way, but are not JSON and have no id.
+// the body's member event_id, and Type that of the inner event. If the body has a type but no
+// event_id, ID is a hash of the body: app_rate_limited names its minute (W15). Slash commands and
+// interactive messages are refused: they are signed in the same way, but are not JSON and have no
+// id.
 type Slack struct{}
 
 // Scheme implements Provider.
@@ -39,6 +41,10 @@ func (Slack) Scheme() (*scheme.Scheme, error) {
 			}
 			if kind := received.String(received.Members(found["event"], "type")["type"]); kind != "" {
 				e.Type = kind
+			}
+			if _, has := found["event_id"]; !has && e.Type != "" {
+				e.ID = received.ContentID(e.Body)
+				return nil
 			}
 			e.ID, err = received.IDMember(found, "event_id")
 			return err

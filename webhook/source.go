@@ -3,12 +3,9 @@ package webhook
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -18,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/internal/fields"
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 var validEndpoint = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
@@ -54,15 +52,14 @@ type SourceConfig struct {
 	Logger *slog.Logger
 }
 
-// Source reads the stored events of endpoints for a consumer. An [Endpoint] has its own. Make one
-// for a consumer of several endpoints, or for a worker process without secrets:
+// Source reads the stored events of endpoints for a consumer. An [Endpoint] is a source itself.
+// Make a Source for a consumer of several endpoints, or for a worker process without secrets:
 //
 //	source, err := webhook.NewSource(pool, webhook.SourceConfig{Endpoints: []string{"stripe", "adyen"}})
 //	worker, err := consumer.New(pool, source, handle, consumer.Config{Scope: "billing"})
 //
-// The members of a group share the partitions. Each has one Source, for one Run. If endpoints are
-// in the same process, name the Source in their [Config].Sources: each new event then wakes it.
-// Otherwise it polls.
+// The members of a group share the partitions. Each has one Source, for one Run. An endpoint of the
+// same process wakes it after each commit; for events of other processes it polls.
 type Source struct{ *eventsource.Source }
 
 var (
@@ -73,6 +70,7 @@ var (
 // NewSource checks the configuration and returns every fault of it at once. It does not connect.
 func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 	l := fields.List{Sentinel: ErrConfig, Struct: "SourceConfig"}
+	l.Join(primary.CheckPool(ErrConfig, pool))
 	if len(cfg.Endpoints) == 0 {
 		l.Add("Endpoints", "must not be empty: name the endpoints whose events are read")
 	}
@@ -87,18 +85,18 @@ func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 		}
 	}
 	cfg.Partitions = cmp.Or(cfg.Partitions, 16)
-	s, err := eventsource.NewSource(pool, eventsource.Config{Group: cfg.Group, Topics: topics, Partitions: cfg.Partitions, PollInterval: cfg.PollInterval,
-		LeaseTTL: cfg.LeaseTTL, HandoverTimeout: cfg.HandoverTimeout, Retention: cfg.Retention, SegmentBytes: cfg.SegmentBytes, Logger: cfg.Logger})
-	for _, one := range fields.Split(err) {
-		var f *eventsource.Fault
-		switch {
-		case !errors.As(one, &f):
-			l.Join(one)
-		case f.Field == "Config.Topics": // the check of the endpoints above has reported it
-		default:
-			l.Join(fmt.Errorf("%w: %s: %s", ErrConfig, strings.Replace(f.Field, "Config.", "SourceConfig.", 1), f.Reason))
-		}
-	}
+	s, err := newEvents(pool, "SourceConfig.", eventsource.Config{
+		Group:           cfg.Group,
+		Topics:          topics,
+		Partitions:      cfg.Partitions,
+		PollInterval:    cfg.PollInterval,
+		LeaseTTL:        cfg.LeaseTTL,
+		HandoverTimeout: cfg.HandoverTimeout,
+		Retention:       cfg.Retention,
+		SegmentBytes:    cfg.SegmentBytes,
+		Logger:          cfg.Logger,
+	})
+	l.Join(err)
 	if err := l.Err(); err != nil {
 		return nil, err
 	}

@@ -13,9 +13,10 @@ import (
 // send.
 //
 // It takes two kinds of secret, which may be configured together: for v1 (HMAC-SHA256) a secret
-// "whsec_" and base64 of 24 to 64 bytes, and for v1a (Ed25519) a public key "whpk_" and base64. The
-// headers are webhook-id, webhook-timestamp and webhook-signature, or Svix's svix-id and so on. The
-// time may be 5 minutes off, both ways. Type is the body's member type, if it has one.
+// "whsec_" and base64 of 24 to 64 bytes, and for v1a (Ed25519) a public key "whpk_" and base64. In
+// front of them may be "v1," or "v1a,", as Supabase shows its secrets. The headers are webhook-id,
+// webhook-timestamp and webhook-signature, or Svix's svix-id and so on. The time may be 5 minutes
+// off, both ways. Type is the body's member type, if it has one.
 //
 // An id is 1 to 255 visible ASCII characters without a dot. The dot ends the id in the signed
 // bytes: if an id could contain one, the bytes of one signature could be read as another id, time
@@ -41,7 +42,17 @@ func (Standard) Scheme() (*scheme.Scheme, error) {
 	}, nil
 }
 
+// standardKey parses a secret as senders show it: bare, or after the version of its signatures, as
+// Supabase does.
 func standardKey(secret string) (scheme.Key, error) {
+	if strings.Contains(secret, "|") {
+		return scheme.Key{}, errors.New(`has a "|": list each secret by itself in Secrets`)
+	}
+	for _, version := range []string{"v1,whsec_", "v1a,whpk_", "v1a,whsk_"} {
+		if strings.HasPrefix(secret, version) {
+			_, secret, _ = strings.Cut(secret, ",")
+		}
+	}
 	if rest, ok := strings.CutPrefix(secret, "whpk_"); ok {
 		public, ok := scheme.Base64.Decode(rest)
 		if !ok {
@@ -52,7 +63,11 @@ func standardKey(secret string) (scheme.Key, error) {
 	if strings.HasPrefix(secret, "whsk_") {
 		return scheme.Key{}, errors.New(`is the sender's private key: configure the public one, which begins with "whpk_"`)
 	}
-	raw, ok := scheme.Base64.Decode(strings.TrimPrefix(secret, "whsec_"))
+	text := strings.TrimPrefix(secret, "whsec_")
+	if short := len(text) % 4; short != 0 { // some senders leave the padding out
+		text += strings.Repeat("=", 4-short)
+	}
+	raw, ok := scheme.Base64.Decode(text)
 	if !ok || len(raw) < 24 || len(raw) > 64 {
 		return scheme.Key{}, errors.New(`must be "whsec_" and the base64 of 24 to 64 bytes`)
 	}

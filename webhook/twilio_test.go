@@ -102,7 +102,7 @@ func TestW19EveryParameterCounts(t *testing.T) {
 			try(name+" "+what, webhook.ErrSignature, twilioRequest(good, formType, query, form.Encode()))
 		}
 	}
-	for _, q := range []string{"", "foo=1", "bar=2&foo=1", "foo=1&bar=2&", "foo=1&bar=2&x=1", "foo=1&bar=3", "FOO=1&bar=2", "foo=%31&bar=2"} {
+	for _, q := range []string{"", "foo=1", "bar=2&foo=1", "foo=1&bar=2&x=1", "foo=1&bar=3", "FOO=1&bar=2", "foo=%32&bar=2", "foo=1&bar=2&bar=2"} {
 		try("query "+q, webhook.ErrSignature, twilioRequest(good, formType, q, twilioForm.Encode()))
 	}
 	try("a query of any length", webhook.ErrMalformed, twilioRequest(good, formType, "a="+strings.Repeat("b", 5000), twilioForm.Encode()))

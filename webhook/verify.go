@@ -153,7 +153,7 @@ func (v *Verifier) verify(ctx context.Context, r Request) (*Event, error) {
 	}
 	e := &Event{Provider: v.scheme.Name, IDSigned: v.scheme.IDSigned, Time: signed.Time, Body: body}
 	read := scheme.Event{Body: body}
-	if signed.Messages != nil && !e.IDSigned {
+	if signed.Messages != nil {
 		sum := sha256.Sum256(signed.Messages[0])
 		e.signed = sum[:]
 	}
@@ -161,6 +161,7 @@ func (v *Verifier) verify(ctx context.Context, r Request) (*Event, error) {
 		return nil, err
 	}
 	e.ID, e.Type, e.Probe, e.Challenge = read.ID, read.Type, read.Probe, read.Challenge
+	e.Body = read.Body
 	if !received.ValidID(e.ID) && !(e.Probe && e.ID == "") {
 		return nil, scheme.Malformed("", "has no id of 1 to 255 visible ASCII characters")
 	}

@@ -136,7 +136,7 @@ func TestRedriveOfWhatWasNeverAppended(t *testing.T) {
 	id := func(event string) string {
 		return one[string](s.fixture, `select id::text from onlyonce.parked where event_id = $1`, event)
 	}
-	s.run("parked", "redrive", "-id", id("e2"), "-reason", "x", "-yes").want(t, statusEnvironment, "there is no stream 'nowhere'")
+	s.run("parked", "redrive", "-id", id("e2"), "-reason", "x", "-yes").want(t, statusFailed, `there is no stream "nowhere"`, "start a consumer of it first")
 	s.run("parked", "redrive", "-id", id("e1"), "-reason", "x", "-yes").want(t, statusGood, "Done: 1 are due now")
 	s.until(`select count(*) = 1 from effects`)
 	if got := one[string](s.fixture, `select state from onlyonce.parked where event_id = 'e1'`); got != "resolved" {

@@ -76,5 +76,5 @@ func engines(t *testing.T, url string) map[string]func(context.Context) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return map[string]func(context.Context) error{"consumer": c.Run, "relay": relay.Run, "endpoint": endpoint.Run, "layer": layer.Run}
+	return map[string]func(context.Context) error{"consumer": c.Run, "relay": relay.Run, "endpoint": endpoint.Upkeep, "layer": layer.Run}
 }

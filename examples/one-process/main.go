@@ -54,25 +54,29 @@ func serve(ctx context.Context) error {
 		return err
 	}
 	stripe, err := webhook.New(pool, webhook.Config{
-		Name: "stripe", Provider: webhook.Stripe{}, Secrets: []string{os.Getenv("STRIPE_SECRET")}, Handler: paid,
+		Name: "stripe", Provider: webhook.Stripe{}, Secrets: []string{os.Getenv("STRIPE_SECRET")},
 	})
+	if err != nil {
+		return err
+	}
+	events, err := consumer.New(pool, stripe, paid, consumer.Config{Scope: webhook.Scope("stripe")})
 	if err != nil {
 		return err
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/hooks/stripe", stripe)
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if err := errors.Join(orders.Ready(), relay.Ready(), stripe.Ready()); err != nil {
+		if err := errors.Join(orders.Ready(), relay.Ready(), events.Ready()); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		}
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
-		if err := orders.Live(); err != nil {
+		if err := errors.Join(orders.Live(), events.Live()); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		}
 	})
 	server := &http.Server{Addr: ":8080", Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	return runParts(ctx, server, relay.Run, orders.Run, stripe.Run)
+	return runParts(ctx, server, relay.Run, orders.Run, events.Run)
 }
 
 // charge asks for a payment; the relay sends it after the commit.

@@ -63,26 +63,57 @@ var senders = []sender{
 		Layout: "{time}.{body}", IDMember: "id"}, webhook.Stored, "ACME_SECRET"},
 }
 
-// endpoints makes an endpoint for each sender whose secret there is. An event is dropped if a later
-// version of the same object was applied.
-func (in *ingest) endpoints(getenv func(string) string) (map[string]*webhook.Endpoint, error) {
+// receiver is a sender's endpoint, and what runs beside it: the consumer of the stored events, or
+// the upkeep of an endpoint that applies them inline.
+type receiver struct {
+	*webhook.Endpoint
+	run func(context.Context) error
+}
+
+// receivers makes one for each sender whose secret there is. An event is dropped if a later version
+// of the same object was applied.
+func (in *ingest) receivers(getenv func(string) string) (map[string]receiver, error) {
 	handler, err := webhook.InOrder(webhook.Ordered{Version: version, DropStale: true}, in.handle)
 	if err != nil {
 		return nil, err
 	}
-	all := map[string]*webhook.Endpoint{}
+	all := map[string]receiver{}
 	for _, s := range senders {
 		secret := getenv(s.secret)
 		if secret == "" {
 			continue
 		}
-		all[s.name], err = webhook.New(in.pool, webhook.Config{
-			Name: s.name, Provider: s.scheme, Mode: s.mode, Secrets: []string{secret}, Handler: handler, Partitions: 4,
-			OrderingKey: func(e *webhook.Event) string { object, _, _ := version(e); return object },
-		})
+		all[s.name], err = in.receiver(s, secret, handler)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", s.name, err)
 		}
 	}
 	return all, nil
+}
+
+func (in *ingest) receiver(s sender, secret string, handler consumer.Handler) (r receiver, err error) {
+	cfg := webhook.Config{
+		Name:        s.name,
+		Provider:    s.scheme,
+		Mode:        s.mode,
+		Secrets:     []string{secret},
+		Partitions:  4,
+		OrderingKey: func(e *webhook.Event) string { object, _, _ := version(e); return object },
+	}
+	if s.mode == webhook.Inline {
+		cfg.Handler = handler
+	}
+	if r.Endpoint, err = webhook.New(in.pool, cfg); err != nil {
+		return r, err
+	}
+	if s.mode == webhook.Inline {
+		r.run = r.Upkeep
+		return r, nil
+	}
+	worker, err := consumer.New(in.pool, r.Endpoint, handler, consumer.Config{Scope: webhook.Scope(s.name)})
+	if err != nil {
+		return r, err
+	}
+	r.run = worker.Run
+	return r, nil
 }

@@ -35,15 +35,15 @@ func serve(ctx context.Context) error {
 	if _, err := pool.Exec(ctx, tableSQL); err != nil {
 		return err
 	}
-	endpoints, err := (&ingest{pool: pool}).endpoints(os.Getenv)
+	receivers, err := (&ingest{pool: pool}).receivers(os.Getenv)
 	if err != nil {
 		return err
 	}
 	mux := http.NewServeMux()
 	work, ctx := errgroup.WithContext(ctx)
-	for name, e := range endpoints {
-		mux.Handle("/hooks/"+name, e)
-		work.Go(func() error { return e.Run(ctx) })
+	for name, r := range receivers {
+		mux.Handle("/hooks/"+name, r)
+		work.Go(func() error { return r.run(ctx) })
 	}
 	server := &http.Server{Addr: ":8080", Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	work.Go(func() error {

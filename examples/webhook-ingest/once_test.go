@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/onlyoncetest"
 	"github.com/onlyonce/onlyonce/webhook"
 )
@@ -41,8 +42,12 @@ func TestEventsOnce(t *testing.T) {
 		Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
 			in := &ingest{pool: p.Pool}
 			e, err := webhook.New(p.Pool, webhook.Config{Name: "standard", Provider: webhook.Standard{}, Secrets: []string{"whsec_" + base64.StdEncoding.EncodeToString(key)},
-				Handler: in.handle, Logger: p.Logger(), Partitions: 1, Source: webhook.SourceConfig{PollInterval: 20 * time.Millisecond, LeaseTTL: time.Second}})
-			return e, e, err
+				Logger: p.Logger(), Partitions: 1, PollInterval: 20 * time.Millisecond, LeaseTTL: time.Second})
+			if err != nil {
+				return nil, nil, err
+			}
+			worker, err := consumer.New(p.Pool, e, in.handle, consumer.Config{Scope: webhook.Scope("standard"), Logger: p.Logger()})
+			return e, worker, err
 		},
 		Requests: []onlyoncetest.Request{{Path: "/hooks/standard", Body: body, Sign: sign}},
 		Repeat:   true,
@@ -57,9 +62,9 @@ func TestEndpoints(t *testing.T) {
 		t.Fatal(err)
 	}
 	secret := "whsec_" + base64.StdEncoding.EncodeToString([]byte("a secret of twenty-four b"))
-	endpoints, err := in.endpoints(func(name string) string { return secret })
-	if err != nil || len(endpoints) != len(senders) {
-		t.Fatalf("%d endpoints, %v", len(endpoints), err)
+	receivers, err := in.receivers(func(name string) string { return secret })
+	if err != nil || len(receivers) != len(senders) {
+		t.Fatalf("%d receivers, %v", len(receivers), err)
 	}
 	post := func(name, signature, id string, version int) int {
 		event := fmt.Sprintf(`{"object_id":"o-1","object_version":%d}`, version)
@@ -72,7 +77,7 @@ func TestEndpoints(t *testing.T) {
 		r.Header.Set("X-GitHub-Event", "push")
 		r.Header.Set("X-Hub-Signature-256", signature+hex.EncodeToString(mac([]byte(secret), event)))
 		w := httptest.NewRecorder()
-		endpoints[name].ServeHTTP(w, r)
+		receivers[name].ServeHTTP(w, r)
 		return w.Code
 	}
 	for _, c := range []struct {

@@ -34,9 +34,10 @@ func timeFor(got int) time.Duration {
 //
 // A body that arrives more slowly than minRate on average fails with ErrSlow, and so does one that
 // is not complete by the deadline, if there is one. Time in which Read did not wait for it does not
-// count. If w has no read deadlines, which middleware can take away, Read waits as long as the
-// server does. Once the body is complete, the read deadline is the given one, or none: the server
-// reads on, to notice that the client leaves.
+// count. A body that others need the memory of fails with ErrFull, if its sender lets it wait. If w
+// has no read deadlines, which middleware can take away, Read waits as long as the server does, and
+// the body keeps its memory. Once the body is complete, the read deadline is the given one, or
+// none: the server reads on, to notice that the client leaves.
 func Read(w http.ResponseWriter, req *http.Request, most int64, room *Room, deadline time.Time) (body []byte, held int64, err error) {
 	maxBuffer := most + 1 // one more byte, to detect a body that is too long
 	if req.ContentLength >= 0 {
@@ -45,27 +46,33 @@ func Read(w http.ResponseWriter, req *http.Request, most int64, room *Room, dead
 	control := http.NewResponseController(w)
 	in := http.MaxBytesReader(w, req.Body, most)
 	deadline = earlier(deadline, serversDeadline(req))
+	a := &arriving{at: -1, stop: func() { _ = control.SetReadDeadline(time.Unix(1, 0)) }}
 	var waited time.Duration
 	for err == nil {
 		if len(body) == cap(body) {
 			size := min(nextSize(int64(cap(body))), maxBuffer)
-			if size <= held || !room.grow(held, size) {
-				return nil, held, ErrFull
+			if size <= a.held || !room.grow(a, size) {
+				return nil, a.held, ErrFull
 			}
-			held = size
 			body = append(make([]byte, 0, size), body...)
 		}
 		left := timeFor(len(body)) - waited
 		if left <= 0 {
-			return nil, held, ErrSlow
+			return nil, a.held, ErrSlow
 		}
 		begun := time.Now()
-		_ = control.SetReadDeadline(earlier(begun.Add(left), deadline)) // if the server supports it
+		if control.SetReadDeadline(earlier(begun.Add(left), deadline)) == nil {
+			room.wait(a, begun.Add(left))
+		}
 		var n int
 		n, err = in.Read(body[len(body):cap(body)])
+		if !room.resume(a) {
+			return nil, 0, ErrFull
+		}
 		body = body[:len(body)+n]
 		waited += time.Since(begun)
 	}
+	held = a.held
 	var timeout net.Error
 	switch {
 	case errors.Is(err, io.EOF):

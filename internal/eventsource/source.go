@@ -55,6 +55,7 @@ select h.topic, h.partition, s.incarnation, coalesce(b.next_offset, -1)
 // documentation.
 type Source struct {
 	pool       *primary.Pool
+	database   database
 	cfg        Config
 	rotator    *ring.Rotator
 	wake       chan struct{}
@@ -76,10 +77,10 @@ func NewSource(pool *pgxpool.Pool, cfg Config) (*Source, error) {
 		return nil, err
 	}
 	s := &Source{pool: primary.Of(pool, cfg.Logger), cfg: cfg, wake: make(chan struct{}, 1)}
+	s.database = databaseOf(s.pool)
 	if s.rotator, err = ring.New(pool, ring.Events(), cfg.rotation()); err != nil {
 		return nil, err
 	}
-	process.Made(pool, process.Part{Topics: cfg.Topics})
 	return s, nil
 }
 
@@ -95,6 +96,7 @@ func (s *Source) ServeScope(scope string, _ claimed.Mark) error {
 		return fmt.Errorf("is the source of the consumer with the scope %q already: make one for each consumer", s.scope)
 	}
 	s.scope = scope
+	process.Made(s.pool.Raw(), process.Part{Topics: s.cfg.Topics})
 	s.cfg.Group = cmp.Or(s.cfg.Group, scope)
 	return nil
 }
@@ -115,12 +117,66 @@ func (s *Source) GroupMetadata(ctx context.Context) (map[source.TopicPartition]s
 	return found, nil
 }
 
-// Wake makes the source look for events now. Call it after a transaction that appended events has
-// committed, in the same process. It never blocks.
+// Wake makes the source look for events now. It never blocks. After a transaction that appended
+// events has committed, [Stream.Committed] calls it for each source of the process.
 func (s *Source) Wake() {
 	select {
 	case s.wake <- struct{}{}:
 	default: // a look is due already
+	}
+}
+
+// running are the sources of this process whose Run has not returned, by what they read.
+var running = struct {
+	sync.Mutex
+	sources map[*Source]bool
+}{sources: map[*Source]bool{}}
+
+// Stream is a stream of one database, for those that append to it.
+type Stream struct {
+	topic string
+	at    database
+}
+
+// StreamOf returns a stream of a pool's database.
+func StreamOf(pool *primary.Pool, topic string) Stream {
+	return Stream{topic: topic, at: databaseOf(pool)}
+}
+
+// Committed wakes the sources of this process that read the stream. Call it after a transaction
+// that appended events to it has committed. It never blocks.
+func (m Stream) Committed() {
+	running.Lock()
+	defer running.Unlock()
+	for s := range running.sources {
+		if slices.Contains(s.cfg.Topics, m.topic) && s.database == m.at {
+			s.Wake()
+		}
+	}
+}
+
+// database names a database as this process reaches it. Two names of one database cost a source a
+// poll, and nothing else.
+type database struct {
+	host string
+	port uint16
+	name string
+}
+
+func databaseOf(pool *primary.Pool) database {
+	cfg := pool.Raw().Config().ConnConfig
+	return database{host: cfg.Host, port: cfg.Port, name: cfg.Database}
+}
+
+// registered notes that the source runs, until the returned function is called.
+func (s *Source) registered() (end func()) {
+	running.Lock()
+	defer running.Unlock()
+	running.sources[s] = true
+	return func() {
+		running.Lock()
+		defer running.Unlock()
+		delete(running.sources, s)
 	}
 }
 
@@ -134,6 +190,7 @@ func (s *Source) Run(ctx context.Context, own func(context.Context, source.Parti
 		return errors.New("eventsource: this source is running already")
 	}
 	defer s.running.Store(false)
+	defer s.registered()()
 	if s.cfg.Group == "" {
 		return errors.New("eventsource: Config.Group: must not be empty for a source without a consumer")
 	}

@@ -1,5 +1,5 @@
 // Package inbox runs what the inbox of keys needs beside claims. Its rings rotate in the background
-// of every consumer, relay and webhook endpoint (Endpoint.Run), or by `onlyonce inbox rotate`.
+// of every consumer, relay and webhook endpoint (Endpoint.Upkeep), or by `onlyonce inbox rotate`.
 //
 // The protocol is internal/ring's, and package dedupe's documentation explains how claims use its
 // segments. One process works for each ring, under a lease; the others stand by. If a process's

@@ -1,6 +1,8 @@
-// Package intake has the transaction in which events from outside enter the event log: it claims
-// their ids, appends the fresh ones to a stream and parks those that cannot be appended. Webhook
-// endpoints and queues have one for each database. See rules W8 to W11 and Q1 to Q5 in docs/rules.
+// Package intake stores events from outside before they are acknowledged: [Store] claims the ids of
+// a set in one transaction, appends the fresh ones to a stream, and parks what cannot be appended.
+// A broker's acknowledgement and the 200 for a webhook are the same thing, so queues and webhook
+// endpoints have one Store for each database, and a [Way] for what differs. [Gather] makes sets of
+// requests that arrive together. See rules W8 to W11, W23 and Q1 to Q5 in docs/rules.
 package intake
 
 import (
@@ -56,6 +58,14 @@ type Intake struct {
 	Sealer        *seal.Sealer
 	OnLate        func(error)   // is told of a statement that a handler queued too late (T6)
 	CommitTimeout time.Duration // the least that COMMIT may take, if ctx ends earlier
+
+	stream eventsource.Stream
+}
+
+// New returns an Intake with these fields. Pool and Topic are required.
+func New(n Intake) *Intake {
+	n.stream = eventsource.StreamOf(n.Pool, n.Topic)
+	return &n
 }
 
 // Event is one event on its way into the database. Its hash and its fingerprint are made once for
@@ -68,7 +78,7 @@ type Event struct {
 	Body    []byte
 
 	Hash        pgtype.UUID // of the dedupe key
-	Fingerprint int64
+	Fingerprint dedupe.Fingerprint
 
 	stored        []byte // the body as it is stored
 	storedHeaders []consumer.Header
@@ -77,7 +87,7 @@ type Event struct {
 // Identify makes the event's hash and fingerprint.
 func (e *Event) Identify(scope string) {
 	e.Hash = pgtype.UUID{Bytes: dedupe.Key{Tenant: e.Tenant, Scope: scope, ID: e.ID}.Hash(), Valid: true}
-	e.Fingerprint = dedupe.FingerprintOf(e.Body).Int64()
+	e.Fingerprint = dedupe.FingerprintOf(e.Body)
 }
 
 // ErrAbandoned is wrapped by the error of work whose handler still uses the connection: the
@@ -96,9 +106,8 @@ type End struct {
 // If COMMIT was sent and its answer never arrived, the outcome is unknown. Run then runs the work
 // again on another connection. Its claim waits for the old transaction, if that is still running.
 // Then it either finds the events, which means that they were committed, or accepts them (W11). It
-// also runs the work again after a serialization failure, if the stream has to be made, and if
-// again returns true for the error.
-func (n *Intake) Run(ctx context.Context, work func(context.Context, *guard.Tx) (commit bool, err error), again func(error) bool) (end End) {
+// also runs the work again after a serialization failure, and if the stream has to be made.
+func (n *Intake) Run(ctx context.Context, work func(context.Context, *guard.Tx) (commit bool, err error)) (end End) {
 	for runs := 1; ; runs++ {
 		var unknown bool
 		unknown, end.Lost, end.Err = n.attempt(ctx, work)
@@ -106,8 +115,6 @@ func (n *Intake) Run(ctx context.Context, work func(context.Context, *guard.Tx) 
 		switch {
 		case end.Err == nil:
 			return end
-		case again != nil && again(end.Err):
-			retry = true // the transaction is rolled back
 		case unknown:
 			end.Unknown, retry = true, true
 		case end.Lost, guard.RunAgain(guard.SQLState(end.Err)):
@@ -128,15 +135,21 @@ func (n *Intake) attempt(ctx context.Context, work func(context.Context, *guard.
 	if err != nil {
 		return false, false, err
 	}
+	abandoned := false
+	defer func() {
+		if !abandoned {
+			conn.Release()
+		}
+	}()
 	tx := guard.Begin(conn.Conn())
 	tx.Report = n.OnLate
 	commit, err := work(ctx, tx)
 	if errors.Is(err, ErrAbandoned) {
+		abandoned = true
 		conn.Hijack() // frees the connection's place in the pool; the handler still has the connection, which is cut
 		tx.Abandon()
 		return false, false, err
 	}
-	defer conn.Release()
 	sent := false
 	if err == nil && commit {
 		tx.Engine(stepFlush, flushSQL)
@@ -160,14 +173,17 @@ func (n *Intake) Bound(ctx context.Context) time.Duration {
 // ReadCommitted begins a transaction that has only our own statements.
 func ReadCommitted(tx *guard.Tx) { tx.Engine(stepIsolation, isolationSQL) }
 
-// Append appends events to the stream.
-func (n *Intake) Append(ctx context.Context, tx *guard.Tx, events ...*Event) error {
-	all := make([]eventsource.Event, len(events))
-	for i, e := range events {
-		n.sealStored(tx, e)
-		all[i] = eventsource.Event{Topic: n.Topic, Tenant: e.Tenant, ID: e.ID, Key: e.Key, Headers: e.storedHeaders, Body: e.stored}
-	}
-	return eventsource.Append(ctx, tx, all...)
+// append appends an event to the stream, at the end of the transaction.
+func (n *Intake) append(ctx context.Context, tx *guard.Tx, e *Event) error {
+	n.sealStored(tx, e)
+	return eventsource.Append(ctx, tx, eventsource.Event{
+		Topic:   n.Topic,
+		Tenant:  e.Tenant,
+		ID:      e.ID,
+		Key:     e.Key,
+		Headers: e.storedHeaders,
+		Body:    e.stored,
+	})
 }
 
 // Park parks the whole event.

@@ -18,6 +18,7 @@ create table onlyonce.http_records (
   completed_at timestamptz,
   expires_at   timestamptz,
   watched_at   timestamptz,
+  refusal      smallint,
   erased_at    timestamptz,
   abandoned_at timestamptz,
   look_at      timestamptz,
@@ -35,6 +36,7 @@ comment on column onlyonce.http_records.token        is 'Random for each attempt
 comment on column onlyonce.http_records.state        is 'running: a handler in lease mode works on it, or did so and ended without an answer. completed. reconcile: a step''s outcome is unknown and too old to ask about under its key.';
 comment on column onlyonce.http_records.lease_id     is 'While running: its lease. Null in transactional mode, in which a record is visible only once it is completed.';
 comment on column onlyonce.http_records.response     is 'Status, headers and body as they are answered again; null while running.';
+comment on column onlyonce.http_records.refusal      is 'Status of an answer of 400 and above, which stays when the answer is erased. Null: the request took effect, or is not completed.';
 comment on column onlyonce.http_records.keep         is 'How long it is kept from its completion.';
 comment on column onlyonce.http_records.expires_at   is 'The time from which it counts as absent, by the database clock, if look_at is null. Null: not completed, as completed_at.';
 comment on column onlyonce.http_records.watched_at   is 'Watched time at its completion. It does not count as absent before watched_at + keep, whatever the clock says.';
@@ -166,7 +168,8 @@ comment on function onlyonce.http_begin(uuid, text, text, text) is 'Claims a key
 -- It does what onlyonce.seal() does, in the same statement (H17, H19).
 create function onlyonce.http_complete(
   id uuid, tenant text, scope text, fingerprint bytea, token uuid, response bytea, sealed boolean, keep interval,
-  look interval default null, operation boolean default false, calls uuid[] default null, call_sinks text[] default null, call_lanes smallint[] default null
+  look interval default null, operation boolean default false, calls uuid[] default null, call_sinks text[] default null, call_lanes smallint[] default null,
+  refusal smallint default null
 ) returns timestamptz
 language plpgsql as $$
 declare
@@ -181,16 +184,16 @@ begin
   end if;
   xact := set_config('onlyonce.sealed', xact, true);
   insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, sealed, keep, created_at, completed_at, expires_at, watched_at,
-                                     look_at, look, calls, call_sinks, call_lanes, calls_xid)
+                                     look_at, look, calls, call_sinks, call_lanes, calls_xid, refusal)
     values (http_complete.id, http_complete.tenant, http_complete.scope, http_complete.fingerprint, http_complete.token, 'completed',
             http_complete.response, http_complete.sealed, http_complete.keep, at, at, until, (select w.at from onlyonce.watched w),
             case when http_complete.operation or http_complete.calls is not null then at + http_complete.look end,
             http_complete.look, http_complete.calls, http_complete.call_sinks, http_complete.call_lanes,
-            case when http_complete.calls is not null then pg_current_xact_id() end);
+            case when http_complete.calls is not null then pg_current_xact_id() end, http_complete.refusal);
   set constraints all immediate;
   return until;
 end $$;
-comment on function onlyonce.http_complete(uuid, text, text, bytea, uuid, bytea, boolean, interval, interval, boolean, uuid[], text[], smallint[]) is 'Stores the answer in the transaction of its effects; fails on the primary key if there is one. Seals the transaction: only COMMIT follows.';
+comment on function onlyonce.http_complete(uuid, text, text, bytea, uuid, bytea, boolean, interval, interval, boolean, uuid[], text[], smallint[], smallint) is 'Stores the answer in the transaction of its effects; fails on the primary key if there is one. Seals the transaction: only COMMIT follows.';
 
 -- http_claim claims a key in lease mode, in a transaction of its own. An expired record counts as
 -- absent. It waits for another request's uncommitted claim, which takes as long as one statement
@@ -258,7 +261,8 @@ comment on function onlyonce.http_step_done(bigint, bigint, uuid, uuid, text, by
 -- not asked for. The steps are read after the lease is deleted, which waits for steps that begin (H18, H27).
 create function onlyonce.http_finish(
   id uuid, lease bigint, epoch bigint, nonce uuid, response bytea, sealed boolean,
-  look interval default null, calls uuid[] default null, call_sinks text[] default null, call_lanes smallint[] default null
+  look interval default null, calls uuid[] default null, call_sinks text[] default null, call_lanes smallint[] default null,
+  refusal smallint default null
 ) returns timestamptz
 language plpgsql as $$
 declare
@@ -266,7 +270,7 @@ declare
 begin
   perform onlyonce.hold(http_finish.lease, http_finish.epoch, http_finish.nonce);
   update onlyonce.http_records r
-     set state = 'completed', lease_id = null, token = http_finish.nonce, response = http_finish.response, sealed = http_finish.sealed,
+     set state = 'completed', lease_id = null, token = http_finish.nonce, response = http_finish.response, sealed = http_finish.sealed, refusal = http_finish.refusal,
          completed_at = clock_timestamp(), expires_at = clock_timestamp() + r.keep, watched_at = (select w.at from onlyonce.watched w),
          look_at = case when http_finish.calls is not null then clock_timestamp() + http_finish.look end, look = http_finish.look,
          calls = http_finish.calls, call_sinks = http_finish.call_sinks, call_lanes = http_finish.call_lanes,
@@ -283,7 +287,7 @@ begin
   perform onlyonce.seal();
   return until;
 end $$;
-comment on function onlyonce.http_finish(uuid, bigint, bigint, uuid, bytea, boolean, interval, uuid[], text[], smallint[]) is 'Stores the answer of a request in lease mode, deletes its lease, and seals the transaction. Raises OO010 if a step has no result.';
+comment on function onlyonce.http_finish(uuid, bigint, bigint, uuid, bytea, boolean, interval, uuid[], text[], smallint[], smallint) is 'Stores the answer of a request in lease mode, deletes its lease, and seals the transaction. Raises OO010 if a step has no result.';
 
 -- http_reconcile sets a request aside because the outcome of one of its steps is unknown. It is a
 -- transaction of its own.
@@ -527,8 +531,9 @@ comment on table  onlyonce.operation_signals is 'The latest progress of each ope
 
 -- http_erase erases a request's answer, the results of its steps, and what its operations keep:
 -- result, text of the error, progress, and the event with their input, in the log and in parked rows.
--- The rows stay: copies of the request get 410. It returns how many answers and operations it has
--- erased. What is not completed is left as it is, because it needs the results of its steps.
+-- The rows stay: copies of the request get 410, or the status of a refusal (H15). It returns how many
+-- answers and operations it has erased. What is not completed is left as it is, because it needs the
+-- results of its steps.
 --
 -- An operation that still runs needs its input, so it raises 55006; if one is about to commit its
 -- end, it waits for that. A log is read whole, because only its offset finds an event by an index.

@@ -103,16 +103,3 @@ begin
   return onlyonce.raise_epoch(raise_epoch_at.lease, raise_epoch_at.seen_epoch, raise_epoch_at.new_nonce, raise_epoch_at.ttl);
 end $$;
 comment on function onlyonce.raise_epoch_at(text, bigint, bigint, uuid, interval) is 'onlyonce.raise_epoch for a request of a tenant that must live here.';
-
-create function onlyonce.receive_webhook_at(
-  place text, endpoint text, key uuid, fingerprint bigint, digest bytea, body_window interval, wait text, lock_timeout text, statement_timeout text, idle_timeout text
-) returns smallint
-language plpgsql as $$
-declare
-  ignored text := set_config('lock_timeout', receive_webhook_at.wait, true);
-begin
-  perform onlyonce.enter_place(receive_webhook_at.place);
-  return onlyonce.receive_webhook(receive_webhook_at.endpoint, receive_webhook_at.key, receive_webhook_at.fingerprint, receive_webhook_at.digest,
-    receive_webhook_at.body_window, receive_webhook_at.wait, receive_webhook_at.lock_timeout, receive_webhook_at.statement_timeout, receive_webhook_at.idle_timeout);
-end $$;
-comment on function onlyonce.receive_webhook_at(text, text, uuid, bigint, bytea, interval, text, text, text, text) is 'onlyonce.receive_webhook for a tenant or an endpoint that must live here.';

@@ -202,6 +202,24 @@ func TestQ2SequencesThatAreGivenAgain(t *testing.T) {
 	}
 }
 
+// A pull that waits is no longer than the consumer allows: it ends without a message, and is not
+// refused (Q3).
+func TestQ3ConsumerThatLimitsWaits(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	limits := jetstream.ConsumerConfig{Durable: "d", MaxRequestExpires: 300 * time.Millisecond}
+	if _, err := r.js().CreateConsumer(t.Context(), r.stream, limits); err != nil {
+		t.Fatal(err)
+	}
+	b := r.broker(r.stream)
+	if err := b.Begin(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := b.Receive(t.Context(), 1); err != nil || len(all) > 0 {
+		t.Errorf("%d messages of an empty stream: %v", len(all), err)
+	}
+}
+
 // A stream that keeps messages for longer than copies are said to come ends a receiver (Q6).
 func TestQ6MaxAge(t *testing.T) {
 	t.Parallel()

@@ -378,6 +378,6 @@ func receiver(mode webhook.Mode) func(x *serving, r *rig, pool *pgxpool.Pool) (h
 		if err != nil {
 			return nil, nil, err
 		}
-		return recv, recv.Run, nil
+		return recv, recv.Upkeep, nil
 	}
 }

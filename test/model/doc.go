@@ -18,6 +18,7 @@
 //	log      segments of the outbox's log                      O2 O8
 //	history  a lane's cursor over a failover, and a restore    O3 O9
 //	calls    calls that are looked for by their keys           O1
+//	records  a request's record, its call, and open attempts   H31 O6
 //
 // The table has two kinds of entries. A scope must hold. A fault leaves one protection out, and
 // must be found: a model that cannot fail proves nothing. The name of an entry begins with the

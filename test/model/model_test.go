@@ -37,7 +37,7 @@ func TestTable(t *testing.T) {
 		}
 	}
 	for _, rule := range []string{"slots/C1", "slots/C2", "slots/C3", "slots/C4", "slots/C5", "slots/C6", "slots/C7", "slots/C8", "slots/T14", "parking/D4", "parking/K7",
-		"relay/O2", "relay/O3", "relay/O4", "relay/O5", "attempts/O3", "attempts/O6", "window/O6", "log/O2", "log/O8", "history/O3", "history/O9", "calls/O1"} {
+		"relay/O2", "relay/O3", "relay/O4", "relay/O5", "attempts/O3", "attempts/O6", "window/O6", "log/O2", "log/O8", "history/O3", "history/O9", "calls/O1", "records/H31", "records/O6"} {
 		if !faults[rule] {
 			t.Errorf("%s has no fault", rule)
 		}

@@ -64,7 +64,7 @@ var queueRules = []mutant{
 	{rule: "Q3 NATS pull above the consumer's limit", in: "queue/natsqueue", decl: "(*Broker).pull",
 		old: "b.limits.batch > 0", new: "false && b.limits.batch > 0", test: "TestQ3ConsumerThatLimitsPulls"},
 	{rule: "Q3 NATS wait above the consumer's limit", in: "queue/natsqueue", decl: "(*Broker).pull",
-		old: "b.limits.wait > 0", new: "false && b.limits.wait > 0", test: "TestQ3ConsumerThatLimitsPulls/consumer"},
+		old: "b.limits.wait > 0", new: "false && b.limits.wait > 0", test: "TestQ3ConsumerThatLimitsWaits"},
 	{rule: "Q6 SQS that does not tell its retention", in: "queue/sqsqueue", decl: "Config.check",
 		old: "retention == 0:", new: "false && retention == 0:", test: "TestQ6ServerThatDoesNotTellItsRetention"},
 	{rule: "Q3 NATS limit of deliveries", in: "queue/natsqueue", decl: "checkConsumer",

@@ -191,7 +191,7 @@ func (d *drill) run() (stop func()) {
 	d.t.Cleanup(d.http.Close)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	for name, run := range map[string]func(context.Context) error{"consumer": c.Run, "relay": relay.Run, "endpoint": endpoint.Run, "layer": layer.Run} {
+	for name, run := range map[string]func(context.Context) error{"consumer": c.Run, "relay": relay.Run, "endpoint": endpoint.Upkeep, "layer": layer.Run} {
 		running.Go(func() {
 			if err := run(ctx); err != nil {
 				d.t.Errorf("%s: %v", name, err)

@@ -33,8 +33,8 @@ type calling struct {
 // The ways in which an attempt ends, and each as often as it is in the list. Those with a plus were
 // applied.
 var attemptWays = []string{
-	wayThrough, "reset+", "reset+", "502+", "504+", "truncated+", "500+", "503+",
-	"reset", "401", "403", "404", "413", "429", "502", "503", "504", "500", "truncated", rejectedWay,
+	wayThrough, "reset+", "reset+", "502+", "504+", "truncated+", "500+", "503+", "101+",
+	"reset", "101", "401", "403", "404", "413", "429", "502", "503", "504", "500", "truncated", rejectedWay,
 }
 
 // rejectedWay is a request that reaches the application, which rejects it.
@@ -173,9 +173,6 @@ func (w *world) enqueue(c outbox.Call) error {
 
 // eraseAnswers erases what a remote in our HTTP layer has answered.
 func (x *calling) eraseAnswers(w *world) error {
-	if !drawsLater[erasedRefusal] {
-		return nil
-	}
 	keys, err := all(w, pgx.RowTo[string], `select key::text from onlyonce.outbox_log`)
 	if err != nil {
 		return err

@@ -6,7 +6,6 @@ const (
 	partlySigned   = "a stranger sends another body under a signature that does not fix the body, and the sender's own is dropped as its copy (W7)"
 	parkedBelow    = "an operator sets a position back by cursor adopt -at below parked messages, which are applied from the log and by a redrive (F10)"
 	otherLog       = "the log is cut off and written anew below what is done above the position, and cursor adopt -at leads to the same halt (C7, C8)"
-	erasedRefusal  = "the remote, an API in our HTTP layer, has erased its refusal, and answers the copy as if it had taken effect (H15)"
 	changedInPlace = "Prepare, Key or OnParked change the bytes of a message in place, and the next attempt, owner or redrive meets the changed ones (D6)"
 )
 
@@ -15,7 +14,7 @@ var drawsLater = map[string]bool{}
 
 // drawLater has all of them drawn.
 func drawLater() {
-	for _, of := range []string{recordedBodies, partlySigned, parkedBelow, otherLog, changedInPlace, erasedRefusal} {
+	for _, of := range []string{recordedBodies, partlySigned, parkedBelow, otherLog, changedInPlace} {
 		drawsLater[of] = true
 	}
 }

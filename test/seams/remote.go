@@ -49,12 +49,10 @@ type memo struct {
 	status int
 }
 
-// Ways of a request, besides those of package badremote. With a plus it reaches the application
-// first. The answers of 4xx come from the gateway.
-const (
-	wayThrough = ""
-	wayUpgrade = "101"
-)
+// wayThrough is the way of a request that reaches the application, whose answer is passed on. With
+// any other way of package badremote it reaches the application first if the way has a plus. The
+// answers of 4xx come from the gateway.
+const wayThrough = ""
 
 func newRemote(w *world) *remote {
 	r := &remote{world: w, known: map[string]memo{}, applied: map[string]int{}, notBefore: map[string]time.Duration{}}
@@ -106,16 +104,13 @@ func (r *remote) serve(w http.ResponseWriter, req *http.Request) {
 		}
 	}
 	r.world.say("remote: %s under %.8s: %s", body, strings.Trim(req.Header.Get("Idempotency-Key"), `"`), told(way, answer))
-	switch way {
-	case wayThrough:
-		maps.Copy(w.Header(), answer.Header())
-		w.WriteHeader(answer.Code)
-		_, _ = w.Write(answer.Body.Bytes())
-	case wayUpgrade:
-		upgrade(w, req)
-	default:
+	if way != wayThrough {
 		badremote.Fail(w, req, way)
+		return
 	}
+	maps.Copy(w.Header(), answer.Header())
+	w.WriteHeader(answer.Code)
+	_, _ = w.Write(answer.Body.Bytes())
 }
 
 // checkTime breaches if a call comes before its time. A second of the history may be lost.
@@ -143,17 +138,6 @@ func told(way string, answer *httptest.ResponseRecorder) string {
 		return fmt.Sprintf("%d, and the answer becomes %s on its way", answer.Code, way)
 	}
 	return "the gateway answers " + way
-}
-
-// upgrade answers 101, and says nothing more.
-func upgrade(w http.ResponseWriter, req *http.Request) {
-	c, _, err := http.NewResponseController(w).Hijack()
-	if err != nil {
-		return
-	}
-	_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n")
-	<-req.Context().Done()
-	_ = c.Close()
 }
 
 // apply is the application: it returns its status.

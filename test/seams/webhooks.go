@@ -38,6 +38,7 @@ type receiving struct {
 	backfill bool
 
 	endpoint *webhook.Endpoint
+	run      func(context.Context) error // of its consumer; nil if it is inline
 	sent     []*providerEvent
 	made     int // ids that a stranger has made up
 	sick     bool
@@ -92,15 +93,14 @@ func (x *receiving) possible(d *dice) [][]act {
 
 // setUp implements stage.
 func (x *receiving) setUp(w *world) error {
-	cfg := webhook.Config{Name: endpointName, Provider: webhook.GitHub{}, Secrets: []string{webhookSecret}, Handler: x.handle, Partitions: 1, Logger: w.logger(),
-		Source:   webhook.SourceConfig{PollInterval: 10 * time.Millisecond},
-		Consumer: consumer.Config{MaxAttempts: 1, Linger: time.Millisecond, Brake: consumer.Brake{Off: true}}}
+	cfg := webhook.Config{Name: endpointName, Provider: webhook.GitHub{}, Secrets: []string{webhookSecret}, Partitions: 1, Logger: w.logger(),
+		PollInterval: 10 * time.Millisecond}
 	if x.signed {
 		cfg.Provider = webhook.Stripe{}
 	}
 	if x.inline {
 		cfg.Mode = webhook.Inline
-		cfg.Consumer, cfg.Source = consumer.Config{}, webhook.SourceConfig{}
+		cfg.Handler = x.handle
 	}
 	if x.backfill {
 		cfg.Hooks.Backfilled = func(webhook.Backfilled) { x.listed.Store(true) }
@@ -111,7 +111,15 @@ func (x *receiving) setUp(w *world) error {
 	w.say("the sender signs ids: %t; inline: %t", x.signed, x.inline)
 	var err error
 	x.endpoint, err = webhook.New(w.pool, cfg)
-	return err
+	if err != nil || x.inline {
+		return err
+	}
+	worker, err := consumer.New(w.pool, x.endpoint, x.handle, consumer.Config{Scope: webhook.Scope(endpointName), MaxAttempts: 1, Linger: time.Millisecond, Brake: consumer.Brake{Off: true}, Logger: w.logger()})
+	if err != nil {
+		return err
+	}
+	x.run = worker.Run
+	return nil
 }
 
 // handle is the program's handler.
@@ -260,7 +268,7 @@ func (x *receiving) list(w *world) error {
 		return err
 	}
 	x.listed.Store(false)
-	return w.work("the backfill was made", func() (bool, error) { return x.listed.Load(), nil }, x.endpoint.Run)
+	return w.work("the backfill was made", func() (bool, error) { return x.listed.Load(), nil }, x.endpoint.Upkeep)
 }
 
 // storedSQL reports whether all stored events were handled. In: scope, topic.
@@ -273,7 +281,7 @@ func (x *receiving) work(w *world) error {
 	if x.inline {
 		return nil
 	}
-	return w.work("all events were handled", w.is(storedSQL, webhook.Scope(endpointName), webhook.Topic(endpointName)), x.endpoint.Run)
+	return w.work("all events were handled", w.is(storedSQL, webhook.Scope(endpointName), webhook.Topic(endpointName)), x.run)
 }
 
 // workAside lets a consumer apply what an operator has redriven. An inline endpoint has none by
@@ -296,7 +304,7 @@ func (x *receiving) workAside(w *world) error {
 	})
 }
 
-// forget lets ids and bodies go whose retention has passed: Endpoint.Run does so when it begins.
+// forget lets ids and bodies go whose retention has passed: Endpoint.Upkeep does so when it begins.
 func (x *receiving) forget(w *world) error {
 	if err := x.work(w); err != nil {
 		return err

@@ -36,6 +36,7 @@ func (m Provider) Scheme() (*scheme.Scheme, error) {
 	return &scheme.Scheme{
 		Name:   "meta",
 		Answer: 5 * time.Second, Redeliveries: 36 * time.Hour, IDSigned: true,
+		MaxBody:          3 << 20, // as of WhatsApp
 		SignatureHeaders: []string{header, "X-Hub-Signature"},
 		Key:              scheme.RawKey(scheme.HMACSHA256),
 		Read: func(f scheme.Fields) (scheme.Signed, error) {

@@ -34,6 +34,10 @@ type Scheme struct {
 	// or on request (W10). 0 means unknown.
 	Redeliveries time.Duration
 
+	// MaxBody is the longest body that the sender sends, in bytes, and the default of
+	// webhook.Config.MaxBody if it is more than that one's own (W2). 0 means unknown.
+	MaxBody int
+
 	// IDSigned says that the signature covers the event's id.
 	IDSigned bool
 
@@ -44,8 +48,10 @@ type Scheme struct {
 	// KeepHeaders are the headers that webhook.Event.Header has besides Content-Type.
 	KeepHeaders []string
 
-	// Key parses a secret in the provider's own form. Its errors must not quote it. Required.
-	Key func(secret string) (Key, error)
+	// Key parses a secret in the provider's own form. Its errors must not quote it. Required, or
+	// Keys, for a sender that uses one secret with several algorithms: at most one key for each.
+	Key  func(secret string) (Key, error)
+	Keys func(secret string) ([]Key, error)
 
 	// Read finds the signatures and the signed values. The Verifier calls it before any check, and
 	// without the body. Required.
@@ -80,6 +86,7 @@ type Scheme struct {
 	Confirm func(context.Context, *Event) error
 
 	// Event sets ID and Type, and for a probe Probe and Challenge, from the headers and Event.Body.
+	// It may replace Body by the part of it that is signed, so that nothing else reaches a handler.
 	// The Verifier calls it after all other checks. Even then, do not trust headers that are not
 	// signed. Required.
 	Event func(Fields, *Event) error
@@ -91,7 +98,7 @@ type Signed struct {
 	// if two requests could have the same bytes, a signature of one would be valid for the other.
 	Before, After string
 
-	// Messages, if it is not nil, replaces Before, the body and After: at most 4 messages, and a
+	// Messages, if it is not nil, replaces Before, the body and After: at most 6 messages, and a
 	// signature over one of them suffices. Each must cover every part of the body that is used.
 	Messages [][]byte
 
@@ -117,7 +124,7 @@ type Signature struct {
 
 // Event is a scheme's reading of a verified request.
 type Event struct {
-	// Body is all of the request's body.
+	// Body is all of the request's body, and then what webhook.Event.Body is.
 	Body []byte
 
 	// ID and Type name the event; see webhook.Event.

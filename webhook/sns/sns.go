@@ -5,6 +5,7 @@
 package sns
 
 import (
+	"bytes"
 	"context"
 	"crypto/x509"
 	"encoding/json"
@@ -31,6 +32,10 @@ import (
 // Any AWS account can have its own topic send messages that are just as validly signed, so only
 // those of Topics count.
 //
+// SNS signs some members of the JSON and not the whole body. webhook.Event.Body is JSON of these,
+// with the signature's own, so that nothing unsigned reaches a handler: no MessageAttributes and no
+// UnsubscribeURL. Put what the handler needs into the message.
+//
 // A SubscriptionConfirmation for one of Topics is a probe: the endpoint confirms the subscription
 // by fetching its SubscribeURL before it answers 200. If that fails, it answers 503, and SNS sends
 // the probe again. An UnsubscribeConfirmation is an event; the endpoint does not fetch its
@@ -53,6 +58,11 @@ type Provider struct {
 	// messages with one signature. First set the topic's attribute SignatureVersion to 2. Defaults
 	// to false.
 	Version2Only bool
+
+	// UnsignedAttributes keeps the member MessageAttributes in the body. Whoever has recorded a
+	// message can send it with other attributes, also before SNS delivers it: compare them with
+	// the message before you act on them. Defaults to false.
+	UnsignedAttributes bool
 
 	// CertURLs are the addresses of the certificates with which SNS signs now, one for each region
 	// of Topics: the member SigningCertURL of any message. The Verifier fetches an unlisted
@@ -82,6 +92,9 @@ var signedMembers = map[string][]string{
 	"SubscriptionConfirmation": {"Message", "MessageId", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"},
 	"UnsubscribeConfirmation":  {"Message", "MessageId", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"},
 }
+
+// signatureMembers are of the signature itself.
+var signatureMembers = []string{"SignatureVersion", "Signature", "SigningCertURL"}
 
 // Scheme implements webhook.Provider.
 func (s Provider) Scheme() (*scheme.Scheme, error) {
@@ -123,6 +136,7 @@ func (s Provider) Scheme() (*scheme.Scheme, error) {
 				return err
 			}
 			e.ID, e.Type = m["MessageId"], m["Type"]
+			e.Body = s.signedPart(m, e.Body)
 			if e.Type == "SubscriptionConfirmation" {
 				e.Probe = true
 				_, err = subscribeURL(m)
@@ -170,8 +184,8 @@ func certNames(from string) []string {
 // the members, and only Message may hold one. So no text that is published can pass for other
 // members: read from its end, what is signed has one meaning.
 func readMessage(body []byte) (map[string]string, error) {
-	const more = "SignatureVersion"
-	raw := received.Members(body, "Message", "MessageId", "Subject", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type", "Signature", more, "SigningCertURL")
+	names := slices.Concat([]string{"Message", "MessageId", "Subject", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"}, signatureMembers)
+	raw := received.Members(body, names...)
 	m := map[string]string{}
 	for name, value := range raw {
 		var text string
@@ -190,7 +204,7 @@ func readMessage(body []byte) (map[string]string, error) {
 	if signed == nil {
 		return nil, scheme.Malformed("body's member Type", "is none of SNS's")
 	}
-	for _, name := range append([]string{"Signature", more, "SigningCertURL"}, signed...) {
+	for _, name := range slices.Concat(signatureMembers, signed) {
 		if _, has := m[name]; !has && name != "Subject" {
 			return nil, scheme.Malformed("body's member "+name, "is missing")
 		}
@@ -242,6 +256,27 @@ func (s Provider) readBody(body []byte, c *certificates.Store, signed *scheme.Si
 	}
 	signed.Messages = [][]byte{[]byte(text.String())}
 	return nil
+}
+
+// signedPart returns a message's JSON without what is not signed (W3).
+func (s Provider) signedPart(m map[string]string, body []byte) []byte {
+	var out bytes.Buffer
+	_ = out.WriteByte('{')
+	text := json.NewEncoder(&out)
+	text.SetEscapeHTML(false)
+	for _, name := range slices.Concat(signedMembers[m["Type"]], signatureMembers) {
+		if value, has := m[name]; has {
+			_, _ = fmt.Fprintf(&out, "%q:", name)
+			_ = text.Encode(value)
+			out.Bytes()[out.Len()-1] = ',' // in place of Encode's line end
+		}
+	}
+	attributes := received.Members(body, "MessageAttributes")["MessageAttributes"]
+	if s.UnsignedAttributes && len(attributes) > 0 {
+		_, _ = fmt.Fprintf(&out, "%q:%s,", "MessageAttributes", attributes)
+	}
+	out.Bytes()[out.Len()-1] = '}'
+	return out.Bytes()
 }
 
 // subscribeURL returns the address that confirms a subscription, if it is one of SNS's and does

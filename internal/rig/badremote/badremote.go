@@ -17,7 +17,7 @@ func Applied(way string) bool { return way == "" || strings.HasSuffix(way, "+") 
 // Known reports whether there is such a way.
 func Known(way string) bool {
 	switch way = strings.TrimSuffix(way, "+"); way {
-	case "", "timeout", "reset", "truncated":
+	case "", "timeout", "reset", "truncated", "101":
 		return true
 	}
 	status, err := strconv.Atoi(way)
@@ -25,7 +25,8 @@ func Known(way string) bool {
 }
 
 // Fail answers a request in a way: timeout, reset, truncated, or a status. 429 and 503 have a
-// Retry-After of a second. A plus at the end changes nothing here.
+// Retry-After of a second. After 101 the remote says nothing more, and leaves it to the client to
+// close the connection. A plus at the end changes nothing here.
 func Fail(w http.ResponseWriter, r *http.Request, way string) {
 	switch way = strings.TrimSuffix(way, "+"); way {
 	case "timeout":
@@ -36,6 +37,13 @@ func Fail(w http.ResponseWriter, r *http.Request, way string) {
 		c, _, err := w.(http.Hijacker).Hijack()
 		if err == nil {
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
+			_ = c.Close()
+		}
+	case "101":
+		c, _, err := w.(http.Hijacker).Hijack()
+		if err == nil {
+			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n")
+			_, _ = io.Copy(io.Discard, c)
 			_ = c.Close()
 		}
 	case "503":

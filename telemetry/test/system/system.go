@@ -177,11 +177,11 @@ func (s *System) layer(mux *http.ServeMux) (func(context.Context) error, error) 
 }
 
 func (s *System) endpoint(mux *http.ServeMux) (func(context.Context) error, error) {
+	handler := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: Sink, Name: "event", Target: "/pay", Body: m.Value})
+	}
+	work := consumer.Config{Scope: webhook.Scope(Endpoint), Logger: slog.New(slog.DiscardHandler)}
 	cfg := webhook.Config{Name: Endpoint, Provider: webhook.GitHub{}, Secrets: []string{secret}, Partitions: 2, Logger: slog.New(slog.DiscardHandler),
-		Handler: func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-			return outbox.Enqueue(ctx, tx, outbox.Call{Sink: Sink, Name: "event", Target: "/pay", Body: m.Value})
-		},
-		Consumer: consumer.Config{Scope: webhook.Scope(Endpoint)},
 		Backfill: &webhook.Backfill{Every: time.Second, List: func(_ context.Context, _ time.Time, each func(*webhook.Event) error) error {
 			for _, e := range s.Missed {
 				if err := each(e); err != nil {
@@ -190,15 +190,19 @@ func (s *System) endpoint(mux *http.ServeMux) (func(context.Context) error, erro
 			}
 			return nil
 		}}}
-	if err := errors.Join(telemetry.Instrument(&cfg, s.Telemetry), telemetry.Instrument(&cfg.Consumer, s.Telemetry)); err != nil {
+	if err := errors.Join(telemetry.Instrument(&cfg, s.Telemetry), telemetry.Instrument(&work, s.Telemetry)); err != nil {
 		return nil, err
 	}
 	endpoint, err := webhook.New(s.Pool, cfg)
 	if err != nil {
 		return nil, err
 	}
+	worker, err := consumer.New(s.Pool, endpoint, handler, work)
+	if err != nil {
+		return nil, err
+	}
 	mux.Handle("/hooks", endpoint)
-	return endpoint.Run, nil
+	return worker.Run, nil
 }
 
 // Messages is the path of requests that publish their body, which is the message's id too.

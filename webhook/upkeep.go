@@ -40,77 +40,26 @@ const (
 	insufficientPrivilege = "42501"
 )
 
-// Run applies stored events, if the endpoint has a handler in mode Stored. It also forgets ids and
-// bodies whose retention has passed, rotates the inbox, and runs the Backfill. When ctx ends, it
-// drains and returns nil.
+// Upkeep forgets ids and bodies whose retention has passed, rotates the inbox, and runs the
+// Backfill, until ctx ends; then it returns nil. [Endpoint.Run] calls it. Call it yourself in a
+// process that only receives, and in modes Inline and ForwardOnly.
 //
-// Call it at most once per Endpoint. Any number of processes may run it, and an endpoint serves
-// requests without it. For example, a process that only receives can leave Handler unset, and one
-// that only applies events needs no mux.
+// Any number of processes may run it, but each Endpoint only once. An endpoint serves requests
+// without it.
 //
 // It returns an error if the schema does not fit, if the database cannot be reached at the start,
-// if the inbox remembers ids for less than Config.Retention (W10), or if [consumer.Consumer.Run]
-// does. If the role has no right to delete, Run logs that once: another process must delete old
-// ids.
+// or if the inbox remembers ids for less than Config.Retention (W10). If the role has no right to
+// delete, Upkeep logs that once: another process must delete old ids.
 //
 // An endpoint of several databases does this in each, and ends if one of them fails.
-func (ep *Endpoint) Run(ctx context.Context) error {
+func (ep *Endpoint) Upkeep(ctx context.Context) error {
 	if ep.shards != nil {
-		return process.Together(ctx, ep.shards, func(ctx context.Context, one *Endpoint) error { return one.Run(ctx) })
+		return process.Together(ctx, ep.shards, func(ctx context.Context, one *Endpoint) error { return one.Upkeep(ctx) })
 	}
-	if ep.worker == nil {
-		return ep.runUpkeep(ctx)
+	if !ep.kept.CompareAndSwap(false, true) {
+		return fmt.Errorf("webhook: endpoint %s: Run or Upkeep of this Endpoint works already", ep.cfg.Name)
 	}
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	upkeepErr := make(chan error, 1)
-	go func() {
-		defer stop()
-		upkeepErr <- ep.runUpkeep(ctx)
-	}()
-	err := ep.worker.Run(ctx)
-	stop()
-	return errors.Join(err, <-upkeepErr)
-}
-
-// Ready is for a readiness probe. It returns nil while Run works: it has checked the database, and,
-// if it applies stored events, has joined their group. Before that, and from the moment that Run's
-// context ends, it returns an error. It makes no query: if the database goes away later, the
-// endpoint answers requests with 503, and their senders try again.
-func (ep *Endpoint) Ready() error {
-	for name, one := range ep.shards {
-		if err := one.Ready(); err != nil {
-			return fmt.Errorf("database %q: %w", name, err)
-		}
-	}
-	if ep.shards != nil {
-		return nil
-	}
-	if err := ep.begun.Err(); err != nil {
-		return fmt.Errorf("webhook: endpoint %s: not ready: %w", ep.cfg.Name, err)
-	}
-	if ep.worker != nil {
-		return ep.worker.Ready()
-	}
-	return nil
-}
-
-// Healthy returns the result of [consumer.Consumer.Healthy] for the endpoint's stored events, or
-// nil if Run does not apply them. Use it for alerts and status pages.
-func (ep *Endpoint) Healthy() error {
-	for name, one := range ep.shards {
-		if err := one.Healthy(); err != nil {
-			return fmt.Errorf("database %q: %w", name, err)
-		}
-	}
-	if ep.worker == nil {
-		return nil
-	}
-	return ep.worker.Healthy()
-}
-
-// runUpkeep is Run without the consumer.
-func (ep *Endpoint) runUpkeep(ctx context.Context) error {
+	defer ep.kept.Store(false)
 	startCtx, cancel := context.WithTimeout(ctx, process.PaceOf(ctx).Start)
 	defer cancel()
 	roles := []preflight.Role{preflight.Receiver}

@@ -1,0 +1,237 @@
+package webhook_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/webhook"
+)
+
+// receiveSet is the first statement of a receiver's transaction.
+const receiveSet = `select onlyonce.receive_webhooks($1, $2::uuid[], $3::bigint[], $4::bytea[], '1h', null, '1000', '1000', '1000', '1000')`
+
+// receive claims a set of events and commits it, with what the endpoint does to the body of an
+// event whose id came before with another body. It returns what it found.
+func (r *rig) receive(endpoint string, keys []string, prints []int64, digests [][]byte) (found []int16) {
+	r.t.Helper()
+	err := pgx.BeginFunc(r.t.Context(), r.pool, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(r.t.Context(), receiveSet, endpoint, keys, prints, digests).Scan(&found); err != nil {
+			return err
+		}
+		for i, f := range found {
+			if f != 2 {
+				continue
+			}
+			if _, err := tx.Exec(r.t.Context(), `update onlyonce.webhook_bodies set key = null where endpoint = $1 and digest = $2`, endpoint, digests[i]); err != nil {
+				return err
+			}
+		}
+		_, err := tx.Exec(r.t.Context(), `select onlyonce.seal()`)
+		return err
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return found
+}
+
+// W7: a set finds of each event what it would find if the events came one after another, and leaves
+// the same rows of bodies, whatever came before. The window of some bodies is over.
+func TestW7SetsFindWhatSinglesFind(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	random := rand.New(rand.NewPCG(7, 7))
+	key := func(endpoint string, id int) string { return fmt.Sprintf("%08d-0000-4000-8000-%s", id, endpoint) }
+	alones, sets := strings.Repeat("1", 12), strings.Repeat("2", 12)
+	const rowsSQL = `select coalesce(string_agg(encode(digest, 'escape') || left(key::text, 8) || aside, ' ' order by digest), '') from onlyonce.webhook_bodies where endpoint = $1`
+	for round := range 150 {
+		var ids []int
+		var prints []int64
+		var digests [][]byte
+		for n := range random.Perm(6)[:1+random.IntN(5)] {
+			body := n
+			ids = append(ids, random.IntN(6))
+			prints = append(prints, int64(body+1))
+			digests = append(digests, fmt.Append(nil, body))
+			if random.IntN(5) == 0 {
+				digests[len(digests)-1] = nil
+			}
+		}
+		random.Shuffle(len(ids), func(i, j int) {
+			ids[i], ids[j] = ids[j], ids[i]
+			prints[i], prints[j] = prints[j], prints[i]
+			digests[i], digests[j] = digests[j], digests[i]
+		})
+		var want []int16
+		var keys []string
+		for i, id := range ids {
+			want = append(want, r.receive("one", []string{key(alones, id)}, prints[i:i+1], digests[i:i+1])...)
+			keys = append(keys, key(sets, id))
+		}
+		got := r.receive("sets", keys, prints, digests)
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Fatalf("round %d: ids %v, bodies %q: found %v, want %v", round, ids, digests, got, want)
+		}
+		alone := one[string](r, rowsSQL, "one")
+		together := one[string](r, rowsSQL, "sets")
+		if alone != together {
+			t.Fatalf("round %d: ids %v, bodies %q: rows %s, want %s", round, ids, digests, together, alone)
+		}
+		if random.IntN(4) == 0 {
+			r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '2 hours' where digest = $1`, fmt.Append(nil, random.IntN(6)))
+		}
+	}
+}
+
+// W7: a copy changes no row of a body, so that its body does not stay known for longer.
+func TestW7CopyKeepsNoBodyKnown(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["GitHub"], func(c *webhook.Config) { c.BodyWindow = time.Hour })
+	e.sendAs("d-1", "push").want(t, 200, false)
+	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '2 hours'`)
+	var sending sync.WaitGroup
+	for i := range 8 { // some of them are in one set with the copy
+		sending.Go(func() { e.sendAs(fmt.Sprint("d-1", i), fmt.Sprint("other ", i)).want(t, 200, false) })
+	}
+	e.sendAs("d-1", "push").want(t, 200, true)
+	sending.Wait()
+	e.sendAs("d-3", "push").want(t, 200, false)
+}
+
+// W9: a copy that waits for an uncommitted first one in another process holds up no other event,
+// and is answered once that is committed.
+func TestW9CopyThatWaitsHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["GitHub"], func(c *webhook.Config) { c.DuplicateWait = 2 * time.Second })
+	e.sendAs("d-0", "the stream is there").want(t, 200, false)
+	tx, err := r.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []int16
+	if err := tx.QueryRow(t.Context(), `select onlyonce.receive_webhooks('e', array[onlyonce.key('', 'webhook/e', 'e/github/d-1')], array[$1::bigint], null, '1h', null, '1000', '1000', '0', '0')`, dedupe.FingerprintOf([]byte("push")).Int64()).Scan(&found); err != nil {
+		t.Fatal(err)
+	}
+	copied := make(chan answer, 1)
+	go func() { copied <- e.sendAs("d-1", "push") }()
+	var sending sync.WaitGroup
+	for i := range 60 {
+		sending.Go(func() { e.sendAs(fmt.Sprint("d-", 2+i), fmt.Sprint("body ", i)).want(t, 200, false) })
+	}
+	sending.Wait()
+	select {
+	case a := <-copied: // a slow machine: its wait is over
+		a.want(t, http.StatusServiceUnavailable, false)
+	default:
+		if _, err := tx.Exec(t.Context(), `select onlyonce.seal()`); err != nil {
+			t.Fatal(err)
+		}
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if a := <-copied; a.status != http.StatusServiceUnavailable {
+			a.want(t, 200, true)
+		}
+	}
+}
+
+// W15: an event that the database never takes is parked, and the others of its set are stored.
+func TestW15EventThatTheDatabaseRefuses(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["Stripe"])
+	e.send(stripeBody("evt_first", "")).want(t, 200, false)
+	r.exec(`create function refuse() returns trigger language plpgsql as $$ begin
+		if new.id like '%evt_3' then raise exception 'not this one'; end if; return new; end $$`)
+	for i := range 6 {
+		r.exec(fmt.Sprintf(`create trigger refuse before insert on onlyonce.event_log_%d for each row execute function refuse()`, i))
+	}
+	var sending sync.WaitGroup
+	for i := range 12 {
+		sending.Go(func() { e.send(stripeBody(fmt.Sprint("evt_", i), "")).want(t, 200, false) })
+	}
+	sending.Wait()
+	if n := r.count("onlyonce.event_log"); n != 12 {
+		t.Errorf("%d events are stored, want 12", n)
+	}
+	if got := one[string](r, `select string_agg(event_id || ' ' || reason || ' ' || state, ', ') from onlyonce.parked`); got != "e/stripe/evt_3 permanent waiting" {
+		t.Errorf("parked: %s", got)
+	}
+	e.send(stripeBody("evt_3", "")).want(t, 200, true)
+}
+
+// W23: events that arrive together are stored over two connections, however many senders there are,
+// and those of one ordering key in the order of their arrival.
+func TestW23ConnectionsOfTheStoringSide(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	x := r.receiver(samples(t)["Stripe"], func(c *webhook.Config) {
+		c.OrderingKey = func(e *webhook.Event) string { return e.ID[:5] }
+	})
+	s := samples(t)["Stripe"]
+	var sending sync.WaitGroup
+	for sender := range 64 {
+		sending.Go(func() {
+			for i := range 10 {
+				body := stripeBody(fmt.Sprintf("e%04d_%d", sender, i), "")
+				req := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body))
+				req.Header = s.sign(s.secret, time.Now(), body)
+				w := httptest.NewRecorder()
+				if x.ServeHTTP(w, req); w.Code != http.StatusOK {
+					t.Errorf("answered %d: %v", w.Code, r.lastRefusal())
+				}
+			}
+		})
+	}
+	sending.Wait()
+	if n := r.recv.Stat().TotalConns(); n > 2 {
+		t.Errorf("%d connections, want at most 2", n)
+	}
+	if n := one[int](r, `select count(*) from (select id, row_number() over (partition by order_key order by "offset") - 1 n from onlyonce.event_log) e
+		where right(id, 1) <> n::text`); n != 0 || r.count("onlyonce.event_log") != 640 {
+		t.Errorf("%d of %d events are out of order", n, r.count("onlyonce.event_log"))
+	}
+}
+
+// W7: if a day's bytes are used up, that event alone is refused, and its body counts as not set
+// aside.
+func TestW7DayIsFullForOneEventOfASet(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["GitHub"], func(c *webhook.Config) {
+		c.MaxBody = 1000
+		c.MaxAside = 1000 + 64<<10
+	})
+	e.sendAs("d-1", "push").want(t, 200, false)
+	r.exec(`insert into onlyonce.webhook_endpoints (endpoint, aside_on, aside) values ('e', (clock_timestamp() at time zone 'UTC')::date, 1000 + (64 << 10))`)
+	var sending sync.WaitGroup
+	for i := range 20 {
+		sending.Go(func() {
+			if i == 7 {
+				e.sendAs("recorded", "push").want(t, http.StatusServiceUnavailable, false)
+				return
+			}
+			e.sendAs(fmt.Sprint("d-", 10+i), fmt.Sprint("body ", i)).want(t, 200, false)
+		})
+	}
+	sending.Wait()
+	if n := one[int](r, `select aside from onlyonce.webhook_endpoints`); n != 1000+64<<10 {
+		t.Errorf("%d bytes of the day are used", n)
+	}
+	r.exec(`update onlyonce.webhook_endpoints set aside = 0`)
+	e.sendAs("recorded", "push").want(t, 200, true)
+	if r.last() != webhook.SameBody || r.count("onlyonce.parked") != 1 {
+		t.Errorf("outcome %s, %d are set aside", r.last(), r.count("onlyonce.parked"))
+	}
+}
