@@ -10,6 +10,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/hook"
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
@@ -243,7 +244,7 @@ var (
 	// ErrHandlerHung is the error of a handler that did not return within Config.HangTimeout after
 	// the end of its context. Run and Live return it too while such a handler is still running.
 	ErrHandlerHung = errors.New("handler does not return although its context has ended")
-	errGoexit      = errors.New("the function called runtime.Goexit (testing's FailNow does)")
+	errGoexit      = hook.ErrGoexit
 )
 
 // Unavailable marks an error that is no message's fault and that passes by itself, for example

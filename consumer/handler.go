@@ -15,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/hook"
 )
 
 // handlerRun is the handlers' part of one transaction. The handlers run in a goroutine of their
@@ -250,18 +251,11 @@ func (call *middlewareCall) from(ctx context.Context, i int) error {
 	return call.c.batch(ctx, call.tx, call.msgs)
 }
 
-// callApart calls a function of the program in a goroutine of its own, and waits for it. If the
-// function ends that goroutine, by runtime.Goexit, that is its error. *Without* a goroutine it
-// would end the worker's, which a partition would get anew without end (F9).
+// callApart calls a function of the program in a goroutine of its own, and turns a panic, and the end
+// of that goroutine, into an error. Without it the worker's goroutine would end, which a partition
+// gets anew without end (F9).
 func callApart(fn func() error) error {
-	err := errGoexit // unless it returns
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		err = recoverPanic(fn)
-	}()
-	<-done
-	return err
+	return hook.Apart(func() error { return recoverPanic(fn) })
 }
 
 // recoverPanic turns a panic into an error.
