@@ -204,8 +204,8 @@ func (w *worker) verifyLog(ctx context.Context) error {
 	if w.pos > log.End {
 		return w.haltError(HaltTruncated, "the log ends at offset %d", log.End)
 	}
-	if until := w.cur.doneUntil; until != nil && *until > log.End {
-		return w.haltError(HaltTruncated, "the log ends at offset %d, and messages up to %d were handled", log.End, *until-1)
+	if until := w.provenUntil(); until > log.End {
+		return w.haltError(HaltTruncated, "the log ends at offset %d, and messages up to %d were handled", log.End, until-1)
 	}
 	w.logHeldPos = w.logHeldPos || log.Start <= w.pos
 	// Otherwise there is no record left to compare.
@@ -222,6 +222,16 @@ func (w *worker) verifyLog(ctx context.Context) error {
 		return fmt.Errorf("comparing the log with what was read below the position: %w", err)
 	}
 	return nil
+}
+
+// provenUntil returns the end of what is done above the position in the log that the cursor proves.
+func (w *worker) provenUntil() (until int64) {
+	for offset := range w.doneBefore {
+		if _, unproven := w.unproven[offset]; !unproven {
+			until = max(until, offset+1)
+		}
+	}
+	return until
 }
 
 // verifyAnchor compares the last record that was seen with the one at its offset now.
@@ -250,12 +260,12 @@ func (w *worker) verifyAnchor(ctx context.Context) error {
 // readDone reads what is done above the position, if slots work on the partition. It runs after the
 // raise, which has waited for each slot's transaction (C3).
 func (w *worker) readDone(ctx context.Context) error {
-	w.doneBefore = map[int64]int64{}
+	w.doneBefore, w.unproven = nil, nil
 	if !w.slotted {
 		return nil
 	}
 	var err error
-	if w.doneBefore, err = w.c.doneAbove(ctx, w.cur, w.pos); err != nil {
+	if w.doneBefore, w.unproven, err = w.c.doneAbove(ctx, w.cur, w.pos); err != nil {
 		return fmt.Errorf("reading what is done above the position: %w", err)
 	}
 	// What this process knew to be done, and the database does not have, a failover has lost.

@@ -26,9 +26,7 @@ func (ap *applier) identifyCounted(ctx context.Context, msgs []*Message) error {
 		counted, unanswered, err := ap.countAttempt(ctx, part[0].Offset, 0, 0)
 		if err == nil {
 			ap.giveUpIdentifying(part[0], counted, unanswered)
-			for _, m := range part {
-				ap.c.identifyInOrder(m)
-			}
+			ap.c.identifyAll(part, ap.c.identifyInOrder)
 			ap.takeBackAttempt(part[0].Offset)
 		}
 		release()

@@ -187,6 +187,41 @@ func TestD7Thresholds(t *testing.T) {
 	}
 }
 
+// deletes appends n messages, each followed by a tombstone without an id, as a database's change
+// log has them.
+func (r *rig) deletes(n int) (values []string) {
+	for i := range n {
+		v := fmt.Sprint("delete-", i)
+		row := fmt.Appendf(nil, "row-%d", i%3)
+		r.log.AppendMessage(0, &consumer.Message{Key: row, Value: []byte(v), Headers: []consumer.Header{id(v)}})
+		r.log.AppendMessage(0, &consumer.Message{Key: row})
+		values = append(values, v)
+	}
+	return values
+}
+
+// D7: every second record has no id, in batches of 100. Half of the messages fail in any stretch of
+// the log, and the partition goes on.
+func TestD7CountsInTheOrderOfTheLog(t *testing.T) {
+	for name, concurrency := range map[string]int{"one at a time": 1, "slots": 4} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, 1)
+			values := r.deletes(150)
+			cfg := braking()
+			cfg.BatchSize = 100
+			cfg.Concurrency = concurrency
+			stop := r.start(queued, cfg)
+			until(t, "all records to be passed", func() bool { return r.position(0) == 300 || len(r.haltsSoFar()) > 0 })
+			stop()
+			if n := r.count(`select count(*) from onlyonce.parked where reason = 'no-key'`); n != 150 || len(r.halts) > 0 {
+				t.Errorf("%d parked, halts %v: want 150 and none", n, r.halts)
+			}
+			r.once(values...)
+		})
+	}
+}
+
 // D7: a bad message in each of many batches that run side by side halts nothing: the brake counts
 // what the same batches are about to apply, too.
 func TestD7BadMessagesSideBySide(t *testing.T) {

@@ -40,9 +40,9 @@ func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltErr
 	return h
 }
 
-// recordOutcomes records how the messages of a committed transaction ended.
-func (e *engine) recordOutcomes(applied int, reasons ...string) {
-	if !e.brake.Record(applied, reasons...) {
+// recordOutcomes records how the messages of a committed transaction ended, as attempt.outcomes.
+func (e *engine) recordOutcomes(outcomes ...string) {
+	if !e.brake.Record(outcomes...) {
 		return
 	}
 	if h := e.state.halted.Load(); h != nil && h.Reason == HaltEverythingFails {
@@ -53,11 +53,7 @@ func (e *engine) recordOutcomes(applied int, reasons ...string) {
 
 // recordCommitted records and reports what a transaction of messages that has committed did.
 func (e *engine) recordCommitted(a *attempt) {
-	reasons := make([]string, len(a.parked))
-	for i, p := range a.parked {
-		reasons[i] = p.Reason
-	}
-	e.recordOutcomes(a.done.Handled, reasons...)
+	e.recordOutcomes(a.outcomes...)
 	e.c.emitCommitted(a)
 }
 

@@ -160,6 +160,7 @@ func (e *engine) skipParked(ctx context.Context, tx *guard.Tx, msgs []*Message, 
 const claimBothSQL = `select onlyonce.claim_both($1, $2, $3, $4)`
 
 var (
+	errNoReturn = fmt.Errorf("%w: Config.Key, Fingerprint, Tenant or OrderingKey called runtime.Goexit", ErrNoKey)
 	errConflict = errors.New("the id was used before for a message with another payload")
 	errBehind   = errors.New("an earlier message of its ordering key is parked")
 )
@@ -168,27 +169,55 @@ var (
 // for the others.
 func (e *engine) findIDs(msgs []*Message) []*disposition {
 	dispositions := make([]*disposition, len(msgs))
+	e.c.identifyAll(msgs, e.c.identify)
 	for i, m := range msgs {
+		m.scope, m.traceOf = e.c.cfg.Scope, e.c.cfg.Trace
 		m.mayRepeat, m.idInTopic = m.Offset < e.redoUntil, e.idInTopic
-		if err := e.c.identify(m); err != nil {
+		switch err := m.idErr; {
+		case errors.Is(err, ErrSkip):
+			dispositions[i] = &disposition{reason: reasonSkipped, err: err}
+		case err != nil:
 			dispositions[i] = &disposition{reason: parked.NoKey, err: err}
 		}
 	}
 	return dispositions
 }
 
-// identify finds the tenant and the id of a message. If a user's function panics or ends the
-// process, the message counts as one without an id, because the function would do so again in each
-// process.
+// identifyAll finds the ids of the messages that have none yet, by find: identify or
+// identifyInOrder. The program's functions run in a goroutine of their own, which may end.
+func (c *Consumer) identifyAll(msgs []*Message, find func(*Message) error) {
+	next := 0
+	rest := func() error {
+		for next < len(msgs) {
+			m := msgs[next]
+			next++
+			if !m.identified {
+				_ = find(m) // kept in the message
+			}
+		}
+		return nil
+	}
+	if !c.identifyMayKill() || !slices.ContainsFunc(msgs, func(m *Message) bool { return !m.identified }) {
+		_ = rest()
+	}
+	for next < len(msgs) {
+		_ = callApart(rest)
+	}
+}
+
+// identify finds the tenant and the id of a message. If a user's function panics, ends its
+// goroutine or ends the process, the message counts as one without an id, because the function
+// would do so again in each process. It runs in identifyAll, or in a test.
 func (c *Consumer) identify(m *Message) (err error) {
 	m.scope, m.traceOf = c.cfg.Scope, c.cfg.Trace
-	if m.identified {
-		return m.idErr
-	}
 	was := *m
+	if c.copyBytes.Load() {
+		m.ownBytes()
+	}
+	err = errNoReturn // unless the functions return
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("%w: Config.Key, Config.Tenant or Config.OrderingKey panicked: %v", ErrNoKey, p)
+			err = fmt.Errorf("%w: Config.Key, Fingerprint, Tenant or OrderingKey panicked: %v", ErrNoKey, p)
 		}
 		m.identified, m.idErr = true, err
 		m.restore(&was)
@@ -208,35 +237,44 @@ func (c *Consumer) identify(m *Message) (err error) {
 	if key == nil {
 		return nil
 	}
-	id, err := key(m)
+	id, keyErr := key(m)
 	switch {
-	case err == nil && id == "":
-		err = ErrNoKey
-	case err == nil && m.timed && c.cfg.TooOld == tooOldUnset:
-		err = fmt.Errorf("%w: Config.Key calls one of TimedKey: it must be that one itself, with Config.TooOld", ErrConfig)
+	case keyErr != nil:
+		return keyErr
+	case id == "":
+		return ErrNoKey
+	case m.timed && c.cfg.TooOld == tooOldUnset:
+		return fmt.Errorf("%w: Config.Key calls one of TimedKey: it must be that one itself, with Config.TooOld", ErrConfig)
 	}
-	if err == nil {
-		m.id = id
+	if c.cfg.Fingerprint != nil {
+		m.fingerprint = dedupe.NoFingerprint
+		if part := c.cfg.Fingerprint(m); len(part) > 0 {
+			m.fingerprint = dedupe.FingerprintOf(part)
+		}
 	}
-	return err
+	m.id = id
+	return nil
 }
 
 // identifyInOrder is identify for a message that is handled beside others: it also finds the
 // ordering key by which it waits for earlier messages, under any policy.
-func (c *Consumer) identifyInOrder(m *Message) {
-	if m.identified {
-		return
-	}
+func (c *Consumer) identifyInOrder(m *Message) error {
 	_ = c.identify(m) // an error is the message's, and is met again
 	if c.cfg.OnFailure == ParkOrderingKey {
 		m.inOrder = m.orderKey
-		return
+		return nil
 	}
-	was := *m
+	was, found := *m, m.idErr
+	if c.copyBytes.Load() {
+		m.ownBytes()
+	}
+	m.idErr = errNoReturn // unless it returns
+	defer m.restore(&was)
 	if err := recoverPanic(func() error { m.inOrder = c.orderOf(m); return nil }); err != nil {
-		m.idErr = fmt.Errorf("%w: Config.OrderingKey panicked: %w", ErrNoKey, err)
+		found = fmt.Errorf("%w: Config.OrderingKey panicked: %w", ErrNoKey, err)
 	}
-	m.restore(&was)
+	m.idErr = found
+	return nil
 }
 
 // identifyMayKill reports whether the program has functions that find ids and ordering keys.

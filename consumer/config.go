@@ -29,6 +29,19 @@ type Config struct {
 	// PositionsOnly and Tenant must not be set.
 	Key KeyFunc
 
+	// Fingerprint returns the part of a message that all its copies have in common. A message that
+	// has the id of an earlier one and another such part is no copy, and is parked as conflict. Set
+	// it if a producer renders a message anew when it sends it again, for example with another time
+	// of sending. The price: a message that differs from the first of its id elsewhere only is
+	// skipped as a copy. [IDAlone] compares nothing, so the id decides alone: if a producer gives
+	// two messages one id by mistake, the second is lost without a report.
+	//
+	// It must return the same for each copy, and be kept: copies of messages that were claimed
+	// under another function are conflicts, unless one of the two is IDAlone. It runs after Key,
+	// and if it panics the message is parked as no-key. Only with Key. Defaults to the message's
+	// value.
+	Fingerprint func(*Message) []byte
+
 	// PositionsOnly runs the consumer without ids. Redeliveries of a record have no effect, but a
 	// copy that a producer wrote to another offset is handled as another message. Set exactly one
 	// of Key and PositionsOnly. Defaults to false.
@@ -111,8 +124,9 @@ type Config struct {
 	Window int
 
 	// Prepare is called before each transaction, for example for a slow look-up at a service, which
-	// must not hold a transaction open. msgs are the transaction's messages; they must not be
-	// changed. The handler's context has the values of the context that Prepare returns:
+	// must not hold a transaction open. msgs are copies of the transaction's messages: what Prepare
+	// changes in them the handler does not see. The handler's context has the values of the context
+	// that Prepare returns:
 	//
 	//	return context.WithValue(ctx, prices{}, found), nil
 	//
@@ -138,16 +152,16 @@ type Config struct {
 	// OnParked is called for each message that is left to an operator, in the transaction that
 	// parks it: its writes through tx commit with the parking or not at all. Use it, for example,
 	// to enqueue the message for a dead-letter topic. e has Reason and Err. A message that an
-	// operator redrives, and that is then left to an operator again, is another call. OnParked must
-	// not change the bytes of m. A sealed message that does not open has no value.
+	// operator redrives, and that is then left to an operator again, is another call. A
+	// sealed message that does not open has no value.
 	//
 	// If it returns an error or one of its writes fails, the message is not parked, and is tried
 	// again with the waits of Backoff, handler included. The failure counts against no message, as
 	// with [Unavailable]. Its context ends like that of OnBegin.
 	//
 	// Calls that it enqueues need a Scope and an ID of their own, as in a transaction of yours,
-	// because keys that derive from the message are its handler's: do not use [For]. An ID of
-	// topic, partition, offset and e.Reason makes one call for a message and reason.
+	// because keys that derive from the message are its handler's: do not use [For]. The ID is
+	// e.ID, with a suffix of yours if there are several.
 	//
 	// It is not called for messages that the consumer itself tries again, see [ParkOrderingKey],
 	// nor if another consumer of the scope without OnParked parks them, nor for a message of reason

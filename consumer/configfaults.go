@@ -62,6 +62,9 @@ func (c Config) faults(events bool) error {
 	if c.CopiesWithin > 0 && (c.CopiesWithin < time.Second || c.Key == nil) {
 		l.Add("CopiesWithin", "is %v: must be at least a second, or 0 for not declared, and needs Key", c.CopiesWithin)
 	}
+	if c.Fingerprint != nil && c.Key == nil {
+		l.Add("Fingerprint", "is set, and Key is not: there are no ids whose messages are compared")
+	}
 	for i, m := range c.Middleware {
 		if m == nil {
 			l.Add("Middleware", "has nil at index %d", i)

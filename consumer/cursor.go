@@ -20,7 +20,7 @@ import (
 
 // readDoneSQL reads what is done above the position. In: cursor, run, position. Out: one row for
 // each message. By the primary key.
-const readDoneSQL = `select "offset", hash from onlyonce.done where cursor_id = $1 and run = $2 and "offset" >= $3`
+const readDoneSQL = `select "offset", hash, unproven from onlyonce.done where cursor_id = $1 and run = $2 and "offset" >= $3`
 
 // readCursorSQL reads a cursor's position and owner. In: scope, topic, partition. Out: at most one
 // row, by the unique (scope, topic, partition). The last two columns are the scope's class of
@@ -199,18 +199,22 @@ func uuidOrNull(id [16]byte) pgtype.UUID {
 }
 
 // doneAbove returns the offsets that are done at a position or above it, and the hashes of their
-// records.
-func (c *Consumer) doneAbove(ctx context.Context, cur *cursor, pos int64) (map[int64]int64, error) {
+// records; and which of them are done only if the log still has that record.
+func (c *Consumer) doneAbove(ctx context.Context, cur *cursor, pos int64) (done map[int64]int64, unproven map[int64]struct{}, err error) {
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
-	done := map[int64]int64{}
+	done, unproven = map[int64]int64{}, map[int64]struct{}{}
 	var offset, hash int64
+	var only bool
 	rows, _ := c.pool.Query(ctx, readDoneSQL, cur.id, cur.run, pos)
-	_, err := pgx.ForEachRow(rows, []any{&offset, &hash}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&offset, &hash, &only}, func() error {
 		done[offset] = hash
+		if only {
+			unproven[offset] = struct{}{}
+		}
 		return nil
 	})
-	return done, err
+	return done, unproven, err
 }
 
 // classesOf returns the classes in whose rings a scope claims, in the order of their claims. before

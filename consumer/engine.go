@@ -83,6 +83,7 @@ type attempt struct {
 	handlerCalled bool // a handler was called
 	done          BatchDone
 	parked        []MessageEvent
+	outcomes      []string      // of the messages that were applied or parked, in their order: "", or the reason
 	blockedKeys   []pgtype.UUID // ordering keys of messages that were parked because an earlier one is
 }
 

@@ -10,12 +10,14 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/hook"
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // Reasons of a disposition that no row has; the others are in package parked.
 const (
 	reasonDuplicate  = "duplicate"           // the message is skipped, not parked
+	reasonSkipped    = "skipped"             // the record is no message: see ErrSkip
 	reasonUnparkable = "it cannot be parked" // the partition halts
 )
 
@@ -38,6 +40,10 @@ func (c *Consumer) crashed(unanswered, parking int) *disposition {
 	}
 	return v
 }
+
+// parks reports whether a row is made of the message. Of others only the position shows that they
+// were there.
+func (v *disposition) parks() bool { return v.reason != reasonDuplicate && v.reason != reasonSkipped }
 
 func (v *disposition) parkedState() string {
 	switch v.reason {
@@ -238,7 +244,7 @@ var (
 	// ErrHandlerHung is the error of a handler that did not return within Config.HangTimeout after
 	// the end of its context. Run and Live return it too while such a handler is still running.
 	ErrHandlerHung = errors.New("handler does not return although its context has ended")
-	errGoexit      = errors.New("handler called runtime.Goexit (testing's FailNow does)")
+	errGoexit      = hook.ErrGoexit
 )
 
 // Unavailable marks an error that is no message's fault and that passes by itself, for example

@@ -3,7 +3,6 @@ package consumer_test
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/rig/memlog"
@@ -15,7 +14,7 @@ import (
 func bury(ctx context.Context, tx consumer.Tx, m *consumer.Message, e consumer.MessageEvent) error {
 	return outbox.Enqueue(ctx, tx, outbox.Call{
 		Sink: "events", Name: "bury", Target: "/orders.dead", Body: m.Value,
-		Scope: "stock.dead", ID: fmt.Sprintf("%s/%d/%d %s", m.Topic, m.Partition, m.Offset, e.Reason),
+		Scope: "stock.dead", ID: e.ID,
 	})
 }
 

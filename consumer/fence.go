@@ -50,7 +50,8 @@ func (ap *applier) runTransaction(work context.Context, a *attempt) error {
 	case errors.Is(err, errFenced):
 		if err = ap.fence.explain(work, a); err == nil {
 			// What that attempt did cannot be known; it may have parked messages.
-			a.parked, a.done.Handled, a.done.Duplicates, a.done.Parked = nil, 0, 0, 0
+			a.parked, a.outcomes = nil, nil
+			a.done.Handled, a.done.Duplicates, a.done.Parked, a.done.Skipped = 0, 0, 0, 0
 			a.answerLost = true
 		}
 	case errors.Is(err, errChanged):

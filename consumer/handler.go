@@ -1,11 +1,9 @@
 package consumer
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -17,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/hook"
 )
 
 // handlerRun is the handlers' part of one transaction. The handlers run in a goroutine of their
@@ -40,12 +39,11 @@ type handlerRun struct {
 	handled     int
 
 	// Written by the engine's goroutine, which waits.
-	took         time.Duration
-	timeoutErr   error // which bound ended the handlers' context
-	bytesChanged bool  // a handler has changed its messages' bytes
-	hookFailed   bool  // OnBegin or OnParked has failed before the engine's bound ended
-	hung         bool
-	stack        string
+	took       time.Duration
+	timeoutErr error // which bound ended the handlers' context
+	hookFailed bool  // OnBegin or OnParked has failed before the engine's bound ended
+	hung       bool
+	stack      string
 }
 
 // stopHandlers ends the goroutine, and returns when it has ended.
@@ -253,6 +251,13 @@ func (call *middlewareCall) from(ctx context.Context, i int) error {
 	return call.c.batch(ctx, call.tx, call.msgs)
 }
 
+// callApart calls a function of the program in a goroutine of its own, and turns a panic, and the end
+// of that goroutine, into an error. Without it the worker's goroutine would end, which a partition
+// gets anew without end (F9).
+func callApart(fn func() error) error {
+	return hook.Apart(func() error { return recoverPanic(fn) })
+}
+
 // recoverPanic turns a panic into an error.
 func recoverPanic(fn func() error) (err error) {
 	defer panicToError(&err)
@@ -321,46 +326,17 @@ func stackOf(id uint64) string {
 	}
 }
 
-var contentsSeed = maphash.MakeSeed()
-
-// protectBytes keeps a handler from changing the bytes that other runs and a parked row use. It
-// hashes all bytes of a batch before and after the handlers. The function that it returns reports
-// the first change, and the attempt is then undone. From then on each run of this consumer gets its
-// own copy of all bytes, which costs the memory of one more batch, and the returned function is
-// nil (D6).
-func (e *engine) protectBytes(originals, msgs []*Message) (changed func() bool) {
-	if e.c.copyBytes.Load() {
-		for _, m := range msgs {
-			m.Key, m.Value, m.Headers = bytes.Clone(m.Key), bytes.Clone(m.Value), slices.Clone(m.Headers)
-			for i := range m.Headers {
-				m.Headers[i].Value = bytes.Clone(m.Headers[i].Value)
-			}
-		}
-		return nil
+// bytesChanged reports whether a function of the program has changed bytes of an attempt's messages
+// in place since they were read: Key, Prepare, a handler, or OnParked. The attempt is then undone,
+// and the log is read again. From then on each of these functions gets its own copy of all bytes,
+// which costs the memory of one more batch (D6).
+func (e *engine) bytesChanged(a *attempt) bool {
+	if !slices.ContainsFunc(a.msgs, func(m *Message) bool { return m.hashContents() != m.contents }) {
+		return false
 	}
-	before := hashMessages(originals)
-	return func() bool {
-		if hashMessages(originals) == before {
-			return false
-		}
-		if !e.c.copyBytes.Swap(true) {
-			e.c.cfg.Logger.Error("onlyonce: the handler changes its message's bytes in place; handlers get copies of all bytes from now on",
-				"scope", e.c.cfg.Scope, "topic", e.id.Topic, "partition", e.id.Partition)
-		}
-		return true
+	if !e.c.copyBytes.Swap(true) {
+		e.c.cfg.Logger.Error("onlyonce: a handler, or another function of the program, changes its message's bytes in place; each gets copies of all bytes from now on",
+			"scope", e.c.cfg.Scope, "topic", e.id.Topic, "partition", e.id.Partition)
 	}
-}
-
-// hashMessages returns a hash of everything in the messages.
-func hashMessages(msgs []*Message) (sum uint64) {
-	add := func(part uint64) { sum = (sum ^ part) * 0x9E3779B97F4A7C15 }
-	for _, m := range msgs {
-		add(maphash.Bytes(contentsSeed, m.Key))
-		add(maphash.Bytes(contentsSeed, m.Value))
-		for _, h := range m.Headers {
-			add(maphash.String(contentsSeed, h.Name))
-			add(maphash.Bytes(contentsSeed, h.Value))
-		}
-	}
-	return sum
+	return true
 }

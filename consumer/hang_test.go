@@ -340,6 +340,71 @@ func TestGoexitIsAnError(t *testing.T) {
 	})
 }
 
+// F9: a function that finds ids or ordering keys ends its goroutine: its message counts as one
+// without an id, and the others go on. OnParked and OnBegin hold the message, with a report.
+func TestF9FunctionsThatCallGoexit(t *testing.T) {
+	quit := func(m *consumer.Message) {
+		if m.Offset == 3 {
+			runtime.Goexit()
+		}
+	}
+	for name, adjust := range map[string]func(*consumer.Config){
+		"Key": func(c *consumer.Config) {
+			find := c.Key
+			c.Key = func(m *consumer.Message) (string, error) { quit(m); return find(m) }
+		},
+		"Tenant":      func(c *consumer.Config) { c.Tenant = func(m *consumer.Message) string { quit(m); return "" } },
+		"OrderingKey": func(c *consumer.Config) { c.OrderingKey = func(m *consumer.Message) []byte { quit(m); return m.Value } },
+		"OrderingKey, slots": func(c *consumer.Config) {
+			c.Concurrency = 2
+			c.OrderingKey = func(m *consumer.Message) []byte { quit(m); return m.Value }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, 1)
+			values := r.numbered(0, 6)
+			cfg := testConfig()
+			if name == "OrderingKey" {
+				cfg.OnFailure = consumer.ParkOrderingKey
+			}
+			adjust(&cfg)
+			stop := r.start(effect, cfg)
+			r.reaches(0, 6)
+			stop()
+			r.once(append(values[:3:3], values[4:]...)...)
+			if got := fmt.Sprint(r.reasons()); got != "map[3:no-key]" {
+				t.Errorf("parked: %s", got)
+			}
+		})
+	}
+	for name, adjust := range map[string]func(*consumer.Config){
+		"OnParked": func(c *consumer.Config) {
+			c.OnParked = func(context.Context, consumer.Tx, *consumer.Message, consumer.MessageEvent) error {
+				runtime.Goexit()
+				return nil
+			}
+		},
+		"OnBegin": func(c *consumer.Config) {
+			c.OnBegin = func(context.Context, consumer.Tx) error { runtime.Goexit(); return nil }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, 1)
+			r.log.Append(0, "bad", id("bad"))
+			cfg := testConfig()
+			cfg.BlockedAfter = 20 * time.Millisecond
+			adjust(&cfg)
+			stop := r.start(func(context.Context, consumer.Tx, *consumer.Message) error { return consumer.Permanent(errBoom) }, cfg)
+			if h := r.halted(); h.Reason != consumer.HaltBlocked || !strings.Contains(h.Error(), "runtime.Goexit") {
+				t.Errorf("halt: %v", h)
+			}
+			stop()
+		})
+	}
+}
+
 // T6: what a handler leaves running finds the transaction closed, whatever it tries.
 func TestT6GoroutineBehindItsHandlerIsRefused(t *testing.T) {
 	t.Parallel()

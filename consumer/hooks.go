@@ -85,8 +85,8 @@ type Hooks struct {
 }
 
 // BatchDone describes one transaction. If COMMIT's answer was lost and the consumer found out later
-// that it had committed, Handled, Duplicates and Parked are 0, and Hooks.Parked is not called,
-// because only the database has the counts.
+// that it had committed, Handled, Duplicates, Skipped and Parked are 0, and Hooks.Parked is not
+// called, because only the database has the counts.
 type BatchDone struct {
 	source.TopicPartition
 	// From and Next are the position before and after. With Config.Concurrency they are the first
@@ -96,6 +96,7 @@ type BatchDone struct {
 	Messages   int // records in the batch
 	Handled    int // messages whose handler ran and whose effects committed
 	Duplicates int // messages that were skipped because they had been claimed before
+	Skipped    int // records that are no messages: see [ErrSkip]
 	Parked     int
 	Alone      bool // one message only, after a failure or an unclean take-over
 	Fallback   bool // the optimistic attempt met a duplicate and the batch ran again
@@ -121,6 +122,11 @@ type MessageEvent struct {
 	// Of a message that was parked: failed, permanent, exhausted, crashed, behind, conflict, no-key
 	// or too-old; and retrying, blocked or waiting (for an operator).
 	Reason, State string
+
+	// ID names the event that a message was left to an operator, for Config.OnParked: another one
+	// for each time, each reason, and each message that ever had the offset. It is the same if the
+	// transaction that parks is run again.
+	ID string
 
 	// Duplicate means that a resolved message was a copy of an applied one: its handler did not
 	// run.

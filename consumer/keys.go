@@ -36,8 +36,12 @@ func keyFuncFault(key KeyFunc) (err error) {
 	return nil
 }
 
+// IDAlone is for [Config.Fingerprint]: a message with the id of an earlier one is its copy,
+// whatever it contains.
+func IDAlone(*Message) []byte { return nil }
+
 // KeyFunc returns the id of a message. If it returns an error or an empty id, the message is parked
-// with reason no-key.
+// with reason no-key, unless the error wraps [ErrSkip].
 //
 // There is deliberately no KeyFunc for the record key. A record key names an entity, so a second,
 // different message about the same entity would be taken for a copy of the first and be lost.
@@ -45,6 +49,36 @@ type KeyFunc func(*Message) (string, error)
 
 // ErrNoKey means that a message has no id where its KeyFunc looks for it.
 var ErrNoKey = errors.New("message has no id")
+
+// ErrSkip is for a KeyFunc that finds a record which is no message, for example a tombstone. The
+// consumer passes over such a record: it claims no id, calls no handler, parks nothing, and does
+// not count it for [Config.Brake]. A record is skipped for good: only a replay reads it again.
+var ErrSkip = errors.New("record is no message")
+
+// SkipTombstones returns a KeyFunc that passes over records without a value, and asks key for the
+// id of all others. Compacted topics have such records: Debezium, for example, writes one after
+// each delete, with no headers of its own. Without it each is parked with reason no-key.
+//
+// Do not use it if a record without a value is how the producer tells you of a deletion: then give
+// it an id, and handle it.
+func SkipTombstones(key KeyFunc) KeyFunc {
+	if key == nil {
+		key = func(*Message) (string, error) {
+			return "", fmt.Errorf("%w: Config.Key: SkipTombstones: key must not be nil", ErrConfig)
+		}
+	}
+	fault, timed := keyFuncFault(key), isTimed(key) // New calls what is returned with no value
+	return func(m *Message) (string, error) {
+		m.timed = timed
+		switch {
+		case fault != nil:
+			return "", fault
+		case m.Value == nil:
+			return "", fmt.Errorf("%w: it has no value", ErrSkip)
+		}
+		return key(m)
+	}
+}
 
 // HeaderKey returns a KeyFunc that reads the id from the record header with the name, for example
 // "message-id". Two such headers with different values are an error.

@@ -276,6 +276,13 @@ func (r *rig) reasons() map[string]string {
 	return m
 }
 
+// haltsSoFar returns the halts until now.
+func (r *rig) haltsSoFar() []*consumer.HaltError {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.halts
+}
+
 // halted waits for a halt and returns it.
 func (r *rig) halted() *consumer.HaltError {
 	r.t.Helper()

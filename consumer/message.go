@@ -1,9 +1,12 @@
 package consumer
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"hash/maphash"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -20,8 +23,8 @@ type orderHash = pgtype.UUID
 // Message is one record of the log. Each run of a handler gets its own copy of the struct, so it
 // may assign fields. A handler must not keep the message after it returns.
 //
-// The byte slices belong to the log. If a handler changes them in place, the consumer hands out
-// copies from then on, which costs memory (D6).
+// The byte slices belong to the log. If a function of the program changes them in place, the
+// consumer hands out copies from then on, which costs memory (D6).
 type Message struct {
 	Topic     string
 	Partition int32
@@ -68,6 +71,9 @@ type Message struct {
 	alone      bool // it is handled alone, because a process may have died of it (F9)
 	notACopy   bool // by an operator: it is not a copy of the first message with its id
 
+	fingerprint dedupe.Fingerprint // of Config.Fingerprint; not set: that of the value
+	contents    uint64             // a hash of the bytes as they were read (D6)
+
 	traceOf func(context.Context) string // Config.Trace
 }
 
@@ -107,6 +113,29 @@ func (m *Message) Size() int {
 	return n
 }
 
+// ownBytes makes all bytes of the message its own, for a function of the program that may change
+// them (D6).
+func (m *Message) ownBytes() {
+	m.Key, m.Value, m.Headers = bytes.Clone(m.Key), bytes.Clone(m.Value), slices.Clone(m.Headers)
+	for i := range m.Headers {
+		m.Headers[i].Value = bytes.Clone(m.Headers[i].Value)
+	}
+}
+
+// hashContents returns a hash of everything in the message.
+func (m *Message) hashContents() (sum uint64) {
+	add := func(part uint64) { sum = (sum ^ part) * 0x9E3779B97F4A7C15 }
+	add(maphash.Bytes(contentsSeed, m.Key))
+	add(maphash.Bytes(contentsSeed, m.Value))
+	for _, h := range m.Headers {
+		add(maphash.String(contentsSeed, h.Name))
+		add(maphash.Bytes(contentsSeed, h.Value))
+	}
+	return sum
+}
+
+var contentsSeed = maphash.MakeSeed()
+
 // ID returns the message's id for deduplication. It is empty if the consumer runs on positions
 // only.
 func (m *Message) ID() string { return cmp.Or(m.id, m.eventID) }
@@ -133,7 +162,10 @@ func (m *Message) hashOutsideReplay() [16]byte {
 }
 
 func (m *Message) hashIn(replay int32) ([16]byte, int64) {
-	k := dedupe.Key{Tenant: m.tenant, Scope: m.scope, Topic: m.keyTopic(), ID: m.id, Replay: replay, Fingerprint: dedupe.FingerprintOf(m.Value)}
+	k := dedupe.Key{Tenant: m.tenant, Scope: m.scope, Topic: m.keyTopic(), ID: m.id, Replay: replay, Fingerprint: m.fingerprint}
+	if k.Fingerprint == (dedupe.Fingerprint{}) {
+		k.Fingerprint = dedupe.FingerprintOf(m.Value)
+	}
 	return k.Hash(), k.Fingerprint.Int64()
 }
 

@@ -114,3 +114,76 @@ func TestD6KeyThatChangesItsMessage(t *testing.T) {
 		})
 	}
 }
+
+// D6: functions other than the handler change bytes in place, as decryption does. No attempt works
+// on, commits or parks what an earlier call has left, and the next owner finds the anchor.
+func TestD6FunctionsThatChangeBytesInPlace(t *testing.T) {
+	flip := func(m *consumer.Message) {
+		for i := range m.Value {
+			m.Value[i] ^= 0x20
+		}
+	}
+	for name, change := range map[string]func(*consumer.Config){
+		"Prepare": func(c *consumer.Config) {
+			c.Prepare = func(ctx context.Context, msgs []*consumer.Message) (context.Context, error) {
+				for _, m := range msgs {
+					flip(m)
+				}
+				return ctx, nil
+			}
+		},
+		"Key": func(c *consumer.Config) {
+			find := c.Key
+			c.Key = func(m *consumer.Message) (string, error) { flip(m); return find(m) }
+		},
+		"Tenant":      func(c *consumer.Config) { c.Tenant = func(m *consumer.Message) string { flip(m); return "" } },
+		"OrderingKey": func(c *consumer.Config) { c.OrderingKey = func(m *consumer.Message) []byte { flip(m); return nil } },
+		"OnParked": func(c *consumer.Config) {
+			c.OnParked = func(_ context.Context, _ consumer.Tx, m *consumer.Message, _ consumer.MessageEvent) error {
+				flip(m)
+				return nil
+			}
+		},
+	} {
+		for _, slots := range []int{1, 2} {
+			t.Run(fmt.Sprint(name, "/", slots), func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t, 1)
+				r.log.Append(0, "hello", id("1"))
+				r.log.Append(0, "world", id("2"))
+				r.log.Append(0, "sick", id("3"))
+				cfg := testConfig()
+				cfg.Concurrency, cfg.OnFailure = slots, consumer.ParkMessage
+				if name == "OrderingKey" {
+					cfg.OnFailure = consumer.ParkOrderingKey
+				}
+				change(&cfg)
+				var fails atomic.Int32 // the second message fails for a reason of its own
+				h := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+					switch {
+					case m.Offset == 1 && fails.Add(1) < 3:
+						return errBoom
+					case m.Offset == 2:
+						return consumer.Permanent(errBoom)
+					}
+					return effect(ctx, tx, m)
+				}
+				stop := r.start(h, cfg)
+				r.reaches(0, 3)
+				until(t, "the sick one to be parked, and no other to wait", func() bool {
+					return r.count(`select count(*) from onlyonce.parked where settled_at is null`) == 1
+				})
+				stop()
+				r.log.Append(0, "again", id("4"))
+				r.log.Append(0, "world", id("2"))
+				stop = r.start(h, cfg)
+				r.reaches(0, 5)
+				stop()
+				r.once("hello", "world", "again")
+				if n := r.count(`select count(*) from onlyonce.parked where body <> 'sick' and settled_at is null or reason = 'conflict'`); n > 0 || len(r.halts) > 0 {
+					t.Errorf("%d rows of changed bytes, halts %v", n, r.halts)
+				}
+			})
+		}
+	}
+}

@@ -293,3 +293,45 @@ func TestD3OnParkedOfARetriedMessageEndsItsOwnContext(t *testing.T) {
 		t.Errorf("parked: %s", got)
 	}
 }
+
+// D3: each time that a message is left to an operator is a dead letter of its own, also with the
+// error's text in it: of the topic that was created again, and after a redrive.
+func TestD3DeadLettersAreTold(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	cfg := testConfig()
+	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, m *consumer.Message, e consumer.MessageEvent) error {
+		letter := *m
+		letter.Value = fmt.Appendf(nil, "%v: %s", e.Err, m.Value)
+		return bury(ctx, tx, &letter, e)
+	}
+	var n atomic.Int32
+	bad := func(context.Context, consumer.Tx, *consumer.Message) error {
+		return consumer.Permanent(fmt.Errorf("error %d", n.Add(1)))
+	}
+	letters := func() int { return r.count(`select count(*) from onlyonce.outbox_log`) }
+	r.log.Append(0, "old", id("1"))
+	stop := r.start(bad, cfg)
+	r.reaches(0, 1)
+	if got := letters(); got != 1 {
+		t.Errorf("%d letters of the first time", got)
+	}
+	r.exec(`update onlyonce.parked set state = 'retrying', redrives = redrives + 1, attempts = 0, next_attempt_at = clock_timestamp()`)
+	until(t, "it to be left to an operator again", func() bool {
+		return r.count(`select count(*) from onlyonce.parked where state = 'waiting' and redrives = 1`) == 1
+	})
+	if got := letters(); got != 2 {
+		t.Errorf("%d letters after a redrive, want 2", got)
+	}
+	stop()
+	r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp()`)
+	r.log.Recreate()
+	r.log.Append(0, "new", id("2"))
+	r.setTo(0)
+	stop = r.start(bad, cfg)
+	r.reaches(0, 1)
+	stop()
+	if got := letters(); got != 3 {
+		t.Errorf("%d letters with that of the new topic, want 3", got)
+	}
+}

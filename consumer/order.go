@@ -29,7 +29,7 @@ func (e *engine) checkOrder(ctx context.Context, tx *guard.Tx, a *attempt, dispo
 	}
 	keys, index := make([]pgtype.UUID, 0, len(a.msgs)), make([]int, 0, len(a.msgs))
 	for i, m := range a.msgs {
-		if m.orderKey.Valid && !(dispositions[i] != nil && dispositions[i].reason == reasonDuplicate) {
+		if m.orderKey.Valid && (dispositions[i] == nil || dispositions[i].parks()) {
 			keys, index = append(keys, m.orderKey), append(index, i)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -491,6 +493,34 @@ func TestT9DueTimeOfTheFuture(t *testing.T) {
 	})
 	well.Store(true)
 	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() + interval '6 days' where state = 'retrying'`)
+	until(t, "both are applied", func() bool { return r.count(`select count(*) from effects`) == 2 })
+	stop()
+	r.once("a-1", "a-2")
+}
+
+// T9: the clock was a day ahead when a message failed. It is right again: the message waits its own
+// wait, and its ordering key with it.
+func TestT9WaitCountedWhileTheClockWasAhead(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	cfg := testConfig()
+	cfg.OnFailure, cfg.MaxAttempts = consumer.ParkOrderingKey, 1000
+	cfg.Backoff.Min, cfg.Backoff.Max = time.Second, time.Second
+	r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-1"), Headers: []consumer.Header{id("a-1")}})
+	r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-2"), Headers: []consumer.Header{id("a-2")}})
+	stop := r.start(func(context.Context, consumer.Tx, *consumer.Message) error { return errBoom }, cfg)
+	r.reaches(0, 2)
+	stop()
+	if n := r.count(`select count(*) from onlyonce.parked where timed_at between next_attempt_at - interval '1 minute' and clock_timestamp()`); n != 1 {
+		t.Errorf("%d rows have the time at which they were given their due time", n)
+	}
+	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() + interval '1 day 1 second' where state = 'retrying'`)
+	r.exec(`update onlyonce.parked set timed_at = clock_timestamp() + interval '1 day' where state = 'retrying'`)
+	report, err := ops.Status(t.Context(), r.pool, ops.StatusQuestion{})
+	if err != nil || !slices.ContainsFunc(report.Needs, func(n ops.Need) bool { return n.Kind == "clock" && strings.Contains(n.Text, "1 parked row") }) {
+		t.Errorf("status: %+v, %v", report.Needs, err)
+	}
+	stop = r.start(effect, cfg)
 	until(t, "both are applied", func() bool { return r.count(`select count(*) from effects`) == 2 })
 	stop()
 	r.once("a-1", "a-2")

@@ -36,7 +36,7 @@ update onlyonce.parked p set attempts = p.attempts + 1, next_attempt_at = clock_
   from held where p.id = (select due.id from due) and p.state = 'retrying'
 returning p.id, p.attempts, p.reason, p.tenant, p.key, p."offset", p.record_time, p.record_key, p.header_names, p.header_values,
           p.body, p.order_key, coalesce(p.cluster_id, ''), p.topic_id, p.log_append_time, p.replay_no, p.replay_resend,
-          coalesce(p.event_id, ''), p.sealed`
+          coalesce(p.event_id, ''), p.sealed, p.redrives`
 
 // settleParkedSQL is the fence of an attempt at a parked row; see the function's comment in the
 // migration. In: cursor, epoch, nonce, row, attempt, key, fingerprint, the three timeouts; the
@@ -78,6 +78,8 @@ type parkedRow struct {
 	m       *Message
 	claimed bool  // its key was claimed when it was parked
 	closed  error // why its body does not open; nil: it is open
+
+	redrives int // how often operators have redriven it
 }
 
 // takeRow counts an attempt at the row that is due first. It returns nil if there is none. A drain
@@ -93,7 +95,7 @@ func (r *retrier) takeRow(ctx context.Context) (*parkedRow, error) {
 	m := row.m
 	err := r.c.pool.QueryRow(ctx, takeParkedSQL, r.cur.id, r.cur.epoch, r.cur.nonce, r.c.cfg.Scope, r.id.Topic, r.id.Partition,
 		r.c.cfg.Backoff.Max.Seconds(), r.c.longestWait().Seconds()).Scan(&row.id, &row.attempt, &row.reason, &row.tenant, &row.key, &m.Offset, &at, &m.Key, &names, &values,
-		&m.Value, &m.orderKey, &m.clusterID, &topicID, &m.LogAppendTime, &m.replay, &m.resend, &m.eventID, &sealed)
+		&m.Value, &m.orderKey, &m.clusterID, &topicID, &m.LogAppendTime, &m.replay, &m.resend, &m.eventID, &sealed, &row.redrives)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -112,6 +114,7 @@ func (r *retrier) takeRow(ctx context.Context) (*parkedRow, error) {
 	if r.c.events {
 		m.eventTenant = row.tenant
 	}
+	m.contents = m.hashContents()
 	row.claimed = !r.c.events && row.reason != parked.Conflict && row.reason != parked.NoKey
 	return row, nil
 }
@@ -137,9 +140,12 @@ func (r *retrier) verifyIdentity(row *parkedRow) error {
 	}
 	m, order := row.m, row.m.orderKey
 	m.idInTopic = r.idInTopic
-	err := r.c.identify(m)
+	r.c.identifyAll([]*Message{m}, r.c.identify)
+	err := m.idErr
 	m.orderKey = order // it blocks the key under which it was parked
 	switch {
+	case errors.Is(err, ErrSkip) && row.reason == parked.NoKey:
+		return nil // the program has learnt that it is no message
 	case err != nil:
 		return err
 	case storableText(m.tenant) != row.tenant:
@@ -202,6 +208,7 @@ func (r *retrier) recordFailure(row *parkedRow, v *disposition, owed int) error 
 		reason = row.reason // which the row keeps, too
 	}
 	event := MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Reason: reason, State: state, Err: v.err}
+	event.ID = r.parkingID(m, reason, row.redrives)
 	found, err := r.writeFailure(v.quiet, m, event, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, state, v.reason, storableText(v.err.Error()), back,
 		v.wait.Seconds(), row.counted, m.Offset)
 	if errors.As(err, new(*hindrance)) { // of Config.OnParked: the row stays, and this attempt does not count

@@ -14,6 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/ready"
 )
@@ -151,6 +152,8 @@ type poller struct {
 	reportedAt    time.Time // when the process's row was last written; zero: never
 	reportedShape string    // of the row that was written then
 
+	rightedAt time.Time // when due times were last set right
+
 	group, handlers ready.Link // the process's own faults, and since when
 
 	announced   map[source.TopicPartition]int64 // the epochs under which partitions are owned, as logged
@@ -242,6 +245,9 @@ func (p *poller) pollOnce(ctx context.Context) error {
 	if len(members) == 0 && report == nil {
 		return nil
 	}
+	if report != nil && time.Since(p.rightedAt) >= parked.RightDueTimesEvery {
+		p.rightDueTimes(ctx)
+	}
 	answers, err := p.query(ctx, members, report)
 	if err != nil {
 		err = fmt.Errorf("asking what operators and time have done: %w", err)
@@ -259,6 +265,21 @@ func (p *poller) pollOnce(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// rightDueTimes has parked rows wait anew whose due times were written while the clock was ahead
+// (T9). If it fails, the next poll says why, and it is tried again.
+func (p *poller) rightDueTimes(ctx context.Context) {
+	bounded, cancel := p.c.bounded(ctx)
+	defer cancel()
+	tag, err := p.c.pool.Exec(bounded, parked.RightDueTimesSQL)
+	if err != nil {
+		return
+	}
+	p.rightedAt = time.Now()
+	if n := tag.RowsAffected(); n > 0 {
+		p.c.cfg.Logger.Warn("onlyonce: the database's clock was ahead: parked rows that got their due time then wait anew", "scope", p.c.cfg.Scope, "rows", n)
+	}
 }
 
 // mostAnnounced is how many partitions a log line names.

@@ -25,7 +25,7 @@ func (e *engine) prepare(work context.Context, a *attempt) (context.Context, err
 	if cfg.Prepare != nil && a.disposition == nil {
 		for i, v := range e.findIDs(a.msgs) {
 			if v == nil {
-				own := *a.msgs[i]
+				own := e.c.forProgram(a.msgs[i])
 				h.msgs, h.index = append(h.msgs, &own), append(h.index, i)
 			}
 		}

@@ -204,6 +204,7 @@ func (r *reader) add(got fetchResult, pos int64) {
 func (r *reader) stampMessages(msgs []*Message) {
 	for _, m := range msgs {
 		m.clusterID, m.topicID = r.id.ClusterID, r.id.TopicID
+		m.contents = m.hashContents()
 		if r.cur.replayUntil != nil {
 			m.replay, m.resend = r.cur.replayNo, r.cur.replayResend
 		}

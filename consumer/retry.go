@@ -143,7 +143,7 @@ func (r *retrier) retryNext(until stop) (bool, error) {
 	case err == nil:
 		delete(r.owed, row.id)
 		if r.countsForBrake() {
-			r.recordOutcomes(a.done.Handled)
+			r.recordOutcomes(a.outcomes...)
 		}
 		r.c.emitResolved(a, row)
 		if row.m.orderKey.Valid {
@@ -177,7 +177,7 @@ func (r *retrier) giveUp(row *parkedRow, v *disposition) error {
 			}
 			return r.haltEverythingFails(r.state.position.Load(), row.m.Offset, v)
 		}
-		defer r.recordOutcomes(0, v.reason)
+		defer r.recordOutcomes(v.reason)
 	}
 	return r.recordFailure(row, v, 0)
 }

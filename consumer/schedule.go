@@ -110,7 +110,7 @@ func (s *slots) schedule(ctx context.Context, committer *committer) error {
 				return err
 			}
 		case got := <-s.identified:
-			if err := s.counted(got); err != nil {
+			if err := s.counted(ctx, got); err != nil {
 				return err
 			}
 		case e := <-s.events:
@@ -245,7 +245,7 @@ func (s *slots) fetched(ctx context.Context, got fetchResult) error {
 	}
 	s.w.reader.stampMessages(got.Messages)
 	if !s.w.c.identifyMayKill() || !slices.ContainsFunc(got.Messages, func(m *Message) bool { return m.alone }) {
-		return s.add(got)
+		return s.add(ctx, got)
 	}
 	s.identifying = true
 	counter := applier{engine: engine{ownership: s.w.ownership}}
@@ -257,42 +257,30 @@ func (s *slots) fetched(ctx context.Context, got fetchResult) error {
 }
 
 // counted adds the result of a fetch to the window after identifyCounted.
-func (s *slots) counted(got fetchResult) error {
+func (s *slots) counted(ctx context.Context, got fetchResult) error {
 	if s.identifying = false; got.err != nil {
 		return got.err
 	}
-	return s.add(got)
+	return s.add(ctx, got)
 }
 
-// add adds messages to the window. What is done already must be the same record as when it was done
-// (F5).
-func (s *slots) add(got fetchResult) error {
+// add adds messages to the window.
+func (s *slots) add(ctx context.Context, got fetchResult) error {
+	if err := s.compare(ctx, got); err != nil {
+		return err
+	}
 	w := s.window
+	s.w.c.identifyAll(got.Messages, s.w.c.identifyInOrder)
 	for _, m := range got.Messages {
 		if s.w.cur.pastReplay(m.Offset) {
 			break
 		}
-		s.w.c.identifyInOrder(m)
-		hash, before := w.Before[m.Offset]
-		read := anchorOf(m)
-		if before && hash != storedHash(read.hash) {
-			return s.w.haltError(HaltTruncated, "the record at offset %d is not the one that was handled there: the log was truncated and written anew", m.Offset)
-		}
-		if w.Add(&entry{Offset: m.Offset, Message: m, Size: len(m.Value), Epoch: m.LeaderEpoch, Hash: read.hash, Key: m.inOrder}) {
+		if w.Add(&entry{Offset: m.Offset, Message: m, Size: len(m.Value), Epoch: m.LeaderEpoch, Hash: anchorOf(m).hash, Key: m.inOrder}) {
 			s.finished++
 			s.w.reader.release([]*Message{m})
 		}
 	}
 	w.Next, w.Epoch = s.w.cur.capAtReplayEnd(got.Next), got.LeaderEpoch
-	for offset := range w.Before {
-		if offset >= w.Next {
-			continue
-		}
-		if !s.w.id.Compacted {
-			return s.w.haltError(HaltTruncated, "the record at offset %d, which was handled, is not there any more: the log was truncated and written anew", offset)
-		}
-		delete(w.Before, offset)
-	}
 	return nil
 }
 
@@ -354,7 +342,7 @@ func (s *slots) probe(until stop) error {
 		case got := <-w.reader.fetches.results:
 			err := s.fetched(ctx, got)
 			if s.identifying {
-				err = s.counted(<-s.identified)
+				err = s.counted(ctx, <-s.identified)
 			}
 			if err != nil {
 				return err

@@ -84,8 +84,8 @@ func (e *engine) transact(work context.Context, a *attempt) error {
 	first := caution{claim: a.alone || a.disposition != nil || e.c.batch != nil || e.c.cfg.ClaimFirst || e.claimFirstLeft > 0}
 	first.order = first.claim
 	for run := 0; ; run++ {
-		a.done.Handled, a.done.Duplicates, a.done.Parked = 0, 0, 0
-		a.parked, a.blockedKeys, a.handlerCalled = nil, nil, false
+		a.done.Handled, a.done.Duplicates, a.done.Parked, a.done.Skipped = 0, 0, 0, 0
+		a.parked, a.outcomes, a.blockedKeys, a.handlerCalled = nil, a.outcomes[:0], nil, false
 		if slot.conn.Conn().IsClosed() { // the run before has left state in its session
 			slot.release() // first, because the pool may have no other
 			fresh, err := e.acquireConn(work)
@@ -107,7 +107,7 @@ func (e *engine) transact(work context.Context, a *attempt) error {
 			slot.abandon(tx)
 			return e.reportHung(work, h, e.c.batch == nil)
 		}
-		if h.bytesChanged {
+		if e.bytesChanged(a) {
 			e.c.rollback(tx)
 			return errChanged
 		}
@@ -170,7 +170,8 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 	}
 	a.fence(tx)
 	dispositions := e.findIDs(a.msgs)
-	if !a.skipClaim {
+	e.skipStillParked(before, tx, a, dispositions)
+	if !a.skipClaim && tx.Failure() == nil {
 		e.claimKeys(before, tx, a.msgs, dispositions, first.claim)
 	}
 	if tx.Failure() == nil {
@@ -197,11 +198,15 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 		}
 		switch {
 		case v == nil:
-			own = append(own, *m)
+			own = append(own, e.c.forProgram(m))
+			a.outcomes = append(a.outcomes, "")
 			fresh, index = append(fresh, &own[len(own)-1]), append(index, i)
 			continue
 		case v.reason == reasonDuplicate:
 			a.done.Duplicates++
+			continue
+		case v.reason == reasonSkipped:
+			a.done.Skipped++
 			continue
 		case a.alreadyParked || e.c.cfg.OnFailure == BlockPartition:
 			h.failedIndex, h.err = i, &blockedError{v}
@@ -209,6 +214,7 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 		}
 		e.park(tx, m, v)
 		event := MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Reason: v.reason, State: v.parkedState(), Err: v.err}
+		event.ID = e.parkingID(m, v.reason, 0)
 		if quiet := a.disposition != nil && a.disposition.quiet; !quiet {
 			if late, err := e.c.onParked(work, tx, m, event); err != nil || tx.Failure() != nil {
 				h.failedIndex, h.hookFailed = i, !late
@@ -216,6 +222,7 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 			}
 		}
 		a.parked = append(a.parked, event)
+		a.outcomes = append(a.outcomes, v.reason)
 		if v.reason == parked.Behind {
 			a.blockedKeys = append(a.blockedKeys, v.waitsFor)
 		}
@@ -225,13 +232,21 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 		return h
 	}
 	a.handlerCalled = true
-	changed := e.protectBytes(a.msgs, fresh)
 	h = e.runHandlers(work, tx, fresh, index)
 	if !h.hung {
 		a.done.Handled = h.handled
-		h.bytesChanged = changed != nil && changed()
 	}
 	return h
+}
+
+// forProgram returns the message for a function of the program: a copy, in which it may assign
+// fields (D6).
+func (c *Consumer) forProgram(m *Message) Message {
+	own := *m
+	if c.copyBytes.Load() {
+		own.ownBytes()
+	}
+	return own
 }
 
 // onBegin calls Config.OnBegin.
@@ -240,7 +255,7 @@ func (c *Consumer) onBegin(ctx context.Context, tx *guard.Tx) error {
 		return nil
 	}
 	c.setTimeouts(tx)
-	return tx.Hook(func(h *guard.Handle) error { return recoverPanic(func() error { return c.cfg.OnBegin(ctx, h) }) })
+	return tx.Hook(func(h *guard.Handle) error { return callApart(func() error { return c.cfg.OnBegin(ctx, h) }) })
 }
 
 // onParked calls Config.OnParked if the message is left to an operator, in the transaction that
@@ -252,9 +267,9 @@ func (c *Consumer) onParked(work context.Context, tx *guard.Tx, m *Message, even
 	}
 	ctx, cancel := c.bounded(work)
 	defer cancel()
-	own := *m
+	own := c.forProgram(m)
 	err = tx.Hook(func(h *guard.Handle) error {
-		err := recoverPanic(func() error { return c.cfg.OnParked(ctx, h, &own, event) })
+		err := callApart(func() error { return c.cfg.OnParked(ctx, h, &own, event) })
 		if err != nil {
 			err = fmt.Errorf("Config.OnParked: %w", err)
 		}

@@ -29,8 +29,10 @@ type worker struct {
 	// process committed one (F15).
 	marked bool
 	// doneBefore is what was done above the position when the cursor was last read: offsets, and
-	// the hashes of their records.
+	// the hashes of their records. An operator has set the position since some of it was done:
+	// unproven has the offsets of those, which are done only if the log still has that record (C8).
 	doneBefore map[int64]int64
+	unproven   map[int64]struct{}
 	// acknowledged are the offsets above the position that this process knew to be done when its
 	// work last ended. The database may have lost them since.
 	acknowledged []int64
@@ -146,10 +148,12 @@ func (w *worker) fetchError(err error) error {
 	return fmt.Errorf("fetching from %s/%d: %w", w.id.Topic, w.id.Partition, err)
 }
 
-// releaseCursorSQL marks the cursor as cleanly released, unless it has another owner by now.
+// releaseCursorSQL marks the cursor as cleanly released, unless it has another owner by now. It
+// locks the lease, as all that an owner writes does: without that, it would wait for a take-over,
+// and then mark the cursor of the new owner, by a lease that it has read before (F9).
 const releaseCursorSQL = `
-update onlyonce.cursors c set released_at = clock_timestamp() from onlyonce.leases l
- where c.id = $1 and l.id = c.id and l.epoch = $2 and l.nonce = $3`
+with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
+update onlyonce.cursors c set released_at = clock_timestamp() from held where c.id = held.id`
 
 // releaseCursor marks the cursor as cleanly released, if it is still this process's. A failure errs
 // on the side of caution: the next owner then begins with one message at a time.

@@ -119,7 +119,10 @@ type CursorChange struct {
 	After     *Cursor `json:"after,omitempty"`     // nil: see Partitions
 	Skipped   *int64  `json:"skipped,omitempty"`   // of an adoption; nil: not known
 	Repeated  *int64  `json:"repeated,omitempty"`  // of an adoption; nil: not known
-	Parked    *int64  `json:"parked,omitempty"`    // of a retirement: rows of it that are not settled
+	// Parked is how many messages are parked and not settled: of a retirement all of the
+	// partition's, of an adoption those from a lower position on. They are not handled again, and
+	// wait as before.
+	Parked *int64 `json:"parked,omitempty"`
 	// From is what came with the position from another database. Nil: it did not move here.
 	From *struct {
 		Database  string  `json:"database"`
@@ -142,9 +145,10 @@ type CursorChange struct {
 //
 // With At a new run begins: cluster and topic are the next owner's. Offsets between the old
 // position and a higher one are never handled, and those above a lower one are handled again. If
-// several transactions ran at once, messages above the position that they have handled stay done,
-// unless the position is set back. At creates a missing cursor, brings a retired one back, and ends
-// a replay.
+// several transactions ran at once, messages above the position that they have handled stay done as
+// far as the log still has them, unless the position is set back. Messages that are parked and not
+// settled are passed over, and wait as before. At creates a missing cursor, brings a retired one
+// back, and ends a replay.
 //
 // With From, position, group, cluster and topic come from the other database. AdoptCursor claims
 // here each key that the other database keeps in the ring of the scope's class, so copies of
@@ -204,7 +208,15 @@ func (q *adoption) read(ctx context.Context, tx pgx.Tx) (*CursorChange, error) {
 	case before != nil && before.RetiredAt == nil && q.Group != "" && before.Group != nil && *before.Group != q.Group && !before.Clean && !q.OldGroupStopped:
 		return nil, failf(ErrRefused, "group %q has not let the cursor go, and nothing was done: if it is another service, give one of the two another Config.Scope; if it was renamed, stop its processes; if they died, say so with -old-group-stopped", *before.Group)
 	}
-	return q.outcome(before, q.planned(before)), nil
+	d := q.outcome(before, q.planned(before))
+	if d.Repeated != nil && *d.Repeated > 0 {
+		left, err := q.name.left(ctx, tx, q.at, nil)
+		if err != nil {
+			return nil, err
+		}
+		d.Parked = &left
+	}
+	return d, nil
 }
 
 // differs reports whether the adoption would now be another one than was shown. The owner may go on
@@ -244,6 +256,7 @@ func (q *adoption) do(ctx context.Context, tx pgx.Tx, _ By, now *CursorChange) (
 		return nil, err
 	}
 	d := q.outcome(now.Before, after)
+	d.Parked = now.Parked
 	if q.origin != nil {
 		d.From.Keys, d.From.Conflicts = &keys, &conflicts
 	}
@@ -273,7 +286,7 @@ func (q *adoption) update(ctx context.Context, tx pgx.Tx, before *Cursor) error 
 		return err
 	}
 	until, topic := before.redo()
-	if _, err := tx.Exec(ctx, cursor.AdoptSQL, before.ID, reports.OrNull(q.Group), q.at, until, topic); err != nil || q.at == nil {
+	if _, err := tx.Exec(ctx, cursor.AdoptSQL, before.ID, reports.OrNull(q.Group), q.at, until, topic, before.ownRun()); err != nil || q.at == nil {
 		return err
 	}
 	keep := before.keepsDoneFrom(*q.at)

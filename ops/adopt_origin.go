@@ -142,8 +142,8 @@ func (o *origin) read(ctx context.Context, tx pgx.Tx, f *CursorName) error {
 	case there.ReplayUntil != nil:
 		return failf(ErrRefused, "a replay is under way in %s, and nothing was done: bring that cursor back (cursor adopt -at %d), let the replay end, and retire it again", o.Name, there.Position)
 	}
-	var left, waiting int64
-	if err := tx.QueryRow(ctx, leftSQL, f.Scope, f.Topic, f.Partition, (*int64)(nil), (*int64)(nil)).Scan(&left, &waiting); err != nil {
+	left, err := f.left(ctx, tx, nil, nil)
+	if err != nil {
 		return err
 	}
 	if left > 0 {

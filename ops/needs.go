@@ -23,12 +23,13 @@ const (
 	needParked   = "parked"   // parked rows wait for an operator
 	needRelay    = "relay"    // calls are to be sent, and no relay sends them, or those of some lanes
 	needRequest  = "request"  // HTTP requests wait for an operator
+	needClock    = "clock"    // parked rows got their due time while the database's clock was ahead
 )
 
 // Need is work that continues only after a person's action, or a fault that a person should know
 // now (needFault).
 type Need struct {
-	Kind     string   `json:"kind" doc:"halt, fault, offset, crash, consumer, parked, relay or request"`
+	Kind     string   `json:"kind" doc:"halt, fault, offset, crash, consumer, parked, relay, request or clock"`
 	Text     string   `json:"text" doc:"what is the matter, in one sentence"`
 	Remedy   string   `json:"remedy" doc:"what to do, in words. Empty: the commands say it"`
 	Commands []string `json:"commands" doc:"for a POSIX shell, in their order. WHY, OFFSET and ID are to be filled in"`
@@ -42,7 +43,7 @@ const mostCommands = 3
 
 // needs finds what needs a person, halts first.
 func (r *StatusReport) needs() []Need {
-	return append([]Need{}, slices.Concat(r.halts(), needsOf(r.Faults), r.ignored(), r.crashes(), r.consumers(), r.waiting(), r.unsent(), r.requests())...)
+	return append([]Need{}, slices.Concat(r.halts(), needsOf(r.Faults), r.ignored(), r.crashes(), r.consumers(), r.waiting(), r.unsent(), r.requests(), r.timedAhead())...)
 }
 
 // halts groups the halted partitions of a topic that are halted for one reason.
@@ -354,6 +355,17 @@ func (r *StatusReport) requests() []Need {
 			Remedy: "have the client send it again, or close it", Commands: []string{"onlyonce request list"}})
 	}
 	return all
+}
+
+// timedAhead finds parked rows that wait for a time that was counted while the clock was ahead
+// (T9).
+func (r *StatusReport) timedAhead() []Need {
+	if r.TimedAhead == 0 {
+		return nil
+	}
+	return []Need{{Kind: needClock, Text: show.Count(r.TimedAhead, "parked row") + " got a due time while the database's clock was ahead",
+		Remedy:   "see that the clock is right; consumers and relays that run have them wait anew, within seconds",
+		Commands: []string{"onlyonce doctor"}}}
 }
 
 // oldest says how old the oldest is, "" if that is not known.

@@ -13,10 +13,9 @@ import (
 )
 
 // leftSQL counts what is parked and not settled in a partition. In: scope, topic, partition, and
-// the offsets from and to (null: any). One row: how many, and how many of them wait for an
-// operator. By the index parked_position.
+// the offsets from and to (null: any). One row. By the index parked_position.
 const leftSQL = `
-select count(*), count(*) filter (where state = 'waiting') from onlyonce.parked
+select count(*) from onlyonce.parked
  where kind <> 'call' and settled_at is null and scope = $1 and topic = $2 and partition = $3
    and ($4::bigint is null or "offset" >= $4) and ($5::bigint is null or "offset" < $5)`
 
@@ -47,6 +46,13 @@ func (p CursorName) String() string {
 func (p *CursorName) lockLease(ctx context.Context, tx pgx.Tx) error {
 	_, err := tx.Exec(ctx, cursor.LockOwnerSQL, p.Scope, p.Topic, p.Partition)
 	return err
+}
+
+// left returns how many messages are parked and not settled at offsets from and below to (nil:
+// any). If the position is set back, they are passed over, and wait as before (K7).
+func (p *CursorName) left(ctx context.Context, tx pgx.Tx, from, to *int64) (n int64, err error) {
+	err = tx.QueryRow(ctx, leftSQL, p.Scope, p.Topic, p.Partition, from, to).Scan(&n)
+	return n, err
 }
 
 // readOne returns the cursor, nil if there is none.

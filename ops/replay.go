@@ -2,13 +2,11 @@ package ops
 
 import (
 	"context"
-	"fmt"
 	"math"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/cursor"
-	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // ReplayInput is the input of [Replay].
@@ -55,6 +53,7 @@ type Replayed struct {
 	Resume    int64   `json:"resume" doc:"where the work then goes on"`
 	Replay    int32   `json:"replay" doc:"its number, which is part of the keys that its messages claim"`
 	Resend    bool    `json:"resend"`
+	Parked    int64   `json:"parked" doc:"messages of the range that are parked and not settled: the replay passes over them"`
 	Before    *Cursor `json:"before"`
 	After     *Cursor `json:"after"`
 }
@@ -68,8 +67,8 @@ type Replayed struct {
 // messages wait until then.
 //
 // It waits for the owner's batch to end. Errors are of kind ErrNotFound if there is no such cursor,
-// ErrRefused if it is retired, if a replay is under way, if the range is not handled yet or has
-// unsettled parked messages, and ErrChanged.
+// ErrRefused if it is retired, if a replay is under way, if the range is not handled yet, and
+// ErrChanged.
 func Replay(ctx context.Context, db DB, by By, in ReplayInput) (*Replayed, error) {
 	q := &replay{ReplayInput: in}
 	k := kind{action: "replay", subject: "the cursor", look: "onlyonce cursor show"}
@@ -113,14 +112,8 @@ func (q *replay) read(ctx context.Context, tx pgx.Tx) (*Replayed, error) {
 	case d.To > before.Position:
 		return nil, failf(ErrRefused, "`To`: must not be above the position, %d, and nothing was done: later messages are handled anyway", before.Position)
 	}
-	var parked, waiting int64
-	if err := tx.QueryRow(ctx, leftSQL, q.Scope, q.Topic, q.Partition, d.From, d.To).Scan(&parked, &waiting); err != nil {
+	if d.Parked, err = q.left(ctx, tx, &d.From, &d.To); err != nil {
 		return nil, err
-	}
-	if parked > 0 {
-		return nil, failf(ErrRefused, "%d messages from offset %d to %d are parked and not settled (%d wait for an operator), and nothing was done: "+
-			"they would be applied twice; first `onlyonce parked redrive` or `onlyonce parked discard`, with %s",
-			parked, d.From, d.To-1, waiting, q.flagsAgain())
 	}
 	if err := tx.QueryRow(ctx, cursor.ReplayNoSQL, q.Scope).Scan(&d.Replay); err != nil {
 		return nil, err
@@ -131,11 +124,6 @@ func (q *replay) read(ctx context.Context, tx pgx.Tx) (*Replayed, error) {
 	after.AnchorOffset, after.AttemptOffset, after.Attempts = nil, nil, 0
 	d.After = &after
 	return d, nil
-}
-
-// flagsAgain are the flags that name the partition, for a shell.
-func (q *replay) flagsAgain() string {
-	return fmt.Sprintf("-scope %s -topic %s -partition %d -reason WHY", show.Quote(q.Scope), show.Quote(q.Topic), q.Partition)
 }
 
 func (q *replay) differs(shown, now *Replayed) bool { return shown.Before.changed(now.Before) }

@@ -58,9 +58,8 @@ func (q *retirement) read(ctx context.Context, tx pgx.Tx) (*CursorChange, error)
 	}
 	after, soon := *before, time.Now() // the database's clock writes it
 	after.Epoch, after.RetiredAt = before.Epoch+1, &soon
-	var left, waiting int64
-	d := &CursorChange{Scope: q.Scope, Topic: q.Topic, Partition: &q.Partition, Before: before, After: &after, Parked: &left}
-	return d, tx.QueryRow(ctx, leftSQL, q.Scope, q.Topic, q.Partition, (*int64)(nil), (*int64)(nil)).Scan(&left, &waiting)
+	left, err := q.left(ctx, tx, nil, nil)
+	return &CursorChange{Scope: q.Scope, Topic: q.Topic, Partition: &q.Partition, Before: before, After: &after, Parked: &left}, err
 }
 
 func (q *retirement) differs(shown, now *CursorChange) bool { return shown.Before.changed(now.Before) }

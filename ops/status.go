@@ -41,12 +41,21 @@ type StatusReport struct {
 	Relays        []reports.SinkRelays   `json:"relays" doc:"by sink"`
 	Unheld        []reports.UnheldCalls  `json:"unheld" doc:"calls in lanes that no relay has held for longer than a lease, by sink"`
 
+	// TimedAhead is how many parked rows got a due time while the database's clock was ahead. At
+	// most 1,000 are counted.
+	TimedAhead int64 `json:"timed_ahead"`
+
 	// Requests counts the HTTP requests that wait for an operator, by their state (see [Request]).
 	Requests struct {
 		Reconcile int64 `json:"reconcile"`
 		Abandoned int64 `json:"abandoned"`
 	} `json:"requests"`
 }
+
+// timedAheadSQL counts the parked rows whose due time was written while the clock was ahead. One
+// row. By the index parked_timed.
+const timedAheadSQL = `
+select count(*) from (select from onlyonce.parked where timed_at > (select clock_timestamp() + interval '1 second') limit 1000) a`
 
 // StatusQuestion is the input of [Status].
 type StatusQuestion struct {
@@ -93,6 +102,9 @@ func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*StatusRep
 	r.Outbox = reports.SumCalls(waiting)
 	r.Unheld = reports.Unheld(lanes, waiting)
 	if err := tx.QueryRow(ctx, openRequestsSQL).Scan(&r.Requests.Reconcile, &r.Requests.Abandoned); err != nil {
+		return nil, err
+	}
+	if err := tx.QueryRow(ctx, timedAheadSQL).Scan(&r.TimedAhead); err != nil {
 		return nil, err
 	}
 	r.Needs = r.needs()

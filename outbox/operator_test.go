@@ -279,6 +279,38 @@ func TestT9CallDueInTheFuture(t *testing.T) {
 	}
 }
 
+// T9: the clock was a day ahead when a call failed. It is right again: the call waits its own wait.
+// One that its program has scheduled for a day later still waits.
+func TestT9WaitCountedWhileTheClockWasAhead(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.enqueue(charge("waits"))
+	var ok atomic.Bool
+	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+		if !ok.Load() {
+			return outbox.Failure("busy", nil)
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	relay := r.start(testConfig(sink))
+	until(t, "it waits", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'retrying'`) == 1 })
+	scheduled := charge("scheduled")
+	scheduled.NotBefore = time.Now().Add(24 * time.Hour)
+	r.enqueue(scheduled)
+	until(t, "the other one is parked", func() bool {
+		return one[int](r, `select count(*) from onlyonce.parked where reason = 'scheduled'`) == 1
+	})
+	relay.stop()
+	ok.Store(true)
+	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() + interval '1 day 1 second' where reason <> 'scheduled'`)
+	r.exec(`update onlyonce.parked set timed_at = clock_timestamp() + interval '1 day' where reason <> 'scheduled'`)
+	r.start(testConfig(sink))
+	until(t, "the one is sent", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'resolved'`) == 1 })
+	if n := one[int](r, `select count(*) from onlyonce.parked where state = 'retrying' and reason = 'scheduled' and timed_at is null`); n != 1 {
+		t.Error("the scheduled one did not wait")
+	}
+}
+
 // T9: so is one of a tenant with a rate, which is set aside then.
 func TestT9CallOfATenantWithARateDueInTheFuture(t *testing.T) {
 	t.Parallel()

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/watch"
 )
@@ -39,10 +40,13 @@ const purgeEvery = time.Minute
 // purgeLimit is how many rows one transaction deletes.
 const purgeLimit = 1000
 
-// purger is the clock that deletes a sink's settled calls whose retention has passed.
+// purger is the clock that deletes a sink's settled calls whose retention has passed. More often,
+// it has parked calls wait anew whose due times were written while the database's clock was ahead
+// (T9).
 type purger struct {
 	sink    *relaySink
 	at      time.Time
+	purgeAt time.Time // the next time that it deletes
 	watched *watch.Clock
 }
 
@@ -59,14 +63,25 @@ func (p *purger) purge(ctx context.Context) error {
 	s := p.sink
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
-	err := p.watched.Look(bounded)
+	righted, err := s.pool.Exec(bounded, parked.RightDueTimesSQL)
+	if err != nil {
+		return fmt.Errorf("setting due times right: %w", err)
+	}
+	if n := righted.RowsAffected(); n > 0 {
+		s.cfg.Logger.Warn("outbox: the database's clock was ahead: parked rows that got their due time then wait anew", "sink", s.name, "rows", n)
+	}
+	p.at = time.Now().Add(parked.RightDueTimesEvery)
+	if time.Now().Before(p.purgeAt) {
+		return nil
+	}
+	err = p.watched.Look(bounded)
 	var tag pgconn.CommandTag
 	if err == nil {
 		tag, err = s.pool.Exec(bounded, purgeSQL, s.name, s.cfg.Retention, purgeLimit, windowBound(s.limits.KeyWindow))
 	}
 	if guard.SQLState(err) == codeDenied {
 		ring.LogNotRotating(ctx, s.cfg.Logger)
-		p.at = time.Now().Add(24 * time.Hour)
+		p.purgeAt = time.Now().Add(24 * time.Hour)
 		return nil
 	}
 	if err != nil {
@@ -77,7 +92,9 @@ func (p *purger) purge(ctx context.Context) error {
 	}
 	deleted := tag.RowsAffected()
 	if deleted < purgeLimit {
-		p.at = time.Now().Add(purgeEvery)
+		p.purgeAt = time.Now().Add(purgeEvery)
+	} else {
+		p.at = time.Now()
 	}
 	if deleted > 0 {
 		s.emit.purged(deleted)

@@ -91,12 +91,12 @@ func (b *refusals) judge(tenant string, r Result) Result {
 
 // delivered notes that a call was delivered, which lets the others go on.
 func (b *refusals) delivered(tenant string) {
-	if w := b.of[tenant]; tenant != "" && w != nil && w.Record(1) {
+	if w := b.of[tenant]; tenant != "" && w != nil && w.Record("") {
 		b.log.Info("outbox: a call was delivered: the tenant's calls go on", "sink", b.sink, "tenant", tenant)
 		delete(b.of, tenant)
 	}
 	b.counted++
-	if b.window("").Record(1) {
+	if b.window("").Record("") {
 		b.why = nil
 		b.log.Info("outbox: a call was delivered: the sink's calls go on", "sink", b.sink)
 	}
@@ -107,7 +107,7 @@ func (b *refusals) refused(of, reason string) bool {
 	w := b.window(of)
 	was := w.Stopped()
 	if _, stops := w.StopsAt(nil, reason); !stops {
-		w.Record(0, reason)
+		w.Record(reason)
 		return false
 	}
 	if was {

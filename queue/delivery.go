@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/hook"
 )
 
 // Delivery is a message that a broker has delivered, until it is acknowledged.
@@ -91,17 +92,22 @@ func (d *Delivery) check() error {
 	return nil
 }
 
-// identify calls Config.Identify, whose panic is an error.
-func identify(fn func(*Delivery) error, d *Delivery) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("Config.Identify: panic: %v", p)
-		}
-	}()
-	if fn != nil {
-		if err := fn(d); err != nil {
-			return fmt.Errorf("Config.Identify: %w", err)
-		}
+// identify calls Config.Identify. Its panic is an error, and so is the end of its goroutine, without
+// which nothing would be received any more (Q2).
+func identify(fn func(*Delivery) error, d *Delivery) error {
+	if fn == nil {
+		return d.check()
+	}
+	err := hook.Apart(func() (err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				err = fmt.Errorf("panic: %v", p)
+			}
+		}()
+		return fn(d)
+	})
+	if err != nil {
+		return fmt.Errorf("Config.Identify: %w", err)
 	}
 	return d.check()
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -81,10 +82,10 @@ func TestQ2Copies(t *testing.T) {
 func TestQ2Parked(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	tenant, panics, fails := message("t"), message("panics"), message("fails")
+	tenant, panics, fails, exits := message("t"), message("panics"), message("fails"), message("exits")
 	tenant.Tenant = "a\nb"
 	r.broker.Publish(message("a"), message("a", "other"), message("a", "other"), message("a", "third"), message(""), message(""), message("nul\x00"),
-		message("\xff"), message(strings.Repeat("x", 1025)), tenant, panics, fails)
+		message("\xff"), message(strings.Repeat("x", 1025)), tenant, panics, fails, exits)
 	r.receives(func(c *queue.Config) {
 		c.Identify = func(d *queue.Delivery) error {
 			switch d.ID {
@@ -92,6 +93,8 @@ func TestQ2Parked(t *testing.T) {
 				panic("oh")
 			case "fails":
 				return errors.New("no field order_id")
+			case "exits":
+				runtime.Goexit()
 			}
 			return nil
 		}
@@ -99,7 +102,7 @@ func TestQ2Parked(t *testing.T) {
 	r.until("all are acknowledged", func() bool { return r.broker.Left() == 0 })
 	r.broker.Publish(message("a", "other"))
 	r.until("all are acknowledged", func() bool { return r.broker.Left() == 0 })
-	if got := r.stored(); got != (queue.Stored{Fresh: 1, Copies: 2, Parked: 10}) {
+	if got := r.stored(); got != (queue.Stored{Fresh: 1, Copies: 2, Parked: 11}) {
 		t.Errorf("%+v", got)
 	}
 	got := one[string](r, `select string_agg(reason || ': ' || error, E'\n' order by id) from onlyonce.parked where kind = 'event' and state = 'waiting' and key is null`)
@@ -109,6 +112,7 @@ func TestQ2Parked(t *testing.T) {
 		"no-key: the message's id is not 1 to 1,024 bytes of UTF-8 without NUL",
 		"no-key: the message's tenant is not UTF-8 of at most 255 bytes without control characters",
 		"no-key: Config.Identify: panic: oh", "no-key: Config.Identify: no field order_id",
+		"no-key: Config.Identify: the function called runtime.Goexit (testing's FailNow does)",
 		"conflict: a message of this id was stored before, with another body", "conflict: a message of this id was stored before, with another body",
 	}, "\n")
 	sorted := func(s string) string {
@@ -119,8 +123,8 @@ func TestQ2Parked(t *testing.T) {
 		t.Errorf("parked:\n%s\nwant:\n%s", got, want)
 	}
 	// An operator's redrive appends them, each as a message of its own.
-	if n := one[int](r, `select onlyonce.append_parked(array(select id from onlyonce.parked))`); n != 10 {
-		t.Errorf("%d can be redriven, want 10", n)
+	if n := one[int](r, `select onlyonce.append_parked(array(select id from onlyonce.parked))`); n != 11 {
+		t.Errorf("%d can be redriven, want 11", n)
 	}
 }
 

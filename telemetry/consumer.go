@@ -38,12 +38,13 @@ const (
 
 // topicSets are the attributes of a topic's metrics, made once.
 type topicSets struct {
-	topic                      metric.MeasurementOption
-	delay                      []metric.RecordOption // topic, as Record takes it
-	handled, duplicate, parked metric.MeasurementOption
-	processed, failed          metric.MeasurementOption // of the conventions' metrics
-	tracer                     trace.Tracer             // of messages' spans; nil without them
-	span                       []attribute.KeyValue     // of a message's span
+	topic              metric.MeasurementOption
+	delay              []metric.RecordOption // topic, as Record takes it
+	handled, duplicate metric.MeasurementOption
+	skipped, parked    metric.MeasurementOption
+	processed, failed  metric.MeasurementOption // of the conventions' metrics
+	tracer             trace.Tracer             // of messages' spans; nil without them
+	span               []attribute.KeyValue     // of a message's span
 }
 
 func instrumentConsumer(c *consumer.Config, t Config) error {
@@ -86,7 +87,7 @@ func (r *consumerRecorder) of(topic string) *topicSets {
 	ours := []attribute.KeyValue{attribute.String("scope", r.scope), attribute.String("topic", topic)}
 	theirs := []attribute.KeyValue{attribute.String(messagingSystem, "kafka"), attribute.String(messagingOpName, messagingOpProcess), attribute.String(messagingName, topic)}
 	s := &topicSets{topic: with(ours), handled: with(ours, attribute.String("outcome", "handled")), duplicate: with(ours, attribute.String("outcome", "duplicate")),
-		parked: with(ours, attribute.String("outcome", "parked")), processed: with(theirs), failed: with(theirs, attribute.String(errorType, "_OTHER"))}
+		skipped: with(ours, attribute.String("outcome", "skipped")), parked: with(ours, attribute.String("outcome", "parked")), processed: with(theirs), failed: with(theirs, attribute.String(errorType, "_OTHER"))}
 	if r.perMessage {
 		// The conventions ask for the topic. The scope, which is the same in all spans of a
 		// consumer, is an attribute of the instrumentation's scope: in each span it would cost as
@@ -96,7 +97,7 @@ func (r *consumerRecorder) of(topic string) *topicSets {
 	}
 	s.delay = []metric.RecordOption{s.topic}
 	r.topics[topic] = s
-	for _, outcome := range []metric.MeasurementOption{s.handled, s.duplicate, s.parked} {
+	for _, outcome := range []metric.MeasurementOption{s.handled, s.duplicate, s.skipped, s.parked} {
 		r.messages.Add(context.Background(), 0, outcome)
 	}
 	r.retries.Add(context.Background(), 0, s.topic)
@@ -241,7 +242,7 @@ func (r *consumerRecorder) end(ctx context.Context, b consumer.BatchDone, err er
 		for _, n := range []struct {
 			count int
 			of    metric.MeasurementOption
-		}{{b.Handled, sets.handled}, {b.Duplicates, sets.duplicate}, {b.Parked, sets.parked}} {
+		}{{b.Handled, sets.handled}, {b.Duplicates, sets.duplicate}, {b.Skipped, sets.skipped}, {b.Parked, sets.parked}} {
 			if n.count > 0 {
 				r.messages.Add(ctx, int64(n.count), n.of)
 			}

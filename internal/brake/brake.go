@@ -18,10 +18,16 @@ type Window struct {
 	Alike                bool                     // only failures of one reason count together
 
 	mu      sync.Mutex
-	last    []string         // how the last messages ended, oldest first: "" if applied, or the reason
-	pending map[any][]string // how attempts under way are about to end messages, as in last
-	probing bool             // it has halted the partition, and nothing was applied since
-	judged  []string         // the messages because of which it did, as in last
+	last    []string  // how the last messages ended, oldest first: "" if applied, or the reason
+	pending []pending // attempts under way, in the order in which they began
+	probing bool      // it has halted the partition, and nothing was applied since
+	judged  []string  // the messages because of which it did, as in last
+}
+
+// pending is how an attempt under way is about to end messages.
+type pending struct {
+	attempt  any
+	outcomes []string // as in Window.last
 }
 
 // StopsAt reports whether the partition has to halt before an attempt (nil: a retry of parked rows)
@@ -34,11 +40,10 @@ func (w *Window) StopsAt(attempt any, reasons ...string) (at int, yes bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	last := slices.Clone(w.last)
-	for other, outcomes := range w.pending {
-		for _, reason := range outcomes {
-			if other != attempt {
-				last = w.push(last, reason)
-			}
+	w.forget(attempt)
+	for _, other := range w.pending {
+		for _, reason := range other.outcomes {
+			last = w.push(last, reason)
 		}
 	}
 	var own []string
@@ -56,10 +61,7 @@ func (w *Window) StopsAt(attempt any, reasons ...string) (at int, yes bool) {
 		own = w.push(own, reason)
 	}
 	if attempt != nil && len(own) > 0 {
-		if w.pending == nil {
-			w.pending = map[any][]string{}
-		}
-		w.pending[attempt] = own
+		w.pending = append(w.pending, pending{attempt, own})
 	}
 	return 0, false
 }
@@ -68,7 +70,12 @@ func (w *Window) StopsAt(attempt any, reasons ...string) (at int, yes bool) {
 func (w *Window) Ended(attempt any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.pending, attempt)
+	w.forget(attempt)
+}
+
+// forget is Ended for a caller that has the lock.
+func (w *Window) forget(attempt any) {
+	w.pending = slices.DeleteFunc(w.pending, func(p pending) bool { return p.attempt == attempt })
 }
 
 func (w *Window) push(last []string, reason string) []string {
@@ -92,23 +99,22 @@ func (w *Window) trips(last []string) bool {
 	return len(last) >= w.Least && failed*100 >= w.Percent*len(last)
 }
 
-// Record records how messages ended. It reports whether an applied one releases the brake.
-func (w *Window) Record(applied int, reasons ...string) (released bool) {
+// Record records how messages ended, in the order of the log: "" for one that was applied, or the
+// reason. It reports whether an applied one releases the brake (D7).
+func (w *Window) Record(outcomes ...string) (released bool) {
 	if w.Off {
 		return false
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if applied > 0 && w.probing {
-		w.probing, w.last, released = false, nil, true
-	}
-	for range min(applied, w.Size) {
-		w.last = w.push(w.last, "")
-	}
-	for _, reason := range reasons {
-		if w.Counts(reason) {
-			w.last = w.push(w.last, reason)
+	for _, outcome := range outcomes {
+		if outcome != "" && !w.Counts(outcome) {
+			continue
 		}
+		if outcome == "" && w.probing {
+			w.probing, w.last, released = false, nil, true
+		}
+		w.last = w.push(w.last, outcome)
 	}
 	return released
 }

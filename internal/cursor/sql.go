@@ -33,8 +33,10 @@ select onlyonce.lock_owner(c.id) from onlyonce.cursors c where c.scope = $1 and 
 // never null under that lock, because the lease of a cursor has no time.
 const FenceOwnerSQL = `select onlyonce.raise_epoch($1, $2, gen_random_uuid())`
 
-// AdoptSQL changes the cursor. In: id, group or null, offset or null. By the primary key, under the
-// lock on its lease.
+// AdoptSQL changes the cursor. In: id, group or null, offset or null; with an offset also below
+// which offset of which topic messages may have been handled before (each null: not known), and the
+// run whose rows are done above the position, which may be set back over them. By the primary key,
+// under the lock on its lease.
 //
 // A position is valid in one incarnation of the topic only. So with an offset, the next owner sets
 // cluster and topic, and a new run begins. That run has no anchor and no leader epoch to compare
@@ -55,17 +57,19 @@ update onlyonce.cursors
        replay_until   = case when $3::bigint is null then replay_until end,
        replay_resume  = case when $3::bigint is null then replay_resume end,
        replay_resend  = case when $3::bigint is null then replay_resend else false end,
-       redo_until     = case when $3::bigint is null then redo_until else $4::bigint end,
+       redo_until     = case when $3::bigint is null then redo_until
+                        else greatest($4::bigint, (select max(d."offset") + 1 from onlyonce.done d where d.cursor_id = $1 and d.run = $6)) end,
        redo_topic_id  = case when $3::bigint is null then redo_topic_id else $5::uuid end
  where id = $1`
 
-// KeepDoneSQL carries what is done above the position over to another run. In: id, the run that it
-// belongs to, the new run, the offset from which on it is kept (null: nothing is). The others keep
-// their run, in which they mean nothing any more, and are pruned. By the primary key, in the
-// transaction that fences the owner out: otherwise a late transaction of that owner might need the
-// rows (C5, C7).
+// KeepDoneSQL carries what is done above the position over to another run, and marks it: the log is
+// not proven to be the same, so each row holds only if the log has its record (C7). In: id, the run
+// that it belongs to, the new run, the offset from which on it is kept (null: nothing is). The
+// others keep their run, in which they mean nothing any more, and are pruned. By the primary key,
+// in the transaction that fences the owner out: otherwise a late transaction of that owner might
+// need the rows (C5, C7).
 const KeepDoneSQL = `
-update onlyonce.done set run = $3 where cursor_id = $1 and run = $2 and "offset" >= $4::bigint`
+update onlyonce.done set run = $3, unproven = true where cursor_id = $1 and run = $2 and "offset" >= $4::bigint`
 
 // ForgetAttemptsSQL deletes the counts of attempts of a cursor whose position is set. In: id.
 const ForgetAttemptsSQL = `delete from onlyonce.attempts where cursor_id = $1`

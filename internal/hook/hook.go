@@ -2,6 +2,8 @@
 // what it does. Each function here returns nil for a hook that is nil, so an engine that checks for
 // nil calls nothing and allocates nothing.
 //
+// [Apart] is for the other functions of a program, whose results count.
+//
 // A guarded hook that panics is logged, and the engine goes on as if the hook had returned. A
 // guarded Start that panics or returns nil leaves the context as it was.
 package hook

@@ -6,8 +6,8 @@ import "slices"
 var (
 	ConsumerMessages = add(Metric{
 		Name: "onlyonce.consumer.messages", Unit: "{message}", Kind: Counter, From: FromConsumer, Attributes: []string{"scope", "topic", "outcome"},
-		Outcomes: []string{"handled", "duplicate", "parked"},
-		Help:     "Messages of committed transactions, by outcome: handled, duplicate or parked.",
+		Outcomes: []string{"handled", "duplicate", "skipped", "parked"},
+		Help:     "Messages of committed transactions, by outcome: handled, duplicate, skipped or parked.",
 		Bad:      "No `handled` while there is lag: nothing is applied. Many `duplicate`: a producer repeats itself, or positions were set back.",
 		Do:       "See [What to watch](operations.md#what-to-watch).",
 	})

@@ -178,8 +178,7 @@ other bytes is a conflict, which fails its message. Where the row is gone the ca
 the remote's key window, counted from the time of the message, is still open, and otherwise parked as reconcile. With -resend
 calls get keys of their own, so that every remote applies them AGAIN: a charge is charged twice.
 
-It is refused while a replay is under way, and while messages of the range are parked and not settled: redrive or discard them
-first.
+It is refused while a replay is under way. Messages of the range that are parked and not settled are passed over, and wait as before.
 
 With -since and -until the range is that of times: Kafka's brokers are asked, without a login and without TLS, for the first messages
 of these times, by the timestamps of producers or of the brokers, as the topic is configured. If producers' timestamps do not rise,
@@ -205,6 +204,7 @@ Example:
 			if d.From < d.Before.StartOffset {
 				s.say("Offsets below %d, where this cursor began, were never handled by it: they are handled for the first time.", d.Before.StartOffset)
 			}
+			s.passesOver(d.Parked)
 			s.say("Then the work continues at offset %d. Until then messages from there on wait.", d.Resume)
 			if d.Resend {
 				s.say("-resend: calls that their handlers enqueue get NEW keys. Every remote applies them AGAIN: a customer who was charged once is charged twice.")
@@ -412,6 +412,7 @@ func adopted(d *ops.CursorChange) Said {
 	case *d.Repeated > 0:
 		s.say("Handled again, if the topic is still the same: %d offsets, %d to %d. Keys that are still kept make duplicates of them; without a key they are applied twice.",
 			*d.Repeated, c.Position, c.Position+*d.Repeated-1)
+		s.passesOver(*d.Parked)
 	case c.Run == b.Run:
 		s.say("Nothing is skipped and nothing handled again. Cluster, topic and position stay: a halt for another reason than foreign-group needs -at OFFSET.")
 	default:
@@ -421,6 +422,13 @@ func adopted(d *ops.CursorChange) Said {
 		s.say("Group %s did not release the cursor properly: it died, is halted, or still works. If it runs it may be the next owner again; -group keeps it out.", *b.Group)
 	}
 	return s
+}
+
+// passesOver says what becomes of messages of the range that are parked.
+func (s *Said) passesOver(parked int64) {
+	if parked > 0 {
+		s.say("Of these messages %d are parked and not settled: they are passed over, and wait as before to be redriven or discarded.", parked)
+	}
 }
 
 // movedHere adds what it means to take a partition over from another database.

@@ -1,5 +1,7 @@
 package parked
 
+import "time"
+
 // InsertMessageSQL parks a whole message. It is part of the transaction that moves the position
 // past the message and has claimed its key, so a copy of a parked message is a duplicate. An event
 // that an operator has had appended may have the id of one that is parked: it has no key then (W7).
@@ -12,6 +14,22 @@ values ($23, $1, $2, $3, $4, $5, $6,
                                              where p.kind = 'event' and p.key = $7::uuid and p.settled_at is null and p.reason <> 'conflict')
              then null else $7::uuid end, $8, $9, $10, $11, $12, $13, $14, $15, $16,
         case when $1 = 'retrying' then clock_timestamp() + make_interval(secs => $17) end, $18, $19, $20, $21, $22, $24, $25)`
+
+// RightDueTimesSQL has rows wait anew whose due time was written while the database's clock was
+// ahead: each as long as it was to wait, from now on. Without it a row whose wait is seconds waits
+// for as long as the clock was ahead, with its ordering key (T9). Calls that the program has
+// scheduled stay as they are. In, out: nothing; it changes up to 1,000 rows. By the index
+// parked_timed, of which it reads one entry if the clock was right. It skips rows that another
+// session has locked.
+const RightDueTimesSQL = `
+update onlyonce.parked p set next_attempt_at = clock_timestamp() + (p.next_attempt_at - p.timed_at)
+ where p.id = any (array(
+         select a.id from onlyonce.parked a where a.timed_at > (select clock_timestamp() + interval '1 second')
+          order by a.timed_at limit 1000 for no key update skip locked))
+   and p.timed_at > (select clock_timestamp() + interval '1 second')`
+
+// RightDueTimesEvery is how often a process that tries parked rows again looks for such times.
+const RightDueTimesEvery = 10 * time.Second
 
 // PromoteSQL makes the first row of each ordering key due, once no unsettled row precedes it; see
 // the comment on onlyonce.promote. In: ordering keys, uuid[]. One row: how many rows became due.

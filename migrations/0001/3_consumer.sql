@@ -71,12 +71,14 @@ create table onlyonce.done (
   hash      bigint  not null,
   run       integer not null,
   last      boolean not null,
+  unproven  boolean not null default false,
   primary key (cursor_id, run, "offset")
 );
 comment on table  onlyonce.done is 'Messages that are done although the position is still below them, for consumers with several transactions in a partition. One row each, inserted in the transaction that applied or parked the message: so no second transaction commits the same offset. The position moves over them by onlyonce.sweep; the owner prunes what is below it. (No foreign key: the fence has just locked the owner''s row.)';
 comment on column onlyonce.done.hash is 'Of the record, the first 8 bytes of what progress.anchor_hash has: it distinguishes a log that was truncated and written anew from the one that was read.';
 comment on column onlyonce.done.run  is 'The cursor''s run. During a replay, the rows of the run that it interrupts have that run''s number, and get the replay''s when it ends.';
 comment on column onlyonce.done.last is 'The last row of its transaction, for which the seal is checked.';
+comment on column onlyonce.done.unproven is 'An operator has set the position since: the row holds only if the log still has its record.';
 
 create table onlyonce.attempts (
   cursor_id bigint  not null,
@@ -476,6 +478,7 @@ create table onlyonce.parked (
   error            text not null default '',
   attempts         integer not null default 0,
   next_attempt_at  timestamptz,
+  timed_at         timestamptz,
   parked_at        timestamptz not null default clock_timestamp(),
   settled_at       timestamptz,
   redrives         integer not null default 0,
@@ -526,6 +529,7 @@ comment on column onlyonce.parked.kind             is 'message: from Kafka. call
 comment on column onlyonce.parked.state            is 'retrying: tried again when it is due. blocked: waits for an earlier row of its ordering key. waiting: for an operator. reconcile: a call whose outcome is unknown. resolved, discarded: the end.';
 comment on column onlyonce.parked.reason           is 'failed, permanent, exhausted, crashed, behind, conflict, no-key or too-old for messages and events; same-body, divergent, stale or forward for events that a webhook receiver has set aside; failed, postponed, scheduled, behind, cut, completion, rejected, unopened, window, unsafe or rate for calls.';
 comment on column onlyonce.parked.next_attempt_at  is 'In state retrying: when it is due. In state reconcile: when it is asked about again.';
+comment on column onlyonce.parked.timed_at         is 'When next_attempt_at was written, by the same clock. Null: nothing is due, or the program has scheduled the call.';
 comment on column onlyonce.parked.redrives         is 'How often operators have redriven it. The audit rows of action parked redrive have the id.';
 comment on column onlyonce.parked.key              is 'Dedupe key of the message, or derived key of the call. Null: it had none.';
 comment on column onlyonce.parked.order_key        is 'Hash of (tenant, scope, topic, ordering key): while a row with it is not settled, later messages of that key are parked too. Null: no message waits for this row.';
@@ -561,6 +565,8 @@ create index parked_open on onlyonce.parked (id) where settled_at is null and id
 create index parked_position on onlyonce.parked (scope, topic, partition, "offset") where settled_at is null and scope is not null;
 -- Finds the rows of one partition that are due.
 create index parked_due on onlyonce.parked (scope, topic, partition, next_attempt_at, "offset") where state = 'retrying' and topic is not null;
+-- Finds the rows whose due time was written while the clock was ahead: the last ones.
+create index parked_timed on onlyonce.parked (timed_at) where timed_at is not null;
 -- Finds the ordering keys of a partition, or of a lane, that have blocked rows.
 create index parked_blocked on onlyonce.parked (scope, topic, partition, order_key) where state = 'blocked' and kind <> 'call' and topic is not null;
 create index parked_calls_blocked on onlyonce.parked (sink, lane, order_key) where state = 'blocked' and kind = 'call' and sink is not null;
@@ -606,6 +612,18 @@ comment on function onlyonce.erase_parked() is 'Erases what a settled parked row
 create trigger erased before update on onlyonce.parked
   for each row when (new.settled_at is not null and (old.settled_at is null or old.erased_at is null and new.erased_at is not null))
   execute function onlyonce.erase_parked();
+
+-- time_parked notes when a due time was written, whoever writes it. So a row shows how long it was to
+-- wait, and whether that was counted from a time that is still to come (T9).
+create function onlyonce.time_parked() returns trigger
+language plpgsql as $$
+begin
+  new.timed_at := case when new.next_attempt_at is not null and new.reason <> 'scheduled' then clock_timestamp() end;
+  return new;
+end $$;
+comment on function onlyonce.time_parked() is 'Notes when next_attempt_at was written.';
+create trigger timed before insert or update of next_attempt_at on onlyonce.parked
+  for each row execute function onlyonce.time_parked();
 
 -- The first statement of a retry settles the row, as the first statement of a batch moves the
 -- cursor: so a COMMIT that the engine did not allow fails here too. Relays settle calls, and their

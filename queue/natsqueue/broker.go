@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -294,7 +293,9 @@ func (b *Broker) delivery(msg jetstream.Msg) (*queue.Delivery, error) {
 	}
 	d := &queue.Delivery{ID: msg.Headers().Get(nats.MsgIdHdr), Body: msg.Data(), Redelivered: md.NumDelivered > 1, Handle: &held{msg, md.Sequence.Stream}}
 	if d.ID == "" {
-		d.ID = b.stream + "/" + strconv.FormatUint(md.Sequence.Stream, 10)
+		// The time of storing is the same at each delivery. A stream that comes back from an
+		// earlier state gives its sequences again, to messages of another time (Q2).
+		d.ID = fmt.Sprintf("%s/%d/%d", b.stream, md.Sequence.Stream, md.Timestamp.UnixNano())
 		b.warn.Do(func() {
 			b.cfg.Logger.Warn("onlyonce: a message has no Nats-Msg-Id: if its producer sends it again, that is another message", "stream", b.cfg.Stream, "sequence", md.Sequence.Stream)
 		})

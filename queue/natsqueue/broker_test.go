@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -146,6 +147,58 @@ func TestQ3ConsumerThatLimitsPulls(t *testing.T) {
 			publish(50, 60) // for these it waits
 			r.UntilStored(60)
 		})
+	}
+}
+
+// Without an id of the producer's, a message keeps its id at each delivery. When a stream comes
+// back from an earlier state, its sequences are given again: other messages get other ids (Q2).
+func TestQ2SequencesThatAreGivenAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	deliver := func(body string) (id string) {
+		t.Helper()
+		if body != "" {
+			if _, err := r.js().Publish(t.Context(), r.stream+".a", []byte(body)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b := r.broker(r.stream)
+		if err := b.Begin(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+		until := time.Now().Add(patience)
+		for time.Now().Before(until) {
+			all, err := b.Receive(t.Context(), 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(all) == 1 {
+				return all[0].ID
+			}
+		}
+		t.Fatal("nothing is delivered")
+		return ""
+	}
+	before := t.TempDir()
+	r.stop()
+	if err := os.CopyFS(before, os.DirFS(r.opts.StoreDir)); err != nil {
+		t.Fatal(err)
+	}
+	r.start()
+	first := deliver("10")
+	if again := deliver(""); again != first {
+		t.Errorf("delivered as %s, and again as %s", first, again)
+	}
+	r.stop()
+	if err := os.RemoveAll(r.opts.StoreDir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(r.opts.StoreDir, os.DirFS(before)); err != nil {
+		t.Fatal(err)
+	}
+	r.start()
+	if other := deliver("10"); other == first {
+		t.Errorf("two messages have the id %s", other)
 	}
 }
 

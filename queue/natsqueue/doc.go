@@ -9,10 +9,10 @@
 //
 // The id is the header Nats-Msg-Id. It survives a producer's retry, and its copies are found for as
 // long as the inbox remembers ids, and not only within the stream's duplicate window. A message
-// without the header gets an id of the stream's name, the time of its creation and the message's
-// sequence: that finds what the server delivers again, and not what a producer publishes a second
-// time. The first such message is logged at WARN. To take an id from the body, set
-// queue.Config.Identify.
+// without the header gets an id of the stream's name, the time of its creation, the message's
+// sequence and the time at which it was stored: that finds what the server delivers again, and not
+// what a producer publishes a second time. The first such message is logged at WARN. To take an id
+// from the body, set queue.Config.Identify.
 //
 // # Delivery
 //
