@@ -484,7 +484,7 @@ var consumerRules = []mutant{
 	{rule: "O6 what a living owner has lost", in: "consumer", decl: "(*worker).acquire",
 		old: "w.redoUntil = max(w.redoUntil, was)", new: "", test: "TestO6LostCommitsOfALivingOwner"},
 	{rule: "O6 position that an operator sets back", in: "internal/cursor", decl: "AdoptSQL",
-		old: "else $4::bigint", new: "when $4::bigint is null then redo_until else redo_until",
+		old: `else greatest($4::bigint, (select max(d."offset") + 1 from onlyonce.done d where d.cursor_id = $1 and d.run = $6)) end`, new: "else redo_until end",
 		pkg: "cmd/onlyonce", test: "TestO6AdoptNotesWhatIsHandledAgain"},
 	{rule: "O1 calls of a redriven conflict", in: "consumer", decl: "(*retrier).verifyIdentity",
 		old: "m.notACopy = true", new: "", test: "TestO1RedrivenConflict"},

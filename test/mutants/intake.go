@@ -63,7 +63,7 @@ var intakeRules = []mutant{
 	{rule: "W15 set fails with one event", in: "internal/intake", decl: "(*Store).storePart",
 		old: "if !s.aboutOne(err)", new: "if true", pkg: "webhook", test: "TestW15EventThatTheDatabaseRefuses"},
 	{rule: "W10 refused event is forgotten with its ring", in: "internal/intake", decl: "(*Store).take",
-		old: "s.Park(tx, &it.Event, it.Reason, it.park)", new: "whole := it.Event; whole.Hash.Valid = false; s.Park(tx, &whole, it.Reason, it.park)",
+		old: "s.Park(tx, &it.Event, it.Reason, why)", new: "whole := it.Event; whole.Hash.Valid = false; s.Park(tx, &whole, it.Reason, why)",
 		pkg: "webhook", test: "TestW15EventThatTheDatabaseRefuses"},
 	{rule: "Q5 message after a refused one of its transaction", in: "internal/intake", decl: "(*Store).storePart",
 		old: "if later != nil {", new: "if false {", pkg: "queue", test: "TestQ5RefusedMessage"},

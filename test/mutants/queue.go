@@ -20,7 +20,7 @@ var queueRules = []mutant{
 	{rule: "Q2 conflict parked each time", in: "queue", decl: "(*receiver).Aside",
 		old: "outcomes[i] != dedupe.Fresh", new: "outcomes[i] == 0", test: "TestQ2Parked"},
 	{rule: "Q2 refused message has no id", in: "internal/intake", decl: "(*Store).take",
-		old: "s.Park(tx, &it.Event, it.Reason, it.park)", new: "whole := it.Event; whole.Hash.Valid = false; s.Park(tx, &whole, it.Reason, it.park)",
+		old: "s.Park(tx, &it.Event, it.Reason, why)", new: "whole := it.Event; whole.Hash.Valid = false; s.Park(tx, &whole, it.Reason, why)",
 		pkg: "queue", test: "TestQ2CopiesOfARefusedMessage"},
 	{rule: "Q2 messages without an id are one", in: "queue", decl: "(*receiver).identifyOne",
 		old: `"no-id/" + uuid.NewString()`, new: `"no-id/" + uuid.Nil.String()`, test: "TestQ2Parked"},
