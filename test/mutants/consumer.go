@@ -277,7 +277,7 @@ var consumerRules = []mutant{
 	{rule: "K7 parked message that is read again", in: "consumer", decl: "(*engine).skipStillParked",
 		old: "m.mayRepeat || m.replay > 0", new: "false", test: "TestK7SetBackOverAConflict"},
 	{rule: "K7 parked message of another log", in: "consumer", decl: "(*Message).isRecord",
-		old: "bytes.Equal(row.Value, m.Value)", new: "true", test: "TestK7ParkedMessageOfAnotherLog"},
+		old: "bytes.Equal(m.Value, other.Value)", new: "true", test: "TestK7ParkedMessageOfAnotherLog"},
 	{rule: "K7 parked above a position that is set back", in: "internal/cursor", decl: "AdoptSQL",
 		old: "(select max(d.\"offset\") + 1 from onlyonce.done d where d.cursor_id = $1 and d.run = $6)", new: "case when $6::integer < 0 then 0 end",
 		pkg: "consumer", test: "TestK7SetBackOverWhatIsParkedAboveThePosition"},
