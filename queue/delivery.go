@@ -92,8 +92,8 @@ func (d *Delivery) check() error {
 	return nil
 }
 
-// identify calls Config.Identify. Its panic is an error, and so is the end of its goroutine, without
-// which nothing would be received any more (Q2).
+// identify calls Config.Identify. Its panic is an error, and so is the end of its goroutine,
+// without which nothing would be received any more (Q2).
 func identify(fn func(*Delivery) error, d *Delivery) error {
 	if fn == nil {
 		return d.check()
