@@ -98,7 +98,8 @@ func (r *Registry) parseAvro(ctx context.Context, s sr.Schema, names *avro.Schem
 
 // Protobuf returns a codec for Protobuf, for consumer.Decode. P is a generated message, for example
 // *orders.Placed. The schema must say that the payload is of that message, by its full name:
-// Protobuf would decode most bytes as any message.
+// Protobuf would decode most bytes as any message. A payload that has fields, but none that P has,
+// is an error.
 func Protobuf[P proto.Message](r *Registry) func(context.Context, *consumer.Message) (P, error) {
 	return func(ctx context.Context, m *consumer.Message) (value P, err error) {
 		s, f, err := r.find(ctx, m, sr.TypeProtobuf)
@@ -117,6 +118,9 @@ func Protobuf[P proto.Message](r *Registry) func(context.Context, *consumer.Mess
 		into := of.Type().New().Interface().(P)
 		if err == nil {
 			err = proto.Unmarshal(payload, into)
+		}
+		if unknown := into.ProtoReflect().GetUnknown(); err == nil && len(unknown) > 0 && len(unknown) == proto.Size(into) {
+			err = fmt.Errorf("none of its fields is one of %s as the program has it", name) // (D10)
 		}
 		if err != nil {
 			return value, fmt.Errorf("%s: %w", f.name(), err)

@@ -195,6 +195,7 @@ func TestUndecodable(t *testing.T) {
 			"index [0 1] is google.protobuf.DescriptorProto.ReservedRange, or google.protobuf.DescriptorProto.ExtensionRange if the producer's serializer counts map fields"},
 		"no index":      {only(t, asWait), framed(asProto, nil), "the index of the message cannot be read"},
 		"hostile index": {only(t, asWait), framed(asProto, huge), "the index of the message cannot be read"},
+		"none of P's":   {only(t, asWait), framed(asProto, []byte{0x28, 7}, 1), "none of its fields is one of google.protobuf.Duration"},
 		"not Protobuf":  {only(t, asWait), framed(asProto, []byte{0xff}, 1), fmt.Sprintf("schema %d: ", asProto)},
 		"not JSON":      {only(t, registry.JSON[order](r)), framed(asJSON, []byte(`{"sku": "secret"`)), "not valid JSON at byte 16"},
 		"another field": {only(t, registry.JSON[order](r)), framed(asJSON, []byte(`{"sku": 3}`)), `field "sku" is a JSON number`},

@@ -18,6 +18,8 @@ var consumerRules = []mutant{
 		old: "isUnmarked(m)", new: "false && isUnmarked(m)", test: "TestD10WholeEventIsNotItsData"},
 	{rule: "D10 JSON with nothing of the type", in: "consumer", decl: "JSON",
 		old: "foundNothing(&value)", new: "false && foundNothing(&value)", test: "TestD10JSONWithNothingOfT"},
+	{rule: "D10 Protobuf with nothing of the type", in: "registry", decl: "Protobuf",
+		old: "len(unknown) == proto.Size(into)", new: "false", test: "TestUndecodable"},
 	{rule: "D10 Avro with nothing of the type", in: "registry", decl: "Avro",
 		old: "foundNothing(&value)", new: "false && foundNothing(&value)", test: "TestD10AvroWithNothingOfT"},
 	{rule: "D3 bytes behind a value are passed over", in: "registry", decl: "Avro",
