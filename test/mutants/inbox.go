@@ -119,7 +119,7 @@ var inboxRules = []mutant{
 	{rule: "K1 no key", in: "consumer", decl: "headerOnce",
 		old: `if id == ""`, new: `if id == "" { return "none", nil }; if id == ""`, test: "TestK1MessageWithoutKeyIsParked"},
 	{rule: "K9 age is looked at after the claim", in: "consumer", decl: "(*engine).fillTransaction",
-		old:  "if !a.skipClaim { e.claimKeys(before, tx, a.msgs, dispositions, first.claim) }; if tx.Failure() == nil { e.checkAge(before, tx, a, dispositions, first.claim) }",
+		old:  "if !a.skipClaim && tx.Failure() == nil { e.claimKeys(before, tx, a.msgs, dispositions, first.claim) }; if tx.Failure() == nil { e.checkAge(before, tx, a, dispositions, first.claim) }",
 		new:  "e.checkAge(before, tx, a, dispositions, first.claim); if !a.skipClaim && tx.Failure() == nil { e.claimKeys(before, tx, a.msgs, dispositions, first.claim) }",
 		test: "TestK9SegmentRetiredWhileAClaimWaits"},
 	{rule: "K9 retiring says what is forgotten", in: "internal/ring", decl: "retireSQL",
