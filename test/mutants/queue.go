@@ -33,7 +33,7 @@ var queueRules = []mutant{
 	{rule: "Q2 panic of Identify", in: "queue", decl: "identify",
 		old: "if p := recover(); p != nil", new: "if p := any(nil); p != nil", test: "TestQ2Parked"},
 	{rule: "Q2 Goexit of Identify", in: "queue", decl: "identify",
-		old: "hook.Apart(func() (err error) {", new: "func(call func() error) error { return call() }(func() (err error) {", test: "TestQ2Parked"},
+		old: "hook.Apart(func() (err error) {", new: "func(call func() error) error { _ = hook.ErrGoexit; return call() }(func() (err error) {", test: "TestQ2Parked"},
 	{rule: "W22 messages are stored open", in: "queue", decl: "newReceiver",
 		old: "Sealer: q.cfg.Sealer", new: "Sealer: nil", test: "TestW22MessagesAreSealed"},
 	{rule: "Q3 gives up while the database is away", in: "queue", decl: "(*receiver).store",
