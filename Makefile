@@ -24,7 +24,7 @@ UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/model,test/mutants
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help map doubles quickstart test test-long long laboratory parts check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary seams model matrix zones growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle drill-restore storm-outbox storm-queue storm-keys remotes histories faults e2e nightly ci
+.PHONY: help map doubles quickstart test test-long long laboratory parts check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary seams model matrix zones growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle drill-restore storm-outbox storm-queue storm-webhook storm-keys remotes histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -226,6 +226,12 @@ storm-queue: KILLS = 30
 storm-queue: ## kill receivers, appliers, the broker and Postgres under a stream of another broker's messages; BROKER=nats|rabbit|sqs, MESSAGES, KILLS, SEED
 	cd test/storm/queue && $(GO) run . -broker $(BROKER) $(if $(SEED),-seed $(SEED),) -messages $(MESSAGES) -kills $(KILLS)
 
+EVENTS ?= 20000
+storm-webhook: KILLS = 30
+
+storm-webhook: ## kill receivers, appliers and Postgres, and fail over, under senders of webhooks that send again; EVENTS, KILLS, SEED
+	$(GO) run ./test/storm/webhook $(if $(SEED),-seed $(SEED),) -events $(EVENTS) -kills $(KILLS)
+
 HISTORIES ?= 1000
 
 histories: ## random histories of HTTP requests, judged by I12, and every fault point under more load; HISTORIES, SEED
@@ -250,7 +256,7 @@ fuzz: ## each fuzz target for FUZZTIME
 parts: ## each part of CI, of which a landing plays one
 	@for n in 1 2 3 4 5 6 7 8; do .ci/part $$n || exit 1; done
 
-nightly: test-long parts mutants adversary seams model kit schemathesis matrix zones growth fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle storm-outbox storm-queue storm-keys remotes histories faults ## the long checks; record what they print in docs/results/
+nightly: test-long parts mutants adversary seams model kit schemathesis matrix zones growth fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle storm-outbox storm-queue storm-webhook storm-keys remotes histories faults ## the long checks; record what they print in docs/results/
 
 ci: ## what .ci/run runs
 	.ci/run

@@ -68,10 +68,10 @@ func (e *engine) skipStillParked(ctx context.Context, tx *guard.Tx, a *attempt, 
 
 // isRecord reports whether a parked row is of this record of the log. closed: its value is not
 // known.
-func (row *Message) isRecord(m *Message, closed bool) bool {
+func (m *Message) isRecord(other *Message, closed bool) bool {
 	none := [16]byte{}
-	if row.topicID != none && m.topicID != none && row.topicID != m.topicID {
+	if m.topicID != none && other.topicID != none && m.topicID != other.topicID {
 		return false
 	}
-	return row.Time.Equal(storableTime(m.Time).Truncate(time.Microsecond)) && bytes.Equal(row.Key, m.Key) && (closed || bytes.Equal(row.Value, m.Value))
+	return m.Time.Equal(storableTime(other.Time).Truncate(time.Microsecond)) && bytes.Equal(m.Key, other.Key) && (closed || bytes.Equal(m.Value, other.Value))
 }

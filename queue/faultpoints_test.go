@@ -176,13 +176,16 @@ func TestQ1LostCommit(t *testing.T) {
 		r.broker.Publish(message("first"))
 		r.until("the first one is stored", func() bool { return r.broker.Left() == 0 })
 		armed.Store(true)
-		r.broker.Publish(message("lost"), queue.Delivery{Body: []byte("without an id")})
+		r.broker.Publish(message("lost"), message("first"), queue.Delivery{Body: []byte("without an id")})
 		r.until("the second batch is acknowledged", func() bool { return r.broker.Left() == 0 })
 		if n := w.Cuts.Load(); n != 1 {
 			t.Errorf("%d connections were cut", n)
 		}
 		if stored, kept := r.count("onlyonce.event_log"), r.count("onlyonce.parked"); stored != 2 || kept != 1 {
 			t.Errorf("%v: %d are stored and %d parked, want 2 and 1", how, stored, kept)
+		}
+		if got := r.stored(); got.Fresh != 2 {
+			t.Errorf("%v: %+v, want two fresh messages: the copy of the first one is none", how, got)
 		}
 		stop() // before the pool
 	}
@@ -204,6 +207,7 @@ func TestFaultMatrix(t *testing.T) {
 		"no id":                             "TestQ2Parked",
 		"body too large":                    "TestLargeMessages",
 		"refused by the database":           "TestQ4RefusedByTheDatabase",
+		"copy is uncommitted elsewhere":     "TestQ4CopyThatWaitsHoldsUpNoOther",
 		"broker that would lose messages":   "TestQ6Horizon",
 	})
 }

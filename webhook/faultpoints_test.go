@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -110,9 +111,7 @@ func TestFaultPoints(t *testing.T) {
 					deliver := func(id string) {
 						t.Helper()
 						for range 20 {
-							h := e.sign(e.secret, time.Now(), id)
-							h.Set("X-GitHub-Delivery", id)
-							resp, err := e.client.Do(e.request(h, id))
+							resp, err := e.client.Do(e.delivery(id))
 							if err != nil { // it is dead: another one is started in its place
 								_ = p.cmd.Wait()
 								if !strings.Contains(p.said.String(), "fault: ") {
@@ -154,6 +153,89 @@ func TestFaultPoints(t *testing.T) {
 	}
 }
 
+// delivery is a request of an event whose body is its id.
+func (e *endpoint) delivery(id string) *http.Request {
+	e.t.Helper()
+	h := e.sign(e.secret, time.Now(), id)
+	h.Set("X-GitHub-Delivery", id)
+	return e.request(h, id)
+}
+
+// Every point times kill, error and hang, while many senders send at once: the process dies, or its
+// connection breaks or hangs, at the second set, so also between two sets. The senders send again
+// until they are answered 200, and each event is stored once (W8, W11, W23).
+func TestFaultPointsOfSets(t *testing.T) {
+	const events = 24
+	for _, action := range []string{"kill", "error", "hang"} {
+		for _, point := range points {
+			t.Run(point+"="+action, func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t)
+				e := &endpoint{rig: r, sample: samples(t)["GitHub"], client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+				p := r.process("inbox", "ONLYONCE_FAULT="+point+"="+action+"@2", "ONLYONCE_FAULT_HANG=2500ms")
+				struck := p
+				left := map[string]bool{}
+				for i := range events {
+					left[fmt.Sprint("d-", i)] = true
+				}
+				for round := 0; len(left) > 0 && round < 20; round++ {
+					e.url = p.url
+					taken, died := e.deliverAll(left)
+					for _, id := range taken {
+						delete(left, id)
+					}
+					if died {
+						_ = p.cmd.Wait()
+						if !strings.Contains(p.said.String(), "fault: ") {
+							t.Fatalf("it died, and said %s", p.said)
+						}
+						p = r.process("inbox")
+					}
+				}
+				p.stdin.Close()
+				if err := p.cmd.Wait(); err != nil {
+					t.Errorf("the process ended with %v: %s", err, p.said)
+				}
+				if !strings.Contains(struck.said.String(), "fault: ") {
+					t.Errorf("the fault never came: %s", struck.said)
+				}
+				distinct := one[int](r, `select count(distinct id) from onlyonce.event_log`)
+				if n := r.count("onlyonce.event_log"); n != events || distinct != events || len(left) > 0 {
+					t.Errorf("%d rows of %d events, want %d; never taken: %v", n, distinct, events, left)
+				}
+				if n := r.count("onlyonce.parked"); n != 0 {
+					t.Errorf("%d are parked", n)
+				}
+			})
+		}
+	}
+}
+
+// deliverAll sends events at once, and returns those that were answered 200, and whether a request
+// had no answer.
+func (e *endpoint) deliverAll(ids map[string]bool) (taken []string, died bool) {
+	e.t.Helper()
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for id := range ids {
+		all.Go(func() {
+			resp, err := e.client.Do(e.delivery(id))
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				died = true
+				return
+			}
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				taken = append(taken, id)
+			}
+		})
+	}
+	all.Wait()
+	return taken, died
+}
+
 // The rows of the fault matrix in docs/faults.md that this package answers for, and the test of
 // each.
 func TestFaultMatrix(t *testing.T) {
@@ -171,5 +253,9 @@ func TestFaultMatrix(t *testing.T) {
 		"handler fails":                         "TestW8InlineFailureRollsTheIDBack",
 		"handler hangs":                         "TestW8InlineFailureRollsTheIDBack",
 		"sender hangs up":                       "TestT5ClientThatLeaves",
+		"set: answer to COMMIT lost":            "TestT4LostCommitOfASet",
+		"set: crash between two":                "TestFaultPointsOfSets",
+		"set: event refused by the database":    "TestW15EventThatTheDatabaseRefuses",
+		"set: copy is uncommitted elsewhere":    "TestW9CopyThatWaitsHoldsUpNobody",
 	})
 }

@@ -667,7 +667,19 @@ func TestW7OtherBodyOfATransmission(t *testing.T) {
 	if r.last() != webhook.SameBody {
 		t.Errorf("the forged body is %s", r.last())
 	}
-	if n := r.count("onlyonce.event_log"); n != 1 {
+	// Another body under the event's own id leaves the transmission to its first body.
+	body := func(id, text string) string {
+		return fmt.Sprintf(`{"id":%q,"event_type":"PAYMENT.SALE.COMPLETED","x":%q}`, id, text)
+	}
+	second := body("WH-second", "")
+	recorded = payPalRequest(t, h.key, time.Now(), second)
+	e.do(e.request(recorded, second)).want(t, 200, false)
+	e.do(e.request(recorded, sameCRC(t, second, body("WH-second", strings.Repeat("0", 40))))).want(t, 200, true)
+	if r.last() != webhook.Divergent {
+		t.Errorf("another body under its id is %s", r.last())
+	}
+	e.do(e.request(recorded, sameCRC(t, second, body("WH-third", strings.Repeat("0", 40))))).want(t, 200, true)
+	if n := r.count("onlyonce.event_log"); n != 2 {
 		t.Errorf("%d events are stored", n)
 	}
 }

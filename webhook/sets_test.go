@@ -7,23 +7,33 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
 // receiveSet is the first statement of a receiver's transaction.
-const receiveSet = `select onlyonce.receive_webhooks($1, $2::uuid[], $3::bigint[], $4::bytea[], '1h', null, '1000', '1000', '1000', '1000')`
+const receiveSet = `select onlyonce.receive_webhooks($1, $2::uuid[], $3::bigint[], $4::bytea[], '1h', null, '20000', '20000', '20000', '20000')`
 
 // receive claims a set of events and commits it, with what the endpoint does to the body of an
 // event whose id came before with another body. It returns what it found.
-func (r *rig) receive(endpoint string, keys []string, prints []int64, digests [][]byte) (found []int16) {
+func (r *rig) receive(endpoint string, keys []string, prints []int64, digests [][]byte) []int16 {
 	r.t.Helper()
-	err := pgx.BeginFunc(r.t.Context(), r.pool, func(tx pgx.Tx) error {
+	found, err := r.tryReceive(endpoint, keys, prints, digests)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return found
+}
+
+func (r *rig) tryReceive(endpoint string, keys []string, prints []int64, digests [][]byte) (found []int16, err error) {
+	err = pgx.BeginFunc(r.t.Context(), r.pool, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(r.t.Context(), receiveSet, endpoint, keys, prints, digests).Scan(&found); err != nil {
 			return err
 		}
@@ -38,10 +48,7 @@ func (r *rig) receive(endpoint string, keys []string, prints []int64, digests []
 		_, err := tx.Exec(r.t.Context(), `select onlyonce.seal()`)
 		return err
 	})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return found
+	return found, err
 }
 
 // W7: a set finds of each event what it would find if the events came one after another, and leaves
@@ -169,6 +176,8 @@ func TestW15EventThatTheDatabaseRefuses(t *testing.T) {
 		t.Errorf("parked: %s", got)
 	}
 	e.send(stripeBody("evt_3", "")).want(t, 200, true)
+	r.exec(`delete from onlyonce.inbox where key = onlyonce.key('', 'webhook/e', 'e/stripe/evt_3')`)
+	e.send(stripeBody("evt_3", "")).want(t, 200, true) // as long as it is parked
 }
 
 // W23: events that arrive together are stored over two connections, however many senders there are,
@@ -233,5 +242,51 @@ func TestW7DayIsFullForOneEventOfASet(t *testing.T) {
 	e.sendAs("recorded", "push").want(t, 200, true)
 	if r.last() != webhook.SameBody || r.count("onlyonce.parked") != 1 {
 		t.Errorf("outcome %s, %d are set aside", r.last(), r.count("onlyonce.parked"))
+	}
+}
+
+// T4: the answer to the COMMIT of a set never arrives. The endpoint stores the whole set again on
+// another connection, and so finds out the outcome of each event: each sender gets 200, as of a new
+// event, and each event is there once (W11).
+func TestT4LostCommitOfASet(t *testing.T) {
+	t.Parallel()
+	const events = 12
+	for _, how := range []pgtest.Cut{pgtest.Unsent, pgtest.Unheard} {
+		r := newRig(t)
+		var all atomic.Int32 // requests that are about to wait for their set
+		hold := make(chan struct{})
+		w := &pgtest.Wire{Statement: "commit", At: func(n int32) pgtest.Cut {
+			switch n {
+			case 1: // of the first event alone: the others come meanwhile
+				<-hold
+			case 2: // of a set of the others
+				return how
+			}
+			return pgtest.Pass
+		}}
+		r.recv = pgtest.Wired(t, r.pool, pgx.QueryExecModeExec, w, nil)
+		e := r.serve(samples(t)["Stripe"], func(c *webhook.Config) {
+			c.OrderingKey = func(*webhook.Event) string {
+				all.Add(1)
+				return "one"
+			}
+		})
+		var sending sync.WaitGroup
+		for i := range events {
+			sending.Go(func() { e.send(stripeBody(fmt.Sprint("evt_", i), "")).want(t, 200, false) })
+		}
+		r.until("all have come", func() bool { return all.Load() == events })
+		close(hold)
+		sending.Wait()
+		if n := w.Cuts.Load(); n != 1 {
+			t.Errorf("%v: %d connections were cut", how, n)
+		}
+		if n := r.count("onlyonce.event_log"); n != events {
+			t.Errorf("%v: %d events, want %d", how, n, events)
+		}
+		largest := one[int](r, `select max(n) from (select count(*) n from onlyonce.event_log group by xmin::text) s`)
+		if largest < 2 {
+			t.Errorf("%v: the largest set has %d events", how, largest)
+		}
 	}
 }

@@ -116,7 +116,7 @@ func TestDoctorFindings(t *testing.T) {
 		"too few tables":            {`update onlyonce.rings set slots = 8 where name = 'standard_keys'`, nil, "standard_keys", "fail", []string{"has 8 tables, and a horizon takes 9"}},
 		"clock went back":           {`update onlyonce.segments set opened_at = now() + interval '1 hour' where ring = 'consumer_keys' and slot = 0`, nil, "consumer_keys", "fail", []string{"in the future", "rotation is halted"}},
 		"lease of the future":       {`insert into onlyonce.leases (name, epoch, nonce, until) values ('relay/p/0', 1, gen_random_uuid(), now() + interval '6 days')`, nil, "clocks", "fail", []string{"1 leases end more than an hour ahead"}},
-		"due in the future":         {`insert into onlyonce.parked (kind, state, reason, scope, next_attempt_at) values ('message', 'retrying', 'failed', 's', now() + interval '6 days')`, nil, "clocks", "fail", []string{"1 parked rows are due more than 2 days ahead"}},
+		"due in the future":         {`insert into onlyonce.parked (kind, state, reason, scope, next_attempt_at) values ('message', 'retrying', 'failed', 's', now() + interval '6 days')`, nil, "clocks", "fail", []string{"1 parked rows got their due time while the clock was ahead"}},
 		"scheduled":                 {`insert into onlyonce.parked (kind, state, reason, scope, next_attempt_at) values ('call', 'retrying', 'scheduled', 's', now() + interval '6 days')`, nil, "clocks", "ok", nil},
 		"no cursors":                {"", nil, "frontiers", "ok", nil},
 		"cursor near":               {frontier("23 hours"), nil, "frontiers", "ok", nil},

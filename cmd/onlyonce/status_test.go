@@ -111,7 +111,7 @@ func TestStatusJSON(t *testing.T) {
 	if strings.Count(r.out, "\n") != 1 {
 		t.Errorf("not one line:\n%s", r.out)
 	}
-	if got := fields(t, []byte(r.out)); got != "needs schema_version standby faults cursors owners parked outbox outbox_counted relays unheld requests" {
+	if got := fields(t, []byte(r.out)); got != "needs schema_version standby faults cursors owners parked outbox outbox_counted relays unheld timed_ahead requests" {
 		t.Errorf("fields: %s", got)
 	}
 	var lists struct {

@@ -54,10 +54,7 @@ func (g *Gather[E]) Do(ctx context.Context, e E, alone bool) error {
 	t := &ticket[E]{entry: e, ctx: ctx, alone: alone, names: namesOf(e.Entry()), stored: make(chan struct{})}
 	g.mu.Lock()
 	g.waiting = append(g.waiting, t)
-	if g.storers < g.Storers {
-		g.storers++
-		go g.run()
-	}
+	g.addStorer()
 	g.mu.Unlock()
 	select {
 	case <-t.stored:
@@ -68,7 +65,18 @@ func (g *Gather[E]) Do(ctx context.Context, e E, alone bool) error {
 	case <-t.stored: // both at once
 		return e.Entry().Err
 	default:
-		return fmt.Errorf("%w: %w", ErrNotInTime, context.Cause(ctx))
+	}
+	g.mu.Lock()
+	g.addStorer() // for what waited for this event
+	g.mu.Unlock()
+	return fmt.Errorf("%w: %w", ErrNotInTime, context.Cause(ctx))
+}
+
+// addStorer begins a storer if there may be one more.
+func (g *Gather[E]) addStorer() {
+	if g.storers < g.Storers {
+		g.storers++
+		go g.run()
 	}
 }
 
@@ -138,9 +146,8 @@ func (g *Gather[E]) take() (set []*ticket[E]) {
 		g.storers--
 		return nil
 	}
-	if full && g.storers < g.Storers { // what the set has no place for may be another one's
-		g.storers++
-		go g.run()
+	if len(rest) > 0 { // what the set has no place for may be another one's
+		g.addStorer()
 	}
 	g.begin(set)
 	return set

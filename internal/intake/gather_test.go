@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -18,15 +19,16 @@ type arrival struct {
 	alone         bool
 }
 
-// What arrives: two copies of one event, an event of the same ordering key, one with the same body
-// under another id, others that have nothing in common, and one that waits for a copy elsewhere.
+// What arrives: an event; one with its id; two that wait for copies elsewhere, of which one has the
+// first one's body; one with the ordering key of the second, which waits for the first one's id;
+// and one with the ordering key of the first. They have nothing else in common.
 var arrivals = []arrival{
 	{id: "1", key: "k", body: "x"},
-	{id: "1", key: "k", body: "x"},
-	{id: "2", key: "k", body: "y"},
-	{id: "3", body: "x"},
-	{id: "4", body: "z", alone: true},
-	{id: "5", body: "w"},
+	{id: "1", key: "m", body: "v"},
+	{id: "2", body: "z", alone: true},
+	{id: "3", body: "x", alone: true},
+	{id: "4", key: "m", body: "w"},
+	{id: "5", key: "k", body: "y"},
 }
 
 // play is one history of a Gather: what arrives, how sets end, and who leaves. A step is a letter
@@ -39,7 +41,8 @@ type play struct {
 	items   []*intake.Item
 	answers []chan error
 	cancels []context.CancelFunc
-	answer  []string // of each event: "", or how Do has returned
+	answer  []string   // of each event: "", or how Do has returned
+	mu      sync.Mutex // of what storers write
 	running []*running
 	begun   []int // events in the order in which their sets began
 	ended   map[int]string
@@ -62,12 +65,14 @@ var errStore = errors.New("the database is away")
 // store implements Gather.Store: it waits for the history to say how the set ends.
 func (p *play) store(_ context.Context, set []*intake.Item) {
 	r := &running{end: make(chan string)}
+	p.mu.Lock()
 	for _, it := range set {
 		at := slices.Index(p.items, it)
 		r.events = append(r.events, at)
 		p.begun = append(p.begun, at)
 	}
-	p.running = append(p.running, r) // no race: the bubble's other goroutines wait
+	p.running = append(p.running, r)
+	p.mu.Unlock()
 	how := <-r.end
 	if how == "p" {
 		panic("a bug")
@@ -168,6 +173,9 @@ func (p *play) checkRunning(fault func(string, ...any)) {
 	alone := 0
 	stored := map[int]bool{}
 	for n, r := range p.running {
+		if len(r.events) > 2 {
+			fault("a set has %d events", len(r.events))
+		}
 		for _, i := range r.events {
 			if stored[i] {
 				fault("event %d is in two sets", i)
@@ -212,15 +220,16 @@ func (p *play) checkRunning(fault func(string, ...any)) {
 
 // checkOrder checks that events of one ordering key are stored in the order of their arrival.
 func (p *play) checkOrder(fault func(string, ...any)) {
-	last := -1
+	last := map[string]int{}
 	for _, i := range p.begun {
-		if arrivals[i].key == "" {
+		key := arrivals[i].key
+		if key == "" {
 			continue
 		}
-		if i < last {
-			fault("event %d is stored after %d", i, last)
+		if i < last[key] {
+			fault("event %d is stored after %d", i, last[key])
 		}
-		last = i
+		last[key] = i
 	}
 }
 

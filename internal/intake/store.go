@@ -266,10 +266,10 @@ func (s *Store[E]) fill(ctx context.Context, tx *guard.Tx, set []E, wait time.Du
 // take applies a fresh event and appends it, or parks it if its Way has refused it.
 func (s *Store[E]) take(ctx context.Context, tx *guard.Tx, e E) error {
 	it := e.Entry()
-	if it.park != nil { // an operator may redrive it: its copies are copies
-		s.Park(tx, &it.Event, it.Reason, it.park)
+	if why := it.park; why != nil { // an operator may redrive it: its copies are copies
+		s.Park(tx, &it.Event, it.Reason, why)
 		it.Outcome = Parked
-		return nil
+		return nil //nolint:nilerr // why it is parked is no error of this transaction
 	}
 	tx.Lend(it.Origin)
 	err := s.Way.Apply(ctx, tx, e)

@@ -3,9 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -46,13 +43,18 @@ func servingScenes() (scenes []scene) {
 			})
 		}},
 		scene{name: "receiver/inbox", make: func() stage { return newServing(receiver(webhook.Stored)) }},
-		scene{name: "receiver/inline", make: func() stage { return newServing(receiver(webhook.Inline)) }})
+		scene{name: "receiver/inline", make: func() stage { return newServing(receiver(webhook.Inline)) }},
+		scene{name: "receiver/sets/ids", make: func() stage { return newSets(stripe) }},
+		scene{name: "receiver/sets/bodies", make: func() stage { return newSets(github) }})
 }
 
 // serving is a server, and a client that sends again until it gets 2xx, and then once more.
 type serving struct {
+	sender  sender
 	handler func(x *serving, r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error)
 	streams bool // what it accepts are events
+	// orderingKey is an endpoint's, or nil.
+	orderingKey func(*webhook.Event) string
 	// Nil unless tenants live in several databases: what makes the layer; the tenant of a key; what
 	// is called when a key was refused.
 	newSharded func(pool *pgxpool.Pool, cfg idempotency.Config) (*idempotency.Layer, error)
@@ -62,24 +64,26 @@ type serving struct {
 	address atomic.Pointer[string]
 
 	mu      sync.Mutex
-	script  []string // keys to be asked for, in order
-	next    int
+	script  [][]string // steps: keys to be asked for at once, without those that were answered
+	next    int        // the present step
 	wrong   []string
 	ids     map[string]string // the first answer
 	runs    map[string]int
 	paid    map[string]map[string]bool // by request: the keys that the provider has seen
 	n       int
-	refused int // since the last answer
+	refused int // rounds since the last answer
 }
 
 func newServing(h func(*serving, *rig, *pgxpool.Pool) (http.Handler, func(context.Context) error, error)) *serving {
-	return &serving{handler: h, ids: map[string]string{}, runs: map[string]int{}, paid: map[string]map[string]bool{}}
+	return &serving{sender: stripe, handler: h, ids: map[string]string{}, runs: map[string]int{}, paid: map[string]map[string]bool{}}
 }
 
 // setUp implements stage.
 func (x *serving) setUp(r *rig) error {
 	ctx, cancel := context.WithCancel(r.ctx)
-	x.script = []string{"k1", "k1", "fails-once", "k2", "k3", "k2"}
+	if x.script == nil {
+		x.script = steps("k1", "k1", "fails-once", "k2", "k3", "k2")
+	}
 	var client sync.WaitGroup
 	client.Go(func() { x.ask(ctx, r) })
 	r.atEnd(func() {
@@ -95,85 +99,32 @@ func (x *serving) more(*rig) error {
 	defer x.mu.Unlock()
 	x.n++
 	fresh := fmt.Sprintf("more-%d", x.n)
-	x.script = append(x.script, fresh, "k1", fresh)
+	x.script = append(x.script, steps(fresh, "k1", fresh)...)
 	return nil
 }
 
-// ask is the client.
-func (x *serving) ask(ctx context.Context, r *rig) {
-	client := &http.Client{Timeout: 6 * r.bound, Transport: &http.Transport{DisableKeepAlives: true}}
-	for ctx.Err() == nil {
-		x.mu.Lock()
-		key := ""
-		if x.next < len(x.script) {
-			key = x.script[x.next]
-		}
-		x.mu.Unlock()
-		address := x.address.Load()
-		pause := 3 * time.Millisecond
-		if key != "" && address != nil {
-			status, body, err := post(ctx, client, *address, key)
-			switch {
-			case err != nil:
-				r.say("client: %s: %.200v", key, err)
-				pause = 20 * time.Millisecond
-			default:
-				r.say("client: %s: %d %.100s", key, status, strings.TrimSpace(body))
-				if x.heard(key, status, body) {
-					continue
-				}
-				pause = 40 * time.Millisecond
-			}
-			if x.refusal != nil {
-				x.refusal(key)
-			}
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
+// steps returns one step for each key.
+func steps(keys ...string) (script [][]string) {
+	for _, key := range keys {
+		script = append(script, []string{key})
 	}
+	return script
 }
-
-func post(ctx context.Context, client *http.Client, address, key string) (status int, body string, err error) {
-	sent := fmt.Sprintf(`{"id":%q,"type":"invoice.paid","data":{"object":{"id":"in_1"}}}`, key)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, address+"/charges", strings.NewReader(sent))
-	if err != nil {
-		return 0, "", err
-	}
-	at := fmt.Sprint(time.Now().Unix())
-	mac := hmac.New(sha256.New, []byte(webhookSecret))
-	_, _ = mac.Write([]byte(at + "." + sent))
-	req.Header.Set("Idempotency-Key", key)
-	req.Header.Set("Stripe-Signature", "t="+at+",v1="+hex.EncodeToString(mac.Sum(nil)))
-	req.Header.Set("Content-Type", "application/json")
-	res, err := client.Do(req)
-	if err != nil {
-		return 0, "", err
-	}
-	defer func() { _ = res.Body.Close() }()
-	read, err := io.ReadAll(res.Body)
-	return res.StatusCode, string(read), err
-}
-
-const webhookSecret = "whsec_of_the_adversary"
 
 // heard records an answer, and reports whether the client is content.
 func (x *serving) heard(key string, status int, body string) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if status/100 != 2 {
-		x.refused++
 		switch status {
 		case http.StatusConflict, http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable:
 		default:
 			x.wrong = append(x.wrong, fmt.Sprintf("I12 %s is answered %d %s", key, status, body))
-			x.next++
+			x.over(key)
 		}
 		return false
 	}
-	x.refused = 0
-	x.next++
+	x.over(key)
 	if first, there := x.ids[key]; !x.streams && there && first != body {
 		x.wrong = append(x.wrong, fmt.Sprintf("I12 %s is answered %q and %q", key, first, body))
 	} else if !there {
@@ -190,7 +141,7 @@ func (x *serving) pass(key string) {
 		x.wrong = append(x.wrong, "N1 "+key+" was answered, and lives elsewhere")
 	}
 	x.refused = 0
-	x.next++
+	x.over(key)
 }
 
 // stuck implements patient: a client that is asked again and again to come back cannot go on.
@@ -228,8 +179,13 @@ func (x *serving) done(*rig) (bool, error) {
 	return x.next >= len(x.script), nil
 }
 
-// effectsSQL lists the keys of effects, and of events that are stored.
-const effectsSQL = `select value from effects union all select replace(id, 'e/stripe/', '') from onlyonce.event_log`
+// effectsSQL lists the keys of effects, and of events that are stored or parked.
+const effectsSQL = `
+select value from effects
+ union all
+select substring(id from '[^/]*$') from onlyonce.event_log
+ union all
+select substring(event_id from '[^/]*$') from onlyonce.parked where event_id is not null`
 
 // check implements stage.
 func (x *serving) check(r *rig) ([]string, error) { return x.checkIn(r, r.db.Pool) }
@@ -351,33 +307,4 @@ func (x *serving) doer(r *rig, pool *pgxpool.Pool) (http.Handler, func(context.C
 		w.WriteHeader(http.StatusCreated)
 		_, _ = io.WriteString(w, text)
 	}), layer.Run, err
-}
-
-// receiver is a server with a receiver of webhooks.
-func receiver(mode webhook.Mode) func(x *serving, r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error) {
-	return func(x *serving, r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error) {
-		x.streams = true
-		cfg := webhook.Config{Name: "e", Provider: webhook.Stripe{}, Secrets: []string{webhookSecret}, Mode: mode, Partitions: 1, DuplicateWait: r.bound / 2, HandlerTimeout: max(3*r.bound/2, 375*time.Millisecond),
-			RetryAfter: time.Second, Logger: r.logger()}
-		if mode == webhook.Inline {
-			cfg.Handler = func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-				event, err := webhook.EventOf(m)
-				if err != nil {
-					return err
-				}
-				if _, err := tx.Exec(ctx, scenario.EffectSQL, event.ID, 0, scenario.Elsewhere); err != nil {
-					return err
-				}
-				if x.failsNow(event.ID) {
-					return errors.New("asked to fail")
-				}
-				return nil
-			}
-		}
-		recv, err := webhook.New(pool, cfg)
-		if err != nil {
-			return nil, nil, err
-		}
-		return recv, recv.Upkeep, nil
-	}
 }

@@ -4,7 +4,7 @@ package main
 // for an owner's lock, T14. L1 to L10 are the interleavings of docs/rules.
 var slotRules = []mutant{
 	{rule: "C1 offset in two transactions (L1)", in: schema, decl: "table onlyonce.done",
-		old: `false, primary key (cursor_id, run, "offset")`, new: "false", pkg: "consumer", test: "TestC1OneOffsetTwoTransactions"},
+		old: `default false, primary key (cursor_id, run, "offset")`, new: "default false", pkg: "consumer", test: "TestC1OneOffsetTwoTransactions"},
 	{rule: "T6 slot without seal", in: schema, decl: "trigger sealed on onlyonce.done",
 		old: "insert on onlyonce.done", new: "delete on onlyonce.done", pkg: "consumer", test: "TestT6SlotNeedsTheSeal"},
 	{rule: "C2 predecessors are not looked for (L3)", in: schema, decl: "function onlyonce.fence_slot",

@@ -185,20 +185,20 @@ func (s *storm) promote(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.postgres.Kill(ctx); err != nil {
-		return err
-	}
-	if err := s.standby.Promote(ctx); err != nil {
-		return err
-	}
-	m, err := s.takeMark(ctx, s.standby.URL, before)
+	old := s.postgres
+	err = rig.FailOver(ctx, s.forward, old, s.standby, func() error {
+		m, err := s.takeMark(ctx, s.standby.URL, before)
+		if err != nil {
+			return err
+		}
+		s.marks = append(s.marks, m)
+		s.Screen.Verbose("failover: %d records to be done again", m.lost)
+		return nil
+	})
 	if err != nil {
 		return err
 	}
-	s.marks = append(s.marks, m)
-	old := s.postgres
-	s.postgres, s.standby = s.standby, nil
-	s.forward.Cut(rig.HostPort(s.postgres))
-	s.Screen.Verbose("failover: %d records to be done again", m.lost)
+	s.postgres = s.standby
+	s.standby = nil
 	return old.Stop()
 }

@@ -10,12 +10,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"go.uber.org/goleak"
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 	"github.com/onlyonce/onlyonce/test/fleet"
+	"github.com/onlyonce/onlyonce/test/storm/rig"
 )
 
 // The sinks. All lead to one remote.
@@ -45,17 +45,7 @@ type relayConfig struct {
 // relayMain is main in a relay process.
 func relayMain() int {
 	var cfg relayConfig
-	return fleet.Serve(&cfg, func(ctx context.Context, c *fleet.Child) error {
-		before := goleak.IgnoreCurrent()
-		if err := serve(ctx, c, cfg); err != nil {
-			return err
-		}
-		// I14: after a stop in order no connection and no goroutine is left.
-		if err := goleak.Find(before); err != nil {
-			c.Tell(fleet.Event{Kind: fleet.Breach, Text: fmt.Sprintf("I14 goroutines are left after a stop in order: %v", err)})
-		}
-		return nil
-	})
+	return rig.Serve(&cfg, func(ctx context.Context, c *fleet.Child) error { return serve(ctx, c, cfg) })
 }
 
 // serve runs two relays: in one, calls pass a parked one of their key; in the other they wait.

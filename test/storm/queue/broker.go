@@ -7,6 +7,7 @@ import (
 	"github.com/onlyonce/onlyonce/queue/natsqueue"
 	"github.com/onlyonce/onlyonce/queue/sqsqueue"
 	"github.com/onlyonce/onlyonce/test/devenv"
+	"github.com/onlyonce/onlyonce/test/storm/rig"
 )
 
 // kind is a value of -broker.
@@ -34,7 +35,7 @@ var kinds = map[string]kind{
 type broker interface {
 	url() string
 	// publish returns nil once the server has acknowledged the message.
-	publish(ctx context.Context, m message, body []byte) error
+	publish(ctx context.Context, m rig.Message, body []byte) error
 	// left reports whether a message is not acknowledged, and describes the queue.
 	left(ctx context.Context) (left bool, state string, err error)
 	// kill kills the server with SIGKILL, and restart starts it again on its data.

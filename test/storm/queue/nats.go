@@ -18,6 +18,7 @@ import (
 	"github.com/onlyonce/onlyonce/queue"
 	"github.com/onlyonce/onlyonce/queue/natsqueue"
 	"github.com/onlyonce/onlyonce/test/devenv"
+	"github.com/onlyonce/onlyonce/test/storm/rig"
 )
 
 const (
@@ -126,7 +127,7 @@ func (b *natsBroker) close() error {
 	return errors.Join(b.stdin.Close(), b.cmd.Wait(), os.RemoveAll(b.dir))
 }
 
-func (b *natsBroker) publish(ctx context.Context, m message, body []byte) error {
+func (b *natsBroker) publish(ctx context.Context, m rig.Message, body []byte) error {
 	msg := nats.NewMsg("storm." + m.Key)
 	msg.Data = body
 	msg.Header.Set(nats.MsgIdHdr, m.ID)

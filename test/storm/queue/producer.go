@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
+
+	"github.com/onlyonce/onlyonce/test/storm/rig"
 )
 
 const (
@@ -18,7 +20,7 @@ const (
 // producer publishes the stream, each message as often as it takes to be acknowledged.
 type producer struct {
 	broker   broker
-	messages []message
+	messages []rig.Message
 	copies   float64
 	random   *rand.Rand
 
@@ -29,12 +31,12 @@ type producer struct {
 }
 
 // stream makes the messages.
-func stream(n int, random *rand.Rand) []message {
-	all, seq := make([]message, n), map[string]int{}
+func stream(n int, random *rand.Rand) []rig.Message {
+	all, seq := make([]rig.Message, n), map[string]int{}
 	for i := range all {
 		key := fmt.Sprintf("k%02d", random.IntN(orderingKeys))
 		seq[key]++
-		all[i] = message{ID: fmt.Sprintf("m%06d", i), Key: key, Seq: seq[key]}
+		all[i] = rig.Message{ID: fmt.Sprintf("m%06d", i), Key: key, Seq: seq[key]}
 	}
 	return all
 }
@@ -63,7 +65,7 @@ func (p *producer) run(ctx context.Context) error {
 	return nil
 }
 
-func (p *producer) publish(ctx context.Context, m message) error {
+func (p *producer) publish(ctx context.Context, m rig.Message) error {
 	body, err := json.Marshal(m)
 	if err != nil {
 		return err

@@ -11,6 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/queue"
 	"github.com/onlyonce/onlyonce/queue/rabbitqueue"
 	"github.com/onlyonce/onlyonce/test/devenv"
+	"github.com/onlyonce/onlyonce/test/storm/rig"
 )
 
 const rabbitQueue = "storm"
@@ -64,7 +65,7 @@ func (b *rabbitBroker) connect() (err error) {
 
 func (b *rabbitBroker) url() string { return b.URL("guest") }
 
-func (b *rabbitBroker) publish(ctx context.Context, m message, body []byte) error {
+func (b *rabbitBroker) publish(ctx context.Context, m rig.Message, body []byte) error {
 	if err := b.connect(); err != nil {
 		return err
 	}

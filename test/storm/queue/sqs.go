@@ -12,6 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/queue"
 	"github.com/onlyonce/onlyonce/queue/sqsqueue"
 	"github.com/onlyonce/onlyonce/test/devenv"
+	"github.com/onlyonce/onlyonce/test/storm/rig"
 )
 
 // sqsBroker is moto with a FIFO queue. It forgets what it has when it ends, so it is not killed.
@@ -39,7 +40,7 @@ func (b *sqsBroker) kill(ctx context.Context) error    { return b.moto.Kill(ctx)
 func (b *sqsBroker) restart(ctx context.Context) error { return b.moto.Restart(ctx) }
 func (b *sqsBroker) close() error                      { return b.moto.Stop() }
 
-func (b *sqsBroker) publish(ctx context.Context, m message, body []byte) error {
+func (b *sqsBroker) publish(ctx context.Context, m rig.Message, body []byte) error {
 	_, err := b.client.SendMessage(ctx, &sqs.SendMessageInput{QueueUrl: &b.queue, MessageBody: aws.String(string(body)),
 		MessageDeduplicationId: &m.ID, MessageGroupId: &m.Key})
 	return err

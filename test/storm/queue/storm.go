@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -53,12 +51,6 @@ func newStorm(o options, to *screen.Screen) *storm {
 	return s
 }
 
-// tablesSQL makes what the workers write.
-const tablesSQL = `
-create schema storm;
-create table storm.effects (n bigserial primary key, id text not null, key text not null, seq int not null);
-create index on storm.effects (id)`
-
 // Open starts the servers and the workers.
 func (s *storm) Open(ctx context.Context) (err error) {
 	o := devenv.Options{Own: true, Log: func(line string) { s.Screen.Say("%s", screen.Wrap(line, screen.Width, "  ")) }}
@@ -84,7 +76,7 @@ func (s *storm) Open(ctx context.Context) (err error) {
 		if _, err := migrations.Apply(ctx, c.Conn()); err != nil {
 			return err
 		}
-		_, err := c.Exec(ctx, tablesSQL, pgx.QueryExecModeSimpleProtocol)
+		_, err := c.Exec(ctx, rig.EffectsSQL, pgx.QueryExecModeSimpleProtocol)
 		return err
 	}); err != nil {
 		return err
@@ -202,11 +194,11 @@ func (s *storm) acknowledged(ctx context.Context) (bool, error) {
 
 // judge compares the effects with the stream.
 func (s *storm) judge(ctx context.Context, r *report) error {
-	rows, err := s.pool.Query(ctx, `select id, key, seq from storm.effects order by n`)
+	rows, err := s.pool.Query(ctx, rig.WrittenSQL)
 	if err != nil {
 		return err
 	}
-	effects, err := pgx.CollectRows(rows, pgx.RowToStructByPos[message])
+	effects, err := pgx.CollectRows(rows, pgx.RowToStructByPos[rig.Message])
 	if err != nil {
 		return err
 	}
@@ -215,50 +207,11 @@ func (s *storm) judge(ctx context.Context, r *report) error {
 		return err
 	}
 	r.Effects = len(effects)
-	s.Breaches = append(s.Breaches, compare(s.producer.messages, effects)...)
+	s.Breaches = append(s.Breaches, rig.Compare(s.producer.messages, effects).Breaches()...)
 	if parked > 0 {
 		s.Breaches = append(s.Breaches, fmt.Sprintf("I5 %d messages are parked", parked))
 	}
 	return nil
-}
-
-// compare returns what is wrong with effects, in the order in which they came.
-func compare(messages, effects []message) (breaches []string) {
-	times, last := map[string]int{}, map[string]int{}
-	known := map[string]bool{}
-	for _, m := range messages {
-		known[m.ID] = true
-	}
-	var lost, double, unknown, inverted []string
-	for _, e := range effects {
-		times[e.ID]++
-		if !known[e.ID] {
-			unknown = append(unknown, e.ID)
-		}
-		if e.Seq < last[e.Key] {
-			inverted = append(inverted, e.ID)
-		}
-		last[e.Key] = max(last[e.Key], e.Seq)
-	}
-	for _, m := range messages {
-		switch times[m.ID] {
-		case 0:
-			lost = append(lost, m.ID)
-		case 1:
-		default:
-			double = append(double, m.ID)
-		}
-	}
-	for _, b := range []struct {
-		rule, what string
-		ids        []string
-	}{{"I1", "lost", lost}, {"I2", "applied more than once", double}, {"I3", "applied, and never published", unknown}, {"I6", "applied after a later message of their key", inverted}} {
-		if n := len(b.ids); n > 0 {
-			breaches = append(breaches, fmt.Sprintf("%s %s: %d (%s)", b.rule, b.what, n, strings.Join(b.ids[:min(n, 10)], " ")))
-		}
-	}
-	slices.Sort(breaches)
-	return breaches
 }
 
 // progress differs whenever something has moved.

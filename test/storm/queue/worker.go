@@ -12,6 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/queue"
 	"github.com/onlyonce/onlyonce/test/fleet"
+	"github.com/onlyonce/onlyonce/test/storm/rig"
 )
 
 const (
@@ -27,17 +28,6 @@ const (
 type workerConfig struct {
 	Postgres, Kind, Broker string
 }
-
-// message is what a message says.
-type message struct {
-	ID  string `json:"id"`
-	Key string `json:"key"`
-	Seq int    `json:"seq"` // within its key, from 1
-}
-
-// effectSQL is the handler's own write. The table has no unique constraint, so that a repeated
-// effect is possible and shows.
-const effectSQL = `insert into storm.effects (id, key, seq) values ($1, $2, $3)`
 
 // workerMain is main in a worker process.
 func workerMain() int {
@@ -77,11 +67,11 @@ func work(ctx context.Context, c *fleet.Child, cfg workerConfig) error {
 		if err := c.Entered(m); err != nil {
 			return err
 		}
-		var got message
+		var got rig.Message
 		if err := json.Unmarshal(m.Value, &got); err != nil {
 			return consumer.Permanent(err)
 		}
-		tx.Queue(effectSQL, got.ID, got.Key, got.Seq)
+		tx.Queue(rig.EffectSQL, got.ID, got.Key, got.Seq)
 		return nil
 	}, consumer.Config{
 		Scope: queueName, BatchSize: batchSize, Backoff: dedupe.Backoff{Min: 20 * time.Millisecond, Max: 500 * time.Millisecond},

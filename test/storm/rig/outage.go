@@ -64,6 +64,22 @@ func (r *Rig) SwitchOver(ctx context.Context, f *Forwarder, primary, standby *de
 	return nil
 }
 
+// FailOver kills the primary, promotes its standby, and makes the address lead there. promoted is
+// called before anything reaches the new primary. The old one is the caller's to stop.
+func FailOver(ctx context.Context, f *Forwarder, primary, standby *devenv.Postgres, promoted func() error) error {
+	if err := primary.Kill(ctx); err != nil {
+		return err
+	}
+	if err := standby.Promote(ctx); err != nil {
+		return err
+	}
+	if err := promoted(); err != nil {
+		return err
+	}
+	f.Cut(HostPort(standby))
+	return nil
+}
+
 // gaps says how long nothing took effect.
 func (s *Summary) gaps(r *Rig) {
 	for _, g := range r.Fleet.Gaps() {
