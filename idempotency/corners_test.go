@@ -198,7 +198,7 @@ func TestHangingHandlerKeepsNothing(t *testing.T) {
 		release := sync.OnceFunc(func() { close(open) })
 		t.Cleanup(release)
 		hung := make(chan struct{}, 1)
-		r.handle(idempotency.Route{Pattern: "/charges", Mode: mode, HandlerTimeout: 100 * time.Millisecond}, func(w http.ResponseWriter, req *http.Request) {
+		r.handle(idempotency.Route{Pattern: "/charges", Mode: mode, HandlerTimeout: time.Second}, func(w http.ResponseWriter, req *http.Request) {
 			if r.runs.Load() > 1 {
 				effect(w, req)
 				return

@@ -58,10 +58,11 @@ func TestReplayRefuses(t *testing.T) {
 		}
 	}
 	parks(t, pool, 1) // offset 1
-	if err := replay(ops.ReplayInput{CursorName: at, From: 0, To: 3}); !errors.Is(err, ops.ErrRefused) {
-		t.Errorf("a message of the range is parked: %v", err)
+	done, err := ops.Replay(t.Context(), pool, ops.By{Reason: "why"}, ops.ReplayInput{CursorName: at, From: 0, To: 3})
+	if err != nil || done.Parked != 1 {
+		t.Errorf("a message of the range is parked: %+v, %v", done, err)
 	}
-	if err := replay(ops.ReplayInput{CursorName: at, From: 2, To: 3}); err != nil {
-		t.Errorf("beside it: %v", err)
+	if err := replay(ops.ReplayInput{CursorName: at, From: 2, To: 3}); !errors.Is(err, ops.ErrRefused) {
+		t.Errorf("a replay is under way: %v", err)
 	}
 }
