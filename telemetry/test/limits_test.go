@@ -86,7 +86,7 @@ func TestTopicsAndPartitionsAreBounded(t *testing.T) {
 			if !ok || m.Name != "onlyonce.consumer.messages" {
 				continue
 			}
-			if n := len(sum.DataPoints); n != 201*3 { // outcomes
+			if n := len(sum.DataPoints); n != 201*4 { // outcomes
 				t.Errorf("%d series of messages, want those of 200 topics and of all others", n)
 			}
 			var total int64
