@@ -55,8 +55,8 @@ const copiesWithin = 20 * time.Hour
 
 func drawMessages(d *dice) (stage, []act) {
 	x := &consuming{policy: of(d, consumer.ParkMessage, consumer.ParkOrderingKey), slots: of(d, 1, 1, 3), op: drawOperator(d), gives: d.once(4), sick: map[string]bool{}}
-	x.positions = d.once(3)
-	if d.once(3) {
+	x.positions = drawsLater[parkedBelow] && d.once(3)
+	if drawsLater[changedInPlace] && d.once(3) {
 		x.changes = of(d, "Prepare", "Key", "OnParked")
 	}
 	acts := []act{x.drawMessage(d), x.drawMessage(d)}
@@ -295,7 +295,7 @@ func (x *consuming) setBack(w *world, back int64) error {
 		return ignoreNoRow(err)
 	}
 	waiting, err := all(w, pgx.RowTo[string], `select convert_from(body, 'UTF8') from onlyonce.parked where kind = 'message' and settled_at is null`)
-	if err != nil {
+	if err != nil || !drawsLater[parkedBelow] {
 		return err
 	}
 	partition := int32(0)
