@@ -25,6 +25,18 @@ func stuckSink(name string, g *gate) *scripted {
 	return s
 }
 
+// stuckRelay returns a relay with two slots, whose sink does not return stuck calls until the gate
+// is released.
+func (r *rig) stuckRelay() (*gate, *scripted, *outbox.Relay) {
+	g := r.gate()
+	sink := stuckSink("payments", g)
+	cfg := testConfig(sink)
+	cfg.Concurrency = 2
+	relay := r.relay(cfg)
+	relay.SetJoinGrace(10 * time.Millisecond)
+	return g, sink, relay
+}
+
 func stuckCall(sink string, i int) outbox.Call {
 	return outbox.Call{Sink: sink, Name: "hook", Scope: "stuck", ID: fmt.Sprint("stuck", i), Body: []byte("stuck")}
 }
@@ -39,12 +51,7 @@ func otherCall(sink string, i int) outbox.Call {
 func TestO18CallThatDoesNotReturnGivesItsSlotUp(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	g := r.gate()
-	sink := stuckSink("payments", g)
-	cfg := testConfig(sink)
-	cfg.Concurrency = 2
-	relay := r.relay(cfg)
-	relay.SetJoinGrace(10 * time.Millisecond)
+	g, sink, relay := r.stuckRelay()
 	r.enqueue(stuckCall("payments", 1), stuckCall("payments", 2))
 	r.run(relay)
 	first, second := g.wait(), g.wait()
@@ -77,12 +84,7 @@ func TestO18CallThatDoesNotReturnGivesItsSlotUp(t *testing.T) {
 func TestO18CallsThatDoNotReturnAreBounded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	g := r.gate()
-	sink := stuckSink("payments", g)
-	cfg := testConfig(sink)
-	cfg.Concurrency = 2
-	relay := r.relay(cfg)
-	relay.SetJoinGrace(10 * time.Millisecond)
+	g, sink, relay := r.stuckRelay()
 	for i := range 20 {
 		c := stuckCall("payments", i)
 		c.Tenant = "bad"

@@ -46,14 +46,16 @@ func New(pool *pgxpool.Pool, broker Broker, cfg Config) (*Queue, error) {
 	cfg, err := cfg.withDefaults(pool, broker)
 	l := &fields.List{}
 	l.Join(err)
-	events, err := eventsource.NewSource(pool, eventsource.Config{Group: cfg.Group, Topics: []string{Topic(cfg.Name)}, Partitions: cfg.Partitions,
-		PollInterval: cfg.PollInterval, LeaseTTL: cfg.LeaseTTL, Retention: cfg.Retention, Logger: cfg.Logger})
-	for _, one := range fields.Split(err) {
-		var f *eventsource.Fault
-		if errors.As(one, &f) && f.Field != "Config.Topics" && f.Field != "pool" { // the checks above have reported these
-			l.Join(fmt.Errorf("%w: %s: %s", ErrConfig, f.Field, f.Reason))
-		}
-	}
+	events, err := eventsource.NewSourceFor(pool, eventsource.Config{
+		Group:        cfg.Group,
+		Topics:       []string{Topic(cfg.Name)},
+		Partitions:   cfg.Partitions,
+		PollInterval: cfg.PollInterval,
+		LeaseTTL:     cfg.LeaseTTL,
+		Retention:    cfg.Retention,
+		Logger:       cfg.Logger,
+	}, ErrConfig, "Config", nil)
+	l.Join(err)
 	if err := l.Err(); err != nil {
 		return nil, err
 	}
@@ -72,16 +74,7 @@ func (q *Queue) Run(ctx context.Context, own func(context.Context, source.Partit
 	if q.broker == nil {
 		return q.Source.Run(ctx, own)
 	}
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	received := make(chan error, 1)
-	go func() {
-		defer stop()
-		received <- q.Receive(ctx)
-	}()
-	err := q.Source.Run(ctx, own)
-	stop()
-	return errors.Join(err, <-received)
+	return process.Beside(ctx, q.Receive, func(ctx context.Context) error { return q.Source.Run(ctx, own) })
 }
 
 // Receive only receives: it stores messages until ctx ends, stores and acknowledges those that it

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -185,13 +186,14 @@ func (w way) Claim(ctx context.Context, tx *guard.Tx, set []*incomingEvent, wait
 		return found, nil
 	}
 	tx.Fail(stepClaim, err)
-	if refused, unknown := shard.Refused(err); refused {
-		err = fmt.Errorf("%w: %w", intake.ErrOne, err)
-		for _, i := range set {
-			if unknown {
-				w.set.Forget(i.item.Place)
-			}
+	refused, unknown := shard.Refused(err)
+	if unknown {
+		for _, place := range c.places {
+			w.set.Forget(place)
 		}
+	}
+	if refused {
+		err = fmt.Errorf("%w: %w", intake.ErrOne, err)
 	}
 	return nil, intake.AsPending(err)
 }
@@ -205,18 +207,14 @@ type columns struct {
 }
 
 func columnsOf(set []*incomingEvent) (c columns) {
-	var digests [][]byte
 	for _, i := range set {
 		c.keys = append(c.keys, i.item.Hash)
 		c.fingerprints = append(c.fingerprints, i.item.Fingerprint.Int64())
 		c.places = append(c.places, i.item.Place)
-		digests = append(digests, i.item.Digest)
-		if i.item.Digest != nil {
-			c.digests = digests
-		}
+		c.digests = append(c.digests, i.item.Digest)
 	}
-	if c.digests != nil {
-		c.digests = digests
+	if !slices.ContainsFunc(c.digests, func(digest []byte) bool { return digest != nil }) {
+		c.digests = nil
 	}
 	return c
 }

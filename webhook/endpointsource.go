@@ -9,6 +9,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/claimed"
+	"github.com/onlyonce/onlyonce/internal/process"
 )
 
 var (
@@ -61,16 +62,7 @@ func (ep *Endpoint) Run(ctx context.Context, own func(context.Context, source.Pa
 	if err := ep.errNoSource(); err != nil {
 		return fmt.Errorf("webhook: endpoint %s: %w", ep.cfg.Name, err)
 	}
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	kept := make(chan error, 1)
-	go func() {
-		defer stop()
-		kept <- ep.Upkeep(ctx)
-	}()
-	err := ep.events.Run(ctx, own)
-	stop()
-	return errors.Join(err, <-kept)
+	return process.Beside(ctx, ep.Upkeep, func(ctx context.Context) error { return ep.events.Run(ctx, own) })
 }
 
 // Ready is for a readiness probe; [consumer.Consumer.Ready] calls it. It returns nil while Run or

@@ -1,10 +1,8 @@
 package webhook
 
 import (
-	"errors"
 	"fmt"
 	"maps"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -41,7 +39,7 @@ func newEndpoint(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 	cfg, err := cfg.withDefaults(pool)
 	l := &fields.List{}
 	l.Join(err)
-	events, err := newEvents(pool, "Config.", eventsource.Config{
+	events, err := eventsource.NewSourceFor(pool, eventsource.Config{
 		Group:        cfg.Group,
 		Topics:       []string{Topic(cfg.Name)},
 		Partitions:   cfg.Partitions,
@@ -49,7 +47,7 @@ func newEndpoint(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 		LeaseTTL:     cfg.LeaseTTL,
 		Retention:    cfg.KeepEvents,
 		Logger:       cfg.Logger,
-	})
+	}, ErrConfig, "Config", map[string]string{"Retention": "KeepEvents"})
 	l.Join(err)
 	if err := l.Err(); err != nil {
 		return nil, err
@@ -92,34 +90,6 @@ func newStore(e *Endpoint) *intake.Store[*incomingEvent] {
 		s.Wait = e.cfg.DuplicateWait // its request has the transaction to itself
 	}
 	return s
-}
-
-// newEvents makes a source of stored events. The names of its faults begin with a prefix. Faults of
-// the pool and of the topics are left to the caller's own checks.
-func newEvents(pool *pgxpool.Pool, prefix string, cfg eventsource.Config) (*eventsource.Source, error) {
-	renamed := map[string]string{"Retention": "KeepEvents"}
-	if prefix != "Config." {
-		renamed = nil
-	}
-	l := &fields.List{}
-	events, err := eventsource.NewSource(pool, cfg)
-	for _, one := range fields.Split(err) {
-		var f *eventsource.Fault
-		if !errors.As(one, &f) {
-			l.Join(one)
-			continue
-		}
-		field := strings.TrimPrefix(f.Field, "Config.")
-		switch field {
-		case "Topics", "pool":
-			continue
-		}
-		if name, is := renamed[field]; is {
-			field = name
-		}
-		l.Join(fmt.Errorf("%w: %s%s: %s", ErrConfig, prefix, field, f.Reason))
-	}
-	return events, l.Err()
 }
 
 // newSharded makes an endpoint of several databases.

@@ -85,7 +85,7 @@ func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 		}
 	}
 	cfg.Partitions = cmp.Or(cfg.Partitions, 16)
-	s, err := newEvents(pool, "SourceConfig.", eventsource.Config{
+	s, err := eventsource.NewSourceFor(pool, eventsource.Config{
 		Group:           cfg.Group,
 		Topics:          topics,
 		Partitions:      cfg.Partitions,
@@ -95,7 +95,7 @@ func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 		Retention:       cfg.Retention,
 		SegmentBytes:    cfg.SegmentBytes,
 		Logger:          cfg.Logger,
-	})
+	}, ErrConfig, "SourceConfig", nil)
 	l.Join(err)
 	if err := l.Err(); err != nil {
 		return nil, err

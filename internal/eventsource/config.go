@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -70,6 +71,29 @@ const maxGroup = 200
 type Fault struct {
 	Field  string // "Config.Group"
 	Reason string
+}
+
+// NewSourceFor is NewSource for a package that has these settings in a configuration of its own.
+// Its faults wrap the sentinel, and begin with the name of its struct; renamed has the fields that
+// have other names there. Faults of the pool and of the topics are left to the package's own
+// checks.
+func NewSourceFor(pool *pgxpool.Pool, cfg Config, sentinel error, structName string, renamed map[string]string) (*Source, error) {
+	l := &fields.List{}
+	events, err := NewSource(pool, cfg)
+	for _, one := range fields.Split(err) {
+		var f *Fault
+		if !errors.As(one, &f) {
+			l.Join(one)
+			continue
+		}
+		field := strings.TrimPrefix(f.Field, "Config.")
+		switch field {
+		case "Topics", "pool":
+			continue
+		}
+		l.Join(fmt.Errorf("%w: %s.%s: %s", sentinel, structName, cmp.Or(renamed[field], field), f.Reason))
+	}
+	return events, l.Err()
 }
 
 func (f *Fault) Error() string { return fmt.Sprintf("%v: %s: %s", ErrConfig, f.Field, f.Reason) }

@@ -198,8 +198,8 @@ func (g *Gather[E]) storeSet(set []*ticket[E]) {
 	g.Store(ctx, entries)
 }
 
-// end answers the tickets of a set, and lets others have its names. What waited for these names may
-// have no storer: there is one for it now.
+// end answers the tickets of a set, and lets others have its names. Its storer then takes what
+// waited for them.
 func (g *Gather[E]) end(set []*ticket[E]) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

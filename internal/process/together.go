@@ -31,3 +31,18 @@ func Together[T any](ctx context.Context, parts map[string]T, run func(context.C
 	wg.Wait()
 	return failed
 }
+
+// Beside calls run, and beside it another function in a goroutine of its own, and returns when both
+// have returned. When one returns, with an error or without, the context of the other one ends.
+func Beside(ctx context.Context, beside, run func(context.Context) error) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan error, 1)
+	go func() {
+		defer stop()
+		ended <- beside(ctx)
+	}()
+	err := run(ctx)
+	stop()
+	return errors.Join(err, <-ended)
+}

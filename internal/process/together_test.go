@@ -24,3 +24,26 @@ func TestTogether(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// Whichever returns first ends the other one, and both errors are told.
+func TestBeside(t *testing.T) {
+	t.Parallel()
+	full, late := errors.New("disk full"), errors.New("too late")
+	fails := func(context.Context) error { return full }
+	waits := func(ctx context.Context) error { <-ctx.Done(); return late }
+	for name, err := range map[string]error{
+		"run fails":  process.Beside(t.Context(), waits, fails),
+		"run waits":  process.Beside(t.Context(), fails, waits),
+		"both waits": errors.Join(full, process.Beside(ended(t), waits, waits)),
+	} {
+		if !errors.Is(err, full) || !errors.Is(err, late) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func ended(t *testing.T) context.Context {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	return ctx
+}

@@ -136,7 +136,7 @@ var webhooksRules = []mutant{
 	{rule: "webhook: endpoint of several databases is a source", in: "webhook", decl: "(*Endpoint).errNoSource",
 		old: "case ep.set != nil:", new: "case false:", test: "TestN2EndpointMoves"},
 	{rule: "W10 consumer of an endpoint without its upkeep", in: "webhook", decl: "(*Endpoint).Run",
-		old: "kept <- ep.Upkeep(ctx)", new: "<-ctx.Done(); kept <- nil", test: "TestEndpointRunEndsAsAWhole"},
+		old: "ep.Upkeep,", new: "func(ctx context.Context) error { <-ctx.Done(); return nil },", test: "TestEndpointRunEndsAsAWhole"},
 	{rule: "W7 key parked meanwhile halts", in: "consumer", decl: "(*engine).classifyFailure",
 		old: "failed.Step == stepPark && keyTakenMeanwhile(failed)", new: "false", pkg: "webhook", test: "TestW7TwoEventsOfOneIDFailAtOnce"},
 	{rule: "W7 set aside each time", in: schema, decl: "function onlyonce.receive_webhooks",

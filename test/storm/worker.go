@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
@@ -136,13 +134,7 @@ func (w *worker) layTraps(cfg *consumer.Config) {
 }
 
 func (w *worker) run(ctx context.Context) error {
-	pc, err := pgxpool.ParseConfig(w.cfg.Postgres)
-	if err != nil {
-		return err
-	}
-	pc.MaxConns = w.cfg.Pool
-	pc.ConnConfig.ConnectTimeout = 2 * time.Second
-	pool, err := pgxpool.NewWithConfig(ctx, pc)
+	pool, err := rig.Pool(ctx, w.cfg.Postgres, w.cfg.Pool, nil)
 	if err != nil {
 		return err
 	}

@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
@@ -50,13 +48,7 @@ func relayMain() int {
 
 // serve runs two relays: in one, calls pass a parked one of their key; in the other they wait.
 func serve(ctx context.Context, c *fleet.Child, cfg relayConfig) error {
-	pc, err := pgxpool.ParseConfig(cfg.Postgres)
-	if err != nil {
-		return err
-	}
-	pc.MaxConns = 20
-	pc.ConnConfig.ConnectTimeout = 2 * time.Second
-	pool, err := pgxpool.NewWithConfig(ctx, pc)
+	pool, err := rig.Pool(ctx, cfg.Postgres, 20, nil)
 	if err != nil {
 		return err
 	}

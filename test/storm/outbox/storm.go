@@ -66,14 +66,8 @@ func (s *storm) Open(ctx context.Context) (err error) {
 		return err
 	}
 	address := s.forward.Address(s.postgres)
-	pc, err := pgxpool.ParseConfig(address)
+	s.pool, err = rig.Pool(ctx, address, int32(s.opts.producers+4), func(cfg *pgxpool.Config) { cfg.PrepareConn = dedupe.PrepareConn })
 	if err != nil {
-		return err
-	}
-	pc.PrepareConn = dedupe.PrepareConn
-	pc.MaxConns = int32(s.opts.producers + 4)
-	pc.ConnConfig.ConnectTimeout = 2 * time.Second
-	if s.pool, err = pgxpool.NewWithConfig(ctx, pc); err != nil {
 		return err
 	}
 	err = s.pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {

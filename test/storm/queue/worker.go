@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/queue"
@@ -37,13 +35,7 @@ func workerMain() int {
 
 // work receives, stores and applies.
 func work(ctx context.Context, c *fleet.Child, cfg workerConfig) error {
-	pc, err := pgxpool.ParseConfig(cfg.Postgres)
-	if err != nil {
-		return err
-	}
-	pc.MaxConns = 12
-	pc.ConnConfig.ConnectTimeout = 2 * time.Second
-	pool, err := pgxpool.NewWithConfig(ctx, pc)
+	pool, err := rig.Pool(ctx, cfg.Postgres, 12, nil)
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,9 @@ package rig
 import (
 	"context"
 	"fmt"
+	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
 	"github.com/onlyonce/onlyonce/test/fleet"
@@ -22,4 +24,19 @@ func Serve(cfg any, run func(ctx context.Context, c *fleet.Child) error) int {
 		}
 		return nil
 	})
+}
+
+// Pool opens a pool with at most so many connections, which does not wait for long for a server
+// that a blow has taken away. change may be nil.
+func Pool(ctx context.Context, address string, most int32, change func(*pgxpool.Config)) (*pgxpool.Pool, error) {
+	cfg, err := pgxpool.ParseConfig(address)
+	if err != nil {
+		return nil, err
+	}
+	cfg.MaxConns = most
+	cfg.ConnConfig.ConnectTimeout = 2 * time.Second
+	if change != nil {
+		change(cfg)
+	}
+	return pgxpool.NewWithConfig(ctx, cfg)
 }

@@ -96,14 +96,7 @@ func (s *storm) Open(ctx context.Context) (err error) {
 }
 
 func connect(ctx context.Context, address string) (*pgxpool.Pool, error) {
-	pc, err := pgxpool.ParseConfig(address)
-	if err != nil {
-		return nil, err
-	}
-	pc.PrepareConn = dedupe.PrepareConn
-	pc.MaxConns = 4
-	pc.ConnConfig.ConnectTimeout = 2 * time.Second
-	return pgxpool.NewWithConfig(ctx, pc)
+	return rig.Pool(ctx, address, 4, func(cfg *pgxpool.Config) { cfg.PrepareConn = dedupe.PrepareConn })
 }
 
 // addStandby gives the primary a standby, for which each COMMIT waits from then on.

@@ -48,13 +48,7 @@ type worker struct {
 // work receives, or applies, or both: in one process, or with a source of its own. A worker's seat
 // says which, so that a replacement does what the one before did.
 func work(ctx context.Context, c *fleet.Child, cfg workerConfig) error {
-	pc, err := pgxpool.ParseConfig(cfg.Postgres)
-	if err != nil {
-		return err
-	}
-	pc.MaxConns = 20
-	pc.ConnConfig.ConnectTimeout = 2 * time.Second
-	pool, err := pgxpool.NewWithConfig(ctx, pc)
+	pool, err := rig.Pool(ctx, cfg.Postgres, 20, nil)
 	if err != nil {
 		return err
 	}
