@@ -28,27 +28,34 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 // rig is an exchange with a quorum queue bound to placed.*, which takes at most so many messages.
 type rig struct {
 	*devenv.RabbitMQ
-	t    *testing.T
-	name string // of the exchange and the queue
+	t     *testing.T
+	name  string // of the exchange and the queue
+	limit int
 }
 
 var rigs atomic.Int64
 
 func newRig(t *testing.T, limit int) *rig {
 	t.Helper()
-	r := &rig{servertest.RabbitMQ(t), t, fmt.Sprint("orders", rigs.Add(1))}
+	r := &rig{servertest.RabbitMQ(t), t, fmt.Sprint("orders", rigs.Add(1)), limit}
+	r.declare()
+	return r
+}
+
+// declare makes the exchange and the queue, or does nothing if they are there.
+func (r *rig) declare() {
+	r.t.Helper()
 	ch := r.channel()
 	err := ch.ExchangeDeclare(r.name, "topic", true, false, false, false, nil)
 	if err == nil {
-		_, err = ch.QueueDeclare(r.name, true, false, false, false, amqp.Table{"x-queue-type": "quorum", "x-max-length": limit, "x-overflow": "reject-publish"})
+		_, err = ch.QueueDeclare(r.name, true, false, false, false, amqp.Table{"x-queue-type": "quorum", "x-max-length": r.limit, "x-overflow": "reject-publish"})
 	}
 	if err == nil {
 		err = ch.QueueBind(r.name, "placed.*", r.name, false, nil)
 	}
 	if err != nil {
-		t.Fatal(err)
+		r.t.Fatal(err)
 	}
-	return r
 }
 
 // channel is a client of its own.
@@ -198,6 +205,7 @@ func TestRelay(t *testing.T) {
 		}
 		db.Enqueues(20, 40, "/placed.eu")
 	})
+	r.declare() // SIGKILL can lose a binding whose queue is kept; until it is back, each call is answered NO_ROUTE
 	ch, bodies, ids := r.channel(), map[string]bool{}, map[string]bool{}
 	pgtest.Until(t, patience, "all are there", func() bool {
 		d, ok, err := ch.Get(r.name, true)

@@ -104,7 +104,7 @@ func (r *Rig) Relays(s outbox.Sink) (stop func()) {
 	}
 	r.T.Cleanup(func() {
 		if r.T.Failed() {
-			r.T.Log("calls: ", r.Strings(`select format('%s %s %s', count(*), state, max(error)) from onlyonce.calls group by state`))
+			r.T.Log("queuerig: calls: ", r.Strings(`select format('%s %s %s', count(*), state, max(error)) from onlyonce.calls group by state`))
 		}
 	})
 	return r.runs(relay.Run)

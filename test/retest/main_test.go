@@ -51,6 +51,7 @@ func TestOnlyWhoGaveUpWaitingRunsAgain(t *testing.T) {
 		{"gave up", [][3]string{{"p", "TestA", "    a_test.go:3: a log"}, slow, kept}, []string{"p TestA", "p "}, []string{"p TestA"}, false},
 		{"an engine's fault while the test ends", [][3]string{slow, {"p", "TestA", "    main_test.go:9: failed: releasing lane 3: timeout"}}, []string{"p TestA", "p "}, []string{"p TestA"}, false},
 		{"gave up in a subtest", [][3]string{{"p", "TestA/x", slow[2]}, {"p", "TestA/y", slow[2]}}, []string{"p TestA/x", "p TestA/y", "p TestA", "p "}, []string{"p TestA"}, false},
+		{"gave up, and its rig says where calls stand", [][3]string{slow, {"p", "TestA", "    rig.go:107: queuerig: calls:  [20 retrying]"}}, []string{"p TestA", "p "}, []string{"p TestA"}, false},
 		{"a server that did not start", [][3]string{{"p", "", "gave up waiting after 2m0s: postgres"}}, []string{"p "}, []string{"p"}, false},
 		{"something wrong", [][3]string{{"p", "TestA", "    a_test.go:7: applied twice"}}, []string{"p TestA", "p "}, nil, true},
 		{"something wrong elsewhere", [][3]string{slow, {"q", "TestB", "    b_test.go:7: applied twice"}}, []string{"p TestA", "p ", "q TestB", "q "}, []string{"p TestA"}, true},
