@@ -7,12 +7,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// countsAsFailed reports whether messages with this reason count against the partition. Conflicts
-// are the producers' fault, and crashes have limits of their own.
-func countsAsFailed(reason string) bool {
-	return reason == parked.NoKey || reason == parked.TooOld || reason == parked.Permanent || reason == parked.Exhausted
-}
-
 // haltEverythingFails halts the partition because of a message that failed, like nearly all before
 // it.
 func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltError {

@@ -1,7 +1,6 @@
 package consumer
 
 import (
-	"cmp"
 	"fmt"
 	"time"
 
@@ -166,12 +165,4 @@ type Brake struct {
 	// Every is how often the consumer tries a message while the partition is halted, at least 1 ms.
 	// Defaults to 30 s.
 	Every time.Duration
-}
-
-func (b Brake) withDefaults() Brake {
-	b.Window = cmp.Or(b.Window, 50)
-	b.Percent = cmp.Or(b.Percent, 90)
-	b.Least = cmp.Or(b.Least, min(20, b.Window))
-	b.Every = cmp.Or(b.Every, 30*time.Second)
-	return b
 }

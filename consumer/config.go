@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	brakes "github.com/onlyonce/onlyonce/internal/brake"
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/seal"
 )
@@ -293,7 +294,7 @@ func (c Config) withDefaults() Config {
 	def(&c.Timeouts.Lock, 5*time.Second)
 	def(&c.Timeouts.Statement, 30*time.Second)
 	def(&c.Timeouts.Idle, max(60*time.Second, c.BatchTimeout))
-	c.Brake = c.Brake.withDefaults()
+	c.Brake = Brake(brakes.Settings(c.Brake).WithDefaults())
 	def(&c.BlockedAfter, time.Minute)
 	def(&c.Timeouts.Commit, 15*time.Second)
 	def(&c.DrainTimeout, 10*time.Second)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	brakes "github.com/onlyonce/onlyonce/internal/brake"
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/shard"
@@ -72,12 +73,7 @@ func (c Config) faults(events bool) error {
 	}
 	l.Signs(c)
 	w := c.withDefaults()
-	if w.Brake.Percent > 100 {
-		l.Add("Brake.Percent", "is %d: must be at most 100; Brake.Off switches the brake off", w.Brake.Percent)
-	}
-	if w.Brake.Least > w.Brake.Window {
-		l.Add("Brake.Least", "is %d: must be at most Brake.Window, %d", w.Brake.Least, w.Brake.Window)
-	}
+	brakes.Settings(w.Brake).Check(l)
 	if w.Concurrency > maxConcurrency {
 		l.Add("Concurrency", "is %d: must be at most %d", w.Concurrency, maxConcurrency)
 	}

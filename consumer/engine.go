@@ -89,13 +89,13 @@ type attempt struct {
 
 // brake is the brake of one partition. The partition's worker and retrier share it.
 type brake struct {
-	brakes.Window
+	*brakes.Window
 	every time.Duration
 	halt  atomic.Pointer[HaltError]
 }
 
 func newBrake(cfg Brake) *brake {
-	return &brake{Window: brakes.Window{Off: cfg.Off, Size: cfg.Window, Percent: cfg.Percent, Least: cfg.Least, Counts: countsAsFailed}, every: cfg.Every}
+	return &brake{Window: brakes.Settings(cfg).New(), every: cfg.Every}
 }
 
 // blockedKeys are ordering keys that were blocked when the database was last asked. It is a guess:

@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/brake"
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/seal"
@@ -40,6 +42,13 @@ type Config struct {
 	// must not end the process, for which no attempts are counted. Defaults to what the broker's
 	// adapter has set.
 	Identify func(*Delivery) error
+
+	// Brake holds the queue if nearly all of its messages cannot be stored, instead of parking them,
+	// for example because Identify looks for the id in the wrong place. It considers what would be
+	// parked as no-key, too-old or permanent. The receiver then keeps what it has, receives nothing
+	// more, and [Queue.Healthy] says so. One message is tried each Every; when it is stored, the
+	// others follow. Each receiver has a brake of its own. Defaults to on (Q7).
+	Brake consumer.Brake
 
 	// Ordered keeps the broker's order: one process at a time receives, under a lease, and a
 	// process that takes over waits until the broker has taken back what the one before it held.
@@ -112,6 +121,9 @@ func (c Config) withDefaults(pool *pgxpool.Pool, broker Broker) (Config, error) 
 		l.Add("CopiesWithin", "is %v: must be at least %v: how long after a message may a copy come?", c.CopiesWithin, minCopies)
 	}
 	l.Number("Batch", &c.Batch, defaultBatch, 1, maxBatch)
+	l.Signs(struct{ Brake consumer.Brake }{c.Brake})
+	c.Brake = consumer.Brake(brake.Settings(c.Brake).WithDefaults())
+	brake.Settings(c.Brake).Check(l)
 	c.Partitions = cmp.Or(c.Partitions, 16)
 	c.LeaseTTL = cmp.Or(c.LeaseTTL, 15*time.Second)
 	if v, ok := broker.(interface{ Validate() error }); ok {

@@ -517,8 +517,9 @@ func TestS2QueueWithLeastPrivileges(t *testing.T) {
 
 func TestConfigFaults(t *testing.T) {
 	t.Parallel()
-	_, err := queue.New(nil, invalid{}, queue.Config{Name: "a/b", Batch: 1001, Partitions: -1, PollInterval: 1, LeaseTTL: 1, Retention: -1, Group: "\xff"})
-	for _, want := range []string{"pool", "Config.Name: \"a/b\"", "Config.CopiesWithin", "Config.Batch", "Config.Partitions", "Config.PollInterval", "Config.LeaseTTL", "Config.Retention",
+	_, err := queue.New(nil, invalid{}, queue.Config{Name: "a/b", Batch: 1001, Partitions: -1, PollInterval: 1, LeaseTTL: 1, Retention: -1, Group: "\xff",
+		Brake: consumer.Brake{Percent: 101, Window: -1}})
+	for _, want := range []string{"pool", "Config.Name: \"a/b\"", "Config.CopiesWithin", "Config.Batch", "Config.Partitions", "Config.PollInterval", "Config.LeaseTTL", "Config.Retention", "Config.Brake.Percent", "Config.Brake.Window",
 		"Config.Group", "Stream: must not be empty"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("no word of %s in %v", want, err)

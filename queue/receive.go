@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/brake"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/intake"
 	"github.com/onlyonce/onlyonce/internal/lease"
@@ -39,13 +40,14 @@ var (
 type receiver struct {
 	*Queue
 	storing *intake.Store[*incoming]
+	brake   *brake.Window
 	lease   *lease.Lease // of the place, with Config.Ordered
 	renewed time.Time
 	logged  pace.Seldom
 }
 
 func newReceiver(q *Queue) *receiver {
-	r := &receiver{Queue: q}
+	r := &receiver{Queue: q, brake: brake.Settings(q.cfg.Brake).New()}
 	r.storing = &intake.Store[*incoming]{
 		Intake: intake.New(intake.Intake{
 			Pool:          q.pool,
@@ -181,8 +183,10 @@ func (r *receiver) begin(ctx context.Context) error {
 func (r *receiver) store(ctx context.Context, all []*Delivery) (done Stored, refused, err error) {
 	wait := primary.Backoff(r.cfg.LeaseTTL)
 	left := r.identify(all)
+	next := len(left) // so many are stored next
 	for {
-		o, err := r.storeOnce(ctx, left)
+		o, err := r.storeOnce(ctx, left[:next])
+		left = append(o.left, left[next:]...)
 		done = done.plus(o.counts)
 		refused = errors.Join(refused, o.refused)
 		switch {
@@ -190,22 +194,43 @@ func (r *receiver) store(ctx context.Context, all []*Delivery) (done Stored, ref
 			return done, refused, err
 		case errors.Is(o.failed, errReplaced):
 			return done, refused, o.failed
-		case len(o.left) == 0, refused != nil && r.cfg.Ordered:
+		case len(left) == 0, refused != nil && r.cfg.Ordered:
 			return done, refused, nil
 		}
-		left = o.left
-		r.fails(o.failed)
-		// A broker with one active consumer delivers nothing to the next owner of the place while
-		// this session lasts, so it ends once the place may be another's (Q5).
-		if r.cfg.Ordered && time.Since(r.renewed) > r.cfg.LeaseTTL {
-			if _, lost := r.hold(ctx); lost != nil {
+		next = len(left)
+		stop, braked := errors.AsType[*brakeError](o.failed)
+		switch {
+		case braked && left[0] != stop.at:
+			next = slices.Index(left, stop.at)
+		case braked && o.counts.Fresh > 0: // they count now, and may have released the brake
+		case braked:
+			if left, err = r.standStill(ctx, stop, left); err != nil {
+				return done, refused, err
+			}
+		case o.failed != nil:
+			r.fails(o.failed)
+			if lost := r.keep(ctx); lost != nil {
 				return done, refused, errors.Join(o.failed, lost)
 			}
-		}
-		if !pace.Sleep(ctx, wait.NextBackOff()) {
-			return done, refused, ctx.Err()
+			if !pace.Sleep(ctx, wait.NextBackOff()) {
+				return done, refused, ctx.Err()
+			}
 		}
 	}
+}
+
+// keep keeps the place while nothing is received. A broker with one active consumer delivers
+// nothing to the next owner of the place while this session lasts, so keep returns an error, which
+// ends the session, once the place may be another's (Q5).
+func (r *receiver) keep(ctx context.Context) error {
+	mine, err := r.hold(ctx)
+	switch {
+	case err == nil && !mine:
+		return errReplaced
+	case errors.Is(err, errReplaced), err != nil && time.Since(r.renewed) > r.cfg.LeaseTTL:
+		return err
+	}
+	return nil
 }
 
 // stored is what became of deliveries.
@@ -224,9 +249,11 @@ func (r *receiver) storeOnce(ctx context.Context, all []*incoming) (o stored, er
 		var counts Stored
 		var kept []*Delivery
 		for _, in := range part {
+			r.brake.Ended(in)
 			if r.judge(&o, in) {
 				kept = append(kept, in.delivery)
 				counts.count(in.item.Outcome)
+				r.record(in)
 			}
 		}
 		o.counts = o.counts.plus(counts)

@@ -94,7 +94,7 @@ func (r *receiver) Claim(ctx context.Context, tx *guard.Tx, set []*incoming, wai
 		found[at[i]] = foundOf[outcome]
 	}
 	intake.Claimed(tx, bound)
-	return found, nil
+	return found, r.braked(set, found)
 }
 
 var foundOf = map[dedupe.Outcome]intake.Found{

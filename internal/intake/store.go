@@ -52,6 +52,10 @@ type Item struct {
 	tried bool  // a run whose COMMIT has no answer has taken it
 }
 
+// Refused returns why the Way has refused the event, which is parked in the next run for Reason;
+// nil: it has not.
+func (it *Item) Refused() error { return it.park }
+
 // Entry is a Way's own view of an Item.
 type Entry interface{ Entry() *Item }
 

@@ -191,7 +191,7 @@ var inboxRules = []mutant{
 		old: "bringClasses(ctx, there, tx, q.From.Name)", new: "error(nil)", pkg: "ops", test: "TestK10ClassesMoveWithAPlace"},
 	{rule: "K10 keys of the class come along", in: "ops", decl: "(*origin).bring",
 		old: "o.scope.classes()", new: "(*scopeRow)(nil).classes()", pkg: "cmd/onlyonce", test: "TestK10MoveBringsTheClass"},
-	{rule: "K9 brake", in: "consumer", decl: "countsAsFailed",
+	{rule: "K9 brake", in: "internal/brake", decl: "GivenUp",
 		old: "|| reason == parked.TooOld", new: "", pkg: "consumer", test: "TestK9PoliciesForATooOldMessage/brake"},
 	{rule: "K9 replays are exempt", in: "consumer", decl: "(*engine).checkAge",
 		old: "0 || a.msgs[0].replay > 0", new: "0", test: "TestK9WhatIsExempt"},
