@@ -11,6 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
@@ -247,10 +248,7 @@ func (c *Consumer) identify(m *Message) (err error) {
 		return fmt.Errorf("%w: Config.Key calls one of TimedKey: it must be that one itself, with Config.TooOld", ErrConfig)
 	}
 	if c.cfg.Fingerprint != nil {
-		m.fingerprint = dedupe.NoFingerprint
-		if part := c.cfg.Fingerprint(m); len(part) > 0 {
-			m.fingerprint = dedupe.FingerprintOf(part)
-		}
+		m.fingerprint = inbox.Compared(c.cfg.Fingerprint(m))
 	}
 	m.id = id
 	return nil

@@ -113,7 +113,7 @@ func TestQ7DoesNotBrake(t *testing.T) {
 				all = append(all, message(fmt.Sprint("m", n)), message("", "no id"))
 			}
 			return all
-		}, nil, queue.Stored{Fresh: 100, Parked: 100}},
+		}, func(c *queue.Config) { c.Batch = 7; c.Brake.Every = time.Hour }, queue.Stored{Fresh: 100, Parked: 100}},
 		"copies do not count": {func() (all []queue.Delivery) {
 			for range 100 {
 				all = append(all, message("a"))

@@ -43,6 +43,19 @@ type Config struct {
 	// adapter has set.
 	Identify func(*Delivery) error
 
+	// Fingerprint returns the part of a message that all its copies have in common. A message that
+	// has the id of an earlier one and another such part is no copy, and is parked as conflict. Set
+	// it if a producer renders a message anew when it sends it again, for example with another time
+	// of sending, or with the address of an object that it has uploaded again. The price: a message
+	// that differs from the first of its id elsewhere only is skipped as a copy. [IDAlone] compares
+	// nothing, so the id decides alone: if a producer gives two messages one id by mistake, the
+	// second is lost without a report.
+	//
+	// It must return the same for each copy, and be kept: copies of messages that were claimed
+	// under another function are conflicts, unless one of the two is IDAlone. It runs after
+	// Identify, and if it panics the message is parked as no-key. Defaults to the body.
+	Fingerprint func(*Delivery) []byte
+
 	// Brake holds the queue if nearly all of its messages cannot be stored, instead of parking them,
 	// for example because Identify looks for the id in the wrong place. It considers what would be
 	// parked as no-key, too-old or permanent. The receiver then keeps what it has, receives nothing

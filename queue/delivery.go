@@ -2,15 +2,11 @@ package queue
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net/url"
 	"strings"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/internal/hook"
 )
 
 // Delivery is a message that a broker has delivered, until it is acknowledged.
@@ -64,52 +60,6 @@ type Broker interface {
 	// Ack acknowledges deliveries of the session. If it fails, or if an acknowledgement is lost
 	// later, the broker delivers the messages again.
 	Ack(ctx context.Context, deliveries []*Delivery) error
-}
-
-// Why a delivery is parked as a message without an id.
-var (
-	errNoID     = errors.New("the message has no id")
-	errBadID    = errors.New("the message's id is not 1 to 1,024 bytes of UTF-8 without NUL")
-	errTenant   = errors.New("the message's tenant is not UTF-8 of at most 255 bytes without control characters")
-	errConflict = errors.New("a message of this id was stored before, with another body")
-)
-
-const (
-	maxID     = 1024
-	maxTenant = 255
-)
-
-// check returns why a delivery cannot be identified.
-func (d *Delivery) check() error {
-	switch {
-	case d.ID == "":
-		return errNoID
-	case len(d.ID) > maxID, !storable(d.ID):
-		return errBadID
-	case len(d.Tenant) > maxTenant, !utf8.ValidString(d.Tenant), strings.ContainsFunc(d.Tenant, unicode.IsControl):
-		return errTenant
-	}
-	return nil
-}
-
-// identify calls Config.Identify. Its panic is an error, and so is the end of its goroutine,
-// without which nothing would be received any more (Q2).
-func identify(fn func(*Delivery) error, d *Delivery) error {
-	if fn == nil {
-		return d.check()
-	}
-	err := hook.Apart(func() (err error) {
-		defer func() {
-			if p := recover(); p != nil {
-				err = fmt.Errorf("panic: %v", p)
-			}
-		}()
-		return fn(d)
-	})
-	if err != nil {
-		return fmt.Errorf("Config.Identify: %w", err)
-	}
-	return d.check()
 }
 
 func storable(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }

@@ -30,7 +30,15 @@ func apply(ctx context.Context, pool *pgxpool.Pool, broker queue.Broker) error {
 	return stock.Run(ctx) // receives and applies
 }
 
-// It does what the guide says.
+func byID(pool *pgxpool.Pool, broker queue.Broker) (*queue.Queue, error) {
+	orders, err := queue.New(pool, broker, queue.Config{
+		Name: "orders", CopiesWithin: 72 * time.Hour,
+		Fingerprint: queue.IDAlone, // the producer never gives two messages one id
+	})
+	return orders, err
+}
+
+// They do what the guide says.
 func TestReadmeQueues(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -38,4 +46,11 @@ func TestReadmeQueues(t *testing.T) {
 	r.runs(func(ctx context.Context) error { return apply(ctx, r.pool, r.broker.Connect()) })
 	r.broker.Publish(message("a"), message("b"), message("a"))
 	r.until("they are applied", func() bool { return r.count("held") == 2 && r.broker.Left() == 0 })
+	r.broker.Publish(message("a", "rendered anew"))
+	orders, err := byID(r.pool, r.broker.Connect())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.runs(orders.Receive)
+	r.until("the copy is acknowledged", func() bool { return r.broker.Left() == 0 })
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/intake"
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
@@ -44,7 +45,8 @@ func (r *receiver) identify(all []*Delivery) []*incoming {
 
 func (r *receiver) identifyOne(d *Delivery) *incoming {
 	in := &incoming{delivery: d}
-	in.fault = identify(r.cfg.Identify, d)
+	compared, fault := r.cfg.identify(d)
+	in.fault = fault
 	in.item.Event = intake.Event{
 		Tenant:  d.Tenant,
 		ID:      d.ID,
@@ -61,9 +63,12 @@ func (r *receiver) identifyOne(d *Delivery) *incoming {
 		in.item.ID = in.asideID
 		return in
 	}
-	sum := codec.Hash("onlyonce/queue-aside/1", d.Tenant, d.ID, string(d.Body))
+	sum := codec.Hash("onlyonce/queue-aside/1", d.Tenant, d.ID, string(compared))
 	in.asideID = hex.EncodeToString(sum[:])
 	in.item.Identify(Scope(r.cfg.Name))
+	if r.cfg.Fingerprint != nil {
+		in.item.Fingerprint = inbox.Compared(compared)
+	}
 	return in
 }
 
