@@ -129,7 +129,7 @@ func (d directory) readGo(file, content string) error {
 	for _, decl := range parsed.Decls {
 		switch decl := decl.(type) {
 		case *ast.FuncDecl:
-			add(receiver(decl)+decl.Name.Name, decl)
+			add(source.Receiver(decl)+decl.Name.Name, decl)
 		case *ast.GenDecl:
 			for _, spec := range decl.Specs {
 				switch spec := spec.(type) {
@@ -144,28 +144,6 @@ func (d directory) readGo(file, content string) error {
 		}
 	}
 	return nil
-}
-
-// receiver returns what a method's name begins with.
-func receiver(f *ast.FuncDecl) string {
-	if f.Recv == nil {
-		return ""
-	}
-	t := f.Recv.List[0].Type
-	star, isPointer := t.(*ast.StarExpr)
-	if isPointer {
-		t = star.X
-	}
-	switch generic := t.(type) {
-	case *ast.IndexExpr:
-		t = generic.X
-	case *ast.IndexListExpr:
-		t = generic.X
-	}
-	if isPointer {
-		return "(*" + t.(*ast.Ident).Name + ")."
-	}
-	return t.(*ast.Ident).Name + "."
 }
 
 // readSQL finds what a chapter creates (see [source.Statements]).

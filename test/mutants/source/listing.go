@@ -90,3 +90,18 @@ func (l *Listing) Check(p *Package, file, mutated string) error {
 	_, err := (&types.Config{Importer: l.types}).Check(p.ImportPath, l.fset, files, nil)
 	return err
 }
+
+// Typed returns a package's files with the types of their expressions.
+func (l *Listing) Typed(p *Package) (*token.FileSet, []*ast.File, *types.Info, error) {
+	var files []*ast.File
+	for _, f := range p.GoFiles {
+		parsed, err := parser.ParseFile(l.fset, filepath.Join(p.Dir, f), nil, parser.SkipObjectResolution)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		files = append(files, parsed)
+	}
+	info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Uses: map[*ast.Ident]types.Object{}}
+	_, err := (&types.Config{Importer: l.types}).Check(p.ImportPath, l.fset, files, info)
+	return l.fset, files, info, err
+}
