@@ -273,6 +273,7 @@ func (m *goMutator) call(e *ast.CallExpr) {
 		m.add("drop cap", e.Pos(), e.End(), m.source(e.Args[0]))
 		m.add("drop cap", e.Pos(), e.End(), m.source(e.Args[1]))
 	}
+	m.unwrap(e)
 	for i := range len(e.Args) - 1 {
 		a, b := e.Args[i], e.Args[i+1]
 		left, right := m.info.Types[a], m.info.Types[b]
@@ -284,6 +285,17 @@ func (m *goMutator) call(e *ast.CallExpr) {
 		}
 		between := m.text[m.offset(a.End()):m.offset(b.Pos())]
 		m.add("swap arguments", a.Pos(), b.End(), m.source(b)+between+m.source(a))
+	}
+}
+
+// unwrap passes a value on as it came, where a function caps, cleans or copies it.
+func (m *goMutator) unwrap(e *ast.CallExpr) {
+	if len(e.Args) != 1 || m.info.Types[e.Fun].IsType() {
+		return
+	}
+	in, out := m.info.Types[e.Args[0]], m.info.Types[e]
+	if in.Type != nil && out.Type != nil && in.Value == nil && types.Identical(in.Type, out.Type) && !copies[m.source(e.Fun)] {
+		m.add("unwrap call", e.Pos(), e.End(), m.source(e.Args[0]))
 	}
 }
 
