@@ -12,7 +12,10 @@ import (
 
 const goText = `package p
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+)
 
 type pair struct{ a, b int }
 
@@ -32,6 +35,7 @@ func next(p *pair) {
 		continue
 	}
 	*p = pair{a: 1, b: 2}
+	fmt.Println(p.a, p.b)
 }
 
 func clip2(x, y int) int {
@@ -107,6 +111,7 @@ func TestSites(t *testing.T) {
 			"drop cap: `min(to, 9)` -> `to`\ndrop cap: `min(to, 9)` -> `9`\nswap arguments: `to, 9` -> `9, to`\n" +
 			"return no error: `errEmpty` -> `nil`",
 		"next": "drop defer: `defer done()` -> ``\n" +
+			"return early: `` -> `if 0 == 0 { return };`\n" +
 			"return early: `` -> `if 0 == 0 { return };`\nreturn early: `` -> `if 0 == 0 { return };`\n" +
 			"return early: `` -> `if 0 == 0 { return };`\nreturn early: `` -> `if 0 == 0 { return };`\n" +
 			"return early: `` -> `if 0 == 0 { return };`\nreturn early: `` -> `if 0 == 0 { return };`\n" +
