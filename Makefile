@@ -140,8 +140,8 @@ schemathesis: ## schemathesis (PyPI) against examples/payments-api and its opena
 retention: ## what remembering keys takes: 45 days with a horizon of 30 simulated, ring and one table; ARGS="-days 45 -keys 100000 -scale 1e7"
 	cd bench && $(GO) run . -retention $(ARGS)
 
-mutants: ## take each rule out in turn: a test must fail; ONLY=T2,F5 picks, PART=3/20 plays a part but for what was caught at this commit, NEW=1 what was never caught
-	$(DEVENV) -postgres -kafka $(REAL) -- $(GO) run ./test/mutants $(if $(ONLY),-only '$(ONLY)',) $(if $(PART),-part $(PART),) $(if $(NEW),-new,)
+mutants: ## take each rule out in turn: a test must fail; ONLY=T2,F5 picks, PART=3/20 plays a part but for what was caught at this commit, NEW=1 what was never caught; RANDOM=1000 SEED=1 draws changes instead
+	$(DEVENV) -postgres -kafka $(REAL) -- $(GO) run $(if $(RANDOM),./test/mutants/drawn -n $(RANDOM) -seed $(or $(SEED),1) $(if $(ONLY),-only '$(ONLY)',) $(if $(IN),-in $(IN),),./test/mutants $(if $(ONLY),-only '$(ONLY)',) $(if $(NEW),-new,)) $(if $(PART),-part $(PART),)
 
 adversary: ## each message to Postgres goes wrong, one at a time: SAMPLE=N histories of all, drawn by SEED (the commit's hash); ONLY=consumer/*/key picks by name, PART=3/20 plays a part unless it held at this commit
 	$(GO) run ./test/adversary $(if $(SAMPLE),-sample $(SAMPLE),) $(if $(SEED),-seed $(SEED),) $(if $(ONLY),-only '$(ONLY)',) $(if $(PART),-part $(PART),)

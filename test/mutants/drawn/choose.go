@@ -1,0 +1,181 @@
+package main
+
+import (
+	"cmp"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/onlyonce/onlyonce/test/mutants/sites"
+	"github.com/onlyonce/onlyonce/test/mutants/source"
+)
+
+// chooser finds the tests that may see a change.
+type chooser struct {
+	root  string
+	tests []*covered
+	users map[string][]decl // who mentions a name: for example dir/readSQL, onlyonce.fence
+}
+
+// decl is a declaration of the product.
+type decl struct{ file, name string }
+
+// newChooser reads who mentions what, in directories of Go and of the schema.
+func newChooser(root string, tests []*covered, dirs []string) (*chooser, error) {
+	c := &chooser{root: root, tests: tests, users: map[string][]decl{}}
+	for _, dir := range dirs {
+		names, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range names {
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			d, err := source.ReadDecls(name)
+			if err != nil {
+				return nil, err
+			}
+			for user, mentioned := range d.Uses {
+				for _, m := range mentioned {
+					c.mention(dir, m, decl{filepath.Join(dir, filepath.Base(name)), user})
+				}
+			}
+		}
+		if err := c.chapters(dir); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// mention notes that a declaration of a directory mentions a name. A name of another package is
+// known by that package's last element.
+func (c *chooser) mention(dir, name string, by decl) {
+	key := filepath.Base(dir) + "." + name
+	if strings.Contains(name, ".") {
+		key = name
+	}
+	c.users[key] = append(c.users[key], by)
+}
+
+func (c *chooser) chapters(dir string) error {
+	names, err := filepath.Glob(filepath.Join(c.root, dir, "*.sql"))
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		text, err := source.Read(name)
+		if err != nil {
+			return err
+		}
+		for _, s := range source.Statements(text) {
+			for _, f := range source.Functions(text[s.From:s.To]) {
+				c.mention(dir, f, decl{filepath.Join(dir, filepath.Base(name)), s.Name})
+			}
+		}
+	}
+	return nil
+}
+
+// functions returns the Go functions through which a site's SQL runs: those that mention the
+// constant, or a statement that calls the function of the schema, however indirectly.
+func (c *chooser) functions(s sites.Site) (all []decl) {
+	seen := map[decl]bool{}
+	queue := []decl{{s.File, s.Decl}}
+	for len(queue) > 0 {
+		d := queue[0]
+		queue = queue[1:]
+		if seen[d] {
+			continue
+		}
+		seen[d] = true
+		all = append(all, d)
+		queue = append(queue, c.usersOf(d)...)
+	}
+	return all
+}
+
+func (c *chooser) usersOf(d decl) []decl {
+	kind, object, ofSchema := strings.Cut(d.name, " ")
+	if !ofSchema {
+		if c.isFunction(d) {
+			return nil // its tests are known by coverage
+		}
+		return c.users[filepath.Base(filepath.Dir(d.file))+"."+d.name]
+	}
+	if kind == "trigger" {
+		_, object, _ = strings.Cut(d.name, " on ")
+	}
+	stem, isTemplate := strings.CutSuffix(object, "_RING")
+	if !isTemplate {
+		return c.users[object]
+	}
+	var all []decl
+	for name, users := range c.users {
+		if strings.HasPrefix(name, stem) {
+			all = append(all, users...)
+		}
+	}
+	return all
+}
+
+func (c *chooser) isFunction(d decl) bool {
+	read, err := source.ReadDecls(filepath.Join(c.root, d.file))
+	return err == nil && slices.ContainsFunc(read.Funcs, func(f source.Decl) bool { return f.Name == d.name })
+}
+
+// sees reports whether a test runs through a site, or through a function that runs its SQL.
+func (c *chooser) sees(t *covered, s sites.Site, through []decl) bool {
+	if !s.SQL {
+		read, err := source.ReadDecls(filepath.Join(c.root, s.File))
+		return err == nil && t.passes(s, read.Hash)
+	}
+	return slices.ContainsFunc(through, func(d decl) bool { return slices.Contains(t.Files[d.file].Decls, d.name) })
+}
+
+// seconds bounds the tests of one package that are played for a change, as they took when their
+// coverage was measured.
+const seconds = 45
+
+// tests returns the tests that may see a change, by directory: those of its own package first, and
+// in each the tests that run through the least first.
+func (c *chooser) choose(s sites.Site) (dirs []string, names map[string][]string) {
+	var through []decl
+	if s.SQL {
+		through = c.functions(s)
+	}
+	var seeing []*covered
+	for _, t := range c.tests {
+		if t.Test != "" && c.sees(t, s, through) {
+			seeing = append(seeing, t)
+		}
+	}
+	slices.SortStableFunc(seeing, func(a, b *covered) int { return cmp.Compare(a.decls(), b.decls()) })
+	names = map[string][]string{}
+	spent := map[string]float64{}
+	for _, t := range seeing {
+		if spent[t.Dir] > seconds {
+			continue
+		}
+		spent[t.Dir] += t.Seconds
+		if names[t.Dir] == nil {
+			dirs = append(dirs, t.Dir)
+		}
+		names[t.Dir] = append(names[t.Dir], t.Test)
+	}
+	own := filepath.Dir(s.File)
+	slices.SortStableFunc(dirs, func(a, b string) int {
+		if (a == own) != (b == own) {
+			if a == own {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Compare(len(names[b]), len(names[a]))
+	})
+	return dirs[:min(len(dirs), packages)], names
+}
+
+// packages bounds the packages whose tests are played for a change.
+const packages = 3

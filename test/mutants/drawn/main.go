@@ -1,0 +1,170 @@
+// Command drawn changes the product at random, a little at a time, and looks whether a test sees
+// it.
+//
+// The rows of test/mutants take out what the rules name, and were written beside their tests. Drawn
+// changes nobody has thought of: an operator drops a statement, negates a condition, shifts a
+// bound, leaves out a field, returns no error, or does the like to SQL (gosites.go, sqlsites.go).
+// For each change it plays the tests that run through that line, as their coverage says. Coverage
+// is measured once for each test and kept in the user's cache directory.
+//
+//	go run ./test/mutants/drawn -n 1000 -seed 1
+//	go run ./test/mutants/drawn -n 1000 -seed 1 -part 3/20
+//	go run ./test/mutants/drawn -n 50 -seed 7 -in consumer,migrations/0001
+//
+// It prints a line for each change: killed, survived, uncovered (no test runs there), or equivalent
+// (judged.txt says why nothing that is promised depends on it). It exits with 1 if more than one in
+// twenty of those that are not equivalent live. Verdicts of the same commit are not played again.
+package main
+
+import (
+	"context"
+	_ "embed"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/onlyonce/onlyonce/test/mutants/sites"
+	"github.com/onlyonce/onlyonce/test/mutants/source"
+	"github.com/onlyonce/onlyonce/test/results"
+)
+
+// tested are the packages whose tests are played, beside those of scope.
+var tested = []string{"ops", "onlyoncetest", "cmd/onlyonce"}
+
+//go:embed judged.txt
+var judgedText string
+
+func main() {
+	n := flag.Int("n", 100, "how many changes are drawn")
+	seed := flag.Uint64("seed", 1, "of the draw")
+	part := flag.String("part", "1/1", "k/n: part k of the draw, divided into n")
+	in := flag.String("in", "", "comma-separated directories; empty: the engines and the schema")
+	atOnce := flag.Int("at-once", 2, "how many are played at a time")
+	only := flag.String("only", "", "the sites whose ids contain this, instead of a draw")
+	measure := flag.Bool("measure", false, "only measure coverage")
+	flag.Parse()
+	if err := run(context.Background(), *n, *seed, *part, *in, *only, *atOnce, *measure); err != nil {
+		fmt.Fprintln(os.Stderr, "drawn:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, n int, seed uint64, part, in, only string, atOnce int, measure bool) error {
+	root, err := filepath.Abs(".")
+	if err != nil {
+		return err
+	}
+	k, err := results.ParsePart(part)
+	if err != nil {
+		return err
+	}
+	tests, err := measured(ctx, root, atOnce)
+	if err != nil || measure {
+		return err
+	}
+	p, err := newPlayer(root, tests)
+	if err != nil {
+		return err
+	}
+	dirs := sites.Scope
+	if in != "" {
+		dirs = strings.Split(in, ",")
+	}
+	all, err := sites.All(root, p.list, dirs)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%d sites in %d directories\n", len(all), len(dirs))
+	p.left = sites.Draw(all, seed, k.K, k.N)
+	from, to := k.Range(n)
+	p.wanted = to - from
+	if only != "" {
+		p.left = containing(all, only)
+		p.wanted = len(p.left)
+	}
+	if err := p.all(ctx, atOnce); err != nil {
+		return err
+	}
+	p.tally.print(os.Stdout, atOnce)
+	if rest := p.tally.sum(killed) + p.tally.lived(); p.tally.lived()*20 > rest {
+		return fmt.Errorf("%d of %d lived, more than one in twenty", p.tally.lived(), rest)
+	}
+	return nil
+}
+
+func measured(ctx context.Context, root string, atOnce int) ([]*covered, error) {
+	var of []string
+	for _, dir := range sites.Scope {
+		if dir != "migrations/0001" {
+			of = append(of, "./"+dir)
+		}
+	}
+	c, err := openCoverage(root, of)
+	if err != nil {
+		return nil, err
+	}
+	var dirs []string
+	for _, dir := range append(sites.Scope, tested...) {
+		names, err := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
+		if err != nil {
+			return nil, err
+		}
+		if len(names) > 0 {
+			dirs = append(dirs, dir)
+		}
+	}
+	err = c.measure(ctx, dirs, atOnce)
+	return c.tests, err
+}
+
+func newPlayer(root string, tests []*covered) (*player, error) {
+	list, err := source.List(root)
+	if err != nil {
+		return nil, err
+	}
+	store, err := results.Open("drawn")
+	if err != nil {
+		return nil, err
+	}
+	known, err := store.Read()
+	if err != nil {
+		return nil, err
+	}
+	judged, err := judgements(judgedText)
+	if err != nil {
+		return nil, err
+	}
+	chooser, err := newChooser(root, tests, sites.Scope)
+	if err != nil {
+		return nil, err
+	}
+	return &player{root: root, list: list, chooser: chooser, judged: judged, store: store, known: known}, nil
+}
+
+func containing(all []sites.Site, text string) (some []sites.Site) {
+	for _, s := range all {
+		if strings.Contains(s.ID(), text) {
+			some = append(some, s)
+		}
+	}
+	return some
+}
+
+// judgements reads judged.txt: on each line the four words of an id, and why the change is
+// equivalent. Lines that begin with # are comments.
+func judgements(text string) (map[string]string, error) {
+	why := map[string]string{}
+	for line := range strings.Lines(text) {
+		words := strings.Fields(line)
+		if len(words) == 0 || words[0] == "#" {
+			continue
+		}
+		if len(words) < 6 {
+			return nil, fmt.Errorf("judged.txt: %q gives no reason", line)
+		}
+		why[strings.Join(words[:4], " ")] = strings.Join(words[4:], " ")
+	}
+	return why, nil
+}
