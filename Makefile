@@ -45,7 +45,7 @@ PACKAGES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); test "$$n" -gt 4 && echo "$
 ALL     := ./consumer ./cmd/onlyonce ./onlyoncetest ./queue/sqsqueue ./outbox/sqssink ./ui ./outbox ./consumer/franzsource ./consumer/kafkasource ./outbox/rabbitsink ./tools/onlyoncevet ./examples/quickstart $(MODULES:%=./%/...)
 LEFTOUT := $(foreach l,$(LABORATORY),./$l/...)
 # The files whose tests have cases that -short leaves out, and the names of those tests.
-LONG      = $(shell grep -rlE --include=*_test.go 'pgtest[.](Long|Sampled)|testing[.]Short' cmd consumer idempotency internal onlyoncetest ops outbox webhook)
+LONG      = $(shell grep -rlE --include=*_test.go 'pgtest[.](Long|Sampled)|testing[.]Short' cmd consumer idempotency internal onlyoncetest ops outbox sqltx webhook)
 LONGTESTS = $(shell sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1|/p' $(LONG) | tr -d '\n')
 # The tests of the rules of docs/rules have the rule's id in their names, for example TestO14EachTenant. make test plays one of each rule,
 # drawn by PART, unless PKGS names packages; OTHERS are the names of all the others, each with a | after it.

@@ -121,7 +121,10 @@ func Apply(ctx context.Context, conn *pgx.Conn) (applied []int, err error) {
 const applyAttempts = 5
 
 func applyPending(ctx context.Context, conn *pgx.Conn, all []migration) (applied []int, err error) {
-	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+	// At a higher level the snapshot would be that of the lock's own statement: who has waited for
+	// the lock would not see what the one before has made.
+	readCommitted := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
+	err = pgx.BeginTxFunc(ctx, conn, readCommitted, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, lockSQL); err != nil {
 			return err
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql/driver"
 	"fmt"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -72,8 +71,8 @@ func (c *conn) ExecContext(ctx context.Context, query string, args []driver.Name
 	if err := c.admit(); err != nil {
 		return nil, err
 	}
-	if verb, name := savepoint(query); verb != "" && len(args) == 0 {
-		return driver.RowsAffected(0), c.save(ctx, verb, name)
+	if s, is := guard.ReadSavepoint(query); is && len(args) == 0 {
+		return driver.RowsAffected(0), c.save(ctx, query, s)
 	}
 	tag, err := c.handle.Exec(ctx, query, values(nil, args)...)
 	return driver.RowsAffected(tag.RowsAffected()), bare(err)
@@ -133,76 +132,33 @@ func (p *prepared) QueryContext(ctx context.Context, args []driver.NamedValue) (
 	return p.conn.QueryContext(ctx, p.query, args)
 }
 
-// Verbs of savepoints.
-const (
-	verbSave    = "savepoint"
-	verbRelease = "release"
-	verbUndo    = "rollback to"
-)
-
-// savepoint recognizes the statements that set and end savepoints, written as libraries write them:
-// "SAVEPOINT a", "RELEASE [SAVEPOINT] a", "ROLLBACK [WORK | TRANSACTION] TO [SAVEPOINT] a".
-// Anything else is left to the guarded transaction, which refuses what controls it.
-func savepoint(query string) (verb, name string) {
-	words := strings.Fields(strings.TrimSuffix(strings.TrimSpace(query), ";"))
-	skip := func(optional ...string) {
-		for _, o := range optional {
-			if len(words) > 0 && strings.EqualFold(words[0], o) {
-				words = words[1:]
-				return
-			}
-		}
-	}
-	if len(words) < 2 {
-		return "", ""
-	}
-	switch first := strings.ToLower(words[0]); first {
-	case verbSave:
-		words, verb = words[1:], verbSave
-	case verbRelease:
-		words, verb = words[1:], verbRelease
-		skip("savepoint")
-	case "rollback":
-		words, verb = words[1:], verbUndo
-		skip("work", "transaction")
-		if len(words) == 0 || !strings.EqualFold(words[0], "to") {
-			return "", ""
-		}
-		words = words[1:]
-		skip("savepoint")
-	}
-	if verb == "" || len(words) != 1 || strings.ContainsAny(words[0], ";-/") {
-		return "", ""
-	}
-	return verb, words[0]
-}
-
-// save sets a savepoint, or ends one and those that were set after it.
-func (c *conn) save(ctx context.Context, verb, name string) error {
-	if verb == verbSave {
+// save sets a savepoint, ends one, or goes back to one, by its user's name for it. The server does
+// not get that name: it could be that of a savepoint around Within.
+func (c *conn) save(ctx context.Context, query string, s guard.SavepointStatement) error {
+	if s.Verb == guard.SetSavepoint {
 		point, err := c.handle.Save(ctx)
 		if err == nil {
-			c.saved = append(c.saved, saved{name, point})
+			c.saved = append(c.saved, saved{s.Name, point})
 		}
-		return err
+		return bare(err)
 	}
 	at := len(c.saved) - 1
-	for at >= 0 && c.saved[at].name != name {
+	for at >= 0 && c.saved[at].name != s.Name {
 		at--
 	}
 	if at < 0 {
-		return c.handle.Refuse(fmt.Errorf("%w (savepoint %s is not open)", guard.ErrControl, name))
+		return bare(c.handle.FailNoSavepoint(query, s.Name))
 	}
-	for len(c.saved) > at {
-		last := c.saved[len(c.saved)-1]
-		c.saved = c.saved[:len(c.saved)-1]
-		end := c.handle.Release
-		if verb == verbUndo {
-			end = c.handle.Undo
+	if s.Verb == guard.ReleaseSavepoint {
+		err := c.handle.Release(ctx, c.saved[at].point)
+		if err == nil {
+			c.saved = c.saved[:at]
 		}
-		if err := end(ctx, last.point); err != nil {
-			return err
-		}
+		return bare(err)
 	}
-	return nil
+	err := c.handle.Undo(ctx, c.saved[at].point)
+	if err == nil {
+		c.saved = c.saved[:at+1] // and those of the same name that are further out
+	}
+	return bare(err)
 }

@@ -39,8 +39,10 @@ import (
 //
 //   - Commit and Rollback fail the message as permanent, and so do BEGIN, COMMIT and their like as
 //     statements. SAVEPOINT, RELEASE and ROLLBACK TO are allowed, as statements of their own: GORM
-//     and other libraries use them to nest transactions. A savepoint ends when it is rolled back
-//     to. Together with those of tx.Savepoint there may be 60 in a transaction.
+//     and other libraries use them to nest transactions. They mean what they mean in SQL: names are
+//     folded unless they are quoted, and a savepoint is still open after ROLLBACK TO. Only those
+//     that were set in this call can be named. Together with those of tx.Savepoint, 60 may be set
+//     in a transaction.
 //   - A failed statement fails the attempt, even if fn swallows its error, unless a savepoint
 //     undoes it.
 //   - Only the goroutine that called Within uses the *sql.Tx. Calls of other goroutines fail, and

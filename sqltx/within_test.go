@@ -185,7 +185,7 @@ func TestT6WithinIsGuarded(t *testing.T) {
 		"BEGIN":                  {"permanent", "transaction control", statement(`begin`)},
 		"ROLLBACK":               {"permanent", "transaction control", statement(`rollback`)},
 		"SAVEPOINT and COMMIT":   {"permanent", "transaction control", statement(`savepoint a; commit`)},
-		"ROLLBACK TO a stranger": {"permanent", "savepoint a is not open", statement(`rollback to a`)},
+		"ROLLBACK TO a stranger": {"exhausted", `savepoint "a" does not exist`, statement(`rollback to a`)},
 		"failed statement":       {"exhausted", "check constraint", statement(`insert into effects values ('negative', -1)`)},
 		"rows are open": {"permanent", "rows of an earlier query", within(func(ctx context.Context, tx *sql.Tx) error {
 			rows, err := tx.QueryContext(ctx, `select generate_series(1, 3)`)
@@ -327,7 +327,10 @@ func TestT7WithinSavepoints(t *testing.T) {
 		{[]string{"savepoint s", "+a", "savepoint t", "+b", "select 1/0", "rollback to t", "+c", "release s"}, "a c"},
 		{[]string{"savepoint s", "+a", "savepoint t", "+b", "rollback transaction to savepoint s", "+c"}, "c"},
 		{[]string{"savepoint s", "+a", "savepoint s", "+b", "rollback work to s", "+c"}, "a c"}, // the inner one
-		{[]string{"+a", "savepoint s", "rollback to s", "rollback to s"}, ""},
+		{[]string{"+a", "savepoint s", "+b", "rollback to s", "+c", "rollback to s", "release s"}, "a"},
+		{[]string{"+a", "savepoint s", "+b", "SAVEPOINT s", "+c", "rollback to s", "+d", "rollback to s"}, "a b"}, // a retry helper within another
+		{[]string{"+a", "rollback to s"}, ""},
+		{[]string{"savepoint s", "+a", "release t", "rollback to s", "+b"}, "b"},
 		{[]string{"+a", "savepoint s", "select 1/0"}, ""},
 		{[]string{"+a", "savepoint s", "do $$ begin raise exception using errcode = '40P01'; end $$", "rollback to s"}, ""},
 	} {

@@ -32,7 +32,8 @@ func classifyStatement(sql string) (control, sticky bool) {
 	case "create":
 		switch secondWord(rest) {
 		case "temp", "temporary", "local", "global":
-			return false, !containsWords(rest, "on", "commit", "drop")
+			plain, all := withoutQuotes(rest)
+			return false, !all || !containsWords(plain, "on", "commit", "drop")
 		case "or": // or replace temp view
 			return false, containsWords(rest, "temp") || containsWords(rest, "temporary")
 		}
@@ -72,25 +73,59 @@ func containsWords(sql string, words ...string) bool {
 	return false
 }
 
+// withoutQuotes puts a space in place of each literal and each quoted name. all is false where a
+// literal's end depends on settings of the server, or on more of its grammar.
+func withoutQuotes(sql string) (plain string, all bool) {
+	if strings.ContainsAny(sql, "\\$") {
+		return "", false
+	}
+	var b strings.Builder
+	for sql != "" {
+		if behind := afterSpace(sql, ""); len(behind) < len(sql) { // a comment
+			_ = b.WriteByte(' ')
+			sql = behind
+			continue
+		}
+		if sql[0] != '\'' && sql[0] != '"' {
+			_ = b.WriteByte(sql[0])
+			sql = sql[1:]
+			continue
+		}
+		end := strings.IndexByte(sql[1:], sql[0])
+		if end < 0 {
+			return "", false
+		}
+		_ = b.WriteByte(' ') // a doubled quote begins the next one
+		sql = sql[end+2:]
+	}
+	return b.String(), true
+}
+
 // word returns the leading letters of sql behind white space and comments, and what follows them.
 func word(sql string) (first, rest string) {
+	sql = afterSpace(sql, " \t\r\n\f\v;")
+	end := 0
+	for end < len(sql) && (sql[end]|0x20 >= 'a' && sql[end]|0x20 <= 'z') {
+		end++
+	}
+	return sql[:end], sql[end:]
+}
+
+// afterSpace returns what follows white space, which is made of these bytes, and comments.
+func afterSpace(sql, bytes string) string {
 	for {
-		sql = strings.TrimLeft(sql, " \t\r\n\f\v;")
+		sql = strings.TrimLeft(sql, bytes)
 		switch {
 		case strings.HasPrefix(sql, "--"):
 			end := strings.IndexAny(sql, "\r\n") // PostgreSQL ends the comment at either
 			if end < 0 {
-				return "", ""
+				return ""
 			}
 			sql = sql[end+1:]
 		case strings.HasPrefix(sql, "/*"):
 			sql = afterComment(sql)
 		default:
-			end := 0
-			for end < len(sql) && (sql[end]|0x20 >= 'a' && sql[end]|0x20 <= 'z') {
-				end++
-			}
-			return sql[:end], sql[end:]
+			return sql
 		}
 	}
 }

@@ -41,9 +41,10 @@ type callGate struct {
 
 // openSavepoint is a savepoint that is open.
 type openSavepoint struct {
-	name      string
-	goroutine uint64 // goroutine that has called Savepoint
-	foreign   bool   // another one has used the transaction since
+	name       string
+	goroutine  uint64 // goroutine that has set it
+	foreign    bool   // another one has used the transaction since
+	ofFunction bool   // of Savepoint, which ends it when its function returns
 }
 
 // Lend begins a turn and returns its handle; origin is the inbound message that it is about, nil

@@ -127,6 +127,31 @@ func TestControls(t *testing.T) {
 	}
 }
 
+// T6: words of a literal, of a quoted name or of a comment are not the statement's. A table that is
+// taken for one of the transaction's would be there for the next handler.
+func TestT6WordsInQuotesAreNotTheStatements(t *testing.T) {
+	t.Parallel()
+	for sql, want := range map[string]bool{
+		"create temp table t (v text) on commit drop":                                       false,
+		"create temp table t (v text default 'x') on commit drop":                           false,
+		`create temp table "t""t" (v text) on/**/commit drop`:                               false,
+		"create temp table t (v text default 'on commit drop')":                             true,
+		"create temp table t (v text default 'it''s on commit drop')":                       true,
+		`create temp table t ("on commit drop" text)`:                                       true,
+		"create temp table t (v text) -- on commit drop":                                    true,
+		"create temp table t (v text) /* on commit drop */":                                 true,
+		"create temp table t (v text default $$on commit drop$$)":                           true,
+		`create temp table t (v text default E'\' on commit drop')`:                         true,
+		"create temp table t as select 1 as oncommit":                                       true,
+		"create temp table t as select 'on' as v -- '\n, 'commit drop' as w":                true,
+		"create temp table t on commit preserve rows as select 1 as drop, 'on commit drop'": true,
+	} {
+		if _, got := classifyStatement(sql); got != want {
+			t.Errorf("%q: %v", sql, got)
+		}
+	}
+}
+
 func FuzzControls(f *testing.F) {
 	f.Add("/* */ commit")
 	f.Add("--\n")

@@ -17,7 +17,7 @@ import (
 // What another goroutine writes while fn runs would be undone with it, and that goroutine does not
 // learn of it: then nothing is forgiven, and the transaction fails.
 func (h *Handle) Savepoint(ctx context.Context, fn func() error) error {
-	name, marks, late, err := h.beginSavepoint(ctx)
+	name, marks, late, err := h.beginSavepoint(ctx, true)
 	if err != nil {
 		return err
 	}
@@ -36,8 +36,10 @@ func (h *Handle) Savepoint(ctx context.Context, fn func() error) error {
 // errUnwinding is the error in place of a panic.
 var errUnwinding = errors.New("the savepoint's function did not return")
 
-// beginSavepoint sets a savepoint.
-func (h *Handle) beginSavepoint(ctx context.Context) (name string, marks map[[16]byte]struct{}, late int, err error) {
+// beginSavepoint sets a savepoint. ofFunction: of [Handle.Savepoint].
+func (h *Handle) beginSavepoint(ctx context.Context, ofFunction bool) (
+	name string, marks map[[16]byte]struct{}, late int, err error,
+) {
 	if err := h.beginCall(); err != nil {
 		return "", nil, 0, err
 	}
@@ -56,7 +58,7 @@ func (h *Handle) beginSavepoint(ctx context.Context) (name string, marks map[[16
 	if err := t.flush(ctx); err != nil {
 		return "", nil, 0, err
 	}
-	t.openSavepoints = append(t.openSavepoints, openSavepoint{name: name, goroutine: GoroutineID()})
+	t.openSavepoints = append(t.openSavepoints, openSavepoint{name: name, goroutine: GoroutineID(), ofFunction: ofFunction})
 	return name, maps.Clone(t.firstUses), len(t.beforeCommit), nil
 }
 
@@ -79,6 +81,9 @@ func (h *Handle) endSavepoint(ctx context.Context, name string, marks map[[16]by
 	}
 	foreign := t.openSavepoints[n].foreign
 	t.openSavepoints = t.openSavepoints[:n]
+	if foreign && n > 0 { // going back to the one around it would undo the same statements
+		t.openSavepoints[n-1].foreign = true
+	}
 	if err == nil && t.failure == nil {
 		t.Engine(t.step, "release savepoint "+name)
 		err = t.flush(ctx)
@@ -94,7 +99,7 @@ func (h *Handle) endSavepoint(ctx context.Context, name string, marks map[[16]by
 	case err == nil:
 		err = t.failure
 	}
-	if broken := t.rollbackTo(ctx, name, marks, late); broken != nil {
+	if broken := t.rollbackTo(ctx, backAndRelease(name), marks, late); broken != nil {
 		return broken
 	}
 	return err
@@ -118,12 +123,17 @@ func (t *Tx) Revert(ctx context.Context) error {
 		t.steps, t.firstUses, t.beforeCommit = t.steps[:i], nil, nil
 		return nil
 	}
-	return t.rollbackTo(ctx, checkpoint, nil, 0)
+	return t.rollbackTo(ctx, backAndRelease(checkpoint), nil, 0)
 }
 
-// rollbackTo goes back to a savepoint, unless the transaction has a failure that this does not
-// undo.
-func (t *Tx) rollbackTo(ctx context.Context, name string, marks map[[16]byte]struct{}, late int) error {
+// backAndRelease goes back to a savepoint, and ends it.
+func backAndRelease(name string) string {
+	return "rollback to savepoint " + name + "; release savepoint " + name
+}
+
+// rollbackTo goes back to a savepoint by a text of our own, unless the transaction has a failure
+// that this does not undo.
+func (t *Tx) rollbackTo(ctx context.Context, sql string, marks map[[16]byte]struct{}, late int) error {
 	if t.openResult != nil {
 		t.openResult.finish()
 	}
@@ -134,7 +144,7 @@ func (t *Tx) rollbackTo(ctx context.Context, name string, marks map[[16]byte]str
 	t.batch, t.steps = &pgx.Batch{}, nil // what was queued in fn and not sent
 	// Not in the pipeline: a failed transaction takes a ROLLBACK TO and refuses to prepare the
 	// RELEASE behind it. Without arguments Exec sends both as they are.
-	if _, err := t.conn.Exec(ctx, "rollback to savepoint "+name+"; release savepoint "+name); err != nil {
+	if _, err := t.conn.Exec(ctx, sql); err != nil {
 		t.fail(t.step, err)
 	}
 	t.checkStatus()

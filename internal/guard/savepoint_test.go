@@ -3,6 +3,7 @@ package guard
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -375,5 +376,47 @@ func TestLateIsWrittenOnceAndUndoneWithItsSavepoint(t *testing.T) {
 	}
 	if err := late("after"); !errors.Is(err, ErrClosed) {
 		t.Errorf("after the end: %v", err)
+	}
+}
+
+// T7: a savepoint that is gone back to stays, with what was noted when it was set.
+func TestT7GoneBackToTwice(t *testing.T) {
+	t.Parallel()
+	tx, other := fenced(t)
+	ctx := t.Context()
+	before, within := [16]byte{1}, [16]byte{2}
+	if !tx.FirstUse(before) {
+		t.Error("used before")
+	}
+	s, err := tx.Save(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := func(items []any) (string, []any) {
+		return `insert into effects select unnest($1::text[])`, []any{fmt.Sprintf("{%d}", len(items))}
+	}
+	for range 3 {
+		if !tx.FirstUse(within) || tx.FirstUse(before) {
+			t.Error("the notes are not those of the savepoint")
+		}
+		if err := tx.BeforeCommit("late", late); err != nil {
+			t.Fatal(err)
+		}
+		tx.Queue(`insert into effects values ('undone')`)
+		if err := tx.Undo(ctx, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := tx.Exec(ctx, `insert into effects values ('kept')`); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Release(ctx, s); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(5 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if n := count(t, other, `select count(*) from effects`); n != 1 {
+		t.Errorf("%d effects", n)
 	}
 }

@@ -105,6 +105,8 @@ var guardRules = []mutant{
 		old: ".Pinned()", new: "", pkg: "internal/preflight", test: "TestS2OverloadsOfOthersDoNotRun"},
 	{rule: "S2 search_path of operators", in: "internal/reports", decl: "BoundsSQL",
 		old: "pg_catalog.set_config('search_path', 'pg_catalog', true), ", new: "", pkg: "internal/preflight", test: "TestS2OverloadsOfOthersDoNotRun"},
+	{rule: "S1 migrations take a snapshot before their turn", in: "migrations", decl: "applyPending",
+		old: "pgx.TxOptions{IsoLevel: pgx.ReadCommitted}", new: "pgx.TxOptions{}", test: "TestS1ManyMigrateAtOnce"},
 	{rule: "S2 search_path of migrations", in: "migrations", decl: "lockSQL",
 		old: "pg_catalog.set_config('search_path', 'pg_catalog', true), ", new: "", pkg: "internal/preflight", test: "TestS2OverloadsOfOthersDoNotRun"},
 	{rule: "S2 others who may create functions", in: "internal/preflight", decl: "creatorsSQL",
