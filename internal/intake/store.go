@@ -15,7 +15,7 @@ import (
 // Found is what a claim found of an event.
 type Found int16
 
-// What a claim finds. The first four are the codes of onlyonce.receive_webhooks.
+// What a claim finds. The first four are codes of onlyonce.receive_webhooks.
 const (
 	Fresh     Found = iota // only this transaction claims the id
 	Known                  // a copy

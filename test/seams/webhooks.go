@@ -255,7 +255,7 @@ func (x *receiving) each(w *world, since time.Time, each func(*webhook.Event) er
 			e.heard = w.now()
 			w.promises.add(e.token, 1, 0)
 		}
-		if err := each(&webhook.Event{ID: e.id, Type: "paid", Body: []byte(e.body())}); err != nil {
+		if err := each(&webhook.Event{ID: e.id, Type: "paid", Time: happened, Body: []byte(e.body())}); err != nil {
 			return err
 		}
 	}
