@@ -178,9 +178,14 @@ func (w way) Claim(ctx context.Context, tx *guard.Tx, set []*incomingEvent, wait
 	if err == nil {
 		for n, i := range set {
 			i.take(i.keys.own)
-			if found[n] == freshOther {
+			i.item.Noted = false
+			switch found[n] {
+			case freshOther:
 				i.take(i.keys.other)
 				found[n] = intake.Fresh
+			case knownNoted:
+				i.item.Noted = true
+				found[n] = intake.Known
 			}
 		}
 		return found, nil
@@ -198,8 +203,12 @@ func (w way) Claim(ctx context.Context, tx *guard.Tx, set []*incomingEvent, wait
 	return nil, intake.AsPending(err)
 }
 
-// freshOther is what onlyonce.receive_webhooks finds of an event that is one under its other key.
-const freshOther intake.Found = 4
+// What onlyonce.receive_webhooks finds besides: an event that is one under its other key, and a copy
+// whose body is known from now on.
+const (
+	freshOther intake.Found = 4
+	knownNoted intake.Found = 5
+)
 
 // columns are the arrays of a set for receiveSQL.
 type columns struct {

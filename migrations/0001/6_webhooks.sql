@@ -79,6 +79,7 @@ comment on function onlyonce.claim_received(text, uuid[], bigint[], integer[]) i
 --   2  the id came before with another body: the caller sets it aside whole
 --   3  the body came within the window, under another id: likewise
 --   4  fresh, under its other key: the id came before with another body
+--   5  a copy whose body is known from now on: the caller commits
 -- Of each event, besides its key and its fingerprint (0: the id alone decides, as of an event that a
 -- backfill lists):
 --   digest   of what makes a body known; null: the id alone decides. No two of a set have the same
@@ -89,9 +90,10 @@ comment on function onlyonce.claim_received(text, uuid[], bigint[], integer[]) i
 --
 --   the body's row     the id                     result    the row afterwards
 --   none               new                        0         (this key)
---   none               known, same body           1         (this key) if named and not listed; else none
+--   none               known, same body           5         (this key), if named and not listed
+--   none               the same, any other        1         none
 --   none               known, another body        4         (its other key)
---   none               the other key too          1         (its other key), as above
+--   none               the other key too          5 or 1    (its other key), or none, as above
 --   none               the same, without other    2         as above: named, the digest is of what was signed
 --   (this key)         known, same body           1         as it was
 --   (its other key)    known                      1         as it was
@@ -193,9 +195,13 @@ begin
     elsif result[i] in (1, 2) and (not named[i] or fingerprints[i] = 0) then
       update onlyonce.webhook_bodies b set seen_at = '-infinity' -- as if there were none; the upkeep deletes it
        where b.endpoint = receive_webhooks.endpoint and b.digest = digests[i] and made[i];
+      continue;
     elsif not made[i] or accepted[i] <> keys[i] then
       update onlyonce.webhook_bodies b set key = accepted[i], seen_at = seen, named = receive_webhooks.named[i]
        where b.endpoint = receive_webhooks.endpoint and b.digest = digests[i];
+    end if;
+    if result[i] = 1 then
+      result[i] := 5;
     end if;
   end loop;
   asked := array(select i from generate_series(1, n) i where asides[i] is not null and result[i] in (2, 3));
@@ -212,7 +218,7 @@ begin
   return result;
 end $$;
 comment on function onlyonce.receive_webhooks(text, uuid[], bigint[], bytea[], uuid[], uuid[], boolean[], boolean[], interval, text[], text, text, text, text) is
-  'First statement of a webhook receiver''s transaction; for each event: 0 fresh, 1 copy, 2 same id with another body, 3 same body under another id, 4 fresh under its other key.';
+  'First statement of a webhook receiver''s transaction; for each event: 0 fresh, 1 copy, 2 same id with another body, 3 same body under another id, 4 fresh under its other key, 5 a copy whose body is known from now on.';
 
 -- newer reports whether an event is at least as new as the last one that was applied to its object,
 -- and if so records its version. An equal version counts as newer, because times of events are
