@@ -54,7 +54,7 @@ var requestTables = []broughtTable{
 var memoryTables = []broughtTable{
 	{`select to_jsonb(b)::text from onlyonce.webhook_bodies b where $1::text is not null`,
 		`insert into onlyonce.webhook_bodies as b select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.webhook_bodies, j::jsonb) p
-		 on conflict (endpoint, digest) do update set seen_at = greatest(b.seen_at, excluded.seen_at), key = coalesce(b.key, excluded.key), aside = b.aside or excluded.aside`},
+		 on conflict (endpoint, digest) do update set seen_at = greatest(b.seen_at, excluded.seen_at), named = b.named or excluded.named`},
 	{`select to_jsonb(o)::text from onlyonce.webhook_objects o where $1::text is not null`,
 		`insert into onlyonce.webhook_objects as o select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.webhook_objects, j::jsonb) p
 		 on conflict (scope, object) do update set version = greatest(o.version, excluded.version), changed_at = greatest(o.changed_at, excluded.changed_at)`},

@@ -20,13 +20,11 @@ import (
 
 // receiveSQL claims a set of events, and is the transaction's fence; see the function's comment in
 // the migration. One row: what it found of each.
-const receiveSQL = `select onlyonce.receive_webhooks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`
+const receiveSQL = `select onlyonce.receive_webhooks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)`
 
-// parkUnsignedSQL parks an event whose id or body came before, and whose sender signs no id. The
-// bytes of a day are bounded. In: those of intake.ParkedColumns; endpoint, digest, most bytes of a
-// day, whether the body is free for its own id. One row: 1, or 0 if the day's bytes are used up;
-// the body then counts as not set aside. Runs under the lock on the body's row, which the claim has
-// taken; then locks the endpoint's row.
+// parkUnsignedSQL parks an event whose id or body came before. The bytes of a day are bounded. In:
+// those of intake.ParkedColumns; endpoint, most bytes of a day. One row: 1, or 0 if the day's bytes
+// are used up. Locks the endpoint's row.
 const parkUnsignedSQL = `
 with item as (
   select (clock_timestamp() at time zone 'UTC')::date as today,
@@ -37,17 +35,12 @@ day as (
   on conflict (endpoint) do update
     set aside_on = excluded.aside_on,
         aside    = excluded.aside + case when e.aside_on = excluded.aside_on then e.aside else 0 end
-    where excluded.aside + case when e.aside_on = excluded.aside_on then e.aside else 0 end <= $14
+    where excluded.aside + case when e.aside_on = excluded.aside_on then e.aside else 0 end <= $13
   returning 1),
 kept as (
   insert into onlyonce.parked (kind, state, reason, error, tenant, scope, key, topic, record_time, record_key, header_names, header_values, body, event_id, log_append_time)
     select 'event', 'waiting', $1, $2, $3, $4, $5, $6, clock_timestamp(), $7, $8, $9, $10, $11, true from day
-  returning id),
-body as (
-  update onlyonce.webhook_bodies
-     set key   = case when $15 then null else key end,
-         aside = exists (select from kept)
-   where endpoint = $12 and digest = $13 and ($15 or not exists (select from kept)))
+  returning id)
 select count(*) from kept`
 
 // Steps of a receiver's transaction.
@@ -180,9 +173,21 @@ func (w way) Claim(ctx context.Context, tx *guard.Tx, set []*incomingEvent, wait
 	if w.set == nil {
 		c.places = nil
 	}
-	err := tx.EngineRow(ctx, stepClaim, receiveSQL, w.cfg.Name, c.keys, c.fingerprints, c.digests, w.cfg.BodyWindow, c.places,
-		guard.Millis(min(wait, bound)), guard.Millis(bound), guard.Millis(bound), guard.Millis(w.cfg.deadline)).Scan(&found)
+	err := tx.EngineRow(ctx, stepClaim, receiveSQL, w.cfg.Name, c.keys, c.fingerprints, c.digests, c.others, c.asides, c.named, c.handled,
+		w.cfg.BodyWindow, c.places, guard.Millis(min(wait, bound)), guard.Millis(bound), guard.Millis(bound), guard.Millis(w.cfg.deadline)).Scan(&found)
 	if err == nil {
+		for n, i := range set {
+			i.take(i.keys.own)
+			i.item.Noted = false
+			switch found[n] {
+			case freshOther:
+				i.take(i.keys.other)
+				found[n] = intake.Fresh
+			case knownNoted:
+				i.item.Noted = true
+				found[n] = intake.Known
+			}
+		}
 		return found, nil
 	}
 	tx.Fail(stepClaim, err)
@@ -198,20 +203,35 @@ func (w way) Claim(ctx context.Context, tx *guard.Tx, set []*incomingEvent, wait
 	return nil, intake.AsPending(err)
 }
 
+// What onlyonce.receive_webhooks finds besides: an event that is one under its other key, and a copy
+// whose body is known from now on.
+const (
+	freshOther intake.Found = 4
+	knownNoted intake.Found = 5
+)
+
 // columns are the arrays of a set for receiveSQL.
 type columns struct {
 	keys         []pgtype.UUID
 	fingerprints []int64
 	digests      [][]byte // nil if no event has one
+	others       []pgtype.UUID
+	asides       []pgtype.UUID
+	named        []bool
+	handled      []bool
 	places       []string
 }
 
 func columnsOf(set []*incomingEvent) (c columns) {
 	for _, i := range set {
-		c.keys = append(c.keys, i.item.Hash)
+		c.keys = append(c.keys, i.keys.own.hash)
 		c.fingerprints = append(c.fingerprints, i.item.Fingerprint.Int64())
-		c.places = append(c.places, i.item.Place)
 		c.digests = append(c.digests, i.item.Digest)
+		c.others = append(c.others, i.keys.other.hash)
+		c.asides = append(c.asides, i.keys.aside)
+		c.named = append(c.named, i.keys.named)
+		c.handled = append(c.handled, i.keys.handled)
+		c.places = append(c.places, i.item.Place)
 	}
 	if !slices.ContainsFunc(c.digests, func(digest []byte) bool { return digest != nil }) {
 		c.digests = nil
@@ -259,11 +279,14 @@ var (
 	errSameBody  = errors.New("this body was accepted before, under another id, and the sender signs no id")
 )
 
-// Aside implements intake.Way. An event whose id is signed comes again with another body because
-// its sender renders it anew: it is a copy. Any other one is parked (W7).
+// Aside implements intake.Way. An event whose id and whole body are signed comes again with another
+// body because its sender renders it anew: it is a copy. Any other one is parked (W7).
+//
+// If the bytes of the day are used up, the error fails the set: what the claim has noted of it, that
+// it was set aside, is undone with it, and so it is not a copy when it comes again.
 func (w way) Aside(ctx context.Context, tx *guard.Tx, set []*incomingEvent) error {
 	for _, i := range set {
-		if i.item.Digest == nil {
+		if !i.keys.aside.Valid {
 			i.item.Outcome = intake.Copied
 			w.logRendered()
 			continue
@@ -284,14 +307,13 @@ func (w way) parkUnsigned(ctx context.Context, tx *guard.Tx, i *incomingEvent) e
 	var kept int
 	args := w.store.ParkedColumns(tx, &i.item.Event, reason, why)
 	args[4] = nil // a parked row with a key claims it
-	args = append(args, w.cfg.Name, i.item.Digest, w.cfg.MaxAside, reason == parked.Divergent && i.signed == nil)
+	args = append(args, w.cfg.Name, w.cfg.MaxAside)
 	if err := tx.EngineRow(ctx, stepPark, parkUnsignedSQL, args...).Scan(&kept); err != nil {
 		tx.Fail(stepPark, err)
 		return err
 	}
 	if kept == 0 {
-		i.item.Err = ErrAside
-		return nil
+		return fmt.Errorf("%w: %w", intake.ErrOne, ErrAside)
 	}
 	i.item.Outcome = intake.Parked
 	i.item.Reason = reason

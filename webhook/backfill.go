@@ -46,6 +46,8 @@ type backfilling struct {
 	untilDue float64    // seconds; 0 or less: it is due
 	from     *time.Time // the time from which it lists; nil: there was none before
 	begun    time.Time  // by the database's clock
+
+	listed, missed, old int // see Backfilled
 }
 
 // backfillIfDue runs a backfill if one is due and no other process runs one. It returns when
@@ -71,12 +73,12 @@ func (ep *Endpoint) backfillIfDue(ctx context.Context) (wait time.Duration, err 
 	if err := r.readDue(ctx); err != nil || r.untilDue > 0 { // another process has just finished one
 		return wait, err
 	}
-	listed, missed, err := r.listUnderLease(ctx, l)
+	err = r.listUnderLease(ctx, l)
 	if err == nil {
 		_, err = ep.pool.Exec(context.WithoutCancel(ctx), backfilledSQL, ep.cfg.Name, r.begun)
 	}
 	if ep.cfg.Hooks.Backfilled != nil {
-		ep.cfg.Hooks.Backfilled(Backfilled{Listed: listed, Missed: missed, Err: err})
+		ep.cfg.Hooks.Backfilled(Backfilled{Listed: r.listed, Missed: r.missed, Old: r.old, Err: err})
 	}
 	return wait, err
 }
@@ -85,21 +87,17 @@ func (r *backfilling) readDue(ctx context.Context) error {
 	return r.pool.QueryRow(ctx, backfillDueSQL, r.cfg.Name, r.cfg.Backfill.Every, r.cfg.Backfill.Overlap).Scan(&r.untilDue, &r.from, &r.begun)
 }
 
-// listUnderLease lists events and accepts each, while it renews the lease. missed is how many were
-// new (W10).
-func (r *backfilling) listUnderLease(ctx context.Context, l *lease.Lease) (listed, missed int, err error) {
+// listUnderLease lists events and accepts each, while it renews the lease (W10).
+func (r *backfilling) listUnderLease(ctx context.Context, l *lease.Lease) error {
 	listing, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var renewing sync.WaitGroup
 	renewing.Go(func() { r.renewLease(listing, l, stop) })
 	var failed error // of an event that is refused each time, and must not keep those after it out
-	err = r.cfg.Backfill.List(listing, r.since(), func(e *Event) error {
-		listed++
-		fresh, err := r.acceptListed(listing, e)
-		if fresh {
-			missed++
-		}
-		if errors.Is(err, ErrHandler) || errors.Is(err, ErrTenant) {
+	err := r.cfg.Backfill.List(listing, r.since(), func(e *Event) error {
+		r.listed++
+		err := r.acceptListed(listing, e)
+		if errors.Is(err, ErrHandler) || errors.Is(err, ErrTenant) || errors.Is(err, ErrAside) {
 			failed, err = err, nil
 		}
 		return err
@@ -112,17 +110,23 @@ func (r *backfilling) listUnderLease(ctx context.Context, l *lease.Lease) (liste
 	}
 	stop(nil)
 	renewing.Wait()
-	return listed, missed, err
+	if r.old > 0 {
+		r.cfg.Logger.Warn("onlyonce: a backfill of webhooks listed events that are older than ids are remembered; they are passed over",
+			"endpoint", r.cfg.Name, "events", r.old, "remembered_since", r.remembered())
+	}
+	return err
 }
 
-// since returns the time from which events are listed, or the zero time if there was no
-// reconciliation before. It is never before the ids that the inbox remembers: older events would be
-// accepted again.
+// remembered is since when the inbox remembers ids: older events would be accepted again.
+func (r *backfilling) remembered() time.Time { return r.begun.Add(-r.cfg.Retention) }
+
+// since returns the time from which events are listed. It is never before the ids that the inbox
+// remembers.
 func (r *backfilling) since() time.Time {
+	remembered := r.remembered()
 	if r.from == nil {
-		return time.Time{}
+		return remembered
 	}
-	remembered := r.begun.Add(-r.cfg.Retention)
 	if r.from.Before(remembered) {
 		r.cfg.Logger.Warn("onlyonce: the last backfill of webhooks is longer ago than ids are remembered; events in between are not listed",
 			"endpoint", r.cfg.Name, "since", *r.from, "listed_since", remembered)
@@ -152,28 +156,39 @@ func (r *backfilling) renewLease(ctx context.Context, l *lease.Lease, stop conte
 	}
 }
 
-// acceptListed claims a listed event in the same way as a delivered one.
-func (r *backfilling) acceptListed(ctx context.Context, e *Event) (fresh bool, err error) {
+// acceptListed claims a listed event in the same way as a delivered one, unless its id may be
+// forgotten.
+func (r *backfilling) acceptListed(ctx context.Context, e *Event) error {
 	if e == nil || !received.ValidID(e.ID) {
-		return false, errors.New("webhook: Backfill.List: an event's ID must be 1 to 255 visible ASCII characters")
+		return errors.New("webhook: Backfill.List: an event's ID must be 1 to 255 visible ASCII characters")
 	}
 	if e.Body == nil || len(e.Body) > r.cfg.verifier.maxBody {
-		return false, fmt.Errorf("webhook: Backfill.List: an event's Body must be set, and not longer than %d bytes", r.cfg.verifier.maxBody)
+		return fmt.Errorf("webhook: Backfill.List: an event's Body must be set, and not longer than %d bytes", r.cfg.verifier.maxBody)
+	}
+	if e.Time.IsZero() {
+		return errors.New("webhook: Backfill.List: an event's Time must be set to when it happened: whether its id may be forgotten depends on it")
+	}
+	if e.Time.Before(r.remembered()) {
+		r.old++
+		return nil
 	}
 	listed := *e
 	listed.Provider, listed.IDSigned = r.cfg.verifier.scheme.Name, r.cfg.verifier.scheme.IDSigned
 	incoming, err := r.newIncomingEvent(ctx, &listed, true)
 	if err != nil {
-		return false, err
+		return err
 	}
 	if elsewhere, err := r.elsewhere(incoming); elsewhere || err != nil {
-		return false, err
+		return err
 	}
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.deadline)
 	defer cancel()
 	outcome, err := r.accept(bounded, incoming)
 	if err != nil {
-		return false, err
+		return err
 	}
-	return outcome == Accepted, nil // Divergent is a duplicate: the API renders the body anew
+	if outcome == Accepted { // Divergent is a duplicate: the API renders the body anew
+		r.missed++
+	}
+	return nil
 }

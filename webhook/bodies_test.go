@@ -3,8 +3,6 @@ package webhook_test
 import (
 	"fmt"
 	"testing"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // W7: what a set finds of an event, and the body's row afterwards, for each row of the table in the
@@ -12,70 +10,87 @@ import (
 func TestW7RowsOfBodies(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	for i, c := range []struct{ row, id, found, after string }{
-		{"none", "new", "0", "this open new"},
-		{"none", "known", "1", "null open new"},
-		{"none", "another", "2", "this aside new"},
-		{"null open", "new", "0", "this open new"},
-		{"null aside", "new", "0", "this aside new"},
-		{"null open", "known", "1", "null open as it was"},
-		{"null open", "another", "2", "this aside new"},
-		{"null aside", "known", "1", "null aside as it was"},
-		{"null aside", "another", "1", "null aside as it was"},
-		{"this open", "known", "1", "this open as it was"},
-		{"this aside", "known", "1", "this aside as it was"},
-		{"this open", "another", "2", "this aside as it was"},
-		{"this aside", "another", "1", "this aside as it was"},
-		{"other open", "new", "3", "other aside as it was"},
-		{"other open", "known", "3", "other aside as it was"},
-		{"other open", "another", "3", "other aside as it was"},
-		{"other aside", "new", "1", "other aside as it was"},
-		{"other aside", "known", "1", "other aside as it was"},
-		{"other aside", "another", "1", "other aside as it was"},
-		{"other aside, over", "new", "0", "this open new"},
-		{"other aside, over", "known", "1", "other aside as it was"},
-		{"other aside, over", "another", "2", "this aside new"},
-		{"this aside, over", "another", "2", "this aside new"},
-		{"null aside, over", "another", "2", "this aside new"},
+	for i, c := range []struct{ row, id, event, found, after string }{
+		{"none", "new", "", "0", "this new"},
+		{"none", "new", "named", "0", "this named new"},
+		{"none", "known", "", "1", "none"},
+		{"none", "known", "named", "5", "this named new"},
+		{"none", "known", "named listed", "1", "none"},
+		{"none", "another", "", "4", "its other new"},
+		{"none", "another", "without other", "2", "none"},
+		{"none", "another", "named without other", "2", "this named new"},
+		{"none", "another, taken", "", "1", "none"},
+		{"none", "another, taken", "named", "5", "its other named new"},
+		{"this", "known", "", "1", "this as it was"},
+		{"its other", "another, taken", "", "1", "its other as it was"},
+		{"this", "another", "without other", "2", "this as it was"},
+		{"third", "new", "", "3", "third as it was"},
+		{"third", "known", "", "3", "third as it was"},
+		{"third", "another", "", "3", "third as it was"},
+		{"third", "new", "aside", "1", "third as it was"},
+		{"third", "new", "handled", "0", "third as it was"},
+		{"third", "known", "handled", "1", "third as it was"},
+		{"third", "another", "handled", "4", "third as it was"},
+		{"third named", "new", "handled", "3", "third named as it was"},
+		{"third over", "new", "", "0", "this new"},
+		{"third over", "new", "named", "0", "this named new"},
+		{"third over", "known", "", "1", "third as it was"},
+		{"third over", "known", "named", "5", "this named new"},
+		{"third over", "another", "", "4", "its other new"},
 	} {
-		endpoint := fmt.Sprint("e", i)
-		this := fmt.Sprintf("%08d-0000-4000-8000-000000000001", i)
-		other := fmt.Sprintf("%08d-0000-4000-8000-000000000002", i)
-		digest := []byte("d")
-		switch c.id {
-		case "known":
-			r.receive(endpoint, []string{this}, []int64{1}, nil)
-		case "another":
-			r.receive(endpoint, []string{this}, []int64{2}, nil)
-		}
-		claimed := r.count("onlyonce.webhook_ids")
-		if c.row != "none" {
-			r.exec(`insert into onlyonce.webhook_bodies
-				select $1, $2, case when starts_with($3, 'this') then $4::uuid when starts_with($3, 'other') then $5::uuid end,
-				       clock_timestamp() - case when $3 like '%over' then interval '2 hours' else interval '30 minutes' end, $3 like '%aside%'`,
-				endpoint, digest, c.row, this, other)
-		}
-		var found []int16
-		err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
-			if err := tx.QueryRow(t.Context(), receiveSet, endpoint, []string{this}, []int64{1}, [][]byte{digest}).Scan(&found); err != nil {
-				return err
-			}
-			_, err := tx.Exec(t.Context(), `select onlyonce.seal()`)
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		after := one[string](r, `select case key when $2 then 'this' when $3 then 'other' else 'null' end || case when aside then ' aside' else ' open' end
-			|| case when seen_at > clock_timestamp() - interval '20 minutes' then ' new' else ' as it was' end
-			from onlyonce.webhook_bodies where endpoint = $1`, endpoint, this, other)
-		if got := fmt.Sprint(found[0]); got != c.found || after != c.after {
-			t.Errorf("row %s, id %s: found %s, row %s; want %s, row %s", c.row, c.id, got, after, c.found, c.after)
-		}
-		if n := r.count("onlyonce.webhook_ids") - claimed; (n == 1) != (found[0] == 0) {
-			t.Errorf("row %s, id %s: found %d, and %d ids are noted", c.row, c.id, found[0], n)
+		key := func(n int) string { return fmt.Sprintf("%08d-0000-4000-8000-%012d", i, n) }
+		if got, after := r.receiveOne(fmt.Sprint("e", i), key, c.row, c.id, c.event); got != c.found || after != c.after {
+			t.Errorf("row %s, id %s, event %q: found %s, row %s; want %s, row %s", c.row, c.id, c.event, got, after, c.found, c.after)
 		}
 	}
+}
+
+// receiveOne receives an event of an endpoint, after what came before as TestW7RowsOfBodies says.
+func (r *rig) receiveOne(endpoint string, key func(int) string, row, id, event string) (found, after string) {
+	r.t.Helper()
+	this, other, aside, third := key(1), key(2), key(3), key(4)
+	has := func(text, word string) bool { return one[bool](r, `select $1 like '%' || $2 || '%'`, text, word) }
+	claim := func(key string, print int64) {
+		s := &set{endpoint: endpoint}
+		s.add(key, print, nil, "", "", false, false)
+		r.receive(s)
+	}
+	switch {
+	case id == "known":
+		claim(this, 1)
+	case has(id, "another"):
+		claim(this, 2)
+	}
+	if has(id, "taken") {
+		claim(other, 1)
+	}
+	if has(event, "aside") {
+		claim(aside, 0)
+	}
+	if row != "none" {
+		r.exec(`insert into onlyonce.webhook_bodies (endpoint, digest, key, seen_at, named)
+			select $1, 'd', case when starts_with($2, 'this') then $3::uuid when starts_with($2, 'its other') then $4::uuid else $5::uuid end,
+			       clock_timestamp() - case when $2 like '%over' then interval '2 hours' else interval '30 minutes' end, $2 like '%named%'`,
+			endpoint, row, this, other, third)
+	}
+	ids := r.count("onlyonce.webhook_ids")
+	s := &set{endpoint: endpoint}
+	print := int64(1)
+	if has(event, "listed") {
+		print = 0
+	}
+	if has(event, "without other") {
+		other = ""
+	}
+	s.add(this, print, []byte("d"), other, aside, has(event, "named"), has(event, "handled"))
+	got := r.receive(s)[0]
+	if n := r.count("onlyonce.webhook_ids") - ids; (n == 1) != (got == 0 || got == 4) {
+		r.t.Errorf("row %s, id %s: found %d, and %d ids are noted", row, id, got, n)
+	}
+	after = one[string](r, `select coalesce((select case key when $2 then 'this' when $3 then 'its other' else 'third' end || case when named then ' named' else '' end
+		|| case when seen_at > clock_timestamp() - interval '20 minutes' then ' new' else ' as it was' end
+		from onlyonce.webhook_bodies where endpoint = $1 and seen_at > '-infinity'), 'none')`, endpoint, this, key(2))
+	return fmt.Sprint(got), after
 }
 
 // W7: a set locks the rows of its bodies in one order, whatever the order of its events, so that
@@ -83,23 +98,27 @@ func TestW7RowsOfBodies(t *testing.T) {
 func TestW7SetsLockBodiesInOneOrder(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	key := func(n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", n) }
+	event := func(s *set, n int, print int64, digest string) *set {
+		s.endpoint = "e"
+		s.add(fmt.Sprintf("00000000-0000-4000-8000-%012d", n), print, []byte(digest), "", "", false, false)
+		return s
+	}
 	first, err := r.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := first.Exec(t.Context(), receiveSet, "e", []string{key(1)}, []int64{1}, [][]byte{[]byte("a")}); err != nil {
+	if _, err := first.Exec(t.Context(), receiveSet, event(&set{}, 1, 1, "a").args()...); err != nil {
 		t.Fatal(err)
 	}
 	waits := make(chan string, 1)
 	go func() {
-		found, err := r.tryReceive("e", []string{key(2), key(3)}, []int64{2, 1}, [][]byte{[]byte("b"), []byte("a")})
+		found, err := r.tryReceive(event(event(&set{}, 2, 2, "b"), 3, 1, "a"))
 		waits <- fmt.Sprint(found, err)
 	}()
 	r.until("the set waits", func() bool {
 		return one[bool](r, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`)
 	})
-	if found := r.receive("e", []string{key(4)}, []int64{2}, [][]byte{[]byte("b")}); found[0] != 0 {
+	if found := r.receive(event(&set{}, 4, 2, "b")); found[0] != 0 {
 		t.Errorf("found %d", found[0])
 	}
 	if err := first.Rollback(t.Context()); err != nil {

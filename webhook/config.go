@@ -23,16 +23,17 @@ import (
 // sender gave up or had disabled the endpoint.
 type Backfill struct {
 	// List calls each for every event since a time, for example from a list in the provider's API.
-	// It may list them in any order and list older events too. If each returns an error, List must
-	// return it. If an event's handler fails, or its tenant is not known, each returns nil; the
-	// backfill counts as failed, and the next one lists from the same time. Required.
+	// The time is never longer ago than Config.Retention. List may list events in any order and
+	// list older ones too. If each returns an error, List must return it. If an event's handler
+	// fails, or its tenant is not known, each returns nil; the backfill counts as failed, and the
+	// next one lists from the same time. Required.
 	//
-	// An Event's ID must be the webhook's id, and its Body one that the handler can parse; both are
-	// required. The endpoint takes Type, Header and Time as they are, and sets Provider.
-	//
-	// The zero time means that no backfill has run before. If the endpoint has received for longer
-	// than the inbox remembers ids, List must then not return older events than that. Otherwise the
-	// time is never longer ago than Config.Retention.
+	// An Event's ID must be the webhook's id, its Body one that the handler can parse, and its Time
+	// when it happened, or a later time; the three are required. An event that happened longer ago
+	// than Config.Retention is passed over: its id may be forgotten, so it would be accepted a
+	// second time. The endpoint takes Type, Header and Time as they are, and sets Provider. If the
+	// sender signs no ids, Body should be the delivered bytes if the list has them: they are then
+	// known, too, when a stranger sends them under another id (W7).
 	List func(ctx context.Context, since time.Time, each func(*Event) error) error
 	// Every is the time from the beginning of one backfill to the beginning of the next, in any
 	// process, at least 1 s. Defaults to 15 min.
@@ -55,6 +56,19 @@ const (
 	Inline
 	// ForwardOnly only enqueues the call that Config.Forward describes.
 	ForwardOnly
+)
+
+// SameBodies decides about bodies that came before and do not name themselves (W7).
+type SameBodies int
+
+// Decisions about such bodies. Neither loses an event.
+const (
+	// ParkSameBodies sets each of them aside whole, for a person to compare: a stranger's recorded
+	// request is never handled within BodyWindow, and a genuine event waits for a redrive.
+	ParkSameBodies SameBodies = iota
+	// HandleSameBodies makes each of them an event: a genuine one is handled at once, and so is a
+	// recorded request of such a kind, as often as a stranger sends it under an id that is made up.
+	HandleSameBodies
 )
 
 // Config describes an endpoint. The zero value of a field is the default that its comment names; a
@@ -159,11 +173,17 @@ type Config struct {
 	Sealer *seal.Sealer
 
 	// BodyWindow is how long the endpoint remembers a body if the sender does not sign the event's
-	// id, from 1 minute to Retention: within it, the same body under another id is set aside as a
-	// likely copy, once (W7). Defaults to Retention for GitHub and Shopify, whose bodies contain
-	// the change and its time. For other senders, two of whose events may have the same body, it
-	// defaults to 1 hour; for one that signs a time (PayPal), to as long as that time counts.
+	// id, from 1 minute to Retention: within it, the same body under another id is set aside (W7).
+	// Defaults to Retention for GitHub, Shopify and Twilio, most of whose bodies name themselves.
+	// For other senders, two of whose events may have the same body, it defaults to 1 hour; for one
+	// that signs a time (PayPal), to as long as that time counts.
 	BodyWindow time.Duration
+
+	// SameBodies decides about an event whose id is not signed, whose body came within BodyWindow
+	// under another id, and whose kind has bodies that do not name themselves: it may be another
+	// event in the same words, or a recorded request. See docs/guide/webhook-bodies.md. Defaults to
+	// [ParkSameBodies].
+	SameBodies SameBodies
 
 	// DuplicateWait is how long a copy waits for an uncommitted first one, at most 2 s. Then it
 	// gets 503 (W9). Defaults to 2 s.
@@ -269,6 +289,9 @@ func (c *Config) checkMode(l *fields.List) {
 	if c.Forward == nil && c.Mode == ForwardOnly {
 		l.Add("Forward", "must be set in mode ForwardOnly")
 	}
+	if c.SameBodies != ParkSameBodies && c.SameBodies != HandleSameBodies {
+		l.Add("SameBodies", "%d must be ParkSameBodies or HandleSameBodies", c.SameBodies)
+	}
 	if c.Forward != nil {
 		c.Forward.check(l, c.verifier)
 	}
@@ -307,7 +330,7 @@ func (c *Config) boundTimes(l *fields.List, sender *scheme.Scheme, past, future 
 	least := max(minRetention, 2*past, 2*future, sender.Redeliveries)
 	duration("Retention", &c.Retention, least, least, never, ": a sender may deliver an event again within that")
 	window := time.Hour
-	if sender.Distinct {
+	if sender.Names != nil {
 		window = c.Retention // W7: for as long as the id
 	} else if !sender.IDSigned {
 		window = max(window, past+future) // for as long as the signature counts

@@ -24,7 +24,7 @@ type example struct {
 func githubExamples(t testing.TB) (all []example) {
 	t.Helper()
 	names := map[string]map[string]string{}
-	raw, err := os.ReadFile("testdata/corpus/github-names.json")
+	raw, err := os.ReadFile("names/github.json")
 	if err == nil {
 		err = json.Unmarshal(raw, &names)
 	}
@@ -52,7 +52,7 @@ func githubExamples(t testing.TB) (all []example) {
 		e.Action = payload.Action
 		ofEvent, known := names[e.Event]
 		if !known && e.Event != "ping" {
-			t.Errorf("github-names.json lacks %s", e.Event)
+			t.Errorf("github.json lacks %s", e.Event)
 		}
 		var listed bool
 		if e.Names, listed = ofEvent[e.Action]; !listed {
@@ -69,17 +69,22 @@ func githubExamples(t testing.TB) (all []example) {
 // shopifyExamples are payloads of Shopify's topics.
 func shopifyExamples(t testing.TB) (all []example) {
 	t.Helper()
-	topics := map[string]example{}
-	raw, err := os.ReadFile("testdata/corpus/shopify.json")
-	if err == nil {
-		err = json.Unmarshal(raw, &topics)
+	names := map[string]string{}
+	payloads := map[string]json.RawMessage{}
+	for file, into := range map[string]any{"names/shopify.json": &names, "testdata/corpus/shopify.json": &payloads} {
+		raw, err := os.ReadFile(file)
+		if err == nil {
+			err = json.Unmarshal(raw, into)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	for topic, e := range topics {
-		e.Event = topic
-		all = append(all, e)
+	for topic, payload := range payloads {
+		if _, listed := names[topic]; !listed {
+			t.Errorf("shopify.json lacks %s", topic)
+		}
+		all = append(all, example{Event: topic, Names: names[topic], Payload: payload})
 	}
 	return all
 }

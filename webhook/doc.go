@@ -87,8 +87,9 @@
 // continues for as long as the sender would have waited.
 //
 // A sender that signs no ids: an attacker who has recorded a request can send it under another id.
-// So the endpoint remembers bodies for a while. It parks an event with a known body under a new id
-// for an operator, because two events may have the same body.
+// So the endpoint remembers bodies for a while. If a body names itself, no other event has it, and
+// under a new id it is parked once. If not, a genuine event may have it: Config.SameBodies says
+// whether each is parked or handled. None is gone (W7).
 //
 // # Errors
 //

@@ -208,45 +208,52 @@ func TestW7SignedIDs(t *testing.T) {
 	}
 }
 
-// W7: if the id is not signed, the same body under another id within the window is parked. After
-// the window it is another event. No body is lost.
+// W7: if the id is not signed, the same body under another id within the window is parked: once if
+// it names itself, and each time if it does not. After the window it is another event.
 func TestW7UnsignedIDs(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
-	e := r.serve(samples(t)["GitHub"])
-	e.sendAs("d-1", "push").want(t, 200, false)
-	e.sendAs("d-1", "push").want(t, 200, true)
-	if r.last() != webhook.Duplicate {
-		t.Errorf("outcome %s", r.last())
-	}
-	e.sendAs("d-2", "push").want(t, 200, true)
-	if r.last() != webhook.SameBody {
-		t.Errorf("outcome %s", r.last())
-	}
-	e.sendAs("d-2", "push").want(t, 200, true) // that one is a copy of what was set aside
-	if r.last() != webhook.Duplicate {
-		t.Errorf("outcome %s", r.last())
-	}
-	e.sendAs("d-3", "another push").want(t, 200, false)
-	if got := one[string](r, `select string_agg(kind || ' ' || state || ' ' || reason || ' ' || event_id || ' ' || convert_from(body, 'UTF8'), ', ') from onlyonce.parked`); got != "event waiting same-body e/github/d-2 push" {
-		t.Errorf("set aside: %s", got)
-	}
-	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '2 days 23 hours'`)
-	e.sendAs("d-4", "push").want(t, 200, true)
-	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '2 hours'`)
-	e.sendAs("d-5", "push").want(t, 200, false)
-	e.sendAs("d-6", "push").want(t, 200, true) // the window began anew
-	if got := one[string](r, `select string_agg(id, ' ' order by appended_at) from onlyonce.event_log`); got != "e/github/d-1 e/github/d-3 e/github/d-5" {
-		t.Errorf("stored: %s", got)
-	}
-	if n := r.count("onlyonce.parked"); n != 2 {
-		t.Errorf("%d are set aside, want one in each window", n)
-	}
-	// The window of d-3's body is over, and its id is remembered.
-	r.exec(`delete from onlyonce.webhook_bodies where digest = sha256('another push')`)
-	e.sendAs("d-3", "another push").want(t, 200, true)
-	if r.last() != webhook.Duplicate || r.count("onlyonce.parked") != 2 {
-		t.Errorf("outcome %s, %d are set aside", r.last(), r.count("onlyonce.parked"))
+	for _, c := range []struct {
+		body  string
+		aside int // of four that come under other ids
+	}{{"push", 4}, {push("1"), 1}} {
+		r := newRig(t)
+		e := r.serve(samples(t)["GitHub"])
+		e.sendAs("d-1", c.body).want(t, 200, false)
+		e.sendAs("d-1", c.body).want(t, 200, true)
+		if r.last() != webhook.Duplicate {
+			t.Errorf("outcome %s", r.last())
+		}
+		e.sendAs("d-2", c.body).want(t, 200, true)
+		if r.last() != webhook.SameBody {
+			t.Errorf("outcome %s", r.last())
+		}
+		e.sendAs("d-2", c.body).want(t, 200, true) // that one is a copy of what was set aside
+		if r.last() != webhook.Duplicate {
+			t.Errorf("outcome %s", r.last())
+		}
+		e.sendAs("d-3", "another "+c.body).want(t, 200, false)
+		got := one[string](r, `select string_agg(kind || ' ' || state || ' ' || reason || ' ' || event_id || ' ' || convert_from(body, 'UTF8'), ', ') from onlyonce.parked`)
+		if got != "event waiting same-body e/github/d-2 "+c.body {
+			t.Errorf("set aside: %s", got)
+		}
+		r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '2 days 23 hours'`)
+		e.sendAs("d-4", c.body).want(t, 200, true)
+		r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '2 hours'`)
+		e.sendAs("d-5", c.body).want(t, 200, false)
+		e.sendAs("d-6", c.body).want(t, 200, true) // the window began anew
+		e.sendAs("d-7", c.body).want(t, 200, true)
+		if got := one[string](r, `select string_agg(id, ' ' order by appended_at) from onlyonce.event_log`); got != "e/github/d-1 e/github/d-3 e/github/d-5" {
+			t.Errorf("stored: %s", got)
+		}
+		if n := r.count("onlyonce.parked"); n != c.aside {
+			t.Errorf("%d are set aside, want %d", n, c.aside)
+		}
+		// The window of d-3's body is over, and its id is remembered.
+		r.exec(`delete from onlyonce.webhook_bodies where digest = sha256(convert_to($1, 'UTF8'))`, "another "+c.body)
+		e.sendAs("d-3", "another "+c.body).want(t, 200, true)
+		if r.last() != webhook.Duplicate || r.count("onlyonce.parked") != c.aside {
+			t.Errorf("outcome %s, %d are set aside", r.last(), r.count("onlyonce.parked"))
+		}
 	}
 }
 
@@ -262,12 +269,13 @@ func TestW7ABodyUsesNoOtherIDUp(t *testing.T) {
 		}
 		return effect(ctx, tx, m)
 	}))
-	e.sendAs("d-1", "old").want(t, 200, false)
+	old := push("old")
+	e.sendAs("d-1", old).want(t, 200, false)
 	down.Store(true)
 	e.sendAs("d-2", "lost").want(t, 500, false)
 	down.Store(false)
 	for i := range 5 {
-		e.sendAs(fmt.Sprint("d-", 2+i), "old").want(t, 200, true)
+		e.sendAs(fmt.Sprint("d-", 2+i), old).want(t, 200, true)
 	}
 	e.sendAs("d-2", "lost").want(t, 200, false)
 	for i := range 4 {
@@ -281,13 +289,14 @@ func TestW7ABodyUsesNoOtherIDUp(t *testing.T) {
 	}
 }
 
-// W7: an event under an id that came before with another body is set aside whole, once, and a
-// person finds it. Its body stays free for its own id.
+// W7: if nobody knows whether a sender renders an event anew, an event under an id that came before
+// with another body is set aside whole, once, and a person finds it. Its body stays free for its own
+// id.
 func TestW7AnotherBodyUnderAKnownID(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	var text func() string
-	e := r.serve(samples(t)["GitHub"], inline(effect), func(c *webhook.Config) { c.Logger, text = pgtest.Logged() })
+	e := r.serve(unknownSender(), inline(effect), func(c *webhook.Config) { c.Logger, text = pgtest.Logged() })
 	e.sendAs("d-1", "push").want(t, 200, false)
 	e.sendAs("d-1", "other").want(t, 200, true)
 	if r.last() != webhook.Divergent {
@@ -296,7 +305,7 @@ func TestW7AnotherBodyUnderAKnownID(t *testing.T) {
 	for _, id := range []string{"d-1", "d-1"} {
 		e.sendAs(id, "other").want(t, 200, true)
 	}
-	if got := one[string](r, `select string_agg(state || ' ' || reason || ' ' || event_id || ' ' || convert_from(body, 'UTF8'), ', ') from onlyonce.parked`); got != "waiting divergent e/github/d-1 other" {
+	if got := one[string](r, `select string_agg(state || ' ' || reason || ' ' || event_id || ' ' || convert_from(body, 'UTF8'), ', ') from onlyonce.parked`); got != "waiting divergent e/acme/d-1 other" {
 		t.Errorf("set aside: %s", got)
 	}
 	if s := text(); strings.Count(s, "level=WARN") != 1 || !strings.Contains(s, "reason=divergent") || strings.Contains(s, "d-1") {
@@ -307,8 +316,35 @@ func TestW7AnotherBodyUnderAKnownID(t *testing.T) {
 	if n := r.count("effects"); n != 2 {
 		t.Errorf("%d effects", n)
 	}
-	if n := r.count("onlyonce.parked"); n != 1 {
+	if n := r.count("onlyonce.parked"); n != 2 {
 		t.Errorf("%d rows are set aside", n)
+	}
+}
+
+// W7: GitHub delivers an event in the same bytes each time. So a body that never came before is an
+// event, also under an id that came with another one: a stranger has used that id up, with a body
+// whose own first delivery has failed. It gets an id of its own.
+func TestW7BodyUnderAnIDThatWasUsedUp(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["GitHub"], inline(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		event, err := webhook.EventOf(m)
+		if err == nil && m.ID() != "e/github/"+event.ID {
+			err = fmt.Errorf("the event %s is the message %s", event.ID, m.ID())
+		}
+		return errors.Join(err, effect(ctx, tx, m))
+	}))
+	e.sendAs("d-b", push("a")).want(t, 200, false) // recorded, under the id of the event b
+	for i := range 3 {
+		e.sendAs("d-b", push("b")).want(t, 200, i > 0)
+	}
+	e.sendAs("made-up", push("b")).want(t, 200, true)
+	e.sendAs("d-a", push("a")).want(t, 200, true) // it is applied already, and kept for a person
+	if got := one[string](r, `select string_agg(regexp_replace(id, '#[0-9a-f]{32}$', '#hash'), ' ' order by at) from effects`); got != "d-b d-b#hash" {
+		t.Errorf("effects of %s", got)
+	}
+	if got := one[string](r, `select string_agg(reason || ' ' || event_id, ', ' order by id) from onlyonce.parked`); got != "same-body e/github/made-up, same-body e/github/d-a" {
+		t.Errorf("set aside: %s", got)
 	}
 }
 
@@ -326,7 +362,7 @@ func TestW7TwoEventsOfOneIDFail(t *testing.T) {
 // redrives them until both have their effect. Each call of apply must write one.
 func (r *rig) appliesTwoEventsOfOneID(apply consumer.Handler) {
 	r.t.Helper()
-	e := r.serve(samples(r.t)["GitHub"])
+	e := r.serve(unknownSender())
 	e.sendAs("d-1", "push").want(r.t, 200, false)
 	e.sendAs("d-1", "other").want(r.t, 200, true)
 	redrive := func() {
@@ -354,7 +390,7 @@ func (r *rig) appliesTwoEventsOfOneID(apply consumer.Handler) {
 func TestW7TwoEventsOfOneIDFailAtOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	e := r.serve(samples(t)["GitHub"])
+	e := r.serve(unknownSender())
 	e.sendAs("d-1", "push").want(t, 200, false)
 	r.work(func(context.Context, consumer.Tx, *consumer.Message) error {
 		return consumer.Permanent(errors.New("the table is missing"))
@@ -412,7 +448,7 @@ func TestW7CallsOfTwoEventsOfOneID(t *testing.T) {
 func TestW7CopiesOfADayAreBounded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	s := samples(t)["GitHub"]
+	s := unknownSender()
 	e := r.serve(s, func(c *webhook.Config) { c.MaxBody, c.MaxAside = 1<<10, 65<<10+1 })
 	e.sendAs("d-1", "push").want(t, 200, false)
 	e.sendAs("d-2", "push").want(t, 200, true)
@@ -554,7 +590,7 @@ func TestW8NothingCommitsWithoutTheSeal(t *testing.T) {
 		t.Fatal(err)
 	}
 	var found []int16
-	if err := tx.QueryRow(t.Context(), `select onlyonce.receive_webhooks('e', array[gen_random_uuid()], array[1::bigint], null, '1h', null, '1000', '1000', '1000', '1000')`).Scan(&found); err != nil || len(found) != 1 || found[0] != 0 {
+	if err := tx.QueryRow(t.Context(), `select onlyonce.receive_webhooks('e', array[gen_random_uuid()], array[1::bigint], null, null, null, null, null, '1h', null, '1000', '1000', '1000', '1000')`).Scan(&found); err != nil || len(found) != 1 || found[0] != 0 {
 		t.Fatalf("%v, %v", found, err)
 	}
 	if err := tx.Commit(t.Context()); guard.SQLState(err) != "OO002" {
@@ -1038,22 +1074,25 @@ func TestT5ClientThatLeaves(t *testing.T) {
 	r.until("the event is applied", func() bool { return r.count("effects") == 1 })
 }
 
-// W7: one body under many ids at once is accepted once, and set aside once.
+// W7: one body under many ids at once is accepted once, and set aside once if it names itself;
+// otherwise each of the others is kept.
 func TestW7SameBodyInParallel(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
-	e := r.serve(samples(t)["GitHub"])
 	const n = 10
-	var wg sync.WaitGroup
-	for i := range n {
-		wg.Go(func() {
-			if a := e.sendAs(fmt.Sprint("d-", i), "push"); a.status != 200 {
-				t.Errorf("status %d", a.status)
-			}
-		})
-	}
-	wg.Wait()
-	if stored, parked := r.count("onlyonce.event_log"), r.count("onlyonce.parked"); stored != 1 || parked != 1 {
-		t.Errorf("%d are stored, %d set aside", stored, parked)
+	for body, aside := range map[string]int{push("1"): 1, "push": n - 1} {
+		r := newRig(t)
+		e := r.serve(samples(t)["GitHub"])
+		var wg sync.WaitGroup
+		for i := range n {
+			wg.Go(func() {
+				if a := e.sendAs(fmt.Sprint("d-", i), body); a.status != 200 {
+					t.Errorf("status %d", a.status)
+				}
+			})
+		}
+		wg.Wait()
+		if stored, parked := r.count("onlyonce.event_log"), r.count("onlyonce.parked"); stored != 1 || parked != aside {
+			t.Errorf("%s: %d are stored, %d set aside, want %d", body, stored, parked, aside)
+		}
 	}
 }

@@ -21,7 +21,8 @@ type Event struct {
 
 	// IDSigned says that the signature covers ID. If it is false (GitHub, Shopify), an attacker who
 	// has recorded one request can send it again under another ID, so comparing IDs does not find
-	// all copies (W7).
+	// all copies (W7). If an endpoint accepts a second body under such an ID, ID gets a suffix, a
+	// "#" and a hash.
 	IDSigned bool
 
 	// Type is the event's kind, in the provider's words, for example "invoice.paid", "push" or

@@ -10,14 +10,15 @@ import (
 // X-Hub-Signature-256, over the body alone. X-Hub-Signature, with SHA-1, does not count. ID is
 // X-GitHub-Delivery, which a redelivery keeps, and Type is X-GitHub-Event. GitHub does not sign
 // either, and no time. Choose application/json as the webhook's content type, because the endpoint
-// stores the body as it arrives.
+// stores the body as it arrives, and finds in JSON alone whether it names itself. Bodies of some
+// events, for example membership, do not: see Config.SameBodies.
 type GitHub struct{}
 
 // Scheme implements Provider.
 func (GitHub) Scheme() (*scheme.Scheme, error) {
 	const header = "X-Hub-Signature-256"
 	return &scheme.Scheme{
-		Name: "github", Distinct: true,
+		Name: "github", Names: namesGitHub,
 		Answer: 10 * time.Second, Redeliveries: 3 * 24 * time.Hour, // by hand only
 		MaxBody:          25 << 20,
 		SignatureHeaders: []string{header, "X-Hub-Signature"},

@@ -47,6 +47,7 @@ type ReceiveEnd struct {
 type Backfilled struct {
 	Listed int // events that the provider listed
 	Missed int // of them, those that were new
+	Old    int // of them, those that happened longer ago than Config.Retention: passed over
 	Err    error
 }
 

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/claimed"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/intake"
@@ -25,6 +26,7 @@ func messageID(endpoint string, e *Event) string { return endpoint + "/" + e.Pro
 type incomingEvent struct {
 	*Event
 	item intake.Item // as it is stored; its id is unique in the endpoint's scope
+	keys claimKeys
 
 	handlerFailed bool // the error is an inline handler's
 }
@@ -49,7 +51,10 @@ func (ep *Endpoint) newIncomingEvent(ctx context.Context, e *Event, reconciled b
 	}
 	item.Identify(Scope(ep.cfg.Name))
 	item.Place = cmp.Or(item.Tenant, ep.cfg.Name)
-	item.Digest = ep.digestOf(e, reconciled)
+	if reconciled { // a list renders bodies in its own way, and its ids are the sender's
+		item.Fingerprint = dedupe.NoFingerprint
+	}
+	ep.identifyBody(i)
 	item.Key = ep.orderingKey(e)
 	trace := origin.Origin{TraceOf: ep.cfg.Trace}.TraceIn(ctx)
 	item.Headers = append(item.Headers, traceHeaders(trace)...)
@@ -58,19 +63,6 @@ func (ep *Endpoint) newIncomingEvent(ctx context.Context, e *Event, reconciled b
 		item.Origin.TraceOf = ep.cfg.Trace // of the context in which the handler enqueues
 	}
 	return i, nil
-}
-
-// digestOf returns the digest of an event's body, or of what was signed in its place; nil if the id
-// alone tells a copy (W7).
-func (ep *Endpoint) digestOf(e *Event, reconciled bool) []byte {
-	switch {
-	case e.IDSigned, reconciled, ep.cfg.verifier.scheme.Repeats:
-		return nil
-	case e.signed != nil:
-		return e.signed
-	}
-	sum := sha256.Sum256(e.Body)
-	return sum[:]
 }
 
 // orderingKey returns the event's ordering key, nil for none. The sender chose it, so it must not

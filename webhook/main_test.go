@@ -225,6 +225,19 @@ func (e *endpoint) send(body string) answer {
 	return e.do(e.request(e.sign(e.secret, time.Now(), body), body))
 }
 
+// push is a body of GitHub's event push, which names itself.
+func push(text string) string {
+	return fmt.Sprintf(`{"repository":{"pushed_at":1764360000},"after":%q}`, text)
+}
+
+// unknownSender is a sender that does not sign an event's id, and of which nothing else is known.
+func unknownSender() sample {
+	return sample{provider: webhook.HMAC{Name: "acme", SignatureHeader: "X-Sig", IDHeader: "X-GitHub-Delivery"}, secret: "0123456789abcdef",
+		sign: func(secret string, _ time.Time, body string) http.Header {
+			return headers("X-GitHub-Delivery", "d-0", "X-Sig", fmt.Sprintf("%x", mac256(secret, body)))
+		}}
+}
+
 // sendAs is send for providers that have the id in a header.
 func (e *endpoint) sendAs(id, body string) answer {
 	e.t.Helper()

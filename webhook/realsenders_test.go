@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -192,8 +193,9 @@ func TestW4ListsWithSemicolons(t *testing.T) {
 func TestW19WritingsOfAQuery(t *testing.T) {
 	t.Parallel()
 	v := ofTwilio(t, twilioURL, twilioToken)
+	form := url.Values{"MessageSid": {"SM1"}, "MessageStatus": {"sent"}}
 	verify := func(signed, sent string) (*webhook.Event, error) {
-		return v.VerifyRequest(t.Context(), twilioRequest(signTwilio(twilioToken, twilioURL+"?"+signed, twilioForm), formType, sent, twilioForm.Encode()))
+		return v.VerifyRequest(t.Context(), twilioRequest(signTwilio(twilioToken, twilioURL+"?"+signed, form), formType, sent, form.Encode()))
 	}
 	ids := map[string]bool{}
 	for _, c := range []struct {

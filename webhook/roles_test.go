@@ -46,12 +46,12 @@ func TestS2ReceiverAndWorkerWithLeastPrivileges(t *testing.T) {
 	}
 	r.work(h)
 	r.pool = owner
-	e := r.serve(samples(t)["GitHub"], func(c *webhook.Config) {
+	e := r.serve(unknownSender(), func(c *webhook.Config) {
 		c.OrderingKey = func(*webhook.Event) string { return "o" }
 		c.Forward = &webhook.Forward{Sink: "kafka", Target: "/hooks"}
 		c.MaxBody = 1 << 20
 	})
-	inlineToo := r.serve(samples(t)["GitHub"], inline(h), func(c *webhook.Config) { c.Name = "i" })
+	inlineToo := r.serve(unknownSender(), inline(h), func(c *webhook.Config) { c.Name = "i" })
 	for _, to := range []*endpoint{e, inlineToo} {
 		to.sendAs("d-1", "push").want(t, 200, false)
 		to.sendAs("d-1", "push").want(t, 200, true)

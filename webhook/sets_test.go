@@ -19,31 +19,54 @@ import (
 )
 
 // receiveSet is the first statement of a receiver's transaction.
-const receiveSet = `select onlyonce.receive_webhooks($1, $2::uuid[], $3::bigint[], $4::bytea[], '1h', null, '20000', '20000', '20000', '20000')`
+const receiveSet = `select onlyonce.receive_webhooks($1, $2::uuid[], $3::bigint[], $4::bytea[], $5::uuid[], $6::uuid[], $7::boolean[], $8::boolean[], '1h', null, '20000', '20000', '20000', '20000')`
 
-// receive claims a set of events and commits it, with what the endpoint does to the body of an
-// event whose id came before with another body. It returns what it found.
-func (r *rig) receive(endpoint string, keys []string, prints []int64, digests [][]byte) []int16 {
+// set is a set of events, as a receiver gives it to receiveSet.
+type set struct {
+	endpoint       string
+	keys           []string
+	prints         []int64
+	digests        [][]byte
+	others, asides []*string
+	named, handled []bool
+}
+
+// add adds an event. other and aside are "" for none.
+func (s *set) add(key string, print int64, digest []byte, other, aside string, named, handled bool) {
+	orNil := func(s string) *string {
+		if s == "" {
+			return nil
+		}
+		return &s
+	}
+	s.keys = append(s.keys, key)
+	s.prints = append(s.prints, print)
+	s.digests = append(s.digests, digest)
+	s.others = append(s.others, orNil(other))
+	s.asides = append(s.asides, orNil(aside))
+	s.named = append(s.named, named)
+	s.handled = append(s.handled, handled)
+}
+
+// args are the arguments of receiveSet.
+func (s *set) args() []any {
+	return []any{s.endpoint, s.keys, s.prints, s.digests, s.others, s.asides, s.named, s.handled}
+}
+
+// receive claims a set of events and commits it. It returns what it found.
+func (r *rig) receive(s *set) []int16 {
 	r.t.Helper()
-	found, err := r.tryReceive(endpoint, keys, prints, digests)
+	found, err := r.tryReceive(s)
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	return found
 }
 
-func (r *rig) tryReceive(endpoint string, keys []string, prints []int64, digests [][]byte) (found []int16, err error) {
+func (r *rig) tryReceive(s *set) (found []int16, err error) {
 	err = pgx.BeginFunc(r.t.Context(), r.pool, func(tx pgx.Tx) error {
-		if err := tx.QueryRow(r.t.Context(), receiveSet, endpoint, keys, prints, digests).Scan(&found); err != nil {
+		if err := tx.QueryRow(r.t.Context(), receiveSet, s.args()...).Scan(&found); err != nil {
 			return err
-		}
-		for i, f := range found {
-			if f != 2 {
-				continue
-			}
-			if _, err := tx.Exec(r.t.Context(), `update onlyonce.webhook_bodies set key = null where endpoint = $1 and digest = $2`, endpoint, digests[i]); err != nil {
-				return err
-			}
 		}
 		_, err := tx.Exec(r.t.Context(), `select onlyonce.seal()`)
 		return err
@@ -52,51 +75,87 @@ func (r *rig) tryReceive(endpoint string, keys []string, prints []int64, digests
 }
 
 // W7: a set finds of each event what it would find if the events came one after another, and leaves
-// the same rows of bodies, whatever came before. The window of some bodies is over.
+// the same rows of bodies and the same keys, whatever came before. The window of some bodies is
+// over. Each outcome comes up.
 func TestW7SetsFindWhatSinglesFind(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	random := rand.New(rand.NewPCG(7, 7))
-	key := func(endpoint string, id int) string { return fmt.Sprintf("%08d-0000-4000-8000-%s", id, endpoint) }
-	alones, sets := strings.Repeat("1", 12), strings.Repeat("2", 12)
-	const rowsSQL = `select coalesce(string_agg(encode(digest, 'escape') || left(key::text, 8) || aside, ' ' order by digest), '') from onlyonce.webhook_bodies where endpoint = $1`
-	for round := range 150 {
-		var ids []int
-		var prints []int64
-		var digests [][]byte
-		for n := range random.Perm(6)[:1+random.IntN(5)] {
-			body := n
-			ids = append(ids, random.IntN(6))
-			prints = append(prints, int64(body+1))
-			digests = append(digests, fmt.Append(nil, body))
-			if random.IntN(5) == 0 {
-				digests[len(digests)-1] = nil
-			}
-		}
-		random.Shuffle(len(ids), func(i, j int) {
-			ids[i], ids[j] = ids[j], ids[i]
-			prints[i], prints[j] = prints[j], prints[i]
-			digests[i], digests[j] = digests[j], digests[i]
-		})
+	outcomes := map[int16]int{}
+	for round := range 200 {
+		events := drawSet(random)
 		var want []int16
-		var keys []string
-		for i, id := range ids {
-			want = append(want, r.receive("one", []string{key(alones, id)}, prints[i:i+1], digests[i:i+1])...)
-			keys = append(keys, key(sets, id))
+		together := &set{endpoint: "sets"}
+		for _, e := range events {
+			alone := &set{endpoint: "one"}
+			e.addTo(alone, "000000000001")
+			e.addTo(together, "000000000002")
+			want = append(want, r.receive(alone)...)
 		}
-		got := r.receive("sets", keys, prints, digests)
-		if fmt.Sprint(got) != fmt.Sprint(want) {
-			t.Fatalf("round %d: ids %v, bodies %q: found %v, want %v", round, ids, digests, got, want)
+		for _, found := range want {
+			outcomes[found]++
 		}
-		alone := one[string](r, rowsSQL, "one")
-		together := one[string](r, rowsSQL, "sets")
-		if alone != together {
-			t.Fatalf("round %d: ids %v, bodies %q: rows %s, want %s", round, ids, digests, together, alone)
+		if got := r.receive(together); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Fatalf("round %d: %+v: found %v, want %v", round, events, got, want)
+		}
+		if alone, together := r.remembered("one", "1"), r.remembered("sets", "2"); alone != together {
+			t.Fatalf("round %d: %+v: %s is remembered, want %s", round, events, together, alone)
 		}
 		if random.IntN(4) == 0 {
 			r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '2 hours' where digest = $1`, fmt.Append(nil, random.IntN(6)))
 		}
 	}
+	for found := range int16(6) {
+		if outcomes[found] == 0 {
+			t.Errorf("%d was never found: %v", found, outcomes)
+		}
+	}
+}
+
+// drawnEvent is an event of drawSet.
+type drawnEvent struct {
+	ID, Body                                  int
+	NoDigest, Listed, Named, Handled, NoOther bool
+}
+
+// drawSet draws up to five events, no two of one body.
+func drawSet(random *rand.Rand) (all []drawnEvent) {
+	for _, body := range random.Perm(6)[:1+random.IntN(5)] {
+		e := drawnEvent{ID: random.IntN(6), Body: body, NoDigest: random.IntN(6) == 0, Listed: random.IntN(6) == 0, Named: random.IntN(2) == 0, NoOther: random.IntN(4) == 0}
+		e.Handled = !e.Named && !e.NoOther && random.IntN(2) == 0
+		all = append(all, e)
+	}
+	return all
+}
+
+// addTo adds the event to a set whose keys end so.
+func (e drawnEvent) addTo(s *set, end string) {
+	key := func(kind, n int) string { return fmt.Sprintf("%08d-%04d-4000-8000-%s", n, kind, end) }
+	digest := fmt.Append(nil, e.Body)
+	print := int64(e.Body + 1)
+	other := key(1, 10*e.ID+e.Body)
+	aside := key(2, 10*e.ID+e.Body)
+	if e.Named {
+		aside = key(3, e.Body)
+	}
+	if e.NoDigest {
+		digest = nil
+	}
+	if e.Listed {
+		print = 0
+	}
+	if e.NoDigest || e.NoOther {
+		other = ""
+	}
+	s.add(key(0, e.ID), print, digest, other, aside, e.Named, e.Handled)
+}
+
+// remembered is what is remembered of an endpoint's events, whose keys end so.
+func (r *rig) remembered(endpoint, end string) string {
+	r.t.Helper()
+	bodies := one[string](r, `select coalesce(string_agg(encode(digest, 'escape') || left(key::text, 13) || named || (seen_at = '-infinity'), ' ' order by digest), '') from onlyonce.webhook_bodies where endpoint = $1`, endpoint)
+	keys := one[string](r, `select coalesce(string_agg(left(key::text, 13) || fingerprint, ' ' order by key), '') from onlyonce.inbox where key::text like '%00000000000' || $1`, end)
+	return bodies + " " + keys
 }
 
 // W7: a copy changes no row of a body, so that its body does not stay known for longer.
@@ -127,7 +186,7 @@ func TestW9CopyThatWaitsHoldsUpNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	var found []int16
-	if err := tx.QueryRow(t.Context(), `select onlyonce.receive_webhooks('e', array[onlyonce.key('', 'webhook/e', 'e/github/d-1')], array[$1::bigint], null, '1h', null, '1000', '1000', '0', '0')`, dedupe.FingerprintOf([]byte("push")).Int64()).Scan(&found); err != nil {
+	if err := tx.QueryRow(t.Context(), `select onlyonce.receive_webhooks('e', array[onlyonce.key('', 'webhook/e', 'e/github/d-1')], array[$1::bigint], null, null, null, null, null, '1h', null, '1000', '1000', '0', '0')`, dedupe.FingerprintOf([]byte("push")).Int64()).Scan(&found); err != nil {
 		t.Fatal(err)
 	}
 	copied := make(chan answer, 1)

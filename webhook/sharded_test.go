@@ -112,7 +112,7 @@ func TestShardedEndpointByTenant(t *testing.T) {
 	cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, Mode: webhook.Inline, Handler: effect,
 		Tenant: func(e *webhook.Event) string { return strings.Split(e.ID, "_")[0] },
 		Backfill: &webhook.Backfill{List: func(_ context.Context, _ time.Time, each func(*webhook.Event) error) error {
-			return errors.Join(each(&webhook.Event{ID: "a_0", Body: []byte("{}")}), each(&webhook.Event{ID: "b_2", Body: []byte("{}")}))
+			return errors.Join(each(&webhook.Event{ID: "a_0", Time: time.Now(), Body: []byte("{}")}), each(&webhook.Event{ID: "b_2", Time: time.Now(), Body: []byte("{}")}))
 		}}}
 	endpoint, err := webhook.New(set, cfg)
 	if err != nil {

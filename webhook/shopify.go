@@ -1,8 +1,11 @@
 package webhook
 
 import (
+	"fmt"
+	"slices"
 	"time"
 
+	"github.com/onlyonce/onlyonce/webhook/internal/received"
 	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
@@ -19,12 +22,29 @@ type Shopify struct {
 	// enough, because Shopify sends one event under several topics. If you change it, every event
 	// is a new one. Defaults to false.
 	ByEvent bool
+
+	// Topics are those that this endpoint has subscriptions to, at most 64, for example
+	// "orders/paid". orders/create, orders/paid and orders/updated may have one body: an event of a
+	// listed topic is known by its topic and its body together, so that each of them is handled. A
+	// topic is not signed: a stranger can have each recorded body accepted once under each listed
+	// topic, so let the body say what happened. A body of a topic that is not listed does not name
+	// itself: see Config.SameBodies. Defaults to none.
+	Topics []string
 }
 
 // Scheme implements Provider.
 func (s Shopify) Scheme() (*scheme.Scheme, error) {
+	if len(s.Topics) > maxTopics {
+		return nil, fmt.Errorf("Shopify.Topics: lists %d topics, more than %d", len(s.Topics), maxTopics)
+	}
+	for i, topic := range s.Topics {
+		if !received.ValidID(topic) {
+			return nil, fmt.Errorf("Shopify.Topics[%d]: %q must be 1 to 255 visible ASCII characters", i, topic)
+		}
+	}
+	s.Topics = slices.Clone(s.Topics)
 	return &scheme.Scheme{
-		Name: "shopify", Distinct: true,
+		Name: "shopify", Names: s.names,
 		Answer: 5 * time.Second, Redeliveries: 2 * 24 * time.Hour,
 		SignatureHeaders: []string{"X-" + shopifySignature, shopifySignature},
 		KeepHeaders:      shopifyKept(),
@@ -47,6 +67,16 @@ func (s Shopify) Scheme() (*scheme.Scheme, error) {
 			return err
 		},
 	}, nil
+}
+
+const maxTopics = 64
+
+// names is Shopify's Scheme.Names.
+func (s Shopify) names(topic string, body []byte) (by string, named bool) {
+	if !slices.Contains(s.Topics, topic) {
+		return "", false
+	}
+	return topic, hasMember(body, shopifyNames()[topic])
 }
 
 const shopifySignature = "Shopify-Hmac-Sha256"

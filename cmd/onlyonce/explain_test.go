@@ -82,9 +82,9 @@ func TestExplainKey(t *testing.T) {
 			[]string{"consumer_keys_0, draining", "consumer_keys_1, current"}, ""},
 		"retired": {closed + `update onlyonce.rings set closed = '{}', retired = 0 where name = 'consumer_keys'; ` + segment("consumer_keys_0"), nil,
 			[]string{"no longer asked for", "new in consumer_keys", "retired by ring consumer_keys: claims do not ask it any more", "consumer_keys remembers"}, "is remembered"},
-		"webhook": {`do $$ begin perform onlyonce.receive_webhooks('gh', array[onlyonce.key('', 'webhook/gh', 'a-1')], array[1::bigint], null, '1 hour', null, '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$`,
+		"webhook": {`do $$ begin perform onlyonce.receive_webhooks('gh', array[onlyonce.key('', 'webhook/gh', 'a-1')], array[1::bigint], null, null, null, null, null, '1 hour', null, '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$`,
 			[]string{"a-1", "-scope", "webhook/gh"}, []string{"standard_keys_0, current", "Webhook: endpoint gh claimed it at 20"}, ""},
-		"webhook whose key was forgotten": {`do $$ begin perform onlyonce.receive_webhooks('gh', array[onlyonce.key('', 'webhook/gh', 'a-1')], array[1::bigint], null, '1 hour', null, '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$; truncate onlyonce.standard_keys_0`,
+		"webhook whose key was forgotten": {`do $$ begin perform onlyonce.receive_webhooks('gh', array[onlyonce.key('', 'webhook/gh', 'a-1')], array[1::bigint], null, null, null, null, null, '1 hour', null, '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$; truncate onlyonce.standard_keys_0`,
 			[]string{"a-1", "-scope", "webhook/gh"}, []string{"no segment", "Webhook: endpoint gh"}, ""},
 		"conflict": {`insert into onlyonce.parked (kind, state, reason, error, scope, key, topic, partition, "offset") values
 			('message', 'waiting', 'conflict', E'other bytes\nstack', 'stock', onlyonce.key('', 'stock', 'a-1'), 'orders', 0, 7),

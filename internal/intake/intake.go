@@ -90,6 +90,18 @@ func (e *Event) Identify(scope string) {
 	e.Fingerprint = dedupe.FingerprintOf(e.Body)
 }
 
+// Rename gives the event another id and its hash. What was stored under the former one is made
+// anew: a sealed body is bound to its id (W22).
+func (e *Event) Rename(id string, hash pgtype.UUID) {
+	if e.ID == id {
+		return
+	}
+	e.ID = id
+	e.Hash = hash
+	e.stored = nil
+	e.storedHeaders = nil
+}
+
 // ErrAbandoned is wrapped by the error of work whose handler still uses the connection: the
 // connection is cut, and the work is not run again.
 var ErrAbandoned = errors.New("intake: the handler did not return")

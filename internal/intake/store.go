@@ -15,7 +15,7 @@ import (
 // Found is what a claim found of an event.
 type Found int16
 
-// What a claim finds. The first four are the codes of onlyonce.receive_webhooks.
+// What a claim finds. The first four are codes of onlyonce.receive_webhooks.
 const (
 	Fresh     Found = iota // only this transaction claims the id
 	Known                  // a copy
@@ -40,6 +40,7 @@ type Item struct {
 	Digest []byte         // of the body, if the body decides too whether the event is a copy (W7)
 	Place  string         // where it lives, if there are several databases (N2)
 	Origin *origin.Origin // of the calls that its Way enqueues; nil for none
+	Noted  bool           // its claim has noted something besides the id, and is committed for a copy too
 
 	// What became of it. Only the Store writes these.
 	Outcome Outcome
@@ -264,7 +265,12 @@ func (s *Store[E]) fill(ctx context.Context, tx *guard.Tx, set []E, wait time.Du
 	if failed := tx.Failure(); failed != nil {
 		return false, failed
 	}
-	return slices.ContainsFunc(set, func(e E) bool { return e.Entry().Outcome == Taken || e.Entry().Outcome == Parked }), nil
+	return slices.ContainsFunc(set, func(e E) bool { return e.Entry().hasRows() }), nil
+}
+
+// hasRows reports whether there is something to commit of the event.
+func (it *Item) hasRows() bool {
+	return it.Outcome == Taken || it.Outcome == Parked || it.Noted
 }
 
 // take applies a fresh event and appends it, or parks it if its Way has refused it.

@@ -26,6 +26,9 @@ func WebhookStream(endpoint string) string { return WebhookStreams + endpoint }
 // WebhookScope is the scope in which an endpoint's ids are claimed.
 func WebhookScope(endpoint string) string { return WebhookScopes + endpoint }
 
+// WebhookAside is the scope in which what an endpoint has set aside is claimed.
+func WebhookAside(endpoint string) string { return WebhookScopes + endpoint + "/aside" }
+
 // EndpointOf is the endpoint whose scope it is, "" if it is no endpoint's.
 func EndpointOf(scope string) string {
 	endpoint, is := strings.CutPrefix(scope, WebhookScopes)

@@ -28,14 +28,14 @@ comment on function onlyonce.webhook_horizon() is 'The longest horizon of the ri
 create table onlyonce.webhook_bodies (
   endpoint text        not null,
   digest   bytea       not null,
-  key      uuid,
+  key      uuid        not null,
   seen_at  timestamptz not null,
-  aside    boolean     not null default false,
+  named    boolean     not null default false,
   primary key (endpoint, digest)
 );
 comment on table onlyonce.webhook_bodies is 'SHA-256 of bodies that came lately to endpoints whose senders do not sign an event''s id.';
-comment on column onlyonce.webhook_bodies.key   is 'The event that the body was accepted as: see webhook_ids.key. Null: it was only set aside.';
-comment on column onlyonce.webhook_bodies.aside is 'It was set aside since then, whole: it is not set aside again.';
+comment on column onlyonce.webhook_bodies.key   is 'The event that the body was accepted as: see webhook_ids.key.';
+comment on column onlyonce.webhook_bodies.named is 'No other event has this body: it names itself.';
 create index webhook_bodies_age on onlyonce.webhook_bodies (endpoint, seen_at);
 
 create table onlyonce.webhook_objects (
@@ -62,49 +62,73 @@ comment on column onlyonce.webhook_endpoints.backfilled_at is 'When the last com
 comment on column onlyonce.webhook_endpoints.aside_on      is 'Day, in UTC, of the last event that was set aside for its id or its body.';
 comment on column onlyonce.webhook_endpoints.aside         is 'Bytes of such events on that day.';
 
+-- claim_received claims those of an endpoint's keys that are asked for, in the ring of its ids.
+create function onlyonce.claim_received(endpoint text, keys uuid[], fingerprints bigint[], asked integer[]) returns smallint[]
+language sql as $$
+  select onlyonce.claim(
+    array(select keys[a.i] from unnest(asked) with ordinality a(i, at) order by a.at),
+    array(select fingerprints[a.i] from unnest(asked) with ordinality a(i, at) order by a.at),
+    array_fill('webhook/' || endpoint, array[cardinality(asked)]))
+$$;
+comment on function onlyonce.claim_received(text, uuid[], bigint[], integer[]) is 'Claims the keys at these places, as onlyonce.claim, for an endpoint.';
+
 -- receive_webhooks is the first statement of a receiver's transaction, and claims a set of events. It
 -- returns for each, in the order of the arrays,
 --   0  fresh: only this claims the id
---   1  a copy
---   2  the id came before with another body
---   3  the body came within the window, under another id
--- A digest is given if the sender does not sign the id; no two events of a set have the same. The
--- caller sets events of 2 and 3 aside whole: a digest is set aside once, and further ones are copies.
+--   1  a copy, also of what was set aside
+--   2  the id came before with another body: the caller sets it aside whole
+--   3  the body came within the window, under another id: likewise
+--   4  fresh, under its other key: the id came before with another body
+--   5  a copy whose body is known from now on: the caller commits
+-- Of each event, besides its key and its fingerprint (0: the id alone decides, as of an event that a
+-- backfill lists):
+--   digest   of what makes a body known; null: the id alone decides. No two of a set have the same
+--   other    the key under which it counts if its id came with another body; null: it is set aside
+--   aside    what is set aside under this key once, in the inbox; null: what is 2 is no copy's matter
+--   named    no other event has this body
+--   handled  it is an event although its body came under another id, unless that was a named one
 --
---   the body's row       the id                    result   the row afterwards
---   none                 new                       0        (key, not aside)
---   none                 known, same body          1        (null, not aside)
---   none                 known, another body       2        (key, aside): the caller sets key to null
---   (null, aside or not) new                       0        (key, aside or not)
---   (null, not aside)    known                     as none
---   (null, aside)        known                     1        as it was
---   (this key, ...)      known, same body          1        as it was
---   (this key, ...)      known, another body       2, or 1 if aside: the digest is of what was signed, and not of the body
---   (another key, -)     any                       3        (another key, aside)
---   (another key, aside) any                       1        as it was
+--   the body's row     the id                     result    the row afterwards
+--   none               new                        0         (this key)
+--   none               known, same body           5         (this key), if named and not listed
+--   none               the same, any other        1         none
+--   none               known, another body        4         (its other key)
+--   none               the other key too          5 or 1    (its other key), or none, as above
+--   none               the same, without other    2         as above: named, the digest is of what was signed
+--   (this key)         known, same body           1         as it was
+--   (its other key)    known                      1         as it was
+--   (this key)         known, another body        2         as it was: the digest is of what was signed
+--   (another key)      any                        3         as it was
+--   (another key)      any, and it is handled     by the id, as it was
 --
--- A row that is older than the window counts as none. So a copy changes no row, and keeps no body
--- known for longer.
+-- What is 2 or 3 is claimed under its aside key: 1 if that was claimed before. A row that is older
+-- than the window counts as none. What has no row of its own, and changes none, keeps no body known
+-- for longer.
 --
 -- One body under two ids at once: the second waits for the first one's row, and finds it: 3. If the
 -- first rolls back, the second is fresh. A body that came before never claims an id: when the sender
--- of that id comes again, its event is fresh. A body under the id of another event (2) leaves its
--- row without a key, so that it is fresh under its own id; but not a digest of what was signed
--- (PayPal), because then the row is what keeps other bodies out. If the window is over, the id alone
--- tells a copy, for as long as ids are remembered.
+-- of that id comes again, its event is fresh. A body under the id of another event is an event of its
+-- own (4) if its sender delivers an event in the same bytes each time. If it does not, or nobody
+-- knows, there is no other key, and the body stays free for its own id; but not if the digest is of
+-- what was signed (PayPal): then anybody can make such a body. If the window is over, the id alone tells a copy, for as long as
+-- ids are remembered.
 --
 -- It waits for an uncommitted copy, at most `wait`, and then raises 55P03. It fences the transaction,
 -- which needs onlyonce.seal() before COMMIT. `places` are those that must live in this database; null
 -- if there is one database (N2).
 --
--- Rows of bodies are locked first, in their order, then ids, in theirs. For what else such a
--- transaction waits (the endpoint's row, partitions of the stream), it waits later, in one order. So
--- no two of these deadlock (W7).
+-- Rows of bodies are locked first, in their order, then ids, then other keys, then aside keys, each in
+-- theirs. For what else such a transaction waits (the endpoint's row, partitions of the stream), it
+-- waits later, in one order. So no two of these deadlock (W7).
 create function onlyonce.receive_webhooks(
   endpoint          text,
   keys              uuid[],
   fingerprints      bigint[],
   digests           bytea[],
+  others            uuid[],
+  asides            uuid[],
+  named             boolean[],
+  handled           boolean[],
   body_window       interval,
   places            text[],
   wait              text,
@@ -116,10 +140,11 @@ language plpgsql as $$
 declare
   n         constant integer := cardinality(keys);
   result    smallint[] := array_fill(3::smallint, array[n]);
-  owners    uuid[];    -- of each event, the key that its body has
-  set_aside boolean[]; -- its body was set aside
+  owners    uuid[];    -- of each event, the key that its body had before
+  unique_to boolean[]; -- its body was accepted as one that names itself
   made      boolean[]; -- its body's row is new
-  asked     integer[]; -- the events whose id decides
+  accepted  uuid[] := keys; -- under which key its body counts
+  asked     integer[]; -- the events whose key of some kind decides
   claimed   smallint[];
   seen      timestamptz;
   forgotten timestamptz;
@@ -135,56 +160,65 @@ begin
     seen := onlyonce.steady_clock();
     forgotten := (select least(clock_timestamp(), w.at) from onlyonce.watched w) - receive_webhooks.body_window;
     with bodies as (
-      insert into onlyonce.webhook_bodies as b (endpoint, digest, key, seen_at)
-        select receive_webhooks.endpoint, u.digest, u.key, seen
-          from unnest(digests, keys) u(digest, key) where u.digest is not null order by u.digest
+      insert into onlyonce.webhook_bodies as b (endpoint, digest, key, seen_at, named)
+        select receive_webhooks.endpoint, u.digest, u.key, seen, u.named
+          from unnest(digests, keys, receive_webhooks.named) u(digest, key, named) where u.digest is not null order by u.digest
         on conflict on constraint webhook_bodies_pkey do update set seen_at = b.seen_at
-        returning b.digest, b.key, b.aside, b.seen_at)
-    select array_agg(case when b.seen_at >= forgotten then b.key end order by u.at),
-           array_agg(b.seen_at >= forgotten and b.aside order by u.at),
-           array_agg(b.seen_at = seen and b.key = u.key order by u.at)
-      into owners, set_aside, made
-      from unnest(digests, keys) with ordinality u(digest, key, at) left join bodies b on b.digest = u.digest;
+        returning b.digest, b.key, b.named, b.seen_at, b.xmax = 0 as made)
+    select array_agg(case when b.seen_at >= forgotten and not b.made then b.key end order by u.at),
+           array_agg(b.named order by u.at),
+           array_agg(b.made order by u.at)
+      into owners, unique_to, made
+      from unnest(digests) with ordinality u(digest, at) left join bodies b on b.digest = u.digest;
   end if;
-  asked := array(select i from generate_series(1, n) i where owners[i] is null or owners[i] = keys[i]);
+  asked := array(select i from generate_series(1, n) i
+                  where owners[i] is null or owners[i] = keys[i] or owners[i] is distinct from others[i] and handled[i] and not unique_to[i]);
   if asked <> '{}' then
-    claimed := onlyonce.claim(
-      array(select keys[i] from unnest(asked) i),
-      array(select fingerprints[i] from unnest(asked) i),
-      array_fill('webhook/' || receive_webhooks.endpoint, array[cardinality(asked)]));
+    claimed := onlyonce.claim_received(receive_webhooks.endpoint, keys, fingerprints, asked);
     for i in 1 .. cardinality(asked) loop
       result[asked[i]] := claimed[i];
     end loop;
   end if;
+  asked := array(select i from generate_series(1, n) i where others[i] is not null and (result[i] = 2 or owners[i] = others[i]));
+  if asked <> '{}' then
+    claimed := onlyonce.claim_received(receive_webhooks.endpoint, others, fingerprints, asked);
+    for i in 1 .. cardinality(asked) loop
+      result[asked[i]] := case claimed[i] when 0 then 4 else claimed[i] end;
+      accepted[asked[i]] := others[asked[i]];
+    end loop;
+  end if;
   insert into onlyonce.webhook_ids (endpoint, key)
-    select receive_webhooks.endpoint, keys[i] from generate_series(1, n) i where result[i] = 0;
+    select receive_webhooks.endpoint, accepted[i] from generate_series(1, n) i where result[i] in (0, 4);
   for i in 1 .. coalesce(cardinality(digests), 0) loop
-    if digests[i] is null then
+    if digests[i] is null or owners[i] is not null then
       continue;
-    elsif result[i] = 0 and (made[i] or owners[i] is not null) then
+    elsif result[i] in (1, 2) and (not named[i] or fingerprints[i] = 0) then
+      update onlyonce.webhook_bodies b set seen_at = '-infinity' -- as if there were none; the upkeep deletes it
+       where b.endpoint = receive_webhooks.endpoint and b.digest = digests[i] and made[i];
       continue;
-    elsif result[i] = 0 then
-      update onlyonce.webhook_bodies b set key = keys[i], seen_at = seen, aside = set_aside[i]
-       where b.endpoint = receive_webhooks.endpoint and b.digest = digests[i];
-    elsif result[i] = 1 and made[i] then
-      update onlyonce.webhook_bodies b set key = null
-       where b.endpoint = receive_webhooks.endpoint and b.digest = digests[i];
-    elsif result[i] > 1 and set_aside[i] then
-      result[i] := 1;
-    elsif result[i] > 1 then
-      update onlyonce.webhook_bodies b
-         set key     = coalesce(owners[i], keys[i]),
-             aside   = true,
-             seen_at = case when owners[i] is null then seen else b.seen_at end
+    elsif not made[i] or accepted[i] <> keys[i] then
+      update onlyonce.webhook_bodies b set key = accepted[i], seen_at = seen, named = receive_webhooks.named[i]
        where b.endpoint = receive_webhooks.endpoint and b.digest = digests[i];
     end if;
+    if result[i] = 1 then
+      result[i] := 5;
+    end if;
   end loop;
+  asked := array(select i from generate_series(1, n) i where asides[i] is not null and result[i] in (2, 3));
+  if asked <> '{}' then
+    claimed := onlyonce.claim_received(receive_webhooks.endpoint, asides, array_fill(0::bigint, array[n]), asked);
+    for i in 1 .. cardinality(asked) loop
+      if claimed[i] <> 0 then
+        result[asked[i]] := 1;
+      end if;
+    end loop;
+  end if;
   ignored := set_config('lock_timeout', receive_webhooks.lock_timeout, true)
           || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
   return result;
 end $$;
-comment on function onlyonce.receive_webhooks(text, uuid[], bigint[], bytea[], interval, text[], text, text, text, text) is
-  'First statement of a webhook receiver''s transaction; for each event: 0 fresh, 1 copy, 2 same id with another body, 3 same body under another id.';
+comment on function onlyonce.receive_webhooks(text, uuid[], bigint[], bytea[], uuid[], uuid[], boolean[], boolean[], interval, text[], text, text, text, text) is
+  'First statement of a webhook receiver''s transaction; for each event: 0 fresh, 1 copy, 2 same id with another body, 3 same body under another id, 4 fresh under its other key, 5 a copy whose body is known from now on.';
 
 -- newer reports whether an event is at least as new as the last one that was applied to its object,
 -- and if so records its version. An equal version counts as newer, because times of events are

@@ -2,8 +2,6 @@ package main
 
 // later are histories that breach, and are to be mended later: each with what happens in them.
 const (
-	recordedBodies = "a stranger sends a body that a backfill or a redrive has brought, under an id that is made up (W7)"
-	partlySigned   = "a stranger sends another body under a signature that does not fix the body, and the sender's own is dropped as its copy (W7)"
 	parkedBelow    = "an operator sets a position back by cursor adopt -at below parked messages, which are applied from the log and by a redrive (F10)"
 	otherLog       = "the log is cut off and written anew below what is done above the position, and cursor adopt -at leads to the same halt (C7, C8)"
 	changedInPlace = "Prepare, Key or OnParked change the bytes of a message in place, and the next attempt, owner or redrive meets the changed ones (D6)"
@@ -14,7 +12,7 @@ var drawsLater = map[string]bool{}
 
 // drawLater has all of them drawn.
 func drawLater() {
-	for _, of := range []string{recordedBodies, partlySigned, parkedBelow, otherLog, changedInPlace} {
+	for _, of := range []string{parkedBelow, otherLog, changedInPlace} {
 		drawsLater[of] = true
 	}
 }
@@ -27,11 +25,9 @@ func allKinds() []*kind {
 		{name: "operations", weight: 3, draw: drawOperations},
 		{name: "steps", weight: 2, draw: drawSteps},
 		{name: "webhooks", weight: 3, draw: drawWebhooks},
+		{name: "partly-signed", weight: 1, draw: drawPartly},
 		{name: "messages", weight: 4, draw: drawMessages},
 		{name: "queues", weight: 2, draw: drawQueues},
-	}
-	if drawsLater[partlySigned] {
-		kinds = append(kinds, &kind{name: "partly-signed", weight: 1, draw: drawPartly})
 	}
 	if drawsLater[otherLog] {
 		kinds = append(kinds, &kind{name: "other-log", weight: 1, draw: drawOtherLog})

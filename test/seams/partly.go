@@ -1,18 +1,15 @@
 package main
 
 import (
-	"context"
 	"crypto/hmac"
 	"crypto/sha1" //nolint:gosec // Twilio's
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"strings"
 
-	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/webhook"
 	"github.com/onlyonce/onlyonce/webhook/twilio"
 )
@@ -20,16 +17,15 @@ import (
 // partly is an endpoint of a sender whose signature does not say where a name ends (Twilio): the
 // same characters can be sent as other parameters.
 type partly struct {
-	endpoint *webhook.Endpoint
-	sick     bool
-	n        int
-	told     map[string]bool
+	receiving
+	n    int
+	told map[string]bool
 }
 
 const hookURL = "https://hooks.example.com/twilio"
 
 func drawPartly(d *dice) (stage, []act) {
-	x := &partly{told: map[string]bool{}}
+	x := &partly{told: map[string]bool{}, receiving: receiving{inline: true, token: tokenOfForm}}
 	var acts []act
 	for range 3 + d.IntN(4) {
 		switch d.IntN(4) {
@@ -59,18 +55,10 @@ func (x *partly) setUp(w *world) error {
 	return err
 }
 
-// handle is the program's handler: what an event is about is its parameter Body.
-func (x *partly) handle(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
-	form, err := url.ParseQuery(string(m.Value))
-	switch {
-	case err != nil:
-		return err
-	case x.sick:
-		return errors.New("the order is unknown")
-	case form.Has("Body"):
-		tx.Queue(effectSQL, form.Get("Body"))
-	}
-	return nil
+// tokenOfForm is the parameter Body: an event is about that.
+func tokenOfForm(body []byte) (string, error) {
+	form, err := url.ParseQuery(string(body))
+	return form.Get("Body"), err
 }
 
 // post sends a form, under the signature that its characters have.
@@ -92,7 +80,7 @@ func (x *partly) post(w *world, form string) (int, error) {
 
 // signed is what Twilio signs of a form: names and values, sorted by name.
 func signed(form url.Values) (s string) {
-	for _, name := range []string{"Body", "BodySTOP", "From"} {
+	for _, name := range []string{"Body", "BodySTOP", "From", "MessageSid"} {
 		for _, v := range form[name] {
 			s += name + v
 		}
@@ -105,7 +93,7 @@ func (x *partly) deliver(w *world, n int) error {
 		return nil
 	}
 	token := fmt.Sprintf("STOP-%d", n)
-	status, err := x.post(w, "Body="+token+"&From=%2B1")
+	status, err := x.post(w, "Body="+token+fmt.Sprintf("&From=%%2B1&MessageSid=SM%d", n))
 	if err == nil && status == http.StatusOK && !x.told[token] {
 		x.told[token] = true
 		w.promises.add(token, 1, 0)
@@ -118,7 +106,7 @@ func (x *partly) other(w *world) error {
 	if x.n == 0 {
 		return nil
 	}
-	_, err := x.post(w, fmt.Sprintf("BodySTOP=-%d&From=%%2B1", x.n))
+	_, err := x.post(w, fmt.Sprintf("BodySTOP=-%d&From=%%2B1&MessageSid=SM%d", x.n, x.n))
 	return err
 }
 
@@ -129,5 +117,5 @@ func (x *partly) settle(w *world) error {
 			return err
 		}
 	}
-	return nil
+	return x.decide(w)
 }

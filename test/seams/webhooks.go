@@ -43,6 +43,8 @@ type receiving struct {
 	made     int // ids that a stranger has made up
 	sick     bool
 	listed   atomic.Bool // a backfill has ended
+
+	token func(body []byte) (string, error) // what an event is about; "": nothing
 }
 
 const endpointName = "e"
@@ -54,7 +56,7 @@ const webhookSecret = "whsec_of_the_histories"
 const deliveredWithin = 60 * time.Hour
 
 func drawWebhooks(d *dice) (stage, []act) {
-	x := &receiving{signed: d.once(3), inline: d.once(2), backfill: d.once(2)}
+	x := &receiving{signed: d.once(3), inline: d.once(2), backfill: d.once(2), token: tokenOfJSON}
 	acts := []act{{"an event is delivered", x.deliverNew}}
 	for range 4 + d.IntN(5) {
 		acts = append(acts, of(d, x.possible(d)...)...)
@@ -74,17 +76,14 @@ func (x *receiving) possible(d *dice) [][]act {
 		{drawPass(d)},
 		{{"the clock is a week ahead", func(w *world) error { return w.jump(x.forget) }}},
 	}
-	recorded := !x.signed && (!x.backfill || drawsLater[recordedBodies])
 	if x.signed {
 		all = append(all, []act{{"an event is delivered again, rendered anew", func(w *world) error { return x.anew(w, n) }}})
 	}
-	if recorded {
+	if !x.signed {
 		all = append(all, []act{{"a recorded body comes under an id that is made up", func(w *world) error { return x.recorded(w, n, "") }}},
 			[]act{{"a recorded body comes under the id of the next event", func(w *world) error { return x.recorded(w, n, fmt.Sprint("evt_", len(x.sent)+1)) }}})
 	}
-	if !recorded || drawsLater[recordedBodies] {
-		all = append(all, []act{{"an operator decides", x.decide}})
-	}
+	all = append(all, []act{{"an operator decides", x.decide}})
 	if x.backfill {
 		all = append(all, []act{{"a backfill", x.list}}, []act{{"an event's delivery is lost", x.lose}, {"a backfill", x.list}})
 	}
@@ -124,20 +123,27 @@ func (x *receiving) setUp(w *world) error {
 
 // handle is the program's handler.
 func (x *receiving) handle(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
-	var b struct{ N string }
-	if err := json.Unmarshal(m.Value, &b); err != nil {
+	token, err := x.token(m.Value)
+	switch {
+	case err != nil:
 		return err
-	}
-	if x.sick {
+	case x.sick:
 		return errors.New("the order is unknown")
+	case token != "":
+		tx.Queue(effectSQL, token)
 	}
-	tx.Queue(effectSQL, b.N)
 	return nil
+}
+
+func tokenOfJSON(body []byte) (string, error) {
+	var b struct{ N string }
+	err := json.Unmarshal(body, &b)
+	return b.N, err
 }
 
 // body is an event's, as it is rendered for a delivery.
 func (e *providerEvent) body() string {
-	return fmt.Sprintf(`{"id":%q,"type":"paid","N":%q,"pending":%d}`, e.id, e.token, e.rendered)
+	return fmt.Sprintf(`{"id":%q,"type":"paid","N":%q,"pending":%d,"repository":{"pushed_at":%q}}`, e.id, e.token, e.rendered, e.at)
 }
 
 // post sends a body, as its sender signs it.
@@ -152,7 +158,7 @@ func (x *receiving) post(w *world, id, body string) int {
 	req.Header.Set("Stripe-Signature", "t="+at+",v1="+mac(at+"."+body))
 	req.Header.Set("X-Hub-Signature-256", "sha256="+mac(body))
 	req.Header.Set("X-GitHub-Delivery", id)
-	req.Header.Set("X-GitHub-Event", "paid")
+	req.Header.Set("X-GitHub-Event", "push") // whose bodies name themselves
 	rec := httptest.NewRecorder()
 	x.endpoint.ServeHTTP(rec, req)
 	w.say("sender: %s %s: %d duplicate %q", id, body, rec.Code, rec.Header().Get("Webhook-Duplicate"))
@@ -255,7 +261,7 @@ func (x *receiving) each(w *world, since time.Time, each func(*webhook.Event) er
 			e.heard = w.now()
 			w.promises.add(e.token, 1, 0)
 		}
-		if err := each(&webhook.Event{ID: e.id, Type: "paid", Body: []byte(e.body())}); err != nil {
+		if err := each(&webhook.Event{ID: e.id, Type: "push", Time: happened, Body: []byte(e.body())}); err != nil {
 			return err
 		}
 	}
@@ -333,19 +339,19 @@ func (x *receiving) decide(w *world) error {
 		}
 	}
 	for _, r := range rows {
-		var b struct{ N string }
-		if err := json.Unmarshal(r.Body, &b); err != nil {
-			return err
-		}
-		applied, err := one[bool](w, `select exists (select from effects where value = $1)`, b.N)
+		token, err := x.token(r.Body)
 		if err != nil {
 			return err
 		}
-		stored, err := one[bool](w, `select exists (select from onlyonce.parked p where p.kind = 'event' and p.id < $1 and p.settled_at is null and convert_from(p.body, 'UTF8')::jsonb->>'N' = $2)`, r.ID, b.N)
+		applied, err := one[bool](w, `select exists (select from effects where value = $1)`, token)
 		if err != nil {
 			return err
 		}
-		if applied || stored {
+		stored, err := one[bool](w, `select exists (select from onlyonce.parked p where p.kind = 'event' and p.id < $1 and p.settled_at is null and p.body = $2)`, r.ID, r.Body)
+		if err != nil {
+			return err
+		}
+		if token == "" || applied || stored {
 			_, err = ops.Discard(w.ctx, w.pool, ops.By{Reason: "a copy"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: r.ID}})
 			w.say("operator: discard %d: %v", r.ID, err)
 		} else {

@@ -12,8 +12,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/onlyonce/onlyonce/webhook/internal/received"
 	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
@@ -84,7 +82,7 @@ func deliveryID(all []json.RawMessage) string {
 	for _, one := range all {
 		id := received.String(received.Members(one, "id")["id"])
 		if id == "" {
-			return "delivery:" + uuid.NewString()
+			return received.DeliveryID()
 		}
 		ids = strconv.AppendQuote(ids, id)
 	}

@@ -2,9 +2,11 @@
 package meta
 
 import (
+	"encoding/json"
 	"errors"
 	"net/http"
 	"net/url"
+	"slices"
 	"time"
 
 	"github.com/onlyonce/onlyonce/webhook/internal/received"
@@ -16,7 +18,8 @@ import (
 // GET. The secret is the app's secret.
 //
 // Meta gives events no id, so ID is a hash of the body: a repeated delivery with the same bytes is
-// a copy. One body holds up to 1,000 changes, and Meta may repeat some of them in another body,
+// a copy. Each entry has a time, or is of messages and statuses that have a timestamp each. A body
+// of which that is not so gets an id for this delivery: see webhook.Config.SameBodies. One body holds up to 1,000 changes, and Meta may repeat some of them in another body,
 // which is then another event. So if a handler's effects must not repeat, it also claims each
 // change by its own id (for example WhatsApp's messages[].id). Type is the body's member object,
 // for example "page". Meta signs no time: a recorded request stays valid forever.
@@ -44,11 +47,48 @@ func (m Provider) Scheme() (*scheme.Scheme, error) {
 			return scheme.Signed{Signatures: []scheme.Signature{s}}, err
 		},
 		Handshake: m.handshake,
+		Names:     names,
 		Event: func(_ scheme.Fields, e *scheme.Event) error {
-			e.ID, e.Type = received.ContentID(e.Body), received.String(received.Members(e.Body, "object")["object"])
+			e.Content = e.Body
+			e.Type = received.String(received.Members(e.Body, "object")["object"])
 			return nil
 		},
 	}, nil
+}
+
+// names reports whether the body names itself: each of its entries has a time, or each change of the
+// entry is of messages or statuses with a timestamp.
+func names(_ string, body []byte) (by string, named bool) {
+	entries := list(received.Members(body, "entry")["entry"])
+	for _, entry := range entries {
+		found := received.Members(entry, "time", "changes")
+		if len(found["time"]) == 0 && !each(list(found["changes"]), hasTimestamps) {
+			return "", false
+		}
+	}
+	return "", len(entries) > 0
+}
+
+// hasTimestamps reports whether a change is of messages or statuses that have a timestamp each.
+func hasTimestamps(change json.RawMessage) bool {
+	value := received.Members(received.Members(change, "value")["value"], "messages", "statuses")
+	all := append(list(value["messages"]), list(value["statuses"])...)
+	return each(all, func(one json.RawMessage) bool {
+		return received.String(received.Members(one, "timestamp")["timestamp"]) != ""
+	})
+}
+
+// each reports whether there are some, and all of them are so.
+func each(all []json.RawMessage, so func(json.RawMessage) bool) bool {
+	return len(all) > 0 && !slices.ContainsFunc(all, func(one json.RawMessage) bool { return !so(one) })
+}
+
+// list returns the elements of an array; nil if it is none.
+func list(raw json.RawMessage) (all []json.RawMessage) {
+	if json.Unmarshal(raw, &all) != nil {
+		return nil
+	}
+	return all
 }
 
 // handshake answers Meta's GET. The challenge is repeated only to a sender that knows the token.

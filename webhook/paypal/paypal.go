@@ -86,7 +86,8 @@ func (p Provider) Scheme() (*scheme.Scheme, error) {
 		return nil, fmt.Errorf("paypal.Provider.CertURLs: %w", err)
 	}
 	return &scheme.Scheme{
-		Name: "paypal", Past: 72*time.Hour + 5*time.Minute, Future: 5 * time.Minute,
+		Name: "paypal", Names: func(string, []byte) (by string, named bool) { return "", true }, // by the id
+		Past: 72*time.Hour + 5*time.Minute, Future: 5 * time.Minute,
 		Redeliveries:     72 * time.Hour,
 		SignatureHeaders: []string{"Paypal-Transmission-Sig"},
 		KeepHeaders:      []string{"Paypal-Transmission-Id", "Paypal-Cert-Url"},

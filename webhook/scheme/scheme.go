@@ -69,10 +69,21 @@ type Scheme struct {
 	// [Challenge]. Defaults to none.
 	Handshake func(method string, query url.Values) (text string, is bool, err error)
 
-	// Distinct says that two events never have the same body, because a body contains the change
-	// and its time. Repeats says that they may, at any time, so only the id finds copies. If
-	// neither is set, a body that arrives again soon is likely a copy.
-	Distinct, Repeats bool
+	// Names is of a sender that delivers an event in the same bytes each time: another body under a
+	// known id is then another event, whose first delivery a stranger has overtaken. If a sender
+	// may render an event anew, Names must be nil.
+	//
+	// It says whether a body names itself: no other event has this body, because it contains the
+	// id of what begins or ends once, or the time of the change. by is what names the event besides
+	// its body, out of a short list, for example a topic: strangers can choose a header that is not
+	// signed, and have each recorded body accepted under each value of the list. Names gets the
+	// type and the body of an event that is verified, or that a backfill lists; it decides only
+	// about events whose id is not signed, or that have a Content (W7). In doubt it must return
+	// false: then two events of one body are both kept. Defaults to none: no body names itself.
+	Names func(kind string, body []byte) (by string, named bool)
+
+	// Repeats says that nothing of a body is proved, so that only the id finds copies (W7).
+	Repeats bool
 
 	// Certificates finds the keys of a sender that signs with certificates: those that may have
 	// made the signatures at a time. If it is set, Key is not used, and there are no secrets.
@@ -129,6 +140,11 @@ type Event struct {
 
 	// ID and Type name the event; see webhook.Event.
 	ID, Type string
+
+	// Content takes the place of ID for a sender that gives its events none: it is what is signed,
+	// in one writing. ID is then a hash of it, if the body names itself (Scheme.Names), and
+	// otherwise a random one, as if the sender had made one for this delivery.
+	Content []byte
 
 	// Probe says that the sender only checks whether the endpoint answers. Challenge is the
 	// required text of the answer.

@@ -26,11 +26,14 @@ import (
 // A query counts as it came, and also with its apostrophes escaped, or decoded and encoded anew,
 // because Twilio's products differ in what they sign. Twilio's own libraries try the same.
 //
-// Twilio does not sign an id, so ID is a hash of the signed bytes, and each delivery of the same
-// parameters is a copy. Type is empty. Twilio signs no time: a recorded request stays valid
-// forever. The signed bytes do not delimit names from values, so an attacker who has recorded a
-// request could send the same characters as other parameters. That is a copy too, because the hash
-// is the same; once the id is forgotten (webhook.Config.Retention) it is a new event.
+// Twilio does not sign an id. A message's form has its MessageSid, and a call's progress its CallSid
+// and SequenceNumber: such a body names itself, ID is a hash of the signed bytes, and each delivery
+// of the same parameters is a copy. Others, for example a step of TwiML that is taken again, get an
+// id for each delivery: see webhook.Config.SameBodies. Type is empty. Twilio signs no time: a
+// recorded request stays valid forever. The signed bytes do not delimit names from values, so an
+// attacker who has recorded a request could send the same characters as other parameters. So
+// webhook.Event.IDSigned is false: one body is handled for each text that is signed, and others are
+// set aside (W7), within webhook.Config.BodyWindow.
 //
 // Events do not contain the query's parameters: put those that the handler needs into the form, or
 // into the URL's path. An answer's body is empty, so this is for status callbacks and messages, not
@@ -52,8 +55,8 @@ func (t Provider) Scheme() (*scheme.Scheme, error) {
 	}
 	const header, settings = "X-Twilio-Signature", "X-Twilio-Webhooks-Signature-Settings"
 	return &scheme.Scheme{
-		Name:   "twilio",
-		Answer: 15 * time.Second, IDSigned: true,
+		Name: "twilio", Names: names,
+		Answer:           15 * time.Second,
 		SignatureHeaders: []string{header},
 		Keys:             keys,
 		Read: func(f scheme.Fields) (scheme.Signed, error) {
@@ -78,10 +81,19 @@ func (t Provider) Scheme() (*scheme.Scheme, error) {
 		},
 		Event: func(f scheme.Fields, e *scheme.Event) error {
 			query, form, err := signedText(f, e.Body)
-			e.ID = received.ContentID(append([]byte(encodedAnew(query)), form...))
+			e.Content = append([]byte(encodedAnew(query)), form...)
 			return err
 		},
 	}, nil
+}
+
+// names reports whether a form names itself.
+func names(_ string, body []byte) (by string, named bool) {
+	form, err := url.ParseQuery(string(body))
+	if err != nil {
+		return "", false
+	}
+	return "", form.Get("MessageSid") != "" || form.Get("CallSid") != "" && form.Get("SequenceNumber") != ""
 }
 
 // keys returns the keys of a secret: the header with the settings says which of them made a

@@ -52,7 +52,7 @@ func worker(ctx context.Context) error {
 	}
 	defer pool.Close()
 	s := &system.System{Pool: pool, Remote: os.Getenv(envRemote), Orders: memlog.NewLog("orders", 1), Audits: memlog.NewLog("refunds", 1),
-		Missed:    []*webhook.Event{{ID: "missed", Body: []byte("{}")}},
+		Missed:    []*webhook.Event{{ID: "missed", Time: time.Now(), Body: []byte("{}")}},
 		Telemetry: telemetry.Config{TracerProvider: trace.NewTracerProvider(), Interval: 2 * time.Second}}
 	midnight := time.Now().UTC().Truncate(24 * time.Hour)
 	order := func(n int) {

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/google/uuid"
 )
 
 const (
@@ -79,3 +81,7 @@ func ContentID(signed []byte) string {
 	sum := sha256.Sum256(signed)
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
+
+// DeliveryID returns an id for one delivery of a sender that gives events none, if two events can
+// have the same bytes.
+func DeliveryID() string { return "delivery:" + uuid.NewString() }
