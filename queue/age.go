@@ -23,8 +23,9 @@ const stepAge = "age"
 // checkAge has fresh messages parked whose ids may be forgotten (K9). It runs after the claim: a
 // segment that the claim did not search counts as forgotten by then, whenever it was retired.
 //
-// What is forgotten while the receiver runs is older than CopiesWithin (Q6). So the database is asked
-// only about messages that are older than half of that, or that were too old when the session began.
+// What is forgotten while the receiver runs is older than CopiesWithin (Q6). So the database is
+// asked only about messages that are older than half of that, or that were too old when the session
+// began.
 func (r *receiver) checkAge(ctx context.Context, tx *guard.Tx, set []*incoming, found []intake.Found) error {
 	since := time.Now().Add(-r.cfg.CopiesWithin / 2)
 	if r.tooOld != nil && r.tooOld.After(since) {

@@ -20,7 +20,7 @@ func (r *rig) forgets(ago time.Duration) {
 	r.exec(`update onlyonce.rings set forgotten = clock_timestamp() - make_interval(secs => $1), horizon = '1 day' where name = 'standard_keys'`, ago.Seconds())
 }
 
-// stored is a message that the broker has stored so long ago.
+// storedAt is a message that the broker has stored so long ago.
 func storedAt(id string, ago time.Duration) queue.Delivery {
 	d := message(id)
 	d.Time = time.Now().Add(-ago)
@@ -144,6 +144,7 @@ func TestQ6DeliveredAnew(t *testing.T) {
 	if err := begins(time.Hour); err != nil {
 		t.Error(err)
 	}
+	r.broker.Publish(message("c")) // ends a receiver that begins
 	err := begins(4 * time.Hour)
 	if !errors.Is(err, queue.ErrConfig) || !strings.Contains(err.Error(), "Its place is lost") || strings.Contains(err.Error(), "CopiesWithin") {
 		t.Error(err)

@@ -27,11 +27,11 @@ type Delivery struct {
 	Headers []consumer.Header
 	// Body is the message's payload.
 	Body []byte
-	// Time is when the broker has stored the message: the same at each of its deliveries. Zero means
-	// that it is not known. If the inbox may have forgotten ids of messages that were stored then,
-	// the message may be a copy, and is parked as too-old (K9). Config.Identify may take the time
-	// away, or set the one that the producer has put into all copies. The adapters of NATS and SQS
-	// set it.
+	// Time is when the broker has stored the message: the same at each of its deliveries. Zero
+	// means that it is not known. If the inbox may have forgotten ids of messages that were stored
+	// then, the message may be a copy, and is parked as too-old (K9). Config.Identify may take the
+	// time away, or set the one that the producer has put into all copies. The adapters of NATS and
+	// SQS set it.
 	Time time.Time
 	// Redelivered is true if the broker knows that it has delivered the message before.
 	Redelivered bool

@@ -37,7 +37,7 @@ var queueRules = []mutant{
 	{rule: "Q2 conflict parked for each rendering", in: "queue", decl: "(*receiver).identifyOne",
 		old: "d.ID, string(compared)", new: "d.ID, string(d.Body)", test: "TestQ2WhatIsCompared/a_part"},
 	{rule: "K1 empty part is compared", in: "internal/inbox", decl: "Compared",
-		old: "len(part) == 0", new: "false", pkg: "queue", test: "TestQ2WhatIsCompared/the_id_alone"},
+		old: "len(part) == 0", new: "false", pkg: "queue", test: "TestReadmeQueues"},
 	{rule: "Q2 Goexit of Identify", in: "queue", decl: "apart",
 		old: "hook.Apart(func() (err error) {", new: "func(call func() error) error { _ = hook.ErrGoexit; return call() }(func() (err error) {", test: "TestQ2Parked"},
 	{rule: "W22 messages are stored open", in: "queue", decl: "newReceiver",
