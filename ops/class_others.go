@@ -28,11 +28,13 @@ type otherScope struct {
 const lockOthersSQL = `select name from onlyonce.rings where name = any ($1::text[]) order by name for update`
 
 // otherClassSQL changes the class of such a scope. In: scope, class, the class until now. The time
-// of the change is never before that of a segment of the earlier ring: see cursor.ClassSQL.
+// of the change is never before that of a segment of the earlier ring: see cursor.ClassSQL. At
+// another change the ring before the one until now has forgotten what was claimed there.
 const otherClassSQL = `
 insert into onlyonce.horizons as h (scope, class, class_before, changed_at)
 values ($1, $2, $3::text, greatest(clock_timestamp(), (select max(g.opened_at) from onlyonce.segments g where g.ring = onlyonce.class_ring($3::text, 'standard'))))
-on conflict (scope) do update set class = excluded.class, class_before = excluded.class_before, changed_at = excluded.changed_at`
+on conflict (scope) do update set class = excluded.class, class_before = excluded.class_before, changed_at = excluded.changed_at,
+  forgotten = h.changed_at + interval '1 minute'`
 
 // readOtherClass returns the class of a scope; one without a row is of the class standard.
 func readOtherClass(ctx context.Context, tx pgx.Tx, scope string) (*scopeClass, error) {

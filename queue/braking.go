@@ -83,7 +83,7 @@ func (r *receiver) standStill(ctx context.Context, stop *brakeError, left []*inc
 	why := r.tripped(stop)
 	r.state.Set(why)
 	if fresh {
-		r.cfg.Logger.Error("onlyonce: nearly all messages of a queue would be parked: it stands still", "queue", r.cfg.Name, "error", why)
+		r.cfg.Logger.Error("onlyonce: nearly all messages of a queue would be parked: none is, and nothing is received", "queue", r.cfg.Name, "error", why)
 	}
 	until := time.Now().Add(r.cfg.Brake.Every)
 	for wait := r.cfg.Brake.Every; wait > 0; wait = time.Until(until) {

@@ -56,11 +56,11 @@ type Config struct {
 	// Identify, and if it panics the message is parked as no-key. Defaults to the body.
 	Fingerprint func(*Delivery) []byte
 
-	// Brake holds the queue if nearly all of its messages cannot be stored, instead of parking them,
-	// for example because Identify looks for the id in the wrong place. It considers what would be
-	// parked as no-key, too-old or permanent. The receiver then keeps what it has, receives nothing
-	// more, and [Queue.Healthy] says so. One message is tried each Every; when it is stored, the
-	// others follow. Each receiver has a brake of its own. Defaults to on (Q7).
+	// Brake holds the queue if nearly all of its messages cannot be stored, instead of parking
+	// them, for example because Identify looks for the id in the wrong place. It considers what
+	// would be parked as no-key, too-old or permanent. The receiver then keeps what it has,
+	// receives nothing more, and [Queue.Healthy] says so. One message is tried each Every; when it
+	// is stored, the others follow. Each receiver has a brake of its own. Defaults to on (Q7).
 	Brake consumer.Brake
 
 	// Ordered keeps the broker's order: one process at a time receives, under a lease, and a

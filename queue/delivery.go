@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/url"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/onlyonce/onlyonce/consumer"
@@ -26,6 +27,12 @@ type Delivery struct {
 	Headers []consumer.Header
 	// Body is the message's payload.
 	Body []byte
+	// Time is when the broker has stored the message: the same at each of its deliveries. Zero
+	// means that it is not known. If the inbox may have forgotten ids of messages that were stored
+	// then, the message may be a copy, and is parked as too-old (K9). Config.Identify may take the
+	// time away, or set the one that the producer has put into all copies. The adapters of NATS and
+	// SQS set it.
+	Time time.Time
 	// Redelivered is true if the broker knows that it has delivered the message before.
 	Redelivered bool
 	// Handle is the adapter's own, for example what it acknowledges with.
@@ -40,7 +47,10 @@ type Delivery struct {
 // End(), that is called whenever a session is over, and before [Queue.Receive] returns: it gives up
 // what the session holds, for example its connection, so that another receiver gets it. If it has
 // Retention() time.Duration, that says after Begin for how long the broker keeps a message, and a
-// receiver ends if Config.CopiesWithin is shorter.
+// receiver ends if Config.CopiesWithin is shorter. If it has Anew() (oldest time.Time, why string),
+// that says after Begin whether the broker is about to deliver again what it may have delivered
+// before, why, and since when it has the oldest of these messages. A receiver ends if the inbox may
+// have forgotten its id. A zero time means that it is not.
 type Broker interface {
 	// Begin is called before the first Receive, and again after each error of Receive or Ack. It
 	// makes sure that the broker can be reached, and that the queue is set up such that no message

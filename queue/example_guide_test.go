@@ -53,4 +53,7 @@ func TestReadmeQueues(t *testing.T) {
 	}
 	r.runs(orders.Receive)
 	r.until("the copy is acknowledged", func() bool { return r.broker.Left() == 0 })
+	if n := r.count("onlyonce.parked"); n != 0 { // although the first one was compared
+		t.Errorf("%d are parked", n)
+	}
 }

@@ -32,7 +32,7 @@ const (
 var (
 	errReplaced = errors.New("another process receives from the queue now")
 	errIdentify = errors.New("Config.Identify does not return")
-	errDatabase = errors.New("the database does not give or renew the receiver's place")
+	errDatabase = errors.New("the database does not answer")
 	errRefused  = errors.New("the database refuses to store or park a message: the broker keeps it")
 )
 
@@ -43,6 +43,7 @@ type receiver struct {
 	brake   *brake.Window
 	lease   *lease.Lease // of the place, with Config.Ordered
 	renewed time.Time
+	tooOld  *time.Time // what was too old when the session began; nil: nothing was
 	logged  pace.Seldom
 }
 
@@ -118,6 +119,9 @@ func (r *receiver) session(ctx context.Context, works func()) error {
 	}
 	if k, ok := r.broker.(interface{ Retention() time.Duration }); ok && k.Retention() > r.cfg.CopiesWithin {
 		return fmt.Errorf("%w: Config.CopiesWithin: is %v: the broker keeps messages for %v, and may deliver one again for as long", ErrConfig, r.cfg.CopiesWithin, k.Retention())
+	}
+	if err := r.beginAge(ctx); err != nil {
+		return err
 	}
 	copies := pace.Backoff(time.Millisecond, copiesWait)
 	var refused error // why messages of this session stay at the broker; it delivers them to the next one

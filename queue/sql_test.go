@@ -14,7 +14,9 @@ func TestStatementsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	if _, err := conn.Conn().Prepare(t.Context(), "", holdSQL); err != nil {
-		t.Error(err)
+	for _, sql := range []string{holdSQL, tooOldSQL} {
+		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
+			t.Error(err)
+		}
 	}
 }

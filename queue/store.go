@@ -98,6 +98,9 @@ func (r *receiver) Claim(ctx context.Context, tx *guard.Tx, set []*incoming, wai
 	for i, outcome := range outcomes {
 		found[at[i]] = foundOf[outcome]
 	}
+	if err := r.checkAge(ctx, tx, set, found); err != nil {
+		return nil, err
+	}
 	intake.Claimed(tx, bound)
 	return found, r.braked(set, found)
 }

@@ -49,12 +49,17 @@ type Item struct {
 	Err     error  // why it is neither stored nor parked; nil if Outcome is set
 	Lost    bool   // the last run lost its connection
 
-	park  error // why its Way refuses it: it is parked in the next run, for Reason
+	park  error // why its Way refuses it: it is parked, for Reason
 	tried bool  // a run whose COMMIT has no answer has taken it
 }
 
-// Refused returns why the Way has refused the event, which is parked in the next run for Reason;
-// nil: it has not.
+// Refuse has a fresh event parked instead of taken. A Way calls it in Claim.
+func (it *Item) Refuse(reason string, why error) {
+	it.park = why
+	it.Reason = reason
+}
+
+// Refused returns why the Way has refused the event, which is parked for Reason; nil: it has not.
 func (it *Item) Refused() error { return it.park }
 
 // Entry is a Way's own view of an Item.

@@ -409,12 +409,14 @@ create table onlyonce.horizons (
   scope        text        primary key check (scope <> ''),
   class        text        not null check (class in ('short', 'standard', 'long')),
   class_before text        not null check (class_before in ('short', 'standard', 'long') and class_before <> class),
-  changed_at   timestamptz not null
+  changed_at   timestamptz not null,
+  forgotten    timestamptz
 );
 comment on table  onlyonce.horizons is 'Classes of horizon of scopes that no consumer claims in: of webhook endpoints, calls and loops. A scope without a row is of the class standard.';
 comment on column onlyonce.horizons.class        is 'In which ring its keys are claimed: onlyonce.class_ring(class, ''standard'').';
 comment on column onlyonce.horizons.class_before is 'Class before the last change. Its ring is asked too, as long as it may remember keys from before.';
 comment on column onlyonce.horizons.changed_at   is 'When the class was changed: the ring before announced no segment from then until COMMIT.';
+comment on column onlyonce.horizons.forgotten    is 'Until when keys were forgotten in rings before those of the last change. Null: there was one change.';
 
 -- claim is for every transaction except the consumer engine's own. Its keys expire by the
 -- database's clock. `scopes` has the scope of each key, whose class chooses the ring; null, or a null

@@ -220,6 +220,25 @@ end $$;
 comment on function onlyonce.commit_stream_offset(bigint, bigint, uuid, text, integer, smallint, bigint, text) is
   'Commits a group''s offset in a partition of the event log, while the caller owns it; raises OO001 otherwise.';
 
+-- queue_too_old returns until when a broker must have stored a message for its key to be one that
+-- may be forgotten: a key is claimed after its message was stored. The broker's clock may be ahead by
+-- a tenth of the horizon, and an hour at most. It is null if nothing was forgotten since the queue
+-- began, which is when its stream was made (K9).
+create function onlyonce.queue_too_old(scope text, topic text) returns timestamptz
+language sql stable as $$
+  select greatest(
+      case when h.forgotten > s.created_at then h.forgotten end,
+      (select r.forgotten from onlyonce.rings r
+        where r.name = onlyonce.class_ring(coalesce(h.class, 'standard'), 'standard') and r.forgotten > greatest(s.created_at, h.changed_at)),
+      (select least(r.forgotten, h.changed_at + interval '1 minute') from onlyonce.rings r
+        where r.name = onlyonce.class_ring(h.class_before, 'standard') and r.forgotten > s.created_at))
+      + (select least(coalesce(r.horizon, interval '0') * 0.1, interval '1 hour') from onlyonce.rings r
+          where r.name = onlyonce.class_ring(coalesce(h.class, 'standard'), 'standard'))
+    from onlyonce.streams s left join onlyonce.horizons h on h.scope = queue_too_old.scope
+   where s.topic = queue_too_old.topic
+$$;
+comment on function onlyonce.queue_too_old(text, text) is 'Messages of a queue that its broker stored until this time may be copies whose key is forgotten; null: none.';
+
 -- ---------------------------------------------------------------- parked events
 
 -- append_parked appends events that a receiver has set aside and never appended, which are

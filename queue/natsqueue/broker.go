@@ -35,6 +35,7 @@ type Broker struct {
 	consumer jetstream.Consumer
 	stream   string // its name and the time of its creation, for ids
 	maxAge   time.Duration
+	anew     time.Time // the time of the first message, if the consumer is still to be made
 	limits   requestLimits
 	warn     sync.Once
 
@@ -88,8 +89,8 @@ func (b *Broker) Begin(ctx context.Context, ordered bool) error {
 }
 
 // connect finds the consumer. If there is none, it returns nil, and Receive makes it: a new
-// consumer delivers all of the stream, and queue compares that with Config.CopiesWithin before
-// (Q6).
+// consumer delivers all of the stream, and queue compares that with what is forgotten
+// before (Q6).
 func (b *Broker) connect(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -99,12 +100,11 @@ func (b *Broker) connect(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 	}
 	b.stream = fmt.Sprintf("%s/%d", b.cfg.Stream, s.CachedInfo().Created.UnixNano())
 	b.maxAge = s.CachedInfo().Config.MaxAge
+	b.anew = time.Time{}
 	c, err := s.Consumer(ctx, b.cfg.Durable)
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
 		b.consumer = nil
-		if first := b.oldest(ctx, s); !first.IsZero() {
-			b.maxAge = max(b.maxAge, time.Since(first))
-		}
+		b.anew = b.oldest(ctx, s)
 		return nil, nil
 	}
 	if err != nil {
@@ -143,10 +143,16 @@ func (b *Broker) oldest(ctx context.Context, s jetstream.Stream) (first time.Tim
 	return first
 }
 
-// Retention is the stream's MaxAge, and 0 if it has none. If the consumer is still to be made, it
-// is at least the age of the oldest message that the consumer will deliver. A receiver compares it
-// with queue.Config.CopiesWithin.
+// Retention is the stream's MaxAge, and 0 if it has none. A receiver compares it with
+// queue.Config.CopiesWithin.
 func (b *Broker) Retention() time.Duration { return b.maxAge }
+
+// Anew returns the time of the oldest message that a consumer will deliver which is still to be
+// made. A receiver compares it with what the inbox has forgotten.
+func (b *Broker) Anew() (oldest time.Time, why string) {
+	return b.anew, fmt.Sprintf("Stream %s has no consumer %s, and the receiver would make one that begins with the stream's first message. "+
+		"If there was one, make it yourself (nats consumer add), to begin after the last message that was acknowledged", b.cfg.Stream, b.cfg.Durable)
+}
 
 func (b *Broker) info(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
@@ -291,7 +297,7 @@ func (b *Broker) delivery(msg jetstream.Msg) (*queue.Delivery, error) {
 		}
 		b.next++
 	}
-	d := &queue.Delivery{ID: msg.Headers().Get(nats.MsgIdHdr), Body: msg.Data(), Redelivered: md.NumDelivered > 1, Handle: &held{msg, md.Sequence.Stream}}
+	d := &queue.Delivery{ID: msg.Headers().Get(nats.MsgIdHdr), Body: msg.Data(), Time: md.Timestamp, Redelivered: md.NumDelivered > 1, Handle: &held{msg, md.Sequence.Stream}}
 	if d.ID == "" {
 		// The time of storing is the same at each delivery. A stream that comes back from an
 		// earlier state gives its sequences again, to messages of another time (Q2).

@@ -233,7 +233,7 @@ func TestQ6MaxAge(t *testing.T) {
 }
 
 // If the consumer is missing, the one that is made delivers all of the stream. It is made when
-// queue has compared the age of that with CopiesWithin, and not before (Q6).
+// queue has compared the age of that with what is forgotten, and not before (Q6).
 func TestQ6MissingConsumer(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -241,8 +241,8 @@ func TestQ6MissingConsumer(t *testing.T) {
 	r.publish(js, r.stream, queue.Delivery{ID: "a"})
 	b := r.broker(r.stream)
 	for _, ordered := range []bool{false, true} {
-		if err := b.Begin(t.Context(), ordered); err != nil || b.Retention() <= 0 {
-			t.Fatalf("%v, %v", b.Retention(), err)
+		if err := b.Begin(t.Context(), ordered); err != nil || anew(b).IsZero() {
+			t.Fatalf("%v, %v", anew(b), err)
 		}
 		if _, err := js.Consumer(t.Context(), r.stream, "d"); !errors.Is(err, jetstream.ErrConsumerNotFound) {
 			t.Fatal(err)
@@ -250,15 +250,57 @@ func TestQ6MissingConsumer(t *testing.T) {
 	}
 	for subject, old := range map[string]bool{".a": true, ".b": false} {
 		b := r.broker(r.stream, func(c *natsqueue.Config) { c.Subjects = []string{r.stream + subject} })
-		if err := b.Begin(t.Context(), false); err != nil || b.Retention() > 0 != old {
-			t.Errorf("of %s: %v, %v", subject, b.Retention(), err)
+		if err := b.Begin(t.Context(), false); err != nil || anew(b).IsZero() == old {
+			t.Errorf("of %s: %v, %v", subject, anew(b), err)
 		}
 	}
 	_, stop := r.Receives(b)
 	r.UntilStored(1)
 	stop()
-	if err := b.Begin(t.Context(), false); err != nil || b.Retention() != 0 {
-		t.Errorf("%v, %v", b.Retention(), err)
+	if err := b.Begin(t.Context(), false); err != nil || !anew(b).IsZero() {
+		t.Errorf("%v, %v", anew(b), err)
+	}
+}
+
+func anew(b *natsqueue.Broker) time.Time {
+	oldest, _ := b.Anew()
+	return oldest
+}
+
+// The consumer is deleted. A receiver does not make another one if ids of messages in the stream
+// are forgotten, whatever the horizon is by now; and if somebody else has made one that delivers
+// them all, they are parked, and not stored again (Q6, K9).
+func TestQ6ConsumerIsDeleted(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	js := r.js()
+	for n := range 10 {
+		r.publish(js, r.stream, queue.Delivery{ID: fmt.Sprint(n)})
+	}
+	_, stop := r.Receives(r.broker(r.stream))
+	r.UntilStored(10)
+	stop()
+	if err := js.DeleteConsumer(t.Context(), r.stream, "d"); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.Exec(t, r.Pool, `update onlyonce.streams set created_at = created_at - interval '1 minute'`)
+	pgtest.Exec(t, r.Pool, `update onlyonce.rings set forgotten = clock_timestamp(), horizon = '1 day' where name = 'standard_keys'`)
+	for segment := range 10 {
+		pgtest.Exec(t, r.Pool, fmt.Sprintf(`truncate onlyonce.standard_keys_%d`, segment))
+	}
+	q := r.Queue(r.broker(r.stream))
+	if err := q.Receive(t.Context()); !errors.Is(err, queue.ErrConfig) || !strings.Contains(err.Error(), "has no consumer d") || !strings.Contains(err.Error(), "may be forgotten") {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateConsumer(t.Context(), r.stream, jetstream.ConsumerConfig{Durable: "d", AckPolicy: jetstream.AckExplicitPolicy}); err != nil {
+		t.Fatal(err)
+	}
+	r.Receives(r.broker(r.stream))
+	pgtest.Until(t, patience, "all are parked", func() bool {
+		return pgtest.One[int](t, r.Pool, `select count(*) from onlyonce.parked where reason = 'too-old'`) == 10
+	})
+	if n := pgtest.One[int](t, r.Pool, `select count(*) from onlyonce.event_log`); n != 10 {
+		t.Errorf("%d are stored", n)
 	}
 }
 

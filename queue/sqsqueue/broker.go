@@ -136,6 +136,9 @@ func (b *Broker) delivery(m *types.Message) *queue.Delivery {
 	system := func(name types.MessageSystemAttributeName) string { return m.Attributes[string(name)] }
 	d := &queue.Delivery{Body: []byte(aws.ToString(m.Body)), Handle: m.ReceiptHandle,
 		Redelivered: system(types.MessageSystemAttributeNameApproximateReceiveCount) != "1"}
+	if ms, err := strconv.ParseInt(system(types.MessageSystemAttributeNameSentTimestamp), 10, 64); err == nil {
+		d.Time = time.UnixMilli(ms)
+	}
 	for _, name := range slices.Sorted(maps.Keys(m.MessageAttributes)) {
 		value := m.MessageAttributes[name].BinaryValue
 		if s := m.MessageAttributes[name].StringValue; s != nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/queue"
@@ -337,7 +338,11 @@ func TestApplies(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, ".fifo", nil)
 	got := make(chan *consumer.Message, 1)
-	c, err := consumer.New(r.Pool, r.Queue(r.broker(r.url)), func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
+	sent := make(chan time.Time, 1)
+	q := r.Queue(r.broker(r.url), func(c *queue.Config) {
+		c.Identify = func(d *queue.Delivery) error { sent <- d.Time; return nil }
+	})
+	c, err := consumer.New(r.Pool, q, func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
 		got <- m
 		return nil
 	}, consumer.Config{Scope: "s"})
@@ -348,6 +353,9 @@ func TestApplies(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()
 	r.publish(r.url, queue.Delivery{ID: "a", Key: []byte("k"), Body: []byte("\x00\xff"), Headers: []consumer.Header{{Name: "X-H", Value: []byte("v")}}})
+	if at := pgtest.Receive(t, patience, "the delivery", sent); at.Year() < 2020 {
+		t.Errorf("it was sent at %v", at)
+	}
 	m := pgtest.Receive(t, patience, "the message", got)
 	stop()
 	if err := <-done; err != nil {
