@@ -34,6 +34,8 @@ type options struct {
 	keep    int  // how many keys P8 keeps; 0: by long
 	retains bool // simulate retention, and measure no ratio
 	sim     sim
+	apart   bool // measure calls whose relay is another process, and no ratio
+	across  across
 }
 
 func main() {
@@ -89,6 +91,10 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	fs.IntVar(&o.sim.horizon, "horizon", 30, "with -retention: days for which keys are remembered")
 	fs.IntVar(&o.sim.keys, "keys", 100_000, "with -retention: keys a simulated day")
 	fs.Float64Var(&o.sim.scale, "scale", 1e7, "with -retention: keys a day to which the figures are scaled")
+	fs.BoolVar(&o.apart, "across", false, "measure commit to call with the relay in another process instead, and what that costs")
+	fs.IntVar(&o.across.calls, "calls", 1000, "with -across: how many calls")
+	fs.DurationVar(&o.across.every, "every", time.Second, "with -across: the time between two calls")
+	fs.DurationVar(&o.across.idle, "idle", 10*time.Minute, "with -across: how long the relay is idle before that is measured")
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}
@@ -108,6 +114,10 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		return o, fmt.Errorf("-keys is %d: must be at least 1000", o.sim.keys)
 	case o.sim.scale < 1:
 		return o, fmt.Errorf("-scale is %g: must be at least 1", o.sim.scale)
+	case o.across.calls < 1:
+		return o, fmt.Errorf("-calls is %d: must be at least 1", o.across.calls)
+	case o.across.every <= 0:
+		return o, fmt.Errorf("-every is %v: must be positive", o.across.every)
 	}
 	return o, nil
 }
@@ -167,6 +177,9 @@ func measureAll(ctx context.Context, o options, pairs []pair, stdout, stderr io.
 	}
 	if o.retains {
 		return false, o.sim.simulate(ctx, srv, stdout)
+	}
+	if o.apart {
+		return false, o.across.measure(ctx, srv, stdout)
 	}
 	commit := headCommit(ctx)
 	for _, p := range pairs {

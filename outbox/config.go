@@ -33,9 +33,11 @@ type RelayConfig struct {
 	// the tenant, or for each, replaces that. Defaults to 8.
 	Concurrency int
 
-	// PollInterval is how often a relay looks for due calls in its lanes, and for free lanes of its
-	// sinks: 10 ms to 1 minute. A call that is committed without a [Relay.Wake] waits up to that
-	// long. Each poll is one short transaction. Defaults to 500 ms.
+	// PollInterval is how often an idle relay looks for due calls in its lanes, and how often each
+	// looks for free lanes of its sinks: 10 ms to 1 minute. A call that another process commits, or
+	// that is committed without a [Relay.Wake], waits for a fiftieth of the time since the call
+	// before it, at least a twentieth of PollInterval and at most all of it. Each poll is one short
+	// transaction. Defaults to 500 ms.
 	PollInterval time.Duration
 
 	// LeaseTTL is how long the lanes of a dead relay wait until another relay takes them over and

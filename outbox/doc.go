@@ -107,7 +107,7 @@
 //
 // # What it defends against
 //
-// The rules O1 to O18 of docs/rules have the interleavings that each part prevents: rows
+// The rules O1 to O19 of docs/rules have the interleavings that each part prevents: rows
 // that commit late (O2), a snapshot or a server that is not the cursor's, and a COMMIT whose answer
 // is lost (O3), ids that are not in the order of commits (O4), a relay that is suspended or
 // replaced (O5), time that passes unseen (O6), a segment that is emptied while it is read (O8).
@@ -142,8 +142,8 @@
 //
 // If no running relay lists a row's sink, the row waits and its segment is not dropped. That is not
 // an error, because it is ordinary during a deployment. To save the wait for the next poll, call
-// [Relay.Wake] after the commit if the relay runs in the process that enqueues. Otherwise set a
-// shorter RelayConfig.PollInterval.
+// [Relay.Wake] after the commit if the relay runs in the process that enqueues. The polls of other
+// relays follow what they find: see RelayConfig.PollInterval.
 //
 // Watch the age of the oldest pending call (`onlyonce outbox status`, or the view onlyonce.calls),
 // and the rows in onlyonce.parked of kind 'call' that are not settled. Hooks report the same as it

@@ -10,6 +10,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/names"
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // makeLanesSQL makes a sink's row, its lanes and their leases. In: sink; for how long its calls are
@@ -137,11 +138,14 @@ func (l *heldLanes) leave() {
 	_ = l.membership.Release(bounded, l.pool) // if that fails it ends by itself
 }
 
-// poll looks for free lanes and for work.
+// poll looks for free lanes and for work. How soon it looks for work again follows what it finds
+// (O19).
 type poll struct {
 	held       *heldLanes
-	lanes      time.Time        // when it looks for free lanes
-	work       time.Time        // when it looks for work
+	lanes      time.Time // when it looks for free lanes
+	work       time.Time // when it looks for work
+	calls      pace.Pursuit
+	fresh      uint32           // the lanes that had new calls at the last look, one bit for each
 	waits      map[callsOf]bool // whose calls wait for a rate, as far as waitingSQL has come
 	waitsAfter waitingCalls     // where it goes on
 }
@@ -205,7 +209,7 @@ func (p *poll) pollLanes() error {
 // pollWork notifies lanes that have something to do.
 func (p *poll) pollWork() error {
 	l := p.held
-	p.work = time.Now().Add(l.cfg.PollInterval)
+	p.postpone(time.Now())
 	mine := make([]int16, 0, len(l.owners))
 	var versions []int64
 	// This includes lanes that are working: what commits after their last look would wait for the
@@ -235,6 +239,7 @@ func (p *poll) pollWork() error {
 		return fmt.Errorf("polling for calls of sink %s: %w", l.name, err)
 	}
 	l.rates.read(rates, asked)
+	p.noteFresh(found, time.Now())
 	for _, w := range waiting {
 		of := parseCallsOf(w.CallsOf)
 		p.waits[of] = true
@@ -257,6 +262,28 @@ func (p *poll) pollWork() error {
 		}
 	}
 	return nil
+}
+
+// postpone sets when it looks for work again.
+func (p *poll) postpone(now time.Time) {
+	p.work = now.Add(p.calls.Next(now, p.held.cfg.PollInterval))
+}
+
+// noteFresh notes that calls were found, if a lane has new ones that had none at the last look. A
+// lane that still has some is at work, and reads on by itself, or stands still. Then a quick pace
+// would bring nothing, for as long as that takes (O19).
+func (p *poll) noteFresh(found []wakeup, now time.Time) {
+	before := p.fresh
+	p.fresh = 0
+	for _, w := range found {
+		if w.Fresh {
+			p.fresh |= 1 << w.Lane
+		}
+	}
+	if p.fresh&^before != 0 {
+		p.calls.Found(now)
+		p.postpone(now)
+	}
 }
 
 // hintedLead is how long the poll of all lanes waits after hinted lanes were notified, so that it

@@ -12,6 +12,7 @@ import (
 
 	composeloader "github.com/compose-spec/compose-go/v2/loader"
 	"github.com/compose-spec/compose-go/v2/types"
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	chartloader "helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	helmengine "helm.sh/helm/v3/pkg/engine"
@@ -108,6 +109,10 @@ func decode(text string) (all manifests, err error) {
 			object = &corev1.ConfigMap{}
 		case "policy/v1 PodDisruptionBudget":
 			object = &policyv1.PodDisruptionBudget{}
+		case "monitoring.coreos.com/v1 PodMonitor":
+			object = &monitoringv1.PodMonitor{}
+		case "monitoring.coreos.com/v1 PrometheusRule":
+			object = &monitoringv1.PrometheusRule{}
 		case "autoscaling/v2 HorizontalPodAutoscaler":
 			object = &autoscalingv2.HorizontalPodAutoscaler{}
 		default:

@@ -33,6 +33,9 @@ import (
 
 const top = "../.."
 
+// sinkName is the sink of deploy/relay.json.
+const sinkName = "relay-worker"
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -104,7 +107,11 @@ func (s *stack) play(ctx context.Context) error {
 		}
 	}))
 	defer remote.Close()
-	config := strings.ReplaceAll(compose.Configs["relay"].Content, "http://host.docker.internal:8099", remote.URL)
+	text, err := os.ReadFile(compose.Configs["relay"].File)
+	if err != nil {
+		return err
+	}
+	config := strings.ReplaceAll(string(text), "http://host.docker.internal:8099", remote.URL)
 	file := filepath.Join(s.dir, "relay.json")
 	if err := os.WriteFile(file, []byte(config), 0o644); err != nil { //nolint:gosec // another user reads it
 		return err
@@ -117,7 +124,7 @@ func (s *stack) play(ctx context.Context) error {
 			return err
 		}
 	}
-	if _, err := s.page(ctx, "http://127.0.0.1:"+s.ports["8098"]+"/healthz", "payments"); err != nil {
+	if _, err := s.page(ctx, "http://127.0.0.1:"+s.ports["8098"]+"/healthz", sinkName); err != nil {
 		return fmt.Errorf("relay: %w", err)
 	}
 	if err := s.enqueue(ctx); err != nil {
@@ -180,7 +187,7 @@ func (s *stack) enqueue(ctx context.Context) error {
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/charges", ID: "order-17", Scope: "shop", Body: []byte(`{}`)})
+		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: sinkName, Name: "charge", Target: "/charges", ID: "order-17", Scope: "shop", Body: []byte(`{}`)})
 	})
 }
 

@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log"
@@ -26,6 +27,8 @@ import (
 const calls = 100
 
 func main() {
+	listen := flag.String("listen", "127.0.0.1:8099", "the `ADDR` of the remote, as relay.json names it")
+	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	pool, err := pgxpool.New(ctx, os.Getenv("ONLYONCE_POSTGRES_URL"))
@@ -33,8 +36,8 @@ func main() {
 		log.Fatal(err)
 	}
 	r := newRemote()
-	go func() { log.Fatal(http.ListenAndServe("127.0.0.1:8099", r)) }() // as relay.json names it
-	run := uuid.NewString()                                             // calls of another run are others
+	go func() { log.Fatal(http.ListenAndServe(*listen, r)) }()
+	run := uuid.NewString() // calls of another run are others
 	if err := enqueue(ctx, pool, run, calls); err != nil {
 		log.Fatal(err)
 	}

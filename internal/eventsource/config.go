@@ -32,9 +32,10 @@ type Config struct {
 	// 1,024. Defaults to 0: every stream must exist.
 	Partitions int
 
-	// PollInterval is how often members look for events without a notification, and for members
-	// that came or went: at least 10 ms. An event that another process has appended waits up to
-	// that long. Defaults to 500 ms.
+	// PollInterval is how often members look for events without a notification if they have found
+	// none for a while, and for members that came or went: at least 10 ms. An event that another
+	// process has appended waits for a fiftieth of the time since the event before it, at least a
+	// twentieth of PollInterval and at most all of it. Defaults to 500 ms.
 	PollInterval time.Duration
 
 	// LeaseTTL is how long the partitions of a dead member have no holder: 1 s to 1 hour. Members

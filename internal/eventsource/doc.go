@@ -56,8 +56,8 @@
 // A read is one round trip. It locks the log against being emptied, and then takes one snapshot for
 // the rows and for the partition's first and next offsets. TRUNCATE ignores snapshots: without the
 // lock before, a log could seem to end below a position, as after a lossy failover. At the end of
-// the log a fetch asks nothing. The member looks for all its partitions at once, every
-// Config.PollInterval, and when [Source.Wake] is called.
+// the log a fetch asks nothing. The member looks for all its partitions at once, at least
+// every Config.PollInterval, and when [Source.Wake] is called.
 //
 // # Retention
 //

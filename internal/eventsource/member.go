@@ -15,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/names"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
@@ -35,6 +36,9 @@ type member struct {
 	polls  atomic.Int64 // polls of the ends that were begun
 
 	renewAt, balanceAt, pollAt, notBefore time.Time
+
+	events pace.Pursuit          // of pollEnds
+	ends   map[partitionID]int64 // of the partitions, as pollEnds last saw them
 }
 
 // runMember returns nil after ctx has ended and every own has returned, or the error that ends the
@@ -285,6 +289,21 @@ type partitionEnd struct {
 	End         int64
 }
 
+// noteEnds sets when the member looks for events again. That follows what it finds: events that
+// were appended since its last look (O19).
+func (m *member) noteEnds(found []partitionEnd, now time.Time) {
+	before := m.ends
+	m.ends = make(map[partitionID]int64, len(found))
+	for _, n := range found {
+		at := partitionID{n.Topic, n.Partition}
+		m.ends[at] = n.End
+		if end, known := before[at]; known && n.End > end {
+			m.events.Found(now)
+		}
+	}
+	m.pollAt = now.Add(m.events.Next(now, m.cfg.PollInterval))
+}
+
 // pollEnds notifies partitions that have something to read.
 func (m *member) pollEnds(ctx context.Context) error {
 	m.pollAt = time.Now().Add(m.cfg.PollInterval)
@@ -308,6 +327,7 @@ func (m *member) pollEnds(ctx context.Context) error {
 	}); err != nil {
 		return fmt.Errorf("looking for events: %w", err)
 	}
+	m.noteEnds(found, time.Now())
 	for _, n := range found {
 		if p := m.held[partitionID{n.Topic, n.Partition}]; p != nil {
 			p.noteEnd(poll, n)

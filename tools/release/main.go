@@ -5,7 +5,7 @@
 // In -out/VERSION it writes
 //
 //   - release.patch: the change that the release commit makes. Nested modules require this VERSION
-//     of the root in place of their replace directive, and CHANGELOG.md names it;
+//     of the root in place of their replace directive, and CHANGELOG.md and the chart name it;
 //   - proxy: the published modules as a file proxy (https://go.dev/ref/mod#goproxy-protocol);
 //   - a program for each platform, and SHA256SUMS: cmd/onlyonce, built from that proxy twice with
 //     the same bytes, and its bill of materials (CycloneDX) beside it;

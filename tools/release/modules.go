@@ -37,6 +37,9 @@ func (r *release) modules() error {
 	if err := r.changelog(); err != nil { // which the zip of the root contains
 		return err
 	}
+	if err := r.chart(); err != nil {
+		return err
+	}
 	if err := r.publish(root, r.tree); err != nil {
 		return err
 	}
