@@ -15,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/parked"
+	"github.com/onlyonce/onlyonce/internal/presence"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/ready"
 )
@@ -22,7 +23,7 @@ import (
 const (
 	pollEvery = 1 * time.Second // how often a process asks for changes by operators and time
 	// reportEvery is how often it writes an unchanged row of onlyonce.owners.
-	reportEvery = 10 * time.Second
+	reportEvery = presence.Every
 )
 
 // pollSQL is what a process asks the database regularly, in one statement for all partitions that
@@ -58,7 +59,7 @@ reported as (
   select $9::uuid, $1::text, $10::text, $11::integer, $12::text::jsonb, $13::text::jsonb where $12::text is not null
   on conflict (id) do update set seen_at = clock_timestamp(), partitions = excluded.partitions, faults = excluded.faults),
 forgotten as (
-  delete from onlyonce.owners where $12::text is not null and scope = $1::text and seen_at < clock_timestamp() - interval '1 day')
+  delete from onlyonce.owners where $12::text is not null and part = 'consumer' and scope = $1::text and seen_at < clock_timestamp() - interval '1 day')
 select a.n,
        exists (select 1 from onlyonce.leases l where l.id = a.cursor_id and l.epoch = a.epoch and l.nonce = a.nonce),
        coalesce((select p.next_offset from onlyonce.positions p where p.id = a.cursor_id), -1),

@@ -11,6 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/presence"
 	"github.com/onlyonce/onlyonce/internal/ready"
 )
 
@@ -126,28 +127,18 @@ const (
 // joinPatience is how long a process may take to join its group before that is a fault.
 const joinPatience = 5 * time.Second
 
-// reportedFault is an element of onlyonce.owners.faults: what keeps this process from its work now
-// (S3). It has an age and no time, so a clock that jumps does not change it.
-type reportedFault struct {
-	Kind       string  `json:"kind"`
-	Topic      string  `json:"topic,omitempty"`      // empty: the whole process, or not known yet
-	Partitions int     `json:"partitions,omitempty"` // how many
-	For        float64 `json:"for"`                  // of the oldest, in seconds
-	Text       string  `json:"text"`                 // of the oldest
-}
-
 // presentFaults returns the faults of this process and of its partitions in this database, in a
 // fixed order. A partition that is halted or paused has no others (S3).
-func (c *Consumer) presentFaults(group, handlers *ready.Link) []reportedFault {
-	found := []reportedFault{}
+func (c *Consumer) presentFaults(group, handlers *ready.Link) []presence.Fault {
+	found := []presence.Fault{}
 	add := func(kind, topic string, partitions int, t trouble, patience time.Duration) {
 		age := time.Since(t.since)
 		if t.err == nil || age < patience {
 			return
 		}
-		at := slices.IndexFunc(found, func(f reportedFault) bool { return f.Kind == kind && f.Topic == topic })
+		at := slices.IndexFunc(found, func(f presence.Fault) bool { return f.Kind == kind && f.Topic == topic })
 		if at < 0 {
-			at, found = len(found), append(found, reportedFault{Kind: kind, Topic: topic})
+			at, found = len(found), append(found, presence.Fault{Kind: kind, Topic: topic})
 		}
 		f := &found[at]
 		f.Partitions += partitions
@@ -178,7 +169,7 @@ func (c *Consumer) presentFaults(group, handlers *ready.Link) []reportedFault {
 		add(kind, s.topic, 1, read, 0)
 		add(faultApply, s.topic, 1, apply, c.answerPatience())
 	}
-	slices.SortFunc(found, func(a, b reportedFault) int {
+	slices.SortFunc(found, func(a, b presence.Fault) int {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Topic, b.Topic))
 	})
 	return found

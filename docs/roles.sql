@@ -112,6 +112,7 @@ begin
 
     ('onlyonce_http',     'schema_version', 'select'),
     ('onlyonce_http',     'places',         'select, insert, update, delete'), -- as of onlyonce_app
+    ('onlyonce_http',     'owners',         'select, insert, update, delete'), -- what keeps the layer from its work
     ('onlyonce_http',     'leases',         'select, insert, update, delete'), -- a request's lease ends with it
     ('onlyonce_http',     'watched',        'select, update'),
     ('onlyonce_http',     'http_records',   'select, insert, update, delete'), -- purges, and replaces what has expired
@@ -124,6 +125,7 @@ begin
     ('onlyonce_http',     'operation_signals', 'select, insert, update'),
 
     ('onlyonce_relay',    'schema_version', 'select'),
+    ('onlyonce_relay',    'owners',         'select, insert, update, delete'), -- what keeps a sink's calls from being sent
     ('onlyonce_relay',    'leases',         'select, insert, update'),
     ('onlyonce_relay',    'batches',        'select'),
     ('onlyonce_relay',    'outbox_log',     'select'),

@@ -3,9 +3,11 @@ package idempotency
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/presence"
 	"github.com/onlyonce/onlyonce/internal/process"
 )
 
@@ -25,10 +27,21 @@ const (
 // earlier processes had another secret under an id of Config.FingerprintKeys (H30).
 //
 // A layer of several databases does this in each. It ends if one of them fails (H20).
+//
+// What it returns it has logged too: often it runs in a goroutine whose error nobody reads.
 func (l *Layer) Run(ctx context.Context) error {
 	if l.shards != nil {
 		return process.Together(ctx, l.shards, func(ctx context.Context, one *Layer) error { return one.Run(ctx) })
 	}
+	err := l.run(ctx)
+	if err != nil {
+		l.cfg.Logger.Error("onlyonce: this process does not serve requests by their Idempotency-Key as it should", "error", err)
+	}
+	return err
+}
+
+// run is Run of one database.
+func (l *Layer) run(ctx context.Context) error {
 	roles := []preflight.Role{preflight.HTTP}
 	if l.set != nil {
 		roles = append(roles, preflight.Places)
@@ -53,6 +66,11 @@ func (l *Layer) Run(ctx context.Context) error {
 		return err
 	}
 	defer l.begun.Begin(ctx)()
+	reporting, stop := context.WithCancel(ctx)
+	var reported sync.WaitGroup
+	defer reported.Wait()
+	defer stop()
+	reported.Go(func() { l.reporter().Run(reporting) })
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -70,6 +88,18 @@ func (l *Layer) Run(ctx context.Context) error {
 			wait = wait / 100 // a pause between batches, because requests run at the same time
 		}
 		timer.Reset(wait)
+	}
+}
+
+// reporter reports the layer (S3). That it runs is all that it says: a fault of the database is
+// seen by each request, and a wrong secret ends Run.
+func (l *Layer) reporter() *presence.Reporter {
+	return &presence.Reporter{
+		Pool:   l.pool,
+		Part:   presence.Layer,
+		Scopes: []string{""},
+		Faults: func(string) []presence.Fault { return nil },
+		Logger: l.cfg.Logger,
 	}
 }
 

@@ -73,10 +73,13 @@ func partitionAlerts() []alert {
 	hung.fires, hung.quiet = one(`onlyonce_consumer_hung_total{scope="s",topic="t"}`, "1+0", "0+0")
 
 	faults := alert{name: "OnlyonceFault", severity: page, hold: "1m", at: "5m", anchor: "processes-cannot-work",
-		expr:    `sum without (topic) (onlyonce_faults{kind!="unowned"}) > 0`,
-		summary: `Scope {{ $labels.scope }}: {{ $value }} processes cannot work ({{ $labels.kind }})`,
-		fires:   []series{{`onlyonce_faults{database="shop",scope="s",topic="t",kind="read"}`, "2+0x10"}},
-		quiet:   []series{{`onlyonce_faults{database="shop",scope="s",topic="t",kind="unowned"}`, "2+0x10"}}} // OnlyoncePartitionUnowned waits for longer
+		expr:    `sum without (topic) (onlyonce_faults{kind!~"unowned|remote"}) > 0`, // both have alerts that wait for longer
+		summary: `{{ $labels.part }} {{ $labels.scope }}: {{ $value }} processes cannot work ({{ $labels.kind }})`,
+		fires:   []series{{`onlyonce_faults{database="shop",part="receiver",scope="orders",topic="",kind="receive"}`, "2+0x10"}},
+		quiet: []series{
+			{`onlyonce_faults{database="shop",part="consumer",scope="s",topic="t",kind="unowned"}`, "2+0x10"},
+			{`onlyonce_faults{database="shop",part="relay",scope="payments",topic="",kind="remote"}`, "2+0x10"},
+		}}
 	return []alert{halted, faults, none, unowned, stalled, hung}
 }
 
@@ -107,9 +110,15 @@ func workAlerts() []alert {
 		fires:   []series{{`onlyonce_outbox_relays` + of, "1+0x60"}, {`onlyonce_outbox_unheld` + of, "7+0x60"}, {`onlyonce_outbox_paused` + of, "0+0x60"}},
 		quiet:   []series{{`onlyonce_outbox_relays` + of, "0+0x60"}, {`onlyonce_outbox_oldest_seconds` + of, "0+0x60"}}}
 
+	down := alert{name: "OnlyonceRemoteDown", severity: page, hold: "5m", at: "10m", anchor: "a-remote-is-down",
+		expr:    `sum without (topic) (onlyonce_faults{kind="remote"}) > 0`,
+		summary: `No call to {{ $labels.scope }} is delivered, says each of {{ $value }} relays`,
+		fires:   []series{{`onlyonce_faults{database="shop",part="relay",scope="payments",topic="",kind="remote"}`, "1+0x60"}},
+		quiet:   []series{{`onlyonce_faults{database="shop",part="relay",scope="payments",topic="",kind="remote"}`, "1x4 _x60"}}} // it is back
+
 	old := alert{name: "OnlyonceOutboxOld", severity: page, hold: "1m", at: "20m", anchor: "calls-come-late",
 		expr:    `onlyonce_outbox_oldest_seconds > 600 and onlyonce_outbox_paused == 0`,
-		summary: `A call to {{ $labels.sink }} has waited for {{ $value | humanizeDuration }}`,
+		summary: `A call to {{ $labels.sink }} is not delivered for {{ $value | humanizeDuration }}`,
 		fires:   []series{{`onlyonce_outbox_oldest_seconds` + of, "0+60x60"}, {`onlyonce_outbox_paused` + of, "0+0x60"}},
 		quiet:   []series{{`onlyonce_outbox_oldest_seconds` + of, "0+60x60"}, {`onlyonce_outbox_paused` + of, "1+0x60"}}}
 
@@ -128,7 +137,7 @@ func workAlerts() []alert {
 	good := series{`onlyonce_webhook_received_total{endpoint="stripe",outcome="accepted",status="200"}`, "0+100x90"}
 	bad := `onlyonce_webhook_received_total{endpoint="stripe",outcome="refused",status="401"}`
 	refused.fires, refused.quiet = []series{good, {bad, "0+50x90"}}, []series{good, {bad, "0+5x90"}}
-	return []alert{waiting, reconcile, window, relay, old, paused, open, refused}
+	return []alert{waiting, reconcile, window, relay, down, old, paused, open, refused}
 }
 
 func storageAlerts() []alert {

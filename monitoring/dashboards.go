@@ -29,7 +29,7 @@ func outbox() dashboard {
 	return dashboard{uid: "onlyonce-outbox", title: "onlyonce / Outbox", about: "Are calls sent, how late, and how long they may still be repeated.", jobOf: m.DatabaseUp, panels: []panel{
 		{"Attempts by outcome", m.OutboxAttempts, perSecond, []query{{rates(m.OutboxAttempts, "sink, outcome"), "{{sink}} {{outcome}}"}}},
 		{"Delay from commit to final answer", m.OutboxDelay, seconds, quantiles(m.OutboxDelay, "sink", "{{sink}}")},
-		{"Calls to be sent", m.OutboxPending, count, []query{{gauge("max", m.OutboxPending, "database, sink"), "{{sink}}"}}},
+		{"Calls that are not delivered", m.OutboxPending, count, []query{{gauge("max", m.OutboxPending, "database, sink, state"), "{{sink}} {{state}}"}}},
 		{"Calls in lanes that no relay holds", m.OutboxUnheld, count, []query{{gauge("max", m.OutboxUnheld, "database, sink"), "{{sink}}"}}},
 		{"Oldest call to be sent", m.OutboxOldest, seconds, []query{{gauge("max", m.OutboxOldest, "database, sink"), "{{sink}}"}}},
 		{"Time left in the key window", m.OutboxWindowLeft, seconds, []query{{gauge("min", m.OutboxWindowLeft, "database, sink"), "{{sink}}"},

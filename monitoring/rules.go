@@ -23,7 +23,7 @@ func rules() string {
 
 // ruleTests returns the tests of the rules for promtool: each alert fires for its bad series, and
 // is quiet for its good ones; all are quiet in a system in which all is well; burn rates also read
-// buckets as OpenMetrics writes them.
+// buckets as OpenMetrics writes them; and a provider that is down in any way is seen in time.
 func ruleTests() string {
 	var b strings.Builder
 	b.WriteString(generated + "rule_files:\n  - " + rulesFile + "\nevaluation_interval: 1m\ntests:\n")
@@ -56,6 +56,7 @@ func ruleTests() string {
 			firing(&b, &a)
 		}
 	}
+	outageTests(&b)
 	return b.String()
 }
 
@@ -74,6 +75,7 @@ var healthy = []series{
 	{`onlyonce_outbox_unheld{database="shop",sink="payments"}`, "0+0x1500"},
 	{`onlyonce_outbox_paused{database="shop",sink="payments"}`, "0+0x1500"},
 	{`onlyonce_outbox_oldest_seconds{database="shop",sink="payments"}`, "2+0x1500"},
+	{`onlyonce_faults{database="shop",part="",scope="",topic="",kind="read-only"}`, "0+0x1500"},
 	{`onlyonce_outbox_window_seconds{database="shop",sink="payments"}`, "86000+0x1500"},
 	{`onlyonce_outbox_window_left_seconds{database="shop",sink="payments"}`, "85900+0x1500"},
 	{`onlyonce_http_open{database="shop",state="reconcile"}`, "0+0x1500"},

@@ -86,7 +86,7 @@ func (q *cursors) do(ctx context.Context, tx pgx.Tx, by By, now *CursorChange) (
 // pick chooses the partitions that are adopted: those that living processes report as halted for
 // the reason, or else those that do not have the group yet.
 func (in *AdoptInput) pick(ctx context.Context, tx pgx.Tx, inUse []Cursor) (each []decision[CursorChange], err error) {
-	owners, err := readOwners(ctx, tx)
+	owners, _, err := readOwners(ctx, tx)
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package ops
 
 import (
 	"context"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -110,6 +111,7 @@ func (q *eventErasure) read(ctx context.Context, tx pgx.Tx) (*Erased, error) {
 		return nil, failf(ErrNotFound, "`Topic`: stream %s has no such event: it was dropped with its segment of the log, or never came", q.Topic)
 	}
 	done := true
+	parkedBy := "" // whose row is among the rows, and says more, unless it has another key
 	for i := range rows {
 		r := &rows[i]
 		done = done && r.ErasedAt != nil
@@ -120,8 +122,15 @@ func (q *eventErasure) read(ctx context.Context, tx pgx.Tx) (*Erased, error) {
 		case "waiting", "retrying", "blocked":
 			return nil, failf(ErrRefused, "event %s is parked (%s) and may still be handled, and nothing was done: give it up first with `onlyonce parked discard -id %d`", show.OrDash(r.Event), r.State, r.ID)
 		default:
-			return nil, failf(ErrRefused, "event %s is still to be handled (%s), and nothing was done", show.OrDash(r.Event), r.State)
+			scope, parked := strings.CutPrefix(r.State, "parked by ")
+			if !parked {
+				return nil, failf(ErrRefused, "event %s is still to be handled (%s), and nothing was done", show.OrDash(r.Event), r.State)
+			}
+			parkedBy = scope
 		}
+	}
+	if parkedBy != "" {
+		return nil, failf(ErrRefused, "an event is parked by the consumer of scope %s and may still be handled, and nothing was done: give it up first with `onlyonce parked discard`", parkedBy)
 	}
 	if done {
 		return nil, failf(ErrNothing, "All %d were erased already: nothing was changed.", len(rows))

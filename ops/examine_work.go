@@ -3,7 +3,6 @@ package ops
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -151,26 +150,15 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 	return d.places(ctx, tx)
 }
 
-// changedKeysSQL lists the ids of secrets under which a process with another secret was refused
-// within an hour (H30), and when. Reads onlyonce.http_fingerprint_keys, which is small.
-const changedKeysSQL = `
-select id, refused_at as refused from onlyonce.http_fingerprint_keys where refused_at > clock_timestamp() - interval '1 hour' order by id`
-
-type changedKey struct {
-	ID      int64
-	Refused time.Time
-}
-
 // fingerprintKeys looks for processes of the HTTP layer that have another secret than those before.
 func (d *examiner) fingerprintKeys(ctx context.Context, tx pgx.Tx) error {
 	const check = "fingerprint-keys"
-	changed, err := reports.Collect[changedKey](ctx, tx, changedKeysSQL)
+	found, err := secretFaults(ctx, tx)
 	if err != nil {
 		return err
 	}
-	for _, k := range changed {
-		d.add(levelFail, check, "give the process the secret that it had, or give the new secret an id of its own in FingerprintKeys and keep the old one for the longest TTL",
-			"a process has another secret under the id %d of FingerprintKeys than processes before it: it does not start, or answers 503 fingerprint-key-changed, last at %s", k.ID, show.Instant(k.Refused))
+	for _, f := range found {
+		d.add(levelFail, check, faultRemedies[f.Kind], "%s", f.Text)
 	}
 	d.unless(check, "no process of the HTTP layer was refused because of its secrets")
 	return nil

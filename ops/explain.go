@@ -86,7 +86,8 @@ type KeyReport struct {
 	} `json:"webhooks" doc:"the endpoints that have recorded the key. It is nil if the search took longer than CountLimit"`
 	Calls   []ExplainedCall      `json:"calls" doc:"calls that the claiming transaction enqueued, at most 100"`
 	Call    []Stored             `json:"call" doc:"where the call is stored, if the key is a call's"`
-	Parked  []ParkedRow          `json:"parked" doc:"rows that are parked under the key, newest first, at most 100"`
+	Parked  []ParkedRow          `json:"parked" doc:"rows that are parked under the key, newest first, at most 100; then those of the same event's id under another key, for example because its body differs"`
+	Events  []reports.Event      `json:"events" doc:"the stored events with the id, of a webhook or a queue; nil: looking took longer than CountLimit"`
 	Request *Request             `json:"request" doc:"the HTTP request, if the key is a request's"`
 	Memory  []reports.RingMemory `json:"memory" doc:"how long the rings remember keys"`
 	// Scopes are those of consumers and webhook endpoints, at most 100, if the id's scope is not
@@ -124,34 +125,60 @@ func ExplainKey(ctx context.Context, db DB, q ExplainQuestion) (*KeyReport, erro
 	if key, err := uuid.Parse(q.Key); err == nil {
 		r.Key = key.String()
 	}
-	if err := reports.Snapshot(ctx, db, func(tx pgx.Tx) error {
-		if r.Of != nil && q.Scope == "" {
-			only, err := r.find(ctx, tx, q)
-			if only == nil {
-				return err
-			}
-			q = *only
-			r.Of = q.of()
-		}
-		if r.Of != nil {
-			if err := r.Of.resolve(ctx, tx, q.Topic); err != nil {
-				return err
-			}
-			r.Key = r.Of.key().String()
-			if err := r.readAge(ctx, tx); err != nil {
-				return err
-			}
-			if endpoint := q.endpoint(); endpoint != "" && q.Provider == "" {
-				if err := r.ofSender(ctx, tx, endpoint, q.CountLimit); err != nil {
-					return err
-				}
-			}
-		}
-		return r.read(ctx, tx, q.CountLimit)
-	}); err != nil {
+	err := reports.Snapshot(ctx, db, func(tx pgx.Tx) error { return r.explain(ctx, tx, q) })
+	if err != nil {
 		return nil, err
 	}
-	return r, nil
+	if q.Key == "" || r.known() {
+		return r, nil
+	}
+	// Nothing is stored under the UUID: it may be an id that its maker drew, for example the
+	// Idempotency-Key of a client.
+	asID := q
+	asID.Key = ""
+	asID.ID = q.Key
+	other, err := ExplainKey(ctx, db, asID)
+	if err != nil || other.Key == "" && len(other.Found) == 0 {
+		return r, err
+	}
+	return other, nil
+}
+
+// known reports whether anything is stored under the key.
+func (r *KeyReport) known() bool {
+	return len(r.Claims)+len(r.Webhooks)+len(r.Call)+len(r.Parked)+len(r.Calls) > 0 || r.Request != nil
+}
+
+// explain answers on a snapshot.
+func (r *KeyReport) explain(ctx context.Context, tx pgx.Tx, q ExplainQuestion) error {
+	if r.Of != nil && q.Scope == "" || strings.HasPrefix(q.Scope, "http ") && q.Tenant == "" {
+		only, err := r.find(ctx, tx, q)
+		switch {
+		case err != nil:
+			return err
+		case only != nil:
+			q = *only
+			r.Of = q.of()
+		case q.Scope == "" || len(r.Found) > 1:
+			return nil
+		}
+	}
+	if r.Of == nil {
+		return r.read(ctx, tx, q)
+	}
+	if err := r.Of.resolve(ctx, tx, q.Topic); err != nil {
+		return err
+	}
+	r.Key = r.Of.key().String()
+	if err := r.readAge(ctx, tx); err != nil {
+		return err
+	}
+	if endpoint := q.endpoint(); endpoint != "" && q.Provider == "" {
+		if err := r.ofSender(ctx, tx, endpoint, q.CountLimit); err != nil {
+			return err
+		}
+	}
+	return r.read(ctx, tx, q)
 }
 
 // OfPosition reports whether the question is about a position, and not about a key.
@@ -239,7 +266,8 @@ func (o *KeyOf) resolve(ctx context.Context, tx pgx.Tx, topic string) error {
 	return nil
 }
 
-func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, limit time.Duration) error {
+func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, q ExplainQuestion) error {
+	limit := q.CountLimit
 	claims, err := reports.Collect[claimRow](ctx, tx, claimsSQL, r.Key)
 	if err != nil {
 		return err
@@ -279,6 +307,12 @@ func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, limit time.Duration) er
 		return err
 	}
 	if r.Parked, _, err = reports.Parked[ParkedRow](ctx, tx, reports.ParkedFilter{Key: r.Key, Limit: reports.ExplainLimit}); err != nil {
+		return err
+	}
+	if err := r.readAside(ctx, tx, q); err != nil {
+		return err
+	}
+	if err := r.readEvents(ctx, tx, limit); err != nil {
 		return err
 	}
 	requests, _, err := reports.Requests[Request](ctx, tx, reports.RequestFilter{All: true, ID: r.Key, Limit: 1})

@@ -26,18 +26,34 @@ union select $4::text || substr(topic, length($5::text) + 1) from onlyonce.strea
 order by scope limit $1`
 
 // find looks for an id in all scopes of consumers and webhook endpoints, and in each topic of a
-// scope whose ids count within their topic. It returns the only question about which something is
-// stored; nil if there is none, or several.
+// scope whose ids count within their topic; among the requests of the HTTP layer; and among the
+// events that were set aside. It returns the only question about which something is stored; nil if
+// there is none, or several. With the scope of a request it looks for its tenant.
 func (r *KeyReport) find(ctx context.Context, tx pgx.Tx, q ExplainQuestion) (*ExplainQuestion, error) {
 	var err error
 	if r.Scopes, err = knownScopes(ctx, tx); err != nil {
 		return nil, err
+	}
+	if err := r.findRequests(ctx, tx, q); err != nil {
+		return nil, err
+	}
+	if q.Scope != "" {
+		r.Scopes = nil
+		if len(r.Found) != 1 {
+			return nil, nil
+		}
+		return &r.Found[0], nil
 	}
 	for _, s := range r.Scopes {
 		q.Scope = s
 		if err := r.look(ctx, tx, q); err != nil {
 			return nil, err
 		}
+	}
+	r.Found = withoutReaders(r.Found)
+	if len(r.Found) == 0 {
+		q.Scope = ""
+		return r.findAside(ctx, tx, q)
 	}
 	if len(r.Found) != 1 {
 		return nil, nil

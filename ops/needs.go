@@ -228,9 +228,8 @@ func (r *StatusReport) consumers() []Need {
 			continue
 		}
 		n := Need{Kind: needConsumer, Where: map[string]string{"scope": scope}, Text: fmt.Sprintf("no consumer runs: scope %s, %s: its processes were stopped", scope, show.Count(int64(partitions), "partition")),
-			Remedy: "start it; if it is out of use, retire its cursors",
-			Commands: []string{fmt.Sprintf("onlyonce cursor retire -scope %s -topic %s -partition %d -reason WHY", show.Quote(scope),
-				show.Quote(example.Topic), example.Partition)}}
+			Remedy:   "start it; if it is out of use, retire its cursors",
+			Commands: []string{fmt.Sprintf("onlyonce cursor retire -scope %s -topic %s -reason WHY", show.Quote(scope), show.Quote(example.Topic))}}
 		if last != nil {
 			n.Text = fmt.Sprintf("no consumer runs: scope %s, %s: the last report is of %s, pid %d, %s ago", scope, show.Count(int64(partitions), "partition"), last.Host, last.PID, show.Ago(last.SeenAgeSeconds))
 			n.Remedy, n.Commands = "see why it died or cannot reach this database, and start it", []string{}
@@ -317,7 +316,7 @@ func (r *StatusReport) unsent() []Need {
 			}
 			continue
 		}
-		n := Need{Kind: needRelay, Where: map[string]string{"sink": o.Sink}, Text: fmt.Sprintf("no relay: sink %s, %s to send%s", o.Sink, show.Count(o.Count, "call"), oldest(o.OldestAgeSeconds)),
+		n := Need{Kind: needRelay, Where: map[string]string{"sink": o.Sink}, Text: fmt.Sprintf("no relay: sink %s, %s not delivered%s", o.Sink, show.Count(o.Count, "call"), oldest(o.OldestAgeSeconds)),
 			Remedy: "start a relay that lists the sink", Commands: []string{"onlyonce outbox status -sink " + show.Quote(o.Sink)}}
 		if i < 0 {
 			n.Remedy = "no relay has ever listed the sink: correct its name in the application, or start a relay that lists it"

@@ -11,15 +11,16 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/presence"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
-// ownersSQL lists the consumer processes that have written what they know of their partitions, by
+// ownersSQL lists the parts of processes that have described themselves, by what they are and their
 // scope. A process that was killed leaves its row for a day.
 const ownersSQL = `
-select scope, host, pid, started_at, seen_at, extract(epoch from clock_timestamp() - seen_at)::float8 as seen_age_seconds, partitions, faults
-  from onlyonce.owners order by scope, host, pid, started_at`
+select part, scope, host, pid, started_at, seen_at, extract(epoch from clock_timestamp() - seen_at)::float8 as seen_age_seconds, partitions, faults
+  from onlyonce.owners order by part, scope, host, pid, started_at`
 
 // silentAfter is the age after which a process's row no longer describes the present. A process
 // writes one every 10 seconds.
@@ -28,9 +29,10 @@ const silentAfter = 30 * time.Second
 // endedAfter is the age after which a process that is silent is only counted.
 const endedAfter = 5 * time.Minute
 
-// Owner is a consumer process as reported by itself.
+// Owner is a part of a process as reported by itself, for example a consumer.
 type Owner struct {
-	Scope          string    `json:"scope" col:"SCOPE"`
+	Part           string    `json:"part" doc:"consumer, relay, receiver (of a queue), endpoint (of webhooks) or layer (of the HTTP package)"`
+	Scope          string    `json:"scope" doc:"of a relay: a sink; of a receiver or an endpoint: its name; of a layer: empty"`
 	Host           string    `json:"host" col:"HOST"`
 	PID            int32     `json:"pid" col:"PID"`
 	StartedAt      time.Time `json:"started_at"`
@@ -45,18 +47,21 @@ type Owner struct {
 // reach the database. A row from the future was written before the clock was set back (S3).
 func (o *Owner) Silent() bool { return math.Abs(o.SeenAgeSeconds) > silentAfter.Seconds() }
 
-// Processes returns the living processes, and those silent for at most 5 minutes.
+// Processes returns the living consumers and other parts of processes, and those silent for at most
+// 5 minutes.
 func (r *StatusReport) Processes() (recent []*Owner) {
-	for i := range r.Owners {
-		if o := &r.Owners[i]; math.Abs(o.SeenAgeSeconds) <= endedAfter.Seconds() {
-			recent = append(recent, o)
+	for _, list := range [][]Owner{r.Owners, r.Parts} {
+		for i := range list {
+			if o := &list[i]; math.Abs(o.SeenAgeSeconds) <= endedAfter.Seconds() {
+				recent = append(recent, o)
+			}
 		}
 	}
 	return recent
 }
 
-// Ended counts the other processes that ended without a stop. Their rows stay for a day.
-func (r *StatusReport) Ended() int { return len(r.Owners) - len(r.Processes()) }
+// Ended counts the others, which ended without a stop. Their rows stay for a day.
+func (r *StatusReport) Ended() int { return len(r.Owners) + len(r.Parts) - len(r.Processes()) }
 
 // OwnedPartition is a partition as reported by its owner. Ages are in seconds at Owner.SeenAt.
 type OwnedPartition struct {
@@ -172,13 +177,23 @@ func (o *Owner) Waits() (all []string) {
 	return all
 }
 
-func readOwners(ctx context.Context, tx pgx.Tx) ([]Owner, error) {
-	owners, err := reports.Collect[Owner](ctx, tx, ownersSQL)
-	for i := range owners {
-		for j := range owners[i].Faults {
-			f := &owners[i].Faults[j]
-			f.Scope, f.Processes = owners[i].Scope, 1
+// readOwners reads what consumers report, and what other parts of processes do.
+func readOwners(ctx context.Context, tx pgx.Tx) (consumers, others []Owner, err error) {
+	all, err := reports.Collect[Owner](ctx, tx, ownersSQL)
+	consumers = []Owner{}
+	others = []Owner{}
+	for _, o := range all {
+		for j := range o.Faults {
+			f := &o.Faults[j]
+			f.Part = o.Part
+			f.Scope = o.Scope
+			f.Processes = 1
+		}
+		if o.Part == presence.Consumer {
+			consumers = append(consumers, o)
+		} else {
+			others = append(others, o)
 		}
 	}
-	return owners, err
+	return consumers, others, err
 }

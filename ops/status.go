@@ -33,9 +33,10 @@ type StatusReport struct {
 	Faults  []Fault              `json:"faults" doc:"what keeps processes from their work now, by scope"`
 	Cursors []Cursor             `json:"cursors" doc:"by scope, topic and partition"`
 	Owners  []Owner              `json:"owners" doc:"consumer processes, by scope"`
+	Parts   []Owner              `json:"parts" doc:"the relays, receivers, endpoints and HTTP layers of processes, by what they are and scope"`
 	Parked  reports.ParkedTotals `json:"parked"`
-	// Outbox counts pending calls by sink. It is empty if OutboxCounted is false: counting took
-	// longer than CountLimit.
+	// Outbox counts by sink the calls that are not delivered, wherever they wait. If OutboxCounted
+	// is false, some are left out: counting took longer than CountLimit.
 	Outbox        []reports.PendingCalls `json:"outbox"`
 	OutboxCounted bool                   `json:"outbox_counted"`
 	Relays        []reports.SinkRelays   `json:"relays" doc:"by sink"`
@@ -67,7 +68,7 @@ type StatusQuestion struct {
 // seconds ago.
 //
 // It reads one row for each cursor, lane, relay, process and open HTTP request; and, for at most
-// CountLimit each, the index entries of pending calls, the rows
+// CountLimit each, the index entries of calls that are not delivered, the rows
 // that are parked and not settled, and up to 10,000 that are settled.
 func Status(ctx context.Context, db DB, q StatusQuestion) (r *StatusReport, err error) {
 	return reports.Look(ctx, db, func(tx pgx.Tx) (*StatusReport, error) { return readStatus(ctx, tx, q.CountLimit) })
@@ -98,9 +99,19 @@ func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*StatusRep
 	if err != nil {
 		return nil, err
 	}
-	r.OutboxCounted = waiting != nil
-	r.Outbox = reports.SumCalls(waiting)
+	unsent, err := reports.Unsent(ctx, tx, limit, nil)
+	if err != nil {
+		return nil, err
+	}
+	r.OutboxCounted = waiting != nil && unsent != nil
+	r.Outbox = reports.SumCalls(waiting, unsent)
 	r.Unheld = reports.Unheld(lanes, waiting)
+	r.countUndelivered()
+	secrets, err := secretFaults(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	r.Faults = append(r.Faults, secrets...)
 	if err := tx.QueryRow(ctx, openRequestsSQL).Scan(&r.Requests.Reconcile, &r.Requests.Abandoned); err != nil {
 		return nil, err
 	}
@@ -120,7 +131,7 @@ func (r *StatusReport) readProcesses(ctx context.Context, tx pgx.Tx) (err error)
 	if r.Cursors, err = reports.Cursors[Cursor](ctx, tx, reports.CursorFilter{}); err != nil {
 		return err
 	}
-	if r.Owners, err = readOwners(ctx, tx); err != nil {
+	if r.Owners, r.Parts, err = readOwners(ctx, tx); err != nil {
 		return err
 	}
 	r.Faults = r.findFaults(readOnly)

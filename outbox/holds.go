@@ -1,6 +1,9 @@
 package outbox
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // maxRetryAfter bounds how long a remote may make a call wait. Without it a wrong unit in a header,
 // for example milliseconds, could put a call off for days.
@@ -22,18 +25,37 @@ func (r *relayRates) lockedHeld(of callsOf) bool {
 	return l != nil && time.Now().Before(l.heldUntil)
 }
 
-// hold notes that a remote wants no calls of a tenant for a while, or of the sink: see HoldsSink.
-// What calls of tenants say holds the sink for sinkHold at most, because the cause may be in them
-// (O14).
-func (r *relayRates) hold(of callsOf, d time.Duration, holds Holds) {
+// heldFor is until when calls wait, and why.
+type heldFor struct {
+	until time.Time
+	why   string // empty: the remote has asked for it
+}
+
+// holdCalls holds the calls that a result selects, and logs the first time that it is so.
+func (s *relaySink) holdCalls(tenant string, r Result) {
+	d := cmp.Or(r.RetryAfter, r.HoldFor)
+	why := storedText(r.HoldReason)
+	if !s.rates.hold(callsOf{tenant: tenant}, d, r.Holds, why) {
+		return
+	}
+	s.cfg.Logger.Warn("outbox: calls of a sink are held; one is tried then", "sink", s.name, "tenant", tenant, "for", min(d, maxRetryAfter),
+		"why", cmp.Or(why, "the remote asks for it (Retry-After)"))
+}
+
+// hold notes that calls of a tenant wait for a while, or of the sink: see HoldsSink. What calls of
+// tenants say holds the sink for sinkHold at most, because the cause may be in them (O14). It
+// reports whether they were not held until now, nor a moment ago.
+func (r *relayRates) hold(of callsOf, d time.Duration, holds Holds, why string) (first bool) {
 	now := time.Now()
-	until := now.Add(min(d, maxRetryAfter))
+	held := heldFor{until: now.Add(min(d, maxRetryAfter)), why: why}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if holds == HoldsAll {
 		of = allCalls
 	}
-	r.lockedHold(of, until)
+	was := r.heldLimit(of).heldUntil
+	first = now.Sub(was) > holdsGoOn
+	r.lockedHold(of, held)
 	switch {
 	case holds == HoldsTenant:
 	case of == allCalls:
@@ -41,16 +63,21 @@ func (r *relayRates) hold(of callsOf, d time.Duration, holds Holds) {
 	default:
 		soon := now.Add(min(d, sinkHold))
 		if r.loads.failed(of.tenant, soon) {
-			r.lockedHold(allCalls, soon)
+			r.lockedHold(allCalls, heldFor{until: soon, why: why})
 		}
 	}
+	return first
 }
 
+// holdsGoOn is for how long after a hold another one counts as the same: a probe failed meanwhile.
+const holdsGoOn = time.Minute
+
 // lockedHold is hold of one kind of calls, under the lock.
-func (r *relayRates) lockedHold(of callsOf, until time.Time) {
+func (r *relayRates) lockedHold(of callsOf, held heldFor) {
 	l := r.heldLimit(of)
-	if until.After(l.heldUntil) {
-		l.heldUntil, r.holds[of] = until, until
+	if held.until.After(l.heldUntil) {
+		l.heldUntil = held.until
+		r.holds[of] = held
 		signal(r.needed)
 	}
 }

@@ -169,13 +169,19 @@ func (e emitter) settled(s Settled) {
 		e.hooks.Settled(s)
 	}
 	level := slog.LevelDebug
-	if s.As == settledRejected || s.As == settledUnopened || s.As == settledReconcile {
-		level = slog.LevelWarn // an operator has to look at it
+	what := "outbox: call settled"
+	switch s.As {
+	case settledRejected, settledUnopened:
+		level = slog.LevelWarn
+		what = "outbox: a call waits for an operator's decision: onlyonce parked list -kind call -state waiting"
+	case settledReconcile:
+		level = slog.LevelWarn
+		what = "outbox: the outcome of a call is not known, and an operator has to ask the remote: onlyonce parked list -kind call -state reconcile"
 	}
 	if !e.log.Enabled(context.Background(), level) {
 		return // before a dozen arguments are made for each call
 	}
-	e.log.Log(context.Background(), level, "outbox: call settled", "sink", e.sink, "as", s.As, "row", s.Row, "key", s.Key, "name", s.Name,
+	e.log.Log(context.Background(), level, what, "sink", e.sink, "as", s.As, "row", s.Row, "key", s.Key, "name", s.Name,
 		"attempt", s.Number, "open", s.Open, "wait", s.Wait, "reason", s.Reason)
 }
 

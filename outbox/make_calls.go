@@ -1,7 +1,6 @@
 package outbox
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -142,6 +141,7 @@ type returnedCalls struct {
 
 func (r *returnedCalls) add(a *callAttempt) {
 	a.lane.sink.rates.ended(a)
+	a.lane.sink.remote.returned(a)
 	a.lane.sink.stuck.noteReturned(a)
 	r.mu.Lock()
 	r.calls = append(r.calls, a)
@@ -219,6 +219,7 @@ func (c *laneCalls) prepareCall(a *callAttempt) bool {
 		a.result = Failure(err.Error(), err)
 		return false
 	}
+	c.lane.sink.remote.began(a)
 	return true
 }
 
@@ -228,12 +229,13 @@ func (c *laneCalls) recordResult(a *callAttempt, r Result) {
 	if err := fault.Point(fault.RelayCalled); err != nil {
 		a.result = Failure(err.Error(), err)
 	}
+	c.lane.sink.remote.answered(a, a.result)
 	a.result = c.lane.sink.refusals.judge(a.Tenant, a.result)
 	switch r := a.result; {
 	case r.Outcome == Delivered || r.Outcome == Rejected || r.Outcome == Never || r.Outcome == Unsafe:
 		c.lane.sink.rates.noteAnswered(a.Tenant)
 	case r.Outcome.answer().Again && r.Holds != HoldsCall && max(r.RetryAfter, r.HoldFor) > 0:
-		c.lane.sink.rates.hold(callsOf{tenant: a.Tenant}, cmp.Or(r.RetryAfter, r.HoldFor), r.Holds)
+		c.lane.sink.holdCalls(a.Tenant, r)
 	}
 }
 

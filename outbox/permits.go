@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -22,14 +23,16 @@ var takePermitsSQL = newStatement(`select calls_of, granted, wait, share from on
 // whose.
 const leaveSharesSQL = `delete from onlyonce.shares where sink = $1 and relay = $2 and calls_of <> all ($3)`
 
-// holdSQL notes that a remote wants no calls of a tenant or of the sink. In: sink; arrays of one
-// length: whose, for how many microseconds. By the primary key.
+// holdSQL notes that calls of a tenant or of the sink wait. In: sink; arrays of one length: whose,
+// for how many microseconds, why (empty: the remote asks for it). By the primary key.
 const holdSQL = `
-insert into onlyonce.rates as r (sink, calls_of, held_until)
-select $1, h.calls_of, clock_timestamp() + h.micros * interval '1 microsecond' from unnest($2::text[], $3::bigint[]) as h(calls_of, micros)
+insert into onlyonce.rates as r (sink, calls_of, held_until, held_why)
+select $1, h.calls_of, clock_timestamp() + h.micros * interval '1 microsecond', nullif(h.why, '')
+  from unnest($2::text[], $3::bigint[], $4::text[]) as h(calls_of, micros, why)
  order by h.calls_of collate "C"
 on conflict (sink, calls_of) do update
-  set held_until = case when r.held_until <= clock_timestamp() + interval '1 hour' then greatest(r.held_until, excluded.held_until) else excluded.held_until end`
+  set held_until = case when r.held_until <= clock_timestamp() + interval '1 hour' then greatest(r.held_until, excluded.held_until) else excluded.held_until end,
+      held_why = excluded.held_why`
 
 // configureRatesSQL writes the rates of a sink that a relay is configured with, and forgets those
 // that it is not. In: sink; arrays of one length: whose calls, the stored form of a prefix (0: it
@@ -309,30 +312,31 @@ func (r *relayRates) granted(q *permitRequest, grants []permitGrant, asked time.
 	}
 }
 
-// writeHolds writes what remotes have asked for, so that all relays hold it.
+// writeHolds writes which calls wait, so that all relays hold them.
 func (s *relaySink) writeHolds(ctx context.Context) error {
 	s.rates.mu.Lock()
-	written := map[callsOf]time.Time{}
-	var all []string
-	var micros []int64
-	for of, until := range s.rates.holds {
-		written[of] = until
-		all, micros = append(all, of.stored()), append(micros, max(time.Until(until), 0).Microseconds())
-	}
+	written := maps.Clone(s.rates.holds)
 	s.rates.mu.Unlock()
-	if len(all) == 0 {
+	if len(written) == 0 {
 		return nil
+	}
+	var all, reasons []string
+	var micros []int64
+	for of, held := range written {
+		all = append(all, of.stored())
+		micros = append(micros, max(time.Until(held.until), 0).Microseconds())
+		reasons = append(reasons, held.why)
 	}
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
-	if _, err := s.pool.Exec(bounded, holdSQL, s.name, all, micros); err != nil {
-		return fmt.Errorf("noting Retry-After of sink %s: %w", s.name, err)
+	if _, err := s.pool.Exec(bounded, holdSQL, s.name, all, micros, reasons); err != nil {
+		return fmt.Errorf("noting that calls of sink %s wait: %w", s.name, err)
 	}
 	s.rates.mu.Lock()
 	defer s.rates.mu.Unlock()
-	for t, until := range written {
-		if s.rates.holds[t].Equal(until) {
-			delete(s.rates.holds, t)
+	for of, held := range written {
+		if s.rates.holds[of].until.Equal(held.until) {
+			delete(s.rates.holds, of)
 		}
 	}
 	return nil

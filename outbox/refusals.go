@@ -145,6 +145,7 @@ func (b *refusals) postponed(r Result, holds Holds, whose string) Result {
 	r.Holds = holds
 	r.HoldFor = b.cfg.Every
 	r.RetryAfter = 0
+	r.HoldReason = "nearly all calls are refused alike: " + r.Reason
 	r.Reason = fmt.Sprintf("%s; nearly all calls end so: %s calls wait", r.Reason, whose)
 	return r
 }

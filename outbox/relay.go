@@ -119,6 +119,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	var side sync.WaitGroup
 	defer side.Wait()
 	side.Go(func() { r.rotateSegments(run) })
+	side.Go(func() { r.reporter().Run(run) })
 	side.Go(func() { inbox.Rotate(run, r.pool.Raw(), r.cfg.Logger) })
 	var began time.Time
 	side.Go(func() {
@@ -151,8 +152,9 @@ func (r *Relay) Ready() error {
 
 // Healthy returns an error that names each sink whose transactions have failed for longer than a
 // third of LeaseTTL, for example because the server does not answer, of which a lane has halted
-// ([ErrRebase]), whose calls wait because nearly all are refused ([Brake]), or of which calls have
-// not returned although their contexts have ended. Use it for alerts and status pages, and not as a
+// ([ErrRebase]), whose calls wait because nearly all are refused ([Brake]), whose remote has given
+// no final answer for a minute although calls were tried, or of which calls have not returned
+// although their contexts have ended. Use it for alerts and status pages, and not as a
 // liveness probe: a restart does not repair that. Calls that wait for an operator are in
 // `onlyonce status`.
 func (r *Relay) Healthy() error {
@@ -166,6 +168,9 @@ func (r *Relay) Healthy() error {
 		}
 		if since, err := s.refusals.waiting(); err != nil {
 			faults = append(faults, fmt.Errorf("outbox: sink %s: since %s %w", s.name, since.UTC().Format(time.RFC3339), err))
+		}
+		if since, err := s.remote.down(); err != nil && time.Since(since) > remoteDownFor {
+			faults = append(faults, fmt.Errorf("outbox: sink %s: no call was delivered since %s: %w", s.name, since.UTC().Format(time.RFC3339), err))
 		}
 		if err := s.stuck.err(s.name); err != nil {
 			faults = append(faults, fmt.Errorf("outbox: %w", err))

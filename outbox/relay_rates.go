@@ -25,10 +25,10 @@ type relayRates struct {
 	regained  bool  // more calls may be started, and lanes that wait are to be woken
 	questions int64 // that were asked
 	limits    map[callsOf]*rateLimit
-	each      rateLimit             // whether calls of each tenant need permits, and which
-	prefixes  map[int64]callsOf     // those of limits whose calls need permits, by their stored form
-	waiting   map[callsOf]bool      // whose calls wait, in any lane of the sink
-	holds     map[callsOf]time.Time // that are not written yet
+	each      rateLimit           // whether calls of each tenant need permits, and which
+	prefixes  map[int64]callsOf   // those of limits whose calls need permits, by their stored form
+	waiting   map[callsOf]bool    // whose calls wait, in any lane of the sink
+	holds     map[callsOf]heldFor // that are not written yet
 	loads     tenantLoads
 	needed    chan struct{} // holds a token when the sender has something to do
 	// freed holds a token while a slot may be free. A goroutine that wants a slot waits for the
@@ -40,7 +40,7 @@ type relayRates struct {
 func newRelayRates(capacity int, poll time.Duration) *relayRates {
 	r := &relayRates{
 		capacity: capacity, shortFor: 3 * max(time.Second, poll), relay: uuid.New(),
-		underWay: map[callsOf]int{}, limits: map[callsOf]*rateLimit{}, waiting: map[callsOf]bool{}, holds: map[callsOf]time.Time{},
+		underWay: map[callsOf]int{}, limits: map[callsOf]*rateLimit{}, waiting: map[callsOf]bool{}, holds: map[callsOf]heldFor{},
 		loads:  tenantLoads{of: map[string]*tenantLoad{}},
 		needed: make(chan struct{}, 1), freed: make(chan struct{}, 1),
 	}
@@ -347,8 +347,8 @@ func (r *relayRates) read(stored []storedRate, asked time.Time) {
 		}
 	}
 	r.limits, r.prefixes = limits, prefixes
-	for of, until := range r.holds { // not written yet
-		r.heldLimit(of).heldUntil = until
+	for of, held := range r.holds { // not written yet
+		r.heldLimit(of).heldUntil = held.until
 	}
 	signal(r.freed) // a rate may be gone
 }

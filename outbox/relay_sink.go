@@ -30,6 +30,7 @@ type relaySink struct {
 	completing  chan struct{} // completions under way, of all sinks
 	halts       halts
 	refusals    *refusals
+	remote      *remoteHealth
 	stuck       stuckCalls
 }
 
@@ -93,6 +94,7 @@ func newRelaySink(pool *primary.Pool, cfg RelayConfig, s Sink) *relaySink {
 		emit:        emitter{hooks: cfg.Hooks, log: cfg.Logger, sink: s.Name()},
 		rates:       newRelayRates(cfg.Concurrency, cfg.PollInterval),
 		refusals:    newRefusals(cfg.Brake, s.Name(), cfg.Logger),
+		remote:      newRemoteHealth(s.Name(), cfg.Logger, cfg.Backoff.Max),
 	}
 }
 

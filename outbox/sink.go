@@ -217,6 +217,9 @@ type Result struct {
 	// HoldFor is how long the calls that Holds selects wait if the remote does not say so by
 	// RetryAfter. The attempt is counted then, so the call itself waits longer each time.
 	HoldFor time.Duration
+	// HoldReason says to operators why the calls that Holds selects wait, in a few words, without
+	// payloads and secrets. Empty means that the remote asked for it.
+	HoldReason string
 	// Holds selects the other calls that wait for RetryAfter too, in all relays. Unless it is
 	// HoldsCall, the attempt is not counted. Defaults to HoldsCall (K6).
 	Holds Holds

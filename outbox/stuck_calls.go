@@ -43,19 +43,28 @@ func (s *stuckCalls) noteReturned(a *callAttempt) {
 // namedCalls is how many calls an error names.
 const namedCalls = 3
 
-// err names the calls that have not returned, or is nil.
-func (s *stuckCalls) err(sink string) error {
+// first returns how many calls have not returned, and since when the first has not.
+func (s *stuckCalls) first() (since time.Time, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.since) == 0 {
+	for _, at := range s.since {
+		if since.IsZero() || at.Before(since) {
+			since = at
+		}
+	}
+	return since, len(s.since)
+}
+
+// err names the calls that have not returned, or is nil.
+func (s *stuckCalls) err(sink string) error {
+	since, n := s.first()
+	if n == 0 {
 		return nil
 	}
-	var first time.Time
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var named []string
-	for a, since := range s.since {
-		if first.IsZero() || since.Before(first) {
-			first = since
-		}
+	for a := range s.since {
 		if len(named) < namedCalls {
 			named = append(named, fmt.Sprintf("%s, row %d", a.Key, a.ID))
 		}
@@ -64,5 +73,5 @@ func (s *stuckCalls) err(sink string) error {
 		named = append(named, fmt.Sprintf("%d more", more))
 	}
 	return fmt.Errorf("sink %s: calls do not return although their contexts have ended, since %s: %s",
-		sink, first.UTC().Format(time.RFC3339), strings.Join(named, "; "))
+		sink, since.UTC().Format(time.RFC3339), strings.Join(named, "; "))
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/presence"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/internal/ready"
@@ -104,6 +106,7 @@ func (q *Queue) Receive(ctx context.Context) error {
 	var rotating sync.WaitGroup
 	defer func() { stop(); rotating.Wait() }()
 	rotating.Go(func() { inbox.Rotate(rotate, q.pool.Raw(), q.cfg.Logger, need) })
+	rotating.Go(func() { q.reporter().Run(rotate) })
 	if err := newReceiver(q).run(ctx); err != nil {
 		return fmt.Errorf("queue: %s: %w", q.cfg.Name, err)
 	}
@@ -119,6 +122,30 @@ func (q *Queue) check(ctx context.Context, need inbox.Need) error {
 	}
 	return inbox.CheckHorizon(ctx, q.pool.Raw(), need)
 }
+
+// receivePatience is for how long nothing may be received until that is reported: a session that is
+// begun anew takes a moment.
+const receivePatience = 2 * time.Second
+
+// reporter reports the receiver (S3).
+func (q *Queue) reporter() *presence.Reporter {
+	return &presence.Reporter{
+		Pool:   q.pool,
+		Part:   presence.Receiver,
+		Scopes: []string{q.cfg.Name},
+		Faults: func(string) []presence.Fault {
+			since, err := q.state.Trouble()
+			if err == nil || time.Since(since) < receivePatience {
+				return nil
+			}
+			return presence.Since(faultReceive, since, err)
+		},
+		Logger: q.cfg.Logger,
+	}
+}
+
+// faultReceive is the kind of a receiver's faults, as onlyonce.owners.faults has it.
+const faultReceive = "receive"
 
 // Healthy returns nil while the receiver works or stands by for another process, and otherwise what
 // it waits for: the broker, the database, or a message that cannot be stored. Messages that are

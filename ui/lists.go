@@ -75,7 +75,7 @@ func (v *visit) outbox() error {
 		}
 		c.Parts = append(c.Parts, part{ID: "segments-h", Title: "Segments of the log", Table: v.tableOf("segments", report.Ring, "slot state bytes=Size opened_at held_by")})
 	}
-	calls := part{ID: "calls", Title: "Calls to send", Of: "oldest first", Acts: []act{{"List them", v.Link("/outbox", "list", "1")}}}
+	calls := part{ID: "calls", Title: "Calls of the log", Of: "oldest first; one whose attempt failed is parked", Acts: []act{{"List them", v.Link("/outbox", "list", "1")}}}
 	listed := v.Query("list")+sink+v.Query("scope")+v.Query("name") != ""
 	if listed {
 		var err error
@@ -93,11 +93,15 @@ type sinkRow struct {
 	*reports.OutboxSink
 	Rate  *float64 // nil: not known yet
 	Aside string   // parked calls
+	Waits *int64   // calls that are not delivered, wherever they are; nil: not counted
+	Since *float64 // age in seconds of the oldest of them
+	Last  *string  // error of the oldest that was tried
+	Held  string   // until when calls are held, and why
 	Tags  []string
 }
 
 func (v *visit) sinkTable(all []sinkRow) *table {
-	return v.tableOf("sinks", all, "sink pending=To_send Rate=Change_a_second oldest_age_seconds=Oldest Aside=Parked Tags=State paused_at=Paused paused_by=By pause_reason=Reason")
+	return v.tableOf("sinks", all, "sink Waits=Not_delivered Since=Oldest Last=Last_error pending=In_log Rate=Change_a_second Aside=Parked Tags=State Held paused_at=Paused paused_by=By pause_reason=Reason")
 }
 
 // rows are the sinks, and the lanes of one of them with calls to send.
@@ -113,6 +117,16 @@ func (o *outbox) rows(of string) (sinks []sinkRow, lanes []*reports.OutboxLane) 
 			aside = append(aside, p.Text())
 		}
 		row.Aside = strings.Join(aside, ", ")
+		if u := s.Undelivered; u != nil {
+			row.Waits = &u.Count
+			row.Since = u.OldestAgeSeconds
+			row.Last = u.LastError
+		}
+		for j := range s.Rates {
+			if r := &s.Rates[j]; r.HeldUntil != nil && row.Held == "" {
+				row.Held = r.Whose() + ": " + r.Hold()
+			}
+		}
 		if !s.Listed {
 			row.Tags = append(row.Tags, "not listed")
 		}

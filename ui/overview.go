@@ -1,7 +1,6 @@
 package ui
 
 import (
-	"cmp"
 	"fmt"
 	"net/http"
 	"slices"
@@ -30,8 +29,8 @@ func (v *visit) overview() error {
 			{ID: "consumers", Title: "Consumers", Table: v.tableOf("topics", s.Consumers(), "Scope Topic Partitions Owned KnownLag=Lag Rate=Per_second LastBatch=Last_batch State"), None: "No consumer has a cursor in this database."},
 			{ID: "parked", Title: "Parked", Table: v.tableOf("groups", s.Parked.Groups, "count=Rows kind state reason scope sink oldest"), None: map[bool]string{true: "Nothing is parked.", false: "Counting takes over 2 seconds."}[s.Parked.Counted]},
 			{ID: "relays", Title: "Relays", Table: v.tableOf("sinks", s.Relays, "sink members=Relays lanes lanes_held paused_at=Paused paused_by=By pause_reason=Reason"), None: "No relay has listed a sink."},
-			{ID: "processes", Title: "Processes", Table: v.tableOf("owners", s.processes(), "scope host pid seen_at=Reported Tags=State Owns=Partitions faults"),
-				None: "No consumer process has reported.", Hint: ended},
+			{ID: "processes", Title: "Processes", Table: v.tableOf("owners", s.processes(), "part scope host pid seen_at=Reported Tags=State Owns=Partitions faults"),
+				None: "No process has reported.", Hint: ended},
 			{Hint: fmt.Sprintf("Schema version %d.", s.SchemaVersion)},
 		}
 	}
@@ -42,7 +41,7 @@ func (v *visit) overview() error {
 func (v *visit) needs(all []ops.Need) []need {
 	var found []need
 	for _, n := range all {
-		page := cmp.Or(map[string]string{"parked": "/parked", "relay": "/outbox", "request": "/requests"}[n.Kind], "/consumers")
+		page := pageOf(&n)
 		if n.Kind == "halt" && n.Where["partition"] != "" {
 			page = "/consumers/cursor"
 		}
@@ -53,6 +52,19 @@ func (v *visit) needs(all []ops.Need) []need {
 		found = append(found, need{n, v.Link(page, query...)})
 	}
 	return found
+}
+
+// pageOf is the page that shows more of a need.
+func pageOf(n *ops.Need) string {
+	switch {
+	case n.Kind == "parked":
+		return "/parked"
+	case n.Where["sink"] != "":
+		return "/outbox"
+	case n.Kind == "request":
+		return "/requests"
+	}
+	return "/consumers"
 }
 
 // cards are the numbers of the first page, those that need a person first.
@@ -66,7 +78,7 @@ func (v *visit) cards(s *status) []card {
 		}
 	}
 	count := func(n int64, of string) cardValue { return cardValue{string(number(n)), of} }
-	calls := card{Title: "Calls to send", Href: v.Link("/outbox"), Needs: slices.ContainsFunc(s.Needs, func(n ops.Need) bool { return n.Kind == "relay" })}
+	calls := card{Title: "Calls not delivered", Href: v.Link("/outbox"), Needs: slices.ContainsFunc(s.Needs, func(n ops.Need) bool { return pageOf(&n) == "/outbox" })}
 	for _, o := range s.Outbox {
 		calls.Values = append(calls.Values, count(o.Count, o.Sink))
 	}

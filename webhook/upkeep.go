@@ -10,6 +10,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/presence"
 	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
@@ -83,8 +84,26 @@ func (ep *Endpoint) Upkeep(ctx context.Context) error {
 	var rotating sync.WaitGroup
 	defer rotating.Wait()
 	rotating.Go(func() { inbox.Rotate(ctx, ep.pool.Raw(), ep.cfg.Logger, remembered) })
+	rotating.Go(func() { ep.reporter().Run(ctx) })
 	ep.purgeAndBackfill(ctx)
 	return nil
+}
+
+// faultStore is the kind of an endpoint's faults, as onlyonce.owners.faults has it.
+const faultStore = "store"
+
+// reporter reports the endpoint (S3).
+func (ep *Endpoint) reporter() *presence.Reporter {
+	return &presence.Reporter{
+		Pool:   ep.pool,
+		Part:   presence.Endpoint,
+		Scopes: []string{ep.cfg.Name},
+		Faults: func(string) []presence.Fault {
+			since, err := ep.storing.Trouble()
+			return presence.Since(faultStore, since, err)
+		},
+		Logger: ep.cfg.Logger,
+	}
 }
 
 // purgeAndBackfill does both, each at its time, until ctx ends.

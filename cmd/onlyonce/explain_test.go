@@ -92,7 +92,7 @@ func TestExplainKey(t *testing.T) {
 			[]string{"Parked: 2", "conflict", "orders/0@7", "orders/0@8", "other bytes"}, "stack"},
 		"request": {`select onlyonce.http_claim(onlyonce.key('acct', 'http POST /v1/charges', 'k'), 'acct', 'http POST /v1/charges', '', gen_random_uuid(), '2 days', '-1 second');
 			insert into onlyonce.http_steps (record_id, name) select id, 'charge' from onlyonce.http_records`,
-			[]string{"k", "-scope", "http POST /v1/charges", "-tenant", "acct"}, []string{"no segment", "HTTP request: left, since", "is not completed", "unknown outcome: charge"}, "private"},
+			[]string{"k", "-scope", "http POST /v1/charges", "-tenant", "acct"}, []string{"It is the Idempotency-Key of POST /v1/charges, tenant acct: its request is left", "HTTP request: left, since", "is not completed", "unknown outcome: charge"}, "private"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -71,7 +71,7 @@ func TestExplainWebhookByItsSendersID(t *testing.T) {
 	f.hooked(pay, body, stripe(body))
 	f.hooked(code, `{"a":1}`, github("d-2", `{"a":1}`))
 	f.hooked(acme, `{"b":1}`, map[string]string{"X-Acme-Signature": mac(`{"b":1}`), "X-Acme-Id": "a-3"})
-	f.run("explain", "evt_1", "-scope", "webhook/stripe").want(t, statusGood, "is remembered", `"stripe/stripe/evt_1"`, "Endpoint stripe recorded it at")
+	f.run("explain", "evt_1", "-scope", "webhook/stripe").want(t, statusGood, "is remembered", `"stripe/stripe/evt_1"`, "It is stored (webhook.stripe/")
 	f.run("explain", "d-2", "-scope", "webhook/code").want(t, statusGood, "is remembered", `"code/github/d-2"`)
 	// Without a scope, all scopes are tried.
 	f.run("explain", "evt_1").want(t, statusGood, "is remembered", `"stripe/stripe/evt_1"`)

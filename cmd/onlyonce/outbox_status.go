@@ -20,12 +20,15 @@ func outboxStatusCommand() command {
 		args:    "[-postgres URL] [-sink S] [-json]",
 		summary: "show calls to be sent, by sink, and who sends them",
 		help: `
-Shows, from one snapshot of the database: for each sink how many calls of the log are to be sent, the age of the oldest, what is parked by
-state, whether the sink is paused, and its rates; its lanes, with who holds them; and the segments that the log is made of, with why one cannot
-be emptied. It changes nothing and works on a standby too.
+Shows, from one snapshot of the database: for each sink how many calls are not delivered, wherever they wait, and the age of the oldest;
+how many of those are in the log; what is parked by state; whether the sink is paused, and its rates; its lanes, with who holds them; and
+the segments that the log is made of, with why one cannot be emptied. It changes nothing and works on a standby too.
+
+NOT DELIVERED counts the calls of the log, those that are under way or tried again (retrying), and later ones of their ordering keys (blocked). Calls that
+wait for a decision, and those that are scheduled for later, are not among them. A call whose attempt failed leaves the log.
 
 LANES is how many lanes relays hold, of how many; "not listed" means that no relay has this sink, and its calls wait. IN PASS counts those
-of PENDING that a relay is at. Lanes are listed if there is something to say: with -sink all of them. Segments: new calls go
+IN LOG that a relay is at. Lanes are listed if there is something to say: with -sink all of them. Segments: new calls go
 to the current one; one is draining until transactions that may still write into it have ended; closed ones are emptied once all in
 them is sent and retention has passed. HELD BY says what a segment waits for, retention apart: lanes that are behind, a sink that no relay
 lists (list it, or discard its calls), cursors that only a relay moves.`,
@@ -71,14 +74,21 @@ func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 		if !r.Counted {
 			passing = "-"
 		}
-		rows = append(rows, []string{s.Sink, relays, numberOrDash(s.Pending), passing, ageOf(s.Age), strings.Join(parked, ", ")})
+		waiting := []string{"-", "-"}
+		if u := s.Undelivered; u != nil {
+			waiting = []string{number(u.Count), ageOf(u.OldestAgeSeconds)}
+		}
+		rows = append(rows, slices.Concat([]string{s.Sink, relays}, waiting, []string{numberOrDash(s.Pending), passing, strings.Join(parked, ", ")}))
 	}
 	say("Sinks: %d\n", len(r.Sinks))
-	a.section([]string{"SINK", "LANES", "PENDING", "IN PASS", "OLDEST", "PARKED"}, rows)
+	a.section([]string{"SINK", "LANES", "NOT DELIVERED", "OLDEST", "IN LOG", "IN PASS", "PARKED"}, rows)
 	for i := range r.Sinks {
 		s := &r.Sinks[i]
 		if s.PausedAt != nil {
 			say("Sink %s is paused %s\n", cell(s.Sink), oneLine(reports.PauseText(s.PausedAt, s.PausedBy, s.PauseReason)))
+		}
+		if u := s.Undelivered; u != nil && u.LastError != nil {
+			say("Sink %s: the oldest call that is tried again: %s\n", cell(s.Sink), oneLine(*u.LastError))
 		}
 		for j := range s.Rates {
 			say("Rate of %s: %s\n", oneLine(s.Rates[j].Whose()), oneLine(s.Rates[j].String()))

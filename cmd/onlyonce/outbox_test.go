@@ -60,7 +60,7 @@ func TestOutboxStatus(t *testing.T) {
 	if g := got.Ring[0]; g.State != "current" || len(g.HeldBy) != 0 || g.Bytes == 0 || g.OpenedAt == nil {
 		t.Errorf("%+v", g)
 	}
-	f.run("status").want(t, statusGood, "Calls: 5 to send", "16 of 16", "0 of 16")
+	f.run("status").want(t, statusGood, "Calls: 5 not delivered", "16 of 16", "0 of 16")
 }
 
 // A segment that cannot be emptied is listed with the reason.
@@ -111,7 +111,7 @@ func TestOutboxStatusDoesNotCountForEver(t *testing.T) {
 	f.count = 50 * time.Millisecond
 	f.run("outbox", "status").want(t, statusGood, "0 of 16 held", "pending calls are not counted: that took over 50ms")
 	f.run("outbox", "status", "-json").want(t, statusGood, `"counted":false`, `"pending":null`)
-	f.run("status").want(t, statusGood, "calls to send are left out")
+	f.run("status").want(t, statusGood, "calls are left out")
 }
 
 func TestPauseAndResumeASink(t *testing.T) {
@@ -172,7 +172,7 @@ func TestOutboxRate(t *testing.T) {
 	f.run("outbox", "rate", "-sink", "payments", "-each-tenant", "-in-flight", "2", "-reason", "fair", "-yes").want(t, statusGood, "sink payments, each tenant to 2 under way at once; until now: no rate")
 	f.run("outbox", "rate", "-sink", "payments", "-key-prefix", "account-17:", "-per-second", "1", "-reason", "refunds", "-yes").want(t, statusGood, "sink payments, ordering keys account-17:... to 1 calls a second")
 	f.exec(`insert into onlyonce.rates (sink, configured, held_until) values ('payments', 100, now() + interval '1 minute')`)
-	f.run("outbox", "status").want(t, statusGood, "Rate of sink payments: 100 calls a second, by the relays' configuration; the remote wants no calls until",
+	f.run("outbox", "status").want(t, statusGood, "Rate of sink payments: 100 calls a second, by the relays' configuration; the remote asked for no calls until",
 		"Rate of sink payments, ordering keys account-17:...: 1 calls a second, set by", "Rate of sink payments, tenant acme: 2.5 calls a second; 4 under way at once, of which 3 are taken, set by", "their import; 1 calls wait")
 	f.run("outbox", "status", "-json").want(t, statusGood, `"waiting":1`)
 	if r := f.run("doctor"); !strings.Contains(r.out, `calls of sink payments, tenant "acme" wait for their rate`) {

@@ -32,6 +32,8 @@ const childEnv = "ONLYONCE_CLI_TEST_CHILD"
 func TestMain(m *testing.M) {
 	switch os.Getenv(childEnv) {
 	case "":
+	case receiverChild:
+		receiveForEver()
 	case deadlyChild:
 		handleDeadly()
 	default:

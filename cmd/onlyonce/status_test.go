@@ -111,7 +111,7 @@ func TestStatusJSON(t *testing.T) {
 	if strings.Count(r.out, "\n") != 1 {
 		t.Errorf("not one line:\n%s", r.out)
 	}
-	if got := fields(t, []byte(r.out)); got != "needs schema_version standby faults cursors owners parked outbox outbox_counted relays unheld timed_ahead requests" {
+	if got := fields(t, []byte(r.out)); got != "needs schema_version standby faults cursors owners parts parked outbox outbox_counted relays unheld timed_ahead requests" {
 		t.Errorf("fields: %s", got)
 	}
 	var lists struct {
@@ -128,7 +128,7 @@ func TestStatusJSON(t *testing.T) {
 		cursorFields:                lists.Cursors[0],
 		"kind text remedy commands": lists.Needs[0],
 		"count kind state reason scope sink oldest oldest_age_seconds":                    lists.Parked.Groups[0],
-		"sink count oldest_age_seconds":                                                   lists.Outbox[0],
+		"sink count log retrying blocked oldest_age_seconds last_error":                   lists.Outbox[0],
 		"sink epoch until held lanes lanes_held members paused_at paused_by pause_reason": lists.Relays[0],
 	} {
 		if got := fields(t, row); got != want {
@@ -179,13 +179,13 @@ func TestStatusJSON(t *testing.T) {
 func TestStatusForPeople(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.run("status").want(t, statusGood, fmt.Sprintf("schema version %d", migrations.Latest), "Nothing needs you.\n\nCursors: 0 partitions", "Parked: 0 not settled", "Calls: 0 to send, 0 sinks")
+	f.run("status").want(t, statusGood, fmt.Sprintf("schema version %d", migrations.Latest), "Nothing needs you.\n\nCursors: 0 partitions", "Parked: 0 not settled", "Calls: 0 not delivered, 0 sinks")
 	f.populate()
 	f.calls()
 	f.columns = 80
 	r := f.run("status", "-v").want(t, statusGood, "4 things need you:\n- no consumer runs: scope stock, 2 partitions", "Cursors: 2 partitions",
 		"parked: sink payments, 1 call of unknown outcome (1 window)", "\n  onlyonce parked list -scope stock -kind message -state waiting\n",
-		"Parked: 4 not settled, 1 settled", "Calls: 2 to send, 3 sinks", "2 at 17", "30m", "Processes: 0").lines(t, 0).fits(t, 80)
+		"Parked: 4 not settled, 1 settled", "Calls: 2 not delivered, 3 sinks", "2 at 17", "30m", "Processes: 0").lines(t, 0).fits(t, 80)
 	t.Log("\n" + r.out)
 }
 
@@ -262,7 +262,7 @@ func TestStatusOfRelays(t *testing.T) {
 		update onlyonce.leases set nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 minute' where starts_with(name, 'relay/a%2Fb/');
 		insert into onlyonce.leases (name, nonce, until) values ('relays/a%2Fb/0', gen_random_uuid(), clock_timestamp() + interval '1 minute'),
 			('relays/a%2Fb/1', gen_random_uuid(), clock_timestamp() + interval '1 minute'), ('relays/mail/0', null, clock_timestamp() - interval '1 minute')`)
-	r := f.run("status").want(t, statusGood, "Calls: 0 to send, 2 sinks", "16 of 16", "0 of 16")
+	r := f.run("status").want(t, statusGood, "Calls: 0 not delivered, 2 sinks", "16 of 16", "0 of 16")
 	if strings.Contains(r.out, "Relays:") {
 		t.Errorf("%s", r.out)
 	}

@@ -54,9 +54,9 @@ func (s *samples) faults(all []ops.Fault) {
 			readOnly = 1
 			continue
 		}
-		s.add(metrics.Faults, float64(f.Processes), f.Scope, f.Topic, f.Kind)
+		s.add(metrics.Faults, float64(f.Processes), f.Part, f.Scope, f.Topic, f.Kind)
 	}
-	s.add(metrics.Faults, readOnly, "", "", "read-only")
+	s.add(metrics.Faults, readOnly, "", "", "", "read-only")
 }
 
 // partitions counts the partitions in use by what they do.
@@ -201,7 +201,9 @@ func (s *samples) parked(t *reports.ParkedTotals) {
 // outbox adds what is known of each sink. A sink that only has calls and that no relay lists has
 // them too.
 func (s *samples) outbox(m *Measures) {
-	oldest, pending, unheld := map[string]float64{}, map[string]float64{}, map[string]float64{}
+	oldest := map[string]float64{}
+	pending := map[string]reports.PendingCalls{}
+	unheld := map[string]float64{}
 	var unlisted []string
 	for _, o := range m.Oldest {
 		oldest[o.Sink] = o.AgeSeconds
@@ -210,7 +212,8 @@ func (s *samples) outbox(m *Measures) {
 		}
 	}
 	for _, o := range m.Status.Outbox {
-		pending[o.Sink] = float64(o.Count)
+		pending[o.Sink] = o
+		oldest[o.Sink] = max(oldest[o.Sink], orZero(o.OldestAgeSeconds))
 	}
 	for _, u := range m.Status.Unheld {
 		unheld[u.Sink] = float64(u.Calls)
@@ -218,7 +221,10 @@ func (s *samples) outbox(m *Measures) {
 	add := func(sink string, relays int64, paused bool) {
 		s.add(metrics.OutboxOldest, oldest[sink], sink)
 		if m.Status.OutboxCounted {
-			s.add(metrics.OutboxPending, pending[sink], sink)
+			o := pending[sink]
+			s.add(metrics.OutboxPending, float64(o.Log), sink, "log")
+			s.add(metrics.OutboxPending, float64(o.Retrying), sink, "retrying")
+			s.add(metrics.OutboxPending, float64(o.Blocked), sink, "blocked")
 			s.add(metrics.OutboxUnheld, unheld[sink], sink)
 		}
 		s.add(metrics.OutboxRelays, float64(relays), sink)

@@ -92,11 +92,14 @@ func TestPartitionsOfALargeTopicAreFolded(t *testing.T) {
 func TestUnlistedSinks(t *testing.T) {
 	t.Parallel()
 	all := Of("shop", &Measures{Oldest: []reports.OldestCall{{Sink: "wrong", AgeSeconds: 60}},
-		Status: &ops.StatusReport{OutboxCounted: true, Outbox: []reports.PendingCalls{{Sink: "wrong", Count: 3}}}})
-	for m, want := range map[*metrics.Metric]float64{metrics.OutboxOldest: 60, metrics.OutboxPending: 3, metrics.OutboxRelays: 0} {
+		Status: &ops.StatusReport{OutboxCounted: true, Outbox: []reports.PendingCalls{{Sink: "wrong", Count: 3, Log: 3}}}})
+	for m, want := range map[*metrics.Metric]float64{metrics.OutboxOldest: 60, metrics.OutboxRelays: 0} {
 		if got := value(all, m, "wrong"); got != want {
 			t.Errorf("%s is %v, want %v", m.Name, got, want)
 		}
+	}
+	if got := value(all, metrics.OutboxPending, "wrong", "log"); got != 3 {
+		t.Errorf("%v calls are in the log, want 3", got)
 	}
 }
 

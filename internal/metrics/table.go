@@ -149,8 +149,8 @@ var (
 		Do:   "See [No consumer runs](operations.md#no-consumer-runs).",
 	})
 	Faults = add(Metric{
-		Name: "onlyonce.faults", Unit: "{process}", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "scope", "topic", "kind"},
-		Help: "Processes that cannot work now, by kind: group, read, topic (it does not exist), apply, handler, unowned (processes run, and none owns the partitions) or read-only (the database, then 1).",
+		Name: "onlyonce.faults", Unit: "{process}", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "part", "scope", "topic", "kind"},
+		Help: "Processes that cannot work now, by part and kind. Consumers: group, read, topic (it does not exist), apply, handler, unowned (processes run, and none owns the partitions). Relays, whose scope is a sink: remote (no call is delivered), refused (nearly all are refused alike), halted, stuck, database. Receivers of queues: receive. Endpoints: store. HTTP layers: secret. All but consumers: gone (killed, and none like it runs). The database: read-only, then 1.",
 		Bad:  "Above 0: `onlyonce status` says what is wrong, and since when.",
 		Do:   "See [Processes cannot work](operations.md#processes-cannot-work).",
 	})
@@ -179,15 +179,15 @@ var (
 		Do:   "See [What is kept, and for how long](operations.md#what-is-kept-and-for-how-long).",
 	})
 	OutboxPending = add(Metric{
-		Name: "onlyonce.outbox.pending", Unit: "{call}", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "sink"},
-		Help: "Calls that are to be sent; no value if counting them took too long.",
-		Bad:  "It rises: relays do not keep up, or the sink is paused.",
+		Name: "onlyonce.outbox.pending", Unit: "{call}", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "sink", "state"},
+		Help: "Calls that are not delivered and wait for no operator, by where they are: log, retrying (under way for longer, or tried again) or blocked (behind an earlier one of their ordering key); no value if counting them took too long. Of the last two at most 100,000 are counted.",
+		Bad:  "`log` rises: relays do not keep up, or the sink is paused. `retrying` rises: the remote fails.",
 		Do:   "See [Calls come late](operations.md#calls-come-late).",
 	})
 	OutboxOldest = add(Metric{
 		Name: "onlyonce.outbox.oldest", Unit: "s", Kind: Gauge, From: FromDatabase, Attributes: []string{"database", "sink"},
-		Help: "Age of the oldest call that is to be sent; 0 if there is none.",
-		Bad:  "Minutes: no relay runs, the sink is paused, or the remote is slow.",
+		Help: "Age of the oldest call that is not delivered and waits for no operator, wherever it is; 0 if there is none.",
+		Bad:  "Minutes: no relay runs, the sink is paused, or the remote fails or is slow.",
 		Do:   "See [Calls come late](operations.md#calls-come-late).",
 	})
 	OutboxWindow = add(Metric{

@@ -10,10 +10,17 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// ExplainedKey says what is known of a key, in three sentences: whether it was claimed, what became
-// of it, and what a copy is that comes now.
+// ExplainedKey says what is known of a key: first what became of it, then whether it was claimed
+// and what a copy is that comes now, and at the end the next step if there is one.
 func ExplainedKey(r *ops.KeyReport) []string {
-	return []string{claimed(r), became(r), copied(r)}
+	said := []string{became(r)}
+	if r.Request == nil {
+		said = append(said, claimed(r), copied(r))
+	}
+	if next := nextStep(r); next != "" {
+		said = append(said, "Next: "+next)
+	}
+	return said
 }
 
 // claimed says whether the key was claimed, and when.
@@ -35,35 +42,133 @@ func claimed(r *ops.KeyReport) string {
 	return name + " was claimed " + r.Seen() + remembered
 }
 
-// became says what became of the key: the row that waits first, then its own calls.
+// became says what became of the key, as far as that is known.
 func became(r *ops.KeyReport) string {
-	for i := range r.Parked {
-		if p := &r.Parked[i]; p.SettledAt == nil {
-			return fmt.Sprintf("It is parked as row %d (%s), %s after %s: %s", p.ID, p.Reason, p.State, show.Count(int64(p.Attempts), "attempt"), stop(show.FirstLine(p.Error, 200)))
-		}
+	switch {
+	case r.Request != nil:
+		return requestFate(r.Request)
+	case len(r.Call) > 0:
+		return fmt.Sprintf("It is a call to %s, and is %s.%s", r.Call[0].Sink, r.Call[0].State, parkedAs(r))
+	case len(r.Events) > 0:
+		return eventFate(r)
+	case appliedByConsumer(r):
+		return fmt.Sprintf("It was applied %s: a consumer's transaction claimed it together with its effects.%s%s", r.Seen(), ownCalls(r), parkedAs(r))
+	case len(r.Claims) > 0 || len(r.Webhooks) > 0:
+		return recorded(r) + ownCalls(r) + parkedAs(r)
+	case len(r.Parked) > 0:
+		return strings.TrimSpace(parkedAs(r))
+	case len(r.Calls) > 0:
+		return fmt.Sprintf("Its transaction enqueued %s, of which none is known to be its own.", show.Count(int64(len(r.Calls)), "call"))
 	}
+	return "It is not known: nothing is parked under it, and no call, no event and no request of it is stored."
+}
+
+// requestFate says what became of an HTTP request.
+func requestFate(q *ops.Request) string {
+	text := "It is the Idempotency-Key of " + strings.TrimPrefix(q.Scope, "http ")
+	if q.Tenant != "" {
+		text += ", tenant " + q.Tenant
+	}
+	switch {
+	case q.CompletedAt != nil && q.ExpiresAt != nil:
+		return fmt.Sprintf("%s: answered at %s; a copy gets that answer until %s.", text, show.Instant(*q.CompletedAt), show.Instant(*q.ExpiresAt))
+	case q.State == "running":
+		return fmt.Sprintf("%s: its request is running since %s.", text, show.Instant(q.CreatedAt))
+	case q.State == "reconcile":
+		return text + ": a step of its request has an unknown outcome, and an operator has to decide."
+	}
+	return fmt.Sprintf("%s: its request is %s, since %s, and a copy goes on with it.", text, q.State, show.Instant(q.CreatedAt))
+}
+
+// eventFate says what became of a stored event: a webhook, or a message of a queue.
+func eventFate(r *ops.KeyReport) string {
+	e := &r.Events[0]
+	at := fmt.Sprintf("%s/%d, offset %d, since %s", e.Topic, e.Partition, e.Offset, show.Instant(e.AppendedAt))
+	scope, parked := strings.CutPrefix(e.State, "parked by ")
+	switch {
+	case e.State == "handled":
+		return fmt.Sprintf("It was applied, or an operator gave it up: each consumer has handled it (%s).%s", at, parkedAs(r))
+	case e.State == "unread":
+		return fmt.Sprintf("It is stored (%s), and not applied yet: no consumer has begun to read the stream.%s", at, parkedAs(r))
+	case parked:
+		return fmt.Sprintf("It is not applied: the consumer of scope %s has parked it (%s).%s", scope, at, parkedAs(r))
+	}
+	return fmt.Sprintf("It is stored (%s), and not applied yet: it is %s.%s", at, strings.Replace(e.State, "before ", "before the consumer of scope ", 1), parkedAs(r))
+}
+
+// appliedByConsumer reports whether the key was claimed as consumers do: with the effects, in one
+// transaction.
+func appliedByConsumer(r *ops.KeyReport) bool {
+	return slices.ContainsFunc(r.Claims, func(c ops.Claim) bool { return ring.OfConsumers(c.Ring) })
+}
+
+// recorded says who claimed a key that no consumer claimed with its effects.
+func recorded(r *ops.KeyReport) string {
+	if len(r.Webhooks) > 0 {
+		return fmt.Sprintf("Endpoint %s recorded it at %s.", r.Webhooks[0].Endpoint, show.Instant(r.Webhooks[0].ClaimedAt))
+	}
+	return "It was taken: its id was claimed " + r.Seen() + "."
+}
+
+// ownCalls says what became of its own calls, with a space in front.
+func ownCalls(r *ops.KeyReport) string {
 	var own []string
 	for _, c := range r.Calls {
 		if c.Derived != nil {
 			own = append(own, fmt.Sprintf("its call %s to %s is %s", c.Name, c.Sink, c.State))
 		}
 	}
-	switch {
-	case r.Request != nil:
-		return fmt.Sprintf("Its HTTP request is %s.", r.Request.State)
-	case len(r.Call) > 0:
-		return fmt.Sprintf("It is a call to %s, and is %s.", r.Call[0].Sink, r.Call[0].State)
-	case len(own) > 0:
-		text := strings.Join(own, ", ")
-		return strings.ToUpper(text[:1]) + text[1:] + "."
-	case len(r.Parked) > 0:
-		return fmt.Sprintf("It was parked as row %d, and is %s.", r.Parked[0].ID, r.Parked[0].State)
-	case len(r.Calls) > 0:
-		return fmt.Sprintf("Its transaction enqueued %s, of which none is known to be its own.", show.Count(int64(len(r.Calls)), "call"))
-	case len(r.Webhooks) > 0:
-		return fmt.Sprintf("Endpoint %s recorded it at %s.", r.Webhooks[0].Endpoint, show.Instant(r.Webhooks[0].ClaimedAt))
+	if len(own) == 0 {
+		return ""
 	}
-	return "Nothing is parked under it, and no call of it is known."
+	text := strings.Join(own, ", ")
+	return " " + strings.ToUpper(text[:1]) + text[1:] + "."
+}
+
+// others are the reasons of a row that is about another message or event than the one that was
+// applied under the id.
+var others = []string{"conflict", "divergent", "same-body"}
+
+// parkedAs says as which row it is parked, or set aside, the one that waits first; with a space in
+// front.
+func parkedAs(r *ops.KeyReport) string {
+	if len(r.Parked) == 0 {
+		return ""
+	}
+	p := waitingRow(r)
+	subject := "It"
+	if slices.Contains(others, p.Reason) && len(r.Claims)+len(r.Events) > 0 {
+		subject = "Another one of its id, with another content,"
+	}
+	if p.SettledAt != nil {
+		return fmt.Sprintf(" %s was parked as row %d (%s), and is %s.", subject, p.ID, p.Reason, p.State)
+	}
+	return fmt.Sprintf(" %s is parked as row %d (%s), %s after %s: %s", subject, p.ID, p.Reason, p.State, show.Count(int64(p.Attempts), "attempt"), stop(show.FirstLine(p.Error, 200)))
+}
+
+// waitingRow is the first row that is not settled, or else the first one.
+func waitingRow(r *ops.KeyReport) *ops.ParkedRow {
+	for i := range r.Parked {
+		if r.Parked[i].SettledAt == nil {
+			return &r.Parked[i]
+		}
+	}
+	return &r.Parked[0]
+}
+
+// nextStep is the command that shows more, or decides; empty: there is nothing to do.
+func nextStep(r *ops.KeyReport) string {
+	switch {
+	case len(r.Parked) > 0:
+		return fmt.Sprintf("onlyonce parked show -id %d", waitingRow(r).ID)
+	case r.Request != nil && r.Request.CompletedAt == nil:
+		return "onlyonce request list -id " + r.Request.ID
+	case len(r.Events) > 0 && r.Events[0].State != "handled":
+		return "onlyonce status, for whether its consumer runs"
+	case len(r.Call) > 0 && r.Call[0].State == "pending":
+		return "onlyonce outbox status -sink " + show.Quote(r.Call[0].Sink)
+	}
+	return ""
 }
 
 // copied says what a copy is that comes now. A ring in which such a key is never claimed does not
@@ -73,7 +178,7 @@ func copied(r *ops.KeyReport) string {
 	for _, c := range r.Copies {
 		held := slices.ContainsFunc(r.Claims, func(k ops.Claim) bool { return k.Ring == c.Ring })
 		standard := !ring.OfConsumers(c.Ring)
-		other := !held && (r.Request != nil || !standard && (len(r.Call) > 0 || len(r.Webhooks) > 0) || standard && len(r.Claims) > 0)
+		other := !held && (r.Request != nil || !standard && (len(r.Call) > 0 || len(r.Webhooks) > 0 || len(r.Events) > 0) || standard && len(r.Claims) > 0)
 		switch {
 		case other && c.Because == nil:
 		case c.Duplicate:

@@ -125,8 +125,9 @@ func (s *TopicSum) LagText() string {
 	return fmt.Sprint(s.Lag)
 }
 
-// Process is a consumer process and what it says of its partitions.
+// Process is a part of a process, for example a consumer, and what it says of itself.
 type Process struct {
+	What string `col:"SCOPE"` // of a consumer its scope, of another part what it is and its name
 	*ops.Owner
 	Reported  string   `col:"REPORTED"`
 	Owns      int      `col:"PARTITIONS"`
@@ -139,7 +140,10 @@ type Process struct {
 // Processes are the living processes, and those silent for at most 5 minutes.
 func Processes(r *ops.StatusReport) (all []*Process) {
 	for _, o := range r.Processes() {
-		p := &Process{Owner: o, Owns: len(o.Partitions), Reported: show.Ago(o.SeenAgeSeconds) + " ago", Kinds: o.FaultKinds()}
+		p := &Process{What: o.Scope, Owner: o, Owns: len(o.Partitions), Reported: show.Ago(o.SeenAgeSeconds) + " ago", Kinds: o.FaultKinds()}
+		if o.Part != "consumer" {
+			p.What = strings.TrimSpace(o.Part + " " + o.Scope)
+		}
 		if o.Silent() {
 			p.Reported += " (silent)"
 		}
@@ -153,22 +157,27 @@ func Processes(r *ops.StatusReport) (all []*Process) {
 	return all
 }
 
-// SinkSum is a sink's calls that are to be sent, and the relays that send them.
+// SinkSum is a sink's calls that are not delivered, and the relays that send them.
 type SinkSum struct {
-	Sink   string   `col:"SINK"`
-	ToSend *int64   `col:"TO SEND"` // nil: not counted
-	Oldest *float64 `col:"OLDEST,age"`
-	Relays int64    `col:"RELAYS"`
-	Lanes  string   `col:"LANES HELD"`
-	State  string   `col:"STATE"`
+	Sink        string   `col:"SINK"`
+	Undelivered *int64   `col:"CALLS"` // that are not delivered; nil: not counted
+	Retrying    *int64   `col:"RETRIED"`
+	Blocked     *int64   `col:"BEHIND"`
+	Oldest      *float64 `col:"OLDEST,age"`
+	Relays      int64    `col:"RELAYS"`
+	Lanes       string   `col:"LANES HELD"`
+	State       string   `col:"STATE"`
+	LastError   *string  `col:"LAST ERROR"`
 }
 
-// Sinks are the sinks that a relay lists or that have calls to send, and how many calls there are.
+// Sinks are the sinks that a relay lists or that have calls, and how many calls are not delivered.
 func Sinks(r *ops.StatusReport) (sinks []*SinkSum, pending int64) {
 	for _, l := range r.Relays {
 		s := &SinkSum{Sink: l.Sink, Relays: l.Members, Lanes: fmt.Sprintf("%d of %d", l.LanesHeld, l.Lanes)}
 		if r.OutboxCounted {
-			s.ToSend = new(int64)
+			s.Undelivered = new(int64)
+			s.Retrying = new(int64)
+			s.Blocked = new(int64)
 		}
 		if l.PausedAt != nil {
 			s.State = "paused since " + show.Instant(*l.PausedAt)
@@ -182,7 +191,12 @@ func Sinks(r *ops.StatusReport) (sinks []*SinkSum, pending int64) {
 		if at < 0 {
 			at, sinks = len(sinks), append(sinks, &SinkSum{Sink: o.Sink, State: "no relay lists it"})
 		}
-		sinks[at].ToSend, sinks[at].Oldest = &o.Count, o.OldestAgeSeconds
+		s := sinks[at]
+		s.Undelivered = &o.Count
+		s.Retrying = &o.Retrying
+		s.Blocked = &o.Blocked
+		s.Oldest = o.OldestAgeSeconds
+		s.LastError = o.LastError
 	}
 	slices.SortFunc(sinks, func(a, b *SinkSum) int { return strings.Compare(a.Sink, b.Sink) })
 	return sinks, pending

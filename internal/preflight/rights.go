@@ -86,6 +86,7 @@ var (
 	// HTTP is the layer of package idempotency, besides App for its handlers.
 	HTTP = newRole("onlyonce_http", map[string][]string{
 		"schema_version": {"SELECT"},
+		"owners":         {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"leases":         {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"watched":        {"SELECT", "UPDATE"},
 		"http_records":   {"SELECT", "INSERT", "UPDATE", "DELETE"},
@@ -118,6 +119,7 @@ var (
 	// Receiver receives webhooks, or messages of a queue (S2).
 	Receiver = newRole("onlyonce_app", map[string][]string{
 		"schema_version":    {"SELECT"},
+		"owners":            {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"leases":            {"SELECT", "INSERT", "UPDATE"},
 		"inbox":             {"SELECT"}, // and its segments, see role
 		"parked":            {"SELECT", "INSERT"},
@@ -134,6 +136,7 @@ var (
 	// Relay sends what is in the outbox (S2).
 	Relay = newRole("onlyonce_relay", map[string][]string{
 		"schema_version": {"SELECT"},
+		"owners":         {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"leases":         {"SELECT", "INSERT", "UPDATE"},
 		"batches":        {"SELECT"},
 		"outbox_log":     {"SELECT"},

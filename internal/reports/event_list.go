@@ -16,13 +16,17 @@ import (
 )
 
 // EventState says what became of an event of the log l of the stream s: unread, before SCOPE (the
-// first consumer that has not handled it), or handled.
+// first consumer that has not handled it), parked by SCOPE (the first one that has it parked, by
+// the index parked_position), or handled.
 const EventState = `
        case when not exists (select 1 from onlyonce.positions c where c.topic = s.topic and c.partition = l.partition
                               and (c.topic_id = s.incarnation or c.topic_id is null and coalesce(c.cluster_id, 'postgres') = 'postgres')) then 'unread'
             else coalesce((select 'before ' || c.scope from onlyonce.positions c where c.topic = s.topic and c.partition = l.partition
                               and (c.topic_id = s.incarnation or c.topic_id is null and coalesce(c.cluster_id, 'postgres') = 'postgres')
-                              and c.retired_at is null and c.next_offset <= l."offset" order by c.scope limit 1), 'handled') end as state`
+                              and c.retired_at is null and c.next_offset <= l."offset" order by c.scope limit 1),
+                          (select 'parked by ' || c.scope from onlyonce.positions c join onlyonce.parked k on k.scope = c.scope and k.topic = c.topic and k.partition = c.partition
+                              where c.topic = s.topic and c.partition = l.partition and c.retired_at is null
+                              and k."offset" = l."offset" and k.settled_at is null and k.scope is not null order by c.scope limit 1), 'handled') end as state`
 
 // eventColumns are what a list of events reads. No bodies.
 const eventColumns = `
@@ -65,7 +69,7 @@ type Event struct {
 	Offset     int64      `json:"offset" col:"OFFSET"`
 	ID         string     `json:"id" show:"id=Name" col:"EVENT" doc:"ENDPOINT/PROVIDER/ID for webhooks"`
 	Tenant     string     `json:"tenant" show:"tenant" col:"TENANT"`
-	State      string     `json:"state" show:"state" col:"STATE" doc:"unread if no consumer has begun to read it; \"before SCOPE\" if the consumer of that scope has not handled it; or handled, by all. A handled event may be parked"`
+	State      string     `json:"state" show:"state" col:"STATE" doc:"unread if no consumer has begun to read it; \"before SCOPE\" if the consumer of that scope has not handled it; \"parked by SCOPE\" if it is parked there and not settled; or handled, by all"`
 	AppendedAt time.Time  `json:"appended_at" show:"appended at" col:"AGE,ago"`
 	ErasedAt   *time.Time `json:"erased_at" show:"erased at" doc:"when its body was erased"`
 	Bytes      int64      `json:"bytes" col:"SIZE,size" doc:"size of its body"`
@@ -113,6 +117,13 @@ func EventList(ctx context.Context, db DB, f EventFilter) (events []Event, more 
 	}
 	events, more = Cut(events, f.Limit)
 	return events, more, nil
+}
+
+// EventsOfID finds the events of a stream with an id, as stored or its last part; nil: that took
+// longer than limit.
+func EventsOfID(ctx context.Context, tx pgx.Tx, limit time.Duration, topic, id string) ([]Event, error) {
+	var anyPartition *int32
+	return CollectWithin[Event](ctx, tx, limit, eventsSQL, topic, anyPartition, id, DefaultLimit)
 }
 
 // EventName is an event's id. A webhook's is shown as its sender knows it, with the provider.

@@ -89,6 +89,7 @@ type OutboxSink struct {
 	PauseReason *string       `json:"pause_reason"`
 	Pending     *int64        `json:"pending" db:"-" doc:"how many calls of the log are to be sent. Nil: not counted"`
 	Age         *float64      `json:"oldest_age_seconds" db:"-" doc:"of the oldest of those; nil: none, or not counted"`
+	Undelivered *PendingCalls `json:"undelivered" db:"-" doc:"the calls that are not delivered, wherever they wait; nil: not counted"`
 	Parked      []ParkedCalls `json:"parked" db:"-"`
 	Lanes       []*OutboxLane `json:"lanes" db:"-" doc:"none if the sink is not listed"`
 	Unheld      *UnheldCalls  `json:"unheld" db:"-" doc:"calls in lanes that no relay has held for longer than a lease; nil: none, or not counted"`
@@ -179,7 +180,7 @@ func (h *HeldBy) String() string {
 // OutboxReport is the calls to be sent, the relays that send them, and the segments of the outbox's
 // log.
 type OutboxReport struct {
-	Counted bool            `json:"counted" doc:"false if counting pending calls took too long: then pending, in_pass and ages are nil, and held_by names only cursors"`
+	Counted bool            `json:"counted" doc:"false if counting calls took too long: then pending, undelivered, in_pass and ages are nil, and held_by names only cursors"`
 	Sinks   []OutboxSink    `json:"sinks" doc:"by name"`
 	Ring    []OutboxSegment `json:"ring" doc:"by slot"`
 }
@@ -228,7 +229,12 @@ func ReadOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport
 	if err != nil {
 		return nil, err
 	}
-	r.Counted = waiting != nil
+	unsent, err := Unsent(ctx, tx, q.CountLimit, sink)
+	if err != nil {
+		return nil, err
+	}
+	r.Counted = waiting != nil && unsent != nil
+	undelivered := SumCalls(waiting, unsent)
 
 	unheld := Unheld(lanes, waiting)
 	for i := range r.Sinks {
@@ -254,6 +260,10 @@ func ReadOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport
 		}
 		if r.Counted {
 			s.count(waiting)
+			s.Undelivered = &PendingCalls{Sink: s.Sink}
+			if at := slices.IndexFunc(undelivered, func(o PendingCalls) bool { return o.Sink == s.Sink }); at >= 0 {
+				s.Undelivered = &undelivered[at]
+			}
 		}
 	}
 	for i := range r.Ring {

@@ -34,7 +34,7 @@ select x.sink, case when x.calls_of like 'tenant %' then substr(x.calls_of, 8) e
        case when x.calls_of like 'key %' then substr(x.calls_of, 5) else '' end as ordering_key_prefix,
        x.calls_of = 'tenants' as each_tenant, r.configured, r.per_second, r.configured_in_flight, r.in_flight,
        coalesce(w.taken, 0) as taken, r.set_at, r.set_by, r.reason,
-       case when r.held_until > clock_timestamp() and r.held_until <= clock_timestamp() + interval '1 hour' then r.held_until end as held_until,
+       case when r.held_until > clock_timestamp() and r.held_until <= clock_timestamp() + interval '1 hour' then r.held_until end as held_until, r.held_why,
        coalesce(w.calls, 0) as waiting
   from r full join w on w.sink = r.sink and w.calls_of = r.calls_of
  cross join lateral (select coalesce(r.sink, w.sink) as sink, coalesce(r.calls_of, w.calls_of) as calls_of) x
@@ -59,7 +59,8 @@ type SinkRate struct {
 	SetAt     *time.Time `json:"set_at" doc:"when an operator last decided; nil: never"`
 	SetBy     *string    `json:"set_by"`
 	Reason    *string    `json:"reason"`
-	HeldUntil *time.Time `json:"held_until" doc:"the remote wants no calls before (Retry-After); nil: it takes them"`
+	HeldUntil *time.Time `json:"held_until" doc:"relays start none of its calls before; nil: they do"`
+	HeldWhy   *string    `json:"held_why" doc:"why, for example the breaker; nil: the remote has asked for it (Retry-After)"`
 	Waiting   int64      `json:"waiting" doc:"calls that are set aside until the rate allows them"`
 }
 
@@ -96,12 +97,23 @@ func (r *SinkRate) String() string {
 		text += fmt.Sprintf(", set by %s at %s: %s", show.OrDash(r.SetBy), show.Instant(*r.SetAt), show.OrDash(r.Reason))
 	}
 	if r.HeldUntil != nil {
-		text += "; the remote wants no calls until " + show.Instant(*r.HeldUntil)
+		text += "; " + r.Hold()
 	}
 	if r.Waiting > 0 {
 		text += fmt.Sprintf("; %d calls wait", r.Waiting)
 	}
 	return text
+}
+
+// Hold says until when its calls wait, and whose wish that is; empty: they do not.
+func (r *SinkRate) Hold() string {
+	switch {
+	case r.HeldUntil == nil:
+		return ""
+	case r.HeldWhy != nil:
+		return fmt.Sprintf("calls are held until %s: %s", show.Instant(*r.HeldUntil), *r.HeldWhy)
+	}
+	return fmt.Sprintf("the remote asked for no calls until %s (Retry-After)", show.Instant(*r.HeldUntil))
 }
 
 // Whose names the calls that the rate is for.

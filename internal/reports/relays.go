@@ -3,7 +3,6 @@ package reports
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -28,13 +27,6 @@ select l.sink, max(e.epoch) as epoch, max(e.until) as until,
 const membersSQL = `
 select name from onlyonce.leases
  where starts_with(name, $1) and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
-
-// PendingCalls counts a sink's calls that wait to be sent.
-type PendingCalls struct {
-	Sink             string   `json:"sink"`
-	Count            int64    `json:"count"`
-	OldestAgeSeconds *float64 `json:"oldest_age_seconds"`
-}
 
 // SinkRelays describes the relays that send a sink's calls.
 type SinkRelays struct {
@@ -113,22 +105,4 @@ func Unheld(lanes []OutboxLane, waiting []WaitingCalls) []UnheldCalls {
 		u.Seconds = min(u.Seconds, *l.Unheld)
 	}
 	return found
-}
-
-// SumCalls adds up, for each sink, the calls that wait in its lanes.
-func SumCalls(waiting []WaitingCalls) []PendingCalls {
-	sums := []PendingCalls{}
-	for _, w := range waiting {
-		i := slices.IndexFunc(sums, func(o PendingCalls) bool { return o.Sink == w.Sink })
-		if i < 0 {
-			i, sums = len(sums), append(sums, PendingCalls{Sink: w.Sink})
-		}
-		o := &sums[i]
-		o.Count += w.Calls
-		if o.OldestAgeSeconds == nil || w.Age != nil && *w.Age > *o.OldestAgeSeconds {
-			o.OldestAgeSeconds = w.Age
-		}
-	}
-	slices.SortFunc(sums, func(a, b PendingCalls) int { return strings.Compare(a.Sink, b.Sink) })
-	return sums
 }

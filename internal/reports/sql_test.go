@@ -14,7 +14,7 @@ func TestQuestionsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{BoundsSQL, LimitSQL, pendingCallsSQL, OldestCallsSQL, callSQL, eventsSQL, unhandledEventsSQL, oneEventSQL, operationsSQL, auditRowsSQL, decisionsSQL, parkedByIDsSQL,
+	for _, sql := range []string{BoundsSQL, LimitSQL, pendingCallsSQL, OldestCallsSQL, unsentSQL, callSQL, eventsSQL, unhandledEventsSQL, oneEventSQL, operationsSQL, auditRowsSQL, decisionsSQL, parkedByIDsSQL,
 		keyRingsSQL, logSinksSQL, LanesSQL, WaitingCallsSQL, parkedCallsSQL, RingSQL, sinkNamesSQL, StreamsSQL, EventRingSQL, frontiersSQL, sinkRatesSQL,
 		cursorsSQL, requestsSQL, placesSQL, parkedSQL, openParkedSQL, parkedCountsSQL, settledCountSQL, relaysSQL, membersSQL, roomSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {

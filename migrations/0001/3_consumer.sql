@@ -258,6 +258,7 @@ comment on column onlyonce.pauses.partition is '-1: the whole topic, or the whol
 
 create table onlyonce.owners (
   id         uuid        primary key,
+  part       text        not null default 'consumer' check (part in ('consumer', 'relay', 'receiver', 'endpoint', 'layer')),
   scope      text        not null,
   host       text        not null,
   pid        integer     not null,
@@ -267,11 +268,13 @@ create table onlyonce.owners (
   faults     jsonb       not null default '[]'
 ) with (fillfactor = 50);
 create index owners_scope on onlyonce.owners (scope);
-comment on table  onlyonce.owners is 'What each consumer process reports about the partitions that it owns, for people and tools. The engine does not read it to decide.';
-comment on column onlyonce.owners.id         is 'Random, new for each Consumer.Run.';
+comment on table  onlyonce.owners is 'What each part of a process reports about itself, for people and tools: of a consumer also the partitions that it owns. The engine does not read it to decide.';
+comment on column onlyonce.owners.id         is 'Random, new for each Run.';
+comment on column onlyonce.owners.part       is 'What it is: a consumer, a relay, the receiver of a queue, an endpoint of webhooks, or a layer of the HTTP package.';
+comment on column onlyonce.owners.scope      is 'Of a consumer. Of a relay: a sink, which has a row of its own. Of a receiver or an endpoint: its name. Of a layer: empty.';
 comment on column onlyonce.owners.seen_at    is 'When the process wrote the row: at once when a state changes, every 10 seconds otherwise. A process that stops in order deletes its row.';
 comment on column onlyonce.owners.partitions is 'A list of objects: topic, partition, epoch, position, high_watermark, lag, last_stable, paused, halted (reason), detail, and ages in seconds at seen_at: halted_for, last_batch_age, waiting_for (an open Kafka transaction holds back what lies above last_stable), blocked_by (the message that holds up the position: offset, key, for, done).';
-comment on column onlyonce.owners.faults     is 'What keeps the process from its work now, a list of objects: kind (group, read, apply, handler), topic, partitions (how many), for (seconds at seen_at), text (no payload, no key, and nothing that a handler said).';
+comment on column onlyonce.owners.faults     is 'What keeps the part from its work now, a list of objects: kind (of a consumer group, read, topic, apply or handler; of a relay remote, refused, halted, stuck or database; of a receiver receive; of an endpoint store), topic, partitions (how many), for (seconds at seen_at), text (no payload, no key, and nothing that a handler said).';
 
 -- ---------------------------------------------------------------- fence
 
@@ -570,6 +573,12 @@ create index parked_timed on onlyonce.parked (timed_at) where timed_at is not nu
 -- Finds the ordering keys of a partition, or of a lane, that have blocked rows.
 create index parked_blocked on onlyonce.parked (scope, topic, partition, order_key) where state = 'blocked' and kind <> 'call' and topic is not null;
 create index parked_calls_blocked on onlyonce.parked (sink, lane, order_key) where state = 'blocked' and kind = 'call' and sink is not null;
+-- Finds the calls of a sink that are not delivered yet, the oldest first, and counts them. Those that
+-- the remote has accepted and those that the program has scheduled are not among them.
+create index parked_unsent on onlyonce.parked (sink, state, record_time)
+  where kind = 'call' and state in ('retrying', 'blocked') and reason not in ('completion', 'scheduled') and sink is not null;
+-- Finds the events that are parked or set aside under an id, whatever their key.
+create index parked_event on onlyonce.parked (event_id) where event_id is not null;
 -- Finds out whether an ordering key is blocked, and which of its rows is first.
 create index parked_order on onlyonce.parked (order_key, partition, "offset") where settled_at is null and order_key is not null;
 -- A row of the outbox's log is parked once.

@@ -400,6 +400,7 @@ create table onlyonce.rates (
   permits    double precision not null default 1,
   filled_at  timestamptz      not null default clock_timestamp(),
   held_until timestamptz,
+  held_why   text,
   primary key (sink, calls_of)
 ) with (fillfactor = 50);
 -- rates_limits has those that limit or hold calls, and not the buckets of tenants that have no rate of their own.
@@ -413,7 +414,8 @@ comment on column onlyonce.rates.per_second is 'Calls a second, set by `onlyonce
 comment on column onlyonce.rates.configured_in_flight is 'Calls under way at once, by RelayConfig.Rates of the relay that was started last. Null: no limit.';
 comment on column onlyonce.rates.in_flight  is 'Calls under way at once, set by `onlyonce outbox rate`. It counts instead of `configured_in_flight`. Null: that one counts.';
 comment on column onlyonce.rates.permits    is 'Calls that relays may start, as of filled_at.';
-comment on column onlyonce.rates.held_until is 'A remote has asked for no calls until then (Retry-After). Null, past, or more than an hour ahead: none has.';
+comment on column onlyonce.rates.held_until is 'Relays start no calls until then. Null, past, or more than an hour ahead: they may.';
+comment on column onlyonce.rates.held_why   is 'Why they do not. Null: the remote has asked for it (Retry-After).';
 
 -- shares has which part of the calls that may be under way each relay may have. Their sum is at most
 -- that number, unless it was lowered while calls were under way. A relay that died keeps its share

@@ -3,6 +3,7 @@ package httpsink
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -55,8 +56,18 @@ func (s *Sink) noteHealth(health error, r outbox.Result) outbox.Result {
 	switch b := s.cfg.Breaker; {
 	case health == nil:
 		s.failures.Store(0)
-	case !errors.Is(health, errHostUnknown) && s.failures.Add(1) >= int64(b.Failures) && !b.Off:
-		if r.Holds, r.RetryAfter = outbox.HoldsSink, max(r.RetryAfter, b.OpenFor); errors.Is(health, errNoHost) {
+	case errors.Is(health, errHostUnknown):
+	default:
+		n := s.failures.Add(1)
+		if b.Off || n < int64(b.Failures) {
+			break
+		}
+		if r.RetryAfter <= b.OpenFor { // else the remote has asked for longer
+			r.RetryAfter = b.OpenFor
+			r.HoldReason = fmt.Sprintf("%d attempts in a row failed, the last: %s (breaker)", n, r.Reason)
+		}
+		r.Holds = outbox.HoldsSink
+		if errors.Is(health, errNoHost) {
 			r.Holds = outbox.HoldsAll
 		}
 	}

@@ -39,6 +39,7 @@ func (s *Sink) classify(a Answer, tenant string) outbox.Result {
 		r.Outcome = outbox.Postponed
 		r.Holds = outbox.HoldsTenant
 		r.HoldFor = s.cfg.Breaker.OpenFor
+		r.HoldReason = "the tenant's credentials are refused: " + r.Reason
 		r.Reason += ": the tenant's calls wait; are its credentials valid?"
 	}
 	if r.Outcome != outbox.Retry && r.Outcome != outbox.Postponed {

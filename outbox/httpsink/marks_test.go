@@ -122,7 +122,7 @@ func TestO14CredentialsAreTheTenants(t *testing.T) {
 		tenant string
 		want   outbox.Result
 	}{
-		"of a tenant":   {401, "acme", outbox.Result{Outcome: outbox.Postponed, Holds: outbox.HoldsTenant, HoldFor: time.Minute}},
+		"of a tenant":   {401, "acme", outbox.Result{Outcome: outbox.Postponed, Holds: outbox.HoldsTenant, HoldFor: time.Minute, HoldReason: "the tenant's credentials are refused: status 401"}},
 		"of none":       {401, "", outbox.Result{Outcome: outbox.Rejected}},
 		"as configured": {403, "acme", outbox.Result{Outcome: outbox.Rejected}},
 	} {

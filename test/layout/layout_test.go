@@ -203,7 +203,7 @@ var layers = []struct {
 	{"ground", []string{"internal/bodies", "internal/claimed", "internal/codec", "internal/cursor", "internal/dialguard", "internal/fault", "internal/fields", "internal/lease", "internal/metrics", "internal/outcome", "internal/process", "internal/ready", "internal/rfc", "internal/show", "internal/watch", "migrations", "seal"}},
 	{"identities and pools", []string{"internal/frozen", "internal/hook", "internal/origin", "internal/parked", "internal/primary"}},
 	{"transactions", []string{"internal/guard", "shard"}},
-	{"keys", []string{"dedupe", "internal/preflight", "internal/retention", "internal/ring"}},
+	{"keys", []string{"dedupe", "internal/preflight", "internal/presence", "internal/retention", "internal/ring"}},
 	{"parts of the consumer", []string{"consumer/internal/attemptlock", "internal/brake", "consumer/internal/budget", "consumer/internal/window", "consumer/source", "internal/inbox"}},
 	{"consumer and outbox", []string{"consumer", "outbox"}},
 	{"sinks and the event log", []string{"consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"}},

@@ -293,7 +293,7 @@ var httpRules = []mutant{
 		test: "TestH22StoreDown"},
 	{rule: "H30 requests", in: "idempotency", decl: "(*servedRequest).refuseChangedKey",
 		old: "req.layer.checkKeys(req.ctx)", new: "error(nil)", test: "TestH30SecretReplacedUnderItsID"},
-	{rule: "H30 start", in: "idempotency", decl: "(*Layer).Run",
+	{rule: "H30 start", in: "idempotency", decl: "(*Layer).run",
 		old: "l.checkKeys(ctx)", new: "error(nil)", test: "TestH30SecretReplacedUnderItsID"},
 	{rule: "H30 checked once", in: "idempotency", decl: "(*Layer).checkKeys",
 		old: "l.keysChecked.Store(true)", new: "", test: "TestH30KeysAreCheckedOnce"},

@@ -355,7 +355,7 @@ var outboxRules = []mutant{
 	{rule: "O6 transient error of Adyen", in: "outbox/httpsink", decl: "classifyAdyen",
 		old: `strings.EqualFold(strings.TrimSpace(a.Header.Get("Transient-Error")), "true")`, new: "false", test: "TestAdyenTransientErrors"},
 	{rule: "O14 Retry-After holds the call only", in: "outbox", decl: "(*laneCalls).recordResult",
-		old: "c.lane.sink.rates.hold(callsOf{tenant: a.Tenant}, cmp.Or(r.RetryAfter, r.HoldFor), r.Holds)", new: "_ = cmp.Or[int]", test: "TestO14RetryAfter"},
+		old: "c.lane.sink.holdCalls(a.Tenant, r)", new: "", test: "TestO14RetryAfter"},
 	{rule: "O14 expired credentials hold nobody", in: "outbox/httpsink", decl: "(*Sink).classify",
 		old: `refused && tenant != ""`, new: `refused && tenant == "nobody"`, pkg: "outbox", test: "TestO14ExpiredCredentialsHoldTheirTenant"},
 	{rule: "O14 one tenant holds the sink", in: "outbox", decl: "(*relayRates).hold",

@@ -41,4 +41,4 @@ const (
 //   - S2 (rights) is a file that its tests read when they run, out of an overlay's reach. The
 //     comparison of that file with the server has one.
 //   - H7's comparison of fingerprints in constant time is checked in the source.
-var table = slices.Concat(adversaryRules, seamsRules, kitRules, consumerRules, slotRules, guardRules, kafkaLogRules, inboxRules, outboxRules, eventsRules, webhooksRules, intakeRules, queueRules, httpRules, httpClientRules, httpCacheRules, placesRules, sealRules, loginRules, consoleRules)
+var table = slices.Concat(adversaryRules, seamsRules, kitRules, consumerRules, slotRules, guardRules, kafkaLogRules, inboxRules, outboxRules, eventsRules, webhooksRules, intakeRules, queueRules, httpRules, httpClientRules, httpCacheRules, placesRules, sealRules, loginRules, consoleRules, nightRules)
