@@ -20,8 +20,9 @@ const maxDepth = 64
 var errJSON = errors.New("idempotency: the body cannot be read as JSON")
 
 // canonicalJSON rewrites a JSON text (RFC 8259) in one canonical form: members sorted by the bytes
-// of their names, no white space, strings with as few escapes as possible, numbers and literals as
-// they are. Two texts have the same form if and only if they differ in nothing else.
+// of their names, no white space, strings with as few escapes as possible, numbers by their value
+// (decimal.appendValue), and literals as they are. Two texts have the same form if and only if they
+// differ in nothing else.
 //
 // It refuses texts that parsers read differently, because the handler's parser might then read
 // another request than was compared:
@@ -31,8 +32,7 @@ var errJSON = errors.New("idempotency: the body cannot be read as JSON")
 //     not keep their order.
 //   - Bytes that are not UTF-8, and halves of surrogate pairs. Decoders replace them all with one
 //     character, so that different strings would become equal.
-//
-// Numbers are kept as they are written, because two different decimals may be the same float64.
+//   - Numbers whose exponent has more than 18 digits, which no parser reads.
 func canonicalJSON(text []byte) ([]byte, error) {
 	c := &jsonCanonicalizer{in: text, out: make([]byte, 0, len(text))}
 	err := c.value(0)
@@ -199,36 +199,46 @@ func foldCase(name string) string {
 	}, name)
 }
 
-// number copies a number (RFC 8259 section 6).
+// number reads a number (RFC 8259 section 6), and writes its value.
 func (c *jsonCanonicalizer) number() error {
-	begin := c.at
-	one := func(set string) bool {
-		if c.at < len(c.in) && strings.IndexByte(set, c.in[c.at]) >= 0 {
-			c.at++
-			return true
-		}
-		return false
+	var d decimal
+	d.negative = c.skip("-")
+	d.whole = c.digits()
+	ok := len(d.whole) == 1 || len(d.whole) > 1 && d.whole[0] != '0'
+	if c.skip(".") {
+		d.fraction = c.digits()
+		ok = ok && len(d.fraction) > 0
 	}
-	some := func() bool {
-		from := c.at
-		for one("0123456789") {
-		}
-		return c.at > from
-	}
-	one("-")
-	ok := one("0") || some()
-	if one(".") {
-		ok = some() && ok
-	}
-	if one("eE") {
-		one("+-")
-		ok = some() && ok
+	if c.skip("eE") {
+		begin := c.at
+		c.skip("+-")
+		ok = ok && len(c.digits()) > 0
+		d.exponent = c.in[begin:c.at]
 	}
 	if !ok {
 		return c.fault("a number is malformed")
 	}
-	c.out = append(c.out, c.in[begin:c.at]...)
+	if c.out, ok = d.appendValue(c.out); !ok {
+		return c.fault("a number's exponent has more than " + strconv.Itoa(maxExponentDigits) + " digits")
+	}
 	return nil
+}
+
+// skip passes over one of some characters, if it is next.
+func (c *jsonCanonicalizer) skip(set string) bool {
+	if c.at < len(c.in) && strings.IndexByte(set, c.in[c.at]) >= 0 {
+		c.at++
+		return true
+	}
+	return false
+}
+
+// digits passes over the digits that are next, and returns them.
+func (c *jsonCanonicalizer) digits() []byte {
+	begin := c.at
+	for c.skip("0123456789") {
+	}
+	return c.in[begin:c.at]
 }
 
 // string decodes a string.

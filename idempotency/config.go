@@ -45,6 +45,11 @@ type Config struct {
 	// "body-consumed"), because it could not distinguish it from requests with other bodies.
 	Scope func(*http.Request) (Scope, error)
 
+	// Profile sets what a published convention asks of the layer's routes, for example [ProfileACP]. A
+	// field that contradicts it is an error, of New or of [Layer.Handle]. It says nothing about [Do].
+	// Defaults to none.
+	Profile Profile
+
 	// FingerprintKeys are the secrets for hashing requests, and the id of the current one, for new
 	// records. To rotate, add a key in all processes before one makes it current, and keep the old
 	// key for the longest Route.TTL. A secret keeps its id for good: the database has a check value
@@ -173,6 +178,7 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	l.Span("CacheTTL", &c.CacheTTL, 5*time.Minute, time.Second, 24*time.Hour)
 	l.Span("CacheTimeout", &c.CacheTimeout, 50*time.Millisecond, time.Millisecond, 10*time.Second)
+	c.Profile.setConfig(&l, &c)
 	c.Headers = slices.Clone(c.Headers)
 	if len(c.Headers) == 0 {
 		c.Headers = []string{"Idempotency-Key"}

@@ -22,9 +22,16 @@ import (
 type fingerprintMode int
 
 const (
-	fingerprintRaw  fingerprintMode = iota // byte by byte
-	fingerprintJSON                        // see Route.FingerprintJSON
+	fingerprintRaw      fingerprintMode = 0 // byte by byte
+	fingerprintJSON     fingerprintMode = 1 // see Route.FingerprintJSON
+	fingerprintBodyOnly fingerprintMode = 2 // added to one of the others: see Route.FingerprintBodyOnly
 )
+
+// comparesJSON reports whether bodies are compared by what their JSON says.
+func (m fingerprintMode) comparesJSON() bool { return m&fingerprintJSON != 0 }
+
+// comparesHeaders reports whether headers count.
+func (m fingerprintMode) comparesHeaders() bool { return m&fingerprintBodyOnly == 0 }
 
 // A fingerprint is
 //
@@ -113,13 +120,13 @@ func (f *fingerprinter) hashWith(version byte, mode fingerprintMode, id uint32, 
 	switch {
 	case version != fingerprintVersion:
 		return nil, fmt.Errorf("%w: version %d", errFingerprint, version)
-	case mode != fingerprintRaw && mode != fingerprintJSON:
+	case mode > fingerprintJSON|fingerprintBodyOnly:
 		return nil, fmt.Errorf("%w: mode %d", errFingerprint, mode)
 	case !has:
 		return nil, fmt.Errorf("%w: key %d is not in Config.FingerprintKeys", errFingerprint, id)
 	}
 	body := s.Body
-	if mode == fingerprintJSON && len(body) > 0 {
+	if mode.comparesJSON() && len(body) > 0 {
 		var err error
 		if body, err = canonicalJSON(body); err != nil {
 			return nil, err
@@ -128,6 +135,12 @@ func (f *fingerprinter) hashWith(version byte, mode fingerprintMode, id uint32, 
 	media := normalizedMediaType(s.MediaType)
 	content := [][]byte{body}
 	coding := normalizedCoding(s.Coding)
+	headers := [][][2]string{s.Headers, s.Trailers}
+	if !mode.comparesHeaders() {
+		media = ""
+		coding = ""
+		headers = nil
+	}
 	if mode == fingerprintRaw && coding == "" {
 		if withoutBoundary, parts, ok := multipartParts(s.MediaType, body); ok {
 			media = "parts " + withoutBoundary // no other media type begins so
@@ -149,7 +162,7 @@ func (f *fingerprinter) hashWith(version byte, mode fingerprintMode, id uint32, 
 	for _, v := range []string{string(s.Record[:]), s.Tenant, s.Scope, s.Key, s.Method, s.Path, s.Query, media, coding} {
 		field(v)
 	}
-	for _, fields := range [][][2]string{s.Headers, s.Trailers} {
+	for _, fields := range headers {
 		fields := slices.Clone(fields)
 		for i := range fields {
 			fields[i][0] = strings.ToLower(fields[i][0])

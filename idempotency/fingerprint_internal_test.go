@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/big"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -243,7 +244,7 @@ func TestH7CanonicalJSON(t *testing.T) {
 		`{}`: `{}`, `[]`: `[]`, ` { } `: `{}`, "\t[\r\n] ": `[]`, `null`: `null`, ` true`: `true`, `false `: `false`, `""`: `""`, `0`: `0`,
 		`{"b":1,"a":2}`: `{"a":2,"b":1}`, `{"b":{"d":1,"c":[{"f":1,"e":2}]},"a":2}`: `{"a":2,"b":{"c":[{"e":2,"f":1}],"d":1}}`, `[3,1,2]`: `[3,1,2]`,
 		`{"aa":1,"a":2,"":3}`: `{"":3,"a":2,"aa":1}`, `{"\u0061":1,"B":2}`: `{"B":2,"a":1}`, `{"é":1,"z":2}`: `{"z":2,"é":1}`,
-		`[1,1.0,1e0,1E+0,-0,0.10,1e400,123456789012345678901234567890]`: `[1,1.0,1e0,1E+0,-0,0.10,1e400,123456789012345678901234567890]`,
+		`[1,1.0,1e0,1E+0,-0,0.10,1e400,123456789012345678901234567890]`: `[1,1,1,1,0,1e-1,1e400,12345678901234567890123456789e1]`,
 		`"\u00e9\/\b\f\n\r\t\"\\\u0000\u001F\u007f\u2028"`:              "\"é/\\u0008\\u000c\\u000a\\u000d\\u0009\\\"\\\\\\u0000\\u001f\x7f\u2028\"",
 		`"\ud83d\ude00"`: `"😀"`, `"\uD83D\uDE00"`: `"😀"`, `"😀"`: `"😀"`, `"\ufffd"`: "\"\ufffd\"", `"<>&"`: `"<>&"`,
 		strings.Repeat("[", 64) + strings.Repeat("]", 64): strings.Repeat("[", 64) + strings.Repeat("]", 64),
@@ -255,7 +256,7 @@ func TestH7CanonicalJSON(t *testing.T) {
 	for text, want := range map[string]string{
 		``: "missing", ` `: "missing", `{`: "name", `{"a"}`: "':'", `{"a":}`: "missing", `{"a":1,}`: "name", `{,}`: "name", `{"a":1 "b":2}`: "','", `{a:1}`: "name", `{"a":1`: "','", `{1:2}`: "name",
 		`[`: "missing", `[1`: "','", `[1,]`: "missing", `[,]`: "missing", `[1 2]`: "','", `]`: "missing", `1 2`: "after the JSON value", `{}{}`: "after the JSON value", "\ufeff{}": "missing", `nul`: "missing", `True`: "missing", "null\x00": "after the JSON value",
-		`01`: "after the JSON value", `-`: "number", `+1`: "missing", `1.`: "number", `.1`: "missing", `1e`: "number", `1e+`: "number", `0x1`: "after the JSON value", `-01`: "after the JSON value", `NaN`: "missing", `-a`: "number",
+		`01`: "number is malformed", `-`: "number", `+1`: "missing", `1.`: "number", `.1`: "missing", `1e`: "number", `1e+`: "number", `0x1`: "after the JSON value", `-01`: "number is malformed", `NaN`: "missing", `-a`: "number", `1e1234567890123456789`: "exponent", `0e-1000000000000000000`: "exponent",
 		`"`: "end", `"\"`: "end", `"\x"`: "escape", `"\u12"`: "escape", `"\u12g4"`: "escape", `"\u+123"`: "escape", `"\u1_23"`: "escape", `"\`: "escape", "\"\n\"": "control", "\"\x00\"": "control", `'a'`: "missing",
 		`"\ud800"`: "surrogate", `"\udc00"`: "surrogate", `"\ud800\ud800"`: "surrogate", `"\ud800x"`: "surrogate", `"\ud83d\n"`: "surrogate", `"\udc00\ud800"`: "surrogate",
 		"\"\xff\"": "UTF-8", "\"\xc3\"": "UTF-8", "\"\xed\xa0\x80\"": "UTF-8", "\"\xc0\x80\"": "UTF-8", "{\"\xff\":1}": "UTF-8",
@@ -329,6 +330,31 @@ func anyJSON(depth int) *rapid.Generator[any] {
 		rapid.Map(rapid.MapOfN(rapid.String(), anyJSON(depth-1), 0, 4), func(v map[string]any) any { return apart(v) }))
 }
 
+// byValue replaces each number by the fraction that it is.
+func byValue(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		out := map[string]any{}
+		for name, member := range v {
+			out[name] = byValue(member)
+		}
+		return out
+	case []any:
+		out := []any{}
+		for _, element := range v {
+			out = append(out, byValue(element))
+		}
+		return out
+	case json.Number:
+		value, ok := new(big.Rat).SetString(v.String())
+		if !ok {
+			panic("no number: " + v.String()) // cannot be: a decoder has taken it
+		}
+		return json.Number(value.RatString())
+	}
+	return v
+}
+
 // apart leaves out members whose names differ only in case: canonicalJSON refuses them.
 func apart(v map[string]any) map[string]any {
 	var names []string
@@ -364,7 +390,7 @@ func TestH7CanonicalJSONOfAnyValue(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Printed, because an empty array is not nil and an empty one that was drawn may be.
-		if got, want := fmt.Sprintf("%#v", back), fmt.Sprintf("%#v", v); got != strings.ReplaceAll(want, "[]interface {}(nil)", "[]interface {}{}") {
+		if got, want := fmt.Sprintf("%#v", byValue(back)), fmt.Sprintf("%#v", byValue(v)); got != strings.ReplaceAll(want, "[]interface {}(nil)", "[]interface {}{}") {
 			t.Fatalf("%s became %s: %s, was %s", a, one, got, want)
 		}
 	})

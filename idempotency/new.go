@@ -86,7 +86,9 @@ func newSharded(set *shard.Set, cfg Config) (*Layer, error) {
 // Handle wraps a handler. If the route is wrong, the error lists every fault, each with its field,
 // and wraps [ErrConfig].
 func (l *Layer) Handle(r Route, next http.Handler) (http.Handler, error) {
+	profileErr := l.cfg.Profile.setRoute(&r)
 	r, err := r.withDefaults()
+	err = errors.Join(profileErr, err)
 	if least := bodies.LeastRoom(int64(r.MaxBody)); int64(l.cfg.TenantBytes) < least {
 		err = errors.Join(err, fmt.Errorf("%w: Route.MaxBody: is %d: must be at most three quarters of Config.TenantBytes, which is %d",
 			ErrConfig, r.MaxBody, l.cfg.TenantBytes))

@@ -76,7 +76,9 @@ func (req *servedRequest) replyFromRecord(r *storedRecord) reply {
 		return problemReply(codeRecordUnreadable, err)
 	}
 	if !same {
-		return problemReply(codeKeyReused, nil)
+		conflict := problemReply(codeKeyReused, nil)
+		conflict.status = req.handler.route.ConflictStatus // 0 for Do, whose callers get no status
+		return conflict
 	}
 	switch r.state {
 	case stateRunning:

@@ -1,8 +1,10 @@
 package idempotency
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -59,17 +61,31 @@ type Route struct {
 	// 400. Defaults to none.
 	KeyPointer string
 
+	// KeyPerPath lets a key count within the path of its request, not within Pattern: the same key
+	// on /v1/orders/1 and /v1/orders/2 names two requests. Defaults to false: the second one gets
+	// the answer to a conflict.
+	KeyPerPath bool
+
+	// ConflictStatus is the status of the answer to a key that belongs to another request (H7): 422
+	// as in the IETF draft, 409, or 400. Some APIs have promised one of the others to their clients.
+	// A client distinguishes a 409 for a running request by its Retry-After. Defaults to 422.
+	ConflictStatus int
+
 	// FingerprintJSON compares the content of JSON bodies: the order of members, white space and
 	// the escapes in strings do not count. It suits clients that build the request anew for each
-	// retry. Numbers are compared as they are written: 1.0 differs from 1, because the difference
-	// may matter to the handler, and no number type distinguishes all numbers. Defaults to false:
-	// bodies are compared byte by byte, and those of forms (multipart) part by part, because
-	// clients that build a form anew choose another boundary.
+	// retry. Numbers are compared by their value, to the last digit: 1, 1.0, 1e0 and 10e-1 are one
+	// number, and -0 is 0. Defaults to false: bodies are compared byte by byte, and those of forms
+	// (multipart) part by part, because clients that build a form anew choose another boundary.
 	//
-	// A body is refused if it is not JSON, is not UTF-8, is nested deeper than 64, or has a member
-	// twice; names that differ only in case count as the same. An empty body is accepted, and
-	// equals an empty body.
+	// A body is refused if it is not JSON, is not UTF-8, is nested deeper than 64, has a number
+	// whose exponent has more than 18 digits, or has a member twice; names that differ only in case
+	// count as the same. An empty body is accepted, and equals an empty body.
 	FingerprintJSON bool
+
+	// FingerprintBodyOnly compares no header: a retry may come with another Content-Type. Method,
+	// path and query count. It suits handlers that read bodies of one type only. FingerprintHeaders
+	// must be empty. Defaults to false: Content-Type, Content-Encoding and trailers count.
+	FingerprintBodyOnly bool
 
 	// FingerprintHeaders are request headers that change the request's effect, for example
 	// "Stripe-Account". A copy with another value gets 422. Content-Type, Content-Encoding and
@@ -169,6 +185,13 @@ func (r Route) withDefaults() (Route, error) {
 		if protocol.CheckRequestHeaderName(&l, fmt.Sprintf("FingerprintHeaders[%d]", i), &r.FingerprintHeaders[i], ""); r.FingerprintHeaders[i] == "" {
 			l.Add(fmt.Sprintf("FingerprintHeaders[%d]", i), "is empty")
 		}
+	}
+	if r.FingerprintBodyOnly && len(r.FingerprintHeaders) > 0 {
+		l.Add("FingerprintHeaders", "must be empty with FingerprintBodyOnly, which compares no header")
+	}
+	r.ConflictStatus = cmp.Or(r.ConflictStatus, http.StatusUnprocessableEntity)
+	if !slices.Contains([]int{http.StatusUnprocessableEntity, http.StatusConflict, http.StatusBadRequest}, r.ConflictStatus) {
+		l.Add("ConflictStatus", "is %d: must be 422, 409 or 400", r.ConflictStatus)
 	}
 	slices.Sort(r.FingerprintHeaders)
 	r.FingerprintHeaders = slices.Compact(r.FingerprintHeaders)

@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"net/http"
@@ -60,8 +61,18 @@ func (rh *routeHandler) fingerprintSubject(scope Scope, r *http.Request, body []
 	if rh.route.FingerprintJSON {
 		mode = fingerprintJSON
 	}
-	s := fingerprintSubject{Tenant: scope.Tenant, Scope: rh.scopeName(r.Method, scope), Method: r.Method, Path: r.URL.EscapedPath(), Query: r.URL.RawQuery,
-		Body: body, Mode: mode}
+	if rh.route.FingerprintBodyOnly {
+		mode |= fingerprintBodyOnly
+	}
+	s := fingerprintSubject{
+		Tenant: scope.Tenant,
+		Scope:  rh.scopeName(r, scope),
+		Method: r.Method,
+		Path:   r.URL.EscapedPath(),
+		Query:  r.URL.RawQuery,
+		Body:   body,
+		Mode:   mode,
+	}
 	s.MediaType, s.Coding = r.Header.Get("Content-Type"), strings.Join(r.Header.Values("Content-Encoding"), ",")
 	for _, name := range rh.route.FingerprintHeaders {
 		if name == "Host" { // net/http moves it from the header to Request.Host
@@ -82,9 +93,24 @@ func (rh *routeHandler) fingerprintSubject(scope Scope, r *http.Request, body []
 
 // scopeName returns the scope of a request's key in the database (H8). The principal is escaped, so
 // that it cannot be mistaken for another part of the name (H2).
-func (rh *routeHandler) scopeName(method string, s Scope) string {
-	name := "http " + method + " " + rh.route.Pattern
-	return withPrincipal(name, s)
+func (rh *routeHandler) scopeName(r *http.Request, s Scope) string {
+	place := rh.route.Pattern
+	if rh.route.KeyPerPath {
+		place = pathName(rh.route.Pattern, r.URL.EscapedPath())
+	}
+	return withPrincipal("http "+r.Method+" "+place, s)
+}
+
+// maxPathName is the longest path that is kept as it is.
+const maxPathName = 200
+
+// pathName names a path in a scope (H33). A long one is named by its hash: no path and no principal
+// contains the question mark.
+func pathName(pattern, path string) string {
+	if len(path) <= maxPathName {
+		return path
+	}
+	return fmt.Sprintf("%s?sha256=%x", pattern, sha256.Sum256([]byte(path)))
 }
 
 // withPrincipal adds a scope's principal to the name of an operation.
