@@ -358,6 +358,9 @@ func TestH25Config(t *testing.T) {
 	}
 	_, mark, err := idempotency.Do(t.Context(), doer, idempotency.Scope{Tenant: "\x00"}, "k", nil, never)
 	wantDo(t, "tenant", mark, idempotency.Rejected, err, idempotency.ErrConfig)
+	if _, mark, err = idempotency.Do(t.Context(), doer, acme, "k", make(chan int), never); err == nil || mark != idempotency.Rejected || !strings.Contains(err.Error(), "encoding the request") {
+		t.Errorf("a request that cannot be encoded: %v, %v", mark, err)
+	}
 	_, mark, err = idempotency.Do[int](t.Context(), doer, acme, "k", nil, nil)
 	wantDo(t, "no function", mark, idempotency.Rejected, err, idempotency.ErrConfig)
 	_, mark, err = idempotency.Do(t.Context(), nil, acme, "k", nil, never)

@@ -401,3 +401,26 @@ func TestO15ShareIsGivenUpFirst(t *testing.T) {
 		t.Error("it does not report that a call has returned")
 	}
 }
+
+// A relay keeps the limit of a tenant while it may have something of it, or has asked for it.
+func TestO15UsedLimits(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	later := now.Add(time.Second)
+	for name, l := range map[string]rateLimit{
+		"permits are wanted":      {wanted: 1},
+		"permits are held":        {lapse: later},
+		"the share was too small": {share: share{short: later}},
+		"a share is held":         {share: share{lapse: later}},
+	} {
+		if !l.used(now) {
+			t.Errorf("%s: not used", name)
+		}
+		if name != "permits are wanted" && l.used(later) {
+			t.Errorf("%s: used when that is over", name)
+		}
+	}
+	if (&rateLimit{}).used(now) {
+		t.Error("used without anything")
+	}
+}

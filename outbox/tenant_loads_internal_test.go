@@ -288,3 +288,29 @@ func TestO18SlotIsGivenBackOnce(t *testing.T) {
 		}
 	}
 }
+
+// While two tenants' calls hold them, calls of suspects go one at a time, and none before the hold
+// is over. A tenant that is no suspect is not bound by that.
+func TestO14SuspectsWaitForTheHold(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	l := &newRelayRates(8, time.Second).loads
+	l.failed("a", now.Add(time.Second))
+	if n := l.room("a", 8, false, now); n != 1 {
+		t.Errorf("one suspect alone may have %d calls under way, want 1", n)
+	}
+	l.failed("b", now.Add(time.Minute))
+	for _, c := range []struct {
+		tenant string
+		at     time.Duration
+		want   int
+	}{{"a", 0, 0}, {"b", 0, 0}, {"c", 0, 4}, {"a", time.Minute, 1}, {"b", time.Hour, 1}} {
+		if n := l.room(c.tenant, 8, false, now.Add(c.at)); n != c.want {
+			t.Errorf("after %v there is room for %d calls of %s, want %d", c.at, n, c.tenant, c.want)
+		}
+	}
+	l.add("a", 1, now.Add(time.Minute))
+	if n := l.room("b", 8, false, now.Add(time.Minute)); n != 0 {
+		t.Errorf("beside another suspect's call there is room for %d", n)
+	}
+}

@@ -31,6 +31,9 @@ func TestEndpointIsASource(t *testing.T) {
 	if err := worker.Ready(); err == nil || !strings.Contains(err.Error(), "not ready") {
 		t.Errorf("Ready before Run: %v", err)
 	}
+	if endpoint.Ready() == nil {
+		t.Error("the endpoint is ready before its consumer runs")
+	}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	done := make(chan error, 1)

@@ -13,13 +13,19 @@ import (
 type spanKey struct{}
 
 // An inline handler works in the context of ReceiveStart, and the calls that it enqueues carry the
-// trace of that. Each request has a ReceiveEnd, refused ones too.
+// trace of the context in which it enqueues them. Each request has a ReceiveEnd, refused ones too.
 func TestHooksOfRequests(t *testing.T) {
 	t.Parallel()
 	const span = "00-11111111111111111111111111111111-2222222222222222-00"
+	const within = "00-11111111111111111111111111111111-3333333333333333-00"
 	r := newRig(t)
 	ended := make(chan webhook.ReceiveEnd, 10)
 	e := r.serve(samples(t)["Stripe"], inline(func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
+		own := context.WithValue(ctx, spanKey{}, within)
+		err := outbox.Enqueue(own, tx, outbox.Call{Sink: "payments", Name: "refund", Target: "/refunds"})
+		if err != nil {
+			return err
+		}
 		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/charges"})
 	}), func(c *webhook.Config) {
 		c.Hooks = c.Hooks.Join(webhook.Hooks{
@@ -62,8 +68,9 @@ func TestHooksOfRequests(t *testing.T) {
 	if s := next(); s.Status != 405 || s.Outcome != "" || s.Err == nil || errors.Is(s.Err, webhook.ErrSignature) {
 		t.Errorf("%+v", s)
 	}
-	if got := one[string](r, `select trace from onlyonce.outbox_log`); got != span {
-		t.Errorf("the call's trace is %q, want the span's", got)
+	got := one[string](r, `select string_agg(trace, ' ' order by trace) from onlyonce.outbox_log`)
+	if got != span+" "+within {
+		t.Errorf("the calls' traces are %q, want the spans'", got)
 	}
 }
 
