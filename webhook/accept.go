@@ -173,8 +173,9 @@ func (w way) Claim(ctx context.Context, tx *guard.Tx, set []*incomingEvent, wait
 	if w.set == nil {
 		c.places = nil
 	}
-	err := tx.EngineRow(ctx, stepClaim, receiveSQL, w.cfg.Name, c.keys, c.fingerprints, c.digests, c.others, c.asides, c.named, c.handled,
-		w.cfg.BodyWindow, c.places, guard.Millis(min(wait, bound)), guard.Millis(bound), guard.Millis(bound), guard.Millis(w.cfg.deadline)).Scan(&found)
+	err := tx.EngineRow(ctx, stepClaim, receiveSQL,
+		w.cfg.Name, c.keys, c.fingerprints, c.digests, c.others, c.asides, c.named, c.handled, w.cfg.BodyWindow, c.places,
+		guard.Millis(min(wait, bound)), guard.Millis(bound), guard.Millis(bound), guard.Millis(w.cfg.deadline)).Scan(&found)
 	if err == nil {
 		for n, i := range set {
 			i.take(i.keys.own)
