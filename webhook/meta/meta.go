@@ -57,8 +57,8 @@ func (m Provider) Scheme() (*scheme.Scheme, error) {
 	}, nil
 }
 
-// names reports whether the body names itself: each of its entries has a time, or each change of the
-// entry is of messages or statuses with a timestamp.
+// names reports whether the body names itself: each of its entries has a time, or each change of
+// the entry is of messages or statuses with a timestamp.
 func names(_ string, body []byte) (by string, named bool) {
 	entries := list(received.Members(body, "entry")["entry"])
 	for _, entry := range entries {
