@@ -173,8 +173,9 @@ func (w way) Claim(ctx context.Context, tx *guard.Tx, set []*incomingEvent, wait
 	if w.set == nil {
 		c.places = nil
 	}
-	err := tx.EngineRow(ctx, stepClaim, receiveSQL, w.cfg.Name, c.keys, c.fingerprints, c.digests, c.others, c.asides, c.named, c.handled,
-		w.cfg.BodyWindow, c.places, guard.Millis(min(wait, bound)), guard.Millis(bound), guard.Millis(bound), guard.Millis(w.cfg.deadline)).Scan(&found)
+	err := tx.EngineRow(ctx, stepClaim, receiveSQL,
+		w.cfg.Name, c.keys, c.fingerprints, c.digests, c.others, c.asides, c.named, c.handled, w.cfg.BodyWindow, c.places,
+		guard.Millis(min(wait, bound)), guard.Millis(bound), guard.Millis(bound), guard.Millis(w.cfg.deadline)).Scan(&found)
 	if err == nil {
 		for n, i := range set {
 			i.take(i.keys.own)
@@ -203,8 +204,8 @@ func (w way) Claim(ctx context.Context, tx *guard.Tx, set []*incomingEvent, wait
 	return nil, intake.AsPending(err)
 }
 
-// What onlyonce.receive_webhooks finds besides: an event that is one under its other key, and a copy
-// whose body is known from now on.
+// What onlyonce.receive_webhooks finds besides: an event that is one under its other key, and a
+// copy whose body is known from now on.
 const (
 	freshOther intake.Found = 4
 	knownNoted intake.Found = 5
@@ -282,8 +283,8 @@ var (
 // Aside implements intake.Way. An event whose id and whole body are signed comes again with another
 // body because its sender renders it anew: it is a copy. Any other one is parked (W7).
 //
-// If the bytes of the day are used up, the error fails the set: what the claim has noted of it, that
-// it was set aside, is undone with it, and so it is not a copy when it comes again.
+// If the bytes of the day are used up, the error fails the set: what the claim has noted of it,
+// that it was set aside, is undone with it, and so it is not a copy when it comes again.
 func (w way) Aside(ctx context.Context, tx *guard.Tx, set []*incomingEvent) error {
 	for _, i := range set {
 		if !i.keys.aside.Valid {

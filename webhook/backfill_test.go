@@ -12,9 +12,9 @@ import (
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
-// W7, W10: what a backfill has accepted is known by its body, too: a recorder's request with the very
-// bytes is no event under an id that is made up. Neither is it after the sender's own delivery,
-// whose body a list may render in another way.
+// W7, W10: what a backfill has accepted is known by its body, too: a recorder's request with the
+// very bytes is no event under an id that is made up. Neither is it after the sender's own
+// delivery, whose body a list may render in another way.
 func TestW7BodiesOfListedEvents(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -290,8 +290,8 @@ func TestW7ABodyUsesNoOtherIDUp(t *testing.T) {
 }
 
 // W7: if nobody knows whether a sender renders an event anew, an event under an id that came before
-// with another body is set aside whole, once, and a person finds it. Its body stays free for its own
-// id.
+// with another body is set aside whole, once, and a person finds it. Its body stays free for its
+// own id.
 func TestW7AnotherBodyUnderAKnownID(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -62,7 +62,7 @@ func githubTable(t *testing.T) string {
 		var named, others []string
 		for _, action := range slices.Sorted(maps.Keys(names[event])) {
 			if member := names[event][action]; member != "" {
-				named = append(named, fmt.Sprintf("%s: `%s`", action, member))
+				named = append(named, action+": "+member)
 			} else {
 				others = append(others, action)
 			}
@@ -70,9 +70,9 @@ func githubTable(t *testing.T) string {
 		if names[event]["*"] == "" {
 			others = append(others, "all others")
 		}
-		table += fmt.Sprintf("| `%s` | %s | %s |\n", event, cmp.Or(strings.Join(named, "; "), "none"), cmp.Or(strings.Join(others, ", "), "none"))
+		table += fmt.Sprintf("| %s | %s | %s |\n", event, cmp.Or(strings.Join(named, "; "), "none"), cmp.Or(strings.Join(others, ", "), "none"))
 	}
-	return strings.ReplaceAll(table, "*: ", "`*`: ") + "\n"
+	return strings.ReplaceAll(table, "*: ", "any other: ") + "\n"
 }
 
 func shopifyTable(t *testing.T) string {
@@ -83,9 +83,9 @@ func shopifyTable(t *testing.T) string {
 	for _, topic := range slices.Sorted(maps.Keys(names)) {
 		member := "it does not"
 		if names[topic] != "" {
-			member = "`" + names[topic] + "`"
+			member = names[topic]
 		}
-		table += fmt.Sprintf("| `%s` | %s |\n", topic, member)
+		table += fmt.Sprintf("| %s | %s |\n", topic, member)
 	}
 	return table + "\n"
 }

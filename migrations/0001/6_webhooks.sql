@@ -107,11 +107,11 @@ comment on function onlyonce.claim_received(text, uuid[], bigint[], integer[]) i
 --
 -- One body under two ids at once: the second waits for the first one's row, and finds it: 3. If the
 -- first rolls back, the second is fresh. A body that came before never claims an id: when the sender
--- of that id comes again, its event is fresh. A body under the id of another event is an event of its
--- own (4) if its sender delivers an event in the same bytes each time. If it does not, or nobody
+-- of that id comes again, its event is fresh. A body under the id of another event is an event of
+-- its own (4) if its sender delivers an event in the same bytes each time. If it does not, or nobody
 -- knows, there is no other key, and the body stays free for its own id; but not if the digest is of
--- what was signed (PayPal): then anybody can make such a body. If the window is over, the id alone tells a copy, for as long as
--- ids are remembered.
+-- what was signed (PayPal): then anybody can make such a body. If the window is over, the id alone
+-- tells a copy, for as long as ids are remembered.
 --
 -- It waits for an uncommitted copy, at most `wait`, and then raises 55P03. It fences the transaction,
 -- which needs onlyonce.seal() before COMMIT. `places` are those that must live in this database; null
@@ -162,7 +162,8 @@ begin
     with bodies as (
       insert into onlyonce.webhook_bodies as b (endpoint, digest, key, seen_at, named)
         select receive_webhooks.endpoint, u.digest, u.key, seen, u.named
-          from unnest(digests, keys, receive_webhooks.named) u(digest, key, named) where u.digest is not null order by u.digest
+          from unnest(digests, keys, receive_webhooks.named) u(digest, key, named)
+         where u.digest is not null order by u.digest
         on conflict on constraint webhook_bodies_pkey do update set seen_at = b.seen_at
         returning b.digest, b.key, b.named, b.seen_at, b.xmax = 0 as made)
     select array_agg(case when b.seen_at >= forgotten and not b.made then b.key end order by u.at),
@@ -172,14 +173,16 @@ begin
       from unnest(digests) with ordinality u(digest, at) left join bodies b on b.digest = u.digest;
   end if;
   asked := array(select i from generate_series(1, n) i
-                  where owners[i] is null or owners[i] = keys[i] or owners[i] is distinct from others[i] and handled[i] and not unique_to[i]);
+                  where owners[i] is null or owners[i] = keys[i]
+                     or owners[i] is distinct from others[i] and handled[i] and not unique_to[i]);
   if asked <> '{}' then
     claimed := onlyonce.claim_received(receive_webhooks.endpoint, keys, fingerprints, asked);
     for i in 1 .. cardinality(asked) loop
       result[asked[i]] := claimed[i];
     end loop;
   end if;
-  asked := array(select i from generate_series(1, n) i where others[i] is not null and (result[i] = 2 or owners[i] = others[i]));
+  asked := array(select i from generate_series(1, n) i
+                  where others[i] is not null and (result[i] = 2 or owners[i] = others[i]));
   if asked <> '{}' then
     claimed := onlyonce.claim_received(receive_webhooks.endpoint, others, fingerprints, asked);
     for i in 1 .. cardinality(asked) loop

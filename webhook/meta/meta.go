@@ -19,7 +19,8 @@ import (
 //
 // Meta gives events no id, so ID is a hash of the body: a repeated delivery with the same bytes is
 // a copy. Each entry has a time, or is of messages and statuses that have a timestamp each. A body
-// of which that is not so gets an id for this delivery: see webhook.Config.SameBodies. One body holds up to 1,000 changes, and Meta may repeat some of them in another body,
+// of which that is not so gets an id for this delivery: see webhook.Config.SameBodies. One body
+// holds up to 1,000 changes, and Meta may repeat some of them in another body,
 // which is then another event. So if a handler's effects must not repeat, it also claims each
 // change by its own id (for example WhatsApp's messages[].id). Type is the body's member object,
 // for example "page". Meta signs no time: a recorded request stays valid forever.
@@ -56,8 +57,8 @@ func (m Provider) Scheme() (*scheme.Scheme, error) {
 	}, nil
 }
 
-// names reports whether the body names itself: each of its entries has a time, or each change of the
-// entry is of messages or statuses with a timestamp.
+// names reports whether the body names itself: each of its entries has a time, or each change of
+// the entry is of messages or statuses with a timestamp.
 func names(_ string, body []byte) (by string, named bool) {
 	entries := list(received.Members(body, "entry")["entry"])
 	for _, entry := range entries {

@@ -26,12 +26,12 @@ import (
 // A query counts as it came, and also with its apostrophes escaped, or decoded and encoded anew,
 // because Twilio's products differ in what they sign. Twilio's own libraries try the same.
 //
-// Twilio does not sign an id. A message's form has its MessageSid, and a call's progress its CallSid
-// and SequenceNumber: such a body names itself, ID is a hash of the signed bytes, and each delivery
-// of the same parameters is a copy. Others, for example a step of TwiML that is taken again, get an
-// id for each delivery: see webhook.Config.SameBodies. Type is empty. Twilio signs no time: a
-// recorded request stays valid forever. The signed bytes do not delimit names from values, so an
-// attacker who has recorded a request could send the same characters as other parameters. So
+// Twilio does not sign an id. A message's form has its MessageSid, and a call's progress its
+// CallSid and SequenceNumber: such a body names itself, ID is a hash of the signed bytes, and each
+// delivery of the same parameters is a copy. Others, for example a step of TwiML that is taken
+// again, get an id for each delivery: see webhook.Config.SameBodies. Type is empty. Twilio signs no
+// time: a recorded request stays valid forever. The signed bytes do not delimit names from values,
+// so an attacker who has recorded a request could send the same characters as other parameters. So
 // webhook.Event.IDSigned is false: one body is handled for each text that is signed, and others are
 // set aside (W7), within webhook.Config.BodyWindow.
 //
