@@ -6,8 +6,8 @@
 //	idemcheck -config check.json -junit report.xml
 //	idemcheck -list
 //
-// It exits with 0 if no check failed, with 1 if one did, and with 2 if it was called wrongly. A check
-// that needs what the configuration does not have is skipped, and says what it needs.
+// It exits with 0 if no check failed, with 1 if one did, and with 2 if it was called wrongly. A
+// check that needs what the configuration does not have is skipped, and says what it needs.
 package main
 
 import (

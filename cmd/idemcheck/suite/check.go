@@ -52,7 +52,8 @@ func needProfile(name string) need {
 	return need{"declares.profile = " + name, func(c *Config) bool { return c.Declares.Profile == name }}
 }
 
-// Checks returns all checks, in the order in which they run. Those that restart the server are last.
+// Checks returns all checks, in the order in which they run. Those that restart the server are
+// last.
 func Checks() []Check {
 	return slices.Concat(keyChecks, bodyChecks, replayChecks, conflictChecks, scopeChecks, errorChecks, flightChecks, hangChecks, timeChecks)
 }

@@ -79,8 +79,8 @@ type Declares struct {
 	Keeps4xx string `json:"keeps_4xx"`
 }
 
-// ReadConfig reads a configuration. address is the server's URL in place of the text's, unless it is
-// empty. The error lists every fault.
+// ReadConfig reads a configuration. address is the server's URL in place of the text's, unless it
+// is empty. The error lists every fault.
 func ReadConfig(text []byte, address string) (Config, error) {
 	var c Config
 	in := json.NewDecoder(strings.NewReader(string(text)))
