@@ -45,9 +45,9 @@ type Config struct {
 	// "body-consumed"), because it could not distinguish it from requests with other bodies.
 	Scope func(*http.Request) (Scope, error)
 
-	// Profile sets what a published convention asks of the layer's routes, for example [ProfileACP]. A
-	// field that contradicts it is an error, of New or of [Layer.Handle]. It says nothing about [Do].
-	// Defaults to none.
+	// Profile sets what a published convention asks of the layer's routes, for example
+	// [ProfileACP]. A field that contradicts it is an error, of New or of [Layer.Handle]. It says
+	// nothing about [Do]. Defaults to none.
 	Profile Profile
 
 	// FingerprintKeys are the secrets for hashing requests, and the id of the current one, for new

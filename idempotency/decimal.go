@@ -18,9 +18,9 @@ type decimal struct {
 const maxExponentDigits = 18
 
 // appendValue writes the number's value in the one form that all ways to write it share: the digits
-// without zeros at either end, and the power of ten if it is not 0. It calculates with digits alone,
-// because a float would make one number of two that differ in the twentieth digit. It returns false
-// if the exponent has more than maxExponentDigits digits.
+// without zeros at either end, and the power of ten if it is not 0 (H7). It calculates with digits
+// alone, because a float would make one number of two that differ in the twentieth digit. It
+// returns false if the exponent has more than maxExponentDigits digits.
 func (d decimal) appendValue(out []byte) ([]byte, bool) {
 	power, ok := d.power()
 	if !ok {

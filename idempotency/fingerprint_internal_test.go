@@ -207,7 +207,7 @@ func TestH7StoredFingerprints(t *testing.T) {
 	}
 	for name, bad := range map[string][]byte{
 		"no key of it": append([]byte{1, 0, 0, 0, 0, 9}, made[6:]...), "version": append([]byte{2}, made[1:]...), "version 0": append([]byte{0}, made[1:]...),
-		"mode": append([]byte{1, 2}, made[2:]...), "short": made[:37], "long": append(slices.Clone(made), 0), "none": nil,
+		"mode": append([]byte{1, 4}, made[2:]...), "short": made[:37], "long": append(slices.Clone(made), 0), "none": nil,
 	} {
 		if equal, err := old.matches(bad, wholeSubject(), nil); equal || !errors.Is(err, errFingerprint) {
 			t.Errorf("%s: %v, %v", name, equal, err)

@@ -24,15 +24,15 @@ const (
 	// at least 24 hours, and refusals are flat objects with type, code and message.
 	ProfileACP
 
-	// ProfileUCP is the REST binding of the Universal Commerce Protocol, as its repository had it after
-	// 2026-04-08. The key is in Idempotency-Key, the bytes of the body alone are compared, another
-	// body gets 409, answers are kept for at least 24 hours, and refusals are objects with code and
-	// content. Methods default to POST and PUT. A route may make the key optional, because the
-	// protocol does not require it of all clients, and it may let keys count within the path.
+	// ProfileUCP is the REST binding of the Universal Commerce Protocol, as its repository had it
+	// after 2026-04-08. The key is in Idempotency-Key, the bytes of the body alone are compared,
+	// another body gets 409, answers are kept for at least 24 hours, and refusals are objects with
+	// code and content. Methods default to POST and PUT. A route may make the key optional, because
+	// the protocol does not require it of all clients, and it may let keys count within the path.
 	ProfileUCP
 )
 
-// profileTTL is how long both conventions have answers kept, at least.
+// profileTTL is for how long both conventions have answers kept, at least.
 const profileTTL = 24 * time.Hour
 
 // setConfig sets what a profile asks of all routes.
@@ -127,7 +127,8 @@ type acpError struct {
 	Message string `json:"message"`
 }
 
-// acpType returns the type of an error with a status. It is a class of statuses: the code says more.
+// acpType returns the type of an error with a status. It is a class of statuses: the code says
+// more.
 func acpType(status int) string {
 	switch {
 	case status == http.StatusTooManyRequests:

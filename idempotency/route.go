@@ -67,8 +67,9 @@ type Route struct {
 	KeyPerPath bool
 
 	// ConflictStatus is the status of the answer to a key that belongs to another request (H7): 422
-	// as in the IETF draft, 409, or 400. Some APIs have promised one of the others to their clients.
-	// A client distinguishes a 409 for a running request by its Retry-After. Defaults to 422.
+	// as in the IETF draft, 409, or 400. Some APIs have promised one of the others to their
+	// clients. A client distinguishes a 409 for a running request by its Retry-After. Defaults to
+	// 422.
 	ConflictStatus int
 
 	// FingerprintJSON compares the content of JSON bodies: the order of members, white space and

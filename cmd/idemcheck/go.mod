@@ -1,0 +1,3 @@
+module github.com/onlyonce/onlyonce/cmd/idemcheck
+
+go 1.26.0
