@@ -18,6 +18,11 @@ type ReplayInput struct {
 	From int64 `flag:"from" arg:"OFFSET" doc:"the first OFFSET that is handled again" label:"From offset" hint:"The first that is handled again."`
 	To   int64 `flag:"to" arg:"OFFSET" least:"1" doc:"the first OFFSET that is not (default: the position, which is the most)" label:"To offset" hint:"The first that is not. Empty: the position."`
 
+	// Ranges are the ranges of several partitions of Topic, or of the scope if Topic is empty. They
+	// become one replay. Partition must then be -1, and From and To 0. Defaults to none: the range
+	// of Partition.
+	Ranges []ReplayRange
+
 	// Resend gives new keys to calls that the replay enqueues: remotes apply them again. Defaults
 	// to false.
 	Resend bool `flag:"resend" doc:"give calls that are enqueued new keys: remotes apply them again" label:"Send the calls of these messages again too, under new keys: remotes apply them again"`
@@ -29,6 +34,9 @@ type ReplayInput struct {
 
 // Check returns an error of kind ErrInvalid unless the fields go together.
 func (in *ReplayInput) Check() error {
+	if len(in.Ranges) > 0 {
+		return in.checkSeveral()
+	}
 	if err := in.checkOne(); err != nil {
 		return err
 	}
@@ -47,15 +55,17 @@ type Replayed struct {
 
 	Scope     string  `json:"scope"`
 	Topic     string  `json:"topic"`
-	Partition int32   `json:"partition"`
+	Partition int32   `json:"partition" doc:"-1: see partitions"`
 	From      int64   `json:"from"`
 	To        int64   `json:"to" doc:"the first offset that is not handled again"`
 	Resume    int64   `json:"resume" doc:"where the work then goes on"`
 	Replay    int32   `json:"replay" doc:"its number, which is part of the keys that its messages claim"`
 	Resend    bool    `json:"resend"`
 	Parked    int64   `json:"parked" doc:"messages of the range that are parked and not settled: the replay passes over them"`
-	Before    *Cursor `json:"before"`
-	After     *Cursor `json:"after"`
+	Before    *Cursor `json:"before"` // nil: see Partitions
+	After     *Cursor `json:"after"`  // nil: see Partitions
+
+	Partitions []Replayed `json:"partitions,omitempty" doc:"of a replay of several, by topic and number"`
 }
 
 // Replay makes a consumer handle and apply a range of offsets again although it is done. Use it,
@@ -66,12 +76,19 @@ type Replayed struct {
 // the original was not undone. Then the consumer continues from where it was interrupted; new
 // messages wait until then.
 //
+// With Ranges it does that with several partitions in one transaction. Their replay has one number,
+// so copies within the ranges are applied once, also copies in different partitions.
+//
 // It waits for the owner's batch to end. Errors are of kind ErrNotFound if there is no such cursor,
 // ErrRefused if it is retired, if a replay is under way, if the range is not handled yet, and
 // ErrChanged.
 func Replay(ctx context.Context, db DB, by By, in ReplayInput) (*Replayed, error) {
-	q := &replay{ReplayInput: in}
 	k := kind{action: "replay", subject: "the cursor", look: "onlyonce cursor show"}
+	if len(in.Ranges) > 0 {
+		k.subject = "one of the cursors"
+		return decide(ctx, db, k, by, newReplays(in), in.Shown)
+	}
+	q := &replay{ReplayInput: in}
 	return decide(ctx, db, k, by, q, in.Shown)
 }
 

@@ -40,8 +40,11 @@ type proposal struct {
 }
 
 // begin reads the fields of a decision from an address or a form.
-func begin(d *operate.Decision, f url.Values) (*operate.Try, error) {
+func (v *visit) begin(d *operate.Decision, f url.Values) (*operate.Try, error) {
 	try := d.Begin()
+	if r, is := try.Input.(*operate.Replaying); is {
+		r.Kafka = v.OffsetsAt
+	}
 	for _, of := range d.Fields {
 		if text := strings.TrimSpace(f.Get(of.Name)); text != "" {
 			if err := try.Set(of.Name, text); err != nil {
@@ -91,7 +94,7 @@ func (v *visit) propose(d *operate.Decision, status int, failed error) error {
 	if f.Get("all") != "" {
 		p.Facts = filterOf(d, f)
 	}
-	try, err := begin(d, f)
+	try, err := v.begin(d, f)
 	switch {
 	case err != nil && len(p.Asks) > 0 && !answered: // the form comes first
 		err = nil
@@ -141,7 +144,7 @@ func (v *visit) carryOut(d *operate.Decision) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(v.ctx), decideWait)
 	defer cancel()
 	by := ops.By{Actor: string(v.actor), Reason: strings.TrimSpace(v.r.PostFormValue("reason"))}
-	try, err := begin(d, v.r.PostForm)
+	try, err := v.begin(d, v.r.PostForm)
 	var done *operate.Result
 	j := &job{}
 	switch {

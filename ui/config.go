@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"context"
 	"errors"
 	"html/template"
 	"log/slog"
@@ -9,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -54,6 +56,12 @@ type Config struct {
 	// Bodies reports whether the actor may see payloads: bodies and headers of messages, calls and
 	// events, and remotes' answers. Defaults to never: pages show their sizes.
 	Bodies func(Actor, Kind) bool
+
+	// OffsetsAt asks Kafka for the offset of the first message of a time or later in each of some
+	// partitions of a topic, -1 if there is none, and for the id of the cluster. A person can then
+	// replay by time. It must be safe for concurrent use. Defaults to nil: by time the console
+	// replays stored events only.
+	OffsetsAt func(ctx context.Context, topic string, partitions []int32, at time.Time) (cluster string, offsets map[int32]int64, err error)
 
 	// Pools are the databases by name, for example the shards of a consumer. A name consists of
 	// letters, digits, '-', '_' and '.'. The pool given to New must then be nil.

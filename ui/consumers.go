@@ -32,6 +32,7 @@ func (v *visit) consumers() error {
 	c := &content{Title: "Consumers", Of: scope}
 	if scope != "" {
 		c.Acts = append([]act{{"All consumers", v.Link("/consumers")}}, v.pausing(false, "scope", scope)...)
+		c.Acts = append(c.Acts, v.replaying(scope, v.Query("topic"))...)
 	}
 	if s != nil {
 		all := partitionsOf(s.StatusReport, scope, v.Query("topic"))
@@ -61,6 +62,17 @@ func (v *visit) adopting(all []partition) (acts []act) {
 		}
 	}
 	return acts
+}
+
+// replaying is the act that replays a topic, or all of a scope, by time.
+func (v *visit) replaying(scope, topic string) []act {
+	switch {
+	case !v.Operates():
+		return nil
+	case topic == "":
+		return []act{{"Replay by time", v.Link("/act/replay", "scope", scope)}}
+	}
+	return []act{{"Replay " + topic + " by time", v.Link("/act/replay", "scope", scope, "topic", topic)}}
 }
 
 // pausing are the acts that pause and resume the work on what a query names.

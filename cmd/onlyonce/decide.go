@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -104,8 +105,11 @@ func (a *app) decide(ctx context.Context, address string, say consent, try *oper
 			return err
 		}
 	}
-	if r, is := try.Input.(*operate.Replaying); is && r.ByTime() && r.Brokers == "" {
-		r.Brokers = a.env(envBrokers)
+	if r, is := try.Input.(*operate.Replaying); is && r.ByTime() {
+		var err error
+		if r.Kafka, err = a.offsetsAt(cmp.Or(r.Brokers, a.env(envBrokers)), r.Login); err != nil {
+			return err
+		}
 	}
 	from, is := try.Input.(interface{ Elsewhere() *operate.From })
 	if !is || from.Elsewhere().URL == "" {
@@ -142,11 +146,6 @@ func (a *app) act(ctx context.Context, address string, say consent, try *operate
 		return usagef("-yes: standard input is no terminal, so there is no answer: add -yes to go ahead without, or -dry-run to see what it would do")
 	}
 	err := a.withDatabase(ctx, address, func(db *database) error {
-		if r, is := try.Input.(*operate.Replaying); is && r.ByTime() {
-			if err := findOffsets(ctx, db, r); err != nil {
-				return err
-			}
-		}
 		run := func(by ops.By, shown *operate.Result) (*operate.Result, error) {
 			r, err := try.Run(ctx, db, by, shown)
 			return r, decided(from.explainOrigin(err))
@@ -177,6 +176,9 @@ func (a *app) act(ctx context.Context, address string, say consent, try *operate
 		}
 		for _, line := range done.Done {
 			a.say("%s", oneLine(line))
+		}
+		if r, is := try.Input.(*operate.Replaying); is && r.Follow {
+			return a.follow(ctx, db, done.Replayed())
 		}
 		return nil
 	})

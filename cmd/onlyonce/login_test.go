@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/onlyonce/onlyonce/internal/rig/supervise"
 	"github.com/onlyonce/onlyonce/migrations"
@@ -394,6 +395,7 @@ func TestBrokerLogin(t *testing.T) {
 	expires := time.Now().Add(15 * time.Second)
 	token(ca, expires)
 	f.run(doctor...).want(t, statusGood, "restore: topic "+topic)
+	replaysWithLogin(f, k.Brokers, "-brokers", address, "-broker-login", relayFile(t, "{"+login+"}"))
 	p := startProgram(t, []string{envPostgres + "=" + f.url}, "relay", "-config", relayFile(t, fmt.Sprintf(`{"poll_interval": "20ms", "backoff_min": "50ms", "backoff_max": "200ms", "sinks": [
 		{"type": "kafka", "name": "events", "brokers": [%q], "topics": [%q], "key_window": "forever", %s}]}`, address, topic, login)))
 	for n := 1; n <= 2; n++ {
@@ -412,5 +414,30 @@ func TestBrokerLogin(t *testing.T) {
 	}
 	if status := p.stop(syscall.SIGTERM); status != 0 {
 		t.Errorf("exit status %d\n%s", status, p.stderr())
+	}
+}
+
+// replaysWithLogin replays a whole topic of 12 partitions by time.
+func replaysWithLogin(f *fixture, plain []string, login ...string) {
+	f.t.Helper()
+	const partitions = 12
+	topic, client := kafkatest.Topic(f.t, plain, partitions, nil), kafkatest.Client(f.t, plain)
+	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	for nr := range int32(partitions) {
+		for minute := range 3 {
+			r := &kgo.Record{Topic: topic, Partition: nr, Value: []byte("v"), Timestamp: at.Add(time.Duration(minute) * time.Minute)}
+			if err := client.ProduceSync(f.t.Context(), r).FirstErr(); err != nil {
+				f.t.Fatal(err)
+			}
+		}
+		f.exec(`with l as (insert into onlyonce.leases (name) values ($1) returning id)
+			insert into onlyonce.cursors (id, scope, topic, partition, run_start, start_offset, start_policy) select id, 'several', $2, $3, 3, 0, 'earliest' from l`,
+			fmt.Sprintf("cursor/several/%s/%d", topic, nr), topic, nr)
+	}
+	replay := append([]string{"replay", "-scope", "several", "-topic", topic, "-reason", "x", "-since", "2026-03-01T12:00:30Z", "-until", "2026-03-01T12:01:30Z"}, login...)
+	f.run(append(replay, "-dry-run")...).want(f.t, statusGood, "12 offsets in 12 partitions")
+	f.run(append(replay, "-yes")...).want(f.t, statusGood, "Done: replay 1 of 12 partitions")
+	if n := one[int](f, `select count(*) from onlyonce.cursors where scope = 'several' and run_start = 1 and replay_until = 2 and replay_resume = 3 and replay_no = 1`); n != partitions {
+		f.t.Errorf("%d partitions are in the replay", n)
 	}
 }

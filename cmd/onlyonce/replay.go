@@ -9,88 +9,135 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/segmentio/kafka-go"
 
-	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// findOffsets sets the offsets of a replay that is given by times. If there is no such cursor, it
-// leaves that to the replay to say.
-func findOffsets(ctx context.Context, db ops.DB, in *operate.Replaying) error {
-	cursors, err := reports.Look(ctx, db, func(tx pgx.Tx) ([]ops.Cursor, error) {
-		return reports.Cursors[ops.Cursor](ctx, tx, reports.CursorFilter{Scope: in.Scope, Topic: in.Topic, Partition: &in.Partition})
-	})
-	if err != nil || len(cursors) == 0 {
-		return err
+// offsetsAt asks brokers for offsets by time. An empty list: there are none to ask. An empty login:
+// they need neither TLS nor a login.
+func (a *app) offsetsAt(list, login string) (operate.OffsetsAt, error) {
+	if list == "" {
+		return nil, nil
 	}
-	cur := &cursors[0]
-	offsetAt := func(t time.Time) (int64, error) { return kafkaOffsetAt(ctx, in, cur, t) }
-	switch {
-	case cur.ClusterID != nil && *cur.ClusterID == eventsource.ClusterID:
-		offsetAt = func(t time.Time) (int64, error) {
-			return reports.Look(ctx, db, func(tx pgx.Tx) (int64, error) {
-				return eventsource.OffsetAt(ctx, tx, in.Topic, in.Partition, t)
-			})
+	var file *string
+	if login != "" {
+		file = &login
+	}
+	client, err := a.brokers(strings.Split(list, ","), file)
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context, topic string, partitions []int32, at time.Time) (string, map[int32]int64, error) {
+		cluster, offsets, err := kafkaOffsetsAt(ctx, client, topic, partitions, at)
+		if err != nil {
+			err = fmt.Errorf("-brokers: asking %s for offsets of %s at %s: %w", list, topic, show.Instant(at), err)
 		}
-	case in.Brokers == "":
-		return usagef("-since, -until: no brokers given: add -brokers host:9092, or set %s", envBrokers)
-	}
-	if !in.Since.IsZero() {
-		if in.From, err = offsetAt(in.Since.Time); err != nil {
-			return err
-		}
-		if in.From < 0 {
-			return &refusal{fmt.Sprintf("-since: no message of %s/%d is from %s or later, and nothing was done", in.Topic, in.Partition, show.Instant(in.Since.Time))}
-		}
-	}
-	if in.Until.IsZero() {
-		return nil
-	}
-	to, err := offsetAt(in.Until.Time)
-	switch {
-	case err != nil:
-		return err
-	case to >= 0 && to <= in.From:
-		return &refusal{fmt.Sprintf("-until: no message of %s/%d lies in this time, and nothing was done: the first one of %s or later is at offset %d",
-			in.Topic, in.Partition, show.Instant(in.Until.Time), to)}
-	case to >= 0 && to < cur.Position: // else the range ends at the position
-		in.To = to
-	}
-	return nil
+		return cluster, offsets, err
+	}, nil
 }
 
-// kafkaOffsetAt asks the brokers for the offset of the first message that is as young, -1 if there
-// is none.
-func kafkaOffsetAt(ctx context.Context, in *operate.Replaying, cur *ops.Cursor, t time.Time) (int64, error) {
-	brokers := strings.Split(in.Brokers, ",")
-	client := &kafka.Client{Addr: kafka.TCP(brokers...), Timeout: connectTimeout}
-	failed := func(err error) error {
-		return fmt.Errorf("-brokers: asking %s for the offset of %s/%d at %s: %w", in.Brokers, in.Topic, in.Partition, show.Instant(t), err)
-	}
-	meta, err := client.Metadata(ctx, &kafka.MetadataRequest{Topics: []string{in.Topic}})
-	switch {
-	case err != nil:
-		return 0, failed(err)
-	case cur.ClusterID != nil && *cur.ClusterID != meta.ClusterID:
-		return 0, &refusal{fmt.Sprintf("-brokers: %s are of cluster %s, the cursor is one of cluster %s, and nothing was done", in.Brokers, meta.ClusterID, *cur.ClusterID)}
-	}
-	answer, err := client.ListOffsets(ctx, &kafka.ListOffsetsRequest{Topics: map[string][]kafka.OffsetRequest{
-		in.Topic: {kafka.TimeOffsetOf(int(in.Partition), t)}}})
+// kafkaOffsetsAt asks in one request for all partitions.
+func kafkaOffsetsAt(ctx context.Context, client *kafka.Client, topic string, partitions []int32, at time.Time) (cluster string, offsets map[int32]int64, err error) {
+	meta, err := client.Metadata(ctx, &kafka.MetadataRequest{Topics: []string{topic}})
 	if err != nil {
-		return 0, failed(err)
+		return "", nil, brokerRefusal(ctx, client, err)
 	}
-	for _, p := range answer.Topics[in.Topic] {
-		if p.Partition != int(in.Partition) {
-			continue
-		}
+	var asked []kafka.OffsetRequest
+	for _, nr := range partitions {
+		asked = append(asked, kafka.TimeOffsetOf(int(nr), at))
+	}
+	answer, err := client.ListOffsets(ctx, &kafka.ListOffsetsRequest{Topics: map[string][]kafka.OffsetRequest{topic: asked}})
+	if err != nil {
+		return "", nil, err
+	}
+	offsets = map[int32]int64{}
+	for _, p := range answer.Topics[topic] {
 		if p.Error != nil {
-			return 0, failed(p.Error)
+			return "", nil, fmt.Errorf("partition %d: %w", p.Partition, p.Error)
 		}
+		offsets[int32(p.Partition)] = -1
 		for offset := range p.Offsets {
-			return offset, nil
+			offsets[int32(p.Partition)] = offset
 		}
 	}
-	return -1, nil
+	for _, nr := range partitions {
+		if _, is := offsets[nr]; !is {
+			return "", nil, fmt.Errorf("partition %d: the brokers did not answer for it", nr)
+		}
+	}
+	return meta.ClusterID, offsets, nil
+}
+
+// followEvery is how often a replay that is followed is looked at.
+const followEvery = time.Second
+
+// follow says how far a replay is, until all its partitions have ended it. The replay does not end
+// with ctx.
+func (a *app) follow(ctx context.Context, db ops.DB, d *ops.Replayed) error {
+	parts := d.Partitions
+	if parts == nil {
+		parts = []ops.Replayed{*d}
+	}
+	tick := time.NewTicker(followEvery)
+	defer tick.Stop()
+	for last := ""; ; {
+		cursors, err := reports.Look(ctx, db, func(tx pgx.Tx) ([]ops.Cursor, error) {
+			return reports.Cursors[ops.Cursor](ctx, tx, reports.CursorFilter{Scope: d.Scope, Topic: d.Topic})
+		})
+		if err != nil {
+			return err
+		}
+		f := followed(parts, d.Replay, cursors)
+		if line := f.String(); line != last {
+			a.say("%s", line)
+			if err := a.out.Flush(); err != nil {
+				return err
+			}
+			last = line
+		}
+		if f.underWay == 0 {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			a.say("The replay goes on. `onlyonce cursor show` shows how far it is.")
+			return nil
+		}
+	}
+}
+
+// progress is how far a replay is.
+type progress struct {
+	replay        int32
+	done, offsets int64
+	underWay, of  int
+}
+
+// followed compares the ranges with where their cursors are. A cursor that is no longer in this
+// replay has ended it, or an operator has.
+func followed(parts []ops.Replayed, replay int32, cursors []ops.Cursor) progress {
+	f := progress{replay: replay, of: len(parts)}
+	for i := range parts {
+		p := &parts[i]
+		f.offsets += p.To - p.From
+		left := int64(0)
+		for _, c := range cursors {
+			if c.Topic == p.Topic && c.Partition == p.Partition && c.Replay == replay && c.ReplayUntil != nil {
+				f.underWay++
+				left = p.To - c.Position
+			}
+		}
+		f.done += p.To - p.From - left
+	}
+	return f
+}
+
+func (f progress) String() string {
+	if f.underWay == 0 {
+		return fmt.Sprintf("Replay %d has ended: %d offsets in %s.", f.replay, f.offsets, show.Count(int64(f.of), "partition"))
+	}
+	return fmt.Sprintf("Replay %d: %d of %d offsets, %d of %s under way.", f.replay, f.done, f.offsets, f.underWay, show.Count(int64(f.of), "partition"))
 }

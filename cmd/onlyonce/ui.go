@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"os/user"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ui"
 )
 
@@ -23,12 +25,14 @@ const (
 func uiCommand() command {
 	return command{
 		name:    "ui",
-		args:    "[-postgres URL] [-listen ADDR] [-operate] [-bodies] [-actor NAME]",
+		args:    "[-postgres URL] [-listen ADDR] [-operate] [-bodies] [-actor NAME] [-brokers LIST [-broker-login FILE]]",
 		summary: "open the console in a browser, until it is stopped",
 		help: `
 Serves the console on a loopback address until SIGTERM or SIGINT, and prints an address with a token that lets in the first browser
 that opens it, and no other. The console shows what is parked, halted and under way. It is read-only unless -operate is given; then it
 also redrives, discards, pauses, resumes, adopts, replays and resolves, each time with a dry run, a reason and an audit row.
+
+A replay by time asks Kafka's brokers, which -brokers names; -broker-login is as for "onlyonce doctor".
 
 Payloads are hidden unless -bodies is given. The role of the connection decides in the end: a member of onlyonce_viewer can change
 nothing (docs/roles.sql).
@@ -39,9 +43,11 @@ Example:
   onlyonce ui -operate`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address := postgresVar(fs)
-			var listen, actor *string
+			var listen, actor, brokers, login *string
 			textVar(fs, &listen, "listen", "serve at the loopback `ADDR` (default "+uiAddress+"; port 0: any that is free)")
 			textVar(fs, &actor, "actor", "the `NAME` in audit rows (default: the user of this process)")
+			textVar(fs, &brokers, "brokers", "for replays by time: Kafka's brokers, `LIST` is host:port,... (default: $"+envBrokers+")")
+			textVar(fs, &login, "broker-login", "with -brokers: TLS and login, a `FILE` in JSON")
 			operate := fs.Bool("operate", false, "allow to decide, and not only to look")
 			bodies := fs.Bool("bodies", false, "show payloads")
 			return func(ctx context.Context, a *app) error {
@@ -49,7 +55,12 @@ Example:
 				if listen != nil {
 					at = *listen
 				}
-				return a.serveUI(ctx, *address, at, uiActor(actor), *operate, *bodies)
+				offsetsAt, err := a.offsetsAt(cmp.Or(show.Text(brokers), a.env(envBrokers)), show.Text(login))
+				if err != nil {
+					return err
+				}
+				cfg := ui.Config{OffsetsAt: offsetsAt, Bodies: func(ui.Actor, ui.Kind) bool { return *bodies }}
+				return a.serveUI(ctx, *address, at, uiActor(actor), *operate, cfg)
 			}
 		},
 	}
@@ -66,7 +77,7 @@ func uiActor(given *string) ui.Actor {
 	return "console"
 }
 
-func (a *app) serveUI(ctx context.Context, address, listen string, actor ui.Actor, operate, bodies bool) error {
+func (a *app) serveUI(ctx context.Context, address, listen string, actor ui.Actor, operate bool, cfg ui.Config) error {
 	host, _, err := net.SplitHostPort(listen)
 	if err != nil {
 		return usagef("-listen: %q is no address: it has the form 127.0.0.1:8091", listen)
@@ -89,8 +100,10 @@ func (a *app) serveUI(ctx context.Context, address, listen string, actor ui.Acto
 	}
 	token := ui.NewToken(actor, access)
 	prefix := "/" + rand.Text() // so that servers of others at another port of this host get no cookie
-	console, err := ui.New(pool, ui.Config{Authorize: token.Authorize, Prefix: prefix, Logger: slog.New(slog.NewTextHandler(a.stderr, nil)),
-		Bodies: func(ui.Actor, ui.Kind) bool { return bodies }})
+	cfg.Authorize = token.Authorize
+	cfg.Prefix = prefix
+	cfg.Logger = slog.New(slog.NewTextHandler(a.stderr, nil))
+	console, err := ui.New(pool, cfg)
 	if err != nil {
 		return err
 	}

@@ -102,8 +102,8 @@ func TestConfigsOfReadOnlyServicesAreFiles(t *testing.T) {
 	}
 }
 
-// What a cluster wants of pods stands in the values: files, variables of secrets, where pods run and
-// who may pull. Values of "pod" are for each of them, and those of a part for that part.
+// What a cluster wants of pods stands in the values: files, variables of secrets, where pods run,
+// and who may pull. Values of "pod" are for each of them, and those of a part for that part.
 func TestPodValues(t *testing.T) {
 	t.Parallel()
 	chart, err := renderChart(map[string]any{

@@ -197,6 +197,12 @@ func (r *Result) Bulk() *ops.ParkedChange {
 	return nil
 }
 
+// Replayed is the result of a replay; nil if it is another decision.
+func (r *Result) Replayed() *ops.Replayed {
+	d, _ := r.value.(*ops.Replayed)
+	return d
+}
+
 // Each has f called with the result so far of a decision about all rows that match, and reports
 // whether this is one. If f returns false, the decision ends there.
 func (t *Try) Each(f func(ops.ParkedChange) bool) bool {
