@@ -3,10 +3,8 @@ package main
 // later are histories that breach, and are to be mended later: each with what happens in them.
 const (
 	recordedBodies = "a stranger sends a body that a backfill or a redrive has brought, under an id that is made up (W7)"
-	partlySigned   = "a stranger sends another body under a signature that does not fix the body, and the sender's own is dropped as its copy (W7)"
-	parkedBelow    = "an operator sets a position back by cursor adopt -at below parked messages, which are applied from the log and by a redrive (F10)"
 	otherLog       = "the log is cut off and written anew below what is done above the position, and cursor adopt -at leads to the same halt (C7, C8)"
-	changedInPlace = "Prepare, Key or OnParked change the bytes of a message in place, and the next attempt, owner or redrive meets the changed ones (D6)"
+	partlySigned   = "a stranger sends another body under a signature that does not fix the body, and the sender's own is dropped as its copy (W7)"
 )
 
 // drawsLater says which of them are drawn all the same.
@@ -14,7 +12,7 @@ var drawsLater = map[string]bool{}
 
 // drawLater has all of them drawn.
 func drawLater() {
-	for _, of := range []string{recordedBodies, partlySigned, parkedBelow, otherLog, changedInPlace} {
+	for _, of := range []string{recordedBodies, partlySigned, otherLog} {
 		drawsLater[of] = true
 	}
 }
