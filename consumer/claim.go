@@ -172,7 +172,6 @@ func (e *engine) findIDs(msgs []*Message) []*disposition {
 	dispositions := make([]*disposition, len(msgs))
 	e.c.identifyAll(msgs, e.c.identify)
 	for i, m := range msgs {
-		m.scope, m.traceOf = e.c.cfg.Scope, e.c.cfg.Trace
 		m.mayRepeat, m.idInTopic = m.Offset < e.redoUntil, e.idInTopic
 		switch err := m.idErr; {
 		case errors.Is(err, ErrSkip):
@@ -184,14 +183,17 @@ func (e *engine) findIDs(msgs []*Message) []*disposition {
 	return dispositions
 }
 
-// identifyAll finds the ids of the messages that have none yet, by find: identify or
-// identifyInOrder. The program's functions run in a goroutine of their own, which may end.
+// identifyAll gives the messages what the consumer knows of all of them, and finds the ids of those
+// that have none yet, by find: identify or identifyInOrder. The program's functions run in a
+// goroutine of their own, which may end.
 func (c *Consumer) identifyAll(msgs []*Message, find func(*Message) error) {
 	next := 0
 	rest := func() error {
 		for next < len(msgs) {
 			m := msgs[next]
 			next++
+			m.scope = c.cfg.Scope
+			m.traceOf = c.cfg.Trace
 			if !m.identified {
 				_ = find(m) // kept in the message
 			}
@@ -210,7 +212,6 @@ func (c *Consumer) identifyAll(msgs []*Message, find func(*Message) error) {
 // goroutine or ends the process, the message counts as one without an id, because the function
 // would do so again in each process. It runs in identifyAll, or in a test.
 func (c *Consumer) identify(m *Message) (err error) {
-	m.scope, m.traceOf = c.cfg.Scope, c.cfg.Trace
 	was := *m
 	if c.copyBytes.Load() {
 		m.ownBytes()

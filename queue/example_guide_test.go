@@ -43,9 +43,10 @@ func TestReadmeQueues(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.exec(`create table held (order_id text, body bytea)`)
-	r.runs(func(ctx context.Context) error { return apply(ctx, r.pool, r.broker.Connect()) })
+	stop := r.runs(func(ctx context.Context) error { return apply(ctx, r.pool, r.broker.Connect()) })
 	r.broker.Publish(message("a"), message("b"), message("a"))
 	r.until("they are applied", func() bool { return r.count("held") == 2 && r.broker.Left() == 0 })
+	stop()
 	r.broker.Publish(message("a", "rendered anew"))
 	orders, err := byID(r.pool, r.broker.Connect())
 	if err != nil {

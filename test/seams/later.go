@@ -2,9 +2,7 @@ package main
 
 // later are histories that breach, and are to be mended later: each with what happens in them.
 const (
-	parkedBelow    = "an operator sets a position back by cursor adopt -at below parked messages, which are applied from the log and by a redrive (F10)"
-	otherLog       = "the log is cut off and written anew below what is done above the position, and cursor adopt -at leads to the same halt (C7, C8)"
-	changedInPlace = "Prepare, Key or OnParked change the bytes of a message in place, and the next attempt, owner or redrive meets the changed ones (D6)"
+	otherLog = "the log is cut off and written anew below what is done above the position, and cursor adopt -at leads to the same halt (C7, C8)"
 )
 
 // drawsLater says which of them are drawn all the same.
@@ -12,7 +10,7 @@ var drawsLater = map[string]bool{}
 
 // drawLater has all of them drawn.
 func drawLater() {
-	for _, of := range []string{parkedBelow, otherLog, changedInPlace} {
+	for _, of := range []string{otherLog} {
 		drawsLater[of] = true
 	}
 }

@@ -55,8 +55,8 @@ const copiesWithin = 20 * time.Hour
 
 func drawMessages(d *dice) (stage, []act) {
 	x := &consuming{policy: of(d, consumer.ParkMessage, consumer.ParkOrderingKey), slots: of(d, 1, 1, 3), op: drawOperator(d), gives: d.once(4), sick: map[string]bool{}}
-	x.positions = drawsLater[parkedBelow] && d.once(3)
-	if drawsLater[changedInPlace] && d.once(3) {
+	x.positions = d.once(3)
+	if d.once(3) {
 		x.changes = of(d, "Prepare", "Key", "OnParked")
 	}
 	acts := []act{x.drawMessage(d), x.drawMessage(d)}
@@ -169,11 +169,7 @@ func (x *consuming) copy(w *world, n int) error {
 
 // handle is the program's handler.
 func (x *consuming) handle(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-	value := slices.Clone(m.Value)
-	if x.changes == "Prepare" || x.changes == "Key" { // what the handler works with is changed once
-		turn(value)
-	}
-	token := string(value)
+	token := string(m.Value) // whole, whatever the program's functions do to it (D6)
 	switch {
 	case x.slow[token]:
 		return errors.New("the shop does not answer")
@@ -223,39 +219,17 @@ func (x *consuming) work(w *world) error {
 	return w.work("all messages were handled", w.is(appliedSQL, scope, topic, x.log.End(0)), x.consume(w))
 }
 
-// parkedMessage is one that waits for an operator.
-type parkedMessage struct {
-	ID     int64
-	Reason string
-	Token  string
-}
-
-const parkedMessagesSQL = `
-select p.id, p.reason, convert_from(p.body, 'UTF8') from onlyonce.parked p where p.kind = 'message' and p.settled_at is null and p.state = 'waiting' order by p.id`
-
 // decide redrives what is parked, after its cause is mended, or gives it up.
 func (x *consuming) decide(w *world) error {
-	rows, err := all(w, pgx.RowToStructByPos[parkedMessage], parkedMessagesSQL)
-	if err != nil {
-		return err
-	}
-	for _, r := range rows {
-		if x.gives {
-			err = w.discard(r.ID, r.Token, false)
-		} else {
-			x.sick[r.Token] = false
-			err = w.redrive(r.ID, ops.ParkedInput{})
-		}
-		if err := ignoreRefusal(err); err != nil {
-			return err
-		}
+	items, err := w.decideParked("message", x.gives, x.sick)
+	for _, p := range items {
 		for _, m := range x.sent {
-			if m.token == r.Token {
+			if m.token == p.Token {
 				m.from = w.now()
 			}
 		}
 	}
-	return nil
+	return err
 }
 
 // replay has the last messages handled again.
@@ -295,7 +269,7 @@ func (x *consuming) setBack(w *world, back int64) error {
 		return ignoreNoRow(err)
 	}
 	waiting, err := all(w, pgx.RowTo[string], `select convert_from(body, 'UTF8') from onlyonce.parked where kind = 'message' and settled_at is null`)
-	if err != nil || !drawsLater[parkedBelow] {
+	if err != nil {
 		return err
 	}
 	partition := int32(0)
@@ -362,20 +336,8 @@ func (x *consuming) settle(w *world) error {
 			return err
 		}
 	}
-	for range 6 {
-		for _, step := range []func(*world) error{x.work, x.decide, x.work} {
-			if err := step(w); err != nil {
-				return err
-			}
-		}
-		left, err := one[int](w, `select count(*) from onlyonce.parked where kind = 'message' and settled_at is null`)
-		if err != nil {
-			return err
-		}
-		if left == 0 {
-			return w.settleCalls(x.op)
-		}
+	if err := w.settleParked("message", x.work, x.decide); err != nil {
+		return err
 	}
-	w.breach("messages stay parked")
-	return errStands
+	return w.settleCalls(x.op)
 }

@@ -42,11 +42,19 @@ func (x *rewriting) fill(w *world) error {
 	return nil
 }
 
+// doneAboveSQL reports whether so many messages are done above the position.
+const doneAboveSQL = `select count(*) >= $1 from onlyonce.done`
+
 func (x *rewriting) workAhead(w *world) error {
-	return w.work("those behind it are done", w.is(`select count(*) >= $1 from onlyonce.done`, x.above), x.consume(w))
+	return w.work("those behind it are done", w.is(doneAboveSQL, x.above), x.consume(w))
 }
 
+// rewrite cuts off only what is done: records that were never handled would be the log's loss.
 func (x *rewriting) rewrite(w *world) error {
+	done, err := one[bool](w, doneAboveSQL, x.above)
+	if err != nil || !done {
+		return err
+	}
 	clear(x.slow)
 	x.log.Truncate(0, int64(1+x.keeps))
 	w.say("log: cut off at %d", 1+x.keeps)
@@ -56,9 +64,10 @@ func (x *rewriting) rewrite(w *world) error {
 	return nil
 }
 
-// settle implements stage: if the partition halts, its position is adopted at the first offset
-// whose record was not handled (docs/operations.md).
+// settle implements stage: the first message is well, and if the partition halts, its position is
+// adopted at the first offset whose record was not handled (docs/operations.md).
 func (x *rewriting) settle(w *world) error {
+	clear(x.slow)
 	for range 3 {
 		x.halted.Store(false)
 		var done bool
@@ -67,8 +76,11 @@ func (x *rewriting) settle(w *world) error {
 			done, err = one[bool](w, appliedSQL, scope, topic, x.log.End(0))
 			return done || x.halted.Load(), err
 		}, x.consume(w))
-		if err != nil || done {
+		if err != nil {
 			return err
+		}
+		if done {
+			return w.settleParked("message", x.work, x.decide)
 		}
 		partition := int32(0)
 		_, err = ops.AdoptCursor(w.ctx, w.pool, ops.By{Reason: "INC-1"}, ops.AdoptInput{Scope: scope, Topic: topic, Partition: &partition, At: "0"})

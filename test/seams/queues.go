@@ -5,11 +5,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
-	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/queue"
 	"github.com/onlyonce/onlyonce/queue/queuetest"
 )
@@ -138,27 +135,8 @@ func (x *queuing) work(w *world) error {
 // decide redrives what is parked, after its cause is mended, or gives it up. Of a conflict both are
 // messages.
 func (x *queuing) decide(w *world) error {
-	type row struct {
-		ID     int64
-		Reason string
-		Token  string
-	}
-	rows, err := all(w, pgx.RowToStructByPos[row], `select id, reason, convert_from(body, 'UTF8') from onlyonce.parked where kind = 'event' and settled_at is null and state = 'waiting' order by id`)
-	if err != nil {
-		return err
-	}
-	for _, r := range rows {
-		if x.gives {
-			err = w.discard(r.ID, r.Token, false)
-		} else {
-			x.sick[r.Token] = false
-			err = w.redrive(r.ID, ops.ParkedInput{})
-		}
-		if err := ignoreRefusal(err); err != nil {
-			return err
-		}
-	}
-	return nil
+	_, err := w.decideParked("event", x.gives, x.sick)
+	return err
 }
 
 // settle implements stage.
@@ -168,17 +146,5 @@ func (x *queuing) settle(w *world) error {
 			return err
 		}
 	}
-	for range 6 {
-		for _, step := range []func(*world) error{x.work, x.decide, x.work} {
-			if err := step(w); err != nil {
-				return err
-			}
-		}
-		left, err := one[int](w, `select count(*) from onlyonce.parked where kind = 'event' and settled_at is null`)
-		if err != nil || left == 0 {
-			return err
-		}
-	}
-	w.breach("messages stay parked")
-	return errStands
+	return w.settleParked("event", x.work, x.decide)
 }

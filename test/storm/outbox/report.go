@@ -29,10 +29,10 @@ type report struct {
 // count copies what the run has counted.
 func (r *report) count(s *storm) {
 	r.Summary.Count(&s.Rig)
-	if s.standby == nil {
+	if s.Standby == nil {
 		r.NoStandby = "no-standby"
 	}
-	r.KillsInCall, r.Changes = s.inCall, s.Struck[blowChange]
+	r.KillsInCall, r.Changes = s.Rig.KillsInBatch, s.Struck[rig.KindChange]
 	r.Faults = s.remote.Faults()
 	s.producer.mu.Lock()
 	r.Transactions = maps.Clone(s.producer.kinds)

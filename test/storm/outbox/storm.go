@@ -11,9 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/watch"
-	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/test/callcheck"
 	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/fleet"
@@ -27,17 +25,11 @@ const settledEvery = 500 * time.Millisecond
 // storm is one run.
 type storm struct {
 	rig.Rig
-	opts   options
-	tamper func(*callcheck.Facts) // nil but in tests
-
-	postgres *devenv.Postgres
-	standby  *devenv.Postgres // nil: the machine cannot make one
-	forward  *rig.Forwarder
-	pool     *pgxpool.Pool
+	rig.Database
+	opts     options
+	tamper   func(*callcheck.Facts) // nil but in tests
 	remote   *callcheck.Remote
 	producer *producer
-
-	inCall int // kills that hit a relay with a call under way
 }
 
 func newStorm(o options, to *screen.Screen, tamper func(*callcheck.Facts)) *storm {
@@ -54,26 +46,7 @@ func (s *storm) Open(ctx context.Context) (err error) {
 		return err
 	}
 	o.PostgresEnv = s.Clock.Env()
-	if s.postgres, err = devenv.StartPostgres(ctx, o); err != nil {
-		return err
-	}
-	o.PostgresEnv = nil
-	if s.postgres.PID() == 0 {
-		return fmt.Errorf("a storm kills its server, and can do that only to processes of this machine: do without %s=%s, and have PostgreSQL installed",
-			devenv.EnvForce, devenv.KindDocker)
-	}
-	if s.forward, err = rig.NewForwarder(rig.HostPort(s.postgres)); err != nil {
-		return err
-	}
-	address := s.forward.Address(s.postgres)
-	s.pool, err = rig.Pool(ctx, address, int32(s.opts.producers+4), func(cfg *pgxpool.Config) { cfg.PrepareConn = dedupe.PrepareConn })
-	if err != nil {
-		return err
-	}
-	err = s.pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
-		if _, err := migrations.Apply(ctx, c.Conn()); err != nil {
-			return err
-		}
+	err = s.OpenDatabase(ctx, o, int32(s.opts.producers+4), func(ctx context.Context, c *pgxpool.Conn) error {
 		if _, err := c.Exec(ctx, callcheck.TablesSQL, pgx.QueryExecModeSimpleProtocol); err != nil {
 			return err
 		}
@@ -84,17 +57,15 @@ func (s *storm) Open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if s.postgres.Kind == devenv.KindLocal {
-		if s.standby, err = s.postgres.Standby(ctx, rig.Twin, o); err != nil {
-			return err
-		}
+	if err := s.AddStandby(ctx, o); err != nil {
+		return err
 	}
-	s.producer = &producer{pool: s.pool, total: int64(s.opts.calls), many: s.opts.producers, seed: s.Seed, kinds: map[string]int{}}
+	s.producer = &producer{pool: s.Pool, total: int64(s.opts.calls), many: s.opts.producers, seed: s.Seed, kinds: map[string]int{}}
 	if s.remote, err = callcheck.NewRemote(callcheck.Faulty(s.Seed, s.opts.failures)); err != nil {
 		return err
 	}
 	s.Fleet, err = fleet.New(fleet.Config{Name: "storm-outbox", Resilient: true, Verbose: s.Screen.Verbose, Traps: s.Traps(s.opts.calls, leaseTTL),
-		Template: relayConfig{Postgres: address, Remote: s.remote.Address}})
+		Template: relayConfig{Postgres: s.Address, Remote: s.remote.Address}})
 	if err != nil {
 		return err
 	}
@@ -108,7 +79,7 @@ func (s *storm) Open(ctx context.Context) (err error) {
 // Rage produces, strikes, waits until all is settled, and judges.
 func (s *storm) Rage(ctx context.Context) (rig.Report, error) {
 	begun := time.Now()
-	r := &report{Summary: rig.Summary{Seed: s.Seed, Postgres: s.postgres.How}}
+	r := &report{Summary: rig.Summary{Seed: s.Seed, Postgres: s.Primary.How}}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	produced := make(chan error, 1)
@@ -152,7 +123,7 @@ func (s *storm) Rage(ctx context.Context) (rig.Report, error) {
 		r.Breaches = s.Breaches
 		return r, err
 	}
-	f, err := callcheck.Gather(context.WithoutCancel(ctx), s.pool, s.remote, 2*leaseTTL)
+	f, err := callcheck.Gather(context.WithoutCancel(ctx), s.Pool, s.remote, 2*leaseTTL)
 	if err != nil {
 		return r, err
 	}
@@ -181,7 +152,7 @@ func (s *storm) Rage(ctx context.Context) (rig.Report, error) {
 func (s *storm) unsettled(ctx context.Context) (n int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	err = s.pool.QueryRow(ctx, callcheck.UnsettledSQL).Scan(&n)
+	err = s.Pool.QueryRow(ctx, callcheck.UnsettledSQL).Scan(&n)
 	return n, err
 }
 
@@ -201,7 +172,7 @@ func (s *storm) stuck(ctx context.Context) (lines []string) {
 		`select format('parked %s: row %s, %s %s, due %s, attempts %s, %s', id, row_id, state, reason, next_attempt_at, attempts, error) from onlyonce.parked where state in ('retrying', 'blocked') order by id limit 10`,
 		`select format('session %s: %s, %s, waits for %s, since %s: %s', pid, application_name, state, wait_event, state_change, left(query, 80)) from pg_stat_activity where datname = current_database() and state <> 'idle' limit 20`,
 	} {
-		rows, err := s.pool.Query(ctx, sql)
+		rows, err := s.Pool.Query(ctx, sql)
 		if err != nil {
 			lines = append(lines, err.Error())
 			continue
@@ -231,17 +202,7 @@ func (s *storm) Close() error {
 	if s.remote != nil {
 		errs = append(errs, s.remote.Close())
 	}
-	if s.pool != nil {
-		s.pool.Close()
-	}
-	if s.forward != nil {
-		errs = append(errs, s.forward.Close())
-	}
-	for _, p := range []*devenv.Postgres{s.standby, s.postgres} {
-		if p != nil {
-			errs = append(errs, p.Stop())
-		}
-	}
+	errs = append(errs, s.CloseDatabase())
 	errs = append(errs, s.Clock.Close())
 	return errors.Join(errs...)
 }

@@ -8,11 +8,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/storm/rig"
 )
 
-// blowChange lets a relay join, or leave in order.
-const blowChange = "change"
-
 // shares are how many of a hundred blows are of a kind; the others are kills.
-var shares = fleet.Shares{{blowChange, 12}, {rig.KindFreeze, 14}, {rig.KindPostgres, 6}, {rig.KindSwitchover, 4}, {rig.KindClock, 3}}
+var shares = fleet.Shares{{rig.KindChange, 12}, {rig.KindFreeze, 14}, {rig.KindPostgres, 6}, {rig.KindSwitchover, 4}, {rig.KindClock, 3}}
 
 // strikeAll plays the plan: each blow when its part of the stream was accepted. Not all are
 // accepted, and some wait long for others.
@@ -36,25 +33,6 @@ func (s *storm) strikeAll(ctx context.Context) error {
 func (s *storm) ahead() int64 { return int64(max(s.opts.calls/(s.Kills+1), 200)) }
 
 func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
-	switch b.Kind {
-	case rig.KindKill:
-		down, err := s.Kill(ctx, s.Fleet.Shoot(s.Random, false))
-		if err == nil && down.InBatch {
-			s.inCall++
-		}
-		return err
-	case rig.KindFreeze:
-		// Until others have its lanes.
-		return s.Freeze(ctx, leaseTTL+leaseTTL/4+b.Wait)
-	case blowChange:
-		return s.Fleet.Change(s.Random, s.Workers)
-	case rig.KindPostgres:
-		return rig.KillPostgres(ctx, s.postgres, b.Wait)
-	case rig.KindSwitchover:
-		s.producer.let(s.producer.gate.Load() + s.ahead()) // so that there is work when it ends
-		return s.SwitchOver(ctx, s.forward, s.postgres, s.standby, b.Wait)
-	case rig.KindClock:
-		return s.StepClock(ctx, b.Wait)
-	}
-	panic("a blow of no kind: " + b.Kind)
+	more := func() { s.producer.let(s.producer.gate.Load() + s.ahead()) }
+	return s.StrikeUsual(ctx, b, rig.Usual{Database: &s.Database, Lease: leaseTTL, More: more, Own: rig.NoBlow})
 }

@@ -1,15 +1,16 @@
 // Queue is the storm of queues: it shows what is left of a stream of messages of a broker other
 // than Kafka when everything around it is killed.
 //
-//	make storm-queue BROKER=nats|rabbit MESSAGES=20000 KILLS=30
+// make storm-queue BROKER=nats|rabbit MESSAGES=20000 KILLS=30
 //
 // It publishes unique messages with ordering keys, and copies of some of them after the broker has
 // forgotten their ids. Worker processes receive, store and apply them; one at a time receives
 // (queue.Config.Ordered). Meanwhile events drawn from a seed hit them: SIGKILL to a worker in
 // mid-batch, SIGSTOP for longer than its leases and then SIGCONT, workers that join and leave,
-// SIGKILL to Postgres, SIGKILL to the broker. After all messages are applied, the program compares
-// the effects with what the broker has acknowledged: none lost (I1), none double (I2), none made up
-// (I3), in the order of each key (I6), none parked (I5).
+// SIGKILL to Postgres, a switchover to its standby and back, SIGKILL to the broker. After all
+// messages are applied, the program compares the effects with what the broker has acknowledged:
+// none lost (I1), none double (I2), none made up (I3), in the order of each key (I6), none parked
+// (I5). It prints how long after a switchover the first message was stored.
 //
 // It starts servers of its own, because it kills them. Exit status: 0 every invariant holds; 1 one
 // does not, or the run got stuck; 2 usage or environment.

@@ -8,10 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/dedupe"
-	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/fleet"
 	"github.com/onlyonce/onlyonce/test/screen"
@@ -20,13 +17,12 @@ import (
 
 // Kinds of blows besides those of every storm.
 const (
-	blowChange = "change" // a worker joins, or leaves in order
 	blowBroker = "broker" // SIGKILL to the broker, then a restart
 )
 
 // shares are how many of a hundred blows are of a kind; the others are kills.
 func shares(brokerKills bool) fleet.Shares {
-	all := fleet.Shares{{blowChange, 8}, {rig.KindFreeze, 12}, {rig.KindPostgres, 10}}
+	all := fleet.Shares{{rig.KindChange, 8}, {rig.KindFreeze, 12}, {rig.KindPostgres, 10}, {rig.KindSwitchover, 8}}
 	if brokerKills {
 		all = append(all, fleet.Shares{{blowBroker, 20}}...)
 	}
@@ -36,12 +32,10 @@ func shares(brokerKills bool) fleet.Shares {
 // storm is one run.
 type storm struct {
 	rig.Rig
+	rig.Database
 	opts     options
-	postgres *devenv.Postgres
 	broker   broker
-	pool     *pgxpool.Pool
 	producer *producer
-	inBatch  int // kills that hit a worker in mid-batch
 }
 
 func newStorm(o options, to *screen.Screen) *storm {
@@ -54,34 +48,17 @@ func newStorm(o options, to *screen.Screen) *storm {
 // Open starts the servers and the workers.
 func (s *storm) Open(ctx context.Context) (err error) {
 	o := devenv.Options{Own: true, Log: func(line string) { s.Screen.Say("%s", screen.Wrap(line, screen.Width, "  ")) }}
-	if s.postgres, err = devenv.StartPostgres(ctx, o); err != nil {
+	if err := s.OpenDatabase(ctx, o, 4, rig.MakeEffects); err != nil {
 		return err
 	}
-	if s.postgres.PID() == 0 {
-		return errors.New("a storm kills its server, and can do that only to processes of this machine: have PostgreSQL installed")
+	if err := s.AddStandby(ctx, o); err != nil {
+		return err
 	}
 	if s.broker, err = kinds[s.opts.broker].start(ctx, o); err != nil {
 		return err
 	}
 	s.producer.broker = s.broker
-	pc, err := pgxpool.ParseConfig(s.postgres.URL)
-	if err != nil {
-		return err
-	}
-	pc.PrepareConn, pc.MaxConns, pc.ConnConfig.ConnectTimeout = dedupe.PrepareConn, 4, 2*time.Second
-	if s.pool, err = pgxpool.NewWithConfig(ctx, pc); err != nil {
-		return err
-	}
-	if err := s.pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
-		if _, err := migrations.Apply(ctx, c.Conn()); err != nil {
-			return err
-		}
-		_, err := c.Exec(ctx, rig.EffectsSQL, pgx.QueryExecModeSimpleProtocol)
-		return err
-	}); err != nil {
-		return err
-	}
-	s.Fleet, err = fleet.New(fleet.Config{Name: "storm-queue", Resilient: true, Verbose: s.Screen.Verbose, Template: workerConfig{Postgres: s.postgres.URL, Kind: s.opts.broker, Broker: s.broker.url()}})
+	s.Fleet, err = fleet.New(fleet.Config{Name: "storm-queue", Resilient: true, Verbose: s.Screen.Verbose, Template: workerConfig{Postgres: s.Address, Kind: s.opts.broker, Broker: s.broker.url()}})
 	if err != nil {
 		return err
 	}
@@ -95,7 +72,7 @@ func (s *storm) Open(ctx context.Context) (err error) {
 // Rage produces, strikes, waits until all is applied, and judges.
 func (s *storm) Rage(ctx context.Context) (rig.Report, error) {
 	begun := time.Now()
-	r := &report{Summary: rig.Summary{Seed: s.Seed, Postgres: s.postgres.How}, Broker: s.opts.broker}
+	r := &report{Summary: rig.Summary{Seed: s.Seed, Postgres: s.Primary.How}, Broker: s.opts.broker}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	produced := make(chan error, 1)
@@ -127,8 +104,11 @@ func (s *storm) Rage(ctx context.Context) (rig.Report, error) {
 	}
 	s.Breaches = append(s.Breaches, s.Fleet.Breaches()...)
 	r.Summary.Count(&s.Rig)
-	r.NoStandby = "not-played"
-	r.Messages, r.Stored, r.Again, r.KillsInBatch, r.BrokerKills, r.Changes = len(s.producer.messages), s.producer.stored.Load(), s.producer.again.Load(), s.inBatch, s.Struck[blowBroker], s.Struck[blowChange]
+	r.NoClock = "not-played"
+	if s.Standby == nil {
+		r.NoStandby = "no-standby"
+	}
+	r.Messages, r.Stored, r.Again, r.KillsInBatch, r.BrokerKills, r.Changes = len(s.producer.messages), s.producer.stored.Load(), s.producer.again.Load(), s.Rig.KillsInBatch, s.Struck[blowBroker], s.Struck[rig.KindChange]
 	if err == nil {
 		err = s.judge(context.WithoutCancel(ctx), r)
 	}
@@ -139,11 +119,10 @@ func (s *storm) Rage(ctx context.Context) (rig.Report, error) {
 
 // strikeAll plays the plan: each blow when its part of the stream was applied.
 func (s *storm) strikeAll(ctx context.Context) error {
-	ahead := int64(max(s.opts.messages/(s.Kills+1), 200))
 	for i, b := range s.Plan {
 		at := int64(b.At * float64(s.opts.messages))
-		s.producer.let(at + ahead)
-		applied := func() bool { return s.Fleet.Reached() >= at-ahead/2 }
+		s.producer.let(at + s.ahead())
+		applied := func() bool { return s.Fleet.Reached() >= at-s.ahead()/2 }
 		if err := s.Strike(ctx, i, fmt.Sprintf("%d messages to be applied", at), applied, s.strike); err != nil {
 			return err
 		}
@@ -153,28 +132,21 @@ func (s *storm) strikeAll(ctx context.Context) error {
 }
 
 func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
-	switch b.Kind {
-	case rig.KindKill:
-		down, err := s.Kill(ctx, s.Fleet.Shoot(s.Random, false))
-		if err == nil && down.InBatch {
-			s.inBatch++
+	more := func() { s.producer.let(s.producer.gate.Load() + s.ahead()) }
+	return s.StrikeUsual(ctx, b, rig.Usual{Database: &s.Database, Lease: leaseTTL, More: more, Own: func(ctx context.Context, b fleet.Blow) error {
+		if b.Kind != blowBroker {
+			return rig.NoBlow(ctx, b)
 		}
-		return err
-	case rig.KindFreeze:
-		return s.Freeze(ctx, leaseTTL+leaseTTL/4+b.Wait) // until others have its leases
-	case blowChange:
-		return s.Fleet.Change(s.Random, s.Workers)
-	case rig.KindPostgres:
-		return rig.KillPostgres(ctx, s.postgres, b.Wait)
-	case blowBroker:
 		if err := s.broker.kill(ctx); err != nil {
 			return err
 		}
 		fleet.Pause(ctx, b.Wait)
 		return s.broker.restart(ctx)
-	}
-	panic("a blow of no kind: " + b.Kind)
+	}})
 }
+
+// ahead is how many messages may be published beyond what the next blow waits for.
+func (s *storm) ahead() int64 { return int64(max(s.opts.messages/(s.Kills+1), 200)) }
 
 // appliedSQL returns one row: whether each stored message has been passed by its cursor.
 const appliedSQL = `
@@ -188,13 +160,13 @@ func (s *storm) acknowledged(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	var done bool
-	err := s.pool.QueryRow(ctx, appliedSQL, queueName).Scan(&done)
+	err := s.Pool.QueryRow(ctx, appliedSQL, queueName).Scan(&done)
 	return done, err
 }
 
 // judge compares the effects with the stream.
 func (s *storm) judge(ctx context.Context, r *report) error {
-	rows, err := s.pool.Query(ctx, rig.WrittenSQL)
+	rows, err := s.Pool.Query(ctx, rig.WrittenSQL)
 	if err != nil {
 		return err
 	}
@@ -203,7 +175,10 @@ func (s *storm) judge(ctx context.Context, r *report) error {
 		return err
 	}
 	var parked int
-	if err := s.pool.QueryRow(ctx, `select count(*) from onlyonce.parked`).Scan(&parked); err != nil {
+	if err := s.Pool.QueryRow(ctx, `select count(*) from onlyonce.parked`).Scan(&parked); err != nil {
+		return err
+	}
+	if r.FirstStored, err = s.FirstStored(ctx, &s.Database); err != nil {
 		return err
 	}
 	r.Effects = len(effects)
@@ -226,7 +201,7 @@ func (s *storm) stuck(ctx context.Context) (lines []string) {
 	} else {
 		lines = append(lines, "broker: "+state)
 	}
-	rows, err := s.pool.Query(ctx, `
+	rows, err := s.Pool.Query(ctx, `
 		select format('lease %s until %s', name, until) from onlyonce.leases
 		 union all select format('session %s: %s, waits for %s: %s', pid, state, wait_event, left(query, 80)) from pg_stat_activity where datname = current_database() and state <> 'idle'`)
 	if err != nil {
@@ -251,15 +226,10 @@ func (s *storm) Close() error {
 	if s.Fleet != nil {
 		errs = append(errs, s.Fleet.Stop(rig.StopTimeout), s.Fleet.Close())
 	}
-	if s.pool != nil {
-		s.pool.Close()
-	}
 	if s.broker != nil {
 		errs = append(errs, s.broker.close())
 	}
-	if s.postgres != nil {
-		errs = append(errs, s.postgres.Stop())
-	}
+	errs = append(errs, s.CloseDatabase())
 	return errors.Join(errs...)
 }
 
@@ -274,6 +244,9 @@ type report struct {
 	KillsInBatch int    `json:"kills_in_batch"`
 	BrokerKills  int    `json:"broker_kills"`
 	Changes      int    `json:"changes"` // workers that joined or left in order
+	// The longest time from the end of a switchover, when the primary answered again, to the next
+	// message that was stored; in seconds.
+	FirstStored float64 `json:"first_stored"`
 }
 
 // Details returns the errors of workers that gave up.
@@ -281,6 +254,6 @@ func (r *report) Details() []string { return r.Endings }
 
 // Line returns the summary line.
 func (r *report) Line(verdict string) string {
-	return fmt.Sprintf("storm-queue %s seed=%d broker=%s messages=%d stored=%d again=%d effects=%d kills=%d kills_in_batch=%d freezes=%d changes=%d broker_kills=%d postgres_kills=%d restarts=%d seconds=%.1f",
-		verdict, r.Seed, r.Broker, r.Messages, r.Stored, r.Again, r.Effects, r.Kills, r.KillsInBatch, r.Freezes, r.Changes, r.BrokerKills, r.PostgresKills, r.Restarts, r.Seconds)
+	return fmt.Sprintf("storm-queue %s seed=%d broker=%s messages=%d stored=%d again=%d effects=%d kills=%d kills_in_batch=%d freezes=%d changes=%d broker_kills=%d postgres_kills=%d restarts=%d first_stored=%.1f seconds=%.1f",
+		verdict, r.Seed, r.Broker, r.Messages, r.Stored, r.Again, r.Effects, r.Kills, r.KillsInBatch, r.Freezes, r.Changes, r.BrokerKills, r.PostgresKills, r.Restarts, r.FirstStored, r.Seconds)
 }

@@ -1,9 +1,19 @@
 package rig
 
 import (
+	"context"
 	"fmt"
 	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
+
+// MakeEffects makes the table of effects.
+func MakeEffects(ctx context.Context, c *pgxpool.Conn) error {
+	_, err := c.Exec(ctx, EffectsSQL, pgx.QueryExecModeSimpleProtocol)
+	return err
+}
 
 // Message is what a message says, or an event, of a stream from outside.
 type Message struct {

@@ -64,6 +64,26 @@ func (r *Rig) SwitchOver(ctx context.Context, f *Forwarder, primary, standby *de
 	return nil
 }
 
+// storedSQL reads how many seconds after a time the next event was stored. In: the time. Out: one
+// row; null: none was.
+const storedSQL = `select extract(epoch from min(appended_at) - $1)::float8 from onlyonce.event_log where appended_at > $1`
+
+// FirstStored returns the longest time from the end of a switchover, when the address led to the
+// primary again, to the next event that was stored, in seconds. Events of the run must still be in
+// the log.
+func (r *Rig) FirstStored(ctx context.Context, db *Database) (longest float64, err error) {
+	for _, o := range r.switchovers {
+		var seconds *float64
+		if err := db.Pool.QueryRow(ctx, storedSQL, o.To).Scan(&seconds); err != nil {
+			return 0, err
+		}
+		if seconds != nil {
+			longest = max(longest, *seconds)
+		}
+	}
+	return longest, nil
+}
+
 // FailOver kills the primary, promotes its standby, and makes the address lead there. promoted is
 // called before anything reaches the new primary. The old one is the caller's to stop.
 func FailOver(ctx context.Context, f *Forwarder, primary, standby *devenv.Postgres, promoted func() error) error {

@@ -54,11 +54,13 @@ type Rig struct {
 	Random *rand.Rand // for decisions during the run
 	Fleet  *fleet.Fleet
 
-	Struck     map[string]int // blows that have come, by kind
-	Breaches   []string       // found during the run
-	Zombies    sync.WaitGroup // workers that are suspended
-	Clock      *Clock         // Postgres'; nil: it does not step
-	ClockAhead time.Duration  // for how long Postgres' clock was wrong, in all
+	Struck   map[string]int // blows that have come, by kind
+	Breaches []string       // found during the run
+	// KillsInBatch are those of StrikeUsual that hit a worker in the middle of its work.
+	KillsInBatch int
+	Zombies      sync.WaitGroup // workers that are suspended
+	Clock        *Clock         // Postgres'; nil: it does not step
+	ClockAhead   time.Duration  // for how long Postgres' clock was wrong, in all
 
 	switchovers []fleet.Gap // from the standby's sockets to the primary in reach
 

@@ -32,15 +32,15 @@ type report struct {
 func (r *report) count(s *storm) {
 	r.Summary.Count(&s.Rig)
 	r.NoClock = "not-played"
-	if s.standby == nil {
+	if s.Standby == nil {
 		r.NoStandby = "no-standby"
 	}
 	r.Events = int(s.senders.answered.Load())
 	r.Requests = s.senders.requests.Load()
 	r.Refused = s.senders.refused.Load()
 	r.Forged = len(s.senders.forged)
-	r.KillsInWork = s.inWork
-	r.Changes = s.Struck[blowChange]
+	r.KillsInWork = s.Rig.KillsInBatch
+	r.Changes = s.Struck[rig.KindChange]
 	r.Cuts = s.Struck[blowCut]
 	r.Failovers = s.Struck[blowFailover]
 	r.PostgresKills += r.Failovers

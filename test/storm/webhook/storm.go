@@ -8,10 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/dedupe"
-	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/fleet"
 	"github.com/onlyonce/onlyonce/test/screen"
@@ -21,14 +18,10 @@ import (
 // storm is one run.
 type storm struct {
 	rig.Rig
-	opts     options
-	env      devenv.Options
-	postgres *devenv.Postgres
-	standby  *devenv.Postgres // nil: the machine cannot make one
-	forward  *rig.Forwarder
-	pool     *pgxpool.Pool
-	senders  *senders
-	inWork   int // kills that hit a worker in the middle of a request or batch
+	rig.Database
+	opts    options
+	env     devenv.Options
+	senders *senders
 }
 
 // source returns one of the sources that the seed fixes.
@@ -51,26 +44,7 @@ func newStorm(o options, to *screen.Screen) *storm {
 // Open starts the servers and the workers.
 func (s *storm) Open(ctx context.Context) (err error) {
 	s.env = devenv.Options{Own: true, Log: func(line string) { s.Screen.Say("%s", screen.Wrap(line, screen.Width, "  ")) }}
-	if s.postgres, err = devenv.StartPostgres(ctx, s.env); err != nil {
-		return err
-	}
-	if s.postgres.PID() == 0 {
-		return errors.New("a storm kills its server, and can do that only to processes of this machine: have PostgreSQL installed")
-	}
-	if s.forward, err = rig.NewForwarder(rig.HostPort(s.postgres)); err != nil {
-		return err
-	}
-	address := s.forward.Address(s.postgres)
-	if s.pool, err = connect(ctx, address); err != nil {
-		return err
-	}
-	err = s.pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
-		if _, err := migrations.Apply(ctx, c.Conn()); err != nil {
-			return err
-		}
-		_, err := c.Exec(ctx, rig.EffectsSQL, pgx.QueryExecModeSimpleProtocol)
-		return err
-	})
+	err = s.OpenDatabase(ctx, s.env, 4, rig.MakeEffects)
 	if err != nil {
 		return err
 	}
@@ -82,7 +56,7 @@ func (s *storm) Open(ctx context.Context) (err error) {
 		Resilient: true,
 		Verbose:   s.Screen.Verbose,
 		Traps:     s.Traps(s.opts.events, leaseTTL),
-		Template:  workerConfig{Postgres: address},
+		Template:  workerConfig{Postgres: s.Address},
 	})
 	if err != nil {
 		return err
@@ -95,25 +69,18 @@ func (s *storm) Open(ctx context.Context) (err error) {
 	return nil
 }
 
-func connect(ctx context.Context, address string) (*pgxpool.Pool, error) {
-	return rig.Pool(ctx, address, 4, func(cfg *pgxpool.Config) { cfg.PrepareConn = dedupe.PrepareConn })
-}
-
 // addStandby gives the primary a standby, for which each COMMIT waits from then on.
 func (s *storm) addStandby(ctx context.Context) (err error) {
-	if s.postgres.Kind != devenv.KindLocal {
-		return nil
-	}
-	if s.standby, err = s.postgres.Standby(ctx, rig.Twin, s.env); err != nil {
+	if err := s.AddStandby(ctx, s.env); err != nil || s.Standby == nil {
 		return err
 	}
-	return s.postgres.Synchronous(ctx, rig.Twin)
+	return s.Primary.Synchronous(ctx, rig.Twin)
 }
 
 // Rage sends, strikes, waits until all is applied, and judges.
 func (s *storm) Rage(ctx context.Context) (rig.Report, error) {
 	begun := time.Now()
-	r := &report{Summary: rig.Summary{Seed: s.Seed, Postgres: s.postgres.How}}
+	r := &report{Summary: rig.Summary{Seed: s.Seed, Postgres: s.Primary.How}}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	sent := make(chan error, 1)
@@ -167,7 +134,7 @@ select (select count(*) from onlyonce.event_log)
 func (s *storm) applied(ctx context.Context) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	err = s.pool.QueryRow(ctx, appliedSQL, endpoints).Scan(&done)
+	err = s.Pool.QueryRow(ctx, appliedSQL, endpoints).Scan(&done)
 	return done, err
 }
 
@@ -181,7 +148,7 @@ const parkedSQL = `select reason, substring(coalesce(event_id, '') from '[^/]*$'
 
 // judge compares the effects with what was answered.
 func (s *storm) judge(ctx context.Context, r *report) error {
-	rows, err := s.pool.Query(ctx, rig.WrittenSQL)
+	rows, err := s.Pool.Query(ctx, rig.WrittenSQL)
 	if err != nil {
 		return err
 	}
@@ -189,14 +156,14 @@ func (s *storm) judge(ctx context.Context, r *report) error {
 	if err != nil {
 		return err
 	}
-	if rows, err = s.pool.Query(ctx, parkedSQL); err != nil {
+	if rows, err = s.Pool.Query(ctx, parkedSQL); err != nil {
 		return err
 	}
 	aside, err := pgx.CollectRows(rows, pgx.RowToStructByPos[parkedEvent])
 	if err != nil {
 		return err
 	}
-	if err := s.pool.QueryRow(ctx, setsSQL).Scan(&r.Sets, &r.LargestSet); err != nil {
+	if err := s.Pool.QueryRow(ctx, setsSQL).Scan(&r.Sets, &r.LargestSet); err != nil {
 		return err
 	}
 	r.Effects = len(effects)
@@ -251,7 +218,7 @@ func (s *storm) progress() string {
 // stuck describes what is stored, and the sessions.
 func (s *storm) stuck(ctx context.Context) (lines []string) {
 	lines = append(lines, fmt.Sprintf("%d events are answered, receivers: %v", s.senders.answered.Load(), s.Fleet.Addresses()))
-	rows, err := s.pool.Query(ctx, `
+	rows, err := s.Pool.Query(ctx, `
 		select format('lease %s until %s', name, until) from onlyonce.leases
 		 union all
 		select format('session %s: %s, waits for %s: %s', pid, state, wait_event, left(query, 80))
@@ -279,16 +246,6 @@ func (s *storm) Close() error {
 	if s.Fleet != nil {
 		errs = append(errs, s.Fleet.Stop(rig.StopTimeout), s.Fleet.Close())
 	}
-	if s.pool != nil {
-		s.pool.Close()
-	}
-	if s.forward != nil {
-		errs = append(errs, s.forward.Close())
-	}
-	for _, p := range []*devenv.Postgres{s.standby, s.postgres} {
-		if p != nil {
-			errs = append(errs, p.Stop())
-		}
-	}
+	errs = append(errs, s.CloseDatabase())
 	return errors.Join(errs...)
 }

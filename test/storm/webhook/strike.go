@@ -10,13 +10,12 @@ import (
 
 // Kinds of blows besides those of every storm.
 const (
-	blowChange   = "change"   // a worker joins, or leaves in order
 	blowCut      = "cut"      // the connections to Postgres are cut
 	blowFailover = "failover" // SIGKILL to Postgres, and its synchronous standby takes over
 )
 
 // shares are how many of a hundred blows are of a kind; the others are kills.
-var shares = fleet.Shares{{blowChange, 8}, {rig.KindFreeze, 12}, {rig.KindPostgres, 8}, {blowCut, 8}, {rig.KindSwitchover, 4}, {blowFailover, 6}}
+var shares = fleet.Shares{{rig.KindChange, 8}, {rig.KindFreeze, 12}, {rig.KindPostgres, 8}, {blowCut, 8}, {rig.KindSwitchover, 4}, {blowFailover, 6}}
 
 // strikeAll plays the plan: each blow when its part of the stream was answered.
 func (s *storm) strikeAll(ctx context.Context, sent chan error) error {
@@ -39,60 +38,51 @@ func (s *storm) strikeAll(ctx context.Context, sent chan error) error {
 func (s *storm) ahead() int64 { return int64(max(s.opts.events/(s.Kills+1), 4*s.opts.senders)) }
 
 func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
-	switch b.Kind {
-	case rig.KindKill:
-		down, err := s.Kill(ctx, s.Fleet.Shoot(s.Random, false))
-		if err == nil && down.InBatch {
-			s.inWork++
-		}
-		return err
-	case rig.KindFreeze:
-		return s.Freeze(ctx, leaseTTL+leaseTTL/4+b.Wait) // until others have its leases
-	case blowChange:
-		return s.Fleet.Change(s.Random, s.Workers)
-	case rig.KindPostgres:
+	if b.Kind == rig.KindPostgres {
 		return s.killPostgres(ctx, b)
-	case blowCut:
-		s.forward.Cut(rig.HostPort(s.postgres))
-		return nil
-	case rig.KindSwitchover:
-		s.senders.let(s.senders.gate.Load() + s.ahead()) // so that there is work when it ends
-		return s.SwitchOver(ctx, s.forward, s.postgres, s.standby, b.Wait)
-	case blowFailover:
-		return s.failOver(ctx)
 	}
-	panic("a blow of no kind: " + b.Kind)
+	more := func() { s.senders.let(s.senders.gate.Load() + s.ahead()) }
+	return s.StrikeUsual(ctx, b, rig.Usual{Database: &s.Database, Lease: leaseTTL, More: more, Own: func(ctx context.Context, b fleet.Blow) error {
+		switch b.Kind {
+		case blowCut:
+			s.Forward.Cut(rig.HostPort(s.Primary))
+			return nil
+		case blowFailover:
+			return s.failOver(ctx)
+		}
+		return rig.NoBlow(ctx, b)
+	}})
 }
 
 // killPostgres kills Postgres, and waits until the standby has what it recovers: a COMMIT that had
 // not reached the standby is seen after the restart, although nothing has waited for the standby.
 func (s *storm) killPostgres(ctx context.Context, b fleet.Blow) error {
-	if err := rig.KillPostgres(ctx, s.postgres, b.Wait); err != nil {
+	if err := rig.KillPostgres(ctx, s.Primary, b.Wait); err != nil {
 		return err
 	}
-	if s.standby == nil {
+	if s.Standby == nil {
 		return nil
 	}
-	return s.postgres.CaughtUp(ctx, rig.Twin)
+	return s.Primary.CaughtUp(ctx, rig.Twin)
 }
 
 // failOver kills the primary, promotes the standby, and gives it a standby of its own. What was
 // answered before is on the standby, so nothing of it may be lost.
 func (s *storm) failOver(ctx context.Context) error {
-	if s.standby == nil {
+	if s.Standby == nil {
 		return nil
 	}
-	old := s.postgres
-	if err := rig.FailOver(ctx, s.forward, old, s.standby, func() error { return nil }); err != nil {
+	old := s.Primary
+	if err := rig.FailOver(ctx, s.Forward, old, s.Standby, func() error { return nil }); err != nil {
 		return err
 	}
-	s.postgres = s.standby
-	s.standby = nil
+	s.Primary = s.Standby
+	s.Standby = nil
 	if err := old.Stop(); err != nil {
 		return err
 	}
 	// The standby may be a copy of a server whose COMMIT waits for one.
-	if err := s.postgres.Synchronous(ctx, ""); err != nil {
+	if err := s.Primary.Synchronous(ctx, ""); err != nil {
 		return err
 	}
 	return s.addStandby(ctx)
