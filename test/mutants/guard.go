@@ -57,7 +57,7 @@ var guardRules = []mutant{
 		old: "if lost := t.endCalls(); lost != nil { t.breakTx(lost) }", new: "_ = t.endCalls()", pkg: "consumer", test: "TestT6StatementQueuedTooLate"},
 	{rule: "T6 session is handed on", in: "internal/guard", decl: "(*Tx).closeIfSticky",
 		old: "if t.sticky", new: "if false", pkg: "consumer", test: "TestT6SessionStateIsNotMet"},
-	{rule: "T6 carriage return ends a comment", in: "internal/guard", decl: "word",
+	{rule: "T6 carriage return ends a comment", in: "internal/guard", decl: "afterSpace",
 		old: `sql, "\r\n"`, new: `sql, "\n"`, test: "TestControls"},
 	{rule: "T6 simple protocol", in: "internal/guard", decl: "(*Tx).options",
 		old: "a == pgx.QueryExecModeSimpleProtocol", new: "false", test: "TestOptionsOfPgx"},
