@@ -67,16 +67,16 @@ func TestS6SequenceBehindIsNotTheMessages(t *testing.T) {
 	values := r.numbered(0, 3)
 	cfg := testConfig()
 	cfg.BlockedAfter = 50 * time.Millisecond
-	r.exec(`alter sequence onlyonce.parked_id_seq minvalue 1 maxvalue 1 restart 1 cycle`) // behind, however often it is asked
+	r.exec(`alter sequence onlyonce.parked_id_seq minvalue 1 maxvalue 2 restart 1 cycle`) // behind, however often it is asked
 	r.exec(`insert into onlyonce.parked (kind, state, reason, error, scope, topic, partition, "offset", settled_at)
-		overriding system value select 'message', 'discarded', 'permanent', '', 'other', 't', 0, 0, now()`)
+		select 'message', 'discarded', 'permanent', '', 'other', 't', 0, n, now() from generate_series(1, 2) n`)
 	stop := r.start(permanentAtOne, cfg)
 	h := r.halted()
 	if h.Reason != consumer.HaltBlocked || h.Position != 1 || !strings.Contains(h.Detail, "onlyonce outbox rebase") ||
 		!strings.Contains(h.Detail, "parked_id_seq") || strings.Contains(h.Detail, "give it up") {
 		t.Errorf("halt: %v", h)
 	}
-	r.exec(`alter sequence onlyonce.parked_id_seq no maxvalue restart 2 no cycle`)
+	r.exec(`alter sequence onlyonce.parked_id_seq no maxvalue restart 3 no cycle`)
 	r.reaches(0, 3)
 	stop()
 	r.once(values[0], values[2])
