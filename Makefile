@@ -24,7 +24,7 @@ UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/model,test/mutants
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help map doubles quickstart test test-long long laboratory parts check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary seams model matrix zones growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle drill-restore storm-outbox storm-queue storm-webhook storm-keys remotes histories faults e2e nightly ci
+.PHONY: help map doubles quickstart test test-long long laboratory parts check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary seams model matrix zones growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle drill-restore drill-move storm-outbox storm-queue storm-webhook storm-keys remotes histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -214,6 +214,9 @@ storm-idle: ## a failover behind which no message comes; SEED, SOURCE, POLICY
 drill-restore: ## restore a base backup with WAL to a point in the middle of a load on every engine, and compare with docs/operations.md
 	$(GO) test -count=1 -v -run '^TestRestore$$' ./test/restore
 
+drill-move: ## move a database with work of every engine by logical replication, dumps from 15 to each version, and pg_upgrade
+	$(GO) test -count=1 -v -run '^TestMoves$$' ./test/move | tee /dev/stderr | grep -o 'moves ok .*ok=true.*'
+
 storm-outbox: CALLS ?= 100000
 
 storm-outbox: ## kill relays and Postgres under a stream of outbound calls, with a remote that fails in every way; CALLS, KILLS, SEED
@@ -256,7 +259,7 @@ fuzz: ## each fuzz target for FUZZTIME
 parts: ## each part of CI, of which a landing plays one
 	@for n in 1 2 3 4 5 6 7 8; do .ci/part $$n || exit 1; done
 
-nightly: test-long parts mutants adversary seams model kit schemathesis matrix zones growth fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle storm-outbox storm-queue storm-webhook storm-keys remotes histories faults ## the long checks; record what they print in docs/results/
+nightly: test-long parts mutants adversary seams model kit schemathesis matrix zones growth fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle storm-outbox storm-queue storm-webhook storm-keys remotes histories faults drill-move ## the long checks; record what they print in docs/results/
 
 ci: ## what .ci/run runs
 	.ci/run

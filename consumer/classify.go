@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -57,6 +58,8 @@ func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun
 		return &hindrance{failed, h.failedIndex} // a hook has ended its own; work goes on
 	case failed.Step == stepPark && keyTakenMeanwhile(failed):
 		return &hindrance{failed, -1}
+	case failed.Step == stepPark && idTaken(failed):
+		return &hindrance{fmt.Errorf("%w (%s)", failed, sequenceBehind), -1}
 	case failed.Step == stepPark && (strings.HasPrefix(sqlState(failed), classData) || strings.HasPrefix(sqlState(failed), classIntegrity)):
 		// The table refuses the message, and always will.
 		return &handlerFailure{index: -1, err: &blockedError{&disposition{reason: reasonUnparkable, err: failed.Err}}}
@@ -74,6 +77,17 @@ func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun
 func keyTakenMeanwhile(failed *guard.Failure) bool {
 	var refused *pgconn.PgError
 	return errors.As(failed.Err, &refused) && refused.ConstraintName == "parked_key_unresolved"
+}
+
+// sequenceBehind is why an id is taken that the database has just given out.
+const sequenceBehind = "the sequence onlyonce.parked_id_seq is behind, because logical replication does not copy sequences: " +
+	"run `onlyonce outbox rebase`, which raises each; the message is not at fault"
+
+// idTaken reports whether the id that a sequence gave to a row of onlyonce.parked is another row's
+// (S6).
+func idTaken(failed *guard.Failure) bool {
+	var refused *pgconn.PgError
+	return errors.As(failed.Err, &refused) && refused.ConstraintName == "parked_pkey"
 }
 
 // endedContext reports whether err is that of a context.

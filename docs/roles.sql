@@ -187,7 +187,12 @@ begin
     ('onlyonce_operator', 'parked',         'select, update'),
     ('onlyonce_operator', 'batches',        'select, insert, update, delete'), -- rebase, erase
     ('onlyonce_operator', 'outbox_log',     'select'),
-    ('onlyonce_operator', 'outbox_id',      'usage'),
+    ('onlyonce_operator', 'outbox_id',      'usage, select, update'),          -- rebase raises each sequence
+    ('onlyonce_operator', 'leases_id_seq',  'select, update'),
+    ('onlyonce_operator', 'audit_id_seq',   'select, update'),
+    ('onlyonce_operator', 'parked_id_seq',  'select, update'),
+    ('onlyonce_operator', 'streams_id_seq', 'select, update'),
+    ('onlyonce_operator', 'streams',        'select'),
     ('onlyonce_operator', 'call_keys',      'select, delete'),                 -- rebase
     ('onlyonce_operator', 'call_index',     'select, update'),
     ('onlyonce_operator', 'calls',          'select'),
@@ -198,12 +203,12 @@ begin
     ('onlyonce_operator', 'rings',          'select, update'),                 -- rebase
     ('onlyonce_operator', 'segments',       'select, update'),
     ('onlyonce_operator', 'outbox_version', 'usage, select, update'),
-    ('onlyonce_operator', 'consumer_keys_version', 'select'),
-    ('onlyonce_operator', 'consumer_short_keys_version', 'select'),
-    ('onlyonce_operator', 'consumer_long_keys_version', 'select'),
-    ('onlyonce_operator', 'standard_keys_version', 'select'),
-    ('onlyonce_operator', 'standard_short_keys_version', 'select'),
-    ('onlyonce_operator', 'standard_long_keys_version', 'select'),
+    ('onlyonce_operator', 'consumer_keys_version', 'select, update'),
+    ('onlyonce_operator', 'consumer_short_keys_version', 'select, update'),
+    ('onlyonce_operator', 'consumer_long_keys_version', 'select, update'),
+    ('onlyonce_operator', 'standard_keys_version', 'select, update'),
+    ('onlyonce_operator', 'standard_short_keys_version', 'select, update'),
+    ('onlyonce_operator', 'standard_long_keys_version', 'select, update'),
     ('onlyonce_operator', 'topics',         'select, insert, update'),
     ('onlyonce_operator', 'scopes',         'select, insert, update'),         -- cursor adopt -from; inbox class
     ('onlyonce_operator', 'horizons',       'select, insert, update'),         -- inbox class; -standard-keys
@@ -216,7 +221,7 @@ begin
     ('onlyonce_operator', 'webhook_bodies', 'select, insert, update'),         -- place adopt
     ('onlyonce_operator', 'webhook_objects', 'select, insert, update'),        -- place adopt
     ('onlyonce_operator', 'event_log',      'select, insert, update'),         -- erase; redrive of what a receiver has set aside
-    ('onlyonce_operator', 'events_version', 'select'),
+    ('onlyonce_operator', 'events_version', 'select, update'),
     ('onlyonce_operator', 'audit',          'select, insert, update (detail)') -- a bulk act counts its transactions in one row
   ) as g (role, tab, rights)
     union all

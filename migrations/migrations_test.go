@@ -5,10 +5,13 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -184,5 +187,90 @@ func TestCompressionOfBatches(t *testing.T) {
 	}
 	if columns < 7*20 || len(other) > 0 {
 		t.Errorf("%d columns, of which these are not %q: %v", columns, want, other)
+	}
+}
+
+// S1: processes that migrate at once take turns, whatever their sessions' transactions are by
+// default.
+func TestS1ManyMigrateAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
+		t.Run(level, func(t *testing.T) {
+			t.Parallel()
+			url := pgtest.EmptyURL(t)
+			first := connect(t, url)
+			lock, err := first.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := lock.Exec(t.Context(), `select pg_advisory_xact_lock(`+names.MigrationLocks+`, 1)`); err != nil {
+				t.Fatal(err)
+			}
+			const processes = 8
+			var wg sync.WaitGroup
+			var versions atomic.Int64
+			for range processes {
+				conn := connect(t, url)
+				set := `select set_config('default_transaction_isolation', $1, false)`
+				if _, err := conn.Exec(t.Context(), set, level); err != nil {
+					t.Fatal(err)
+				}
+				wg.Go(func() {
+					applied, err := migrations.Apply(t.Context(), conn)
+					if err != nil {
+						t.Error(err)
+					}
+					versions.Add(int64(len(applied)))
+				})
+			}
+			// All have their snapshots, if they take them before the lock.
+			pgtest.Until(t, pgtest.Patience(20*time.Second), "all wait", func() bool {
+				var waiting int
+				err := lock.QueryRow(t.Context(), `select count(*) from pg_locks where locktype = 'advisory' and not granted
+					and database = (select oid from pg_database where datname = current_database())`).Scan(&waiting)
+				return err == nil && waiting == processes
+			})
+			if err := lock.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			wg.Wait()
+			if n := versions.Load(); n != migrations.Latest {
+				t.Errorf("%d versions were applied, want %d", n, migrations.Latest)
+			}
+		})
+	}
+}
+
+// S6: a publication for all tables, as Debezium makes by default, keeps no row from being changed
+// or deleted: every table of the schema has a replica identity.
+func TestS6EveryTableCanBePublished(t *testing.T) {
+	t.Parallel()
+	conn := connect(t, pgtest.URL(t))
+	rows, err := conn.Query(t.Context(), `
+		select c.relname::text, (select min(a.attname)::text from pg_attribute a where a.attrelid = c.oid and a.attnum > 0
+		                            and not a.attisdropped and a.attgenerated = '' and a.attidentity = '')
+		  from pg_class c where c.relnamespace = 'onlyonce'::regnamespace and c.relkind in ('r', 'p') order by 1`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct{ Name, Column string }])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Exec(t.Context(), `create publication everything for all tables`); err != nil {
+		t.Fatal(err)
+	}
+	for _, table := range tables {
+		name := pgx.Identifier{"onlyonce", table.Name}.Sanitize()
+		column := pgx.Identifier{table.Column}.Sanitize()
+		// EXPLAIN begins a statement, which is where PostgreSQL refuses it, and changes nothing.
+		for _, sql := range []string{"explain delete from " + name, "explain update " + name + " set " + column + " = " + column} {
+			if _, err := conn.Exec(t.Context(), sql); err != nil {
+				t.Errorf("%s: %v", sql, err)
+			}
+		}
+	}
+	if len(tables) < 50 {
+		t.Errorf("%d tables were looked at", len(tables))
 	}
 }

@@ -63,7 +63,8 @@ type ExamineQuestion struct {
 //
 // It checks the version of the schema, the server's settings and its free connections, how this
 // process connects, the rights of roles, the clocks, how long keys are remembered, whether the
-// rings of keys rotate and the causes of delays, open transactions, replication slots, lanes of
+// rings of keys rotate and the causes of delays, open transactions, strangers' advisory locks,
+// replication slots, sequences that a move left behind, publications, lanes of
 // another database cluster, sinks that no relay lists, streams without a reader, present faults of
 // consumers, and work that waits for an operator.
 //

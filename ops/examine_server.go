@@ -207,6 +207,9 @@ func (d *examiner) obstacles(ctx context.Context, tx pgx.Tx) error {
 	if err := d.transactions(ctx, tx, oldTransaction); err != nil {
 		return err
 	}
+	if err := d.strangers(ctx, tx); err != nil {
+		return err
+	}
 	return d.slots(ctx, tx)
 }
 
@@ -291,6 +294,12 @@ func (d *examiner) history(ctx context.Context, tx pgx.Tx) error {
 	}
 	for _, sink := range strange {
 		d.add(levelFail, "history", "onlyonce outbox rebase -reason WHY (docs/operations.md, After a restore)", "cursors or rows of sink %s are another database cluster's: relays send nothing of their lanes", sink)
+	}
+	if err := d.leftBehind(ctx, tx); err != nil {
+		return err
+	}
+	if err := d.published(ctx, tx); err != nil {
+		return err
 	}
 	s := all[0]
 	switch {

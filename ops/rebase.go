@@ -229,12 +229,14 @@ type Rebased struct {
 		Until   *time.Time `json:"-"`
 		Version int64      `json:"-"`
 	} `json:"lanes" doc:"as they were"`
+	Sequences []SequenceBehind `json:"sequences" doc:"those that were behind, and are raised"`
 }
 
 // Rebase lets relays find pending calls after a restore from a dump, or after a move to another
 // cluster: it gives cursors and calls this cluster's transaction ids. It keeps every pending call,
 // and the order within an ordering key. Each such call may have been sent since it was enqueued. So
 // it is sent again under its key, or parked as reconcile if the remote may have forgotten the key.
+// It raises sequences that logical replication has left behind, also if there is no sink.
 //
 // Stop the relays first, including those of the old cluster. Errors are of kind ErrRefused while a
 // relay holds a lane, unless Force is set, ErrNotFound for a sink without lanes and calls,
@@ -281,11 +283,15 @@ func (q *rebase) read(ctx context.Context, tx pgx.Tx) (*Rebased, error) {
 	if err := reports.Into(ctx, tx, &d.Lanes, rebaseLanesSQL, q.sink); err != nil {
 		return nil, err
 	}
+	var err error
+	if d.Sequences, err = sequencesBehind(ctx, tx); err != nil {
+		return nil, err
+	}
 	switch {
 	case len(d.Lanes) == 0 && q.sink != nil:
 		return nil, failf(ErrNotFound, "`Sink`: no relay has listed a sink %q, and no call is for it: `onlyonce outbox status` lists those there are", *q.sink)
-	case len(d.Lanes) == 0:
-		return nil, failf(ErrNothing, "There are no lanes and no calls: nothing was changed.")
+	case len(d.Lanes) == 0 && len(d.Sequences) == 0:
+		return nil, failf(ErrNothing, "There are no lanes and no calls, and no sequence is behind: nothing was changed.")
 	}
 	var held []string
 	for i := range d.Lanes {
@@ -318,6 +324,10 @@ func (q *rebase) differs(shown, now *Rebased) bool {
 }
 
 func (q *rebase) do(ctx context.Context, tx pgx.Tx, _ By, now *Rebased) (*Rebased, error) {
+	// First, because everything that is written here may need an id.
+	if err := raiseIDs(ctx, tx, now.Sequences); err != nil {
+		return nil, err
+	}
 	if err := tx.QueryRow(ctx, rebaseRowsSQL, q.sink, q.snapshot).Scan(&now.Pending); err != nil {
 		return nil, err
 	}
@@ -338,6 +348,9 @@ func (q *rebase) do(ctx context.Context, tx pgx.Tx, _ By, now *Rebased) (*Rebase
 		if _, err := tx.Exec(ctx, sql); err != nil {
 			return nil, err
 		}
+	}
+	if err := raiseRings(ctx, tx); err != nil {
+		return nil, err
 	}
 	return now, nil
 }

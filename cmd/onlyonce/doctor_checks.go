@@ -23,6 +23,8 @@ var doctorChecks = []doctorCheck{
 	{[]string{"copies", "relay-retries", "webhooks"}, "Keys are remembered for longer than copies come. Only you know for how long that is: `-copies-within`, `-relay-retries`, `-webhook-retention`."},
 	{[]string{"consumer_keys", "standard_keys"}, "A process rotates each ring of keys. Every consumer, relay and receiver does in turn; if none works on a database, run `onlyonce inbox rotate`."},
 	{[]string{"frontiers", "transactions", "slots"}, "Nothing holds up rotation and vacuum: no cursor far behind, no transaction open for long, no abandoned replication slot."},
+	{[]string{"locks"}, "No login without rights holds an advisory lock of onlyonce: PostgreSQL lets every login take one."},
+	{[]string{"sequences", "publications"}, "No sequence was left behind by a move, and no publication keeps rows from being deleted."},
 	{[]string{"history", "replication"}, "Cursors of the outbox belong to this database cluster, and a failover loses no commit."},
 	{[]string{"restore"}, "Kafka keeps each topic for longer than a restore may go back, by `-restore-within`."},
 	{[]string{"outbox", "events"}, "A relay serves each sink, and a consumer reads each stream."},

@@ -23,10 +23,10 @@ const maxNameBytes = 63
 // bytes than here, and be cut off.
 const maxForeignBytes = maxNameBytes / 2
 
-// ReadSavepoint reads a statement about a savepoint as the server's scanner and grammar do: comments
-// and white space between words, names folded to lower case unless they are quoted. It leaves to
-// the guard, which refuses them, texts whose meaning depends on the server's encoding or settings:
-// U&"..." and letters beyond ASCII without quotes.
+// ReadSavepoint reads a statement about a savepoint as the server's scanner and grammar do:
+// comments and white space between words, names folded to lower case unless they are quoted. It
+// leaves to the guard, which refuses them, texts whose meaning depends on the server's encoding or
+// settings: U&"..." and letters beyond ASCII without quotes.
 func ReadSavepoint(sql string) (s SavepointStatement, is bool) {
 	words, ok := sqlWords(sql)
 	if !ok || len(words) < 2 {

@@ -135,6 +135,9 @@ to another cluster, relays halt (OO007) and name this command. It tells by the o
 not, and sets cursors and calls to this cluster's ids, in one transaction. No call is lost, and order within an ordering key is kept.
 A restored base backup or a promoted standby needs no rebase.
 
+It also raises sequences that a move by logical replication has left behind, for consumers and HTTP layers too: without sinks it does
+only that.
+
 Calls may have been made after the dump was taken, by the old cluster. So each call that is to be sent is taken for one that may have
 been made, from the moment it was enqueued: it is sent again under its key, or, if the remote may have forgotten the key by now, set
 aside with state reconcile, and not sent.
@@ -180,6 +183,9 @@ func rebased(d *ops.Rebased) Said {
 			since = show.Instant(*oldest)
 		}
 		s.Rows = append(s.Rows, []string{sink, listed, strconv.Itoa(n), strconv.FormatInt(pending, 10), since})
+	}
+	for _, q := range d.Sequences {
+		s.say("The sequence %s stands at %d and is raised to %d, which is in use.", q.Name, q.Stands, q.Needs)
 	}
 	s.say("By the old cursors these calls are to be sent. Each may have been made by the cluster that the data come from: it is sent under its key, or goes to reconcile where that is too old.")
 	return s
