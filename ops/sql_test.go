@@ -20,7 +20,8 @@ func TestDecisionsPrepare(t *testing.T) {
 		sinkSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL, lockRateSQL, setRateSQL,
 		storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL,
 		lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, pickErasedSQL, orderedSQL, retentionSQL, lockRetentionSQL, setRetentionSQL, horizonSQL, lockHorizonSQL, setHorizonSQL, keySQL, lockRequestSQL, lockRequestLeaseSQL,
-		eraseRequestSQL, lockOperationsSQL, requestOperationsSQL, stepAppliedSQL, stepAbsentSQL, reopenSQL, stepSealedSQL, freeSQL, openSealSQL, bulkAuditSQL, fenceOffSQL, closeSQL, closeSealSQL, lockPlaceSQL, leavePlaceSQL, adoptPlaceSQL, leaseRequestsSQL, standardForgottenSQL, fenceOffRecordsSQL} {
+		eraseRequestSQL, lockOperationsSQL, requestOperationsSQL, stepAppliedSQL, stepAbsentSQL, reopenSQL, stepSealedSQL, freeSQL, openSealSQL, bulkAuditSQL, fenceOffSQL, closeSQL, closeSealSQL, lockPlaceSQL, leavePlaceSQL, adoptPlaceSQL, leaseRequestsSQL, standardForgottenSQL, fenceOffRecordsSQL,
+		changedKeysSQL, asideSQL, requestPlacesSQL, requestsByKeysSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}
