@@ -24,7 +24,7 @@ UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/model,test/mutants
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help map doubles quickstart test test-long long laboratory parts check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary seams model matrix zones growth fuzz storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle drill-restore drill-move storm-outbox storm-queue storm-webhook storm-keys remotes histories faults e2e nightly ci
+.PHONY: help map doubles quickstart test test-long long laboratory parts check lint vet other-go oncevet kit image site release tidy words size bench alerts dashboards schemathesis retention mutants adversary seams model matrix zones growth growth-shapes fuzz storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle drill-restore drill-move storm-outbox storm-queue storm-webhook storm-keys remotes histories faults e2e nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -176,8 +176,11 @@ zones: ## make test with the sessions and the processes in each of ZONES (T15): 
 
 ROWS ?= 10000000
 
-growth: ## the engines' statements on tables of ROWS rows, each within a second: half an hour and 20 GB; ONLY=calls picks scenes by name
-	$(GO) run ./test/growth -rows $(ROWS) $(if $(ONLY),-only '$(ONLY)',)
+growth: ## the engines' statements on tables of ROWS rows, each within a second: half an hour and 20 GB; ONLY=calls picks scenes by name. SHAPES=all, or a number drawn by SEED: what each statement of all parts reads, under distributions that outages leave, 3 minutes
+	$(GO) run ./test/growth $(if $(SHAPES),-rows 8000 -shapes $(SHAPES) $(if $(SEED),-seed $(SEED),),-rows $(ROWS) $(if $(ONLY),-only '$(ONLY)',))
+
+growth-shapes: ## make growth SHAPES=all
+	@$(MAKE) growth SHAPES=all $(if $(SEED),SEED=$(SEED),)
 
 remotes: ## what the calls of other tenants see of tenants whose remotes fail, hang or lie; CALLS, ONLY=hang picks by name
 	$(GO) run ./test/remotes $(if $(CALLS),-calls $(CALLS),) $(if $(ONLY),-only '$(ONLY)',)
@@ -259,7 +262,7 @@ fuzz: ## each fuzz target for FUZZTIME
 parts: ## each part of CI, of which a landing plays one
 	@for n in 1 2 3 4 5 6 7 8; do .ci/part $$n || exit 1; done
 
-nightly: test-long parts mutants adversary seams model kit schemathesis matrix zones growth fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle storm-outbox storm-queue storm-webhook storm-keys remotes histories faults drill-move ## the long checks; record what they print in docs/results/
+nightly: test-long parts mutants adversary seams model kit schemathesis matrix zones growth growth-shapes fuzz bench dashboards storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle storm-outbox storm-queue storm-webhook storm-keys remotes histories faults drill-move ## the long checks; record what they print in docs/results/
 
 ci: ## what .ci/run runs
 	.ci/run

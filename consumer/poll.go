@@ -273,7 +273,7 @@ func (p *poller) pollOnce(ctx context.Context) error {
 func (p *poller) rightDueTimes(ctx context.Context) {
 	bounded, cancel := p.c.bounded(ctx)
 	defer cancel()
-	tag, err := p.c.pool.Exec(bounded, parked.RightDueTimesSQL)
+	tag, err := p.c.pool.Pinned().Exec(bounded, parked.RightDueTimesSQL)
 	if err != nil {
 		return
 	}

@@ -37,6 +37,10 @@ var shapes = map[string]func(t *testing.T, pool *pgxpool.Pool){
 		pgtest.Exec(t, pool, parkCallsSQL, 10000)
 		pgtest.Exec(t, pool, `update onlyonce.parked set first_key = key, key = gen_random_uuid()`)
 	},
+	"one ordering key": func(t *testing.T, pool *pgxpool.Pool) {
+		pgtest.Exec(t, pool, parkMessagesSQL, 10000, "failed")
+		pgtest.Exec(t, pool, `update onlyonce.parked set order_key = '00000000-0000-4000-8000-000000000007'`)
+	},
 	"open messages": func(t *testing.T, pool *pgxpool.Pool) {
 		pgtest.Exec(t, pool, parkMessagesSQL, 10000, "failed")
 	},
@@ -55,9 +59,10 @@ var shapes = map[string]func(t *testing.T, pool *pgxpool.Pool){
 	},
 }
 
-// T13: a claim, and an enqueue, reads rows of its own keys, however many messages are parked and
-// settled, and however many calls wait. So does one in a session that has planned its statements
-// while nothing was parked, and one that knows what ANALYZE has found.
+// T13: a claim, an enqueue, and a look for what blocks an ordering key, read rows of its own keys,
+// however many messages are parked and settled, and however many calls wait. So does one in a
+// session that has planned its statements while nothing was parked, and one that knows what ANALYZE
+// has found.
 func TestT13LooksAmongParkedRows(t *testing.T) {
 	t.Parallel()
 	for name, fill := range shapes {
@@ -92,8 +97,8 @@ func planned(t *testing.T, pool *pgxpool.Pool) *pgx.Conn {
 	return c.Conn()
 }
 
-// looks claims and enqueues under new keys in each way, and returns the pages that those have read
-// which were to read fewer: 50, and 8 for each key.
+// looks claims and enqueues under new keys in each way, asks whether ordering keys are blocked, and
+// returns the pages that those have read which were to read fewer: 50, and 8 for each key.
 func looks(t *testing.T, conn *pgx.Conn) (tooMany map[string]int) {
 	t.Helper()
 	tooMany = map[string]int{}
@@ -101,6 +106,8 @@ func looks(t *testing.T, conn *pgx.Conn) (tooMany map[string]int) {
 		"claim_standard":       `select onlyonce.claim_standard(array_agg(gen_random_uuid()), array_agg(1::bigint)) from generate_series(1, $1)`,
 		"claim_consumer":       `select onlyonce.claim_consumer(array_agg(gen_random_uuid()), array_agg(1::bigint)) from generate_series(1, $1)`,
 		"claim_consumer_fresh": `select onlyonce.claim_consumer_fresh(array_agg(gen_random_uuid()), array_agg(1::bigint)) from generate_series(1, $1)`,
+		"blocked":              `select onlyonce.blocked(array_agg(gen_random_uuid())) from generate_series(1, $1)`,
+		"pass":                 `select onlyonce.pass(array_agg(gen_random_uuid())) from generate_series(1, $1)`,
 		"enqueued_before": `
 select onlyonce.enqueued_before(null, null, 'payments', array_agg(gen_random_uuid()), '', null, 'shop', null, 'charge', null, 'POST', null, '/c', null, '', null, 'x', null, null)
   from generate_series(1, $1)`,

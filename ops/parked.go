@@ -184,12 +184,12 @@ var (
 // their scope, or the relay of their sink, tries them within two seconds.
 //
 // A message is applied at most once, at its position and under its id, so calls that it enqueues
-// keep their keys. Order within an ordering key is kept: a row is tried only after the rows ahead
-// of it are settled, and a blocked row cannot be redriven. A row that is already being retried
-// becomes due now if its ID is given. An event that an endpoint has set aside is appended to its
-// stream. A call is sent again under its key. If it is open and its key's window has passed by
-// then, it goes to reconcile instead. One in state reconcile needs VerifiedApplied or
-// VerifiedNotApplied, because it may have been applied.
+// keep their keys. Order within an ordering key is kept: a row behind another unsettled one of its
+// key is blocked, and becomes due when that one is settled. A blocked row cannot be redriven. A row
+// that is already being retried becomes due now if its ID is given. An event that an endpoint has
+// set aside is appended to its stream. A call is sent again under its key. If it is open and its
+// key's window has passed by then, it goes to reconcile instead. One in state reconcile needs
+// VerifiedApplied or VerifiedNotApplied, because it may have been applied.
 //
 // Errors are of kind ErrInvalid for fields that do not go together, ErrNotFound if there is no row
 // with the ID, ErrRefused if no row that the filter picks can be redriven, and ErrChanged. It waits
@@ -234,17 +234,18 @@ type settling interface {
 func settle(ctx context.Context, db DB, k kind, by By, d settling) (*ParkedChange, error) {
 	q := d.chosen()
 	done, err := decide(ctx, db, k, by, d, q.Shown)
-	if err == nil && !by.DryRun && (q.discard || q.VerifiedApplied) {
-		// If this fails, nothing is lost: at its start and every few minutes, each consumer looks
-		// for keys that are blocked although no row is ahead of them.
+	if err == nil && !by.DryRun {
+		// Rows that were settled have blocked others, and rows that were redriven may be blocked by
+		// what is settled meanwhile. If this fails, nothing is lost: at its start and every few
+		// minutes, each consumer looks for keys that are blocked although no row is ahead of them.
 		done.Promoted, done.Unpromoted = promote(ctx, db, done.Rows)
 	}
 	return done, err
 }
 
-// promote makes due the rows that were blocked by rows that are now settled. It runs after the
-// commit that settled them, in transactions of its own: before that, no transaction can see a
-// message that was parked meanwhile with the same ordering key.
+// promote makes due the rows that are blocked by no unsettled row, of the ordering keys of these
+// rows. It runs after the commit that settled or redrove them, in transactions of its own: before
+// that, no transaction can see a message that was parked meanwhile with the same ordering key.
 func promote(ctx context.Context, db DB, rows []ParkedRow) (promoted int64, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), decideTimeout)
 	defer cancel()

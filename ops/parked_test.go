@@ -66,6 +66,41 @@ func TestRedriveOfWhatWasShown(t *testing.T) {
 	}
 }
 
+// T13: of the redriven rows of an ordering key only the first is retrying, so that no look for what
+// is due passes over the others. They become due as those before them are settled, also if that
+// happens while they are redriven.
+func TestT13RedrivenRowsOfAKeyWait(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	parks(t, pool, 3)
+	if _, err := pool.Exec(t.Context(), `update onlyonce.parked set order_key = '00000000-0000-4000-8000-000000000007'`); err != nil {
+		t.Fatal(err)
+	}
+	redrive := func(id int64) {
+		t.Helper()
+		if _, err := ops.Redrive(t.Context(), pool, ops.By{Reason: "why"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: id}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	states := func(want string) {
+		t.Helper()
+		got := one[string](t, pool, `select string_agg(state || case when next_attempt_at is null then '' else ' due' end, ', ' order by "offset") from onlyonce.parked`)
+		if got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+	ids := one[[]int64](t, pool, `select array_agg(id order by "offset") from onlyonce.parked`)
+	redrive(ids[2])
+	states("waiting, waiting, blocked")
+	redrive(ids[0])
+	redrive(ids[1])
+	states("retrying due, blocked, blocked")
+	if _, err := ops.Discard(t.Context(), pool, ops.By{Reason: "why"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: ids[0]}}); err != nil {
+		t.Fatal(err)
+	}
+	states("discarded, retrying due, blocked")
+}
+
 func TestRedriveRefuses(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)

@@ -24,15 +24,19 @@ known as (update onlyonce.sinks set start_window = $2 where name = $1 and start_
 names as (select u.name, u.nth - 1 as n from unnest($3::text[]) with ordinality u(name, nth)),
 made as (insert into onlyonce.leases (name) select name from names on conflict (name) do nothing returning id, name)
 insert into onlyonce.lanes (id, sink, lane)
-select l.id, $1, n.n::smallint from (select id, name from made union all select id, name from onlyonce.leases) l join names n on n.name = l.name
+select l.id, $1, n.n::smallint
+  from names n cross join lateral (
+    select m.id from made m where m.name = n.name
+     union all
+    select e.id from onlyonce.leases e where e.name = n.name offset 0) l
 on conflict do nothing`
 
 // pollLanesSQL reads the state of a sink's lanes. In: sink; what begins the names of the leases of
 // relays that list it, and of no others (S5): these are counted to share the lanes out. Out: one
 // row: how many relays list the sink; whether an operator paused it; lanes that no relay holds, in
-// random order.
+// random order. By the unique names of leases, of which requests may have millions (T13).
 const pollLanesSQL = `
-select (select count(*) from onlyonce.leases where starts_with(name, $2) and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'),
+select (select count(*) from onlyonce.leases where name >= $2::text and name < left($2, -1) || '0' and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'),
        coalesce((select paused_at is not null from onlyonce.sinks where name = $1), false),
        array(select a.lane from onlyonce.lanes a join onlyonce.leases l on l.id = a.id
               where a.sink = $1 and (l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour') order by random())`

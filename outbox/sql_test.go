@@ -40,6 +40,7 @@ var hot = map[string]struct {
 	args    string
 	indexes []string
 }{
+	"poll lanes":    {`'payments', 'relays/payments/'`, []string{"leases_name_key"}},
 	"poll work":     {`'payments', '{0,1,2,3}', true, '{0,0,0,0}'`, []string{"batches_%d_sink_lane_xid_id_idx", "parked_calls_due"}},
 	"first batches": {`%lane, 0, 0, 0, 1000, 64`, []string{"batches_%d_sink_lane_xid_id_idx"}},
 	"collect":       {`%lane, 0, 7, 1, 1000`, []string{"batches_%d_sink_lane_xid_id_idx"}},
@@ -100,6 +101,10 @@ func TestPlans(t *testing.T) {
 				case "first batches", "collect":
 					if !strings.Contains(plan, "xid >= ") || !strings.Contains(plan, "xid = x.x") {
 						t.Errorf("%s does not begin where the pass begins:\n%s", name, plan)
+					}
+				case "poll lanes":
+					if !strings.Contains(plan, "name >= ") || !strings.Contains(plan, "name < ") {
+						t.Errorf("poll lanes reads the names of all leases:\n%s", plan)
 					}
 				case "pick":
 					// PostgreSQL 18 prints the second form.

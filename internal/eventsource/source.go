@@ -32,13 +32,13 @@ const ClusterID = "postgres"
 // streamsSQL reads the state of streams. In, of one length: topics; for each what begins the names
 // of its members' leases, and of its partitions' (S5). Out: a row for each stream that exists:
 // topic, id, incarnation, partitions, number of members, partitions without a holder, in no order.
-// Takes no lock.
+// By the unique names of leases, of which requests may have millions (T13). Takes no lock.
 const streamsSQL = `
 select s.topic, s.id, s.incarnation, s.partitions,
-       (select count(*) from onlyonce.leases l where starts_with(l.name, t.members) and l.until > clock_timestamp()
+       (select count(*) from onlyonce.leases l where l.name >= t.members and l.name < left(t.members, -1) || '0' and l.until > clock_timestamp()
           and l.until <= clock_timestamp() + interval '1 hour'),
        array(select n::smallint from generate_series(0, s.partitions - 1) n
-               left join onlyonce.leases l on l.name = t.leases || n
+               left join lateral (select l.until from onlyonce.leases l where l.name = t.leases || n offset 0) l on true
               where l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour' order by random())
   from unnest($1::text[], $2::text[], $3::text[]) t(topic, members, leases) join onlyonce.streams s on s.topic = t.topic`
 

@@ -35,7 +35,10 @@ func (l Lease) String() string { return l.text }
 // Leases are the leases of one thing that differ by a number.
 type Leases struct{ begin string }
 
-// Prefix begins the name of each of them, and of no other lease. The number follows.
+// Prefix begins the name of each of them, and of no other lease. The number follows. It ends with a
+// slash, and names are in byte order. So they are those from the prefix up to `left(prefix, -1) ||
+// '0'`, because 0 follows the slash: a range of the names' index. A statement with starts_with
+// would read all leases, and requests may have millions (T13).
 func (l Leases) Prefix() string { return l.begin }
 
 // Lease is the lease of a number.

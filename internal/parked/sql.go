@@ -40,13 +40,28 @@ const PromoteSQL = `select count(onlyonce.promote(k)) from unnest($1::uuid[]) k`
 // statement on. Only a later statement sees what became of it.
 const LockSQL = `select id from onlyonce.parked where id = any ($1::bigint[]) order by id for update`
 
-// RedriveSQL makes parked messages and events due, with all attempts before them. A row that is
-// being retried keeps its attempts, because its consumer settles it by them. In: ids. Under the
-// lock on the rows.
+// notFirst is a condition on a parked row p: an unsettled row of its ordering key is before it.
+// Such a row waits as blocked until that one is settled, and is not retrying: whoever looks for
+// what is due would pass over all of the key's rows, at each look (D4, T13). By the index
+// parked_order; the OFFSET keeps the planner from making it a join over all rows.
+const notFirst = `exists (
+         select 1 from onlyonce.parked f
+          where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset") offset 0)`
+
+// redriven are the assignments that make a row due that an operator redrives, or have it wait for
+// those of its ordering key. A row that is being retried keeps its attempts, because its consumer,
+// or its relay, settles it by them: it may be at work at this moment.
+const redriven = `state = case when p.state <> 'retrying' and ` + notFirst + ` then 'blocked' else 'retrying' end,
+       next_attempt_at = case when p.state <> 'retrying' and ` + notFirst + ` then null else clock_timestamp() end,
+       attempts = case when p.state = 'retrying' then p.attempts else 0 end, redrives = p.redrives + 1, redriven_at = clock_timestamp()`
+
+// RedriveSQL makes parked messages and events due, with all attempts before them. In: ids. Under
+// the lock on the rows; [PromoteSQL] follows after the COMMIT, because a row that blocks another
+// one may be settled meanwhile.
 const RedriveSQL = `
-update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = case when state = 'retrying' then attempts else 0 end,
-       redrives = redrives + 1, redriven_at = clock_timestamp()
- where id = any ($1::bigint[]) and kind in ('message', 'event') and state in ('waiting', 'retrying') and (kind = 'message' or "offset" is not null)`
+update onlyonce.parked p
+   set ` + redriven + `
+ where p.id = any ($1::bigint[]) and p.kind in ('message', 'event') and p.state in ('waiting', 'retrying') and (p.kind = 'message' or p."offset" is not null)`
 
 // AppendSQL appends events to their streams that a receiver has parked before they were appended;
 // see the function's comment in the migration.
@@ -96,11 +111,10 @@ select onlyonce.claim(e.keys, array_fill(0::bigint, array[cardinality(e.keys)]),
 // The key that the call was enqueued under is kept: a message that is handled again asks for it
 // (O1), and a sealed body opens under no other one (O13).
 //
-// A row that is being retried keeps its attempts: its relay may be calling at this moment.
+// [PromoteSQL] follows, as after [RedriveSQL].
 const RedriveCallsSQL = `
 update onlyonce.parked p
-   set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = case when p.state = 'retrying' then p.attempts else 0 end,
-       redrives = p.redrives + 1, redriven_at = clock_timestamp(),
+   set ` + redriven + `,
        reason = case when $3::boolean then 'failed' else p.reason end,
        first_attempt_at = case when $3::boolean then null else p.first_attempt_at end,
        key = coalesce(u.key, p.key),

@@ -11,7 +11,12 @@ import (
 // types are given exactly, PostgreSQL prefers a function or operator of any schema to its own
 // polymorphic one: a role that may create cardinality(uuid[]) in public runs it with the rights of
 // the next rotator (S2). Our statements name the schema of everything else.
-const PinSQL = `select pg_catalog.set_config('search_path', 'pg_catalog', true)`
+//
+// It also keeps the plans on indexes, because a session may have planned a statement while its
+// table was empty, and keeps that plan (T13), and it turns off the compiler of plans: if only a
+// large sum of estimates crosses its threshold, it takes a second to compile what takes a
+// millisecond to run.
+const PinSQL = `select pg_catalog.set_config('search_path', 'pg_catalog', true), set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)`
 
 // Pinned returns the pool for engines whose role may do what others may not: relays, rotators.
 // Exec, Query, QueryRow and InTx run with PinSQL, the first three in a transaction of one statement

@@ -26,7 +26,7 @@ select l.sink, max(e.epoch) as epoch, max(e.until) as until,
 // them. In: what begins their names, and no other lease's (S5).
 const membersSQL = `
 select name from onlyonce.leases
- where starts_with(name, $1) and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
+ where name >= $1::text and name < left($1, -1) || '0' and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
 
 // SinkRelays describes the relays that send a sink's calls.
 type SinkRelays struct {

@@ -19,7 +19,7 @@ comment on table onlyonce.schema_version is 'One row for each migration that was
 
 create table onlyonce.leases (
   id         bigint generated always as identity primary key,
-  name       text        not null unique,
+  name       text        not null unique collate "C", -- whose names begin alike are a range of the index
   epoch      bigint      not null default 0,
   nonce      uuid,
   until      timestamptz,

@@ -304,6 +304,9 @@ comment on column onlyonce.owners.faults     is 'What keeps the part from its wo
 -- an old snapshot prevents vacuum. A SET clause of the function would do the same at a higher cost,
 -- because it ends with a walk over all settings. An error in between ends the transaction, and the
 -- setting with it (T2, T7, F1, C3, T14).
+--
+-- jit stays off until the transaction ends, as in each transaction of an engine: a server that is
+-- told to compile early (jit_above_cost) takes longer to compile one statement than a batch takes.
 create function onlyonce.enter(
   cursor_id bigint, epoch bigint, nonce uuid, run integer,
   lock_timeout text, statement_timeout text, idle_timeout text
@@ -317,6 +320,7 @@ begin
   ignored := set_config('lock_timeout', enter.lock_timeout, true)
           || set_config('statement_timeout', enter.statement_timeout, true)
           || set_config('idle_in_transaction_session_timeout', enter.idle_timeout, true)
+          || set_config('jit', 'off', true)
           || set_config('enable_seqscan', 'off', true)
           || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
   ignored := pg_advisory_xact_lock_shared(onlyonce.owner_lock(enter.cursor_id))::text;
@@ -656,7 +660,7 @@ language plpgsql as $$
 begin
   perform set_config('lock_timeout', settle.lock_timeout, true),
           set_config('statement_timeout', settle.statement_timeout, true),
-          set_config('idle_in_transaction_session_timeout', settle.idle_timeout, true);
+          set_config('idle_in_transaction_session_timeout', settle.idle_timeout, true), set_config('jit', 'off', true);
   perform onlyonce.hold_long(settle.cursor_id, settle.epoch, settle.nonce);
   update onlyonce.parked p set state = 'resolved', settled_at = onlyonce.steady_clock(), next_attempt_at = null
    where p.id = settle.parked_id and p.state = 'retrying' and p.attempts = settle.attempts;
@@ -703,20 +707,25 @@ comment on function onlyonce.promote(uuid) is 'Makes the first unsettled row of 
 create function onlyonce.pass(order_keys uuid[]) returns void
 language plpgsql as $$
 begin
-  if exists (select 1 from onlyonce.parked p where p.order_key = any (order_keys) and p.settled_at is null) then
+  if exists (select from unnest(order_keys) as u(k)
+              where (select true from onlyonce.parked p where p.order_key = u.k and p.settled_at is null
+                      order by p.order_key, p.partition, p."offset" limit 1)) then
     raise exception using errcode = 'OO006', message = 'onlyonce: an ordering key is blocked by a parked message';
   end if;
 end $$;
 comment on function onlyonce.pass(uuid[]) is 'Raises OO006 if one of these ordering keys has an unsettled parked row.';
 
 -- blocked is in PL/pgSQL, because a function in SQL is planned anew in each statement that calls it,
--- which takes four times as long as the look itself (D4).
+-- which takes four times as long as the look itself (D4). Both look for the first row of a key, in
+-- the order of the index parked_order. A look for any row of a key, which is to find none, reads the
+-- whole table if the planner expects to find one soon: most rows may be of one key (T13).
 create function onlyonce.blocked(order_keys uuid[]) returns boolean[]
 language plpgsql stable as $$
 declare
   result boolean[];
 begin
-  select array_agg(exists (select 1 from onlyonce.parked p where p.order_key = u.k and p.settled_at is null) order by u.n) into result
+  select array_agg((select true from onlyonce.parked p where p.order_key = u.k and p.settled_at is null
+                     order by p.order_key, p.partition, p."offset" limit 1) is not null order by u.n) into result
     from unnest(order_keys) with ordinality as u(k, n);
   return coalesce(result, '{}');
 end $$;

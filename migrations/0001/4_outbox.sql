@@ -288,7 +288,7 @@ comment on function onlyonce.log_sinks() is 'Sinks of which the log holds calls.
 -- transaction ids nothing is found, or what they mean.
 --
 -- It runs with its owner's rights: who handles messages must not write what says which calls exist (T13, O1).
-create function onlyonce.index_calls(most integer default 20000) returns boolean
+create function onlyonce.index_calls(most integer default 5000) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 declare
   x       onlyonce.call_index;

@@ -152,7 +152,8 @@ declare
 begin
   ignored := set_config('lock_timeout', receive_webhooks.wait, true)
           || set_config('statement_timeout', receive_webhooks.statement_timeout, true)
-          || set_config('idle_in_transaction_session_timeout', receive_webhooks.idle_timeout, true);
+          || set_config('idle_in_transaction_session_timeout', receive_webhooks.idle_timeout, true)
+          || set_config('jit', 'off', true);
   if places is not null then
     perform onlyonce.enter_place(p.place) from (select distinct u.place from unnest(places) u(place) order by 1) p;
   end if;

@@ -110,6 +110,7 @@ begin
   ignored := set_config('lock_timeout', http_open.lock_timeout, true)
           || set_config('statement_timeout', http_open.statement_timeout, true)
           || set_config('idle_in_transaction_session_timeout', http_open.idle_timeout, true)
+          || set_config('jit', 'off', true)
           || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
 end $$;
 comment on function onlyonce.http_open(text, text, text) is 'Opens a handler''s transaction. It then needs onlyonce.seal() before COMMIT.';
@@ -137,6 +138,7 @@ begin
   ignored := set_config('lock_timeout', http_begin.lock_timeout, true)
           || set_config('statement_timeout', http_begin.statement_timeout, true)
           || set_config('idle_in_transaction_session_timeout', http_begin.idle_timeout, true)
+          || set_config('jit', 'off', true)
           || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
   if not pg_try_advisory_xact_lock(1869507706, ('x' || right(http_begin.id::text, 8))::bit(32)::integer) then
     return 0;

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/build"
@@ -8,7 +9,9 @@ import (
 	"go/parser"
 	"go/token"
 	"go/types"
+	"io/fs"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -100,4 +103,60 @@ func (s *sources) statement(name string) (string, error) {
 		return "", fmt.Errorf("%s is no constant with a text", name)
 	}
 	return constant.StringVal(c.Val()), nil
+}
+
+// names returns the names of the constants of all packages of the module that have a text, by the
+// text with single spaces.
+func (s *sources) names() (map[string]string, error) {
+	all := map[string]string{}
+	for _, under := range []string{"consumer", "dedupe", "idempotency", "internal", "migrations", "ops", "outbox", "queue", "seal", "shard", "sqltx", "webhook"} {
+		err := filepath.WalkDir(filepath.Join(s.root, under), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || !d.IsDir() {
+				return err
+			}
+			if d.Name() == "testdata" {
+				return filepath.SkipDir
+			}
+			folder, err := filepath.Rel(s.root, path)
+			if err != nil {
+				return err
+			}
+			return s.nameAll(filepath.ToSlash(folder), all)
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// nameAll adds the constants of the package in a folder, if it has one.
+func (s *sources) nameAll(folder string, all map[string]string) error {
+	p, err := s.Import(modulePath + folder)
+	if _, empty := errors.AsType[*build.NoGoError](err); empty {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, name := range p.Scope().Names() {
+		text, err := s.statement(folder + "." + name)
+		if err == nil && strings.Contains(text, " ") {
+			all[numbered(strings.Join(strings.Fields(text), " "))] = folder + "." + name
+		}
+	}
+	return nil
+}
+
+var named = regexp.MustCompile(`@[a-z_]+`)
+
+// numbered gives the parameters numbers in the order in which their names come, as pgx does.
+func numbered(text string) string {
+	numbers := map[string]int{}
+	return named.ReplaceAllStringFunc(text, func(name string) string {
+		if numbers[name] == 0 {
+			numbers[name] = len(numbers) + 1
+		}
+		return fmt.Sprintf("$%d", numbers[name])
+	})
 }

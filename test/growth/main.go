@@ -9,7 +9,20 @@
 // portions, if less work is left each time that it ended. The first tries may fail, for example
 // because the pages are not in memory yet.
 //
-// It prints one line a statement. Exit status: 0 all pass; 1 one does not; 2 usage or environment.
+// It prints one line a statement.
+//
+// With -shapes it runs no statement by itself. It lets all parts of onlyonce work on databases of
+// another kind: as outages, rates, retention and old snapshots leave them. auto_explain says what
+// each statement reads, those in functions and triggers too, so none has to be listed. A statement
+// may read 50 pages, and 8 more for each row that it returns or writes (each index of a table that
+// is written counts as a row), or that it was asked for in an array; exception.go has the few that
+// may read more.
+//
+//	make growth SHAPES=all SEED=1
+//
+// It ends with a line that begins with "growth ok" or "growth BREACH".
+//
+// Exit status: 0 all pass; 1 one does not; 2 usage or environment.
 package main
 
 import (
@@ -19,6 +32,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -45,7 +59,14 @@ func main() {
 	rows := flag.Int("rows", 10_000_000, "rows of each table")
 	bound := flag.Duration("bound", time.Second, "statement_timeout")
 	only := flag.String("only", "", "run the scenes whose names contain this")
+	spreads := flag.String("shapes", "", "play so many shapes instead of the scenes, or all")
+	seed := flag.Uint64("seed", 1, "draws the shapes")
+	plans := flag.String("plans", "", "a folder for the plans of the statements in the shape in which they read most")
+	verbose := flag.Bool("v", false, "print what the parts log, and the statements that read most")
 	flag.Parse()
+	if *spreads != "" {
+		os.Exit(playShapes(*spreads, spread{rows: *rows, seed: *seed, plans: *plans, verbose: *verbose}))
+	}
 	failed, err := run(context.Background(), ".", *rows, *bound, *only)
 	switch {
 	case err != nil:
@@ -56,6 +77,30 @@ func main() {
 		os.Exit(1)
 	}
 	fmt.Printf("growth ok rows=%d bound=%v\n", *rows, *bound)
+}
+
+// playShapes plays so many shapes, or all, and returns the exit status.
+func playShapes(count string, s spread) int {
+	n := 0
+	if count != "all" {
+		var err error
+		if n, err = strconv.Atoi(count); err != nil || n < 1 {
+			fmt.Fprintln(os.Stderr, "growth: -shapes is a number of 1 or more, or all")
+			return 2
+		}
+	}
+	s.root = "."
+	s.out = os.Stdout
+	s.shapes = shapes(n, s.seed)
+	ok, err := s.run(context.Background())
+	switch {
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "growth:", err)
+		return 2
+	case !ok:
+		return 1
+	}
+	return 0
 }
 
 // run plays the scenes whose names contain only, on a server of its own. It returns how many
