@@ -157,8 +157,9 @@ model: ## visit every state of small scopes of the protocols, and find each faul
 
 SEEDS ?= 20
 
-kit: ## onlyoncetest against 20 seeds: sound programs are never accused, faulty ones always are; SEEDS
-	ONLYONCE_TEST_CRASHES=all $(DEVENV) -postgres $(REAL) -- $(GO) test -count=1 -parallel $(AT_ONCE) -timeout 60m -run '^Test(Judges|Sound.*)$$' ./onlyoncetest -args -seeds $(SEEDS)
+kit: ## onlyoncetest against 20 seeds, and a table of programs as teams write them: sound ones are never accused, faulty ones always are; SEEDS
+	ONLYONCE_TEST_CRASHES=all $(DEVENV) -postgres $(REAL) -- $(GO) test -count=1 -parallel $(AT_ONCE) -timeout 60m -run '^Test(Judges|SoundProgram.*)$$' ./onlyoncetest -args -seeds $(SEEDS)
+	$(DEVENV) -postgres $(REAL) -- $(GO) -C onlyoncetest test -count=1 -parallel $(AT_ONCE) -timeout 20m -run '^TestSoundAndFaultyPrograms$$' .
 
 # PostgreSQL's major versions that its project maintains, and of Kafka's versions at Maven some, from the oldest that runs without ZooKeeper in production to the latest.
 CELLS := 14 15 16 17 18 kafka-3.3.2 kafka-3.9.1 kafka-4.0.1 kafka-4.3.0 kafka-4.4.0

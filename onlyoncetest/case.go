@@ -39,6 +39,10 @@ type Case struct {
 	// finds identity columns in the catalog, and those whose default is a sequence's number, a time
 	// or a random value. Defaults to none.
 	Volatile []string
+	// Parks are reasons for which messages of the case are set aside before a handler has them, for
+	// example "conflict" or "no-key". For any other one Run fails, because a message whose id is
+	// that of another one is lost. Defaults to none.
+	Parks []string
 	// Mask is a regular expression, in the common syntax of Go and PostgreSQL. Its matches in rows,
 	// calls and requests are not compared, for example an HTTP handler's random ids:
 	// "ch_[a-z0-9]{26}". Defaults to none.

@@ -212,7 +212,7 @@ func received(more func(*queue.Config)) onlyoncetest.Case {
 		}
 		return err
 	}
-	return onlyoncetest.Case{Migrate: migrate, Messages: all, Check: handled, Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
+	return onlyoncetest.Case{Migrate: migrate, Messages: all, Parks: []string{"no-key"}, Check: handled, Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
 		cfg := queue.Config{Name: "q", CopiesWithin: time.Hour, Partitions: 2, PollInterval: 20 * time.Millisecond}
 		more(&cfg)
 		q, err := queue.New(p.Pool, p.Broker("orders"), cfg)

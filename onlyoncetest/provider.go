@@ -2,6 +2,7 @@ package onlyoncetest
 
 import (
 	"fmt"
+	"hash/fnv"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -29,7 +30,8 @@ type RemoteOptions struct {
 }
 
 // Remote is an HTTP server in place of a provider, for example of payments. It recognizes requests
-// by the header Idempotency-Key.
+// by the header Idempotency-Key. It answers with an id that is made of the key, {"id":3735928559},
+// so a program that stores the id stores the same one in each history.
 type Remote struct {
 	// URL is its address, for example for httpsink.Config.BaseURL. In a [Case] use [Process.Reach].
 	URL string
@@ -40,6 +42,7 @@ type Remote struct {
 	mu      sync.Mutex
 	known   map[string]remembered // by process and key
 	asked   map[string]int
+	made    map[string]int // effects, by process and key
 	effects []Effect
 	callers map[string]*Process // by the first part of the path
 	names   map[*Process]string
@@ -60,7 +63,7 @@ type Effect struct {
 // NewRemote starts a remote on loopback, which ends with the test.
 func NewRemote(t testing.TB, o RemoteOptions) *Remote {
 	t.Helper()
-	r := &Remote{t: t, o: o, known: map[string]remembered{}, asked: map[string]int{}, callers: map[string]*Process{}, names: map[*Process]string{}}
+	r := &Remote{t: t, o: o, known: map[string]remembered{}, asked: map[string]int{}, made: map[string]int{}, callers: map[string]*Process{}, names: map[*Process]string{}}
 	s := httptest.NewServer(r)
 	t.Cleanup(s.Close)
 	r.URL = s.URL
@@ -166,12 +169,26 @@ func (m *Remote) take(e Effect, memory string, p *Process) (way, answer string) 
 		return way, ""
 	}
 	m.effects = append(m.effects, e)
-	answer = fmt.Sprintf(`{"id":%d}`, len(m.effects))
+	m.made[id]++
+	answer = fmt.Sprintf(`{"id":%d}`, idOfEffect(e, m.made[id]))
 	m.known[id] = remembered{answer, time.Now()}
 	if p != nil {
 		p.run.applied(e)
 	}
 	return way, answer
+}
+
+// idOfEffect returns the id that a remote gives to the n-th effect of one key. It is made of the
+// request and not counted, so that a program which stores it leaves the same rows in each history,
+// whatever the order of its requests.
+func idOfEffect(e Effect, n int) uint32 {
+	h := fnv.New32a()
+	if e.Key != "" {
+		_, _ = fmt.Fprintf(h, "%s %d", e.Key, n)
+	} else {
+		_, _ = fmt.Fprintf(h, "%s %s %s %d", e.Method, e.Path, e.Body, n)
+	}
+	return h.Sum32()
 }
 
 // applied notes what took effect at a remote.

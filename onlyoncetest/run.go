@@ -28,8 +28,14 @@ type Report struct {
 	// out.
 	Played map[string]int
 	Left   int
+	// Singles is the number of all histories with one fault.
+	Singles int
 	// Unstruck is how many of them did not reach all of their points.
 	Unstruck int
+	// Clean is what became of the messages and requests in a run without a fault.
+	Clean string
+	// LeftOut lists the columns that were not compared, as "table.column".
+	LeftOut []string
 	// NotCovered lists the faults that this case does not cover, each with the reason.
 	NotCovered []string
 	// Took is the total time.
@@ -46,10 +52,16 @@ func (r *Report) String() string {
 	}
 	s := fmt.Sprintf("%d points, %s: %d histories in %.1f s", r.Points, strings.Join(kinds, ", "), n, r.Took.Seconds())
 	if r.Left > 0 {
-		s += fmt.Sprintf("; %d single faults cut off by the budget (-onlyonce.budget=0 plays all)", r.Left)
+		s += fmt.Sprintf("; %d of %d single faults played, %d cut off by the budget (-onlyonce.budget=0 plays all)", r.Singles-r.Left, r.Singles, r.Left)
 	}
 	if r.Unstruck > 0 {
 		s += fmt.Sprintf("; %d did not come to all of their points", r.Unstruck)
+	}
+	if r.Clean != "" {
+		s += "; without a fault: " + r.Clean
+	}
+	if len(r.LeftOut) > 0 {
+		s += "; not compared: " + strings.Join(r.LeftOut, ", ")
 	}
 	if len(r.NotCovered) > 0 {
 		s += "; not covered: " + strings.Join(r.NotCovered, ", ")
@@ -106,6 +118,9 @@ func Run(t testing.TB, c Case) *Report {
 		t.Errorf("onlyoncetest: %s  again: go test -run '%s'%s -onlyonce.history='%s'\n  %s", v, onlyTest(t.Name()), again, v.History, r.rep)
 	} else {
 		t.Logf("onlyoncetest: %s", r.rep)
+		if r.rep.Left > 0 && !testing.Verbose() {
+			_, _ = fmt.Printf("onlyoncetest: %s: %s\n", t.Name(), r.rep) // go test shows it in the package's own folder
+		}
 	}
 	return r.rep
 }
@@ -210,6 +225,8 @@ func (r *runner) clean(ctx context.Context, c *Case, only []int) (s *state, poin
 			}
 		case len(got.parkedFor) > 0:
 			v = &Verdict{Kind: kindParkedWrongly, What: strings.Join(got.parkedFor, "; ")}
+		default:
+			v = got.aside(c.Parks)
 		}
 		if v = x.headed(v); v != nil {
 			v.History, v.Timeline = history{only: only}.String(), x.lines()
@@ -240,6 +257,8 @@ func (r *runner) all(ctx context.Context) error {
 	}
 	r.c.clean = s
 	r.rep.Points = len(points)
+	r.rep.Clean = s.outcome(len(r.c.Messages))
+	r.rep.LeftOut = s.leftOut
 	if *historyFlag != "" {
 		h, err := parseHistory(*historyFlag)
 		if err != nil {
@@ -372,6 +391,7 @@ func (r *runner) many(ctx context.Context, list []history) (found *failing, err 
 		}
 		return err
 	})
+	r.rep.Singles = len(list)
 	r.rep.Left = len(list) - next
 	if found != nil {
 		r.rep.Left = 0

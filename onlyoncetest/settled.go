@@ -2,6 +2,8 @@ package onlyoncetest
 
 import (
 	"context"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // unsettledSQL returns one row: whether calls will change by themselves. Nothing sends them if no
@@ -32,10 +34,10 @@ select min(s.topic) from onlyonce.event_log l join onlyonce.streams s on s.id = 
 
 // unbegun returns the part that has work and has not begun, if the program has one: the queries of
 // done see nothing of its work yet. It returns "" if there is none.
-func (x *play) unbegun(ctx context.Context) (what string, err error) {
+func (x *play) unbegun(ctx context.Context, db pgx.Tx) (what string, err error) {
 	if x.c.parts.sends() {
 		var waits bool
-		if err := x.db.Pool.QueryRow(ctx, unsentSQL).Scan(&waits); err != nil {
+		if err := db.QueryRow(ctx, unsentSQL).Scan(&waits); err != nil {
 			return "", err
 		}
 		if waits {
@@ -44,7 +46,7 @@ func (x *play) unbegun(ctx context.Context) (what string, err error) {
 	}
 	if topics := x.c.parts.reads(); len(topics) > 0 {
 		var topic *string
-		if err := x.db.Pool.QueryRow(ctx, unbegunSQL, topics).Scan(&topic); err != nil || topic == nil {
+		if err := db.QueryRow(ctx, unbegunSQL, topics).Scan(&topic); err != nil || topic == nil {
 			return "", err
 		}
 		return "the consumer of " + *topic, nil
@@ -90,6 +92,12 @@ func (x *play) owned(ctx context.Context) (bool, error) {
 	return n == len(topics), err
 }
 
+// oneSnapshot is how done reads. If each statement had a snapshot of its own, an event that is
+// handled between two of them could enqueue a call that neither sees: the one for calls was before
+// it, and the one for events finds it handled. Then the relay is stopped, and the remote lacks the
+// call.
+var oneSnapshot = pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+
 // done reports whether all work is done.
 func (x *play) done(ctx context.Context) (bool, error) {
 	x.mu.Lock()
@@ -98,12 +106,17 @@ func (x *play) done(ctx context.Context) (bool, error) {
 	if !served || !x.acknowledged() {
 		return false, nil
 	}
-	topics, partitions, offsets := x.toHandle()
-	var n int
-	if err := x.db.Pool.QueryRow(ctx, atEndSQL, partitions, topics, offsets).Scan(&n); err != nil || n < len(topics) {
+	db, err := x.db.Pool.BeginTx(ctx, oneSnapshot)
+	if err != nil {
 		return false, err
 	}
-	awaited, err := x.unbegun(ctx)
+	defer func() { _ = db.Rollback(context.WithoutCancel(ctx)) }()
+	topics, partitions, offsets := x.toHandle()
+	var n int
+	if err := db.QueryRow(ctx, atEndSQL, partitions, topics, offsets).Scan(&n); err != nil || n < len(topics) {
+		return false, err
+	}
+	awaited, err := x.unbegun(ctx, db)
 	x.mu.Lock()
 	x.awaited = awaited
 	x.mu.Unlock()
@@ -112,10 +125,10 @@ func (x *play) done(ctx context.Context) (bool, error) {
 	}
 	var left bool
 	for _, sql := range []string{unsettledSQL, unreadSQL} {
-		if err := x.db.Pool.QueryRow(ctx, sql).Scan(&left); err != nil || left {
+		if err := db.QueryRow(ctx, sql).Scan(&left); err != nil || left {
 			return false, err
 		}
 	}
-	err = x.db.Pool.QueryRow(ctx, owingSQL, nil).Scan(&left)
+	err = db.QueryRow(ctx, owingSQL, nil).Scan(&left)
 	return !left, err
 }

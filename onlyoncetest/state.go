@@ -10,8 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/onlyonce/onlyonce/internal/rig/workerdb"
 )
 
 // state is what a history leaves: what must be the same after each of them.
@@ -31,6 +29,12 @@ type state struct {
 	order []place
 	// ordered: the calls came one after the other, so that their order is compared.
 	ordered bool
+	// leftOut are the columns that are not compared.
+	leftOut []string
+	// ids are those of stored events. They are compared between clean runs only.
+	ids []string
+	// asides are the reasons for which messages were set aside before a handler had them.
+	asides []string
 	// idle is work that the program has no part for, each with the reason. It is not compared.
 	idle []string
 }
@@ -53,33 +57,23 @@ type table struct {
 // mostRows is how many rows of a table are kept to be shown.
 const mostRows = 2000
 
-// columnsSQL returns a row for each column of the user's tables that is compared. Columns that are
-// left out: those whose values are drawn (identity columns, sequences, clocks, random values), and
-// those that refer to such a column. $1 the columns that the case names as volatile.
-const columnsSQL = `
-with cols as (
-  select c.oid, n.nspname, c.relname, a.attnum, a.attname,
-         a.attidentity <> '' or coalesce(pg_get_expr(d.adbin, d.adrelid), '') ~* '(nextval|now|clock_timestamp|current_timestamp|current_date|current_time|localtime|statement_timestamp|transaction_timestamp|timeofday|gen_random_uuid|uuidv[47]|uuid_generate|random|txid_current|pg_current_xact_id)'
-           and a.attgenerated = ''
-         or c.relname || '.' || a.attname = any ($1::text[]) or n.nspname || '.' || c.relname || '.' || a.attname = any ($1::text[])
-         or c.relname || '.*' = any ($1::text[]) as drawn
-    from pg_class c join pg_namespace n on n.oid = c.relnamespace
-    join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-    left join pg_attrdef d on d.adrelid = c.oid and d.adnum = a.attnum
-   where c.relkind = 'r' and c.relpersistence <> 't' and ` + workerdb.UserSchemas + `
-     and not exists (select from pg_depend x where x.objid = c.oid and x.deptype = 'e'))
-select case nspname when 'public' then relname::text else nspname || '.' || relname end, format('%I.%I', nspname, relname),
-       coalesce(array_agg(quote_ident(attname) order by attnum) filter (where not drawn and not exists (
-         select from pg_constraint k, cols o where k.contype = 'f' and k.conrelid = cols.oid and cols.attnum = any (k.conkey)
-            and o.oid = k.confrelid and o.attnum = k.confkey[array_position(k.conkey, cols.attnum)] and o.drawn)), '{}')
-  from cols group by nspname, relname order by 1`
-
 // parkedSQL returns a row for each message that is parked. Events that a receiver has set aside
 // have no offset, and one row for each reason: a queue's messages without an id are parked as often
 // as they are delivered.
 const parkedSQL = `
 select distinct format('%s of %s/%s at %s: %s', kind, topic, partition, "offset", reason) from onlyonce.parked
  where kind in ('message', 'event') and state not in ('resolved', 'discarded') order by 1`
+
+// idsSQL returns a row for each stored event: its stream and id.
+const idsSQL = `
+select format('%s of %s', l.id, s.topic) from onlyonce.event_log l
+  join onlyonce.streams s on s.id = l.stream order by 1`
+
+// asidesSQL returns a row for each message that was set aside without a handler's fault.
+const asidesSQL = `
+select reason from onlyonce.parked
+ where kind in ('message', 'event') and state not in ('resolved', 'discarded')
+   and reason not in ('exhausted', 'crashed', 'failed', 'permanent', 'behind') order by 1`
 
 // parkedAt is a message that failed for good, and why.
 type parkedAt struct {
@@ -95,38 +89,28 @@ select topic, partition, "offset", format('%s/%s at %s (%s): %s', topic, partiti
 
 // capture reads the state. Rows of a table are read if it has few, and if it differs from want's.
 func capture(ctx context.Context, pool *pgxpool.Pool, c *Case) (*state, error) {
-	volatile, want := append([]string{}, c.Volatile...), c.clean // null would leave every column out
+	want := c.clean
 	s := &state{tables: map[string]table{}}
-	type shape struct {
-		name, quoted string
-		cols         []string
-	}
-	rows, err := pool.Query(ctx, columnsSQL, volatile)
+	shapes, err := readCatalog(ctx, pool, c.Volatile)
 	if err != nil {
 		return nil, err
 	}
-	shapes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (x shape, err error) {
-		err = row.Scan(&x.name, &x.quoted, &x.cols)
-		return x, err
-	})
-	if err != nil {
-		return nil, err
-	}
-	for _, x := range shapes {
-		t := table{}
-		row := "row(" + strings.Join(x.cols, ", ") + ")::text"
-		if len(x.cols) == 0 {
-			row = "''"
+	s.leftOut = shapes.leftOut()
+	for _, x := range shapes.tables {
+		if !x.rows {
+			continue
 		}
+		t := table{}
+		row := x.text(0)
 		if c.Mask != "" {
 			row = "regexp_replace(" + row + ", '" + strings.ReplaceAll(c.Mask, "'", "''") + "', '#', 'g')"
 		}
 		// The sum of hashes does not depend on the rows' order, and needs no sort.
-		if err := pool.QueryRow(ctx, `select count(*), coalesce(sum(('x' || left(md5(`+row+`), 15))::bit(60)::bigint), 0)::text from `+x.quoted).Scan(&t.rows, &t.hash); err != nil {
+		if err := pool.QueryRow(ctx, `select count(*), coalesce(sum(('x' || left(md5(`+row+`), 15))::bit(60)::bigint), 0)::text from `+x.quoted+` t0`).Scan(&t.rows, &t.hash); err != nil {
 			return nil, err
 		}
 		if t.rows <= mostRows && (want == nil || want.tables[x.name].hash != t.hash) {
-			if t.text, err = texts(ctx, pool, `select `+row+` from `+x.quoted+` order by 1`); err != nil {
+			if t.text, err = texts(ctx, pool, `select `+row+` from `+x.quoted+` t0 order by 1`); err != nil {
 				return nil, err
 			}
 		}
@@ -138,13 +122,20 @@ func capture(ctx context.Context, pool *pgxpool.Pool, c *Case) (*state, error) {
 	if s.idle, err = texts(ctx, pool, idleSQL); err != nil {
 		return nil, err
 	}
+	if s.ids, err = texts(ctx, pool, idsSQL); err != nil {
+		return nil, err
+	}
+	if s.asides, err = texts(ctx, pool, asidesSQL); err != nil {
+		return nil, err
+	}
 	for i := range s.calls {
 		s.calls[i].Body, s.calls[i].Target = []byte(c.masked(string(s.calls[i].Body))), c.masked(s.calls[i].Target)
 	}
 	if s.parked, err = texts(ctx, pool, parkedSQL); err != nil {
 		return nil, err
 	}
-	if rows, err = pool.Query(ctx, parkedForSQL); err != nil {
+	rows, err := pool.Query(ctx, parkedForSQL)
+	if err != nil {
 		return nil, err
 	}
 	s.parkedAt, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (p parkedAt, err error) {

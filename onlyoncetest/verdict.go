@@ -236,7 +236,9 @@ type shape struct {
 	advice string
 }
 
-const ifMeant = "if that is meant, name the column in Case.Volatile"
+// ifMeant does not begin with Case.Volatile: that would hide the fault if the value is in a key, in
+// a call, or looked up by another message.
+const ifMeant = "make it from the message; only if nothing else depends on it, name the column in Case.Volatile"
 
 var shapes = []shape{
 	{"a uuid", regexp.MustCompile(`(?i)[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`), ifMeant},
@@ -245,7 +247,7 @@ var shapes = []shape{
 		"a sum of floats depends on the order of its parts: add numeric or integers"},
 	{"a Unix time", regexp.MustCompile(`\b1[6-9]\d{8}(\d{3}|\d{6}|\d{9})?\b`), ifMeant},
 	{"a number", regexp.MustCompile(`-?\b\d+\b`),
-		"a number that is counted or read, for example max(id)+1, changes with the order of handling and with each attempt: let the database draw it (identity), or make it from the message"},
+		"most likely a counter in memory, then a number that is read and added to without a lock, for example max(id)+1, then a random one: make it from the message, or let the database draw it (identity)"},
 	{"a random value", regexp.MustCompile(`\b[0-9A-Za-z_-]{16,}\b`), ifMeant},
 }
 
@@ -273,28 +275,6 @@ func likeness(a, b string) (text, advice string) {
 		return fmt.Sprintf("by the order of its parts, for example of a map: %.100q and %.100q", a, b), "sort them first"
 	}
 	return fmt.Sprintf("%.100q and %.100q", a, b), ifMeant
-}
-
-// notDeterministic names what differs between two clean runs.
-func notDeterministic(found []Difference, a, b *state) *Verdict {
-	v := &Verdict{Kind: kindNotDeterministic, Differences: found}
-	for _, d := range found {
-		if d.What == "calls" {
-			v.What = callsDiffer(a.calls, b.calls)
-			return v
-		}
-		if d.What == orderOfCalls {
-			v.What = "two clean runs enqueue calls under one OrderingKey in different orders, for example of a map or of goroutines: " + d.Note
-			return v
-		}
-	}
-	d := found[0]
-	v.What = "two clean runs leave another state of " + names(found)
-	if len(d.Missing) > 0 && len(d.Extra) > 0 {
-		text, advice := likeness(d.Missing[0], d.Extra[0])
-		v.What += ": rows differ " + text + "; " + advice
-	}
-	return v
 }
 
 // lines returns the timeline in at most ten lines: the faults, and what is next to them.

@@ -73,4 +73,15 @@ var kitRules = []mutant{
 		old: "if waits {", new: "if waits && false {", test: "TestLatePartsAreAwaited/relay"},
 	{rule: "kit: consumer of events is not waited for", in: "onlyoncetest", decl: "(*play).unbegun",
 		old: "err != nil || topic == nil", new: `err != nil || topic == nil || *topic != ""`, test: "TestLatePartsAreAwaited/consumer_of_events"},
+	// The kit itself: what is compared.
+	{rule: "kit: drawn by the words of a default", in: "onlyoncetest", decl: "columnsSQL",
+		old:  "exists (select from drawn d where",
+		new:  "exists (select from pg_attrdef d where pg_get_expr(d.adbin, d.adrelid) ~ 'now' and",
+		test: "TestSoundAndFaultyPrograms/all/attempts_counted_in_memory"},
+	{rule: "kit: links to drawn ids are left out", in: "onlyoncetest", decl: "(*relation).text",
+		old: "depth < maxLinks", new: "false", test: "TestSoundAndFaultyPrograms/all/answers_to_a_random_comment"},
+	{rule: "kit: a remote counts its ids", in: "onlyoncetest", decl: "(*Remote).take",
+		old: "idOfEffect(e, m.made[id])", new: "len(m.effects)", test: "TestSoundAndFaultyPrograms/all/provider's_id_by_a_step"},
+	{rule: "kit: a conflict in a clean run passes", in: "onlyoncetest", decl: "(*state).aside",
+		old: "slices.Contains(allowed, reason)", new: "true", test: "TestSoundAndFaultyPrograms/all/queue,_id_of_the_order"},
 }

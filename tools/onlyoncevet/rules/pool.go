@@ -6,6 +6,7 @@ import (
 	"go/types"
 	"iter"
 	"regexp"
+	"slices"
 	"strings"
 
 	"golang.org/x/tools/go/analysis"
@@ -44,7 +45,7 @@ var sends = map[string]bool{
 
 func runPool(pass *analysis.Pass) (any, error) {
 	p := pass.ResultOf[handlers].(*program)
-	for _, fn := range p.handlers {
+	for _, fn := range p.reached(p.handlers) {
 		for call := range calls(fn) {
 			c := call.Common()
 			n := nameOf(c)
@@ -61,6 +62,21 @@ func runPool(pass *analysis.Pass) (any, error) {
 		}
 	}
 	return nil, nil
+}
+
+// reached are these functions, and those of the package that they call, directly or through
+// others, for example the methods of a repository.
+func (p *program) reached(from []*ssa.Function) []*ssa.Function {
+	all := slices.Clone(from)
+	for i := 0; i < len(all); i++ {
+		for call := range calls(all[i]) {
+			fn := call.Common().StaticCallee()
+			if fn != nil && slices.Contains(p.funcs, fn) && !slices.Contains(all, fn) {
+				all = append(all, fn)
+			}
+		}
+	}
+	return all
 }
 
 // instead returns the type of a connection that a call in a handler passes as an interface for

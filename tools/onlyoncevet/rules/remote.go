@@ -1,6 +1,8 @@
 package rules
 
 import (
+	"slices"
+
 	"golang.org/x/tools/go/analysis"
 	"golang.org/x/tools/go/ssa"
 )
@@ -45,10 +47,8 @@ var remotes = func() map[name]bool {
 
 func runRemote(pass *analysis.Pass) (any, error) {
 	p := pass.ResultOf[handlers].(*program)
-	for _, fn := range p.handlers {
-		if inStep(fn) {
-			continue
-		}
+	from := slices.DeleteFunc(slices.Clone(p.handlers), inStep)
+	for _, fn := range p.reached(from) {
 		for call := range calls(fn) {
 			if n := nameOf(call.Common()); remotes[n] {
 				p.report(pass, call.Pos(), "%v reaches a remote, and a rollback does not take that back: if the message is handled again, it is reached again. Enqueue an outbox.Call in tx, which is sent after the commit. A consumer looks things up in Config.Prepare, before the transaction.", n)
