@@ -132,8 +132,6 @@ var queueRules = []mutant{
 		old: "if len(old) == 0", new: "if true", test: "TestK9MessagesOfAQueue"},
 	{rule: "K9 known before the session began", in: "queue", decl: "(*receiver).checkAge",
 		old: "since = *r.tooOld", new: "", test: "TestK9MessagesOfAQueue"},
-	{rule: "K9 too old message is parked without its id", in: "internal/intake", decl: "(*Item).Refuse",
-		old: "it.Reason = reason", new: "it.Reason = reason; it.Hash.Valid = false", pkg: "queue", test: "TestK9MessagesOfAQueue"},
 	{rule: "K9 queue that began later", in: schema, decl: "function onlyonce.queue_too_old",
 		old: "r.forgotten > greatest(s.created_at, h.changed_at)", new: "r.forgotten > coalesce(h.changed_at, '-infinity')", pkg: "queue", test: "TestK9QueueThatBegins"},
 	{rule: "K9 broker's clock that is ahead", in: schema, decl: "function onlyonce.queue_too_old",
