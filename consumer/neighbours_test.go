@@ -59,8 +59,8 @@ func TestS2HaltNamesTheSessionWithTheLock(t *testing.T) {
 }
 
 // S6: a sequence that logical replication left behind gives out ids of rows that are there. The
-// message is not at fault: it is neither passed over nor offered for that, and the halt says what to
-// run.
+// message is not at fault: it is neither passed over nor offered for that, and the halt says what
+// to run.
 func TestS6SequenceBehindIsNotTheMessages(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

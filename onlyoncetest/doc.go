@@ -55,8 +55,8 @@
 // Run compares the user's tables (not the schema onlyonce), the enqueued calls, the parked
 // messages, the requests that a relay does not send, the effects at remotes, and the status of each
 // HTTP answer. It repeats each request with a key in the end, which must get the same bytes. It
-// finds generated columns (identity, now(), random values) in the catalog, leaves them out and names
-// them in [Report].LeftOut; name others in [Case].Volatile. A foreign key to such a column is
+// finds generated columns (identity, now(), random values) in the catalog, leaves them out and
+// names them in [Report].LeftOut; name others in [Case].Volatile. A foreign key to such a column is
 // compared by what it leads to.
 //
 // A history is over when all messages are settled and all requests answered. If the program has a

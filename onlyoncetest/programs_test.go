@@ -22,8 +22,8 @@ type program struct {
 	// first is the verdict of the kit before it knew this program; empty for none. It is what the
 	// table compares with, and no test looks at it.
 	first string
-	// kind is the verdict that it must have, or one of these, if it depends on what comes first in a
-	// run. Empty for a sound program.
+	// kind is the verdict that it must have, or one of these, if it depends on what comes first in
+	// a run. Empty for a sound program.
 	kind []string
 	c    onlyoncetest.Case
 }

@@ -54,7 +54,7 @@ func (d *examiner) strangers(ctx context.Context, tx pgx.Tx) error {
 	}
 	for _, s := range all {
 		d.add(levelFail, check, fmt.Sprintf("end it: select pg_terminate_backend(%d); and take from its login the right to connect: revoke connect on database ... from public", s.Pid),
-			"process %d of login %s (%s), connected for %s, holds %d advisory locks of onlyonce, for example of %s, and its login has no right on onlyonce.leases: it stops whoever needs them",
+			"process %d of login %s (%s), connected for %s, holds %d advisory locks of onlyonce, for example of %s, and its login has no right on onlyonce.leases: no process of onlyonce can take them meanwhile",
 			s.Pid, s.Login, s.Application, show.Seconds(s.Age), s.Locks, s.Name)
 	}
 	d.unless(check, "no login without rights holds an advisory lock of onlyonce")

@@ -19,8 +19,8 @@ type SequenceBehind struct {
 
 // idsBehindSQL finds sequences of ids below an id that is in use. The bounds are read first: a
 // sequence that is read after them is above each of their ids, unless it is behind. An id of a call
-// is that of its batch and a number below 1,024. By primary keys; of batches by each lane's and each
-// parked call's id, and those of the log in all. No rows: none is behind.
+// is that of its batch and a number below 1,024. By primary keys; of batches by each lane's and
+// each parked call's id, and those of the log in all. No rows: none is behind.
 const idsBehindSQL = `
 with used as materialized (
   select (select coalesce(max(id), 0) from onlyonce.leases) as leases,

@@ -50,8 +50,8 @@ func newUpgrade(t *testing.T) *upgrade {
 	return u
 }
 
-// run runs a program of PostgreSQL in the directory of both clusters. What it prints goes to a file,
-// which a server that it leaves behind may keep open.
+// run runs a program of PostgreSQL in the directory of both clusters. What it prints goes to a
+// file, which a server that it leaves behind may keep open.
 func (u *upgrade) run(program string, args ...string) {
 	u.t.Helper()
 	printed := filepath.Join(u.dir, program+".out")

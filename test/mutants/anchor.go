@@ -146,7 +146,7 @@ func (d directory) readGo(file, content string) error {
 	return nil
 }
 
-// readSQL finds what a chapter creates (see [source.Statements]).
+// readSQL finds what a chapter creates as the package source finds it.
 func (d directory) readSQL(file, content string) {
 	words := source.SQL(content, 0)
 	for _, s := range source.Statements(content) {

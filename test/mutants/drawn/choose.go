@@ -138,7 +138,7 @@ func (c *chooser) sees(t *covered, s sites.Site, through []decl) bool {
 // coverage was measured.
 const seconds = 45
 
-// tests returns the tests that may see a change, by directory: those of its own package first, and
+// choose returns the tests that may see a change, by directory: those of its own package first, and
 // in each the tests that run through the least first.
 func (c *chooser) choose(s sites.Site) (dirs []string, names map[string][]string) {
 	var through []decl

@@ -295,8 +295,8 @@ func (m *goMutator) call(e *ast.CallExpr) {
 	}
 }
 
-// isText reports whether a call only makes words: nobody promises the order of their parts, or that a
-// line is logged.
+// isText reports whether a call only makes words: nobody promises the order of their parts, or that
+// a line is logged.
 func (m *goMutator) isText(e *ast.CallExpr) bool {
 	name := m.source(e.Fun)
 	return strings.HasPrefix(name, "fmt.") || strings.Contains(name, "Logger.") || strings.Contains(name, "log.")

@@ -19,7 +19,8 @@ func Diff(text, changed string) string {
 	return fmt.Sprint(from, " ", plain(text[from:len(text)-end]), " ", plain(changed[from:len(changed)-end]))
 }
 
-// Diffs returns the differences by which the site's change may be written, in a file with this text.
+// Diffs returns the differences by which the site's change may be written, in a file with this
+// text.
 func (s Site) Diffs(text string) (all []string) {
 	for _, with := range append(s.otherwise(), s.New) {
 		all = append(all, Diff(text, text[:s.From]+with+text[s.To:]))

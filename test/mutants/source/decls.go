@@ -18,8 +18,8 @@ const Module = "github.com/onlyonce/onlyonce"
 type Decls struct {
 	Hash  string // of the file's content
 	Funcs []Decl
-	// Uses are by the name of a declaration: the names that it mentions, for example readSQL and
-	// inbox.ClaimSQL, and the functions of the schema, for example onlyonce.fence.
+	// Uses are by the name of a declaration: the names that it mentions, with the package of
+	// another one in front, and the functions of the schema, for example onlyonce.fence.
 	Uses map[string][]string
 }
 
