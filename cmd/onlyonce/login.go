@@ -207,7 +207,11 @@ func renewer(address string, cfg *pgx.ConnConfig) (func(context.Context, *pgx.Co
 		if err != nil {
 			return errors.New("the address's certificate, key or authorities cannot be read" + parseReason(address, err))
 		}
-		c.TLSConfig, c.Fallbacks, c.Password = now.TLSConfig, now.Fallbacks, now.Password
+		renewAuthorities(c.TLSConfig, now.TLSConfig)
+		for i := range min(len(c.Fallbacks), len(now.Fallbacks)) {
+			renewAuthorities(c.Fallbacks[i].TLSConfig, now.Fallbacks[i].TLSConfig)
+		}
+		c.Password = now.Password
 		if password != nil {
 			if c.Password, err = password(ctx); err != nil {
 				return fmt.Errorf("%s: %w", field, err)
@@ -215,4 +219,15 @@ func renewer(address string, cfg *pgx.ConnConfig) (func(context.Context, *pgx.Co
 		}
 		return nil
 	}, nil
+}
+
+// renewAuthorities gives a connection, whose configuration is its own, the authorities as they are
+// now. Its client's certificate and key are read anew by pgx (5.13), which keeps where they are
+// beside this very configuration: another one would have none.
+func renewAuthorities(of, now *tls.Config) {
+	if of == nil || now == nil {
+		return
+	}
+	of.RootCAs = now.RootCAs
+	of.VerifyPeerCertificate = now.VerifyPeerCertificate
 }

@@ -216,7 +216,7 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"cursor", "pause"}, "missing: -scope, -reason"},
 		{[]string{"cursor", "pause", "-scope", "s", "-partition", "1", "-reason", "why"}, "-partition needs -topic"},
 		{[]string{"cursor", "resume", "-scope", "s"}, "missing: -reason"},
-		{[]string{"replay"}, "missing: -scope, -topic, -partition, -from or -since, -reason"},
+		{[]string{"replay"}, "missing: -scope, -from or -since, -reason"},
 		{[]string{"replay", "-scope", "s", "-topic", "t", "-partition", "0", "-from", "5", "-to", "5", "-reason", "why"}, "-to: must be above -from, 5"},
 		{[]string{"replay", "-from", "-1"}, "-from: must be a whole number"},
 		{[]string{"parked", "show"}, "missing: N, the id of a row"},

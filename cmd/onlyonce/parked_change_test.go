@@ -139,10 +139,10 @@ func TestRedriveKeepsOrder(t *testing.T) {
 	s.redrive("-scope", "stock", "-parked-for", "conflict").want(t, statusGood, "1 of them stand behind others", "Done: 1 are due now")
 	s.redrive("-id", s.parkedID("single")).want(t, statusGood)
 	s.until(`select count(*) = 2 from effects`)
-	if got := s.states(); got != "head:waiting conflict:retrying single:resolved" {
+	if got := s.states(); got != "head:waiting conflict:blocked single:resolved" {
 		t.Errorf("parked: %s", got)
 	}
-	s.redrive("-id", s.parkedID("conflict")).want(t, statusGood, "Done: 1 are due now") // and still waits for the head
+	s.redrive("-id", s.parkedID("conflict")).want(t, statusFailed, "is blocked behind another of its ordering key")
 	if got := s.effects(); got != "used single" {
 		t.Errorf("effects: %s", got)
 	}

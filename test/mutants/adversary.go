@@ -9,8 +9,6 @@ var adversaryRules = []mutant{
 		old: "e.c.bounded(work)", new: "context.WithCancel(work)", pkg: "test/adversary", test: "TestT7SilenceBeforeTheHandler"},
 	{rule: "T7 adversary: an operator's transaction without a bound", in: "internal/reports", decl: "BoundsSQL",
 		old: "set_config('idle_in_transaction_session_timeout', $2, true)", new: "$2::text", pkg: "test/adversary", test: "TestT7SilenceDuringADecision"},
-	{rule: "O8 adversary: no wait before close", in: "internal/ring", decl: "(*Rotator).takeStep",
-		old: "if !passed", new: "if false", pkg: "test/adversary", test: "TestO8RotatorThatIsCutOff"},
 	{rule: "S1 adversary: a relay's start without a bound", in: "outbox", decl: "(*Relay).Run",
 		old: "process.PaceOf(ctx).Start", new: "1000*process.PaceOf(ctx).Start", pkg: "test/adversary", test: "TestS1SilentServerAtTheStart/relay"},
 	{rule: "S1 adversary: a source's start without a bound", in: "internal/eventsource", decl: "(*Source).checkStreams",

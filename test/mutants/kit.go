@@ -38,8 +38,6 @@ var kitRules = []mutant{
 		pkg: "onlyoncetest", test: "TestSoundProgramAtEveryPoint/ids", extra: allCrashes},
 	{rule: "O1 kit: identity", in: "outbox", decl: "callKey",
 		old: "call.Name, call.ID", new: `call.Name, ""`, pkg: "onlyoncetest", test: "TestSoundProgramAtEveryPoint/ids", extra: allCrashes},
-	{rule: "O2 kit: pass of a relay that died", in: "outbox", decl: "(*lanePass).readPass",
-		old: "r.state == passOver", new: "true", pkg: "onlyoncetest", test: "TestSoundProgramWithRemote/relay"},
 	{rule: "H17 kit: unknown COMMIT as done", in: "idempotency", decl: "(*handlerRun).commitRecord",
 		old: "return run.resolveCommit(rep, sent, err)", new: "_ = sent; return finalOutcome(rep)",
 		pkg: "onlyoncetest", test: "TestSoundProgramAtEveryPoint/http", extra: allCrashes},

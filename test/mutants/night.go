@@ -16,12 +16,6 @@ var nightRules = []mutant{
 		old: "lasting && several", new: "lasting && (several || true)", test: "TestS3RemoteHealth/of_two_tenants"},
 	{rule: "S3 the only tenant", in: "outbox", decl: "(*remoteHealth).counts",
 		old: "|| time.Since(h.since) > remoteAlone", new: "", test: "TestS3RemoteHealth/of_two_for_a_minute"},
-	{rule: "S3 nothing is left to try", in: "outbox", decl: "(*remoteHealth).counts",
-		old: "time.Since(h.lastAt) < h.stale", new: "true", test: "TestS3RemoteHealth/nothing_is_tried_any_more"},
-	{rule: "S3 calls that hang", in: "outbox", decl: "(*remoteHealth).down",
-		old: "slow++", new: "", test: "TestS3RemoteHangs"},
-	{rule: "S3 a remote that answers others", in: "outbox", decl: "(*remoteHealth).down",
-		old: "len(h.underWay) == slow", new: "true", test: "TestS3RemoteHangs"},
 
 	{rule: "S3 a part that stops in order", in: "internal/presence", decl: "(*Reporter).Run",
 		old: "r.leave(ctx)", new: "", test: "TestS3Presence"},
