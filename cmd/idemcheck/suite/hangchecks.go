@@ -34,6 +34,12 @@ func hungUp(sent float64, read int) func(*session) error {
 			if err := s.hangUp(sent, read); err != nil {
 				return err
 			}
+			if sent < 1 {
+				// Nothing says when a server has given the request up: an effect has this time to show.
+				if err := s.pause(noticeWithin); err != nil {
+					return err
+				}
+			}
 			a, err := s.settled()
 			if err != nil {
 				return err
