@@ -28,7 +28,6 @@ type session struct {
 	config *Config
 	key    string
 	id     string // replaces {{unique}}
-	log    []string
 }
 
 // newSession makes a session.

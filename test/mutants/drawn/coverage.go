@@ -43,8 +43,8 @@ type passage struct {
 type lines struct{ From, To int }
 
 // passes reports whether the test runs through the site.
-func (c *covered) passes(s sites.Site, hash string) bool {
-	p, ok := c.Files[s.File]
+func (t *covered) passes(s sites.Site, hash string) bool {
+	p, ok := t.Files[s.File]
 	if !ok {
 		return false
 	}
@@ -55,8 +55,8 @@ func (c *covered) passes(s sites.Site, hash string) bool {
 }
 
 // decls is how many declarations the test runs through: the fewer, the more it is about each.
-func (c *covered) decls() (n int) {
-	for _, p := range c.Files {
+func (t *covered) decls() (n int) {
+	for _, p := range t.Files {
 		n += len(p.Decls)
 	}
 	return n
