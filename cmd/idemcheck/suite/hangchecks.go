@@ -35,7 +35,8 @@ func hungUp(sent float64, read int) func(*session) error {
 				return err
 			}
 			if sent < 1 {
-				// Nothing says when a server has given the request up: an effect has this time to show.
+				// Nothing says when a server has given the request up: an effect has this time to
+				// show.
 				if err := s.pause(noticeWithin); err != nil {
 					return err
 				}
