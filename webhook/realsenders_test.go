@@ -77,7 +77,8 @@ func TestW2LargestPush(t *testing.T) {
 	})
 	e := r.serve(samples(t)["GitHub"])
 	body := `{"ref":"refs/heads/main","commits":"` + strings.Repeat("c", 24<<20) + `"}`
-	e.send(body).want(t, http.StatusOK, false)
+	// A busy machine may not store it in time: then it is delivered again, as by GitHub.
+	r.until("the push is stored", func() bool { return e.send(body).status == http.StatusOK })
 	want := sha256.Sum256([]byte(body))
 	r.until("the push is handled", func() bool { return r.count("effects") == 1 })
 	if got := one[string](r, `select id from effects`); got != hex.EncodeToString(want[:]) {

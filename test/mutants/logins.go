@@ -13,8 +13,8 @@ var loginRules = []mutant{
 	{rule: "S4 database's password is read once", in: "cmd/onlyonce", decl: "renewer",
 		old: "password = fromFile(file)",
 		new: `word, err := fromFile(file)(context.Background()); password = func(context.Context) (string, error) { return word, err }`, test: "TestPasswordFile"},
-	{rule: "S4 database's certificate is read once", in: "cmd/onlyonce", decl: "renewer",
-		old: "c.TLSConfig, c.Fallbacks, c.Password = now.TLSConfig, now.Fallbacks, now.Password", new: "c.Password = now.Password", test: "TestPostgresLogin"},
+	{rule: "S4 database's certificate is lost with its configuration", in: "cmd/onlyonce", decl: "renewer",
+		old: "renewAuthorities(c.TLSConfig, now.TLSConfig)", new: "c.TLSConfig = now.TLSConfig", test: "TestPostgresLogin"},
 	{rule: "S4 password_file is sent to the server", in: "cmd/onlyonce", decl: "renewer",
 		old: `delete(cfg.RuntimeParams, "password_file")`, new: "", test: "TestPasswordFile"},
 }
