@@ -74,18 +74,7 @@ func TestS3Faults(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var got []string
-			for i := range r.Faults {
-				got = append(got, r.Faults[i].String())
-			}
-			if len(got) != len(c.want) {
-				t.Fatalf("%q, want %q", got, c.want)
-			}
-			for i, want := range c.want {
-				if !strings.Contains(got[i], want) {
-					t.Errorf("%q, want %q", got[i], want)
-				}
-			}
+			wantFaults(t, r.Faults, c.want)
 			needs := 0
 			for _, n := range r.Needs {
 				if n.Kind == "fault" {
@@ -127,4 +116,21 @@ func TestS3ReadOnly(t *testing.T) {
 			t.Errorf("%s: %+v", setup, r.Faults)
 		}
 	}
+}
+
+// wantFaults checks that faults say what is wanted of each, in this order, and returns their texts.
+func wantFaults(t *testing.T, faults []ops.Fault, wants []string) (got []string) {
+	t.Helper()
+	for i := range faults {
+		got = append(got, faults[i].String())
+	}
+	if len(got) != len(wants) {
+		t.Fatalf("%q, want %q", got, wants)
+	}
+	for i, want := range wants {
+		if !strings.Contains(got[i], want) {
+			t.Errorf("%q, want %q", got[i], want)
+		}
+	}
+	return got
 }

@@ -18,7 +18,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -30,6 +29,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/onlyonce/onlyonce/test/mutants/source"
 	"github.com/onlyonce/onlyonce/test/results"
 )
 
@@ -173,34 +173,20 @@ func (p *playing) run(m mutant) (verdict, output string) {
 	if err != nil {
 		return "broken", err.Error()
 	}
-	dir, err := os.MkdirTemp("", "mutant")
-	if err != nil {
-		return "broken", err.Error()
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	mutated := filepath.Join(dir, filepath.Base(file))
-	overlay := filepath.Join(dir, "overlay.json")
 	abs, err := filepath.Abs(file)
 	if err != nil {
 		return "broken", err.Error()
 	}
-	spec, err := json.Marshal(map[string]map[string]string{"Replace": {abs: mutated}})
+	env, clean, err := source.Overlay(abs, mutatedText)
 	if err != nil {
 		return "broken", err.Error()
 	}
-	if err := os.WriteFile(mutated, []byte(mutatedText), 0o600); err != nil {
-		return "broken", err.Error()
-	}
-	if err := os.WriteFile(overlay, spec, 0o600); err != nil {
-		return "broken", err.Error()
-	}
+	defer clean()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-vet=off", "-ldflags=-s -w", "-timeout=4m", "-run", pattern(m.test), ".")
 	cmd.Dir = m.testDir() // and not the root: the package may be in a module of its own
-	// The overlay is set in the environment, so that a test which builds a program builds the
-	// mutant too.
-	cmd.Env = append(os.Environ(), "GOFLAGS=-overlay="+overlay, "ONLYONCE_TEST_PATIENCE=6s")
+	cmd.Env = env
 	if m.extra != "" {
 		cmd.Env = append(cmd.Env, m.extra)
 	}

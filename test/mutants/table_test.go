@@ -1,12 +1,11 @@
 package main
 
 import (
-	"os"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/onlyonce/onlyonce/test/mutants/source"
 )
 
 // A row whose code does not occur, or occurs twice, takes nothing out. This test finds that at
@@ -28,7 +27,7 @@ func TestEachTestExists(t *testing.T) {
 	for _, m := range table {
 		dir := m.testDir()
 		if tests[dir] == nil {
-			found, err := testsIn("../../" + dir)
+			found, err := source.Tests("../../" + dir)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -38,22 +37,6 @@ func TestEachTestExists(t *testing.T) {
 			t.Errorf("%s: there is no %s in %s", m.rule, name, dir)
 		}
 	}
-}
-
-var declaredTest = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
-
-func testsIn(dir string) (names []string, err error) {
-	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
-	for _, f := range files {
-		text, err := os.ReadFile(f)
-		if err != nil {
-			return nil, err
-		}
-		for _, found := range declaredTest.FindAllStringSubmatch(string(text), -1) {
-			names = append(names, found[1])
-		}
-	}
-	return names, err
 }
 
 // Results are kept by name, and -only picks by names with commas between them.

@@ -1,22 +1,9 @@
 package main
 
-// later are histories that breach, and are to be mended later: each with what happens in them.
-const (
-	otherLog = "the log is cut off and written anew below what is done above the position, and cursor adopt -at leads to the same halt (C7, C8)"
-)
-
-// drawsLater says which of them are drawn all the same.
-var drawsLater = map[string]bool{}
-
-// drawLater has all of them drawn.
-func drawLater() {
-	for _, of := range []string{otherLog} {
-		drawsLater[of] = true
-	}
-}
-
-// allKinds are the kinds of histories.
-func allKinds() []*kind {
+// allKinds are the kinds of histories. later adds those that breach, and are to be mended later:
+// the log is cut off and written anew below what is done above the position, and cursor adopt -at
+// leads to the same halt (C7, C8).
+func allKinds(later bool) []*kind {
 	kinds := []*kind{
 		{name: "calls", weight: 6, draw: drawCalls},
 		{name: "requests", weight: 6, draw: drawRequests},
@@ -27,7 +14,7 @@ func allKinds() []*kind {
 		{name: "messages", weight: 4, draw: drawMessages},
 		{name: "queues", weight: 2, draw: drawQueues},
 	}
-	if drawsLater[otherLog] {
+	if later {
 		kinds = append(kinds, &kind{name: "other-log", weight: 1, draw: drawOtherLog})
 	}
 	return kinds

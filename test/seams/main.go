@@ -87,10 +87,7 @@ func commit() string {
 
 // drawn are the histories that the options select.
 func (o *options) drawn() ([]history, error) {
-	if o.later {
-		drawLater()
-	}
-	kinds := slices.DeleteFunc(allKinds(), func(k *kind) bool { return o.only != "" && !slices.Contains(strings.Split(o.only, ","), k.name) })
+	kinds := slices.DeleteFunc(allKinds(o.later), func(k *kind) bool { return o.only != "" && !slices.Contains(strings.Split(o.only, ","), k.name) })
 	if len(kinds) == 0 {
 		return nil, fmt.Errorf("there is no kind of histories %q", o.only)
 	}

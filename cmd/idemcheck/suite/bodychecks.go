@@ -55,14 +55,7 @@ func changed(s *session) string {
 // first answer.
 func conflicts(first, second func(s *session) call) func(*session) error {
 	return func(s *session) error {
-		a, err := s.send(first(s))
-		if err != nil {
-			return err
-		}
-		if !a.ok() {
-			return came("the first request", a)
-		}
-		b, err := s.send(second(s))
+		a, b, err := s.pair(first, second)
 		if err == nil && !b.refused() {
 			err = fmt.Errorf("the first request: %v; the other one: %v", a, b)
 		}

@@ -39,17 +39,23 @@ func noEffect(make func(s *session) call) func(*session) error {
 	}
 }
 
+// pair sends two calls, one after the other. It fails if the first is not answered 2xx.
+func (s *session) pair(first, second func(s *session) call) (a, b answer, err error) {
+	a, err = s.send(first(s))
+	if err != nil {
+		return a, b, err
+	}
+	if !a.ok() {
+		return a, b, came("the first request", a)
+	}
+	b, err = s.send(second(s))
+	return a, b, err
+}
+
 // samePair checks that two calls of one operation are answered alike, the second by repeating.
 func samePair(first, second func(s *session) call) func(*session) error {
 	return func(s *session) error {
-		a, err := s.send(first(s))
-		if err != nil {
-			return err
-		}
-		if !a.ok() {
-			return came("the first request", a)
-		}
-		b, err := s.send(second(s))
+		a, b, err := s.pair(first, second)
 		if err == nil && (b.status != a.status || b.body != a.body) {
 			err = fmt.Errorf("the first request: %v; the second: %v", a, b)
 		}

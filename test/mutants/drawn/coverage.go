@@ -8,10 +8,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -172,33 +168,8 @@ func (c *coverage) build(ctx context.Context, dir, binary string) ([]string, err
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("%w: %s", err, out)
 	}
-	return declaredTests(filepath.Join(c.root, dir))
-}
-
-func declaredTests(dir string) (names []string, err error) {
-	files := token.NewFileSet()
-	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && path != dir:
-			return filepath.SkipDir
-		case !strings.HasSuffix(path, "_test.go"):
-			return nil
-		}
-		f, err := parser.ParseFile(files, path, nil, parser.SkipObjectResolution)
-		if err != nil {
-			return err
-		}
-		for _, d := range f.Decls {
-			fn, ok := d.(*ast.FuncDecl)
-			if ok && fn.Recv == nil && strings.HasPrefix(fn.Name.Name, "Test") && fn.Name.Name != "TestMain" {
-				names = append(names, fn.Name.Name)
-			}
-		}
-		return nil
-	})
-	return names, err
+	names, err := source.Tests(filepath.Join(c.root, dir))
+	return slices.DeleteFunc(names, func(n string) bool { return n == "TestMain" || !strings.HasPrefix(n, "Test") }), err
 }
 
 // each runs each test alone, in a process of its own, and writes down where it went.

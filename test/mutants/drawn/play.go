@@ -3,10 +3,8 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -118,14 +116,18 @@ func (p *player) judge(ctx context.Context, s sites.Site) (verdict, by, output s
 	if len(dirs) == 0 {
 		return uncovered, "", ""
 	}
-	overlay, clean, err := overlayOf(p.root, s)
+	text, err := s.Mutated(p.root)
+	if err != nil {
+		return invalid, "", err.Error()
+	}
+	env, clean, err := source.Overlay(filepath.Join(p.root, s.File), text)
 	if err != nil {
 		return invalid, "", err.Error()
 	}
 	defer clean()
 	n := 0
 	for _, dir := range dirs {
-		failed, text := test(ctx, filepath.Join(p.root, dir), overlay, names[dir])
+		failed, text := test(ctx, filepath.Join(p.root, dir), env, names[dir])
 		switch {
 		case strings.Contains(text, "[build failed]") || strings.Contains(text, "[setup failed]"):
 			return invalid, "", text
@@ -137,40 +139,13 @@ func (p *player) judge(ctx context.Context, s sites.Site) (verdict, by, output s
 	return survived, fmt.Sprintf("%d tests of %s", n, strings.Join(dirs, ", ")), ""
 }
 
-// overlayOf writes the changed file where go test -overlay finds it.
-func overlayOf(root string, s sites.Site) (overlay string, clean func(), err error) {
-	text, err := s.Mutated(root)
-	if err != nil {
-		return "", nil, err
-	}
-	dir, err := os.MkdirTemp("", "mutant")
-	if err != nil {
-		return "", nil, err
-	}
-	clean = func() { _ = os.RemoveAll(dir) }
-	changed := filepath.Join(dir, filepath.Base(s.File))
-	overlay = filepath.Join(dir, "overlay.json")
-	spec, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(root, s.File): changed}})
-	if err == nil {
-		err = os.WriteFile(changed, []byte(text), 0o600)
-	}
-	if err == nil {
-		err = os.WriteFile(overlay, spec, 0o600)
-	}
-	if err != nil {
-		clean()
-		return "", nil, err
-	}
-	return overlay, clean, nil
-}
-
 // test returns the test that failed, or a word for what else went wrong with its process.
-func test(ctx context.Context, dir, overlay string, names []string) (failed, output string) {
+func test(ctx context.Context, dir string, env, names []string) (failed, output string) {
 	ctx, cancel := context.WithTimeout(ctx, 4*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "go", "test", buildTags, "-short", "-failfast", "-count=1", "-vet=off", "-ldflags=-s -w", "-timeout=2m", "-run", "^("+strings.Join(names, "|")+")$", ".")
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GOFLAGS=-overlay="+overlay, "ONLYONCE_TEST_PATIENCE=6s")
+	cmd.Env = env
 	out, err := cmd.CombinedOutput()
 	if err == nil {
 		return "", ""

@@ -6,6 +6,7 @@ import (
 	"go/types"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -295,11 +296,16 @@ func (m *goMutator) call(e *ast.CallExpr) {
 	}
 }
 
+// levels are the methods of a logger.
+var levels = map[string]bool{"Debug": true, "Info": true, "Warn": true, "Error": true}
+
 // isText reports whether a call only makes words: nobody promises the order of their parts, or that
 // a line is logged.
 func (m *goMutator) isText(e *ast.CallExpr) bool {
-	name := m.source(e.Fun)
-	return strings.HasPrefix(name, "fmt.") || strings.Contains(name, "Logger.") || strings.Contains(name, "log.")
+	names := strings.Split(m.source(e.Fun), ".")
+	method := names[len(names)-1]
+	isLogger := func(name string) bool { return name == "Logger" || name == "log" }
+	return names[0] == "fmt" || levels[method] && slices.ContainsFunc(names, isLogger)
 }
 
 // unwrap passes a value on as it came, where a function caps, cleans or copies it.
