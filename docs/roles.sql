@@ -74,7 +74,7 @@ begin
     ('onlyonce_app',      'done',           'select, insert, update, delete'), -- a replay's end takes over what it interrupted
     ('onlyonce_app',      'attempts',       'select, insert, update, delete'),
     ('onlyonce_app',      'inbox',          'select, insert'),
-    ('onlyonce_app',      'parked',         'select, insert, update (state, reason, error, attempts, next_attempt_at, first_attempt_at, settled_at, order_key)'), -- tries parked messages again
+    ('onlyonce_app',      'parked',         'select, insert, update (state, reason, error, attempts, next_attempt_at, first_attempt_at, open, settled_at, order_key)'), -- tries parked messages again
     ('onlyonce_app',      'batches',        'select, insert'),
     ('onlyonce_app',      'outbox_log',     'select'),
     ('onlyonce_app',      'call_keys',      'select'),                         -- onlyonce.index_calls writes both, with its owner's rights
@@ -137,7 +137,7 @@ begin
     ('onlyonce_relay',    'segments',       'select'),
     ('onlyonce_relay',    'watched',        'select'),
     ('onlyonce_relay',    'retentions',     'select'),                         -- as of onlyonce_app
-    ('onlyonce_relay',    'parked',         'select, insert, update (state, reason, error, attempts, next_attempt_at, first_attempt_at, settled_at, order_key, lane, picks, waits_for, waits_since,
+    ('onlyonce_relay',    'parked',         'select, insert, update (state, reason, error, attempts, next_attempt_at, first_attempt_at, open, settled_at, order_key, lane, picks, waits_for, waits_since,
                                              response_status, response_headers, response_body)'), -- tries calls again
 
     ('onlyonce_rotator',  'leases',         'select, insert, update'),

@@ -27,7 +27,7 @@ select o.endpoint, (select extract(epoch from clock_timestamp() - w.seen_at)::fl
 // whole table of failures, without bodies.
 const triedSQL = `
 select id, sink, extract(epoch from clock_timestamp() - first_attempt_at)::float8 as age
-  from onlyonce.parked where id > 0 and kind = 'call' and settled_at is null and first_attempt_at is not null order by first_attempt_at limit 1`
+  from onlyonce.parked where id > 0 and kind = 'call' and settled_at is null and open order by first_attempt_at limit 1`
 
 // rotatorSQL counts the processes that hold the lease to rotate a ring. In: name of its lease. By
 // the unique index.

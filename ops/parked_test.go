@@ -158,10 +158,10 @@ func TestO6DecisionsAboutEachCall(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
 	const insert = `
-insert into onlyonce.parked (kind, state, reason, attempts, scope, key, sink, lane, partition, "offset", row_id, call_name, method, target, body, first_attempt_at, response_status)
-values ('call', $1, $2, 3, 'shop', gen_random_uuid(), 'payments', 0, 0, $4::bigint, $4::bigint, 'charge', 'POST', '/', '', case when $3::boolean then clock_timestamp() end,
+insert into onlyonce.parked (kind, state, reason, attempts, scope, key, sink, lane, partition, "offset", row_id, call_name, method, target, body, first_attempt_at, open, response_status)
+values ('call', $1, $2, 3, 'shop', gen_random_uuid(), 'payments', 0, 0, $4::bigint, $4::bigint, 'charge', 'POST', '/', '', case when $3::boolean then clock_timestamp() end, $3::boolean,
         case when $2 = 'completion' then 201 end) returning id`
-	const known = `select state, reason, settled_at is null and response_status is null and (first_attempt_at is not null or state = 'reconcile') from onlyonce.parked where id = $1`
+	const known = `select state, reason, settled_at is null and response_status is null and (open or state = 'reconcile') from onlyonce.parked where id = $1`
 	inputs := map[parked.Decision]ops.ParkedInput{
 		parked.SendAgain: {}, parked.VerifiedApplied: {VerifiedApplied: true}, parked.VerifiedNotApplied: {VerifiedNotApplied: true},
 		parked.AnotherKey: {NewKey: true}, parked.AnotherKeyVerified: {NewKey: true, VerifiedNotApplied: true}, parked.GiveUp: {},
@@ -207,8 +207,8 @@ func TestO6NewKeyOfAnOpenCall(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
 	pgtest.Exec(t, pool, `
-insert into onlyonce.parked (kind, state, reason, attempts, scope, key, sink, lane, partition, "offset", row_id, call_name, method, target, body, first_attempt_at)
-select 'call', 'waiting', 'rejected', 3, 'shop', gen_random_uuid(), 'payments', 0, 0, n, n, 'charge', 'POST', '/', '', case when n <= 2 then clock_timestamp() end
+insert into onlyonce.parked (kind, state, reason, attempts, scope, key, sink, lane, partition, "offset", row_id, call_name, method, target, body, first_attempt_at, open)
+select 'call', 'waiting', 'rejected', 3, 'shop', gen_random_uuid(), 'payments', 0, 0, n, n, 'charge', 'POST', '/', '', case when n <= 2 then clock_timestamp() end, n <= 2
   from generate_series(1, 5) n`)
 	filter := ops.ParkedFilter{Kind: "call", Sink: "payments"}
 	for _, c := range []struct {

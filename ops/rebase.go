@@ -159,8 +159,9 @@ const rebaseRequestsSQL = `update onlyonce.http_records set calls_xid = null whe
 // lost. In: sink (null: any).
 const rebaseParkedSQL = `
 update onlyonce.parked p
-   set first_attempt_at = case when p.reason = 'scheduled' then greatest(p.parked_at, p.next_attempt_at, p.waits_since) else p.parked_at end
- where p.id > 0 and p.kind = 'call' and p.settled_at is null and p.first_attempt_at is null and p.row_id is not null and ($1::text is null or p.sink = $1)
+   set first_attempt_at = least(p.first_attempt_at, case when p.reason = 'scheduled' then greatest(p.parked_at, p.next_attempt_at, p.waits_since) else p.parked_at end),
+       open = true
+ where p.id > 0 and p.kind = 'call' and p.settled_at is null and not p.open and p.row_id is not null and ($1::text is null or p.sink = $1)
    and not (p.reason = 'scheduled' and p.next_attempt_at > clock_timestamp())`
 
 // fenceLanesSQL fences out the relays that work on the lanes: their running work fails. In: sink

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"time"
 
@@ -55,7 +56,8 @@ type callHistory struct {
 	notBeforeIn time.Duration // until it may be made; not positive: now
 	waited      time.Duration // since it was enqueued
 	mayBeCalled bool          // a call may have been made before
-	opensWindow bool          // no earlier attempt is open: its key's window begins with this one
+	noneOpen    bool          // no earlier attempt is open
+	unseen      bool          // no earlier attempt can have reached the remote: its key's window has not begun
 }
 
 // attemptResult is how an attempt ended.
@@ -88,7 +90,7 @@ type disposition struct {
 	lastError     string        // error that the row keeps
 	due           bool          // it becomes due by itself
 	delay         time.Duration // after that long
-	open          bool          // the remote may have applied the call: its key's window counts on
+	open          bool          // the remote may have applied the call
 	uncounted     bool          // the attempt is not counted
 	answer        *Response     // kept in the row
 }
@@ -110,16 +112,30 @@ func (a *callAttempt) known() parked.KnownCall {
 	if a.reconciling {
 		return parked.KnownCall{State: parked.Reconcile, Open: true}
 	}
-	return parked.KnownCall{Open: !a.opensWindow}
+	return parked.KnownCall{Open: !a.noneOpen}
 }
 
 // answered is what the attempt has shown.
 func (a *callAttempt) answered() outcome.Answer {
 	answer := a.result.Outcome.answer()
-	if !a.mayHaveLeft && answer.Applied == outcome.MayBeApplied {
+	if !a.mayHaveReached() && answer.Applied == outcome.MayBeApplied {
 		answer.Applied = outcome.NotApplied
 	}
 	return answer
+}
+
+// mayHaveReached reports whether the remote may know the key by the attempt, which has returned or
+// was not made.
+func (a *callAttempt) mayHaveReached() bool {
+	return a.mayHaveLeft && !a.result.Unseen && !errors.Is(a.result.Err, ErrNotStarted)
+}
+
+// leavesUnseen reports whether no attempt under the key can have reached the remote, so that the
+// key's window has not begun. It has begun for a remote that refuses an attempt and remembers its
+// key, too (O6).
+func (a *callAttempt) leavesUnseen() bool {
+	underWay := a.state == attemptUnderWay // mayHaveLeft and result are its goroutine's then
+	return a.unseen && !underWay && !a.mayHaveReached()
 }
 
 // completing reports whether the remote has accepted the call, so that no further call is made.
@@ -137,9 +153,15 @@ const (
 	attemptReturned
 )
 
-// boundBy sets until when the call may start, so that it would end within the key's window.
+// boundBy sets until when the call may start, so that it would end within the key's window. If no
+// attempt is open, the remote has nothing to apply a second time, however old the key is. The age
+// decides about the next one.
 func (a *callAttempt) boundBy(window time.Duration) {
-	if window != Forever {
+	switch {
+	case window == Forever:
+	case a.noneOpen && a.parked != 0:
+		a.notAfter = a.readAt.Add(window)
+	default:
 		a.notAfter = a.readAt.Add(window - a.age)
 	}
 }

@@ -40,7 +40,8 @@ func newChunk(lane *heldLane, rows []*callAttempt, readAt time.Time, mayBeCalled
 		a.keyParked = a.keyParked || a.order != nil && slices.Contains(keysUnderWay, *a.order)
 		a.Sink, a.Attempt, a.readAt = lane.sink.name, 1, readAt
 		a.mayBeCalled = a.mayBeCalled || i < mayBeCalled
-		a.opensWindow = !a.mayBeCalled
+		a.noneOpen = !a.mayBeCalled
+		a.unseen = !a.mayBeCalled
 		a.boundBy(window)
 	}
 	c.skipRows()

@@ -25,13 +25,13 @@ func (s *relaySink) dispositionOf(a *callAttempt) disposition {
 func (s *relaySink) decide(a *callAttempt) disposition {
 	switch a.state {
 	case attemptBlocked:
-		return disposition{state: parked.Blocked, reason: parked.Behind, open: !a.opensWindow}
+		return disposition{state: parked.Blocked, reason: parked.Behind, open: !a.noneOpen}
 	case attemptScheduled:
-		return disposition{state: parked.Retrying, reason: parked.Scheduled, open: !a.opensWindow, due: true, delay: a.notBeforeIn - time.Since(a.readAt)}
+		return disposition{state: parked.Retrying, reason: parked.Scheduled, open: !a.noneOpen, due: true, delay: a.notBeforeIn - time.Since(a.readAt)}
 	case attemptRated: // never by its due time, but when the rate has a permit for it
-		return disposition{state: parked.Retrying, reason: parked.Rate, open: !a.opensWindow, uncounted: true}
+		return disposition{state: parked.Retrying, reason: parked.Rate, open: !a.noneOpen, uncounted: true}
 	case attemptWaiting:
-		d := disposition{state: parked.Retrying, reason: parked.Cut, open: !a.opensWindow, due: true, uncounted: true}
+		d := disposition{state: parked.Retrying, reason: parked.Cut, open: !a.noneOpen, due: true, uncounted: true}
 		if a.parked != 0 { // it was picked, and the sink took no more calls then: its reason stays
 			d.reason = ""
 			d.delay = s.cfg.PollInterval
@@ -117,12 +117,6 @@ func (s *relaySink) decideReconciled(a *callAttempt) disposition {
 		return disposition{settlement: settledDelivered, state: next.State}
 	}
 	return disposition{settlement: settledRetry, state: next.State, reason: next.Reason, due: true}
-}
-
-// closed reports whether no attempt at the call is open, so that its key's window has not begun. Of
-// an accepted call it keeps counting: calls that RelayConfig.Complete enqueues are as old (O6).
-func (d *disposition) closed() bool {
-	return !d.open && d.state != parked.Resolved && d.reason != parked.Completion
 }
 
 // answerColumns returns the answer as the row keeps it.

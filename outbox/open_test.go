@@ -9,13 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 )
 
 // openCall shows the parked call: its state, its reason, and whether the remote may have applied
 // it.
-const openCall = `select concat_ws(' ', state, reason, case when first_attempt_at is null then 'closed' else 'open' end) from onlyonce.parked`
+const openCall = `select concat_ws(' ', state, reason, case when open then 'open' else 'closed' end) from onlyonce.parked`
 
 // O6: a relay dies while its call is under way. The next one sends the call again, and that attempt
 // is refused: the first one stays open, whether it came from the log or from the parked table, and
@@ -128,6 +129,75 @@ func TestO6PostponedInALostHistory(t *testing.T) {
 	}
 }
 
+// O6: a remote may know a key by an attempt that it has refused, and forget it a window after that.
+// A call of which no attempt is open is made however old its key is; if that attempt stays without
+// an answer, no other follows. What the remote cannot have seen begins no window.
+func TestO6AgeOfAKeyCountsFromARefusedAttempt(t *testing.T) {
+	t.Parallel()
+	refused := outbox.Result{Outcome: outbox.Postponed, Reason: "status 429", RetryAfter: time.Hour}
+	unseen := refused
+	unseen.Unseen = true
+	rejected := outbox.Result{Outcome: outbox.Rejected, Reason: "status 422"}
+	notStarted := outbox.Failure("no time", outbox.ErrNotStarted)
+	notStarted.RetryAfter = time.Hour
+	for name, c := range map[string]struct {
+		first   []outbox.Result
+		newKey  bool
+		want    string
+		calls   int
+		counted int // 0: not compared
+	}{
+		"postponed":                         {first: []outbox.Result{refused}, want: "reconcile window", calls: 2, counted: 2},
+		"postponed, and then unseen":        {first: []outbox.Result{refused, unseen}, want: "reconcile window", calls: 3},
+		"postponed, and then not started":   {first: []outbox.Result{refused, notStarted}, want: "reconcile window", calls: 3},
+		"unseen, and then postponed":        {first: []outbox.Result{unseen, refused}, want: "reconcile window", calls: 3},
+		"rejected, and redriven":            {first: []outbox.Result{rejected}, want: "reconcile window", calls: 2},
+		"rejected, and then postponed":      {first: []outbox.Result{rejected, refused}, want: "reconcile window", calls: 3},
+		"rejected, and sent by another key": {first: []outbox.Result{rejected}, newKey: true, want: "resolved", calls: 3},
+		"unseen":                            {first: []outbox.Result{unseen}, want: "resolved", calls: 3},
+		"not started":                       {first: []outbox.Result{notStarted}, want: "resolved", calls: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			var n atomic.Int32
+			sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+				switch i := int(n.Add(1)); {
+				case i <= len(c.first):
+					return c.first[i-1]
+				case i == len(c.first)+1:
+					return outbox.Failure("no answer", nil)
+				}
+				return outbox.Result{Outcome: outbox.Delivered}
+			})
+			r.enqueue(charge("1"))
+			x := r.start(testConfig(sink))
+			for i := range c.first {
+				until(t, "the refusal is settled", func() bool {
+					return int(n.Load()) == i+1 && one[int](r, `select count(*) from onlyonce.parked where not open and coalesce(next_attempt_at > clock_timestamp() + interval '30 minutes', true)`) == 1
+				})
+				if i == 0 {
+					r.exec(`update onlyonce.parked set parked_at = parked_at - interval '30 hours', record_time = record_time - interval '30 hours'`)
+				}
+				r.exec(`update onlyonce.parked set first_attempt_at = first_attempt_at - interval '30 hours' where first_attempt_at > clock_timestamp() - interval '1 hour'`)
+				if i < len(c.first)-1 || c.first[i].Outcome != outbox.Rejected {
+					r.exec(`update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp()`)
+				} else if err := r.redrive(ops.ParkedInput{NewKey: c.newKey}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r.states("delivered", "reconcile")
+			x.stop()
+			got := one[string](r, `select state || case when state = 'reconcile' then ' ' || reason else '' end from onlyonce.parked`)
+			if attempts := one[int](r, `select attempts from onlyonce.parked`); c.counted > 0 && attempts != c.counted {
+				t.Errorf("%d attempts count, want %d", attempts, c.counted)
+			}
+			if got != c.want || len(sink.calls()) != c.calls {
+				t.Errorf("%s after %d calls, want %s after %d", got, len(sink.calls()), c.want, c.calls)
+			}
+		})
+	}
+}
+
 // O6: an outage that is longer than the key's window ends no call that has never left.
 func TestO6CallThatNeverLeftOutlivesItsWindow(t *testing.T) {
 	t.Parallel()
@@ -179,7 +249,7 @@ func TestO14ExpiredCredentialsHoldTheirTenant(t *testing.T) {
 		return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) == 1 && one[int](r, `select count(*) from onlyonce.calls where state = 'waiting'`) == 1
 	})
 	until(t, "acme has tried several times", func() bool { return len(m.calls()) > 8 })
-	if n := one[int](r, `select count(*) from onlyonce.parked where tenant = 'acme' and state = 'retrying' and first_attempt_at is null or tenant = 'acme' and next_attempt_at > clock_timestamp()`); n != 2 {
+	if n := one[int](r, `select count(*) from onlyonce.parked where tenant = 'acme' and state = 'retrying' and not open or tenant = 'acme' and next_attempt_at > clock_timestamp()`); n != 2 {
 		t.Errorf("%d of acme's calls wait without an open attempt", n)
 	}
 	renewed.Store(true)

@@ -157,8 +157,8 @@ func TestO6OpenCallGoesOn(t *testing.T) {
 	}
 }
 
-// O6: a call whose only attempt was refused is not open. Its window has not begun, so it may be
-// sent later, and under a new key.
+// O6: a call whose only attempt was refused is not open, so it may be sent later, and under a new
+// key.
 func TestO6RejectedAtOnceIsNotOpen(t *testing.T) {
 	t.Parallel()
 	for _, newKey := range []bool{false, true} {
@@ -173,8 +173,8 @@ func TestO6RejectedAtOnceIsNotOpen(t *testing.T) {
 		r.start(testConfig(sink))
 		r.enqueue(charge("1"))
 		r.states("waiting")
-		if !one[bool](r, `select first_attempt_at is null from onlyonce.parked`) {
-			t.Error("the window of a call that was refused counts")
+		if one[bool](r, `select open from onlyonce.parked`) {
+			t.Error("a call that was refused counts as open")
 		}
 		r.exec(`update onlyonce.parked set parked_at = parked_at - interval '48 hours'`)
 		if err := r.redrive(ops.ParkedInput{VerifiedNotApplied: true}); err == nil {
@@ -235,7 +235,7 @@ func TestO6AnswerThatOurLayerHasNotKept(t *testing.T) {
 			r.start(testConfig(sink))
 			r.enqueue(charge("1"))
 			r.states("delivered", "waiting", "reconcile")
-			got := one[string](r, `select state || case when state = 'resolved' then '' when first_attempt_at is null then ', not open' else ', open' end from onlyonce.parked`)
+			got := one[string](r, `select state || case when state = 'resolved' then '' when open then ', open' else ', not open' end from onlyonce.parked`)
 			if got = fmt.Sprintf("%s, %d charges", got, one[int](r, `select count(*) from charges`)); got != c.want {
 				t.Errorf("%s, want %s", got, c.want)
 			}

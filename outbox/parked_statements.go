@@ -34,6 +34,12 @@ const firstOfKey = `(p.order_key is null or not exists (
                 select 1 from onlyonce.parked f
                  where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset") offset 0))`
 
+// attemptMayBeLost is a condition on a parked call of which no attempt is open here: the database
+// has lost a history since it was parked, in which one may have been (O6).
+func attemptMayBeLost(row string) string {
+	return `(not ` + row + `.open and ` + row + `.reason <> 'failed' and coalesce(` + row + `.parked_at < (select history from t), false))`
+}
+
 // pickSQL picks parked calls that are due, and calls that wait for a rate for which there are
 // permits, the longest waiting first, and journals their attempts. Out: a row each, in no order. By
 // the indexes parked_calls_due and parked_waits; the clock is read once, in a subselect, because a
@@ -50,16 +56,16 @@ const firstOfKey = `(p.order_key is null or not exists (
 //	@tenants, @prefixes    that have a rate: none of their due calls is picked
 //	@each                  whether each tenant has one
 //
-// If a call's window has passed, it is returned too, without an attempt: its age keeps it from
-// being made, and it is left for reconciliation. A call that has been accepted and waits for its
+// If the window of an open call has passed, it is returned too, without an attempt: its age keeps
+// it from being made, and it is left for reconciliation. A call that has been accepted and waits for its
 // completion is not called any more. A call is not picked if an earlier call of its ordering key is
 // unsettled. A call that waited for a rate keeps that rate's name and its place until it is
 // settled: it may turn out to count for another one by now, and then waits for that.
 //
 // The age of a call of which no attempt is open here counts from when it was parked, if the
 // database has lost a history since in which one may have been (O6), unless a person has closed it
-// (reason failed). Whether the attempt opens the call's window is asked of the row as it was: a
-// subselect in RETURNING sees the statement's snapshot. RelayConfig.Backoff.Max is a day at most.
+// (reason failed). Whether an earlier attempt is open, and whether one can have reached the remote,
+// is asked of the row as it was: a subselect in RETURNING sees the statement's snapshot. RelayConfig.Backoff.Max is a day at most.
 // So a due time more than two days ahead was written while the clock was ahead, unless the program
 // scheduled the call: it counts as past (T9).
 //
@@ -72,12 +78,12 @@ with t as materialized (
             from onlyonce.lanes a where a.sink = @sink and a.lane = @lane) as history)
 update onlyonce.parked o
    set picks = o.picks + 1,
-       attempts = o.attempts + case when o.state = 'reconcile' or o.response_status is null and o.first_attempt_at <= (select late from t) - @start_window::interval then 0 else 1 end,
+       attempts = o.attempts + case when o.state = 'reconcile' or o.response_status is null and o.open and o.first_attempt_at <= (select late from t) - @start_window::interval then 0 else 1 end,
        first_attempt_at = case when o.state = 'reconcile' or o.response_status is not null then o.first_attempt_at
-                               else coalesce(o.first_attempt_at,
-                                 case when o.reason <> 'failed' and o.parked_at < (select history from t)
-                                      then case o.reason when 'scheduled' then greatest(o.parked_at, o.next_attempt_at, o.waits_since) else o.parked_at end end,
-                                 greatest(clock_timestamp(), (select late from t))) end,
+                               when ` + attemptMayBeLost("o") + ` then least(o.first_attempt_at,
+                                      case o.reason when 'scheduled' then greatest(o.parked_at, o.next_attempt_at, o.waits_since) else o.parked_at end)
+                               else coalesce(o.first_attempt_at, greatest(clock_timestamp(), (select late from t))) end,
+       open = o.open or o.state <> 'reconcile' and o.response_status is null,
        next_attempt_at = clock_timestamp() + @lease_ttl::interval
  where o.id = any (array(select c.id from (
          select d.* from (` + dueRanges + `) r cross join lateral (
@@ -101,7 +107,8 @@ update onlyonce.parked o
         or o.next_attempt_at is null and o.waits_for is not null)
 returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, coalesce(o.order_prefix, 0), o.tenant, o.scope, o.call_name, o.method, o.target,
           onlyonce.header_lines(o.header_names, o.header_values), coalesce(o.trace, ''), o.body, o.capture, o.sealed, coalesce(o.first_key, o.key),
-          (select b.first_attempt_at is null from onlyonce.parked b where b.id = o.id) and o.first_attempt_at >= (select late from t),
+          (select not (b.open or ` + attemptMayBeLost("b") + `) from onlyonce.parked b where b.id = o.id),
+          (select b.first_attempt_at is null and not ` + attemptMayBeLost("b") + ` from onlyonce.parked b where b.id = o.id),
           o.attempts, o.picks, o.state, case when o.first_attempt_at > (select late from t) + interval '1 minute' ` + ageUnknown + `
                else coalesce((extract(epoch from greatest(clock_timestamp(), (select late from t)) - o.first_attempt_at) * 1000000)::bigint, 0) end,
           (extract(epoch from clock_timestamp() - coalesce(o.record_time, o.parked_at)) * 1000000)::bigint,
@@ -199,7 +206,8 @@ func (e *endings) queue(b *pgx.Batch, s *statement, passOn bool, args pgx.NamedA
 //	@keys        the calls' keys
 //	@picks       the numbers of the picks
 //	@asked       whether the attempt asked what became of the call
-//	@fresh       whether no attempt is open: the key's window has not begun
+//	@open        whether an attempt is open
+//	@unseen      whether no attempt can have reached the remote: the key's window has not begun
 //	@none        whether no attempt was made: it is not counted then
 //
 // Rows that an operator has changed meanwhile stay as they are. By the index parked_key, for which
@@ -220,14 +228,14 @@ update onlyonce.parked p
        waits_for = nullif(s.waits_for, ''), waits_since = case when s.waits_for <> '' then coalesce(p.waits_since, p.parked_at) end,
        attempts = p.attempts - case when s.none then 1 else 0 end,
        next_attempt_at = clock_timestamp() + s.delay * interval '1 microsecond',
-       first_attempt_at = case when s.fresh then null else p.first_attempt_at end,
+       first_attempt_at = case when s.unseen then null else p.first_attempt_at end, open = s.open,
        settled_at = case when s.state = 'resolved' then onlyonce.steady_clock() end,
        order_key = case when @pass_on and s.state in ('waiting', 'reconcile') then null else p.order_key end,
        response_status = coalesce(s.status, p.response_status), response_headers = coalesce(s.response_headers, p.response_headers),
        response_body = coalesce(s.response_body, p.response_body)
-  from unnest(@ids::bigint[], @rows::bigint[], @keys::uuid[], @picks::int[], @asked::boolean[], @fresh::boolean[], @none::boolean[],
+  from unnest(@ids::bigint[], @rows::bigint[], @keys::uuid[], @picks::int[], @asked::boolean[], @open::boolean[], @unseen::boolean[], @none::boolean[],
               ` + endingArrays + `)
-       as s(id, row_id, key, pick, asked, fresh, none, ` + endingColumns + `)
+       as s(id, row_id, key, pick, asked, open, unseen, none, ` + endingColumns + `)
  where p.key = any (@keys::uuid[]) and (p.id = s.id or s.id = 0 and p.row_id = s.row_id) and p.kind = 'call' and p.key = s.key
    and p.state = case when s.asked then 'reconcile' else 'retrying' end and p.picks = s.pick`)
 
@@ -237,7 +245,8 @@ update onlyonce.parked p
 //	@ids             ids in the log
 //	@xids, @batches  the transactions and ids of their batches
 //	@attempts        how many were made
-//	@called          whether an attempt is open: the key's window has begun
+//	@open            whether an attempt is open
+//	@seen            whether an attempt can have reached the remote: the key's window has begun
 //
 // By the index batches_new, each batch once. It copies from the log and not from the relay's
 // memory, where a sealed body is open.
@@ -253,12 +262,12 @@ update onlyonce.parked p
 // not see each other's calls: then both are tried again, under one key (O1).
 var parkSQL = newStatement(`
 insert into onlyonce.parked (kind, state, reason, error, attempts, picks, tenant, scope, key, order_key, order_prefix, sink, lane, partition, row_id, "offset", call_name, method,
-                             target, header_names, header_values, body, trace, capture, sealed, not_before, next_attempt_at, first_attempt_at, record_time,
+                             target, header_names, header_values, body, trace, capture, sealed, not_before, next_attempt_at, first_attempt_at, open, record_time,
                              response_status, response_headers, response_body, waits_for, waits_since)
 with d as materialized (
-  select * from unnest(@ids::bigint[], @xids::text[]::xid8[], @batches::bigint[], @attempts::int[], @called::boolean[],
+  select * from unnest(@ids::bigint[], @xids::text[]::xid8[], @batches::bigint[], @attempts::int[], @open::boolean[], @seen::boolean[],
                        ` + endingArrays + `)
-    as d(id, xid, batch, attempts, called, ` + endingColumns + `)),
+    as d(id, xid, batch, attempts, open, seen, ` + endingColumns + `)),
 b as materialized (select distinct xid, batch from d),
 r as materialized (
   select r.*, row_number() over (partition by r.key order by r.id) as nth
@@ -278,7 +287,7 @@ select 'call', case when k.other is null then d.state else 'waiting' end, case w
        array(select convert_to(split_part(l, ': ', 1), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
        array(select convert_to(substr(l, strpos(l, ': ') + 2), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
        r.body, r.trace, r.capture, r.sealed, r.not_before, case when k.other is null then clock_timestamp() + d.delay * interval '1 microsecond' end,
-       case when d.called then ` + firstCallTime + ` end, r.created_at,
+       case when d.seen then ` + firstCallTime + ` end, d.open, r.created_at,
        d.status, d.response_headers, d.response_body, case when k.other is null then nullif(d.waits_for, '') end,
        case when k.other is null and d.waits_for <> '' then clock_timestamp() end
   from r
@@ -297,11 +306,12 @@ const allParkedSQL = `select onlyonce.all_parked($1)`
 // settled its own.
 func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 	var (
-		e                  endings
-		ids, rows          []int64
-		keys               []uuid.UUID
-		picks              []int32
-		asked, fresh, none []bool
+		e            endings
+		ids, rows    []int64
+		keys         []uuid.UUID
+		picks        []int32
+		asked, none  []bool
+		open, unseen []bool
 	)
 	for _, a := range done {
 		d := sink.dispositionOf(a)
@@ -311,10 +321,10 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 		e.add(a, d)
 		ids, rows, keys, picks = append(ids, a.parked), append(rows, a.ID), append(keys, a.key), append(picks, a.pick)
 		asked, none = append(asked, a.reconciling), append(none, (a.unopened || d.uncounted) && !a.reconciling) // asking is never counted
-		fresh = append(fresh, d.closed())
+		open, unseen = append(open, d.open), append(unseen, a.leavesUnseen())
 	}
 	if len(ids) > 0 {
-		e.queue(b, settleSQL, sink.cfg.PassOn, pgx.NamedArgs{"ids": ids, "rows": rows, "keys": pgUUIDs(keys), "picks": picks, "asked": asked, "fresh": fresh, "none": none})
+		e.queue(b, settleSQL, sink.cfg.PassOn, pgx.NamedArgs{"ids": ids, "rows": rows, "keys": pgUUIDs(keys), "picks": picks, "asked": asked, "open": open, "unseen": unseen, "none": none})
 	}
 }
 
@@ -325,7 +335,7 @@ func queueParking(b *pgx.Batch, lane *heldLane, toPark []*callAttempt) {
 		ids, batches []int64
 		xids         []string
 		attempts     []int32
-		called       []bool
+		open, seen   []bool
 	)
 	for _, a := range toPark {
 		d := lane.sink.dispositionOf(a)
@@ -336,11 +346,12 @@ func queueParking(b *pgx.Batch, lane *heldLane, toPark []*callAttempt) {
 			made = 1
 		}
 		ids, xids, batches = append(ids, a.ID), append(xids, a.batch.xid), append(batches, a.batch.id)
-		attempts, called = append(attempts, made), append(called, !d.closed())
+		attempts = append(attempts, made)
+		open, seen = append(open, d.open), append(seen, !a.leavesUnseen())
 	}
 	if len(ids) > 0 {
 		e.queue(b, parkSQL, lane.sink.cfg.PassOn, pgx.NamedArgs{
-			"sink": lane.sink.name, "lane": lane.number, "ids": ids, "xids": xids, "batches": batches, "attempts": attempts, "called": called,
+			"sink": lane.sink.name, "lane": lane.number, "ids": ids, "xids": xids, "batches": batches, "attempts": attempts, "open": open, "seen": seen,
 		})
 	}
 }

@@ -151,8 +151,7 @@ const (
 	// call is parked, and waits for an operator, who learns whether an earlier attempt is open.
 	Rejected
 	// Postponed: this attempt was not applied, for example because there was no connection. The
-	// call is sent again. If no earlier attempt is open, its key's window has not begun. The
-	// attempt is counted, so that the call waits longer each time, unless it was not even started:
+	// call is sent again, however old its key is, if no earlier attempt is open. The attempt is counted, so that the call waits longer each time, unless it was not even started:
 	// its error wraps [ErrNotStarted] then.
 	Postponed
 	// Never: the remote remembers the key, and has answered that it has applied no attempt under it
@@ -220,6 +219,10 @@ type Result struct {
 	// HoldReason says to operators why the calls that Holds selects wait, in a few words, without
 	// payloads and secrets. Empty means that the remote asked for it.
 	HoldReason string
+	// Unseen means that whoever remembers the keys cannot know the call's by this attempt, so that
+	// the key's window does not begin with it: no byte has left, or a broker that remembers no keys
+	// has refused it. An error that wraps [ErrNotStarted] says so too. Defaults to false.
+	Unseen bool
 	// Holds selects the other calls that wait for RetryAfter too, in all relays. Unless it is
 	// HoldsCall, the attempt is not counted. Defaults to HoldsCall (K6).
 	Holds Holds

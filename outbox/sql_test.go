@@ -45,13 +45,13 @@ var hot = map[string]struct {
 	"first batches": {`%lane, 0, 0, 0, 1000, 64`, []string{"batches_%d_sink_lane_xid_id_idx"}},
 	"collect":       {`%lane, 0, 7, 1, 1000`, []string{"batches_%d_sink_lane_xid_id_idx"}},
 	"fetch":         {`%lane, 0, '{"(0,1)","(0,2)"}'`, nil},
-	"park": {`'{1}', '{700}', '{1}', '{1}', '{t}', '{retrying}', '{failed}', '{no}', '{1}', '{null}', '{null}', '{null}', '{f}', 'payments', 0, false`,
+	"park": {`'{1}', '{700}', '{1}', '{1}', '{t}', '{t}', '{retrying}', '{failed}', '{no}', '{1}', '{null}', '{null}', '{null}', '{f}', 'payments', 0, false`,
 		[]string{"batches_%d_sink_lane_xid_id_idx", "parked_calls_key", "parked_first_key"}},
 	"pick":      {`'payments', 0, '23 hours', '30 seconds', '{acme}', '{17}', false, 8, '{}', '{}', '{}', true, '{tenant acme,key a:}', '{2,1}'`, []string{"parked_calls_due", "parked_pkey", "parked_waits"}},
 	"set aside": {`'{17}', '{key a:}', 'payments', 0, '{acme}', true, '{}', '{}'`, []string{"parked_calls_due", "parked_pkey"}},
 	"waiting":   {`'payments', '', -1`, []string{"parked_waits"}},
 	"next":      {`'payments', 0, '{}', '{}', '{}', true`, []string{"parked_calls_due"}},
-	"settle":    {`false, '{1,3}', '{1,2}', array[gen_random_uuid(), gen_random_uuid()], '{1,1}', '{false,true}', '{false,false}', '{false,false}', '{retrying,waiting}', '{failed,rejected}', '{a,b}', '{1000,null}', '{null,null}', '{null,null}', '{null,null}', '{"",key a:}'`, []string{"parked_key"}},
+	"settle":    {`false, '{1,3}', '{1,2}', array[gen_random_uuid(), gen_random_uuid()], '{1,1}', '{false,true}', '{false,false}', '{false,false}', '{false,false}', '{retrying,waiting}', '{failed,rejected}', '{a,b}', '{1000,null}', '{null,null}', '{null,null}', '{null,null}', '{"",key a:}'`, []string{"parked_key"}},
 	"purge":     {`'payments', '7 days', 1000, '1 day'`, []string{"parked_settled", "parked_pkey"}},
 }
 

@@ -255,7 +255,7 @@ func TestO6SettlementThatComesLate(t *testing.T) {
 		t.Fatalf("attempt %d is under way, and the one before is %s: they must have one number", d.Attempt, first)
 	}
 	for _, late := range []string{"waiting", "retrying"} {
-		if _, err := r.pool.Exec(t.Context(), outbox.Statements["settle"], false, []int64{id}, []int64{0}, []string{key}, []int32{pick}, []bool{false}, []bool{true}, []bool{false},
+		if _, err := r.pool.Exec(t.Context(), outbox.Statements["settle"], false, []int64{id}, []int64{0}, []string{key}, []int32{pick}, []bool{false}, []bool{false}, []bool{false}, []bool{false},
 			[]string{late}, []string{"rejected"}, []string{"late"}, []*int64{nil}, []*int32{nil}, []*string{nil}, [][]byte{nil}, []string{""}); err != nil {
 			t.Fatal(err)
 		}

@@ -43,10 +43,10 @@ func (f *fixture) park(name, state, reason string) (id int64) {
 	f.t.Helper()
 	return one[int64](f, `
 		insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, partition, "offset", sink, lane, row_id, order_key, call_name,
-			method, target, header_names, header_values, body, next_attempt_at, first_attempt_at, response_headers, response_body)
+			method, target, header_names, header_values, body, next_attempt_at, first_attempt_at, open, response_headers, response_body)
 		select 'call', $2, $3, 'HTTP 422', 3, tenant, scope, key, lane, id, sink, lane, id, order_key, name, method, target, array['Content-Type'::bytea],
 			array['text/plain'::bytea], body, case when $2 = 'retrying' then clock_timestamp() + interval '1 hour' end,
-			case when $3 not in ('behind', 'rejected') then clock_timestamp() - interval '1 hour' end, 'X: y', 'private answer'
+			case when $3 not in ('behind', 'rejected') then clock_timestamp() - interval '1 hour' end, $3 not in ('behind', 'rejected'), 'X: y', 'private answer'
 		from onlyonce.outbox_log where name = $1 returning id`, name, state, reason)
 }
 

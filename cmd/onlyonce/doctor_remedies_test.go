@@ -89,7 +89,7 @@ func TestDoctorRemedies(t *testing.T) {
 		insert into onlyonce.pauses (scope, reason) values ('it''s', 'x');
 		insert into onlyonce.pauses (scope, topic, partition, reason) values ('stock', 'orders', 0, 'x');
 		insert into onlyonce.parked (kind, state, reason, scope) values ('message', 'waiting', 'exhausted', 's'), ('event', 'waiting', 'stale', 's');
-		insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values ('call', 'reconcile', 'window', 's', 'p', now() - interval '8 days'), ('call', 'waiting', 'rejected', 's', 'p', null);
+		insert into onlyonce.parked (kind, state, reason, scope, sink, open, first_attempt_at) values ('call', 'reconcile', 'window', 's', 'p', true, now() - interval '8 days'), ('call', 'waiting', 'rejected', 's', 'p', false, null);
 		insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'reconcile', '1 day');
 		insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep, abandoned_at) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'running', '1 day', now());
 		update onlyonce.rings set horizon = null where name = 'standard_keys'; ` + oldCurrent)

@@ -106,9 +106,10 @@ func watched(t *testing.T) *fixture {
 	f.populate()
 	f.calls()
 	f.exec(`update onlyonce.sinks set start_window = interval '1 hour', paused_at = case when name = 'mail' then clock_timestamp() end`)
-	f.exec(`insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values
-		('call', 'retrying', 'failed', 'stock', 'payments', clock_timestamp() - interval '50 minutes'),
-		('call', 'retrying', 'completion', 'stock', 'payments', clock_timestamp() - interval '2 hours')`)
+	f.exec(`insert into onlyonce.parked (kind, state, reason, scope, sink, open, first_attempt_at) values
+		('call', 'retrying', 'failed', 'stock', 'payments', true, clock_timestamp() - interval '50 minutes'),
+		('call', 'retrying', 'postponed', 'stock', 'payments', false, clock_timestamp() - interval '55 minutes'),
+		('call', 'retrying', 'completion', 'stock', 'payments', false, clock_timestamp() - interval '2 hours')`)
 	f.exec(`insert into onlyonce.frontiers select id, run, clock_timestamp() - interval '2 hours' from onlyonce.cursors`)
 	f.exec(`insert into onlyonce.owners (id, scope, host, pid, partitions, faults) values (gen_random_uuid(), 'stock', 'h1', 1,
 		'[{"topic": "orders", "partition": 0, "lag": 42, "halted": "truncated"}, {"topic": "orders", "partition": 1, "lag": 0}]',

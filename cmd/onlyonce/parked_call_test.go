@@ -30,20 +30,20 @@ func (f *fixture) discards(args ...string) result {
 func (f *fixture) call(id string) string {
 	f.t.Helper()
 	return one[string](f, `select state || case when next_attempt_at <= clock_timestamp() then ' due' when next_attempt_at is not null then ' later' else '' end
-		|| ' ' || attempts || case when first_attempt_at is null then ' unused' else ' used' end
+		|| ' ' || attempts || case when open then ' used' else ' unused' end
 		|| case when key = onlyonce.key('', 'payments', call_name) then ' own' else ' new' end || case when settled_at is not null then ' settled' else '' end
 		from onlyonce.parked where id = $1::bigint`, id)
 }
 
-// D5: a rejected call is sent again under its key, and the key's window starts anew, unless an
-// attempt is open (O6). A call that is being retried keeps what is known of it.
+// D5: a rejected call is sent again under its key, and an open one too, within the key's window (O6).
+// A call that is being retried keeps what is known of it.
 func TestD5RedriveCalls(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.lists("payments")
 	rejected, retrying := f.parks("rejected", "", "waiting", "rejected"), f.parks("retrying", "", "retrying", "failed")
 	open := f.parks("open", "", "waiting", "rejected")
-	f.exec(`update onlyonce.parked set first_attempt_at = clock_timestamp() where id = $1::bigint`, open)
+	f.exec(`update onlyonce.parked set first_attempt_at = clock_timestamp(), open = true where id = $1::bigint`, open)
 	r := f.redrives("-id", rejected).want(t, statusGood, "Redrive 1: each is sent again, under its key", "payments/rejected", "The relay of sink payments sends them")
 	t.Log("\n" + r.out)
 	f.redrives("-id", retrying).want(t, statusGood, "Done: 1 are due now")
@@ -148,7 +148,7 @@ func TestRedriveAndDiscardKeyedCalls(t *testing.T) {
 	if got := f.call(head) + ", " + f.call(next); got != "retrying due 0 unused own, blocked 3 unused own" {
 		t.Errorf("%s", got)
 	}
-	f.exec(`update onlyonce.parked set first_attempt_at = now() where id = $1::bigint`, head)
+	f.exec(`update onlyonce.parked set first_attempt_at = now(), open = true where id = $1::bigint`, head)
 	f.discards("-id", last).want(t, statusGood, "Done: 1 discarded")
 	r := f.discards("-id", head).want(t, statusGood, "Discard 1: they are not sent", "1 of them were called without a final answer", "Done: 1 discarded", "1 that they blocked are due now")
 	t.Log("\n" + r.out)

@@ -21,7 +21,7 @@ select k.name as sink, extract(epoch from k.start_window)::float8 as window_seco
        extract(epoch from min(p.first_attempt_at) + k.start_window - clock_timestamp())::float8 as left_seconds
   from onlyonce.sinks k
   left join onlyonce.parked p on p.id > 0 and p.sink = k.name and p.kind = 'call' and p.settled_at is null and p.state in ('retrying', 'blocked')
-        and p.reason <> 'completion' and p.first_attempt_at is not null
+        and p.reason <> 'completion' and p.open
  where k.start_window is not null
  group by k.name order by k.name`
 

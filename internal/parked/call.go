@@ -8,8 +8,7 @@ type KnownCall struct {
 	State, Reason string
 
 	// Open means that the remote may have applied the call: an attempt under its key may have left,
-	// and no final answer has followed. In the database: first_attempt_at, since when the key's
-	// window counts, is not null.
+	// and no final answer has followed. In the database: column open.
 	Open bool
 
 	// Accepted means that the remote has applied the call, and that its completion is left.
@@ -23,13 +22,11 @@ func CallOf(state, reason string, mayBeApplied bool) KnownCall {
 
 // CallOpen is KnownCall.Open of a row p of onlyonce.parked. A call in state reconcile is open,
 // whatever wrote its row.
-const CallOpen = `(p.kind = 'call' and p.settled_at is null and p.response_status is null and (p.first_attempt_at is not null or p.state = 'reconcile'))`
+const CallOpen = `(p.kind = 'call' and p.settled_at is null and p.response_status is null and (p.open or p.state = 'reconcile'))`
 
 // After returns what becomes of a call after an attempt (O6). tooLate means that no attempt was
 // made, because the remote may have forgotten the key: only an open call has one that it can
 // forget.
-//
-// Without an open attempt the key's window has not begun.
 func (c KnownCall) After(a outcome.Answer, tooLate bool) KnownCall {
 	if tooLate && c.Open {
 		return KnownCall{State: Reconcile, Reason: Window, Open: true}

@@ -104,9 +104,9 @@ select onlyonce.claim(e.keys, array_fill(0::bigint, array[cardinality(e.keys)]),
 // (null: its own), and whether an operator has verified that they were not applied. Under the lock
 // on the rows.
 //
-// [KnownCall.Decide] has allowed it. If an attempt is open, the key's window counts on, unless an
-// operator has verified that the call was not applied (O6). Such a row has reason failed from then
-// on: no attempt of a history that is lost counts any more.
+// [KnownCall.Decide] has allowed it. The key's window counts on: the remote may know the key. No
+// attempt is open any more if an operator has verified that the call was not applied (O6). Such a
+// row has reason failed from then on: no attempt of a history that is lost counts any more.
 //
 // The key that the call was enqueued under is kept: a message that is handled again asks for it
 // (O1), and a sealed body opens under no other one (O13).
@@ -116,7 +116,8 @@ const RedriveCallsSQL = `
 update onlyonce.parked p
    set ` + redriven + `,
        reason = case when $3::boolean then 'failed' else p.reason end,
-       first_attempt_at = case when $3::boolean then null else p.first_attempt_at end,
+       open = p.open and not $3::boolean,
+       first_attempt_at = case when u.key is null then p.first_attempt_at end,
        key = coalesce(u.key, p.key),
        first_key = case when u.key is not null then coalesce(p.first_key, p.key) else p.first_key end
   from unnest($1::bigint[], $2::uuid[]) as u(id, key)

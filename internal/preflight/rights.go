@@ -18,7 +18,7 @@ type Role struct {
 
 // settleColumns are the columns of onlyonce.parked that a process writes when it tries a row again.
 // The contents of a row are written once.
-var settleColumns = []string{"state", "reason", "error", "attempts", "next_attempt_at", "first_attempt_at", "settled_at", "order_key"}
+var settleColumns = []string{"state", "reason", "error", "attempts", "next_attempt_at", "first_attempt_at", "open", "settled_at", "order_key"}
 
 // withUpdates adds the right to update columns to rights on a table.
 func withUpdates(columns []string, rights ...string) []string {

@@ -523,6 +523,7 @@ create table onlyonce.parked (
   first_key        uuid,
   not_before       timestamptz,
   first_attempt_at timestamptz,
+  open             boolean not null default false,
   picks            integer not null default 0,
   order_prefix     bigint,
   waits_for        text collate "C",
@@ -548,7 +549,8 @@ comment on column onlyonce.parked.row_id           is 'Id of the call in the log
 comment on column onlyonce.parked.first_key        is 'Key that the call was enqueued under, if an operator has given it another one since: the call is recognised by it, and a sealed body opens under it. Null: the row''s key.';
 comment on column onlyonce.parked.record_time      is 'The record''s timestamp; of a call: when it was enqueued.';
 comment on column onlyonce.parked.not_before       is 'Of a call: when it may be made at the earliest, as the program has enqueued it. An operator who redrives it has it made at once.';
-comment on column onlyonce.parked.first_attempt_at is 'Of a call: since when an attempt is open, so that the remote may have applied it; written before that attempt is made. The remote''s key window counts from here. Null: none is open.';
+comment on column onlyonce.parked.first_attempt_at is 'Of a call: since when the remote may know its key, whatever it has answered; written before that attempt is made. The remote''s key window counts from here. Null: no attempt can have reached it.';
+comment on column onlyonce.parked.open             is 'Of a call: whether an attempt is open, so that the remote may have applied it; written before that attempt is made.';
 comment on column onlyonce.parked.picks            is 'How often a relay has picked the call. A settlement names the pick that it settles. Unlike attempts it is never set back.';
 comment on column onlyonce.parked.order_prefix     is 'Of a call: hash of (sink, prefix of the ordering key), see onlyonce.rates.';
 comment on column onlyonce.parked.waits_for        is 'Of a call in state retrying without next_attempt_at: whose rate it waits for, as onlyonce.rates.calls_of has it.';

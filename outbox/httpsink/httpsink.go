@@ -36,7 +36,7 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 	req, err := s.newRequest(ctx, d)
 	if err != nil {
 		// The row cannot be sent as it is, now or later, so no call is made.
-		return outbox.Failure(redactQuoted(err), outbox.Permanent(err))
+		return unsent(outbox.Failure(redactQuoted(err), outbox.Permanent(err)))
 	}
 	if err := s.authorize(req); err != nil {
 		// Calls are held as for a host that is down: a held call's window does not begin.
@@ -76,6 +76,7 @@ func (g *gate) failure(reason string, err error) outbox.Result {
 
 // unsent notes that no byte of an attempt has left, so that the remote cannot have applied it (O6).
 func unsent(r outbox.Result) outbox.Result {
+	r.Unseen = true
 	if r.Outcome == outbox.Retry {
 		r.Outcome = outbox.Postponed
 	}

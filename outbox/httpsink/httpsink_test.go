@@ -368,3 +368,30 @@ func TestConfigFaultsAllAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// O6: the sink says of which attempts no byte has left: the remote cannot know the key by them.
+func TestO6NoByteHasLeft(t *testing.T) {
+	t.Parallel()
+	busy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTooManyRequests) }))
+	t.Cleanup(busy.Close)
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	noSecret := func(c *httpsink.Config) {
+		c.Authorize = func(*http.Request) error { return errors.New("no secret") }
+	}
+	for name, c := range map[string]struct {
+		sink   *httpsink.Sink
+		target string
+		want   bool
+	}{
+		"refused by the remote": {newSink(t, busy.URL), "/", false},
+		"no connection":         {newSink(t, gone.URL), "/", true},
+		"no secret":             {newSink(t, busy.URL, noSecret), "/", true},
+		"cannot be sent":        {newSink(t, busy.URL), "/../x", true},
+	} {
+		r := c.sink.Send(t.Context(), &outbox.Delivery{Key: "6a1f0b52-93c1-8d0e-a3b4-0f1e2d3c4b5a", Method: "POST", Target: c.target, Body: []byte("x")})
+		if r.Unseen != c.want {
+			t.Errorf("%s: unseen %t, want %t (%+v)", name, r.Unseen, c.want, r)
+		}
+	}
+}

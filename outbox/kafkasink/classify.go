@@ -44,6 +44,7 @@ func (s *Sink) classify(ctx context.Context, err error) outbox.Result {
 	if r.Outcome == outbox.Retry && (errors.Is(err, errUnsent) || errors.Is(err, kafka.NotEnoughReplicas)) {
 		r.Outcome = outbox.Postponed
 	}
+	r.Unseen = r.Outcome == outbox.Postponed || r.Outcome == outbox.Rejected // consumers remember ids, not brokers
 	return r
 }
 

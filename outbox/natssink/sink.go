@@ -105,6 +105,7 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		if r.Outcome == outbox.Retry && notStored(err) {
 			r.Outcome = outbox.Postponed
 		}
+		r.Unseen = r.Outcome == outbox.Postponed || r.Outcome == outbox.Rejected // consumers remember ids
 		return r
 	}
 	return outbox.Result{Outcome: outbox.Delivered}

@@ -96,7 +96,7 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 	ch, err := s.link.take(ctx)
 	if err != nil {
 		err = fmt.Errorf("rabbitsink: connecting: %w", err)
-		return outbox.Result{Outcome: outbox.Postponed, Reason: err.Error(), Err: err}
+		return outbox.Result{Outcome: outbox.Postponed, Reason: err.Error(), Err: err, Unseen: true}
 	}
 	if err := d.MayStart(); err != nil {
 		s.link.give(ch)
@@ -113,6 +113,7 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		if r.Outcome == outbox.Retry && notStored(err) {
 			r.Outcome = outbox.Postponed
 		}
+		r.Unseen = r.Outcome == outbox.Postponed || r.Outcome == outbox.Rejected // consumers remember ids
 		return r
 	}
 	s.link.give(ch)

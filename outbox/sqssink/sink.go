@@ -224,6 +224,7 @@ func (s *Sink) request(ctx context.Context, queue string, calls []*call, ended f
 		if r.Outcome == outbox.Retry && notStored(err) {
 			r.Outcome = outbox.Postponed
 		}
+		r.Unseen = r.Outcome == outbox.Postponed || r.Outcome == outbox.Rejected // consumers remember ids
 		for _, c := range byID {
 			ended(c.index, r)
 		}
@@ -239,6 +240,7 @@ func (s *Sink) request(ctx context.Context, queue string, calls []*call, ended f
 			if r.Outcome == outbox.Retry && f.SenderFault {
 				r.Outcome = outbox.Postponed
 			}
+			r.Unseen = r.Outcome == outbox.Postponed || r.Outcome == outbox.Rejected
 			ended(c.index, r)
 			delete(byID, *f.Id)
 		}

@@ -152,11 +152,11 @@ select 'message', case when n % 9 = 0 then 'retrying' else 'waiting' end, case w
 
 const parkedCallsSQL = `
 insert into onlyonce.parked (kind, state, reason, error, attempts, next_attempt_at, parked_at, scope, key, header_names, header_values, body, sink, lane, row_id, partition, "offset", call_name,
-  method, target, first_attempt_at, response_status, response_headers, response_body)
+  method, target, first_attempt_at, open, response_status, response_headers, response_body)
 select 'call', case when n % 4 = 0 then 'reconcile' else 'waiting' end, case when n % 4 = 0 then 'window' else 'rejected' end,
   case when n % 4 = 0 then 'no answer within 30s, and the key window of 24h has passed' else 'HTTP 422: {"error": "card_declined"}' end, 4, null, clock_timestamp() - n * interval '11 minutes',
   'checkout', gen_random_uuid(), array['Content-Type'::bytea], array['application/json'::bytea], convert_to('{"payment": "card 4242 4242 4242 4242"}', 'UTF8'),
-  'payments', n % 16, 5000 + n, n % 16, 5000 + n, 'charge', 'POST', '/v1/charges', clock_timestamp() - interval '25 hours', null, null, null
+  'payments', n % 16, 5000 + n, n % 16, 5000 + n, 'charge', 'POST', '/v1/charges', clock_timestamp() - interval '25 hours', true, null, null, null
   from generate_series(1, 16) n`
 
 // A row of an ordering key that waits for a decision, and two that it blocks.
