@@ -52,6 +52,27 @@ func TestQ2CopiesOfARefusedMessage(t *testing.T) {
 	}
 }
 
+// K7: messages are parked, whatever the reason, until the inbox has forgotten their ids, and then
+// redriven: each is stored, and a copy that the broker delivers after that is one.
+func TestK7CopyOfWhatWasRedrivenLate(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.refuses("22000", "onlyonce.event_log")
+	r.broker.Publish(message("a", "bad"), message("b", "bad"))
+	r.receives()
+	r.until("both are parked", func() bool { return r.broker.Left() == 0 && r.count("onlyonce.parked") == 2 })
+	r.exec(`drop trigger refuse on onlyonce.event_log`)
+	r.exec(`delete from onlyonce.inbox`)
+	if n := one[int](r, `select onlyonce.append_parked(array(select id from onlyonce.parked))`); n != 2 {
+		t.Errorf("%d are redriven", n)
+	}
+	r.broker.Publish(message("a", "bad"), message("b", "bad"))
+	r.until("the copies are acknowledged", func() bool { return r.broker.Left() == 0 })
+	if got := one[int](r, `select count(*) from onlyonce.event_log`); got != 2 || r.stored().Copies != 2 {
+		t.Errorf("%d messages are stored, want 2; %+v", got, r.stored())
+	}
+}
+
 // A trigger that raises an error in the plain way, whose SQLSTATE is P0001 (Q4).
 func TestQ4RaiseException(t *testing.T) {
 	t.Parallel()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
@@ -347,5 +348,27 @@ func TestT4LostCommitOfASet(t *testing.T) {
 		if largest < 2 {
 			t.Errorf("%v: the largest set has %d events", how, largest)
 		}
+	}
+}
+
+// K7: an event is parked until the inbox has forgotten its id, and then redriven: it is stored, and
+// what comes after that is a copy.
+func TestK7CopyOfAnEventThatWasRedrivenLate(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["Stripe"])
+	r.exec(`create function refuse() returns trigger language plpgsql as $$ begin raise exception 'not this one'; end $$`)
+	for i := range 6 {
+		r.exec(fmt.Sprintf(`create trigger refuse before insert on onlyonce.event_log_%d for each row execute function refuse()`, i))
+	}
+	e.send(stripeBody("evt_1", "")).want(t, 200, false)
+	r.exec(`drop function refuse() cascade`)
+	r.exec(`delete from onlyonce.inbox`)
+	if _, err := ops.Redrive(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "event", Scope: webhook.Scope("e")}}); err != nil {
+		t.Fatal(err)
+	}
+	e.send(stripeBody("evt_1", "")).want(t, 200, true)
+	if n := r.count("onlyonce.event_log"); n != 1 {
+		t.Errorf("%d events are stored, want 1", n)
 	}
 }

@@ -243,12 +243,21 @@ comment on function onlyonce.queue_too_old(text, text) is 'Messages of a queue t
 
 -- append_parked appends events that a receiver has set aside and never appended, which are
 -- rows without an offset. It returns how many.
+--
+-- It claims their keys again, as settle does for what a consumer has parked (K7): a row that was
+-- parked for longer than a horizon has a key that is forgotten, and nothing looks at a settled row.
+-- So a later copy would be appended a second time.
 create function onlyonce.append_parked(ids bigint[]) returns bigint
 language plpgsql as $$
 declare
   r onlyonce.parked;
   n bigint := 0;
 begin
+  perform onlyonce.claim(k.keys, array_fill(0::bigint, array[cardinality(k.keys)]), k.scopes)
+     from (select array_agg(p.key order by p.key) as keys, array_agg(p.scope order by p.key) as scopes from onlyonce.parked p
+            where p.id = any (ids) and p.kind = 'event' and p.state = 'waiting' and p."offset" is null
+              and p.key is not null and p.reason not in ('conflict', 'no-key')
+           having count(*) > 0) k;
   for r in select * from onlyonce.parked p where p.id = any (ids) and p.kind = 'event' and p.state = 'waiting' and p."offset" is null order by p.id for update loop
     perform onlyonce.append_events(array[r.topic], array[null::smallint], array[r.tenant], array[r.event_id], array[r.record_key],
       array[cardinality(r.header_names)], array(select convert_from(h, 'UTF8') from unnest(r.header_names) with ordinality u(h, i) order by i),

@@ -3,6 +3,7 @@ package callcheck_test
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -153,5 +154,35 @@ func TestGatherDoesNotFindItself(t *testing.T) {
 	}
 	if err := m.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// I10: a request is late only if one before it may have been applied. The time counts from the
+// first request, whatever it was answered (O6).
+func TestI10RequestsThatHaveAnAge(t *testing.T) {
+	t.Parallel()
+	for ways, want := range map[string]bool{
+		"429 422": false, "422": false, "500 429": true, "timeout 422": true, "409": true, "429 reset": true, "accepted": true,
+	} {
+		script := append(strings.Fields(ways), "")
+		m, err := callcheck.NewRemote(func(_ callcheck.Body, n int) string { return strings.TrimPrefix(script[n-1], "accepted") })
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = m.Close() })
+		for range script {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+m.Address+"/main/1", strings.NewReader(`{"id":"1","sink":"main"}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if resp, err := http.DefaultClient.Do(req); err == nil {
+				_ = resp.Body.Close()
+			}
+			cancel()
+		}
+		if s := m.Sights()["1"]; s == nil || s.Requests != len(script) || (s.Oldest > 0) != want {
+			t.Errorf("%s: %+v, want an age: %t", ways, s, want)
+		}
 	}
 }

@@ -40,13 +40,16 @@ const (
 
 // Sight is what the remote has recorded of one call.
 type Sight struct {
-	Keys     []string // idempotency keys, each once
-	Prints   []string // what came over the wire, each once
-	First    time.Time
-	Oldest   time.Duration // of any request, since the first
+	Keys   []string // idempotency keys, each once
+	Prints []string // what came over the wire, each once
+	First  time.Time
+	// Oldest is how long after the first request one came, of those before which one may have been
+	// applied. Any other has nothing to apply a second time (O6).
+	Oldest   time.Duration
 	Requests int
 	Accepted int64 // which acceptance its first one was, of all; 0: none
 	Refused  bool  // answered 4xx for good
+	Open     bool  // a request may have been applied, as its answer shows
 }
 
 // Remote records every request before it carries out what Decide returns.
@@ -141,7 +144,9 @@ func (m *Remote) record(r *http.Request, raw []byte, b Body, bad bool) (way stri
 		m.seen[b.ID] = s
 	}
 	s.Requests++
-	s.Oldest = max(s.Oldest, now.Sub(s.First))
+	if s.Open {
+		s.Oldest = max(s.Oldest, now.Sub(s.First))
+	}
 	if key := r.Header.Get("Idempotency-Key"); !slices.Contains(s.Keys, key) {
 		s.Keys = append(s.Keys, key)
 	}
@@ -156,9 +161,13 @@ func (m *Remote) record(r *http.Request, raw []byte, b Body, bad bool) (way stri
 		}
 	}
 	switch way {
-	case "408", "409", "425", "429":
+	case "408", "409":
+		s.Open = true
+	case "425", "429":
 	default:
-		s.Refused = s.Refused || strings.HasPrefix(way, "4")
+		refused := strings.HasPrefix(way, "4")
+		s.Refused = s.Refused || refused
+		s.Open = s.Open || !refused
 	}
 	if way != "" {
 		m.faults[way]++

@@ -93,6 +93,8 @@ var inboxRules = []mutant{
 		old: "ring.Keys()", new: "[]ring.Ring{ring.ConsumerKeys(), ring.ConsumerKeys()}", pkg: "cmd/onlyonce", test: "TestExplainKnowsEverySegment"},
 	{rule: "K3 explain answers for each ring", in: "ops", decl: "(*KeyReport).judgeCopy",
 		old: "slices.Contains(asked, c.Ring) && c.Remembered", new: "c.Remembered", pkg: "cmd/onlyonce", test: "TestExplainCopies"},
+	{rule: "K7 copy of what was redriven late", in: schema, decl: "function onlyonce.append_parked",
+		old: "p.key is not null and", new: "false and", pkg: "queue", test: "TestK7CopyOfWhatWasRedrivenLate"},
 	{rule: "K7 explain knows what is parked", in: "ops", decl: "(*KeyReport).judgeCopy",
 		old: "is.Parked,", new: "", pkg: "cmd/onlyonce", test: "TestExplainCopies"},
 	{rule: "K7 explain knows a replay's parked message", in: "ops", decl: "(*KeyReport).judgeCopy",
