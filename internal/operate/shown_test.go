@@ -81,41 +81,41 @@ func written(t *testing.T, file, text string) {
 	}
 }
 
-func tableText[T any](b *strings.Builder) {
+func tableText[T any](b *strings.Builder, columns Columns[T]) {
 	var none T
-	heads, cells := Table([]T{filled[T](here())})
-	_, empty := Table([]T{none})
+	heads, cells := columns.Table([]T{filled[T](here())})
+	_, empty := columns.Table([]T{none})
 	fmt.Fprintf(b, "\n%T\n%s\n%s\n%s\n", none, strings.Join(heads, " | "), strings.Join(cells[0], " | "), strings.Join(empty[0], " | "))
 }
 
 // Each table shows what it did before.
 func TestTables(t *testing.T) {
 	var b strings.Builder
-	tableText[ops.ParkedRow](&b)
-	tableText[ops.Cursor](&b)
-	tableText[ops.ExplainedCall](&b)
-	tableText[ops.Request](&b)
-	tableText[ops.Stored](&b)
-	tableText[reports.AuditRow](&b)
-	tableText[reports.PendingCall](&b)
-	tableText[reports.Event](&b)
-	tableText[reports.Stream](&b)
-	tableText[reports.Operation](&b)
-	tableText[reports.ParkedCount](&b)
-	tableText[reports.Place](&b)
-	tableText[reports.Frontier](&b)
-	tableText[reports.OutboxLane](&b)
-	tableText[TopicSum](&b)
-	tableText[SinkSum](&b)
+	tableText(&b, ParkedColumns)
+	tableText(&b, CursorColumns)
+	tableText(&b, ExplainedCallColumns)
+	tableText(&b, RequestColumns)
+	tableText(&b, StoredColumns)
+	tableText(&b, AuditColumns)
+	tableText(&b, CallColumns)
+	tableText(&b, EventColumns)
+	tableText(&b, StreamColumns)
+	tableText(&b, OperationColumns)
+	tableText(&b, ParkedCountColumns)
+	tableText(&b, PlaceColumns)
+	tableText(&b, FrontierColumns)
+	tableText(&b, LaneColumns)
+	tableText(&b, TopicColumns)
+	tableText(&b, SinkColumns)
 	p := filled[Process](here())
-	heads, cells := Table([]Process{p})
+	heads, cells := ProcessColumns.Table([]Process{p})
 	fmt.Fprintf(&b, "\n%T\n%s\n%s\n", p, strings.Join(heads, " | "), strings.Join(cells[0], " | "))
 	written(t, "testdata/tables.txt", regexp.MustCompile(`20\d\d-[-\d: ]+Z`).ReplaceAllString(b.String(), "INSTANT"))
 }
 
-func wholeText(b *strings.Builder, row any) {
+func wholeText[T any](b *strings.Builder, row *T, whole func(*T) []Labelled) {
 	fmt.Fprintf(b, "\n%T\n", row)
-	for _, l := range Whole(row) {
+	for _, l := range whole(row) {
 		fmt.Fprintf(b, "%s: %s\n", l.Name, l.Value)
 	}
 }
@@ -126,18 +126,18 @@ func TestWholes(t *testing.T) {
 	for _, kind := range []string{"message", "call"} {
 		d := filled[ParkedDetail](day)
 		d.Kind = kind
-		wholeText(&b, &d)
+		wholeText(&b, &d, (*ParkedDetail).Whole)
 	}
-	wholeText(&b, &ParkedDetail{})
+	wholeText(&b, &ParkedDetail{}, (*ParkedDetail).Whole)
 	c := filled[reports.Call](day)
-	wholeText(&b, &c)
-	wholeText(&b, &reports.Call{})
+	wholeText(&b, &c, WholeCall)
+	wholeText(&b, &reports.Call{}, WholeCall)
 	e := filled[reports.EventDetail](day)
-	wholeText(&b, &e)
-	wholeText(&b, &reports.EventDetail{})
+	wholeText(&b, &e, WholeEvent)
+	wholeText(&b, &reports.EventDetail{}, WholeEvent)
 	k := filled[ops.Claim](day)
-	wholeText(&b, &k)
-	wholeText(&b, &ops.Claim{})
+	wholeText(&b, &k, WholeClaim)
+	wholeText(&b, &ops.Claim{}, WholeClaim)
 	written(t, "testdata/wholes.txt", b.String())
 }
 
@@ -147,17 +147,22 @@ func TestFields(t *testing.T) {
 	fields := func(name string, all []Field) {
 		fmt.Fprintf(&b, "\n%s\n", name)
 		for _, f := range all {
-			fmt.Fprintf(&b, "-%s %s | %s | %s | %s | %v %v %v %d..%d\n", f.Name, f.Arg, f.Usage(), f.Label, f.Hint, f.Needed, f.Choices(), f.empty, f.least, f.most)
+			fmt.Fprintf(&b, "-%s %s | %s | %s | %s | %v %v %v %d..%d\n", f.Name, f.Arg, f.Usage(), f.Label, f.Hint, f.Needed, f.Choices(), f.blank, f.low, f.high)
 		}
 	}
 	for _, d := range All() {
 		fields(d.Name+" "+d.Synopsis(), d.Fields)
 	}
-	for _, l := range []*List{AuditList, CursorList, CallList, EventList, RequestList, OperationList, PlaceList, ParkedList} {
-		fields(l.Name+" "+l.Synopsis(), l.Fields)
-	}
-	fields("doctor", FormOf(&ops.ExamineQuestion{}).Fields)
-	fields("explain", FormOf(&ops.ExplainQuestion{}).Fields)
-	fields("plan connections", FormOf(&reports.ConnectionQuestion{}).Fields)
+	fields(AuditList.Name+" "+AuditList.Synopsis(), AuditList.Fields())
+	fields(CursorList.Name+" "+CursorList.Synopsis(), CursorList.Fields())
+	fields(CallList.Name+" "+CallList.Synopsis(), CallList.Fields())
+	fields(EventList.Name+" "+EventList.Synopsis(), EventList.Fields())
+	fields(RequestList.Name+" "+RequestList.Synopsis(), RequestList.Fields())
+	fields(OperationList.Name+" "+OperationList.Synopsis(), OperationList.Fields())
+	fields(PlaceList.Name+" "+PlaceList.Synopsis(), PlaceList.Fields())
+	fields(ParkedList.Name+" "+ParkedList.Synopsis(), ParkedList.Fields())
+	fields("doctor", ExamineFields(&ops.ExamineQuestion{}))
+	fields("explain", ExplainFields(&ops.ExplainQuestion{}))
+	fields("plan connections", ConnectionFields(&reports.ConnectionQuestion{}))
 	written(t, "testdata/fields.txt", b.String())
 }
