@@ -16,8 +16,8 @@ type Step struct {
 	Command string `json:"command" doc:"for a POSIX shell; WHY is to be filled in"`
 }
 
-// NextOfGroup returns what an operator can do about a group of parked rows, what is likeliest first. It
-// is empty if the rows go on by themselves.
+// NextOfGroup returns what an operator can do about a group of parked rows, what is likeliest
+// first. It is empty if the rows go on by themselves.
 func NextOfGroup(c *reports.ParkedCount) []Step {
 	switch c.State {
 	case parked.Waiting:

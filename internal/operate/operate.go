@@ -17,8 +17,9 @@
 //   - what it would do, as a [Said]: a line, a table, and sentences. Then what was done, as
 //     sentences.
 //
-// A new decision is an input, a function, and one entry here with the words of its fields. Errors of package ops name
-// fields, in backquotes; [Flags] makes the names of the program, or of the console, of them.
+// A new decision is an input, a function, and one entry here with the words of its fields. Errors
+// of package ops name fields, in backquotes; [Flags] makes the names of the program, or of the
+// console, of them.
 //
 // Commands, flags and help stay the program's own, on package flag: cobra and kong read -scope as
 // five short flags, and no library of tables leaves out columns in the order of their worth.

@@ -80,11 +80,15 @@ func between(after, before *time.Time) string {
 // ExplainCommand is the command that explains a key, for a POSIX shell.
 func ExplainCommand(q *ops.ExplainQuestion) string {
 	words := []string{"onlyonce", "explain"}
-	for _, f := range [][2]string{{"-scope", q.Scope}, {"-tenant", q.Tenant}, {"-topic", q.Topic}, {"-provider", q.Provider}} {
-		if f[1] != "" {
-			words = append(words, f[0], show.Quote(f[1]))
+	add := func(flag, text string) {
+		if text != "" {
+			words = append(words, flag, show.Quote(text))
 		}
 	}
+	add("-scope", q.Scope)
+	add("-tenant", q.Tenant)
+	add("-topic", q.Topic)
+	add("-provider", q.Provider)
 	return strings.Join(append(words, "--", show.Quote(q.Key+q.ID)), " ")
 }
 

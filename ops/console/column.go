@@ -85,7 +85,11 @@ func fieldAt(row reflect.Value, at any) *reflect.StructField {
 		return nil
 	}
 	for _, f := range reflect.VisibleFields(row.Type()) {
-		if of := row.FieldByIndex(f.Index); !f.Anonymous && of.Type() == p.Type().Elem() && of.Addr().UnsafePointer() == p.UnsafePointer() {
+		of := row.FieldByIndex(f.Index)
+		if f.Anonymous || of.Type() != p.Type().Elem() {
+			continue
+		}
+		if of.Addr().UnsafePointer() == p.UnsafePointer() {
 			return &f
 		}
 	}
