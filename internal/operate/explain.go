@@ -44,7 +44,7 @@ func claimed(r *ops.KeyReport) string {
 	if !r.Claimed {
 		remembered = ", and is no longer asked for."
 	}
-	return name + " was claimed " + r.Seen() + remembered
+	return name + " was claimed " + seen(r) + remembered
 }
 
 // became says what became of the key, as far as that is known.
@@ -90,11 +90,11 @@ func messageFate(r *ops.KeyReport) string {
 	}
 	switch {
 	case own == nil:
-		return fmt.Sprintf("It was applied %s: a consumer's transaction claimed it together with its effects.", r.Seen())
+		return fmt.Sprintf("It was applied %s: a consumer's transaction claimed it together with its effects.", seen(r))
 	case own.SettledAt == nil:
-		return fmt.Sprintf("It is not applied: a consumer's transaction parked it %s.", r.Seen())
+		return fmt.Sprintf("It is not applied: a consumer's transaction parked it %s.", seen(r))
 	case own.State == "discarded":
-		return fmt.Sprintf("It was not applied: a consumer's transaction parked it %s, and an operator gave it up.", r.Seen())
+		return fmt.Sprintf("It was not applied: a consumer's transaction parked it %s, and an operator gave it up.", seen(r))
 	}
 	return fmt.Sprintf("It was applied, at the latest at %s: it had been parked before.", show.Instant(*own.SettledAt))
 }
@@ -143,7 +143,7 @@ func recorded(r *ops.KeyReport) string {
 	if len(r.Webhooks) > 0 {
 		return fmt.Sprintf("Endpoint %s recorded it at %s.", r.Webhooks[0].Endpoint, show.Instant(r.Webhooks[0].ClaimedAt))
 	}
-	return "It was taken: its id was claimed " + r.Seen() + "."
+	return "It was taken: its id was claimed " + seen(r) + "."
 }
 
 // ownCalls says what became of its own calls, with a space in front.
