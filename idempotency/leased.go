@@ -124,8 +124,8 @@ func (h *leaseHolder) store(run *handlerRun, answer recordedAnswer) error {
 		run.tx.Engine(stepOpen, openSQL, run.timeoutArgs()...)
 	}
 	l := h.lease
-	run.tx.SealBy([]any{&run.expires}, stepRecord, finishSQL, codec.UUID(run.id), l.ID, l.Epoch, l.Nonce, answer.bytes, answer.sealed,
-		run.lookInterval(), run.callKeys, run.callSinks, run.callLanes, answer.refusal)
+	run.tx.SealBy([]any{&run.expires}, stepRecord, finishSQL, codec.UUID(run.id), l.ID, l.Epoch, l.Nonce,
+		answer.bytes, answer.sealed, run.lookInterval(), run.callKeys, run.callSinks, run.callLanes, answer.refusal)
 	return run.tx.Commit(run.layer.cfg.Timeouts.Commit)
 }
 
@@ -155,7 +155,10 @@ func (h *leaseHolder) fate(run *handlerRun, _ time.Time) (fate, *time.Time) {
 // has sent before can succeed any more. In: lease, epoch, nonce, ttl. Out: the new epoch, or no
 // row. Waits for a transaction that holds the lease.
 const raiseOwnEpochSQL = `
-update onlyonce.leases set epoch = epoch + 1, until = clock_timestamp() + $4 where id = $1 and epoch = $2 and nonce = $3 returning epoch`
+update onlyonce.leases
+   set epoch = epoch + 1, until = clock_timestamp() + $4
+ where id = $1 and epoch = $2 and nonce = $3
+returning epoch`
 
 func (h *leaseHolder) raiseEpoch(run *handlerRun) (epoch int64, err error) {
 	ctx, cancel := context.WithTimeout(run.ctx, run.layer.cfg.AcquireTimeout)
