@@ -219,7 +219,7 @@ var httpRules = []mutant{
 		old: "r.id = any (array(select old.id from old)) and onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at)", new: "true",
 		pkg: "idempotency", test: "TestH20Purge"},
 	{rule: "H22 closed", in: "idempotency", decl: "(*servedRequest).tryOnce",
-		old: "if found = req.lookUp(); found.kind == lookupAnswered {",
+		old:  "if found = req.lookUp(); found.kind == lookupAnswered {",
 		new:  "if found = req.lookUp(); found.reply.code == codeStoreUnavailable { return req.runUnprotected(req.newRecorder(maxStored)), nil }; if found.kind == lookupAnswered {",
 		test: "TestH22StoreDown"},
 	{rule: "H30 requests", in: "idempotency", decl: "(*servedRequest).refuseChangedKey",
