@@ -7,7 +7,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/presence"
 )
 
-// An endpoint and a queue have no brokers that its consumer reads: their events are in the database.
+// An endpoint and a queue have no brokers that consumers read: their events are in the database.
 func TestRemedyOfAReadFault(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

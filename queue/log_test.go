@@ -9,8 +9,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// What a receiver parks is a line, once it is committed, with the reason: a conflict too. Its copies
-// are none.
+// What a receiver parks is a line, once it is committed, with the reason: a conflict too. Its
+// copies are none.
 func TestParkedMessagesAreLogged(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -65,7 +65,7 @@ func TestExplainEachKindAndState(t *testing.T) {
 		{"message, crashed its process", message("m-8", "waiting", "crashed"), []string{"m-8"}, "It is not applied: ", "parked show"},
 		{"call, tried again", call("c-1", "retrying", "failed"), []string{keyOf("call", "c-1")}, "It is a call to payments, and is not delivered: it is tried again.", "parked show"},
 		{"call, refused", call("c-2", "waiting", "rejected"), []string{keyOf("call", "c-2")}, "It is a call to payments, and is not delivered: a person has to decide.", "parked show"},
-		{"call, nobody knows", call("c-3", "reconcile", "window"), []string{keyOf("call", "c-3")}, "It is a call to payments, and is perhaps delivered: nobody knows", "parked show"},
+		{"call, nobody knows", call("c-3", "reconcile", "window"), []string{keyOf("call", "c-3")}, "It is a call to payments, and is perhaps delivered: that is not known", "parked show"},
 		{"call, behind another", call("c-4", "blocked", "behind"), []string{keyOf("call", "c-4")}, "It is a call to payments, and is not delivered: it waits behind another one", "parked show"},
 		{"call, given up", call("c-5", "discarded", "rejected"), []string{keyOf("call", "c-5")}, "It is a call to payments, and is given up", ""},
 		{"call, delivered after trouble", call("c-6", "resolved", "failed"), []string{keyOf("call", "c-6")}, "It is a call to payments, and is delivered.", ""},

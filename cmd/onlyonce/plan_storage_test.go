@@ -38,7 +38,7 @@ func TestPlanStorageAsMeasured(t *testing.T) {
 		return `insert into onlyonce.parked (kind, state, reason, attempts, scope, key, body, ` + columns + `)
 			select 'call', 'retrying', 'cut', 1, 'orders', gen_random_uuid(), decode(BODY, 'hex'), ` + values + ` from generate_series(FROM, UNTIL) i`
 	}
-	// A relay writes the row when the call is parked, when the remote has accepted it, and at its end.
+	// A relay writes the row when the call is parked, when the remote has accepted it, and at last.
 	const ends = `update onlyonce.parked set next_attempt_at = clock_timestamp() + interval '30 s', picks = picks + 1, state = 'retrying', reason = 'completion', response_status = 200 where settled_at is null;
 		update onlyonce.parked set state = 'resolved', settled_at = clock_timestamp(), next_attempt_at = null where settled_at is null;
 		vacuum onlyonce.parked;`

@@ -74,7 +74,7 @@ var callStates = map[string]string{
 	"retrying":  "not delivered: it is tried again",
 	"blocked":   "not delivered: it waits behind another one of its ordering key",
 	"waiting":   "not delivered: a person has to decide",
-	"reconcile": "perhaps delivered: nobody knows, and a person has to ask the remote",
+	"reconcile": "perhaps delivered: that is not known, and a person has to ask the remote",
 	"discarded": "given up, as an operator has decided",
 }
 

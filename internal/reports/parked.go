@@ -36,8 +36,8 @@ const (
 )
 
 // parkedSQL lists parked rows, newest first. In: see parkedFilter, below which id (null: from the
-// newest), and whether captured calls are listed too. Walks the primary key backwards until it has that many; with a key, by the indexes
-// parked_key and parked_first_key.
+// newest), and whether captured calls are listed too. Walks the primary key backwards until it has
+// that many; with a key, by the indexes parked_key and parked_first_key.
 const parkedSQL = ParkedRow + parkedFilter + ` and ($13::bigint is null or id < $13) and ($14::boolean or not ` + parked.CapturedCall + `)
  order by id desc limit $4`
 
@@ -123,8 +123,8 @@ select kind, scope, sink, reason, state, error, count(*) as count, min(parked_at
  order by count(*) desc, kind, scope, sink, reason, state, error limit $4`
 
 // settledCountSQL counts settled rows that were in trouble, up to a number. In: see parkedFilter,
-// where the limit is that number. Reads rows without their bodies until it has found so many, by the
-// index parked_troubled.
+// where the limit is that number. Reads rows without their bodies until it has found so many, by
+// the index parked_troubled.
 const settledCountSQL = `
 select count(*) as count from (
   select from onlyonce.parked where id > 0 and settled_at is not null and not ` + parked.CapturedCall + ` and ` + parkedFilter + ` limit $4) p`

@@ -63,8 +63,8 @@ func (k *StorageKind) Plan(q StorageQuestion) StoragePlan {
 	return p
 }
 
-// toasted is from how many bytes on PostgreSQL stores a value apart, in pieces of 2 kB with a row and
-// an index entry each. What can be compressed takes less than this plan says.
+// toasted is from how many bytes on PostgreSQL stores a value apart, in pieces of 2 kB with a row
+// and an index entry each. What can be compressed takes less than this plan says.
 const (
 	toasted       = 2000
 	perToastPiece = 1.05

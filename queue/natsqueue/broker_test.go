@@ -407,8 +407,8 @@ func TestApplies(t *testing.T) {
 	}
 }
 
-// A stream that refuses new messages because of a limit says so, by the limit; one that discards old
-// messages, or has room again, does not.
+// A stream that refuses new messages because of a limit says so, by the limit; one that discards
+// old messages, or has room again, does not.
 func TestFull(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
