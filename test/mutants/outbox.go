@@ -359,7 +359,7 @@ var outboxRules = []mutant{
 		old: "case when s.unseen then null", new: "case when not s.open then null", test: "TestO6AgeOfAKeyCountsFromARefusedAttempt"},
 	{rule: "O6 age of a key after a refusal", in: "outbox", decl: "parkSQL",
 		old: "case when d.seen then", new: "case when d.open then", test: "TestO6AgeOfAKeyCountsFromARefusedAttempt"},
-	{rule: "O6 call of which none is open, at any age", in: "outbox", decl: "(*callAttempt).boundBy",
+	{rule: "O6 call of which none is open is made at any age", in: "outbox", decl: "(*callAttempt).boundBy",
 		old: "case a.noneOpen && a.parked != 0:", new: "case false:", test: "TestO6AgeOfAKeyCountsFromARefusedAttempt"},
 	{rule: "O6 call of which none is open counts", in: "outbox", decl: "pickSQL",
 		old: "o.response_status is null and o.open and", new: "o.response_status is null and", test: "TestO6AgeOfAKeyCountsFromARefusedAttempt"},
