@@ -91,13 +91,21 @@ func (c chart) drawn(h history, now time.Time, text func(float64) string) chart 
 	}
 	c.Line = line.String()
 	c.Area = area.String()
-	since := show.Span(now.Sub(h[0].at).Round(time.Second))
-	c.Below = fmt.Sprintf("highest %s, %s ago", text(highest.value), show.Span(now.Sub(highest.at).Round(time.Second)))
-	c.Said = fmt.Sprintf("In the last %s between %s and %s; %s.", since, text(lowest.value), text(highest.value), c.Below)
+	c.Below = fmt.Sprintf("highest %s, %s ago", text(highest.value), about(now.Sub(highest.at)))
+	c.Said = fmt.Sprintf("In the last %s between %s and %s; %s.",
+		about(now.Sub(h[0].at)), text(lowest.value), text(highest.value), c.Below)
 	if gaps := h.unseen(); gaps > 0 {
-		c.Said += fmt.Sprintf(" Nobody looked for %s of it.", show.Span(gaps))
+		c.Said += fmt.Sprintf(" For %s of it no page was open.", about(gaps))
 	}
 	return c
+}
+
+// about is a duration in minutes, or below a minute in seconds.
+func about(d time.Duration) string {
+	if d < time.Minute {
+		return show.Span(d.Round(time.Second))
+	}
+	return show.Span(d.Round(time.Minute))
 }
 
 // unseen is for how long nobody looked.

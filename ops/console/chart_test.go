@@ -32,7 +32,7 @@ func TestChart(t *testing.T) {
 	if want := "highest 70, 1h ago"; c.Below != want {
 		t.Errorf("%q, want %q", c.Below, want)
 	}
-	if want := "In the last 1h between 0 and 70; highest 70, 1h ago. Nobody looked for 58m30s of it."; c.Said != want {
+	if want := "In the last 1h between 0 and 70; highest 70, 1h ago. For 59m of it no page was open."; c.Said != want {
 		t.Errorf("%q, want %q", c.Said, want)
 	}
 }

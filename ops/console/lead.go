@@ -10,7 +10,7 @@ import (
 )
 
 // leadLength is up to how many characters of a need are in the first line.
-const leadLength = 120
+const leadLength = 72
 
 // lead is the first line of the first page: whether something needs a person. It does not say that
 // nothing does if the database has not answered, or was not counted whole.
@@ -32,11 +32,27 @@ func lead(s *status, state asked) string {
 
 // needed says how many things need a person, and the first of them.
 func needed(needs []ops.Need) string {
-	first := strings.TrimSuffix(show.FirstLine(needs[0].Text, leadLength), ".")
 	if len(needs) == 1 {
-		return fmt.Sprintf("%s: %s.", operate.Needing(1), first)
+		return fmt.Sprintf("%s: %s.", operate.Needing(1), clause(needs[0].Text))
 	}
-	return fmt.Sprintf("%s: the first is “%s”.", operate.Needing(len(needs)), first)
+	return fmt.Sprintf("%s: the first is “%s”.", operate.Needing(len(needs)), clause(needs[0].Text))
+}
+
+// clause is the beginning of a need, without an end: as many of its clauses as fit. The whole
+// stands below the first line.
+func clause(text string) string {
+	text = strings.TrimSuffix(show.OneLine(text), ".")
+	if len(text) <= leadLength {
+		return text
+	}
+	end := 0
+	for _, mark := range []string{": ", ", ", " ("} {
+		end = max(end, strings.LastIndex(text[:leadLength], mark))
+	}
+	if end < leadLength/3 {
+		return show.FirstLine(text, leadLength)
+	}
+	return text[:end]
 }
 
 // leadOf is the first line of a console that has several databases.
@@ -60,12 +76,13 @@ func leadOf(rows []fleetRow) string {
 	}
 	var said []string
 	if missing > 0 {
-		said = append(said, fmt.Sprintf("%d of %s: no answer, the first is %s.", missing, databases(len(rows)), silent.Database))
+		said = append(said, fmt.Sprintf("%d of %s: no answer, the first is %s.",
+			missing, databases(len(rows)), silent.Database))
 	}
 	switch {
 	case needing != nil:
-		first := strings.TrimSuffix(show.FirstLine(needing.First, leadLength), ".")
-		said = append(said, fmt.Sprintf("%d of %s need you: the first is %s, “%s”.", needs, databases(len(rows)), needing.Database, first))
+		said = append(said, fmt.Sprintf("%d of %s need you: the first is %s, “%s”.",
+			needs, databases(len(rows)), needing.Database, clause(needing.First)))
 	case missing == 0:
 		said = append(said, fmt.Sprintf("Nothing needs you in %s.", databases(len(rows))))
 	}

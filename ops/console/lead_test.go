@@ -25,7 +25,8 @@ func TestLead(t *testing.T) {
 	unsent := reported(nil)
 	unsent.OutboxCounted = false
 	one := ops.Need{Text: "cannot join: scope billing, 1 process."}
-	long := ops.Need{Text: strings.Repeat("x", 500)}
+	halted := ops.Need{Text: "halted: scope stock, orders/4, gap for 5m12s: the log begins at 52300, and the position is 52118"}
+	long := ops.Need{Text: strings.Repeat("é", 500)}
 	now := time.Now()
 	for _, c := range []struct {
 		s     *status
@@ -35,6 +36,7 @@ func TestLead(t *testing.T) {
 		{reported(nil), asked{At: now}, "Nothing needs you."},
 		{reported([]ops.Need{one}), asked{At: now}, "1 thing needs you: cannot join: scope billing, 1 process."},
 		{reported([]ops.Need{one, one, one}), asked{At: now}, "3 things need you: the first is “cannot join: scope billing, 1 process”."},
+		{reported([]ops.Need{halted, one}), asked{At: now}, "2 things need you: the first is “halted: scope stock, orders/4, gap for 5m12s: the log begins at 52300”."},
 		{uncounted, asked{At: now}, "Nothing needs you, as far as it was counted"},
 		{unsent, asked{At: now}, "Nothing needs you, as far as it was counted"},
 		{reported(nil), asked{At: now, Err: context.DeadlineExceeded}, "The database does not answer: what follows is old."},
