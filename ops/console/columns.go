@@ -276,7 +276,7 @@ var (
 		col(func(t *topic) any { return &t.KnownLag }).called("Lag"),
 		col(func(t *topic) any { return &t.Rate }).as(perSecond).called("Per second"),
 		col(func(t *topic) any { return &t.LastBatch }).called("Last batch"),
-		col(func(t *topic) any { return t.State() }).called("State")}}
+		col(func(t *topic) any { return t.State() }).as(aSentence).called("State")}}
 
 	partitions = view[partition]{bad: (*partition).halted, columns: []column[partition]{
 		col(func(p *partition) any { return &p.Scope }),
@@ -291,7 +291,7 @@ var (
 		col(func(p *partition) any { return &p.LastBatch }).called("Last batch"),
 		col(func(p *partition) any { return &p.By }).called("Owner"),
 		col(func(p *partition) any { return &p.Tags }).as(someStates).called("State"),
-		col(func(p *partition) any { return &p.Halt })}}
+		col(func(p *partition) any { return &p.Halt }).as(aSentence)}}
 
 	processes = view[process]{bad: (*process).bad, columns: []column[process]{
 		col(func(p *process) any { return &p.Part }),
