@@ -8,7 +8,7 @@ import (
 
 // A chart shows what was seen in the last hour: its line is broken where nobody looked, and the
 // same is said in words.
-func TestChart(t *testing.T) {
+func TestS3Chart(t *testing.T) {
 	t.Parallel()
 	begin := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	var h history
@@ -52,7 +52,7 @@ func TestChartOfLittle(t *testing.T) {
 }
 
 // A value that is not known leaves a gap.
-func TestSeenLeavesOutWhatIsNotCounted(t *testing.T) {
+func TestS3SeenLeavesOutWhatIsNotCounted(t *testing.T) {
 	t.Parallel()
 	var h seen
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)

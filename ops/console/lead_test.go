@@ -18,7 +18,7 @@ func reported(needs []ops.Need) *status {
 
 // The first line says whether something needs a person, and never that nothing does if that is not
 // known.
-func TestLead(t *testing.T) {
+func TestS3Lead(t *testing.T) {
 	t.Parallel()
 	uncounted := reported(nil)
 	uncounted.Parked.Counted = false
@@ -54,7 +54,7 @@ func TestLead(t *testing.T) {
 
 // The first line of several databases names those that do not answer before those that need a
 // person.
-func TestLeadOfSeveral(t *testing.T) {
+func TestS3LeadOfSeveral(t *testing.T) {
 	t.Parallel()
 	fine := fleetRow{Database: "a"}
 	bad := fleetRow{Database: "b", Bad: true, First: "does not answer"}
