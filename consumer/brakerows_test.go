@@ -53,8 +53,8 @@ func (f *faults) everythingFails(start func(consumer.Handler) func(), adjust ...
 	// the others may have counted one that its transaction did not park.
 	least := 19 - (max(f.cfg.Concurrency, 1) - 1)
 	until(f.t, "19 messages to be parked, or nearly", func() bool { return f.count(`select count(*) from onlyonce.parked`) >= least })
-	// A batch with a copy in it registers what it is about to apply, and until its handler has failed
-	// that counts as if it were committed (D7): so other slots park some more than 19.
+	// A batch with a copy in it registers what it is about to apply, and until its handler has
+	// failed that counts as if it were committed (D7): so other slots park some more than 19.
 	most := 19
 	if f.cfg.Concurrency > 1 {
 		most *= 2

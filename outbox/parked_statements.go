@@ -57,17 +57,17 @@ func attemptMayBeLost(row string) string {
 //	@each                  whether each tenant has one
 //
 // If the window of an open call has passed, it is returned too, without an attempt: its age keeps
-// it from being made, and it is left for reconciliation. A call that has been accepted and waits for its
-// completion is not called any more. A call is not picked if an earlier call of its ordering key is
-// unsettled. A call that waited for a rate keeps that rate's name and its place until it is
-// settled: it may turn out to count for another one by now, and then waits for that.
+// it from being made, and it is left for reconciliation. A call that has been accepted and waits
+// for its completion is not called any more. A call is not picked if an earlier call of its
+// ordering key is unsettled. A call that waited for a rate keeps that rate's name and its place
+// until it is settled: it may turn out to count for another one by now, and then waits for that.
 //
 // The age of a call of which no attempt is open here counts from when it was parked, if the
 // database has lost a history since in which one may have been (O6), unless a person has closed it
 // (reason failed). Whether an earlier attempt is open, and whether one can have reached the remote,
-// is asked of the row as it was: a subselect in RETURNING sees the statement's snapshot. RelayConfig.Backoff.Max is a day at most.
-// So a due time more than two days ahead was written while the clock was ahead, unless the program
-// scheduled the call: it counts as past (T9).
+// is asked of the row as it was: a subselect in RETURNING sees the statement's snapshot.
+// RelayConfig.Backoff.Max is a day at most. So a due time more than two days ahead was written
+// while the clock was ahead, unless the program scheduled the call: it counts as past (T9).
 //
 // Of a tenant or a prefix with a rate there may be millions of due calls, which setAsideSQL moves a
 // thousand a turn. So if there is a rate, it looks no further than a thousand (O4, O13).

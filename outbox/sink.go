@@ -151,8 +151,9 @@ const (
 	// call is parked, and waits for an operator, who learns whether an earlier attempt is open.
 	Rejected
 	// Postponed: this attempt was not applied, for example because there was no connection. The
-	// call is sent again, however old its key is, if no earlier attempt is open. The attempt is counted, so that the call waits longer each time, unless it was not even started:
-	// its error wraps [ErrNotStarted] then.
+	// call is sent again, however old its key is, if no earlier attempt is open. The attempt is
+	// counted, so that the call waits longer each time, unless it was not even started: its error
+	// wraps [ErrNotStarted] then.
 	Postponed
 	// Never: the remote remembers the key, and has answered that it has applied no attempt under it
 	// and will not. Final, for earlier attempts too. The call is parked.

@@ -35,8 +35,8 @@ func (f *fixture) call(id string) string {
 		from onlyonce.parked where id = $1::bigint`, id)
 }
 
-// D5: a rejected call is sent again under its key, and an open one too, within the key's window (O6).
-// A call that is being retried keeps what is known of it.
+// D5: a rejected call is sent again under its key, and an open one too, within the key's window
+// (O6). A call that is being retried keeps what is known of it.
 func TestD5RedriveCalls(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

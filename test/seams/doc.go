@@ -28,5 +28,5 @@
 //
 // It ends with a line that begins with "seams ok" (status 0) or "seams failed" (status 1). A
 // history that breached is made as short as possible, by leaving out acts, and printed with the
-// command that plays it again. Kinds of histories in later.go are left out, unless -later is given.
+// command that plays it again.
 package main

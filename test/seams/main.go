@@ -30,7 +30,6 @@ type options struct {
 	seed     string
 	only     string
 	history  int
-	later    bool
 	verbose  bool
 	workers  int
 	patience time.Duration
@@ -51,7 +50,6 @@ func run() int {
 	flag.StringVar(&o.seed, "seed", "", "draws them; empty: the commit")
 	flag.StringVar(&o.only, "only", "", "comma-separated kinds of histories; empty: all")
 	flag.IntVar(&o.history, "history", 0, "the number of the only history that is played, of those that -seed and -only draw; 0: all")
-	flag.BoolVar(&o.later, "later", false, "draw those too that breach and are to be mended later: see later.go")
 	flag.BoolVar(&o.verbose, "v", false, "print the timeline of each history")
 	flag.IntVar(&o.workers, "workers", 4, "histories at once, each in a database of its own")
 	flag.DurationVar(&o.patience, "patience", time.Minute, "after how long something stands still")
@@ -87,7 +85,7 @@ func commit() string {
 
 // drawn are the histories that the options select.
 func (o *options) drawn() ([]history, error) {
-	kinds := slices.DeleteFunc(allKinds(o.later), func(k *kind) bool { return o.only != "" && !slices.Contains(strings.Split(o.only, ","), k.name) })
+	kinds := slices.DeleteFunc(allKinds(), func(k *kind) bool { return o.only != "" && !slices.Contains(strings.Split(o.only, ","), k.name) })
 	if len(kinds) == 0 {
 		return nil, fmt.Errorf("there is no kind of histories %q", o.only)
 	}

@@ -194,8 +194,8 @@ func (x *consuming) consume(w *world) engine {
 				w.say("the partition halts: %s", h.Reason)
 			}}}
 		if len(x.slow) > 0 {
-			// A slot keeps its batch until all of it is done, so those behind a slow message wait for
-			// it; and one that is parked waits no more.
+			// A slot keeps its batch until all of it is done, so those behind a slow message wait
+			// for it; and one that is parked waits no more.
 			cfg.BatchSize = 1
 			cfg.MaxAttempts = math.MaxInt32
 			cfg.Backoff = dedupe.Backoff{Min: 20 * time.Millisecond, Max: 20 * time.Millisecond}

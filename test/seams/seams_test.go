@@ -55,8 +55,8 @@ func TestDrawn(t *testing.T) {
 		}
 		seen[h.kind.name] = true
 	}
-	if len(seen) != len(allKinds(false)) {
-		t.Errorf("of %d kinds only these are drawn: %v", len(allKinds(false)), seen)
+	if len(seen) != len(allKinds()) {
+		t.Errorf("of %d kinds only these are drawn: %v", len(allKinds()), seen)
 	}
 }
 
