@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -43,11 +44,8 @@ func (req *servedRequest) claimOrTakeOver(rec *storedRecord) (*lease.Lease, erro
 	defer cancel()
 	l := &lease.Lease{Nonce: req.token.String(), Sent: time.Now()}
 	if rec == nil {
-		sql := claimSQL
-		if req.layer.set != nil {
-			sql = claimAtSQL
-		}
-		err := req.layer.pool.QueryRow(ctx, sql, codec.UUID(req.id), req.scope.Tenant, req.subject.Scope, req.fingerprint, codec.UUID(req.token), req.ttl, req.layer.cfg.LeaseTTL).Scan(&l.ID, &l.Epoch)
+		err := req.layer.pool.QueryRow(ctx, claimSQL, codec.UUID(req.id), req.scope.Tenant, req.subject.Scope,
+			req.fingerprint, codec.UUID(req.token), req.ttl, req.layer.cfg.LeaseTTL, req.home()).Scan(&l.ID, &l.Epoch)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil, nil
 		}
@@ -56,12 +54,10 @@ func (req *servedRequest) claimOrTakeOver(rec *storedRecord) (*lease.Lease, erro
 			return nil, fmt.Errorf("idempotency: claiming a key: %w", err)
 		}
 	} else {
-		sql, args := takeOverSQL, []any{rec.lease, rec.epoch, codec.UUID(req.token), req.layer.cfg.LeaseTTL}
-		if req.layer.set != nil {
-			sql, args = takeOverAtSQL, append([]any{req.scope.Tenant}, args...)
-		}
 		var epoch *int64
-		if err := req.layer.pool.QueryRow(ctx, sql, args...).Scan(&epoch); err != nil {
+		err := req.layer.pool.QueryRow(ctx, takeOverSQL, rec.lease, rec.epoch, codec.UUID(req.token), req.layer.cfg.LeaseTTL,
+			req.home()).Scan(&epoch)
+		if err != nil {
 			return nil, fmt.Errorf("idempotency: taking over a key: %w", err)
 		}
 		if epoch == nil {
@@ -212,7 +208,7 @@ func (run *handlerRun) writeRecordOnce(l *lease.Lease, answer recordedAnswer) er
 		if err != nil {
 			return err
 		}
-		run.tx.Engine(stepOpen, openSQL, run.timeoutArgs()...)
+		run.tx.Engine(stepOpen, openSQL, append(slices.Clip(run.layer.timeoutArgs), nil)...)
 	}
 	run.tx.SealBy([]any{&run.expires}, stepRecord, finishSQL, codec.UUID(run.id), l.ID, l.Epoch, l.Nonce, answer.bytes, answer.sealed,
 		run.lookInterval(), run.callKeys, run.callSinks, run.callLanes, answer.refusal)
