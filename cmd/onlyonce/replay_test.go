@@ -188,7 +188,7 @@ func TestK7CopyOfWhatWasParkedInAReplay(t *testing.T) {
 	s.reaches(4)
 	s.times(map[int64]int{0: 1, 2: 1})
 	s.exec(`delete from onlyonce_segments.consumer_keys_0`) // forgotten
-	s.keyed("a", "v1")                             // offset 4
+	s.keyed("a", "v1")                                      // offset 4
 	s.reaches(5)
 	s.times(map[int64]int{0: 1, 2: 1})
 	s.run(replayArgs("-from", "3", "-to", "5", "-yes")...).want(t, statusGood) // of the copies alone
