@@ -54,7 +54,7 @@ laboratory:
 ## half a minute, before each commit: format, public surface, words, layout, documentation, alerts, anchors of mutants
 check:
 	@$(SUITE) format
-	$(GO) test ./test/api ./test/docs ./test/layout ./test/suite ./test/words ./deploy/monitoring
+	$(GO) test ./test/api ./test/docs/... ./test/layout ./test/suite ./test/words ./deploy/monitoring
 	$(GO) test -short ./test/mutants
 
 ## onlyoncevet and golangci-lint (with go vet), in every module

@@ -60,8 +60,8 @@ select l.epoch, l.nonce, l.until is null or l.until <= clock_timestamp() or l.un
   from onlyonce.leases l where l.id = $1`
 
 // beginSQL claims a key in transactional mode, openSQL opens a transaction without one. The last
-// parameter of both, and of claimSQL and takeOverSQL, is the tenant if it must live in this database
-// (N2). The migration documents the functions.
+// parameter of both, and of claimSQL and takeOverSQL, is the tenant if it must live in this
+// database (N2). The migration documents the functions.
 const (
 	beginSQL    = `select onlyonce.http_begin($1, $2, $3, $4, $5)`
 	openSQL     = `select onlyonce.http_open($1, $2, $3, $4)`

@@ -159,8 +159,8 @@ var (
 // rightsSQL returns a line for each right that a role ($3) lacks: on both schemas, on tables ($1,
 // with the right $2 each), on functions. A function without an ACL may be executed by every role,
 // and is not asked about one by one; $4 are functions of the server. It reads the catalogs, which
-// every role may do. Without rights on the schema, onlyonce.x itself could not be named. No table of
-// one schema has the name of one in the other.
+// every role may do. Without rights on the schema, onlyonce.x itself could not be named. No table
+// of one schema has the name of one in the other.
 const rightsSQL = `
 with s as (select oid, nspname::text as name from pg_namespace where nspname in ('onlyonce', 'onlyonce_segments'))
 select 'USAGE on schema ' || s.name from s where not has_schema_privilege($3::name, s.oid, 'USAGE')

@@ -10,7 +10,7 @@ import (
 // ofKafka are the packages that a version of Kafka is tested with.
 const ofKafka = "./consumer/franzsource ./consumer/kafkasource ./outbox/kafkasink"
 
-// matrix plays make test with each version: a number is one of PostgreSQL, kafka-4.0.1 one of Kafka.
+// matrix plays make test with each version: 14 is one of PostgreSQL, kafka-4.0.1 one of Kafka.
 func matrix(o options, versions []string) error {
 	if len(o.only) > 0 {
 		versions = o.only

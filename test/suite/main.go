@@ -11,8 +11,8 @@
 //	go run ./test/suite other-go VERSION  what users link, with another Go
 //	go run ./test/suite help              the targets of the Makefile
 //
-// The variables of make are its options, for example make test PKGS=./consumer/...: make passes those of its command
-// line in the environment. See options.
+// The variables of make are its options, for example make test PKGS=./consumer/...: make passes
+// those of its command line in the environment. See options.
 //
 // Exit status 2 is a mistake in the command line.
 package main

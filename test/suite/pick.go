@@ -16,7 +16,7 @@ var (
 	laboratory = []string{"test/bench", "test/adversary", "test/callcheck", "test/check", "test/compat", "test/devenv", "test/growth", "test/model",
 		"test/mutants", "test/remotes", "test/results", "test/retest", "test/rolling", "test/seams", "test/storm"}
 	// checks are the tests of make check.
-	checks = []string{"test/api", "test/docs", "test/layout", "test/suite", "test/words", "deploy/monitoring"}
+	checks = []string{"test/api", "test/docs/...", "test/layout", "test/suite", "test/words", "deploy/monitoring"}
 	// unraced have nothing for the race detector to find: they compare with other libraries, or
 	// compute on one processor, which takes it minutes.
 	unraced = []string{"test/bench", "test/compat", "cmd/onlyoncevet", "ops/console/e2e", "test/model", "test/mutants"}
