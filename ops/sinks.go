@@ -36,8 +36,8 @@ type Sink struct {
 	PauseReason *string    `json:"pause_reason"`
 }
 
-// Paused describes the pause: since when, by which actor and why.
-func (s *Sink) Paused() string {
+// paused describes the pause: since when, by which actor and why.
+func (s *Sink) paused() string {
 	return reports.PauseText(s.PausedAt, s.PausedBy, s.PauseReason)
 }
 
@@ -103,7 +103,7 @@ func (q *sinkStop) read(ctx context.Context, tx pgx.Tx) (*Sink, error) {
 	s := &rows[0]
 	switch {
 	case !q.resume && s.PausedAt != nil:
-		return nil, failf(ErrNothing, "Sink %s was paused already, %s: nothing was changed.", s.Name, s.Paused())
+		return nil, failf(ErrNothing, "Sink %s was paused already, %s: nothing was changed.", s.Name, s.paused())
 	case q.resume && s.PausedAt == nil:
 		return nil, failf(ErrNothing, "Sink %s is not paused: nothing was changed.", s.Name)
 	}

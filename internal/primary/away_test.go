@@ -34,6 +34,7 @@ func TestMark(t *testing.T) {
 		"the connection broke":      {io.ErrUnexpectedEOF, "the database does not answer"},
 		"a standby":                 {&pgconn.PgError{Code: "25006"}, "the database takes no writes"},
 		"an answer":                 {&pgconn.PgError{Code: "23505"}, ""},
+		"answered, and hung up":     {errors.Join(&pgconn.PgError{Code: "28P01"}, &net.OpError{Op: "read", Err: errors.New("EOF")}), ""},
 		"a statement took too long": {&pgconn.PgError{Code: "57014"}, ""},
 		"no row":                    {pgx.ErrNoRows, ""},
 		"the process stops":         {context.Canceled, ""},

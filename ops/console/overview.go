@@ -30,7 +30,7 @@ func (v *visit) overview() error {
 			{Needs: v.needs(s.Needs)}, {Cards: v.cards(s)},
 			{ID: "hour", Charts: s.charts()},
 			{ID: "consumers", Title: "Consumers", Table: topics.table(v, "topics", s.Consumers()), None: "No consumer has a cursor in this database."},
-			{ID: "parked", Title: "Parked", Table: parkedGroups.table(v, "groups", s.Parked.Groups), None: map[bool]string{true: "Nothing is parked.", false: "Counting takes over 2 seconds."}[s.Parked.Counted]},
+			{ID: "parked", Title: "Parked", Table: parkedGroups.table(v, "groups", s.Parked.Groups), None: nothingParked(s)},
 			{ID: "relays", Title: "Relays", Table: relays.table(v, "sinks", s.Relays), None: "No relay has listed a sink."},
 			{ID: "processes", Title: "Processes", Table: processes.table(v, "owners", s.processes()),
 				None: "No process has reported.", Hint: ended},
@@ -97,9 +97,7 @@ func (v *visit) cards(s *status) []card {
 	}
 	cards := []card{parked, calls, {Title: "HTTP requests", Href: v.Link("/requests"), Values: []cardValue{count(s.Requests.Reconcile, "of unknown outcome"), count(s.Requests.Abandoned, "abandoned")},
 		Needs: s.Requests.Reconcile+s.Requests.Abandoned > 0}}
-	slices.SortStableFunc(cards, func(a, b card) int {
-		return map[bool]int{true: 1}[b.Needs] - map[bool]int{true: 1}[a.Needs]
-	})
+	slices.SortStableFunc(cards, func(a, b card) int { return a.rank() - b.rank() })
 	if inbox, _ := v.db.live.inbox.get(v.ctx, v.db); inbox != nil {
 		cards = append(cards, card{Title: "Copies are recognized for", Href: v.Link("/keys"), Values: horizons(inbox.Rings)})
 	}
@@ -129,6 +127,22 @@ func horizons(rings []reports.KeyRing) []cardValue {
 		}
 	}
 	return values
+}
+
+// rank is the place among the cards: those that need a person come first.
+func (c *card) rank() int {
+	if c.Needs {
+		return 0
+	}
+	return 1
+}
+
+// nothingParked is shown in place of groups of parked rows.
+func nothingParked(s *status) string {
+	if s.Parked.Counted {
+		return "Nothing is parked."
+	}
+	return "Counting takes over 2 seconds."
 }
 
 // unanswered is the status of a page without an answer.

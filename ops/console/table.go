@@ -150,7 +150,11 @@ func tag(state string) template.HTML {
 
 // rate is how many there are a second.
 func rate(f float64) string {
-	return strings.TrimSuffix(strconv.FormatFloat(f, 'f', map[bool]int{true: 1, false: 0}[f < 10], 64), ".0")
+	digits := 0
+	if f < 10 {
+		digits = 1
+	}
+	return strings.TrimSuffix(strconv.FormatFloat(f, 'f', digits, 64), ".0")
 }
 
 // plain is a value as an address or a test has it: "" for nil.
