@@ -54,12 +54,8 @@ select pg_is_in_recovery() as standby,
        extract(epoch from clock_timestamp() - pg_last_xact_replay_timestamp())::float8 as replay, (select count(*) from pg_stat_replication) as standbys,
        current_setting('synchronous_standby_names') <> '' as synchronous`
 
-// strangeLanesSQL lists sinks with lanes that relays halt on (O3): their cursor belongs to another
-// database cluster, or it or a row is ahead of the server. By name; rows by the index batches_new.
-const strangeLanesSQL = `
-select distinct l.sink from onlyonce.lanes l, pg_control_system() c
- where l.system_id <> c.system_identifier or pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(coalesce(l.target, l.prev))
-    or exists (select from onlyonce.batches r where r.sink = l.sink and r.lane = l.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot())) order by 1`
+// strangeLanesSQL lists sinks with lanes that relays halt on (O3). By name.
+const strangeLanesSQL = `select distinct l.sink from onlyonce.lanes l where onlyonce.is_foreign(l.id) order by 1`
 
 const (
 	oldTransaction = 5 * time.Minute

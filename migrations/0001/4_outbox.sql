@@ -369,6 +369,7 @@ create table onlyonce.lanes (
   system_id  bigint,
   timeline   text,
   history_at timestamptz,
+  written    xid8        not null default pg_current_xact_id(),
   unique (sink, lane)
 ) with (fillfactor = 50);
 comment on table  onlyonce.lanes is 'How far a lane of a sink has been sent. Calls visible in prev are done. Of those that are visible in target and not in prev (the pass), those up to last_id are done; it may be in the middle of a batch.';
@@ -377,6 +378,7 @@ comment on column onlyonce.lanes.started_at is 'Journal: of the pass, only the f
 comment on column onlyonce.lanes.version    is 'Rises with each change; every change compares it.';
 comment on column onlyonce.lanes.server     is 'Start time of the server that the cursor was last moved on. If it differs, system identifier, history and transaction ids are compared again.';
 comment on column onlyonce.lanes.timeline   is 'onlyonce.history() when the cursor was last moved on another server or after a restart.';
+comment on column onlyonce.lanes.written    is 'Transaction that wrote this row. If the row''s xmin is another, the row was copied, and transaction ids do not go on here.';
 comment on column onlyonce.lanes.history_at is 'When a relay first saw this system identifier and history: a failover or a restore may have lost what committed before.';
 
 -- rates has the rates of sinks, of their tenants, and of prefixes of ordering keys, each with a
@@ -889,17 +891,35 @@ comment on function onlyonce.enqueue(uuid, text, text, text, text, text, text, t
 
 -- history names the history that this server has: where the name differs, what committed before may
 -- be gone. It is the timeline, read from the WAL because pg_control_checkpoint() lags behind a
--- promotion. Some managed servers do not tell it: Amazon Aurora raises 55000 below wal_level =
+-- promotion, and the system identifier, because pg_upgrade begins with timeline 1 again. Some managed servers do not tell it: Amazon Aurora raises 55000 below wal_level =
 -- logical. There it is the time at which the server started, which differs for each server that was
 -- promoted or restored, and for each that only started again (O3).
 create function onlyonce.history() returns text
 language plpgsql as $$
 begin
-  return substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8);
+  return (select substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) || ' of ' || c.system_identifier from pg_control_system() c);
 exception when insufficient_privilege or object_not_in_prerequisite_state or undefined_function or feature_not_supported then
   return 'started ' || extract(epoch from pg_postmaster_start_time());
 end $$;
-comment on function onlyonce.history() is 'Name of the history of this server: its timeline, or when it started, if it does not tell its timeline.';
+comment on function onlyonce.history() is 'Name of the history of this server: its timeline and system identifier, or when it started, if it does not tell its timeline.';
+
+-- is_foreign reports whether transaction ids of a lane mean nothing on this server (O3): the cursor
+-- was moved in another database cluster, or it or a row of the lane is ahead of the server.
+--
+-- pg_upgrade makes another cluster and keeps the files of tables, the transaction ids and their
+-- counter. What a dump or logical replication has copied was written by a transaction of this
+-- cluster, and that is not the one that the row names. If both numbers happen to agree, the counters
+-- of both clusters agreed at that moment: then ids of later transactions are beyond the cursor. The
+-- server keeps 32 bits of xmin, also of rows that were frozen. Reads batches by batches_new.
+create function onlyonce.is_foreign(lane_id bigint) returns boolean
+language sql stable as $$
+  select l.system_id <> c.system_identifier and l.xmin <> l.written::xid
+      or pg_snapshot_xmax(pg_current_snapshot()) < greatest(l.written, pg_snapshot_xmax(coalesce(l.target, l.prev)))
+      or exists (select 1 from onlyonce.batches r
+                  where r.sink = l.sink and r.lane = l.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot()))
+    from onlyonce.lanes l, pg_control_system() c where l.id = is_foreign.lane_id
+$$;
+comment on function onlyonce.is_foreign(bigint) is 'Whether the cursor of a lane, or a row of its log, has transaction ids that mean nothing on this server.';
 
 -- advance moves a lane's cursor. It is the relay's only write for a call that succeeds. It compares
 -- the version, so that a COMMIT whose answer was lost is not repeated. It raises if the version
@@ -922,16 +942,13 @@ declare
 begin
   select * into l from onlyonce.lanes x where x.id = advance.lane_id;
   if l.server is distinct from pg_postmaster_start_time() then
-    select c.system_identifier into sys from pg_control_system() c;
-    line := onlyonce.history();
-    if l.system_id <> sys
-       or pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(coalesce(l.target, l.prev))
-       or exists (select 1 from onlyonce.batches r
-                   where r.sink = l.sink and r.lane = l.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot())) then
+    if onlyonce.is_foreign(lane_id) then
       raise exception using errcode = 'OO007',
         message = format('onlyonce: lane %s of sink %L was written by another database cluster: its transaction ids mean nothing here', l.lane, l.sink),
         hint = 'After a restore from a dump or a move to another cluster run: onlyonce outbox rebase';
     end if;
+    select c.system_identifier into sys from pg_control_system() c;
+    line := onlyonce.history();
   end if;
   update onlyonce.lanes x set
       prev       = case when advance.freeze then coalesce(x.target, x.prev) else x.prev end,
@@ -940,9 +957,10 @@ begin
       started_at = case when advance.keep_started then x.started_at when advance.quiet then 'infinity' else onlyonce.steady_clock() end,
       version    = x.version + 1,
       server     = pg_postmaster_start_time(),
-      system_id  = coalesce(x.system_id, sys),
+      system_id  = coalesce(sys, x.system_id),
       timeline   = coalesce(line, x.timeline),
-      history_at = case when line <> x.timeline then clock_timestamp() else x.history_at end
+      history_at = case when line <> x.timeline then clock_timestamp() else x.history_at end,
+      written    = pg_current_xact_id()
     where x.id = advance.lane_id and x.version = advance.seen;
   if not found then
     raise exception using errcode = 'OO008',

@@ -10,9 +10,6 @@ type exception struct {
 }
 
 var exceptions = []exception{
-	{"internal/reports.", 1, 4, "a person asks, for lists and counts of what is there. It reads each row once at most, and is bounded by time."},
-	{"ops.", 1, 4, "the same, of status, doctor and explain."},
-	{"internal/gauges.", 1, 4, "the same, once a scrape, in one process of all."},
 	{"outbox.pollWorkSQL", 3, 0, "a poll of a sink: for each of 16 lanes, and each transaction in progress, six segments of the log."},
 	{"outbox.firstBatchesSQL", 2, 0, "a pass of a lane: for each transaction in progress, six segments of the log."},
 	{"outbox.collectRefsSQL", 2, 0, "the same."},
