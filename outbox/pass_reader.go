@@ -30,7 +30,8 @@ const (
 // was begun in another cluster must not go on either.
 const loadCursorSQL = `
 select a.version, a.last_id, a.target is not null, isfinite(a.started_at),
-       coalesce(onlyonce.is_foreign(a.id), false)
+       onlyonce.is_foreign(a, a.xmin)
+       or exists (select 1 from onlyonce.batches r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot()))
   from onlyonce.lanes a where a.id = $1`
 
 // passRefs reads places (slot, ctid) of the batches of a lane's pass, in the order of (xid, id) and

@@ -903,23 +903,22 @@ exception when insufficient_privilege or object_not_in_prerequisite_state or und
 end $$;
 comment on function onlyonce.history() is 'Name of the history of this server: its timeline and system identifier, or when it started, if it does not tell its timeline.';
 
--- is_foreign reports whether transaction ids of a lane mean nothing on this server (O3): the cursor
--- was moved in another database cluster, or it or a row of the lane is ahead of the server.
+-- is_foreign reports whether a cursor's transaction ids mean nothing on this server (O3): it was moved
+-- in another database cluster, or is ahead of the server. In: the row, and its xmin. Who asks also
+-- looks for a row of the lane's log that is ahead of the server.
 --
 -- pg_upgrade makes another cluster and keeps the files of tables, the transaction ids and their
 -- counter. What a dump or logical replication has copied was written by a transaction of this
 -- cluster, and that is not the one that the row names. If both numbers happen to agree, the counters
 -- of both clusters agreed at that moment: then ids of later transactions are beyond the cursor. The
--- server keeps 32 bits of xmin, also of rows that were frozen. Reads batches by batches_new.
-create function onlyonce.is_foreign(lane_id bigint) returns boolean
+-- server keeps 32 bits of xmin, also of rows that were frozen.
+create function onlyonce.is_foreign(l onlyonce.lanes, row_xmin xid) returns boolean
 language sql stable as $$
-  select l.system_id <> c.system_identifier and l.xmin <> l.written::xid
-      or pg_snapshot_xmax(pg_current_snapshot()) < greatest(l.written, pg_snapshot_xmax(coalesce(l.target, l.prev)))
-      or exists (select 1 from onlyonce.batches r
-                  where r.sink = l.sink and r.lane = l.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot()))
-    from onlyonce.lanes l, pg_control_system() c where l.id = is_foreign.lane_id
+  select coalesce((l).system_id <> c.system_identifier, false) and row_xmin <> (l).written::xid
+      or pg_snapshot_xmax(pg_current_snapshot()) < greatest((l).written, pg_snapshot_xmax(coalesce((l).target, (l).prev)))
+    from pg_control_system() c
 $$;
-comment on function onlyonce.is_foreign(bigint) is 'Whether the cursor of a lane, or a row of its log, has transaction ids that mean nothing on this server.';
+comment on function onlyonce.is_foreign(onlyonce.lanes, xid) is 'Whether transaction ids of a lane''s cursor, a row with this xmin, mean nothing on this server.';
 
 -- advance moves a lane's cursor. It is the relay's only write for a call that succeeds. It compares
 -- the version, so that a COMMIT whose answer was lost is not repeated. It raises if the version
@@ -942,7 +941,9 @@ declare
 begin
   select * into l from onlyonce.lanes x where x.id = advance.lane_id;
   if l.server is distinct from pg_postmaster_start_time() then
-    if onlyonce.is_foreign(lane_id) then
+    if (select onlyonce.is_foreign(x, x.xmin) from onlyonce.lanes x where x.id = l.id)
+       or exists (select 1 from onlyonce.batches r
+                   where r.sink = l.sink and r.lane = l.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot())) then
       raise exception using errcode = 'OO007',
         message = format('onlyonce: lane %s of sink %L was written by another database cluster: its transaction ids mean nothing here', l.lane, l.sink),
         hint = 'After a restore from a dump or a move to another cluster run: onlyonce outbox rebase';

@@ -72,7 +72,7 @@ var families = []family{
 	{"requests", []variant{
 		{"kept", []string{records("'completed'", "now()", "now() + interval '1 day'", "null", "null")}},
 		{"expired", []string{records("'completed'", "now() - interval '9 days'", "now() - interval '8 days'", "null", "null"), oldCalls}},
-		{"to be looked at", []string{records("'completed'", "now() - interval '9 days'", "now() - interval '8 days'", "now() + interval '1 hour'", "null")}},
+		{"to be looked at", []string{records("'completed'", "now() - interval '9 days'", "now() - interval '8 days'", "now() - interval '1 hour'", "null")}},
 		{"not come back", []string{`insert into onlyonce.leases (name, epoch, until) select 'http/-' || i, 1, now() - interval '9 days'` + each,
 			records("'running'", "null", "null", "null", "i"), oldCalls}},
 		{"known to an operator", []string{records("'running'", "null", "null", "null", "i"), `update onlyonce.http_records set abandoned_at = now()`}},
@@ -94,6 +94,10 @@ var families = []family{
 	{"positions", []variant{
 		{"of others", []string{positions(`0 - i`)}},
 		{"of an earlier run", []string{positions(`(select max(id) from onlyonce.cursors)`)}},
+		{"done above the position", []string{`insert into onlyonce.done (cursor_id, run, "offset", hash, last)
+			select c.id, c.run, 1000000 + i, i, true from onlyonce.cursors c, generate_series(1, ROWS) i where c.scope = '` + slotScope + `'`,
+			`insert into onlyonce.attempts (cursor_id, "offset", attempts, answers)
+			select c.id, 1000000 + i, 1, 0 from onlyonce.cursors c, generate_series(1, 64) i where c.scope = '` + slotScope + `'`}},
 	}},
 }
 
