@@ -39,7 +39,7 @@ func claimed(r *ops.KeyReport) string {
 	if !r.Claimed {
 		remembered = ", and is no longer asked for."
 	}
-	return name + " was claimed " + r.Seen() + remembered
+	return name + " was claimed " + seen(r) + remembered
 }
 
 // became says what became of the key, as far as that is known.
@@ -52,7 +52,7 @@ func became(r *ops.KeyReport) string {
 	case len(r.Events) > 0:
 		return eventFate(r)
 	case appliedByConsumer(r):
-		return fmt.Sprintf("It was applied %s: a consumer's transaction claimed it together with its effects.%s%s", r.Seen(), ownCalls(r), parkedAs(r))
+		return fmt.Sprintf("It was applied %s: a consumer's transaction claimed it together with its effects.%s%s", seen(r), ownCalls(r), parkedAs(r))
 	case len(r.Claims) > 0 || len(r.Webhooks) > 0:
 		return recorded(r) + ownCalls(r) + parkedAs(r)
 	case len(r.Parked) > 0:
@@ -107,7 +107,7 @@ func recorded(r *ops.KeyReport) string {
 	if len(r.Webhooks) > 0 {
 		return fmt.Sprintf("Endpoint %s recorded it at %s.", r.Webhooks[0].Endpoint, show.Instant(r.Webhooks[0].ClaimedAt))
 	}
-	return "It was taken: its id was claimed " + r.Seen() + "."
+	return "It was taken: its id was claimed " + seen(r) + "."
 }
 
 // ownCalls says what became of its own calls, with a space in front.

@@ -128,14 +128,14 @@ select count(*) as count from (
 
 // ParkedCount counts the parked rows of one group.
 type ParkedCount struct {
-	Count            int64     `json:"count" col:"COUNT"`
-	Kind             string    `json:"kind" col:"KIND" doc:"message, call or event"`
-	State            string    `json:"state" col:"STATE" doc:"waiting, retrying, blocked or reconcile"`
-	Reason           string    `json:"reason" col:"REASON"`
-	Scope            string    `json:"scope" col:"SCOPE OR SINK" by:"At"`
+	Count            int64     `json:"count"`
+	Kind             string    `json:"kind" doc:"message, call or event"`
+	State            string    `json:"state" doc:"waiting, retrying, blocked or reconcile"`
+	Reason           string    `json:"reason"`
+	Scope            string    `json:"scope"`
 	Sink             *string   `json:"sink" doc:"of calls"`
 	Error            string    `json:"error,omitempty" doc:"what the errors begin with, if they are counted by it"`
-	Oldest           time.Time `json:"oldest" col:"OLDEST SINCE" doc:"when the oldest of them was parked"`
+	Oldest           time.Time `json:"oldest" doc:"when the oldest of them was parked"`
 	OldestAgeSeconds float64   `json:"oldest_age_seconds" doc:"how long ago that was, by the database's clock"`
 }
 
