@@ -121,9 +121,9 @@ func (l *Layer) Ready() error {
 	return nil
 }
 
-// purge deletes a batch, and reports whether there may be more. While records are still to be looked
-// at, it deletes none: of those that seem to have expired, it would pass over the same ones each
-// time. A look keeps a record from its expiry, or finds that it may expire (H31, T13).
+// purge deletes a batch, and reports whether there may be more. While records are still to be
+// looked at, it deletes none: of those that seem to have expired, it would pass over the same ones
+// each time. A look keeps a record from its expiry, or finds that it may expire (H31, T13).
 func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.Timeouts.Statement)
 	defer cancel()

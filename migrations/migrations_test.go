@@ -241,8 +241,8 @@ func TestS1ManyMigrateAtOnce(t *testing.T) {
 	}
 }
 
-// T13: a name that several tables have, for example a sink's, has one collation. With two, a join by
-// it cannot use the index of the one whose collation is not chosen, and reads all of it.
+// T13: a name that several tables have, for example a sink's, has one collation. With two, a join
+// by it cannot use the index of the one whose collation is not chosen, and reads all of it.
 func TestT13ColumnsOfOneNameHaveOneCollation(t *testing.T) {
 	t.Parallel()
 	rows, err := pgtest.DB(t).Query(t.Context(), `

@@ -10,9 +10,9 @@ import (
 	"github.com/onlyonce/onlyonce/migrations"
 )
 
-// openRequestsSQL counts the HTTP requests that wait for an operator, the oldest thousand. One row. By
-// the index http_records_held. One whose client has come back counts until it is completed, or its
-// next step begins.
+// openRequestsSQL counts the HTTP requests that wait for an operator, the oldest thousand. One row.
+// By the index http_records_held. One whose client has come back counts until it is completed, or
+// its next step begins.
 const openRequestsSQL = `
 select count(*) filter (where h.state = 'reconcile') as reconcile, count(*) filter (where h.state = 'running') as abandoned
   from (select r.state from onlyonce.http_records r
@@ -46,8 +46,8 @@ type StatusReport struct {
 	// most 1,000 are counted.
 	TimedAhead int64 `json:"timed_ahead"`
 
-	// Requests counts the HTTP requests that wait for an operator, by their state (see [Request]): the
-	// oldest 1,000.
+	// Requests counts the HTTP requests that wait for an operator, by their state (see [Request]):
+	// the oldest 1,000.
 	Requests RequestCounts `json:"requests"`
 }
 
@@ -60,7 +60,7 @@ type RequestCounts struct {
 // timedAheadSQL counts the parked rows whose due time was written while the clock was ahead. One
 // row. By the index parked_timed.
 const timedAheadSQL = `
-select count(*) from (select from onlyonce.parked where timed_at > (select clock_timestamp() + interval '1 second') limit 1000) a`
+select count(*) from (select from onlyonce.parked where timed_at > (select clock_timestamp() + interval '1 second') order by timed_at desc limit 1000) a`
 
 // StatusQuestion is the input of [Status].
 type StatusQuestion struct {

@@ -30,7 +30,8 @@ const (
 // was begun in another cluster must not go on either.
 const loadCursorSQL = `
 select a.version, a.last_id, a.target is not null, isfinite(a.started_at),
-       onlyonce.is_foreign(a, a.xmin)
+       coalesce(a.system_id <> (select c.system_identifier from pg_control_system() c), false) and a.xmin <> a.written::xid
+       or pg_snapshot_xmax(pg_current_snapshot()) < greatest(a.written, pg_snapshot_xmax(coalesce(a.target, a.prev)))
        or exists (select 1 from onlyonce.batches r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot()))
   from onlyonce.lanes a where a.id = $1`
 

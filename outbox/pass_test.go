@@ -397,8 +397,8 @@ func TestO3AnotherCluster(t *testing.T) {
 }
 
 // O3: after pg_upgrade the cluster is another one, and transaction ids go on: the row of a cursor
-// names the transaction that wrote it here. Nothing halts, and no call is sent again. History may be
-// lost, because who upgrades may do so from a copy.
+// names the transaction that wrote it here. Nothing halts, and no call is sent again. History may
+// be lost, because who upgrades may do so from a copy.
 func TestO3TransactionIDsGoOn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -128,6 +128,9 @@ func (a *app) writeOwners(r *ops.StatusReport) {
 func (a *app) writeParkedCounts(t *reports.ParkedTotals) {
 	a.say("\nParked: %d not settled%s", t.Total(), settledText(t))
 	writeRows(a, operate.ParkedCountColumns, t.Groups)
+	if text := capturedText(t); text != "" {
+		a.say("Captured: %s", text)
+	}
 	if !t.Counted {
 		a.say("parked rows are left out: counting them took over %v", a.countLimit)
 	}
@@ -142,6 +145,18 @@ func settledText(t *reports.ParkedTotals) string {
 		return fmt.Sprintf(", over %d settled", *t.Settled)
 	}
 	return fmt.Sprintf(", %d settled", *t.Settled)
+}
+
+// capturedText says how many calls were delivered with a captured answer: they were never in
+// trouble, and do not count as parked.
+func capturedText(t *reports.ParkedTotals) string {
+	switch {
+	case t.Captured == nil || *t.Captured == 0:
+		return ""
+	case t.CapturedMore:
+		return fmt.Sprintf("over %d calls were delivered, and their answers are kept", *t.Captured)
+	}
+	return fmt.Sprintf("%s delivered, with the answer kept", show.Count(*t.Captured, "call"))
 }
 
 // writeSinks shows the calls that are not delivered and the relays that send them, a line for each

@@ -11,8 +11,8 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// windowsSQL reads for each sink how long a call is started again under its key. Sinks that remember
-// keys forever are left out.
+// windowsSQL reads for each sink how long a call is started again under its key. Sinks that
+// remember keys forever are left out.
 const windowsSQL = `
 select name as sink, extract(epoch from start_window)::float8 as window_seconds, null::float8 as left_seconds
   from onlyonce.sinks where start_window is not null order by name`
@@ -132,7 +132,8 @@ func readMeasures(ctx context.Context, tx pgx.Tx, limit time.Duration) (*Measure
 }
 
 // readWindows finds how much of its window the unanswered call that was tried first has left. Calls
-// that were never tried have their whole window, and those with the reason completion were accepted.
+// that were never tried have their whole window, and those with the reason completion were
+// accepted.
 func (m *Measures) readWindows(ctx context.Context, tx pgx.Tx, limit time.Duration) error {
 	groups, err := reports.CountCalls(ctx, tx, "", limit)
 	if err != nil || groups == nil {

@@ -34,9 +34,9 @@ select sink, lane, epoch, until, held,
 
 // WaitingCallsSQL counts the calls of the log that no cursor has passed. In: sink (null: any). One
 // row for each lane (null: no relay lists the sink) and slot. By batches_new, from the oldest
-// transaction that the lane's cursor has not seen; without a lane, all of a sink. in_pass: how many of those are in the running
-// pass. Of a batch that the cursor is in, the calls up to last_id are done. A parked call needs no
-// exception: parking it moves the cursor past it.
+// transaction that the lane's cursor has not seen; without a lane, all of a sink. in_pass: how many
+// of those are in the running pass. Of a batch that the cursor is in, the calls up to last_id are
+// done. A parked call needs no exception: parking it moves the cursor past it.
 const WaitingCallsSQL = SinksOfLog + `
 select l.sink, l.lane, p.slot, p.calls, p.in_pass, extract(epoch from clock_timestamp() - p.oldest)::float8 as age
   from onlyonce.lanes l,

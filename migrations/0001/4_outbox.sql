@@ -903,23 +903,6 @@ exception when insufficient_privilege or object_not_in_prerequisite_state or und
 end $$;
 comment on function onlyonce.history() is 'Name of the history of this server: its timeline and system identifier, or when it started, if it does not tell its timeline.';
 
--- is_foreign reports whether a cursor's transaction ids mean nothing on this server (O3): it was moved
--- in another database cluster, or is ahead of the server. In: the row, and its xmin. Who asks also
--- looks for a row of the lane's log that is ahead of the server.
---
--- pg_upgrade makes another cluster and keeps the files of tables, the transaction ids and their
--- counter. What a dump or logical replication has copied was written by a transaction of this
--- cluster, and that is not the one that the row names. If both numbers happen to agree, the counters
--- of both clusters agreed at that moment: then ids of later transactions are beyond the cursor. The
--- server keeps 32 bits of xmin, also of rows that were frozen.
-create function onlyonce.is_foreign(l onlyonce.lanes, row_xmin xid) returns boolean
-language sql stable as $$
-  select coalesce((l).system_id <> c.system_identifier, false) and row_xmin <> (l).written::xid
-      or pg_snapshot_xmax(pg_current_snapshot()) < greatest((l).written, pg_snapshot_xmax(coalesce((l).target, (l).prev)))
-    from pg_control_system() c
-$$;
-comment on function onlyonce.is_foreign(onlyonce.lanes, xid) is 'Whether transaction ids of a lane''s cursor, a row with this xmin, mean nothing on this server.';
-
 -- advance moves a lane's cursor. It is the relay's only write for a call that succeeds. It compares
 -- the version, so that a COMMIT whose answer was lost is not repeated. It raises if the version
 -- differs, because it shares a round trip with COMMIT.
@@ -932,6 +915,12 @@ comment on function onlyonce.is_foreign(onlyonce.lanes, xid) is 'Whether transac
 -- If the cursor was last moved on another server, or before a restart, it is first compared with
 -- what this server knows (O3): a promotion or a restore may have lost transactions. A session never
 -- moves from one server to another.
+--
+-- pg_upgrade makes another cluster and keeps the files of tables, the transaction ids and their
+-- counter. So the row's xmin is the transaction that the row names. What a dump or logical
+-- replication has copied was written by a transaction of this cluster, which is another one. If both
+-- numbers happen to agree, the counters of both clusters agreed at that moment: then ids of later
+-- transactions are beyond the cursor. The server keeps 32 bits of xmin, also of rows that were frozen.
 create function onlyonce.advance(lane_id bigint, seen bigint, last_id bigint, freeze boolean, keep_started boolean, quiet boolean default false) returns void
 language plpgsql as $$
 declare
@@ -941,14 +930,15 @@ declare
 begin
   select * into l from onlyonce.lanes x where x.id = advance.lane_id;
   if l.server is distinct from pg_postmaster_start_time() then
-    if (select onlyonce.is_foreign(x, x.xmin) from onlyonce.lanes x where x.id = l.id)
+    select c.system_identifier into sys from pg_control_system() c;
+    if l.system_id <> sys and (select x.xmin from onlyonce.lanes x where x.id = l.id) <> l.written::xid
+       or pg_snapshot_xmax(pg_current_snapshot()) < greatest(l.written, pg_snapshot_xmax(coalesce(l.target, l.prev)))
        or exists (select 1 from onlyonce.batches r
                    where r.sink = l.sink and r.lane = l.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot())) then
       raise exception using errcode = 'OO007',
         message = format('onlyonce: lane %s of sink %L was written by another database cluster: its transaction ids mean nothing here', l.lane, l.sink),
         hint = 'After a restore from a dump or a move to another cluster run: onlyonce outbox rebase';
     end if;
-    select c.system_identifier into sys from pg_control_system() c;
     line := onlyonce.history();
   end if;
   update onlyonce.lanes x set

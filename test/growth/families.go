@@ -94,10 +94,6 @@ var families = []family{
 	{"positions", []variant{
 		{"of others", []string{positions(`0 - i`)}},
 		{"of an earlier run", []string{positions(`(select max(id) from onlyonce.cursors)`)}},
-		{"done above the position", []string{`insert into onlyonce.done (cursor_id, run, "offset", hash, last)
-			select c.id, c.run, 1000000 + i, i, true from onlyonce.cursors c, generate_series(1, ROWS) i where c.scope = '` + slotScope + `'`,
-			`insert into onlyonce.attempts (cursor_id, "offset", attempts, answers)
-			select c.id, 1000000 + i, 1, 0 from onlyonce.cursors c, generate_series(1, 64) i where c.scope = '` + slotScope + `'`}},
 	}},
 }
 
