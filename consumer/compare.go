@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
@@ -20,7 +21,8 @@ delete from onlyonce.done d using held
 
 // compare compares what is done above the position with the records that were fetched. One that the
 // log does not have halts the partition (C8). If an operator has set the position since it was
-// done, its row says nothing of this log: it is deleted, and the record is handled.
+// done, its row says nothing of this log: it is deleted, and the record is handled. It looks at the
+// offsets that the fetch spans, of what may be millions.
 func (s *slots) compare(ctx context.Context, got fetchResult) error {
 	before, next := s.window.Before, s.w.cur.capAtReplayEnd(got.Next)
 	if len(before) == 0 {
@@ -35,9 +37,10 @@ func (s *slots) compare(ctx context.Context, got fetchResult) error {
 			others = append(others, m.Offset)
 		}
 	}
-	for offset := range before {
+	for _, offset := range s.doneIn(s.window.Next, next) {
+		_, done := before[offset]
 		switch {
-		case offset >= next || found[offset]:
+		case !done || found[offset]:
 		case s.w.id.Compacted:
 			delete(before, offset)
 		default:
@@ -55,6 +58,17 @@ func (s *slots) compare(ctx context.Context, got fetchResult) error {
 		}
 	}
 	return s.dropDone(ctx, others)
+}
+
+// doneIn returns the offsets from one to before another, in order, that were done when the window
+// began. Those that the window has read since are not in window.Before any more.
+func (s *slots) doneIn(from, to int64) []int64 {
+	if s.doneOffsets == nil {
+		s.doneOffsets = slices.Sorted(maps.Keys(s.window.Before))
+	}
+	first, _ := slices.BinarySearch(s.doneOffsets, from)
+	end, _ := slices.BinarySearch(s.doneOffsets, max(from, to))
+	return s.doneOffsets[first:end]
 }
 
 // dropDone deletes what is done at offsets of another log.

@@ -21,6 +21,7 @@ type slots struct {
 	limit  int            // slots that may be busy
 	events chan slotEvent // from slots
 
+	doneOffsets []int64          // of window.Before as it was, in order; nil: not needed yet
 	fetchErr    error            // of the fetch after the window
 	identifying bool             // a fetch is in identifyCounted
 	identified  chan fetchResult // what comes out of it

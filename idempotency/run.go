@@ -121,7 +121,9 @@ func (l *Layer) Ready() error {
 	return nil
 }
 
-// purge deletes a batch, and reports whether there may be more.
+// purge deletes a batch, and reports whether there may be more. While records are still to be
+// looked at, it deletes none: of those that seem to have expired, it would pass over the same ones
+// each time. A look keeps a record from its expiry, or finds that it may expire (H31, T13).
 func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.Timeouts.Statement)
 	defer cancel()
@@ -131,6 +133,9 @@ func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 	var looked, purged, deleted, aside, abandoned int
 	if err := l.pool.QueryRow(ctx, lookSQL, l.purgeBatch).Scan(&looked); err != nil {
 		return false, fmt.Errorf("idempotency: looking whether calls and operations of requests are settled: %w", err)
+	}
+	if looked == l.purgeBatch {
+		return true, nil
 	}
 	if err := l.pool.QueryRow(ctx, purgeSQL, l.purgeBatch).Scan(&purged); err != nil {
 		return false, fmt.Errorf("idempotency: purging: %w", err)
@@ -147,5 +152,5 @@ func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 	if purged+deleted > 0 && l.cfg.Hooks.Purged != nil {
 		l.cfg.Hooks.Purged(purged + deleted)
 	}
-	return max(looked, purged) == l.purgeBatch, nil
+	return purged == l.purgeBatch, nil
 }

@@ -458,6 +458,7 @@ func TestH18StepAfterItWasAbandoned(t *testing.T) {
 	for _, want := range []string{"running t", "reconcile f"} {
 		r.post("/pay", "k", "x")
 		again.Store(true)
+		r.exec(`update onlyonce.http_records set created_at = created_at - interval '49 hours'`)
 		r.exec(`update onlyonce.leases set until = until - interval '49 hours'`)
 		r.exec(`select onlyonce.http_abandon(100)`)
 		if got := one[string](r, `select concat_ws(' ', state, abandoned_at is not null) from onlyonce.http_records`); got != want {

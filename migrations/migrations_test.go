@@ -279,6 +279,25 @@ func TestS1ManyMigrateAtOnce(t *testing.T) {
 	}
 }
 
+// T13: a name that several tables have, for example a sink's, has one collation. With two, a join
+// by it cannot use the index of the one whose collation is not chosen, and reads all of it.
+func TestT13ColumnsOfOneNameHaveOneCollation(t *testing.T) {
+	t.Parallel()
+	rows, err := pgtest.DB(t).Query(t.Context(), `
+		select a.attname || ' of ' || string_agg(c.relname || ' ' || l.collname, ', ' order by c.relname)
+		  from pg_attribute a join pg_class c on c.oid = a.attrelid join pg_collation l on l.oid = a.attcollation
+		 where c.relnamespace = 'onlyonce'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition and a.attnum > 0
+		   and a.attname <> 'name' -- of things that are not joined
+		 group by a.attname having count(distinct a.attcollation) > 1`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	columns, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(columns) > 0 {
+		t.Errorf("%v, %v", columns, err)
+	}
+}
+
 // S6: a publication for all tables, as Debezium makes by default, keeps no row from being changed
 // or deleted: every table of the schema has a replica identity.
 func TestS6EveryTableCanBePublished(t *testing.T) {

@@ -90,6 +90,7 @@ func Examine(ctx context.Context, db DB, q ExamineQuestion) (*Examination, error
 type examiner struct {
 	ask      *ExamineQuestion
 	findings []Finding
+	inUse    *inUse // once it was read
 }
 
 func (d *examiner) add(level, check, remedy, format string, args ...any) {

@@ -23,12 +23,6 @@ const endpointsSQL = idsOfEndpoints + `
 select o.endpoint, (select extract(epoch from clock_timestamp() - w.seen_at)::float8 from onlyonce.webhook_ids w where w.endpoint = o.endpoint order by w.seen_at limit 1) as oldest
   from of_ids o where o.endpoint is not null order by 1`
 
-// triedSQL finds the call that a relay has tried for the longest time. One row, or none. Reads the
-// whole table of failures, without bodies.
-const triedSQL = `
-select id, sink, extract(epoch from clock_timestamp() - first_attempt_at)::float8 as age
-  from onlyonce.parked where id > 0 and kind = 'call' and settled_at is null and open order by first_attempt_at limit 1`
-
 // rotatorSQL counts the processes that hold the lease to rotate a ring. In: name of its lease. By
 // the unique index.
 const rotatorSQL = `select count(*) from onlyonce.leases where name = $1 and nonce is not null and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
@@ -105,24 +99,19 @@ func (d *examiner) relayRetries(ctx context.Context, tx pgx.Tx) error {
 			return err
 		}
 	}
-	type tried struct {
-		ID   int64
-		Sink string
-		Age  float64
-	}
-	calls, err := reports.Collect[tried](ctx, tx, triedSQL)
+	rows, err := d.readInUse(ctx, tx)
 	if err != nil {
 		return err
 	}
-	if len(calls) > 0 {
-		c := calls[0]
-		if err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: "consumer_keys", Copies: show.Seconds(c.Age)}); errors.Is(err, inbox.ErrHorizon) {
-			d.add(levelWarn, "relay-retries", fmt.Sprintf("if the sink's topic is consumed here, find out whether it was applied before you redrive it: onlyonce parked show -id %d", c.ID),
-				"parked call %d to sink %s was first tried %s ago, longer than consumer_keys remembers at least: a message that it produces now is a new one", c.ID, c.Sink, show.Seconds(c.Age))
+	if c := rows; c.TriedID != nil && c.TriedSink != nil {
+		age := show.Seconds(*c.TriedAge)
+		if err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: "consumer_keys", Copies: age}); errors.Is(err, inbox.ErrHorizon) {
+			d.add(levelWarn, "relay-retries", fmt.Sprintf("if the sink's topic is consumed here, find out whether it was applied before you redrive it: onlyonce parked show -id %d", *c.TriedID),
+				"parked call %d to sink %s was first tried %s ago, longer than consumer_keys remembers at least: a message that it produces now is a new one", *c.TriedID, *c.TriedSink, age)
 		} else if err != nil {
 			return err
 		}
-		if err := d.otherClasses(ctx, tx, "relay-retries", show.Seconds(c.Age), fmt.Sprintf("parked call %d to sink %s", c.ID, c.Sink)); err != nil {
+		if err := d.otherClasses(ctx, tx, "relay-retries", age, fmt.Sprintf("parked call %d to sink %s", *c.TriedID, *c.TriedSink)); err != nil {
 			return err
 		}
 	}

@@ -58,7 +58,8 @@ select pg_is_in_recovery() as standby,
 // database cluster, or it or a row is ahead of the server. By name; rows by the index batches_new.
 const strangeLanesSQL = `
 select distinct l.sink from onlyonce.lanes l, pg_control_system() c
- where l.system_id <> c.system_identifier or pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(coalesce(l.target, l.prev))
+ where l.system_id <> c.system_identifier and l.xmin <> l.written::xid
+    or pg_snapshot_xmax(pg_current_snapshot()) < greatest(l.written, pg_snapshot_xmax(coalesce(l.target, l.prev)))
     or exists (select from onlyonce.batches r where r.sink = l.sink and r.lane = l.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot())) order by 1`
 
 const (
@@ -121,20 +122,39 @@ func (d *examiner) roles(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// aheadSQL looks for what was written while the database's clock was ahead. One row: how many
-// leases end later than any lasts (lease.Longest), and how many parked rows got their due time
-// then, or are due later than any waits; the latest of each. Reads both tables' rows that are in
-// use.
-const aheadSQL = `
-select (select count(*) from onlyonce.leases where until > clock_timestamp() + interval '1 hour') as leases,
-       (select max(until) from onlyonce.leases) as last_lease,
-       (select count(*) from onlyonce.parked where id > 0 and settled_at is null
-           and (timed_at > clock_timestamp() + interval '1 second' or next_attempt_at > clock_timestamp() + interval '2 days' and reason <> 'scheduled')) as parked,
-       (select max(next_attempt_at) from onlyonce.parked where id > 0 and settled_at is null and reason <> 'scheduled') as last_due`
+// inUseSQL looks for what was written while the database's clock was ahead, and for the call that a
+// relay has tried for the longest time. One row: how many leases end later than any lasts
+// (lease.Longest), and how many parked rows got their due time then, or are due later than any
+// waits; the latest of each; the call (null: there is none). Reads both tables' rows that are in
+// use, each once.
+const inUseSQL = `
+select l.*, p.parked, p.last_due, p.tried[2] as tried_id, (select o.sink from onlyonce.parked o where o.id = p.tried[2]) as tried_sink,
+       (extract(epoch from clock_timestamp()) - p.tried[1] / 1e6)::float8 as tried_age
+  from (select count(*) filter (where until > clock_timestamp() + interval '1 hour') as leases, max(until) as last_lease from onlyonce.leases) l,
+       (select count(*) filter (where timed_at > clock_timestamp() + interval '1 second'
+                                   or next_attempt_at > clock_timestamp() + interval '2 days' and reason <> 'scheduled') as parked,
+               max(next_attempt_at) filter (where reason <> 'scheduled') as last_due,
+               min(case when kind = 'call' and open then array[(extract(epoch from first_attempt_at) * 1000000)::bigint, id] end) as tried
+          from onlyonce.parked where id > 0 and settled_at is null) p`
 
-type aheadRow struct {
+type inUse struct {
 	Leases, Parked     int64
 	LastLease, LastDue *time.Time
+	TriedID            *int64
+	TriedSink          *string
+	TriedAge           *float64
+}
+
+// readInUse reads it once.
+func (d *examiner) readInUse(ctx context.Context, tx pgx.Tx) (*inUse, error) {
+	if d.inUse == nil {
+		all, err := reports.Collect[inUse](ctx, tx, inUseSQL)
+		if err != nil {
+			return nil, err
+		}
+		d.inUse = &all[0]
+	}
+	return d.inUse, nil
 }
 
 // clocks compares the database's clock with this machine's. The error of the comparison is at most
@@ -147,15 +167,15 @@ func (d *examiner) clocks(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	after := d.now()
-	ahead, err := reports.Collect[aheadRow](ctx, tx, aheadSQL)
+	a, err := d.readInUse(ctx, tx)
 	if err != nil {
 		return err
 	}
 	const correct = "see that the database's clock is right now, and keep it so (NTP); programs of this version take these for over, and go on"
-	if a := ahead[0]; a.Leases > 0 {
+	if a.Leases > 0 {
 		d.add(levelFail, check, correct, "%d leases end more than an hour ahead, the last one at %s: they were written while the clock was ahead", a.Leases, show.Instant(*a.LastLease))
 	}
-	if a := ahead[0]; a.Parked > 0 {
+	if a.Parked > 0 {
 		d.add(levelFail, check, correct, "%d parked rows got their due time while the clock was ahead, the last one is due at %s: consumers and relays that run have them wait anew, within seconds", a.Parked, show.Instant(*a.LastDue))
 	}
 	skew := max(before.Sub(theirs), theirs.Sub(after), 0)

@@ -176,7 +176,7 @@ update onlyonce.leases e set epoch = e.epoch + 1, nonce = null, until = null, fr
 const moveLanesSQL = `
 update onlyonce.lanes l
    set prev = $2::text::pg_snapshot, target = null, last_id = 0, started_at = clock_timestamp(), version = l.version + 1,
-       system_id = (select c.system_identifier from pg_control_system() c), timeline = null, history_at = clock_timestamp()
+       system_id = (select c.system_identifier from pg_control_system() c), timeline = null, history_at = clock_timestamp(), written = pg_current_xact_id()
  where $1::text is null or l.sink = $1`
 
 // rebaseRingSQL records in the ring that this transaction wrote into its segments. The bound of a

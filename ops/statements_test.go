@@ -18,7 +18,7 @@ func TestQuestionsPrepare(t *testing.T) {
 	for _, sql := range []string{knownScopesSQL, scopeSQL, storedSQL,
 		claimsSQL, copiesSQL, scopeCursorsSQL, lastsSQL, classScopesSQL, callsOfSQL, webhookSQL, providersSQL, movedSQL, runStartSQL, eventSQL, openRequestsSQL,
 		ownersSQL,
-		endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL, hiddenSQL, slotsSQL, standbySQL, recoverySQL, strangeLanesSQL, usedSQL, aheadSQL, heldSQL, changedKeysSQL,
+		endpointsSQL, rotatorSQL, settingsSQL, openSQL, hiddenSQL, slotsSQL, standbySQL, recoverySQL, strangeLanesSQL, usedSQL, inUseSQL, heldSQL, changedKeysSQL,
 		stalledPlacesSQL, remainingSQL, unhandledSQL, idleSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s\n%v", sql, err)

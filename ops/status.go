@@ -10,13 +10,13 @@ import (
 	"github.com/onlyonce/onlyonce/migrations"
 )
 
-// openRequestsSQL counts the HTTP requests that wait for an operator. One row. Reads the requests
-// that are not completed, by the index http_records_expired.
+// openRequestsSQL counts the HTTP requests that wait for an operator, the oldest thousand. One row.
+// By the index http_records_held. One whose client has come back counts until it is completed, or
+// its next step begins.
 const openRequestsSQL = `
-select count(*) filter (where r.state = 'reconcile') as reconcile,
-       count(*) filter (where r.state = 'running' and r.abandoned_at is not null
-                          and not coalesce(l.until > clock_timestamp() and l.until <= clock_timestamp() + interval '1 hour', false)) as abandoned
-  from onlyonce.http_records r left join onlyonce.leases l on l.id = r.lease_id where r.expires_at is null`
+select count(*) filter (where h.state = 'reconcile') as reconcile, count(*) filter (where h.state = 'running') as abandoned
+  from (select r.state from onlyonce.http_records r
+         where r.expires_at is null and (r.state = 'reconcile' or r.abandoned_at is not null) order by r.created_at limit 1000) h`
 
 // recoverySQL reports whether the server is a standby, and whether it is set to read-only for more
 // than this login or session.
@@ -46,7 +46,8 @@ type StatusReport struct {
 	// most 1,000 are counted.
 	TimedAhead int64 `json:"timed_ahead"`
 
-	// Requests counts the HTTP requests that wait for an operator, by their state (see [Request]).
+	// Requests counts the HTTP requests that wait for an operator, by their state (see [Request]):
+	// the oldest 1,000.
 	Requests RequestCounts `json:"requests"`
 }
 
@@ -59,7 +60,7 @@ type RequestCounts struct {
 // timedAheadSQL counts the parked rows whose due time was written while the clock was ahead. One
 // row. By the index parked_timed.
 const timedAheadSQL = `
-select count(*) from (select from onlyonce.parked where timed_at > (select clock_timestamp() + interval '1 second') limit 1000) a`
+select count(*) from (select from onlyonce.parked where timed_at > (select clock_timestamp() + interval '1 second') order by timed_at desc limit 1000) a`
 
 // StatusQuestion is the input of [Status].
 type StatusQuestion struct {

@@ -25,13 +25,13 @@ const (
 )
 
 // loadCursorSQL reads a lane's cursor. In: lane id. One row: version, last id, whether there is a
-// pass, whether calls above may have been made, whether the cursor is of another database cluster.
+// pass, whether calls above may have been made, whether its ids mean nothing on this server.
 // onlyonce.advance checks the last for each pass that begins; it is read here because a pass that
 // was begun in another cluster must not go on either.
 const loadCursorSQL = `
 select a.version, a.last_id, a.target is not null, isfinite(a.started_at),
-       coalesce(a.system_id <> (select c.system_identifier from pg_control_system() c), false)
-       or pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(coalesce(a.target, a.prev))
+       coalesce(a.system_id <> (select c.system_identifier from pg_control_system() c), false) and a.xmin <> a.written::xid
+       or pg_snapshot_xmax(pg_current_snapshot()) < greatest(a.written, pg_snapshot_xmax(coalesce(a.target, a.prev)))
        or exists (select 1 from onlyonce.batches r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot()))
   from onlyonce.lanes a where a.id = $1`
 

@@ -396,6 +396,35 @@ func TestO3AnotherCluster(t *testing.T) {
 	}
 }
 
+// O3: after pg_upgrade the cluster is another one, and transaction ids go on: the row of a cursor
+// names the transaction that wrote it here. Nothing halts, and no call is sent again. History may
+// be lost, because who upgrades may do so from a copy.
+func TestO3TransactionIDsGoOn(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	sink := newScripted(accept)
+	r.enqueue(charge("1"))
+	x := r.start(testConfig(sink))
+	r.states("delivered")
+	x.stop()
+	r.exec(`update onlyonce.lanes set system_id = system_id + 1, server = null, history_at = null, written = pg_current_xact_id(),
+		timeline = replace(timeline, system_id::text, (system_id + 1)::text)`)
+	r.enqueue(charge("2"))
+	relay := r.relay(testConfig(sink))
+	r.run(relay)
+	r.states("delivered", "delivered")
+	if n := len(sink.calls()); n != 2 {
+		t.Errorf("%d calls", n)
+	}
+	if err := relay.Healthy(); err != nil {
+		t.Error(err)
+	}
+	const moved = `select count(*) from onlyonce.lanes l, pg_control_system() c where l.system_id = c.system_identifier and l.history_at is not null`
+	if one[int](r, moved) == 0 {
+		t.Error("the cursor that was moved is not of this cluster, or has the history of the other")
+	}
+}
+
 // O3: a row of a transaction that this server has not begun is in no pass, so it wakes no lane.
 // Otherwise the lane's cursor would be moved at each poll, for ever.
 func TestO3RowAheadOfTheServerWakesNoLane(t *testing.T) {

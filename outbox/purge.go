@@ -19,8 +19,8 @@ import (
 // under its first key, which the remote does not know (O1). By the
 // index parked_settled. It deletes a call only after the log has dropped it too: the log's row
 // alone would look delivered. The call was in the log when it was parked, so that is certain if
-// each segment of the log was opened later. It looks at four times as many rows as it deletes: if
-// the log is not emptied, none of millions may be deleted (T11, T13).
+// each segment of the log was opened later. It looks at no more rows than it deletes: if the log is
+// not emptied, none of millions may be deleted. Those behind them wait until it is (T11, T13).
 const purgeSQL = `
 delete from onlyonce.parked
  where id = any (array(
@@ -29,7 +29,7 @@ delete from onlyonce.parked
             select p.id, p.parked_at from onlyonce.parked p
              where p.kind = 'call' and p.sink = $1 and (p.first_key is null) = kept.same
                and p.settled_at <= (select least(clock_timestamp(), w.at) from onlyonce.watched w) - kept.retention
-             order by p.settled_at limit 4 * $3) p
+             order by p.settled_at limit $3) p
           where p.parked_at < (select min(s.opened_at) from onlyonce.segments s where s.ring = 'outbox')
           limit $3))
    and settled_at is not null`

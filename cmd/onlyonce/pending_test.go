@@ -50,7 +50,7 @@ func TestOutboxList(t *testing.T) {
 		}
 	}
 	oldest, err := reports.Look(t.Context(), f.pool, func(tx pgx.Tx) ([]reports.OldestCall, error) {
-		return reports.Collect[reports.OldestCall](t.Context(), tx, reports.OldestCallsSQL, nil, 1)
+		return reports.OldestCalls(t.Context(), tx)
 	})
 	if err != nil || len(oldest) != 2 || oldest[0].Sink != "payments" || oldest[0].AgeSeconds < 1800 || !oldest[0].Listed || oldest[1].Listed {
 		t.Errorf("%+v, %v", oldest, err)

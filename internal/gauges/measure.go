@@ -11,19 +11,11 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// windowsSQL reads for each sink how long a call is started again under its key, and how much of
-// that the unanswered call that was tried first has left (null: no call waits for another attempt).
-// Calls that were never tried have their whole window, and those with the reason completion were
-// accepted. Sinks that remember keys forever are left out. Reads the rows of onlyonce.parked that
-// are not settled, by the index parked_open, without bodies.
+// windowsSQL reads for each sink how long a call is started again under its key. Sinks that
+// remember keys forever are left out.
 const windowsSQL = `
-select k.name as sink, extract(epoch from k.start_window)::float8 as window_seconds,
-       extract(epoch from min(p.first_attempt_at) + k.start_window - clock_timestamp())::float8 as left_seconds
-  from onlyonce.sinks k
-  left join onlyonce.parked p on p.id > 0 and p.sink = k.name and p.kind = 'call' and p.settled_at is null and p.state in ('retrying', 'blocked')
-        and p.reason <> 'completion' and p.open
- where k.start_window is not null
- group by k.name order by k.name`
+select name as sink, extract(epoch from start_window)::float8 as window_seconds, null::float8 as left_seconds
+  from onlyonce.sinks where start_window is not null order by name`
 
 // scopeFrontiersSQL finds how far the slowest cursor in use of each scope is in the past. Out:
 // scope, age in seconds by the clock (null: a cursor's owner has not said). Reads one row of
@@ -121,10 +113,10 @@ func readMeasures(ctx context.Context, tx pgx.Tx, limit time.Duration) (*Measure
 	if m.Status, err = ops.Status(ctx, reports.Within{Tx: tx}, ops.StatusQuestion{CountLimit: limit}); err != nil {
 		return nil, err
 	}
-	if m.Oldest, err = reports.Collect[reports.OldestCall](ctx, tx, reports.OldestCallsSQL, nil, 1); err != nil {
+	if m.Oldest, err = reports.OldestCalls(ctx, tx); err != nil {
 		return nil, err
 	}
-	if m.Windows, err = reports.CollectWithin[KeyWindow](ctx, tx, limit, windowsSQL); err != nil {
+	if err := m.readWindows(ctx, tx, limit); err != nil {
 		return nil, err
 	}
 	if m.Keys, err = reports.KeyRings(ctx, tx); err != nil {
@@ -137,6 +129,33 @@ func readMeasures(ctx context.Context, tx pgx.Tx, limit time.Duration) (*Measure
 		return nil, err
 	}
 	return m, m.readRings(ctx, tx)
+}
+
+// readWindows finds how much of its window the unanswered call that was tried first has left. Calls
+// that were never tried have their whole window, and those with the reason completion were
+// accepted.
+func (m *Measures) readWindows(ctx context.Context, tx pgx.Tx, limit time.Duration) error {
+	groups, err := reports.CountCalls(ctx, tx, "", limit)
+	if err != nil || groups == nil {
+		return err
+	}
+	if m.Windows, err = reports.Collect[KeyWindow](ctx, tx, windowsSQL); err != nil {
+		return err
+	}
+	for i := range groups {
+		g := &groups[i]
+		if g.Tried == nil || g.Sink == nil || g.Reason == "completion" || g.State != "retrying" && g.State != "blocked" {
+			continue
+		}
+		for j := range m.Windows {
+			w := &m.Windows[j]
+			if w.Sink == *g.Sink && (w.LeftSeconds == nil || w.WindowSeconds-*g.Tried < *w.LeftSeconds) {
+				left := w.WindowSeconds - *g.Tried
+				w.LeftSeconds = &left
+			}
+		}
+	}
+	return nil
 }
 
 // readRings adds up the segments of each ring.

@@ -52,9 +52,9 @@ const pendingCallsSQL = pendingOf + `
 select id, key::text as key, sink, lane, name, tenant, scope, method, target, listed, created_at, not_before, octet_length(body)::bigint as bytes
   from pending where ($3::text is null or scope = $3) and ($4::text is null or name = $4) order by created_at, id limit $2`
 
-// OldestCallsSQL finds the oldest call that is to be sent of each sink. In: sink (null: any), 1.
+// pendingOldestSQL finds the oldest call that is to be sent of each sink. In: sink (null: any), 1.
 // Reads one call of each lane.
-const OldestCallsSQL = pendingOf + pendingEnd + `
+const pendingOldestSQL = pendingOf + pendingEnd + `
 select sink, bool_and(listed) as listed, min(created_at) as created_at, extract(epoch from clock_timestamp() - min(created_at))::float8 as age_seconds
   from pending group by sink order by sink`
 
@@ -124,6 +124,11 @@ type OldestCall struct {
 	Listed     bool      `json:"listed" doc:"a relay has listed the sink"`
 	CreatedAt  time.Time `json:"created_at"`
 	AgeSeconds float64   `json:"age_seconds" doc:"by the database's clock"`
+}
+
+// OldestCalls returns the oldest call of each sink, by sink. It reads one call of each lane.
+func OldestCalls(ctx context.Context, tx pgx.Tx) ([]OldestCall, error) {
+	return Collect[OldestCall](ctx, tx, pendingOldestSQL, nil, 1)
 }
 
 // Call is everything that the log has of one call. A nil pointer means: none, or not yet.

@@ -9,13 +9,14 @@ import (
 // cursorsSQL reads cursors. In: scope, topic, partition (each may be null: any). By the unique
 // index on (scope, topic, partition) as far as its columns are given; the latest row of progress of
 // each by its primary key. Attempts are those at the first message that has some and is not
-// below the position. A pause is found by the primary key of onlyonce.pauses; the pause
-// of the whole scope comes before that of the partition.
+// below the position. Pauses, of which there are few, are read once; the pause of the whole scope
+// comes before that of the partition.
 const cursorsSQL = `
+with paused as materialized (select * from onlyonce.pauses u where $1::text is null or u.scope = $1)
 select id, scope, topic, partition, next_offset as position, run, start_offset, start_policy,
        group_id as "group", cluster_id, topic_id::text as topic_id, epoch, clean,
        coalesce(a.attempts, 0) as attempts, a."offset" as attempt_offset, anchor_offset, leader_epoch,
-       retired_at, (select reason from onlyonce.pauses u
+       retired_at, (select reason from paused u
                      where u.scope = p.scope and u.topic in ('', p.topic) and u.partition in (-1, p.partition)
                      order by u.topic, u.partition limit 1) as paused,
        replay_no as replay, replay_until, replay_resume, replay_resend, redo_until, redo_topic_id::text as redo_topic_id,

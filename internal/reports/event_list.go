@@ -17,14 +17,15 @@ import (
 // first consumer that has not handled it), parked by SCOPE (the first one that has it parked, by
 // the index parked_position), or handled.
 const EventState = `
-       case when not exists (select 1 from onlyonce.positions c where c.topic = s.topic and c.partition = l.partition
-                              and (c.topic_id = s.incarnation or c.topic_id is null and coalesce(c.cluster_id, 'postgres') = 'postgres')) then 'unread'
-            else coalesce((select 'before ' || c.scope from onlyonce.positions c where c.topic = s.topic and c.partition = l.partition
-                              and (c.topic_id = s.incarnation or c.topic_id is null and coalesce(c.cluster_id, 'postgres') = 'postgres')
-                              and c.retired_at is null and c.next_offset <= l."offset" order by c.scope limit 1),
-                          (select 'parked by ' || c.scope from onlyonce.positions c join onlyonce.parked k on k.scope = c.scope and k.topic = c.topic and k.partition = c.partition
-                              where c.topic = s.topic and c.partition = l.partition and c.retired_at is null
-                              and k."offset" = l."offset" and k.settled_at is null and k.scope is not null order by c.scope limit 1), 'handled') end as state`
+       coalesce((select case when count(*) = 0 then 'unread'
+                             else 'before ' || min(c.scope) filter (where c.retired_at is null and coalesce(q.next_offset, c.run_start) <= l."offset") end
+                   from onlyonce.cursors c
+                   left join lateral (select q.next_offset from onlyonce.progress q where q.cursor_id = c.id and q.run = c.run order by q.from_offset desc limit 1) q on true
+                  where c.topic = s.topic and c.partition = l.partition
+                    and (c.topic_id = s.incarnation or c.topic_id is null and coalesce(c.cluster_id, 'postgres') = 'postgres')),
+                (select 'parked by ' || c.scope from onlyonce.cursors c join onlyonce.parked k on k.scope = c.scope and k.topic = c.topic and k.partition = c.partition
+                  where c.topic = s.topic and c.partition = l.partition and c.retired_at is null
+                    and k."offset" = l."offset" and k.settled_at is null and k.scope is not null order by c.scope limit 1), 'handled') as state`
 
 // eventColumns are what a list of events reads. No bodies.
 const eventColumns = `

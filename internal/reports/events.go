@@ -9,14 +9,21 @@ import (
 
 // StreamsSQL reads the streams of the event log, and who reads them. In: topic (null: any). Out: a
 // row for each stream and scope; scope is null if no consumer has begun to read it. By the unique
-// indexes of the segments; a partition costs a few probes of each.
+// indexes of the segments; a partition costs a few probes of each. Parked events are counted by
+// parked_position, and those of scopes without a consumer by one look for each scope.
 const StreamsSQL = `
+with recursive scopes as (
+  (select k.scope from onlyonce.parked k where k.settled_at is null and k.scope is not null order by k.scope limit 1)
+  union all
+  select (select k.scope from onlyonce.parked k where k.settled_at is null and k.scope > o.scope order by k.scope limit 1)
+    from scopes o where o.scope is not null)
 select s.topic, s.partitions::bigint as partitions, c.scope, c.group_id as "group",
        sum(b.next_offset - b.first_offset)::bigint as kept,
        case when c.scope is not null then sum(b.next_offset - coalesce(p.next_offset, b.first_offset))::bigint end as behind,
        count(*) filter (where c.scope is not null and p.scope is null) as unread,
-       (select count(*) from onlyonce.parked k where k.id > 0 and k.kind = 'event' and k.settled_at is null and k.topic = s.topic
-           and (k.scope = c.scope or c.scope is null and not exists (select 1 from onlyonce.cursors o where o.scope = k.scope and o.topic = k.topic))) as parked
+       (select count(*) from scopes o cross join lateral (
+          select from onlyonce.parked k where k.scope = o.scope and k.topic = s.topic and k.kind = 'event' and k.settled_at is null offset 0) k
+         where o.scope = c.scope or c.scope is null and not exists (select 1 from onlyonce.cursors x where x.scope = o.scope and x.topic = s.topic)) as parked
   from onlyonce.streams s
   left join (select distinct x.topic, x.scope, max(x.group_id) over (partition by x.topic, x.scope) as group_id from onlyonce.cursors x
               where x.retired_at is null and (x.cluster_id is null or x.cluster_id = 'postgres')) c on c.topic = s.topic

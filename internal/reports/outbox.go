@@ -8,17 +8,14 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// logSinksSQL lists every known sink: listed by a relay, with calls in the log, or parked. In: sink
+// logSinksSQL lists the sinks that a relay has listed, or that have calls in the log. In: sink
 // (null: any). The log's are found by the index batches_new, one look for each sink.
 const logSinksSQL = SinksOfLog + `
 select n.sink, exists (select 1 from onlyonce.lanes l where l.sink = n.sink) as listed, k.paused_at, k.paused_by, k.pause_reason
   from (select sink from of_log where sink is not null
-        union select name from onlyonce.sinks
-        union select sink from onlyonce.parked where id > 0 and kind = 'call' and settled_at is null and sink is not null) n
+        union select name from onlyonce.sinks) n
   left join onlyonce.sinks k on k.name = n.sink
  where $1::text is null or n.sink = $1
  order by 1`
@@ -37,10 +34,10 @@ select sink, lane, epoch, until, held,
 
 // WaitingCallsSQL counts the calls of the log that no cursor has passed. In: sink (null: any). One
 // row for each lane (null: no relay lists the sink) and slot. By batches_new, from the oldest
-// transaction that the lane's cursor has not seen. in_pass: how many of those are in the running
-// pass. Of a batch that the cursor is in, the calls up to last_id are done. A parked call needs no
-// exception: parking it moves the cursor past it.
-const WaitingCallsSQL = `
+// transaction that the lane's cursor has not seen; without a lane, all of a sink. in_pass: how many
+// of those are in the running pass. Of a batch that the cursor is in, the calls up to last_id are
+// done. A parked call needs no exception: parking it moves the cursor past it.
+const WaitingCallsSQL = SinksOfLog + `
 select l.sink, l.lane, p.slot, p.calls, p.in_pass, extract(epoch from clock_timestamp() - p.oldest)::float8 as age
   from onlyonce.lanes l,
        lateral (select r.slot, sum(r.n - r.done) as calls, coalesce(sum(r.n - r.done) filter (where r.pass), 0) as in_pass, min(r.created_at) as oldest
@@ -53,17 +50,12 @@ select l.sink, l.lane, p.slot, p.calls, p.in_pass, extract(epoch from clock_time
  where $1::text is null or l.sink = $1
 union all
 select r.sink, null, r.slot, sum(r.n), 0, extract(epoch from clock_timestamp() - min(r.created_at))::float8
-  from onlyonce.batches r
- where ($1::text is null or r.sink = $1) and not exists (select 1 from onlyonce.lanes l where l.sink = r.sink and l.lane = r.lane)
+  from of_log s cross join generate_series(0, 15) n(lane)
+ cross join lateral (select b.* from onlyonce.batches b where b.sink = s.sink and b.lane = n.lane offset 0) r
+ where s.sink is not null and ($1::text is null or s.sink = $1)
+   and not exists (select 1 from onlyonce.lanes l where l.sink = s.sink and l.lane = n.lane)
  group by r.sink, r.slot
  order by 1, 2, 3`
-
-// parkedCallsSQL counts the parked calls of each sink that are not settled. In: sink (null: any).
-// By the index parked_open, without bodies.
-const parkedCallsSQL = `
-select p.sink, p.state, count(*) as count, count(*) filter (where ` + parked.CallOpen + `) as open, min(p.parked_at) as oldest
-  from onlyonce.parked p where p.id > 0 and p.kind = 'call' and p.settled_at is null and p.sink is not null and ($1::text is null or p.sink = $1)
- group by 1, 2 order by 1, 2`
 
 // RingSQL reads the log's segments. The sizes include indexes and bodies. behind: sinks, of any
 // name, with a lane whose cursor is older than the last transaction that may have written into a
@@ -207,14 +199,15 @@ func ReadOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport
 	if r.Sinks, err = Collect[OutboxSink](ctx, tx, logSinksSQL, sink); err != nil {
 		return nil, err
 	}
+	aside, err := countParkedCalls(ctx, tx, q.Sink, q.CountLimit)
+	if err != nil {
+		return nil, err
+	}
+	r.addSinks(aside)
 	if len(r.Sinks) == 0 && sink != nil {
 		return nil, UnknownSink(ctx, tx, *sink)
 	}
 	lanes, err := Collect[OutboxLane](ctx, tx, LanesSQL, sink)
-	if err != nil {
-		return nil, err
-	}
-	aside, err := Collect[ParkedCalls](ctx, tx, parkedCallsSQL, sink)
 	if err != nil {
 		return nil, err
 	}
@@ -233,7 +226,7 @@ func ReadOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport
 	if err != nil {
 		return nil, err
 	}
-	r.Counted = waiting != nil && unsent != nil
+	r.Counted = waiting != nil && unsent != nil && aside != nil
 	undelivered := SumCalls(waiting, unsent)
 
 	unheld := Unheld(lanes, waiting)
@@ -271,6 +264,16 @@ func ReadOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport
 		g.judge(waiting, sink)
 	}
 	return r, nil
+}
+
+// addSinks adds the sinks that only parked calls name, by name.
+func (r *OutboxReport) addSinks(aside []ParkedCalls) {
+	for _, p := range aside {
+		if !slices.ContainsFunc(r.Sinks, func(s OutboxSink) bool { return s.Sink == p.Sink }) {
+			r.Sinks = append(r.Sinks, OutboxSink{Sink: p.Sink})
+		}
+	}
+	slices.SortFunc(r.Sinks, func(a, b OutboxSink) int { return strings.Compare(a.Sink, b.Sink) })
 }
 
 // count adds up what waits of the sink.

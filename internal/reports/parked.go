@@ -1,7 +1,10 @@
 package reports
 
 import (
+	"cmp"
 	"context"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -106,19 +109,21 @@ const (
 	// mostGroups is how many groups of parked rows are returned at most.
 	mostGroups = 1000
 	// mostSettled is up to how many settled rows are counted.
-	mostSettled = 10_000
+	mostSettled = 1000
 )
 
 // parkedCountsSQL counts the parked rows that are not settled. In: see parkedFilter, where the
-// limit is of groups, and whether to group by the first 80 characters of the error too. The largest
-// group comes first. By the index parked_open, or parked_position if a scope is given; without
-// bodies.
+// limit is of groups (null: all), and whether to group by the first 80 characters of the error too.
+// The largest group comes first. open: calls that the remote may have applied; tried: how long ago
+// the first attempt of those was. By the index parked_open, or parked_position if a scope is given;
+// without bodies.
 const parkedCountsSQL = `
 select kind, scope, sink, reason, state, error, count(*) as count, min(parked_at) as oldest,
-       extract(epoch from clock_timestamp() - min(parked_at))::float8 as oldest_age_seconds
-  from (select kind, scope, sink, reason, state, parked_at,
+       extract(epoch from clock_timestamp() - min(parked_at))::float8 as oldest_age_seconds,
+       count(*) filter (where open) as open, extract(epoch from clock_timestamp() - min(first_attempt_at) filter (where open))::float8 as tried
+  from (select kind, scope, sink, reason, state, parked_at, first_attempt_at, ` + parked.CallOpen + ` as open,
                case when $13::boolean then left(split_part(error, E'\n', 1), 80) else '' end as error
-          from onlyonce.parked where id > 0 and settled_at is null and ` + parkedFilter + `) p
+          from onlyonce.parked p where id > 0 and settled_at is null and ` + parkedFilter + `) p
  group by kind, scope, sink, reason, state, error
  order by count(*) desc, kind, scope, sink, reason, state, error limit $4`
 
@@ -130,10 +135,10 @@ select count(*) as count from (
   select from onlyonce.parked where id > 0 and settled_at is not null and not ` + parked.CapturedCall + ` and ` + parkedFilter + ` limit $4) p`
 
 // capturedCountSQL counts the calls that were delivered with a captured answer, up to a number. In:
-// as settledCountSQL. By the index parked_settled.
+// as settledCountSQL. By the index parked_captured.
 const capturedCountSQL = `
 select count(*) as count from (
-  select from onlyonce.parked where settled_at is not null and ` + parked.CapturedCall + ` and ` + parkedFilter + ` limit $4) p`
+  select from onlyonce.parked where id > 0 and settled_at is not null and ` + parked.CapturedCall + ` and ` + parkedFilter + ` limit $4) p`
 
 // ParkedCount counts the parked rows of one group.
 type ParkedCount struct {
@@ -178,11 +183,57 @@ func (c *ParkedCount) At() string {
 type ParkedTotals struct {
 	Groups      []ParkedCount `json:"groups" doc:"the rows that are not settled, the largest group first, at most 1,000"`
 	Counted     bool          `json:"counted" doc:"false if counting took over 5 s: groups is then empty"`
-	Settled     *int64        `json:"settled" doc:"how many rows are settled, up to 10,000. nil: that took over 5 s"`
+	Settled     *int64        `json:"settled" doc:"how many rows are settled, up to 1,000. nil: that took over 5 s"`
 	SettledMore bool          `json:"settled_more" doc:"there are more than settled"`
 
-	Captured     *int64 `json:"captured" doc:"how many calls were delivered with a captured answer, up to 10,000; they were never in trouble. nil: that took over 5 s"`
+	Captured     *int64 `json:"captured" doc:"how many calls were delivered with a captured answer, up to 1,000; they were never in trouble. nil: that took over 5 s"`
 	CapturedMore bool   `json:"captured_more" doc:"there are more than captured"`
+}
+
+// ParkedGroup is a group with what the counts of calls need.
+type ParkedGroup struct {
+	ParkedCount
+
+	Open  int64    // how many of the calls the remote may have applied
+	Tried *float64 // how many seconds ago the first attempt of all was made
+}
+
+// CountCalls counts the parked calls that are not settled, of a sink (empty: any), in all groups.
+// It reads each once, by an index and without bodies, for at most limit; nil: that took longer.
+func CountCalls(ctx context.Context, tx pgx.Tx, sink string, limit time.Duration) ([]ParkedGroup, error) {
+	args := (&ParkedFilter{Kind: "call", Sink: sink}).args(0)
+	args[3] = nil
+	return CollectWithin[ParkedGroup](ctx, tx, limit, parkedCountsSQL, append(args, false)...)
+}
+
+// countParkedCalls adds up those of each sink and state; nil: that took longer than limit.
+func countParkedCalls(ctx context.Context, tx pgx.Tx, sink string, limit time.Duration) ([]ParkedCalls, error) {
+	groups, err := CountCalls(ctx, tx, sink, limit)
+	if err != nil || groups == nil {
+		return nil, err
+	}
+	sums := []ParkedCalls{}
+	for i := range groups {
+		g := &groups[i]
+		if g.Sink == nil {
+			continue
+		}
+		at := slices.IndexFunc(sums, func(p ParkedCalls) bool { return p.Sink == *g.Sink && p.State == g.State })
+		if at < 0 {
+			at = len(sums)
+			sums = append(sums, ParkedCalls{Sink: *g.Sink, State: g.State, Oldest: g.Oldest})
+		}
+		s := &sums[at]
+		s.Count += g.Count
+		s.Open += g.Open
+		if g.Oldest.Before(s.Oldest) {
+			s.Oldest = g.Oldest
+		}
+	}
+	slices.SortFunc(sums, func(a, b ParkedCalls) int {
+		return cmp.Or(strings.Compare(a.Sink, b.Sink), strings.Compare(a.State, b.State))
+	})
+	return sums, nil
 }
 
 // Total is how many rows are not settled.
@@ -195,16 +246,17 @@ func (t *ParkedTotals) Total() (n int64) {
 
 // CountParked counts the rows that the filter picks, but for its Unsettled, Before, After and
 // Limit, and for settled rows its State. It reads the rows that are not settled, by an index and
-// without bodies, and at most 10,000 settled ones of each kind. Each of the three counts takes at
+// without bodies, and at most 1,000 settled ones of each kind. Each of the three counts takes at
 // most limit.
 func CountParked(ctx context.Context, tx pgx.Tx, f ParkedFilter, byError bool, limit time.Duration) (t *ParkedTotals, err error) {
 	t = &ParkedTotals{Groups: []ParkedCount{}}
-	groups, err := CollectWithin[ParkedCount](ctx, tx, limit, parkedCountsSQL, append(f.args(mostGroups), byError)...)
+	groups, err := CollectWithin[ParkedGroup](ctx, tx, limit, parkedCountsSQL, append(f.args(mostGroups), byError)...)
 	if err != nil {
 		return nil, err
 	}
-	if t.Counted = groups != nil; t.Counted {
-		t.Groups = groups
+	t.Counted = groups != nil
+	for i := range groups {
+		t.Groups = append(t.Groups, groups[i].ParkedCount)
 	}
 	f.State = ""
 	if t.Settled, t.SettledMore, err = countUpTo(ctx, tx, f, limit, settledCountSQL); err != nil {

@@ -6,7 +6,7 @@
 create table onlyonce.cursors (
   id             bigint  primary key references onlyonce.leases (id) on delete cascade,
   scope          text    not null check (scope <> ''),
-  topic          text    not null check (topic <> ''),
+  topic          text    not null collate "C" check (topic <> ''),
   partition      integer not null check (partition >= 0),
   group_id       text,
   cluster_id     text,
@@ -235,7 +235,7 @@ comment on function onlyonce.refuse_too_old(text, timestamptz) is 'Raises OO003 
 
 create table onlyonce.topics (
   scope      text    not null,
-  topic      text    not null,
+  topic      text    not null collate "C",
   partitions integer not null check (partitions > 0),
   changed_at timestamptz not null default clock_timestamp(),
   primary key (scope, topic)
@@ -244,7 +244,7 @@ comment on table  onlyonce.topics is 'How many partitions a topic had when a sco
 
 create table onlyonce.pauses (
   scope     text        not null,
-  topic     text        not null default '',
+  topic     text        not null collate "C" default '',
   partition integer     not null default -1,
   paused_at timestamptz not null default clock_timestamp(),
   actor     text        not null default current_user,
@@ -499,7 +499,7 @@ create table onlyonce.parked (
   header_values    bytea[] not null default '{}',
   body             bytea,
   -- messages and events
-  topic            text,
+  topic            text collate "C",
   partition        integer,
   "offset"         bigint,
   cluster_id       text,
@@ -511,7 +511,7 @@ create table onlyonce.parked (
   replay_resend    boolean not null default false,
   event_id         text,
   -- calls
-  sink             text,
+  sink             text collate "C",
   lane             smallint,
   row_id           bigint,
   call_name        text,
@@ -603,6 +603,8 @@ create index parked_settled on onlyonce.parked (sink, (first_key is null), settl
 -- answers: a million a day if each call captures. See parked_open for the condition on id.
 create index parked_troubled on onlyonce.parked (id)
   where settled_at is not null and id is not null and not (kind = 'call' and state = 'resolved' and reason = 'completion');
+-- Counts the calls that were delivered with a captured answer, which are not among those.
+create index parked_captured on onlyonce.parked (id) where kind = 'call' and state = 'resolved' and reason = 'completion' and settled_at is not null and id is not null;
 -- Finds the settled messages and events that may be deleted.
 create index parked_settled_messages on onlyonce.parked (settled_at) where kind <> 'call' and settled_at is not null;
 

@@ -371,6 +371,7 @@ create table onlyonce.lanes (
   system_id  bigint,
   timeline   text,
   history_at timestamptz,
+  written    xid8        not null default pg_current_xact_id(),
   unique (sink, lane)
 ) with (fillfactor = 50);
 comment on table  onlyonce.lanes is 'How far a lane of a sink has been sent. Calls visible in prev are done. Of those that are visible in target and not in prev (the pass), those up to last_id are done; it may be in the middle of a batch.';
@@ -379,6 +380,7 @@ comment on column onlyonce.lanes.started_at is 'Journal: of the pass, only the f
 comment on column onlyonce.lanes.version    is 'Rises with each change; every change compares it.';
 comment on column onlyonce.lanes.server     is 'Start time of the server that the cursor was last moved on. If it differs, system identifier, history and transaction ids are compared again.';
 comment on column onlyonce.lanes.timeline   is 'onlyonce.history() when the cursor was last moved on another server or after a restart.';
+comment on column onlyonce.lanes.written    is 'Transaction that wrote this row. If the row''s xmin is another, the row was copied, and transaction ids do not go on here.';
 comment on column onlyonce.lanes.history_at is 'When a relay first saw this system identifier and history: a failover or a restore may have lost what committed before.';
 
 -- rates has the rates of sinks, of their tenants, and of prefixes of ordering keys, each with a
@@ -891,17 +893,17 @@ comment on function onlyonce.enqueue(uuid, text, text, text, text, text, text, t
 
 -- history names the history that this server has: where the name differs, what committed before may
 -- be gone. It is the timeline, read from the WAL because pg_control_checkpoint() lags behind a
--- promotion. Some managed servers do not tell it: Amazon Aurora raises 55000 below wal_level =
+-- promotion, and the system identifier, because pg_upgrade begins with timeline 1 again. Some managed servers do not tell it: Amazon Aurora raises 55000 below wal_level =
 -- logical. There it is the time at which the server started, which differs for each server that was
 -- promoted or restored, and for each that only started again (O3).
 create function onlyonce.history() returns text
 language plpgsql as $$
 begin
-  return substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8);
+  return (select substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) || ' of ' || c.system_identifier from pg_control_system() c);
 exception when insufficient_privilege or object_not_in_prerequisite_state or undefined_function or feature_not_supported then
   return 'started ' || extract(epoch from pg_postmaster_start_time());
 end $$;
-comment on function onlyonce.history() is 'Name of the history of this server: its timeline, or when it started, if it does not tell its timeline.';
+comment on function onlyonce.history() is 'Name of the history of this server: its timeline and system identifier, or when it started, if it does not tell its timeline.';
 
 -- advance moves a lane's cursor. It is the relay's only write for a call that succeeds. It compares
 -- the version, so that a COMMIT whose answer was lost is not repeated. It raises if the version
@@ -915,6 +917,12 @@ comment on function onlyonce.history() is 'Name of the history of this server: i
 -- If the cursor was last moved on another server, or before a restart, it is first compared with
 -- what this server knows (O3): a promotion or a restore may have lost transactions. A session never
 -- moves from one server to another.
+--
+-- pg_upgrade makes another cluster and keeps the files of tables, the transaction ids and their
+-- counter. So the row's xmin is the transaction that the row names. What a dump or logical
+-- replication has copied was written by a transaction of this cluster, which is another one. If both
+-- numbers happen to agree, the counters of both clusters agreed at that moment: then ids of later
+-- transactions are beyond the cursor. The server keeps 32 bits of xmin, also of rows that were frozen.
 create function onlyonce.advance(lane_id bigint, seen bigint, last_id bigint, freeze boolean, keep_started boolean, quiet boolean default false) returns void
 language plpgsql as $$
 declare
@@ -925,15 +933,15 @@ begin
   select * into l from onlyonce.lanes x where x.id = advance.lane_id;
   if l.server is distinct from pg_postmaster_start_time() then
     select c.system_identifier into sys from pg_control_system() c;
-    line := onlyonce.history();
-    if l.system_id <> sys
-       or pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(coalesce(l.target, l.prev))
+    if l.system_id <> sys and (select x.xmin from onlyonce.lanes x where x.id = l.id) <> l.written::xid
+       or pg_snapshot_xmax(pg_current_snapshot()) < greatest(l.written, pg_snapshot_xmax(coalesce(l.target, l.prev)))
        or exists (select 1 from onlyonce.batches r
                    where r.sink = l.sink and r.lane = l.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot())) then
       raise exception using errcode = 'OO007',
         message = format('onlyonce: lane %s of sink %L was written by another database cluster: its transaction ids mean nothing here', l.lane, l.sink),
         hint = 'After a restore from a dump or a move to another cluster run: onlyonce outbox rebase';
     end if;
+    line := onlyonce.history();
   end if;
   update onlyonce.lanes x set
       prev       = case when advance.freeze then coalesce(x.target, x.prev) else x.prev end,
@@ -942,9 +950,10 @@ begin
       started_at = case when advance.keep_started then x.started_at when advance.quiet then 'infinity' else onlyonce.steady_clock() end,
       version    = x.version + 1,
       server     = pg_postmaster_start_time(),
-      system_id  = coalesce(x.system_id, sys),
+      system_id  = coalesce(sys, x.system_id),
       timeline   = coalesce(line, x.timeline),
-      history_at = case when line <> x.timeline then clock_timestamp() else x.history_at end
+      history_at = case when line <> x.timeline then clock_timestamp() else x.history_at end,
+      written    = pg_current_xact_id()
     where x.id = advance.lane_id and x.version = advance.seen;
   if not found then
     raise exception using errcode = 'OO008',

@@ -50,8 +50,10 @@ comment on column onlyonce.http_records.abandoned_at is 'The time since which op
 -- Finds the records that may be purged, and the requests that are not completed, which are few. (A
 -- partial index of the latter would have its condition compiled by each INSERT.)
 create index http_records_expired on onlyonce.http_records (expires_at);
--- Finds the requests in lease mode that were not completed.
-create index http_records_open on onlyonce.http_records (created_at) where expires_at is null and state = 'running' and abandoned_at is null;
+-- Finds the requests in lease mode that were not completed, by how long they would be kept.
+create index http_records_open on onlyonce.http_records (keep, created_at) where expires_at is null and state = 'running' and abandoned_at is null;
+-- Finds the requests that wait for an operator.
+create index http_records_held on onlyonce.http_records (created_at) where expires_at is null and (state = 'reconcile' or abandoned_at is not null);
 
 -- Finds the records whose calls or operations are to be looked at.
 create index http_records_look on onlyonce.http_records (look_at) where look_at is not null;
@@ -394,7 +396,9 @@ end $$;
 comment on function onlyonce.http_look(integer) is 'Looks whether what requests have begun is settled; until it is, their records do not expire. Returns for how many it has looked.';
 
 -- http_purge deletes at most `most` expired records, with the results of their steps, and with the
--- leases of those that an operator has closed. It skips rows that another transaction has locked.
+-- leases of those that an operator has closed. It skips rows that another transaction has locked. It
+-- runs when http_look has looked at all that are due, and so it passes over none that has begun
+-- something: a record is looked at before it expires, and while that is open its expiry is moved.
 -- It checks the expiry again when it deletes: a record may have been replaced since it was found.
 -- The clock is read in a subquery, because only so it bounds the index scan: otherwise all records
 -- that are kept are read each time. For the same reason it is planned without sequential scans: the
@@ -431,19 +435,36 @@ comment on function onlyonce.http_purge(integer) is 'Deletes records of the HTTP
 --
 -- The lease is locked before the steps are read, in an earlier statement, so that no process takes
 -- it over or begins a step meanwhile (T13, H18).
+--
+-- A lease does not end before its request was made. So for each time that records are kept, of
+-- which there are as many as routes have, it reads those that were made that long ago, by the index
+-- http_records_open, and passes over no younger one.
 create function onlyonce.http_abandon(most integer, out deleted integer, out aside integer, out abandoned integer)
-language plpgsql as $$
+language plpgsql set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 declare
-  r record;
+  r    record;
+  upto timestamptz := (select least(clock_timestamp(), w.at) from onlyonce.watched w);
 begin
   deleted := 0;
   aside := 0;
   abandoned := 0;
   for r in
-    select h.id, l.id as lease from onlyonce.http_records h join onlyonce.leases l on l.id = h.lease_id
-     where h.expires_at is null and h.state = 'running' and l.until + h.keep <= (select least(clock_timestamp(), w.at) from onlyonce.watched w)
-       and h.abandoned_at is null
-     order by h.created_at limit most for update of l skip locked
+    with recursive keeps as (
+      (select h.keep from onlyonce.http_records h
+        where h.expires_at is null and h.state = 'running' and h.abandoned_at is null order by h.keep limit 1)
+      union all
+      select (select h.keep from onlyonce.http_records h
+               where h.expires_at is null and h.state = 'running' and h.abandoned_at is null and h.keep > k.keep order by h.keep limit 1)
+        from keeps k where k.keep is not null)
+    select h.id, l.id as lease
+      from keeps k
+     cross join lateral (
+       select h.id, h.lease_id from onlyonce.http_records h
+        where h.expires_at is null and h.state = 'running' and h.abandoned_at is null and h.keep = k.keep and h.created_at <= upto - k.keep
+        order by h.created_at offset 0) h
+      join onlyonce.leases l on l.id = h.lease_id
+     where l.until + k.keep <= upto
+     limit most for update of l skip locked
   loop
     if exists (select from onlyonce.http_steps s where s.record_id = r.id and s.done_at is null) then
       update onlyonce.http_records h set state = 'reconcile' where h.id = r.id and h.state = 'running';
@@ -504,7 +525,7 @@ comment on function onlyonce.http_check_keys(bigint[], bytea[]) is 'Compares the
 create table onlyonce.operations (
   id           uuid        primary key,
   record_id    uuid        not null,
-  topic        text        not null,
+  topic        text        not null collate "C",
   tenant       text        not null,
   principal    text        not null,
   name         text        not null,

@@ -72,7 +72,7 @@ var families = []family{
 	{"requests", []variant{
 		{"kept", []string{records("'completed'", "now()", "now() + interval '1 day'", "null", "null")}},
 		{"expired", []string{records("'completed'", "now() - interval '9 days'", "now() - interval '8 days'", "null", "null"), oldCalls}},
-		{"to be looked at", []string{records("'completed'", "now() - interval '9 days'", "now() - interval '8 days'", "now() + interval '1 hour'", "null")}},
+		{"to be looked at", []string{records("'completed'", "now() - interval '9 days'", "now() - interval '8 days'", "now() - interval '1 hour'", "null")}},
 		{"not come back", []string{`insert into onlyonce.leases (name, epoch, until) select 'http/-' || i, 1, now() - interval '9 days'` + each,
 			records("'running'", "null", "null", "null", "i"), oldCalls}},
 		{"known to an operator", []string{records("'running'", "null", "null", "null", "i"), `update onlyonce.http_records set abandoned_at = now()`}},

@@ -36,7 +36,7 @@ type spread struct {
 }
 
 // patience is how long the parts may take for a round of a shape.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // run plays the shapes, each in a database of its own. It returns whether every statement that ran
 // has read no more than it may, and whether the parts came to an end in each shape.

@@ -26,11 +26,12 @@ type way struct {
 	name  string
 	old   func(t *testing.T) *pgxpool.Pool
 	move  func(t *testing.T, old *pgxpool.Pool) *pgxpool.Pool
-	finds []string // checks of doctor that fail before the rebase
+	finds []string // checks of doctor that fail, and need a rebase; none: transaction ids go on
 }
 
 // After each move everything that is behind is named by doctor and raised by one command, and then
-// every engine goes on: nothing is lost, and nothing has its effect twice.
+// every engine goes on: nothing is lost, and nothing has its effect twice. After pg_upgrade nothing
+// is behind.
 func TestMoves(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make drill-move")
@@ -44,7 +45,7 @@ func TestMoves(t *testing.T) {
 	ways := []way{
 		{"logical replication", logicalServer, logically, []string{"history", "sequences"}},
 		{"dump and restore of the data alone", server(""), dataOnly(""), []string{"history"}},
-		{"pg_upgrade from 15 to 15", nil, nil, []string{"history"}},
+		{"pg_upgrade from 15 to 15", nil, nil, nil},
 	}
 	for _, major := range devenv.PostgresVersions() {
 		ways = append(ways, way{"dump of 15 into " + major, server(""), dumped(major), []string{"history"}})
@@ -77,10 +78,12 @@ func (w way) play(t *testing.T) {
 	if got := failing(t, to); !slices.Equal(got, w.finds) {
 		t.Errorf("doctor: %v fail, want %v", got, w.finds)
 	}
-	_, err := ops.Rebase(t.Context(), to, ops.By{Reason: "drill"}, ops.RebaseInput{})
-	p.must(err)
-	if got := failing(t, to); len(got) > 0 {
-		t.Errorf("after the rebase doctor finds: %v", got)
+	if len(w.finds) > 0 {
+		_, err := ops.Rebase(t.Context(), to, ops.By{Reason: "drill"}, ops.RebaseInput{})
+		p.must(err)
+		if got := failing(t, to); len(got) > 0 {
+			t.Errorf("after the rebase doctor finds: %v", got)
+		}
 	}
 	p.appends(waiting)
 	stop = p.runs(to)
