@@ -134,48 +134,68 @@ func (c *chooser) sees(t *covered, s sites.Site, through []decl) bool {
 	return slices.ContainsFunc(through, func(d decl) bool { return slices.Contains(t.Files[d.file].Decls, d.name) })
 }
 
-// seconds bounds the tests of one package that are played for a change, as they took when their
-// coverage was measured.
-const seconds = 45
+// Bounds of the tests that are played for a change.
+const (
+	seconds  = 45 // of one package, as they took when their coverage was measured
+	packages = 3
+)
 
-// choose returns the tests that may see a change, by directory: those of its own package first, and
-// in each the tests that run through the least first.
-func (c *chooser) choose(s sites.Site) (dirs []string, names map[string][]string) {
+// stages are how many seconds of each package's tests are played before the next package's: most
+// changes are killed by a test that runs through little else.
+var stages = []float64{2, 12, seconds}
+
+// group is some tests of a directory that are played in one process.
+type group struct {
+	dir   string
+	tests []string
+}
+
+// choose returns the tests that may see a change, in the order in which they are played: in each
+// stage those of its own package first, and in each package the tests that run through the least
+// first.
+func (c *chooser) choose(s sites.Site) (groups []group) {
 	var through []decl
 	if s.SQL {
 		through = c.functions(s)
 	}
-	var seeing []*covered
+	seeing := map[string][]*covered{}
+	var dirs []string
 	for _, t := range c.tests {
-		if t.Test != "" && c.sees(t, s, through) {
-			seeing = append(seeing, t)
-		}
-	}
-	slices.SortStableFunc(seeing, func(a, b *covered) int { return cmp.Compare(a.decls(), b.decls()) })
-	names = map[string][]string{}
-	spent := map[string]float64{}
-	for _, t := range seeing {
-		if spent[t.Dir] > seconds {
+		if t.Test == "" || !c.sees(t, s, through) {
 			continue
 		}
-		spent[t.Dir] += t.Seconds
-		if names[t.Dir] == nil {
+		if seeing[t.Dir] == nil {
 			dirs = append(dirs, t.Dir)
 		}
-		names[t.Dir] = append(names[t.Dir], t.Test)
+		seeing[t.Dir] = append(seeing[t.Dir], t)
 	}
-	own := filepath.Dir(s.File)
-	slices.SortStableFunc(dirs, func(a, b string) int {
-		if (a == own) != (b == own) {
-			if a == own {
-				return -1
-			}
-			return 1
+	own := func(dir string) int {
+		if dir == filepath.Dir(s.File) {
+			return 0
 		}
-		return cmp.Compare(len(names[b]), len(names[a]))
+		return 1
+	}
+	slices.SortStableFunc(dirs, func(a, b string) int {
+		return cmp.Or(cmp.Compare(own(a), own(b)), cmp.Compare(len(seeing[b]), len(seeing[a])))
 	})
-	return dirs[:min(len(dirs), packages)], names
+	dirs = dirs[:min(len(dirs), packages)]
+	spent := map[string]float64{}
+	for _, dir := range dirs {
+		slices.SortStableFunc(seeing[dir], func(a, b *covered) int { return cmp.Compare(a.decls(), b.decls()) })
+	}
+	for _, stage := range stages {
+		for _, dir := range dirs {
+			g := group{dir: dir}
+			for len(seeing[dir]) > 0 && spent[dir] < stage {
+				t := seeing[dir][0]
+				seeing[dir] = seeing[dir][1:]
+				spent[dir] += t.Seconds
+				g.tests = append(g.tests, t.Test)
+			}
+			if len(g.tests) > 0 {
+				groups = append(groups, g)
+			}
+		}
+	}
+	return groups
 }
-
-// packages bounds the packages whose tests are played for a change.
-const packages = 3

@@ -94,11 +94,10 @@ func TestChoose(t *testing.T) {
 		{sites.Site{File: "p/1.sql", Decl: "function onlyonce.inner_RING", SQL: true}, "p TestOld q TestB"},
 		{sites.Site{File: "p/p.go", Decl: "call"}, ""},
 	} {
-		dirs, names := c.choose(want.site)
 		var got []string
-		for _, dir := range dirs {
-			got = append(got, dir)
-			got = append(got, names[dir]...)
+		for _, g := range c.choose(want.site) {
+			got = append(got, g.dir)
+			got = append(got, g.tests...)
 		}
 		if strings.Join(got, " ") != want.tests {
 			t.Errorf("%+v: %v, want %s", want.site, got, want.tests)
