@@ -9,17 +9,17 @@ LINT   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 # In CI a missing server is a failure and not a skipped suite.
 REAL := $(if $(CI),-require-real,)
 
-# The modules of this repository, for example "." and "bench". PKGS names packages of the root.
+# The modules of this repository, for example "." and "telemetry". PKGS names packages of the root.
 MODULES := . $(filter-out .,$(patsubst ./%,%,$(patsubst %/,%,$(dir $(shell find . -mindepth 2 -name go.mod -not -path './.git/*' -not -path '*/testdata/*' | sort)))))
 # What onlyoncevet is tested on: a module full of faults.
-FAULTY  := tools/onlyoncevet/rules/testdata
+FAULTY  := cmd/onlyoncevet/rules/testdata
 
 # The laboratory, of which make test runs no tests: what compares with other libraries, or checks the checkers.
-LABORATORY := bench test/adversary test/callcheck test/check test/compat test/devenv test/growth test/model test/mutants test/remotes test/results test/retest test/rolling test/seams test/storm
+LABORATORY := test/bench test/adversary test/callcheck test/check test/compat test/devenv test/growth test/model test/mutants test/remotes test/results test/retest test/rolling test/seams test/storm
 # The tests of make check.
-CHECKS := test/api test/docs test/layout test/words monitoring
+CHECKS := test/api test/docs test/layout test/words deploy/monitoring
 # They have nothing for the race detector to find: they compare with other libraries, or compute on one processor, which takes it minutes.
-UNRACED := bench,test/compat,tools/onlyoncevet,ui/e2e,test/model,test/mutants
+UNRACED := test/bench,test/compat,cmd/onlyoncevet,ops/console/e2e,test/model,test/mutants
 
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
@@ -42,7 +42,7 @@ quickstart: ## the main job, end to end
 AT_ONCE  ?= 4
 PACKAGES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); test "$$n" -gt 4 && echo "$$n" || echo 4)
 # The packages of all modules, those first that take longest; and the folders of those that make test leaves out.
-ALL     := ./consumer ./cmd/onlyonce ./onlyoncetest ./queue/sqsqueue ./outbox/sqssink ./ui ./outbox ./consumer/franzsource ./consumer/kafkasource ./outbox/rabbitsink ./tools/onlyoncevet ./examples/quickstart $(MODULES:%=./%/...)
+ALL     := ./consumer ./cmd/onlyonce ./onlyoncetest ./queue/sqsqueue ./outbox/sqssink ./ops/console ./outbox ./consumer/franzsource ./consumer/kafkasource ./outbox/rabbitsink ./cmd/onlyoncevet ./examples/quickstart $(MODULES:%=./%/...)
 LEFTOUT := $(foreach l,$(LABORATORY),./$l/...)
 # The files whose tests have cases that -short leaves out, and the names of those tests.
 LONG      = $(shell grep -rlE --include=*_test.go 'pgtest[.](Long|Sampled)|testing[.]Short' cmd consumer idempotency internal onlyoncetest ops outbox sqltx webhook)
@@ -87,7 +87,7 @@ lint: oncevet ## onlyoncevet and golangci-lint (with go vet), in every module
 	@$(call each,$(MODULES),( cd $$m && $(GO) run $(LINT) run ./... ))
 
 oncevet: ## onlyoncevet over the library and its examples: it must find nothing
-	@tool=$$(mktemp -d)/onlyoncevet && $(GO) -C tools/onlyoncevet build -o $$tool . && { $(call each,$(MODULES),$(GO) -C $$m vet -vettool=$$tool ./...); }
+	@tool=$$(mktemp -d)/onlyoncevet && $(GO) -C cmd/onlyoncevet build -o $$tool . && { $(call each,$(MODULES),$(GO) -C $$m vet -vettool=$$tool ./...); }
 
 vet: ## go vet, in every module
 	@$(call each,$(MODULES),$(GO) -C $$m vet ./...)
@@ -102,14 +102,14 @@ other-go: ## vet every module that users link and run tests without servers with
 	  $(GO) vet $$($(GO) list $(MODULES:%=./%/...) | grep -vE '/(test|bench|e2e)(/|$$)') && $(GO) test -short $(SERVERLESS)
 
 site: ## README and docs as a static site in dist/site, and llms.txt; fails on a dead link. CHECK=1 opens ten pages in Chromium, and searches
-	@$(GO) -C tools/site run . $(if $(CHECK),-check)
+	@$(GO) -C test/site run . $(if $(CHECK),-check)
 
 image: ## build deploy/Dockerfile's image and run its parts beside Postgres in containers, as docker-compose.yml and the chart do; needs Docker, or root and dockerd (Debian: docker.io)
 	$(GO) -C deploy/check run .
 
 release: ## write VERSION=v0.1.0 into dist/: modules, programs, sums, notes; an empty module then requires and runs them. PLATFORMS=linux/amd64, ONCE=1 builds once
 	@test -n "$(VERSION)" || { echo "make release needs VERSION, for example VERSION=v0.1.0"; exit 2; }
-	@$(GO) -C tools/release run . -version $(VERSION) -go local,$(OTHER_GO) $(if $(PLATFORMS),-platforms $(PLATFORMS)) $(if $(ONCE),-twice=false)
+	@$(GO) -C test/release run . -version $(VERSION) -go local,$(OTHER_GO) $(if $(PLATFORMS),-platforms $(PLATFORMS)) $(if $(ONCE),-twice=false)
 
 tidy: ## fails if a go.mod or go.sum is not tidy; FIX=1 writes them
 	@$(call each,$(MODULES) $(FAULTY),$(GO) -C $$m mod tidy $(if $(FIX),,-diff))
@@ -121,24 +121,24 @@ size: ## lines, names, fields, long functions and references against their order
 	$(GO) run ./test/size $(COMMITS)
 
 bench: ## ratios against the same work without onlyonce; ONLY=P2,P3 picks
-	cd bench && $(GO) run . $(if $(ONLY),-only $(ONLY),)
+	cd test/bench && $(GO) run . $(if $(ONLY),-only $(ONLY),)
 
 e2e: ## the console in a real browser (Chromium), some 2 minutes; SHOTS=docs/guide/img writes screenshots
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { echo "make e2e needs Chromium: apt-get install chromium"; exit 2; }
-	$(DEVENV) -postgres -- $(GO) -C ui/e2e run . $(if $(SHOTS),-shots $(abspath $(SHOTS)),)
+	$(DEVENV) -postgres -- $(GO) -C ops/console/e2e run . $(if $(SHOTS),-shots $(abspath $(SHOTS)),)
 
 alerts: ## check the rules for Prometheus with promtool (Debian: prometheus): each alert fires in its test, and is quiet when all is well
-	$(GO) run ./monitoring -alerts
+	$(GO) run ./deploy/monitoring -alerts
 
-dashboards: ## a workload is killed, parks, halts and reconciles while Prometheus (Debian: prometheus) scrapes it: each panel of monitoring/dashboards must show data
-	$(DEVENV) -postgres $(REAL) -- $(GO) -C telemetry/test run ./dashboards -monitoring $(abspath monitoring)
+dashboards: ## a workload is killed, parks, halts and reconciles while Prometheus (Debian: prometheus) scrapes it: each panel of deploy/monitoring/dashboards must show data
+	$(DEVENV) -postgres $(REAL) -- $(GO) -C telemetry/test run ./dashboards -monitoring $(abspath deploy/monitoring)
 
 schemathesis: ## schemathesis (PyPI) against examples/payments-api and its openapi.yaml: no findings; needs python3 with venv
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && python3 -m venv "$$dir" && "$$dir/bin/pip" install -q schemathesis==4.32.5 && \
 	  ONLYONCE_SCHEMATHESIS="$$dir/bin/schemathesis" $(DEVENV) -postgres -- $(GO) -C test/compat test -count=1 -timeout 20m -run '^TestSchemathesis$$' ./payments
 
 retention: ## what remembering keys takes: 45 days with a horizon of 30 simulated, ring and one table; ARGS="-days 45 -keys 100000 -scale 1e7"
-	cd bench && $(GO) run . -retention $(ARGS)
+	cd test/bench && $(GO) run . -retention $(ARGS)
 
 mutants: ## take each rule out in turn: a test must fail; ONLY=T2,F5 picks, PART=3/20 plays a part but for what was caught at this commit, NEW=1 what was never caught; RANDOM=1000 SEED=1 draws changes instead
 	$(DEVENV) -postgres -kafka $(REAL) -- $(GO) run $(if $(RANDOM),./test/mutants/drawn -n $(RANDOM) -seed $(or $(SEED),1) $(if $(ONLY),-only '$(ONLY)',) $(if $(IN),-in $(IN),),./test/mutants $(if $(ONLY),-only '$(ONLY)',) $(if $(NEW),-new,)) $(if $(PART),-part $(PART),)

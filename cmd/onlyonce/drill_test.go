@@ -21,8 +21,8 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/rig/memlog"
+	"github.com/onlyonce/onlyonce/ops/console"
 	"github.com/onlyonce/onlyonce/outbox"
-	"github.com/onlyonce/onlyonce/ui"
 )
 
 // drill is a database in which faults are made. It has two faces: the text of `onlyonce status`,
@@ -39,11 +39,11 @@ func newDrill(t *testing.T) *drill {
 
 func drillOf(t *testing.T, f *fixture) *drill {
 	t.Helper()
-	console, err := ui.New(f.pool, ui.Config{Authorize: func(*http.Request) (ui.Actor, ui.Access, error) { return "ann", ui.View, nil }})
+	h, err := console.New(f.pool, console.Config{Authorize: func(*http.Request) (console.Actor, console.Access, error) { return "ann", console.View, nil }})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &drill{f, console}
+	return &drill{f, h}
 }
 
 // status is the part of the status with what needs a person.

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/show"
-	"github.com/onlyonce/onlyonce/ui"
+	"github.com/onlyonce/onlyonce/ops/console"
 )
 
 const (
@@ -37,7 +37,7 @@ A replay by time asks Kafka's brokers, which -brokers names; -broker-login is as
 Payloads are hidden unless -bodies is given. The role of the connection decides in the end: a member of onlyonce_viewer can change
 nothing (docs/roles.sql).
 
-To give a team the console, mount package ui in a service of yours, with your own login.
+To give a team the console, mount package ops/console in a service of yours, with your own login.
 
 Example:
   onlyonce ui -operate`,
@@ -59,7 +59,7 @@ Example:
 				if err != nil {
 					return err
 				}
-				cfg := ui.Config{OffsetsAt: offsetsAt, Bodies: func(ui.Actor, ui.Kind) bool { return *bodies }}
+				cfg := console.Config{OffsetsAt: offsetsAt, Bodies: func(console.Actor, console.Kind) bool { return *bodies }}
 				return a.serveUI(ctx, *address, at, uiActor(actor), *operate, cfg)
 			}
 		},
@@ -67,23 +67,23 @@ Example:
 }
 
 // uiActor is the name in audit rows.
-func uiActor(given *string) ui.Actor {
+func uiActor(given *string) console.Actor {
 	if given != nil {
-		return ui.Actor(*given)
+		return console.Actor(*given)
 	}
 	if u, err := user.Current(); err == nil && u.Username != "" {
-		return ui.Actor(u.Username)
+		return console.Actor(u.Username)
 	}
 	return "console"
 }
 
-func (a *app) serveUI(ctx context.Context, address, listen string, actor ui.Actor, operate bool, cfg ui.Config) error {
+func (a *app) serveUI(ctx context.Context, address, listen string, actor console.Actor, operate bool, cfg console.Config) error {
 	host, _, err := net.SplitHostPort(listen)
 	if err != nil {
 		return usagef("-listen: %q is no address: it has the form 127.0.0.1:8091", listen)
 	}
 	if !isLoopback(host) {
-		return usagef("-listen: %q is not a loopback address: to serve others, mount package ui in a service with your own login", listen)
+		return usagef("-listen: %q is not a loopback address: to serve others, mount package ops/console in a service with your own login", listen)
 	}
 	pool, err := a.pool(ctx, address, "onlyonce ui")
 	if err != nil {
@@ -94,16 +94,16 @@ func (a *app) serveUI(ctx context.Context, address, listen string, actor ui.Acto
 	if err := a.withSchema(ctx, address, func(*database) error { return nil }); err != nil {
 		return err
 	}
-	access := ui.View
+	access := console.View
 	if operate {
-		access = ui.Operate
+		access = console.Operate
 	}
-	token := ui.NewToken(actor, access)
+	token := console.NewToken(actor, access)
 	prefix := "/" + rand.Text() // so that servers of others at another port of this host get no cookie
 	cfg.Authorize = token.Authorize
 	cfg.Prefix = prefix
 	cfg.Logger = slog.New(slog.NewTextHandler(a.stderr, nil))
-	console, err := ui.New(pool, cfg)
+	h, err := console.New(pool, cfg)
 	if err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func (a *app) serveUI(ctx context.Context, address, listen string, actor ui.Acto
 	if err != nil {
 		return fmt.Errorf("-listen: %w", err)
 	}
-	server := &http.Server{Handler: onlyLoopback(token.Handler(prefix+"/", console)), ReadHeaderTimeout: 5 * time.Second}
+	server := &http.Server{Handler: onlyLoopback(token.Handler(prefix+"/", h)), ReadHeaderTimeout: 5 * time.Second}
 	mode := "read-only; -operate allows to decide"
 	if operate {
 		mode = fmt.Sprintf("audit rows name %s", actor)

@@ -18,9 +18,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/ops/console"
 	"github.com/onlyonce/onlyonce/test/consoledata"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
-	"github.com/onlyonce/onlyonce/ui"
 )
 
 var (
@@ -69,7 +69,7 @@ func TestConsoleShowsWhatTheProgramPrints(t *testing.T) {
 	if err := consoledata.Fill(t.Context(), f.pool); err != nil {
 		t.Fatal(err)
 	}
-	console, err := ui.New(f.pool, ui.Config{Authorize: func(*http.Request) (ui.Actor, ui.Access, error) { return "ann", ui.View, nil }})
+	h, err := console.New(f.pool, console.Config{Authorize: func(*http.Request) (console.Actor, console.Access, error) { return "ann", console.View, nil }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestConsoleShowsWhatTheProgramPrints(t *testing.T) {
 	} {
 		differences := func() (all []string) {
 			w := httptest.NewRecorder()
-			console.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, c.page, nil))
+			h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, c.page, nil))
 			if w.Code != http.StatusOK {
 				t.Fatalf("%s: %d %s", c.page, w.Code, w.Body)
 			}
@@ -179,7 +179,7 @@ func TestConsoleShowsOneAsTheProgramDoes(t *testing.T) {
 	if err := f.pool.QueryRow(t.Context(), `select key::text from onlyonce.outbox_log order by id limit 1`).Scan(&call); err != nil {
 		t.Fatal(err)
 	}
-	console, err := ui.New(f.pool, ui.Config{Authorize: func(*http.Request) (ui.Actor, ui.Access, error) { return "ann", ui.View, nil }})
+	h, err := console.New(f.pool, console.Config{Authorize: func(*http.Request) (console.Actor, console.Access, error) { return "ann", console.View, nil }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +197,7 @@ func TestConsoleShowsOneAsTheProgramDoes(t *testing.T) {
 			"claims.0.transaction.xid", "claims.0.transaction.status", "parked.0.id", "parked.0.reason"}},
 	} {
 		w := httptest.NewRecorder()
-		console.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, c.page, nil))
+		h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, c.page, nil))
 		printed := decoded[any](t, f.run(append(c.args, "-json")...).want(t, statusGood).out)
 		for _, field := range c.fields {
 			value := jsonText(at(printed, field))

@@ -202,7 +202,7 @@ func TestMonitoringValues(t *testing.T) {
 	if len(ports) > 0 {
 		t.Errorf("not scraped: %v", ports)
 	}
-	text, err := os.ReadFile(filepath.Join(top, "monitoring", "onlyonce.rules.yaml"))
+	text, err := os.ReadFile(filepath.Join(top, "deploy", "monitoring", "onlyonce.rules.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -157,7 +157,7 @@ func sources(t *testing.T, ext ...string) map[string]string {
 		}
 		path = filepath.ToSlash(path)
 		if d.IsDir() {
-			if slices.Contains([]string{"../../test", "../../examples", "../../bench", "../../.git", "../../internal/names", "../../internal/rig"}, path) {
+			if slices.Contains([]string{"../../test", "../../examples", "../../.git", "../../internal/names", "../../internal/rig"}, path) {
 				return filepath.SkipDir
 			}
 			return nil

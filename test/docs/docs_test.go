@@ -408,10 +408,10 @@ func TestCommandsOfTheGuide(t *testing.T) {
 		for _, line := range lines(t, page) {
 			switch {
 			case slices.Contains(elsewhere, line):
-			case line == "go install github.com/onlyonce/onlyonce/tools/onlyoncevet@latest":
-				s.run(t, "go -C tools/onlyoncevet build -o "+s.bin+"/onlyoncevet .")
+			case line == "go install github.com/onlyonce/onlyonce/cmd/onlyoncevet@latest":
+				s.run(t, "go -C cmd/onlyoncevet build -o "+s.bin+"/onlyoncevet .")
 			case strings.HasPrefix(line, "go vet -vettool="):
-				s.run(t, strings.Replace(line, "./...", "./examples/minimal", 1)) // tools/onlyoncevet runs it over all examples
+				s.run(t, strings.Replace(line, "./...", "./examples/minimal", 1)) // cmd/onlyoncevet runs it over all examples
 			case strings.HasPrefix(line, "onlyonce "):
 				s.run(t, line)
 			default:

@@ -39,7 +39,7 @@ func forbid(t *testing.T, pkg string, prefixes ...string) {
 }
 
 // public are the packages that users import.
-var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./queue", "./idempotency", "./idempotency/client", "./sqltx", "./ops", "./ui", "./cmd/onlyonce"}
+var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./queue", "./idempotency", "./idempotency/client", "./sqltx", "./ops", "./ops/console", "./cmd/onlyonce"}
 
 func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	t.Parallel()
@@ -213,8 +213,8 @@ var layers = []struct {
 	{"operators", []string{"ops"}},
 	{"what faces show", []string{"internal/gauges", "internal/operate"}},
 	{"servers, wires and brokers of tests", []string{"internal/rig", "queue/queuetest"}},
-	{"console and kit", []string{"consumer/consumertest", "onlyoncetest", "ui"}},
-	{"program", []string{"cmd", "monitoring"}},
+	{"console and kit", []string{"consumer/consumertest", "onlyoncetest", "ops/console"}},
+	{"program", []string{"cmd", "deploy/monitoring"}},
 	{"laboratory", []string{"test"}},
 	{"examples", []string{"examples"}},
 	{"an example as a program of the laboratory", []string{"test/demo/payments"}},
@@ -294,7 +294,7 @@ func TestEachPackageSaysWhatItIs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, mod := range append(modules, "../../go.mod", "../../bench/go.mod", "../../telemetry/go.mod") {
+	for _, mod := range append(modules, "../../go.mod", "../../test/bench/go.mod", "../../telemetry/go.mod") {
 		cmd := exec.CommandContext(t.Context(), "go", "list", "-f", "{{if not .Doc}}{{.ImportPath}}{{end}}", "./...")
 		cmd.Dir = filepath.Dir(mod)
 		out, err := cmd.CombinedOutput()

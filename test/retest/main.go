@@ -1,6 +1,6 @@
 // Retest runs go test, and gives a test that only gave up waiting a second try.
 //
-//	go run ./test/retest [-race [-unraced test/model,bench]] [-short] [-run REGEXP] [-skip REGEXP] [-p N] [-parallel N] [-timeout 15m] [-flaky FILE] packages...
+//	go run ./test/retest [-race [-unraced test/model,test/bench]] [-short] [-run REGEXP] [-skip REGEXP] [-p N] [-parallel N] [-timeout 15m] [-flaky FILE] packages...
 //
 // A slow machine can make a test give up waiting, or a server start late, although the project is
 // right. Such a test runs once more, alone, and is named in the last lines and in FILE. Nothing
@@ -24,7 +24,7 @@ import (
 
 func main() {
 	race := flag.Bool("race", false, "with the race detector")
-	unraced := flag.String("unraced", "", "without the race detector: packages and folders, for example test/model,bench")
+	unraced := flag.String("unraced", "", "without the race detector: packages and folders, for example test/model,test/bench")
 	short := flag.Bool("short", false, "without the long tests")
 	pattern := flag.String("run", "", "only tests with such names")
 	skip := flag.String("skip", "", "without tests that have such names")

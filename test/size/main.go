@@ -34,14 +34,14 @@ func within(dir string, roots ...string) bool {
 
 // laboratory is what only this repository runs.
 func laboratory(dir string) bool {
-	return within(dir, "test", "telemetry/test", "ui/e2e", "idempotency/compat", "deploy/check", "tools/release", "tools/site")
+	return within(dir, "test", "telemetry/test", "ops/console/e2e", "idempotency/compat", "deploy/check")
 }
 
 // product is what users link or run.
 func product(dir string) bool { return !laboratory(dir) && !within(dir, "examples", "bench") }
 
 func operators(dir string) bool {
-	return product(dir) && within(dir, "ops", "cmd", "ui", "internal/operate", "internal/reports")
+	return product(dir) && within(dir, "ops", "cmd", "internal/operate", "internal/reports")
 }
 
 // public reports whether a directory's package is part of the library's surface.

@@ -21,7 +21,7 @@ import (
 var register = regexp.MustCompile(`(?i)\b(nobody|somebody|someone|no one|whoever|whom|anybody|everybody|stands? still|(is|are|was|were) told|behind (it|them)|what stands)\b`)
 
 var (
-	laboratory = regexp.MustCompile(`^(test|bench|docs|examples|ui/e2e|telemetry/test|idempotency/compat)/|_test\.go$|/testdata/`)
+	laboratory = regexp.MustCompile(`^(test|docs|examples|ops/console/e2e|telemetry/test|idempotency/compat)/|_test\.go$|/testdata/`)
 	sqlComment = regexp.MustCompile(`(?m)--.*$`)
 	sqlString  = regexp.MustCompile(`'(?:[^']|'')*'`)
 )

@@ -30,7 +30,7 @@ func main() {
 	if os.Getenv(envWorker) != "" {
 		err = worker(ctx)
 	} else {
-		dir := flag.String("monitoring", "../../monitoring", "the folder of rules and dashboards")
+		dir := flag.String("monitoring", "../../deploy/monitoring", "the folder of rules and dashboards")
 		within := flag.Duration("within", 5*time.Minute, "give up after `D`")
 		flag.Parse()
 		bounded, cancel := context.WithTimeoutCause(ctx, *within, fmt.Errorf("gave up after %s", *within))

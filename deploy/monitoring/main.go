@@ -1,0 +1,132 @@
+// Monitoring writes the rules for Prometheus and the dashboards for Grafana that are shipped beside
+// it, and checks the rules with promtool.
+//
+//	go run ./deploy/monitoring          # write the files
+//	go run ./deploy/monitoring -alerts  # check the rules; make alerts
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+const (
+	rulesFile     = "onlyonce.rules.yaml"
+	ruleTestsFile = "onlyonce.rules.test.yaml"
+)
+
+func main() {
+	dir := flag.String("dir", "deploy/monitoring", "the folder of the files")
+	check := flag.Bool("alerts", false, "check the rules, and write nothing")
+	flag.Parse()
+	run := write
+	if *check {
+		run = checkAlerts
+	}
+	if err := run(*dir); err != nil {
+		fmt.Fprintln(os.Stderr, "monitoring:", err)
+		os.Exit(1)
+	}
+}
+
+// files returns what is shipped, by its path below the folder.
+func files() (map[string]string, error) {
+	all := map[string]string{rulesFile: rules(), ruleTestsFile: ruleTests()}
+	for _, d := range dashboards() {
+		text, err := d.json()
+		if err != nil {
+			return nil, err
+		}
+		all[filepath.Join("dashboards", d.uid+".json")] = text
+	}
+	return all, nil
+}
+
+func write(dir string) error {
+	all, err := files()
+	if err != nil {
+		return err
+	}
+	for name, text := range all {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil { //nolint:gosec // for all to read
+			return err
+		}
+	}
+	return nil
+}
+
+// checkAlerts checks that the files are the program's, that promtool accepts the rules and their
+// tests pass, and that each runbook exists and has a command.
+func checkAlerts(dir string) error {
+	if err := upToDate(dir); err != nil {
+		return err
+	}
+	for _, args := range [][]string{{"check", "rules", rulesFile}, {"test", "rules", ruleTestsFile}} {
+		cmd := exec.Command("promtool", args...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("promtool %s: %w\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "..", "..", "docs", "operations.md"))
+	if err != nil {
+		return err
+	}
+	for _, a := range alerts() {
+		section, ok := sectionOf(string(text), a.anchor)
+		if !ok {
+			return fmt.Errorf("%s: docs/operations.md has no heading for #%s", a.name, a.anchor)
+		}
+		if !strings.Contains(section, "```") {
+			return fmt.Errorf("%s: the section #%s of docs/operations.md has no command to run", a.name, a.anchor)
+		}
+	}
+	fmt.Printf("alerts ok n=%d\n", len(alerts()))
+	return nil
+}
+
+func upToDate(dir string) error {
+	all, err := files()
+	if err != nil {
+		return err
+	}
+	for name, want := range all {
+		got, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			return err
+		}
+		if string(got) != want {
+			return fmt.Errorf("%s is not what the program writes: run go run ./deploy/monitoring", name)
+		}
+	}
+	return nil
+}
+
+var notInAnchors = regexp.MustCompile(`[^a-z0-9 -]`)
+
+// sectionOf returns the text below the heading with an anchor, with the sections below it.
+func sectionOf(page, anchor string) (text string, ok bool) {
+	level := 0
+	for line := range strings.Lines(page) {
+		title := strings.TrimLeft(line, "#")
+		if n := len(line) - len(title); n > 0 && strings.HasPrefix(title, " ") {
+			if level > 0 && n <= level {
+				break
+			}
+			slug := notInAnchors.ReplaceAllString(strings.ToLower(strings.TrimSpace(title)), "")
+			if level == 0 && strings.ReplaceAll(slug, " ", "-") == anchor {
+				level = n
+				continue
+			}
+		}
+		if level > 0 {
+			text += line
+		}
+	}
+	return text, level > 0
+}

@@ -1,0 +1,202 @@
+package console
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/show"
+	"github.com/onlyonce/onlyonce/ops"
+)
+
+// overview shows what needs a person, and where the work is.
+func (v *visit) overview() error {
+	s, state := v.db.live.status.get(v.ctx, v.db)
+	c := &content{Title: "Overview"}
+	if s != nil {
+		if s.Standby {
+			c.Notices = append(c.Notices, notice{Text: "This server is a standby: what it shows may be late, and nothing can be decided here."})
+		}
+		ended := ""
+		if n := s.Ended(); n > 0 {
+			ended = fmt.Sprintf("%d more ended without a stop, over 5 minutes ago.", n)
+		}
+		c.Parts = []part{
+			{Needs: v.needs(s.Needs), None: "Nothing needs you."}, {Cards: v.cards(s)},
+			{ID: "consumers", Title: "Consumers", Table: v.tableOf("topics", s.Consumers(), "Scope Topic Partitions Owned KnownLag=Lag Rate=Per_second LastBatch=Last_batch State"), None: "No consumer has a cursor in this database."},
+			{ID: "parked", Title: "Parked", Table: v.tableOf("groups", s.Parked.Groups, "count=Rows kind state reason scope sink oldest"), None: map[bool]string{true: "Nothing is parked.", false: "Counting takes over 2 seconds."}[s.Parked.Counted]},
+			{ID: "relays", Title: "Relays", Table: v.tableOf("sinks", s.Relays, "sink members=Relays lanes lanes_held paused_at=Paused paused_by=By pause_reason=Reason"), None: "No relay has listed a sink."},
+			{ID: "processes", Title: "Processes", Table: v.tableOf("owners", s.processes(), "part scope host pid seen_at=Reported Tags=State Owns=Partitions faults"),
+				None: "No process has reported.", Hint: ended},
+			{Hint: fmt.Sprintf("Schema version %d.", s.SchemaVersion)},
+		}
+	}
+	return v.showParts("/", c, page{Live: true, State: state, Status: unanswered(s == nil)})
+}
+
+// needs are the needs with their pages.
+func (v *visit) needs(all []ops.Need) []need {
+	var found []need
+	for _, n := range all {
+		page := pageOf(&n)
+		if n.Kind == "halt" && n.Where["partition"] != "" {
+			page = "/consumers/cursor"
+		}
+		var query []any
+		for name, value := range n.Where {
+			query = append(query, name, value)
+		}
+		found = append(found, need{n, v.Link(page, query...)})
+	}
+	return found
+}
+
+// pageOf is the page that shows more of a need.
+func pageOf(n *ops.Need) string {
+	switch {
+	case n.Kind == "parked":
+		return "/parked"
+	case n.Where["sink"] != "":
+		return "/outbox"
+	case n.Kind == "request":
+		return "/requests"
+	}
+	return "/consumers"
+}
+
+// cards are the numbers of the first page, those that need a person first.
+func (v *visit) cards(s *status) []card {
+	all, waiting := int64(0), int64(0)
+	for i := range s.Parked.Groups {
+		g := &s.Parked.Groups[i]
+		all += g.Count
+		if g.NeedsOperator() {
+			waiting += g.Count
+		}
+	}
+	count := func(n int64, of string) cardValue { return cardValue{string(number(n)), of} }
+	calls := card{Title: "Calls not delivered", Href: v.Link("/outbox"), Needs: slices.ContainsFunc(s.Needs, func(n ops.Need) bool { return pageOf(&n) == "/outbox" })}
+	for _, o := range s.Outbox {
+		calls.Values = append(calls.Values, count(o.Count, o.Sink))
+	}
+	if len(calls.Values) == 0 {
+		calls.Values = []cardValue{{Text: "0"}}
+	}
+	parked := card{Title: "Parked", Href: v.Link("/parked"), Values: []cardValue{count(all, "")}, Sub: show.Count(waiting, "row") + " for a person", Needs: waiting > 0}
+	if !s.Parked.Counted {
+		parked.Values, parked.Sub = []cardValue{{Text: "over 2 s to count"}}, ""
+	}
+	if !s.OutboxCounted {
+		calls.Values = []cardValue{{Text: "over 2 s to count"}}
+	}
+	cards := []card{parked, calls, {Title: "HTTP requests", Href: v.Link("/requests"), Values: []cardValue{count(s.Requests.Reconcile, "of unknown outcome"), count(s.Requests.Abandoned, "abandoned")},
+		Needs: s.Requests.Reconcile+s.Requests.Abandoned > 0}}
+	slices.SortStableFunc(cards, func(a, b card) int {
+		return map[bool]int{true: 1}[b.Needs] - map[bool]int{true: 1}[a.Needs]
+	})
+	if inbox, _ := v.db.live.inbox.get(v.ctx, v.db); inbox != nil {
+		keys := card{Title: "Copies are recognized for", Href: v.Link("/keys")}
+		for _, r := range inbox.Rings {
+			horizon := "ever"
+			if r.Horizon != nil {
+				horizon = show.Ago(*r.Horizon)
+			}
+			keys.Values = append(keys.Values, cardValue{horizon, strings.TrimSuffix(r.Ring, "_keys")})
+		}
+		cards = append(cards, keys)
+	}
+	return cards
+}
+
+// unanswered is the status of a page without an answer.
+func unanswered(is bool) int {
+	if is {
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusOK
+}
+
+// fleetRow is a database of a console that has several.
+type fleetRow struct {
+	Database, Server string
+	Needs, Parked    int64
+	First            string // of the needs
+	Bad              bool   // it does not answer
+}
+
+// fleet shows all databases of a console that has several.
+func (v *visit) fleet(path string) {
+	if path != "/" || v.r.Method != http.MethodGet && v.r.Method != http.MethodHead {
+		v.fail(http.StatusNotFound, "There is no such page.", "The first part of an address names a database.")
+		return
+	}
+	rows := make([]fleetRow, len(v.databases))
+	var asking sync.WaitGroup
+	for i, d := range v.databases {
+		asking.Go(func() {
+			s, state := d.live.status.get(v.ctx, d)
+			rows[i] = fleetRow{Database: d.Name, Server: d.Server, First: "does not answer", Bad: state.Err != nil}
+			switch {
+			case s != nil:
+				rows[i].Needs, rows[i].First = int64(len(s.Needs)), ""
+				if len(s.Needs) > 0 {
+					rows[i].First = s.Needs[0].Text
+				}
+				for _, g := range s.Parked.Groups {
+					rows[i].Parked += g.Count
+				}
+			case state.Schema():
+				rows[i].First = "its schema does not fit this console"
+			}
+		})
+	}
+	asking.Wait()
+	_ = v.showParts("/", &content{Title: "Databases", Parts: []part{{Table: v.tableOf("databases", rows, "Database Server Needs Parked First=First_of_what_needs_you")}}}, page{Live: true})
+}
+
+// topic is a consumer's topic and how fast it moves.
+type topic struct {
+	*operate.TopicSum
+	KnownLag *int64
+	Rate     *float64 // messages a second; nil: not known yet
+	Bad      bool     // a partition is halted
+}
+
+// Consumers are the topics of all consumers, those with a halt first.
+func (s *status) Consumers() []topic {
+	var all []topic
+	for _, sum := range operate.Topics(s.StatusReport) {
+		t := topic{TopicSum: sum, Bad: sum.Halted > 0}
+		if sum.Owned > 0 || sum.AtLeast {
+			t.KnownLag = &sum.Lag
+		}
+		if r, known := s.Rates[[2]string{sum.Scope, sum.Topic}]; known {
+			t.Rate = &r
+		}
+		all = append(all, t)
+	}
+	slices.SortStableFunc(all, func(a, b topic) int { return min(b.Halted, 1) - min(a.Halted, 1) })
+	return all
+}
+
+// process is a consumer process.
+type process struct {
+	*ops.Owner
+	Owns int // partitions
+	Tags []string
+	Bad  bool // it cannot work
+}
+
+func (s *status) processes() (all []process) {
+	for _, o := range s.Processes() {
+		p := process{Owner: o, Owns: len(o.Partitions), Bad: len(o.Faults) > 0 && !o.Silent()}
+		if o.Silent() {
+			p.Tags = []string{"silent"}
+		}
+		all = append(all, p)
+	}
+	return all
+}
