@@ -13,7 +13,8 @@
 //
 // It prints a line for each change: killed, survived, uncovered (no test runs there), or equivalent
 // (judged.txt says why nothing that is promised depends on it). It exits with 1 if more than one in
-// twenty of those that are not equivalent live. Verdicts of the same commit are not played again.
+// twenty of those that are not equivalent live. Verdicts of the same commit are not played again. A
+// run that is interrupted prints how many of each verdict it has.
 package main
 
 import (
@@ -22,8 +23,10 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/onlyonce/onlyonce/test/mutants/sites"
 	"github.com/onlyonce/onlyonce/test/mutants/source"
@@ -46,9 +49,11 @@ func main() {
 	measure := flag.Bool("measure", false, "only measure coverage")
 	known := flag.Bool("known", false, "measure no coverage: choose of the tests whose coverage is known")
 	flag.Parse()
-	if err := run(context.Background(), *n, *seed, *part, *in, *only, *atOnce, *measure, *known); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, *n, *seed, *part, *in, *only, *atOnce, *measure, *known); err != nil {
 		fmt.Fprintln(os.Stderr, "drawn:", err)
-		os.Exit(1)
+		os.Exit(1) //nolint:gocritic // stop has nothing left to do
 	}
 }
 

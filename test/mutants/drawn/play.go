@@ -74,7 +74,7 @@ func (p *player) all(ctx context.Context, atOnce int) error {
 	for range atOnce {
 		wg.Go(func() {
 			for {
-				s, ok := p.next()
+				s, ok := p.next(ctx)
 				if !ok {
 					return
 				}
@@ -87,10 +87,10 @@ func (p *player) all(ctx context.Context, atOnce int) error {
 }
 
 // next hands out the next site that compiles. Type-checking is for one goroutine at a time.
-func (p *player) next() (sites.Site, bool) {
+func (p *player) next(ctx context.Context) (sites.Site, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.left) > 0 && p.wanted > 0 && p.failed == nil {
+	for len(p.left) > 0 && p.wanted > 0 && p.failed == nil && ctx.Err() == nil {
 		s := p.left[0]
 		p.left = p.left[1:]
 		if !s.SQL && !p.compiles(s) {
@@ -120,6 +120,9 @@ func (p *player) play(ctx context.Context, s sites.Site) {
 	v := p.judge(ctx, s)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if ctx.Err() != nil {
+		return // its tests were interrupted
+	}
 	if v.err != nil {
 		p.failed = errors.Join(p.failed, v.err)
 		return
