@@ -125,9 +125,45 @@ func (c *chooser) isFunction(d decl) bool {
 	return err == nil && slices.ContainsFunc(read.Funcs, func(f source.Decl) bool { return f.Name == d.name })
 }
 
-// sees reports whether a test runs through a site, or through a function that runs its SQL.
+// isNew reports whether a function was not there yet when coverage was measured.
+func (c *chooser) isNew(d decl) bool {
+	read, err := source.ReadDecls(filepath.Join(c.root, d.file))
+	return err == nil && !slices.ContainsFunc(c.tests, func(t *covered) bool {
+		p, ok := t.Files[d.file]
+		return ok && (p.Hash == read.Hash || slices.Contains(p.Decls, d.name))
+	})
+}
+
+// callers returns the functions that mention a new one, or that mention a new one which does.
+func (c *chooser) callers(d decl) (known []decl) {
+	seen := map[decl]bool{d: true}
+	queue := []decl{d}
+	for len(queue) > 0 {
+		at := queue[0]
+		queue = queue[1:]
+		_, name, isMethod := strings.Cut(at.name, ").")
+		if !isMethod {
+			name = at.name[strings.LastIndex(at.name, ".")+1:]
+		}
+		dir := filepath.Dir(at.file)
+		for _, user := range c.users[filepath.Base(dir)+"."+name] {
+			if filepath.Dir(user.file) != dir || seen[user] {
+				continue
+			}
+			seen[user] = true
+			if c.isNew(user) {
+				queue = append(queue, user)
+			} else {
+				known = append(known, user)
+			}
+		}
+	}
+	return known
+}
+
+// sees reports whether a test runs through a site, or through a function that leads there.
 func (c *chooser) sees(t *covered, s sites.Site, through []decl) bool {
-	if !s.SQL {
+	if !s.SQL && len(through) == 0 {
 		read, err := source.ReadDecls(filepath.Join(c.root, s.File))
 		return err == nil && t.passes(s, read.Hash)
 	}
@@ -155,8 +191,11 @@ type group struct {
 // first.
 func (c *chooser) choose(s sites.Site) (groups []group) {
 	var through []decl
-	if s.SQL {
+	switch at := (decl{s.File, s.Decl}); {
+	case s.SQL:
 		through = c.functions(s)
+	case c.isNew(at):
+		through = c.callers(at)
 	}
 	seeing := map[string][]*covered{}
 	var dirs []string
