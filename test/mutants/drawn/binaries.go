@@ -65,6 +65,7 @@ const patience = 2 * time.Minute
 // outcome is how some tests ended.
 type outcome struct {
 	failed string // the first test that failed, or a word for what else went wrong; empty: none
+	test   string // its name, if it is one
 	output string
 	cpu    time.Duration
 }
@@ -96,7 +97,7 @@ func play(ctx context.Context, cmd *exec.Cmd, env []string) outcome {
 	err := cmd.Wait()
 	o := outcome{output: out.String(), cpu: cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()}
 	if err != nil {
-		o.failed = failedTest(o.output, err)
+		o.failed, o.test = failedTest(o.output, err)
 	}
 	return o
 }
@@ -104,15 +105,15 @@ func play(ctx context.Context, cmd *exec.Cmd, env []string) outcome {
 var runningTest = regexp.MustCompile(`^\s*(Test\w+)\S* \(\d`)
 
 // failedTest returns the first test that an output says has failed, or was running too long.
-func failedTest(output string, err error) string {
+func failedTest(output string, err error) (failed, test string) {
 	for s := bufio.NewScanner(strings.NewReader(output)); s.Scan(); {
 		if name, ok := strings.CutPrefix(s.Text(), "--- FAIL: "); ok {
 			name, _, _ = strings.Cut(name, " ")
-			return name
+			return name, name
 		}
 		if found := runningTest.FindStringSubmatch(s.Text()); found != nil {
-			return found[1] + " (too long)"
+			return found[1] + " (too long)", ""
 		}
 	}
-	return "(" + err.Error() + ")"
+	return "(" + err.Error() + ")", ""
 }

@@ -25,6 +25,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -45,8 +46,8 @@ func main() {
 	part := flag.String("part", "1/1", "k/n: part k of the draw, divided into n")
 	in := flag.String("in", "", "comma-separated directories; empty: the engines and the schema")
 	atOnce := flag.Int("at-once", 2, "how many are played at a time")
-	only := flag.String("only", "", "the sites whose ids contain this, instead of a draw")
-	measure := flag.Bool("measure", false, "only measure coverage")
+	only := flag.String("only", "", "the sites whose ids contain one of these, separated by commas, instead of a draw")
+	measure := flag.Bool("measure", false, "only measure coverage, of the tests of -in")
 	known := flag.Bool("known", false, "measure no coverage: choose of the tests whose coverage is known")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -66,17 +67,21 @@ func run(ctx context.Context, n int, seed uint64, part, in, only string, atOnce 
 	if err != nil {
 		return err
 	}
-	tests, err := measured(ctx, root, atOnce, known)
-	if err != nil || measure {
+	dirs := sites.Scope
+	if in != "" {
+		dirs = strings.Split(in, ",")
+	}
+	if measure {
+		_, err := measured(ctx, root, dirs, atOnce, false)
+		return err
+	}
+	tests, err := measured(ctx, root, slices.Concat(sites.Scope, tested), atOnce, known)
+	if err != nil {
 		return err
 	}
 	p, err := newPlayer(root, tests)
 	if err != nil {
 		return err
-	}
-	dirs := sites.Scope
-	if in != "" {
-		dirs = strings.Split(in, ",")
 	}
 	all, err := sites.All(root, p.list, dirs)
 	if err != nil {
@@ -106,7 +111,9 @@ func run(ctx context.Context, n int, seed uint64, part, in, only string, atOnce 
 	return nil
 }
 
-func measured(ctx context.Context, root string, atOnce int, known bool) ([]*covered, error) {
+// measured returns what tests run through, and measures those of directories first, unless what is
+// known suffices.
+func measured(ctx context.Context, root string, in []string, atOnce int, known bool) ([]*covered, error) {
 	var of []string
 	for _, dir := range sites.Scope {
 		if dir != "migrations/0001" {
@@ -118,7 +125,7 @@ func measured(ctx context.Context, root string, atOnce int, known bool) ([]*cove
 		return c.tests, err
 	}
 	var dirs []string
-	for _, dir := range append(sites.Scope, tested...) {
+	for _, dir := range in {
 		names, err := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
 		if err != nil {
 			return nil, err
@@ -168,7 +175,8 @@ func drawn(all []sites.Site, seed uint64, n, parts int) (some []sites.Site) {
 
 func containing(all []sites.Site, text string) (some []sites.Site) {
 	for _, s := range all {
-		if strings.Contains(s.ID(), text) {
+		id := s.ID()
+		if slices.ContainsFunc(strings.Split(text, ","), func(part string) bool { return strings.Contains(id, part) }) {
 			some = append(some, s)
 		}
 	}

@@ -159,6 +159,11 @@ func (p *player) judge(ctx context.Context, s sites.Site) (v verdict) {
 	for _, g := range groups {
 		o, err := run(g)
 		v.cpu += o.cpu
+		if err == nil && o.test != "" {
+			// On a busy machine a test may fail for want of time. So it has to fail again, alone.
+			o, err = run(group{g.dir, []string{o.test}})
+			v.cpu += o.cpu
+		}
 		switch {
 		case err != nil:
 			return verdict{word: invalid, err: err}
