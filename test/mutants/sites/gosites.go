@@ -73,7 +73,7 @@ func (m *goMutator) add(operator string, from, to token.Pos, with string) {
 	begin, end := m.offset(from), m.offset(to)
 	m.sites = append(m.sites, Site{
 		File: m.file, From: begin, To: end, New: with,
-		Operator: operator, Decl: m.decl, Line: m.files.Position(from).Line, Old: m.text[begin:end], Words: m.words,
+		Operator: operator, Decl: m.decl, Line: m.files.Position(from).Line, Old: m.text[begin:end], Moot: m.words,
 	})
 }
 
@@ -389,7 +389,7 @@ func (m *goMutator) statement(e *ast.BasicLit) {
 	for _, c := range sqlChanges(source.SQL(text, 0), text) {
 		m.sites = append(m.sites, Site{
 			File: m.file, From: begin + c.from, To: begin + c.to, New: c.new, SQL: true,
-			Operator: c.operator, Decl: m.decl, Line: line + strings.Count(text[:c.from], "\n"), Old: text[c.from:c.to],
+			Operator: c.operator, Decl: m.decl, Line: line + strings.Count(text[:c.from], "\n"), Old: text[c.from:c.to], Moot: c.moot,
 		})
 	}
 }

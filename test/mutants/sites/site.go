@@ -25,7 +25,7 @@ type Site struct {
 	Line     int
 	Old      string
 	SQL      bool
-	Words    bool // only words depend on it, for example a line that is logged
+	Moot     bool // only a line that is logged depends on it, or only a microsecond: it is not drawn
 	nth      int  // of those that have all else in common
 }
 
@@ -96,12 +96,12 @@ func All(root string, list *source.Listing, dirs []string) (all []Site, err erro
 }
 
 // Draw shuffles the sites by a seed and returns those of part k of n: every n-th one, but for those
-// that only change words. So parts have none in common, whatever their length.
+// that are moot. So parts have none in common, whatever their length.
 func Draw(all []Site, seed uint64, k, n int) (part []Site) {
 	shuffled := slices.Clone(all)
 	rand.New(rand.NewPCG(seed, seed)).Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
 	for i := k - 1; i < len(shuffled); i += n {
-		if !shuffled[i].Words {
+		if !shuffled[i].Moot {
 			part = append(part, shuffled[i])
 		}
 	}
