@@ -65,7 +65,7 @@ func (req *servedRequest) newRecorder(limit int) *recorder {
 // than Route.MaxResponse is sent is decided afterwards.
 func (req *servedRequest) bodyLimit() int {
 	route := &req.handler.route
-	if route.NoStoreBody || route.TombstoneLarge || route.Render != nil {
+	if req.key == "" || route.NoStoreBody || route.TombstoneLarge || route.Render != nil {
 		return maxStored
 	}
 	return route.MaxResponse
