@@ -112,7 +112,7 @@ func failedTest(output string, err error) (failed, test string) {
 			return name, name
 		}
 		if found := runningTest.FindStringSubmatch(s.Text()); found != nil {
-			return found[1] + " (too long)", ""
+			return found[1] + " (too long)", found[1]
 		}
 	}
 	return "(" + err.Error() + ")", ""

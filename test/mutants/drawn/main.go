@@ -159,7 +159,7 @@ func newPlayer(root string, tests []*covered) (*player, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &player{root: root, list: list, chooser: chooser, judged: judged, store: store, known: known}, nil
+	return &player{root: root, list: list, chooser: chooser, judged: judged, store: store, known: known, unchanged: map[string]bool{}}, nil
 }
 
 // drawn returns the sites of all parts of a draw, and some in place of those that do not compile: so

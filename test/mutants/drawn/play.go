@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -45,11 +47,12 @@ type player struct {
 	store    *results.Store
 	known    map[string]results.Result
 
-	mu     sync.Mutex
-	left   []sites.Site
-	wanted int // that compile
-	tally  tally
-	failed error
+	mu        sync.Mutex
+	unchanged map[string]bool // by directory and test: it passes without a change
+	left      []sites.Site
+	wanted    int // that compile
+	tally     tally
+	failed    error
 }
 
 // compile puts the changes of sites together. The caller calls close.
@@ -157,13 +160,7 @@ func (p *player) judge(ctx context.Context, s sites.Site) (v verdict) {
 	}
 	defer clean()
 	for _, g := range groups {
-		o, err := run(g)
-		v.cpu += o.cpu
-		if err == nil && o.test != "" {
-			// On a busy machine a test may fail for want of time. So it has to fail again, alone.
-			o, err = run(group{g.dir, []string{o.test}})
-			v.cpu += o.cpu
-		}
+		o, err := p.failing(ctx, g, run, &v.cpu)
 		switch {
 		case err != nil:
 			return verdict{word: invalid, err: err}
@@ -179,6 +176,64 @@ func (p *player) judge(ctx context.Context, s sites.Site) (v verdict) {
 	v.word = survived
 	v.by = "tests:" + strings.TrimSuffix(v.by, ",")
 	return v
+}
+
+// failing plays a group until it passes, or a test fails because of the change. On a busy machine a
+// test may fail for want of time. So it has to fail again alone, and to pass without the change; or
+// else it is left out.
+func (p *player) failing(ctx context.Context, g group, run func(group) (outcome, error), cpu *time.Duration) (outcome, error) {
+	for {
+		g.tests = p.fit(g)
+		if len(g.tests) == 0 {
+			return outcome{}, nil
+		}
+		o, err := run(g)
+		*cpu += o.cpu
+		if err != nil || o.test == "" {
+			return o, err
+		}
+		again, err := run(group{g.dir, []string{o.test}})
+		*cpu += again.cpu
+		if err != nil {
+			return again, err
+		}
+		passes, err := p.passes(ctx, g.dir, o.test)
+		if err != nil || passes && again.failed != "" {
+			return again, err
+		}
+		g.tests = slices.DeleteFunc(slices.Clone(g.tests), func(test string) bool { return test == o.test })
+	}
+}
+
+// fit returns the tests of a group that are not known to fail without a change.
+func (p *player) fit(g group) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(g.tests), func(test string) bool {
+		passes, known := p.unchanged[g.dir+" "+test]
+		return known && !passes
+	})
+}
+
+// passes reports whether a test passes without a change. It is played once.
+func (p *player) passes(ctx context.Context, dir, test string) (bool, error) {
+	p.mu.Lock()
+	passes, known := p.unchanged[dir+" "+test]
+	p.mu.Unlock()
+	if known {
+		return passes, nil
+	}
+	o, err := p.binaries.run(ctx, dir, append(os.Environ(), "GOFLAGS="+p.set.Flag(), source.Patience), []string{test})
+	if err != nil || ctx.Err() != nil {
+		return false, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.unchanged[dir+" "+test] = o.failed == ""
+	if o.failed != "" {
+		fmt.Printf("unfit %s %s: it fails without a change, and tells nothing here\n", dir, test)
+	}
+	return o.failed == "", nil
 }
 
 // runner returns a function that plays a group of tests with the site's change. The caller calls
