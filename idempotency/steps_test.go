@@ -338,8 +338,8 @@ func TestH18StepsThatAreNone(t *testing.T) {
 	}
 }
 
-// T6, H18: what a handler's request gives it ends with the handler's return. A goroutine that it has
-// left gets no transaction, makes no call of a step, and decides nothing.
+// T6, H18: what a handler's request gives it ends with the handler's return. A goroutine that it
+// has left gets no transaction, makes no call of a step, and decides nothing.
 func TestH18AfterTheHandlersReturn(t *testing.T) {
 	t.Parallel()
 	for _, mode := range both {

@@ -112,7 +112,8 @@ func TestT6EndedTransactionIsNoticed(t *testing.T) {
 	}
 }
 
-// T6: a layer over a handle fails the transaction with an error of its own, as long as there is one.
+// T6: a layer over a handle fails the transaction with an error of its own, as long as there is a
+// transaction.
 func TestT6LayerRefuses(t *testing.T) {
 	t.Parallel()
 	refused := errors.New("a layer's own")

@@ -162,8 +162,8 @@ func newPlayer(root string, tests []*covered) (*player, error) {
 	return &player{root: root, list: list, chooser: chooser, judged: judged, store: store, known: known, unchanged: map[string]bool{}}, nil
 }
 
-// drawn returns the sites of all parts of a draw, and some in place of those that do not compile: so
-// the binaries of one part are those of the next.
+// drawn returns the sites of all parts of a draw, and some in place of those that do not compile:
+// so the binaries of one part are those of the next.
 func drawn(all []sites.Site, seed uint64, n, parts int) (some []sites.Site) {
 	for k := range parts {
 		part := sites.Draw(all, seed, k+1, parts)

@@ -3,7 +3,7 @@
 // variable [Variable] makes the choice when a test's process starts. So a package's tests are
 // compiled and linked once, and not for each change.
 //
-// A change that cannot be put beside others is left to [source.Overlay]: for example one in a
+// A change that cannot be put beside others is left to an overlay of its own: for example one in a
 // constant of another type than string, or in a function that calls recover.
 package together
 
