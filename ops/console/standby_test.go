@@ -50,7 +50,7 @@ func newTwins(t *testing.T) *twins {
 		t.Fatal(err)
 	}
 	// Estimates of rows come from here: a standby has no statistics of its own.
-	if _, err := tw.primary.Exec(ctx, `analyze onlyonce.standard_keys_0`); err != nil {
+	if _, err := tw.primary.Exec(ctx, `analyze onlyonce_segments.standard_keys_0`); err != nil {
 		t.Fatal(err)
 	}
 	tw.standby = pgtest.Pool(t, tw.server.URL)
@@ -123,7 +123,7 @@ func (tw *twins) hangs(t *testing.T, c *client) {
 		t.Fatal(err)
 	}
 	pgtest.Until(t, pgtest.Patience(time.Minute), "the overview says so, and dims what it shows", func() bool {
-		return strings.Contains(c.get("/").want(http.StatusOK, `id="topics"`).body, `<div class="stale"><h1>Overview`)
+		return strings.Contains(c.get("/").want(http.StatusOK, `id="topics"`).body, `<div class="stale"><h1>The database does not answer: what follows is old.`)
 	})
 	c.get("/").want(http.StatusOK, "The database does not answer, for ")
 	c.get("/audit").want(http.StatusGatewayTimeout, "gave no answer in time")
