@@ -139,8 +139,8 @@ func TestF3StartIsDecidedOnce(t *testing.T) {
 	stop = r.start(queued, testConfig())
 	h := r.halted()
 	stop()
-	if h.Reason != consumer.HaltHistoryLost {
-		t.Errorf("halt: %v", h)
+	if h.Reason != consumer.HaltHistoryLost || h.Position != 10 || h.Scope != "stock" || h.Group != "stock" || h.Topic != "orders" {
+		t.Errorf("halt: %+v", h)
 	}
 	if n := r.count(`select count(*) from onlyonce.cursors`); n != 0 {
 		t.Error("a cursor was made from our own offset in Kafka")

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -130,6 +132,33 @@ func TestT11ClockThatJumpsForgetsNoOperation(t *testing.T) {
 	r.exec(idempotency.PurgeOperationsSQL, 100)
 	if one[int](r, `select count(*) from onlyonce.operations`) != 0 {
 		t.Error("it is old by both, and was not purged")
+	}
+}
+
+// T11: a purge deletes what has expired however much is before it by the clock and must stay.
+func TestT11PurgeBehindWhatMustStay(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	r.exec(`update onlyonce.watched set at = clock_timestamp()`)
+	r.exec(`insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, state, keep, expires_at, watched_at)
+		select gen_random_uuid(), gen_random_uuid(), 't', '', '', case when n = 6 then 'old' else 'stays' end, 'failed', '1 hour',
+		       clock_timestamp() - interval '1 hour' + n * interval '1 minute',
+		       case when n = 6 then clock_timestamp() - interval '2 hours' else clock_timestamp() end
+		  from generate_series(1, 6) n`)
+	r.exec(`set session_replication_role = replica;
+		insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, keep, completed_at, expires_at, watched_at)
+		select gen_random_uuid(), name, 's', '', gen_random_uuid(), 'completed', '', keep, clock_timestamp(), expires_at, watched_at
+		  from onlyonce.operations;
+		set session_replication_role = origin`, pgx.QueryExecModeSimpleProtocol)
+	r.exec(idempotency.PurgeOperationsSQL, 2)
+	if n := one[int](r, `select onlyonce.http_purge(2)`); n != 1 {
+		t.Errorf("%d records are purged, want 1", n)
+	}
+	if got := one[string](r, `select string_agg(tenant, ' ') from onlyonce.http_records`); got != "stays stays stays stays stays" {
+		t.Errorf("left: %s", got)
+	}
+	if got := one[string](r, `select string_agg(name, ' ') from onlyonce.operations`); got != "stays stays stays stays stays" {
+		t.Errorf("left: %s", got)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/seal"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -334,6 +335,46 @@ func TestH18StepsThatAreNone(t *testing.T) {
 	})
 	if g := r.post("/long", "k", "x"); g.code() != "rolled-back" {
 		t.Errorf("a call whose result is not remembered: %v", g)
+	}
+}
+
+// T6, H18: what a handler's request gives it ends with the handler's return. A goroutine that it
+// has left gets no transaction, makes no call of a step, and decides nothing.
+func TestH18AfterTheHandlersReturn(t *testing.T) {
+	t.Parallel()
+	for _, mode := range both {
+		r := newRig(t, leasedConfig())
+		var left *http.Request
+		r.handle(idempotency.Route{
+			Pattern: "/left", Mode: mode, KeyWindow: time.Hour,
+			Render: func(context.Context, idempotency.Scope, string) ([]byte, error) { return []byte("rendered"), nil },
+		}, func(w http.ResponseWriter, req *http.Request) {
+			left = req.WithContext(context.WithoutCancel(req.Context()))
+			_, _ = io.WriteString(w, "ok")
+		})
+		if g := r.post("/left", "k", "x"); g.mark() != "created" {
+			t.Fatalf("%v", g)
+		}
+		if _, err := idempotency.Tx(left); !errors.Is(err, guard.ErrClosed) {
+			t.Errorf("%v, Tx: %v", mode, err)
+		}
+		if err := idempotency.Reference(left, "late"); !errors.Is(err, guard.ErrClosed) {
+			t.Errorf("%v, Reference: %v", mode, err)
+		}
+		_, err := idempotency.Step(left.Context(), "late", func(context.Context, string) ([]byte, error) {
+			t.Errorf("%v: a call was made", mode)
+			return nil, nil
+		})
+		if !errors.Is(err, idempotency.ErrStep) {
+			t.Errorf("%v, Step: %v", mode, err)
+		}
+		idempotency.Transient(left)
+		if n := one[int](r, `select count(*) from onlyonce.http_steps`); n != 0 {
+			t.Errorf("%v: %d steps are recorded", mode, n)
+		}
+		if g := r.post("/left", "k", "x"); g.mark() != "replayed" {
+			t.Errorf("%v: %v", mode, g)
+		}
 	}
 }
 

@@ -298,6 +298,15 @@ func TestO4CallThatIsLeftOutOfItsBatch(t *testing.T) {
 	until(t, "the call waits for an operator", func() bool {
 		return one[int](r, `select count(*) from onlyonce.parked where state = 'waiting' and reason = 'unopened'`) == 1
 	})
+	sink.mu.Lock()
+	together := 0
+	for _, n := range sink.sizes {
+		together += n
+	}
+	if together != 2 {
+		t.Errorf("batches of %v calls, want the two others in them: a call that is made again goes alone", sink.sizes)
+	}
+	sink.mu.Unlock()
 	r.enqueue(charge("next"))
 	gate.wait() // in the slot of the call that was left out
 	gate.release()

@@ -56,6 +56,29 @@ func TestK9MessagesOfAQueue(t *testing.T) {
 	r.until("its copy is acknowledged", func() bool { return r.broker.Left() == 0 && r.stored().Copies == 2 })
 }
 
+// K9: a receiver that cannot ask which ids may be forgotten receives nothing until it can.
+func TestK9AgeCannotBeRead(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	const function = `onlyonce.queue_too_old(text, text)`
+	as := one[string](r, `select pg_get_functiondef('`+function+`'::regprocedure)`)
+	r.exec(`create or replace function onlyonce.queue_too_old(scope text, topic text) returns timestamptz language plpgsql as $$
+		begin
+		  raise exception using errcode = '57014', message = 'it took too long';
+		end $$`)
+	r.broker.Publish(message("a"))
+	q, _ := r.receives()
+	r.until("it says so", func() bool {
+		err := q.Healthy()
+		return err != nil && strings.Contains(err.Error(), "it took too long")
+	})
+	if got := r.stored(); got != (queue.Stored{}) || r.broker.Left() != 1 {
+		t.Errorf("%+v is stored, and the broker has %d messages left", got, r.broker.Left())
+	}
+	r.exec(as)
+	r.until("it is stored", func() bool { return r.broker.Left() == 0 && q.Healthy() == nil })
+}
+
 // K9: a queue that begins after ids were forgotten has forgotten none of its own, however old its
 // first messages are; and what is forgotten while it runs is met by the next message.
 func TestK9QueueThatBegins(t *testing.T) {

@@ -66,6 +66,53 @@ func TestW10ListedEventsThatAreTooOld(t *testing.T) {
 	}
 }
 
+// W10: a list's events come from the user's code. One that could not have been delivered is refused
+// with the name of the field, ends the backfill, and stores nothing.
+func TestW10ListedEventsThatAreRefused(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	s := samples(t)["Stripe"]
+	listed := func(change func(e *webhook.Event)) *webhook.Event {
+		e := &webhook.Event{ID: "evt_1", Time: time.Now(), Body: []byte("{}")}
+		change(e)
+		return e
+	}
+	for _, c := range []struct {
+		event *webhook.Event
+		field string
+	}{
+		{nil, "ID must be"},
+		{listed(func(e *webhook.Event) { e.ID = "" }), "ID must be"},
+		{listed(func(e *webhook.Event) { e.ID = "evt 1" }), "ID must be"},
+		{listed(func(e *webhook.Event) { e.ID = strings.Repeat("e", 256) }), "ID must be"},
+		{listed(func(e *webhook.Event) { e.Body = nil }), "Body must be set"},
+		{listed(func(e *webhook.Event) { e.Body = make([]byte, 1<<20+1) }), "Body must be set, and not longer than 1048576 bytes"},
+		{listed(func(e *webhook.Event) { e.Time = time.Time{} }), "Time must be set"},
+	} {
+		var refused error
+		_, list := r.lists(s, func(each func(*webhook.Event) error) error {
+			refused = each(c.event)
+			return refused
+		})
+		of := list()
+		if refused == nil || !strings.Contains(refused.Error(), c.field) {
+			t.Errorf("%q: each returns %v", c.field, refused)
+		}
+		if of.Err == nil || of.Missed != 0 {
+			t.Errorf("%q: the backfill has %v, and missed %d", c.field, of.Err, of.Missed)
+		}
+	}
+	largest := listed(func(e *webhook.Event) { e.Body = []byte(`"` + strings.Repeat("b", 1<<20-2) + `"`) })
+	largest.ID = strings.Repeat("e", 255)
+	_, list := r.lists(s, func(each func(*webhook.Event) error) error { return each(largest) })
+	if of := list(); of.Err != nil || of.Missed != 1 {
+		t.Errorf("the largest event: %v, missed %d", of.Err, of.Missed)
+	}
+	if n := r.count("onlyonce.event_log"); n != 1 {
+		t.Errorf("%d events are stored, want the largest", n)
+	}
+}
+
 // lists returns an endpoint, and a function that has it backfilled once from a list.
 func (r *rig) lists(s sample, of func(each func(*webhook.Event) error) error) (e *endpoint, list func() webhook.Backfilled) {
 	r.t.Helper()

@@ -170,6 +170,19 @@ func TestW16TenantThatIsNotNamed(t *testing.T) {
 	}
 }
 
+// W16: a function for an ordering key that panics keeps no event from being stored: it has none.
+func TestW16OrderingKeyThatPanics(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(membersSample(), func(c *webhook.Config) {
+		c.OrderingKey = func(e *webhook.Event) string { return e.Header["X-Customer"][0] }
+	})
+	e.send(membersBody(t, map[string]string{"id": "1", "customer": "alice"})).want(t, 200, false)
+	if n := one[int](r, `select count(*) from onlyonce.event_log where order_key is null`); n != 1 {
+		t.Errorf("%d events are stored without a key", n)
+	}
+}
+
 // An event is compared with those of its own scope only, so a transaction that does not know its
 // scope is refused.
 func TestStaleWithAnotherTx(t *testing.T) {

@@ -203,6 +203,30 @@ func TestW7NamedBodyUnderAnotherName(t *testing.T) {
 	}
 }
 
+// W7: a body may name itself under several names, for example because a stranger has sent it under
+// another one. It is set aside once for each name: the genuine event may be any of them.
+func TestW7BodyThatIsNamedUnderTwoNames(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	s := samples(t)["GitHub"]
+	x := &show{rig: r, sender: s, to: r.receiver(s)}
+	const body = `{"action":"edited","repository":{"pushed_at":1},"issue":{"updated_at":"2026-11-28T10:00:00Z"}}`
+	for i, c := range []struct {
+		kind string
+		want webhook.Outcome
+	}{
+		{"push", webhook.Accepted}, {"push", webhook.SameBody}, {"push", webhook.Duplicate},
+		{"issues", webhook.SameBody}, {"issues", webhook.Duplicate}, {"push", webhook.Duplicate},
+	} {
+		if got := x.post(delivery{kind: c.kind, id: fmt.Sprint("d-", i), body: body}); got != c.want {
+			t.Errorf("%d, %s: %s, want %s", i, c.kind, got, c.want)
+		}
+	}
+	if got := one[string](r, `select string_agg(event_id, ' ' order by id) from onlyonce.parked`); got != "e/github/d-1 e/github/d-3" {
+		t.Errorf("kept: %s", got)
+	}
+}
+
 // W7: a body that a stranger has sent first, under the name of an event whose bodies name
 // themselves, leaves the genuine event of another name to be kept each time.
 func TestW7GenuineEventAfterAFalseName(t *testing.T) {

@@ -112,6 +112,29 @@ func TestT6EndedTransactionIsNoticed(t *testing.T) {
 	}
 }
 
+// T6: a layer over a handle fails the transaction with an error of its own, as long as there is a
+// transaction.
+func TestT6LayerRefuses(t *testing.T) {
+	t.Parallel()
+	refused := errors.New("a layer's own")
+	tx, other := fenced(t)
+	handle := tx.Handle
+	if err := handle.Refuse(refused); !errors.Is(err, refused) {
+		t.Errorf("%v", err)
+	}
+	tx.Queue(`insert into effects values ('a')`)
+	if err := tx.Commit(time.Second * 5); !errors.Is(err, refused) || tx.Committed() {
+		t.Errorf("Commit: %v", err)
+	}
+	tx.Rollback(time.Second)
+	if n := count(t, other, `select count(*) from effects`); n != 0 {
+		t.Errorf("%d effects", n)
+	}
+	if err := handle.Refuse(refused); !errors.Is(err, ErrClosed) {
+		t.Errorf("after its end: %v", err)
+	}
+}
+
 func TestControls(t *testing.T) {
 	t.Parallel()
 	for sql, want := range map[string]bool{

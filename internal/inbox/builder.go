@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -69,8 +70,8 @@ type Builder struct {
 	// waits maps each use to a transaction id that was taken after the segment was found closed in
 	// it.
 	waits       map[int64]string
-	maxPartKeys int64 // keys in a part
-	reportedUse int64 // the use that was reported as too large the last time
+	maxPartKeys int64          // keys in a part
+	tooLarge    map[int64]bool // the uses of segments that were reported as too large for a filter
 }
 
 const (
@@ -80,7 +81,10 @@ const (
 
 // NewBuilder returns a builder.
 func NewBuilder(pool *pgxpool.Pool, which ring.Ring, log *slog.Logger) *Builder {
-	return &Builder{pool: primary.Of(pool, log).Pinned(), ring: which, log: log, waits: map[int64]string{}, maxPartKeys: MaxPartKeys}
+	return &Builder{
+		pool: primary.Of(pool, log).Pinned(), ring: which, log: log,
+		waits: map[int64]string{}, tooLarge: map[int64]bool{}, maxPartKeys: MaxPartKeys,
+	}
 }
 
 // Run builds until ctx ends. The first look is after one interval.
@@ -139,11 +143,11 @@ func (b *Builder) Step(ctx context.Context) (built int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	for use := range b.waits {
-		if !slices.ContainsFunc(missing, func(s missingFilters) bool { return s.Use == use }) {
-			delete(b.waits, use)
-		}
+	filtered := func(use int64) bool {
+		return !slices.ContainsFunc(missing, func(s missingFilters) bool { return s.Use == use })
 	}
+	maps.DeleteFunc(b.waits, func(use int64, _ string) bool { return filtered(use) })
+	maps.DeleteFunc(b.tooLarge, func(use int64, _ bool) bool { return filtered(use) })
 	var failed []error
 	for _, s := range missing {
 		if ready, err := b.ready(ctx, &s); err != nil {
@@ -188,8 +192,8 @@ func (b *Builder) ready(ctx context.Context, s *missingFilters) (bool, error) {
 	if parts <= maxParts {
 		return true, nil
 	}
-	if b.reportedUse != s.Use {
-		b.reportedUse = s.Use
+	if !b.tooLarge[s.Use] {
+		b.tooLarge[s.Use] = true
 		b.log.Warn("onlyonce: a segment of the inbox is too large for a filter, and is queried by SQL: see onlyonce inbox plan", "ring", b.ring.Name, "slot", s.Slot, "keys", keys)
 	}
 	return false, nil

@@ -201,6 +201,38 @@ func TestK5FilterOfParts(t *testing.T) {
 	}
 }
 
+// A segment with more keys than a filter's parts can hold gets none, and is still searched by SQL.
+// That is reported once for each close.
+func TestK5SegmentTooLargeForAFilter(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var told lines
+	r.builder = inbox.NewBuilder(r.pool, ring.ConsumerKeys(), slog.New(slog.NewTextHandler(&told, nil)))
+	r.builder.Divide(1)
+	keys := make([]uuid.UUID, 300)
+	for close := 1; close <= 2; close++ {
+		for i := range keys {
+			keys[i] = uuid.New()
+		}
+		r.claim(keys...)
+		r.closes()
+		step := func() {
+			if n, err := r.builder.Step(t.Context()); err != nil || n != 0 {
+				t.Fatalf("%d filters are built, %v", n, err)
+			}
+		}
+		r.until("it is told of", func() bool { step(); return told.count("too large for a filter") >= close })
+		step()
+		if n := told.count("too large for a filter"); n != close {
+			t.Errorf("told of it %d times after %d closes", n, close)
+		}
+		r.loads(false)
+		if got := r.claim(keys[:3]...); !slices.Equal(got, []int16{1, 1, 1}) {
+			t.Errorf("claimed again: %v", got)
+		}
+	}
+}
+
 // K5: a filter belongs to one close. After another close of the same slot, for example after a
 // failover that lost the first, it is not asked.
 func TestK5FilterOfAnotherClose(t *testing.T) {

@@ -169,6 +169,23 @@ func TestClockThatWentBack(t *testing.T) {
 	r.until(x, ring.Announced)
 }
 
+// S1: a ring that the database does not have, or has with other tables, is a schema that does not
+// fit.
+func TestS1RingThatIsNotThere(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	x := r.rotator(ring.Config{MaxBytes: 1})
+	r.exec(`update onlyonce.rings set slots = slots + 1 where name = $1`, ring.Outbox().Name)
+	if _, err := x.Step(t.Context()); !errors.Is(err, ring.ErrSchema) || !strings.Contains(err.Error(), "slots and not") {
+		t.Errorf("another number of tables: %v", err)
+	}
+	r.exec(`alter table onlyonce.segments drop constraint segments_ring_fkey`)
+	r.exec(`delete from onlyonce.rings where name = $1`, ring.Outbox().Name)
+	if _, err := x.Step(t.Context()); !errors.Is(err, ring.ErrSchema) || !strings.Contains(err.Error(), "there is no ring") {
+		t.Errorf("no row: %v", err)
+	}
+}
+
 func TestRun(t *testing.T) {
 	r := newRig(t)
 	r.sink("payments")

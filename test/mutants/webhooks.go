@@ -92,7 +92,7 @@ var webhooksRules = []mutant{
 	{rule: "W7 set aside each time", in: schema, decl: "function onlyonce.receive_webhooks",
 		old: `if claimed[i] <> 0 then`, new: `if false then`, pkg: "webhook", test: "TestW7SameBodyInParallel"},
 	{rule: "W7 set aside once for all names", in: "webhook", decl: "(*Endpoint).identifyBody",
-		old: `ofID, i.Type,`, new: `ofID, "",`, test: "TestW7NamedBodyUnderAnotherName"},
+		old: `ofID, i.Type,`, new: `ofID, "",`, test: "TestW7BodyThatIsNamedUnderTwoNames"},
 	{rule: "W7 forged body takes the genuine one's place", in: "webhook", decl: "(*Endpoint).identifyBody",
 		old: `if i.IDSigned || ep.cfg.verifier.scheme.Repeats {`, new: `if i.IDSigned || ep.cfg.verifier.scheme.Repeats || !whole {`, test: "TestW7OtherParametersThatComeFirst"},
 	{rule: "W7 member that is not there names a body", in: "webhook", decl: "namesGitHub",

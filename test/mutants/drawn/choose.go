@@ -125,57 +125,116 @@ func (c *chooser) isFunction(d decl) bool {
 	return err == nil && slices.ContainsFunc(read.Funcs, func(f source.Decl) bool { return f.Name == d.name })
 }
 
-// sees reports whether a test runs through a site, or through a function that runs its SQL.
+// isNew reports whether a function was not there yet when coverage was measured.
+func (c *chooser) isNew(d decl) bool {
+	read, err := source.ReadDecls(filepath.Join(c.root, d.file))
+	return err == nil && !slices.ContainsFunc(c.tests, func(t *covered) bool {
+		p, ok := t.Files[d.file]
+		return ok && (p.Hash == read.Hash || slices.Contains(p.Decls, d.name))
+	})
+}
+
+// callers returns the functions that mention a new one, or that mention a new one which does.
+func (c *chooser) callers(d decl) (known []decl) {
+	seen := map[decl]bool{d: true}
+	queue := []decl{d}
+	for len(queue) > 0 {
+		at := queue[0]
+		queue = queue[1:]
+		_, name, isMethod := strings.Cut(at.name, ").")
+		if !isMethod {
+			name = at.name[strings.LastIndex(at.name, ".")+1:]
+		}
+		dir := filepath.Dir(at.file)
+		for _, user := range c.users[filepath.Base(dir)+"."+name] {
+			if filepath.Dir(user.file) != dir || seen[user] {
+				continue
+			}
+			seen[user] = true
+			if c.isNew(user) {
+				queue = append(queue, user)
+			} else {
+				known = append(known, user)
+			}
+		}
+	}
+	return known
+}
+
+// sees reports whether a test runs through a site, or through a function that leads there.
 func (c *chooser) sees(t *covered, s sites.Site, through []decl) bool {
-	if !s.SQL {
+	if !s.SQL && len(through) == 0 {
 		read, err := source.ReadDecls(filepath.Join(c.root, s.File))
 		return err == nil && t.passes(s, read.Hash)
 	}
 	return slices.ContainsFunc(through, func(d decl) bool { return slices.Contains(t.Files[d.file].Decls, d.name) })
 }
 
-// seconds bounds the tests of one package that are played for a change, as they took when their
-// coverage was measured.
-const seconds = 45
+// Bounds of the tests that are played for a change.
+const (
+	seconds  = 45 // of one package, as they took when their coverage was measured
+	packages = 3
+)
 
-// choose returns the tests that may see a change, by directory: those of its own package first, and
-// in each the tests that run through the least first.
-func (c *chooser) choose(s sites.Site) (dirs []string, names map[string][]string) {
-	var through []decl
-	if s.SQL {
-		through = c.functions(s)
-	}
-	var seeing []*covered
-	for _, t := range c.tests {
-		if t.Test != "" && c.sees(t, s, through) {
-			seeing = append(seeing, t)
-		}
-	}
-	slices.SortStableFunc(seeing, func(a, b *covered) int { return cmp.Compare(a.decls(), b.decls()) })
-	names = map[string][]string{}
-	spent := map[string]float64{}
-	for _, t := range seeing {
-		if spent[t.Dir] > seconds {
-			continue
-		}
-		spent[t.Dir] += t.Seconds
-		if names[t.Dir] == nil {
-			dirs = append(dirs, t.Dir)
-		}
-		names[t.Dir] = append(names[t.Dir], t.Test)
-	}
-	own := filepath.Dir(s.File)
-	slices.SortStableFunc(dirs, func(a, b string) int {
-		if (a == own) != (b == own) {
-			if a == own {
-				return -1
-			}
-			return 1
-		}
-		return cmp.Compare(len(names[b]), len(names[a]))
-	})
-	return dirs[:min(len(dirs), packages)], names
+// stages are how many seconds of each package's tests are played before the next package's: most
+// changes are killed by a test that runs through little else.
+var stages = []float64{2, 12, seconds}
+
+// group is some tests of a directory that are played in one process.
+type group struct {
+	dir   string
+	tests []string
 }
 
-// packages bounds the packages whose tests are played for a change.
-const packages = 3
+// choose returns the tests that may see a change, in the order in which they are played: in each
+// stage those of its own package first, and in each package the tests that run through the least
+// first.
+func (c *chooser) choose(s sites.Site) (groups []group) {
+	var through []decl
+	switch at := (decl{s.File, s.Decl}); {
+	case s.SQL:
+		through = c.functions(s)
+	case c.isNew(at):
+		through = c.callers(at)
+	}
+	seeing := map[string][]*covered{}
+	var dirs []string
+	for _, t := range c.tests {
+		if t.Test == "" || !c.sees(t, s, through) {
+			continue
+		}
+		if seeing[t.Dir] == nil {
+			dirs = append(dirs, t.Dir)
+		}
+		seeing[t.Dir] = append(seeing[t.Dir], t)
+	}
+	own := func(dir string) int {
+		if dir == filepath.Dir(s.File) {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(dirs, func(a, b string) int {
+		return cmp.Or(cmp.Compare(own(a), own(b)), cmp.Compare(len(seeing[b]), len(seeing[a])))
+	})
+	dirs = dirs[:min(len(dirs), packages)]
+	spent := map[string]float64{}
+	for _, dir := range dirs {
+		slices.SortStableFunc(seeing[dir], func(a, b *covered) int { return cmp.Compare(a.decls(), b.decls()) })
+	}
+	for _, stage := range stages {
+		for _, dir := range dirs {
+			g := group{dir: dir}
+			for len(seeing[dir]) > 0 && spent[dir] < stage {
+				t := seeing[dir][0]
+				seeing[dir] = seeing[dir][1:]
+				spent[dir] += t.Seconds
+				g.tests = append(g.tests, t.Test)
+			}
+			if len(g.tests) > 0 {
+				groups = append(groups, g)
+			}
+		}
+	}
+	return groups
+}

@@ -7,7 +7,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,7 +26,7 @@ import (
 // covered is what one test runs through.
 type covered struct {
 	Dir, Test string
-	Key       string // of the package's tests when it was measured
+	Key       string // of the test's file when it was measured
 	Seconds   float64
 	Files     map[string]passage // by file, from the root
 }
@@ -59,7 +61,7 @@ func (t *covered) decls() (n int) {
 }
 
 // coverage measures what each test of packages runs through, and keeps it in the user's cache. A
-// test is measured again when the tests of its package have changed.
+// test is measured again when its file has changed.
 type coverage struct {
 	root  string
 	cache string
@@ -71,12 +73,12 @@ const buildTags = "-tags=onlyonce_fault"
 
 func openCoverage(root string, of []string) (*coverage, error) {
 	cache, err := os.UserCacheDir()
-	if err != nil {
-		return nil, err
-	}
 	c := &coverage{root: root, cache: filepath.Join(cache, "onlyonce", "coverage.jsonl"), of: of}
+	if err != nil {
+		return c, err
+	}
 	if err := os.MkdirAll(filepath.Dir(c.cache), 0o755); err != nil {
-		return nil, err
+		return c, err
 	}
 	return c, c.read()
 }
@@ -86,6 +88,7 @@ func (c *coverage) read() error {
 	if err != nil && !os.IsNotExist(err) {
 		return err
 	}
+	c.tests = nil
 	newest := map[string]*covered{}
 	var order []string
 	for line := range bytes.Lines(text) {
@@ -118,119 +121,114 @@ func (c *coverage) measure(ctx context.Context, dirs []string, atOnce int) error
 	}
 	defer func() { _ = os.RemoveAll(work) }()
 	for _, dir := range dirs {
-		key, err := testsKey(filepath.Join(c.root, dir))
+		left, err := c.unknown(dir)
 		if err != nil {
 			return err
 		}
-		binary := filepath.Join(work, "test")
-		if c.known(dir, key) {
+		if len(left) == 0 {
 			continue
 		}
-		names, err := c.build(ctx, dir, binary)
-		if err != nil {
+		binary := filepath.Join(work, "test")
+		if err := c.build(ctx, dir, binary); err != nil {
 			return fmt.Errorf("%s: %w", dir, err)
 		}
-		fmt.Printf("coverage of %d tests of %s\n", len(names), dir)
-		if err := c.each(ctx, dir, key, binary, names, atOnce, out); err != nil {
+		fmt.Printf("coverage of %d tests of %s\n", len(left), dir)
+		if err := c.each(ctx, left, binary, atOnce, out); err != nil {
 			return err
 		}
 	}
-	c.tests = nil
 	return c.read()
 }
 
-// known reports whether a directory's tests were measured. Their last line says so.
-func (c *coverage) known(dir, key string) bool {
-	return slices.ContainsFunc(c.tests, func(t *covered) bool { return t.Dir == dir && t.Test == "" && t.Key == key })
-}
-
-// testsKey names the content of a directory's tests.
-func testsKey(dir string) (string, error) {
-	names, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+// unknown returns the tests of a directory that are not measured yet.
+func (c *coverage) unknown(dir string) (left []*covered, err error) {
+	type measured struct{ dir, test, key string }
+	known := map[measured]bool{}
+	for _, t := range c.tests {
+		known[measured{t.Dir, t.Test, t.Key}] = true
+	}
+	texts, err := source.TestTexts(filepath.Join(c.root, dir))
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	h := sha256.New()
-	for _, name := range names {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			return "", err
+	for _, name := range slices.Sorted(maps.Keys(texts)) {
+		if !strings.HasPrefix(name, "Test") || name == "TestMain" {
+			continue
 		}
-		h.Write(text)
+		sum := sha256.Sum256([]byte(texts[name]))
+		t := &covered{Dir: dir, Test: name, Key: hex.EncodeToString(sum[:8])}
+		if !known[measured{t.Dir, t.Test, t.Key}] {
+			left = append(left, t)
+		}
 	}
-	return hex.EncodeToString(h.Sum(nil)[:8]), nil
+	return left, nil
 }
 
-// build compiles a directory's tests, and returns their names.
-func (c *coverage) build(ctx context.Context, dir, binary string) ([]string, error) {
-	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-cover", "-covermode=set", "-coverpkg="+strings.Join(c.of, ","), buildTags, "-o", binary, "./"+dir)
+// build compiles a directory's tests.
+func (c *coverage) build(ctx context.Context, dir, binary string) error {
+	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-cover", "-covermode=set",
+		"-coverpkg="+strings.Join(c.of, ","), buildTags, "-o", binary, "./"+dir)
 	cmd.Dir = c.root
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("%w: %s", err, out)
+		return fmt.Errorf("%w: %s", err, out)
 	}
-	names, err := source.Tests(filepath.Join(c.root, dir))
-	return slices.DeleteFunc(names, func(n string) bool { return n == "TestMain" || !strings.HasPrefix(n, "Test") }), err
+	return nil
 }
 
 // each runs each test alone, in a process of its own, and writes down where it went.
-func (c *coverage) each(ctx context.Context, dir, key, binary string, names []string, atOnce int, out *os.File) error {
+func (c *coverage) each(ctx context.Context, tests []*covered, binary string, atOnce int, out *os.File) error {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	left := make(chan string)
+	left := make(chan *covered)
 	var failed error
-	write := func(t *covered) {
-		mu.Lock()
-		defer mu.Unlock()
-		line, err := json.Marshal(t)
-		if err == nil {
-			_, err = out.Write(append(line, '\n'))
-		}
-		if err != nil {
-			failed = err
-		}
-	}
 	for range atOnce {
 		wg.Go(func() {
-			for name := range left {
-				if t := c.one(ctx, dir, key, binary, name); t != nil {
-					write(t)
+			for t := range left {
+				if err := c.one(ctx, t, binary); err != nil {
+					fmt.Printf("coverage: %s %s: not measured: %v\n", t.Dir, t.Test, err)
+					continue
 				}
+				line, err := json.Marshal(t)
+				mu.Lock()
+				if err == nil {
+					_, err = out.Write(append(line, '\n'))
+				}
+				failed = errors.Join(failed, err)
+				mu.Unlock()
 			}
 		})
 	}
-	for _, name := range names {
-		left <- name
+	for _, t := range tests {
+		left <- t
 	}
 	close(left)
 	wg.Wait()
-	write(&covered{Dir: dir, Key: key})
 	return failed
 }
 
-// one returns nil for a test that fails, or is skipped.
-func (c *coverage) one(ctx context.Context, dir, key, binary, name string) *covered {
+// one measures a test. One that is skipped runs through nothing.
+func (c *coverage) one(ctx context.Context, t *covered, binary string) error {
 	profile, err := os.CreateTemp("", "profile")
 	if err != nil {
-		return nil
+		return err
 	}
 	defer func() { _ = os.Remove(profile.Name()) }()
 	_ = profile.Close()
 	ctx, cancel := context.WithTimeout(ctx, 4*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, binary, "-test.run", "^"+name+"$", "-test.short", "-test.v", "-test.coverprofile", profile.Name())
-	cmd.Dir = filepath.Join(c.root, dir)
+	cmd := exec.CommandContext(ctx, binary, "-test.run", "^"+t.Test+"$", "-test.short", "-test.v", "-test.coverprofile", profile.Name())
+	cmd.Dir = filepath.Join(c.root, t.Dir)
 	began := time.Now()
 	text, err := cmd.CombinedOutput()
-	if err != nil || bytes.Contains(text, []byte("--- SKIP: "+name)) {
-		fmt.Printf("coverage: %s %s: not measured (%v)\n", dir, name, err)
+	if err != nil {
+		return err
+	}
+	t.Files = map[string]passage{}
+	if bytes.Contains(text, []byte("--- SKIP: "+t.Test)) {
 		return nil
 	}
-	t := &covered{Dir: dir, Test: name, Key: key, Seconds: time.Since(began).Seconds(), Files: map[string]passage{}}
-	if err := t.profile(c.root, profile.Name()); err != nil {
-		fmt.Printf("coverage: %s %s: %v\n", dir, name, err)
-		return nil
-	}
-	return t
+	t.Seconds = time.Since(began).Seconds()
+	return t.profile(c.root, profile.Name())
 }
 
 // profile reads a profile as go test writes it: file:line.column,line.column statements count.

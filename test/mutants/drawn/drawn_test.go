@@ -55,7 +55,8 @@ func TestChoose(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	for name, text := range map[string]string{
-		"p/p.go": "package p\n\nfunc a() { _ = readSQL }\n\nfunc b() {\n\tcall(`select onlyonce.outer()`)\n}\n\nconst readSQL = `select 1`\n\nvar call func(string)\n",
+		"p/p.go":     "package p\n\nfunc a() { _ = readSQL }\n\nfunc b() {\n\tcall(`select onlyonce.outer()`); added()\n}\n\nconst readSQL = `select 1`\n\nvar call func(string)\n",
+		"p/added.go": "package p\n\nfunc added() { more() }\n\nfunc more() {}\n",
 		"p/1.sql": "create function onlyonce.inner_RING() returns int language sql as $$ select 1 $$;\n" +
 			"create function onlyonce.outer() returns int language sql as $$ select onlyonce.inner_a() $$;\n",
 	} {
@@ -93,12 +94,12 @@ func TestChoose(t *testing.T) {
 		{sites.Site{File: "p/1.sql", Decl: "function onlyonce.outer", SQL: true}, "p TestOld q TestB"},
 		{sites.Site{File: "p/1.sql", Decl: "function onlyonce.inner_RING", SQL: true}, "p TestOld q TestB"},
 		{sites.Site{File: "p/p.go", Decl: "call"}, ""},
+		{sites.Site{File: "p/added.go", Decl: "more", Line: 5}, "p TestOld q TestB"},
 	} {
-		dirs, names := c.choose(want.site)
 		var got []string
-		for _, dir := range dirs {
-			got = append(got, dir)
-			got = append(got, names[dir]...)
+		for _, g := range c.choose(want.site) {
+			got = append(got, g.dir)
+			got = append(got, g.tests...)
 		}
 		if strings.Join(got, " ") != want.tests {
 			t.Errorf("%+v: %v, want %s", want.site, got, want.tests)

@@ -13,7 +13,8 @@
 //
 // It prints a line for each change: killed, survived, uncovered (no test runs there), or equivalent
 // (judged.txt says why nothing that is promised depends on it). It exits with 1 if more than one in
-// twenty of those that are not equivalent live. Verdicts of the same commit are not played again.
+// twenty of those that are not equivalent live. Verdicts of the same commit are not played again. A
+// run that is interrupted prints how many of each verdict it has.
 package main
 
 import (
@@ -22,8 +23,11 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/onlyonce/onlyonce/test/mutants/sites"
 	"github.com/onlyonce/onlyonce/test/mutants/source"
@@ -42,16 +46,19 @@ func main() {
 	part := flag.String("part", "1/1", "k/n: part k of the draw, divided into n")
 	in := flag.String("in", "", "comma-separated directories; empty: the engines and the schema")
 	atOnce := flag.Int("at-once", 2, "how many are played at a time")
-	only := flag.String("only", "", "the sites whose ids contain this, instead of a draw")
-	measure := flag.Bool("measure", false, "only measure coverage")
+	only := flag.String("only", "", "the sites whose ids contain one of these, separated by commas, instead of a draw")
+	measure := flag.Bool("measure", false, "only measure coverage, of the tests of -in")
+	known := flag.Bool("known", false, "measure no coverage: choose of the tests whose coverage is known")
 	flag.Parse()
-	if err := run(context.Background(), *n, *seed, *part, *in, *only, *atOnce, *measure); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, *n, *seed, *part, *in, *only, *atOnce, *measure, *known); err != nil {
 		fmt.Fprintln(os.Stderr, "drawn:", err)
-		os.Exit(1)
+		os.Exit(1) //nolint:gocritic // stop has nothing left to do
 	}
 }
 
-func run(ctx context.Context, n int, seed uint64, part, in, only string, atOnce int, measure bool) error {
+func run(ctx context.Context, n int, seed uint64, part, in, only string, atOnce int, measure, known bool) error {
 	root, err := filepath.Abs(".")
 	if err != nil {
 		return err
@@ -60,17 +67,21 @@ func run(ctx context.Context, n int, seed uint64, part, in, only string, atOnce 
 	if err != nil {
 		return err
 	}
-	tests, err := measured(ctx, root, atOnce)
-	if err != nil || measure {
+	dirs := sites.Scope
+	if in != "" {
+		dirs = strings.Split(in, ",")
+	}
+	if measure {
+		_, err := measured(ctx, root, dirs, atOnce, false)
+		return err
+	}
+	tests, err := measured(ctx, root, slices.Concat(sites.Scope, tested), atOnce, known)
+	if err != nil {
 		return err
 	}
 	p, err := newPlayer(root, tests)
 	if err != nil {
 		return err
-	}
-	dirs := sites.Scope
-	if in != "" {
-		dirs = strings.Split(in, ",")
 	}
 	all, err := sites.All(root, p.list, dirs)
 	if err != nil {
@@ -80,10 +91,16 @@ func run(ctx context.Context, n int, seed uint64, part, in, only string, atOnce 
 	p.left = sites.Draw(all, seed, k.K, k.N)
 	from, to := k.Range(n)
 	p.wanted = to - from
+	together := drawn(all, seed, n, k.N)
 	if only != "" {
 		p.left = containing(all, only)
 		p.wanted = len(p.left)
+		together = p.left
 	}
+	if err := p.compile(together); err != nil {
+		return err
+	}
+	defer p.close()
 	if err := p.all(ctx, atOnce); err != nil {
 		return err
 	}
@@ -94,7 +111,9 @@ func run(ctx context.Context, n int, seed uint64, part, in, only string, atOnce 
 	return nil
 }
 
-func measured(ctx context.Context, root string, atOnce int) ([]*covered, error) {
+// measured returns what tests run through, and measures those of directories first, unless what is
+// known suffices.
+func measured(ctx context.Context, root string, in []string, atOnce int, known bool) ([]*covered, error) {
 	var of []string
 	for _, dir := range sites.Scope {
 		if dir != "migrations/0001" {
@@ -102,11 +121,11 @@ func measured(ctx context.Context, root string, atOnce int) ([]*covered, error) 
 		}
 	}
 	c, err := openCoverage(root, of)
-	if err != nil {
-		return nil, err
+	if err != nil || known {
+		return c.tests, err
 	}
 	var dirs []string
-	for _, dir := range append(sites.Scope, tested...) {
+	for _, dir := range in {
 		names, err := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
 		if err != nil {
 			return nil, err
@@ -140,12 +159,24 @@ func newPlayer(root string, tests []*covered) (*player, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &player{root: root, list: list, chooser: chooser, judged: judged, store: store, known: known}, nil
+	return &player{root: root, list: list, chooser: chooser, judged: judged, store: store, known: known, unchanged: map[string]bool{}}, nil
+}
+
+// drawn returns the sites of all parts of a draw, and some in place of those that do not compile:
+// so the binaries of one part are those of the next.
+func drawn(all []sites.Site, seed uint64, n, parts int) (some []sites.Site) {
+	for k := range parts {
+		part := sites.Draw(all, seed, k+1, parts)
+		each := n/parts + 1
+		some = append(some, part[:min(len(part), each+each/3+5)]...)
+	}
+	return some
 }
 
 func containing(all []sites.Site, text string) (some []sites.Site) {
 	for _, s := range all {
-		if strings.Contains(s.ID(), text) {
+		id := s.ID()
+		if slices.ContainsFunc(strings.Split(text, ","), func(part string) bool { return strings.Contains(id, part) }) {
 			some = append(some, s)
 		}
 	}

@@ -12,9 +12,10 @@ import (
 type tally struct {
 	counts map[string]map[string]int
 	spent  time.Duration
+	cpu    time.Duration
 }
 
-func (t *tally) add(dir, verdict string, took time.Duration) {
+func (t *tally) add(dir, verdict string, took, cpu time.Duration) {
 	if t.counts == nil {
 		t.counts = map[string]map[string]int{}
 	}
@@ -23,6 +24,7 @@ func (t *tally) add(dir, verdict string, took time.Duration) {
 	}
 	t.counts[dir][verdict]++
 	t.spent += took
+	t.cpu += cpu
 }
 
 func (t *tally) sum(verdict string) (n int) {
@@ -49,6 +51,7 @@ func (t *tally) print(out io.Writer, atOnce int) {
 	}
 	played := t.sum(killed) + t.lived() + t.sum(equivalent)
 	each := t.spent.Seconds() / float64(max(played, 1)) / float64(atOnce)
-	_, _ = fmt.Fprintf(out, "drawn: played=%d killed=%d survived=%d uncovered=%d equivalent=%d seconds_each=%.1f\n",
-		played, t.sum(killed), t.sum(survived), t.sum(uncovered), t.sum(equivalent), each)
+	cpu := t.cpu.Seconds() / float64(max(played, 1))
+	_, _ = fmt.Fprintf(out, "drawn: played=%d killed=%d survived=%d uncovered=%d equivalent=%d seconds_each=%.1f cpu_each=%.1f\n",
+		played, t.sum(killed), t.sum(survived), t.sum(uncovered), t.sum(equivalent), each, cpu)
 }

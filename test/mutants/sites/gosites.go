@@ -60,6 +60,7 @@ type goMutator struct {
 	text  string
 	file  string
 	decl  string
+	words bool // what is added now changes only words
 	sites []Site
 }
 
@@ -72,7 +73,7 @@ func (m *goMutator) add(operator string, from, to token.Pos, with string) {
 	begin, end := m.offset(from), m.offset(to)
 	m.sites = append(m.sites, Site{
 		File: m.file, From: begin, To: end, New: with,
-		Operator: operator, Decl: m.decl, Line: m.files.Position(from).Line, Old: m.text[begin:end],
+		Operator: operator, Decl: m.decl, Line: m.files.Position(from).Line, Old: m.text[begin:end], Moot: m.words,
 	})
 }
 
@@ -108,7 +109,9 @@ func (m *goMutator) body(of *ast.FuncType, body *ast.BlockStmt) {
 		case *ast.BlockStmt:
 			m.statements(of, n.List)
 		case *ast.CaseClause:
+			m.words = m.areText(n.Body)
 			m.add("drop case", n.Pos(), n.End(), "")
+			m.words = false
 			m.statements(of, n.Body)
 		case *ast.CommClause:
 			m.add("drop case", n.Pos(), n.End(), "")
@@ -140,6 +143,8 @@ func (m *goMutator) expressions(n ast.Node) {
 }
 
 func (m *goMutator) condition(n *ast.IfStmt) {
+	m.words = n.Else == nil && m.areText(n.Body.List)
+	defer func() { m.words = false }()
 	cond := m.source(n.Cond)
 	m.add("negate condition", n.Cond.Pos(), n.Cond.End(), "!("+cond+")")
 	m.add("drop branch", n.Cond.Pos(), n.Cond.End(), "("+cond+") && false")
@@ -151,7 +156,7 @@ func (m *goMutator) condition(n *ast.IfStmt) {
 
 // statements drops each statement, and returns early behind each.
 func (m *goMutator) statements(of *ast.FuncType, list []ast.Stmt) {
-	for _, s := range list {
+	for i, s := range list {
 		switch s := s.(type) {
 		case *ast.ExprStmt:
 			if call, ok := s.X.(*ast.CallExpr); !ok || !m.isText(call) {
@@ -172,7 +177,9 @@ func (m *goMutator) statements(of *ast.FuncType, list []ast.Stmt) {
 		}
 		if of.Results == nil {
 			if _, last := s.(*ast.ReturnStmt); !last {
+				m.words = m.areText(list[i:])
 				m.add("return early", s.Pos(), s.Pos(), "if 0 == 0 { return }; ")
+				m.words = false
 			}
 		}
 	}
@@ -308,6 +315,21 @@ func (m *goMutator) isText(e *ast.CallExpr) bool {
 	return names[0] == "fmt" || levels[method] && slices.ContainsFunc(names, isLogger)
 }
 
+// areText reports whether statements only make words. None are no words.
+func (m *goMutator) areText(list []ast.Stmt) bool {
+	for _, s := range list {
+		e, ok := s.(*ast.ExprStmt)
+		if !ok {
+			return false
+		}
+		call, ok := e.X.(*ast.CallExpr)
+		if !ok || !m.isText(call) {
+			return false
+		}
+	}
+	return len(list) > 0
+}
+
 // unwrap passes a value on as it came, where a function caps, cleans or copies it.
 func (m *goMutator) unwrap(e *ast.CallExpr) {
 	if len(e.Args) != 1 || m.info.Types[e.Fun].IsType() {
@@ -335,6 +357,8 @@ func (m *goMutator) literal(e *ast.CompositeLit) {
 		end := elt.End()
 		if i+1 < len(e.Elts) {
 			end = e.Elts[i+1].Pos()
+		} else if rest := m.text[m.offset(end):m.offset(e.Rbrace)]; strings.HasPrefix(rest, ",") {
+			end++ // or the comma before it would be followed by this one
 		}
 		m.add("drop field", elt.Pos(), end, "")
 	}
@@ -365,7 +389,7 @@ func (m *goMutator) statement(e *ast.BasicLit) {
 	for _, c := range sqlChanges(source.SQL(text, 0), text) {
 		m.sites = append(m.sites, Site{
 			File: m.file, From: begin + c.from, To: begin + c.to, New: c.new, SQL: true,
-			Operator: c.operator, Decl: m.decl, Line: line + strings.Count(text[:c.from], "\n"), Old: text[c.from:c.to],
+			Operator: c.operator, Decl: m.decl, Line: line + strings.Count(text[:c.from], "\n"), Old: text[c.from:c.to], Moot: c.moot,
 		})
 	}
 }

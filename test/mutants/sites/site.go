@@ -25,7 +25,8 @@ type Site struct {
 	Line     int
 	Old      string
 	SQL      bool
-	nth      int // of those that have all else in common
+	Moot     bool // only a line that is logged depends on it, or only a microsecond: it is not drawn
+	nth      int  // of those that have all else in common
 }
 
 // ID names the site as long as its declaration keeps that piece of source, wherever it stands.
@@ -94,13 +95,15 @@ func All(root string, list *source.Listing, dirs []string) (all []Site, err erro
 	return all, nil
 }
 
-// Draw shuffles the sites by a seed and returns those of part k of n: every n-th one. So parts have
-// none in common, whatever their length.
+// Draw shuffles the sites by a seed and returns those of part k of n: every n-th one, but for those
+// that are moot. So parts have none in common, whatever their length.
 func Draw(all []Site, seed uint64, k, n int) (part []Site) {
 	shuffled := slices.Clone(all)
 	rand.New(rand.NewPCG(seed, seed)).Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
 	for i := k - 1; i < len(shuffled); i += n {
-		part = append(part, shuffled[i])
+		if !shuffled[i].Moot {
+			part = append(part, shuffled[i])
+		}
 	}
 	return part
 }

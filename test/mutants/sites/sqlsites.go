@@ -30,7 +30,7 @@ func chapterSites(root, dir string) (all []Site, err error) {
 			for _, c := range sqlChanges(source.Within(words, s.From, s.To), text) {
 				all = append(all, Site{
 					File: filepath.Join(dir, filepath.Base(name)), From: c.from, To: c.to, New: c.new, SQL: true,
-					Operator: c.operator, Decl: s.Name, Line: 1 + strings.Count(text[:c.from], "\n"), Old: text[c.from:c.to],
+					Operator: c.operator, Decl: s.Name, Line: 1 + strings.Count(text[:c.from], "\n"), Old: text[c.from:c.to], Moot: c.moot,
 				})
 			}
 		}
@@ -48,6 +48,7 @@ type change struct {
 	operator string
 	from, to int // bytes of the text
 	new      string
+	moot     bool // see Site.Moot
 }
 
 // sqlMutator collects the changes of a statement, or of a function.
@@ -143,7 +144,7 @@ func (m *sqlMutator) word(i int) string {
 }
 
 func (m *sqlMutator) add(operator string, from, to int, with string) {
-	m.changes = append(m.changes, change{operator, from, to, with})
+	m.changes = append(m.changes, change{operator: operator, from: from, to: to, new: with})
 }
 
 func (m *sqlMutator) replace(operator string, i int, with string) {
@@ -235,6 +236,29 @@ func (m *sqlMutator) comparison(i int) {
 	} else {
 		m.add("shift bound", w.From, w.To, w.Text+"=")
 	}
+	m.changes[len(m.changes)-1].moot = m.comparesTime(i)
+}
+
+// clocks are the functions that return the time.
+var clocks = map[string]bool{"clock_timestamp": true, "steady_clock": true, "now": true}
+
+// comparesTime reports whether one side of a comparison is about the time: no test can hold a
+// microsecond.
+func (m *sqlMutator) comparesTime(i int) bool {
+	for n := i + 1; n < min(m.end(i+1), i+16); n++ {
+		if clocks[m.words[n].Text] {
+			return true
+		}
+	}
+	for n := i - 1; n >= max(i-16, 0) && (m.depth[n] > m.depth[i] || !ends[m.words[n].Text]); n-- {
+		if clocks[m.words[n].Text] {
+			return true
+		}
+		if m.depth[n] < m.depth[i] {
+			break
+		}
+	}
+	return false
 }
 
 // lock takes no lock.

@@ -105,3 +105,42 @@ func (l *Listing) Typed(p *Package) (*token.FileSet, []*ast.File, *types.Info, e
 	_, err := (&types.Config{Importer: l.types}).Check(p.ImportPath, l.fset, files, info)
 	return l.fset, files, info, err
 }
+
+// Fault is an error of the compiler.
+type Fault struct {
+	File   string
+	Offset int
+	Text   string
+}
+
+// Errors type-checks a package in which some files, by their absolute names, have other texts, or
+// are new. It returns all errors.
+func (l *Listing) Errors(p *Package, texts map[string]string) (all []Fault) {
+	fset := token.NewFileSet()
+	var files []*ast.File
+	add := func(name string, text any) {
+		parsed, err := parser.ParseFile(fset, name, text, parser.SkipObjectResolution)
+		if err != nil {
+			all = append(all, Fault{File: name, Text: err.Error()})
+			return
+		}
+		files = append(files, parsed)
+	}
+	for _, f := range p.GoFiles {
+		name := filepath.Join(p.Dir, f)
+		if _, ok := texts[name]; !ok {
+			add(name, nil)
+		}
+	}
+	for name, text := range texts {
+		add(name, text)
+	}
+	config := &types.Config{Importer: l.types, Error: func(err error) {
+		if wrong, ok := errors.AsType[types.Error](err); ok {
+			at := fset.Position(wrong.Pos)
+			all = append(all, Fault{at.Filename, at.Offset, wrong.Msg})
+		}
+	}}
+	_, _ = config.Check(p.ImportPath, fset, files, nil) // the errors are those that it has been told
+	return all
+}

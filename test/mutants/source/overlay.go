@@ -28,6 +28,9 @@ func Overlay(file, text string) (env []string, clean func(), err error) {
 		clean()
 		return nil, nil, err
 	}
-	// A test that waits for what a change has taken away does not wait for long.
-	return append(os.Environ(), "GOFLAGS=-overlay="+overlay, "ONLYONCE_TEST_PATIENCE=6s"), clean, nil
+	return append(os.Environ(), "GOFLAGS=-overlay="+overlay, Patience), clean, nil
 }
+
+// Patience is for the environment of tests: one that waits for what a change has taken away does
+// not wait for long.
+const Patience = "ONLYONCE_TEST_PATIENCE=6s"
