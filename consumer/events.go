@@ -38,7 +38,7 @@ func (c *Consumer) emitCommitted(a *attempt) {
 	}
 }
 
-func (c *Consumer) emitParked(p MessageEvent) {
+func (c *Consumer) emitParked(p ParkedEvent) {
 	c.cfg.Logger.Warn("onlyonce: message parked", "scope", c.cfg.Scope, "topic", p.Topic, "partition", p.Partition,
 		"offset", p.Offset, "reason", p.Reason, "state", p.State, "error", p.Err)
 	emit(c.cfg.Hooks.Parked, p)
@@ -49,7 +49,7 @@ func (c *Consumer) emitResolved(a *attempt, row *parkedRow) {
 	m := row.m
 	c.cfg.Logger.Info("onlyonce: parked message resolved", "scope", c.cfg.Scope, "topic", m.Topic, "partition", m.Partition,
 		"offset", m.Offset, "attempts", row.attempt)
-	emit(c.cfg.Hooks.Resolved, MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Attempt: row.attempt, Duplicate: a.done.Duplicates > 0})
+	emit(c.cfg.Hooks.Resolved, ResolvedEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Attempt: row.attempt, Duplicate: a.done.Duplicates > 0})
 }
 
 // haltLog keeps an unchanged halt from being logged again and again.

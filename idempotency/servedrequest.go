@@ -65,7 +65,7 @@ func (req *servedRequest) newRecorder(limit int) *recorder {
 // than Route.MaxResponse is sent is decided afterwards.
 func (req *servedRequest) bodyLimit() int {
 	route := &req.handler.route
-	if route.NoStoreBody || route.TombstoneLarge || route.Render != nil {
+	if route.DiscardBody || route.AllowLargeOnce || route.Render != nil {
 		return maxStored
 	}
 	return route.MaxResponse
@@ -74,7 +74,7 @@ func (req *servedRequest) bodyLimit() int {
 // derivesCalls reports whether the keys of calls are made from the request's key. They must not be
 // if the record expires long before the remote forgets the call (H26).
 func (req *servedRequest) derivesCalls() bool {
-	return req.handler.route.KeyWindow != NoCalls
+	return !req.handler.route.NoCalls
 }
 
 // timeoutArgs returns the arguments of http_begin and http_open that bound the transaction.

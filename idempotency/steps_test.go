@@ -314,7 +314,7 @@ func TestH18StepsThatAreNone(t *testing.T) {
 	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
 		_, err := idempotency.Step(req.Context(), "", call)
 		refused("without a name", err)
-		if _, err := idempotency.Tx(req); err != nil {
+		if _, err := idempotency.TxOf(req); err != nil {
 			t.Error(err)
 		}
 		_, err = idempotency.Step(req.Context(), "s", call)

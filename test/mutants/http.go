@@ -268,9 +268,9 @@ var httpRules = []mutant{
 	{rule: "H25 end of the caller's context", in: "idempotency", decl: "(*Doer).newCall",
 		old: "work: ctx", new: "work: context.WithoutCancel(ctx)", test: "TestH25Undone"},
 	{rule: "H26 calls of short records", in: "idempotency", decl: "(*servedRequest).derivesCalls",
-		old: "req.handler.route.KeyWindow != NoCalls", new: "true", test: "TestH26NoCalls"},
+		old: "!req.handler.route.NoCalls", new: "true", test: "TestH26NoCalls"},
 	{rule: "H26 steps of short records", in: "idempotency", decl: "Step",
-		old: "run.handler.route.KeyWindow == NoCalls", new: "false", test: "TestH26NoCalls"},
+		old: "run.handler.route.NoCalls", new: "false", test: "TestH26NoCalls"},
 	// Around the layer, steps and records that outlive their clients, operations, sealed values.
 	{rule: "H2 scope's own body", in: "idempotency", decl: "(*routeHandler).scopeOf",
 		old: "own.Body = io.NopCloser(&lateBody{read: read})", new: "_ = io.NopCloser(&lateBody{read: read})", test: "TestH2ScopeThatParsesTheForm"},

@@ -87,7 +87,7 @@ func (r *rig) handle(route idempotency.Route, h http.HandlerFunc) {
 
 // effect is a handler that writes its body as an effect, and answers with the effect's number.
 func effect(w http.ResponseWriter, req *http.Request) {
-	tx, err := idempotency.Tx(req)
+	tx, err := idempotency.TxOf(req)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
