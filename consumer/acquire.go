@@ -172,6 +172,7 @@ func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 	}
 	w.cur = cur
 	w.setPosition(cur.position, cur.anchor, cur.leaderEpoch)
+	w.state.takenAt.Store(w.pos)
 	w.state.epoch.Store(*epoch)
 	w.slotted, w.acknowledged = w.c.needsSlots(cur), nil
 	if err := w.readDone(ctx); err != nil {

@@ -68,6 +68,7 @@ type shared struct {
 	stuck              atomic.Int64 // abandoned handlers that are still running
 	reportedPartitions sync.Map     // topic: the number of partitions last passed to Hooks.Repartitioned
 	begun              ready.Run
+	behind             pace.Seldom  // log lines of messages behind parked ones
 	pace               process.Pace // since Run
 
 	// copyBytes is true if the handler changes its messages in place. It then gets full copies.

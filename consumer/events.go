@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer/source"
@@ -38,10 +39,26 @@ func (c *Consumer) emitCommitted(a *attempt) {
 	}
 }
 
+// behindLogged is how often it is logged that messages wait behind parked ones: the line of the
+// parked one has said so, and of a busy key there is one with each message.
+const behindLogged = time.Minute
+
 func (c *Consumer) emitParked(p ParkedEvent) {
-	c.cfg.Logger.Warn("onlyonce: message parked", "scope", c.cfg.Scope, "topic", p.Topic, "partition", p.Partition,
-		"offset", p.Offset, "reason", p.Reason, "state", p.State, "error", p.Err)
+	c.logParked(p)
 	emit(c.cfg.Hooks.Parked, p)
+}
+
+// logParked logs a parked message, once. Those that wait behind it are a line a minute and
+// partition, which counts them.
+func (c *Consumer) logParked(p ParkedEvent) {
+	of := []any{"scope", c.cfg.Scope, "topic", p.Topic, "partition", p.Partition, "offset", p.Offset}
+	if p.Reason != ParkedBehind {
+		c.cfg.Logger.Warn("onlyonce: message parked", append(of, "reason", p.Reason, "state", p.State, "error", p.Err)...)
+		return
+	}
+	if held, yes := c.behind.Let(fmt.Sprintf("%s/%d", p.Topic, p.Partition), time.Now(), behindLogged); yes {
+		c.cfg.Logger.Info("onlyonce: messages wait behind a parked one of their ordering key", append(of, "not_logged", held)...)
+	}
 }
 
 // emitResolved reports a parked message that was applied.

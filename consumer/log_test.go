@@ -2,6 +2,7 @@ package consumer_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -29,7 +30,7 @@ func TestStartAndTakeOverAreLogged(t *testing.T) {
 		until(t, what, func() bool { return strings.Contains(texts[i](), what) })
 	}
 	said(0, `msg="onlyonce: consumer starts" scope=stock group=`)
-	said(0, "orders/0 from ")
+	said(0, "orders/0 from 0") // all of it is handled by then, perhaps
 	said(0, "orders/1 from 0")
 	next := r.startOn(&memlog.Source{Log: r.log, GroupID: r.src.GroupID}, r.pool, effect, second)
 	said(1, "orders/0 from 5")
@@ -92,5 +93,28 @@ func TestStopAndReplayAreLogged(t *testing.T) {
 	}
 	if !strings.Contains(text(), "replay=1 from=0 until=5 resend=true") {
 		t.Error(text())
+	}
+}
+
+// A parked message is one line. Those that wait behind it are one line a minute, which is no
+// warning: the line of the first has said what is wrong.
+func TestMessagesBehindAParkedOneAreNoWarnings(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	for i := range 15 {
+		r.log.AppendMessage(0, &consumer.Message{Key: []byte("hot"), Value: []byte(fmt.Sprint("hot-", i)), Headers: []consumer.Header{id(fmt.Sprint("hot-", i))}})
+	}
+	cfg := testConfig()
+	cfg.OnFailure = consumer.ParkOrderingKey
+	var text func() string
+	cfg.Logger, text = pgtest.Logged()
+	stop := r.start(func(context.Context, consumer.Tx, *consumer.Message) error { return consumer.Permanent(errBoom) }, cfg)
+	r.reaches(0, 15)
+	stop()
+	if n := strings.Count(text(), "level=WARN msg=\"onlyonce: message parked\""); n != 1 {
+		t.Errorf("%d messages are logged as parked, want the first\n%s", n, text())
+	}
+	if n := strings.Count(text(), "level=INFO msg=\"onlyonce: messages wait behind a parked one of their ordering key\""); n != 1 {
+		t.Errorf("%d lines of those behind it, want one\n%s", n, text())
 	}
 }

@@ -300,7 +300,7 @@ func (p *poller) announce() {
 			continue
 		}
 		if owned[s.TopicPartition] = s.Epoch; p.announced[s.TopicPartition] != s.Epoch {
-			taken = append(taken, fmt.Sprintf("%s/%d from %d", s.Topic, s.Partition, s.Position))
+			taken = append(taken, fmt.Sprintf("%s/%d from %d", s.Topic, s.Partition, s.takenAt))
 		}
 	}
 	for at := range p.announced {

@@ -52,6 +52,7 @@ type PartitionStatus struct {
 
 	Waiting, ToRetry, Blocked int // parked messages in the states waiting, retrying and blocked
 
+	takenAt int64 // Position when this process took it over
 	ignored *ignoredOffset
 }
 
@@ -77,13 +78,13 @@ type partitionState struct {
 	partition int32
 	shard     string
 
-	epoch, position, logStart, highWatermark, lastStable, inFlight, inRetry atomic.Int64
-	paused                                                                  atomic.Bool
-	lastLogEnd                                                              atomic.Pointer[logEnd]
-	stall                                                                   atomic.Pointer[stall]
-	halted                                                                  atomic.Pointer[HaltError]
-	haltedSince, lastBatch                                                  atomic.Pointer[time.Time]
-	blockedBy                                                               atomic.Pointer[BlockedBy]
+	epoch, position, takenAt, logStart, highWatermark, lastStable, inFlight, inRetry atomic.Int64
+	paused                                                                           atomic.Bool
+	lastLogEnd                                                                       atomic.Pointer[logEnd]
+	stall                                                                            atomic.Pointer[stall]
+	halted                                                                           atomic.Pointer[HaltError]
+	haltedSince, lastBatch                                                           atomic.Pointer[time.Time]
+	blockedBy                                                                        atomic.Pointer[BlockedBy]
 
 	ignored atomic.Pointer[ignoredOffset]
 
@@ -223,7 +224,7 @@ func (s *partitionState) bounds(log source.Bounds) {
 func (s *partitionState) snapshot() PartitionStatus {
 	p := PartitionStatus{TopicPartition: source.TopicPartition{Topic: s.topic, Partition: s.partition}, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
 		LogStart: s.logStart.Load(), HighWatermark: s.highWatermark.Load(), LastStable: s.lastStable.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
-		Paused: s.paused.Load(), Halted: s.halted.Load(), BlockedBy: s.blockedBy.Load(), ignored: s.ignored.Load()}
+		Paused: s.paused.Load(), Halted: s.halted.Load(), BlockedBy: s.blockedBy.Load(), takenAt: s.takenAt.Load(), ignored: s.ignored.Load()}
 	p.Lag = max(p.HighWatermark-p.Position, 0)
 	if w := s.stall.Load(); w != nil {
 		p.WaitingSince = w.since

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/guard"
-	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/internal/primary"
 )
@@ -39,8 +38,7 @@ type handlerRun struct {
 
 	connReserved bool // of the tenant's share, see reserveConn
 
-	held    *heldLease   // lease mode
-	renewed *lease.Lease // the same lease under a later epoch
+	held *heldLease // lease mode
 
 	unprotected bool // no record is kept: it has no key
 	late        bool // the handler's context had ended when it returned

@@ -54,6 +54,7 @@ const (
 	codeRequestTooLarge  code = "request-too-large"
 	codeKeyReused        code = "key-reused"
 	codeInProgress       code = "request-in-progress"
+	codeKeyContended     code = "key-contended"
 	codeOverCapacity     code = "over-capacity"
 	codeStoreUnavailable code = "store-unavailable"
 	codeCommitUnknown    code = "commit-unknown"
@@ -81,6 +82,7 @@ var problems = map[code]struct {
 	codeRequestTooLarge:  {http.StatusRequestEntityTooLarge, "The request body is too large", false},
 	codeKeyReused:        {http.StatusUnprocessableEntity, "The idempotency key belongs to another request", false},
 	codeInProgress:       {http.StatusConflict, "A request with this idempotency key is in progress", true},
+	codeKeyContended:     {http.StatusServiceUnavailable, "Other requests with this idempotency key come and go faster than this one can answer", true},
 	codeOverCapacity:     {http.StatusTooManyRequests, "Too many requests with idempotency keys", true},
 	codeStoreUnavailable: {http.StatusServiceUnavailable, "The store of idempotency keys is unavailable", true},
 	codeCommitUnknown:    {http.StatusServiceUnavailable, "Whether the request took effect is not known yet", true},

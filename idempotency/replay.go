@@ -46,26 +46,6 @@ func (req *servedRequest) cacheRecord(r *storedRecord, resp *storedResponse) {
 	}(context.WithoutCancel(req.ctx), req.id)
 }
 
-// replyFromStore answers from the record, if there is one. In lease mode, a record whose owner's
-// lease has ended is returned as expired, to be taken over.
-func (req *servedRequest) replyFromStore() (expired *storedRecord, rep reply, answered bool) {
-	if rep, answered := req.replyFromCache(); answered {
-		return nil, rep, true
-	}
-	rec, err := req.layer.findRecord(req.ctx, req.id)
-	if err != nil {
-		return nil, problemReply(codeStoreUnavailable, err), true
-	}
-	if rec == nil {
-		return nil, reply{}, false
-	}
-	rep = req.replyFromRecord(rec) // a different request under such a key gets 422 as usual
-	if req.handler.route.Mode == Leased && rec.leaseEnded && rep.code == codeInProgress {
-		return rec, reply{}, false
-	}
-	return nil, rep, true
-}
-
 // replyFromRecord answers a request from the record under its key (H7, H16).
 func (req *servedRequest) replyFromRecord(r *storedRecord) reply {
 	same, err := req.layer.fingerprints.matches(r.fingerprint, &req.subject, req.fingerprint)

@@ -43,7 +43,7 @@ func problemReply(c code, failed error) reply {
 	switch c {
 	case codeStoreUnavailable, codeOverCapacity, codeRolledBack, codeKeyChanged:
 		rep.retryAfter = time.Second
-	case codeCommitUnknown, codeNotRendered:
+	case codeCommitUnknown, codeNotRendered, codeKeyContended:
 		rep.mark, rep.retryAfter = InProgress, time.Second
 	case codeKeyReused:
 		rep.mark = Mismatch

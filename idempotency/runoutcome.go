@@ -9,10 +9,14 @@ import (
 type runOutcome struct {
 	reply    reply
 	rerun    bool // the database asks for the whole transaction again
-	recorded bool // another process has written a record under the key meanwhile
+	recorded bool // another request has taken the key or written its record meanwhile: look again
+	giveBack bool // nothing is kept, and nothing of the run can come any more: the key is free
 }
 
 func finalOutcome(r reply) runOutcome { return runOutcome{reply: r} }
+
+// undoneOutcome is the outcome of a run of which nothing is kept.
+func undoneOutcome(r reply) runOutcome { return runOutcome{reply: r, giveBack: true} }
 
 // rerunLimit is how often a handler runs again after serialization failures and deadlocks.
 const rerunLimit = 3
@@ -38,12 +42,12 @@ func (run *handlerRun) decideKept(rec *recorder) keptDecision {
 	status := rec.status()
 	keep := keepPolicy(status, &run.handler.route, run.decision)
 	if run.decision == decidedTransient && status < http.StatusBadRequest {
-		return keptDecision{outcome: finalOutcome(problemReply(codeRolledBack, errTransientSuccess))}
+		return keptDecision{outcome: undoneOutcome(problemReply(codeRolledBack, errTransientSuccess))}
 	}
 	if run.late { // H11: the handler returned too late, so its answer does not count
 		keep = keepNothing
 		if status < http.StatusInternalServerError {
-			return keptDecision{outcome: finalOutcome(problemReply(codeRolledBack, errLate))}
+			return keptDecision{outcome: undoneOutcome(problemReply(codeRolledBack, errLate))}
 		}
 	}
 	if tx := run.tx; tx != nil && tx.Failure() != nil {
@@ -55,10 +59,10 @@ func (run *handlerRun) decideKept(rec *recorder) keptDecision {
 		}
 	}
 	if run.tooLong(rec) {
-		return keptDecision{outcome: finalOutcome(problemReply(codeResponseTooLarge, nil))}
+		return keptDecision{outcome: undoneOutcome(problemReply(codeResponseTooLarge, nil))}
 	}
 	if keep == keepNothing {
-		return keptDecision{outcome: finalOutcome(handlerReply(Released, rec))}
+		return keptDecision{outcome: undoneOutcome(handlerReply(Released, rec))}
 	}
 	return keptDecision{part: keep}
 }
@@ -115,9 +119,9 @@ func (run *handlerRun) outcomeOfFailure(err error) runOutcome {
 	case mustRerun(err):
 		return runOutcome{reply: rerunsUsedUp(err), rerun: true}
 	case run.tx.Lost() && !run.late: // if the handler is late, pgx has cut the connection
-		return finalOutcome(problemReply(codeStoreUnavailable, err))
+		return undoneOutcome(problemReply(codeStoreUnavailable, err))
 	}
-	return finalOutcome(problemReply(codeRolledBack, err))
+	return undoneOutcome(problemReply(codeRolledBack, err))
 }
 
 // rerunsUsedUp is the answer if the transaction must run again and reruns are used up (H17).

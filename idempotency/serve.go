@@ -150,17 +150,19 @@ func (req *servedRequest) serveKeyed() reply {
 // do not wait for each other. If another request of this process has the key, ahead is closed when
 // that one ends (H10, H22).
 func (req *servedRequest) tryOnce() (rep reply, ahead <-chan struct{}) {
-	rep, decided := req.refuseChangedKey()
-	var expired *storedRecord
-	if !decided && req.expectsRecord() {
-		if rep, ahead, decided = req.replyFromFlight(); !decided {
-			expired, rep, decided = req.replyFromStore()
+	if rep, changed := req.refuseChangedKey(); changed {
+		return rep, nil
+	}
+	var found lookup
+	if req.expectsRecord() {
+		if ahead = req.layer.flights.running(req.id); ahead != nil {
+			return inProgressReply(time.Second), ahead
+		}
+		if found = req.lookUp(); found.kind == lookupAnswered {
+			return found.reply, nil
 		}
 	}
-	if decided {
-		return rep, ahead
-	}
-	return req.claimAndRun(expired)
+	return req.claimAndRun(found)
 }
 
 // expectsRecord reports whether there may be a record under the key that is worth a query before
@@ -169,43 +171,37 @@ func (req *servedRequest) expectsRecord() bool {
 	return req.handler.route.Mode == Leased || req.layer.cache != nil || req.layer.recentKeys.has(req.id)
 }
 
-// replyFromFlight answers if another request of this process has the key.
-func (req *servedRequest) replyFromFlight() (rep reply, ahead <-chan struct{}, decided bool) {
-	if ahead = req.layer.flights.running(req.id); ahead == nil {
-		return reply{}, nil, false
-	}
-	return inProgressReply(time.Second), ahead, true
-}
-
-// claimAndRun takes the key and runs the handler. In lease mode it takes over an expired record. If
-// another request of this process is faster, it answers from that one's record, if there is one.
-func (req *servedRequest) claimAndRun(expired *storedRecord) (rep reply, ahead <-chan struct{}) {
+// claimAndRun takes the key and runs the handler. In lease mode it takes over a request whose lease
+// has ended. If another request of this process is faster, it answers from that one's record, if
+// there is one.
+func (req *servedRequest) claimAndRun(found lookup) (rep reply, ahead <-chan struct{}) {
 	flights := &req.layer.flights
 	if req.flight, ahead = flights.start(req.id); req.flight == nil {
 		if !req.layer.recentKeys.has(req.id) {
-			if _, rep, decided := req.replyFromStore(); decided && rep.mark == Replayed {
-				return rep, nil
+			if now := req.lookUp(); now.kind == lookupAnswered && now.reply.mark == Replayed {
+				return now.reply, nil
 			}
 		}
 		return inProgressReply(time.Second), ahead
 	}
 	defer flights.end(req.flight)
+	return req.serveHeld(req.newHolder(), found), nil
+}
+
+// newHolder returns what holds the request's key, by the mode of its route.
+func (req *servedRequest) newHolder() holder {
 	if req.handler.route.Mode == Leased {
-		return req.serveLeased(expired), nil
+		return &leaseHolder{}
 	}
-	return req.serveTransactional(), nil
+	return txHolder{}
 }
 
 // serveUnkeyed runs a request that has no key and needs none (H5).
 func (req *servedRequest) serveUnkeyed() reply {
 	if req.handler.route.Mode == Leased {
-		return req.runUnprotected(req.newRecorder(maxStored))
+		return req.runUnprotected(req.newRecorder(req.bodyLimit()))
 	}
-	for reruns := 0; ; reruns++ {
-		if out := req.newRun().runTransactional(req.newRecorder(maxStored), false); !out.rerun || reruns == rerunLimit {
-			return out.reply
-		}
-	}
+	return req.serveHeld(txHolder{}, lookup{})
 }
 
 // runUnprotected runs the handler without the store (H5).

@@ -65,7 +65,7 @@ func (req *servedRequest) newRecorder(limit int) *recorder {
 // than Route.MaxResponse is sent is decided afterwards.
 func (req *servedRequest) bodyLimit() int {
 	route := &req.handler.route
-	if route.DiscardBody || route.AllowLargeOnce || route.Render != nil {
+	if req.key == "" || route.DiscardBody || route.AllowLargeOnce || route.Render != nil {
 		return maxStored
 	}
 	return route.MaxResponse

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
@@ -209,17 +208,16 @@ func (run *handlerRun) endStep(name string, result []byte) error {
 	}
 	retry := retryBackoff()
 	l := run.held.lease
-	for deadline := time.Now().Add(run.layer.cfg.AcquireTimeout); ; {
-		ctx, cancel := context.WithDeadline(run.ctx, deadline)
+	ctx, cancel := context.WithTimeout(run.ctx, run.layer.cfg.AcquireTimeout)
+	defer cancel()
+	for {
 		_, err = run.layer.pool.Exec(ctx, stepDoneSQL, l.ID, l.Epoch, l.Nonce, codec.UUID(run.id), name, result, sealed)
-		cancel()
 		if err == nil {
 			return nil
 		}
-		if guard.SQLState(err) == fenceLost || time.Now().After(deadline) {
+		if guard.SQLState(err) == fenceLost || !pause(ctx, retry) {
 			return run.stepError(name, err)
 		}
-		time.Sleep(retry.NextBackOff())
 	}
 }
 

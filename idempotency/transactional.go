@@ -9,76 +9,68 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
-	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
-// recordLookupLimit is how often a record is looked up that another process has just written.
-const recordLookupLimit = 20
+// txHolder holds a request's key by the lock that the transaction of the handler's effects takes
+// (H17). A request without a key has the transaction alone (H5).
+type txHolder struct{}
 
-// serveTransactional runs the handler and writes its record in one transaction (H17).
-func (req *servedRequest) serveTransactional() reply {
-	reruns := 0
-	for n := range recordLookupLimit {
-		if n > 0 {
-			if _, rep, answered := req.replyFromStore(); answered {
-				return rep
-			}
-		}
-		out := req.newRun().runTransactional(req.newRecorder(req.bodyLimit()), true)
-		switch {
-		case out.recorded:
-		case out.rerun && reruns < rerunLimit:
-			reruns++
-		default:
-			return out.reply
-		}
-	}
-	return inProgressReply(time.Second)
-}
-
-// runTransactional runs the handler once, in a transaction of its own. claimed is false if the
-// request has no key.
-func (run *handlerRun) runTransactional(rec *recorder, claimed bool) runOutcome {
-	defer run.endTx()
+// claim opens a transaction and takes the key in it, if there is one.
+func (txHolder) claim(run *handlerRun, _ lookup) (out runOutcome, ours bool) {
 	bounded, cancel := context.WithTimeout(run.ctx, run.layer.cfg.AcquireTimeout)
 	reserved := run.reserveConn(bounded)
 	cancel()
 	if !reserved {
-		return finalOutcome(problemReply(codeOverCapacity, nil))
+		return finalOutcome(problemReply(codeOverCapacity, nil)), false
 	}
-	if out, ready := run.openTx(claimed); !ready {
-		return out
+	if out, ours = run.openTx(); !ours {
+		return out, false
 	}
-	if claimed && run.derivesCalls() {
+	if run.key != "" && run.derivesCalls() {
 		run.lendOrigin()
 	}
 	run.tx.Checkpoint()
-	if p := run.runHandler(run.work, rec); p != nil {
-		panic(p)
-	}
-	if err := fault.Point(fault.RequestHandled); err != nil {
-		return finalOutcome(problemReply(codeStoreUnavailable, err))
-	}
-	decision := run.decideKept(rec)
-	if decision.part == keepNothing {
-		return decision.outcome
-	}
-	if decision.part == keepAnswer {
-		if err := run.tx.Revert(run.ctx); err != nil {
-			return run.outcomeOfFailure(err)
-		}
-	}
-	if !claimed {
-		return run.commitRecord(handlerReply(Bypassed, rec))
-	}
-	answer, err := run.encodeResponse(run, rec)
-	if err != nil {
-		return finalOutcome(problemReply(codeRolledBack, err))
-	}
-	run.tx.SealBy([]any{&run.expires}, stepRecord, completeSQL, codec.UUID(run.id), run.scope.Tenant, run.subject.Scope, run.fingerprint, codec.UUID(run.token), answer.bytes, answer.sealed, run.ttl,
-		run.lookInterval(), run.operation != "", run.callKeys, run.callSinks, run.callLanes, answer.refusal)
-	return run.commitRecord(handlerReply(Created, rec))
+	return out, true
 }
+
+func (txHolder) work(run *handlerRun) (ctx context.Context, end func()) { return run.work, func() {} }
+
+func (txHolder) holds(*handlerRun) (rep reply, ours bool) { return rep, true }
+
+func (txHolder) store(run *handlerRun, answer recordedAnswer) error {
+	if run.key != "" {
+		run.tx.SealBy([]any{&run.expires}, stepRecord, completeSQL, codec.UUID(run.id), run.scope.Tenant, run.subject.Scope,
+			run.fingerprint, codec.UUID(run.token), answer.bytes, answer.sealed, run.ttl, run.lookInterval(),
+			run.operation != "", run.callKeys, run.callSinks, run.callLanes, answer.refusal)
+	}
+	return run.tx.Commit(run.layer.cfg.Timeouts.Commit)
+}
+
+// fate takes the key, whose lock the old transaction holds. Whichever transaction gets that lock
+// next knows that the old one has ended, and its next statement sees whether there is a record.
+// Until this request gets the lock, the outcome is open.
+func (txHolder) fate(run *handlerRun, sent time.Time) (fate, *time.Time) {
+	n, err := run.claimKeyAlone()
+	switch {
+	case err != nil || n == claimBusy:
+		return fateOpen, nil
+	case n == claimMine && time.Since(sent) >= run.ttl: // perhaps it was there, and is deleted
+		return fateForgotten, nil
+	case n == claimMine:
+		return fateUndone, nil
+	}
+	rec, err := run.layer.findRecord(run.ctx, run.id)
+	switch {
+	case err != nil:
+		return fateOpen, nil
+	case rec != nil && rec.token == run.token:
+		return fateStored, rec.expires
+	}
+	return fateRecorded, nil
+}
+
+// release has nothing to do: the key was free when the transaction ended.
+func (txHolder) release(*handlerRun) {}
 
 // lendOrigin has the keys of the handler's calls derive from the request's key, and notes the calls
 // for its record.
@@ -131,14 +123,14 @@ func (run *handlerRun) callLanes() any {
 }
 
 // openTx begins a transaction and takes the key in it, if there is one. If the key is not free, or
-// the store cannot be reached, ready is false.
-func (run *handlerRun) openTx(claimed bool) (out runOutcome, ready bool) {
+// the store cannot be reached, ours is false.
+func (run *handlerRun) openTx() (out runOutcome, ours bool) {
 	ctx, cancel := context.WithTimeout(run.ctx, run.layer.cfg.AcquireTimeout)
 	defer cancel()
 	if err := run.beginTx(ctx, run.handler.route.Isolation); err != nil {
 		return finalOutcome(problemReply(codeStoreUnavailable, err)), false
 	}
-	if !claimed {
+	if run.key == "" {
 		run.openUnkeyed()
 		return out, true
 	}
@@ -178,71 +170,6 @@ func (run *handlerRun) openUnkeyed() {
 		return
 	}
 	run.tx.Engine(stepOpen, openAtSQL, append([]any{run.scope.Tenant}, run.timeoutArgs()...)...)
-}
-
-// commitRecord commits the transaction. The answer is sent only after it (H12).
-func (run *handlerRun) commitRecord(rep reply) runOutcome {
-	sent := time.Now()
-	err := run.tx.Commit(run.layer.cfg.Timeouts.Commit)
-	lost := err != nil && run.tx.Lost()
-	switch {
-	case err == nil:
-		if run.onCommit != nil {
-			run.onCommit()
-		}
-		run.layer.recentKeys.add(run.id)
-		return finalOutcome(run.withExpiry(rep))
-	case lost && run.key == "": // it cannot be looked up, and a retry could apply it twice
-		unknown := problemReply(codeCommitUnknown, err)
-		unknown.retryAfter, unknown.final = 0, true
-		return finalOutcome(unknown)
-	case lost:
-		return run.resolveCommit(rep, sent, err)
-	case isRecordExists(err):
-		return runOutcome{reply: inProgressReply(time.Second), recorded: true}
-	case mustRerun(err):
-		return runOutcome{reply: rerunsUsedUp(err), rerun: true}
-	}
-	return finalOutcome(problemReply(codeRolledBack, err)) // a deferred constraint of the handler's tables failed
-}
-
-// withExpiry adds to a first answer the time until which it is stored.
-func (req *servedRequest) withExpiry(rep reply) reply {
-	if rep.mark == Created {
-		rep.expires = &req.expires
-	}
-	return rep
-}
-
-// resolveCommit finds out whether a COMMIT without an answer succeeded (T4). The old transaction
-// holds the key's lock. Whichever transaction gets that lock next knows that the old one has ended,
-// and its next statement sees whether there is a record. Until this request gets the lock, the
-// outcome is unknown. It stays unknown if the record would have expired by now, and perhaps was
-// deleted: sent is a time before it was written (H17).
-func (run *handlerRun) resolveCommit(rep reply, sent time.Time, cause error) runOutcome {
-	run.endTx()
-	retry := retryBackoff()
-	deadline := time.Now().Add(run.layer.cfg.Timeouts.Commit)
-	for time.Now().Before(deadline) {
-		n, err := run.claimKeyAlone()
-		switch {
-		case err == nil && n == claimMine && time.Since(sent) >= run.ttl:
-			return finalOutcome(problemReply(codeCommitUnknown, cause))
-		case err == nil && n == claimMine:
-			return runOutcome{reply: problemReply(codeRolledBack, cause), rerun: true}
-		case err == nil && n == claimRecorded:
-			rec, err := run.layer.findRecord(run.ctx, run.id)
-			if err == nil && rec != nil && rec.token == run.token {
-				rep.expires = rec.expires
-				return finalOutcome(rep)
-			}
-			if err == nil {
-				return runOutcome{reply: inProgressReply(time.Second), recorded: true}
-			}
-		}
-		time.Sleep(retry.NextBackOff())
-	}
-	return finalOutcome(problemReply(codeCommitUnknown, cause))
 }
 
 // claimKeyAlone claims the key in a transaction of its own.

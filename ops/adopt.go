@@ -16,30 +16,30 @@ import (
 // AdoptInput is the input of [AdoptCursor].
 type AdoptInput struct {
 	// Scope and Topic name the cursors. Both are required.
-	Scope string `flag:"scope" arg:"S" doc:"the scope S of the consumer"`
-	Topic string `flag:"topic" arg:"T" doc:"the topic T"`
+	Scope string
+	Topic string
 
 	// Partition is the number of the partition. Nil picks all partitions of the topic that are in
 	// use: those of Halted, or else those that do not have Group yet. Defaults to nil.
-	Partition *int32 `flag:"partition" arg:"N" doc:"the partition N"`
+	Partition *int32
 
 	// Halted picks the partitions that living processes report as halted for this reason, for
 	// example new-topic. Partition must be nil then. Defaults to any.
-	Halted string `flag:"halted" arg:"REASON" doc:"all partitions of the topic that are halted for REASON"`
+	Halted string
 
 	// Group is the Kafka group to own the cursor. Required if Partition is nil and At is empty.
 	// Defaults to the next group that takes it; with From, to the group of the other database.
-	Group string `flag:"group" arg:"G" doc:"the Kafka group G that is to own the cursor (default: the next one to come)" label:"Group" hint:"The Kafka group that is to own the cursor. Empty: the next group that takes it."`
+	Group string
 
 	// OldGroupStopped gives the cursor to Group although the old group has not released it, because
 	// its processes died. Defaults to false.
-	OldGroupStopped bool `flag:"old-group-stopped" doc:"with -group: although the old group has not released the cursor, because its processes died" label:"The old group's processes have ended, although they did not release the cursor"`
+	OldGroupStopped bool
 
 	// At is the next offset to handle. With Halted it may also be "position", for each cursor's
 	// own, or "first" or "last", for the beginning or the end of its log as the partition's owner
 	// has reported them. Defaults to the present position, with the proofs that the log is the
 	// same.
-	At string `flag:"at" arg:"OFFSET" doc:"the OFFSET that is to be handled next; with -halted also first, last or position (default: the position stays)" label:"Position" hint:"The offset that is to be handled next. Empty: it stays as it is."`
+	At string
 
 	// From is the database from which the partition moves here. At must be empty then. Defaults to
 	// no move.
@@ -124,13 +124,16 @@ type CursorChange struct {
 	// wait as before.
 	Parked *int64 `json:"parked,omitempty"`
 	// From is what came with the position from another database. Nil: it did not move here.
-	From *struct {
-		Database  string  `json:"database"`
-		Cursor    *Cursor `json:"cursor"`    // as it is there
-		Keys      *int64  `json:"keys"`      // new here; nil: not brought yet
-		Conflicts *int64  `json:"conflicts"` // are here for another payload, and stay so
-	} `json:"from,omitempty"`
+	From       *MovedFrom     `json:"from,omitempty"`
 	Partitions []CursorChange `json:"partitions,omitempty"` // by topic and number
+}
+
+// MovedFrom is what came with a position from another database.
+type MovedFrom struct {
+	Database  string  `json:"database"`
+	Cursor    *Cursor `json:"cursor"`    // as it is there
+	Keys      *int64  `json:"keys"`      // new here; nil: not brought yet
+	Conflicts *int64  `json:"conflicts"` // are here for another payload, and stay so
 }
 
 // AdoptCursor resolves a halt. It fences out the cursor's owner. Then it gives the cursor another

@@ -11,7 +11,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/ring"
-	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // scopeCursorsSQL lists the cursors of a scope. In: scope. Out: a row for each, in the order of
@@ -27,15 +26,15 @@ const classTimeout = 10 * time.Minute
 type ClassInput struct {
 	// Scope is the scope of a consumer that claims ids, "webhook/ENDPOINT" of an endpoint,
 	// "queue/NAME" of a queue, or with Others the scope of dedupe.Claim or of calls. Required.
-	Scope string `flag:"scope" arg:"S" doc:"the scope S; of a webhook endpoint E it is webhook/E, of a queue Q queue/Q"`
+	Scope string
 
 	// Class is the scope's new class of horizon: short, standard or long. Required.
-	Class string `flag:"class" arg:"CLASS" choices:"short,standard,long" doc:"the CLASS: short, standard or long"`
+	Class string
 
 	// Others is set for a scope of dedupe.Claim, of dedupe.Do, of the SQL function onlyonce.claim,
 	// or of calls that are enqueued outside of consumers. It is not needed for an endpoint
 	// or a queue. Defaults to false: a consumer's.
-	Others bool `flag:"others" doc:"the scope is of dedupe.Claim or of calls, and not a consumer's"`
+	Others bool
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If the scope
 	// has another class by now, the error is of kind ErrChanged.
@@ -161,12 +160,4 @@ func (q *classing) do(ctx context.Context, tx pgx.Tx, _ By, now *ClassChange) (*
 	}
 	_, err := tx.Exec(ctx, cursor.ClassSQL, q.Scope, q.Class)
 	return now, err
-}
-
-// Passes describes for how long consumers claim in both rings.
-func (d *ClassChange) Passes() string {
-	if d.Lasts == nil {
-		return "For ever, because that ring forgets nothing"
-	}
-	return "For about " + show.Span(time.Duration(*d.Lasts*float64(time.Second)))
 }

@@ -9,28 +9,28 @@ import (
 // Cursor is a consumer's position in one partition. A nil pointer means: not known, or none.
 type Cursor struct {
 	ID          int64  `json:"id"`
-	Scope       string `json:"scope" col:"SCOPE"`
-	Topic       string `json:"topic" col:"TOPIC"`
-	Partition   int32  `json:"partition" col:"PARTITION"`
-	Position    int64  `json:"position" col:"POSITION" doc:"the next offset that will be handled"`
-	Run         int32  `json:"run" col:"RUN" doc:"rises each time an operator sets the position"`
-	StartOffset int64  `json:"start_offset" col:"START" by:"Start" doc:"where the cursor began"`
+	Scope       string `json:"scope"`
+	Topic       string `json:"topic"`
+	Partition   int32  `json:"partition"`
+	Position    int64  `json:"position" doc:"the next offset that will be handled"`
+	Run         int32  `json:"run" doc:"rises each time an operator sets the position"`
+	StartOffset int64  `json:"start_offset" doc:"where the cursor began"`
 	StartPolicy string `json:"start_policy" doc:"why there: committed, earliest, latest, time or adopted"`
 
 	// Group, ClusterID and TopicID identify the owner and the log of the cursor. Nil: the next
 	// owner sets its own.
-	Group     *string `json:"group" col:"GROUP"`
-	ClusterID *string `json:"cluster_id" col:"CLUSTER"`
-	TopicID   *string `json:"topic_id" col:"TOPIC ID"`
+	Group     *string `json:"group"`
+	ClusterID *string `json:"cluster_id"`
+	TopicID   *string `json:"topic_id"`
 
-	Epoch         int64  `json:"epoch" col:"EPOCH" doc:"rises with each owner"`
-	Clean         bool   `json:"clean" col:"CLEAN" doc:"the last owner released it in order"`
-	Attempts      int32  `json:"attempts" col:"ATTEMPTS" by:"Tried" doc:"at the message at AttemptOffset, which is tried alone"`
+	Epoch         int64  `json:"epoch" doc:"rises with each owner"`
+	Clean         bool   `json:"clean" doc:"the last owner released it in order"`
+	Attempts      int32  `json:"attempts" doc:"at the message at AttemptOffset, which is tried alone"`
 	AttemptOffset *int64 `json:"attempt_offset"`
-	AnchorOffset  *int64 `json:"anchor_offset" col:"ANCHOR" doc:"of the last record seen below the position"`
+	AnchorOffset  *int64 `json:"anchor_offset" doc:"of the last record seen below the position"`
 	LeaderEpoch   *int32 `json:"leader_epoch" doc:"Kafka's, up to which the log was read below the position"`
 
-	RetiredAt    *time.Time `json:"retired_at" col:"STATE" by:"State"`
+	RetiredAt    *time.Time `json:"retired_at"`
 	Paused       *string    `json:"paused" doc:"why it is paused"`
 	Replay       int32      `json:"replay" doc:"number of the last one; 0: there was none"`
 	ReplayUntil  *int64     `json:"replay_until" doc:"nil: no replay is under way"`
@@ -58,15 +58,4 @@ func (c *Cursor) State() string {
 		s = append(s, fmt.Sprintf("replay %d to %d", c.Replay, *c.ReplayUntil))
 	}
 	return strings.Join(s, ", ")
-}
-
-// Start describes the offset at which the cursor began, and the reason.
-func (c *Cursor) Start() string { return fmt.Sprintf("%d %s", c.StartOffset, c.StartPolicy) }
-
-// Tried describes the attempts at a message that is handled alone, empty if there are none.
-func (c *Cursor) Tried() string {
-	if c.Attempts == 0 || c.AttemptOffset == nil {
-		return ""
-	}
-	return fmt.Sprintf("%d at %d", c.Attempts, *c.AttemptOffset)
 }

@@ -44,7 +44,7 @@ update onlyonce.parked set erased_at = clock_timestamp() where id = any ($1::big
 // EraseCallInput is the input of [EraseCall].
 type EraseCallInput struct {
 	// Key is the call's idempotency key, a UUID, as the remote saw it.
-	Key string `flag:"key" arg:"KEY" doc:"the call's idempotency key, KEY"`
+	Key string
 
 	// Shown is the result of a dry run that a person agreed to.
 	Shown *Erased

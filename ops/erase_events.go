@@ -49,12 +49,12 @@ update onlyonce.event_log l set body = null, header_names = '{}', header_values 
 // EraseEventsInput is the input of [EraseEvents].
 type EraseEventsInput struct {
 	// Topic is the stream. Required.
-	Topic string `flag:"topic" arg:"T" doc:"the stream T"`
+	Topic string
 
 	// ID is the id of one event, and Key an ordering key, for all its events. One of the two is
 	// required.
-	ID  string `flag:"id" arg:"EVENT" doc:"the event with the id EVENT"`
-	Key string `flag:"key" arg:"KEY" doc:"all events of the ordering key KEY"`
+	ID  string
+	Key string
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If there are
 	// more or fewer such events by now, the error is of kind ErrChanged.

@@ -40,15 +40,15 @@ const eraseParkedTimeout = 5 * time.Minute
 // EraseParkedInput is the input of [EraseParked]. One of the fields is required.
 type EraseParkedInput struct {
 	// ID is the id of one row, as ParkedRow.ID.
-	ID int64 `flag:"id" arg:"N" least:"1" doc:"the row with the id N"`
+	ID int64
 
 	// Key is a key as it is stored, ParkedRow.Key: of a message or event its dedupe key, of a call
 	// its idempotency key.
-	Key string `flag:"key" arg:"KEY" doc:"the rows of a key, KEY, a UUID"`
+	Key string
 
 	// OrderingKey picks all rows about one thing: messages and events of that ordering key or
 	// record key, and calls of that ordering key. At most 1,000 rows are erased at once.
-	OrderingKey string `flag:"ordering-key" arg:"KEY" doc:"the rows of an ordering key, or of a record key"`
+	OrderingKey string
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If there are
 	// more or fewer such rows by now, the error is of kind ErrChanged.

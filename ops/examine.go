@@ -42,15 +42,15 @@ type Examination struct {
 type ExamineQuestion struct {
 	// CopiesWithin is how long after the original a copy may be produced. Defaults to undeclared,
 	// which is a warning.
-	CopiesWithin *time.Duration `flag:"copies-within" arg:"duration" doc:"for how long after the first a copy may be produced, a duration (7d)"`
+	CopiesWithin *time.Duration
 
 	// RelayRetries is how long relays retry a call, if they produce to topics that are consumed
 	// here. Defaults to undeclared.
-	RelayRetries *time.Duration `flag:"relay-retries" arg:"duration" doc:"for how long a relay goes on with a call, a duration (24h)"`
+	RelayRetries *time.Duration
 
 	// WebhookRetention is how long after an event senders of webhooks may deliver it again.
 	// Defaults to 7 days.
-	WebhookRetention *time.Duration `flag:"webhook-retention" arg:"duration" doc:"for how long senders of webhooks deliver again, a duration (7d)"`
+	WebhookRetention *time.Duration
 
 	// CountLimit bounds the counting of pending calls. Defaults to 5 seconds.
 	CountLimit time.Duration

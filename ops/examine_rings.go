@@ -43,7 +43,7 @@ const late = time.Minute
 // memory compares how long keys are remembered with how long copies may arrive (K6, W10).
 func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 	if d.ask.CopiesWithin == nil {
-		d.add(levelWarn, "copies", "onlyonce doctor -copies-within D; and set Config.CopiesWithin", "how long producers go on trying is not declared, and not compared with the horizon of consumer_keys")
+		d.add(levelWarn, "copies", "onlyonce doctor -copies-within D", "doctor was not told how long producers go on trying, and has not compared it with the horizon of consumer_keys; a consumer with Config.CopiesWithin does so itself, as long as it runs")
 	} else if err := d.remembers(ctx, tx, "copies", "consumer_keys", *d.ask.CopiesWithin, "producers"); err != nil {
 		return err
 	} else if err := d.otherClasses(ctx, tx, "copies", *d.ask.CopiesWithin, "producers"); err != nil {
@@ -126,7 +126,7 @@ func (d *examiner) relayRetries(ctx context.Context, tx pgx.Tx) error {
 			return err
 		}
 	}
-	d.unless("relay-retries", "no call was tried for longer than consumer_keys remembers at least; how long relays go on is not declared (-relay-retries)")
+	d.unless("relay-retries", "no call was tried for longer than consumer_keys remembers at least; doctor was not told how long relays go on (-relay-retries)")
 	return nil
 }
 

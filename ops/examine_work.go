@@ -144,7 +144,7 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 	}
 	for i := range pauses {
 		p := &pauses[i]
-		d.add(levelInfo, "pauses", p.change(), "%s is paused since %s by %s, %d cursors in use: %s", p.What(), show.Instant(p.PausedAt), p.Actor, p.Cursors, show.OneLine(p.Reason))
+		d.add(levelInfo, "pauses", p.change(), "%s is paused since %s by %s, %d cursors in use: %s", p.String(), show.Instant(p.PausedAt), p.Actor, p.Cursors, show.OneLine(p.Reason))
 	}
 	d.unless("pauses", "no scope and no partition is paused")
 	return d.places(ctx, tx)

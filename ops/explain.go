@@ -30,25 +30,25 @@ type ExplainQuestion struct {
 	// Scope is the consumer's scope, "webhook/ENDPOINT" for a webhook, or "http METHOD PATTERN" for
 	// a request, for example "http POST /v1/charges". If it is empty, the ID is looked for in the
 	// scopes of all consumers and webhook endpoints, at most 100.
-	Scope string `flag:"scope" arg:"S" doc:"the scope S of the consumer, webhook/ENDPOINT, or that of a request"`
+	Scope string
 
 	// Tenant is the tenant of the id. Empty: none.
-	Tenant string `flag:"tenant" arg:"T" doc:"the tenant T of the id (default: none)"`
+	Tenant string
 
 	// Topic is the message's topic, if ids count within their topic (consumer.Config.Copies).
 	// Defaults to the only topic of the scope.
-	Topic string `flag:"topic" arg:"T" doc:"the topic T"`
+	Topic string
 
 	// Replay is the replay in which the key was claimed. 0: none.
-	Replay int32 `flag:"replay" arg:"N" least:"1" doc:"the replay N in which the key was claimed (default: none)"`
+	Replay int32
 
 	// Provider is the sender of the webhook, if it is your own provider without stored events.
 	// Defaults to the one known for the endpoint.
-	Provider string `flag:"provider" arg:"P" doc:"of a webhook, the P that sent it (default: the one known for the endpoint)"`
+	Provider string
 
 	// Partition and Offset, with Topic, name a position.
-	Partition *int32 `flag:"partition" arg:"N" doc:"the partition N"`
-	Offset    *int64 `flag:"offset" arg:"O" doc:"the offset O"`
+	Partition *int32
+	Offset    *int64
 
 	// CountLimit bounds the search of webhooks. Defaults to 5 seconds.
 	CountLimit time.Duration
@@ -66,30 +66,17 @@ type KeyReport struct {
 	Claims []Claim `json:"claims" doc:"the segments that hold the key"`
 	// FirstSeen is when the key was claimed first, as far as the rings remember. A row of a ring
 	// has no time of its own; its segment bounds it. Nil: no segment holds it.
-	FirstSeen *struct {
-		After  *time.Time `json:"after" doc:"nil: not known"`
-		Before *time.Time `json:"before" doc:"nil: the segment is open"`
-		At     *time.Time `json:"at" doc:"the claim's COMMIT; nil: not tracked by Postgres (track_commit_timestamp), or forgotten"`
-	} `json:"first_seen"`
+	FirstSeen *FirstSeen `json:"first_seen"`
 	// Age compares the id's own time with what its scope has forgotten. Nil: the id has no time, or
 	// is none of a consumer.
-	Age *struct {
-		MadeAt      time.Time  `json:"made_at" doc:"as the id has it (a UUIDv7 or a ULID)"`
-		TooOldUntil *time.Time `json:"too_old_until" doc:"the time until which ids of the scope may be forgotten. Nil: none are"`
-		// TooOld: a message with the id, if it is no duplicate, may be a copy whose key is
-		// forgotten.
-		TooOld bool `json:"too_old"`
-	} `json:"age"`
-	Webhooks []struct {
-		Endpoint  string    `json:"endpoint"`
-		ClaimedAt time.Time `json:"claimed_at"`
-	} `json:"webhooks" doc:"the endpoints that have recorded the key. It is nil if the search took longer than CountLimit"`
-	Calls   []ExplainedCall      `json:"calls" doc:"calls that the claiming transaction enqueued, at most 100"`
-	Call    []Stored             `json:"call" doc:"where the call is stored, if the key is a call's"`
-	Parked  []ParkedRow          `json:"parked" doc:"rows that are parked under the key, newest first, at most 100; then those of the same event's id under another key, for example because its body differs"`
-	Events  []reports.Event      `json:"events" doc:"the stored events with the id, of a webhook or a queue; nil: looking took longer than CountLimit"`
-	Request *Request             `json:"request" doc:"the HTTP request, if the key is a request's"`
-	Memory  []reports.RingMemory `json:"memory" doc:"how long the rings remember keys"`
+	Age      *IDAge               `json:"age"`
+	Webhooks []EndpointClaim      `json:"webhooks" doc:"the endpoints that have recorded the key. It is nil if the search took longer than CountLimit"`
+	Calls    []ExplainedCall      `json:"calls" doc:"calls that the claiming transaction enqueued, at most 100"`
+	Call     []Stored             `json:"call" doc:"where the call is stored, if the key is a call's"`
+	Parked   []ParkedRow          `json:"parked" doc:"rows that are parked under the key, newest first, at most 100; then those of the same event's id under another key, for example because its body differs"`
+	Events   []reports.Event      `json:"events" doc:"the stored events with the id, of a webhook or a queue; nil: looking took longer than CountLimit"`
+	Request  *Request             `json:"request" doc:"the HTTP request, if the key is a request's"`
+	Memory   []reports.RingMemory `json:"memory" doc:"how long the rings remember keys"`
 	// Scopes are those of consumers and webhook endpoints, at most 100, if the id's scope is not
 	// one of them and has no stored rows: it may be mistyped. Also if no Scope was given, and rows
 	// of the ID are stored in none or in several of them: Key is then empty. Otherwise nil.
@@ -100,6 +87,28 @@ type KeyReport struct {
 	NotKnown []string `json:"not_known"`
 
 	callless bool // a claim's transaction is known, and no call of it
+}
+
+// EndpointClaim is the claim of a key by a webhook endpoint.
+type EndpointClaim struct {
+	Endpoint  string    `json:"endpoint"`
+	ClaimedAt time.Time `json:"claimed_at"`
+}
+
+// IDAge compares an id's own time with what its scope has forgotten.
+type IDAge struct {
+	MadeAt      time.Time  `json:"made_at" doc:"as the id has it (a UUIDv7 or a ULID)"`
+	TooOldUntil *time.Time `json:"too_old_until" doc:"the time until which ids of the scope may be forgotten. Nil: none are"`
+	// TooOld: a message with the id, if it is no duplicate, may be a copy whose key is
+	// forgotten.
+	TooOld bool `json:"too_old"`
+}
+
+// FirstSeen is when a key was claimed first.
+type FirstSeen struct {
+	After  *time.Time `json:"after" doc:"nil: not known"`
+	Before *time.Time `json:"before" doc:"nil: the segment is open"`
+	At     *time.Time `json:"at" doc:"the claim's COMMIT; nil: not tracked by Postgres (track_commit_timestamp), or forgotten"`
 }
 
 // KeyOf is the input of a key's hash.

@@ -22,24 +22,16 @@ select c.id, c.key::text as key, c.sink, c.name, c.tenant, c.scope, c.state, c.p
 
 // ExplainedCall is a call that a message's transaction enqueued.
 type ExplainedCall struct {
-	ID        int64     `json:"id" col:"ID"`
-	Key       string    `json:"key" col:"KEY" doc:"the idempotency key"`
-	Sink      string    `json:"sink" col:"SINK"`
-	Name      string    `json:"name" col:"NAME"`
+	ID        int64     `json:"id"`
+	Key       string    `json:"key" doc:"the idempotency key"`
+	Sink      string    `json:"sink"`
+	Name      string    `json:"name"`
 	Tenant    string    `json:"tenant"`
-	Scope     string    `json:"scope" col:"SCOPE"`
-	State     string    `json:"state" col:"STATE" doc:"pending, delivered, waiting, retrying, blocked, reconcile or discarded"`
-	ParkedID  *int64    `json:"parked_id" col:"PARKED" doc:"its row of onlyonce.parked, if it was parked"`
+	Scope     string    `json:"scope"`
+	State     string    `json:"state" doc:"pending, delivered, waiting, retrying, blocked, reconcile or discarded"`
+	ParkedID  *int64    `json:"parked_id" doc:"its row of onlyonce.parked, if it was parked"`
 	CreatedAt time.Time `json:"created_at"`
-	Derived   *bool     `json:"derived" db:"-" col:"DERIVED" by:"DerivedText" doc:"true if its key derives from the message. Nil: that cannot be known"`
-}
-
-// DerivedText is yes if the call's key derives from the message, or not known.
-func (c *ExplainedCall) DerivedText() string {
-	if c.Derived == nil {
-		return "not known"
-	}
-	return "yes"
+	Derived   *bool     `json:"derived" db:"-" doc:"true if its key derives from the message. Nil: that cannot be known"`
 }
 
 // callsOf lists the calls of a transaction.

@@ -68,13 +68,13 @@ type claimRow struct {
 // Claim is a claimed key in a segment of a ring.
 type Claim struct {
 	Ring          string       `json:"ring"`
-	Segment       string       `json:"segment" show:"segment=Place" doc:"the table"`
+	Segment       string       `json:"segment" doc:"the table"`
 	State         string       `json:"state" doc:"current, draining or closed; or retired or forgotten: claims do not ask it any more"`
 	Remembered    bool         `json:"remembered" doc:"claims ask the segment"`
-	ClaimedAfter  *time.Time   `json:"claimed_after" show:"claimed=Claimed"`
+	ClaimedAfter  *time.Time   `json:"claimed_after"`
 	ClaimedBefore *time.Time   `json:"claimed_before" doc:"nil: the segment is open"`
-	Fingerprint   *string      `json:"fingerprint" show:"fingerprint=FingerprintText" doc:"the first 16 digits of the payload's SHA-256. Nil: payloads are not compared"`
-	Transaction   *Transaction `json:"transaction" show:"transaction=TransactionText" doc:"the one that claimed the key. Nil: not known any more"`
+	Fingerprint   *string      `json:"fingerprint" doc:"the first 16 digits of the payload's SHA-256. Nil: payloads are not compared"`
+	Transaction   *Transaction `json:"transaction" doc:"the one that claimed the key. Nil: not known any more"`
 }
 
 // String describes the transaction: its id, its state, and when it committed.
@@ -87,55 +87,6 @@ func (x Transaction) String() string {
 		return s + " at " + show.Instant(*x.CommittedAt)
 	}
 	return s + "; its time is not known to Postgres"
-}
-
-// Place describes the segment and its state.
-func (c *Claim) Place() string {
-	if !c.Remembered {
-		return fmt.Sprintf("%s, %s by ring %s: claims do not ask it any more", c.Segment, c.State, c.Ring)
-	}
-	return fmt.Sprintf("%s, %s in ring %s", c.Segment, c.State, c.Ring)
-}
-
-// Claimed describes when the key was claimed.
-func (c *Claim) Claimed() string { return between(c.ClaimedAfter, c.ClaimedBefore) }
-
-// FingerprintText is the fingerprint, or why there is none.
-func (c *Claim) FingerprintText() string {
-	if c.Fingerprint == nil {
-		return "none: payloads are not compared"
-	}
-	return *c.Fingerprint
-}
-
-// TransactionText describes the transaction that claimed the key.
-func (c *Claim) TransactionText() string {
-	if c.Transaction == nil {
-		return "not known any more"
-	}
-	return c.Transaction.String()
-}
-
-// Seen says when the key was claimed first, empty if no segment holds it.
-func (r *KeyReport) Seen() string {
-	switch f := r.FirstSeen; {
-	case f == nil:
-		return ""
-	case f.At != nil:
-		return "at " + show.Instant(*f.At)
-	default:
-		return between(f.After, f.Before)
-	}
-}
-
-func between(after, before *time.Time) string {
-	switch {
-	case after != nil && before != nil:
-		return fmt.Sprintf("between %s and %s", show.Instant(*after), show.Instant(*before))
-	case after != nil:
-		return "after " + show.Instant(*after)
-	}
-	return "at a time that is not known"
 }
 
 func transactionFrom(xid *int64, status *string, at *time.Time) *Transaction {

@@ -41,13 +41,16 @@ type PositionReport struct {
 	Offset    int64             `json:"offset"`
 	Cursors   []ExplainedCursor `json:"cursors"`
 	Parked    []ParkedRow       `json:"parked" doc:"of that position, newest first, at most 100"`
-	Event     *struct {
-		ID         string     `json:"id"`
-		Tenant     string     `json:"tenant"`
-		AppendedAt time.Time  `json:"appended_at"`
-		ErasedAt   *time.Time `json:"erased_at" doc:"nil: its body was not erased"`
-	} `json:"event" doc:"if the topic is a stream of the event log"`
-	NotKnown []string `json:"not_known" doc:"what the answer leaves open, a sentence each"`
+	Event     *PositionEvent    `json:"event" doc:"if the topic is a stream of the event log"`
+	NotKnown  []string          `json:"not_known" doc:"what the answer leaves open, a sentence each"`
+}
+
+// PositionEvent is the stored event at a position.
+type PositionEvent struct {
+	ID         string     `json:"id"`
+	Tenant     string     `json:"tenant"`
+	AppendedAt time.Time  `json:"appended_at"`
+	ErasedAt   *time.Time `json:"erased_at" doc:"nil: its body was not erased"`
 }
 
 // Where an offset is, seen from a cursor.
@@ -61,17 +64,20 @@ const (
 
 // ExplainedCursor is an offset's state by one cursor.
 type ExplainedCursor struct {
-	Scope    string `json:"scope"`
-	Position int64  `json:"position"`
-	State    string `json:"state" doc:"see [Cursor.State]"`
-	Offset   string `json:"offset" doc:"handled, replaying (it is handled once more), ahead, earlier-run (the cursor does not say) or before-start"`
-	Means    string `json:"means" doc:"the same in a sentence"`
-	Moved    *struct {
-		From        int64        `json:"from_offset" doc:"its first offset"`
-		Next        int64        `json:"next_offset" doc:"the position after it"`
-		Transaction *Transaction `json:"transaction" doc:"nil: not known any more"`
-	} `json:"moved" doc:"the batch that moved the position past the offset. It is nil if none has, or if it was pruned"`
-	Calls []ExplainedCall `json:"calls" doc:"calls of that transaction, at most 100"`
+	Scope    string          `json:"scope"`
+	Position int64           `json:"position"`
+	State    string          `json:"state" doc:"see [Cursor.State]"`
+	Offset   string          `json:"offset" doc:"handled, replaying (it is handled once more), ahead, earlier-run (the cursor does not say) or before-start"`
+	Means    string          `json:"means" doc:"the same in a sentence"`
+	Moved    *MovingBatch    `json:"moved" doc:"the batch that moved the position past the offset. It is nil if none has, or if it was pruned"`
+	Calls    []ExplainedCall `json:"calls" doc:"calls of that transaction, at most 100"`
+}
+
+// MovingBatch is the batch that moved a cursor past an offset.
+type MovingBatch struct {
+	From        int64        `json:"from_offset" doc:"its first offset"`
+	Next        int64        `json:"next_offset" doc:"the position after it"`
+	Transaction *Transaction `json:"transaction" doc:"nil: not known any more"`
 }
 
 type movedRow struct {

@@ -2,13 +2,11 @@ package ops
 
 import (
 	"context"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/reports"
-	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // mostScopes is in how many scopes an id is looked for.
@@ -97,15 +95,4 @@ func (r *KeyReport) look(ctx context.Context, tx pgx.Tx, q ExplainQuestion) erro
 		}
 	}
 	return nil
-}
-
-// Command returns the command that explains the key, for a POSIX shell.
-func (q *ExplainQuestion) Command() string {
-	words := []string{"onlyonce", "explain"}
-	for _, f := range [][2]string{{"-scope", q.Scope}, {"-tenant", q.Tenant}, {"-topic", q.Topic}, {"-provider", q.Provider}} {
-		if f[1] != "" {
-			words = append(words, f[0], show.Quote(f[1]))
-		}
-	}
-	return strings.Join(append(words, "--", show.Quote(q.Key+q.ID)), " ")
 }

@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/presence"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
@@ -24,6 +25,7 @@ const (
 	faultStuck    = "stuck"     // relays: calls do not return
 	faultDatabase = "database"  // relays: transactions fail
 	faultReceive  = "receive"   // receivers: nothing is received: the broker, or the database, is away
+	faultFull     = "full"      // receivers: the broker's queue takes no more messages
 	faultStore    = "store"     // endpoints: no event is stored
 	faultSecret   = "secret"    // layers: a process has another secret than those before it
 	faultGone     = "gone"      // a part was killed, and none like it runs
@@ -41,6 +43,9 @@ type Fault struct {
 	Partitions int     `json:"partitions"`
 	For        float64 `json:"for" doc:"seconds, of the oldest"`
 	Text       string  `json:"text"`
+
+	// Late is how many more processes have reported lately, but not when they should have.
+	Late int `json:"late,omitempty"`
 
 	// Of kind remote: the calls to the sink that are not delivered, wherever they wait.
 	Calls  int64   `json:"calls,omitempty"`
@@ -69,7 +74,7 @@ func (r *StatusReport) findFaults(readOnly bool) []Fault {
 			o.For, o.Text = f.For, f.Text
 		}
 	}
-	alive, inUse := map[string]int{}, map[[2]string]bool{}
+	alive, late, inUse := map[string]int{}, map[string]int{}, map[[2]string]bool{}
 	for i := range r.Cursors {
 		c := &r.Cursors[i]
 		inUse[[2]string{c.Scope, c.Topic}] = inUse[[2]string{c.Scope, c.Topic}] || c.RetiredAt == nil
@@ -81,6 +86,9 @@ func (r *StatusReport) findFaults(readOnly bool) []Fault {
 		}
 		if !r.ended(o) { // else another one has begun in its place
 			alive[o.Scope]++
+			if o.SeenAgeSeconds > overdue.Seconds() {
+				late[o.Scope]++
+			}
 		}
 		for _, f := range o.Faults {
 			if used, known := inUse[[2]string{o.Scope, f.Topic}]; f.Kind == faultTopic && known && !used {
@@ -105,7 +113,8 @@ func (r *StatusReport) findFaults(readOnly bool) []Fault {
 	}
 	for i := range all {
 		if all[i].Kind == faultUnowned {
-			all[i].Processes = alive[all[i].Scope]
+			all[i].Processes = alive[all[i].Scope] - late[all[i].Scope]
+			all[i].Late = late[all[i].Scope]
 		}
 	}
 	if r.Standby && len(r.Owners) > 0 && len(alive) == 0 { // no replica that keeps up
@@ -199,6 +208,9 @@ func needsOf(faults []Fault) []Need {
 	var all []Need
 	for _, f := range faults {
 		n := Need{Kind: needFault, Text: f.String(), Remedy: faultRemedies[f.Kind], Commands: []string{}, Where: map[string]string{}}
+		if f.Kind == faultRead && (names.IsReceived(f.Topic) || names.IsReceiver(f.Scope)) {
+			n.Remedy = "see that the database answers, which has the events; it goes on by itself"
+		}
 		switch {
 		case f.Part == presence.Relay:
 			n.Where["sink"] = f.Scope
@@ -219,7 +231,7 @@ func needsOf(faults []Fault) []Need {
 
 var faultRemedies = map[string]string{
 	faultGroup:    "see that the brokers answer, and that the group admits the process; it goes on by itself",
-	faultRead:     "see that the brokers answer, or for a stream of the database that one; it goes on by itself",
+	faultRead:     "see that the brokers answer; it goes on by itself",
 	faultTopic:    "if it was deleted by mistake, create it again, and its partitions say how to go on; otherwise take it out of the consumer's topics, and retire its cursors",
 	faultApply:    "see the log of the process: the message is tried again until it is applied or parked",
 	faultHandler:  "restart the process: only that frees the handler's goroutine",
@@ -229,6 +241,7 @@ var faultRemedies = map[string]string{
 	faultStuck:    "restart the relay: only that frees the sink's goroutines; the calls are sent again under their keys",
 	faultDatabase: "see the log of the relay: it tries again",
 	faultReceive:  "see that the broker and the database answer; it goes on by itself, and the broker keeps the messages meanwhile",
+	faultFull:     "make room, or raise the limit at the broker: it refuses what producers send, who must send it again; a full queue that is being read gets room by itself",
 	faultStore:    "see that the database answers; senders deliver the events again",
 	faultSecret:   "give the process the secret that it had, or give the new secret an id of its own in FingerprintKeys and keep the old one for the longest TTL",
 	faultGone:     "see why it ended without a stop, and start it; if it is out of use, this line goes after a day",
@@ -261,11 +274,31 @@ func (f *Fault) String() string {
 	case faultApply:
 		return fmt.Sprintf("cannot apply: scope %s, %s (%s)%s: %s", f.Scope, partitions, processes, since, text)
 	case faultUnowned:
-		return fmt.Sprintf("no owner: scope %s, %s, although %s run%s%s", f.Scope, partitions, processes, map[bool]string{true: "s"}[f.Processes == 1], since)
+		return fmt.Sprintf("no owner: scope %s, %s, although %s%s", f.Scope, partitions, f.running(processes), since)
 	case faultReadOnly:
 		return "the database is read-only: " + text
 	}
 	return fmt.Sprintf("%s: scope %s, %s%s: %s", f.Kind, f.Scope, processes, since, text)
+}
+
+// running says which processes run although a partition has no owner. A process that was killed
+// counts for a while as one that is late.
+func (f *Fault) running(processes string) string {
+	run := processes + " run"
+	if f.Processes == 1 {
+		run += "s"
+	}
+	late := show.Count(int64(f.Late), "process")
+	if f.Late != 1 {
+		late = fmt.Sprintf("%d processes", f.Late)
+	}
+	switch {
+	case f.Late == 0:
+		return run
+	case f.Processes == 0:
+		return fmt.Sprintf("%s reported until a moment ago", late)
+	}
+	return fmt.Sprintf("%s, and %s reported until a moment ago", run, late)
 }
 
 // partNames are what the parts of processes are called before their scope.
@@ -290,6 +323,8 @@ func (f *Fault) ofPart(processes, since, text string) string {
 		return fmt.Sprintf("calls are refused: %s, %s%s: %s", whose, processes, since, text)
 	case faultReceive:
 		return fmt.Sprintf("cannot receive: %s, %s%s: %s", whose, processes, since, text)
+	case faultFull:
+		return fmt.Sprintf("the queue is full: %s, %s%s: %s", whose, processes, since, text)
 	case faultStore:
 		return fmt.Sprintf("cannot store: %s, %s%s: %s", whose, processes, since, text)
 	case faultSecret:

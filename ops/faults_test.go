@@ -11,8 +11,8 @@ import (
 )
 
 // report inserts what a process reports. At: its age.
-const report = `insert into onlyonce.owners (id, scope, host, pid, seen_at, partitions, faults)
-	values (gen_random_uuid(), 'stock', 'h', 1, clock_timestamp() - $1::interval, $2::jsonb, $3::jsonb)`
+const report = `insert into onlyonce.owners (id, scope, host, pid, started_at, seen_at, partitions, faults)
+	values (gen_random_uuid(), 'stock', 'h', 1, clock_timestamp() - $1::interval - interval '1 h', clock_timestamp() - $1::interval, $2::jsonb, $3::jsonb)`
 
 const (
 	owns     = `[{"topic": "orders", "partition": 0}]`
@@ -50,6 +50,8 @@ func TestS3Faults(t *testing.T) {
 
 		"no owner":             {released("12 s"), []process{{"0 s", owns, `[]`}}, []string{"no owner: scope stock, 1 partition of orders, although 1 process runs, for 12s"}},
 		"no owner of two":      {released("12 s"), []process{{"0 s", `[]`, `[]`}, {"0 s", `[]`, `[]`}}, []string{"no owner: scope stock, 2 partitions of orders, although 2 processes run, for 12s"}},
+		"no owner, all killed": {released("12 s"), []process{{"20 s", `[]`, `[]`}, {"20 s", `[]`, `[]`}}, []string{"although 2 processes reported until a moment ago, for 12s"}},
+		"no owner, one killed": {released("12 s"), []process{{"0 s", owns, `[]`}, {"20 s", `[]`, `[]`}}, []string{"although 1 process runs, and 1 process reported until a moment ago, for 12s"}},
 		"changes hands":        {released("1 s"), []process{{"0 s", `[]`, `[]`}}, nil},
 		"released ahead":       {released("-7 days"), []process{{"0 s", owns, `[]`}}, []string{"no owner: scope stock, 1 partition of orders, although 1 process runs, for 0s"}},
 		"its owner died":       {released("9 days") + `; update onlyonce.cursors set released_at = null where partition = 1`, []process{{"0 s", owns, `[]`}, {"40 s", owns1, `[]`}}, []string{"for 40s"}},

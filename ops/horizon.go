@@ -29,7 +29,7 @@ update onlyonce.scopes s set too_old = greatest(s.too_old, onlyonce.too_old(s.sc
 type HorizonInput struct {
 	// Ring is the ring of keys: consumer_keys or standard_keys, or that of another class, for
 	// example consumer_short_keys.
-	Ring string `flag:"ring" arg:"RING" choices:"consumer_keys,consumer_short_keys,consumer_long_keys,standard_keys,standard_short_keys,standard_long_keys" doc:"the RING: consumer_keys or standard_keys, or consumer_short_keys and so on, as onlyonce inbox status lists them"`
+	Ring string
 
 	// Horizon is how long a claimed key is remembered at least, counted from the closing of its
 	// segment. At least a minute, unless Forever is set.

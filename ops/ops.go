@@ -33,6 +33,9 @@ type Audited struct {
 	AuditID int64 `json:"-" db:"-"`
 }
 
+// AuditRow returns AuditID.
+func (a *Audited) AuditRow() int64 { return a.AuditID }
+
 func (a *Audited) audited(id int64) { a.AuditID = id }
 
 // Kinds of [Error].

@@ -1,19 +1,14 @@
 package ops
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"math"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/presence"
 	"github.com/onlyonce/onlyonce/internal/reports"
-	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // ownersSQL lists the parts of processes that have described themselves, by what they are and their
@@ -33,8 +28,8 @@ const endedAfter = 5 * time.Minute
 type Owner struct {
 	Part           string    `json:"part" doc:"consumer, relay, receiver (of a queue), endpoint (of webhooks) or layer (of the HTTP package)"`
 	Scope          string    `json:"scope" doc:"of a relay: a sink; of a receiver or an endpoint: its name; of a layer: empty"`
-	Host           string    `json:"host" col:"HOST"`
-	PID            int32     `json:"pid" col:"PID"`
+	Host           string    `json:"host"`
+	PID            int32     `json:"pid"`
 	StartedAt      time.Time `json:"started_at"`
 	SeenAt         time.Time `json:"seen_at" doc:"when it described itself last"`
 	SeenAgeSeconds float64   `json:"seen_age_seconds" doc:"by the database's clock"`
@@ -147,34 +142,6 @@ func (r *StatusReport) Owned() map[CursorName]*OwnedPartition {
 		owned[p.name()] = p.OwnedPartition
 	}
 	return owned
-}
-
-// FaultKinds are the kinds of the process's faults, for example "group, read".
-func (o *Owner) FaultKinds() string {
-	var kinds []string
-	for _, f := range o.Faults {
-		if !slices.Contains(kinds, f.Kind) {
-			kinds = append(kinds, f.Kind)
-		}
-	}
-	return strings.Join(kinds, ", ")
-}
-
-// Waits says what each partition waits for: an open Kafka transaction, or a single message. It is
-// empty if the process is silent.
-func (o *Owner) Waits() (all []string) {
-	for i := range o.Partitions {
-		p := &o.Partitions[i]
-		at := fmt.Sprintf("%s %s/%d", o.Scope, p.Topic, p.Partition)
-		if p.WaitingFor > 0 && !o.Silent() {
-			all = append(all, fmt.Sprintf("waiting: %s, at offset %d for %s: a Kafka transaction is open", at, p.LastStable, show.Ago(p.WaitingFor+o.SeenAgeSeconds)))
-		}
-		if b := p.BlockedBy; b != nil && b.For >= 1 && !o.Silent() {
-			all = append(all, fmt.Sprintf("blocked: %s, by the message at offset %d (ordering key %s) for %s: %s above it done", at,
-				b.Offset, cmp.Or(b.Key, "none"), show.Ago(b.For+o.SeenAgeSeconds), show.Count(int64(b.Done), "message")))
-		}
-	}
-	return all
 }
 
 // readOwners reads what consumers report, and what other parts of processes do.

@@ -2,106 +2,74 @@ package ops
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/reports"
-	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // ParkedFilter picks parked rows, oldest first. An empty field picks any. ID, Scope or, for calls,
 // Sink is required.
 type ParkedFilter struct {
 	// ID picks one row. Of the other fields only Kind may be set with it.
-	ID int64 `flag:"id" arg:"N" least:"1" doc:"the row's id N, as onlyonce parked list shows it"`
+	ID int64
 
 	// Kind is message, call or event. With an ID it defaults to the kind of that row, otherwise to
 	// message.
-	Kind string `flag:"kind" arg:"KIND" choices:"message,call,event" doc:"only rows of one KIND: message, call or event"`
+	Kind string
 
 	// Scope, Topic and Partition pick messages and events; Scope also picks calls. Partition needs
 	// Topic.
-	Scope     string `flag:"scope" arg:"S" doc:"the scope S of the consumer"`
-	Topic     string `flag:"topic" arg:"T" doc:"the topic T"`
-	Partition *int32 `flag:"partition" arg:"P" doc:"the partition P"`
+	Scope     string
+	Topic     string
+	Partition *int32
 
 	// Sink and Name pick calls. State is waiting, retrying, blocked or reconcile.
-	Sink  string `flag:"sink" arg:"S" doc:"only calls to the sink S"`
-	Name  string `flag:"name" arg:"N" doc:"only calls of the name N"`
-	State string `flag:"state" arg:"STATE" choices:"waiting,retrying,blocked,reconcile,resolved,discarded" doc:"only rows in one STATE: waiting, retrying, blocked or reconcile; in a list also resolved or discarded"`
+	Sink  string
+	Name  string
+	State string
 
 	// Reason is why the row was parked. Rows of reason conflict are picked
 	// only by this field or by ID.
-	Reason string `flag:"parked-for" arg:"R" choices:"reasons" doc:"only rows that were parked for the reason R"`
+	Reason string
 
 	// ErrorPrefix is the beginning of the error.
-	ErrorPrefix string `flag:"error" arg:"TEXT" doc:"only rows whose error begins with TEXT"`
+	ErrorPrefix string
 
 	// Limit is how many rows are picked at most, up to 10,000. Defaults to 100.
-	Limit int64 `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N rows, from 1 to 10000 (default 100)"`
+	Limit int64
 }
 
 // ParkedRow is a message, call or event that was set aside. A nil pointer means: not known, or
 // none.
 type ParkedRow struct {
-	ID     int64  `json:"id" col:"ID" show:"id"`
-	Kind   string `json:"kind" col:"KIND" show:"kind" doc:"message, call or event"`
-	State  string `json:"state" col:"STATE" show:"state" doc:"waiting, retrying, blocked, reconcile, resolved or discarded"`
-	Reason string `json:"reason" col:"REASON" show:"reason"`
-	Scope  string `json:"scope" col:"SCOPE" show:"scope"`
-	Tenant string `json:"tenant" show:"tenant"`
+	ID     int64  `json:"id"`
+	Kind   string `json:"kind" doc:"message, call or event"`
+	State  string `json:"state" doc:"waiting, retrying, blocked, reconcile, resolved or discarded"`
+	Reason string `json:"reason"`
+	Scope  string `json:"scope"`
+	Tenant string `json:"tenant"`
 
 	// Topic, Partition and Offset are a message's or an event's, Sink and Name a call's.
-	Topic     *string `json:"topic" col:"ORIGIN" by:"Origin" show:"origin=Origin"`
+	Topic     *string `json:"topic"`
 	Partition *int32  `json:"partition"`
 	Offset    *int64  `json:"offset"`
-	Sink      *string `json:"sink" show:"sink"`
-	Name      *string `json:"name" show:"name"`
-	Key       *string `json:"key" show:"key" doc:"as stored, a UUID"`
+	Sink      *string `json:"sink"`
+	Name      *string `json:"name"`
+	Key       *string `json:"key" doc:"as stored, a UUID"`
 	OrderKey  *string `json:"order_key" doc:"the ordering key as stored"`
 	Head      *int64  `json:"head" doc:"the first unsettled row of its ordering key, if that is another one"`
 
-	ParkedAt      time.Time  `json:"parked_at" col:"AGE,ago" show:"parked at"`
-	Attempts      int32      `json:"attempts" col:"ATTEMPTS" show:"attempts" doc:"since it was parked, or redriven last"`
-	MayBeApplied  bool       `json:"may_be_applied" col:"OPEN,optional" by:"OpenText" show:"open=OpenText" doc:"the call is open: an attempt had no final answer, so the remote may have applied it"`
-	NextAttemptAt *time.Time `json:"next_attempt_at" show:"next attempt" doc:"in state retrying: when it is due; nil: it waits for a rate"`
-	Redrives      int32      `json:"redrives" col:"REDRIVEN,optional" by:"Redriven" doc:"how often operators have redriven it"`
+	ParkedAt      time.Time  `json:"parked_at"`
+	Attempts      int32      `json:"attempts" doc:"since it was parked, or redriven last"`
+	MayBeApplied  bool       `json:"may_be_applied" doc:"the call is open: an attempt had no final answer, so the remote may have applied it"`
+	NextAttemptAt *time.Time `json:"next_attempt_at" doc:"in state retrying: when it is due; nil: it waits for a rate"`
+	Redrives      int32      `json:"redrives" doc:"how often operators have redriven it"`
 	RedrivenAt    *time.Time `json:"redriven_at" doc:"when they did last"`
-	SettledAt     *time.Time `json:"settled_at" show:"settled at" doc:"when it was resolved or discarded"`
-	Error         string     `json:"error" col:"ERROR" by:"ErrorLine" show:"error" doc:"its first line, at most 1,000 characters"`
-}
-
-// Origin is the row's origin: a position in Kafka, or a call.
-func (r *ParkedRow) Origin() string {
-	switch {
-	case r.Topic != nil && r.Partition != nil && r.Offset != nil:
-		return fmt.Sprintf("%s/%d@%d", *r.Topic, *r.Partition, *r.Offset)
-	case r.Sink != nil && r.Name != nil:
-		return *r.Sink + "/" + *r.Name
-	}
-	return ""
-}
-
-// ErrorLine is the beginning of the error, for a table.
-func (r *ParkedRow) ErrorLine() string { return show.FirstLine(r.Error, 60) }
-
-// OpenText is yes for a call that the remote may have applied.
-func (r *ParkedRow) OpenText() string {
-	if r.MayBeApplied {
-		return "yes"
-	}
-	return ""
-}
-
-// Redriven says how often and when the row was redriven, empty if it was not.
-func (r *ParkedRow) Redriven() string {
-	if r.RedrivenAt == nil {
-		return ""
-	}
-	return fmt.Sprintf("%dx, %s ago", r.Redrives, show.Ago(time.Since(*r.RedrivenAt).Seconds()))
+	SettledAt     *time.Time `json:"settled_at" doc:"when it was resolved or discarded"`
+	Error         string     `json:"error" doc:"its first line, at most 1,000 characters"`
 }
 
 // ParkedInput is the input of [Redrive] and [Discard].
@@ -113,19 +81,19 @@ type ParkedInput struct {
 	// skipped and counted. One audit row counts the committed rows: so an error, or the end of the
 	// process, leaves whole transactions and a true count. ID, Limit and NewKey must not be set.
 	// Defaults to false.
-	All bool `flag:"all" doc:"all rows that match, up to 100000, in transactions of 500"`
+	All bool
 
 	// VerifiedApplied resolves open calls in state reconcile or waiting without sending them: a
 	// person has verified that the remote has applied them. Defaults to false, which Discard needs.
-	VerifiedApplied bool `flag:"verified-applied" doc:"of open calls that wait for you: you have verified that the remote has applied them; resolve them"`
+	VerifiedApplied bool
 
 	// VerifiedNotApplied sends open calls in state reconcile or waiting again: a person has
 	// verified that the remote has not applied them. Defaults to false, which Discard needs.
-	VerifiedNotApplied bool `flag:"verified-not-applied" doc:"of open calls that wait for you: you have verified that the remote has not applied them; send them again"`
+	VerifiedNotApplied bool
 
 	// NewKey sends rejected calls that are not open, or those with VerifiedNotApplied, under new
 	// keys. The remote takes them for other calls. Defaults to false, which Discard needs.
-	NewKey bool `flag:"new-key" doc:"send calls under new keys"`
+	NewKey bool
 
 	// Shown is the result of a dry run with the same input that a person agreed to: exactly its
 	// rows are changed. If one of them has changed since, the error is of kind ErrChanged, unless
@@ -156,16 +124,19 @@ type ParkedChange struct {
 	Stopped bool           `json:"stopped,omitempty" doc:"with All: Progress or an error ended it before all were changed"`
 	IDs     []int64        `json:"ids,omitempty" doc:"of the rows that are changed"`
 	GivenUp []ParkedRow    `json:"rows,omitempty" doc:"those rows, of Discard"`
-	Keys    []struct {
-		ID     int64  `json:"id"`
-		OldKey string `json:"old_key"`
-		NewKey string `json:"new_key"`
-	} `json:"keys,omitempty" doc:"with NewKey"`
+	Keys    []RekeyedCall  `json:"keys,omitempty" doc:"with NewKey"`
 
 	Rows       []ParkedRow `json:"-"` // as they were before; with All the first 5
 	More       bool        `json:"-"` // the limit was reached
 	Promoted   int64       `json:"-"` // rows blocked behind them that are due now
 	Unpromoted error       `json:"-"` // why such rows are tried only after some minutes; nil if they are due now
+}
+
+// RekeyedCall is the key that a call got in place of its old one.
+type RekeyedCall struct {
+	ID     int64  `json:"id"`
+	OldKey string `json:"old_key"`
+	NewKey string `json:"new_key"`
 }
 
 func (b *ParkedChange) ids() []int64 {

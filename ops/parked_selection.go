@@ -11,6 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/reports"
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // pickSQL picks parked messages, calls or events, oldest first. In: ids (null: any), scope, topic,
@@ -300,7 +301,7 @@ func (q *selection) read(ctx context.Context, tx pgx.Tx) (*ParkedChange, error) 
 	if q.discard {
 		d.GivenUp = slices.Clone(d.Rows)
 		for i := range d.GivenUp {
-			d.GivenUp[i].Error = d.GivenUp[i].ErrorLine() // there may be 10,000
+			d.GivenUp[i].Error = show.FirstLine(d.GivenUp[i].Error, 60) // there may be 10,000
 		}
 	}
 	return d, nil

@@ -41,6 +41,7 @@ func TestS3Parts(t *testing.T) {
 		"a sink that is paused":  {[]reported{{"relay", "payments", "1 s", down}}, `update onlyonce.sinks set paused_at = clock_timestamp(), paused_by = 'ann', pause_reason = 'why'`, nil},
 		"calls are refused":      {[]reported{{"relay", "payments", "1 s", fault("refused", "status 401")}}, "", []string{"calls are refused: sink payments, 1 process, for 1m2s: status 401"}},
 		"a broker is away":       {[]reported{{"receiver", "orders", "1 s", fault("receive", "no route")}}, "", []string{"cannot receive: receiver of queue orders, 1 process, for 1m2s: no route"}},
+		"a queue is full":        {[]reported{{"receiver", "orders", "1 s", fault("full", "stream ORDERS has its 3 messages")}}, "", []string{"the queue is full: receiver of queue orders, 1 process, for 1m2s: stream ORDERS has its 3 messages"}},
 		"an endpoint stores not": {[]reported{{"endpoint", "stripe", "1 s", fault("store", "full")}}, "", []string{"cannot store: endpoint stripe, 1 process, for 1m2s: full"}},
 		"killed":                 {[]reported{{"receiver", "orders", "20 s", `[]`}}, "", []string{"not running: receiver of queue orders was killed, or cannot reach this database: the last report is of h, pid 7, 20s ago"}},
 		"killed, another runs":   {[]reported{{"receiver", "orders", "20 s", down}, {"receiver", "orders", "3 s", `[]`}}, "", nil},

@@ -34,8 +34,8 @@ type Pause struct {
 	Reason    string    `json:"reason"`
 }
 
-// What names the paused partition, topic or scope.
-func (p *Pause) What() string {
+// String names the paused partition, topic or scope.
+func (p *Pause) String() string {
 	if p.Topic == "" {
 		return fmt.Sprintf("scope %s as a whole", p.Scope)
 	}
@@ -48,14 +48,14 @@ func (p *Pause) What() string {
 // CursorName is a partition of a scope, a whole topic of it, or the whole scope.
 type CursorName struct {
 	// Scope is the scope of the consumer. Required.
-	Scope string `flag:"scope" arg:"S" doc:"the scope S of the consumer"`
+	Scope string
 
 	// Topic is the topic of the partition. If it is empty, the whole scope is meant, and
 	// Partition is ignored.
-	Topic string `flag:"topic" arg:"T" doc:"the topic T"`
+	Topic string
 
 	// Partition is the number of the partition. -1 is the whole topic, where the function says so.
-	Partition int32 `flag:"partition" arg:"N" doc:"the partition N"`
+	Partition int32
 }
 
 func (p *CursorName) check() error {
@@ -153,12 +153,12 @@ func (q *pausing) read(ctx context.Context, tx pgx.Tx) (*Paused, error) {
 	}
 	switch {
 	case !q.resume && d.Was != nil:
-		return nil, failf(ErrNothing, "%s was paused already, at %s by %s (%s): nothing was changed.", d.Was.What(), show.Instant(d.Was.PausedAt), d.Was.Actor, d.Was.Reason)
+		return nil, failf(ErrNothing, "%s was paused already, at %s by %s (%s): nothing was changed.", d.Was.String(), show.Instant(d.Was.PausedAt), d.Was.Actor, d.Was.Reason)
 	case q.resume && d.Was == nil && whole != nil:
 		return nil, failf(ErrNothing, "It is not paused itself, but %s is, since %s by %s (%s): nothing was changed; to end that, leave out `Partition`%s.",
-			whole.What(), show.Instant(whole.PausedAt), whole.Actor, whole.Reason, map[bool]string{true: " and `Topic`"}[whole.Topic == ""])
+			whole.String(), show.Instant(whole.PausedAt), whole.Actor, whole.Reason, map[bool]string{true: " and `Topic`"}[whole.Topic == ""])
 	case q.resume && d.Was == nil && len(pauses) > 0 && partition < 0:
-		return nil, failf(ErrNothing, "It is not paused as a whole: nothing was changed. Paused is %s: give its `Topic` and `Partition`.", pauses[0].What())
+		return nil, failf(ErrNothing, "It is not paused as a whole: nothing was changed. Paused is %s: give its `Topic` and `Partition`.", pauses[0].String())
 	case q.resume && d.Was == nil:
 		return nil, failf(ErrNothing, "It is not paused: nothing was changed.")
 	}

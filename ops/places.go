@@ -72,10 +72,10 @@ func readPlace(ctx context.Context, tx pgx.Tx, place string) (*reports.Place, er
 // LeavePlaceInput is the input of [LeavePlace].
 type LeavePlaceInput struct {
 	// Place is the tenant, the endpoint or the other place that moves. Required.
-	Place string `flag:"place" arg:"P" doc:"the tenant or other place P"`
+	Place string
 
 	// To names the destination database. AdoptPlace must use the same name. Required.
-	To string `flag:"to" arg:"NAME" doc:"the NAME of the database that it goes to"`
+	To string
 
 	// Shown is the result of a dry run that a person agreed to. If the state has changed since, the
 	// error is of kind ErrChanged.

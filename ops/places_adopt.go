@@ -69,7 +69,7 @@ select bool_or(coalesce($1::timestamptz < clock_timestamp() - r.horizon, false))
 // AdoptPlaceInput is the input of [AdoptPlace].
 type AdoptPlaceInput struct {
 	// Place is the tenant, the endpoint or the other place. Required.
-	Place string `flag:"place" arg:"P" doc:"the tenant or other place P"`
+	Place string
 
 	// From is the database that the place has left. Nil keeps here a place that is leaving, or that
 	// is new to every process. Defaults to nil.

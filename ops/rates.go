@@ -38,31 +38,31 @@ type RateSet struct {
 // SetRateInput is the input of [SetRate].
 type SetRateInput struct {
 	// Sink is the name of the sink. It must not be empty.
-	Sink string `flag:"sink" arg:"S" doc:"the sink S"`
+	Sink string
 
 	// Tenant limits only calls of one tenant. Defaults to empty: all calls of the sink.
-	Tenant string `flag:"tenant" arg:"T" doc:"only calls of the tenant T"`
+	Tenant string
 
 	// EachTenant limits the calls of each tenant that has no rate of its own, separately. Tenant
 	// must be empty then. Defaults to false.
-	EachTenant bool `flag:"each-tenant" doc:"the calls of each tenant without a rate of its own"`
+	EachTenant bool
 
 	// OrderingKeyPrefix limits only calls whose ordering key begins with it, of any tenant. It ends
 	// with its first colon or slash, for example "account-17:". Tenant must be empty then, and
 	// EachTenant false. Defaults to empty: all calls of the sink.
-	OrderingKeyPrefix string `flag:"key-prefix" arg:"P" doc:"only calls whose ordering key begins with P, for example account-17:"`
+	OrderingKeyPrefix string
 
 	// PerSecond is how many calls a second all relays together start: above 0, up to 1,000,000. It
 	// replaces the relays' configured rate. Nil leaves an operator's earlier setting.
-	PerSecond *float64 `flag:"per-second" arg:"N" most:"1000000" doc:"N calls a second"`
+	PerSecond *float64
 
 	// InFlight is how many calls all relays together have under way at once: 1 to 1,000,000. It
 	// replaces the relays' configured number. Nil leaves an operator's earlier setting.
-	InFlight *int32 `flag:"in-flight" arg:"N" least:"1" most:"1000000" doc:"N calls under way at once"`
+	InFlight *int32
 
 	// Unset removes an operator's settings, so the relays' configuration applies again. PerSecond
 	// and InFlight must be nil then. Defaults to false.
-	Unset bool `flag:"unset" doc:"take back the rate that was set"`
+	Unset bool
 
 	// Shown is the result of a dry run that a person agreed to. If the resulting rate would differ
 	// by now, the error is of kind ErrChanged.

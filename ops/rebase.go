@@ -199,10 +199,10 @@ update onlyonce.rings set version = greatest(version + 1, nextval('onlyonce.outb
 // RebaseInput is the input of [Rebase].
 type RebaseInput struct {
 	// Sink is the only sink that is rebased. Defaults to all.
-	Sink string `flag:"sink" arg:"S" doc:"only the sink S"`
+	Sink string
 
 	// Force takes over lanes that relays hold. Defaults to false.
-	Force bool `flag:"force" doc:"take lanes over from relays that hold them"`
+	Force bool
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If a lane has
 	// moved since, the error is of kind ErrChanged; calls enqueued since are included.
@@ -213,23 +213,26 @@ type RebaseInput struct {
 type Rebased struct {
 	Audited
 
-	Sink     *string `json:"sink" doc:"nil: all"`
-	Force    bool    `json:"force"`
-	Snapshot string  `json:"snapshot" doc:"the new cursor of each lane; empty in a dry run"`
-	Pending  int64   `json:"pending" doc:"calls that are to be sent"`
-	Parked   int64   `json:"parked" doc:"parked calls whose keys count from when they were parked"`
-	Lanes    []struct {
-		Sink    string     `json:"sink"`
-		Lane    int16      `json:"lane"`
-		Listed  bool       `json:"-"` // a relay has listed the sink
-		Pending int64      `json:"pending"`
-		Oldest  *time.Time `json:"oldest"`
-		Held    bool       `json:"-"`
-		Epoch   int64      `json:"epoch"`
-		Until   *time.Time `json:"-"`
-		Version int64      `json:"-"`
-	} `json:"lanes" doc:"as they were"`
+	Sink      *string          `json:"sink" doc:"nil: all"`
+	Force     bool             `json:"force"`
+	Snapshot  string           `json:"snapshot" doc:"the new cursor of each lane; empty in a dry run"`
+	Pending   int64            `json:"pending" doc:"calls that are to be sent"`
+	Parked    int64            `json:"parked" doc:"parked calls whose keys count from when they were parked"`
+	Lanes     []RebasedLane    `json:"lanes" doc:"as they were"`
 	Sequences []SequenceBehind `json:"sequences" doc:"those that were behind, and are raised"`
+}
+
+// RebasedLane is a lane of a sink, and what its relay is to send.
+type RebasedLane struct {
+	Sink    string     `json:"sink"`
+	Lane    int16      `json:"lane"`
+	Listed  bool       `json:"-"` // a relay has listed the sink
+	Pending int64      `json:"pending"`
+	Oldest  *time.Time `json:"oldest"`
+	Held    bool       `json:"-"`
+	Epoch   int64      `json:"epoch"`
+	Until   *time.Time `json:"-"`
+	Version int64      `json:"-"`
 }
 
 // Rebase lets relays find pending calls after a restore from a dump, or after a move to another

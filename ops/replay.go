@@ -15,8 +15,8 @@ type ReplayInput struct {
 
 	// From is the first offset to handle again, and To the first after the range, at most the
 	// position. To defaults to the position, or with Shown to the shown one.
-	From int64 `flag:"from" arg:"OFFSET" doc:"the first OFFSET that is handled again" label:"From offset" hint:"The first that is handled again."`
-	To   int64 `flag:"to" arg:"OFFSET" least:"1" doc:"the first OFFSET that is not (default: the position, which is the most)" label:"To offset" hint:"The first that is not. Empty: the position."`
+	From int64
+	To   int64
 
 	// Ranges are the ranges of several partitions of Topic, or of the scope if Topic is empty. They
 	// become one replay. Partition must then be -1, and From and To 0. Defaults to none: the range
@@ -25,7 +25,7 @@ type ReplayInput struct {
 
 	// Resend gives new keys to calls that the replay enqueues: remotes apply them again. Defaults
 	// to false.
-	Resend bool `flag:"resend" doc:"give calls that are enqueued new keys: remotes apply them again" label:"Send the calls of these messages again too, under new keys: remotes apply them again"`
+	Resend bool
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If the cursor
 	// has another owner or run by now, the error is of kind ErrChanged.

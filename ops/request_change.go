@@ -69,17 +69,17 @@ update onlyonce.http_records set state = 'completed', response = null, completed
 // ResolveRequestInput is the input of [ResolveRequest].
 type ResolveRequestInput struct {
 	// ID is the request's id, a UUID, and Step the name of its step. Both are required.
-	ID   string `flag:"id" arg:"ID" doc:"the request's ID, as onlyonce request list shows it"`
-	Step string `flag:"step" arg:"NAME" doc:"the step's NAME"`
+	ID   string
+	Step string
 
 	// Applied or NotApplied is the step's outcome, as a person has found out. One of the two is
 	// required.
-	Applied    bool `flag:"applied" doc:"it had its effect" label:"It had its effect at the provider"`
-	NotApplied bool `flag:"not-applied" doc:"it had no effect" label:"It had none: the call is made again, under its key"`
+	Applied    bool
+	NotApplied bool
 
 	// Result is the step's result for the handler when the request is sent again. Set it only with
 	// Applied.
-	Result []byte `flag:"result" arg:"TEXT" empty:"true" doc:"what the step returns, TEXT" label:"Result" hint:"What the step returns to the handler. Only if it had its effect."`
+	Result []byte
 
 	// Sealer encrypts the result. It must be given if the layer that began the step seals results.
 	Sealer *seal.Sealer
@@ -107,13 +107,13 @@ func (in *ResolveRequestInput) Check() error {
 // RequestInput is the input of [CloseRequest] and [EraseRequest].
 type RequestInput struct {
 	// ID is the request's id, a UUID. If it is empty, Tenant, Scope and Key name the request.
-	ID string `flag:"id" arg:"ID" doc:"the request's ID, as onlyonce request list shows it"`
+	ID string
 
 	// Tenant, Scope and Key are the request's: for example, the scope "http POST /v1/charges" and
 	// the Idempotency-Key. They must be empty if ID is set.
-	Tenant string `flag:"tenant" arg:"T" doc:"the tenant T (default: none)"`
-	Scope  string `flag:"scope" arg:"S" doc:"the scope S"`
-	Key    string `flag:"key" arg:"KEY" doc:"the idempotency key, KEY"`
+	Tenant string
+	Scope  string
+	Key    string
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If the request
 	// has another state or other open steps by now, the error is of kind ErrChanged.
@@ -128,13 +128,16 @@ type RequestChange struct {
 	Step    *string `json:"step,omitempty"`
 	Applied *bool   `json:"applied,omitempty"`
 
-	Operations []struct {
-		ID        string    `json:"id" doc:"a UUID, as its client has it"`
-		Topic     string    `json:"topic" doc:"the stream of its event"`
-		State     string    `json:"state"`
-		Tenant    string    `json:"tenant"`
-		CreatedAt time.Time `json:"created_at"`
-	} `json:"operations,omitempty" doc:"those that the request has made, of which an erasure erases the result and the input. They may outlive the request's record: then its State is \"purged\""`
+	Operations []RequestOperation `json:"operations,omitempty" doc:"those that the request has made, of which an erasure erases the result and the input. They may outlive the request's record: then its State is \"purged\""`
+}
+
+// RequestOperation is an operation that a request has made.
+type RequestOperation struct {
+	ID        string    `json:"id" doc:"a UUID, as its client has it"`
+	Topic     string    `json:"topic" doc:"the stream of its event"`
+	State     string    `json:"state"`
+	Tenant    string    `json:"tenant"`
+	CreatedAt time.Time `json:"created_at"`
 }
 
 // ResolveRequest records the unknown outcome of a step of a request in lease mode. When the client

@@ -26,7 +26,7 @@ const bodies = "bodies"
 type RetentionInput struct {
 	// Of is the kind of rows: parked, for settled messages and events; audit; webhook_objects; or
 	// bodies, for what settled parked rows hold: body, headers, error and answer.
-	Of string `flag:"of" arg:"KIND" choices:"parked,bodies,audit,webhook_objects" doc:"the KIND of rows: parked (settled messages and events), bodies (what settled rows hold), audit or webhook_objects"`
+	Of string
 
 	// Keep is for how long rows are kept, unless Forever is set. At least a day; of webhook_objects
 	// at least 30 days and twice the horizon of ring standard_keys. Of bodies it must be 0: they

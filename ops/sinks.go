@@ -44,11 +44,11 @@ func (s *Sink) Paused() string {
 // PauseSinkInput is the input of [PauseSink].
 type PauseSinkInput struct {
 	// Sink is the name of the sink. It must not be empty.
-	Sink string `flag:"sink" arg:"S" doc:"the sink S"`
+	Sink string
 
 	// Unlisted pauses the sink although no relay has listed it yet. Its first relay then does not
 	// start calls. Defaults to false.
-	Unlisted bool `flag:"unlisted" doc:"although no relay has listed the sink yet"`
+	Unlisted bool
 }
 
 // PauseSink stops calls to a sink until [ResumeSink]: relays start no more. The pause outlasts

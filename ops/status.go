@@ -47,10 +47,13 @@ type StatusReport struct {
 	TimedAhead int64 `json:"timed_ahead"`
 
 	// Requests counts the HTTP requests that wait for an operator, by their state (see [Request]).
-	Requests struct {
-		Reconcile int64 `json:"reconcile"`
-		Abandoned int64 `json:"abandoned"`
-	} `json:"requests"`
+	Requests RequestCounts `json:"requests"`
+}
+
+// RequestCounts counts the HTTP requests that wait for a person.
+type RequestCounts struct {
+	Reconcile int64 `json:"reconcile"`
+	Abandoned int64 `json:"abandoned"`
 }
 
 // timedAheadSQL counts the parked rows whose due time was written while the clock was ahead. One

@@ -103,7 +103,8 @@ type RelayConfig struct {
 	// the call to an operator.
 	//
 	// It may take a third of LeaseTTL. Later calls of the same ordering key wait for it. Required
-	// if calls capture.
+	// if calls capture. If it is set and the first call that is delivered does not capture, that is
+	// logged.
 	Complete func(ctx context.Context, tx dedupe.GuardedTx, d *Delivery, answer *Response) error
 
 	// WaitFor names standbys, by their application_name. A call goes out only after they have

@@ -43,7 +43,7 @@ type heldLane struct {
 func holdLane(ctx context.Context, sink *relaySink, l *lease.Lease, number int16) *heldLane {
 	h := &heldLane{sink: sink, number: number, lease: l, releaseRequested: make(chan struct{})}
 	h.ctx, h.end = context.WithCancelCause(context.WithoutCancel(ctx))
-	h.timer = time.AfterFunc(sink.cfg.LeaseTTL, func() { h.end(errExpired) })
+	h.timer = time.AfterFunc(sink.cfg.LeaseTTL, func() { h.end(sink.pool.WhileAway(errExpired)) })
 	h.extend(l.Sent)
 	return h
 }

@@ -173,14 +173,14 @@ func (e emitter) settled(s Settled) {
 		e.hooks.Settled(s)
 	}
 	level := slog.LevelDebug
-	what := "outbox: call settled"
+	what := "onlyonce: call settled"
 	switch s.State {
 	case CallRejected, CallUnopened:
 		level = slog.LevelWarn
-		what = "outbox: a call waits for an operator's decision: onlyonce parked list -kind call -state waiting"
+		what = "onlyonce: a call waits for an operator's decision: onlyonce parked list -kind call -state waiting"
 	case CallReconcile:
 		level = slog.LevelWarn
-		what = "outbox: the outcome of a call is not known, and an operator has to ask the remote: onlyonce parked list -kind call -state reconcile"
+		what = "onlyonce: the outcome of a call is not known, and an operator has to ask the remote: onlyonce parked list -kind call -state reconcile"
 	}
 	if !e.log.Enabled(context.Background(), level) {
 		return // before a dozen arguments are made for each call
@@ -195,16 +195,16 @@ func (e emitter) lease(c LeaseChange) {
 		e.hooks.Lease(c)
 	}
 	if c.Err != nil {
-		e.log.Warn("outbox: the relay lost a lane: calls under way are cut off, and the next owner sends them again under the same keys", "sink", e.sink, "lane", c.Lane, "epoch", c.Epoch, "error", c.Err)
+		e.log.Warn("onlyonce: the relay lost a lane: calls under way are cut off, and the next owner sends them again under the same keys", "sink", e.sink, "lane", c.Lane, "epoch", c.Epoch, "error", c.Err)
 		return
 	}
-	e.log.Debug("outbox: lane", "sink", e.sink, "lane", c.Lane, "epoch", c.Epoch, "held", c.Held)
+	e.log.Debug("onlyonce: lane", "sink", e.sink, "lane", c.Lane, "epoch", c.Epoch, "held", c.Held)
 }
 
 // shared logs, in one line for all lanes, that the relay has taken some or gives some to others.
 func (e emitter) shared(taken, given, held int) {
 	if taken > 0 || given > 0 {
-		e.log.Info("outbox: lanes shared among relays", "sink", e.sink, "taken", taken, "given", given, "held", held, "of", lanes)
+		e.log.Info("onlyonce: lanes shared among relays", "sink", e.sink, "taken", taken, "given", given, "held", held, "of", lanes)
 	}
 }
 
@@ -212,20 +212,20 @@ func (e emitter) failed(err error, wait time.Duration) {
 	if e.hooks.Failed != nil {
 		e.hooks.Failed(Failed{Sink: e.sink, Err: err, Wait: wait})
 	}
-	e.log.Warn("outbox: a transaction of the relay failed and is tried again", "sink", e.sink, "error", err, "wait", wait)
+	e.log.Warn("onlyonce: a transaction of the relay failed and is tried again", "sink", e.sink, "error", err, "wait", wait)
 }
 
 func (e emitter) purged(rows int64) {
-	e.log.Debug("outbox: settled calls deleted after their retention", "sink", e.sink, "rows", rows)
+	e.log.Debug("onlyonce: settled calls deleted after their retention", "sink", e.sink, "rows", rows)
 }
 
 func (e emitter) paused(is bool) {
 	if e.hooks.Paused != nil {
 		e.hooks.Paused(Paused{Sink: e.sink, Paused: is})
 	}
-	msg := "outbox: an operator resumed the sink"
+	msg := "onlyonce: an operator resumed the sink"
 	if is {
-		msg = "outbox: an operator paused the sink"
+		msg = "onlyonce: an operator paused the sink"
 	}
 	e.log.Info(msg, "sink", e.sink)
 }

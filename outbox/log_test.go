@@ -19,7 +19,7 @@ func TestLanesAreLoggedTogether(t *testing.T) {
 	until(t, "it has all lanes", func() bool { return held.Load() == 16 })
 	until(t, "it has logged that", func() bool { return strings.Contains(text(), "held=16") })
 	relay.stop()
-	if n := len(regexp.MustCompile(`outbox: lane`).FindAllString(text(), -1)); n != 1 {
+	if n := len(regexp.MustCompile(`onlyonce: lane`).FindAllString(text(), -1)); n != 1 {
 		t.Errorf("%d lines about lanes\n%s", n, text())
 	}
 	for _, line := range []string{"relay drains", "relay stopped"} {

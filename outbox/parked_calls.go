@@ -159,7 +159,7 @@ func (p *parkedCalls) settled(a *callAttempt) {
 	if d.due && (d.state == parked.Retrying || sink.cfg.Reconcile != nil) {
 		p.dueIn(d.delay)
 	}
-	sink.emit.settled(d.event(a))
+	sink.reportSettled(a)
 }
 
 // commit runs the transaction.

@@ -181,7 +181,7 @@ func (p *lanePass) chunkCommitted(toPark []*callAttempt) {
 		case attemptUnderWay:
 			p.parked.late[a.ID] = a
 		case attemptReturned:
-			sink.emit.settled(sink.dispositionOf(a).event(a))
+			sink.reportSettled(a)
 		}
 	}
 }

@@ -92,13 +92,13 @@ func (b *refusals) judge(tenant string, r Result) Result {
 // delivered notes that a call was delivered, which lets the others go on.
 func (b *refusals) delivered(tenant string) {
 	if w := b.of[tenant]; tenant != "" && w != nil && w.Record("") {
-		b.log.Info("outbox: a call was delivered: the tenant's calls go on", "sink", b.sink, "tenant", tenant)
+		b.log.Info("onlyonce: a call was delivered: the tenant's calls go on", "sink", b.sink, "tenant", tenant)
 		delete(b.of, tenant)
 	}
 	b.counted++
 	if b.window("").Record("") {
 		b.why = nil
-		b.log.Info("outbox: a call was delivered: the sink's calls go on", "sink", b.sink)
+		b.log.Info("onlyonce: a call was delivered: the sink's calls go on", "sink", b.sink)
 	}
 }
 
@@ -118,10 +118,10 @@ func (b *refusals) refused(of, reason string) bool {
 	if of == "" {
 		b.why = why
 		b.since = time.Now()
-		b.log.Error("outbox: the calls of a sink are refused", "sink", b.sink, "error", why)
+		b.log.Error("onlyonce: the calls of a sink are refused", "sink", b.sink, "error", why)
 		return true
 	}
-	b.log.Warn("outbox: the calls of a tenant are refused", "sink", b.sink, "tenant", of, "error", why)
+	b.log.Warn("onlyonce: the calls of a tenant are refused", "sink", b.sink, "tenant", of, "error", why)
 	return true
 }
 

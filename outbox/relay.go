@@ -48,12 +48,15 @@ func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
 	if r.rotator, err = ring.New(pool, ring.Outbox(), ring.Config{
 		Retention: cfg.Retention, MaxAge: cfg.Retention / 4, MaxBytes: cfg.SegmentBytes, LeaseTTL: cfg.LeaseTTL,
 		Interval: time.Second, Timeout: max(cfg.LeaseTTL/3, time.Second),
-		Hooks: ring.Hooks{Stepped: r.reportSegment, Failed: func(err error) { cfg.Logger.Warn("outbox: rotating segments failed", "error", err) }},
+		Hooks: ring.Hooks{Stepped: r.reportSegment, Failed: func(err error) { cfg.Logger.Warn("onlyonce: rotating segments failed", "error", err) }},
 	}); err != nil {
 		return nil, err
 	}
+	captures := newCaptures(&cfg)
 	for _, s := range cfg.Sinks {
-		r.senders = append(r.senders, newSender(r.pool, cfg, s))
+		one := newSender(r.pool, cfg, s)
+		one.captures = captures
+		r.senders = append(r.senders, one)
 	}
 	process.Made(pool, process.Part{Relay: true})
 	return r, nil
@@ -125,12 +128,12 @@ func (r *Relay) Run(ctx context.Context) error {
 	side.Go(func() {
 		<-run.Done()
 		began = time.Now()
-		r.cfg.Logger.Info("outbox: relay drains: calls under way may still end", "drain_timeout", r.cfg.DrainTimeout)
+		r.cfg.Logger.Info("onlyonce: relay drains: calls under way may still end", "drain_timeout", r.cfg.DrainTimeout)
 	})
 	wg.Wait()
 	stop()
 	side.Wait()
-	r.cfg.Logger.Info("outbox: relay stopped", "after", time.Since(began).Round(time.Millisecond))
+	r.cfg.Logger.Info("onlyonce: relay stopped", "after", time.Since(began).Round(time.Millisecond))
 	return errors.Join(errs...)
 }
 
@@ -185,7 +188,7 @@ func (r *Relay) rotateSegments(ctx context.Context) {
 	if err := r.rotator.Run(ctx); errors.Is(err, ring.ErrRights) {
 		ring.LogNotRotating(ctx, r.cfg.Logger)
 	} else if err != nil && ctx.Err() == nil {
-		r.cfg.Logger.Warn("outbox: this relay does not drop old segments of the log; another one must", "error", err)
+		r.cfg.Logger.Warn("onlyonce: this relay does not drop old segments of the log; another one must", "error", err)
 	}
 }
 
@@ -193,8 +196,8 @@ func (r *Relay) rotateSegments(ctx context.Context) {
 func (r *Relay) reportSegment(o ring.StepResult) {
 	switch o.Action {
 	case ring.Truncated:
-		r.cfg.Logger.Info("outbox: a segment whose retention has passed was emptied", "slot", o.Slot)
+		r.cfg.Logger.Info("onlyonce: a segment whose retention has passed was emptied", "slot", o.Slot)
 	case ring.Needed, ring.Full:
-		r.cfg.Logger.Warn("outbox: the log grows, because its oldest segment cannot be emptied", "slot", o.Slot, "why", o.Why)
+		r.cfg.Logger.Warn("onlyonce: the log grows, because its oldest segment cannot be emptied", "slot", o.Slot, "why", o.Why)
 	}
 }

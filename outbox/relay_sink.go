@@ -31,6 +31,7 @@ type relaySink struct {
 	halts       halts
 	refusals    *refusals
 	remote      *remoteHealth
+	captures    *captures // of the relay; nil: there is nothing to notice
 	stuck       stuckCalls
 }
 

@@ -87,7 +87,7 @@ func (h *remoteHealth) answered(a *callAttempt, r Result) {
 		h.tenants[a.Tenant] = struct{}{}
 	}
 	if held, yes := h.logged.Let("", time.Now(), remoteLogged); yes {
-		h.log.Warn("outbox: a call was not delivered; it is tried again under its key", "sink", h.sink, "row", a.ID, "key", a.Key,
+		h.log.Warn("onlyonce: a call was not delivered; it is tried again under its key", "sink", h.sink, "row", a.ID, "key", a.Key,
 			"attempt", a.Attempt, "reason", h.last, "in_a_row", h.failures, "not_logged", held)
 	}
 }
@@ -98,7 +98,7 @@ func (h *remoteHealth) back() {
 	clear(h.tenants)
 	if h.told {
 		h.told = false
-		h.log.Info("outbox: the remote answers again", "sink", h.sink, "after", time.Since(h.since).Round(time.Second))
+		h.log.Info("onlyonce: the remote answers again", "sink", h.sink, "after", time.Since(h.since).Round(time.Second))
 	}
 }
 
@@ -133,7 +133,7 @@ func (h *remoteHealth) down() (since time.Time, why error) {
 	}
 	if !h.told {
 		h.told = true
-		h.log.Warn("outbox: calls of a sink are not delivered", "sink", h.sink, "error", why)
+		h.log.Warn("onlyonce: calls of a sink are not delivered", "sink", h.sink, "error", why)
 	}
 	return since, why
 }

@@ -50,7 +50,10 @@ type Delivery struct {
 // receiver ends if Config.CopiesWithin is shorter. If it has Anew() (oldest time.Time, why string),
 // that says after Begin whether the broker is about to deliver again what it may have delivered
 // before, why, and since when it has the oldest of these messages. A receiver ends if the inbox may
-// have forgotten its id. A zero time means that it is not.
+// have forgotten its id. A zero time means that it is not. If it has Full(context.Context) (why
+// string, err error), that says why the queue takes no more messages from its producers, and ""
+// if it does. A receiver asks every few seconds, beside its calls of the other methods, and
+// `onlyonce status` shows it.
 type Broker interface {
 	// Begin is called before the first Receive, and again after each error of Receive or Ack. It
 	// makes sure that the broker can be reached, and that the queue is set up such that no message

@@ -34,6 +34,7 @@ type Queue struct {
 	cfg     Config
 	running atomic.Bool
 	state   ready.Link // of the receiver
+	full    ready.Link // whether the broker's queue takes messages
 }
 
 var (
@@ -107,6 +108,7 @@ func (q *Queue) Receive(ctx context.Context) error {
 	defer func() { stop(); rotating.Wait() }()
 	rotating.Go(func() { inbox.Rotate(rotate, q.pool.Raw(), q.cfg.Logger, need) })
 	rotating.Go(func() { q.reporter().Run(rotate) })
+	rotating.Go(func() { q.watchFull(rotate) })
 	if err := newReceiver(q).run(ctx); err != nil {
 		return fmt.Errorf("queue: %s: %w", q.cfg.Name, err)
 	}
@@ -134,11 +136,12 @@ func (q *Queue) reporter() *presence.Reporter {
 		Part:   presence.Receiver,
 		Scopes: []string{q.cfg.Name},
 		Faults: func(string) []presence.Fault {
-			since, err := q.state.Trouble()
-			if err == nil || time.Since(since) < receivePatience {
-				return nil
+			var all []presence.Fault
+			if since, err := q.state.Trouble(); err != nil && time.Since(since) >= receivePatience {
+				all = presence.Since(faultReceive, since, err)
 			}
-			return presence.Since(faultReceive, since, err)
+			since, err := q.full.Trouble()
+			return append(all, presence.Since(faultFull, since, err)...)
 		},
 		Logger: q.cfg.Logger,
 	}

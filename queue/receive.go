@@ -56,6 +56,7 @@ func newReceiver(q *Queue) *receiver {
 			Scope:         Scope(q.cfg.Name),
 			Partitions:    q.cfg.Partitions,
 			Sealer:        q.cfg.Sealer,
+			Logger:        q.cfg.Logger,
 			CommitTimeout: commitTimeout,
 		}),
 		Way:     r,

@@ -140,8 +140,7 @@ func (r *receiver) Aside(ctx context.Context, tx *guard.Tx, set []*incoming) err
 		whole := in.item.Event
 		whole.Hash = pgtype.UUID{} // a parked row with a key claims it
 		r.storing.Park(tx, &whole, reason, why)
-		in.item.Outcome = intake.Parked
-		in.item.Reason = reason
+		in.item.ParkedAs(reason, why)
 	}
 	return nil
 }

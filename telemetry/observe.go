@@ -96,7 +96,7 @@ func (o *observer) round(ctx context.Context) {
 		o.rounds.Leave()
 	}
 	if err != nil && ctx.Err() == nil {
-		o.log.Warn("onlyonce: telemetry.Observe: the database did not answer", "database", o.rounds.Database, "error", err)
+		o.log.Warn("onlyonce: the database did not answer telemetry.Observe", "database", o.rounds.Database, "error", err)
 	}
 }
 
@@ -122,7 +122,7 @@ func (o *observer) release(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.rounds.Timeout)
 	defer cancel()
 	if err := o.lease.Release(bounded, o.pool); err != nil {
-		o.log.Warn("onlyonce: telemetry.Observe: another process queries only when the lease has run out", "error", err)
+		o.log.Warn("onlyonce: telemetry.Observe did not give its lease back: another process queries once it has run out", "error", err)
 	}
 }
 

@@ -316,17 +316,8 @@ func (w way) parkUnsigned(ctx context.Context, tx *guard.Tx, i *incomingEvent) e
 	if kept == 0 {
 		return fmt.Errorf("%w: %w", intake.ErrOne, ErrQuarantineFull)
 	}
-	i.item.Outcome = intake.Parked
-	i.item.Reason = reason
-	w.logAside(reason, why)
+	i.item.ParkedAs(reason, why)
 	return nil
-}
-
-// logAside tells an operator that a sender was told 200 and the event was not handled.
-func (w way) logAside(reason string, why error) {
-	if held, yes := w.refusals.Let(reason, time.Now(), pace.Refusals); yes {
-		w.cfg.Logger.Warn("onlyonce: webhook set aside, see onlyonce parked list -kind event", "endpoint", w.cfg.Name, "reason", reason, "error", why, "not_logged", held)
-	}
 }
 
 // logRendered says that a body differs from the one that was accepted under its signed id.

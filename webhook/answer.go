@@ -67,6 +67,9 @@ func (ep *Endpoint) writeRefusal(w http.ResponseWriter, status int, err error) a
 	}
 	http.Error(w, http.StatusText(status), status)
 	if held, yes := ep.refusals.Let(strconv.Itoa(status)+refusalKind(err), time.Now(), pace.Refusals); yes {
+		if status == http.StatusServiceUnavailable {
+			err = ep.pool.WhileAway(err)
+		}
 		ep.cfg.Logger.Warn("onlyonce: webhook refused", "endpoint", ep.cfg.Name, "status", status, "error", err, "not_logged", held)
 	}
 	return answer{status: status, err: err}

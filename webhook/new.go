@@ -79,6 +79,7 @@ func newStore(e *Endpoint) *intake.Store[*incomingEvent] {
 			Partitions:    e.cfg.Partitions,
 			Sealer:        e.cfg.Sealer,
 			OnLate:        e.reportLateStatement,
+			Logger:        e.cfg.Logger,
 			CommitTimeout: 50 * time.Millisecond,
 		}),
 		Way:     way{e},

@@ -58,15 +58,18 @@ func decisionCommand(d *operate.Decision) command {
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address := postgresVar(fs)
 			try := d.Begin()
-			fieldsVar(fs, d.Fields, try.Set)
+			flagsVar(fs, d.Fields, try.Set)
 			var say consent
 			say.flags(fs)
 			return func(ctx context.Context, a *app) error { return a.decide(ctx, *address, say, try) }
 		}}
 }
 
-// fieldsVar declares the flags of fields.
-func fieldsVar(fs *flag.FlagSet, fields []operate.Field, set func(name, text string) error) {
+// fieldsVar declares the flags of the fields of an input.
+func fieldsVar(fs *flag.FlagSet, form operate.Form) { flagsVar(fs, form, form.Set) }
+
+// flagsVar declares flags of fields, which set reads.
+func flagsVar(fs *flag.FlagSet, fields []operate.Field, set func(name, text string) error) {
 	for _, f := range fields {
 		declare := fs.Func
 		if f.Switch() {
@@ -74,12 +77,6 @@ func fieldsVar(fs *flag.FlagSet, fields []operate.Field, set func(name, text str
 		}
 		declare(f.Name, f.Usage(), func(text string) error { return set(f.Name, text) })
 	}
-}
-
-// formVar declares the flags of a question, a pointer to a struct with tags.
-func formVar(fs *flag.FlagSet, question any) {
-	form := operate.FormOf(question)
-	fieldsVar(fs, form.Fields, form.Set)
 }
 
 func (a *app) decide(ctx context.Context, address string, say consent, try *operate.Try) error {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -50,15 +51,14 @@ func setUpDoctor(fs *flag.FlagSet) func(context.Context, *app) error {
 	brokers := fs.String("brokers", "", "with -restore-within: Kafka's brokers, `host:port,...` (default: $"+envBrokers+")")
 	var login *string
 	textVar(fs, &login, "broker-login", "with -brokers: TLS and login, a `FILE` in JSON")
-	var ask struct {
-		ops.ExamineQuestion
-		Within *time.Duration `flag:"restore-within" arg:"duration" doc:"how far back a restore may go, a duration (72h)"`
-	}
-	formVar(fs, &ask)
+	var ask ops.ExamineQuestion
+	var within *time.Duration
+	fieldsVar(fs, append(operate.ExamineFields(&ask),
+		operate.At(&within, "restore-within", "duration", "how far back a restore may go, a duration (72h)")))
 	return func(ctx context.Context, a *app) error {
 		ask.CountLimit = a.countLimit
 		*brokers = cmp.Or(*brokers, a.env(envBrokers))
-		if ask.Within != nil && *brokers == "" {
+		if within != nil && *brokers == "" {
 			return usagef("-restore-within: no brokers given: add -brokers host:9092, or set %s", envBrokers)
 		}
 		kafka, err := a.brokers(strings.Split(*brokers, ","), login)
@@ -67,8 +67,8 @@ func setUpDoctor(fs *flag.FlagSet) func(context.Context, *app) error {
 		}
 		var r *ops.Examination
 		err = a.ask(ctx, *address, "examining the database", func(ctx context.Context, db ops.DB) (err error) {
-			if r, err = ops.Examine(ctx, db, ask.ExamineQuestion); err == nil && ask.Within != nil {
-				err = examineRetention(ctx, db, kafka, *ask.Within, r)
+			if r, err = ops.Examine(ctx, db, ask); err == nil && within != nil {
+				err = examineRetention(ctx, db, kafka, *within, r)
 			}
 			return err
 		})

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"math"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -42,7 +43,7 @@ Example:
 				}
 				return e, err
 			},
-			write: func(a *app, e *reports.EventDetail) { a.writeWhole(e) },
+			write: func(a *app, e *reports.EventDetail) { a.writeWhole(operate.WholeEvent(e), operate.NextOfEvent(e)) },
 		}
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
@@ -38,7 +39,7 @@ func (a *app) writeStreams(r *reports.EventsReport) {
 		a.complain("there is no stream that this asks for")
 		return
 	}
-	a.rows(r.Streams)
+	writeRows(a, operate.StreamColumns, r.Streams)
 	var parts []string
 	for _, s := range r.Segments {
 		since := ""

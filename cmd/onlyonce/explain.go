@@ -48,7 +48,7 @@ Examples:
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			var q ops.ExplainQuestion
-			formVar(fs, &q)
+			fieldsVar(fs, operate.ExplainFields(&q))
 			all := fs.Bool("all", false, "show everything: segments, transactions, all calls of the transaction, open points")
 			return func(ctx context.Context, a *app) error {
 				q.CountLimit = a.countLimit
@@ -102,7 +102,7 @@ func (a *app) elsewhere(r *ops.KeyReport, id string) error {
 	}
 	a.say("Several scopes have the id:")
 	for i := range r.Found {
-		a.paste(cell(r.Found[i].Command()))
+		a.paste(cell(operate.ExplainCommand(&r.Found[i])))
 	}
 	return &refusal{"say with -scope which is meant"}
 }
@@ -117,7 +117,7 @@ func (a *app) writeKey(r *ops.KeyReport, id string, all bool) error {
 	}
 	if len(r.Call) > 0 {
 		a.say("\nIt is the key of a call:")
-		a.rows(r.Call)
+		writeRows(a, operate.StoredColumns, r.Call)
 	}
 	a.writeExplainedCalls(r.Calls, all)
 	a.writeExplainedParked(r.Parked)
@@ -127,7 +127,7 @@ func (a *app) writeKey(r *ops.KeyReport, id string, all bool) error {
 	}
 	for i := range r.Claims {
 		a.say("")
-		a.writeWhole(&r.Claims[i])
+		a.writeWhole(operate.WholeClaim(&r.Claims[i]), nil)
 	}
 	for _, s := range operate.KeyDetails(r) {
 		a.say("%s", cell(s))
@@ -150,7 +150,7 @@ func (a *app) writeExplainedCalls(calls []ops.ExplainedCall, all bool) {
 	default:
 		a.say("\nCalls of that transaction: %d%s", len(calls), more(len(calls)))
 	}
-	a.rows(own)
+	writeRows(a, operate.ExplainedCallColumns, own)
 }
 
 func more(n int) string {
@@ -160,7 +160,7 @@ func more(n int) string {
 func (a *app) writeExplainedParked(parked []ops.ParkedRow) {
 	if len(parked) > 0 {
 		a.say("\nParked: %d%s", len(parked), more(len(parked)))
-		a.rows(parked)
+		writeRows(a, operate.ParkedColumns, parked)
 	}
 }
 

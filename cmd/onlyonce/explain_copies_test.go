@@ -29,10 +29,10 @@ func TestExplainCopies(t *testing.T) {
 		want       []string
 		without    string
 	}{
-		"never":                 {"", nil, "", "", []string{"new in consumer_keys, and new in standard_keys."}, "a duplicate"},
-		"a consumer's":          {`select onlyonce.claim_consumer(array[` + key + `], array[0::bigint])`, nil, "remembered", "", []string{"is a duplicate in consumer_keys (remembered)."}, ""},
+		"never":                 {"", nil, "", "", []string{"A copy that comes now is new."}, "a duplicate"},
+		"a consumer's":          {`select onlyonce.claim_consumer(array[` + key + `], array[0::bigint])`, nil, "remembered", "", []string{"is a duplicate (remembered)."}, ""},
 		"dedupe.Claim's":        {`select onlyonce.claim_standard(array[` + key + `], array[0::bigint])`, nil, "", "remembered", []string{"is new in consumer_keys, and a duplicate in standard_keys (remembered)."}, ""},
-		"forgotten, and parked": {parked("message", "waiting", "exhausted", key), nil, "parked", "parked", []string{"no segment", "a duplicate in consumer_keys (parked), and a duplicate in standard_keys (parked)."}, "is new"},
+		"forgotten, and parked": {parked("message", "waiting", "exhausted", key), nil, "parked", "parked", []string{"no segment", "is a duplicate (parked)."}, "is new"},
 		"retired, and parked": {`insert into onlyonce.consumer_keys_0 values (` + key + `, 0); update onlyonce.rings set cur = 1, retired = 0 where name = 'consumer_keys'; ` + parked("message", "blocked", "behind", key), nil, "parked", "parked",
 			[]string{"no longer asked for."}, "is new"},
 		"parked event":    {parked("event", "retrying", "failed", key), nil, "parked", "parked", nil, "is new"},
@@ -41,7 +41,7 @@ func TestExplainCopies(t *testing.T) {
 		"another's":       {parked("message", "waiting", "failed", "onlyonce.key('', 'stock', 'b')"), nil, "", "", nil, "a duplicate"},
 		"held and parked": {`select onlyonce.claim_consumer(array[` + key + `], array[0::bigint]); ` + parked("message", "waiting", "failed", key), nil, "remembered", "parked", nil, "is new"},
 		"in a replay":     {parked("message", "waiting", "failed", key), []string{"a-1", "-scope", "stock", "-replay", "2"}, "parked", "", nil, ""},
-		"call":            {enqueued, nil, "", "stored", []string{"is a duplicate in standard_keys (stored)."}, "in consumer_keys"},
+		"call":            {enqueued, nil, "", "stored", []string{"is a duplicate (stored)."}, "in consumer_keys"},
 		"parked call":     {parked("call", "reconcile", "window", key), nil, "", "stored", nil, "in consumer_keys"},
 		"settled call":    {parked("call", "discarded", "rejected", key), nil, "", "", nil, "in consumer_keys"},
 	} {

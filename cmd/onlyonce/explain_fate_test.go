@@ -82,7 +82,7 @@ func TestExplainSaysWhatBecameOfAnEvent(t *testing.T) {
 	broker.Publish(queue.Delivery{ID: "ship-1", Body: []byte("1")}, queue.Delivery{ID: "ship-2", Body: []byte("bad")})
 	d.until(`select count(*) = 2 from onlyonce.event_log`)
 	d.explains("It is stored (queue.orders/", "ship-1")
-	d.run("explain", "ship-1").want(t, statusGood, "not applied yet: no consumer has begun to read the stream", "A copy that comes now is a duplicate in standard_keys")
+	d.run("explain", "ship-1").want(t, statusGood, "not applied yet: no consumer has begun to read the stream", "A copy that comes now is a duplicate (remembered).")
 
 	source, err := queue.New(d.pool, nil, queue.Config{Name: "orders", CopiesWithin: time.Hour})
 	if err != nil {

@@ -62,7 +62,7 @@ func TestExplainKey(t *testing.T) {
 			[]string{"no consumer and no webhook endpoint has that scope. There are: stocks."}, "scope yet"},
 		"never, and for ever": {`update onlyonce.rings set horizon = null`, nil, []string{"consumer_keys remembers for ever, and holds every key that was claimed in it within the last"}, "at least"},
 		"current": {`select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[x'00ff'::bigint])`, nil,
-			[]string{"is remembered", "A copy that comes now is a duplicate in consumer_keys (remembered).", "onlyonce.consumer_keys_0, current in ring consumer_keys", "claimed         after ", "fingerprint     00000000000000ff", ", committed; its time is not known to Postgres", "at which position"}, "remembers"},
+			[]string{"is remembered", "A copy that comes now is a duplicate (remembered).", "onlyonce.consumer_keys_0, current in ring consumer_keys", "claimed         after ", "fingerprint     00000000000000ff", ", committed; its time is not known to Postgres", "at which position"}, "remembers"},
 		"stored key": {`select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`, []string{seven},
 			[]string{"key " + seven + "\n", "fingerprint     none", "is remembered"}, "scope"},
 		"of a tenant": {`select onlyonce.claim_standard(array[onlyonce.key('acct', 'stock', 'a-1')], array[1::bigint])`, []string{"-tenant", "acct", "-scope", "stock", "a-1"},
@@ -81,7 +81,7 @@ func TestExplainKey(t *testing.T) {
 		"two segments": {`update onlyonce.rings set cur = 1, draining = 0 where name = 'consumer_keys'; select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`, nil,
 			[]string{"consumer_keys_0, draining", "consumer_keys_1, current"}, ""},
 		"retired": {closed + `update onlyonce.rings set closed = '{}', retired = 0 where name = 'consumer_keys'; ` + segment("consumer_keys_0"), nil,
-			[]string{"no longer asked for", "new in consumer_keys", "retired by ring consumer_keys: claims do not ask it any more", "consumer_keys remembers"}, "is remembered"},
+			[]string{"no longer asked for", "A copy that comes now is new.", "retired by ring consumer_keys: claims do not ask it any more", "consumer_keys remembers"}, "is remembered"},
 		"webhook": {`do $$ begin perform onlyonce.receive_webhooks('gh', array[onlyonce.key('', 'webhook/gh', 'a-1')], array[1::bigint], null, null, null, null, null, '1 hour', null, '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$`,
 			[]string{"a-1", "-scope", "webhook/gh"}, []string{"standard_keys_0, current", "Webhook: endpoint gh claimed it at 20"}, ""},
 		"webhook whose key was forgotten": {`do $$ begin perform onlyonce.receive_webhooks('gh', array[onlyonce.key('', 'webhook/gh', 'a-1')], array[1::bigint], null, null, null, null, null, '1 hour', null, '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$; truncate onlyonce.standard_keys_0`,
@@ -171,7 +171,7 @@ func TestExplainParkedCall(t *testing.T) {
 	f.enqueues("payments", "", "one")
 	f.park("one", "waiting", "rejected")
 	key := one[string](f, `select key::text from onlyonce.outbox_log`)
-	f.run("explain", key).want(t, statusGood, "no segment", "It is the key of a call", "waiting", "Parked: 1", "rejected", "payments/one").without(t, "private")
+	f.run("explain", key).want(t, statusGood, "It is the key of a call", "waiting", "Parked: 1", "rejected", "payments/one").without(t, "private")
 }
 
 // The answer has the commit's time if the server records it. The search for what a receiver

@@ -134,7 +134,7 @@ func (e *exporter) samples() (all []metrics.Sample) {
 	for i, d := range e.databases {
 		wg.Go(func() {
 			if err := d.rounds.AskIfDue(e.ctx); err != nil && e.ctx.Err() == nil {
-				e.log.Warn("onlyonce exporter: a database did not answer", "database", d.rounds.Database, "error", err)
+				e.log.Warn("onlyonce: a database did not answer the exporter", "database", d.rounds.Database, "error", err)
 			}
 			answers[i] = d.rounds.Samples()
 		})

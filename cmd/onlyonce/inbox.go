@@ -60,16 +60,16 @@ func (a *app) writeInbox(r *reports.InboxReport) {
 		a.table([]string{"SEGMENT", "STATE", "SIZE", "KEYS, ABOUT", "OPENED AGO", "CLOSED AGO"}, rows)
 		_, _ = fmt.Fprintf(a.out, "and %d free\n\n", free)
 	}
-	a.rows(r.Frontiers)
+	writeRows(a, operate.FrontierColumns, r.Frontiers)
 	a.writeNextFrontiers(r.Frontiers)
 }
 
 // writeNextFrontiers writes what to do about the first frontier that needs an operator.
 func (a *app) writeNextFrontiers(frontiers []reports.Frontier) {
 	for i := range frontiers {
-		if f := &frontiers[i]; len(operate.Next(f)) > 0 {
+		if f := &frontiers[i]; len(operate.NextOfFrontier(f)) > 0 {
 			a.say("\n%s, partition %d of %s: %s", cell(f.Scope), f.Partition, cell(f.Topic), f.BehindText())
-			a.writeSteps(operate.Next(f))
+			a.writeSteps(operate.NextOfFrontier(f))
 			return
 		}
 	}

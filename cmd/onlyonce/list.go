@@ -6,19 +6,21 @@ import (
 	"reflect"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 )
 
 // listCommand makes the command of a list. after writes the lines behind its table; nil: none.
-func listCommand(l *operate.List, after func(a *app, q *operate.Question, rows, sums any)) command {
-	return command{name: l.Name, args: l.Synopsis(), summary: l.Summary, help: l.Help, lines: true, json: []reflect.Type{l.Row},
+func listCommand[F, T any](l *operate.List[F, T], after func(a *app, f *F, rows []T, sums *reports.ParkedTotals)) command {
+	return command{name: l.Name, args: l.Synopsis(), summary: l.Summary, help: l.Help, lines: true,
+		json: []reflect.Type{reflect.TypeFor[T]()},
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			q := l.Begin()
-			fieldsVar(fs, l.Fields, q.Set)
+			fieldsVar(fs, q.Form)
 			return func(ctx context.Context, a *app) error {
-				var rows operate.Rows
-				var sums any
+				var rows operate.Rows[T]
+				var sums *reports.ParkedTotals
 				err := a.ask(ctx, *address, "reading the list", func(ctx context.Context, db ops.DB) (err error) {
 					if rows, err = q.Read(ctx, db, a.countLimit); err == nil && !*asJSON {
 						sums, err = q.Sums(ctx, db, a.countLimit)
@@ -28,21 +30,22 @@ func listCommand(l *operate.List, after func(a *app, q *operate.Question, rows, 
 				if err != nil {
 					return err
 				}
-				columns, cells := operate.Table(rows.All)
 				switch {
 				case *asJSON:
-					if err := rows.Each(a.writeJSON); err != nil {
-						return err
+					for i := range rows.All {
+						if err := a.writeJSON(&rows.All[i]); err != nil {
+							return err
+						}
 					}
-				case len(cells) == 0 && l.None != "":
+				case len(rows.All) == 0 && l.None != "":
 					a.say("%s", l.None)
 				default:
-					a.section(columns, cells)
+					writeRows(a, l.Columns, rows.All)
 					if l.After != "" {
 						a.say("%s", l.After)
 					}
 					if after != nil {
-						after(a, q, rows.All, sums)
+						after(a, q.Filter, rows.All, sums)
 					}
 				}
 				if !rows.More {
@@ -51,7 +54,7 @@ func listCommand(l *operate.List, after func(a *app, q *operate.Question, rows, 
 				if err := a.out.Flush(); err != nil {
 					return err
 				}
-				a.complain("there are more: -limit %d was reached", rows.Limit)
+				a.complain("there are more: -limit %d was reached", len(rows.All))
 				return nil
 			}
 		}}

@@ -102,7 +102,7 @@ type group struct {
 func groups() []group {
 	return []group{
 		{"Look (these change nothing)", []command{statusCommand(), doctorCommand(), explainCommand(), listCommand(operate.CursorList, nil), listCommand(operate.ParkedList, (*app).writeParkedSums),
-			parkedShowCommand(), outboxStatusCommand(), listCommand(operate.CallList, nil), outboxShowCommand(), eventsStatusCommand(), listCommand(operate.EventList, nil), eventsShowCommand(), inboxStatusCommand(), inboxPlanCommand(), planConnectionsCommand(), listCommand(operate.RequestList, (*app).writeNextRequests), listCommand(operate.OperationList, nil), listCommand(operate.PlaceList, nil), listCommand(operate.AuditList, nil)}},
+			parkedShowCommand(), outboxStatusCommand(), listCommand(operate.CallList, nil), outboxShowCommand(), eventsStatusCommand(), listCommand(operate.EventList, nil), eventsShowCommand(), inboxStatusCommand(), inboxPlanCommand(), planConnectionsCommand(), planStorageCommand(), listCommand(operate.RequestList, (*app).writeNextRequests), listCommand(operate.OperationList, nil), listCommand(operate.PlaceList, nil), listCommand(operate.AuditList, nil)}},
 		{"Decide (these ask first, and write an audit row)", decisionCommands()},
 		{"Run", []command{uiCommand(), migrateCommand(), relayCommand(), exporterCommand(), inboxRotateCommand(), versionCommand()}},
 	}

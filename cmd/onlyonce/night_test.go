@@ -36,8 +36,11 @@ func TestNight(t *testing.T) {
 	t.Run("the remote answers 401", nightRemote401)
 	t.Run("the remote hangs", nightRemoteHangs)
 	t.Run("a queue's broker is away", nightBrokerAway)
+	t.Run("a queue is full", nightQueueFull)
 	t.Run("a secret is wrong", nightWrongSecret)
 	t.Run("a receiver is killed", nightReceiverKilled)
+	t.Run("the database hangs", nightDatabaseHangs)
+	t.Run("cards are declined", nightDeclines)
 }
 
 // relayTo runs a relay whose sink payments calls an address, enqueues calls, and returns the relay.
@@ -174,6 +177,22 @@ func nightBrokerAway(t *testing.T) {
 	d.says("- cannot receive: receiver of queue orders, 1 process", "the broker keeps the messages meanwhile")
 	broker.SetAway(false)
 	d.quiet("- cannot receive")
+}
+
+// What a broker says is for the tests of its adapter.
+func nightQueueFull(t *testing.T) {
+	t.Parallel()
+	d := newDrill(t)
+	var broker queuetest.Memory
+	broker.SetFull("stream ORDERS has its 3 messages (MaxMsgs), and discards new ones")
+	q, err := queue.New(d.pool, broker.Connect(), queue.Config{Name: "orders", CopiesWithin: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.runs(q.Receive)
+	d.says("- the queue is full: receiver of queue orders, 1 process", "stream ORDERS has its 3 messages", "raise the limit at the broker")
+	broker.SetFull("")
+	d.quiet("- the queue is full")
 }
 
 func nightWrongSecret(t *testing.T) {

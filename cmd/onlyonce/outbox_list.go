@@ -33,7 +33,7 @@ Example:
 				}
 				return c, err
 			},
-			write: func(a *app, c *reports.Call) { a.writeWhole(c) },
+			write: func(a *app, c *reports.Call) { a.writeWhole(operate.WholeCall(c), operate.NextOfCall(c)) },
 		}
 	})
 }

@@ -47,7 +47,7 @@ lists (list it, or discard its calls), cursors that only a relay moves.`,
 func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format, args...) }
 	var rows [][]string
-	var lanes []*reports.OutboxLane
+	var lanes []reports.OutboxLane
 	for i := range r.Sinks {
 		s := &r.Sinks[i]
 		held, inPass := 0, int64(0)
@@ -59,7 +59,7 @@ func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 				inPass += *l.InPass
 			}
 			if all || l.Pending != nil && *l.Pending > 0 {
-				lanes = append(lanes, l)
+				lanes = append(lanes, *l)
 			}
 		}
 		relays := fmt.Sprintf("%d of %d held", held, len(s.Lanes))
@@ -98,7 +98,7 @@ func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 		say("pending calls are not counted: that took over %v\n", a.countLimit)
 	}
 	say("\nLanes%s: %d\n", map[bool]string{false: " with calls to send"}[all], len(lanes))
-	a.rows(lanes)
+	writeRows(a, operate.LaneColumns, lanes)
 
 	rows = nil
 	for i := range r.Ring {

@@ -11,13 +11,12 @@ import (
 )
 
 // writeParkedSums counts the parked rows by reason and state, and says what is not listed.
-func (a *app) writeParkedSums(q *operate.Question, rows, sums any) {
-	t, f := sums.(*reports.ParkedTotals), q.Filter.(*operate.ParkedFilter)
+func (a *app) writeParkedSums(f *operate.ParkedFilter, rows []ops.ParkedRow, t *reports.ParkedTotals) {
 	states := map[string]int64{}
 	for i := range t.Groups {
 		states[t.Groups[i].State] += t.Groups[i].Count
 	}
-	if len(rows.([]ops.ParkedRow)) > 0 && f.Unsettled() && f.Name == "" { // the commands of a group are for calls of all names
+	if len(rows) > 0 && f.Unsettled() && f.Name == "" { // the commands of a group are for calls of all names
 		a.writeGroups(t.Groups)
 	}
 	var parts []string
@@ -56,7 +55,7 @@ func (a *app) writeGroups(groups []reports.ParkedCount) {
 		}
 		a.say("")
 		a.say("%s, %s, %s: %s", show.Count(g.Count, g.Kind), g.State, g.Reason, cell(at))
-		a.writeSteps(operate.Next(g))
+		a.writeSteps(operate.NextOfGroup(g))
 	}
 	if len(groups) > 0 {
 		a.say("\nOne row whole: onlyonce parked show ID")

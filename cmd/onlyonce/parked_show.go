@@ -41,7 +41,7 @@ Example:
 				return row, err
 			},
 			write: func(a *app, row *operate.ParkedDetail) {
-				a.writeWhole(row)
+				a.writeWhole(row.Whole(), operate.NextOfParked(row))
 			},
 		}
 	})
@@ -73,11 +73,11 @@ func (a *app) rowID(id **int64) error {
 }
 
 // writeWhole writes everything of a row, and what an operator can do next.
-func (a *app) writeWhole(row any) {
-	for _, f := range operate.Whole(row) {
+func (a *app) writeWhole(row []operate.Labelled, steps []operate.Step) {
+	for _, f := range row {
 		a.say("%-15s %s", f.Name, cell(f.Value))
 	}
-	if steps := operate.Next(row); len(steps) > 0 {
+	if len(steps) > 0 {
 		a.say("\nNext:")
 		a.writeSteps(steps)
 	}

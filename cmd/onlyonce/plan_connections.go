@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -47,12 +48,10 @@ Examples:
 
 func setUpPlanConnections(fs *flag.FlagSet) func(context.Context, *app) error {
 	address, asJSON := postgresVar(fs), jsonVar(fs)
-	var q struct {
-		reports.ConnectionQuestion
-		Most int32 `flag:"max-connections" arg:"N" least:"1" most:"100000" doc:"the server's max_connections, N, in place of asking it"`
-	}
-	q.Concurrency = 1
-	formVar(fs, &q)
+	q := reports.ConnectionQuestion{Concurrency: 1}
+	var most int32
+	fieldsVar(fs, append(operate.ConnectionFields(&q),
+		operate.At(&most, "max-connections", "N", "the server's max_connections, N, in place of asking it").Between(1, 100_000)))
 	return func(ctx context.Context, a *app) error {
 		if q.Consumers+q.Servers+q.Relays+q.Exporters+q.Consoles == 0 {
 			return usagef("say what runs: -consumers, -servers, -relays, -exporters or -consoles")
@@ -65,8 +64,8 @@ func setUpPlanConnections(fs *flag.FlagSet) func(context.Context, *app) error {
 				return usagef("%s needs %s, and the other way round", pair.processFlag, pair.flag)
 			}
 		}
-		room := &reports.ServerRoom{Most: q.Most, Reserved: 3, Database: -1} // 3: superuser_reserved_connections' default
-		if q.Most == 0 {
+		room := &reports.ServerRoom{Most: most, Reserved: 3, Database: -1} // 3: superuser_reserved_connections' default
+		if most == 0 {
 			err := a.ask(ctx, *address, "asking the server what it accepts", func(ctx context.Context, db ops.DB) (err error) {
 				room, err = reports.Look(ctx, db, func(tx pgx.Tx) (*reports.ServerRoom, error) { return reports.ReadServerRoom(ctx, tx) })
 				return err
@@ -75,7 +74,7 @@ func setUpPlanConnections(fs *flag.FlagSet) func(context.Context, *app) error {
 				return err
 			}
 		}
-		return a.writeConnections(reports.PlanConnections(&q.ConnectionQuestion, room), *asJSON)
+		return a.writeConnections(reports.PlanConnections(&q, room), *asJSON)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"os"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/seal"
 )
@@ -12,11 +13,10 @@ import (
 // mostNextRequests is for how many requests a list says what an operator can do.
 const mostNextRequests = 3
 
-func (a *app) writeNextRequests(_ *operate.Question, of, _ any) {
-	rows := of.([]ops.Request)
+func (a *app) writeNextRequests(_ *reports.RequestFilter, rows []ops.Request, _ *reports.ParkedTotals) {
 	said := 0
 	for i := range rows {
-		steps := operate.Next(&rows[i])
+		steps := operate.NextOfRequest(&rows[i])
 		if len(steps) == 0 {
 			continue
 		}

@@ -102,10 +102,10 @@ func (a *app) writeSums(r *ops.StatusReport, each bool) {
 		partitions += s.Partitions
 	}
 	a.say("\nCursors: %s", show.Count(int64(partitions), "partition"))
-	a.rows(sums)
+	writeRows(a, operate.TopicColumns, sums)
 	if each {
 		a.say("")
-		a.rows(r.Cursors)
+		writeRows(a, operate.CursorColumns, r.Cursors)
 	}
 }
 
@@ -114,12 +114,12 @@ func (a *app) writeSums(r *ops.StatusReport, each bool) {
 func (a *app) writeOwners(r *ops.StatusReport) {
 	owners := operate.Processes(r)
 	a.say("\nProcesses: %d", len(owners))
-	a.rows(owners)
+	writeRows(a, operate.ProcessColumns, owners)
 	if ended := r.Ended(); ended > 0 {
 		a.say("%d more ended without a stop, over 5 minutes ago", ended)
 	}
 	for _, o := range owners {
-		for _, w := range o.Waits() {
+		for _, w := range operate.Waits(o.Owner) {
 			a.say("%s", cell(w))
 		}
 	}
@@ -127,7 +127,10 @@ func (a *app) writeOwners(r *ops.StatusReport) {
 
 func (a *app) writeParkedCounts(t *reports.ParkedTotals) {
 	a.say("\nParked: %d not settled%s", t.Total(), settledText(t))
-	a.rows(t.Groups)
+	writeRows(a, operate.ParkedCountColumns, t.Groups)
+	if text := capturedText(t); text != "" {
+		a.say("Captured: %s", text)
+	}
 	if !t.Counted {
 		a.say("parked rows are left out: counting them took over %v", a.countLimit)
 	}
@@ -144,12 +147,24 @@ func settledText(t *reports.ParkedTotals) string {
 	return fmt.Sprintf(", %d settled", *t.Settled)
 }
 
+// capturedText says how many calls were delivered with a captured answer: they were never in
+// trouble, and do not count as parked.
+func capturedText(t *reports.ParkedTotals) string {
+	switch {
+	case t.Captured == nil || *t.Captured == 0:
+		return ""
+	case t.CapturedMore:
+		return fmt.Sprintf("over %d calls were delivered, and their answers are kept", *t.Captured)
+	}
+	return fmt.Sprintf("%s delivered, with the answer kept", show.Count(*t.Captured, "call"))
+}
+
 // writeSinks shows the calls that are not delivered and the relays that send them, a line for each
 // sink.
 func (a *app) writeSinks(r *ops.StatusReport) {
 	sinks, pending := operate.Sinks(r)
 	a.say("\nCalls: %d not delivered, %s", pending, show.Count(int64(len(sinks)), "sink"))
-	a.rows(sinks)
+	writeRows(a, operate.SinkColumns, sinks)
 	if !r.OutboxCounted {
 		a.say("calls are left out: counting them took over %v", a.countLimit)
 	}

@@ -188,8 +188,8 @@ func tableWidth(header []string, rows [][]string) int {
 	return sum
 }
 
-// rows writes the table of a slice of structs, unless it is empty.
-func (a *app) rows(all any) { a.section(operate.Table(all)) }
+// writeRows writes a table of rows, unless there are none.
+func writeRows[T any](a *app, columns operate.Columns[T], rows []T) { a.section(columns.Table(rows)) }
 
 // section writes a table unless it is empty.
 func (a *app) section(header []string, rows [][]string) {

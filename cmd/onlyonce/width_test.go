@@ -124,8 +124,8 @@ func shellOutput(t *testing.T, command string) string {
 // A table is no wider than the terminal, and what is needed for the next command is whole.
 func TestTableFits(t *testing.T) {
 	t.Parallel()
-	parkedColumns, _ := operate.Table([]ops.ParkedRow{})
-	cursorColumns, _ := operate.Table([]ops.Cursor{})
+	parkedColumns, _ := operate.ParkedColumns.Table([]ops.ParkedRow{})
+	cursorColumns, _ := operate.CursorColumns.Table([]ops.Cursor{})
 	headers := [][]string{parkedColumns, cursorColumns, {"SINK", "LANE", "HELD", "EPOCH", "UNTIL", "PENDING", "IN PASS", "OLDEST"}}
 	rapid.Check(t, func(t *rapid.T) {
 		header := rapid.SampledFrom(headers).Draw(t, "header")

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -89,6 +90,59 @@ func TestAlertsNameMetricsOfTheTable(t *testing.T) {
 		checkNames(t, "the healthy system", s.name)
 	}
 	checkNames(t, rulesFile, strings.ReplaceAll(rules(), "runbook_url", ""))
+}
+
+// The page lists the alerts that the exporter alone never fires, and no others: an alert for which
+// there is no metric is quiet, as one of a healthy system is.
+func TestAlertsThatAreMuteWithTheExporterAlone(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var listed []string
+	for line := range strings.Lines(string(text)) {
+		if cells := strings.Split(line, " | "); len(cells) == 3 && strings.HasPrefix(line, "| Onlyonce") {
+			listed = append(listed, strings.TrimPrefix(cells[0], "| "))
+		}
+	}
+	var mute []string
+	for _, a := range alerts() {
+		if !fromTheDatabase(t, a.expr) {
+			mute = append(mute, a.name)
+		}
+	}
+	slices.Sort(listed)
+	slices.Sort(mute)
+	if !slices.Equal(listed, mute) {
+		t.Errorf("README.md lists %q, and mute are %q", listed, mute)
+	}
+	if len(mute) == 0 || len(mute) == len(alerts()) {
+		t.Errorf("%d of %d alerts are mute", len(mute), len(alerts()))
+	}
+}
+
+// recorded is a recording rule of an objective, which is named after its metric.
+var recorded = regexp.MustCompile(`onlyonce:([a-z_]+):`)
+
+// fromTheDatabase reports whether all metrics of an expression are the exporter's.
+func fromTheDatabase(t *testing.T, expr string) bool {
+	t.Helper()
+	names := metricName.FindAllString(expr, -1)
+	for _, r := range recorded.FindAllStringSubmatch(expr, -1) {
+		names = append(names, "onlyonce_"+r[1]+"_seconds_bucket")
+	}
+	if len(names) == 0 {
+		t.Errorf("no metric in %s", expr)
+	}
+	return !slices.ContainsFunc(names, func(name string) bool {
+		m := metrics.ByPrometheus(name)
+		if m == nil {
+			t.Errorf("%s is not in the table", name)
+			return false
+		}
+		return m.From != metrics.FromDatabase
+	})
 }
 
 // What Grafana's linter of dashboards asks for, as far as it matters here.

@@ -308,6 +308,7 @@ func restored(e *idempotency.PermanentError) (answerMetadata, error) {
 var refusalCodes = map[string]codes.Code{
 	"key-reused":              codes.InvalidArgument,
 	"request-in-progress":     codes.Aborted,
+	"key-contended":           codes.Aborted,
 	"over-capacity":           codes.ResourceExhausted,
 	"store-unavailable":       codes.Unavailable,
 	"fingerprint-key-changed": codes.Unavailable,

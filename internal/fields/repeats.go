@@ -2,6 +2,7 @@ package fields
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"runtime"
 	"strings"
@@ -45,6 +46,54 @@ func (h repeats) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level < slog.LevelWarn {
 		return h.Handler.Handle(ctx, r)
 	}
+	if o := outageIn(r); o != nil {
+		return h.handleOutage(ctx, r, o)
+	}
+	return h.handleSeldom(ctx, r)
+}
+
+// outage is an error that is about a whole database (primary.Away). A dozen places meet it at once.
+type outage interface {
+	error
+	Outage() (what string, name slog.Attr)
+}
+
+// outageIn returns the outage that a record is about, or nil.
+func outageIn(r slog.Record) (found outage) {
+	r.Attrs(func(a slog.Attr) bool {
+		if err, is := a.Value.Any().(error); is {
+			found, _ = errors.AsType[outage](err)
+		}
+		return found == nil
+	})
+	return found
+}
+
+// handleOutage says once in a while that the database is away, and what each place says of it at
+// DEBUG.
+func (h repeats) handleOutage(ctx context.Context, r slog.Record, o outage) error {
+	what, name := o.Outage()
+	held, yes := h.seen.Let("outage "+what+name.String(), time.Now(), sameEvery)
+	if yes {
+		one := slog.NewRecord(r.Time, slog.LevelError, "onlyonce: "+what+"; what needs it is tried again", r.PC)
+		one.AddAttrs(name, slog.String("error", o.Error()))
+		if held > 0 {
+			one.AddAttrs(slog.Int("not_logged", held))
+		}
+		if err := h.Handler.Handle(ctx, one); err != nil {
+			return err
+		}
+	}
+	if !h.Handler.Enabled(ctx, slog.LevelDebug) {
+		return nil
+	}
+	quiet := r.Clone()
+	quiet.Level = slog.LevelDebug
+	return h.Handler.Handle(ctx, quiet)
+}
+
+// handleSeldom passes a record on unless it was logged less than sameEvery ago.
+func (h repeats) handleSeldom(ctx context.Context, r slog.Record) error {
 	var same strings.Builder
 	same.WriteString(h.of + r.Level.String() + r.Message)
 	r.Attrs(func(a slog.Attr) bool {

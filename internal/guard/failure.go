@@ -74,6 +74,9 @@ func (t *Tx) failAt(step string, at int, sql string, err error) {
 		return
 	}
 	t.failure = &Failure{Step: step, Err: err}
+	if step != stepUser && step != stepHook { // what a handler waits for may be its own statement
+		t.failure.Err = primary.Mark(t.conn.Config(), err)
+	}
 	if step != stepUser && step != stepSeal {
 		primary.Note(t.conn, err)
 	}

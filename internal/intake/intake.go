@@ -8,6 +8,7 @@ package intake
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -56,7 +57,8 @@ type Intake struct {
 	Topic, Scope  string // the stream, and where ids count
 	Partitions    int    // of the stream, if it has to be made
 	Sealer        *seal.Sealer
-	OnLate        func(error)   // is told of a statement that a handler queued too late (T6)
+	OnLate        func(error) // is told of a statement that a handler queued too late (T6)
+	Logger        *slog.Logger
 	CommitTimeout time.Duration // the least that COMMIT may take, if ctx ends earlier
 
 	stream eventsource.Stream

@@ -50,6 +50,7 @@ type Item struct {
 	Lost    bool   // the last run lost its connection
 
 	park  error // why its Way refuses it: it is parked, for Reason
+	why   error // why it is parked
 	tried bool  // a run whose COMMIT has no answer has taken it
 }
 
@@ -57,6 +58,13 @@ type Item struct {
 func (it *Item) Refuse(reason string, why error) {
 	it.park = why
 	it.Reason = reason
+}
+
+// ParkedAs notes that the event is parked in this transaction. A Way calls it in Aside.
+func (it *Item) ParkedAs(reason string, why error) {
+	it.Outcome = Parked
+	it.Reason = reason
+	it.why = why
 }
 
 // Refused returns why the Way has refused the event, which is parked for Reason; nil: it has not.
@@ -230,11 +238,21 @@ func (s *Store[E]) transact(ctx context.Context, set []E, wait time.Duration) er
 			it.Outcome = Taken // by our own transaction, as far as can be known
 		}
 		fresh = fresh || it.Outcome == Taken
+		if end.Err == nil && it.Outcome == Parked {
+			s.logParked(it)
+		}
 	}
 	if end.Err == nil && fresh && s.Append {
 		s.stream.Committed()
 	}
 	return end.Err
+}
+
+// logParked tells an operator that a sender was told that it has the event, and that nobody handles
+// it: one line for each row.
+func (s *Store[E]) logParked(it *Item) {
+	s.Logger.Warn("onlyonce: event parked, see onlyonce parked list -kind event", "scope", s.Scope, "topic", s.Topic,
+		"reason", it.Reason, "error", it.why)
 }
 
 // fill does everything before COMMIT: it claims, and appends or parks. commit is false if there is
@@ -283,7 +301,7 @@ func (s *Store[E]) take(ctx context.Context, tx *guard.Tx, e E) error {
 	it := e.Entry()
 	if why := it.park; why != nil { // an operator may redrive it: its copies are copies
 		s.Park(tx, &it.Event, it.Reason, why)
-		it.Outcome = Parked
+		it.ParkedAs(it.Reason, why)
 		return nil //nolint:nilerr // why it is parked is no error of this transaction
 	}
 	tx.Lend(it.Origin)

@@ -28,10 +28,10 @@ Example:
 			Title: "Pause",
 			Means: "Owners finish the batch that they are in, and keep their partitions. What is parked is not tried meanwhile. A pause outlasts restarts.",
 		},
-		needs: "scope", begin: whole,
+		fields: cursorFields, begin: whole,
 		do: ops.PauseCursor,
 		would: func(in *ops.CursorName, d *ops.Paused) (s Said) {
-			s.say("Pause %s: %d cursors in use.", (&ops.Pause{Scope: in.Scope, Topic: in.Topic, Partition: in.Partition}).What(), d.Cursors)
+			s.say("Pause %s: %d cursors in use.", (&ops.Pause{Scope: in.Scope, Topic: in.Topic, Partition: in.Partition}).String(), d.Cursors)
 			if d.Cursors == 0 {
 				s.say("Is the name right? There is no such cursor yet. A consumer that makes one is paused at once.")
 			}
@@ -39,6 +39,15 @@ Example:
 		},
 		then: "the owner stops within two seconds, behind its current batch.",
 	}.decision()
+}
+
+// cursorFields name a partition, a topic or a scope.
+func cursorFields(in *ops.CursorName) []Field {
+	return []Field{
+		At(&in.Scope, "scope", "S", "the scope S of the consumer").needed(),
+		At(&in.Topic, "topic", "T", "the topic T"),
+		At(&in.Partition, "partition", "N", "the partition N"),
+	}
 }
 
 // whole lets an input without a partition mean the whole topic, or the whole scope.
@@ -70,12 +79,12 @@ Example:
 			Title: "Resume",
 			Means: "Work continues within two seconds. A pause of the whole scope and pauses of single partitions end one by one.",
 		},
-		needs: "scope", begin: whole,
+		fields: cursorFields, begin: whole,
 		do: ops.ResumeCursor,
 		would: func(_ *ops.CursorName, d *ops.Paused) (s Said) {
-			s.say("Resume %s, paused at %s by %s: %s", d.Was.What(), show.Instant(d.Was.PausedAt), d.Was.Actor, d.Was.Reason)
+			s.say("Resume %s, paused at %s by %s: %s", d.Was.String(), show.Instant(d.Was.PausedAt), d.Was.Actor, d.Was.Reason)
 			for _, o := range d.Others {
-				s.say("Still paused: %s, by %s: %s", o.What(), o.Actor, o.Reason)
+				s.say("Still paused: %s, by %s: %s", o.String(), o.Actor, o.Reason)
 			}
 			return s
 		},
@@ -103,8 +112,10 @@ Example:
 			Danger: true,
 			Waits:  "waiting for the owner's batch to end",
 		},
-		needs: "scope", begin: func(in *ops.RetireInput) { whole(&in.CursorName) },
-		do: ops.RetireCursor,
+		fields: func(in *ops.RetireInput) []Field { return cursorFields(&in.CursorName) },
+		begin:  func(in *ops.RetireInput) { whole(&in.CursorName) },
+		shown:  func(in *ops.RetireInput) **ops.CursorChange { return &in.Shown },
+		do:     ops.RetireCursor,
 		would: func(_ *ops.RetireInput, d *ops.CursorChange) Said {
 			if d.Partition == nil {
 				return retiredTopic(d)
@@ -155,12 +166,21 @@ func retiredTopic(d *ops.CursorChange) Said {
 
 // From is another database, from which something moves here.
 type From struct {
-	URL          string `flag:"from" arg:"URL" doc:"the database that it moves here from, as a URL"`
-	StandardKeys bool   `flag:"standard-keys" doc:"with -from: bring the keys of standard_keys and its classes too"`
-	Late         bool   `flag:"late" doc:"with -from: although keys may be forgotten there by now"`
+	URL          string
+	StandardKeys bool
+	Late         bool
 
 	DB   ops.DB // of URL, which the program opens
 	Name string
+}
+
+func (f *From) fields() []Field {
+	return []Field{
+		At(&f.URL, "from", "URL", "the database that it moves here from, as a URL"),
+		Option(&f.StandardKeys, "standard-keys",
+			"with -from: bring the keys of standard_keys and its classes too"),
+		Option(&f.Late, "late", "with -from: although keys may be forgotten there by now"),
+	}
 }
 
 // Elsewhere is the other database that an input names.
@@ -194,6 +214,26 @@ func (in *adopting) Check() error {
 		return err
 	}
 	return in.check()
+}
+
+func adoptingFields(in *adopting) []Field {
+	return append([]Field{
+		At(&in.Scope, "scope", "S", "the scope S of the consumer").needed(),
+		At(&in.Topic, "topic", "T", "the topic T").needed(),
+		At(&in.Partition, "partition", "N", "the partition N"),
+		At(&in.Halted, "halted", "REASON", "all partitions of the topic that are halted for REASON"),
+		At(&in.Group, "group", "G",
+			"the Kafka group G that is to own the cursor (default: the next one to come)").
+			asked("Group", "The Kafka group that is to own the cursor. Empty: the next group that takes it."),
+		Option(&in.OldGroupStopped, "old-group-stopped",
+			"with -group: although the old group has not released the cursor, because its "+
+				"processes died").
+			asked("The old group's processes have ended, although they did not release the cursor", ""),
+		At(&in.At, "at", "OFFSET",
+			"the OFFSET that is to be handled next; with -halted also first, last or position "+
+				"(default: the position stays)").
+			asked("Position", "The offset that is to be handled next. Empty: it stays as it is."),
+	}, in.From.fields()...)
 }
 
 func adopt() *Decision {
@@ -243,7 +283,9 @@ Examples:
 			Means: "Resolves a halt: the owner is fenced out, and the cursor gets another group or another position. " +
 				"Messages between the old position and a higher one are never handled; those above a lower one are handled again.",
 		},
-		needs: "scope topic partition|halted|group",
+		fields: adoptingFields,
+		needs:  []string{"partition", "halted", "group"},
+		shown:  func(in *adopting) **ops.CursorChange { return &in.Shown },
 		do: func(ctx context.Context, db ops.DB, by ops.By, in adopting) (*ops.CursorChange, error) {
 			in.AdoptInput.From = in.origin("")
 			return ops.AdoptCursor(ctx, db, by, in.AdoptInput)
@@ -305,7 +347,7 @@ func cursorChange(was, is *ops.Cursor) Said {
 	row("cluster", stamp(func(c *ops.Cursor) *string { return c.ClusterID }))
 	row("topic id", stamp(func(c *ops.Cursor) *string { return c.TopicID }))
 	row("anchor", func(c *ops.Cursor) string { return orDash(c.AnchorOffset) })
-	row("attempts", (*ops.Cursor).Tried)
+	row("attempts", tried)
 	row("epoch", func(c *ops.Cursor) string { return strconv.FormatInt(c.Epoch, 10) })
 	row("state", (*ops.Cursor).State)
 	return s

@@ -1,6 +1,7 @@
 package operate
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,7 +15,11 @@ import (
 // and what a copy is that comes now, and at the end the next step if there is one.
 func ExplainedKey(r *ops.KeyReport) []string {
 	said := []string{became(r)}
-	if r.Request == nil {
+	switch {
+	case r.Request != nil:
+	case len(r.Call) > 0 && len(r.Claims) == 0: // the key of a call is in no inbox
+		said = append(said, copied(r))
+	default:
 		said = append(said, claimed(r), copied(r))
 	}
 	if next := nextStep(r); next != "" {
@@ -39,7 +44,7 @@ func claimed(r *ops.KeyReport) string {
 	if !r.Claimed {
 		remembered = ", and is no longer asked for."
 	}
-	return name + " was claimed " + r.Seen() + remembered
+	return name + " was claimed " + seen(r) + remembered
 }
 
 // became says what became of the key, as far as that is known.
@@ -48,11 +53,11 @@ func became(r *ops.KeyReport) string {
 	case r.Request != nil:
 		return requestFate(r.Request)
 	case len(r.Call) > 0:
-		return fmt.Sprintf("It is a call to %s, and is %s.%s", r.Call[0].Sink, r.Call[0].State, parkedAs(r))
+		return fmt.Sprintf("It is a call to %s, and is %s.%s", r.Call[0].Sink, cmp.Or(callStates[r.Call[0].State], r.Call[0].State), parkedAs(r))
 	case len(r.Events) > 0:
 		return eventFate(r)
 	case appliedByConsumer(r):
-		return fmt.Sprintf("It was applied %s: a consumer's transaction claimed it together with its effects.%s%s", r.Seen(), ownCalls(r), parkedAs(r))
+		return messageFate(r) + ownCalls(r) + parkedAs(r)
 	case len(r.Claims) > 0 || len(r.Webhooks) > 0:
 		return recorded(r) + ownCalls(r) + parkedAs(r)
 	case len(r.Parked) > 0:
@@ -61,6 +66,37 @@ func became(r *ops.KeyReport) string {
 		return fmt.Sprintf("Its transaction enqueued %s, of which none is known to be its own.", show.Count(int64(len(r.Calls)), "call"))
 	}
 	return "It is not known: nothing is parked under it, and no call, no event and no request of it is stored."
+}
+
+// callStates say of a call's state what it means for the remote.
+var callStates = map[string]string{
+	"pending":   "not sent yet",
+	"retrying":  "not delivered: it is tried again",
+	"blocked":   "not delivered: it waits behind another one of its ordering key",
+	"waiting":   "not delivered: a person has to decide",
+	"reconcile": "perhaps delivered: that is not known, and a person has to ask the remote",
+	"discarded": "given up, as an operator has decided",
+}
+
+// messageFate says what became of a message that a consumer's transaction has claimed: its effects,
+// or the row in which it is parked, are of the same transaction.
+func messageFate(r *ops.KeyReport) string {
+	var own *ops.ParkedRow
+	for i := range r.Parked {
+		p := &r.Parked[i]
+		if !slices.Contains(others, p.Reason) && (own == nil || p.ID > own.ID) {
+			own = p
+		}
+	}
+	switch {
+	case own == nil:
+		return fmt.Sprintf("It was applied %s: a consumer's transaction claimed it together with its effects.", seen(r))
+	case own.SettledAt == nil:
+		return fmt.Sprintf("It is not applied: a consumer's transaction parked it %s.", seen(r))
+	case own.State == "discarded":
+		return fmt.Sprintf("It was not applied: a consumer's transaction parked it %s, and an operator gave it up.", seen(r))
+	}
+	return fmt.Sprintf("It was applied, at the latest at %s: it had been parked before.", show.Instant(*own.SettledAt))
 }
 
 // requestFate says what became of an HTTP request.
@@ -107,7 +143,7 @@ func recorded(r *ops.KeyReport) string {
 	if len(r.Webhooks) > 0 {
 		return fmt.Sprintf("Endpoint %s recorded it at %s.", r.Webhooks[0].Endpoint, show.Instant(r.Webhooks[0].ClaimedAt))
 	}
-	return "It was taken: its id was claimed " + r.Seen() + "."
+	return "It was taken: its id was claimed " + seen(r) + "."
 }
 
 // ownCalls says what became of its own calls, with a space in front.
@@ -140,6 +176,9 @@ func parkedAs(r *ops.KeyReport) string {
 	if slices.Contains(others, p.Reason) && len(r.Claims)+len(r.Events) > 0 {
 		subject = "Another one of its id, with another content,"
 	}
+	if p.Kind == "call" && p.State == "resolved" && p.Reason == "completion" {
+		return fmt.Sprintf(" Its answer was captured, and RelayConfig.Complete has had it (row %d).", p.ID)
+	}
 	if p.SettledAt != nil {
 		return fmt.Sprintf(" %s was parked as row %d (%s), and is %s.", subject, p.ID, p.Reason, p.State)
 	}
@@ -159,7 +198,7 @@ func waitingRow(r *ops.KeyReport) *ops.ParkedRow {
 // nextStep is the command that shows more, or decides; empty: there is nothing to do.
 func nextStep(r *ops.KeyReport) string {
 	switch {
-	case len(r.Parked) > 0:
+	case len(r.Parked) > 0 && waitingRow(r).SettledAt == nil:
 		return fmt.Sprintf("onlyonce parked show -id %d", waitingRow(r).ID)
 	case r.Request != nil && r.Request.CompletedAt == nil:
 		return "onlyonce request list -id " + r.Request.ID
@@ -171,10 +210,11 @@ func nextStep(r *ops.KeyReport) string {
 	return ""
 }
 
-// copied says what a copy is that comes now. A ring in which such a key is never claimed does not
-// count.
+// copied says what a copy is that comes now: in one word if all rings agree. A ring in which such a
+// key is never claimed does not count.
 func copied(r *ops.KeyReport) string {
-	var is []string
+	var is, because []string
+	fresh := false
 	for _, c := range r.Copies {
 		held := slices.ContainsFunc(r.Claims, func(k ops.Claim) bool { return k.Ring == c.Ring })
 		standard := !ring.OfConsumers(c.Ring)
@@ -183,12 +223,20 @@ func copied(r *ops.KeyReport) string {
 		case other && c.Because == nil:
 		case c.Duplicate:
 			is = append(is, "a duplicate in "+c.Ring+" ("+*c.Because+")")
+			because = append(because, *c.Because)
 		default:
 			is = append(is, "new in "+c.Ring)
+			fresh = true
 		}
 	}
-	if len(is) == 0 {
+	switch {
+	case len(is) == 0:
 		return "Its client gets the stored answer as long as its record is kept."
+	case !fresh:
+		slices.Sort(because)
+		return "A copy that comes now is a duplicate (" + strings.Join(slices.Compact(because), ", ") + ")."
+	case len(because) == 0:
+		return "A copy that comes now is new."
 	}
 	return "A copy that comes now is " + strings.Join(is, ", and ") + "."
 }

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
-
-	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // Field is a field of a decision's input, or of the filter of a list: a flag of the program, and a
@@ -24,11 +22,51 @@ type Field struct {
 	Hint   string
 	Needed bool
 
-	choices     []string
-	empty       bool // its text may be empty, which is another value than none
-	least, most int64
-	index       []int
-	field       string // its name in the struct
+	choices   []string
+	blank     bool // its text may be empty, which is another value than none
+	low, high int64
+	at        any // where its value is: a pointer to a field of the input
+}
+
+// At is the field of an input whose value is at a pointer: a text, a number, a duration, a pointer
+// to one of these, bytes, or a type with a method Set.
+func At(at any, name, arg, doc string) Field {
+	f := Field{Name: name, Arg: arg, Doc: doc, at: at, high: math.MaxInt64 - 1}
+	switch at.(type) {
+	case *int32, **int32:
+		f.high = math.MaxInt32
+	}
+	return f
+}
+
+// Option is a field without a value.
+func Option(at *bool, name, doc string) Field { return At(at, name, "", doc) }
+
+// Between bounds a number.
+func (f Field) Between(low, high int64) Field {
+	f.low, f.high = low, min(high, f.high)
+	return f
+}
+
+// From bounds a number from below.
+func (f Field) From(low int64) Field { return f.Between(low, f.high) }
+
+// OneOf bounds a text.
+func (f Field) OneOf(choices ...string) Field {
+	f.choices = choices
+	return f
+}
+
+// asked has the console ask for the field.
+func (f Field) asked(label, hint string) Field {
+	f.Label, f.Hint = label, hint
+	return f
+}
+
+// needed says that there is no decision without the field.
+func (f Field) needed() Field {
+	f.Needed = true
+	return f
 }
 
 // Usage is what package flag shows of the field.
@@ -52,75 +90,24 @@ func (f *Field) Switch() bool { return f.Arg == "" }
 // Choices are the valid values; nil: others are valid too.
 func (f *Field) Choices() []string { return f.choices }
 
-// Form is the fields of a question.
-type Form struct {
-	Fields []Field
-	of     reflect.Value
-}
-
-// FormOf makes a form of the tags of a struct, to which in points.
-func FormOf(in any) *Form {
-	of := reflect.ValueOf(in).Elem()
-	return &Form{fieldsOf(of.Type(), nil), of}
-}
+// Form is the fields of one input.
+type Form []Field
 
 // Set reads the text of a field. The error says what it must be.
-func (f *Form) Set(name, text string) error {
-	i := slices.IndexFunc(f.Fields, func(of Field) bool { return of.Name == name })
+func (f Form) Set(name, text string) error {
+	i := slices.IndexFunc(f, func(of Field) bool { return of.Name == name })
 	if i < 0 {
 		return errors.New("there is no such field")
 	}
-	return f.Fields[i].set(f.of, text)
+	return f[i].set(text)
 }
 
-// fieldsWithout reads the tags of a struct, but those of some fields, separated by spaces.
-func fieldsWithout(of reflect.Type, without string) []Field {
-	return slices.DeleteFunc(fieldsOf(of, nil), func(f Field) bool { return slices.Contains(strings.Fields(without), f.Name) })
-}
-
-// fieldsOf reads the tags of a struct.
-func fieldsOf(of reflect.Type, index []int) []Field {
-	var all []Field
-	for i := range of.NumField() {
-		sf := of.Field(i)
-		at := append(slices.Clone(index), i)
-		name, tagged := sf.Tag.Lookup("flag")
-		switch {
-		case sf.Anonymous && sf.Type.Kind() == reflect.Struct:
-			all = append(all, fieldsOf(sf.Type, at)...)
-		case tagged:
-			f := Field{Name: name, Arg: sf.Tag.Get("arg"), Doc: sf.Tag.Get("doc"), Label: sf.Tag.Get("label"), Hint: sf.Tag.Get("hint"),
-				least: number(sf.Tag.Get("least"), 0), most: number(sf.Tag.Get("most"), math.MaxInt64-1), index: at, field: sf.Name, empty: sf.Tag.Get("empty") != ""}
-			switch choices := sf.Tag.Get("choices"); choices {
-			case "":
-			case "reasons":
-				f.choices = parked.Reasons
-				f.Doc += ": " + strings.Join(f.choices, ", ")
-			default:
-				f.choices = strings.Split(choices, ",")
-			}
-			if kind := sf.Type; kind == reflect.TypeFor[int32]() || kind == reflect.TypeFor[*int32]() {
-				f.most = min(f.most, math.MaxInt32)
-			}
-			all = append(all, f)
-		}
-	}
-	return all
-}
-
-func number(text string, otherwise int64) int64 {
-	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
-		return n
-	}
-	return otherwise
-}
-
-// set reads text into the field of the struct.
-func (f *Field) set(of reflect.Value, text string) error {
-	v := of.FieldByIndex(f.index)
-	if own, is := v.Addr().Interface().(interface{ Set(text string) error }); is {
+// set reads text into the input.
+func (f *Field) set(text string) error {
+	if own, is := f.at.(interface{ Set(text string) error }); is {
 		return own.Set(text)
 	}
+	v := reflect.ValueOf(f.at).Elem()
 	if v.Kind() == reflect.Pointer {
 		v.Set(reflect.New(v.Type().Elem()))
 		v = v.Elem()
@@ -135,15 +122,15 @@ func (f *Field) set(of reflect.Value, text string) error {
 		return err
 	case v.CanInt():
 		n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
-		if err != nil || n < f.least || n > f.most {
-			return fmt.Errorf("must be a whole number from %d to %d", f.least, f.most)
+		if err != nil || n < f.low || n > f.high {
+			return fmt.Errorf("must be a whole number from %d to %d", f.low, f.high)
 		}
 		v.SetInt(n)
 		return nil
 	case v.CanFloat():
 		n, err := strconv.ParseFloat(text, 64)
-		if err != nil || !(n > float64(f.least) && n <= float64(f.most)) {
-			return fmt.Errorf("must be a number above %d, at most %d", f.least, f.most)
+		if err != nil || !(n > float64(f.low) && n <= float64(f.high)) {
+			return fmt.Errorf("must be a number above %d, at most %d", f.low, f.high)
 		}
 		v.SetFloat(n)
 		return nil
@@ -161,7 +148,7 @@ func (f *Field) set(of reflect.Value, text string) error {
 
 func (f *Field) checkText(text string) error {
 	switch {
-	case strings.TrimSpace(text) == "" && !f.empty:
+	case strings.TrimSpace(text) == "" && !f.blank:
 		return errors.New("must not be empty")
 	case !utf8.ValidString(text):
 		return errors.New("must be valid UTF-8")

@@ -36,7 +36,17 @@ func (u *until) String() string {
 
 type horizonInput struct {
 	ops.HorizonInput
-	Until until `flag:"horizon" arg:"D" doc:"a duration D (7d), or forever"`
+	Until until
+}
+
+func horizonFields(in *horizonInput) []Field {
+	return []Field{
+		At(&in.Ring, "ring", "RING",
+			"the RING: consumer_keys or standard_keys, or consumer_short_keys and so on, as "+
+				"onlyonce inbox status lists them").
+			OneOf("consumer_keys", "consumer_short_keys", "consumer_long_keys", "standard_keys", "standard_short_keys", "standard_long_keys").needed(),
+		At(&in.Until, "horizon", "D", "a duration D (7d), or forever").needed(),
+	}
 }
 
 func horizon() *Decision {
@@ -60,7 +70,8 @@ Example:
 			Danger: true,
 			Waits:  "waiting for a rotator",
 		},
-		needs: "ring horizon",
+		fields: horizonFields,
+		shown:  func(in *horizonInput) **ops.HorizonChange { return &in.Shown },
 		do: func(ctx context.Context, db ops.DB, by ops.By, in horizonInput) (*ops.HorizonChange, error) {
 			in.Horizon, in.Forever = in.Until.of, in.Until.forever
 			return ops.SetHorizon(ctx, db, by, in.HorizonInput)
@@ -97,13 +108,23 @@ func Kept(keep *float64) string {
 
 type retentionInput struct {
 	ops.RetentionInput
-	How kept `flag:"keep" arg:"D" doc:"a duration D (30d), 0 (of bodies), or forever"`
+	How kept
 }
 
 func (in *retentionInput) input() ops.RetentionInput {
 	r := in.RetentionInput
 	r.Keep, r.Forever = in.How.of, in.How.forever
 	return r
+}
+
+func retentionFields(in *retentionInput) []Field {
+	return []Field{
+		At(&in.Of, "of", "KIND",
+			"the KIND of rows: parked (settled messages and events), bodies (what settled rows "+
+				"hold), audit or webhook_objects").
+			OneOf("parked", "bodies", "audit", "webhook_objects").needed(),
+		At(&in.How, "keep", "D", "a duration D (30d), 0 (of bodies), or forever").needed(),
+	}
 }
 
 func retention() *Decision {
@@ -132,7 +153,8 @@ Example:
 			Danger: true,
 			Waits:  "waiting for another change of the retention",
 		},
-		needs: "of keep",
+		fields: retentionFields,
+		shown:  func(in *retentionInput) **ops.RetentionChange { return &in.Shown },
 		do: func(ctx context.Context, db ops.DB, by ops.By, in retentionInput) (*ops.RetentionChange, error) {
 			return ops.SetRetention(ctx, db, by, in.input())
 		},
@@ -146,6 +168,16 @@ Example:
 			return s
 		},
 	}.decision()
+}
+
+func classFields(in *ops.ClassInput) []Field {
+	return []Field{
+		At(&in.Scope, "scope", "S",
+			"the scope S; of a webhook endpoint E it is webhook/E, of a queue Q queue/Q").needed(),
+		At(&in.Class, "class", "CLASS",
+			"the CLASS: short, standard or long").OneOf("short", "standard", "long").needed(),
+		Option(&in.Others, "others", "the scope is of dedupe.Claim or of calls, and not a consumer's"),
+	}
 }
 
 func class() *Decision {
@@ -176,16 +208,17 @@ Examples:
   onlyonce inbox class -scope imports -others -class short -reason "files come once a day"`,
 			Waits: "waiting for the owners' batches to end",
 		},
-		needs: "scope class",
-		do:    ops.ChangeClass,
+		fields: classFields,
+		shown:  func(in *ops.ClassInput) **ops.ClassChange { return &in.Shown },
+		do:     ops.ChangeClass,
 		would: func(_ *ops.ClassInput, d *ops.ClassChange) (s Said) {
 			if !ring.OfConsumers(d.Ring) {
 				s.say("Keys of scope %s were of class %s, and are from then on of class %s, in %s.", d.Scope, d.Was, d.Class, d.Ring)
-				s.say("%s they are claimed in %s too.", d.Passes(), d.Before)
+				s.say("%s they are claimed in %s too.", passes(d), d.Before)
 				return s
 			}
 			s.say("Keys of scope %s were of class %s, and are from then on of class %s, in %s. %d cursors; their owners continue within seconds.", d.Scope, d.Was, d.Class, d.Ring, d.Cursors)
-			s.say("%s, and longer where a cursor is behind, they are claimed in %s too, and either class is accepted in Config.Horizon.", d.Passes(), d.Before)
+			s.say("%s, and longer where a cursor is behind, they are claimed in %s too, and either class is accepted in Config.Horizon.", passes(d), d.Before)
 			return s
 		},
 	}.decision()

@@ -16,27 +16,9 @@ type Step struct {
 	Command string `json:"command" doc:"for a POSIX shell; WHY is to be filled in"`
 }
 
-// Next returns what an operator can do about a row of a report, what is likeliest first. It is
-// empty if the row goes on by itself, or has ended.
-func Next(row any) []Step {
-	switch row := row.(type) {
-	case *reports.ParkedCount:
-		return nextOfGroup(row)
-	case *ParkedDetail:
-		return nextOfParked(row)
-	case *ops.Request:
-		return nextOfRequest(row)
-	case *reports.Frontier:
-		return nextOfFrontier(row)
-	case *reports.EventDetail:
-		return nextOfEvent(&row.Event)
-	case *reports.Call:
-		return nextOfCall(row)
-	}
-	return nil
-}
-
-func nextOfGroup(c *reports.ParkedCount) []Step {
+// NextOfGroup returns what an operator can do about a group of parked rows, what is likeliest
+// first. It is empty if the rows go on by themselves.
+func NextOfGroup(c *reports.ParkedCount) []Step {
 	switch c.State {
 	case parked.Waiting:
 		return []Step{{"retry", "onlyonce parked redrive " + c.Pick()}, {"or give up", "onlyonce parked discard " + c.Pick()}}
@@ -46,7 +28,8 @@ func nextOfGroup(c *reports.ParkedCount) []Step {
 	return nil
 }
 
-func nextOfParked(d *ParkedDetail) []Step {
+// NextOfParked returns what an operator can do about a parked row.
+func NextOfParked(d *ParkedDetail) []Step {
 	var steps []Step
 	add := func(what, verb, more string) {
 		steps = append(steps, Step{what, fmt.Sprintf("onlyonce parked %s -id %d%s -reason WHY", verb, d.ID, more)})
@@ -102,7 +85,8 @@ func addVerified(d *ParkedDetail, add func(what, verb, more string)) {
 	add("or give it up", "discard", "")
 }
 
-func nextOfRequest(r *ops.Request) []Step {
+// NextOfRequest returns what an operator can do about a request.
+func NextOfRequest(r *ops.Request) []Step {
 	var steps []Step
 	add := func(what, verb, more string) {
 		steps = append(steps, Step{what, fmt.Sprintf("onlyonce request %s -id %s%s -reason WHY", verb, r.ID, more)})
@@ -120,7 +104,8 @@ func nextOfRequest(r *ops.Request) []Step {
 	return steps
 }
 
-func nextOfFrontier(f *reports.Frontier) []Step {
+// NextOfFrontier returns what an operator can do about what holds back forgetting.
+func NextOfFrontier(f *reports.Frontier) []Step {
 	switch {
 	case f.Behind == nil:
 		return []Step{{"start its consumer, or take the cursor out of use",
@@ -144,7 +129,8 @@ func (d *ParkedDetail) retry() string {
 	return "when the cause is repaired, retry it"
 }
 
-func nextOfEvent(e *reports.Event) []Step {
+// NextOfEvent returns how more is known of an event.
+func NextOfEvent(e *reports.EventDetail) []Step {
 	topic := show.Quote(e.Topic)
 	steps := []Step{{"what became of it", fmt.Sprintf("onlyonce explain -topic %s -partition %d -offset %d", topic, e.Partition, e.Offset)}}
 	if e.State != "handled" {
@@ -153,7 +139,8 @@ func nextOfEvent(e *reports.Event) []Step {
 	return steps
 }
 
-func nextOfCall(c *reports.Call) []Step {
+// NextOfCall returns what an operator can do about a call.
+func NextOfCall(c *reports.Call) []Step {
 	var steps []Step
 	sink := show.Quote(c.Sink)
 	switch {

@@ -8,18 +8,18 @@
 //
 //   - a name, which is also the action of its audit row; one line and a text that say what it does;
 //     whether it gives something up ([Decision.Danger]); and what it may wait for.
-//   - fields: those of the input of its function that have the tag "flag", also of embedded
-//     structs. The tags are: flag, the name; arg, the word for the value (a switch has none); doc,
-//     what it means; choices, or least and most, which values are valid; label and hint, for a
-//     field that the console asks for. The others come from the address of the console's page.
+//   - fields: each is a field of the input of its function, with its name, the word for its value
+//     (a switch has none), what it means, which values are valid, and for a field that the console
+//     asks for its label and a hint. The others come from the address of the console's page.
 //   - which fields are needed.
 //   - the function of package ops. A dry run and the decision itself are the same call. What a
 //     person agreed to goes into the field Shown of its input, if there is one.
 //   - what it would do, as a [Said]: a line, a table, and sentences. Then what was done, as
 //     sentences.
 //
-// A new decision is an input with tags, a function, and one entry here. Errors of package ops name
-// fields, in backquotes; [Flags] makes the names of the program, or of the console, of them.
+// A new decision is an input, a function, and one entry here with the words of its fields. Errors
+// of package ops name fields, in backquotes; [Flags] makes the names of the program, or of the
+// console, of them.
 //
 // Commands, flags and help stay the program's own, on package flag: cobra and kong read -scope as
 // five short flags, and no library of tables leaves out columns in the order of their worth.
@@ -29,7 +29,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -52,9 +51,10 @@ type Decision struct {
 	Fields []Field
 	needs  [][]string // each: one of these fields is needed
 
-	input func() any
+	input func() (any, Form)
 	act   func(ctx context.Context, db ops.DB, by ops.By, in any) (any, error)
-	fresh func() any // an empty result, for what was shown
+	agree func(in, shown any) // notes in the input what a person agreed to; nil: there is no place for it
+	fresh func() any          // an empty result, for what was shown
 	would func(in, result any) Said
 	done  func(in, result any, audit int64) []string
 }
@@ -75,7 +75,7 @@ func (s *Said) say(format string, args ...any) {
 func (s *Said) row(values ...any) {
 	var cells []string
 	for _, v := range values {
-		cells = append(cells, cell(reflect.ValueOf(v), ""))
+		cells = append(cells, text(v))
 	}
 	s.Rows = append(s.Rows, cells)
 }
@@ -83,34 +83,43 @@ func (s *Said) row(values ...any) {
 // entry is a Decision with its types: I is the input, R the result.
 type entry[I, R any] struct {
 	Decision
-	needs   string      // of fields, separated by spaces; alternatives by "|"
-	without string      // fields of the input that the decision does not have
-	begin   func(in *I) // sets what an empty input does not mean; nil: nothing
-	do      func(ctx context.Context, db ops.DB, by ops.By, in I) (*R, error)
-	would   func(in *I, r *R) Said
-	done    func(in *I, r *R) []string
-	then    string // without done: what is said after the audit row
+	fields func(in *I) []Field
+	needs  []string        // fields of which one is needed, besides those that are
+	begin  func(in *I)     // sets what an empty input does not mean; nil: nothing
+	shown  func(in *I) **R // where what a person agreed to is; nil: the input has no place for it
+	do     func(ctx context.Context, db ops.DB, by ops.By, in I) (*R, error)
+	would  func(in *I, r *R) Said
+	done   func(in *I, r *R) []string
+	then   string // without done: what is said after the audit row
 }
 
 func (e entry[I, R]) decision() *Decision {
 	d := e.Decision
-	d.Fields = fieldsWithout(reflect.TypeFor[I](), e.without)
-	for _, one := range strings.Fields(e.needs) {
-		d.needs = append(d.needs, strings.Split(one, "|"))
+	d.Fields = e.fields(new(I))
+	for _, f := range d.Fields {
+		if f.Needed {
+			d.needs = append(d.needs, []string{f.Name})
+		}
 	}
-	for i := range d.Fields {
-		d.Fields[i].Needed = slices.ContainsFunc(d.needs, func(any []string) bool { return len(any) == 1 && any[0] == d.Fields[i].Name })
+	if e.needs != nil {
+		d.needs = append(d.needs, e.needs)
 	}
-	d.input = func() any {
+	d.input = func() (any, Form) {
 		in := new(I)
 		if e.begin != nil {
 			e.begin(in)
 		}
-		return in
+		return in, e.fields(in)
 	}
 	d.fresh = func() any { return new(R) }
 	d.act = func(ctx context.Context, db ops.DB, by ops.By, in any) (any, error) {
 		return e.do(ctx, db, by, *in.(*I))
+	}
+	if e.shown != nil {
+		d.agree = func(in, shown any) {
+			agreed, _ := shown.(*R)
+			*e.shown(in.(*I)) = agreed
+		}
 	}
 	d.would = func(in, r any) Said { return e.would(in.(*I), r.(*R)) }
 	d.done = func(in, r any, audit int64) []string {
@@ -126,6 +135,7 @@ func (e entry[I, R]) decision() *Decision {
 type Try struct {
 	*Decision
 	Input any // a pointer to the input of its function
+	form  Form
 	given map[string]bool
 }
 
@@ -138,12 +148,15 @@ type Result struct {
 }
 
 // Begin returns the decision without any field.
-func (d *Decision) Begin() *Try { return &Try{Decision: d, Input: d.input(), given: map[string]bool{}} }
+func (d *Decision) Begin() *Try {
+	in, form := d.input()
+	return &Try{Decision: d, Input: in, form: form, given: map[string]bool{}}
+}
 
 // Set reads the text of a field. The error says what it must be.
 func (t *Try) Set(name, text string) error {
 	t.given[name] = true
-	return (&Form{t.Fields, reflect.ValueOf(t.Input).Elem()}).Set(name, text)
+	return t.form.Set(name, text)
 }
 
 // Missing returns the flags of needed fields that were not set.
@@ -171,11 +184,12 @@ func (t *Try) Check() error {
 // Run carries the decision out, or works it out in a dry run. shown is what a person agreed to, nil
 // if nothing was shown.
 func (t *Try) Run(ctx context.Context, db ops.DB, by ops.By, shown *Result) (*Result, error) {
-	if f := reflect.ValueOf(t.Input).Elem().FieldByName("Shown"); f.IsValid() {
-		f.SetZero()
+	if t.agree != nil {
+		var agreed any
 		if shown != nil {
-			f.Set(reflect.ValueOf(shown.value))
+			agreed = shown.value
 		}
+		t.agree(t.Input, agreed)
 	}
 	value, err := t.act(ctx, db, by, t.Input)
 	if err != nil {
@@ -183,7 +197,7 @@ func (t *Try) Run(ctx context.Context, db ops.DB, by ops.By, shown *Result) (*Re
 	}
 	r := &Result{Said: t.would(t.Input, value), value: value}
 	if !by.DryRun {
-		r.AuditID = reflect.ValueOf(value).Elem().FieldByName("AuditID").Int()
+		r.AuditID = value.(interface{ AuditRow() int64 }).AuditRow() // each result has an ops.Audited
 		r.Done = t.done(t.Input, value, r.AuditID)
 	}
 	return r, nil

@@ -7,9 +7,17 @@ import (
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
+
+func pauseSinkFields(in *ops.PauseSinkInput) []Field {
+	return []Field{
+		At(&in.Sink, "sink", "S", "the sink S").needed(),
+		Option(&in.Unlisted, "unlisted", "although no relay has listed the sink yet"),
+	}
+}
 
 func pauseSink() *Decision {
 	return entry[ops.PauseSinkInput, ops.Sink]{
@@ -31,8 +39,8 @@ Example:
 			Title: "Pause the sink",
 			Means: "Relays start no call to it. Running calls end, and applications can still enqueue. Keys age meanwhile: a call that was made before, without a final answer, may need a decision if its remote forgets the key.",
 		},
-		needs: "sink",
-		do:    ops.PauseSink,
+		fields: pauseSinkFields,
+		do:     ops.PauseSink,
 		would: func(_ *ops.PauseSinkInput, d *ops.Sink) (s Said) {
 			s.say("Pause sink %s: no call to it is started until it is resumed.", d.Name)
 			return s
@@ -41,8 +49,10 @@ Example:
 	}.decision()
 }
 
-type sinkName struct {
-	Sink string `flag:"sink" arg:"S" doc:"the sink S"`
+type sinkName struct{ Sink string }
+
+func sinkFields(in *sinkName) []Field {
+	return []Field{At(&in.Sink, "sink", "S", "the sink S").needed()}
 }
 
 func resumeSink() *Decision {
@@ -61,16 +71,29 @@ Example:
 			Title: "Resume the sink",
 			Means: "Relays send calls again within two seconds.",
 		},
-		needs: "sink",
+		fields: sinkFields,
 		do: func(ctx context.Context, db ops.DB, by ops.By, in sinkName) (*ops.Sink, error) {
 			return ops.ResumeSink(ctx, db, by, in.Sink)
 		},
 		would: func(_ *sinkName, d *ops.Sink) (s Said) {
-			s.say("Resume sink %s, paused %s", d.Name, d.Paused())
+			s.say("Resume sink %s, paused %s", d.Name, reports.PauseText(d.PausedAt, d.PausedBy, d.PauseReason))
 			return s
 		},
 		then: "relays send calls again within two seconds.",
 	}.decision()
+}
+
+func rateFields(in *ops.SetRateInput) []Field {
+	return []Field{
+		At(&in.Sink, "sink", "S", "the sink S").needed(),
+		At(&in.Tenant, "tenant", "T", "only calls of the tenant T"),
+		Option(&in.EachTenant, "each-tenant", "the calls of each tenant without a rate of its own"),
+		At(&in.OrderingKeyPrefix, "key-prefix", "P",
+			"only calls whose ordering key begins with P, for example account-17:"),
+		At(&in.PerSecond, "per-second", "N", "N calls a second").Between(0, 1_000_000),
+		At(&in.InFlight, "in-flight", "N", "N calls under way at once").Between(1, 1_000_000),
+		Option(&in.Unset, "unset", "take back the rate that was set"),
+	}
 }
 
 func rate() *Decision {
@@ -103,8 +126,9 @@ Examples:
   onlyonce outbox rate -sink ledger -in-flight 4 -reason "it fails with more than four connections, INC-13"`,
 			Waits: "waiting for another transaction",
 		},
-		needs: "sink",
-		do:    ops.SetRate,
+		fields: rateFields,
+		shown:  func(in *ops.SetRateInput) **ops.RateSet { return &in.Shown },
+		do:     ops.SetRate,
 		would: func(_ *ops.SetRateInput, d *ops.RateSet) (s Said) {
 			var to []string
 			if d.PerSecond != nil {
@@ -122,6 +146,13 @@ Examples:
 		},
 		then: "relays follow within two seconds.",
 	}.decision()
+}
+
+func rebaseFields(in *ops.RebaseInput) []Field {
+	return []Field{
+		At(&in.Sink, "sink", "S", "only the sink S"),
+		Option(&in.Force, "force", "take lanes over from relays that hold them"),
+	}
 }
 
 func rebase() *Decision {
@@ -152,8 +183,10 @@ Example:
 			Danger: true,
 			Waits:  "reading the log and setting the cursors",
 		},
-		do:    ops.Rebase,
-		would: func(_ *ops.RebaseInput, d *ops.Rebased) Said { return rebased(d) },
+		fields: rebaseFields,
+		shown:  func(in *ops.RebaseInput) **ops.Rebased { return &in.Shown },
+		do:     ops.Rebase,
+		would:  func(_ *ops.RebaseInput, d *ops.Rebased) Said { return rebased(d) },
 		done: func(_ *ops.RebaseInput, d *ops.Rebased) []string {
 			return []string{fmt.Sprintf("Done: %d calls are to be sent; audit row %d. Start the relays.", d.Pending, d.AuditID)}
 		},
@@ -191,6 +224,12 @@ func rebased(d *ops.Rebased) Said {
 	return s
 }
 
+func eraseCallFields(in *ops.EraseCallInput) []Field {
+	return []Field{
+		At(&in.Key, "key", "KEY", "the call's idempotency key, KEY").needed(),
+	}
+}
+
 func eraseCall() *Decision {
 	return entry[ops.EraseCallInput, ops.Erased]{
 		Decision: Decision{
@@ -209,10 +248,10 @@ Example:
 			Danger: true,
 			Waits:  "waiting for a relay to settle calls",
 		},
-		needs: "key",
-		do:    ops.EraseCall,
+		fields: eraseCallFields,
+		do:     ops.EraseCall,
 		would: func(_ *ops.EraseCallInput, d *ops.Erased) (s Said) {
-			s.table(d.Rows, 0)
+			tableOf(&s, StoredColumns, d.Rows, 0)
 			s.say("Erase the body, and the remote's answer. It cannot be brought back, and the call cannot be sent again.")
 			return s
 		},

@@ -3,10 +3,12 @@ package operate
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
@@ -18,9 +20,29 @@ const shownRows = 20
 // ParkedFilter is the filter of [ParkedList].
 type ParkedFilter struct {
 	ops.ParkedFilter
-	All           bool   `flag:"all" doc:"settled rows too, newest first"`
-	Offset        *int64 `flag:"offset" arg:"O" doc:"the offset O"`
-	Before, After int64  // see reports.ParkedFilter
+	All           bool
+	Offset        *int64
+	Before, After int64 // see reports.ParkedFilter
+}
+
+// parkedFields pick parked rows, but by their id.
+func parkedFields(f *ops.ParkedFilter) []Field {
+	return []Field{
+		At(&f.Kind, "kind", "KIND",
+			"only rows of one KIND: message, call or event").OneOf("message", "call", "event"),
+		At(&f.Scope, "scope", "S", "the scope S of the consumer"),
+		At(&f.Topic, "topic", "T", "the topic T"),
+		At(&f.Partition, "partition", "P", "the partition P"),
+		At(&f.Sink, "sink", "S", "only calls to the sink S"),
+		At(&f.Name, "name", "N", "only calls of the name N"),
+		At(&f.State, "state", "STATE",
+			"only rows in one STATE: waiting, retrying, blocked or reconcile; in a list also "+
+				"resolved or discarded").
+			OneOf("waiting", "retrying", "blocked", "reconcile", "resolved", "discarded"),
+		At(&f.Reason, "parked-for", "R", "only rows that were parked for the reason R: "+strings.Join(parked.Reasons, ", ")).OneOf(parked.Reasons...),
+		At(&f.ErrorPrefix, "error", "TEXT", "only rows whose error begins with TEXT"),
+		At(&f.Limit, "limit", "N", "at most N rows, from 1 to 10000 (default 100)").Between(1, 10_000),
+	}
 }
 
 // Unsettled reports whether only rows that are not settled are picked.
@@ -42,11 +64,10 @@ func (f *ParkedFilter) rows() reports.ParkedFilter {
 }
 
 // ParkedList is the list of parked rows. Its sums are an *reports.ParkedTotals.
-var ParkedList = listing[ParkedFilter, ops.ParkedRow]{
-	List: List{
-		Name:    "parked list",
-		Summary: "list messages, calls and events that were set aside",
-		Help: `
+var ParkedList = &List[ParkedFilter, ops.ParkedRow]{
+	Name:    "parked list",
+	Summary: "list messages, calls and events that were set aside",
+	Help: `
 Lists what was set aside because it could not be applied or sent, and is not settled, oldest first. If there is more than one reason,
 it counts the rows by reason, with the commands for those that wait for an operator. The last line counts all. ORIGIN is
 topic/partition@offset of a message, or sink/name of an outbound call; AGE is since it was parked. Bodies and headers are not shown.
@@ -58,19 +79,57 @@ come first.
 
 Example:
   onlyonce parked list -scope stock -parked-for exhausted`,
+	Columns: ParkedColumns,
+	fields: func(f *ParkedFilter) []Field {
+		return append(parkedFields(&f.ParkedFilter),
+			Option(&f.All, "all", "settled rows too, newest first"),
+			At(&f.Offset, "offset", "O", "the offset O"))
 	},
-	without: "id",
 	read: func(ctx context.Context, tx pgx.Tx, f ParkedFilter) ([]ops.ParkedRow, bool, error) {
 		return reports.Parked[ops.ParkedRow](ctx, tx, f.rows())
 	},
-	sums: func(ctx context.Context, db ops.DB, f ParkedFilter, limit time.Duration) (any, error) {
+	page: func(f *ParkedFilter, way string, id int64) {
+		if way == "after" {
+			f.After = id
+		} else {
+			f.Before = id
+		}
+	},
+	next: func(f *ParkedFilter, last *ops.ParkedRow) (way string, id int64) {
+		if f.Unsettled() {
+			return "after", last.ID
+		}
+		return "before", last.ID
+	},
+	sums: func(ctx context.Context, db ops.DB, f *ParkedFilter, limit time.Duration) (*reports.ParkedTotals, error) {
 		return reports.Look(ctx, db, func(tx pgx.Tx) (*reports.ParkedTotals, error) {
 			of := f.rows()
 			of.Offset = nil
 			return reports.CountParked(ctx, tx, of, false, limit)
 		})
 	},
-}.list()
+}
+
+// decideFields pick the rows that a decision is about.
+func decideFields(in *ops.ParkedInput) []Field {
+	id := At(&in.ID, "id", "N", "the row's id N, as onlyonce parked list shows it").From(1)
+	all := Option(&in.All, "all", "all rows that match, up to 100000, in transactions of 500")
+	return append(append([]Field{id}, parkedFields(&in.ParkedFilter)...), all)
+}
+
+func redriveFields(in *ops.ParkedInput) []Field {
+	return append(decideFields(in),
+		Option(&in.VerifiedApplied, "verified-applied",
+			"of open calls that wait for you: you have verified that the remote has applied "+
+				"them; resolve them"),
+		Option(&in.VerifiedNotApplied, "verified-not-applied",
+			"of open calls that wait for you: you have verified that the remote has not applied "+
+				"them; send them again"),
+		Option(&in.NewKey, "new-key", "send calls under new keys"),
+	)
+}
+
+func shownParked(in *ops.ParkedInput) **ops.ParkedChange { return &in.Shown }
 
 func redrive() *Decision {
 	return entry[ops.ParkedInput, ops.ParkedChange]{
@@ -114,7 +173,9 @@ Examples:
 			Title: "Redrive",
 			Means: "The row becomes due at once, with as many attempts as a new one has. It is applied once at most: a message under its id, a call under its key.",
 		},
-		do: ops.Redrive,
+		fields: redriveFields,
+		shown:  shownParked,
+		do:     ops.Redrive,
 		would: func(in *ops.ParkedInput, d *ops.ParkedChange) Said {
 			s, behind := parkedRows(d)
 			switch {
@@ -183,8 +244,9 @@ Examples:
 			Title:  "Discard",
 			Means:  "The row is given up: it is never applied or sent. It stays stored, and the id of a message stays claimed, so that copies which arrive later are duplicates.",
 		},
-		without: "verified-applied verified-not-applied new-key",
-		do:      ops.Discard,
+		fields: decideFields,
+		shown:  shownParked,
+		do:     ops.Discard,
 		would: func(_ *ops.ParkedInput, d *ops.ParkedChange) Said {
 			s, _ := parkedRows(d)
 			if d.Rows[0].Kind != "call" {
@@ -214,7 +276,7 @@ func parkedRows(d *ops.ParkedChange) (s Said, behind int) {
 			behind++
 		}
 		if i < shownRows {
-			s.row(r.ID, r.State, r.Reason, r.Scope, r.Origin(), r.Head)
+			s.row(r.ID, r.State, r.Reason, r.Scope, Origin(r), r.Head)
 		}
 	}
 	if n := d.Count - len(s.Rows); n > 0 {
@@ -271,6 +333,14 @@ func (s *Said) promoted(d *ops.ParkedChange) []string {
 	return s.Sentences
 }
 
+func eraseParkedFields(in *ops.EraseParkedInput) []Field {
+	return []Field{
+		At(&in.ID, "id", "N", "the row with the id N").From(1),
+		At(&in.Key, "key", "KEY", "the rows of a key, KEY, a UUID"),
+		At(&in.OrderingKey, "ordering-key", "KEY", "the rows of an ordering key, or of a record key"),
+	}
+}
+
 func eraseParked() *Decision {
 	return entry[ops.EraseParkedInput, ops.Erased]{
 		Decision: Decision{
@@ -293,10 +363,11 @@ Examples:
 			Danger: true,
 			Waits:  "waiting for an attempt at one of the rows, or a relay, to end",
 		},
-		needs: "id|key|ordering-key",
-		do:    ops.EraseParked,
+		fields: eraseParkedFields,
+		needs:  []string{"id", "key", "ordering-key"},
+		do:     ops.EraseParked,
 		would: func(_ *ops.EraseParkedInput, d *ops.Erased) (s Said) {
-			s.table(d.Rows, shownRows)
+			tableOf(&s, StoredColumns, d.Rows, shownRows)
 			s.say("Erase what they hold. It cannot be brought back; copies stay duplicates.")
 			return s
 		},
@@ -304,6 +375,14 @@ Examples:
 			return []string{fmt.Sprintf("Done: erased; audit row %d.", d.AuditID)}
 		},
 	}.decision()
+}
+
+func eraseEventsFields(in *ops.EraseEventsInput) []Field {
+	return []Field{
+		At(&in.Topic, "topic", "T", "the stream T").needed(),
+		At(&in.ID, "id", "EVENT", "the event with the id EVENT"),
+		At(&in.Key, "key", "KEY", "all events of the ordering key KEY"),
+	}
 }
 
 func eraseEvents() *Decision {
@@ -326,10 +405,11 @@ Examples:
 			Danger: true,
 			Waits:  "waiting for another transaction",
 		},
-		needs: "topic id|key",
-		do:    ops.EraseEvents,
+		fields: eraseEventsFields,
+		needs:  []string{"id", "key"},
+		do:     ops.EraseEvents,
 		would: func(_ *ops.EraseEventsInput, d *ops.Erased) (s Said) {
-			s.table(d.Rows, shownRows)
+			tableOf(&s, StoredColumns, d.Rows, shownRows)
 			s.say("Erase bodies and headers. They cannot be brought back, and the events cannot be replayed.")
 			return s
 		},

@@ -3,7 +3,6 @@ package operate
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/google/uuid"
@@ -37,37 +36,37 @@ select ` + reports.ParkedColumns + `, p.error, p.event_id, p.cluster_id, p.topic
 type ParkedDetail struct {
 	ops.ParkedRow // its Error is whole
 
-	Decisions []reports.RowDecision `json:"decisions" db:"-" show:"decision" doc:"redrives and discards of it, oldest first"`
-	Behind    int64                 `json:"behind" show:"since then=Since" doc:"unsettled rows of its ordering key after it"`
-	Ahead     int64                 `json:"ahead" show:"ordering key=Order" doc:"unsettled rows of its ordering key before it; Head is the first of those"`
-	EventID   *string               `json:"event_id" show:"event id=EventName" doc:"of an event"`
+	Decisions []reports.RowDecision `json:"decisions" db:"-" doc:"redrives and discards of it, oldest first"`
+	Behind    int64                 `json:"behind" doc:"unsettled rows of its ordering key after it"`
+	Ahead     int64                 `json:"ahead" doc:"unsettled rows of its ordering key before it; Head is the first of those"`
+	EventID   *string               `json:"event_id" doc:"of an event"`
 
 	// Of a message or event.
-	ClusterID     *string          `json:"cluster_id" show:"cluster"`
-	TopicID       *string          `json:"topic_id" show:"topic id"`
-	RecordTime    *time.Time       `json:"record_time" show:"record time"`
+	ClusterID     *string          `json:"cluster_id"`
+	TopicID       *string          `json:"topic_id"`
+	RecordTime    *time.Time       `json:"record_time"`
 	LogAppendTime bool             `json:"log_append_time" doc:"the broker set RecordTime, and not the producer"`
-	RecordKey     reports.Octets   `json:"record_key" show:"record key=MessageKey"`
-	Replay        int32            `json:"replay" show:"replay=ReplayText" doc:"the replay in which the message was parked; 0: none"`
+	RecordKey     reports.Octets   `json:"record_key"`
+	Replay        int32            `json:"replay" doc:"the replay in which the message was parked; 0: none"`
 	ReplayResend  bool             `json:"replay_resend"`
-	Headers       []reports.Header `json:"headers" db:"-" show:"header"`
+	Headers       []reports.Header `json:"headers" db:"-"`
 
 	// Of a call: its id and lane in the log of the outbox, since when the remote may know its key,
 	// when its body was erased, the key that it was enqueued under if an operator has given it Key
 	// since, its trace context, and what a remote answered that has accepted it.
-	Method       *string         `json:"method" show:"method"`
-	Target       *string         `json:"target" show:"target"`
-	RowID        *int64          `json:"row_id" show:"log id"`
-	Lane         *int16          `json:"lane" show:"lane"`
-	FirstAttempt *time.Time      `json:"first_attempt_at" show:"first attempt"`
-	ErasedAt     *time.Time      `json:"erased_at" show:"erased at"`
+	Method       *string         `json:"method"`
+	Target       *string         `json:"target"`
+	RowID        *int64          `json:"row_id"`
+	Lane         *int16          `json:"lane"`
+	FirstAttempt *time.Time      `json:"first_attempt_at"`
+	ErasedAt     *time.Time      `json:"erased_at"`
 	Capture      bool            `json:"capture" doc:"the answer is kept for RelayConfig.Complete"`
 	Sealed       bool            `json:"sealed"`
-	FirstKey     *string         `json:"first_key" show:"first key"`
+	FirstKey     *string         `json:"first_key"`
 	Trace        *string         `json:"trace"`
-	Response     *ParkedResponse `json:"response" db:"-" show:"response"`
+	Response     *ParkedResponse `json:"response" db:"-"`
 
-	BodyBytes *int32         `json:"body_bytes" show:"body=BodyText" doc:"size of the body"`
+	BodyBytes *int32         `json:"body_bytes" doc:"size of the body"`
 	Body      reports.Octets `json:"body,omitzero" doc:"nil unless it was asked for"`
 
 	opened     bool // Body is as it was before it was sealed
@@ -78,39 +77,6 @@ type ParkedDetail struct {
 	ResponseHeaders           *string  `json:"-"`
 	ResponseBytes             *int32   `json:"-"`
 	ResponseBody              []byte   `json:"-"`
-}
-
-// Order is the row's place among those of its ordering key.
-func (d *ParkedDetail) Order() string {
-	if d.OrderKey == nil {
-		return ""
-	}
-	place := fmt.Sprintf("%s: %d unsettled before it, %d after it", *d.OrderKey, d.Ahead, d.Behind)
-	if d.Head != nil {
-		place += fmt.Sprintf("; first is row %d", *d.Head)
-	}
-	return place
-}
-
-// EventName is the event's id: of a webhook its sender's.
-func (d *ParkedDetail) EventName() string {
-	return reports.EventName(show.Text(d.Topic), show.Text(d.EventID))
-}
-
-// MessageKey is the record key of a message.
-func (d *ParkedDetail) MessageKey() string {
-	if d.Kind != parked.Message {
-		return ""
-	}
-	return d.RecordKey.String()
-}
-
-// ReplayText is the replay of the message, empty if there is none.
-func (d *ParkedDetail) ReplayText() string {
-	if d.Replay == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%d, calls under keys of their own: %s", d.Replay, map[bool]string{true: "yes", false: "no"}[d.ReplayResend])
 }
 
 // Open opens a sealed body with the keys of the program that sealed it.
@@ -146,23 +112,12 @@ func (d *ParkedDetail) places() (all [][16]byte) {
 	return all
 }
 
-// BodyText is the body, or why it is not shown.
-func (d *ParkedDetail) BodyText() string {
-	switch {
-	case d.BodyBytes == nil:
-		return "none"
-	case d.Sealed && !d.opened && d.ErasedAt == nil:
-		return "sealed, " + show.Size(float64(*d.BodyBytes)) + "; -body -seal-keys FILE shows it"
-	}
-	return d.Body.Shown(int64(*d.BodyBytes), d.ErasedAt)
-}
-
 // ParkedResponse is the answer of a remote that has accepted a call which is still to be completed.
 type ParkedResponse struct {
-	Status  *int32         `json:"status" show:"response status"`
-	Headers *string        `json:"headers" show:"response header"`
-	Bytes   *int32         `json:"body_bytes" show:"response bytes"`
-	Body    reports.Octets `json:"body,omitzero" show:"response body" doc:"nil unless it was asked for"`
+	Status  *int32         `json:"status"`
+	Headers *string        `json:"headers"`
+	Bytes   *int32         `json:"body_bytes"`
+	Body    reports.Octets `json:"body,omitzero" doc:"nil unless it was asked for"`
 }
 
 // ParkedByID returns one parked row whole, with its body if body is set: bodies may be private. It

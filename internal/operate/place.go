@@ -10,11 +10,10 @@ import (
 )
 
 // PlaceList is the list of places.
-var PlaceList = listing[reports.PlaceFilter, reports.Place]{
-	List: List{
-		Name:    "place list",
-		Summary: "list the tenants that live in one of several databases",
-		Help: `
+var PlaceList = &List[reports.PlaceFilter, reports.Place]{
+	Name:    "place list",
+	Summary: "list the tenants that live in one of several databases",
+	Help: `
 Lists the tenants and other places that this database knows, for programs that have several databases (package shard;
 docs/scaling.md). A place lives in one database, its shard. It changes nothing.
 
@@ -23,10 +22,27 @@ running work ends; left. OTHER is where the place goes, or came from. MOVES is h
 
 Example:
   onlyonce place list -postgres "$SHARD_A" -state leaving`,
-		None: "No places.",
-	},
-	read: reports.Places,
-}.list()
+	None:    "No places.",
+	Columns: PlaceColumns,
+	fields:  placeFilterFields,
+	read:    reports.Places,
+}
+
+func placeFilterFields(f *reports.PlaceFilter) []Field {
+	return []Field{
+		At(&f.Place, "place", "P", "only the place P, for example a tenant"),
+		At(&f.State, "state", "STATE",
+			"only those in STATE: claimed, here, leaving or left").OneOf("claimed", "here", "leaving", "left"),
+		At(&f.Limit, "limit", "N", "at most N places (default 100)").Between(1, 10_000),
+	}
+}
+
+func leavePlaceFields(in *ops.LeavePlaceInput) []Field {
+	return []Field{
+		At(&in.Place, "place", "P", "the tenant or other place P").needed(),
+		At(&in.To, "to", "NAME", "the NAME of the database that it goes to").needed(),
+	}
+}
 
 func leavePlace() *Decision {
 	return entry[ops.LeavePlaceInput, ops.LeftPlace]{
@@ -48,8 +64,9 @@ Example:
   onlyonce place leave -postgres "$SHARD_A" -place acme -to b -reason "OPS-40"`,
 			Waits: "waiting for the place's open transactions to end",
 		},
-		needs: "place to",
-		do:    ops.LeavePlace,
+		fields: leavePlaceFields,
+		shown:  func(in *ops.LeavePlaceInput) **ops.LeftPlace { return &in.Shown },
+		do:     ops.LeavePlace,
 		would: func(_ *ops.LeavePlaceInput, d *ops.LeftPlace) (s Said) {
 			s.say("%s: %s -> %s, for %s", d.Place, d.Before, d.After, d.To)
 			if d.After == "leaving" {
@@ -72,8 +89,8 @@ Example:
 type adoptingPlace struct {
 	ops.AdoptPlaceInput
 	From
-	As          string `flag:"as" arg:"NAME" doc:"with -from: the NAME of this database, as place leave gave it"`
-	WithoutKeys bool   `flag:"without-keys" doc:"with -from: bring no keys"`
+	As          string
+	WithoutKeys bool
 }
 
 func (in *adoptingPlace) Check() error {
@@ -90,6 +107,13 @@ func (in *adoptingPlace) Check() error {
 		return invalid("`Late`: only with `StandardKeys`")
 	}
 	return in.check()
+}
+
+func adoptingPlaceFields(in *adoptingPlace) []Field {
+	place := At(&in.Place, "place", "P", "the tenant or other place P").needed()
+	return append(append([]Field{place}, in.From.fields()...),
+		At(&in.As, "as", "NAME", "with -from: the NAME of this database, as place leave gave it"),
+		Option(&in.WithoutKeys, "without-keys", "with -from: bring no keys"))
 }
 
 func adoptPlace() *Decision {
@@ -114,7 +138,8 @@ Example:
   onlyonce place adopt -postgres "$SHARD_B" -from "$SHARD_A" -as b -place acme -standard-keys -reason "OPS-40"`,
 			Waits: "waiting for the place's open transactions to end, or for its rows to come over",
 		},
-		needs: "place",
+		fields: adoptingPlaceFields,
+		shown:  func(in *adoptingPlace) **ops.AdoptedPlace { return &in.Shown },
 		do: func(ctx context.Context, db ops.DB, by ops.By, in adoptingPlace) (*ops.AdoptedPlace, error) {
 			in.AdoptPlaceInput.From = in.origin(in.As)
 			return ops.AdoptPlace(ctx, db, by, in.AdoptPlaceInput)

@@ -22,15 +22,42 @@ type OffsetsAt func(ctx context.Context, topic string, partitions []int32, at ti
 // Replaying is the input of "replay". Offsets of Since and Until are found when it is worked out.
 type Replaying struct {
 	ops.ReplayInput
-	Since   moment `flag:"since" arg:"TIME" doc:"instead of -from: the first message of TIME or later, by the messages' timestamps: 2026-03-01T12:00:00Z, or 36h for that long ago" label:"Since" hint:"Instead of an offset: the first message of that time or later, for example 2026-03-01T12:00:00Z, or 36h for that long ago."`
-	Until   moment `flag:"until" arg:"TIME" doc:"instead of -to: up to the first message of TIME or later" label:"Until" hint:"Instead of an offset: up to the first message of that time or later."`
-	Brokers string `flag:"brokers" arg:"LIST" doc:"with -since and -until: Kafka's brokers, LIST is host:port,... (default: $ONLYONCE_KAFKA_BROKERS); not for a topic of webhooks"`
-	Login   string `flag:"broker-login" arg:"FILE" doc:"with -since and -until: TLS and login of the brokers, a FILE in JSON, as of onlyonce doctor"`
-	Follow  bool   `flag:"follow" doc:"say how far the replay is, until it has ended"`
+	Since   moment
+	Until   moment
+	Brokers string
+	Login   string
+	Follow  bool
 
 	Kafka OffsetsAt // the program or the console sets it. Nil: no brokers are known
 
 	without *int // partitions in which nothing that was handled lies in this time
+}
+
+func replayFields(in *Replaying) []Field {
+	return append(cursorFields(&in.CursorName),
+		At(&in.From, "from", "OFFSET", "the first OFFSET that is handled again").
+			asked("From offset", "The first that is handled again."),
+		At(&in.To, "to", "OFFSET",
+			"the first OFFSET that is not (default: the position, which is the most)").From(1).
+			asked("To offset", "The first that is not. Empty: the position."),
+		Option(&in.Resend, "resend", "give calls that are enqueued new keys: remotes apply them again").
+			asked("Send the calls of these messages again too, under new keys: remotes apply them again", ""),
+		At(&in.Since, "since", "TIME",
+			"instead of -from: the first message of TIME or later, by the messages' timestamps: "+
+				"2026-03-01T12:00:00Z, or 36h for that long ago").
+			asked("Since",
+				"Instead of an offset: the first message of that time or later, for example "+
+					"2026-03-01T12:00:00Z, or 36h for that long ago."),
+		At(&in.Until, "until", "TIME", "instead of -to: up to the first message of TIME or later").
+			asked("Until", "Instead of an offset: up to the first message of that time or later."),
+		At(&in.Brokers, "brokers", "LIST",
+			"with -since and -until: Kafka's brokers, LIST is host:port,... (default: "+
+				"$ONLYONCE_KAFKA_BROKERS); not for a topic of webhooks"),
+		At(&in.Login, "broker-login", "FILE",
+			"with -since and -until: TLS and login of the brokers, a FILE in JSON, as of "+
+				"onlyonce doctor"),
+		Option(&in.Follow, "follow", "say how far the replay is, until it has ended"),
+	)
 }
 
 // ByTime reports whether offsets are to be found by their time.

@@ -54,7 +54,9 @@ Example:
 			Title:  "Replay",
 			Means:  "Messages of the range are handled and applied again, although that was done. First undo what they did. New messages wait until the replay is over.",
 		},
-		needs: "scope from|since",
+		fields: replayFields,
+		needs:  []string{"from", "since"},
+		shown:  func(in *Replaying) **ops.Replayed { return &in.Shown },
 		begin: func(in *Replaying) {
 			whole(&in.CursorName)
 			in.without = new(int)

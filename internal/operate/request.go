@@ -9,7 +9,7 @@ import (
 // Resolve is the input of "request resolve".
 type Resolve struct {
 	ops.ResolveRequestInput
-	SealKeys string `flag:"seal-keys" arg:"FILE" doc:"the layer's sealing keys, in FILE"` // the program reads Sealer of it
+	SealKeys string // the program reads Sealer of it
 }
 
 // Check returns an error unless the fields go together.
@@ -23,6 +23,22 @@ func (in *Resolve) Check() error {
 		return &ops.Error{Kind: ops.ErrInvalid, Reason: "missing: `Result`, what the step returns to the handler (an empty text where that is nothing)"}
 	}
 	return nil
+}
+
+func resolveFields(in *Resolve) []Field {
+	result := At(&in.Result, "result", "TEXT", "what the step returns, TEXT").
+		asked("Result", "What the step returns to the handler. Only if it had its effect.")
+	result.blank = true
+	return []Field{
+		At(&in.ID, "id", "ID", "the request's ID, as onlyonce request list shows it").needed(),
+		At(&in.Step, "step", "NAME", "the step's NAME").needed(),
+		Option(&in.Applied, "applied", "it had its effect").
+			asked("It had its effect at the provider", ""),
+		Option(&in.NotApplied, "not-applied", "it had no effect").
+			asked("It had none: the call is made again, under its key", ""),
+		result,
+		At(&in.SealKeys, "seal-keys", "FILE", "the layer's sealing keys, in FILE"),
+	}
 }
 
 func resolveRequest() *Decision {
@@ -46,7 +62,9 @@ Example:
 			Title: "Resolve a step",
 			Means: "A request has begun an external call, and its outcome is not known. Ask the provider, and record here what happened. When the client sends the request again, it continues from there.",
 		},
-		needs: "id step applied|not-applied",
+		fields: resolveFields,
+		needs:  []string{"applied", "not-applied"},
+		shown:  func(in *Resolve) **ops.RequestChange { return &in.Shown },
 		do: func(ctx context.Context, db ops.DB, by ops.By, in Resolve) (*ops.RequestChange, error) {
 			return ops.ResolveRequest(ctx, db, by, in.ResolveRequestInput)
 		},
@@ -61,6 +79,17 @@ Example:
 		},
 	}.decision()
 }
+
+func requestFields(in *ops.RequestInput) []Field {
+	return []Field{
+		At(&in.ID, "id", "ID", "the request's ID, as onlyonce request list shows it"),
+		At(&in.Tenant, "tenant", "T", "the tenant T (default: none)"),
+		At(&in.Scope, "scope", "S", "the scope S"),
+		At(&in.Key, "key", "KEY", "the idempotency key, KEY"),
+	}
+}
+
+func shownRequest(in *ops.RequestInput) **ops.RequestChange { return &in.Shown }
 
 func closeRequest() *Decision {
 	return entry[ops.RequestInput, ops.RequestChange]{
@@ -80,7 +109,9 @@ Example:
 			Title:  "Close the request",
 			Means:  "The request is completed without an answer. What its steps did at the provider stays, and what its handler would have written is never written. Copies of it get 410.",
 		},
-		do: ops.CloseRequest,
+		fields: requestFields,
+		shown:  shownRequest,
+		do:     ops.CloseRequest,
 		would: func(_ *ops.RequestInput, d *ops.RequestChange) Said {
 			s := request(d)
 			s.say("Close the request: copies of it get 410 and do not run. What its steps did at the provider stays, and what the handler would have written is never written.")
@@ -108,7 +139,9 @@ Example:
 			Danger: true,
 			Waits:  "waiting for the request",
 		},
-		do: ops.EraseRequest,
+		fields: requestFields,
+		shown:  shownRequest,
+		do:     ops.EraseRequest,
 		would: func(_ *ops.RequestInput, d *ops.RequestChange) Said {
 			s := request(d)
 			s.say("Erase the answer. It cannot be brought back; copies of the request get 410 and do not run.")
@@ -122,6 +155,6 @@ Example:
 
 // request shows the request that a decision is about.
 func request(d *ops.RequestChange) Said {
-	columns, rows := Table([]ops.Request{d.Request})
+	columns, rows := RequestColumns.Table([]ops.Request{d.Request})
 	return Said{Columns: columns, Rows: rows}
 }

@@ -12,15 +12,15 @@ import (
 // TopicSum adds up the cursors of one scope and topic, and the reports of living processes about
 // them.
 type TopicSum struct {
-	Scope      string   `col:"SCOPE"`
-	Topic      string   `col:"TOPIC"`
-	Partitions int      `col:"PARTITIONS"`         // in use
-	Owned      int      `col:"OWNED" by:"OwnedOf"` // of those, that a living process owns
-	Lag        int64    `col:"LAG" by:"LagText"`   // messages between positions and the log's ends
+	Scope      string
+	Topic      string
+	Partitions int      // in use
+	Owned      int      // of those, that a living process owns
+	Lag        int64    // messages between positions and the log's ends
 	AtLeast    bool     // Lag has partitions without an owner, whose log's end is as it was last reported
-	LastBatch  *float64 `col:"LAST BATCH,since"` // age of the latest batch in seconds; nil: none since the processes own them
+	LastBatch  *float64 // age of the latest batch in seconds; nil: none since the processes own them
 
-	Halted    int `col:"STATE" by:"State"` // partitions, as are the following
+	Halted    int // partitions, as are the following
 	Waiting   int
 	Paused    int
 	Replaying int
@@ -28,7 +28,7 @@ type TopicSum struct {
 }
 
 // Topics adds up the cursors and the reports of living processes, by scope and topic.
-func Topics(r *ops.StatusReport) []*TopicSum {
+func Topics(r *ops.StatusReport) (all []TopicSum) {
 	var sums []*TopicSum
 	find := func(scope, topic string) *TopicSum {
 		for _, s := range sums {
@@ -77,8 +77,9 @@ func Topics(r *ops.StatusReport) []*TopicSum {
 	}
 	for _, s := range sums {
 		s.Partitions = max(s.Partitions, s.Owned) // a halted partition may have no cursor yet
+		all = append(all, *s)
 	}
-	return sums
+	return all
 }
 
 func (s *TopicSum) add(p *ops.OwnedPartition, seen float64) {
@@ -127,20 +128,20 @@ func (s *TopicSum) LagText() string {
 
 // Process is a part of a process, for example a consumer, and what it says of itself.
 type Process struct {
-	What string `col:"SCOPE"` // of a consumer its scope, of another part what it is and its name
+	What string // of a consumer its scope, of another part what it is and its name
 	*ops.Owner
-	Reported  string   `col:"REPORTED"`
-	Owns      int      `col:"PARTITIONS"`
-	Lag       int64    `col:"LAG"`
-	LastBatch *float64 `col:"LAST BATCH,since"`
-	Halted    int      `col:"HALTED"`
-	Kinds     string   `col:"FAULTS"`
+	Reported  string
+	Owns      int
+	Lag       int64
+	LastBatch *float64
+	Halted    int
+	Kinds     string
 }
 
 // Processes are the living processes, and those silent for at most 5 minutes.
-func Processes(r *ops.StatusReport) (all []*Process) {
+func Processes(r *ops.StatusReport) (all []Process) {
 	for _, o := range r.Processes() {
-		p := &Process{What: o.Scope, Owner: o, Owns: len(o.Partitions), Reported: show.Ago(o.SeenAgeSeconds) + " ago", Kinds: o.FaultKinds()}
+		p := Process{What: o.Scope, Owner: o, Owns: len(o.Partitions), Reported: show.Ago(o.SeenAgeSeconds) + " ago", Kinds: faultKinds(o)}
 		if o.Part != "consumer" {
 			p.What = strings.TrimSpace(o.Part + " " + o.Scope)
 		}
@@ -159,21 +160,21 @@ func Processes(r *ops.StatusReport) (all []*Process) {
 
 // SinkSum is a sink's calls that are not delivered, and the relays that send them.
 type SinkSum struct {
-	Sink        string   `col:"SINK"`
-	Undelivered *int64   `col:"CALLS"` // that are not delivered; nil: not counted
-	Retrying    *int64   `col:"RETRIED"`
-	Blocked     *int64   `col:"BEHIND"`
-	Oldest      *float64 `col:"OLDEST,age"`
-	Relays      int64    `col:"RELAYS"`
-	Lanes       string   `col:"LANES HELD"`
-	State       string   `col:"STATE"`
-	LastError   *string  `col:"LAST ERROR"`
+	Sink        string
+	Undelivered *int64 // that are not delivered; nil: not counted
+	Retrying    *int64
+	Blocked     *int64
+	Oldest      *float64
+	Relays      int64
+	Lanes       string
+	State       string
+	LastError   *string
 }
 
 // Sinks are the sinks that a relay lists or that have calls, and how many calls are not delivered.
-func Sinks(r *ops.StatusReport) (sinks []*SinkSum, pending int64) {
+func Sinks(r *ops.StatusReport) (sinks []SinkSum, pending int64) {
 	for _, l := range r.Relays {
-		s := &SinkSum{Sink: l.Sink, Relays: l.Members, Lanes: fmt.Sprintf("%d of %d", l.LanesHeld, l.Lanes)}
+		s := SinkSum{Sink: l.Sink, Relays: l.Members, Lanes: fmt.Sprintf("%d of %d", l.LanesHeld, l.Lanes)}
 		if r.OutboxCounted {
 			s.Undelivered = new(int64)
 			s.Retrying = new(int64)
@@ -187,17 +188,17 @@ func Sinks(r *ops.StatusReport) (sinks []*SinkSum, pending int64) {
 	for i := range r.Outbox {
 		o := &r.Outbox[i]
 		pending += o.Count
-		at := slices.IndexFunc(sinks, func(s *SinkSum) bool { return s.Sink == o.Sink })
+		at := slices.IndexFunc(sinks, func(s SinkSum) bool { return s.Sink == o.Sink })
 		if at < 0 {
-			at, sinks = len(sinks), append(sinks, &SinkSum{Sink: o.Sink, State: "no relay lists it"})
+			at, sinks = len(sinks), append(sinks, SinkSum{Sink: o.Sink, State: "no relay lists it"})
 		}
-		s := sinks[at]
+		s := &sinks[at]
 		s.Undelivered = &o.Count
 		s.Retrying = &o.Retrying
 		s.Blocked = &o.Blocked
 		s.Oldest = o.OldestAgeSeconds
 		s.LastError = o.LastError
 	}
-	slices.SortFunc(sinks, func(a, b *SinkSum) int { return strings.Compare(a.Sink, b.Sink) })
+	slices.SortFunc(sinks, func(a, b SinkSum) int { return strings.Compare(a.Sink, b.Sink) })
 	return sinks, pending
 }

@@ -25,6 +25,11 @@ func CallOf(state, reason string, mayBeApplied bool) KnownCall {
 // whatever wrote its row.
 const CallOpen = `(p.kind = 'call' and p.settled_at is null and p.response_status is null and (p.first_attempt_at is not null or p.state = 'reconcile'))`
 
+// CapturedCall is a condition on a row of onlyonce.parked: a call that was delivered, whose answer
+// was captured (Call.Capture) and which is complete. It was never in trouble, so it is counted
+// apart, and lists leave it out. By the index parked_troubled, which has all other settled rows.
+const CapturedCall = `(kind = 'call' and state = 'resolved' and reason = 'completion')`
+
 // After returns what becomes of a call after an attempt (O6). tooLate means that no attempt was
 // made, because the remote may have forgotten the key: only an open call has one that it can
 // forget.

@@ -18,7 +18,7 @@ type Conn struct {
 func (p *Pool) Acquire(ctx context.Context) (*Conn, error) {
 	conn, err := p.pool.Acquire(ctx)
 	if err != nil {
-		return nil, p.Watch(err)
+		return nil, p.markAcquire(err)
 	}
 	return &Conn{conn, p}, nil
 }
@@ -41,14 +41,14 @@ func (c *Conn) Conn() *pgx.Conn { return c.conn.Conn() }
 func (c *Conn) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	tag, err := c.conn.Exec(ctx, sql, args...)
 	Note(c.Conn(), err)
-	return tag, err
+	return tag, Mark(c.Conn().Config(), err)
 }
 
 // SendBatch is pgx's. The caller reads the error of Close.
 func (c *Conn) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	return results{c.conn.SendBatch(ctx, b), func(err error) error {
 		Note(c.Conn(), err)
-		return err
+		return Mark(c.Conn().Config(), err)
 	}}
 }
 

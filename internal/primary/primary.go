@@ -18,9 +18,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
-	"net"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -118,15 +116,19 @@ func Refusals() map[string]int64 {
 type Pool struct {
 	pool   *pgxpool.Pool
 	log    *slog.Logger
+	outage *outage // nil without a logger
 	pinned bool
 }
 
 // Of returns a Pool of pool. Several can be of the same one. log may be nil.
 func Of(pool *pgxpool.Pool, log *slog.Logger) *Pool {
+	p := &Pool{pool: pool, log: log}
 	if log != nil { // not for each message of dedupe.Do: Config copies
-		count(Name(pool.Config().ConnConfig), 0)
+		c := pool.Config().ConnConfig
+		count(Name(c), 0)
+		p.outage = outageOf(c)
 	}
-	return &Pool{pool: pool, log: log}
+	return p
 }
 
 // Raw returns the pool itself. What runs on it is not watched.
@@ -135,13 +137,21 @@ func (p *Pool) Raw() *pgxpool.Pool { return p.pool }
 // MaxConns returns how many connections the pool has at most.
 func (p *Pool) MaxConns() int { return int(p.pool.Config().MaxConns) }
 
-// Watch resets the pool if err is such a refusal. It returns err. Call it with the error of an
-// engine's transaction that does not run by the methods of Pool and [Conn].
+// Watch resets the pool if err is such a refusal. It returns err, as [Mark] does. Call it with the
+// error of an engine's transaction that does not run by the methods of Pool and [Conn].
 func (p *Pool) Watch(err error) error {
+	if err == nil {
+		p.answered()
+		return nil
+	}
 	if Refused(err) {
 		p.reset(err)
 	}
-	return err
+	marked := Mark(p.pool.Config().ConnConfig, err)
+	if _, away := errors.AsType[*Away](marked); !away && !errors.Is(err, context.Canceled) {
+		p.answered() // by an error, or without a row
+	}
+	return marked
 }
 
 func (p *Pool) reset(err error) {
@@ -151,7 +161,7 @@ func (p *Pool) reset(err error) {
 	if p.log == nil {
 		return
 	}
-	address := net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port)))
+	address := addressOf(c)
 	if held, yes := logged.Let(address+"/"+c.Database, time.Now(), pace.Refusals); yes {
 		p.log.Error("onlyonce: the database takes no writes: the server is a standby, or set to read-only; the pool's connections are closed, and new ones are tried",
 			"address", address, "database", c.Database, "error", err, "held_back", held)

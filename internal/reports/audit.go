@@ -23,20 +23,20 @@ select id, at, actor, action, reason, detail
 
 // AuditRow is a decision that an operator made.
 type AuditRow struct {
-	ID     int64           `json:"id" col:"ID"`
-	At     time.Time       `json:"at" col:"AT"`
-	Actor  string          `json:"actor" col:"ACTOR" doc:"the login, unless the program named a person"`
-	Action string          `json:"action" col:"ACTION" doc:"the command, for example \"parked redrive\""`
-	Reason string          `json:"reason" col:"REASON"`
+	ID     int64           `json:"id"`
+	At     time.Time       `json:"at"`
+	Actor  string          `json:"actor" doc:"the login, unless the program named a person"`
+	Action string          `json:"action" doc:"the command, for example \"parked redrive\""`
+	Reason string          `json:"reason"`
 	Detail json.RawMessage `json:"detail" doc:"what was changed, an object whose fields depend on the action"`
 }
 
 // AuditFilter picks audit rows. The zero value picks the newest DefaultLimit.
 type AuditFilter struct {
-	Actor  string `flag:"actor" arg:"A" doc:"only decisions of the actor A"`
-	Action string `flag:"action" arg:"COMMAND" doc:"only decisions by the COMMAND, such as \"parked redrive\""`
-	Before int64  // only rows with a lower id: the next page; 0: from the newest
-	Limit  int    `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N decisions (default 100)"`
+	Actor  string
+	Action string
+	Before int64 // only rows with a lower id: the next page; 0: from the newest
+	Limit  int
 }
 
 // AuditRows returns the audit rows that the filter picks, newest first, and whether there are more.

@@ -78,18 +78,18 @@ select r.id, r.key::text as key, r.sink, r.lane, r.name, r.tenant, r.scope, r.me
 // [Parked].
 type PendingCall struct {
 	ID        int64      `json:"id"`
-	Key       string     `json:"key" col:"KEY" doc:"the idempotency key"`
-	Sink      string     `json:"sink" col:"SINK"`
+	Key       string     `json:"key" doc:"the idempotency key"`
+	Sink      string     `json:"sink"`
 	Lane      int16      `json:"lane"`
-	Name      string     `json:"name" col:"NAME"`
-	Tenant    string     `json:"tenant" col:"TENANT"`
-	Scope     string     `json:"scope" col:"SCOPE"`
+	Name      string     `json:"name"`
+	Tenant    string     `json:"tenant"`
+	Scope     string     `json:"scope"`
 	Method    string     `json:"method"`
 	Target    string     `json:"target"`
 	Listed    bool       `json:"listed" doc:"a relay has listed the sink; if none has, the call waits"`
-	CreatedAt time.Time  `json:"created_at" col:"AGE,ago"`
-	NotBefore *time.Time `json:"not_before" col:"STATE" by:"State" doc:"it is not sent before this time; nil: at once"`
-	Bytes     int64      `json:"bytes" col:"SIZE,size" doc:"size of its body"`
+	CreatedAt time.Time  `json:"created_at"`
+	NotBefore *time.Time `json:"not_before" doc:"it is not sent before this time; nil: at once"`
+	Bytes     int64      `json:"bytes" doc:"size of its body"`
 }
 
 // State is why the call is not sent yet; empty: it is a relay's turn.
@@ -105,10 +105,10 @@ func (c *PendingCall) State() string {
 
 // CallFilter picks calls that are to be sent. The zero value picks the oldest DefaultLimit.
 type CallFilter struct {
-	Sink  string `flag:"sink" arg:"S" doc:"only calls to the sink S"`
-	Scope string `flag:"scope" arg:"S" doc:"only calls of the scope S"`
-	Name  string `flag:"name" arg:"N" doc:"only calls of the name N"`
-	Limit int    `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N calls, from 1 to 10000 (default 100)"`
+	Sink  string
+	Scope string
+	Name  string
+	Limit int
 }
 
 // PendingCallList returns the calls of the log that are to be sent, oldest first, and whether there
@@ -128,49 +128,38 @@ type OldestCall struct {
 
 // Call is everything that the log has of one call. A nil pointer means: none, or not yet.
 type Call struct {
-	ID        int64      `json:"id" show:"log id"`
-	Key       string     `json:"key" show:"key" doc:"the idempotency key"`
-	State     string     `json:"state" show:"state"`
-	Sink      string     `json:"sink" show:"sink"`
-	Listed    bool       `json:"listed" show:"relay=Relay" doc:"a relay has listed the sink"`
-	Lane      int16      `json:"lane" show:"lane"`
-	Name      string     `json:"name" show:"name"`
-	Tenant    string     `json:"tenant" show:"tenant"`
-	Scope     string     `json:"scope" show:"scope"`
-	Method    string     `json:"method" show:"method"`
-	Target    string     `json:"target" show:"target"`
-	Headers   string     `json:"headers" show:"header" doc:"a line \"Name: value\" for each"`
-	Trace     *string    `json:"trace" show:"trace" doc:"its trace context"`
-	OrderKey  *string    `json:"order_key" show:"ordering key"`
-	CreatedAt time.Time  `json:"created_at" show:"enqueued at"`
-	NotBefore *time.Time `json:"not_before" show:"not before"`
-	ErasedAt  *time.Time `json:"erased_at" show:"erased at" doc:"when its body was erased"`
+	ID        int64      `json:"id"`
+	Key       string     `json:"key" doc:"the idempotency key"`
+	State     string     `json:"state"`
+	Sink      string     `json:"sink"`
+	Listed    bool       `json:"listed" doc:"a relay has listed the sink"`
+	Lane      int16      `json:"lane"`
+	Name      string     `json:"name"`
+	Tenant    string     `json:"tenant"`
+	Scope     string     `json:"scope"`
+	Method    string     `json:"method"`
+	Target    string     `json:"target"`
+	Headers   string     `json:"headers" doc:"a line \"Name: value\" for each"`
+	Trace     *string    `json:"trace" doc:"its trace context"`
+	OrderKey  *string    `json:"order_key"`
+	CreatedAt time.Time  `json:"created_at"`
+	NotBefore *time.Time `json:"not_before"`
+	ErasedAt  *time.Time `json:"erased_at" doc:"when its body was erased"`
 	Capture   bool       `json:"capture" doc:"the answer is kept for RelayConfig.Complete"`
 	Sealed    bool       `json:"sealed" doc:"its body is encrypted"`
-	Bytes     int64      `json:"bytes" show:"body=BodyText" doc:"size of its body"`
+	Bytes     int64      `json:"bytes" doc:"size of its body"`
 	Body      Octets     `json:"body,omitzero"`
 
-	ParkedID  *int64     `json:"parked_id" show:"parked row" doc:"the row of a call that has failed; Attempts, Error and SettledAt are that row's"`
-	Attempts  *int32     `json:"attempts" show:"attempts"`
-	Error     *string    `json:"error" show:"error"`
-	SettledAt *time.Time `json:"settled_at" show:"settled at"`
+	ParkedID  *int64     `json:"parked_id" doc:"the row of a call that has failed; Attempts, Error and SettledAt are that row's"`
+	Attempts  *int32     `json:"attempts"`
+	Error     *string    `json:"error"`
+	SettledAt *time.Time `json:"settled_at"`
 
 	// The pause of its sink.
-	PausedAt    *time.Time `json:"paused_at" show:"paused=Paused"`
+	PausedAt    *time.Time `json:"paused_at"`
 	PausedBy    *string    `json:"paused_by"`
 	PauseReason *string    `json:"pause_reason"`
 }
-
-// Relay says that no relay would send the call, empty if one would.
-func (c *Call) Relay() string {
-	if c.Listed {
-		return ""
-	}
-	return "no relay has listed the sink"
-}
-
-// Paused describes the pause of its sink, empty if there is none.
-func (c *Call) Paused() string { return PauseText(c.PausedAt, c.PausedBy, c.PauseReason) }
 
 // PauseText describes the pause of a sink: since when, by which actor and why. It is empty if there
 // is none.
@@ -180,9 +169,6 @@ func PauseText(at *time.Time, by, reason *string) string {
 	}
 	return fmt.Sprintf("since %s by %s: %s", show.Instant(*at), show.OrDash(by), show.OrDash(reason))
 }
-
-// BodyText is the body, or why it is not shown.
-func (c *Call) BodyText() string { return c.Body.Shown(c.Bytes, c.ErasedAt) }
 
 // CallByKey returns what the log has of the call with an idempotency key, with its body if body is
 // set: bodies may be private. It returns nil if the log has no such call: it was never enqueued, or

@@ -24,18 +24,18 @@ const (
 // ConnectionQuestion is what works on one database. A part of which there are 0 processes is left
 // out.
 type ConnectionQuestion struct {
-	Consumers   int `flag:"consumers" arg:"N" most:"100000" doc:"N processes with consumers"`
-	Partitions  int `flag:"partitions" arg:"N" least:"1" most:"100000" doc:"N partitions of all topics that they consume"`
-	Concurrency int `flag:"concurrency" arg:"N" least:"1" most:"100000" doc:"N transactions of one partition at once (default 1)"`
-	Servers     int `flag:"servers" arg:"N" most:"100000" doc:"N processes that serve requests"`
-	Requests    int `flag:"requests" arg:"N" least:"1" most:"100000" doc:"N requests that one of them works on at once"`
-	Operations  int `flag:"operations" arg:"N" most:"100000" doc:"N operations at once"`
-	Relays      int `flag:"relays" arg:"N" most:"100000" doc:"N relays"`
-	Sinks       int `flag:"sinks" arg:"N" least:"1" most:"100000" doc:"N sinks of each relay"`
-	Exporters   int `flag:"exporters" arg:"N" most:"100000" doc:"N exporters"`
-	Consoles    int `flag:"consoles" arg:"N" most:"100000" doc:"N consoles"`
-	Other       int `flag:"other" arg:"N" most:"100000" doc:"N connections of all else"`
-	Pooler      int `flag:"pooler" arg:"N" least:"1" most:"100000" doc:"N connections to the server that a pooler makes at most"` // 0: there is none
+	Consumers   int
+	Partitions  int
+	Concurrency int
+	Servers     int
+	Requests    int
+	Operations  int
+	Relays      int
+	Sinks       int
+	Exporters   int
+	Consoles    int
+	Other       int
+	Pooler      int // 0: there is none
 }
 
 // ConnectionPart is the processes of one kind.

@@ -28,9 +28,9 @@ select id, scope, topic, partition, next_offset as position, run, start_offset, 
 
 // CursorFilter picks cursors. The zero value picks all.
 type CursorFilter struct {
-	Scope     string `flag:"scope" arg:"S" doc:"the scope S of the consumer"`
-	Topic     string `flag:"topic" arg:"T" doc:"the topic T"`
-	Partition *int32 `flag:"partition" arg:"N" doc:"the partition N"`
+	Scope     string
+	Topic     string
+	Partition *int32
 }
 
 // Cursors returns the cursors that the filter picks, as rows of type T, by scope, topic and

@@ -2,7 +2,6 @@ package reports
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/parked"
-	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/seal"
 )
 
@@ -64,28 +62,28 @@ const oneEventSQL = eventColumns + `, l.order_key, l.header_names, l.header_valu
 
 // Event is an event of the event log, without its body.
 type Event struct {
-	Topic      string     `json:"topic" show:"stream" col:"STREAM" doc:"\"webhook.\" and the endpoint for webhooks, \"queue.\" and its name for queues"`
-	Partition  int32      `json:"partition" show:"position=Position" col:"PARTITION"`
-	Offset     int64      `json:"offset" col:"OFFSET"`
-	ID         string     `json:"id" show:"id=Name" col:"EVENT" doc:"ENDPOINT/PROVIDER/ID for webhooks"`
-	Tenant     string     `json:"tenant" show:"tenant" col:"TENANT"`
-	State      string     `json:"state" show:"state" col:"STATE" doc:"unread if no consumer has begun to read it; \"before SCOPE\" if the consumer of that scope has not handled it; \"parked by SCOPE\" if it is parked there and not settled; or handled, by all"`
-	AppendedAt time.Time  `json:"appended_at" show:"appended at" col:"AGE,ago"`
-	ErasedAt   *time.Time `json:"erased_at" show:"erased at" doc:"when its body was erased"`
-	Bytes      int64      `json:"bytes" col:"SIZE,size" doc:"size of its body"`
+	Topic      string     `json:"topic" doc:"\"webhook.\" and the endpoint for webhooks, \"queue.\" and its name for queues"`
+	Partition  int32      `json:"partition"`
+	Offset     int64      `json:"offset"`
+	ID         string     `json:"id" doc:"ENDPOINT/PROVIDER/ID for webhooks"`
+	Tenant     string     `json:"tenant"`
+	State      string     `json:"state" doc:"unread if no consumer has begun to read it; \"before SCOPE\" if the consumer of that scope has not handled it; \"parked by SCOPE\" if it is parked there and not settled; or handled, by all"`
+	AppendedAt time.Time  `json:"appended_at"`
+	ErasedAt   *time.Time `json:"erased_at" doc:"when its body was erased"`
+	Bytes      int64      `json:"bytes" doc:"size of its body"`
 }
 
 // EventFilter picks events. The zero value picks the newest DefaultLimit.
 type EventFilter struct {
-	Topic     string `flag:"topic" arg:"T" doc:"only events of the stream T"`
-	Partition *int32 `flag:"partition" arg:"N" most:"32767" doc:"with -topic: only events of the partition N"`
+	Topic     string
+	Partition *int32
 
 	// ID is an event's id as stored, or the last part of it: of a webhook, its sender's id. It must
 	// be empty if Behind is set.
-	ID string `flag:"id" arg:"ID" doc:"only events of this ID, or whose id ends with /ID"`
+	ID string
 
-	Behind string `flag:"behind" arg:"SCOPE" doc:"only events that the consumer of SCOPE has not handled, oldest first"`
-	Limit  int    `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N events, from 1 to 10000 (default 100)"`
+	Behind string
+	Limit  int
 
 	// CountLimit bounds a search by ID. Defaults to CountLimit of this package.
 	CountLimit time.Duration
@@ -137,22 +135,14 @@ func EventName(topic, id string) string {
 // EventDetail is everything that the log has of one event.
 type EventDetail struct {
 	Event
-	OrderKey Octets   `json:"order_key" show:"ordering key" doc:"nil: it has none"`
-	Headers  []Header `json:"headers" db:"-" show:"header"`
-	Body     Octets   `json:"body,omitzero" show:"body=BodyText" doc:"nil unless it was asked for"`
+	OrderKey Octets   `json:"order_key" doc:"nil: it has none"`
+	Headers  []Header `json:"headers" db:"-"`
+	Body     Octets   `json:"body,omitzero" doc:"nil unless it was asked for"`
 
 	HeaderNames, HeaderValues [][]byte `json:"-"` // become Headers
 
 	opened bool // Body is as it was before it was sealed
 }
-
-// Position is where the event is.
-func (e *Event) Position() string {
-	return fmt.Sprintf("partition %d, offset %d", e.Partition, e.Offset)
-}
-
-// Name is the event's id: of a webhook its sender's.
-func (e *Event) Name() string { return EventName(e.Topic, e.ID) }
 
 // Sealed reports whether the body is sealed.
 func (e *EventDetail) Sealed() bool { return !e.opened && e.ErasedAt == nil && SealedEvent(e.Headers) }
@@ -172,14 +162,6 @@ func (e *EventDetail) Open(sealer *seal.Sealer) error {
 		e.Body, e.opened = body, true
 	}
 	return err
-}
-
-// BodyText is the body, or why it is not shown.
-func (e *EventDetail) BodyText() string {
-	if e.Sealed() {
-		return "sealed, " + show.Size(float64(e.Bytes)) + "; -body -seal-keys FILE shows it"
-	}
-	return e.Body.Shown(e.Bytes, e.ErasedAt)
 }
 
 // EventAt returns one event, with its body if body is set: bodies may be private. It returns nil if

@@ -36,14 +36,14 @@ select s.slot::bigint as slot, case when s.slot = r.cur then 'current' when s.sl
 
 // Stream is a stream of the event log, as one consumer reads it.
 type Stream struct {
-	Topic      string  `json:"topic" col:"STREAM"`
-	Partitions int64   `json:"partitions" col:"PARTITIONS"`
-	Scope      *string `json:"scope" col:"SCOPE" doc:"nil: no consumer has begun to read it"`
-	Group      *string `json:"group" col:"GROUP"`
-	Kept       int64   `json:"kept" col:"KEPT" doc:"events that the log holds"`
-	Behind     *int64  `json:"behind" col:"BEHIND" doc:"of those, events that the consumer has not handled; nil: no consumer"`
+	Topic      string  `json:"topic"`
+	Partitions int64   `json:"partitions"`
+	Scope      *string `json:"scope" doc:"nil: no consumer has begun to read it"`
+	Group      *string `json:"group"`
+	Kept       int64   `json:"kept" doc:"events that the log holds"`
+	Behind     *int64  `json:"behind" doc:"of those, events that the consumer has not handled; nil: no consumer"`
 	Unread     int64   `json:"unread_partitions" doc:"partitions that the consumer has not begun to read"`
-	Parked     int64   `json:"parked" col:"PARKED" doc:"its events that are parked and not settled"`
+	Parked     int64   `json:"parked" doc:"its events that are parked and not settled"`
 }
 
 // EventSegment is a table of the event log.

@@ -24,31 +24,31 @@ select o.id::text as id, case when o.state = 'running' and w.id is not null then
 // an event. Its result and the text of its error are left out. A nil pointer means: not yet, or
 // none.
 type Operation struct {
-	ID          string     `json:"id" col:"ID" doc:"a UUID, as its client has it"`
-	State       string     `json:"state" col:"STATE" doc:"one of: running, also while it waits to begin; suspended, if its work is parked and waits for an operator; succeeded; failed; cancelled"`
-	Tenant      string     `json:"tenant" col:"TENANT"`
+	ID          string     `json:"id" doc:"a UUID, as its client has it"`
+	State       string     `json:"state" doc:"one of: running, also while it waits to begin; suspended, if its work is parked and waits for an operator; succeeded; failed; cancelled"`
+	Tenant      string     `json:"tenant"`
 	Principal   string     `json:"principal"`
-	Name        string     `json:"name" col:"NAME"`
-	CreatedAt   time.Time  `json:"created_at" col:"SINCE"`
+	Name        string     `json:"name"`
+	CreatedAt   time.Time  `json:"created_at"`
 	CompletedAt *time.Time `json:"completed_at"`
 	ExpiresAt   *time.Time `json:"expires_at"`
 	Bytes       *int64     `json:"bytes" doc:"size of the stored result"`
-	ErrorCode   *string    `json:"error_code" col:"ERROR" doc:"of a failed one"`
-	Percent     *int16     `json:"percent" col:"PERCENT"`
+	ErrorCode   *string    `json:"error_code" doc:"of a failed one"`
+	Percent     *int16     `json:"percent"`
 	Progress    *string    `json:"progress" doc:"in words"`
 	UpdatedAt   *time.Time `json:"updated_at"`
 	CancelAt    *time.Time `json:"cancel_at" doc:"when its client asked to cancel it"`
-	ParkedID    *int64     `json:"parked_id" col:"PARKED" doc:"of a suspended one"`
+	ParkedID    *int64     `json:"parked_id" doc:"of a suspended one"`
 }
 
 // OperationFilter picks operations. The zero value picks the latest DefaultLimit that have not
 // ended.
 type OperationFilter struct {
-	All    bool   `flag:"all" doc:"those that have ended too"`
-	Tenant string `flag:"tenant" arg:"T" doc:"only those of the tenant T"`
-	Name   string `flag:"name" arg:"NAME" doc:"only those of the operation NAME, such as \"export\""`
-	ID     string `flag:"id" arg:"ID" doc:"only the operation whose id is the UUID ID"`
-	Limit  int    `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N operations (default 100)"`
+	All    bool
+	Tenant string
+	Name   string
+	ID     string
+	Limit  int
 }
 
 // OperationList returns the operations that the filter picks, those that have not ended first, and

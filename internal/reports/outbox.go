@@ -98,15 +98,15 @@ type OutboxSink struct {
 
 // OutboxLane is a sixteenth of a sink's calls.
 type OutboxLane struct {
-	Sink    string     `json:"-" col:"SINK"`
-	Lane    int16      `json:"lane" col:"LANE"`
-	Held    bool       `json:"held" col:"HELD" doc:"a relay holds the lease"`
-	Epoch   int64      `json:"epoch" col:"EPOCH" doc:"rises with each owner"`
-	Until   *time.Time `json:"until" col:"UNTIL" doc:"when the lease ends; nil: it was given back"`
-	Unheld  *float64   `json:"unheld_seconds" col:"UNHELD,age" doc:"for how long no relay has held it; nil: one holds it"`
-	Pending *int64     `json:"pending" db:"-" col:"PENDING" doc:"nil: not counted"`
-	InPass  *int64     `json:"in_pass" db:"-" col:"IN PASS" doc:"of those, how many its relay is sending"`
-	Age     *float64   `json:"oldest_age_seconds" db:"-" col:"OLDEST,age"`
+	Sink    string     `json:"-"`
+	Lane    int16      `json:"lane"`
+	Held    bool       `json:"held" doc:"a relay holds the lease"`
+	Epoch   int64      `json:"epoch" doc:"rises with each owner"`
+	Until   *time.Time `json:"until" doc:"when the lease ends; nil: it was given back"`
+	Unheld  *float64   `json:"unheld_seconds" doc:"for how long no relay has held it; nil: one holds it"`
+	Pending *int64     `json:"pending" db:"-" doc:"nil: not counted"`
+	InPass  *int64     `json:"in_pass" db:"-" doc:"of those, how many its relay is sending"`
+	Age     *float64   `json:"oldest_age_seconds" db:"-"`
 }
 
 // ParkedCalls counts the parked calls of a sink in one state that are not settled.

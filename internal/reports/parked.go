@@ -35,10 +35,10 @@ const (
    and ($11::text is null or reason = $11) and ($12::text is null or starts_with(error, $12))`
 )
 
-// parkedSQL lists parked rows, newest first. In: see parkedFilter, and below which id (null: from
-// the newest). Walks the primary key backwards until it has that many; with a key, by the indexes
-// parked_key and parked_first_key.
-const parkedSQL = ParkedRow + parkedFilter + ` and ($13::bigint is null or id < $13)
+// parkedSQL lists parked rows, newest first. In: see parkedFilter, below which id (null: from the
+// newest), and whether captured calls are listed too. Walks the primary key backwards until it has
+// that many; with a key, by the indexes parked_key and parked_first_key.
+const parkedSQL = ParkedRow + parkedFilter + ` and ($13::bigint is null or id < $13) and ($14::boolean or not ` + parked.CapturedCall + `)
  order by id desc limit $4`
 
 // openParkedSQL lists the parked rows that are not settled, oldest first. In: see parkedFilter, and
@@ -78,6 +78,12 @@ func (f *ParkedFilter) args(limit int) []any {
 		OrNull(f.Key), OrNull(f.Topic), f.Partition, f.Offset, OrNull(f.Reason), OrNull(f.ErrorPrefix)}
 }
 
+// captured reports whether calls are picked too that were delivered with a captured answer: by
+// their reason, by a key, and by the place of one row.
+func (f *ParkedFilter) captured() bool {
+	return f.Reason == parked.Completion || f.Key != "" || f.Offset != nil
+}
+
 // Parked returns the parked rows that the filter picks, as rows of type T, and whether there are
 // more: newest first, or with Unsettled oldest first. It reads rows of onlyonce.parked in that
 // order until it has found Limit+1, without bodies and headers, and settled ones only without
@@ -87,7 +93,11 @@ func Parked[T any](ctx context.Context, tx pgx.Tx, f ParkedFilter) (rows []T, mo
 	if f.Unsettled {
 		sql, from = openParkedSQL, f.After
 	}
-	rows, err = Collect[T](ctx, tx, sql, append(f.args(LimitOf(f.Limit)), OrNull(from))...)
+	args := append(f.args(LimitOf(f.Limit)), OrNull(from))
+	if !f.Unsettled {
+		args = append(args, f.captured())
+	}
+	rows, err = Collect[T](ctx, tx, sql, args...)
 	rows, more = Cut(rows, f.Limit)
 	return rows, more, err
 }
@@ -112,22 +122,29 @@ select kind, scope, sink, reason, state, error, count(*) as count, min(parked_at
  group by kind, scope, sink, reason, state, error
  order by count(*) desc, kind, scope, sink, reason, state, error limit $4`
 
-// settledCountSQL counts settled rows, up to a number. In: see parkedFilter, where the limit is
-// that number. Reads rows without their bodies until it has found so many.
+// settledCountSQL counts settled rows that were in trouble, up to a number. In: see parkedFilter,
+// where the limit is that number. Reads rows without their bodies until it has found so many, by
+// the index parked_troubled.
 const settledCountSQL = `
 select count(*) as count from (
-  select from onlyonce.parked where settled_at is not null and ` + parkedFilter + ` limit $4) p`
+  select from onlyonce.parked where id > 0 and settled_at is not null and not ` + parked.CapturedCall + ` and ` + parkedFilter + ` limit $4) p`
+
+// capturedCountSQL counts the calls that were delivered with a captured answer, up to a number. In:
+// as settledCountSQL. By the index parked_settled.
+const capturedCountSQL = `
+select count(*) as count from (
+  select from onlyonce.parked where settled_at is not null and ` + parked.CapturedCall + ` and ` + parkedFilter + ` limit $4) p`
 
 // ParkedCount counts the parked rows of one group.
 type ParkedCount struct {
-	Count            int64     `json:"count" col:"COUNT"`
-	Kind             string    `json:"kind" col:"KIND" doc:"message, call or event"`
-	State            string    `json:"state" col:"STATE" doc:"waiting, retrying, blocked or reconcile"`
-	Reason           string    `json:"reason" col:"REASON"`
-	Scope            string    `json:"scope" col:"SCOPE OR SINK" by:"At"`
+	Count            int64     `json:"count"`
+	Kind             string    `json:"kind" doc:"message, call or event"`
+	State            string    `json:"state" doc:"waiting, retrying, blocked or reconcile"`
+	Reason           string    `json:"reason"`
+	Scope            string    `json:"scope"`
 	Sink             *string   `json:"sink" doc:"of calls"`
 	Error            string    `json:"error,omitempty" doc:"what the errors begin with, if they are counted by it"`
-	Oldest           time.Time `json:"oldest" col:"OLDEST SINCE" doc:"when the oldest of them was parked"`
+	Oldest           time.Time `json:"oldest" doc:"when the oldest of them was parked"`
 	OldestAgeSeconds float64   `json:"oldest_age_seconds" doc:"how long ago that was, by the database's clock"`
 }
 
@@ -163,6 +180,9 @@ type ParkedTotals struct {
 	Counted     bool          `json:"counted" doc:"false if counting took over 5 s: groups is then empty"`
 	Settled     *int64        `json:"settled" doc:"how many rows are settled, up to 10,000. nil: that took over 5 s"`
 	SettledMore bool          `json:"settled_more" doc:"there are more than settled"`
+
+	Captured     *int64 `json:"captured" doc:"how many calls were delivered with a captured answer, up to 10,000; they were never in trouble. nil: that took over 5 s"`
+	CapturedMore bool   `json:"captured_more" doc:"there are more than captured"`
 }
 
 // Total is how many rows are not settled.
@@ -175,7 +195,8 @@ func (t *ParkedTotals) Total() (n int64) {
 
 // CountParked counts the rows that the filter picks, but for its Unsettled, Before, After and
 // Limit, and for settled rows its State. It reads the rows that are not settled, by an index and
-// without bodies, and at most 10,000 settled ones. Each of the two counts takes at most limit.
+// without bodies, and at most 10,000 settled ones of each kind. Each of the three counts takes at
+// most limit.
 func CountParked(ctx context.Context, tx pgx.Tx, f ParkedFilter, byError bool, limit time.Duration) (t *ParkedTotals, err error) {
 	t = &ParkedTotals{Groups: []ParkedCount{}}
 	groups, err := CollectWithin[ParkedCount](ctx, tx, limit, parkedCountsSQL, append(f.args(mostGroups), byError)...)
@@ -185,12 +206,21 @@ func CountParked(ctx context.Context, tx pgx.Tx, f ParkedFilter, byError bool, l
 	if t.Counted = groups != nil; t.Counted {
 		t.Groups = groups
 	}
-	type counted struct{ Count int64 }
 	f.State = ""
-	all, err := CollectWithin[counted](ctx, tx, limit, settledCountSQL, f.args(mostSettled+1)...)
-	if err == nil && all != nil {
-		n := min(all[0].Count, mostSettled)
-		t.Settled, t.SettledMore = &n, all[0].Count > mostSettled
+	if t.Settled, t.SettledMore, err = countUpTo(ctx, tx, f, limit, settledCountSQL); err != nil {
+		return t, err
 	}
+	t.Captured, t.CapturedMore, err = countUpTo(ctx, tx, f, limit, capturedCountSQL)
 	return t, err
+}
+
+// countUpTo counts rows up to mostSettled; nil: that took too long.
+func countUpTo(ctx context.Context, tx pgx.Tx, f ParkedFilter, limit time.Duration, sql string) (n *int64, more bool, err error) {
+	type counted struct{ Count int64 }
+	all, err := CollectWithin[counted](ctx, tx, limit, sql, f.args(mostSettled+1)...)
+	if err != nil || all == nil {
+		return nil, false, err
+	}
+	found := min(all[0].Count, mostSettled)
+	return &found, all[0].Count > mostSettled, nil
 }

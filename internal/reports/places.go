@@ -15,18 +15,18 @@ select place, state, moves, coalesce(other, '') as other, changed_at from onlyon
 
 // Place is a database's state of a place, for example of a tenant.
 type Place struct {
-	Place     string    `json:"place" col:"PLACE"`
-	State     string    `json:"state" col:"STATE" doc:"claimed, while a process asks the other databases whether the place lives there; here; leaving, while running work ends and new work is refused; or left"`
-	Other     string    `json:"other" col:"OTHER" doc:"where it goes, or came from"`
-	Moves     int64     `json:"moves" col:"MOVES" doc:"how often it had moved then"`
-	ChangedAt time.Time `json:"changed_at" col:"SINCE"`
+	Place     string    `json:"place"`
+	State     string    `json:"state" doc:"claimed, while a process asks the other databases whether the place lives there; here; leaving, while running work ends and new work is refused; or left"`
+	Other     string    `json:"other" doc:"where it goes, or came from"`
+	Moves     int64     `json:"moves" doc:"how often it had moved then"`
+	ChangedAt time.Time `json:"changed_at"`
 }
 
 // PlaceFilter picks places. The zero value picks the first 100.
 type PlaceFilter struct {
-	Place string `flag:"place" arg:"P" doc:"only the place P, for example a tenant"`
-	State string `flag:"state" arg:"STATE" choices:"claimed,here,leaving,left" doc:"only those in STATE: claimed, here, leaving or left"`
-	Limit int    `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N places (default 100)"`
+	Place string
+	State string
+	Limit int
 }
 
 // Places returns the places that the filter picks, by their names, and whether there are more.

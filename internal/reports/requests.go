@@ -25,11 +25,11 @@ select r.id::text as id, case when r.state = 'running' and coalesce(l.until > cl
 // RequestFilter picks requests. The zero value picks the latest 100 that are not
 // completed.
 type RequestFilter struct {
-	All    bool   `flag:"all" doc:"completed ones too"`
-	Tenant string `flag:"tenant" arg:"T" doc:"only those of the tenant T"`
-	Scope  string `flag:"scope" arg:"S" doc:"only those of the scope S, such as \"http POST /v1/charges\""`
-	ID     string `flag:"id" arg:"ID" doc:"only the request whose id is the UUID ID"`
-	Limit  int    `flag:"limit" arg:"N" least:"1" most:"10000" doc:"at most N requests (default 100)"`
+	All    bool
+	Tenant string
+	Scope  string
+	ID     string
+	Limit  int
 }
 
 // Requests returns the requests that the filter picks, as rows of type T, those that are not

@@ -117,10 +117,10 @@ select c.scope, c.topic, c.partition, extract(epoch from clock_timestamp() - f.f
 
 // Frontier is the time, by the database's clock, up to which a cursor has certainly passed its log.
 type Frontier struct {
-	Scope     string   `json:"scope" col:"SCOPE"`
-	Topic     string   `json:"topic" col:"TOPIC"`
-	Partition int32    `json:"partition" col:"PARTITION"`
-	Behind    *float64 `json:"behind_seconds" col:"BEHIND" by:"BehindText" doc:"nil: the owner has not said; below 0: ahead"`
+	Scope     string   `json:"scope"`
+	Topic     string   `json:"topic"`
+	Partition int32    `json:"partition"`
+	Behind    *float64 `json:"behind_seconds" doc:"nil: the owner has not said; below 0: ahead"`
 	Ring      string   `json:"ring" doc:"of the scope's keys; while its class changes, the one of the shorter horizon"`
 }
 

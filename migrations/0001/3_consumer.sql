@@ -274,7 +274,7 @@ comment on column onlyonce.owners.part       is 'What it is: a consumer, a relay
 comment on column onlyonce.owners.scope      is 'Of a consumer. Of a relay: a sink, which has a row of its own. Of a receiver or an endpoint: its name. Of a layer: empty.';
 comment on column onlyonce.owners.seen_at    is 'When the process wrote the row: at once when a state changes, every 10 seconds otherwise. A process that stops in order deletes its row.';
 comment on column onlyonce.owners.partitions is 'A list of objects: topic, partition, epoch, position, high_watermark, lag, last_stable, paused, halted (reason), detail, and ages in seconds at seen_at: halted_for, last_batch_age, waiting_for (an open Kafka transaction holds back what lies above last_stable), blocked_by (the message that holds up the position: offset, key, for, done).';
-comment on column onlyonce.owners.faults     is 'What keeps the part from its work now, a list of objects: kind (of a consumer group, read, topic, apply or handler; of a relay remote, refused, halted, stuck or database; of a receiver receive; of an endpoint store), topic, partitions (how many), for (seconds at seen_at), text (no payload, no key, and nothing that a handler said).';
+comment on column onlyonce.owners.faults     is 'What keeps the part from its work now, a list of objects: kind (of a consumer group, read, topic, apply or handler; of a relay remote, refused, halted, stuck or database; of a receiver receive or full; of an endpoint store), topic, partitions (how many), for (seconds at seen_at), text (no payload, no key, and nothing that a handler said).';
 
 -- ---------------------------------------------------------------- fence
 
@@ -597,6 +597,10 @@ create index parked_waits on onlyonce.parked (sink, waits_for, lane, waits_since
   where waits_for is not null and state = 'retrying' and next_attempt_at is null;
 -- Finds the settled calls that may be deleted. Those that went out under another key are kept longer.
 create index parked_settled on onlyonce.parked (sink, (first_key is null), settled_at) where kind = 'call' and settled_at is not null;
+-- The settled rows that were in trouble. All others are calls that were delivered, with their captured
+-- answers: a million a day if each call captures. See parked_open for the condition on id.
+create index parked_troubled on onlyonce.parked (id)
+  where settled_at is not null and id is not null and not (kind = 'call' and state = 'resolved' and reason = 'completion');
 -- Finds the settled messages and events that may be deleted.
 create index parked_settled_messages on onlyonce.parked (settled_at) where kind <> 'call' and settled_at is not null;
 

@@ -190,7 +190,7 @@ func (v *visit) unauthorized(err error) {
 		v.w.Header().Set("WWW-Authenticate", `Basic realm="onlyonce", charset="UTF-8"`)
 		v.logGuess()
 	case !errors.Is(err, errStranger):
-		v.Logger.Warn("onlyonce console: Authorize refused a request", "error", err)
+		v.Logger.Warn("onlyonce: the console's Authorize refused a request", "error", err)
 	}
 	http.Error(v.w, "You are not signed in to this console.", http.StatusUnauthorized)
 }
@@ -202,7 +202,7 @@ func (v *visit) logGuess() {
 		return
 	}
 	if held, yes := v.guesses.Let("", time.Now(), pace.Refusals); yes {
-		v.Logger.Warn("onlyonce console: a name or a password was wrong", "from", v.r.RemoteAddr, "not_logged", held)
+		v.Logger.Warn("onlyonce: a name or a password for the console was wrong", "from", v.r.RemoteAddr, "not_logged", held)
 	}
 }
 
@@ -239,7 +239,7 @@ func (v *visit) describe(err error) (status int, text, remedy string) {
 	case errors.As(err, new(*http.MaxBytesError)):
 		return http.StatusRequestEntityTooLarge, "The form is too large.", ""
 	}
-	v.Logger.Warn("onlyonce console: the database did not answer a question", "database", v.db.Title(), "path", v.r.URL.Path, "error", err)
+	v.Logger.Warn("onlyonce: the database did not answer the console", "database", v.db.Title(), "path", v.r.URL.Path, "error", err)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		return http.StatusGatewayTimeout, "The database gave no answer in time.", "Look again in a moment."

@@ -22,8 +22,9 @@ type partition struct {
 	Halt      string   // its reason
 	By        string   // Owner
 	Tags      []string
-	Bad       bool
 }
+
+func (p *partition) halted() bool { return p.Halt != "" }
 
 // consumers shows the partitions of all consumers, or of one.
 func (v *visit) consumers() error {
@@ -37,20 +38,16 @@ func (v *visit) consumers() error {
 	if s != nil {
 		all := partitionsOf(s.StatusReport, scope, v.Query("topic"))
 		c.Acts = append(c.Acts, v.adopting(all)...)
-		c.Parts = []part{{ID: "partitions", Table: v.partitionTable(all), None: "No consumer has a cursor in this database."}}
+		c.Parts = []part{{ID: "partitions", Table: partitions.table(v, "cursors", all), None: "No consumer has a cursor in this database."}}
 	}
 	return v.showParts("/consumers", c, page{Live: true, State: state, Status: unanswered(s == nil)})
-}
-
-func (v *visit) partitionTable(all []partition) *table {
-	return v.tableOf("cursors", all, "scope topic partition position Lag group epoch attempts LastBatch=Last_batch By=Owner Tags=State Halt")
 }
 
 // adopting are the acts that resolve the halts of several partitions of a topic at once.
 func (v *visit) adopting(all []partition) (acts []act) {
 	halts, order := map[[3]string]int{}, [][3]string{}
 	for i := range all {
-		if of := [3]string{all[i].Scope, all[i].Topic, all[i].Halt}; all[i].Bad {
+		if of := [3]string{all[i].Scope, all[i].Topic, all[i].Halt}; all[i].halted() {
 			if halts[of]++; halts[of] == 2 {
 				order = append(order, of)
 			}
@@ -127,14 +124,17 @@ func partitionsOf(r *ops.StatusReport, scope, topic string) []partition {
 func (p *partition) complete() {
 	blocked := false
 	if o := p.Owned; o != nil {
-		p.Lag, p.LastBatch, p.Halt, p.Bad = &o.Lag, o.LastBatchAge, o.Halted, o.Halted != ""
-		p.By, blocked = fmt.Sprintf("%s, pid %d", p.Owner.Host, p.Owner.PID), o.BlockedBy != nil && o.BlockedBy.For >= blockedAfter
+		p.Lag = &o.Lag
+		p.LastBatch = o.LastBatchAge
+		p.Halt = o.Halted
+		p.By = fmt.Sprintf("%s, pid %d", p.Owner.Host, p.Owner.PID)
+		blocked = o.BlockedBy != nil && o.BlockedBy.For >= blockedAfter
 	}
 	for _, t := range []struct {
 		is   bool
 		name string
 	}{
-		{p.Bad, "halted"}, {p.Owned != nil && p.Owned.WaitingFor > 0, "waiting"}, {blocked, "blocked"}, {p.Paused != nil, "paused"},
+		{p.halted(), "halted"}, {p.Owned != nil && p.Owned.WaitingFor > 0, "waiting"}, {blocked, "blocked"}, {p.Paused != nil, "paused"},
 		{p.ReplayUntil != nil, "replaying"}, {p.RetiredAt != nil, "retired"}, {p.Owned == nil && p.RetiredAt == nil, "no owner"},
 	} {
 		if t.is {
@@ -169,15 +169,15 @@ func (v *visit) cursor() error {
 		c.Acts = append(c.Acts, act{"Adopt", v.Link("/act/adopt", at...)}, act{"Replay", v.Link("/act/replay", at...)})
 	}
 	c.Acts = append(c.Acts, act{"What is parked of it", v.Link("/parked", at...)})
-	facts := v.factsOf(&p.Cursor, "id scope topic partition")
+	facts := factsOf(v, &p.Cursor, cursorFacts...)
 	if p.ID == 0 { // there is none
-		facts = v.factsOf(&p.Cursor, "id scope topic partition run start_offset epoch replay")
+		facts = factsOf(v, &p.Cursor, cursorPosition)
 	}
 	if o := p.Owned; o != nil {
 		if o.Halted != "" {
 			c.Parts = []part{{Needs: []need{{ops.Need{Kind: "halt", Text: "halted: " + o.Halted + ": " + o.Detail, Remedy: o.Remedy, Commands: o.Commands}, v.Link("/consumers", "scope", scope, "topic", topic)}}}}
 		}
-		facts = append(facts, v.factsOf(o, "topic partition epoch position halted detail resolve remedy commands for_topic paused halted_for waiting_for")...)
+		facts = append(facts, factsOf(v, o, ownedFacts...)...)
 		facts = append(facts, fact{Name: "Owner", Value: escaped(p.By + ", reported " + show.Ago(p.Owner.SeenAgeSeconds) + " ago")})
 		if o.WaitingFor > 0 {
 			facts = append(facts, fact{Name: "Waits", Value: escaped(fmt.Sprintf("at offset %d for %s: a Kafka transaction is open", o.LastStable, show.Ago(o.WaitingFor)))})

@@ -94,10 +94,10 @@ func (f filterField) Title() string { return heading(strings.ReplaceAll(f.Name, 
 
 // listOf reads the list that the address asks for, and completes its part of the page: the filter,
 // the rows, and the way to the next ones.
-func (v *visit) listOf(p part, l *operate.List, page, columns string) (part, *operate.Question, error) {
+func listOf[F, T any](v *visit, p part, l *operate.List[F, T], page string, w view[T]) (part, *operate.Question[F, T], error) {
 	q := l.Begin()
 	p.Filter = &filter{Action: v.Link(page), Cleared: true}
-	for _, f := range l.Fields {
+	for _, f := range q.Form {
 		if f.Name == "limit" {
 			continue
 		}
@@ -114,32 +114,31 @@ func (v *visit) listOf(p part, l *operate.List, page, columns string) (part, *op
 	if err := q.Set("limit", strconv.Itoa(perPage)); err != nil {
 		return p, q, err
 	}
-	of := reflect.ValueOf(q.Filter).Elem()
-	for _, name := range []string{"Before", "After"} {
-		if at, err := strconv.ParseInt(v.Query(strings.ToLower(name)), 10, 64); err == nil && of.FieldByName(name).IsValid() {
-			of.FieldByName(name).SetInt(at)
+	for _, way := range []string{"before", "after"} {
+		if at, err := strconv.ParseInt(v.Query(way), 10, 64); err == nil {
+			q.Page(way, at)
 		}
 	}
-	var found operate.Rows
+	var found operate.Rows[T]
 	if err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
 		found, err = q.Read(ctx, db, countLimit)
 		return err
 	}); err != nil {
 		return p, q, err
 	}
-	p.Table, p.None = v.tableOf(p.ID, found.All, columns), cmp.Or(p.None, l.None)
-	switch rows := reflect.ValueOf(found.All); {
-	case !found.More:
-	case of.FieldByName("Before").IsValid():
-		query, way := v.r.URL.Query(), "before"
-		if oldestFirst, is := q.Filter.(interface{ Unsettled() bool }); is && oldestFirst.Unsettled() {
-			way = "after"
-		}
-		query.Set(way, plain(rows.Index(rows.Len()-1).FieldByName("ID").Interface()))
-		p.Next = v.Link(page) + "?" + query.Encode()
-	default:
-		p.Hint = "There are more: narrow the filter."
+	p.Table = w.table(v, p.ID, found.All)
+	p.None = cmp.Or(p.None, l.None)
+	if !found.More {
+		return p, q, nil
 	}
+	way, last := q.Next(found)
+	if way == "" {
+		p.Hint = "There are more: narrow the filter."
+		return p, q, nil
+	}
+	query := v.r.URL.Query()
+	query.Set(way, strconv.FormatInt(last, 10))
+	p.Next = v.Link(page) + "?" + query.Encode()
 	return p, q, nil
 }
 

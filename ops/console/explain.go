@@ -39,7 +39,7 @@ func (v *visit) explain() error {
 		if r.Event != nil {
 			c.Acts = append(c.Acts, act{"The event " + r.Event.ID, v.Link("/events/at", "topic", r.Topic, "partition", r.Partition, "offset", r.Offset)})
 		}
-		c.Parts = []part{{Text: operate.ExplainedPosition(r)}, v.parkedPart(r.Parked), {Title: "Cursors", Table: v.tableOf("cursors", r.Cursors, "scope position state offset=This_offset means")}}
+		c.Parts = []part{{Text: operate.ExplainedPosition(r)}, v.parkedPart(r.Parked), {Title: "Cursors", Table: explainedCursors.table(v, "cursors", r.Cursors)}}
 		for _, k := range r.Cursors {
 			c.Parts = append(c.Parts, v.callParts(k.Calls)...)
 		}
@@ -67,13 +67,13 @@ func (v *visit) explain() error {
 	} else {
 		c.Parts = append([]part{{Text: operate.ExplainedKey(r)}, v.parkedPart(r.Parked)}, v.callParts(r.Calls)...)
 		if r.Request != nil {
-			c.Parts = append(c.Parts, part{Title: "HTTP request", Table: v.tableOf("requests", []ops.Request{*r.Request}, "state scope tenant created_at=Began completed_at unknown=Steps_of_unknown_outcome done=Steps_done")})
+			c.Parts = append(c.Parts, part{Title: "HTTP request", Table: oneRequest.table(v, "requests", []ops.Request{*r.Request})})
 		}
 		if len(r.Call) > 0 {
 			c.Acts = []act{{"What the log has of the call", v.Link("/calls/" + r.Key)}}
 		}
-		c.Parts = append(c.Parts, part{Title: "Webhooks", Table: v.tableOf("webhooks", r.Webhooks, "endpoint claimed_at=Recorded")},
-			part{Title: "Claims", Of: r.Key, Folded: true, Table: v.tableOf("claims", r.Claims, "segment ring state fingerprint claimed_after claimed_before transaction")},
+		c.Parts = append(c.Parts, part{Title: "Webhooks", Table: endpointClaims.table(v, "webhooks", r.Webhooks)},
+			part{Title: "Claims", Of: r.Key, Folded: true, Table: claims.table(v, "claims", r.Claims)},
 			part{Title: "Not known", Folded: true, Text: r.NotKnown})
 	}
 	return v.showParts("/explain", c, page{Title: "Explain " + show.FirstLine(asked, 40)})
@@ -116,16 +116,15 @@ func positionIn(asked string, query func(string) string) *ops.ExplainQuestion {
 }
 
 func (v *visit) parkedPart(rows []ops.ParkedRow) part {
-	return part{Title: "Parked", Table: v.tableOf("parked", rows, "id state reason scope Origin=Of attempts parked_at next_attempt_at=Due settled_at error")}
+	return part{Title: "Parked", Table: explainedRows.table(v, "parked", rows)}
 }
 
 // callParts shows calls: those that are known to be of the message, and the others folded.
 func (v *visit) callParts(calls []ops.ExplainedCall) []part {
-	const columns = "key name sink state created_at=Enqueued parked_id"
 	other := slices.IndexFunc(calls, func(c ops.ExplainedCall) bool { return c.Derived == nil })
 	if other < 1 {
-		return []part{{Title: "Calls", Folded: other == 0 && len(calls) > 3, Table: v.tableOf("calls", calls, columns)}}
+		return []part{{Title: "Calls", Folded: other == 0 && len(calls) > 3, Table: explainedCalls.table(v, "calls", calls)}}
 	}
-	return []part{{Title: "Calls", Table: v.tableOf("calls", calls[:other], columns)},
-		{Title: fmt.Sprintf("%d more calls of the same transaction", len(calls)-other), Folded: true, Table: v.tableOf("other-calls", calls[other:], columns)}}
+	return []part{{Title: "Calls", Table: explainedCalls.table(v, "calls", calls[:other])},
+		{Title: fmt.Sprintf("%d more calls of the same transaction", len(calls)-other), Folded: true, Table: explainedCalls.table(v, "other-calls", calls[other:])}}
 }

@@ -29,7 +29,14 @@ func FuzzU2Texts(f *testing.F) {
 			Body  payload  `json:"body"`
 		}
 		v := &visit{console: &console{}}
-		cells := v.tableOf("strange", []strange{{text, &text, text, text, []string{text, text}, shownPayload([]byte(text))}}, "error key sink state names body").Rows[0].Cells
+		cells := viewOf(
+			col(func(s *strange) any { return &s.Error }).as(anError),
+			col(func(s *strange) any { return &s.Key }).as(aCode).leads(func(v *visit, s *strange) string { return v.toKey(s.Key) }),
+			col(func(s *strange) any { return &s.Sink }).opens(func(v *visit, s *strange) string { return v.toSink(&s.Sink) }),
+			col(func(s *strange) any { return &s.State }).as(aState),
+			col(func(s *strange) any { return &s.Names }),
+			col(func(s *strange) any { return &s.Body }),
+		).table(v, "strange", []strange{{text, &text, text, text, []string{text, text}, shownPayload([]byte(text))}}).Rows[0].Cells
 		for _, cell := range append(cells, tag(text), linkTo("/", text)) {
 			out := element.ReplaceAllString(string(cell), "")
 			if strings.ContainsAny(out, `<>"`) {

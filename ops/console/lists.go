@@ -26,10 +26,10 @@ func (v *visit) keys() error {
 				}
 			}
 			c.Parts = append(c.Parts, part{ID: r.Ring, Title: r.Ring, Of: fmt.Sprintf("remembered %s; %s, %s", show.Remembered(r.Horizon), show.Count(r.Filters, "filter"), show.Size(float64(r.FilterBytes))),
-				Table: v.tableOf("segments-"+r.Ring, used, "table=Segment state keys=Keys,_estimated bytes=Size opened_seconds=Open_for closed_seconds=Closed_for")})
+				Table: segments.table(v, "segments-"+r.Ring, used)})
 		}
 		c.Parts = append(c.Parts, part{ID: "frontiers-h", Title: "What holds back forgetting", None: "Nothing.",
-			Table: v.tableOf("frontiers", inbox.Frontiers, "scope topic partition behind_seconds=Has_passed_its_log_up_to")})
+			Table: frontiers.table(v, "frontiers", inbox.Frontiers)})
 	}
 	return v.showParts("/keys", c, page{Title: "Keys", Live: true, State: state, Status: unanswered(inbox == nil)})
 }
@@ -45,7 +45,7 @@ func (v *visit) doctor() error {
 		return err
 	}
 	return v.showParts("/doctor", &content{Title: "Doctor", Of: fmt.Sprintf("%d failed, %d to look at", found.Fail, found.Warn),
-		Parts: []part{{Table: v.tableOf("findings", found.Findings, "level check text=Finding change=What_to_do")}}}, page{})
+		Parts: []part{{Table: findings.table(v, "findings", found.Findings)}}}, page{})
 }
 
 // ask asks the database of the page.
@@ -67,20 +67,20 @@ func (v *visit) outbox() error {
 		if !report.Counted {
 			c.Notices = []notice{{Text: "Calls to be sent are not counted: that took over 2 seconds."}}
 		}
-		sinks, lanes := report.rows(sink)
+		rows, busy := report.rows(sink)
 		c.Parts = []part{{ID: "sinks-h", Title: "Sinks", None: "No sink is known.",
-			Table: v.sinkTable(sinks)}}
+			Table: sinks.table(v, "sinks", rows)}}
 		if sink != "" {
-			c.Parts = append(c.Parts, part{ID: "lanes-h", Title: "Lanes with calls to send", None: "None.", Table: v.tableOf("lanes", lanes, "lane held epoch pending=To_send in_pass oldest_age_seconds=Oldest")})
+			c.Parts = append(c.Parts, part{ID: "lanes-h", Title: "Lanes with calls to send", None: "None.", Table: lanes.table(v, "lanes", busy)})
 		}
-		c.Parts = append(c.Parts, part{ID: "segments-h", Title: "Segments of the log", Table: v.tableOf("segments", report.Ring, "slot state bytes=Size opened_at held_by")})
+		c.Parts = append(c.Parts, part{ID: "segments-h", Title: "Segments of the log", Table: logSegments.table(v, "segments", report.Ring)})
 	}
 	calls := part{ID: "calls", Title: "Calls of the log", Of: "oldest first; one whose attempt failed is parked", Acts: []act{{"List them", v.Link("/outbox", "list", "1")}}}
 	listed := v.Query("list")+sink+v.Query("scope")+v.Query("name") != ""
 	if listed {
 		var err error
 		calls.Acts = nil
-		if calls, _, err = v.listOf(calls, operate.CallList, "/outbox", "key sink lane name scope method target created_at=Enqueued not_before bytes=Body"); err != nil {
+		if calls, _, err = listOf(v, calls, operate.CallList, "/outbox", pendingCalls); err != nil {
 			return err
 		}
 	}
@@ -100,12 +100,19 @@ type sinkRow struct {
 	Tags  []string
 }
 
-func (v *visit) sinkTable(all []sinkRow) *table {
-	return v.tableOf("sinks", all, "sink Waits=Not_delivered Since=Oldest Last=Last_error pending=In_log Rate=Change_a_second Aside=Parked Tags=State Held paused_at=Paused paused_by=By pause_reason=Reason")
+// sinkActs are the decisions about a sink.
+func (v *visit) sinkActs(s *sinkRow) []act {
+	switch {
+	case !v.Operates():
+		return nil
+	case s.PausedAt != nil:
+		return []act{{"Resume", v.Link("/act/resume-sink", "sink", s.Sink)}}
+	}
+	return []act{{"Pause", v.Link("/act/pause-sink", "sink", s.Sink)}}
 }
 
 // rows are the sinks, and the lanes of one of them with calls to send.
-func (o *outbox) rows(of string) (sinks []sinkRow, lanes []*reports.OutboxLane) {
+func (o *outbox) rows(of string) (sinks []sinkRow, lanes []reports.OutboxLane) {
 	for i := range o.Sinks {
 		s := &o.Sinks[i]
 		row := sinkRow{OutboxSink: s}
@@ -136,7 +143,7 @@ func (o *outbox) rows(of string) (sinks []sinkRow, lanes []*reports.OutboxLane) 
 		sinks = append(sinks, row)
 		for _, l := range s.Lanes {
 			if s.Sink == of && l.Pending != nil && *l.Pending > 0 {
-				lanes = append(lanes, l)
+				lanes = append(lanes, *l)
 			}
 		}
 	}
@@ -145,11 +152,11 @@ func (o *outbox) rows(of string) (sinks []sinkRow, lanes []*reports.OutboxLane) 
 
 // parked shows groups of parked rows, and the rows that a filter picks.
 func (v *visit) parked() error {
-	list, q, err := v.listOf(part{ID: "rows", Title: "Rows", None: "Nothing that is parked matches."}, operate.ParkedList, "/parked", "id state reason scope Origin=Of attempts parked_at error")
+	list, q, err := listOf(v, part{ID: "rows", Title: "Rows", None: "Nothing that is parked matches."}, operate.ParkedList, "/parked", parkedRows)
 	if err != nil {
 		return err
 	}
-	f := q.Filter.(*operate.ParkedFilter)
+	f := q.Filter
 	list.Of = "settled ones too, newest first"
 	if f.Unsettled() {
 		list.Of = "not settled, oldest first"
@@ -161,7 +168,7 @@ func (v *visit) parked() error {
 	case !totals.Counted:
 		c.Notices = []notice{{Text: "Counting what is parked takes over 2 seconds: groups are left out."}}
 	case !f.Filtered():
-		c.Parts = []part{{ID: "groups-h", Title: "Groups", Table: v.tableOf("groups", totals.Groups, "count=Rows error=Error_begins_with reason state kind scope sink oldest"), None: "Nothing is parked."}}
+		c.Parts = []part{{ID: "groups-h", Title: "Groups", Table: errorGroups.table(v, "groups", totals.Groups), None: "Nothing is parked."}}
 	}
 	if v.Operates() {
 		list.Hint = "Choose a group, or filter by kind and by scope or sink, to redrive or discard all that match."
@@ -186,7 +193,7 @@ func bulk(f *operate.ParkedFilter) bool {
 
 // events shows streams, and events of the event log.
 func (v *visit) events() error {
-	list, _, err := v.listOf(part{ID: "events", Title: "Events", Of: "newest first"}, operate.EventList, "/events", "id topic=Stream partition offset state appended_at bytes=Body")
+	list, _, err := listOf(v, part{ID: "events", Title: "Events", Of: "newest first"}, operate.EventList, "/events", events)
 	if err != nil {
 		return err
 	}
@@ -197,7 +204,7 @@ func (v *visit) events() error {
 	c := &content{Title: "Webhooks and events"}
 	if report != nil {
 		c.Parts = []part{{ID: "streams-h", Title: "Streams", None: "No stream exists: no endpoint has stored a webhook, and nothing was appended.",
-			Table: v.tableOf("streams", report.Streams, "topic=Stream partitions scope=Consumer kept behind=To_handle parked")}}
+			Table: streams.table(v, "streams", report.Streams)}}
 	}
 	c.Parts = append(c.Parts, list)
 	return v.showParts("/events", c, page{State: state})
@@ -205,18 +212,20 @@ func (v *visit) events() error {
 
 // requests shows requests of the HTTP layer, and operations that were answered 202.
 func (v *visit) requests() error {
-	which, completed := "not completed", ""
+	which := "not completed"
+	shown := openRequests
 	if v.Query("all") != "" {
-		which, completed = "completed ones too", "completed_at "
+		which = "completed ones too"
+		shown = allRequests
 	}
-	list, _, err := v.listOf(part{ID: "requests"}, operate.RequestList, "/requests", "id state scope tenant created_at=Began "+completed+"unknown=Steps_of_unknown_outcome done=Steps_done")
+	list, _, err := listOf(v, part{ID: "requests"}, operate.RequestList, "/requests", shown)
 	if err != nil {
 		return err
 	}
 	c := &content{Title: "HTTP requests", Of: which, Parts: []part{list}}
 	if v.Query("scope") == "" {
-		list, _, err = v.listOf(part{ID: "operations", Title: "Operations", Of: "answered 202, " + which}, operate.OperationList, "/requests",
-			"id state parked_id name tenant principal created_at=Began completed_at=Ended percent progress cancel_at error_code=Error")
+		title := part{ID: "operations", Title: "Operations", Of: "answered 202, " + which}
+		list, _, err = listOf(v, title, operate.OperationList, "/requests", operations)
 		if err != nil {
 			return err
 		}
@@ -227,12 +236,26 @@ func (v *visit) requests() error {
 }
 
 // plainList is the page of a list alone.
-func plainList(title, of string, l *operate.List, path, columns string) func(v *visit) error {
+func plainList[F, T any](title, of string, l *operate.List[F, T], path string, w view[T]) func(v *visit) error {
 	return func(v *visit) error {
-		list, _, err := v.listOf(part{ID: path[1:]}, l, path, columns)
+		list, _, err := listOf(v, part{ID: path[1:]}, l, path, w)
 		if err != nil {
 			return err
 		}
 		return v.showParts(path, &content{Title: title, Of: of, Parts: []part{list}}, page{})
 	}
+}
+
+// requestActs are the decisions about a request.
+func (v *visit) requestActs(r *ops.Request) (all []act) {
+	if !v.Operates() {
+		return nil
+	}
+	for _, step := range r.Unknown {
+		all = append(all, act{"Resolve " + step, v.Link("/act/resolve", "id", r.ID, "step", step)})
+	}
+	if r.CompletedAt == nil && r.State != "running" {
+		all = append(all, act{"Close", v.Link("/act/close", "id", r.ID)})
+	}
+	return all
 }

@@ -26,10 +26,10 @@ func (v *visit) overview() error {
 		}
 		c.Parts = []part{
 			{Needs: v.needs(s.Needs), None: "Nothing needs you."}, {Cards: v.cards(s)},
-			{ID: "consumers", Title: "Consumers", Table: v.tableOf("topics", s.Consumers(), "Scope Topic Partitions Owned KnownLag=Lag Rate=Per_second LastBatch=Last_batch State"), None: "No consumer has a cursor in this database."},
-			{ID: "parked", Title: "Parked", Table: v.tableOf("groups", s.Parked.Groups, "count=Rows kind state reason scope sink oldest"), None: map[bool]string{true: "Nothing is parked.", false: "Counting takes over 2 seconds."}[s.Parked.Counted]},
-			{ID: "relays", Title: "Relays", Table: v.tableOf("sinks", s.Relays, "sink members=Relays lanes lanes_held paused_at=Paused paused_by=By pause_reason=Reason"), None: "No relay has listed a sink."},
-			{ID: "processes", Title: "Processes", Table: v.tableOf("owners", s.processes(), "part scope host pid seen_at=Reported Tags=State Owns=Partitions faults"),
+			{ID: "consumers", Title: "Consumers", Table: topics.table(v, "topics", s.Consumers()), None: "No consumer has a cursor in this database."},
+			{ID: "parked", Title: "Parked", Table: parkedGroups.table(v, "groups", s.Parked.Groups), None: map[bool]string{true: "Nothing is parked.", false: "Counting takes over 2 seconds."}[s.Parked.Counted]},
+			{ID: "relays", Title: "Relays", Table: relays.table(v, "sinks", s.Relays), None: "No relay has listed a sink."},
+			{ID: "processes", Title: "Processes", Table: processes.table(v, "owners", s.processes()),
 				None: "No process has reported.", Hint: ended},
 			{Hint: fmt.Sprintf("Schema version %d.", s.SchemaVersion)},
 		}
@@ -154,22 +154,21 @@ func (v *visit) fleet(path string) {
 		})
 	}
 	asking.Wait()
-	_ = v.showParts("/", &content{Title: "Databases", Parts: []part{{Table: v.tableOf("databases", rows, "Database Server Needs Parked First=First_of_what_needs_you")}}}, page{Live: true})
+	_ = v.showParts("/", &content{Title: "Databases", Parts: []part{{Table: fleet.table(v, "databases", rows)}}}, page{Live: true})
 }
 
 // topic is a consumer's topic and how fast it moves.
 type topic struct {
-	*operate.TopicSum
+	operate.TopicSum
 	KnownLag *int64
 	Rate     *float64 // messages a second; nil: not known yet
-	Bad      bool     // a partition is halted
 }
 
 // Consumers are the topics of all consumers, those with a halt first.
 func (s *status) Consumers() []topic {
 	var all []topic
 	for _, sum := range operate.Topics(s.StatusReport) {
-		t := topic{TopicSum: sum, Bad: sum.Halted > 0}
+		t := topic{TopicSum: sum}
 		if sum.Owned > 0 || sum.AtLeast {
 			t.KnownLag = &sum.Lag
 		}
@@ -187,12 +186,14 @@ type process struct {
 	*ops.Owner
 	Owns int // partitions
 	Tags []string
-	Bad  bool // it cannot work
 }
+
+// bad reports whether it cannot work.
+func (p *process) bad() bool { return len(p.Faults) > 0 && !p.Silent() }
 
 func (s *status) processes() (all []process) {
 	for _, o := range s.Processes() {
-		p := process{Owner: o, Owns: len(o.Partitions), Bad: len(o.Faults) > 0 && !o.Silent()}
+		p := process{Owner: o, Owns: len(o.Partitions)}
 		if o.Silent() {
 			p.Tags = []string{"silent"}
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -72,7 +73,7 @@ func (v *visit) headersPart(all []reports.Header, reveal bool, id string) part {
 			found[i].Value = shownPayload(h.Value)
 		}
 	}
-	return part{ID: "headers-h", Title: "Headers", Table: v.tableOf("headers", found, "Name Value"), None: "None."}
+	return part{ID: "headers-h", Title: "Headers", Table: headers.table(v, "headers", found), None: "None."}
 }
 
 // sealable is "Body", or says that it is sealed: then the console does not show it.
@@ -124,12 +125,12 @@ func (v *visit) parkedRow() error {
 	if err != nil {
 		return err
 	}
-	c := &content{Title: fmt.Sprintf("Parked %s %d", d.Kind, id), Tags: []string{d.State}, Acts: v.acts(d)}
+	c := &content{Title: fmt.Sprintf("Parked %s %d", d.Kind, id), Tags: []string{d.State}, Acts: v.parkedActs(d)}
 	if d.Head != nil {
 		c.Acts = append(c.Acts, act{fmt.Sprintf("It is blocked by row %d", *d.Head), v.Link(fmt.Sprintf("/parked/%d", *d.Head))})
 	}
 	messageID := idOf(d)
-	facts := v.factsOf(d, "id kind state error parked_at settled_at next_attempt_at redrives redriven_at body_bytes headers")
+	facts := factsOf(v, d, parkedFacts...)
 	if messageID != "" {
 		facts = slices.Insert(facts, 1, fact{Name: "Message id", Value: linkTo(v.Link("/explain", "q", messageID, "scope", d.Scope, "tenant", d.Tenant, "topic", d.Topic), messageID)})
 	}
@@ -138,10 +139,35 @@ func (v *visit) parkedRow() error {
 	if d.Response != nil {
 		c.Parts = append(c.Parts, bodyPart("What the remote answered", d.Response.Bytes, d.Response.Body, reveal))
 	}
-	if steps := operate.Next(d); len(steps) > 0 {
+	if steps := operate.NextOfParked(d); len(steps) > 0 {
 		c.Parts = append(c.Parts, part{Title: "On a shell", Steps: steps})
 	}
 	return v.showParts("/parked", c, page{Title: fmt.Sprintf("Parked %d", id), Live: d.SettledAt == nil && !reveal})
+}
+
+// parkedActs are the decisions about a parked row that a person may make.
+func (v *visit) parkedActs(r *operate.ParkedDetail) []act {
+	var all []act
+	add := func(text, page string, query ...any) { all = append(all, act{text, v.Link("/act/"+page, query...)}) }
+	switch {
+	case !v.Operates() || r.SettledAt != nil:
+		return nil
+	case r.Kind == string(Call):
+		if r.May(parked.SendAgain) {
+			add("Redrive", "redrive", "id", r.ID)
+		}
+		if r.May(parked.VerifiedApplied) {
+			add("The remote has applied it", "redrive", "id", r.ID, "verified-applied", "1")
+			add("The remote has not applied it: send it again", "redrive", "id", r.ID, "verified-not-applied", "1")
+		}
+		if r.May(parked.AnotherKey) {
+			add("Redrive under a new key", "redrive", "id", r.ID, "new-key", "1")
+		}
+	case r.State != "blocked":
+		add("Redrive", "redrive", "id", r.ID)
+	}
+	add("Discard", "discard", "id", r.ID)
+	return all
 }
 
 // idOf is the message's id, by which a person looks for it: the header that is the row's key.
@@ -216,8 +242,8 @@ func (v *visit) call() error {
 	if !reveal {
 		headers.Pre, headers.None = "", "Headers are hidden from you."
 	}
-	shown := &content{Title: "Call " + c.Name + " to " + c.Sink, Tags: []string{c.State}, Parts: []part{{Facts: v.factsOf(c, "id state bytes headers")}, headers, bodyPart("Body", &c.Bytes, c.Body, reveal)}}
-	if steps := operate.Next(c); len(steps) > 0 {
+	shown := &content{Title: "Call " + c.Name + " to " + c.Sink, Tags: []string{c.State}, Parts: []part{{Facts: factsOf(v, c, callFacts...)}, headers, bodyPart("Body", &c.Bytes, c.Body, reveal)}}
+	if steps := operate.NextOfCall(c); len(steps) > 0 {
 		shown.Parts = append(shown.Parts, part{Title: "On a shell", Steps: steps})
 	}
 	return v.showParts("/outbox", shown, page{Title: "Call " + c.Key})
@@ -236,7 +262,7 @@ func (v *visit) event() error {
 	if err != nil {
 		return err
 	}
-	return v.showParts("/events", &content{Title: "Event", Of: e.ID, Tags: []string{e.State}, Parts: []part{{Facts: v.factsOf(e, "id state bytes headers")},
+	return v.showParts("/events", &content{Title: "Event", Of: e.ID, Tags: []string{e.State}, Parts: []part{{Facts: factsOf(v, e, eventFacts...)},
 		v.headersPart(e.Headers, reveal, ""), bodyPart(sealable(e.Sealed()), &e.Bytes, e.Body, reveal && !e.Sealed())}}, page{Title: "Event " + e.ID})
 }
 
@@ -265,7 +291,7 @@ func (v *visit) auditRow() error {
 	if err != nil {
 		return err
 	}
-	c := &content{Title: r.Action, Of: "audit " + strconv.FormatInt(id, 10), Parts: append([]part{{Facts: v.factsOf(r, "id action detail")}}, now...)}
+	c := &content{Title: r.Action, Of: "audit " + strconv.FormatInt(id, 10), Parts: append([]part{{Facts: factsOf(v, r, auditFacts...)}}, now...)}
 	if v.Query("done") != "" {
 		c.Notices = []notice{{Class: "good", Text: "Done. This is its row of the audit."}}
 	}
@@ -298,18 +324,20 @@ func (v *visit) stateOf(r *reports.AuditRow) ([]part, error) {
 		}); err != nil {
 			return nil, err
 		}
-		now.Table = v.tableOf("rows", found, "id state reason scope Origin=Of attempts next_attempt_at=Due settled_at error")
+		now.Table = decidedRows.table(v, "rows", found)
 	case about.ID != "":
 		now.Acts = []act{{"The request", v.Link("/requests", "all", "1", "id", about.ID)}, {"Explain it", v.Link("/explain", "q", about.ID)}}
 	case about.Scope != "":
 		if s, _ := v.db.live.status.get(v.ctx, v.db); s != nil {
 			all := partitionsOf(s.StatusReport, about.Scope, about.Topic)
-			now.Table = v.partitionTable(slices.DeleteFunc(all, func(p partition) bool { return about.Partition != nil && p.Partition != *about.Partition }))
+			other := func(p partition) bool { return about.Partition != nil && p.Partition != *about.Partition }
+			now.Table = partitions.table(v, "cursors", slices.DeleteFunc(all, other))
 		}
 	case about.Sink != "":
 		if o, _ := v.db.live.outbox.get(v.ctx, v.db); o != nil {
-			sinks, _ := o.rows("")
-			now.Table = v.sinkTable(slices.DeleteFunc(sinks, func(s sinkRow) bool { return s.Sink != about.Sink }))
+			all, _ := o.rows("")
+			other := func(s sinkRow) bool { return s.Sink != about.Sink }
+			now.Table = sinks.table(v, "sinks", slices.DeleteFunc(all, other))
 		}
 	}
 	if now.Table != nil || now.Acts != nil {

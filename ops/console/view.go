@@ -77,7 +77,7 @@ func (v *visit) show(p page) {
 	p.V = v
 	var b bytes.Buffer
 	if err := v.pages[cmp.Or(p.File, "page")].ExecuteTemplate(&b, "layout.html", &p); err != nil {
-		v.Logger.Error("onlyonce console: a page cannot be shown", "page", p.File, "error", err)
+		v.Logger.Error("onlyonce: a page of the console cannot be shown", "page", p.File, "error", err)
 		http.Error(v.w, "The console failed: see the log of the program that serves it.", http.StatusInternalServerError)
 		return
 	}

@@ -147,6 +147,27 @@ func (b *Broker) oldest(ctx context.Context, s jetstream.Stream) (first time.Tim
 // queue.Config.CopiesWithin.
 func (b *Broker) Retention() time.Duration { return b.maxAge }
 
+// Full says whether the stream has reached a limit and refuses new messages (DiscardNew). A stream
+// that discards old ones, as by default, is never full: what a receiver has not had yet is lost.
+func (b *Broker) Full(ctx context.Context) (why string, err error) {
+	s, err := b.js.Stream(ctx, b.cfg.Stream)
+	if err != nil {
+		return "", fmt.Errorf("natsqueue: stream %s: %w", b.cfg.Stream, err)
+	}
+	limits, state := s.CachedInfo().Config, s.CachedInfo().State
+	if limits.Discard != jetstream.DiscardNew {
+		return "", nil
+	}
+	usual := state.Bytes / max(state.Msgs, 1) // the next one is about as large
+	switch {
+	case limits.MaxMsgs > 0 && state.Msgs >= uint64(limits.MaxMsgs):
+		return fmt.Sprintf("stream %s has its %d messages (MaxMsgs), and discards new ones", b.cfg.Stream, limits.MaxMsgs), nil
+	case limits.MaxBytes > 0 && state.Bytes+usual > uint64(limits.MaxBytes):
+		return fmt.Sprintf("stream %s has %d of its %d bytes (MaxBytes), and discards new messages", b.cfg.Stream, state.Bytes, limits.MaxBytes), nil
+	}
+	return "", nil
+}
+
 // Anew returns the time of the oldest message that a consumer will deliver which is still to be
 // made. A receiver compares it with what the inbox has forgotten.
 func (b *Broker) Anew() (oldest time.Time, why string) {

@@ -406,3 +406,60 @@ func TestApplies(t *testing.T) {
 		t.Errorf("%q %q %s", m.ID(), m.Value, h)
 	}
 }
+
+// A stream that refuses new messages because of a limit says so, by the limit; one that discards
+// old messages, or has room again, does not.
+func TestFull(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	js := s.js()
+	body := make([]byte, 400)
+	for name, c := range map[string]struct {
+		limits jetstream.StreamConfig
+		want   string
+	}{
+		"messages":  {jetstream.StreamConfig{MaxMsgs: 3, Discard: jetstream.DiscardNew}, "stream messages has its 3 messages (MaxMsgs), and discards new ones"},
+		"bytes":     {jetstream.StreamConfig{MaxBytes: 1500, Discard: jetstream.DiscardNew}, "of its 1500 bytes (MaxBytes), and discards new messages"},
+		"old":       {jetstream.StreamConfig{MaxMsgs: 3}, ""},
+		"unlimited": {jetstream.StreamConfig{Discard: jetstream.DiscardNew}, ""},
+	} {
+		c.limits.Name = name
+		c.limits.Subjects = []string{name}
+		stream, err := js.CreateStream(t.Context(), c.limits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := natsqueue.New(js, natsqueue.Config{Stream: name, Durable: "d"})
+		full := func() string {
+			t.Helper()
+			why, err := b.Full(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return why
+		}
+		if why := full(); why != "" {
+			t.Errorf("%s: full while it is empty: %s", name, why)
+		}
+		refused := false
+		for range 10 {
+			_, err := js.Publish(t.Context(), name, body)
+			refused = refused || err != nil
+		}
+		if refused != (c.want != "") {
+			t.Errorf("%s: the server refuses: %v", name, refused)
+		}
+		if why := full(); !strings.Contains(why, c.want) || (why == "") != (c.want == "") {
+			t.Errorf("%s: %q", name, why)
+		}
+		if err := stream.Purge(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if why := full(); why != "" {
+			t.Errorf("%s: full after a purge: %s", name, why)
+		}
+	}
+	if _, err := natsqueue.New(js, natsqueue.Config{Stream: "none", Durable: "d"}).Full(t.Context()); err == nil {
+		t.Error("a stream that does not exist has room")
+	}
+}

@@ -19,6 +19,7 @@ type Memory struct {
 	mu         sync.Mutex
 	messages   []*message // that are not acknowledged, in order
 	away, deaf bool
+	full       string
 	lost       int
 }
 
@@ -49,6 +50,24 @@ func (m *Memory) SetDeaf(deaf bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.deaf = deaf
+}
+
+// SetFull has the broker say why it takes no more messages from producers; empty: it does. Publish
+// goes on.
+func (m *Memory) SetFull(why string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.full = why
+}
+
+// Full implements what queue.Broker says of it.
+func (c *connection) Full(context.Context) (why string, err error) {
+	c.m.mu.Lock()
+	defer c.m.mu.Unlock()
+	if c.m.away {
+		return "", ErrAway
+	}
+	return c.m.full, nil
 }
 
 // Lost returns how many acknowledgements were lost.

@@ -185,12 +185,11 @@ func charge(mode idempotency.Mode, operations *idempotency.Operations) http.Hand
 
 // look reads what operators and exporters read.
 func (e *engines) look(ctx context.Context) error {
-	for _, list := range []*operate.List{operate.CursorList, operate.ParkedList, operate.CallList, operate.EventList, operate.RequestList, operate.OperationList,
-		operate.PlaceList, operate.AuditList} {
-		q := list.Begin()
-		if _, err := q.Read(ctx, e.pool, time.Minute); err != nil {
-			return fmt.Errorf("%s: %w", list.Name, err)
-		}
+	err := errors.Join(read(ctx, e, operate.CursorList), read(ctx, e, operate.ParkedList), read(ctx, e, operate.CallList),
+		read(ctx, e, operate.EventList), read(ctx, e, operate.RequestList), read(ctx, e, operate.OperationList),
+		read(ctx, e, operate.PlaceList), read(ctx, e, operate.AuditList))
+	if err != nil {
+		return err
 	}
 	if _, err := ops.Status(ctx, e.pool, ops.StatusQuestion{CountLimit: time.Minute}); err != nil {
 		return err
@@ -198,8 +197,16 @@ func (e *engines) look(ctx context.Context) error {
 	if _, err := ops.Examine(ctx, e.pool, ops.ExamineQuestion{}); err != nil {
 		return err
 	}
-	_, err := gauges.Measure(ctx, e.pool, time.Minute)
+	_, err = gauges.Measure(ctx, e.pool, time.Minute)
 	return err
+}
+
+// read reads one of the lists.
+func read[F, T any](ctx context.Context, e *engines, list *operate.List[F, T]) error {
+	if _, err := list.Begin().Read(ctx, e.pool, time.Minute); err != nil {
+		return fmt.Errorf("%s: %w", list.Name, err)
+	}
+	return nil
 }
 
 // claims runs functions under ids, and copies of them.

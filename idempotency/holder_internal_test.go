@@ -1,0 +1,165 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/seal"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+)
+
+// scriptedHolder answers from a script, and counts.
+type scriptedHolder struct {
+	claims []runOutcome // that are not ours; a reply of status -1 is a claim that succeeds
+	taken  bool         // the key is not the run's after the handler
+	stores []error
+	writes bool // the handler has a transaction
+	fates  []fate
+
+	released, ended int
+}
+
+var claimed = runOutcome{reply: reply{status: -1}}
+
+func (h *scriptedHolder) claim(run *handlerRun, _ lookup) (out runOutcome, ours bool) {
+	if len(h.claims) > 0 {
+		out = h.claims[0]
+		if len(h.claims) > 1 { // the last one stays
+			h.claims = h.claims[1:]
+		}
+		if out.reply.status != -1 {
+			return out, false
+		}
+	}
+	if h.writes {
+		if err := run.beginTx(run.ctx, ""); err != nil {
+			return finalOutcome(problemReply(codeStoreUnavailable, err)), false
+		}
+	}
+	return out, true
+}
+
+func (h *scriptedHolder) work(run *handlerRun) (ctx context.Context, end func()) {
+	return run.work, func() { h.ended++ }
+}
+
+func (h *scriptedHolder) holds(*handlerRun) (rep reply, ours bool) {
+	return inProgressReply(time.Second), !h.taken
+}
+
+func (h *scriptedHolder) store(*handlerRun, recordedAnswer) error {
+	err := h.stores[0]
+	h.stores = h.stores[1:]
+	return err
+}
+
+func (h *scriptedHolder) fate(*handlerRun, time.Time) (fate, *time.Time) {
+	f := h.fates[0]
+	h.fates = h.fates[1:]
+	at := time.Unix(1e9, 0)
+	return f, &at
+}
+
+func (h *scriptedHolder) release(*handlerRun) { h.released++ }
+
+// What becomes of a request is decided by one loop, whatever holds its key (H10, H17, H18): how
+// often the handler runs, what is answered, and whether the key is given back.
+func TestLoopOverAHolder(t *testing.T) {
+	t.Parallel()
+	layer, err := New(pgtest.DB(t), Config{
+		Scope:           func(*http.Request) (Scope, error) { return Scope{}, errors.New("not asked") },
+		FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	doer, err := NewDoer(layer, DoerConfig{Scope: "charge", KeyWindow: NoCalls})
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := func(state string) error { return fmt.Errorf("refused: %w", &pgconn.PgError{Code: state}) }
+	busy := finalOutcome(inProgressReply(time.Second))
+	again := runOutcome{reply: inProgressReply(time.Second), recorded: true}
+	serialization := refused("40001")
+	away := errors.New("no answer")
+
+	for name, c := range map[string]struct {
+		holder scriptedHolder
+		status int    // of the handler
+		ends   string // "panic" or "goexit"
+
+		code     code // of the answer; "" is the handler's own
+		runs     int
+		released int
+	}{
+		"stored":                               {holder: scriptedHolder{stores: []error{nil}}, runs: 1},
+		"refusal is not kept":                  {status: 503, runs: 1, released: 1},
+		"another request has the key":          {holder: scriptedHolder{claims: []runOutcome{busy}}, code: codeInProgress},
+		"another request was faster, and left": {holder: scriptedHolder{claims: []runOutcome{again, claimed}, stores: []error{nil}}, runs: 1},
+		"others are always faster":             {holder: scriptedHolder{claims: []runOutcome{again}}, code: codeKeyContended},
+		"lost while the handler ran":           {holder: scriptedHolder{taken: true}, code: codeInProgress, runs: 1},
+		"panic":                                {ends: "panic", runs: 1, released: 1},
+		"panic after a rerun": {
+			holder: scriptedHolder{writes: true, stores: []error{serialization}}, ends: "panic later", runs: 2, released: 1},
+		"Goexit": {ends: "goexit", runs: 1, released: 1},
+
+		"serialization failures": {
+			holder: scriptedHolder{writes: true, stores: []error{serialization, serialization, nil}}, runs: 3},
+		"serialization failures without end": {
+			holder: scriptedHolder{writes: true, stores: []error{serialization, serialization, serialization, serialization}},
+			code:   codeRolledBack, runs: 4, released: 1},
+		"constraint":                {holder: scriptedHolder{writes: true, stores: []error{refused("23503")}}, code: codeRolledBack, runs: 1, released: 1},
+		"step without an outcome":   {holder: scriptedHolder{writes: true, stores: []error{refused(stepUnknown)}}, code: codeRolledBack, runs: 1, released: 1},
+		"record without writes":     {holder: scriptedHolder{stores: []error{away, serialization, away, nil}}, runs: 1},
+		"fence, stored by itself":   {holder: scriptedHolder{stores: []error{away, refused(fenceLost)}, fates: []fate{fateOpen, fateStored}}, runs: 1},
+		"fence, taken over":         {holder: scriptedHolder{stores: []error{refused(fenceLost)}, fates: []fate{fateTaken}}, code: codeInProgress, runs: 1},
+		"fence, undone":             {holder: scriptedHolder{stores: []error{refused(fenceLost), nil}, fates: []fate{fateUndone}}, runs: 2},
+		"fence, another's record":   {holder: scriptedHolder{stores: []error{refused(fenceLost), nil}, fates: []fate{fateRecorded}}, runs: 2},
+		"fence, nobody can know":    {holder: scriptedHolder{stores: []error{refused(fenceLost)}, fates: []fate{fateForgotten}}, code: codeCommitUnknown, runs: 1},
+		"fence, undone without end": {holder: scriptedHolder{stores: []error{refused(fenceLost), refused(fenceLost), refused(fenceLost), refused(fenceLost)}, fates: []fate{fateUndone, fateUndone, fateUndone, fateUndone}}, code: codeRolledBack, runs: 4, released: 1},
+		"record of another process": {holder: scriptedHolder{writes: true, stores: []error{recordExists(), nil}}, runs: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := c.holder
+			req := doer.newCall(t.Context(), Scope{Tenant: "t"}, name, nil)
+			req.fingerprint, _ = layer.fingerprints.sum(&req.subject)
+			req.perform = func(run *handlerRun, _ context.Context, rec *recorder) {
+				switch {
+				case c.ends == "panic", c.ends == "panic later" && run.runs == 2:
+					panic("of the handler")
+				case c.ends == "goexit":
+					runtime.Goexit()
+				}
+				rec.WriteHeader(max(c.status, http.StatusOK))
+			}
+			var rep reply
+			ended := make(chan any)
+			go func() {
+				defer func() { ended <- recover() }()
+				rep = req.serveHeld(&h, lookup{})
+			}()
+			panicked := pgtest.Receive(t, pgtest.Patience(time.Minute), "the loop's end", ended)
+			if rep.code != c.code || req.runs != c.runs || h.released != c.released || h.ended != c.runs {
+				t.Errorf("code %q, %d runs, %d released, %d ended: want %q, %d, %d", rep.code, req.runs, h.released, h.ended, c.code, c.runs, c.released)
+			}
+			if (panicked != nil) != (c.ends == "panic" || c.ends == "panic later") {
+				t.Errorf("panicked: %v", panicked)
+			}
+			if len(h.stores) > 0 || len(h.fates) > 0 {
+				t.Errorf("left of the script: %d stores, %d fates", len(h.stores), len(h.fates))
+			}
+		})
+	}
+}
+
+func recordExists() error {
+	return &pgconn.PgError{Code: uniqueViolation, SchemaName: "onlyonce", TableName: "http_records"}
+}
