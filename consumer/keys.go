@@ -205,9 +205,9 @@ func jsonScalar(raw json.RawMessage, pointer string) (string, error) {
 }
 
 // TimedKey returns a KeyFunc for ids whose time of making is known. [TimedIDKey] is for ids that
-// contain it. With it the consumer detects messages older than the keys that the database remembers;
-// [Config.TooOld] is then required. made returns when the id of a message was made, by its
-// producer's clock. An error means that the id has no time: the message is parked with reason
+// contain it. With it the consumer detects messages older than the keys that the database
+// remembers; [Config.TooOld] is then required. made returns when the id of a message was made, by
+// its producer's clock. An error means that the id has no time: the message is parked with reason
 // no-key. The time must be the same on each copy of a message, so it must not be the record's
 // timestamp if copies are produced anew.
 //

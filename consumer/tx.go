@@ -34,9 +34,9 @@ import (
 // take rewriters only. Any other option is refused, with an error that names it.
 type Tx = dedupe.GuardedTx
 
-// TxFor returns tx for one message of a batch. Calls enqueued through it derive their keys from that
-// message, so the keys are the same however the batch is divided the next time. A [Handler] does
-// not need it.
+// TxFor returns tx for one message of a batch. Calls enqueued through it derive their keys from
+// that message, so the keys are the same however the batch is divided the next time. A [Handler]
+// does not need it.
 func TxFor(tx Tx, m *Message) Tx { return &forMessage{tx, m.origin()} }
 
 // forMessage has the methods that package outbox looks for.

@@ -12,9 +12,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// AnyTx is the part of a transaction that claiming needs: [pgx.Tx] has it, and so has the transaction
-// that a consumer's handler gets. Never pass a pool or a bare connection: a claim outside the
-// transaction of its effects does not protect them.
+// AnyTx is the part of a transaction that claiming needs: [pgx.Tx] has it, and so has the
+// transaction that a consumer's handler gets. Never pass a pool or a bare connection: a claim
+// outside the transaction of its effects does not protect them.
 type AnyTx interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)

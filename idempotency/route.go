@@ -147,9 +147,9 @@ type Route struct {
 	// too. Otherwise it takes the new call for a copy of the old one.
 	KeyWindow time.Duration
 
-	// NoCalls says that this route makes no calls, so that KeyWindow is not needed and TTL may be as
-	// short as 1 s. A [Step] is then refused, and so is a call that the handler enqueues without a
-	// Call.ID, because its key would derive from the request's. Defaults to false.
+	// NoCalls says that this route makes no calls, so that KeyWindow is not needed and TTL may be
+	// as short as 1 s. A [Step] is then refused, and so is a call that the handler enqueues without
+	// a Call.ID, because its key would derive from the request's. Defaults to false.
 	NoCalls bool
 
 	// Reconcile asks a provider for the outcome of a [Step] in lease mode if the outcome is unknown

@@ -19,7 +19,8 @@ type Brake struct {
 	// Off switches the brake off: each call that is refused is parked. Defaults to false.
 	Off bool
 
-	// ProbeInterval is how often a call is tried while the others wait: 1 ms to 1 hour. Defaults to 30 s.
+	// ProbeInterval is how often a call is tried while the others wait: 1 ms to 1 hour. Defaults to
+	// 30 s.
 	ProbeInterval time.Duration
 }
 

@@ -125,7 +125,8 @@ func (s *Set) checkOthers(ctx context.Context, db Database, place string) error 
 // enterSQL keeps a place in its database until the transaction ends. In: place.
 const enterSQL = `select onlyonce.enter_place($1)`
 
-// Execer is the part of a transaction that [Enter] needs. pgx.Tx and onlyonce's transactions have it.
+// Execer is the part of a transaction that [Enter] needs. pgx.Tx and onlyonce's transactions have
+// it.
 type Execer interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 }

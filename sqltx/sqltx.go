@@ -11,9 +11,9 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// StdTx is a transaction of database/sql that its caller has begun and will end: for example *sql.Tx,
-// *sqlx.Tx, bun.Tx, and GORM's Statement.ConnPool inside of Transaction. Because of Commit and
-// Rollback the compiler refuses a pool or a bare connection; this package never calls them.
+// StdTx is a transaction of database/sql that its caller has begun and will end: for example
+// *sql.Tx, *sqlx.Tx, bun.Tx, and GORM's Statement.ConnPool inside of Transaction. Because of Commit
+// and Rollback the compiler refuses a pool or a bare connection; this package never calls them.
 type StdTx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)

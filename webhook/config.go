@@ -210,11 +210,11 @@ type Config struct {
 	// it gets 408. Defaults to 64 MiB, or four times MaxBody if that is more.
 	MaxBytes int64
 
-	// MaxQuarantineBytes bounds, in bytes a day (UTC), the events that are set aside if the sender does not
-	// sign the event's id, because their body or id came before (W7). Each counts with its headers,
-	// its body and 500 bytes. A further such event gets 503 ([ErrQuarantineFull]); other events are not
-	// affected. At least MaxBody plus 64 KiB. Defaults to 256 MiB, or four times MaxBody if that is
-	// more.
+	// MaxQuarantineBytes bounds, in bytes a day (UTC), the events that are set aside if the sender
+	// does not sign the event's id, because their body or id came before (W7). Each counts with its
+	// headers, its body and 500 bytes. A further such event gets 503 ([ErrQuarantineFull]); other
+	// events are not affected. At least MaxBody plus 64 KiB. Defaults to 256 MiB, or four times
+	// MaxBody if that is more.
 	MaxQuarantineBytes int64
 
 	// Backfill lists missed events; [Endpoint.Upkeep] calls it. Defaults to none.

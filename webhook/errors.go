@@ -40,8 +40,8 @@ var (
 	// of bodies. 503.
 	ErrBusy = errors.New("webhook: too many requests at once (Config.MaxInFlight, Config.MaxBytes)")
 
-	// ErrQuarantineFull: today's events that were set aside, because their id or body came before, have
-	// reached Config.MaxQuarantineBytes; this one was not stored. 503.
+	// ErrQuarantineFull: today's events that were set aside, because their id or body came before,
+	// have reached Config.MaxQuarantineBytes; this one was not stored. 503.
 	ErrQuarantineFull = errors.New("webhook: the events that were set aside today have reached Config.MaxQuarantineBytes")
 
 	errMethod         = errors.New("webhook: the method is not POST")

@@ -11,10 +11,10 @@
 //	err = guard.Check(server)
 //
 // The client sends the key in the metadata "idempotency-key", the same at each attempt. A handler
-// writes through [TxOf], in the transaction that stores its answer. Each later call with the key gets
-// the same answer, or the same final error with its details, and the metadata that the handler has
-// set (grpc.SetHeader, grpc.SetTrailer). They are sent with the answer, and those of a run that was
-// undone are not.
+// writes through [TxOf], in the transaction that stores its answer. Each later call with the key
+// gets the same answer, or the same final error with its details, and the metadata that the handler
+// has set (grpc.SetHeader, grpc.SetTrailer). They are sent with the answer, and those of a run that
+// was undone are not.
 //
 // Only unary methods are protected. [Interceptor.Check] finds methods of the configuration that the
 // server does not have or that stream: call it once all services are registered.
