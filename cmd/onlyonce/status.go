@@ -75,15 +75,11 @@ func (a *app) writeStatus(r *ops.StatusReport, each bool) {
 
 // writeNeeds begins the status: it is read by people who have just woken up.
 func (a *app) writeNeeds(needs []ops.Need) {
-	switch len(needs) {
-	case 0:
-		a.say("Nothing needs you.")
+	if len(needs) == 0 {
+		a.say("%s.", operate.Needing(0))
 		return
-	case 1:
-		a.say("1 thing needs you:")
-	default:
-		a.say("%d things need you:", len(needs))
 	}
+	a.say("%s:", operate.Needing(len(needs)))
 	for _, n := range needs {
 		a.say("- %s", cell(n.Text))
 		if n.Remedy != "" {

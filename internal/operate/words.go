@@ -128,3 +128,14 @@ func passes(d *ops.ClassChange) string {
 	}
 	return "For about " + show.Span(show.Seconds(*d.Lasts))
 }
+
+// Needing says how many things need a person, without an end.
+func Needing(things int) string {
+	switch things {
+	case 0:
+		return "Nothing needs you"
+	case 1:
+		return "1 thing needs you"
+	}
+	return fmt.Sprintf("%d things need you", things)
+}

@@ -150,9 +150,12 @@ func (c *column[T]) numeric(t reflect.Type) bool {
 	return of >= reflect.Int && of <= reflect.Uint64 || c.kind == perSecond
 }
 
+// long reports whether the values may be sentences.
+func (c column[T]) long() bool { return c.kind == anError || c.kind == aSentence || c.kind == aCommand }
+
 // cell is a cell of a table. Of a field in JSON, its data-f and data-v are the name and the value
-// as the program onlyonce has them.
-func (c *column[T]) cell(v *visit, row *T) (cell template.HTML, empty bool) {
+// as the program onlyonce has them. In a table that stacks its heading stands in data-l.
+func (c *column[T]) cell(v *visit, row *T, stacks bool) (cell template.HTML, empty bool) {
 	value := c.of(row)
 	text := c.linked(v, row, value)
 	var class, data string
@@ -168,7 +171,11 @@ func (c *column[T]) cell(v *visit, row *T) (cell template.HTML, empty bool) {
 	if c.field != "" && of != reflect.Slice && of != reflect.Float64 { // ages differ at each look
 		data = ` data-f="` + c.field + `" data-v="` + template.HTMLEscapeString(plain(value.Interface())) + `"`
 	}
-	return template.HTML(`<td`+class+data+`>`) + text + `</td>`, text == none || text == "" //nolint:gosec // escaped
+	empty = text == none || text == ""
+	if stacks {
+		data += ` role="cell" data-l="` + template.HTMLEscapeString(c.head) + `"`
+	}
+	return template.HTML(`<td`+class+data+`>`) + text + `</td>`, empty //nolint:gosec // escaped
 }
 
 // linked shows a value, as a link if it leads to a page.

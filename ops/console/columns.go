@@ -204,12 +204,12 @@ var (
 		col(func(s *sinkRow) any { return &s.Sink }).opens(func(v *visit, s *sinkRow) string { return v.toSink(&s.Sink) }),
 		col(func(s *sinkRow) any { return &s.Waits }).called("Not delivered"),
 		col(func(s *sinkRow) any { return &s.Since }).called("Oldest"),
-		col(func(s *sinkRow) any { return &s.Last }).called("Last error"),
+		col(func(s *sinkRow) any { return &s.Last }).as(anError).called("Last error"),
 		col(func(s *sinkRow) any { return &s.Pending }).called("In log"),
 		col(func(s *sinkRow) any { return &s.Rate }).as(perSecond).called("Change a second"),
 		col(func(s *sinkRow) any { return &s.Aside }).called("Parked"),
 		col(func(s *sinkRow) any { return &s.Tags }).as(someStates).called("State"),
-		col(func(s *sinkRow) any { return &s.Held }),
+		col(func(s *sinkRow) any { return &s.Held }).as(aSentence),
 		col(func(s *sinkRow) any { return &s.PausedAt }).called("Paused"),
 		col(func(s *sinkRow) any { return &s.PausedBy }).called("By"),
 		col(func(s *sinkRow) any { return &s.PauseReason }).called("Reason")}}
@@ -276,7 +276,7 @@ var (
 		col(func(t *topic) any { return &t.KnownLag }).called("Lag"),
 		col(func(t *topic) any { return &t.Rate }).as(perSecond).called("Per second"),
 		col(func(t *topic) any { return &t.LastBatch }).called("Last batch"),
-		col(func(t *topic) any { return t.State() }).called("State")}}
+		col(func(t *topic) any { return t.State() }).as(aSentence).called("State")}}
 
 	partitions = view[partition]{bad: (*partition).halted, columns: []column[partition]{
 		col(func(p *partition) any { return &p.Scope }),
@@ -291,7 +291,7 @@ var (
 		col(func(p *partition) any { return &p.LastBatch }).called("Last batch"),
 		col(func(p *partition) any { return &p.By }).called("Owner"),
 		col(func(p *partition) any { return &p.Tags }).as(someStates).called("State"),
-		col(func(p *partition) any { return &p.Halt })}}
+		col(func(p *partition) any { return &p.Halt }).as(aSentence)}}
 
 	processes = view[process]{bad: (*process).bad, columns: []column[process]{
 		col(func(p *process) any { return &p.Part }),
@@ -301,7 +301,7 @@ var (
 		col(func(p *process) any { return &p.SeenAt }).called("Reported"),
 		col(func(p *process) any { return &p.Tags }).as(someStates).called("State"),
 		col(func(p *process) any { return &p.Owns }).called("Partitions"),
-		col(func(p *process) any { return &p.Faults })}}
+		col(func(p *process) any { return &p.Faults }).as(aSentence)}}
 
 	fleet = view[fleetRow]{bad: func(r *fleetRow) bool { return r.Bad }, columns: []column[fleetRow]{
 		col(func(r *fleetRow) any { return &r.Database }).
@@ -309,5 +309,5 @@ var (
 		col(func(r *fleetRow) any { return &r.Server }),
 		col(func(r *fleetRow) any { return &r.Needs }),
 		col(func(r *fleetRow) any { return &r.Parked }),
-		col(func(r *fleetRow) any { return &r.First }).called("First of what needs you")}}
+		col(func(r *fleetRow) any { return &r.First }).as(aSentence).called("First of what needs you")}}
 )

@@ -127,7 +127,7 @@ func TestOverview(t *testing.T) {
 	t.Parallel()
 	page := serve(t, filled(t), console.Config{Authorize: as("ann", console.View)}).get("/").want(http.StatusOK).body
 	rest := page
-	for _, text := range []string{"halted: scope stock", "cannot join: scope billing", ">Parked</a>", ">HTTP requests</a>", ">Calls not delivered</a>", ">Copies are recognized for</a>", `id="owners"`, "billing-55c4-0", "group billing-v1 not joined"} {
+	for _, text := range []string{"halted: scope stock", "cannot join: scope billing", ">Parked</a>", ">Calls not delivered</a>", ">HTTP requests</a>", ">Copies are recognized for</a>", `id="owners"`, "billing-55c4-0", "group billing-v1 not joined"} {
 		_, after, found := strings.Cut(rest, text)
 		if !found {
 			t.Fatalf("%q does not come next in\n%s", text, rest)

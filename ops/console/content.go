@@ -35,6 +35,7 @@ type part struct {
 	Text     []string
 	Needs    []need
 	Cards    []card
+	Charts   []chart
 	Facts    []fact
 	Filter   *filter
 	Acts     []act

@@ -11,7 +11,7 @@ import (
 )
 
 // element is an element that the helpers make, with attributes whose values are escaped.
-var element = regexp.MustCompile(`</?(td|span|a|code|time)( (class|data-f|data-v|href|title|datetime)="[^"<>]*")*>`)
+var element = regexp.MustCompile(`</?(td|span|a|code|time)( (class|data-f|data-v|data-l|role|href|title|datetime)="[^"<>]*")*>`)
 
 // A text comes out of each helper of the pages as text: it adds no element and no attribute, and a
 // payload is never longer than what a page shows of it (U2).

@@ -125,10 +125,11 @@ func (s asked) Silent() string {
 // Schema reports whether there is no answer because the schema does not fit.
 func (s asked) Schema() bool { return errors.Is(s.Err, migrations.ErrSchema) }
 
-// status is what Status answers, and how fast consumers move.
+// status is what Status answers, how fast consumers move, and what was seen before.
 type status struct {
 	*ops.StatusReport
 	Rates map[[2]string]float64 // messages a second, by scope and topic
+	Seen  seen
 }
 
 // shared are the questions whose answers pages share and refresh.
@@ -140,6 +141,7 @@ type shared struct {
 	events answer[*reports.EventsReport]
 
 	positions samples // of the question status
+	seen      seen    // by the question status
 	backlogs  samples // of the question outbox
 }
 
@@ -162,7 +164,11 @@ func (s *shared) begin() {
 		if err != nil {
 			return nil, err
 		}
-		return &status{r, s.positions.forward(time.Now(), r.Cursors)}, nil
+		now := time.Now()
+		answer := &status{StatusReport: r, Rates: s.positions.forward(now, r.Cursors)}
+		s.seen.note(now, answer)
+		answer.Seen = s.seen.clone()
+		return answer, nil
 	}
 	s.outbox.ask = func(ctx context.Context, db ops.DB) (*outbox, error) {
 		r, err := operate.Outbox(ctx, db, reports.OutboxQuestion{CountLimit: countLimit})

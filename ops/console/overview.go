@@ -8,6 +8,8 @@ import (
 	"sync"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/reports"
+	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -15,7 +17,7 @@ import (
 // overview shows what needs a person, and where the work is.
 func (v *visit) overview() error {
 	s, state := v.db.live.status.get(v.ctx, v.db)
-	c := &content{Title: "Overview"}
+	c := &content{Title: lead(s, state)}
 	if s != nil {
 		if s.Standby {
 			c.Notices = append(c.Notices, notice{Text: "This server is a standby: what it shows may be late, and nothing can be decided here."})
@@ -25,7 +27,8 @@ func (v *visit) overview() error {
 			ended = fmt.Sprintf("%d more ended without a stop, over 5 minutes ago.", n)
 		}
 		c.Parts = []part{
-			{Needs: v.needs(s.Needs), None: "Nothing needs you."}, {Cards: v.cards(s)},
+			{Needs: v.needs(s.Needs)}, {Cards: v.cards(s)},
+			{ID: "hour", Charts: s.charts()},
 			{ID: "consumers", Title: "Consumers", Table: topics.table(v, "topics", s.Consumers()), None: "No consumer has a cursor in this database."},
 			{ID: "parked", Title: "Parked", Table: parkedGroups.table(v, "groups", s.Parked.Groups), None: map[bool]string{true: "Nothing is parked.", false: "Counting takes over 2 seconds."}[s.Parked.Counted]},
 			{ID: "relays", Title: "Relays", Table: relays.table(v, "sinks", s.Relays), None: "No relay has listed a sink."},
@@ -34,7 +37,7 @@ func (v *visit) overview() error {
 			{Hint: fmt.Sprintf("Schema version %d.", s.SchemaVersion)},
 		}
 	}
-	return v.showParts("/", c, page{Live: true, State: state, Status: unanswered(s == nil)})
+	return v.showParts("/", c, page{Title: "Overview", Live: true, State: state, Status: unanswered(s == nil)})
 }
 
 // needs are the needs with their pages.
@@ -98,17 +101,34 @@ func (v *visit) cards(s *status) []card {
 		return map[bool]int{true: 1}[b.Needs] - map[bool]int{true: 1}[a.Needs]
 	})
 	if inbox, _ := v.db.live.inbox.get(v.ctx, v.db); inbox != nil {
-		keys := card{Title: "Copies are recognized for", Href: v.Link("/keys")}
-		for _, r := range inbox.Rings {
-			horizon := "ever"
-			if r.Horizon != nil {
-				horizon = show.Ago(*r.Horizon)
-			}
-			keys.Values = append(keys.Values, cardValue{horizon, strings.TrimSuffix(r.Ring, "_keys")})
-		}
-		cards = append(cards, keys)
+		cards = append(cards, card{Title: "Copies are recognized for", Href: v.Link("/keys"), Values: horizons(inbox.Rings)})
 	}
 	return cards
+}
+
+// horizons are for how long keys are remembered: of messages, and of all else. A ring of another
+// class than standard counts once it is used.
+func horizons(rings []reports.KeyRing) []cardValue {
+	values := []cardValue{{Of: "messages"}, {Of: "other ids"}}
+	for i := range rings {
+		r := &rings[i]
+		of := &values[0]
+		if !ring.OfConsumers(r.Ring) {
+			of = &values[1]
+		}
+		standard := r.Ring == ring.ConsumerKeys().Name || r.Ring == ring.StandardKeys().Name
+		if r.Unused() && !standard {
+			continue
+		}
+		horizon := "ever"
+		if r.Horizon != nil {
+			horizon = show.Ago(*r.Horizon)
+		}
+		if !slices.Contains(strings.Split(of.Text, ", "), horizon) {
+			of.Text = strings.TrimPrefix(of.Text+", "+horizon, ", ")
+		}
+	}
+	return values
 }
 
 // unanswered is the status of a page without an answer.
@@ -154,7 +174,7 @@ func (v *visit) fleet(path string) {
 		})
 	}
 	asking.Wait()
-	_ = v.showParts("/", &content{Title: "Databases", Parts: []part{{Table: fleet.table(v, "databases", rows)}}}, page{Live: true})
+	_ = v.showParts("/", &content{Title: leadOf(rows), Parts: []part{{Table: fleet.table(v, "databases", rows)}}}, page{Title: "Databases", Live: true})
 }
 
 // topic is a consumer's topic and how fast it moves.

@@ -123,7 +123,7 @@ func (tw *twins) hangs(t *testing.T, c *client) {
 		t.Fatal(err)
 	}
 	pgtest.Until(t, pgtest.Patience(time.Minute), "the overview says so, and dims what it shows", func() bool {
-		return strings.Contains(c.get("/").want(http.StatusOK, `id="topics"`).body, `<div class="stale"><h1>Overview`)
+		return strings.Contains(c.get("/").want(http.StatusOK, `id="topics"`).body, `<div class="stale"><h1>The database does not answer: what follows is old.`)
 	})
 	c.get("/").want(http.StatusOK, "The database does not answer, for ")
 	c.get("/audit").want(http.StatusGatewayTimeout, "gave no answer in time")

@@ -18,6 +18,7 @@ type table struct {
 	Heads     []head
 	Rows      []tableRow
 	Decides   bool // its rows have acts
+	Stacks    bool // in a narrow window a row's values stand below each other: one of them is a sentence
 }
 
 type head struct {
@@ -50,13 +51,13 @@ func (w view[T]) table(v *visit, id string, rows []T) *table {
 	if len(rows) == 0 {
 		return nil
 	}
-	t := &table{ID: id, Label: heading(id)}
+	t := &table{ID: id, Label: heading(id), Stacks: slices.ContainsFunc(w.columns, column[T].long)}
 	used := make([]bool, len(w.columns)) // columns that have a value in a row
 	for i := range rows {
 		row := &rows[i]
 		var line tableRow
 		for at := range w.columns {
-			cell, empty := w.columns[at].cell(v, row)
+			cell, empty := w.columns[at].cell(v, row, t.Stacks)
 			line.Cells = append(line.Cells, cell)
 			used[at] = used[at] || !empty
 		}

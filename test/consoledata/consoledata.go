@@ -19,7 +19,7 @@ const Secret = "card 4242 4242 4242 4242"
 
 // Fill writes the sample. The database must have the schema, and nothing else in it.
 func Fill(ctx context.Context, pool *pgxpool.Pool) error {
-	for _, sql := range []string{cursorsSQL, ownersSQL, parkedSQL, parkedCallsSQL, blockedSQL, pausesSQL, keysSQL, eventsSQL, requestsSQL, operationsSQL, lanesSQL, placesSQL, auditSQL} {
+	for _, sql := range []string{cursorsSQL, ownersSQL, parkedSQL, parkedCallsSQL, blockedSQL, pausesSQL, keysSQL, eventsSQL, requestsSQL, operationsSQL, lanesSQL, unsentSQL, placesSQL, auditSQL} {
 		if _, err := pool.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
 			return fmt.Errorf("%s: %w", sql, err)
 		}
@@ -193,10 +193,23 @@ values ('event', 'waiting', 'exhausted', 'upload: bucket is not reachable', 10, 
   '0b7e6a52-9c1d-4e6f-8a10-000000000002', convert_to('{"payment": "card 4242 4242 4242 4242"}', 'UTF8'))`
 
 const lanesSQL = `
-insert into onlyonce.sinks (name, paused_at, paused_by, pause_reason) values ('payments', null, null, null), ('warehouse', clock_timestamp() - interval '40 minutes', 'ann', 'INC-2038: warehouse is down');
+insert into onlyonce.sinks (name, paused_at, paused_by, pause_reason) values ('payments', null, null, null), ('invoices', null, null, null), ('warehouse', clock_timestamp() - interval '40 minutes', 'ann', 'INC-2038: warehouse is down');
 with l as (insert into onlyonce.leases (name, epoch, nonce, until) select 'relay/' || s || '/' || n, 2, gen_random_uuid(), clock_timestamp() + interval '30 minutes'
-  from generate_series(0, 15) n, unnest(array['payments', 'warehouse']) s returning id, name)
+  from generate_series(0, 15) n, unnest(array['payments', 'warehouse', 'invoices']) s returning id, name)
 insert into onlyonce.lanes (id, sink, lane) select id, split_part(name, '/', 2), split_part(name, '/', 3)::smallint from l`
+
+// Calls to a remote that is down: some are tried again, others stand behind one of their ordering
+// key, and their relay says so.
+const unsentSQL = `
+insert into onlyonce.parked (kind, state, reason, error, attempts, next_attempt_at, parked_at, record_time, scope, key, order_key, body, sink, lane, row_id, partition, "offset",
+  call_name, method, target, first_attempt_at)
+select 'call', case when n < 6 then 'retrying' else 'blocked' end, case when n < 6 then 'failed' else 'behind' end, case when n < 6 then 'HTTP 500: {"error": "internal"}' else '' end,
+  case when n < 6 then 3 else 0 end, case when n < 6 then clock_timestamp() + interval '20 seconds' end, clock_timestamp() - interval '6 minutes', clock_timestamp() - n * interval '50 seconds' - interval '90 seconds',
+  'checkout', gen_random_uuid(), onlyonce.key('', 'checkout', 'customer-' || n % 6), convert_to('{"payment": "card 4242 4242 4242 4242"}', 'UTF8'), 'invoices', n % 16, 7000 + n, n % 16, 7000 + n,
+  'invoice', 'POST', '/v1/invoices', case when n < 6 then clock_timestamp() - interval '6 minutes' end
+  from generate_series(0, 8) n;
+insert into onlyonce.owners (id, part, scope, host, pid, seen_at, partitions, faults) values (gen_random_uuid(), 'relay', 'invoices', 'relay-5d7b-0', 14, clock_timestamp(), '[]',
+  '[{"kind": "remote", "for": 350, "text": "HTTP 500: {\"error\": \"internal\"}"}]')`
 
 const placesSQL = `
 insert into onlyonce.places (place, state, moves, other, changed_at) values

@@ -32,9 +32,12 @@ type look struct {
 	dark          bool
 }
 
-const middle = 820
+const (
+	middle = 820
+	narrow = 400
+)
 
-var looks = []look{{"wide, light", 1280, 900, false}, {"wide, dark", 1280, 900, true}, {"middle, light", middle, 1100, false}, {"middle, dark", middle, 1100, true}, {"narrow, light", 390, 844, false}, {"narrow, dark", 390, 844, true}}
+var looks = []look{{"wide, light", 1280, 900, false}, {"wide, dark", 1280, 900, true}, {"middle, light", middle, 1100, false}, {"middle, dark", middle, 1100, true}, {"narrow, light", narrow, 844, false}, {"narrow, dark", narrow, 844, true}}
 
 func (r *run) set(l look) error {
 	scheme := "light"
@@ -64,6 +67,11 @@ func (r *run) pages(ctx context.Context, s *server) error {
 			}
 			if err := r.fits(p[0] + ", " + l.name); err != nil {
 				return err
+			}
+			if l.width == narrow {
+				if err := r.stacked(p[0] + ", " + l.name); err != nil {
+					return err
+				}
 			}
 			if err := r.accessible(p[0] + ", " + l.name); err != nil {
 				return err
