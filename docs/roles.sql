@@ -1,4 +1,4 @@
--- Least privileges for what works on the schema onlyonce. Plain SQL, to be run as often as you like: as a superuser (or a role with
+-- Least privileges for what works on the schemas onlyonce and onlyonce_segments. Plain SQL, to be run as often as you like: as a superuser (or a role with
 -- CREATEROLE that owns the database) before the first migration, and again after each migration and before the code that
 -- needs it is deployed, because a migration may add tables:
 --
@@ -57,14 +57,14 @@ begin
   end if;
 
   -- From nothing, so that a right which a later version takes away here is gone.
-  revoke all on schema onlyonce from onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator, onlyonce_operator, onlyonce_viewer;
-  revoke all on all tables in schema onlyonce from onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator, onlyonce_operator, onlyonce_viewer;
-  grant usage on schema onlyonce to onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator, onlyonce_operator, onlyonce_viewer;
+  revoke all on schema onlyonce, onlyonce_segments from onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator, onlyonce_operator, onlyonce_viewer;
+  revoke all on all tables in schema onlyonce, onlyonce_segments from onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator, onlyonce_operator, onlyonce_viewer;
+  grant usage on schema onlyonce, onlyonce_segments to onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator, onlyonce_operator, onlyonce_viewer;
   revoke all on all sequences in schema onlyonce from onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator, onlyonce_operator, onlyonce_viewer;
-  grant select on all tables in schema onlyonce to onlyonce_operator, onlyonce_viewer;
+  grant select on all tables in schema onlyonce, onlyonce_segments to onlyonce_operator, onlyonce_viewer;
   grant select on all sequences in schema onlyonce to onlyonce_viewer;
 
-  for has in select * from (values
+  for has in select 'onlyonce' as schema, g.* from (values
     -- role, table, rights, why each beyond the plain one
     ('onlyonce_app',      'schema_version', 'select'),
     ('onlyonce_app',      'leases',         'select, insert, update'),         -- takes cursors over; FOR SHARE needs UPDATE
@@ -170,12 +170,6 @@ begin
     ('onlyonce_rotator',  'stream_floors',  'select, insert, update'),
     ('onlyonce_rotator',  'events_version', 'usage, select, update'),
     ('onlyonce_rotator',  'event_log',      'select'),
-    ('onlyonce_rotator',  'event_log_0',    'select, truncate'),
-    ('onlyonce_rotator',  'event_log_1',    'select, truncate'),
-    ('onlyonce_rotator',  'event_log_2',    'select, truncate'),
-    ('onlyonce_rotator',  'event_log_3',    'select, truncate'),
-    ('onlyonce_rotator',  'event_log_4',    'select, truncate'),
-    ('onlyonce_rotator',  'event_log_5',    'select, truncate'),
 
     ('onlyonce_operator', 'leases',         'select, insert, update'),         -- fences out the owner of a cursor that is moved
     ('onlyonce_operator', 'cursors',        'select, insert, update'),
@@ -225,21 +219,21 @@ begin
     ('onlyonce_operator', 'audit',          'select, insert, update (detail)') -- a bulk act counts its transactions in one row
   ) as g (role, tab, rights)
     union all
-    -- The segments of the inbox.
-    select r.role, format('%s_%s', k.ring, n.slot), r.rights
+    -- Segments of the inbox.
+    select 'onlyonce_segments', r.role, format('%s_%s', k.ring, n.slot), r.rights
       from unnest(array['consumer_keys', 'consumer_short_keys', 'consumer_long_keys', 'standard_keys', 'standard_short_keys', 'standard_long_keys']) as k (ring),
       generate_series(0, 9) as n (slot),
       (values ('onlyonce_app', 'select, insert'), ('onlyonce_operator', 'select, insert'), ('onlyonce_rotator', 'select, insert, truncate')) as r (role, rights)
     union all
-    -- The segments of the outbox's log.
-    select r.role, s.tab, r.rights
-      from unnest(array['batches_0', 'batches_1', 'batches_2', 'batches_3', 'batches_4', 'batches_5',
-                        'call_keys_0', 'call_keys_1', 'call_keys_2', 'call_keys_3', 'call_keys_4', 'call_keys_5']) as s (tab),
-      (values ('onlyonce_app', 'insert'), ('onlyonce_rotator', 'select, truncate')) as r (role, rights)
-     where r.role = 'onlyonce_rotator' or s.tab like 'batches%'
+    -- Segments of the outbox's log and of the event log.
+    select 'onlyonce_segments', 'onlyonce_rotator', format('%s_%s', k.log, n.slot), 'select, truncate'
+      from unnest(array['batches', 'call_keys', 'event_log']) as k (log), generate_series(0, 5) as n (slot)
+    union all
+    select 'onlyonce_segments', 'onlyonce_app', format('batches_%s', n.slot), 'insert' from generate_series(0, 5) as n (slot)
   loop
-    execute format('grant %s on %s onlyonce.%I to %I', has.rights,
-      case (select relkind from pg_class where oid = to_regclass('onlyonce.' || has.tab)) when 'S' then 'sequence' else 'table' end, has.tab, has.role);
+    execute format('grant %s on %s %I.%I to %I', has.rights,
+      case (select relkind from pg_class where oid = to_regclass(has.schema || '.' || has.tab)) when 'S' then 'sequence' else 'table' end,
+      has.schema, has.tab, has.role);
   end loop;
 
   -- Functions of the server that PUBLIC may execute by default. Where that was taken away, a superuser has to run this file.

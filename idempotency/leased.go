@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -52,12 +53,8 @@ func (h *leaseHolder) claim(run *handlerRun, found lookup) (out runOutcome, ours
 
 // claimLease claims a free key. It returns pgx.ErrNoRows if the key is not free.
 func (req *servedRequest) claimLease(ctx context.Context, l *lease.Lease) error {
-	sql := claimSQL
-	if req.layer.set != nil {
-		sql = claimAtSQL
-	}
-	err := req.layer.pool.QueryRow(ctx, sql, codec.UUID(req.id), req.scope.Tenant, req.subject.Scope,
-		req.fingerprint, codec.UUID(req.token), req.ttl, req.layer.cfg.LeaseTTL).Scan(&l.ID, &l.Epoch)
+	err := req.layer.pool.QueryRow(ctx, claimSQL, codec.UUID(req.id), req.scope.Tenant, req.subject.Scope,
+		req.fingerprint, codec.UUID(req.token), req.ttl, req.layer.cfg.LeaseTTL, req.home()).Scan(&l.ID, &l.Epoch)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		req.layer.forgetPlace(req.scope.Tenant, err)
 		return fmt.Errorf("idempotency: claiming a key: %w", err)
@@ -68,14 +65,10 @@ func (req *servedRequest) claimLease(ctx context.Context, l *lease.Lease) error 
 // takeLeaseOver takes a lease over that has ended. It returns pgx.ErrNoRows if another request was
 // faster.
 func (req *servedRequest) takeLeaseOver(ctx context.Context, l *lease.Lease) error {
-	sql := takeOverSQL
-	args := []any{l.ID, l.Epoch, codec.UUID(req.token), req.layer.cfg.LeaseTTL}
-	if req.layer.set != nil {
-		sql = takeOverAtSQL
-		args = append([]any{req.scope.Tenant}, args...)
-	}
 	var epoch *int64
-	if err := req.layer.pool.QueryRow(ctx, sql, args...).Scan(&epoch); err != nil {
+	err := req.layer.pool.QueryRow(ctx, takeOverSQL, l.ID, l.Epoch, codec.UUID(req.token), req.layer.cfg.LeaseTTL,
+		req.home()).Scan(&epoch)
+	if err != nil {
 		return fmt.Errorf("idempotency: taking over a key: %w", err)
 	}
 	if epoch == nil {
@@ -121,7 +114,7 @@ func (h *leaseHolder) store(run *handlerRun, answer recordedAnswer) error {
 		if err != nil {
 			return err
 		}
-		run.tx.Engine(stepOpen, openSQL, run.timeoutArgs()...)
+		run.tx.Engine(stepOpen, openSQL, append(slices.Clip(run.layer.timeoutArgs), nil)...)
 	}
 	l := h.lease
 	run.tx.SealBy([]any{&run.expires}, stepRecord, finishSQL, codec.UUID(run.id), l.ID, l.Epoch, l.Nonce,

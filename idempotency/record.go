@@ -59,28 +59,21 @@ const findLeaseSQL = `
 select l.epoch, l.nonce, l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour', coalesce(extract(epoch from l.until - clock_timestamp()), 0)::float8
   from onlyonce.leases l where l.id = $1`
 
-// beginSQL claims a key in transactional mode, openSQL opens a transaction without one. The
-// migration documents the functions.
+// beginSQL claims a key in transactional mode, openSQL opens a transaction without one. The last
+// parameter of both, and of claimSQL and takeOverSQL, is the tenant if it must live in this
+// database (N2). The migration documents the functions.
 const (
-	beginSQL    = `select onlyonce.http_begin($1, $2, $3, $4)`
-	openSQL     = `select onlyonce.http_open($1, $2, $3)`
+	beginSQL    = `select onlyonce.http_begin($1, $2, $3, $4, $5)`
+	openSQL     = `select onlyonce.http_open($1, $2, $3, $4)`
 	completeSQL = `select onlyonce.http_complete($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)`
-)
-
-// The same for a tenant that must live in the database, if there are several (N2).
-const (
-	beginAtSQL    = `select onlyonce.http_begin_at($1, $2, $3, $4, $5)`
-	openAtSQL     = `select onlyonce.http_open_at($1, $2, $3, $4)`
-	claimAtSQL    = `select lease, epoch from onlyonce.http_claim_at($1, $2, $3, $4, $5, $6, $7)`
-	takeOverAtSQL = `select onlyonce.raise_epoch_at($1, $2, $3, $4, $5)`
 )
 
 // claimSQL claims a key in lease mode. Out: one row of lease and epoch, or no row if there is a
 // record. takeOverSQL takes over a lease that has ended; it returns null if another process was
 // faster.
 const (
-	claimSQL     = `select lease, epoch from onlyonce.http_claim($1, $2, $3, $4, $5, $6, $7)`
-	takeOverSQL  = `select onlyonce.raise_epoch($1, $2, $3, $4)`
+	claimSQL     = `select lease, epoch from onlyonce.http_claim($1, $2, $3, $4, $5, $6, $7, $8)`
+	takeOverSQL  = `select onlyonce.raise_epoch($1, $2, $3, $4, place => $5)`
 	holdSQL      = `select onlyonce.hold($1, $2, $3)`
 	finishSQL    = `select onlyonce.http_finish($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`
 	releaseSQL   = `select onlyonce.http_release($1, $2, $3, $4)`

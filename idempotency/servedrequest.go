@@ -77,5 +77,11 @@ func (req *servedRequest) derivesCalls() bool {
 	return !req.handler.route.NoCalls
 }
 
-// timeoutArgs returns the arguments of http_begin and http_open that bound the transaction.
-func (req *servedRequest) timeoutArgs() []any { return req.layer.timeoutArgs }
+// home returns the tenant if it must live in the request's database, because there are several: nil
+// if there is one (N2).
+func (req *servedRequest) home() any {
+	if req.layer.set == nil {
+		return nil
+	}
+	return req.scope.Tenant
+}

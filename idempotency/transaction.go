@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -73,7 +74,7 @@ func (run *handlerRun) beginLeasedTx(ctx context.Context) error {
 		run.endTx()
 		return err
 	}
-	run.tx.Engine(stepOpen, openSQL, run.timeoutArgs()...)
+	run.tx.Engine(stepOpen, openSQL, append(slices.Clip(run.layer.timeoutArgs), nil)...)
 	level, err := run.isolation(bounded)
 	if err != nil {
 		run.endTx()

@@ -3,6 +3,7 @@ package idempotency
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -154,22 +155,14 @@ const (
 
 // claimKey takes the key's lock, and then looks for a record.
 func (run *handlerRun) claimKey(ctx context.Context) (n int, err error) {
-	sql, args := beginSQL, make([]any, 0, 5)
-	if run.layer.set != nil {
-		sql, args = beginAtSQL, append(args, run.scope.Tenant)
-	}
-	args = append(append(args, codec.UUID(run.id)), run.timeoutArgs()...)
-	err = run.tx.EngineRow(ctx, stepClaim, sql, args...).Scan(&n)
+	args := slices.Concat([]any{codec.UUID(run.id)}, run.layer.timeoutArgs, []any{run.home()})
+	err = run.tx.EngineRow(ctx, stepClaim, beginSQL, args...).Scan(&n)
 	return n, err
 }
 
 // openUnkeyed opens the transaction of a request without a key.
 func (run *handlerRun) openUnkeyed() {
-	if run.layer.set == nil {
-		run.tx.Engine(stepOpen, openSQL, run.timeoutArgs()...)
-		return
-	}
-	run.tx.Engine(stepOpen, openAtSQL, append([]any{run.scope.Tenant}, run.timeoutArgs()...)...)
+	run.tx.Engine(stepOpen, openSQL, append(slices.Clip(run.layer.timeoutArgs), run.home())...)
 }
 
 // claimKeyAlone claims the key in a transaction of its own.

@@ -3,6 +3,8 @@ package migrations_test
 import (
 	"bytes"
 	"errors"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -140,7 +142,7 @@ func TestPrintedSQLMakesTheSchema(t *testing.T) {
 func TestEverythingIsCommented(t *testing.T) {
 	t.Parallel()
 	rows, err := pgtest.DB(t).Query(t.Context(), `
-		select relname::text from pg_class where relnamespace = 'onlyonce'::regnamespace and relkind in ('r', 'v') and obj_description(oid, 'pg_class') is null
+		select relname::text from pg_class where relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and relkind in ('r', 'v') and obj_description(oid, 'pg_class') is null
 		union all
 		select proname::text from pg_proc where pronamespace = 'onlyonce'::regnamespace and obj_description(oid, 'pg_proc') is null`)
 	if err != nil {
@@ -149,6 +151,42 @@ func TestEverythingIsCommented(t *testing.T) {
 	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil || len(names) > 0 {
 		t.Errorf("without a comment: %v, %v", names, err)
+	}
+}
+
+// A list of the tables of schema onlyonce shows those that mean something each: segments of rings
+// are in a schema of their own, as many as onlyonce.segments counts. The outbox has two for each.
+func TestSegmentsStandApart(t *testing.T) {
+	t.Parallel()
+	conn := connect(t, pgtest.URL(t))
+	tables := func(schema string) []string {
+		rows, err := conn.Query(t.Context(), `select tablename::text from pg_tables where schemaname = $1 order by 1`, schema)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return names
+	}
+	own := tables("onlyonce")
+	if len(own) > 42 {
+		t.Errorf("schema onlyonce has %d tables, want at most 42: %v", len(own), own)
+	}
+	numbered := regexp.MustCompile(`_\d+$`)
+	for _, name := range own {
+		if numbered.MatchString(name) {
+			t.Errorf("the generated table %s is in schema onlyonce", name)
+		}
+	}
+	var segments int
+	if err := conn.QueryRow(t.Context(), `select count(*) + count(*) filter (where ring = 'outbox') from onlyonce.segments`).Scan(&segments); err != nil {
+		t.Fatal(err)
+	}
+	apart := tables("onlyonce_segments")
+	if len(apart) != segments || slices.ContainsFunc(apart, func(name string) bool { return !numbered.MatchString(name) }) {
+		t.Errorf("schema onlyonce_segments has %d tables, want %d segments: %v", len(apart), segments, apart)
 	}
 }
 
@@ -182,7 +220,7 @@ func TestCompressionOfBatches(t *testing.T) {
 	var other []string
 	if err := conn.QueryRow(t.Context(), `
 		select count(*), coalesce(array_agg(a.attrelid::regclass || '.' || a.attname) filter (where case when a.attstorage = 'e' then 'stored as it is' else a.attcompression::text end <> $1), '{}')
-		  from pg_attribute a where a.attrelid::regclass::text ~ '^onlyonce\.batches(_\d)?$' and a.attnum > 0 and a.attstorage <> 'p' and a.attname <> 'sink'`, want).Scan(&columns, &other); err != nil {
+		  from pg_attribute a where a.attrelid::regclass::text ~ '^onlyonce(_segments)?\.batches(_\d)?$' and a.attnum > 0 and a.attstorage <> 'p' and a.attname <> 'sink'`, want).Scan(&columns, &other); err != nil {
 		t.Fatal(err)
 	}
 	if columns < 7*20 || len(other) > 0 {
@@ -247,9 +285,9 @@ func TestS6EveryTableCanBePublished(t *testing.T) {
 	t.Parallel()
 	conn := connect(t, pgtest.URL(t))
 	rows, err := conn.Query(t.Context(), `
-		select c.relname::text, (select min(a.attname)::text from pg_attribute a where a.attrelid = c.oid and a.attnum > 0
+		select c.oid::regclass::text, (select min(a.attname)::text from pg_attribute a where a.attrelid = c.oid and a.attnum > 0
 		                            and not a.attisdropped and a.attgenerated = '' and a.attidentity = '')
-		  from pg_class c where c.relnamespace = 'onlyonce'::regnamespace and c.relkind in ('r', 'p') order by 1`)
+		  from pg_class c where c.relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and c.relkind in ('r', 'p') order by 1`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -261,10 +299,9 @@ func TestS6EveryTableCanBePublished(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, table := range tables {
-		name := pgx.Identifier{"onlyonce", table.Name}.Sanitize()
 		column := pgx.Identifier{table.Column}.Sanitize()
 		// EXPLAIN begins a statement, which is where PostgreSQL refuses it, and changes nothing.
-		for _, sql := range []string{"explain delete from " + name, "explain update " + name + " set " + column + " = " + column} {
+		for _, sql := range []string{"explain delete from " + table.Name, "explain update " + table.Name + " set " + column + " = " + column} {
 			if _, err := conn.Exec(t.Context(), sql); err != nil {
 				t.Errorf("%s: %v", sql, err)
 			}

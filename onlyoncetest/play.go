@@ -128,7 +128,15 @@ func (x *play) meets(what string) bool {
 
 // isUsers reports whether a statement is likely the program's own.
 func isUsers(sql string) bool {
-	return writing.MatchString(sql) && !strings.Contains(sql, "onlyonce.") && !strings.Contains(sql, "pg_") && !strings.Contains(sql, "current_setting")
+	if !writing.MatchString(sql) {
+		return false
+	}
+	for _, ours := range []string{"onlyonce.", "onlyonce_segments.", "pg_", "current_setting"} {
+		if strings.Contains(sql, ours) {
+			return false
+		}
+	}
+	return true
 }
 
 // at is called at each message of a process to Postgres.

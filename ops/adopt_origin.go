@@ -67,7 +67,7 @@ select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(
 
 // keptIn returns the query for the keys of a ring.
 func keptIn(r ring.Ring) string {
-	return `select key, fingerprint from onlyonce.inbox where segment = any ('{` + strings.ReplaceAll(strings.Join(r.Tables, ","), "onlyonce.", "") + `}')`
+	return `select key, fingerprint from onlyonce.inbox where segment = any ('{` + strings.ReplaceAll(strings.Join(r.Tables, ","), "onlyonce_segments.", "") + `}')`
 }
 
 // forgottenSQL reports whether the keys of a cursor that was retired at a time may be forgotten.

@@ -88,12 +88,12 @@ func (d *examiner) leftBehind(ctx context.Context, tx pgx.Tx) error {
 // cannot be told apart by a subscriber: PostgreSQL refuses to change or delete them.
 const publishedSQL = `
 with none as (
-  select c.relname::text as name from pg_class c
-   where c.relnamespace = 'onlyonce'::regnamespace and c.relkind = 'r'
+  select c.oid::regclass::text as name from pg_class c
+   where c.relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and c.relkind = 'r'
      and (c.relreplident = 'n' or c.relreplident = 'd' and not exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)
           or c.relreplident = 'i' and not exists (select from pg_index i where i.indrelid = c.oid and i.indisreplident)))
 select p.pubname::text as name, count(*) as tables, coalesce((select string_agg(n.name, ', ' order by n.name) from none n), '') as refused
-  from pg_publication_tables p where p.schemaname = 'onlyonce' group by p.pubname order by p.pubname`
+  from pg_publication_tables p where p.schemaname in ('onlyonce', 'onlyonce_segments') group by p.pubname order by p.pubname`
 
 // published looks for publications that have tables of ours, such as Debezium makes by default.
 func (d *examiner) published(ctx context.Context, tx pgx.Tx) error {
@@ -109,7 +109,7 @@ func (d *examiner) published(ctx context.Context, tx pgx.Tx) error {
 	}
 	for _, p := range all {
 		if p.Refused != "" {
-			d.add(levelFail, check, "alter table onlyonce.TABLE replica identity full, for each of them", "publication %s has tables of onlyonce whose rows have no replica identity: PostgreSQL refuses to change or delete them (%s)", p.Name, p.Refused)
+			d.add(levelFail, check, "alter table TABLE replica identity full, for each of them", "publication %s has tables of onlyonce whose rows have no replica identity: PostgreSQL refuses to change or delete them (%s)", p.Name, p.Refused)
 			continue
 		}
 		d.add(levelInfo, check, "if it is not for a move of this database, publish your own tables only (Debezium: publication.autocreate.mode=filtered)", "publication %s has %d tables of onlyonce: each message, call and request goes through its readers too", p.Name, p.Tables)

@@ -31,7 +31,7 @@ func TestExamineRingWithoutRotator(t *testing.T) {
 	week, opened, name := (7 * 24 * time.Hour).Seconds(), float64(10), ring.ConsumerKeys().Name
 	full := reports.KeyRing{Ring: name, Horizon: &week}
 	for i := range reports.MostClosed + 2 {
-		s := reports.KeySegment{Table: fmt.Sprint("onlyonce.", name, "_", i), State: "free"}
+		s := reports.KeySegment{Table: fmt.Sprint("onlyonce_segments.", name, "_", i), State: "free"}
 		if i == 0 {
 			s = reports.KeySegment{Table: s.Table, State: "current", Bytes: 1, Keys: 1, Opened: &opened}
 		}

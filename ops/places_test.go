@@ -151,7 +151,7 @@ func TestN2LeavingCountsBeforeItLocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = counting.Rollback(ctx) }()
-	if _, err := counting.Exec(ctx, `lock table onlyonce.event_log_0 in access exclusive mode`); err != nil {
+	if _, err := counting.Exec(ctx, `lock table onlyonce_segments.event_log_0 in access exclusive mode`); err != nil {
 		t.Fatal(err)
 	}
 	type outcome struct {

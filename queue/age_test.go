@@ -15,7 +15,7 @@ import (
 func (r *rig) forgets(ago time.Duration) {
 	r.t.Helper()
 	for segment := range 10 {
-		r.exec(fmt.Sprintf(`truncate onlyonce.standard_keys_%d`, segment))
+		r.exec(fmt.Sprintf(`truncate onlyonce_segments.standard_keys_%d`, segment))
 	}
 	r.exec(`update onlyonce.rings set forgotten = clock_timestamp() - make_interval(secs => $1), horizon = '1 day' where name = 'standard_keys'`, ago.Seconds())
 }

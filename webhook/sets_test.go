@@ -221,7 +221,7 @@ func TestW15EventThatTheDatabaseRefuses(t *testing.T) {
 	r.exec(`create function refuse() returns trigger language plpgsql as $$ begin
 		if new.id like '%evt_3' then raise exception 'not this one'; end if; return new; end $$`)
 	for i := range 6 {
-		r.exec(fmt.Sprintf(`create trigger refuse before insert on onlyonce.event_log_%d for each row execute function refuse()`, i))
+		r.exec(fmt.Sprintf(`create trigger refuse before insert on onlyonce_segments.event_log_%d for each row execute function refuse()`, i))
 	}
 	var sending sync.WaitGroup
 	for i := range 12 {

@@ -49,7 +49,7 @@ func (r doctorReport) has(t *testing.T, check, level string, texts ...string) {
 }
 
 const (
-	oldCurrent = `insert into onlyonce.consumer_keys_0 values (gen_random_uuid(), 0); update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'consumer_keys' and slot = 0; `
+	oldCurrent = `insert into onlyonce_segments.consumer_keys_0 values (gen_random_uuid(), 0); update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'consumer_keys' and slot = 0; `
 	rotates    = `insert into onlyonce.leases (name, epoch, nonce, until) values ('ring/consumer_keys', 1, gen_random_uuid(), now() + interval '1 hour'); `
 	oneCursor  = `with l as (insert into onlyonce.leases (name) values ('cursor/stock/orders/0') returning id)
 		insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start) select id, 'stock', 'orders', 0, 0, 'earliest', 0 from l; `
@@ -70,7 +70,7 @@ func frontier(ago string) string {
 func TestDoctorFindings(t *testing.T) {
 	t.Parallel()
 	plain := newFixture(t)
-	const full = `update onlyonce.rings set cur = 9, closed = '{8,7,6,5,4,3,2,1,0}' where name = 'consumer_keys'; insert into onlyonce.consumer_keys_9 values (gen_random_uuid(), 0);
+	const full = `update onlyonce.rings set cur = 9, closed = '{8,7,6,5,4,3,2,1,0}' where name = 'consumer_keys'; insert into onlyonce_segments.consumer_keys_9 values (gen_random_uuid(), 0);
 		update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'consumer_keys' and slot = 9; `
 	for name, c := range map[string]struct {
 		setup        string
@@ -239,9 +239,9 @@ func TestDoctorServer(t *testing.T) {
 	roles := string(file)
 	f.exec(roles)
 	f.examines(false).has(t, "roles", "ok", "onlyonce_app, onlyonce_http, onlyonce_relay have their rights")
-	f.exec(`revoke insert on onlyonce.standard_keys_3 from onlyonce_app; revoke select on onlyonce.lanes from onlyonce_relay`)
+	f.exec(`revoke insert on onlyonce_segments.standard_keys_3 from onlyonce_app; revoke select on onlyonce.lanes from onlyonce_relay`)
 	r = f.examines(true)
-	r.has(t, "roles", "fail", "role onlyonce_app lacks 1 right: INSERT on onlyonce.standard_keys_3", "run docs/roles.sql again")
+	r.has(t, "roles", "fail", "role onlyonce_app lacks 1 right: INSERT on onlyonce_segments.standard_keys_3", "run docs/roles.sql again")
 	r.has(t, "roles", "fail", "role onlyonce_relay lacks 1 right: SELECT on onlyonce.lanes")
 	f.exec(roles)
 
@@ -267,7 +267,7 @@ func TestDoctorServer(t *testing.T) {
 	asOperator.run("inbox", "rotate").want(t, statusEnvironment, "role ops lacks the rights to rotate ring consumer_keys", "onlyonce_rotator")
 	asOperator.run("explain", "k", "-scope", "s").want(t, statusGood, "no segment")
 	asOperator.run("explain", "-topic", "t", "-partition", "0", "-offset", "1").want(t, statusGood)
-	f.exec(`truncate onlyonce.consumer_keys_0`)
+	f.exec(`truncate onlyonce_segments.consumer_keys_0`)
 
 	f.exec(`select pg_create_physical_replication_slot('left', true)`)
 	f.exec(`select pg_create_logical_replication_slot('changes', 'pgoutput')`)

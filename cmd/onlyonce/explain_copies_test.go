@@ -33,7 +33,7 @@ func TestExplainCopies(t *testing.T) {
 		"a consumer's":          {`select onlyonce.claim_consumer(array[` + key + `], array[0::bigint])`, nil, "remembered", "", []string{"is a duplicate (remembered)."}, ""},
 		"dedupe.Claim's":        {`select onlyonce.claim_standard(array[` + key + `], array[0::bigint])`, nil, "", "remembered", []string{"is new in consumer_keys, and a duplicate in standard_keys (remembered)."}, ""},
 		"forgotten, and parked": {parked("message", "waiting", "exhausted", key), nil, "parked", "parked", []string{"no segment", "is a duplicate (parked)."}, "is new"},
-		"retired, and parked": {`insert into onlyonce.consumer_keys_0 values (` + key + `, 0); update onlyonce.rings set cur = 1, retired = 0 where name = 'consumer_keys'; ` + parked("message", "blocked", "behind", key), nil, "parked", "parked",
+		"retired, and parked": {`insert into onlyonce_segments.consumer_keys_0 values (` + key + `, 0); update onlyonce.rings set cur = 1, retired = 0 where name = 'consumer_keys'; ` + parked("message", "blocked", "behind", key), nil, "parked", "parked",
 			[]string{"no longer asked for."}, "is new"},
 		"parked event":    {parked("event", "retrying", "failed", key), nil, "parked", "parked", nil, "is new"},
 		"settled":         {parked("message", "resolved", "failed", key) + parked("event", "discarded", "failed", key), nil, "", "", []string{"Parked: 2"}, "a duplicate"},

@@ -44,7 +44,7 @@ func (r result) without(t *testing.T, texts ...string) {
 func TestExplainKey(t *testing.T) {
 	t.Parallel()
 	seven, segment := storedKey("", "stock", "a-1"), func(table string) string {
-		return `insert into onlyonce.` + table + ` values (onlyonce.key('', 'stock', 'a-1'), 0)`
+		return `insert into onlyonce_segments.` + table + ` values (onlyonce.key('', 'stock', 'a-1'), 0)`
 	}
 	const closed = `update onlyonce.rings set cur = 1, closed = '{0}' where name = 'consumer_keys';
 		update onlyonce.segments set opened_at = '2026-01-01 00:00Z', closed_at = '2026-01-02 00:00Z', bound = '4611686018427387904' where ring = 'consumer_keys' and slot = 0;
@@ -62,15 +62,15 @@ func TestExplainKey(t *testing.T) {
 			[]string{"no consumer and no webhook endpoint has that scope. There are: stocks."}, "scope yet"},
 		"never, and for ever": {`update onlyonce.rings set horizon = null`, nil, []string{"consumer_keys remembers for ever, and holds every key that was claimed in it within the last"}, "at least"},
 		"current": {`select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[x'00ff'::bigint])`, nil,
-			[]string{"is remembered", "A copy that comes now is a duplicate (remembered).", "onlyonce.consumer_keys_0, current in ring consumer_keys", "claimed         after ", "fingerprint     00000000000000ff", ", committed; its time is not known to Postgres", "at which position"}, "remembers"},
+			[]string{"is remembered", "A copy that comes now is a duplicate (remembered).", "onlyonce_segments.consumer_keys_0, current in ring consumer_keys", "claimed         after ", "fingerprint     00000000000000ff", ", committed; its time is not known to Postgres", "at which position"}, "remembers"},
 		"stored key": {`select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`, []string{seven},
 			[]string{"key " + seven + "\n", "fingerprint     none", "is remembered"}, "scope"},
 		"of a tenant": {`select onlyonce.claim_standard(array[onlyonce.key('acct', 'stock', 'a-1')], array[1::bigint])`, []string{"-tenant", "acct", "-scope", "stock", "a-1"},
 			[]string{`tenant "acct"`, "standard_keys_0, current in ring standard_keys"}, ""},
 		"of another tenant": {`select onlyonce.claim_standard(array[onlyonce.key('acct', 'stock', 'a-1')], array[1::bigint])`, nil, []string{"no segment"}, ""},
-		"in a replay": {`insert into onlyonce.consumer_keys_0 values ('` + uuid.UUID(dedupe.Key{Scope: "stock", ID: "a-1", Replay: 2}.Hash()).String() + `', 1)`, []string{"a-1", "-scope", "stock", "-replay", "2"},
+		"in a replay": {`insert into onlyonce_segments.consumer_keys_0 values ('` + uuid.UUID(dedupe.Key{Scope: "stock", ID: "a-1", Replay: 2}.Hash()).String() + `', 1)`, []string{"a-1", "-scope", "stock", "-replay", "2"},
 			[]string{"in replay 2", "is remembered"}, ""},
-		"within its topic": {within + `insert into onlyonce.consumer_keys_0 values ('` + uuid.UUID(dedupe.Key{Scope: "stock", Topic: "paid", ID: "a-1"}.Hash()).String() + `', 1)`,
+		"within its topic": {within + `insert into onlyonce_segments.consumer_keys_0 values ('` + uuid.UUID(dedupe.Key{Scope: "stock", Topic: "paid", ID: "a-1"}.Hash()).String() + `', 1)`,
 			[]string{"a-1", "-scope", "stock", "-topic", "paid"}, []string{`topic "paid"`, "is remembered"}, ""},
 		"of the topic that the scope began with": {within + `select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[1::bigint])`,
 			[]string{"a-1", "-scope", "stock", "-topic", "orders"}, []string{"is remembered"}, "topic"},
@@ -84,7 +84,7 @@ func TestExplainKey(t *testing.T) {
 			[]string{"no longer asked for", "A copy that comes now is new.", "retired by ring consumer_keys: claims do not ask it any more", "consumer_keys remembers"}, "is remembered"},
 		"webhook": {`do $$ begin perform onlyonce.receive_webhooks('gh', array[onlyonce.key('', 'webhook/gh', 'a-1')], array[1::bigint], null, null, null, null, null, '1 hour', null, '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$`,
 			[]string{"a-1", "-scope", "webhook/gh"}, []string{"standard_keys_0, current", "Webhook: endpoint gh claimed it at 20"}, ""},
-		"webhook whose key was forgotten": {`do $$ begin perform onlyonce.receive_webhooks('gh', array[onlyonce.key('', 'webhook/gh', 'a-1')], array[1::bigint], null, null, null, null, null, '1 hour', null, '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$; truncate onlyonce.standard_keys_0`,
+		"webhook whose key was forgotten": {`do $$ begin perform onlyonce.receive_webhooks('gh', array[onlyonce.key('', 'webhook/gh', 'a-1')], array[1::bigint], null, null, null, null, null, '1 hour', null, '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$; truncate onlyonce_segments.standard_keys_0`,
 			[]string{"a-1", "-scope", "webhook/gh"}, []string{"no segment", "Webhook: endpoint gh"}, ""},
 		"conflict": {`insert into onlyonce.parked (kind, state, reason, error, scope, key, topic, partition, "offset") values
 			('message', 'waiting', 'conflict', E'other bytes\nstack', 'stock', onlyonce.key('', 'stock', 'a-1'), 'orders', 0, 7),
@@ -186,13 +186,13 @@ func TestExplainCommitTime(t *testing.T) {
 	if len(r.Claims) != 1 || r.Claims[0].Transaction.CommittedAt == nil || *r.Claims[0].Transaction.Status != "committed" {
 		t.Fatalf("%+v", r.Claims)
 	}
-	if !r.Claims[0].Transaction.CommittedAt.Equal(one[time.Time](f, `select pg_xact_commit_timestamp(xmin) from onlyonce.consumer_keys_0`)) {
+	if !r.Claims[0].Transaction.CommittedAt.Equal(one[time.Time](f, `select pg_xact_commit_timestamp(xmin) from onlyonce_segments.consumer_keys_0`)) {
 		t.Errorf("%+v", r.Claims)
 	}
 	f.run("explain", "a-1", "-scope", "stock", "-all").want(t, statusGood, ", committed at 20").without(t, "not known to Postgres")
 
 	// Frozen rows keep their number, and rows that were written frozen have none.
-	f.exec(`vacuum freeze onlyonce.consumer_keys_0`)
+	f.exec(`vacuum freeze onlyonce_segments.consumer_keys_0`)
 	f.run("explain", "a-1", "-scope", "stock", "-all").want(t, statusGood, ", committed at 20")
 
 	f.exec(`alter table onlyonce.webhook_ids rename to webhook_ids_rows; alter table onlyonce.webhook_ids_rows disable trigger sealed;
@@ -287,8 +287,8 @@ func TestExplainKnowsEverySegment(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	for _, table := range []string{"consumer_keys_0", "consumer_keys_9", "standard_keys_0", "standard_keys_9"} {
-		f.exec(`insert into onlyonce.` + table + ` values (onlyonce.key('', 's', '` + table + `'), 1)`)
-		if r := explains[ops.KeyReport](f, table, "-scope", "s"); len(r.Claims) == 0 || r.Claims[0].Segment != "onlyonce."+table {
+		f.exec(`insert into onlyonce_segments.` + table + ` values (onlyonce.key('', 's', '` + table + `'), 1)`)
+		if r := explains[ops.KeyReport](f, table, "-scope", "s"); len(r.Claims) == 0 || r.Claims[0].Segment != "onlyonce_segments."+table {
 			t.Errorf("%s: %+v", table, r.Claims)
 		}
 	}

@@ -23,7 +23,7 @@ func TestInboxStatusAndHorizon(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.exec(`select onlyonce.claim(array[gen_random_uuid()], array[0::bigint])`)
-	f.run("inbox", "status").want(t, statusGood, "consumer_keys: remembered at least 7d; 0 filters", "standard_keys: remembered at least 7d", "onlyonce.standard_keys_0", "current", "and 9 free").lines(t, 0)
+	f.run("inbox", "status").want(t, statusGood, "consumer_keys: remembered at least 7d; 0 filters", "standard_keys: remembered at least 7d", "onlyonce_segments.standard_keys_0", "current", "and 9 free").lines(t, 0)
 	set := []string{"inbox", "horizon", "-ring", "consumer_keys", "-reason", "why", "-yes", "-horizon"}
 	f.run(append(set, "14d")...).want(t, statusGood, "were remembered at least 7d, and are from then on at least 14d", "audit row 1")
 	f.run(append(set, "14d")...).want(t, statusGood, "already: nothing was changed")

@@ -187,8 +187,8 @@ func TestK7CopyOfWhatWasParkedInAReplay(t *testing.T) {
 	s.keyed("a", "v1") // offset 3
 	s.reaches(4)
 	s.times(map[int64]int{0: 1, 2: 1})
-	s.exec(`delete from onlyonce.consumer_keys_0`) // forgotten
-	s.keyed("a", "v1")                             // offset 4
+	s.exec(`delete from onlyonce_segments.consumer_keys_0`) // forgotten
+	s.keyed("a", "v1")                                      // offset 4
 	s.reaches(5)
 	s.times(map[int64]int{0: 1, 2: 1})
 	s.run(replayArgs("-from", "3", "-to", "5", "-yes")...).want(t, statusGood) // of the copies alone
@@ -265,7 +265,7 @@ func TestK9MoveBesideARotation(t *testing.T) {
 	}
 	defer func() { _ = rotation.Rollback(context.WithoutCancel(t.Context())) }()
 	for _, sql := range []string{
-		`do $$ declare of text; begin foreach of in array (select array_agg(distinct segment) from onlyonce.inbox) loop execute format('truncate onlyonce.%I', of); end loop; end $$`,
+		`do $$ declare of text; begin foreach of in array (select array_agg(distinct segment) from onlyonce.inbox) loop execute format('truncate onlyonce_segments.%I', of); end loop; end $$`,
 		`update onlyonce.rings set forgotten = '2019-01-01Z' where name = 'consumer_keys'`,
 	} {
 		if _, err := rotation.Exec(t.Context(), sql); err != nil {

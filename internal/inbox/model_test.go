@@ -101,7 +101,7 @@ const resetSQL = `
 do $$
 declare t text;
 begin
-  for t in select 'onlyonce.' || x || '_' || s from unnest(array['consumer_keys', 'standard_keys']) x, generate_series(0, 9) s loop
+  for t in select 'onlyonce_segments.' || x || '_' || s from unnest(array['consumer_keys', 'standard_keys']) x, generate_series(0, 9) s loop
     if pg_relation_size(t::regclass) > 0 then
       execute 'truncate table ' || t;
     end if;
@@ -243,7 +243,7 @@ func (m *model) rotates(rt *rapid.T) {
 func (m *model) steps(rt *rapid.T, x *modelRing) {
 	// What was rolled back takes space too, and whether there is any decides: that is asked.
 	var holds bool
-	if err := m.pool.QueryRow(context.Background(), `select pg_relation_size($1::text::regclass) > 0`, fmt.Sprintf("onlyonce.%s_%d", x.name, x.slots[x.cur])).Scan(&holds); err != nil {
+	if err := m.pool.QueryRow(context.Background(), `select pg_relation_size($1::text::regclass) > 0`, fmt.Sprintf("onlyonce_segments.%s_%d", x.name, x.slots[x.cur])).Scan(&holds); err != nil {
 		rt.Fatal(err)
 	}
 	out, err := x.rotator.Step(context.Background())

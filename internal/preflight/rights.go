@@ -156,15 +156,16 @@ var (
 	Cache = newRole("onlyonce_http", nil, walFunctions("Config.Cache", "", systemFunction("Config.Cache", ""))...)
 )
 
-// rightsSQL returns a line for each right that a role ($3) lacks: on the schema, on tables ($1,
+// rightsSQL returns a line for each right that a role ($3) lacks: on both schemas, on tables ($1,
 // with the right $2 each), on functions. A function without an ACL may be executed by every role,
 // and is not asked about one by one; $4 are functions of the server. It reads the catalogs, which
-// every role may do. Without rights on the schema, onlyonce.x itself could not be named.
+// every role may do. Without rights on the schema, onlyonce.x itself could not be named. No table
+// of one schema has the name of one in the other.
 const rightsSQL = `
-with s as (select oid from pg_namespace where nspname = 'onlyonce')
-select 'USAGE on schema onlyonce' from s where not has_schema_privilege($3::name, s.oid, 'USAGE')
+with s as (select oid, nspname::text as name from pg_namespace where nspname in ('onlyonce', 'onlyonce_segments'))
+select 'USAGE on schema ' || s.name from s where not has_schema_privilege($3::name, s.oid, 'USAGE')
 union all
-select needed.privilege || coalesce(' (' || needed.col || ')', '') || ' on onlyonce.' || needed.name
+select needed.privilege || coalesce(' (' || needed.col || ')', '') || ' on ' || s.name || '.' || needed.name
   from s, (select n.name, split_part(n.privilege, ':', 1), nullif(split_part(n.privilege, ':', 2), '') from unnest($1::text[], $2::text[]) as n(name, privilege))
           as needed(name, privilege, col)
   join pg_class c on c.relname = needed.name

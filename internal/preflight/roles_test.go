@@ -316,21 +316,21 @@ func TestS2RolesCanDoNoMore(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	ddl := []string{
-		`truncate onlyonce.consumer_keys_0`, `drop table onlyonce.audit`, `create table onlyonce.mine ()`, `alter table onlyonce.progress disable trigger sealed`,
+		`truncate onlyonce_segments.consumer_keys_0`, `drop table onlyonce.audit`, `create table onlyonce.mine ()`, `alter table onlyonce.progress disable trigger sealed`,
 		`create or replace function onlyonce.seal() returns void language sql as 'select'`, `drop schema onlyonce cascade`,
 		`insert into onlyonce.schema_version (version) values (9)`, `delete from onlyonce.cursors`,
-		`update onlyonce.consumer_keys_0 set fingerprint = 0`, `delete from onlyonce.consumer_keys_0`, `delete from onlyonce.inbox`, `update onlyonce.progress set next_offset = 9`,
+		`update onlyonce_segments.consumer_keys_0 set fingerprint = 0`, `delete from onlyonce_segments.consumer_keys_0`, `delete from onlyonce.inbox`, `update onlyonce.progress set next_offset = 9`,
 		`delete from onlyonce.parked`, `update onlyonce.audit set reason = 'x'`, `delete from onlyonce.audit`,
 	}
 	for login, own := range map[string][]string{
-		"stock": {`delete from onlyonce.call_keys`, `insert into onlyonce.call_keys values (0, 0, 0, '3', 1)`, `insert into onlyonce.call_keys_0 values (0, 0, 0, '3', 1)`,
-			`update onlyonce.call_index set snapshot = pg_current_snapshot()`, `update onlyonce.batches set body = ''`, `delete from onlyonce.batches`, `update onlyonce.lanes set version = 0`, `truncate onlyonce.batches_1`,
+		"stock": {`delete from onlyonce.call_keys`, `insert into onlyonce.call_keys values (0, 0, 0, '3', 1)`, `insert into onlyonce_segments.call_keys_0 values (0, 0, 0, '3', 1)`,
+			`update onlyonce.call_index set snapshot = pg_current_snapshot()`, `update onlyonce.batches set body = ''`, `delete from onlyonce.batches`, `update onlyonce.lanes set version = 0`, `truncate onlyonce_segments.batches_1`,
 			`insert into onlyonce.audit (action, reason) values ('x', 'x')`},
-		"payments": {`insert into onlyonce.consumer_keys_0 values (gen_random_uuid(), 0)`, `delete from onlyonce.leases`, `update onlyonce.cursors set released_at = null`,
+		"payments": {`insert into onlyonce_segments.consumer_keys_0 values (gen_random_uuid(), 0)`, `delete from onlyonce.leases`, `update onlyonce.cursors set released_at = null`,
 			`delete from onlyonce.progress`, `select from onlyonce.inbox`,
 			`insert into onlyonce.batches (slot, lane, n, bytes, keys, sink, tenant, scope, name, method, target, header, body) values (0, 0, 1, 0, array[gen_random_uuid()], 's', '', '', 'n', 'm', 't', '', '')`,
-			`update onlyonce.batches set body = ''`, `truncate onlyonce.batches_1`, `update onlyonce.rings set cur = 1`},
-		"ops": {`delete from onlyonce.leases`, `insert into onlyonce.progress values (1, 0, 0, 1)`, `truncate onlyonce.batches`, `truncate onlyonce.batches_1`},
+			`update onlyonce.batches set body = ''`, `truncate onlyonce_segments.batches_1`, `update onlyonce.rings set cur = 1`},
+		"ops": {`delete from onlyonce.leases`, `insert into onlyonce.progress values (1, 0, 0, 1)`, `truncate onlyonce.batches`, `truncate onlyonce_segments.batches_1`},
 	} {
 		conn, err := pgx.Connect(t.Context(), c.url(login))
 		if err != nil {
@@ -386,7 +386,7 @@ func TestS2RowsOfOtherRoles(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.exec(`create role web login in role onlyonce_http; create role dual login in role onlyonce_app, onlyonce_relay; create role mine login;
-		grant usage on schema onlyonce to mine; grant select, update on onlyonce.parked, onlyonce.leases to mine`)
+		grant usage on schema onlyonce, onlyonce_segments to mine; grant select, update on onlyonce.parked, onlyonce.leases to mine`)
 	c.exec(`insert into onlyonce.parked (kind, state, reason, scope, key, sink, lane, call_name, method, target, body, next_attempt_at)
 		values ('call', 'retrying', 'failed', 's', gen_random_uuid(), 'payments', 0, 'charge', 'POST', '/charges', '{}', clock_timestamp());
 		insert into onlyonce.parked (kind, state, reason, scope, key, topic, partition, "offset", body, next_attempt_at)
@@ -455,9 +455,10 @@ func TestS2MissingRightsAreNamed(t *testing.T) {
 	c := newCluster(t)
 	for _, x := range []struct{ role, login, take, names string }{
 		{"onlyonce_app", "stock", `delete on onlyonce.progress`, "grant onlyonce_app to stock (docs/roles.sql has the role): it lacks 1 right: DELETE on onlyonce.progress"},
-		{"onlyonce_app", "stock", `select, insert on onlyonce.consumer_keys_0`, "INSERT on onlyonce.consumer_keys_0, SELECT on onlyonce.consumer_keys_0"},
+		{"onlyonce_app", "stock", `select, insert on onlyonce_segments.consumer_keys_0`, "INSERT on onlyonce_segments.consumer_keys_0, SELECT on onlyonce_segments.consumer_keys_0"},
 		{"onlyonce_app", "stock", `select on onlyonce.schema_version`, "SELECT on onlyonce.schema_version"},
 		{"onlyonce_app", "stock", `usage on schema onlyonce`, "USAGE on schema onlyonce"},
+		{"onlyonce_app", "stock", `usage on schema onlyonce_segments`, "USAGE on schema onlyonce_segments"},
 		{"onlyonce_relay", "payments", `update on onlyonce.lanes`, "UPDATE on onlyonce.lanes"},
 		{"onlyonce_relay", "payments", `update (response_body) on onlyonce.parked`, "UPDATE (response_body) on onlyonce.parked"},
 		{"onlyonce_app", "stock", `update (state) on onlyonce.parked`, "UPDATE (state) on onlyonce.parked"},
@@ -484,7 +485,7 @@ func TestS2MissingRightsAreNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows, err := c.super.Query(t.Context(), `select relname::text from pg_class where relnamespace = 'onlyonce'::regnamespace and relkind in ('r', 'p', 'v')`)
+	rows, err := c.super.Query(t.Context(), `select relname::text from pg_class where relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and relkind in ('r', 'p', 'v')`)
 	if err != nil {
 		t.Fatal(err)
 	}

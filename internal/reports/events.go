@@ -30,7 +30,7 @@ select s.topic, s.partitions::bigint as partitions, c.scope, c.group_id as "grou
 const EventRingSQL = `
 select s.slot::bigint as slot, case when s.slot = r.cur then 'current' when s.slot = r.draining then 'draining' when s.slot = r.retired then 'retired'
                     when s.slot = any (r.closed) then 'closed' else 'free' end as state,
-       s.opened_at, s.closed_at, pg_total_relation_size(format('onlyonce.event_log_%s', s.slot)::regclass) as bytes
+       s.opened_at, s.closed_at, pg_total_relation_size(format('onlyonce_segments.event_log_%s', s.slot)::regclass) as bytes
   from onlyonce.rings r join onlyonce.segments s on s.ring = r.name
  where r.name = 'events' order by s.slot`
 

@@ -72,7 +72,7 @@ const RingSQL = `
 select s.slot, case when s.slot = r.cur then 'current' when s.slot = r.draining then 'draining' when s.slot = r.retired then 'retired'
                     when s.slot = any (r.closed) then 'closed' else 'free' end as state,
        s.use_no, s.opened_at, s.closed_at, extract(epoch from clock_timestamp() - s.opened_at)::float8 as age,
-       pg_total_relation_size(format('onlyonce.batches_%s', s.slot)::regclass) as bytes,
+       pg_total_relation_size(format('onlyonce_segments.batches_%s', s.slot)::regclass) as bytes,
        array(select distinct l.sink from onlyonce.lanes l where (s.slot = any (r.closed) or s.slot = r.retired) and pg_snapshot_xmax(l.prev) < s.bound order by 1)::text[] as behind
   from onlyonce.rings r join onlyonce.segments s on s.ring = r.name
  where r.name = 'outbox' order by s.slot`

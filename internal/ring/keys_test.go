@@ -180,7 +180,7 @@ func TestK4ClaimThatHasReadTheRing(t *testing.T) {
 			r.is(r.pool, "claim_consumer", uuid.New(), 0)
 			gate := r.begin(pgx.ReadCommitted)
 			// This takes no id.
-			if _, err := gate.Exec(t.Context(), `lock table onlyonce.consumer_keys_0 in share mode`); err != nil {
+			if _, err := gate.Exec(t.Context(), `lock table onlyonce_segments.consumer_keys_0 in share mode`); err != nil {
 				t.Fatal(err)
 			}
 			late, written := uuid.New(), make(chan error, 1)
@@ -447,7 +447,7 @@ func TestK6CarryBeginsAnewOnAnotherServer(t *testing.T) {
 	last := uuid.New()
 	r.is(r.pool, "claim", last, 0)
 	r.reach(r.rotator, ring.Carried)
-	if n := one[int64](r.rig, `with lost as (delete from onlyonce.standard_keys_1 returning 1) select count(*) from lost`); n < 10_000 {
+	if n := one[int64](r.rig, `with lost as (delete from onlyonce_segments.standard_keys_1 returning 1) select count(*) from lost`); n < 10_000 {
 		t.Fatalf("%d keys were carried", n)
 	}
 	if err := p.Kill(t.Context()); err != nil {

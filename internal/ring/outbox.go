@@ -8,8 +8,8 @@ func Outbox() Ring {
 	return Ring{
 		Name:     "outbox",
 		Sequence: "onlyonce.outbox_version",
-		Tables:   segments("onlyonce.batches_", outboxSlots),
-		With:     segments("onlyonce.call_keys_", outboxSlots),
+		Tables:   segments("onlyonce_segments.batches_", outboxSlots),
+		With:     segments("onlyonce_segments.call_keys_", outboxSlots),
 		Needed:   outboxNeeded,
 		Reads:    []string{"onlyonce.lanes"},
 	}

@@ -193,7 +193,7 @@ type Config struct {
 	Hooks Hooks
 }
 
-var qualified = regexp.MustCompile(`^onlyonce\.[a-z][a-z0-9_]*$`)
+var qualified = regexp.MustCompile(`^onlyonce(_segments)?\.[a-z][a-z0-9_]*$`)
 
 // withDefaults fills in the zero values and returns every fault at once.
 func (c Config) withDefaults(pool *pgxpool.Pool, ring Ring) (Config, error) {
@@ -215,7 +215,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool, ring Ring) (Config, error) {
 	}
 	for _, name := range slices.Concat([]string{ring.Sequence}, ring.Tables, ring.With, ring.Reads, ring.Notes) {
 		if !qualified.MatchString(name) {
-			fault("Ring", "%q is not the name of a relation in schema onlyonce", name)
+			fault("Ring", "%q is not the name of a relation in schema onlyonce or onlyonce_segments", name)
 		}
 	}
 	if len(ring.Tables) == 0 {

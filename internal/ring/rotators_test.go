@@ -177,13 +177,13 @@ func TestRoleWithoutRights(t *testing.T) {
 	role := "ring_" + strings.ReplaceAll(uuid.NewString(), "-", "")
 	r.exec(`create role ` + role)
 	t.Cleanup(func() { r.exec(`drop owned by ` + role); r.exec(`drop role ` + role) })
-	r.exec(`grant usage on schema onlyonce to ` + role)
+	r.exec(`grant usage on schema onlyonce, onlyonce_segments to ` + role)
 	r.exec(`grant select, update on onlyonce.rings, onlyonce.segments, onlyonce.watched to ` + role)
 	r.exec(`grant select, insert, update on onlyonce.leases to ` + role)
 	r.exec(`grant select, update on onlyonce.outbox_version to ` + role)
 	r.exec(`grant select on onlyonce.lanes to ` + role)
 	for n := range 6 {
-		r.exec(fmt.Sprintf(`grant select on onlyonce.batches_%[1]d, onlyonce.call_keys_%[1]d to %[2]s`, n, role))
+		r.exec(fmt.Sprintf(`grant select on onlyonce_segments.batches_%[1]d, onlyonce_segments.call_keys_%[1]d to %[2]s`, n, role))
 	}
 	cfg, err := pgxpool.ParseConfig(r.pool.Config().ConnString())
 	if err != nil {
@@ -199,7 +199,7 @@ func TestRoleWithoutRights(t *testing.T) {
 	r.enqueue(r.pool, "payments")
 
 	x := restricted.rotator(quick())
-	if err := x.Run(t.Context()); !errors.Is(err, ring.ErrRights) || !strings.Contains(err.Error(), "TRUNCATE on onlyonce.batches_3") {
+	if err := x.Run(t.Context()); !errors.Is(err, ring.ErrRights) || !strings.Contains(err.Error(), "TRUNCATE on onlyonce_segments.batches_3") {
 		t.Fatalf("Run: %v", err)
 	}
 	if out := r.step(x); out.Action != ring.Standby {
@@ -209,13 +209,13 @@ func TestRoleWithoutRights(t *testing.T) {
 		t.Error("it took the lease")
 	}
 	// All that is missing is named, before anything else of a ring is tried.
-	for _, lacks := range []string{"TRUNCATE on onlyonce.consumer_keys_3", "UPDATE on onlyonce.frontiers", "SELECT on onlyonce.cursors"} {
+	for _, lacks := range []string{"TRUNCATE on onlyonce_segments.consumer_keys_3", "UPDATE on onlyonce.frontiers", "SELECT on onlyonce.cursors"} {
 		if _, err := restricted.keyRotator(ring.ConsumerKeys()).Step(t.Context()); !errors.Is(err, ring.ErrRights) || !strings.Contains(err.Error(), lacks) {
 			t.Errorf("nothing says %q: %v", lacks, err)
 		}
 	}
 	for n := range 6 {
-		r.exec(fmt.Sprintf(`grant truncate on onlyonce.batches_%[1]d, onlyonce.call_keys_%[1]d to %[2]s`, n, role))
+		r.exec(fmt.Sprintf(`grant truncate on onlyonce_segments.batches_%[1]d, onlyonce_segments.call_keys_%[1]d to %[2]s`, n, role))
 	}
 	// These rights are enough for a whole turn.
 	r.sink("payments")
@@ -236,12 +236,12 @@ func TestPlanOfNeeded(t *testing.T) {
 	tx := r.begin(pgx.ReadCommitted)
 	for _, analyzed := range []bool{false, true} {
 		if analyzed {
-			r.exec(`analyze onlyonce.batches_0`)
+			r.exec(`analyze onlyonce_segments.batches_0`)
 		}
 		if _, err := tx.Exec(t.Context(), `select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`); err != nil {
 			t.Fatal(err)
 		}
-		rows, err := tx.Query(t.Context(), "explain "+strings.ReplaceAll(ring.Outbox().Needed, "SEGMENT", "onlyonce.batches_0"))
+		rows, err := tx.Query(t.Context(), "explain "+strings.ReplaceAll(ring.Outbox().Needed, "SEGMENT", "onlyonce_segments.batches_0"))
 		if err != nil {
 			t.Fatal(err)
 		}

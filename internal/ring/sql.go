@@ -47,6 +47,8 @@ select needed.privilege || ' on ' || needed.name
         union all select 'INSERT', t from unnest($5::text[]) t) needed
  where not has_table_privilege(WHO, needed.name, needed.privilege)
 union all
+select 'USAGE on schema ' || n from unnest(array['onlyonce', 'onlyonce_segments']) n where not has_schema_privilege(WHO, n, 'USAGE')
+union all
 select p || ' on ' || $2::text from unnest(array['SELECT', 'UPDATE']) p where not has_sequence_privilege(WHO, $2::text, p)
 order by 1`
 

@@ -218,7 +218,7 @@ func TestStatus(t *testing.T) {
 	if got := strings.Join(states, " "); got != "closed current free free free free" || st.Version != st.Sequence || st.Version < 3 {
 		t.Errorf("%s, %+v", got, st)
 	}
-	if s := st.Segments[0]; s.Table != "onlyonce.batches_0" || s.Bytes == 0 || s.OpenFor == nil || s.ClosedFor == nil || s.UseNo != 1 {
+	if s := st.Segments[0]; s.Table != "onlyonce_segments.batches_0" || s.Bytes == 0 || s.OpenFor == nil || s.ClosedFor == nil || s.UseNo != 1 {
 		t.Errorf("%+v", s)
 	}
 	if s := st.Segments[2]; s.OpenFor != nil || s.ClosedFor != nil || s.UseNo != 0 {

@@ -101,7 +101,7 @@ func TestO8WriterThatHasReadTheRing(t *testing.T) {
 	// The INSERT waits for this lock on the segment. It takes no transaction id, so only the
 	// writer's own keeps the segment open.
 	gate := r.begin(pgx.ReadCommitted)
-	if _, err := gate.Exec(t.Context(), `lock table onlyonce.batches_0 in share mode`); err != nil {
+	if _, err := gate.Exec(t.Context(), `lock table onlyonce_segments.batches_0 in share mode`); err != nil {
 		t.Fatal(err)
 	}
 	late, written := uuid.NewString(), make(chan error, 1)

@@ -9,6 +9,13 @@ create schema onlyonce;
 comment on schema onlyonce is
   'onlyonce: at-least-once delivery, effects applied once. Inbox of dedupe keys, consumer cursors, outbox of outbound calls, parked work.';
 
+-- Segments are the tables of rings, see onlyonce.rings: seventy-eight of few shapes. They stand apart,
+-- so that a list of the tables of schema onlyonce shows those that mean something each. Whoever uses
+-- the engines needs USAGE on both schemas, because functions name segments.
+create schema onlyonce_segments;
+comment on schema onlyonce_segments is
+  'Segments of onlyonce''s rings: keys of onlyonce.inbox, and partitions of onlyonce.batches, onlyonce.call_keys and onlyonce.event_log. onlyonce.rings says what each is used for.';
+
 create table onlyonce.schema_version (
   version    integer     primary key,
   applied_at timestamptz not null default clock_timestamp()
@@ -141,12 +148,18 @@ comment on function onlyonce.hold_long(bigint, bigint, uuid) is
 --
 -- It waits for transactions of the owner, by onlyonce.lock_owner, in a statement before the UPDATE:
 -- for those that share the owner's lock, and those that lock the lease's row by onlyonce.hold.
--- `longest` is how long a transaction of the new owner may last (T9, C3, O5, T14).
-create function onlyonce.raise_epoch(lease bigint, seen_epoch bigint, new_nonce uuid, ttl interval default null, longest interval default null) returns bigint
+-- `longest` is how long a transaction of the new owner may last. `place` is a tenant that must live in
+-- this database, see onlyonce.enter_place; null: none (T9, C3, O5, T14, N2).
+create function onlyonce.raise_epoch(
+  lease bigint, seen_epoch bigint, new_nonce uuid, ttl interval default null, longest interval default null, place text default null
+) returns bigint
 language plpgsql as $$
 declare
   raised bigint;
 begin
+  if raise_epoch.place is not null then
+    perform onlyonce.enter_place(raise_epoch.place);
+  end if;
   perform onlyonce.lock_owner(raise_epoch.lease);
   update onlyonce.leases l
     set epoch = l.epoch + 1, nonce = new_nonce, until = clock_timestamp() + ttl, longest = raise_epoch.longest
@@ -155,7 +168,7 @@ begin
     returning l.epoch into raised;
   return raised;
 end $$;
-comment on function onlyonce.raise_epoch(bigint, bigint, uuid, interval, interval) is
+comment on function onlyonce.raise_epoch(bigint, bigint, uuid, interval, interval, text) is
   'Takes a lease over if its epoch is still the one that was read and its time, if it has one, is over, or lies more than an hour ahead (written by a clock that was wrong); returns the new epoch or null.';
 
 -- ---------------------------------------------------------------- seal

@@ -111,12 +111,12 @@ begin
     foreach slot in array closed loop
       exit when known;
       case slot
-        EACH_SLOT{when SLOT then known := exists (select from onlyonce.SEGMENT s where s.key = keys[1]);}
+        EACH_SLOT{when SLOT then known := exists (select from onlyonce_segments.SEGMENT s where s.key = keys[1]);}
       end case;
     end loop;
     if not known then
       case cur
-        EACH_SLOT{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) values (keys[1], fingerprints[1]) on conflict do nothing;}
+        EACH_SLOT{when SLOT then insert into onlyonce_segments.SEGMENT (key, fingerprint) values (keys[1], fingerprints[1]) on conflict do nothing;}
       end case;
       if found then
         ignored := set_config('enable_seqscan', seqscan, true);
@@ -135,7 +135,7 @@ begin
       continue when probe is null;
     end if;
     case slot
-      EACH_SLOT{when SLOT then select array_agg(s.key), array_agg(s.fingerprint) into got, gotten from onlyonce.SEGMENT s where s.key = any (probe);}
+      EACH_SLOT{when SLOT then select array_agg(s.key), array_agg(s.fingerprint) into got, gotten from onlyonce_segments.SEGMENT s where s.key = any (probe);}
     end case;
     if got is not null then
       seen := seen || got;
@@ -150,7 +150,7 @@ begin
     probe := rest;
     case slot
       EACH_SLOT{when SLOT then
-        with claimed as (insert into onlyonce.SEGMENT (key, fingerprint) select unnest(rest), unnest(prints) on conflict do nothing returning key, fingerprint)
+        with claimed as (insert into onlyonce_segments.SEGMENT (key, fingerprint) select unnest(rest), unnest(prints) on conflict do nothing returning key, fingerprint)
         select array_agg(c.key), array_agg(c.fingerprint) into rest, prints from claimed c;}
     end case;
     if cardinality(rest) is distinct from cardinality(probe) then
@@ -158,7 +158,7 @@ begin
       -- level the INSERT has raised 40001.
       select array_agg(p.k) into probe from unnest(probe) as p(k) where rest is null or p.k <> all (rest);
       case slot
-        EACH_SLOT{when SLOT then select array_agg(s.key), array_agg(s.fingerprint) into got, gotten from onlyonce.SEGMENT s where s.key = any (probe);}
+        EACH_SLOT{when SLOT then select array_agg(s.key), array_agg(s.fingerprint) into got, gotten from onlyonce_segments.SEGMENT s where s.key = any (probe);}
       end case;
       seen := seen || coalesce(got, '{}');
       theirs := theirs || coalesce(gotten, '{}');
@@ -225,7 +225,7 @@ begin
         continue when probe is null;
       end if;
       case slot
-        EACH_SLOT{when SLOT then select exists (select from onlyonce.SEGMENT s where s.key = any (probe)) into duplicate;}
+        EACH_SLOT{when SLOT then select exists (select from onlyonce_segments.SEGMENT s where s.key = any (probe)) into duplicate;}
       end case;
       if duplicate then
         raise exception using errcode = '23505', message = 'onlyonce: one of these keys was claimed before', detail = format('It stands in slot %s of ring RING_keys.', slot);
@@ -234,11 +234,11 @@ begin
   end if;
   if draining is not null then
     case draining
-      EACH_SLOT{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1;}
+      EACH_SLOT{when SLOT then insert into onlyonce_segments.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1;}
     end case;
   end if;
   case cur
-    EACH_SLOT{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1;}
+    EACH_SLOT{when SLOT then insert into onlyonce_segments.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1;}
   end case;
   select exists (select from onlyonce.parked p
                   where p.key = any (keys) and p.kind <> 'call' and p.settled_at is null and p.reason <> 'conflict')
@@ -254,8 +254,8 @@ end $$$f$;
 begin
   foreach ring in array array['consumer_keys', 'consumer_short_keys', 'consumer_long_keys', 'standard_keys', 'standard_short_keys', 'standard_long_keys'] loop
     for slot in 0 .. 9 loop
-      execute format('create table onlyonce.%I (key uuid primary key, fingerprint bigint not null)', ring || '_' || slot);
-      execute format('comment on table onlyonce.%I is %L', ring || '_' || slot, 'Segment of ring ' || ring || ': keys that were claimed. onlyonce.rings says what it is used for.');
+      execute format('create table onlyonce_segments.%I (key uuid primary key, fingerprint bigint not null)', ring || '_' || slot);
+      execute format('comment on table onlyonce_segments.%I is %L', ring || '_' || slot, 'Segment of ring ' || ring || ': keys that were claimed. onlyonce.rings says what it is used for.');
     end loop;
     execute format('create sequence onlyonce.%I start 1 cache 1', ring || '_version');
     -- Use setval, never nextval: nextval logs 32 numbers ahead, so that the sequence would have a
@@ -279,7 +279,7 @@ begin
   end loop;
 
   execute 'create view onlyonce.inbox as ' || (
-    select string_agg(format('select key, fingerprint, %L as segment from onlyonce.%I', g.ring || '_' || g.slot, g.ring || '_' || g.slot), ' union all ' order by g.ring, g.slot)
+    select string_agg(format('select key, fingerprint, %L as segment from onlyonce_segments.%I', g.ring || '_' || g.slot, g.ring || '_' || g.slot), ' union all ' order by g.ring, g.slot)
       from onlyonce.segments g);
 end $do$;
 comment on function onlyonce.claim_consumer(uuid[], bigint[], bigint[], bigint[], uuid[]) is
@@ -297,7 +297,7 @@ comment on function onlyonce.claim_standard_long(uuid[], bigint[], bigint[], big
 comment on view onlyonce.inbox is 'Keys that are remembered, of all segments. A key that was claimed while a segment drained is in two. Claim with the functions: a row that you insert yourself excludes no other claim.';
 comment on column onlyonce.inbox.key         is '128-bit hash of (tenant, scope, key), see dedupe/testdata/keys.json.';
 comment on column onlyonce.inbox.fingerprint is 'First 64 bits of SHA-256 over the payload; 0: not compared.';
-comment on column onlyonce.inbox.segment     is 'Table that holds the key, in schema onlyonce.';
+comment on column onlyonce.inbox.segment     is 'Table that holds the key, in schema onlyonce_segments.';
 
 -- ---------------------------------------------------------------- classes of horizon
 
@@ -342,7 +342,7 @@ declare
   slot smallint;
 begin
   foreach slot in array (select r.closed || array_remove(array[r.draining, r.cur], null) from onlyonce.rings r where r.name = find_keys.ring) loop
-    return query execute format('select s.key, s.fingerprint from onlyonce.%I s where s.key = any ($1)', find_keys.ring || '_' || slot) using find_keys.keys;
+    return query execute format('select s.key, s.fingerprint from onlyonce_segments.%I s where s.key = any ($1)', find_keys.ring || '_' || slot) using find_keys.keys;
   end loop;
 end $$;
 comment on function onlyonce.find_keys(text, uuid[]) is 'Which of these keys a ring remembers.';
@@ -468,7 +468,7 @@ comment on function onlyonce.claim(uuid[], bigint[], text[]) is
 create function onlyonce.forget_key() returns trigger
 language plpgsql as $$
 begin
-  execute format('delete from onlyonce.%I where key = $1', old.segment) using old.key;
+  execute format('delete from onlyonce_segments.%I where key = $1', old.segment) using old.key;
   return old;
 end $$;
 comment on function onlyonce.forget_key() is 'Trigger: DELETE on onlyonce.inbox deletes from the segment.';

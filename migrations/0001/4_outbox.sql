@@ -122,12 +122,14 @@ begin
     how := 'set storage external';
   end;
   for slot in 0 .. 5 loop
-    execute format('create table onlyonce.batches_%s partition of onlyonce.batches for values in (%1$s)', slot);
-    execute format('comment on table onlyonce.batches_%s is %L', slot, 'Segment of onlyonce.batches; onlyonce.rings says what it is used for.');
+    execute format('create table onlyonce_segments.batches_%s partition of onlyonce.batches for values in (%1$s)', slot);
+    execute format('comment on table onlyonce_segments.batches_%s is %L', slot, 'Segment of onlyonce.batches; onlyonce.rings says what it is used for.');
   end loop;
-  foreach part in array array['batches', 'batches_0', 'batches_1', 'batches_2', 'batches_3', 'batches_4', 'batches_5'] loop
+  for part in
+    select 'onlyonce.batches' union all select format('onlyonce_segments.batches_%s', s) from generate_series(0, 5) s
+  loop
     for col in select attname from pg_attribute where attrelid = parent and attnum > 0 and attstorage = 'x' and attname <> 'sink' loop
-      execute format('alter table onlyonce.%I alter column %I %s', part, col, how);
+      execute format('alter table %s alter column %I %s', part, col, how);
     end loop;
   end loop;
 end $$;
@@ -230,8 +232,8 @@ create index call_keys_key8 on onlyonce.call_keys (key8);
 do $$
 begin
   for slot in 0 .. 5 loop
-    execute format('create table onlyonce.call_keys_%s partition of onlyonce.call_keys for values in (%1$s)', slot);
-    execute format('comment on table onlyonce.call_keys_%s is %L', slot, 'Segment of onlyonce.call_keys, emptied with the segment of onlyonce.batches.');
+    execute format('create table onlyonce_segments.call_keys_%s partition of onlyonce.call_keys for values in (%1$s)', slot);
+    execute format('comment on table onlyonce_segments.call_keys_%s is %L', slot, 'Segment of onlyonce.call_keys, emptied with the segment of onlyonce.batches.');
   end loop;
 end $$;
 create table onlyonce.call_index (
@@ -775,7 +777,7 @@ begin
   end if;
   case cur
     EACH_SLOT{when SLOT then
-      insert into onlyonce.batches_SLOT (slot, lane, n, bytes, sink, keys, order_key, order_keys, order_prefix, order_prefixes, tenant, tenants, scope, scopes, name, names, method, methods,
+      insert into onlyonce_segments.batches_SLOT (slot, lane, n, bytes, sink, keys, order_key, order_keys, order_prefix, order_prefixes, tenant, tenants, scope, scopes, name, names, method, methods,
           target, targets, header, headers, trace, traces, body, bodies, origin_time, origin_times, not_before, redo, capture, sealed)
         values (SLOT, lane, n, bytes, sink, keys, order_key, order_keys, order_prefix, order_prefixes, tenant, tenants, scope, scopes, name, names, method, methods,
           target, targets, header, headers, trace, traces, body, bodies, origin_time, origin_times, not_before, redo, capture, sealed);}

@@ -37,9 +37,9 @@ comment on column onlyonce.event_log.erased_at is 'When headers and body were er
 do $$
 begin
   for slot in 0 .. 5 loop
-    execute format('create table onlyonce.event_log_%s partition of onlyonce.event_log for values in (%s)', slot, slot);
-    execute format('create unique index event_log_%s_position on onlyonce.event_log_%s (stream, partition, "offset")', slot, slot);
-    execute format('comment on table onlyonce.event_log_%s is %L', slot, 'Segment of onlyonce.event_log; onlyonce.rings says what it is used for.');
+    execute format('create table onlyonce_segments.event_log_%s partition of onlyonce.event_log for values in (%s)', slot, slot);
+    execute format('create unique index event_log_%s_position on onlyonce_segments.event_log_%s (stream, partition, "offset")', slot, slot);
+    execute format('comment on table onlyonce_segments.event_log_%s is %L', slot, 'Segment of onlyonce.event_log; onlyonce.rings says what it is used for.');
   end loop;
 end $$;
 

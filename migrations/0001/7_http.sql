@@ -101,8 +101,9 @@ create constraint trigger sealed after insert or update of state on onlyonce.htt
   for each row execute function onlyonce.http_require_seal();
 
 -- http_open is the first statement of a handler's transaction. It sets the transaction's bounds,
--- assigns its id, and allows the seal in it.
-create function onlyonce.http_open(lock_timeout text, statement_timeout text, idle_timeout text) returns void
+-- assigns its id, and allows the seal in it. `place` is the tenant if it must live in this database,
+-- here and in http_begin and http_claim: see onlyonce.enter_place. Null: there is one database (N2).
+create function onlyonce.http_open(lock_timeout text, statement_timeout text, idle_timeout text, place text default null) returns void
 language plpgsql as $$
 declare
   ignored text;
@@ -112,8 +113,11 @@ begin
           || set_config('idle_in_transaction_session_timeout', http_open.idle_timeout, true)
           || set_config('jit', 'off', true)
           || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
+  if http_open.place is not null then
+    perform onlyonce.enter_place(http_open.place);
+  end if;
 end $$;
-comment on function onlyonce.http_open(text, text, text) is 'Opens a handler''s transaction. It then needs onlyonce.seal() before COMMIT.';
+comment on function onlyonce.http_open(text, text, text, text) is 'Opens a handler''s transaction. It then needs onlyonce.seal() before COMMIT.';
 
 -- http_begin claims a key in transactional mode. It returns 1 if the caller has it, 0 if another
 -- request is running under it, and 2 if there is a record. An expired record counts as absent: it
@@ -128,7 +132,7 @@ comment on function onlyonce.http_open(text, text, text) is 'Opens a handler''s 
 -- Above READ COMMITTED the record may be invisible here; then onlyonce.http_complete finds it.
 --
 -- It repeats what http_open does, because a call of a function within a function is a query (T11, H17).
-create function onlyonce.http_begin(id uuid, lock_timeout text, statement_timeout text, idle_timeout text) returns integer
+create function onlyonce.http_begin(id uuid, lock_timeout text, statement_timeout text, idle_timeout text, place text default null) returns integer
 language plpgsql as $$
 declare
   ignored text;
@@ -140,6 +144,9 @@ begin
           || set_config('idle_in_transaction_session_timeout', http_begin.idle_timeout, true)
           || set_config('jit', 'off', true)
           || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
+  if http_begin.place is not null then
+    perform onlyonce.enter_place(http_begin.place);
+  end if;
   if not pg_try_advisory_xact_lock(1869507706, ('x' || right(http_begin.id::text, 8))::bit(32)::integer) then
     return 0;
   end if;
@@ -157,7 +164,7 @@ begin
   delete from onlyonce.leases l where l.id = lease;
   return 1;
 end $$;
-comment on function onlyonce.http_begin(uuid, text, text, text) is 'Claims a key in transactional mode: 1 claimed, 0 another request is running, 2 there is a record.';
+comment on function onlyonce.http_begin(uuid, text, text, text, text) is 'Claims a key in transactional mode: 1 claimed, 0 another request is running, 2 there is a record.';
 
 -- http_complete writes the record in the transaction of the effects, and seals the transaction. It
 -- is the last statement before COMMIT, with which it shares a round trip, so it fails if there is a
@@ -200,10 +207,13 @@ comment on function onlyonce.http_complete(uuid, text, text, bytea, uuid, bytea,
 -- http_claim claims a key in lease mode, in a transaction of its own. An expired record counts as
 -- absent. It waits for another request's uncommitted claim, which takes as long as one statement
 -- takes to commit (T11, H18, H19).
-create function onlyonce.http_claim(id uuid, tenant text, scope text, fingerprint bytea, token uuid, keep interval, ttl interval)
+create function onlyonce.http_claim(id uuid, tenant text, scope text, fingerprint bytea, token uuid, keep interval, ttl interval, place text default null)
 returns table (lease bigint, epoch bigint)
 language plpgsql as $$
 begin
+  if http_claim.place is not null then
+    perform onlyonce.enter_place(http_claim.place);
+  end if;
   delete from onlyonce.http_records r where r.id = http_claim.id and onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at);
   insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep)
     values (http_claim.id, http_claim.tenant, http_claim.scope, http_claim.fingerprint, http_claim.token, 'running', http_claim.keep)
@@ -218,7 +228,7 @@ begin
   update onlyonce.http_records r set lease_id = lease where r.id = http_claim.id;
   return next;
 end $$;
-comment on function onlyonce.http_claim(uuid, text, text, bytea, uuid, interval, interval) is 'Claims a key in lease mode: one row, the lease and its epoch; none if there is a record.';
+comment on function onlyonce.http_claim(uuid, text, text, bytea, uuid, interval, interval, text) is 'Claims a key in lease mode: one row, the lease and its epoch; none if there is a record.';
 
 -- http_step begins a step, in a transaction of its own, before the step's call is made: so a call
 -- that may have been made is always known. Later attempts keep first_at. `seals` says whether the

@@ -9,11 +9,11 @@ declare
   t record;
 begin
   for t in
-    select c.relname from pg_class c
-     where c.relnamespace = 'onlyonce'::regnamespace and c.relkind in ('r', 'p')
+    select c.oid::regclass as name from pg_class c
+     where c.relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and c.relkind in ('r', 'p')
        and not exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)
   loop
-    execute format('alter table onlyonce.%I replica identity full', t.relname);
+    execute format('alter table %s replica identity full', t.name);
   end loop;
 end $$;
 

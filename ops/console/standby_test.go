@@ -50,7 +50,7 @@ func newTwins(t *testing.T) *twins {
 		t.Fatal(err)
 	}
 	// Estimates of rows come from here: a standby has no statistics of its own.
-	if _, err := tw.primary.Exec(ctx, `analyze onlyonce.standard_keys_0`); err != nil {
+	if _, err := tw.primary.Exec(ctx, `analyze onlyonce_segments.standard_keys_0`); err != nil {
 		t.Fatal(err)
 	}
 	tw.standby = pgtest.Pool(t, tw.server.URL)

@@ -286,7 +286,7 @@ func TestQ6ConsumerIsDeleted(t *testing.T) {
 	pgtest.Exec(t, r.Pool, `update onlyonce.streams set created_at = created_at - interval '1 minute'`)
 	pgtest.Exec(t, r.Pool, `update onlyonce.rings set forgotten = clock_timestamp(), horizon = '1 day' where name = 'standard_keys'`)
 	for segment := range 10 {
-		pgtest.Exec(t, r.Pool, fmt.Sprintf(`truncate onlyonce.standard_keys_%d`, segment))
+		pgtest.Exec(t, r.Pool, fmt.Sprintf(`truncate onlyonce_segments.standard_keys_%d`, segment))
 	}
 	q := r.Queue(r.broker(r.stream))
 	if err := q.Receive(t.Context()); !errors.Is(err, queue.ErrConfig) || !strings.Contains(err.Error(), "has no consumer d") || !strings.Contains(err.Error(), "may be forgotten") {

@@ -36,14 +36,14 @@ const (
 // as full as random inserts leave them. It has placeholders for the table's name, twice for the
 // index's, and for the number of keys.
 const loadSegmentSQL = `
-alter table onlyonce.%[1]s drop constraint if exists %[1]s_pkey;
-insert into onlyonce.%[1]s (key, fingerprint) select gen_random_uuid(), 0 from generate_series(1, %[2]d);
-create unique index %[1]s_pkey on onlyonce.%[1]s (key) with (fillfactor = 70);
-alter index onlyonce.%[1]s_pkey set (fillfactor = 90);
-alter table onlyonce.%[1]s add constraint %[1]s_pkey primary key using index %[1]s_pkey`
+alter table onlyonce_segments.%[1]s drop constraint if exists %[1]s_pkey;
+insert into onlyonce_segments.%[1]s (key, fingerprint) select gen_random_uuid(), 0 from generate_series(1, %[2]d);
+create unique index %[1]s_pkey on onlyonce_segments.%[1]s (key) with (fillfactor = 70);
+alter index onlyonce_segments.%[1]s_pkey set (fillfactor = 90);
+alter table onlyonce_segments.%[1]s add constraint %[1]s_pkey primary key using index %[1]s_pkey`
 
 // oneTableSQL makes one table for all keys, for comparison.
-const oneTableSQL = `create table onlyonce.one_table (key uuid primary key, fingerprint bigint not null)`
+const oneTableSQL = `create table onlyonce_segments.one_table (key uuid primary key, fingerprint bigint not null)`
 
 // keyStores are the databases of P8, which are loaded once for all rounds.
 type keyStores struct{ made map[string]*keyStore }
@@ -97,14 +97,14 @@ func (k *keyStore) exec(ctx context.Context, statements ...string) error {
 }
 
 func (k *keyStore) loadTable(ctx context.Context, keys int) error {
-	return k.exec(ctx, oneTableSQL, fmt.Sprintf(loadSegmentSQL, "one_table", keys), "vacuum analyze onlyonce.one_table")
+	return k.exec(ctx, oneTableSQL, fmt.Sprintf(loadSegmentSQL, "one_table", keys), "vacuum analyze onlyonce_segments.one_table")
 }
 
 // loadRing makes closed segments with their filters, and loads these.
 func (k *keyStore) loadRing(ctx context.Context, segments, keys int) error {
 	for slot := 1; slot <= segments; slot++ {
 		table := fmt.Sprintf("consumer_keys_%d", slot)
-		if err := k.exec(ctx, fmt.Sprintf(loadSegmentSQL, table, keys/segments), "vacuum analyze onlyonce."+table); err != nil {
+		if err := k.exec(ctx, fmt.Sprintf(loadSegmentSQL, table, keys/segments), "vacuum analyze onlyonce_segments."+table); err != nil {
 			return err
 		}
 	}

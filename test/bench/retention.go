@@ -41,7 +41,7 @@ const (
 	ringSizeSQL  = `
 select coalesce(sum(pg_relation_size(c.oid)), 0)::bigint, coalesce(sum(pg_indexes_size(c.oid)), 0)::bigint,
        (select pg_total_relation_size('onlyonce.filters')), (select coalesce(sum(octet_length(filter)), 0)::bigint from onlyonce.filters)
-  from pg_class c where c.relnamespace = 'onlyonce'::regnamespace and c.relname like 'consumer\_keys\__' and c.relkind = 'r'`
+  from pg_class c where c.relnamespace = 'onlyonce_segments'::regnamespace and c.relname like 'consumer\_keys\__' and c.relkind = 'r'`
 	usualSizeSQL = `select pg_relation_size('usual'), pg_indexes_size('usual')`
 	ringKeysSQL  = `select count(*) from (select key from onlyonce.inbox where segment like 'consumer_keys%') k`
 )

@@ -30,11 +30,11 @@ const effectSQL = `insert into effects (account, payload) values ($1, $2)`
 // walSQL returns one row: how many bytes of WAL the server has written.
 const walSQL = `select (pg_current_wal_insert_lsn() - '0/0')::bigint`
 
-// diskSQL returns one row: the bytes of all tables of onlyonce with their indexes.
+// diskSQL returns one row: the bytes of all tables of both schemas with their indexes.
 const diskSQL = `
 select coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
   from pg_class c join pg_namespace n on n.oid = c.relnamespace
- where n.nspname = 'onlyonce' and c.relkind = 'r'`
+ where n.nspname in ('onlyonce', 'onlyonce_segments') and c.relkind = 'r'`
 
 // server is the database server that both sides use.
 type server struct {

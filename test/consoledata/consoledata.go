@@ -168,7 +168,7 @@ select 'message', case when n = 0 then 'waiting' else 'blocked' end, case when n
 
 const pausesSQL = `insert into onlyonce.pauses (scope, topic, partition, actor, reason) values ('billing', 'payments', 2, 'ann', 'INC-2041: ledger migration')`
 
-const keysSQL = `insert into onlyonce.consumer_keys_0 select onlyonce.key('', 'stock', 'order-' || n), n from generate_series(1, 2000) n; analyze onlyonce.consumer_keys_0`
+const keysSQL = `insert into onlyonce_segments.consumer_keys_0 select onlyonce.key('', 'stock', 'order-' || n), n from generate_series(1, 2000) n; analyze onlyonce_segments.consumer_keys_0`
 
 const eventsSQL = `
 insert into onlyonce.streams (topic, partitions) values ('webhook.stripe', 2);

@@ -31,6 +31,7 @@ var (
 	word       = regexp.MustCompile(`\w+`)
 	goName     = regexp.MustCompile(`^(\w+)((?:\.\w+)+)?(?:\(\))?$`)
 	exported   = regexp.MustCompile(`^[A-Z][a-z]\w*$`)
+	quoted     = regexp.MustCompile("`([^`]+)`")
 	laboratory = regexp.MustCompile(`^(test|examples|ops/console/e2e|telemetry/test)/|_test\.go$`)
 	sqlstate   = regexp.MustCompile(`\bOO\d{3}\b`)
 	flagName   = regexp.MustCompile(`(?:^| )-([a-z][a-z-]*)`)

@@ -156,6 +156,6 @@ func positions(cursor string) string {
 	return `insert into onlyonce.progress (cursor_id, run, from_offset, next_offset) select ` + cursor + `, -1, i, i + 1` + each + `;
 		insert into onlyonce.done (cursor_id, "offset", hash, run, last) select ` + cursor + `, i, i, -1, false` + each + `;
 		insert into onlyonce.attempts (cursor_id, "offset", attempts, answers) select 0 - i, i, 1, 0` + each + `;
-		insert into onlyonce.consumer_keys_0 (key, fingerprint) select gen_random_uuid(), 0` + each + `;
-		insert into onlyonce.standard_keys_0 (key, fingerprint) select gen_random_uuid(), 0` + each
+		insert into onlyonce_segments.consumer_keys_0 (key, fingerprint) select gen_random_uuid(), 0` + each + `;
+		insert into onlyonce_segments.standard_keys_0 (key, fingerprint) select gen_random_uuid(), 0` + each
 }

@@ -136,7 +136,7 @@ func play(ctx context.Context, address string, s scene, r *rig) (failed int, err
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, conn.Close(ctx)) }()
-	if _, err := conn.Exec(ctx, `drop schema if exists onlyonce cascade`); err != nil {
+	if _, err := conn.Exec(ctx, `drop schema if exists onlyonce, onlyonce_segments cascade`); err != nil {
 		return 0, err
 	}
 	if _, err := migrations.Apply(ctx, conn); err != nil {
@@ -173,7 +173,7 @@ func indexes(ctx context.Context, conn *pgx.Conn) (drop, create string, err erro
 	err = conn.QueryRow(ctx, `
 		select string_agg('drop index ' || i.indexrelid::regclass, ';'), string_agg(replace(pg_get_indexdef(i.indexrelid), ' ON ONLY ', ' ON '), ';')
 		  from pg_index i join pg_class c on c.oid = i.indexrelid
-		 where c.relnamespace = 'onlyonce'::regnamespace and not i.indisunique and not c.relispartition`).Scan(&drop, &create)
+		 where c.relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and not i.indisunique and not c.relispartition`).Scan(&drop, &create)
 	return drop, create, err
 }
 

@@ -199,4 +199,4 @@ func dataOnly(major string) func(*testing.T, *pgxpool.Pool) *pgxpool.Pool {
 
 // emptySQL empties what the migration has written, as docs/operations.md has it.
 const emptySQL = `do $$ begin execute (select 'truncate ' || string_agg(c.oid::regclass::text, ', ') from pg_class c
-where c.relnamespace = 'onlyonce'::regnamespace and c.relkind in ('r', 'p')); end $$`
+where c.relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and c.relkind in ('r', 'p')); end $$`

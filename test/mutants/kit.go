@@ -12,8 +12,8 @@ const allCrashes = "ONLYONCE_TEST_CRASHES=all"
 // not claim (D3), the copy of a message that is still parked is found among the parked ones.
 var kitRules = []mutant{
 	{rule: "T2 kit: claim does not raise", in: schema, decl: "function onlyonce.claim_RING_fresh",
-		old: "case cur EACH_SLOT{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1;}",
-		new: "case cur EACH_SLOT{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1 on conflict do nothing;}",
+		old: "case cur EACH_SLOT{when SLOT then insert into onlyonce_segments.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1;}",
+		new: "case cur EACH_SLOT{when SLOT then insert into onlyonce_segments.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1 on conflict do nothing;}",
 		pkg: "onlyoncetest", test: "TestSoundProgramAtEveryPoint/ids", extra: allCrashes},
 	{rule: "T2 kit: fence does not raise", in: schema, decl: "function onlyonce.fence",
 		old: fenceLock, new: fenceOpen, pkg: "onlyoncetest", test: "TestSoundProgramAtEveryPoint/positions", extra: allCrashes},

@@ -31,6 +31,12 @@ import (
 // repository is where links to files that are no pages lead.
 const repository = "https://github.com/onlyonce/onlyonce/blob/main/"
 
+// The page of the rules, and the one that is made of the code: it is on the site alone.
+const (
+	rules       = "docs/rules/README.md"
+	rulesByName = "docs/rules/by-name.md"
+)
+
 var (
 	//go:embed page.html
 	pageHTML string
@@ -92,11 +98,21 @@ func build(root, out string) (*site, error) {
 	}
 	for name := range strings.FieldsSeq(string(list)) {
 		if name == "README.md" || name == "CHANGELOG.md" || name == "CONTRIBUTING.md" || name == "SECURITY.md" || strings.HasPrefix(name, "docs/") {
-			if err := s.read(name); err != nil {
+			source, err := os.ReadFile(filepath.Join(s.root, name))
+			if err != nil {
 				return nil, err
 			}
+			if name == rules {
+				source = append(source, "\n[Each rule with its functions and tests]("+path.Base(rulesByName)+")\n"...)
+			}
+			s.read(name, source)
 		}
 	}
+	byName, err := exec.Command("go", "-C", root, "run", "./test/docs/index").Output() //nolint:gosec,noctx // its own repository
+	if err != nil {
+		return nil, fmt.Errorf("test/docs/index: %w", err)
+	}
+	s.read(rulesByName, byName)
 	for _, p := range s.pages {
 		s.lead(p)
 	}
@@ -108,11 +124,7 @@ func build(root, out string) (*site, error) {
 }
 
 // read parses a page.
-func (s *site) read(name string) error {
-	source, err := os.ReadFile(filepath.Join(s.root, name))
-	if err != nil {
-		return err
-	}
+func (s *site) read(name string, source []byte) {
 	url := strings.TrimSuffix(name, ".md") + ".html"
 	if path.Base(name) == "README.md" {
 		url = path.Join(path.Dir(name), "index.html")
@@ -137,7 +149,6 @@ func (s *site) read(name string) error {
 		}
 	}
 	s.pages, s.byPath[name] = append(s.pages, p), p
-	return nil
 }
 
 // Generate implements parser.IDs with the anchors that GitHub makes.
@@ -264,7 +275,9 @@ func (s *site) write(out string) error {
 			return err
 		}
 		files[p.URL] = whole.Bytes()
-		fmt.Fprintf(&llms, "- [%s](%s%s): %s\n", p.Title, repository, p.Path, p.Summary)
+		if p.Path != rulesByName {
+			fmt.Fprintf(&llms, "- [%s](%s%s): %s\n", p.Title, repository, p.Path, p.Summary)
+		}
 	}
 	files["llms.txt"] = llms.Bytes()
 	images, err := filepath.Glob(filepath.Join(s.root, "docs/guide/img/*.png"))

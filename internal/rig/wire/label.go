@@ -9,7 +9,7 @@ import (
 
 var (
 	function = regexp.MustCompile(`^select (?:\w+(?:, \w+)* from )?onlyonce\.(\w+)\(`)
-	table    = regexp.MustCompile(`\b(update|insert into|delete from|from|truncate) (?:onlyonce\.)?(\w+)`)
+	table    = regexp.MustCompile(`\b(update|insert into|delete from|from|truncate) (?:onlyonce(?:_segments)?\.)?(\w+)`)
 	number   = regexp.MustCompile(`\b\d+(?:ms)?\b`)
 	word     = regexp.MustCompile(`\w+`)
 )

@@ -4,7 +4,7 @@ import "strings"
 
 // UserSchemas is a condition on pg_namespace n: a schema of the user's, not the server's, ours, or
 // one in which this package keeps rows.
-const UserSchemas = `n.nspname not in ('onlyonce', 'onlyonce_saved', 'onlyonce_standby', 'information_schema') and n.nspname !~ '^pg_'`
+const UserSchemas = `n.nspname not in ('onlyonce', 'onlyonce_segments', 'onlyonce_saved', 'onlyonce_standby', 'information_schema') and n.nspname !~ '^pg_'`
 
 // watchedSQL makes a database one that was always watched: in tests, retention follows the
 // database's clock alone, and rows can be made old. Tests of watched time set it themselves.
@@ -26,7 +26,7 @@ create function onlyonce_saved.shapes() returns table (oid oid, name text, cols 
   select c.oid, format('%I.%I', n.nspname, c.relname), coalesce(string_agg(quote_ident(a.attname), ', ' order by a.attnum), '')
     from pg_class c join pg_namespace n on n.oid = c.relnamespace
     left join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
-   where c.relkind = 'r' and (n.nspname = 'onlyonce' or ` + UserSchemas + `) and c.relpersistence <> 't'
+   where c.relkind = 'r' and (n.nspname in ('onlyonce', 'onlyonce_segments') or ` + UserSchemas + `) and c.relpersistence <> 't'
      and not exists (select from pg_depend d where d.objid = c.oid and d.deptype = 'e')
    group by c.oid, n.nspname, c.relname
 $$;
@@ -60,7 +60,7 @@ do $$ declare t record; filled boolean; i integer := 0; begin
     if filled then execute format('create table onlyonce_saved.rows_%s as table %s', i, t.name); end if;
   end loop;
   for t in select format('%I.%I', n.nspname, c.relname) as name from pg_class c join pg_namespace n on n.oid = c.relnamespace
-            where c.relkind = 'S' and (n.nspname = 'onlyonce' or ` + UserSchemas + `) loop
+            where c.relkind = 'S' and (n.nspname in ('onlyonce', 'onlyonce_segments') or ` + UserSchemas + `) loop
     execute format('insert into onlyonce_saved.sequences select %L, last_value, is_called from %s', t.name, t.name);
   end loop;
 end $$`

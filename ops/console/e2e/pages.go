@@ -151,7 +151,7 @@ func (r *run) keyboard(at string) error {
 	if err != nil {
 		return err
 	}
-	r.check(strings.Contains(text, "order-1 of scope stock was claimed") && !strings.Contains(text, "onlyonce.consumer_keys_0"), "an id is explained in sentences, and the rest is folded")
+	r.check(strings.Contains(text, "order-1 of scope stock was claimed") && !strings.Contains(text, "onlyonce_segments.consumer_keys_0"), "an id is explained in sentences, and the rest is folded")
 	if err := r.open(at + "/parked"); err != nil {
 		return err
 	}

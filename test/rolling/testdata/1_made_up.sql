@@ -11,7 +11,8 @@ declare
 begin
   for grown in
     select c.oid from pg_class c
-     where c.relnamespace = 'onlyonce'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition order by c.relname
+     where c.relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and c.relkind in ('r', 'p')
+       and not c.relispartition order by c.relname
   loop
     execute format('alter table %s add column made_up integer not null default 0', grown);
   end loop;

@@ -1,7 +1,11 @@
-package docs
+// Index prints the rules of docs/rules as a page of Markdown: each with the functions and the tests
+// that name it in their comments. The site has the page (test/site); the repository does not,
+// because it changes with every second commit.
+//
+//	go run ./test/docs/index [FOLDER]
+package main
 
 import (
-	"flag"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -14,21 +18,89 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"testing"
 )
 
-var update = flag.Bool("update", false, "write the index of the rules")
+func main() {
+	root := "."
+	if len(os.Args) > 1 {
+		root = os.Args[1]
+	}
+	all, err := readRules(root)
+	if err != nil {
+		_, _ = fmt.Fprintln(os.Stderr, "index:", err)
+		os.Exit(1)
+	}
+	fmt.Print(all.page())
+}
 
 var (
 	heading = regexp.MustCompile(`^# (.*)\n`)
 	rule    = regexp.MustCompile(`(?m)^\*\*(([A-Z])\d+[a-z]?)\. ([^*]*)\*\*`)
 	// named finds rules in a comment: (T2, F4), (C1 to C7), and "T2, F4: " at its beginning.
 	named    = regexp.MustCompile(`\(([A-Z]\d+(?:(?:, | and | to )[A-Z]\d+)*)\)|^([A-Z]\d+(?:(?:, | and )[A-Z]\d+)*):|[,:;] ([A-Z]\d+(?:(?:, | and )[A-Z]\d+)*)\)`)
-	quoted   = regexp.MustCompile("`([^`]+)`")
 	ruleID   = regexp.MustCompile(`[A-Z]\d+`)
 	testName = regexp.MustCompile(`^(?:Test|Fuzz)([A-Z]\d+)`)
 	sqlName  = regexp.MustCompile(`(?m)((?:^--.*\n)+)create (?:or replace )?(?:function|procedure|view|table) (onlyonce\.\w+)`)
+	// unnamed are folders whose functions name no rule but in tests.
+	unnamed = regexp.MustCompile(`^(test|examples|ops/console/e2e|telemetry/test)/`)
 )
+
+// letters of the chapters, by subject: what a consumer meets first.
+const letters = "tfckdoewqhnsu"
+
+// chapter is a page of docs/rules.
+type chapter struct {
+	letter, title string
+	rules         []ruleOf
+}
+
+// ruleOf is a rule as its chapter states it.
+type ruleOf struct{ id, letter, title string }
+
+// index is all rules, with what names them.
+type index struct {
+	chapters         []chapter
+	functions, tests byRule
+}
+
+// readRules reads the chapters and the code.
+func readRules(root string) (all index, err error) {
+	if all.functions, all.tests, err = rulesInTheCode(root); err != nil {
+		return index{}, err
+	}
+	for _, letter := range strings.Split(letters, "") {
+		text, err := os.ReadFile(filepath.Join(root, "docs", "rules", letter+".md"))
+		if err != nil {
+			return index{}, err
+		}
+		title := heading.FindSubmatch(text)
+		if title == nil {
+			return index{}, fmt.Errorf("docs/rules/%s.md does not begin with a heading", letter)
+		}
+		c := chapter{letter: letter, title: string(title[1])}
+		for _, m := range rule.FindAllStringSubmatch(string(text), -1) {
+			c.rules = append(c.rules, ruleOf{id: m[1], letter: strings.ToLower(m[2]), title: strings.TrimRight(strings.Join(strings.Fields(m[3]), " "), ",.")})
+		}
+		all.chapters = append(all.chapters, c)
+	}
+	return all, nil
+}
+
+// page returns the index as Markdown.
+func (x index) page() string {
+	var b strings.Builder
+	b.WriteString("# The rules by name\n\nEach rule with the functions and the tests that name it. `TestT1*` are those whose names begin so: `go test -run 'TestT1[A-Z]' ./...`\n")
+	for _, c := range x.chapters {
+		fmt.Fprintf(&b, "\n## [%s](%s.md)\n\n", c.title, c.letter)
+		for _, r := range c.rules {
+			fmt.Fprintf(&b, "- **%s** %s.\n  - Functions: %s\n", r.id, r.title, x.functions.list(r.id))
+			if len(x.tests[r.id]) > 0 {
+				fmt.Fprintf(&b, "  - Tests: %s\n", x.tests.starred(r.id).list(r.id))
+			}
+		}
+	}
+	return b.String()
+}
 
 // byRule are the names of functions, or of tests, that name a rule.
 type byRule map[string]map[string]bool
@@ -75,87 +147,10 @@ func (r byRule) starred(id string) byRule {
 	return short
 }
 
-// Each rule is in one chapter, that of its letter. A function or an SQL constant that enforces it
-// names it in its comments, and so does a test. The index is made of the chapters and of these.
-func TestIndexOfTheRules(t *testing.T) {
-	t.Parallel()
-	functions, tests := rulesInTheCode(t)
-	// By subject: what a consumer meets first.
-	index, seen := "# The rules\n\nEach rule with the functions and the tests that name it. `TestT1*` are those whose names begin so: `go test -run 'TestT1[A-Z]' ./...`\n\n[Lifetimes](lifetimes.md) has what lies between the chapters: which of two things ends first, and the rule of each.\n", map[string]bool{}
-	for _, letter := range strings.Split("tfckdoewqhnsu", "") {
-		text := textOf(t, "docs/rules/"+letter+".md")
-		index += fmt.Sprintf("\n## [%s](%s.md)\n\n", heading.FindStringSubmatch(text)[1], letter)
-		for _, m := range rule.FindAllStringSubmatch(text, -1) {
-			id, title := m[1], strings.TrimRight(strings.Join(strings.Fields(m[3]), " "), ",.")
-			if seen[id] || !strings.EqualFold(m[2], letter) {
-				t.Errorf("rule %s is in chapter %s: want it once, in that of its letter", id, letter)
-			}
-			seen[id] = true
-			if len(functions[id]) == 0 || len(tests[id]) == 0 && id != "T10" { // T10 is the shape of the code: no test can take it out
-				t.Errorf("rule %s: functions %s, tests %s: want one of each whose comment names it, for example (%s)", id, functions.list(id), tests.list(id), id)
-			}
-			index += fmt.Sprintf("- **%s** %s.\n  - Functions: %s\n", id, title, functions.list(id))
-			if len(tests[id]) > 0 {
-				index += "  - Tests: " + tests.starred(id).list(id) + "\n"
-			}
-		}
-	}
-	if all := len(rule.FindAllString(textOf(t, "docs/*.md")+textOf(t, "docs/rules/?.md"), -1)); len(seen) < 130 || all != len(seen) {
-		t.Errorf("%d rules in the chapters, and %d in all pages", len(seen), all)
-	}
-	const page = root + "/docs/rules/README.md"
-	if *update {
-		if err := os.WriteFile(page, []byte(index), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if now, err := os.ReadFile(page); err != nil || string(now) != index {
-		t.Errorf("%s is not made of the chapters and the code: go test ./test/docs -run TestIndexOfTheRules -update (%v)", page, err)
-	}
-}
-
-// The page of lifetimes names rules that there are. Each thing has a cell for each event.
-func TestLifetimesNamesRules(t *testing.T) {
-	t.Parallel()
-	known := map[string]bool{}
-	for _, m := range rule.FindAllStringSubmatch(textOf(t, "docs/rules/?.md"), -1) {
-		known[m[1]] = true
-	}
-	_, events, _ := strings.Cut(textOf(t, "docs/rules/lifetimes.md"), "## Events")
-	matrix, reasons, _ := strings.Cut(events, "| | It cannot happen")
-	var things, ruled, cannot int
-	for line := range strings.Lines(matrix) {
-		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | ")
-		if len(cells) < 2 || strings.HasPrefix(line, "| Thing") {
-			continue
-		}
-		things++
-		if len(cells) != 17 {
-			t.Errorf("%s: %d cells, want 17", cells[0], len(cells))
-		}
-		for _, c := range cells[1:] {
-			c = strings.TrimSuffix(strings.TrimSpace(c), "*")
-			switch {
-			case known[c]:
-				ruled++
-			case len(c) == 1 && strings.Contains(reasons, "\n| "+c+" | "):
-				cannot++
-			default:
-				t.Errorf("%s: %q is neither a rule nor a reason", cells[0], c)
-			}
-		}
-	}
-	t.Logf("%d things, %d cells with a rule, %d that cannot happen", things, ruled, cannot)
-	if things < 20 {
-		t.Errorf("%d things were found", things)
-	}
-}
-
 // rulesInTheCode reads what names a rule: product code with its SQL, and all tests.
-func rulesInTheCode(t *testing.T) (functions, tests byRule) {
-	t.Helper()
+func rulesInTheCode(root string) (functions, tests byRule, err error) {
 	functions, tests = byRule{}, byRule{}
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			if d != nil && (d.Name() == "testdata" || d.Name() == ".git") {
 				return fs.SkipDir
@@ -171,7 +166,7 @@ func rulesInTheCode(t *testing.T) (functions, tests byRule) {
 				functions.add(m[2], strings.TrimPrefix(strings.ReplaceAll(m[1], "\n-- ", " "), "-- "))
 			}
 			return err
-		case !strings.HasSuffix(path, ".go"), !isTest && laboratory.MatchString(filepath.ToSlash(dir)+"/"):
+		case !strings.HasSuffix(path, ".go"), !isTest && unnamed.MatchString(filepath.ToSlash(dir)+"/"):
 			return nil
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
@@ -194,10 +189,7 @@ func rulesInTheCode(t *testing.T) (functions, tests byRule) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return functions, tests
+	return functions, tests, err
 }
 
 // described returns a declaration's name, for example (*T).m, and all comments in it and before it.
@@ -240,21 +232,4 @@ func described(file *ast.File, decl ast.Decl) (name, comment string) {
 		}
 	}
 	return name, strings.Join(all, "\n")
-}
-
-func textOf(t *testing.T, pattern string) string {
-	t.Helper()
-	files, err := filepath.Glob(filepath.Join(root, pattern))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all strings.Builder
-	for _, f := range files {
-		text, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all.Write(text)
-	}
-	return all.String()
 }
