@@ -84,7 +84,7 @@ func wiredRig(t *testing.T, cfg idempotency.Config, w *pgtest.Wire, hold <-chan 
 
 // calling is a route whose remotes remember keys for a day, unless it says otherwise.
 func calling(route idempotency.Route) idempotency.Route {
-	if route.KeyWindow == 0 {
+	if route.KeyWindow == 0 && !route.NoCalls {
 		route.KeyWindow = 24 * time.Hour
 	}
 	return route
