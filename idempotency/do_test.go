@@ -45,7 +45,7 @@ func newDoer(t *testing.T, layer *idempotency.Layer, cfg idempotency.DoerConfig)
 	if cfg.Scope == "" {
 		cfg.Scope = "charge"
 	}
-	if cfg.KeyWindow == 0 {
+	if cfg.KeyWindow == 0 && !cfg.NoCalls {
 		cfg.KeyWindow = 24 * time.Hour
 	}
 	doer, err := idempotency.NewDoer(layer, cfg)
