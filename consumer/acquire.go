@@ -185,7 +185,7 @@ func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 	case w.unclean:
 		w.aloneLeft = w.c.cfg.BatchSize
 	}
-	emit(w.c.cfg.Hooks.Owned, PartitionEvent{TopicPartition: w.id.TopicPartition, Position: w.pos, Epoch: *epoch, Clean: seen.clean})
+	emit(w.c.cfg.Hooks.Owned, OwnedEvent{TopicPartition: w.id.TopicPartition, Position: w.pos, Epoch: *epoch, Clean: seen.clean})
 	return true, nil
 }
 

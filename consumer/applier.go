@@ -75,7 +75,7 @@ func drainContext(ctx context.Context, drain time.Duration) (context.Context, co
 }
 
 // reportLogRetry is reportRetry for failures that keep the partition's log from continuing.
-func (ap *applier) reportLogRetry(r MessageEvent, b backoff.BackOff) time.Duration {
+func (ap *applier) reportLogRetry(r RetryEvent, b backoff.BackOff) time.Duration {
 	ap.state.setTrouble(&ap.state.logTrouble, r.Err)
 	ap.troubled = true
 	return ap.reportRetry(r, b)

@@ -66,7 +66,7 @@ func (ap *applier) handleBatch(until stop, msgs []*Message, next int64) error {
 		case h != nil:
 			refused++
 		}
-		if !pace.Sleep(until.taking, ap.reportLogRetry(MessageEvent{Offset: msgs[0].Offset, Messages: len(msgs), Err: err}, retry)) {
+		if !pace.Sleep(until.taking, ap.reportLogRetry(RetryEvent{Offset: msgs[0].Offset, Messages: len(msgs), Err: err}, retry)) {
 			return until.taking.Err()
 		}
 	}
@@ -117,7 +117,7 @@ func (w *worker) advancePosition(until stop, next int64) error {
 		if err == nil || endsWork(err) {
 			return err
 		}
-		if !pace.Sleep(until.taking, w.reportLogRetry(MessageEvent{Offset: w.pos, Err: err}, retry)) {
+		if !pace.Sleep(until.taking, w.reportLogRetry(RetryEvent{Offset: w.pos, Err: err}, retry)) {
 			return until.taking.Err()
 		}
 	}

@@ -206,11 +206,11 @@ func TestO1KeysOfCallsInABatch(t *testing.T) {
 		if batch {
 			stop = r.startBatch(func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
 				for _, m := range msgs {
-					if err := outbox.Enqueue(ctx, consumer.For(tx, m), call(m)); err != nil {
+					if err := outbox.Enqueue(ctx, consumer.TxFor(tx, m), call(m)); err != nil {
 						return err
 					}
 					// The same call twice is an error at once, also through another For.
-					if err := outbox.Enqueue(ctx, consumer.For(tx, m), call(m)); !errors.Is(err, outbox.ErrCall) {
+					if err := outbox.Enqueue(ctx, consumer.TxFor(tx, m), call(m)); !errors.Is(err, outbox.ErrCall) {
 						t.Errorf("twice from one message: %v", err)
 					}
 				}
@@ -290,7 +290,7 @@ func TestEnqueueAgainBehindAnUndoneSavepoint(t *testing.T) {
 	r.numbered(0, 5)
 	stop = r.startBatch(func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
 		for i, m := range msgs {
-			one := consumer.For(tx, m)
+			one := consumer.TxFor(tx, m)
 			over := tx
 			if i%2 == 0 {
 				over = one // savepoints through either

@@ -167,7 +167,7 @@ func TestT7FenceSetsTheBounds(t *testing.T) {
 			until(t, "the fence to give up waiting", func() bool {
 				r.mu.Lock()
 				defer r.mu.Unlock()
-				return slices.ContainsFunc(r.tries, func(e consumer.MessageEvent) bool { return guard.SQLState(e.Err) == "55P03" })
+				return slices.ContainsFunc(r.tries, func(e consumer.RetryEvent) bool { return guard.SQLState(e.Err) == "55P03" })
 			})
 			if err := first.Rollback(t.Context()); err != nil {
 				t.Fatal(err)

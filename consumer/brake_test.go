@@ -19,7 +19,7 @@ import (
 // braking tries a message every few milliseconds while a partition stands still.
 func braking() consumer.Config {
 	cfg := testConfig()
-	cfg.Brake.Every = 20 * time.Millisecond
+	cfg.Brake.ProbeInterval = 20 * time.Millisecond
 	return cfg
 }
 
@@ -73,7 +73,7 @@ func TestD7EverythingFails(t *testing.T) {
 			until(t, "Healthy to be nil again", func() bool { return r.consumer.Healthy() == nil })
 			stop()
 			r.once(values[19:]...)
-			if !slices.ContainsFunc(r.events, func(e consumer.BatchDone) bool { return e.From >= 19 && e.Messages > 1 }) {
+			if !slices.ContainsFunc(r.events, func(e consumer.BatchResult) bool { return e.From >= 19 && e.Messages > 1 }) {
 				t.Error("the brake was released, and messages are still tried one at a time")
 			}
 		})
@@ -293,7 +293,7 @@ func TestD7OperatorReleasesTheBrake(t *testing.T) {
 			r := newRig(t, 1)
 			r.numbered(0, 30)
 			cfg := braking()
-			cfg.Brake.Every = time.Hour
+			cfg.Brake.ProbeInterval = time.Hour
 			stop := r.start(func(context.Context, consumer.Tx, *consumer.Message) error { return consumer.Permanent(errBoom) }, cfg)
 			r.stopped("permanent")
 			act(r)

@@ -16,7 +16,7 @@ var brakeRows = []row{
 		f.everythingFails(func(h consumer.Handler) func() {
 			return f.startBatch(func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
 				for _, m := range msgs {
-					if err := h(ctx, consumer.For(tx, m), m); err != nil {
+					if err := h(ctx, consumer.TxFor(tx, m), m); err != nil {
 						return err
 					}
 				}
@@ -35,7 +35,7 @@ var brakeRows = []row{
 
 func (f *faults) everythingFails(start func(consumer.Handler) func(), adjust ...func(*faults)) {
 	f.t.Helper()
-	f.begin(1, append(adjust, func(f *faults) { f.cfg.Brake.Every, f.mix.Unordered = 20*time.Millisecond, true })...)
+	f.begin(1, append(adjust, func(f *faults) { f.cfg.Brake.ProbeInterval, f.mix.Unordered = 20*time.Millisecond, true })...)
 	for i := range 30 {
 		f.mix.Add(0, "k0", "all-"+string(rune('A'+i)), "")
 	}

@@ -158,11 +158,11 @@ type Brake struct {
 	// Percent is the share of them that must have been given up, from 1 to 100. Defaults to 90.
 	Percent int
 
-	// Least is the least number of messages that the brake needs to decide; it must not be above
-	// Window. Defaults to 20, or to Window if that is less.
-	Least int
+	// MinSamples is how many messages the brake needs to decide; it must not be above Window.
+	// Defaults to 20, or to Window if that is less.
+	MinSamples int
 
-	// Every is how often the consumer tries a message while the partition is halted, at least 1 ms.
-	// Defaults to 30 s.
-	Every time.Duration
+	// ProbeInterval is how often the consumer tries a message while the partition is halted, at
+	// least 1 ms. Defaults to 30 s.
+	ProbeInterval time.Duration
 }

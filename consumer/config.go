@@ -167,7 +167,7 @@ type Config struct {
 	// It is not called for messages that the consumer itself tries again, see [ParkOrderingKey],
 	// nor if another consumer of the scope without OnParked parks them, nor for a message of reason
 	// crashed if it may have ended the process itself. Defaults to none.
-	OnParked func(ctx context.Context, tx Tx, m *Message, e MessageEvent) error
+	OnParked func(ctx context.Context, tx Tx, m *Message, e ParkedEvent) error
 
 	// Middleware is called around each call of the handler; the first one is outermost. Defaults to
 	// none.

@@ -81,8 +81,8 @@ type attempt struct {
 
 	answerLost    bool // an earlier attempt had committed: see fence.explain
 	handlerCalled bool // a handler was called
-	done          BatchDone
-	parked        []MessageEvent
+	done          BatchResult
+	parked        []ParkedEvent
 	outcomes      []string      // of the messages that were applied or parked, in their order: "", or the reason
 	blockedKeys   []pgtype.UUID // ordering keys of messages that were parked because an earlier one is
 }
@@ -95,7 +95,7 @@ type brake struct {
 }
 
 func newBrake(cfg Brake) *brake {
-	return &brake{Window: brakes.Settings(cfg).New(), every: cfg.Every}
+	return &brake{Window: brakes.Settings(cfg).New(), every: cfg.ProbeInterval}
 }
 
 // blockedKeys are ordering keys that were blocked when the database was last asked. It is a guess:
@@ -159,7 +159,7 @@ func (e *engine) haltErrorAt(pos int64, reason HaltReason, detail string, args .
 }
 
 // reportRetry reports that something is tried again, and returns the wait before that.
-func (e *engine) reportRetry(r MessageEvent, b backoff.BackOff) time.Duration {
+func (e *engine) reportRetry(r RetryEvent, b backoff.BackOff) time.Duration {
 	r.Topic, r.Partition, r.Wait = e.id.Topic, e.id.Partition, primary.Wait(r.Err, waitAtLeast(r.Err, b.NextBackOff()))
 	e.c.cfg.Logger.Warn("onlyonce: trying again", "scope", e.c.cfg.Scope, "topic", r.Topic, "partition", r.Partition,
 		"offset", r.Offset, "messages", r.Messages, "attempt", r.Attempt, "wait", r.Wait, "error", r.Err)

@@ -105,7 +105,7 @@ const (
 )
 
 // ErrConfig is wrapped by each error that New returns for a wrong argument or field.
-var ErrConfig = errors.New("consumer")
+var ErrConfig = errors.New("consumer: invalid configuration")
 
 // errFenced means that the first statement of a transaction raised: its owner was replaced, or its
 // work is already done.

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer/source"
-	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // begin calls the first hook of a pair, and returns the context of the step. end calls the second.
@@ -44,16 +43,16 @@ func (c *Consumer) emitCommitted(a *attempt) {
 // parked one has said so, and of a busy key there is one with each message.
 const behindLogged = time.Minute
 
-func (c *Consumer) emitParked(p MessageEvent) {
+func (c *Consumer) emitParked(p ParkedEvent) {
 	c.logParked(p)
 	emit(c.cfg.Hooks.Parked, p)
 }
 
 // logParked logs a parked message, once. Those that wait behind it are a line a minute and
 // partition, which counts them.
-func (c *Consumer) logParked(p MessageEvent) {
+func (c *Consumer) logParked(p ParkedEvent) {
 	of := []any{"scope", c.cfg.Scope, "topic", p.Topic, "partition", p.Partition, "offset", p.Offset}
-	if p.Reason != parked.Behind {
+	if p.Reason != ParkedBehind {
 		c.cfg.Logger.Warn("onlyonce: message parked", append(of, "reason", p.Reason, "state", p.State, "error", p.Err)...)
 		return
 	}
@@ -67,7 +66,7 @@ func (c *Consumer) emitResolved(a *attempt, row *parkedRow) {
 	m := row.m
 	c.cfg.Logger.Info("onlyonce: parked message resolved", "scope", c.cfg.Scope, "topic", m.Topic, "partition", m.Partition,
 		"offset", m.Offset, "attempts", row.attempt)
-	emit(c.cfg.Hooks.Resolved, MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Attempt: row.attempt, Duplicate: a.done.Duplicates > 0})
+	emit(c.cfg.Hooks.Resolved, ResolvedEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Attempt: row.attempt, Duplicate: a.done.Duplicates > 0})
 }
 
 // haltLog keeps an unchanged halt from being logged again and again.

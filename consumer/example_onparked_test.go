@@ -11,7 +11,7 @@ import (
 
 // bury sends a message that is left to an operator to a topic of dead letters. The call commits
 // with the parking.
-func bury(ctx context.Context, tx consumer.Tx, m *consumer.Message, e consumer.MessageEvent) error {
+func bury(ctx context.Context, tx consumer.Tx, m *consumer.Message, e consumer.ParkedEvent) error {
 	return outbox.Enqueue(ctx, tx, outbox.Call{
 		Sink: "events", Name: "bury", Target: "/orders.dead", Body: m.Value,
 		Scope: "stock.dead", ID: e.ID,

@@ -154,7 +154,7 @@ func read(t *testing.T, path string) string {
 func ExampleTimedKey() {
 	cfg := consumer.Config{
 		Scope:  "stock",
-		Key:    consumer.TimedKey(consumer.HeaderKey("message-id"), consumer.IDTime),
+		Key:    consumer.TimedIDKey(consumer.HeaderKey("message-id")),
 		TooOld: consumer.ParkTooOld,
 	}
 	id := []byte("0167bf1e-8c00-7000-8000-000000000000")

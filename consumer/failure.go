@@ -71,7 +71,7 @@ func (ap *applier) handleAlone(until stop, m *Message, next int64) error {
 			err = ap.haltBlocked(m, "the message at offset %d is tried again, and fails for a reason that is not its own: %v%s", m.Offset, h, ap.because(until.taking, h))
 		}
 		exclusive = exclusive || h != nil && guard.SQLState(h.err) == codeCrashShutdown
-		if endsWork(err) || until.taking.Err() != nil || !pace.Sleep(until.taking, ap.reportLogRetry(MessageEvent{Offset: m.Offset, Messages: 1, Attempt: n + answers, Err: err}, retry)) {
+		if endsWork(err) || until.taking.Err() != nil || !pace.Sleep(until.taking, ap.reportLogRetry(RetryEvent{Offset: m.Offset, Messages: 1, Attempt: n + answers, Err: err}, retry)) {
 			if owed > 0 {
 				ap.takeBackAttempt(m.Offset)
 			}

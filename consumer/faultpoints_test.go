@@ -56,7 +56,7 @@ func playPoints(db string, cfg consumer.Config, pace process.Pace) error {
 	hole := sync.OnceFunc(func() { close(tail) })
 	var lost, drained atomic.Bool
 	cfg.MaxAttempts, cfg.DrainTimeout = 5, 100*time.Millisecond
-	cfg.Hooks.Released = func(r consumer.PartitionEvent) {
+	cfg.Hooks.Released = func(r consumer.ReleasedEvent) {
 		if r.Err != nil {
 			lost.Store(true)
 			end()

@@ -530,7 +530,7 @@ func (f *faults) switchesOver() {
 	refused := func() bool {
 		f.rig.mu.Lock()
 		defer f.rig.mu.Unlock()
-		return slices.ContainsFunc(f.tries, func(r consumer.MessageEvent) bool { return guard.SQLState(r.Err) == "25006" })
+		return slices.ContainsFunc(f.tries, func(r consumer.RetryEvent) bool { return guard.SQLState(r.Err) == "25006" })
 	}
 	until(f.t, "the standby to refuse a write", refused)
 	s.End(pool)

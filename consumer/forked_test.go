@@ -84,7 +84,7 @@ func TestT6ForkedElsewhere(t *testing.T) {
 				if m.Offset == 1 {
 					forks(ctx, tx)
 				}
-				_ = effect(ctx, consumer.For(tx, m), m)
+				_ = effect(ctx, consumer.TxFor(tx, m), m)
 			}
 			return nil
 		}, testConfig())

@@ -286,7 +286,7 @@ func panicToError(err *error) {
 func (e *engine) reportHung(work context.Context, h *handlerRun, ofOne bool) error {
 	at := int(h.current.Load()) // 0 unless ofOne
 	m := h.msgs[at]
-	e.c.countStuck(h, MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Stack: h.stack})
+	e.c.countStuck(h, HungEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Stack: h.stack})
 	if work.Err() != nil {
 		return context.Cause(work)
 	}
@@ -298,7 +298,7 @@ func (e *engine) reportHung(work context.Context, h *handlerRun, ofOne bool) err
 }
 
 // countStuck counts an abandoned handler for as long as it runs.
-func (c *Consumer) countStuck(h *handlerRun, report MessageEvent) {
+func (c *Consumer) countStuck(h *handlerRun, report HungEvent) {
 	c.stuck.Add(1)
 	go func() {
 		<-h.done

@@ -380,7 +380,7 @@ func TestF9FunctionsThatCallGoexit(t *testing.T) {
 	}
 	for name, adjust := range map[string]func(*consumer.Config){
 		"OnParked": func(c *consumer.Config) {
-			c.OnParked = func(context.Context, consumer.Tx, *consumer.Message, consumer.MessageEvent) error {
+			c.OnParked = func(context.Context, consumer.Tx, *consumer.Message, consumer.ParkedEvent) error {
 				runtime.Goexit()
 				return nil
 			}
@@ -418,7 +418,7 @@ func TestT6GoroutineBehindItsHandlerIsRefused(t *testing.T) {
 			_, query := tx.Query(context.Background(), `select 1`)
 			tx.Queue(`insert into effects (value) values ('late')`)
 			tried <- []error{exec, query, tx.Savepoint(context.Background(), func() error { return nil }),
-				consumer.For(tx, m).QueryRow(context.Background(), `select 1`).Scan(new(int))}
+				consumer.TxFor(tx, m).QueryRow(context.Background(), `select 1`).Scan(new(int))}
 		}()
 		return effect(ctx, tx, m)
 	}, testConfig())

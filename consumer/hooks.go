@@ -1,11 +1,6 @@
 package consumer
 
-import (
-	"context"
-	"time"
-
-	"github.com/onlyonce/onlyonce/consumer/source"
-)
+import "context"
 
 // Hooks are functions that the consumer calls at events. They run in the goroutines that work on a
 // partition, so a hook that blocks holds up its partition. Hooks of several partitions run at once,
@@ -25,8 +20,8 @@ type Hooks struct {
 	// AttemptStart and AttemptEnd enclose one transaction, including the runs that follow at once
 	// after a serialization failure. The handlers' contexts derive from Start's. In AttemptEnd, err
 	// is nil if the transaction committed.
-	AttemptStart func(ctx context.Context, a BatchDone) context.Context
-	AttemptEnd   func(ctx context.Context, a BatchDone, err error)
+	AttemptStart func(ctx context.Context, b Batch) context.Context
+	AttemptEnd   func(ctx context.Context, r BatchResult, err error)
 
 	// HandleStart and HandleEnd enclose one call of a message handler, and Config.Middleware around
 	// it.
@@ -41,119 +36,45 @@ type Hooks struct {
 	HandleBatchEnd   func(ctx context.Context, msgs []*Message, err error)
 
 	// Batch is called after each committed transaction of messages from the log.
-	Batch func(BatchDone)
+	Batch func(BatchResult)
 
 	// Retry is called after a failure that will be retried.
-	Retry func(MessageEvent)
+	Retry func(RetryEvent)
 
 	// Parked is called for each parked message, after the commit. It is called again if a message
 	// was retried from the database and is then left to an operator.
-	Parked func(MessageEvent)
+	Parked func(ParkedEvent)
 
 	// Resolved is called for each parked message that was applied later, after the commit.
-	Resolved func(MessageEvent)
+	Resolved func(ResolvedEvent)
 
 	// Hung is called if a handler does not return although its context has ended. The consumer cuts
 	// its connection, and the partition continues without it.
-	Hung func(MessageEvent)
+	Hung func(HungEvent)
 
 	// Halted is called when a partition halts, and each time it is found still halted.
 	Halted func(*HaltError)
 
 	// Paused is called when a partition stops because an operator paused it.
-	Paused func(PartitionEvent)
+	Paused func(PausedEvent)
 
 	// WindowFull is called when a partition with Config.Concurrency waits for one message because
 	// it has read Config.Window messages above it. It is called once for each such message.
-	WindowFull func(MessageEvent)
+	WindowFull func(WindowFullEvent)
 
 	// Owned is called when this process has taken over a partition, with the position from which it
 	// starts.
-	Owned func(PartitionEvent)
+	Owned func(OwnedEvent)
 
 	// Released is called when this process has given up a partition.
-	Released func(PartitionEvent)
+	Released func(ReleasedEvent)
 
 	// OffsetIgnored is called if another program committed the offset in Kafka, for example
 	// kafka-consumer-groups. Such an offset has no effect.
-	OffsetIgnored func(PartitionEvent)
+	OffsetIgnored func(OffsetIgnoredEvent)
 
 	// Repartitioned is called if a topic has more partitions than when this scope began to read it.
 	// Messages with the same ordering key may then be in two partitions: order holds before the
 	// change and after it, but not across it.
-	Repartitioned func(PartitionEvent)
-}
-
-// BatchDone describes one transaction. If COMMIT's answer was lost and the consumer found out later
-// that it had committed, Handled, Duplicates, Skipped and Parked are 0, and Hooks.Parked is not
-// called, because only the database has the counts.
-type BatchDone struct {
-	source.TopicPartition
-	// From and Next are the position before and after. With Config.Concurrency they are the first
-	// offset of the transaction and the one after its last. Both are 0 for a parked message that is
-	// retried.
-	From, Next int64
-	Messages   int // records in the batch
-	Handled    int // messages whose handler ran and whose effects committed
-	Duplicates int // messages that were skipped because they had been claimed before
-	Skipped    int // records that are no messages: see [ErrSkip]
-	Parked     int
-	Alone      bool // one message only, after a failure or an unclean take-over
-	Fallback   bool // the optimistic attempt met a duplicate and the batch ran again
-	Duration   time.Duration
-}
-
-// MessageEvent describes an event of a message, or of several from Offset on.
-type MessageEvent struct {
-	source.TopicPartition
-	Offset int64 // -1 if a Retry concerns no message
-	Err    error // why it is tried again, or was parked
-
-	// Of a Retry: the number of messages that are retried, and the wait before it. Parked means
-	// that the message is retried from the database and only its ordering key waits.
-	Messages int
-	Wait     time.Duration
-	Parked   bool
-
-	// Attempt counts attempts of a message that is alone, for Retry and Resolved. It is 0 in a
-	// batch, or if the fault is not the message's.
-	Attempt int
-
-	// Of a message that was parked: failed, permanent, exhausted, crashed, behind, conflict, no-key
-	// or too-old; and retrying, blocked or waiting (for an operator).
-	Reason, State string
-
-	// ID names the event that a message was left to an operator, for Config.OnParked: another one
-	// for each time, each reason, and each message that ever had the offset. It is the same if the
-	// transaction that parks is run again.
-	ID string
-
-	// Duplicate means that a resolved message was a copy of an applied one: its handler did not
-	// run.
-	Duplicate bool
-
-	// Stack is the stack of a hung handler's goroutine, in the format of runtime.Stack.
-	Stack string
-
-	// Blocked is the message that a full window waits for.
-	Blocked *BlockedBy
-}
-
-// PartitionEvent describes an event of a partition.
-type PartitionEvent struct {
-	source.TopicPartition
-	Position int64
-	Err      error // of Released: source.ErrOwnershipLost if it was taken away
-
-	// Of Owned: the lease's epoch, and whether the previous owner released the partition cleanly.
-	Epoch int64
-	Clean bool
-
-	// Offset is the offset in Kafka that this consumer commits or another program wrote. Metadata
-	// is the other program's. To handle messages again use `onlyonce replay`.
-	Offset   int64
-	Metadata string
-
-	// Was and Is are the numbers of partitions of a topic that was Repartitioned.
-	Was, Is int32
+	Repartitioned func(RepartitionedEvent)
 }

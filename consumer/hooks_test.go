@@ -45,13 +45,10 @@ func TestHooksComeInPairs(t *testing.T) {
 	r.cutting()
 	cfg := impatient()
 	cfg.Hooks = consumer.Hooks{
-		AttemptStart: func(ctx context.Context, a consumer.BatchDone) context.Context {
-			if a.Handled+a.Duplicates+a.Parked > 0 {
-				t.Errorf("an attempt that begins has done something: %+v", a)
-			}
+		AttemptStart: func(ctx context.Context, _ consumer.Batch) context.Context {
 			return begin(ctx, "attempt")
 		},
-		AttemptEnd: func(ctx context.Context, _ consumer.BatchDone, err error) {
+		AttemptEnd: func(ctx context.Context, _ consumer.BatchResult, err error) {
 			mu.Lock()
 			if err == nil {
 				committed++

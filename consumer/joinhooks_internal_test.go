@@ -24,7 +24,7 @@ func TestNoHooksAllocateNothing(t *testing.T) {
 	a := &attempt{msgs: []*Message{{}}}
 	ctx := t.Context()
 	if n := testing.AllocsPerRun(100, func() {
-		end(begin(ctx, c.cfg.Hooks.AttemptStart, a.done), c.cfg.Hooks.AttemptEnd, a.done, nil)
+		end(begin(ctx, c.cfg.Hooks.AttemptStart, a.done.Batch), c.cfg.Hooks.AttemptEnd, a.done, nil)
 		c.emitCommitted(a)
 	}); n > 0 {
 		t.Errorf("%v allocations, want none", n)

@@ -12,14 +12,16 @@ import (
 	"github.com/onlyonce/onlyonce/internal/rfc"
 )
 
-// IDTime is for [TimedKey]: it returns the time of ids that contain it: UUIDv7 in its canonical
-// form of 36 characters, and ULID of 26.
-func IDTime(_ *Message, id string) (time.Time, error) {
-	at, ok := codec.IDTime(id)
-	if !ok {
-		return time.Time{}, fmt.Errorf("id %q is neither a UUIDv7 nor a ULID", id)
-	}
-	return at, nil
+// TimedIDKey is [TimedKey] for ids that contain their time: UUIDv7 in its canonical form of 36
+// characters, and ULID of 26.
+func TimedIDKey(key KeyFunc) KeyFunc {
+	return TimedKey(key, func(_ *Message, id string) (time.Time, error) {
+		at, ok := codec.IDTime(id)
+		if !ok {
+			return time.Time{}, fmt.Errorf("id %q is neither a UUIDv7 nor a ULID", id)
+		}
+		return at, nil
+	})
 }
 
 // keyFuncFault returns the error of a KeyFunc of this package that was made with a bad argument.
@@ -202,13 +204,10 @@ func jsonScalar(raw json.RawMessage, pointer string) (string, error) {
 	return "", fmt.Errorf("%s is not a string or an integer", pointer)
 }
 
-// TimedKey returns a KeyFunc for ids whose time of making is known, for example
-//
-//	TimedKey(HeaderKey("message-id"), IDTime)
-//
-// With it the consumer detects messages older than the keys that the database remembers;
-// [Config.TooOld] is then required. made returns when the id of a message was made, by its
-// producer's clock. An error means that the id has no time: the message is parked with reason
+// TimedKey returns a KeyFunc for ids whose time of making is known. [TimedIDKey] is for ids that
+// contain it. With it the consumer detects messages older than the keys that the database
+// remembers; [Config.TooOld] is then required. made returns when the id of a message was made, by
+// its producer's clock. An error means that the id has no time: the message is parked with reason
 // no-key. The time must be the same on each copy of a message, so it must not be the record's
 // timestamp if copies are produced anew.
 //

@@ -72,7 +72,7 @@ var killerCases = []killerCase{
 	}},
 	// One more is the attempt that would park it, and calls OnParked.
 	{name: "OnParked", reason: "crashed", log: killerLog, deaths: map[int]int{1: 4, 4: 4}, fails: true, config: func(c *consumer.Config, touch func(*consumer.Message)) {
-		c.OnParked = func(_ context.Context, _ consumer.Tx, m *consumer.Message, _ consumer.MessageEvent) error {
+		c.OnParked = func(_ context.Context, _ consumer.Tx, m *consumer.Message, _ consumer.ParkedEvent) error {
 			touch(m)
 			return nil
 		}
@@ -191,7 +191,7 @@ const retriedKillerChild = "killer: OnParked of a retried message"
 func retriedKiller(onParked func(m *consumer.Message)) func(*consumer.Config) {
 	return func(c *consumer.Config) {
 		c.OnFailure = consumer.ParkOrderingKey
-		c.OnParked = func(_ context.Context, _ consumer.Tx, m *consumer.Message, _ consumer.MessageEvent) error {
+		c.OnParked = func(_ context.Context, _ consumer.Tx, m *consumer.Message, _ consumer.ParkedEvent) error {
 			onParked(m)
 			return nil
 		}

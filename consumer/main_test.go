@@ -67,11 +67,11 @@ type rig struct {
 
 	mu     sync.Mutex
 	seen   []string // values that the handler was called with
-	events []consumer.BatchDone
-	parked []consumer.MessageEvent
+	events []consumer.BatchResult
+	parked []consumer.ParkedEvent
 	halts  []*consumer.HaltError
-	tries  []consumer.MessageEvent
-	hangs  []consumer.MessageEvent
+	tries  []consumer.RetryEvent
+	hangs  []consumer.HungEvent
 
 	consumer *consumer.Consumer // the last one that was started
 }
@@ -153,11 +153,11 @@ func (r *rig) startBatch(h consumer.BatchHandler, cfg consumer.Config) (stop fun
 
 // hooks adds to a test's own hooks those that take notes.
 func (r *rig) hooks(h consumer.Hooks) consumer.Hooks {
-	h.Batch = func(e consumer.BatchDone) { r.mu.Lock(); defer r.mu.Unlock(); r.events = append(r.events, e) }
-	h.Parked = func(e consumer.MessageEvent) { r.mu.Lock(); defer r.mu.Unlock(); r.parked = append(r.parked, e) }
+	h.Batch = func(e consumer.BatchResult) { r.mu.Lock(); defer r.mu.Unlock(); r.events = append(r.events, e) }
+	h.Parked = func(e consumer.ParkedEvent) { r.mu.Lock(); defer r.mu.Unlock(); r.parked = append(r.parked, e) }
 	h.Halted = func(e *consumer.HaltError) { r.mu.Lock(); defer r.mu.Unlock(); r.halts = append(r.halts, e) }
-	h.Hung = func(e consumer.MessageEvent) { r.mu.Lock(); defer r.mu.Unlock(); r.hangs = append(r.hangs, e) }
-	h.Retry = func(e consumer.MessageEvent) {
+	h.Hung = func(e consumer.HungEvent) { r.mu.Lock(); defer r.mu.Unlock(); r.hangs = append(r.hangs, e) }
+	h.Retry = func(e consumer.RetryEvent) {
 		r.t.Logf("retry: offset %d, attempt %d: %.200v", e.Offset, e.Attempt, e.Err)
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -271,7 +271,7 @@ func (r *rig) reasons() map[string]string {
 	defer r.mu.Unlock()
 	m := map[string]string{}
 	for _, p := range r.parked {
-		m[strconv.FormatInt(p.Offset, 10)] = p.Reason
+		m[strconv.FormatInt(p.Offset, 10)] = string(p.Reason)
 	}
 	return m
 }

@@ -139,7 +139,7 @@ func TestD6FunctionsThatChangeBytesInPlace(t *testing.T) {
 		"Tenant":      func(c *consumer.Config) { c.Tenant = func(m *consumer.Message) string { flip(m); return "" } },
 		"OrderingKey": func(c *consumer.Config) { c.OrderingKey = func(m *consumer.Message) []byte { flip(m); return nil } },
 		"OnParked": func(c *consumer.Config) {
-			c.OnParked = func(_ context.Context, _ consumer.Tx, m *consumer.Message, _ consumer.MessageEvent) error {
+			c.OnParked = func(_ context.Context, _ consumer.Tx, m *consumer.Message, _ consumer.ParkedEvent) error {
 				flip(m)
 				return nil
 			}

@@ -18,9 +18,9 @@ import (
 
 // buried is a Config.OnParked that writes a row and enqueues a call, and fails after that as long
 // as broken is set.
-func buried(t *testing.T, r *rig, broken *atomic.Bool) func(context.Context, consumer.Tx, *consumer.Message, consumer.MessageEvent) error {
+func buried(t *testing.T, r *rig, broken *atomic.Bool) func(context.Context, consumer.Tx, *consumer.Message, consumer.ParkedEvent) error {
 	r.exec(`create table dead (value text, reason text)`)
-	return func(ctx context.Context, tx consumer.Tx, m *consumer.Message, e consumer.MessageEvent) error {
+	return func(ctx context.Context, tx consumer.Tx, m *consumer.Message, e consumer.ParkedEvent) error {
 		if e.State != "waiting" || e.Offset != m.Offset || e.Err == nil {
 			t.Errorf("called with %+v", e)
 		}
@@ -103,7 +103,7 @@ func TestD3OnParkedOfManyMessages(t *testing.T) {
 	cfg := testConfig()
 	cfg.BatchSize, cfg.Linger = 2*many, time.Second
 	cfg.Timeouts = dedupe.Timeouts{Lock: time.Second, Statement: time.Second}
-	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, m *consumer.Message, e consumer.MessageEvent) error {
+	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, m *consumer.Message, e consumer.ParkedEvent) error {
 		_, err := tx.Exec(ctx, `insert into dead select $1, $2 from pg_sleep(0.2)`, string(m.Value), e.Reason)
 		return err
 	}
@@ -125,7 +125,7 @@ func TestD3OnParkedFailsAtTheEnd(t *testing.T) {
 	values := r.numbered(0, 3)
 	cfg := testConfig()
 	cfg.BlockedAfter = 50 * time.Millisecond
-	cfg.OnParked = func(_ context.Context, tx consumer.Tx, _ *consumer.Message, _ consumer.MessageEvent) error {
+	cfg.OnParked = func(_ context.Context, tx consumer.Tx, _ *consumer.Message, _ consumer.ParkedEvent) error {
 		tx.Queue(`insert into graves values (1)`)
 		return nil
 	}
@@ -158,7 +158,7 @@ func permanentAtOne(ctx context.Context, tx consumer.Tx, m *consumer.Message) er
 func TestD3OnParkedEnqueuesInVain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
-	enqueue := func(ctx context.Context, tx dedupe.Tx, id, body string) error {
+	enqueue := func(ctx context.Context, tx dedupe.AnyTx, id, body string) error {
 		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "dead", Name: "bury", Scope: "dead-letters", ID: id, Body: []byte(body)})
 	}
 	if err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error { return enqueue(t.Context(), tx, "taken", "another") }); err != nil {
@@ -169,7 +169,7 @@ func TestD3OnParkedEnqueuesInVain(t *testing.T) {
 	values := r.numbered(0, 3)
 	cfg := testConfig()
 	cfg.BlockedAfter = 50 * time.Millisecond
-	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, m *consumer.Message, _ consumer.MessageEvent) error {
+	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, m *consumer.Message, _ consumer.ParkedEvent) error {
 		return enqueue(ctx, tx, callID.Load().(string), string(m.Value))
 	}
 	stop := r.start(permanentAtOne, cfg)
@@ -207,7 +207,7 @@ func onParkedEndsItsOwnContext(t *testing.T, returned bool) {
 	cfg.BlockedAfter = 50 * time.Millisecond
 	var slow atomic.Bool
 	slow.Store(true)
-	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, _ *consumer.Message, _ consumer.MessageEvent) error {
+	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, _ *consumer.Message, _ consumer.ParkedEvent) error {
 		ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 		defer cancel()
 		if slow.Load() {
@@ -274,7 +274,7 @@ func TestD3OnParkedOfARetriedMessageEndsItsOwnContext(t *testing.T) {
 	var tries atomic.Int32
 	cfg := testConfig()
 	cfg.OnFailure, cfg.MaxAttempts = consumer.ParkOrderingKey, 2
-	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, _ *consumer.Message, _ consumer.MessageEvent) error {
+	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, _ *consumer.Message, _ consumer.ParkedEvent) error {
 		ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 		defer cancel()
 		if tries.Load() < 8 {
@@ -300,7 +300,7 @@ func TestD3DeadLettersAreTold(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	cfg := testConfig()
-	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, m *consumer.Message, e consumer.MessageEvent) error {
+	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, m *consumer.Message, e consumer.ParkedEvent) error {
 		letter := *m
 		letter.Value = fmt.Appendf(nil, "%v: %s", e.Err, m.Value)
 		return bury(ctx, tx, &letter, e)

@@ -189,7 +189,7 @@ func TestD4BlockedKeyIsRemembered(t *testing.T) {
 	var twice atomic.Int32
 	cfg := orderConfig()
 	cfg.BatchSize = 2
-	cfg.Hooks.AttemptEnd = func(_ context.Context, d consumer.BatchDone, _ error) {
+	cfg.Hooks.AttemptEnd = func(_ context.Context, d consumer.BatchResult, _ error) {
 		if d.Fallback {
 			twice.Add(1)
 		}
@@ -340,7 +340,7 @@ func TestO3RetryOfAMessageThatAFailoverLost(t *testing.T) {
 	r.keyed(0, "a", "a-0")
 	var lost atomic.Bool
 	cfg := orderConfig()
-	cfg.Hooks.AttemptStart = func(ctx context.Context, _ consumer.BatchDone) context.Context {
+	cfg.Hooks.AttemptStart = func(ctx context.Context, _ consumer.Batch) context.Context {
 		if !lost.Load() && r.count(`select count(*) from onlyonce.parked`) == 1 { // the attempt at the row is counted
 			r.exec(`update onlyonce.parked set "offset" = 77`)
 			lost.Store(true)

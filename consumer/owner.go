@@ -22,7 +22,7 @@ func (c *Consumer) ownPartition(ctx context.Context, p partition) (err error) {
 		w.releaseCursor()
 		c.partitions.remove(w.state)
 		if c.cfg.Hooks.Released != nil && w.cur != nil {
-			c.cfg.Hooks.Released(PartitionEvent{TopicPartition: w.id.TopicPartition, Position: w.pos, Err: err})
+			c.cfg.Hooks.Released(ReleasedEvent{TopicPartition: w.id.TopicPartition, Position: w.pos, Err: err})
 		}
 	}()
 	retry := newBackoff(c.cfg)
@@ -65,7 +65,7 @@ func (c *Consumer) ownPartition(ctx context.Context, p partition) (err error) {
 			}
 		default:
 			w.state.setTrouble(&w.state.reachTrouble, err)
-			wait = w.reportRetry(MessageEvent{Offset: w.pos, Err: err}, retry)
+			wait = w.reportRetry(RetryEvent{Offset: w.pos, Err: err}, retry)
 		}
 		if !pace.Sleep(ctx, wait) {
 			return nil
@@ -101,7 +101,7 @@ func (w *worker) waitForResume(ctx context.Context) bool {
 	w.state.paused.Store(true)
 	defer w.state.paused.Store(false)
 	w.c.cfg.Logger.Info("onlyonce: partition paused", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "position", w.pos)
-	emit(w.c.cfg.Hooks.Paused, PartitionEvent{TopicPartition: w.id.TopicPartition, Position: w.pos})
+	emit(w.c.cfg.Hooks.Paused, PausedEvent{TopicPartition: w.id.TopicPartition, Position: w.pos})
 	asks := w.c.poller.join(w.id, w.cur, w.state)
 	defer w.c.poller.leave(asks)
 	for {

@@ -37,7 +37,7 @@ func (e *engine) park(tx *guard.Tx, m *Message, v *disposition) {
 		m.clusterID, uuidOrNull(m.topicID), m.LogAppendTime, m.replay, m.resend, e.c.parkedKind(), pgtype.Text{String: m.eventID, Valid: e.c.events}, sealed)
 }
 
-// parkingID returns MessageEvent.ID. The cursor's run tells a message from one that was parked at
+// parkingID returns ParkedEvent.ID. The cursor's run tells a message from one that was parked at
 // its offset before an operator set the position, for example because the topic was created again;
 // redrives tells it from the times before.
 func (e *engine) parkingID(m *Message, reason string, redrives int) string {

@@ -207,7 +207,7 @@ func (r *retrier) recordFailure(row *parkedRow, v *disposition, owed int) error 
 	if row.reason == parked.Conflict || row.reason == parked.NoKey {
 		reason = row.reason // which the row keeps, too
 	}
-	event := MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Reason: reason, State: state, Err: v.err}
+	event := ParkedEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Reason: ParkReason(reason), State: ParkState(state), Err: v.err}
 	event.ID = r.parkingID(m, reason, row.redrives)
 	found, err := r.writeFailure(v.quiet, m, event, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, state, v.reason, storableText(v.err.Error()), back,
 		v.wait.Seconds(), row.counted, m.Offset)
@@ -235,8 +235,8 @@ func (r *retrier) recordFailure(row *parkedRow, v *disposition, owed int) error 
 // writeFailure writes the result of an attempt, by failParkedSQL with args. found is false if the
 // row is not as args say. Unless quiet, Config.OnParked writes in the same transaction. If that
 // fails, the error is a hindrance.
-func (r *retrier) writeFailure(quiet bool, m *Message, event MessageEvent, args ...any) (found bool, err error) {
-	if quiet || r.c.cfg.OnParked == nil || event.State != parked.Waiting {
+func (r *retrier) writeFailure(quiet bool, m *Message, event ParkedEvent, args ...any) (found bool, err error) {
+	if quiet || r.c.cfg.OnParked == nil || event.State != StateWaiting {
 		ctx, cancel := r.c.detached()
 		defer cancel()
 		tag, err := r.c.pool.Exec(ctx, failParkedSQL, args...)

@@ -40,7 +40,7 @@ func (r *retrier) retryUntilDone(until stop) error {
 			return err
 		case err != nil && ctx.Err() == nil:
 			r.state.setTrouble(&r.state.parkedTrouble, err)
-			wait = r.reportRetry(MessageEvent{Offset: -1, Err: err}, retry)
+			wait = r.reportRetry(RetryEvent{Offset: -1, Err: err}, retry)
 		case answered:
 			r.state.clearTrouble(&r.state.parkedTrouble)
 			retry.Reset()
@@ -164,7 +164,7 @@ func (r *retrier) retryNext(until stop) (bool, error) {
 		return true, r.giveUp(row, &disposition{reason: givenUpReason(f), err: f.err})
 	}
 	v := &disposition{reason: parked.Failed, err: f.err, wait: waitAtLeast(f.err, backoffFor(r.c.cfg, row.attempt))}
-	r.reportRetry(MessageEvent{Offset: row.m.Offset, Messages: 1, Attempt: row.attempt, Err: f.err, Parked: true}, backoff.NewConstantBackOff(v.wait))
+	r.reportRetry(RetryEvent{Offset: row.m.Offset, Messages: 1, Attempt: row.attempt, Err: f.err, Parked: true}, backoff.NewConstantBackOff(v.wait))
 	return true, r.recordFailure(row, v, 0)
 }
 

@@ -303,7 +303,7 @@ func (s *slots) reportBlocked() {
 	cfg, id := &s.w.c.cfg, s.w.id
 	cfg.Logger.Warn("onlyonce: partition waits for one message: it has read Config.Window messages above it", "scope", cfg.Scope,
 		"topic", id.Topic, "partition", id.Partition, "offset", b.Offset, "ordering_key", b.Key, "since", b.Since, "done", b.Done)
-	emit(cfg.Hooks.WindowFull, MessageEvent{TopicPartition: id.TopicPartition, Offset: b.Offset, Blocked: b})
+	emit(cfg.Hooks.WindowFull, WindowFullEvent{TopicPartition: id.TopicPartition, Blocked: b})
 }
 
 // drain waits for the tasks under way, and ends the slots.

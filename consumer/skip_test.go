@@ -65,7 +65,7 @@ func TestSkipTombstonesOfAnotherKey(t *testing.T) {
 	for want, key := range map[string]consumer.KeyFunc{
 		"SkipTombstones: key must not be nil":       consumer.SkipTombstones(nil),
 		"HeaderKey: the header's name":              consumer.SkipTombstones(consumer.HeaderKey("")),
-		"Config.TooOld: is not set, and Key is one": consumer.SkipTombstones(consumer.TimedKey(consumer.HeaderKey("id"), consumer.IDTime)),
+		"Config.TooOld: is not set, and Key is one": consumer.SkipTombstones(consumer.TimedIDKey(consumer.HeaderKey("id"))),
 	} {
 		_, err := consumer.New((*pgxpool.Pool)(nil), nil, consumer.Handler(queued), consumer.Config{Scope: "stock", Key: key})
 		if err == nil || !strings.Contains(err.Error(), want) {

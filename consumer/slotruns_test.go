@@ -271,8 +271,8 @@ func TestC6WindowFull(t *testing.T) {
 	cfg.BatchSize, cfg.Window = 1, 20
 	r.src.FetchLimit = 5
 	release := make(chan struct{})
-	full := make(chan consumer.MessageEvent, 10)
-	cfg.Hooks.WindowFull = func(f consumer.MessageEvent) { full <- f }
+	full := make(chan consumer.WindowFullEvent, 10)
+	cfg.Hooks.WindowFull = func(f consumer.WindowFullEvent) { full <- f }
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if m.Offset == 7 {
 			select {
@@ -283,13 +283,13 @@ func TestC6WindowFull(t *testing.T) {
 		}
 		return effect(ctx, tx, m)
 	}, cfg)
-	var f consumer.MessageEvent
+	var f consumer.WindowFullEvent
 	select {
 	case f = <-full:
 	case <-time.After(patience):
 		pgtest.GaveUp(t, patience, "the hook")
 	}
-	if f.Offset != 7 || f.Partition != 0 || f.Blocked == nil || len(f.Blocked.Key) != 32 || f.Blocked.Done == 0 {
+	if f.Blocked == nil || f.Blocked.Offset != 7 || f.Partition != 0 || len(f.Blocked.Key) != 32 || f.Blocked.Done == 0 {
 		t.Errorf("hook: %+v", f)
 	}
 	status, err := r.consumer.Status(t.Context())

@@ -243,7 +243,7 @@ func (c *Consumer) firstPartitions(ctx context.Context, id source.Identity) (int
 	if before, _ := c.reportedPartitions.Swap(id.Topic, id.Partitions); before != id.Partitions {
 		c.cfg.Logger.Warn("onlyonce: topic has more partitions than when this scope began to read it: order by key holds for each number of partitions by itself",
 			"scope", c.cfg.Scope, "topic", id.Topic, "was", was, "is", id.Partitions)
-		emit(c.cfg.Hooks.Repartitioned, PartitionEvent{TopicPartition: source.TopicPartition{Topic: id.Topic}, Was: was, Is: id.Partitions})
+		emit(c.cfg.Hooks.Repartitioned, RepartitionedEvent{Topic: id.Topic, Was: was, Is: id.Partitions})
 	}
 	return was, nil
 }
@@ -322,7 +322,7 @@ func (w *worker) compareGroupOffset(ctx context.Context, cur *cursor) error {
 	w.c.cfg.Logger.Warn("onlyonce: an offset that another program committed to Kafka is ignored; to handle messages again use `onlyonce replay`",
 		"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "offset", offset, "position", w.pos)
 	w.state.ignored.Store(&ignoredOffset{offset, w.pos, time.Now()})
-	emit(w.c.cfg.Hooks.OffsetIgnored, PartitionEvent{TopicPartition: w.id.TopicPartition, Offset: offset, Metadata: metadata, Position: w.pos})
+	emit(w.c.cfg.Hooks.OffsetIgnored, OffsetIgnoredEvent{TopicPartition: w.id.TopicPartition, Offset: offset, Metadata: metadata, Position: w.pos})
 	return nil
 }
 

@@ -118,7 +118,7 @@ func TestF3LaterPartitionStartsAtItsBeginning(t *testing.T) {
 	cfg.Start = consumer.Latest()
 	var mu sync.Mutex
 	var told []string
-	cfg.Hooks.Repartitioned = func(e consumer.PartitionEvent) {
+	cfg.Hooks.Repartitioned = func(e consumer.RepartitionedEvent) {
 		mu.Lock()
 		defer mu.Unlock()
 		told = append(told, fmt.Sprintf("%s %d %d", e.Topic, e.Was, e.Is))
@@ -159,9 +159,9 @@ func TestF10ForeignOffsetIsTold(t *testing.T) {
 	r.reaches(0, 5)
 	stop()
 	r.log.SetCommitted("stock", 0, 2, "by hand")
-	got := make(chan consumer.PartitionEvent, 10)
+	got := make(chan consumer.OffsetIgnoredEvent, 10)
 	cfg := testConfig()
-	cfg.Hooks.OffsetIgnored = func(o consumer.PartitionEvent) { got <- o }
+	cfg.Hooks.OffsetIgnored = func(o consumer.OffsetIgnoredEvent) { got <- o }
 	stop = r.start(queued, cfg)
 	if o := pgtest.Receive(t, patience, "got", got); o.Offset != 2 || o.Position != 5 || o.Metadata != "by hand" || o.Topic != "orders" {
 		t.Errorf("%+v", o)
@@ -205,7 +205,7 @@ func TestF14PrefetchStaysWithinItsBudget(t *testing.T) {
 				continue
 			}
 		}}
-		cfg.Hooks.AttemptEnd = func(_ context.Context, d consumer.BatchDone, err error) {
+		cfg.Hooks.AttemptEnd = func(_ context.Context, d consumer.BatchResult, err error) {
 			if err == nil {
 				held.Add(-int64(d.Messages * size))
 			}

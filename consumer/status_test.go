@@ -191,9 +191,9 @@ func TestPausedPartitionStandsStill(t *testing.T) {
 			r.numbered(0, 3)
 			entered, release := make(chan struct{}), make(chan struct{})
 			var once sync.Once
-			paused, noticed := make(chan consumer.PartitionEvent, 100), make(chan struct{}, 100)
+			paused, noticed := make(chan consumer.PausedEvent, 100), make(chan struct{}, 100)
 			cfg := testConfig()
-			cfg.Hooks.Paused = func(p consumer.PartitionEvent) { paused <- p }
+			cfg.Hooks.Paused = func(p consumer.PausedEvent) { paused <- p }
 			src := fetching{r.src, func(_ *source.Fetched[*consumer.Message], err error) {
 				if err != nil {
 					noticed <- struct{}{} // reading ends when the pause is noticed

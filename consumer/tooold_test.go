@@ -34,7 +34,7 @@ func madeBefore(age time.Duration, name string) consumer.Header {
 
 func timedConfig() consumer.Config {
 	cfg := testConfig()
-	cfg.Key, cfg.TooOld = consumer.TimedKey(consumer.HeaderKey("message-id"), consumer.IDTime), consumer.ParkTooOld
+	cfg.Key, cfg.TooOld = consumer.TimedIDKey(consumer.HeaderKey("message-id")), consumer.ParkTooOld
 	return cfg
 }
 
@@ -307,13 +307,13 @@ func TestK9ScopeThatBeganLater(t *testing.T) {
 func TestK9ChoiceIsRequired(t *testing.T) {
 	t.Parallel()
 	header := consumer.HeaderKey("message-id")
-	timed := consumer.TimedKey(header, consumer.IDTime)
+	timed := consumer.TimedIDKey(header)
 	for want, change := range map[string]func(*consumer.Config){
 		"Config.TooOld: is not set":     func(c *consumer.Config) { c.Key = timed },
 		"Config.TooOld: is set, and":    func(c *consumer.Config) { c.TooOld = consumer.ParkTooOld },
 		"Config.TooOld: is 3":           func(c *consumer.Config) { c.Key, c.TooOld = timed, 3 },
 		"TimedKey: key and made must":   func(c *consumer.Config) { c.Key, c.TooOld = consumer.TimedKey(nil, nil), consumer.ParkTooOld },
-		"HeaderKey: the header's name ": func(c *consumer.Config) { c.Key = consumer.TimedKey(consumer.HeaderKey(""), consumer.IDTime) },
+		"HeaderKey: the header's name ": func(c *consumer.Config) { c.Key = consumer.TimedIDKey(consumer.HeaderKey("")) },
 	} {
 		r := newRig(t, 1)
 		cfg := testConfig()

@@ -15,7 +15,7 @@ func TestTraceOfCalls(t *testing.T) {
 	const ofMessage, ofHandler = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "00-11111111111111111111111111111111-2222222222222222-00"
 	cfg := testConfig()
 	cfg.Trace = func(ctx context.Context) string { s, _ := ctx.Value(ctxKey("span")).(string); return s }
-	cfg.Hooks.AttemptStart = func(ctx context.Context, _ consumer.BatchDone) context.Context {
+	cfg.Hooks.AttemptStart = func(ctx context.Context, _ consumer.Batch) context.Context {
 		return context.WithValue(ctx, ctxKey("span"), ofHandler)
 	}
 	// Each message asks for one call in the handler's context, and for one outside of it.
@@ -34,7 +34,7 @@ func TestTraceOfCalls(t *testing.T) {
 		"batch": func(r *rig) func() {
 			return r.startBatch(func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
 				for _, m := range msgs {
-					if err := enqueue(ctx, consumer.For(tx, m), m); err != nil {
+					if err := enqueue(ctx, consumer.TxFor(tx, m), m); err != nil {
 						return err
 					}
 				}

@@ -23,7 +23,7 @@ const (
 // server or of the way to it.
 func (e *engine) runAttempt(work context.Context, a *attempt) error {
 	a.done.Messages, a.done.Alone, a.done.Topic, a.done.Partition = len(a.msgs), a.alone, e.id.Topic, e.id.Partition
-	ctx := begin(work, e.c.cfg.Hooks.AttemptStart, a.done)
+	ctx := begin(work, e.c.cfg.Hooks.AttemptStart, a.done.Batch)
 	started := time.Now()
 	work, err := e.prepare(ctx, a)
 	if err == nil {
@@ -213,7 +213,7 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 			return h
 		}
 		e.park(tx, m, v)
-		event := MessageEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Reason: v.reason, State: v.parkedState(), Err: v.err}
+		event := ParkedEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Reason: ParkReason(v.reason), State: ParkState(v.parkedState()), Err: v.err}
 		event.ID = e.parkingID(m, v.reason, 0)
 		if quiet := a.disposition != nil && a.disposition.quiet; !quiet {
 			if late, err := e.c.onParked(work, tx, m, event); err != nil || tx.Failure() != nil {
@@ -261,8 +261,8 @@ func (c *Consumer) onBegin(ctx context.Context, tx *guard.Tx) error {
 // onParked calls Config.OnParked if the message is left to an operator, in the transaction that
 // parks it. Each call has a bound of its own: all calls of a batch may take longer than one bound.
 // late reports whether that bound has ended (D3).
-func (c *Consumer) onParked(work context.Context, tx *guard.Tx, m *Message, event MessageEvent) (late bool, err error) {
-	if c.cfg.OnParked == nil || event.State != parked.Waiting {
+func (c *Consumer) onParked(work context.Context, tx *guard.Tx, m *Message, event ParkedEvent) (late bool, err error) {
+	if c.cfg.OnParked == nil || event.State != StateWaiting {
 		return false, nil
 	}
 	ctx, cancel := c.bounded(work)

@@ -1,11 +1,7 @@
 package consumer
 
 import (
-	"context"
-
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/origin"
 )
@@ -36,42 +32,12 @@ import (
 // Exec and Query take pgx's options: each pgx.QueryExecMode except QueryExecModeSimpleProtocol, and
 // query rewriters (pgx.NamedArgs). Query also takes the formats of results. Queue and SendBatch
 // take rewriters only. Any other option is refused, with an error that names it.
-type Tx interface {
-	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
-	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
-	CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error)
+type Tx = dedupe.GuardedTx
 
-	// Queue adds a write whose answer the handler does not need. Queued statements are sent with
-	// the next statement that waits for an answer, or with the COMMIT. If all handlers of a batch
-	// only queue, the batch is one round trip.
-	//
-	// If a queued statement fails, the whole attempt fails, whatever the handler returned. A
-	// statement that is queued after the handler has returned is not sent. The consumer logs it as
-	// an error, and the attempt fails if it has not ended.
-	Queue(sql string, args ...any)
-
-	// Savepoint calls fn. If fn returns an error or one of its statements fails, fn's writes
-	// through this transaction are undone, Savepoint returns the error, and the transaction
-	// continues. Use it for statements that may fail by design, for example an insert that may
-	// violate a constraint. After a serialization failure or a deadlock (40001, 40P01) the
-	// transaction cannot continue: all of it runs again.
-	//
-	// A transaction has at most 60 savepoints, those of all messages of a batch together. The
-	// reason is that more than 64 subtransactions slow down the whole server (PostgreSQL
-	// documentation, "Subtransactions"). The 61st fails, and the batch is divided there. If each
-	// message needs one, set Config.BatchSize to at most 60.
-	//
-	// While fn runs, only its goroutine may use the transaction. Writes of another goroutine would
-	// be undone with fn's, so in that case the attempt fails.
-	Savepoint(ctx context.Context, fn func() error) error
-}
-
-// For returns tx for one message of a batch. Calls enqueued through it derive their keys from that
-// message, so the keys are the same however the batch is divided the next time. A [Handler] does
-// not need it.
-func For(tx Tx, m *Message) Tx { return &forMessage{tx, m.origin()} }
+// TxFor returns tx for one message of a batch. Calls enqueued through it derive their keys from
+// that message, so the keys are the same however the batch is divided the next time. A [Handler]
+// does not need it.
+func TxFor(tx Tx, m *Message) Tx { return &forMessage{tx, m.origin()} }
 
 // forMessage has the methods that package outbox looks for.
 type forMessage struct {

@@ -199,7 +199,7 @@ func TestT14KeptOutByACommand(t *testing.T) {
 			if len(r.halts) > 0 {
 				t.Errorf("halts: %v", r.halts)
 			}
-			if divided := slices.ContainsFunc(r.events, func(b consumer.BatchDone) bool { return b.Alone }); divided && size > 1 {
+			if divided := slices.ContainsFunc(r.events, func(b consumer.BatchResult) bool { return b.Alone }); divided && size > 1 {
 				t.Errorf("a message was alone: %+v", r.events)
 			}
 		})

@@ -12,10 +12,10 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// Tx is the part of a transaction that claiming needs: [pgx.Tx] has it, and so has the transaction
-// that a consumer's handler gets. Never pass a pool or a bare connection: a claim outside the
-// transaction of its effects does not protect them.
-type Tx interface {
+// AnyTx is the part of a transaction that claiming needs: [pgx.Tx] has it, and so has the
+// transaction that a consumer's handler gets. Never pass a pool or a bare connection: a claim
+// outside the transaction of its effects does not protect them.
+type AnyTx interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
@@ -76,7 +76,7 @@ const claimSQL = `select onlyonce.claim($1, $2, $3)`
 // the transaction again (PostgreSQL documentation, chapter "Transaction Isolation").
 //
 // A pool, and a connection without a transaction, are refused with [ErrNoTransaction] (T1).
-func Claim(ctx context.Context, tx Tx, key Key) (Outcome, error) {
+func Claim(ctx context.Context, tx AnyTx, key Key) (Outcome, error) {
 	outcomes, err := ClaimAll(ctx, tx, []Key{key})
 	if err != nil {
 		return 0, err
@@ -88,7 +88,7 @@ func Claim(ctx context.Context, tx Tx, key Key) (Outcome, error) {
 // that occurs twice in keys is Fresh once. It takes the locks in the order of the hashes, so that
 // calls with overlapping keys wait for each other and do not deadlock. Several calls in one
 // transaction can deadlock (SQLSTATE 40P01: run the transaction again).
-func ClaimAll(ctx context.Context, tx Tx, keys []Key) ([]Outcome, error) {
+func ClaimAll(ctx context.Context, tx AnyTx, keys []Key) ([]Outcome, error) {
 	if err := guard.InTransaction(tx); err != nil {
 		return nil, fmt.Errorf("dedupe: claim: %w", err)
 	}

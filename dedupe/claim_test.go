@@ -102,7 +102,7 @@ func TestT1ClaimNeedsATransaction(t *testing.T) {
 		t.Fatal(err)
 	}
 	type wrapped struct{ *pgxpool.Pool }
-	for what, tx := range map[string]dedupe.Tx{"pool": pool, "wrapped pool": wrapped{pool}, "pooled connection": conn, "connection": conn.Conn(), "nil": nil, "ended": ended} {
+	for what, tx := range map[string]dedupe.AnyTx{"pool": pool, "wrapped pool": wrapped{pool}, "pooled connection": conn, "connection": conn.Conn(), "nil": nil, "ended": ended} {
 		if o, err := dedupe.Claim(t.Context(), tx, key("a", "1")); err == nil || what != "ended" && !errors.Is(err, dedupe.ErrNoTransaction) || o.String() != "invalid" {
 			t.Errorf("%s: %v %v", what, o, err)
 		}

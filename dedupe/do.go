@@ -17,7 +17,7 @@ import (
 
 var (
 	// ErrConfig is wrapped by every error about a [DoConfig].
-	ErrConfig = errors.New("dedupe")
+	ErrConfig = errors.New("dedupe: invalid configuration")
 
 	// ErrConflict is returned by [Do] if the key was claimed for another payload and
 	// DoConfig.OnConflict is not set. Do wrote no data. One of the two producers is wrong: set the
@@ -30,20 +30,36 @@ var (
 	ErrOutcomeUnknown = errors.New("dedupe: it is unknown whether the transaction has committed")
 )
 
-// GuardedTx is the transaction that [Do] gives to its function: one for one goroutine at a time,
-// without Commit, Rollback and connection. See package consumer's Tx, which has the same methods
-// and the same rules.
+// GuardedTx is the transaction that [Do] gives to its function, and consumers to their handlers: a
+// [pgx.Tx] without Commit, Rollback and Conn, for one goroutine at a time. Package consumer calls
+// it Tx, and says there which statements it refuses.
 type GuardedTx interface {
-	Tx
+	AnyTx
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 	CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error)
 
-	// Queue adds a write whose answer is not needed. It travels with the next statement that waits
-	// for an answer, or with COMMIT. If it fails, the attempt fails.
+	// Queue adds a write whose answer the handler does not need. Queued statements are sent with
+	// the next statement that waits for an answer, or with the COMMIT. If all handlers of a batch
+	// only queue, the batch is one round trip.
+	//
+	// If a queued statement fails, the whole attempt fails, whatever the handler returned. A
+	// statement that is queued after the handler has returned is not sent. It is logged as an
+	// error, and the attempt fails if it has not ended.
 	Queue(sql string, args ...any)
 
-	// Savepoint calls fn, and undoes its writes if it returns an error or one of its statements
-	// fails. Savepoint then returns that error, and the transaction continues.
+	// Savepoint calls fn. If fn returns an error or one of its statements fails, fn's writes
+	// through this transaction are undone, Savepoint returns the error, and the transaction
+	// continues. Use it for statements that may fail by design, for example an insert that may
+	// violate a constraint. After a serialization failure or a deadlock (40001, 40P01) the
+	// transaction cannot continue: all of it runs again.
+	//
+	// A transaction has at most 60 savepoints, those of all messages of a batch together. The
+	// reason is that more than 64 subtransactions slow down the whole server (PostgreSQL
+	// documentation, "Subtransactions"). The 61st fails, and the batch is divided there. If each
+	// message needs one, set Config.BatchSize to at most 60.
+	//
+	// While fn runs, only its goroutine may use the transaction. Writes of another goroutine would
+	// be undone with fn's, so in that case the attempt fails.
 	Savepoint(ctx context.Context, fn func() error) error
 }
 

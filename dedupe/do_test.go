@@ -211,7 +211,7 @@ func TestDoBounds(t *testing.T) {
 	t.Parallel()
 	pool := effects(t)
 	cfg := dedupe.DoConfig{Isolation: pgx.Serializable, Timeouts: dedupe.Timeouts{Lock: 1234 * time.Millisecond, Statement: 5 * time.Minute, Idle: 6 * time.Minute}}
-	show := func(q dedupe.Tx) (s string) {
+	show := func(q dedupe.AnyTx) (s string) {
 		err := q.QueryRow(t.Context(), `select concat_ws(' ', current_setting('lock_timeout'), current_setting('statement_timeout'),
 			current_setting('idle_in_transaction_session_timeout'), current_setting('transaction_isolation'))`).Scan(&s)
 		if err != nil {

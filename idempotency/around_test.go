@@ -36,7 +36,7 @@ func TestH6BodyThatWasReadOutside(t *testing.T) {
 	cfg.Hooks.Failed = func(err error) { failed <- err }
 	r := newRig(t, cfg)
 	charged := func(w http.ResponseWriter, req *http.Request) {
-		tx, err := idempotency.Tx(req)
+		tx, err := idempotency.TxOf(req)
 		if err != nil {
 			t.Error(err)
 			return

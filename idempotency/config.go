@@ -111,7 +111,7 @@ type Config struct {
 	TenantBytes int
 
 	// TenantConns is how many connections of the pool the handlers of one tenant may hold at once,
-	// from 1 to 1,048,576: in lease mode from the first [Tx] on. It leaves connections to other
+	// from 1 to 1,048,576: in lease mode from the first [TxOf] on. It leaves connections to other
 	// tenants if one tenant's handlers are slow. A further request waits for up to AcquireTimeout
 	// and then gets 429; in lease mode Tx returns [ErrBusy]. Defaults to half of the pool's
 	// MaxConns, at least 1. For requests without a tenant, for example with [GlobalScope], there is
@@ -206,4 +206,4 @@ func (c Config) withDefaults() (Config, error) {
 
 // ErrConfig is wrapped by every error about a configuration, and by every error of [New],
 // [NewOperations] and [Layer.Handle].
-var ErrConfig = errors.New("idempotency")
+var ErrConfig = errors.New("idempotency: invalid configuration")

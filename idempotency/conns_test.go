@@ -44,7 +44,7 @@ func TestH10ConnectionsInLeaseMode(t *testing.T) {
 	r, _ := smallRig(t, cfg, 8)
 	begins := func(next http.HandlerFunc) http.HandlerFunc {
 		return func(w http.ResponseWriter, req *http.Request) {
-			if _, err := idempotency.Tx(req); errors.Is(err, idempotency.ErrBusy) {
+			if _, err := idempotency.TxOf(req); errors.Is(err, idempotency.ErrBusy) {
 				w.WriteHeader(http.StatusTooManyRequests)
 				return
 			}

@@ -29,7 +29,7 @@ func charge(provider func(ctx context.Context, key string) ([]byte, error)) http
 			http.Error(w, "the provider: "+err.Error(), http.StatusBadGateway)
 			return
 		}
-		tx, err := idempotency.Tx(req)
+		tx, err := idempotency.TxOf(req)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
@@ -58,7 +58,7 @@ func TestGoexitFreesTheKey(t *testing.T) {
 	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
 		r := newRig(t, leasedConfig())
 		r.handle(idempotency.Route{Pattern: "/charges", Mode: mode}, func(w http.ResponseWriter, req *http.Request) {
-			tx, err := idempotency.Tx(req)
+			tx, err := idempotency.TxOf(req)
 			if err != nil {
 				t.Error(err)
 				return
@@ -203,7 +203,7 @@ func TestHangingHandlerKeepsNothing(t *testing.T) {
 				effect(w, req)
 				return
 			}
-			tx, err := idempotency.Tx(req)
+			tx, err := idempotency.TxOf(req)
 			if err != nil {
 				t.Error(err)
 				return
@@ -246,7 +246,7 @@ func TestTxBehindTheHandler(t *testing.T) {
 			effect(w, req)
 		})
 		r.post("/charges", "k", "x")
-		if _, err := idempotency.Tx(left.Load()); err == nil {
+		if _, err := idempotency.TxOf(left.Load()); err == nil {
 			t.Errorf("mode %d: a transaction behind the answer", mode)
 		}
 		if _, err := idempotency.Step(left.Load().Context(), "late", func(context.Context, string) ([]byte, error) {
@@ -269,7 +269,7 @@ func TestT6TxOfAnEarlierRun(t *testing.T) {
 		r.handle(idempotency.Route{Pattern: "/charges", Mode: mode}, func(w http.ResponseWriter, req *http.Request) {
 			if first == nil {
 				first = req
-			} else if _, err := idempotency.Tx(first); err == nil {
+			} else if _, err := idempotency.TxOf(first); err == nil {
 				t.Errorf("mode %d: the first run's request leads to the second run's transaction", mode)
 			}
 			again(w, req)
@@ -292,7 +292,7 @@ func TestT6ForkedRequest(t *testing.T) {
 	r := newRig(t, testConfig())
 	r.handle(idempotency.Route{Pattern: "/charges"}, func(w http.ResponseWriter, req *http.Request) {
 		if r.runs.Load() == 1 {
-			tx, err := idempotency.Tx(req)
+			tx, err := idempotency.TxOf(req)
 			if err != nil {
 				t.Error(err)
 				return
@@ -333,7 +333,7 @@ func TestSerializationFailureWithoutAKey(t *testing.T) {
 func unserializable(r *rig, n int64) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		if r.runs.Load() <= n {
-			if tx, err := idempotency.Tx(req); err == nil {
+			if tx, err := idempotency.TxOf(req); err == nil {
 				_, _ = tx.Exec(req.Context(), `do $$ begin raise exception using errcode = '40001'; end $$`)
 			}
 			_, _ = io.Copy(io.Discard, req.Body)

@@ -124,7 +124,7 @@ func TestH17CommitWithoutAnAnswerOutlivesTheRecord(t *testing.T) {
 	cfg := testConfig()
 	cfg.Timeouts.Commit = 1500 * time.Millisecond
 	r := wiredRig(t, cfg, w, nil)
-	r.handle(idempotency.Route{Pattern: "/charges", TTL: time.Second, KeyWindow: idempotency.NoCalls}, effect)
+	r.handle(idempotency.Route{Pattern: "/charges", TTL: time.Second, NoCalls: true}, effect)
 	if g := r.post("/charges", "k", "x"); g.code() != "commit-unknown" || r.effects() != 1 || w.Cuts.Load() != 1 {
 		t.Errorf("%v, %d effects, %d cuts", g, r.effects(), w.Cuts.Load())
 	}

@@ -20,7 +20,7 @@ var both = []idempotency.Mode{idempotency.Transactional, idempotency.Leased}
 // decides is a handler that writes an effect, calls decide, and answers with a status.
 func decides(status int, decide ...func(*http.Request)) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
-		if tx, err := idempotency.Tx(req); err == nil {
+		if tx, err := idempotency.TxOf(req); err == nil {
 			tx.Queue(`insert into effects values ('x')`)
 		}
 		for _, d := range decide {

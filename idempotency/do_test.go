@@ -45,7 +45,7 @@ func newDoer(t *testing.T, layer *idempotency.Layer, cfg idempotency.DoerConfig)
 	if cfg.Scope == "" {
 		cfg.Scope = "charge"
 	}
-	if cfg.KeyWindow == 0 {
+	if cfg.KeyWindow == 0 && !cfg.NoCalls {
 		cfg.KeyWindow = 24 * time.Hour
 	}
 	doer, err := idempotency.NewDoer(layer, cfg)
@@ -319,7 +319,7 @@ func TestH25RetryStorm(t *testing.T) {
 func TestH25CallsOfTheOutbox(t *testing.T) {
 	t.Parallel()
 	r := newDoRig(t, idempotency.DoerConfig{})
-	none := newDoer(t, r.layer, idempotency.DoerConfig{Scope: "none", KeyWindow: idempotency.NoCalls, TTL: time.Minute})
+	none := newDoer(t, r.layer, idempotency.DoerConfig{Scope: "none", NoCalls: true, TTL: time.Minute})
 	call := func(ctx context.Context, tx consumer.Tx) (int, error) {
 		return 1, outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/charges", Body: []byte("{}")})
 	}
@@ -372,11 +372,11 @@ func TestH26NoCalls(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
 	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
-		r.handle(idempotency.Route{Pattern: fmt.Sprint("/", mode), Mode: mode, KeyWindow: idempotency.NoCalls, TTL: time.Minute}, func(w http.ResponseWriter, req *http.Request) {
+		r.handle(idempotency.Route{Pattern: fmt.Sprint("/", mode), Mode: mode, NoCalls: true, TTL: time.Minute}, func(w http.ResponseWriter, req *http.Request) {
 			if _, err := idempotency.Step(req.Context(), "charge", func(context.Context, string) ([]byte, error) { return nil, nil }); !errors.Is(err, idempotency.ErrStep) {
 				t.Errorf("a step: %v", err)
 			}
-			tx, err := idempotency.Tx(req)
+			tx, err := idempotency.TxOf(req)
 			if err != nil {
 				t.Error(err)
 				return

@@ -9,7 +9,7 @@
 //	mux.Handle("POST /v1/charges", layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", KeyWindow: 24 * time.Hour}, http.HandlerFunc(charge)))
 //
 //	func charge(w http.ResponseWriter, r *http.Request) {
-//		tx, err := idempotency.Tx(r) // commits with the record of this request, before a byte of the answer is sent
+//		tx, err := idempotency.TxOf(r) // commits with the record of this request, before a byte of the answer is sent
 //		...
 //	}
 //
@@ -65,7 +65,7 @@
 // This mode is for handlers that call another service half-way. The claim is a committed row with a
 // lease (epoch, nonce, until) on the database's clock; a process renews all its leases in one
 // statement. Each external call is a [Step]: the layer records it before the call, and stores its
-// result afterwards. After the last step, [Tx] opens a transaction for writes, which commits with
+// result afterwards. After the last step, [TxOf] opens a transaction for writes, which commits with
 // the record.
 //
 //   - The process dies. Its lease ends, and the next request takes it over with the next epoch. The

@@ -66,8 +66,11 @@ type DoerConfig struct {
 	TTL time.Duration
 
 	// KeyWindow is how long the remotes that the function calls through the outbox remember their
-	// keys, see Route.KeyWindow. Set it to [NoCalls] if it makes none. Required.
+	// keys, see Route.KeyWindow. Required, unless NoCalls is set.
 	KeyWindow time.Duration
+
+	// NoCalls says that the function makes no calls, see Route.NoCalls. Defaults to false.
+	NoCalls bool
 
 	// HandlerTimeout ends the function's context, from 1 ms to 1 hour. A later result is undone. If
 	// the function has not returned 5 s after that, the Doer cuts its connection. Defaults to 30 s.
@@ -90,7 +93,7 @@ func NewDoer(layer *Layer, cfg DoerConfig) (*Doer, error) {
 		cfg.Codec = jsonCodec{}
 	}
 	route := Route{Pattern: cfg.Scope, MaxResponse: cfg.MaxResult, KeepWrites: cfg.KeepWrites, Isolation: cfg.Isolation,
-		TTL: cfg.TTL, KeyWindow: cfg.KeyWindow, HandlerTimeout: cfg.HandlerTimeout, Wait: cfg.Wait}
+		TTL: cfg.TTL, KeyWindow: cfg.KeyWindow, NoCalls: cfg.NoCalls, HandlerTimeout: cfg.HandlerTimeout, Wait: cfg.Wait}
 	route.checkShared(&l, sharedFields{name: "Scope", maxResponse: "MaxResult"})
 	if err := l.Err(); err != nil {
 		return nil, err

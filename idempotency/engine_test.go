@@ -22,7 +22,7 @@ func TestH17OneTransaction(t *testing.T) {
 	r := newRig(t, testConfig())
 	g := newGate(t)
 	r.handle(idempotency.Route{Pattern: "/charges"}, func(w http.ResponseWriter, req *http.Request) {
-		tx, err := idempotency.Tx(req)
+		tx, err := idempotency.TxOf(req)
 		if err != nil {
 			t.Error(err)
 			return
@@ -105,7 +105,7 @@ func TestH17HandlersThatMisbehave(t *testing.T) {
 				path := fmt.Sprintf("/%s/%d/%d", strings.ReplaceAll(name, " ", "-"), mode, status)
 				bad := true
 				r.handle(idempotency.Route{Pattern: path, Mode: mode}, func(w http.ResponseWriter, req *http.Request) {
-					tx, err := idempotency.Tx(req)
+					tx, err := idempotency.TxOf(req)
 					if err != nil {
 						t.Error(err)
 						return
@@ -161,7 +161,7 @@ func TestH17SerializationFailuresRunAgain(t *testing.T) {
 					w.Header().Add("X-Run", "fresh")
 					req.Header.Add("X-Seen", "once")
 					if r.runs.Load() <= fails {
-						if tx, err := idempotency.Tx(req); err == nil {
+						if tx, err := idempotency.TxOf(req); err == nil {
 							tx.Queue(`insert into effects values ('undone')`)
 							_, _ = tx.Exec(req.Context(), fmt.Sprintf(`do $$ begin raise exception using errcode = '%s'; end $$`, state))
 						}
@@ -199,7 +199,7 @@ func TestH17IsolationLevels(t *testing.T) {
 			r.exec(`truncate effects`)
 			r.exec(`update balance set n = 0`)
 			transfer := func(w http.ResponseWriter, req *http.Request) {
-				tx, err := idempotency.Tx(req)
+				tx, err := idempotency.TxOf(req)
 				if err != nil {
 					http.Error(w, err.Error(), http.StatusServiceUnavailable)
 					return
@@ -252,7 +252,7 @@ func TestH18LongTransactionAboveReadCommitted(t *testing.T) {
 		begun := make(chan struct{}, 10)
 		r.handle(route, func(w http.ResponseWriter, req *http.Request) {
 			runs++
-			tx, err := idempotency.Tx(req)
+			tx, err := idempotency.TxOf(req)
 			if err == nil {
 				_, err = tx.Exec(req.Context(), `select count(*) from effects`) // the snapshot
 			}
@@ -292,7 +292,7 @@ func TestH18LongWorkBeforeTheFirstStatement(t *testing.T) {
 	begun := make(chan struct{}, 10)
 	r.handle(route, func(w http.ResponseWriter, req *http.Request) {
 		runs++
-		if _, err := idempotency.Tx(req); err != nil {
+		if _, err := idempotency.TxOf(req); err != nil {
 			t.Error(err)
 		}
 		begun <- struct{}{}
@@ -535,7 +535,7 @@ func TestEnqueueOfALongPrincipal(t *testing.T) {
 	r := newRig(t, cfg)
 	path := "/" + strings.Repeat("x", 199)
 	r.handle(idempotency.Route{Pattern: path, KeyWindow: 24 * time.Hour}, func(w http.ResponseWriter, req *http.Request) {
-		tx, err := idempotency.Tx(req)
+		tx, err := idempotency.TxOf(req)
 		if err == nil {
 			err = outbox.Enqueue(req.Context(), tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/charges"})
 		}

@@ -26,7 +26,7 @@ func ExampleTransient() {
 	}
 	funds := 0
 	charge := func(w http.ResponseWriter, r *http.Request) {
-		tx, err := idempotency.Tx(r)
+		tx, err := idempotency.TxOf(r)
 		if err != nil {
 			http.Error(w, "internal", http.StatusInternalServerError)
 			return
@@ -40,7 +40,7 @@ func ExampleTransient() {
 		}
 		fmt.Fprint(w, "charged")
 	}
-	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", KeyWindow: idempotency.NoCalls}, http.HandlerFunc(charge)))
+	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", NoCalls: true}, http.HandlerFunc(charge)))
 	defer server.Close()
 
 	show(server.URL, "order-19", "")
@@ -63,7 +63,7 @@ func ExampleFinal() {
 		fmt.Println(err)
 		return
 	}
-	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/payouts", KeyWindow: idempotency.NoCalls}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/payouts", NoCalls: true}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		idempotency.Final(r)
 		http.Error(w, "the bank does not exist any more", http.StatusServiceUnavailable)
 	})))
@@ -96,7 +96,7 @@ func ExampleReference() {
 		return body(id, number), err
 	}
 	issue := func(w http.ResponseWriter, r *http.Request) {
-		tx, err := idempotency.Tx(r)
+		tx, err := idempotency.TxOf(r)
 		if err == nil {
 			tx.Queue(`insert into cards values ('card_1', '4242 4242')`)
 			err = idempotency.Reference(r, "card_1")
@@ -107,7 +107,7 @@ func ExampleReference() {
 		}
 		_, _ = w.Write(body("card_1", "4242 4242"))
 	}
-	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/cards", KeyWindow: idempotency.NoCalls, Render: render}, http.HandlerFunc(issue)))
+	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/cards", NoCalls: true, Render: render}, http.HandlerFunc(issue)))
 	defer server.Close()
 
 	show(server.URL, "card-7", "")
@@ -184,7 +184,7 @@ func ExampleConfig() {
 		fmt.Println(err)
 		return
 	}
-	charges := layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", KeyWindow: idempotency.NoCalls}, http.NotFoundHandler())
+	charges := layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", NoCalls: true}, http.NotFoundHandler())
 	w := httptest.NewRecorder()
 	charges.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/v1/charges", nil))
 	fmt.Println(w.Code, w.Header().Get("Content-Type"), w.Body)

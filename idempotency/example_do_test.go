@@ -18,7 +18,7 @@ func ExampleDo() {
 	if err != nil {
 		panic(err)
 	}
-	payouts, err := idempotency.NewDoer(layer, idempotency.DoerConfig{Scope: "payout", KeyWindow: idempotency.NoCalls})
+	payouts, err := idempotency.NewDoer(layer, idempotency.DoerConfig{Scope: "payout", NoCalls: true})
 	if err != nil {
 		panic(err)
 	}

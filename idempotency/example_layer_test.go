@@ -25,7 +25,7 @@ func createCharge(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var id int64
-	tx, err := idempotency.Tx(r) // commits with the answer, before a byte of it leaves
+	tx, err := idempotency.TxOf(r) // commits with the answer, before a byte of it leaves
 	if err == nil {
 		err = tx.QueryRow(r.Context(), `insert into charges (amount) values ($1) returning id`, in.Amount).Scan(&id)
 	}
@@ -47,7 +47,7 @@ func charges(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, secret
 	if err != nil {
 		return err
 	}
-	mux.Handle("POST /v1/charges", layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", KeyWindow: idempotency.NoCalls}, http.HandlerFunc(createCharge)))
+	mux.Handle("POST /v1/charges", layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", NoCalls: true}, http.HandlerFunc(createCharge)))
 	return layer.Run(ctx) // purges answers whose time has passed
 }
 

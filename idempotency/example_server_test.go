@@ -38,7 +38,7 @@ func ExampleLayer() {
 			http.Error(w, "not JSON", http.StatusBadRequest) // final: answered again under this key
 			return
 		}
-		tx, err := idempotency.Tx(r)
+		tx, err := idempotency.TxOf(r)
 		if err != nil {
 			http.Error(w, "internal", http.StatusInternalServerError) // not stored: the key is free again
 			return
@@ -96,7 +96,7 @@ func ExampleStep() {
 			http.Error(w, "the bank was asked, and something went wrong", http.StatusBadGateway) // not stored; the step is
 			return
 		}
-		tx, err := idempotency.Tx(r) // behind the last step: no call is made while a transaction is open
+		tx, err := idempotency.TxOf(r) // behind the last step: no call is made while a transaction is open
 		if err != nil {
 			http.Error(w, "internal", http.StatusInternalServerError)
 			return
@@ -133,7 +133,7 @@ func ExampleRoute_wait() {
 	charge := func(w http.ResponseWriter, r *http.Request) {
 		close(entered) // a second run would panic
 		<-proceed
-		tx, err := idempotency.Tx(r)
+		tx, err := idempotency.TxOf(r)
 		if err != nil {
 			http.Error(w, "internal", http.StatusInternalServerError)
 			return

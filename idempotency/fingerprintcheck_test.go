@@ -59,7 +59,7 @@ func TestH30SecretReplacedUnderItsID(t *testing.T) {
 				}
 			}
 		}
-		doer, err := idempotency.NewDoer(after.layer, idempotency.DoerConfig{Scope: "charge", KeyWindow: idempotency.NoCalls})
+		doer, err := idempotency.NewDoer(after.layer, idempotency.DoerConfig{Scope: "charge", NoCalls: true})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -80,7 +80,7 @@ func TestLoopOverAHolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	doer, err := NewDoer(layer, DoerConfig{Scope: "charge", KeyWindow: NoCalls})
+	doer, err := NewDoer(layer, DoerConfig{Scope: "charge", NoCalls: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,7 +33,7 @@ func TestHooksOfRequests(t *testing.T) {
 	cfg.Trace = func(ctx context.Context) string { of, _ := ctx.Value(spanKey{}).(string); return of }
 	r := newRig(t, cfg)
 	r.handle(idempotency.Route{Pattern: "/charges"}, func(w http.ResponseWriter, req *http.Request) {
-		tx, err := idempotency.Tx(req)
+		tx, err := idempotency.TxOf(req)
 		if err == nil {
 			err = outbox.Enqueue(req.Context(), tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/charges"})
 		}

@@ -91,7 +91,7 @@ func (r *rig) serveOrders() {
 				return
 			}
 		}
-		tx, err := idempotency.Tx(req)
+		tx, err := idempotency.TxOf(req)
 		if err == nil {
 			_, err = tx.Exec(req.Context(), `insert into effects values ($1)`, string(body))
 		}

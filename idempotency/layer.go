@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -68,7 +69,7 @@ func (l *Layer) reportError(err error) {
 // forgetPlace makes the next request of a tenant ask for its shard again, if an error says that the
 // database does not know the tenant.
 func (l *Layer) forgetPlace(tenant string, err error) {
-	if _, unknown := shard.Refused(err); unknown {
+	if errors.Is(shard.Classify(err), shard.ErrUnknown) {
 		l.set.Forget(tenant)
 	}
 }

@@ -84,7 +84,7 @@ func wiredRig(t *testing.T, cfg idempotency.Config, w *pgtest.Wire, hold <-chan 
 
 // calling is a route whose remotes remember keys for a day, unless it says otherwise.
 func calling(route idempotency.Route) idempotency.Route {
-	if route.KeyWindow == 0 {
+	if route.KeyWindow == 0 && !route.NoCalls {
 		route.KeyWindow = 24 * time.Hour
 	}
 	return route
@@ -106,7 +106,7 @@ func (r *rig) handle(route idempotency.Route, h http.HandlerFunc) {
 
 // effect is a handler that writes its body as an effect, and answers with the effect's number.
 func effect(w http.ResponseWriter, req *http.Request) {
-	tx, err := idempotency.Tx(req)
+	tx, err := idempotency.TxOf(req)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -270,7 +270,7 @@ func TestFinalRefusalIsKeptWithoutItsWrites(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
 	r.handle(idempotency.Route{Pattern: "/charges"}, func(w http.ResponseWriter, req *http.Request) {
-		tx, _ := idempotency.Tx(req)
+		tx, _ := idempotency.TxOf(req)
 		_, _ = tx.Exec(req.Context(), `insert into effects values ($1)`, "undone")
 		tx.Queue(`insert into effects values ('undone too')`)
 		w.WriteHeader(http.StatusPaymentRequired)
@@ -294,7 +294,7 @@ func TestLeaseModeRemembersSteps(t *testing.T) {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
-		tx, err := idempotency.Tx(req)
+		tx, err := idempotency.TxOf(req)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return

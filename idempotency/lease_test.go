@@ -77,7 +77,7 @@ func TestH18ZombieChangesNothing(t *testing.T) {
 				stand("before Tx", first)
 				stand("without Tx", first)
 				if at != "without Tx" {
-					tx, err := idempotency.Tx(req)
+					tx, err := idempotency.TxOf(req)
 					if err != nil {
 						http.Error(w, err.Error(), http.StatusInternalServerError)
 						return
@@ -289,7 +289,7 @@ func TestH18ZombieBesideItsSuccessor(t *testing.T) {
 				if zombie && at != "in Tx" && err == nil {
 					t.Errorf("%s: the zombie's step was kept", at)
 				}
-				tx, err := idempotency.Tx(req)
+				tx, err := idempotency.TxOf(req)
 				if err == nil {
 					_, err = tx.Exec(req.Context(), `insert into effects values ('x')`)
 				}

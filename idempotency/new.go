@@ -20,8 +20,8 @@ import (
 // each with its field, and wraps [ErrConfig].
 //
 // With a [shard.Set] the layer serves a request in the database of its tenant: its record, the
-// handler's writes ([Tx]) and the calls that it enqueues are there, and commit together. The set's
-// function gets Scope.Tenant as the place. A request gets 503 without effect if its tenant is
+// handler's writes ([TxOf]) and the calls that it enqueues are there, and commit together. The
+// set's function gets Scope.Tenant as the place. A request gets 503 without effect if its tenant is
 // moving, or if the function names a database where the tenant does not live. The first request of
 // a new tenant queries all databases, and gets 503 while one of them is down.
 //

@@ -68,7 +68,7 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	if err != nil {
 		return err
 	}
-	tx, err := Tx(r)
+	tx, err := TxOf(r)
 	if err != nil {
 		return err
 	}

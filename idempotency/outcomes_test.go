@@ -76,7 +76,7 @@ func TestH9EveryOutcomeIsTold(t *testing.T) {
 	r.handle(idempotency.Route{Pattern: "/long", MaxResponse: 10}, func(w http.ResponseWriter, req *http.Request) {
 		effect(w, req)
 	})
-	r.handle(idempotency.Route{Pattern: "/once", NoStoreBody: true}, effect)
+	r.handle(idempotency.Route{Pattern: "/once", DiscardBody: true}, effect)
 	r.handle(idempotency.Route{Pattern: "/unsure", Mode: idempotency.Leased}, charge(func(context.Context, string) ([]byte, error) { return nil, errors.New("no answer") }))
 	r.post("/charges", "known", "x")
 	r.post("/charges", "broken", "x")
@@ -314,7 +314,7 @@ func TestH11WhatIsKept(t *testing.T) {
 		for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
 			route.Mode, route.Pattern = mode, fmt.Sprintf("/%s/%d", strings.Fields(name)[0], mode)
 			r.handle(route, func(w http.ResponseWriter, req *http.Request) {
-				tx, err := idempotency.Tx(req)
+				tx, err := idempotency.TxOf(req)
 				if err != nil {
 					t.Error(err)
 					return
@@ -361,7 +361,7 @@ func TestH11PanicAndDeadline(t *testing.T) {
 		r := newRig(t, leasedConfig())
 		var raised any
 		write := func(req *http.Request) {
-			if tx, err := idempotency.Tx(req); err == nil {
+			if tx, err := idempotency.TxOf(req); err == nil {
 				_, _ = tx.Exec(req.Context(), `insert into effects values ('undone')`)
 			}
 		}
@@ -414,7 +414,7 @@ func TestH11RefusalBeforeTheFirstStatement(t *testing.T) {
 	r := newRig(t, leasedConfig())
 	r.handle(idempotency.Route{Pattern: "/optional", KeyOptional: true}, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) })
 	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
-		if _, err := idempotency.Tx(req); err != nil {
+		if _, err := idempotency.TxOf(req); err != nil {
 			t.Error(err)
 		}
 		w.WriteHeader(http.StatusNotFound)

@@ -35,7 +35,7 @@ func (r *rig) purged() {
 // charges handles requests whose calls derive their keys from the request's.
 func (r *rig) charges(mode idempotency.Mode) {
 	r.handle(idempotency.Route{Pattern: "/charges", Mode: mode, TTL: 48 * time.Hour, KeyWindow: 24 * time.Hour}, func(w http.ResponseWriter, req *http.Request) {
-		tx, err := idempotency.Tx(req)
+		tx, err := idempotency.TxOf(req)
 		if err != nil {
 			r.t.Error(err)
 			return

@@ -171,14 +171,14 @@ func TestH32ContradictionsAreRefused(t *testing.T) {
 		"FingerprintHeaders": {FingerprintHeaders: []string{"X-Account"}},
 	} {
 		route.Pattern = "/a"
-		route.KeyWindow = idempotency.NoCalls
+		route.NoCalls = true
 		if _, err := r.layer.Handle(route, handler); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "Route."+field) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
 	for field, route := range map[string]idempotency.Route{"ConflictStatus": {ConflictStatus: 422}, "FingerprintJSON": {FingerprintJSON: true}} {
 		route.Pattern = "/a"
-		route.KeyWindow = idempotency.NoCalls
+		route.NoCalls = true
 		if _, err := ucp.Handle(route, handler); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "Route."+field) {
 			t.Errorf("UCP, %s: %v", field, err)
 		}

@@ -146,7 +146,7 @@ func TestH11ClientThatGoesAway(t *testing.T) {
 		r := newRig(t, testConfig())
 		g := newGate(t)
 		done := make(chan error, 1)
-		wrapped := r.layer.MustHandle(idempotency.Route{Pattern: "/charges", KeyWindow: idempotency.NoCalls, Mode: mode}, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		wrapped := r.layer.MustHandle(idempotency.Route{Pattern: "/charges", NoCalls: true, Mode: mode}, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			r.runs.Add(1)
 			g.begun <- struct{}{}
 			<-g.open

@@ -129,7 +129,7 @@ func (run *handlerRun) storedResponse(rec *recorder) *storedResponse {
 		r.Body, r.Reference = nil, run.reference
 		return r
 	}
-	if route.NoStoreBody && len(r.Body) > 0 || len(r.Body) > route.MaxResponse {
+	if route.DiscardBody && len(r.Body) > 0 || len(r.Body) > route.MaxResponse {
 		r.Body, r.Tombstone = nil, true
 	}
 	return r

@@ -21,7 +21,7 @@ func TestH1MethodsThatKeysCountFor(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
 	answers := func(w http.ResponseWriter, req *http.Request) {
-		if _, err := idempotency.Tx(req); err != nil {
+		if _, err := idempotency.TxOf(req); err != nil {
 			w.WriteHeader(http.StatusNotImplemented) // no layer in between
 			return
 		}
@@ -441,7 +441,7 @@ func TestH7CodingTrailersAndHost(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"Transfer-Encoding", "trailer"} {
-		if _, err := r.layer.Handle(idempotency.Route{Pattern: "/x", KeyWindow: idempotency.NoCalls, FingerprintHeaders: []string{name}}, http.NotFoundHandler()); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "FingerprintHeaders[0]") {
+		if _, err := r.layer.Handle(idempotency.Route{Pattern: "/x", NoCalls: true, FingerprintHeaders: []string{name}}, http.NotFoundHandler()); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "FingerprintHeaders[0]") {
 			t.Errorf("%s may be configured: %v", name, err)
 		}
 		cfg := testConfig()

@@ -39,7 +39,7 @@ func TestH12NothingLeavesBeforeCommit(t *testing.T) {
 			if _, is := w.(http.Flusher); is {
 				t.Error("there is a Flush")
 			}
-			tx, err := idempotency.Tx(req)
+			tx, err := idempotency.TxOf(req)
 			if err != nil {
 				t.Error(err)
 				return
@@ -88,7 +88,7 @@ func TestH13ReplayIsTheSameBytes(t *testing.T) {
 	} {
 		for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
 			path := fmt.Sprintf("/%s/%d", strings.ReplaceAll(name, " ", "-"), mode)
-			route := idempotency.Route{Pattern: path, KeyWindow: idempotency.NoCalls, Mode: mode}
+			route := idempotency.Route{Pattern: path, NoCalls: true, Mode: mode}
 			wrapped := r.layer.MustHandle(calling(route), h)
 			r.mux.HandleFunc(path, func(w http.ResponseWriter, req *http.Request) { // what stands around the layer is each answer's own
 				w.Header().Set("Access-Control-Allow-Origin", req.Header.Get("Origin"))
@@ -163,7 +163,7 @@ func TestH14HeadersThatAreKept(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"Set-Cookie", "authorization", "Proxy-Anything", "Access-Control-Allow-Origin", "Date", "Connection"} {
-		if _, err := r.layer.Handle(idempotency.Route{Pattern: "/x", KeyWindow: idempotency.NoCalls, KeepHeaders: []string{name}}, http.NotFoundHandler()); err == nil || !strings.Contains(err.Error(), "KeepHeaders") {
+		if _, err := r.layer.Handle(idempotency.Route{Pattern: "/x", NoCalls: true, KeepHeaders: []string{name}}, http.NotFoundHandler()); err == nil || !strings.Contains(err.Error(), "KeepHeaders") {
 			t.Errorf("%s may be configured: %v", name, err)
 		}
 	}
@@ -202,7 +202,7 @@ func TestH15LongAnswers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
 	long := func(w http.ResponseWriter, req *http.Request) {
-		if tx, err := idempotency.Tx(req); err == nil {
+		if tx, err := idempotency.TxOf(req); err == nil {
 			tx.Queue(`insert into effects values ('x')`)
 		}
 		w.Header().Set("Location", "/long/1")
@@ -212,8 +212,8 @@ func TestH15LongAnswers(t *testing.T) {
 	}
 	r.handle(idempotency.Route{Pattern: "/tx"}, long)
 	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased}, long)
-	r.handle(idempotency.Route{Pattern: "/tombstone", Mode: idempotency.Leased, TombstoneLarge: true}, long)
-	r.handle(idempotency.Route{Pattern: "/tombstone-tx", TombstoneLarge: true}, long)
+	r.handle(idempotency.Route{Pattern: "/tombstone", Mode: idempotency.Leased, AllowLargeOnce: true}, long)
+	r.handle(idempotency.Route{Pattern: "/tombstone-tx", AllowLargeOnce: true}, long)
 	for n, path := range []string{"/tx", "/leased"} {
 		if g := r.post(path, "fits", "x"); g.mark() != "created" || len(g.body) != 1<<20 {
 			t.Errorf("%s: %d, %d bytes", path, g.status, len(g.body))
@@ -243,7 +243,7 @@ func TestH15LongAnswers(t *testing.T) {
 	}
 	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
 		path := fmt.Sprintf("/secret/%d", mode)
-		r.handle(idempotency.Route{Pattern: path, NoStoreBody: true, Mode: mode}, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "shown once") })
+		r.handle(idempotency.Route{Pattern: path, DiscardBody: true, Mode: mode}, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "shown once") })
 		if g := r.post(path, "k", "x"); g.body != "shown once" {
 			t.Errorf("%v", g)
 		}
@@ -264,7 +264,7 @@ func TestH15RefusalKeepsItsStatus(t *testing.T) {
 	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
 		for _, status := range []int{http.StatusUnprocessableEntity, http.StatusGone} {
 			path := fmt.Sprintf("/refuses/%d/%d", mode, status)
-			r.handle(idempotency.Route{Pattern: path, NoStoreBody: true, Mode: mode}, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", status) })
+			r.handle(idempotency.Route{Pattern: path, DiscardBody: true, Mode: mode}, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", status) })
 			for n, mark := range []string{"created", "replayed"} {
 				g := r.post(path, "k", "x")
 				if g.status != status || g.mark() != mark || g.code() != "" || g.header.Get("Idempotency-Expires") == "" || (n == 0) != (g.body == "no\n") {

@@ -23,7 +23,7 @@ type Mode int
 
 const (
 	// Transactional is for handlers that write to this database and make their external calls
-	// through package outbox (H17). The handler and the record share one transaction, see [Tx]. A
+	// through package outbox (H17). The handler and the record share one transaction, see [TxOf]. A
 	// crash leaves no trace of the request.
 	Transactional Mode = iota
 
@@ -98,19 +98,19 @@ type Route struct {
 	MaxBody int
 
 	// MaxResponse is the most bytes of a stored body, up to 32 MiB (H15). A longer answer is undone
-	// and answered 500, unless TombstoneLarge is set or the handler has stored a [Reference].
+	// and answered 500, unless AllowLargeOnce is set or the handler has stored a [Reference].
 	// Defaults to 1 MiB.
 	MaxResponse int
 
-	// TombstoneLarge sends an answer above MaxResponse, up to 32 MiB, to the first client only. The
+	// AllowLargeOnce sends an answer above MaxResponse, up to 32 MiB, to the first client only. The
 	// record is a tombstone: copies of the request get 410. Defaults to false: such an answer is
 	// undone.
-	TombstoneLarge bool
+	AllowLargeOnce bool
 
-	// NoStoreBody stores no bodies, for secrets that are shown once, for example a new API key.
+	// DiscardBody stores no bodies, for secrets that are shown once, for example a new API key.
 	// Copies of the request get 410, or the status of a refusal without its body. Defaults to
 	// false.
-	NoStoreBody bool
+	DiscardBody bool
 
 	// Render makes the body of an answer that its handler has stored by [Reference] (H28). It gets
 	// the request's scope, which equals the first request's, and the reference. Many goroutines
@@ -133,20 +133,24 @@ type Route struct {
 
 	// TTL is how long an answer is kept from its completion, from 1 s to 400 days (H19). An answer
 	// is kept for longer while calls or an operation of the request are not settled (H31). TTL must
-	// be at least an hour longer than KeyWindow, unless that is [NoCalls]. It must also exceed the
+	// be at least an hour longer than KeyWindow, unless NoCalls is set. It must also exceed the
 	// time for which clients retry. In lease mode, operators see a request that was never completed
 	// for that long after its last attempt. Defaults to 48 hours.
 	TTL time.Duration
 
 	// KeyWindow is how long the remotes that this route calls, in a [Step] or through the outbox,
 	// remember their keys: from 1 s to 400 days. The layer does not repeat a step of unknown
-	// outcome after that. Set it to [NoCalls] if the route makes no calls: then TTL may be minutes.
-	// Set the relay's sinks to the same value. Required.
+	// outcome after that. Set the relay's sinks to the same value. Required, unless NoCalls is set.
 	//
 	// TTL must be an hour longer, because the keys of calls derive from the request's key. If a
 	// client uses a key again after its record has expired here, the remote must have forgotten it
 	// too. Otherwise it takes the new call for a copy of the old one.
 	KeyWindow time.Duration
+
+	// NoCalls says that this route makes no calls, so that KeyWindow is not needed and TTL may be
+	// as short as 1 s. A [Step] is then refused, and so is a call that the handler enqueues without
+	// a Call.ID, because its key would derive from the request's. Defaults to false.
+	NoCalls bool
 
 	// Reconcile asks a provider for the outcome of a [Step] in lease mode if the outcome is unknown
 	// and the provider may have forgotten the key (H29). Look for the effect by something that the
@@ -224,14 +228,16 @@ func (r *Route) checkShared(l *fields.List, names sharedFields) {
 	l.Number(names.maxResponse, &r.MaxResponse, 1<<20, 1, maxStored)
 	day := 24 * time.Hour
 	l.Span("TTL", &r.TTL, 2*day, time.Second, 400*day)
-	switch r.KeyWindow {
-	case NoCalls:
-	case 0:
-		l.Add("KeyWindow", "must be set: how long the remotes that are called remember their keys, or NoCalls")
+	switch {
+	case r.NoCalls && r.KeyWindow != 0:
+		l.Add("NoCalls", "must not be set with KeyWindow: that is how long the remotes that are called remember their keys")
+	case r.NoCalls:
+	case r.KeyWindow == 0:
+		l.Add("KeyWindow", "must be set: how long the remotes that are called remember their keys; or NoCalls")
 	default:
 		l.Span("KeyWindow", &r.KeyWindow, day, time.Second, 400*day)
 		if r.TTL < r.KeyWindow+stepMargin {
-			l.Add("TTL", "is %v: must be at least KeyWindow, %v, plus an hour: otherwise a remote could take the call of a key that is used again for a copy of the old one (H18). If no calls are made, set KeyWindow to NoCalls", r.TTL, r.KeyWindow)
+			l.Add("TTL", "is %v: must be at least KeyWindow, %v, plus an hour: otherwise a remote could take the call of a key that is used again for a copy of the old one (H18). If no calls are made, set NoCalls", r.TTL, r.KeyWindow)
 		}
 	}
 	l.Span("HandlerTimeout", &r.HandlerTimeout, 30*time.Second, time.Millisecond, time.Hour)
@@ -239,11 +245,6 @@ func (r *Route) checkShared(l *fields.List, names sharedFields) {
 		l.Add("Wait", "is %v: must be from 0 to %v (H10)", r.Wait, maxWait)
 	}
 }
-
-// NoCalls is the KeyWindow of a route or a [Doer] that makes no calls. Its TTL may be as short as 1
-// s. A [Step] is then refused, and so is a call that the handler enqueues without a Call.ID,
-// because its key would derive from the request's.
-const NoCalls time.Duration = -1
 
 // maxWait bounds Route.Wait.
 const maxWait = 2 * time.Minute

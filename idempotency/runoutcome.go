@@ -81,7 +81,7 @@ func unkeptReply(rep reply, why error) reply {
 // cut off is never sent.
 func (run *handlerRun) tooLong(rec *recorder) bool {
 	route := &run.handler.route
-	return rec.exceeded() || len(rec.body()) > route.MaxResponse && run.reference == "" && !route.TombstoneLarge && !route.NoStoreBody
+	return rec.exceeded() || len(rec.body()) > route.MaxResponse && run.reference == "" && !route.AllowLargeOnce && !route.DiscardBody
 }
 
 // keepPolicy returns what is kept of an answer with a status. The handler's own decision comes

@@ -65,7 +65,7 @@ func (req *servedRequest) newRecorder(limit int) *recorder {
 // than Route.MaxResponse is sent is decided afterwards.
 func (req *servedRequest) bodyLimit() int {
 	route := &req.handler.route
-	if req.key == "" || route.NoStoreBody || route.TombstoneLarge || route.Render != nil {
+	if req.key == "" || route.DiscardBody || route.AllowLargeOnce || route.Render != nil {
 		return maxStored
 	}
 	return route.MaxResponse
@@ -74,7 +74,7 @@ func (req *servedRequest) bodyLimit() int {
 // derivesCalls reports whether the keys of calls are made from the request's key. They must not be
 // if the record expires long before the remote forgets the call (H26).
 func (req *servedRequest) derivesCalls() bool {
-	return req.handler.route.KeyWindow != NoCalls
+	return !req.handler.route.NoCalls
 }
 
 // home returns the tenant if it must live in the request's database, because there are several: nil

@@ -143,7 +143,7 @@ func TestH6MemoryOfBodies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = layer.Handle(idempotency.Route{Pattern: "/charges", KeyWindow: idempotency.NoCalls}, http.NotFoundHandler())
+	_, err = layer.Handle(idempotency.Route{Pattern: "/charges", NoCalls: true}, http.NotFoundHandler())
 	if !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "TenantBytes") {
 		t.Errorf("a body that has no room: %v", err)
 	}

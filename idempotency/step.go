@@ -12,7 +12,7 @@ import (
 var (
 	// ErrStep is returned if the handler cannot run a [Step] here: outside of lease mode, with an
 	// empty or too long name, with a name that this run of the handler has used already, after
-	// [Tx], or after the handler's return.
+	// [TxOf], or after the handler's return.
 	ErrStep = errors.New("idempotency: a step is not possible here")
 	// ErrOutcomeUnknown is returned if another call of a step could repeat its effect: an earlier
 	// attempt may have had it, but so long ago that the provider may have forgotten the key. The
@@ -48,7 +48,7 @@ const (
 // otherwise it would return the first one's result without a call. After an error of fn, the same
 // step may be tried again.
 //
-// Call Step before [Tx]: no transaction may be open (H18, H26).
+// Call Step before [TxOf]: no transaction may be open (H18, H26).
 func Step(ctx context.Context, name string, fn func(ctx context.Context, key string) ([]byte, error)) ([]byte, error) {
 	run, ok := ctx.Value(runKey{}).(*handlerRun)
 	switch {
@@ -56,8 +56,8 @@ func Step(ctx context.Context, name string, fn func(ctx context.Context, key str
 		return nil, fmt.Errorf("%w: the context does not belong to a request of a Layer", ErrStep)
 	case run.handler.route.Mode != Leased:
 		return nil, fmt.Errorf("%w: Route.Mode is Transactional: enqueue calls through package outbox, or choose Leased", ErrStep)
-	case run.handler.route.KeyWindow == NoCalls:
-		return nil, fmt.Errorf("%w: Route.KeyWindow is NoCalls: set it to how long the provider remembers keys", ErrStep)
+	case run.handler.route.NoCalls:
+		return nil, fmt.Errorf("%w: Route.NoCalls is set: set Route.KeyWindow to how long the provider remembers keys in its place", ErrStep)
 	case name == "" || len(name) > maxStepName:
 		return nil, fmt.Errorf("%w: a step's name must have 1 to %d bytes", ErrStep, maxStepName)
 	}

@@ -315,7 +315,7 @@ func TestH18StepsThatAreNone(t *testing.T) {
 	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
 		_, err := idempotency.Step(req.Context(), "", call)
 		refused("without a name", err)
-		if _, err := idempotency.Tx(req); err != nil {
+		if _, err := idempotency.TxOf(req); err != nil {
 			t.Error(err)
 		}
 		_, err = idempotency.Step(req.Context(), "s", call)
@@ -355,7 +355,7 @@ func TestH18AfterTheHandlersReturn(t *testing.T) {
 		if g := r.post("/left", "k", "x"); g.mark() != "created" {
 			t.Fatalf("%v", g)
 		}
-		if _, err := idempotency.Tx(left); !errors.Is(err, guard.ErrClosed) {
+		if _, err := idempotency.TxOf(left); !errors.Is(err, guard.ErrClosed) {
 			t.Errorf("%v, Tx: %v", mode, err)
 		}
 		if err := idempotency.Reference(left, "late"); !errors.Is(err, guard.ErrClosed) {

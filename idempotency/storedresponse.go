@@ -32,7 +32,7 @@ type storedResponse struct {
 	Body      []byte      // nil is empty
 	Reference string      // in place of the body, which Route.Render makes of it
 	Operation string      // the answer is the 202 of this operation, see operationName
-	Tombstone bool        // the body is not kept: it was too long, or Route.NoStoreBody is set
+	Tombstone bool        // the body is not kept: it was too long, or Route.DiscardBody is set
 }
 
 const (

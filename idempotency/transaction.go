@@ -26,23 +26,23 @@ func (l *Layer) tenantConnLimit(tenant string) int {
 // layer let it pass without protection, for example because of its method.
 var ErrNoTx = errors.New("idempotency: the request has no transaction: it did not come through a Layer, or passed it without protection")
 
-// ErrBusy is wrapped by the error of [Tx] if other handlers of the request's tenant hold all of the
-// tenant's connections. A handler should answer 429 or 503 with Retry-After.
+// ErrBusy is wrapped by the error of [TxOf] if other handlers of the request's tenant hold all of
+// the tenant's connections. A handler should answer 429 or 503 with Retry-After.
 var ErrBusy = errors.New("idempotency: no connection for the request")
 
-// Tx returns the transaction for a request's effects. If the handler answers 2xx or 3xx, it commits
-// together with the request's record; Route.KeepWrites commits it for a final 4xx too. Otherwise it
-// rolls back. The layer sends the answer after the COMMIT. The transaction has the type of a
-// consumer's, so outbox.Enqueue can derive the keys of calls from the request's key.
+// TxOf returns the transaction for a request's effects. If the handler answers 2xx or 3xx, it
+// commits together with the request's record; Route.KeepWrites commits it for a final 4xx too.
+// Otherwise it rolls back. The layer sends the answer after the COMMIT. The transaction has the
+// type of a consumer's, so outbox.Enqueue can derive the keys of calls from the request's key.
 //
-// Tx takes the request, because a net/http handler has no parameter for a transaction, and neither
-// has the middleware between the layer and the handler. The transaction is valid until the handler
-// returns. It is for one goroutine at a time, see [consumer.Tx].
+// TxOf takes the request, because a net/http handler has no parameter for a transaction, and
+// neither has the middleware between the layer and the handler. The transaction is valid until the
+// handler returns. It is for one goroutine at a time, see [consumer.Tx].
 //
-// In lease mode the first call of Tx begins the transaction, and waits for a connection of the
+// In lease mode the first call of TxOf begins the transaction, and waits for a connection of the
 // tenant's (Config.TenantConns, [ErrBusy]). Call it after the last [Step], because a handler must
 // not call a remote while a transaction is open (T6).
-func Tx(r *http.Request) (consumer.Tx, error) {
+func TxOf(r *http.Request) (consumer.Tx, error) {
 	run, ok := r.Context().Value(runKey{}).(*handlerRun)
 	if !ok || run.unprotected {
 		return nil, ErrNoTx

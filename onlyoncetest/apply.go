@@ -32,8 +32,7 @@ type Result struct {
 // Parked is a message that was set aside.
 type Parked struct {
 	Message Message
-	// Reason is why it was parked, for example permanent, exhausted, conflict, no-key or too-old.
-	Reason string
+	Reason  consumer.ParkReason
 	// Err is the handler's last error, or the engine's.
 	Err error
 }
@@ -58,7 +57,7 @@ func Apply[H consumer.AnyHandler](t testing.TB, pool *pgxpool.Pool, handler H, c
 	defer cancel()
 	l := logsFor(pool)
 	places := l.add(msgs...)
-	a := &applying{done: map[place]bool{}, parked: map[place]consumer.MessageEvent{}, lines: &lines{}}
+	a := &applying{done: map[place]bool{}, parked: map[place]consumer.ParkedEvent{}, lines: &lines{}}
 	cfg = a.watch(tuned(cfg))
 	c, err := consumer.New(pool, l.source(group), handler, cfg)
 	if err != nil {
@@ -102,7 +101,7 @@ type applying struct {
 
 	mu     sync.Mutex
 	done   map[place]bool // committed
-	parked map[place]consumer.MessageEvent
+	parked map[place]consumer.ParkedEvent
 	halted *consumer.HaltError
 }
 
@@ -124,10 +123,10 @@ func (a *applying) watch(cfg consumer.Config) consumer.Config {
 		return next(ctx)
 	})
 	attempts := consumer.Hooks{
-		AttemptStart: func(ctx context.Context, _ consumer.BatchDone) context.Context {
+		AttemptStart: func(ctx context.Context, _ consumer.Batch) context.Context {
 			return context.WithValue(ctx, attemptKey{}, &[]place{})
 		},
-		AttemptEnd: func(ctx context.Context, _ consumer.BatchDone, err error) {
+		AttemptEnd: func(ctx context.Context, _ consumer.BatchResult, err error) {
 			if ran, ok := ctx.Value(attemptKey{}).(*[]place); ok && err == nil {
 				a.mu.Lock()
 				defer a.mu.Unlock()
@@ -138,12 +137,12 @@ func (a *applying) watch(cfg consumer.Config) consumer.Config {
 		},
 	}
 	events := consumer.Hooks{
-		Parked: func(p consumer.MessageEvent) {
+		Parked: func(p consumer.ParkedEvent) {
 			a.mu.Lock()
 			defer a.mu.Unlock()
 			a.parked[place{p.Topic, p.Partition, p.Offset}] = p
 		},
-		Resolved: func(r consumer.MessageEvent) {
+		Resolved: func(r consumer.ResolvedEvent) {
 			a.mu.Lock()
 			defer a.mu.Unlock()
 			delete(a.parked, place{r.Topic, r.Partition, r.Offset})

@@ -124,7 +124,7 @@ func numbered(w http.ResponseWriter, r *http.Request) {
 	var id int64
 	if err == nil {
 		var tx consumer.Tx
-		if tx, err = idempotency.Tx(r); err == nil {
+		if tx, err = idempotency.TxOf(r); err == nil {
 			err = tx.QueryRow(r.Context(), `insert into effects (value) values ($1) returning id`, string(body)).Scan(&id)
 		}
 	}

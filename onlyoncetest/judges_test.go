@@ -144,7 +144,7 @@ func charge(more func(r *http.Request) error) http.HandlerFunc {
 		}
 		if err == nil {
 			var tx consumer.Tx
-			if tx, err = idempotency.Tx(r); err == nil {
+			if tx, err = idempotency.TxOf(r); err == nil {
 				_, err = tx.Exec(r.Context(), insertSQL, string(body))
 			}
 		}
@@ -294,10 +294,10 @@ func remembering() onlyoncetest.Case {
 	return onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
 		var committed sync.Map
 		cfg := p.Tune(consumer.Config{BatchSize: 2})
-		cfg.Hooks.AttemptStart = func(ctx context.Context, _ consumer.BatchDone) context.Context {
+		cfg.Hooks.AttemptStart = func(ctx context.Context, _ consumer.Batch) context.Context {
 			return context.WithValue(ctx, runKey{}, &sync.Map{})
 		}
-		cfg.Hooks.AttemptEnd = func(ctx context.Context, _ consumer.BatchDone, err error) {
+		cfg.Hooks.AttemptEnd = func(ctx context.Context, _ consumer.BatchResult, err error) {
 			if ids, ok := ctx.Value(runKey{}).(*sync.Map); ok && err == nil {
 				ids.Range(func(id, _ any) bool { committed.Store(id, true); return true })
 			}

@@ -118,7 +118,7 @@ func charges(remote *onlyoncetest.Remote, key func(step string) string) onlyonce
 				http.Error(w, err.Error(), http.StatusBadGateway)
 				return
 			}
-			tx, err := idempotency.Tx(r)
+			tx, err := idempotency.TxOf(r)
 			if err == nil {
 				_, err = tx.Exec(r.Context(), `insert into payments values ($1, $2)`, string(body), string(answer))
 			}

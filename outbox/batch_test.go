@@ -211,9 +211,9 @@ func TestBatchEnds(t *testing.T) {
 			again := 0
 			for _, s := range r.told(n + want) {
 				switch {
-				case s.As == "retry" && strings.Contains(s.Reason, c.reason):
+				case s.State == "retry" && strings.Contains(s.Reason, c.reason):
 					again++
-				case s.As != "delivered":
+				case s.State != "delivered":
 					t.Errorf("%+v", s)
 				}
 			}

@@ -85,7 +85,7 @@ type batchPlace struct {
 
 // disposition is what becomes of a call's row after an attempt.
 type disposition struct {
-	settlement    string
+	settlement    CallState
 	state, reason string
 	lastError     string        // error that the row keeps
 	due           bool          // it becomes due by itself
@@ -97,12 +97,12 @@ type disposition struct {
 
 // describe describes the attempt to a hook.
 func (a *callAttempt) describe() Attempt {
-	kind := kindSend
+	kind := AttemptSend
 	switch {
 	case a.completing():
-		kind = kindComplete
+		kind = AttemptComplete
 	case a.reconciling:
-		kind = kindReconcile
+		kind = AttemptReconcile
 	}
 	return Attempt{Kind: kind, Sink: a.Sink, Row: a.ID, Key: a.Key, Name: a.Name, Number: a.Attempt, Batch: a.together, Trace: a.Trace}
 }

@@ -24,7 +24,7 @@ func newCaptures(cfg *RelayConfig) *captures {
 
 // settled notes a call that has ended, and warns at the first one that was delivered if none before
 // it has asked for its answer.
-func (c *captures) settled(a *callAttempt, settlement string) {
+func (c *captures) settled(a *callAttempt, settlement CallState) {
 	if c == nil {
 		return
 	}
@@ -34,7 +34,7 @@ func (c *captures) settled(a *callAttempt, settlement string) {
 	case c.done:
 	case a.Capture:
 		c.done = true
-	case settlement == settledDelivered:
+	case settlement == CallDelivered:
 		c.done = true
 		c.log.Warn("onlyonce: RelayConfig.Complete is set, and the first call that was delivered does not ask for its answer: Complete gets the answers of calls with Call.Capture, and no others",
 			"sink", a.Sink, "name", a.Name)

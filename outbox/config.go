@@ -133,7 +133,7 @@ type RelayConfig struct {
 }
 
 // ErrConfig is wrapped by every error about a configuration.
-var ErrConfig = errors.New("outbox")
+var ErrConfig = errors.New("outbox: invalid configuration")
 
 // withDefaults fills in the zero values and returns every fault at once.
 func (c RelayConfig) withDefaults(pool *pgxpool.Pool) (RelayConfig, error) {
@@ -151,7 +151,7 @@ func (c RelayConfig) withDefaults(pool *pgxpool.Pool) (RelayConfig, error) {
 		l.Add("SegmentBytes", "is %d: must be at least 1 MiB", c.SegmentBytes)
 	}
 	l.Span("DrainTimeout", &c.DrainTimeout, 10*time.Second, time.Millisecond, 10*time.Minute)
-	l.Span("Brake.Every", &c.Brake.Every, 30*time.Second, time.Millisecond, time.Hour)
+	l.Span("Brake.ProbeInterval", &c.Brake.ProbeInterval, 30*time.Second, time.Millisecond, time.Hour)
 	c.Logger = fields.Logger(c.Logger)
 
 	for i, name := range c.WaitFor {

@@ -60,27 +60,27 @@ func (s *relaySink) decideAnswered(a *callAttempt) disposition {
 	switch next.State {
 	case parked.Resolved:
 		if !a.Capture {
-			return disposition{settlement: settledDelivered, state: parked.Resolved}
+			return disposition{settlement: CallDelivered, state: parked.Resolved}
 		}
 		answer := r.Response
 		if answer == nil {
 			answer = &Response{}
 		}
-		return disposition{settlement: settledAccepted, state: parked.Retrying, reason: parked.Completion, due: true, answer: answer}
+		return disposition{settlement: CallAccepted, state: parked.Retrying, reason: parked.Completion, due: true, answer: answer}
 	case parked.Waiting:
-		d.settlement = settledRejected
+		d.settlement = CallRejected
 		if a.unopened {
-			d.settlement = settledUnopened
+			d.settlement = CallUnopened
 			d.reason = parked.Unopened
 		}
 	case parked.Reconcile:
-		d.settlement = settledReconcile
+		d.settlement = CallReconcile
 		d.due = true
 	default:
-		d.settlement = settledRetry
+		d.settlement = CallRetry
 		d.due = true
 		d.delay = s.retryWait(a)
-		d.uncounted = r.Holds != HoldsCall && r.RetryAfter > 0 || r.notStarted()
+		d.uncounted = r.RetryScope != RetryCall && r.RetryAfter > 0 || r.notStarted()
 	}
 	return d
 }
@@ -91,12 +91,12 @@ func (s *relaySink) decideCompletion(a *callAttempt) disposition {
 	d := disposition{reason: parked.Completion, lastError: storedText(r.Reason)}
 	switch r.Outcome {
 	case Delivered:
-		return disposition{settlement: settledDelivered, state: parked.Resolved}
+		return disposition{settlement: CallDelivered, state: parked.Resolved}
 	case Rejected:
-		d.settlement = settledRejected
+		d.settlement = CallRejected
 		d.state = parked.Waiting
 	default:
-		d.settlement = settledRetry
+		d.settlement = CallRetry
 		d.state = parked.Retrying
 		d.due = true
 		d.delay = s.retryWait(a)
@@ -110,13 +110,13 @@ func (s *relaySink) decideReconciled(a *callAttempt) disposition {
 	decided, known := by[a.decision]
 	if !known {
 		due := a.result.Outcome != Rejected
-		return disposition{settlement: settledReconcile, state: parked.Reconcile, open: true, lastError: storedText(a.result.Reason), due: due, delay: s.retryWait(a)}
+		return disposition{settlement: CallReconcile, state: parked.Reconcile, open: true, lastError: storedText(a.result.Reason), due: due, delay: s.retryWait(a)}
 	}
 	next, _ := a.known().Decide(decided) // of a call in state reconcile neither is refused
 	if next.State == parked.Resolved {
-		return disposition{settlement: settledDelivered, state: next.State}
+		return disposition{settlement: CallDelivered, state: next.State}
 	}
-	return disposition{settlement: settledRetry, state: next.State, reason: next.Reason, due: true}
+	return disposition{settlement: CallRetry, state: next.State, reason: next.Reason, due: true}
 }
 
 // answerColumns returns the answer as the row keeps it.
@@ -130,10 +130,10 @@ func (d *disposition) answerColumns() (status *int32, headers *string, body []by
 
 // event returns what hooks receive about an attempt.
 func (d disposition) event(a *callAttempt) Settled {
-	e := Settled{Attempt: a.describe(), As: d.settlement, Open: d.open, Reason: d.lastError, Err: a.result.Err}
-	e.Final = e.As != settledRetry && e.As != settledAccepted
+	e := Settled{Attempt: a.describe(), State: d.settlement, Open: d.open, Reason: d.lastError, Err: a.result.Err}
+	e.Final = e.State != CallRetry && e.State != CallAccepted
 	e.Age = a.waited + time.Since(a.readAt)
-	if d.settlement == settledRetry {
+	if d.settlement == CallRetry {
 		e.Wait = d.delay
 	}
 	return e

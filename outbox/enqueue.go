@@ -27,7 +27,7 @@ const (
 	codeDenied    = "42501" // insufficient_privilege
 )
 
-// handlerTx is what the transaction of a consumer's handler has besides dedupe.Tx.
+// handlerTx is what the transaction of a consumer's handler has besides dedupe.AnyTx.
 type handlerTx interface {
 	// Origin is the inbound message that is being handled; ok is false if there is none.
 	Origin() (o origin.Origin, ok bool)
@@ -59,12 +59,12 @@ type handlerTx interface {
 // uncommitted claim of the key, Enqueue waits for it; set lock_timeout or a deadline on ctx to
 // bound that. The call is recognised while its key is remembered, while it is to be sent, and while
 // it is parked, whichever is longest. After that, enqueuing it again makes a new call.
-func Enqueue(ctx context.Context, tx dedupe.Tx, call Call) error { return EnqueueAll(ctx, tx, call) }
+func Enqueue(ctx context.Context, tx dedupe.AnyTx, call Call) error { return EnqueueAll(ctx, tx, call) }
 
 // EnqueueAll is [Enqueue] for several calls at once, in their order. Transactions that enqueue
 // calls with ordering keys one by one can deadlock (SQLSTATE 40P01: run the transaction again).
 // With one EnqueueAll each they do not.
-func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
+func EnqueueAll(ctx context.Context, tx dedupe.AnyTx, calls ...Call) error {
 	if err := guard.InTransaction(tx); err != nil {
 		return fmt.Errorf("outbox: enqueue: %w", err)
 	}

@@ -255,7 +255,7 @@ func TestEnqueueNeedsATransaction(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for what, tx := range map[string]dedupe.Tx{"pool": r.pool, "pooled connection": conn, "connection": conn.Conn(), "nil": nil} {
+	for what, tx := range map[string]dedupe.AnyTx{"pool": r.pool, "pooled connection": conn, "connection": conn.Conn(), "nil": nil} {
 		if err := outbox.Enqueue(t.Context(), tx, charge("1")); !errors.Is(err, dedupe.ErrNoTransaction) {
 			t.Errorf("%s: %v", what, err)
 		}

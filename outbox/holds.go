@@ -35,29 +35,29 @@ type heldFor struct {
 func (s *relaySink) holdCalls(tenant string, r Result) {
 	d := cmp.Or(r.RetryAfter, r.HoldFor)
 	why := storedText(r.HoldReason)
-	if !s.rates.hold(callsOf{tenant: tenant}, d, r.Holds, why) {
+	if !s.rates.hold(callsOf{tenant: tenant}, d, r.RetryScope, why) {
 		return
 	}
 	s.cfg.Logger.Warn("onlyonce: calls of a sink are held; one is tried then", "sink", s.name, "tenant", tenant, "for", min(d, maxRetryAfter),
 		"why", cmp.Or(why, "the remote asks for it (Retry-After)"))
 }
 
-// hold notes that calls of a tenant wait for a while, or of the sink: see HoldsSink. What calls of
+// hold notes that calls of a tenant wait for a while, or of the sink: see RetryAuto. What calls of
 // tenants say holds the sink for sinkHold at most, because the cause may be in them (O14). It
 // reports whether they were not held until now, nor a moment ago.
-func (r *relayRates) hold(of callsOf, d time.Duration, holds Holds, why string) (first bool) {
+func (r *relayRates) hold(of callsOf, d time.Duration, holds RetryScope, why string) (first bool) {
 	now := time.Now()
 	held := heldFor{until: now.Add(min(d, maxRetryAfter)), why: why}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if holds == HoldsAll {
+	if holds == RetrySink {
 		of = allCalls
 	}
 	was := r.heldLimit(of).heldUntil
 	first = now.Sub(was) > holdsGoOn
 	r.lockedHold(of, held)
 	switch {
-	case holds == HoldsTenant:
+	case holds == RetryTenant:
 	case of == allCalls:
 		r.loads.probe()
 	default:

@@ -37,18 +37,19 @@ type Hooks struct {
 	Failed func(Failed)
 }
 
+// AttemptKind is who makes an attempt.
+type AttemptKind string
+
 // Kinds of attempts.
 const (
-	kindSend      = "send"
-	kindComplete  = "complete"
-	kindReconcile = "reconcile"
+	AttemptSend      AttemptKind = "send"      // the sink sends the call
+	AttemptComplete  AttemptKind = "complete"  // RelayConfig.Complete gets the remote's answer
+	AttemptReconcile AttemptKind = "reconcile" // RelayConfig.Reconcile asks the remote
 )
 
 // Attempt describes an attempt at a call.
 type Attempt struct {
-	// Kind is "send" if the sink sends the call, "complete" if RelayConfig.Complete gets the
-	// remote's answer, or "reconcile" if RelayConfig.Reconcile asks the remote.
-	Kind string
+	Kind AttemptKind
 	Sink string
 	Row  int64
 	Key  string
@@ -61,38 +62,41 @@ type Attempt struct {
 	Trace string
 }
 
-// What became of a call in one attempt.
+// CallState is what has become of a call.
+type CallState string
+
+// States of a call after an attempt.
 const (
-	settledDelivered = "delivered"
-	settledAccepted  = "accepted"
-	settledRetry     = "retry"
-	settledRejected  = "rejected"
-	settledUnopened  = "unopened"
-	settledReconcile = "reconcile"
+	// CallDelivered: the remote has accepted it.
+	CallDelivered CallState = "delivered"
+	// CallAccepted: the remote has accepted it; its answer is kept for RelayConfig.Complete.
+	CallAccepted CallState = "accepted"
+	// CallRetry: there was no final answer. It is due again later.
+	CallRetry CallState = "retry"
+	// CallRejected: the attempt was refused, or the call for good. An operator decides.
+	CallRejected CallState = "rejected"
+	// CallUnopened: its body will never open ([seal.ErrValue]), so no call was made. An operator
+	// decides.
+	CallUnopened CallState = "unopened"
+	// CallReconcile: it is unknown whether the remote has applied it, and another attempt may apply
+	// it again. None is made.
+	CallReconcile CallState = "reconcile"
 )
 
 // Settled describes the end of an attempt.
 type Settled struct {
 	Attempt
-	// As is the new state of the call:
-	//
-	//	delivered  the remote accepted it
-	//	accepted   the remote accepted it; its answer is kept for RelayConfig.Complete
-	//	retry      there was no final answer: it is due again later
-	//	rejected   the attempt was refused, or the call for good: an operator decides
-	//	unopened   its body will never open ([seal.ErrValue]), so no call was made: an operator decides
-	//	reconcile  it is unknown whether the remote has applied it, and another attempt may apply it
-	//	           again: none is made
-	As string
-	// Final is true if the relay is done with the call. After retry and accepted further attempts
-	// follow.
+	// State is the new state of the call.
+	State CallState
+	// Final is true if the relay is done with the call. After CallRetry and CallAccepted further
+	// attempts follow.
 	Final bool
 	// Open is true if the remote may have applied the call, by this attempt or an earlier one, and
 	// no final answer has followed.
 	Open bool
 	// Age is how long ago the call was enqueued.
 	Age time.Duration
-	// Wait is how long until the next attempt, if As is retry.
+	// Wait is how long until the next attempt, if State is CallRetry.
 	Wait time.Duration
 	// Reason is the row's last error: empty after a delivery.
 	Reason string
@@ -170,18 +174,18 @@ func (e emitter) settled(s Settled) {
 	}
 	level := slog.LevelDebug
 	what := "onlyonce: call settled"
-	switch s.As {
-	case settledRejected, settledUnopened:
+	switch s.State {
+	case CallRejected, CallUnopened:
 		level = slog.LevelWarn
 		what = "onlyonce: a call waits for an operator's decision: onlyonce parked list -kind call -state waiting"
-	case settledReconcile:
+	case CallReconcile:
 		level = slog.LevelWarn
 		what = "onlyonce: the outcome of a call is not known, and an operator has to ask the remote: onlyonce parked list -kind call -state reconcile"
 	}
 	if !e.log.Enabled(context.Background(), level) {
 		return // before a dozen arguments are made for each call
 	}
-	e.log.Log(context.Background(), level, what, "sink", e.sink, "as", s.As, "row", s.Row, "key", s.Key, "name", s.Name,
+	e.log.Log(context.Background(), level, what, "sink", e.sink, "state", s.State, "row", s.Row, "key", s.Key, "name", s.Name,
 		"attempt", s.Number, "open", s.Open, "wait", s.Wait, "reason", s.Reason)
 }
 

@@ -68,7 +68,7 @@ func TestO3AttemptAtACallThatAFailoverLost(t *testing.T) {
 			cfg := testConfig(sink)
 			cfg.Complete = func(context.Context, dedupe.GuardedTx, *outbox.Delivery, *outbox.Response) error { return nil }
 			cfg.Hooks.AttemptStart = func(ctx context.Context, a outbox.Attempt) context.Context {
-				if a.Kind == "complete" {
+				if a.Kind == outbox.AttemptComplete {
 					g.pass(nil)
 				}
 				return ctx

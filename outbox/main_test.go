@@ -230,7 +230,7 @@ func (r *rig) as() (all []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, s := range r.settled {
-		all = append(all, s.As)
+		all = append(all, string(s.State))
 	}
 	return all
 }

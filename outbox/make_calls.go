@@ -234,7 +234,7 @@ func (c *laneCalls) recordResult(a *callAttempt, r Result) {
 	switch r := a.result; {
 	case r.Outcome == Delivered || r.Outcome == Rejected || r.Outcome == Never || r.Outcome == Unsafe:
 		c.lane.sink.rates.noteAnswered(a.Tenant)
-	case r.Outcome.answer().Again && r.Holds != HoldsCall && max(r.RetryAfter, r.HoldFor) > 0:
+	case r.Outcome.answer().Again && r.RetryScope != RetryCall && max(r.RetryAfter, r.HoldFor) > 0:
 		c.lane.sink.holdCalls(a.Tenant, r)
 	}
 }

@@ -197,7 +197,7 @@ func TestO6AnswerThatOurLayerHasNotKept(t *testing.T) {
 		route  idempotency.Route
 		want   string
 	}{
-		"not kept":          {http.StatusCreated, idempotency.Route{NoStoreBody: true}, "resolved, 1 charges"},
+		"not kept":          {http.StatusCreated, idempotency.Route{DiscardBody: true}, "resolved, 1 charges"},
 		"a handler's own":   {http.StatusGone, idempotency.Route{}, "waiting, not open, 0 charges"},
 		"refused and final": {http.StatusUnprocessableEntity, idempotency.Route{}, "waiting, not open, 0 charges"},
 	} {
@@ -211,7 +211,7 @@ func TestO6AnswerThatOurLayerHasNotKept(t *testing.T) {
 			c.route.Pattern = "/charges"
 			c.route.KeyWindow = 24 * time.Hour
 			api := layer.MustHandle(c.route, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-				if tx, err := idempotency.Tx(req); err == nil {
+				if tx, err := idempotency.TxOf(req); err == nil {
 					tx.Queue(`insert into charges values (1)`)
 				}
 				w.WriteHeader(c.status)

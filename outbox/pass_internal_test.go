@@ -24,7 +24,7 @@ func TestO2RestOfAPassAfterAFailedTransaction(t *testing.T) {
 	cfg := RelayConfig{Concurrency: 8, PollInterval: time.Second, LeaseTTL: 30 * time.Second, Logger: slog.New(slog.DiscardHandler)}
 	sink := &relaySink{cfg: cfg, pool: primary.Of(pool, cfg.Logger), dbTimeout: 10 * time.Second, rates: newRelayRates(8, time.Second)}
 	p := newLaneOwner(t.Context(), sink, &lease.Lease{Sent: time.Now()}, 0).pass
-	sink.rates.hold(allCalls, time.Hour, HoldsAll, "")
+	sink.rates.hold(allCalls, time.Hour, RetrySink, "")
 	p.reader.state, p.reader.refs = passListed, []batchRef{{id: 2048, calls: 1}}
 	p.chunk = &chunk{rows: []*callAttempt{{state: attemptReturned, attemptResult: attemptResult{result: Result{Outcome: Delivered}}}}, next: 1, rates: sink.rates}
 	if at := p.due(time.Now()); !at.IsZero() {

@@ -526,7 +526,7 @@ func TestO2ChunkThatEndsWhileItsSinkIsHeld(t *testing.T) {
 	var made atomic.Int32
 	cfg := testConfig(newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
 		if made.Add(1) == 4 {
-			return outbox.Result{Outcome: outbox.Retry, Reason: "not now", RetryAfter: 300 * time.Millisecond, Holds: outbox.HoldsAll}
+			return outbox.Result{Outcome: outbox.Retry, Reason: "not now", RetryAfter: 300 * time.Millisecond, RetryScope: outbox.RetrySink}
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	}))

@@ -77,7 +77,7 @@ func TestO14WhoseRate(t *testing.T) {
 	if of := r.of("acme", prefix); of != (callsOf{prefix: "a:"}) {
 		t.Errorf("it counts for %+v", of)
 	}
-	r.hold(acme, time.Minute, HoldsTenant, "")
+	r.hold(acme, time.Minute, RetryTenant, "")
 	if of := r.of("acme", prefix); of != acme {
 		t.Errorf("while the remote wants no calls of its tenant, it counts for %+v", of)
 	}
@@ -118,7 +118,7 @@ func TestO14LimitByTheRateOfEachTenant(t *testing.T) {
 	if n := r.take(acme, 3); n != 1 {
 		t.Errorf("%d calls by one permit", n)
 	}
-	r.hold(acme, time.Minute, HoldsTenant, "")
+	r.hold(acme, time.Minute, RetryTenant, "")
 	r.read(each, time.Now())
 	if l := r.limits[acme]; !l.limited || !r.lockedHeld(acme) {
 		t.Errorf("held: %+v", l)
@@ -241,7 +241,7 @@ func TestO15CallUnderWayWhenItsPrefixGetsARate(t *testing.T) {
 func TestO14HoldBeforeItIsWritten(t *testing.T) {
 	t.Parallel()
 	r := newRelayRates(8, time.Second)
-	r.hold(allCalls, 24*time.Hour, HoldsTenant, "")
+	r.hold(allCalls, 24*time.Hour, RetryTenant, "")
 	if !r.lockedHeld(allCalls) || time.Until(r.limits[allCalls].heldUntil) > maxRetryAfter {
 		t.Error("it does not hold, or for too long")
 	}
@@ -267,7 +267,7 @@ func TestLaneOfAHeldSinkWithDueCallsIsIdle(t *testing.T) {
 	if wait := time.Until(o.clocks.next(time.Now())); wait > 0 {
 		t.Errorf("it waits for %v, although the sink takes calls", wait)
 	}
-	rates.hold(allCalls, time.Hour, HoldsSink, "")
+	rates.hold(allCalls, time.Hour, RetryAuto, "")
 	if rates.open() {
 		t.Error("calls may be started")
 	}

@@ -424,21 +424,21 @@ func TestO14RetriesNeedPermits(t *testing.T) {
 func TestO14RetryAfter(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		holds  outbox.Holds
+		holds  outbox.RetryScope
 		tenant string
 		other  bool // another tenant's call is sent meanwhile
 	}{
-		"sink":                    {outbox.HoldsSink, "", false},
-		"sink, of one tenant":     {outbox.HoldsSink, "acme", true},
-		"tenant":                  {outbox.HoldsTenant, "acme", true},
-		"tenant, but it has none": {outbox.HoldsTenant, "", false},
+		"sink":                    {outbox.RetryAuto, "", false},
+		"sink, of one tenant":     {outbox.RetryAuto, "acme", true},
+		"tenant":                  {outbox.RetryTenant, "acme", true},
+		"tenant, but it has none": {outbox.RetryTenant, "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
 			sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
 				if d.Attempt == 1 && order(d) == "first" && one[int](r, `select count(*) from onlyonce.rates`) == 0 {
-					return outbox.Result{Outcome: outbox.Retry, Reason: "not now", RetryAfter: 1000 * time.Hour, Holds: c.holds}
+					return outbox.Result{Outcome: outbox.Retry, Reason: "not now", RetryAfter: 1000 * time.Hour, RetryScope: c.holds}
 				}
 				return outbox.Result{Outcome: outbox.Delivered}
 			})
@@ -536,7 +536,7 @@ func TestO14RetryAfterOfACallWithAPrefix(t *testing.T) {
 	var held atomic.Bool
 	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
 		if !held.Swap(true) {
-			return outbox.Result{Outcome: outbox.Retry, Reason: "not now", RetryAfter: time.Hour, Holds: outbox.HoldsTenant}
+			return outbox.Result{Outcome: outbox.Retry, Reason: "not now", RetryAfter: time.Hour, RetryScope: outbox.RetryTenant}
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})

@@ -61,7 +61,7 @@ func TestO6OneCallAtATimeAfterAnOutage(t *testing.T) {
 		if n := under.Add(1); down.Load() {
 			most.Store(max(most.Load(), n))
 			_ = one[int](r, `select 1`) // long enough for another one
-			return outbox.Result{Outcome: outbox.Retry, Reason: "down", RetryAfter: time.Millisecond, Holds: outbox.HoldsAll}
+			return outbox.Result{Outcome: outbox.Retry, Reason: "down", RetryAfter: time.Millisecond, RetryScope: outbox.RetrySink}
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})

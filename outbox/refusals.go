@@ -19,8 +19,9 @@ type Brake struct {
 	// Off switches the brake off: each call that is refused is parked. Defaults to false.
 	Off bool
 
-	// Every is how often a call is tried while the others wait: 1 ms to 1 hour. Defaults to 30 s.
-	Every time.Duration
+	// ProbeInterval is how often a call is tried while the others wait: 1 ms to 1 hour. Defaults to
+	// 30 s.
+	ProbeInterval time.Duration
 }
 
 // The brake considers as many calls as the consumer's does (D7).
@@ -79,11 +80,11 @@ func (b *refusals) judge(tenant string, r Result) Result {
 	case Rejected, Never:
 		switch {
 		case b.why != nil:
-			return b.postponed(r, HoldsAll, "the sink's")
+			return b.postponed(r, RetrySink, "the sink's")
 		case tenant != "" && b.refused(tenant, r.Reason):
-			return b.postponed(r, HoldsTenant, "the tenant's")
+			return b.postponed(r, RetryTenant, "the tenant's")
 		case b.countsForSink(tenant) && b.refused("", r.Reason):
-			return b.postponed(r, HoldsAll, "the sink's")
+			return b.postponed(r, RetrySink, "the sink's")
 		}
 	}
 	return r
@@ -114,7 +115,7 @@ func (b *refusals) refused(of, reason string) bool {
 		return true
 	}
 	judged := len(w.Trip())
-	why := fmt.Errorf("nearly all of the last %d calls were refused alike (%s): they wait and are not parked; one is tried every %v, and when it is delivered, the others go on", judged, reason, b.cfg.Every)
+	why := fmt.Errorf("nearly all of the last %d calls were refused alike (%s): they wait and are not parked; one is tried every %v, and when it is delivered, the others go on", judged, reason, b.cfg.ProbeInterval)
 	if of == "" {
 		b.why = why
 		b.since = time.Now()
@@ -140,10 +141,10 @@ func (b *refusals) countsForSink(tenant string) bool {
 	return true
 }
 
-func (b *refusals) postponed(r Result, holds Holds, whose string) Result {
+func (b *refusals) postponed(r Result, holds RetryScope, whose string) Result {
 	r.Outcome = Postponed
-	r.Holds = holds
-	r.HoldFor = b.cfg.Every
+	r.RetryScope = holds
+	r.HoldFor = b.cfg.ProbeInterval
 	r.RetryAfter = 0
 	r.HoldReason = "nearly all calls are refused alike: " + r.Reason
 	r.Reason = fmt.Sprintf("%s; nearly all calls end so: %s calls wait", r.Reason, whose)

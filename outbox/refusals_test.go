@@ -26,7 +26,7 @@ func TestO17CallsThatAreRefusedAlikeWait(t *testing.T) {
 				return outbox.Result{Outcome: outbox.Rejected, Reason: "status 404"}
 			})
 			cfg := testConfig(sink)
-			cfg.Brake.Every = 50 * time.Millisecond
+			cfg.Brake.ProbeInterval = 50 * time.Millisecond
 			relay := r.relay(cfg)
 			r.run(relay)
 			var calls []outbox.Call
@@ -66,7 +66,7 @@ func TestO17TenantWhoseCallsAreRefused(t *testing.T) {
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
 	cfg := testConfig(sink)
-	cfg.Brake.Every = time.Hour
+	cfg.Brake.ProbeInterval = time.Hour
 	relay := r.relay(cfg)
 	r.run(relay)
 	const rejected = `select count(*) from onlyonce.parked where tenant = $1 and state = 'waiting'`
@@ -115,7 +115,7 @@ func TestO17RefusalsThatHoldNothing(t *testing.T) {
 				return outbox.Result{Outcome: outbox.Rejected, Reason: reason}
 			})
 			cfg := testConfig(sink)
-			cfg.Brake = outbox.Brake{Off: c.off, Every: time.Hour}
+			cfg.Brake = outbox.Brake{Off: c.off, ProbeInterval: time.Hour}
 			r.start(cfg)
 			for i := range 100 {
 				r.enqueue(charge(fmt.Sprint(i)))

@@ -18,7 +18,7 @@ const (
 	// remoteFailsFor is for how long they have to go on: what is over after that is no outage.
 	remoteFailsFor = 5 * time.Second
 	// remoteTenants is of how many tenants they are: the calls of two may be one person's, as for
-	// [HoldsSink]. After remoteAlone it counts whosever they are.
+	// [RetryAuto]. After remoteAlone it counts whosever they are.
 	remoteTenants = 3
 	remoteAlone   = time.Minute
 	// remoteSilence is for how long a call may be under way until that is said.

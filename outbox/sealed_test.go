@@ -82,7 +82,7 @@ func TestO13BodyWhoseKeyIsNotThereYet(t *testing.T) {
 	r.start(cfg)
 	for i := range 3 {
 		told := r.told(i + 1)[i]
-		if told.As != "retry" || !errors.Is(told.Err, seal.ErrKey) || told.Wait != 10*time.Second {
+		if told.State != "retry" || !errors.Is(told.Err, seal.ErrKey) || told.Wait != 10*time.Second {
 			t.Errorf("try %d: %+v", i, told)
 		}
 		if got := one[string](r, sealedRow); got != "retrying postponed 0 unused by itself" {

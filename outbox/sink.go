@@ -214,19 +214,19 @@ type Result struct {
 	// RetryAfter is how long the remote asks the relay to wait, or 0 if it does not. The relay
 	// never waits less than its own backoff, nor more than an hour because a remote asks.
 	RetryAfter time.Duration
-	// HoldFor is how long the calls that Holds selects wait if the remote does not say so by
-	// RetryAfter. The attempt is counted then, so the call itself waits longer each time.
+	// HoldFor is how long the calls that RetryScope selects wait if the remote does not say so
+	// by RetryAfter. The attempt is counted then, so the call itself waits longer each time.
 	HoldFor time.Duration
-	// HoldReason says to operators why the calls that Holds selects wait, in a few words, without
-	// payloads and secrets. Empty means that the remote asked for it.
+	// HoldReason says to operators why the calls that RetryScope selects wait, in a few words,
+	// without payloads and secrets. Empty means that the remote asked for it.
 	HoldReason string
 	// Unseen means that whoever remembers the keys cannot know the call's by this attempt, so that
 	// the key's window does not begin with it: no byte has left, or a broker that remembers no keys
 	// has refused it. An error that wraps [ErrNotStarted] says so too. Defaults to false.
 	Unseen bool
-	// Holds selects the other calls that wait for RetryAfter too, in all relays. Unless it is
-	// HoldsCall, the attempt is not counted. Defaults to HoldsCall (K6).
-	Holds Holds
+	// RetryScope selects the other calls that wait for RetryAfter too, in all relays. Unless it is
+	// RetryCall, the attempt is not counted. Defaults to RetryCall (K6).
+	RetryScope RetryScope
 }
 
 // Response is a remote's answer to a call that asked for it (Call.Capture).
@@ -244,24 +244,24 @@ func (r *Response) headerLines() string {
 	return frozen.Lines(names, values)
 }
 
-// Holds selects the calls that wait because a remote asked for it.
-type Holds int
+// RetryScope selects the calls that wait because a remote asked for it.
+type RetryScope int
 
 const (
-	// HoldsCall holds only the call itself.
-	HoldsCall Holds = iota
-	// HoldsTenant holds the calls of the call's tenant, or of the sink if it has none.
-	HoldsTenant
-	// HoldsSink holds the calls of the call's tenant, and then lets one of them be under way at a
+	// RetryCall holds only the call itself.
+	RetryCall RetryScope = iota
+	// RetryTenant holds the calls of the call's tenant, or of the sink if it has none.
+	RetryTenant
+	// RetryAuto holds the calls of the call's tenant, and then lets one of them be under way at a
 	// time, until one is delivered or rejected. If calls of three tenants get this result, and none
 	// was delivered or rejected in between, it holds all calls of the sink, for 10 s at most. So
 	// the calls of one customer, with one account or two, do not hold up those of others. If the
 	// call has no tenant, it holds the sink for the whole time.
-	HoldsSink
-	// HoldsAll holds all calls of the sink, and then lets one be under way at a time, until one is
+	RetryAuto
+	// RetrySink holds all calls of the sink, and then lets one be under way at a time, until one is
 	// delivered or rejected. It is for failures that no call can cause, for example a refused
 	// connection.
-	HoldsAll
+	RetrySink
 )
 
 // Failure is the result of an attempt that was not made or failed: Retry, for which the remote may

@@ -137,7 +137,7 @@ func TestO16PartOfTheSinksNumber(t *testing.T) {
 func TestO14SuspectHasOneCallUnderWay(t *testing.T) {
 	t.Parallel()
 	r := newRelayRates(8, time.Second)
-	r.hold(acme, 0, HoldsSink, "")
+	r.hold(acme, 0, RetryAuto, "")
 	all, refused := admitAll(r, "acme")
 	if len(all) != 1 || refused != setAside {
 		t.Errorf("%d calls, the next: %v", len(all), refused)
@@ -168,45 +168,45 @@ func TestO14SinkIsHeldByThreeTenants(t *testing.T) {
 		probes bool
 	}{
 		"one tenant": {func(r *relayRates) {
-			r.hold(a, time.Hour, HoldsSink, "")
-			r.hold(a, time.Hour, HoldsSink, "")
+			r.hold(a, time.Hour, RetryAuto, "")
+			r.hold(a, time.Hour, RetryAuto, "")
 		}, 0, false},
 		"two": {func(r *relayRates) {
-			r.hold(a, time.Hour, HoldsSink, "")
-			r.hold(b, time.Minute, HoldsSink, "")
-			r.hold(a, time.Hour, HoldsSink, "")
+			r.hold(a, time.Hour, RetryAuto, "")
+			r.hold(b, time.Minute, RetryAuto, "")
+			r.hold(a, time.Hour, RetryAuto, "")
 		}, 0, true},
 		"three": {func(r *relayRates) {
-			r.hold(a, time.Hour, HoldsSink, "")
-			r.hold(b, time.Hour, HoldsSink, "")
-			r.hold(c, time.Hour, HoldsSink, "")
+			r.hold(a, time.Hour, RetryAuto, "")
+			r.hold(b, time.Hour, RetryAuto, "")
+			r.hold(c, time.Hour, RetryAuto, "")
 		}, sinkHold, true},
 		"three, for less": {func(r *relayRates) {
-			r.hold(a, time.Hour, HoldsSink, "")
-			r.hold(b, time.Hour, HoldsSink, "")
-			r.hold(c, 3*time.Second, HoldsSink, "")
+			r.hold(a, time.Hour, RetryAuto, "")
+			r.hold(b, time.Hour, RetryAuto, "")
+			r.hold(c, 3*time.Second, RetryAuto, "")
 		}, 3 * time.Second, true},
 		"one of them by 429": {func(r *relayRates) {
-			r.hold(a, time.Hour, HoldsTenant, "")
-			r.hold(b, time.Hour, HoldsSink, "")
-			r.hold(c, time.Hour, HoldsSink, "")
+			r.hold(a, time.Hour, RetryTenant, "")
+			r.hold(b, time.Hour, RetryAuto, "")
+			r.hold(c, time.Hour, RetryAuto, "")
 		}, 0, true},
 		"answered in between": {func(r *relayRates) {
-			r.hold(a, time.Hour, HoldsSink, "")
-			r.hold(b, time.Hour, HoldsSink, "")
+			r.hold(a, time.Hour, RetryAuto, "")
+			r.hold(b, time.Hour, RetryAuto, "")
 			r.noteAnswered("d")
-			r.hold(c, time.Hour, HoldsSink, "")
+			r.hold(c, time.Hour, RetryAuto, "")
 		}, 0, false},
 		"the same three again after an answer": {func(r *relayRates) {
 			for range 3 {
-				r.hold(a, 0, HoldsSink, "")
-				r.hold(b, 0, HoldsSink, "")
+				r.hold(a, 0, RetryAuto, "")
+				r.hold(b, 0, RetryAuto, "")
 				r.noteAnswered("d")
-				r.hold(c, time.Hour, HoldsSink, "")
+				r.hold(c, time.Hour, RetryAuto, "")
 			}
 		}, 0, false},
-		"no tenant":     {func(r *relayRates) { r.hold(allCalls, time.Hour, HoldsSink, "") }, time.Hour, true},
-		"no connection": {func(r *relayRates) { r.hold(a, time.Minute, HoldsAll, "") }, time.Minute, true},
+		"no tenant":     {func(r *relayRates) { r.hold(allCalls, time.Hour, RetryAuto, "") }, time.Hour, true},
+		"no connection": {func(r *relayRates) { r.hold(a, time.Minute, RetrySink, "") }, time.Minute, true},
 	} {
 		r := newRelayRates(8, time.Second)
 		play.play(r)
@@ -228,8 +228,8 @@ func TestO14WhoFindsOut(t *testing.T) {
 	r := newRelayRates(8, time.Second)
 	before := callOf("a")
 	r.admit(before)
-	r.hold(callsOf{tenant: "a"}, 0, HoldsSink, "")
-	r.hold(callsOf{tenant: "b"}, 0, HoldsSink, "")
+	r.hold(callsOf{tenant: "a"}, 0, RetryAuto, "")
+	r.hold(callsOf{tenant: "b"}, 0, RetryAuto, "")
 	if got := r.admit(callOf("b")); got != setAside {
 		t.Errorf("a second call of a suspect: %v", got)
 	}

@@ -63,7 +63,7 @@ func TestO14TwoAccountsHoldNoOther(t *testing.T) {
 		if d.Tenant == "good" {
 			return outbox.Result{Outcome: outbox.Delivered}
 		}
-		return outbox.Result{Outcome: outbox.Retry, Reason: "503", RetryAfter: time.Hour, Holds: outbox.HoldsSink}
+		return outbox.Result{Outcome: outbox.Retry, Reason: "503", RetryAfter: time.Hour, RetryScope: outbox.RetryAuto}
 	})
 	r.start(testConfig(sink))
 	for i := range 4 {
@@ -91,7 +91,7 @@ func TestO14CallOfAHeldTenantFindsNothingOut(t *testing.T) {
 		case string(d.Body) == string(charge("hangs").Body):
 			return g.accept(ctx, d)
 		}
-		return outbox.Result{Outcome: outbox.Retry, Reason: "down", RetryAfter: time.Hour, Holds: outbox.HoldsSink}
+		return outbox.Result{Outcome: outbox.Retry, Reason: "down", RetryAfter: time.Hour, RetryScope: outbox.RetryAuto}
 	})
 	r.start(testConfig(sink))
 	r.enqueue(chargeOf("bad", "hangs"))

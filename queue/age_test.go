@@ -154,7 +154,7 @@ func TestQ6DeliveredAnew(t *testing.T) {
 		defer stop()
 		q := r.queue(r.pool, anew{r.broker.Connect(), ago}, func(c *queue.Config) {
 			c.CopiesWithin = 24 * time.Hour
-			c.Stored = func(queue.Stored) { stop() }
+			c.OnStored = func(queue.Stored) { stop() }
 		})
 		return q.Receive(ctx)
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // braking tries a message every few milliseconds while the queue stands still.
-func braking(c *queue.Config) { c.Brake.Every = 20 * time.Millisecond }
+func braking(c *queue.Config) { c.Brake.ProbeInterval = 20 * time.Millisecond }
 
 // standsStill waits until the brake holds a queue for a reason, and messages were tried since.
 func (r *rig) standsStill(q *queue.Queue, reason string, tries *atomic.Int64) {
@@ -113,7 +113,7 @@ func TestQ7DoesNotBrake(t *testing.T) {
 				all = append(all, message(fmt.Sprint("m", n)), message("", "no id"))
 			}
 			return all
-		}, func(c *queue.Config) { c.Batch = 7; c.Brake.Every = time.Hour }, queue.Stored{Fresh: 100, Parked: 100}},
+		}, func(c *queue.Config) { c.Batch = 7; c.Brake.ProbeInterval = time.Hour }, queue.Stored{Fresh: 100, Parked: 100}},
 		"copies do not count": {func() (all []queue.Delivery) {
 			for range 100 {
 				all = append(all, message("a"))
@@ -142,7 +142,7 @@ func TestQ7DoesNotBrake(t *testing.T) {
 			r.broker.Publish(c.all()...)
 			set := c.set
 			if set == nil {
-				set = func(c *queue.Config) { c.Brake.Every = time.Hour }
+				set = func(c *queue.Config) { c.Brake.ProbeInterval = time.Hour }
 			}
 			r.receives(set)
 			r.until("all are acknowledged", func() bool { return r.broker.Left() == 0 })
@@ -211,7 +211,7 @@ func TestQ7KeepsItsPlace(t *testing.T) {
 	set := func(c *queue.Config) {
 		c.Ordered = true
 		c.LeaseTTL = time.Second
-		c.Brake.Every = time.Hour
+		c.Brake.ProbeInterval = time.Hour
 	}
 	q, _ := r.receives(set)
 	r.until("the queue stands still", func() bool { err := q.Healthy(); return err != nil && strings.Contains(err.Error(), "nearly all") })

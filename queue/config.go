@@ -17,7 +17,7 @@ import (
 )
 
 // ErrConfig is wrapped by every error about a configuration, ours and the broker's.
-var ErrConfig = errors.New("queue")
+var ErrConfig = errors.New("queue: invalid configuration")
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
 
@@ -102,7 +102,7 @@ type Config struct {
 
 	// Stored is called after messages were stored, before they are acknowledged. It must be safe
 	// for concurrent use. Defaults to none.
-	Stored func(Stored)
+	OnStored func(Stored)
 
 	// Logger receives events that cannot be returned as an error, never bodies, headers or ids.
 	// Defaults to slog.Default(), at WARN and above.

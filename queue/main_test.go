@@ -68,7 +68,7 @@ func (r *rig) until(what string, cond func() bool) {
 func (r *rig) config(more ...func(*queue.Config)) queue.Config {
 	logger, _ := pgtest.Logged()
 	cfg := queue.Config{Name: "q", CopiesWithin: time.Hour, Partitions: 4, PollInterval: 20 * time.Millisecond, LeaseTTL: 2 * time.Second, Logger: logger,
-		Stored: func(s queue.Stored) {
+		OnStored: func(s queue.Stored) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.done = queue.Stored{Fresh: r.done.Fresh + s.Fresh, Copies: r.done.Copies + s.Copies, Parked: r.done.Parked + s.Parked}

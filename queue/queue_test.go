@@ -470,7 +470,7 @@ func TestLargeMessages(t *testing.T) {
 	large.Body = make([]byte, 20<<20)
 	r.broker.Publish(large)
 	var transactions atomic.Int64
-	q := r.queue(r.pool, r.broker.Connect(), func(c *queue.Config) { c.Stored = func(queue.Stored) { transactions.Add(1) } })
+	q := r.queue(r.pool, r.broker.Connect(), func(c *queue.Config) { c.OnStored = func(queue.Stored) { transactions.Add(1) } })
 	r.applies(q, effect)
 	r.until("all are applied", func() bool { return r.count("effects") == 6 })
 	if n := transactions.Load(); n != 4 {

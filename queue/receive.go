@@ -265,8 +265,8 @@ func (r *receiver) storeOnce(ctx context.Context, all []*incoming) (o stored, er
 		if len(kept) == 0 {
 			continue
 		}
-		if r.cfg.Stored != nil {
-			r.cfg.Stored(counts)
+		if r.cfg.OnStored != nil {
+			r.cfg.OnStored(counts)
 		}
 		bounded, cancel := context.WithTimeout(ctx, ackTimeout)
 		err := r.broker.Ack(bounded, kept)

@@ -41,13 +41,13 @@ func serve(poolA, poolB *pgxpool.Pool, cfg idempotency.Config, hooks webhook.Con
 		return nil, err
 	}
 	mux := http.NewServeMux()
-	mux.Handle("POST /charges", layer.MustHandle(idempotency.Route{Pattern: "/charges", KeyWindow: idempotency.NoCalls}, http.HandlerFunc(charge)))
+	mux.Handle("POST /charges", layer.MustHandle(idempotency.Route{Pattern: "/charges", NoCalls: true}, http.HandlerFunc(charge)))
 	mux.Handle("POST /hooks/stripe", endpoint)
 	return mux, nil
 }
 
 func charge(w http.ResponseWriter, r *http.Request) {
-	if _, err := idempotency.Tx(r); err != nil { // in the database of the request's tenant
+	if _, err := idempotency.TxOf(r); err != nil { // in the database of the request's tenant
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}

@@ -125,8 +125,9 @@ func (s *Set) checkOthers(ctx context.Context, db Database, place string) error 
 // enterSQL keeps a place in its database until the transaction ends. In: place.
 const enterSQL = `select onlyonce.enter_place($1)`
 
-// Tx is the part of a transaction that [Enter] needs. pgx.Tx and onlyonce's transactions have it.
-type Tx interface {
+// Execer is the part of a transaction that [Enter] needs. pgx.Tx and onlyonce's transactions have
+// it.
+type Execer interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 }
 
@@ -139,9 +140,9 @@ type Tx interface {
 // it back. Above READ COMMITTED it may be a serialization failure (40001): run the transaction
 // again. With database/sql execute `select onlyonce.enter_place($1)` yourself; the SQLSTATEs are
 // OO012 and OO011 (N2).
-func Enter(ctx context.Context, tx Tx, place string) error {
+func Enter(ctx context.Context, tx Execer, place string) error {
 	_, err := tx.Exec(ctx, enterSQL, place)
-	if sentinel := refusal(err); sentinel != nil {
+	if sentinel := Classify(err); sentinel != nil {
 		return fmt.Errorf("%w: %w", sentinel, err)
 	}
 	return err
@@ -151,14 +152,9 @@ func Enter(ctx context.Context, tx Tx, place string) error {
 // It wraps [ErrElsewhere].
 var ErrUnknown = fmt.Errorf("%w, and the database does not know it", ErrElsewhere)
 
-// Refused reports whether an error of a statement means that the place does not live in the
-// database, and whether the database does not know it.
-func Refused(err error) (refused, unknown bool) {
-	sentinel := refusal(err)
-	return sentinel != nil, sentinel == ErrUnknown //nolint:errorlint // refusal returns it as it is
-}
-
-func refusal(err error) error {
+// Classify returns what an error of a statement says of the place: [ErrElsewhere] if it does not
+// live in the database, [ErrUnknown] if the database does not know it, and otherwise nil.
+func Classify(err error) error {
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) {
 		return nil

@@ -18,7 +18,7 @@ import (
 // Errors.
 var (
 	// ErrConfig is wrapped by every error about a configuration.
-	ErrConfig = errors.New("shard")
+	ErrConfig = errors.New("shard: invalid configuration")
 
 	// ErrElsewhere means that the place does not live in the database that the program's function
 	// chose: it lives in another one, it is moving, or another process is asking for it at the same

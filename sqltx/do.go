@@ -45,7 +45,7 @@ type DoConfig struct {
 
 var levels = []sql.IsolationLevel{sql.LevelDefault, sql.LevelReadUncommitted, sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable}
 
-var errConfig = fields.Named("sqltx", dedupe.ErrConfig)
+var errConfig = fields.Named("sqltx: invalid configuration", dedupe.ErrConfig)
 
 func (c *DoConfig) attempts() guard.Attempts {
 	t := &c.Timeouts

@@ -91,7 +91,7 @@
 //
 //	claim commits; the process is killed; the redelivery is a duplicate, and its effects were never written
 //
-// So [Tx] has Commit and Rollback, which this package never calls: *sql.DB and *sql.Conn have
+// So [StdTx] has Commit and Rollback, which this package never calls: *sql.DB and *sql.Conn have
 // neither, and do not compile.
 //
 // An error that the caller cannot recognize. lib/pq has its own type of errors, so a conflict found

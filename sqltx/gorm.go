@@ -18,12 +18,12 @@ import (
 //
 // Outside of Transaction and Begin it returns an error that wraps [dedupe.ErrNoTransaction]. The
 // parameter does not have GORM's type, so this module does not require GORM.
-func GORM(g any) (Tx, error) {
+func GORM(g any) (StdTx, error) {
 	pool := field(field(reflect.ValueOf(g), "Statement"), "ConnPool")
 	if !pool.IsValid() {
 		return nil, fmt.Errorf("sqltx: GORM: %w: %T is not a *gorm.DB in use", dedupe.ErrNoTransaction, g)
 	}
-	tx, ok := pool.Interface().(Tx)
+	tx, ok := pool.Interface().(StdTx)
 	if !ok {
 		return nil, fmt.Errorf("sqltx: GORM: %w: call it in db.Transaction, with the *gorm.DB that the function gets", dedupe.ErrNoTransaction)
 	}

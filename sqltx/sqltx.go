@@ -11,10 +11,10 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// Tx is a transaction of database/sql that its caller has begun and will end: for example *sql.Tx,
-// *sqlx.Tx, bun.Tx, and GORM's Statement.ConnPool inside of Transaction. Because of Commit and
-// Rollback the compiler refuses a pool or a bare connection; this package never calls them.
-type Tx interface {
+// StdTx is a transaction of database/sql that its caller has begun and will end: for example
+// *sql.Tx, *sqlx.Tx, bun.Tx, and GORM's Statement.ConnPool inside of Transaction. Because of Commit
+// and Rollback the compiler refuses a pool or a bare connection; this package never calls them.
+type StdTx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 	Commit() error
@@ -22,7 +22,7 @@ type Tx interface {
 }
 
 // Claim is [dedupe.Claim] in a transaction of database/sql.
-func Claim(ctx context.Context, tx Tx, key dedupe.Key) (dedupe.Outcome, error) {
+func Claim(ctx context.Context, tx StdTx, key dedupe.Key) (dedupe.Outcome, error) {
 	t, err := adapt(tx)
 	if err != nil {
 		return 0, err
@@ -31,7 +31,7 @@ func Claim(ctx context.Context, tx Tx, key dedupe.Key) (dedupe.Outcome, error) {
 }
 
 // ClaimAll is [dedupe.ClaimAll] in a transaction of database/sql.
-func ClaimAll(ctx context.Context, tx Tx, keys []dedupe.Key) ([]dedupe.Outcome, error) {
+func ClaimAll(ctx context.Context, tx StdTx, keys []dedupe.Key) ([]dedupe.Outcome, error) {
 	t, err := adapt(tx)
 	if err != nil {
 		return nil, err
@@ -40,10 +40,10 @@ func ClaimAll(ctx context.Context, tx Tx, keys []dedupe.Key) ([]dedupe.Outcome, 
 }
 
 // Enqueue is [outbox.Enqueue] in a transaction of database/sql.
-func Enqueue(ctx context.Context, tx Tx, call outbox.Call) error { return EnqueueAll(ctx, tx, call) }
+func Enqueue(ctx context.Context, tx StdTx, call outbox.Call) error { return EnqueueAll(ctx, tx, call) }
 
 // EnqueueAll is [outbox.EnqueueAll] in a transaction of database/sql.
-func EnqueueAll(ctx context.Context, tx Tx, calls ...outbox.Call) error {
+func EnqueueAll(ctx context.Context, tx StdTx, calls ...outbox.Call) error {
 	t, err := adapt(tx)
 	if err != nil {
 		return err
@@ -52,7 +52,7 @@ func EnqueueAll(ctx context.Context, tx Tx, calls ...outbox.Call) error {
 }
 
 // adapt refuses a value that is not a transaction.
-func adapt(tx Tx) (*txAdapter, error) {
+func adapt(tx StdTx) (*txAdapter, error) {
 	if std, ok := tx.(*sql.Tx); tx == nil || ok && std == nil {
 		return nil, fmt.Errorf("sqltx: tx: %w: it is nil", dedupe.ErrNoTransaction)
 	}

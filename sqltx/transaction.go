@@ -16,11 +16,11 @@ import (
 
 // txAdapter adapts a Tx for packages dedupe and outbox.
 type txAdapter struct {
-	tx    Tx
+	tx    StdTx
 	types *pgtype.Map // not safe for several goroutines, so each call has its own
 }
 
-var _ dedupe.Tx = (*txAdapter)(nil)
+var _ dedupe.AnyTx = (*txAdapter)(nil)
 
 // Exec runs a statement. Its tag counts rows and has no command name: database/sql does not report
 // it.

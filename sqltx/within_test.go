@@ -114,7 +114,7 @@ func TestT1WithinABatch(t *testing.T) {
 	pool := effects(t)
 	handle := func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
 		for _, m := range msgs {
-			one := consumer.For(tx, m)
+			one := consumer.TxFor(tx, m)
 			if err := sqltx.Within(ctx, one, func(ctx context.Context, sqlTx *sql.Tx) error {
 				return errors.Join(insert(ctx, sqlTx, string(m.Value)), outbox.Enqueue(ctx, one, outbox.Call{Sink: "payments", Name: "charge"}))
 			}); err != nil {

@@ -57,9 +57,9 @@ func instrumentConsumer(c *consumer.Config, t Config) error {
 	}
 	hooks := consumer.Hooks{
 		AttemptStart: r.begin, AttemptEnd: r.end, HandleBatchStart: r.handleBatch,
-		Owned: func(o consumer.PartitionEvent) { r.of(o.Topic) }, // so that its counters are there, at 0
-		Retry: func(e consumer.MessageEvent) { r.retries.Add(context.Background(), 1, r.of(e.Topic).topic) },
-		Hung:  func(e consumer.MessageEvent) { r.hung.Add(context.Background(), 1, r.of(e.Topic).topic) },
+		Owned: func(o consumer.OwnedEvent) { r.of(o.Topic) }, // so that its counters are there, at 0
+		Retry: func(e consumer.RetryEvent) { r.retries.Add(context.Background(), 1, r.of(e.Topic).topic) },
+		Hung:  func(e consumer.HungEvent) { r.hung.Add(context.Background(), 1, r.of(e.Topic).topic) },
 	}
 	if r.perMessage {
 		hooks.HandleStart = r.handle
@@ -131,7 +131,7 @@ type transaction struct {
 
 type transactionKey struct{}
 
-func (r *consumerRecorder) begin(ctx context.Context, b consumer.BatchDone) context.Context {
+func (r *consumerRecorder) begin(ctx context.Context, b consumer.Batch) context.Context {
 	if b.Messages == 0 { // it only moves the position past offsets that hold nothing
 		return ctx
 	}
@@ -227,7 +227,7 @@ func producerOf(m *consumer.Message) trace.SpanContext {
 	return spanOf(parent, state)
 }
 
-func (r *consumerRecorder) end(ctx context.Context, b consumer.BatchDone, err error) {
+func (r *consumerRecorder) end(ctx context.Context, b consumer.BatchResult, err error) {
 	t, ok := ctx.Value(transactionKey{}).(*transaction)
 	if !ok {
 		return

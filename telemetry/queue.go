@@ -16,14 +16,14 @@ func instrumentQueue(c *queue.Config, t Config) error {
 	if r.err != nil {
 		return r.err
 	}
-	name, then := attribute.String("queue", c.Name), c.Stored
+	name, then := attribute.String("queue", c.Name), c.OnStored
 	count := func(s queue.Stored) {
 		for outcome, n := range map[string]int{"fresh": s.Fresh, "copy": s.Copies, "parked": s.Parked} {
 			received.Add(context.Background(), int64(n), metric.WithAttributes(name, attribute.String("outcome", outcome)))
 		}
 	}
 	count(queue.Stored{}) // so that the counters are there, at 0
-	c.Stored = func(s queue.Stored) {
+	c.OnStored = func(s queue.Stored) {
 		if then != nil {
 			then(s)
 		}

@@ -43,11 +43,11 @@ func instrumentRelay(c *outbox.RelayConfig, t Config) error {
 		AttemptStart: func(ctx context.Context, a outbox.Attempt) context.Context {
 			options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
 				attribute.String(messagingSystem, "onlyonce"), attribute.String(messagingName, a.Sink), attribute.String(messagingOperation, "send"),
-				attribute.String(attrKind, a.Kind), attribute.String(attrName, a.Name), attribute.Int(attrAttempt, a.Number))}
+				attribute.String(attrKind, string(a.Kind)), attribute.String(attrName, a.Name), attribute.Int(attrAttempt, a.Number))}
 			if of := spanOf(codec.SplitTrace(a.Trace)); of.IsValid() {
 				options = append(options, trace.WithLinks(trace.Link{SpanContext: of}))
 			}
-			ctx, span := r.tracer.Start(ctx, a.Kind+" "+a.Sink, options...)
+			ctx, span := r.tracer.Start(ctx, string(a.Kind)+" "+a.Sink, options...)
 			return context.WithValue(ctx, attemptKey{}, attempt{span, time.Now()})
 		},
 		AttemptEnd: func(ctx context.Context, a outbox.Attempt, result outbox.Result) {
@@ -55,7 +55,7 @@ func instrumentRelay(c *outbox.RelayConfig, t Config) error {
 			if !ok {
 				return
 			}
-			if a.Kind == "send" { // the metric is the sink's time
+			if a.Kind == outbox.AttemptSend { // the metric is the sink's time
 				took := time.Since(of.begun).Seconds()
 				duration.Record(ctx, took, metric.WithAttributes(sinkOf(a.Sink)))
 				attrs := []attribute.KeyValue{attribute.String(messagingSystem, "onlyonce"), attribute.String(messagingOpName, messagingOpSend), attribute.String(messagingName, a.Sink)}
@@ -68,7 +68,7 @@ func instrumentRelay(c *outbox.RelayConfig, t Config) error {
 			end(of.span, result.Err, attribute.String(attrOutcome, result.Outcome.String()))
 		},
 		Settled: func(s outbox.Settled) {
-			attempts.Add(context.Background(), 1, metric.WithAttributes(sinkOf(s.Sink), attribute.String("outcome", s.As)))
+			attempts.Add(context.Background(), 1, metric.WithAttributes(sinkOf(s.Sink), attribute.String("outcome", string(s.State))))
 			if s.Final {
 				delay.Record(context.Background(), s.Age.Seconds(), metric.WithAttributes(sinkOf(s.Sink)))
 			}

@@ -142,7 +142,7 @@ func (ep *Endpoint) classifyError(i *incomingEvent, err error) error {
 	switch {
 	case errors.Is(err, intake.ErrPending):
 		return fmt.Errorf("%w: %w", ErrPending, err)
-	case errors.Is(err, ErrHandler), errors.Is(err, ErrAside):
+	case errors.Is(err, ErrHandler), errors.Is(err, ErrQuarantineFull):
 		return err
 	case ep.cfg.Mode == Inline && i.isHandlers(err):
 		return fmt.Errorf("%w: %w", ErrHandler, err)
@@ -192,13 +192,13 @@ func (w way) Claim(ctx context.Context, tx *guard.Tx, set []*incomingEvent, wait
 		return found, nil
 	}
 	tx.Fail(stepClaim, err)
-	refused, unknown := shard.Refused(err)
-	if unknown {
+	elsewhere := shard.Classify(err)
+	if errors.Is(elsewhere, shard.ErrUnknown) {
 		for _, place := range c.places {
 			w.set.Forget(place)
 		}
 	}
-	if refused {
+	if elsewhere != nil {
 		err = fmt.Errorf("%w: %w", intake.ErrOne, err)
 	}
 	return nil, intake.AsPending(err)
@@ -308,13 +308,13 @@ func (w way) parkUnsigned(ctx context.Context, tx *guard.Tx, i *incomingEvent) e
 	var kept int
 	args := w.store.ParkedColumns(tx, &i.item.Event, reason, why)
 	args[4] = nil // a parked row with a key claims it
-	args = append(args, w.cfg.Name, w.cfg.MaxAside)
+	args = append(args, w.cfg.Name, w.cfg.MaxQuarantineBytes)
 	if err := tx.EngineRow(ctx, stepPark, parkUnsignedSQL, args...).Scan(&kept); err != nil {
 		tx.Fail(stepPark, err)
 		return err
 	}
 	if kept == 0 {
-		return fmt.Errorf("%w: %w", intake.ErrOne, ErrAside)
+		return fmt.Errorf("%w: %w", intake.ErrOne, ErrQuarantineFull)
 	}
 	i.item.ParkedAs(reason, why)
 	return nil

@@ -45,7 +45,7 @@ func (ep *Endpoint) writeAccepted(w http.ResponseWriter, outcome Outcome, body s
 }
 
 // refusalKinds are the errors whose refusals are logged apart.
-var refusalKinds = []error{ErrTooLarge, ErrMalformed, ErrSignature, ErrStale, ErrUnavailable, ErrPending, ErrStore, ErrHandler, ErrTenant, ErrBusy, ErrAside,
+var refusalKinds = []error{ErrTooLarge, ErrMalformed, ErrSignature, ErrStale, ErrUnavailable, ErrPending, ErrStore, ErrHandler, ErrTenant, ErrBusy, ErrQuarantineFull,
 	errMethod, errBodyUnreadable, errBodySlow}
 
 // refusalKind names the kind of a refusal, for the bound on log lines.

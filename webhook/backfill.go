@@ -97,7 +97,7 @@ func (r *backfilling) listUnderLease(ctx context.Context, l *lease.Lease) error 
 	err := r.cfg.Backfill.List(listing, r.since(), func(e *Event) error {
 		r.listed++
 		err := r.acceptListed(listing, e)
-		if errors.Is(err, ErrHandler) || errors.Is(err, ErrTenant) || errors.Is(err, ErrAside) {
+		if errors.Is(err, ErrHandler) || errors.Is(err, ErrTenant) || errors.Is(err, ErrQuarantineFull) {
 			failed, err = err, nil
 		}
 		return err

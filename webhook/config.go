@@ -210,12 +210,12 @@ type Config struct {
 	// it gets 408. Defaults to 64 MiB, or four times MaxBody if that is more.
 	MaxBytes int64
 
-	// MaxAside bounds, in bytes a day (UTC), the events that are set aside if the sender does not
-	// sign the event's id, because their body or id came before (W7). Each counts with its headers,
-	// its body and 500 bytes. A further such event gets 503 ([ErrAside]); other events are not
-	// affected. At least MaxBody plus 64 KiB. Defaults to 256 MiB, or four times MaxBody if that is
-	// more.
-	MaxAside int64
+	// MaxQuarantineBytes bounds, in bytes a day (UTC), the events that are set aside if the sender
+	// does not sign the event's id, because their body or id came before (W7). Each counts with its
+	// headers, its body and 500 bytes. A further such event gets 503 ([ErrQuarantineFull]); other
+	// events are not affected. At least MaxBody plus 64 KiB. Defaults to 256 MiB, or four times
+	// MaxBody if that is more.
+	MaxQuarantineBytes int64
 
 	// Backfill lists missed events; [Endpoint.Upkeep] calls it. Defaults to none.
 	Backfill *Backfill
@@ -311,9 +311,9 @@ func (c *Config) boundSizes(l *fields.List) {
 	if least := bodies.LeastRoom(int64(c.verifier.maxBody)); c.MaxBytes < least {
 		l.Add("MaxBytes", "is %d: must be at least %d: one body of MaxBody, and a quarter for small ones", c.MaxBytes, least)
 	}
-	c.MaxAside = cmp.Or(c.MaxAside, max(256<<20, 4*int64(c.verifier.maxBody)))
-	if least := int64(c.verifier.maxBody) + 64<<10; c.MaxAside < least {
-		l.Add("MaxAside", "is %d: must be at least %d: one body of MaxBody, and 64 KiB", c.MaxAside, least)
+	c.MaxQuarantineBytes = cmp.Or(c.MaxQuarantineBytes, max(256<<20, 4*int64(c.verifier.maxBody)))
+	if least := int64(c.verifier.maxBody) + 64<<10; c.MaxQuarantineBytes < least {
+		l.Add("MaxQuarantineBytes", "is %d: must be at least %d: one body of MaxBody, and 64 KiB", c.MaxQuarantineBytes, least)
 	}
 }
 

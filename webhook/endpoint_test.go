@@ -449,7 +449,7 @@ func TestW7CopiesOfADayAreBounded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	s := unknownSender()
-	e := r.serve(s, func(c *webhook.Config) { c.MaxBody, c.MaxAside = 1<<10, 65<<10+1 })
+	e := r.serve(s, func(c *webhook.Config) { c.MaxBody, c.MaxQuarantineBytes = 1<<10, 65<<10+1 })
 	e.sendAs("d-1", "push").want(t, 200, false)
 	e.sendAs("d-2", "push").want(t, 200, true)
 	if n := one[int](r, `select aside from onlyonce.webhook_endpoints where aside_on = (now() at time zone 'UTC')::date`); n < 504 || n > 2000 {
@@ -459,7 +459,7 @@ func TestW7CopiesOfADayAreBounded(t *testing.T) {
 	e.sendAs("d-2", "a new push").want(t, 200, false) // no row has used that id up
 	for range 2 {
 		e.sendAs("d-3", "a new push").want(t, 503, false)
-		if err := r.lastRefusal(); !errors.Is(err, webhook.ErrAside) {
+		if err := r.lastRefusal(); !errors.Is(err, webhook.ErrQuarantineFull) {
 			t.Error(err)
 		}
 	}
@@ -474,8 +474,8 @@ func TestW7CopiesOfADayAreBounded(t *testing.T) {
 	e.sendAs("d-5", "a third push").want(t, 200, false)
 	r.exec(`update onlyonce.webhook_endpoints set aside_on = aside_on - 1`)
 	e.sendAs("d-3", "another push").want(t, 200, true)
-	cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, MaxBody: 1 << 10, MaxAside: 65<<10 - 1}
-	if _, err := webhook.New(r.recv, cfg); err == nil || !strings.Contains(err.Error(), "MaxAside") {
+	cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, MaxBody: 1 << 10, MaxQuarantineBytes: 65<<10 - 1}
+	if _, err := webhook.New(r.recv, cfg); err == nil || !strings.Contains(err.Error(), "MaxQuarantineBytes") {
 		t.Errorf("less than a body: %v", err)
 	}
 }

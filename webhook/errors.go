@@ -40,9 +40,9 @@ var (
 	// of bodies. 503.
 	ErrBusy = errors.New("webhook: too many requests at once (Config.MaxInFlight, Config.MaxBytes)")
 
-	// ErrAside: today's events that were set aside, because their id or body came before, have
-	// reached Config.MaxAside; this one was not stored. 503.
-	ErrAside = errors.New("webhook: the events that were set aside today have reached Config.MaxAside")
+	// ErrQuarantineFull: today's events that were set aside, because their id or body came before,
+	// have reached Config.MaxQuarantineBytes; this one was not stored. 503.
+	ErrQuarantineFull = errors.New("webhook: the events that were set aside today have reached Config.MaxQuarantineBytes")
 
 	errMethod         = errors.New("webhook: the method is not POST")
 	errBodyUnreadable = errors.New("webhook: the body could not be read")
@@ -50,7 +50,7 @@ var (
 )
 
 // ErrConfig is wrapped by every error of New.
-var ErrConfig = errors.New("webhook")
+var ErrConfig = errors.New("webhook: invalid configuration")
 
 // Error says which check refused a request. It is for logs and metrics; a sender gets only Status.
 // Its text consists of names of headers and members, and constant words. It quotes neither the

@@ -61,7 +61,7 @@ func TestW15ForwardFitsWhatItCan(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
 			e := r.serve(membersSample(), func(c *webhook.Config) {
-				c.Mode, c.Forward, c.OrderingKey = webhook.ForwardOnly, &webhook.Forward{Sink: "kafka", Target: "/payments", Key: true}, member("account")
+				c.Mode, c.Forward, c.OrderingKey = webhook.ForwardOnly, &webhook.Forward{Sink: "kafka", Target: "/payments", KeyInTarget: true}, member("account")
 			})
 			e.send(membersBody(t, map[string]string{"id": "1", "type": c.kind, "account": c.account})).want(t, 200, false)
 			if got := one[string](r, `select target from onlyonce.outbox_log`); got != c.target {
@@ -124,7 +124,7 @@ func TestW15FaultsOfForward(t *testing.T) {
 	scheme.Name = "grüße"
 	for want, cfg := range map[string]webhook.Config{
 		"Target: \"payments\"": {Forward: &webhook.Forward{Sink: "s", Target: "payments"}, Provider: s.provider, Secrets: []string{s.secret}},
-		"are more than 2048":   {Forward: &webhook.Forward{Sink: "s", Target: "/" + strings.Repeat("x", 1980), Key: true}, Provider: s.provider, Secrets: []string{s.secret}},
+		"are more than 2048":   {Forward: &webhook.Forward{Sink: "s", Target: "/" + strings.Repeat("x", 1980), KeyInTarget: true}, Provider: s.provider, Secrets: []string{s.secret}},
 		"X-Auth-Token":         {Forward: &webhook.Forward{Sink: "s", Target: "/payments"}, Provider: s.provider, Secrets: []string{s.secret}, KeepHeaders: []string{"X-Auth-Token"}},
 		"the provider's name":  {Forward: &webhook.Forward{Sink: "s", Target: "/payments"}, Provider: broken{scheme}, Secrets: []string{s.secret}},
 	} {

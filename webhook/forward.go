@@ -33,7 +33,7 @@ type Forward struct {
 	// key stay in one partition. The key also becomes the call's ordering key, so the relay sends
 	// them one after another. If the key would make the target longer than 2 KiB, the target has
 	// "sha256:" and its hash instead. Defaults to false.
-	Key bool
+	KeyInTarget bool
 }
 
 // check notes the faults that the outbox would find in the call of every event (W15).
@@ -42,7 +42,7 @@ func (f *Forward) check(l *fields.List, v *Verifier) {
 		l.Add("Forward.Sink", "must not be empty")
 	}
 	longest := f.Target
-	if f.Key {
+	if f.KeyInTarget {
 		longest += keyParam + strings.Repeat("x", len(percentEncode(hashedKey(nil))))
 	}
 	if f.Target == "" {
@@ -87,7 +87,7 @@ func (f *Forward) enqueue(ctx context.Context, tx consumer.Tx, i *incomingEvent,
 	if i.Type != "" && frozen.Value(headerForwarded+"Event-Type", i.Type) == nil {
 		c.Header.Set(headerForwarded+"Event-Type", i.Type)
 	}
-	if f.Key && i.item.Key != nil {
+	if f.KeyInTarget && i.item.Key != nil {
 		key := percentEncode(i.item.Key)
 		if len(c.Target)+len(keyParam)+len(key) > frozen.MaxTarget {
 			key = percentEncode(hashedKey(i.item.Key))

@@ -136,7 +136,7 @@ func TestStaleAfterAFailure(t *testing.T) {
 func TestForward(t *testing.T) {
 	t.Parallel()
 	forward := func(c *webhook.Config) {
-		c.Forward = &webhook.Forward{Sink: "kafka", Target: "/hooks", Key: true}
+		c.Forward = &webhook.Forward{Sink: "kafka", Target: "/hooks", KeyInTarget: true}
 		c.OrderingKey = func(*webhook.Event) string { return "in/1 &" }
 		c.MaxBody = 1 << 20 // GitHub sends more than a call's body can hold
 	}

@@ -280,7 +280,7 @@ func TestW7DayIsFullForOneEventOfASet(t *testing.T) {
 	r := newRig(t)
 	e := r.serve(samples(t)["GitHub"], func(c *webhook.Config) {
 		c.MaxBody = 1000
-		c.MaxAside = 1000 + 64<<10
+		c.MaxQuarantineBytes = 1000 + 64<<10
 	})
 	e.sendAs("d-1", "push").want(t, 200, false)
 	r.exec(`insert into onlyonce.webhook_endpoints (endpoint, aside_on, aside) values ('e', (clock_timestamp() at time zone 'UTC')::date, 1000 + (64 << 10))`)

@@ -48,7 +48,7 @@ func TestExplainFindsARequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("POST /payments", layer.MustHandle(idempotency.Route{Pattern: "/payments", KeyWindow: idempotency.NoCalls}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) })))
+	mux.Handle("POST /payments", layer.MustHandle(idempotency.Route{Pattern: "/payments", NoCalls: true}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) })))
 	const key = "684047a3-2f0e-4c5e-9d8b-0e9b2c6a7f11"
 	for _, tenant := range []string{"shop", "other"} {
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/payments", strings.NewReader("{}"))

@@ -218,7 +218,7 @@ func startEngines(t *testing.T, d *drill, pool *pgxpool.Pool, log *slog.Logger) 
 		Scope:           func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{Tenant: "shop"}, nil }})
 	must(err)
 	d.runs(requests.Run)
-	layer = requests.MustHandle(idempotency.Route{Pattern: "/payments", KeyWindow: idempotency.NoCalls}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	layer = requests.MustHandle(idempotency.Route{Pattern: "/payments", NoCalls: true}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusCreated)
 	}))
 	topic.Append(0, "one", consumer.Header{Name: "message-id", Value: []byte("1")})

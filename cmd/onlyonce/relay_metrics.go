@@ -78,12 +78,12 @@ func measureRelay(h *outbox.Hooks, sinks []outbox.Sink) *metrics.Registry {
 		return context.WithValue(ctx, began{}, time.Now())
 	}
 	h.AttemptEnd = func(ctx context.Context, a outbox.Attempt, _ outbox.Result) {
-		if at, ok := ctx.Value(began{}).(time.Time); ok && a.Kind == "send" {
+		if at, ok := ctx.Value(began{}).(time.Time); ok && a.Kind == outbox.AttemptSend {
 			r.Observe(metrics.OutboxAttemptDuration, time.Since(at).Seconds(), a.Sink)
 		}
 	}
 	h.Settled = func(s outbox.Settled) {
-		r.Add(metrics.OutboxAttempts, 1, s.Sink, s.As)
+		r.Add(metrics.OutboxAttempts, 1, s.Sink, string(s.State))
 		if s.Final {
 			r.Observe(metrics.OutboxDelay, s.Age.Seconds(), s.Sink)
 		}

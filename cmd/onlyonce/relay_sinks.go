@@ -42,7 +42,7 @@ func parseRelay(data []byte, env func(string) string) (cfg outbox.RelayConfig, s
 	cfg.Backoff.Min, cfg.Backoff.Max = top.duration("backoff_min", 0), top.duration("backoff_max", 0)
 	cfg.Retention, cfg.DrainTimeout = top.duration("retention", 0), top.duration("drain_timeout", 0)
 	cfg.PassOn, cfg.WaitFor = top.flag("pass_on"), top.texts("wait_for")
-	cfg.Brake = outbox.Brake{Off: top.flag("brake_off"), Every: top.duration("brake_every", 0)}
+	cfg.Brake = outbox.Brake{Off: top.flag("brake_off"), ProbeInterval: top.duration("brake_every", 0)}
 	for _, s := range top.objects("rates") {
 		cfg.Rates = append(cfg.Rates, outbox.Rate{Sink: s.text("sink"), Tenant: s.text("tenant"), EachTenant: s.flag("each_tenant"), OrderingKeyPrefix: s.text("ordering_key_prefix"),
 			PerSecond: value[float64](s, "per_second", "a number"), InFlight: s.number("in_flight")})

@@ -70,9 +70,9 @@ func TestPause(t *testing.T) {
 	stop := s.start(effect, nil)
 	s.keyed("a", "v0")
 	s.reaches(1)
-	paused := make(chan consumer.PartitionEvent, 10)
+	paused := make(chan consumer.PausedEvent, 10)
 	stop()
-	stop = s.start(effect, func(c *consumer.Config) { c.Hooks.Paused = func(p consumer.PartitionEvent) { paused <- p } })
+	stop = s.start(effect, func(c *consumer.Config) { c.Hooks.Paused = func(p consumer.PausedEvent) { paused <- p } })
 
 	s.run(cursorArgs("resume", "-yes")...).want(t, statusGood, "It is not paused: nothing was changed")
 	s.run(cursorArgs("pause", "-yes")...).want(t, statusGood, "Pause scope stock, topic orders, partition 0: 1 cursors in use", "Done; audit row")

@@ -100,7 +100,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*API, error) {
 	}
 	a.operations, err = idempotency.NewOperations(a.layer, idempotency.OperationsConfig{
 		Path: "/v1/settlements/", Stream: cfg.Sink, Partitions: 4, PollInterval: 50 * time.Millisecond, RetryAfter: time.Second, LeaseTTL: 3 * time.Second,
-		Hooks: consumer.Hooks{Batch: func(consumer.BatchDone) { a.relay.Wake() }},
+		Hooks: consumer.Hooks{Batch: func(consumer.BatchResult) { a.relay.Wake() }},
 	}, map[string]idempotency.Work{"settle": a.settleWork})
 	return a, err
 }

@@ -69,7 +69,7 @@ func (a *API) charge(r *http.Request, in *params) (*answer, error) {
 	if err := in.fault(); err != nil {
 		return nil, err
 	}
-	tx, err := idempotency.Tx(r)
+	tx, err := idempotency.TxOf(r)
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +129,7 @@ func (a *API) capture(r *http.Request, in *params) (*answer, error) {
 	if !storable(r.PathValue("id")) {
 		return nil, notFoundProblem(pgx.ErrNoRows)
 	}
-	tx, err := idempotency.Tx(r)
+	tx, err := idempotency.TxOf(r)
 	if err != nil {
 		return nil, err
 	}

@@ -45,7 +45,7 @@ func (a *API) refund(r *http.Request, in *params) (*answer, error) {
 	if err := in.fault(); err != nil {
 		return nil, err
 	}
-	tx, err := idempotency.Tx(r)
+	tx, err := idempotency.TxOf(r)
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +115,7 @@ func (a *API) payout(r *http.Request, in *params) (*answer, error) {
 	if result.Refused != "" {
 		return nil, newProblem(http.StatusPaymentRequired, "payout-refused", "the provider refuses: %s", result.Refused)
 	}
-	tx, err := idempotency.Tx(r)
+	tx, err := idempotency.TxOf(r)
 	if err != nil {
 		return nil, err
 	}

@@ -37,7 +37,7 @@ func Example() {
 				}
 				return idempotency.Scope{Tenant: tenant}, nil
 			},
-			Methods: map[string]grpcserver.Method{"/pay.v1.Payments/Charge": {Doer: idempotency.DoerConfig{KeyWindow: idempotency.NoCalls}}},
+			Methods: map[string]grpcserver.Method{"/pay.v1.Payments/Charge": {Doer: idempotency.DoerConfig{NoCalls: true}}},
 		})
 		if err != nil {
 			return nil, err
@@ -48,7 +48,7 @@ func Example() {
 		return server, guard.Check(server)
 	}
 	charge := func(ctx context.Context, account *wrapperspb.StringValue) (*wrapperspb.Int64Value, error) {
-		tx, err := grpcserver.Tx(ctx)
+		tx, err := grpcserver.TxOf(ctx)
 		if err != nil {
 			return nil, err
 		}

@@ -3,7 +3,7 @@
 //
 //	guard, err := grpcserver.New(layer, grpcserver.Config{
 //		Scope:   customerOf,
-//		Methods: map[string]grpcserver.Method{"/pay.v1.Payments/Charge": {Doer: idempotency.DoerConfig{KeyWindow: idempotency.NoCalls}}},
+//		Methods: map[string]grpcserver.Method{"/pay.v1.Payments/Charge": {Doer: idempotency.DoerConfig{NoCalls: true}}},
 //	})
 //	...
 //	server := grpc.NewServer(grpc.ChainUnaryInterceptor(authenticate, guard.Unary()))
@@ -11,10 +11,10 @@
 //	err = guard.Check(server)
 //
 // The client sends the key in the metadata "idempotency-key", the same at each attempt. A handler
-// writes through [Tx], in the transaction that stores its answer. Each later call with the key gets
-// the same answer, or the same final error with its details, and the metadata that the handler has
-// set (grpc.SetHeader, grpc.SetTrailer). They are sent with the answer, and those of a run that was
-// undone are not.
+// writes through [TxOf], in the transaction that stores its answer. Each later call with the key
+// gets the same answer, or the same final error with its details, and the metadata that the handler
+// has set (grpc.SetHeader, grpc.SetTrailer). They are sent with the answer, and those of a run that
+// was undone are not.
 //
 // Only unary methods are protected. [Interceptor.Check] finds methods of the configuration that the
 // server does not have or that stream: call it once all services are registered.
@@ -81,7 +81,7 @@ type Method struct {
 	// the method, and messages are stored as protobuf.
 	Doer idempotency.DoerConfig
 
-	// KeyOptional runs calls without a key unprotected; [Tx] then returns ErrNoTx. Defaults to
+	// KeyOptional runs calls without a key unprotected; [TxOf] then returns ErrNoTx. Defaults to
 	// false: they fail with codes.InvalidArgument.
 	KeyOptional bool
 
@@ -107,7 +107,7 @@ type method struct {
 // New checks the configuration without connecting. If it is wrong, the error lists every fault and
 // wraps idempotency.ErrConfig. The layer's Run purges the records.
 func New(layer *idempotency.Layer, cfg Config) (*Interceptor, error) {
-	l := fields.List{Sentinel: fields.Named("grpcserver", idempotency.ErrConfig), Struct: "Config"}
+	l := fields.List{Sentinel: fields.Named("grpcserver: invalid configuration", idempotency.ErrConfig), Struct: "Config"}
 	if cfg.Scope == nil {
 		l.Add("Scope", "must be set: it returns the owner of a call")
 	}
@@ -157,7 +157,7 @@ func (i *Interceptor) Check(server interface {
 			unary["/"+service+"/"+m.Name] = !m.IsClientStream && !m.IsServerStream
 		}
 	}
-	l := fields.List{Sentinel: fields.Named("grpcserver", idempotency.ErrConfig), Struct: "Config"}
+	l := fields.List{Sentinel: fields.Named("grpcserver: invalid configuration", idempotency.ErrConfig), Struct: "Config"}
 	for _, name := range slices.Sorted(maps.Keys(i.methods)) {
 		protects, has := unary[name]
 		switch {
@@ -172,11 +172,11 @@ func (i *Interceptor) Check(server interface {
 
 type txKey struct{}
 
-// Tx returns the transaction for a call's effects, from a context of the handler. If the handler
+// TxOf returns the transaction for a call's effects, from a context of the handler. If the handler
 // returns no error, it commits together with the stored answer; otherwise it rolls back. It is
 // valid until the handler returns, and for one goroutine at a time. Outside of a protected call the
 // error is idempotency.ErrNoTx.
-func Tx(ctx context.Context) (consumer.Tx, error) {
+func TxOf(ctx context.Context) (consumer.Tx, error) {
 	tx, ok := ctx.Value(txKey{}).(consumer.Tx)
 	if !ok {
 		return nil, idempotency.ErrNoTx

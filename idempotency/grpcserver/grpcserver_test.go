@@ -93,7 +93,7 @@ func newRigOn(t *testing.T, layers, pool *pgxpool.Pool) *rig {
 			}
 			return idempotency.Scope{}, errors.New("who is it?")
 		},
-		Methods: map[string]grpcserver.Method{charge: {Doer: idempotency.DoerConfig{KeyWindow: idempotency.NoCalls}}, preview: {KeyOptional: true, Doer: idempotency.DoerConfig{KeyWindow: idempotency.NoCalls}}},
+		Methods: map[string]grpcserver.Method{charge: {Doer: idempotency.DoerConfig{NoCalls: true}}, preview: {KeyOptional: true, Doer: idempotency.DoerConfig{NoCalls: true}}},
 		Logger:  slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -116,7 +116,7 @@ func newRigOn(t *testing.T, layers, pool *pgxpool.Pool) *rig {
 
 // pay writes an effect and returns the number of the run.
 func (r *rig) pay(ctx context.Context, in string) (proto.Message, error) {
-	tx, err := grpcserver.Tx(ctx)
+	tx, err := grpcserver.TxOf(ctx)
 	if errors.Is(err, idempotency.ErrNoTx) {
 		return wrapperspb.String("unprotected"), nil
 	}
@@ -260,7 +260,7 @@ func TestH13Metadata(t *testing.T) {
 				t.Error(err)
 			}
 			if run == "1" {
-				tx, err := grpcserver.Tx(ctx)
+				tx, err := grpcserver.TxOf(ctx)
 				if err == nil {
 					_, err = tx.Exec(ctx, `do 'begin raise exception using errcode = ''40001''; end'`)
 				}
@@ -354,7 +354,7 @@ func TestCallsAtOnceAndLostCommits(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	t.Parallel()
-	_, err := grpcserver.New(nil, grpcserver.Config{Methods: map[string]grpcserver.Method{charge: {Doer: idempotency.DoerConfig{Scope: "s", KeyWindow: idempotency.NoCalls, MaxResult: -1}, Final: []codes.Code{codes.OK}}}})
+	_, err := grpcserver.New(nil, grpcserver.Config{Methods: map[string]grpcserver.Method{charge: {Doer: idempotency.DoerConfig{Scope: "s", NoCalls: true, MaxResult: -1}, Final: []codes.Code{codes.OK}}}})
 	if !errors.Is(err, idempotency.ErrConfig) {
 		t.Fatal(err)
 	}

@@ -35,7 +35,7 @@ import (
 )
 
 // ErrConfig is wrapped by every error of New.
-var ErrConfig = errors.New("rediscache")
+var ErrConfig = errors.New("rediscache: invalid configuration")
 
 // maxEntry bounds how many bytes of a value are read. Entries are far shorter; a longer value is
 // not one.

@@ -94,7 +94,7 @@ type beforeCommitTx interface {
 // their partitions until the transaction ends, so call it last; in a guarded transaction
 // (internal/guard) that is done for you. If it fails with SQLSTATE 40001 or 40P01, run the
 // transaction again.
-func Append(ctx context.Context, tx dedupe.Tx, events ...Event) error {
+func Append(ctx context.Context, tx dedupe.AnyTx, events ...Event) error {
 	var faults []error
 	items := make([]any, len(events))
 	for i, e := range events {

@@ -7,7 +7,7 @@ import (
 )
 
 // AppendTo appends events to a given partition, and not to one that their keys choose.
-func AppendTo(ctx context.Context, tx dedupe.Tx, partition int16, events ...Event) error {
+func AppendTo(ctx context.Context, tx dedupe.AnyTx, partition int16, events ...Event) error {
 	for i := range events {
 		events[i].Partition = &partition
 	}

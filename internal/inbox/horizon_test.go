@@ -111,7 +111,8 @@ func TestT15Durations(t *testing.T) {
 	}
 }
 
-// T15: no column of ours has a time without its zone. A day is one of UTC: webhook.MaxAside.
+// T15: no column of ours has a time without its zone. A day is one of UTC:
+// webhook.MaxQuarantineBytes.
 func TestT15Columns(t *testing.T) {
 	t.Parallel()
 	const sql = `select coalesce(string_agg(table_name || '.' || column_name, ' ' order by 1), '') from (

@@ -15,8 +15,8 @@ import (
 // Breaker holds back the calls to a host that is down. After Failures failed attempts in a row, of
 // any calls, the last failure and each further one asks the relay to hold calls for OpenFor, as the
 // host itself could with Retry-After. If there was no connection, it holds all calls of the sink
-// (outbox.HoldsAll). Otherwise the call may be the cause: it holds those of its tenant, and those
-// of the sink once calls of three tenants have failed (outbox.HoldsSink). The relay starts no such
+// (outbox.RetrySink). Otherwise the call may be the cause: it holds those of its tenant, and those
+// of the sink once calls of three tenants have failed (outbox.RetryAuto). The relay starts no such
 // calls meanwhile, so that no attempts are counted and no windows begin. Then it makes one call at
 // a time until one is delivered or rejected.
 //
@@ -66,9 +66,9 @@ func (s *Sink) noteHealth(health error, r outbox.Result) outbox.Result {
 			r.RetryAfter = b.OpenFor
 			r.HoldReason = fmt.Sprintf("%d attempts in a row failed, the last: %s (breaker)", n, r.Reason)
 		}
-		r.Holds = outbox.HoldsSink
+		r.RetryScope = outbox.RetryAuto
 		if errors.Is(health, errNoHost) {
-			r.Holds = outbox.HoldsAll
+			r.RetryScope = outbox.RetrySink
 		}
 	}
 	return r

@@ -63,13 +63,13 @@ func TestBreakerOpens(t *testing.T) {
 				c.change(cfg)
 			}
 		})
-		want := outbox.HoldsSink
+		want := outbox.RetryAuto
 		if name == "refused" || name == "address" {
-			want = outbox.HoldsAll // no call can bring it about
+			want = outbox.RetrySink // no call can bring it about
 		}
 		for i := range 4 {
 			r := s.Send(t.Context(), delivery())
-			if holds := r.RetryAfter > 0; holds != (c.opens && i >= 2) || holds && (!again(r) || r.Holds != want || r.RetryAfter != time.Hour) {
+			if holds := r.RetryAfter > 0; holds != (c.opens && i >= 2) || holds && (!again(r) || r.RetryScope != want || r.RetryAfter != time.Hour) {
 				t.Errorf("%s: attempt %d: %+v", name, i+1, r)
 			}
 		}
@@ -86,7 +86,7 @@ func TestBreakerCountsInARow(t *testing.T) {
 	})
 	s := newSink(t, base, func(c *httpsink.Config) { c.Breaker = httpsink.Breaker{Failures: 3, OpenFor: time.Hour} })
 	for range 12 {
-		if r := s.Send(t.Context(), delivery()); r.Holds != outbox.HoldsCall && r.RetryAfter > 0 {
+		if r := s.Send(t.Context(), delivery()); r.RetryScope != outbox.RetryCall && r.RetryAfter > 0 {
 			t.Errorf("after %d requests: %+v", n.Load(), r)
 		}
 	}

@@ -37,7 +37,7 @@ func (s *Sink) classify(a Answer, tenant string) outbox.Result {
 	refused := byDefault && (a.Status == http.StatusUnauthorized || a.Status == http.StatusForbidden)
 	if refused && tenant != "" {
 		r.Outcome = outbox.Postponed
-		r.Holds = outbox.HoldsTenant
+		r.RetryScope = outbox.RetryTenant
 		r.HoldFor = s.cfg.Breaker.OpenFor
 		r.HoldReason = "the tenant's credentials are refused: " + r.Reason
 		r.Reason += ": the tenant's calls wait; are its credentials valid?"
@@ -50,9 +50,9 @@ func (s *Sink) classify(a Answer, tenant string) outbox.Result {
 	switch {
 	case outcome.Mark(a.Header) == outcome.InProgress: // that is about this call alone
 	case a.Status == http.StatusServiceUnavailable:
-		r.Holds = outbox.HoldsSink
+		r.RetryScope = outbox.RetryAuto
 	case a.Status == http.StatusTooManyRequests:
-		r.Holds = outbox.HoldsTenant
+		r.RetryScope = outbox.RetryTenant
 	}
 	return r
 }

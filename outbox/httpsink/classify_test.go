@@ -52,9 +52,9 @@ func TestRetryAfterIsForRetries(t *testing.T) {
 // Retry-After of 503 is about the remote, that of 429 about who calls.
 func TestO14WhatRetryAfterHolds(t *testing.T) {
 	t.Parallel()
-	for status, want := range map[int]outbox.Holds{503: outbox.HoldsSink, 429: outbox.HoldsTenant, 500: outbox.HoldsCall, 409: outbox.HoldsCall, 200: outbox.HoldsCall} {
+	for status, want := range map[int]outbox.RetryScope{503: outbox.RetryAuto, 429: outbox.RetryTenant, 500: outbox.RetryCall, 409: outbox.RetryCall, 200: outbox.RetryCall} {
 		s := &Sink{}
-		if got := s.classify(Answer{Status: status, Header: http.Header{"Retry-After": {"60"}}}, "acme").Holds; got != want {
+		if got := s.classify(Answer{Status: status, Header: http.Header{"Retry-After": {"60"}}}, "acme").RetryScope; got != want {
 			t.Errorf("%d holds %d, want %d", status, got, want)
 		}
 	}

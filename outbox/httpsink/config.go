@@ -124,7 +124,7 @@ type Config struct {
 }
 
 // ErrConfig is wrapped by every error of New.
-var ErrConfig = errors.New("httpsink")
+var ErrConfig = errors.New("httpsink: invalid configuration")
 
 // Sink sends calls over HTTP. Make one with [New]. It is safe for concurrent use.
 type Sink struct {

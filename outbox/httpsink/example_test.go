@@ -58,9 +58,9 @@ func ExampleNew() {
 	})
 	fmt.Println(err)
 	// Output:
-	// httpsink: Config.Timeout: is 1h0m0s: must be from 1ms to 10m0s
-	// httpsink: Config.KeyWindow: must be set: how long the remote remembers a key, or outbox.Forever
-	// httpsink: Config.BaseURL: its host cannot be called: address 169.254.169.254 refused: a cloud's metadata service, and allowed by neither AllowPrivate nor AllowNetworks
+	// httpsink: invalid configuration: Config.Timeout: is 1h0m0s: must be from 1ms to 10m0s
+	// httpsink: invalid configuration: Config.KeyWindow: must be set: how long the remote remembers a key, or outbox.Forever
+	// httpsink: invalid configuration: Config.BaseURL: its host cannot be called: address 169.254.169.254 refused: a cloud's metadata service, and allowed by neither AllowPrivate nor AllowNetworks
 }
 
 // A provider's profile says which header carries the key, in which form, and how long the provider

@@ -58,7 +58,7 @@ func TestO6MarksOfOurLayer(t *testing.T) {
 		}
 	}
 	// What is in progress is one call, and says nothing of the others.
-	if r := (&Sink{}).classify(answered(503, "", mark, "in-progress", "Retry-After", "1"), "acme"); r.Holds != outbox.HoldsCall || r.RetryAfter != time.Second {
+	if r := (&Sink{}).classify(answered(503, "", mark, "in-progress", "Retry-After", "1"), "acme"); r.RetryScope != outbox.RetryCall || r.RetryAfter != time.Second {
 		t.Errorf("%+v", r)
 	}
 }
@@ -122,7 +122,7 @@ func TestO14CredentialsAreTheTenants(t *testing.T) {
 		tenant string
 		want   outbox.Result
 	}{
-		"of a tenant":   {401, "acme", outbox.Result{Outcome: outbox.Postponed, Holds: outbox.HoldsTenant, HoldFor: time.Minute, HoldReason: "the tenant's credentials are refused: status 401"}},
+		"of a tenant":   {401, "acme", outbox.Result{Outcome: outbox.Postponed, RetryScope: outbox.RetryTenant, HoldFor: time.Minute, HoldReason: "the tenant's credentials are refused: status 401"}},
 		"of none":       {401, "", outbox.Result{Outcome: outbox.Rejected}},
 		"as configured": {403, "acme", outbox.Result{Outcome: outbox.Rejected}},
 	} {

@@ -68,7 +68,7 @@ type Config struct {
 }
 
 // ErrConfig is wrapped by every error of New.
-var ErrConfig = errors.New("kafkasink")
+var ErrConfig = errors.New("kafkasink: invalid configuration")
 
 // withDefaults fills in the defaults and returns every fault at once.
 func (c Config) withDefaults() (Config, error) {

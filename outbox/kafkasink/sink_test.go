@@ -356,7 +356,7 @@ func TestRowsThatCannotBeSent(t *testing.T) {
 func TestConfigFaults(t *testing.T) {
 	_, err := kafkasink.New(kafkasink.Config{})
 	for _, want := range []string{"Name", "Brokers", "Topics", "KeyWindow"} {
-		if !strings.Contains(err.Error(), "kafkasink: Config."+want+": ") {
+		if !strings.Contains(err.Error(), "kafkasink: invalid configuration: Config."+want+": ") {
 			t.Errorf("%s is not named: %v", want, err)
 		}
 	}

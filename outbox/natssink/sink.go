@@ -17,7 +17,7 @@ import (
 )
 
 // ErrConfig is wrapped by every error of New.
-var ErrConfig = errors.New("natssink")
+var ErrConfig = errors.New("natssink: invalid configuration")
 
 // Config describes a sink. The zero value of a field is the default that its comment names.
 type Config struct {

@@ -48,7 +48,7 @@ const requestsAtOnce = 4
 var errOutOfTime = fmt.Errorf("%w: the time of its batch was over, or the relay stopped", outbox.ErrNotStarted)
 
 // ErrConfig is wrapped by every error of New.
-var ErrConfig = errors.New("sqssink")
+var ErrConfig = errors.New("sqssink: invalid configuration")
 
 // Config describes a sink. The zero value of a field is the default that its comment names.
 type Config struct {

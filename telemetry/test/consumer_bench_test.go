@@ -36,7 +36,7 @@ func BenchmarkConsumer(b *testing.B) {
 			b.ReportAllocs()
 			began := used(b)
 			for b.Loop() {
-				ctx := cfg.Hooks.AttemptStart(context.Background(), consumer.BatchDone{TopicPartition: source.TopicPartition{Topic: "orders"}, Messages: len(batch)})
+				ctx := cfg.Hooks.AttemptStart(context.Background(), consumer.Batch{TopicPartition: source.TopicPartition{Topic: "orders"}, Messages: len(batch)})
 				ctx = cfg.Hooks.HandleBatchStart(ctx, batch)
 				for _, m := range batch {
 					if cfg.Hooks.HandleStart == nil {
@@ -47,7 +47,7 @@ func BenchmarkConsumer(b *testing.B) {
 						cfg.Hooks.HandleEnd(within, m, nil)
 					}
 				}
-				cfg.Hooks.AttemptEnd(ctx, consumer.BatchDone{TopicPartition: source.TopicPartition{Topic: "orders"}, Messages: len(batch), Handled: len(batch)}, nil)
+				cfg.Hooks.AttemptEnd(ctx, consumer.BatchResult{Batch: consumer.Batch{TopicPartition: source.TopicPartition{Topic: "orders"}, Messages: len(batch)}, Handled: len(batch)}, nil)
 			}
 			b.ReportMetric(float64(used(b)-began)/float64(b.N*len(batch)), "cpu-ns/message")
 		})

@@ -37,8 +37,8 @@ func applied(t *testing.T, with telemetry.Config, sampler trace.Sampler, batch [
 	if err := telemetry.Instrument(&c, with); err != nil {
 		t.Fatal(err)
 	}
-	done := consumer.BatchDone{TopicPartition: source.TopicPartition{Topic: "orders"}, Messages: len(batch)}
-	ctx := c.Hooks.AttemptStart(t.Context(), done)
+	done := consumer.BatchResult{Batch: consumer.Batch{TopicPartition: source.TopicPartition{Topic: "orders"}, Messages: len(batch)}}
+	ctx := c.Hooks.AttemptStart(t.Context(), done.Batch)
 	ctx = c.Hooks.HandleBatchStart(ctx, batch)
 	if !whole && c.Hooks.HandleStart != nil {
 		for _, m := range batch {
@@ -124,7 +124,7 @@ func TestUnsampledTakesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	batch := produced(100, false)
-	ctx := c.Hooks.AttemptStart(t.Context(), consumer.BatchDone{TopicPartition: source.TopicPartition{Topic: "orders"}, Messages: len(batch)})
+	ctx := c.Hooks.AttemptStart(t.Context(), consumer.Batch{TopicPartition: source.TopicPartition{Topic: "orders"}, Messages: len(batch)})
 	if n := testing.AllocsPerRun(10, func() {
 		c.Hooks.HandleBatchStart(ctx, batch)
 	}); n > 0 {

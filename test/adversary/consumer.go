@@ -155,7 +155,7 @@ func (x *consuming) begin(ctx context.Context, tx consumer.Tx) error {
 // each is a batch handler.
 func each(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
 	for _, m := range msgs {
-		if err := scenario.Handle(ctx, consumer.For(tx, m), m); err != nil {
+		if err := scenario.Handle(ctx, consumer.TxFor(tx, m), m); err != nil {
 			return consumer.FailMessage(m, err)
 		}
 	}

@@ -249,7 +249,7 @@ func (x *serving) layer(r *rig, pool *pgxpool.Pool, mode idempotency.Mode, level
 				return
 			}
 		}
-		tx, err := idempotency.Tx(req)
+		tx, err := idempotency.TxOf(req)
 		if err == nil {
 			_, err = tx.Exec(req.Context(), scenario.EffectSQL, key, 0, scenario.Elsewhere)
 		}

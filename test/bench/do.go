@@ -29,7 +29,7 @@ func doCall(_ context.Context, pool *pgxpool.Pool) (sender, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	doer, err := idempotency.NewDoer(layer, idempotency.DoerConfig{Scope: "charge", KeyWindow: idempotency.NoCalls})
+	doer, err := idempotency.NewDoer(layer, idempotency.DoerConfig{Scope: "charge", NoCalls: true})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -204,8 +204,8 @@ func startRelay(ctx context.Context, pool *pgxpool.Pool, sink outbox.Sink, concu
 		Sinks: []outbox.Sink{sink}, Concurrency: concurrency, PollInterval: 100 * time.Millisecond,
 		Hooks: outbox.Hooks{
 			Settled: func(s outbox.Settled) {
-				if s.As != "delivered" {
-					fail(fmt.Errorf("call %d: %s: %s (%w)", s.Row, s.As, s.Reason, s.Err))
+				if s.State != "delivered" {
+					fail(fmt.Errorf("call %d: %s: %s (%w)", s.Row, s.State, s.Reason, s.Err))
 					return
 				}
 				delivered()

@@ -264,7 +264,7 @@ func (c child) consume(ctx context.Context) error {
 		return nil
 	}
 	consuming, err := consumer.New(pool, source, handler, consumer.Config{Scope: "bench-" + c.Adapter, PositionsOnly: true,
-		Hooks: consumer.Hooks{AttemptEnd: func(_ context.Context, d consumer.BatchDone, err error) {
+		Hooks: consumer.Hooks{AttemptEnd: func(_ context.Context, d consumer.BatchResult, err error) {
 			if err == nil && handled.Add(int64(d.Handled)) >= c.Messages {
 				stop()
 			}

@@ -64,12 +64,12 @@ func layered(pool *pgxpool.Pool, cfg idempotency.Config) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return layer.Handle(idempotency.Route{Pattern: "/v1/charges", KeyWindow: idempotency.NoCalls}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return layer.Handle(idempotency.Route{Pattern: "/v1/charges", NoCalls: true}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			panic(err)
 		}
-		tx, err := idempotency.Tx(r)
+		tx, err := idempotency.TxOf(r)
 		if err == nil {
 			_, err = tx.Exec(r.Context(), effectSQL, int64(len(body)), body)
 		}

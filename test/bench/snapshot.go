@@ -64,12 +64,12 @@ func pacedSide(length time.Duration, pin bool) side {
 		c, err := consumer.New(pool, taped{&memlog.Source{Log: t.log, GroupID: group}, t.paced(pacedEvery)},
 			func(context.Context, consumer.Tx, *consumer.Message) error { return nil },
 			consumer.Config{Scope: "bench", BatchSize: 1, PositionsOnly: true, Hooks: consumer.Hooks{
-				Batch: func(b consumer.BatchDone) {
+				Batch: func(b consumer.BatchResult) {
 					mu.Lock()
 					took = append(took, b.Duration)
 					mu.Unlock()
 				},
-				Retry:  func(r consumer.MessageEvent) { fail(r.Err) },
+				Retry:  func(r consumer.RetryEvent) { fail(r.Err) },
 				Halted: func(h *consumer.HaltError) { fail(h) },
 			}})
 		if err != nil {

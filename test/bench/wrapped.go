@@ -66,7 +66,7 @@ func consumerSide(partitions int, end int64, h consumer.Handler, cfg consumer.Co
 		cfg := cfg
 		parks := cfg.OnFailure == consumer.ParkOrderingKey
 		cfg.Hooks = cfg.Hooks.Join(consumer.Hooks{
-			Batch: func(b consumer.BatchDone) {
+			Batch: func(b consumer.BatchResult) {
 				count.Add(int64(b.Handled))
 				began.Do(func() { close(begun) })
 				if (b.Handled != b.Messages || b.Fallback) && !parks {
@@ -76,12 +76,12 @@ func consumerSide(partitions int, end int64, h consumer.Handler, cfg consumer.Co
 					drained.Do(func() { close(dry) })
 				}
 			},
-			Retry: func(r consumer.MessageEvent) {
+			Retry: func(r consumer.RetryEvent) {
 				if !parks {
 					fail(r.Err)
 				}
 			},
-			Parked: func(p consumer.MessageEvent) {
+			Parked: func(p consumer.ParkedEvent) {
 				if !parks {
 					fail(p.Err)
 				}

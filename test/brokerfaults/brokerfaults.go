@@ -176,8 +176,8 @@ func (f *faults) start(h consumer.Handler) (stop func()) {
 	cfg := f.cfg
 	cfg.Hooks = consumer.Hooks{
 		Halted: func(e *consumer.HaltError) { f.mu.Lock(); defer f.mu.Unlock(); f.halts = append(f.halts, e) },
-		Retry:  func(e consumer.MessageEvent) { f.mu.Lock(); defer f.mu.Unlock(); f.retries = append(f.retries, e.Err) },
-		Owned:  func(consumer.PartitionEvent) { f.mu.Lock(); defer f.mu.Unlock(); f.owned++ },
+		Retry:  func(e consumer.RetryEvent) { f.mu.Lock(); defer f.mu.Unlock(); f.retries = append(f.retries, e.Err) },
+		Owned:  func(consumer.OwnedEvent) { f.mu.Lock(); defer f.mu.Unlock(); f.owned++ },
 	}
 	c, err := consumer.New(f.pool, f.source(f.brokers, f.group, rebalance, f.topic), h, cfg)
 	if err != nil {

@@ -54,14 +54,14 @@ func playZombie(source consumer.Source) error {
 	cfg := config()
 	var awake bool
 	var mu sync.Mutex
-	cfg.Hooks.Released = func(consumer.PartitionEvent) {
+	cfg.Hooks.Released = func(consumer.ReleasedEvent) {
 		mu.Lock()
 		defer mu.Unlock()
 		if awake {
 			end()
 		}
 	}
-	cfg.Hooks.Batch = func(b consumer.BatchDone) {
+	cfg.Hooks.Batch = func(b consumer.BatchResult) {
 		mu.Lock()
 		defer mu.Unlock()
 		if awake {

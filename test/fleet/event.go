@@ -90,19 +90,19 @@ func (w *eventWriter) end(e Event) {
 
 // Hooks report to the parent what the consumer does. After is called after each batch that has
 // committed; nil: not called.
-func (c *Child) Hooks(after func(consumer.BatchDone)) consumer.Hooks {
+func (c *Child) Hooks(after func(consumer.BatchResult)) consumer.Hooks {
 	return consumer.Hooks{
-		Owned: func(o consumer.PartitionEvent) {
+		Owned: func(o consumer.OwnedEvent) {
 			c.events.end(Event{Kind: Owned, Partition: o.Partition, Offset: o.Position})
 		},
-		Batch: func(b consumer.BatchDone) {
+		Batch: func(b consumer.BatchResult) {
 			c.events.end(Event{Kind: Done, Partition: b.Partition, Offset: b.Next, Handled: b.Handled, Duplicates: b.Duplicates,
 				Micros: b.Duration.Microseconds()})
 			if after != nil {
 				after(b)
 			}
 		},
-		Retry: func(r consumer.MessageEvent) {
+		Retry: func(r consumer.RetryEvent) {
 			e := Event{Kind: Undone, Partition: r.Partition, Offset: r.Offset, Retried: r.Parked, Text: r.Err.Error()}
 			if r.Parked {
 				c.events.write(e)
@@ -110,11 +110,11 @@ func (c *Child) Hooks(after func(consumer.BatchDone)) consumer.Hooks {
 			}
 			c.events.end(e)
 		},
-		Resolved: func(r consumer.MessageEvent) {
+		Resolved: func(r consumer.ResolvedEvent) {
 			c.events.write(Event{Kind: Resolved, Partition: r.Partition, Offset: r.Offset})
 		},
-		Parked: func(p consumer.MessageEvent) {
-			c.events.write(Event{Kind: Parked, Partition: p.Partition, Offset: p.Offset, Text: p.Reason + ": " + p.Err.Error()})
+		Parked: func(p consumer.ParkedEvent) {
+			c.events.write(Event{Kind: Parked, Partition: p.Partition, Offset: p.Offset, Text: string(p.Reason) + ": " + p.Err.Error()})
 		},
 		Halted: func(h *consumer.HaltError) {
 			c.events.write(Event{Kind: Halted, Partition: h.Partition, Offset: h.Position, Text: h.Error()})

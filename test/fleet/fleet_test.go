@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 
 func (do *task) run(ctx context.Context, c *fleet.Child) error {
 	hooks := c.Hooks(nil)
-	hooks.Owned(consumer.PartitionEvent{TopicPartition: source.TopicPartition{Partition: 0}, Position: do.Batch})
+	hooks.Owned(consumer.OwnedEvent{TopicPartition: source.TopicPartition{Partition: 0}, Position: do.Batch})
 	if do.Fail && c.Number == 1 {
 		return errors.New("no server")
 	}
@@ -52,7 +52,7 @@ func (do *task) run(ctx context.Context, c *fleet.Child) error {
 			return nil
 		}
 		c.Trap("batch", strconv.FormatInt(offset, 10))
-		hooks.Batch(consumer.BatchDone{TopicPartition: source.TopicPartition{Partition: 0}, Next: offset + 1, Handled: 1})
+		hooks.Batch(consumer.BatchResult{Batch: consumer.Batch{TopicPartition: source.TopicPartition{Partition: 0}}, Next: offset + 1, Handled: 1})
 	}
 }
 

@@ -165,7 +165,7 @@ func charge(mode idempotency.Mode, operations *idempotency.Operations) http.Hand
 		}
 		var tx consumer.Tx
 		if err == nil {
-			tx, err = idempotency.Tx(req)
+			tx, err = idempotency.TxOf(req)
 		}
 		if err == nil {
 			_, err = tx.Exec(req.Context(), `insert into effects values ($1)`, req.Header.Get("Idempotency-Key"))

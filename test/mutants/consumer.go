@@ -37,7 +37,7 @@ var consumerRules = []mutant{
 	{rule: "D3 the calls of OnParked of a batch share one bound", in: "consumer", decl: "(*engine).fillTransaction",
 		old: "e.c.onParked(work, tx, m, event)", new: "e.c.onParked(before, tx, m, event)", test: "TestD3OnParkedOfManyMessages"},
 	{rule: "D3 OnParked is not called for a message that was retried", in: "consumer", decl: "(*retrier).writeFailure",
-		old: "r.c.cfg.OnParked == nil || event.State != parked.Waiting", new: "true", test: "TestD3OnParkedOfARetriedMessage"},
+		old: "r.c.cfg.OnParked == nil || event.State != StateWaiting", new: "true", test: "TestD3OnParkedOfARetriedMessage"},
 	{rule: "D3 retried message is given up although OnParked failed", in: "consumer", decl: "(*retrier).recordFailure",
 		old: "max(owed, 1)", new: "0", test: "TestD3OnParkedOfARetriedMessage"},
 	{rule: "D3 failing OnParked counts against the message", in: "consumer", decl: "(*engine).classifyFailure",

@@ -86,7 +86,7 @@ var nightRules = []mutant{
 	{rule: "S3 a call that captures", in: "outbox", decl: "(*captures).settled",
 		old: "case a.Capture:", new: "case false:", test: "TestCompleteWithoutCapturedCalls/the_first_captures"},
 	{rule: "S3 Complete without a captured call", in: "outbox", decl: "(*captures).settled",
-		old: "case settlement == settledDelivered:", new: "case false:", test: "TestCompleteWithoutCapturedCalls/no_call_captures"},
+		old: "case settlement == CallDelivered:", new: "case false:", test: "TestCompleteWithoutCapturedCalls/no_call_captures"},
 	{rule: "S3 a stream has no brokers", in: "ops", decl: "needsOf",
 		old: "f.Kind == faultRead && (", new: "false && (", test: "TestRemedyOfAReadFault"},
 	{rule: "S3 processes that are late", in: "ops", decl: "(*StatusReport).findFaults",

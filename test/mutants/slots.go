@@ -57,7 +57,7 @@ var slotRules = []mutant{
 	{rule: "C6 work below a halt is left (L8)", in: "consumer", decl: "(*slots).slotReported",
 		old: "min(s.below, halt.blockedAt)", new: "min(s.below, 0)", test: "TestC6HaltAtAMessage"},
 	{rule: "C6 full window is not told (L8)", in: "consumer", decl: "(*slots).reportBlocked",
-		old: "emit(cfg.Hooks.WindowFull,", new: "emit[MessageEvent](nil,", test: "TestC6WindowFull"},
+		old: "emit(cfg.Hooks.WindowFull,", new: "emit[WindowFullEvent](nil,", test: "TestC6WindowFull"},
 	{rule: "C7 adopt forgets what is done (L9)", in: "ops", decl: "(*Cursor).keepsDoneFrom",
 		old: "return &at", new: "return nil", pkg: "consumer", test: "TestC7AdoptKeepsWhatIsDone"},
 	{rule: "C7 adopt keeps what is to be handled again (L9)", in: "ops", decl: "(*Cursor).keepsDoneFrom",

@@ -79,7 +79,7 @@ func appliesAll(b *testing.B, pool *pgxpool.Pool, broker queue.Broker) {
 	c, err := consumer.New(pool, benchQueue(b, pool, broker, nil), func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 		tx.Queue(effectSQL, m.Value)
 		return nil
-	}, consumer.Config{Scope: "q", BatchSize: benchBatch, Hooks: consumer.Hooks{Batch: func(d consumer.BatchDone) {
+	}, consumer.Config{Scope: "q", BatchSize: benchBatch, Hooks: consumer.Hooks{Batch: func(d consumer.BatchResult) {
 		if left.Add(int64(-d.Handled)) == 0 {
 			stop()
 		}
@@ -93,7 +93,7 @@ func appliesAll(b *testing.B, pool *pgxpool.Pool, broker queue.Broker) {
 }
 
 func benchQueue(b *testing.B, pool *pgxpool.Pool, broker queue.Broker, stored func(queue.Stored)) *queue.Queue {
-	q, err := queue.New(pool, broker, queue.Config{Name: "q", CopiesWithin: time.Hour, Partitions: 4, Batch: benchBatch, Stored: stored})
+	q, err := queue.New(pool, broker, queue.Config{Name: "q", CopiesWithin: time.Hour, Partitions: 4, Batch: benchBatch, OnStored: stored})
 	if err != nil {
 		b.Fatal(err)
 	}

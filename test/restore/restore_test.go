@@ -171,8 +171,8 @@ func (d *drill) run() (stop func()) {
 	d.must(err)
 	layer, err := idempotency.New(d.pool, idempotency.Config{Scope: idempotency.GlobalScope(), FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}}})
 	d.must(err)
-	charges, err := layer.Handle(idempotency.Route{Pattern: "/charges", KeyWindow: idempotency.NoCalls}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		tx, err := idempotency.Tx(r)
+	charges, err := layer.Handle(idempotency.Route{Pattern: "/charges", NoCalls: true}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		tx, err := idempotency.TxOf(r)
 		if err == nil {
 			body, _ := io.ReadAll(r.Body)
 			_, err = tx.Exec(r.Context(), effect, "request", numberOf(string(body)))

@@ -125,7 +125,7 @@ func (x *calling) setUp(w *world) error {
 	if err != nil {
 		return err
 	}
-	w.remote.app, err = layer.Handle(idempotency.Route{Pattern: "/calls", KeyWindow: memory, NoStoreBody: x.remote == secretRemote}, http.HandlerFunc(w.remote.behindLayer))
+	w.remote.app, err = layer.Handle(idempotency.Route{Pattern: "/calls", KeyWindow: memory, DiscardBody: x.remote == secretRemote}, http.HandlerFunc(w.remote.behindLayer))
 	return err
 }
 
@@ -141,7 +141,7 @@ func (r *remote) behindLayer(w http.ResponseWriter, req *http.Request) {
 	rejects := r.rejects
 	r.mu.Unlock()
 	body, _ := io.ReadAll(req.Body)
-	tx, err := idempotency.Tx(req)
+	tx, err := idempotency.TxOf(req)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return

@@ -317,7 +317,7 @@ func (x *consuming) change(cfg *consumer.Config) {
 			}
 		}
 	case "OnParked":
-		cfg.OnParked = func(_ context.Context, _ consumer.Tx, m *consumer.Message, _ consumer.MessageEvent) error {
+		cfg.OnParked = func(_ context.Context, _ consumer.Tx, m *consumer.Message, _ consumer.ParkedEvent) error {
 			turn(m.Value)
 			return nil
 		}

@@ -63,7 +63,7 @@ func (x *operating) setUp(w *world) error {
 	if err != nil {
 		return err
 	}
-	x.handler, err = layer.Handle(idempotency.Route{Pattern: x.path, TTL: x.ttl, KeyWindow: idempotency.NoCalls}, http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+	x.handler, err = layer.Handle(idempotency.Route{Pattern: x.path, TTL: x.ttl, NoCalls: true}, http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
 		if err := x.operations.Accept(rw, req, idempotency.Request{Name: "export", Input: []byte("export-1")}); err != nil {
 			http.Error(rw, err.Error(), http.StatusInternalServerError)
 		}

@@ -157,7 +157,7 @@ func (x *requesting) setUp(w *world) error {
 // handle is the program's handler.
 func (x *requesting) handle(w *world, rw http.ResponseWriter, req *http.Request) {
 	body, _ := io.ReadAll(req.Body)
-	tx, err := idempotency.Tx(req)
+	tx, err := idempotency.TxOf(req)
 	if err == nil {
 		err = x.effect(req.Context(), w, tx, string(body))
 	}

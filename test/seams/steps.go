@@ -93,7 +93,7 @@ func (x *stepping) handle(w *world, rw http.ResponseWriter, req *http.Request) {
 		http.Error(rw, err.Error(), http.StatusConflict) // nothing is kept
 		return
 	}
-	tx, err := idempotency.Tx(req)
+	tx, err := idempotency.TxOf(req)
 	if err == nil {
 		_, err = tx.Exec(req.Context(), effectSQL, string(body))
 	}

@@ -115,7 +115,7 @@ func (w *worker) watched(s consumer.Source) consumer.Source { return watch(s, w.
 func (w *worker) concurrency() int { return max(w.cfg.Concurrency/(1+w.Seat%3*3), 1) }
 
 // afterBatch is a hook outside of transactions.
-func (w *worker) afterBatch(b consumer.BatchDone) {
+func (w *worker) afterBatch(b consumer.BatchResult) {
 	for offset := b.From; offset < b.Next; offset++ {
 		w.Trap("batch", fmt.Sprintf("%d-%d", b.Partition, offset))
 	}

@@ -115,7 +115,7 @@ func sendsStatements(i *types.Interface) bool {
 }
 
 // transactions are the types of a function's transactions: those that it takes, also a *sql.Tx, and
-// the result of idempotency.Tx.
+// the result of idempotency.TxOf.
 func transactions(fn *ssa.Function) iter.Seq[types.Type] {
 	return func(yield func(types.Type) bool) {
 		for _, param := range fn.Params {

@@ -1,7 +1,7 @@
 // Package rules holds the analyzers of onlyoncevet.
 //
 // They look at handlers: functions that take a transaction of onlyonce (consumer.Tx
-// or dedupe.GuardedTx) or get one from idempotency.Tx, and the function literals in them.
+// or dedupe.GuardedTx) or get one from idempotency.TxOf, and the function literals in them.
 // A handler may run several times for one message, and only one of the runs commits. So an effect
 // outside of its transaction can happen twice, and a value that differs between two runs must not
 // become part of a key or of a call's bytes.

@@ -228,7 +228,7 @@ func (r *run) halt(ctx context.Context, s *server) error {
 	if _, err := eval[bool](r, `window.stays = true`); err != nil {
 		return err
 	}
-	h, err := newShop(ctx, pool, "alarms", 200, consumer.Brake{Every: 100 * time.Millisecond})
+	h, err := newShop(ctx, pool, "alarms", 200, consumer.Brake{ProbeInterval: 100 * time.Millisecond})
 	if err != nil {
 		return err
 	}

@@ -189,7 +189,7 @@ func work(w http.ResponseWriter, req *http.Request) {
 			return
 		}
 	}
-	tx, err := idempotency.Tx(req)
+	tx, err := idempotency.TxOf(req)
 	if err == nil {
 		_, err = tx.Exec(req.Context(), `insert into effects values ($1)`, name+" "+string(body)+" "+run)
 	}

@@ -75,7 +75,7 @@ func newRigOn(t *testing.T, layers, pool *pgxpool.Pool, cfg idempotency.Config) 
 // handle wraps a handler in the layer.
 func (r *rig) handle(route idempotency.Route, h http.HandlerFunc) {
 	r.t.Helper()
-	if route.KeyWindow == 0 {
+	if route.KeyWindow == 0 && !route.NoCalls {
 		route.KeyWindow = 24 * time.Hour
 	}
 	wrapped, err := r.layer.Handle(route, h)
@@ -87,7 +87,7 @@ func (r *rig) handle(route idempotency.Route, h http.HandlerFunc) {
 
 // effect is a handler that writes its body as an effect, and answers with the effect's number.
 func effect(w http.ResponseWriter, req *http.Request) {
-	tx, err := idempotency.Tx(req)
+	tx, err := idempotency.TxOf(req)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return

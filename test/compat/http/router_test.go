@@ -71,11 +71,11 @@ func TestRouters(t *testing.T) {
 			}
 			var runs atomic.Int64
 			handler := build(func(h http.Handler) http.Handler {
-				return layer.MustHandle(idempotency.Route{Pattern: "/v1/charges/{id}/capture", KeyWindow: idempotency.NoCalls}, h)
+				return layer.MustHandle(idempotency.Route{Pattern: "/v1/charges/{id}/capture", NoCalls: true}, h)
 			},
 				func(id func(*http.Request) string) http.Handler {
 					return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-						tx, err := idempotency.Tx(r)
+						tx, err := idempotency.TxOf(r)
 						if err != nil {
 							panic(err)
 						}

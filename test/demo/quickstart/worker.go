@@ -90,7 +90,7 @@ func (w *Worker) Watched(handler consumer.Handler) consumer.Handler {
 
 // ConsumerHooks report what the consumer does, and wake the relay after a commit.
 func (w *Worker) ConsumerHooks(relay *outbox.Relay) consumer.Hooks {
-	return w.child.Hooks(func(b consumer.BatchDone) {
+	return w.child.Hooks(func(b consumer.BatchResult) {
 		if b.Handled > 0 {
 			relay.Wake()
 		}
@@ -101,8 +101,8 @@ func (w *Worker) ConsumerHooks(relay *outbox.Relay) consumer.Hooks {
 func (w *Worker) RelayHooks() outbox.Hooks {
 	return outbox.Hooks{
 		Settled: func(s outbox.Settled) {
-			if s.As == "rejected" || s.As == "reconcile" {
-				w.child.Tell(fleet.Event{Kind: fleet.Rejected, Text: s.As + ": " + s.Reason})
+			if s.State == "rejected" || s.State == "reconcile" {
+				w.child.Tell(fleet.Event{Kind: fleet.Rejected, Text: string(s.State) + ": " + s.Reason})
 			}
 		},
 		Lease: func(c outbox.LeaseChange) {

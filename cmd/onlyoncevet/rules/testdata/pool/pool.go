@@ -92,7 +92,7 @@ func (o *orders) locked(ctx context.Context, tx consumer.Tx, m *consumer.Message
 
 // The handler of an idempotency.Layer.
 func (o *orders) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	tx, err := idempotency.Tx(r)
+	tx, err := idempotency.TxOf(r)
 	if err != nil {
 		return
 	}
@@ -145,7 +145,7 @@ func (o *orders) generated(ctx context.Context, tx consumer.Tx, m *consumer.Mess
 }
 
 func (o *orders) serve(_ http.ResponseWriter, r *http.Request) {
-	tx, err := idempotency.Tx(r)
+	tx, err := idempotency.TxOf(r)
 	if err != nil {
 		return
 	}

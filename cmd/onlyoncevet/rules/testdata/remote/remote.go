@@ -75,7 +75,7 @@ func lease(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		return
 	}
-	if tx, err := idempotency.Tx(r); err == nil {
+	if tx, err := idempotency.TxOf(r); err == nil {
 		tx.Queue(`insert into charges default values`)
 	}
 	_, _ = http.Get("https://pay.example/charges") // want `http.Get reaches a remote`

@@ -27,7 +27,7 @@ func (s *service) ServeHTTP(_ http.ResponseWriter, r *http.Request) {
 	_, _ = idempotency.Step(r.Context(), "charge", func(context.Context, string) ([]byte, error) {
 		return nil, s.charge()
 	})
-	if tx, err := idempotency.Tx(r); err == nil {
+	if tx, err := idempotency.TxOf(r); err == nil {
 		tx.Queue(`insert into charges default values`)
 	}
 }

@@ -163,7 +163,7 @@ func lease(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		return
 	}
-	tx, err := idempotency.Tx(r)
+	tx, err := idempotency.TxOf(r)
 	if err != nil {
 		return
 	}
