@@ -53,11 +53,24 @@ func (r *release) modules() error {
 		if err := tidy.Run(); err != nil {
 			return fmt.Errorf("%s: go mod tidy: %w", m, err)
 		}
+		if err := r.license(dir); err != nil {
+			return fmt.Errorf("%s: %w", m, err)
+		}
 		if err := r.publish(root+"/"+m, dir); err != nil {
 			return fmt.Errorf("%s: %w", m, err)
 		}
 	}
 	return nil
+}
+
+// license puts the repository's license into a nested module, whose zip has only its own folder: as
+// the go command does for a module that it takes from a repository.
+func (r *release) license(dir string) error {
+	text, err := os.ReadFile(filepath.Join(r.tree, "LICENSE"))
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "LICENSE"), text, 0o644)
 }
 
 // require replaces the replace directives of a go.mod by requirements of this version.

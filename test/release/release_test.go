@@ -1,7 +1,10 @@
 package main
 
 import (
+	"archive/zip"
+	"errors"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -48,5 +51,38 @@ func TestDated(t *testing.T) {
 	}
 	if _, _, err := dated(before, "v0.0.9", "2026-12-02"); err == nil || !strings.Contains(err.Error(), "v0.0.9") {
 		t.Errorf("a version that is there: %v", err)
+	}
+}
+
+// The zip of a nested module has the license of the repository, as one from a repository has.
+func TestNestedModuleHasALicense(t *testing.T) {
+	t.Parallel()
+	r := &release{version: "v0.1.0", tree: t.TempDir(), out: t.TempDir()}
+	dir := filepath.Join(r.tree, "nested")
+	for name, text := range map[string]string{"LICENSE": "as you like", "nested/go.mod": "module " + root + "/nested\n"} {
+		path := filepath.Join(r.tree, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, args := range [][]string{{"init", "-q"}, {"add", "."}, {"-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"}} {
+		if err := command(r.tree, "git", args...).Run(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(r.license(dir), r.publish(root+"/nested", dir)); err != nil {
+		t.Fatal(err)
+	}
+	zipped, err := zip.OpenReader(filepath.Join(r.out, "proxy", root, "nested", "@v", "v0.1.0.zip"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = zipped.Close() }()
+	text, err := fs.ReadFile(zipped, root+"/nested@v0.1.0/LICENSE")
+	if err != nil || string(text) != "as you like" {
+		t.Errorf("%q %v", text, err)
 	}
 }
