@@ -40,7 +40,7 @@ func TestInboxClass(t *testing.T) {
 	s.run(classArgs("long")...).want(t, statusGood, "is of class long already: nothing was changed")
 	s.run(classArgs("short")...).want(t, statusFailed, "consumer_keys still remembers keys of it from before")
 	s.run("inbox", "status").want(t, statusGood, "consumer_long_keys_0", "consumer_short_keys: remembered at least 1d", "empty")
-	s.run("explain", "v0", "-scope", "stock").want(t, statusGood, "A copy that comes now is a duplicate (remembered).", "consumer_long_keys")
+	s.run("explain", "v0", "-scope", "stock").want(t, statusGood, "A copy that comes now is a duplicate (remembered).")
 	if n := one[int](s.fixture, `select count(*) from onlyonce.audit where action = 'inbox class' and detail->>'was' = 'standard'`); n != 1 {
 		t.Errorf("%d audit rows", n)
 	}

@@ -76,10 +76,10 @@ func TestConsoleShowsWhatTheProgramPrints(t *testing.T) {
 	for _, c := range []struct {
 		page, table string
 		args        []string
-		path        []string // of the list in the JSON; empty: an object on each line
+		path        []string // of the list in the JSON, or of two with a + between them; empty: an object on each line
 	}{
 		{"/", `id="groups"`, []string{"status"}, []string{"parked", "groups"}},
-		{"/", `id="owners"`, []string{"status"}, []string{"owners"}},
+		{"/", `id="owners"`, []string{"status"}, []string{"owners+parts"}},
 		{"/", `id="sinks"`, []string{"status"}, []string{"relays"}},
 		{"/consumers", `id="cursors"`, []string{"status"}, []string{"cursors"}},
 		{"/parked", `id="rows"`, []string{"parked", "list", "-limit", "50"}, nil},
@@ -112,7 +112,11 @@ func TestConsoleShowsWhatTheProgramPrints(t *testing.T) {
 			} else {
 				want = []map[string]any{decoded[map[string]any](t, printed)}
 				for _, name := range c.path {
-					want = rowsOf(want, name)
+					objects := want
+					want = nil
+					for list := range strings.SplitSeq(name, "+") {
+						want = append(want, rowsOf(objects, list)...)
+					}
 				}
 			}
 			want = slices.DeleteFunc(want, func(row map[string]any) bool {
