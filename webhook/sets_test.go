@@ -359,7 +359,7 @@ func TestK7CopyOfAnEventThatWasRedrivenLate(t *testing.T) {
 	e := r.serve(samples(t)["Stripe"])
 	r.exec(`create function refuse() returns trigger language plpgsql as $$ begin raise exception 'not this one'; end $$`)
 	for i := range 6 {
-		r.exec(fmt.Sprintf(`create trigger refuse before insert on onlyonce.event_log_%d for each row execute function refuse()`, i))
+		r.exec(fmt.Sprintf(`create trigger refuse before insert on onlyonce_segments.event_log_%d for each row execute function refuse()`, i))
 	}
 	e.send(stripeBody("evt_1", "")).want(t, 200, false)
 	r.exec(`drop function refuse() cascade`)

@@ -38,5 +38,5 @@ func ExampleNew() {
 	// get: "a sealed answer" <nil>
 	// delete: <nil>
 	// get: "" <nil>
-	// true rediscache: prefix: has 0 bytes: must have 1 to 255
+	// true rediscache: invalid configuration: prefix: has 0 bytes: must have 1 to 255
 }

@@ -113,7 +113,7 @@ func inHandler(fn *ssa.Function) bool {
 }
 
 // handlersTx returns the transaction of an HTTP handler.
-var handlersTx = name{module + "idempotency", "", "Tx"}
+var handlersTx = name{module + "idempotency", "", "TxOf"}
 
 // isTx reports whether a type is a transaction of onlyonce, or a pointer to one: a function literal
 // captures its variables as pointers.
