@@ -73,7 +73,7 @@ type StatusQuestion struct {
 //
 // It reads one row for each cursor, lane, relay, process and open HTTP request; and, for at most
 // CountLimit each, the index entries of calls that are not delivered, the rows
-// that are parked and not settled, and up to 10,000 that are settled.
+// that are parked and not settled, and up to 1,000 that are settled.
 func Status(ctx context.Context, db DB, q StatusQuestion) (r *StatusReport, err error) {
 	return reports.Look(ctx, db, func(tx pgx.Tx) (*StatusReport, error) { return readStatus(ctx, tx, q.CountLimit) })
 }

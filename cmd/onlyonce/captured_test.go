@@ -1,6 +1,8 @@
 package main
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 )
@@ -18,6 +20,11 @@ func TestCapturedCallsAreCountedApart(t *testing.T) {
 	}
 	row("failed")
 	f.run("status").want(t, statusGood, "Parked: 0 not settled, 1 settled\n", "Captured: 3 calls delivered, with the answer kept")
+	page := httptest.NewRecorder()
+	drillOf(t, f).console.ServeHTTP(page, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
+	if !strings.Contains(page.Body.String(), "3 calls delivered, with the answer kept") {
+		t.Errorf("the console does not count them apart:\n%s", page.Body)
+	}
 	if out := f.run("parked", "list", "-all").want(t, statusGood, "failed").out; strings.Contains(out, "completion") {
 		t.Errorf("calls that were delivered are listed as parked:\n%s", out)
 	}

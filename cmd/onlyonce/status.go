@@ -124,7 +124,7 @@ func (a *app) writeOwners(r *ops.StatusReport) {
 func (a *app) writeParkedCounts(t *reports.ParkedTotals) {
 	a.say("\nParked: %d not settled%s", t.Total(), settledText(t))
 	writeRows(a, operate.ParkedCountColumns, t.Groups)
-	if text := capturedText(t); text != "" {
+	if text := operate.Captured(t); text != "" {
 		a.say("Captured: %s", text)
 	}
 	if !t.Counted {
@@ -141,18 +141,6 @@ func settledText(t *reports.ParkedTotals) string {
 		return fmt.Sprintf(", over %d settled", *t.Settled)
 	}
 	return fmt.Sprintf(", %d settled", *t.Settled)
-}
-
-// capturedText says how many calls were delivered with a captured answer: they were never in
-// trouble, and do not count as parked.
-func capturedText(t *reports.ParkedTotals) string {
-	switch {
-	case t.Captured == nil || *t.Captured == 0:
-		return ""
-	case t.CapturedMore:
-		return fmt.Sprintf("over %d calls were delivered, and their answers are kept", *t.Captured)
-	}
-	return fmt.Sprintf("%s delivered, with the answer kept", show.Count(*t.Captured, "call"))
 }
 
 // writeSinks shows the calls that are not delivered and the relays that send them, a line for each

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/reports"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -138,4 +139,16 @@ func Needing(things int) string {
 		return "1 thing needs you"
 	}
 	return fmt.Sprintf("%d things need you", things)
+}
+
+// Captured says how many calls were delivered with a captured answer: they were never in
+// trouble, and do not count as parked.
+func Captured(t *reports.ParkedTotals) string {
+	switch {
+	case t.Captured == nil || *t.Captured == 0:
+		return ""
+	case t.CapturedMore:
+		return fmt.Sprintf("over %d calls were delivered, and their answers are kept", *t.Captured)
+	}
+	return fmt.Sprintf("%s delivered, with the answer kept", show.Count(*t.Captured, "call"))
 }
