@@ -134,7 +134,7 @@ func (c Config) copiesFault(events bool, topics []string) error {
 
 // sourceTopics returns the topics that a source reads, nil if it does not name them.
 func sourceTopics(s Source) []string {
-	if t, ok := s.(interface{ Topics() []string }); ok {
+	if t, ok := s.(SourceTopics); ok {
 		return slices.Compact(slices.Sorted(slices.Values(t.Topics())))
 	}
 	return nil

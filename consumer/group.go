@@ -9,11 +9,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/names"
 )
 
-// groupReader is a source that can read what its group has committed in all partitions.
-type groupReader interface {
-	GroupMetadata(ctx context.Context) (map[source.TopicPartition]string, error)
-}
-
 // groupMarks are the scopes that a group has, by the metadata of its committed offsets.
 type groupMarks struct {
 	mine    bool                  // this consumer's is one of them
@@ -24,7 +19,7 @@ type groupMarks struct {
 // readMarks reads the marks of the group in the topics of the source. A source that cannot read
 // them shows none: then another scope is found only in a partition that it has owned.
 func (c *Consumer) readMarks(ctx context.Context) (marks groupMarks, err error) {
-	reader, can := c.source.(groupReader)
+	reader, can := c.source.(SourceGroupMetadata)
 	if !can {
 		return marks, nil
 	}

@@ -53,10 +53,10 @@ func (c *Consumer) Healthy() error {
 // the source has joined its group. Halted partitions do not matter, and a process without
 // partitions is ready too. Before that, and once Run's context has ended, it returns an error.
 //
-// A source of your own takes part if it has a method Ready() error; see [Source].
+// A source of your own takes part if it implements [SourceReady].
 func (c *Consumer) Ready() error {
 	err := c.begun.Err()
-	if s, ok := c.source.(interface{ Ready() error }); ok && err == nil {
+	if s, ok := c.source.(SourceReady); ok && err == nil {
 		err = s.Ready()
 	}
 	if err != nil {

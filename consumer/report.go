@@ -146,7 +146,7 @@ func (c *Consumer) presentFaults(group, handlers *ready.Link) []presence.Fault {
 			f.For, f.Text = age.Seconds(), faultText(kind, t.err)
 		}
 	}
-	if s, ok := c.source.(interface{ Ready() error }); ok {
+	if s, ok := c.source.(SourceReady); ok {
 		group.Set(s.Ready())
 	}
 	handlers.Set(c.Live())

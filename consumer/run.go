@@ -67,7 +67,7 @@ func (c *Consumer) made(pool *pgxpool.Pool, set *shard.Set, sharded bool) (*Cons
 	faults = append(faults, c.cfg.copiesFault(c.events, sourceTopics(source)))
 	if source == nil {
 		faults = append(faults, fmt.Errorf("%w: source: must not be nil", ErrConfig))
-	} else if v, ok := source.(interface{ Validate() error }); ok {
+	} else if v, ok := source.(SourceValidate); ok {
 		faults = append(faults, v.Validate())
 	}
 	if c.handler == nil && c.batch == nil {

@@ -14,18 +14,8 @@ import (
 // database decides which process may commit. A Source that is wrong about ownership therefore costs
 // work, but never causes a second effect.
 //
-// A Source may have four more methods. If it has Topics() []string, which returns the topics that
-// it reads, New refuses several topics without a choice of [Config.Copies]. Without that method,
-// several topics are found only when the source hands over partitions of a second one, and these
-// partitions halt. If it has Validate() error, New adds the faults that it returns to its own. If
-// it has Ready() error, which returns nil while it is a member of its group, [Consumer.Ready] calls
-// it.
-//
-// If it has GroupMetadata(context.Context) (map[source.TopicPartition]string, error), the consumer
-// refuses a group in which a consumer of another scope works. The method asks the group for the
-// metadata of all offsets that it has committed in the source's topics, and returns every commit
-// that had succeeded before the call. Without the method, another scope is found only in partitions
-// that it has owned.
+// A Source may also implement [SourceTopics], [SourceValidate], [SourceReady] and
+// [SourceGroupMetadata].
 type Source interface {
 	// Group is the name of the consumer group. A cursor belongs to one group; under another group
 	// the partition halts, with an error that names the cursor's. A group is of one scope: each
@@ -47,6 +37,35 @@ type Source interface {
 	// retries without end. Only the first connection must fail, with an error that names the
 	// address. A topic that does not exist is an error too.
 	Run(ctx context.Context, own func(ctx context.Context, p source.Partition[*Message]) error) error
+}
+
+// SourceTopics is for a [Source] that knows which topics it reads: [New] then refuses several
+// topics without a choice of [Config.Copies]. Without it, several topics are found only when the
+// source hands over partitions of a second one, and these partitions halt.
+type SourceTopics interface {
+	// Topics returns the topics that the source reads.
+	Topics() []string
+}
+
+// SourceValidate is for a [Source] that can be configured wrongly.
+type SourceValidate interface {
+	// Validate returns all faults of the source's configuration. New adds them to its own.
+	Validate() error
+}
+
+// SourceReady is for a [Source] that can tell whether it is a member of its group.
+type SourceReady interface {
+	// Ready returns nil while the source is a member. [Consumer.Ready] calls it.
+	Ready() error
+}
+
+// SourceGroupMetadata is for a [Source] that can read its group's commits. The consumer then
+// refuses a group in which a consumer of another scope works. Without it, another scope is found
+// only in partitions that it has owned.
+type SourceGroupMetadata interface {
+	// GroupMetadata asks the group for the metadata of all offsets that it has committed in the
+	// source's topics. It returns every commit that had succeeded before the call.
+	GroupMetadata(ctx context.Context) (map[source.TopicPartition]string, error)
 }
 
 // These have this package's messages.

@@ -92,7 +92,7 @@ func (c *connection) Ack(ctx context.Context, all []*queue.Delivery) error {
 }
 
 // End gives back what the connection has not acknowledged.
-func (c *connection) End() { c.Broker.(interface{ End() }).End() }
+func (c *connection) End() { c.Broker.(queue.BrokerEnd).End() }
 
 // receives reports whether a process has a broker.
 func (x *play) receives(p *Process) bool {

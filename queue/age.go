@@ -62,9 +62,7 @@ func (r *receiver) beginAge(ctx context.Context) error {
 	if err := r.pool.Raw().QueryRow(bounded, tooOldSQL, Scope(r.cfg.Name), Topic(r.cfg.Name)).Scan(&r.tooOld); err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return fmt.Errorf("%w: %w", errDatabase, err)
 	}
-	b, ok := r.broker.(interface {
-		Anew() (oldest time.Time, why string)
-	})
+	b, ok := r.broker.(BrokerAnew)
 	if !ok || r.tooOld == nil {
 		return nil
 	}

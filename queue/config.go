@@ -139,7 +139,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool, broker Broker) (Config, error) 
 	brake.Settings(c.Brake).Check(l)
 	c.Partitions = cmp.Or(c.Partitions, 16)
 	c.LeaseTTL = cmp.Or(c.LeaseTTL, 15*time.Second)
-	if v, ok := broker.(interface{ Validate() error }); ok {
+	if v, ok := broker.(BrokerValidate); ok {
 		l.Join(v.Validate())
 	}
 	c.Logger = fields.Logger(c.Logger)

@@ -23,9 +23,7 @@ const faultFull = "full"
 // the receiver, which goes on: but nobody else says it to those who operate it, and what producers
 // cannot send they may lose.
 func (q *Queue) watchFull(ctx context.Context) {
-	b, says := q.broker.(interface {
-		Full(ctx context.Context) (why string, err error)
-	})
+	b, says := q.broker.(BrokerFull)
 	if !says {
 		return
 	}

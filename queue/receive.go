@@ -112,13 +112,13 @@ func (r *receiver) session(ctx context.Context, works func()) error {
 		}
 		return err
 	}
-	if v, ok := r.broker.(interface{ End() }); ok {
+	if v, ok := r.broker.(BrokerEnd); ok {
 		defer v.End()
 	}
 	if err := r.begin(ctx); err != nil {
 		return err
 	}
-	if k, ok := r.broker.(interface{ Retention() time.Duration }); ok && k.Retention() > r.cfg.CopiesWithin {
+	if k, ok := r.broker.(BrokerRetention); ok && k.Retention() > r.cfg.CopiesWithin {
 		return fmt.Errorf("%w: Config.CopiesWithin: is %v: the broker keeps messages for %v, and may deliver one again for as long", ErrConfig, r.cfg.CopiesWithin, k.Retention())
 	}
 	if err := r.beginAge(ctx); err != nil {

@@ -65,7 +65,7 @@ func begin(t *testing.T, b queue.Broker, ordered bool) {
 
 // end ends a session whose broker must be told.
 func end(b queue.Broker) {
-	if v, ok := b.(interface{ End() }); ok {
+	if v, ok := b.(queue.BrokerEnd); ok {
 		v.End()
 	}
 }

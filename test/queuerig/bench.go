@@ -127,7 +127,7 @@ func byHand(b *testing.B, pool *pgxpool.Pool, broker queue.Broker) {
 		}
 		left -= fresh
 	}
-	if e, is := broker.(interface{ End() }); is {
+	if e, is := broker.(queue.BrokerEnd); is {
 		e.End()
 	}
 }

@@ -30,7 +30,7 @@ func watch(s consumer.Source, breach func(format string, args ...any)) *watched 
 
 // Validate is what consumer.New calls on a source that can find its own faults.
 func (w *watched) Validate() error {
-	if v, ok := w.Source.(interface{ Validate() error }); ok {
+	if v, ok := w.Source.(consumer.SourceValidate); ok {
 		return v.Validate()
 	}
 	return nil
