@@ -41,7 +41,6 @@ type reading struct {
 type sample struct {
 	work work
 	plan string // as auto_explain has printed it
-	cold bool   // it is the first run of its session
 }
 
 // ran is a statement that a session has run.
@@ -52,14 +51,13 @@ type ran struct {
 
 // settle takes the shape's runs into account: the worst of them, or if there are ten or more, the
 // worst of nine in ten, because the first one after many rows have died marks their entries in the
-// index as dead. The first run of a session reads the catalog too, and counts only if there is no
-// other.
+// index as dead. The first run of a session counts only if there is no other.
 func (r *reading) settle(shape string) {
 	if len(r.now) == 0 {
 		return
 	}
 	r.runs += len(r.now)
-	if warm := slices.DeleteFunc(slices.Clone(r.now), func(s sample) bool { return s.cold }); len(warm) > 0 {
+	if warm := slices.DeleteFunc(slices.Clone(r.now), func(s sample) bool { return s.work.cold }); len(warm) > 0 {
 		r.now = warm
 	}
 	slices.SortFunc(r.now, func(a, b sample) int { return cmp.Compare(a.work.load(), b.work.load()) })
@@ -133,7 +131,8 @@ func (m *meter) hear(session uint32, n *pgconn.Notice) {
 	}
 	first := !m.ran[ran{session, id}]
 	m.ran[ran{session, id}] = true
-	r.now = append(r.now, sample{w, text, first})
+	w.cold = first
+	r.now = append(r.now, sample{w, text})
 }
 
 // begin makes the meter count, in a shape that has so many dead rows.
