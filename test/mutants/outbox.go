@@ -374,7 +374,7 @@ var outboxRules = []mutant{
 	{rule: "O6 attempt that nobody has seen", in: "outbox", decl: "(*callAttempt).mayHaveReached",
 		old: "!a.result.Unseen &&", new: "", test: "TestO6AgeOfAKeyCountsFromARefusedAttempt"},
 	{rule: "O6 attempt that was not started", in: "outbox", decl: "(*callAttempt).mayHaveReached",
-		old: "&& !errors.Is(a.result.Err, ErrNotStarted)", new: "", test: "TestO6AgeOfAKeyCountsFromARefusedAttempt"},
+		old: "!errors.Is(a.result.Err, ErrNotStarted)", new: "(a != nil || !errors.Is(a.result.Err, ErrNotStarted))", test: "TestO6AgeOfAKeyCountsFromARefusedAttempt"},
 	{rule: "O6 window of another key", in: "internal/parked", decl: "RedriveCallsSQL",
 		old: "case when u.key is null then p.first_attempt_at end", new: "p.first_attempt_at", pkg: "outbox", test: "TestO6AgeOfAKeyCountsFromARefusedAttempt"},
 	{rule: "O6 request of which no byte has left", in: "outbox/httpsink", decl: "unsent",
