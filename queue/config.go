@@ -100,7 +100,7 @@ type Config struct {
 	// are stored as they are (W22).
 	Sealer *seal.Sealer
 
-	// Stored is called after messages were stored, before they are acknowledged. It must be safe
+	// OnStored is called after messages were stored, before they are acknowledged. It must be safe
 	// for concurrent use. Defaults to none.
 	OnStored func(Stored)
 

@@ -86,9 +86,12 @@ func silent(err error) bool {
 	return unreached || network || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// markAcquire is [Mark] for the wait for a connection. If the pool has none to give, the database
+// watchAcquire is Watch for the wait for a connection. If the pool has none to give, the database
 // may answer: it counts only if others have just found it silent.
-func (p *Pool) markAcquire(err error) error {
+func (p *Pool) watchAcquire(err error) error {
+	if Refused(err) {
+		return p.Watch(err)
+	}
 	_, unreached := errors.AsType[*pgconn.ConnectError](err)
 	c := p.pool.Config().ConnConfig
 	if !unreached && fullyUsed(p.pool) && outageOf(c).since.Load() == 0 {

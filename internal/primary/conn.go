@@ -18,7 +18,7 @@ type Conn struct {
 func (p *Pool) Acquire(ctx context.Context) (*Conn, error) {
 	conn, err := p.pool.Acquire(ctx)
 	if err != nil {
-		return nil, p.markAcquire(err)
+		return nil, p.watchAcquire(err)
 	}
 	return &Conn{conn, p}, nil
 }
@@ -40,16 +40,21 @@ func (c *Conn) Conn() *pgx.Conn { return c.conn.Conn() }
 // Exec is pgx's.
 func (c *Conn) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	tag, err := c.conn.Exec(ctx, sql, args...)
+	return tag, c.mark(err)
+}
+
+// mark is Note and [Mark]. The configuration is a copy, so it is made for an error only.
+func (c *Conn) mark(err error) error {
+	if err == nil {
+		return nil
+	}
 	Note(c.Conn(), err)
-	return tag, Mark(c.Conn().Config(), err)
+	return Mark(c.Conn().Config(), err)
 }
 
 // SendBatch is pgx's. The caller reads the error of Close.
 func (c *Conn) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	return results{c.conn.SendBatch(ctx, b), func(err error) error {
-		Note(c.Conn(), err)
-		return Mark(c.Conn().Config(), err)
-	}}
+	return results{c.conn.SendBatch(ctx, b), c.mark}
 }
 
 // Hijack takes the connection out of the pool.

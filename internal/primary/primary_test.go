@@ -1,6 +1,7 @@
 package primary_test
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -89,6 +90,42 @@ func TestT12ResetsThePool(t *testing.T) {
 	if n := strings.Count(logged(), "takes no writes"); n != 1 {
 		t.Errorf("%d lines, want one a minute:\n%s", n, logged())
 	}
+}
+
+// T12: a connection of whose server the pool learns that it is a standby is not the only one that
+// leads there.
+func TestT12AcquireThatFindsAStandby(t *testing.T) {
+	t.Parallel()
+	cfg := pgtest.DB(t).Config().Copy()
+	standby := false
+	cfg.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) {
+		if standby {
+			return false, primary.ErrStandby
+		}
+		return true, nil
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	p := primary.Of(pool, nil)
+	var all []*primary.Conn
+	for range 3 {
+		c, err := p.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, c)
+	}
+	for _, c := range all {
+		c.Release()
+	}
+	standby = true
+	if _, err := p.Acquire(t.Context()); !primary.Refused(err) {
+		t.Fatalf("acquired from a standby: %v", err)
+	}
+	pgtest.Until(t, pgtest.Patience(20*time.Second), "all connections to it are closed", func() bool { return pool.Stat().TotalConns() == 0 })
 }
 
 // stale reports whether a connection of the pool leads to a session that takes no writes.
