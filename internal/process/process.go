@@ -110,9 +110,9 @@ func Shared[T any](ctx context.Context) *T {
 	return v.(*T)
 }
 
-// AtStart bounds what a part asks of its servers before it begins to work. The bound does not follow
-// from the timeouts of its work: a program whose statements are short is started on busy machines
-// too, and its Run would return an error.
+// AtStart bounds what a part asks of its servers before it begins to work. The bound does not
+// follow from the timeouts of its work: a program whose statements are short is started on busy
+// machines too, and its Run would return an error.
 func AtStart(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, PaceOf(ctx).Start)
 }
