@@ -25,8 +25,8 @@ type natsSink struct {
 	User     *settings.Secret `json:"user"`
 	Password *settings.Secret `json:"password"`
 	Token    *settings.Secret `json:"token"`
-	// Credentials is a file with a JWT and the seed of its key, which the client reads anew for each
-	// connection.
+	// Credentials is a file with a JWT and the seed of its key, which the client reads anew for
+	// each connection.
 	Credentials string `json:"credentials_file"`
 }
 

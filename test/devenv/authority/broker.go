@@ -8,8 +8,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv"
 )
 
-// Broker starts a real broker with a listener that asks for a certificate of the authority and for a
-// token that it has signed. It returns the listener's address, and those without a login. The
+// Broker starts a real broker with a listener that asks for a certificate of the authority and for
+// a token that it has signed. It returns the listener's address, and those without a login. The
 // certificate "server" must have been issued.
 func (a *Authority) Broker() (login string, plain []string) {
 	a.t.Helper()
