@@ -254,7 +254,7 @@ func handleDeadly() {
 	if err != nil {
 		die(err)
 	}
-	c, err := consumer.New(pool, &memlog.Source{Log: deadlyLog(), GroupID: "g1"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(pool, &memlog.Source{Log: deadlyLog(), GroupID: "g1"}, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		for there := false; string(m.Value) == "deadly" && os.Getenv(deadlyEnv) == ""; {
 			if err := pool.QueryRow(ctx, `select exists (select from onlyonce.owners where pid = $1)`, os.Getpid()).Scan(&there); err != nil {
 				return err
@@ -264,7 +264,7 @@ func handleDeadly() {
 			}
 		}
 		return effect(ctx, tx, m)
-	}, consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), MaxAttempts: attempts})
+	}), consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), MaxAttempts: attempts})
 	if err == nil {
 		err = c.Run(ctx)
 	}
