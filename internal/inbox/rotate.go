@@ -102,7 +102,7 @@ func keepWatching(ctx context.Context, watched *watch.Clock, log *slog.Logger) {
 			ring.LogNotRotating(ctx, log)
 			wait = rightsRecheck
 		default:
-			log.Warn("onlyonce: watched time stands still", "error", err)
+			log.Warn("onlyonce: moving watched time on failed", "error", err)
 		}
 	}
 }
