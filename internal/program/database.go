@@ -27,6 +27,7 @@ import (
 // EnvPostgres names the database if -postgres is not given.
 const EnvPostgres = "ONLYONCE_POSTGRES_URL"
 
+// Bounds of what a program asks of its database.
 const (
 	ConnectTimeout = 8 * time.Second  // of connecting, for all hosts of the address together
 	ReadTimeout    = 60 * time.Second // of a command that only reads
