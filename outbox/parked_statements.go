@@ -108,7 +108,7 @@ update onlyonce.parked o
 returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, coalesce(o.order_prefix, 0), o.tenant, o.scope, o.call_name, o.method, o.target,
           onlyonce.header_lines(o.header_names, o.header_values), coalesce(o.trace, ''), o.body, o.capture, o.sealed, coalesce(o.first_key, o.key),
           (select not (b.open or ` + attemptMayBeLost("b") + `) from onlyonce.parked b where b.id = o.id),
-          (select b.first_attempt_at is null and not ` + attemptMayBeLost("b") + ` from onlyonce.parked b where b.id = o.id),
+          (select b.first_attempt_at is not null or ` + attemptMayBeLost("b") + ` from onlyonce.parked b where b.id = o.id),
           o.attempts, o.picks, o.state, case when o.first_attempt_at > (select late from t) + interval '1 minute' ` + ageUnknown + `
                else coalesce((extract(epoch from greatest(clock_timestamp(), (select late from t)) - o.first_attempt_at) * 1000000)::bigint, 0) end,
           (extract(epoch from clock_timestamp() - coalesce(o.record_time, o.parked_at)) * 1000000)::bigint,
@@ -184,7 +184,7 @@ func (e *endings) add(a *callAttempt, d disposition) {
 	}
 	waitsFor := ""
 	if a.state == attemptRated {
-		waitsFor = a.rated.stored()
+		waitsFor = storedCallsOf(a.waitsFor)
 	}
 	status, headers, body := d.answerColumns()
 	e.states, e.reasons, e.errs, e.waitsFor = append(e.states, d.state), append(e.reasons, d.reason), append(e.errs, d.lastError), append(e.waitsFor, waitsFor)
@@ -246,7 +246,8 @@ update onlyonce.parked p
 //	@xids, @batches  the transactions and ids of their batches
 //	@attempts        how many were made
 //	@open            whether an attempt is open
-//	@seen            whether an attempt can have reached the remote: the key's window has begun
+//	@seen            whether an attempt, by this relay or an earlier owner of the lane, can have
+//	                 reached the remote: the key's window has begun
 //
 // By the index batches_new, each batch once. It copies from the log and not from the relay's
 // memory, where a sealed body is open.
@@ -279,7 +280,7 @@ k as materialized (
                   (select p.id from (select * from onlyonce.parked f where f.first_key = r.key offset 0) p where p.settled_at is null and p.row_id <> r.id limit 1),
                   case when r.nth > 1 then 0 end) as other
     from d join r on r.id = d.id
-   where d.state in ('retrying', 'blocked') and d.status is null and not (d.reason = 'cut' and d.attempts > 0))
+   where d.state in ('retrying', 'blocked') and d.status is null and d.reason <> 'under-way')
 select 'call', case when k.other is null then d.state else 'waiting' end, case when k.other is null then d.reason else 'conflict' end,
        case when k.other is null then d.error when k.other = 0 then 'an earlier call has the same key' else format('parked call %s has the same key', k.other) end,
        d.attempts, d.attempts, r.tenant, r.scope, r.key,
@@ -321,7 +322,7 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 		e.add(a, d)
 		ids, rows, keys, picks = append(ids, a.parked), append(rows, a.ID), append(keys, a.key), append(picks, a.pick)
 		asked, none = append(asked, a.reconciling), append(none, (a.unopened || d.uncounted) && !a.reconciling) // asking is never counted
-		open, unseen = append(open, d.open), append(unseen, a.leavesUnseen())
+		open, unseen = append(open, d.open), append(unseen, !a.mayHaveBeenCalled())
 	}
 	if len(ids) > 0 {
 		e.queue(b, settleSQL, sink.cfg.PassOn, pgx.NamedArgs{"ids": ids, "rows": rows, "keys": pgUUIDs(keys), "picks": picks, "asked": asked, "open": open, "unseen": unseen, "none": none})
@@ -347,7 +348,7 @@ func queueParking(b *pgx.Batch, lane *heldLane, toPark []*callAttempt) {
 		}
 		ids, xids, batches = append(ids, a.ID), append(xids, a.batch.xid), append(batches, a.batch.id)
 		attempts = append(attempts, made)
-		open, seen = append(open, d.open), append(seen, !a.leavesUnseen())
+		open, seen = append(open, d.open), append(seen, a.mayHaveBeenCalled())
 	}
 	if len(ids) > 0 {
 		e.queue(b, parkSQL, lane.sink.cfg.PassOn, pgx.NamedArgs{

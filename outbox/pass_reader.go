@@ -134,8 +134,9 @@ select` + batchColumns + `
 // cursor is what a lane's owner knows of its row in onlyonce.lanes.
 type cursor struct {
 	version, last int64
-	// How many calls above last a previous owner may have made: their age counts from its journal.
-	mayBeCalled int
+	// maybeCalledRows is how many rows above last a previous owner may have called: their age
+	// counts from its journal.
+	maybeCalledRows int
 }
 
 // passState is how much of the lane's pass has been read.
@@ -192,7 +193,7 @@ func (r *passReader) due(time.Time) time.Time {
 
 // loadCursor reads the cursor, after a take-over or if it is unknown what has committed.
 func (r *passReader) loadCursor() error {
-	c := cursor{mayBeCalled: maxChunk}
+	c := cursor{maybeCalledRows: maxChunk}
 	var unread, called, foreign bool
 	if err := r.lane.read(func(b *pgx.Batch) {
 		b.Queue(loadCursorSQL, r.lane.lease.ID).QueryRow(func(row pgx.Row) error {
@@ -209,7 +210,7 @@ func (r *passReader) loadCursor() error {
 		r.state = passUnread
 	}
 	if !unread || !called {
-		c.mayBeCalled = 0
+		c.maybeCalledRows = 0
 	}
 	r.cursor, r.refs = c, nil
 	r.versionSeen.Store(c.version)
@@ -217,10 +218,10 @@ func (r *passReader) loadCursor() error {
 }
 
 // moved notes that the cursor has moved.
-func (r *passReader) moved(last int64, mayBeCalled int) {
+func (r *passReader) moved(last int64, maybeCalledRows int) {
 	r.cursor.version++
 	r.versionSeen.Store(r.cursor.version)
-	r.cursor.last, r.cursor.mayBeCalled = last, mayBeCalled
+	r.cursor.last, r.cursor.maybeCalledRows = last, maybeCalledRows
 }
 
 // leave notes that the pass is left for now: at its end, or to be read anew from the cursor on.
