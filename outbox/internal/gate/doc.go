@@ -26,8 +26,8 @@
 // Admit says that the call may start, that it waits elsewhere (SetAside), or that it waits where it
 // is (NotYet). If it may not start, the ticket is blank.
 //
-// Follow ends one call and starts the next one of its ordering key in the same slot, under one lock.
-// If the next may not start, the ticket is done.
+// Follow ends one call and starts the next one of its ordering key in the same slot, under one
+// lock. If the next may not start, the ticket is done.
 //
 // Abandon gives the slot of a call that does not return to others. The call counts for its tenant
 // and its rate until it returns.
@@ -37,9 +37,9 @@
 // they have lapsed. (The slot that Take gives and Follow keeps has one permit of the sink for each
 // call.)
 //
-// Who has it: the goroutine of the lane, from Take on. It is the only one to take, admit, follow and
-// end. The goroutine of a call only notes that it has returned (Returned). If the lane is over by
-// then, nobody else is left, and it ends the ticket itself.
+// Who has it: the goroutine of the lane, from Take on. It is the only one to take, admit, follow
+// and end. The goroutine of a call only notes that it has returned (Returned). If the lane is over
+// by then, nobody else is left, and it ends the ticket itself.
 //
 // [Gate.Close] reports each ticket that has had no end, or two: both are faults of the program. A
 // slot that is lost is lost until the relay ends, and a slot that is given back twice is one too
@@ -82,7 +82,7 @@
 // be used for half a second after the question was sent, and a share for ten seconds, by the clock
 // of this process. Questions are numbered: of a share only the answer to the last one counts.
 //
-// The interleavings of these are in docs/rules/o.md; what they come down to here:
+// Rules O14 and O15 have the interleavings of these. What they come down to here:
 //
 //   - A share that is no longer wanted is given up when the question is made, before the database
 //     knows.

@@ -6,8 +6,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
-// MaxHold bounds for how long a remote may have its calls wait. Without it a wrong unit in a header,
-// for example milliseconds, could put them off for days.
+// MaxHold bounds for how long a remote may have its calls wait. Without it a wrong unit in a
+// header, for example milliseconds, could put them off for days.
 const MaxHold = time.Hour
 
 // heldFor is until when calls wait, and why.
@@ -24,9 +24,10 @@ type Hold struct {
 }
 
 // Hold notes that calls of a tenant wait for a while, or of the sink, for MaxHold at most. With
-// probe it says something of the remote: one call at a time tries afterwards whether it is back, and
-// if calls of several tenants say so, the sink is held too, for sinkHold at most, because the cause
-// may be in the calls (O14). It reports whether they were not held until now, nor a moment ago.
+// probe it says something of the remote: one call at a time tries afterwards whether it is back,
+// and if calls of several tenants say so, the sink is held too, for sinkHold at most, because the
+// cause may be in the calls (O14). It reports whether they were not held until now, nor a moment
+// ago.
 func (g *Gate) Hold(k Key, d time.Duration, probe bool, why string) (first bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -1,7 +1,7 @@
 package gate
 
-// Key says whose calls a limit is for: of the sink as a whole (the zero value), of a tenant, of each
-// tenant, or of ordering keys with a prefix.
+// Key says whose calls a limit is for: of the sink as a whole (the zero value), of a tenant, of
+// each tenant, or of ordering keys with a prefix.
 type Key struct {
 	Tenant string
 	Prefix string

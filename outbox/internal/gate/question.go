@@ -8,8 +8,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
-// permitLife is how long permits that were granted may be used, by the relay's own clock. Those of a
-// relay that was stopped lapse.
+// permitLife is how long permits that were granted may be used, by the relay's own clock. Those of
+// a relay that was stopped lapse.
 const permitLife = 500 * time.Millisecond
 
 // Bounds of the wait between two tries to take permits of a rate, if there are none.
@@ -109,8 +109,8 @@ func (g *Gate) want(k Key, now time.Time) {
 }
 
 // hasPlace reports whether permits are of use: without a place among the calls that may be under
-// way, they would lapse, and the others have fewer. In the sink a call can follow another one in its
-// place. The caller has the lock.
+// way, they would lapse, and the others have fewer. In the sink a call can follow another one in
+// its place. The caller has the lock.
 func (g *Gate) hasPlace(k Key, l *limit, now time.Time) bool {
 	used := g.underWay[k]
 	if k == All {
