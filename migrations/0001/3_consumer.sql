@@ -589,6 +589,19 @@ create index parked_event on onlyonce.parked (event_id) where event_id is not nu
 create index parked_order on onlyonce.parked (order_key, partition, "offset") where settled_at is null and order_key is not null;
 -- A row of the outbox's log is parked once.
 create unique index parked_row on onlyonce.parked (row_id) where row_id is not null;
+-- due_ahead says that a due time was written while the clock was ahead: no relay puts a call off for
+-- more than a day (RelayConfig.Backoff.Max), unless the program has scheduled it. is_due counts such
+-- a time as past (T9).
+create function onlyonce.due_ahead(at timestamptz, reason text, now timestamptz) returns boolean
+language sql stable as $$
+  select due_ahead.at > due_ahead.now + interval '2 days' and due_ahead.reason <> 'scheduled'
+$$;
+comment on function onlyonce.due_ahead(timestamptz, text, timestamptz) is 'Whether a due time of onlyonce.parked was written while the clock was ahead.';
+create function onlyonce.is_due(at timestamptz, reason text, now timestamptz) returns boolean
+language sql stable as $$
+  select is_due.at <= is_due.now or onlyonce.due_ahead(is_due.at, is_due.reason, is_due.now)
+$$;
+comment on function onlyonce.is_due(timestamptz, text, timestamptz) is 'Whether a row of onlyonce.parked with this due time is due now.';
 -- Finds the calls of a lane that are due. Those that are asked about, and those that the program has
 -- scheduled, are apart: a relay may leave the former alone, and the latter alone may be due in years.
 create index parked_calls_due on onlyonce.parked (sink, lane, (case when state = 'reconcile' then 2 when reason = 'scheduled' then 1 else 0 end), next_attempt_at, id)
