@@ -36,12 +36,6 @@ const firstOfKey = `(p.order_key is null or not exists (
                 select 1 from onlyonce.parked f
                  where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset") offset 0))`
 
-// attemptMayBeLost is a condition on a parked call of which no attempt is open here: the database
-// has lost a history since it was parked, in which one may have been (O6).
-func attemptMayBeLost(row string) string {
-	return `(not ` + row + `.open and ` + row + `.reason <> 'failed' and coalesce(` + row + `.parked_at < (select history from t), false))`
-}
-
 // pickSQL picks parked calls that are due, and calls that wait for a rate for which there are
 // permits, the longest waiting first, and journals their attempts. Out: a row each, in no order. By
 // the indexes parked_calls_due and parked_waits; the clock is read once, in a subselect, because a
@@ -135,7 +129,7 @@ update onlyonce.parked o
                   end,
        first_attempt_at = case
                             when o.state = 'reconcile' or o.response_status is not null then o.first_attempt_at
-                            when ` + attemptMayBeLost("o") + ` then
+                            when onlyonce.attempt_may_be_lost(o.open, o.reason, o.parked_at, (select history from t)) then
                               least(o.first_attempt_at,
                                     case o.reason when 'scheduled' then greatest(o.parked_at, o.next_attempt_at, o.waits_since) else o.parked_at end)
                             else coalesce(o.first_attempt_at, greatest(clock_timestamp(), (select late from t)))
@@ -160,8 +154,8 @@ returning o.id,
           o.capture,
           o.sealed,
           coalesce(o.first_key, o.key) as first_key,
-          (select not (b.open or ` + attemptMayBeLost("b") + `) from onlyonce.parked b where b.id = o.id) as none_open,
-          (select b.first_attempt_at is not null or ` + attemptMayBeLost("b") + ` from onlyonce.parked b where b.id = o.id) as maybe_called_before,
+          (select not (b.open or onlyonce.attempt_may_be_lost(b.open, b.reason, b.parked_at, (select history from t))) from onlyonce.parked b where b.id = o.id) as none_open,
+          (select b.first_attempt_at is not null or onlyonce.attempt_may_be_lost(b.open, b.reason, b.parked_at, (select history from t)) from onlyonce.parked b where b.id = o.id) as maybe_called_before,
           o.attempts,
           o.picks,
           o.state,

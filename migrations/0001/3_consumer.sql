@@ -602,6 +602,15 @@ language sql stable as $$
   select is_due.at <= is_due.now or onlyonce.due_ahead(is_due.at, is_due.reason, is_due.now)
 $$;
 comment on function onlyonce.is_due(timestamptz, text, timestamptz) is 'Whether a row of onlyonce.parked with this due time is due now.';
+-- attempt_may_be_lost says of a call of which no attempt is open here that one may have been in a
+-- history that the database has lost since the call was parked (onlyonce.lanes.history_at), unless a
+-- person has closed it (reason failed) (O6).
+create function onlyonce.attempt_may_be_lost(open boolean, reason text, parked_at timestamptz, history timestamptz) returns boolean
+language sql immutable as $$
+  select not attempt_may_be_lost.open and attempt_may_be_lost.reason <> 'failed'
+         and coalesce(attempt_may_be_lost.parked_at < attempt_may_be_lost.history, false)
+$$;
+comment on function onlyonce.attempt_may_be_lost(boolean, text, timestamptz, timestamptz) is 'Whether an attempt at a parked call may have been made in a history that the database has lost.';
 -- Finds the calls of a lane that are due. Those that are asked about, and those that the program has
 -- scheduled, are apart: a relay may leave the former alone, and the latter alone may be due in years.
 create index parked_calls_due on onlyonce.parked (sink, lane, (case when state = 'reconcile' then 2 when reason = 'scheduled' then 1 else 0 end), next_attempt_at, id)
