@@ -96,7 +96,7 @@ func TestF3StartOfATopicThatIsNotCounted(t *testing.T) {
 	r.numbered(0, 5)
 	cfg := testConfig()
 	cfg.Start, cfg.Timeouts.Statement = consumer.Latest(), time.Second
-	c, err := consumer.New(r.pool, uncounted{r.src}, effect, cfg)
+	c, err := consumer.New(r.pool, uncounted{r.src}, consumer.HandlerFunc(effect), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,4 +222,29 @@ func TestF14PrefetchStaysWithinItsBudget(t *testing.T) {
 			t.Errorf("%d bytes were held, with a budget of %d and %d messages of %d", n, limit, partitions, size)
 		}
 	}
+}
+
+// begunSource says that its consumer has checked the database, and hands over nothing.
+type begunSource struct {
+	consumer.Source
+	begun chan struct{}
+}
+
+func (s begunSource) Run(ctx context.Context, _ func(context.Context, source.Partition[*consumer.Message]) error) error {
+	close(s.begun)
+	<-ctx.Done()
+	return nil
+}
+
+// S1: timeouts that the questions of the start do not fit in, as on a busy machine, do not end Run.
+func TestS1StartHasABoundOfItsOwn(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	cfg := testConfig()
+	cfg.Timeouts.Lock = time.Millisecond
+	cfg.Timeouts.Statement = time.Millisecond
+	src := begunSource{r.src, make(chan struct{})}
+	stop := r.startOn(src, r.pool, effect, cfg)
+	pgtest.Receive(t, patience, "the database was checked", src.begun)
+	stop()
 }
