@@ -132,7 +132,7 @@ select l.*, p.parked, p.last_due, p.tried[2] as tried_id, (select o.sink from on
        (extract(epoch from clock_timestamp()) - p.tried[1] / 1e6)::float8 as tried_age
   from (select count(*) filter (where until > clock_timestamp() + interval '1 hour') as leases, max(until) as last_lease from onlyonce.leases) l,
        (select count(*) filter (where timed_at > clock_timestamp() + interval '1 second'
-                                   or next_attempt_at > clock_timestamp() + interval '2 days' and reason <> 'scheduled') as parked,
+                                   or onlyonce.due_ahead(next_attempt_at, reason, clock_timestamp())) as parked,
                max(next_attempt_at) filter (where reason <> 'scheduled') as last_due,
                min(case when kind = 'call' and open then array[(extract(epoch from first_attempt_at) * 1000000)::bigint, id] end) as tried
           from onlyonce.parked where id > 0 and settled_at is null) p`

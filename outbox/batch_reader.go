@@ -142,7 +142,8 @@ func (r *batchReader) readRow(row pgx.CollectableRow) (*batch, error) {
 	each("sealed", r.sealed, func(a *callAttempt, element []byte) { a.sealed = isTrue(element) })
 	each("lost history", r.lostAges, func(a *callAttempt, element []byte) {
 		if element != nil {
-			a.mayBeCalled, a.age = true, max(fromMicros(int64(binary.BigEndian.Uint64(element))), 0)
+			a.maybeCalledBefore = true
+			a.age = max(fromMicros(int64(binary.BigEndian.Uint64(element))), 0)
 		}
 	})
 	return b, err

@@ -235,20 +235,35 @@ func TestBatchWrittenByHand(t *testing.T) {
 		_, err := r.pool.Exec(context.Background(), `insert into onlyonce.batches (`+strings.Join(columns, ", ")+`) values (`+strings.Join(values, ", ")+`)`)
 		return err
 	}
-	for want, changes := range map[string][]map[string]string{
-		"batches_n":          {{"id": "3 * 1024 + 1023"}, {"n": "0", "keys": "'{}'", "targets": "'{}'", "bodies": "'{}'", "bytes": "0"}},
-		"batches_one_of_two": {{"tenants": "'{a,b}'"}, {"name": "null"}, {"body": "'xx'"}, {"body": "'xx'", "bodies": "null"}},
-		"batches_lengths":    {{"targets": "'{/a,/b,/c}'"}, {"keys": "array[gen_random_uuid()]"}, {"redo": "'{t}'"}, {"erased": "'{null}'"}},
-		"batches_no_nulls":   {{"targets": "'{/a,null}'"}, {"keys": "array[gen_random_uuid(), null]"}},
-		"batches_texts": {{"tenant": "repeat('x', 1025)"}, {"scope": "repeat('x', 1025)"}, {"tenant": "null", "tenants": "array['a', repeat('x', 1025)]"},
-			{"scope": "null", "scopes": "array[repeat('x', 1025), 'a']"}},
-		"batches_bytes": {{"bytes": "1"}, {"bodies": "array[repeat('a', 2000000)::bytea, repeat('b', 200000)::bytea]", "bytes": "2200000"}},
+	for _, c := range []struct {
+		constraint string
+		change     map[string]string
+		says       string // of the message
+	}{
+		{"batches_n", map[string]string{"id": "3 * 1024 + 1023"}, "n must be"},
+		{"batches_n", map[string]string{"n": "0", "keys": "'{}'", "targets": "'{}'", "bodies": "'{}'", "bytes": "0"}, "n must be"},
+		{"batches_one_of_two", map[string]string{"tenants": "'{a,b}'"}, "of tenant and its plural one must be null, and the other not"},
+		{"batches_one_of_two", map[string]string{"name": "null"}, "of name and its plural one must be null, and the other not"},
+		{"batches_one_of_two", map[string]string{"trace": "'x'", "traces": "'{x,y}'"}, "of trace and its plural one must be null"},
+		{"batches_one_of_two", map[string]string{"body": "'xx'"}, "of body and its plural"},
+		{"batches_one_of_two", map[string]string{"body": "'xx'", "bodies": "null"}, "body is for one call"},
+		{"batches_lengths", map[string]string{"targets": "'{/a,/b,/c}'"}, "targets has 3 elements, and n is 2"},
+		{"batches_lengths", map[string]string{"keys": "array[gen_random_uuid()]"}, "keys has 1 elements"},
+		{"batches_lengths", map[string]string{"redo": "'{t}'"}, "redo has 1 elements"},
+		{"batches_lengths", map[string]string{"erased": "'{null}'"}, "erased has 1 elements"},
+		{"batches_no_nulls", map[string]string{"targets": "'{/a,null}'"}, "targets must hold no null"},
+		{"batches_no_nulls", map[string]string{"keys": "array[gen_random_uuid(), null]"}, "keys must hold no null"},
+		{"batches_no_nulls", map[string]string{"bodies": "array['aa'::bytea, null]"}, "bodies must hold no null"},
+		{"batches_texts", map[string]string{"tenant": "repeat('x', 1025)"}, "1,024 bytes"},
+		{"batches_texts", map[string]string{"scope": "repeat('x', 1025)"}, "1,024 bytes"},
+		{"batches_texts", map[string]string{"tenant": "null", "tenants": "array['a', repeat('x', 1025)]"}, "1,024 bytes"},
+		{"batches_texts", map[string]string{"scope": "null", "scopes": "array[repeat('x', 1025), 'a']"}, "1,024 bytes"},
+		{"batches_bytes", map[string]string{"bytes": "1"}, "size of the bodies"},
+		{"batches_bytes", map[string]string{"bodies": "array[repeat('a', 2000000)::bytea, repeat('b', 200000)::bytea]", "bytes": "2200000"}, "2,097,152"},
 	} {
-		for _, change := range changes {
-			var refused *pgconn.PgError
-			if err := insert(change); !errors.As(err, &refused) || refused.ConstraintName != want {
-				t.Errorf("%v: %v, want %s", change, err, want)
-			}
+		var refused *pgconn.PgError
+		if err := insert(c.change); !errors.As(err, &refused) || refused.ConstraintName != c.constraint || !strings.Contains(refused.Message, c.says) {
+			t.Errorf("%v: %v, want %s: %s", c.change, err, c.constraint, c.says)
 		}
 	}
 	for _, change := range []map[string]string{nil, {"tenant": "null", "tenants": "array[repeat('x', 1024), repeat('y', 1024)]"}} {

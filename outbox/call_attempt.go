@@ -10,6 +10,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/outcome"
 	"github.com/onlyonce/onlyonce/internal/parked"
+	"github.com/onlyonce/onlyonce/outbox/internal/gate"
 )
 
 // callAttempt is one attempt at one call: what the database knows of the call, how far the attempt
@@ -26,17 +27,17 @@ type callAttempt struct {
 	batch    batchPlace // where the log has it; zero: it was picked
 
 	callHistory
-	orderPrefix int64     // of its ordering key, see codec.OrderPrefix; 0: it has none
-	keyParked   bool      // another call of its ordering key is parked
-	permitted   bool      // it counts as under way among those of rated
-	rated       callsOf   // whose rate it counts for, besides its sink's; what it waits for, in state attemptRated
-	startedAt   time.Time // in its slot; zero: it has none
-	probe       int       // see tenantLoads.started
-	overdueAt   time.Time // when it is given up if it has not returned (O18)
-	tookIn      bool      // the lane's owner has its result
-	returned    bool      // the goroutine that makes the call has ended; stuckCalls guards it
-	gaveUp      atomic.Bool
-	notAfter    time.Time // when the call may no longer start; zero: no bound
+	orderPrefix int64 // of its ordering key, see codec.OrderPrefix; 0: it has none
+	keyParked   bool  // another call of its ordering key is parked
+	// ticket is what the call is made with, from when it is admitted until its lane has taken its
+	// result in. The lane's goroutine ends it.
+	ticket    *gate.Ticket
+	waitsFor  gate.Key  // whose rate or room it waits for, in state attemptRated; of a picked call: waited for
+	overdueAt time.Time // when it is given up if it has not returned (O18)
+	tookIn    bool      // the lane's owner has its result
+	returned  bool      // the goroutine that makes the call has ended; stuckCalls guards it
+	gaveUp    atomic.Bool
+	notAfter  time.Time // when the call may no longer start; zero: no bound
 
 	lane        *heldLane // by whose lease the call is made; nil before it is started
 	state       attemptState
@@ -55,9 +56,10 @@ type callHistory struct {
 	age         time.Duration // since the first call under the key can have been made
 	notBeforeIn time.Duration // until it may be made; not positive: now
 	waited      time.Duration // since it was enqueued
-	mayBeCalled bool          // a call may have been made before
-	noneOpen    bool          // no earlier attempt is open
-	unseen      bool          // no earlier attempt can have reached the remote: its key's window has not begun
+	// maybeCalledBefore means that an earlier attempt, by whichever relay, may have reached the
+	// remote: the key's window has begun.
+	maybeCalledBefore bool
+	noneOpen          bool // no earlier attempt is open
 }
 
 // attemptResult is how an attempt ended.
@@ -130,12 +132,14 @@ func (a *callAttempt) mayHaveReached() bool {
 	return a.mayHaveLeft && !a.result.Unseen && !errors.Is(a.result.Err, ErrNotStarted)
 }
 
-// leavesUnseen reports whether no attempt under the key can have reached the remote, so that the
-// key's window has not begun. It has begun for a remote that refuses an attempt and remembers its
-// key, too (O6).
-func (a *callAttempt) leavesUnseen() bool {
-	underWay := a.state == attemptUnderWay // mayHaveLeft and result are its goroutine's then
-	return a.unseen && !underWay && !a.mayHaveReached()
+// mayHaveBeenCalled reports whether the remote may know the key: by an earlier attempt, of
+// whichever relay, or by this one. The key's window has begun then, also for a remote that refuses
+// an attempt and remembers its key (O6).
+func (a *callAttempt) mayHaveBeenCalled() bool {
+	if a.maybeCalledBefore || a.state == attemptUnderWay { // mayHaveLeft and result are its goroutine's then
+		return true
+	}
+	return a.mayHaveReached()
 }
 
 // completing reports whether the remote has accepted the call, so that no further call is made.
@@ -184,12 +188,16 @@ func (a *callAttempt) mayStart() error {
 // over reports whether its lane's owner awaits it no more.
 func (a *callAttempt) over() bool { return a.tookIn || a.gaveUp.Load() }
 
-// loadOf is among whose calls it is under way: a completion, which asks no remote, is no tenant's.
-func (a *callAttempt) loadOf() string {
-	if a.completing() {
-		return ""
+// entrant is what the call counts for at the gate.
+func (a *callAttempt) entrant() gate.Entrant {
+	e := gate.Entrant{Tenant: a.Tenant, Prefix: a.orderPrefix}
+	switch {
+	case a.completing():
+		e.Role = gate.Completion
+	case a.reconciling:
+		e.Role = gate.Inquiry
 	}
-	return a.Tenant
+	return e
 }
 
 // began calls the hook before the attempt, and returns the attempt's context.

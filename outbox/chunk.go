@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/onlyonce/onlyonce/outbox/internal/gate"
 )
 
 // chunkPatience is how long a chunk waits for its last calls after the last one began or returned.
@@ -23,25 +25,27 @@ type chunk struct {
 	// that it has not begun would then be read and called again, beside its own calls.
 	committing bool
 
-	rates  *relayRates
+	gate   *gate.Gate
 	readAt time.Time
 
 	waiting     map[uuid.UUID][]*callAttempt // keys with a call under way, with the calls that wait for it
 	blockedKeys map[uuid.UUID]bool           // keys with a call that was parked
 }
 
-// newChunk returns the chunk of rows that were read at a time. The first mayBeCalled of them may
-// have been called by a previous owner, and keysUnderWay are the ordering keys of parked calls that
+// newChunk returns the chunk of rows that were read at a time. A previous owner may have called the
+// first maybeCalledRows of them, and keysUnderWay are the ordering keys of parked calls that
 // are under way.
-func newChunk(lane *heldLane, rows []*callAttempt, readAt time.Time, mayBeCalled int, keysUnderWay []uuid.UUID) *chunk {
-	c := &chunk{rows: rows, lastActivity: time.Now(), rates: lane.sink.rates, readAt: readAt, waiting: map[uuid.UUID][]*callAttempt{}, blockedKeys: map[uuid.UUID]bool{}}
+func newChunk(lane *heldLane, rows []*callAttempt, readAt time.Time, maybeCalledRows int, keysUnderWay []uuid.UUID) *chunk {
+	c := &chunk{
+		rows: rows, lastActivity: time.Now(), gate: lane.sink.gate, readAt: readAt,
+		waiting: map[uuid.UUID][]*callAttempt{}, blockedKeys: map[uuid.UUID]bool{},
+	}
 	window := lane.sink.limits.startWindow()
 	for i, a := range rows {
 		a.keyParked = a.keyParked || a.order != nil && slices.Contains(keysUnderWay, *a.order)
 		a.Sink, a.Attempt, a.readAt = lane.sink.name, 1, readAt
-		a.mayBeCalled = a.mayBeCalled || i < mayBeCalled
-		a.noneOpen = !a.mayBeCalled
-		a.unseen = !a.mayBeCalled
+		a.maybeCalledBefore = a.maybeCalledBefore || i < maybeCalledRows
+		a.noneOpen = !a.maybeCalledBefore
 		a.boundBy(window)
 	}
 	c.skipRows()
@@ -63,20 +67,20 @@ func (c *chunk) skipRows() {
 		case a.order != nil && c.keyBusy(*a.order):
 			c.waiting[*a.order] = append(c.waiting[*a.order], a)
 		default:
-			of, must := c.rates.mustWait(a.Tenant, a.orderPrefix)
-			if !must {
+			k, waits := c.gate.Waits(a.entrant())
+			if !waits {
 				return
 			}
-			a.rated = of
-			c.setAside(a)
+			c.setAside(a, k)
 		}
 	}
 }
 
-// setAside has a call wait for the rate that it counts for, and the later calls of its ordering key
-// after it.
-func (c *chunk) setAside(a *callAttempt) {
+// setAside has a call wait for a rate or for room, and the later calls of its ordering key after
+// it.
+func (c *chunk) setAside(a *callAttempt, waitsFor gate.Key) {
 	a.state = attemptRated
+	a.waitsFor = waitsFor
 	if a.order != nil {
 		c.blockedKeys[*a.order] = true
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/outbox/internal/gate"
 )
 
 // Clocks run in their order, each once if it is due, up to the first error; then all of them wait.
@@ -56,7 +57,7 @@ func TestStatement(t *testing.T) {
 // (T12).
 func TestT12LaneTriesEachSecond(t *testing.T) {
 	t.Parallel()
-	sink := &relaySink{cfg: RelayConfig{LeaseTTL: 30 * time.Second}, rates: newRelayRates(8, time.Second), emit: emitter{log: slog.New(slog.DiscardHandler)}}
+	sink := &relaySink{cfg: RelayConfig{LeaseTTL: 30 * time.Second}, gate: gate.New(8, time.Second), emit: emitter{log: slog.New(slog.DiscardHandler)}}
 	o := newLaneOwner(t.Context(), sink, &lease.Lease{Sent: time.Now()}, 0)
 	for range 50 {
 		if err := o.handleDBError(errors.New("FATAL: no more connections allowed (SQLSTATE 08P01)")); err != nil {

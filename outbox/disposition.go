@@ -38,7 +38,7 @@ func (s *relaySink) decide(a *callAttempt) disposition {
 		}
 		return d
 	case attemptUnderWay: // settled when it returns; if this relay dies, due after its lease has ended, and the call with it
-		return disposition{state: parked.Retrying, reason: parked.Cut, open: true, due: true, delay: s.cfg.LeaseTTL}
+		return disposition{state: parked.Retrying, reason: parked.UnderWay, open: true, due: true, delay: s.cfg.LeaseTTL}
 	}
 	switch {
 	case a.completing():

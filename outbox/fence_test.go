@@ -85,7 +85,7 @@ func TestSettlementAfterTakeOverIsFenced(t *testing.T) {
 				if got := one[string](r, `select state from onlyonce.calls`); got != "pending" && got != "retrying" {
 					t.Errorf("row %q: settled by a relay that was replaced", got)
 				}
-				if n := one[int](r, `select count(*) from onlyonce.parked where reason <> 'cut'`); n != 0 {
+				if n := one[int](r, `select count(*) from onlyonce.parked where reason <> 'under-way'`); n != 0 {
 					t.Error("parked by a relay that was replaced")
 				}
 				if len(r.as()) != 0 {

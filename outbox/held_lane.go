@@ -70,7 +70,7 @@ func (h *heldLane) requestRelease() {
 }
 
 // mayStartCalls reports whether calls may be started.
-func (h *heldLane) mayStartCalls() bool { return !h.releasing.Load() && h.sink.rates.open() }
+func (h *heldLane) mayStartCalls() bool { return !h.releasing.Load() && h.sink.gate.Open() }
 
 // stop ends ctx, and with it every call. It returns why the lease was lost, or nil if it is still
 // held.

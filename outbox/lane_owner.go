@@ -9,6 +9,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/outbox/internal/gate"
 )
 
 // laneOwner works on a lane for as long as this relay holds it. Its goroutine runs four clocks, one
@@ -36,7 +37,7 @@ type wakeup struct {
 	Fresh, Due bool
 	Lost       bool // a failover has lost commits of the cursor, and no new row need follow
 
-	waiting []callsOf // whose calls wait for a rate in the lane
+	waiting []gate.Key // whose calls wait for a rate in the lane
 }
 
 func newLaneOwner(ctx context.Context, sink *relaySink, l *lease.Lease, number int16) *laneOwner {
@@ -98,7 +99,8 @@ func (o *laneOwner) serve() error {
 		if o.stopped(now) {
 			return nil
 		}
-		next, slot := o.clocks.next(now), (chan struct{})(nil)
+		next := o.clocks.next(now)
+		var slot <-chan struct{}
 		parkedNeedSlot := o.parked.needSlot && o.pass.reader.state != passUnknown && !now.Before(o.clocks.retryAt)
 		rowsNeedSlot := o.pass.needsSlot()
 		if rowsNeedSlot && o.pass.waitsForRoom() {
@@ -114,7 +116,7 @@ func (o *laneOwner) serve() error {
 			}
 		case !parkedNeedSlot && !rowsNeedSlot:
 		case o.sink.takesCalls():
-			slot = o.sink.rates.freed
+			slot = o.sink.gate.Freed()
 		default:
 			if poll := now.Add(o.sink.cfg.PollInterval); poll.Before(next) {
 				next = poll
@@ -153,7 +155,8 @@ func (o *laneOwner) stopped(now time.Time) bool {
 	case o.callsCutOff:
 		return true // the database does not answer
 	}
-	o.callsCutOff, o.drainUntil = true, now.Add(o.sink.returnGrace)
+	o.callsCutOff = true
+	o.drainUntil = now.Add(o.sink.returnGrace)
 	o.calls.cutOff() // the results come in at once, and the loop settles them
 	return false
 }
@@ -176,15 +179,16 @@ func (o *laneOwner) handleWakeup(w wakeup) {
 
 // useSlot makes a parked call or a new one in a slot that became free, in turn if there are both.
 func (o *laneOwner) useSlot(parkedNeedSlot, rowsNeedSlot bool) error {
-	if o.sink.rates.acquire(1) == 0 {
+	tickets := o.sink.gate.Take(1)
+	if len(tickets) == 0 {
 		return nil // another lane was first
 	}
 	o.parkedHadSlot = parkedNeedSlot && !(rowsNeedSlot && o.parkedHadSlot)
 	if !o.parkedHadSlot {
-		o.pass.startRows()
+		o.pass.startRows(tickets)
 		return nil
 	}
-	if err := o.parked.turn(true, 1); err != nil {
+	if err := o.parked.turn(true, tickets); err != nil {
 		return o.handleDBError(err)
 	}
 	return nil
@@ -212,26 +216,28 @@ func (o *laneOwner) promote() error {
 	return err
 }
 
-// collectReturned takes in the calls that have returned, and begins those that waited for them, in
-// the same slots.
+// collectReturned takes in the calls that have returned, ends their tickets, and begins those that
+// waited for them, with the same tickets.
 func (o *laneOwner) collectReturned() {
-	free := 0
-	var next []*callAttempt
+	type pair struct{ before, next *callAttempt }
+	var pairs []pair
+	var done []*gate.Ticket
 	for _, a := range o.calls.take() {
-		if a.gaveUp.Load() {
-			o.pass.callReturned(a, free)
-			o.sink.rates.leaveSlot(a)
+		if next := o.pass.callReturned(a); next != nil {
+			pairs = append(pairs, pair{a, next})
 			continue
 		}
-		if follower := o.pass.callReturned(a, free); follower != nil {
-			next = append(next, follower)
-			continue
-		}
-		o.sink.rates.release(a)
-		free++
+		done = append(done, a.ticket)
+		a.ticket = nil
 	}
-	o.calls.start(next...)
-	o.sink.rates.returned(allCalls, free)
+	o.sink.gate.Done(done...)
+	var follow []*callAttempt
+	for _, p := range pairs {
+		if o.pass.follow(p.before, p.next) {
+			follow = append(follow, p.next)
+		}
+	}
+	o.calls.start(follow...)
 }
 
 // handleDBError handles the error of a transaction. If the lane was taken over, the owner stops. If

@@ -11,6 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/names"
 	"github.com/onlyonce/onlyonce/internal/pace"
+	"github.com/onlyonce/onlyonce/outbox/internal/gate"
 )
 
 // makeLanesSQL makes a sink's row, its lanes and their leases. In: sink; for how long its calls are
@@ -149,13 +150,13 @@ type poll struct {
 	lanes      time.Time // when it looks for free lanes
 	work       time.Time // when it looks for work
 	calls      pace.Pursuit
-	fresh      uint32           // the lanes that had new calls at the last look, one bit for each
-	waits      map[callsOf]bool // whose calls wait for a rate, as far as waitingSQL has come
-	waitsAfter waitingCalls     // where it goes on
+	fresh      uint32            // the lanes that had new calls at the last look, one bit for each
+	waits      map[gate.Key]bool // whose calls wait for a rate, as far as waitingSQL has come
+	waitsAfter waitingCalls      // where it goes on
 }
 
 func newPoll(held *heldLanes) *poll {
-	return &poll{held: held, waits: map[callsOf]bool{}, waitsAfter: noWaiting}
+	return &poll{held: held, waits: map[gate.Key]bool{}, waitsAfter: noWaiting}
 }
 
 // pollLanes takes free lanes, gives back lanes that are another relay's share, and checks whether
@@ -176,8 +177,8 @@ func (p *poll) pollLanes() error {
 	}); err != nil {
 		return fmt.Errorf("polling the lanes of sink %s: %w", l.name, err)
 	}
-	l.rates.read(rates, asked)
-	if l.rates.setPaused(paused) {
+	l.setRates(rates, asked)
+	if l.gate.SetPaused(paused) {
 		l.emit.paused(paused)
 	}
 	share := lease.Share(lanes, members) // how many lanes this relay should hold
@@ -222,7 +223,7 @@ func (p *poll) pollWork() error {
 		// The version is read before the database is asked.
 		mine, versions = append(mine, lane), append(versions, o.pass.reader.versionSeen.Load())
 	}
-	if len(mine) == 0 || !l.rates.open() {
+	if len(mine) == 0 || !l.gate.Open() {
 		return nil
 	}
 	bounded, cancel := l.detached(l.ctx)
@@ -242,12 +243,12 @@ func (p *poll) pollWork() error {
 	}); err != nil {
 		return fmt.Errorf("polling for calls of sink %s: %w", l.name, err)
 	}
-	l.rates.read(rates, asked)
+	l.setRates(rates, asked)
 	p.noteFresh(found, time.Now())
 	for _, w := range waiting {
 		of := parseCallsOf(w.CallsOf)
 		p.waits[of] = true
-		l.rates.noteWaiting(of)
+		l.gate.NoteWaiting(of)
 		i := slices.IndexFunc(found, func(f wakeup) bool { return f.Lane == w.Lane })
 		if i < 0 {
 			i, found = len(found), append(found, wakeup{Lane: w.Lane})
@@ -257,8 +258,8 @@ func (p *poll) pollWork() error {
 	if n := len(waiting); n == maxWaiting { // the next poll goes on
 		p.waitsAfter = waiting[n-1]
 	} else {
-		l.rates.setWaiting(p.waits)
-		p.waits, p.waitsAfter = map[callsOf]bool{}, noWaiting
+		l.gate.SetWaiting(p.waits)
+		p.waits, p.waitsAfter = map[gate.Key]bool{}, noWaiting
 	}
 	for _, w := range found {
 		if o := l.owners[w.Lane]; o != nil {

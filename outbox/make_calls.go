@@ -15,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/origin"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/seal"
 )
 
@@ -36,9 +37,10 @@ func newLaneCalls(lane *heldLane) *laneCalls {
 	return c
 }
 
-// start makes calls, for each of which the caller has taken a slot. New calls are made together if
-// the sink is a Batcher. Each other call is made in a goroutine of its own. A parked call is always
-// made alone, so that if it brings the sink down again, it affects no other call.
+// start makes calls, each of which has its ticket. Each of them comes back once, by returned.add,
+// whatever becomes of it. New calls are made together if the sink is a Batcher. Each other call is
+// made in a goroutine of its own. A parked call is always made alone, so that if it brings the sink
+// down again, it affects no other call.
 func (c *laneCalls) start(calls ...*callAttempt) {
 	var together []*callAttempt
 	overdueAt := time.Now().Add(c.lane.sink.limits.Timeout + c.lane.sink.returnGrace)
@@ -46,7 +48,8 @@ func (c *laneCalls) start(calls ...*callAttempt) {
 		c.begun = slices.DeleteFunc(c.begun, (*callAttempt).over)
 	}
 	for _, a := range calls {
-		a.lane, a.bound = c.lane, a
+		a.lane = c.lane
+		a.bound = a
 		a.overdueAt = overdueAt
 		c.begun = append(c.begun, a)
 		c.underWay++
@@ -61,13 +64,13 @@ func (c *laneCalls) start(calls ...*callAttempt) {
 	}
 }
 
-// take returns the calls that have returned since it was called last. Their slots and places are
-// the caller's, who gives them back or to others.
+// take returns the calls that have returned since it was called last. The caller ends their
+// tickets.
 func (c *laneCalls) take() []*callAttempt {
 	calls := c.returned.takeAll()
 	for _, a := range calls {
 		a.tookIn = true
-		if !a.gaveUp.Load() { // else its slot was given back
+		if !a.gaveUp.Load() { // else it was taken off when it was given up
 			c.underWay--
 		}
 	}
@@ -102,19 +105,24 @@ func (c *laneCalls) due(time.Time) time.Time {
 func (c *laneCalls) giveUp() error {
 	now := time.Now()
 	for _, a := range c.begun {
-		if a.over() || now.Before(a.overdueAt) || !c.lane.sink.stuck.giveUp(a) {
+		if a.over() || now.Before(a.overdueAt) {
+			continue
+		}
+		where := c.lane.sink.whereIs(a)
+		if !c.lane.sink.stuck.giveUp(a, where) {
 			continue
 		}
 		c.underWay--
-		c.lane.sink.rates.abandon(a)
-		c.lane.sink.cfg.Logger.Error("onlyonce: a call does not return although its context has ended; its slot is given to others",
-			"sink", c.lane.sink.name, "lane", c.lane.number, "key", a.Key, "row", a.ID)
+		a.ticket.Abandon()
+		c.lane.sink.cfg.Logger.Error("onlyonce: a call has not come back although its context has ended; its slot is given to others",
+			"sink", c.lane.sink.name, "lane", c.lane.number, "key", a.Key, "row", a.ID, "where", where)
 	}
 	return nil
 }
 
-// await waits until every call has returned or was given up. Their results are dropped: the lease
-// is over, and the rows are sent again under the same keys.
+// await waits until every call has returned or was given up, and ends their tickets. Their results
+// are dropped: the lease is over, and the rows are sent again under the same keys. What was given
+// up and returns later ends its ticket itself.
 func (c *laneCalls) await() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -122,34 +130,61 @@ func (c *laneCalls) await() {
 		timer.Reset(time.Until(c.due(time.Now())))
 		select {
 		case <-c.returned.signal:
-			for _, a := range c.take() {
-				c.lane.sink.rates.leaveSlot(a)
-			}
+			c.endTickets(c.take())
 		case <-timer.C:
 			_ = c.giveUp()
 		}
 	}
+	c.endTickets(c.returned.close())
+}
+
+// endTickets ends the tickets of calls that have returned to a lane that is over.
+func (c *laneCalls) endTickets(calls []*callAttempt) {
+	for _, a := range calls {
+		c.lane.sink.gate.Done(a.ticket)
+	}
 }
 
 // returnedCalls holds calls of a lane that have returned, until the lane's goroutine takes them in.
-// add never waits.
 type returnedCalls struct {
 	mu     sync.Mutex
 	calls  []*callAttempt
+	closed bool          // the lane is over: nobody takes in any more
 	signal chan struct{} // holds a token while there are any
 }
 
+// add is how a call comes back to its lane: each that was started, once, also one that was refused
+// before the sink got it. It never waits. If the lane is over, it ends the call's ticket.
 func (r *returnedCalls) add(a *callAttempt) {
-	a.lane.sink.rates.ended(a)
-	a.lane.sink.remote.returned(a)
-	a.lane.sink.stuck.noteReturned(a)
+	sink := a.lane.sink
+	ticket := a.ticket
+	ticket.Returned()
+	sink.remote.returned(a)
+	sink.stuck.noteReturned(a)
 	r.mu.Lock()
-	r.calls = append(r.calls, a)
+	closed := r.closed
+	if !closed {
+		r.calls = append(r.calls, a)
+	}
 	first := len(r.calls) == 1
 	r.mu.Unlock()
-	if first {
-		signal(r.signal)
+	if closed {
+		sink.gate.Done(ticket)
+		return
 	}
+	if first {
+		pace.Signal(r.signal)
+	}
+}
+
+// close returns the calls that are there. The lane takes in no others.
+func (r *returnedCalls) close() []*callAttempt {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	calls := r.calls
+	r.calls = nil
+	return calls
 }
 
 func (r *returnedCalls) takeAll() []*callAttempt {
@@ -205,7 +240,7 @@ func (c *laneCalls) observe(ctx context.Context, a *callAttempt, attempt func(co
 }
 
 // prepareCall prepares an attempt, and reports whether the sink is to make it. If not, a.result has
-// the reason.
+// the reason, and the caller hands the call back like one that has returned.
 func (c *laneCalls) prepareCall(a *callAttempt) bool {
 	if err := a.mayStart(); err != nil {
 		a.result = Failure(err.Error(), err)
@@ -233,7 +268,7 @@ func (c *laneCalls) recordResult(a *callAttempt, r Result) {
 	a.result = c.lane.sink.refusals.judge(a.Tenant, a.result)
 	switch r := a.result; {
 	case r.Outcome == Delivered || r.Outcome == Rejected || r.Outcome == Never || r.Outcome == Unsafe:
-		c.lane.sink.rates.noteAnswered(a.Tenant)
+		c.lane.sink.gate.Answered(a.Tenant)
 	case r.Outcome.answer().Again && r.RetryScope != RetryCall && max(r.RetryAfter, r.HoldFor) > 0:
 		c.lane.sink.holdCalls(a.Tenant, r)
 	}
@@ -244,57 +279,87 @@ func (c *laneCalls) send(ctx context.Context, a *callAttempt) {
 	c.recordResult(a, c.lane.sink.sink.Send(ctx, &a.Delivery))
 }
 
-// makeBatch makes one attempt at each of several calls, by one SendBatch. Each call returns once:
-// a second result for a call, or one that comes after SendBatch has returned, is ignored.
+// owedCalls are the calls of one SendBatch that have not been handed back.
+type owedCalls struct {
+	mu    sync.Mutex
+	calls map[*callAttempt]bool
+}
+
+// take reports whether a call is still owed. From then on it is not, and the caller hands it back.
+func (o *owedCalls) take(a *callAttempt) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	owed := o.calls[a]
+	delete(o.calls, a)
+	return owed
+}
+
+// makeBatch makes one attempt at each of several calls, by one SendBatch. It hands each call back
+// once, by one function, whether the call was refused before the sink got it, the sink said how it
+// ended, or the sink said nothing. A second result for a call, or one that comes after SendBatch
+// has returned, is ignored.
 func (c *laneCalls) makeBatch(calls []*callAttempt) {
-	var mu sync.Mutex
-	under := slices.Clone(calls)   // nil: returned
-	var contexts []context.Context // of the attempts, once they have begun
-	hooks := &c.lane.sink.cfg.Hooks
-	ended := func(i int, r Result) {
-		mu.Lock()
-		a := under[i]
-		under[i] = nil
-		mu.Unlock()
-		if a != nil {
-			c.recordResult(a, r)
-			if i < len(contexts) {
-				a.ended(contexts[i], hooks)
-			}
-			c.returned.add(a)
+	owed := owedCalls{calls: map[*callAttempt]bool{}}
+	for _, a := range calls {
+		owed.calls[a] = true
+	}
+	handBack := func(a *callAttempt, note func()) {
+		if !owed.take(a) {
+			return
 		}
+		defer c.returned.add(a) // deferred, because a hook may panic
+		note()
+	}
+	contexts := map[*callAttempt]context.Context{} // of the attempts, once they have begun
+	hooks := &c.lane.sink.cfg.Hooks
+	ended := func(a *callAttempt, r Result) {
+		handBack(a, func() {
+			c.recordResult(a, r)
+			if ctx, began := contexts[a]; began {
+				a.ended(ctx, hooks)
+			}
+		})
 	}
 	rest := Failure(goroutineEnded, nil)
 	defer func() {
 		if v := recover(); v != nil {
 			rest = panicked(v)
 		}
-		for i := range under {
-			ended(i, rest)
+		for _, a := range calls {
+			ended(a, rest)
 		}
 	}()
-	for i, a := range calls {
-		if !c.prepareCall(a) {
-			under[i] = nil
-			c.returned.add(a)
+	var sent []*callAttempt
+	for _, a := range calls {
+		if c.prepareCall(a) {
+			sent = append(sent, a)
+		} else {
+			handBack(a, func() {}) // its result has the reason
 		}
 	}
-	under = slices.DeleteFunc(under, func(a *callAttempt) bool { return a == nil })
-	all := make([]*Delivery, len(under))
-	for i, a := range under {
-		all[i], a.together = &a.Delivery, len(under)
+	c.sendTogether(sent, contexts, ended)
+	rest = Failure("the sink did not say how the call ended", nil)
+}
+
+// sendTogether makes one attempt at each of several calls, which are prepared.
+func (c *laneCalls) sendTogether(sent []*callAttempt, contexts map[*callAttempt]context.Context, ended func(*callAttempt, Result)) {
+	if len(sent) == 0 {
+		return
+	}
+	all := make([]*Delivery, len(sent))
+	for i, a := range sent {
+		all[i] = &a.Delivery
+		a.together = len(sent)
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, c.lane.sink.limits.Timeout)
 	defer cancel()
+	hooks := &c.lane.sink.cfg.Hooks
 	if hooks.AttemptStart != nil || hooks.AttemptEnd != nil {
-		for _, a := range under {
-			contexts = append(contexts, a.began(ctx, hooks))
+		for _, a := range sent {
+			contexts[a] = a.began(ctx, hooks)
 		}
 	}
-	if len(all) > 0 {
-		c.lane.sink.batcher.SendBatch(ctx, all, ended)
-	}
-	rest = Failure("the sink did not say how the call ended", nil)
+	c.lane.sink.batcher.SendBatch(ctx, all, func(i int, r Result) { ended(sent[i], r) })
 }
 
 // openBody decrypts a body that is sealed, under the key that it was sealed under (O13). If it

@@ -10,6 +10,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/frozen"
 	"github.com/onlyonce/onlyonce/internal/parked"
+	"github.com/onlyonce/onlyonce/outbox/internal/gate"
 )
 
 // pickAtOnce bounds how many parked calls one transaction picks: their bodies are held in memory.
@@ -21,9 +22,9 @@ type parkedCalls struct {
 	lane       *heldLane
 	promotions *keyPromotions
 	calls      *laneCalls
-	dueAt      time.Time        // when the next is due, or may be
-	needSlot   bool             // some are due, and there was no slot for them
-	waiting    map[callsOf]bool // whose calls wait for a rate, or may
+	dueAt      time.Time         // when the next is due, or may be
+	needSlot   bool              // some are due, and there was no slot for them
+	waiting    map[gate.Key]bool // whose calls wait for a rate, or may
 	// Calls under way, none of which is picked again: picked ones by the ids of their parked rows,
 	// and those that their chunk did not wait for by the ids of their rows in the log.
 	picked   map[int64]*callAttempt
@@ -32,7 +33,7 @@ type parkedCalls struct {
 }
 
 func newParkedCalls(lane *heldLane, promotions *keyPromotions, calls *laneCalls) *parkedCalls {
-	return &parkedCalls{lane: lane, promotions: promotions, calls: calls, waiting: map[callsOf]bool{}, picked: map[int64]*callAttempt{}, late: map[int64]*callAttempt{}}
+	return &parkedCalls{lane: lane, promotions: promotions, calls: calls, waiting: map[gate.Key]bool{}, picked: map[int64]*callAttempt{}, late: map[int64]*callAttempt{}}
 }
 
 // dueIn notes that a parked call is due after d.
@@ -65,7 +66,7 @@ func (p *parkedCalls) pickAt(now time.Time) time.Time {
 // run settles what has returned, and picks calls if some are due.
 func (p *parkedCalls) run() error {
 	now := time.Now()
-	return p.turn(!now.Before(p.pickAt(now)), 0)
+	return p.turn(!now.Before(p.pickAt(now)), nil)
 }
 
 // keysUnderWay returns the ordering keys of parked calls that are under way. If an operator
@@ -86,9 +87,9 @@ func (p *parkedCalls) keysUnderWay() []uuid.UUID {
 // parkedTurn is one transaction that settles and picks parked calls, and what it has read.
 type parkedTurn struct {
 	settle  []*callAttempt
-	slots   int             // how many calls it may pick
-	limited limitedCalls    // that have a rate now
-	permits map[callsOf]int // of calls that wait
+	slots   int            // how many calls it may pick
+	tickets []*gate.Ticket // one for each, but those of calls that were admitted; some are reserved
+	limited gate.Limited   // calls that need permits now
 
 	startedAt   time.Time // the database measures ages after this moment
 	found       []*callAttempt
@@ -99,40 +100,42 @@ type parkedTurn struct {
 // turn settles the parked calls that have returned, picks due ones for which there is a slot,
 // journals their attempts, in one fenced transaction, and begins them. If the transaction fails, or
 // its outcome is unknown, nothing of it counts. Calls that were to be settled are settled by the
-// next one (the statement may run twice), and picked calls become due again by themselves. slots is
-// how many slots the caller has taken for it already.
-func (p *parkedCalls) turn(pick bool, slots int) error {
+// next one (the statement may run twice), and picked calls become due again by themselves. It takes
+// tickets beside those that the caller has taken for it, and ends all with which no call begins.
+func (p *parkedCalls) turn(pick bool, tickets []*gate.Ticket) error {
 	sink := p.lane.sink
 	if pick {
-		slots += sink.rates.acquire(pickAtOnce - slots)
+		tickets = append(tickets, sink.gate.Take(pickAtOnce-len(tickets))...)
 	}
-	if pick && slots == 0 && len(p.returned) == 0 {
-		p.needSlot, p.dueAt = true, time.Now().Add(sink.cfg.PollInterval) // until the owner has one
+	if pick && len(tickets) == 0 && len(p.returned) == 0 {
+		p.needSlot = true
+		p.dueAt = time.Now().Add(sink.cfg.PollInterval) // until the owner has a slot
 		return nil
 	}
-	p.needSlot = p.needSlot && slots == 0
-	t := &parkedTurn{settle: p.returned, slots: slots, startedAt: time.Now()}
-	if slots > 0 {
-		t.limited, t.permits = sink.rates.limited(), p.takePermits(slots)
+	p.needSlot = p.needSlot && len(tickets) == 0
+	t := &parkedTurn{settle: p.returned, slots: len(tickets), tickets: tickets, startedAt: time.Now()}
+	if t.picks() {
+		t.limited = sink.gate.Limited()
+		p.reserve(t.tickets)
 	}
-	if err := p.commit(t); err != nil { // permits may be used: they are not given back
-		for of, n := range t.permits {
-			sink.rates.returned(of, n)
-		}
-		sink.rates.returned(allCalls, slots)
+	if err := p.commit(t); err != nil {
+		sink.gate.Unused(t.tickets...)
 		return err
 	}
 	p.returned = nil
 	for _, a := range t.settle {
 		p.settled(a)
 	}
-	if slots > 0 {
+	if t.picks() {
 		toMake := p.takeIn(t)
-		sink.rates.giveBack(allCalls, slots-len(toMake))
+		sink.gate.Unused(t.tickets...)
 		p.calls.start(toMake...)
 	}
 	return nil
 }
+
+// picks reports whether the turn may pick calls.
+func (t *parkedTurn) picks() bool { return t.slots > 0 }
 
 // settled emits what became of a call whose settlement is committed, and notes what needs attention
 // next.
@@ -145,7 +148,7 @@ func (p *parkedCalls) settled(a *callAttempt) {
 	d := sink.dispositionOf(a)
 	switch a.state {
 	case attemptRated:
-		p.noteWaiting(a.rated)
+		p.noteWaiting(a.waitsFor)
 		return
 	case attemptWaiting:
 		p.dueIn(d.delay)
@@ -164,24 +167,25 @@ func (p *parkedCalls) settled(a *callAttempt) {
 
 // commit runs the transaction.
 func (p *parkedCalls) commit(t *parkedTurn) error {
-	sink, l := p.lane.sink, t.limited
-	waiting, permits := columnsOf(t.permits)
+	sink := p.lane.sink
+	waiting, permits := t.reservedArgs()
 	args := pgx.NamedArgs{
 		"sink": sink.name, "lane": p.lane.number, "slots": t.slots, "reconciles": sink.cfg.Reconcile != nil,
 		"picked": callIDs(p.picked), "late": callIDs(p.late), "keys": pgUUIDs(p.keysUnderWay()),
 		"start_window": windowBound(sink.limits.startWindow()), "lease_ttl": sink.cfg.LeaseTTL,
-		"waiting": waiting, "permits": permits, "tenants": l.tenants, "each": l.each, "prefixes": l.prefixes, "prefixes_calls_of": l.ofPrefixes,
+		"waiting": waiting, "permits": permits,
 	}
+	maps.Copy(args, limitedArgs(t.limited))
 	return p.lane.fenced(func(b *pgx.Batch) {
 		queueSettlements(b, sink, t.settle)
-		if t.slots > 0 && !l.none() {
+		if t.picks() && !t.limited.None() {
 			setAsideSQL.queue(b, args).Exec(ignoreTag)
 		}
-		if t.slots > 0 {
+		if t.picks() {
 			pickSQL.queue(b, args).Query(collect(&t.found, sink.scanParked))
 		}
 	}, func(b *pgx.Batch) {
-		if t.slots > 0 {
+		if t.picks() {
 			nextDueSQL.queue(b, args).QueryRow(func(r pgx.Row) error { return r.Scan(&t.nextDue) })
 			sink.queueWALPosition(b, &t.walPosition)
 		}
@@ -200,13 +204,16 @@ func (p *parkedCalls) takeIn(t *parkedTurn) (toMake []*callAttempt) {
 	p.admit(t)
 	if len(t.found) == 0 || !p.lane.awaitStandbys(t.walPosition) {
 		for _, a := range t.found {
-			p.lane.sink.rates.release(a)
+			if a.ticket != nil {
+				t.tickets = append(t.tickets, a.ticket)
+				a.ticket = nil
+			}
 		}
 		return nil // due again by themselves
 	}
 	window := p.lane.sink.limits.startWindow()
 	for _, a := range t.found {
-		if a.reconciling && a.startedAt.IsZero() {
+		if a.reconciling && a.ticket == nil {
 			continue // due again by itself
 		}
 		p.picked[a.parked] = a
@@ -215,20 +222,18 @@ func (p *parkedCalls) takeIn(t *parkedTurn) (toMake []*callAttempt) {
 			continue
 		}
 		toMake = append(toMake, a)
-		a.readAt, a.mayBeCalled = t.startedAt, true
+		a.readAt = t.startedAt
 		if !a.completing() && !a.reconciling {
 			a.boundBy(window)
-		} else {
-			p.lane.sink.rates.refund(allCalls, 1)
 		}
 	}
 	return toMake
 }
 
 // noteWaiting notes whose calls wait for a rate in the lane, or may wait there.
-func (p *parkedCalls) noteWaiting(all ...callsOf) {
-	for _, of := range all {
-		p.waiting[of] = true
+func (p *parkedCalls) noteWaiting(all ...gate.Key) {
+	for _, k := range all {
+		p.waiting[k] = true
 	}
 }
 
@@ -236,58 +241,87 @@ func (p *parkedCalls) noteWaiting(all ...callsOf) {
 // it asks for permits.
 func (p *parkedCalls) releasable() bool {
 	is := false
-	for of := range p.waiting {
-		if p.lane.sink.rates.available(of) > 0 {
+	for k := range p.waiting {
+		if p.lane.sink.gate.Available(k) > 0 {
 			is = true
 		} else {
-			p.lane.sink.rates.want(of)
+			p.lane.sink.gate.Want(k)
 		}
 	}
 	return is
 }
 
-// takePermits takes permits for calls that wait, for up to n calls.
-func (p *parkedCalls) takePermits(n int) map[callsOf]int {
-	taken := map[callsOf]int{}
-	for of := range p.waiting {
-		if got := p.lane.sink.rates.take(of, n); got > 0 {
-			taken[of] = got
-			n -= got
-		}
+// reserve reserves tickets for calls that wait, as far as their rates have permits.
+func (p *parkedCalls) reserve(blank []*gate.Ticket) {
+	for k := range p.waiting {
+		n := p.lane.sink.gate.Reserve(k, blank)
+		blank = blank[n:]
 	}
-	return taken
 }
 
-// admit decides which of the calls that a transaction has picked may start. It gives back the
-// permits that were not used, and notes whose calls do not wait in the lane any more. A call that
-// has waited for one rate may count for another by now, which may have no permit for it: then it
-// waits for that one (O14). One that may not start waits for its tenant's others, or else for the
-// next poll.
-func (p *parkedCalls) admit(t *parkedTurn) {
-	rates := p.lane.sink.rates
-	for _, a := range t.found {
-		var got admission
-		if waitedFor := a.rated; t.permits[waitedFor] > 0 {
-			t.permits[waitedFor]--
-			got = rates.admitPermitted(a)
-		} else {
-			got = rates.admit(a)
+// reservedArgs returns for whose calls tickets are reserved, and how many for each, as pickSQL has
+// them. The arrays are never nil, because that would become NULL.
+func (t *parkedTurn) reservedArgs() (callsOf []string, permits []int32) {
+	callsOf = []string{}
+	permits = []int32{}
+	for _, ticket := range t.tickets {
+		k := ticket.Reserved()
+		if k == gate.All {
+			continue
 		}
+		stored := storedCallsOf(k)
+		i := slices.Index(callsOf, stored)
+		if i < 0 {
+			i = len(callsOf)
+			callsOf = append(callsOf, stored)
+			permits = append(permits, 0)
+		}
+		permits[i]++
+	}
+	return callsOf, permits
+}
+
+// ticketFor returns the place of the ticket for a call that has waited for a rate: one that is
+// reserved for it, or else one that is blank, or any. There is one for each call that was picked.
+func (t *parkedTurn) ticketFor(waitedFor gate.Key) int {
+	for _, k := range []gate.Key{waitedFor, gate.All} {
+		i := slices.IndexFunc(t.tickets, func(ticket *gate.Ticket) bool { return ticket.Reserved() == k })
+		if i >= 0 {
+			return i
+		}
+	}
+	return 0
+}
+
+// admit decides which of the calls that a transaction has picked may start, and gives these their
+// tickets. It notes whose calls do not wait in the lane any more. A call that has waited for one
+// rate may count for another by now, which may have no permit for it: then it waits for that one
+// (O14). One that may not start waits for its tenant's others, or else for the next poll.
+func (p *parkedCalls) admit(t *parkedTurn) {
+	for _, a := range t.found {
+		i := t.ticketFor(a.waitsFor)
+		got, waitsFor := t.tickets[i].Admit(a.entrant())
 		switch {
-		case got == admitted, a.reconciling:
-		case got == notYet && a.Tenant == "":
+		case got == gate.Admitted:
+			a.ticket = t.tickets[i]
+			t.tickets = slices.Delete(t.tickets, i, i+1)
+		case a.reconciling:
+		case got == gate.NotYet && a.Tenant == "":
 			a.state = attemptWaiting
-		case got == notYet:
-			a.rated = callsOf{tenant: a.Tenant}
+		case got == gate.NotYet:
+			a.waitsFor = gate.Key{Tenant: a.Tenant}
 			a.state = attemptRated
 		default:
+			a.waitsFor = waitsFor
 			a.state = attemptRated
 		}
 	}
-	for of, left := range t.permits {
-		rates.giveBack(of, left)
-		if left > 0 && len(t.found) < t.slots {
-			delete(p.waiting, of) // until the next poll finds more
+	if len(t.found) == t.slots {
+		return
+	}
+	for _, ticket := range t.tickets {
+		if k := ticket.Reserved(); k != gate.All {
+			delete(p.waiting, k) // until the next poll finds more
 		}
 	}
 }
@@ -300,12 +334,12 @@ func (s *relaySink) scanParked(row pgx.CollectableRow) (*callAttempt, error) {
 	var status *int32
 	var answer []byte
 	err := row.Scan(&a.parked, &a.ID, &a.key, &a.order, &a.orderPrefix, &a.Tenant, &a.Scope, &a.Name, &a.Method, &a.Target, &headers, &a.Trace, &a.Body, &a.Capture, &a.sealed, &a.firstKey,
-		&a.noneOpen, &a.unseen, &a.Attempt, &a.pick, &state, &age, &waited, &status, &answerHeaders, &answer, &waitedFor)
+		&a.noneOpen, &a.maybeCalledBefore, &a.Attempt, &a.pick, &state, &age, &waited, &status, &answerHeaders, &answer, &waitedFor)
 	if a.order != nil {
 		a.Order = a.order.String()
 	}
 	a.Key, a.Sink, a.Header = a.key.String(), s.name, frozen.Parse(headers)
-	a.rated = parseCallsOf(waitedFor)
+	a.waitsFor = parseCallsOf(waitedFor)
 	a.age, a.waited = max(fromMicros(age), 0), max(fromMicros(waited), 0) // the database's clock may have been set back
 	switch {
 	case status != nil:
@@ -314,15 +348,6 @@ func (s *relaySink) scanParked(row pgx.CollectableRow) (*callAttempt, error) {
 		a.reconciling = true
 	}
 	return a, err
-}
-
-// columnsOf returns permits as two arrays. They are never nil, because that would become NULL.
-func columnsOf(permits map[callsOf]int) (of []string, counts []int32) {
-	of, counts = []string{}, []int32{}
-	for c, n := range permits {
-		of, counts = append(of, c.stored()), append(counts, int32(n))
-	}
-	return of, counts
 }
 
 // callIDs returns the keys of a map. The list is never nil, because it would become NULL, and a

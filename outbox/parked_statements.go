@@ -16,6 +16,8 @@ const (
 	dueClass  = `(case when p.state = 'reconcile' then 2 when p.reason = 'scheduled' then 1 else 0 end)`
 	dueRanges = `select v.class, v.after, v.until from t, lateral (values (0, timestamptz '-infinity', t.now), (1, '-infinity', t.now), (2, '-infinity', t.now),
               (0, t.ahead, 'infinity'), (2, t.ahead, 'infinity')) v (class, after, until)`
+	// dueIn is a condition on a parked call p: it is in a range r. The function onlyonce.is_due has
+	// the same rule for a row that is found already.
 	dueIn = `p.kind = 'call' and p.sink = @sink and p.lane = @lane and ` + dueClass + ` = r.class and p.next_attempt_at > r.after and p.next_attempt_at <= r.until`
 )
 
@@ -33,12 +35,6 @@ const ofLimitedTenant = `(p.tenant = any (@tenants::text[]) or @each::boolean an
 const firstOfKey = `(p.order_key is null or not exists (
                 select 1 from onlyonce.parked f
                  where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset") offset 0))`
-
-// attemptMayBeLost is a condition on a parked call of which no attempt is open here: the database
-// has lost a history since it was parked, in which one may have been (O6).
-func attemptMayBeLost(row string) string {
-	return `(not ` + row + `.open and ` + row + `.reason <> 'failed' and coalesce(` + row + `.parked_at < (select history from t), false))`
-}
 
 // pickSQL picks parked calls that are due, and calls that wait for a rate for which there are
 // permits, the longest waiting first, and journals their attempts. Out: a row each, in no order. By
@@ -66,53 +62,112 @@ func attemptMayBeLost(row string) string {
 // database has lost a history since in which one may have been (O6), unless a person has closed it
 // (reason failed). Whether an earlier attempt is open, and whether one can have reached the remote,
 // is asked of the row as it was: a subselect in RETURNING sees the statement's snapshot.
-// RelayConfig.Backoff.Max is a day at most. So a due time more than two days ahead was written
-// while the clock was ahead, unless the program scheduled the call: it counts as past (T9).
+// A due time that was written while the clock was ahead counts as past, see onlyonce.is_due (T9).
 //
 // Of a tenant or a prefix with a rate there may be millions of due calls, which setAsideSQL moves a
 // thousand a turn. So if there is a rate, it looks no further than a thousand (O4, O13).
 var pickSQL = newStatement(`
 with t as materialized (
-  select ` + dueTimes + `, ` + keyNow + ` as late,
+  select ` + dueTimes + `,
+         ` + keyNow + ` as late,
          (select case when a.timeline <> onlyonce.history() then 'infinity' else a.history_at end
-            from onlyonce.lanes a where a.sink = @sink and a.lane = @lane) as history)
+            from onlyonce.lanes a
+           where a.sink = @sink and a.lane = @lane) as history),
+-- The calls whose time has come, of each range those that are due for the longest.
+due as materialized (
+  select d.id, d.at
+    from (` + dueRanges + `) r
+   cross join lateral (
+     select case
+              when cardinality(@tenants::text[]) + cardinality(@prefixes::bigint[]) = 0 and not @each::boolean then r.until
+              else coalesce((select p.next_attempt_at
+                               from onlyonce.parked p
+                              where ` + dueIn + `
+                              order by p.next_attempt_at offset 1000 + @slots limit 1), r.until)
+            end as until) n
+   cross join lateral (
+     select p.id, p.next_attempt_at as at
+       from onlyonce.parked p
+      where ` + dueIn + `
+        and p.next_attempt_at <= n.until
+        and p.state in ('retrying', 'reconcile')
+        and ` + notUnderWay + `
+        and ` + keyNotUnderWay + `
+        and ` + firstOfKey + `
+        and (not ` + ofLimitedTenant + ` and (p.order_prefix is null or p.order_prefix <> all (@prefixes::bigint[]))
+             or p.response_status is not null
+             or p.state = 'reconcile')
+      order by p.next_attempt_at, p.id limit @slots for no key update skip locked) d
+   where r.class < 2 or @reconciles),
+-- The calls that wait for a rate, as many as it has permits for.
+released as materialized (
+  select w.id, w.at
+    from unnest(@waiting::text[], @permits::int[]) as r(calls_of, permits)
+   cross join lateral (
+     select p.id, p.waits_since as at
+       from onlyonce.parked p
+      where p.kind = 'call'
+        and p.sink = @sink
+        and p.waits_for = r.calls_of
+        and p.lane = @lane
+        and p.state = 'retrying'
+        and p.next_attempt_at is null
+        and ` + notUnderWay + `
+        and ` + keyNotUnderWay + `
+        and ` + firstOfKey + `
+      order by p.waits_since, p.id limit r.permits for no key update skip locked) w),
+picked as materialized (
+  select c.id
+    from (select * from due union all select * from released) c
+   order by c.at, c.id limit @slots)
 update onlyonce.parked o
    set picks = o.picks + 1,
-       attempts = o.attempts + case when o.state = 'reconcile' or o.response_status is null and o.open and o.first_attempt_at <= (select late from t) - @start_window::interval then 0 else 1 end,
-       first_attempt_at = case when o.state = 'reconcile' or o.response_status is not null then o.first_attempt_at
-                               when ` + attemptMayBeLost("o") + ` then least(o.first_attempt_at,
-                                      case o.reason when 'scheduled' then greatest(o.parked_at, o.next_attempt_at, o.waits_since) else o.parked_at end)
-                               else coalesce(o.first_attempt_at, greatest(clock_timestamp(), (select late from t))) end,
+       attempts = o.attempts + case
+                    when o.state = 'reconcile' then 0
+                    when o.response_status is null and o.open and o.first_attempt_at <= (select late from t) - @start_window::interval then 0
+                    else 1
+                  end,
+       first_attempt_at = case
+                            when o.state = 'reconcile' or o.response_status is not null then o.first_attempt_at
+                            when onlyonce.attempt_may_be_lost(o.open, o.reason, o.parked_at, (select history from t)) then
+                              least(o.first_attempt_at,
+                                    case o.reason when 'scheduled' then greatest(o.parked_at, o.next_attempt_at, o.waits_since) else o.parked_at end)
+                            else coalesce(o.first_attempt_at, greatest(clock_timestamp(), (select late from t)))
+                          end,
        open = o.open or o.state <> 'reconcile' and o.response_status is null,
        next_attempt_at = clock_timestamp() + @lease_ttl::interval
- where o.id = any (array(select c.id from (
-         select d.* from (` + dueRanges + `) r cross join lateral (
-            select case when cardinality(@tenants::text[]) + cardinality(@prefixes::bigint[]) = 0 and not @each::boolean then r.until else
-              coalesce((select p.next_attempt_at from onlyonce.parked p where ` + dueIn + ` order by p.next_attempt_at offset 1000 + @slots limit 1), r.until) end as until) n
-          cross join lateral (
-           select p.id, p.next_attempt_at as at from onlyonce.parked p
-            where ` + dueIn + ` and p.next_attempt_at <= n.until and p.state in ('retrying', 'reconcile') and ` + notUnderWay + ` and ` + keyNotUnderWay + `
-              and ` + firstOfKey + `
-              and (not ` + ofLimitedTenant + ` and (p.order_prefix is null or p.order_prefix <> all (@prefixes::bigint[])) or p.response_status is not null or p.state = 'reconcile')
-            order by p.next_attempt_at, p.id limit @slots for no key update skip locked) d
-          where r.class < 2 or @reconciles
-         union all
-         select w.id, w.waits_since from unnest(@waiting::text[], @permits::int[]) as r(calls_of, permits) cross join lateral (
-            select p.id, p.waits_since from onlyonce.parked p
-             where p.kind = 'call' and p.sink = @sink and p.waits_for = r.calls_of and p.lane = @lane and p.state = 'retrying' and p.next_attempt_at is null
-               and ` + notUnderWay + ` and ` + keyNotUnderWay + ` and ` + firstOfKey + `
-             order by p.waits_since, p.id limit r.permits for no key update skip locked) w) c
-         order by c.at, c.id limit @slots))
-   and (o.next_attempt_at <= (select now from t) or o.next_attempt_at > (select ahead from t) and o.reason <> 'scheduled'
-        or o.next_attempt_at is null and o.waits_for is not null)
-returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, coalesce(o.order_prefix, 0), o.tenant, o.scope, o.call_name, o.method, o.target,
-          onlyonce.header_lines(o.header_names, o.header_values), coalesce(o.trace, ''), o.body, o.capture, o.sealed, coalesce(o.first_key, o.key),
-          (select not (b.open or ` + attemptMayBeLost("b") + `) from onlyonce.parked b where b.id = o.id),
-          (select b.first_attempt_at is null and not ` + attemptMayBeLost("b") + ` from onlyonce.parked b where b.id = o.id),
-          o.attempts, o.picks, o.state, case when o.first_attempt_at > (select late from t) + interval '1 minute' ` + ageUnknown + `
-               else coalesce((extract(epoch from greatest(clock_timestamp(), (select late from t)) - o.first_attempt_at) * 1000000)::bigint, 0) end,
-          (extract(epoch from clock_timestamp() - coalesce(o.record_time, o.parked_at)) * 1000000)::bigint,
-          o.response_status, coalesce(o.response_headers, ''), o.response_body, coalesce(o.waits_for, '')`)
+ where o.id = any (array(select p.id from picked p))
+   and (onlyonce.is_due(o.next_attempt_at, o.reason, (select now from t)) or o.next_attempt_at is null and o.waits_for is not null)
+returning o.id,
+          coalesce(o.row_id, 0) as row_id,
+          o.key,
+          o.order_key,
+          coalesce(o.order_prefix, 0) as order_prefix,
+          o.tenant,
+          o.scope,
+          o.call_name,
+          o.method,
+          o.target,
+          onlyonce.header_lines(o.header_names, o.header_values) as headers,
+          coalesce(o.trace, '') as trace,
+          o.body,
+          o.capture,
+          o.sealed,
+          coalesce(o.first_key, o.key) as first_key,
+          (select not (b.open or onlyonce.attempt_may_be_lost(b.open, b.reason, b.parked_at, (select history from t))) from onlyonce.parked b where b.id = o.id) as none_open,
+          (select b.first_attempt_at is not null or onlyonce.attempt_may_be_lost(b.open, b.reason, b.parked_at, (select history from t)) from onlyonce.parked b where b.id = o.id) as maybe_called_before,
+          o.attempts,
+          o.picks,
+          o.state,
+          case
+            when o.first_attempt_at > (select late from t) + interval '1 minute' ` + ageUnknown + `
+            else coalesce((extract(epoch from greatest(clock_timestamp(), (select late from t)) - o.first_attempt_at) * 1000000)::bigint, 0)
+          end as age,
+          (extract(epoch from clock_timestamp() - coalesce(o.record_time, o.parked_at)) * 1000000)::bigint as waited,
+          o.response_status,
+          coalesce(o.response_headers, '') as response_headers,
+          o.response_body,
+          coalesce(o.waits_for, '') as waited_for`)
 
 // setAsideSQL makes due calls wait for the rate that they count for, among those that wait already.
 // Its parameters are those of pickSQL, and for each of @prefixes its @prefixes_calls_of, which is
@@ -124,22 +179,38 @@ returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, coalesce(o.order_pref
 // has locked, and looks afterwards at what may have changed. A join would compare each row with
 // each, if there were few when it was planned (T13, O14).
 var setAsideSQL = newStatement(`
-with t as materialized (select ` + dueTimes + `)
+with t as materialized (select ` + dueTimes + `),
+due as materialized (
+  select p.*
+    from (` + dueRanges + `) r
+   cross join lateral (
+     select p.id, p.row_id, p.tenant, p.order_prefix, p.next_attempt_at
+       from onlyonce.parked p
+      where ` + dueIn + `
+        and p.state = 'retrying'
+        and p.response_status is null
+      order by p.next_attempt_at limit 1000) p
+   where r.class < 2
+   order by p.next_attempt_at limit 1000),
+limited as materialized (
+  select l.id
+    from due p
+   cross join lateral (
+     select l.id, l.state, l.reason, l.response_status, l.next_attempt_at
+       from onlyonce.parked l
+      where l.id = p.id for no key update skip locked) l
+   where (` + ofLimitedTenant + ` or p.order_prefix = any (@prefixes::bigint[]))
+     and ` + notUnderWay + `
+     and l.state = 'retrying'
+     and l.response_status is null
+     and onlyonce.is_due(l.next_attempt_at, l.reason, (select now from t)))
 update onlyonce.parked o
-   set waits_for = coalesce((select r.calls_of from unnest(@prefixes::bigint[], @prefixes_calls_of::text[]) as r(prefix, calls_of) where r.prefix = o.order_prefix), 'tenant ' || o.tenant),
-       waits_since = case when o.reason = 'behind' then o.parked_at else least(o.next_attempt_at, (select now from t)) end, next_attempt_at = null
- where o.id = any (array(
-         select l.id from (
-           select p.* from (` + dueRanges + `) r cross join lateral (
-             select p.id, p.row_id, p.tenant, p.order_prefix, p.next_attempt_at from onlyonce.parked p
-              where ` + dueIn + ` and p.state = 'retrying' and p.response_status is null
-              order by p.next_attempt_at limit 1000) p
-            where r.class < 2
-            order by p.next_attempt_at limit 1000) p cross join lateral (
-           select l.id, l.state, l.reason, l.response_status, l.next_attempt_at from onlyonce.parked l
-            where l.id = p.id for no key update skip locked) l
-          where (` + ofLimitedTenant + ` or p.order_prefix = any (@prefixes::bigint[])) and ` + notUnderWay + ` and l.state = 'retrying' and l.response_status is null
-            and (l.next_attempt_at <= (select now from t) or l.next_attempt_at > (select ahead from t) and l.reason <> 'scheduled')))`)
+   set waits_for = coalesce((select r.calls_of
+                               from unnest(@prefixes::bigint[], @prefixes_calls_of::text[]) as r(prefix, calls_of)
+                              where r.prefix = o.order_prefix), 'tenant ' || o.tenant),
+       waits_since = case when o.reason = 'behind' then o.parked_at else least(o.next_attempt_at, (select now from t)) end,
+       next_attempt_at = null
+ where o.id = any (array(select l.id from limited l))`)
 
 // nextDueSQL reads in how many microseconds the next parked call of a lane is due: null if there is
 // none. Its parameters are those of pickSQL. By the index parked_calls_due.
@@ -184,7 +255,7 @@ func (e *endings) add(a *callAttempt, d disposition) {
 	}
 	waitsFor := ""
 	if a.state == attemptRated {
-		waitsFor = a.rated.stored()
+		waitsFor = storedCallsOf(a.waitsFor)
 	}
 	status, headers, body := d.answerColumns()
 	e.states, e.reasons, e.errs, e.waitsFor = append(e.states, d.state), append(e.reasons, d.reason), append(e.errs, d.lastError), append(e.waitsFor, waitsFor)
@@ -246,7 +317,8 @@ update onlyonce.parked p
 //	@xids, @batches  the transactions and ids of their batches
 //	@attempts        how many were made
 //	@open            whether an attempt is open
-//	@seen            whether an attempt can have reached the remote: the key's window has begun
+//	@seen            whether an attempt, by this relay or an earlier owner of the lane, can have
+//	                 reached the remote: the key's window has begun
 //
 // By the index batches_new, each batch once. It copies from the log and not from the relay's
 // memory, where a sealed body is open.
@@ -271,7 +343,8 @@ with d as materialized (
 b as materialized (select distinct xid, batch from d),
 r as materialized (
   select r.*, row_number() over (partition by r.key order by r.id) as nth
-    from b cross join lateral (select * from onlyonce.outbox_log r where r.sink = @sink and r.lane = @lane and r.xid = b.xid and r.batch = b.batch offset 0) r
+    from b
+   cross join lateral (select * from onlyonce.outbox_log r where r.sink = @sink and r.lane = @lane and r.xid = b.xid and r.batch = b.batch offset 0) r
    where r.id = any (@ids::bigint[])),
 k as materialized (
   select d.id,
@@ -279,17 +352,46 @@ k as materialized (
                   (select p.id from (select * from onlyonce.parked f where f.first_key = r.key offset 0) p where p.settled_at is null and p.row_id <> r.id limit 1),
                   case when r.nth > 1 then 0 end) as other
     from d join r on r.id = d.id
-   where d.state in ('retrying', 'blocked') and d.status is null and not (d.reason = 'cut' and d.attempts > 0))
-select 'call', case when k.other is null then d.state else 'waiting' end, case when k.other is null then d.reason else 'conflict' end,
-       case when k.other is null then d.error when k.other = 0 then 'an earlier call has the same key' else format('parked call %s has the same key', k.other) end,
-       d.attempts, d.attempts, r.tenant, r.scope, r.key,
-       case when @pass_on and (d.state in ('waiting', 'reconcile') or k.other is not null) then null else r.order_key end, r.order_prefix, r.sink, r.lane, r.lane, r.id, r.id, r.name, r.method, r.target,
-       array(select convert_to(split_part(l, ': ', 1), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
-       array(select convert_to(substr(l, strpos(l, ': ') + 2), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
-       r.body, r.trace, r.capture, r.sealed, r.not_before, case when k.other is null then clock_timestamp() + d.delay * interval '1 microsecond' end,
-       case when d.seen then ` + firstCallTime + ` end, d.open, r.created_at,
-       d.status, d.response_headers, d.response_body, case when k.other is null then nullif(d.waits_for, '') end,
-       case when k.other is null and d.waits_for <> '' then clock_timestamp() end
+   where d.state in ('retrying', 'blocked') and d.status is null and d.reason <> 'under-way')
+select 'call' as kind,
+       case when k.other is null then d.state else 'waiting' end as state,
+       case when k.other is null then d.reason else 'conflict' end as reason,
+       case
+         when k.other is null then d.error
+         when k.other = 0 then 'an earlier call has the same key'
+         else format('parked call %s has the same key', k.other)
+       end as error,
+       d.attempts,
+       d.attempts as picks,
+       r.tenant,
+       r.scope,
+       r.key,
+       case when @pass_on and (d.state in ('waiting', 'reconcile') or k.other is not null) then null else r.order_key end as order_key,
+       r.order_prefix,
+       r.sink,
+       r.lane,
+       r.lane as partition,
+       r.id as row_id,
+       r.id as "offset",
+       r.name as call_name,
+       r.method,
+       r.target,
+       array(select convert_to(split_part(l, ': ', 1), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n) as header_names,
+       array(select convert_to(substr(l, strpos(l, ': ') + 2), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n) as header_values,
+       r.body,
+       r.trace,
+       r.capture,
+       r.sealed,
+       r.not_before,
+       case when k.other is null then clock_timestamp() + d.delay * interval '1 microsecond' end as next_attempt_at,
+       case when d.seen then ` + firstCallTime + ` end as first_attempt_at,
+       d.open,
+       r.created_at as record_time,
+       d.status as response_status,
+       d.response_headers,
+       d.response_body,
+       case when k.other is null then nullif(d.waits_for, '') end as waits_for,
+       case when k.other is null and d.waits_for <> '' then clock_timestamp() end as waits_since
   from r
   join d on d.id = r.id
   left join k on k.id = r.id
@@ -321,7 +423,7 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 		e.add(a, d)
 		ids, rows, keys, picks = append(ids, a.parked), append(rows, a.ID), append(keys, a.key), append(picks, a.pick)
 		asked, none = append(asked, a.reconciling), append(none, (a.unopened || d.uncounted) && !a.reconciling) // asking is never counted
-		open, unseen = append(open, d.open), append(unseen, a.leavesUnseen())
+		open, unseen = append(open, d.open), append(unseen, !a.mayHaveBeenCalled())
 	}
 	if len(ids) > 0 {
 		e.queue(b, settleSQL, sink.cfg.PassOn, pgx.NamedArgs{"ids": ids, "rows": rows, "keys": pgUUIDs(keys), "picks": picks, "asked": asked, "open": open, "unseen": unseen, "none": none})
@@ -347,7 +449,7 @@ func queueParking(b *pgx.Batch, lane *heldLane, toPark []*callAttempt) {
 		}
 		ids, xids, batches = append(ids, a.ID), append(xids, a.batch.xid), append(batches, a.batch.id)
 		attempts = append(attempts, made)
-		open, seen = append(open, d.open), append(seen, !a.leavesUnseen())
+		open, seen = append(open, d.open), append(seen, a.mayHaveBeenCalled())
 	}
 	if len(ids) > 0 {
 		e.queue(b, parkSQL, lane.sink.cfg.PassOn, pgx.NamedArgs{

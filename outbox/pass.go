@@ -7,6 +7,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/parked"
+	"github.com/onlyonce/onlyonce/outbox/internal/gate"
 )
 
 // advanceSQL moves the cursor; see the function's comment in the migration. In: lane id, version,
@@ -50,7 +51,7 @@ func (p *lanePass) chunkDue() time.Time {
 		return time.Time{}
 	case c.underWay > 0:
 		return c.lastActivity.Add(chunkPatience)
-	case p.lane.sink.rates.available(allCalls) == 0:
+	case p.lane.sink.gate.Available(gate.All) == 0:
 		return c.readAt.Add(min(chunkLife, p.lane.sink.limits.startWindow()/4))
 	}
 	return never
@@ -117,16 +118,16 @@ func (p *lanePass) finishChunk() error {
 func (p *lanePass) advance(toPark []*callAttempt, move cursorMove) error {
 	r := p.reader
 	read := r.newRead(move.read)
-	mayBeCalled := 0
+	maybeCalledRows := 0
 	if !move.newPass {
-		mayBeCalled = r.cursor.mayBeCalled
+		maybeCalledRows = r.cursor.maybeCalledRows
 		if p.chunk != nil {
-			mayBeCalled = max(mayBeCalled-p.chunk.next, 0)
+			maybeCalledRows = max(maybeCalledRows-p.chunk.next, 0)
 		}
 	}
 	err := p.lane.fenced(func(b *pgx.Batch) {
 		queueParking(b, p.lane, toPark)
-		b.Queue(advanceSQL, p.lane.lease.ID, r.cursor.version, move.last, move.newPass, mayBeCalled > 0, move.read == readNothing).Exec(ignoreTag)
+		b.Queue(advanceSQL, p.lane.lease.ID, r.cursor.version, move.last, move.newPass, maybeCalledRows > 0, move.read == readNothing).Exec(ignoreTag)
 		queueParkedCheck(b, toPark)
 	}, func(b *pgx.Batch) { r.queueRead(b, read) })
 	switch {
@@ -137,7 +138,7 @@ func (p *lanePass) advance(toPark []*callAttempt, move cursorMove) error {
 	case err != nil:
 		return err
 	default:
-		r.moved(move.last, mayBeCalled)
+		r.moved(move.last, maybeCalledRows)
 	}
 	p.chunkCommitted(toPark)
 	if r.state == passUnknown {
@@ -151,7 +152,7 @@ func (p *lanePass) advance(toPark []*callAttempt, move cursorMove) error {
 		r.leave(passUnread)
 		return nil
 	}
-	p.chunk = newChunk(p.lane, rows, read.startedAt, r.cursor.mayBeCalled, p.parked.keysUnderWay())
+	p.chunk = newChunk(p.lane, rows, read.startedAt, r.cursor.maybeCalledRows, p.parked.keysUnderWay())
 	return nil
 }
 
@@ -169,7 +170,7 @@ func (p *lanePass) chunkCommitted(toPark []*callAttempt) {
 			p.parked.dueIn(d.delay)
 		}
 		if a.state == attemptRated {
-			p.parked.noteWaiting(a.rated)
+			p.parked.noteWaiting(a.waitsFor)
 		}
 		if a.state == attemptBlocked {
 			// The one before it may have been settled meanwhile.
@@ -186,26 +187,28 @@ func (p *lanePass) chunkCommitted(toPark []*callAttempt) {
 	}
 }
 
-// startRows begins the next calls of the chunk: the first in a slot that was taken for it, and as
-// many others as there are slots for.
-func (p *lanePass) startRows() {
-	c, rates := p.chunk, p.lane.sink.rates
+// startRows begins the next calls of the chunk: the first with the ticket that was taken for it,
+// and as many others as there are slots for. It ends the tickets with which no call begins.
+func (p *lanePass) startRows(tickets []*gate.Ticket) {
+	c := p.chunk
+	g := p.lane.sink.gate
 	c.lastActivity = time.Now()
 	var calls []*callAttempt
-	slots := 1
-	got := admitted
-	for c.hasNext() && slots > 0 && got != notYet {
-		for c.hasNext() && slots > 0 && got != notYet {
-			if got = p.admit(); got == admitted {
-				calls = append(calls, c.nextRow())
-				slots--
+	got := gate.Admitted
+	for c.hasNext() && len(tickets) > 0 && got != gate.NotYet {
+		for c.hasNext() && len(tickets) > 0 && got != gate.NotYet {
+			if got = p.admit(tickets[0]); got == gate.Admitted {
+				a := c.nextRow()
+				a.ticket = tickets[0]
+				tickets = tickets[1:]
+				calls = append(calls, a)
 			}
 		}
-		if !p.lane.releasing.Load() && got != notYet {
-			slots += rates.acquire(len(c.rows) - c.next)
+		if !p.lane.releasing.Load() && got != gate.NotYet {
+			tickets = append(tickets, g.Take(len(c.rows)-c.next)...)
 		}
 	}
-	rates.giveBack(allCalls, slots)
+	g.Unused(tickets...)
 	p.calls.start(calls...)
 }
 
@@ -215,54 +218,58 @@ const lookForRoom = 10 * time.Millisecond
 // waitsForRoom reports whether the next call of the chunk waits where it is, until others of its
 // tenant have returned.
 func (p *lanePass) waitsForRoom() bool {
-	return p.lane.sink.rates.waitsForRoom(p.chunk.rows[p.chunk.next])
+	return p.lane.sink.gate.WaitsForRoom(p.chunk.rows[p.chunk.next].Tenant)
 }
 
-// admit decides whether the next row of the chunk may be called, and takes what it needs. If the
-// row is to wait elsewhere, it sets it aside, and those after it that wait for the same (O14, O16).
-func (p *lanePass) admit() admission {
-	c, rates := p.chunk, p.lane.sink.rates
+// admit decides whether the next row of the chunk may be called with a ticket. If the row is to
+// wait elsewhere, it sets it aside, and those after it that wait for the same (O14, O16). The
+// ticket is kept while the database is asked: another lane cannot take the slot for calls that need
+// no permit.
+func (p *lanePass) admit(t *gate.Ticket) gate.Verdict {
+	c := p.chunk
+	g := p.lane.sink.gate
 	a := c.rows[c.next]
-	got := rates.admit(a)
-	if got == setAside && rates.lacksPermit(a.rated) {
-		p.takePermits()
-		got = rates.admit(a)
+	got, waitsFor := t.Admit(a.entrant())
+	if got == gate.SetAside && g.LacksPermit(waitsFor) {
+		p.askForPermits()
+		got, waitsFor = t.Admit(a.entrant())
 	}
-	if got == setAside {
-		rates.noteWaiting(a.rated)
-		c.setAside(a)
+	if got == gate.SetAside {
+		g.NoteWaiting(waitsFor)
+		c.setAside(a, waitsFor)
 		c.next++
 		c.skipRows()
 	}
 	return got
 }
 
-// takePermits asks the database for permits of the rates that have none, for the next rows.
-func (p *lanePass) takePermits() {
-	c, sink := p.chunk, p.lane.sink
-	wanted := map[callsOf]int{}
+// askForPermits asks the database for permits of the rates that have none, for the next rows.
+func (p *lanePass) askForPermits() {
+	c := p.chunk
+	sink := p.lane.sink
+	wanted := map[gate.Key]int{}
 	for _, next := range c.rows[c.next:min(c.next+max(2*sink.cfg.Concurrency, 64), len(c.rows))] {
-		if of, waits := sink.rates.mustWait(next.Tenant, next.orderPrefix); of != allCalls && !waits && sink.rates.lacksPermit(of) {
-			wanted[of]++
+		if k, waits := sink.gate.Waits(next.entrant()); k != gate.All && !waits && sink.gate.LacksPermit(k) {
+			wanted[k]++
 		}
 	}
 	if len(wanted) == 0 {
 		return
 	}
-	q := sink.rates.request(wanted)
-	if err := sink.takePermits(p.lane.ctx, &q); err != nil {
+	if err := sink.ask(p.lane.ctx, sink.gate.AskFor(wanted)); err != nil {
 		sink.emit.failed(err, 0) // they wait, as if there were none
 	}
-	for of := range wanted { // the rows after this one wait too, and none of them asks again
-		if sink.rates.lacksPermit(of) {
-			sink.rates.noteWaiting(of)
+	for k := range wanted { // the rows after this one wait too, and none of them asks again
+		if sink.gate.LacksPermit(k) {
+			sink.gate.NoteWaiting(k)
 		}
 	}
 }
 
-// callReturned takes in a call that has returned, after free others gave up their slots. It returns
-// the call that may be made in its place, or nil if there is none.
-func (p *lanePass) callReturned(a *callAttempt, free int) *callAttempt {
+// callReturned takes in a call that has returned. It returns the call of its ordering key that may
+// follow it in its slot, or nil if there is none. The caller ends the ticket of the call, or has
+// the other one follow.
+func (p *lanePass) callReturned(a *callAttempt) (next *callAttempt) {
 	if a.parked == 0 {
 		a.state = attemptReturned
 	}
@@ -272,21 +279,30 @@ func (p *lanePass) callReturned(a *callAttempt, free int) *callAttempt {
 		p.parked.returned = append(p.parked.returned, a)
 		return nil
 	}
-	c, rates := p.chunk, p.lane.sink.rates
-	c.underWay--
-	c.lastActivity = time.Now()
-	next := c.nextOfKey(a)
-	if next == nil || p.lane.releasing.Load() || a.gaveUp.Load() || !rates.keep(free) {
-		return nil
+	p.chunk.underWay--
+	p.chunk.lastActivity = time.Now()
+	next = p.chunk.nextOfKey(a)
+	if p.lane.releasing.Load() || a.gaveUp.Load() {
+		return nil // it is cut when the chunk ends
 	}
-	switch rates.follow(a, next) {
-	case admitted:
-		c.begin(next)
-		return next
-	case setAside:
+	return next
+}
+
+// follow begins the next call of an ordering key with the ticket of the one that has returned,
+// which it ends if the call may not start now. It reports whether it starts. If it does not, and is
+// not set aside, it is cut when the chunk ends.
+func (p *lanePass) follow(a, next *callAttempt) bool {
+	t := a.ticket
+	a.ticket = nil
+	got, waitsFor := t.Follow(next.entrant())
+	switch got {
+	case gate.Admitted:
+		next.ticket = t
+		p.chunk.begin(next)
+	case gate.SetAside:
 		next.state = attemptRated
-		c.blockKey(*next.order)
+		next.waitsFor = waitsFor
+		p.chunk.blockKey(*next.order)
 	}
-	rates.refund(allCalls, 1)
-	return nil // if it was not set aside, it is cut when the chunk ends
+	return got == gate.Admitted
 }

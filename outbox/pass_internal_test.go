@@ -10,6 +10,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/outbox/internal/gate"
 )
 
 // O2: a chunk ends while the sink is held, and the transaction that notes it fails. The batches of
@@ -22,11 +23,11 @@ func TestO2RestOfAPassAfterAFailedTransaction(t *testing.T) {
 	}
 	defer pool.Close()
 	cfg := RelayConfig{Concurrency: 8, PollInterval: time.Second, LeaseTTL: 30 * time.Second, Logger: slog.New(slog.DiscardHandler)}
-	sink := &relaySink{cfg: cfg, pool: primary.Of(pool, cfg.Logger), dbTimeout: 10 * time.Second, rates: newRelayRates(8, time.Second)}
+	sink := &relaySink{cfg: cfg, pool: primary.Of(pool, cfg.Logger), dbTimeout: 10 * time.Second, gate: gate.New(8, time.Second)}
 	p := newLaneOwner(t.Context(), sink, &lease.Lease{Sent: time.Now()}, 0).pass
-	sink.rates.hold(allCalls, time.Hour, RetrySink, "")
+	sink.gate.Hold(gate.All, time.Hour, true, "")
 	p.reader.state, p.reader.refs = passListed, []batchRef{{id: 2048, calls: 1}}
-	p.chunk = &chunk{rows: []*callAttempt{{state: attemptReturned, attemptResult: attemptResult{result: Result{Outcome: Delivered}}}}, next: 1, rates: sink.rates}
+	p.chunk = &chunk{rows: []*callAttempt{{state: attemptReturned, attemptResult: attemptResult{result: Result{Outcome: Delivered}}}}, next: 1, gate: sink.gate}
 	if at := p.due(time.Now()); !at.IsZero() {
 		t.Fatalf("the chunk's end is due at %v", at)
 	}
@@ -50,15 +51,18 @@ func TestO14ChunkOfTenantsOverTheirRates(t *testing.T) {
 	asked := 0
 	cfg := RelayConfig{Concurrency: 8, PollInterval: time.Second, LeaseTTL: 30 * time.Second, Logger: slog.New(slog.DiscardHandler)}
 	cfg.Hooks.Failed = func(Failed) { asked++ } // the database gives none
-	sink := &relaySink{cfg: cfg, pool: primary.Of(pool, cfg.Logger), dbTimeout: 10 * time.Second, rates: newRelayRates(8, time.Second), emit: emitter{hooks: cfg.Hooks, log: cfg.Logger}}
-	sink.rates.read([]storedRate{{CallsOf: "tenants", Limited: true}}, time.Now())
+	sink := &relaySink{cfg: cfg, pool: primary.Of(pool, cfg.Logger), dbTimeout: 10 * time.Second, gate: gate.New(8, time.Second), emit: emitter{hooks: cfg.Hooks, log: cfg.Logger}}
+	sink.gate.SetLimits([]gate.Limit{{Key: gate.Key{Each: true}, Rated: true}}, time.Now())
 	p := newLaneOwner(t.Context(), sink, &lease.Lease{Sent: time.Now()}, 0).pass
 	rows := make([]*callAttempt, 640)
 	for i := range rows {
 		rows[i] = &callAttempt{Delivery: Delivery{Tenant: fmt.Sprint("t", i)}}
 	}
-	p.chunk = &chunk{rows: rows, rates: sink.rates}
-	p.startRows()
+	p.chunk = &chunk{rows: rows, gate: sink.gate}
+	p.startRows(sink.gate.Take(1))
+	if err := sink.gate.Close(); err != nil {
+		t.Error(err)
+	}
 	if n := len(p.chunk.rowsToPark()); n != len(rows) || asked != 10 {
 		t.Errorf("%d of %d rows wait, after %d questions: want 10", n, len(rows), asked)
 	}

@@ -60,7 +60,10 @@ const passRefs = `(
 // (O6). Of a call r of the log and its lane a.
 const (
 	historyLost   = `(r.redo or coalesce(r.origin_time < a.history_at, false) or coalesce(r.created_at < a.history_at, false))`
-	firstCallTime = `case when ` + historyLost + ` then least(case when r.redo then coalesce(r.origin_time, '2000-01-01 00:00:00+00') else r.origin_time end, greatest(r.created_at, r.not_before), a.started_at) else a.started_at end`
+	firstCallTime = `case when ` + historyLost + ` then
+                       least(case when r.redo then coalesce(r.origin_time, '2000-01-01 00:00:00+00') else r.origin_time end,
+                             greatest(r.created_at, r.not_before), a.started_at)
+                     else a.started_at end`
 )
 
 // keyNow is the time by which the age of a key is counted: the clock, but never before watched
@@ -84,20 +87,55 @@ const (
 // parked row of each key is read, however many wait; "offset 0" keeps the planner from making it a
 // join (T13).
 const batchColumns = `
-       b.id, b.n, b.xid::text, (date_part('epoch', clock_timestamp() - timestamptz '2000-01-01 00:00:00+00') * 1000000)::bigint,
-       case when a.started_at > ` + keyNow + ` + interval '1 minute' ` + ageUnknown + ` else (date_part('epoch', ` + keyNow + ` - a.started_at) * 1000000)::bigint end,
-       (date_part('epoch', clock_timestamp() - b.created_at) * 1000000)::bigint,
-       array_send(b.keys), b.order_key, array_send(b.order_keys), b.order_prefix, array_send(b.order_prefixes), b.tenant, array_send(b.tenants), b.scope, array_send(b.scopes),
-       b.name, array_send(b.names), b.method, array_send(b.methods), b.target, array_send(b.targets), b.header, array_send(b.headers),
-       b.trace, array_send(b.traces), b.body, array_send(b.bodies), array_send(b.not_before), array_send(b.capture), array_send(b.sealed),
+       b.id,
+       b.n,
+       b.xid::text as xid,
+       (date_part('epoch', clock_timestamp() - timestamptz '2000-01-01 00:00:00+00') * 1000000)::bigint as now,
+       case
+         when a.started_at > ` + keyNow + ` + interval '1 minute' ` + ageUnknown + `
+         else (date_part('epoch', ` + keyNow + ` - a.started_at) * 1000000)::bigint
+       end as age,
+       (date_part('epoch', clock_timestamp() - b.created_at) * 1000000)::bigint as waited,
+       array_send(b.keys) as keys,
+       b.order_key,
+       array_send(b.order_keys) as order_keys,
+       b.order_prefix,
+       array_send(b.order_prefixes) as order_prefixes,
+       b.tenant,
+       array_send(b.tenants) as tenants,
+       b.scope,
+       array_send(b.scopes) as scopes,
+       b.name,
+       array_send(b.names) as names,
+       b.method,
+       array_send(b.methods) as methods,
+       b.target,
+       array_send(b.targets) as targets,
+       b.header,
+       array_send(b.headers) as headers,
+       b.trace,
+       array_send(b.traces) as traces,
+       b.body,
+       array_send(b.bodies) as bodies,
+       array_send(b.not_before) as not_before,
+       array_send(b.capture) as capture,
+       array_send(b.sealed) as sealed,
        case when b.redo is not null or a.history_at is not null then
-         (select array_send(array_agg(case when not ` + historyLost + ` then null when ` + firstCallTime + ` > ` + keyNow + ` + interval '1 minute' ` + ageUnknown + `
-                                      else (date_part('epoch', ` + keyNow + ` - ` + firstCallTime + `) * 1000000)::bigint end order by r.i))
+         (select array_send(array_agg(
+                   case
+                     when not ` + historyLost + ` then null
+                     when ` + firstCallTime + ` > ` + keyNow + ` + interval '1 minute' ` + ageUnknown + `
+                     else (date_part('epoch', ` + keyNow + ` - ` + firstCallTime + `) * 1000000)::bigint
+                   end order by r.i))
             from (select coalesce(u.redo, false) as redo, coalesce(u.origin_time, b.origin_time) as origin_time, b.created_at, u.not_before, u.i
-                    from unnest(b.keys, b.redo, b.origin_times, b.not_before) with ordinality as u(key, redo, origin_time, not_before, i)) r) end,
+                    from unnest(b.keys, b.redo, b.origin_times, b.not_before) with ordinality as u(key, redo, origin_time, not_before, i)) r)
+       end as lost_ages,
        case when b.order_key is not null or b.order_keys is not null then
-         array_send(array(select distinct k from unnest(coalesce(b.order_keys, array[b.order_key])) k
-                           where exists (select 1 from onlyonce.parked p where p.order_key = k and p.settled_at is null offset 0))) end`
+         array_send(array(
+           select distinct k
+             from unnest(coalesce(b.order_keys, array[b.order_key])) k
+            where exists (select 1 from onlyonce.parked p where p.order_key = k and p.settled_at is null offset 0)))
+       end as blocked`
 
 // firstBatchesSQL reads the first batches of a pass that begins: with at most maxChunk calls, and
 // until their bodies have maxChunkBytes. In: lane id, version, 0, 0, refsAtOnce, how many. Out:
@@ -134,8 +172,9 @@ select` + batchColumns + `
 // cursor is what a lane's owner knows of its row in onlyonce.lanes.
 type cursor struct {
 	version, last int64
-	// How many calls above last a previous owner may have made: their age counts from its journal.
-	mayBeCalled int
+	// maybeCalledRows is how many rows above last a previous owner may have called: their age
+	// counts from its journal.
+	maybeCalledRows int
 }
 
 // passState is how much of the lane's pass has been read.
@@ -192,7 +231,7 @@ func (r *passReader) due(time.Time) time.Time {
 
 // loadCursor reads the cursor, after a take-over or if it is unknown what has committed.
 func (r *passReader) loadCursor() error {
-	c := cursor{mayBeCalled: maxChunk}
+	c := cursor{maybeCalledRows: maxChunk}
 	var unread, called, foreign bool
 	if err := r.lane.read(func(b *pgx.Batch) {
 		b.Queue(loadCursorSQL, r.lane.lease.ID).QueryRow(func(row pgx.Row) error {
@@ -209,7 +248,7 @@ func (r *passReader) loadCursor() error {
 		r.state = passUnread
 	}
 	if !unread || !called {
-		c.mayBeCalled = 0
+		c.maybeCalledRows = 0
 	}
 	r.cursor, r.refs = c, nil
 	r.versionSeen.Store(c.version)
@@ -217,10 +256,10 @@ func (r *passReader) loadCursor() error {
 }
 
 // moved notes that the cursor has moved.
-func (r *passReader) moved(last int64, mayBeCalled int) {
+func (r *passReader) moved(last int64, maybeCalledRows int) {
 	r.cursor.version++
 	r.versionSeen.Store(r.cursor.version)
-	r.cursor.last, r.cursor.mayBeCalled = last, mayBeCalled
+	r.cursor.last, r.cursor.maybeCalledRows = last, maybeCalledRows
 }
 
 // leave notes that the pass is left for now: at its end, or to be read anew from the cursor on.

@@ -3,14 +3,13 @@ package outbox
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/outbox/internal/gate"
 )
 
 // takePermitsSQL takes permits and a share of the calls that may be under way; see the function's
@@ -99,169 +98,6 @@ var noWaiting = waitingCalls{Lane: -1}
 // maxWaiting is how many rows waitingSQL returns at most.
 const maxWaiting = 4096
 
-// permitLife is how long permits that were taken may be used, by the relay's own clock. Those of a
-// relay that was stopped lapse.
-const permitLife = 500 * time.Millisecond
-
-// Bounds of the wait between two tries to take permits of a rate, if there are none.
-const (
-	permitRetryMin = 10 * time.Millisecond
-	permitRetryMax = time.Second
-)
-
-// takePermits asks the database. A transaction that takes only permits does not wait for its flush:
-// a crash gives back what was taken in the last moment. A share that grows has to be flushed,
-// because others would get the same places after a crash.
-func (s *relaySink) takePermits(ctx context.Context, q *permitRequest) error {
-	bounded, cancel := s.detached(ctx)
-	defer cancel()
-	var grants []permitGrant
-	asked := time.Now()
-	b := &pgx.Batch{}
-	b.Queue(`begin isolation level read committed`)
-	b.Queue(primary.PinSQL)
-	if !q.grows() {
-		b.Queue(`set local synchronous_commit = off`)
-	}
-	takePermitsSQL.queue(b, pgx.NamedArgs{
-		"sink": s.name, "relay": s.rates.relay, "question": q.number, "calls_of": stored(q.limits), "permits": q.permits, "held": q.held, "wants": q.wants,
-	}).Query(collect(&grants, pgx.RowToStructByPos[permitGrant]))
-	b.Queue(`commit`)
-	if err := s.pool.SendBatch(bounded, b).Close(); err != nil {
-		return fmt.Errorf("taking permits of sink %s: %w", s.name, err)
-	}
-	s.rates.granted(q, grants, asked)
-	return nil
-}
-
-// permitRequest is what a relay asks of the database: a value for each limit.
-type permitRequest struct {
-	number      int64
-	limits      []callsOf
-	permits     []int32
-	held, wants []int32 // of calls under way: how many it may have until now, and wants to have
-}
-
-// add asks for permits, and for a share of what may be under way. The caller has the
-// lock.
-func (q *permitRequest) add(r *relayRates, of callsOf, permits int) {
-	var held, wants int
-	if q.number == 0 {
-		r.questions++
-		q.number = r.questions
-	}
-	if l := r.limits[of]; l != nil && l.bounded {
-		held, wants = l.ask(q.number, time.Now(), r.underWay[of], r.capacity)
-	}
-	q.limits, q.permits = append(q.limits, of), append(q.permits, int32(permits))
-	q.held, q.wants = append(q.held, int32(held)), append(q.wants, int32(wants))
-}
-
-// stored returns limits as onlyonce.rates.calls_of has them.
-func stored(limits []callsOf) []string {
-	all := make([]string, len(limits))
-	for i, of := range limits {
-		all[i] = of.stored()
-	}
-	return all
-}
-
-// grows reports whether it asks for a larger share.
-func (q *permitRequest) grows() bool {
-	for i, wants := range q.wants {
-		if wants > q.held[i] {
-			return true
-		}
-	}
-	return false
-}
-
-// request asks for permits of several limits at once, and for a share of each.
-func (r *relayRates) request(wanted map[callsOf]int) (q permitRequest) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for t, n := range wanted {
-		if l := r.limits[t]; l != nil && l.bounded {
-			if l.wantMore(time.Now(), r.shortFor); !r.hasPlace(t, l, time.Now()) {
-				n = 0
-			}
-		}
-		q.add(r, t, n)
-	}
-	return q
-}
-
-// askAt returns when to ask for a limit, and for how many permits then.
-func (l *rateLimit) askAt(now time.Time, underWay int) (at time.Time, permits int) {
-	at = never
-	if l.limited && l.wanted > 0 {
-		at, permits = l.takeAt, l.wanted
-	}
-	if !l.bounded {
-		return at, permits
-	}
-	if share := l.dueAt(now, underWay); share.Before(at) {
-		if now.Before(at) {
-			permits = 0
-		}
-		at = share
-	}
-	return at, permits
-}
-
-// due returns when to ask the database.
-func (r *relayRates) due(now time.Time) time.Time {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.holds) > 0 || r.regained {
-		return time.Time{}
-	}
-	next := never
-	for of, l := range r.limits {
-		if at, _ := l.askAt(now, r.underWay[of]); at.Before(next) {
-			next = at
-		}
-	}
-	return next
-}
-
-// maxAsked bounds the limits of one question. Its answer comes when all of their buckets are locked
-// and counted, and permits lapse permitLife after the question was sent.
-const maxAsked = 128
-
-// ask returns what to ask for now: for the sink and the shares of calls under way first, because a
-// share that lapses counts no more, and then for the limits that have waited longest (O14, O15).
-func (r *relayRates) ask(now time.Time) (q permitRequest) {
-	type dueLimit struct {
-		of      callsOf
-		at      time.Time
-		permits int
-		first   bool
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var due []dueLimit
-	for of, l := range r.limits {
-		if at, permits := l.askAt(now, r.underWay[of]); !now.Before(at) {
-			n := r.underWay[of]
-			due = append(due, dueLimit{of, at, permits, of == allCalls || l.bounded && n > 0 && !now.Before(l.dueAt(now, n))})
-		}
-	}
-	slices.SortFunc(due, func(a, b dueLimit) int {
-		switch {
-		case a.first == b.first:
-			return a.at.Compare(b.at)
-		case a.first:
-			return -1
-		}
-		return 1
-	})
-	for _, d := range due[:min(len(due), maxAsked)] {
-		q.add(r, d.of, d.permits)
-	}
-	return q
-}
-
 // permitGrant is a row of takePermitsSQL.
 type permitGrant struct {
 	CallsOf string
@@ -270,89 +106,122 @@ type permitGrant struct {
 	Share   *int32
 }
 
-// granted takes in what was asked for at a time. If more calls may be started, the sender wakes the
-// lanes.
-func (r *relayRates) granted(q *permitRequest, grants []permitGrant, asked time.Time) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for i, t := range q.limits {
-		if l := r.limits[t]; l != nil { // if the rate is gone
-			if l.asked = asked; q.permits[i] > 0 {
-				l.takeAt = asked.Add(permitRetryMax)
-			}
+// ask sends the gate's question to the database, and the answer to the gate. A transaction that
+// takes only permits does not wait for its flush: a crash gives back what was taken in the last
+// moment. A share that grows has to be flushed.
+func (s *relaySink) ask(ctx context.Context, q gate.Question) error {
+	bounded, cancel := s.detached(ctx)
+	defer cancel()
+	var rows []permitGrant
+	asked := time.Now()
+	b := &pgx.Batch{}
+	b.Queue(`begin isolation level read committed`)
+	b.Queue(primary.PinSQL)
+	if !q.Grows() {
+		b.Queue(`set local synchronous_commit = off`)
+	}
+	takePermitsSQL.queue(b, s.questionArgs(q)).Query(collect(&rows, pgx.RowToStructByPos[permitGrant]))
+	b.Queue(`commit`)
+	if err := s.pool.SendBatch(bounded, b).Close(); err != nil {
+		return fmt.Errorf("taking permits of sink %s: %w", s.name, err)
+	}
+	grants := make([]gate.Grant, len(rows))
+	for i, row := range rows {
+		grants[i] = gate.Grant{Key: parseCallsOf(row.CallsOf), Permits: int(row.Granted), Wait: fromMicros(row.Wait)}
+		if row.Share != nil {
+			grants[i].Share = int(*row.Share)
+			grants[i].Shared = true
 		}
 	}
-	some := false
-	for _, g := range grants {
-		of := parseCallsOf(g.CallsOf)
-		l := r.limits[of]
-		if l == nil {
-			continue
-		}
-		i := slices.Index(q.limits, of)
-		before := l.share.n
-		if g.Share != nil && l.granted(q.number, int(*g.Share), int(q.held[i]), asked) {
-			some = some || l.share.n > int(q.held[i]) || before == 0 && l.share.n > 0
-		}
-		if q.permits[i] == 0 {
-			continue
-		}
-		if !asked.Before(l.lapse) {
-			l.permits = 0
-		}
-		if g.Granted > 0 || g.Wait > 0 { // else there is no rate any more
-			l.takeAt = asked.Add(min(max(fromMicros(g.Wait), permitRetryMin), permitRetryMax))
-		}
-		if g.Granted > 0 {
-			l.permits, l.lapse, l.wanted, some = l.permits+int(g.Granted), asked.Add(permitLife), 0, true
-		}
+	s.gate.Answer(q, grants, asked)
+	return nil
+}
+
+// questionArgs are the parameters of takePermitsSQL.
+func (s *relaySink) questionArgs(q gate.Question) pgx.NamedArgs {
+	n := len(q.Parts)
+	callsOf := make([]string, n)
+	permits := make([]int32, n)
+	held := make([]int32, n)
+	wants := make([]int32, n)
+	for i, p := range q.Parts {
+		callsOf[i] = storedCallsOf(p.Key)
+		permits[i] = int32(p.Permits)
+		held[i] = int32(p.Held)
+		wants[i] = int32(p.Wants)
 	}
-	if some {
-		r.regain()
+	return pgx.NamedArgs{
+		"sink": s.name, "relay": s.relay, "question": q.Number,
+		"calls_of": callsOf, "permits": permits, "held": held, "wants": wants,
 	}
 }
 
 // writeHolds writes which calls wait, so that all relays hold them.
 func (s *relaySink) writeHolds(ctx context.Context) error {
-	s.rates.mu.Lock()
-	written := maps.Clone(s.rates.holds)
-	s.rates.mu.Unlock()
-	if len(written) == 0 {
+	holds := s.gate.Unwritten()
+	if len(holds) == 0 {
 		return nil
 	}
 	var all, reasons []string
 	var micros []int64
-	for of, held := range written {
-		all = append(all, of.stored())
-		micros = append(micros, max(time.Until(held.until), 0).Microseconds())
-		reasons = append(reasons, held.why)
+	for _, h := range holds {
+		all = append(all, storedCallsOf(h.Key))
+		micros = append(micros, max(time.Until(h.Until), 0).Microseconds())
+		reasons = append(reasons, h.Why)
 	}
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
 	if _, err := s.pool.Exec(bounded, holdSQL, s.name, all, micros, reasons); err != nil {
 		return fmt.Errorf("noting that calls of sink %s wait: %w", s.name, err)
 	}
-	s.rates.mu.Lock()
-	defer s.rates.mu.Unlock()
-	for of, held := range written {
-		if s.rates.holds[of].until.Equal(held.until) {
-			delete(s.rates.holds, of)
-		}
-	}
+	s.gate.Written(holds)
 	return nil
 }
 
 // leaveShares gives back what this relay may have under way, unless calls are: a sink may not have
 // returned them. If that fails, it ends by itself.
 func (s *relaySink) leaveShares(ctx context.Context) {
-	if has, busy := s.rates.shares(); has {
-		_, _ = s.pool.Exec(ctx, leaveSharesSQL, s.name, s.rates.relay, busy)
+	asked, busy := s.gate.AskedForShares()
+	if !asked {
+		return
 	}
+	kept := []string{} // nil would become NULL
+	for _, k := range busy {
+		kept = append(kept, storedCallsOf(k))
+	}
+	_, _ = s.pool.Exec(ctx, leaveSharesSQL, s.name, s.relay, kept)
+}
+
+// storedRate is a row of ratesSQL.
+type storedRate struct {
+	CallsOf string
+	Prefix  *int64
+	Limited bool
+	Bounded bool
+	Held    *int64
+}
+
+// setRates gives the gate the rates that the database had when it was asked.
+func (s *relaySink) setRates(rows []storedRate, asked time.Time) {
+	limits := make([]gate.Limit, len(rows))
+	for i, r := range rows {
+		limits[i] = gate.Limit{Key: parseCallsOf(r.CallsOf), Rated: r.Limited, Shared: r.Bounded}
+		if r.Prefix != nil {
+			limits[i].Prefix = *r.Prefix
+		}
+		if r.Held != nil {
+			limits[i].Held = fromMicros(*r.Held)
+		}
+	}
+	s.gate.SetLimits(limits, asked)
 }
 
 // configureRates writes the rates of RelayConfig.
 func (s *relaySink) configureRates(ctx context.Context) error {
-	all, prefixes, rates, inFlight := []string{}, []int64{}, []float64{}, []int32{}
+	all := []string{}
+	prefixes := []int64{}
+	rates := []float64{}
+	inFlight := []int32{}
 	for _, r := range s.cfg.Rates {
 		if r.Sink != s.name {
 			continue
@@ -361,8 +230,10 @@ func (s *relaySink) configureRates(ctx context.Context) error {
 		if r.OrderingKeyPrefix != "" {
 			prefix = codec.OrderPrefix(s.name, r.OrderingKeyPrefix)
 		}
-		all, prefixes = append(all, callsOf{tenant: r.Tenant, prefix: r.OrderingKeyPrefix, each: r.EachTenant}.stored()), append(prefixes, prefix)
-		rates, inFlight = append(rates, r.PerSecond), append(inFlight, int32(r.InFlight))
+		all = append(all, storedCallsOf(gate.Key{Tenant: r.Tenant, Prefix: r.OrderingKeyPrefix, Each: r.EachTenant}))
+		prefixes = append(prefixes, prefix)
+		rates = append(rates, r.PerSecond)
+		inFlight = append(inFlight, int32(r.InFlight))
 	}
 	if _, err := s.pool.Exec(ctx, configureRatesSQL, s.name, all, prefixes, rates, inFlight); err != nil {
 		return fmt.Errorf("setting the rates of sink %s: %w", s.name, err)

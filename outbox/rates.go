@@ -4,8 +4,11 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/fields"
+	"github.com/onlyonce/onlyonce/outbox/internal/gate"
 )
 
 // Rate limits the calls that all relays together start a second and have under way at once: to a
@@ -94,37 +97,28 @@ func checkRates(l *fields.List, rates []Rate, sinks []Sink) {
 // maxRate is the largest rate, in calls a second, and the largest number of calls under way.
 const maxRate = 1e6
 
-// callsOf says whose calls a rate is for: of the sink as a whole (the zero value), of a tenant, of
-// each tenant, or of ordering keys with a prefix.
-type callsOf struct {
-	tenant, prefix string
-	each           bool
-}
+// storedCallsOf is onlyonce.rates.calls_of of a limit.
+func storedCallsOf(k gate.Key) string { return codec.CallsOf(k.Prefix, k.Tenant, k.Each) }
 
-// allCalls are those of the sink as a whole.
-var allCalls callsOf
-
-// stored is onlyonce.rates.calls_of.
-func (c callsOf) stored() string { return codec.CallsOf(c.prefix, c.tenant, c.each) }
-
-// parseCallsOf parses what stored returns.
-func parseCallsOf(stored string) (c callsOf) {
+// parseCallsOf parses what storedCallsOf returns.
+func parseCallsOf(stored string) (k gate.Key) {
 	if prefix, is := strings.CutPrefix(stored, "key "); is {
-		c.prefix = prefix
-	} else if c.each = stored == "tenants"; !c.each {
-		c.tenant = strings.TrimPrefix(stored, "tenant ")
+		k.Prefix = prefix
+	} else if k.Each = stored == "tenants"; !k.Each {
+		k.Tenant = strings.TrimPrefix(stored, "tenant ")
 	}
-	return c
+	return k
 }
 
-// limitedCalls are those that need permits, but for the sink's. None of the arrays is nil, because
-// that would become NULL.
-type limitedCalls struct {
-	tenants    []string
-	each       bool    // all tenants
-	prefixes   []int64 // as codec.OrderPrefix has them
-	ofPrefixes []string
+// limitedArgs are the parameters of pickSQL and setAsideSQL that say whose calls need permits. None
+// of the arrays is nil, because that would become NULL.
+func limitedArgs(l gate.Limited) pgx.NamedArgs {
+	prefixes := []int64{}
+	callsOf := []string{}
+	for _, p := range l.Prefixes {
+		prefixes = append(prefixes, p.Stored)
+		callsOf = append(callsOf, storedCallsOf(p.Key))
+	}
+	tenants := append([]string{}, l.Tenants...)
+	return pgx.NamedArgs{"tenants": tenants, "each": l.Each, "prefixes": prefixes, "prefixes_calls_of": callsOf}
 }
-
-// none reports whether no call needs one.
-func (l *limitedCalls) none() bool { return len(l.tenants)+len(l.prefixes) == 0 && !l.each }

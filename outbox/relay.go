@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/inbox"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/process"
@@ -66,7 +67,7 @@ func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
 // in the same process. Without it the next poll finds them. It never blocks.
 func (r *Relay) Wake() {
 	for _, s := range r.senders {
-		signal(s.wake)
+		pace.Signal(s.wake)
 	}
 }
 

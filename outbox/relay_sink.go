@@ -10,12 +10,15 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/outbox/internal/gate"
 )
 
 // relaySink is what the sender of a sink shares with the sink's lanes. It does not change while the
-// relay runs, but for rates and halts.
+// relay runs, but for its gate and its halts.
 type relaySink struct {
 	cfg         RelayConfig
 	pool        *primary.Pool
@@ -26,7 +29,8 @@ type relaySink struct {
 	dbTimeout   time.Duration // bounds each statement and each COMMIT
 	returnGrace time.Duration
 	emit        emitter
-	rates       *relayRates
+	gate        *gate.Gate
+	relay       uuid.UUID     // names this relay among those that share what may be under way
 	completing  chan struct{} // completions under way, of all sinks
 	halts       halts
 	refusals    *refusals
@@ -93,7 +97,8 @@ func newRelaySink(pool *primary.Pool, cfg RelayConfig, s Sink) *relaySink {
 		dbTimeout:   cfg.LeaseTTL / 3,
 		returnGrace: sinkReturnGrace,
 		emit:        emitter{hooks: cfg.Hooks, log: cfg.Logger, sink: s.Name()},
-		rates:       newRelayRates(cfg.Concurrency, cfg.PollInterval),
+		gate:        gate.New(cfg.Concurrency, cfg.PollInterval),
+		relay:       uuid.New(),
 		refusals:    newRefusals(cfg.Brake, s.Name(), cfg.Logger),
 		remote:      newRemoteHealth(s.Name(), cfg.Logger, cfg.Backoff.Max),
 	}
@@ -106,7 +111,7 @@ func (s *relaySink) detached(ctx context.Context) (context.Context, context.Canc
 }
 
 // takesCalls reports whether calls may be started, in a free slot.
-func (s *relaySink) takesCalls() bool { return s.rates.open() && !s.rates.waitsForRate() }
+func (s *relaySink) takesCalls() bool { return s.gate.Open() && !s.gate.SinkWaits() }
 
 // whenOpen returns when work that is due at a time may begin: not before the next poll if it is due
 // and the sink takes no calls. If it takes calls before, the sender wakes the lanes.

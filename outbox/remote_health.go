@@ -59,6 +59,14 @@ func (h *remoteHealth) began(a *callAttempt) {
 	h.underWay[a] = time.Now()
 }
 
+// has reports whether a call went to the remote, and has not returned.
+func (h *remoteHealth) has(a *callAttempt) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	_, has := h.underWay[a]
+	return has
+}
+
 // returned notes that an attempt has ended, whatever it was.
 func (h *remoteHealth) returned(a *callAttempt) {
 	h.mu.Lock()

@@ -11,7 +11,7 @@ const (
 	faultRemote   = "remote"   // no call is delivered
 	faultRefused  = "refused"  // nearly all calls are refused alike, and wait (O17)
 	faultHalted   = "halted"   // a lane stands still until an operator has decided
-	faultStuck    = "stuck"    // calls do not return although their contexts have ended (O18)
+	faultStuck    = "stuck"    // calls have not come back although their contexts have ended (O18)
 	faultDatabase = "database" // transactions of the relay fail
 )
 
@@ -49,7 +49,7 @@ func (s *sender) presentFaults() []presence.Fault {
 		all = append(all, presence.Since(faultRemote, since, err)...)
 	}
 	if since, n := s.stuck.first(); n > 0 {
-		all = append(all, presence.Since(faultStuck, since, fmt.Errorf("%d calls do not return although their contexts have ended; the log names them", n))...)
+		all = append(all, presence.Since(faultStuck, since, fmt.Errorf("%d calls have not come back although their contexts have ended; the log names them", n))...)
 	}
 	return all
 }

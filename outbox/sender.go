@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/primary"
@@ -32,7 +33,7 @@ func (s *sender) run(ctx context.Context) (fault error) {
 	held := &heldLanes{relaySink: s.relaySink, ctx: ctx, owners: map[int16]*laneOwner{}, ended: make(chan *laneOwner, lanes)}
 	poll, purger := newPoll(held), &purger{sink: s.relaySink, watched: watch.New(s.pool, watch.Often)}
 	leases := clock{func(time.Time) time.Time { return held.renewAt }, held.renew}
-	rates := clock{s.rates.due, func() error { return s.serveRates(ctx, held) }}
+	rates := clock{s.gate.Due, func() error { return s.serveRates(ctx, held) }}
 	work := clocks{waits: primary.Backoff(s.cfg.LeaseTTL), all: []clock{
 		leases,
 		{func(time.Time) time.Time { return poll.lanes }, poll.pollLanes},
@@ -70,7 +71,7 @@ func (s *sender) run(ctx context.Context) (fault error) {
 		case <-timer.C:
 		case <-s.wake:
 			poll.hinted(s.hints.bits.Swap(0))
-		case <-s.rates.needed:
+		case <-s.gate.Needed():
 		case o := <-held.ended:
 			delete(held.owners, o.lane.number)
 			fault = errors.Join(fault, o.err)
@@ -78,7 +79,7 @@ func (s *sender) run(ctx context.Context) (fault error) {
 		}
 	}
 	held.leave()
-	return errors.Join(fault, s.stuck.err(s.name))
+	return errors.Join(fault, s.stuck.err(s.name), s.gateFault())
 }
 
 // serveRates writes what remotes have asked for, takes the permits that are wanted, and wakes the
@@ -87,16 +88,24 @@ func (s *sender) serveRates(ctx context.Context, held *heldLanes) error {
 	if err := s.writeHolds(ctx); err != nil {
 		return err
 	}
-	if q := s.rates.ask(time.Now()); len(q.limits) > 0 {
-		if err := s.takePermits(ctx, &q); err != nil {
+	if q := s.gate.Ask(time.Now()); len(q.Parts) > 0 {
+		if err := s.ask(ctx, q); err != nil {
 			return err
 		}
 	}
-	if s.rates.takeRegained() {
-		signal(s.rates.freed)
+	if s.gate.Regained() {
 		for lane, o := range held.owners { // in random order
 			o.wake(wakeup{Lane: lane})
 		}
+	}
+	return nil
+}
+
+// gateFault reports slots that were lost or given back twice, after every lane has ended: a fault
+// of the relay, whose calls under way would grow fewer, or more than RelayConfig.Concurrency.
+func (s *sender) gateFault() error {
+	if err := s.gate.Close(); err != nil {
+		return fmt.Errorf("sink %s: %w", s.name, err)
 	}
 	return nil
 }

@@ -118,8 +118,8 @@ func TestSinkThatDoesNotReturn(t *testing.T) {
 	go func() { ended <- relay.Run(ctx) }()
 	until(t, "the call is under way", func() bool { return len(sink.calls()) == 1 })
 	cancel()
-	if err := pgtest.Receive(t, patience, "Run ends", ended); err == nil || !strings.Contains(err.Error(), "do not return") || !strings.Contains(err.Error(), "payments") {
-		t.Errorf("%v, want an error that names the sink", err)
+	if err := pgtest.Receive(t, patience, "Run ends", ended); err == nil || !strings.Contains(err.Error(), "in the sink") || !strings.Contains(err.Error(), "payments") {
+		t.Errorf("%v, want an error that names the sink, and says that it has the call", err)
 	}
 }
 

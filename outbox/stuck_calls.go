@@ -14,20 +14,41 @@ var errGaveUp = fmt.Errorf("%w: the relay has given the attempt up", ErrNotStart
 // their contexts had ended (O18). It is safe for concurrent use.
 type stuckCalls struct {
 	mu    sync.Mutex
-	since map[*callAttempt]time.Time
+	calls map[*callAttempt]stuckCall
 }
 
-// giveUp notes a call that has not returned. It reports false if it has returned after all.
-func (s *stuckCalls) giveUp(a *callAttempt) bool {
+// stuckCall is since when a call is given up, and who had it then.
+type stuckCall struct {
+	since time.Time
+	where string
+}
+
+// whereIs says who has a call that has not come back. The sink is not blamed for one that it never
+// got, for example because RelayConfig.Sealer has it.
+func (s *relaySink) whereIs(a *callAttempt) string {
+	switch {
+	case a.completing():
+		return "in its completion"
+	case a.reconciling:
+		return "in RelayConfig.Reconcile"
+	case s.remote.has(a):
+		return "in the sink"
+	}
+	return "the sink has not got it"
+}
+
+// giveUp notes a call that has not returned, and where it is. It reports false if it has returned
+// after all.
+func (s *stuckCalls) giveUp(a *callAttempt, where string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if a.returned {
 		return false
 	}
-	if s.since == nil {
-		s.since = map[*callAttempt]time.Time{}
+	if s.calls == nil {
+		s.calls = map[*callAttempt]stuckCall{}
 	}
-	s.since[a] = time.Now()
+	s.calls[a] = stuckCall{time.Now(), where}
 	a.gaveUp.Store(true)
 	return true
 }
@@ -37,7 +58,7 @@ func (s *stuckCalls) noteReturned(a *callAttempt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a.returned = true
-	delete(s.since, a)
+	delete(s.calls, a)
 }
 
 // namedCalls is how many calls an error names.
@@ -47,12 +68,12 @@ const namedCalls = 3
 func (s *stuckCalls) first() (since time.Time, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, at := range s.since {
-		if since.IsZero() || at.Before(since) {
-			since = at
+	for _, c := range s.calls {
+		if since.IsZero() || c.since.Before(since) {
+			since = c.since
 		}
 	}
-	return since, len(s.since)
+	return since, len(s.calls)
 }
 
 // err names the calls that have not returned, or is nil.
@@ -64,14 +85,14 @@ func (s *stuckCalls) err(sink string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var named []string
-	for a := range s.since {
+	for a, c := range s.calls {
 		if len(named) < namedCalls {
-			named = append(named, fmt.Sprintf("%s, row %d", a.Key, a.ID))
+			named = append(named, fmt.Sprintf("%s, row %d, %s", a.Key, a.ID, c.where))
 		}
 	}
-	if more := len(s.since) - len(named); more > 0 {
+	if more := len(s.calls) - len(named); more > 0 {
 		named = append(named, fmt.Sprintf("%d more", more))
 	}
-	return fmt.Errorf("sink %s: calls do not return although their contexts have ended, since %s: %s",
+	return fmt.Errorf("sink %s: calls have not come back although their contexts have ended, since %s: %s",
 		sink, since.UTC().Format(time.RFC3339), strings.Join(named, "; "))
 }

@@ -45,7 +45,7 @@ func outages() []outage {
 		of(outage{name: "answers 500", page: "OnlyonceRemoteDown"}, oldest, fault("remote"),
 			pending("log", "0+0x60"), pending("retrying", "30+30x60"), pending("blocked", "20+20x60"), parked("retrying", "failed", "30+30x60"), parked("blocked", "behind", "20+20x60")),
 		of(outage{name: "hangs", page: "OnlyonceRemoteDown"}, oldest, fault("remote"),
-			pending("log", "2+100x60"), pending("retrying", "8+0x60"), pending("blocked", "19+0x60"), parked("retrying", "cut", "8+0x60"), parked("blocked", "behind", "19+0x60")),
+			pending("log", "2+100x60"), pending("retrying", "8+0x60"), pending("blocked", "19+0x60"), parked("retrying", "under-way", "8+0x60"), parked("blocked", "behind", "19+0x60")),
 		of(outage{name: "refuses connections", page: "OnlyonceRemoteDown"}, oldest, fault("remote"),
 			pending("log", "30+100x60"), pending("retrying", "10+0x60"), pending("blocked", "0+0x60"), parked("retrying", "failed", "10+0x60")),
 		of(outage{name: "answers 401", page: "OnlyonceFault", ticket: "OnlyonceParkedWaiting"}, oldest, fault("refused"),

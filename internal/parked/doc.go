@@ -37,7 +37,8 @@ const (
 	Forward    = "forward"    // of an event: it could not be forwarded
 	Divergent  = "divergent"  // of an event: the same id, another body
 	Scheduled  = "scheduled"  // of a call: its time has not come
-	Cut        = "cut"        // of a call: the lane was given back, or the call is still under way
+	Cut        = "cut"        // of a call: its lane was given back, or its sink took no more calls, before its turn: it was not made
+	UnderWay   = "under-way"  // of a call: its attempt had not ended when it was parked
 	Completion = "completion" // of a call: the remote has accepted it, RelayConfig.Complete has not
 	Rejected   = "rejected"   // of a call: the last attempt at it was refused
 	Unopened   = "unopened"   // of a call: its body will never open
@@ -47,5 +48,5 @@ const (
 )
 
 // Reasons are those that an operator may ask for.
-var Reasons = []string{Permanent, Exhausted, Crashed, Conflict, NoKey, TooOld, Failed, Behind, SameBody, Divergent, Stale, Forward, Scheduled, Cut, Completion,
-	Postponed, Rejected, Unopened, Window, Unsafe, Rate}
+var Reasons = []string{Permanent, Exhausted, Crashed, Conflict, NoKey, TooOld, Failed, Behind, SameBody, Divergent, Stale, Forward, Scheduled, Cut, UnderWay,
+	Completion, Postponed, Rejected, Unopened, Window, Unsafe, Rate}

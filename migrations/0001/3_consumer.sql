@@ -535,7 +535,7 @@ create table onlyonce.parked (
 comment on table  onlyonce.parked is 'Dead letters: messages and calls that were set aside, whole, so that nothing is lost. Never both applied and parked. Also calls that were delivered, with their captured answers (state resolved, reason completion).';
 comment on column onlyonce.parked.kind             is 'message: from Kafka. call: from the outbox. event: from onlyonce.event_log, or set aside by a webhook receiver.';
 comment on column onlyonce.parked.state            is 'retrying: tried again when it is due. blocked: waits for an earlier row of its ordering key. waiting: for an operator. reconcile: a call whose outcome is unknown. resolved, discarded: the end.';
-comment on column onlyonce.parked.reason           is 'failed, permanent, exhausted, crashed, behind, conflict, no-key or too-old for messages and events; same-body, divergent, stale or forward for events that a webhook receiver has set aside; failed, postponed, scheduled, behind, cut, completion, rejected, unopened, window, unsafe or rate for calls.';
+comment on column onlyonce.parked.reason           is 'failed, permanent, exhausted, crashed, behind, conflict, no-key or too-old for messages and events; same-body, divergent, stale or forward for events that a webhook receiver has set aside; failed, postponed, scheduled, behind, cut, under-way, completion, rejected, unopened, window, unsafe or rate for calls.';
 comment on column onlyonce.parked.next_attempt_at  is 'In state retrying: when it is due. In state reconcile: when it is asked about again.';
 comment on column onlyonce.parked.timed_at         is 'When next_attempt_at was written, by the same clock. Null: nothing is due, or the program has scheduled the call.';
 comment on column onlyonce.parked.redrives         is 'How often operators have redriven it. The audit rows of action parked redrive have the id.';
@@ -589,6 +589,28 @@ create index parked_event on onlyonce.parked (event_id) where event_id is not nu
 create index parked_order on onlyonce.parked (order_key, partition, "offset") where settled_at is null and order_key is not null;
 -- A row of the outbox's log is parked once.
 create unique index parked_row on onlyonce.parked (row_id) where row_id is not null;
+-- due_ahead says that a due time was written while the clock was ahead: no relay puts a call off for
+-- more than a day (RelayConfig.Backoff.Max), unless the program has scheduled it. is_due counts such
+-- a time as past (T9).
+create function onlyonce.due_ahead(at timestamptz, reason text, now timestamptz) returns boolean
+language sql stable as $$
+  select due_ahead.at > due_ahead.now + interval '2 days' and due_ahead.reason <> 'scheduled'
+$$;
+comment on function onlyonce.due_ahead(timestamptz, text, timestamptz) is 'Whether a due time of onlyonce.parked was written while the clock was ahead.';
+create function onlyonce.is_due(at timestamptz, reason text, now timestamptz) returns boolean
+language sql stable as $$
+  select is_due.at <= is_due.now or onlyonce.due_ahead(is_due.at, is_due.reason, is_due.now)
+$$;
+comment on function onlyonce.is_due(timestamptz, text, timestamptz) is 'Whether a row of onlyonce.parked with this due time is due now.';
+-- attempt_may_be_lost says of a call of which no attempt is open here that one may have been in a
+-- history that the database has lost since the call was parked (onlyonce.lanes.history_at), unless a
+-- person has closed it (reason failed) (O6).
+create function onlyonce.attempt_may_be_lost(open boolean, reason text, parked_at timestamptz, history timestamptz) returns boolean
+language sql immutable as $$
+  select not attempt_may_be_lost.open and attempt_may_be_lost.reason <> 'failed'
+         and coalesce(attempt_may_be_lost.parked_at < attempt_may_be_lost.history, false)
+$$;
+comment on function onlyonce.attempt_may_be_lost(boolean, text, timestamptz, timestamptz) is 'Whether an attempt at a parked call may have been made in a history that the database has lost.';
 -- Finds the calls of a lane that are due. Those that are asked about, and those that the program has
 -- scheduled, are apart: a relay may leave the former alone, and the latter alone may be due in years.
 create index parked_calls_due on onlyonce.parked (sink, lane, (case when state = 'reconcile' then 2 when reason = 'scheduled' then 1 else 0 end), next_attempt_at, id)

@@ -146,30 +146,73 @@ language plpgsql as $$
 declare
   broken  text;
   message text;
+  -- Of each column and its plural, how many are given. Of the last four neither need be.
+  given   integer[] := array[num_nonnulls(new.tenant, new.tenants),
+                             num_nonnulls(new.scope, new.scopes),
+                             num_nonnulls(new.name, new.names),
+                             num_nonnulls(new.method, new.methods),
+                             num_nonnulls(new.target, new.targets),
+                             num_nonnulls(new.header, new.headers),
+                             num_nonnulls(new.body, new.bodies),
+                             num_nonnulls(new.order_key, new.order_keys),
+                             num_nonnulls(new.order_prefix, new.order_prefixes),
+                             num_nonnulls(new.trace, new.traces),
+                             num_nonnulls(new.origin_time, new.origin_times)];
+  singles constant text := 'tenant scope name method target header body order_key order_prefix trace origin_time';
+  -- Of each array, how many elements it has. The first eight hold no null.
+  lengths integer[] := array[cardinality(new.keys),
+                             cardinality(new.tenants),
+                             cardinality(new.scopes),
+                             cardinality(new.names),
+                             cardinality(new.methods),
+                             cardinality(new.targets),
+                             cardinality(new.headers),
+                             cardinality(new.bodies),
+                             cardinality(new.order_keys),
+                             cardinality(new.order_prefixes),
+                             cardinality(new.traces),
+                             cardinality(new.origin_times),
+                             cardinality(new.not_before),
+                             cardinality(new.redo),
+                             cardinality(new.capture),
+                             cardinality(new.sealed),
+                             cardinality(new.erased)];
+  arrays  constant text := 'keys tenants scopes names methods targets headers bodies order_keys order_prefixes traces origin_times not_before redo capture sealed erased';
+  -- Of the first eight, which hold a null.
+  holes   boolean[] := array[array_position(new.keys, null) is not null,
+                             array_position(new.tenants, null) is not null,
+                             array_position(new.scopes, null) is not null,
+                             array_position(new.names, null) is not null,
+                             array_position(new.methods, null) is not null,
+                             array_position(new.targets, null) is not null,
+                             array_position(new.headers, null) is not null,
+                             array_position(new.bodies, null) is not null];
 begin
   if not (new.n between 1 and 1024 and (new.id & 1023) + new.n <= 1024) then
     broken := 'batches_n';
     message := 'n must be from 1 to 1,024, and the ids of all its calls in one block of 1,024';
-  elsif not ((new.order_key is null or new.order_keys is null) and (new.order_prefix is null or new.order_prefixes is null) and (new.tenant is null) <> (new.tenants is null) and (new.scope is null) <> (new.scopes is null)
-      and (new.name is null) <> (new.names is null) and (new.method is null) <> (new.methods is null) and (new.target is null) <> (new.targets is null)
-      and (new.header is null) <> (new.headers is null) and (new.trace is null or new.traces is null) and (new.body is null) <> (new.bodies is null)
-      and (new.body is null or new.n = 1) and (new.origin_time is null or new.origin_times is null)) then
+  elsif given[1:7] <> '{1,1,1,1,1,1,1}' or 2 = any (given) then
     broken := 'batches_one_of_two';
-    message := 'of a column and its plural one must be null and the other not (of order_key, order_prefix, trace and origin_time both may be null), and body is for one call';
-  elsif not (cardinality(new.keys) = new.n and coalesce(cardinality(new.order_keys), new.n) = new.n
-      and coalesce(cardinality(new.order_prefixes), new.n) = new.n and coalesce(cardinality(new.tenants), new.n) = new.n
-      and coalesce(cardinality(new.scopes), new.n) = new.n and coalesce(cardinality(new.names), new.n) = new.n and coalesce(cardinality(new.methods), new.n) = new.n
-      and coalesce(cardinality(new.targets), new.n) = new.n and coalesce(cardinality(new.headers), new.n) = new.n and coalesce(cardinality(new.traces), new.n) = new.n
-      and coalesce(cardinality(new.bodies), new.n) = new.n and coalesce(cardinality(new.origin_times), new.n) = new.n and coalesce(cardinality(new.not_before), new.n) = new.n
-      and coalesce(cardinality(new.redo), new.n) = new.n and coalesce(cardinality(new.capture), new.n) = new.n and coalesce(cardinality(new.sealed), new.n) = new.n
-      and coalesce(cardinality(new.erased), new.n) = new.n) then
+    for i in 1 .. cardinality(given) loop
+      if given[i] = 2 or given[i] = 0 and i <= 7 then
+        message := format('of %s and its plural one must be null%s', split_part(singles, ' ', i), case when i <= 7 then ', and the other not' end);
+        exit;
+      end if;
+    end loop;
+  elsif new.body is not null and new.n > 1 then
+    broken := 'batches_one_of_two';
+    message := 'body is for one call, and bodies for several';
+  elsif array_remove(array_remove(lengths, null), new.n::integer) <> '{}' then
     broken := 'batches_lengths';
-    message := 'keys, and each other array that is not null, must have n elements';
-  elsif array_position(new.keys, null) is not null or array_position(new.tenants, null) is not null or array_position(new.scopes, null) is not null
-      or array_position(new.names, null) is not null or array_position(new.methods, null) is not null or array_position(new.targets, null) is not null
-      or array_position(new.headers, null) is not null or array_position(new.bodies, null) is not null then
+    for i in 1 .. cardinality(lengths) loop
+      if lengths[i] <> new.n then
+        message := format('%s has %s elements, and n is %s', split_part(arrays, ' ', i), lengths[i], new.n);
+        exit;
+      end if;
+    end loop;
+  elsif true = any (holes) then
     broken := 'batches_no_nulls';
-    message := 'keys, tenants, scopes, names, methods, targets, headers and bodies must hold no null';
+    message := format('%s must hold no null', split_part(arrays, ' ', array_position(holes, true)));
   elsif not (new.bytes = case when new.body is null then onlyonce.octets(new.bodies) else octet_length(new.body) end and (new.n = 1 or new.bytes <= 2097152)) then
     broken := 'batches_bytes';
     message := 'bytes must be the size of the bodies, and of more than one call at most 2,097,152';

@@ -1,4 +1,4 @@
-package outbox
+package gate
 
 import "time"
 
@@ -12,15 +12,16 @@ const (
 	probePatience = 2 * time.Second
 	// sinkHold bounds for how long calls of some tenants hold those of all others.
 	sinkHold = 10 * time.Second
+	// stalledFor is after how long without a call that begins or returns a tenant counts as slow.
+	stalledFor = 250 * time.Millisecond
 )
 
-// tenantLoads knows how many calls of each tenant are under way. It leaves slots for the calls of
-// others (O16). And it knows which tenants' calls have failed in a way that holds others, and
-// decides by whose calls the relay finds out whether the remote is back (O14). The lock of
-// relayRates guards it.
-type tenantLoads struct {
+// loads counts the calls of each tenant that are under way, so that slots are left for the calls of
+// others (O16). It also has the tenants whose calls have failed in a way that holds others, and
+// decides whose calls try whether the remote is back (O14). The gate's lock guards it.
+type loads struct {
 	total int // calls under way
-	of    map[string]*tenantLoad
+	of    map[string]*load
 
 	// streak is how many tenants have become suspects since the remote answered a call for good. It
 	// counts no tenant twice until the remote has answered one of its own calls.
@@ -37,28 +38,28 @@ type tenantLoads struct {
 	suspectsFrom time.Time
 }
 
-// tenantLoad is a tenant with calls under way, or a suspect. The empty name has the calls without a
+// load is a tenant with calls under way, or a suspect. The empty name has the calls without a
 // tenant.
-type tenantLoad struct {
+type load struct {
 	underWay int
 	active   time.Time     // when a call last began or returned
 	takes    time.Duration // of a call on average: the last eight count most
 	suspect  bool          // a call held others, and none was answered for good since
 }
 
-// load returns what is known of a tenant, nil: nothing.
-func (l *tenantLoads) load(tenant string) tenantLoad {
+// tenant returns what is known of a tenant.
+func (l *loads) tenant(tenant string) load {
 	if t := l.of[tenant]; t != nil {
 		return *t
 	}
-	return tenantLoad{}
+	return load{}
 }
 
 // room is how many more calls of a tenant may start: each only if the tenant has fewer under way
 // than slots are free. So a tenant that is alone has half of the slots, and two of them leave a
 // quarter, whatever their remotes do. Of a suspect one call is under way at a time (O16).
-func (l *tenantLoads) room(tenant string, slots int, bounded bool, now time.Time) int {
-	t := l.load(tenant)
+func (l *loads) room(tenant string, slots int, bounded bool, now time.Time) int {
+	t := l.tenant(tenant)
 	free := slots - l.total
 	switch {
 	case t.suspect && l.probing && (l.suspectCalls > 0 || now.Before(l.suspectsFrom)):
@@ -74,22 +75,22 @@ func (l *tenantLoads) room(tenant string, slots int, bounded bool, now time.Time
 // slow reports whether room for a tenant's next call is long in coming: none of its calls has begun
 // or returned for a while, or they take long on average, and many of the slots. If all slots are in
 // use, or the tenant has few of them, its next call does not wait for its own others.
-func (l *tenantLoads) slow(tenant string, slots int, now time.Time) bool {
-	t := l.load(tenant)
+func (l *loads) slow(tenant string, slots int, now time.Time) bool {
+	t := l.tenant(tenant)
 	switch {
 	case t.suspect:
 		return true
 	case t.underWay == 0 || l.total >= slots:
 		return false
 	}
-	return now.Sub(t.active) > chunkPatience || t.takes > quickCall && 4*t.underWay >= slots
+	return now.Sub(t.active) > stalledFor || t.takes > quickCall && 4*t.underWay >= slots
 }
 
 // add changes how many calls of a tenant are under way.
-func (l *tenantLoads) add(tenant string, n int, now time.Time) {
+func (l *loads) add(tenant string, n int, now time.Time) {
 	t := l.of[tenant]
 	if t == nil {
-		t = &tenantLoad{}
+		t = &load{}
 		l.of[tenant] = t
 	}
 	t.underWay += n
@@ -104,14 +105,14 @@ func (l *tenantLoads) add(tenant string, n int, now time.Time) {
 }
 
 // forget forgets a tenant of which nothing is to be known.
-func (l *tenantLoads) forget(tenant string, t *tenantLoad) {
+func (l *loads) forget(tenant string, t *load) {
 	if t.underWay == 0 && !t.suspect {
 		delete(l.of, tenant)
 	}
 }
 
 // took notes how long a call took that is still counted.
-func (l *tenantLoads) took(tenant string, d time.Duration, now time.Time) {
+func (l *loads) took(tenant string, d time.Duration, now time.Time) {
 	if t := l.of[tenant]; t != nil {
 		t.takes += (d - t.takes) / 8
 		t.active = now
@@ -119,13 +120,13 @@ func (l *tenantLoads) took(tenant string, d time.Duration, now time.Time) {
 }
 
 // open reports whether a call may find out whether the remote is back, or need not.
-func (l *tenantLoads) open(now time.Time) bool {
+func (l *loads) open(now time.Time) bool {
 	return !l.probing || l.probes == 0 || now.Sub(l.began) >= probePatience
 }
 
 // probe begins to find out by one call at a time. Calls that are under way already do not find out:
 // they may be those of a tenant whose remote hangs.
-func (l *tenantLoads) probe() {
+func (l *loads) probe() {
 	l.probing = true
 	l.round++
 	l.probes = 0
@@ -133,8 +134,8 @@ func (l *tenantLoads) probe() {
 
 // started notes that a call begins, and returns the round of probing that it is a probe of (0: it
 // is none).
-func (l *tenantLoads) started(tenant string, now time.Time) (probe int) {
-	if !l.probing || l.load(tenant).suspect {
+func (l *loads) started(tenant string, now time.Time) (probe int) {
+	if !l.probing || l.tenant(tenant).suspect {
 		return 0
 	}
 	l.probes++
@@ -143,7 +144,7 @@ func (l *tenantLoads) started(tenant string, now time.Time) (probe int) {
 }
 
 // returned notes that a probe is under way no more.
-func (l *tenantLoads) returned(probe int) {
+func (l *loads) returned(probe int) {
 	if probe != 0 && probe == l.round {
 		l.probes--
 	}
@@ -152,10 +153,10 @@ func (l *tenantLoads) returned(probe int) {
 // failed notes that a tenant's call holds others for a time. It reports whether the calls of all
 // others are to be held too: not by what two tenants say, because they may be one person's. Then
 // the calls of a third find out (O14).
-func (l *tenantLoads) failed(tenant string, until time.Time) (holdsAll bool) {
+func (l *loads) failed(tenant string, until time.Time) (holdsAll bool) {
 	t := l.of[tenant]
 	if t == nil {
-		t = &tenantLoad{}
+		t = &load{}
 		l.of[tenant] = t
 	}
 	if t.suspect {
@@ -174,7 +175,7 @@ func (l *tenantLoads) failed(tenant string, until time.Time) (holdsAll bool) {
 
 // answered notes that the remote has answered a tenant's call for good. It reports whether that is
 // what it wanted to find out.
-func (l *tenantLoads) answered(tenant string) (back bool) {
+func (l *loads) answered(tenant string) (back bool) {
 	back = l.probing
 	l.probing = false
 	l.streak = 0

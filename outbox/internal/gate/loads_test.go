@@ -1,23 +1,40 @@
-package outbox
+package gate
 
 import (
 	"testing"
 	"time"
 )
 
-// callOf is a call of a tenant that is about to be made.
-func callOf(tenant string) *callAttempt { return &callAttempt{Delivery: Delivery{Tenant: tenant}} }
+// slot returns a blank ticket, whether a call may start or not.
+func (g *Gate) slot() *Ticket {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.count(All, 1, time.Now())
+	g.open++
+	return &Ticket{gate: g}
+}
+
+// try tries to start a call of a tenant in a slot.
+func (g *Gate) try(tenant string) (*Ticket, Verdict, Key) {
+	t := g.slot()
+	v, waitsFor := t.Admit(Entrant{Tenant: tenant})
+	if v != Admitted {
+		g.Unused(t)
+		return nil, v, waitsFor
+	}
+	return t, v, waitsFor
+}
 
 // admitAll admits calls of a tenant until one may not start.
-func admitAll(r *relayRates, tenant string) (all []*callAttempt, refused admission) {
+func admitAll(g *Gate, tenant string) (all []*Ticket, refused Verdict) {
 	for {
-		a := callOf(tenant)
-		if refused = r.admit(a); refused != admitted {
-			return all, refused
+		t, v, _ := g.try(tenant)
+		if v != Admitted {
+			return all, v
 		}
-		all = append(all, a)
-		if len(all) > 2*r.capacity {
-			return all, admitted
+		all = append(all, t)
+		if len(all) > 2*g.slots {
+			return all, Admitted
 		}
 	}
 }
@@ -27,8 +44,8 @@ func admitAll(r *relayRates, tenant string) (all []*callAttempt, refused admissi
 func TestO16TenantLeavesSlotsToOthers(t *testing.T) {
 	t.Parallel()
 	for capacity, want := range map[int][]int{1: {1, 0}, 2: {1, 1, 0}, 3: {2, 1, 0}, 8: {4, 2, 1, 1, 0}, 100: {50, 25, 13, 6, 3, 2, 1, 0}} {
-		r := newRelayRates(capacity, time.Second)
-		var first []*callAttempt
+		r := New(capacity, time.Second)
+		var first []*Ticket
 		for i, n := range want {
 			all, _ := admitAll(r, string(rune('a'+i)))
 			if len(all) != n {
@@ -38,15 +55,12 @@ func TestO16TenantLeavesSlotsToOthers(t *testing.T) {
 				first = all
 			}
 		}
-		for _, a := range first {
-			r.release(a)
-			r.release(a) // again: it has nothing any more
-		}
+		r.Done(first...)
 		all, _ := admitAll(r, "")
 		if len(all) != want[0] {
 			t.Errorf("of %d slots, calls without a tenant may have %d, want the %d that are free", capacity, len(all), want[0])
 		}
-		if n := newRelayRates(capacity, time.Second).take(acme, capacity); n != want[0] {
+		if n := New(capacity, time.Second).takes(acme, capacity); n != want[0] {
 			t.Errorf("of %d slots, calls that are tried again may have %d, want %d", capacity, n, want[0])
 		}
 	}
@@ -55,12 +69,11 @@ func TestO16TenantLeavesSlotsToOthers(t *testing.T) {
 // A tenant with a number of calls under way of its own, or of each tenant, has that.
 func TestO16RateOfATenantReplacesItsPart(t *testing.T) {
 	t.Parallel()
-	r := newRelayRates(8, time.Second)
-	six := int32(6)
-	r.read([]storedRate{{CallsOf: "tenants", Bounded: true}}, time.Now())
-	r.want(acme)
-	q := r.ask(time.Now())
-	r.granted(&q, []permitGrant{{CallsOf: acme.stored(), Share: &six}}, time.Now())
+	r := New(8, time.Second)
+	r.SetLimits([]Limit{{Key: Key{Each: true}, Shared: true}}, time.Now())
+	r.Want(acme)
+	q := r.Ask(time.Now())
+	r.Answer(q, []Grant{{Key: acme, Share: 6, Shared: true}}, time.Now())
 	if all, _ := admitAll(r, "acme"); len(all) != 6 {
 		t.Errorf("%d calls, want 6", len(all))
 	}
@@ -70,50 +83,49 @@ func TestO16RateOfATenantReplacesItsPart(t *testing.T) {
 // one are set aside. A call follows another one of its ordering key in its slot unless it is slow.
 func TestO16SlowTenantIsSetAside(t *testing.T) {
 	t.Parallel()
-	r := newRelayRates(8, time.Second)
+	r := New(8, time.Second)
 	all, refused := admitAll(r, "acme")
-	if _, must := r.mustWait("acme", 0); must || refused != notYet || !r.waitsForRoom(callOf("acme")) {
+	if _, must := r.Waits(Entrant{Tenant: "acme"}); must || refused != NotYet || !r.WaitsForRoom("acme") {
 		t.Errorf("the next call of a quick tenant: %v", refused)
 	}
 	admitAll(r, "other")
-	next := callOf("acme")
-	if got := r.follow(all[0], next); got != admitted {
+	next := all[0]
+	if got, _ := next.Follow(Entrant{Tenant: "acme"}); got != Admitted {
 		t.Errorf("a call that follows a quick one: %v", got)
 	}
-	r.loads.of["acme"].active = time.Now().Add(-chunkPatience) // none has returned for long
-	a := callOf("acme")
-	if of, must := r.mustWait("acme", 0); !must || of != acme || r.admit(a) != setAside || a.rated != acme || r.waitsForRoom(a) {
+	r.loads.of["acme"].active = time.Now().Add(-stalledFor) // none has returned for long
+	if of, must := r.Waits(Entrant{Tenant: "acme"}); !must || of != acme || r.WaitsForRoom("acme") {
 		t.Errorf("the next call of a slow tenant: must wait %t for %+v", must, of)
 	}
-	next.startedAt = time.Now().Add(-time.Minute)
-	r.ended(next)
-	if got := r.follow(next, callOf("acme")); got != setAside {
+	if _, got, of := r.try("acme"); got != SetAside || of != acme {
+		t.Errorf("the next call of a slow tenant: %v, for %+v", got, of)
+	}
+	next.began = time.Now().Add(-time.Minute)
+	next.Returned()
+	if got, _ := next.Follow(Entrant{Tenant: "acme"}); got != SetAside {
 		t.Errorf("a call that follows a slow one: %v", got)
 	}
 	r.loads.of["acme"].active = time.Now()
 	r.loads.of["acme"].takes = time.Minute
-	for got := admitted; got != setAside; got = r.admit(callOf("acme")) {
-		if got == notYet {
-			t.Fatal("after a slow one has returned, the next waits where it is")
-		}
+	if _, got := admitAll(r, "acme"); got != SetAside {
+		t.Errorf("after a slow one has returned, the next: %v", got)
 	}
 
 	// A tenant that has few slots waits for those of others.
-	r = newRelayRates(100, time.Second)
-	first := callOf("acme")
-	r.admit(first)
+	r = New(100, time.Second)
+	r.try("acme")
 	r.loads.of["acme"].takes = time.Minute
 	for range 98 {
-		r.admit(callOf(""))
+		r.try("")
 	}
-	if _, must := r.mustWait("acme", 0); must || !r.waitsForRoom(callOf("acme")) {
+	if _, must := r.Waits(Entrant{Tenant: "acme"}); must || !r.WaitsForRoom("acme") {
 		t.Error("a slow tenant with one of 100 slots, of which one is free, is set aside")
 	}
 	admitAll(r, "")
-	if _, must := r.mustWait("acme", 0); must || r.waitsForRoom(callOf("acme")) {
+	if _, must := r.Waits(Entrant{Tenant: "acme"}); must || r.WaitsForRoom("acme") {
 		t.Error("a tenant with one of the slots, all of which are in use, is set aside, or does not wait for a slot")
 	}
-	if got := r.admit(callOf("acme")); got != notYet {
+	if _, got, _ := r.try("acme"); got != NotYet {
 		t.Errorf("without a free slot: %v", got)
 	}
 }
@@ -121,12 +133,11 @@ func TestO16SlowTenantIsSetAside(t *testing.T) {
 // If the sink's own number of calls under way is less than the slots, a tenant has half of that.
 func TestO16PartOfTheSinksNumber(t *testing.T) {
 	t.Parallel()
-	r := newRelayRates(8, time.Second)
-	four := int32(4)
-	r.read([]storedRate{{CallsOf: "", Bounded: true}}, time.Now())
-	r.want(allCalls)
-	q := r.ask(time.Now())
-	r.granted(&q, []permitGrant{{CallsOf: "", Share: &four}}, time.Now())
+	r := New(8, time.Second)
+	r.SetLimits([]Limit{{Key: All, Shared: true}}, time.Now())
+	r.Want(All)
+	q := r.Ask(time.Now())
+	r.Answer(q, []Grant{{Key: All, Share: 4, Shared: true}}, time.Now())
 	if all, _ := admitAll(r, "acme"); len(all) != 2 {
 		t.Errorf("%d calls, want 2", len(all))
 	}
@@ -136,22 +147,22 @@ func TestO16PartOfTheSinksNumber(t *testing.T) {
 // one is answered for good. The others have all their slots.
 func TestO14SuspectHasOneCallUnderWay(t *testing.T) {
 	t.Parallel()
-	r := newRelayRates(8, time.Second)
-	r.hold(acme, 0, RetryAuto, "")
+	r := New(8, time.Second)
+	r.Hold(acme, 0, true, "")
 	all, refused := admitAll(r, "acme")
-	if len(all) != 1 || refused != setAside {
+	if len(all) != 1 || refused != SetAside {
 		t.Errorf("%d calls, the next: %v", len(all), refused)
 	}
-	if others, _ := admitAll(r, ""); len(others) != 7 || !r.open() {
+	if others, _ := admitAll(r, ""); len(others) != 7 || !r.Open() {
 		t.Errorf("%d calls of others", len(others))
 	}
-	r.noteAnswered("other")
-	r.release(all[0])
+	r.Answered("other")
+	r.Done(all[0])
 	if all, _ = admitAll(r, "acme"); len(all) != 1 {
 		t.Errorf("%d calls once another's was answered", len(all))
 	}
-	r.noteAnswered("acme")
-	if r.loads.suspectCalls != 0 || r.loads.load("acme").suspect {
+	r.Answered("acme")
+	if r.loads.suspectCalls != 0 || r.loads.tenant("acme").suspect {
 		t.Errorf("once it was answered: %+v", r.loads)
 	}
 }
@@ -161,58 +172,58 @@ func TestO14SuspectHasOneCallUnderWay(t *testing.T) {
 // for.
 func TestO14SinkIsHeldByThreeTenants(t *testing.T) {
 	t.Parallel()
-	a, b, c := callsOf{tenant: "a"}, callsOf{tenant: "b"}, callsOf{tenant: "c"}
+	a, b, c := Key{Tenant: "a"}, Key{Tenant: "b"}, Key{Tenant: "c"}
 	for name, play := range map[string]struct {
-		play   func(r *relayRates)
+		play   func(r *Gate)
 		want   time.Duration // for which the sink is held
 		probes bool
 	}{
-		"one tenant": {func(r *relayRates) {
-			r.hold(a, time.Hour, RetryAuto, "")
-			r.hold(a, time.Hour, RetryAuto, "")
+		"one tenant": {func(r *Gate) {
+			r.Hold(a, time.Hour, true, "")
+			r.Hold(a, time.Hour, true, "")
 		}, 0, false},
-		"two": {func(r *relayRates) {
-			r.hold(a, time.Hour, RetryAuto, "")
-			r.hold(b, time.Minute, RetryAuto, "")
-			r.hold(a, time.Hour, RetryAuto, "")
+		"two": {func(r *Gate) {
+			r.Hold(a, time.Hour, true, "")
+			r.Hold(b, time.Minute, true, "")
+			r.Hold(a, time.Hour, true, "")
 		}, 0, true},
-		"three": {func(r *relayRates) {
-			r.hold(a, time.Hour, RetryAuto, "")
-			r.hold(b, time.Hour, RetryAuto, "")
-			r.hold(c, time.Hour, RetryAuto, "")
+		"three": {func(r *Gate) {
+			r.Hold(a, time.Hour, true, "")
+			r.Hold(b, time.Hour, true, "")
+			r.Hold(c, time.Hour, true, "")
 		}, sinkHold, true},
-		"three, for less": {func(r *relayRates) {
-			r.hold(a, time.Hour, RetryAuto, "")
-			r.hold(b, time.Hour, RetryAuto, "")
-			r.hold(c, 3*time.Second, RetryAuto, "")
+		"three, for less": {func(r *Gate) {
+			r.Hold(a, time.Hour, true, "")
+			r.Hold(b, time.Hour, true, "")
+			r.Hold(c, 3*time.Second, true, "")
 		}, 3 * time.Second, true},
-		"one of them by 429": {func(r *relayRates) {
-			r.hold(a, time.Hour, RetryTenant, "")
-			r.hold(b, time.Hour, RetryAuto, "")
-			r.hold(c, time.Hour, RetryAuto, "")
+		"one of them by 429": {func(r *Gate) {
+			r.Hold(a, time.Hour, false, "")
+			r.Hold(b, time.Hour, true, "")
+			r.Hold(c, time.Hour, true, "")
 		}, 0, true},
-		"answered in between": {func(r *relayRates) {
-			r.hold(a, time.Hour, RetryAuto, "")
-			r.hold(b, time.Hour, RetryAuto, "")
-			r.noteAnswered("d")
-			r.hold(c, time.Hour, RetryAuto, "")
+		"answered in between": {func(r *Gate) {
+			r.Hold(a, time.Hour, true, "")
+			r.Hold(b, time.Hour, true, "")
+			r.Answered("d")
+			r.Hold(c, time.Hour, true, "")
 		}, 0, false},
-		"the same three again after an answer": {func(r *relayRates) {
+		"the same three again after an answer": {func(r *Gate) {
 			for range 3 {
-				r.hold(a, 0, RetryAuto, "")
-				r.hold(b, 0, RetryAuto, "")
-				r.noteAnswered("d")
-				r.hold(c, time.Hour, RetryAuto, "")
+				r.Hold(a, 0, true, "")
+				r.Hold(b, 0, true, "")
+				r.Answered("d")
+				r.Hold(c, time.Hour, true, "")
 			}
 		}, 0, false},
-		"no tenant":     {func(r *relayRates) { r.hold(allCalls, time.Hour, RetryAuto, "") }, time.Hour, true},
-		"no connection": {func(r *relayRates) { r.hold(a, time.Minute, RetrySink, "") }, time.Minute, true},
+		"no tenant":     {func(r *Gate) { r.Hold(All, time.Hour, true, "") }, time.Hour, true},
+		"no connection": {func(r *Gate) { r.Hold(All, time.Minute, true, "") }, time.Minute, true},
 	} {
-		r := newRelayRates(8, time.Second)
+		r := New(8, time.Second)
 		play.play(r)
 		var held time.Duration
-		if r.lockedHeld(allCalls) {
-			held = time.Until(r.limits[allCalls].heldUntil)
+		if r.held(All, time.Now()) {
+			held = time.Until(r.limits[All].heldUntil)
 		}
 		if held > play.want || held < play.want-time.Second || r.loads.probing != play.probes {
 			t.Errorf("%s: the sink is held for %v, want %v; probing %t", name, held, play.want, r.loads.probing)
@@ -225,39 +236,47 @@ func TestO14SinkIsHeldByThreeTenants(t *testing.T) {
 // time beside it.
 func TestO14WhoFindsOut(t *testing.T) {
 	t.Parallel()
-	r := newRelayRates(8, time.Second)
-	before := callOf("a")
-	r.admit(before)
-	r.hold(callsOf{tenant: "a"}, 0, RetryAuto, "")
-	r.hold(callsOf{tenant: "b"}, 0, RetryAuto, "")
-	if got := r.admit(callOf("b")); got != setAside {
+	r := New(8, time.Second)
+	before, _, _ := r.try("a")
+	r.Hold(Key{Tenant: "a"}, 0, true, "")
+	r.Hold(Key{Tenant: "b"}, 0, true, "")
+	if _, got, _ := r.try("b"); got != SetAside {
 		t.Errorf("a second call of a suspect: %v", got)
 	}
-	probe := callOf("c")
-	if !r.open() || r.acquire(8) != 1 || r.admit(probe) != admitted {
+	if !r.Open() {
+		t.Fatal("no call may find out")
+	}
+	probes := r.Take(8)
+	if len(probes) != 1 {
+		t.Fatalf("%d calls may find out", len(probes))
+	}
+	if got, _ := probes[0].Admit(Entrant{Tenant: "c"}); got != Admitted {
 		t.Fatal("a call that was under way before, of a suspect, finds out")
 	}
-	if r.open() || r.acquire(8) != 0 || r.admit(callOf("d")) != notYet {
+	if _, got, _ := r.try("d"); r.Open() || len(r.Take(8)) != 0 || got != NotYet {
 		t.Error("two calls find out at once")
 	}
-	r.release(before)
-	if r.open() {
+	r.Done(before)
+	if r.Open() {
 		t.Error("a call that was under way before the hold has returned, and counts as the probe")
 	}
-	if suspect := callOf("b"); r.admit(suspect) != admitted || r.admit(callOf("a")) != setAside {
+	_, first, _ := r.try("b")
+	if _, second, _ := r.try("a"); first != Admitted || second != SetAside {
 		t.Error("not one call of a suspect")
 	}
 	r.loads.began = time.Now().Add(-probePatience)
-	second := callOf("d")
-	if !r.open() || r.admit(second) != admitted {
+	if !r.Open() {
 		t.Error("a call that hangs finds out")
 	}
-	r.release(second)
-	r.release(probe)
-	if !r.open() {
+	second, got, _ := r.try("d")
+	if got != Admitted {
+		t.Fatalf("another call beside one that hangs: %v", got)
+	}
+	r.Done(second, probes[0])
+	if !r.Open() {
 		t.Error("no call finds out")
 	}
-	r.noteAnswered("d")
+	r.Answered("d")
 	if all, _ := admitAll(r, "e"); len(all) < 2 {
 		t.Errorf("%d calls of a tenant once the remote is back", len(all))
 	}
@@ -267,24 +286,41 @@ func TestO14WhoFindsOut(t *testing.T) {
 func TestO18SlotIsGivenBackOnce(t *testing.T) {
 	t.Parallel()
 	for _, tenant := range []string{"", "acme"} {
-		r := newRelayRates(1, time.Second)
-		a := callOf(tenant)
-		if r.acquire(1) != 1 || r.admit(a) != admitted || r.acquire(1) != 0 {
+		r := New(1, time.Second)
+		take := func(n int) *Ticket {
+			if tickets := r.Take(n); len(tickets) == 1 {
+				return tickets[0]
+			}
+			return nil
+		}
+		abandoned := take(1)
+		if abandoned == nil {
+			t.Fatal("there is no slot")
+		}
+		if got, _ := abandoned.Admit(Entrant{Tenant: tenant}); got != Admitted || take(1) != nil {
 			t.Fatal("it does not start alone")
 		}
-		a.gaveUp.Store(true)
-		r.abandon(a)
-		other := callOf("other")
-		if r.acquire(2) != 1 || r.admit(other) != admitted {
-			t.Error("its slot is not free")
+		abandoned.Abandon()
+		if err := r.Close(); err != nil || r.Abandoned() != 1 {
+			t.Errorf("%d abandoned; %v", r.Abandoned(), err)
 		}
-		r.leaveSlot(a)
-		if r.acquire(1) != 0 {
+		other := take(2)
+		if other == nil {
+			t.Fatal("its slot is not free")
+		}
+		if got, _ := other.Admit(Entrant{Tenant: "other"}); got != Admitted {
+			t.Errorf("another call in its slot: %v", got)
+		}
+		r.Done(abandoned)
+		if take(1) != nil {
 			t.Error("it has given back another's slot")
 		}
-		r.leaveSlot(other)
+		r.Done(other)
 		if len(r.underWay) > 0 || r.loads.total != 0 || len(r.loads.of) > 0 {
 			t.Errorf("under way: %v, %+v", r.underWay, r.loads)
+		}
+		if err := r.Close(); err != nil || r.Abandoned() != 0 {
+			t.Errorf("%d abandoned; %v", r.Abandoned(), err)
 		}
 	}
 }
@@ -294,7 +330,7 @@ func TestO18SlotIsGivenBackOnce(t *testing.T) {
 func TestO14SuspectsWaitForTheHold(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	l := &newRelayRates(8, time.Second).loads
+	l := &New(8, time.Second).loads
 	l.failed("a", now.Add(time.Second))
 	if n := l.room("a", 8, false, now); n != 1 {
 		t.Errorf("one suspect alone may have %d calls under way, want 1", n)
