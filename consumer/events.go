@@ -30,12 +30,12 @@ func emit[E any](hook func(E), event E) {
 }
 
 // emitCommitted reports a committed transaction of messages from the log.
-func (c *Consumer) emitCommitted(a *attempt) {
-	for _, p := range a.parked {
-		c.emitParked(p)
+func (c *Consumer) emitCommitted(p *plan, o *outcome) {
+	for _, event := range o.parked {
+		c.emitParked(event)
 	}
-	if c.cfg.Hooks.Batch != nil && len(a.msgs) > 0 {
-		c.cfg.Hooks.Batch(a.done)
+	if c.cfg.Hooks.Batch != nil && len(p.msgs) > 0 {
+		c.cfg.Hooks.Batch(o.result)
 	}
 }
 
@@ -62,11 +62,16 @@ func (c *Consumer) logParked(p ParkedEvent) {
 }
 
 // emitResolved reports a parked message that was applied.
-func (c *Consumer) emitResolved(a *attempt, row *parkedRow) {
+func (c *Consumer) emitResolved(o *outcome, row *parkedRow) {
 	m := row.m
 	c.cfg.Logger.Info("onlyonce: parked message resolved", "scope", c.cfg.Scope, "topic", m.Topic, "partition", m.Partition,
 		"offset", m.Offset, "attempts", row.attempt)
-	emit(c.cfg.Hooks.Resolved, ResolvedEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Attempt: row.attempt, Duplicate: a.done.Duplicates > 0})
+	emit(c.cfg.Hooks.Resolved, ResolvedEvent{
+		TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition},
+		Offset:         m.Offset,
+		Attempt:        row.attempt,
+		Duplicate:      o.result.Duplicates > 0,
+	})
 }
 
 // haltLog keeps an unchanged halt from being logged again and again.

@@ -23,12 +23,12 @@ const (
 // checkOrder finds which messages must wait because an earlier one of their ordering key is parked,
 // also if this transaction parks it. On the optimistic path the server raises if the database has
 // any. A batch with a key that was blocked when it was last asked is not on that path (D4).
-func (e *engine) checkOrder(ctx context.Context, tx *guard.Tx, a *attempt, dispositions []*disposition, askFirst bool) {
-	if e.c.cfg.OnFailure != ParkOrderingKey || a.alreadyParked {
+func (e *engine) checkOrder(ctx context.Context, tx *guard.Tx, p *plan, dispositions []*disposition, askFirst bool) {
+	if e.c.cfg.OnFailure != ParkOrderingKey || p.alreadyParked {
 		return
 	}
-	keys, index := make([]pgtype.UUID, 0, len(a.msgs)), make([]int, 0, len(a.msgs))
-	for i, m := range a.msgs {
+	keys, index := make([]pgtype.UUID, 0, len(p.msgs)), make([]int, 0, len(p.msgs))
+	for i, m := range p.msgs {
 		if m.orderKey.Valid && (dispositions[i] == nil || dispositions[i].parks()) {
 			keys, index = append(keys, m.orderKey), append(index, i)
 		}
@@ -57,7 +57,7 @@ func (e *engine) checkOrder(ctx context.Context, tx *guard.Tx, a *attempt, dispo
 		tx.Engine(stepOrder, refuseBlockedSQL, keys)
 	}
 	for _, i := range index {
-		m := a.msgs[i]
+		m := p.msgs[i]
 		switch {
 		case held[m.orderKey] && dispositions[i] == nil:
 			dispositions[i] = &disposition{reason: parked.Behind, err: errBehind, waitsFor: m.orderKey}
@@ -80,12 +80,12 @@ const (
 // the optimistic path the server raises if there is such a message.
 //
 // Messages of a replay are exempt, and so are parked ones: an operator has decided on them.
-func (e *engine) checkAge(ctx context.Context, tx *guard.Tx, a *attempt, dispositions []*disposition, claimFirst bool) {
-	if e.c.cfg.TooOld != ParkTooOld || a.alreadyParked || len(a.msgs) == 0 || a.msgs[0].replay > 0 {
+func (e *engine) checkAge(ctx context.Context, tx *guard.Tx, p *plan, dispositions []*disposition, claimFirst bool) {
+	if e.c.cfg.TooOld != ParkTooOld || p.alreadyParked || len(p.msgs) == 0 || p.msgs[0].replay > 0 {
 		return
 	}
 	oldest := time.Time{}
-	for i, m := range a.msgs {
+	for i, m := range p.msgs {
 		if dispositions[i] == nil && (oldest.IsZero() || m.madeAt.Before(oldest)) {
 			oldest = m.madeAt
 		}
@@ -102,7 +102,7 @@ func (e *engine) checkAge(ctx context.Context, tx *guard.Tx, a *attempt, disposi
 		tx.Fail(stepAge, err)
 		return
 	}
-	for i, m := range a.msgs {
+	for i, m := range p.msgs {
 		if until != nil && dispositions[i] == nil && !m.madeAt.After(*until) {
 			dispositions[i] = &disposition{reason: parked.TooOld, err: fmt.Errorf(
 				"its id was made at %s, and ids that were made until %s may be forgotten: the database does not know whether it is a copy",

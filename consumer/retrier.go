@@ -163,12 +163,12 @@ func (p *promotions) allPromoted() {
 }
 
 // noteParked records what a committed transaction of the log has parked.
-func (r *retrier) noteParked(a *attempt) {
+func (r *retrier) noteParked(o *outcome) {
 	switch {
-	case a.answerLost:
+	case o.answerLost:
 		r.promoteAllSoon()
-	case len(a.parked) > 0:
-		r.promotions.add(a.blockedKeys...)
+	case len(o.parked) > 0:
+		r.promotions.add(o.blockedKeys...)
 		r.wakeUp()
 	}
 }

@@ -24,7 +24,8 @@ func (w *worker) handleInSlots(until stop, committer *committer) error {
 	defer cancel()
 	var err error
 	if of := (stop{running, slotWork}); w.brake.Stopped() {
-		err = s.probe(of)
+		head := func(bounded context.Context) (bool, error) { return s.tryHead(bounded, of) }
+		err = w.probe(of, head)
 	} else {
 		s.start(of, s.all)
 		err = s.schedule(until.taking, committer)
@@ -58,7 +59,7 @@ func (w *worker) newSlots() *slots {
 		sweeper: newSweeper(w), sweptAt: time.Now(), prunedAt: time.Now(), pruneWait: w.c.pace.PruneIdle}
 	for range n {
 		sl := &slot{retrier: w.retrier, tasks: make(chan *task, 1), events: s.events}
-		sl.applier = applier{engine: engine{ownership: w.ownership}, fence: &slotFence{slot: sl}, sideBySide: true}
+		sl.applier = applier{engine: engine{ownership: w.ownership}, fenceOf: sl.slotFence, sideBySide: true}
 		sl.deadlocked = func() { s.events <- slotEvent{slot: sl, deadlocked: true} }
 		s.all, s.idle = append(s.all, sl), append(s.idle, sl)
 	}
@@ -76,7 +77,7 @@ func (s *slots) start(until stop, which []*slot) {
 		sl.gone.Go(func() {
 			defer sl.stopHandlers()
 			for t := range sl.tasks {
-				sl.work = t
+				sl.current = t
 				err := sl.handleBatch(until, t.Messages, t.Messages[len(t.Messages)-1].Offset+1)
 				sl.events <- slotEvent{slot: sl, ended: true, err: err}
 			}
@@ -243,7 +244,7 @@ func (s *slots) fetched(ctx context.Context, got fetchResult) error {
 		s.fetchErr = got.err
 		return nil //nolint:nilerr // what was fetched before is handled first: see isOver
 	}
-	s.w.reader.stampMessages(got.Messages)
+	got.fetched = s.w.reader.admit(got.fetched)
 	if !s.w.c.identifyMayKill() || !slices.ContainsFunc(got.Messages, func(m *Message) bool { return m.alone }) {
 		return s.add(ctx, got)
 	}
@@ -272,15 +273,13 @@ func (s *slots) add(ctx context.Context, got fetchResult) error {
 	w := s.window
 	s.w.c.identifyAll(got.Messages, s.w.c.identifyInOrder)
 	for _, m := range got.Messages {
-		if s.w.cur.pastReplay(m.Offset) {
-			break
-		}
 		if w.Add(&entry{Offset: m.Offset, Message: m, Size: len(m.Value), Epoch: m.LeaderEpoch, Hash: anchorOf(m).hash, Key: m.inOrder}) {
 			s.finished++
 			s.w.reader.release([]*Message{m})
 		}
 	}
-	w.Next, w.Epoch = s.w.cur.capAtReplayEnd(got.Next), got.LeaderEpoch
+	w.Next = got.Next
+	w.Epoch = got.LeaderEpoch
 	return nil
 }
 
@@ -321,46 +320,4 @@ func (s *slots) drain() {
 		close(sl.tasks)
 		sl.gone.Wait()
 	}
-}
-
-// probe tries one message while the brake holds the partition, as (*worker).probeOne does. It tries
-// another one each time, because the oldest may be one that always fails.
-func (s *slots) probe(until stop) error {
-	w, ctx := s.w, until.taking
-	if w.c.cfg.OnFailure == ParkOrderingKey {
-		if _, err := w.retrier.retryNext(until); err != nil || !w.brake.Stopped() {
-			return err
-		}
-	}
-	bounded, cancel := context.WithTimeout(ctx, w.brake.every)
-	defer cancel()
-	for s.window.Ready(s.open(), 1) == 0 {
-		if s.fetchErr != nil {
-			return w.fetchError(s.fetchErr)
-		}
-		select {
-		case got := <-w.reader.fetches.results:
-			err := s.fetched(ctx, got)
-			if s.identifying {
-				err = s.counted(ctx, <-s.identified)
-			}
-			if err != nil {
-				return err
-			}
-		case <-bounded.Done():
-			if ctx.Err() == nil { // the log has no message
-				return w.brake.halt.Load()
-			}
-			return nil
-		}
-	}
-	sl, t := s.all[0], s.window.TakeHead(s.open(), w.probes)
-	t.Messages[0].alone = true
-	s.start(until, s.all[:1])
-	s.give(sl, t)
-	w.probes++
-	for s.busy() > 0 {
-		s.slotReported(<-s.events)
-	}
-	return nil
 }

@@ -53,9 +53,9 @@ type slot struct {
 	events  chan<- slotEvent
 	gone    sync.WaitGroup // the goroutine
 
-	// The slot's task, nil if it has none: task belongs to the scheduler, work to the slot's
+	// The slot's task, nil if it has none: task belongs to the scheduler, current to the slot's
 	// goroutine.
-	task, work *task
+	task, current *task
 }
 
 type (

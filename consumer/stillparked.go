@@ -19,20 +19,20 @@ select coalesce(array_agg(p."offset"), '{}'), array_agg(p.topic_id), array_agg(p
   from onlyonce.parked p
  where p.kind = $1 and p.settled_at is null and p.scope = $2 and p.topic = $3 and p.partition = $4 and p."offset" = any($5::bigint[])`
 
-// skipStillParked takes messages out of an attempt that are read again, and whose first handling is
+// skipStillParked takes messages out of a plan that are read again, and whose first handling is
 // still to come, because they are parked. It is the one check for all that sets a position back:
 // `onlyonce replay`, `onlyonce cursor adopt`, and commits that the database has lost (K7).
 //
 // What is parked stays so only until its row is settled: a row that a transaction of the retrier is
 // about to settle counts as parked here. The row is of another message if the log was written anew
 // since.
-func (e *engine) skipStillParked(ctx context.Context, tx *guard.Tx, a *attempt, dispositions []*disposition) {
-	if a.alreadyParked {
+func (e *engine) skipStillParked(ctx context.Context, tx *guard.Tx, p *plan, dispositions []*disposition) {
+	if p.alreadyParked {
 		return
 	}
 	at := map[int64]int{}
-	offsets := make([]int64, 0, len(a.msgs))
-	for i, m := range a.msgs {
+	offsets := make([]int64, 0, len(p.msgs))
+	for i, m := range p.msgs {
 		if m.mayRepeat || m.replay > 0 {
 			at[m.Offset] = i
 			offsets = append(offsets, m.Offset)
@@ -60,7 +60,7 @@ func (e *engine) skipStillParked(ctx context.Context, tx *guard.Tx, a *attempt, 
 			value, err := e.c.open(row)
 			row.Value, closed = value, err != nil // what does not open is compared by the rest
 		}
-		if row.isRecord(a.msgs[i], closed) {
+		if row.isRecord(p.msgs[i], closed) {
 			dispositions[i] = &disposition{reason: reasonDuplicate}
 		}
 	}

@@ -34,7 +34,7 @@ var slotRules = []mutant{
 		old: "set_config('lock_timeout', b.bound::text, true)", new: "'10s'", test: "TestT14DecisionsWaitForLongBatches/discard"},
 	{rule: "T14 batch that is kept out is divided", in: "consumer", decl: "(*applier).handleBatch",
 		old: "h.keptOut() &&", new: "false &&", test: "TestT14KeptOutByACommand/4"},
-	{rule: "T14 partition that is kept out halts", in: "consumer", decl: "(*applier).handleAlone",
+	{rule: "T14 partition that is kept out halts", in: "consumer", decl: "(*tries).hindered",
 		old: "h.keptOut() &&", new: "false &&", test: "TestT14KeptOutByACommand/alone"},
 	{rule: "T14 renewal waits for completions", in: schema, decl: "function onlyonce.settle",
 		old: "onlyonce.hold_long(", new: "onlyonce.hold(", pkg: "outbox", test: "TestT14RenewalBesideCompletions"},
