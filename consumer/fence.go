@@ -201,5 +201,5 @@ func (f *slotFence) committed(p *plan, o *outcome) {
 	sl.troubled = false
 	sl.recordCommitted(p, o)
 	sl.retrier.noteParked(o)
-	sl.events <- slotEvent{slot: sl, offsets: f.offsets}
+	sl.report(slotEvent{slot: sl, offsets: f.offsets})
 }

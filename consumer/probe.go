@@ -58,11 +58,10 @@ func (s *slots) tryHead(bounded context.Context, until stop) (tried bool, err er
 		}
 		select {
 		case got := <-w.reader.fetches.results:
-			err := s.fetched(until.taking, got)
-			if s.identifying {
-				err = s.counted(until.taking, <-s.identified)
+			if err := s.fetched(until.taking, got); err != nil {
+				return false, err
 			}
-			if err != nil {
+			if err := s.await(func() bool { return s.identifying }); err != nil {
 				return false, err
 			}
 		case <-bounded.Done():
@@ -74,8 +73,8 @@ func (s *slots) tryHead(bounded context.Context, until stop) (tried bool, err er
 	s.start(until, s.all[:1])
 	s.give(sl, t)
 	w.probes++
-	for s.busy() > 0 {
-		s.slotReported(<-s.events)
+	if err := s.await(func() bool { return s.busy() > 0 }); err != nil {
+		return true, err
 	}
 	if s.halt != nil {
 		return true, s.halt
