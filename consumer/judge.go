@@ -82,7 +82,8 @@ func judgeUnanswered(pol policy, n count) (crashed *disposition) {
 	// Attempts beyond the limit and one were to park it: then Config.OnParked may end the process.
 	if parking := n.counted - 1 - pol.limit; pol.onParked && parking > 0 {
 		crashed.quiet = true
-		crashed.err = fmt.Errorf("%w, %d of them while it was to be parked: Config.OnParked was not called", crashed.err, parking)
+		crashed.err = fmt.Errorf("%w, %d of them while it was to be parked: Config.OnParked was not called",
+			crashed.err, parking)
 	}
 	return crashed
 }

@@ -36,8 +36,9 @@ func (o *observer) observe() error {
 		return nil
 	}
 	o.full = b.Offset
-	w.c.cfg.Logger.Warn("onlyonce: partition waits for one message: it has read Config.Window messages above it", "scope", w.c.cfg.Scope,
-		"topic", w.id.Topic, "partition", w.id.Partition, "offset", b.Offset, "ordering_key", b.Key, "since", b.Since, "done", b.Done)
+	w.c.cfg.Logger.Warn("onlyonce: partition waits for one message: it has read Config.Window messages above it",
+		"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition,
+		"offset", b.Offset, "ordering_key", b.Key, "since", b.Since, "done", b.Done)
 	emit(w.c.cfg.Hooks.WindowFull, WindowFullEvent{TopicPartition: w.id.TopicPartition, Blocked: b})
 	return nil
 }
@@ -61,7 +62,7 @@ func (d *deadlocks) limit(w *worker, now int, at time.Time) int {
 		return now
 	}
 	*d = nil
-	w.c.cfg.Logger.Warn("onlyonce: handlers of one partition deadlock with each other: fewer run at once; set Config.OrderingKey to what they update, or lower Config.Concurrency",
-		"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "at_once", now/2)
+	w.c.cfg.Logger.Warn("onlyonce: handlers of one partition deadlock with each other: fewer run at once; "+
+		"set Config.OrderingKey to what they update, or lower Config.Concurrency", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "at_once", now/2)
 	return now / 2
 }

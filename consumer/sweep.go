@@ -100,8 +100,10 @@ func (w *worker) sweep(ctx context.Context, p sweepPlan) error {
 	anchorOffset, anchorEpoch, anchorHash := p.last.columns()
 	// The isolation level has to be named: the session may have another default.
 	err := w.c.pool.InTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, sweepSQL, cur.id, cur.epoch, cur.nonce, cur.run, p.from, p.next, anchorOffset, anchorEpoch, anchorHash, epochOrNull(p.epoch),
-			codec.Bigints(p.emptyFrom), codec.Bigints(p.emptyUntil), guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle))
+		_, err := tx.Exec(ctx, sweepSQL, cur.id, cur.epoch, cur.nonce, cur.run, p.from, p.next,
+			anchorOffset, anchorEpoch, anchorHash, epochOrNull(p.epoch),
+			codec.Bigints(p.emptyFrom), codec.Bigints(p.emptyUntil),
+			guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle))
 		return err
 	})
 	switch state := guard.SQLState(err); {

@@ -189,7 +189,8 @@ func (e *engine) runsAgain(run int, first caution, failed *guard.Failure) (again
 		return true, first
 	case failed == nil:
 		return false, first
-	case !first.claim && (failed.Step == stepClaim && state == codeKeyNotFresh || failed.Step == stepAge && state == codeTooOld):
+	case !first.claim && failed.Step == stepClaim && state == codeKeyNotFresh,
+		!first.claim && failed.Step == stepAge && state == codeTooOld:
 		e.claimFirstLeft = claimFirstRuns
 		return true, caution{claim: true, order: true}
 	case !first.order && failed.Step == stepOrder && state == codeBlocked:
@@ -287,7 +288,8 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, p *plan, fi
 
 // parkInTx parks a message, calls Config.OnParked, and notes that in o. It reports whether that has
 // failed; late is as of onParked.
-func (e *engine) parkInTx(work context.Context, tx *guard.Tx, p *plan, m *Message, v *disposition, o *outcome) (failed, late bool) {
+func (e *engine) parkInTx(work context.Context, tx *guard.Tx, p *plan, m *Message, v *disposition, o *outcome,
+) (failed, late bool) {
 	e.park(tx, m, v)
 	event := ParkedEvent{
 		TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition},

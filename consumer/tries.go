@@ -101,8 +101,8 @@ func (t *tries) hindered(ctx context.Context, err error) error {
 	switch {
 	case h.keptOut() && since < cfg.longest():
 	case since >= cfg.BlockedAfter:
-		return t.ap.haltBlocked(t.m, "the message at offset %d is tried again, and fails for a reason that is not its own: %v%s",
-			t.m.Offset, h, t.ap.because(ctx, h))
+		const detail = "the message at offset %d is tried again, and fails for a reason that is not its own: %v%s"
+		return t.ap.haltBlocked(t.m, detail, t.m.Offset, h, t.ap.because(ctx, h))
 	}
 	return err
 }
@@ -227,6 +227,6 @@ func (ap *applier) giveUpIdentifying(m *Message, n count) {
 		return
 	}
 	m.identified = true
-	m.idErr = fmt.Errorf("%w: %d attempts ended without an answer, the last while Config.Key, Config.Tenant or Config.OrderingKey ran",
-		ErrNoKey, n.unanswered)
+	m.idErr = fmt.Errorf("%w: %d attempts ended without an answer, "+
+		"the last while Config.Key, Config.Tenant or Config.OrderingKey ran", ErrNoKey, n.unanswered)
 }
