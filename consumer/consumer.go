@@ -114,8 +114,8 @@ func (c *Consumer) parkedKind() string {
 	return "message"
 }
 
-// queryTimeout bounds queries to other shards and those at the start, so that a server that does
-// not answer is reported, and asked again.
+// queryTimeout bounds queries to other shards, so that a server that does not answer is reported,
+// and asked again.
 const queryTimeout = 10 * time.Second
 
 // These are the bounds of all that the consumer asks of a database. A server may be gone without

@@ -7,6 +7,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/names"
+	"github.com/onlyonce/onlyonce/internal/process"
 )
 
 // groupMarks are the scopes that a group has, by the metadata of its committed offsets.
@@ -23,7 +24,7 @@ func (c *Consumer) readMarks(ctx context.Context) (marks groupMarks, err error) 
 	if !can {
 		return marks, nil
 	}
-	ctx, cancel := c.boundedQuery(ctx)
+	ctx, cancel := process.AtStart(ctx)
 	defer cancel()
 	committed, err := reader.GroupMetadata(ctx)
 	if err != nil {

@@ -188,7 +188,7 @@ func (c *Consumer) announceStop(ctx context.Context) (began func() time.Time) {
 // cannot work takes no partitions away from those that can. With shards it checks each of them,
 // because it may get a partition of any (S1).
 func (c *Consumer) checkDatabases(ctx context.Context) error {
-	ctx, cancel := c.boundedQuery(ctx)
+	ctx, cancel := process.AtStart(ctx)
 	defer cancel()
 	var faults []error
 	for _, d := range c.databases() {

@@ -223,3 +223,28 @@ func TestF14PrefetchStaysWithinItsBudget(t *testing.T) {
 		}
 	}
 }
+
+// begunSource says that its consumer has checked the database, and hands over nothing.
+type begunSource struct {
+	consumer.Source
+	begun chan struct{}
+}
+
+func (s begunSource) Run(ctx context.Context, _ func(context.Context, source.Partition[*consumer.Message]) error) error {
+	close(s.begun)
+	<-ctx.Done()
+	return nil
+}
+
+// S1: timeouts that the questions of the start do not fit in, as on a busy machine, do not end Run.
+func TestS1StartHasABoundOfItsOwn(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	cfg := testConfig()
+	cfg.Timeouts.Lock = time.Millisecond
+	cfg.Timeouts.Statement = time.Millisecond
+	src := begunSource{r.src, make(chan struct{})}
+	stop := r.startOn(src, r.pool, effect, cfg)
+	pgtest.Receive(t, patience, "the database was checked", src.begun)
+	stop()
+}

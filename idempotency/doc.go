@@ -30,7 +30,7 @@
 //
 // A header of each answer gives the layer's outcome:
 //
-//	Idempotency-Status   created, replayed, in-progress, mismatch, bypassed, rejected, or released: the handler's own answer, not stored
+//	Idempotency-Status   created, replayed, in-progress, mismatch, derived, bypassed, rejected, or released: the handler's own answer, not stored
 //
 // # Transactional mode
 //

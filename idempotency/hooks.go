@@ -64,6 +64,7 @@ const (
 	Replayed   Outcome = "replayed"    // the answer is the stored one
 	InProgress Outcome = "in-progress" // a request with the key is running, or its outcome is not known yet
 	Mismatch   Outcome = "mismatch"    // the key was used for another request
+	Derived    Outcome = "derived"     // as Created and Replayed, of a request whose key the layer has derived: see Route.DeriveKeyFor
 	Bypassed   Outcome = "bypassed"    // the handler ran without protection: no key and none required, or another method
 	Rejected   Outcome = "rejected"    // refused before the handler ran, or undone by the layer
 	Released   Outcome = "released"    // the handler's own answer, not stored: its writes are undone, and the next request runs again

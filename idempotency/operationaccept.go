@@ -36,10 +36,10 @@ select $1, $2, $3, $4, $5, $6, $7
 
 // Accept stores an operation in the request's transaction, and answers 202 with the operation's URL
 // and state. A copy of the request gets the operation's present state: 202 with Retry-After while
-// it runs, then 200 with the result. If OperationsConfig.TenantRunning operations of the tenant
-// have not ended, it answers 429, and the same request may succeed later. If it returns an error,
-// it has not written an answer: the handler must answer with a status that the layer does not
-// store, for example 500 (H23).
+// it runs (or 409, see Route.RunningConflict), then 200 with the result. If
+// OperationsConfig.TenantRunning operations of the tenant have not ended, it answers 429, and the
+// same request may succeed later. If it returns an error, it has not written an answer: the handler
+// must answer with a status that the layer does not store, for example 500 (H23).
 func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request) error {
 	run, ok := r.Context().Value(runKey{}).(*handlerRun)
 	if ok && o.shards[run.layer] != nil {

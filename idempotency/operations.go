@@ -167,7 +167,7 @@ func (o *Operations) Run(ctx context.Context) error {
 	if o.shards != nil {
 		return process.Together(ctx, o.layer.shards, func(ctx context.Context, one *Layer) error { return o.shards[one].Run(ctx) })
 	}
-	if _, err := preflight.Check(ctx, o.layer.pool.Raw(), preflight.Operations); err != nil {
+	if err := o.check(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // ctx ended before the check
 		}
@@ -183,6 +183,14 @@ func (o *Operations) Run(ctx context.Context) error {
 	err := o.worker.Run(ctx)
 	cancel()
 	<-purged
+	return err
+}
+
+// check checks the database before the first operation runs.
+func (o *Operations) check(ctx context.Context) error {
+	ctx, cancel := process.AtStart(ctx)
+	defer cancel()
+	_, err := preflight.Check(ctx, o.layer.pool.Raw(), preflight.Operations)
 	return err
 }
 

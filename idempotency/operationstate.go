@@ -39,13 +39,21 @@ func (req *servedRequest) operationReply(resp *storedResponse, expires *time.Tim
 	case state == nil:
 		return reply{}, false
 	}
-	return o.copyReply(state, resp, expires), true
+	return o.copyReply(&req.handler.route, state, resp, expires), true
 }
 
-// copyReply makes the reply from the operation's state: 202 while it runs, and 200 after its end.
-func (o *Operations) copyReply(state *operationState, resp *storedResponse, expires *time.Time) reply {
+// copyReply makes the reply from the operation's state: 202 while it runs, or 409 if the route says
+// so, and 200 after its end.
+func (o *Operations) copyReply(route *Route, state *operationState, resp *storedResponse, expires *time.Time) reply {
+	running := state.State == operationRunning || state.State == operationSuspended
+	if running && route.RunningConflict {
+		rep := problemReply(codeInProgress, nil)
+		rep.set = resp.Header // of which a problem shows Location
+		rep.retryAfter = o.cfg.RetryAfter
+		return rep
+	}
 	rep := reply{mark: Replayed, status: http.StatusAccepted, set: maps.Clone(resp.Header), added: resp.Added, body: state.encode(), expires: expires}
-	if state.State == operationRunning || state.State == operationSuspended {
+	if running {
 		rep.retryAfter = o.cfg.RetryAfter
 		return rep
 	}

@@ -73,6 +73,9 @@ func (p Profile) setRoute(r *Route) error {
 	if r.TTL != 0 && r.TTL < profileTTL {
 		l.Add("TTL", "is %v: must be at least %v with a Config.Profile", r.TTL, profileTTL)
 	}
+	if r.DeriveKeyFor != 0 {
+		l.Add("DeriveKeyFor", "must be 0 with a Config.Profile, whose clients name their requests themselves")
+	}
 	if len(r.FingerprintHeaders) > 0 {
 		l.Add("FingerprintHeaders", "must be empty with a Config.Profile, which compares bodies alone")
 	}

@@ -169,6 +169,7 @@ func TestH32ContradictionsAreRefused(t *testing.T) {
 		"ConflictStatus":     {ConflictStatus: http.StatusConflict},
 		"Methods[1]":         {Methods: []string{http.MethodPost, http.MethodPut}},
 		"FingerprintHeaders": {FingerprintHeaders: []string{"X-Account"}},
+		"DeriveKeyFor":       {DeriveKeyFor: time.Minute},
 	} {
 		route.Pattern = "/a"
 		route.NoCalls = true
@@ -176,7 +177,11 @@ func TestH32ContradictionsAreRefused(t *testing.T) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
-	for field, route := range map[string]idempotency.Route{"ConflictStatus": {ConflictStatus: 422}, "FingerprintJSON": {FingerprintJSON: true}} {
+	for field, route := range map[string]idempotency.Route{
+		"ConflictStatus":  {ConflictStatus: http.StatusUnprocessableEntity},
+		"FingerprintJSON": {FingerprintJSON: true},
+		"DeriveKeyFor":    {DeriveKeyFor: time.Second},
+	} {
 		route.Pattern = "/a"
 		route.NoCalls = true
 		if _, err := ucp.Handle(route, handler); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "Route."+field) {

@@ -73,11 +73,11 @@ func (req *servedRequest) writeReply(rep reply) int {
 	for _, own := range []string{headerStatus, headerReplayed, headerExpires, cfg.Headers[0]} {
 		h.Del(own)
 	}
-	h.Set(headerStatus, string(rep.mark))
+	h.Set(headerStatus, string(req.outcome(rep)))
 	if rep.mark == Replayed {
 		h.Set(headerReplayed, "true")
 	}
-	if req.key != "" {
+	if req.key != "" && !req.derived {
 		if value, err := protocol.FormatString(req.key); err == nil {
 			h.Set(cfg.Headers[0], value)
 		}

@@ -56,6 +56,19 @@ type Route struct {
 	// 400.
 	KeyOptional bool
 
+	// DeriveKeyFor makes the hash of a request without a key its key, for so long after the first
+	// such request has been answered, up to 1 minute: equal requests of one [Scope] within that
+	// time are one. It cannot distinguish a retry from a second purchase of the same thing, so it
+	// is for clients that cannot be changed, and not for payments. Two requests are equal if they
+	// would be under one key (H7). Answers then say Idempotency-Status: derived.
+	//
+	// A request whose scope is empty, for example with [GlobalScope], gets 400: two strangers may
+	// send the same. A call that the handler enqueues for such a request needs a Call.ID. Mode must
+	// be [Transactional], KeyOptional false, and Config.Profile none. Processes that have different
+	// current FingerprintKeys take equal requests for two. Layer.Run looks at the clock every few
+	// seconds, so a key may count for that much longer (T11). Defaults to 0: no key is derived.
+	DeriveKeyFor time.Duration
+
 	// KeyPointer is a JSON Pointer (RFC 6901) to a string in the body that also carries the key,
 	// for example "/idempotency_key". If header and body name different keys, the layer answers
 	// 400. Defaults to none.
@@ -173,6 +186,13 @@ type Route struct {
 	// no connection of the pool while it waits. The server's WriteTimeout and the clients' timeouts
 	// must be longer. Defaults to 0: copies get 409 at once.
 	Wait time.Duration
+
+	// RunningConflict answers a copy of a request whose operation ([Operations.Accept]) has not
+	// ended as if the request itself were running: 409 (code "request-in-progress") with
+	// Retry-After, and the operation's Location. With Wait, the copy waits for the operation's end.
+	// It suits clients that take each 2xx for the end. Defaults to false: the copy gets 202 with
+	// the operation's state.
+	RunningConflict bool
 }
 
 func (r Route) withDefaults() (Route, error) {
@@ -182,6 +202,7 @@ func (r Route) withDefaults() (Route, error) {
 	if r.Mode != Transactional && r.Mode != Leased {
 		l.Add("Mode", "%d is neither Transactional nor Leased", int(r.Mode))
 	}
+	r.checkDerivedKeys(&l)
 	if r.KeyPointer != "" && !strings.HasPrefix(r.KeyPointer, "/") {
 		l.Add("KeyPointer", "%q must begin with '/' (RFC 6901)", r.KeyPointer)
 	}
@@ -208,6 +229,25 @@ func (r Route) withDefaults() (Route, error) {
 		l.Add("Reconcile", "is for lease mode only: in transactional mode there are no steps")
 	}
 	return r, l.Err()
+}
+
+// maxDerivedKey bounds Route.DeriveKeyFor.
+const maxDerivedKey = time.Minute
+
+// checkDerivedKeys checks DeriveKeyFor and what contradicts it (H34).
+func (r *Route) checkDerivedKeys(l *fields.List) {
+	if r.DeriveKeyFor == 0 {
+		return
+	}
+	if r.DeriveKeyFor < time.Second || r.DeriveKeyFor > maxDerivedKey {
+		l.Add("DeriveKeyFor", "is %v: must be 0, or from 1s to %v", r.DeriveKeyFor, maxDerivedKey)
+	}
+	if r.Mode == Leased {
+		l.Add("DeriveKeyFor", "must be 0 in lease mode: the key expires long before the provider forgets the keys of its steps, so it would take the steps of the next equal request for copies")
+	}
+	if r.KeyOptional {
+		l.Add("DeriveKeyFor", "must be 0 with KeyOptional, which runs each request without a key")
+	}
 }
 
 // sharedFields are the names that fields of a [Route] have in the struct that the user has set: a

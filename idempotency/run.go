@@ -40,8 +40,10 @@ func (l *Layer) Run(ctx context.Context) error {
 	return err
 }
 
-// run is Run of one database.
-func (l *Layer) run(ctx context.Context) error {
+// check checks the database before the first record is purged.
+func (l *Layer) check(ctx context.Context) error {
+	ctx, cancel := process.AtStart(ctx)
+	defer cancel()
 	roles := []preflight.Role{preflight.HTTP}
 	if l.set != nil {
 		roles = append(roles, preflight.Places)
@@ -54,12 +56,14 @@ func (l *Layer) run(ctx context.Context) error {
 		l.cfg.Logger.Warn("onlyonce: " + w)
 	}
 	if err != nil {
-		if ctx.Err() != nil {
-			return nil //nolint:nilerr // ctx ended before the check
-		}
 		return fmt.Errorf("idempotency: %w", err)
 	}
-	if err := l.checkKeys(ctx); err != nil {
+	return l.checkKeys(ctx)
+}
+
+// run is Run of one database.
+func (l *Layer) run(ctx context.Context) error {
+	if err := l.check(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // ctx ended before the check
 		}

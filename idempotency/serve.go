@@ -28,7 +28,7 @@ func (rh *routeHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rep, status := reply{mark: Released}, 0 // if the handler panics or calls runtime.Goexit
 	defer func() {
 		if hooks.ServeEnd != nil {
-			hooks.ServeEnd(r.Context(), Served{ServeStart: started, Tenant: req.scope.Tenant, Outcome: rep.mark, Code: string(rep.code),
+			hooks.ServeEnd(r.Context(), Served{ServeStart: started, Tenant: req.scope.Tenant, Outcome: req.outcome(rep), Code: string(rep.code),
 				Status: status, Runs: req.runs, Took: time.Since(begun)})
 		}
 	}()
@@ -63,7 +63,7 @@ func (req *servedRequest) serveRequest(r *http.Request) reply {
 	if err != nil {
 		return req.refuseKey(codeKeyInvalid, err.Error())
 	}
-	needsKey := !handler.route.KeyOptional
+	needsKey := !handler.route.KeyOptional && !handler.derivesKey(scope)
 	if needsKey && named.from == "" && handler.keyRule.pointer == "" {
 		return req.refuseKeyless()
 	}
@@ -116,11 +116,18 @@ func (req *servedRequest) serveComplete(r *http.Request, key string, body []byte
 	req.subject = handler.fingerprintSubject(req.scope, r, body)
 	req.work = req.ctx
 	_, _ = rand.Read(req.token[:]) // never fails
+	var err error
+	if req.key == "" && handler.derivesKey(req.scope) {
+		err = req.deriveKey()
+	}
+	if err != nil {
+		req.detail = err.Error()
+		return problemReply(codeBodyInvalid, nil)
+	}
 	if req.key == "" {
 		return req.serveUnkeyed()
 	}
 	req.setRecordID(codec.JoinTrace(r.Header.Get("Traceparent"), r.Header.Get("Tracestate")))
-	var err error
 	if req.fingerprint, err = handler.layer.fingerprints.sum(&req.subject); err != nil {
 		req.detail = err.Error()
 		return problemReply(codeBodyInvalid, nil)

@@ -26,7 +26,8 @@ type servedRequest struct {
 	scope   Scope
 	detail  string // of the problem that answers the request
 
-	key string // "" if the request has none
+	key     string // "" if the request has none
+	derived bool   // the layer has made the key, see Route.DeriveKeyFor
 	ownRecord
 	subject fingerprintSubject
 	origin  origin.Origin // from which the keys of the handler's calls are derived
@@ -72,9 +73,9 @@ func (req *servedRequest) bodyLimit() int {
 }
 
 // derivesCalls reports whether the keys of calls are made from the request's key. They must not be
-// if the record expires long before the remote forgets the call (H26).
+// if the record expires long before the remote forgets the call (H26, H34).
 func (req *servedRequest) derivesCalls() bool {
-	return !req.handler.route.NoCalls
+	return !req.handler.route.NoCalls && !req.derived
 }
 
 // home returns the tenant if it must live in the request's database, because there are several: nil

@@ -42,7 +42,7 @@ func (txHolder) store(run *handlerRun, answer recordedAnswer) error {
 	if run.key != "" {
 		run.tx.SealBy([]any{&run.expires}, stepRecord, completeSQL, codec.UUID(run.id), run.scope.Tenant, run.subject.Scope,
 			run.fingerprint, codec.UUID(run.token), answer.bytes, answer.sealed, run.ttl, run.lookInterval(),
-			run.operation != "", run.callKeys, run.callSinks, run.callLanes, answer.refusal)
+			run.outlives(), run.callKeys, run.callSinks, run.callLanes, answer.refusal)
 	}
 	return run.tx.Commit(run.layer.cfg.Timeouts.Commit)
 }
@@ -91,11 +91,15 @@ func (run *handlerRun) lookInterval() time.Duration {
 	if run.derivesCalls() {
 		look -= run.handler.route.KeyWindow
 	}
-	if run.operation != "" {
+	if run.outlives() {
 		look = min(look, operationLook)
 	}
 	return look
 }
+
+// outlives reports whether the record stays until the request's operation has ended (H31). A
+// derived key counts for no longer than its route says (H34).
+func (run *handlerRun) outlives() bool { return run.operation != "" && !run.derived }
 
 // callKeys, callSinks and callLanes return what the record keeps of the calls that its transaction
 // has written, nil if there are none. They are called after these were written.

@@ -83,7 +83,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		return errors.New("outbox: this relay is running already")
 	}
 	defer r.running.Store(false)
-	asking, asked := context.WithTimeout(ctx, process.PaceOf(ctx).Start)
+	asking, asked := process.AtStart(ctx)
 	defer asked()
 	roles := []preflight.Role{preflight.Relay}
 	if len(r.cfg.WaitFor) > 0 {

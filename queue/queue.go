@@ -117,7 +117,7 @@ func (q *Queue) Receive(ctx context.Context) error {
 
 // check checks the database before the first message is received (Q6).
 func (q *Queue) check(ctx context.Context, need inbox.Need) error {
-	ctx, cancel := context.WithTimeout(ctx, process.PaceOf(ctx).Start)
+	ctx, cancel := process.AtStart(ctx)
 	defer cancel()
 	if _, err := preflight.Check(ctx, q.pool.Raw(), preflight.Receiver); err != nil {
 		return err

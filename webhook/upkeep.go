@@ -61,7 +61,7 @@ func (ep *Endpoint) Upkeep(ctx context.Context) error {
 		return fmt.Errorf("webhook: endpoint %s: Run or Upkeep of this Endpoint works already", ep.cfg.Name)
 	}
 	defer ep.kept.Store(false)
-	startCtx, cancel := context.WithTimeout(ctx, process.PaceOf(ctx).Start)
+	startCtx, cancel := process.AtStart(ctx)
 	defer cancel()
 	roles := []preflight.Role{preflight.Receiver}
 	if ep.set != nil {

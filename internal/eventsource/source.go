@@ -220,7 +220,7 @@ func (s *Source) Run(ctx context.Context, own func(context.Context, source.Parti
 // checkStreams makes the streams that may be made, and checks that every topic has one, before the
 // member joins.
 func (s *Source) checkStreams(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, process.PaceOf(ctx).Start)
+	ctx, cancel := process.AtStart(ctx)
 	defer cancel()
 	if _, err := preflight.Check(ctx, s.pool.Raw(), preflight.Events); err != nil {
 		return err

@@ -64,8 +64,8 @@ var (
 var (
 	HTTPRequests = add(Metric{
 		Name: "onlyonce.http.requests", Unit: "{request}", Kind: Counter, From: FromLayer, Attributes: []string{"route", "outcome"},
-		Outcomes: []string{"created", "replayed", "in-progress", "mismatch", "bypassed", "rejected", "released"},
-		Help:     "Requests with a method for which keys count, by the layer's mark: created, replayed, in-progress, mismatch, bypassed, rejected or released.",
+		Outcomes: []string{"created", "replayed", "in-progress", "mismatch", "derived", "bypassed", "rejected", "released"},
+		Help:     "Requests with a method for which keys count, by the layer's mark: created, replayed, in-progress, mismatch, derived, bypassed, rejected or released.",
 		Bad:      "`mismatch`: a client uses one key for two requests. Many `released`: the handler's answers are not stored. `bypassed`: requests run without protection.",
 		Do:       "See [HTTP](http.md).",
 	})

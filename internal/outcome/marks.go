@@ -19,6 +19,7 @@ const (
 	Replayed   = "replayed"
 	InProgress = "in-progress"
 	Mismatch   = "mismatch"
+	Derived    = "derived"
 	Bypassed   = "bypassed"
 	Rejected   = "rejected"
 	Released   = "released"
@@ -29,7 +30,7 @@ const (
 func Mark(h http.Header) string {
 	mark := strings.ToLower(strings.TrimSpace(h.Get(HeaderStatus)))
 	switch mark {
-	case Created, Replayed, InProgress, Mismatch, Bypassed, Rejected, Released:
+	case Created, Replayed, InProgress, Mismatch, Derived, Bypassed, Rejected, Released:
 		return mark
 	}
 	return ""
@@ -49,6 +50,8 @@ func Mark(h http.Header) string {
 //     have had their effect (H18).
 //   - bypassed: the handler ran without a key. After a 5xx it may have left effects, which another
 //     attempt would repeat (H22).
+//   - derived: the request came without a key, so a later one may run again (H34): what the status
+//     says counts.
 func Marked(status int, h http.Header, body []byte) (a Answer, ok bool) {
 	switch Mark(h) {
 	case Created, Replayed:

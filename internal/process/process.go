@@ -110,6 +110,13 @@ func Shared[T any](ctx context.Context) *T {
 	return v.(*T)
 }
 
+// AtStart bounds what a part asks of its servers before it begins to work. The bound does not
+// follow from the timeouts of its work: a program whose statements are short is started on busy
+// machines too, and its Run would return an error.
+func AtStart(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, PaceOf(ctx).Start)
+}
+
 // PaceOf returns the pace of the process of ctx.
 func PaceOf(ctx context.Context) Pace {
 	p := of(ctx).Pace
