@@ -157,10 +157,10 @@ func (e *engine) readOwnCursor(ctx context.Context) (*cursor, error) {
 	return nil, fmt.Errorf("%w: cursor %d has another owner", source.ErrOwnershipLost, e.cur.id)
 }
 
-// acquireLock waits until the engine may begin an attempt, and returns the function that releases the
-// lock. The caller owns it from then on: it must call release on each path, also if the attempt is
-// not made, because all consumers of the process wait for it. While an attempt is alone, the engine
-// knows that nothing else of the process is under way.
+// acquireLock waits until the engine may begin an attempt, and returns the function that releases
+// the lock. The caller owns it from then on: it must call release on each path, also if the attempt
+// is not made, because all consumers of the process wait for it. While an attempt is alone, the
+// engine knows that nothing else of the process is under way.
 func (e *engine) acquireLock(ctx context.Context, alone bool) (release func(), err error) {
 	release, err = attemptlock.Of(ctx).Acquire(ctx, alone, 2*e.c.cfg.longest())
 	e.exclusive = alone && err == nil

@@ -128,8 +128,8 @@ select l.epoch = $2 and l.nonce = $3, p.run = $4 and p.retired_at is null,
   from onlyonce.positions p join onlyonce.leases l on l.id = p.id where p.id = $1`
 
 // slotFence is the fence of a slot: it records offsets as done. Besides the offsets it checks what
-// they depend on: the message before each of them by its ordering key, if that is not among them and
-// not below the position.
+// they depend on: the message before each of them by its ordering key, if that is not among them
+// and not below the position.
 type slotFence struct {
 	slot    *slot
 	low     int64   // position when the slot got its task

@@ -146,7 +146,8 @@ func TestD3Judge(t *testing.T) {
 }
 
 // D3, F9: attempts without an answer give a message up as crashed once they are above the limit and
-// more than one. From the second attempt to park it on, Config.OnParked may be what ends the process.
+// more than one. From the second attempt to park it on, Config.OnParked may be what ends the
+// process.
 func TestF9JudgeUnanswered(t *testing.T) {
 	t.Parallel()
 	withHook := parks

@@ -44,8 +44,8 @@ func (o *observer) observe() error {
 }
 
 // deadlocks are the latest transactions of the slots that were undone to end a deadlock. Handlers
-// that lock the same rows in another order end each other's transactions. Fewer at once do that less
-// often.
+// that lock the same rows in another order end each other's transactions. Fewer at once do that
+// less often.
 type deadlocks []time.Time
 
 const (

@@ -169,9 +169,9 @@ func (r *retrier) verifyIdentity(row *parkedRow) error {
 }
 
 // count is what is known of the attempts at the row. The attempt at the limit may have been under
-// way when another message killed the process, and the one after it was made alone. So a row has one
-// more than a message of the log before its attempts count as crashes. Those with an answer gave it
-// up or were taken back.
+// way when another message killed the process, and the one after it was made alone. So a row has
+// one more than a message of the log before its attempts count as crashes. Those with an answer
+// gave it up or were taken back.
 func (row *parkedRow) count() count {
 	return count{attempt: row.attempt, counted: row.attempt - 1, unanswered: row.attempt - 1}
 }

@@ -6,8 +6,8 @@ import "context"
 // the brake, and the halt if there is no message to try. If failed messages are retried from the
 // database and one of them is due, it tries that one, and messages in the log wait (D7).
 //
-// tryOne tries one message of the log, and reports whether there was one. bounded is how long it may
-// wait for that.
+// tryOne tries one message of the log, and reports whether there was one. bounded is how long it
+// may wait for that.
 func (w *worker) probe(until stop, tryOne func(bounded context.Context) (tried bool, err error)) error {
 	if w.c.cfg.OnFailure == ParkOrderingKey {
 		if _, err := w.retrier.retryNext(until); err != nil {

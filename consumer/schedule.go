@@ -124,8 +124,8 @@ func (s *slots) schedule(ctx context.Context) error {
 	return nil
 }
 
-// next waits for what comes first: the result of a fetch, if the window has room for it, an event, a
-// clock, which is due at a time, the loss of the partition, or the end of ctx.
+// next waits for what comes first: the result of a fetch, if the window has room for it, an event,
+// a clock, which is due at a time, the loss of the partition, or the end of ctx.
 func (s *slots) next(ctx context.Context, at time.Time) error {
 	var results <-chan fetchResult
 	if s.wantsMore() && !s.identifying {

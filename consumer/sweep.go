@@ -28,7 +28,8 @@ type sweeper struct {
 	moved    time.Time // since when the position could pass offsets that hold no message; zero: it cannot
 }
 
-// sweepRows is how many messages are done before a sweep comes earlier than after process.Pace.Sweep.
+// sweepRows is how many messages are done before a sweep comes earlier than after
+// process.Pace.Sweep.
 const sweepRows = 400
 
 // sweepPlan is where the position is to be moved.
@@ -167,8 +168,8 @@ func (s *slots) sweepRest() error {
 
 // pruner is the scheduler's clock that deletes rows of messages that are done, one step at a time,
 // beside the scheduler and beside sweeps, because a step may take longer. A step is due after some
-// sweeps, or if there has been none for a while: a partition without messages does not keep the rows
-// of its last ones (C5).
+// sweeps, or if there has been none for a while: a partition without messages does not keep the
+// rows of its last ones (C5).
 type pruner struct {
 	s        *slots
 	rows     pruning

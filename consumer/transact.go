@@ -199,7 +199,8 @@ func (e *engine) runsAgain(run int, first caution, failed *guard.Failure) (again
 	return false, first
 }
 
-// fenceRaised reports whether the fence has raised because the plan is done, or is not this owner's.
+// fenceRaised reports whether the fence has raised because the plan is done, or is not this
+// owner's.
 func fenceRaised(failed *guard.Failure) bool {
 	state := sqlState(failed)
 	return failed != nil && failed.Step == stepFence && (state == codeFenceLost || state == codeRaceLost)

@@ -13,8 +13,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// tries are the attempts at a message that is alone, as this process makes them. The database counts
-// each before it runs, so that one that kills the process is counted too.
+// tries are the attempts at a message that is alone, as this process makes them. The database
+// counts each before it runs, so that one that kills the process is counted too.
 //
 // If this process gives up an attempt for a reason of its own (ownership lost, a server that is
 // away, a drain), it owes the count, and takes it back: with the next attempt, or when there is

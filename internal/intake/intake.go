@@ -121,9 +121,9 @@ func attempts() guard.Attempts {
 // Run runs work in a transaction and commits it, unless work returns false.
 //
 // If COMMIT was sent and its answer never arrived, the outcome is unknown. Run then runs the work
-// again on another connection. The new claim blocks on the old transaction if that is still running,
-// and then either finds the events (committed) or inserts them (W11). It also runs the work again
-// after a serialization failure, and if the stream has to be made.
+// again on another connection. The new claim blocks on the old transaction if that is still
+// running, and then either finds the events (committed) or inserts them (W11). It also runs the
+// work again after a serialization failure, and if the stream has to be made.
 func (n *Intake) Run(ctx context.Context, work func(context.Context, *guard.Tx) (commit bool, err error)) (end End) {
 	end.Err = attempts().Run(ctx, func() (again bool, err error) {
 		var unknown bool
