@@ -22,19 +22,6 @@ type applier struct {
 	troubled   bool // it has reported that an attempt failed, and nothing was committed since
 }
 
-// plan returns the plan for messages of the log, up to next.
-func (ap *applier) plan(msgs []*Message, next int64) *plan {
-	return &plan{msgs: msgs, fence: ap.fenceOf(msgs, next)}
-}
-
-// planAlone returns the plan for a message by itself. If park is set, that sets the message aside.
-func (ap *applier) planAlone(m *Message, next int64, park *disposition) *plan {
-	p := ap.plan([]*Message{m}, next)
-	p.alone = true
-	p.park = park
-	return p
-}
-
 // haltBlocked halts the partition because of a message. If others are handled beside it, the detail
 // names its offset and the hash of its ordering key, because the position may be below it (C6).
 func (ap *applier) haltBlocked(m *Message, detail string, args ...any) *HaltError {

@@ -46,12 +46,6 @@ func (e *engine) recordOutcomes(reasons ...string) {
 	e.c.cfg.Logger.Info("onlyonce: a message was applied: the partition continues", "scope", e.c.cfg.Scope, "topic", e.id.Topic, "partition", e.id.Partition)
 }
 
-// recordCommitted records and reports what a transaction of messages that has committed did.
-func (e *engine) recordCommitted(p *plan, o *outcome) {
-	e.recordOutcomes(o.reasons...)
-	e.c.emitCommitted(p, o)
-}
-
 // firstBraked returns the index of the first message of a plan at which the partition has to
 // halt, before that message is set aside. err is nil if there is none (D7).
 func (e *engine) firstBraked(p *plan, dispositions []*disposition) (at int, err error) {

@@ -29,16 +29,6 @@ func emit[E any](hook func(E), event E) {
 	}
 }
 
-// emitCommitted reports a committed transaction of messages from the log.
-func (c *Consumer) emitCommitted(p *plan, o *outcome) {
-	for _, event := range o.parked {
-		c.emitParked(event)
-	}
-	if c.cfg.Hooks.Batch != nil && len(p.msgs) > 0 {
-		c.cfg.Hooks.Batch(o.result)
-	}
-}
-
 // behindLogged is how often it is logged that messages wait behind parked ones: the line of the
 // parked one has said so, and of a busy key there is one with each message.
 const behindLogged = time.Minute

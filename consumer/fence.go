@@ -106,8 +106,31 @@ func (f *positionFence) committed(p *plan, o *outcome) {
 	w.batchCommitted(f.from)
 	w.setPosition(f.next, f.last, f.epoch)
 	w.state.batchCommitted()
-	w.recordCommitted(p, o)
-	w.retrier.noteParked(o)
+	w.recordCommitted(p, o, w.retrier)
+}
+
+// recordCommitted records and reports what a transaction of messages of the log did: to the brake, to
+// hooks and the log, and to the retrier, which has rows to promote or to wait for.
+func (e *engine) recordCommitted(p *plan, o *outcome, r *retrier) {
+	e.recordOutcomes(o.reasons...)
+	e.c.emitCommitted(p, o)
+	switch {
+	case o.answerLost:
+		r.promoteAllSoon()
+	case len(o.parked) > 0:
+		r.promotions.add(o.blockedKeys...)
+		r.wakeUp()
+	}
+}
+
+// emitCommitted reports a committed transaction of messages from the log.
+func (c *Consumer) emitCommitted(p *plan, o *outcome) {
+	for _, event := range o.parked {
+		c.emitParked(event)
+	}
+	if c.cfg.Hooks.Batch != nil && len(p.msgs) > 0 {
+		c.cfg.Hooks.Batch(o.result)
+	}
 }
 
 // readAnew has the log read again: what is in memory is not what it holds.
@@ -199,7 +222,6 @@ func (f *slotFence) committed(p *plan, o *outcome) {
 	sl := f.slot
 	sl.state.slotCommitted(sl.troubled)
 	sl.troubled = false
-	sl.recordCommitted(p, o)
-	sl.retrier.noteParked(o)
+	sl.recordCommitted(p, o, sl.retrier)
 	sl.report(slotEvent{slot: sl, offsets: f.offsets})
 }

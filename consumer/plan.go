@@ -28,6 +28,19 @@ type plan struct {
 	skipClaim bool
 }
 
+// plan returns the plan for messages of the log, up to next.
+func (ap *applier) plan(msgs []*Message, next int64) *plan {
+	return &plan{msgs: msgs, fence: ap.fenceOf(msgs, next)}
+}
+
+// planAlone returns the plan for a message by itself. If park is set, that sets the message aside.
+func (ap *applier) planAlone(m *Message, next int64, park *disposition) *plan {
+	p := ap.plan([]*Message{m}, next)
+	p.alone = true
+	p.park = park
+	return p
+}
+
 // batch describes the plan for hooks.
 func (e *engine) batch(p *plan) Batch {
 	from, _ := p.fence.span()

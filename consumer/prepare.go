@@ -22,12 +22,10 @@ func (c preparedContext) Value(key any) any { return c.values.Value(key) }
 func (e *engine) prepare(work context.Context, p *plan) (context.Context, error) {
 	cfg := &e.c.cfg
 	h := &handlerRun{done: make(chan struct{}), failedIndex: -1}
-	if cfg.Prepare != nil && p.park == nil {
-		for i, v := range e.findIDs(p.msgs) {
-			if v == nil {
-				own := e.c.forProgram(p.msgs[i])
-				h.msgs, h.index = append(h.msgs, &own), append(h.index, i)
-			}
+	for i, v := range e.findIDs(p.msgs) {
+		if v == nil {
+			own := e.c.forProgram(p.msgs[i])
+			h.msgs, h.index = append(h.msgs, &own), append(h.index, i)
 		}
 	}
 	if len(h.msgs) == 0 {

@@ -46,6 +46,7 @@ type fetchResult struct {
 	err error
 }
 
+// startPrefetcher begins to read ahead. The caller ends that with stop.
 func startPrefetcher(ctx context.Context, c *Consumer, id source.Identity, p partition, state *partitionState, from int64) *prefetcher {
 	ctx, cancel := context.WithCancel(ctx)
 	f := &prefetcher{results: make(chan fetchResult, 1), cancel: cancel, done: make(chan struct{}), budget: &c.budget, share: c.budget.AddShare()}
@@ -141,7 +142,8 @@ func (r *reader) stop() {
 	r.msgs = nil
 }
 
-// release returns the memory of handled messages to the budget.
+// release returns the memory of messages to the budget. Each message that admit lets in is released
+// once: when what became of it is decided, or with everything that is left, by stop.
 func (r *reader) release(msgs []*Message) { r.fetches.release(msgs) }
 
 // nextBatch returns the next batch and the position after it. The batch is full, or as full as it

@@ -42,9 +42,13 @@ func (e *engine) runWithHooks(work context.Context, p *plan) (o outcome) {
 	hooks := &e.c.cfg.Hooks
 	ctx := begin(work, hooks.AttemptStart, e.batch(p))
 	started := time.Now()
-	prepared, err := e.prepare(ctx, p)
+	handlers := ctx
+	var err error
+	if e.c.cfg.Prepare != nil && p.park == nil {
+		handlers, err = e.prepare(ctx, p)
+	}
 	if err == nil {
-		o = e.transact(prepared, p)
+		o = e.transact(handlers, p)
 	} else {
 		o = e.newOutcome(p)
 		o.err = err
