@@ -36,7 +36,7 @@ func copied(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error
 
 // A handler of batches gets messages in order, each of them new, and its writes take effect once.
 func TestBatchHandlerGetsNewMessagesInOrder(t *testing.T) {
-	for name, h := range map[string]consumer.BatchHandler{"unnest": unnested, "copy": copied} {
+	for name, h := range map[string]consumer.BatchHandlerFunc{"unnest": unnested, "copy": copied} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, 2)
@@ -82,7 +82,7 @@ func TestBatchHandlerGetsNewMessagesInOrder(t *testing.T) {
 // it does not name.
 func TestD1BatchHandlerFails(t *testing.T) {
 	bad := []int64{7, 8, 19, 25}
-	named := func(wrap func(error) error) consumer.BatchHandler {
+	named := func(wrap func(error) error) consumer.BatchHandlerFunc {
 		return func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
 			var errs []error
 			for _, m := range msgs {
@@ -97,7 +97,7 @@ func TestD1BatchHandlerFails(t *testing.T) {
 			return fmt.Errorf("some: %w", errors.Join(errs...))
 		}
 	}
-	among := func(fail func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error) consumer.BatchHandler {
+	among := func(fail func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error) consumer.BatchHandlerFunc {
 		return func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
 			if err := unnested(ctx, tx, msgs); err != nil {
 				return err
@@ -111,7 +111,7 @@ func TestD1BatchHandlerFails(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]struct {
-		h      consumer.BatchHandler
+		h      consumer.BatchHandlerFunc
 		reason string
 	}{
 		"named":     {named(func(err error) error { return err }), "exhausted"},

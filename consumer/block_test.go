@@ -29,7 +29,7 @@ func (r *rig) offsetsInOrder() {
 // D3: under BlockPartition no message is passed over, however often it fails. Other partitions
 // continue meanwhile.
 func TestD3BlockedPartitionWaitsForItsMessage(t *testing.T) {
-	both(t, "fails", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
+	both(t, "fails", func(t *testing.T, start func(*rig, consumer.HandlerFunc, consumer.Config) func()) {
 		r := newRig(t, 2)
 		values := r.numbered(0, 30)
 		values = append(values, r.numbered(1, 30)...)

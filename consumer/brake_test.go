@@ -53,7 +53,7 @@ func TestD7EverythingFails(t *testing.T) {
 		"exhausted": func(err error) error { return err },
 		"permanent": consumer.Permanent,
 	} {
-		both(t, reason, func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
+		both(t, reason, func(t *testing.T, start func(*rig, consumer.HandlerFunc, consumer.Config) func()) {
 			r := newRig(t, 1)
 			values := r.numbered(0, 200)
 			var mended atomic.Bool

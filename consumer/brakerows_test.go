@@ -13,7 +13,7 @@ import (
 var brakeRows = []row{
 	{"handler", "everything fails", func(f *faults) { f.everythingFails(f.start) }},
 	{"handler", "everything fails: batch handler", func(f *faults) {
-		f.everythingFails(func(h consumer.Handler) func() {
+		f.everythingFails(func(h consumer.HandlerFunc) func() {
 			return f.startBatch(func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
 				for _, m := range msgs {
 					if err := h(ctx, consumer.TxFor(tx, m), m); err != nil {
@@ -33,7 +33,7 @@ var brakeRows = []row{
 	}},
 }
 
-func (f *faults) everythingFails(start func(consumer.Handler) func(), adjust ...func(*faults)) {
+func (f *faults) everythingFails(start func(consumer.HandlerFunc) func(), adjust ...func(*faults)) {
 	f.t.Helper()
 	f.begin(1, append(adjust, func(f *faults) { f.cfg.Brake.ProbeInterval, f.mix.Unordered = 20*time.Millisecond, true })...)
 	for i := range 30 {

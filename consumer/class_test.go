@@ -566,7 +566,7 @@ func TestK10WhatHasNoClass(t *testing.T) {
 	} {
 		cfg := testConfig()
 		change(&cfg)
-		if _, err := consumer.New(r.pool, &memlog.Source{Log: r.log, GroupID: "stock"}, queued, cfg); err == nil || !strings.Contains(err.Error(), name) {
+		if _, err := consumer.New(r.pool, &memlog.Source{Log: r.log, GroupID: "stock"}, consumer.HandlerFunc(queued), cfg); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -19,7 +19,7 @@ import (
 // Every fault of a configuration is named at once, with its field and its rule.
 func TestEveryFaultOfAConfigIsNamed(t *testing.T) {
 	t.Parallel()
-	_, err := consumer.New((*pgxpool.Pool)(nil), nil, consumer.Handler(nil), consumer.Config{
+	_, err := consumer.New(nil, nil, consumer.HandlerFunc(nil), consumer.Config{
 		BatchSize: -1, Linger: -time.Second, Backoff: dedupe.Backoff{Min: time.Minute, Max: time.Second}, Timeouts: dedupe.Timeouts{Lock: time.Microsecond},
 	})
 	for _, want := range []string{"pool:", "source:", "handler:", "Config.Scope:", "Config.Key:", "Config.BatchSize:", "Config.Linger:", "Config.Backoff.Max:", "Config.Timeouts.Lock:"} {
@@ -38,7 +38,7 @@ func TestS5ScopeOfAReceiver(t *testing.T) {
 	pool := pgtest.DB(t)
 	src := &memlog.Source{Log: memlog.NewLog("orders", 1), GroupID: "stock"}
 	for scope, want := range map[string]bool{"queue/orders": true, "webhook/stripe": true, "queue": false, "webhooks/x": false} {
-		_, err := consumer.New(pool, src, effect, consumer.Config{Scope: scope, Key: consumer.HeaderKey("id")})
+		_, err := consumer.New(pool, src, consumer.HandlerFunc(effect), consumer.Config{Scope: scope, Key: consumer.HeaderKey("id")})
 		if got := err != nil && strings.Contains(err.Error(), "Config.Scope"); got != want {
 			t.Errorf("scope %q: %v", scope, err)
 		}
@@ -55,12 +55,12 @@ func TestMisbuiltKeyFunctionsAreRefused(t *testing.T) {
 		"name must not be empty": consumer.HeaderKey(""),
 		"":                       consumer.JSONKey("/order/id"),
 	} {
-		_, err := consumer.New(pool, src, effect, consumer.Config{Scope: "stock", Key: key})
+		_, err := consumer.New(pool, src, consumer.HandlerFunc(effect), consumer.Config{Scope: "stock", Key: key})
 		if (want == "") != (err == nil) || (err != nil && !strings.Contains(err.Error(), want)) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	_, err := consumer.New(pool, src, effect, consumer.Config{Scope: "stock", Key: func(m *consumer.Message) (string, error) { return string(m.Headers[3].Value), nil }})
+	_, err := consumer.New(pool, src, consumer.HandlerFunc(effect), consumer.Config{Scope: "stock", Key: func(m *consumer.Message) (string, error) { return string(m.Headers[3].Value), nil }})
 	if err != nil {
 		t.Errorf("a function that does not expect an empty message: %v", err)
 	}
@@ -71,7 +71,7 @@ func TestRunRefusesADatabaseThatDoesNotFit(t *testing.T) {
 	t.Parallel()
 	src := &memlog.Source{Log: memlog.NewLog("orders", 1), GroupID: "stock"}
 	run := func(pool *pgxpool.Pool) error {
-		c, err := consumer.New(pool, src, effect, testConfig())
+		c, err := consumer.New(pool, src, consumer.HandlerFunc(effect), testConfig())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -143,13 +143,13 @@ func sourceTopics(s Source) []string {
 // setFault returns what is wrong with the databases of a consumer.
 func setFault(set *shard.Set, events bool) error {
 	if set == nil {
-		return fmt.Errorf("%w: db: must not be nil", ErrConfig)
+		return fmt.Errorf("%w: set: must not be nil", ErrConfig)
 	}
 	if _, partitions := set.Routes(); !partitions {
-		return fmt.Errorf("%w: db: shard.Config.OfPartition: must not be nil: it names the database of a partition", ErrConfig)
+		return fmt.Errorf("%w: set: shard.Config.OfPartition: must not be nil: it names the database of a partition", ErrConfig)
 	}
 	if events {
-		return fmt.Errorf("%w: db: must be one pool with a source of events: those lie in one database, and are claimed there", ErrConfig)
+		return fmt.Errorf("%w: set: must not be given with a source of events: those lie in one database and are claimed there, so use New", ErrConfig)
 	}
 	return nil
 }

@@ -20,36 +20,18 @@ import (
 	"github.com/onlyonce/onlyonce/shard"
 )
 
-// Handler applies one message. Its writes go through tx, and commit together with the record that
-// the message was processed. If it returns an error, the transaction rolls back, and the consumer
-// tries the message again. If the error is [Permanent] or the attempts are used up, the message is
-// parked. The context ends if the partition must be given up at once.
-//
-// A handler may run more than once for a message, but only one run's transaction commits. Effects
-// outside tx may therefore happen more than once, so enqueue calls through package outbox instead
-// of sending them. Changes that a run makes to m are not visible to the next one.
-type Handler func(ctx context.Context, tx Tx, m *Message) error
-
-// BatchHandler applies a batch of messages in one transaction, for writes of whole sets (unnest,
-// COPY). The messages are in order of offset, and each is new: duplicates are removed before.
-// Otherwise the rules of a [Handler] apply.
-//
-// If it returns an error, the whole batch rolls back. The consumer then divides it until the
-// failing message is alone; return [FailMessage] to name the message at once. Enqueue calls through
-// [For], which names the message that a call is for.
-type BatchHandler func(ctx context.Context, tx Tx, msgs []*Message) error
-
 // Middleware is called around each call of the handler, with the handler's messages: one, or a
 // batch. It must either call next once or return an error; anything else fails the messages. Its
 // writes through tx commit with the handler's.
 type Middleware func(ctx context.Context, tx Tx, msgs []*Message, next func(context.Context) error) error
 
-// Consumer applies the messages of a Source, each once. Make one with [New], and call Run once.
+// Consumer applies the messages of a Source, each once. Make one with [New] or
+// [NewSharded], and call Run once.
 type Consumer struct {
 	pool    *primary.Pool // nil if there are shards: each has its own
 	source  Source
-	handler Handler // exactly one of handler and batch is set
-	batch   BatchHandler
+	handler Handler
+	batch   BatchHandler // the handler, if it takes batches; nil otherwise
 	cfg     Config
 	events  bool // the source is one of events (claimed.Source)
 

@@ -99,7 +99,7 @@ func TestK8ChoiceIsAsked(t *testing.T) {
 		if c.change != nil {
 			c.change(&cfg)
 		}
-		_, err := consumer.New(r.pool, c.source, queued, cfg)
+		_, err := consumer.New(r.pool, c.source, consumer.HandlerFunc(queued), cfg)
 		if c.want == "" && err != nil || c.want != "" && (!errors.Is(err, consumer.ErrConfig) || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}

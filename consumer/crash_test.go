@@ -85,7 +85,7 @@ func mixLog(positionsOnly bool) *memlog.Log {
 	return log
 }
 
-func childRun(db string, src *memlog.Source, h consumer.Handler, tune ...func(*consumer.Config)) error {
+func childRun(db string, src *memlog.Source, h consumer.HandlerFunc, tune ...func(*consumer.Config)) error {
 	pool, err := pgxpool.New(context.Background(), db)
 	if err != nil {
 		return err

@@ -9,7 +9,7 @@
 //		tx.Queue(`update stock set held = held + 1 where sku = $1`, string(m.Value))
 //		return nil
 //	}
-//	c, err := consumer.New(pool, source, handle,
+//	c, err := consumer.New(pool, source, consumer.HandlerFunc(handle),
 //		consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id")})
 //	...
 //	err = c.Run(ctx) // until ctx is done

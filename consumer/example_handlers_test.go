@@ -30,7 +30,7 @@ func ExampleHandler() {
 		tx.Queue(`update stock set held = held + 1 where sku = $1`, string(m.Value))
 		return nil
 	}
-	c, err := consumer.New(pool, &memlog.Source{Log: orders, GroupID: "stock"}, handle, consumer.Config{
+	c, err := consumer.New(pool, &memlog.Source{Log: orders, GroupID: "stock"}, consumer.HandlerFunc(handle), consumer.Config{
 		Scope: "stock",
 		Key:   consumer.HeaderKey("message-id"),
 	})
@@ -46,7 +46,7 @@ func ExampleHandler() {
 
 // A handler of batches: one statement for all messages. It names the message that it cannot apply,
 // which is set aside; the others are applied.
-func ExampleBatchHandler() {
+func ExampleBatchHandlerFunc() {
 	pool, end := exampleDatabase(`create table payments (account text, amount int)`)
 	defer end()
 	payments := memlog.NewLog("payments", 1)
@@ -68,7 +68,7 @@ func ExampleBatchHandler() {
 		tx.Queue(`insert into payments select * from unnest($1::text[], $2::int[])`, accounts, amounts)
 		return nil
 	}
-	c, err := consumer.New(pool, &memlog.Source{Log: payments, GroupID: "ledger"}, handle, consumer.Config{
+	c, err := consumer.New(pool, &memlog.Source{Log: payments, GroupID: "ledger"}, consumer.BatchHandlerFunc(handle), consumer.Config{
 		Scope: "ledger",
 		Key:   consumer.HeaderKey("message-id"),
 	})
@@ -102,7 +102,7 @@ func ExampleFailurePolicy() {
 		tx.Queue(`insert into entries (account, entry) values ($1, $2)`, string(m.Key), string(m.Value))
 		return nil
 	}
-	c, err := consumer.New(pool, &memlog.Source{Log: entries, GroupID: "ledger"}, handle, consumer.Config{
+	c, err := consumer.New(pool, &memlog.Source{Log: entries, GroupID: "ledger"}, consumer.HandlerFunc(handle), consumer.Config{
 		Scope: "ledger",
 		Key:   consumer.HeaderKey("message-id"),
 		// By the record key, unless Config.OrderingKey says otherwise.
@@ -229,7 +229,7 @@ func (s *stage) Errorf(f string, a ...any) { s.Fatalf(f, a...) }
 func (s *stage) Fatal(a ...any)            { panic(fmt.Sprint(a...)) }
 
 // Partitions in several databases: each is whole in one.
-func ExampleNew_shards() {
+func ExampleNewSharded() {
 	consume := func(ctx context.Context, poolA, poolB *pgxpool.Pool, source consumer.Source, handle consumer.Handler) error {
 		shards, err := shard.New(shard.Config{
 			Pools:       map[string]*pgxpool.Pool{"a": poolA, "b": poolB},
@@ -238,7 +238,7 @@ func ExampleNew_shards() {
 		if err != nil {
 			return err
 		}
-		c, err := consumer.New(shards, source, handle, consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id")})
+		c, err := consumer.NewSharded(shards, source, handle, consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id")})
 		if err != nil {
 			return err
 		}

@@ -16,10 +16,10 @@ func ExampleConfig_horizon() {
 	for _, id := range []string{"s-1", "s-2", "s-1"} {
 		shipments.AppendMessage(0, &consumer.Message{Value: []byte(id), Headers: []consumer.Header{{Name: "message-id", Value: []byte(id)}}})
 	}
-	c, err := consumer.New(pool, &memlog.Source{Log: shipments, GroupID: "dispatch"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(pool, &memlog.Source{Log: shipments, GroupID: "dispatch"}, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		_, err := tx.Exec(ctx, `insert into shipments (id) values ($1)`, string(m.Value))
 		return err
-	}, consumer.Config{
+	}), consumer.Config{
 		Scope:   "dispatch",
 		Key:     consumer.HeaderKey("message-id"),
 		Horizon: consumer.HorizonLong,

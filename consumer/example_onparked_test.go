@@ -28,7 +28,7 @@ func ExampleConfig_onParked() {
 	handle := func(context.Context, consumer.Tx, *consumer.Message) error {
 		return consumer.Permanent(errors.New("no such sku"))
 	}
-	c, err := consumer.New(pool, &memlog.Source{Log: orders, GroupID: "stock"}, handle, consumer.Config{
+	c, err := consumer.New(pool, &memlog.Source{Log: orders, GroupID: "stock"}, consumer.HandlerFunc(handle), consumer.Config{
 		Scope:    "stock",
 		Key:      consumer.HeaderKey("message-id"),
 		OnParked: bury,

@@ -42,7 +42,7 @@ func ExampleConfig_prepare() {
 		tx.Queue(`insert into payments values ($1, $2::text::int * $3::int)`, string(m.Key), string(m.Value), rate)
 		return nil
 	}
-	c, err := consumer.New(pool, &memlog.Source{Log: payments, GroupID: "ledger"}, handle, consumer.Config{
+	c, err := consumer.New(pool, &memlog.Source{Log: payments, GroupID: "ledger"}, consumer.HandlerFunc(handle), consumer.Config{
 		Scope:   "ledger",
 		Key:     consumer.HeaderKey("message-id"),
 		Prepare: (&service{}).quote,

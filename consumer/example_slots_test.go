@@ -23,7 +23,7 @@ func ExampleConfig_concurrency() {
 		_, err := tx.Exec(ctx, `insert into entries (account, cents) values ($1, $2::text::int)`, string(m.Key), string(m.Value))
 		return err
 	}
-	c, err := consumer.New(pool, &memlog.Source{Log: payments, GroupID: "ledger"}, handle, consumer.Config{
+	c, err := consumer.New(pool, &memlog.Source{Log: payments, GroupID: "ledger"}, consumer.HandlerFunc(handle), consumer.Config{
 		Scope:       "ledger",
 		Key:         consumer.HeaderKey("message-id"),
 		OrderingKey: func(m *consumer.Message) []byte { return m.Key }, // the default

@@ -63,9 +63,9 @@ func ExampleRouter() {
 				return nil
 			}),
 		},
-		Unknown: consumer.Skip, // by default messages of unknown types are parked
+		Unknown: consumer.HandlerFunc(consumer.Skip), // by default messages of unknown types are parked
 	}
-	c, err := consumer.New(pool, &memlog.Source{Log: orders, GroupID: "stock"}, routes.Handler(), consumer.Config{
+	c, err := consumer.New(pool, &memlog.Source{Log: orders, GroupID: "stock"}, routes, consumer.Config{
 		Scope: "stock",
 		Key:   consumer.HeaderKey("message-id"),
 	})

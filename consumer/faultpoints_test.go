@@ -62,7 +62,7 @@ func playPoints(db string, cfg consumer.Config, pace process.Pace) error {
 			end()
 		}
 	}
-	c, err := consumer.New(pool, tailLater{src, tail}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(pool, tailLater{src, tail}, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		err := scenario.Handle(ctx, tx, m)
 		if err == nil && string(m.Value) == scenario.Drains && drained.CompareAndSwap(false, true) {
 			src.Rebalance()
@@ -70,7 +70,7 @@ func playPoints(db string, cfg consumer.Config, pace process.Pace) error {
 			return ctx.Err()
 		}
 		return err
-	}, cfg)
+	}), cfg)
 	if err != nil {
 		return err
 	}

@@ -419,7 +419,7 @@ var exhausted = map[string]string{scenario.Plain: "exhausted"}
 // misbehaves runs bad as one message's handler, and expects these messages to be parked and no
 // others. Under ordering keys the message is retried from the database, and later ones of its key
 // wait.
-func (f *faults) misbehaves(parked map[string]string, bad consumer.Handler, adjust ...func(*faults)) {
+func (f *faults) misbehaves(parked map[string]string, bad consumer.HandlerFunc, adjust ...func(*faults)) {
 	f.t.Helper()
 	f.begin(1, adjust...)
 	if f.setUp != "" {
@@ -482,7 +482,7 @@ var commitRows = slices.Concat(
 			f.begin(1, positionsOnly, func(f *faults) { f.cfg.DrainTimeout = 20 * time.Millisecond })
 			cancelled := pgtest.Wired(f.t, f.pool, pgx.QueryExecModeCacheStatement, w, hold)
 			ctx, cancel := context.WithCancel(f.t.Context())
-			c, err := consumer.New(cancelled, f.src, f.handle, f.cfg)
+			c, err := consumer.New(cancelled, f.src, consumer.HandlerFunc(f.handle), f.cfg)
 			if err != nil {
 				f.t.Fatal(err)
 			}

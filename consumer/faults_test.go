@@ -117,12 +117,12 @@ func (f *faults) handle(ctx context.Context, tx consumer.Tx, m *consumer.Message
 }
 
 // start consumes, and looks at the invariants meanwhile.
-func (f *faults) start(h consumer.Handler) (stop func()) {
+func (f *faults) start(h consumer.HandlerFunc) (stop func()) {
 	f.t.Helper()
 	return f.startOn(f.src, f.pool, h)
 }
 
-func (f *faults) startOn(src consumer.Source, pool *pgxpool.Pool, h consumer.Handler) (stop func()) {
+func (f *faults) startOn(src consumer.Source, pool *pgxpool.Pool, h consumer.HandlerFunc) (stop func()) {
 	f.t.Helper()
 	f.judgeOffsets(src)
 	stop = f.rig.startOn(src, pool, h, f.cfg)

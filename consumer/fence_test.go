@@ -105,7 +105,7 @@ func TestF2StaleMemberDoesNotRaise(t *testing.T) {
 		}
 		return fmt.Errorf("%w: error 22", source.ErrOwnershipLost)
 	}
-	c, err := consumer.New(r.pool, stale, queued, testConfig())
+	c, err := consumer.New(r.pool, stale, consumer.HandlerFunc(queued), testConfig())
 	if err != nil {
 		t.Fatal(err)
 	}

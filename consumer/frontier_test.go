@@ -65,7 +65,7 @@ func TestK6CopiesBeyondTheHorizon(t *testing.T) {
 	r := newRig(t, 1)
 	cfg := testConfig()
 	cfg.CopiesWithin = 8 * 24 * time.Hour
-	c, err := consumer.New(r.pool, &memlog.Source{Log: r.log, GroupID: "g"}, queued, cfg)
+	c, err := consumer.New(r.pool, &memlog.Source{Log: r.log, GroupID: "g"}, consumer.HandlerFunc(queued), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,7 @@ func TestF15GroupOfAnotherScopeIsNotJoined(t *testing.T) {
 		cancel()
 		return nil
 	}}
-	c, err := consumer.New(r.pool, src, queued, testConfig())
+	c, err := consumer.New(r.pool, src, consumer.HandlerFunc(queued), testConfig())
 	if err != nil {
 		t.Fatal(err)
 	}

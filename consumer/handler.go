@@ -198,7 +198,7 @@ func (e *engine) callMessageHandler(ctx context.Context, tx *guard.Handle, m *Me
 // callDirectly calls the handler of messages. Without middleware it needs no closure.
 func (c *Consumer) callDirectly(ctx context.Context, tx *guard.Handle, m *Message) (err error) {
 	defer panicToError(&err)
-	return probeError(c.handler(ctx, tx, m))
+	return probeError(c.handler.Handle(ctx, tx, m))
 }
 
 // Errors of middleware that would lose the message's effects or apply them twice.
@@ -246,9 +246,9 @@ func (call *middlewareCall) from(ctx context.Context, i int) error {
 		return errNextCalledTwice
 	}
 	if call.m != nil {
-		return call.c.handler(ctx, call.tx, call.m)
+		return call.c.handler.Handle(ctx, call.tx, call.m)
 	}
-	return call.c.batch(ctx, call.tx, call.msgs)
+	return call.c.batch.HandleBatch(ctx, call.tx, call.msgs)
 }
 
 // callApart calls a function of the program in a goroutine of its own, and turns a panic, and the

@@ -15,7 +15,7 @@ import (
 
 // unlike runs bad for the message at offset 7 of 30, and the plain effect for the others. It
 // expects only that message to be parked, for the reason.
-func unlike(t *testing.T, reason string, bad consumer.Handler) *rig {
+func unlike(t *testing.T, reason string, bad consumer.HandlerFunc) *rig {
 	t.Helper()
 	r := newRig(t, 1)
 	values := r.numbered(0, 30)

@@ -29,7 +29,7 @@ func impatient() consumer.Config {
 // D1: a handler that exceeds its time counts against its message only. A statement under way is cut
 // off.
 func TestD1DeadlineIsHeldAgainstItsMessage(t *testing.T) {
-	for name, late := range map[string]consumer.Handler{
+	for name, late := range map[string]consumer.HandlerFunc{
 		"waits": func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			_ = effect(ctx, tx, m)
 			<-ctx.Done()
@@ -83,7 +83,7 @@ func TestD1DeadlineIsHeldAgainstItsMessage(t *testing.T) {
 // D1: all handlers of a transaction together, and a call of a batch handler, have
 // Config.BatchTimeout.
 func TestD1BatchTimeout(t *testing.T) {
-	both(t, "late", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
+	both(t, "late", func(t *testing.T, start func(*rig, consumer.HandlerFunc, consumer.Config) func()) {
 		r := newRig(t, 1)
 		values := r.numbered(0, 30)
 		cfg := impatient()
@@ -141,7 +141,7 @@ func blockForEver(release <-chan struct{}) { <-release }
 // D1, D2: a handler that hangs is abandoned. Its transaction is rolled back and its connection
 // given up, the batch continues on another one, and only its message is parked in the end.
 func TestD1HandlerHangs(t *testing.T) {
-	both(t, "one", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
+	both(t, "one", func(t *testing.T, start func(*rig, consumer.HandlerFunc, consumer.Config) func()) {
 		r := newRig(t, 1)
 		cfg := r.pool.Config().Copy()
 		cfg.MaxConns = 2 // a place that is not given back is missed
@@ -235,11 +235,11 @@ func TestStuckHandlerIsTold(t *testing.T) {
 			var once sync.Once
 			cfg := impatient()
 			cfg.Hooks = r.hooks(cfg.Hooks)
-			c, err := consumer.New(r.pool, r.src, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			c, err := consumer.New(r.pool, r.src, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				// The first call hangs, later ones do not.
 				once.Do(func() { defer close(gone); <-release })
 				return effect(ctx, tx, m)
-			}, cfg)
+			}), cfg)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -286,11 +286,11 @@ func TestDrainLeavesAHungHandler(t *testing.T) {
 	cfg.DrainTimeout, cfg.HangTimeout = 100*time.Millisecond, 100*time.Millisecond
 	cfg.Hooks = r.hooks(cfg.Hooks)
 	var once sync.Once
-	c, err := consumer.New(r.pool, r.src, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(r.pool, r.src, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		once.Do(func() { close(entered) })
 		<-release
 		return effect(ctx, tx, m)
-	}, cfg)
+	}), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -318,7 +318,7 @@ func TestDrainLeavesAHungHandler(t *testing.T) {
 
 // Goexit, which FailNow of a test in the handler calls, is an error like another.
 func TestGoexitIsAnError(t *testing.T) {
-	both(t, "goexit", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
+	both(t, "goexit", func(t *testing.T, start func(*rig, consumer.HandlerFunc, consumer.Config) func()) {
 		r := newRig(t, 1)
 		values := r.numbered(0, 30)
 		stop := start(r, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {

@@ -121,19 +121,19 @@ func id(v string) consumer.Header { return consumer.Header{Name: "message-id", V
 
 // start runs a consumer on the rig's log until stop is called; stop fails the test if Run did not
 // end well.
-func (r *rig) start(h consumer.Handler, cfg consumer.Config) (stop func()) {
+func (r *rig) start(h consumer.HandlerFunc, cfg consumer.Config) (stop func()) {
 	return r.startOn(r.src, r.pool, h, cfg)
 }
 
-func (r *rig) startOn(src consumer.Source, pool *pgxpool.Pool, h consumer.Handler, cfg consumer.Config) (stop func()) {
+func (r *rig) startOn(src consumer.Source, pool *pgxpool.Pool, h consumer.HandlerFunc, cfg consumer.Config) (stop func()) {
 	r.t.Helper()
 	cfg.Hooks = r.hooks(cfg.Hooks)
-	c, err := consumer.New(pool, src, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(pool, src, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		r.mu.Lock()
 		r.seen = append(r.seen, string(m.Value))
 		r.mu.Unlock()
 		return h(ctx, tx, m)
-	}, cfg)
+	}), cfg)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -141,7 +141,7 @@ func (r *rig) startOn(src consumer.Source, pool *pgxpool.Pool, h consumer.Handle
 }
 
 // startBatch is start for a handler of batches.
-func (r *rig) startBatch(h consumer.BatchHandler, cfg consumer.Config) (stop func()) {
+func (r *rig) startBatch(h consumer.BatchHandlerFunc, cfg consumer.Config) (stop func()) {
 	r.t.Helper()
 	cfg.Hooks = r.hooks(cfg.Hooks)
 	c, err := consumer.New(r.pool, r.src, h, cfg)

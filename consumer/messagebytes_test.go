@@ -11,7 +11,7 @@ import (
 )
 
 // changers change their message in ways that Handler forbids, and apply what is left of it.
-var changers = map[string]consumer.Handler{
+var changers = map[string]consumer.HandlerFunc{
 	"fields": func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		m.Value = m.Value[5:] // a schema registry's prefix
 		err := effect(ctx, tx, m)
@@ -39,7 +39,7 @@ func TestD6HandlerThatChangesItsMessage(t *testing.T) {
 		for _, policy := range []consumer.FailurePolicy{consumer.ParkMessage, consumer.ParkOrderingKey} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				both(t, "one", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
+				both(t, "one", func(t *testing.T, start func(*rig, consumer.HandlerFunc, consumer.Config) func()) {
 					r := newRig(t, 1)
 					cfg := testConfig()
 					cfg.OnFailure = policy

@@ -11,15 +11,15 @@ import (
 )
 
 // both runs a test with a message handler and with a batch handler that do the same.
-func both(t *testing.T, name string, test func(t *testing.T, start func(r *rig, h consumer.Handler, cfg consumer.Config) (stop func()))) {
+func both(t *testing.T, name string, test func(t *testing.T, start func(r *rig, h consumer.HandlerFunc, cfg consumer.Config) (stop func()))) {
 	t.Helper()
 	t.Run(name+" around messages", func(t *testing.T) {
 		t.Parallel()
-		test(t, func(r *rig, h consumer.Handler, cfg consumer.Config) func() { return r.start(h, cfg) })
+		test(t, func(r *rig, h consumer.HandlerFunc, cfg consumer.Config) func() { return r.start(h, cfg) })
 	})
 	t.Run(name+" around batches", func(t *testing.T) {
 		t.Parallel()
-		test(t, func(r *rig, h consumer.Handler, cfg consumer.Config) func() {
+		test(t, func(r *rig, h consumer.HandlerFunc, cfg consumer.Config) func() {
 			return r.startBatch(func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
 				for _, m := range msgs {
 					if err := h(ctx, tx, m); err != nil {
@@ -48,7 +48,7 @@ func TestMiddleware(t *testing.T) {
 			return next(context.WithValue(ctx, ctxKey("way"), way+name))
 		}
 	}
-	both(t, "order", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
+	both(t, "order", func(t *testing.T, start func(*rig, consumer.HandlerFunc, consumer.Config) func()) {
 		r := newRig(t, 1)
 		values := r.numbered(0, 3)
 		var mu sync.Mutex
@@ -94,7 +94,7 @@ func TestMiddleware(t *testing.T) {
 			return errBoom
 		},
 	} {
-		both(t, name, func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
+		both(t, name, func(t *testing.T, start func(*rig, consumer.HandlerFunc, consumer.Config) func()) {
 			r := newRig(t, 1)
 			values := r.numbered(0, 30)
 			cfg := testConfig()

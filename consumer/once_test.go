@@ -9,7 +9,7 @@ import (
 
 // T2, T8: copies at other offsets and in another partition, with handlers that wait and that queue.
 func TestEveryMessageTakesEffectOnce(t *testing.T) {
-	for name, h := range map[string]consumer.Handler{"waiting": effect, "queued": queued} {
+	for name, h := range map[string]consumer.HandlerFunc{"waiting": effect, "queued": queued} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, 2)

@@ -54,7 +54,7 @@ func (r *rig) buriedOnce(want string) {
 // parked or passed over, and the partition says why.
 func TestD3OnParked(t *testing.T) {
 	t.Parallel()
-	both(t, "one", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
+	both(t, "one", func(t *testing.T, start func(*rig, consumer.HandlerFunc, consumer.Config) func()) {
 		r := newRig(t, 1)
 		r.log.Append(0, "a", id("a"))
 		r.log.Append(0, "bad", id("bad"))

@@ -28,7 +28,7 @@ var unnamed = []string{"exec", "cache_describe"}
 // claiming first.
 func TestPgBouncerEveryMessageTakesEffectOnce(t *testing.T) {
 	for _, mode := range unnamed {
-		for name, h := range map[string]consumer.Handler{"waiting": effect, "queued": queued} {
+		for name, h := range map[string]consumer.HandlerFunc{"waiting": effect, "queued": queued} {
 			t.Run(mode+" "+name, func(t *testing.T) {
 				t.Parallel()
 				const partitions, each = 16, 40

@@ -11,7 +11,7 @@ import (
 // the handlers ask for no calls, nothing is noted.
 func TestO1KeysAreNotedInPortions(t *testing.T) {
 	const batches, size = 60, 1024
-	for name, h := range map[string]consumer.Handler{"calls": calling, "no calls": queued} {
+	for name, h := range map[string]consumer.HandlerFunc{"calls": calling, "no calls": queued} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r, stop := calledFor(t, testConfig())

@@ -19,7 +19,7 @@ type priceKey struct{}
 func TestT10Prepare(t *testing.T) {
 	t.Parallel()
 	for _, slots := range []int{1, 3} {
-		both(t, fmt.Sprint(slots), func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
+		both(t, fmt.Sprint(slots), func(t *testing.T, start func(*rig, consumer.HandlerFunc, consumer.Config) func()) {
 			r := newRig(t, 1)
 			for _, v := range []string{"a", "bad", "b", "panics", "a", "far", "late", "c"} { // "a" twice: a copy
 				r.log.Append(0, v, id(v))

@@ -43,7 +43,7 @@ func TestS3PresentFaults(t *testing.T) {
 		}
 		return effect(ctx, tx, m)
 	}
-	c, err := consumer.New(r.pool, src, handle, cfg)
+	c, err := consumer.New(r.pool, src, consumer.HandlerFunc(handle), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,11 +34,11 @@ func TestReady(t *testing.T) {
 	src := &joining{Source: r.src}
 	entered, resume := make(chan struct{}), make(chan struct{})
 	cfg := testConfig()
-	c, err := consumer.New(r.pool, src, func(context.Context, consumer.Tx, *consumer.Message) error {
+	c, err := consumer.New(r.pool, src, consumer.HandlerFunc(func(context.Context, consumer.Tx, *consumer.Message) error {
 		close(entered)
 		<-resume
 		return nil
-	}, cfg)
+	}), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -104,7 +104,7 @@ func TestD1HandlerEndsItsOwnContext(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for _, ids := range []bool{true, false} {
-				both(t, fmt.Sprintf("ids %t", ids), func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
+				both(t, fmt.Sprintf("ids %t", ids), func(t *testing.T, start func(*rig, consumer.HandlerFunc, consumer.Config) func()) {
 					r := newRig(t, 1)
 					values := r.numbered(0, 5)
 					cfg := testConfig()
@@ -141,7 +141,7 @@ func TestD1RefusedMessageHaltsItsPartition(t *testing.T) {
 	for _, state := range []string{"40001", "40P01", "55P03", "53200", "57P01", "unavailable"} {
 		t.Run(state, func(t *testing.T) {
 			t.Parallel()
-			both(t, "one", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
+			both(t, "one", func(t *testing.T, start func(*rig, consumer.HandlerFunc, consumer.Config) func()) {
 				r := newRig(t, 1)
 				values := r.numbered(0, 5)
 				cfg := testConfig()

@@ -4,18 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
-// Router calls a handler for each type of message:
+// Router is a [Handler] that calls another one for each type of message:
 //
 //	routes := consumer.Router{
 //		By: consumer.HeaderKey("event-type"),
-//		Handlers: map[string]consumer.Handler{
+//		Handlers: map[string]consumer.HandlerFunc{
 //			"order.placed":   consumer.Decode(consumer.JSON, placed),
 //			"order.canceled": consumer.Decode(consumer.JSON, canceled),
 //		},
 //	}
-//	c, err := consumer.New(pool, source, routes.Handler(), cfg)
+//	c, err := consumer.New(pool, source, routes, cfg)
+//
+// [New] reports a field that is missing. Do not change the map while messages are handled.
 type Router struct {
 	// By returns the type of a message: [HeaderKey], [JSONKey], or a function of yours, for example
 	// of the topic. If it returns an error, the message counts as one of an
@@ -30,41 +36,42 @@ type Router struct {
 	Unknown Handler
 }
 
-// Skip is a Handler without effects: the message counts as applied. See Router.Unknown.
+// Skip is a [HandlerFunc] without effects: the message counts as applied. See Router.Unknown.
 func Skip(context.Context, Tx, *Message) error { return nil }
 
-// Handler returns the router as a handler. It panics if a required field is not set, because that
-// is a fault of the program. Later changes of the router's fields have no effect on it.
-func (r Router) Handler() Handler {
+// Validate returns an error for each field that is missing or wrong.
+func (r Router) Validate() error {
+	l := fields.List{Struct: "Router"}
 	if r.By == nil {
-		panic("consumer: Router.By: must not be nil")
-	}
-	if err := keyFuncFault(r.By); err != nil {
-		panic(fmt.Sprintf("consumer: Router.By: %v", err))
+		l.Add("By", "must not be nil")
+	} else if err := keyFuncFault(r.By); err != nil {
+		l.Add("By", "%w", err)
 	}
 	if len(r.Handlers) == 0 {
-		panic("consumer: Router.Handlers: must not be empty")
+		l.Add("Handlers", "must not be empty")
 	}
-	handlers := make(map[string]Handler, len(r.Handlers))
-	for name, h := range r.Handlers {
-		if h == nil {
-			panic(fmt.Sprintf("consumer: Router.Handlers[%q]: must not be nil", name))
+	for _, name := range slices.Sorted(maps.Keys(r.Handlers)) {
+		l.Part(fmt.Sprintf("Handlers[%q]", name), r.Handlers[name])
+	}
+	if r.Unknown != nil {
+		l.Part("Unknown", r.Unknown)
+	}
+	return l.Err()
+}
+
+// Handle calls the handler of the message's type.
+func (r Router) Handle(ctx context.Context, tx Tx, m *Message) error {
+	name, err := r.By(m)
+	switch h := r.Handlers[name]; {
+	case err == nil && h != nil:
+		return h.Handle(ctx, tx, m)
+	case r.Unknown != nil:
+		return r.Unknown.Handle(ctx, tx, m)
+	case err != nil:
+		if wrapped, is := err.(interface{ Unwrap() []error }); is && errors.Is(err, ErrNoKey) { //nolint:errorlint // of noKey
+			err = wrapped.Unwrap()[1] // what is missing is no id here
 		}
-		handlers[name] = h
+		return Permanent(fmt.Errorf("the message's type: %w", err))
 	}
-	return func(ctx context.Context, tx Tx, m *Message) error {
-		name, err := r.By(m)
-		switch h := handlers[name]; {
-		case err == nil && h != nil:
-			return h(ctx, tx, m)
-		case r.Unknown != nil:
-			return r.Unknown(ctx, tx, m)
-		case err != nil:
-			if wrapped, is := err.(interface{ Unwrap() []error }); is && errors.Is(err, ErrNoKey) { //nolint:errorlint // of noKey
-				err = wrapped.Unwrap()[1] // what is missing is no id here
-			}
-			return Permanent(fmt.Errorf("the message's type: %w", err))
-		}
-		return Permanent(fmt.Errorf("the message's type %.100q has no handler in Router.Handlers", name))
-	}
+	return Permanent(fmt.Errorf("the message's type %.100q has no handler in Router.Handlers", name))
 }

@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/claimed"
+	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/internal/primary"
@@ -19,66 +19,63 @@ import (
 	"github.com/onlyonce/onlyonce/shard"
 )
 
-// AnyHandler is a [Handler], or a [BatchHandler].
-type AnyHandler interface {
-	~func(context.Context, Tx, *Message) error | ~func(context.Context, Tx, []*Message) error
-}
-
-// either returns a handler as the one type or as the other, also if it is of a type of the user's
-// own.
-func either[H AnyHandler](handler H) (Handler, BatchHandler) {
-	v := reflect.ValueOf(handler)
-	if single := reflect.TypeFor[Handler](); v.CanConvert(single) {
-		return v.Convert(single).Interface().(Handler), nil
-	}
-	return nil, v.Convert(reflect.TypeFor[BatchHandler]()).Interface().(BatchHandler)
-}
-
-// New makes a Consumer. The handler is a function of one message ([Handler]) or of a batch
-// ([BatchHandler]). db is where its effects live: a *pgxpool.Pool, or a *[shard.Set] of several
-// databases, each with the effects of its own partitions. New checks everything it can without a
-// server, and returns all faults at once, each naming its field.
+// New makes a Consumer whose effects live in the pool's database. The handler is for example a
+// [HandlerFunc], or a [BatchHandlerFunc]. New checks everything it can without a server, and
+// returns all faults at once, each naming its field.
 //
 // The pool needs one connection for each partition that this process works on at the same time, one
 // more for each partition whose parked messages are retried meanwhile, and two for background work
 // (rotation and filters of the inbox).
-func New[D shard.Databases, H AnyHandler](db D, source Source, handler H, cfg Config) (*Consumer, error) {
-	c := &Consumer{source: source, cfg: cfg}
-	c.handler, c.batch = either(handler)
-	pool, _ := any(db).(*pgxpool.Pool)
-	set, sharded := any(db).(*shard.Set)
-	return c.made(pool, set, sharded)
+func New(pool *pgxpool.Pool, source Source, handler Handler, cfg Config) (*Consumer, error) {
+	c := newConsumer(source, handler, cfg)
+	if err := c.complete(pool, primary.CheckPool(ErrConfig, pool)); err != nil {
+		return nil, err
+	}
+	c.setPool(pool)
+	return c, nil
 }
 
-// made checks and completes a Consumer.
-func (c *Consumer) made(pool *pgxpool.Pool, set *shard.Set, sharded bool) (*Consumer, error) {
+// NewSharded is [New] for several databases, each with the effects of its own partitions. Each
+// pool needs the connections that New names.
+func NewSharded(set *shard.Set, source Source, handler Handler, cfg Config) (*Consumer, error) {
+	c := newConsumer(source, handler, cfg)
+	if err := c.complete(nil, setFault(set, c.events)); err != nil {
+		return nil, err
+	}
+	c.makeShards(set)
+	return c, nil
+}
+
+// newConsumer makes a Consumer that is neither checked nor complete.
+func newConsumer(source Source, handler Handler, cfg Config) *Consumer {
+	c := &Consumer{source: source, handler: handler, cfg: cfg}
+	c.batch, _ = handler.(BatchHandler)
+	_, c.events = source.(claimed.Source)
+	return c
+}
+
+// complete checks a Consumer and completes all but its databases, of which fault is the fault. The
+// pool is nil if there are several.
+func (c *Consumer) complete(pool *pgxpool.Pool, fault error) error {
 	source := c.source
-	events, isEvents := source.(claimed.Source)
-	c.events = isEvents
 	faults := []error{c.cfg.faults(c.events)}
 	if _, rehearses := source.(claimed.Rehearsal); !c.events && !rehearses {
 		faults = append(faults, c.cfg.scopeFault())
 	}
-	if sharded {
-		faults = append(faults, setFault(set, c.events))
-	} else {
-		faults = append(faults, primary.CheckPool(ErrConfig, pool))
-	}
-	faults = append(faults, c.cfg.copiesFault(c.events, sourceTopics(source)))
+	faults = append(faults, fault, c.cfg.copiesFault(c.events, sourceTopics(source)))
 	if source == nil {
 		faults = append(faults, fmt.Errorf("%w: source: must not be nil", ErrConfig))
 	} else if v, ok := source.(SourceValidate); ok {
 		faults = append(faults, v.Validate())
 	}
-	if c.handler == nil && c.batch == nil {
-		faults = append(faults, fmt.Errorf("%w: handler: must not be nil", ErrConfig))
+	given := fields.List{Sentinel: ErrConfig}
+	given.Part("handler", c.handler)
+	if err := errors.Join(append(faults, given.Err())...); err != nil {
+		return err
 	}
-	if err := errors.Join(faults...); err != nil {
-		return nil, err
-	}
-	if c.events {
+	if events, ok := source.(claimed.Source); ok {
 		if err := events.ServeScope(c.cfg.Scope, claimed.Mark{}); err != nil {
-			return nil, fmt.Errorf("%w: source: %w", ErrConfig, err)
+			return fmt.Errorf("%w: source: %w", ErrConfig, err)
 		}
 	}
 	c.cfg.Logger = process.Logger(pool, c.cfg.Logger)
@@ -86,12 +83,7 @@ func (c *Consumer) made(pool *pgxpool.Pool, set *shard.Set, sharded bool) (*Cons
 	c.cfg.Hooks = c.cfg.Hooks.guarded(c.cfg.Logger)
 	c.shared = &shared{}
 	c.budget.Limit = int64(c.cfg.PrefetchBytes)
-	if sharded {
-		c.makeShards(set)
-	} else {
-		c.setPool(pool)
-	}
-	return c, nil
+	return nil
 }
 
 // setPool sets the database, and what is made for it.

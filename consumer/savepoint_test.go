@@ -14,7 +14,7 @@ import (
 // A violation that a handler expects is forgiven in a savepoint, and its message applied with the
 // others of its batch.
 func TestSavepointForgivesAViolation(t *testing.T) {
-	both(t, "violation", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
+	both(t, "violation", func(t *testing.T, start func(*rig, consumer.HandlerFunc, consumer.Config) func()) {
 		r := newRig(t, 1)
 		r.exec(`create table once (sku text primary key)`)
 		values := r.numbered(0, 30)

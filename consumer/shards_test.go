@@ -55,10 +55,10 @@ func (r *shardRig) sharded(shards *shard.Set, cfg consumer.Config) (stop func())
 	return r.shardedOn(&memlog.Source{Log: r.log, GroupID: "stock"}, shards, queued, cfg)
 }
 
-func (r *shardRig) shardedOn(src consumer.Source, shards *shard.Set, h consumer.Handler, cfg consumer.Config) (stop func()) {
+func (r *shardRig) shardedOn(src consumer.Source, shards *shard.Set, h consumer.HandlerFunc, cfg consumer.Config) (stop func()) {
 	r.t.Helper()
 	cfg.Hooks = r.hooks(cfg.Hooks)
-	c, err := consumer.New(shards, src, h, cfg)
+	c, err := consumer.NewSharded(shards, src, h, cfg)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -111,14 +111,14 @@ func TestShardsAreChecked(t *testing.T) {
 	for name, c := range map[string]struct {
 		set    *shard.Set
 		source consumer.Source
-		h      consumer.BatchHandler
+		h      consumer.BatchHandlerFunc
 		want   []string
 	}{
-		"no set":         {nil, src, nil, []string{"db: must not be nil", "handler: must not be nil"}},
-		"for partitions": {places, src, nil, []string{"db: shard.Config.OfPartition: must not be nil"}},
-		"events":         {partitions, events{src}, nil, []string{"db: must be one pool with a source of events"}},
+		"no set":         {nil, src, nil, []string{"set: must not be nil", "handler: must not be nil"}},
+		"for partitions": {places, src, nil, []string{"set: shard.Config.OfPartition: must not be nil"}},
+		"events":         {partitions, events{src}, nil, []string{"set: must not be given with a source of events"}},
 	} {
-		_, err := consumer.New(c.set, c.source, c.h, consumer.Config{})
+		_, err := consumer.NewSharded(c.set, c.source, c.h, consumer.Config{})
 		for _, want := range append(c.want, "Config.Scope: must not be empty") {
 			if !errors.Is(err, consumer.ErrConfig) || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: nothing says %q in:\n%v", name, want, err)
@@ -276,7 +276,7 @@ func TestF12TwoMapsAtOnce(t *testing.T) {
 			src.OnCommit = func(int32, int64) error { arrived(); both.Wait(); return nil }
 			mine := cfg
 			mine.Hooks.Halted = func(*consumer.HaltError) { arrived(); halted <- struct{}{} }
-			built, err := consumer.New(shards, src, queued, mine)
+			built, err := consumer.NewSharded(shards, src, consumer.HandlerFunc(queued), mine)
 			if err != nil {
 				t.Fatal(err)
 			}

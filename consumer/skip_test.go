@@ -4,8 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
@@ -67,7 +65,7 @@ func TestSkipTombstonesOfAnotherKey(t *testing.T) {
 		"HeaderKey: the header's name":              consumer.SkipTombstones(consumer.HeaderKey("")),
 		"Config.TooOld: is not set, and Key is one": consumer.SkipTombstones(consumer.TimedIDKey(consumer.HeaderKey("id"))),
 	} {
-		_, err := consumer.New((*pgxpool.Pool)(nil), nil, consumer.Handler(queued), consumer.Config{Scope: "stock", Key: key})
+		_, err := consumer.New(nil, nil, consumer.HandlerFunc(queued), consumer.Config{Scope: "stock", Key: key})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}

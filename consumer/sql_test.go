@@ -61,7 +61,7 @@ returning id, (select epoch from l)`, nonce).Scan(&id, &epoch)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := New(pool, noSource{}, func(context.Context, Tx, *Message) error { return nil }, Config{Scope: "stock", PositionsOnly: true})
+	c, err := New(pool, noSource{}, HandlerFunc(func(context.Context, Tx, *Message) error { return nil }), Config{Scope: "stock", PositionsOnly: true})
 	if err != nil {
 		t.Fatal(err)
 	}

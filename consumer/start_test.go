@@ -96,7 +96,7 @@ func TestF3StartOfATopicThatIsNotCounted(t *testing.T) {
 	r.numbered(0, 5)
 	cfg := testConfig()
 	cfg.Start, cfg.Timeouts.Statement = consumer.Latest(), time.Second
-	c, err := consumer.New(r.pool, uncounted{r.src}, effect, cfg)
+	c, err := consumer.New(r.pool, uncounted{r.src}, consumer.HandlerFunc(effect), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,12 +21,12 @@ import (
 )
 
 // watched runs a consumer whose Status and pauses a test uses.
-func (r *rig) watched(h consumer.Handler, cfg consumer.Config) (c *consumer.Consumer, stop func()) {
+func (r *rig) watched(h consumer.HandlerFunc, cfg consumer.Config) (c *consumer.Consumer, stop func()) {
 	r.t.Helper()
 	return r.watchedOn(r.src, h, cfg)
 }
 
-func (r *rig) watchedOn(src consumer.Source, h consumer.Handler, cfg consumer.Config) (c *consumer.Consumer, stop func()) {
+func (r *rig) watchedOn(src consumer.Source, h consumer.HandlerFunc, cfg consumer.Config) (c *consumer.Consumer, stop func()) {
 	r.t.Helper()
 	cfg.Hooks = r.hooks(cfg.Hooks)
 	c, err := consumer.New(r.pool, src, h, cfg)

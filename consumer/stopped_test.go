@@ -21,7 +21,7 @@ func TestConsumerIsStoppedWhileItStarts(t *testing.T) {
 	stop()
 	r.log.SetCommitted("stock", 0, 3, names.Mark("other", 3)) // so the database is asked whose the group is
 	pgtest.StopsAnywhere(t, patience, r.pool, func(ctx context.Context, pool *pgxpool.Pool) error {
-		c, err := consumer.New(pool, r.src, effect, testConfig())
+		c, err := consumer.New(pool, r.src, consumer.HandlerFunc(effect), testConfig())
 		if err != nil {
 			return err
 		}

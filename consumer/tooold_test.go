@@ -318,7 +318,7 @@ func TestK9ChoiceIsRequired(t *testing.T) {
 		r := newRig(t, 1)
 		cfg := testConfig()
 		change(&cfg)
-		if _, err := consumer.New(r.pool, r.src, queued, cfg); !errors.Is(err, consumer.ErrConfig) || !strings.Contains(err.Error(), want) {
+		if _, err := consumer.New(r.pool, r.src, consumer.HandlerFunc(queued), cfg); !errors.Is(err, consumer.ErrConfig) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}

@@ -122,7 +122,7 @@ func TestDecodeBatch(t *testing.T) {
 // is parked or counted. A message that its codec refuses is parked meanwhile as before.
 func TestD1CodecThatIsUnavailable(t *testing.T) {
 	t.Parallel()
-	both(t, "one", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
+	both(t, "one", func(t *testing.T, start func(*rig, consumer.HandlerFunc, consumer.Config) func()) {
 		r := newRig(t, 1)
 		for i, v := range []string{"a", "bad", "far", "b"} {
 			r.log.Append(0, v, id(fmt.Sprint("m", i)))
@@ -165,7 +165,7 @@ func TestD1CodecThatIsUnavailable(t *testing.T) {
 func TestRouterUnknownTypes(t *testing.T) {
 	t.Parallel()
 	var got string
-	as := func(name string) consumer.Handler {
+	as := func(name string) consumer.HandlerFunc {
 		return func(context.Context, consumer.Tx, *consumer.Message) error { got = name; return nil }
 	}
 	header := func(values ...string) *consumer.Message {
@@ -191,12 +191,12 @@ func TestRouterUnknownTypes(t *testing.T) {
 		{"missing", consumer.HeaderKey("type"), nil, header(), "", `the message's type: header "type" is missing`},
 		{"two", consumer.HeaderKey("type"), nil, header("placed", "orders"), "", "twice"},
 		{"no member", consumer.JSONKey("/type"), nil, header(), "", `no member "type"`},
-		{"skipped", consumer.HeaderKey("type"), consumer.Skip, header("other"), "", ""},
-		{"skipped without a type", consumer.HeaderKey("type"), consumer.Skip, header(), "", ""},
+		{"skipped", consumer.HeaderKey("type"), consumer.HandlerFunc(consumer.Skip), header("other"), "", ""},
+		{"skipped without a type", consumer.HeaderKey("type"), consumer.HandlerFunc(consumer.Skip), header(), "", ""},
 		{"others", consumer.HeaderKey("type"), as("others"), header("other"), "others", ""},
 	} {
 		got = ""
-		err := consumer.Router{By: c.by, Handlers: handlers, Unknown: c.unknown}.Handler()(t.Context(), nil, c.m)
+		err := consumer.Router{By: c.by, Handlers: handlers, Unknown: c.unknown}.Handle(t.Context(), nil, c.m)
 		switch {
 		case got != c.want:
 			t.Errorf("%s: handled as %q, want %q", c.name, got, c.want)
@@ -208,24 +208,31 @@ func TestRouterUnknownTypes(t *testing.T) {
 
 func byTopic(m *consumer.Message) (string, error) { return m.Topic, nil }
 
-// A router that is built wrongly panics with the field's name.
+// New returns each fault of a router, with the field's name.
 func TestRouterFaults(t *testing.T) {
 	t.Parallel()
-	for want, build := range map[string]func(){
-		"Router.By: must not be nil":         func() { consumer.Router{}.Handler() },
-		"Router.Handlers: must not be empty": func() { consumer.Router{By: byTopic}.Handler() },
-		`Router.Handlers["a"]: must not be nil`: func() {
-			consumer.Router{By: byTopic, Handlers: map[string]consumer.Handler{"a": nil}}.Handler()
-		},
-		`must begin with '/'`: func() { consumer.Router{By: consumer.JSONKey("type")}.Handler() },
+	sound := map[string]consumer.Handler{"a": consumer.HandlerFunc(effect)}
+	for want, r := range map[string]consumer.Router{
+		"handler: Router.By: must not be nil":    {},
+		"Router.Handlers: must not be empty":     {By: byTopic},
+		`Router.Handlers["a"]: must not be nil`:  {By: byTopic, Handlers: map[string]consumer.Handler{"a": nil}},
+		`Router.Handlers["b"]: must not be nil`:  {By: byTopic, Handlers: map[string]consumer.Handler{"b": consumer.HandlerFunc(nil)}},
+		`Router.Handlers["c"]: Router.By: must`:  {By: byTopic, Handlers: map[string]consumer.Handler{"c": consumer.Router{}}},
+		"Router.Unknown: must not be nil":        {By: byTopic, Handlers: sound, Unknown: consumer.HandlerFunc(nil)},
+		"must begin with '/'":                    {By: consumer.JSONKey("type"), Handlers: sound},
+		"handler: Unsealed: Router.By: must not": {},
 	} {
-		func() {
-			defer func() {
-				if got, _ := recover().(string); !strings.Contains(got, want) {
-					t.Errorf("panic %q, want %q", got, want)
-				}
-			}()
-			build()
-		}()
+		var h consumer.Handler = r
+		if strings.Contains(want, "Unsealed") {
+			h = consumer.Unsealed(r, nil)
+		}
+		_, err := consumer.New(nil, nil, h, consumer.Config{})
+		if !errors.Is(err, consumer.ErrConfig) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	_, err := consumer.New(nil, nil, consumer.Router{By: byTopic, Handlers: sound}, consumer.Config{})
+	if err == nil || strings.Contains(err.Error(), "handler") {
+		t.Errorf("a sound router: %v", err)
 	}
 }

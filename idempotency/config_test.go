@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/onlyonce/onlyonce/idempotency"
 )
 
@@ -24,7 +22,7 @@ func TestConfigOfACache(t *testing.T) {
 		{none, []string{"Config.CacheTTL: must be 0 without a Cache, and so must CacheTimeout"}},
 		{bounds, []string{"Config.Cache: needs a Sealer", "Config.CacheTTL: is 1ms: must be from 1s to 24h0m0s", "Config.CacheTimeout: is 1m0s: must be from 1ms to 10s"}},
 	} {
-		_, err := idempotency.New[*pgxpool.Pool](nil, c.cfg)
+		_, err := idempotency.New(nil, c.cfg)
 		if !errors.Is(err, idempotency.ErrConfig) {
 			t.Fatal(err)
 		}

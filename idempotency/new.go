@@ -19,24 +19,9 @@ import (
 // New checks the configuration without connecting. If it is wrong, the error lists every fault,
 // each with its field, and wraps [ErrConfig].
 //
-// With a [shard.Set] the layer serves a request in the database of its tenant: its record, the
-// handler's writes ([TxOf]) and the calls that it enqueues are there, and commit together. The
-// set's function gets Scope.Tenant as the place. A request gets 503 without effect if its tenant is
-// moving, or if the function names a database where the tenant does not live. The first request of
-// a new tenant queries all databases, and gets 503 while one of them is down.
-//
-// Each pool needs one connection for each concurrent handler in transactional mode, and one more to
+// The pool needs one connection for each concurrent handler in transactional mode, and one more to
 // look up records. In lease mode the layer renews its leases on one connection beside the pool.
-func New[D shard.Databases](db D, cfg Config) (*Layer, error) {
-	if set, ok := any(db).(*shard.Set); ok {
-		return newSharded(set, cfg)
-	}
-	pool, _ := any(db).(*pgxpool.Pool)
-	return newLayer(pool, cfg)
-}
-
-// newLayer makes the layer of one database.
-func newLayer(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
+func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 	cfg.Logger = process.Logger(pool, cfg.Logger)
 	cfg, err := cfg.withDefaults()
 	if err = errors.Join(err, primary.CheckPool(ErrConfig, pool)); err != nil {
@@ -61,17 +46,22 @@ func newLayer(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 	return l, nil
 }
 
-// newSharded makes a layer of several databases.
-func newSharded(set *shard.Set, cfg Config) (*Layer, error) {
+// NewSharded is [New] for several databases. The layer serves a request in the database of its
+// tenant: its record, the handler's writes ([TxOf]) and the calls that it enqueues are there, and
+// commit together. The set's function gets Scope.Tenant as the place. A request gets 503 without
+// effect if its tenant is moving, or if the function names a database where the tenant does not
+// live. The first request of a new tenant queries all databases, and gets 503 while one of them is
+// down.
+func NewSharded(set *shard.Set, cfg Config) (*Layer, error) {
 	if set == nil {
-		return nil, fmt.Errorf("%w: db: must not be nil", ErrConfig)
+		return nil, fmt.Errorf("%w: set: must not be nil", ErrConfig)
 	}
 	if places, _ := set.Routes(); !places {
-		return nil, fmt.Errorf("%w: db: shard.Config.OfPlace: must not be nil: it names the database of a tenant", ErrConfig)
+		return nil, fmt.Errorf("%w: set: shard.Config.OfPlace: must not be nil: it names the database of a tenant", ErrConfig)
 	}
 	all := &Layer{set: set, shards: map[string]*Layer{}}
 	for _, db := range set.Databases() {
-		one, err := newLayer(db.Pool, cfg)
+		one, err := New(db.Pool, cfg)
 		if err != nil {
 			return nil, err // the same for each database
 		}

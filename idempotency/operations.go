@@ -149,7 +149,7 @@ func newOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 		PollInterval: cfg.PollInterval, LeaseTTL: cfg.LeaseTTL, Logger: cfg.Logger}); err != nil {
 		return nil, fmt.Errorf("%w: OperationsConfig: %w", ErrConfig, err)
 	}
-	if o.worker, err = consumer.New(layer.pool.Raw(), o.source, o.applyEvent, consumer.Config{
+	if o.worker, err = consumer.New(layer.pool.Raw(), o.source, consumer.HandlerFunc(o.applyEvent), consumer.Config{
 		Scope: cfg.Stream, BatchSize: 1, MaxAttempts: cfg.MaxAttempts, Backoff: cfg.Backoff,
 		HandlerTimeout: cfg.HandlerTimeout, BatchTimeout: cfg.HandlerTimeout, Timeouts: dedupe.Timeouts{Statement: cfg.HandlerTimeout, Idle: cfg.HandlerTimeout}, Hooks: cfg.Hooks, Logger: cfg.Logger,
 	}); err != nil {

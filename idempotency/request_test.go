@@ -11,8 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/seal"
 )
@@ -58,7 +56,7 @@ func TestH1MethodsThatKeysCountFor(t *testing.T) {
 
 func TestH2ReplayNeedsTheScope(t *testing.T) {
 	t.Parallel()
-	if _, err := idempotency.New[*pgxpool.Pool](nil, idempotency.Config{}); err == nil || !strings.Contains(err.Error(), "Config.Scope") {
+	if _, err := idempotency.New(nil, idempotency.Config{}); err == nil || !strings.Contains(err.Error(), "Config.Scope") {
 		t.Errorf("without a scope: %v", err)
 	}
 	cfg := testConfig()

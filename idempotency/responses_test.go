@@ -15,8 +15,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/internal/outcome"
@@ -451,7 +449,7 @@ func TestRequireSealedNeedsASealer(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()
 	cfg.RequireSealed = true
-	if _, err := idempotency.New[*pgxpool.Pool](nil, cfg); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "Config.RequireSealed") {
+	if _, err := idempotency.New(nil, cfg); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "Config.RequireSealed") {
 		t.Errorf("%v", err)
 	}
 }

@@ -53,7 +53,7 @@ func (d *twoDatabases) process(t *testing.T) *rig {
 	}
 	cfg := leasedConfig()
 	cfg.Hooks.Failed = func(err error) { t.Logf("failed: %v", err) }
-	layer, err := idempotency.New(set, cfg)
+	layer, err := idempotency.NewSharded(set, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -308,7 +308,7 @@ func TestShardedLayerRuns(t *testing.T) {
 	if err := wait(t, "its end", done); err != nil {
 		t.Error(err)
 	}
-	if _, err := idempotency.New[*shard.Set](nil, testConfig()); !errors.Is(err, idempotency.ErrConfig) {
+	if _, err := idempotency.NewSharded(nil, testConfig()); !errors.Is(err, idempotency.ErrConfig) {
 		t.Error(err)
 	}
 }
@@ -320,7 +320,7 @@ func TestSetWithoutPlacesIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := idempotency.New(set, leasedConfig()); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "OfPlace: must not be nil") {
+	if _, err := idempotency.NewSharded(set, leasedConfig()); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "OfPlace: must not be nil") {
 		t.Errorf("%v", err)
 	}
 }

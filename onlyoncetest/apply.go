@@ -51,7 +51,7 @@ const group = "onlyoncetest"
 //
 // The test fails if the configuration is wrong, if a partition halts, or if the messages are not
 // settled within 30 seconds, for example because the handler hangs.
-func Apply[H consumer.AnyHandler](t testing.TB, pool *pgxpool.Pool, handler H, cfg consumer.Config, msgs ...Message) Result {
+func Apply(t testing.TB, pool *pgxpool.Pool, handler consumer.Handler, cfg consumer.Config, msgs ...Message) Result {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

@@ -68,7 +68,7 @@ func said(r onlyoncetest.Result) string {
 func TestApply(t *testing.T) {
 	t.Parallel()
 	pool := withTable(t)
-	got := onlyoncetest.Apply(t, pool, effect, consumer.Config{},
+	got := onlyoncetest.Apply(t, pool, consumer.HandlerFunc(effect), consumer.Config{},
 		onlyoncetest.Message{ID: "1", Value: "one"},
 		onlyoncetest.Message{ID: "2", Value: "bad"},
 		onlyoncetest.Message{ID: "3", Value: "call"},
@@ -86,7 +86,7 @@ func TestApply(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	// A copy, the same id with another payload, and one that is new.
-	got = onlyoncetest.Apply(t, pool, effect, consumer.Config{},
+	got = onlyoncetest.Apply(t, pool, consumer.HandlerFunc(effect), consumer.Config{},
 		onlyoncetest.Message{ID: "1", Value: "one"}, onlyoncetest.Message{ID: "1", Value: "other"}, onlyoncetest.Message{ID: "4", Value: "four"})
 	if len(got.Applied) != 1 || len(got.Skipped) != 1 || len(got.Parked) != 1 || got.Parked[0].Reason != "conflict" || len(got.Calls) != 0 {
 		t.Errorf("%s", said(got))
@@ -109,7 +109,7 @@ func TestApplyBatch(t *testing.T) {
 		return nil
 	}
 	msgs := []onlyoncetest.Message{{Value: "a"}, {Value: "bad"}, {Value: "b", Partition: 1}, {Value: "c", Topic: "other"}}
-	got := onlyoncetest.Apply(t, pool, handle, consumer.Config{PositionsOnly: true}, msgs...)
+	got := onlyoncetest.Apply(t, pool, consumer.BatchHandlerFunc(handle), consumer.Config{PositionsOnly: true}, msgs...)
 	if len(got.Applied) != 3 || len(got.Parked) != 1 || effects(t, pool) != "a b c" {
 		t.Errorf("%s: %s", said(got), effects(t, pool))
 	}
@@ -126,7 +126,7 @@ func TestApplyRetries(t *testing.T) {
 		}
 		return effect(ctx, tx, m)
 	}
-	got := onlyoncetest.Apply(t, pool, handle, consumer.Config{OnFailure: consumer.ParkOrderingKey}, onlyoncetest.Message{ID: "1", Key: "k", Value: "one"})
+	got := onlyoncetest.Apply(t, pool, consumer.HandlerFunc(handle), consumer.Config{OnFailure: consumer.ParkOrderingKey}, onlyoncetest.Message{ID: "1", Key: "k", Value: "one"})
 	if len(got.Applied) != 1 || len(got.Parked) != 0 || effects(t, pool) != "one" {
 		t.Errorf("%s: %s", said(got), effects(t, pool))
 	}
@@ -146,7 +146,7 @@ func TestApplyEvents(t *testing.T) {
 	}
 	paid := &webhook.Event{Provider: "stripe", ID: "evt_1", Type: "invoice.paid", Header: http.Header{"Content-Type": {"application/json"}}, Body: []byte(`{}`)}
 	stored := onlyoncetest.FromMessage(paid.Message("pay"))
-	got := onlyoncetest.Apply(t, pool, handle, consumer.Config{Scope: webhook.Scope("pay")}, stored, stored, onlyoncetest.Message{Topic: webhook.Topic("pay"), ID: "none", Value: "no event"})
+	got := onlyoncetest.Apply(t, pool, consumer.HandlerFunc(handle), consumer.Config{Scope: webhook.Scope("pay")}, stored, stored, onlyoncetest.Message{Topic: webhook.Topic("pay"), ID: "none", Value: "no event"})
 	if len(got.Applied) != 1 || len(got.Skipped) != 1 || len(got.Parked) != 1 {
 		t.Errorf("%s", said(got))
 	}
@@ -217,7 +217,7 @@ func TestApplyReports(t *testing.T) {
 	for _, c := range []struct {
 		name, want string
 		cfg        consumer.Config
-		handle     consumer.Handler
+		handle     consumer.HandlerFunc
 	}{
 		{"config", "MaxAttempts", consumer.Config{MaxAttempts: -1}, effect},
 		{"halt", "halted at offset 0", consumer.Config{OnFailure: consumer.BlockPartition}, effect},
@@ -240,7 +240,7 @@ func TestPoolIsEmptied(t *testing.T) {
 	for i := range 2 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			pool := withTable(t) // fails if the table is there
-			onlyoncetest.Apply(t, pool, effect, consumer.Config{}, onlyoncetest.Message{ID: "1", Value: "call"})
+			onlyoncetest.Apply(t, pool, consumer.HandlerFunc(effect), consumer.Config{}, onlyoncetest.Message{ID: "1", Value: "call"})
 			calls, err := onlyoncetest.Calls(t.Context(), pool)
 			if err != nil || len(calls) != 1 {
 				t.Errorf("%d calls, %v", len(calls), err)

@@ -31,7 +31,7 @@ func verdictOf(t *testing.T, c onlyoncetest.Case) (*onlyoncetest.Verdict, string
 // A handler that hangs is named with its message. This test changes a bound, and runs alone.
 func TestHandlerThatHangs(t *testing.T) {
 	defer onlyoncetest.SetPerPlay(8 * time.Second)()
-	v, _ := verdictOf(t, with(func(*onlyoncetest.Process) consumer.Handler {
+	v, _ := verdictOf(t, with(func(*onlyoncetest.Process) consumer.HandlerFunc {
 		return func(ctx context.Context, _ consumer.Tx, _ *consumer.Message) error {
 			<-ctx.Done()
 			return ctx.Err()
@@ -173,7 +173,7 @@ func TestDDMin(t *testing.T) {
 // A case that cannot be played is an error that names the field, and no verdict.
 func TestCasesThatCannotBePlayed(t *testing.T) {
 	t.Parallel()
-	start := onlyoncetest.Consume(sound, consumer.Config{})
+	start := onlyoncetest.Consume(consumer.HandlerFunc(sound), consumer.Config{})
 	for want, c := range map[string]onlyoncetest.Case{
 		"Case.Start: must be set":          {Messages: three()},
 		"Case.Messages: must not be empty": {Start: start},

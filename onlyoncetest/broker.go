@@ -15,7 +15,7 @@ import (
 //	if err != nil {
 //		return nil, err
 //	}
-//	return consumer.New(p.Pool, q, hold, p.Tune(consumer.Config{}))
+//	return consumer.New(p.Pool, q, consumer.HandlerFunc(hold), p.Tune(consumer.Config{}))
 //
 // A delivery has the message's ID, Key, headers and value. If a process dies before it has
 // acknowledged a message, for example after the COMMIT that stores it, the next one gets it marked

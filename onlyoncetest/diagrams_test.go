@@ -30,7 +30,7 @@ type scene struct {
 
 func scenes(t *testing.T) []scene {
 	one := []onlyoncetest.Message{{ID: "order-17", Value: "tea"}}
-	of := func(cfg consumer.Config, handler consumer.Handler, messages ...onlyoncetest.Message) onlyoncetest.Case {
+	of := func(cfg consumer.Config, handler consumer.HandlerFunc, messages ...onlyoncetest.Message) onlyoncetest.Case {
 		return onlyoncetest.Case{Migrate: migrate, Messages: messages, Start: onlyoncetest.Consume(handler, cfg)}
 	}
 	plain := of(consumer.Config{}, sound, one...)
@@ -39,7 +39,7 @@ func scenes(t *testing.T) []scene {
 	relay.Messages = one
 	http := serving(idempotency.Transactional, func(*onlyoncetest.Process) http.HandlerFunc { return charge(nil) })
 	http.Requests = http.Requests[:1]
-	hook := events(func(*onlyoncetest.Process) consumer.Handler { return sound })
+	hook := events(func(*onlyoncetest.Process) consumer.HandlerFunc { return sound })
 	hook.Requests = hook.Requests[:1]
 	refused := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if string(m.Value) == "no order" {

@@ -8,7 +8,7 @@
 //		pool := onlyoncetest.Pool(t)
 //		_, err := pool.Exec(t.Context(), schema)
 //		...
-//		got := onlyoncetest.Apply(t, pool, hold, consumer.Config{},
+//		got := onlyoncetest.Apply(t, pool, consumer.HandlerFunc(hold), consumer.Config{},
 //			onlyoncetest.Message{ID: "1", Value: `{"sku":"a","qty":2}`})
 //		// got.Applied, got.Skipped, got.Parked, got.Calls
 //	}
@@ -24,7 +24,7 @@
 //	func TestHoldOnce(t *testing.T) {
 //		onlyoncetest.Run(t, onlyoncetest.Case{
 //			Migrate:  migrate,
-//			Start:    onlyoncetest.Consume(hold, consumer.Config{}),
+//			Start:    onlyoncetest.Consume(consumer.HandlerFunc(hold), consumer.Config{}),
 //			Messages: []onlyoncetest.Message{{ID: "1", Value: `{"sku":"a","qty":2}`}},
 //		})
 //	}

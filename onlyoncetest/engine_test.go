@@ -68,16 +68,16 @@ func programs() []judged {
 		return nil
 	}
 	of := func(cfg consumer.Config) onlyoncetest.Case {
-		return onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(handle, cfg)}
+		return onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(consumer.HandlerFunc(handle), cfg)}
 	}
 	return []judged{
 		{name: "ids", c: of(consumer.Config{BatchSize: 2})},
 		// Without ids only the fence keeps a batch from being applied twice.
 		{name: "positions", c: of(consumer.Config{BatchSize: 2, PositionsOnly: true})},
 		// Several transactions at once, each with a fence of its own.
-		{name: "slots", c: onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(sound, consumer.Config{BatchSize: 1, PositionsOnly: true, Concurrency: 3})}},
+		{name: "slots", c: onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(consumer.HandlerFunc(sound), consumer.Config{BatchSize: 1, PositionsOnly: true, Concurrency: 3})}},
 		// A batch handler counts its messages: a copy among them would be one too many.
-		{name: "batches", c: batch(func(*onlyoncetest.Process) consumer.BatchHandler {
+		{name: "batches", c: batch(func(*onlyoncetest.Process) consumer.BatchHandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
 				_, err := tx.Exec(ctx, `update totals set n = n + $1`, len(msgs))
 				return err
@@ -91,7 +91,7 @@ func programs() []judged {
 
 // refusing returns a case in which one of three messages is parked.
 func refusing() onlyoncetest.Case {
-	return with(func(*onlyoncetest.Process) consumer.Handler {
+	return with(func(*onlyoncetest.Process) consumer.HandlerFunc {
 		return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if string(m.Value) == "1" {
 				return consumer.Permanent(errors.New("no such order"))
@@ -107,13 +107,13 @@ func retrying() onlyoncetest.Case {
 	return onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
 		failed := 0
 		cfg := p.Tune(consumer.Config{BatchSize: 2, OnFailure: consumer.ParkOrderingKey})
-		return consumer.New(p.Pool, p.Source(), func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		return consumer.New(p.Pool, p.Source(), consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if string(m.Value) == "0" && failed < 2 {
 				failed++
 				return errors.New("not yet")
 			}
 			return sound(ctx, tx, m)
-		}, cfg)
+		}), cfg)
 	}}
 }
 

@@ -60,15 +60,15 @@ func three() []onlyoncetest.Message {
 }
 
 // with returns a case for a handler that is made for each process.
-func with(handler func(p *onlyoncetest.Process) consumer.Handler) onlyoncetest.Case {
+func with(handler func(p *onlyoncetest.Process) consumer.HandlerFunc) onlyoncetest.Case {
 	return onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
 		return consumer.New(p.Pool, p.Source(), handler(p), p.Tune(consumer.Config{BatchSize: 2}))
 	}}
 }
 
 // after returns a case whose handler does something more.
-func after(more consumer.Handler) onlyoncetest.Case {
-	return with(func(*onlyoncetest.Process) consumer.Handler {
+func after(more consumer.HandlerFunc) onlyoncetest.Case {
+	return with(func(*onlyoncetest.Process) consumer.HandlerFunc {
 		return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if err := sound(ctx, tx, m); err != nil {
 				return err
@@ -79,12 +79,12 @@ func after(more consumer.Handler) onlyoncetest.Case {
 }
 
 // alone returns a case of a handler and nothing else, with the batches of a program that sets none.
-func alone(handler consumer.Handler) onlyoncetest.Case {
+func alone(handler consumer.HandlerFunc) onlyoncetest.Case {
 	return onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(handler, consumer.Config{})}
 }
 
 // batch is with for a batch handler.
-func batch(handler func(p *onlyoncetest.Process) consumer.BatchHandler) onlyoncetest.Case {
+func batch(handler func(p *onlyoncetest.Process) consumer.BatchHandlerFunc) onlyoncetest.Case {
 	return onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
 		return consumer.New(p.Pool, p.Source(), handler(p), p.Tune(consumer.Config{BatchSize: 3}))
 	}}
@@ -158,7 +158,7 @@ func charge(more func(r *http.Request) error) http.HandlerFunc {
 }
 
 // stored returns a case of a webhook endpoint that stores its events, and of a consumer of them.
-func stored(handler func(p *onlyoncetest.Process) consumer.Handler) onlyoncetest.Case {
+func stored(handler func(p *onlyoncetest.Process) consumer.HandlerFunc) onlyoncetest.Case {
 	c := events(nil)
 	c.Serve = func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
 		e, err := webhook.New(p.Pool, webhook.Config{Name: "e", Provider: webhook.Stripe{}, Secrets: []string{webhookSecret}, Partitions: 1, Logger: p.Logger(),
@@ -175,7 +175,7 @@ func stored(handler func(p *onlyoncetest.Process) consumer.Handler) onlyoncetest
 const webhookSecret = "whsec_of_a_test_of_the_kit"
 
 // events returns a case of a webhook endpoint whose handler runs in the request.
-func events(handler func(p *onlyoncetest.Process) consumer.Handler) onlyoncetest.Case {
+func events(handler func(p *onlyoncetest.Process) consumer.HandlerFunc) onlyoncetest.Case {
 	var rs []onlyoncetest.Request
 	for _, id := range []string{"evt_1", "evt_2"} {
 		body := fmt.Sprintf(`{"id":%q,"type":"invoice.paid"}`, id)
@@ -219,7 +219,7 @@ func received(more func(*queue.Config)) onlyoncetest.Case {
 		if err != nil {
 			return nil, err
 		}
-		return consumer.New(p.Pool, q, sound, p.Tune(consumer.Config{BatchSize: 2}))
+		return consumer.New(p.Pool, q, consumer.HandlerFunc(sound), p.Tune(consumer.Config{BatchSize: 2}))
 	}}
 }
 
@@ -302,13 +302,13 @@ func remembering() onlyoncetest.Case {
 				ids.Range(func(id, _ any) bool { committed.Store(id, true); return true })
 			}
 		}
-		return consumer.New(p.Pool, p.Source(), func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		return consumer.New(p.Pool, p.Source(), consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if _, done := committed.Load(m.ID()); done {
 				return nil
 			}
 			ctx.Value(runKey{}).(*sync.Map).Store(m.ID(), true)
 			return sound(ctx, tx, m)
-		}, cfg)
+		}), cfg)
 	}}
 }
 
@@ -318,14 +318,14 @@ func remembering() onlyoncetest.Case {
 func ordered() onlyoncetest.Case {
 	return onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
 		failed := 0
-		return consumer.New(p.Pool, p.Source(), func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		return consumer.New(p.Pool, p.Source(), consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if p.Generation() > 1 && string(m.Value) == "0" && failed < 2 {
 				failed++
 				return errors.New("not yet")
 			}
 			_, err := tx.Exec(ctx, `insert into audit select count(*) || ': ' || $1 from audit`, string(m.Value))
 			return err
-		}, p.Tune(consumer.Config{BatchSize: 2, OnFailure: consumer.ParkOrderingKey}))
+		}), p.Tune(consumer.Config{BatchSize: 2, OnFailure: consumer.ParkOrderingKey}))
 	}}
 }
 
@@ -343,7 +343,7 @@ func faulty(t *testing.T) []judged {
 	var memory, handles sync.Map
 	var counter atomic.Int64
 	return []judged{
-		{"pool", with(func(p *onlyoncetest.Process) consumer.Handler {
+		{"pool", with(func(p *onlyoncetest.Process) consumer.HandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				if err := sound(ctx, tx, m); err != nil {
 					return err
@@ -352,7 +352,7 @@ func faulty(t *testing.T) []judged {
 				return err
 			}
 		}), kindWrittenOutside, "judges_test.go:"},
-		{"queries past the transaction", with(func(p *onlyoncetest.Process) consumer.Handler {
+		{"queries past the transaction", with(func(p *onlyoncetest.Process) consumer.HandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				if err := (queries{p.Pool}).insertInvoice(ctx, m.ID()); err != nil { // the second attempt fails
 					return err
@@ -360,7 +360,7 @@ func faulty(t *testing.T) []judged {
 				return outbox.Enqueue(ctx, tx, call(m.Value))
 			}
 		}), kindWrittenOutside, "called at judges_test.go:"},
-		{"order of calls", with(func(p *onlyoncetest.Process) consumer.Handler {
+		{"order of calls", with(func(p *onlyoncetest.Process) consumer.HandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				names := []string{"hold", "charge"}
 				if p.Generation() > 1 {
@@ -391,7 +391,7 @@ func faulty(t *testing.T) []judged {
 			}
 			return err
 		}), kindEffectsDiffer, "a batch of its own"},
-		{"goroutine", with(func(p *onlyoncetest.Process) consumer.Handler {
+		{"goroutine", with(func(p *onlyoncetest.Process) consumer.HandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				done := make(chan struct{})
 				go func() {
@@ -402,7 +402,7 @@ func faulty(t *testing.T) []judged {
 				return sound(ctx, tx, m)
 			}
 		}), kindWrittenOutside, "totals"},
-		{"mail", with(func(p *onlyoncetest.Process) consumer.Handler {
+		{"mail", with(func(p *onlyoncetest.Process) consumer.HandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				if err := sound(ctx, tx, m); err != nil {
 					return err
@@ -448,7 +448,7 @@ func faulty(t *testing.T) []judged {
 			return err
 		}), kindParkedWrongly, "commit"},
 		{"panic", after(func(context.Context, consumer.Tx, *consumer.Message) error { panic("a bug") }), kindParkedWrongly, "a bug"},
-		{"memory", with(func(p *onlyoncetest.Process) consumer.Handler {
+		{"memory", with(func(p *onlyoncetest.Process) consumer.HandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				if _, seen := memory.LoadOrStore(fmt.Sprint(p.Pool.Config().ConnConfig.Database, p.Generation(), m.ID()), true); seen {
 					return nil // "handled already"
@@ -461,12 +461,12 @@ func faulty(t *testing.T) []judged {
 			return err
 		}), kindNotDeterministic, "audit"},
 		{"memory of commits", remembering(), kindEffectsDiffer, "effects"},
-		{"key of an offset", onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(sound, consumer.Config{
+		{"key of an offset", onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(consumer.HandlerFunc(sound), consumer.Config{
 			Key: func(m *consumer.Message) (string, error) { return fmt.Sprint(m.Partition, "-", m.Offset), nil }})}, kindEffectsDiffer, "effects"},
-		{"key of a partition", onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(sound, consumer.Config{
+		{"key of a partition", onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(consumer.HandlerFunc(sound), consumer.Config{
 			Key: func(m *consumer.Message) (string, error) { return fmt.Sprint(m.Partition, "-", m.Headers), nil }})}, kindEffectsDiffer, "effects"},
 		{"order of all messages", ordered(), kindEffectsDiffer, "messages/0 at 1 was handled before messages/0 at 0"},
-		{"batch past the transaction", batch(func(p *onlyoncetest.Process) consumer.BatchHandler {
+		{"batch past the transaction", batch(func(p *onlyoncetest.Process) consumer.BatchHandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
 				for _, m := range msgs {
 					if _, err := p.Pool.Exec(ctx, insertSQL, string(m.Value)); err != nil {
@@ -476,7 +476,7 @@ func faulty(t *testing.T) []judged {
 				return nil
 			}
 		}), kindWrittenOutside, "effects"},
-		{"batch as a unit", batch(func(*onlyoncetest.Process) consumer.BatchHandler {
+		{"batch as a unit", batch(func(*onlyoncetest.Process) consumer.BatchHandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
 				_, err := tx.Exec(ctx, `insert into audit values ($1)`, fmt.Sprint(len(msgs), " messages"))
 				return err
@@ -501,18 +501,18 @@ func faulty(t *testing.T) []judged {
 				_, _ = fmt.Fprint(w, id)
 			}), nil, nil
 		}}, kindAnswersDiffer, "when it comes again"},
-		{"event past the transaction", events(func(p *onlyoncetest.Process) consumer.Handler {
+		{"event past the transaction", events(func(p *onlyoncetest.Process) consumer.HandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				_, err := p.Pool.Exec(ctx, insertSQL, m.ID())
 				return err
 			}
 		}), kindWrittenOutside, "effects"},
-		{"event mails", events(func(p *onlyoncetest.Process) consumer.Handler {
+		{"event mails", events(func(p *onlyoncetest.Process) consumer.HandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				return post(ctx, p.HTTP, remote+"/send", "an event")
 			}
 		}), kindCalledOutside, "POST"},
-		{"stored event past the transaction", stored(func(p *onlyoncetest.Process) consumer.Handler {
+		{"stored event past the transaction", stored(func(p *onlyoncetest.Process) consumer.HandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				_, err := p.Pool.Exec(ctx, insertSQL, m.ID())
 				return err
@@ -524,7 +524,7 @@ func faulty(t *testing.T) []judged {
 			id, _ := handles.LoadOrStore(d.Handle, fmt.Sprint(counter.Add(1)))
 			return id.(string)
 		}), kindEffectsDiffer, "effects"},
-		{"sql past the transaction", with(func(p *onlyoncetest.Process) consumer.Handler {
+		{"sql past the transaction", with(func(p *onlyoncetest.Process) consumer.HandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				db := stdlib.OpenDBFromPool(p.Pool)
 				defer func() { _ = db.Close() }() // the pool stays open
@@ -555,13 +555,13 @@ func soundCases(t *testing.T) []judged {
 			_, err := tx.Exec(ctx, `update totals set n = n + 1`)
 			return err
 		}), "", ""},
-		{"queue", with(func(*onlyoncetest.Process) consumer.Handler {
+		{"queue", with(func(*onlyoncetest.Process) consumer.HandlerFunc {
 			return func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 				tx.Queue(insertSQL, string(m.Value))
 				return nil
 			}
 		}), "", ""},
-		{"reads past the transaction", with(func(p *onlyoncetest.Process) consumer.Handler {
+		{"reads past the transaction", with(func(p *onlyoncetest.Process) consumer.HandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				var n int
 				if err := p.Pool.QueryRow(ctx, `select count(*) from audit`).Scan(&n); err != nil {
@@ -570,7 +570,7 @@ func soundCases(t *testing.T) []judged {
 				return sound(ctx, tx, m)
 			}
 		}), "", ""},
-		{"writes past the transaction what stays the same", with(func(p *onlyoncetest.Process) consumer.Handler {
+		{"writes past the transaction what stays the same", with(func(p *onlyoncetest.Process) consumer.HandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				if _, err := p.Pool.Exec(ctx, `insert into totals values ('seen', 1) on conflict do nothing`); err != nil {
 					return err
@@ -593,7 +593,7 @@ func soundCases(t *testing.T) []judged {
 			}
 			return err
 		}), "", ""},
-		{"refuses a message", with(func(*onlyoncetest.Process) consumer.Handler {
+		{"refuses a message", with(func(*onlyoncetest.Process) consumer.HandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				if string(m.Value) == "1" {
 					return consumer.Permanent(errors.New("no such order"))
@@ -601,8 +601,8 @@ func soundCases(t *testing.T) []judged {
 				return sound(ctx, tx, m)
 			}
 		}), "", ""},
-		{"positions", onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(sound, consumer.Config{PositionsOnly: true})}, "", ""},
-		{"batch", batch(func(*onlyoncetest.Process) consumer.BatchHandler {
+		{"positions", onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(consumer.HandlerFunc(sound), consumer.Config{PositionsOnly: true})}, "", ""},
+		{"batch", batch(func(*onlyoncetest.Process) consumer.BatchHandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
 				var values []string
 				for _, m := range msgs {
@@ -630,7 +630,7 @@ func soundCases(t *testing.T) []judged {
 				return err
 			})
 		}), "", ""},
-		{"event", events(func(*onlyoncetest.Process) consumer.Handler {
+		{"event", events(func(*onlyoncetest.Process) consumer.HandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				e, err := webhook.EventOf(m)
 				if err != nil {
@@ -640,7 +640,7 @@ func soundCases(t *testing.T) []judged {
 				return err
 			}
 		}), "", ""},
-		{"stored event", stored(func(*onlyoncetest.Process) consumer.Handler {
+		{"stored event", stored(func(*onlyoncetest.Process) consumer.HandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				_, err := tx.Exec(ctx, insertSQL, m.ID())
 				return err
@@ -649,7 +649,7 @@ func soundCases(t *testing.T) []judged {
 		{"messages of a queue", received(func(*queue.Config) {}), "", ""},
 		{"messages of a queue in order", received(func(c *queue.Config) { c.Ordered, c.Batch = true, 1 }), "", ""},
 		{"messages of a queue under ids of their bodies", named(func(d *queue.Delivery) string { return string(d.Body) }), "", ""},
-		{"sql", with(func(*onlyoncetest.Process) consumer.Handler {
+		{"sql", with(func(*onlyoncetest.Process) consumer.HandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				return sqltx.Within(ctx, tx, func(ctx context.Context, tx *sql.Tx) error {
 					_, err := tx.ExecContext(ctx, insertSQL, string(m.Value))

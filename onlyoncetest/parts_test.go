@@ -30,7 +30,7 @@ func late(p *onlyoncetest.Process, r onlyoncetest.Runner) onlyoncetest.Runner {
 // A part that begins late, as on a slow machine, is waited for, in the clean run too: its work is
 // covered, and its faults are found.
 func TestLatePartsAreAwaited(t *testing.T) {
-	reader := stored(func(p *onlyoncetest.Process) consumer.Handler {
+	reader := stored(func(p *onlyoncetest.Process) consumer.HandlerFunc {
 		return func(ctx context.Context, _ consumer.Tx, m *consumer.Message) error {
 			_, err := p.Pool.Exec(ctx, insertSQL, m.ID())
 			return err
@@ -77,7 +77,7 @@ func TestLatePartsAreAwaited(t *testing.T) {
 
 // A consumer of events that is made and that nothing runs is not waited for.
 func TestPartsThatNothingRuns(t *testing.T) {
-	c := stored(func(*onlyoncetest.Process) consumer.Handler {
+	c := stored(func(*onlyoncetest.Process) consumer.HandlerFunc {
 		return func(context.Context, consumer.Tx, *consumer.Message) error { return nil }
 	})
 	serve := c.Serve

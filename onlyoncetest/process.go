@@ -108,7 +108,7 @@ func (p *Process) Tune(cfg consumer.Config) consumer.Config {
 }
 
 // Consume returns a Start for a handler that needs no pool.
-func Consume[H consumer.AnyHandler](handler H, cfg consumer.Config) func(*Process) (Runner, error) {
+func Consume(handler consumer.Handler, cfg consumer.Config) func(*Process) (Runner, error) {
 	return func(p *Process) (Runner, error) { return consumer.New(p.Pool, p.Source(), handler, p.Tune(cfg)) }
 }
 

@@ -21,7 +21,7 @@ import (
 )
 
 // chained is a case of a queue, a consumer of its messages, and a relay that sends their calls.
-func chained(remote *onlyoncetest.Remote, identify func(*queue.Delivery) error, h consumer.Handler) onlyoncetest.Case {
+func chained(remote *onlyoncetest.Remote, identify func(*queue.Delivery) error, h consumer.HandlerFunc) onlyoncetest.Case {
 	return onlyoncetest.Case{Migrate: migrateShop, Messages: shopMessages(), Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
 		q, err := queue.New(p.Pool, p.Broker("messages"), queue.Config{Name: "orders", CopiesWithin: time.Hour, Identify: identify,
 			PollInterval: 20 * time.Millisecond})
@@ -82,7 +82,7 @@ func paid(remote *onlyoncetest.Remote) onlyoncetest.Case {
 		return err
 	}
 	return onlyoncetest.Case{Migrate: migrateShop, Messages: shopMessages(), Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
-		run, err := consumer.New(p.Pool, p.Source(), handler, p.Tune(consumer.Config{}))
+		run, err := consumer.New(p.Pool, p.Source(), consumer.HandlerFunc(handler), p.Tune(consumer.Config{}))
 		if err != nil {
 			return nil, err
 		}
@@ -136,8 +136,8 @@ func charges(remote *onlyoncetest.Remote, key func(step string) string) onlyonce
 
 // hooked is a case of a webhook endpoint that stores its events, a consumer that enqueues a call
 // for each, and a relay.
-func hooked(remote *onlyoncetest.Remote, h consumer.Handler) onlyoncetest.Case {
-	c := stored(func(*onlyoncetest.Process) consumer.Handler { return h })
+func hooked(remote *onlyoncetest.Remote, h consumer.HandlerFunc) onlyoncetest.Case {
+	c := stored(func(*onlyoncetest.Process) consumer.HandlerFunc { return h })
 	serve := c.Serve
 	c.Migrate = migrateShop
 	c.Serve = func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {

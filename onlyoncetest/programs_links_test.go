@@ -31,7 +31,7 @@ func linksToNewest(ctx context.Context, tx consumer.Tx, m *consumer.Message) err
 }
 
 // remembersHead is a fault: the head of the next lines is in memory, and lost with the process.
-func remembersHead(*onlyoncetest.Process) consumer.Handler {
+func remembersHead(*onlyoncetest.Process) consumer.HandlerFunc {
 	var mu sync.Mutex
 	var last int64
 	return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {

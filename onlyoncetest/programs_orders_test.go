@@ -66,7 +66,7 @@ func shopMessages() []onlyoncetest.Message {
 }
 
 // shop is a case of a service that is made for each process.
-func shop(cfg consumer.Config, service func(p *onlyoncetest.Process) consumer.Handler) onlyoncetest.Case {
+func shop(cfg consumer.Config, service func(p *onlyoncetest.Process) consumer.HandlerFunc) onlyoncetest.Case {
 	return onlyoncetest.Case{Migrate: migrateShop, Messages: shopMessages(),
 		Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
 			return consumer.New(p.Pool, p.Source(), service(p), p.Tune(cfg))
@@ -74,8 +74,8 @@ func shop(cfg consumer.Config, service func(p *onlyoncetest.Process) consumer.Ha
 }
 
 // always is a service without memory.
-func always(h consumer.Handler) func(*onlyoncetest.Process) consumer.Handler {
-	return func(*onlyoncetest.Process) consumer.Handler { return h }
+func always(h consumer.HandlerFunc) func(*onlyoncetest.Process) consumer.HandlerFunc {
+	return func(*onlyoncetest.Process) consumer.HandlerFunc { return h }
 }
 
 // shopDB is what sqlc generates for a connection.
@@ -308,13 +308,13 @@ func sourced(ctx context.Context, db shopDB, m *consumer.Message) error {
 
 func orderPrograms() []program {
 	method := func(f func(*orderService, context.Context, consumer.Tx, *consumer.Message) error) onlyoncetest.Case {
-		return shop(consumer.Config{}, func(p *onlyoncetest.Process) consumer.Handler {
+		return shop(consumer.Config{}, func(p *onlyoncetest.Process) consumer.HandlerFunc {
 			s := newOrderService(p)
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error { return f(s, ctx, tx, m) }
 		})
 	}
 	by := func(f func(context.Context, shopDB, *consumer.Message) error, past bool) onlyoncetest.Case {
-		return shop(consumer.Config{}, func(p *onlyoncetest.Process) consumer.Handler {
+		return shop(consumer.Config{}, func(p *onlyoncetest.Process) consumer.HandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				if past {
 					return f(ctx, p.Pool, m)

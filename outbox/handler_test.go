@@ -60,7 +60,7 @@ func TestCallsOfAHandler(t *testing.T) {
 		log.Append(0, v, consumer.Header{Name: "message-id", Value: []byte(v)})
 	}
 	var failed atomic.Bool
-	c, err := consumer.New(r.pool, &memlog.Source{Log: log, GroupID: "stock"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(r.pool, &memlog.Source{Log: log, GroupID: "stock"}, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		call := outbox.Call{Sink: "payments", Name: "charge", Body: m.Value}
 		if err := outbox.Enqueue(ctx, tx, call); err != nil {
 			return err
@@ -72,7 +72,7 @@ func TestCallsOfAHandler(t *testing.T) {
 			return outbox.Enqueue(ctx, tx, call)
 		}
 		return nil
-	}, consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), MaxAttempts: 2, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 2 * time.Millisecond}, Linger: time.Millisecond})
+	}), consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), MaxAttempts: 2, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 2 * time.Millisecond}, Linger: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,9 +108,9 @@ func TestCallsOfAHandler(t *testing.T) {
 	// again, the calls are the same.
 	r.exec(`update onlyonce.cursors set run = run + 1, run_start = 0`)
 	r.exec(`delete from onlyonce.inbox`)
-	again, err := consumer.New(r.pool, &memlog.Source{Log: log, GroupID: "stock"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	again, err := consumer.New(r.pool, &memlog.Source{Log: log, GroupID: "stock"}, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Body: slices.Clone(m.Value)})
-	}, consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), Linger: time.Millisecond})
+	}), consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), Linger: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

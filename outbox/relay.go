@@ -70,6 +70,19 @@ func (r *Relay) Wake() {
 	}
 }
 
+// askRemotes logs what the sinks' remotes say that calls may be lost by.
+func (r *Relay) askRemotes(ctx context.Context) {
+	for _, sink := range r.cfg.Sinks {
+		p, is := sink.(Preflighter)
+		if !is {
+			continue
+		}
+		for _, w := range p.Preflight(ctx) {
+			r.cfg.Logger.Warn("onlyonce: sink " + sink.Name() + ": " + w)
+		}
+	}
+}
+
 // Run sends until ctx ends, and then returns nil. It picks no more rows, gives calls under way
 // RelayConfig.DrainTimeout to end, settles them and releases its leases.
 //
@@ -121,6 +134,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	var side sync.WaitGroup
 	defer side.Wait()
+	side.Go(func() { r.askRemotes(run) })
 	side.Go(func() { r.rotateSegments(run) })
 	side.Go(func() { r.reporter().Run(run) })
 	side.Go(func() { inbox.Rotate(run, r.pool.Raw(), r.cfg.Logger) })

@@ -47,6 +47,15 @@ type Batcher interface {
 	SendBatch(ctx context.Context, calls []*Delivery, ended func(i int, r Result))
 }
 
+// Preflighter is a sink that can ask its remote, before a relay begins, for what calls may be lost
+// by.
+type Preflighter interface {
+	Sink
+	// Preflight returns warnings, which the relay logs. The relay begins whatever they are. It
+	// gives up when ctx ends.
+	Preflight(ctx context.Context) (warnings []string)
+}
+
 // Limits are the properties of a sink's remote that a relay needs.
 type Limits struct {
 	// KeyWindow is how long the remote recognises a key after it has first seen it, by its

@@ -55,7 +55,7 @@ func TestO5SinkNamedAsAnotherFeature(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	worker, err := consumer.New(r.pool, endpoint, effect, consumer.Config{Scope: "billing"})
+	worker, err := consumer.New(r.pool, endpoint, consumer.HandlerFunc(effect), consumer.Config{Scope: "billing"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,10 +98,10 @@ func TestO5SinkNamedAsAnotherFeature(t *testing.T) {
 // appliesAs runs a consumer of a scope, which counts what it handles.
 func (r *rig) appliesAs(scope string, q *queue.Queue) *consumer.Consumer {
 	r.t.Helper()
-	c, err := consumer.New(r.pool, q, func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(r.pool, q, consumer.HandlerFunc(func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 		tx.Queue(`insert into handled values ($1, $2)`, scope, m.ID())
 		return nil
-	}, consumer.Config{Scope: scope, Linger: time.Millisecond})
+	}), consumer.Config{Scope: scope, Linger: time.Millisecond})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -149,7 +149,7 @@ func TestF15GroupOfTwoScopes(t *testing.T) {
 
 	q := r.queue(r.pool, nil)
 	r.appliesAs("stock", q)
-	if _, err := consumer.New(r.pool, q, effect, consumer.Config{Scope: "mail"}); !errors.Is(err, consumer.ErrConfig) || !strings.Contains(err.Error(), `the scope "stock"`) {
+	if _, err := consumer.New(r.pool, q, consumer.HandlerFunc(effect), consumer.Config{Scope: "mail"}); !errors.Is(err, consumer.ErrConfig) || !strings.Contains(err.Error(), `the scope "stock"`) {
 		t.Errorf("a Queue for two consumers: %v", err)
 	}
 }

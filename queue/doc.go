@@ -24,7 +24,7 @@
 // # Use
 //
 //	q, err := queue.New(pool, broker, queue.Config{Name: "orders", CopiesWithin: 72 * time.Hour})
-//	c, err := consumer.New(pool, q, handle, consumer.Config{Scope: "stock"})
+//	c, err := consumer.New(pool, q, consumer.HandlerFunc(handle), consumer.Config{Scope: "stock"})
 //	err = c.Run(ctx) // receives and applies
 //
 // A process that only receives calls [Queue.Receive]. One that only applies gives [New] no broker.

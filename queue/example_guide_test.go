@@ -23,7 +23,7 @@ func apply(ctx context.Context, pool *pgxpool.Pool, broker queue.Broker) error {
 	if err != nil {
 		return err
 	}
-	stock, err := consumer.New(pool, orders, hold, consumer.Config{Scope: "stock"})
+	stock, err := consumer.New(pool, orders, consumer.HandlerFunc(hold), consumer.Config{Scope: "stock"})
 	if err != nil {
 		return err
 	}

@@ -125,7 +125,7 @@ func effect(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 }
 
 // applies runs a consumer of a queue.
-func (r *rig) applies(q *queue.Queue, h consumer.Handler) {
+func (r *rig) applies(q *queue.Queue, h consumer.HandlerFunc) {
 	r.t.Helper()
 	c, err := consumer.New(r.pool, q, h, consumer.Config{Scope: "s", Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 10 * time.Millisecond}, Linger: time.Millisecond})
 	if err != nil {

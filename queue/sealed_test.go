@@ -41,14 +41,16 @@ func TestW22MessagesAreSealed(t *testing.T) {
 
 	var mu sync.Mutex
 	applied := map[string]bool{}
-	run := func(s *seal.Sealer) (stop func()) {
-		handle := func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
-			mu.Lock()
-			defer mu.Unlock()
+	handle := func(_ context.Context, _ consumer.Tx, msgs []*consumer.Message) error {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, m := range msgs {
 			applied[string(m.Value)] = len(m.Headers) == 0
-			return nil
 		}
-		c, err := consumer.New(r.pool, r.queue(r.pool, nil), consumer.Unsealed(handle, s), consumer.Config{Scope: "s", MaxAttempts: 1})
+		return nil
+	}
+	run := func(s *seal.Sealer) (stop func()) {
+		c, err := consumer.New(r.pool, r.queue(r.pool, nil), consumer.Unsealed(consumer.BatchHandlerFunc(handle), s), consumer.Config{Scope: "s", MaxAttempts: 1})
 		if err != nil {
 			t.Fatal(err)
 		}

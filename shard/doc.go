@@ -4,9 +4,9 @@
 // place, and no transaction spans two databases.
 //
 //	shards, err := shard.New(shard.Config{Pools: pools, OfPlace: func(place string) string { return shardOf[place] }})
-//	layer, err := idempotency.New(shards, cfg) // a request's place is its tenant
-//	endpoint, err := webhook.New(shards, cfg)  // an event's place is its tenant, or the endpoint
-//	db, err := shards.Find(ctx, "acme")        // your own loop: db.Pool, and Enter in each transaction
+//	layer, err := idempotency.NewSharded(shards, cfg) // a request's place is its tenant
+//	endpoint, err := webhook.NewSharded(shards, cfg)  // an event's place is its tenant, or the endpoint
+//	db, err := shards.Find(ctx, "acme")               // your own loop: db.Pool, and Enter in each transaction
 //
 // # What it defends against
 //

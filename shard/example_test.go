@@ -32,11 +32,11 @@ func serve(poolA, poolB *pgxpool.Pool, cfg idempotency.Config, hooks webhook.Con
 	if err != nil {
 		return nil, err
 	}
-	layer, err := idempotency.New(shards, cfg) // a request's place is Scope.Tenant
+	layer, err := idempotency.NewSharded(shards, cfg) // a request's place is Scope.Tenant
 	if err != nil {
 		return nil, err
 	}
-	endpoint, err := webhook.New(shards, hooks) // an event's place is its tenant, or the endpoint's name
+	endpoint, err := webhook.NewSharded(shards, hooks) // an event's place is its tenant, or the endpoint's name
 	if err != nil {
 		return nil, err
 	}

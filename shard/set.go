@@ -65,12 +65,6 @@ type Database struct {
 // primary is the pool for the statements of this package.
 func (db Database) primary() *primary.Pool { return primary.Of(db.Pool, nil) }
 
-// Databases is where an engine of this module keeps its tables beside the effects of its work: one
-// pool, or a Set of several databases.
-type Databases interface {
-	*pgxpool.Pool | *Set
-}
-
 // maxKnown bounds how many places a Set remembers. Others cost a query each time.
 const maxKnown = 100_000
 

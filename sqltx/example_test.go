@@ -133,7 +133,7 @@ func ExampleWithin() {
 	for range 2 {
 		orders.Append(0, "tea", consumer.Header{Name: "message-id", Value: []byte("order-1")})
 	}
-	c, err := consumer.New(pool, &memlog.Source{Log: orders, GroupID: "stock"}, handle, consumer.Config{
+	c, err := consumer.New(pool, &memlog.Source{Log: orders, GroupID: "stock"}, consumer.HandlerFunc(handle), consumer.Config{
 		Scope: "stock",
 		Key:   consumer.HeaderKey("message-id"),
 	})

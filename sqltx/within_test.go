@@ -132,7 +132,7 @@ func TestT1WithinABatch(t *testing.T) {
 }
 
 // within is a handler that works in a *sql.Tx and overlooks its error.
-func within(fn func(ctx context.Context, tx *sql.Tx) error) consumer.Handler {
+func within(fn func(ctx context.Context, tx *sql.Tx) error) consumer.HandlerFunc {
 	return func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
 		_ = sqltx.Within(ctx, tx, fn)
 		return nil
@@ -149,7 +149,7 @@ func elsewhere(fn func()) {
 // T6: what a handler must not do fails its message, even if every error is swallowed; its
 // neighbours apply.
 func TestT6WithinIsGuarded(t *testing.T) {
-	statement := func(text string) consumer.Handler {
+	statement := func(text string) consumer.HandlerFunc {
 		return within(func(ctx context.Context, tx *sql.Tx) error {
 			_ = insert(ctx, tx, "half")
 			_, _ = tx.ExecContext(ctx, text)
@@ -159,7 +159,7 @@ func TestT6WithinIsGuarded(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		reason, text string
-		handle       consumer.Handler
+		handle       consumer.HandlerFunc
 	}{
 		"commit": {"permanent", "Commit of the *sql.Tx", within(func(ctx context.Context, tx *sql.Tx) error {
 			_ = insert(ctx, tx, "half")

@@ -114,7 +114,7 @@ type Config struct {
 	// both; the sender gets 500 and sends again. A permanent error does not park the event either;
 	// only an event that [InOrder] finds stale is parked. Its context ends after HandlerTimeout.
 	//
-	// In mode Stored it must not be set: give the handler, which has the same type, to
+	// In mode Stored it must not be set: give the handler to
 	// consumer.New, whose source is the endpoint.
 	Handler consumer.Handler
 
@@ -285,6 +285,9 @@ func (c *Config) checkMode(l *fields.List) {
 		l.Add("Handler", "must not be set in mode Stored: give the handler to consumer.New, whose source is the endpoint")
 	case c.Handler != nil && c.Mode == ForwardOnly:
 		l.Add("Handler", "must not be set in mode ForwardOnly: nothing would call it")
+	}
+	if c.Handler != nil {
+		l.Part("Handler", c.Handler)
 	}
 	if c.Forward == nil && c.Mode == ForwardOnly {
 		l.Add("Forward", "must be set in mode ForwardOnly")

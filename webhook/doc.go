@@ -8,7 +8,7 @@
 //	})
 //	...
 //	mux.Handle("/hooks/stripe", endpoint)
-//	events, err := consumer.New(pool, endpoint, handle, consumer.Config{Scope: webhook.Scope("stripe")})
+//	events, err := consumer.New(pool, endpoint, consumer.HandlerFunc(handle), consumer.Config{Scope: webhook.Scope("stripe")})
 //	...
 //	err = events.Run(ctx) // applies the events, and forgets old ids
 //

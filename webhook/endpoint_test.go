@@ -360,7 +360,7 @@ func TestW7TwoEventsOfOneIDFail(t *testing.T) {
 
 // appliesTwoEventsOfOneID stores two events of one id, which both fail and are parked, and then
 // redrives them until both have their effect. Each call of apply must write one.
-func (r *rig) appliesTwoEventsOfOneID(apply consumer.Handler) {
+func (r *rig) appliesTwoEventsOfOneID(apply consumer.HandlerFunc) {
 	r.t.Helper()
 	e := r.serve(unknownSender())
 	e.sendAs("d-1", "push").want(r.t, 200, false)

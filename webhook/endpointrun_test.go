@@ -20,7 +20,7 @@ func TestEndpointIsASource(t *testing.T) {
 	r := newRig(t)
 	s := samples(t)["Stripe"]
 	endpoint := r.receiver(s, func(c *webhook.Config) { c.PollInterval = time.Hour })
-	worker, err := consumer.New(r.recv, endpoint, effect, consumer.Config{Scope: webhook.Scope("e"), Linger: time.Millisecond})
+	worker, err := consumer.New(r.recv, endpoint, consumer.HandlerFunc(effect), consumer.Config{Scope: webhook.Scope("e"), Linger: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestEndpointRunEndsAsAWhole(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	endpoint := r.receiver(samples(t)["GitHub"])
-	worker, err := consumer.New(r.recv, endpoint, effect, consumer.Config{Scope: "e"})
+	worker, err := consumer.New(r.recv, endpoint, consumer.HandlerFunc(effect), consumer.Config{Scope: "e"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestEndpointWithoutStoredEvents(t *testing.T) {
 		c.Forward = &webhook.Forward{Sink: "s", Target: "/t"}
 	}} {
 		x := r.receiver(samples(t)["Stripe"], c)
-		if _, err := consumer.New(r.recv, x, effect, consumer.Config{Scope: "e"}); err == nil || !strings.Contains(err.Error(), "Config.Mode is not Stored") {
+		if _, err := consumer.New(r.recv, x, consumer.HandlerFunc(effect), consumer.Config{Scope: "e"}); err == nil || !strings.Contains(err.Error(), "Config.Mode is not Stored") {
 			t.Errorf("%v", err)
 		}
 	}

@@ -30,7 +30,7 @@ func webhooks(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, secre
 		return err
 	}
 	mux.Handle("/hooks/stripe", endpoint) // 200 once the event is committed
-	events, err := consumer.New(pool, endpoint, paid, consumer.Config{Scope: webhook.Scope("stripe")})
+	events, err := consumer.New(pool, endpoint, consumer.HandlerFunc(paid), consumer.Config{Scope: webhook.Scope("stripe")})
 	if err != nil {
 		return err
 	}

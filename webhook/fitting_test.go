@@ -87,7 +87,7 @@ func TestW15EventThatCannotBeForwarded(t *testing.T) {
 		e := r.serve(s, func(c *webhook.Config) {
 			c.KeepHeaders, c.Mode, c.Forward = []string{"X-A", "X-B", "X-C", "X-D"}, mode, &webhook.Forward{Sink: "kafka", Target: "/payments"}
 			if mode == webhook.Inline {
-				c.Handler = effect
+				c.Handler = consumer.HandlerFunc(effect)
 			}
 		})
 		body := membersBody(t, map[string]string{"id": "1", "type": strings.Repeat("t", 200)})
@@ -189,11 +189,13 @@ func TestStaleWithAnotherTx(t *testing.T) {
 	t.Parallel()
 	type foreign struct{ consumer.Tx }
 	r := newRig(t)
-	h, err := webhook.InOrder(webhook.Ordered{Version: versionOf, DropStale: true}, effect)
+	h, err := webhook.InOrder(webhook.Ordered{Version: versionOf, DropStale: true}, consumer.HandlerFunc(effect))
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := r.serve(samples(t)["Stripe"], inline(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error { return h(ctx, foreign{tx}, m) }))
+	e := r.serve(samples(t)["Stripe"], inline(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		return h.Handle(ctx, foreign{tx}, m)
+	}))
 	e.send(versioned("evt_a1", "a", 1)).want(t, 500, false)
 	if err := r.lastRefusal(); err == nil || !strings.Contains(err.Error(), "InOrder") || r.count("onlyonce.webhook_objects") != 0 {
 		t.Errorf("%v; %d objects", err, r.count("onlyonce.webhook_objects"))

@@ -38,7 +38,7 @@ func (w way) runHandler(ctx context.Context, tx *guard.Tx, i *incomingEvent) err
 			tx.TakeBack() // it waits for the handler's goroutines that are in a call
 			done <- err
 		}()
-		err = w.cfg.Handler(work, lent, w.inlineMessage(i))
+		err = w.cfg.Handler.Handle(work, lent, w.inlineMessage(i))
 		if err != nil {
 			_ = err.Error() // it may panic, for example for a nil pointer: here that is recovered
 		}

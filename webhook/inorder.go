@@ -9,6 +9,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
@@ -42,35 +43,33 @@ type Ordered struct {
 
 // InOrder wraps a handler and keeps stale events from it: those older than an event already applied
 // to the same object. It works in a consumer and inline, and compares within the consumer's scope
-// and tenant.
+// and tenant. A batch handler gets each event as a batch of one.
 //
 // The comparison is part of the handler's transaction and locks the object until its end, so two
 // events of one object are applied one after the other. It costs a round trip for each event. Each
 // object also takes a row in onlyonce.webhook_objects, until no event has touched it for its
 // retention (W21).
 func InOrder(cfg Ordered, next consumer.Handler) (consumer.Handler, error) {
-	var faults []error
+	l := fields.List{Sentinel: ErrConfig}
 	if cfg.Version == nil {
-		faults = append(faults, fmt.Errorf("%w: Ordered.Version: must be set", ErrConfig))
+		l.Add("Ordered.Version", "must be set")
 	}
-	if next == nil {
-		faults = append(faults, fmt.Errorf("%w: handler: must not be nil", ErrConfig))
-	}
-	if err := errors.Join(faults...); err != nil {
+	l.Part("handler", next)
+	if err := l.Err(); err != nil {
 		return nil, err
 	}
-	return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	return consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		newer, err := cfg.newer(ctx, tx, m)
 		switch {
 		case err != nil:
 			return err
 		case newer:
-			return next(ctx, tx, m)
+			return next.Handle(ctx, tx, m)
 		case cfg.DropStale:
 			return nil
 		}
 		return consumer.Permanent(ErrOvertaken)
-	}, nil
+	}), nil
 }
 
 func (cfg *Ordered) newer(ctx context.Context, tx consumer.Tx, m *consumer.Message) (bool, error) {

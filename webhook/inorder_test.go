@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/outbox"
@@ -39,13 +37,13 @@ func versionOf(e *webhook.Event) (string, int64, error) {
 	return x.O, x.V, nil
 }
 
-func inOrder(t *testing.T, drop bool, told *sync.Map) consumer.Handler {
+func inOrder(t *testing.T, drop bool, told *sync.Map) consumer.HandlerFunc {
 	t.Helper()
-	h, err := webhook.InOrder(webhook.Ordered{Version: versionOf, DropStale: drop, Stale: func(m *consumer.Message, _ string, _ int64) { told.Store(m.ID(), true) }}, effect)
+	h, err := webhook.InOrder(webhook.Ordered{Version: versionOf, DropStale: drop, Stale: func(m *consumer.Message, _ string, _ int64) { told.Store(m.ID(), true) }}, consumer.HandlerFunc(effect))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return h
+	return h.Handle
 }
 
 // An event that is older than what was applied to its object does not reach the handler: it is
@@ -145,12 +143,12 @@ func TestForward(t *testing.T) {
 		r := newRig(t)
 		e := r.serve(samples(t)["GitHub"], forward, func(c *webhook.Config) {
 			if c.Mode = mode; mode == webhook.Inline {
-				c.Handler = func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				c.Handler = consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 					if err := outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: "tell", Body: m.Value}); err != nil {
 						return err
 					}
 					return effect(ctx, tx, m)
-				}
+				})
 			}
 		})
 		e.sendAs("d-1", "push").want(t, 200, false)
@@ -271,12 +269,12 @@ func TestW10ReconciliationGoesOn(t *testing.T) {
 	told := make(chan webhook.Backfilled, 100)
 	x := r.receiver(samples(t)["Stripe"], func(c *webhook.Config) {
 		c.Mode = webhook.Inline
-		c.Handler = func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
+		c.Handler = consumer.HandlerFunc(func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
 			if strings.HasSuffix(m.ID(), "evt_fails") {
 				return errors.New("each time")
 			}
 			return nil
-		}
+		})
 		c.Backfill = &webhook.Backfill{Every: time.Second, List: func(_ context.Context, _ time.Time, each func(*webhook.Event) error) error {
 			for _, id := range []string{"evt_fails", "evt_missed"} {
 				if err := each(&webhook.Event{ID: id, Type: "invoice.paid", Time: time.Now(), Body: []byte(stripeBody(id, ""))}); err != nil {
@@ -367,7 +365,7 @@ func listedSince(t *testing.T, r *rig, last string) (since, before, after time.T
 
 func TestEndpointFaults(t *testing.T) {
 	t.Parallel()
-	_, err := webhook.New[*pgxpool.Pool](nil, webhook.Config{Name: "a/b", Mode: 7, Forward: &webhook.Forward{}, Partitions: -1,
+	_, err := webhook.New(nil, webhook.Config{Name: "a/b", Mode: 7, Forward: &webhook.Forward{}, Partitions: -1,
 		Retention: 1, BodyWindow: 1, DuplicateWait: time.Hour, HandlerTimeout: 1, RetryAfter: 1, MaxInFlight: -1, Backfill: &webhook.Backfill{Every: 1}, Group: "\xff", PollInterval: 1, LeaseTTL: 1, KeepEvents: -1})
 	for _, field := range []string{"pool", "Config.Name", "Provider: must be set", "Secrets: ", "Config.Mode", "Forward.Sink: ", "Forward.Target: ", "Partitions", "Retention", "BodyWindow", "DuplicateWait",
 		"HandlerTimeout", "RetryAfter", "MaxInFlight", "Backfill: List", "Backfill.Every", "Config.Group", "Config.PollInterval", "Config.LeaseTTL", "Config.KeepEvents"} {
@@ -375,16 +373,16 @@ func TestEndpointFaults(t *testing.T) {
 			t.Errorf("%v does not name %s", err, field)
 		}
 	}
-	if _, err := webhook.New[*pgxpool.Pool](nil, webhook.Config{Mode: webhook.Inline}); err == nil || !strings.Contains(err.Error(), "Handler") {
+	if _, err := webhook.New(nil, webhook.Config{Mode: webhook.Inline}); err == nil || !strings.Contains(err.Error(), "Handler") {
 		t.Errorf("inline without a handler: %v", err)
 	}
-	if _, err := webhook.New[*pgxpool.Pool](nil, webhook.Config{Mode: webhook.ForwardOnly, Handler: effect}); err == nil || !strings.Contains(err.Error(), "Config.Handler") {
+	if _, err := webhook.New(nil, webhook.Config{Mode: webhook.ForwardOnly, Handler: consumer.HandlerFunc(effect)}); err == nil || !strings.Contains(err.Error(), "Config.Handler") {
 		t.Errorf("a handler that nothing calls: %v", err)
 	}
-	if _, err := webhook.New[*pgxpool.Pool](nil, webhook.Config{Handler: effect}); err == nil || !strings.Contains(err.Error(), "Config.Handler: must not be set in mode Stored: give the handler to consumer.New") {
+	if _, err := webhook.New(nil, webhook.Config{Handler: consumer.HandlerFunc(effect)}); err == nil || !strings.Contains(err.Error(), "Config.Handler: must not be set in mode Stored: give the handler to consumer.New") {
 		t.Errorf("a handler that the consumer has: %v", err)
 	}
-	if _, err := webhook.New[*pgxpool.Pool](nil, webhook.Config{Mode: webhook.ForwardOnly}); err == nil || !strings.Contains(err.Error(), "Forward") {
+	if _, err := webhook.New(nil, webhook.Config{Mode: webhook.ForwardOnly}); err == nil || !strings.Contains(err.Error(), "Forward") {
 		t.Errorf("forwarding to nowhere: %v", err)
 	}
 }

@@ -171,7 +171,7 @@ func (r *rig) serve(s sample, more ...func(*webhook.Config)) *endpoint {
 }
 
 // inline is a mode with a handler.
-func inline(h consumer.Handler) func(*webhook.Config) {
+func inline(h consumer.HandlerFunc) func(*webhook.Config) {
 	return func(c *webhook.Config) { c.Mode, c.Handler = webhook.Inline, h }
 }
 
@@ -277,7 +277,7 @@ func stripeBody(id string, more string) string {
 }
 
 // work runs a consumer of the stored events until the test's end.
-func (r *rig) work(h consumer.Handler, more ...func(*consumer.Config)) {
+func (r *rig) work(h consumer.HandlerFunc, more ...func(*consumer.Config)) {
 	r.t.Helper()
 	c := r.consumer(h, more...)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -292,7 +292,7 @@ func (r *rig) work(h consumer.Handler, more ...func(*consumer.Config)) {
 }
 
 // consumer returns a consumer of the stored events.
-func (r *rig) consumer(h consumer.Handler, more ...func(*consumer.Config)) *consumer.Consumer {
+func (r *rig) consumer(h consumer.HandlerFunc, more ...func(*consumer.Config)) *consumer.Consumer {
 	r.t.Helper()
 	source, err := webhook.NewSource(r.pool, webhook.SourceConfig{Group: "g", Endpoints: []string{"e"}, Partitions: 4, PollInterval: 20 * time.Millisecond, LeaseTTL: 3 * time.Second})
 	if err != nil {

@@ -18,23 +18,7 @@ import (
 )
 
 // New checks the configuration and returns every fault of it at once. It does not connect.
-//
-// With a [shard.Set] the endpoint stores an event in the database of its place: its tenant
-// (Config.Tenant), or the endpoint's name if it has none. If the place is moving, or if the set's
-// function names a database where the place does not live, the endpoint does not store the event:
-// its sender gets 503 and sends it again. Such an endpoint is not a consumer's source: consume the
-// events of each database with a [Source]. With Config.Backfill each database lists the sender's
-// events, and takes those of its places.
-func New[D shard.Databases](db D, cfg Config) (*Endpoint, error) {
-	if set, ok := any(db).(*shard.Set); ok {
-		return newSharded(set, cfg)
-	}
-	pool, _ := any(db).(*pgxpool.Pool)
-	return newEndpoint(pool, cfg)
-}
-
-// newEndpoint makes the endpoint of one database.
-func newEndpoint(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
+func New(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 	cfg.Logger = process.Logger(pool, cfg.Logger)
 	cfg, err := cfg.withDefaults(pool)
 	l := &fields.List{}
@@ -93,18 +77,23 @@ func newStore(e *Endpoint) *intake.Store[*incomingEvent] {
 	return s
 }
 
-// newSharded makes an endpoint of several databases.
-func newSharded(set *shard.Set, cfg Config) (*Endpoint, error) {
+// NewSharded is [New] for several databases. The endpoint stores an event in the database of its
+// place: its tenant (Config.Tenant), or the endpoint's name if it has none. If the place is moving,
+// or if the set's function names a database where the place does not live, the endpoint does not
+// store the event: its sender gets 503 and sends it again. Such an endpoint is not a consumer's
+// source: consume the events of each database with a [Source]. With Config.Backfill each database
+// lists the sender's events, and takes those of its places.
+func NewSharded(set *shard.Set, cfg Config) (*Endpoint, error) {
 	if set == nil {
-		return nil, fmt.Errorf("%w: db: must not be nil", ErrConfig)
+		return nil, fmt.Errorf("%w: set: must not be nil", ErrConfig)
 	}
 	if places, _ := set.Routes(); !places {
-		return nil, fmt.Errorf("%w: db: shard.Config.OfPlace: must not be nil: it names the database of an event", ErrConfig)
+		return nil, fmt.Errorf("%w: set: shard.Config.OfPlace: must not be nil: it names the database of an event", ErrConfig)
 	}
 	var all *Endpoint
 	shards := map[string]*Endpoint{}
 	for _, db := range set.Databases() {
-		one, err := newEndpoint(db.Pool, cfg)
+		one, err := New(db.Pool, cfg)
 		if err != nil {
 			return nil, err // the same for each database
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/webhook"
@@ -40,18 +41,18 @@ func TestS2ReceiverAndWorkerWithLeastPrivileges(t *testing.T) {
 	r.pool = r.recv
 	var ordered webhook.Ordered
 	ordered.Version = func(e *webhook.Event) (string, int64, error) { return "o", int64(len(e.Body)), nil }
-	h, err := webhook.InOrder(ordered, effect)
+	h, err := webhook.InOrder(ordered, consumer.HandlerFunc(effect))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.work(h)
+	r.work(h.Handle)
 	r.pool = owner
 	e := r.serve(unknownSender(), func(c *webhook.Config) {
 		c.OrderingKey = func(*webhook.Event) string { return "o" }
 		c.Forward = &webhook.Forward{Sink: "kafka", Target: "/hooks"}
 		c.MaxBody = 1 << 20
 	})
-	inlineToo := r.serve(unknownSender(), inline(h), func(c *webhook.Config) { c.Name = "i" })
+	inlineToo := r.serve(unknownSender(), inline(h.Handle), func(c *webhook.Config) { c.Name = "i" })
 	for _, to := range []*endpoint{e, inlineToo} {
 		to.sendAs("d-1", "push").want(t, 200, false)
 		to.sendAs("d-1", "push").want(t, 200, true)

@@ -42,7 +42,7 @@ func TestW22EventsAreSealed(t *testing.T) {
 
 	run := func(sealer *seal.Sealer) (stop func()) {
 		x := r.receiver(e.sample, func(c *webhook.Config) { c.Sealer = sealer })
-		worker, err := consumer.New(r.recv, x, consumer.Unsealed(handler, sealer), consumer.Config{Scope: webhook.Scope("e"), MaxAttempts: 1})
+		worker, err := consumer.New(r.recv, x, consumer.Unsealed(consumer.HandlerFunc(handler), sealer), consumer.Config{Scope: webhook.Scope("e"), MaxAttempts: 1})
 		if err != nil {
 			t.Fatal(err)
 		}

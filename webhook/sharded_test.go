@@ -39,7 +39,7 @@ func TestN2EndpointMoves(t *testing.T) {
 	}
 	s := samples(t)["Stripe"]
 	cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, Partitions: 4, Hooks: a.hooks()}
-	endpoint, err := webhook.New(set, cfg)
+	endpoint, err := webhook.NewSharded(set, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestN2EndpointMoves(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := consumer.New(a.recv, endpoint, effect, consumer.Config{Scope: "e"}); err == nil || !strings.Contains(err.Error(), "consume the events of each with webhook.NewSource") {
+	if _, err := consumer.New(a.recv, endpoint, consumer.HandlerFunc(effect), consumer.Config{Scope: "e"}); err == nil || !strings.Contains(err.Error(), "consume the events of each with webhook.NewSource") {
 		t.Errorf("a consumer of several databases: %v", err)
 	}
 }
@@ -109,12 +109,12 @@ func TestShardedEndpointByTenant(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := samples(t)["Stripe"]
-	cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, Mode: webhook.Inline, Handler: effect,
+	cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, Mode: webhook.Inline, Handler: consumer.HandlerFunc(effect),
 		Tenant: func(e *webhook.Event) string { return strings.Split(e.ID, "_")[0] },
 		Backfill: &webhook.Backfill{List: func(_ context.Context, _ time.Time, each func(*webhook.Event) error) error {
 			return errors.Join(each(&webhook.Event{ID: "a_0", Time: time.Now(), Body: []byte("{}")}), each(&webhook.Event{ID: "b_2", Time: time.Now(), Body: []byte("{}")}))
 		}}}
-	endpoint, err := webhook.New(set, cfg)
+	endpoint, err := webhook.NewSharded(set, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,11 +140,11 @@ func TestShardedEndpointByTenant(t *testing.T) {
 		t.Error(err)
 	}
 	for _, wrong := range []func() (*webhook.Endpoint, error){
-		func() (*webhook.Endpoint, error) { return webhook.New[*shard.Set](nil, cfg) },
+		func() (*webhook.Endpoint, error) { return webhook.NewSharded(nil, cfg) },
 		func() (*webhook.Endpoint, error) {
 			cfg := cfg
 			cfg.Name = "a/b"
-			return webhook.New(set, cfg)
+			return webhook.NewSharded(set, cfg)
 		},
 	} {
 		if _, err := wrong(); !errors.Is(err, webhook.ErrConfig) {
@@ -160,7 +160,7 @@ func TestSetWithoutPlacesIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := webhook.New(set, webhook.Config{}); !errors.Is(err, webhook.ErrConfig) || !strings.Contains(err.Error(), "OfPlace: must not be nil") {
+	if _, err := webhook.NewSharded(set, webhook.Config{}); !errors.Is(err, webhook.ErrConfig) || !strings.Contains(err.Error(), "OfPlace: must not be nil") {
 		t.Errorf("%v", err)
 	}
 }

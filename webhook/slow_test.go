@@ -79,13 +79,13 @@ func TestW17UnsignedBodiesTakeNoPlace(t *testing.T) {
 	entered, leave := make(chan struct{}), make(chan struct{})
 	receiver := r.receiver(s, func(c *webhook.Config) {
 		c.MaxInFlight, c.Mode = 1, webhook.Inline
-		c.Handler = func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		c.Handler = consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if string(m.Value) == `{"id":"held"}` {
 				entered <- struct{}{}
 				<-leave
 			}
 			return nil
-		}
+		})
 	})
 	for range 20 {
 		stall(t, receiver, headers("X-Sig", strings.Repeat("0", 64)), 1, 100_000)

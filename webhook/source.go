@@ -56,7 +56,7 @@ type SourceConfig struct {
 // Make a Source for a consumer of several endpoints, or for a worker process without secrets:
 //
 //	source, err := webhook.NewSource(pool, webhook.SourceConfig{Endpoints: []string{"stripe", "adyen"}})
-//	worker, err := consumer.New(pool, source, handle, consumer.Config{Scope: "billing"})
+//	worker, err := consumer.New(pool, source, consumer.HandlerFunc(handle), consumer.Config{Scope: "billing"})
 //
 // The members of a group share the partitions. Each has one Source, for one Run. An endpoint of the
 // same process wakes it after each commit; for events of other processes it polls.

@@ -111,7 +111,7 @@ func TestN2PlaceThatLeavesInASet(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := samples(t)["Stripe"]
-	endpoint, err := webhook.New(set, webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, Partitions: 4, Hooks: r.hooks(),
+	endpoint, err := webhook.NewSharded(set, webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, Partitions: 4, Hooks: r.hooks(),
 		Tenant: func(e *webhook.Event) string { return strings.Split(e.ID, "_")[0] }})
 	if err != nil {
 		t.Fatal(err)

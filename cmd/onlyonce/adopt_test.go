@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/onlyonce/onlyonce/internal/program"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -409,9 +410,9 @@ func TestAdoptInterrupted(t *testing.T) {
 
 func TestAdvice(t *testing.T) {
 	t.Parallel()
-	db := &database{name: `postgres at h:1, database "d"`}
-	for code, want := range map[string]string{codeLockTimeout: "try again", codeReadOnly: "primary", codeNoPrivilege: "role", "XX000": "XX000"} {
-		err := db.explain(&pgconn.PgError{Code: code, Message: "no"})
+	db := &program.Database{Name: `postgres at h:1, database "d"`}
+	for code, want := range map[string]string{"55P03": "try again", "25006": "primary", "42501": "role", "XX000": "XX000"} {
+		err := explainedBy(db, &pgconn.PgError{Code: code, Message: "no"})
 		if !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "h:1") {
 			t.Errorf("%s: %v", code, err)
 		}

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/program"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -112,8 +113,8 @@ func (a *app) decide(ctx context.Context, address string, say consent, try *oper
 	if !is || from.Elsewhere().URL == "" {
 		return a.act(ctx, address, say, try, nil)
 	}
-	return a.withSchema(ctx, from.Elsewhere().URL, func(db *database) error {
-		from.Elsewhere().DB, from.Elsewhere().Name = db, db.name
+	return a.withSchema(ctx, from.Elsewhere().URL, func(db *program.Database) error {
+		from.Elsewhere().DB, from.Elsewhere().Name = db, db.Name
 		return a.act(ctx, address, say, try, db)
 	})
 }
@@ -138,14 +139,14 @@ func (e *nothing) Error() string { return e.text }
 
 // act asks, unless -yes is given, and carries the decision out. from is the database that something
 // moves from, if any.
-func (a *app) act(ctx context.Context, address string, say consent, try *operate.Try, from *database) error {
+func (a *app) act(ctx context.Context, address string, say consent, try *operate.Try, from *program.Database) error {
 	if !say.yes && !say.dry && !a.isTerminal(a.stdin) {
 		return usagef("-yes: standard input is no terminal, so there is no answer: add -yes to go ahead without, or -dry-run to see what it would do")
 	}
-	err := a.withDatabase(ctx, address, func(db *database) error {
+	err := a.withDatabase(ctx, address, func(db *program.Database) error {
 		run := func(by ops.By, shown *operate.Result) (*operate.Result, error) {
 			r, err := try.Run(ctx, db, by, shown)
-			return r, decided(from.explainOrigin(err))
+			return r, decided(explainedOrigin(from, err))
 		}
 		var shown, done *operate.Result
 		var err error

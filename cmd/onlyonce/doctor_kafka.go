@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -13,7 +12,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/segmentio/kafka-go"
 
+	"github.com/onlyonce/onlyonce/internal/program"
 	"github.com/onlyonce/onlyonce/internal/reports"
+	"github.com/onlyonce/onlyonce/internal/settings"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -71,7 +72,7 @@ func add(r *ops.Examination, f ops.Finding) {
 
 // brokers returns a client of the brokers. Nil login: they need neither TLS nor a login.
 func (a *app) brokers(addresses []string, login *string) (*kafka.Client, error) {
-	client := &kafka.Client{Addr: kafka.TCP(addresses...), Timeout: connectTimeout}
+	client := &kafka.Client{Addr: kafka.TCP(addresses...), Timeout: program.ConnectTimeout}
 	if login == nil {
 		return client, nil
 	}
@@ -79,12 +80,13 @@ func (a *app) brokers(addresses []string, login *string) (*kafka.Client, error) 
 	if err != nil {
 		return nil, fmt.Errorf("-broker-login: %w", err)
 	}
-	var faults []error
-	s := parseSection("", data, &faults, a.env)
-	client.Transport = &kafka.Transport{TLS: s.brokersTLS(), SASL: s.mechanism(), DialTimeout: connectTimeout}
-	if s.unknown(); len(faults) > 0 {
-		return nil, fmt.Errorf("-broker-login: %s: %w", *login, errors.Join(faults...))
+	read := settings.File{Env: a.env}
+	var way settings.Kafka
+	read.Decode(data, "", &way)
+	if err := read.Err(); err != nil {
+		return nil, fmt.Errorf("-broker-login: %s: %w", *login, err)
 	}
+	client.Transport = &kafka.Transport{TLS: way.Secure.Config(), SASL: way.Mechanism(), DialTimeout: program.ConnectTimeout}
 	return client, nil
 }
 
@@ -95,7 +97,7 @@ func brokerRefusal(ctx context.Context, brokers *kafka.Client, err error) error 
 		return err
 	}
 	first, _, _ := strings.Cut(brokers.Addr.String(), ",")
-	conn, refused := (&kafka.Dialer{TLS: t.TLS, SASLMechanism: t.SASL, Timeout: connectTimeout}).DialContext(ctx, "tcp", first)
+	conn, refused := (&kafka.Dialer{TLS: t.TLS, SASLMechanism: t.SASL, Timeout: program.ConnectTimeout}).DialContext(ctx, "tcp", first)
 	if refused != nil {
 		return refused
 	}

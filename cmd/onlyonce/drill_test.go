@@ -20,9 +20,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/program"
 	"github.com/onlyonce/onlyonce/internal/rig/memlog"
 	"github.com/onlyonce/onlyonce/ops/console"
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/httpsink"
+	"github.com/onlyonce/onlyonce/test/devenv/self"
 )
 
 // drill is a database in which faults are made. It has two faces: the text of `onlyonce status`,
@@ -194,9 +197,16 @@ func TestDrillRemoteRejects(t *testing.T) {
 		}
 	}))
 	t.Cleanup(remote.Close)
-	startProgram(t, []string{envPostgres + "=" + d.url}, "relay", "-config", relayFile(t, fmt.Sprintf(
-		`{"poll_interval": "20ms", "sinks": [{"type": "http", "name": "payments", "base_url": "%s/v1", "key_window": "forever", "allow_private": true}]}`, remote.URL)), "-health", "127.0.0.1:0")
-	err := pgx.BeginFunc(t.Context(), d.pool, func(tx pgx.Tx) error {
+	sink, err := httpsink.New(httpsink.Config{Name: "payments", BaseURL: remote.URL + "/v1", KeyWindow: outbox.Forever, AllowPrivate: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	relay, err := outbox.NewRelay(d.pool, outbox.RelayConfig{PollInterval: 20 * time.Millisecond, Sinks: []outbox.Sink{sink}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.runs(relay.Run)
+	err = pgx.BeginFunc(t.Context(), d.pool, func(tx pgx.Tx) error {
 		return outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "payments", Target: "/charges", Name: "charge", ID: "1", Scope: "checkout"})
 	})
 	if err != nil {
@@ -236,7 +246,7 @@ func handleDeadly() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
 	}
-	pool, err := pgxpool.New(ctx, os.Getenv(envPostgres))
+	pool, err := pgxpool.New(ctx, os.Getenv(program.EnvPostgres))
 	if err != nil {
 		die(err)
 	}
@@ -244,7 +254,7 @@ func handleDeadly() {
 	if err != nil {
 		die(err)
 	}
-	c, err := consumer.New(pool, &memlog.Source{Log: deadlyLog(), GroupID: "g1"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(pool, &memlog.Source{Log: deadlyLog(), GroupID: "g1"}, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		for there := false; string(m.Value) == "deadly" && os.Getenv(deadlyEnv) == ""; {
 			if err := pool.QueryRow(ctx, `select exists (select from onlyonce.owners where pid = $1)`, os.Getpid()).Scan(&there); err != nil {
 				return err
@@ -254,7 +264,7 @@ func handleDeadly() {
 			}
 		}
 		return effect(ctx, tx, m)
-	}, consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), MaxAttempts: attempts})
+	}), consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), MaxAttempts: attempts})
 	if err == nil {
 		err = c.Run(ctx)
 	}
@@ -269,7 +279,7 @@ func TestDrillDeadlyMessage(t *testing.T) {
 	d := drillOf(t, f)
 	start := func(attempts int, env ...string) *exec.Cmd {
 		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(append(os.Environ(), childEnv+"="+deadlyChild, envPostgres+"="+f.url, fmt.Sprint(deadlyAttempts, "=", attempts)), env...)
+		cmd.Env = append(append(os.Environ(), self.Env+"="+deadlyChild, program.EnvPostgres+"="+f.url, fmt.Sprint(deadlyAttempts, "=", attempts)), env...)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -284,7 +294,7 @@ func TestDrillDeadlyMessage(t *testing.T) {
 		defer restart.Stop()
 		for !shown.Load() {
 			cmd := exec.Command(os.Args[0])
-			cmd.Env = append(os.Environ(), childEnv+"="+deadlyChild, envPostgres+"="+f.url, deadlyAttempts+"=1000")
+			cmd.Env = append(os.Environ(), self.Env+"="+deadlyChild, program.EnvPostgres+"="+f.url, deadlyAttempts+"=1000")
 			_ = cmd.Run()
 			if code := cmd.ProcessState.ExitCode(); code != 3 {
 				ended <- fmt.Errorf("it ended with status %d", code)

@@ -35,7 +35,7 @@ func newEventShop(t *testing.T, policy consumer.FailurePolicy) *eventShop {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := consumer.New(s.pool, source, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(s.pool, source, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if m.ID() != string(m.Value) || m.Tenant() != "t" {
 			return consumer.Permanent(fmt.Errorf("id %q, tenant %q", m.ID(), m.Tenant()))
 		}
@@ -43,7 +43,7 @@ func newEventShop(t *testing.T, policy consumer.FailurePolicy) *eventShop {
 			return errors.New("not now")
 		}
 		return effect(ctx, tx, m)
-	}, consumer.Config{Scope: "stock", OnFailure: policy, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond}, MaxAttempts: 2})
+	}), consumer.Config{Scope: "stock", OnFailure: policy, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond}, MaxAttempts: 2})
 	if err != nil {
 		t.Fatal(err)
 	}

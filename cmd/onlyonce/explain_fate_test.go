@@ -88,12 +88,12 @@ func TestExplainSaysWhatBecameOfAnEvent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := consumer.New(d.pool, source, func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(d.pool, source, consumer.HandlerFunc(func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
 		if string(m.Value) == "bad" {
 			return consumer.Permanent(errors.New("no such article"))
 		}
 		return nil
-	}, consumer.Config{Scope: "stock"})
+	}), consumer.Config{Scope: "stock"})
 	if err != nil {
 		t.Fatal(err)
 	}

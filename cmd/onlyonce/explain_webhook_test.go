@@ -88,9 +88,9 @@ func TestExplainWebhookByItsSendersID(t *testing.T) {
 func TestParkedShowOfAWebhook(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	stale := f.receives("code", webhook.GitHub{}, webhook.Config{Mode: webhook.Inline, Handler: func(context.Context, consumer.Tx, *consumer.Message) error {
+	stale := f.receives("code", webhook.GitHub{}, webhook.Config{Mode: webhook.Inline, Handler: consumer.HandlerFunc(func(context.Context, consumer.Tx, *consumer.Message) error {
 		return errors.Join(webhook.ErrOvertaken)
-	}})
+	})})
 	f.hooked(stale, `{"a":1}`, github("d-2", `{"a":1}`))
 	out := f.run("parked", "show", "-id", one[string](f, `select id::text from onlyonce.parked`)).want(t, statusGood, "github")
 	if !strings.Contains(out.out, "d-2") || strings.Contains(out.out, "code/github/d-2") {

@@ -14,6 +14,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/gauges"
 	"github.com/onlyonce/onlyonce/internal/metrics"
 	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/internal/program"
 )
 
 // exporterAddress is where the exporter answers unless -listen says so: on this machine only.
@@ -41,7 +42,7 @@ Example:
   onlyonce exporter -postgres postgres://monitor@db/shop -listen 127.0.0.1:9465`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			var urls []string
-			fs.Func("postgres", "a database, as a `URL`; may be repeated (default: $"+envPostgres+")", func(s string) error {
+			fs.Func("postgres", "a database, as a `URL`; may be repeated (default: $"+program.EnvPostgres+")", func(s string) error {
 				urls = append(urls, s)
 				return nil
 			})
@@ -76,8 +77,8 @@ func (a *app) exporter(ctx context.Context, urls []string, address string, inter
 		return err
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", serveMetrics(e.samples))
-	stop, err := listen("-listen", address, "/metrics", mux, log)
+	mux.Handle("GET /metrics", metrics.Handler(e.samples))
+	stop, err := program.Listen("-listen", address, "/metrics", mux, log)
 	if err != nil {
 		return err
 	}
@@ -110,7 +111,7 @@ func (e *exporter) name() error {
 	for _, d := range e.databases {
 		c, name := d.pool.Config().ConnConfig, d.rounds.Database
 		if named[name] > 1 {
-			name = hostPort(c.Host, c.Port) + "/" + name
+			name = program.HostPort(c.Host, c.Port) + "/" + name
 		}
 		if seen[name] {
 			return fmt.Errorf("-postgres: %s is given twice", name)

@@ -1,10 +1,7 @@
 package main
 
 import (
-	"fmt"
 	"io"
-	"net/http"
-	"net/http/httptest"
 	"regexp"
 	"slices"
 	"strconv"
@@ -14,38 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/gauges"
 	"github.com/onlyonce/onlyonce/internal/metrics"
-	"github.com/onlyonce/onlyonce/outbox"
 )
-
-// scrape reads what a program serves at the address that its log names.
-func (p *program) scrape(path string) string {
-	p.t.Helper()
-	at := regexp.MustCompile(`http://127\.0\.0\.1:\d+` + path)
-	eventually(p.t, "it serves "+path, func() bool { return at.MatchString(p.stderr()) })
-	client := http.Client{Timeout: relayPatience}
-	address := strings.Replace(at.FindString(p.stderr()), path, "/metrics", 1)
-	// A page whose name leads to this machine must not read what is served on it.
-	rebound, err := http.NewRequestWithContext(p.t.Context(), http.MethodGet, address, nil)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	rebound.Host = "evil.example"
-	if resp, err := client.Do(rebound); err != nil {
-		p.t.Fatal(err)
-	} else if _ = resp.Body.Close(); resp.StatusCode != http.StatusMisdirectedRequest {
-		p.t.Errorf("under another name: %d", resp.StatusCode)
-	}
-	resp, err := client.Get(address)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK {
-		p.t.Fatalf("status %d, error %v: %s", resp.StatusCode, err, text)
-	}
-	return string(text)
-}
 
 var sampleLine = regexp.MustCompile(`^([a-z_]+)(?:\{(.*)\})? (\S+)$`)
 
@@ -123,7 +89,7 @@ func TestExporter(t *testing.T) {
 	name := f.pool.Config().ConnConfig.Database
 	down := "postgres://nobody@127.0.0.1:1/down"
 	p := startProgram(t, nil, "exporter", "-postgres", f.url, "-postgres", down, "-listen", "127.0.0.1:0", "-interval", "10h")
-	text := p.scrape("/metrics")
+	text := p.Scrape("/metrics")
 
 	found := served(t, text, metrics.FromDatabase)
 	for _, m := range metrics.From(metrics.FromDatabase) {
@@ -168,11 +134,11 @@ func TestExporter(t *testing.T) {
 	}
 
 	f.exec(`delete from onlyonce.parked`)
-	if again := p.scrape("/metrics"); valueOf(t, again, `onlyonce_parked`+db+`,kind="message",scope="stock",sink="",state="waiting",reason="exhausted"}`) != 2 {
+	if again := p.Scrape("/metrics"); valueOf(t, again, `onlyonce_parked`+db+`,kind="message",scope="stock",sink="",state="waiting",reason="exhausted"}`) != 2 {
 		t.Error("a scrape within the interval asked the database again")
 	}
-	if status := p.stop(syscall.SIGTERM); status != 0 {
-		t.Errorf("exit status %d\n%s", status, p.stderr())
+	if status := p.Stop(syscall.SIGTERM); status != 0 {
+		t.Errorf("exit status %d\n%s", status, p.Stderr())
 	}
 }
 
@@ -199,55 +165,5 @@ func TestExporterNamesDatabases(t *testing.T) {
 	}
 	if got := strings.Join(names, " "); got != "a:5432/shop b:6/shop bank me" {
 		t.Errorf("the databases are named %s", got)
-	}
-}
-
-// What a relay measures, on the address of its health.
-func TestRelayMetrics(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	remote := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/refused" {
-			w.WriteHeader(http.StatusBadRequest)
-		}
-	}))
-	t.Cleanup(remote.Close)
-	file := relayFile(t, fmt.Sprintf(`{"poll_interval": "20ms", "sinks": [
-		{"type": "http", "name": "payments", "base_url": "%s", "key_window": "1h", "allow_private": true}]}`, remote.URL))
-	address := "127.0.0.1:0"
-	p := startProgram(t, []string{envPostgres + "=" + f.url}, "relay", "-config", file, "-health", address, "-metrics", address)
-	tx, err := f.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, target := range []string{"/taken", "/refused"} {
-		if err := outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "payments", Target: target, Name: target, ID: "1", Scope: "checkout"}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	var text string
-	eventually(t, "both calls are counted", func() bool {
-		text = p.scrape("/healthz")
-		return strings.Contains(text, `onlyonce_outbox_delay_seconds_count{sink="payments"} 2`)
-	})
-	found := served(t, text, metrics.FromRelay, metrics.FromProcess)
-	for _, m := range metrics.From(metrics.FromRelay) {
-		if !found[m] {
-			t.Errorf("%s is in the table, and not served", m.Name)
-		}
-	}
-	for _, outcome := range []string{"delivered", "rejected"} {
-		if n := valueOf(t, text, `onlyonce_outbox_attempts_total{sink="payments",outcome="`+outcome+`"}`); n != 1 {
-			t.Errorf("%v attempts are %s, want 1", n, outcome)
-		}
-	}
-	if window := one[string](f, `select start_window::text from onlyonce.sinks`); window != "00:58:54" { // less the margin and the timeout
-		t.Errorf("calls are started again for %s", window)
-	}
-	if status := p.stop(syscall.SIGTERM); status != 0 {
-		t.Errorf("exit status %d\n%s", status, p.stderr())
 	}
 }

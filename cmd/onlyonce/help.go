@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/program"
 )
 
 // help answers `onlyonce help [COMMAND]`.
@@ -44,7 +45,7 @@ func usage(w io.Writer, list []group) {
 	}
 	_, _ = fmt.Fprint(w, `
 `+"`onlyonce help COMMAND`"+` explains one. Every command takes the database from
--postgres URL, or else from the environment variable `+envPostgres+`.
+-postgres URL, or else from the environment variable `+program.EnvPostgres+`.
 On a terminal, lists fit its width, or COLUMNS. In a pipe they are whole.
 
 Exit status: 0 good; 1 looked and not done (the answer was no, or things had

@@ -60,7 +60,7 @@ func engines(t *testing.T, url string) map[string]func(context.Context) error {
 	pool := pgtest.Pool(t, url)
 	log := memlog.NewLog("orders", 1)
 	handle := func(context.Context, consumer.Tx, *consumer.Message) error { return nil }
-	c, err := consumer.New(pool, &memlog.Source{Log: log, GroupID: "g"}, handle, consumer.Config{Scope: "stock", PositionsOnly: true})
+	c, err := consumer.New(pool, &memlog.Source{Log: log, GroupID: "g"}, consumer.HandlerFunc(handle), consumer.Config{Scope: "stock", PositionsOnly: true})
 	if err != nil {
 		t.Fatal(err)
 	}

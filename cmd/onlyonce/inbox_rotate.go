@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/onlyonce/onlyonce/internal/inbox"
+	"github.com/onlyonce/onlyonce/internal/program"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
@@ -33,7 +34,7 @@ Example:
 }
 
 func (a *app) rotateInbox(ctx context.Context, address string) error {
-	err := a.withSchema(ctx, address, func(db *database) error {
+	err := a.withSchema(ctx, address, func(db *program.Database) error {
 		var me string
 		if err := db.QueryRow(ctx, `select current_user`).Scan(&me); err != nil {
 			return err

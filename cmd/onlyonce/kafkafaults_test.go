@@ -25,7 +25,7 @@ func TestS3FaultsOfKafka(t *testing.T) {
 		"kafka": kafkasource.New(kafkasource.Config{Brokers: k.Brokers, GroupID: "kafka", Topics: []string{topics["kafka"]}}),
 		"franz": franzsource.New(franzsource.Config{Brokers: k.Brokers, GroupID: "franz", Topics: []string{topics["franz"]}}),
 	} {
-		c, err := consumer.New(f.pool, source, func(context.Context, consumer.Tx, *consumer.Message) error { return nil }, consumer.Config{Scope: scope, PositionsOnly: true})
+		c, err := consumer.New(f.pool, source, consumer.HandlerFunc(func(context.Context, consumer.Tx, *consumer.Message) error { return nil }), consumer.Config{Scope: scope, PositionsOnly: true})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,7 +1,7 @@
 // Onlyonce is the operator's tool: flags, prompts and tables over package ops. It brings the
 // schema up to date, examines a database, shows where the work is, and explains what happened to a
 // message. It lists what was parked, and retries it or discards it. It resolves halts, and replays
-// messages. As `onlyonce relay` it sends the calls of the outbox. For example:
+// messages. For example:
 //
 //	onlyonce help
 //	onlyonce help cursor adopt
@@ -31,6 +31,7 @@ import (
 	_ "golang.org/x/crypto/x509roots/fallback" // certificates of authorities, for an image that has none
 
 	"github.com/onlyonce/onlyonce/internal/operate"
+	"github.com/onlyonce/onlyonce/internal/program"
 	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
@@ -59,7 +60,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 func newApp(stdin io.Reader, stdout, stderr io.Writer, env func(string) string) *app {
 	wrap := &wrapper{w: stdout, width: widthOf(stdout, env)}
 	return &app{stdin: stdin, wrap: wrap, out: bufio.NewWriter(wrap), stderr: stderr, width: widthOf(stderr, env), env: env,
-		isTerminal: isTerminal, connectTimeout: connectTimeout, countLimit: reports.CountLimit, notices: make(chan string, 16)}
+		isTerminal: isTerminal, connectTimeout: program.ConnectTimeout, countLimit: reports.CountLimit, notices: make(chan string, 16)}
 }
 
 // app is what a command works with.
@@ -72,7 +73,7 @@ type app struct {
 	env        func(string) string
 	isTerminal func(io.Reader) bool
 
-	connectTimeout time.Duration // see [connectTimeout]
+	connectTimeout time.Duration // see [program.ConnectTimeout]
 	countLimit     time.Duration // see [reports.CountLimit]
 
 	operand *string // of a command that takes one; nil: not given
@@ -104,7 +105,7 @@ func groups() []group {
 		{"Look (these change nothing)", []command{statusCommand(), doctorCommand(), explainCommand(), listCommand(operate.CursorList, nil), listCommand(operate.ParkedList, (*app).writeParkedSums),
 			parkedShowCommand(), outboxStatusCommand(), listCommand(operate.CallList, nil), outboxShowCommand(), eventsStatusCommand(), listCommand(operate.EventList, nil), eventsShowCommand(), inboxStatusCommand(), inboxPlanCommand(), planConnectionsCommand(), planStorageCommand(), listCommand(operate.RequestList, (*app).writeNextRequests), listCommand(operate.OperationList, nil), listCommand(operate.PlaceList, nil), listCommand(operate.AuditList, nil)}},
 		{"Decide (these ask first, and write an audit row)", decisionCommands()},
-		{"Run", []command{uiCommand(), migrateCommand(), relayCommand(), exporterCommand(), inboxRotateCommand(), versionCommand()}},
+		{"Run", []command{uiCommand(), migrateCommand(), exporterCommand(), inboxRotateCommand(), versionCommand()}},
 	}
 }
 
@@ -190,6 +191,9 @@ func (a *app) unknown(where string, args []string) {
 	var meant string
 	if near := suggestions(words); len(near) > 0 {
 		meant = "; did you mean `" + strings.Join(near, "`, or `") + "`?"
+	}
+	if args[0] == "relay" || args[0] == "send" {
+		meant = "; the relay is a program of its own: onlyonce-relay -help"
 	}
 	a.complain("%s: unknown command %q%s", where, strings.Join(words, " "), meant)
 	a.complain("usage: onlyonce COMMAND [FLAGS]; `onlyonce help` lists the commands")

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/program"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -48,7 +49,7 @@ func (s session) run(args ...string) result {
 	}
 	env := func(name string) string {
 		switch {
-		case name == envPostgres:
+		case name == program.EnvPostgres:
 			return s.url
 		case name == "COLUMNS" && s.columns > 0:
 			return strconv.Itoa(s.columns)
@@ -141,7 +142,7 @@ func TestHelp(t *testing.T) {
 	t.Parallel()
 	s := session{t: t}
 	for _, args := range [][]string{{"help"}, {"-h"}, {"--help"}, {"-help"}} {
-		r := s.run(args...).want(t, statusGood, "migrate", "doctor", "status", "explain", "cursor show", "cursor adopt", "cursor retire", "cursor pause", "replay", "parked list", "parked redrive", "outbox status", "outbox rebase", envPostgres, "Exit status")
+		r := s.run(args...).want(t, statusGood, "migrate", "doctor", "status", "explain", "cursor show", "cursor adopt", "cursor retire", "cursor pause", "replay", "parked list", "parked redrive", "outbox status", "outbox rebase", program.EnvPostgres, "Exit status")
 		r.lines(t, 0).fits(t, usualWidth)
 	}
 	for _, args := range [][]string{{"help", "cursor"}, {"cursor", "-h"}, {"cursor", "help"}} {
@@ -274,7 +275,7 @@ var everyDatabaseCommand = [][]string{
 func TestNoDatabaseGiven(t *testing.T) {
 	t.Parallel()
 	for _, args := range everyDatabaseCommand {
-		session{t: t}.run(args...).want(t, statusEnvironment, "-postgres", "postgres://user@host:5432/name", envPostgres).lines(t, 1)
+		session{t: t}.run(args...).want(t, statusEnvironment, "-postgres", "postgres://user@host:5432/name", program.EnvPostgres).lines(t, 1)
 	}
 }
 
@@ -286,7 +287,7 @@ func TestFlagBeforeEnvironment(t *testing.T) {
 
 func TestUnreachableServer(t *testing.T) {
 	t.Parallel()
-	if connectTimeout > 10*time.Second {
+	if program.ConnectTimeout > 10*time.Second {
 		t.Error("a server that does not answer is reported after more than 10 s")
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -307,7 +308,7 @@ func TestUnreachableServer(t *testing.T) {
 			if address == refusing {
 				r = session{t: t, url: "postgres://me:s3cret@" + address + "/shop"}.run(args...)
 			}
-			r.want(t, statusEnvironment, address, `database "shop"`, reason, "is the server up", envPostgres).lines(t, 1)
+			r.want(t, statusEnvironment, address, `database "shop"`, reason, "is the server up", program.EnvPostgres).lines(t, 1)
 			if strings.Contains(r.err, "s3cret") {
 				t.Errorf("the password is shown: %s", r.err)
 			}

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 
+	"github.com/onlyonce/onlyonce/internal/program"
 	"github.com/onlyonce/onlyonce/migrations"
 )
 
@@ -45,9 +46,9 @@ which each version must be run in one transaction:
 }
 
 func (a *app) schemaVersion(ctx context.Context, address string) error {
-	ctx, cancel := context.WithTimeout(ctx, connectTimeout+readTimeout)
+	ctx, cancel := context.WithTimeout(ctx, program.ConnectTimeout+program.ReadTimeout)
 	defer cancel()
-	return a.withDatabase(ctx, address, func(db *database) error {
+	return a.withDatabase(ctx, address, func(db *program.Database) error {
 		v, err := migrations.Version(ctx, db)
 		if err != nil {
 			return err
@@ -58,7 +59,7 @@ func (a *app) schemaVersion(ctx context.Context, address string) error {
 }
 
 func (a *app) migrate(ctx context.Context, address string) error {
-	return a.withDatabase(ctx, address, func(db *database) error {
+	return a.withDatabase(ctx, address, func(db *program.Database) error {
 		var applied []int
 		err := a.watch("migrating; it may be waiting for another migration or for a lock", func() (err error) {
 			applied, err = migrations.Apply(ctx, db.Conn)
@@ -70,7 +71,7 @@ func (a *app) migrate(ctx context.Context, address string) error {
 		for _, v := range applied {
 			_, _ = fmt.Fprintf(a.out, "applied version %d\n", v)
 		}
-		if err := db.check(ctx); err != nil {
+		if err := db.Check(ctx); err != nil {
 			return err
 		}
 		v, err := migrations.Version(ctx, db)
@@ -80,7 +81,7 @@ func (a *app) migrate(ctx context.Context, address string) error {
 		if len(applied) == 0 {
 			_, _ = fmt.Fprintf(a.out, "nothing to do: ")
 		}
-		_, _ = fmt.Fprintf(a.out, "the schema is at version %d (this program was written for %d) in %s\n", v, migrations.Latest, db.name)
+		_, _ = fmt.Fprintf(a.out, "the schema is at version %d (this program was written for %d) in %s\n", v, migrations.Latest, db.Name)
 		return nil
 	})
 }

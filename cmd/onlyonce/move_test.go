@@ -46,7 +46,7 @@ func newTwoShards(t *testing.T) *twoShards {
 }
 
 // start runs a consumer that has just joined, with partition 1 in the named shard, and 0 in a.
-func (s *twoShards) start(one string, h consumer.Handler, change func(*consumer.Config)) (halts <-chan *consumer.HaltError, stop func()) {
+func (s *twoShards) start(one string, h consumer.HandlerFunc, change func(*consumer.Config)) (halts <-chan *consumer.HaltError, stop func()) {
 	s.t.Helper()
 	halted := make(chan *consumer.HaltError, 1000)
 	cfg := consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), BatchSize: 10, Linger: time.Millisecond,
@@ -62,7 +62,7 @@ func (s *twoShards) start(one string, h consumer.Handler, change func(*consumer.
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	c, err := consumer.New(shards, &memlog.Source{Log: s.log, GroupID: "g1"}, h, cfg)
+	c, err := consumer.NewSharded(shards, &memlog.Source{Log: s.log, GroupID: "g1"}, h, cfg)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -16,12 +16,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/internal/program"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 	"github.com/onlyonce/onlyonce/queue"
 	"github.com/onlyonce/onlyonce/queue/queuetest"
 	"github.com/onlyonce/onlyonce/seal"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/self"
 )
 
 // TestNight plays what wakes people up: whatever stands still says so by its name, on both faces.
@@ -221,7 +223,7 @@ func nightWrongSecret(t *testing.T) {
 const receiverChild = "receiver"
 
 func receiveForEver() {
-	pool, err := pgxpool.New(context.Background(), os.Getenv(envPostgres))
+	pool, err := pgxpool.New(context.Background(), os.Getenv(program.EnvPostgres))
 	if err != nil {
 		panic(err)
 	}
@@ -237,7 +239,7 @@ func nightReceiverKilled(t *testing.T) {
 	d := newDrill(t)
 	start := func() *exec.Cmd {
 		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), childEnv+"="+receiverChild, envPostgres+"="+d.url)
+		cmd.Env = append(os.Environ(), self.Env+"="+receiverChild, program.EnvPostgres+"="+d.url)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}

@@ -32,7 +32,7 @@ a queue has 16 unless its Config.Partitions says otherwise), and -concurrency is
 Handlers must take no connections of the same pool.
 -servers: processes of the HTTP layer or of a webhook endpoint's handler. -requests are those that one of them works on at once, and -operations
 is OperationsConfig.Partitions, all of which one process may run. If a server and a consumer share a pool, add up both.
--relays: processes of "onlyonce relay". Each serves all -sinks.
+-relays: processes of "onlyonce-relay". Each serves all -sinks.
 -other: all other programs on this server, for example the application's own pools and backups.
 -pooler: the most connections that a pooler in transaction mode makes to this database (PgBouncer: default_pool_size). Programs then wait for the pooler, and the
 server sees only its connections.

@@ -133,7 +133,7 @@ func TestPlanConnectionsIsWhatConnects(t *testing.T) {
 			return ctx.Err()
 		}
 	}
-	c, err := consumer.New(poolOf(p.Parts[0]), &memlog.Source{Log: log, GroupID: "g"}, handle, consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"),
+	c, err := consumer.New(poolOf(p.Parts[0]), &memlog.Source{Log: log, GroupID: "g"}, consumer.HandlerFunc(handle), consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"),
 		OnFailure: consumer.ParkOrderingKey, Concurrency: concurrency, BatchSize: 1, HandlerTimeout: 2 * testPatience, BatchTimeout: 4 * testPatience, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond},
 		Timeouts: dedupe.Timeouts{Idle: 2 * testPatience}})
 	if err != nil {

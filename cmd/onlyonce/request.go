@@ -1,11 +1,11 @@
 package main
 
 import (
-	"errors"
 	"os"
 
 	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/reports"
+	"github.com/onlyonce/onlyonce/internal/settings"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/seal"
 )
@@ -35,15 +35,14 @@ func readSealKeys(file string, env func(string) string) (*seal.Sealer, error) {
 	if err != nil {
 		return nil, usagef("-seal-keys: %v", err)
 	}
-	var faults []error
-	top := parseSection("", data, &faults, env)
-	s := top.sealer()
-	top.unknown()
-	if s == nil && len(faults) == 0 {
-		faults = append(faults, errors.New("seal_keys: holds no key"))
+	read := settings.File{Env: env}
+	var keys settings.SealKeys
+	read.Decode(data, "", &keys)
+	if len(keys.Keys) == 0 && len(read.Faults()) == 0 {
+		read.Fault("seal_keys", "holds no key")
 	}
-	if err := errors.Join(faults...); err != nil {
+	if err := read.Err(); err != nil {
 		return nil, usagef("-seal-keys: %s: %s", file, oneLine(err.Error()))
 	}
-	return s, nil
+	return keys.Sealer(), nil
 }

@@ -23,10 +23,10 @@ func (f *fixture) consume(log *memlog.Log, group string) (halts <-chan *consumer
 	f.t.Helper()
 	halted := make(chan *consumer.HaltError, 100)
 	c, err := consumer.New(f.pool, &memlog.Source{Log: log, GroupID: group},
-		func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			_, err := tx.Exec(ctx, `insert into effects values ($1)`, string(m.Value))
 			return err
-		},
+		}),
 		consumer.Config{Scope: "stock", PositionsOnly: true, BatchSize: 10, Linger: time.Millisecond,
 			Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond},
 			Hooks:   consumer.Hooks{Halted: func(e *consumer.HaltError) { halted <- e }}})

@@ -46,13 +46,13 @@ func effect(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 }
 
 // start runs a consumer of scope stock until stop is called.
-func (s *shop) start(h consumer.Handler, change func(*consumer.Config)) (stop func()) {
+func (s *shop) start(h consumer.HandlerFunc, change func(*consumer.Config)) (stop func()) {
 	s.t.Helper()
 	return s.startOn(&memlog.Source{Log: s.log, GroupID: "g1"}, h, change)
 }
 
 // startOn is start with a source of the caller's.
-func (s *shop) startOn(src consumer.Source, h consumer.Handler, change func(*consumer.Config)) (stop func()) {
+func (s *shop) startOn(src consumer.Source, h consumer.HandlerFunc, change func(*consumer.Config)) (stop func()) {
 	s.t.Helper()
 	cfg := consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), BatchSize: 10, Linger: time.Millisecond, MaxAttempts: 2,
 		Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond}, DrainTimeout: 50 * time.Millisecond, Timeouts: dedupe.Timeouts{Lock: 2 * time.Second}}

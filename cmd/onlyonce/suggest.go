@@ -14,7 +14,7 @@ var otherWords = map[string]string{
 	"retry": "parked redrive", "requeue": "parked redrive", "skip": "parked discard", "drop": "parked discard", "delete": "parked discard",
 	"health": "doctor", "check": "doctor", "verify": "doctor", "lag": "status", "info": "status", "ps": "status", "halts": "status",
 	"offsets": "cursor show", "positions": "cursor show", "reset": "cursor adopt", "seek": "cursor adopt", "rewind": "replay",
-	"stop": "cursor pause", "find": "explain", "trace": "explain", "schema": "migrate", "upgrade": "migrate", "send": "relay", "purge": "inbox horizon",
+	"stop": "cursor pause", "find": "explain", "trace": "explain", "schema": "migrate", "upgrade": "migrate", "purge": "inbox horizon",
 }
 
 // suggestions returns the commands that may be meant by words.

@@ -13,6 +13,7 @@ import (
 	"os/user"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/program"
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops/console"
 )
@@ -82,7 +83,7 @@ func (a *app) serveUI(ctx context.Context, address, listen string, actor console
 	if err != nil {
 		return usagef("-listen: %q is no address: it has the form 127.0.0.1:8091", listen)
 	}
-	if !isLoopback(host) {
+	if !program.IsLoopback(host) {
 		return usagef("-listen: %q is not a loopback address: to serve others, mount package ops/console in a service with your own login", listen)
 	}
 	pool, err := a.pool(ctx, address, "onlyonce ui")
@@ -91,7 +92,7 @@ func (a *app) serveUI(ctx context.Context, address, listen string, actor console
 	}
 	defer pool.Close()
 	// The first error of a wrong address is better shown here than on a page.
-	if err := a.withSchema(ctx, address, func(*database) error { return nil }); err != nil {
+	if err := a.withSchema(ctx, address, func(*program.Database) error { return nil }); err != nil {
 		return err
 	}
 	access := console.View
@@ -111,7 +112,7 @@ func (a *app) serveUI(ctx context.Context, address, listen string, actor console
 	if err != nil {
 		return fmt.Errorf("-listen: %w", err)
 	}
-	server := &http.Server{Handler: onlyLoopback(token.Handler(prefix+"/", h)), ReadHeaderTimeout: 5 * time.Second}
+	server := &http.Server{Handler: program.OnlyLoopback(token.Handler(prefix+"/", h)), ReadHeaderTimeout: 5 * time.Second}
 	mode := "read-only; -operate allows to decide"
 	if operate {
 		mode = fmt.Sprintf("audit rows name %s", actor)
@@ -137,24 +138,4 @@ func (a *app) serveUI(ctx context.Context, address, listen string, actor console
 		return err
 	}
 	return nil
-}
-
-func isLoopback(host string) bool {
-	return host == "localhost" || net.ParseIP(host).IsLoopback()
-}
-
-// onlyLoopback refuses requests for another host. A page of another site could otherwise have its
-// own name resolved to this address, and read what is served here as its own origin.
-func onlyLoopback(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host, _, err := net.SplitHostPort(r.Host)
-		if err != nil {
-			host = r.Host
-		}
-		if !isLoopback(host) {
-			http.Error(w, "This server answers to loopback addresses only.", http.StatusMisdirectedRequest)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
 }

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/program"
 	"github.com/onlyonce/onlyonce/ops/console"
 	"github.com/onlyonce/onlyonce/test/consoledata"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
@@ -246,7 +247,7 @@ func TestUI(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	out, in := io.Pipe()
-	a := newApp(strings.NewReader(""), in, io.Discard, func(name string) string { return map[string]string{envPostgres: f.url}[name] })
+	a := newApp(strings.NewReader(""), in, io.Discard, func(name string) string { return map[string]string{program.EnvPostgres: f.url}[name] })
 	ended := make(chan int, 1)
 	go func() { ended <- a.run(ctx, []string{"ui", "-listen", "127.0.0.1:0"}) }()
 	line, err := bufio.NewReader(out).ReadString('\n')

@@ -2,8 +2,6 @@ package main
 
 import (
 	"strconv"
-	"strings"
-	"unicode"
 
 	"github.com/onlyonce/onlyonce/internal/show"
 )
@@ -14,17 +12,12 @@ func cell(s string) string {
 	if s == "" {
 		return "-"
 	}
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return '\uFFFD'
-	}, s)
+	return show.Printable(s)
 }
 
 // oneLine makes one line of text that may hold several.
 func oneLine(s string) string {
-	return cell(strings.Join(strings.Fields(s), " "))
+	return cell(show.OneLine(s))
 }
 
 func number(n int64) string { return strconv.FormatInt(n, 10) }

@@ -3,7 +3,7 @@
 //	source := franzsource.New(franzsource.Config{
 //		Brokers: []string{"localhost:9092"}, GroupID: "stock", Topics: []string{"orders"},
 //	})
-//	c, err := consumer.New(pool, source, handle, consumer.Config{
+//	c, err := consumer.New(pool, source, consumer.HandlerFunc(handle), consumer.Config{
 //		Scope: "stock", Key: consumer.HeaderKey("message-id"),
 //	})
 //

@@ -17,6 +17,7 @@ import (
 // part is a container.
 type part struct {
 	name, image, user string
+	program           []string // in place of the image's
 	args              []string
 	env               map[string]string
 	binds             []string
@@ -53,7 +54,7 @@ func (s *stack) start(ctx context.Context, p *part) (*part, error) {
 		}
 	}
 	request := testcontainers.ContainerRequest{
-		Image: p.image, Cmd: args, Env: env, User: p.user,
+		Image: p.image, Entrypoint: p.program, Cmd: args, Env: env, User: p.user,
 		HostConfigModifier: func(c *container.HostConfig) {
 			c.NetworkMode, c.ReadonlyRootfs, c.Binds, c.Tmpfs = "host", true, p.binds, p.tmpfs
 		},

@@ -140,18 +140,22 @@ func modules(ctx context.Context) (files []string, cache string, err error) {
 	if cache, err = goEnv(ctx, "GOMODCACHE"); err != nil {
 		return nil, "", err
 	}
-	download := exec.CommandContext(ctx, "go", "mod", "download", "-json")
-	download.Dir = top
-	out, err := download.Output()
-	if err != nil {
-		return nil, "", fmt.Errorf("go mod download: %w", err)
-	}
-	for d := json.NewDecoder(bytes.NewReader(out)); d.More(); {
-		var m struct{ Zip string }
-		if err := d.Decode(&m); err != nil {
-			return nil, "", err
+	for _, dir := range []string{top, top + "/cmd/onlyonce-relay"} {
+		download := exec.CommandContext(ctx, "go", "mod", "download", "-json")
+		download.Dir = dir
+		out, err := download.Output()
+		if err != nil {
+			return nil, "", fmt.Errorf("%s: go mod download: %w", dir, err)
 		}
-		files = append(files, m.Zip)
+		for d := json.NewDecoder(bytes.NewReader(out)); d.More(); {
+			var m struct{ Zip string }
+			if err := d.Decode(&m); err != nil {
+				return nil, "", err
+			}
+			if m.Zip != "" && !slices.Contains(files, m.Zip) { // one that is replaced has none
+				files = append(files, m.Zip)
+			}
+		}
 	}
 	// The go.mod files of all: the go command reads more of them than it builds modules.
 	err = filepath.WalkDir(filepath.Join(cache, "cache", "download"), func(path string, _ fs.DirEntry, err error) error {

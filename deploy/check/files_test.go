@@ -48,8 +48,8 @@ func TestPods(t *testing.T) {
 	}
 	for _, name := range []string{"migrate", "relay"} {
 		ofChart, ofCompose := chart.part(name), compose.part(name)
-		same := strings.ReplaceAll(strings.Join(ofChart.args, " "), "/etc/onlyonce/relay.json", "/relay.json")
-		if same != strings.Join(ofCompose.args, " ") {
+		same := strings.ReplaceAll(strings.Join(append(ofChart.program, ofChart.args...), " "), "/etc/onlyonce/relay.json", "/relay.json")
+		if same != strings.Join(append(ofCompose.program, ofCompose.args...), " ") {
 			t.Errorf("%s: the chart runs %q, docker-compose.yml %q", name, ofChart.args, ofCompose.args)
 		}
 		if a, b := slices.Sorted(maps.Keys(ofChart.env)), slices.Sorted(maps.Keys(ofCompose.env)); !slices.Equal(a, b) {

@@ -40,7 +40,7 @@ func serve(ctx context.Context) error {
 	source := kafkasource.New(kafkasource.Config{
 		Brokers: []string{os.Getenv("ONLYONCE_KAFKA_BROKERS")}, GroupID: "billing", Topics: []string{"orders"},
 	})
-	orders, err := consumer.New(pool, source, charge, consumer.Config{Scope: "billing", Key: consumer.HeaderKey("message-id")})
+	orders, err := consumer.New(pool, source, consumer.HandlerFunc(charge), consumer.Config{Scope: "billing", Key: consumer.HeaderKey("message-id")})
 	if err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	events, err := consumer.New(pool, stripe, paid, consumer.Config{Scope: webhook.Scope("stripe")})
+	events, err := consumer.New(pool, stripe, consumer.HandlerFunc(paid), consumer.Config{Scope: webhook.Scope("stripe")})
 	if err != nil {
 		return err
 	}

@@ -1,5 +1,5 @@
 // Relay-worker plays a service that enqueues calls, and the remote that they are for. The relay
-// between the two is a process of its own, `onlyonce relay`; README.md has the commands. It takes
+// between the two is a process of its own, `onlyonce-relay`; README.md has the commands. It takes
 // $ONLYONCE_POSTGRES_URL, and ends when the remote has every committed call.
 package main
 
@@ -49,7 +49,7 @@ func main() {
 				left--
 			}
 		case <-ctx.Done():
-			log.Fatal("interrupted: does `onlyonce relay -config examples/relay-worker/relay.json` run, on this database?")
+			log.Fatal("interrupted: does `onlyonce-relay -config examples/relay-worker/relay.json` run, on this database?")
 		}
 	}
 	fmt.Println("calls applied:", calls)

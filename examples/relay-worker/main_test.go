@@ -20,8 +20,8 @@ import (
 // The commands of README.md, with a database and a port of the test's own.
 func TestRelayWorker(t *testing.T) {
 	url := pgtest.URL(t)
-	bin := filepath.Join(t.TempDir(), "onlyonce")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "../../cmd/onlyonce").CombinedOutput(); err != nil {
+	bin := filepath.Join(t.TempDir(), "onlyonce-relay")
+	if out, err := exec.CommandContext(t.Context(), "go", "-C", "../../cmd/onlyonce-relay", "build", "-o", bin, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -38,7 +38,7 @@ func TestRelayWorker(t *testing.T) {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
-	relay := exec.Command(bin, "relay", "-config", config, "-postgres", url)
+	relay := exec.Command(bin, "-config", config, "-postgres", url)
 	relay.Stderr = &log
 	if err := relay.Start(); err != nil {
 		t.Fatal(err)

@@ -73,7 +73,7 @@ type receiver struct {
 // receivers makes one for each sender whose secret there is. An event is dropped if a later version
 // of the same object was applied.
 func (in *ingest) receivers(getenv func(string) string) (map[string]receiver, error) {
-	handler, err := webhook.InOrder(webhook.Ordered{Version: version, DropStale: true}, in.handle)
+	handler, err := webhook.InOrder(webhook.Ordered{Version: version, DropStale: true}, consumer.HandlerFunc(in.handle))
 	if err != nil {
 		return nil, err
 	}

@@ -46,7 +46,7 @@ func TestEventsOnce(t *testing.T) {
 			if err != nil {
 				return nil, nil, err
 			}
-			worker, err := consumer.New(p.Pool, e, in.handle, consumer.Config{Scope: webhook.Scope("standard"), Logger: p.Logger()})
+			worker, err := consumer.New(p.Pool, e, consumer.HandlerFunc(in.handle), consumer.Config{Scope: webhook.Scope("standard"), Logger: p.Logger()})
 			return e, worker, err
 		},
 		Requests: []onlyoncetest.Request{{Path: "/hooks/standard", Body: body, Sign: sign}},

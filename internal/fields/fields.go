@@ -11,7 +11,8 @@ import (
 
 // List collects the faults of one configuration.
 type List struct {
-	// Sentinel is the error that each fault wraps.
+	// Sentinel is the error that each fault wraps. It is nil for a part of a configuration, whose
+	// faults are given to [List.Part] of the whole.
 	Sentinel error
 	// Struct is the name of the configuration's type; each fault then names "Struct.Field".
 	// Defaults to the field's name alone.
@@ -25,13 +26,33 @@ func (l *List) Add(field, format string, args ...any) {
 	if l.Struct != "" {
 		field = l.Struct + "." + field
 	}
-	l.Join(fmt.Errorf("%w: %s: %s", l.Sentinel, field, fmt.Sprintf(format, args...)))
+	fault := fmt.Errorf("%s: %w", field, fmt.Errorf(format, args...))
+	if l.Sentinel != nil {
+		fault = fmt.Errorf("%w: %w", l.Sentinel, fault)
+	}
+	l.Join(fault)
 }
 
 // Join notes an error as it is, for example one of another package; nil is no fault.
 func (l *List) Join(err error) {
 	if err != nil {
 		l.faults = append(l.faults, err)
+	}
+}
+
+// Part notes a required part that is nil, and the faults that its method Validate returns, if it
+// has one.
+func (l *List) Part(field string, part any) {
+	if part == nil {
+		l.Add(field, "must not be nil")
+		return
+	}
+	v, ok := part.(interface{ Validate() error })
+	if !ok {
+		return
+	}
+	if err := v.Validate(); err != nil {
+		l.Add(field, "%w", err)
 	}
 }
 

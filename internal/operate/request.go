@@ -53,7 +53,7 @@ returned, mostly the provider's answer (-result "" where it returns nothing). Wi
 that it had. The audit row does not have TEXT.
 
 Where the layer seals results FILE must hold its keys, and the first one seals: {"seal_keys": [{"id": 1, "key": SECRET}]}, as in the
-configuration of "onlyonce relay": 32 bytes in base64, as {"file": PATH} or {"env": NAME}.
+configuration of "onlyonce-relay": 32 bytes in base64, as {"file": PATH} or {"env": NAME}.
 
 Example:
   onlyonce request resolve -id 5f0c... -step charge -applied -result '{"id":"ch_1"}' -reason "found at the provider, ticket 812"`,

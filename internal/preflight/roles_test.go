@@ -161,7 +161,7 @@ func TestS2RolesDoTheirWork(t *testing.T) {
 		return nil
 	}
 	consume := func() (stop func()) {
-		worker, err := consumer.New(c.as("stock"), &memlog.Source{Log: log, GroupID: "stock"}, handle, consumer.Config{
+		worker, err := consumer.New(c.as("stock"), &memlog.Source{Log: log, GroupID: "stock"}, consumer.HandlerFunc(handle), consumer.Config{
 			Scope: "stock", Key: consumer.HeaderKey("message-id"), BatchSize: 1, Linger: time.Millisecond,
 			MaxAttempts: 2, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond}})
 		if err != nil {

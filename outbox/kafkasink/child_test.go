@@ -126,7 +126,7 @@ func (s service) runB(ctx context.Context) error {
 	return c.Run(ctx)
 }
 
-func (s service) consumer(pool *pgxpool.Pool, scope, topic string, handle consumer.Handler) (*consumer.Consumer, error) {
+func (s service) consumer(pool *pgxpool.Pool, scope, topic string, handle consumer.HandlerFunc) (*consumer.Consumer, error) {
 	source := kafkasource.New(kafkasource.Config{Brokers: s.Brokers, GroupID: scope + "-" + topic, Topics: []string{topic},
 		SessionTimeout: time.Second, HeartbeatInterval: 100 * time.Millisecond, RebalanceTimeout: 5 * time.Second, FetchMaxWait: 100 * time.Millisecond})
 	return consumer.New(pool, source, handle, consumer.Config{Scope: scope, Key: consumer.HeaderKey(kafkasink.MessageID), BatchSize: 10})

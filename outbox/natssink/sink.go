@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
@@ -18,6 +19,9 @@ import (
 
 // ErrConfig is wrapped by every error of New.
 var ErrConfig = errors.New("natssink: invalid configuration")
+
+// DefaultTimeout is the default of Config.Timeout.
+const DefaultTimeout = 10 * time.Second
 
 // Config describes a sink. The zero value of a field is the default that its comment names.
 type Config struct {
@@ -37,6 +41,11 @@ type Config struct {
 	// Timeout bounds one attempt, until the acknowledgement: 100 ms to 10 minutes. Defaults to 10
 	// s.
 	Timeout time.Duration
+
+	// Monitors lists the addresses at which the servers tell about themselves (http_port), for
+	// example http://nats-1:8222. A relay that starts asks each one whether messages are on disk
+	// when they are acknowledged, and warns if they are not. Empty: nobody is asked.
+	Monitors []string
 }
 
 // Sink publishes calls to JetStream. Make one with [New]. It is safe for concurrent use.
@@ -45,7 +54,7 @@ type Sink struct {
 	cfg Config
 }
 
-var _ outbox.Sink = (*Sink)(nil)
+var _ outbox.Preflighter = (*Sink)(nil)
 
 // New checks the configuration and returns every fault of it at once. It does not connect. It uses
 // the connection of js, which should reconnect without end (nats.MaxReconnects(-1)), and must have
@@ -58,6 +67,23 @@ func New(js jetstream.JetStream, cfg Config) (*Sink, error) {
 	} else if js.Conn().Opts.ReconnectBufSize >= 0 {
 		l.Join(fmt.Errorf("%w: js: its connection keeps what is published while it is lost, and sends it later: connect with nats.ReconnectBufSize(-1)", ErrConfig))
 	}
+	cfg.check(l)
+	if err := l.Err(); err != nil {
+		return nil, err
+	}
+	return &Sink{js, cfg}, nil
+}
+
+// Validate returns every fault of the configuration at once. New does so too: it is for programs
+// that check their configuration before they have a connection.
+func (cfg Config) Validate() error {
+	l := &fields.List{Sentinel: ErrConfig, Struct: "Config"}
+	cfg.check(l)
+	return l.Err()
+}
+
+// check notes faults and sets defaults.
+func (cfg *Config) check(l *fields.List) {
 	if cfg.Name == "" {
 		l.Add("Name", "must not be empty: calls name the sink by it, in Call.Sink")
 	}
@@ -72,11 +98,12 @@ func New(js jetstream.JetStream, cfg Config) (*Sink, error) {
 	if cfg.KeyWindow <= 0 {
 		l.Add("KeyWindow", "must be set: how long every consumer recognises a Nats-Msg-Id, or outbox.Forever")
 	}
-	l.Span("Timeout", &cfg.Timeout, 10*time.Second, 100*time.Millisecond, 10*time.Minute)
-	if err := l.Err(); err != nil {
-		return nil, err
+	l.Span("Timeout", &cfg.Timeout, DefaultTimeout, 100*time.Millisecond, 10*time.Minute)
+	for _, m := range cfg.Monitors {
+		if u, err := url.Parse(m); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			l.Add("Monitors", "%q is not an address, as http://nats-1:8222", m)
+		}
 	}
-	return &Sink{js, cfg}, nil
 }
 
 // Name returns Config.Name.

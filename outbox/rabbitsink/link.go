@@ -28,6 +28,7 @@ func (r unroutable) Error() string { return "rabbitsink: no queue has taken the 
 // time: so an answer on a channel is that of its message.
 type link struct {
 	url    string
+	login  func(ctx context.Context) (user, password string, err error) // nil: url's
 	client amqp.Config
 
 	mu      sync.Mutex
@@ -90,6 +91,13 @@ func cut(ctx context.Context, c net.Conn) func() bool {
 
 func (l *link) connect(ctx context.Context) error {
 	client, dial := l.client, l.client.Dial
+	if l.login != nil {
+		user, password, err := l.login(ctx)
+		if err != nil {
+			return fmt.Errorf("the login cannot be read: %w", err)
+		}
+		client.SASL = []amqp.Authentication{&amqp.PlainAuth{Username: user, Password: password}}
+	}
 	stop := func() bool { return true }
 	client.Dial = func(network, addr string) (c net.Conn, err error) {
 		if dial != nil {

@@ -34,6 +34,11 @@ type Config struct {
 	// Timeout bounds one attempt, until the confirmation: 100 ms to 10 minutes. Defaults to 10 s.
 	Timeout time.Duration
 
+	// Login returns the user and the password for the next connection, in place of those of the
+	// url: so they can be changed while the sink is in use. An error postpones the calls. Nil:
+	// those of the url stay.
+	Login func(ctx context.Context) (user, password string, err error)
+
 	// Client is the configuration of the connection, for example TLS. Recovery must be nil.
 	// Defaults to the client's defaults.
 	Client amqp.Config
@@ -64,13 +69,16 @@ func New(url string, cfg Config) (*Sink, error) {
 		l.Add("KeyWindow", "must be set: how long every consumer recognises a message-id, or outbox.Forever")
 	}
 	l.Span("Timeout", &cfg.Timeout, 10*time.Second, 100*time.Millisecond, 10*time.Minute)
+	if cfg.Login != nil && cfg.Client.SASL != nil {
+		l.Add("Login", "must be nil if Client.SASL is set, which logs in")
+	}
 	if cfg.Client.Recovery != nil {
 		l.Add("Client", "Recovery must be nil: the sink connects again by itself")
 	}
 	if err := l.Err(); err != nil {
 		return nil, err
 	}
-	return &Sink{cfg: cfg, link: link{url: url, client: cfg.Client}}, nil
+	return &Sink{cfg: cfg, link: link{url: url, login: cfg.Login, client: cfg.Client}}, nil
 }
 
 // Name returns Config.Name.

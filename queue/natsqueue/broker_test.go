@@ -386,10 +386,10 @@ func TestApplies(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	got := make(chan *consumer.Message, 1)
-	c, err := consumer.New(r.Pool, r.Queue(r.broker(r.stream)), func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(r.Pool, r.Queue(r.broker(r.stream)), consumer.HandlerFunc(func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
 		got <- m
 		return nil
-	}, consumer.Config{Scope: "s"})
+	}), consumer.Config{Scope: "s"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 
 // docs/guide/queues.md shows this code; package test/docs compares them.
 
-func applyOrders(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, hold consumer.Handler) error {
+func applyOrders(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, hold consumer.HandlerFunc) error {
 	broker := natsqueue.New(js, natsqueue.Config{Stream: "ORDERS", Durable: "stock"})
 	orders, err := queue.New(pool, broker, queue.Config{
 		Name: "orders", CopiesWithin: 7 * 24 * time.Hour, // the stream's MaxAge

@@ -14,7 +14,7 @@ import (
 
 // docs/guide/queues.md shows this code; package test/docs compares them.
 
-func applyOrders(ctx context.Context, pool *pgxpool.Pool, url string, hold consumer.Handler) error {
+func applyOrders(ctx context.Context, pool *pgxpool.Pool, url string, hold consumer.HandlerFunc) error {
 	broker := rabbitqueue.New(url, rabbitqueue.Config{Queue: "orders", Arguments: amqp.Table{"x-single-active-consumer": true}})
 	orders, err := queue.New(pool, broker, queue.Config{
 		Name: "orders", CopiesWithin: 7 * 24 * time.Hour, // the producer's longest retry

@@ -342,10 +342,10 @@ func TestApplies(t *testing.T) {
 	q := r.Queue(r.broker(r.url), func(c *queue.Config) {
 		c.Identify = func(d *queue.Delivery) error { sent <- d.Time; return nil }
 	})
-	c, err := consumer.New(r.Pool, q, func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(r.Pool, q, consumer.HandlerFunc(func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
 		got <- m
 		return nil
-	}, consumer.Config{Scope: "s"})
+	}), consumer.Config{Scope: "s"})
 	if err != nil {
 		t.Fatal(err)
 	}

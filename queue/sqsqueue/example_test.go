@@ -14,7 +14,7 @@ import (
 
 // docs/guide/queues.md shows this code; package test/docs compares them.
 
-func applyFIFO(ctx context.Context, pool *pgxpool.Pool, client *sqs.Client, hold consumer.Handler) error {
+func applyFIFO(ctx context.Context, pool *pgxpool.Pool, client *sqs.Client, hold consumer.HandlerFunc) error {
 	broker := sqsqueue.New(client, sqsqueue.Config{
 		QueueURL: "https://sqs.eu-central-1.amazonaws.com/123456789012/orders.fifo",
 		ID:       sqsqueue.DeduplicationID, // or an attribute that the producer sets

@@ -183,7 +183,7 @@ func (r *running) drive() {
 	}
 }
 
-// telemetry serves each metric of the table. onlyonce exporter and onlyonce relay serve those of
+// telemetry serves each metric of the table. onlyonce exporter and onlyonce-relay serve those of
 // the database and of relays under the same names, with the same types, helps and labels.
 func TestTelemetryAndProgramServeTheSameMetrics(t *testing.T) {
 	t.Parallel()
@@ -211,15 +211,14 @@ func TestTelemetryAndProgramServeTheSameMetrics(t *testing.T) {
 			t.Errorf("%s: %q, want %s", m.Name, got, m.Kind)
 		}
 	}
-	program := build(t)
-	exporter := serve(t, program, "exporter", "-postgres", r.Pool.Config().ConnString(), "-listen", "127.0.0.1:0")
+	exporter := serve(t, build(t, "onlyonce"), "exporter", "-postgres", r.Pool.Config().ConnString(), "-listen", "127.0.0.1:0")
 	same(t, "database", shapes(text, metrics.FromDatabase), shapes(scrape(t, exporter, "text/plain"), metrics.FromDatabase))
-	relay := scrapeRelay(t, program, r.Remote)
+	relay := scrapeRelay(t, build(t, "onlyonce-relay"), r.Remote)
 	same(t, "relay", shapes(text, metrics.FromRelay), shapes(relay, metrics.FromRelay))
 	same(t, "process", shapes(text, metrics.FromProcess), shapes(relay, metrics.FromProcess))
 }
 
-// scrapeRelay returns what onlyonce relay serves when it has sent a call, in a database of its own.
+// scrapeRelay returns what onlyonce-relay serves when it has sent a call, in a database of its own.
 func scrapeRelay(t *testing.T, program, remote string) (text string) {
 	t.Helper()
 	pool := pgtest.DB(t)
@@ -232,7 +231,7 @@ func scrapeRelay(t *testing.T, program, remote string) (text string) {
 	if err := os.WriteFile(file, config, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	relay := serve(t, program, "relay", "-postgres", pool.Config().ConnString(), "-config", file, "-metrics", "127.0.0.1:0")
+	relay := serve(t, program, "-postgres", pool.Config().ConnString(), "-config", file, "-metrics", "127.0.0.1:0")
 	if missing := absent("\n"+scrape(t, relay, "text/plain"), metrics.FromRelay); missing == metrics.OutboxAttempts.Name {
 		t.Errorf("before the first call there is no %s", missing)
 	}
@@ -258,12 +257,12 @@ func enqueue(t *testing.T, pool *pgxpool.Pool) {
 	}
 }
 
-// build builds the program onlyonce.
-func build(t *testing.T) string {
+// build builds a program of cmd.
+func build(t *testing.T, name string) string {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), "onlyonce")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./cmd/onlyonce")
-	cmd.Dir = filepath.Join("..", "..")
+	program := filepath.Join(t.TempDir(), name)
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".")
+	cmd.Dir = filepath.Join("..", "..", "cmd", name)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -282,7 +281,7 @@ func serve(t *testing.T, program string, args ...string) string {
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		if err := cmd.Wait(); err != nil {
-			t.Errorf("onlyonce %s: %v\n%s", args[0], err, text())
+			t.Errorf("%s %s: %v\n%s", filepath.Base(program), args[0], err, text())
 		}
 	})
 	address := regexp.MustCompile(`http://127\.0\.0\.1:\d+/metrics`)

@@ -61,9 +61,9 @@ func newPipeline(t *testing.T, messages bool) *pipeline {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := consumer.New(pool, &memlog.Source{Log: s.log, GroupID: "stock"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(pool, &memlog.Source{Log: s.log, GroupID: "stock"}, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Body: m.Value})
-	}, ofConsumer)
+	}), ofConsumer)
 	if err != nil {
 		t.Fatal(err)
 	}

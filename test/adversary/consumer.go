@@ -53,7 +53,7 @@ type consuming struct {
 	mix *scenario.Mix
 	n   int
 
-	handle consumer.Handler // nil: scenario.Handle
+	handle consumer.HandlerFunc // nil: scenario.Handle
 }
 
 // setUp implements stage.
@@ -129,7 +129,7 @@ func (x *consuming) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 		var c *consumer.Consumer
 		var err error
 		if x.handler == "batch" {
-			c, err = consumer.New(pool, source, each, cfg)
+			c, err = consumer.New(pool, source, consumer.BatchHandlerFunc(each), cfg)
 		} else {
 			handle := x.handle
 			if handle == nil {

@@ -54,7 +54,7 @@ func (x *housed) setUp(r *rig) error {
 		if err != nil {
 			return nil, err
 		}
-		return idempotency.New(set, cfg)
+		return idempotency.NewSharded(set, cfg)
 	}
 	if x.each {
 		x.tenant = func(key string) string { return key }

@@ -77,7 +77,7 @@ func receiver(mode webhook.Mode) func(x *serving, r *rig, pool *pgxpool.Pool) (h
 			Logger:         r.logger(),
 		}
 		if mode == webhook.Inline {
-			cfg.Handler = func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			cfg.Handler = consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				event, err := webhook.EventOf(m)
 				if err != nil {
 					return err
@@ -89,7 +89,7 @@ func receiver(mode webhook.Mode) func(x *serving, r *rig, pool *pgxpool.Pool) (h
 					return errors.New("asked to fail")
 				}
 				return nil
-			}
+			})
 		}
 		recv, err := webhook.New(pool, cfg)
 		if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// across measures calls whose relay is another process: the program onlyonce relay with its
+// across measures calls whose relay is another process: the program onlyonce-relay with its
 // defaults, as the chart runs it. This process commits the calls and is their remote.
 type across struct {
 	calls int
@@ -115,8 +115,8 @@ func startProgram(ctx context.Context, db *database, url string) (pid int, stop 
 		return 0, nil, err
 	}
 	remove := func() error { return os.RemoveAll(dir) }
-	program, file := filepath.Join(dir, "onlyonce"), filepath.Join(dir, "relay.json")
-	if out, err := exec.CommandContext(ctx, "go", "-C", "../cmd/onlyonce", "build", "-o", program, ".").CombinedOutput(); err != nil {
+	program, file := filepath.Join(dir, "onlyonce-relay"), filepath.Join(dir, "relay.json")
+	if out, err := exec.CommandContext(ctx, "go", "-C", "../../cmd/onlyonce-relay", "build", "-o", program, ".").CombinedOutput(); err != nil {
 		return 0, nil, errors.Join(fmt.Errorf("building the program: %w: %s", err, out), remove())
 	}
 	sink := map[string]any{"type": "http", "name": sinkName, "base_url": url, "key_window": "24h", "allow_private": true}
@@ -127,7 +127,7 @@ func startProgram(ctx context.Context, db *database, url string) (pid int, stop 
 	if err != nil {
 		return 0, nil, errors.Join(err, remove())
 	}
-	cmd := exec.CommandContext(ctx, program, "relay", "-postgres", db.srv.address(db.name)+"&application_name="+relayApp, "-config", file)
+	cmd := exec.CommandContext(ctx, program, "-postgres", db.srv.address(db.name)+"&application_name="+relayApp, "-config", file)
 	cmd.Stderr = os.Stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	if err := cmd.Start(); err != nil {

@@ -176,7 +176,7 @@ func (k work) open(ctx context.Context, srv *server, o options) (wrapped, plain 
 	} else {
 		cfg.Key = consumer.HeaderKey(idHeader)
 	}
-	h := consumer.Handler(handlerQueued)
+	h := consumer.HandlerFunc(handlerQueued)
 	if k.waits {
 		h = handlerWaiting
 	}

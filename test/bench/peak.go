@@ -263,7 +263,7 @@ func (c child) consume(ctx context.Context) error {
 		tx.Queue(effectSQL, m.Offset, m.Value[:1])
 		return nil
 	}
-	consuming, err := consumer.New(pool, source, handler, consumer.Config{Scope: "bench-" + c.Adapter, PositionsOnly: true,
+	consuming, err := consumer.New(pool, source, consumer.HandlerFunc(handler), consumer.Config{Scope: "bench-" + c.Adapter, PositionsOnly: true,
 		Hooks: consumer.Hooks{AttemptEnd: func(_ context.Context, d consumer.BatchResult, err error) {
 			if err == nil && handled.Add(int64(d.Handled)) >= c.Messages {
 				stop()

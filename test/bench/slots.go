@@ -14,7 +14,7 @@ type sideBySide struct {
 	partitions int
 	atOnce     int
 	rate       int // messages a second that no side exceeds, for the length of the tape
-	handler    consumer.Handler
+	handler    consumer.HandlerFunc
 }
 
 // handlerSleeping waits for a millisecond in the server, once for each message.

@@ -62,7 +62,7 @@ func pacedSide(length time.Duration, pin bool) side {
 			}
 		}
 		c, err := consumer.New(pool, taped{&memlog.Source{Log: t.log, GroupID: group}, t.paced(pacedEvery)},
-			func(context.Context, consumer.Tx, *consumer.Message) error { return nil },
+			consumer.HandlerFunc(func(context.Context, consumer.Tx, *consumer.Message) error { return nil }),
 			consumer.Config{Scope: "bench", BatchSize: 1, PositionsOnly: true, Hooks: consumer.Hooks{
 				Batch: func(b consumer.BatchResult) {
 					mu.Lock()

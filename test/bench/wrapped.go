@@ -29,7 +29,7 @@ func handlerWaiting(ctx context.Context, tx consumer.Tx, m *consumer.Message) er
 
 // wrappedSide runs a consumer over a tape, with a connection for each partition. The tape is read
 // anew in each run.
-func wrappedSide(t *tape, h consumer.Handler, cfg consumer.Config) side {
+func wrappedSide(t *tape, h consumer.HandlerFunc, cfg consumer.Config) side {
 	end := int64(len(t.ids[0])/idBytes - fetchLimit) // a last batch that is not full does not count
 	return consumerSide(len(t.ids), end, h, cfg, func(context.Context) (consumer.Source, error) {
 		t.log.ClearCommitted(group)
@@ -40,7 +40,7 @@ func wrappedSide(t *tape, h consumer.Handler, cfg consumer.Config) side {
 // consumerSide runs a consumer over a source that is made anew in each run. It is watched from its
 // first batch on, and has run dry when a partition has reached end. All messages are new, and none
 // fails, except under ParkOrderingKey.
-func consumerSide(partitions int, end int64, h consumer.Handler, cfg consumer.Config, from func(context.Context) (consumer.Source, error)) side {
+func consumerSide(partitions int, end int64, h consumer.HandlerFunc, cfg consumer.Config, from func(context.Context) (consumer.Source, error)) side {
 	return func(ctx context.Context, db *database, w *window) (sample, error) {
 		pool, err := db.open(ctx, partitions*max(cfg.Concurrency, 1))
 		if err != nil {

@@ -171,7 +171,7 @@ func (f *faults) handle(ctx context.Context, tx consumer.Tx, m *consumer.Message
 }
 
 // start consumes as one more member of the group, and checks the invariants meanwhile.
-func (f *faults) start(h consumer.Handler) (stop func()) {
+func (f *faults) start(h consumer.HandlerFunc) (stop func()) {
 	f.t.Helper()
 	cfg := f.cfg
 	cfg.Hooks = consumer.Hooks{

@@ -69,7 +69,7 @@ func playZombie(source consumer.Source) error {
 		}
 	}
 	var once sync.Once
-	c, err := consumer.New(pool, source, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(pool, source, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if err := scenario.Handle(ctx, tx, m); err != nil || string(m.Value) != scenario.Plain {
 			return err
 		}
@@ -81,7 +81,7 @@ func playZombie(source consumer.Source) error {
 			awake = true
 		})
 		return nil
-	}, cfg)
+	}), cfg)
 	if err != nil {
 		return err
 	}

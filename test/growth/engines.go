@@ -90,7 +90,7 @@ func (e *engines) consumer(log *memlog.Log, of string, cfg consumer.Config) func
 		cfg.Backoff = dedupe.Backoff{Min: 20 * time.Millisecond, Max: 100 * time.Millisecond}
 		cfg.OnFailure = consumer.ParkOrderingKey
 		cfg.Logger = e.log
-		c, err := consumer.New(e.pool, &memlog.Source{Log: log, GroupID: of}, handle, cfg)
+		c, err := consumer.New(e.pool, &memlog.Source{Log: log, GroupID: of}, consumer.HandlerFunc(handle), cfg)
 		if err != nil {
 			return err
 		}
@@ -148,7 +148,7 @@ func (e *engines) server() (*server, error) {
 		return nil, err
 	}
 	s.mux.Handle("/webhook", ep)
-	c, err := consumer.New(e.pool, ep, handle, consumer.Config{Scope: webhook.Scope(endpoint), BatchSize: batch, Logger: e.log})
+	c, err := consumer.New(e.pool, ep, consumer.HandlerFunc(handle), consumer.Config{Scope: webhook.Scope(endpoint), BatchSize: batch, Logger: e.log})
 	if err != nil {
 		return nil, err
 	}

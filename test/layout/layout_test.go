@@ -99,7 +99,7 @@ func TestWireIsGround(t *testing.T) {
 	}
 }
 
-// The program links it too: its relay has a sink for Kafka.
+// The programs link it too: one sends to Kafka, the other asks it for offsets.
 func TestKafkaGoStaysInItsAdapters(t *testing.T) {
 	t.Parallel()
 	for _, pkg := range []string{"./migrations", "./dedupe", "./consumer", "./consumer/consumertest", "./consumer/franzsource", "./consumer/internal/kafkalog",
@@ -201,7 +201,7 @@ var layers = []struct {
 }{
 	{"below the ground", []string{"internal/names", "internal/pace"}},
 	{"ground", []string{"internal/bodies", "internal/claimed", "internal/codec", "internal/cursor", "internal/dialguard", "internal/fault", "internal/fields", "internal/lease", "internal/metrics", "internal/outcome", "internal/process", "internal/ready", "internal/rfc", "internal/show", "internal/watch", "migrations", "seal"}},
-	{"identities and pools", []string{"internal/frozen", "internal/hook", "internal/origin", "internal/parked", "internal/primary"}},
+	{"identities, pools and settings", []string{"internal/frozen", "internal/hook", "internal/origin", "internal/parked", "internal/primary", "internal/settings"}},
 	{"transactions", []string{"internal/guard", "shard"}},
 	{"keys", []string{"dedupe", "internal/preflight", "internal/presence", "internal/retention", "internal/ring"}},
 	{"parts of the consumer", []string{"consumer/internal/attemptlock", "internal/brake", "consumer/internal/budget", "consumer/internal/window", "consumer/source", "internal/inbox"}},
@@ -211,7 +211,7 @@ var layers = []struct {
 	{"sources and HTTP", []string{"consumer/franzsource", "consumer/kafkasource", "idempotency", "queue", "webhook"}},
 	{"reports", []string{"internal/reports"}},
 	{"operators", []string{"ops"}},
-	{"what faces show", []string{"internal/gauges", "internal/operate"}},
+	{"what faces show, and what programs share", []string{"internal/gauges", "internal/operate", "internal/program"}},
 	{"servers, wires and brokers of tests", []string{"internal/rig", "queue/queuetest"}},
 	{"console and kit", []string{"consumer/consumertest", "onlyoncetest", "ops/console"}},
 	{"program", []string{"cmd", "deploy/monitoring"}},

@@ -72,7 +72,7 @@ var consumerRules = []mutant{
 		old: ", h.hookFailed && endedContext(failed)", new: "", test: "TestD3OnParkedEndsItsOwnContext"},
 	{rule: "D3 what OnParked has enqueued counts against the message", in: "internal/guard", decl: "(*Tx).queueBeforeCommit",
 		old: "t.Engine(last[name].step, sql, args...)", new: "t.Engine(stepUser, sql, args...)", pkg: "consumer", test: "TestD3OnParkedEnqueuesInVain"},
-	{rule: "D3 unknown type is passed over", in: "consumer", decl: "Router.Handler",
+	{rule: "D3 unknown type is passed over", in: "consumer", decl: "Router.Handle",
 		old:  `Permanent(fmt.Errorf("the message's type %.100q has no handler in Router.Handlers", name))`,
 		new:  `nil; return Permanent(fmt.Errorf("the message's type %.100q has no handler in Router.Handlers", name))`,
 		test: "TestRouterUnknownTypes"},

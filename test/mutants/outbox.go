@@ -312,7 +312,7 @@ var outboxRules = []mutant{
 		old: "min(ttl/10, longestWait*2/3)", new: "ttl/10", test: "TestT12WaitsOfAnOwner"},
 	{rule: "O11 metadata services of more clouds", in: "internal/dialguard", decl: "specialNetworks",
 		old: `"fd00:c1::a9fe:a9fe/128"`, new: `"fd00:ec2::254/128"`, pkg: "outbox/httpsink", test: "TestGuardAddresses"},
-	{rule: "relay: questions about its health", in: "cmd/onlyonce", decl: "(*pings).answers",
+	{rule: "relay: questions about its health", in: "cmd/onlyonce-relay", decl: "(*pings).answers",
 		old: "time.Since(p.at) < pingEvery", new: "false", test: "TestHealthAsksTheDatabaseOnceASecond"},
 	{rule: "O18 call that was given up starts", in: "outbox", decl: "(*callAttempt).mayStart",
 		old: "return errGaveUp", new: "", test: "TestO18CallThatDoesNotReturnGivesItsSlotUp"},

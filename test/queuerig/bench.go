@@ -76,10 +76,10 @@ func appliesAll(b *testing.B, pool *pgxpool.Pool, broker queue.Broker) {
 	ctx, stop := context.WithCancel(b.Context())
 	var left atomic.Int64
 	left.Store(int64(b.N))
-	c, err := consumer.New(pool, benchQueue(b, pool, broker, nil), func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(pool, benchQueue(b, pool, broker, nil), consumer.HandlerFunc(func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 		tx.Queue(effectSQL, m.Value)
 		return nil
-	}, consumer.Config{Scope: "q", BatchSize: benchBatch, Hooks: consumer.Hooks{Batch: func(d consumer.BatchResult) {
+	}), consumer.Config{Scope: "q", BatchSize: benchBatch, Hooks: consumer.Hooks{Batch: func(d consumer.BatchResult) {
 		if left.Add(int64(-d.Handled)) == 0 {
 			stop()
 		}

@@ -7,8 +7,8 @@
 //   - release.patch: the change that the release commit makes. Nested modules require this VERSION
 //     of the root in place of their replace directive, and CHANGELOG.md and the chart name it;
 //   - proxy: the published modules as a file proxy (https://go.dev/ref/mod#goproxy-protocol);
-//   - a program for each platform, and SHA256SUMS: cmd/onlyonce, built from that proxy twice with
-//     the same bytes, and its bill of materials (CycloneDX) beside it;
+//   - the programs for each platform, and SHA256SUMS: cmd/onlyonce and cmd/onlyonce-relay, built
+//     from that proxy twice with the same bytes, each with its bill of materials (CycloneDX);
 //   - notes.md: the CHANGELOG's section.
 //
 // Then a module outside of this repository requires every published module from the proxy, builds,
@@ -33,7 +33,7 @@ const root = "github.com/onlyonce/onlyonce"
 
 // The nested modules that users can require, in the order of their requirements. The others are
 // tests and tools of this repository.
-var published = []string{"telemetry", "idempotency/grpcserver", "idempotency/rediscache", "outbox/natssink", "outbox/rabbitsink", "outbox/sqssink", "queue/natsqueue", "queue/rabbitqueue", "queue/sqsqueue", "consumer/registry", "cmd/onlyoncevet", "cmd/idemcheck"}
+var published = []string{"telemetry", "idempotency/grpcserver", "idempotency/rediscache", "outbox/natssink", "outbox/rabbitsink", "outbox/sqssink", "queue/natsqueue", "queue/rabbitqueue", "queue/sqsqueue", "consumer/registry", "cmd/onlyoncevet", "cmd/idemcheck", "cmd/onlyonce-relay"}
 
 // release is one run.
 type release struct {

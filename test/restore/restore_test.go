@@ -146,28 +146,28 @@ const effect = `insert into effects (kind, n) values ($1, $2)`
 
 // run starts the engines, and returns a function that stops them.
 func (d *drill) run() (stop func()) {
-	c, err := consumer.New(d.pool, &memlog.Source{Log: d.log, GroupID: "g"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(d.pool, &memlog.Source{Log: d.log, GroupID: "g"}, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		n := numberOf(string(m.Value))
 		if n%unfitEach == 0 {
 			return consumer.Permanent(errors.New("unfit"))
 		}
 		tx.Queue(effect, "message", n)
 		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/charges", Body: m.Value})
-	}, consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id")})
+	}), consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id")})
 	d.must(err)
 	sink, err := httpsink.New(httpsink.Config{Name: "payments", BaseURL: d.remote.URL, KeyWindow: 24 * time.Hour, AllowPrivate: true})
 	d.must(err)
 	relay, err := outbox.NewRelay(d.pool, outbox.RelayConfig{Sinks: []outbox.Sink{sink}, PollInterval: 20 * time.Millisecond, LeaseTTL: 5 * time.Second})
 	d.must(err)
 	endpoint, err := webhook.New(d.pool, webhook.Config{Name: "github", Provider: webhook.GitHub{}, Secrets: []string{secret}, Mode: webhook.Inline,
-		Handler: func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
+		Handler: consumer.HandlerFunc(func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 			e, err := webhook.EventOf(m)
 			if err != nil {
 				return err
 			}
 			tx.Queue(effect, "webhook", numberOf(e.ID))
 			return nil
-		}})
+		})})
 	d.must(err)
 	layer, err := idempotency.New(d.pool, idempotency.Config{Scope: idempotency.GlobalScope(), FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}}})
 	d.must(err)

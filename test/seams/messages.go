@@ -204,7 +204,7 @@ func (x *consuming) consume(w *world) engine {
 			cfg.Key = consumer.HeaderKey("message-id")
 		}
 		x.change(&cfg)
-		c, err := consumer.New(w.pool, &memlog.Source{Log: x.log, GroupID: scope}, x.handle, cfg)
+		c, err := consumer.New(w.pool, &memlog.Source{Log: x.log, GroupID: scope}, consumer.HandlerFunc(x.handle), cfg)
 		if err != nil {
 			return err
 		}

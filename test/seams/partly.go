@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"strings"
 
+	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/webhook"
 	"github.com/onlyonce/onlyonce/webhook/twilio"
 )
@@ -51,7 +52,7 @@ func drawPartly(d *dice) (stage, []act) {
 func (x *partly) setUp(w *world) error {
 	var err error
 	x.endpoint, err = webhook.New(w.pool, webhook.Config{Name: endpointName, Provider: twilio.Provider{URL: hookURL}, Secrets: []string{webhookSecret},
-		Mode: webhook.Inline, Handler: x.handle, Logger: w.logger()})
+		Mode: webhook.Inline, Handler: consumer.HandlerFunc(x.handle), Logger: w.logger()})
 	return err
 }
 

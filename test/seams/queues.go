@@ -117,7 +117,7 @@ func (x *queuing) work(w *world) error {
 		if err != nil {
 			return err
 		}
-		c, err := consumer.New(w.pool, q, x.handle, consumer.Config{Scope: scope, MaxAttempts: 1, Linger: time.Millisecond, Brake: consumer.Brake{Off: true},
+		c, err := consumer.New(w.pool, q, consumer.HandlerFunc(x.handle), consumer.Config{Scope: scope, MaxAttempts: 1, Linger: time.Millisecond, Brake: consumer.Brake{Off: true},
 			Backoff: dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond}, Logger: w.logger()})
 		if err != nil {
 			return err

@@ -99,7 +99,7 @@ func (x *receiving) setUp(w *world) error {
 	}
 	if x.inline {
 		cfg.Mode = webhook.Inline
-		cfg.Handler = x.handle
+		cfg.Handler = consumer.HandlerFunc(x.handle)
 	}
 	if x.backfill {
 		cfg.Hooks.Backfilled = func(webhook.Backfilled) { x.listed.Store(true) }
@@ -113,7 +113,7 @@ func (x *receiving) setUp(w *world) error {
 	if err != nil || x.inline {
 		return err
 	}
-	worker, err := consumer.New(w.pool, x.endpoint, x.handle, consumer.Config{Scope: webhook.Scope(endpointName), MaxAttempts: 1, Linger: time.Millisecond, Brake: consumer.Brake{Off: true}, Logger: w.logger()})
+	worker, err := consumer.New(w.pool, x.endpoint, consumer.HandlerFunc(x.handle), consumer.Config{Scope: webhook.Scope(endpointName), MaxAttempts: 1, Linger: time.Millisecond, Brake: consumer.Brake{Off: true}, Logger: w.logger()})
 	if err != nil {
 		return err
 	}
@@ -302,7 +302,7 @@ func (x *receiving) workAside(w *world) error {
 		if err != nil {
 			return err
 		}
-		c, err := consumer.New(w.pool, source, x.handle, consumer.Config{Scope: webhook.Scope(endpointName), MaxAttempts: 1, Linger: time.Millisecond, Logger: w.logger()})
+		c, err := consumer.New(w.pool, source, consumer.HandlerFunc(x.handle), consumer.Config{Scope: webhook.Scope(endpointName), MaxAttempts: 1, Linger: time.Millisecond, Logger: w.logger()})
 		if err != nil {
 			return err
 		}

@@ -18,7 +18,7 @@ import (
 // Consume applies messages with a consumer until it has passed all of them, those that it tries
 // again included. Each value is also the message's id. It returns the reason for which each parked
 // message is parked, by value, and the errors.
-func Consume(t *testing.T, pool *pgxpool.Pool, handle consumer.Handler, values ...string) (reasons, errs map[string]string) {
+func Consume(t *testing.T, pool *pgxpool.Pool, handle consumer.HandlerFunc, values ...string) (reasons, errs map[string]string) {
 	t.Helper()
 	return consume(t, pool, values, func(src consumer.Source, cfg consumer.Config) (*consumer.Consumer, error) {
 		return consumer.New(pool, src, handle, cfg)
@@ -26,7 +26,7 @@ func Consume(t *testing.T, pool *pgxpool.Pool, handle consumer.Handler, values .
 }
 
 // ConsumeBatch is Consume for a batch handler.
-func ConsumeBatch(t *testing.T, pool *pgxpool.Pool, handle consumer.BatchHandler, values ...string) (reasons, errs map[string]string) {
+func ConsumeBatch(t *testing.T, pool *pgxpool.Pool, handle consumer.BatchHandlerFunc, values ...string) (reasons, errs map[string]string) {
 	t.Helper()
 	return consume(t, pool, values, func(src consumer.Source, cfg consumer.Config) (*consumer.Consumer, error) {
 		return consumer.New(pool, src, handle, cfg)

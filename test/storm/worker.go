@@ -151,7 +151,7 @@ func (w *worker) run(ctx context.Context) error {
 		cfg.OnFailure = consumer.ParkOrderingKey
 	}
 	w.layTraps(&cfg)
-	c, err := consumer.New(pool, source, w.handler, cfg)
+	c, err := consumer.New(pool, source, consumer.HandlerFunc(w.handler), cfg)
 	if err != nil {
 		return err
 	}

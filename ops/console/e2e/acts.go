@@ -124,13 +124,13 @@ func newShop(ctx context.Context, pool *pgxpool.Pool, topic string, events int, 
 		return nil, err
 	}
 	h := &shop{}
-	c, err := consumer.New(pool, source, func(context.Context, consumer.Tx, *consumer.Message) error {
+	c, err := consumer.New(pool, source, consumer.HandlerFunc(func(context.Context, consumer.Tx, *consumer.Message) error {
 		if !h.repaired.Load() {
 			return consumer.Permanent(errors.New("the table is broken"))
 		}
 		h.applied.Add(1)
 		return nil
-	}, consumer.Config{Scope: topic, Brake: brake, Linger: time.Millisecond, Logger: quiet})
+	}), consumer.Config{Scope: topic, Brake: brake, Linger: time.Millisecond, Logger: quiet})
 	if err != nil {
 		return nil, err
 	}

@@ -98,7 +98,7 @@ func (s *System) stock(*http.ServeMux) (func(context.Context) error, error) {
 	if err := telemetry.Instrument(&cfg, s.Telemetry); err != nil {
 		return nil, err
 	}
-	c, err := consumer.New(s.Pool, &memlog.Source{Log: s.Orders, GroupID: "stock"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(s.Pool, &memlog.Source{Log: s.Orders, GroupID: "stock"}, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		switch text := string(m.Value); {
 		case text == Poison:
 			return consumer.Permanent(errors.New("this message is not valid"))
@@ -114,7 +114,7 @@ func (s *System) stock(*http.ServeMux) (func(context.Context) error, error) {
 			}
 		}
 		return nil
-	}, cfg)
+	}), cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +126,7 @@ func (s *System) audit(*http.ServeMux) (func(context.Context) error, error) {
 	if err := telemetry.Instrument(&cfg, s.Telemetry); err != nil {
 		return nil, err
 	}
-	c, err := consumer.New(s.Pool, &memlog.Source{Log: s.Audits, GroupID: "audit"}, func(context.Context, consumer.Tx, *consumer.Message) error { return nil }, cfg)
+	c, err := consumer.New(s.Pool, &memlog.Source{Log: s.Audits, GroupID: "audit"}, consumer.HandlerFunc(func(context.Context, consumer.Tx, *consumer.Message) error { return nil }), cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -197,7 +197,7 @@ func (s *System) endpoint(mux *http.ServeMux) (func(context.Context) error, erro
 	if err != nil {
 		return nil, err
 	}
-	worker, err := consumer.New(s.Pool, endpoint, handler, work)
+	worker, err := consumer.New(s.Pool, endpoint, consumer.HandlerFunc(handler), work)
 	if err != nil {
 		return nil, err
 	}

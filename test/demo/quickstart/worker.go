@@ -79,7 +79,7 @@ func (w *Worker) Key() consumer.KeyFunc {
 }
 
 // Watched reports that a message is handled, before handler applies it.
-func (w *Worker) Watched(handler consumer.Handler) consumer.Handler {
+func (w *Worker) Watched(handler consumer.HandlerFunc) consumer.HandlerFunc {
 	return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if err := w.child.Entered(m); err != nil {
 			return err

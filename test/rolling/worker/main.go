@@ -77,10 +77,10 @@ func work(ctx context.Context, postgres, brokers, topic, name string, keys bool)
 	} else {
 		cfg.PositionsOnly = true
 	}
-	c, err := consumer.New(pool, source, func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
+	c, err := consumer.New(pool, source, consumer.HandlerFunc(func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 		tx.Queue(`insert into effects (value, part, off, worker) values ($1, $2, $3, $4)`, string(m.Value), m.Partition, m.Offset, name)
 		return nil
-	}, cfg)
+	}), cfg)
 	if err != nil {
 		return err
 	}

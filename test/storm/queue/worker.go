@@ -55,7 +55,7 @@ func work(ctx context.Context, c *fleet.Child, cfg workerConfig) error {
 	if err != nil {
 		return err
 	}
-	w, err := consumer.New(pool, q, func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
+	w, err := consumer.New(pool, q, consumer.HandlerFunc(func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if err := c.Entered(m); err != nil {
 			return err
 		}
@@ -65,7 +65,7 @@ func work(ctx context.Context, c *fleet.Child, cfg workerConfig) error {
 		}
 		tx.Queue(rig.EffectSQL, got.ID, got.Key, got.Seq)
 		return nil
-	}, consumer.Config{
+	}), consumer.Config{
 		Scope: queueName, BatchSize: batchSize, Backoff: dedupe.Backoff{Min: 20 * time.Millisecond, Max: 500 * time.Millisecond},
 		// This is how long a worker that is suspended in mid-batch keeps its successor waiting.
 		Timeouts: dedupe.Timeouts{Lock: 2 * time.Second, Idle: 3 * time.Second}, DrainTimeout: 3 * time.Second, Hooks: c.Hooks(nil),

@@ -185,7 +185,7 @@ func (w *worker) apply() error {
 
 // consume applies the events of an endpoint.
 func (w *worker) consume(name string, s consumer.Source) error {
-	c, err := consumer.New(w.pool, s, w.handle, consumer.Config{
+	c, err := consumer.New(w.pool, s, consumer.HandlerFunc(w.handle), consumer.Config{
 		Scope:     name,
 		BatchSize: batchSize,
 		Backoff:   dedupe.Backoff{Min: 20 * time.Millisecond, Max: 500 * time.Millisecond},

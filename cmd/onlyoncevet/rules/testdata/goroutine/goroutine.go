@@ -51,7 +51,7 @@ func later(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 	return nil
 }
 
-func channel(to chan<- consumer.Tx) consumer.Handler {
+func channel(to chan<- consumer.Tx) consumer.HandlerFunc {
 	return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		to <- tx // want `through a channel`
 		return nil

@@ -8,35 +8,36 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/metrics"
 	"github.com/onlyonce/onlyonce/internal/primary"
+	"github.com/onlyonce/onlyonce/internal/program"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// relayAddresses are where a relay answers. Nil: not at all.
-type relayAddresses struct{ health, metrics *string }
+// addresses are where a relay answers. Nil: not at all.
+type addresses struct{ health, metrics *string }
 
 // serve answers at both addresses until stop. One address may be both.
-func (at relayAddresses) serve(health http.Handler, measured *metrics.Registry, log *slog.Logger) (stop func(), err error) {
+func (at addresses) serve(health http.Handler, measured *metrics.Registry, log *slog.Logger) (stop func(), err error) {
 	type served struct {
 		flag, path string // that are logged
 		mux        *http.ServeMux
 	}
-	addresses := map[string]*served{}
+	all := map[string]*served{}
 	handle := func(flag string, address *string, path string, h http.Handler) {
 		if address == nil {
 			return
 		}
-		if addresses[*address] == nil {
-			addresses[*address] = &served{flag, path, http.NewServeMux()}
+		if all[*address] == nil {
+			all[*address] = &served{flag, path, http.NewServeMux()}
 		}
-		addresses[*address].mux.Handle("GET "+path, h)
+		all[*address].mux.Handle("GET "+path, h)
 	}
 	handle("-health", at.health, "/healthz", health)
-	handle("-metrics", at.metrics, "/metrics", serveMetrics(func() []metrics.Sample {
-		all := measured.Samples()
+	handle("-metrics", at.metrics, "/metrics", metrics.Handler(func() []metrics.Sample {
+		samples := measured.Samples()
 		for database, n := range primary.Refusals() {
-			all = append(all, metrics.Sample{Metric: metrics.DatabaseRefusals, Values: []string{database}, Value: float64(n)})
+			samples = append(samples, metrics.Sample{Metric: metrics.DatabaseRefusals, Values: []string{database}, Value: float64(n)})
 		}
-		return all
+		return samples
 	}))
 
 	var stops []func()
@@ -45,22 +46,14 @@ func (at relayAddresses) serve(health http.Handler, measured *metrics.Registry, 
 			s()
 		}
 	}
-	for address, s := range addresses {
-		one, err := listen(s.flag, address, s.path, s.mux, log)
+	for address, s := range all {
+		one, err := program.Listen(s.flag, address, s.path, s.mux, log)
 		if err != nil {
 			return stop, err
 		}
 		stops = append(stops, one)
 	}
 	return stop, nil
-}
-
-// serveMetrics answers with samples in the text format of Prometheus.
-func serveMetrics(samples func() []metrics.Sample) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", metrics.ContentType)
-		_ = metrics.Write(w, samples()) // an error is the reader's, who is gone
-	})
 }
 
 // measureRelay makes a relay count, by hooks. The counters of its sinks are there from the start,
