@@ -106,8 +106,8 @@ type handlerGoroutine struct {
 	gone chan struct{}
 }
 
-// startHandlerGoroutine starts the goroutine. The engine that has it ends it, with stopHandlers; one
-// that is abandoned ends when its handler does.
+// startHandlerGoroutine starts the goroutine. The engine that has it ends it, with stopHandlers;
+// one that is abandoned ends when its handler does.
 func startHandlerGoroutine() *handlerGoroutine {
 	h := &handlerGoroutine{work: make(chan func()), gone: make(chan struct{})}
 	named := make(chan struct{})

@@ -109,8 +109,8 @@ func (f *positionFence) committed(p *plan, o *outcome) {
 	w.recordCommitted(p, o, w.retrier)
 }
 
-// recordCommitted records and reports what a transaction of messages of the log did: to the brake, to
-// hooks and the log, and to the retrier, which has rows to promote or to wait for.
+// recordCommitted records and reports what a transaction of messages of the log did: to the brake,
+// to hooks and the log, and to the retrier, which has rows to promote or to wait for.
 func (e *engine) recordCommitted(p *plan, o *outcome, r *retrier) {
 	e.recordOutcomes(o.reasons...)
 	e.c.emitCommitted(p, o)
