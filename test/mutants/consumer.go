@@ -17,7 +17,7 @@ var consumerRules = []mutant{
 	{rule: "F9 lock is kept if there is no attempt", in: "consumer", decl: "(*applier).tryAlone",
 		old: "defer release()", new: "defer func() { if t.attempt > 0 { release() } }()", test: "TestF9LockIsReleasedOnEachPath"},
 	{rule: "F9 lock is kept if ids cannot be counted", in: "consumer", decl: "(*applier).identifyPart",
-		old: "t.begin(ctx); err != nil { return err }; ap", new: "t.begin(ctx); err != nil { _, _ = ap.acquireLock(context.Background(), false); return err }; ap", test: "TestF9LockIsReleasedOnEachPath"},
+		old: "defer release()", new: "defer func() { if part[0].identified { release() } }()", test: "TestF9LockIsReleasedOnEachPath"},
 	{rule: "F9 lock is kept if no row can be taken", in: "consumer", decl: "(*retrier).retryNext",
 		old: "defer release()", new: "defer func() { if err == nil { release() } }()", test: "TestF9LockIsReleasedOnEachPath"},
 	{rule: "F9 lock is kept after a batch that failed", in: "consumer", decl: "(*applier).handleBatch",
