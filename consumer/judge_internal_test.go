@@ -3,6 +3,7 @@ package consumer
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -179,6 +180,10 @@ func TestF9JudgeUnanswered(t *testing.T) {
 		}
 		if v.reason != parked.Crashed || v.quiet != c.quiet || v.attempts != c.counted-1 {
 			t.Errorf("%s: %+v, want reason crashed, %d attempts, quiet %v", c.name, v, c.counted-1, c.quiet)
+		}
+		text := v.err.Error()
+		if !strings.Contains(text, fmt.Sprintf("ended %d times", c.unanswered)) || strings.Contains(text, "not called") != c.quiet {
+			t.Errorf("%s: it says %q", c.name, text)
 		}
 	}
 }

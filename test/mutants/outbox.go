@@ -269,7 +269,7 @@ var outboxRules = []mutant{
 	{rule: "O15 retries that began before", in: "outbox", decl: "(*relayRates).lockedStart",
 		old: "r.lockedTake(a.rated, 1) == 1", new: "r.lockedAvailable(a.rated) > 0", test: "TestO15CallsThatBeganBefore"},
 	{rule: "O15 shares while a relay stops", in: "outbox", decl: "(*sender).run",
-		old: "pace.Clocks{leases, rates}", new: "[]clock{leases}", test: "TestO15CallsThatBeganBefore"},
+		old: "pace.Clocks{leases, rates}", new: "pace.Clocks{leases}", test: "TestO15CallsThatBeganBefore"},
 	{rule: "O15 permits without a place", in: "outbox", decl: "(*relayRates).hasPlace",
 		old: "l.may(now) > used", new: "used >= 0 || !now.IsZero()", test: "TestO15WhatIsAskedFor"},
 	{rule: "O15 earlier question that arrives later", in: schema, decl: "function onlyonce.take_share",
