@@ -49,7 +49,7 @@ func TestD8CopyOfAForgottenRow(t *testing.T) {
 	r.reaches(0, 4)
 	r.exec(`update onlyonce.parked set settled_at = now() - interval '31 days'`)
 	r.exec(`update onlyonce.watched set at = clock_timestamp()`)
-	if err := retention.New(r.pool, slog.New(slog.DiscardHandler)).Purge(t.Context()); err != nil {
+	if err := retention.New(r.pool, nil, slog.New(slog.DiscardHandler)).Purge(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if n := r.count(`select count(*) from onlyonce.parked`); n != 0 {

@@ -15,7 +15,8 @@ import (
 
 // Do calls fn once for a key of a scope, stores its result, and returns the stored result to each
 // later call with the key. It does for any function (a gRPC method, a job, a command) what a
-// [Layer] does for an HTTP handler. Package grpcserver (a module of its own) has an interceptor.
+// [Layer] does for an HTTP handler. Packages grpcserver and mcpserver (modules of their own) do it
+// for methods of gRPC and tools of MCP.
 // Use dedupe.Do if there is no result to store.
 //
 // The function's writes through tx, the calls that it enqueues and the record of its result are one
@@ -136,6 +137,9 @@ func (d *Doer) newCall(ctx context.Context, scope Scope, key string, asked []byt
 	req := &servedRequest{handler: d.handler, layer: d.handler.layer, scope: scope, caller: ctx, work: ctx, ctx: context.WithoutCancel(ctx)}
 	req.key, req.ttl = key, d.handler.route.TTL
 	req.subject = fingerprintSubject{Tenant: scope.Tenant, Scope: withPrincipal("do "+d.handler.route.Pattern, scope), Body: asked}
+	if d.handler.route.FingerprintJSON {
+		req.subject.Mode = fingerprintJSON
+	}
 	_, _ = rand.Read(req.token[:]) // never fails
 	req.setRecordID("")
 	return req

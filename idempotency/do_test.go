@@ -2,6 +2,7 @@ package idempotency_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -93,6 +94,40 @@ func TestH25ResultIsGivenAgain(t *testing.T) {
 	r.exec(`update onlyonce.http_records set response = null, erased_at = clock_timestamp() where scope = 'do charge'`)
 	_, mark, err = idempotency.Do(t.Context(), r.doer, acme, "k", order{10}, r.pay)
 	wantDo(t, "erased", mark, idempotency.Replayed, err, idempotency.ErrResultGone)
+}
+
+// rawCodec passes requests on as they were received.
+type rawCodec struct{ idempotency.Codec }
+
+func (rawCodec) Marshal(v any) ([]byte, error) {
+	if raw, is := v.(json.RawMessage); is {
+		return raw, nil
+	}
+	return json.Marshal(v)
+}
+
+func (rawCodec) Unmarshal(data []byte, v any) error { return json.Unmarshal(data, v) }
+
+// H25, H7: with FingerprintJSON a request is what its JSON says.
+func TestH25RequestsByTheirJSON(t *testing.T) {
+	t.Parallel()
+	r := newDoRig(t, idempotency.DoerConfig{Codec: rawCodec{}, FingerprintJSON: true})
+	for i, c := range []struct {
+		request string
+		mark    idempotency.Outcome
+		err     error
+	}{
+		{`{"a":1,"b":[2]}`, idempotency.Created, nil},
+		{` {"b":[2.0], "a":10e-1}`, idempotency.Replayed, nil},
+		{`{"a":1,"b":[3]}`, idempotency.Mismatch, idempotency.ErrKeyReused},
+		{`{"a":1`, idempotency.Rejected, &idempotency.RefusedError{Code: "body-invalid"}},
+	} {
+		_, mark, err := idempotency.Do(t.Context(), r.doer, acme, "k", json.RawMessage(c.request), r.pay)
+		wantDo(t, fmt.Sprint(i), mark, c.mark, err, c.err)
+	}
+	if r.effects() != 1 {
+		t.Errorf("%d effects", r.effects())
+	}
 }
 
 // H25: a permanent error that was erased is one still: the call took no effect.

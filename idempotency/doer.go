@@ -50,6 +50,11 @@ type DoerConfig struct {
 	// Codec encodes requests and results. Defaults to encoding/json.
 	Codec Codec
 
+	// FingerprintJSON compares encoded requests by what their JSON says, see
+	// Route.FingerprintJSON. Codec must then encode requests as JSON. Defaults to false: byte by
+	// byte.
+	FingerprintJSON bool
+
 	// MaxResult is the most bytes of an encoded result, up to 32 MiB. The writes of a call with a
 	// longer result are undone. Defaults to 1 MiB.
 	MaxResult int
@@ -93,7 +98,7 @@ func NewDoer(layer *Layer, cfg DoerConfig) (*Doer, error) {
 		cfg.Codec = jsonCodec{}
 	}
 	route := Route{Pattern: cfg.Scope, MaxResponse: cfg.MaxResult, KeepWrites: cfg.KeepWrites, Isolation: cfg.Isolation,
-		TTL: cfg.TTL, KeyWindow: cfg.KeyWindow, NoCalls: cfg.NoCalls, HandlerTimeout: cfg.HandlerTimeout, Wait: cfg.Wait}
+		FingerprintJSON: cfg.FingerprintJSON, TTL: cfg.TTL, KeyWindow: cfg.KeyWindow, NoCalls: cfg.NoCalls, HandlerTimeout: cfg.HandlerTimeout, Wait: cfg.Wait}
 	route.checkShared(&l, sharedFields{name: "Scope", maxResponse: "MaxResult"})
 	if err := l.Err(); err != nil {
 		return nil, err

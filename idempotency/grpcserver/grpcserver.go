@@ -77,8 +77,8 @@ type Config struct {
 
 // Method configures one method. Its zero value is a configuration.
 type Method struct {
-	// Doer has the bounds and times. Scope and Codec must be empty: the scope is the full name of
-	// the method, and messages are stored as protobuf.
+	// Doer has the bounds and times. Scope, Codec and FingerprintJSON must be empty: the scope is
+	// the full name of the method, and messages are stored as protobuf.
 	Doer idempotency.DoerConfig
 
 	// KeyOptional runs calls without a key unprotected; [TxOf] then returns ErrNoTx. Defaults to
@@ -123,8 +123,8 @@ func New(layer *idempotency.Layer, cfg Config) (*Interceptor, error) {
 		if service, of, ok := strings.Cut(strings.TrimPrefix(name, "/"), "/"); !ok || name[0] != '/' || service == "" || of == "" || strings.Contains(of, "/") {
 			l.Add(field, "must be a full name, for example /pay.v1.Payments/Charge: no call would have this one, and all would run unprotected")
 		}
-		if m.Doer.Scope != "" || m.Doer.Codec != nil {
-			l.Add(field+".Doer", "Scope and Codec must be empty")
+		if m.Doer.Scope != "" || m.Doer.Codec != nil || m.Doer.FingerprintJSON {
+			l.Add(field+".Doer", "Scope, Codec and FingerprintJSON must be empty")
 		}
 		if slices.Contains(m.Final, codes.OK) {
 			l.Add(field+".Final", "OK is no error")

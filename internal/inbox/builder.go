@@ -74,10 +74,8 @@ type Builder struct {
 	tooLarge    map[int64]bool // the uses of segments that were reported as too large for a filter
 }
 
-const (
-	builderTTL   = time.Minute
-	buildTimeout = 15 * time.Minute // the parts that were built by then are kept
-)
+// buildTimeout bounds the building of a filter. The parts that were built by then are kept.
+const buildTimeout = 15 * time.Minute
 
 // NewBuilder returns a builder.
 func NewBuilder(pool *pgxpool.Pool, which ring.Ring, log *slog.Logger) *Builder {
@@ -108,7 +106,7 @@ func (b *Builder) Run(ctx context.Context) {
 		_, err := b.Step(ctx)
 		switch {
 		case err == nil, ctx.Err() != nil:
-		case guard.SQLState(err) == "42501":
+		case guard.SQLState(err) == insufficientPrivilege:
 			ring.LogNotRotating(ctx, b.log)
 			if !pace.Sleep(ctx, rightsRecheck) {
 				return
@@ -219,15 +217,16 @@ func (b *Builder) buildParts(ctx context.Context, s missingFilters) (owner bool,
 // holdLease takes the lease, or renews it. Two builders at once would do the work twice, without
 // harm.
 func (b *Builder) holdLease(ctx context.Context) (bool, error) {
+	_, ttl := intervalOf(b.ring)
 	if b.lease != nil {
-		ours, err := b.lease.Renew(ctx, b.pool, builderTTL)
+		ours, err := b.lease.Renew(ctx, b.pool, ttl)
 		if err != nil || ours {
 			return ours, err
 		}
 		b.lease = nil
 		clear(b.waits)
 	}
-	l, err := lease.Acquire(ctx, b.pool, names.Builder(b.ring.Name), builderTTL)
+	l, err := lease.Acquire(ctx, b.pool, names.Builder(b.ring.Name), ttl)
 	b.lease = l
 	return l != nil, err
 }

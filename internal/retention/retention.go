@@ -105,10 +105,13 @@ type Purger struct {
 	log     *slog.Logger
 }
 
-// New returns a Purger.
-func New(pool *pgxpool.Pool, log *slog.Logger) *Purger {
+// New returns a Purger. It shares watched with others of its process; nil: it has its own.
+func New(pool *pgxpool.Pool, watched *watch.Clock, log *slog.Logger) *Purger {
 	db := primary.Of(pool, log).Pinned()
-	return &Purger{pool: db, watched: watch.New(db, watch.Often), log: log}
+	if watched == nil {
+		watched = watch.New(db, watch.Often)
+	}
+	return &Purger{pool: db, watched: watched, log: log}
 }
 
 // Run deletes until ctx ends. Faults are logged, and never fail the caller. It calls denied when

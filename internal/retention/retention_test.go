@@ -37,7 +37,7 @@ func purge(t *testing.T, pool *pgxpool.Pool) {
 
 func looks(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
-	if err := retention.New(pool, slog.New(slog.DiscardHandler)).Purge(t.Context()); err != nil {
+	if err := retention.New(pool, nil, slog.New(slog.DiscardHandler)).Purge(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/names"
+	"github.com/onlyonce/onlyonce/internal/watch"
 )
 
 // Ring is what differs from one ring to another. Its names are constants of this module: they
@@ -189,6 +190,9 @@ type Config struct {
 
 	// Interval is how often Run looks. Each look is one short query. Defaults to 1 s.
 	Interval time.Duration
+
+	// Watched is the process's share in watched time. Defaults to one of the rotator's own.
+	Watched *watch.Clock
 
 	Hooks Hooks
 }

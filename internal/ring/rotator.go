@@ -47,7 +47,11 @@ func New(pool *pgxpool.Pool, ring Ring, cfg Config) (*Rotator, error) {
 		return nil, err
 	}
 	db := primary.Of(pool, nil).Pinned()
-	return &Rotator{pool: db, ring: ring, cfg: cfg, watched: watch.New(db, watch.Often)}, nil
+	watched := cfg.Watched
+	if watched == nil {
+		watched = watch.New(db, watch.Often)
+	}
+	return &Rotator{pool: db, ring: ring, cfg: cfg, watched: watched}, nil
 }
 
 // Run rotates until its context ends, and then returns nil. It returns ErrRights if the role may

@@ -59,6 +59,7 @@ package watch
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -77,10 +78,13 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Clock is one process's share in watched time. It must be used by one goroutine.
+// Clock is one process's share in watched time. It is safe for concurrent use: who looks while
+// another goroutine does waits for it, and need not look again.
 type Clock struct {
-	pool   querier
-	every  time.Duration
+	pool  querier
+	every time.Duration
+
+	mu     sync.Mutex
 	seen   pgtype.Timestamptz // watched time at the last look; invalid before the first one
 	seenAt time.Time          // when it had arrived, with this process's monotonic clock
 }
@@ -90,6 +94,8 @@ func New(pool querier, every time.Duration) *Clock { return &Clock{pool: pool, e
 
 // Look moves watched time on, if that is due.
 func (c *Clock) Look(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	var elapsed *time.Duration
 	if c.seen.Valid {
 		e := time.Since(c.seenAt)

@@ -262,7 +262,7 @@ func (w *world) forget() error {
 			return err
 		}
 	}
-	return retention.New(w.pool, w.logger()).Purge(w.ctx)
+	return retention.New(w.pool, nil, w.logger()).Purge(w.ctx)
 }
 
 // actKeep and actPromote are the acts of a failover that loses commits.
