@@ -15,7 +15,9 @@ import (
 type applier struct {
 	engine
 
-	fence      fence
+	// fenceOf returns the fence of messages, with which the position moves to next if there is one
+	// transaction at a time.
+	fenceOf    func(msgs []*Message, next int64) fence
 	sideBySide bool // other appliers work on the same partition
 	troubled   bool // it has reported that an attempt failed, and nothing was committed since
 }

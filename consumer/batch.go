@@ -35,11 +35,11 @@ func (ap *applier) handleBatch(until stop, msgs []*Message, next int64) error {
 	retry := newBackoff(ap.c.cfg)
 	began := time.Now()
 	for lost, refused := 0, 0; ; {
-		release, err := ap.lockAttempts(until.taking, false)
+		release, err := ap.acquireLock(until.taking, false)
 		if err != nil {
 			return err
 		}
-		err = ap.runTransaction(until.working, &attempt{msgs: msgs, next: next})
+		err = ap.run(until.working, ap.plan(msgs, next)).err
 		release()
 		var f *handlerFailure
 		var h *hindrance
@@ -113,7 +113,7 @@ func positionAfter(msgs []*Message, n int, next int64) int64 {
 func (w *worker) advancePosition(until stop, next int64) error {
 	retry := newBackoff(w.c.cfg)
 	for {
-		err := w.runTransaction(until.working, &attempt{next: next})
+		err := w.run(until.working, w.plan(nil, next)).err
 		if err == nil || endsWork(err) {
 			return err
 		}

@@ -34,9 +34,10 @@ func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltErr
 	return h
 }
 
-// recordOutcomes records how the messages of a committed transaction ended, as attempt.outcomes.
-func (e *engine) recordOutcomes(outcomes ...string) {
-	if !e.brake.Record(outcomes...) {
+// recordOutcomes records for the brake how the messages of a committed transaction ended, as
+// outcome.reasons.
+func (e *engine) recordOutcomes(reasons ...string) {
+	if !e.brake.Record(reasons...) {
 		return
 	}
 	if h := e.state.halted.Load(); h != nil && h.Reason == HaltEverythingFails {
@@ -45,27 +46,21 @@ func (e *engine) recordOutcomes(outcomes ...string) {
 	e.c.cfg.Logger.Info("onlyonce: a message was applied: the partition continues", "scope", e.c.cfg.Scope, "topic", e.id.Topic, "partition", e.id.Partition)
 }
 
-// recordCommitted records and reports what a transaction of messages that has committed did.
-func (e *engine) recordCommitted(a *attempt) {
-	e.recordOutcomes(a.outcomes...)
-	e.c.emitCommitted(a)
-}
-
-// firstBraked returns the index of the first message of an attempt at which the partition has to
+// firstBraked returns the index of the first message of a plan at which the partition has to
 // halt, before that message is set aside. err is nil if there is none (D7).
-func (e *engine) firstBraked(a *attempt, dispositions []*disposition) (at int, err error) {
-	if a.alreadyParked || e.c.cfg.OnFailure == BlockPartition {
+func (e *engine) firstBraked(p *plan, dispositions []*disposition) (at int, err error) {
+	if p.alreadyParked || e.c.cfg.OnFailure == BlockPartition {
 		return 0, nil
 	}
 	of := func(i int) *disposition {
 		if dispositions[i] == nil {
-			return a.disposition
+			return p.park
 		}
 		return dispositions[i]
 	}
-	reasons := make([]string, len(a.msgs))
+	reasons := make([]string, len(p.msgs))
 	worst := false
-	for i := range a.msgs {
+	for i := range p.msgs {
 		if v := of(i); v != nil {
 			reasons[i], worst = v.reason, true
 		}
@@ -73,7 +68,7 @@ func (e *engine) firstBraked(a *attempt, dispositions []*disposition) (at int, e
 	if !worst {
 		return 0, nil
 	}
-	if at, yes := e.brake.StopsAt(a, reasons...); yes {
+	if at, yes := e.brake.StopsAt(p, reasons...); yes {
 		return at, &brakeError{of(at)}
 	}
 	return 0, nil

@@ -31,7 +31,7 @@ func (e *engine) isRefusal(state string, h *handlerRun) bool {
 
 // classifyFailure decides whose fault a rolled back attempt is: the handler's (*handlerFailure),
 // the server's or of something else that is away (*hindrance), or that of the way to the server.
-func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun, failed *guard.Failure, lost bool) error {
+func (e *engine) classifyFailure(work context.Context, o *outcome, h *handlerRun, failed *guard.Failure, lost bool) error {
 	switch {
 	case work.Err() != nil:
 		return context.Cause(work) // given up while it ran: no fault of the message
@@ -50,7 +50,7 @@ func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun
 	case failed.Step == "":
 		// A statement's error counts before the handler's.
 		return &handlerFailure{index: -1, err: failed, lost: lost}
-	case a.handlerCalled && (lost || endedContext(failed)):
+	case o.handlerCalled && (lost || endedContext(failed)):
 		// Perhaps a message kills connections, or its handler has ended the context of its own
 		// statement, which sends the engine's too; the count will show it.
 		return &handlerFailure{index: -1, err: failed, lost: lost}
@@ -63,7 +63,7 @@ func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun
 	case failed.Step == stepPark && (strings.HasPrefix(sqlState(failed), classData) || strings.HasPrefix(sqlState(failed), classIntegrity)):
 		// The table refuses the message, and always will.
 		return &handlerFailure{index: -1, err: &blockedError{&disposition{reason: reasonUnparkable, err: failed.Err}}}
-	case failed.Step == stepSeal && sqlState(failed) != "" && a.handlerCalled:
+	case failed.Step == stepSeal && sqlState(failed) != "" && o.handlerCalled:
 		return &handlerFailure{index: -1, err: failed} // a deferred constraint
 	case sqlState(failed) != "":
 		// The engine's statements are the same for every message, but their number is not.

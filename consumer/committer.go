@@ -31,6 +31,7 @@ type committer struct {
 	timeout time.Duration
 }
 
+// startCommitter begins to commit positions. The caller ends that with stop.
 func startCommitter(p partition, id source.Identity, cfg *Config, pos int64) *committer {
 	c := &committer{p: p, id: id, scope: cfg.Scope, lost: make(chan error, 1),
 		wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}), timeout: cfg.DrainTimeout}

@@ -24,7 +24,7 @@ delete from onlyonce.done d using held
 // done, its row says nothing of this log: it is deleted, and the record is handled. It looks at the
 // offsets that the fetch spans, of what may be millions.
 func (s *slots) compare(ctx context.Context, got fetchResult) error {
-	before, next := s.window.Before, s.w.cur.capAtReplayEnd(got.Next)
+	before, next := s.window.Before, got.Next
 	if len(before) == 0 {
 		return nil
 	}

@@ -137,14 +137,6 @@ func (c *cursor) pastReplay(offset int64) bool {
 	return c.replayUntil != nil && offset >= *c.replayUntil
 }
 
-// capAtReplayEnd keeps a position from passing the end of a replay.
-func (c *cursor) capAtReplayEnd(next int64) int64 {
-	if c.pastReplay(next) {
-		return *c.replayUntil
-	}
-	return next
-}
-
 // readCursor returns nil if there is no row.
 func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32) (*cursor, error) {
 	var (

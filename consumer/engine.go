@@ -46,8 +46,8 @@ type ownership struct {
 }
 
 // engine runs the transactions of one owned partition. Two goroutines have one each: the worker,
-// which reads the log, and the retrier, which reads parked messages. The attempt's fence makes each
-// of their messages take effect once.
+// which reads the log, and the retrier, which reads parked messages. The plan's fence makes each of
+// their messages take effect once.
 type engine struct {
 	ownership
 
@@ -61,31 +61,6 @@ type engine struct {
 // caution is what a transaction asks before its handlers run, at the cost of a round trip each. If
 // it does not ask, the server raises unless all keys are fresh, and no ordering key is blocked.
 type caution struct{ claim, order bool }
-
-// attempt is the work of one transaction.
-type attempt struct {
-	msgs        []*Message
-	next        int64 // position after the messages, if they come from the log
-	alone       bool  // one message by itself: only such an attempt counts against a message
-	disposition *disposition
-
-	// fence queues the transaction's first statements, which raise OO001 unless this is the first
-	// and only application.
-	fence func(tx *guard.Tx)
-	// alreadyParked means that the message is parked already, so no disposition parks it again.
-	alreadyParked bool
-	// skipClaim leaves the claim out, because the fence has made it.
-	skipClaim bool
-
-	endsReplay bool // its position is where the replay interrupted the work
-
-	answerLost    bool // an earlier attempt had committed: see fence.explain
-	handlerCalled bool // a handler was called
-	done          BatchResult
-	parked        []ParkedEvent
-	outcomes      []string      // of the messages that were applied or parked, in their order: "", or the reason
-	blockedKeys   []pgtype.UUID // ordering keys of messages that were parked because an earlier one is
-}
 
 // brake is the brake of one partition. The partition's worker and retrier share it.
 type brake struct {
@@ -131,6 +106,8 @@ type handlerGoroutine struct {
 	gone chan struct{}
 }
 
+// startHandlerGoroutine starts the goroutine. The engine that has it ends it, with stopHandlers;
+// one that is abandoned ends when its handler does.
 func startHandlerGoroutine() *handlerGoroutine {
 	h := &handlerGoroutine{work: make(chan func()), gone: make(chan struct{})}
 	named := make(chan struct{})
@@ -182,9 +159,11 @@ func (e *engine) readOwnCursor(ctx context.Context) (*cursor, error) {
 	return nil, fmt.Errorf("%w: cursor %d has another owner", source.ErrOwnershipLost, e.cur.id)
 }
 
-// lockAttempts waits for the engine's turn. While an attempt is alone, the engine knows that
-// nothing else of the process is under way.
-func (e *engine) lockAttempts(ctx context.Context, alone bool) (release func(), err error) {
+// acquireLock waits until the engine may begin an attempt, and returns the function that releases
+// the lock. The caller owns it from then on: it must call release on each path, also if the attempt
+// is not made, because all consumers of the process wait for it. While an attempt is alone, the
+// engine knows that nothing else of the process is under way.
+func (e *engine) acquireLock(ctx context.Context, alone bool) (release func(), err error) {
 	release, err = attemptlock.Of(ctx).Acquire(ctx, alone, 2*e.c.cfg.longest())
 	e.exclusive = alone && err == nil
 	return release, err

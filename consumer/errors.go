@@ -28,17 +28,7 @@ type disposition struct {
 	attempts int
 	wait     time.Duration // until the next attempt, if the message is retried
 	waitsFor pgtype.UUID   // the ordering key of an earlier parked message that it waits for
-	quiet    bool          // Config.OnParked is not called: see crashed
-}
-
-// crashed returns the disposition of a message with unanswered attempts. parking is how many of
-// them were to park it: then Config.OnParked may end the process, and is not called (F9).
-func (c *Consumer) crashed(unanswered, parking int) *disposition {
-	v := &disposition{reason: parked.Crashed, err: fmt.Errorf("the process ended %d times while it handled this message: os.Exit, out of memory, or a kill", unanswered)}
-	if c.cfg.OnParked != nil && parking > 0 {
-		v.quiet, v.err = true, fmt.Errorf("%w, %d of them while it was to be parked: Config.OnParked was not called", v.err, parking)
-	}
-	return v
+	quiet    bool          // Config.OnParked is not called: see judgeUnanswered
 }
 
 // parks reports whether a row is made of the message. Of others only the position shows that they

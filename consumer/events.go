@@ -29,16 +29,6 @@ func emit[E any](hook func(E), event E) {
 	}
 }
 
-// emitCommitted reports a committed transaction of messages from the log.
-func (c *Consumer) emitCommitted(a *attempt) {
-	for _, p := range a.parked {
-		c.emitParked(p)
-	}
-	if c.cfg.Hooks.Batch != nil && len(a.msgs) > 0 {
-		c.cfg.Hooks.Batch(a.done)
-	}
-}
-
 // behindLogged is how often it is logged that messages wait behind parked ones: the line of the
 // parked one has said so, and of a busy key there is one with each message.
 const behindLogged = time.Minute
@@ -62,11 +52,16 @@ func (c *Consumer) logParked(p ParkedEvent) {
 }
 
 // emitResolved reports a parked message that was applied.
-func (c *Consumer) emitResolved(a *attempt, row *parkedRow) {
+func (c *Consumer) emitResolved(o *outcome, row *parkedRow) {
 	m := row.m
 	c.cfg.Logger.Info("onlyonce: parked message resolved", "scope", c.cfg.Scope, "topic", m.Topic, "partition", m.Partition,
 		"offset", m.Offset, "attempts", row.attempt)
-	emit(c.cfg.Hooks.Resolved, ResolvedEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Attempt: row.attempt, Duplicate: a.done.Duplicates > 0})
+	emit(c.cfg.Hooks.Resolved, ResolvedEvent{
+		TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition},
+		Offset:         m.Offset,
+		Attempt:        row.attempt,
+		Duplicate:      o.result.Duplicates > 0,
+	})
 }
 
 // haltLog keeps an unchanged halt from being logged again and again.

@@ -2,142 +2,93 @@ package consumer
 
 import (
 	"context"
-	"errors"
-	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // handleAlone moves the position past one message, which is applied, found to be a duplicate, or
-// parked.
-//
-// Attempts are counted before they run, so that one that kills the process is counted too. If this
-// process gives up an attempt for a reason of its own (ownership lost, a server that is away, a
-// drain), it takes the count back. What the next owner finds counted is therefore either an answer
-// of the handler or a crash. If no message may be passed over, answers are taken back too, and only
-// crashes remain counted.
-//
-// If attempts were already counted at the take-over, the message is tried with nothing else of this
-// process under way. Each further attempt that ends without an answer is then its own (F9). If such
-// an attempt is to be taken back, that happens at once (D1, D2).
+// parked. It tries until that is done, the work ends, or no more is to be taken; then it takes back
+// what it owes (D1, D2).
 func (ap *applier) handleAlone(until stop, m *Message, next int64) error {
+	t := tries{ap: ap, m: m, exclusive: ap.cur.suspected(m)}
 	retry := newBackoff(ap.c.cfg)
-	exclusive := ap.cur.suspected(m)
-	owed, answers, answered := 0, 0, 0
-	var refusedSince time.Time // since when it has met nothing but hindrances
 	for {
-		release, err := ap.lockAttempts(until.taking, exclusive)
-		n, unanswered := 0, 0
+		err := ap.tryAlone(until, &t, next)
 		if err == nil {
-			n, unanswered, err = ap.countAttempt(until.working, m.Offset, owed, answered)
-			var server *pgconn.PgError
-			if err != nil && !errors.Is(err, errMoved) && !errors.As(err, &server) {
-				owed++ // whether it was counted is unknown, and it was not made
-			}
-			if err == nil {
-				owed, answered = 0, 0
-				if err = ap.tryAlone(until.working, m, next, n, n+answers, unanswered); err == nil {
-					release()
-					return nil
-				}
-				var f *handlerFailure
-				switch {
-				case !errors.As(err, &f):
-					owed = 1
-				case ap.c.cfg.OnFailure == BlockPartition:
-					owed, answers = 1, answers+1
-				default:
-					answered = 1
-				}
-				if exclusive && owed > 0 {
-					ap.takeBackAttempt(m.Offset)
-					owed = 0
-				}
-			}
-			release()
+			return nil
 		}
-		var h *hindrance
-		switch {
-		case !errors.As(err, &h):
-			refusedSince = time.Time{}
-		case refusedSince.IsZero():
-			refusedSince = time.Now()
-		case h.keptOut() && time.Since(refusedSince) < ap.c.cfg.longest():
-		case time.Since(refusedSince) >= ap.c.cfg.BlockedAfter:
-			err = ap.haltBlocked(m, "the message at offset %d is tried again, and fails for a reason that is not its own: %v%s", m.Offset, h, ap.because(until.taking, h))
-		}
-		exclusive = exclusive || h != nil && guard.SQLState(h.err) == codeCrashShutdown
-		if endsWork(err) || until.taking.Err() != nil || !pace.Sleep(until.taking, ap.reportLogRetry(RetryEvent{Offset: m.Offset, Messages: 1, Attempt: n + answers, Err: err}, retry)) {
-			if owed > 0 {
-				ap.takeBackAttempt(m.Offset)
+		err = t.hindered(until.taking, err)
+		ends := endsWork(err)
+		if !ends && until.taking.Err() == nil {
+			wait := ap.reportLogRetry(RetryEvent{Offset: m.Offset, Messages: 1, Attempt: t.attempt, Err: err}, retry)
+			if pace.Sleep(until.taking, wait) {
+				continue
 			}
-			if endsWork(err) {
-				return err
-			}
-			return until.taking.Err()
 		}
+		t.takeBack()
+		if ends {
+			return err
+		}
+		return until.taking.Err()
 	}
 }
 
-// tryAlone makes an attempt at a message, and parks the message if that was the last. counted is
-// how many attempts the database has recorded; unanswered is how many of them, without this one,
-// have ended without an answer. If the message must be parked, but is not allowed to be or cannot
-// be, the partition halts (D3).
-func (ap *applier) tryAlone(work context.Context, m *Message, next int64, counted, n, unanswered int) error {
-	err := ap.applyOrPark(work, m, next, counted, n, unanswered)
-	var f *handlerFailure
-	var b *blockedError
-	var stop *brakeError
+// tryAlone makes one attempt at a message: it begins a try, runs, judges and settles.
+func (ap *applier) tryAlone(until stop, t *tries, next int64) error {
+	t.count = count{} // if there is no attempt, none is reported
+	release, err := ap.acquireLock(until.taking, t.exclusive)
+	if err != nil {
+		return err
+	}
+	// Deferred, and so after ended has taken the count back: as long as an exclusive attempt stands
+	// in the database without being one, no other attempt of this process may begin. If that one
+	// killed the process, the next owner would hold the count against this message (F9).
+	defer release()
+	if err := t.begin(until.working); err != nil {
+		return err
+	}
+	err = ap.applyOrPark(until.working, t, next)
+	t.ended(err)
+	return err
+}
+
+// applyOrPark runs the attempt that has begun, and judges it. If the verdict is to set the message
+// aside, that is a run of its own, which is judged too. The error is nil if the position has passed
+// the message.
+func (ap *applier) applyOrPark(work context.Context, t *tries, next int64) error {
+	v := giveUp
+	var err error
+	why := judgeUnanswered(ap.logPolicy(), t.count)
+	if why != nil {
+		ap.giveUpIdentifying(t.m, t.count)
+	} else {
+		one := *t.m
+		one.Attempt = t.attempt
+		err = ap.run(work, ap.planAlone(&one, next, nil)).err
+		v, why = judge(ap.logPolicy(), t.count, err)
+	}
+	if v == park || v == giveUp {
+		err = ap.run(work, ap.planAlone(t.m, next, why)).err
+		parking := ap.logPolicy()
+		parking.parking = true
+		v, why = judge(parking, t.count, err)
+	}
+	return ap.settle(t.m, v, why, err)
+}
+
+// settle turns a verdict that halts the partition into the halt. It returns err after any other: a
+// message that may be set aside has been by now (D3, D7).
+func (ap *applier) settle(m *Message, v verdict, why *disposition, err error) error {
 	switch {
-	case errors.As(err, &f) && errors.As(f.err, &stop):
+	case v == tripped:
 		ap.forgetAttempts(m.Offset)
-		return ap.haltEverythingFails(ap.state.position.Load(), m.Offset, stop.disposition)
-	case !errors.As(err, &f) || !errors.As(f.err, &b):
-		return err
-	case b.reason == parked.Crashed: // the count is final, whatever version is deployed
-		return ap.haltBlocked(m, "%s: %v; adopt at %d to try it again, or at the next offset to give it up", b.reason, b.err, ap.haltPosition(m))
-	}
-	return ap.haltBlocked(m, "%s: %v", b.reason, b.err)
-}
-
-func (ap *applier) applyOrPark(work context.Context, m *Message, next int64, counted, n, unanswered int) error {
-	park := func(v *disposition) error {
-		return ap.runTransaction(work, &attempt{msgs: []*Message{m}, next: next, alone: true, disposition: v})
-	}
-	limit := ap.c.cfg.MaxAttempts
-	if counted > limit && unanswered > 1 {
-		// The attempts before this one were counted but have no result: they killed the process.
-		// The first of them may have been under way when another message did that. The others were
-		// made with nothing else under way.
-		ap.giveUpIdentifying(m, counted, unanswered)
-		v := ap.c.crashed(unanswered, counted-1-limit)
-		v.attempts = counted - 1
-		return park(v)
-	}
-	one := *m
-	one.Attempt = n
-	err := ap.runTransaction(work, &attempt{msgs: []*Message{&one}, next: next, alone: true})
-	var f *handlerFailure
-	var b *blockedError
-	switch {
-	case !errors.As(err, &f) || errors.As(f.err, &b) || errors.As(f.err, new(*brakeError)):
-		return err
-	case ap.brake.Stopped():
-		return &handlerFailure{err: &brakeError{&disposition{reason: givenUpReason(f), err: f.err}}}
-	case isHopeless(f.err) && !f.lost && ap.c.cfg.OnFailure == BlockPartition:
-		return &handlerFailure{err: &blockedError{&disposition{reason: parked.Permanent, err: f.err}}}
-	case ap.c.cfg.OnFailure == BlockPartition:
-		return err
-	case isHopeless(f.err) && !f.lost:
-		return park(&disposition{reason: parked.Permanent, err: f.err, attempts: n})
-	case n >= limit:
-		return park(&disposition{reason: parked.Exhausted, err: f.err, attempts: n})
-	case ap.c.cfg.OnFailure == ParkOrderingKey:
-		return park(&disposition{reason: parked.Failed, err: f.err, attempts: n, wait: waitAtLeast(f.err, backoffFor(ap.c.cfg, n))})
+		return ap.haltEverythingFails(ap.state.position.Load(), m.Offset, why)
+	case v == halt && why.reason == parked.Crashed: // the count is final, whatever version is deployed
+		return ap.haltBlocked(m, "%s: %v; adopt at %d to try it again, or at the next offset to give it up",
+			why.reason, why.err, ap.haltPosition(m))
+	case v == halt:
+		return ap.haltBlocked(m, "%s: %v", why.reason, why.err)
 	}
 	return err
 }

@@ -473,7 +473,8 @@ var commitRows = slices.Concat(
 		{"commit", "cut while the old backend still commits: and then does not", func(f *faults) { f.late(pgtest.Dropped) }},
 		{"commit", "context cancelled", func(f *faults) {
 			hold := make(chan struct{})
-			w := &pgtest.Wire{Statement: "commit", At: func(n int32) pgtest.Cut {
+			// The seal, with which COMMIT is sent: other goroutines send COMMITs of their own.
+			w := &pgtest.Wire{Statement: "select onlyonce.seal()", At: func(n int32) pgtest.Cut {
 				if n == 1 {
 					return pgtest.Stalled
 				}

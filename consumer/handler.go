@@ -326,12 +326,12 @@ func stackOf(id uint64) string {
 	}
 }
 
-// bytesChanged reports whether a function of the program has changed bytes of an attempt's messages
+// bytesChanged reports whether a function of the program has changed bytes of a plan's messages
 // in place since they were read: Key, Prepare, a handler, or OnParked. The attempt is then undone,
 // and the log is read again. From then on each of these functions gets its own copy of all bytes,
 // which costs the memory of one more batch (D6).
-func (e *engine) bytesChanged(a *attempt) bool {
-	if !slices.ContainsFunc(a.msgs, func(m *Message) bool { return m.hashContents() != m.contents }) {
+func (e *engine) bytesChanged(p *plan) bool {
+	if !slices.ContainsFunc(p.msgs, func(m *Message) bool { return m.hashContents() != m.contents }) {
 		return false
 	}
 	if !e.c.copyBytes.Swap(true) {

@@ -21,11 +21,11 @@ func TestHooksThatPanic(t *testing.T) {
 // Without hooks, a transaction allocates nothing for them.
 func TestNoHooksAllocateNothing(t *testing.T) {
 	c := &Consumer{cfg: Config{Hooks: Hooks{}.guarded(slog.Default())}}
-	a := &attempt{msgs: []*Message{{}}}
+	p, o := &plan{msgs: []*Message{{}}}, &outcome{}
 	ctx := t.Context()
 	if n := testing.AllocsPerRun(100, func() {
-		end(begin(ctx, c.cfg.Hooks.AttemptStart, a.done.Batch), c.cfg.Hooks.AttemptEnd, a.done, nil)
-		c.emitCommitted(a)
+		end(begin(ctx, c.cfg.Hooks.AttemptStart, o.result.Batch), c.cfg.Hooks.AttemptEnd, o.result, nil)
+		c.emitCommitted(p, o)
 	}); n > 0 {
 		t.Errorf("%v allocations, want none", n)
 	}

@@ -15,8 +15,9 @@ const haltRecheck = 3 * time.Second
 
 // ownPartition works on a partition, from the time the source hands it over until it is given up.
 func (c *Consumer) ownPartition(ctx context.Context, p partition) (err error) {
-	w := &worker{p: p, applier: applier{engine: engine{ownership: ownership{c: c, state: c.partitions.add(), brake: newBrake(c.cfg.Brake)}}}}
-	w.fence = &positionFence{w: w}
+	own := ownership{c: c, state: c.partitions.add(), brake: newBrake(c.cfg.Brake)}
+	w := &worker{p: p, applier: applier{engine: engine{ownership: own}}}
+	w.fenceOf = w.positionFence
 	defer func() {
 		w.stopHandlers()
 		w.releaseCursor()

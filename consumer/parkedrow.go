@@ -168,30 +168,83 @@ func (r *retrier) verifyIdentity(row *parkedRow) error {
 	return nil
 }
 
-// attemptOf returns the transaction for a row. Its fence settles the row, and claims the row's key
-// if it has none claimed.
-func (r *retrier) attemptOf(row *parkedRow) *attempt {
-	cfg := &r.c.cfg
-	var key pgtype.UUID
-	var fingerprint int64
-	claims := row.claimed && row.key.Valid
+// count is what is known of the attempts at the row. The attempt at the limit may have been under
+// way when another message killed the process, and the one after it was made alone. So a row has
+// one more than a message of the log before its attempts count as crashes. Those with an answer
+// gave it up or were taken back.
+func (row *parkedRow) count() count {
+	return count{attempt: row.attempt, counted: row.attempt - 1, unanswered: row.attempt - 1}
+}
+
+// planOf returns the plan for a row.
+func (r *retrier) planOf(row *parkedRow) *plan {
+	return &plan{
+		msgs:          []*Message{row.m},
+		alone:         true,
+		fence:         r.rowFence(row),
+		alreadyParked: true,
+		skipClaim:     row.reason != parked.NoKey,
+	}
+}
+
+// rowFence is the fence of a parked row: it settles the row, and claims the row's key again if that
+// was claimed when the message was parked.
+type rowFence struct {
+	r           *retrier
+	row         *parkedRow
+	key         pgtype.UUID // which onlyonce.settle claims; null: none
+	fingerprint int64
+	claims      bool // the key is claimed in rings that onlyonce.settle does not know
+}
+
+func (r *retrier) rowFence(row *parkedRow) *rowFence {
+	f := &rowFence{r: r, row: row}
+	if !row.claimed || !row.key.Valid {
+		return f
+	}
+	_, f.fingerprint = row.m.hash()
 	inStandard := slices.Equal(r.cur.classes, []string{ring.Standard}) // the ring in which onlyonce.settle claims
-	if claims {
-		_, fingerprint = row.m.hash()
+	if inStandard {
+		f.key = row.key
 	}
-	if claims && inStandard {
-		key = row.key
+	f.claims = !inStandard
+	return f
+}
+
+func (f *rowFence) span() (from, next int64) { return 0, 0 }
+
+func (f *rowFence) queue(tx *guard.Tx) {
+	r, bounds := f.r, &f.r.c.cfg.Timeouts
+	tx.Engine(stepFence, settleParkedSQL, r.cur.id, r.cur.epoch, r.cur.nonce, f.row.id, f.row.counted, f.key, f.fingerprint,
+		guard.Millis(bounds.Lock), guard.Millis(bounds.Statement), guard.Millis(bounds.Idle), f.row.m.Offset)
+	if f.claims {
+		sql, args := r.claimStatement([][16]byte{f.row.key.Bytes}, []int64{f.fingerprint})
+		tx.Engine(stepClaim, sql, args...)
 	}
-	return &attempt{
-		msgs: []*Message{row.m}, alone: true, alreadyParked: true, skipClaim: row.reason != parked.NoKey,
-		fence: func(tx *guard.Tx) {
-			tx.Engine(stepFence, settleParkedSQL, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, row.counted, key, fingerprint,
-				guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle), row.m.Offset)
-			if claims && !inStandard {
-				sql, args := r.claimStatement([][16]byte{row.key.Bytes}, []int64{fingerprint})
-				tx.Engine(stepClaim, sql, args...)
-			}
-		},
+}
+
+// explain takes a row that does not settle for one that is: by an attempt whose answer was lost, by
+// an operator, or by the next owner, whom the next statement of this one meets.
+func (f *rowFence) explain(_ context.Context, err error) error {
+	if errors.Is(err, errFenced) {
+		return nil
+	}
+	return err
+}
+
+func (f *rowFence) committed(_ *plan, o *outcome) {
+	r, row := f.r, f.row
+	if o.answerLost {
+		r.promoteAllSoon()
+		return
+	}
+	delete(r.owed, row.id)
+	if r.countsForBrake() {
+		r.recordOutcomes(o.reasons...)
+	}
+	r.c.emitResolved(o, row)
+	if row.m.orderKey.Valid {
+		r.promotions.add(row.m.orderKey)
 	}
 }
 
@@ -244,12 +297,12 @@ func (r *retrier) writeFailure(quiet bool, m *Message, event ParkedEvent, args .
 	}
 	ctx, cancel := r.c.bounded(context.Background())
 	defer cancel()
-	slot, err := r.acquireConn(ctx)
+	held, err := r.acquireConn(ctx)
 	if err != nil {
 		return false, err
 	}
-	defer slot.release()
-	tx := guard.Begin(slot.conn.Conn())
+	defer held.release()
+	tx := guard.Begin(held.conn.Conn())
 	tx.Report = r.c.logStray
 	defer r.c.rollback(tx)
 	if r.c.onBegin(ctx, tx) == nil {

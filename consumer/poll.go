@@ -169,7 +169,7 @@ func newPoller(c *Consumer) *poller {
 	return &poller{c: c, id: newNonce(), host: host, wake: make(chan struct{}, 1), members: map[*polledPartition]struct{}{}}
 }
 
-// join adds a partition, and makes the poller ask at once.
+// join adds a partition, and makes the poller ask at once. The caller ends that with leave.
 func (p *poller) join(id source.Identity, cur *cursor, state *partitionState) *polledPartition {
 	m := &polledPartition{id: id, cur: cur, state: state, answers: make(chan pollAnswer, 1)}
 	p.mu.Lock()

@@ -17,17 +17,15 @@ type preparedContext struct {
 
 func (c preparedContext) Value(key any) any { return c.values.Value(key) }
 
-// prepare calls Config.Prepare for the messages of an attempt, before its transaction, and returns
+// prepare calls Config.Prepare for the messages of a plan, before its transaction, and returns
 // the context for the handlers. Errors are as of a handler (T10).
-func (e *engine) prepare(work context.Context, a *attempt) (context.Context, error) {
+func (e *engine) prepare(work context.Context, p *plan) (context.Context, error) {
 	cfg := &e.c.cfg
 	h := &handlerRun{done: make(chan struct{}), failedIndex: -1}
-	if cfg.Prepare != nil && a.disposition == nil {
-		for i, v := range e.findIDs(a.msgs) {
-			if v == nil {
-				own := e.c.forProgram(a.msgs[i])
-				h.msgs, h.index = append(h.msgs, &own), append(h.index, i)
-			}
+	for i, v := range e.findIDs(p.msgs) {
+		if v == nil {
+			own := e.c.forProgram(p.msgs[i])
+			h.msgs, h.index = append(h.msgs, &own), append(h.index, i)
 		}
 	}
 	if len(h.msgs) == 0 {

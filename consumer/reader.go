@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"time"
 
@@ -45,6 +46,7 @@ type fetchResult struct {
 	err error
 }
 
+// startPrefetcher begins to read ahead. The caller ends that with stop.
 func startPrefetcher(ctx context.Context, c *Consumer, id source.Identity, p partition, state *partitionState, from int64) *prefetcher {
 	ctx, cancel := context.WithCancel(ctx)
 	f := &prefetcher{results: make(chan fetchResult, 1), cancel: cancel, done: make(chan struct{}), budget: &c.budget, share: c.budget.AddShare()}
@@ -140,12 +142,15 @@ func (r *reader) stop() {
 	r.msgs = nil
 }
 
-// release returns the memory of handled messages to the budget.
+// release returns the memory of messages to the budget. Each message that admit lets in is released
+// once: when what became of it is decided, or with everything that is left, by stop.
 func (r *reader) release(msgs []*Message) { r.fetches.release(msgs) }
 
 // nextBatch returns the next batch and the position after it. The batch is full, or as full as it
 // got within Linger. No messages and a position ahead of pos mean that there was nothing to handle
-// in between. It returns early when ctx is done, and fails with what it receives from lost.
+// in between. It returns early when ctx is done, and fails with what it receives from lost. Neither
+// the batch nor the position goes beyond the end of a replay, because admit lets in nothing that
+// does.
 func (r *reader) nextBatch(ctx context.Context, pos int64, lost <-chan error) ([]*Message, int64, error) {
 	var linger <-chan time.Time
 	for {
@@ -154,8 +159,8 @@ func (r *reader) nextBatch(ctx context.Context, pos int64, lost <-chan error) ([
 		// What was fetched is handled before the error is: it may be gone afterwards.
 		case full, n > 0 && r.err != nil:
 			return r.takeBatch(n)
-		case n == 0 && len(r.msgs) > 0:
-			return nil, r.cur.capAtReplayEnd(r.next), nil // the replay ends before the next message
+		case n == 0 && r.next > pos && r.cur.pastReplay(r.next):
+			return nil, r.next, nil // the replay ends, and nothing is left to handle before that
 		case r.err != nil:
 			return nil, 0, r.err
 		}
@@ -176,7 +181,7 @@ func (r *reader) nextBatch(ctx context.Context, pos int64, lost <-chan error) ([
 		case <-linger:
 			return r.takeBatch(n)
 		case <-flush:
-			return nil, r.cur.capAtReplayEnd(r.next), nil
+			return nil, r.next, nil
 		case err := <-lost:
 			return nil, 0, err
 		case <-ctx.Done():
@@ -194,42 +199,55 @@ func (r *reader) add(got fetchResult, pos int64) {
 	if len(r.msgs) == 0 && r.next == pos {
 		r.moved = time.Now()
 	}
-	r.stampMessages(got.Messages)
-	r.msgs = append(r.msgs, got.Messages...)
-	r.next, r.epoch = got.Next, got.LeaderEpoch
+	all := r.admit(got.fetched)
+	r.msgs = append(r.msgs, all.Messages...)
+	r.next = all.Next
+	r.epoch = all.LeaderEpoch
 }
 
-// stampMessages marks fetched messages with the cluster of their log, with the replay that they are
-// part of, and as alone (F9).
-func (r *reader) stampMessages(msgs []*Message) {
-	for _, m := range msgs {
+// admit returns what a fetch brings into the engine. During a replay it leaves out what is at or
+// above the end, and gives back the memory of that. Each fetch passes here before anything is made
+// of it, so no batch, no slot and no position goes beyond the end of a replay: nobody else has to
+// see to that (F10).
+//
+// It marks messages with the cluster of their log, with the replay that they are part of, and as
+// alone (F9).
+func (r *reader) admit(got fetched) fetched {
+	if until := r.cur.replayUntil; until != nil && got.Next > *until {
+		n := slices.IndexFunc(got.Messages, func(m *Message) bool { return m.Offset >= *until })
+		if n >= 0 {
+			r.release(got.Messages[n:])
+			got.Messages = got.Messages[:n]
+		}
+		got.Next = *until
+	}
+	for _, m := range got.Messages {
 		m.clusterID, m.topicID = r.id.ClusterID, r.id.TopicID
 		m.contents = m.hashContents()
 		if r.cur.replayUntil != nil {
 			m.replay, m.resend = r.cur.replayNo, r.cur.replayResend
 		}
 	}
-	r.mark(msgs)
+	r.mark(got.Messages)
+	return got
 }
 
-// batchLength returns how many buffered messages make the next batch, and whether it is full. No
-// batch goes past the end of a replay (F10).
+// batchLength returns how many buffered messages make the next batch, and whether it is full. It
+// also counts as full if a replay ends behind it: no other message follows.
 func (r *reader) batchLength() (n int, full bool) {
 	size, most := 0, r.cfg.BatchSize
 	if r.brake.Stopped() {
 		most = 1
 	}
 	for n < len(r.msgs) && n < most {
-		if r.cur.pastReplay(r.msgs[n].Offset) {
-			return n, n > 0
-		}
 		size += len(r.msgs[n].Value)
 		if n > 0 && size > r.cfg.BatchBytes {
 			return n, true
 		}
 		n++
 	}
-	return n, n == most || size >= r.cfg.BatchBytes
+	ends := n > 0 && n == len(r.msgs) && r.cur.pastReplay(r.next)
+	return n, ends || n == most || size >= r.cfg.BatchBytes
 }
 
 // takeBatch removes the first n messages, and returns the position after them.
@@ -238,9 +256,9 @@ func (r *reader) takeBatch(n int) ([]*Message, int64, error) {
 	r.msgs = r.msgs[n:]
 	if len(r.msgs) == 0 {
 		r.msgs = nil
-		return msgs, r.cur.capAtReplayEnd(r.next), nil
+		return msgs, r.next, nil
 	}
-	return msgs, r.cur.capAtReplayEnd(r.msgs[0].Offset), nil
+	return msgs, r.msgs[0].Offset, nil
 }
 
 // leaderEpochBound returns a leader epoch that no batch below the end of the current batch

@@ -1,6 +1,9 @@
 package consumer
 
-import "context"
+import (
+	"context"
+	"fmt"
+)
 
 // endReplaySQL ends a replay, in the transaction that moves the position to where the replay
 // interrupted the work.
@@ -23,17 +26,27 @@ update onlyonce.cursors c set replay_until = null, replay_resume = null, replay_
 
 // endReplay continues where the replay interrupted the work. It returns errMoved when that is done,
 // because the messages that were fetched ahead are not the next ones (F5, F10).
+//
+// The position is the end of the replay by now. It is where the work was interrupted if the range
+// ended there, and then stays; otherwise it is below that. It cannot be above: ops.Replay refuses
+// such a range, and reader.admit lets in nothing that is beyond the end. If it were, messages in
+// between would never be handled outside of the replay, so the partition does not go on.
 func (w *worker) endReplay(work context.Context) error {
+	position, resume := w.pos, w.cur.replayResume
+	if position > resume {
+		return fmt.Errorf("replay %d has ended at offset %d, above offset %d, where it interrupted the work",
+			w.cur.replayNo, position, resume)
+	}
 	w.reader.discard(w.cur.runEpoch) // the epoch that belongs to the interrupted position
 	var err error
-	if w.cur.replayResume > w.pos {
-		err = w.runTransaction(work, &attempt{next: w.cur.replayResume, endsReplay: true})
+	if resume > position {
+		err = w.run(work, &plan{fence: w.replayEndFence()}).err
 	} else {
-		err = w.c.exec(work, endReplayHeldSQL, w.cur.id, w.cur.replayNo, w.cur.epoch, w.cur.nonce, w.cur.run, w.cur.replayResume)
+		err = w.c.exec(work, endReplayHeldSQL, w.cur.id, w.cur.replayNo, w.cur.epoch, w.cur.nonce, w.cur.run, resume)
 	}
 	if err == nil {
 		w.c.cfg.Logger.Info("onlyonce: replay ends: the partition continues from where it was interrupted", "scope", w.c.cfg.Scope,
-			"topic", w.id.Topic, "partition", w.id.Partition, "replay", w.cur.replayNo)
+			"topic", w.id.Topic, "partition", w.id.Partition, "replay", w.cur.replayNo, "position", position, "resume", resume)
 		err = errMoved
 	}
 	return err

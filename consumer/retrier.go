@@ -93,6 +93,8 @@ type retrier struct {
 	ownedSince time.Time // when this process took over
 }
 
+// newRetrier returns the retrier of a partition. The caller ends what it begins here: the poller
+// asks about the partition until polled leaves, and a handler's goroutine runs until stopHandlers.
 func newRetrier(own ownership, unclean bool) *retrier {
 	return &retrier{engine: engine{ownership: own}, promotions: promotions{all: true}, wake: make(chan struct{}, 1), owed: map[int64]int{},
 		polled: own.c.poller.join(own.id, own.cur, own.state), retryAlone: unclean, ownedSince: time.Now()}
@@ -160,17 +162,6 @@ func (p *promotions) allPromoted() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.promotedAt = time.Now()
-}
-
-// noteParked records what a committed transaction of the log has parked.
-func (r *retrier) noteParked(a *attempt) {
-	switch {
-	case a.answerLost:
-		r.promoteAllSoon()
-	case len(a.parked) > 0:
-		r.promotions.add(a.blockedKeys...)
-		r.wakeUp()
-	}
 }
 
 // promoteAllSoon is for transactions of which it is not known what they parked.

@@ -110,10 +110,11 @@ func (r *retrier) applyPoll(a pollAnswer) error {
 // retryNext takes the row that is due first, and reports whether there was one.
 func (r *retrier) retryNext(until stop) (bool, error) {
 	ctx := until.taking
-	release, err := r.lockAttempts(ctx, r.retryAlone)
+	release, err := r.acquireLock(ctx, r.retryAlone)
 	if err != nil {
 		return false, err
 	}
+	// After all that is written about the attempt: it counts from when the row is taken.
 	defer release()
 	row, err := r.takeRow(ctx)
 	if row == nil && err == nil && time.Since(r.ownedSince) > r.c.cfg.Backoff.Max+time.Second {
@@ -123,11 +124,8 @@ func (r *retrier) retryNext(until stop) (bool, error) {
 	if err != nil || row == nil {
 		return false, err
 	}
-	limit := r.c.cfg.MaxAttempts
-	// The attempt at the limit may have been under way when another message killed the process. The
-	// one after it was made alone.
-	if row.attempt > limit+1 {
-		return true, r.recordFailure(row, r.c.crashed(row.attempt-1, row.attempt-2-limit), 1)
+	if crashed := judgeUnanswered(r.rowPolicy(), row.count()); crashed != nil {
+		return true, r.recordFailure(row, crashed, 1)
 	}
 	if err := r.verifyIdentity(row); err != nil {
 		// Another try would find the same.
@@ -135,44 +133,40 @@ func (r *retrier) retryNext(until stop) (bool, error) {
 	}
 	r.state.inRetry.Store(1)
 	defer r.state.inRetry.Store(0)
-	a := r.attemptOf(row)
-	err = r.runAttempt(until.working, a)
-	var f *handlerFailure
-	var b *blockedError
-	switch {
-	case err == nil:
-		delete(r.owed, row.id)
-		if r.countsForBrake() {
-			r.recordOutcomes(a.outcomes...)
-		}
-		r.c.emitResolved(a, row)
-		if row.m.orderKey.Valid {
-			r.promotions.add(row.m.orderKey)
-			err = r.promoteBlocked(ctx)
-		}
-		return true, err
-	case errors.Is(err, errFenced):
-		// It was settled by an attempt whose answer was lost, or changed by an operator or by the
-		// next owner.
-		r.promoteAllSoon()
-		return true, nil
-	case !errors.As(err, &f):
-		return false, errors.Join(err, r.recordFailure(row, &disposition{reason: parked.Failed, err: err, wait: backoffFor(r.c.cfg, row.attempt)}, 1))
-	case errors.As(f.err, &b):
-		return true, r.recordFailure(row, b.disposition, 0)
-	case isHopeless(f.err) && !f.lost, row.attempt >= limit, r.countsForBrake() && r.brake.Stopped():
-		return true, r.giveUp(row, &disposition{reason: givenUpReason(f), err: f.err})
+	o := r.run(until.working, r.planOf(row))
+	if o.err != nil {
+		return r.settleFailure(row, o.err)
 	}
-	v := &disposition{reason: parked.Failed, err: f.err, wait: waitAtLeast(f.err, backoffFor(r.c.cfg, row.attempt))}
-	r.reportRetry(RetryEvent{Offset: row.m.Offset, Messages: 1, Attempt: row.attempt, Err: f.err, Parked: true}, backoff.NewConstantBackOff(v.wait))
-	return true, r.recordFailure(row, v, 0)
+	if row.m.orderKey.Valid && !o.answerLost {
+		err = r.promoteBlocked(ctx)
+	}
+	return true, err
+}
+
+// settleFailure writes what follows from an attempt at a row that failed. It reports whether the
+// next row can be tried.
+func (r *retrier) settleFailure(row *parkedRow, failed error) (bool, error) {
+	switch v, why := judge(r.rowPolicy(), row.count(), failed); v {
+	case noAnswer:
+		later := &disposition{reason: parked.Failed, err: failed, wait: backoffFor(r.c.cfg, row.attempt)}
+		return false, errors.Join(failed, r.recordFailure(row, later, 1))
+	case giveUp, tripped:
+		return true, r.giveUp(row, why)
+	default: // park: no row halts its partition, and none is tried again where it is
+		if why.reason == parked.Failed {
+			r.reportRetry(RetryEvent{Offset: row.m.Offset, Messages: 1, Attempt: row.attempt, Err: why.err, Parked: true},
+				backoff.NewConstantBackOff(why.wait))
+		}
+		return true, r.recordFailure(row, why, 0)
+	}
 }
 
 // giveUp leaves a row to an operator, unless the partition has to halt first (D7).
 func (r *retrier) giveUp(row *parkedRow, v *disposition) error {
 	if r.countsForBrake() {
 		if _, yes := r.brake.StopsAt(nil, v.reason); yes {
-			if err := r.recordFailure(row, &disposition{reason: parked.Failed, err: v.err, wait: backoffFor(r.c.cfg, row.attempt)}, 1); err != nil {
+			later := &disposition{reason: parked.Failed, err: v.err, wait: backoffFor(r.c.cfg, row.attempt)}
+			if err := r.recordFailure(row, later, 1); err != nil {
 				return err
 			}
 			return r.haltEverythingFails(r.state.position.Load(), row.m.Offset, v)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer/internal/window"
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // handleInSlots reads the log and handles it in slots, until ctx is done (nil) or an error ends the
@@ -16,7 +17,7 @@ func (w *worker) handleInSlots(until stop, committer *committer) error {
 	if w.cur.pastReplay(w.pos) {
 		return w.endReplay(until.working)
 	}
-	s := w.newSlots()
+	s := w.newSlots(committer)
 	running, end := context.WithCancel(until.taking)
 	defer end()
 	// If the work ends here, other slots have as long to finish as at a stop.
@@ -24,17 +25,21 @@ func (w *worker) handleInSlots(until stop, committer *committer) error {
 	defer cancel()
 	var err error
 	if of := (stop{running, slotWork}); w.brake.Stopped() {
-		err = s.probe(of)
+		head := func(bounded context.Context) (bool, error) { return s.tryHead(bounded, of) }
+		err = w.probe(of, head)
 	} else {
 		s.start(of, s.all)
-		err = s.schedule(until.taking, committer)
+		err = s.schedule(until.taking)
 	}
 	end()
-	s.drain()
+	last := s.drain()
 	if err == nil {
 		err = s.err
 	}
-	if last := s.sweepRest(committer); err == nil {
+	if last == nil {
+		last = s.sweepRest()
+	}
+	if err == nil {
 		err = last
 	}
 	w.acknowledged = s.window.DoneAbove()
@@ -52,20 +57,32 @@ func (w *worker) handleInSlots(until stop, committer *committer) error {
 	return err
 }
 
-func (w *worker) newSlots() *slots {
+func (w *worker) newSlots(committer *committer) *slots {
 	n := w.c.cfg.Concurrency
-	s := &slots{w: w, window: window.New[*Message](w.pos, w.leaderEpoch, w.doneBefore), events: make(chan slotEvent), identified: make(chan fetchResult, 1), limit: n, below: math.MaxInt64, reportedFor: -1,
-		sweeper: newSweeper(w), sweptAt: time.Now(), prunedAt: time.Now(), pruneWait: w.c.pace.PruneIdle}
+	s := &slots{
+		w:         w,
+		committer: committer,
+		window:    window.New[*Message](w.pos, w.leaderEpoch, w.doneBefore),
+		limit:     n,
+		events:    make(chan event),
+		below:     math.MaxInt64,
+	}
+	s.sweeper = &sweeper{s: s, sweptAt: time.Now()}
+	s.pruner = &pruner{s: s, rows: w.donePruning(), lastAt: time.Now(), wait: w.c.pace.PruneIdle}
+	s.observer = observer{s: s, full: -1}
+	report := func(e slotEvent) { s.events <- func() error { return s.slotReported(e) } }
 	for range n {
-		sl := &slot{retrier: w.retrier, tasks: make(chan *task, 1), events: s.events}
-		sl.applier = applier{engine: engine{ownership: w.ownership}, fence: &slotFence{slot: sl}, sideBySide: true}
-		sl.deadlocked = func() { s.events <- slotEvent{slot: sl, deadlocked: true} }
-		s.all, s.idle = append(s.all, sl), append(s.idle, sl)
+		sl := &slot{retrier: w.retrier, tasks: make(chan *task, 1), report: report}
+		sl.applier = applier{engine: engine{ownership: w.ownership}, fenceOf: sl.slotFence, sideBySide: true}
+		sl.deadlocked = func() { report(slotEvent{slot: sl, deadlocked: true}) }
+		s.all = append(s.all, sl)
+		s.idle = append(s.idle, sl)
 	}
 	if n == 1 && w.cur.doneUntil != nil {
 		// Another version of the program ran several transactions at once. What it has left open is
 		// finished first.
-		s.below, s.switching = *w.cur.doneUntil, true
+		s.below = *w.cur.doneUntil
+		s.switching = true
 	}
 	return s
 }
@@ -76,9 +93,9 @@ func (s *slots) start(until stop, which []*slot) {
 		sl.gone.Go(func() {
 			defer sl.stopHandlers()
 			for t := range sl.tasks {
-				sl.work = t
+				sl.current = t
 				err := sl.handleBatch(until, t.Messages, t.Messages[len(t.Messages)-1].Offset+1)
-				sl.events <- slotEvent{slot: sl, ended: true, err: err}
+				sl.report(slotEvent{slot: sl, ended: true, err: err})
 			}
 		})
 	}
@@ -86,48 +103,45 @@ func (s *slots) start(until stop, which []*slot) {
 
 // schedule gives out messages and moves the position. It returns when ctx is done, when something
 // ends the work, or when there is nothing left to do here.
-func (s *slots) schedule(ctx context.Context, committer *committer) error {
-	tick := time.NewTicker(s.w.c.pace.Sweep)
-	defer tick.Stop()
+func (s *slots) schedule(ctx context.Context) error {
+	clocks := pace.Clocks{
+		{Due: s.givingDue, Run: s.giveOut},
+		{Due: s.sweeper.due, Run: s.sweeper.begin},
+		{Due: s.pruner.due, Run: func() error { return s.pruner.begin(ctx) }},
+		{Due: s.observer.due, Run: s.observer.observe},
+	}
 	for ctx.Err() == nil && s.err == nil {
-		late := s.giveOut()
-		s.sweepIfDue()
-		s.pruneIfDue(ctx)
+		if err := clocks.Run(time.Now()); err != nil {
+			return err
+		}
 		if over, err := s.isOver(); over {
 			return err
 		}
-		var results <-chan fetchResult
-		if s.wantsMore() && !s.identifying {
-			results = s.w.reader.fetches.results
-		}
-		var linger <-chan time.Time
-		if late > 0 {
-			linger = time.After(late)
-		}
-		select {
-		case got := <-results:
-			if err := s.fetched(ctx, got); err != nil {
-				return err
-			}
-		case got := <-s.identified:
-			if err := s.counted(ctx, got); err != nil {
-				return err
-			}
-		case e := <-s.events:
-			s.slotReported(e)
-		case r := <-s.sweeper.done:
-			if err := s.swept(r, committer); err != nil {
-				return err
-			}
-		case <-linger:
-		case <-tick.C:
-			s.reportBlocked()
-		case <-s.sweeper.steps:
-			s.stepPruned()
-		case err := <-committer.lost:
+		if err := s.next(ctx, clocks.Next(time.Now())); err != nil {
 			return err
-		case <-ctx.Done():
 		}
+	}
+	return nil
+}
+
+// next waits for what comes first: the result of a fetch, if the window has room for it, an event,
+// a clock, which is due at a time, the loss of the partition, or the end of ctx.
+func (s *slots) next(ctx context.Context, at time.Time) error {
+	var results <-chan fetchResult
+	if s.wantsMore() && !s.identifying {
+		results = s.w.reader.fetches.results
+	}
+	due := time.NewTimer(time.Until(at))
+	defer due.Stop()
+	select {
+	case got := <-results:
+		return s.fetched(ctx, got)
+	case happened := <-s.events:
+		return happened()
+	case err := <-s.committer.lost:
+		return err
+	case <-due.C:
+	case <-ctx.Done():
 	}
 	return nil
 }
@@ -136,7 +150,7 @@ func (s *slots) schedule(ctx context.Context, committer *committer) error {
 // over after a halt, if everything below the message that halts is done; at the end of a replay;
 // and after an error of the fetch, as what was fetched is handled first.
 func (s *slots) isOver() (over bool, err error) {
-	if s.busy() > 0 || s.sweeping || s.window.Ready(s.open(), 1) > 0 {
+	if s.busy() > 0 || s.sweeper.sweeping || s.window.Ready(s.open(), 1) > 0 {
 		return false, nil
 	}
 	if next, _ := s.window.Frontier(); next > s.w.pos {
@@ -153,30 +167,42 @@ func (s *slots) isOver() (over bool, err error) {
 	return false, nil
 }
 
-// giveOut gives the oldest ready messages to idle slots. If there are fewer than a full batch, it
-// waits for more up to Config.Linger, and returns for how long.
-func (s *slots) giveOut() (wait time.Duration) {
+// givingDue returns when messages are to be given to idle slots: at once, or after Config.Linger if
+// they are fewer than a full batch and more may come. It notes since when some are ready.
+func (s *slots) givingDue(now time.Time) time.Time {
 	cfg := &s.w.c.cfg
-	for {
-		free := min(len(s.idle), s.limit-s.busy())
-		if free <= 0 {
-			return 0
-		}
+	free := s.free()
+	if free == 0 {
+		return pace.Never
+	}
+	n := s.window.Ready(s.open(), cfg.BatchSize*free)
+	if n == 0 {
+		s.readySince = time.Time{}
+		return pace.Never
+	}
+	if s.readySince.IsZero() {
+		s.readySince = now
+	}
+	if n < cfg.BatchSize && s.wantsMore() {
+		return s.readySince.Add(cfg.Linger)
+	}
+	return now
+}
+
+// giveOut gives the oldest ready messages to idle slots.
+func (s *slots) giveOut() error {
+	cfg := &s.w.c.cfg
+	for now := time.Now(); !now.Before(s.givingDue(now)); {
+		free := s.free()
 		n := s.window.Ready(s.open(), cfg.BatchSize*free)
-		if n == 0 {
-			s.readySince = time.Time{}
-			return 0
-		}
-		if s.readySince.IsZero() {
-			s.readySince = time.Now()
-		}
-		if wait := cfg.Linger - time.Since(s.readySince); n < cfg.BatchSize && wait > 0 && s.wantsMore() {
-			return wait
-		}
 		// Evenly, so that no slot waits while another has a full batch of slow messages.
 		s.give(s.idle[0], s.window.Take(s.open(), min((n+free-1)/free, cfg.BatchSize), cfg.BatchBytes))
 	}
+	return nil
 }
+
+// free is how many slots can be given messages.
+func (s *slots) free() int { return max(min(len(s.idle), s.limit-s.busy()), 0) }
 
 func (s *slots) give(sl *slot, t *task) {
 	s.idle = slices.DeleteFunc(s.idle, func(other *slot) bool { return other == sl })
@@ -186,17 +212,17 @@ func (s *slots) give(sl *slot, t *task) {
 }
 
 // slotReported records what a slot has done (C6).
-func (s *slots) slotReported(e slotEvent) {
+func (s *slots) slotReported(e slotEvent) error {
 	if e.deadlocked {
-		s.deadlocked()
-		return
+		s.limit = s.deadlocks.limit(s.w, s.limit, time.Now())
+		return nil
 	}
 	done := s.window.Finish(e.slot.task, e.offsets)
 	s.w.reader.release(done)
 	s.w.state.inFlight.Add(-int64(len(done)))
-	s.finished += len(done)
+	s.sweeper.finished += len(done)
 	if !e.ended {
-		return
+		return nil
 	}
 	s.w.state.inFlight.Add(-int64(e.slot.task.Left))
 	e.slot.task = nil
@@ -214,26 +240,7 @@ func (s *slots) slotReported(e slotEvent) {
 	case s.err == nil:
 		s.err = e.err
 	}
-}
-
-// Handlers that lock the same rows in another order end each other's transactions. Fewer at once do
-// that less often.
-const (
-	deadlockLimit  = 5
-	deadlockWindow = time.Minute
-)
-
-// deadlocked halves the number of slots after deadlockLimit deadlocks within deadlockWindow. It is
-// restored when the partition is taken over, or its work begins anew (C6).
-func (s *slots) deadlocked() {
-	now := time.Now()
-	s.deadlocks = append(slices.DeleteFunc(s.deadlocks, func(at time.Time) bool { return now.Sub(at) > deadlockWindow }), now)
-	if len(s.deadlocks) < deadlockLimit || s.limit == 1 {
-		return
-	}
-	s.deadlocks, s.limit = nil, s.limit/2
-	s.w.c.cfg.Logger.Warn("onlyonce: handlers of one partition deadlock with each other: fewer run at once; set Config.OrderingKey to what they update, or lower Config.Concurrency",
-		"scope", s.w.c.cfg.Scope, "topic", s.w.id.Topic, "partition", s.w.id.Partition, "at_once", s.limit)
+	return nil
 }
 
 // fetched adds the result of a fetch to the window. If a process may have died of one of its
@@ -243,7 +250,7 @@ func (s *slots) fetched(ctx context.Context, got fetchResult) error {
 		s.fetchErr = got.err
 		return nil //nolint:nilerr // what was fetched before is handled first: see isOver
 	}
-	s.w.reader.stampMessages(got.Messages)
+	got.fetched = s.w.reader.admit(got.fetched)
 	if !s.w.c.identifyMayKill() || !slices.ContainsFunc(got.Messages, func(m *Message) bool { return m.alone }) {
 		return s.add(ctx, got)
 	}
@@ -251,14 +258,18 @@ func (s *slots) fetched(ctx context.Context, got fetchResult) error {
 	counter := applier{engine: engine{ownership: s.w.ownership}}
 	go func() {
 		got.err = counter.identifyCounted(ctx, got.Messages)
-		s.identified <- got
+		s.events <- func() error { return s.identified(ctx, got) }
 	}()
 	return nil
 }
 
-// counted adds the result of a fetch to the window after identifyCounted.
-func (s *slots) counted(ctx context.Context, got fetchResult) error {
-	if s.identifying = false; got.err != nil {
+// identified adds the result of a fetch to the window after identifyCounted.
+func (s *slots) identified(ctx context.Context, got fetchResult) error {
+	s.identifying = false
+	switch {
+	case s.draining:
+		return nil
+	case got.err != nil:
 		return got.err
 	}
 	return s.add(ctx, got)
@@ -272,95 +283,39 @@ func (s *slots) add(ctx context.Context, got fetchResult) error {
 	w := s.window
 	s.w.c.identifyAll(got.Messages, s.w.c.identifyInOrder)
 	for _, m := range got.Messages {
-		if s.w.cur.pastReplay(m.Offset) {
-			break
-		}
 		if w.Add(&entry{Offset: m.Offset, Message: m, Size: len(m.Value), Epoch: m.LeaderEpoch, Hash: anchorOf(m).hash, Key: m.inOrder}) {
-			s.finished++
+			s.sweeper.finished++
 			s.w.reader.release([]*Message{m})
 		}
 	}
-	w.Next, w.Epoch = s.w.cur.capAtReplayEnd(got.Next), got.LeaderEpoch
+	w.Next = got.Next
+	w.Epoch = got.LeaderEpoch
 	return nil
 }
 
-// reportBlocked records which message holds up the position although later ones are done (C6).
-func (s *slots) reportBlocked() {
-	e := s.window.Blocker()
-	if e == nil {
-		s.w.state.blockedBy.Store(nil)
-		return
+// await lets events happen for as long as the scheduler waits for nothing else.
+func (s *slots) await(under func() bool) error {
+	for under() {
+		happened := <-s.events
+		if err := happened(); err != nil {
+			return err
+		}
 	}
-	b := &BlockedBy{Offset: e.Offset, Key: keyHash(e.Key), Since: time.Now(), Done: len(s.window.DoneAbove())}
-	if before := s.w.state.blockedBy.Load(); before != nil && before.Offset == b.Offset {
-		b.Since = before.Since
-	}
-	s.w.state.blockedBy.Store(b)
-	if s.window.Len() < s.w.c.cfg.Window || s.reportedFor == b.Offset || time.Since(b.Since) < fullAfter {
-		return
-	}
-	s.reportedFor = b.Offset
-	cfg, id := &s.w.c.cfg, s.w.id
-	cfg.Logger.Warn("onlyonce: partition waits for one message: it has read Config.Window messages above it", "scope", cfg.Scope,
-		"topic", id.Topic, "partition", id.Partition, "offset", b.Offset, "ordering_key", b.Key, "since", b.Since, "done", b.Done)
-	emit(cfg.Hooks.WindowFull, WindowFullEvent{TopicPartition: id.TopicPartition, Blocked: b})
+	return nil
 }
 
-// drain waits for the tasks under way, and ends the slots.
-func (s *slots) drain() {
-	if s.identifying {
-		<-s.identified
-	}
-	if s.pruning {
-		<-s.sweeper.steps
-	}
-	for s.busy() > 0 {
-		s.slotReported(<-s.events)
+// drain waits for everything that is under way, and ends the slots. It returns the first error.
+func (s *slots) drain() (first error) {
+	s.draining = true
+	for s.identifying || s.pruner.stepping || s.sweeper.sweeping || s.busy() > 0 {
+		happened := <-s.events
+		if err := happened(); first == nil {
+			first = err
+		}
 	}
 	for _, sl := range s.all {
 		close(sl.tasks)
 		sl.gone.Wait()
 	}
-}
-
-// probe tries one message while the brake holds the partition, as (*worker).probeOne does. It tries
-// another one each time, because the oldest may be one that always fails.
-func (s *slots) probe(until stop) error {
-	w, ctx := s.w, until.taking
-	if w.c.cfg.OnFailure == ParkOrderingKey {
-		if _, err := w.retrier.retryNext(until); err != nil || !w.brake.Stopped() {
-			return err
-		}
-	}
-	bounded, cancel := context.WithTimeout(ctx, w.brake.every)
-	defer cancel()
-	for s.window.Ready(s.open(), 1) == 0 {
-		if s.fetchErr != nil {
-			return w.fetchError(s.fetchErr)
-		}
-		select {
-		case got := <-w.reader.fetches.results:
-			err := s.fetched(ctx, got)
-			if s.identifying {
-				err = s.counted(ctx, <-s.identified)
-			}
-			if err != nil {
-				return err
-			}
-		case <-bounded.Done():
-			if ctx.Err() == nil { // the log has no message
-				return w.brake.halt.Load()
-			}
-			return nil
-		}
-	}
-	sl, t := s.all[0], s.window.TakeHead(s.open(), w.probes)
-	t.Messages[0].alone = true
-	s.start(until, s.all[:1])
-	s.give(sl, t)
-	w.probes++
-	for s.busy() > 0 {
-		s.slotReported(<-s.events)
-	}
-	return nil
+	return first
 }

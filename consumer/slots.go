@@ -14,48 +14,47 @@ import (
 // What the scheduler decides is a proposal: onlyonce.fence_slot and onlyonce.sweep raise if it is
 // wrong. See the rules C1 to C7 in docs/rules.
 type slots struct {
-	w      *worker
-	window *window.Window[*Message]
-	all    []*slot
-	idle   []*slot
-	limit  int            // slots that may be busy
-	events chan slotEvent // from slots
+	w         *worker
+	committer *committer
+	window    *window.Window[*Message]
+	all       []*slot
+	idle      []*slot
+	limit     int        // slots that may be busy
+	events    chan event // from the partition's other goroutines
 
-	doneOffsets []int64          // of window.Before as it was, in order; nil: not needed yet
-	fetchErr    error            // of the fetch after the window
-	identifying bool             // a fetch is in identifyCounted
-	identified  chan fetchResult // what comes out of it
-	readySince  time.Time        // when messages became ready that no slot has; zero: there are none
+	doneOffsets []int64 // of window.Before as it was, in order; nil: not needed yet
+	fetchErr    error   // of the fetch after the window
+	identifying bool    // a fetch is in identifyCounted
+	draining    bool    // nothing is read any more
 
-	sweeper     *sweeper
-	sweeping    bool
-	sweptAt     time.Time
-	pruning     bool
-	prunedAt    time.Time     // or when the last sweep ended
-	pruneWait   time.Duration // from then until old rows are looked at although nothing was swept
-	sweeps      int           // since the last step of pruning began
-	reportedFor int64         // offset of the last message that a full window was reported for; -1: none
-	finished    int           // messages that were finished since the last sweep began
-	moved       time.Time     // since when the position could pass offsets that hold no message; zero: it cannot
+	// What has times of its own: see schedule.
+	readySince time.Time // when messages became ready that no slot has; zero: there are none
+	sweeper    *sweeper
+	pruner     *pruner
+	observer   observer
+	deadlocks  deadlocks
 
 	below     int64 // nothing at or above it is given out
 	switching bool  // when everything below it is done, the partition goes on without slots
 	halt      *HaltError
 	err       error // what ends the work at once
-	deadlocks []time.Time
 }
+
+// event is something that another goroutine of the partition reports. The scheduler calls it, so
+// that only its goroutine changes what it knows.
+type event func() error
 
 // slot runs one transaction after another beside the other slots.
 type slot struct {
 	applier
 	retrier *retrier
 	tasks   chan *task
-	events  chan<- slotEvent
-	gone    sync.WaitGroup // the goroutine
+	report  func(slotEvent) // to the scheduler
+	gone    sync.WaitGroup  // the goroutine
 
-	// The slot's task, nil if it has none: task belongs to the scheduler, work to the slot's
+	// The slot's task, nil if it has none: task belongs to the scheduler, current to the slot's
 	// goroutine.
-	task, work *task
+	task, current *task
 }
 
 type (
@@ -72,30 +71,6 @@ type slotEvent struct {
 	deadlocked bool    // the server has chosen its transaction to end a deadlock
 }
 
-// sweeper moves the position over what is done, and prunes, beside the scheduler: one sweep at a
-// time, and one step of pruning, which may take longer.
-type sweeper struct {
-	w     *worker
-	done  chan sweepResult
-	prune pruning
-	steps chan struct{} // of pruning, that have ended
-}
-
-// sweepPlan is where the position is to be moved.
-type sweepPlan struct {
-	from, next int64
-	last       *anchor
-	epoch      int32
-	emptyFrom  []int64
-	emptyUntil []int64
-}
-
-// sweepResult is how a sweep ended.
-type sweepResult struct {
-	plan sweepPlan
-	err  error
-}
-
 // open returns the offset below which messages may be given to slots. A fetch may bring more than
 // Config.Window, and the next owner handles no more than that alone (F9).
 func (s *slots) open() int64 { return s.window.LimitTo(s.w.c.cfg.Window, s.below) }
@@ -108,12 +83,3 @@ func (s *slots) wantsMore() bool {
 	w := s.window
 	return s.fetchErr == nil && w.Len() < s.w.c.cfg.Window && !s.w.cur.pastReplay(w.Next) && w.Next < s.below
 }
-
-const (
-	// sweepRows is how many messages are done before a sweep comes earlier than after
-	// process.Pace.Sweep.
-	sweepRows = 400
-
-	// fullAfter is how long a message holds up the position before a full window is reported.
-	fullAfter = time.Second
-)

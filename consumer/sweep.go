@@ -11,39 +11,75 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // sweepSQL moves the position over what is done or raises; see the function's comment in the
 // migration.
 const sweepSQL = `select onlyonce.sweep($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`
 
-func newSweeper(w *worker) *sweeper {
-	return &sweeper{w: w, done: make(chan sweepResult, 1), steps: make(chan struct{}, 1), prune: w.donePruning()}
+// sweeper is the scheduler's clock that moves the position over what is done: one sweep at a time,
+// beside the scheduler.
+type sweeper struct {
+	s        *slots
+	sweeping bool
+	sweptAt  time.Time // when the last sweep ended
+	finished int       // messages that were finished since the last sweep began
+	moved    time.Time // since when the position could pass offsets that hold no message; zero: it cannot
 }
 
-// sweepIfDue begins a sweep if the position can be moved, and enough is done or enough time has
-// passed.
-func (s *slots) sweepIfDue() {
+// sweepRows is how many messages are done before a sweep comes earlier than after
+// process.Pace.Sweep.
+const sweepRows = 400
+
+// sweepPlan is where the position is to be moved.
+type sweepPlan struct {
+	from, next int64
+	last       *anchor
+	epoch      int32
+	emptyFrom  []int64
+	emptyUntil []int64
+}
+
+// due returns when a sweep begins: if the position can be moved, when enough is done or enough time
+// has passed. A position that moves without work is written now and then, but at once if the work
+// ends there; due notes since when it could move.
+func (sw *sweeper) due(now time.Time) time.Time {
+	s := sw.s
+	if sw.sweeping {
+		return pace.Never
+	}
 	next, _ := s.window.Frontier()
-	if s.sweeping || next <= s.w.pos {
-		return
+	switch {
+	case next <= s.w.pos:
+		return pace.Never
+	case sw.finished >= sweepRows:
+		return now
+	case sw.finished > 0:
+		return sw.sweptAt.Add(s.w.c.pace.Sweep)
 	}
-	if s.finished == 0 {
-		// There is nothing in between. A position that moves without work is written now and then,
-		// but at once if the work ends there.
-		if s.moved.IsZero() {
-			s.moved = time.Now()
-		}
-		if time.Since(s.moved) < flushAfter && s.wantsMore() {
-			return
-		}
-	} else if s.finished < sweepRows && time.Since(s.sweptAt) < s.w.c.pace.Sweep {
-		return
+	if sw.moved.IsZero() {
+		sw.moved = now
 	}
+	if s.wantsMore() {
+		return sw.moved.Add(flushAfter)
+	}
+	return now
+}
+
+// begin begins a sweep. The scheduler is told of its end by an event: see swept.
+func (sw *sweeper) begin() error {
+	s := sw.s
 	plan := s.plan()
-	s.sweeping, s.finished, s.moved = true, 0, time.Time{}
+	sw.sweeping = true
+	sw.finished = 0
+	sw.moved = time.Time{}
 	ctx := context.Background()
-	go func() { s.sweeper.done <- sweepResult{plan: plan, err: s.sweeper.sweep(ctx, plan)} }()
+	go func() {
+		err := s.w.sweep(ctx, plan)
+		s.events <- func() error { return s.swept(plan, err) }
+	}()
+	return nil
 }
 
 // plan returns how far the position can be moved (C4).
@@ -58,16 +94,17 @@ func (s *slots) plan() sweepPlan {
 }
 
 // sweep moves the position. It returns errFenced if the database has something else.
-func (s *sweeper) sweep(ctx context.Context, p sweepPlan) error {
-	w := s.w
+func (w *worker) sweep(ctx context.Context, p sweepPlan) error {
 	ctx, cancel := w.c.bounded(ctx)
 	defer cancel()
 	cfg, cur := &w.c.cfg, w.cur
 	anchorOffset, anchorEpoch, anchorHash := p.last.columns()
 	// The isolation level has to be named: the session may have another default.
 	err := w.c.pool.InTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, sweepSQL, cur.id, cur.epoch, cur.nonce, cur.run, p.from, p.next, anchorOffset, anchorEpoch, anchorHash, epochOrNull(p.epoch),
-			codec.Bigints(p.emptyFrom), codec.Bigints(p.emptyUntil), guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle))
+		_, err := tx.Exec(ctx, sweepSQL, cur.id, cur.epoch, cur.nonce, cur.run, p.from, p.next,
+			anchorOffset, anchorEpoch, anchorHash, epochOrNull(p.epoch),
+			codec.Bigints(p.emptyFrom), codec.Bigints(p.emptyUntil),
+			guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle))
 		return err
 	})
 	switch state := guard.SQLState(err); {
@@ -82,14 +119,14 @@ func (s *sweeper) sweep(ctx context.Context, p sweepPlan) error {
 }
 
 // swept records how a sweep ended (C4).
-func (s *slots) swept(r sweepResult, committer *committer) error {
-	s.sweeping, s.sweptAt = false, time.Now()
-	s.sweeps++
-	s.prunedAt, s.pruneWait = s.sweptAt, s.w.c.pace.PruneIdle
+func (s *slots) swept(p sweepPlan, failed error) error {
+	s.sweeper.sweeping = false
+	s.sweeper.sweptAt = time.Now()
+	s.pruner.swept(s.sweeper.sweptAt)
 	w := s.w
-	pos, last, epoch := r.plan.next, r.plan.last, r.plan.epoch
+	pos, last, epoch := p.next, p.last, p.epoch
 	switch {
-	case errors.Is(r.err, errFenced):
+	case errors.Is(failed, errFenced):
 		ctx, cancel := w.c.detached()
 		defer cancel()
 		cur, err := w.readOwnCursor(ctx)
@@ -102,35 +139,44 @@ func (s *slots) swept(r sweepResult, committer *committer) error {
 			return errMoved
 		}
 		pos, last, epoch = cur.position, cur.anchor, cur.leaderEpoch
-	case r.err != nil:
-		s.finished++ // there is still something to sweep
-		w.state.setTrouble(&w.state.reachTrouble, r.err)
-		w.c.cfg.Logger.Warn("onlyonce: the position was not moved; it is tried again", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "error", r.err)
+	case failed != nil:
+		s.sweeper.finished++ // there is still something to sweep
+		w.state.setTrouble(&w.state.reachTrouble, failed)
+		w.c.cfg.Logger.Warn("onlyonce: the position was not moved; it is tried again", "scope", w.c.cfg.Scope,
+			"topic", w.id.Topic, "partition", w.id.Partition, "error", failed)
 		return nil
 	}
 	w.state.clearTrouble(&w.state.reachTrouble)
 	w.setPosition(pos, last, epoch)
 	w.state.clearPassedHalt()
 	s.window.SweptTo(pos)
-	committer.offer(pos)
+	s.committer.offer(pos)
 	return nil
 }
 
-// sweepRest moves the position over all that is done, when no slot is busy any more. A stop does
-// not cut it short: the next owner then finds less above the position.
-func (s *slots) sweepRest(committer *committer) error {
-	if s.sweeping {
-		if err := s.swept(<-s.sweeper.done, committer); err != nil {
-			return err
-		}
-	}
+// sweepRest moves the position over all that is done, when nothing is under way any more. A stop
+// does not cut it short: the next owner then finds less above the position.
+func (s *slots) sweepRest() error {
 	if next, _ := s.window.Frontier(); next <= s.w.pos || errors.Is(s.err, source.ErrOwnershipLost) {
 		return nil
 	}
 	ctx, cancel := s.w.c.detached()
 	defer cancel()
 	p := s.plan()
-	return s.swept(sweepResult{plan: p, err: s.sweeper.sweep(ctx, p)}, committer)
+	return s.swept(p, s.w.sweep(ctx, p))
+}
+
+// pruner is the scheduler's clock that deletes rows of messages that are done, one step at a time,
+// beside the scheduler and beside sweeps, because a step may take longer. A step is due after some
+// sweeps, or if there has been none for a while: a partition without messages does not keep the
+// rows of its last ones (C5).
+type pruner struct {
+	s        *slots
+	rows     pruning
+	stepping bool
+	lastAt   time.Time     // when the last step or the last sweep ended
+	wait     time.Duration // from then until old rows are looked at although nothing was swept
+	sweeps   int           // since the last step began
 }
 
 // Steps of pruning are this far apart: in sweeps, and in time when there are none and
@@ -140,26 +186,42 @@ const (
 	longestPruneWait = time.Minute
 )
 
-// pruneIfDue takes a step of pruning after some sweeps, or if there has been none for a while: a
-// partition without messages does not keep the rows of its last ones (C5).
-func (s *slots) pruneIfDue(ctx context.Context) {
-	if s.pruning {
-		return
+// position is the row below which rows are old.
+func (p *pruner) position() progressRow { return progressRow{p.s.w.cur.run, p.s.w.pos} }
+
+func (p *pruner) due(now time.Time) time.Time {
+	switch {
+	case p.stepping:
+		return pace.Never
+	case p.sweeps >= min(pruneSweeps, p.s.w.c.pace.Prune):
+		return now
+	case p.rows.from == p.position():
+		return pace.Never
 	}
-	at := progressRow{s.w.cur.run, s.w.pos}
-	idle := s.sweeper.prune.from != at && time.Since(s.prunedAt) >= s.pruneWait
-	if !idle && s.sweeps < min(pruneSweeps, s.w.c.pace.Prune) {
-		return
-	}
-	s.pruning, s.sweeps = true, 0
-	go func() {
-		s.sweeper.prune.step(ctx, at)
-		s.sweeper.steps <- struct{}{}
-	}()
+	return p.lastAt.Add(p.wait)
 }
 
-// stepPruned records that a step of pruning has ended. Another session's transaction may stay open
-// for long.
-func (s *slots) stepPruned() {
-	s.pruning, s.prunedAt, s.pruneWait = false, time.Now(), min(2*s.pruneWait, longestPruneWait)
+// swept notes that a sweep has ended.
+func (p *pruner) swept(at time.Time) {
+	p.sweeps++
+	p.lastAt = at
+	p.wait = p.s.w.c.pace.PruneIdle
+}
+
+// begin begins a step. Another session's transaction may stay open for long, so without sweeps each
+// step waits twice as long as the one before.
+func (p *pruner) begin(ctx context.Context) error {
+	p.stepping = true
+	p.sweeps = 0
+	at := p.position()
+	go func() {
+		p.rows.step(ctx, at)
+		p.s.events <- func() error {
+			p.stepping = false
+			p.lastAt = time.Now()
+			p.wait = min(2*p.wait, longestPruneWait)
+			return nil
+		}
+	}()
+	return nil
 }

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -18,20 +19,43 @@ const (
 	rerunLimit     = 5  // immediate runs after serialization failures and deadlocks
 )
 
-// runAttempt runs the transaction until it has committed or has failed. It returns a
-// *handlerFailure because of the handler, errFenced, or another error because of a fault of the
-// server or of the way to it.
-func (e *engine) runAttempt(work context.Context, a *attempt) error {
-	a.done.Messages, a.done.Alone, a.done.Topic, a.done.Partition = len(a.msgs), a.alone, e.id.Topic, e.id.Partition
-	ctx := begin(work, e.c.cfg.Hooks.AttemptStart, a.done.Batch)
-	started := time.Now()
-	work, err := e.prepare(ctx, a)
-	if err == nil {
-		err = e.transact(work, a)
+// run runs the plan's transaction until it has committed or has failed, and finds out whether an
+// earlier run had done it.
+func (e *engine) run(work context.Context, p *plan) outcome {
+	o := e.runWithHooks(work, p)
+	defer e.brake.Ended(p)
+	if errors.Is(o.err, errFenced) || errors.Is(o.err, errChanged) {
+		if err := p.fence.explain(work, o.err); err != nil {
+			o.err = err
+		} else {
+			o = e.doneBefore(p, o)
+		}
 	}
-	a.done.Duration = time.Since(started)
-	end(ctx, e.c.cfg.Hooks.AttemptEnd, a.done, err)
-	return err
+	if o.err == nil {
+		p.fence.committed(p, &o)
+	}
+	return o
+}
+
+// runWithHooks prepares the plan and runs its transaction, between the hooks of an attempt.
+func (e *engine) runWithHooks(work context.Context, p *plan) (o outcome) {
+	hooks := &e.c.cfg.Hooks
+	ctx := begin(work, hooks.AttemptStart, e.batch(p))
+	started := time.Now()
+	handlers := ctx
+	var err error
+	if e.c.cfg.Prepare != nil && p.park == nil {
+		handlers, err = e.prepare(ctx, p)
+	}
+	if err == nil {
+		o = e.transact(handlers, p)
+	} else {
+		o = e.newOutcome(p)
+		o.err = err
+	}
+	o.result.Duration = time.Since(started)
+	end(ctx, hooks.AttemptEnd, o.result, o.err)
+	return o
 }
 
 // acquireConn takes a connection from the pool.
@@ -73,43 +97,49 @@ func (e *engine) looksForCalls(msgs []*Message) bool {
 
 // transact repeats the transaction after serialization failures, and after the optimistic claim has
 // found a duplicate.
-func (e *engine) transact(work context.Context, a *attempt) error {
-	slot, err := e.acquireConn(work)
+func (e *engine) transact(work context.Context, p *plan) (o outcome) {
+	held, err := e.acquireConn(work)
 	if err != nil {
-		return err
+		o = e.newOutcome(p)
+		o.err = err
+		return o
 	}
-	defer func() { slot.release() }()
-	looks := e.looksForCalls(a.msgs)
+	defer func() { held.release() }() // the one that is held by then
+	looks := e.looksForCalls(p.msgs)
 	index := looks && e.c.enqueues.Load()
-	first := caution{claim: a.alone || a.disposition != nil || e.c.batch != nil || e.c.cfg.ClaimFirst || e.claimFirstLeft > 0}
-	first.order = first.claim
+	first := e.firstCaution(p)
+	fallback := false
 	for run := 0; ; run++ {
-		a.done.Handled, a.done.Duplicates, a.done.Parked, a.done.Skipped = 0, 0, 0, 0
-		a.parked, a.outcomes, a.blockedKeys, a.handlerCalled = nil, a.outcomes[:0], nil, false
-		if slot.conn.Conn().IsClosed() { // the run before has left state in its session
-			slot.release() // first, because the pool may have no other
+		o = e.newOutcome(p)
+		o.result.Fallback = fallback
+		if held.conn.Conn().IsClosed() { // the run before has left state in its session
+			held.release() // first, because the pool may have no other
 			fresh, err := e.acquireConn(work)
 			if err != nil {
-				return err
+				o.err = err
+				return o
 			}
-			slot = fresh
+			held = fresh
 		}
 		if index {
-			if err := e.indexCalls(work, slot.conn); err != nil {
-				return err
+			if o.err = e.indexCalls(work, held.conn); o.err != nil {
+				return o
 			}
-			index, looks = false, false
+			index = false
+			looks = false
 		}
-		tx := guard.Begin(slot.conn.Conn())
+		tx := guard.Begin(held.conn.Conn())
 		tx.Report = e.c.logStray
-		h := e.fillTransaction(work, tx, a, first)
+		h := e.fillTransaction(work, tx, p, first, &o)
 		if h.hung {
-			slot.abandon(tx)
-			return e.reportHung(work, h, e.c.batch == nil)
+			held.abandon(tx)
+			o.err = e.reportHung(work, h, e.c.batch == nil)
+			return o
 		}
-		if e.bytesChanged(a) {
+		if e.bytesChanged(p) {
 			e.c.rollback(tx)
-			return errChanged
+			o.err = errChanged
+			return o
 		}
 		if tx.OriginAsked() {
 			e.c.enqueues.Store(true)
@@ -124,43 +154,75 @@ func (e *engine) transact(work context.Context, a *attempt) error {
 		}
 		failed, lost := tx.Failure(), tx.Lost()
 		if h.err == nil && tx.Committed() {
-			e.adjustCaution(a)
-			return nil
+			e.adjustCaution(&o)
+			return o
 		}
 		e.c.rollback(tx)
-		state := sqlState(failed)
-		switch {
-		case run < rerunLimit && guard.RunAgain(state):
-			if state == codeDeadlock && e.deadlocked != nil {
-				e.deadlocked()
-			}
-			continue // the whole transaction, handler included
-		case failed != nil && !first.claim && (failed.Step == stepClaim && state == codeKeyNotFresh || failed.Step == stepAge && state == codeTooOld):
-			first, a.done.Fallback, e.claimFirstLeft = caution{claim: true, order: true}, true, claimFirstRuns
+		if again, next := e.runsAgain(run, first, failed); again {
+			fallback = fallback || next != first
+			first = next
 			continue
-		case failed != nil && !first.order && failed.Step == stepOrder && state == codeBlocked:
-			first.order, a.done.Fallback = true, true
-			continue
-		case failed != nil && failed.Step == stepFence && (state == codeFenceLost || state == codeRaceLost):
-			return errFenced
 		}
-		return e.classifyFailure(work, a, h, failed, lost)
+		if fenceRaised(failed) {
+			o.err = errFenced
+		} else {
+			o.err = e.classifyFailure(work, &o, h, failed, lost)
+		}
+		return o
 	}
 }
 
-// adjustCaution records what a committed transaction means for the next ones.
-func (e *engine) adjustCaution(a *attempt) {
+// firstCaution returns with how much caution a plan is run for the first time.
+func (e *engine) firstCaution(p *plan) caution {
+	if p.alone || p.park != nil || e.c.batch != nil || e.c.cfg.ClaimFirst || e.claimFirstLeft > 0 {
+		return caution{claim: true, order: true}
+	}
+	return caution{}
+}
+
+// runsAgain reports whether a run that failed is repeated at once, whole, handler included: after a
+// serialization failure or a deadlock, and with more caution (next) if the server has raised
+// because there was too little.
+func (e *engine) runsAgain(run int, first caution, failed *guard.Failure) (again bool, next caution) {
+	state := sqlState(failed)
 	switch {
-	case a.done.Duplicates > 0:
+	case run < rerunLimit && guard.RunAgain(state):
+		if state == codeDeadlock && e.deadlocked != nil {
+			e.deadlocked()
+		}
+		return true, first
+	case failed == nil:
+		return false, first
+	case !first.claim && failed.Step == stepClaim && state == codeKeyNotFresh,
+		!first.claim && failed.Step == stepAge && state == codeTooOld:
+		e.claimFirstLeft = claimFirstRuns
+		return true, caution{claim: true, order: true}
+	case !first.order && failed.Step == stepOrder && state == codeBlocked:
+		return true, caution{claim: first.claim, order: true}
+	}
+	return false, first
+}
+
+// fenceRaised reports whether the fence has raised because the plan is done, or is not this
+// owner's.
+func fenceRaised(failed *guard.Failure) bool {
+	state := sqlState(failed)
+	return failed != nil && failed.Step == stepFence && (state == codeFenceLost || state == codeRaceLost)
+}
+
+// adjustCaution records what a committed transaction means for the next ones.
+func (e *engine) adjustCaution(o *outcome) {
+	switch {
+	case o.result.Duplicates > 0:
 		e.claimFirstLeft = claimFirstRuns
 	case e.claimFirstLeft > 0:
 		e.claimFirstLeft--
 	}
 }
 
-// fillTransaction queues or sends everything up to the handler's last statement, and returns the
-// result of the handlers (T1, D6).
-func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt, first caution) *handlerRun {
+// fillTransaction queues or sends everything up to the handler's last statement, notes in o what
+// that does, and returns the result of the handlers (T1, D6).
+func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, p *plan, first caution, o *outcome) *handlerRun {
 	h := &handlerRun{failedIndex: -1}
 	before, cancel := e.c.bounded(work) // up to the handler
 	defer cancel()
@@ -168,75 +230,92 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 		h.hookFailed = before.Err() == nil
 		return h
 	}
-	a.fence(tx)
-	dispositions := e.findIDs(a.msgs)
-	e.skipStillParked(before, tx, a, dispositions)
-	if !a.skipClaim && tx.Failure() == nil {
-		e.claimKeys(before, tx, a.msgs, dispositions, first.claim)
+	p.fence.queue(tx)
+	dispositions := e.findIDs(p.msgs)
+	e.skipStillParked(before, tx, p, dispositions)
+	if !p.skipClaim && tx.Failure() == nil {
+		e.claimKeys(before, tx, p.msgs, dispositions, first.claim)
 	}
 	if tx.Failure() == nil {
-		e.checkAge(before, tx, a, dispositions, first.claim)
+		e.checkAge(before, tx, p, dispositions, first.claim)
 	}
 	if tx.Failure() == nil {
-		e.checkOrder(before, tx, a, dispositions, first.order)
+		e.checkOrder(before, tx, p, dispositions, first.order)
 	}
 	if tx.Failure() != nil {
 		return h
 	}
-	if at, err := e.firstBraked(a, dispositions); err != nil {
+	if at, err := e.firstBraked(p, dispositions); err != nil {
 		h.failedIndex, h.err = at, err
 		return h
 	}
 	// Each run has its own copies of the messages. If a handler changes a field, another run does
 	// not see it, and it is not parked.
-	own := make([]Message, 0, len(a.msgs))
-	fresh, index := make([]*Message, 0, len(a.msgs)), make([]int, 0, len(a.msgs))
-	for i, m := range a.msgs {
+	own := make([]Message, 0, len(p.msgs))
+	fresh, index := make([]*Message, 0, len(p.msgs)), make([]int, 0, len(p.msgs))
+	for i, m := range p.msgs {
 		v := dispositions[i]
 		if v == nil {
-			v = a.disposition
+			v = p.park
 		}
 		switch {
 		case v == nil:
 			own = append(own, e.c.forProgram(m))
-			a.outcomes = append(a.outcomes, "")
+			o.reasons = append(o.reasons, "")
 			fresh, index = append(fresh, &own[len(own)-1]), append(index, i)
 			continue
 		case v.reason == reasonDuplicate:
-			a.done.Duplicates++
+			o.result.Duplicates++
 			continue
 		case v.reason == reasonSkipped:
-			a.done.Skipped++
+			o.result.Skipped++
 			continue
-		case a.alreadyParked || e.c.cfg.OnFailure == BlockPartition:
+		case p.alreadyParked || e.c.cfg.OnFailure == BlockPartition:
 			h.failedIndex, h.err = i, &blockedError{v}
 			return h
 		}
-		e.park(tx, m, v)
-		event := ParkedEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Reason: ParkReason(v.reason), State: ParkState(v.parkedState()), Err: v.err}
-		event.ID = e.parkingID(m, v.reason, 0)
-		if quiet := a.disposition != nil && a.disposition.quiet; !quiet {
-			if late, err := e.c.onParked(work, tx, m, event); err != nil || tx.Failure() != nil {
-				h.failedIndex, h.hookFailed = i, !late
-				return h
-			}
-		}
-		a.parked = append(a.parked, event)
-		a.outcomes = append(a.outcomes, v.reason)
-		if v.reason == parked.Behind {
-			a.blockedKeys = append(a.blockedKeys, v.waitsFor)
+		if failed, late := e.parkInTx(work, tx, p, m, v, o); failed {
+			h.failedIndex, h.hookFailed = i, !late
+			return h
 		}
 	}
-	a.done.Parked = len(a.parked)
+	o.result.Parked = len(o.parked)
 	if len(fresh) == 0 {
 		return h
 	}
-	a.handlerCalled = true
+	o.handlerCalled = true
 	h = e.runHandlers(work, tx, fresh, index)
 	if !h.hung {
-		a.done.Handled = h.handled
+		o.result.Handled = h.handled
 	}
 	return h
+}
+
+// parkInTx parks a message, calls Config.OnParked, and notes that in o. It reports whether that has
+// failed; late is as of onParked.
+func (e *engine) parkInTx(work context.Context, tx *guard.Tx, p *plan, m *Message, v *disposition, o *outcome,
+) (failed, late bool) {
+	e.park(tx, m, v)
+	event := ParkedEvent{
+		TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition},
+		Offset:         m.Offset,
+		Reason:         ParkReason(v.reason),
+		State:          ParkState(v.parkedState()),
+		Err:            v.err,
+		ID:             e.parkingID(m, v.reason, 0),
+	}
+	if quiet := p.park != nil && p.park.quiet; !quiet {
+		late, err := e.c.onParked(work, tx, m, event)
+		if err != nil || tx.Failure() != nil {
+			return true, late
+		}
+	}
+	o.parked = append(o.parked, event)
+	o.reasons = append(o.reasons, v.reason)
+	if v.reason == parked.Behind {
+		o.blockedKeys = append(o.blockedKeys, v.waitsFor)
+	}
+	return false, false
 }
 
 // forProgram returns the message for a function of the program: a copy, in which it may assign
@@ -303,18 +382,18 @@ func (c *Consumer) commit(tx *guard.Tx) error { return tx.Commit(c.cfg.Timeouts.
 func (c *Consumer) rollback(tx *guard.Tx) { tx.Rollback(c.cfg.Timeouts.Commit) }
 
 // pooledConn is a connection of the pool that may have to be left to a handler that does not
-// return.
+// return. Whoever has acquired it ends it once, by release or abandon; the later call does nothing.
 type pooledConn struct {
 	conn *primary.Conn
 	once sync.Once
 }
 
-func (s *pooledConn) release() { s.once.Do(s.conn.Release) }
+func (p *pooledConn) release() { p.once.Do(p.conn.Release) }
 
 // abandon takes the connection out of the pool and cuts it.
-func (s *pooledConn) abandon(tx *guard.Tx) {
-	s.once.Do(func() {
-		s.conn.Hijack() // the pool may open another one
+func (p *pooledConn) abandon(tx *guard.Tx) {
+	p.once.Do(func() {
+		p.conn.Hijack() // the pool may open another one
 		tx.Abandon()
 	})
 }

@@ -72,7 +72,8 @@ func (w *worker) handleBatches(until stop, committer *committer) error {
 			return w.endReplay(work)
 		}
 		if w.brake.Stopped() {
-			if err := w.probeOne(until, committer); err != nil {
+			oldest := func(bounded context.Context) (bool, error) { return w.tryOldest(bounded, until, committer) }
+			if err := w.probe(until, oldest); err != nil {
 				return err
 			}
 			committer.offer(w.pos)
@@ -101,39 +102,7 @@ func (w *worker) handleBatches(until stop, committer *committer) error {
 		w.pruneIfDue(work)
 	}
 	if len(w.reader.msgs) == 0 && w.reader.next > w.pos {
-		return w.advancePosition(until, w.cur.capAtReplayEnd(w.reader.next))
+		return w.advancePosition(until, w.reader.next)
 	}
 	return nil
-}
-
-// probeOne tries one message while the brake holds the partition. It returns errMoved if that
-// releases the brake. If failed messages are retried from the database and one of them is due,
-// probe tries that one, and messages in the log wait (D7).
-func (w *worker) probeOne(until stop, committer *committer) error {
-	if w.c.cfg.OnFailure == ParkOrderingKey {
-		if _, err := w.retrier.retryNext(until); err != nil {
-			return err
-		}
-		if !w.brake.Stopped() {
-			return errMoved
-		}
-	}
-	bounded, cancel := context.WithTimeout(until.taking, w.brake.every)
-	defer cancel()
-	msgs, next, err := w.reader.nextBatch(bounded, w.pos, committer.lost)
-	switch {
-	case err != nil:
-		return w.fetchError(err)
-	case len(msgs) > 0:
-		err = w.handleAlone(until, msgs[0], next)
-		w.reader.release(msgs)
-	case next > w.pos:
-		err = w.advancePosition(until, next)
-	case until.taking.Err() == nil: // the log has no message
-		return w.brake.halt.Load()
-	}
-	if err == nil && !w.brake.Stopped() {
-		err = errMoved
-	}
-	return err
 }

@@ -4,35 +4,25 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
+
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
-
-// clock is a part of a loop's work that has times of its own.
-type clock struct {
-	// due returns when run is due: at once if that time has passed.
-	due func(now time.Time) time.Time
-	run func() error
-}
-
-// never is when a clock is due that has nothing to do.
-var never = time.Unix(1<<40, 0)
 
 // clocks are the clocks of one loop, in the order in which they run. After a database error none of
 // them runs before retryAt.
 type clocks struct {
-	all     []clock
+	all     pace.Clocks
 	retryAt time.Time
 	waits   backoff.BackOff
 }
 
+// never is when a clock is due that has nothing to do.
+var never = pace.Never
+
 // run runs each clock that is due, once, up to the first error.
 func (c *clocks) run(now time.Time) error {
-	for _, one := range c.all {
-		if now.Before(one.due(now)) {
-			continue
-		}
-		if err := one.run(); err != nil {
-			return err
-		}
+	if err := c.all.Run(now); err != nil {
+		return err
 	}
 	c.waits.Reset()
 	return nil
@@ -40,12 +30,7 @@ func (c *clocks) run(now time.Time) error {
 
 // next returns when the first clock is due.
 func (c *clocks) next(now time.Time) time.Time {
-	next := never
-	for _, one := range c.all {
-		if at := one.due(now); at.Before(next) {
-			next = at
-		}
-	}
+	next := c.all.Next(now)
 	if next.Before(c.retryAt) {
 		return c.retryAt
 	}

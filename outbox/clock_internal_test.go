@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/outbox/internal/gate"
 )
 
@@ -20,10 +21,10 @@ func TestClocks(t *testing.T) {
 	now := time.Now()
 	var ran []string
 	fails := errors.New("no connection")
-	one := func(name string, at time.Time, err error) clock {
-		return clock{func(time.Time) time.Time { return at }, func() error { ran = append(ran, name); return err }}
+	one := func(name string, at time.Time, err error) pace.Clock {
+		return pace.Clock{Due: func(time.Time) time.Time { return at }, Run: func() error { ran = append(ran, name); return err }}
 	}
-	c := clocks{waits: backoff.NewExponentialBackOff(), all: []clock{
+	c := clocks{waits: backoff.NewExponentialBackOff(), all: pace.Clocks{
 		one("first", now, nil), one("idle", never, nil), one("at once", time.Time{}, fails), one("after the error", now, nil), one("later", now.Add(time.Hour), nil),
 	}}
 	if err := c.run(now); !errors.Is(err, fails) || !slices.Equal(ran, []string{"first", "at once"}) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/outbox/internal/gate"
 )
@@ -45,12 +46,12 @@ func newLaneOwner(ctx context.Context, sink *relaySink, l *lease.Lease, number i
 	o := &laneOwner{sink: sink, lane: lane, promotions: &keyPromotions{lane: lane}, calls: newLaneCalls(lane), wakeups: make(chan wakeup, 1)}
 	o.parked = newParkedCalls(lane, o.promotions, o.calls)
 	o.pass = &lanePass{lane: lane, reader: &passReader{lane: lane, firstRead: readRefList}, parked: o.parked, calls: o.calls}
-	o.clocks = clocks{waits: primary.Backoff(sink.cfg.LeaseTTL), all: []clock{
-		{o.calls.due, o.calls.giveUp},
-		{o.pass.reader.due, o.pass.reader.loadCursor},
-		{o.promotions.due, o.promote},
-		{o.parked.due, o.parked.run},
-		{o.pass.due, o.pass.run},
+	o.clocks = clocks{waits: primary.Backoff(sink.cfg.LeaseTTL), all: pace.Clocks{
+		{Due: o.calls.due, Run: o.calls.giveUp},
+		{Due: o.pass.reader.due, Run: o.pass.reader.loadCursor},
+		{Due: o.promotions.due, Run: o.promote},
+		{Due: o.parked.due, Run: o.parked.run},
+		{Due: o.pass.due, Run: o.pass.run},
 	}}
 	return o
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/internal/ready"
@@ -32,14 +33,18 @@ func (s *sender) run(ctx context.Context) (fault error) {
 	defer process.Shared[hintedLanes](ctx).add(s.name, &s.hints)()
 	held := &heldLanes{relaySink: s.relaySink, ctx: ctx, owners: map[int16]*laneOwner{}, ended: make(chan *laneOwner, lanes)}
 	poll, purger := newPoll(held), &purger{sink: s.relaySink, watched: watch.New(s.pool, watch.Often)}
-	leases := clock{func(time.Time) time.Time { return held.renewAt }, held.renew}
-	rates := clock{s.gate.Due, func() error { return s.serveRates(ctx, held) }}
-	work := clocks{waits: primary.Backoff(s.cfg.LeaseTTL), all: []clock{
+	leases := pace.Clock{Due: func(time.Time) time.Time { return held.renewAt }, Run: held.renew}
+	rates := pace.Clock{Due: s.gate.Due, Run: func() error { return s.serveRates(ctx, held) }}
+	purge := pace.Clock{ // only in the relay that holds the first lane
+		Due: func(time.Time) time.Time { return purger.due(held.owners[0] != nil) },
+		Run: func() error { return purger.purge(ctx) },
+	}
+	work := clocks{waits: primary.Backoff(s.cfg.LeaseTTL), all: pace.Clocks{
 		leases,
-		{func(time.Time) time.Time { return poll.lanes }, poll.pollLanes},
-		{func(time.Time) time.Time { return poll.work }, poll.pollWork},
+		{Due: func(time.Time) time.Time { return poll.lanes }, Run: poll.pollLanes},
+		{Due: func(time.Time) time.Time { return poll.work }, Run: poll.pollWork},
 		rates,
-		{func(time.Time) time.Time { return purger.due(held.owners[0] != nil) }, func() error { return purger.purge(ctx) }}, // only the relay that holds the first lane
+		purge,
 	}}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -47,7 +52,7 @@ func (s *sender) run(ctx context.Context) (fault error) {
 	for !stopping || len(held.owners) > 0 {
 		if !stopping && (ctx.Err() != nil || fault != nil) { // leases last until their lanes are drained, and shares until calls have returned
 			stopping, stopped = true, nil
-			work.all = []clock{leases, rates}
+			work.all = pace.Clocks{leases, rates}
 			for _, o := range held.owners {
 				o.lane.requestRelease()
 			}

@@ -46,10 +46,7 @@ const (
 	stepSeal      = "sealing"
 )
 
-const (
-	maxRuns       = 5
-	streamMissing = "OO009"
-)
+const streamMissing = "OO009"
 
 // Intake is one way in: a webhook endpoint of one database, or a queue.
 type Intake struct {
@@ -111,36 +108,39 @@ var ErrAbandoned = errors.New("intake: the handler did not return")
 // End is how Run ended.
 type End struct {
 	Err     error
-	Unknown bool // a COMMIT was sent whose answer never arrived, and the work was run again
+	Unknown bool // a COMMIT was sent whose answer never arrived; unless the attempts were used up, the work was run again
 	Lost    bool // the last run lost its connection
+}
+
+// attempts are the bounds of Run: a request waits for it.
+func attempts() guard.Attempts {
+	most, shortest, longest := 5, 20*time.Millisecond, time.Second
+	return guard.Attempts{Max: &most, BackoffMin: &shortest, BackoffMax: &longest}
 }
 
 // Run runs work in a transaction and commits it, unless work returns false.
 //
 // If COMMIT was sent and its answer never arrived, the outcome is unknown. Run then runs the work
-// again on another connection. Its claim waits for the old transaction, if that is still running.
-// Then it either finds the events, which means that they were committed, or accepts them (W11). It
-// also runs the work again after a serialization failure, and if the stream has to be made.
+// again on another connection. The new claim blocks on the old transaction if that is still
+// running, and then either finds the events (committed) or inserts them (W11). It also runs the
+// work again after a serialization failure, and if the stream has to be made.
 func (n *Intake) Run(ctx context.Context, work func(context.Context, *guard.Tx) (commit bool, err error)) (end End) {
-	for runs := 1; ; runs++ {
+	end.Err = attempts().Run(ctx, func() (again bool, err error) {
 		var unknown bool
-		unknown, end.Lost, end.Err = n.attempt(ctx, work)
-		retry := false
+		unknown, end.Lost, err = n.attempt(ctx, work)
+		end.Unknown = end.Unknown || unknown
 		switch {
-		case end.Err == nil:
-			return end
-		case unknown:
-			end.Unknown, retry = true, true
-		case end.Lost, guard.RunAgain(guard.SQLState(end.Err)):
-			retry = true
-		case guard.SQLState(end.Err) == streamMissing:
-			_, err := eventsource.MakeStream(ctx, n.Pool, n.Topic, n.Partitions)
-			retry, end.Err = err == nil, errors.Join(end.Err, err)
+		case err == nil:
+			return false, nil
+		case unknown, end.Lost, guard.RunAgain(guard.SQLState(err)):
+			return true, err
+		case guard.SQLState(err) == streamMissing:
+			_, missing := eventsource.MakeStream(ctx, n.Pool, n.Topic, n.Partitions)
+			return missing == nil, errors.Join(err, missing)
 		}
-		if !retry || runs >= maxRuns || ctx.Err() != nil {
-			return end
-		}
-	}
+		return false, err
+	})
+	return end
 }
 
 // attempt runs one transaction: the claim, the work, the seal and COMMIT (W8).

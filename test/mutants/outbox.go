@@ -268,7 +268,7 @@ var outboxRules = []mutant{
 	{rule: "O15 retries that began before", in: "outbox/internal/gate", decl: "(*Gate).start",
 		old: "n, rate := g.take(k, 1, now)", new: "n, rate := g.available(k, now), permit{}", pkg: "outbox", test: "TestO15CallsThatBeganBefore"},
 	{rule: "O15 shares while a relay stops", in: "outbox", decl: "(*sender).run",
-		old: "[]clock{leases, rates}", new: "[]clock{leases}", test: "TestO15CallsThatBeganBefore"},
+		old: "pace.Clocks{leases, rates}", new: "pace.Clocks{leases}", test: "TestO15CallsThatBeganBefore"},
 	{rule: "O15 permits without a place", in: "outbox/internal/gate", decl: "(*Gate).hasPlace",
 		old: "l.may(now) > used", new: "used >= 0 || !now.IsZero()", test: "TestO15WhatIsAskedFor"},
 	{rule: "O15 earlier question that arrives later", in: schema, decl: "function onlyonce.take_share",

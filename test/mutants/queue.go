@@ -6,7 +6,7 @@ var queueRules = []mutant{
 		old: "for part := range", new: "var early []*Delivery; for _, in := range all { early = append(early, in.delivery) }; _ = r.broker.Ack(ctx, early); for part := range",
 		test: "TestQ1FaultPoints"},
 	{rule: "Q1 unknown COMMIT is a failure", in: "internal/intake", decl: "(*Intake).Run",
-		old: "end.Unknown, retry = true, true", new: "return End{}", pkg: "queue", test: "TestQ1LostCommit"},
+		old: "case unknown, end.Lost,", new: "case unknown: return false, nil; case end.Lost,", pkg: "queue", test: "TestQ1LostCommit"},
 	{rule: "Q2 sequence that is given again", in: "queue/natsqueue", decl: "(*Broker).delivery",
 		old: "md.Timestamp.UnixNano()", new: "0", test: "TestQ2SequencesThatAreGivenAgain"},
 	{rule: "Q2 no claim", in: "internal/intake", decl: "(*Store).fill",

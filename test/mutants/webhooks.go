@@ -218,7 +218,7 @@ var webhooksRules = []mutant{
 	{rule: "W17 connection that others share ends", in: "internal/bodies", decl: "Leave",
 		old: "req.ProtoMajor == 1", new: "true", pkg: "webhook", test: "TestW17UnsignedRequestOnASharedConnection"},
 	{rule: "T4 webhook: lost answer taken for success", in: "internal/intake", decl: "(*Intake).Run",
-		old: "end.Unknown, retry = true, true", new: "return End{}", pkg: "webhook", test: "TestT4LostCommitOfAReceiver"},
+		old: "case unknown, end.Lost,", new: "case unknown: return false, nil; case end.Lost,", pkg: "webhook", test: "TestT4LostCommitOfAReceiver"},
 	{rule: "W4 part of a body without a secret", in: "webhook/graph", decl: "readStates",
 		old: `"" || len(state)`, new: `"" { continue }; if len(state)`, pkg: "webhook", test: "TestW4ClientStates"},
 	{rule: "W13 handshake without the token", in: "webhook/meta", decl: "Provider.handshake",

@@ -30,9 +30,11 @@ type Lock struct {
 // share it, because one of them kills the partitions of the others too.
 func Of(ctx context.Context) *Lock { return process.Shared[Lock](ctx) }
 
-// Acquire waits until the attempt may begin, and returns the function that releases the lock. It
-// fails if ctx ends first, or if the bound for being alone has passed.
-func (l *Lock) Acquire(ctx context.Context, alone bool, bound time.Duration) (leave func(), err error) {
+// Acquire waits until the attempt may begin, and returns the function that releases the lock. The
+// caller must call it when the attempt has ended, on every path; calls after the first do nothing.
+// Acquire fails if ctx ends first, or if the bound for being alone has passed; then there is
+// nothing to release.
+func (l *Lock) Acquire(ctx context.Context, alone bool, bound time.Duration) (release func(), err error) {
 	var late <-chan time.Time
 	l.mu.Lock()
 	if alone {

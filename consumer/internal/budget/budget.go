@@ -30,7 +30,7 @@ type Share struct {
 // fetch message by message.
 const minRoomPart = 4
 
-// AddShare adds a partition. The parts of the others become smaller.
+// AddShare adds a partition. The parts of the others become smaller, until the caller removes it.
 func (b *Budget) AddShare() *Share {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -1,15 +1,82 @@
 package consumer
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
+
+// stillParkedSQL reads the messages at these offsets that are parked and not settled. In: kind,
+// scope, topic, partition, offsets. Out: one row of arrays, empty if there are none. By the index
+// parked_position.
+const stillParkedSQL = `
+select coalesce(array_agg(p."offset"), '{}'), array_agg(p.topic_id), array_agg(p.record_time), array_agg(p.record_key), array_agg(p.body), array_agg(p.sealed)
+  from onlyonce.parked p
+ where p.kind = $1 and p.settled_at is null and p.scope = $2 and p.topic = $3 and p.partition = $4 and p."offset" = any($5::bigint[])`
+
+// skipStillParked takes messages out of a plan that are read again, and whose first handling is
+// still to come, because they are parked. It is the one check for all that sets a position back:
+// `onlyonce replay`, `onlyonce cursor adopt`, and commits that the database has lost (K7).
+//
+// What is parked stays so only until its row is settled: a row that a transaction of the retrier is
+// about to settle counts as parked here. The row is of another message if the log was written anew
+// since.
+func (e *engine) skipStillParked(ctx context.Context, tx *guard.Tx, p *plan, dispositions []*disposition) {
+	if p.alreadyParked {
+		return
+	}
+	at := map[int64]int{}
+	offsets := make([]int64, 0, len(p.msgs))
+	for i, m := range p.msgs {
+		if m.mayRepeat || m.replay > 0 {
+			at[m.Offset] = i
+			offsets = append(offsets, m.Offset)
+		}
+	}
+	if len(offsets) == 0 {
+		return
+	}
+	var found []int64
+	var topics []pgtype.UUID
+	var times []time.Time
+	var keys, values [][]byte
+	var sealed []bool
+	err := tx.EngineRow(ctx, stepClaim, stillParkedSQL, e.c.parkedKind(), e.c.cfg.Scope, e.id.Topic, e.id.Partition, codec.Bigints(offsets)).
+		Scan(&found, &topics, &times, &keys, &values, &sealed)
+	if err != nil {
+		tx.Fail(stepClaim, err)
+		return
+	}
+	for n, offset := range found {
+		i := at[offset]
+		row := &Message{Topic: e.id.Topic, Partition: e.id.Partition, Offset: offset, Time: times[n], Key: keys[n], Value: values[n], topicID: topics[n].Bytes}
+		closed := false
+		if sealed[n] {
+			value, err := e.c.open(row)
+			row.Value, closed = value, err != nil // what does not open is compared by the rest
+		}
+		if row.isRecord(p.msgs[i], closed) {
+			dispositions[i] = &disposition{reason: reasonDuplicate}
+		}
+	}
+}
+
+// isRecord reports whether a parked row is of this record of the log. closed: its value is not
+// known.
+func (m *Message) isRecord(other *Message, closed bool) bool {
+	none := [16]byte{}
+	if m.topicID != none && other.topicID != none && m.topicID != other.topicID {
+		return false
+	}
+	return m.Time.Equal(storableTime(other.Time).Truncate(time.Microsecond)) && bytes.Equal(m.Key, other.Key) && (closed || bytes.Equal(m.Value, other.Value))
+}
 
 // refuseBlockedSQL raises OO006 if one of these ordering keys is blocked; blockedSQL returns which
 // are, in one row with an array in their order. By the partial index parked_order. A key that is
@@ -23,12 +90,12 @@ const (
 // checkOrder finds which messages must wait because an earlier one of their ordering key is parked,
 // also if this transaction parks it. On the optimistic path the server raises if the database has
 // any. A batch with a key that was blocked when it was last asked is not on that path (D4).
-func (e *engine) checkOrder(ctx context.Context, tx *guard.Tx, a *attempt, dispositions []*disposition, askFirst bool) {
-	if e.c.cfg.OnFailure != ParkOrderingKey || a.alreadyParked {
+func (e *engine) checkOrder(ctx context.Context, tx *guard.Tx, p *plan, dispositions []*disposition, askFirst bool) {
+	if e.c.cfg.OnFailure != ParkOrderingKey || p.alreadyParked {
 		return
 	}
-	keys, index := make([]pgtype.UUID, 0, len(a.msgs)), make([]int, 0, len(a.msgs))
-	for i, m := range a.msgs {
+	keys, index := make([]pgtype.UUID, 0, len(p.msgs)), make([]int, 0, len(p.msgs))
+	for i, m := range p.msgs {
 		if m.orderKey.Valid && (dispositions[i] == nil || dispositions[i].parks()) {
 			keys, index = append(keys, m.orderKey), append(index, i)
 		}
@@ -57,7 +124,7 @@ func (e *engine) checkOrder(ctx context.Context, tx *guard.Tx, a *attempt, dispo
 		tx.Engine(stepOrder, refuseBlockedSQL, keys)
 	}
 	for _, i := range index {
-		m := a.msgs[i]
+		m := p.msgs[i]
 		switch {
 		case held[m.orderKey] && dispositions[i] == nil:
 			dispositions[i] = &disposition{reason: parked.Behind, err: errBehind, waitsFor: m.orderKey}
@@ -80,12 +147,12 @@ const (
 // the optimistic path the server raises if there is such a message.
 //
 // Messages of a replay are exempt, and so are parked ones: an operator has decided on them.
-func (e *engine) checkAge(ctx context.Context, tx *guard.Tx, a *attempt, dispositions []*disposition, claimFirst bool) {
-	if e.c.cfg.TooOld != ParkTooOld || a.alreadyParked || len(a.msgs) == 0 || a.msgs[0].replay > 0 {
+func (e *engine) checkAge(ctx context.Context, tx *guard.Tx, p *plan, dispositions []*disposition, claimFirst bool) {
+	if e.c.cfg.TooOld != ParkTooOld || p.alreadyParked || len(p.msgs) == 0 || p.msgs[0].replay > 0 {
 		return
 	}
 	oldest := time.Time{}
-	for i, m := range a.msgs {
+	for i, m := range p.msgs {
 		if dispositions[i] == nil && (oldest.IsZero() || m.madeAt.Before(oldest)) {
 			oldest = m.madeAt
 		}
@@ -102,7 +169,7 @@ func (e *engine) checkAge(ctx context.Context, tx *guard.Tx, a *attempt, disposi
 		tx.Fail(stepAge, err)
 		return
 	}
-	for i, m := range a.msgs {
+	for i, m := range p.msgs {
 		if until != nil && dispositions[i] == nil && !m.madeAt.After(*until) {
 			dispositions[i] = &disposition{reason: parked.TooOld, err: fmt.Errorf(
 				"its id was made at %s, and ids that were made until %s may be forgotten: the database does not know whether it is a copy",
