@@ -8,7 +8,7 @@
 // transaction of your own:
 //
 //	err := db.Transaction(func(g *gorm.DB) error {
-//		tx, err := sqltx.GORM(g)
+//		tx, err := gormtx.Of(g) // its own module, sqltx/gormtx
 //		if err != nil {
 //			return err
 //		}

@@ -7,6 +7,7 @@ import (
 	"go/format"
 	"go/parser"
 	"go/token"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
@@ -25,48 +26,80 @@ var private = regexp.MustCompile(`(^|/)internal(/|$)|^(test|examples|cmd|deploy/
 
 func TestSurface(t *testing.T) {
 	t.Parallel()
-	want := map[string]bool{}
+	is := map[string]string{}
 	for dir, lines := range packages(t) {
-		name := strings.ReplaceAll(dir, "/", "-") + ".txt"
-		want[name] = true
-		if *update {
-			if err := os.WriteFile(name, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			continue
-		}
-		old, err := os.ReadFile(name) //nolint:gosec // its own file
-		if err != nil && !os.IsNotExist(err) {
-			t.Fatal(err)
-		}
-		locked := strings.Split(strings.TrimSuffix(string(old), "\n"), "\n")
-		for _, l := range lines {
-			if !slices.Contains(locked, l) {
-				t.Errorf("%s: new: %s", dir, l)
-			}
-		}
-		for _, l := range locked {
-			if l != "" && !slices.Contains(lines, l) {
-				t.Errorf("%s: gone: %s", dir, l)
-			}
-		}
+		is[strings.ReplaceAll(dir, "/", "-")+".txt"] = strings.Join(lines, "\n") + "\n"
 	}
-	files, err := filepath.Glob("*.txt")
-	if err != nil || len(want) < 10 {
-		t.Fatal(len(want), err)
+	was := written(t)
+	if len(is) < 10 {
+		t.Fatal(len(is))
 	}
-	for _, f := range files {
-		if !want[f] && *update {
-			err = os.Remove(f)
-		} else if !want[f] {
-			t.Errorf("%s: the package is gone", f)
+	switch {
+	case maps.Equal(was, is):
+	case *update:
+		keepChangelogSum(t)
+		rewrite(t, was, is)
+	default:
+		report(t, was, is)
+		if !t.Failed() {
+			t.Error("the files differ in the order or the number of their lines")
 		}
+		t.Log("If the change is meant, run: go test ./test/api -update; once a version is released, it asks for a line in CHANGELOG.md")
+	}
+}
+
+// written are the files of surfaces, by name.
+func written(t *testing.T) map[string]string {
+	names, err := filepath.Glob("*.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for _, name := range names {
+		text, err := os.ReadFile(name) //nolint:gosec // its own file
 		if err != nil {
 			t.Fatal(err)
 		}
+		files[name] = string(text)
 	}
-	if t.Failed() {
-		t.Log("If the change is meant, run: go test ./test/api -update (and keep CHANGELOG.md true)")
+	return files
+}
+
+// rewrite writes the files of surfaces.
+func rewrite(t *testing.T, was, is map[string]string) {
+	for name, lines := range is {
+		if err := os.WriteFile(name, []byte(lines), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name := range was {
+		if _, there := is[name]; there {
+			continue
+		}
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// report fails for each line that is new, or gone.
+func report(t *testing.T, was, is map[string]string) {
+	linesOf := func(text string) []string { return strings.Split(strings.TrimSuffix(text, "\n"), "\n") }
+	for name, text := range is {
+		before := linesOf(was[name])
+		for _, l := range linesOf(text) {
+			if !slices.Contains(before, l) {
+				t.Errorf("%s: new: %s", name, l)
+			}
+		}
+	}
+	for name, text := range was {
+		now := linesOf(is[name])
+		for _, l := range linesOf(text) {
+			if !slices.Contains(now, l) {
+				t.Errorf("%s: gone: %s", name, l)
+			}
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ go 1.26.0
 replace (
 	github.com/onlyonce/onlyonce => ../..
 	github.com/onlyonce/onlyonce/idempotency/rediscache => ../../idempotency/rediscache
+	github.com/onlyonce/onlyonce/sqltx/gormtx => ../../sqltx/gormtx
 )
 
 require (
@@ -17,6 +18,7 @@ require (
 	github.com/lib/pq v1.12.3
 	github.com/onlyonce/onlyonce v0.0.0
 	github.com/onlyonce/onlyonce/idempotency/rediscache v0.0.0
+	github.com/onlyonce/onlyonce/sqltx/gormtx v0.0.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/standard-webhooks/standard-webhooks/libraries v0.0.1
 	github.com/stripe/stripe-go/v84 v84.4.1

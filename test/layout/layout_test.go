@@ -286,22 +286,3 @@ func TestImportsPointOneWay(t *testing.T) {
 		forbid(t, pkg, not...)
 	}
 }
-
-// CONTRIBUTING.md has no table of packages: make map prints the first sentence of each.
-func TestEachPackageSaysWhatItIs(t *testing.T) {
-	t.Parallel()
-	modules, err := filepath.Glob("../../*/*/go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, mod := range append(modules, "../../go.mod", "../../test/bench/go.mod", "../../telemetry/go.mod") {
-		cmd := exec.CommandContext(t.Context(), "go", "list", "-f", "{{if not .Doc}}{{.ImportPath}}{{end}}", "./...")
-		cmd.Dir = filepath.Dir(mod)
-		out, err := cmd.CombinedOutput()
-		if err != nil {
-			t.Errorf("%s: go list: %v\n%s", mod, err, out)
-		} else if without := strings.Fields(string(out)); len(without) > 0 {
-			t.Errorf("%s: no package comment in %v", mod, without)
-		}
-	}
-}

@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"log"
 	"os"
 
@@ -11,6 +10,7 @@ import (
 )
 
 func main() {
+	ctx := context.Background()
 	broker := os.Getenv("ONLYONCE_KAFKA_BROKERS")
 	conn, err := kafka.Dial("tcp", broker)
 	if err != nil {
@@ -19,15 +19,15 @@ func main() {
 	if err := conn.CreateTopics(kafka.TopicConfig{Topic: "orders", NumPartitions: 4, ReplicationFactor: 1}); err != nil {
 		log.Fatal(err)
 	}
-	for _, err = conn.ReadPartitions("orders"); errors.Is(err, kafka.UnknownTopicOrPartition); {
-		_, err = conn.ReadPartitions("orders") // a broker knows a new topic a little later
+	if _, err := kafka.LookupPartition(ctx, "tcp", broker, "orders", 0); err != nil { // waits for the new topic
+		log.Fatal(err)
 	}
 	w := &kafka.Writer{Addr: kafka.TCP(broker), Topic: "orders", RequiredAcks: kafka.RequireAll}
 	order := kafka.Message{
 		Headers: []kafka.Header{{Key: "message-id", Value: []byte("order-17")}}, // made once, sent with each copy
 		Value:   []byte(`{"sku": "tea", "qty": 3}`),
 	}
-	if err := w.WriteMessages(context.Background(), order, order); err != nil {
+	if err := w.WriteMessages(ctx, order, order); err != nil {
 		log.Fatal(err)
 	}
 	if err := w.Close(); err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/sqltx"
+	"github.com/onlyonce/onlyonce/sqltx/gormtx"
 	"github.com/onlyonce/onlyonce/test/sqlsuite"
 )
 
@@ -27,7 +28,7 @@ type booking struct {
 // book is the example in the comment of package sqltx: claim, effect and call commit together.
 func book(db *gorm.DB, id string, cents int) error {
 	return db.Transaction(func(g *gorm.DB) error {
-		tx, err := sqltx.GORM(g)
+		tx, err := gormtx.Of(g)
 		if err != nil {
 			return err
 		}
@@ -54,9 +55,9 @@ func TestGORM(t *testing.T) {
 				t.Fatal(err)
 			}
 			g = g.WithContext(t.Context())
-			for _, none := range []any{g, &gorm.DB{}, (*gorm.DB)(nil), db, nil, 1} {
-				if tx, err := sqltx.GORM(none); tx != nil || !errors.Is(err, dedupe.ErrNoTransaction) {
-					t.Errorf("%T outside of Transaction: %v, %v", none, tx, err)
+			for _, none := range []*gorm.DB{g, {}, nil} {
+				if tx, err := gormtx.Of(none); tx != nil || !errors.Is(err, dedupe.ErrNoTransaction) {
+					t.Errorf("%v outside of Transaction: %v, %v", none, tx, err)
 				}
 			}
 			if err := g.AutoMigrate(&booking{}); err != nil {
