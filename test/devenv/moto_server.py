@@ -1,15 +1,17 @@
-# Runs moto's server, whose queues have two faults that Amazon SQS has not: requests at the same time
-# get the same messages, or messages of one group; and of messages of a group that are visible again
-# a later one is delivered first.
+# Runs moto's server, whose queues have three faults that Amazon SQS has not: requests at the same
+# time get the same messages, or messages of one group; of messages of a group that are visible again
+# a later one is delivered first; and requests at the same time undo each other, because each delete
+# replaces the list of messages by a copy without one. So a queue has one request at a time.
+import functools
 import sys
 import threading
 import time
 
 from moto.server import main
-from moto.sqs.models import SQSBackend
+from moto.sqs.models import Queue, SQSBackend
 
 receive = SQSBackend.receive_message
-lock = threading.Lock()
+lock = threading.RLock()
 SOON = 100  # milliseconds; a request takes less
 
 
@@ -28,5 +30,20 @@ def receive_alone(self, queue_name, count, wait_seconds_timeout, *args):
         time.sleep(0.05)
 
 
+def alone(method):
+    @functools.wraps(method)
+    def locked(*args, **kwargs):
+        with lock:
+            return method(*args, **kwargs)
+
+    return locked
+
+
 SQSBackend.receive_message = receive_alone
+for owner, names in (
+    (Queue, ("add_message", "delete_message")),
+    (SQSBackend, ("change_message_visibility", "purge_queue")),
+):
+    for name in names:
+        setattr(owner, name, alone(getattr(owner, name)))
 main(sys.argv[1:])
