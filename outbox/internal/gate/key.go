@@ -14,6 +14,7 @@ var All Key
 // Role is what a call is for.
 type Role int
 
+// Roles.
 const (
 	Sending    Role = iota // a call to the remote
 	Inquiry                // asks what became of a call: it counts for its tenant's slots, and for no rate
@@ -30,6 +31,7 @@ type Entrant struct {
 // Verdict is whether a call may start.
 type Verdict int
 
+// Verdicts.
 const (
 	Admitted Verdict = iota
 	SetAside         // it waits elsewhere, and holds up no others of its lane

@@ -12,7 +12,6 @@ import (
 type scene struct {
 	*Gate
 	tickets map[string]*Ticket
-	did     []string // what came of each step
 }
 
 // step is what happens at a time. It returns what came of it.
