@@ -33,7 +33,7 @@ func TestH6BodyThatWasReadOutside(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()
 	failed := make(chan error, 100)
-	cfg.Hooks.Failed = func(err error) { failed <- err }
+	cfg.Hooks.StoreFailed = func(err error) { failed <- err }
 	r := newRig(t, cfg)
 	charged := func(w http.ResponseWriter, req *http.Request) {
 		tx, err := idempotency.TxOf(req)
@@ -223,7 +223,7 @@ func TestH11FilesOfFormsAreRemoved(t *testing.T) {
 		return idempotency.Scope{}, nil
 	}
 	r := newRig(t, cfg)
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		for name, end := range map[string]func(w http.ResponseWriter){
 			"created": func(w http.ResponseWriter) { w.WriteHeader(http.StatusCreated) }, "released": func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadGateway) },
 			"panics": func(http.ResponseWriter) { panic("x") }, "goexit": func(http.ResponseWriter) { runtime.Goexit() },
@@ -306,7 +306,7 @@ func TestH13HeadersOfWhatStandsAround(t *testing.T) {
 		plain := "/plain/" + name
 		r.mux.Handle(plain, around(h))
 		want := r.post(plain, "k", "x", "X-Request-Id", "1")
-		for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+		for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 			path := fmt.Sprintf("/%s/%d", name, mode)
 			r.wrapped(idempotency.Route{Pattern: path, Mode: mode}, around, h)
 			first := r.post(path, "k", "x", "X-Request-Id", "1")
@@ -411,7 +411,7 @@ func TestServeEndAfterPanics(t *testing.T) {
 	served := make(chan idempotency.Served, 10)
 	cfg.Hooks.ServeEnd = func(_ context.Context, s idempotency.Served) { served <- s }
 	r := newRig(t, cfg)
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		for name, end := range map[string]func(){"panic": func() { panic(http.ErrAbortHandler) }, "goexit": runtime.Goexit} {
 			path := fmt.Sprintf("/%s/%d", name, mode)
 			r.handle(idempotency.Route{Pattern: path, Mode: mode}, func(http.ResponseWriter, *http.Request) { end() })

@@ -237,7 +237,7 @@ func (u *unreadable) Read([]byte) (int, error) {
 // undone. In COMMIT nothing would bound it.
 func TestH17DeferredTriggerIsBounded(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		cfg := testConfig()
 		cfg.Timeouts.Statement, cfg.Timeouts.Commit = 500*time.Millisecond, time.Minute
 		r := newRig(t, cfg)

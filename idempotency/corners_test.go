@@ -55,7 +55,7 @@ func (r *rig) leases() int { return one[int](r, `select count(*) from onlyonce.l
 // A handler that ends its goroutine leaves neither its key nor a connection behind (H11).
 func TestGoexitFreesTheKey(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		r := newRig(t, leasedConfig())
 		r.handle(idempotency.Route{Pattern: "/charges", Mode: mode}, func(w http.ResponseWriter, req *http.Request) {
 			tx, err := idempotency.TxOf(req)
@@ -192,7 +192,7 @@ func TestReplaysAtOnce(t *testing.T) {
 // or in another (H11).
 func TestHangingHandlerKeepsNothing(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		r := newRig(t, leasedConfig())
 		open := make(chan struct{})
 		release := sync.OnceFunc(func() { close(open) })
@@ -238,7 +238,7 @@ func TestHangingHandlerKeepsNothing(t *testing.T) {
 // What a handler has left running gets no transaction behind it (H17).
 func TestTxBehindTheHandler(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		r := newRig(t, leasedConfig())
 		var left atomic.Pointer[http.Request]
 		r.handle(idempotency.Route{Pattern: "/charges", Mode: mode}, func(w http.ResponseWriter, req *http.Request) {
@@ -262,7 +262,7 @@ func TestTxBehindTheHandler(t *testing.T) {
 // transaction, and two calls at once fail the request.
 func TestT6TxOfAnEarlierRun(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		r := newRig(t, leasedConfig())
 		var first *http.Request
 		again := unserializable(r, 1)
@@ -459,7 +459,7 @@ func TestWithoutPreparedStatements(t *testing.T) {
 	r := newRigOn(t, pgtest.Wired(t, pool, pgx.QueryExecModeExec, none, nil), pool, leasedConfig())
 	r.exec(`create table effects (v text not null)`)
 	var p provider
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		path := []string{"/tx", "/leased"}[mode]
 		r.handle(idempotency.Route{Pattern: path, Mode: mode}, func(w http.ResponseWriter, req *http.Request) {
 			if req.URL.Query().Get("odd") != "" && r.runs.Load()%2 == 1 {

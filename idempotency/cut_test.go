@@ -20,7 +20,7 @@ import (
 // hears of it. What is answered is true either way, and there is one effect.
 func TestH17CommitWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		for _, what := range []pgtest.Cut{pgtest.Unsent, pgtest.Unheard} {
 			w := &pgtest.Wire{Statement: "commit", At: func(n int32) pgtest.Cut {
 				if n%3 != 2 {
@@ -68,7 +68,7 @@ func TestH17CommitWithoutAnAnswer(t *testing.T) {
 // no other request gets the key. Then the layer finds out.
 func TestH17CommitThatIsStillUnderWay(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		for _, what := range []pgtest.Cut{pgtest.Held, pgtest.Dropped} {
 			hold := make(chan struct{})
 			release := sync.OnceFunc(func() { close(hold) })
@@ -167,7 +167,7 @@ func TestH17ClaimBesideAPurge(t *testing.T) {
 // it (H22).
 func TestStoreThatBreaksAnywhere(t *testing.T) {
 	t.Parallel()
-	statements := map[idempotency.Mode][]string{
+	statements := map[idempotency.RouteMode][]string{
 		idempotency.Transactional: {
 			"select onlyonce.http_begin($1, $2, $3, $4, $5)", "savepoint onlyonce_0", "insert into effects values ($1)", "select onlyonce.http_complete($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
 			"rollback",
@@ -190,7 +190,7 @@ func TestStoreThatBreaksAnywhere(t *testing.T) {
 	}
 }
 
-func breaksAt(t *testing.T, mode idempotency.Mode, what pgtest.Cut, statement string) {
+func breaksAt(t *testing.T, mode idempotency.RouteMode, what pgtest.Cut, statement string) {
 	var armed atomic.Bool
 	w := &pgtest.Wire{Statement: statement, At: func(int32) pgtest.Cut {
 		if armed.Swap(false) {

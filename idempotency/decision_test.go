@@ -15,7 +15,7 @@ import (
 )
 
 // both are the modes that a route has.
-var both = []idempotency.Mode{idempotency.Transactional, idempotency.Leased}
+var both = []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased}
 
 // decides is a handler that writes an effect, calls decide, and answers with a status.
 func decides(status int, decide ...func(*http.Request)) http.HandlerFunc {

@@ -25,7 +25,7 @@ func (req *servedRequest) deriveKey() error {
 }
 
 // outcome returns what an answer says of the request.
-func (req *servedRequest) outcome(rep reply) Outcome {
+func (req *servedRequest) outcome(rep reply) ServeOutcome {
 	if req.derived && (rep.mark == Created || rep.mark == Replayed) {
 		return Derived
 	}

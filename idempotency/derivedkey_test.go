@@ -20,7 +20,7 @@ func TestH34EqualRequestsAreOne(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()
 	var mu sync.Mutex
-	seen := map[idempotency.Outcome]int{}
+	seen := map[idempotency.ServeOutcome]int{}
 	cfg.Hooks.ServeEnd = func(_ context.Context, s idempotency.Served) {
 		mu.Lock()
 		defer mu.Unlock()

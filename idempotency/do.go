@@ -40,7 +40,7 @@ import (
 // undoes the writes and panics with the same value.
 //
 // Do holds one connection of the pool while fn runs, and none while it waits (H25).
-func Do[T any](ctx context.Context, d *Doer, scope Scope, key string, request any, fn func(ctx context.Context, tx consumer.Tx) (T, error)) (T, Outcome, error) {
+func Do[T any](ctx context.Context, d *Doer, scope Scope, key string, request any, fn func(ctx context.Context, tx consumer.Tx) (T, error)) (T, ServeOutcome, error) {
 	var result T
 	err := d.check(scope, key)
 	if fn == nil {

@@ -66,7 +66,7 @@ func (r *doRig) pay(ctx context.Context, tx consumer.Tx) (receipt, error) {
 var acme = idempotency.Scope{Tenant: "acme"}
 
 // wantDo fails unless a call ended with a mark, and with an error that is the wanted one, or nil.
-func wantDo(t *testing.T, what string, mark, wantMark idempotency.Outcome, err, want error) {
+func wantDo(t *testing.T, what string, mark, wantMark idempotency.ServeOutcome, err, want error) {
 	t.Helper()
 	if mark != wantMark || !errors.Is(err, want) {
 		t.Errorf("%s: %s, %v; want %s, %v", what, mark, err, wantMark, want)
@@ -114,7 +114,7 @@ func TestH25RequestsByTheirJSON(t *testing.T) {
 	r := newDoRig(t, idempotency.DoerConfig{Codec: rawCodec{}, FingerprintJSON: true})
 	for i, c := range []struct {
 		request string
-		mark    idempotency.Outcome
+		mark    idempotency.ServeOutcome
 		err     error
 	}{
 		{`{"a":1,"b":[2]}`, idempotency.Created, nil},
@@ -163,7 +163,7 @@ func TestH25Errors(t *testing.T) {
 		return got, errors.Join(err, fmt.Errorf("charging: %w", declined))
 	}
 	for effects, doer := range []*idempotency.Doer{r.doer, keeps} {
-		for _, want := range []idempotency.Outcome{idempotency.Created, idempotency.Replayed} {
+		for _, want := range []idempotency.ServeOutcome{idempotency.Created, idempotency.Replayed} {
 			_, mark, err := idempotency.Do(t.Context(), doer, acme, "k", order{}, decline)
 			var permanent *idempotency.PermanentError
 			if !errors.As(err, &permanent) || *permanent != *declined || mark != want {
@@ -406,7 +406,7 @@ func TestH25Config(t *testing.T) {
 func TestH26NoCalls(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		r.handle(idempotency.Route{Pattern: fmt.Sprint("/", mode), Mode: mode, NoCalls: true, TTL: time.Minute}, func(w http.ResponseWriter, req *http.Request) {
 			if _, err := idempotency.Step(req.Context(), "charge", func(context.Context, string) ([]byte, error) { return nil, nil }); !errors.Is(err, idempotency.ErrStep) {
 				t.Errorf("a step: %v", err)

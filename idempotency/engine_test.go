@@ -100,7 +100,7 @@ func TestH17HandlersThatMisbehave(t *testing.T) {
 			_ = exec(`select pg_terminate_backend(pg_backend_pid())`)
 		},
 	} {
-		for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+		for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 			for _, status := range []int{201, 402, 500} {
 				path := fmt.Sprintf("/%s/%d/%d", strings.ReplaceAll(name, " ", "-"), mode, status)
 				bad := true
@@ -151,7 +151,7 @@ func (r *rig) settledOr(path string, status int) (g got) {
 func TestH17SerializationFailuresRunAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		for _, state := range []string{"40001", "40P01"} {
 			for fails, status := range map[int64]int{3: 201, 4: 503} {
 				path := fmt.Sprintf("/%d/%s/%d", mode, state, fails)
@@ -193,7 +193,7 @@ func TestH17IsolationLevels(t *testing.T) {
 	r := newRig(t, testConfig())
 	r.exec(`create table balance (n int not null); insert into balance values (0)`)
 	other := newRigOn(t, r.pool, r.pool, testConfig())
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 			path := fmt.Sprintf("/%d/%s", mode, strings.ReplaceAll(string(level), " ", "-"))
 			r.exec(`truncate effects`)
@@ -470,7 +470,7 @@ func TestH22StoreDown(t *testing.T) {
 	var mu sync.Mutex
 	cfg := leasedConfig()
 	cfg.AcquireTimeout = 300 * time.Millisecond
-	cfg.Hooks.Failed = func(error) { mu.Lock(); defer mu.Unlock(); failed++ }
+	cfg.Hooks.StoreFailed = func(error) { mu.Lock(); defer mu.Unlock(); failed++ }
 	r := newRig(t, cfg)
 	r.handle(idempotency.Route{Pattern: "/tx"}, effect)
 	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased}, effect)

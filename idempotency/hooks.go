@@ -23,9 +23,9 @@ type Hooks struct {
 	ServeEnd   func(ctx context.Context, s Served)
 	// Purged is called by [Layer.Run] when it has deleted records.
 	Purged func(records int)
-	// Failed is called for an error of the store that made the layer answer a request 5xx or made
-	// the purge fail.
-	Failed func(error)
+	// StoreFailed is called for an error of the store that made the layer answer a request 5xx or
+	// made the purge fail.
+	StoreFailed func(error)
 }
 
 // ServeStart describes a request that begins.
@@ -39,7 +39,7 @@ type Served struct {
 	ServeStart
 	Tenant string
 	// Outcome is the value of the answer header Idempotency-Status.
-	Outcome Outcome
+	Outcome ServeOutcome
 	// Code is the code of the layer's problem, for example "key-reused". It is empty if the handler
 	// answered.
 	Code string
@@ -53,21 +53,21 @@ type Served struct {
 	Took time.Duration
 }
 
-// Outcome is the layer's decision about a request, and the value of the answer header
+// ServeOutcome is the layer's decision about a request, and the value of the answer header
 // Idempotency-Status. With it, a client can distinguish the layer's 409 and 422 from the
 // application's.
-type Outcome string
+type ServeOutcome string
 
 // The outcomes.
 const (
-	Created    Outcome = "created"     // the handler ran, and its answer is stored
-	Replayed   Outcome = "replayed"    // the answer is the stored one
-	InProgress Outcome = "in-progress" // a request with the key is running, or its outcome is not known yet
-	Mismatch   Outcome = "mismatch"    // the key was used for another request
-	Derived    Outcome = "derived"     // as Created and Replayed, of a request whose key the layer has derived: see Route.DeriveKeyFor
-	Bypassed   Outcome = "bypassed"    // the handler ran without protection: no key and none required, or another method
-	Rejected   Outcome = "rejected"    // refused before the handler ran, or undone by the layer
-	Released   Outcome = "released"    // the handler's own answer, not stored: its writes are undone, and the next request runs again
+	Created    ServeOutcome = "created"     // the handler ran, and its answer is stored
+	Replayed   ServeOutcome = "replayed"    // the answer is the stored one
+	InProgress ServeOutcome = "in-progress" // a request with the key is running, or its outcome is not known yet
+	Mismatch   ServeOutcome = "mismatch"    // the key was used for another request
+	Derived    ServeOutcome = "derived"     // as Created and Replayed, of a request whose key the layer has derived: see Route.DeriveKeyFor
+	Bypassed   ServeOutcome = "bypassed"    // the handler ran without protection: no key and none required, or another method
+	Rejected   ServeOutcome = "rejected"    // refused before the handler ran, or undone by the layer
+	Released   ServeOutcome = "released"    // the handler's own answer, not stored: its writes are undone, and the next request runs again
 )
 
 // Join returns hooks that call those of h and of b, for example your own and those of package
@@ -79,8 +79,8 @@ func (h Hooks) Join(b Hooks) Hooks {
 	serve := hook.JoinPair(pair{Start: h.ServeStart, End: h.ServeEnd}, pair{Start: b.ServeStart, End: b.ServeEnd})
 	return Hooks{
 		ServeStart: serve.Start, ServeEnd: serve.End,
-		Purged: hook.JoinEvent(h.Purged, b.Purged),
-		Failed: hook.JoinEvent(h.Failed, b.Failed),
+		Purged:      hook.JoinEvent(h.Purged, b.Purged),
+		StoreFailed: hook.JoinEvent(h.StoreFailed, b.StoreFailed),
 	}
 }
 
@@ -88,9 +88,9 @@ func (h Hooks) Join(b Hooks) Hooks {
 func (h Hooks) guarded(log *slog.Logger) Hooks {
 	g := &hook.Guard{Log: log}
 	return Hooks{
-		ServeStart: hook.Start(g, "ServeStart", h.ServeStart),
-		ServeEnd:   hook.End(g, "ServeEnd", h.ServeEnd),
-		Purged:     hook.Event(g, "Purged", h.Purged),
-		Failed:     hook.Event(g, "Failed", h.Failed),
+		ServeStart:  hook.Start(g, "ServeStart", h.ServeStart),
+		ServeEnd:    hook.End(g, "ServeEnd", h.ServeEnd),
+		Purged:      hook.Event(g, "Purged", h.Purged),
+		StoreFailed: hook.Event(g, "StoreFailed", h.StoreFailed),
 	}
 }

@@ -55,8 +55,8 @@ func newRig(t *testing.T, cfg idempotency.Config) *rig {
 func newRigOn(t *testing.T, layers, pool *pgxpool.Pool, cfg idempotency.Config) *rig {
 	t.Helper()
 	r := &rig{t: t, pool: pool, mux: http.NewServeMux()}
-	told := cfg.Hooks.Failed
-	cfg.Hooks.Failed = func(err error) {
+	told := cfg.Hooks.StoreFailed
+	cfg.Hooks.StoreFailed = func(err error) {
 		t.Logf("failed: %v", err)
 		if told != nil {
 			told(err)

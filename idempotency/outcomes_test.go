@@ -196,7 +196,7 @@ func TestH9OutcomesOfEqualStatus(t *testing.T) {
 
 func TestH10DuplicatesWait(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		r := newRig(t, testConfig())
 		other := newRigOn(t, r.pool, r.pool, testConfig())
 		g := newGate(t)
@@ -311,7 +311,7 @@ func TestH11WhatIsKept(t *testing.T) {
 	r := newRig(t, leasedConfig())
 	profiles := map[string]idempotency.Route{"default": {}, "keep writes": {KeepWrites: true}}
 	for name, route := range profiles {
-		for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+		for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 			route.Mode, route.Pattern = mode, fmt.Sprintf("/%s/%d", strings.Fields(name)[0], mode)
 			r.handle(route, func(w http.ResponseWriter, req *http.Request) {
 				tx, err := idempotency.TxOf(req)
@@ -357,7 +357,7 @@ func TestH11WhatIsKept(t *testing.T) {
 // A panic and a deadline are kept nothing of either, and a panic is the server's to see.
 func TestH11PanicAndDeadline(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		r := newRig(t, leasedConfig())
 		var raised any
 		write := func(req *http.Request) {

@@ -33,7 +33,7 @@ func (r *rig) purged() {
 }
 
 // charges handles requests whose calls derive their keys from the request's.
-func (r *rig) charges(mode idempotency.Mode) {
+func (r *rig) charges(mode idempotency.RouteMode) {
 	r.handle(idempotency.Route{Pattern: "/charges", Mode: mode, TTL: 48 * time.Hour, KeyWindow: 24 * time.Hour}, func(w http.ResponseWriter, req *http.Request) {
 		tx, err := idempotency.TxOf(req)
 		if err != nil {
@@ -80,7 +80,7 @@ func TestH31RecordOutlivesItsCalls(t *testing.T) {
 		"under a new key":         {fmt.Sprintf(parkedSQL, "retrying", "rejected", "gen_random_uuid(), key"), ""},
 		"after a rebase":          {listedSQL + `; update onlyonce.http_records set calls_xid = null`, `update onlyonce.lanes set prev = pg_current_snapshot()`},
 	} {
-		for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+		for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 			t.Run(fmt.Sprint(name, " ", mode), func(t *testing.T) {
 				t.Parallel()
 				r := newRig(t, leasedConfig())
@@ -154,7 +154,7 @@ func TestH31RecordOfDoOutlivesItsCalls(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	do := func(body string) (idempotency.Outcome, error) {
+	do := func(body string) (idempotency.ServeOutcome, error) {
 		_, outcome, err := idempotency.Do(t.Context(), doer, idempotency.Scope{}, "k", body, func(ctx context.Context, tx consumer.Tx) (string, error) {
 			return "done", outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Body: []byte(body)})
 		})

@@ -78,7 +78,7 @@ func TestProblemsAreShort(t *testing.T) {
 // H27: the client's side and the HTTP sink know each mark.
 func TestH27MarksAreKnown(t *testing.T) {
 	t.Parallel()
-	for _, o := range []Outcome{Created, Replayed, InProgress, Mismatch, Bypassed, Rejected, Released} {
+	for _, o := range []ServeOutcome{Created, Replayed, InProgress, Mismatch, Bypassed, Rejected, Released} {
 		h := http.Header{}
 		h.Set(headerStatus, string(o))
 		if got := outcome.Mark(h); got != string(o) {

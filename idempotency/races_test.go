@@ -79,7 +79,7 @@ func TestHundredAtOnce(t *testing.T) {
 // that has done the work.
 func TestRequestsThatTheTransportRepeats(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		r := newRig(t, testConfig())
 		var p provider
 		handler := http.HandlerFunc(effect)
@@ -142,7 +142,7 @@ func TestRequestsThatTheTransportRepeats(t *testing.T) {
 // its answer.
 func TestH11ClientThatGoesAway(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		r := newRig(t, testConfig())
 		g := newGate(t)
 		done := make(chan error, 1)
@@ -212,7 +212,7 @@ func TestModeOfARouteChanges(t *testing.T) {
 	modes := []*rig{r, newRigOn(t, r.pool, r.pool, testConfig())}
 	g := newGate(t)
 	for i, one := range modes {
-		mode := idempotency.Mode(i)
+		mode := idempotency.RouteMode(i)
 		one.handle(idempotency.Route{Pattern: "/charges", Mode: mode}, effect)
 		one.handle(idempotency.Route{Pattern: "/slow", Mode: mode}, g.before(effect))
 		one.handle(idempotency.Route{Pattern: "/left", Mode: mode}, func(w http.ResponseWriter, req *http.Request) {
@@ -243,7 +243,7 @@ func TestModeOfARouteChanges(t *testing.T) {
 			if i == j {
 				h = g.before(effect)
 			}
-			one.handle(idempotency.Route{Pattern: path, Mode: idempotency.Mode(j)}, h)
+			one.handle(idempotency.Route{Pattern: path, Mode: idempotency.RouteMode(j)}, h)
 		}
 		running := first.background(path, key, "x")
 		wait(t, "it runs", g.begun)

@@ -12,14 +12,14 @@ import (
 
 // Headers of the layer's answers.
 const (
-	headerStatus   = outcome.HeaderStatus  // what the layer did, an Outcome
+	headerStatus   = outcome.HeaderStatus  // what the layer did, a ServeOutcome
 	headerReplayed = "Idempotent-Replayed" // "true" if the answer is a stored one
 	headerExpires  = outcome.HeaderExpires // until when the answer is stored
 )
 
 // reply is an answer of the layer: a problem, or the handler's answer.
 type reply struct {
-	mark       Outcome
+	mark       ServeOutcome
 	code       code        // of a problem; empty for the handler's answer
 	status     int         // of a problem, 0 means its code's
 	set, added http.Header // of the handler's answer: headers that replace those of middleware around the layer, and values appended to them
@@ -32,7 +32,7 @@ type reply struct {
 }
 
 // handlerReply makes the reply for the first client, with all of the handler's headers.
-func handlerReply(m Outcome, rec *recorder) reply {
+func handlerReply(m ServeOutcome, rec *recorder) reply {
 	h := rec.headerChanges()
 	return reply{mark: m, status: rec.status(), set: h.set, added: h.added, body: rec.body(), trailer: rec.trailer()}
 }

@@ -24,7 +24,7 @@ import (
 func TestH12NothingLeavesBeforeCommit(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		path := fmt.Sprintf("/charges/%d", mode)
 		r.handle(idempotency.Route{Pattern: path, Mode: mode}, func(w http.ResponseWriter, req *http.Request) {
 			c := http.NewResponseController(w)
@@ -84,7 +84,7 @@ func TestH13ReplayIsTheSameBytes(t *testing.T) {
 			http.Redirect(w, req, "/elsewhere", http.StatusSeeOther)
 		},
 	} {
-		for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+		for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 			path := fmt.Sprintf("/%s/%d", strings.ReplaceAll(name, " ", "-"), mode)
 			route := idempotency.Route{Pattern: path, NoCalls: true, Mode: mode}
 			wrapped := r.layer.MustHandle(calling(route), h)
@@ -239,7 +239,7 @@ func TestH15LongAnswers(t *testing.T) {
 			t.Errorf("%s: %d effects more", path, r.effects()-effects)
 		}
 	}
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		path := fmt.Sprintf("/secret/%d", mode)
 		r.handle(idempotency.Route{Pattern: path, DiscardBody: true, Mode: mode}, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "shown once") })
 		if g := r.post(path, "k", "x"); g.body != "shown once" {
@@ -259,7 +259,7 @@ func TestH15LongAnswers(t *testing.T) {
 func TestH15RefusalKeepsItsStatus(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		for _, status := range []int{http.StatusUnprocessableEntity, http.StatusGone} {
 			path := fmt.Sprintf("/refuses/%d/%d", mode, status)
 			r.handle(idempotency.Route{Pattern: path, DiscardBody: true, Mode: mode}, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", status) })
@@ -280,7 +280,7 @@ func TestH15RefusalKeepsItsStatus(t *testing.T) {
 func TestH15ErasedRefusalKeepsItsStatus(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
-	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		for _, status := range []int{http.StatusUnprocessableEntity, http.StatusGone} {
 			path := fmt.Sprintf("/refuses/%d/%d", mode, status)
 			r.handle(idempotency.Route{Pattern: path, Mode: mode}, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no, Ms X", status) })

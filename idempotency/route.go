@@ -18,14 +18,14 @@ import (
 // StepOutcome is a provider's answer about a [Step], see Route.Reconcile.
 type StepOutcome int
 
-// Mode decides how a request's effects and its record stay together.
-type Mode int
+// RouteMode decides how a request's effects and its record stay together.
+type RouteMode int
 
 const (
 	// Transactional is for handlers that write to this database and make their external calls
 	// through package outbox (H17). The handler and the record share one transaction, see [TxOf]. A
 	// crash leaves no trace of the request.
-	Transactional Mode = iota
+	Transactional RouteMode = iota
 
 	// Leased is for handlers that call another service half-way and need its answer to continue
 	// (H18), for example to charge a card. See [Step].
@@ -45,7 +45,7 @@ type Route struct {
 	Methods []string
 
 	// Mode decides how effects and record stay together. Defaults to [Transactional].
-	Mode Mode
+	Mode RouteMode
 
 	// Isolation is the isolation level of the handler's transaction. After a serialization failure
 	// or a deadlock the layer runs the handler again, three times at most. Defaults to the server's

@@ -52,7 +52,7 @@ func (d *twoDatabases) process(t *testing.T) *rig {
 		t.Fatal(err)
 	}
 	cfg := leasedConfig()
-	cfg.Hooks.Failed = func(err error) { t.Logf("failed: %v", err) }
+	cfg.Hooks.StoreFailed = func(err error) { t.Logf("failed: %v", err) }
 	layer, err := idempotency.NewSharded(set, cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -113,7 +113,7 @@ func post(ctx context.Context, client *http.Client, address, body string) error 
 }
 
 // serving returns a case of the HTTP layer in front of a handler.
-func serving(mode idempotency.Mode, handler func(p *onlyoncetest.Process) http.HandlerFunc) onlyoncetest.Case {
+func serving(mode idempotency.RouteMode, handler func(p *onlyoncetest.Process) http.HandlerFunc) onlyoncetest.Case {
 	return onlyoncetest.Case{Migrate: migrate, Requests: requests(), Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
 		layer, err := idempotency.New(p.Pool, layerConfig())
 		if err != nil {
@@ -259,7 +259,7 @@ func newRelay(p *onlyoncetest.Process, s outbox.Sink) (*outbox.Relay, error) {
 type mailSink struct {
 	p       *onlyoncetest.Process
 	address string
-	key     func(d *outbox.Delivery) string
+	key     func(d *outbox.Attempt) string
 }
 
 func (*mailSink) Name() string { return "mail" }
@@ -268,7 +268,7 @@ func (*mailSink) Limits() outbox.Limits {
 	return outbox.Limits{KeyWindow: time.Hour, Timeout: 2 * time.Second}
 }
 
-func (s *mailSink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
+func (s *mailSink) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
 	if err := d.MayStart(); err != nil {
 		return outbox.Failure("not now", err)
 	}
@@ -533,13 +533,13 @@ func faulty(t *testing.T) []judged {
 			}
 		}), kindWrittenOutside, "judges_test.go:"},
 		{"sink without a key", sending(func(p *onlyoncetest.Process) (outbox.Sink, error) {
-			return &mailSink{p, remote, func(*outbox.Delivery) string { return "" }}, nil
+			return &mailSink{p, remote, func(*outbox.Attempt) string { return "" }}, nil
 		}), kindCalledOutside, "POST"},
 		{"sink for a remote without keys", sending(func(p *onlyoncetest.Process) (outbox.Sink, error) {
 			return httpsink.New(httpsink.Config{Name: "mail", BaseURL: p.Reach(forgetful), KeyWindow: time.Hour, AllowPrivate: true})
 		}), kindRemotesDiffer, "more than once"},
 		{"sink with a key for each attempt", sending(func(p *onlyoncetest.Process) (outbox.Sink, error) {
-			return &mailSink{p, remote, func(d *outbox.Delivery) string { return fmt.Sprint(d.Key, p.Generation()) }}, nil
+			return &mailSink{p, remote, func(d *outbox.Attempt) string { return fmt.Sprint(d.Key, p.Generation()) }}, nil
 		}), kindCalledOutside, "key"},
 	}
 }
@@ -661,7 +661,7 @@ func soundCases(t *testing.T) []judged {
 			return httpsink.New(httpsink.Config{Name: "mail", BaseURL: p.Reach(provider), KeyWindow: time.Hour, AllowPrivate: true})
 		}), "", ""},
 		{"sink", sending(func(p *onlyoncetest.Process) (outbox.Sink, error) {
-			return &mailSink{p, remote, func(d *outbox.Delivery) string { return d.Key }}, nil
+			return &mailSink{p, remote, func(d *outbox.Attempt) string { return d.Key }}, nil
 		}), "", ""},
 	}
 }

@@ -50,7 +50,7 @@ func TestLatePartsAreAwaited(t *testing.T) {
 		if err != nil {
 			return nil, err
 		}
-		r, err := newRelay(p, &mailSink{p, address, func(*outbox.Delivery) string { return "" }})
+		r, err := newRelay(p, &mailSink{p, address, func(*outbox.Attempt) string { return "" }})
 		return onlyoncetest.All(run, late(p, r)), err
 	}
 	for name, c := range map[string]judged{

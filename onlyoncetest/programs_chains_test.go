@@ -39,7 +39,7 @@ func chained(remote *onlyoncetest.Remote, identify func(*queue.Delivery) error, 
 
 // relayTo returns a relay of the sink "mail".
 func relayTo(p *onlyoncetest.Process, remote *onlyoncetest.Remote,
-	complete func(context.Context, dedupe.GuardedTx, *outbox.Delivery, *outbox.Response) error,
+	complete func(context.Context, dedupe.GuardedTx, *outbox.Attempt, *outbox.Response) error,
 ) (*outbox.Relay, error) {
 	s, err := httpsink.New(httpsink.Config{Name: "mail", BaseURL: p.Reach(remote), KeyWindow: time.Hour, AllowPrivate: true})
 	if err != nil {
@@ -71,7 +71,7 @@ func paid(remote *onlyoncetest.Remote) onlyoncetest.Case {
 		}
 		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: "pay", Body: []byte(o.ID), Capture: true})
 	}
-	complete := func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Delivery, answer *outbox.Response) error {
+	complete := func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Attempt, answer *outbox.Response) error {
 		var payment struct {
 			ID json.RawMessage `json:"id"`
 		}

@@ -18,16 +18,16 @@ import (
 // batching is a scripted sink that takes many calls at once.
 type batching struct {
 	*scripted
-	batch func(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result))
+	batch func(ctx context.Context, calls []*outbox.Attempt, ended func(int, outbox.Result))
 
 	mu    sync.Mutex
 	sizes []int
 }
 
 // newBatching makes the calls of a batch side by side, each as send does.
-func newBatching(send func(ctx context.Context, d *outbox.Delivery) outbox.Result) *batching {
+func newBatching(send func(ctx context.Context, d *outbox.Attempt) outbox.Result) *batching {
 	b := &batching{scripted: newScripted(send)}
-	b.batch = func(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
+	b.batch = func(ctx context.Context, calls []*outbox.Attempt, ended func(int, outbox.Result)) {
 		var all sync.WaitGroup
 		for i, d := range calls {
 			all.Go(func() { ended(i, b.Send(ctx, d)) })
@@ -37,7 +37,7 @@ func newBatching(send func(ctx context.Context, d *outbox.Delivery) outbox.Resul
 	return b
 }
 
-func (b *batching) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
+func (b *batching) SendBatch(ctx context.Context, calls []*outbox.Attempt, ended func(int, outbox.Result)) {
 	b.mu.Lock()
 	b.sizes = append(b.sizes, len(calls))
 	b.mu.Unlock()
@@ -51,7 +51,7 @@ func TestBatches(t *testing.T) {
 	r := newRig(t)
 	var mu sync.Mutex
 	under, most := 0, 0
-	sink := newBatching(func(context.Context, *outbox.Delivery) outbox.Result {
+	sink := newBatching(func(context.Context, *outbox.Attempt) outbox.Result {
 		mu.Lock()
 		under++
 		most = max(most, under)
@@ -63,7 +63,7 @@ func TestBatches(t *testing.T) {
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
 	alone := sink.batch
-	sink.batch = func(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
+	sink.batch = func(ctx context.Context, calls []*outbox.Attempt, ended func(int, outbox.Result)) {
 		orders := map[string]bool{}
 		for _, d := range calls {
 			if d.Order != "" && orders[d.Order] {
@@ -113,7 +113,7 @@ func TestO4OrderInBatches(t *testing.T) {
 	r := newRig(t)
 	var mu sync.Mutex
 	under, tries := map[string]int{}, map[string]int{}
-	sink := newBatching(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newBatching(func(_ context.Context, d *outbox.Attempt) outbox.Result {
 		mu.Lock()
 		defer mu.Unlock()
 		if under[d.Order]++; under[d.Order] > 1 {
@@ -164,12 +164,12 @@ func TestBatchEnds(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		reason string // of calls for which the sink reports no result
-		rest   func(calls []*outbox.Delivery, ended func(int, outbox.Result))
+		rest   func(calls []*outbox.Attempt, ended func(int, outbox.Result))
 	}{
-		"says nothing": {"did not say", func([]*outbox.Delivery, func(int, outbox.Result)) {}},
-		"panics":       {"panicked", func([]*outbox.Delivery, func(int, outbox.Result)) { panic("no") }},
-		"ends":         {"ended its goroutine", func([]*outbox.Delivery, func(int, outbox.Result)) { runtime.Goexit() }},
-		"says it twice": {"did not say", func(_ []*outbox.Delivery, ended func(int, outbox.Result)) {
+		"says nothing": {"did not say", func([]*outbox.Attempt, func(int, outbox.Result)) {}},
+		"panics":       {"panicked", func([]*outbox.Attempt, func(int, outbox.Result)) { panic("no") }},
+		"ends":         {"ended its goroutine", func([]*outbox.Attempt, func(int, outbox.Result)) { runtime.Goexit() }},
+		"says it twice": {"did not say", func(_ []*outbox.Attempt, ended func(int, outbox.Result)) {
 			ended(0, outbox.Result{Outcome: outbox.Rejected, Reason: "no"})
 		}},
 	} {
@@ -179,7 +179,7 @@ func TestBatchEnds(t *testing.T) {
 			var mu sync.Mutex
 			var late []func()
 			silent := 0 // how many calls got no result, in however many batches they came
-			sink.batch = func(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
+			sink.batch = func(ctx context.Context, calls []*outbox.Attempt, ended func(int, outbox.Result)) {
 				mu.Lock()
 				late = append(late, func() { ended(len(calls)-1, outbox.Result{Outcome: outbox.Rejected, Reason: "too late"}) })
 				silent += len(calls) / 2

@@ -32,7 +32,7 @@ func TestO2BatchIsLeftInTheMiddle(t *testing.T) {
 		t.Fatalf("%d batches", n)
 	}
 	g := r.gate()
-	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
 		if string(d.Body) == `{"order":"4"}` {
 			g.pass(d)
 		}
@@ -65,7 +65,7 @@ func TestO2BatchThatHasMoved(t *testing.T) {
 	r := newRig(t)
 	r.enqueueAll(many(0, 1200)...)
 	g := r.gate()
-	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
 		if string(d.Body) == `{"order":"70"}` { // of the first chunk: the places of all batches are known
 			g.pass(d)
 		}
@@ -163,7 +163,7 @@ func TestCallsOfABatchAreParkedAlone(t *testing.T) {
 	}
 	calls[4].NotBefore = time.Now().Add(time.Hour)
 	r.enqueueAll(calls...)
-	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
 		switch string(d.Body) {
 		case `{"order":"1"}`, `{"order":"3"}`:
 			return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}

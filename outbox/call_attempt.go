@@ -17,7 +17,7 @@ import (
 // has come, and how it ended. While it is under way, only the goroutine that makes the call changes
 // it.
 type callAttempt struct {
-	Delivery
+	Attempt
 	key      uuid.UUID
 	order    *uuid.UUID // nil: it waits for no other
 	sealed   bool
@@ -98,7 +98,7 @@ type disposition struct {
 }
 
 // describe describes the attempt to a hook.
-func (a *callAttempt) describe() Attempt {
+func (a *callAttempt) describe() AttemptEvent {
 	kind := AttemptSend
 	switch {
 	case a.completing():
@@ -106,7 +106,7 @@ func (a *callAttempt) describe() Attempt {
 	case a.reconciling:
 		kind = AttemptReconcile
 	}
-	return Attempt{Kind: kind, Sink: a.Sink, Row: a.ID, Key: a.Key, Name: a.Name, Number: a.Attempt, Batch: a.together, Trace: a.Trace}
+	return AttemptEvent{Kind: kind, Sink: a.Sink, Row: a.ID, Key: a.Key, Name: a.Name, Number: a.Number, Batch: a.together, Trace: a.Trace}
 }
 
 // known is what was known of the call before the attempt (O6).
@@ -170,7 +170,7 @@ func (a *callAttempt) boundBy(window time.Duration) {
 	}
 }
 
-// mayStart is Delivery.MayStart.
+// mayStart is Attempt.MayStart.
 func (a *callAttempt) mayStart() error {
 	now := time.Now()
 	if a.gaveUp.Load() {

@@ -14,9 +14,9 @@ import (
 // with a call that captures says nothing, and neither does one without Complete.
 func TestCompleteWithoutCapturedCalls(t *testing.T) {
 	t.Parallel()
-	complete := func(context.Context, dedupe.GuardedTx, *outbox.Delivery, *outbox.Response) error { return nil }
+	complete := func(context.Context, dedupe.GuardedTx, *outbox.Attempt, *outbox.Response) error { return nil }
 	for name, c := range map[string]struct {
-		complete func(context.Context, dedupe.GuardedTx, *outbox.Delivery, *outbox.Response) error
+		complete func(context.Context, dedupe.GuardedTx, *outbox.Attempt, *outbox.Response) error
 		captures bool
 		lines    int
 	}{

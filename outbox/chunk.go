@@ -43,7 +43,7 @@ func newChunk(lane *heldLane, rows []*callAttempt, readAt time.Time, maybeCalled
 	window := lane.sink.limits.startWindow()
 	for i, a := range rows {
 		a.keyParked = a.keyParked || a.order != nil && slices.Contains(keysUnderWay, *a.order)
-		a.Sink, a.Attempt, a.readAt = lane.sink.name, 1, readAt
+		a.Sink, a.Number, a.readAt = lane.sink.name, 1, readAt
 		a.maybeCalledBefore = a.maybeCalledBefore || i < maybeCalledRows
 		a.noneOpen = !a.maybeCalledBefore
 		a.boundBy(window)

@@ -15,7 +15,7 @@ import (
 func TestT11KeysWhileTheClockIsBack(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.Failure("no", nil) })
+	no := newScripted(func(context.Context, *outbox.Attempt) outbox.Result { return outbox.Failure("no", nil) })
 	r.enqueue(charge("too late"), charge("in time"))
 	x := r.start(testConfig(no))
 	r.states("retrying")
@@ -61,7 +61,7 @@ func TestT11KeysAfterTheClockWasAhead(t *testing.T) {
 	r.states("reconcile")
 	x.stop()
 
-	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.Failure("no", nil) })
+	no := newScripted(func(context.Context, *outbox.Attempt) outbox.Result { return outbox.Failure("no", nil) })
 	r.enqueue(charge("parked"))
 	x = r.start(testConfig(no))
 	r.states("reconcile", "retrying")

@@ -16,7 +16,7 @@ import (
 
 // answering is a remote that answers.
 func answering() *scripted {
-	return newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	return newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		return outbox.Result{Outcome: outbox.Delivered, Response: &outbox.Response{
 			Status: 201, Header: http.Header{"Location": {"/charges/7"}}, Body: []byte("answer to " + d.Key),
 		}}
@@ -52,7 +52,7 @@ func TestCompletion(t *testing.T) {
 			sink := answering()
 			cfg := testConfig(sink)
 			var tries atomic.Int64
-			cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Delivery, answer *outbox.Response) error {
+			cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Attempt, answer *outbox.Response) error {
 				if answer == nil || answer.Status != 201 || answer.Header.Get("Location") != "/charges/7" || string(answer.Body) != "answer to "+d.Key ||
 					d.Name != "charge" || d.Sink != "payments" || d.Scope != "checkout" || d.Target != "/charges" || d.Header.Get("Content-Type") != "application/json" {
 					t.Errorf("completed %+v", d)
@@ -104,7 +104,7 @@ func TestCompletionOfAZombie(t *testing.T) {
 	g := r.gate()
 	sink := answering()
 	cfg := testConfig(sink)
-	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Delivery, answer *outbox.Response) error {
+	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Attempt, answer *outbox.Response) error {
 		g.pass(nil)
 		_, err := tx.Exec(ctx, complete, d.Key, "zombie")
 		return err
@@ -123,7 +123,7 @@ func TestCompletionOfAZombie(t *testing.T) {
 	}
 	r.giveBack()
 	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp()`)
-	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Delivery, answer *outbox.Response) error {
+	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Attempt, answer *outbox.Response) error {
 		_, err := tx.Exec(ctx, complete, d.Key, string(answer.Body))
 		return err
 	}
@@ -153,7 +153,7 @@ func TestO6CompletionDoneAgain(t *testing.T) {
 			payments, mail := answering(), newScripted(accept)
 			payments.limits.KeyWindow, mail.name = outbox.Forever, "mail"
 			cfg := testConfig(payments, mail)
-			cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, _ *outbox.Delivery, _ *outbox.Response) error {
+			cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, _ *outbox.Attempt, _ *outbox.Response) error {
 				return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: "receipt"})
 			}
 			capture := charge("1")
@@ -198,7 +198,7 @@ func TestCompletionWaitsForARelayThatCompletes(t *testing.T) {
 	until(t, "it was tried", func() bool { return one[int](r, `select coalesce(max(attempts), 0) from onlyonce.parked`) > 2 })
 	x.stop()
 	cfg := testConfig(sink)
-	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Delivery, answer *outbox.Response) error {
+	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Attempt, answer *outbox.Response) error {
 		_, err := tx.Exec(ctx, complete, d.Key, "")
 		return err
 	}

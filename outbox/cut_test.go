@@ -77,7 +77,7 @@ func TestUnknownCommitOfACompletion(t *testing.T) {
 	relay := testConfig(newScripted(accept))
 	relay.PollInterval = time.Second // others commit rarely
 	relay.LeaseTTL = 3 * time.Second
-	relay.Complete = func(context.Context, dedupe.GuardedTx, *outbox.Delivery, *outbox.Response) error {
+	relay.Complete = func(context.Context, dedupe.GuardedTx, *outbox.Attempt, *outbox.Response) error {
 		completing.Store(!done.Load())
 		return nil
 	}
@@ -109,8 +109,8 @@ func TestUnknownCommitBeginsNoMore(t *testing.T) {
 	}
 	r.enqueue(calls...)
 	g := r.gate()
-	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
-		if d.Attempt == 1 && d.Key == outbox.Identity(origin.Origin{Scope: calls[0].Scope}, false, calls[0]) {
+	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
+		if d.Number == 1 && d.Key == outbox.Identity(origin.Origin{Scope: calls[0].Scope}, false, calls[0]) {
 			g.pass(d)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}

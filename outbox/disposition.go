@@ -130,7 +130,7 @@ func (d *disposition) answerColumns() (status *int32, headers *string, body []by
 
 // event returns what hooks receive about an attempt.
 func (d disposition) event(a *callAttempt) Settled {
-	e := Settled{Attempt: a.describe(), State: d.settlement, Open: d.open, Reason: d.lastError, Err: a.result.Err}
+	e := Settled{AttemptEvent: a.describe(), State: d.settlement, Open: d.open, Reason: d.lastError, Err: a.result.Err}
 	e.Final = e.State != CallRetry && e.State != CallAccepted
 	e.Age = a.waited + time.Since(a.readAt)
 	if d.settlement == CallRetry {
@@ -148,7 +148,7 @@ func (s *relaySink) retryWait(a *callAttempt) time.Duration {
 	if a.unopened {
 		return max(s.cfg.Backoff.Min, min(openEvery, s.cfg.Backoff.Max))
 	}
-	return s.retryDelay(a.Attempt, a.result.RetryAfter)
+	return s.retryDelay(a.Number, a.result.RetryAfter)
 }
 
 // retryDelay is how long a call waits after its attempt number n: about RelayConfig.Backoff.Min,

@@ -114,7 +114,7 @@ func ExampleSink() {
 		log.Fatal(err)
 	}
 	defer sink.Close()
-	result := sink.Send(context.Background(), &outbox.Delivery{
+	result := sink.Send(context.Background(), &outbox.Attempt{
 		Key: "51825619-b4aa-834b-8c96-7435425d5a3b", Method: "POST", Target: "/charges", Body: []byte(`{"cents":100}`),
 	})
 	fmt.Println(result.Outcome, "-", result.Reason)

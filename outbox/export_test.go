@@ -33,4 +33,4 @@ func (r *Relay) RetryDelay(attempt int, after time.Duration) time.Duration {
 }
 
 // Answer is what an outcome says.
-func (o Outcome) Answer() outcome.Answer { return o.answer() }
+func (o AttemptOutcome) Answer() outcome.Answer { return o.answer() }

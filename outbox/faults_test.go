@@ -219,7 +219,7 @@ func TestRelayProcess(t *testing.T) {
 	cfg := testConfig(&mortal{Sink: s, relaySpec: x})
 	quick(&cfg)
 	cfg.Rates = []outbox.Rate{{Sink: "payments", PerSecond: 1e6}}
-	cfg.Hooks.Failed = func(f outbox.Failed) { fmt.Fprintf(os.Stderr, "failed: %.200v\n", f.Err) }
+	cfg.Hooks.TransactionFailed = func(f outbox.TransactionFailedEvent) { fmt.Fprintf(os.Stderr, "failed: %.200v\n", f.Err) }
 	relay, err := outbox.NewRelay(pool, cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -241,7 +241,7 @@ type mortal struct {
 	n atomic.Int64
 }
 
-func (m *mortal) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
+func (m *mortal) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
 	n := m.n.Add(1)
 	if n == m.DieBefore {
 		die()
@@ -786,7 +786,7 @@ func (f *relayFaults) switchesOver() {
 	}
 	f.t.Cleanup(sink.Close)
 	cfg := testConfig(sink)
-	cfg.Hooks.Failed = func(x outbox.Failed) {
+	cfg.Hooks.TransactionFailed = func(x outbox.TransactionFailedEvent) {
 		if guard.SQLState(x.Err) == "25006" {
 			once.Do(func() { close(refused) })
 		}

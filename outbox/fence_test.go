@@ -61,11 +61,11 @@ func (r *rig) giveBack() {
 func TestSettlementAfterTakeOverIsFenced(t *testing.T) {
 	t.Parallel()
 	for _, late := range []bool{false, true} {
-		for _, outcome := range []outbox.Outcome{outbox.Delivered, outbox.Retry, outbox.Rejected} {
+		for _, outcome := range []outbox.AttemptOutcome{outbox.Delivered, outbox.Retry, outbox.Rejected} {
 			t.Run(fmt.Sprintf("%v, late=%v", outcome, late), func(t *testing.T) {
 				r := newRig(t)
 				g := r.gate()
-				sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+				sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 					g.pass(d)
 					return outbox.Result{Outcome: outcome, Reason: "of a zombie"}
 				})
@@ -115,7 +115,7 @@ func TestJournalAfterTakeOverIsFenced(t *testing.T) {
 		t.Run(fmt.Sprintf("parked=%v", parked), func(t *testing.T) {
 			r := newRig(t)
 			if parked {
-				no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.Failure("no", nil) })
+				no := newScripted(func(context.Context, *outbox.Attempt) outbox.Result { return outbox.Failure("no", nil) })
 				r.enqueue(charge("1"))
 				x := r.start(testConfig(no))
 				r.states("retrying")
@@ -209,7 +209,7 @@ func TestStopsOnItsOwnClock(t *testing.T) {
 	ended := make(chan time.Duration, 1)
 	start := make(chan time.Time, 1)
 	var calls atomic.Int64
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		if calls.Add(1) > 1 {
 			return outbox.Result{Outcome: outbox.Delivered}
 		}
@@ -253,7 +253,7 @@ func TestRenewal(t *testing.T) {
 	r := newRig(t)
 	sink := newScripted(nil)
 	sink.limits.Timeout = time.Minute
-	sink.send = func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	sink.send = func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		select {
 		case <-time.After(14 * time.Second):
 			return outbox.Result{Outcome: outbox.Delivered}

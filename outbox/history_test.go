@@ -77,7 +77,7 @@ func TestO6FirstAttemptIsNotAfterTheCall(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		g.pass(d)
 		return outbox.Failure("again", nil)
 	})
@@ -112,7 +112,7 @@ func TestO6CallsOfACompletionHaveATime(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	cfg := testConfig(newScripted(accept))
-	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, _ *outbox.Delivery, answer *outbox.Response) error {
+	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, _ *outbox.Attempt, answer *outbox.Response) error {
 		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "receipt", Target: "/receipts"})
 	}
 	c := charge("a")

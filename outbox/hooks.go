@@ -25,16 +25,17 @@ type Hooks struct {
 	// there it goes to AttemptEnd only. AttemptEnd is called when the attempt has returned, before
 	// its outcome is committed: see Settled. For a reconciliation, Delivered means that the remote
 	// has applied the call.
-	AttemptStart func(ctx context.Context, a Attempt) context.Context
-	AttemptEnd   func(ctx context.Context, a Attempt, r Result)
+	AttemptStart func(ctx context.Context, a AttemptEvent) context.Context
+	AttemptEnd   func(ctx context.Context, a AttemptEvent, r Result)
 	// Settled is called for each attempt after its outcome is committed.
 	Settled func(Settled)
 	// Lease is called when this relay takes, loses or releases a lane.
 	Lease func(LeaseChange)
 	// Paused is called when this relay finds a sink paused or resumed.
 	Paused func(Paused)
-	// Failed is called when a transaction of the relay has failed and will be tried again.
-	Failed func(Failed)
+	// TransactionFailed is called when a transaction of the relay has failed and will be tried
+	// again.
+	TransactionFailed func(TransactionFailedEvent)
 }
 
 // AttemptKind is who makes an attempt.
@@ -47,8 +48,8 @@ const (
 	AttemptReconcile AttemptKind = "reconcile" // RelayConfig.Reconcile asks the remote
 )
 
-// Attempt describes an attempt at a call.
-type Attempt struct {
+// AttemptEvent describes an attempt at a call.
+type AttemptEvent struct {
 	Kind AttemptKind
 	Sink string
 	Row  int64
@@ -85,7 +86,7 @@ const (
 
 // Settled describes the end of an attempt.
 type Settled struct {
-	Attempt
+	AttemptEvent
 	// State is the new state of the call.
 	State CallState
 	// Final is true if the relay is done with the call. After CallRetry and CallAccepted further
@@ -117,8 +118,8 @@ type LeaseChange struct {
 	Err error
 }
 
-// Failed is an error of the database that the relay waits out.
-type Failed struct {
+// TransactionFailedEvent is an error of the database that the relay waits out.
+type TransactionFailedEvent struct {
 	Sink string
 	Err  error
 	Wait time.Duration
@@ -135,14 +136,14 @@ type Paused struct {
 // its own AttemptStart returned. The other hooks of h are called before b's. If a hook panics, the
 // other one of that event may not be called.
 func (h Hooks) Join(b Hooks) Hooks {
-	type pair = hook.PairWith[Attempt, Attempt, Result]
+	type pair = hook.PairWith[AttemptEvent, AttemptEvent, Result]
 	attempt := hook.JoinPairWith(pair{Start: h.AttemptStart, End: h.AttemptEnd}, pair{Start: b.AttemptStart, End: b.AttemptEnd})
 	return Hooks{
 		AttemptStart: attempt.Start, AttemptEnd: attempt.End,
-		Settled: hook.JoinEvent(h.Settled, b.Settled),
-		Lease:   hook.JoinEvent(h.Lease, b.Lease),
-		Paused:  hook.JoinEvent(h.Paused, b.Paused),
-		Failed:  hook.JoinEvent(h.Failed, b.Failed),
+		Settled:           hook.JoinEvent(h.Settled, b.Settled),
+		Lease:             hook.JoinEvent(h.Lease, b.Lease),
+		Paused:            hook.JoinEvent(h.Paused, b.Paused),
+		TransactionFailed: hook.JoinEvent(h.TransactionFailed, b.TransactionFailed),
 	}
 }
 
@@ -150,12 +151,12 @@ func (h Hooks) Join(b Hooks) Hooks {
 func (h Hooks) guarded(log *slog.Logger) Hooks {
 	g := &hook.Guard{Log: log}
 	return Hooks{
-		AttemptStart: hook.Start(g, "AttemptStart", h.AttemptStart),
-		AttemptEnd:   hook.EndWith(g, "AttemptEnd", h.AttemptEnd),
-		Settled:      hook.Event(g, "Settled", h.Settled),
-		Lease:        hook.Event(g, "Lease", h.Lease),
-		Paused:       hook.Event(g, "Paused", h.Paused),
-		Failed:       hook.Event(g, "Failed", h.Failed),
+		AttemptStart:      hook.Start(g, "AttemptStart", h.AttemptStart),
+		AttemptEnd:        hook.EndWith(g, "AttemptEnd", h.AttemptEnd),
+		Settled:           hook.Event(g, "Settled", h.Settled),
+		Lease:             hook.Event(g, "Lease", h.Lease),
+		Paused:            hook.Event(g, "Paused", h.Paused),
+		TransactionFailed: hook.Event(g, "TransactionFailed", h.TransactionFailed),
 	}
 }
 
@@ -209,8 +210,8 @@ func (e emitter) shared(taken, given, held int) {
 }
 
 func (e emitter) failed(err error, wait time.Duration) {
-	if e.hooks.Failed != nil {
-		e.hooks.Failed(Failed{Sink: e.sink, Err: err, Wait: wait})
+	if e.hooks.TransactionFailed != nil {
+		e.hooks.TransactionFailed(TransactionFailedEvent{Sink: e.sink, Err: err, Wait: wait})
 	}
 	e.log.Warn("onlyonce: a transaction of the relay failed and is tried again", "sink", e.sink, "error", err, "wait", wait)
 }

@@ -18,7 +18,7 @@ import (
 type attempts struct {
 	t    *testing.T
 	mu   sync.Mutex
-	open map[int]outbox.Attempt
+	open map[int]outbox.AttemptEvent
 	n    int
 	done []string // kind, number of the attempt, outcome
 }
@@ -26,16 +26,16 @@ type attempts struct {
 type attemptKey struct{}
 
 func (a *attempts) hooks() outbox.Hooks {
-	a.open = map[int]outbox.Attempt{}
+	a.open = map[int]outbox.AttemptEvent{}
 	return outbox.Hooks{
-		AttemptStart: func(ctx context.Context, at outbox.Attempt) context.Context {
+		AttemptStart: func(ctx context.Context, at outbox.AttemptEvent) context.Context {
 			a.mu.Lock()
 			defer a.mu.Unlock()
 			a.n++
 			a.open[a.n] = at
 			return context.WithValue(ctx, attemptKey{}, a.n)
 		},
-		AttemptEnd: func(ctx context.Context, at outbox.Attempt, r outbox.Result) {
+		AttemptEnd: func(ctx context.Context, at outbox.AttemptEvent, r outbox.Result) {
 			a.mu.Lock()
 			defer a.mu.Unlock()
 			n, _ := ctx.Value(attemptKey{}).(int)
@@ -63,11 +63,11 @@ func (a *attempts) want(want ...string) {
 func TestHooksOfAttempts(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		if ctx.Value(attemptKey{}) == nil {
 			t.Error("the sink's context does not derive from AttemptStart's")
 		}
-		switch d.Attempt {
+		switch d.Number {
 		case 1:
 			return outbox.Failure("no answer", nil)
 		case 2:
@@ -81,7 +81,7 @@ func TestHooksOfAttempts(t *testing.T) {
 	cfg := testConfig(sink)
 	cfg.Hooks = seen.hooks()
 	first := true
-	cfg.Complete = func(ctx context.Context, _ dedupe.GuardedTx, _ *outbox.Delivery, _ *outbox.Response) error {
+	cfg.Complete = func(ctx context.Context, _ dedupe.GuardedTx, _ *outbox.Attempt, _ *outbox.Response) error {
 		if ctx.Value(attemptKey{}) == nil {
 			t.Error("the context of Complete does not derive from AttemptStart's")
 		}
@@ -104,7 +104,7 @@ func TestHooksOfReconciliations(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.enqueue(charge("1"))
-	lost := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.Failure("no answer", nil) })
+	lost := newScripted(func(context.Context, *outbox.Attempt) outbox.Result { return outbox.Failure("no answer", nil) })
 	x := r.start(testConfig(lost))
 	r.states("retrying")
 	x.stop()
@@ -113,7 +113,7 @@ func TestHooksOfReconciliations(t *testing.T) {
 	cfg := testConfig(newScripted(accept))
 	cfg.Hooks = seen.hooks()
 	first := true
-	cfg.Reconcile = func(ctx context.Context, _ *outbox.Delivery) (bool, error) {
+	cfg.Reconcile = func(ctx context.Context, _ *outbox.Attempt) (bool, error) {
 		if ctx.Value(attemptKey{}) == nil {
 			t.Error("the context of Reconcile does not derive from AttemptStart's")
 		}
@@ -135,7 +135,7 @@ func TestHooksOfBatches(t *testing.T) {
 	silent := true
 	sink := newBatching(accept)
 	sides := sink.batch
-	sink.batch = func(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
+	sink.batch = func(ctx context.Context, calls []*outbox.Attempt, ended func(int, outbox.Result)) {
 		if silent {
 			silent = false
 			return
@@ -158,8 +158,8 @@ func TestAttemptsWithHooksThatPanic(t *testing.T) {
 	r := newRig(t)
 	cfg := testConfig(newScripted(accept))
 	cfg.Hooks = outbox.Hooks{
-		AttemptStart: func(context.Context, outbox.Attempt) context.Context { return nil },
-		AttemptEnd:   func(context.Context, outbox.Attempt, outbox.Result) { panic("kaboom") },
+		AttemptStart: func(context.Context, outbox.AttemptEvent) context.Context { return nil },
+		AttemptEnd:   func(context.Context, outbox.AttemptEvent, outbox.Result) { panic("kaboom") },
 	}
 	r.enqueue(charge("1"), charge("2"))
 	r.start(cfg)

@@ -89,7 +89,7 @@ func TestPausedSink(t *testing.T) {
 	g := r.gate()
 	var down atomic.Bool
 	down.Store(true)
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		switch {
 		case strings.Contains(string(d.Body), "chain0"):
 			g.pass(d)

@@ -51,12 +51,12 @@ func TestO3AttemptAtACallThatAFailoverLost(t *testing.T) {
 			g := r.gate()
 			lost := charge("lost")
 			lost.Capture = c.capture
-			sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+			sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
 				again := outbox.Failure("again", nil)
 				switch mine := string(d.Body) == string(lost.Body); {
 				case mine && c.capture:
 					return outbox.Result{Outcome: outbox.Delivered}
-				case d.Attempt < c.attempt:
+				case d.Number < c.attempt:
 				case mine:
 					g.pass(d)
 					return outbox.Result{Outcome: outbox.Delivered}
@@ -66,8 +66,8 @@ func TestO3AttemptAtACallThatAFailoverLost(t *testing.T) {
 				return again
 			})
 			cfg := testConfig(sink)
-			cfg.Complete = func(context.Context, dedupe.GuardedTx, *outbox.Delivery, *outbox.Response) error { return nil }
-			cfg.Hooks.AttemptStart = func(ctx context.Context, a outbox.Attempt) context.Context {
+			cfg.Complete = func(context.Context, dedupe.GuardedTx, *outbox.Attempt, *outbox.Response) error { return nil }
+			cfg.Hooks.AttemptStart = func(ctx context.Context, a outbox.AttemptEvent) context.Context {
 				if a.Kind == outbox.AttemptComplete {
 					g.pass(nil)
 				}

@@ -63,10 +63,10 @@ func testConfig(sinks ...outbox.Sink) outbox.RelayConfig {
 func (r *rig) relay(cfg outbox.RelayConfig) *outbox.Relay {
 	r.t.Helper()
 	cfg.Hooks = cfg.Hooks.Join(outbox.Hooks{
-		Settled: func(s outbox.Settled) { r.mu.Lock(); defer r.mu.Unlock(); r.settled = append(r.settled, s) },
-		Lease:   func(c outbox.LeaseChange) { r.mu.Lock(); defer r.mu.Unlock(); r.leases = append(r.leases, c) },
-		Paused:  func(p outbox.Paused) { r.paused.Store(p.Paused) },
-		Failed:  func(f outbox.Failed) { r.t.Logf("failed: %.300v", f.Err) },
+		Settled:           func(s outbox.Settled) { r.mu.Lock(); defer r.mu.Unlock(); r.settled = append(r.settled, s) },
+		Lease:             func(c outbox.LeaseChange) { r.mu.Lock(); defer r.mu.Unlock(); r.leases = append(r.leases, c) },
+		Paused:            func(p outbox.Paused) { r.paused.Store(p.Paused) },
+		TransactionFailed: func(f outbox.TransactionFailedEvent) { r.t.Logf("failed: %.300v", f.Err) },
 	})
 	relay, err := outbox.NewRelay(r.pool, cfg)
 	if err != nil {
@@ -246,27 +246,27 @@ func (r *rig) lost() bool {
 type scripted struct {
 	name   string
 	limits outbox.Limits
-	send   func(ctx context.Context, d *outbox.Delivery) outbox.Result
+	send   func(ctx context.Context, d *outbox.Attempt) outbox.Result
 
 	mu   sync.Mutex
-	sent []outbox.Delivery
+	sent []outbox.Attempt
 }
 
-func newScripted(send func(ctx context.Context, d *outbox.Delivery) outbox.Result) *scripted {
+func newScripted(send func(ctx context.Context, d *outbox.Attempt) outbox.Result) *scripted {
 	return &scripted{name: "payments", limits: outbox.Limits{KeyWindow: 24 * time.Hour, Timeout: 10 * time.Second}, send: send}
 }
 
 func (s *scripted) Name() string          { return s.name }
 func (s *scripted) Limits() outbox.Limits { return s.limits }
 
-func (s *scripted) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
+func (s *scripted) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
 	s.mu.Lock()
 	s.sent = append(s.sent, *d)
 	s.mu.Unlock()
 	return s.send(ctx, d)
 }
 
-func (s *scripted) calls() []outbox.Delivery {
+func (s *scripted) calls() []outbox.Attempt {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.sent)
@@ -284,32 +284,32 @@ func (s *scripted) bodies() string {
 // gate holds calls up until it is opened; a test that fails opens it.
 type gate struct {
 	t     *testing.T
-	begun chan *outbox.Delivery
+	begun chan *outbox.Attempt
 	open  chan struct{}
 	once  sync.Once
 }
 
 func (r *rig) gate() *gate {
-	g := &gate{t: r.t, begun: make(chan *outbox.Delivery, 2000), open: make(chan struct{})}
+	g := &gate{t: r.t, begun: make(chan *outbox.Attempt, 2000), open: make(chan struct{})}
 	r.gates = append(r.gates, g)
 	return g
 }
 
 func (g *gate) release() { g.once.Do(func() { close(g.open) }) }
 
-func (g *gate) pass(d *outbox.Delivery) {
+func (g *gate) pass(d *outbox.Attempt) {
 	g.begun <- d
 	<-g.open
 }
 
 // accept is a remote that takes everything once the gate is open.
-func (g *gate) accept(_ context.Context, d *outbox.Delivery) outbox.Result {
+func (g *gate) accept(_ context.Context, d *outbox.Attempt) outbox.Result {
 	g.pass(d)
 	return outbox.Result{Outcome: outbox.Delivered}
 }
 
 // wait returns the next call that has reached the gate.
-func (g *gate) wait() *outbox.Delivery {
+func (g *gate) wait() *outbox.Attempt {
 	g.t.Helper()
 	select {
 	case d := <-g.begun:
@@ -321,6 +321,6 @@ func (g *gate) wait() *outbox.Delivery {
 }
 
 // accept is a remote that takes everything.
-func accept(context.Context, *outbox.Delivery) outbox.Result {
+func accept(context.Context, *outbox.Attempt) outbox.Result {
 	return outbox.Result{Outcome: outbox.Delivered}
 }

@@ -276,7 +276,7 @@ func (c *laneCalls) recordResult(a *callAttempt, r Result) {
 
 // send makes one attempt at a call.
 func (c *laneCalls) send(ctx context.Context, a *callAttempt) {
-	c.recordResult(a, c.lane.sink.sink.Send(ctx, &a.Delivery))
+	c.recordResult(a, c.lane.sink.sink.Send(ctx, &a.Attempt))
 }
 
 // owedCalls are the calls of one SendBatch that have not been handed back.
@@ -346,9 +346,9 @@ func (c *laneCalls) sendTogether(sent []*callAttempt, contexts map[*callAttempt]
 	if len(sent) == 0 {
 		return
 	}
-	all := make([]*Delivery, len(sent))
+	all := make([]*Attempt, len(sent))
 	for i, a := range sent {
-		all[i] = &a.Delivery
+		all[i] = &a.Attempt
 		a.together = len(sent)
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, c.lane.sink.limits.Timeout)
@@ -422,7 +422,7 @@ func (c *laneCalls) complete(ctx context.Context, a *callAttempt) {
 	tx := guard.Begin(conn.Conn())
 	defer tx.Rollback(c.lane.sink.dbTimeout)
 	tx.Engine("fence", completeSQL.sql, completeSQL.args(pgx.NamedArgs{
-		"lease": c.lane.lease.ID, "epoch": c.lane.lease.Epoch, "nonce": c.lane.lease.Nonce, "parked": a.parked, "key": codec.UUID(a.key), "attempt": a.Attempt,
+		"lease": c.lane.lease.ID, "epoch": c.lane.lease.Epoch, "nonce": c.lane.lease.Nonce, "parked": a.parked, "key": codec.UUID(a.key), "attempt": a.Number,
 		"timeout": guard.Millis(c.lane.sink.dbTimeout),
 	})...)
 	tx.Report = func(err error) {
@@ -433,7 +433,7 @@ func (c *laneCalls) complete(ctx context.Context, a *callAttempt) {
 	// handled again, and the call may have been completed before, with the same calls (O1, O6).
 	handle := tx.Lend(&origin.Origin{Tenant: a.Tenant, Scope: a.Scope, ID: "completion of " + a.Key, Time: a.readAt.Add(-a.age), Redo: a.age > a.waited,
 		Trace: a.Trace, TraceOf: c.lane.sink.cfg.Trace})
-	err = c.lane.sink.cfg.Complete(ctx, handle, &a.Delivery, a.answer)
+	err = c.lane.sink.cfg.Complete(ctx, handle, &a.Attempt, a.answer)
 	tx.TakeBack()
 	if failed := tx.Failure(); failed != nil && (err == nil || !errors.Is(err, failed)) {
 		err = errors.Join(failed, err)
@@ -455,7 +455,7 @@ func (c *laneCalls) reconcile(ctx context.Context, a *callAttempt) {
 	if !c.openBody(a) {
 		return
 	}
-	applied, err := c.lane.sink.cfg.Reconcile(ctx, &a.Delivery)
+	applied, err := c.lane.sink.cfg.Reconcile(ctx, &a.Attempt)
 	switch {
 	case err != nil:
 		a.result = Failure("RelayConfig.Reconcile: "+err.Error(), err)

@@ -29,8 +29,8 @@ func TestO6AttemptOfARelayThatDied(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			g := r.gate()
-			dying := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
-				if c.picked && d.Attempt == 1 {
+			dying := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
+				if c.picked && d.Number == 1 {
 					return outbox.Result{Outcome: outbox.Postponed}
 				}
 				return g.accept(t.Context(), d)
@@ -49,7 +49,7 @@ func TestO6AttemptOfARelayThatDied(t *testing.T) {
 			if c.back {
 				r.exec(`update onlyonce.parked set first_attempt_at = clock_timestamp() + interval '40 seconds'`)
 			}
-			r.start(testConfig(newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+			r.start(testConfig(newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 				return outbox.Result{Outcome: outbox.Rejected, Reason: "a gateway's 404"}
 			})))
 			r.states("waiting")
@@ -84,8 +84,8 @@ func TestO6WhatAnOutcomeLeavesOpen(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				r := newRig(t)
 				var ended atomic.Int32
-				sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
-					if lost && d.Attempt == 1 {
+				sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
+					if lost && d.Number == 1 {
 						return outbox.Failure("no answer", nil)
 					}
 					result := results[name]
@@ -110,7 +110,7 @@ func TestO6PostponedInALostHistory(t *testing.T) {
 	for reason, want := range map[string]string{"postponed": "reconcile", "rejected": "reconcile", "failed": "delivered"} {
 		t.Run(reason, func(t *testing.T) {
 			r := newRig(t)
-			busy := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+			busy := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 				return outbox.Result{Outcome: outbox.Postponed, RetryAfter: time.Hour}
 			})
 			r.enqueue(charge("1"))
@@ -160,7 +160,7 @@ func TestO6AgeOfAKeyCountsFromARefusedAttempt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			var n atomic.Int32
-			sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+			sink := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 				switch i := int(n.Add(1)); {
 				case i <= len(c.first):
 					return c.first[i-1]
@@ -203,7 +203,7 @@ func TestO6CallThatNeverLeftOutlivesItsWindow(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	var up atomic.Bool
-	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 		if !up.Load() {
 			return outbox.Result{Outcome: outbox.Postponed, Reason: "connection refused"}
 		}

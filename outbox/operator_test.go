@@ -19,7 +19,7 @@ import (
 )
 
 // order is what a call's body names.
-func order(d *outbox.Delivery) string {
+func order(d *outbox.Attempt) string {
 	return strings.TrimSuffix(strings.TrimPrefix(string(d.Body), `{"order":"`), `"}`)
 }
 
@@ -29,7 +29,7 @@ func TestRedrivenCallDoesNotWaitForTheLanesNextRetry(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	var ok atomic.Bool
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		switch {
 		case order(d) == "later":
 			res := outbox.Failure("busy", nil)
@@ -62,7 +62,7 @@ func TestPauseStopsCallsThatWaitBehindAnother(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		if order(d) == "k0" {
 			g.pass(d)
 		}
@@ -100,7 +100,7 @@ func TestOperatorDecidesDuringReconcile(t *testing.T) {
 	sink := newScripted(accept)
 	cfg := testConfig(sink)
 	cfg.Backoff = dedupe.Backoff{Min: time.Hour, Max: time.Hour}
-	cfg.Reconcile = func(ctx context.Context, d *outbox.Delivery) (bool, error) {
+	cfg.Reconcile = func(ctx context.Context, d *outbox.Attempt) (bool, error) {
 		g.pass(d)
 		return false, errors.New("not known yet")
 	}
@@ -126,15 +126,15 @@ func TestOrderBehindACallDiscardedWhileUnderWay(t *testing.T) {
 			g := r.gate()
 			keys := r.neighbours(2)
 			key, behind := keys[0], keys[1]
-			sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+			sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 				switch order(d) {
 				case key + "0":
-					if retried && d.Attempt == 1 {
+					if retried && d.Number == 1 {
 						return outbox.Failure("again", nil)
 					}
 					g.pass(d)
 				case behind + "0":
-					if d.Attempt == 1 {
+					if d.Number == 1 {
 						return outbox.Failure("again", nil)
 					}
 				}
@@ -170,7 +170,7 @@ func TestOrderBehindACallDiscardedWhileUnderWay(t *testing.T) {
 func TestBlockedBehindNothingIsFoundByALaneThatIsHeld(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		if order(d) == "k0" {
 			return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
 		}
@@ -256,7 +256,7 @@ func TestT9CallDueInTheFuture(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	var ok atomic.Bool
-	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 		if !ok.Load() {
 			res := outbox.Failure("busy", nil)
 			res.RetryAfter = time.Hour
@@ -286,7 +286,7 @@ func TestT9WaitCountedWhileTheClockWasAhead(t *testing.T) {
 	r := newRig(t)
 	r.enqueue(charge("waits"))
 	var ok atomic.Bool
-	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 		if !ok.Load() {
 			return outbox.Failure("busy", nil)
 		}
@@ -316,7 +316,7 @@ func TestT9CallOfATenantWithARateDueInTheFuture(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	var ok atomic.Bool
-	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 		if !ok.Load() {
 			return outbox.Result{Outcome: outbox.Retry, RetryAfter: time.Hour}
 		}

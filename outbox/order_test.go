@@ -71,7 +71,7 @@ func TestO4OrderThroughRetries(t *testing.T) {
 	r := newRig(t)
 	var mu sync.Mutex
 	under, tries := map[string]int{}, map[string]int{}
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		key, _, _ := strings.Cut(strings.TrimPrefix(string(d.Body), `{"order":"`), "-")
 		mu.Lock()
 		if under[key]++; under[key] > 1 {
@@ -116,7 +116,7 @@ func TestO4FailingHeadHoldsUpItsKeyOnly(t *testing.T) {
 	r := newRig(t)
 	keys := r.neighbours(2)
 	healthy := make(chan struct{})
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		if strings.Contains(string(d.Body), keys[0]+"0") {
 			select {
 			case <-healthy:
@@ -156,11 +156,11 @@ func TestO4DeadHead(t *testing.T) {
 		t.Run(fmt.Sprintf("PassOn=%v", passOn), func(t *testing.T) {
 			r := newRig(t)
 			keys := r.neighbours(2)
-			sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+			sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 				switch b := string(d.Body); {
 				case strings.Contains(b, keys[0]+"0"):
 					return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
-				case strings.Contains(b, keys[0]+"2") && d.Attempt == 1: // rejected when it is tried again
+				case strings.Contains(b, keys[0]+"2") && d.Number == 1: // rejected when it is tried again
 					return outbox.Failure("again", nil)
 				case strings.Contains(b, keys[0]+"2"):
 					return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
@@ -209,12 +209,12 @@ func TestO4DeadHead(t *testing.T) {
 // once.
 func TestO4SlowCallDoesNotHoldUpItsLane(t *testing.T) {
 	t.Parallel()
-	for _, outcome := range []outbox.Outcome{outbox.Delivered, outbox.Rejected} {
+	for _, outcome := range []outbox.AttemptOutcome{outbox.Delivered, outbox.Rejected} {
 		t.Run(outcome.String(), func(t *testing.T) {
 			r := newRig(t)
 			keys := r.neighbours(2)
 			g := r.gate()
-			sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+			sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 				if strings.Contains(string(d.Body), keys[0]+"0") {
 					g.pass(d)
 					return outbox.Result{Outcome: outcome, Reason: "late"}
@@ -351,7 +351,7 @@ func TestO4LockComesBeforeTheId(t *testing.T) {
 func TestO4BlockedCallKeepsItsTime(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
 		if strings.Contains(string(d.Body), "account-0") {
 			return outbox.Failure("the card has expired", outbox.Permanent(errors.New("status 402")))
 		}

@@ -164,7 +164,7 @@ func TestO6RejectedAtOnceIsNotOpen(t *testing.T) {
 	for _, newKey := range []bool{false, true} {
 		r := newRig(t)
 		var sent atomic.Int32
-		sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+		sink := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 			if sent.Add(1) == 1 {
 				return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
 			}

@@ -334,7 +334,7 @@ func (s *relaySink) scanParked(row pgx.CollectableRow) (*callAttempt, error) {
 	var status *int32
 	var answer []byte
 	err := row.Scan(&a.parked, &a.ID, &a.key, &a.order, &a.orderPrefix, &a.Tenant, &a.Scope, &a.Name, &a.Method, &a.Target, &headers, &a.Trace, &a.Body, &a.Capture, &a.sealed, &a.firstKey,
-		&a.noneOpen, &a.maybeCalledBefore, &a.Attempt, &a.pick, &state, &age, &waited, &status, &answerHeaders, &answer, &waitedFor)
+		&a.noneOpen, &a.maybeCalledBefore, &a.Number, &a.pick, &state, &age, &waited, &status, &answerHeaders, &answer, &waitedFor)
 	if a.order != nil {
 		a.Order = a.order.String()
 	}

@@ -50,13 +50,13 @@ func TestO14ChunkOfTenantsOverTheirRates(t *testing.T) {
 	defer pool.Close()
 	asked := 0
 	cfg := RelayConfig{Concurrency: 8, PollInterval: time.Second, LeaseTTL: 30 * time.Second, Logger: slog.New(slog.DiscardHandler)}
-	cfg.Hooks.Failed = func(Failed) { asked++ } // the database gives none
+	cfg.Hooks.TransactionFailed = func(TransactionFailedEvent) { asked++ } // the database gives none
 	sink := &relaySink{cfg: cfg, pool: primary.Of(pool, cfg.Logger), dbTimeout: 10 * time.Second, gate: gate.New(8, time.Second), emit: emitter{hooks: cfg.Hooks, log: cfg.Logger}}
 	sink.gate.SetLimits([]gate.Limit{{Key: gate.Key{Each: true}, Rated: true}}, time.Now())
 	p := newLaneOwner(t.Context(), sink, &lease.Lease{Sent: time.Now()}, 0).pass
 	rows := make([]*callAttempt, 640)
 	for i := range rows {
-		rows[i] = &callAttempt{Delivery: Delivery{Tenant: fmt.Sprint("t", i)}}
+		rows[i] = &callAttempt{Attempt: Attempt{Tenant: fmt.Sprint("t", i)}}
 	}
 	p.chunk = &chunk{rows: rows, gate: sink.gate}
 	p.startRows(sink.gate.Take(1))

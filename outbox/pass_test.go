@@ -181,7 +181,7 @@ func TestO4PassOfManyPortions(t *testing.T) {
 	}
 	g := r.gate()
 	var alone atomic.Int64
-	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
 		if alone.CompareAndSwap(d.ID, 0) {
 			g.pass(d)
 		}
@@ -215,7 +215,7 @@ func TestO4PassOfManyPortions(t *testing.T) {
 
 // inOrder fails unless n rows were sent in the order of ids; again allows calls that are made
 // again, in the order of ids too.
-func inOrder(t *testing.T, calls []outbox.Delivery, n int, again bool) {
+func inOrder(t *testing.T, calls []outbox.Attempt, n int, again bool) {
 	t.Helper()
 	var ids []int64
 	for _, d := range calls {
@@ -255,7 +255,7 @@ func TestO2RelayDiesWithinAPass(t *testing.T) {
 			lane := one[int](r, `select lane from onlyonce.calls limit 1`)
 			g := r.gate()
 			var calls int
-			sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+			sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 				if strings.Contains(string(d.Body), "low id") { // in a lane of its own
 					return outbox.Result{Outcome: outbox.Delivered}
 				}
@@ -279,7 +279,7 @@ func TestO2RelayDiesWithinAPass(t *testing.T) {
 			next := newScripted(accept)
 			r.start(testConfig(next))
 			r.states("delivered")
-			var all []outbox.Delivery
+			var all []outbox.Attempt
 			for _, d := range append(sink.calls(), next.calls()...) {
 				if !strings.Contains(string(d.Body), "low id") {
 					all = append(all, d)
@@ -318,7 +318,7 @@ func TestO2MissingRowEndsTheRelay(t *testing.T) {
 			r := newRig(t)
 			r.enqueueAll(many(0, 1200)...)
 			g := r.gate()
-			sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+			sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 				// In the first chunk after the bite: the ids of all chunks are known by now.
 				if string(d.Body) == `{"order":"70"}` {
 					g.pass(d)
@@ -390,7 +390,7 @@ func TestO3AnotherCluster(t *testing.T) {
 			last.ID = r.sameLane(again, "3")
 			r.enqueue(last)
 			until(t, "the lanes go on", func() bool {
-				return slices.ContainsFunc(sink.calls(), func(d outbox.Delivery) bool { return string(d.Body) == string(last.Body) })
+				return slices.ContainsFunc(sink.calls(), func(d outbox.Attempt) bool { return string(d.Body) == string(last.Body) })
 			})
 		})
 	}
@@ -487,7 +487,7 @@ func TestO3PassIsFlushed(t *testing.T) {
 	// A server of its own: elsewhere another test's COMMIT flushes what this one has not flushed.
 	r := &rig{t: t, pool: pgtest.Pool(t, pgtest.Server(t, map[string]string{"synchronous_commit": "off", "wal_writer_delay": "10s", "autovacuum": "off"}))}
 	var position atomic.Int64 // in the WAL, after the batch
-	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 		if !one[bool](r, `select pg_current_wal_flush_lsn() - '0/0' >= $1`, position.Load()) {
 			t.Error("a call was made of a transaction that a crash would lose")
 		}
@@ -524,7 +524,7 @@ func TestO2ChunkThatEndsWhileItsSinkIsHeld(t *testing.T) {
 		r.enqueue(c)
 	}
 	var made atomic.Int32
-	cfg := testConfig(newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+	cfg := testConfig(newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 		if made.Add(1) == 4 {
 			return outbox.Result{Outcome: outbox.Retry, Reason: "not now", RetryAfter: 300 * time.Millisecond, RetryScope: outbox.RetrySink}
 		}

@@ -30,7 +30,7 @@ func TestRelayBehindPgBouncer(t *testing.T) {
 			r.enqueue(calls...)
 			var mu sync.Mutex
 			tries := map[string]int{}
-			sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+			sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
 				mu.Lock()
 				tries[d.Key]++
 				n := tries[d.Key]

@@ -15,7 +15,7 @@ import (
 // Nothing else is deleted, although the clock is 5 days ahead.
 func TestT11Retention(t *testing.T) {
 	r := newRig(t)
-	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+	no := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 		return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
 	})
 	mail := newScripted(no.send)
@@ -60,7 +60,7 @@ func TestT11Retention(t *testing.T) {
 func TestD8CopyOfAnErasedCall(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+	no := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 		return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
 	})
 	r.enqueue(charge("a"))

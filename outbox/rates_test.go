@@ -392,7 +392,7 @@ func TestO14RetriesNeedPermits(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
 			var up atomic.Bool
-			sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+			sink := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 				if up.Load() {
 					return outbox.Result{Outcome: outbox.Delivered}
 				}
@@ -436,8 +436,8 @@ func TestO14RetryAfter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
-			sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
-				if d.Attempt == 1 && order(d) == "first" && one[int](r, `select count(*) from onlyonce.rates`) == 0 {
+			sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
+				if d.Number == 1 && order(d) == "first" && one[int](r, `select count(*) from onlyonce.rates`) == 0 {
 					return outbox.Result{Outcome: outbox.Retry, Reason: "not now", RetryAfter: 1000 * time.Hour, RetryScope: c.holds}
 				}
 				return outbox.Result{Outcome: outbox.Delivered}
@@ -534,7 +534,7 @@ func TestO14RetryAfterOfACallWithAPrefix(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	var held atomic.Bool
-	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
 		if !held.Swap(true) {
 			return outbox.Result{Outcome: outbox.Retry, Reason: "not now", RetryAfter: time.Hour, RetryScope: outbox.RetryTenant}
 		}

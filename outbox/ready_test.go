@@ -15,7 +15,7 @@ import (
 func TestO6RowsOfASinkThatIsHeldAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.Failure("no", nil) })
+	no := newScripted(func(context.Context, *outbox.Attempt) outbox.Result { return outbox.Failure("no", nil) })
 	for i := range 10 {
 		r.enqueue(charge(fmt.Sprint("parked ", i)))
 	}
@@ -56,7 +56,7 @@ func TestO6OneCallAtATimeAfterAnOutage(t *testing.T) {
 	r := newRig(t)
 	var down atomic.Bool
 	var under, most atomic.Int64
-	s := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+	s := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 		defer under.Add(-1)
 		if n := under.Add(1); down.Load() {
 			most.Store(max(most.Load(), n))

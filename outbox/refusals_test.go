@@ -19,7 +19,7 @@ func TestO17CallsThatAreRefusedAlikeWait(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			var repaired atomic.Bool
-			sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+			sink := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 				if repaired.Load() {
 					return outbox.Result{Outcome: outbox.Delivered}
 				}
@@ -64,7 +64,7 @@ func TestO17CallsThatAreRefusedAlikeWait(t *testing.T) {
 func TestO17TenantWhoseCallsAreRefused(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
 		if d.Tenant != "globex" {
 			return outbox.Result{Outcome: outbox.Rejected, Reason: "status 410"}
 		}
@@ -112,7 +112,7 @@ func TestO17RefusalsThatHoldNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			var sent atomic.Int64
-			sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+			sink := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 				reason := c.reason(sent.Add(1))
 				if reason == "" {
 					return outbox.Result{Outcome: outbox.Delivered}

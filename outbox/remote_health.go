@@ -96,7 +96,7 @@ func (h *remoteHealth) answered(a *callAttempt, r Result) {
 	}
 	if held, yes := h.logged.Let("", time.Now(), remoteLogged); yes {
 		h.log.Warn("onlyonce: a call was not delivered; it is tried again under its key", "sink", h.sink, "row", a.ID, "key", a.Key,
-			"attempt", a.Attempt, "reason", h.last, "in_a_row", h.failures, "not_logged", held)
+			"attempt", a.Number, "reason", h.last, "in_a_row", h.failures, "not_logged", held)
 	}
 }
 

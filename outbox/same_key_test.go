@@ -31,9 +31,9 @@ func (r *rig) enqueueUnder(key string, calls ...outbox.Call) {
 }
 
 // rejectsFirst rejects the first call, and answers 503 to the others.
-func rejectsFirst() func(context.Context, *outbox.Delivery) outbox.Result {
+func rejectsFirst() func(context.Context, *outbox.Attempt) outbox.Result {
 	var calls atomic.Int32
-	return func(context.Context, *outbox.Delivery) outbox.Result {
+	return func(context.Context, *outbox.Attempt) outbox.Result {
 		if calls.Add(1) == 1 {
 			return outbox.Failure("the card has expired", outbox.Permanent(errors.New("status 402")))
 		}
@@ -90,7 +90,7 @@ func TestO1CallThatIsNotParkedEndsTheRelay(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	gate := r.gate()
-	relay := r.relay(testConfig(newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+	relay := r.relay(testConfig(newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
 		gate.pass(d)
 		return outbox.Failure("status 503", nil)
 	})))

@@ -61,7 +61,7 @@ func TestO13BodyThatNeverOpens(t *testing.T) {
 	s.fail(nil)
 	r.exec(`update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp()`)
 	r.states("delivered")
-	if d := sink.calls(); len(d) != 1 || d[0].Attempt != 1 {
+	if d := sink.calls(); len(d) != 1 || d[0].Number != 1 {
 		t.Errorf("sent %+v", d)
 	}
 }
@@ -94,7 +94,7 @@ func TestO13BodyWhoseKeyIsNotThereYet(t *testing.T) {
 		r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp()`)
 	}
 	r.states("delivered")
-	if d := sink.calls(); len(d) != 1 || d[0].Attempt != 1 {
+	if d := sink.calls(); len(d) != 1 || d[0].Number != 1 {
 		t.Errorf("sent %+v", d)
 	}
 }
@@ -107,7 +107,7 @@ func TestO13WindowOfACallThatDoesNotOpenAnyMore(t *testing.T) {
 	s := &openWith{}
 	s.fail(nil)
 	sink := newScripted(nil)
-	sink.send = func(_ context.Context, _ *outbox.Delivery) outbox.Result {
+	sink.send = func(_ context.Context, _ *outbox.Attempt) outbox.Result {
 		s.fail(seal.ErrKey)
 		return outbox.Failure("no answer", nil)
 	}
@@ -142,13 +142,13 @@ func TestO13CompletionThatDoesNotOpen(t *testing.T) {
 	cfg := testConfig(sink)
 	cfg.Sealer = s
 	var completed atomic.Int64
-	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Delivery, answer *outbox.Response) error {
+	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Attempt, answer *outbox.Response) error {
 		completed.Add(1)
 		_, err := tx.Exec(ctx, complete, d.Key, string(d.Body))
 		return err
 	}
 	send := sink.send
-	sink.send = func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	sink.send = func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		s.fail(seal.ErrValue)
 		return send(ctx, d)
 	}

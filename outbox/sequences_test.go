@@ -115,13 +115,13 @@ func write(w http.ResponseWriter, r *http.Request) {
 
 // classified are the outcomes of all canned answers, as the HTTP sink classifies them, of a call
 // with a tenant or without.
-func classified(t *testing.T, tenant string) map[string]outbox.Outcome {
+func classified(t *testing.T, tenant string) map[string]outbox.AttemptOutcome {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(write))
 	t.Cleanup(server.Close)
 	server.Config.ErrorLog = nil
 	sink, err := httpsink.New(httpsink.Config{Name: "payments", BaseURL: server.URL, KeyWindow: time.Hour, AllowPrivate: true,
-		Outcomes: map[int]outbox.Outcome{418: outbox.Never}})
+		Outcomes: map[int]outbox.AttemptOutcome{418: outbox.Never}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,10 +129,10 @@ func classified(t *testing.T, tenant string) map[string]outbox.Outcome {
 	if err != nil {
 		t.Fatal(err)
 	}
-	send := func(s *httpsink.Sink, target string) outbox.Outcome {
-		return s.Send(t.Context(), &outbox.Delivery{Key: "6a1f0b52-93c1-8d0e-a3b4-0f1e2d3c4b5a", Tenant: tenant, Method: "POST", Target: target, Body: []byte("x")}).Outcome
+	send := func(s *httpsink.Sink, target string) outbox.AttemptOutcome {
+		return s.Send(t.Context(), &outbox.Attempt{Key: "6a1f0b52-93c1-8d0e-a3b4-0f1e2d3c4b5a", Tenant: tenant, Method: "POST", Target: target, Body: []byte("x")}).Outcome
 	}
-	all := map[string]outbox.Outcome{"no connection": send(nobody, "/"), "cannot be sent": send(sink, "/../x")}
+	all := map[string]outbox.AttemptOutcome{"no connection": send(nobody, "/"), "cannot be sent": send(sink, "/../x")}
 	for name := range cannedAnswers {
 		all[name] = send(sink, "/"+strings.ReplaceAll(name, " ", "%20"))
 	}

@@ -28,7 +28,7 @@ func newCrowd(t *testing.T) (c *crowd, open func()) {
 	return c, open
 }
 
-func (c *crowd) send(ctx context.Context, d *outbox.Delivery) outbox.Result {
+func (c *crowd) send(ctx context.Context, d *outbox.Attempt) outbox.Result {
 	c.change(d.Tenant, 1)
 	defer c.change(d.Tenant, -1)
 	select {
@@ -166,8 +166,8 @@ func TestO15CallsThatBeganBefore(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	c, open := newCrowd(t)
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
-		if d.Attempt == 1 && order(d) == "retried" {
+	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
+		if d.Number == 1 && order(d) == "retried" {
 			return outbox.Failure("busy", nil)
 		}
 		return c.send(ctx, d)
@@ -205,7 +205,7 @@ func TestO15WhatIsCounted(t *testing.T) {
 	r := newRig(t)
 	var mu sync.Mutex
 	tries := map[string]int{}
-	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
 		mu.Lock()
 		defer mu.Unlock()
 		if tries[d.Key]++; tries[d.Key] < 3 {

@@ -28,11 +28,11 @@ type Sink interface {
 	// It must send the key, and the frozen parts of the call as they are. If the remote reads the
 	// key from the body, Send may put it there, always in the same way. It must not retry by
 	// itself, nor use a client that does, because an attempt must be journaled before it is made.
-	// It should call d.MayStart right before the first byte leaves. It must not keep or change d.
+	// It should call d.MayStart right before the first byte leaves. It must not keep or change a.
 	//
 	// ctx ends after Limits.Timeout, or when the relay loses its lease or stops. Send must return
 	// soon after that.
-	Send(ctx context.Context, d *Delivery) Result
+	Send(ctx context.Context, a *Attempt) Result
 }
 
 // Batcher is a Sink for which many attempts together cost less than one by one. The relay gives it
@@ -44,7 +44,7 @@ type Batcher interface {
 	// call's index, from any goroutine, and before SendBatch returns. It should do so as soon as
 	// the result is known, because that frees the call's slot. No two calls have the same ordering
 	// key. The rules of Send hold for each call. ctx ends after Limits.Timeout for all of them.
-	SendBatch(ctx context.Context, calls []*Delivery, ended func(i int, r Result))
+	SendBatch(ctx context.Context, calls []*Attempt, ended func(i int, r Result))
 }
 
 // Preflighter is a sink that can ask its remote, before a relay begins, for what calls may be lost
@@ -92,9 +92,9 @@ func windowBound(window time.Duration) *time.Duration {
 	return &window
 }
 
-// Delivery is one attempt at one call, as the relay gives it to a sink. All but Attempt is the same
+// Attempt is one attempt at one call, as the relay gives it to a sink. All but Number is the same
 // in each attempt.
-type Delivery struct {
+type Attempt struct {
 	// Key is the idempotency key: a UUID in its canonical form of 36 characters.
 	Key string
 	// ID is the row's id, for logs.
@@ -115,8 +115,8 @@ type Delivery struct {
 	Trace string
 	// Capture asks for Result.Response.
 	Capture bool
-	// Attempt counts from 1.
-	Attempt int
+	// Number counts from 1.
+	Number int
 
 	bound interface{ mayStart() error } // nil: no bounds (in a sink's own tests)
 }
@@ -125,7 +125,7 @@ type Delivery struct {
 // The relay asks before it calls Send. A sink asks again right before the first byte leaves,
 // because connecting may take long and a process may be stopped at any instruction. If the sink
 // gets an error, it returns [Failure] with that error.
-func (d *Delivery) MayStart() error {
+func (d *Attempt) MayStart() error {
 	if d.bound == nil {
 		return nil
 	}
@@ -133,7 +133,7 @@ func (d *Delivery) MayStart() error {
 }
 
 // ErrNotStarted is wrapped by the error of an attempt that was not started. The errors of
-// [Delivery.MayStart] wrap it: the remote may have forgotten the key, or another relay may have
+// [Attempt.MayStart] wrap it: the remote may have forgotten the key, or another relay may have
 // replaced this one. A sink may return another error that wraps it if it did not come to this call
 // at all, for example because the time of a batch was over. The result is [Postponed] then, as
 // [Failure] returns it, and the attempt is not counted.
@@ -144,14 +144,14 @@ var (
 	errLease  = fmt.Errorf("%w: the relay's lease has ended", ErrNotStarted)
 )
 
-// Outcome is how an attempt ended.
-type Outcome int
+// AttemptOutcome is how an attempt ended.
+type AttemptOutcome int
 
 // Outcomes. A sink classifies the one attempt that it has made; the relay remembers the others
 // (O6). The zero value is not an outcome. It is treated as Retry, never as success.
 const (
 	// Delivered: the remote has accepted the call. Final.
-	Delivered Outcome = iota + 1
+	Delivered AttemptOutcome = iota + 1
 	// Retry: there was no answer, or no final one. The remote may have applied the call. It is sent
 	// again under its key.
 	Retry
@@ -173,7 +173,7 @@ const (
 )
 
 // answers is what each outcome says.
-var answers = map[Outcome]outcome.Answer{
+var answers = map[AttemptOutcome]outcome.Answer{
 	Delivered: {Applied: outcome.WasApplied},
 	Retry:     {Again: true},
 	Rejected:  {Applied: outcome.NotApplied},
@@ -183,7 +183,7 @@ var answers = map[Outcome]outcome.Answer{
 }
 
 // answer is what an outcome says. One that is none says no more than Retry.
-func (o Outcome) answer() outcome.Answer {
+func (o AttemptOutcome) answer() outcome.Answer {
 	if a, is := answers[o]; is {
 		return a
 	}
@@ -191,7 +191,7 @@ func (o Outcome) answer() outcome.Answer {
 }
 
 // String is the outcome's name in lower case.
-func (o Outcome) String() string {
+func (o AttemptOutcome) String() string {
 	switch o {
 	case Delivered:
 		return "delivered"
@@ -211,13 +211,13 @@ func (o Outcome) String() string {
 
 // Result is the end of an attempt, as Send returns it.
 type Result struct {
-	Outcome Outcome
+	Outcome AttemptOutcome
 	// Reason is kept in the row. It is one short line for operators, without payloads and secrets,
 	// for example "status 503".
 	Reason string
 	// Err is the whole error, for events only; it is not stored.
 	Err error
-	// Response is the remote's answer to a call that was delivered, if Delivery.Capture asks for
+	// Response is the remote's answer to a call that was delivered, if Attempt.Capture asks for
 	// it.
 	Response *Response
 	// RetryAfter is how long the remote asks the relay to wait, or 0 if it does not. The relay

@@ -183,11 +183,11 @@ func TestOtherSessions(t *testing.T) {
 			t.Cleanup(own.Close)
 			// r watches: a serializable reader might have to try again.
 			other := &rig{t: t, pool: own}
-			sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+			sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 				switch {
 				case strings.Contains(string(d.Body), "reject"):
 					return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
-				case d.Attempt < 3:
+				case d.Number < 3:
 					return outbox.Failure("again", nil)
 				}
 				return outbox.Result{Outcome: outbox.Delivered}
@@ -222,7 +222,7 @@ func TestLockedRowsAreLeftForLater(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	var again atomic.Bool
-	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 		if again.Load() {
 			return outbox.Result{Outcome: outbox.Delivered}
 		}

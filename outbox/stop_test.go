@@ -84,7 +84,7 @@ func TestStopWaitsForItsCallsOnly(t *testing.T) {
 func TestDrainTimeout(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		<-ctx.Done()
 		return outbox.Failure("cut off", ctx.Err())
 	})
@@ -104,7 +104,7 @@ func TestSinkThatDoesNotReturn(t *testing.T) {
 	r := newRig(t)
 	g := r.gate()
 	t.Cleanup(g.release)
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		g.pass(d)
 		return outbox.Result{}
 	})

@@ -16,7 +16,7 @@ func givenUp(t *testing.T, inSink bool) (*laneCalls, *callAttempt) {
 	log := slog.New(slog.DiscardHandler)
 	sink := &relaySink{name: "payments", gate: g, cfg: RelayConfig{Logger: log}, remote: newRemoteHealth("payments", log, time.Second)}
 	calls := newLaneCalls(&heldLane{sink: sink, ctx: t.Context()})
-	a := &callAttempt{Delivery: Delivery{Key: "key-7", Tenant: "acme"}, lane: calls.lane, ticket: g.Take(1)[0]}
+	a := &callAttempt{Attempt: Attempt{Key: "key-7", Tenant: "acme"}, lane: calls.lane, ticket: g.Take(1)[0]}
 	if got, _ := a.ticket.Admit(a.entrant()); got != gate.Admitted {
 		t.Fatalf("it may not start: %v", got)
 	}

@@ -14,7 +14,7 @@ import (
 // stuckSink is a sink whose Send ignores its context: a call with the body "stuck" returns when the
 // gate opens.
 func stuckSink(name string, g *gate) *scripted {
-	s := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+	s := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
 		if string(d.Body) == "stuck" {
 			g.pass(d)
 		}

@@ -26,11 +26,11 @@ func TestO16HangingRemoteOfATenantHoldsUpNoOther(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		switch {
 		case d.Tenant == "good":
 			return outbox.Result{Outcome: outbox.Delivered}
-		case d.Attempt == 1 && d.Tenant == "second":
+		case d.Number == 1 && d.Tenant == "second":
 			return outbox.Failure("not now", nil)
 		}
 		return g.accept(ctx, d)
@@ -59,7 +59,7 @@ func TestO16HangingRemoteOfATenantHoldsUpNoOther(t *testing.T) {
 func TestO14TwoAccountsHoldNoOther(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		if d.Tenant == "good" {
 			return outbox.Result{Outcome: outbox.Delivered}
 		}
@@ -84,7 +84,7 @@ func TestO14CallOfAHeldTenantFindsNothingOut(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		switch {
 		case d.Tenant == "good":
 			return outbox.Result{Outcome: outbox.Delivered}

@@ -39,7 +39,7 @@ func (r *rig) handled(origin origin.Origin, calls ...outbox.Call) error {
 func TestO6WindowPassed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.Failure("no", nil) })
+	no := newScripted(func(context.Context, *outbox.Attempt) outbox.Result { return outbox.Failure("no", nil) })
 	r.enqueue(charge("in time"), charge("too late"))
 	x := r.start(testConfig(no))
 	r.states("retrying")
@@ -119,7 +119,7 @@ select string_agg(distinct case when not isfinite(started_at) then 'never' when 
 func TestO6WindowEndsRetries(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result { return outbox.Failure("no", nil) })
+	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result { return outbox.Failure("no", nil) })
 	sink.limits = outbox.Limits{KeyWindow: 8 * time.Second, Timeout: 2 * time.Second}
 	r.enqueue(charge("1"))
 	r.start(testConfig(sink))
@@ -135,7 +135,7 @@ func TestO6AgeAfterAPause(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	var n atomic.Int32
-	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 		if n.Add(1) == 1 {
 			return outbox.Failure("not today", nil)
 		}
@@ -159,7 +159,7 @@ func TestO6AgeAfterAPause(t *testing.T) {
 func TestForever(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.Failure("no", nil) })
+	no := newScripted(func(context.Context, *outbox.Attempt) outbox.Result { return outbox.Failure("no", nil) })
 	r.enqueue(charge("1"))
 	x := r.start(testConfig(no))
 	r.states("retrying")
@@ -231,9 +231,9 @@ func TestO6SettlementThatComesLate(t *testing.T) {
 	r := newRig(t)
 	var applied atomic.Bool
 	g := r.gate()
-	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
 		switch {
-		case d.Attempt == 1:
+		case d.Number == 1:
 			return outbox.Failure("again", nil)
 		case applied.Load():
 			g.pass(d)
@@ -251,8 +251,8 @@ func TestO6SettlementThatComesLate(t *testing.T) {
 	if _, err := r.pool.Exec(t.Context(), parked.RedriveCallsSQL, []int64{id}, []*string{nil}, false); err != nil {
 		t.Fatal(err)
 	}
-	if d := g.wait(); fmt.Sprintf("waiting of attempt %d", d.Attempt) != first {
-		t.Fatalf("attempt %d is under way, and the one before is %s: they must have one number", d.Attempt, first)
+	if d := g.wait(); fmt.Sprintf("waiting of attempt %d", d.Number) != first {
+		t.Fatalf("attempt %d is under way, and the one before is %s: they must have one number", d.Number, first)
 	}
 	for _, late := range []string{"waiting", "retrying"} {
 		if _, err := r.pool.Exec(t.Context(), outbox.Statements["settle"], false, []int64{id}, []int64{0}, []string{key}, []int32{pick}, []bool{false}, []bool{false}, []bool{false}, []bool{false},
@@ -291,7 +291,7 @@ func TestReconcile(t *testing.T) {
 				var asked atomic.Int64
 				var key atomic.Value
 				cfg := testConfig(sink)
-				cfg.Reconcile = func(ctx context.Context, d *outbox.Delivery) (bool, error) {
+				cfg.Reconcile = func(ctx context.Context, d *outbox.Attempt) (bool, error) {
 					key.Store(d.Key + string(d.Body))
 					switch asked.Add(1) {
 					case 1:
@@ -355,8 +355,8 @@ func TestTrace(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	const ofMessage, own = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\nvendor=1", "00-11111111111111111111111111111111-2222222222222222-00"
-	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
-		if d.Attempt == 1 {
+	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
+		if d.Number == 1 {
 			return outbox.Failure("again", nil)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
@@ -374,7 +374,7 @@ func TestTrace(t *testing.T) {
 			want = own
 		}
 		if d.Trace != want {
-			t.Errorf("%s, attempt %d: trace %q", d.Body, d.Attempt, d.Trace)
+			t.Errorf("%s, attempt %d: trace %q", d.Body, d.Number, d.Trace)
 		}
 	}
 }
@@ -385,7 +385,7 @@ func TestO6CallThatNeverLeft(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	var sent atomic.Int64
-	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+	sink := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 		if sent.Add(1) <= 3 {
 			return outbox.Failure("no time", fmt.Errorf("%w: no time", outbox.ErrNotStarted))
 		}
@@ -400,7 +400,7 @@ func TestO6CallThatNeverLeft(t *testing.T) {
 	x.stop()
 	all := r.told(5)
 	for i, want := range []int{1, 1, 1, 1, 2} {
-		if got := all[i].Attempt.Number; got != want {
+		if got := all[i].Number; got != want {
 			t.Errorf("attempt %d has the number %d, want %d", i, got, want)
 		}
 	}

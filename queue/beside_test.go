@@ -30,7 +30,7 @@ func (s *keySink) Limits() outbox.Limits {
 	return outbox.Limits{KeyWindow: outbox.Forever, Timeout: time.Second}
 }
 
-func (s *keySink) Send(_ context.Context, d *outbox.Delivery) outbox.Result {
+func (s *keySink) Send(_ context.Context, d *outbox.Attempt) outbox.Result {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sent[d.Key]++

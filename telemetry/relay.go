@@ -40,7 +40,7 @@ func instrumentRelay(c *outbox.RelayConfig, t Config) error {
 		}
 	}
 	c.Hooks = c.Hooks.Join(outbox.Hooks{
-		AttemptStart: func(ctx context.Context, a outbox.Attempt) context.Context {
+		AttemptStart: func(ctx context.Context, a outbox.AttemptEvent) context.Context {
 			options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
 				attribute.String(messagingSystem, "onlyonce"), attribute.String(messagingName, a.Sink), attribute.String(messagingOperation, "send"),
 				attribute.String(attrKind, string(a.Kind)), attribute.String(attrName, a.Name), attribute.Int(attrAttempt, a.Number))}
@@ -50,7 +50,7 @@ func instrumentRelay(c *outbox.RelayConfig, t Config) error {
 			ctx, span := r.tracer.Start(ctx, string(a.Kind)+" "+a.Sink, options...)
 			return context.WithValue(ctx, attemptKey{}, attempt{span, time.Now()})
 		},
-		AttemptEnd: func(ctx context.Context, a outbox.Attempt, result outbox.Result) {
+		AttemptEnd: func(ctx context.Context, a outbox.AttemptEvent, result outbox.Result) {
 			of, ok := ctx.Value(attemptKey{}).(attempt)
 			if !ok {
 				return
@@ -73,7 +73,7 @@ func instrumentRelay(c *outbox.RelayConfig, t Config) error {
 				delay.Record(context.Background(), s.Age.Seconds(), metric.WithAttributes(sinkOf(s.Sink)))
 			}
 		},
-		Failed: func(f outbox.Failed) {
+		TransactionFailed: func(f outbox.TransactionFailedEvent) {
 			failures.Add(context.Background(), 1, metric.WithAttributes(sinkOf(f.Sink)))
 		},
 	})

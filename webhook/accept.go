@@ -63,7 +63,7 @@ var _ consumer.Tx = (*guard.Tx)(nil)
 
 // accept stores an event once, in the database of its place (N2). It returns when that is
 // committed, or was committed before.
-func (ep *Endpoint) accept(ctx context.Context, i *incomingEvent) (Outcome, error) {
+func (ep *Endpoint) accept(ctx context.Context, i *incomingEvent) (ReceiveOutcome, error) {
 	if ep.set == nil {
 		return ep.acceptHere(ctx, i)
 	}
@@ -79,7 +79,7 @@ func (ep *Endpoint) accept(ctx context.Context, i *incomingEvent) (Outcome, erro
 
 // acceptHere stores an event in the endpoint's database: alone in mode Inline, whose handler has
 // the transaction, and otherwise with the events that arrive together.
-func (ep *Endpoint) acceptHere(ctx context.Context, i *incomingEvent) (Outcome, error) {
+func (ep *Endpoint) acceptHere(ctx context.Context, i *incomingEvent) (ReceiveOutcome, error) {
 	var err error
 	if ep.cfg.Mode == Inline {
 		ep.store.Store(ctx, []*incomingEvent{i})
@@ -111,7 +111,7 @@ func (ep *Endpoint) gatherUntilKnown(ctx context.Context, i *incomingEvent) erro
 }
 
 // outcomeOf is what a hook and the sender are told of an event that is committed.
-func outcomeOf(item *intake.Item) Outcome {
+func outcomeOf(item *intake.Item) ReceiveOutcome {
 	switch {
 	case item.Outcome == intake.Taken:
 		return Accepted

@@ -23,13 +23,13 @@ func statusOf(err error) int {
 
 // answer is how a request was answered.
 type answer struct {
-	outcome Outcome // empty unless the status is 200
+	outcome ReceiveOutcome // empty unless the status is 200
 	status  int
 	err     error // the reason of a refusal
 }
 
 // writeAccepted writes a 200, with duplicateHeader for a copy.
-func (ep *Endpoint) writeAccepted(w http.ResponseWriter, outcome Outcome, body string) answer {
+func (ep *Endpoint) writeAccepted(w http.ResponseWriter, outcome ReceiveOutcome, body string) answer {
 	switch outcome {
 	case Duplicate, Divergent, SameBody:
 		w.Header().Set(duplicateHeader, "true")

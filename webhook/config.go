@@ -43,14 +43,14 @@ type Backfill struct {
 	Overlap time.Duration
 }
 
-// Mode decides how an endpoint processes a new event.
-type Mode int
+// EndpointMode decides how an endpoint processes a new event.
+type EndpointMode int
 
 // Modes of an endpoint.
 const (
 	// Stored stores the event as it came, and answers. A consumer handles it, whose source is the
 	// endpoint, or a [Source].
-	Stored Mode = iota
+	Stored EndpointMode = iota
 	// Inline runs the handler in the transaction that claims the event, and answers after its
 	// COMMIT.
 	Inline
@@ -107,7 +107,7 @@ type Config struct {
 	KeepHeaders []string
 
 	// Mode decides how the endpoint processes a new event. Defaults to [Stored].
-	Mode Mode
+	Mode EndpointMode
 
 	// Handler applies an event in mode Inline, where it is required; [EventOf] returns the event of
 	// its message. It runs in the transaction that has claimed the event's id. An error rolls back
@@ -275,7 +275,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 
 // checkMode checks what goes with the mode.
 func (c *Config) checkMode(l *fields.List) {
-	if !slices.Contains([]Mode{Stored, Inline, ForwardOnly}, c.Mode) {
+	if !slices.Contains([]EndpointMode{Stored, Inline, ForwardOnly}, c.Mode) {
 		l.Add("Mode", "%d must be Stored, Inline or ForwardOnly", c.Mode)
 	}
 	switch {

@@ -818,7 +818,7 @@ func TestW10Purge(t *testing.T) {
 	var forgotten int64
 	purged := make(chan struct{})
 	x := r.receiver(e.sample, func(c *webhook.Config) {
-		c.Hooks.Purged = func(n int64) { forgotten = n; close(purged) }
+		c.Hooks.Forgotten = func(n int64) { forgotten = n; close(purged) }
 	})
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)

@@ -81,7 +81,7 @@ func TestW15ForwardFitsWhatItCan(t *testing.T) {
 // W15: an event of which no call can be made is parked whole, and a copy of it is a duplicate.
 func TestW15EventThatCannotBeForwarded(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []webhook.Mode{webhook.ForwardOnly, webhook.Stored, webhook.Inline} {
+	for _, mode := range []webhook.EndpointMode{webhook.ForwardOnly, webhook.Stored, webhook.Inline} {
 		r := newRig(t)
 		s := membersSample()
 		e := r.serve(s, func(c *webhook.Config) {

@@ -137,7 +137,7 @@ func (s *show) send(e delivery) {
 	}
 }
 
-func (s *show) post(e delivery) webhook.Outcome {
+func (s *show) post(e delivery) webhook.ReceiveOutcome {
 	req := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(e.body))
 	req.Header = s.sender.sign(s.sender.secret, time.Now(), e.body)
 	for _, name := range []string{"X-GitHub-Event", "X-Shopify-Topic"} {
@@ -164,7 +164,7 @@ func TestW7OneBodyUnderSeveralTopics(t *testing.T) {
 	s.provider = webhook.Shopify{Topics: []string{"orders/create", "orders/paid", "orders/updated"}}
 	x := &show{rig: r, sender: s, to: r.receiver(s)}
 	for i, topic := range []string{"orders/create", "orders/paid", "orders/updated", "orders/delete"} {
-		for n, want := range []webhook.Outcome{webhook.Accepted, webhook.SameBody, webhook.Duplicate} {
+		for n, want := range []webhook.ReceiveOutcome{webhook.Accepted, webhook.SameBody, webhook.Duplicate} {
 			if topic == "orders/delete" && n == 2 {
 				want = webhook.SameBody
 			}
@@ -195,7 +195,7 @@ func TestW7NamedBodyUnderAnotherName(t *testing.T) {
 	x := &show{rig: r, sender: s, to: r.receiver(s, func(c *webhook.Config) { c.SameBodies = webhook.HandleSameBodies })}
 	for i, c := range []struct {
 		kind string
-		want webhook.Outcome
+		want webhook.ReceiveOutcome
 	}{{"push", webhook.Accepted}, {"watch", webhook.SameBody}, {"watch", webhook.SameBody}, {"push", webhook.SameBody}, {"push", webhook.Duplicate}} {
 		if got := x.post(delivery{kind: c.kind, id: fmt.Sprint("d-", i), body: push("1")}); got != c.want {
 			t.Errorf("%d, %s: %s, want %s", i, c.kind, got, c.want)
@@ -213,7 +213,7 @@ func TestW7BodyThatIsNamedUnderTwoNames(t *testing.T) {
 	const body = `{"action":"edited","repository":{"pushed_at":1},"issue":{"updated_at":"2026-11-28T10:00:00Z"}}`
 	for i, c := range []struct {
 		kind string
-		want webhook.Outcome
+		want webhook.ReceiveOutcome
 	}{
 		{"push", webhook.Accepted}, {"push", webhook.SameBody}, {"push", webhook.Duplicate},
 		{"issues", webhook.SameBody}, {"issues", webhook.Duplicate}, {"push", webhook.Duplicate},
@@ -236,7 +236,7 @@ func TestW7GenuineEventAfterAFalseName(t *testing.T) {
 	x := &show{rig: r, sender: s, to: r.receiver(s)}
 	for i, c := range []struct {
 		kind string
-		want webhook.Outcome
+		want webhook.ReceiveOutcome
 	}{{"push", webhook.Accepted}, {"push", webhook.SameBody}, {"member", webhook.SameBody}, {"member", webhook.SameBody}} {
 		if got := x.post(delivery{kind: c.kind, id: fmt.Sprint("d-", i), body: `{"action":"added","repository":{"pushed_at":1}}`}); got != c.want {
 			t.Errorf("%d, %s: %s, want %s", i, c.kind, got, c.want)
@@ -253,7 +253,7 @@ func TestW7BodiesWithoutAnID(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		body string
-		want webhook.Outcome
+		want webhook.ReceiveOutcome
 	}{
 		{`{"object":"page","entry":[{"id":"1","time":1764360000}]}`, webhook.Duplicate},
 		{`{"object":"page","entry":[{"id":"1","time":1764360000},{"id":"2"}]}`, webhook.SameBody},
@@ -264,7 +264,7 @@ func TestW7BodiesWithoutAnID(t *testing.T) {
 		r := newRig(t)
 		s := ofMeta()
 		x := &show{rig: r, sender: s, to: r.receiver(s)}
-		for i, want := range []webhook.Outcome{webhook.Accepted, c.want, c.want} {
+		for i, want := range []webhook.ReceiveOutcome{webhook.Accepted, c.want, c.want} {
 			if got := x.post(delivery{body: c.body}); got != want {
 				t.Errorf("%s, time %d: %s, want %s", c.body, i, got, want)
 			}

@@ -8,19 +8,19 @@ import (
 	"github.com/onlyonce/onlyonce/internal/hook"
 )
 
-// Outcome is the result for an event that was verified. Each of them is answered with 200.
-type Outcome string
+// ReceiveOutcome is the result for an event that was verified. Each of them is answered with 200.
+type ReceiveOutcome string
 
 // Outcomes of a verified event.
 const (
-	Accepted    Outcome = "accepted"    // new; stored, handled or forwarded
-	Duplicate   Outcome = "duplicate"   // accepted before
-	Divergent   Outcome = "divergent"   // this id was accepted before with another body: parked, unless its sender signs ids
-	SameBody    Outcome = "same-body"   // this body was accepted lately under another id: parked
-	Stale       Outcome = "stale"       // older than what its handler has applied: parked
-	Unforwarded Outcome = "unforwarded" // no call can be made of it ([Forward]): not handled, parked
-	Unstorable  Outcome = "unstorable"  // the database never takes it: parked
-	Probed      Outcome = "probed"      // the provider only checks whether the endpoint answers
+	Accepted    ReceiveOutcome = "accepted"    // new; stored, handled or forwarded
+	Duplicate   ReceiveOutcome = "duplicate"   // accepted before
+	Divergent   ReceiveOutcome = "divergent"   // this id was accepted before with another body: parked, unless its sender signs ids
+	SameBody    ReceiveOutcome = "same-body"   // this body was accepted lately under another id: parked
+	Stale       ReceiveOutcome = "stale"       // older than what its handler has applied: parked
+	Unforwarded ReceiveOutcome = "unforwarded" // no call can be made of it ([Forward]): not handled, parked
+	Unstorable  ReceiveOutcome = "unstorable"  // the database never takes it: parked
+	Probed      ReceiveOutcome = "probed"      // the provider only checks whether the endpoint answers
 )
 
 // ReceiveStart describes a request that begins. It is not verified yet.
@@ -35,7 +35,7 @@ type ReceiveEnd struct {
 	// a probe.
 	Type, ID string
 	// Outcome is empty unless Status is 200.
-	Outcome Outcome
+	Outcome ReceiveOutcome
 	Status  int
 	// Err is the reason of a status other than 200. If the request was not verified, it does not
 	// quote the request.
@@ -67,8 +67,8 @@ type Hooks struct {
 	ReceiveStart func(ctx context.Context, r ReceiveStart) context.Context
 	ReceiveEnd   func(ctx context.Context, r ReceiveEnd)
 
-	// Purged is called with the number of ids and bodies that were forgotten.
-	Purged func(records int64)
+	// Forgotten is called with the number of ids and bodies that were forgotten.
+	Forgotten func(records int64)
 
 	// Backfilled is called at the end of each backfill by this process.
 	Backfilled func(Backfilled)
@@ -83,7 +83,7 @@ func (h Hooks) Join(b Hooks) Hooks {
 	receive := hook.JoinPair(pair{Start: h.ReceiveStart, End: h.ReceiveEnd}, pair{Start: b.ReceiveStart, End: b.ReceiveEnd})
 	return Hooks{
 		ReceiveStart: receive.Start, ReceiveEnd: receive.End,
-		Purged:     hook.JoinEvent(h.Purged, b.Purged),
+		Forgotten:  hook.JoinEvent(h.Forgotten, b.Forgotten),
 		Backfilled: hook.JoinEvent(h.Backfilled, b.Backfilled),
 	}
 }
@@ -94,7 +94,7 @@ func (h Hooks) guarded(log *slog.Logger) Hooks {
 	return Hooks{
 		ReceiveStart: hook.Start(g, "ReceiveStart", h.ReceiveStart),
 		ReceiveEnd:   hook.End(g, "ReceiveEnd", h.ReceiveEnd),
-		Purged:       hook.Event(g, "Purged", h.Purged),
+		Forgotten:    hook.Event(g, "Forgotten", h.Forgotten),
 		Backfilled:   hook.Event(g, "Backfilled", h.Backfilled),
 	}
 }

@@ -139,7 +139,7 @@ func TestForward(t *testing.T) {
 		c.MaxBody = 1 << 20 // GitHub sends more than a call's body can hold
 	}
 	var keys []string
-	for _, mode := range []webhook.Mode{webhook.ForwardOnly, webhook.Stored, webhook.Inline} {
+	for _, mode := range []webhook.EndpointMode{webhook.ForwardOnly, webhook.Stored, webhook.Inline} {
 		r := newRig(t)
 		e := r.serve(samples(t)["GitHub"], forward, func(c *webhook.Config) {
 			if c.Mode = mode; mode == webhook.Inline {

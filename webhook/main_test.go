@@ -123,7 +123,7 @@ func (r *rig) hooks() webhook.Hooks {
 }
 
 // last returns the outcome of the last request.
-func (r *rig) last() webhook.Outcome {
+func (r *rig) last() webhook.ReceiveOutcome {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.received) == 0 {

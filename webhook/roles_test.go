@@ -66,7 +66,7 @@ func TestS2ReceiverAndWorkerWithLeastPrivileges(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	purged, done := make(chan int64, 1), make(chan error, 1)
-	x := r.receiver(e.sample, func(c *webhook.Config) { c.Hooks.Purged = func(n int64) { purged <- n } })
+	x := r.receiver(e.sample, func(c *webhook.Config) { c.Hooks.Forgotten = func(n int64) { purged <- n } })
 	go func() { done <- x.Upkeep(ctx) }()
 	if n := pgtest.Receive(t, patience, "purged", purged); n != 3 {
 		t.Errorf("%d bodies were forgotten, want 3: that which was set aside too", n)

@@ -165,8 +165,8 @@ func (ep *Endpoint) purgeExpired(ctx context.Context) error {
 	}
 	ids, err := forget(purgeIDsSQL, ep.cfg.Retention)
 	bodies, err2 := forget(purgeBodiesSQL, ep.cfg.BodyWindow)
-	if ids+bodies > 0 && ep.cfg.Hooks.Purged != nil {
-		ep.cfg.Hooks.Purged(ids + bodies)
+	if ids+bodies > 0 && ep.cfg.Hooks.Forgotten != nil {
+		ep.cfg.Hooks.Forgotten(ids + bodies)
 	}
 	return errors.Join(err, err2)
 }

@@ -67,10 +67,10 @@ func measureRelay(h *outbox.Hooks, sinks []outbox.Sink) *metrics.Registry {
 		r.Add(metrics.OutboxFailures, 0, s.Name())
 	}
 	type began struct{}
-	h.AttemptStart = func(ctx context.Context, _ outbox.Attempt) context.Context {
+	h.AttemptStart = func(ctx context.Context, _ outbox.AttemptEvent) context.Context {
 		return context.WithValue(ctx, began{}, time.Now())
 	}
-	h.AttemptEnd = func(ctx context.Context, a outbox.Attempt, _ outbox.Result) {
+	h.AttemptEnd = func(ctx context.Context, a outbox.AttemptEvent, _ outbox.Result) {
 		if at, ok := ctx.Value(began{}).(time.Time); ok && a.Kind == outbox.AttemptSend {
 			r.Observe(metrics.OutboxAttemptDuration, time.Since(at).Seconds(), a.Sink)
 		}
@@ -81,6 +81,6 @@ func measureRelay(h *outbox.Hooks, sinks []outbox.Sink) *metrics.Registry {
 			r.Observe(metrics.OutboxDelay, s.Age.Seconds(), s.Sink)
 		}
 	}
-	h.Failed = func(f outbox.Failed) { r.Add(metrics.OutboxFailures, 1, f.Sink) }
+	h.TransactionFailed = func(f outbox.TransactionFailedEvent) { r.Add(metrics.OutboxFailures, 1, f.Sink) }
 	return r
 }

@@ -61,7 +61,7 @@ func (c *natsConnection) connected() (*natssink.Sink, error) {
 }
 
 // Send makes one attempt.
-func (c *natsConnection) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
+func (c *natsConnection) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
 	sink, err := c.connected()
 	if err != nil {
 		err = fmt.Errorf("connecting to NATS: %w", err)

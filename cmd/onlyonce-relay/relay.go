@@ -136,4 +136,4 @@ func (noSink) Name() string { return "none" }
 func (noSink) Limits() outbox.Limits {
 	return outbox.Limits{KeyWindow: outbox.Forever, Timeout: time.Second}
 }
-func (noSink) Send(context.Context, *outbox.Delivery) outbox.Result { return outbox.Result{} }
+func (noSink) Send(context.Context, *outbox.Attempt) outbox.Result { return outbox.Result{} }

@@ -82,11 +82,11 @@ func (s *httpSink) networks(f *settings.File, path string) (all []netip.Prefix) 
 }
 
 // outcomes are what the statuses mean.
-func (s *httpSink) outcomes(f *settings.File, path string) map[int]outbox.Outcome {
+func (s *httpSink) outcomes(f *settings.File, path string) map[int]outbox.AttemptOutcome {
 	if len(s.Outcomes) == 0 {
 		return nil
 	}
-	all := map[int]outbox.Outcome{}
+	all := map[int]outbox.AttemptOutcome{}
 	for _, status := range slices.Sorted(maps.Keys(s.Outcomes)) {
 		code, err := strconv.Atoi(status)
 		outcome, known := outcomeNamed(s.Outcomes[status])
@@ -103,7 +103,7 @@ func (s *httpSink) outcomes(f *settings.File, path string) map[int]outbox.Outcom
 }
 
 // outcomeNamed returns the outcome of a name.
-func outcomeNamed(name string) (o outbox.Outcome, known bool) {
+func outcomeNamed(name string) (o outbox.AttemptOutcome, known bool) {
 	for o := outbox.Delivered; o <= outbox.Unsafe; o++ {
 		if o.String() == name {
 			return o, true

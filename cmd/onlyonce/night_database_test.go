@@ -265,7 +265,7 @@ func nightDeclines(t *testing.T) {
 	t.Cleanup(remote.Close)
 	d := newDrill(t)
 	d.exec(`create table declined (id text)`)
-	complete := func(ctx context.Context, tx dedupe.GuardedTx, of *outbox.Delivery, answer *outbox.Response) error {
+	complete := func(ctx context.Context, tx dedupe.GuardedTx, of *outbox.Attempt, answer *outbox.Response) error {
 		if answer.Status != http.StatusPaymentRequired {
 			return fmt.Errorf("status %d", answer.Status)
 		}
@@ -273,7 +273,7 @@ func nightDeclines(t *testing.T) {
 		return err
 	}
 	sink, err := httpsink.New(httpsink.Config{Name: "payments", BaseURL: remote.URL, KeyWindow: outbox.Forever, AllowPrivate: true,
-		Outcomes: map[int]outbox.Outcome{http.StatusPaymentRequired: outbox.Delivered}})
+		Outcomes: map[int]outbox.AttemptOutcome{http.StatusPaymentRequired: outbox.Delivered}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ func (s *scriptedSink) Limits() outbox.Limits {
 	return outbox.Limits{KeyWindow: outbox.Forever, Timeout: time.Minute}
 }
 
-func (s *scriptedSink) Send(_ context.Context, d *outbox.Delivery) outbox.Result {
+func (s *scriptedSink) Send(_ context.Context, d *outbox.Attempt) outbox.Result {
 	if !s.accepts.Load() {
 		return outbox.Result{Outcome: outbox.Rejected, Reason: "refused"}
 	}

@@ -72,7 +72,7 @@ func (s *stuckSink) Limits() outbox.Limits {
 	return outbox.Limits{KeyWindow: outbox.Forever, Timeout: time.Minute}
 }
 
-func (s *stuckSink) Send(ctx context.Context, _ *outbox.Delivery) outbox.Result {
+func (s *stuckSink) Send(ctx context.Context, _ *outbox.Attempt) outbox.Result {
 	s.began(s.name)
 	select {
 	case <-s.goOn:

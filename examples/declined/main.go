@@ -48,7 +48,7 @@ func relayTo(pool *pgxpool.Pool, provider string) (*outbox.Relay, error) {
 		Name: "payments", BaseURL: provider, KeyWindow: 24 * time.Hour,
 		AllowPrivate: true, // the provider of this example is on this machine
 		// 402 is an answer, as 201 is: the card was declined.
-		Outcomes: map[int]outbox.Outcome{http.StatusPaymentRequired: outbox.Delivered},
+		Outcomes: map[int]outbox.AttemptOutcome{http.StatusPaymentRequired: outbox.Delivered},
 	})
 	if err != nil {
 		return nil, err
@@ -62,7 +62,7 @@ func relayTo(pool *pgxpool.Pool, provider string) (*outbox.Relay, error) {
 
 // chargeAnswered receives the provider's answer to each charge once. Its writes commit together
 // with the end of the call.
-func chargeAnswered(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Delivery, answer *outbox.Response) error {
+func chargeAnswered(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Attempt, answer *outbox.Response) error {
 	var charge struct{ Order string }
 	if err := json.Unmarshal(d.Body, &charge); err != nil {
 		return outbox.Permanent(err)

@@ -49,7 +49,7 @@ func (in *ingest) handle(_ context.Context, tx consumer.Tx, m *consumer.Message)
 type sender struct {
 	name   string
 	scheme webhook.Provider
-	mode   webhook.Mode
+	mode   webhook.EndpointMode
 	secret string // the environment variable that holds it
 }
 

@@ -51,7 +51,7 @@ import (
 const (
 	// KeyMetadata carries the key.
 	KeyMetadata = "idempotency-key"
-	// StatusMetadata is in the header of each answer: an idempotency.Outcome.
+	// StatusMetadata is in the header of each answer: an idempotency.ServeOutcome.
 	StatusMetadata = "idempotency-status"
 )
 
@@ -345,7 +345,7 @@ func problem(c codes.Code, reason, text string, retryAfter time.Duration) error 
 }
 
 // mark says in the answer's header what was done.
-func mark(ctx context.Context, how idempotency.Outcome) {
+func mark(ctx context.Context, how idempotency.ServeOutcome) {
 	_ = grpc.SetHeader(ctx, metadata.Pairs(StatusMetadata, string(how))) // fails if the header was sent, by a handler that streams none
 }
 

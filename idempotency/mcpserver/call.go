@@ -82,7 +82,7 @@ func keep(result *mcp.CallToolResult) error {
 }
 
 // marked returns the result with what was done (H9). A tool's own value of this name is dropped.
-func marked(result *mcp.CallToolResult, how idempotency.Outcome) *mcp.CallToolResult {
+func marked(result *mcp.CallToolResult, how idempotency.ServeOutcome) *mcp.CallToolResult {
 	if result == nil {
 		return nil
 	}

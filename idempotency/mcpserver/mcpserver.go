@@ -46,7 +46,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
-// StatusMeta is in the _meta of each result of a protected tool: an idempotency.Outcome.
+// StatusMeta is in the _meta of each result of a protected tool: an idempotency.ServeOutcome.
 const StatusMeta = "idempotency-status"
 
 // Config configures a [Guard].

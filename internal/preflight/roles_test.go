@@ -244,11 +244,11 @@ func (sink) Name() string { return "payments" }
 func (sink) Limits() outbox.Limits {
 	return outbox.Limits{KeyWindow: outbox.Forever, Timeout: time.Second}
 }
-func (sink) Send(_ context.Context, d *outbox.Delivery) outbox.Result {
+func (sink) Send(_ context.Context, d *outbox.Attempt) outbox.Result {
 	switch {
 	case d.Name == "never":
 		return outbox.Result{Outcome: outbox.Rejected, Reason: "never"}
-	case d.Name == "again" && d.Attempt == 1:
+	case d.Name == "again" && d.Number == 1:
 		return outbox.Failure("again", nil)
 	}
 	return outbox.Result{Outcome: outbox.Delivered}

@@ -181,7 +181,7 @@ func named(t *testing.T, base string, n *nameserver, change ...func(*Config)) *S
 }
 
 func send(t *testing.T, s *Sink) outbox.Result {
-	return s.Send(t.Context(), &outbox.Delivery{Key: "51825619-b4aa-834b-8c96-7435425d5a3b", Method: "POST", Target: "/charges", Body: []byte("body")})
+	return s.Send(t.Context(), &outbox.Attempt{Key: "51825619-b4aa-834b-8c96-7435425d5a3b", Method: "POST", Target: "/charges", Body: []byte("body")})
 }
 
 // A harmless name resolves to a hostile address. The call is refused before connect(), put off

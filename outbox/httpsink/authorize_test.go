@@ -96,7 +96,7 @@ func TestRequestIDOfAnAttempt(t *testing.T) {
 	mine := delivery()
 	mine.Header = http.Header{"X-Request-Id": {"the call's"}}
 	one := delivery()
-	for _, d := range []*outbox.Delivery{one, one, mine, mine} {
+	for _, d := range []*outbox.Attempt{one, one, mine, mine} {
 		if r := s.Send(t.Context(), d); r.Outcome != outbox.Delivered {
 			t.Fatalf("%+v", r)
 		}

@@ -52,7 +52,7 @@ func TestBreakerOpens(t *testing.T) {
 		"409":                 {409, nil, false},
 		"429":                 {429, nil, false},
 		"500":                 {500, nil, false},
-		"503, which is final": {503, func(c *httpsink.Config) { c.Outcomes = map[int]outbox.Outcome{503: outbox.Rejected} }, false},
+		"503, which is final": {503, func(c *httpsink.Config) { c.Outcomes = map[int]outbox.AttemptOutcome{503: outbox.Rejected} }, false},
 		"no authorization":    {503, func(c *httpsink.Config) { c.Authorize = refuse }, true},
 		"off":                 {503, func(c *httpsink.Config) { c.Breaker.Off = true }, false},
 	} {

@@ -26,7 +26,7 @@ type callRequest struct {
 
 // newRequest builds the request from the row. It applies the rules of Enqueue again, because the
 // row may have been written in SQL (O12).
-func (s *Sink) newRequest(ctx context.Context, d *outbox.Delivery) (*callRequest, error) {
+func (s *Sink) newRequest(ctx context.Context, d *outbox.Attempt) (*callRequest, error) {
 	if err := frozen.Method(d.Method); err != nil {
 		return nil, fmt.Errorf("method: %w", err)
 	}

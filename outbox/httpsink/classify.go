@@ -60,7 +60,7 @@ func (s *Sink) classify(a Answer, tenant string) outbox.Result {
 // outcomeOf returns what an answer says of the attempt, and whether only its status says so. What
 // the configuration says comes first, but for an effect that the project's own HTTP layer reports;
 // then the layer's marks (H9, H27), then the provider's own signs.
-func (s *Sink) outcomeOf(a Answer) (o outbox.Outcome, byDefault bool) {
+func (s *Sink) outcomeOf(a Answer) (o outbox.AttemptOutcome, byDefault bool) {
 	if s.cfg.Classify != nil {
 		if o := s.cfg.Classify(a); o != 0 {
 			return o, false
@@ -85,7 +85,7 @@ func (s *Sink) outcomeOf(a Answer) (o outbox.Outcome, byDefault bool) {
 }
 
 // outcomeOfMarked is the outcome for what the project's own HTTP layer says.
-func outcomeOfMarked(a outcome.Answer) outbox.Outcome {
+func outcomeOfMarked(a outcome.Answer) outbox.AttemptOutcome {
 	switch {
 	case a.Applied == outcome.WasApplied:
 		return outbox.Delivered
@@ -106,7 +106,7 @@ func outcomeOfMarked(a outcome.Answer) outbox.Outcome {
 // 425 Too Early, 429 Too Many Requests, 5xx, and what is no final answer, as 101. Redirects are not
 // followed: the remote has not applied the attempt, and an operator has to correct a base URL that
 // has moved.
-func defaultOutcome(status int) outbox.Outcome {
+func defaultOutcome(status int) outbox.AttemptOutcome {
 	switch {
 	case status >= 200 && status <= 299:
 		return outbox.Delivered

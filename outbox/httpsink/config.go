@@ -99,12 +99,12 @@ type Config struct {
 	// postponed; 401 and 403 postpone the calls of the call's tenant, and reject a call that has
 	// none; all other statuses are rejected. If the remote is an API in package idempotency, its
 	// header Idempotency-Status says more than the status, and decides where Outcomes does not.
-	Outcomes map[int]outbox.Outcome
+	Outcomes map[int]outbox.AttemptOutcome
 
 	// Classify decides about an answer by its headers or body, for example by an error code. It
 	// returns 0 to leave the answer to Outcomes and the defaults. It must be safe for concurrent
 	// use. Defaults to none.
-	Classify func(Answer) outbox.Outcome
+	Classify func(Answer) outbox.AttemptOutcome
 
 	// CaptureHeaders lists the headers of the answer that are kept for a call with Call.Capture. Of
 	// the body the first 64 KiB are kept. Defaults to Content-Type, Location and X-Request-Id.

@@ -39,7 +39,7 @@ func Example() {
 	}
 	defer payments.Close()
 
-	result := payments.Send(context.Background(), &outbox.Delivery{
+	result := payments.Send(context.Background(), &outbox.Attempt{
 		Key:    "6f1c0c6e-7a3b-5d0e-9c55-2b8a4a1f9d10",
 		Method: http.MethodPost, Target: "/charges", Body: []byte(`{"order":"17","cents":500}`),
 	})
@@ -94,7 +94,7 @@ func ExampleConfig() {
 		return
 	}
 	defer payments.Close()
-	call := &outbox.Delivery{Key: "6f1c0c6e-7a3b-5d0e-9c55-2b8a4a1f9d10", Method: http.MethodPost, Target: "/charges"}
+	call := &outbox.Attempt{Key: "6f1c0c6e-7a3b-5d0e-9c55-2b8a4a1f9d10", Method: http.MethodPost, Target: "/charges"}
 	for range 2 { // as a relay does
 		fmt.Println(payments.Send(context.Background(), call).Outcome)
 	}

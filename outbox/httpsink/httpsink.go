@@ -30,7 +30,7 @@ func (s *Sink) Close() { s.transport.CloseIdleConnections() }
 
 // Send makes one attempt. It returns when the attempt has ended, at the latest after
 // Config.Timeout.
-func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
+func (s *Sink) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	req, err := s.newRequest(ctx, d)

@@ -29,9 +29,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const key = "51825619-b4aa-834b-8c96-7435425d5a3b"
 
-func delivery() *outbox.Delivery {
-	return &outbox.Delivery{Key: key, Sink: "payments", Name: "charge", Method: "POST", Target: "/charges", Body: []byte("body"),
-		Header: http.Header{"Content-Type": {"text/plain"}, "X-Two": {"b", "a"}}, Attempt: 1}
+func delivery() *outbox.Attempt {
+	return &outbox.Attempt{Key: key, Sink: "payments", Name: "charge", Method: "POST", Target: "/charges", Body: []byte("body"),
+		Header: http.Header{"Content-Type": {"text/plain"}, "X-Two": {"b", "a"}}, Number: 1}
 }
 
 func newSink(t *testing.T, base string, change ...func(*httpsink.Config)) *httpsink.Sink {
@@ -108,7 +108,7 @@ func TestOutcomes(t *testing.T) {
 		w.WriteHeader(int(code.Load()))
 	})
 	s := newSink(t, base)
-	for want, codes := range map[outbox.Outcome][]int{
+	for want, codes := range map[outbox.AttemptOutcome][]int{
 		outbox.Delivered: {200, 201, 202, 204, 299},
 		outbox.Retry:     {408, 409, 500, 501, 503, 599},
 		outbox.Postponed: {425, 429},
@@ -127,7 +127,7 @@ func TestOutcomes(t *testing.T) {
 		}
 	}
 	code.Store(401)
-	s = newSink(t, base, func(c *httpsink.Config) { c.Outcomes = map[int]outbox.Outcome{401: outbox.Retry} })
+	s = newSink(t, base, func(c *httpsink.Config) { c.Outcomes = map[int]outbox.AttemptOutcome{401: outbox.Retry} })
 	if r := s.Send(t.Context(), delivery()); r.Outcome != outbox.Retry {
 		t.Errorf("overruled: %+v", r)
 	}
@@ -290,13 +290,13 @@ func TestRowsCannotEscape(t *testing.T) {
 			t.Errorf("%.30q: %+v", target, r)
 		}
 	}
-	for name, change := range map[string]func(*outbox.Delivery){
-		"GET":               func(d *outbox.Delivery) { d.Method = "GET" },
-		"split method":      func(d *outbox.Delivery) { d.Method = "POST / HTTP/1.1\r\nX: y" },
-		"Host":              func(d *outbox.Delivery) { d.Header = http.Header{"Host": {"evil"}} },
-		"transfer-encoding": func(d *outbox.Delivery) { d.Header = http.Header{"transfer-encoding": {"chunked"}} },
-		"split value":       func(d *outbox.Delivery) { d.Header = http.Header{"X": {"a\r\nb: c"}} },
-		"own key":           func(d *outbox.Delivery) { d.Header = http.Header{"x-key": {"mine"}} },
+	for name, change := range map[string]func(*outbox.Attempt){
+		"GET":               func(d *outbox.Attempt) { d.Method = "GET" },
+		"split method":      func(d *outbox.Attempt) { d.Method = "POST / HTTP/1.1\r\nX: y" },
+		"Host":              func(d *outbox.Attempt) { d.Header = http.Header{"Host": {"evil"}} },
+		"transfer-encoding": func(d *outbox.Attempt) { d.Header = http.Header{"transfer-encoding": {"chunked"}} },
+		"split value":       func(d *outbox.Attempt) { d.Header = http.Header{"X": {"a\r\nb: c"}} },
+		"own key":           func(d *outbox.Attempt) { d.Header = http.Header{"x-key": {"mine"}} },
 	} {
 		d := delivery()
 		change(d)
@@ -353,7 +353,7 @@ func TestAnswers(t *testing.T) {
 
 func TestConfigFaultsAllAtOnce(t *testing.T) {
 	_, err := httpsink.New(httpsink.Config{
-		BaseURL: "ftp://x", Timeout: -1, Profile: httpsink.Profile{Header: "a b"}, Outcomes: map[int]outbox.Outcome{99: 7},
+		BaseURL: "ftp://x", Timeout: -1, Profile: httpsink.Profile{Header: "a b"}, Outcomes: map[int]outbox.AttemptOutcome{99: 7},
 		Transport: &http.Transport{Dial: net.Dial}, //nolint:staticcheck // deprecated, and refused
 	})
 	if !errors.Is(err, httpsink.ErrConfig) {
@@ -393,7 +393,7 @@ func TestO6NoByteHasLeft(t *testing.T) {
 		"no secret":             {newSink(t, busy.URL, noSecret), "/", true},
 		"cannot be sent":        {newSink(t, busy.URL), "/../x", true},
 	} {
-		r := c.sink.Send(t.Context(), &outbox.Delivery{Key: "6a1f0b52-93c1-8d0e-a3b4-0f1e2d3c4b5a", Method: "POST", Target: c.target, Body: []byte("x")})
+		r := c.sink.Send(t.Context(), &outbox.Attempt{Key: "6a1f0b52-93c1-8d0e-a3b4-0f1e2d3c4b5a", Method: "POST", Target: c.target, Body: []byte("x")})
 		if r.Unseen != c.want {
 			t.Errorf("%s: unseen %t, want %t (%+v)", name, r.Unseen, c.want, r)
 		}

@@ -27,7 +27,7 @@ func TestO6MarksOfOurLayer(t *testing.T) {
 	const mark = "Idempotency-Status"
 	for name, c := range map[string]struct {
 		a    Answer
-		want outbox.Outcome
+		want outbox.AttemptOutcome
 	}{
 		"created":                          {answered(201, "", mark, "created"), outbox.Delivered},
 		"replayed":                         {answered(200, "", mark, " Replayed "), outbox.Delivered},
@@ -70,7 +70,7 @@ func TestAdyenTransientErrors(t *testing.T) {
 	s := &Sink{cfg: Config{Profile: Adyen()}}
 	for name, c := range map[string]struct {
 		a    Answer
-		want outbox.Outcome
+		want outbox.AttemptOutcome
 	}{
 		"header and code": {answered(422, `{"status":422,"errorCode":"704","message":"request already processed or in progress"}`, "Transient-Error", "true"), outbox.Retry},
 		"code alone":      {answered(422, `{"status":422,"errorCode":"704"}`), outbox.Retry},
@@ -89,8 +89,8 @@ func TestAdyenTransientErrors(t *testing.T) {
 func TestClassifyComesFirst(t *testing.T) {
 	t.Parallel()
 	s := &Sink{cfg: Config{
-		Outcomes: map[int]outbox.Outcome{404: outbox.Never, 503: outbox.Rejected},
-		Classify: func(a Answer) outbox.Outcome {
+		Outcomes: map[int]outbox.AttemptOutcome{404: outbox.Never, 503: outbox.Rejected},
+		Classify: func(a Answer) outbox.AttemptOutcome {
 			if string(a.Body) == "already done" {
 				return outbox.Delivered
 			}
@@ -99,7 +99,7 @@ func TestClassifyComesFirst(t *testing.T) {
 	}}
 	for name, c := range map[string]struct {
 		a    Answer
-		want outbox.Outcome
+		want outbox.AttemptOutcome
 	}{
 		"by the body":    {Answer{Status: 404, Body: []byte("already done")}, outbox.Delivered},
 		"by the status":  {Answer{Status: 404}, outbox.Never},
@@ -116,7 +116,7 @@ func TestClassifyComesFirst(t *testing.T) {
 // configuration says so, they are what the status says.
 func TestO14CredentialsAreTheTenants(t *testing.T) {
 	t.Parallel()
-	s := &Sink{cfg: Config{Breaker: Breaker{OpenFor: time.Minute}, Outcomes: map[int]outbox.Outcome{403: outbox.Rejected}}}
+	s := &Sink{cfg: Config{Breaker: Breaker{OpenFor: time.Minute}, Outcomes: map[int]outbox.AttemptOutcome{403: outbox.Rejected}}}
 	for name, c := range map[string]struct {
 		status int
 		tenant string

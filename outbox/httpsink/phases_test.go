@@ -34,7 +34,7 @@ func TestPhases(t *testing.T) {
 		base    string
 		change  func(*httpsink.Config)
 		want    string
-		outcome outbox.Outcome
+		outcome outbox.AttemptOutcome
 	}{
 		"connecting": {silent, func(c *httpsink.Config) {
 			c.ConnectTimeout, c.Transport = 20*time.Millisecond, &http.Transport{DialContext: hang}

@@ -43,7 +43,7 @@ type Profile struct {
 
 	// Classify reads the provider's own signs in an answer. It is asked after Config.Classify and
 	// Config.Outcomes, and returns 0 to leave the answer to its status. Defaults to none.
-	Classify func(Answer) outbox.Outcome
+	Classify func(Answer) outbox.AttemptOutcome
 }
 
 // formatKey formats a key, which must be a UUID of 36 characters.
@@ -79,7 +79,7 @@ func Square() Profile { return Profile{BodyMember: "idempotency_key"} }
 func Adyen() Profile { return Profile{KeyWindow: 7 * 24 * time.Hour, Classify: classifyAdyen} }
 
 // classifyAdyen finds answers that are not final, whatever their status.
-func classifyAdyen(a Answer) outbox.Outcome {
+func classifyAdyen(a Answer) outbox.AttemptOutcome {
 	if strings.EqualFold(strings.TrimSpace(a.Header.Get("Transient-Error")), "true") {
 		return outbox.Retry
 	}

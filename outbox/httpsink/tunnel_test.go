@@ -74,7 +74,7 @@ func TestO7ProxyOverTLS(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(s.Close)
-			row := &outbox.Delivery{Key: "51825619-b4aa-834b-8c96-7435425d5a3b", Method: "DELETE", Target: "/charges/1", Attempt: 1}
+			row := &outbox.Attempt{Key: "51825619-b4aa-834b-8c96-7435425d5a3b", Method: "DELETE", Target: "/charges/1", Number: 1}
 			if r := s.Send(t.Context(), row); r.Outcome != outbox.Delivered || got.Load() != 1 {
 				t.Fatalf("first: %+v, %d requests", r, got.Load())
 			}

@@ -32,7 +32,7 @@ func (r *results) ended(i int, res outbox.Result) {
 }
 
 // sendBatch returns when SendBatch does, with what it reported for each call.
-func sendBatch(ctx context.Context, t *testing.T, s *kafkasink.Sink, all []*outbox.Delivery) *results {
+func sendBatch(ctx context.Context, t *testing.T, s *kafkasink.Sink, all []*outbox.Attempt) *results {
 	t.Helper()
 	r := &results{t: t, got: map[int]outbox.Result{}}
 	s.SendBatch(ctx, all, r.ended)
@@ -50,7 +50,7 @@ func TestSendBatch(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		there, missing := kafkatest.Topic(t, brokers, 3, nil), kafkatest.TopicName(t)
 		s := newSink(t, brokers, nil, there, missing)
-		var all []*outbox.Delivery
+		var all []*outbox.Attempt
 		for i, id := range ids(30) {
 			target := "/" + there
 			switch i % 10 {
@@ -100,7 +100,7 @@ func TestSendBatchCutOff(t *testing.T) {
 	go func() { first <- send(t, s, delivery("first", "/"+topic, "first")) }()
 	pgtest.Receive(t, patience, "arrived", arrived)
 	ctx, cancel := context.WithCancel(t.Context())
-	var all []*outbox.Delivery
+	var all []*outbox.Attempt
 	for _, id := range ids(10) {
 		all = append(all, delivery(id, "/"+topic, "waiting"))
 	}

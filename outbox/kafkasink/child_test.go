@@ -145,10 +145,10 @@ func (f *forgetful) lose(r outbox.Result) outbox.Result {
 	return r
 }
 
-func (f *forgetful) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
+func (f *forgetful) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
 	return f.lose(f.Sink.Send(ctx, d))
 }
 
-func (f *forgetful) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
+func (f *forgetful) SendBatch(ctx context.Context, calls []*outbox.Attempt, ended func(int, outbox.Result)) {
 	f.Sink.SendBatch(ctx, calls, func(i int, r outbox.Result) { ended(i, f.lose(r)) })
 }

@@ -34,7 +34,7 @@ func Example() {
 	defer events.Close()
 
 	ctx := context.Background()
-	result := events.Send(ctx, &outbox.Delivery{
+	result := events.Send(ctx, &outbox.Attempt{
 		Key:    "6f1c0c6e-7a3b-5d0e-9c55-2b8a4a1f9d10",
 		Method: http.MethodPost, Target: "/orders?key=17",
 		Header: http.Header{"Content-Type": {"application/json"}}, Body: []byte(`{"placed":17}`),

@@ -48,11 +48,11 @@ func newSink(t *testing.T, brokers []string, change func(*kafkasink.Config), top
 }
 
 // delivery is the first attempt at a call.
-func delivery(key, target, body string) *outbox.Delivery {
-	return &outbox.Delivery{Key: key, Sink: "events", Name: "placed", Method: http.MethodPost, Target: target, Body: []byte(body), Attempt: 1}
+func delivery(key, target, body string) *outbox.Attempt {
+	return &outbox.Attempt{Key: key, Sink: "events", Name: "placed", Method: http.MethodPost, Target: target, Body: []byte(body), Number: 1}
 }
 
-func send(t *testing.T, s *kafkasink.Sink, d *outbox.Delivery) outbox.Result {
+func send(t *testing.T, s *kafkasink.Sink, d *outbox.Attempt) outbox.Result {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -60,7 +60,7 @@ func send(t *testing.T, s *kafkasink.Sink, d *outbox.Delivery) outbox.Result {
 }
 
 // sendAll sends all calls at once and returns the results in order.
-func sendAll(t *testing.T, s *kafkasink.Sink, all []*outbox.Delivery) []outbox.Result {
+func sendAll(t *testing.T, s *kafkasink.Sink, all []*outbox.Attempt) []outbox.Result {
 	t.Helper()
 	results := make([]outbox.Result, len(all))
 	var wg sync.WaitGroup
@@ -71,7 +71,7 @@ func sendAll(t *testing.T, s *kafkasink.Sink, all []*outbox.Delivery) []outbox.R
 	return results
 }
 
-func wantOutcome(t *testing.T, r outbox.Result, want outbox.Outcome) {
+func wantOutcome(t *testing.T, r outbox.Result, want outbox.AttemptOutcome) {
 	t.Helper()
 	if r.Outcome != want {
 		t.Errorf("%v: %s (%v), want %v", r.Outcome, r.Reason, r.Err, want)

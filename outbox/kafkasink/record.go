@@ -55,7 +55,7 @@ func (s *Sink) parseRoute(target string) (targetRoute, error) {
 
 // newRecord builds the record from the row, by the rules of Enqueue. last is the route of the
 // previous call, which is usually the same; it is replaced by this call's (O10).
-func (s *Sink) newRecord(d *outbox.Delivery, last *targetRoute) (*callRecord, error) {
+func (s *Sink) newRecord(d *outbox.Attempt, last *targetRoute) (*callRecord, error) {
 	if d.Method != http.MethodPost {
 		return nil, errors.New("method: must be POST, which is the default: a record has none")
 	}

@@ -38,14 +38,14 @@ func (s *Sink) Close() { s.transport.CloseIdleConnections() }
 
 // Send makes one attempt. It returns when the attempt has ended, at the latest after
 // Config.Timeout.
-func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) (r outbox.Result) {
-	s.SendBatch(ctx, []*outbox.Delivery{d}, func(_ int, got outbox.Result) { r = got })
+func (s *Sink) Send(ctx context.Context, d *outbox.Attempt) (r outbox.Result) {
+	s.SendBatch(ctx, []*outbox.Attempt{d}, func(_ int, got outbox.Result) { r = got })
 	return r
 }
 
 // SendBatch makes an attempt at each of several calls. Those for one partition travel together. It
 // calls ended once for each call, with the call's index, from any goroutine.
-func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
+func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Attempt, ended func(int, outbox.Result)) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	g := &sendGroup{ctx: ctx, done: make(chan struct{}), report: func(i int, err error) { ended(i, s.classify(ctx, err)) }}

@@ -76,7 +76,7 @@ func TestPartition(t *testing.T) {
 	brokers := kafkatest.Fake(t)
 	topic := kafkatest.Topic(t, brokers, 7, nil)
 	s := newSink(t, brokers, nil, topic)
-	var all []*outbox.Delivery
+	var all []*outbox.Attempt
 	for i, id := range ids(20) {
 		all = append(all, delivery(id, fmt.Sprintf("/%s?key=%d", topic, i), "keyed"), delivery(id, "/"+topic, "first"), delivery(id, "/"+topic, "again"))
 	}
@@ -153,7 +153,7 @@ func TestTooLarge(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, map[string]string{"max.message.bytes": "2000"})
 		s := newSink(t, brokers, nil, topic)
-		var all []*outbox.Delivery
+		var all []*outbox.Attempt
 		for i, id := range ids(20) {
 			size := 300
 			if i == 7 {
@@ -196,7 +196,7 @@ func TestTopicMissing(t *testing.T) {
 
 // The meaning of a broker's codes.
 func TestCodes(t *testing.T) {
-	for code, want := range map[kafka.Error]outbox.Outcome{
+	for code, want := range map[kafka.Error]outbox.AttemptOutcome{
 		kafka.NotLeaderForPartition: outbox.Retry, kafka.LeaderNotAvailable: outbox.Retry, kafka.UnknownTopicOrPartition: outbox.Retry,
 		kafka.NotEnoughReplicas: outbox.Postponed, kafka.NotEnoughReplicasAfterAppend: outbox.Retry, kafka.RequestTimedOut: outbox.Retry,
 		kafka.KafkaStorageError: outbox.Retry, kafka.Unknown: outbox.Retry, kafka.InvalidMessage: outbox.Retry, kafka.Error(999): outbox.Retry,
@@ -235,7 +235,7 @@ func TestPermissions(t *testing.T) {
 		user("writer", kmsg.ACLOperationWrite), user("reader", kmsg.ACLOperationDescribe)).ListenAddrs()
 	for _, c := range []struct {
 		user, password string
-		want           outbox.Outcome
+		want           outbox.AttemptOutcome
 	}{{"writer", "secret", outbox.Delivered}, {"reader", "secret", outbox.Rejected}, {"writer", "wrong", outbox.Postponed}, {"", "", outbox.Postponed}} {
 		s := newSink(t, brokers, func(cfg *kafkasink.Config) {
 			cfg.Timeout = 10 * time.Second
@@ -259,7 +259,7 @@ func TestTLSAndSASL(t *testing.T) {
 	}
 	for _, c := range []struct {
 		tls  *tls.Config
-		want outbox.Outcome
+		want outbox.AttemptOutcome
 	}{{nil, outbox.Postponed}, {&tls.Config{}, outbox.Postponed}, {&tls.Config{RootCAs: pool}, outbox.Delivered}} {
 		s := newSink(t, brokers, func(cfg *kafkasink.Config) { cfg.TLS, cfg.SASL, cfg.Timeout = c.tls, mechanism, 10*time.Second }, "orders")
 		wantOutcome(t, send(t, s, delivery("k", "/orders", "v")), c.want)

@@ -115,7 +115,7 @@ func (s *Sink) Limits() outbox.Limits {
 }
 
 // Send makes one attempt.
-func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
+func (s *Sink) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
 	msg, err := s.message(d)
 	if err != nil {
 		// The row cannot be sent as it is, now or later, so no call is made.
@@ -171,7 +171,7 @@ func notStored(err error) bool {
 
 // message builds the message from the row, by the rules of Enqueue: the row may have been written
 // in SQL. Its Nats-Msg-Id is the same at each attempt (O10).
-func (s *Sink) message(d *outbox.Delivery) (*nats.Msg, error) {
+func (s *Sink) message(d *outbox.Attempt) (*nats.Msg, error) {
 	if d.Method != http.MethodPost {
 		return nil, errors.New("method: must be POST, which is the default: a message has none")
 	}

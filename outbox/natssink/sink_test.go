@@ -111,8 +111,8 @@ func (r *rig) stored() uint64 {
 	return s.CachedInfo().State.Msgs
 }
 
-func call(key, target, body string) *outbox.Delivery {
-	return &outbox.Delivery{Key: key, Method: http.MethodPost, Target: target, Header: http.Header{"Content-Type": {"text/plain"}}, Body: []byte(body)}
+func call(key, target, body string) *outbox.Attempt {
+	return &outbox.Attempt{Key: key, Method: http.MethodPost, Target: target, Header: http.Header{"Content-Type": {"text/plain"}}, Body: []byte(body)}
 }
 
 const key = "6f1c0c6e-7a3b-5d0e-9c55-2b8a4a1f9d10"
@@ -157,7 +157,7 @@ func TestAnswers(t *testing.T) {
 	own.Header.Set("Nats-Expected-Stream", "X")
 	get := call(key, "/orders.placed", "")
 	get.Method = http.MethodGet
-	for want, d := range map[string]*outbox.Delivery{
+	for want, d := range map[string]*outbox.Attempt{
 		"not among the sink's subjects": call(key, "/other.placed", ""),
 		"without wildcards":             call(key, "/orders.*", ""),
 		"must be a slash":               call(key, "/orders..placed", ""),

@@ -13,7 +13,7 @@ func TestRoutingKeyIsDecoded(t *testing.T) {
 	t.Parallel()
 	s := &Sink{}
 	key := func(target string) (string, error) {
-		key, _, err := s.message(&outbox.Delivery{Method: http.MethodPost, Target: target})
+		key, _, err := s.message(&outbox.Attempt{Method: http.MethodPost, Target: target})
 		return key, err
 	}
 	for target, want := range map[string]string{"/placed.eu": "placed.eu", "/a%20b": "a b", "/%23": "#", "/": "", "": "", "/" + strings.Repeat("%41", 255): strings.Repeat("A", 255)} {

@@ -93,7 +93,7 @@ func (s *Sink) Limits() outbox.Limits {
 func (s *Sink) Close() error { return s.link.close() }
 
 // Send makes one attempt.
-func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
+func (s *Sink) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
 	key, msg, err := s.message(d)
 	if err != nil {
 		// The row cannot be sent as it is, now or later, so no call is made.
@@ -152,7 +152,7 @@ const maxShort = 255 // bytes of AMQP's short strings
 
 // message builds the message from the row, by the rules of Enqueue: the row may have been written
 // in SQL. Its message-id is the same at each attempt (O10).
-func (s *Sink) message(d *outbox.Delivery) (key string, msg amqp.Publishing, err error) {
+func (s *Sink) message(d *outbox.Attempt) (key string, msg amqp.Publishing, err error) {
 	if d.Method != http.MethodPost {
 		return "", msg, errors.New("method: must be POST, which is the default: a message has none")
 	}

@@ -108,8 +108,8 @@ func (r *rig) messages(n int) (all []amqp.Delivery) {
 	return all
 }
 
-func call(key, target, body string) *outbox.Delivery {
-	return &outbox.Delivery{Key: key, Method: http.MethodPost, Target: target, Header: http.Header{"Content-Type": {"text/plain"}, "X-Twice": {"a", "b"}}, Body: []byte(body)}
+func call(key, target, body string) *outbox.Attempt {
+	return &outbox.Attempt{Key: key, Method: http.MethodPost, Target: target, Header: http.Header{"Content-Type": {"text/plain"}, "X-Twice": {"a", "b"}}, Body: []byte(body)}
 }
 
 const key = "6f1c0c6e-7a3b-5d0e-9c55-2b8a4a1f9d10"
@@ -150,7 +150,7 @@ func TestAnswers(t *testing.T) {
 	long.Header["X-"+strings.Repeat("a", 254)] = []string{"v"}
 	get := call(key, "/placed.eu", "")
 	get.Method = http.MethodGet
-	for want, d := range map[string]*outbox.Delivery{
+	for want, d := range map[string]*outbox.Attempt{
 		"the server's own":      own,
 		"longer than 255 bytes": long,
 		"must be POST":          get,

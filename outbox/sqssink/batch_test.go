@@ -85,7 +85,7 @@ type ending struct {
 }
 
 // sendAll sends a batch, and returns a channel with the results.
-func sendAll(ctx context.Context, s *sqssink.Sink, calls ...*outbox.Delivery) <-chan ending {
+func sendAll(ctx context.Context, s *sqssink.Sink, calls ...*outbox.Attempt) <-chan ending {
 	ended := make(chan ending, len(calls))
 	go s.SendBatch(ctx, calls, func(i int, r outbox.Result) { ended <- ending{i, r} })
 	return ended
@@ -113,7 +113,7 @@ func TestO6RequestThatDidNotBegin(t *testing.T) {
 	t.Parallel()
 	f := newFakeSQS(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	var calls []*outbox.Delivery
+	var calls []*outbox.Attempt
 	for i := range 60 {
 		calls = append(calls, call(fmt.Sprint("k", i), "/slow", fmt.Sprint("body ", i)))
 	}

@@ -124,22 +124,22 @@ func (s *Sink) Limits() outbox.Limits {
 }
 
 // Send makes one attempt.
-func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) (r outbox.Result) {
-	s.SendBatch(ctx, []*outbox.Delivery{d}, func(_ int, end outbox.Result) { r = end })
+func (s *Sink) Send(ctx context.Context, d *outbox.Attempt) (r outbox.Result) {
+	s.SendBatch(ctx, []*outbox.Attempt{d}, func(_ int, end outbox.Result) { r = end })
 	return r
 }
 
 // call is one of a batch.
 type call struct {
 	index int
-	of    *outbox.Delivery
+	of    *outbox.Attempt
 	entry types.SendMessageBatchRequestEntry
 	size  int
 }
 
 // SendBatch makes one attempt at each call, with as few requests as SQS allows. The queues are sent
 // to side by side, so that one that does not answer holds up no other.
-func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended func(i int, r outbox.Result)) {
+func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Attempt, ended func(i int, r outbox.Result)) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	waiting := map[string][]*call{} // by queue

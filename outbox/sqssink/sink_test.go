@@ -92,8 +92,8 @@ func (r *rig) take(url string, n int) (all []types.Message) {
 	return all
 }
 
-func call(key, target, body string) *outbox.Delivery {
-	return &outbox.Delivery{Key: key, Method: http.MethodPost, Target: target, Header: http.Header{"Content-Type": {"text/plain"}}, Body: []byte(body)}
+func call(key, target, body string) *outbox.Attempt {
+	return &outbox.Attempt{Key: key, Method: http.MethodPost, Target: target, Header: http.Header{"Content-Type": {"text/plain"}}, Body: []byte(body)}
 }
 
 const key = "6f1c0c6e-7a3b-5d0e-9c55-2b8a4a1f9d10"
@@ -117,7 +117,7 @@ func TestO10Message(t *testing.T) {
 	if l := s.Limits(); s.Name() != "events" || l.KeyWindow != time.Hour || l.Timeout != 5*time.Second {
 		t.Errorf("%s: %+v", s.Name(), l)
 	}
-	send := func(d *outbox.Delivery) {
+	send := func(d *outbox.Attempt) {
 		t.Helper()
 		if got := s.Send(t.Context(), d); got.Outcome != outbox.Delivered {
 			t.Fatalf("%+v", got)
@@ -164,7 +164,7 @@ func TestAnswers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	s := r.sink()
-	with := func(name, value string) *outbox.Delivery {
+	with := func(name, value string) *outbox.Attempt {
 		d := call(key, "/orders", "x")
 		d.Header.Set(name, value)
 		return d
@@ -175,7 +175,7 @@ func TestAnswers(t *testing.T) {
 		many.Header.Set(fmt.Sprint("X-", n), "v")
 	}
 	twice.Header["X-A"] = []string{"1", "2"}
-	for want, d := range map[string]*outbox.Delivery{
+	for want, d := range map[string]*outbox.Attempt{
 		"not among the sink's queues": call(key, "/other", "x"),
 		"must be a slash":             call(key, "/orders/x", "x"),
 		"must be POST":                get,
@@ -218,8 +218,8 @@ func TestAnswers(t *testing.T) {
 func TestBatch(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	var calls []*outbox.Delivery
-	want := map[int]outbox.Outcome{}
+	var calls []*outbox.Attempt
+	want := map[int]outbox.AttemptOutcome{}
 	for i := range 37 {
 		d := call(fmt.Sprintf("6f1c0c6e-7a3b-5d0e-9c55-0000000000%02d", i), []string{"/orders", "/orders.fifo"}[i%2], fmt.Sprint(i))
 		want[i] = outbox.Delivered
@@ -234,7 +234,7 @@ func TestBatch(t *testing.T) {
 		calls = append(calls, d)
 	}
 	var mu sync.Mutex // ended is called from several goroutines
-	got := map[int]outbox.Outcome{}
+	got := map[int]outbox.AttemptOutcome{}
 	r.sink().SendBatch(t.Context(), calls, func(i int, end outbox.Result) {
 		mu.Lock()
 		defer mu.Unlock()

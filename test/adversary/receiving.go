@@ -61,7 +61,7 @@ var github = sender{
 }
 
 // receiver is a server with a receiver of webhooks.
-func receiver(mode webhook.Mode) func(x *serving, r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error) {
+func receiver(mode webhook.EndpointMode) func(x *serving, r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error) {
 	return func(x *serving, r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error) {
 		x.streams = true
 		cfg := webhook.Config{

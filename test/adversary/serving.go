@@ -227,7 +227,7 @@ func (x *serving) failsNow(key string) bool {
 }
 
 // layer is a server with the HTTP layer.
-func (x *serving) layer(r *rig, pool *pgxpool.Pool, mode idempotency.Mode, level pgx.TxIsoLevel) (http.Handler, func(context.Context) error, error) {
+func (x *serving) layer(r *rig, pool *pgxpool.Pool, mode idempotency.RouteMode, level pgx.TxIsoLevel) (http.Handler, func(context.Context) error, error) {
 	layer, err := x.newLayer(r, pool)
 	if err != nil {
 		return nil, nil, err

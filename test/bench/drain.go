@@ -210,7 +210,7 @@ func startRelay(ctx context.Context, pool *pgxpool.Pool, sink outbox.Sink, concu
 				}
 				delivered()
 			},
-			Failed: func(f outbox.Failed) { fail(f.Err) },
+			TransactionFailed: func(f outbox.TransactionFailedEvent) { fail(f.Err) },
 		},
 	})
 	if err != nil {
@@ -243,13 +243,13 @@ func (remote) Limits() outbox.Limits {
 }
 
 // SendBatch is what a sink has that makes many attempts at once.
-func (r remote) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
+func (r remote) SendBatch(ctx context.Context, calls []*outbox.Attempt, ended func(int, outbox.Result)) {
 	for i, d := range calls {
 		ended(i, r.Send(ctx, d))
 	}
 }
 
-func (r remote) Send(context.Context, *outbox.Delivery) outbox.Result {
+func (r remote) Send(context.Context, *outbox.Attempt) outbox.Result {
 	if r.arrived != nil {
 		r.arrived()
 	}

@@ -135,7 +135,7 @@ func (e *engines) server() (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	for mode, path := range map[idempotency.Mode]string{idempotency.Transactional: route, idempotency.Leased: "/leased"} {
+	for mode, path := range map[idempotency.RouteMode]string{idempotency.Transactional: route, idempotency.Leased: "/leased"} {
 		h, err := layer.Handle(idempotency.Route{Pattern: path, KeyWindow: 24 * time.Hour, Mode: mode}, charge(mode, operations))
 		if err != nil {
 			return nil, err
@@ -157,7 +157,7 @@ func (e *engines) server() (*server, error) {
 }
 
 // charge is the handler of a mode. A transactional one begins an operation.
-func charge(mode idempotency.Mode, operations *idempotency.Operations) http.Handler {
+func charge(mode idempotency.RouteMode, operations *idempotency.Operations) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		var err error
 		if mode == idempotency.Leased {

@@ -58,7 +58,7 @@ type standing struct {
 // model is I12. The first request runs. A request with the same body gets its bytes, and one with
 // another body is refused. A request that was undone has no effect. One of unknown outcome has one
 // or has none, at any time from then on.
-func model(mode idempotency.Mode) porcupine.Model {
+func model(mode idempotency.RouteMode) porcupine.Model {
 	return (&porcupine.NondeterministicModel{
 		Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
 			byKey := map[string][]porcupine.Operation{}
@@ -114,7 +114,7 @@ var errDead = errors.New("this process is dead")
 // history is one run of random clients against random nodes.
 type history struct {
 	t     *testing.T
-	mode  idempotency.Mode
+	mode  idempotency.RouteMode
 	pool  *pgxpool.Pool
 	rnd   *rand.Rand // the plan's
 	path  string
@@ -162,7 +162,7 @@ func (h *history) node() *node {
 	layer := testConfig()
 	layer.LeaseTTL = time.Second
 	layer.AcquireTimeout, layer.Timeouts.Commit = 700*time.Millisecond, time.Second
-	layer.Hooks.Failed = nil
+	layer.Hooks.StoreFailed = nil
 	n.rig = newRigOn(h.t, pgtest.Wired(h.t, base, pgx.QueryExecModeCacheStatement, w, nil), h.pool, layer)
 	n.handle(idempotency.Route{Pattern: h.path, Mode: h.mode, Isolation: []pgx.TxIsoLevel{"", pgx.RepeatableRead, pgx.Serializable}[h.rnd.IntN(3)],
 		Wait: []time.Duration{0, 50 * time.Millisecond}[h.rnd.IntN(2)]}, work)
@@ -327,7 +327,7 @@ func TestHistories(t *testing.T) {
 
 // judged plays a history and judges it by I12.
 func judged(t *testing.T, n uint64) {
-	h := &history{t: t, mode: idempotency.Mode(n % 2), pool: pgtest.DB(t), rnd: rand.New(rand.NewPCG(n, 1)), dice: rand.New(rand.NewPCG(n, 2)), path: "/charges", begun: time.Now()}
+	h := &history{t: t, mode: idempotency.RouteMode(n % 2), pool: pgtest.DB(t), rnd: rand.New(rand.NewPCG(n, 1)), dice: rand.New(rand.NewPCG(n, 2)), path: "/charges", begun: time.Now()}
 	r := &rig{t: t, pool: h.pool}
 	r.exec(`create table effects (v text not null)`)
 	h.play()

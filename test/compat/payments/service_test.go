@@ -35,7 +35,7 @@ type exchange struct {
 	Status  int
 	Header  http.Header
 	Body    []byte
-	Outcome idempotency.Outcome
+	Outcome idempotency.ServeOutcome
 }
 
 var secret = seal.Key{1}
@@ -102,7 +102,7 @@ func (s *service) ask(method, path, key, body string, headers ...string) exchang
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return exchange{Request: req, Sent: []byte(body), Status: resp.StatusCode, Header: resp.Header, Body: got, Outcome: idempotency.Outcome(resp.Header.Get("Idempotency-Status"))}
+	return exchange{Request: req, Sent: []byte(body), Status: resp.StatusCode, Header: resp.Header, Body: got, Outcome: idempotency.ServeOutcome(resp.Header.Get("Idempotency-Status"))}
 }
 
 // delivered waits until the outbox has made all its calls.

@@ -39,7 +39,7 @@ type answer struct {
 	status int
 	header http.Header
 	body   []byte
-	mark   idempotency.Outcome
+	mark   idempotency.ServeOutcome
 }
 
 // same compares all that is part of an answer's identity.
@@ -51,7 +51,7 @@ func (a *answer) same(b *answer) bool {
 // counts are what came over the wire.
 type counts struct {
 	requests, timeouts, broken int
-	marks                      map[idempotency.Outcome]int // answers, by Idempotency-Status; "" has none
+	marks                      map[idempotency.ServeOutcome]int // answers, by Idempotency-Status; "" has none
 }
 
 // wire is what every client's requests go through: it gives some up in the middle, and sees every
@@ -74,7 +74,7 @@ func newWire(addresses func() []string) *wire {
 		var d net.Dialer
 		return d.DialContext(ctx, network, all[rand.IntN(len(all))])
 	}
-	return &wire{counts: counts{marks: map[idempotency.Outcome]int{}},
+	return &wire{counts: counts{marks: map[idempotency.ServeOutcome]int{}},
 		base: &http.Transport{DialContext: dial, MaxIdleConns: 256, MaxIdleConnsPerHost: 256}}
 }
 
@@ -116,7 +116,7 @@ func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	resp.Body = io.NopCloser(bytes.NewReader(body))
-	a := &answer{status: resp.StatusCode, header: resp.Header, body: body, mark: idempotency.Outcome(resp.Header.Get("Idempotency-Status"))}
+	a := &answer{status: resp.StatusCode, header: resp.Header, body: body, mark: idempotency.ServeOutcome(resp.Header.Get("Idempotency-Status"))}
 	w.marks[a.mark]++
 	op.take(a)
 	return resp, nil

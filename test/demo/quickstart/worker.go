@@ -110,7 +110,7 @@ func (w *Worker) RelayHooks() outbox.Hooks {
 				w.child.Tell(fleet.Event{Kind: fleet.Lease, Text: "the relay has lost its lease: " + c.Err.Error()})
 			}
 		},
-		Failed: func(f outbox.Failed) {
+		TransactionFailed: func(f outbox.TransactionFailedEvent) {
 			w.child.Tell(fleet.Event{Kind: fleet.Trouble, Text: "relay: " + f.Err.Error()})
 		},
 	}

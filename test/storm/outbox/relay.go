@@ -103,7 +103,7 @@ func sink(name, address string) (*httpsink.Sink, error) {
 
 func hooks(c *fleet.Child) outbox.Hooks {
 	return outbox.Hooks{
-		AttemptStart: func(ctx context.Context, a outbox.Attempt) context.Context {
+		AttemptStart: func(ctx context.Context, a outbox.AttemptEvent) context.Context {
 			c.Trap("attempt-start", strconv.FormatInt(a.Row, 10))
 			return ctx
 		},
@@ -113,7 +113,7 @@ func hooks(c *fleet.Child) outbox.Hooks {
 				c.Tell(fleet.Event{Kind: fleet.Lease, Text: fmt.Sprintf("lane %d of %s: %v", l.Lane, l.Sink, l.Err)})
 			}
 		},
-		Failed: func(f outbox.Failed) { c.Tell(fleet.Event{Kind: fleet.Trouble, Text: f.Err.Error()}) },
+		TransactionFailed: func(f outbox.TransactionFailedEvent) { c.Tell(fleet.Event{Kind: fleet.Trouble, Text: f.Err.Error()}) },
 	}
 }
 
@@ -125,7 +125,7 @@ type watched struct {
 }
 
 // Send makes the call.
-func (w *watched) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
+func (w *watched) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
 	w.c.Trap("send", strconv.FormatInt(d.ID, 10))
 	begun := time.Now()
 	w.c.Tell(fleet.Event{Kind: fleet.Begin, Partition: int32(d.ID), Offset: d.ID})
