@@ -17,9 +17,19 @@ import (
 // scope, topic, partition, offsets. Out: one row of arrays, empty if there are none. By the index
 // parked_position.
 const stillParkedSQL = `
-select coalesce(array_agg(p."offset"), '{}'), array_agg(p.topic_id), array_agg(p.record_time), array_agg(p.record_key), array_agg(p.body), array_agg(p.sealed)
+select coalesce(array_agg(p."offset"), '{}'),
+       array_agg(p.topic_id),
+       array_agg(p.record_time),
+       array_agg(p.record_key),
+       array_agg(p.body),
+       array_agg(p.sealed)
   from onlyonce.parked p
- where p.kind = $1 and p.settled_at is null and p.scope = $2 and p.topic = $3 and p.partition = $4 and p."offset" = any($5::bigint[])`
+ where p.kind = $1
+   and p.settled_at is null
+   and p.scope = $2
+   and p.topic = $3
+   and p.partition = $4
+   and p."offset" = any($5::bigint[])`
 
 // skipStillParked takes messages out of a plan that are read again, and whose first handling is
 // still to come, because they are parked. It is the one check for all that sets a position back:

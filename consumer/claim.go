@@ -22,14 +22,56 @@ import (
 // and the result of inbox.Filters.Ask.
 var (
 	claimSQL = map[string]string{
-		ring.Standard: `select onlyonce.claim_consumer($1, $2, $3, $4, $5)`,
-		ring.Short:    `select onlyonce.claim_consumer_short($1, $2, $3, $4, $5)`,
-		ring.Long:     `select onlyonce.claim_consumer_long($1, $2, $3, $4, $5)`,
+		ring.Standard: `
+select onlyonce.claim_consumer(
+  keys => $1,
+  fingerprints => $2,
+  asked => $3,
+  hit_uses => $4,
+  hits => $5
+)`,
+		ring.Short: `
+select onlyonce.claim_consumer_short(
+  keys => $1,
+  fingerprints => $2,
+  asked => $3,
+  hit_uses => $4,
+  hits => $5
+)`,
+		ring.Long: `
+select onlyonce.claim_consumer_long(
+  keys => $1,
+  fingerprints => $2,
+  asked => $3,
+  hit_uses => $4,
+  hits => $5
+)`,
 	}
 	claimFreshSQL = map[string]string{
-		ring.Standard: `select onlyonce.claim_consumer_fresh($1, $2, $3, $4, $5)`,
-		ring.Short:    `select onlyonce.claim_consumer_short_fresh($1, $2, $3, $4, $5)`,
-		ring.Long:     `select onlyonce.claim_consumer_long_fresh($1, $2, $3, $4, $5)`,
+		ring.Standard: `
+select onlyonce.claim_consumer_fresh(
+  keys => $1,
+  fingerprints => $2,
+  asked => $3,
+  hit_uses => $4,
+  hits => $5
+)`,
+		ring.Short: `
+select onlyonce.claim_consumer_short_fresh(
+  keys => $1,
+  fingerprints => $2,
+  asked => $3,
+  hit_uses => $4,
+  hits => $5
+)`,
+		ring.Long: `
+select onlyonce.claim_consumer_long_fresh(
+  keys => $1,
+  fingerprints => $2,
+  asked => $3,
+  hit_uses => $4,
+  hits => $5
+)`,
 	}
 )
 

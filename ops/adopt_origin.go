@@ -60,14 +60,18 @@ func keptBy(whose string, of func(class string) ring.Ring) map[string]kept {
 	all := map[string]kept{}
 	for _, class := range ring.Classes() {
 		all[class] = kept{keptIn(of(class)), `
-select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_class('` + class + `', $1, $2, '` + whose + `')) o`}
+select count(*) filter (where o = 0), count(*) filter (where o = 2)
+  from unnest(onlyonce.claim_class('` + class + `', $1, $2, '` + whose + `')) o`}
 	}
 	return all
 }
 
 // keptIn returns the query for the keys of a ring.
 func keptIn(r ring.Ring) string {
-	return `select key, fingerprint from onlyonce.inbox where segment = any ('{` + strings.ReplaceAll(strings.Join(r.Tables, ","), "onlyonce_segments.", "") + `}')`
+	return `
+select key, fingerprint
+  from onlyonce.inbox
+ where segment = any ('{` + strings.ReplaceAll(strings.Join(r.Tables, ","), "onlyonce_segments.", "") + `}')`
 }
 
 // forgottenSQL reports whether the keys of a cursor that was retired at a time may be forgotten.

@@ -182,7 +182,9 @@ func (r *run) bulk(ctx context.Context, s *server) error {
 	}
 	r.check(n == 5, "and shows 5 examples (%d)", n)
 	// One is discarded, and one is parked, after the dry run.
-	if _, err := pool.Exec(ctx, `update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where id = (select max(id) from onlyonce.parked)`); err != nil {
+	if _, err := pool.Exec(ctx, `
+update onlyonce.parked
+   set state = 'discarded', settled_at = clock_timestamp() where id = (select max(id) from onlyonce.parked)`); err != nil {
 		return err
 	}
 	if err := consoledata.Park(ctx, pool, 1); err != nil {
@@ -206,8 +208,13 @@ func (r *run) bulk(ctx context.Context, s *server) error {
 		return err
 	}
 	r.check(h.applied.Load() == rows-1, "once (%d)", h.applied.Load())
-	n, err = count(ctx, pool, `select count(*) from onlyonce.audit where action = 'parked redrive' and reason = 'INC-3' and actor = 'ann' and detail->>'changed' = '1199'
-		and detail->>'skipped' = '1' and jsonb_array_length(detail->'ids') = 1199`)
+	n, err = count(ctx, pool, `select count(*)
+                                 from onlyonce.audit
+                                where action = 'parked redrive'
+                                  and reason = 'INC-3'
+                                  and actor = 'ann'
+                                  and detail->>'changed' = '1199'
+  and detail->>'skipped' = '1' and jsonb_array_length(detail->'ids') = 1199`)
 	if err != nil {
 		return err
 	}

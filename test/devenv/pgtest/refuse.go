@@ -24,7 +24,9 @@ func Refuse(t testing.TB, pool *pgxpool.Pool, code string, functions ...string) 
 		}
 		for _, sql := range []string{
 			fmt.Sprintf(`alter function pg_catalog.%s rename to refused_%s`, f, name),
-			fmt.Sprintf(`create function pg_catalog.%s(%s) returns %s language plpgsql as $$ begin raise exception '%s' using errcode = '%s'; end $$`, name, arguments, result, text, code),
+			fmt.Sprintf(`
+create function pg_catalog.%s(%s) returns %s
+  language plpgsql as $$ begin raise exception '%s' using errcode = '%s'; end $$`, name, arguments, result, text, code),
 		} {
 			if _, err := pool.Exec(t.Context(), sql); err != nil {
 				t.Fatalf("%s: %v", sql, err)
