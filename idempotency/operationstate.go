@@ -66,10 +66,16 @@ func (o *Operations) copyReply(route *Route, state *operationState, resp *stored
 // parked rows. Out: at most one row. Expired operations count as absent (H23).
 const findOperationSQL = `
 select o.name,
-       case when o.state = 'running'
-              and exists (select from onlyonce.parked p where p.kind = 'event' and p.key = $4 and p.settled_at is null
-                                                    and p.reason <> 'conflict' and p.state = 'waiting') then 'suspended'
-            else o.state end,
+       case
+         when o.state = 'running'
+              and exists (select from onlyonce.parked p
+                           where p.kind = 'event'
+                             and p.key = $4
+                             and p.settled_at is null
+                             and p.reason <> 'conflict'
+                             and p.state = 'waiting') then 'suspended'
+         else o.state
+       end,
        o.result,
        o.sealed,
        o.error_code,

@@ -36,11 +36,12 @@ ours as (
   select s.*, l.name from strange s join onlyonce.leases l on s.objsubid = 1 and onlyonce.owner_lock(l.id) = s.key
   union all
   select s.*, c.name from strange s
-    join (
-          values (` + names.PlaceLocks + `::bigint, 'places'),
-          (` + names.PurgeLocks + `, 'deleting what is settled'), (` + names.StripeLocks + `, 'ordering keys of calls'),
-                 (` + names.RequestLocks + `, 'requests'), (` + names.AppendLocks + `, 'streams'),
-          (` + names.MigrationLocks + `, 'migrations')) c (class, name)
+    join (values (` + names.PlaceLocks + `::bigint, 'places'),
+                 (` + names.PurgeLocks + `, 'deleting what is settled'),
+                 (` + names.StripeLocks + `, 'ordering keys of calls'),
+                 (` + names.RequestLocks + `, 'requests'),
+                 (` + names.AppendLocks + `, 'streams'),
+                 (` + names.MigrationLocks + `, 'migrations')) c (class, name)
       on s.objsubid = 2 and c.class = s.class)
 select pid,
        coalesce(login, '') as login,

@@ -53,8 +53,10 @@ const hiddenSQL = `select not pg_has_role(current_user, 'pg_read_all_stats', 'us
 
 // slotsSQL lists replication slots that no client uses and that hold something back.
 const slotsSQL = `
-select slot_name::text as name, slot_type as type, xmin is not null
-                                                   or catalog_xmin is not null as rows, coalesce(wal_status, '') as wal
+select slot_name::text as name,
+       slot_type as type,
+       xmin is not null or catalog_xmin is not null as rows,
+       coalesce(wal_status, '') as wal
   from pg_replication_slots
  where not active and (restart_lsn is not null or xmin is not null or catalog_xmin is not null) order by 1`
 

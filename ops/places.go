@@ -33,13 +33,8 @@ select s.id as stream,
        c.upto,
        c.events
   from onlyonce.streams s cross join lateral generate_series(0, s.partitions - 1) g (partition)
-  left join unnest(
-    $2::integer[],
-    $3::integer[],
-    $4::bigint[],
-    $5::bigint[]
-  ) n (stream, partition, floor, upto) on n.stream = s.id
-                                       and n.partition = g.partition
+  left join unnest($2::integer[], $3::integer[], $4::bigint[], $5::bigint[]) n (stream, partition, floor, upto)
+    on n.stream = s.id and n.partition = g.partition
  cross join lateral (
    select coalesce(min(p.next_offset), 0) as floor
      from onlyonce.positions p where p.topic = s.topic and p.partition = g.partition and p.retired_at is null) b

@@ -186,12 +186,13 @@ runs as (
          array_agg(case when r.called and not r.done then r.since else r.origin_time end order by r.id) as origin_times
     from numbered r group by r.slot, r.sink, r.lane, r.xid, r.batch, r.run, r.done),
 gone as (
-  delete from onlyonce.batches b using (select distinct slot,
-                                                        sink,
-                                                        lane,
-                                                        xid,
-                                                        batch
-                                          from runs) r
+  delete from onlyonce.batches b
+   using (select distinct slot,
+                          sink,
+                          lane,
+                          xid,
+                          batch
+            from runs) r
    where b.slot = r.slot and b.sink = r.sink and b.lane = r.lane and b.xid = r.xid and b.id = r.batch
   returning b.*),
 moved as (

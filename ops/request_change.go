@@ -73,12 +73,13 @@ update onlyonce.leases
    set epoch = epoch + 1, nonce = null, until = clock_timestamp()
  where id = (select r.lease_id from onlyonce.http_records r where r.id = $1)`
 	closeSQL = `
-update onlyonce.http_records set state = 'completed',
-                                 response = null,
-                                 completed_at = clock_timestamp(),
-                                 erased_at = clock_timestamp(),
-                                 expires_at = clock_timestamp() + keep,
-                                 watched_at = (select w.at from onlyonce.watched w)
+update onlyonce.http_records
+   set state = 'completed',
+       response = null,
+       completed_at = clock_timestamp(),
+       erased_at = clock_timestamp(),
+       expires_at = clock_timestamp() + keep,
+       watched_at = (select w.at from onlyonce.watched w)
  where id = $1 and state in ('running', 'reconcile')`
 	closeSealSQL = `select onlyonce.seal()`
 )

@@ -113,8 +113,11 @@ select pg_catalog.set_config('search_path', 'pg_catalog', true),
        set_config('enable_seqscan', 'off', true),
        set_config('plan_cache_mode', 'force_generic_plan', true),
        set_config('synchronous_commit',
-         case current_setting('synchronous_commit') when 'off' then 'local'
-                                                    else current_setting('synchronous_commit') end, true),
+                  case current_setting('synchronous_commit')
+                    when 'off' then 'local'
+                    else current_setting('synchronous_commit')
+                  end,
+                  true),
        onlyonce.hold($1, $2, $3::uuid)`
 
 // fenced runs statements in a transaction that commits only while the lease is ours, followed by

@@ -15,13 +15,19 @@ const (
 	dueTimes  = `clock_timestamp() as now, clock_timestamp() + interval '2 days' as ahead`
 	dueClass  = `(case when p.state = 'reconcile' then 2 when p.reason = 'scheduled' then 1 else 0 end)`
 	dueRanges = `select v.class, v.after, v.until
-                   from t, lateral (
-                                    values (0, timestamptz '-infinity', t.now), (1, '-infinity', t.now),
-                                    (2, '-infinity', t.now),
-              (0, t.ahead, 'infinity'), (2, t.ahead, 'infinity')) v (class, after, until)`
+                   from t, lateral (values (0, timestamptz '-infinity', t.now),
+                                           (1, '-infinity', t.now),
+                                           (2, '-infinity', t.now),
+                                           (0, t.ahead, 'infinity'),
+                                           (2, t.ahead, 'infinity')) v (class, after, until)`
 	// dueIn is a condition on a parked call p: it is in a range r. The function onlyonce.is_due has
 	// the same rule for a row that is found already.
-	dueIn = `p.kind = 'call' and p.sink = @sink and p.lane = @lane and ` + dueClass + ` = r.class and p.next_attempt_at > r.after and p.next_attempt_at <= r.until`
+	dueIn = `p.kind = 'call'
+        and p.sink = @sink
+        and p.lane = @lane
+        and ` + dueClass + ` = r.class
+        and p.next_attempt_at > r.after
+        and p.next_attempt_at <= r.until`
 )
 
 // Conditions on a parked call p: it is not under way, and no call of its ordering key is.
@@ -140,11 +146,12 @@ update onlyonce.parked o
        first_attempt_at = case
                             when o.state = 'reconcile' or o.response_status is not null then o.first_attempt_at
                             when onlyonce.attempt_may_be_lost(o.open, o.reason, o.parked_at, (select history from t))
-                              then
-                              least(o.first_attempt_at,
-                                    case o.reason when 'scheduled'
-                                                    then greatest(o.parked_at, o.next_attempt_at, o.waits_since)
-                                                  else o.parked_at end)
+                              then least(o.first_attempt_at,
+                                         case o.reason
+                                           when 'scheduled'
+                                             then greatest(o.parked_at, o.next_attempt_at, o.waits_since)
+                                           else o.parked_at
+                                         end)
                             else coalesce(o.first_attempt_at, greatest(clock_timestamp(), (select late from t)))
                           end,
        open = o.open or o.state <> 'reconcile' and o.response_status is null,
@@ -249,14 +256,14 @@ update onlyonce.parked o
 // none. Its parameters are those of pickSQL. By the index parked_calls_due.
 var nextDueSQL = newStatement(`
 with t as materialized (select ` + dueTimes + `)
-select (extract(epoch from min(case when r.class <> 1
-                                      and r.after > '-infinity' then t.now
-                                    else d.at end) - clock_timestamp()) * 1000000)::bigint
+select (extract(epoch from min(case when r.class <> 1 and r.after > '-infinity' then t.now else d.at end)
+                             - clock_timestamp()) * 1000000)::bigint
   from t
- cross join lateral (
-                     values (0, timestamptz '-infinity', t.ahead), (1, '-infinity', 'infinity'),
-                     (2, '-infinity', t.ahead),
-                                    (0, t.ahead, 'infinity'), (2, t.ahead, 'infinity')) r (class, after, until)
+ cross join lateral (values (0, timestamptz '-infinity', t.ahead),
+                            (1, '-infinity', 'infinity'),
+                            (2, '-infinity', t.ahead),
+                            (0, t.ahead, 'infinity'),
+                            (2, t.ahead, 'infinity')) r (class, after, until)
  cross join lateral (
    select p.next_attempt_at as at from onlyonce.parked p
     where ` + dueIn + ` and p.state in ('retrying', 'reconcile') and ` + notUnderWay + ` and ` + keyNotUnderWay + `

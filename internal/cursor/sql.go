@@ -125,11 +125,12 @@ select $1,
 // cluster, topic id, leader epoch below it (each null: not known), replay number. By the primary
 // key, under the lock on the lease.
 const StampSQL = `
-update onlyonce.cursors set group_id = $2,
-                            cluster_id = $3,
-                            topic_id = $4,
-                            run_epoch = $5,
-                            replay_no = greatest(replay_no, $6)
+update onlyonce.cursors
+   set group_id = $2,
+       cluster_id = $3,
+       topic_id = $4,
+       run_epoch = $5,
+       replay_no = greatest(replay_no, $6)
  where id = $1`
 
 // RedoSQL records that messages below an offset of a topic (null: not known) may have been handled
@@ -228,13 +229,14 @@ select onlyonce.lock_owner(o.id) from (select c.id from onlyonce.cursors c where
 // segment was opened: otherwise the change would be over at once, and the keys in it would not be
 // found (K9, K10).
 const ClassSQL = `
-update onlyonce.scopes s set forgotten = onlyonce.forgotten(s.scope),
-                             too_old = onlyonce.too_old(s.scope),
-                             class_before = s.class,
-                             class = $2,
-                             class_changed_at = greatest(
-                               clock_timestamp(),
-                               (select max(g.opened_at)
-                                  from onlyonce.segments g where g.ring = onlyonce.class_ring(s.class))
-                             )
+update onlyonce.scopes s
+   set forgotten = onlyonce.forgotten(s.scope),
+       too_old = onlyonce.too_old(s.scope),
+       class_before = s.class,
+       class = $2,
+       class_changed_at = greatest(
+         clock_timestamp(),
+         (select max(g.opened_at)
+            from onlyonce.segments g where g.ring = onlyonce.class_ring(s.class))
+       )
  where s.scope = $1`

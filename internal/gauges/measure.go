@@ -33,11 +33,9 @@ select c.scope,
 // its own.
 const writingSQL = `
 select current_database()::text as database,
-       extract(epoch from clock_timestamp() - least((select min(xact_start)
-                                                       from pg_stat_activity
-                                                      where backend_xid is not null and pid <> pg_backend_pid()),
-                                                    (select min(prepared)
-                                                       from pg_prepared_xacts)))::float8 as oldest_transaction`
+       extract(epoch from clock_timestamp() - least(
+         (select min(xact_start) from pg_stat_activity where backend_xid is not null and pid <> pg_backend_pid()),
+         (select min(prepared) from pg_prepared_xacts)))::float8 as oldest_transaction`
 
 // overdueSQL finds how long ago the retention of the oldest row of each kind has passed, by the
 // indexes that rows are deleted by. A row for each kind that is not kept for ever.

@@ -193,9 +193,10 @@ update onlyonce.parked p
 // ResolveCallsSQL settles parked calls that were applied, as an operator has verified. In: ids.
 // Under the lock on the rows.
 const ResolveCallsSQL = `
-update onlyonce.parked set state = 'resolved',
-                           settled_at = onlyonce.steady_clock(),
-                           next_attempt_at = null,
-                           redrives = redrives + 1,
-                           redriven_at = clock_timestamp()
+update onlyonce.parked
+   set state = 'resolved',
+       settled_at = onlyonce.steady_clock(),
+       next_attempt_at = null,
+       redrives = redrives + 1,
+       redriven_at = clock_timestamp()
  where id = any ($1::bigint[]) and kind = 'call' and state in ('waiting', 'reconcile')`

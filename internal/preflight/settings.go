@@ -167,23 +167,16 @@ select string_agg(distinct quote_ident(c.login::text), ', '), string_agg(distinc
   from (select r.rolname as login, n.nspname as schema
           from pg_roles r, pg_namespace n, pg_database d
          where d.datname = current_database() and r.rolcanlogin and not r.rolsuper and r.rolname <> current_user
-           and case when current_setting('search_path') <> 'pg_catalog' then n.nspname = any (current_schemas(false))
-                    else strpos(','
-                                  || replace(
-                                    replace(
-                                      replace(
-                                        (select s.reset_val from pg_settings s where s.name = 'search_path'),
-                                        ' ',
-                                        ''
-                                      ),
-                                      '"',
-                                      ''
-                                    ),
-                                    '$user',
-                                    current_user::text
-                                  )
-                                  || ',',
-                                ',' || n.nspname::text || ',') > 0 end
+           and case
+                 when current_setting('search_path') <> 'pg_catalog' then n.nspname = any (current_schemas(false))
+                 else strpos(',' || replace(replace(replace((select s.reset_val
+                                                               from pg_settings s
+                                                              where s.name = 'search_path'),
+                                                            ' ', ''),
+                                                    '"', ''),
+                                            '$user', current_user::text) || ',',
+                             ',' || n.nspname::text || ',') > 0
+               end
            and has_schema_privilege(r.oid, n.oid, 'CREATE') and not pg_has_role(r.oid, d.datdba, 'USAGE')
            and not exists (select from pg_namespace o
                             where o.nspname = 'onlyonce' and pg_has_role(r.oid, o.nspowner, 'USAGE'))) c

@@ -12,11 +12,13 @@ import (
 // backwards, where the open ones come first. The lease and the steps are read of those rows only.
 const requestsSQL = `
 select r.id::text as id,
-       case when r.state = 'running'
+       case
+         when r.state = 'running'
               and coalesce(l.until > clock_timestamp() and l.until <= clock_timestamp() + interval '1 hour', false)
-              then 'running'
-            when r.state = 'running' then case when r.abandoned_at is null then 'left'
-                                               else 'abandoned' end else r.state end as state,
+           then 'running'
+         when r.state = 'running' then case when r.abandoned_at is null then 'left' else 'abandoned' end
+         else r.state
+       end as state,
        r.tenant,
        r.scope,
        r.created_at,

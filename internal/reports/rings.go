@@ -116,8 +116,8 @@ select c.scope,
        extract(epoch from clock_timestamp() - f.frontier)::float8 as behind,
        (select r.name from onlyonce.rings r
          where r.name in (onlyonce.class_ring(coalesce(s.class, 'standard')),
-                          onlyonce.class_ring(case when s.class_before is not null
-                                                     then onlyonce.class_before(s.scope) end))
+                          onlyonce.class_ring(
+                            case when s.class_before is not null then onlyonce.class_before(s.scope) end))
          order by r.horizon limit 1) as ring
   from onlyonce.cursors c
   left join onlyonce.frontiers f on f.cursor_id = c.id and f.run = c.run

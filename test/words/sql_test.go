@@ -22,13 +22,13 @@ type statement struct {
 // sqlText begins like SQL, or names a table of ours.
 var (
 	sqlText  = regexp.MustCompile(`^\s*(?:--[^\n]*\n\s*)*(?:select|insert into|update|delete from|with \w+ as|with recursive|create|alter|drop|do \$|copy|lock|truncate|grant|revoke|values|union|where|returning|cross join|left join|case|on conflict|merge)\s`)
-	sqlTable = regexp.MustCompile(`\b(?:from|into|update|join) onlyonce\.\w`)
+	sqlTable = regexp.MustCompile(`\b(?:from|into|update|join) onlyonce\.\w|\band \w+\.\w+ (?:=|<|>|is )`)
 )
 
 var sqlMayBeDense = regexp.MustCompile(`_test\.go$|/testdata/|^test/mutants/`)
 
-// statements returns the SQL of files: .sql files, and raw strings of Go, from the first to the last
-// one that a `+` joins. In tests it may be as it is, and so may the parts that mutants replace.
+// statements returns the SQL of files: .sql files, and raw strings of Go, from the first to the
+// last one that a `+` joins. In tests it may be as it is, and so may what mutants replace.
 func statements(t *testing.T) (all []statement) {
 	t.Helper()
 	for _, name := range tracked(t, "*.sql") {
