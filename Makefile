@@ -90,10 +90,10 @@ OTHER_GO ?= go1.27.4
 other-go:
 	@$(SUITE) other-go $(OTHER_GO)
 
-## README and docs as a static site in dist/site, and llms.txt; fails on a dead link
-## CHECK=1 opens ten pages in Chromium, and searches
+## README, docs and packages as a static site in dist/site, and llms.txt; fails on a dead link; needs npm
+## CHECK=1 opens pages in Chromium, and searches; VERSION=v0.1.0 writes a folder of that name
 site:
-	@$(GO) -C test/site run . $(if $(CHECK),-check)
+	@$(GO) -C test/site run . $(if $(CHECK),-check) $(if $(VERSION),-version $(VERSION))
 
 ## build deploy/Dockerfile's image and run its parts beside Postgres, as docker-compose.yml and the chart do
 ## needs Docker, or root and dockerd (Debian: docker.io)

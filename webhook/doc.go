@@ -12,6 +12,13 @@
 //	...
 //	err = events.Run(ctx) // applies the events, and forgets old ids
 //
+// # Stored or Inline
+//
+// In mode [Stored], the default, a 200 means that the event is in the endpoint's stream, committed,
+// byte for byte. A consumer applies it later, with its retries and its parked rows: the sender
+// waits for one COMMIT and never for a handler. In mode [Inline] the handler has run in the
+// transaction that claimed the event, and a 200 means that its effect is committed.
+//
 // An [Endpoint] has two parts that can be used alone:
 //
 //   - A [Verifier] verifies a header and the bytes of a body. Use it, for example, in a framework
@@ -29,11 +36,9 @@
 //	COMMIT
 //	200
 //
-// The transaction has all events that waited when it began: see [Endpoint]. In mode Stored they are
-// then in the endpoint's stream, byte for byte, and a consumer applies them. In mode Inline there
-// is one event, and the handler, which has the same type, has run in its transaction. Package
-// internal/guard guards the transaction: a handler cannot commit it, and an error that the handler
-// swallows still rolls it back.
+// In mode Stored the transaction has all events that waited when it began: see [Endpoint]. In mode
+// Inline it has one. Package internal/guard guards the transaction: a handler cannot commit it, and
+// an error that the handler swallows still rolls it back.
 //
 // # Providers
 //

@@ -194,9 +194,9 @@ func (v *visit) timelineOf(d *operate.ParkedDetail) []moment {
 			all = append(all, m)
 		}
 	}
-	written := "written to Kafka, by its producer's clock"
+	written := "written to the log, by its producer's clock"
 	if d.LogAppendTime {
-		written = "written to Kafka"
+		written = "written to the log"
 	}
 	if d.Kind != string(Call) {
 		add(moment{At: deref(d.RecordTime), Text: written})

@@ -319,7 +319,8 @@ func lines(t *testing.T, page string) (all []string) {
 	return all
 }
 
-// elsewhere are lines that CI runs as they are, or that only set what a test sets itself.
+// elsewhere are lines that CI runs as they are, that take too long for a test (make bench), or that
+// only set what a test sets itself.
 var elsewhere = []string{
 	"go run ./examples/quickstart", "make test", "make bench",
 	"export ONLYONCE_POSTGRES_URL='postgres://postgres:onlyonce@127.0.0.1:5432/postgres?sslmode=disable'", "export ONLYONCE_KAFKA_BROKERS=127.0.0.1:9092",
