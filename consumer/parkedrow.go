@@ -83,7 +83,8 @@ type parkedRow struct {
 }
 
 // takeRow counts an attempt at the row that is due first. It returns nil if there is none. A drain
-// does not cut it short, because the attempt might then be counted and never made.
+// does not cut it short, because the attempt might then be counted and never made. The caller says
+// how the attempt ended: its plan settles the row, or recordFailure writes it.
 func (r *retrier) takeRow(ctx context.Context) (*parkedRow, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.c.cfg.Timeouts.Lock)
 	defer cancel()

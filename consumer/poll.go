@@ -179,6 +179,7 @@ func (p *poller) join(id source.Identity, cur *cursor, state *partitionState) *p
 	return m
 }
 
+// leave ends what join began: the partition gets no more answers.
 func (p *poller) leave(m *polledPartition) {
 	p.mu.Lock()
 	delete(p.members, m)

@@ -57,6 +57,8 @@ func startPrefetcher(ctx context.Context, c *Consumer, id source.Identity, p par
 	return f
 }
 
+// fetchAhead fetches until ctx ends or a fetch fails. The memory of what a fetch brings is the
+// receiver's to give back, once it has it from results.
 func (f *prefetcher) fetchAhead(ctx context.Context, c *Consumer, id source.Identity, p partition, state *partitionState, from int64) {
 	more := false // the log holds more than was fetched
 	for ctx.Err() == nil {
@@ -273,5 +275,5 @@ func (r *reader) leaderEpochBound() int32 {
 }
 
 // discard drops what was fetched, because the position moves elsewhere. epoch is the leader epoch
-// that belongs to that position.
+// that belongs to that position. The work ends with it, and stop gives the memory back.
 func (r *reader) discard(epoch int32) { r.msgs, r.epoch = nil, epoch }

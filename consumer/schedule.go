@@ -87,7 +87,7 @@ func (w *worker) newSlots(committer *committer) *slots {
 	return s
 }
 
-// start starts slots.
+// start starts slots. Each has one task at a time, whose end it reports once; drain ends the slots.
 func (s *slots) start(until stop, which []*slot) {
 	for _, sl := range which {
 		sl.gone.Go(func() {

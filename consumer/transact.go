@@ -58,7 +58,7 @@ func (e *engine) runWithHooks(work context.Context, p *plan) (o outcome) {
 	return o
 }
 
-// acquireConn takes a connection from the pool.
+// acquireConn takes a connection from the pool. The caller ends it, by release or abandon.
 func (e *engine) acquireConn(work context.Context) (*pooledConn, error) {
 	bounded, cancel := e.c.bounded(work)
 	defer cancel()

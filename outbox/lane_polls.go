@@ -114,7 +114,9 @@ func (l *heldLanes) renew() error {
 	return nil
 }
 
-// acquire takes a lane, unless another relay was first, and starts to work on it.
+// acquire takes a lane, unless another relay was first, and starts to work on it. The owner's
+// goroutine gives the lane back and sends the owner to ended, once, however it ends; the sender
+// then takes it out of owners.
 func (l *heldLanes) acquire(lane int16) error {
 	bounded, cancel := l.detached(l.ctx)
 	defer cancel()

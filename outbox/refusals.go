@@ -90,7 +90,8 @@ func (b *refusals) judge(tenant string, r Result) Result {
 	return r
 }
 
-// delivered notes that a call was delivered, which lets the others go on.
+// delivered notes that a call was delivered, which lets the others go on. The caller has the lock,
+// as in the methods below.
 func (b *refusals) delivered(tenant string) {
 	if w := b.of[tenant]; tenant != "" && w != nil && w.Record("") {
 		b.log.Info("onlyonce: a call was delivered: the tenant's calls go on", "sink", b.sink, "tenant", tenant)
@@ -151,7 +152,8 @@ func (b *refusals) postponed(r Result, holds RetryScope, whose string) Result {
 	return r
 }
 
-// waiting returns why the calls of the sink wait, and since when; nil if they do not.
+// waiting returns why the calls of the sink wait, and since when; nil if they do not. It takes the
+// lock itself.
 func (b *refusals) waiting() (since time.Time, why error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

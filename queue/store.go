@@ -26,8 +26,10 @@ const stepHold = "hold"
 type incoming struct {
 	delivery *Delivery
 	item     intake.Item
-	fault    error  // why it has no id; it is parked
-	asideID  string // under which it is parked once, if not under its id
+	fault    error // why it has no id; it is parked
+	// asideID is the id under which the delivery is parked, if not under its own: made of tenant,
+	// id and body, so that each other body of an id is parked once (Q2).
+	asideID string
 }
 
 // Entry implements intake.Entry.

@@ -266,6 +266,8 @@ func (p *partition) Fetch(ctx context.Context, from int64, most int) (source.Fet
 				if err != nil {
 					return err
 				}
+				// The first message comes in any case, whatever its size (F14): the position never
+				// passes a row for want of room.
 				if most -= m.Size(); most < 0 && len(f.Messages) > 0 {
 					break
 				}

@@ -217,23 +217,28 @@ func (n *Intake) ParkedColumns(tx *guard.Tx, e *Event, reason string, why error)
 }
 
 // sealStored makes what is stored of the event, once: sealed, if there is a Sealer (W22). A
-// sender's own header of the mark's name is dropped: it would make an open body look sealed.
+// sender's own header of the mark's name is dropped: it would make an open body look sealed. If
+// sealing fails, nothing is kept, and the transaction fails.
 func (n *Intake) sealStored(tx *guard.Tx, e *Event) {
 	if e.storedHeaders != nil {
 		return
 	}
-	e.stored, e.storedHeaders = e.Body, make([]consumer.Header, 0, len(e.Headers)+1)
+	headers := make([]consumer.Header, 0, len(e.Headers)+1)
 	for _, h := range e.Headers {
 		if h.Name != parked.HeaderSealed {
-			e.storedHeaders = append(e.storedHeaders, h)
+			headers = append(headers, h)
 		}
 	}
-	if n.Sealer == nil {
-		return
+	body := e.Body
+	if n.Sealer != nil {
+		sealed, err := n.Sealer.Seal(parked.EventPlace(e.Tenant, n.Topic, e.ID), body)
+		if err != nil {
+			tx.Fail(stepSeal, err)
+			return
+		}
+		body = sealed
+		headers = append(headers, consumer.Header{Name: parked.HeaderSealed, Value: []byte("true")})
 	}
-	body, err := n.Sealer.Seal(parked.EventPlace(e.Tenant, n.Topic, e.ID), e.Body)
-	if err != nil {
-		tx.Fail(stepSeal, err)
-	}
-	e.stored, e.storedHeaders = body, append(e.storedHeaders, consumer.Header{Name: parked.HeaderSealed, Value: []byte("true")})
+	e.stored = body
+	e.storedHeaders = headers
 }

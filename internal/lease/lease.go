@@ -99,7 +99,8 @@ type Lease struct {
 }
 
 // Acquire takes a lease that is free, and creates it if it does not exist. It returns nil if
-// another process owns it.
+// another process owns it. The caller renews it, and gives it back with Release; otherwise it ends
+// by itself.
 func Acquire(ctx context.Context, db DB, name names.Lease, ttl time.Duration) (*Lease, error) {
 	var l Lease
 	var free bool

@@ -118,7 +118,9 @@ func (w *Window[M]) Ready(below int64, most int) (n int) {
 }
 
 // Take gives the oldest messages that are ready to a slot: at most most, and about size bytes of
-// values. Nil: none is ready. Messages of one ordering key are given to one slot at a time (C2).
+// values. Nil: none is ready. Messages of one ordering key are given to one slot at a time (C2):
+// the task has the keys until Finish has its messages of them. What a task leaves undone keeps its
+// keys, because then the work of the partition ends.
 func (w *Window[M]) Take(below int64, most, size int) *Task[M] {
 	t := &Task[M]{Low: w.Low}
 	bytes, full := 0, false
@@ -147,7 +149,8 @@ func (w *Window[M]) Take(below int64, most, size int) *Task[M] {
 }
 
 // TakeHead gives one message below an offset to a slot: the nth of those that wait for no earlier
-// one of their ordering key, counted in turns. Nil: there is none.
+// one of their ordering key, counted in turns. Nil: there is none. The key is the task's, as in
+// Take.
 func (w *Window[M]) TakeHead(below int64, n int) *Task[M] {
 	var heads []*Entry[M]
 	seen := map[[16]byte]bool{}

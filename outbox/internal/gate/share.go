@@ -24,7 +24,7 @@ type share struct {
 	soon    bool      // it is to ask at once
 	debt    bool      // the database still counts more than n, because so many were under way
 	peak    int       // most calls under way since it asked
-	number  int64     // of the last question
+	number  int64     // of the last question; 0: there was none
 	wanted  int       // what it asked for
 }
 
