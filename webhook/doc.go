@@ -61,6 +61,8 @@
 //
 // Certificates named by a request (PayPal, SNS): see scheme.Fetch and rule W18.
 //
+// Tenants named by a request: see [TenantSecrets] and rule W24.
+//
 // Requests sent again later: the Verifier compares the signed time with the clock, after the
 // signature. If the sender signs no time (GitHub, Shopify, Twilio, Meta), a recorded request stays
 // valid forever. If it does not sign the id either, the request is valid under any id.
@@ -75,7 +77,7 @@
 // and so must each member of the body.
 //
 // Signatures without end: a header that the scheme reads has at most 4096 bytes and 16 signatures,
-// and an endpoint at most 8 secrets.
+// and an endpoint or a tenant at most 8 secrets.
 //
 // Copies at once: if an open transaction has claimed the id, the event waits for it, because that
 // transaction may roll back. It waits for two seconds at most, because the sender waits only
