@@ -28,6 +28,8 @@ var httpRules = []mutant{
 		old: "r.TTL < profileTTL", new: "false", test: "TestH32ContradictionsAreRefused"},
 	{rule: "H35 session in place of the principal", in: "idempotency/mcpserver", decl: "(*tool).serve",
 		old: "t.call(ctx, scope, key,", new: "t.call(ctx, scope, key+call.Session.ID(),", test: "TestH35CallIsNamedByKeyToolAndPrincipal"},
+	{rule: "H35 key of UCP", in: "idempotency/mcpserver", decl: "(*Guard).keyOf",
+		old: "if !g.cfg.KeyInArguments {", new: "if true {", test: "TestH35KeyInArguments"},
 	{rule: "H35 tool", in: "idempotency/mcpserver", decl: "New",
 		old: `"mcp/" + name`, new: `"mcp/"`, test: "TestH35CallIsNamedByKeyToolAndPrincipal"},
 	{rule: "H35 arguments as bytes", in: "idempotency/mcpserver", decl: "New",
