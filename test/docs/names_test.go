@@ -37,6 +37,7 @@ var (
 	sqlstate   = regexp.MustCompile(`\bOO\d{3}\b`)
 	flagName   = regexp.MustCompile(`(?:^| )-([a-z][a-z-]*)`)
 	testName   = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	alertName  = regexp.MustCompile(`- alert: (\w+)`)
 	commandOf  = regexp.MustCompile(`^onlyonce (?:help )?([a-z]+)(?: ([a-z]+))?`)
 )
 
@@ -54,6 +55,9 @@ func readCode(t *testing.T) *code {
 		}
 		if path.Ext(name) != ".go" {
 			c.add(string(text))
+			for _, m := range alertName.FindAllStringSubmatch(string(text), -1) {
+				c.strings[m[1]] = true
+			}
 			continue
 		}
 		f, err := parser.ParseFile(fset, name, text, parser.SkipObjectResolution)
