@@ -26,6 +26,8 @@ var httpRules = []mutant{
 		old: "- len(d.fraction)", new: "", test: "TestH7EqualNumbers"},
 	{rule: "H32 least time", in: "idempotency", decl: "Profile.setRoute",
 		old: "r.TTL < profileTTL", new: "false", test: "TestH32ContradictionsAreRefused"},
+	{rule: "H32 answers that are not stored", in: "idempotency", decl: "Profile.setRoute",
+		old: "if r.DiscardBody {", new: "if false {", test: "TestH32ContradictionsAreRefused"},
 	{rule: "H35 session in place of the principal", in: "idempotency/mcpserver", decl: "(*tool).serve",
 		old: "t.call(ctx, scope, key,", new: "t.call(ctx, scope, key+call.Session.ID(),", test: "TestH35CallIsNamedByKeyToolAndPrincipal"},
 	{rule: "H35 key of UCP", in: "idempotency/mcpserver", decl: "(*Guard).keyOf",
