@@ -11,8 +11,8 @@ REAL   := $(if $(CI),-require-real)
 flags   = $(foreach v,$(1),$(if $($(v)),-$(shell echo $(v) | tr A-Z a-z)='$($(v))'))
 
 .PHONY: help map doubles quickstart test test-long long laboratory check lint vet oncevet tidy words size other-go \
-	site image release bench retention e2e alerts dashboards schemathesis kit mutants adversary seams model \
-	matrix zones growth growth-shapes fuzz remotes histories faults drill-restore drill-move \
+	site image release bench retention e2e alerts dashboards schemathesis idemcheck kit mutants \
+	adversary seams model matrix zones growth growth-shapes fuzz remotes histories faults drill-restore drill-move \
 	storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle storm-keys \
 	storm-outbox storm-queue storm-webhook parts nightly ci
 
@@ -128,6 +128,10 @@ dashboards:
 ## schemathesis (PyPI) against examples/payments-api and its openapi.yaml: no findings; needs python3 with venv
 schemathesis:
 	$(DEVENV) -postgres -- test/compat/payments/schemathesis.sh
+
+## cmd/idemcheck against examples/payments-api, with kills and expiry: no check fails
+idemcheck:
+	$(DEVENV) -postgres -- $(GO) run ./test/idemcheck
 
 AT_ONCE ?= 4
 SEEDS   ?= 20

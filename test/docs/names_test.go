@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -35,6 +36,7 @@ var (
 	laboratory = regexp.MustCompile(`^(test|examples|ops/console/e2e|telemetry/test)/|_test\.go$`)
 	sqlstate   = regexp.MustCompile(`\bOO\d{3}\b`)
 	flagName   = regexp.MustCompile(`(?:^| )-([a-z][a-z-]*)`)
+	testName   = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
 	alertName  = regexp.MustCompile(`- alert: (\w+)`)
 	commandOf  = regexp.MustCompile(`^onlyonce (?:help )?([a-z]+)(?: ([a-z]+))?`)
 )
@@ -263,5 +265,48 @@ func TestDocumentsNameWhatExists(t *testing.T) {
 	}
 	if names < 1000 {
 		t.Errorf("%d names were found", names)
+	}
+}
+
+// Each clause of a table of clauses names a test that there is.
+func TestClausesNameTheirTests(t *testing.T) {
+	t.Parallel()
+	tests := map[string]bool{}
+	for _, name := range testName.FindAllStringSubmatch(sources(t, "_test.go"), -1) {
+		tests[name[1]] = true
+	}
+	clauses := 0
+	for _, page := range pages(t) {
+		column := -1 // of the tests, within a table of clauses
+		text, err := os.ReadFile(filepath.Join(root, page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			cells := strings.Split(strings.TrimSpace(line), "|")
+			switch {
+			case len(cells) < 3:
+				column = -1
+				continue
+			case strings.TrimSpace(cells[1]) == "Clause":
+				column = slices.IndexFunc(cells, func(cell string) bool { return strings.TrimSpace(cell) == "Test" })
+				continue
+			case column < 0 || strings.HasPrefix(strings.TrimSpace(cells[1]), "---"):
+				continue
+			}
+			clauses++
+			named := quoted.FindAllStringSubmatch(cells[column], -1)
+			if len(named) == 0 {
+				t.Errorf("%s: clause %s names no test", page, cells[1])
+			}
+			for _, name := range named {
+				if !tests[name[1]] {
+					t.Errorf("%s: clause %s: there is no test %s", page, cells[1], name[1])
+				}
+			}
+		}
+	}
+	if clauses < 30 {
+		t.Errorf("%d clauses were found", clauses)
 	}
 }

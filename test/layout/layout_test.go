@@ -217,7 +217,7 @@ var layers = []struct {
 	{"program", []string{"cmd", "deploy/monitoring"}},
 	{"laboratory", []string{"test"}},
 	{"examples", []string{"examples"}},
-	{"an example as a program of the laboratory", []string{"test/demo/payments"}},
+	{"an example as a program of the laboratory", []string{"test/demo/payments", "test/idemcheck"}},
 }
 
 // layer is the place of a package in layers, and its name there.
