@@ -230,7 +230,10 @@ func TestO1KeysOfCallsInABatch(t *testing.T) {
 		r.reaches(0, 20)
 		stop()
 		var all string
-		if err := r.pool.QueryRow(t.Context(), `select string_agg(key::text || convert_from(body, 'UTF8'), ' ' order by id) from onlyonce.outbox_log`).Scan(&all); err != nil {
+		if err := r.pool.QueryRow(
+			t.Context(),
+			`select string_agg(key::text || convert_from(body, 'UTF8'), ' ' order by id) from onlyonce.outbox_log`,
+		).Scan(&all); err != nil {
 			t.Fatal(err)
 		}
 		if n := r.count(`select count(*) from onlyonce.outbox_log`); n != 20 || len(r.reasons()) > 0 {
@@ -276,7 +279,9 @@ func TestEnqueueAgainBehindAnUndoneSavepoint(t *testing.T) {
 	}
 	check := func(r *rig) {
 		t.Helper()
-		if n := r.count(`select count(*) from onlyonce.outbox_log where convert_from(body, 'UTF8') like 'then %'`); n != 5 || r.count(`select count(*) from onlyonce.outbox_log`) != 5 || len(r.reasons()) > 0 {
+		if n := r.count(`select count(*) from onlyonce.outbox_log where convert_from(body, 'UTF8') like 'then %'`); n != 5 ||
+			r.count(`select count(*) from onlyonce.outbox_log`) != 5 ||
+			len(r.reasons()) > 0 {
 			t.Errorf("%d calls, want 5; parked: %v", n, r.reasons())
 		}
 	}

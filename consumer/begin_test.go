@@ -49,7 +49,14 @@ func TestOnBeginSetsUpTheTransaction(t *testing.T) {
 			var wrong atomic.Value
 			stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				var level, tenant, lock string
-				err := tx.QueryRow(ctx, `select current_setting('transaction_isolation'), current_setting('app.tenant'), current_setting('lock_timeout')`).Scan(&level, &tenant, &lock)
+				err := tx.QueryRow(
+					ctx,
+					`select current_setting('transaction_isolation'), current_setting('app.tenant'), current_setting('lock_timeout')`,
+				).Scan(
+					&level,
+					&tenant,
+					&lock,
+				)
 				if err != nil || level != "serializable" || tenant != "acme" || lock != "2s" {
 					wrong.Store(fmt.Sprintf("%q %q %q %v", level, tenant, lock, err))
 				}
@@ -68,7 +75,15 @@ func TestOnBeginSetsUpTheTransaction(t *testing.T) {
 				}
 				defer conn.Release()
 				var level, tenant string
-				if err := conn.QueryRow(t.Context(), `select current_setting('transaction_isolation'), coalesce(current_setting('app.tenant', true), '')`).Scan(&level, &tenant); err != nil || level != "read committed" || tenant != "" {
+				if err := conn.QueryRow(
+					t.Context(),
+					`select current_setting('transaction_isolation'), coalesce(current_setting('app.tenant', true), '')`,
+				).Scan(
+					&level,
+					&tenant,
+				); err != nil ||
+					level != "read committed" ||
+					tenant != "" {
 					t.Errorf("left behind: %q %q %v", level, tenant, err)
 				}
 			}
@@ -89,8 +104,11 @@ func TestT7TimeoutsHoldFromBegin(t *testing.T) {
 	cfg.OnBegin = func(ctx context.Context, tx consumer.Tx) error {
 		tx.Queue(`set transaction isolation level repeatable read`) // before any snapshot
 		ask := func() (got string, err error) {
-			err = tx.QueryRow(ctx, `select concat_ws(' ', current_setting('transaction_isolation'), current_setting('lock_timeout'), current_setting('statement_timeout'),
-				current_setting('idle_in_transaction_session_timeout'))`).Scan(&got)
+			err = tx.QueryRow(
+				ctx,
+				`select concat_ws(' ', current_setting('transaction_isolation'), current_setting('lock_timeout'), current_setting('statement_timeout'),
+				current_setting('idle_in_transaction_session_timeout'))`,
+			).Scan(&got)
 			return got, err
 		}
 		got, err := ask()

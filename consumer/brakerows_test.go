@@ -65,7 +65,9 @@ func (f *faults) everythingFails(start func(consumer.HandlerFunc) func(), adjust
 	mended.Store(true)
 	f.done()
 	f.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where state = 'waiting'`)
-	until(f.t, "what was parked to be tried again", func() bool { return f.count(`select count(*) from onlyonce.parked where state = 'retrying'`) == 0 })
+	until(f.t, "what was parked to be tried again", func() bool {
+		return f.count(`select count(*) from onlyonce.parked where state = 'retrying'`) == 0
+	})
 	f.finish(stop)
 	f.parkedAs(nil)
 }

@@ -21,7 +21,9 @@ func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltErr
 			reasons, failed = append(reasons, reason), append(failed, fmt.Sprintf("%d %s", counts[reason], reason))
 		}
 	}
-	h := e.haltErrorAt(pos, HaltEverythingFails, "of the last %d messages nearly all have failed (%s), the last of them at offset %d, which is not parked: %v. One message is tried every %v; when it is applied, the partition continues by itself",
+	h := e.haltErrorAt(pos, HaltEverythingFails, "of the last %d messages nearly all have failed (%s), the "+
+		"last of them at offset %d, which is not parked: %v. One message is tried every %v; when it is "+
+		"applied, the partition continues by itself",
 		len(judged), strings.Join(failed, ", "), offset, v.err, b.every)
 	for _, reason := range reasons {
 		if reason == parked.TooOld {
@@ -43,7 +45,8 @@ func (e *engine) recordOutcomes(reasons ...string) {
 	if h := e.state.halted.Load(); h != nil && h.Reason == HaltEverythingFails {
 		e.state.halted.CompareAndSwap(h, nil)
 	}
-	e.c.cfg.Logger.Info("onlyonce: a message was applied: the partition continues", "scope", e.c.cfg.Scope, "topic", e.id.Topic, "partition", e.id.Partition)
+	e.c.cfg.Logger.Info("onlyonce: a message was applied: the partition continues",
+		"scope", e.c.cfg.Scope, "topic", e.id.Topic, "partition", e.id.Partition)
 }
 
 // firstBraked returns the index of the first message of a plan at which the partition has to

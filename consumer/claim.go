@@ -42,7 +42,13 @@ select coalesce(array_agg(key), '{}') from onlyonce.parked
 // claimKeys claims the keys of all messages that have one, and records a disposition on each that
 // is not fresh. On the optimistic path it only queues the claim, which raises at the server unless
 // all are fresh.
-func (e *engine) claimKeys(ctx context.Context, tx *guard.Tx, msgs []*Message, dispositions []*disposition, claimFirst bool) {
+func (e *engine) claimKeys(
+	ctx context.Context,
+	tx *guard.Tx,
+	msgs []*Message,
+	dispositions []*disposition,
+	claimFirst bool,
+) {
 	if e.c.cfg.Key == nil && !e.c.events {
 		return
 	}
@@ -122,7 +128,13 @@ func (e *engine) claimArgs(class string, hashes [][16]byte, fingerprints []int64
 	if class == e.c.cfg.Horizon.class() {
 		asked, uses, hits = e.c.filters.Ask(hashes)
 	}
-	return []any{codec.UUIDs(hashes), codec.Bigints(fingerprints), codec.Bigints(asked), codec.Bigints(uses), codec.UUIDs(hits)}
+	return []any{
+		codec.UUIDs(hashes),
+		codec.Bigints(fingerprints),
+		codec.Bigints(asked),
+		codec.Bigints(uses),
+		codec.UUIDs(hits),
+	}
 }
 
 // claimStatement returns the statement that claims keys in the scope's ring, or in both while its
@@ -145,12 +157,19 @@ func (e *engine) skipParked(ctx context.Context, tx *guard.Tx, msgs []*Message, 
 		originals[i] = m.hashOutsideReplay()
 	}
 	var parked []pgtype.UUID
-	if err := tx.EngineRow(ctx, stepClaim, unsettledSQL, codec.UUIDs(originals), e.c.parkedKind()).Scan(&parked); err != nil {
+	if err := tx.EngineRow(
+		ctx,
+		stepClaim,
+		unsettledSQL,
+		codec.UUIDs(originals),
+		e.c.parkedKind(),
+	).Scan(&parked); err != nil {
 		tx.Fail(stepClaim, err)
 		return
 	}
 	for i := range msgs {
-		if dispositions[i] == nil && slices.ContainsFunc(parked, func(u pgtype.UUID) bool { return u.Bytes == originals[i] }) {
+		if dispositions[i] == nil &&
+			slices.ContainsFunc(parked, func(u pgtype.UUID) bool { return u.Bytes == originals[i] }) {
 			dispositions[i] = &disposition{reason: reasonDuplicate}
 		}
 	}
@@ -246,7 +265,8 @@ func (c *Consumer) identify(m *Message) (err error) {
 	case id == "":
 		return ErrNoKey
 	case m.timed && c.cfg.TooOld == tooOldUnset:
-		return fmt.Errorf("%w: Config.Key calls one of TimedKey: it must be that one itself, with Config.TooOld", ErrConfig)
+		return fmt.Errorf("%w: Config.Key calls one of TimedKey: it must be that one itself, with Config.TooOld",
+			ErrConfig)
 	}
 	if c.cfg.Fingerprint != nil {
 		m.fingerprint = inbox.Compared(c.cfg.Fingerprint(m))

@@ -136,7 +136,11 @@ func Example_ownLoop() {
 	for _, m := range deliveries {
 		var outcome dedupe.Outcome
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
-			outcome, err = dedupe.Claim(ctx, tx, dedupe.Key{Scope: "ledger", ID: m.id, Fingerprint: dedupe.FingerprintOf(fmt.Append(nil, m.amount))})
+			outcome, err = dedupe.Claim(ctx, tx, dedupe.Key{
+				Scope:       "ledger",
+				ID:          m.id,
+				Fingerprint: dedupe.FingerprintOf(fmt.Append(nil, m.amount)),
+			})
 			if err == nil && outcome == dedupe.Fresh {
 				_, err = tx.Exec(ctx, `insert into payments values ($1, $2)`, m.id, m.amount)
 			}

@@ -161,7 +161,8 @@ func (f *faults) judgeOffsets(source consumer.Source) {
 	before := src.OnCommit
 	src.OnCommit = func(partition int32, offset int64) error {
 		var at int64
-		err := f.pool.QueryRow(context.Background(), `select coalesce(max(next_offset), 0) from onlyonce.positions where partition = $1`, partition).Scan(&at)
+		err := f.pool.QueryRow(context.Background(), `select coalesce(max(next_offset), 0) from onlyonce.positions where partition = $1`,
+			partition).Scan(&at)
 		if err == nil && offset > at && !f.lossy {
 			f.t.Errorf("I7 offset %d of partition %d goes to Kafka, and the position is %d", offset, partition, at)
 		}
@@ -287,7 +288,11 @@ var fetchRows = []row{
 		f.stopsAt(consumer.HaltTruncated, func() { f.log.Truncate(0, 20) }, false)
 	}},
 	{"fetch", "log truncated: and written anew", func(f *faults) { f.stopsAt(consumer.HaltTruncated, func() { f.writtenAnew() }, false) }},
-	{"fetch", "log truncated: and written anew, while it is read", func(f *faults) { f.stopsAt(consumer.HaltTruncated, func() { f.writtenAnew() }, true) }},
+	{
+		"fetch",
+		"log truncated: and written anew, while it is read",
+		func(f *faults) { f.stopsAt(consumer.HaltTruncated, func() { f.writtenAnew() }, true) },
+	},
 	{"fetch", "log truncated: and written anew, without leader epochs", func(f *faults) {
 		f.stopsAt(consumer.HaltTruncated, func() { f.writtenAnew() }, false, func(f *faults) { f.log.NoEpochs = true })
 	}},
@@ -377,7 +382,10 @@ var offsetRows = []row{
 		}
 		stop := f.start(f.handle)
 		f.done()
-		until(f.t, "the offset in Kafka", func() bool { at, _ := f.log.Committed("stock", 0); return at == f.position(0) && commits.Load() >= 5 })
+		until(f.t, "the offset in Kafka", func() bool {
+			at, _ := f.log.Committed("stock", 0)
+			return at == f.position(0) && commits.Load() >= 5
+		})
 		stop()
 		if n := f.count(`select epoch from onlyonce.leases`); n != 1 {
 			f.t.Errorf("epoch %d: the partition was given up", n)
@@ -432,7 +440,9 @@ var groupRows = []row{
 		stop = f.start(f.handle)
 		h := f.halted()
 		stop()
-		if h.Reason != consumer.HaltForeignGroup || !strings.Contains(h.Error(), `group "stock"`) || !strings.Contains(h.Error(), "onlyonce cursor adopt") {
+		if h.Reason != consumer.HaltForeignGroup ||
+			!strings.Contains(h.Error(), `group "stock"`) ||
+			!strings.Contains(h.Error(), "onlyonce cursor adopt") {
 			f.t.Errorf("halt: %v", h)
 		}
 		f.decide()

@@ -194,7 +194,9 @@ func TestF6GapHaltsAndMarkersDoNot(t *testing.T) {
 	stop = r.start(queued, testConfig())
 	h := r.halted()
 	stop()
-	if h.Reason != consumer.HaltGap || h.Position != 7 || !strings.Contains(h.Detail, "begins at offset 8: 1 offsets were deleted before they were handled (retention)") {
+	if h.Reason != consumer.HaltGap ||
+		h.Position != 7 ||
+		!strings.Contains(h.Detail, "begins at offset 8: 1 offsets were deleted before they were handled (retention)") {
 		t.Errorf("halt: %v", h)
 	}
 }
@@ -210,7 +212,10 @@ func TestF6GapBelowAPositionThatWasSet(t *testing.T) {
 	stop := r.start(queued, testConfig())
 	h := r.halted()
 	stop()
-	if h.Reason != consumer.HaltGap || h.Position != 2 || !strings.Contains(h.Detail, "begins at offset 5, 3 offsets above the position") || strings.Contains(h.Detail, "retention") {
+	if h.Reason != consumer.HaltGap ||
+		h.Position != 2 ||
+		!strings.Contains(h.Detail, "begins at offset 5, 3 offsets above the position") ||
+		strings.Contains(h.Detail, "retention") {
 		t.Errorf("halt: %v", h)
 	}
 }
@@ -337,7 +342,11 @@ func TestT6CommitNeedsFenceAndSealInOneTransaction(t *testing.T) {
 		code string
 	}{
 		{"no seal", []string{"begin", fmt.Sprintf(fence, 1, 2), "commit"}, "OO002"},
-		{"seal in another transaction", []string{"begin", fmt.Sprintf(fence, 1, 2), "select onlyonce.seal()", "rollback", "begin", "select onlyonce.seal()"}, "OO002"},
+		{
+			"seal in another transaction",
+			[]string{"begin", fmt.Sprintf(fence, 1, 2), "select onlyonce.seal()", "rollback", "begin", "select onlyonce.seal()"},
+			"OO002",
+		},
 		{"constraints before the seal", []string{"begin", fmt.Sprintf(fence, 1, 2), "set constraints all immediate"}, "OO002"},
 		{"position has moved", []string{"begin", fmt.Sprintf(fence, 0, 2)}, "OO001"},
 		{"another epoch", []string{"begin", strings.Replace(fmt.Sprintf(fence, 1, 2), "l.epoch", "l.epoch - 1", 1)}, "OO001"},

@@ -196,8 +196,11 @@ func TestT6StatementQueuedTooLate(t *testing.T) {
 // T6: session state that one message leaves is not visible to later ones.
 func TestT6SessionStateIsNotMet(t *testing.T) {
 	for name, sql := range map[string]string{
-		"temporary table": `create temp table scratch (i int)`, "prepared statement": `prepare p as select 1`, "cursor": `declare c cursor with hold for select 1`,
-		"read-only": `set default_transaction_read_only = on`, "encoding": `set client_encoding = 'latin1'`,
+		"temporary table":    `create temp table scratch (i int)`,
+		"prepared statement": `prepare p as select 1`,
+		"cursor":             `declare c cursor with hold for select 1`,
+		"read-only":          `set default_transaction_read_only = on`,
+		"encoding":           `set client_encoding = 'latin1'`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

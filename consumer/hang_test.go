@@ -187,7 +187,10 @@ func TestD1HandlerHangs(t *testing.T) {
 		}
 		until(t, "its transactions are rolled back and its connections gone", func() bool {
 			var open int
-			err := outer.QueryRow(context.Background(), `select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'`).Scan(&open)
+			err := outer.QueryRow(
+				context.Background(),
+				`select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'`,
+			).Scan(&open)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -235,11 +238,16 @@ func TestStuckHandlerIsTold(t *testing.T) {
 			var once sync.Once
 			cfg := impatient()
 			cfg.Hooks = r.hooks(cfg.Hooks)
-			c, err := consumer.New(r.pool, r.src, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-				// The first call hangs, later ones do not.
-				once.Do(func() { defer close(gone); <-release })
-				return effect(ctx, tx, m)
-			}), cfg)
+			c, err := consumer.New(
+				r.pool,
+				r.src,
+				consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+					// The first call hangs, later ones do not.
+					once.Do(func() { defer close(gone); <-release })
+					return effect(ctx, tx, m)
+				}),
+				cfg,
+			)
 			if err != nil {
 				t.Fatal(err)
 			}

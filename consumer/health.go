@@ -23,7 +23,11 @@ func (c *Consumer) unhealthy() (faults []error) {
 		if h := s.halted.Load(); h != nil {
 			faults = append(faults, fmt.Errorf("consumer: %w", h))
 		} else if t := s.oldestTrouble(); t.err != nil && time.Since(t.since) > c.answerPatience() {
-			faults = append(faults, fmt.Errorf("consumer: partition %s/%d has failed since %s: %w", s.topic, s.partition, t.since.UTC().Format(time.RFC3339), t.err))
+			faults = append(
+				faults,
+				fmt.Errorf("consumer: partition %s/%d has failed since %s: %w",
+					s.topic, s.partition, t.since.UTC().Format(time.RFC3339), t.err),
+			)
 		}
 	}
 	if p := c.databases()[0].poller; c.begun.Err() == nil {
@@ -69,7 +73,8 @@ func (c *Consumer) Ready() error {
 // handler is still running. The handler's goroutine is lost, and only a restart frees it.
 func (c *Consumer) Live() error {
 	if n := c.stuck.Load(); n > 0 {
-		return fmt.Errorf("consumer: %w: %d of them did not return within %v of the end of their context", ErrHandlerHung, n, c.cfg.HangTimeout)
+		return fmt.Errorf("consumer: %w: %d of them did not return within %v of the end of their context",
+			ErrHandlerHung, n, c.cfg.HangTimeout)
 	}
 	return nil
 }

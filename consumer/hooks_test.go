@@ -66,14 +66,16 @@ func TestHooksComeInPairs(t *testing.T) {
 			end(ctx, "handle")
 		},
 	}
-	cfg.Middleware = []consumer.Middleware{func(ctx context.Context, _ consumer.Tx, _ []*consumer.Message, next func(context.Context) error) error {
-		for _, outer := range []string{"attempt", "handle"} {
-			if ctx.Value(ctxKey(outer)) == nil {
-				t.Errorf("the context of middleware does not derive from that of %s", outer)
+	cfg.Middleware = []consumer.Middleware{
+		func(ctx context.Context, _ consumer.Tx, _ []*consumer.Message, next func(context.Context) error) error {
+			for _, outer := range []string{"attempt", "handle"} {
+				if ctx.Value(ctxKey(outer)) == nil {
+					t.Errorf("the context of middleware does not derive from that of %s", outer)
+				}
 			}
-		}
-		return next(ctx)
-	}}
+			return next(ctx)
+		},
+	}
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if ctx.Value(ctxKey("handle")) == nil {
 			t.Error("the handler's context does not derive from HandleStart's")

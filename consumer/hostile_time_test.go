@@ -15,7 +15,11 @@ func TestD3MessageOfAnyTimeIsParked(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	r.log.Append(0, "first", id("first"))
-	m := consumer.Message{Value: []byte("odd"), Headers: []consumer.Header{id("odd")}, Time: time.UnixMilli(time.Date(2025, 12, 1, 0, 0, 0, 0, time.UTC).UnixNano())}
+	m := consumer.Message{
+		Value:   []byte("odd"),
+		Headers: []consumer.Header{id("odd")},
+		Time:    time.UnixMilli(time.Date(2025, 12, 1, 0, 0, 0, 0, time.UTC).UnixNano()),
+	}
 	r.log.AppendMessage(0, &m)
 	r.log.Append(0, "last", id("last"))
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {

@@ -36,7 +36,10 @@ func TestMiddlewareAllocates(t *testing.T) {
 	through := func(ctx context.Context, _ Tx, _ []*Message, next func(context.Context) error) error {
 		return next(ctx)
 	}
-	c := &Consumer{cfg: Config{Middleware: []Middleware{through, through}}, handler: HandlerFunc(func(context.Context, Tx, *Message) error { return nil })}
+	c := &Consumer{
+		cfg:     Config{Middleware: []Middleware{through, through}},
+		handler: HandlerFunc(func(context.Context, Tx, *Message) error { return nil }),
+	}
 	m, ctx := &Message{}, t.Context()
 	if n := testing.AllocsPerRun(100, func() {
 		if err := c.callThroughMiddleware(ctx, nil, m, nil); err != nil {

@@ -102,7 +102,11 @@ func TestMessagesBehindAParkedOneAreNoWarnings(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	for i := range 15 {
-		r.log.AppendMessage(0, &consumer.Message{Key: []byte("hot"), Value: []byte(fmt.Sprint("hot-", i)), Headers: []consumer.Header{id(fmt.Sprint("hot-", i))}})
+		r.log.AppendMessage(0, &consumer.Message{
+			Key:     []byte("hot"),
+			Value:   []byte(fmt.Sprint("hot-", i)),
+			Headers: []consumer.Header{id(fmt.Sprint("hot-", i))},
+		})
 	}
 	cfg := testConfig()
 	cfg.OnFailure = consumer.ParkOrderingKey

@@ -101,7 +101,10 @@ func (m *Message) Header(name string) (value []byte, ok bool) {
 }
 
 // structSizes are the sizes of a Message and of a Header, without the bytes that they refer to.
-var structSizes = struct{ message, header int }{int(reflect.TypeFor[*Message]().Size() + reflect.TypeFor[Message]().Size()), int(reflect.TypeFor[Header]().Size())}
+var structSizes = struct{ message, header int }{
+	int(reflect.TypeFor[*Message]().Size() + reflect.TypeFor[Message]().Size()),
+	int(reflect.TypeFor[Header]().Size()),
+}
 
 // Size is the memory that the message takes, in bytes: key, value and headers, plus about 400. It
 // counts against [Config.PrefetchBytes].
@@ -162,7 +165,14 @@ func (m *Message) hashOutsideReplay() [16]byte {
 }
 
 func (m *Message) hashIn(replay int32) ([16]byte, int64) {
-	k := dedupe.Key{Tenant: m.tenant, Scope: m.scope, Topic: m.keyTopic(), ID: m.id, Replay: replay, Fingerprint: m.fingerprint}
+	k := dedupe.Key{
+		Tenant:      m.tenant,
+		Scope:       m.scope,
+		Topic:       m.keyTopic(),
+		ID:          m.id,
+		Replay:      replay,
+		Fingerprint: m.fingerprint,
+	}
 	if k.Fingerprint == (dedupe.Fingerprint{}) {
 		k.Fingerprint = dedupe.FingerprintOf(m.Value)
 	}

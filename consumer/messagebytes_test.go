@@ -67,7 +67,9 @@ func TestD6HandlerThatChangesItsMessage(t *testing.T) {
 					})
 					mended.Store(true)
 					r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp()`)
-					until(t, "the sick one to be applied", func() bool { return r.count(`select count(*) from onlyonce.parked where state = 'resolved'`) == 1 })
+					until(t, "the sick one to be applied", func() bool {
+						return r.count(`select count(*) from onlyonce.parked where state = 'resolved'`) == 1
+					})
 					r.log.Append(0, "12345sick", id("c"))
 					r.reaches(0, 6)
 					stop()
@@ -180,7 +182,8 @@ func TestD6FunctionsThatChangeBytesInPlace(t *testing.T) {
 				r.reaches(0, 5)
 				stop()
 				r.once("hello", "world", "again")
-				if n := r.count(`select count(*) from onlyonce.parked where body <> 'sick' and settled_at is null or reason = 'conflict'`); n > 0 || len(r.halts) > 0 {
+				if n := r.count(`select count(*) from onlyonce.parked where body <> 'sick' and settled_at is null or reason = 'conflict'`); n > 0 ||
+					len(r.halts) > 0 {
 					t.Errorf("%d rows of changed bytes, halts %v", n, r.halts)
 				}
 			})

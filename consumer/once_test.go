@@ -107,7 +107,12 @@ func TestK1MessageWithoutKeyIsParked(t *testing.T) {
 func TestPayloadKey(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
-	for partition, m := range []struct{ key, value string }{{"acct-1", "10 EUR"}, {"acct-1", "10 EUR"}, {"acct-2", "10 EUR"}, {"acct-210", " EUR"}} {
+	for partition, m := range []struct{ key, value string }{
+		{"acct-1", "10 EUR"},
+		{"acct-1", "10 EUR"},
+		{"acct-2", "10 EUR"},
+		{"acct-210", " EUR"},
+	} {
 		r.log.AppendMessage(int32(partition%2), &consumer.Message{Key: []byte(m.key), Value: []byte(m.value)}) //nolint:gosec // 0 or 1
 	}
 	r.log.AppendMessage(0, &consumer.Message{Key: []byte("acct-1")})

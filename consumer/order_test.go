@@ -295,7 +295,10 @@ func TestT6CommitInARetriedHandlerIsRefused(t *testing.T) {
 	}
 	// If a COMMIT reaches the server nevertheless, the trigger on the row refuses it.
 	r.exec(`update onlyonce.parked set state = 'retrying'`)
-	if _, err := r.pool.Exec(t.Context(), `update onlyonce.parked set state = 'resolved', settled_at = clock_timestamp()`); guard.SQLState(err) != "OO002" {
+	if _, err := r.pool.Exec(
+		t.Context(),
+		`update onlyonce.parked set state = 'resolved', settled_at = clock_timestamp()`,
+	); guard.SQLState(err) != "OO002" {
 		t.Errorf("settled without the seal: %v", err)
 	}
 }
@@ -517,7 +520,8 @@ func TestT9WaitCountedWhileTheClockWasAhead(t *testing.T) {
 	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() + interval '1 day 1 second' where state = 'retrying'`)
 	r.exec(`update onlyonce.parked set timed_at = clock_timestamp() + interval '1 day' where state = 'retrying'`)
 	report, err := ops.Status(t.Context(), r.pool, ops.StatusQuestion{})
-	if err != nil || !slices.ContainsFunc(report.Needs, func(n ops.Need) bool { return n.Kind == "clock" && strings.Contains(n.Text, "1 parked row") }) {
+	if err != nil ||
+		!slices.ContainsFunc(report.Needs, func(n ops.Need) bool { return n.Kind == "clock" && strings.Contains(n.Text, "1 parked row") }) {
 		t.Errorf("status: %+v, %v", report.Needs, err)
 	}
 	stop = r.start(effect, cfg)
@@ -585,7 +589,8 @@ func TestK1RedrivenMessageWithoutKeyKeepsItsReason(t *testing.T) {
 		return len(r.parked) == 2
 	})
 	stop()
-	if told, kept := r.parked[1].Reason, r.count(`select count(*) from onlyonce.parked where reason = 'no-key' and state = 'waiting'`); told != "no-key" || kept != 1 {
+	if told, kept := r.parked[1].Reason, r.count(`select count(*) from onlyonce.parked where reason = 'no-key' and state = 'waiting'`); told != "no-key" ||
+		kept != 1 {
 		t.Errorf("told as %s, %d rows of reason no-key", told, kept)
 	}
 }

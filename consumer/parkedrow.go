@@ -93,9 +93,22 @@ func (r *retrier) takeRow(ctx context.Context) (*parkedRow, error) {
 	var topicID pgtype.UUID
 	var sealed bool
 	m := row.m
-	err := r.c.pool.QueryRow(ctx, takeParkedSQL, r.cur.id, r.cur.epoch, r.cur.nonce, r.c.cfg.Scope, r.id.Topic, r.id.Partition,
-		r.c.cfg.Backoff.Max.Seconds(), r.c.longestWait().Seconds()).Scan(&row.id, &row.attempt, &row.reason, &row.tenant, &row.key, &m.Offset, &at, &m.Key, &names, &values,
-		&m.Value, &m.orderKey, &m.clusterID, &topicID, &m.LogAppendTime, &m.replay, &m.resend, &m.eventID, &sealed, &row.redrives)
+	err := r.c.pool.QueryRow(
+		ctx,
+		takeParkedSQL,
+		r.cur.id,
+		r.cur.epoch,
+		r.cur.nonce,
+		r.c.cfg.Scope,
+		r.id.Topic,
+		r.id.Partition,
+		r.c.cfg.Backoff.Max.Seconds(),
+		r.c.longestWait().Seconds(),
+	).Scan(
+		&row.id, &row.attempt, &row.reason, &row.tenant, &row.key, &m.Offset, &at, &m.Key,
+		&names, &values, &m.Value, &m.orderKey, &m.clusterID, &topicID, &m.LogAppendTime,
+		&m.replay, &m.resend, &m.eventID, &sealed, &row.redrives,
+	)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -149,7 +162,8 @@ func (r *retrier) verifyIdentity(row *parkedRow) error {
 	case err != nil:
 		return err
 	case storableText(m.tenant) != row.tenant:
-		return fmt.Errorf("Config.Tenant names the tenant %q now, and named %q when this was parked", m.tenant, row.tenant)
+		return fmt.Errorf("Config.Tenant names the tenant %q now, and named %q when this was parked",
+			m.tenant, row.tenant)
 	case row.reason == parked.Conflict:
 		m.notACopy = true // O1
 		return nil
@@ -163,7 +177,8 @@ func (r *retrier) verifyIdentity(row *parkedRow) error {
 		return nil
 	}
 	if m.id == "" || m.hashOutsideReplay() != row.key.Bytes {
-		return errors.New("Config.Key finds another id in this message than when it was parked: its calls would get other keys")
+		return errors.New("Config.Key finds another id in this message than when it was parked: its calls " +
+			"would get other keys")
 	}
 	return nil
 }
@@ -215,8 +230,21 @@ func (f *rowFence) span() (from, next int64) { return 0, 0 }
 
 func (f *rowFence) queue(tx *guard.Tx) {
 	r, bounds := f.r, &f.r.c.cfg.Timeouts
-	tx.Engine(stepFence, settleParkedSQL, r.cur.id, r.cur.epoch, r.cur.nonce, f.row.id, f.row.counted, f.key, f.fingerprint,
-		guard.Millis(bounds.Lock), guard.Millis(bounds.Statement), guard.Millis(bounds.Idle), f.row.m.Offset)
+	tx.Engine(
+		stepFence,
+		settleParkedSQL,
+		r.cur.id,
+		r.cur.epoch,
+		r.cur.nonce,
+		f.row.id,
+		f.row.counted,
+		f.key,
+		f.fingerprint,
+		guard.Millis(bounds.Lock),
+		guard.Millis(bounds.Statement),
+		guard.Millis(bounds.Idle),
+		f.row.m.Offset,
+	)
 	if f.claims {
 		sql, args := r.claimStatement([][16]byte{f.row.key.Bytes}, []int64{f.fingerprint})
 		tx.Engine(stepClaim, sql, args...)
@@ -260,10 +288,30 @@ func (r *retrier) recordFailure(row *parkedRow, v *disposition, owed int) error 
 	if row.reason == parked.Conflict || row.reason == parked.NoKey {
 		reason = row.reason // which the row keeps, too
 	}
-	event := ParkedEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Reason: ParkReason(reason), State: ParkState(state), Err: v.err}
+	event := ParkedEvent{
+		TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition},
+		Offset:         m.Offset,
+		Reason:         ParkReason(reason),
+		State:          ParkState(state),
+		Err:            v.err,
+	}
 	event.ID = r.parkingID(m, reason, row.redrives)
-	found, err := r.writeFailure(v.quiet, m, event, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, state, v.reason, storableText(v.err.Error()), back,
-		v.wait.Seconds(), row.counted, m.Offset)
+	found, err := r.writeFailure(
+		v.quiet,
+		m,
+		event,
+		r.cur.id,
+		r.cur.epoch,
+		r.cur.nonce,
+		row.id,
+		state,
+		v.reason,
+		storableText(v.err.Error()),
+		back,
+		v.wait.Seconds(),
+		row.counted,
+		m.Offset,
+	)
 	if errors.As(err, new(*hindrance)) { // of Config.OnParked: the row stays, and this attempt does not count
 		again := &disposition{reason: parked.Failed, err: err, wait: backoffFor(r.c.cfg, row.attempt)}
 		return errors.Join(err, r.recordFailure(row, again, max(owed, 1)))

@@ -166,7 +166,13 @@ func newPoller(c *Consumer) *poller {
 	if err != nil {
 		host = "unknown"
 	}
-	return &poller{c: c, id: newNonce(), host: host, wake: make(chan struct{}, 1), members: map[*polledPartition]struct{}{}}
+	return &poller{
+		c:       c,
+		id:      newNonce(),
+		host:    host,
+		wake:    make(chan struct{}, 1),
+		members: map[*polledPartition]struct{}{},
+	}
 }
 
 // join adds a partition, and makes the poller ask at once. The caller ends that with leave.
@@ -222,7 +228,8 @@ func (p *poller) pollUntilDone(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.c.cfg.Timeouts.Lock)
 	defer cancel()
 	if _, err := p.c.pool.Exec(ctx, deleteOwnerSQL, p.id); err != nil {
-		p.c.cfg.Logger.Warn("onlyonce: the process's row of onlyonce.owners was not deleted; it is ignored once it is old", "scope", p.c.cfg.Scope, "error", err)
+		p.c.cfg.Logger.Warn("onlyonce: the process's row of onlyonce.owners was not deleted; it is ignored "+
+			"once it is old", "scope", p.c.cfg.Scope, "error", err)
 	}
 }
 
@@ -279,7 +286,8 @@ func (p *poller) rightDueTimes(ctx context.Context) {
 	}
 	p.rightedAt = time.Now()
 	if n := tag.RowsAffected(); n > 0 {
-		p.c.cfg.Logger.Warn("onlyonce: the database's clock was ahead: parked rows that got their due time then wait anew", "scope", p.c.cfg.Scope, "rows", n)
+		p.c.cfg.Logger.Warn("onlyonce: the database's clock was ahead: parked rows that got their due time "+
+			"then wait anew", "scope", p.c.cfg.Scope, "rows", n)
 	}
 }
 
@@ -356,11 +364,15 @@ func (p *poller) query(ctx context.Context, members []*polledPartition, report *
 	}
 	var at int64
 	var a pollAnswer
-	_, err = pgx.ForEachRow(rows, []any{&at, &a.owned, &a.position, &a.paused, &a.due, &a.frontierRecorded, &a.clock}, func() error {
-		a.knownPosition = answers[at-1].knownPosition
-		answers[at-1] = a
-		return nil
-	})
+	_, err = pgx.ForEachRow(
+		rows,
+		[]any{&at, &a.owned, &a.position, &a.paused, &a.due, &a.frontierRecorded, &a.clock},
+		func() error {
+			a.knownPosition = answers[at-1].knownPosition
+			answers[at-1] = a
+			return nil
+		},
+	)
 	now := time.Now()
 	for i := range answers {
 		answers[i].arrived = now

@@ -69,7 +69,9 @@ func TestT10Prepare(t *testing.T) {
 				return effect(ctx, tx, m)
 			}, cfg)
 			h := r.halted()
-			if h.Reason != consumer.HaltBlocked || !strings.Contains(h.Detail, "offset 5") || !strings.Contains(h.Detail, "the service is away") {
+			if h.Reason != consumer.HaltBlocked ||
+				!strings.Contains(h.Detail, "offset 5") ||
+				!strings.Contains(h.Detail, "the service is away") {
 				t.Errorf("halt: %v", h)
 			}
 			reached.Store(true)

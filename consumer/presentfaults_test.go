@@ -61,7 +61,10 @@ func TestS3PresentFaults(t *testing.T) {
 		t.Helper()
 		var got []string
 		until(t, what, func() bool {
-			rows, err := r.pool.Query(t.Context(), `select concat_ws(' ', f ->> 'kind', f ->> 'topic', f ->> 'partitions', f ->> 'text') from onlyonce.owners, jsonb_array_elements(faults) f where scope = 'stock'`)
+			rows, err := r.pool.Query(
+				t.Context(),
+				`select concat_ws(' ', f ->> 'kind', f ->> 'topic', f ->> 'partitions', f ->> 'text') from onlyonce.owners, jsonb_array_elements(faults) f where scope = 'stock'`,
+			)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -63,7 +63,10 @@ func TestT4LateBatchDoesNotCommit(t *testing.T) {
 				cfg.OnBegin = func(ctx context.Context, tx consumer.Tx) error {
 					tx.Queue(`set transaction isolation level ` + level)
 					var pid int32
-					err := tx.QueryRow(ctx, `select pg_backend_pid() from onlyonce.progress union all select pg_backend_pid() limit 1`).Scan(&pid)
+					err := tx.QueryRow(
+						ctx,
+						`select pg_backend_pid() from onlyonce.progress union all select pg_backend_pid() limit 1`,
+					).Scan(&pid)
 					session.Store(pid)
 					return err
 				}

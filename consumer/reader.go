@@ -23,12 +23,15 @@ func (c *Consumer) reportStall(id source.Identity, state *partitionState, from i
 	state.stall.Store(is)
 	switch {
 	case is != nil && is.logged:
-		c.cfg.Logger.Warn("onlyonce: partition waits for an open Kafka transaction: no record above the last stable offset can be read before it ends; if it does not end by itself, find its producer",
-			"scope", c.cfg.Scope, "topic", id.Topic, "partition", id.Partition, "last_stable_offset", is.offset, "high_watermark", got.HighWatermark, "since", is.since,
+		c.cfg.Logger.Warn("onlyonce: partition waits for an open Kafka transaction: no record above the "+
+			"last stable offset can be read before it ends; if it does not end by itself, find its producer",
+			"scope", c.cfg.Scope, "topic", id.Topic, "partition", id.Partition,
+			"last_stable_offset", is.offset, "high_watermark", got.HighWatermark, "since", is.since,
 			"find", "kafka-transactions.sh --bootstrap-server BROKERS describe-producers --topic "+show.Quote(id.Topic)+" --partition "+strconv.Itoa(int(id.Partition)))
 	case was != nil && was.logged:
 		c.cfg.Logger.Info("onlyonce: partition continues: the Kafka transaction that it waited for has ended",
-			"scope", c.cfg.Scope, "topic", id.Topic, "partition", id.Partition, "last_stable_offset", got.LastStable, "since", was.since)
+			"scope", c.cfg.Scope, "topic", id.Topic, "partition", id.Partition,
+			"last_stable_offset", got.LastStable, "since", was.since)
 	}
 }
 
@@ -47,9 +50,22 @@ type fetchResult struct {
 }
 
 // startPrefetcher begins to read ahead. The caller ends that with stop.
-func startPrefetcher(ctx context.Context, c *Consumer, id source.Identity, p partition, state *partitionState, from int64) *prefetcher {
+func startPrefetcher(
+	ctx context.Context,
+	c *Consumer,
+	id source.Identity,
+	p partition,
+	state *partitionState,
+	from int64,
+) *prefetcher {
 	ctx, cancel := context.WithCancel(ctx)
-	f := &prefetcher{results: make(chan fetchResult, 1), cancel: cancel, done: make(chan struct{}), budget: &c.budget, share: c.budget.AddShare()}
+	f := &prefetcher{
+		results: make(chan fetchResult, 1),
+		cancel:  cancel,
+		done:    make(chan struct{}),
+		budget:  &c.budget,
+		share:   c.budget.AddShare(),
+	}
 	go func() {
 		defer close(f.done)
 		f.fetchAhead(ctx, c, id, p, state, from)
@@ -57,7 +73,14 @@ func startPrefetcher(ctx context.Context, c *Consumer, id source.Identity, p par
 	return f
 }
 
-func (f *prefetcher) fetchAhead(ctx context.Context, c *Consumer, id source.Identity, p partition, state *partitionState, from int64) {
+func (f *prefetcher) fetchAhead(
+	ctx context.Context,
+	c *Consumer,
+	id source.Identity,
+	p partition,
+	state *partitionState,
+	from int64,
+) {
 	more := false // the log holds more than was fetched
 	for ctx.Err() == nil {
 		room, ok := f.budget.Reserve(ctx, f.share, more)

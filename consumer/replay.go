@@ -45,8 +45,9 @@ func (w *worker) endReplay(work context.Context) error {
 		err = w.c.exec(work, endReplayHeldSQL, w.cur.id, w.cur.replayNo, w.cur.epoch, w.cur.nonce, w.cur.run, resume)
 	}
 	if err == nil {
-		w.c.cfg.Logger.Info("onlyonce: replay ends: the partition continues from where it was interrupted", "scope", w.c.cfg.Scope,
-			"topic", w.id.Topic, "partition", w.id.Partition, "replay", w.cur.replayNo, "position", position, "resume", resume)
+		w.c.cfg.Logger.Info("onlyonce: replay ends: the partition continues from where it was interrupted",
+			"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "replay", w.cur.replayNo,
+			"position", position, "resume", resume)
 		err = errMoved
 	}
 	return err
@@ -58,6 +59,7 @@ func (w *worker) announceReplay() {
 		return
 	}
 	w.replay = w.cur.replayNo
-	w.c.cfg.Logger.Info("onlyonce: replay begins", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition,
-		"replay", w.cur.replayNo, "from", w.pos, "until", *w.cur.replayUntil, "resend", w.cur.replayResend)
+	w.c.cfg.Logger.Info("onlyonce: replay begins",
+		"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "replay", w.cur.replayNo,
+		"from", w.pos, "until", *w.cur.replayUntil, "resend", w.cur.replayResend)
 }

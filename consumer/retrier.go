@@ -96,8 +96,15 @@ type retrier struct {
 // newRetrier returns the retrier of a partition. The caller ends what it begins here: the poller
 // asks about the partition until polled leaves, and a handler's goroutine runs until stopHandlers.
 func newRetrier(own ownership, unclean bool) *retrier {
-	return &retrier{engine: engine{ownership: own}, promotions: promotions{all: true}, wake: make(chan struct{}, 1), owed: map[int64]int{},
-		polled: own.c.poller.join(own.id, own.cur, own.state), retryAlone: unclean, ownedSince: time.Now()}
+	return &retrier{
+		engine:     engine{ownership: own},
+		promotions: promotions{all: true},
+		wake:       make(chan struct{}, 1),
+		owed:       map[int64]int{},
+		polled:     own.c.poller.join(own.id, own.cur, own.state),
+		retryAlone: unclean,
+		ownedSince: time.Now(),
+	}
 }
 
 func (r *retrier) wakeUp() {

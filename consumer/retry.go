@@ -154,8 +154,10 @@ func (r *retrier) settleFailure(row *parkedRow, failed error) (bool, error) {
 		return true, r.giveUp(row, why)
 	default: // park: no row halts its partition, and none is tried again where it is
 		if why.reason == parked.Failed {
-			r.reportRetry(RetryEvent{Offset: row.m.Offset, Messages: 1, Attempt: row.attempt, Err: why.err, Parked: true},
-				backoff.NewConstantBackOff(why.wait))
+			r.reportRetry(
+				RetryEvent{Offset: row.m.Offset, Messages: 1, Attempt: row.attempt, Err: why.err, Parked: true},
+				backoff.NewConstantBackOff(why.wait),
+			)
 		}
 		return true, r.recordFailure(row, why, 0)
 	}

@@ -68,7 +68,9 @@ func TestK7SetBackOverParkedMessages(t *testing.T) {
 					return effect(ctx, tx, m)
 				}, cfg)
 				r.reaches(0, 4)
-				until(t, "m1 to be left to an operator", func() bool { return r.count(`select count(*) from onlyonce.parked where state = 'waiting'`) == 1 })
+				until(t, "m1 to be left to an operator", func() bool {
+					return r.count(`select count(*) from onlyonce.parked where state = 'waiting'`) == 1
+				})
 				rows := r.count(`select count(*) from onlyonce.parked`)
 				stop()
 				healed.Store(true)
@@ -82,7 +84,9 @@ func TestK7SetBackOverParkedMessages(t *testing.T) {
 					t.Errorf("%d rows are parked, want %d", n, rows)
 				}
 				r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where state = 'waiting'`)
-				until(t, "the rows to be settled", func() bool { return r.count(`select count(*) from onlyonce.parked where settled_at is null`) == 0 })
+				until(t, "the rows to be settled", func() bool {
+					return r.count(`select count(*) from onlyonce.parked where settled_at is null`) == 0
+				})
 				stop()
 				if n := r.count(`select count(*) from effects where value = 'm1'`); n != 1 {
 					t.Errorf("m1 has %d effects, want 1", n)
@@ -175,7 +179,11 @@ func (r *rig) above(hangs int64, messages int, bad ...int64) consumer.Config {
 // writeAnew appends other messages after a log was cut off.
 func (r *rig) writeAnew(messages int) {
 	for i := range messages {
-		r.log.AppendMessage(0, &consumer.Message{Key: []byte{byte('p' + i)}, Value: fmt.Append(nil, "new-", i), Time: time.UnixMilli(1_800_000_000_000)})
+		r.log.AppendMessage(0, &consumer.Message{
+			Key:   []byte{byte('p' + i)},
+			Value: fmt.Append(nil, "new-", i),
+			Time:  time.UnixMilli(1_800_000_000_000),
+		})
 	}
 }
 
@@ -194,7 +202,9 @@ func TestC8AdoptedAtThePosition(t *testing.T) {
 				t.Fatal(h)
 			}
 			r.setTo(2) // while the log still ends below what was done
-			until(t, "the messages up to the log's end", func() bool { return r.count(`select count(*) from effects where value = 'old-2'`) == 1 })
+			until(t, "the messages up to the log's end", func() bool {
+				return r.count(`select count(*) from effects where value = 'old-2'`) == 1
+			})
 			r.writeAnew(6)
 			r.reaches(0, 10)
 			stop()

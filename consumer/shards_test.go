@@ -97,7 +97,8 @@ func TestShardsAreChecked(t *testing.T) {
 	defer simple.Close()
 	src := &memlog.Source{Log: memlog.NewLog("orders", 1), GroupID: "stock"}
 	one := func(string, int32) string { return "a" }
-	if _, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"c": simple}, OfPartition: one}); err == nil || !strings.Contains(err.Error(), `Config.Pools["c"]: the simple protocol`) {
+	if _, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"c": simple}, OfPartition: one}); err == nil ||
+		!strings.Contains(err.Error(), `Config.Pools["c"]: the simple protocol`) {
 		t.Errorf("simple protocol: %v", err)
 	}
 	places, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"a": pool}, OfPlace: func(string) string { return "a" }})
@@ -158,7 +159,12 @@ func TestShards(t *testing.T) {
 	r.b.reaches(2, 20)
 	r.reaches(3, 20)
 	status, err := r.consumer.Status(t.Context())
-	if err != nil || len(status) != 4 || status[1].Shard != "b" || status[1].Waiting != 1 || status[0].Shard != "a" || status[0].Waiting != 0 {
+	if err != nil ||
+		len(status) != 4 ||
+		status[1].Shard != "b" ||
+		status[1].Waiting != 1 ||
+		status[0].Shard != "a" ||
+		status[0].Waiting != 0 {
 		t.Errorf("status: %+v, %v", status, err)
 	}
 
@@ -209,11 +215,23 @@ func TestF12CursorInAnotherShard(t *testing.T) {
 		want    []string
 	}{
 		{"in use there", func(*shardRig) {},
-			[]string{`shard "a" has the cursor, at offset 10`, "if shard.Config.OfPartition is wrong", "cursor retire -postgres URL-OF-a -scope stock -topic orders -partition 0 -reason WHY"}},
+			[]string{
+				`shard "a" has the cursor, at offset 10`,
+				"if shard.Config.OfPartition is wrong",
+				"cursor retire -postgres URL-OF-a -scope stock -topic orders -partition 0 -reason WHY",
+			}},
 		{"retired there, and nowhere else", func(r *shardRig) { r.retire(0) },
-			[]string{`retired at offset 10, and shard "b" has none`, "cursor adopt -postgres URL-OF-b -scope stock -topic orders -partition 0 -from URL-OF-a -reason WHY"}},
+			[]string{
+				`retired at offset 10, and shard "b" has none`,
+				"cursor adopt -postgres URL-OF-b -scope stock -topic orders -partition 0 -from URL-OF-a -reason WHY",
+			}},
 		{"adopted here behind where it was retired there", func(r *shardRig) { r.retire(0); r.b.adopt(0, 4) },
-			[]string{`retired at offset 10; in shard "b" it is at 4`, "wrong database", "cursor retire -postgres URL-OF-b", "and then: onlyonce cursor adopt -postgres URL-OF-b -scope stock -topic orders -partition 0 -from URL-OF-a"}},
+			[]string{
+				`retired at offset 10; in shard "b" it is at 4`,
+				"wrong database",
+				"cursor retire -postgres URL-OF-b",
+				"and then: onlyonce cursor adopt -postgres URL-OF-b -scope stock -topic orders -partition 0 -from URL-OF-a",
+			}},
 		{"adopted here, and still in use there", func(r *shardRig) { r.b.adopt(0, 10) },
 			[]string{`shard "a" has the cursor, at offset 10`, "cursor retire -postgres URL-OF-a"}},
 	} {
@@ -284,8 +302,12 @@ func TestF12TwoMapsAtOnce(t *testing.T) {
 		}
 		stopA, stopB := start(r.by("a")), start(r.by("b"))
 		both.Wait()
-		until(t, "one halt, or both applied everything", func() bool { return len(halted) > 0 || r.position(0) == 20 && r.b.position(0) == 20 })
-		until(t, "another halt, or the end of the log", func() bool { return len(halted) > 1 || r.position(0) == 20 || r.b.position(0) == 20 })
+		until(t, "one halt, or both applied everything", func() bool {
+			return len(halted) > 0 || r.position(0) == 20 && r.b.position(0) == 20
+		})
+		until(t, "another halt, or the end of the log", func() bool {
+			return len(halted) > 1 || r.position(0) == 20 || r.b.position(0) == 20
+		})
 		stopA()
 		stopB()
 		count := func(one *rig) map[string]int {
@@ -322,7 +344,11 @@ func TestPartitionOfNoShard(t *testing.T) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return slices.ContainsFunc(r.halts, func(h *consumer.HaltError) bool {
-			return h.Partition == 1 && strings.Contains(h.Error(), `Config.OfPartition names "c" for orders/1, which is none of Config.Pools; correct shard.Config.OfPartition and deploy`)
+			return h.Partition == 1 &&
+				strings.Contains(
+					h.Error(),
+					`Config.OfPartition names "c" for orders/1, which is none of Config.Pools; correct shard.Config.OfPartition and deploy`,
+				)
 		}) && slices.ContainsFunc(r.halts, func(h *consumer.HaltError) bool {
 			return h.Partition == 2 && strings.Contains(h.Error(), "no such partition")
 		})

@@ -46,7 +46,10 @@ func (s *slotRig) raise() {
 // owned reads epoch and nonce of the owner.
 func (s *slotRig) owned() {
 	s.t.Helper()
-	if err := s.pool.QueryRow(s.t.Context(), `select epoch, nonce::text from onlyonce.leases where id = $1`, s.id).Scan(&s.epoch, &s.nonce); err != nil {
+	if err := s.pool.QueryRow(s.t.Context(), `select epoch, nonce::text from onlyonce.leases where id = $1`, s.id).Scan(
+		&s.epoch,
+		&s.nonce,
+	); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -88,8 +91,15 @@ func (s *slotRig) fence(c *session, low int64, offsets, after []int64) string {
 
 // sweep moves the position over what is done, and over an empty range.
 func (s *slotRig) sweep(c *session, from, to int64, emptyFrom, emptyUntil []int64) string {
-	return c.run(`select onlyonce.sweep($1, (select epoch from onlyonce.leases where id = $1), $2::text::uuid, 0, $3, $4, null, null, null, null, $5, $6, '5s', '5s', '5s')`,
-		s.id, s.nonce, from, to, emptyFrom, emptyUntil)
+	return c.run(
+		`select onlyonce.sweep($1, (select epoch from onlyonce.leases where id = $1), $2::text::uuid, 0, $3, $4, null, null, null, null, $5, $6, '5s', '5s', '5s')`,
+		s.id,
+		s.nonce,
+		from,
+		to,
+		emptyFrom,
+		emptyUntil,
+	)
 }
 
 func (c *session) want(what, got, want string) {

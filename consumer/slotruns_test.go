@@ -67,7 +67,12 @@ func TestC7ReplayComesBack(t *testing.T) {
 				r := newRig(t, 1)
 				cfg := slotPositions()
 				r.halfDone(cfg)
-				if _, err := ops.Replay(t.Context(), r.pool, ops.By{Reason: "test"}, ops.ReplayInput{CursorName: place, From: 5, To: to}); err != nil {
+				if _, err := ops.Replay(
+					t.Context(),
+					r.pool,
+					ops.By{Reason: "test"},
+					ops.ReplayInput{CursorName: place, From: 5, To: to},
+				); err != nil {
 					t.Fatal(err)
 				}
 				cfg.Concurrency = after
@@ -107,7 +112,12 @@ func TestC7AdoptKeepsWhatIsDone(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, 1)
 			r.halfDone(slotPositions())
-			if _, err := ops.AdoptCursor(t.Context(), r.pool, ops.By{Reason: "test"}, ops.AdoptInput{Scope: place.Scope, Topic: place.Topic, Partition: new(int32), At: strconv.FormatInt(at, 10)}); err != nil {
+			if _, err := ops.AdoptCursor(
+				t.Context(),
+				r.pool,
+				ops.By{Reason: "test"},
+				ops.AdoptInput{Scope: place.Scope, Topic: place.Topic, Partition: new(int32), At: strconv.FormatInt(at, 10)},
+			); err != nil {
 				t.Fatal(err)
 			}
 			stop := r.start(effect, slotPositions())

@@ -31,7 +31,11 @@ func (r *rig) rounds(keys, n int) (values []string) { return r.moreRounds(keys, 
 func (r *rig) moreRounds(keys, after, n int) (values []string) {
 	for i := after; i < after+n; i++ {
 		v := fmt.Sprintf("k%d-%d", i%keys, i/keys)
-		r.log.AppendMessage(0, &consumer.Message{Key: []byte(fmt.Sprintf("k%d", i%keys)), Value: []byte(v), Headers: []consumer.Header{id(v)}})
+		r.log.AppendMessage(0, &consumer.Message{
+			Key:     []byte(fmt.Sprintf("k%d", i%keys)),
+			Value:   []byte(v),
+			Headers: []consumer.Header{id(v)},
+		})
 		values = append(values, v)
 	}
 	return values
@@ -434,7 +438,9 @@ func TestC7BackToOne(t *testing.T) {
 	r.reaches(0, 50)
 	values = append(values, r.moreRounds(5, 50, 20)...)
 	r.reaches(0, 70)
-	until(t, "no rows of onlyonce.done: they are deleted, and no slots make new ones", func() bool { return r.count(`select count(*) from onlyonce.done`) == 0 })
+	until(t, "no rows of onlyonce.done: they are deleted, and no slots make new ones", func() bool {
+		return r.count(`select count(*) from onlyonce.done`) == 0
+	})
 	if n := r.count(`select epoch from onlyonce.leases`); n != 3 {
 		t.Errorf("epoch %d: want 3, those of the two starts and that of one transaction at a time", n)
 	}

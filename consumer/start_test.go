@@ -46,7 +46,11 @@ func TestF3StartAtATime(t *testing.T) {
 	at := time.UnixMilli(1_700_000_000_000)
 	for i := range 4 {
 		v := fmt.Sprint("v", i)
-		r.log.AppendMessage(0, &consumer.Message{Value: []byte(v), Headers: []consumer.Header{id(v)}, Time: at.Add(time.Duration(i) * time.Second)})
+		r.log.AppendMessage(0, &consumer.Message{
+			Value:   []byte(v),
+			Headers: []consumer.Header{id(v)},
+			Time:    at.Add(time.Duration(i) * time.Second),
+		})
 	}
 	cfg := testConfig()
 	cfg.Start = consumer.At(at.Add(2 * time.Second))

@@ -222,9 +222,22 @@ func (s *partitionState) bounds(log source.Bounds) {
 
 // snapshot returns the partition's status, without the counts of parked messages.
 func (s *partitionState) snapshot() PartitionStatus {
-	p := PartitionStatus{TopicPartition: source.TopicPartition{Topic: s.topic, Partition: s.partition}, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
-		LogStart: s.logStart.Load(), HighWatermark: s.highWatermark.Load(), LastStable: s.lastStable.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
-		Paused: s.paused.Load(), Halted: s.halted.Load(), BlockedBy: s.blockedBy.Load(), takenAt: s.takenAt.Load(), ignored: s.ignored.Load()}
+	p := PartitionStatus{
+		TopicPartition: source.TopicPartition{Topic: s.topic, Partition: s.partition},
+		Shard:          s.shard,
+		Epoch:          s.epoch.Load(),
+		Position:       s.position.Load(),
+		LogStart:       s.logStart.Load(),
+		HighWatermark:  s.highWatermark.Load(),
+		LastStable:     s.lastStable.Load(),
+		InFlight:       int(s.inFlight.Load()),
+		Retrying:       s.inRetry.Load() > 0,
+		Paused:         s.paused.Load(),
+		Halted:         s.halted.Load(),
+		BlockedBy:      s.blockedBy.Load(),
+		takenAt:        s.takenAt.Load(),
+		ignored:        s.ignored.Load(),
+	}
 	p.Lag = max(p.HighWatermark-p.Position, 0)
 	if w := s.stall.Load(); w != nil {
 		p.WaitingSince = w.since

@@ -37,7 +37,12 @@ func (r *rig) watchedOn(src consumer.Source, h consumer.HandlerFunc, cfg consume
 }
 
 // status waits until a partition's status meets the condition.
-func (r *rig) status(c *consumer.Consumer, partition int, what string, cond func(consumer.PartitionStatus) bool) (got consumer.PartitionStatus) {
+func (r *rig) status(
+	c *consumer.Consumer,
+	partition int,
+	what string,
+	cond func(consumer.PartitionStatus) bool,
+) (got consumer.PartitionStatus) {
 	r.t.Helper()
 	until(r.t, what, func() bool {
 		all, err := c.Status(context.Background())
@@ -154,7 +159,9 @@ func TestStatusTellsOfHalts(t *testing.T) {
 		return queued(ctx, tx, m)
 	}, cfg)
 	s := r.status(c, 0, "a halt", func(s consumer.PartitionStatus) bool { return s.Halted != nil })
-	if h := s.Halted; h.Reason != consumer.HaltBlocked || h.Position != 4 || !h.RetainedUntil.Equal(time.UnixMilli(1_700_000_000_004).Add(time.Hour)) {
+	if h := s.Halted; h.Reason != consumer.HaltBlocked ||
+		h.Position != 4 ||
+		!h.RetainedUntil.Equal(time.UnixMilli(1_700_000_000_004).Add(time.Hour)) {
 		t.Errorf("%v", h)
 	}
 	r.status(c, 0, "three looks", func(s consumer.PartitionStatus) bool {
@@ -356,7 +363,10 @@ func TestOneStatementForAllPartitions(t *testing.T) {
 		until(t, "three polls", func() bool { return polls(tracer.since(n)) >= 3 })
 		sent := tracer.since(n)
 		for _, s := range sent {
-			if !strings.Contains(s, "onlyonce.pauses") && !strings.Contains(s, "onlyonce.rings") && !strings.Contains(s, "onlyonce.filters") && !strings.Contains(s, "leases") {
+			if !strings.Contains(s, "onlyonce.pauses") &&
+				!strings.Contains(s, "onlyonce.rings") &&
+				!strings.Contains(s, "onlyonce.filters") &&
+				!strings.Contains(s, "leases") {
 				t.Logf("also sent: %.100s", s)
 				return false
 			}
@@ -372,7 +382,8 @@ func TestOneStatementForAllPartitions(t *testing.T) {
 	}
 	row := func() (all []owned) {
 		var raw []byte
-		err := r.pool.QueryRow(t.Context(), `select partitions from onlyonce.owners where scope = 'stock' and pid = $1`, os.Getpid()).Scan(&raw)
+		err := r.pool.QueryRow(t.Context(), `select partitions from onlyonce.owners where scope = 'stock' and pid = $1`,
+			os.Getpid()).Scan(&raw)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil
 		}

@@ -150,7 +150,11 @@ func TestK9PoliciesForATooOldMessage(t *testing.T) {
 	two := func(t *testing.T) *rig {
 		r := newRig(t, 1)
 		r.forgets()
-		r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-0"), Headers: []consumer.Header{madeBefore(2*time.Hour, "a-0")}})
+		r.log.AppendMessage(0, &consumer.Message{
+			Key:     []byte("a"),
+			Value:   []byte("a-0"),
+			Headers: []consumer.Header{madeBefore(2*time.Hour, "a-0")},
+		})
 		r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-1"), Headers: []consumer.Header{madeBefore(0, "a-1")}})
 		return r
 	}
@@ -318,7 +322,8 @@ func TestK9ChoiceIsRequired(t *testing.T) {
 		r := newRig(t, 1)
 		cfg := testConfig()
 		change(&cfg)
-		if _, err := consumer.New(r.pool, r.src, consumer.HandlerFunc(queued), cfg); !errors.Is(err, consumer.ErrConfig) || !strings.Contains(err.Error(), want) {
+		if _, err := consumer.New(r.pool, r.src, consumer.HandlerFunc(queued), cfg); !errors.Is(err, consumer.ErrConfig) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}

@@ -92,7 +92,9 @@ func (e *engine) indexCalls(work context.Context, conn *primary.Conn) error {
 
 // looksForCalls reports whether calls of these messages are looked for in the log.
 func (e *engine) looksForCalls(msgs []*Message) bool {
-	return slices.ContainsFunc(msgs, func(m *Message) bool { return m.Offset < e.redoUntil || m.replay > 0 && !m.resend })
+	return slices.ContainsFunc(msgs, func(m *Message) bool {
+		return m.Offset < e.redoUntil || m.replay > 0 && !m.resend
+	})
 }
 
 // transact repeats the transaction after serialization failures, and after the optimistic claim has
@@ -373,7 +375,8 @@ func (c *Consumer) setTimeouts(tx *guard.Tx) {
 // logStray logs a write that a handler queued after it had returned (T6). If the transaction has
 // ended, nothing else would report it.
 func (c *Consumer) logStray(err error) {
-	c.cfg.Logger.Error("onlyonce: a handler queued a statement after it had returned; it was not sent", "scope", c.cfg.Scope, "error", err)
+	c.cfg.Logger.Error("onlyonce: a handler queued a statement after it had returned; it was not sent",
+		"scope", c.cfg.Scope, "error", err)
 }
 
 // commit and rollback end a transaction, detached from any request (T5).

@@ -178,7 +178,16 @@ update onlyonce.attempts set attempts = 0, answers = 0
 // countAttempt counts an attempt before it is made, minus one that is owed, and records whether an
 // earlier one had an answer that counts.
 func (ap *applier) countAttempt(ctx context.Context, offset int64, owed, answered bool) (n, unanswered int, err error) {
-	err = ap.c.queryRow(ctx, countAttemptSQL, ap.cur.id, ap.cur.epoch, ap.cur.nonce, offset, oneIf(owed), oneIf(answered)).
+	err = ap.c.queryRow(
+		ctx,
+		countAttemptSQL,
+		ap.cur.id,
+		ap.cur.epoch,
+		ap.cur.nonce,
+		offset,
+		oneIf(owed),
+		oneIf(answered),
+	).
 		Scan(&n, &unanswered)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):

@@ -62,7 +62,10 @@ func TestT14TakeOverWaitsAsLongAsDeclared(t *testing.T) {
 	working.want("fence", s.fence(working, 10, []int64{10}, nil), "")
 	_, err := owner.Exec(t.Context(), sql, s.id, "1h")
 	var pg *pgconn.PgError
-	if pid := strconv.Itoa(int(working.PgConn().PID())); !errors.As(err, &pg) || pg.Code != "55P03" || !strings.Contains(pg.Message, "waited 100ms in vain") || !strings.Contains(pg.Message, "session "+pid) {
+	if pid := strconv.Itoa(int(working.PgConn().PID())); !errors.As(err, &pg) ||
+		pg.Code != "55P03" ||
+		!strings.Contains(pg.Message, "waited 100ms in vain") ||
+		!strings.Contains(pg.Message, "session "+pid) {
 		t.Errorf("it waited in vain for session %s: %v", pid, err)
 	}
 	s.exec(`update onlyonce.leases set longest = '1h'`)
@@ -90,7 +93,8 @@ func TestT14AttemptThatWaitsForATakeOver(t *testing.T) {
 			attempt.want("begin", attempt.run("begin isolation level "+level), "")
 			answer := make(chan string, 1)
 			go func() {
-				answer <- attempt.run(`select onlyonce.settle($1, $2, $3::text::uuid, 1, 1, null, null, '5s', '5s', '5s')`, s.id, s.epoch, s.nonce)
+				answer <- attempt.run(`select onlyonce.settle($1, $2, $3::text::uuid, 1, 1, null, null, '5s', '5s', '5s')`,
+					s.id, s.epoch, s.nonce)
 			}()
 			waits(t, s.pool, &claimer{conn: attempt.Conn})
 			owner.want("commit", owner.run("commit"), "")

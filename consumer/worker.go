@@ -125,9 +125,11 @@ func (w *worker) reportHalt(ctx context.Context, halt *HaltError) {
 // committed offset, a replay or cursor adopt (F6).
 func (w *worker) haltGap(start int64) *HaltError {
 	if w.logHeldPos {
-		return w.haltError(HaltGap, "the log begins at offset %d: %d offsets were deleted before they were handled (retention)", start, start-w.pos)
+		return w.haltError(HaltGap, "the log begins at offset %d: %d offsets were deleted before they were "+
+			"handled (retention)", start, start-w.pos)
 	}
-	return w.haltError(HaltGap, "the log begins at offset %d, %d offsets above the position, which was set to where the log did not hold it when it was first looked for", start, start-w.pos)
+	return w.haltError(HaltGap, "the log begins at offset %d, %d offsets above the position, which was set "+
+		"to where the log did not hold it when it was first looked for", start, start-w.pos)
 }
 
 // fetchError turns a fetch's error about the log into what it means for the cursor (F6).

@@ -111,7 +111,13 @@ func ClaimAll(ctx context.Context, tx AnyTx, keys []Key) ([]Outcome, error) {
 		return nil, errors.Join(faults...)
 	}
 	var codes []int16
-	if err := tx.QueryRow(ctx, claimSQL, codec.UUIDs(hashes), codec.Bigints(fingerprints), scopes).Scan(&codes); err != nil {
+	if err := tx.QueryRow(
+		ctx,
+		claimSQL,
+		codec.UUIDs(hashes),
+		codec.Bigints(fingerprints),
+		scopes,
+	).Scan(&codes); err != nil {
 		return nil, fmt.Errorf("dedupe: claim: %w", err)
 	}
 	if len(codes) != len(keys) {

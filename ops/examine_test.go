@@ -19,7 +19,9 @@ import (
 func found(t *testing.T, all []Finding, check, level string, texts ...string) {
 	t.Helper()
 	if !slices.ContainsFunc(all, func(f Finding) bool {
-		return f.Check == check && f.Level == level && !slices.ContainsFunc(texts, func(s string) bool { return !strings.Contains(f.Text+"\n"+f.Remedy, s) })
+		return f.Check == check &&
+			f.Level == level &&
+			!slices.ContainsFunc(texts, func(s string) bool { return !strings.Contains(f.Text+"\n"+f.Remedy, s) })
 	}) {
 		t.Errorf("there is no finding %s %s %q in %+v", check, level, texts, all)
 	}

@@ -42,7 +42,8 @@ func (r *KeyReport) readAge(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	age := fresh(&r.Age)
-	age.MadeAt, age.TooOldUntil, age.TooOld = made, rows[0].TooOld, rows[0].TooOld != nil && !made.After(*rows[0].TooOld)
+	age.MadeAt, age.TooOldUntil, age.TooOld = made, rows[0].TooOld, rows[0].TooOld != nil &&
+		!made.After(*rows[0].TooOld)
 	return nil
 }
 

@@ -39,12 +39,20 @@ func TestSetRetention(t *testing.T) {
 		if errors.Is(c.want, ops.ErrInvalid) && c.after == "" {
 			continue
 		}
-		if got := one[string](t, pool, `select coalesce((extract(epoch from keep) / 86400)::integer || ' days', '') from onlyonce.retentions where kind = $1`, c.in.Of); got != c.after {
+		if got := one[string](
+			t,
+			pool,
+			`select coalesce((extract(epoch from keep) / 86400)::integer || ' days', '') from onlyonce.retentions where kind = $1`,
+			c.in.Of,
+		); got != c.after {
 			t.Errorf("%+v: it is %q, want %q", c.in, got, c.after)
 		}
 	}
 	exec(t, pool, `update onlyonce.rings set horizon = '20 days' where name = 'standard_keys'`)
-	if _, err := ops.SetRetention(t.Context(), pool, by, ops.RetentionInput{Of: "webhook_objects", Keep: 39 * day}); !errors.Is(err, ops.ErrRefused) {
+	if _, err := ops.SetRetention(t.Context(), pool, by, ops.RetentionInput{
+		Of:   "webhook_objects",
+		Keep: 39 * day,
+	}); !errors.Is(err, ops.ErrRefused) {
 		t.Errorf("less than twice the horizon: %v", err)
 	}
 }

@@ -56,7 +56,10 @@ type batchReader struct {
 // unless found is nil.
 func newBatchReader(found *int) *batchReader {
 	r := &batchReader{}
-	r.dst = []any{&r.id, &r.n, &r.xid, &r.now, &r.age, &r.waited, &r.keys, &r.order, &r.orderKeys, &r.orderPrefix, &r.orderPrefixes}
+	r.dst = []any{
+		&r.id, &r.n, &r.xid, &r.now, &r.age, &r.waited, &r.keys, &r.order, &r.orderKeys,
+		&r.orderPrefix, &r.orderPrefixes,
+	}
 	for _, c := range []*textColumn{&r.tenant, &r.scope, &r.name, &r.method, &r.target, &r.headers, &r.traces} {
 		r.dst = append(r.dst, &c.one, &c.many)
 	}

@@ -256,7 +256,10 @@ func TestWokenRelayAsksTheDatabase(t *testing.T) {
 	r.told(2)
 	// There is no hint of calls that SQL writes.
 	if err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), `select onlyonce.enqueue(gen_random_uuid(), '', 'checkout', 'payments', 'charge', 'POST', '/charges', '{}'::text[], '{}'::text[], '')`)
+		_, err := tx.Exec(
+			t.Context(),
+			`select onlyonce.enqueue(gen_random_uuid(), '', 'checkout', 'payments', 'charge', 'POST', '/charges', '{}'::text[], '{}'::text[], '')`,
+		)
 		return err
 	}); err != nil {
 		t.Fatal(err)

@@ -80,6 +80,9 @@ func TestRetriesGetSlotsBesideNewCalls(t *testing.T) {
 func (r *rig) parkedIsDue() {
 	r.t.Helper()
 	until(r.t, "the parked call is due", func() bool {
-		return one[bool](r, `select coalesce((select next_attempt_at <= clock_timestamp() from onlyonce.parked where state = 'retrying'), true)`)
+		return one[bool](
+			r,
+			`select coalesce((select next_attempt_at <= clock_timestamp() from onlyonce.parked where state = 'retrying'), true)`,
+		)
 	})
 }

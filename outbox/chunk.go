@@ -35,7 +35,13 @@ type chunk struct {
 // newChunk returns the chunk of rows that were read at a time. A previous owner may have called the
 // first maybeCalledRows of them, and keysUnderWay are the ordering keys of parked calls that
 // are under way.
-func newChunk(lane *heldLane, rows []*callAttempt, readAt time.Time, maybeCalledRows int, keysUnderWay []uuid.UUID) *chunk {
+func newChunk(
+	lane *heldLane,
+	rows []*callAttempt,
+	readAt time.Time,
+	maybeCalledRows int,
+	keysUnderWay []uuid.UUID,
+) *chunk {
 	c := &chunk{
 		rows: rows, lastActivity: time.Now(), gate: lane.sink.gate, readAt: readAt,
 		waiting: map[uuid.UUID][]*callAttempt{}, blockedKeys: map[uuid.UUID]bool{},

@@ -122,7 +122,9 @@ func TestUnknownCommitBeginsNoMore(t *testing.T) {
 	g.wait()
 	until(t, "the chunk goes on without it", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 1 })
 	g.release()
-	until(t, "the others are delivered", func() bool { return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) >= 2 })
+	until(t, "the others are delivered", func() bool {
+		return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) >= 2
+	})
 	x.stop()
 	seen := map[string]int{}
 	for _, d := range sink.calls() {

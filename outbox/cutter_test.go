@@ -71,7 +71,9 @@ func (r *rig) through(pool *pgxpool.Pool, start func()) {
 func atCommit(with string, judge func(n int64) cut) (all *atomic.Int64, of func(sent []byte) cut) {
 	all = new(atomic.Int64)
 	return all, func(sent []byte) cut {
-		if !bytes.Contains(sent, []byte("\x00commit\x00")) || !bytes.Contains(sent, []byte(with)) || bytes.Contains(sent, []byte("\x00begin isolation level read committed\x00")) {
+		if !bytes.Contains(sent, []byte("\x00commit\x00")) ||
+			!bytes.Contains(sent, []byte(with)) ||
+			bytes.Contains(sent, []byte("\x00begin isolation level read committed\x00")) {
 			return notCut
 		}
 		return judge(all.Add(1))

@@ -154,10 +154,16 @@ func (b *newBatch) appendArgs(args []any) []any {
 		}
 		return v
 	})
-	args = appendColumn(args, b, func(c *callRow) pgtype.Int8 { return pgtype.Int8{Int64: c.orderPrefix, Valid: c.orderPrefix != 0} })
+	args = appendColumn(args, b, func(c *callRow) pgtype.Int8 {
+		return pgtype.Int8{Int64: c.orderPrefix, Valid: c.orderPrefix != 0}
+	})
 	for _, field := range []func(*callRow) *string{
-		func(c *callRow) *string { return &c.tenant }, func(c *callRow) *string { return &c.scope }, func(c *callRow) *string { return &c.name },
-		func(c *callRow) *string { return &c.method }, func(c *callRow) *string { return &c.target }, func(c *callRow) *string { return &c.headers },
+		func(c *callRow) *string { return &c.tenant },
+		func(c *callRow) *string { return &c.scope },
+		func(c *callRow) *string { return &c.name },
+		func(c *callRow) *string { return &c.method },
+		func(c *callRow) *string { return &c.target },
+		func(c *callRow) *string { return &c.headers },
 		func(c *callRow) *string { return c.trace },
 	} {
 		args = appendColumn(args, b, func(c *callRow) (v pgtype.Text) {
@@ -189,9 +195,15 @@ func (b *newBatch) appendArgs(args []any) []any {
 			return pgtype.Bool{Bool: field(c), Valid: true}, field(c)
 		})
 	}
-	return append(args,
-		array(b, func(c *callRow) (v pgtype.Timestamptz, given bool) { return moment(c.notBefore), c.notBefore != nil }),
-		flag(func(c *callRow) bool { return c.redo }), flag(func(c *callRow) bool { return c.capture }), flag(func(c *callRow) bool { return c.sealed }))
+	return append(
+		args,
+		array(b, func(c *callRow) (v pgtype.Timestamptz, given bool) {
+			return moment(c.notBefore), c.notBefore != nil
+		}),
+		flag(func(c *callRow) bool { return c.redo }),
+		flag(func(c *callRow) bool { return c.capture }),
+		flag(func(c *callRow) bool { return c.sealed }),
+	)
 }
 
 // array returns an array with an element for each call, or nil if none of them is given.
@@ -228,7 +240,8 @@ func appendColumn[T comparable](args []any, b *newBatch, element func(c *callRow
 // is sealed.
 func callFingerprint(c *callRow) int64 {
 	h := sha256.New()
-	fmt.Fprintf(h, "%d %d %d %d\n%s%s%s%s", len(c.sink), len(c.tenant), len(c.scope), len(c.name), c.sink, c.tenant, c.scope, c.name)
+	fmt.Fprintf(h, "%d %d %d %d\n%s%s%s%s",
+		len(c.sink), len(c.tenant), len(c.scope), len(c.name), c.sink, c.tenant, c.scope, c.name)
 	fmt.Fprintf(h, "%s\n%s\n%s\n\n", c.method, c.target, c.headers)
 	if !c.sealed {
 		h.Write(c.body)

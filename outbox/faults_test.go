@@ -290,7 +290,12 @@ func (f *relayFaults) process(bin string, x relaySpec, env ...string) *relayProc
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	p := &relayProcess{t: f.t, cmd: exec.Command(bin, "-test.run=^TestRelayProcess$", "-test.timeout=2m"), ended: make(chan struct{}), fault: make(chan struct{})}
+	p := &relayProcess{
+		t:     f.t,
+		cmd:   exec.Command(bin, "-test.run=^TestRelayProcess$", "-test.timeout=2m"),
+		ended: make(chan struct{}),
+		fault: make(chan struct{}),
+	}
 	p.cmd.Env = append(append(os.Environ(), envRelay+"="+string(raw)), env...)
 	p.cmd.Stderr, p.cmd.Stdout = p, p
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
@@ -563,7 +568,9 @@ var remoteRows = []relayRow{
 		until(f.t, "all but those of the ordering key are delivered", func() bool {
 			return one[int](f.rig, `select count(*) from onlyonce.calls where state = 'delivered'`) == 32
 		})
-		until(f.t, "the head is tried again and again", func() bool { return one[int](f.rig, `select max(attempts) from onlyonce.parked`) > 5 })
+		until(f.t, "the head is tried again and again", func() bool {
+			return one[int](f.rig, `select max(attempts) from onlyonce.parked`) > 5
+		})
 		f.mix()
 		until(f.t, "later ones are delivered too", func() bool {
 			return one[int](f.rig, `select count(*) from onlyonce.calls where state = 'delivered'`) == 64
@@ -977,7 +984,9 @@ func (f *relayFaults) losesWhileItWaits() {
 	}
 	f.mix()
 	f.asksAgain()
-	lost := slices.DeleteFunc(one[[]string](f.rig, `select array_agg(id) from storm.calls`), func(id string) bool { return slices.Contains(kept, id) })
+	lost := slices.DeleteFunc(one[[]string](f.rig, `select array_agg(id) from storm.calls`), func(id string) bool {
+		return slices.Contains(kept, id)
+	})
 	if err := primary.Kill(ctx); err != nil {
 		f.t.Fatal(err)
 	}

@@ -80,7 +80,13 @@ func (l *heldLanes) renew() error {
 	bounded, cancel := l.detached(l.ctx)
 	defer cancel()
 	if l.membership == nil {
-		if _, err := l.pool.Exec(bounded, makeLanesSQL, l.name, windowBound(l.limits.startWindow()), names.Lanes(l.name).List(lanes)); err != nil {
+		if _, err := l.pool.Exec(
+			bounded,
+			makeLanesSQL,
+			l.name,
+			windowBound(l.limits.startWindow()),
+			names.Lanes(l.name).List(lanes),
+		); err != nil {
 			return fmt.Errorf("creating the lanes of sink %s: %w", l.name, err)
 		}
 		if err := l.configureRates(bounded); err != nil {
@@ -172,7 +178,9 @@ func (p *poll) pollLanes() error {
 	var rates []storedRate
 	asked := time.Now()
 	if err := readCommitted(bounded, l.pool, func(b *pgx.Batch) {
-		b.Queue(pollLanesSQL, l.name, names.Relays(l.name).Prefix()).QueryRow(func(row pgx.Row) error { return row.Scan(&members, &paused, &free) })
+		b.Queue(pollLanesSQL, l.name, names.Relays(l.name).Prefix()).QueryRow(func(row pgx.Row) error {
+			return row.Scan(&members, &paused, &free)
+		})
 		b.Queue(ratesSQL, l.name).Query(collect(&rates, pgx.RowToStructByPos[storedRate]))
 	}); err != nil {
 		return fmt.Errorf("polling the lanes of sink %s: %w", l.name, err)
@@ -237,7 +245,9 @@ func (p *poll) pollWork() error {
 			found, err = pgx.CollectRows(rows, pgx.RowToStructByPos[wakeup])
 			return err
 		})
-		b.Queue(waitingSQL, l.name, p.waitsAfter.CallsOf, p.waitsAfter.Lane).Query(collect(&waiting, pgx.RowToStructByPos[waitingCalls]))
+		b.Queue(waitingSQL, l.name, p.waitsAfter.CallsOf, p.waitsAfter.Lane).Query(
+			collect(&waiting, pgx.RowToStructByPos[waitingCalls]),
+		)
 		// After that, so that the rates of all that wait are known, if they have one.
 		b.Queue(ratesSQL, l.name).Query(collect(&rates, pgx.RowToStructByPos[storedRate]))
 	}); err != nil {

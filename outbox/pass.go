@@ -127,7 +127,15 @@ func (p *lanePass) advance(toPark []*callAttempt, move cursorMove) error {
 	}
 	err := p.lane.fenced(func(b *pgx.Batch) {
 		queueParking(b, p.lane, toPark)
-		b.Queue(advanceSQL, p.lane.lease.ID, r.cursor.version, move.last, move.newPass, maybeCalledRows > 0, move.read == readNothing).Exec(ignoreTag)
+		b.Queue(
+			advanceSQL,
+			p.lane.lease.ID,
+			r.cursor.version,
+			move.last,
+			move.newPass,
+			maybeCalledRows > 0,
+			move.read == readNothing,
+		).Exec(ignoreTag)
 		queueParkedCheck(b, toPark)
 	}, func(b *pgx.Batch) { r.queueRead(b, read) })
 	switch {

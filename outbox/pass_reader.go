@@ -300,7 +300,9 @@ func (r *passReader) newRead(kind readKind) *passRead {
 func (r *passReader) queueRead(b *pgx.Batch, read *passRead) {
 	switch read.kind {
 	case readFirstBatches:
-		b.Queue(firstBatchesSQL, r.lane.lease.ID, r.cursor.version+1, 0, 0, refsAtOnce, firstBatches).Query(collect(&read.batches, newBatchReader(&read.found).readRow))
+		b.Queue(firstBatchesSQL, r.lane.lease.ID, r.cursor.version+1, 0, 0, refsAtOnce, firstBatches).Query(
+			collect(&read.batches, newBatchReader(&read.found).readRow),
+		)
 	case readRefList:
 		read.list.queue(b, r.lane.lease.ID, r.cursor.version+1)
 	case readBatches:
@@ -370,7 +372,9 @@ func (r *passReader) listedRefs(l *refList, newPass bool) {
 // transaction of its own.
 func (r *passReader) collectRefs(read *passRead) error {
 	for !read.list.add(r.cursor.last) {
-		if err := r.lane.read(func(b *pgx.Batch) { read.list.queue(b, r.lane.lease.ID, r.cursor.version) }); err != nil {
+		if err := r.lane.read(func(b *pgx.Batch) {
+			read.list.queue(b, r.lane.lease.ID, r.cursor.version)
+		}); err != nil {
 			return r.failed(err)
 		}
 	}
@@ -387,7 +391,10 @@ func (r *passReader) fetchMoved(read *passRead) error {
 		return err
 	}
 	refs := read.list.refs
-	if len(refs) >= len(known) && slices.EqualFunc(refs[:len(known)], known, func(a, b batchRef) bool { return a.id == b.id && a.calls == b.calls }) {
+	if len(refs) >= len(known) &&
+		slices.EqualFunc(refs[:len(known)], known, func(a, b batchRef) bool {
+			return a.id == b.id && a.calls == b.calls
+		}) {
 		r.listedRefs(&read.list, false)
 		if err := r.fetchNext(read); err != nil {
 			return err
@@ -401,7 +408,8 @@ func (r *passReader) fetchMoved(read *passRead) error {
 
 // rowsGone returns the error of a lane whose rows are gone from the log.
 func (r *passReader) rowsGone() error {
-	return fmt.Errorf("%w: lane %d of sink %s, after call %d", errRowsGone, r.lane.number, r.lane.sink.name, r.cursor.last)
+	return fmt.Errorf("%w: lane %d of sink %s, after call %d",
+		errRowsGone, r.lane.number, r.lane.sink.name, r.cursor.last)
 }
 
 // fetchNext reads the batches of the next chunk, in a transaction of its own.
@@ -422,7 +430,9 @@ func (r *passReader) failed(err error) error {
 // places were read.
 func (read *passRead) isComplete() bool {
 	slices.SortFunc(read.batches, func(a, b *batch) int { return cmp.Compare(a.id, b.id) })
-	return slices.EqualFunc(read.batches, read.fetching, func(b *batch, ref batchRef) bool { return b.id == ref.id && len(b.calls) == int(ref.calls) })
+	return slices.EqualFunc(read.batches, read.fetching, func(b *batch, ref batchRef) bool {
+		return b.id == ref.id && len(b.calls) == int(ref.calls)
+	})
 }
 
 // callsAboveLast returns the calls of batches that the cursor has not passed. It may be in the

@@ -51,13 +51,18 @@ func TestRelayBehindPgBouncer(t *testing.T) {
 			r.states("delivered", "waiting")
 			second.stop()
 
-			delivered, parked := one[int](direct, `select count(*) from onlyonce.calls where state = 'delivered'`), one[int](direct, `select count(*) from onlyonce.calls where state = 'waiting'`)
+			delivered, parked := one[int](
+				direct,
+				`select count(*) from onlyonce.calls where state = 'delivered'`,
+			), one[int](direct, `select count(*) from onlyonce.calls where state = 'waiting'`)
 			want := one[int](direct, `select count(*) from onlyonce.calls where id % 7 = 0`)
 			if parked != want || delivered != len(calls)+1-want {
 				t.Errorf("%d delivered and %d parked of %d, want %d parked", delivered, parked, len(calls)+1, want)
 			}
 			for key, n := range tries {
-				if id := one[int64](direct, `select id from onlyonce.calls where key = $1::text::uuid`, key); (id%5 == 0 && id%7 != 0 && n != 2) || (id%5 != 0 && n != 1) {
+				if id := one[int64](direct, `select id from onlyonce.calls where key = $1::text::uuid`,
+					key); (id%5 == 0 && id%7 != 0 && n != 2) ||
+					(id%5 != 0 && n != 1) {
 					t.Errorf("row %d was tried %d times", id, n)
 				}
 			}

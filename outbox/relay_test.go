@@ -173,7 +173,10 @@ func TestJournalBeforeTheCall(t *testing.T) {
 		// would stay open.
 		open := 1
 		for deadline := time.Now().Add(5 * time.Second); err == nil && open > 0 && time.Now().Before(deadline); {
-			err = r.pool.QueryRow(ctx, `select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'`).Scan(&open)
+			err = r.pool.QueryRow(
+				ctx,
+				`select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'`,
+			).Scan(&open)
 		}
 		if err != nil || open > 0 {
 			fault.Store(fmt.Sprintf("%d transactions are open during a call: %v", open, err))

@@ -124,7 +124,8 @@ func TestO13WindowOfACallThatDoesNotOpenAnyMore(t *testing.T) {
 	})
 	r.exec(`update onlyonce.parked set first_attempt_at = clock_timestamp() - interval '2 days'`)
 	until(t, "its window is over", func() bool {
-		return one[string](r, sealedRow) == "reconcile window 1 used by itself" || one[string](r, sealedRow) == "reconcile window 1 used by hand"
+		return one[string](r, sealedRow) == "reconcile window 1 used by itself" ||
+			one[string](r, sealedRow) == "reconcile window 1 used by hand"
 	})
 	if n := len(sink.calls()); n != 1 {
 		t.Errorf("%d calls", n)
@@ -156,7 +157,9 @@ func TestO13CompletionThatDoesNotOpen(t *testing.T) {
 	c.Sealer, c.Capture = s, true
 	r.enqueue(c)
 	r.start(cfg)
-	until(t, "it waits for an operator", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'waiting'`) == 1 })
+	until(t, "it waits for an operator", func() bool {
+		return one[int](r, `select count(*) from onlyonce.parked where state = 'waiting'`) == 1
+	})
 	if got := one[string](r, sealedRow); got != "waiting completion 1 used by hand" {
 		t.Error(got)
 	}

@@ -45,14 +45,22 @@ var hot = map[string]struct {
 	"first batches": {`%lane, 0, 0, 0, 1000, 64`, []string{"batches_%d_sink_lane_xid_id_idx"}},
 	"collect":       {`%lane, 0, 7, 1, 1000`, []string{"batches_%d_sink_lane_xid_id_idx"}},
 	"fetch":         {`%lane, 0, '{"(0,1)","(0,2)"}'`, nil},
-	"park": {`'{1}', '{700}', '{1}', '{1}', '{t}', '{t}', '{retrying}', '{failed}', '{no}', '{1}', '{null}', '{null}', '{null}', '{f}', 'payments', 0, false`,
-		[]string{"batches_%d_sink_lane_xid_id_idx", "parked_calls_key", "parked_first_key"}},
-	"pick":      {`'payments', 0, '{acme}', '{17}', false, 8, '{}', '{}', '{}', true, '{tenant acme,key a:}', '{2,1}', '23 hours', '30 seconds'`, []string{"parked_calls_due", "parked_pkey", "parked_waits"}},
+	"park": {
+		`'{1}', '{700}', '{1}', '{1}', '{t}', '{t}', '{retrying}', '{failed}', '{no}', '{1}', '{null}', '{null}', '{null}', '{f}', 'payments', 0, false`,
+		[]string{"batches_%d_sink_lane_xid_id_idx", "parked_calls_key", "parked_first_key"},
+	},
+	"pick": {
+		`'payments', 0, '{acme}', '{17}', false, 8, '{}', '{}', '{}', true, '{tenant acme,key a:}', '{2,1}', '23 hours', '30 seconds'`,
+		[]string{"parked_calls_due", "parked_pkey", "parked_waits"},
+	},
 	"set aside": {`'payments', 0, '{acme}', true, '{17}', '{}', '{}', '{key a:}'`, []string{"parked_calls_due", "parked_pkey"}},
 	"waiting":   {`'payments', '', -1`, []string{"parked_waits"}},
 	"next":      {`'payments', 0, '{}', '{}', '{}', true`, []string{"parked_calls_due"}},
-	"settle":    {`false, '{1,3}', '{1,2}', array[gen_random_uuid(), gen_random_uuid()], '{1,1}', '{false,true}', '{false,false}', '{false,false}', '{false,false}', '{retrying,waiting}', '{failed,rejected}', '{a,b}', '{1000,null}', '{null,null}', '{null,null}', '{null,null}', '{"",key a:}'`, []string{"parked_key"}},
-	"purge":     {`'payments', '7 days', 1000, '1 day'`, []string{"parked_settled", "parked_pkey"}},
+	"settle": {
+		`false, '{1,3}', '{1,2}', array[gen_random_uuid(), gen_random_uuid()], '{1,1}', '{false,true}', '{false,false}', '{false,false}', '{false,false}', '{retrying,waiting}', '{failed,rejected}', '{a,b}', '{1000,null}', '{null,null}', '{null,null}', '{null,null}', '{"",key a:}'`,
+		[]string{"parked_key"},
+	},
+	"purge": {`'payments', '7 days', 1000, '1 day'`, []string{"parked_settled", "parked_pkey"}},
 }
 
 // The hot statements find their rows by index, whatever the parameters, even if they were planned
@@ -123,7 +131,16 @@ func TestFenceForbidsSequentialScans(t *testing.T) {
 	r := newRig(t)
 	r.exec(`insert into onlyonce.leases (name, epoch, nonce) values ('relay/x', 1, '00000000-0000-4000-8000-000000000001')`)
 	err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), outbox.Statements["fence"], one[int64](r, `select id from onlyonce.leases`), 1, "00000000-0000-4000-8000-000000000001", "60000", "60000", "60000")
+		_, err := tx.Exec(
+			t.Context(),
+			outbox.Statements["fence"],
+			one[int64](r, `select id from onlyonce.leases`),
+			1,
+			"00000000-0000-4000-8000-000000000001",
+			"60000",
+			"60000",
+			"60000",
+		)
 		if err != nil {
 			return err
 		}
@@ -153,7 +170,16 @@ func TestFenceFlushes(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got string
-		_, err = tx.Exec(t.Context(), outbox.Statements["fence"], one[int64](r, `select id from onlyonce.leases`), 1, "00000000-0000-4000-8000-000000000001", "100", "60000", "60000")
+		_, err = tx.Exec(
+			t.Context(),
+			outbox.Statements["fence"],
+			one[int64](r, `select id from onlyonce.leases`),
+			1,
+			"00000000-0000-4000-8000-000000000001",
+			"100",
+			"60000",
+			"60000",
+		)
 		if err == nil {
 			err = tx.QueryRow(t.Context(), `select current_setting('synchronous_commit') || current_setting('lock_timeout')`).Scan(&got)
 		}
@@ -170,7 +196,12 @@ func TestFenceFlushes(t *testing.T) {
 // a server whose default isolation is not the one it needs.
 func TestOtherSessions(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeSimpleProtocol} {
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeExec,
+		pgx.QueryExecModeCacheDescribe,
+		pgx.QueryExecModeDescribeExec,
+		pgx.QueryExecModeSimpleProtocol,
+	} {
 		t.Run(mode.String(), func(t *testing.T) {
 			r := newRig(t)
 			cfg := r.pool.Config().Copy()
@@ -241,11 +272,16 @@ func TestLockedRowsAreLeftForLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), `select 1 from onlyonce.parked where id = (select min(id) from onlyonce.parked) for update`); err != nil {
+	if _, err := tx.Exec(
+		t.Context(),
+		`select 1 from onlyonce.parked where id = (select min(id) from onlyonce.parked) for update`,
+	); err != nil {
 		t.Fatal(err)
 	}
 	again.Store(true)
-	until(t, "the free one is delivered", func() bool { return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) == 1 })
+	until(t, "the free one is delivered", func() bool {
+		return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) == 1
+	})
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -105,7 +105,12 @@ func (r *driverRows) conversions() {
 }
 
 // scanned converts the server's bytes to a T and that to a value of database/sql.
-func scanned[T any](m *pgtype.Map, oid uint32, format int16, value func(T) (driver.Value, error)) func([]byte) (driver.Value, error) {
+func scanned[T any](
+	m *pgtype.Map,
+	oid uint32,
+	format int16,
+	value func(T) (driver.Value, error),
+) func([]byte) (driver.Value, error) {
 	plan := m.PlanScan(oid, format, new(T))
 	return func(src []byte) (driver.Value, error) {
 		var v T

@@ -16,8 +16,9 @@ import (
 
 func doctorCommand() command {
 	return command{
-		name:    "doctor",
-		args:    "[-postgres URL] [-copies-within D] [-relay-retries D] [-webhook-retention D] [-restore-within D -brokers LIST [-broker-login FILE]] [-all] [-json]",
+		name: "doctor",
+		args: "[-postgres URL] [-copies-within D] [-relay-retries D] [-webhook-retention D] " +
+			"[-restore-within D -brokers LIST [-broker-login FILE]] [-all] [-json]",
 		summary: "examine a database: what is wrong, and what to change",
 		json:    []reflect.Type{reflect.TypeFor[ops.Examination]()},
 		help: `
@@ -48,7 +49,8 @@ Example:
 func setUpDoctor(fs *flag.FlagSet) func(context.Context, *app) error {
 	address, asJSON := postgresVar(fs), jsonVar(fs)
 	all := fs.Bool("all", false, "show what is in order too")
-	brokers := fs.String("brokers", "", "with -restore-within: Kafka's brokers, `host:port,...` (default: $"+envBrokers+")")
+	brokers := fs.String("brokers",
+		"", "with -restore-within: Kafka's brokers, `host:port,...` (default: $"+envBrokers+")")
 	var login *string
 	textVar(fs, &login, "broker-login", "with -brokers: TLS and login, a `FILE` in JSON")
 	var ask ops.ExamineQuestion
@@ -90,7 +92,9 @@ func setUpDoctor(fs *flag.FlagSet) func(context.Context, *app) error {
 func (a *app) writeDoctor(r *ops.Examination, all bool) {
 	rank := []string{"fail", "warn", "info", "ok"}
 	sorted := slices.Clone(r.Findings)
-	slices.SortStableFunc(sorted, func(x, y ops.Finding) int { return slices.Index(rank, x.Level) - slices.Index(rank, y.Level) })
+	slices.SortStableFunc(sorted, func(x, y ops.Finding) int {
+		return slices.Index(rank, x.Level) - slices.Index(rank, y.Level)
+	})
 	good := 0
 	for _, f := range sorted {
 		if f.Level == "ok" {

@@ -31,12 +31,17 @@ Example:
 		keys := fs.String("seal-keys", "", "open a sealed body with the keys in `FILE`")
 		return reading[reports.EventDetail]{
 			check: func(*app) error {
-				return missing(given{"-topic", topic != nil}, given{"-partition", partition != nil}, given{"-offset", offset != nil})
+				return missing(
+					given{"-topic", topic != nil},
+					given{"-partition", partition != nil},
+					given{"-offset", offset != nil},
+				)
 			},
 			read: func(ctx context.Context, a *app, db ops.DB) (*reports.EventDetail, error) {
 				e, err := reports.EventAt(ctx, db, *topic, int32(*partition), *offset, *body)
 				if err == nil && e == nil {
-					err = usagef("the event log has no event at %s/%d@%d: it was never appended, or its segment was emptied", *topic, *partition, *offset)
+					err = usagef("the event log has no event at %s/%d@%d: it was never appended, or its "+
+						"segment was emptied", *topic, *partition, *offset)
 				}
 				if err == nil && *keys != "" {
 					err = a.unseal(e, *keys)

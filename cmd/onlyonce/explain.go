@@ -17,8 +17,9 @@ import (
 
 func explainCommand() command {
 	return command{
-		name:    "explain",
-		args:    "[-postgres URL] (KEY [-scope S [-tenant T] [-topic T] [-replay N] [-provider P]] | -topic T -partition N -offset O [-scope S]) [-all] [-json]",
+		name: "explain",
+		args: "[-postgres URL] (KEY [-scope S [-tenant T] [-topic T] [-replay N] [-provider P]] | -topic " +
+			"T -partition N -offset O [-scope S]) [-all] [-json]",
 		operand: true,
 		summary: "show what became of a message, webhook, call or request",
 		json:    []reflect.Type{reflect.TypeFor[ops.KeyReport](), reflect.TypeFor[ops.PositionReport]()},
@@ -49,7 +50,8 @@ Examples:
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			var q ops.ExplainQuestion
 			fieldsVar(fs, operate.ExplainFields(&q))
-			all := fs.Bool("all", false, "show everything: segments, transactions, all calls of the transaction, open points")
+			all := fs.Bool("all",
+				false, "show everything: segments, transactions, all calls of the transaction, open points")
 			return func(ctx context.Context, a *app) error {
 				q.CountLimit = a.countLimit
 				key := show.Text(a.operand)
@@ -66,9 +68,27 @@ Examples:
 					return err
 				}
 				if q.OfPosition() {
-					return explain(ctx, a, *address, "looking at the position", *asJSON, &q, ops.ExplainPosition, func(r *ops.PositionReport) error { return a.writePosition(r, *all) })
+					return explain(
+						ctx,
+						a,
+						*address,
+						"looking at the position",
+						*asJSON,
+						&q,
+						ops.ExplainPosition,
+						func(r *ops.PositionReport) error { return a.writePosition(r, *all) },
+					)
 				}
-				return explain(ctx, a, *address, "looking for the key", *asJSON, &q, ops.ExplainKey, func(r *ops.KeyReport) error { return a.writeKey(r, q.ID, *all) })
+				return explain(
+					ctx,
+					a,
+					*address,
+					"looking for the key",
+					*asJSON,
+					&q,
+					ops.ExplainKey,
+					func(r *ops.KeyReport) error { return a.writeKey(r, q.ID, *all) },
+				)
 			}
 		},
 	}
@@ -98,7 +118,8 @@ func (a *app) elsewhere(r *ops.KeyReport, id string) error {
 		if len(r.Scopes) > 0 {
 			tried = "these were tried: " + strings.Join(r.Scopes, ", ")
 		}
-		return &refusal{fmt.Sprintf("nothing is stored of the id %q in any scope (%s). Say -scope to see since when that is known, or with a tenant -tenant too", id, tried)}
+		return &refusal{fmt.Sprintf("nothing is stored of the id %q in any scope (%s). Say -scope to see "+
+			"since when that is known, or with a tenant -tenant too", id, tried)}
 	}
 	a.say("Several scopes have the id:")
 	for i := range r.Found {
@@ -122,7 +143,8 @@ func (a *app) writeKey(r *ops.KeyReport, id string, all bool) error {
 	a.writeExplainedCalls(r.Calls, all)
 	a.writeExplainedParked(r.Parked)
 	if !all && len(r.Claims) > 0 {
-		a.say("\n-all shows in which segment and transaction it was claimed, and %s.", show.Count(int64(len(r.NotKnown)), "open point"))
+		a.say("\n-all shows in which segment and transaction it was claimed, and %s.",
+			show.Count(int64(len(r.NotKnown)), "open point"))
 		return nil
 	}
 	for i := range r.Claims {
@@ -146,7 +168,8 @@ func (a *app) writeExplainedCalls(calls []ops.ExplainedCall, all bool) {
 	case len(calls) == 0:
 		return
 	case len(own) < len(calls):
-		a.say("\nIts calls: %d; %d more of the same transaction, which may be of other messages: -all shows them", len(own), len(calls)-len(own))
+		a.say("\nIts calls: %d; %d more of the same transaction, which may be of other messages: -all shows them",
+			len(own), len(calls)-len(own))
 	default:
 		a.say("\nCalls of that transaction: %d%s", len(calls), more(len(calls)))
 	}
@@ -195,7 +218,8 @@ func (a *app) writePosition(r *ops.PositionReport, all bool) error {
 		if e.Tenant != "" {
 			tenant = ", tenant " + cell(e.Tenant)
 		}
-		a.say("\nEvent %s%s, appended at %s%s. Its id was claimed then: onlyonce explain shows it with -scope of who appended it.", cell(e.ID), tenant, show.Instant(e.AppendedAt), erased)
+		a.say("\nEvent %s%s, appended at %s%s. Its id was claimed then: onlyonce explain shows it with "+
+			"-scope of who appended it.", cell(e.ID), tenant, show.Instant(e.AppendedAt), erased)
 	}
 	a.writeNotKnown(r.NotKnown)
 	return nil

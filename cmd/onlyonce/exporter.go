@@ -42,10 +42,14 @@ Example:
   onlyonce exporter -postgres postgres://monitor@db/shop -listen 127.0.0.1:9465`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			var urls []string
-			fs.Func("postgres", "a database, as a `URL`; may be repeated (default: $"+program.EnvPostgres+")", func(s string) error {
-				urls = append(urls, s)
-				return nil
-			})
+			fs.Func(
+				"postgres",
+				"a database, as a `URL`; may be repeated (default: $"+program.EnvPostgres+")",
+				func(s string) error {
+					urls = append(urls, s)
+					return nil
+				},
+			)
 			listen := fs.String("listen", exporterAddress, "serve /metrics at `ADDR`")
 			interval := fs.Duration("interval", gauges.Interval, "ask a database at most once in `D`")
 			timeout := fs.Duration("timeout", gauges.Timeout, "wait for a database for at most `D`")
@@ -71,7 +75,10 @@ func (a *app) exporter(ctx context.Context, urls []string, address string, inter
 		if err != nil {
 			return err
 		}
-		e.databases = append(e.databases, &observed{pool, &gauges.Rounds{DB: pool, Interval: interval, Timeout: timeout, CountLimit: a.countLimit}})
+		e.databases = append(e.databases, &observed{
+			pool,
+			&gauges.Rounds{DB: pool, Interval: interval, Timeout: timeout, CountLimit: a.countLimit},
+		})
 	}
 	if err := e.name(); err != nil {
 		return err
@@ -135,7 +142,8 @@ func (e *exporter) samples() (all []metrics.Sample) {
 	for i, d := range e.databases {
 		wg.Go(func() {
 			if err := d.rounds.AskIfDue(e.ctx); err != nil && e.ctx.Err() == nil {
-				e.log.Warn("onlyonce: a database did not answer the exporter", "database", d.rounds.Database, "error", err)
+				e.log.Warn("onlyonce: a database did not answer the exporter",
+					"database", d.rounds.Database, "error", err)
 			}
 			answers[i] = d.rounds.Samples()
 		})

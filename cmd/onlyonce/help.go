@@ -123,7 +123,8 @@ func laidOut(text string, width int) string {
 	var out []string
 	item := ""
 	flush := func() {
-		if command := strings.TrimSpace(item); strings.HasPrefix(item, "  ") && strings.HasPrefix(command, "onlyonce ") {
+		if command := strings.TrimSpace(item); strings.HasPrefix(item, "  ") &&
+			strings.HasPrefix(command, "onlyonce ") {
 			out = append(out, pasted(command, width))
 		} else if item != "" {
 			out = append(out, wrapped(item, width))

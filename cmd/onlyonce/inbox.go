@@ -43,7 +43,8 @@ take the cursor out of use with "onlyonce cursor retire". "ahead by" says that t
 
 func (a *app) writeInbox(r *reports.InboxReport) {
 	for _, k := range r.Rings {
-		_, _ = fmt.Fprintf(a.out, "%s: remembered %s; %d filters, %s\n", k.Ring, show.Remembered(k.Horizon), k.Filters, show.Size(float64(k.FilterBytes)))
+		_, _ = fmt.Fprintf(a.out, "%s: remembered %s; %d filters, %s\n",
+			k.Ring, show.Remembered(k.Horizon), k.Filters, show.Size(float64(k.FilterBytes)))
 		var rows [][]string
 		free := 0
 		for _, s := range k.Segments {
@@ -51,7 +52,14 @@ func (a *app) writeInbox(r *reports.InboxReport) {
 				free++
 				continue
 			}
-			rows = append(rows, []string{s.Table, s.State, show.Size(float64(s.Bytes)), strconv.FormatInt(s.Keys, 10), ageOf(s.Opened), ageOf(s.Closed)})
+			rows = append(rows, []string{
+				s.Table,
+				s.State,
+				show.Size(float64(s.Bytes)),
+				strconv.FormatInt(s.Keys, 10),
+				ageOf(s.Opened),
+				ageOf(s.Closed),
+			})
 		}
 		if k.Unused() && k.Ring != ring.ConsumerKeys().Name && k.Ring != ring.StandardKeys().Name {
 			_, _ = fmt.Fprint(a.out, "empty\n\n")
@@ -129,7 +137,8 @@ Examples:
 					return err
 				}
 				if len(rates) != len(horizons) {
-					return usagef("%d of -rate and %d of -horizon: give each rate its horizon", len(rates), len(horizons))
+					return usagef("%d of -rate and %d of -horizon: give each rate its horizon",
+						len(rates), len(horizons))
 				}
 				return a.writePlans(rates, horizons, *asJSON)
 			}
@@ -155,13 +164,16 @@ func (a *app) writePlans(rates []float64, horizons []time.Duration, asJSON bool)
 		say("  rotation   every %s", show.Span(show.Seconds(p.RotateEvery)))
 		say("  keys       %.3g in a segment, %.3g in all at most", p.SegmentKeys, p.Keys)
 		say("  disk       %s at most", show.Size(p.DiskBytes))
-		say("  memory     %s of filters in each consumer; %s more for a moment in the one that builds them", show.Size(p.FilterBytes), show.Size(p.BuildBytes))
+		say("  memory     %s of filters in each consumer; %s more for a moment in the one that builds them",
+			show.Size(p.FilterBytes), show.Size(p.BuildBytes))
 		if p.FilterBytes > muchMemory {
-			say("             That is much for a process. A shorter horizon takes less, and so do partitions that are spread over databases.")
+			say("             That is much for a process. A shorter horizon takes less, and so do " +
+				"partitions that are spread over databases.")
 		}
 	}
 	if len(rates) > 1 && !asJSON {
-		say("together: disk %s at most; memory %s at most, of which a consumer has what is of its own ring", show.Size(disk), show.Size(memory))
+		say("together: disk %s at most; memory %s at most, of which a consumer has what is of its own ring",
+			show.Size(disk), show.Size(memory))
 	}
 	return nil
 }

@@ -45,7 +45,8 @@ func (a *app) rotateInbox(ctx context.Context, address string) error {
 				return err
 			}
 			if !slices.Contains(may, me) {
-				return fmt.Errorf("role %s lacks the rights to rotate ring %s: grant it onlyonce_rotator (docs/roles.sql)", me, which.Name)
+				return fmt.Errorf("role %s lacks the rights to rotate ring %s: grant it onlyonce_rotator "+
+					"(docs/roles.sql)", me, which.Name)
 			}
 		}
 		return nil

@@ -11,7 +11,10 @@ import (
 )
 
 // listCommand makes the command of a list. after writes the lines behind its table; nil: none.
-func listCommand[F, T any](l *operate.List[F, T], after func(a *app, f *F, rows []T, sums *reports.ParkedTotals)) command {
+func listCommand[F, T any](
+	l *operate.List[F, T],
+	after func(a *app, f *F, rows []T, sums *reports.ParkedTotals),
+) command {
 	return command{name: l.Name, args: l.Synopsis(), summary: l.Summary, help: l.Help, lines: true,
 		json: []reflect.Type{reflect.TypeFor[T]()},
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {

@@ -72,10 +72,19 @@ func replaysWithLogin(f *fixture, plain []string, login ...string) {
 			insert into onlyonce.cursors (id, scope, topic, partition, run_start, start_offset, start_policy) select id, 'several', $2, $3, 3, 0, 'earliest' from l`,
 			fmt.Sprintf("cursor/several/%s/%d", topic, nr), topic, nr)
 	}
-	replay := append([]string{"replay", "-scope", "several", "-topic", topic, "-reason", "x", "-since", "2026-03-01T12:00:30Z", "-until", "2026-03-01T12:01:30Z"}, login...)
+	replay := append(
+		[]string{
+			"replay", "-scope", "several", "-topic", topic, "-reason", "x", "-since",
+			"2026-03-01T12:00:30Z", "-until", "2026-03-01T12:01:30Z",
+		},
+		login...,
+	)
 	f.run(append(replay, "-dry-run")...).want(f.t, statusGood, "12 offsets in 12 partitions")
 	f.run(append(replay, "-yes")...).want(f.t, statusGood, "Done: replay 1 of 12 partitions")
-	if n := one[int](f, `select count(*) from onlyonce.cursors where scope = 'several' and run_start = 1 and replay_until = 2 and replay_resume = 3 and replay_no = 1`); n != partitions {
+	if n := one[int](
+		f,
+		`select count(*) from onlyonce.cursors where scope = 'several' and run_start = 1 and replay_until = 2 and replay_resume = 3 and replay_no = 1`,
+	); n != partitions {
 		f.t.Errorf("%d partitions are in the replay", n)
 	}
 }

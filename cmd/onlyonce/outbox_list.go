@@ -29,7 +29,8 @@ Example:
 			read: func(ctx context.Context, a *app, db ops.DB) (*reports.Call, error) {
 				c, err := operate.CallByKey(ctx, db, *a.operand, *body)
 				if err == nil && c == nil {
-					err = usagef("the log has no call with the key %s: `onlyonce explain %s` says what else is known of it", *a.operand, show.Quote(*a.operand))
+					err = usagef("the log has no call with the key %s: `onlyonce explain %s` says what else "+
+						"is known of it", *a.operand, show.Quote(*a.operand))
 				}
 				return c, err
 			},

@@ -78,14 +78,22 @@ func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 		if u := s.Undelivered; u != nil {
 			waiting = []string{number(u.Count), ageOf(u.OldestAgeSeconds)}
 		}
-		rows = append(rows, slices.Concat([]string{s.Sink, relays}, waiting, []string{numberOrDash(s.Pending), passing, strings.Join(parked, ", ")}))
+		rows = append(
+			rows,
+			slices.Concat(
+				[]string{s.Sink, relays},
+				waiting,
+				[]string{numberOrDash(s.Pending), passing, strings.Join(parked, ", ")},
+			),
+		)
 	}
 	say("Sinks: %d\n", len(r.Sinks))
 	a.section([]string{"SINK", "LANES", "NOT DELIVERED", "OLDEST", "IN LOG", "IN PASS", "PARKED"}, rows)
 	for i := range r.Sinks {
 		s := &r.Sinks[i]
 		if s.PausedAt != nil {
-			say("Sink %s is paused %s\n", cell(s.Sink), oneLine(reports.PauseText(s.PausedAt, s.PausedBy, s.PauseReason)))
+			say("Sink %s is paused %s\n",
+				cell(s.Sink), oneLine(reports.PauseText(s.PausedAt, s.PausedBy, s.PauseReason)))
 		}
 		if u := s.Undelivered; u != nil && u.LastError != nil {
 			say("Sink %s: the oldest call that is tried again: %s\n", cell(s.Sink), oneLine(*u.LastError))
@@ -110,7 +118,13 @@ func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 		for j := range g.HeldBy {
 			held = append(held, g.HeldBy[j].String())
 		}
-		rows = append(rows, []string{strconv.Itoa(int(g.Slot)), g.State, show.Size(float64(g.Bytes)), ageOf(g.Age), strings.Join(held, "; ")})
+		rows = append(rows, []string{
+			strconv.Itoa(int(g.Slot)),
+			g.State,
+			show.Size(float64(g.Bytes)),
+			ageOf(g.Age),
+			strings.Join(held, "; "),
+		})
 	}
 	free := slices.DeleteFunc(slices.Clone(r.Ring), func(g reports.OutboxSegment) bool { return g.State != "free" })
 	say("\nSegments: %d, and %d free\n", len(rows), len(free))

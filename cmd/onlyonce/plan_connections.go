@@ -15,8 +15,10 @@ import (
 
 func planConnectionsCommand() command {
 	return command{
-		name:    "plan connections",
-		args:    "[-consumers N -partitions N [-concurrency N]] [-servers N -requests N [-operations N]] [-relays N -sinks N] [-exporters N] [-consoles N] [-other N] [-pooler N] [-max-connections N | -postgres URL] [-json]",
+		name: "plan connections",
+		args: "[-consumers N -partitions N [-concurrency N]] [-servers N -requests N [-operations N]] " +
+			"[-relays N -sinks N] [-exporters N] [-consoles N] [-other N] [-pooler N] [-max-connections N | " +
+			"-postgres URL] [-json]",
 		summary: "work out how many connections a database needs",
 		json:    []reflect.Type{reflect.TypeFor[reports.ConnectionPlan]()},
 		help: `
@@ -51,7 +53,10 @@ func setUpPlanConnections(fs *flag.FlagSet) func(context.Context, *app) error {
 	q := reports.ConnectionQuestion{Concurrency: 1}
 	var most int32
 	fieldsVar(fs, append(operate.ConnectionFields(&q),
-		operate.At(&most, "max-connections", "N", "the server's max_connections, N, in place of asking it").Between(1, 100_000)))
+		operate.At(&most, "max-connections", "N", "the server's max_connections, N, in place of asking it").Between(
+			1,
+			100_000,
+		)))
 	return func(ctx context.Context, a *app) error {
 		if q.Consumers+q.Servers+q.Relays+q.Exporters+q.Consoles == 0 {
 			return usagef("say what runs: -consumers, -servers, -relays, -exporters or -consoles")
@@ -59,17 +64,28 @@ func setUpPlanConnections(fs *flag.FlagSet) func(context.Context, *app) error {
 		for _, pair := range []struct {
 			processes, work   int
 			processFlag, flag string
-		}{{q.Consumers, q.Partitions, "-consumers", "-partitions"}, {q.Servers, q.Requests, "-servers", "-requests"}, {q.Relays, q.Sinks, "-relays", "-sinks"}} {
+		}{
+			{q.Consumers, q.Partitions, "-consumers", "-partitions"},
+			{q.Servers, q.Requests, "-servers", "-requests"},
+			{q.Relays, q.Sinks, "-relays", "-sinks"},
+		} {
 			if (pair.processes > 0) != (pair.work > 0) {
 				return usagef("%s needs %s, and the other way round", pair.processFlag, pair.flag)
 			}
 		}
 		room := &reports.ServerRoom{Most: most, Reserved: 3, Database: -1} // 3: superuser_reserved_connections' default
 		if most == 0 {
-			err := a.ask(ctx, *address, "asking the server what it accepts", func(ctx context.Context, db ops.DB) (err error) {
-				room, err = reports.Look(ctx, db, func(tx pgx.Tx) (*reports.ServerRoom, error) { return reports.ReadServerRoom(ctx, tx) })
-				return err
-			})
+			err := a.ask(
+				ctx,
+				*address,
+				"asking the server what it accepts",
+				func(ctx context.Context, db ops.DB) (err error) {
+					room, err = reports.Look(ctx, db, func(tx pgx.Tx) (*reports.ServerRoom, error) {
+						return reports.ReadServerRoom(ctx, tx)
+					})
+					return err
+				},
+			)
 			if err != nil {
 				return err
 			}
@@ -91,7 +107,13 @@ func (a *app) writeConnections(p *reports.ConnectionPlan, asJSON bool) error {
 			if part.Beside > 0 {
 				pool += " + " + strconv.Itoa(part.Beside)
 			}
-			rows = append(rows, []string{part.Part, strconv.Itoa(part.Processes), pool, strconv.Itoa(part.Total), part.Why})
+			rows = append(rows, []string{
+				part.Part,
+				strconv.Itoa(part.Processes),
+				pool,
+				strconv.Itoa(part.Total),
+				part.Why,
+			})
 		}
 		a.table([]string{"PART", "PROCESSES", "POOL_MAX_CONNS", "CONNECTIONS", "OF A PROCESS"}, rows)
 		a.say("%d connections; the server must accept %d, and accepts %d", p.Total, p.Server, p.Room)

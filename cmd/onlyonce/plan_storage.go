@@ -95,15 +95,23 @@ func storageFlags(fs *flag.FlagSet, k *reports.StorageKind, q *reports.StorageQu
 		q.Rate, err = parseRate(s)
 		return err
 	})
-	fs.Func(k.Name+"-keep", fmt.Sprintf("how long they are kept, a `duration` (default %s)", show.Span(k.Keep)), func(s string) (err error) {
-		q.Keep, err = operate.ParseDays(s)
-		return err
-	})
-	if k.Of != "" {
-		fs.Func(k.Name+"-bytes", fmt.Sprintf("`bytes` of %s in one (default %d)", k.Of, k.Bytes), func(s string) (err error) {
-			q.Bytes, err = parseBytes(s)
+	fs.Func(
+		k.Name+"-keep",
+		fmt.Sprintf("how long they are kept, a `duration` (default %s)", show.Span(k.Keep)),
+		func(s string) (err error) {
+			q.Keep, err = operate.ParseDays(s)
 			return err
-		})
+		},
+	)
+	if k.Of != "" {
+		fs.Func(
+			k.Name+"-bytes",
+			fmt.Sprintf("`bytes` of %s in one (default %d)", k.Of, k.Bytes),
+			func(s string) (err error) {
+				q.Bytes, err = parseBytes(s)
+				return err
+			},
+		)
 	}
 }
 
@@ -139,7 +147,15 @@ func (a *app) writeStorage(plans []reports.StoragePlan, asJSON bool) error {
 	for _, p := range plans {
 		disk += p.Disk
 		keep := show.Span(time.Duration(p.Keep * float64(time.Second)))
-		rows = append(rows, []string{p.Kind, perDay(p.Rate), keep, fmt.Sprintf("%.0f", p.RowBytes), fmt.Sprintf("%.3g", p.Rows), show.Size(p.Disk), p.What})
+		rows = append(rows, []string{
+			p.Kind,
+			perDay(p.Rate),
+			keep,
+			fmt.Sprintf("%.0f", p.RowBytes),
+			fmt.Sprintf("%.3g", p.Rows),
+			show.Size(p.Disk),
+			p.What,
+		})
 	}
 	a.table([]string{"KIND", "A DAY", "KEPT", "BYTES EACH", "ROWS AT MOST", "DISK", "WHAT"}, rows)
 	a.say("together %s", show.Size(disk))

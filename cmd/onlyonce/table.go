@@ -86,7 +86,8 @@ func (a *app) table(header []string, rows [][]string) {
 		_, _ = fmt.Fprintln(a.out, strings.TrimRight(line.String(), " ")) // a.out keeps its error
 	}
 	if len(left) > 0 {
-		_, _ = fmt.Fprintf(a.out, "Too narrow for %s: pipe it through `less -S` to see all.\n", strings.Join(left, ", "))
+		_, _ = fmt.Fprintf(a.out, "Too narrow for %s: pipe it through `less -S` to see all.\n",
+			strings.Join(left, ", "))
 	}
 }
 
@@ -139,7 +140,9 @@ func narrow(header []string, rows [][]string, width int, least func(header strin
 	for ; over > 0; over-- {
 		widest := -1
 		for i, h := range header {
-			if n := least(h); n > 0 && widths[i] > max(n, utf8.RuneCountInString(h)) && (widest < 0 || widths[i] > widths[widest]) {
+			if n := least(h); n > 0 &&
+				widths[i] > max(n, utf8.RuneCountInString(h)) &&
+				(widest < 0 || widths[i] > widths[widest]) {
 				widest = i
 			}
 		}

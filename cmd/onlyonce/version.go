@@ -55,7 +55,13 @@ const develVersion = "(devel)"
 
 // buildOf reads the build. info may be nil.
 func buildOf(info *debug.BuildInfo) build {
-	b := build{Version: develVersion, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH, Schema: migrations.Latest}
+	b := build{
+		Version: develVersion,
+		Go:      runtime.Version(),
+		OS:      runtime.GOOS,
+		Arch:    runtime.GOARCH,
+		Schema:  migrations.Latest,
+	}
 	if info == nil {
 		return b
 	}

@@ -22,7 +22,12 @@ type heldPartition struct {
 // applyAssignment applies the assignment of a new generation. A partition that stays is not
 // interrupted and commits in the new generation; one that is not assigned any more is to be let go;
 // a new one is begun.
-func (m *membership) applyAssignment(as groupMember, assigned map[partitionKey]bool, counts map[string]int, leads bool) {
+func (m *membership) applyAssignment(
+	as groupMember,
+	assigned map[partitionKey]bool,
+	counts map[string]int,
+	leads bool,
+) {
 	gained, revoked := 0, 0
 	m.update(func() {
 		m.groupMember, m.assigned, m.partitionCounts, m.isLeader, m.joining, m.revoked = as, assigned, counts, leads, false, false
@@ -38,8 +43,9 @@ func (m *membership) applyAssignment(as groupMember, assigned map[partitionKey]b
 		}
 		gained = m.startAssigned()
 	})
-	m.net.log.Info("onlyonce: joined the group", "generation", as.generation, "member", as.member, "partitions", len(assigned),
-		"gained", gained, "revoked", revoked)
+	m.net.log.Info("onlyonce: joined the group",
+		"generation", as.generation, "member", as.member, "partitions", len(assigned), "gained", gained,
+		"revoked", revoked)
 }
 
 // revoke asks own to let a partition go. Until it does, this process claims the partition in each
@@ -87,7 +93,12 @@ func (m *membership) startAssigned() int {
 		if m.held[k] != nil || m.ctx.Err() != nil {
 			continue
 		}
-		h := &heldPartition{p: &partition{Log: kafkalog.New(m.net, m.net.readOptions(), k.topic, k.partition), m: m, key: k, groupMember: m.groupMember}}
+		h := &heldPartition{p: &partition{
+			Log:         kafkalog.New(m.net, m.net.readOptions(), k.topic, k.partition),
+			m:           m,
+			key:         k,
+			groupMember: m.groupMember,
+		}}
 		h.ctx, h.cancel = context.WithCancel(m.ctx)
 		m.held[k] = h
 		m.running.Go(func() { m.ownPartition(h) })
@@ -107,7 +118,8 @@ func (m *membership) ownPartition(h *heldPartition) {
 	case errors.Is(err, source.ErrOwnershipLost):
 		lost = true
 	case err == nil:
-		m.stopWith(fmt.Errorf("franzsource: %v: own returned without an error while the partition was to be owned", h.p))
+		m.stopWith(fmt.Errorf("franzsource: %v: own returned without an error while the partition was to be owned",
+			h.p))
 	default:
 		m.stopWith(err)
 	}
@@ -132,8 +144,9 @@ func (m *membership) ownPartition(h *heldPartition) {
 	// believe in their ownership would fence each other in turns if they joined at once. Other
 	// partitions of this process continue meanwhile.
 	wait := m.losses.Wait()
-	m.net.log.Warn("onlyonce: partition lost, joining the group anew", "topic", h.p.key.topic, "partition", h.p.key.partition,
-		"generation", as.generation, "wait", wait, "error", err)
+	m.net.log.Warn("onlyonce: partition lost, joining the group anew",
+		"topic", h.p.key.topic, "partition", h.p.key.partition, "generation", as.generation, "wait", wait,
+		"error", err)
 	if pace.Sleep(m.ctx, wait) && m.currentMember() == as {
 		m.requestRejoin()
 	}

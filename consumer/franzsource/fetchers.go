@@ -109,7 +109,12 @@ func (f *fetchers) enqueue(leader int32, a *pendingFetch) {
 		if f.ctx.Err() != nil {
 			return
 		}
-		w = &fetcher{fetchers: f, leader: leader, wake: make(chan struct{}, 1), answeredAt: make(map[partitionKey]time.Time)}
+		w = &fetcher{
+			fetchers:   f,
+			leader:     leader,
+			wake:       make(chan struct{}, 1),
+			answeredAt: make(map[partitionKey]time.Time),
+		}
 		f.byLeader[leader] = w
 		f.wg.Go(w.fetchUntilIdle)
 	}
@@ -276,7 +281,8 @@ func responsePart(resp *kmsg.FetchResponse, a *pendingFetch, shared bool) *kmsg.
 	want := a.req.Topics[0]
 	for i := range resp.Topics {
 		t := &resp.Topics[i]
-		if resp.Version < kafkalog.FetchByID && t.Topic != want.Topic || resp.Version >= kafkalog.FetchByID && t.TopicID != want.TopicID {
+		if resp.Version < kafkalog.FetchByID && t.Topic != want.Topic ||
+			resp.Version >= kafkalog.FetchByID && t.TopicID != want.TopicID {
 			continue
 		}
 		for _, p := range t.Partitions {

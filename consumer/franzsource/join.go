@@ -69,7 +69,11 @@ func (m *membership) joinGroup(ctx context.Context) (*kmsg.JoinGroupResponse, er
 		req.SessionTimeoutMillis = int32(cfg.SessionTimeout.Milliseconds())
 		req.RebalanceTimeoutMillis = int32(cfg.RebalanceTimeout.Milliseconds())
 		protocol := kmsg.NewJoinGroupRequestProtocol()
-		protocol.Name, protocol.Metadata = balancer.ProtocolName(), balancer.JoinGroupMetadata(interests, owned, as.generation)
+		protocol.Name, protocol.Metadata = balancer.ProtocolName(), balancer.JoinGroupMetadata(
+			interests,
+			owned,
+			as.generation,
+		)
 		req.Protocols = append(req.Protocols, protocol)
 		resp, err := ask[*kmsg.JoinGroupResponse](ctx, m.net, req)
 		if err != nil {
@@ -147,7 +151,10 @@ func (m *membership) syncGroup(ctx context.Context, joined *kmsg.JoinGroupRespon
 
 // assignPartitions distributes the partitions of all topics that members read, and returns how many
 // partitions it knew of.
-func (m *membership) assignPartitions(ctx context.Context, members []kmsg.JoinGroupResponseMember) ([]kmsg.SyncGroupRequestGroupAssignment, map[string]int, error) {
+func (m *membership) assignPartitions(
+	ctx context.Context,
+	members []kmsg.JoinGroupResponseMember,
+) ([]kmsg.SyncGroupRequestGroupAssignment, map[string]int, error) {
 	slices.SortFunc(members, func(a, b kmsg.JoinGroupResponseMember) int {
 		switch {
 		case a.InstanceID != nil && b.InstanceID != nil:

@@ -47,10 +47,22 @@ type membership struct {
 	losses          kafkalog.Losses
 }
 
-func newMembership(ctx context.Context, n *network, own func(context.Context, source.Partition[*consumer.Message]) error) *membership {
+func newMembership(
+	ctx context.Context,
+	n *network,
+	own func(context.Context, source.Partition[*consumer.Message]) error,
+) *membership {
 	ctx, stop := context.WithCancel(ctx)
-	return &membership{net: n, own: own, ctx: ctx, stop: stop, rejoin: make(chan struct{}, 1),
-		changed: make(chan struct{}), groupMember: groupMember{generation: -1}, held: make(map[partitionKey]*heldPartition)}
+	return &membership{
+		net:         n,
+		own:         own,
+		ctx:         ctx,
+		stop:        stop,
+		rejoin:      make(chan struct{}, 1),
+		changed:     make(chan struct{}),
+		groupMember: groupMember{generation: -1},
+		held:        make(map[partitionKey]*heldPartition),
+	}
 }
 
 // update changes the state and wakes the goroutines that wait for a change.
@@ -132,8 +144,11 @@ func (m *membership) joinAndServe() error {
 // isFinalRefusal reports whether the group rejects this process for a reason that a person has to
 // correct.
 func isFinalRefusal(err error) bool {
-	return slices.ContainsFunc([]error{kerr.InconsistentGroupProtocol, kerr.FencedInstanceID, kerr.InvalidGroupID, kerr.InvalidSessionTimeout,
-		kerr.GroupAuthorizationFailed, kerr.UnsupportedVersion}, func(e error) bool { return errors.Is(err, e) })
+	return slices.ContainsFunc(
+		[]error{kerr.InconsistentGroupProtocol, kerr.FencedInstanceID, kerr.InvalidGroupID, kerr.InvalidSessionTimeout,
+			kerr.GroupAuthorizationFailed, kerr.UnsupportedVersion},
+		func(e error) bool { return errors.Is(err, e) },
+	)
 }
 
 // heartbeatUntilRejoin sends heartbeats until there is a reason to join again.
@@ -238,7 +253,8 @@ func (m *membership) drainPartitions() {
 		case <-drained:
 			return
 		case <-limit.C:
-			m.net.log.Warn("onlyonce: partitions are still worked on after the rebalance timeout; others may take them over",
+			m.net.log.Warn("onlyonce: partitions are still worked on after the rebalance timeout; others "+
+				"may take them over",
 				"timeout", m.net.cfg.RebalanceTimeout)
 			<-drained
 			return

@@ -79,7 +79,10 @@ func (p *partition) Committed(ctx context.Context) (offset int64, metadata strin
 
 // fetchOffsets asks the group's coordinator for committed offsets: of these topics, or of all that
 // the group has if topics is nil.
-func (n *network) fetchOffsets(ctx context.Context, topics []kmsg.OffsetFetchRequestGroupTopic) ([]kmsg.OffsetFetchResponseGroupTopic, error) {
+func (n *network) fetchOffsets(
+	ctx context.Context,
+	topics []kmsg.OffsetFetchRequestGroupTopic,
+) ([]kmsg.OffsetFetchResponseGroupTopic, error) {
 	rg := kmsg.NewOffsetFetchRequestGroup()
 	rg.Group = n.cfg.GroupID
 	rg.Topics = topics
@@ -113,7 +116,8 @@ func (p *partition) Commit(ctx context.Context, offset int64, metadata string) e
 		for {
 			as = p.m.memberOf(p)
 			err := p.commit(ctx, as, offset, metadata)
-			if !errors.Is(err, kerr.IllegalGeneration) && !errors.Is(err, kerr.RebalanceInProgress) || !p.m.waitForNextGeneration(ctx, p, as) {
+			if !errors.Is(err, kerr.IllegalGeneration) && !errors.Is(err, kerr.RebalanceInProgress) ||
+				!p.m.waitForNextGeneration(ctx, p, as) {
 				return kafkalog.AsOwnershipLost(p.m.net, err)
 			}
 		}

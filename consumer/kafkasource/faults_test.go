@@ -55,8 +55,12 @@ func fetchError(code kafka.Error) func(kmsg.Request, *kmsg.FetchResponse) {
 // them.
 func TestFetchSurvivesMoves(t *testing.T) {
 	t.Parallel()
-	for _, code := range []kafka.Error{kafka.NotLeaderForPartition, kafka.LeaderNotAvailable, kafka.FencedLeaderEpoch, kafka.UnknownLeaderEpoch,
-		kafka.UnknownTopicID, kafka.UnknownTopicOrPartition, kafka.OffsetNotAvailable, kafka.KafkaStorageError, kafka.ReplicaNotAvailable, kafka.OffsetOutOfRange} {
+	for _, code := range []kafka.Error{
+		kafka.NotLeaderForPartition, kafka.LeaderNotAvailable, kafka.FencedLeaderEpoch,
+		kafka.UnknownLeaderEpoch, kafka.UnknownTopicID, kafka.UnknownTopicOrPartition,
+		kafka.OffsetNotAvailable, kafka.KafkaStorageError, kafka.ReplicaNotAvailable,
+		kafka.OffsetOutOfRange,
+	} {
 		c := kafkatest.FakeCluster(t)
 		topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
 		kafkatest.Write(t, kafkatest.Client(t, c.ListenAddrs()), topic, "v")

@@ -62,7 +62,11 @@ func (p *partition) Commit(ctx context.Context, offset int64, metadata string) e
 		defer cancel()
 		resp, err := p.net.client.OffsetCommit(ctx, &kafka.OffsetCommitRequest{
 			GroupID: p.net.cfg.GroupID, GenerationID: int(p.generation), MemberID: p.member,
-			Topics: map[string][]kafka.OffsetCommit{p.topic: {{Partition: int(p.index), Offset: offset, Metadata: metadata}}}})
+			Topics: map[string][]kafka.OffsetCommit{p.topic: {{
+				Partition: int(p.index),
+				Offset:    offset,
+				Metadata:  metadata,
+			}}}})
 		if err != nil {
 			return err
 		}

@@ -174,7 +174,11 @@ func TestOnceCompactedTopic(t *testing.T) {
 	c.Compact()
 	adm := kafkatest.Admin(t, brokers)
 	policy := "delete"
-	if _, err := adm.AlterTopicConfigs(t.Context(), []kadm.AlterConfig{{Op: kadm.SetConfig, Name: "cleanup.policy", Value: &policy}}, topic); err != nil {
+	if _, err := adm.AlterTopicConfigs(
+		t.Context(),
+		[]kadm.AlterConfig{{Op: kadm.SetConfig, Name: "cleanup.policy", Value: &policy}},
+		topic,
+	); err != nil {
 		t.Fatal(err)
 	}
 	for _, limit := range []int{1, 1 << 20} {
@@ -188,7 +192,8 @@ func TestOnceCompactedTopic(t *testing.T) {
 		}
 		start, stable := b.Start, b.End
 		for from := start; from < stable; from++ {
-			if got := h.ReadTo(t, from, stable); int64(len(got)) > stable-from || from == start && (len(got) < 4 || int64(len(got)) == stable-start) {
+			if got := h.ReadTo(t, from, stable); int64(len(got)) > stable-from ||
+				from == start && (len(got) < 4 || int64(len(got)) == stable-start) {
 				t.Errorf("limit %d: %d messages from %d to %d after compaction", limit, len(got), from, stable)
 			}
 		}

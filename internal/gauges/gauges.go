@@ -129,7 +129,11 @@ func (s *samples) lags(r *ops.StatusReport) {
 			}
 			at, lag, stalled, blocked := topic{o.Scope, p.Topic}, float64(p.Lag), stalledFor(o, p), blockedFor(o, p)
 			if sizes[at] > MostPartitions {
-				folded[at] = total{folded[at].lag + lag, max(folded[at].stalled, stalled), max(folded[at].blocked, blocked)}
+				folded[at] = total{
+					folded[at].lag + lag,
+					max(folded[at].stalled, stalled),
+					max(folded[at].blocked, blocked),
+				}
 				continue
 			}
 			partition := strconv.Itoa(int(p.Partition))

@@ -95,7 +95,9 @@ func (h *Handle) beginCall() error {
 		return &Failure{Step: t.step, Err: ErrForked}
 	}
 	g.busy = true
-	if n := len(t.openSavepoints); n > 0 && !t.openSavepoints[n-1].foreign && GoroutineID() != t.openSavepoints[n-1].goroutine {
+	if n := len(t.openSavepoints); n > 0 &&
+		!t.openSavepoints[n-1].foreign &&
+		GoroutineID() != t.openSavepoints[n-1].goroutine {
 		t.openSavepoints[n-1].foreign = true
 	}
 	return nil

@@ -58,13 +58,23 @@ func (h *Handle) beginSavepoint(ctx context.Context, ofFunction bool) (
 	if err := t.flush(ctx); err != nil {
 		return "", nil, 0, err
 	}
-	t.openSavepoints = append(t.openSavepoints, openSavepoint{name: name, goroutine: GoroutineID(), ofFunction: ofFunction})
+	t.openSavepoints = append(t.openSavepoints, openSavepoint{
+		name:       name,
+		goroutine:  GoroutineID(),
+		ofFunction: ofFunction,
+	})
 	return name, maps.Clone(t.firstUses), len(t.beforeCommit), nil
 }
 
 // endSavepoint releases a savepoint, or goes back to it where fn or one of its statements has
 // failed.
-func (h *Handle) endSavepoint(ctx context.Context, name string, marks map[[16]byte]struct{}, late int, err error) (result error) {
+func (h *Handle) endSavepoint(
+	ctx context.Context,
+	name string,
+	marks map[[16]byte]struct{},
+	late int,
+	err error,
+) (result error) {
 	if refused := h.beginCall(); refused != nil {
 		return refused
 	}
@@ -118,7 +128,8 @@ func (t *Tx) Checkpoint() {
 // does not undo. The handler must have returned.
 func (t *Tx) Revert(ctx context.Context) error {
 	// Nothing was sent since.
-	if i := slices.IndexFunc(t.steps, func(s engineStep) bool { return s.name == stepCheckpoint }); i >= 0 && t.failure == nil {
+	if i := slices.IndexFunc(t.steps, func(s engineStep) bool { return s.name == stepCheckpoint }); i >= 0 &&
+		t.failure == nil {
 		t.batch.QueuedQueries = t.batch.QueuedQueries[:t.steps[i].index]
 		t.steps, t.firstUses, t.beforeCommit = t.steps[:i], nil, nil
 		return nil

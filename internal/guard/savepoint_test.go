@@ -52,7 +52,12 @@ func TestSavepointUndoesItsOwnAndNothingElse(t *testing.T) {
 	if err := tx.Commit(5 * time.Second); err != nil {
 		t.Fatal(err)
 	}
-	if all, kept := count(t, other, `select count(*) from effects`), count(t, other, `select count(*) from effects where v in ('before', 'kept', 'kept, behind the inner one', 'after')`); all != 4 || kept != 4 {
+	if all, kept := count(
+		t,
+		other,
+		`select count(*) from effects`,
+	), count(t, other, `select count(*) from effects where v in ('before', 'kept', 'kept, behind the inner one', 'after')`); all != 4 ||
+		kept != 4 {
 		t.Errorf("%d effects, %d of those that stay; want 4 of each", all, kept)
 	}
 }
@@ -134,7 +139,8 @@ func TestSavepointUndoesWhatPanics(t *testing.T) {
 	if err := tx.Commit(5 * time.Second); err != nil {
 		t.Fatal(err)
 	}
-	if all := count(t, other, `select count(*) from effects`); all != 1 || count(t, other, `select count(*) from effects where v = 'after'`) != 1 {
+	if all := count(t, other, `select count(*) from effects`); all != 1 ||
+		count(t, other, `select count(*) from effects where v = 'after'`) != 1 {
 		t.Errorf("%d effects, want the one behind the savepoint", all)
 	}
 }
@@ -371,7 +377,8 @@ func TestLateIsWrittenOnceAndUndoneWithItsSavepoint(t *testing.T) {
 	if err := tx.Commit(5 * time.Second); err != nil || writes != 1 {
 		t.Fatalf("%v, written %d times", err, writes)
 	}
-	if n := count(t, other, `select count(*) from effects where v in ('before', 'kept')`); n != 2 || count(t, other, `select count(*) from effects`) != 2 {
+	if n := count(t, other, `select count(*) from effects where v in ('before', 'kept')`); n != 2 ||
+		count(t, other, `select count(*) from effects`) != 2 {
 		t.Errorf("%d effects", n)
 	}
 	if err := late("after"); !errors.Is(err, ErrClosed) {

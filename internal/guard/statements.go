@@ -89,7 +89,8 @@ func (t *Tx) options(all []any) (opts, args []any, rewriter bool, err error) {
 		switch a := a.(type) {
 		case pgx.QueryExecMode:
 			if mode = true; a == pgx.QueryExecModeSimpleProtocol {
-				return nil, nil, false, fmt.Errorf("%w: pgx.QueryExecModeSimpleProtocol: one text could be several statements, and the last one COMMIT", ErrOption)
+				return nil, nil, false, fmt.Errorf("%w: pgx.QueryExecModeSimpleProtocol: one text could be "+
+					"several statements, and the last one COMMIT", ErrOption)
 			}
 			opts = append(opts, a)
 		case pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
@@ -207,7 +208,12 @@ func (r *result) trackedBatch() *pgx.Batch {
 }
 
 // CopyFrom sends what is queued, and then the rows by COPY.
-func (h *Handle) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (n int64, err error) {
+func (h *Handle) CopyFrom(
+	ctx context.Context,
+	table pgx.Identifier,
+	columns []string,
+	src pgx.CopyFromSource,
+) (n int64, err error) {
 	if err := h.beginCall(); err != nil {
 		return 0, err
 	}

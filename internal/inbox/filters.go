@@ -64,7 +64,8 @@ func (f *Filters) Run(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		if err := f.Load(ctx); err != nil && ctx.Err() == nil {
-			f.log.Warn("onlyonce: filters of the inbox were not loaded: segments are queried by SQL instead", "ring", f.ring, "error", err)
+			f.log.Warn("onlyonce: filters of the inbox were not loaded: segments are queried by SQL instead",
+				"ring", f.ring, "error", err)
 		}
 		select {
 		case <-ctx.Done():

@@ -107,8 +107,10 @@ var ErrAbandoned = errors.New("intake: the handler did not return")
 
 // End is how Run ended.
 type End struct {
-	Err     error
-	Unknown bool // a COMMIT was sent whose answer never arrived; unless the attempts were used up, the work was run again
+	Err error
+	// a COMMIT was sent whose answer never arrived; unless the attempts were used up, the work was
+	// run again
+	Unknown bool
 	Lost    bool // the last run lost its connection
 }
 
@@ -144,7 +146,10 @@ func (n *Intake) Run(ctx context.Context, work func(context.Context, *guard.Tx) 
 }
 
 // attempt runs one transaction: the claim, the work, the seal and COMMIT (W8).
-func (n *Intake) attempt(ctx context.Context, work func(context.Context, *guard.Tx) (bool, error)) (unknown, lost bool, err error) {
+func (n *Intake) attempt(
+	ctx context.Context,
+	work func(context.Context, *guard.Tx) (bool, error),
+) (unknown, lost bool, err error) {
 	conn, err := n.Pool.Acquire(ctx)
 	if err != nil {
 		return false, false, err
@@ -213,7 +218,19 @@ func (n *Intake) ParkedColumns(tx *guard.Tx, e *Event, reason string, why error)
 	for i, h := range e.storedHeaders {
 		names[i], values[i] = []byte(h.Name), h.Value
 	}
-	return []any{reason, codec.Text(why.Error()), e.Tenant, n.Scope, e.Hash, n.Topic, e.Key, names, values, e.stored, e.ID}
+	return []any{
+		reason,
+		codec.Text(why.Error()),
+		e.Tenant,
+		n.Scope,
+		e.Hash,
+		n.Topic,
+		e.Key,
+		names,
+		values,
+		e.stored,
+		e.ID,
+	}
 }
 
 // sealStored makes what is stored of the event, once: sealed, if there is a Sealer (W22). A
@@ -235,5 +252,8 @@ func (n *Intake) sealStored(tx *guard.Tx, e *Event) {
 	if err != nil {
 		tx.Fail(stepSeal, err)
 	}
-	e.stored, e.storedHeaders = body, append(e.storedHeaders, consumer.Header{Name: parked.HeaderSealed, Value: []byte("true")})
+	e.stored, e.storedHeaders = body, append(e.storedHeaders, consumer.Header{
+		Name:  parked.HeaderSealed,
+		Value: []byte("true"),
+	})
 }

@@ -123,7 +123,8 @@ func TestT9LeaseOfTheFuture(t *testing.T) {
 	pool := pgtest.DB(t)
 	for ahead, over := range map[string]bool{"6 days": true, "61 minutes": true, "59 minutes": false} {
 		first := mustTake(t, pool, ahead)
-		if _, err := pool.Exec(t.Context(), `update onlyonce.leases set until = clock_timestamp() + $2::interval where id = $1`, first.ID, ahead); err != nil {
+		if _, err := pool.Exec(t.Context(), `update onlyonce.leases set until = clock_timestamp() + $2::interval where id = $1`,
+			first.ID, ahead); err != nil {
 			t.Fatal(err)
 		}
 		second := take(t, pool, ahead)
@@ -156,7 +157,10 @@ func TestExpireAllBesideRenewal(t *testing.T) {
 	waiting := func(n int) {
 		pgtest.Until(t, time.Minute, "a session that waits for a lock", func() bool {
 			var is int
-			err := pool.QueryRow(t.Context(), `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`).Scan(&is)
+			err := pool.QueryRow(
+				t.Context(),
+				`select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`,
+			).Scan(&is)
 			if err != nil {
 				t.Fatal(err)
 			}

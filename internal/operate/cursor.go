@@ -26,12 +26,14 @@ Example:
 			Waits: "waiting for another transaction",
 			Page:  "pause",
 			Title: "Pause",
-			Means: "Owners finish the batch that they are in, and keep their partitions. What is parked is not tried meanwhile. A pause outlasts restarts.",
+			Means: "Owners finish the batch that they are in, and keep their partitions. What is parked is " +
+				"not tried meanwhile. A pause outlasts restarts.",
 		},
 		fields: cursorFields, begin: whole,
 		do: ops.PauseCursor,
 		would: func(in *ops.CursorName, d *ops.Paused) (s Said) {
-			s.say("Pause %s: %d cursors in use.", (&ops.Pause{Scope: in.Scope, Topic: in.Topic, Partition: in.Partition}).String(), d.Cursors)
+			s.say("Pause %s: %d cursors in use.",
+				(&ops.Pause{Scope: in.Scope, Topic: in.Topic, Partition: in.Partition}).String(), d.Cursors)
 			if d.Cursors == 0 {
 				s.say("Is the name right? There is no such cursor yet. A consumer that makes one is paused at once.")
 			}
@@ -77,12 +79,14 @@ Example:
 			Waits: "waiting for another transaction",
 			Page:  "resume",
 			Title: "Resume",
-			Means: "Work continues within two seconds. A pause of the whole scope and pauses of single partitions end one by one.",
+			Means: "Work continues within two seconds. A pause of the whole scope and pauses of single " +
+				"partitions end one by one.",
 		},
 		fields: cursorFields, begin: whole,
 		do: ops.ResumeCursor,
 		would: func(_ *ops.CursorName, d *ops.Paused) (s Said) {
-			s.say("Resume %s, paused at %s by %s: %s", d.Was.String(), show.Instant(d.Was.PausedAt), d.Was.Actor, d.Was.Reason)
+			s.say("Resume %s, paused at %s by %s: %s",
+				d.Was.String(), show.Instant(d.Was.PausedAt), d.Was.Actor, d.Was.Reason)
 			for _, o := range d.Others {
 				s.say("Still paused: %s, by %s: %s", o.String(), o.Actor, o.Reason)
 			}
@@ -121,12 +125,15 @@ Example:
 				return retiredTopic(d)
 			}
 			s := cursorChange(d.Before, d.After)
-			s.say("It is out of use from then on: nothing at or behind offset %d is handled, until `onlyonce cursor adopt -at OFFSET` brings it back.", d.Before.Position)
+			s.say("It is out of use from then on: nothing at or behind offset %d is handled, until "+
+				"`onlyonce cursor adopt -at OFFSET` brings it back.", d.Before.Position)
 			if *d.Parked > 0 {
-				s.say("%d parked messages of it are not settled. None is tried again: discard them, or settle them before you retire it.", *d.Parked)
+				s.say("%d parked messages of it are not settled. None is tried again: discard them, or "+
+					"settle them before you retire it.", *d.Parked)
 			}
 			if !d.Before.Clean {
-				s.say("Its last owner did not release it properly: it died, is halted, or still works. If it works it will halt.")
+				s.say("Its last owner did not release it properly: it died, is halted, or still works. If " +
+					"it works it will halt.")
 			}
 			if d.Before.ReplayUntil != nil {
 				s.say("A replay is under way, which interrupted the work at offset %d.", *d.Before.ReplayResume)
@@ -135,7 +142,8 @@ Example:
 		},
 		done: func(_ *ops.RetireInput, d *ops.CursorChange) []string {
 			if d.Partition == nil {
-				return []string{fmt.Sprintf("Done: %s retired; audit row %d.", show.Count(int64(len(d.Partitions)), "cursor"), d.AuditID)}
+				return []string{fmt.Sprintf("Done: %s retired; audit row %d.",
+					show.Count(int64(len(d.Partitions)), "cursor"), d.AuditID)}
 			}
 			return []string{fmt.Sprintf("Done: retired at offset %d; audit row %d.", d.After.Position, d.AuditID)}
 		},
@@ -144,7 +152,10 @@ Example:
 
 // retiredTopic shows the cursors of a topic or scope that are retired.
 func retiredTopic(d *ops.CursorChange) Said {
-	s := Said{Head: fmt.Sprintf("Cursors of scope %s that are in use:", d.Scope), Columns: []string{"TOPIC", "PARTITION", "POSITION", "RELEASED", "PARKED"}}
+	s := Said{
+		Head:    fmt.Sprintf("Cursors of scope %s that are in use:", d.Scope),
+		Columns: []string{"TOPIC", "PARTITION", "POSITION", "RELEASED", "PARKED"},
+	}
 	held, parked := 0, int64(0)
 	for i := range d.Partitions {
 		p := &d.Partitions[i]
@@ -154,12 +165,15 @@ func retiredTopic(d *ops.CursorChange) Said {
 			held++
 		}
 	}
-	s.say("They are out of use from then on: nothing at or behind these positions is handled, until `onlyonce cursor adopt -at OFFSET` brings a partition back.")
+	s.say("They are out of use from then on: nothing at or behind these positions is handled, until " +
+		"`onlyonce cursor adopt -at OFFSET` brings a partition back.")
 	if parked > 0 {
-		s.say("%d parked messages of them are not settled. None is tried again: discard them, or settle them before you retire the cursors.", parked)
+		s.say("%d parked messages of them are not settled. None is tried again: discard them, or settle "+
+			"them before you retire the cursors.", parked)
 	}
 	if held > 0 {
-		s.say("The last owners of %d did not release them properly: they died, are halted, or still work. Those that work will halt.", held)
+		s.say("The last owners of %d did not release them properly: they died, are halted, or still work. "+
+			"Those that work will halt.", held)
 	}
 	return s
 }
@@ -281,7 +295,8 @@ Examples:
 			Page:   "adopt",
 			Title:  "Adopt",
 			Means: "Resolves a halt: the owner is fenced out, and the cursor gets another group or another position. " +
-				"Messages between the old position and a higher one are never handled; those above a lower one are handled again.",
+				"Messages between the old position and a higher one are never handled; those above a lower " +
+				"one are handled again.",
 		},
 		fields: adoptingFields,
 		needs:  []string{"partition", "halted", "group"},
@@ -298,16 +313,21 @@ Examples:
 		},
 		done: func(_ *adopting, d *ops.CursorChange) []string {
 			if d.Partition == nil {
-				return []string{fmt.Sprintf("Done: %s adopted; audit row %d. Halted consumers look again within seconds.", show.Count(int64(len(d.Partitions)), "partition"), d.AuditID)}
+				return []string{fmt.Sprintf("Done: %s adopted; audit row %d. Halted consumers look again "+
+					"within seconds.", show.Count(int64(len(d.Partitions)), "partition"), d.AuditID)}
 			}
-			return []string{fmt.Sprintf("Done: the next offset is %d; audit row %d. A halted consumer looks again within seconds.", d.After.Position, d.AuditID)}
+			return []string{fmt.Sprintf("Done: the next offset is %d; audit row %d. A halted consumer looks "+
+				"again within seconds.", d.After.Position, d.AuditID)}
 		},
 	}.decision()
 }
 
 // adoptedTopic shows the partitions that are adopted.
 func adoptedTopic(d *ops.CursorChange) Said {
-	s := Said{Head: fmt.Sprintf("Cursors of scope %s, topic %s:", d.Scope, d.Topic), Columns: []string{"PARTITION", "POSITION", "THEN", "GROUP NOW", "GROUP THEN", "RELEASED"}}
+	s := Said{
+		Head:    fmt.Sprintf("Cursors of scope %s, topic %s:", d.Scope, d.Topic),
+		Columns: []string{"PARTITION", "POSITION", "THEN", "GROUP NOW", "GROUP THEN", "RELEASED"},
+	}
 	skipped, repeated := int64(0), int64(0)
 	for i := range d.Partitions {
 		p := &d.Partitions[i]
@@ -318,14 +338,18 @@ func adoptedTopic(d *ops.CursorChange) Said {
 	if skipped+repeated == 0 {
 		s.say("The positions stay as they are: nothing is skipped, and nothing is handled again.")
 	} else {
-		s.say("If the topic is still the same, %d offsets are skipped and never handled, and %d are handled again: keys that are still kept make duplicates of them.", skipped, repeated)
+		s.say("If the topic is still the same, %d offsets are skipped and never handled, and %d are handled "+
+			"again: keys that are still kept make duplicates of them.", skipped, repeated)
 	}
 	return s
 }
 
 // cursorChange shows a cursor before, if there was one, and after.
 func cursorChange(was, is *ops.Cursor) Said {
-	s := Said{Head: fmt.Sprintf("cursor of scope %s, topic %s, partition %d", is.Scope, is.Topic, is.Partition), Columns: []string{"", "BEFORE", "AFTER"}}
+	s := Said{
+		Head:    fmt.Sprintf("cursor of scope %s, topic %s, partition %d", is.Scope, is.Topic, is.Partition),
+		Columns: []string{"", "BEFORE", "AFTER"},
+	}
 	row := func(what string, show func(*ops.Cursor) string) {
 		before := "none"
 		if was != nil {
@@ -370,14 +394,16 @@ func adopted(d *ops.CursorChange) Said {
 		s.movedHere(d)
 		return s
 	case b == nil:
-		s.say("There was no cursor: work starts at offset %d. How many messages that skips or handles again is not known here.", c.Position)
+		s.say("There was no cursor: work starts at offset %d. How many messages that skips or handles again "+
+			"is not known here.", c.Position)
 		return s
 	}
 	if b.RetiredAt != nil {
 		s.say("The cursor was retired, and is brought back.")
 	}
 	if b.ReplayUntil != nil && c.ReplayUntil == nil {
-		s.say("The replay that is under way up to offset %d ends here. It interrupted the work at offset %d: -at %d continues there.",
+		s.say("The replay that is under way up to offset %d ends here. It interrupted the work at offset "+
+			"%d: -at %d continues there.",
 			*b.ReplayUntil, *b.ReplayResume, *b.ReplayResume)
 	}
 	switch {
@@ -385,16 +411,19 @@ func adopted(d *ops.CursorChange) Said {
 		s.say("Skipped, if the topic is still the same: %d offsets, %d to %d. They are never handled.",
 			*d.Skipped, c.Position-*d.Skipped, c.Position-1)
 	case *d.Repeated > 0:
-		s.say("Handled again, if the topic is still the same: %d offsets, %d to %d. Keys that are still kept make duplicates of them; without a key they are applied twice.",
+		s.say("Handled again, if the topic is still the same: %d offsets, %d to %d. Keys that are still "+
+			"kept make duplicates of them; without a key they are applied twice.",
 			*d.Repeated, c.Position, c.Position+*d.Repeated-1)
 		s.passesOver(*d.Parked)
 	case c.Run == b.Run:
-		s.say("Nothing is skipped and nothing handled again. Cluster, topic and position stay: a halt for another reason than foreign-group needs -at OFFSET.")
+		s.say("Nothing is skipped and nothing handled again. Cluster, topic and position stay: a halt for " +
+			"another reason than foreign-group needs -at OFFSET.")
 	default:
 		s.say("Nothing is skipped and nothing handled again, if the topic is still the same.")
 	}
 	if c.Group == nil && b.Group != nil && !b.Clean {
-		s.say("Group %s did not release the cursor properly: it died, is halted, or still works. If it runs it may be the next owner again; -group keeps it out.", *b.Group)
+		s.say("Group %s did not release the cursor properly: it died, is halted, or still works. If it runs "+
+			"it may be the next owner again; -group keeps it out.", *b.Group)
 	}
 	return s
 }
@@ -402,13 +431,15 @@ func adopted(d *ops.CursorChange) Said {
 // passesOver says what becomes of messages of the range that are parked.
 func (s *Said) passesOver(parked int64) {
 	if parked > 0 {
-		s.say("Of these messages %d are parked and not settled: they are passed over, and wait as before to be redriven or discarded.", parked)
+		s.say("Of these messages %d are parked and not settled: they are passed over, and wait as before to "+
+			"be redriven or discarded.", parked)
 	}
 }
 
 // movedHere adds what it means to take a partition over from another database.
 func (s *Said) movedHere(d *ops.CursorChange) {
-	s.say("The position is that of %s, where the cursor was retired at %s: what is below was handled there, and nothing is handled again.",
+	s.say("The position is that of %s, where the cursor was retired at %s: what is below was handled there, "+
+		"and nothing is handled again.",
 		d.From.Database, show.Instant(*d.From.Cursor.RetiredAt))
 	if d.Before != nil {
 		s.say("The cursor was retired here, and is brought back.")

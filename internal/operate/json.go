@@ -35,9 +35,12 @@ func JSON(report reflect.Type) []string {
 				name += "[]"
 			}
 			doc := docOf(f.Tag.Get("doc"), names)
-			part := of.Kind() == reflect.Struct && of != reflect.TypeFor[time.Time]() && !of.Implements(reflect.TypeFor[json.Marshaler]())
+			part := of.Kind() == reflect.Struct &&
+				of != reflect.TypeFor[time.Time]() &&
+				!of.Implements(reflect.TypeFor[json.Marshaler]())
 			if at, is := seen[of]; part && is {
-				doc, part = strings.TrimPrefix(doc+"; fields as of "+map[bool]string{true: at, false: "the whole"}[at != ""], "; "), false
+				doc, part = strings.TrimPrefix(doc+"; fields as of "+
+					map[bool]string{true: at, false: "the whole"}[at != ""], "; "), false
 			}
 			if doc == "" && !part {
 				plain = append(plain, name)

@@ -44,7 +44,12 @@ func horizonFields(in *horizonInput) []Field {
 		At(&in.Ring, "ring", "RING",
 			"the RING: consumer_keys or standard_keys, or consumer_short_keys and so on, as "+
 				"onlyonce inbox status lists them").
-			OneOf("consumer_keys", "consumer_short_keys", "consumer_long_keys", "standard_keys", "standard_short_keys", "standard_long_keys").needed(),
+			OneOf("consumer_keys",
+				"consumer_short_keys",
+				"consumer_long_keys",
+				"standard_keys",
+				"standard_short_keys",
+				"standard_long_keys").needed(),
 		At(&in.Until, "horizon", "D", "a duration D (7d), or forever").needed(),
 	}
 }
@@ -77,7 +82,8 @@ Example:
 			return ops.SetHorizon(ctx, db, by, in.HorizonInput)
 		},
 		would: func(in *horizonInput, d *ops.HorizonChange) (s Said) {
-			s.say("Keys of ring %s were remembered %s, and are from then on %s.", d.Ring, show.Remembered(d.Was), in.Until.String())
+			s.say("Keys of ring %s were remembered %s, and are from then on %s.",
+				d.Ring, show.Remembered(d.Was), in.Until.String())
 			return s
 		},
 	}.decision()
@@ -213,12 +219,15 @@ Examples:
 		do:     ops.ChangeClass,
 		would: func(_ *ops.ClassInput, d *ops.ClassChange) (s Said) {
 			if !ring.OfConsumers(d.Ring) {
-				s.say("Keys of scope %s were of class %s, and are from then on of class %s, in %s.", d.Scope, d.Was, d.Class, d.Ring)
+				s.say("Keys of scope %s were of class %s, and are from then on of class %s, in %s.",
+					d.Scope, d.Was, d.Class, d.Ring)
 				s.say("%s they are claimed in %s too.", passes(d), d.Before)
 				return s
 			}
-			s.say("Keys of scope %s were of class %s, and are from then on of class %s, in %s. %d cursors; their owners continue within seconds.", d.Scope, d.Was, d.Class, d.Ring, d.Cursors)
-			s.say("%s, and longer where a cursor is behind, they are claimed in %s too, and either class is accepted in Config.Horizon.", passes(d), d.Before)
+			s.say("Keys of scope %s were of class %s, and are from then on of class %s, in %s. %d cursors; "+
+				"their owners continue within seconds.", d.Scope, d.Was, d.Class, d.Ring, d.Cursors)
+			s.say("%s, and longer where a cursor is behind, they are claimed in %s too, and either class is "+
+				"accepted in Config.Horizon.", passes(d), d.Before)
 			return s
 		},
 	}.decision()

@@ -37,7 +37,9 @@ Example:
 			Waits: "waiting for another transaction",
 			Page:  "pause-sink",
 			Title: "Pause the sink",
-			Means: "Relays start no call to it. Running calls end, and applications can still enqueue. Keys age meanwhile: a call that was made before, without a final answer, may need a decision if its remote forgets the key.",
+			Means: "Relays start no call to it. Running calls end, and applications can still enqueue. Keys " +
+				"age meanwhile: a call that was made before, without a final answer, may need a decision if " +
+				"its remote forgets the key.",
 		},
 		fields: pauseSinkFields,
 		do:     ops.PauseSink,
@@ -188,7 +190,8 @@ Example:
 		do:     ops.Rebase,
 		would:  func(_ *ops.RebaseInput, d *ops.Rebased) Said { return rebased(d) },
 		done: func(_ *ops.RebaseInput, d *ops.Rebased) []string {
-			return []string{fmt.Sprintf("Done: %d calls are to be sent; audit row %d. Start the relays.", d.Pending, d.AuditID)}
+			return []string{fmt.Sprintf("Done: %d calls are to be sent; audit row %d. Start the relays.",
+				d.Pending, d.AuditID)}
 		},
 	}.decision()
 }
@@ -220,7 +223,8 @@ func rebased(d *ops.Rebased) Said {
 	for _, q := range d.Sequences {
 		s.say("The sequence %s stands at %d and is raised to %d, which is in use.", q.Name, q.Stands, q.Needs)
 	}
-	s.say("By the old cursors these calls are to be sent. Each may have been made by the cluster that the data come from: it is sent under its key, or goes to reconcile where that is too old.")
+	s.say("By the old cursors these calls are to be sent. Each may have been made by the cluster that the " +
+		"data come from: it is sent under its key, or goes to reconcile where that is too old.")
 	return s
 }
 
@@ -252,7 +256,8 @@ Example:
 		do:     ops.EraseCall,
 		would: func(_ *ops.EraseCallInput, d *ops.Erased) (s Said) {
 			tableOf(&s, StoredColumns, d.Rows, 0)
-			s.say("Erase the body, and the remote's answer. It cannot be brought back, and the call cannot be sent again.")
+			s.say("Erase the body, and the remote's answer. It cannot be brought back, and the call cannot " +
+				"be sent again.")
 			return s
 		},
 		done: func(_ *ops.EraseCallInput, d *ops.Erased) []string {

@@ -39,7 +39,12 @@ func parkedFields(f *ops.ParkedFilter) []Field {
 			"only rows in one STATE: waiting, retrying, blocked or reconcile; in a list also "+
 				"resolved or discarded").
 			OneOf("waiting", "retrying", "blocked", "reconcile", "resolved", "discarded"),
-		At(&f.Reason, "parked-for", "R", "only rows that were parked for the reason R: "+strings.Join(parked.Reasons, ", ")).OneOf(parked.Reasons...),
+		At(
+			&f.Reason,
+			"parked-for",
+			"R",
+			"only rows that were parked for the reason R: "+strings.Join(parked.Reasons, ", "),
+		).OneOf(parked.Reasons...),
 		At(&f.ErrorPrefix, "error", "TEXT", "only rows whose error begins with TEXT"),
 		At(&f.Limit, "limit", "N", "at most N rows, from 1 to 10000 (default 100)").Between(1, 10_000),
 	}
@@ -59,8 +64,22 @@ func (f *ParkedFilter) Filtered() bool {
 
 // rows is the filter as package reports has it.
 func (f *ParkedFilter) rows() reports.ParkedFilter {
-	return reports.ParkedFilter{Scope: f.Scope, Kind: f.Kind, State: f.State, Reason: f.Reason, ErrorPrefix: f.ErrorPrefix, Sink: f.Sink, Name: f.Name,
-		Topic: f.Topic, Partition: f.Partition, Offset: f.Offset, Unsettled: f.Unsettled(), Before: f.Before, After: f.After, Limit: int(f.Limit)}
+	return reports.ParkedFilter{
+		Scope:       f.Scope,
+		Kind:        f.Kind,
+		State:       f.State,
+		Reason:      f.Reason,
+		ErrorPrefix: f.ErrorPrefix,
+		Sink:        f.Sink,
+		Name:        f.Name,
+		Topic:       f.Topic,
+		Partition:   f.Partition,
+		Offset:      f.Offset,
+		Unsettled:   f.Unsettled(),
+		Before:      f.Before,
+		After:       f.After,
+		Limit:       int(f.Limit),
+	}
 }
 
 // ParkedList is the list of parked rows. Its sums are an *reports.ParkedTotals.
@@ -171,7 +190,8 @@ Examples:
 			Waits: "waiting for another transaction",
 			Page:  "redrive",
 			Title: "Redrive",
-			Means: "The row becomes due at once, with as many attempts as a new one has. It is applied once at most: a message under its id, a call under its key.",
+			Means: "The row becomes due at once, with as many attempts as a new one has. It is applied once " +
+				"at most: a message under its id, a call under its key.",
 		},
 		fields: redriveFields,
 		shown:  shownParked,
@@ -184,17 +204,21 @@ Examples:
 			case in.VerifiedApplied:
 				s.say("Resolve %d, which you have verified to be applied: they are not sent again.", d.Count)
 			case in.NewKey:
-				s.say("Redrive %d under new keys: to the remote they are other calls, which it applies even if it has applied the old ones.", d.Count)
+				s.say("Redrive %d under new keys: to the remote they are other calls, which it applies even "+
+					"if it has applied the old ones.", d.Count)
 			case in.VerifiedNotApplied:
-				s.say("Redrive %d, which you have verified not to be applied: each is sent again, under its key, with the whole window before it.", d.Count)
+				s.say("Redrive %d, which you have verified not to be applied: each is sent again, under its "+
+					"key, with the whole window before it.", d.Count)
 			default:
 				s.say("Redrive %d: each is sent again, under its key.", d.Count)
 				if n := openCalls(d); n > 0 {
-					s.say("%d of them may have been applied: an attempt had no final answer. They are sent only while the remote remembers their keys.", n)
+					s.say("%d of them may have been applied: an attempt had no final answer. They are sent "+
+						"only while the remote remembers their keys.", n)
 				}
 			}
 			if behind > 0 {
-				s.say("%d of them stand behind others of their ordering key (BEHIND names the first), and are tried only once those are settled.", behind)
+				s.say("%d of them stand behind others of their ordering key (BEHIND names the first), and "+
+					"are tried only once those are settled.", behind)
 			}
 			return s.limited(d)
 		},
@@ -202,11 +226,13 @@ Examples:
 			var s Said
 			switch first := &d.Rows[0]; {
 			case first.Kind != "call":
-				s.say("Done: %d are due now; audit row %d. The consumer of scope %s applies them, within two seconds if it runs.", d.Count, d.AuditID, first.Scope)
+				s.say("Done: %d are due now; audit row %d. The consumer of scope %s applies them, within "+
+					"two seconds if it runs.", d.Count, d.AuditID, first.Scope)
 			case in.VerifiedApplied:
 				s.say("Done: %d resolved as applied; audit row %d.", d.Count, d.AuditID)
 			default:
-				s.say("Done: %d are due now; audit row %d. The relay of sink %s sends them, within two seconds if it runs.", d.Count, d.AuditID, show.OrDash(first.Sink))
+				s.say("Done: %d are due now; audit row %d. The relay of sink %s sends them, within two "+
+					"seconds if it runs.", d.Count, d.AuditID, show.OrDash(first.Sink))
 				for _, k := range d.Keys {
 					s.say("Row %d: key %s instead of %s.", k.ID, k.NewKey, k.OldKey)
 				}
@@ -242,7 +268,8 @@ Examples:
 			Waits:  "waiting for an attempt at one of the rows to end",
 			Page:   "discard",
 			Title:  "Discard",
-			Means:  "The row is given up: it is never applied or sent. It stays stored, and the id of a message stays claimed, so that copies which arrive later are duplicates.",
+			Means: "The row is given up: it is never applied or sent. It stays stored, and the id of a " +
+				"message stays claimed, so that copies which arrive later are duplicates.",
 		},
 		fields: decideFields,
 		shown:  shownParked,
@@ -305,7 +332,8 @@ func (s *Said) redriveMessages(d *ops.ParkedChange) {
 		s.say("%d of them had no key: that helps only if Config.Key, or where it looks, has changed since.", n)
 	}
 	if n := reasons["too-old"]; n > 0 {
-		s.say("%d of them are too old for their keys to be remembered. They are applied, whether they are copies or not: a redrive does not look at their age.", n)
+		s.say("%d of them are too old for their keys to be remembered. They are applied, whether they are "+
+			"copies or not: a redrive does not look at their age.", n)
 	}
 }
 
@@ -322,7 +350,8 @@ func (s Said) limited(d *ops.ParkedChange) Said {
 // promoted says what became of the rows that were blocked.
 func (s *Said) promoted(d *ops.ParkedChange) []string {
 	if d.UpTo > 0 {
-		s.say("%d of %d rows were changed, and %d had changed before%s.", d.Changed, d.Count, d.Skipped, map[bool]string{true: "; it was stopped"}[d.Stopped])
+		s.say("%d of %d rows were changed, and %d had changed before%s.",
+			d.Changed, d.Count, d.Skipped, map[bool]string{true: "; it was stopped"}[d.Stopped])
 	}
 	switch {
 	case d.Unpromoted != nil:

@@ -70,16 +70,21 @@ Example:
 		would: func(_ *ops.LeavePlaceInput, d *ops.LeftPlace) (s Said) {
 			s.say("%s: %s -> %s, for %s", d.Place, d.Before, d.After, d.To)
 			if d.After == "leaving" {
-				s.say("Not ended yet: %s, %s that are not handled, %s.", show.Count(d.Operations, "operation"), show.Count(d.Events, "event"), show.Count(d.Parked, "parked event"))
+				s.say("Not ended yet: %s, %s that are not handled, %s.",
+					show.Count(d.Operations, "operation"),
+					show.Count(d.Events, "event"),
+					show.Count(d.Parked, "parked event"))
 			}
 			return s
 		},
 		done: func(_ *ops.LeavePlaceInput, d *ops.LeftPlace) []string {
 			var s Said
 			if d.After == "leaving" {
-				s.say("Done: nothing new begins for it; audit row %d. Run the command again when its running work has ended.", d.AuditID)
+				s.say("Done: nothing new begins for it; audit row %d. Run the command again when its "+
+					"running work has ended.", d.AuditID)
 			} else {
-				s.say("Done: it has left; audit row %d. Adopt it in %s: onlyonce place adopt -from URL -as %s", d.AuditID, d.To, show.Quote(d.To))
+				s.say("Done: it has left; audit row %d. Adopt it in %s: onlyonce place adopt -from URL -as %s",
+					d.AuditID, d.To, show.Quote(d.To))
 			}
 			return s.Sentences
 		},

@@ -52,7 +52,8 @@ Example:
 			Waits:  "waiting for the owner's batch to end",
 			Page:   "replay",
 			Title:  "Replay",
-			Means:  "Messages of the range are handled and applied again, although that was done. First undo what they did. New messages wait until the replay is over.",
+			Means: "Messages of the range are handled and applied again, although that was done. First " +
+				"undo what they did. New messages wait until the replay is over.",
 		},
 		fields: replayFields,
 		needs:  []string{"from", "since"},
@@ -65,10 +66,12 @@ Example:
 		would: wouldReplay,
 		done: func(in *Replaying, d *ops.Replayed) []string {
 			if d.Partitions != nil {
-				return []string{fmt.Sprintf("Done: replay %d of %s; audit row %d. Consumers that run begin within seconds. `onlyonce cursor show` shows how far they are.",
+				return []string{fmt.Sprintf("Done: replay %d of %s; audit row %d. Consumers that run begin "+
+					"within seconds. `onlyonce cursor show` shows how far they are.",
 					d.Replay, show.Count(int64(len(d.Partitions)), "partition"), d.AuditID)}
 			}
-			return []string{fmt.Sprintf("Done: replay %d from offset %d up to %d, then on from %d; audit row %d. A consumer that runs begins within seconds.",
+			return []string{fmt.Sprintf("Done: replay %d from offset %d up to %d, then on from %d; audit "+
+				"row %d. A consumer that runs begins within seconds.",
 				d.Replay, d.From, d.To, d.Resume, d.AuditID)}
 		},
 	}.decision()
@@ -82,10 +85,14 @@ func wouldReplay(in *Replaying, d *ops.Replayed) (s Said) {
 		s = in.oneRange(d)
 	}
 	if d.Resend {
-		s.say("-resend: calls that their handlers enqueue get NEW keys. Every remote applies them AGAIN: a customer who was charged once is charged twice.")
+		s.say("-resend: calls that their handlers enqueue get NEW keys. Every remote applies them AGAIN: a " +
+			"customer who was charged once is charged twice.")
 		return s
 	}
-	s.say("Calls that their handlers enqueue keep their keys: those whose rows are still in the outbox are not sent again, and one with other bytes is a conflict, which fails its message. A call whose row is gone is written again under its key: sent if the remote's key window, counted from the time of the message, is open, else parked as reconcile.")
+	s.say("Calls that their handlers enqueue keep their keys: those whose rows are still in the outbox are " +
+		"not sent again, and one with other bytes is a conflict, which fails its message. A call whose row " +
+		"is gone is written again under its key: sent if the remote's key window, counted from the time of " +
+		"the message, is open, else parked as reconcile.")
 	return s
 }
 
@@ -96,13 +103,20 @@ func (in *Replaying) oneRange(d *ops.Replayed) Said {
 		s.say("The first message of %s or later is at offset %d.", show.Instant(in.Since.Time), d.From)
 	}
 	if !in.Until.IsZero() {
-		s.say("The range ends before offset %d: the first message of %s or later, or the position if that is before it.", d.To, show.Instant(in.Until.Time))
+		s.say("The range ends before offset %d: the first message of %s or later, or the position if that "+
+			"is before it.", d.To, show.Instant(in.Until.Time))
 	}
-	s.say("Applied AGAIN: every message from offset %d to %d that the log still holds, %d offsets. Their ids do not keep them out; copies within the range are applied once; "+
-		"a copy whose original lies outside of the range is applied too, although the original is not undone.",
-		d.From, d.To-1, d.To-d.From)
+	s.say(
+		"Applied AGAIN: every message from offset %d to %d that the log still holds, %d offsets. Their ids "+
+			"do not keep them out; copies within the range are applied once; "+
+			"a copy whose original lies outside of the range is applied too, although the original is not undone.",
+		d.From,
+		d.To-1,
+		d.To-d.From,
+	)
 	if d.From < d.Before.StartOffset {
-		s.say("Offsets below %d, where this cursor began, were never handled by it: they are handled for the first time.", d.Before.StartOffset)
+		s.say("Offsets below %d, where this cursor began, were never handled by it: they are handled for "+
+			"the first time.", d.Before.StartOffset)
 	}
 	s.passesOver(d.Parked)
 	s.say("Then the work continues at offset %d. Until then messages from there on wait.", d.Resume)
@@ -111,7 +125,10 @@ func (in *Replaying) oneRange(d *ops.Replayed) Said {
 
 // ranges shows the ranges of several partitions.
 func (in *Replaying) ranges(d *ops.Replayed) Said {
-	s := Said{Head: fmt.Sprintf("Cursors of scope %s:", d.Scope), Columns: []string{"TOPIC", "PARTITION", "FROM", "TO", "OFFSETS", "THEN ON FROM", "PARKED"}}
+	s := Said{
+		Head:    fmt.Sprintf("Cursors of scope %s:", d.Scope),
+		Columns: []string{"TOPIC", "PARTITION", "FROM", "TO", "OFFSETS", "THEN ON FROM", "PARKED"},
+	}
 	offsets := int64(0)
 	early := 0
 	for i := range d.Partitions {
@@ -124,12 +141,19 @@ func (in *Replaying) ranges(d *ops.Replayed) Said {
 	}
 	s.say("Each range begins with the first message of %s or later.", show.Instant(in.Since.Time))
 	if !in.Until.IsZero() {
-		s.say("It ends before the first message of %s or later, or at the position if that is before it.", show.Instant(in.Until.Time))
+		s.say("It ends before the first message of %s or later, or at the position if that is before it.",
+			show.Instant(in.Until.Time))
 	}
-	s.say("Applied AGAIN: every message of these ranges that the log still holds, %d offsets in %s. Their ids do not keep them out; copies within the ranges are applied once; "+
-		"a copy whose original lies outside of them is applied too, although the original is not undone.", offsets, show.Count(int64(len(d.Partitions)), "partition"))
+	s.say(
+		"Applied AGAIN: every message of these ranges that the log still holds, %d offsets in %s. Their ids "+
+			"do not keep them out; copies within the ranges are applied once; "+
+			"a copy whose original lies outside of them is applied too, although the original is not undone.",
+		offsets,
+		show.Count(int64(len(d.Partitions)), "partition"),
+	)
 	if early > 0 {
-		s.say("In %s the range begins below the cursor's start: messages that were never handled by it are handled for the first time.", show.Count(int64(early), "partition"))
+		s.say("In %s the range begins below the cursor's start: messages that were never handled by it are "+
+			"handled for the first time.", show.Count(int64(early), "partition"))
 	}
 	if in.without != nil && *in.without > 0 {
 		s.say("Left out: %s without a handled message in this time.", show.Count(int64(*in.without), "partition"))

@@ -20,7 +20,10 @@ func (in *Resolve) Check() error {
 	case in.NotApplied && in.SealKeys != "":
 		return &ops.Error{Kind: ops.ErrInvalid, Reason: "`SealKeys`: nothing is sealed with `NotApplied`"}
 	case in.Applied && in.Result == nil:
-		return &ops.Error{Kind: ops.ErrInvalid, Reason: "missing: `Result`, what the step returns to the handler (an empty text where that is nothing)"}
+		return &ops.Error{
+			Kind:   ops.ErrInvalid,
+			Reason: "missing: `Result`, what the step returns to the handler (an empty text where that is nothing)",
+		}
 	}
 	return nil
 }
@@ -60,7 +63,8 @@ Example:
 			Waits: "waiting for the request",
 			Page:  "resolve",
 			Title: "Resolve a step",
-			Means: "A request has begun an external call, and its outcome is not known. Ask the provider, and record here what happened. When the client sends the request again, it continues from there.",
+			Means: "A request has begun an external call, and its outcome is not known. Ask the provider, " +
+				"and record here what happened. When the client sends the request again, it continues from there.",
 		},
 		fields: resolveFields,
 		needs:  []string{"applied", "not-applied"},
@@ -73,7 +77,8 @@ Example:
 			if in.Applied {
 				s.say("Step %s: it had its effect. The next copy of the request continues after it.", in.Step)
 			} else {
-				s.say("Step %s: it had no effect. The next copy of the request calls the provider again, under the same key.", in.Step)
+				s.say("Step %s: it had no effect. The next copy of the request calls the provider again, "+
+					"under the same key.", in.Step)
 			}
 			return s
 		},
@@ -107,14 +112,16 @@ Example:
 			Waits:  "waiting for the request",
 			Page:   "close",
 			Title:  "Close the request",
-			Means:  "The request is completed without an answer. What its steps did at the provider stays, and what its handler would have written is never written. Copies of it get 410.",
+			Means: "The request is completed without an answer. What its steps did at the provider stays, " +
+				"and what its handler would have written is never written. Copies of it get 410.",
 		},
 		fields: requestFields,
 		shown:  shownRequest,
 		do:     ops.CloseRequest,
 		would: func(_ *ops.RequestInput, d *ops.RequestChange) Said {
 			s := request(d)
-			s.say("Close the request: copies of it get 410 and do not run. What its steps did at the provider stays, and what the handler would have written is never written.")
+			s.say("Close the request: copies of it get 410 and do not run. What its steps did at the " +
+				"provider stays, and what the handler would have written is never written.")
 			return s
 		},
 	}.decision()

@@ -70,7 +70,11 @@ func Topics(r *ops.StatusReport) (all []TopicSum) {
 	for i := range r.Owners {
 		o := &r.Owners[i]
 		for j := range o.Partitions {
-			if p := &o.Partitions[j]; owned[ops.CursorName{Scope: o.Scope, Topic: p.Topic, Partition: p.Partition}] == p {
+			if p := &o.Partitions[j]; owned[ops.CursorName{
+				Scope:     o.Scope,
+				Topic:     p.Topic,
+				Partition: p.Partition,
+			}] == p {
 				find(o.Scope, p.Topic).add(p, o.SeenAgeSeconds)
 			}
 		}
@@ -104,7 +108,13 @@ func (s *TopicSum) State() string {
 	for _, c := range []struct {
 		count int
 		name  string
-	}{{s.Halted, "halted"}, {s.Waiting, "waiting"}, {s.Paused, "paused"}, {s.Replaying, "replaying"}, {s.Retired, "retired"}} {
+	}{
+		{s.Halted, "halted"},
+		{s.Waiting, "waiting"},
+		{s.Paused, "paused"},
+		{s.Replaying, "replaying"},
+		{s.Retired, "retired"},
+	} {
 		if c.count > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", c.count, c.name))
 		}
@@ -141,7 +151,13 @@ type Process struct {
 // Processes are the living processes, and those silent for at most 5 minutes.
 func Processes(r *ops.StatusReport) (all []Process) {
 	for _, o := range r.Processes() {
-		p := Process{What: o.Scope, Owner: o, Owns: len(o.Partitions), Reported: show.Ago(o.SeenAgeSeconds) + " ago", Kinds: faultKinds(o)}
+		p := Process{
+			What:     o.Scope,
+			Owner:    o,
+			Owns:     len(o.Partitions),
+			Reported: show.Ago(o.SeenAgeSeconds) + " ago",
+			Kinds:    faultKinds(o),
+		}
 		if o.Part != "consumer" {
 			p.What = strings.TrimSpace(o.Part + " " + o.Scope)
 		}

@@ -31,7 +31,8 @@ func renewer(address string, cfg *pgx.ConnConfig) (func(context.Context, *pgx.Co
 	return func(ctx context.Context, c *pgx.ConnConfig) error {
 		now, err := pgx.ParseConfig(address)
 		if err != nil {
-			return errors.New("the address's certificate, key or authorities cannot be read" + parseReason(address, err))
+			return errors.New("the address's certificate, key or authorities cannot be read" +
+				parseReason(address, err))
 		}
 		renewAuthorities(c.TLSConfig, now.TLSConfig)
 		for i := range min(len(c.Fallbacks), len(now.Fallbacks)) {

@@ -84,7 +84,13 @@ func StandardClass(class string) Ring {
 
 func keyRing(whose, class string) Ring {
 	name := className(whose, class)
-	return Ring{Name: name, Sequence: "onlyonce." + name + "_version", Horizon: true, Tables: segments("onlyonce_segments."+name+"_", keySlots), Rare: class != Standard}
+	return Ring{
+		Name:     name,
+		Sequence: "onlyonce." + name + "_version",
+		Horizon:  true,
+		Tables:   segments("onlyonce_segments."+name+"_", keySlots),
+		Rare:     class != Standard,
+	}
 }
 
 // clockNeeded keeps no segment: only the horizon, by the clock, does.

@@ -126,7 +126,8 @@ func (r *Rotator) Step(ctx context.Context) (StepResult, error) {
 		r.wait, r.lastReported = nil, StepResult{}
 	}
 	tell := out.Changed()
-	if (out.Action == Needed || out.Action == Full) && (out.Action != r.lastReported.Action || out.Slot != r.lastReported.Slot) {
+	if (out.Action == Needed || out.Action == Full) &&
+		(out.Action != r.lastReported.Action || out.Slot != r.lastReported.Slot) {
 		r.lastReported, tell = out, true // not again for another lane of the same segment
 	}
 	if tell && r.cfg.Hooks.Stepped != nil {

@@ -124,7 +124,11 @@ func TestO8WriterThatHasReadTheRing(t *testing.T) {
 func (r *rig) blocked(like string) {
 	r.t.Helper()
 	for deadline := time.Now().Add(patience); ; {
-		if one[bool](r, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like $1)`, like) {
+		if one[bool](
+			r,
+			`select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like $1)`,
+			like,
+		) {
 			return
 		}
 		if time.Now().After(deadline) {
@@ -236,8 +240,11 @@ func TestO8LookedAtAgainUnderTheLock(t *testing.T) {
 	r.until(x, ring.Closed)
 	r.done()
 	r.until(x, ring.Retired)
-	stray := one[string](r, `insert into onlyonce.batches (slot, lane, n, bytes, keys, sink, tenant, scope, name, method, target, header, body)
-	  values (0, 3, 1, 0, array[gen_random_uuid()], 'payments', '', '', '', '', '', '', '') returning keys[1]::text`)
+	stray := one[string](
+		r,
+		`insert into onlyonce.batches (slot, lane, n, bytes, keys, sink, tenant, scope, name, method, target, header, body)
+	  values (0, 3, 1, 0, array[gen_random_uuid()], 'payments', '', '', '', '', '', '', '') returning keys[1]::text`,
+	)
 	r.until(x, ring.Needed)
 	r.never(x, ring.Truncated)
 	if got := r.stands(stray); got != 0 {

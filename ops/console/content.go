@@ -95,7 +95,13 @@ func (f filterField) Title() string { return heading(strings.ReplaceAll(f.Name, 
 
 // listOf reads the list that the address asks for, and completes its part of the page: the filter,
 // the rows, and the way to the next ones.
-func listOf[F, T any](v *visit, p part, l *operate.List[F, T], page string, w view[T]) (part, *operate.Question[F, T], error) {
+func listOf[F, T any](
+	v *visit,
+	p part,
+	l *operate.List[F, T],
+	page string,
+	w view[T],
+) (part, *operate.Question[F, T], error) {
 	q := l.Begin()
 	p.Filter = &filter{Action: v.Link(page), Cleared: true}
 	for _, f := range q.Form {

@@ -138,9 +138,26 @@ func tag(state string) template.HTML {
 		return ""
 	}
 	class := map[string]string{
-		"halted": "bad", "fail": "bad", "reconcile": "bad", "silent": "bad",
-		"waiting": "warn", "suspended": "warn", "warn": "warn", "paused": "warn", "abandoned": "warn", "not listed": "warn", "no owner": "warn", "left": "warn", "blocked": "mild",
-		"retrying": "mild", "running": "mild", "claimed": "mild", "leaving": "mild", "replaying": "mild", "info": "mild", "pending": "mild",
+		"halted":     "bad",
+		"fail":       "bad",
+		"reconcile":  "bad",
+		"silent":     "bad",
+		"waiting":    "warn",
+		"suspended":  "warn",
+		"warn":       "warn",
+		"paused":     "warn",
+		"abandoned":  "warn",
+		"not listed": "warn",
+		"no owner":   "warn",
+		"left":       "warn",
+		"blocked":    "mild",
+		"retrying":   "mild",
+		"running":    "mild",
+		"claimed":    "mild",
+		"leaving":    "mild",
+		"replaying":  "mild",
+		"info":       "mild",
+		"pending":    "mild",
 	}[state]
 	if class == "" {
 		class = "quiet"

@@ -78,7 +78,11 @@ func TestProfilesOfTheGuide(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, p := range map[string]httpsink.Profile{
-		"Stripe": httpsink.Stripe(), "PayPal": httpsink.PayPal(), "Adyen": httpsink.Adyen(), "Square": httpsink.Square(), "Standard": httpsink.Standard(),
+		"Stripe":   httpsink.Stripe(),
+		"PayPal":   httpsink.PayPal(),
+		"Adyen":    httpsink.Adyen(),
+		"Square":   httpsink.Square(),
+		"Standard": httpsink.Standard(),
 	} {
 		_, row, found := strings.Cut(string(page), "| ["+name+"](")
 		cells := strings.Split(row, "|")
@@ -91,7 +95,9 @@ func TestProfilesOfTheGuide(t *testing.T) {
 			window = fmt.Sprintf("%.0f h", p.KeyWindow.Hours())
 		}
 		place := "`" + cmp.Or(p.Header, p.BodyMember, "Idempotency-Key") + "`"
-		if !strings.Contains(cells[1], place) || strings.TrimSpace(cells[3]) != window || strings.Contains(cells[1], "in quotes") != p.Quoted {
+		if !strings.Contains(cells[1], place) ||
+			strings.TrimSpace(cells[3]) != window ||
+			strings.Contains(cells[1], "in quotes") != p.Quoted {
 			t.Errorf("%s: the row says %s and %s, the profile %s and %s", name, cells[1], cells[3], place, window)
 		}
 	}
@@ -120,10 +126,15 @@ func TestKeyInTheBody(t *testing.T) {
 		}
 	}
 	before := requests.Load()
-	for _, given := range []string{"", "null", "[]", `"a"`, "{", `{"a":1}{`, `{"a":1} x`, `{"a" 1}`, "\ufeff{}", `{"idempotency_key":"mine"}`, `{"a":1,"Idempotency_Key":1}`, `{"idempotency\u005fkey":1}`} {
+	for _, given := range []string{
+		"", "null", "[]", `"a"`, "{", `{"a":1}{`, `{"a":1} x`, `{"a" 1}`, "\ufeff{}",
+		`{"idempotency_key":"mine"}`, `{"a":1,"Idempotency_Key":1}`, `{"idempotency\u005fkey":1}`,
+	} {
 		d := delivery()
 		d.Body = []byte(given)
-		if r := s.Send(t.Context(), d); r.Outcome != outbox.Rejected || !strings.HasPrefix(r.Reason, "body: ") || strings.Contains(r.Reason, "mine") {
+		if r := s.Send(t.Context(), d); r.Outcome != outbox.Rejected ||
+			!strings.HasPrefix(r.Reason, "body: ") ||
+			strings.Contains(r.Reason, "mine") {
 			t.Errorf("%q: %+v", given, r)
 		}
 	}

@@ -91,7 +91,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	for i, t := range c.Topics {
 		if !validTopic(t) {
-			l.Add("Topics", "%q is not the name of a topic: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-', not \".\" or \"..\"", t)
+			l.Add("Topics",
+				"%q is not the name of a topic: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-', not \".\" or \"..\"",
+				t)
 		}
 		if slices.Contains(c.Topics[:i], t) {
 			l.Add("Topics", "%q is listed twice", t)
@@ -99,7 +101,8 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	c.ClientID = cmp.Or(c.ClientID, "onlyonce")
 	c.IDHeader = cmp.Or(c.IDHeader, MessageID)
-	if c.IDHeader != strings.ToLower(c.IDHeader) || strings.ContainsFunc(c.IDHeader, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
+	if c.IDHeader != strings.ToLower(c.IDHeader) ||
+		strings.ContainsFunc(c.IDHeader, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
 		l.Add("IDHeader", "%q must be visible ASCII in lower case", c.IDHeader)
 	}
 	if c.KeyWindow <= 0 {
@@ -158,7 +161,10 @@ func New(cfg Config) (*Sink, error) {
 		return nil, err
 	}
 	return &Sink{
-		cfg: cfg, addr: kafka.TCP(cfg.Brokers...), queues: map[topicPartition]*partitionQueue{}, layouts: map[string]topicLayout{},
+		cfg:     cfg,
+		addr:    kafka.TCP(cfg.Brokers...),
+		queues:  map[topicPartition]*partitionQueue{},
+		layouts: map[string]topicLayout{},
 		transport: &kafka.Transport{
 			DialTimeout: dialTimeout, ClientID: cfg.ClientID, TLS: cfg.TLS, SASL: cfg.SASL,
 			Dial: (&net.Dialer{Timeout: dialTimeout}).DialContext,

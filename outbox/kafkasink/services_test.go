@@ -85,7 +85,11 @@ func TestO10TwoServices(t *testing.T) {
 		var recs []*kgo.Record
 		for ; produced < upTo; produced++ {
 			id := fmt.Sprint(produced)
-			recs = append(recs, &kgo.Record{Topic: commands, Partition: int32(produced % 3), Headers: []kgo.RecordHeader{{Key: "message-id", Value: []byte(id)}}})
+			recs = append(recs, &kgo.Record{
+				Topic:     commands,
+				Partition: int32(produced % 3),
+				Headers:   []kgo.RecordHeader{{Key: "message-id", Value: []byte(id)}},
+			})
 		}
 		if err := cl.ProduceSync(t.Context(), recs...).FirstErr(); err != nil {
 			t.Fatal(err)
@@ -93,7 +97,9 @@ func TestO10TwoServices(t *testing.T) {
 	}
 	applied := func(least int) {
 		t.Helper()
-		until(t, fmt.Sprintf("B has %d effects", least), func() bool { return count(t, dbB, `select count(distinct id) from effects`) >= least })
+		until(t, fmt.Sprintf("B has %d effects", least), func() bool {
+			return count(t, dbB, `select count(distinct id) from effects`) >= least
+		})
 	}
 
 	worker := a.startChild(t)

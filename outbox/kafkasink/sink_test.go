@@ -78,7 +78,12 @@ func TestPartition(t *testing.T) {
 	s := newSink(t, brokers, nil, topic)
 	var all []*outbox.Attempt
 	for i, id := range ids(20) {
-		all = append(all, delivery(id, fmt.Sprintf("/%s?key=%d", topic, i), "keyed"), delivery(id, "/"+topic, "first"), delivery(id, "/"+topic, "again"))
+		all = append(
+			all,
+			delivery(id, fmt.Sprintf("/%s?key=%d", topic, i), "keyed"),
+			delivery(id, "/"+topic, "first"),
+			delivery(id, "/"+topic, "again"),
+		)
 	}
 	for _, r := range sendAll(t, s, all) {
 		wantOutcome(t, r, outbox.Delivered)
@@ -197,11 +202,22 @@ func TestTopicMissing(t *testing.T) {
 // The meaning of a broker's codes.
 func TestCodes(t *testing.T) {
 	for code, want := range map[kafka.Error]outbox.AttemptOutcome{
-		kafka.NotLeaderForPartition: outbox.Retry, kafka.LeaderNotAvailable: outbox.Retry, kafka.UnknownTopicOrPartition: outbox.Retry,
-		kafka.NotEnoughReplicas: outbox.Postponed, kafka.NotEnoughReplicasAfterAppend: outbox.Retry, kafka.RequestTimedOut: outbox.Retry,
-		kafka.KafkaStorageError: outbox.Retry, kafka.Unknown: outbox.Retry, kafka.InvalidMessage: outbox.Retry, kafka.Error(999): outbox.Retry,
-		kafka.MessageSizeTooLarge: outbox.Rejected, kafka.RecordListTooLarge: outbox.Rejected, kafka.InvalidRecord: outbox.Rejected,
-		kafka.TopicAuthorizationFailed: outbox.Rejected, kafka.ClusterAuthorizationFailed: outbox.Rejected, kafka.PolicyViolation: outbox.Rejected,
+		kafka.NotLeaderForPartition:        outbox.Retry,
+		kafka.LeaderNotAvailable:           outbox.Retry,
+		kafka.UnknownTopicOrPartition:      outbox.Retry,
+		kafka.NotEnoughReplicas:            outbox.Postponed,
+		kafka.NotEnoughReplicasAfterAppend: outbox.Retry,
+		kafka.RequestTimedOut:              outbox.Retry,
+		kafka.KafkaStorageError:            outbox.Retry,
+		kafka.Unknown:                      outbox.Retry,
+		kafka.InvalidMessage:               outbox.Retry,
+		kafka.Error(999):                   outbox.Retry,
+		kafka.MessageSizeTooLarge:          outbox.Rejected,
+		kafka.RecordListTooLarge:           outbox.Rejected,
+		kafka.InvalidRecord:                outbox.Rejected,
+		kafka.TopicAuthorizationFailed:     outbox.Rejected,
+		kafka.ClusterAuthorizationFailed:   outbox.Rejected,
+		kafka.PolicyViolation:              outbox.Rejected,
 	} {
 		c := kafkatest.FakeCluster(t)
 		topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
@@ -231,12 +247,24 @@ func user(name string, op kmsg.ACLOperation) kfake.Opt {
 // Missing rights park the call. A failing login is tried again, because it meets every call and the
 // password can be corrected.
 func TestPermissions(t *testing.T) {
-	brokers := kafkatest.FakeCluster(t, kfake.EnableSASL(), kfake.EnableACLs(), kfake.SeedTopics(1, "orders"), kfake.Superuser("PLAIN", "root", "secret"),
-		user("writer", kmsg.ACLOperationWrite), user("reader", kmsg.ACLOperationDescribe)).ListenAddrs()
+	brokers := kafkatest.FakeCluster(
+		t,
+		kfake.EnableSASL(),
+		kfake.EnableACLs(),
+		kfake.SeedTopics(1, "orders"),
+		kfake.Superuser("PLAIN", "root", "secret"),
+		user("writer", kmsg.ACLOperationWrite),
+		user("reader", kmsg.ACLOperationDescribe),
+	).ListenAddrs()
 	for _, c := range []struct {
 		user, password string
 		want           outbox.AttemptOutcome
-	}{{"writer", "secret", outbox.Delivered}, {"reader", "secret", outbox.Rejected}, {"writer", "wrong", outbox.Postponed}, {"", "", outbox.Postponed}} {
+	}{
+		{"writer", "secret", outbox.Delivered},
+		{"reader", "secret", outbox.Rejected},
+		{"writer", "wrong", outbox.Postponed},
+		{"", "", outbox.Postponed},
+	} {
 		s := newSink(t, brokers, func(cfg *kafkasink.Config) {
 			cfg.Timeout = 10 * time.Second
 			if c.user != "" {
@@ -261,7 +289,12 @@ func TestTLSAndSASL(t *testing.T) {
 		tls  *tls.Config
 		want outbox.AttemptOutcome
 	}{{nil, outbox.Postponed}, {&tls.Config{}, outbox.Postponed}, {&tls.Config{RootCAs: pool}, outbox.Delivered}} {
-		s := newSink(t, brokers, func(cfg *kafkasink.Config) { cfg.TLS, cfg.SASL, cfg.Timeout = c.tls, mechanism, 10*time.Second }, "orders")
+		s := newSink(
+			t,
+			brokers,
+			func(cfg *kafkasink.Config) { cfg.TLS, cfg.SASL, cfg.Timeout = c.tls, mechanism, 10*time.Second },
+			"orders",
+		)
 		wantOutcome(t, send(t, s, delivery("k", "/orders", "v")), c.want)
 	}
 }
@@ -319,7 +352,10 @@ func TestMayStartIsAskedLast(t *testing.T) {
 	c := kafkatest.FakeCluster(t)
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
 	s := newSink(t, c.ListenAddrs(), nil, topic)
-	for name, refused := range map[string][]error{"alone": {outbox.ErrNotStarted}, "among others": {nil, outbox.ErrNotStarted, nil, outbox.ErrNotStarted}} {
+	for name, refused := range map[string][]error{
+		"alone":        {outbox.ErrNotStarted},
+		"among others": {nil, outbox.ErrNotStarted, nil, outbox.ErrNotStarted},
+	} {
 		for i, err := range kafkasink.SendBatch(t.Context(), s, topic, refused) {
 			if !errors.Is(err, refused[i]) || (err == nil) != (refused[i] == nil) {
 				t.Errorf("%s: call %d: %v, want %v", name, i, err, refused[i])
@@ -336,8 +372,15 @@ func TestMayStartIsAskedLast(t *testing.T) {
 func TestRowsThatCannotBeSent(t *testing.T) {
 	s := newSink(t, []string{"127.0.0.1:1"}, nil, "orders")
 	for target, want := range map[string]string{
-		"": "must be a slash and a topic", "/": "must be a slash", "/a/b": "must be a slash", "/%6f": "must be a slash", "/other": "not among the sink's topics",
-		"/orders?key=1&key=2": "no parameter but one key", "/orders?Key=1": "no parameter but one key", "/orders?": "no parameter but one key", "orders": "target",
+		"":                    "must be a slash and a topic",
+		"/":                   "must be a slash",
+		"/a/b":                "must be a slash",
+		"/%6f":                "must be a slash",
+		"/other":              "not among the sink's topics",
+		"/orders?key=1&key=2": "no parameter but one key",
+		"/orders?Key=1":       "no parameter but one key",
+		"/orders?":            "no parameter but one key",
+		"orders":              "target",
 	} {
 		r := send(t, s, delivery("k", target, "v"))
 		wantOutcome(t, r, outbox.Rejected)
@@ -360,9 +403,24 @@ func TestConfigFaults(t *testing.T) {
 			t.Errorf("%s is not named: %v", want, err)
 		}
 	}
-	_, err = kafkasink.New(kafkasink.Config{Name: "x", Brokers: []string{"localhost"}, Topics: []string{"a", "a", "b/c"}, IDHeader: "Message-Id",
-		KeyWindow: -1, Timeout: time.Hour, BatchBytes: 1})
-	for _, want := range []string{`"localhost" is not host:port`, `"a" is listed twice`, `"b/c" is not the name`, "IDHeader", "KeyWindow", "Timeout: is 1h", "BatchBytes: is 1:"} {
+	_, err = kafkasink.New(kafkasink.Config{
+		Name:       "x",
+		Brokers:    []string{"localhost"},
+		Topics:     []string{"a", "a", "b/c"},
+		IDHeader:   "Message-Id",
+		KeyWindow:  -1,
+		Timeout:    time.Hour,
+		BatchBytes: 1,
+	})
+	for _, want := range []string{
+		`"localhost" is not host:port`,
+		`"a" is listed twice`,
+		`"b/c" is not the name`,
+		"IDHeader",
+		"KeyWindow",
+		"Timeout: is 1h",
+		"BatchBytes: is 1:",
+	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("no word of %s: %v", want, err)
 		}

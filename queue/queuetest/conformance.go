@@ -142,7 +142,9 @@ func deliversWhatWasSent(t *testing.T, h Harness) {
 		if string(d.Body) != string(sent[i].Body) {
 			t.Errorf("%s has the body %q, want %q", d.ID, d.Body, sent[i].Body)
 		}
-		if want := sent[i].Headers[0]; !slices.ContainsFunc(d.Headers, func(h consumer.Header) bool { return h.Name == want.Name && string(h.Value) == string(want.Value) }) {
+		if want := sent[i].Headers[0]; !slices.ContainsFunc(d.Headers, func(h consumer.Header) bool {
+			return h.Name == want.Name && string(h.Value) == string(want.Value)
+		}) {
 			t.Errorf("%s has the headers %v, want %v among them", d.ID, d.Headers, want)
 		}
 		if d.Redelivered {

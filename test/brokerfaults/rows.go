@@ -76,7 +76,13 @@ func (f *faults) logEnd() int64 {
 func cutOff(f *faults) {
 	k := kafkatest.Cluster(f.t)
 	one, two := k.Nodes[0], k.Nodes[1]
-	topic := kafkatest.TopicOn(f.t, k.Brokers, map[string]string{"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}, int32(one.ID), int32(two.ID))
+	topic := kafkatest.TopicOn(
+		f.t,
+		k.Brokers,
+		map[string]string{"unclean.leader.election.enable": "true", "min.insync.replicas": "1"},
+		int32(one.ID),
+		int32(two.ID),
+	)
 	f.beginWith(k.Brokers, topic, 1)
 	kafkatest.Led(f.t, k.Brokers, topic, int32(one.ID), int32(one.ID), int32(two.ID))
 	both := f.logEnd()

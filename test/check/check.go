@@ -171,7 +171,10 @@ func (v *Verdict) charges(f Facts) {
 	v.Note("I9", "charged under more than one key", paidTwice)
 	v.Note("I9", "charged, and not applied", paidWithout)
 	if f.Changed > 0 {
-		v.Faults = append(v.Faults, Fault{Rule: "I9", What: fmt.Sprintf("%d calls came with other bytes than their key's first", f.Changed)})
+		v.Faults = append(v.Faults, Fault{
+			Rule: "I9",
+			What: fmt.Sprintf("%d calls came with other bytes than their key's first", f.Changed),
+		})
 	}
 }
 

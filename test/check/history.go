@@ -193,7 +193,10 @@ func (v *Verdict) places(f Facts, h *History, at map[place]string) {
 			lagging = append(lagging, fmt.Sprintf("partition %d: cursor %d, log %d", partition, cursor, end))
 		}
 		if h.Committed[partition] > h.Cursor[partition] {
-			lagging = append(lagging, fmt.Sprintf("partition %d: cursor %d, Kafka's committed offset %d", partition, h.Cursor[partition], h.Committed[partition]))
+			lagging = append(
+				lagging,
+				fmt.Sprintf("partition %d: cursor %d, Kafka's committed offset %d", partition, h.Cursor[partition], h.Committed[partition]),
+			)
 		}
 	}
 	v.Note("I13", "positions that are not where they must be at the end", lagging)

@@ -76,7 +76,15 @@ func startJVMKafka(ctx context.Context, o Options, why string) (*Kafka, error) {
 		if id == 1 {
 			classes, from, err = kafkaClasses(ctx, o, sup, java)
 		}
-		k.Nodes = append(k.Nodes, &Node{ID: id, sup: sup, java: java, classes: classes, settings: o.KafkaSettings, props: o.KafkaProperties, cluster: k})
+		k.Nodes = append(k.Nodes, &Node{
+			ID:       id,
+			sup:      sup,
+			java:     java,
+			classes:  classes,
+			settings: o.KafkaSettings,
+			props:    o.KafkaProperties,
+			cluster:  k,
+		})
 	}
 	if err == nil {
 		err = k.create(ctx)

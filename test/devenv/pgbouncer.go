@@ -90,7 +90,14 @@ func (b *PgBouncer) Mode(mode string) string {
 func (b *PgBouncer) Stop() error { return b.closer.close(b.sup.Close) }
 
 // startPgBouncer returns the port on which it answers.
-func startPgBouncer(ctx context.Context, sup *supervise.Supervisor, user *supervise.User, program string, poolSize int, server *pgx.ConnConfig) (port int, err error) {
+func startPgBouncer(
+	ctx context.Context,
+	sup *supervise.Supervisor,
+	user *supervise.User,
+	program string,
+	poolSize int,
+	server *pgx.ConnConfig,
+) (port int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, supervise.StartTimeout)
 	defer cancel()
 	// Clients are trusted (it listens on loopback only); the password is for the server.

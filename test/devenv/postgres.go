@@ -71,7 +71,8 @@ func (p *Postgres) Stop() error {
 
 // errNotSupervised is the answer to Kill and Restart on a server that is not a
 // process of ours.
-var errNotSupervised = errors.New("devenv: only a server that devenv started on this machine can be killed, restarted, paused and continued")
+var errNotSupervised = errors.New("devenv: only a server that devenv started on this machine can be killed, " +
+	"restarted, paused and continued")
 
 // Kill kills the server's processes with SIGKILL. Its data stays for Restart.
 func (p *Postgres) Kill(ctx context.Context) error {

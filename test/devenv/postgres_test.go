@@ -85,7 +85,11 @@ func TestPostgresKillRestart(t *testing.T) {
 			busy <- err
 		}()
 		eventually(t, "the long query runs", func() bool {
-			return mustQuery(t, p.URL, `select count(*)::text from pg_stat_activity where query like '%generate_series(1%' and pid <> pg_backend_pid()`) == "1"
+			return mustQuery(
+				t,
+				p.URL,
+				`select count(*)::text from pg_stat_activity where query like '%generate_series(1%' and pid <> pg_backend_pid()`,
+			) == "1"
 		})
 		before := p.PID()
 		if err := p.Kill(t.Context()); err != nil {

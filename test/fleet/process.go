@@ -59,7 +59,14 @@ func (f *Fleet) Start() (*Process, error) {
 	if f.other != "" && f.last%2 == 0 {
 		exe, f.others = f.other, append(f.others, f.last)
 	}
-	p := &Process{Number: f.last, seat: f.freeSeat(), cmd: exec.Command(exe), done: make(chan struct{}), open: map[int32]int64{}, again: map[int32]int64{}}
+	p := &Process{
+		Number: f.last,
+		seat:   f.freeSeat(),
+		cmd:    exec.Command(exe),
+		done:   make(chan struct{}),
+		open:   map[int32]int64{},
+		again:  map[int32]int64{},
+	}
 	p.cmd.Args = []string{fmt.Sprintf("%s-worker-%d", f.cfg.Name, p.Number)}
 	p.cmd.Env = append(os.Environ(), envWorker+"=1")
 	p.cmd.Stderr = &p.stderr

@@ -320,6 +320,9 @@ func attemptTable() (all []entry) {
 		operator(g)
 		g.failover, g.waits, g.oldTimeline = true, true, true
 	})
-	add("O9/the standby is not waited for, and loses a redrive", "REJECTED", false, func(g *attemptScope) { operator(g); g.failover = true })
+	add("O9/the standby is not waited for, and loses a redrive", "REJECTED", false, func(g *attemptScope) {
+		operator(g)
+		g.failover = true
+	})
 	return all
 }

@@ -211,7 +211,9 @@ func callsTable() (all []entry) {
 	add("O1/keys are noted meanwhile", "", func(*callsScope) {})
 	add("O1/keys are noted meanwhile, old snapshots", "", func(g *callsScope) { g.oldSnapshots = true })
 	add("O1/a dump", "", func(g *callsScope) { g.dump = true })
-	add("O1/transactions in progress at the notes' snapshot are ignored", "AGAIN", func(g *callsScope) { g.faults.inProgressIgnored = true })
+	add("O1/transactions in progress at the notes' snapshot are ignored", "AGAIN", func(g *callsScope) {
+		g.faults.inProgressIgnored = true
+	})
 	add("O1/the snapshot is taken after the log was read", "AGAIN", func(g *callsScope) { g.faults.lateSnapshot = true })
 	add("O1/the notes are read before their snapshot", "AGAIN", func(g *callsScope) { g.faults.notesFirst = true })
 	add("O1/a portion counts as all", "AGAIN", func(g *callsScope) { g.faults.portionIsAll = true })

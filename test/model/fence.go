@@ -140,7 +140,11 @@ func (s *fenceState) verify(g *fenceScope) {
 	}
 	for i := range s.members {
 		m := &s.members[i]
-		if m.stage >= memberOwner && m.stage <= memberRefused && m.generation == s.generation && s.db.generation < s.generation && !s.promoted {
+		if m.stage >= memberOwner &&
+			m.stage <= memberRefused &&
+			m.generation == s.generation &&
+			s.db.generation < s.generation &&
+			!s.promoted {
 			s.bad = 3
 		}
 	}
@@ -217,7 +221,11 @@ func (g *fenceScope) serverStep(s fenceState, i, k int, to emit[fenceState]) {
 		case (owner || g.noOwner) && (same || g.noPosition):
 			move(nil, fenceCompared, "a transaction of member %d, from %d: compares owner and position")
 		case g.noRaise:
-			move(func(_ *fenceState, n *fenceAttempt) { n.skips = true }, fenceInserted, "a transaction of member %d, from %d: the fence does not raise")
+			move(
+				func(_ *fenceState, n *fenceAttempt) { n.skips = true },
+				fenceInserted,
+				"a transaction of member %d, from %d: the fence does not raise",
+			)
 		default:
 			move(nil, fenceRaised, "a transaction of member %d, from %d: OO001, replaced or moved")
 		}
@@ -251,7 +259,8 @@ func (g *fenceScope) serverLock(seen uint8, s *fenceState, a *fenceAttempt, move
 		move(nil, fenceRaised, "a transaction of member %d, from %d: 40001, the lease has changed")
 		return
 	}
-	move(func(_ *fenceState, n *fenceAttempt) { n.seen = seen }, fenceLocked, "a transaction of member %d, from %d: shares the owner's lock")
+	move(func(_ *fenceState, n *fenceAttempt) { n.seen = seen }, fenceLocked, "a transaction of member %d, "+
+		"from %d: shares the owner's lock")
 }
 
 func (g *fenceScope) owns(d *fenceDB, a *fenceAttempt) bool {

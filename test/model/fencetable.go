@@ -22,14 +22,20 @@ func fenceTable() (all []entry) {
 	add("T4/position not compared", "TWICE", false, func(g *fenceScope) { g.noPosition = true })
 	add("T4/two rows from one offset", "TWICE", false, func(g *fenceScope) { g.noKey = true })
 	add("T4/rows pruned at once", "TWICE", false, func(g *fenceScope) { g.pruneAtOnce = true })
-	add("T4/old snapshots, pruning waits only for transactions with an id", "TWICE", false, func(g *fenceScope) { g.oldSnapshots, g.pruneByID = true, true })
+	add("T4/old snapshots, pruning waits only for transactions with an id", "TWICE", false, func(g *fenceScope) {
+		g.oldSnapshots, g.pruneByID = true, true
+	})
 	add("T4/an unknown COMMIT taken for a success", "BEYOND", false, func(g *fenceScope) { g.unknownIsSuccess = true })
-	add("T4/any position of mine taken for a success, failover", "BEYOND", false, func(g *fenceScope) { g.anyRowIsMine, g.failover, g.offsets = true, true, 3 })
+	add("T4/any position of mine taken for a success, failover", "BEYOND", false, func(g *fenceScope) {
+		g.anyRowIsMine, g.failover, g.offsets = true, true, 3
+	})
 	add("F1/epoch without nonce, failover", "ZOMBIE", false, func(g *fenceScope) { g.epochOnly, g.failover, g.generations = true, true, 3 })
 	add("F2/owner not compared", "ZOMBIE", false, func(g *fenceScope) { g.noOwner = true })
 	add("F2/take-over does not wait for the owner's lock", "ZOMBIE", false, func(g *fenceScope) { g.noLock = true })
 	add("F2/locked and read in one statement", "ZOMBIE", false, func(g *fenceScope) { g.oneStatement = true })
-	add("F2/old snapshots, the lease's row is not locked", "ZOMBIE", false, func(g *fenceScope) { g.oldSnapshots, g.noRowLock = true, true })
+	add("F2/old snapshots, the lease's row is not locked", "ZOMBIE", false, func(g *fenceScope) {
+		g.oldSnapshots, g.noRowLock = true, true
+	})
 	add("F2/take-over commits before it locks", "ZOMBIE", false, func(g *fenceScope) { g.raiseBeforeLock = true })
 	add("F2/take-over without proof of membership", "FENCED", false, func(g *fenceScope) { g.raiseWithoutProof = true })
 	return all

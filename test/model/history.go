@@ -237,7 +237,10 @@ func (g *historyScope) pass(s historyState, to emit[historyState]) {
 			to(t, "the relay makes the calls of transaction %d", i, 0)
 		}
 	}
-	if now := s.now(); !left && (!d.begun || now != d.target || d.prev != d.target) && (!g.faults.olderID || s.own != 0) && s.next <= g.ids {
+	if now := s.now(); !left &&
+		(!d.begun || now != d.target || d.prev != d.target) &&
+		(!g.faults.olderID || s.own != 0) &&
+		s.next <= g.ids {
 		t := s
 		if d.begun {
 			t.db.prev, t.memory = d.target, d.target
@@ -321,7 +324,8 @@ func (g *historyScope) rebase(s historyState, to emit[historyState]) {
 			}
 			left := false
 			for c, xid := range x.xids {
-				done := x.restored && (d.prev.sees(xid) || x.calls[c] == historyParked || d.begun && d.target.sees(xid) && i == 0 && c == 0 && d.half)
+				done := x.restored &&
+					(d.prev.sees(xid) || x.calls[c] == historyParked || d.begun && d.target.sees(xid) && i == 0 && c == 0 && d.half)
 				if x.xids[c] = t.rebaseID; done {
 					x.xids[c] = 0
 				}

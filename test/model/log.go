@@ -372,11 +372,22 @@ func logTable() (all []entry) {
 		add(name, want, false, func(g *logScope) { scope(g); seed(&g.faults) })
 	}
 	once := func(*logScope) {}
-	fault("O8/closed without waiting for writers, no second look", "DELETED", once, func(f *logFaults) { f.closeAtOnce, f.noSecondLook = true, true })
-	fault("O8/row read before the transaction has an id, no second look", "DELETED", once, func(f *logFaults) { f.rowBeforeID, f.noSecondLook = true, true })
-	fault("O8/an old snapshot's row is believed, no second look", "DELETED", old, func(f *logFaults) { f.oldRowNotRefused, f.noSecondLook = true, true })
+	fault("O8/closed without waiting for writers, no second look", "DELETED", once, func(f *logFaults) {
+		f.closeAtOnce, f.noSecondLook = true, true
+	})
+	fault("O8/row read before the transaction has an id, no second look", "DELETED", once, func(f *logFaults) {
+		f.rowBeforeID, f.noSecondLook = true, true
+	})
+	fault("O8/an old snapshot's row is believed, no second look", "DELETED", old, func(f *logFaults) {
+		f.oldRowNotRefused, f.noSecondLook = true, true
+	})
 	fault("O8/a pass counts as done when it begins", "DELETED", once, func(f *logFaults) { f.neededByTarget = true })
-	fault("O8/transactions in progress at the cursor are not looked at", "DELETED", func(g *logScope) { g.writers = 3 }, func(f *logFaults) { f.inProgressIgnored = true })
+	fault(
+		"O8/transactions in progress at the cursor are not looked at",
+		"DELETED",
+		func(g *logScope) { g.writers = 3 },
+		func(f *logFaults) { f.inProgressIgnored = true },
+	)
 	fault("O2/batches are read again by their place alone", "PLACE", taken, func(f *logFaults) { f.placeOnly = true })
 	return all
 }

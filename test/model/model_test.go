@@ -36,8 +36,12 @@ func TestTable(t *testing.T) {
 			faults[rule] = true
 		}
 	}
-	for _, rule := range []string{"slots/C1", "slots/C2", "slots/C3", "slots/C4", "slots/C5", "slots/C6", "slots/C7", "slots/C8", "slots/T14", "parking/D4", "parking/K7",
-		"relay/O2", "relay/O3", "relay/O4", "relay/O5", "attempts/O3", "attempts/O6", "window/O6", "log/O2", "log/O8", "history/O3", "history/O9", "calls/O1", "records/H31", "records/O6"} {
+	for _, rule := range []string{
+		"slots/C1", "slots/C2", "slots/C3", "slots/C4", "slots/C5", "slots/C6", "slots/C7",
+		"slots/C8", "slots/T14", "parking/D4", "parking/K7", "relay/O2", "relay/O3", "relay/O4",
+		"relay/O5", "attempts/O3", "attempts/O6", "window/O6", "log/O2", "log/O8", "history/O3",
+		"history/O9", "calls/O1", "records/H31", "records/O6",
+	} {
 		if !faults[rule] {
 			t.Errorf("%s has no fault", rule)
 		}
@@ -87,7 +91,9 @@ func TestExploreFindsAStateWithoutAWayOn(t *testing.T) {
 	m := counter(5, 3)
 	m.goal = func(s *int) bool { return *s == 5 }
 	r := explore(m)
-	if r.violation != wedged || !slices.Equal(r.trace, []string{"1 more than 0", "2 more than 1"}) && !slices.Equal(r.trace, []string{"2 more than 0", "1 more than 2"}) {
+	if r.violation != wedged ||
+		!slices.Equal(r.trace, []string{"1 more than 0", "2 more than 1"}) &&
+			!slices.Equal(r.trace, []string{"2 more than 0", "1 more than 2"}) {
 		t.Errorf("found %q after %q, want %q at 3", r.violation, r.trace, wedged)
 	}
 }

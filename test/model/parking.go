@@ -189,7 +189,11 @@ func (g *parkScope) worker(s parkState, to emit[parkState]) {
 			move(func(t *parkState) { t.worker.claims = m == 0 }, parkBegun, "worker, message %d: BEGIN, claims its key")
 		}
 	case parkBegun:
-		move(func(t *parkState) { t.worker.sick = s.first() >= 0 && !g.noLook }, parkLooked, "worker, message %d: looks whether its key is blocked")
+		move(
+			func(t *parkState) { t.worker.sick = s.first() >= 0 && !g.noLook },
+			parkLooked,
+			"worker, message %d: looks whether its key is blocked",
+		)
 	case parkLooked:
 		if w.sick {
 			after := uint8(parkAfter)
@@ -201,7 +205,11 @@ func (g *parkScope) worker(s parkState, to emit[parkState]) {
 		}
 		move(nil, parkHandled, "worker, message %d: its handler runs")
 		if s.failures < g.failures {
-			move(func(t *parkState) { t.failures++; g.park(t, rowRetrying) }, parkIdle, "worker, message %d: its handler fails; parked, COMMIT")
+			move(
+				func(t *parkState) { t.failures++; g.park(t, rowRetrying) },
+				parkIdle,
+				"worker, message %d: its handler fails; parked, COMMIT",
+			)
 		}
 	case parkHandled:
 		move(func(t *parkState) {
@@ -291,8 +299,16 @@ func (g *parkScope) attempt(s parkState, k int, to emit[parkState]) {
 	case parkLooked:
 		move(nil, parkHandled, "attempt %d at row %d: its handler runs")
 		if s.failures < g.failures {
-			move(func(t *parkState, n *parkTx) { t.failures++; end(t, n) }, parkIdle, "attempt %d at row %d: its handler fails; later again")
-			move(func(t *parkState, n *parkTx) { t.failures++; t.rows[a.row] = rowWaiting; end(t, n) }, parkIdle, "attempt %d at row %d: its handler fails; it waits for an operator")
+			move(
+				func(t *parkState, n *parkTx) { t.failures++; end(t, n) },
+				parkIdle,
+				"attempt %d at row %d: its handler fails; later again",
+			)
+			move(
+				func(t *parkState, n *parkTx) { t.failures++; t.rows[a.row] = rowWaiting; end(t, n) },
+				parkIdle,
+				"attempt %d at row %d: its handler fails; it waits for an operator",
+			)
 		}
 	case parkHandled:
 		move(func(t *parkState, n *parkTx) {
@@ -365,7 +381,11 @@ func (g *parkScope) copy(s parkState, to emit[parkState]) {
 	}
 	probe := func(stage uint8) {
 		if unsettled(s.rows[0]) && !g.noProbe {
-			move(func(t *parkState) { t.key, t.copyDone, t.copy = s.key || s.copy.claims, true, parkTx{} }, parkIdle, "copy: it is parked, a duplicate, COMMIT")
+			move(
+				func(t *parkState) { t.key, t.copyDone, t.copy = s.key || s.copy.claims, true, parkTx{} },
+				parkIdle,
+				"copy: it is parked, a duplicate, COMMIT",
+			)
 			return
 		}
 		move(nil, stage, "copy: it is not parked")

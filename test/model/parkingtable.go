@@ -19,10 +19,17 @@ func parkTable() (all []entry) {
 
 	add("D4/the worker does not look whether a key is blocked", "INVERTED", func(g *parkScope) { g.noLook = true })
 	add("D4/an attempt settles its row at its end", "AND parked", func(g *parkScope) { g.settleLast = true })
-	add("D4/a worker that parks behind does not promote", wedged, func(g *parkScope) { g.noPromoteBehind, g.crashes, g.noSweep = true, 0, true })
-	add("D4/an attempt that settles does not promote", wedged, func(g *parkScope) { g.noPromoteSettled, g.crashes, g.noSweep = true, 0, true })
+	add("D4/a worker that parks behind does not promote", wedged, func(g *parkScope) {
+		g.noPromoteBehind, g.crashes, g.noSweep = true, 0, true
+	})
+	add("D4/an attempt that settles does not promote", wedged, func(g *parkScope) {
+		g.noPromoteSettled, g.crashes, g.noSweep = true, 0, true
+	})
 	add("D4/no owner looks for rows that wait for nothing", wedged, func(g *parkScope) { g.noSweep = true })
-	add("K7/parking does not claim the key, and claims look at parked rows first", "AND parked", func(g *parkScope) { copies(g); g.parkWithoutClaim, g.probeFirst = true, true })
+	add("K7/parking does not claim the key, and claims look at parked rows first", "AND parked", func(g *parkScope) {
+		copies(g)
+		g.parkWithoutClaim, g.probeFirst = true, true
+	})
 	add("K7/claims do not look at parked rows", "AND parked", func(g *parkScope) { old(g); g.noProbe = true })
 	add("K7/claims look at parked rows first", "AND parked", func(g *parkScope) { old(g); g.probeFirst = true })
 	add("K7/an attempt does not claim the key again", "TWICE", func(g *parkScope) { old(g); g.settleWithoutKey = true })

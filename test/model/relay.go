@@ -167,8 +167,16 @@ const (
 	relayFalse
 )
 
-var relayBreaches = []string{"", "call LOST", "ORDER of a key inverted", "an UNCOMMITTED call was made",
-	"a ZOMBIE moves the cursor or settles", "TWO attempts of one relay at a call", "parked AND called from the log", "resolved WITHOUT an effect"}
+var relayBreaches = []string{
+	"",
+	"call LOST",
+	"ORDER of a key inverted",
+	"an UNCOMMITTED call was made",
+	"a ZOMBIE moves the cursor or settles",
+	"TWO attempts of one relay at a call",
+	"parked AND called from the log",
+	"resolved WITHOUT an effect",
+}
 
 func relayModel(g *relayScope) model[relayState] {
 	m := model[relayState]{

@@ -291,7 +291,9 @@ func (g *relayScope) mayPick(s *relayState, o *relayOwner, x int) bool {
 	if o.attempts[x] > sentUnderWay || o.stage == relayUnknown && has(s.cut, x) && !g.faults.cutDueAtOnce {
 		return false
 	}
-	return g.keys[x] == 0 || (g.faults.pickedOutOfTurn || s.first(g, g.keys[x]) == x) && (g.faults.keysUnderWayIgnored || g.faults.pickedWhileUnderWay || !has(o.keysUnderWay(g), g.keys[x]))
+	return g.keys[x] == 0 ||
+		(g.faults.pickedOutOfTurn || s.first(g, g.keys[x]) == x) &&
+			(g.faults.keysUnderWayIgnored || g.faults.pickedWhileUnderWay || !has(o.keysUnderWay(g), g.keys[x]))
 }
 
 // settle is settleSQL. A row that an operator has changed stays as it is.

@@ -124,7 +124,13 @@ const (
 	ringInUse
 )
 
-var ringBreaches = []string{"", "DOUBLE effect within the horizon", "FALSE duplicate", "DEADLOCK of claims", "a segment was truncated IN USE"}
+var ringBreaches = []string{
+	"",
+	"DOUBLE effect within the horizon",
+	"FALSE duplicate",
+	"DEADLOCK of claims",
+	"a segment was truncated IN USE",
+}
 
 func ringModel(g *ringScope) model[ringState] {
 	s := ringState{emptied: -1, announced: 1}
@@ -208,7 +214,17 @@ func (g *ringScope) normalize(s *ringState) {
 
 // rank orders claimers. Those of one rank may still differ; that only costs states.
 func (c *ringClaimer) rank() (n uint64) {
-	for _, f := range [...]uint8{c.stage, c.left, c.inserted[0], c.inserted[1], c.locked, c.waitedFor, c.duplicates, c.key, c.retiredBefore} {
+	for _, f := range [...]uint8{
+		c.stage,
+		c.left,
+		c.inserted[0],
+		c.inserted[1],
+		c.locked,
+		c.waitedFor,
+		c.duplicates,
+		c.key,
+		c.retiredBefore,
+	} {
 		n = n<<7 | uint64(f)
 	}
 	return n

@@ -271,7 +271,16 @@ func (s *slotState) send(g *slotScope, k, slot int, messages, kind uint8) bool {
 		return false
 	}
 	w := &s.owners[k]
-	b := slotTx{stage: slotSent, owner: uint8(k), slot: uint8(slot), kind: kind, messages: messages, nonce: w.nonce, run: w.run, low: w.position}
+	b := slotTx{
+		stage:    slotSent,
+		owner:    uint8(k),
+		slot:     uint8(slot),
+		kind:     kind,
+		messages: messages,
+		nonce:    w.nonce,
+		run:      w.run,
+		low:      w.position,
+	}
 	if !g.faults.noPredecessors && kind != kindChain {
 		b.after = g.predecessors(messages, uint8(k))
 	}

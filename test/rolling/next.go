@@ -59,7 +59,11 @@ func writeOverlay(ctx context.Context, dir string) (file string, err error) {
 	for _, f := range []struct{ replaced, name, content string }{
 		{filepath.Join(root, "migrations/migrations.go"), "migrations.go", strings.Replace(string(code), now, then, 1)},
 		{filepath.Join(chapters, "1_made_up.sql"), "made_up.sql", string(madeUp)},
-		{filepath.Join(chapters, "2_version.sql"), "version.sql", fmt.Sprintf("insert into onlyonce.schema_version (version) values (%d);\n", migrations.Latest+1)},
+		{
+			filepath.Join(chapters, "2_version.sql"),
+			"version.sql",
+			fmt.Sprintf("insert into onlyonce.schema_version (version) values (%d);\n", migrations.Latest+1),
+		},
 	} {
 		replace[f.replaced] = filepath.Join(dir, f.name)
 		if err := os.WriteFile(replace[f.replaced], []byte(f.content), 0o600); err != nil {

@@ -106,9 +106,20 @@ type rig struct {
 
 func newRig(t *testing.T, brokers []string, keys bool) *rig {
 	t.Helper()
-	r := &rig{t: t, pool: pgtest.Empty(t), brokers: brokers, keys: keys, quit: make(chan struct{}), done: make(chan struct{}), sent: map[string]bool{}}
+	r := &rig{
+		t:       t,
+		pool:    pgtest.Empty(t),
+		brokers: brokers,
+		keys:    keys,
+		quit:    make(chan struct{}),
+		done:    make(chan struct{}),
+		sent:    map[string]bool{},
+	}
 	r.topic = kafkatest.Topic(t, brokers, partitions, nil)
-	if _, err := r.pool.Exec(t.Context(), `create table effects (value text, part int, off bigint, worker text, n bigint generated always as identity)`); err != nil {
+	if _, err := r.pool.Exec(
+		t.Context(),
+		`create table effects (value text, part int, off bigint, worker text, n bigint generated always as identity)`,
+	); err != nil {
 		t.Fatal(err)
 	}
 	return r
@@ -117,7 +128,11 @@ func newRig(t *testing.T, brokers []string, keys bool) *rig {
 // produce writes messages to all partitions until end is called. With keys, it writes every tenth
 // message twice, and the copy goes to the next partition.
 func (r *rig) produce() {
-	client, err := kgo.NewClient(kgo.SeedBrokers(r.brokers...), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.DefaultProduceTopic(r.topic))
+	client, err := kgo.NewClient(
+		kgo.SeedBrokers(r.brokers...),
+		kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		kgo.DefaultProduceTopic(r.topic),
+	)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -193,8 +208,11 @@ func (l *log) String() string {
 
 func (r *rig) start(program, name string, more ...string) *process {
 	r.t.Helper()
-	args := append([]string{"-postgres", r.pool.Config().ConnString(), "-brokers", strings.Join(r.brokers, ","), "-topic", r.topic, "-name", name,
-		fmt.Sprintf("-keys=%t", r.keys)}, more...)
+	args := append(
+		[]string{"-postgres", r.pool.Config().ConnString(), "-brokers", strings.Join(r.brokers, ","), "-topic", r.topic, "-name", name,
+			fmt.Sprintf("-keys=%t", r.keys)},
+		more...,
+	)
 	p := &process{name: name, cmd: exec.Command(program, args...), ended: make(chan struct{}), log: &log{}}
 	if _, err := p.cmd.StdinPipe(); err != nil { // its end shows the worker that this process is gone
 		r.t.Fatal(err)
@@ -341,7 +359,10 @@ func (r *rig) check() {
 		r.t.Errorf("%d effects are out of order", n)
 	}
 	r.t.Logf("%d messages, by worker: %s", len(r.sent), func() (s string) {
-		_ = r.pool.QueryRow(context.Background(), `select string_agg(format('%s %s', worker, c), ', ' order by worker) from (select worker, count(*) c from effects group by 1) w`).Scan(&s)
+		_ = r.pool.QueryRow(
+			context.Background(),
+			`select string_agg(format('%s %s', worker, c), ', ' order by worker) from (select worker, count(*) c from effects group by 1) w`,
+		).Scan(&s)
 		return s
 	}())
 }

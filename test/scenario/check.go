@@ -103,7 +103,21 @@ func (x *Mix) Check(ctx context.Context, pool *pgxpool.Pool, done bool) ([]strin
 		}
 		keyed = keyed || m.ID != ""
 	}
-	rows, err := pool.Query(ctx, checkSQL, x.Scope, x.Topic, keyed && !x.PositionsOnly, x.Ordered, done, parts, offs, ords, ids, values, calls)
+	rows, err := pool.Query(
+		ctx,
+		checkSQL,
+		x.Scope,
+		x.Topic,
+		keyed && !x.PositionsOnly,
+		x.Ordered,
+		done,
+		parts,
+		offs,
+		ords,
+		ids,
+		values,
+		calls,
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +131,8 @@ type Counts struct {
 }
 
 func (c Counts) String() string {
-	return fmt.Sprintf("%d effects, %d parked, %d resolved, %d calls, %d keys, position %d", c.Effects, c.Parked, c.Resolved, c.Calls, c.Keys, c.Position)
+	return fmt.Sprintf("%d effects, %d parked, %d resolved, %d calls, %d keys, position %d",
+		c.Effects, c.Parked, c.Resolved, c.Calls, c.Keys, c.Position)
 }
 
 const countSQL = `

@@ -70,7 +70,11 @@ var totals = []struct {
 var columns = []struct {
 	name string
 	kind int
-}{{"files", files}, {"lines", lines}, {"tests", tests}, {"names", names}, {"fields", fields}, {"long", long}, {"against", backwards}, {"of", references}, {"Markdown KB", markdown}, {"SQL", sql}}
+}{
+	{"files", files}, {"lines", lines}, {"tests", tests}, {"names", names}, {"fields", fields},
+	{"long", long}, {"against", backwards}, {"of", references}, {"Markdown KB", markdown},
+	{"SQL", sql},
+}
 
 func main() {
 	md := flag.Bool("md", false, "print a Markdown table of packages with at least 1,000 lines")

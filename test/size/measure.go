@@ -37,7 +37,12 @@ const (
 // measure returns the size of each directory of the files, which are named by their path.
 func measure(src map[string][]byte) (map[string]*size, error) {
 	sizes := map[string]*size{}
-	p := &packages{fset: token.NewFileSet(), files: map[string][]*ast.File{}, done: map[string]*types.Package{}, uses: map[string]map[*ast.Ident]types.Object{}}
+	p := &packages{
+		fset:  token.NewFileSet(),
+		files: map[string][]*ast.File{},
+		done:  map[string]*types.Package{},
+		uses:  map[string]map[*ast.Ident]types.Object{},
+	}
 	for _, name := range slices.Sorted(maps.Keys(src)) {
 		dir, n := path.Dir(name), bytes.Count(src[name], []byte("\n"))
 		s := sizes[dir]

@@ -140,14 +140,20 @@ func (s *storm) sample(ctx context.Context) {
 			return err
 		}
 		if asking != calls {
-			s.Breaches = append(s.Breaches, fmt.Sprintf("I4 in one snapshot: %d effects ask for a call, and %d calls are in the outbox", asking, calls))
+			s.Breaches = append(
+				s.Breaches,
+				fmt.Sprintf("I4 in one snapshot: %d effects ask for a call, and %d calls are in the outbox", asking, calls),
+			)
 		}
 		if beyond > 0 {
 			s.Breaches = append(s.Breaches, fmt.Sprintf("I4 in one snapshot: %d effects of records that the cursor has not passed", beyond))
 		}
 		for p, offset := range committed {
 			if offset > at[p] && !s.opts.failover {
-				s.Breaches = append(s.Breaches, fmt.Sprintf("I7 partition %d: Kafka's committed offset %d is ahead of the position %d", p, offset, at[p]))
+				s.Breaches = append(
+					s.Breaches,
+					fmt.Sprintf("I7 partition %d: Kafka's committed offset %d is ahead of the position %d", p, offset, at[p]),
+				)
 			}
 		}
 		return nil
@@ -217,12 +223,16 @@ func (s *storm) redone(ctx context.Context, v *check.Verdict) error {
 	for i, m := range s.marks {
 		for partition, position := range m.positions {
 			var again, early int
-			if err := s.pool.QueryRow(ctx, redoneSQL, s.topic, partition, m.lastN, position, m.done[partition]).Scan(&again, &early); err != nil {
+			if err := s.pool.QueryRow(ctx, redoneSQL, s.topic, partition, m.lastN, position, m.done[partition]).Scan(
+				&again,
+				&early,
+			); err != nil {
 				return err
 			}
 			if again+early > 0 {
 				v.Note("I2", fmt.Sprintf("failover %d did not redo exactly what was lost", i+1),
-					[]string{fmt.Sprintf("partition %d: %d effects below position %d written after it, %d above it before", partition, again, position, early)})
+					[]string{fmt.Sprintf("partition %d: %d effects below position %d written after it, %d above it before",
+						partition, again, position, early)})
 			}
 		}
 	}
@@ -291,7 +301,13 @@ func (s *storm) collect(ctx context.Context) (f check.Facts, err error) {
 			return
 		}
 		f.Parked[id]++
-		h.Parked = append(h.Parked, check.Parked{ID: id, Key: s.stream.byID[id].Key, Partition: at.partition, Offset: at.offset, State: state})
+		h.Parked = append(h.Parked, check.Parked{
+			ID:        id,
+			Key:       s.stream.byID[id].Key,
+			Partition: at.partition,
+			Offset:    at.offset,
+			State:     state,
+		})
 	}); err != nil {
 		return f, err
 	}

@@ -57,8 +57,37 @@ func (r *report) Details() []string { return nil }
 
 // Line returns the summary line.
 func (r *report) Line(verdict string) string {
-	return fmt.Sprintf("storm %s seed=%d unique=%d produced=%d delivered=%d effects=%d duplicates=%d redelivered=%d parked=%d retried=%d kills=%d kills_in_batch=%d"+
-		" kills_in_retry=%d freezes=%d rebalances=%d postgres_kills=%d broker_kills=%d failovers=%d lost=%d next_effects=%d restarts=%d source=%s policy=%s seconds=%.1f concurrency=%d isolation=%q pgbouncer=%t",
-		verdict, r.Seed, r.Unique, r.Produced, r.Delivered, r.Effects, r.Duplicates, r.Redelivered, r.Parked, r.Retried, r.Kills, r.KillsInBatch, r.KillsInRetry,
-		r.Freezes, r.Rebalances, r.PostgresKills, r.BrokerKills, r.Failovers, r.Lost, r.NextEffects, r.Restarts, r.Source, r.Policy, r.Seconds, r.Concurrency, r.Isolation, r.PgBouncer)
+	return fmt.Sprintf(
+		"storm %s seed=%d unique=%d produced=%d delivered=%d effects=%d duplicates=%d redelivered=%d "+
+			"parked=%d retried=%d kills=%d kills_in_batch=%d"+
+			" kills_in_retry=%d freezes=%d rebalances=%d postgres_kills=%d broker_kills=%d failovers=%d "+
+			"lost=%d next_effects=%d restarts=%d source=%s policy=%s seconds=%.1f concurrency=%d isolation=%q pgbouncer=%t",
+		verdict,
+		r.Seed,
+		r.Unique,
+		r.Produced,
+		r.Delivered,
+		r.Effects,
+		r.Duplicates,
+		r.Redelivered,
+		r.Parked,
+		r.Retried,
+		r.Kills,
+		r.KillsInBatch,
+		r.KillsInRetry,
+		r.Freezes,
+		r.Rebalances,
+		r.PostgresKills,
+		r.BrokerKills,
+		r.Failovers,
+		r.Lost,
+		r.NextEffects,
+		r.Restarts,
+		r.Source,
+		r.Policy,
+		r.Seconds,
+		r.Concurrency,
+		r.Isolation,
+		r.PgBouncer,
+	)
 }

@@ -155,7 +155,8 @@ func (s *storm) tail() int {
 // failOverIdle is a failover without traffic. The last messages of the stream are handled and lost,
 // and no later message comes that would make a worker check its position.
 func (s *storm) failOverIdle(ctx context.Context) error {
-	if err := s.Until(ctx, "every record but the last ones to be acknowledged", s.acknowledged(len(s.stream.records)-s.tail())); err != nil {
+	if err := s.Until(ctx, "every record but the last ones to be acknowledged",
+		s.acknowledged(len(s.stream.records)-s.tail())); err != nil {
 		return err
 	}
 	if err := s.Until(ctx, "every record but the last ones to be handled", s.handled); err != nil {

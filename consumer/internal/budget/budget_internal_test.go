@@ -70,7 +70,8 @@ func TestF14BudgetModel(t *testing.T) {
 				over += p.over
 			}
 			if used > limit+over || used != b.used || lent != b.lent {
-				t.Fatalf("%d bytes are held, of %d, with %d for single messages (counted: %d, and %d lent for %d)", used, limit, over, b.used, b.lent, lent)
+				t.Fatalf("%d bytes are held, of %d, with %d for single messages (counted: %d, and %d lent for %d)",
+					used, limit, over, b.used, b.lent, lent)
 			}
 		}
 	})

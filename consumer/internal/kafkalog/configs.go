@@ -22,7 +22,13 @@ const (
 
 // Configs asks for configurations of topics, by topic and name. A value that the broker does not
 // report is missing in the result. An error about one topic is a *TopicError.
-func Configs(ctx context.Context, c Cluster, limit time.Duration, topics []string, names ...string) (map[string]map[string]string, error) {
+func Configs(
+	ctx context.Context,
+	c Cluster,
+	limit time.Duration,
+	topics []string,
+	names ...string,
+) (map[string]map[string]string, error) {
 	found := make(map[string]map[string]string, len(topics))
 	err := RetryTransient(ctx, c, limit, func() error {
 		req := kmsg.NewPtrDescribeConfigsRequest()

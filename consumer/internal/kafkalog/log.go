@@ -110,8 +110,12 @@ func (l *Log) locate(ctx context.Context) (source.Identity, Leadership, error) {
 	if !ok {
 		return source.Identity{}, Leadership{}, noTopic(l.cluster, l.topic)
 	}
-	return source.Identity{ClusterID: t.ClusterID, TopicID: t.ID, TopicPartition: source.TopicPartition{Topic: l.topic, Partition: l.index},
-		Partitions: int32(len(t.Partitions))}, at, nil
+	return source.Identity{
+		ClusterID:      t.ClusterID,
+		TopicID:        t.ID,
+		TopicPartition: source.TopicPartition{Topic: l.topic, Partition: l.index},
+		Partitions:     int32(len(t.Partitions)),
+	}, at, nil
 }
 
 // confirmTopic looks again where there is doubt: after an error, and, where fetches name the topic
@@ -141,9 +145,11 @@ func sameIncarnation(was, is source.Identity) error {
 	unknown := [16]byte{}
 	switch {
 	case was.ClusterID != is.ClusterID:
-		return fmt.Errorf("%w: %s/%d was in cluster %q, and the brokers now are cluster %q", source.ErrIncarnation, was.Topic, was.Partition, was.ClusterID, is.ClusterID)
+		return fmt.Errorf("%w: %s/%d was in cluster %q, and the brokers now are cluster %q",
+			source.ErrIncarnation, was.Topic, was.Partition, was.ClusterID, is.ClusterID)
 	case was.TopicID != is.TopicID && was.TopicID != unknown && is.TopicID != unknown:
-		return fmt.Errorf("%w: the id of %q was %x and is %x", source.ErrIncarnation, was.Topic, was.TopicID, is.TopicID)
+		return fmt.Errorf("%w: the id of %q was %x and is %x",
+			source.ErrIncarnation, was.Topic, was.TopicID, is.TopicID)
 	}
 	return nil
 }

@@ -132,7 +132,15 @@ func batchOf(base int64, epoch int32) []byte {
 		r.Length = int32(len(r.AppendTo(nil)) - 1) // a length of 0 takes one byte
 		body = r.AppendTo(body)
 	}
-	k := kmsg.RecordBatch{FirstOffset: base, PartitionLeaderEpoch: epoch, Magic: 2, LastOffsetDelta: inBatch - 1, ProducerID: -1, NumRecords: inBatch, Records: body}
+	k := kmsg.RecordBatch{
+		FirstOffset:          base,
+		PartitionLeaderEpoch: epoch,
+		Magic:                2,
+		LastOffsetDelta:      inBatch - 1,
+		ProducerID:           -1,
+		NumRecords:           inBatch,
+		Records:              body,
+	}
 	raw := k.AppendTo(nil)
 	binary.BigEndian.PutUint32(raw[8:], uint32(len(raw)-12))
 	binary.BigEndian.PutUint32(raw[17:], crc32.Checksum(raw[21:], crc32.MakeTable(crc32.Castagnoli)))
@@ -166,7 +174,8 @@ func TestF5EpochsOfAResponseInParts(t *testing.T) {
 	for at := range b.end() {
 		f := fetch(at)
 		if want := b.epochs[at/inBatch]; f.LeaderEpoch != want || f.Messages[0].LeaderEpoch != want {
-			t.Errorf("offset %d is of epoch %d, and what was read up to it of %d, want %d", at, f.Messages[0].LeaderEpoch, f.LeaderEpoch, want)
+			t.Errorf("offset %d is of epoch %d, and what was read up to it of %d, want %d",
+				at, f.Messages[0].LeaderEpoch, f.LeaderEpoch, want)
 		}
 		if f.HighWatermark != b.end()+1 || f.LastStable != b.end() || f.Kept != (at > 0) {
 			t.Errorf("fetch at %d: %+v", at, f)

@@ -106,7 +106,13 @@ var (
 	lz4s  = sync.Pool{New: func() any { return lz4.NewReader(nil) }}
 	zstds = sync.Pool{New: func() any {
 		// It decodes in the calling goroutine, and never the whole payload at once.
-		d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecodeBuffersBelow(0))
+		d, err := zstd.NewReader(
+			nil,
+			zstd.WithDecoderConcurrency(1),
+			zstd.WithDecoderLowmem(true),
+			zstd.WithDecoderMaxWindow(maxWindow),
+			zstd.WithDecodeBuffersBelow(0),
+		)
 		if err != nil {
 			panic(err) // its options are wrong
 		}
@@ -135,7 +141,11 @@ func unpack(codec Compression, src []byte) (*unpacker, error) {
 			return nil, err
 		}
 		r := zstds.Get().(*zstd.Decoder)
-		return &unpacker{Reader: r, size: int(min(h.WindowSize, maxWindow)) + 512<<10, close: func() { _ = r.Reset(nil); zstds.Put(r) }},
+		return &unpacker{
+				Reader: r,
+				size:   int(min(h.WindowSize, maxWindow)) + 512<<10,
+				close:  func() { _ = r.Reset(nil); zstds.Put(r) },
+			},
 			r.Reset(bytes.NewReader(src))
 	}
 	return nil, errCodec

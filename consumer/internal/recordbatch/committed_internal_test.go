@@ -50,7 +50,14 @@ func genLog(t *rapid.T) (log []event, aborted []span, stable int64) {
 			}
 		}
 		b.last = b.base + int64(len(recs)) - 1
-		log = append(log, event{raw: encodeBatch(b, recs), base: b.base, last: b.last, producer: producer, control: control, visible: producer < 0})
+		log = append(log, event{
+			raw:      encodeBatch(b, recs),
+			base:     b.base,
+			last:     b.last,
+			producer: producer,
+			control:  control,
+			visible:  producer < 0,
+		})
 		next = b.last + 1
 		return len(log) - 1
 	}

@@ -225,7 +225,8 @@ func TestF14RecordTooLarge(t *testing.T) {
 			if errs[0] != nil || len(p.Messages) != 1 || p.Next != 8 || !p.More || p.Messages[0].Offset != 7 {
 				t.Fatalf("%v: what lies before it: %+v, %v", c, p, errs[0])
 			}
-			if want := fmt.Sprintf("offset 8 is %d bytes", n+3); !errors.Is(errs[1], ErrTooLarge) || !strings.Contains(errs[1].Error(), want) {
+			if want := fmt.Sprintf("offset 8 is %d bytes", n+3); !errors.Is(errs[1], ErrTooLarge) ||
+				!strings.Contains(errs[1].Error(), want) {
 				t.Errorf("%v: %v", c, errs[1])
 			}
 			if limit := uint64(40 << 20); took > limit {

@@ -22,7 +22,8 @@ func parseOldMessage(b []byte, offset int64, magic int8) (batch, error) {
 		return batch{}, fmt.Errorf("%w at offset %d: a message of %d bytes", ErrMalformed, offset, len(b))
 	}
 	if crc, want := crc32.ChecksumIEEE(b[magicAt:]), binary.BigEndian.Uint32(b[oldCRCAt:]); crc != want {
-		return batch{}, fmt.Errorf("%w at offset %d: its checksum is %08x, and should be %08x", ErrMalformed, offset, crc, want)
+		return batch{}, fmt.Errorf("%w at offset %d: its checksum is %08x, and should be %08x",
+			ErrMalformed, offset, crc, want)
 	}
 	out := batch{base: offset, last: offset, epoch: -1, magic: magic, producer: -1, maxTime: -1,
 		attributes: int16(b[oldAttributesAt]) & (attrCompression | attrLogAppendTime), payload: b}

@@ -209,5 +209,6 @@ func (a *arena) name(b []byte) string {
 var ErrTooLarge = errors.New("record is too large")
 
 func tooLarge(offset, size int64, most int) error {
-	return fmt.Errorf("%w: the one at offset %d is %d bytes long uncompressed, and Config.MaxRecordBytes allows %d", ErrTooLarge, offset, size, most)
+	return fmt.Errorf("%w: the one at offset %d is %d bytes long uncompressed, and Config.MaxRecordBytes allows %d",
+		ErrTooLarge, offset, size, most)
 }

@@ -248,7 +248,13 @@ func (l *Log) AddPartitions(n int) {
 func (l *Log) Identity() source.Identity {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return source.Identity{ClusterID: l.clusterID, TopicID: l.topicID, TopicPartition: source.TopicPartition{Topic: l.topic}, Partitions: int32(len(l.partitions)), Compacted: l.compacted}
+	return source.Identity{
+		ClusterID:      l.clusterID,
+		TopicID:        l.topicID,
+		TopicPartition: source.TopicPartition{Topic: l.topic},
+		Partitions:     int32(len(l.partitions)),
+		Compacted:      l.compacted,
+	}
 }
 
 // Committed returns a group's committed offset and its metadata, or -1 if there is none.
@@ -293,7 +299,15 @@ func (l *Log) notify() {
 // fetch returns up to limit records of up to most bytes from an offset. It waits for the first
 // until ctx is done or wait is over. epoch is the epoch of what was read below, or -1 if the fetch
 // does not continue an earlier one.
-func (l *Log) fetch(ctx context.Context, partition int32, topicID [16]byte, from int64, epoch int32, limit, most int, wait time.Duration) (source.Fetched[*consumer.Message], error) {
+func (l *Log) fetch(
+	ctx context.Context,
+	partition int32,
+	topicID [16]byte,
+	from int64,
+	epoch int32,
+	limit, most int,
+	wait time.Duration,
+) (source.Fetched[*consumer.Message], error) {
 	timeout := time.NewTimer(wait)
 	defer timeout.Stop()
 	for {

@@ -22,7 +22,8 @@ func (c *Cluster) Clone(ctx context.Context, name string, cfg Config) (*Cluster,
 	if err != nil {
 		return nil, err
 	}
-	follows := fmt.Sprintf("primary_conninfo = 'host=127.0.0.1 port=%d user=postgres sslmode=disable application_name=%s'\nprimary_slot_name = '%s'\n", c.port, name, name)
+	follows := fmt.Sprintf("primary_conninfo = 'host=127.0.0.1 port=%d user=postgres sslmode=disable "+
+		"application_name=%s'\nprimary_slot_name = '%s'\n", c.port, name, name)
 	err = errors.Join(s.write("postgresql.auto.conf", follows), s.write("standby.signal", ""))
 	if err == nil {
 		err = s.startAnywhere(ctx)
@@ -42,7 +43,11 @@ func Archiving() map[string]string {
 // backup is of to a named restore point, and promotes it.
 func (c *Cluster) Recover(ctx context.Context, from *Cluster, point string) error {
 	c.settings = maps.Clone(c.settings)
-	maps.Copy(c.settings, map[string]string{"restore_command": "cp '" + filepath.Join(from.sup.Dir(), "archive") + "/%f' %p", "recovery_target_name": point, "recovery_target_action": "promote"})
+	maps.Copy(c.settings, map[string]string{
+		"restore_command":        "cp '" + filepath.Join(from.sup.Dir(), "archive") + "/%f' %p",
+		"recovery_target_name":   point,
+		"recovery_target_action": "promote",
+	})
 	if err := c.write("recovery.signal", ""); err != nil {
 		return err
 	}

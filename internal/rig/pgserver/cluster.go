@@ -181,7 +181,12 @@ func (c *Cluster) start(ctx context.Context) error {
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		argv = append(argv, "-c", name+"="+settings[name])
 	}
-	srv, err := c.sup.StartServer(ctx, supervise.Command{Argv: argv, Env: append(c.env(), c.extra...), As: c.user, Stop: supervise.StopInterrupt})
+	srv, err := c.sup.StartServer(ctx, supervise.Command{
+		Argv: argv,
+		Env:  append(c.env(), c.extra...),
+		As:   c.user,
+		Stop: supervise.StopInterrupt,
+	})
 	if err != nil {
 		return err
 	}

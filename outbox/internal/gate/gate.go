@@ -105,7 +105,8 @@ func (g *Gate) Close() error {
 	if g.open == 0 && g.endedBad == 0 {
 		return nil
 	}
-	return fmt.Errorf("a fault of the relay: %d slots were not given back, and %d were given back twice", g.open, g.endedBad)
+	return fmt.Errorf("a fault of the relay: %d slots were not given back, and %d were given back twice",
+		g.open, g.endedBad)
 }
 
 // Abandoned is how many calls were abandoned and have not returned.

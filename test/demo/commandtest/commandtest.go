@@ -91,7 +91,9 @@ func Refuses(t *testing.T, run Run, words map[string][]string) {
 func Helps(t *testing.T, run Run, flag string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	if status := run(t.Context(), []string{"-h"}, &stdout, &stderr); status != command.Good || !strings.Contains(stdout.String(), flag) || stderr.Len() > 0 {
+	if status := run(t.Context(), []string{"-h"}, &stdout, &stderr); status != command.Good ||
+		!strings.Contains(stdout.String(), flag) ||
+		stderr.Len() > 0 {
 		t.Errorf("-h: exit status %d, %s%s", status, &stdout, &stderr)
 	}
 }
@@ -107,7 +109,8 @@ func NothingLeft(t *testing.T, url string, tables ...string) {
 	defer pool.Close()
 	for _, table := range tables {
 		var left string
-		if err := pool.QueryRow(t.Context(), `select coalesce(string_agg(r::text, e'\n'), '') from (select * from `+table+`) r`).Scan(&left); err != nil || left != "" {
+		if err := pool.QueryRow(t.Context(), `select coalesce(string_agg(r::text, e'\n'), '') from (select * from `+table+`) r`).Scan(&left); err != nil ||
+			left != "" {
 			t.Errorf("rows are left in %s, %v:\n%s", table, err, left)
 		}
 	}

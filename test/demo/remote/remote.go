@@ -133,7 +133,12 @@ func (p *Payments) pay(path, key string, body []byte) (status int, said []byte) 
 	}
 	done, known := p.paid[key]
 	if !known {
-		done = Paid{Path: path, Body: body, Reference: in.Reference, Answer: fmt.Appendf(nil, `{"id":"pp_%s"}`, strings.ToLower(rand.Text()))}
+		done = Paid{
+			Path:      path,
+			Body:      body,
+			Reference: in.Reference,
+			Answer:    fmt.Appendf(nil, `{"id":"pp_%s"}`, strings.ToLower(rand.Text())),
+		}
 		if path == "/payouts" && in.Amount == RefusedAmount {
 			done.Refused, done.Answer = true, []byte(`{"refused":"no funds"}`)
 		}

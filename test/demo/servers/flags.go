@@ -44,16 +44,23 @@ var mechanisms = []string{"plain", "scram-sha-256", "scram-sha-512"}
 
 // RegisterPostgres declares the flag for the database alone.
 func (f *Flags) RegisterPostgres(fs *flag.FlagSet) {
-	fs.StringVar(&f.Postgres, "postgres", "", "your own database, as a `URL`: postgres://user@host:5432/name\n(default: $"+devenv.EnvPostgresURL+", else one is found or started)")
+	fs.StringVar(&f.Postgres, "postgres",
+		"",
+		"your own database, as a `URL`: postgres://user@host:5432/name\n(default: $"+devenv.EnvPostgresURL+
+			", else one is found or started)")
 }
 
 // Register declares the flags.
 func (f *Flags) Register(fs *flag.FlagSet) {
 	f.RegisterPostgres(fs)
-	fs.StringVar(&f.Brokers, "brokers", "", "your own Kafka, as `host:port,...`\n(default: $"+devenv.EnvKafkaBrokers+", else one is found or started)")
+	fs.StringVar(&f.Brokers, "brokers",
+		"",
+		"your own Kafka, as `host:port,...`\n(default: $"+devenv.EnvKafkaBrokers+", else one is found or started)")
 	fs.BoolVar(&f.TLS, "tls", false, "connect to the brokers with TLS")
 	fs.StringVar(&f.TLSCA, "tls-ca", "", "trust the certificates in this `file` (PEM) and no others; needs -tls")
-	fs.StringVar(&f.SASL, "sasl", "", "authenticate at the brokers: `"+strings.Join(mechanisms, "|")+"`;\nuser and password from $"+envUser+" and $"+envPassword)
+	fs.StringVar(&f.SASL, "sasl",
+		"",
+		"authenticate at the brokers: `"+strings.Join(mechanisms, "|")+"`;\nuser and password from $"+envUser+" and $"+envPassword)
 }
 
 // Faults returns everything that is wrong with the flags.

@@ -168,7 +168,8 @@ func postgresError(ctx context.Context, name, from string, err error) error {
 	case errors.Is(err, migrations.ErrSchema):
 		return fmt.Errorf("postgres at %s: %w", name, err)
 	case errors.As(err, &pg) && pg.Code == "42501":
-		return fmt.Errorf("postgres at %s: %s (SQLSTATE %s): connect as a role that may create schemas, or run `onlyonce migrate` as one", name, pg.Message, pg.Code)
+		return fmt.Errorf("postgres at %s: %s (SQLSTATE %s): connect as a role that may create schemas, or run `onlyonce migrate` as one",
+			name, pg.Message, pg.Code)
 	case errors.As(err, &pg):
 		return fmt.Errorf("postgres at %s refused: %s (SQLSTATE %s): correct %s", name, pg.Message, pg.Code, from)
 	case errors.Is(err, context.DeadlineExceeded):

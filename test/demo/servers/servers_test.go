@@ -110,7 +110,12 @@ func TestKafka(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := k.Writer("orders")
-	if err := w.WriteMessages(t.Context(), kafka.Message{WriterData: 2}, kafka.Message{WriterData: 2}, kafka.Message{WriterData: 0}); err != nil {
+	if err := w.WriteMessages(
+		t.Context(),
+		kafka.Message{WriterData: 2},
+		kafka.Message{WriterData: 2},
+		kafka.Message{WriterData: 0},
+	); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.Close(); err != nil {

@@ -78,7 +78,12 @@ func Harness(t testing.TB, brokers []string, newSource NewSource) consumertest.H
 			if err != nil {
 				t.Fatalf("kafkatest: %v", err)
 			}
-			return source.Identity{ClusterID: meta.Cluster, TopicID: topics[topic].ID, TopicPartition: source.TopicPartition{Topic: topic}, Partitions: int32(len(topics[topic].Partitions))}
+			return source.Identity{
+				ClusterID:      meta.Cluster,
+				TopicID:        topics[topic].ID,
+				TopicPartition: source.TopicPartition{Topic: topic},
+				Partitions:     int32(len(topics[topic].Partitions)),
+			}
 		},
 		Source: func(_ testing.TB, group string, rebalance time.Duration, topics ...string) consumer.Source {
 			return newSource(brokers, group, rebalance, topics...)

@@ -72,7 +72,13 @@ func Proxied(t testing.TB, base *pgxpool.Pool, w *Wire, hold <-chan struct{}) (a
 	}
 	end := releasing(below, hold, cancel)
 	t.Cleanup(func() { end(); <-served })
-	u := url.URL{Scheme: "postgres", User: url.UserPassword(of.User, of.Password), Host: at.String(), Path: of.Database, RawQuery: "sslmode=disable"}
+	u := url.URL{
+		Scheme:   "postgres",
+		User:     url.UserPassword(of.User, of.Password),
+		Host:     at.String(),
+		Path:     of.Database,
+		RawQuery: "sslmode=disable",
+	}
 	return u.String()
 }
 

@@ -102,7 +102,8 @@ func TestFlags(t *testing.T) {
 		"-events 50 -kills 0 -v ": "-events: 50 is not from 100",
 	} {
 		var stderr bytes.Buffer
-		if status := run(context.Background(), strings.Fields(args), io.Discard, &stderr); status != rig.StatusEnvironment || !strings.Contains(stderr.String(), want) {
+		if status := run(context.Background(), strings.Fields(args), io.Discard, &stderr); status != rig.StatusEnvironment ||
+			!strings.Contains(stderr.String(), want) {
 			t.Errorf("%s: exit status %d, %s", args, status, &stderr)
 		}
 	}
