@@ -93,7 +93,7 @@ func (d *examiner) leftBehind(ctx context.Context, tx pgx.Tx) error {
 		d.add(
 			levelFail,
 			check,
-			"onlyonce outbox rebase -reason WHY (docs/operations.md, Move a database)",
+			"onlyonce outbox rebase -reason WHY (docs/operations/restore.md, Move a database)",
 			"the sequence %s stands at %d, and %d is in use: logical replication does not copy sequences. "+
 				"New rows get ids that are taken",
 			s.Name,
