@@ -127,7 +127,8 @@ func (w *worker) findPartition(ctx context.Context) error {
 // checkCursor refuses a cursor that belongs to another group or cluster, or to another topic of the
 // same name (F2, F4).
 func (w *worker) checkCursor(cur *cursor) error {
-	id, group := w.id, w.c.source.Group()
+	id := w.id
+	group := w.c.source.Group()
 	switch {
 	case cur.retired:
 		return w.haltError(HaltRetired, "an operator retired the cursor")
@@ -190,11 +191,14 @@ func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 	w.setPosition(cur.position, cur.anchor, cur.leaderEpoch)
 	w.state.takenAt.Store(w.pos)
 	w.state.epoch.Store(*epoch)
-	w.slotted, w.acknowledged = w.c.needsSlots(cur), nil
+	w.slotted = w.c.needsSlots(cur)
+	w.acknowledged = nil
 	if err := w.readDone(ctx); err != nil {
 		return false, err
 	}
-	w.aloneUntil, w.aloneLeft, w.unclean = 0, 0, !seen.clean
+	w.aloneUntil = 0
+	w.aloneLeft = 0
+	w.unclean = !seen.clean
 	switch { // how many messages the old owner may have worked on
 	case w.unclean && w.slotted:
 		w.aloneLeft = w.c.cfg.Window
@@ -287,7 +291,8 @@ func (w *worker) verifyAnchor(ctx context.Context) error {
 // readDone reads what is done above the position, if slots work on the partition. It runs after the
 // raise, which has waited for each slot's transaction (C3).
 func (w *worker) readDone(ctx context.Context) error {
-	w.doneBefore, w.unproven = nil, nil
+	w.doneBefore = nil
+	w.unproven = nil
 	if !w.slotted {
 		return nil
 	}

@@ -20,7 +20,9 @@ func unnested(_ context.Context, tx consumer.Tx, msgs []*consumer.Message) error
 	var parts []int32
 	var offsets []int64
 	for _, m := range msgs {
-		values, parts, offsets = append(values, string(m.Value)), append(parts, m.Partition), append(offsets, m.Offset)
+		values = append(values, string(m.Value))
+		parts = append(parts, m.Partition)
+		offsets = append(offsets, m.Offset)
 	}
 	tx.Queue(`insert into effects (value, part, off) select * from unnest($1::text[], $2::int[], $3::bigint[])`, values, parts, offsets)
 	return nil

@@ -145,7 +145,8 @@ func TestT7FenceSetsTheBounds(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, 1)
 			values := r.numbered(0, 5)
-			if cfg.Timeouts.Lock, cfg.Timeouts.Statement, cfg.Timeouts.Idle = 50*time.Millisecond, 7*time.Second, 9*time.Second; name == "slots" {
+			cfg.Timeouts.Lock, cfg.Timeouts.Statement, cfg.Timeouts.Idle = 50*time.Millisecond, 7*time.Second, 9*time.Second
+			if name == "slots" {
 				cfg.Concurrency = 3
 			}
 			var wrong atomic.Value
@@ -331,7 +332,8 @@ func TestT7EveryIsolationLevelAppliesOnce(t *testing.T) {
 				if n := r.count(`select count(*) from (select value from effects group by value having count(*) = 2) v`); n != len(values) {
 					t.Errorf("%d of %d messages have one effect in each scope", n, len(values))
 				}
-				if n, sum := r.count(`select count(*) from effects`), r.count(`select sum(n) from tally`); n != 120 || sum != 120 {
+				n, sum := r.count(`select count(*) from effects`), r.count(`select sum(n) from tally`)
+				if n != 120 || sum != 120 {
 					t.Errorf("%d effects, %d counted, want 120", n, sum)
 				}
 				if len(r.reasons()) > 0 {
@@ -353,7 +355,8 @@ func TestK2UncommittedCopyAtEveryLevel(t *testing.T) {
 				cfg := testConfig()
 				cfg.OnBegin = isolation(level)
 				r.log.Append(0, "same", id("one"))
-				entered, release := make(chan struct{}), make(chan struct{})
+				entered := make(chan struct{})
+				release := make(chan struct{})
 				var once sync.Once
 				stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 					if m.Partition == 0 && m.Attempt == 0 {

@@ -21,7 +21,8 @@ func blocking() consumer.Config {
 // offsets.
 func (r *rig) offsetsInOrder() {
 	r.t.Helper()
-	if n := r.count(`select count(*) from (select off < lag(off) over (partition by part order by n) as wrong from effects) e where wrong`); n != 0 {
+	n := r.count(`select count(*) from (select off < lag(off) over (partition by part order by n) as wrong from effects) e where wrong`)
+	if n != 0 {
 		r.t.Errorf("%d effects are out of order", n)
 	}
 }

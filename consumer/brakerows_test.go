@@ -35,7 +35,10 @@ var brakeRows = []row{
 
 func (f *faults) everythingFails(start func(consumer.HandlerFunc) func(), adjust ...func(*faults)) {
 	f.t.Helper()
-	f.begin(1, append(adjust, func(f *faults) { f.cfg.Brake.ProbeInterval, f.mix.Unordered = 20*time.Millisecond, true })...)
+	f.begin(1, append(adjust, func(f *faults) {
+		f.cfg.Brake.ProbeInterval = 20 * time.Millisecond
+		f.mix.Unordered = true
+	})...)
 	for i := range 30 {
 		f.mix.Add(0, "k0", "all-"+string(rune('A'+i)), "")
 	}

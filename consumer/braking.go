@@ -10,7 +10,8 @@ import (
 // haltEverythingFails halts the partition because of a message that failed, like nearly all before
 // it.
 func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltError {
-	b, counts := e.brake, map[string]int{}
+	b := e.brake
+	counts := map[string]int{}
 	judged := b.Trip()
 	for _, reason := range judged {
 		counts[reason]++
@@ -18,7 +19,8 @@ func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltErr
 	var reasons, failed []string
 	for _, reason := range []string{parked.NoKey, parked.TooOld, parked.Permanent, parked.Exhausted} {
 		if counts[reason] > 0 {
-			reasons, failed = append(reasons, reason), append(failed, fmt.Sprintf("%d %s", counts[reason], reason))
+			reasons = append(reasons, reason)
+			failed = append(failed, fmt.Sprintf("%d %s", counts[reason], reason))
 		}
 	}
 	h := e.haltErrorAt(pos, HaltEverythingFails, "of the last %d messages nearly all have failed (%s), the "+
@@ -29,7 +31,8 @@ func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltErr
 		if reason == parked.TooOld {
 			continue // an operator has to find out first which of them were applied
 		}
-		h.parkedKind, h.failed = e.c.parkedKind(), append(h.failed, reason)
+		h.parkedKind = e.c.parkedKind()
+		h.failed = append(h.failed, reason)
 		h.Redrive = append(h.Redrive, h.redrive(reason, &h.Partition))
 	}
 	b.halt.Store(h)
@@ -65,7 +68,8 @@ func (e *engine) firstBraked(p *plan, dispositions []*disposition) (at int, err 
 	worst := false
 	for i := range p.msgs {
 		if v := of(i); v != nil {
-			reasons[i], worst = v.reason, true
+			reasons[i] = v.reason
+			worst = true
 		}
 	}
 	if !worst {

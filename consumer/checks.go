@@ -77,7 +77,9 @@ func (e *engine) skipStillParked(ctx context.Context, tx *guard.Tx, p *plan, dis
 		closed := false
 		if sealed[n] {
 			value, err := e.c.open(row)
-			row.Value, closed = value, err != nil // what does not open is compared by the rest
+			// what does not open is compared by the rest
+			row.Value = value
+			closed = err != nil
 		}
 		if row.isRecord(p.msgs[i], closed) {
 			dispositions[i] = &disposition{reason: reasonDuplicate}
@@ -113,10 +115,12 @@ func (e *engine) checkOrder(ctx context.Context, tx *guard.Tx, p *plan, disposit
 	if e.c.cfg.OnFailure != ParkOrderingKey || p.alreadyParked {
 		return
 	}
-	keys, index := make([]pgtype.UUID, 0, len(p.msgs)), make([]int, 0, len(p.msgs))
+	keys := make([]pgtype.UUID, 0, len(p.msgs))
+	index := make([]int, 0, len(p.msgs))
 	for i, m := range p.msgs {
 		if m.orderKey.Valid && (dispositions[i] == nil || dispositions[i].parks()) {
-			keys, index = append(keys, m.orderKey), append(index, i)
+			keys = append(keys, m.orderKey)
+			index = append(index, i)
 		}
 	}
 	if len(keys) == 0 {

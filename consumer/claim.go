@@ -67,7 +67,9 @@ func (e *engine) claimKeys(
 	for i, m := range msgs {
 		if dispositions[i] == nil {
 			hash, fingerprint := m.hash()
-			hashes, fingerprints, index = append(hashes, hash), append(fingerprints, fingerprint), append(index, i)
+			hashes = append(hashes, hash)
+			fingerprints = append(fingerprints, fingerprint)
+			index = append(index, i)
 		}
 	}
 	if len(hashes) == 0 {
@@ -107,11 +109,13 @@ func (e *engine) claimOutsideReplay(tx *guard.Tx, msgs []*Message, dispositions 
 	if e.c.events {
 		return
 	}
-	hashes, fingerprints := make([][16]byte, 0, len(msgs)), make([]int64, 0, len(msgs))
+	hashes := make([][16]byte, 0, len(msgs))
+	fingerprints := make([]int64, 0, len(msgs))
 	for i, m := range msgs {
 		if dispositions[i] == nil {
 			hash, fingerprint := m.hashIn(0)
-			hashes, fingerprints = append(hashes, hash), append(fingerprints, fingerprint)
+			hashes = append(hashes, hash)
+			fingerprints = append(fingerprints, fingerprint)
 		}
 	}
 	if len(hashes) > 0 {
@@ -191,7 +195,8 @@ func (e *engine) findIDs(msgs []*Message) []*disposition {
 	dispositions := make([]*disposition, len(msgs))
 	e.c.identifyAll(msgs, e.c.identify)
 	for i, m := range msgs {
-		m.mayRepeat, m.idInTopic = m.Offset < e.redoUntil, e.idInTopic
+		m.mayRepeat = m.Offset < e.redoUntil
+		m.idInTopic = e.idInTopic
 		switch err := m.idErr; {
 		case errors.Is(err, ErrSkip):
 			dispositions[i] = &disposition{reason: reasonSkipped, err: err}
@@ -240,7 +245,8 @@ func (c *Consumer) identify(m *Message) (err error) {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%w: Config.Key, Fingerprint, Tenant or OrderingKey panicked: %v", ErrNoKey, p)
 		}
-		m.identified, m.idErr = true, err
+		m.identified = true
+		m.idErr = err
 		m.restore(&was)
 	}()
 	if c.events {
@@ -283,7 +289,8 @@ func (c *Consumer) identifyInOrder(m *Message) error {
 		m.inOrder = m.orderKey
 		return nil
 	}
-	was, found := *m, m.idErr
+	was := *m
+	found := m.idErr
 	if c.copyBytes.Load() {
 		m.ownBytes()
 	}

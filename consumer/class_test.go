@@ -138,7 +138,8 @@ func TestK10TwoConsumersOfAScope(t *testing.T) {
 	r.reaches(0, 7)
 	stop()
 	r.once(append(values, "new")...)
-	if was, is := r.held("p0-1"), r.held("new"); was != "consumer" || is != "consumer consumer_long" {
+	was, is := r.held("p0-1"), r.held("new")
+	if was != "consumer" || is != "consumer consumer_long" {
 		t.Errorf("a key from before is in %q, a new one in %q", was, is)
 	}
 }
@@ -202,7 +203,8 @@ func TestK10OwnerFromBeforeIsFencedOut(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	r.log.Append(0, "first", id("first"))
-	entered, resume := make(chan struct{}), make(chan struct{})
+	entered := make(chan struct{})
+	resume := make(chan struct{})
 	var once sync.Once
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if string(m.Value) == "v" {
@@ -302,7 +304,8 @@ func TestK10ClaimsMeetInEitherRing(t *testing.T) {
 		want   int16
 	}{{"standard", true, 1}, {"standard", false, 0}, {"long", true, 1}, {"long", false, 0}} {
 		key := fmt.Sprintf("k%d", i)
-		a, b := newClaimer(t, pool), newClaimer(t, pool)
+		a := newClaimer(t, pool)
+		b := newClaimer(t, pool)
 		a.exec(`begin`)
 		if got, err := a.claim(oneClass, c.first, key, 0); err != nil || got[0] != 0 {
 			t.Fatal(got, err)
@@ -329,7 +332,8 @@ func waits(t *testing.T, pool *pgxpool.Pool, c *claimer) {
 	t.Helper()
 	until(t, "the claim to wait", func() bool {
 		var waiting bool
-		if err := pool.QueryRow(t.Context(), `select exists (select from pg_locks where pid = $1 and not granted)`, int32(c.conn.PgConn().PID())).Scan(&waiting); err != nil { //nolint:gosec // a process id
+		err := pool.QueryRow(t.Context(), `select exists (select from pg_locks where pid = $1 and not granted)`, int32(c.conn.PgConn().PID())).Scan(&waiting)
+		if err != nil { //nolint:gosec // a process id
 			t.Fatal(err)
 		}
 		return waiting
@@ -347,9 +351,11 @@ func TestK10ConflictLeavesNoOtherFingerprint(t *testing.T) {
 			of   int64
 			want int16
 		}{{1, 0}, {2, 2}, {1, 1}, {0, 1}} {
-			sql, args := bothSQL, []any{"short", "standard", in, claim.of}
+			sql := bothSQL
+			args := []any{"short", "standard", in, claim.of}
 			if claim.want == 0 {
-				sql, args = oneClass, []any{in, in, claim.of}
+				sql = oneClass
+				args = []any{in, in, claim.of}
 			}
 			if got, err := c.claim(sql, args...); err != nil || got[0] != claim.want {
 				t.Errorf("key in %s, payload %d: %v, %v; want %d", in, claim.of, got, err, claim.want)
@@ -509,7 +515,8 @@ func TestK10CursorMadeDuringAChange(t *testing.T) {
 			topic, 0, nil, nil, nil, 0, "earliest", nil, names.Cursor("stock", topic, 0).String())
 		return err
 	}
-	maker, change := newClaimer(t, r.pool), newClaimer(t, r.pool)
+	maker := newClaimer(t, r.pool)
+	change := newClaimer(t, r.pool)
 	maker.exec(`begin`)
 	if err := create(maker, "made"); err != nil {
 		t.Fatal(err)
@@ -551,7 +558,8 @@ func TestK10TooOldFollowsTheClass(t *testing.T) {
 		t.Helper()
 		for _, function := range []string{"too_old", "forgotten"} {
 			var got string
-			if err := r.pool.QueryRow(t.Context(), `select coalesce(round(extract(epoch from clock_timestamp() - onlyonce.`+function+`('stock')) / 3600)::text, 'none')`).Scan(&got); err != nil ||
+			err := r.pool.QueryRow(t.Context(), `select coalesce(round(extract(epoch from clock_timestamp() - onlyonce.`+function+`('stock')) / 3600)::text, 'none')`).Scan(&got)
+			if err != nil ||
 				got != want {
 				t.Errorf("%s is %s hours ago, want %s; %v", function, got, want, err)
 			}
@@ -595,7 +603,11 @@ func TestK10WhatHasNoClass(t *testing.T) {
 	}
 	for name, change := range map[string]func(*consumer.Config){
 		"must be HorizonStandard": func(c *consumer.Config) { c.Horizon = 7 },
-		"is set, and Key is not":  func(c *consumer.Config) { c.Horizon, c.Key, c.PositionsOnly = consumer.HorizonLong, nil, true },
+		"is set, and Key is not": func(c *consumer.Config) {
+			c.Horizon = consumer.HorizonLong
+			c.Key = nil
+			c.PositionsOnly = true
+		},
 	} {
 		cfg := testConfig()
 		change(&cfg)

@@ -62,7 +62,8 @@ func CloudEvent[T any](ctx context.Context, m *Message) (value T, err error) {
 		return value, err
 	}
 	own := *m
-	if own.Value = event.Data; event.Base64 != nil {
+	own.Value = event.Data
+	if event.Base64 != nil {
 		own.Value = event.Base64
 	}
 	if value, err = JSON[T](ctx, &own); err != nil {
@@ -80,7 +81,8 @@ func isStructured(m *Message) (bool, error) {
 			continue
 		}
 		kind, _, _ := strings.Cut(string(h.Value), ";")
-		switch kind = strings.ToLower(strings.TrimSpace(kind)); {
+		kind = strings.ToLower(strings.TrimSpace(kind))
+		switch {
 		case kind == "application/cloudevents+json":
 			structured = true
 		case strings.HasPrefix(kind, "application/cloudevents"):

@@ -24,7 +24,8 @@ delete from onlyonce.done d using held
 // done, its row says nothing of this log: it is deleted, and the record is handled. It looks at the
 // offsets that the fetch spans, of what may be millions.
 func (s *slots) compare(ctx context.Context, got fetchResult) error {
-	before, next := s.window.Before, got.Next
+	before := s.window.Before
+	next := got.Next
 	if len(before) == 0 {
 		return nil
 	}

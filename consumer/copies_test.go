@@ -86,13 +86,20 @@ func TestK8ChoiceIsAsked(t *testing.T) {
 		change func(*consumer.Config)
 		want   string
 	}{
-		"two topics":         {two, nil, "Config.Copies: is not set, and the source reads 2 topics"},
-		"two topics within":  {two, func(c *consumer.Config) { c.Copies = consumer.WithinTopic }, ""},
-		"two topics across":  {two, func(c *consumer.Config) { c.Copies = consumer.AcrossTopics }, ""},
-		"two topics, no ids": {two, func(c *consumer.Config) { c.Key, c.PositionsOnly = nil, true }, ""},
+		"two topics":        {two, nil, "Config.Copies: is not set, and the source reads 2 topics"},
+		"two topics within": {two, func(c *consumer.Config) { c.Copies = consumer.WithinTopic }, ""},
+		"two topics across": {two, func(c *consumer.Config) { c.Copies = consumer.AcrossTopics }, ""},
+		"two topics, no ids": {two, func(c *consumer.Config) {
+			c.Key = nil
+			c.PositionsOnly = true
+		}, ""},
 		"a choice without ids": {
 			two,
-			func(c *consumer.Config) { c.Key, c.PositionsOnly, c.Copies = nil, true, consumer.WithinTopic },
+			func(c *consumer.Config) {
+				c.Key = nil
+				c.PositionsOnly = true
+				c.Copies = consumer.WithinTopic
+			},
 			"there are no ids",
 		},
 		"one topic":                 {r.src, nil, ""},
@@ -101,7 +108,10 @@ func TestK8ChoiceIsAsked(t *testing.T) {
 		"events of two topics":      {events{two}, func(c *consumer.Config) { c.Key = nil }, ""},
 		"a choice for events": {
 			events{two},
-			func(c *consumer.Config) { c.Key, c.Copies = nil, consumer.WithinTopic },
+			func(c *consumer.Config) {
+				c.Key = nil
+				c.Copies = consumer.WithinTopic
+			},
 			"Config.Copies: must not be set",
 		},
 		"no choice": {two, func(c *consumer.Config) { c.Copies = 3 }, "Config.Copies: is 3"},
@@ -352,7 +362,8 @@ func TestK8ShardsAgree(t *testing.T) {
 	r.b.reads("paid", 1)
 	stop()
 	for name, one := range map[string]*rig{"a": r.rig, "b": r.b} {
-		if n := one.count(`select count(*) from onlyonce.scopes where scope = 'stock' and first_topic = 'orders' and copies = 'within'`); n != 1 {
+		n := one.count(`select count(*) from onlyonce.scopes where scope = 'stock' and first_topic = 'orders' and copies = 'within'`)
+		if n != 1 {
 			t.Errorf("shard %s has not the scope's row as the other one", name)
 		}
 	}

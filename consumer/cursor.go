@@ -207,7 +207,8 @@ func (c *Consumer) doneAbove(
 ) (done map[int64]int64, unproven map[int64]struct{}, err error) {
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
-	done, unproven = map[int64]int64{}, map[int64]struct{}{}
+	done = map[int64]int64{}
+	unproven = map[int64]struct{}{}
 	var offset, hash int64
 	var only bool
 	rows, _ := c.pool.Query(ctx, readDoneSQL, cur.id, cur.run, pos)

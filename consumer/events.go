@@ -86,7 +86,8 @@ func (l *haltLog) due(halt *HaltError) bool {
 	if now == l.last && time.Since(l.at) < logHaltEvery {
 		return false
 	}
-	l.last, l.at = now, time.Now()
+	l.last = now
+	l.at = time.Now()
 	return true
 }
 

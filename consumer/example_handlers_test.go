@@ -63,7 +63,8 @@ func ExampleBatchHandlerFunc() {
 			if _, err := fmt.Sscan(string(m.Value), &amount); err != nil {
 				return consumer.FailMessage(m, consumer.Permanent(err))
 			}
-			accounts, amounts = append(accounts, string(m.Key)), append(amounts, amount)
+			accounts = append(accounts, string(m.Key))
+			amounts = append(amounts, amount)
 		}
 		tx.Queue(`insert into payments select * from unnest($1::text[], $2::int[])`, accounts, amounts)
 		return nil

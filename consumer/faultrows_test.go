@@ -62,7 +62,8 @@ var claimRows = slices.Concat(
 			f.mix.AddAs(0, "k0", "k0-0", "forged", "call")
 			f.mix.Add(0, "k0", "behind", "call")
 			f.finish(f.start(f.handle))
-			if n := f.count(`select count(*) from onlyonce.parked where reason = 'behind' and body = 'behind'::bytea and settled_at is null`); n != 1 {
+			n := f.count(`select count(*) from onlyonce.parked where reason = 'behind' and body = 'behind'::bytea and settled_at is null`)
+			if n != 1 {
 				f.t.Errorf("the message behind the conflict was not parked behind it")
 			}
 		}},
@@ -680,7 +681,8 @@ func (f *faults) failsOver(adjust ...func(*faults)) {
 			f.t.Fatal(err)
 		}
 	}
-	data, standby := filepath.Join(server.Dir, "data"), filepath.Join(server.Dir, "standby")
+	data := filepath.Join(server.Dir, "data")
+	standby := filepath.Join(server.Dir, "standby")
 	restart("cp", "-a "+data+" "+standby)
 	for i := range 6 {
 		f.mix.Add(0, "k0", fmt.Sprint("k0-lost", i), "call")

@@ -105,7 +105,8 @@ func positionsOnly(f *faults) {
 }
 
 func ordered(f *faults) {
-	f.cfg.OnFailure, f.mix.Ordered = consumer.ParkOrderingKey, true
+	f.cfg.OnFailure = consumer.ParkOrderingKey
+	f.mix.Ordered = true
 }
 
 func patient(f *faults) { f.cfg.MaxAttempts = 50 }
@@ -231,7 +232,8 @@ func (f *faults) partitions() (n int32) {
 // say writes the row's line.
 func (f *faults) say(more string) {
 	f.rig.mu.Lock()
-	duplicates, fallbacks := 0, 0
+	duplicates := 0
+	fallbacks := 0
 	for _, e := range f.events {
 		duplicates += e.Duplicates
 		if e.Fallback {
@@ -260,7 +262,9 @@ func (f *faults) parkedAs(reasons map[string]string) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	got, value, reason := map[string]string{}, "", ""
+	got := map[string]string{}
+	value := ""
+	reason := ""
 	if _, err := pgx.ForEachRow(rows, []any{&value, &reason}, func() error { got[value] = reason; return nil }); err != nil {
 		f.t.Fatal(err)
 	}
@@ -421,7 +425,8 @@ var groupRows = []row{
 		// Patient: an attempt counts until the owner that lost the partition takes it back, and the
 		// next one may count before that.
 		f.begin(2, positionsOnly, patient)
-		f.src.Believes, f.src.FetchLimit = true, 7
+		f.src.Believes = true
+		f.src.FetchLimit = 7
 		second := &memlog.Source{Log: f.log, GroupID: "stock", Believes: true, FetchLimit: 7}
 		stop := f.start(f.handle)
 		stop2 := f.startOn(second, f.pool, f.handle)

@@ -28,7 +28,8 @@ func TestT2FencedOutOwnerCommitsNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	values := r.numbered(0, 10)
-	entered, resume := make(chan struct{}), make(chan struct{})
+	entered := make(chan struct{})
+	resume := make(chan struct{})
 	var once sync.Once
 	cfg := testConfig()
 	cfg.Key, cfg.PositionsOnly = nil, true // no key prevents the double: only the fence does
@@ -60,7 +61,8 @@ func TestF2TwoOwnersOfOnePartition(t *testing.T) {
 		r.log.Append(0, v)
 		values = append(values, v)
 	}
-	r.src.Believes, r.src.FetchLimit = true, 7
+	r.src.Believes = true
+	r.src.FetchLimit = 7
 	second := &memlog.Source{Log: r.log, GroupID: "stock", Believes: true, FetchLimit: 7}
 	stop1 := r.start(queued, cfg) // writes the partition, 0
 	stop2 := r.startOn(second, r.pool, func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {

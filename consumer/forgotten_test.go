@@ -105,7 +105,8 @@ func TestD8BodiesGoWithTheSettlement(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	if n, m := r.count(empty), r.count(holding); n != 1 || m != 1 {
+	n, m := r.count(empty), r.count(holding)
+	if n != 1 || m != 1 {
 		t.Errorf("%d rows are empty, and %d are not", n, m)
 	}
 	if _, err := ops.Redrive(

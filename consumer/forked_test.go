@@ -35,7 +35,8 @@ func (*gated) Err() error             { return nil }
 // forks makes two calls at once, and returns whether both failed because of that.
 func forks(ctx context.Context, tx consumer.Tx) bool {
 	more := make(chan struct{})
-	src, first := &gated{begun: make(chan struct{}), more: more}, make(chan error)
+	src := &gated{begun: make(chan struct{}), more: more}
+	first := make(chan error)
 	go func() {
 		_, err := tx.CopyFrom(ctx, pgx.Identifier{"effects"}, []string{"value"}, src)
 		first <- err

@@ -164,7 +164,9 @@ func (r remedy) commands() (one, all []string) {
 	single := false
 	for _, s := range r {
 		if s.one != "" {
-			one, all, single = append(one, s.one), append(all, s.all), single || s.all == ""
+			one = append(one, s.one)
+			all = append(all, s.all)
+			single = single || s.all == ""
 		}
 	}
 	if single {
@@ -235,7 +237,8 @@ func (e *HaltError) remedy() (r remedy) {
 	case HaltBlocked:
 		goOn("", at("OFFSET"), "")
 	default:
-		when, all := "", ""
+		when := ""
+		all := ""
 		switch {
 		case e.Reason == HaltRetired && e.Shard != "":
 			when = "if it was moved to another shard deploy the shard.Config.OfPartition that says so; to bring it back"

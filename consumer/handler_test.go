@@ -28,10 +28,12 @@ func unlike(t *testing.T, reason string, bad consumer.HandlerFunc) *rig {
 	r.reaches(0, 30)
 	stop()
 	r.once(append(values[:7:7], values[8:]...)...)
-	if got, want := fmt.Sprint(r.reasons()), "map[7:"+reason+"]"; got != want {
+	got, want := fmt.Sprint(r.reasons()), "map[7:"+reason+"]"
+	if got != want {
 		t.Errorf("parked: %s, want %s", got, want)
 	}
-	if n := r.count(`select count(*) from onlyonce.parked where body = 'p0-7'::bytea and attempts > 0 and "offset" = 7 and header_values = array['p0-7'::bytea]`); n != 1 {
+	n := r.count(`select count(*) from onlyonce.parked where body = 'p0-7'::bytea and attempts > 0 and "offset" = 7 and header_values = array['p0-7'::bytea]`)
+	if n != 1 {
 		t.Errorf("the message is not whole in onlyonce.parked")
 	}
 	return r

@@ -234,7 +234,8 @@ func TestStuckHandlerIsTold(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, 1)
 			values := r.numbered(0, 3)
-			release, gone := make(chan struct{}), make(chan struct{})
+			release := make(chan struct{})
+			gone := make(chan struct{})
 			var once sync.Once
 			cfg := impatient()
 			cfg.Hooks = r.hooks(cfg.Hooks)
@@ -289,7 +290,8 @@ func TestDrainLeavesAHungHandler(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	values := r.numbered(0, 5)
-	release, entered := make(chan struct{}), make(chan struct{})
+	release := make(chan struct{})
+	entered := make(chan struct{})
 	cfg := testConfig()
 	cfg.DrainTimeout, cfg.HangTimeout = 100*time.Millisecond, 100*time.Millisecond
 	cfg.Hooks = r.hooks(cfg.Hooks)
@@ -418,7 +420,8 @@ func TestT6GoroutineBehindItsHandlerIsRefused(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	values := r.numbered(0, 1) // the last message of its batch: no later one takes the transaction
-	applied, tried := make(chan struct{}), make(chan []error, 1)
+	applied := make(chan struct{})
+	tried := make(chan []error, 1)
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		go func() {
 			<-applied

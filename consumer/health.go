@@ -93,7 +93,8 @@ func (c *Consumer) countParked(ctx context.Context, counts map[partitionPlace][3
 	}
 	defer rows.Close()
 	for rows.Next() {
-		at, n := partitionPlace{shard: c.shard}, [3]int{}
+		at := partitionPlace{shard: c.shard}
+		n := [3]int{}
 		if err := rows.Scan(&at.topic, &at.partition, &n[0], &n[1], &n[2]); err != nil {
 			return err
 		}

@@ -18,8 +18,11 @@ func TestHooksComeInPairs(t *testing.T) {
 	r.log.Append(0, "p0-1", id("p0-1")) // a duplicate
 	release := make(chan struct{})
 	var mu sync.Mutex
-	open, ended, n := map[int]string{}, map[string]int{}, 0
-	committed, failed := 0, 0
+	open := map[int]string{}
+	ended := map[string]int{}
+	n := 0
+	committed := 0
+	failed := 0
 	begin := func(ctx context.Context, kind string, want ...string) context.Context {
 		mu.Lock()
 		defer mu.Unlock()
@@ -138,7 +141,9 @@ func hooksOfBatches(t *testing.T, whole bool) {
 	r := newRig(t, 1)
 	values := r.numbered(0, 30)
 	var mu sync.Mutex
-	begun, ended, failed := 0, 0, 0
+	begun := 0
+	ended := 0
+	failed := 0
 	cfg := testConfig()
 	cfg.Hooks = consumer.Hooks{
 		HandleBatchStart: func(ctx context.Context, msgs []*consumer.Message) context.Context {

@@ -21,7 +21,8 @@ func TestHooksThatPanic(t *testing.T) {
 // Without hooks, a transaction allocates nothing for them.
 func TestNoHooksAllocateNothing(t *testing.T) {
 	c := &Consumer{cfg: Config{Hooks: Hooks{}.guarded(slog.Default())}}
-	p, o := &plan{msgs: []*Message{{}}}, &outcome{}
+	p := &plan{msgs: []*Message{{}}}
+	o := &outcome{}
 	ctx := t.Context()
 	if n := testing.AllocsPerRun(100, func() {
 		end(begin(ctx, c.cfg.Hooks.AttemptStart, o.result.Batch), c.cfg.Hooks.AttemptEnd, o.result, nil)
@@ -40,7 +41,8 @@ func TestMiddlewareAllocates(t *testing.T) {
 		cfg:     Config{Middleware: []Middleware{through, through}},
 		handler: HandlerFunc(func(context.Context, Tx, *Message) error { return nil }),
 	}
-	m, ctx := &Message{}, t.Context()
+	m := &Message{}
+	ctx := t.Context()
 	if n := testing.AllocsPerRun(100, func() {
 		if err := c.callThroughMiddleware(ctx, nil, m, nil); err != nil {
 			t.Error(err)

@@ -160,7 +160,8 @@ func TestF9MessageThatKills(t *testing.T) {
 					r.reaches(0, 5)
 					stop()
 					full := k.log()
-					r.log, r.src.Log = full, full
+					r.log = full
+					r.src.Log = full
 				}
 				for i := range deaths {
 					if !killed(runChild(t, k.child(n), r.pool.Config().ConnString())) {

@@ -25,7 +25,8 @@ func TestF9LockIsReleasedOnEachPath(t *testing.T) {
 	c := &Consumer{cfg: Config{Scope: "s", Logger: slog.New(slog.DiscardHandler)}.withDefaults(), shared: &shared{}}
 	c.pool = primary.Of(pool, c.cfg.Logger)
 	own := ownership{c: c, cur: &cursor{suspects: []int64{7}}, state: &partitionState{}, brake: newBrake(c.cfg.Brake)}
-	suspect, other := &Message{Offset: 7}, &Message{Offset: 8}
+	suspect := &Message{Offset: 7}
+	other := &Message{Offset: 8}
 	log := func() *worker {
 		w := &worker{applier: applier{engine: engine{ownership: own}}}
 		w.fenceOf = w.positionFence

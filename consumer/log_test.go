@@ -19,7 +19,8 @@ func TestStartAndTakeOverAreLogged(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	r.numbered(0, 5)
-	first, second := testConfig(), testConfig()
+	first := testConfig()
+	second := testConfig()
 	var texts [2]func() string
 	first.Logger, texts[0] = pgtest.Logged()
 	second.Logger, texts[1] = pgtest.Logged()

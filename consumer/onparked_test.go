@@ -121,7 +121,8 @@ func TestD3OnParkedOfManyMessages(t *testing.T) {
 	stop := r.start(effect, cfg)
 	r.reaches(0, 2*many)
 	stop()
-	if dead, applied := r.count(`select count(*) from dead`), r.count(`select count(*) from effects`); dead != many || applied != many {
+	dead, applied := r.count(`select count(*) from dead`), r.count(`select count(*) from effects`)
+	if dead != many || applied != many {
 		t.Errorf("%d dead, %d applied, want %d each", dead, applied, many)
 	}
 }

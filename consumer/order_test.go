@@ -308,7 +308,8 @@ func TestF1RetryOfAReplacedOwnerIsFenced(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	r.keyed(0, "a", "a-0")
-	in, out := make(chan struct{}), make(chan struct{})
+	in := make(chan struct{})
+	out := make(chan struct{})
 	var once sync.Once
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if m.Attempt < 2 {
@@ -514,7 +515,8 @@ func TestT9WaitCountedWhileTheClockWasAhead(t *testing.T) {
 	stop := r.start(func(context.Context, consumer.Tx, *consumer.Message) error { return errBoom }, cfg)
 	r.reaches(0, 2)
 	stop()
-	if n := r.count(`select count(*) from onlyonce.parked where timed_at between next_attempt_at - interval '1 minute' and clock_timestamp()`); n != 1 {
+	n := r.count(`select count(*) from onlyonce.parked where timed_at between next_attempt_at - interval '1 minute' and clock_timestamp()`)
+	if n != 1 {
 		t.Errorf("%d rows have the time at which they were given their due time", n)
 	}
 	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() + interval '1 day 1 second' where state = 'retrying'`)
@@ -568,7 +570,8 @@ func TestHaltIsLoggedOnce(t *testing.T) {
 			t.Errorf("%s is in %s", none, text)
 		}
 	}
-	services, command := strings.Index(text, "if these are two services, change Config.Scope"), strings.Index(text, "onlyonce cursor adopt")
+	services := strings.Index(text, "if these are two services, change Config.Scope")
+	command := strings.Index(text, "onlyonce cursor adopt")
 	if services < 0 || command < services {
 		t.Errorf("%s", text)
 	}
@@ -589,7 +592,8 @@ func TestK1RedrivenMessageWithoutKeyKeepsItsReason(t *testing.T) {
 		return len(r.parked) == 2
 	})
 	stop()
-	if told, kept := r.parked[1].Reason, r.count(`select count(*) from onlyonce.parked where reason = 'no-key' and state = 'waiting'`); told != "no-key" ||
+	told, kept := r.parked[1].Reason, r.count(`select count(*) from onlyonce.parked where reason = 'no-key' and state = 'waiting'`)
+	if told != "no-key" ||
 		kept != 1 {
 		t.Errorf("told as %s, %d rows of reason no-key", told, kept)
 	}

@@ -24,7 +24,8 @@ func (e *engine) park(tx *guard.Tx, m *Message, v *disposition) {
 	for i, h := range m.Headers {
 		names[i], values[i] = []byte(h.Name), h.Value
 	}
-	value, sealed := m.Value, e.c.cfg.Sealer != nil && m.Value != nil
+	value := m.Value
+	sealed := e.c.cfg.Sealer != nil && m.Value != nil
 	if sealed {
 		var err error
 		if value, err = e.c.cfg.Sealer.Seal(

@@ -117,7 +117,9 @@ func (r *retrier) takeRow(ctx context.Context) (*parkedRow, error) {
 	}
 	row.counted = row.attempt
 	row.attempt = max(row.counted-r.owed[row.id], 1)
-	m.Time, m.topicID, m.Attempt = at.Time, topicID.Bytes, row.attempt
+	m.Time = at.Time
+	m.topicID = topicID.Bytes
+	m.Attempt = row.attempt
 	for i := range names {
 		m.Headers = append(m.Headers, Header{Name: string(names[i]), Value: values[i]})
 	}
@@ -151,7 +153,8 @@ func (r *retrier) verifyIdentity(row *parkedRow) error {
 	if row.closed != nil {
 		return row.closed
 	}
-	m, order := row.m, row.m.orderKey
+	m := row.m
+	order := row.m.orderKey
 	m.idInTopic = r.idInTopic
 	r.c.identifyAll([]*Message{m}, r.c.identify)
 	err := m.idErr
@@ -229,7 +232,8 @@ func (r *retrier) rowFence(row *parkedRow) *rowFence {
 func (f *rowFence) span() (from, next int64) { return 0, 0 }
 
 func (f *rowFence) queue(tx *guard.Tx) {
-	r, bounds := f.r, &f.r.c.cfg.Timeouts
+	r := f.r
+	bounds := &f.r.c.cfg.Timeouts
 	tx.Engine(
 		stepFence,
 		settleParkedSQL,
@@ -261,7 +265,8 @@ func (f *rowFence) explain(_ context.Context, err error) error {
 }
 
 func (f *rowFence) committed(_ *plan, o *outcome) {
-	r, row := f.r, f.row
+	r := f.r
+	row := f.row
 	if o.answerLost {
 		r.promoteAllSoon()
 		return
@@ -281,7 +286,9 @@ func (f *rowFence) committed(_ *plan, o *outcome) {
 // with the next one of the row (D2).
 func (r *retrier) recordFailure(row *parkedRow, v *disposition, owed int) error {
 	back := owed + row.counted - row.attempt
-	state, m, reason := v.parkedState(), row.m, v.reason
+	state := v.parkedState()
+	m := row.m
+	reason := v.reason
 	if v.reason == row.reason && state == parked.Blocked {
 		state = parked.Waiting
 	}

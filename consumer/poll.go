@@ -263,7 +263,8 @@ func (p *poller) pollOnce(ctx context.Context) error {
 			return err
 		}
 	} else if report != nil {
-		p.reportedAt, p.reportedShape = time.Now(), report.shape
+		p.reportedAt = time.Now()
+		p.reportedShape = report.shape
 	}
 	for i, m := range members {
 		if err != nil {
@@ -307,7 +308,8 @@ func (p *poller) announce() {
 		if s.Shard != p.c.shard || s.Epoch == 0 {
 			continue
 		}
-		if owned[s.TopicPartition] = s.Epoch; p.announced[s.TopicPartition] != s.Epoch {
+		owned[s.TopicPartition] = s.Epoch
+		if p.announced[s.TopicPartition] != s.Epoch {
 			taken = append(taken, fmt.Sprintf("%s/%d from %d", s.Topic, s.Partition, s.takenAt))
 		}
 	}
@@ -338,7 +340,8 @@ func (p *poller) announce() {
 
 func (p *poller) query(ctx context.Context, members []*polledPartition, report *statusReport) ([]pollAnswer, error) {
 	n := len(members)
-	answers, topics := make([]pollAnswer, n), make([]string, n)
+	answers := make([]pollAnswer, n)
+	topics := make([]string, n)
 	for i, m := range members {
 		topics[i] = m.id.Topic
 		// Read before the query: the database is at least there, unless a failover has lost
@@ -347,7 +350,8 @@ func (p *poller) query(ctx context.Context, members []*polledPartition, report *
 	}
 	var partitions, faults *string
 	if report != nil {
-		partitions, faults = &report.partitions, &report.faults
+		partitions = &report.partitions
+		faults = &report.faults
 	}
 	ctx, cancel := p.c.bounded(ctx)
 	defer cancel()

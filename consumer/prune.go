@@ -94,7 +94,9 @@ func (p *pruning) step(ctx context.Context, position progressRow) {
 		p.from, err = p.remove(ctx, p.from, p.below)
 	}
 	if err == nil && (!p.waiting || p.from == p.below) {
-		p.below, p.waitFor, p.waiting = position, open, true
+		p.below = position
+		p.waitFor = open
+		p.waiting = true
 	}
 	p.own.notPruned(ctx, p.table, err)
 }

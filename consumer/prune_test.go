@@ -35,9 +35,12 @@ func TestT4LateBatchDoesNotCommit(t *testing.T) {
 	const heldUp, first, more = 10, 20, 280
 	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
 		for name, choose := range map[string]func(*consumer.Config){
-			"positions": func(c *consumer.Config) { c.Key, c.PositionsOnly = nil, true },
-			"events":    func(c *consumer.Config) { c.Key = nil },
-			"keys":      func(*consumer.Config) {},
+			"positions": func(c *consumer.Config) {
+				c.Key = nil
+				c.PositionsOnly = true
+			},
+			"events": func(c *consumer.Config) { c.Key = nil },
+			"keys":   func(*consumer.Config) {},
 		} {
 			t.Run(level+", "+name, func(t *testing.T) {
 				t.Parallel()

@@ -105,7 +105,8 @@ func (f *prefetcher) fetchAhead(
 		if err != nil {
 			return
 		}
-		from, more = got.Next, got.Next < got.HighWatermark
+		from = got.Next
+		more = got.Next < got.HighWatermark
 	}
 }
 
@@ -245,10 +246,12 @@ func (r *reader) admit(got fetched) fetched {
 		got.Next = *until
 	}
 	for _, m := range got.Messages {
-		m.clusterID, m.topicID = r.id.ClusterID, r.id.TopicID
+		m.clusterID = r.id.ClusterID
+		m.topicID = r.id.TopicID
 		m.contents = m.hashContents()
 		if r.cur.replayUntil != nil {
-			m.replay, m.resend = r.cur.replayNo, r.cur.replayResend
+			m.replay = r.cur.replayNo
+			m.resend = r.cur.replayResend
 		}
 	}
 	r.mark(got.Messages)
@@ -258,7 +261,8 @@ func (r *reader) admit(got fetched) fetched {
 // batchLength returns how many buffered messages make the next batch, and whether it is full. It
 // also counts as full if a replay ends behind it: no other message follows.
 func (r *reader) batchLength() (n int, full bool) {
-	size, most := 0, r.cfg.BatchSize
+	size := 0
+	most := r.cfg.BatchSize
 	if r.brake.Stopped() {
 		most = 1
 	}
@@ -297,4 +301,7 @@ func (r *reader) leaderEpochBound() int32 {
 
 // discard drops what was fetched, because the position moves elsewhere. epoch is the leader epoch
 // that belongs to that position.
-func (r *reader) discard(epoch int32) { r.msgs, r.epoch = nil, epoch }
+func (r *reader) discard(epoch int32) {
+	r.msgs = nil
+	r.epoch = epoch
+}

@@ -122,7 +122,8 @@ func TestO1RedrivenConflict(t *testing.T) {
 	until(t, "all applied", func() bool { return r.count(`select count(*) from effects`) == 3 })
 	stop()
 	r.once("first", "second", "third")
-	if n, keys := r.count(`select count(distinct body) from onlyonce.outbox_log`), r.count(`select count(distinct key) from onlyonce.outbox_log`); n != 3 ||
+	n, keys := r.count(`select count(distinct body) from onlyonce.outbox_log`), r.count(`select count(distinct key) from onlyonce.outbox_log`)
+	if n != 3 ||
 		keys != 3 {
 		t.Errorf("%d calls under %d keys", n, keys)
 	}

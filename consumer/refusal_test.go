@@ -228,7 +228,8 @@ func TestD2IdleTimeoutCountsWhereItIsTheConfigs(t *testing.T) {
 	r := newRig(t, 1)
 	r.numbered(0, 1)
 	cfg := testConfig()
-	cfg.MaxAttempts, cfg.Timeouts.Idle = 2, 50*time.Millisecond
+	cfg.MaxAttempts = 2
+	cfg.Timeouts.Idle = 50 * time.Millisecond
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		var pid int
 		if err := tx.QueryRow(ctx, `select pg_backend_pid()`).Scan(&pid); err != nil {

@@ -32,7 +32,8 @@ update onlyonce.cursors c set replay_until = null, replay_resume = null, replay_
 // such a range, and reader.admit lets in nothing that is beyond the end. If it were, messages in
 // between would never be handled outside of the replay, so the partition does not go on.
 func (w *worker) endReplay(work context.Context) error {
-	position, resume := w.pos, w.cur.replayResume
+	position := w.pos
+	resume := w.cur.replayResume
 	if position > resume {
 		return fmt.Errorf("replay %d has ended at offset %d, above offset %d, where it interrupted the work",
 			w.cur.replayNo, position, resume)

@@ -152,7 +152,8 @@ func (c *Consumer) presentFaults(group, handlers *ready.Link) []presence.Fault {
 		}
 		at := slices.IndexFunc(found, func(f presence.Fault) bool { return f.Kind == kind && f.Topic == topic })
 		if at < 0 {
-			at, found = len(found), append(found, presence.Fault{Kind: kind, Topic: topic})
+			at = len(found)
+			found = append(found, presence.Fault{Kind: kind, Topic: topic})
 		}
 		f := &found[at]
 		f.Partitions += partitions

@@ -67,7 +67,8 @@ func (r *retrier) promoteAll(ctx context.Context) (promoted int64, err error) {
 	for {
 		var n int64
 		err := r.c.queryRow(ctx, promoteAllSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, last).Scan(&n, &last)
-		if promoted += n; err != nil || !last.Valid {
+		promoted += n
+		if err != nil || !last.Valid {
 			return promoted, err
 		}
 	}
@@ -159,8 +160,10 @@ func (p *promotions) addAll() {
 func (p *promotions) take() (keys map[pgtype.UUID]struct{}, all bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	keys, all = p.keys, p.all || time.Since(p.promotedAt) > promoteAllEvery
-	p.keys, p.all = nil, false
+	keys = p.keys
+	all = p.all || time.Since(p.promotedAt) > promoteAllEvery
+	p.keys = nil
+	p.all = false
 	return keys, all
 }
 

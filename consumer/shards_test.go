@@ -27,7 +27,8 @@ type shardRig struct {
 func newShardRig(t *testing.T, partitions int) *shardRig {
 	t.Helper()
 	r := &shardRig{newRig(t, partitions), newRig(t, partitions)}
-	r.b.log, r.b.src = r.log, r.src
+	r.b.log = r.log
+	r.b.src = r.src
 	return r
 }
 
@@ -177,7 +178,8 @@ func TestShards(t *testing.T) {
 			t.Fatal(err)
 		}
 		const paused = `select count(*) from onlyonce.pauses`
-		if a, b := r.count(paused), r.b.count(paused); a != c.a || b != c.b {
+		a, b := r.count(paused), r.b.count(paused)
+		if a != c.a || b != c.b {
 			t.Errorf("pause of topic %q: %d in a, %d in b", c.topic, a, b)
 		}
 		if err := r.consumer.Resume(t.Context(), c.topic, 1); err != nil {
@@ -200,7 +202,8 @@ func TestShards(t *testing.T) {
 	stop()
 	r.once(values["a"]...)
 	r.b.once(values["b"]...)
-	if n, m := r.count(`select count(*) from onlyonce.cursors`), r.b.count(`select count(*) from onlyonce.cursors`); n != 2 || m != 2 {
+	n, m := r.count(`select count(*) from onlyonce.cursors`), r.b.count(`select count(*) from onlyonce.cursors`)
+	if n != 2 || m != 2 {
 		t.Errorf("%d cursors in a, %d in b", n, m)
 	}
 }
@@ -300,7 +303,8 @@ func TestF12TwoMapsAtOnce(t *testing.T) {
 			}
 			return r.run(built)
 		}
-		stopA, stopB := start(r.by("a")), start(r.by("b"))
+		stopA := start(r.by("a"))
+		stopB := start(r.by("b"))
 		both.Wait()
 		until(t, "one halt, or both applied everything", func() bool {
 			return len(halted) > 0 || r.position(0) == 20 && r.b.position(0) == 20
@@ -317,7 +321,8 @@ func TestF12TwoMapsAtOnce(t *testing.T) {
 			}
 			return n
 		}
-		a, b := count(r.rig), count(r.b)
+		a := count(r.rig)
+		b := count(r.b)
 		for _, v := range values {
 			if a[v]+b[v] > 1 {
 				t.Fatalf("%s: %d effects in a, %d in b", v, a[v], b[v])

@@ -77,7 +77,8 @@ func TestT7SilentServer(t *testing.T) {
 			}, cfg)
 		}},
 		{"ordering keys", consumer.BlockedSQL, func(c *consumer.Config) {
-			c.ClaimFirst, c.OnFailure = true, consumer.ParkOrderingKey
+			c.ClaimFirst = true
+			c.OnFailure = consumer.ParkOrderingKey
 			c.OrderingKey = func(m *consumer.Message) []byte { return m.Value }
 		}, start},
 		{"OnBegin", "select 'begin'", func(c *consumer.Config) {

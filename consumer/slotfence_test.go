@@ -127,7 +127,8 @@ func TestC1OneOffsetTwoTransactions(t *testing.T) {
 			t.Run(level, func(t *testing.T) {
 				t.Parallel()
 				s := newSlotRig(t)
-				first, second := s.session(), s.session()
+				first := s.session()
+				second := s.session()
 				for _, c := range []*session{first, second} {
 					c.want("begin", c.run("begin isolation level "+level), "")
 				}
@@ -186,7 +187,8 @@ func TestC2FenceSlotRaises(t *testing.T) {
 func TestC3TakeOverWaitsForSlots(t *testing.T) {
 	t.Parallel()
 	s := newSlotRig(t)
-	working, idle := s.session(), s.session()
+	working := s.session()
+	idle := s.session()
 	working.want("begin", working.run("begin"), "")
 	working.want("fence", s.fence(working, 10, []int64{10}, nil), "")
 	idle.want("begin", idle.run("begin isolation level repeatable read"), "")
@@ -221,11 +223,15 @@ func TestC3SlotThatWaitsForATakeOver(t *testing.T) {
 				c.want("begin", c.run("begin isolation level "+level), "")
 				return c
 			}
-			working, idle, later, owner := begin(), begin(), begin(), s.session()
+			working := begin()
+			idle := begin()
+			later := begin()
+			owner := s.session()
 			idle.want("snapshot", idle.run("select count(*) from onlyonce.cursors"), "")
 			owner.want("begin", owner.run("begin"), "")
 			working.want("fence", s.fence(working, 10, []int64{10}, nil), "")
-			raised, answer := make(chan string, 1), make(chan string, 1)
+			raised := make(chan string, 1)
+			answer := make(chan string, 1)
 			go func() { raised <- owner.run(raiseSQL, s.id) }()
 			waits(t, s.pool, &claimer{conn: owner.Conn})
 			working.want("seal", working.run("select onlyonce.seal()"), "")

@@ -72,10 +72,13 @@ func (r *rig) inOrder() {
 // key in their order, under each policy and for each kind of handler (C2).
 func TestC1SideBySideOnce(t *testing.T) {
 	for name, change := range map[string]func(*consumer.Config){
-		"ids":       func(*consumer.Config) {},
-		"positions": func(c *consumer.Config) { c.Key, c.PositionsOnly = nil, true },
-		"keys":      func(c *consumer.Config) { c.OnFailure = consumer.ParkOrderingKey },
-		"block":     func(c *consumer.Config) { c.OnFailure = consumer.BlockPartition },
+		"ids": func(*consumer.Config) {},
+		"positions": func(c *consumer.Config) {
+			c.Key = nil
+			c.PositionsOnly = true
+		},
+		"keys":  func(c *consumer.Config) { c.OnFailure = consumer.ParkOrderingKey },
+		"block": func(c *consumer.Config) { c.OnFailure = consumer.BlockPartition },
 	} {
 		for _, batches := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, batches %v", name, batches), func(t *testing.T) {
@@ -102,7 +105,8 @@ func TestC1SideBySideOnce(t *testing.T) {
 				stop()
 				r.once(values...)
 				r.inOrder()
-				if n := r.count(`select count(*) from onlyonce.done d join onlyonce.positions p on p.id = d.cursor_id where d."offset" >= p.next_offset`); n != 0 {
+				n := r.count(`select count(*) from onlyonce.done d join onlyonce.positions p on p.id = d.cursor_id where d."offset" >= p.next_offset`)
+				if n != 0 {
 					t.Errorf("%d messages are done above the position", n)
 				}
 			})
@@ -272,7 +276,9 @@ func TestC2LostPredecessor(t *testing.T) {
 	cfg := slotConfig()
 	cfg.Key, cfg.PositionsOnly = nil, true
 	cfg.BatchSize, cfg.DrainTimeout = 1, 10*time.Millisecond
-	third, lost, release := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	third := make(chan struct{})
+	lost := make(chan struct{})
+	release := make(chan struct{})
 	begun := 0
 	var mu sync.Mutex
 	wait := func(ctx context.Context, c chan struct{}) error {
@@ -336,7 +342,9 @@ func TestC1RevokedInMidFlight(t *testing.T) {
 	}
 	t.Cleanup(pool.Close)
 	var mu sync.Mutex
-	revoked, inFlight, met := 0, 0, make(chan struct{})
+	revoked := 0
+	inFlight := 0
+	met := make(chan struct{})
 	// meet returns when so many handlers are under way that the partition is taken away.
 	meet := func(ctx context.Context) (more bool, err error) {
 		mu.Lock()
@@ -347,7 +355,9 @@ func TestC1RevokedInMidFlight(t *testing.T) {
 		if inFlight++; inFlight == atOnce {
 			r.src.Rebalance()
 			close(met)
-			revoked, inFlight, met = revoked+1, 0, make(chan struct{})
+			revoked = revoked + 1
+			inFlight = 0
+			met = make(chan struct{})
 			return true, nil
 		}
 		mine := met

@@ -182,7 +182,8 @@ select string_agg(run || ':' || from_offset, ' ' order by run, from_offset) filt
 func TestK6FrontierWantsALaterFetch(t *testing.T) {
 	t.Parallel()
 	r := &retrier{polled: &polledPartition{}}
-	r.c, r.state = &Consumer{}, &partitionState{}
+	r.c = &Consumer{}
+	r.state = &partitionState{}
 	now := time.Now()
 	answer := func(step string, want bool) {
 		t.Helper()

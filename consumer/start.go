@@ -69,7 +69,8 @@ func (c *Consumer) readScope(ctx context.Context) (*scopeRow, error) {
 // joinScope records which topic is read and what ids mean in it. It halts if other consumers of the
 // scope have made another choice (K8).
 func (w *worker) joinScope(ctx context.Context) error {
-	c, topic := w.c, w.id.Topic
+	c := w.c
+	topic := w.id.Topic
 	if c.cfg.Key == nil && !c.events {
 		return nil
 	}
@@ -225,7 +226,8 @@ func (w *worker) checkOtherShards(ctx context.Context, cur *cursor) (first int32
 			halt.Detail = fmt.Sprintf("shard %q had the cursor, which was retired at offset %d, and shard %q has none",
 				other.shard, *at, w.c.shard)
 		}
-		halt.Other, halt.otherRetired = other.shard, retired
+		halt.Other = other.shard
+		halt.otherRetired = retired
 		return 0, halt
 	}
 	return first, nil
@@ -274,7 +276,9 @@ func (c *Consumer) firstPartitions(ctx context.Context, id source.Identity) (int
 // history: for example by a failover or a restore, or because it is another database. To continue
 // from that offset would skip what was lost (F3, F11).
 func (w *worker) decideStart(ctx context.Context, first int32) error {
-	c, p, id := w.c, w.p, w.id
+	c := w.c
+	p := w.p
+	id := w.id
 	offset, metadata, err := p.Committed(ctx)
 	if err != nil {
 		return fmt.Errorf("committed offset of %s/%d: %w", id.Topic, id.Partition, err)
@@ -304,14 +308,16 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 	}
 	policy := "committed"
 	if offset < 0 {
-		policy, offset = "earliest", log.Start
+		policy = "earliest"
+		offset = log.Start
 		switch start := c.cfg.Start; {
 		case start.policy != "" && first == 0:
 			return fmt.Errorf("Config.Start: must not be set: the source does not say how many partitions "+
 				"%s has, so whether partition %d was added later is not known", id.Topic, id.Partition)
 		case start.policy == "" || id.Partition >= first:
 		case start.policy == "latest":
-			policy, offset = start.policy, log.End
+			policy = start.policy
+			offset = log.End
 		default:
 			policy = start.policy
 			if offset, err = p.OffsetAt(ctx, start.at); err != nil {

@@ -67,7 +67,8 @@ func TestF3StartAtATime(t *testing.T) {
 	r.reaches(0, 5)
 	stop()
 	r.once(want...)
-	if n := r.count(`select count(*) from onlyonce.cursors where start_policy = 'time' and start_offset = case partition when 0 then 2 else 0 end`); n != 2 {
+	n := r.count(`select count(*) from onlyonce.cursors where start_policy = 'time' and start_offset = case partition when 0 then 2 else 0 end`)
+	if n != 2 {
 		t.Error("the cursors do not say where they began")
 		r.dump(`select partition, start_offset, start_policy from onlyonce.cursors`)
 	}
@@ -99,7 +100,8 @@ func TestF3StartOfATopicThatIsNotCounted(t *testing.T) {
 	r := newRig(t, 1)
 	r.numbered(0, 5)
 	cfg := testConfig()
-	cfg.Start, cfg.Timeouts.Statement = consumer.Latest(), time.Second
+	cfg.Start = consumer.Latest()
+	cfg.Timeouts.Statement = time.Second
 	c, err := consumer.New(r.pool, uncounted{r.src}, consumer.HandlerFunc(effect), cfg)
 	if err != nil {
 		t.Fatal(err)

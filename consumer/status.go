@@ -282,7 +282,9 @@ func (p *ownedPartitions) remove(s *partitionState) {
 func (p *ownedPartitions) setName(s *partitionState, id source.Identity, shard string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s.topic, s.partition, s.shard = id.Topic, id.Partition, shard
+	s.topic = id.Topic
+	s.partition = id.Partition
+	s.shard = shard
 }
 
 // snapshot returns what this process knows without a query.

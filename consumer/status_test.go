@@ -128,7 +128,8 @@ func TestStatusTellsOfAnOpenTransaction(t *testing.T) {
 	since := s.WaitingSince
 	looks := 0
 	r.status(c, 0, "some looks", func(s consumer.PartitionStatus) bool {
-		if looks++; !s.WaitingSince.Equal(since) {
+		looks++
+		if !s.WaitingSince.Equal(since) {
 			t.Errorf("since %v, and then since %v", since, s.WaitingSince)
 		}
 		return looks > 20
@@ -196,9 +197,11 @@ func TestPausedPartitionStandsStill(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, 2)
 			r.numbered(0, 3)
-			entered, release := make(chan struct{}), make(chan struct{})
+			entered := make(chan struct{})
+			release := make(chan struct{})
 			var once sync.Once
-			paused, noticed := make(chan consumer.PausedEvent, 100), make(chan struct{}, 100)
+			paused := make(chan consumer.PausedEvent, 100)
+			noticed := make(chan struct{}, 100)
 			cfg := testConfig()
 			cfg.Hooks.Paused = func(p consumer.PausedEvent) { paused <- p }
 			src := fetching{r.src, func(_ *source.Fetched[*consumer.Message], err error) {

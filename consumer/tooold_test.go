@@ -63,7 +63,8 @@ func TestK9CopyPastTheHorizonIsParked(t *testing.T) {
 	}
 	const horizon, day = 7 * time.Hour, 24 * time.Hour
 	r.exec(`update onlyonce.rings set horizon = '7 hours' where name = 'consumer_keys'`)
-	old, kept := madeBefore(8*day, "old"), madeBefore(8*day, "kept")
+	old := madeBefore(8*day, "old")
+	kept := madeBefore(8*day, "kept")
 
 	r.log.Append(0, "old", old)
 	stop := r.start(queued, timedConfig())
@@ -168,7 +169,8 @@ func TestK9PoliciesForATooOldMessage(t *testing.T) {
 			r.reaches(0, 2)
 			stop()
 			r.once("a-1")
-			if n := r.count(`select count(*) from onlyonce.parked where reason = 'too-old' and state = 'waiting' and key is not null and error like 'its id was made at %'`); n != 1 {
+			n := r.count(`select count(*) from onlyonce.parked where reason = 'too-old' and state = 'waiting' and key is not null and error like 'its id was made at %'`)
+			if n != 1 {
 				t.Errorf("%d rows", n)
 			}
 		})
@@ -313,10 +315,16 @@ func TestK9ChoiceIsRequired(t *testing.T) {
 	header := consumer.HeaderKey("message-id")
 	timed := consumer.TimedIDKey(header)
 	for want, change := range map[string]func(*consumer.Config){
-		"Config.TooOld: is not set":     func(c *consumer.Config) { c.Key = timed },
-		"Config.TooOld: is set, and":    func(c *consumer.Config) { c.TooOld = consumer.ParkTooOld },
-		"Config.TooOld: is 3":           func(c *consumer.Config) { c.Key, c.TooOld = timed, 3 },
-		"TimedKey: key and made must":   func(c *consumer.Config) { c.Key, c.TooOld = consumer.TimedKey(nil, nil), consumer.ParkTooOld },
+		"Config.TooOld: is not set":  func(c *consumer.Config) { c.Key = timed },
+		"Config.TooOld: is set, and": func(c *consumer.Config) { c.TooOld = consumer.ParkTooOld },
+		"Config.TooOld: is 3": func(c *consumer.Config) {
+			c.Key = timed
+			c.TooOld = 3
+		},
+		"TimedKey: key and made must": func(c *consumer.Config) {
+			c.Key = consumer.TimedKey(nil, nil)
+			c.TooOld = consumer.ParkTooOld
+		},
 		"HeaderKey: the header's name ": func(c *consumer.Config) { c.Key = consumer.TimedIDKey(consumer.HeaderKey("")) },
 	} {
 		r := newRig(t, 1)

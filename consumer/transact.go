@@ -154,7 +154,8 @@ func (e *engine) transact(work context.Context, p *plan) (o outcome) {
 		if h.err == nil && tx.Failure() == nil {
 			_ = e.c.commit(tx) // kept as the failure
 		}
-		failed, lost := tx.Failure(), tx.Lost()
+		failed := tx.Failure()
+		lost := tx.Lost()
 		if h.err == nil && tx.Committed() {
 			e.adjustCaution(&o)
 			return o
@@ -248,13 +249,15 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, p *plan, fi
 		return h
 	}
 	if at, err := e.firstBraked(p, dispositions); err != nil {
-		h.failedIndex, h.err = at, err
+		h.failedIndex = at
+		h.err = err
 		return h
 	}
 	// Each run has its own copies of the messages. If a handler changes a field, another run does
 	// not see it, and it is not parked.
 	own := make([]Message, 0, len(p.msgs))
-	fresh, index := make([]*Message, 0, len(p.msgs)), make([]int, 0, len(p.msgs))
+	fresh := make([]*Message, 0, len(p.msgs))
+	index := make([]int, 0, len(p.msgs))
 	for i, m := range p.msgs {
 		v := dispositions[i]
 		if v == nil {
@@ -264,7 +267,8 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, p *plan, fi
 		case v == nil:
 			own = append(own, e.c.forProgram(m))
 			o.reasons = append(o.reasons, "")
-			fresh, index = append(fresh, &own[len(own)-1]), append(index, i)
+			fresh = append(fresh, &own[len(own)-1])
+			index = append(index, i)
 			continue
 		case v.reason == reasonDuplicate:
 			o.result.Duplicates++
@@ -273,11 +277,13 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, p *plan, fi
 			o.result.Skipped++
 			continue
 		case p.alreadyParked || e.c.cfg.OnFailure == BlockPartition:
-			h.failedIndex, h.err = i, &blockedError{v}
+			h.failedIndex = i
+			h.err = &blockedError{v}
 			return h
 		}
 		if failed, late := e.parkInTx(work, tx, p, m, v, o); failed {
-			h.failedIndex, h.hookFailed = i, !late
+			h.failedIndex = i
+			h.hookFailed = !late
 			return h
 		}
 	}

@@ -63,7 +63,9 @@ type logPosition struct {
 func (w *worker) setPosition(pos int64, last *anchor, epoch int32) {
 	// If last is set, the position was reached by reading, so the log held it.
 	w.logHeldPos = w.logHeldPos && pos == w.pos || last != nil
-	w.pos, w.anchor, w.leaderEpoch = pos, last, epoch
+	w.pos = pos
+	w.anchor = last
+	w.leaderEpoch = epoch
 	w.state.position.Store(pos)
 }
 
@@ -87,7 +89,8 @@ func (w *worker) pruneIfDue(ctx context.Context) {
 func (w *worker) markAlone(msgs []*Message) {
 	for _, m := range msgs {
 		if w.aloneLeft > 0 && m.Offset >= w.aloneUntil {
-			w.aloneLeft, w.aloneUntil = w.aloneLeft-1, m.Offset+1
+			w.aloneLeft = w.aloneLeft - 1
+			w.aloneUntil = m.Offset + 1
 		}
 		m.alone = m.Offset < w.aloneUntil || w.cur.suspected(m)
 	}

@@ -105,7 +105,8 @@ func ClaimAll(ctx context.Context, tx AnyTx, keys []Key) ([]Outcome, error) {
 			continue
 		}
 		hashes[i] = k.Hash()
-		fingerprints[i], scopes[i] = k.Fingerprint.Int64(), k.Scope
+		fingerprints[i] = k.Fingerprint.Int64()
+		scopes[i] = k.Scope
 	}
 	if len(faults) > 0 {
 		return nil, errors.Join(faults...)

@@ -301,7 +301,8 @@ func TestClaimOfNulls(t *testing.T) {
 		_, err := pool.Exec(t.Context(), sql)
 		return err
 	}
-	if err := exec(`select onlyonce.claim_consumer(array[onlyonce.key('', 's', 'a')], array[0]); update onlyonce.rings set closed = '{0}', cur = 1 where name = 'consumer_keys'`); err != nil {
+	err := exec(`select onlyonce.claim_consumer(array[onlyonce.key('', 's', 'a')], array[0]); update onlyonce.rings set closed = '{0}', cur = 1 where name = 'consumer_keys'`)
+	if err != nil {
 		t.Fatal(err)
 	}
 	for _, function := range []string{"claim", "claim_consumer", "claim_standard"} {

@@ -253,7 +253,8 @@ func (r *messageRun) attempt(ctx context.Context) (again bool, err error) {
 			(guard.RunAgain(state) || state == lockNotAvailable || primary.Refused(err) || tx.Lost()), err
 	}
 	r.outcomeUnknown = false // the claim has waited for the attempt before it, and shows its outcome
-	work, from := r.apply, &origin.Origin{
+	work := r.apply
+	from := &origin.Origin{
 		Tenant: r.key.Tenant,
 		Scope:  r.key.Scope,
 		Topic:  r.key.Topic,
@@ -268,7 +269,8 @@ func (r *messageRun) attempt(ctx context.Context) (again bool, err error) {
 			return false, fmt.Errorf("%w: scope %q", ErrConflict, r.key.Scope)
 		}
 		// with the message's identity, its calls would be taken for those of the first payload
-		work, from = r.cfg.OnConflict, nil
+		work = r.cfg.OnConflict
+		from = nil
 	}
 	err = work(ctx, tx.Lend(from))
 	tx.TakeBack()

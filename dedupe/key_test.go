@@ -109,7 +109,8 @@ func TestK1TuplesDoNotRunTogether(t *testing.T) {
 			t.Fatalf("%+v and %+v: %x and %x", a, b, a.Hash(), b.Hash())
 		}
 	})
-	a, b := dedupe.Key{Tenant: "a", Scope: "bc", ID: "d"}, dedupe.Key{Tenant: "ab", Scope: "c", ID: "d"}
+	a := dedupe.Key{Tenant: "a", Scope: "bc", ID: "d"}
+	b := dedupe.Key{Tenant: "ab", Scope: "c", ID: "d"}
 	if a.Hash() == b.Hash() {
 		t.Errorf("%+v and %+v have one key", a, b)
 	}

@@ -281,7 +281,8 @@ func (q *adoption) do(ctx context.Context, tx pgx.Tx, _ By, now *CursorChange) (
 	d := q.outcome(now.Before, after)
 	d.Parked = now.Parked
 	if q.origin != nil {
-		d.From.Keys, d.From.Conflicts = &keys, &conflicts
+		d.From.Keys = &keys
+		d.From.Conflicts = &conflicts
 	}
 	return d, nil
 }
@@ -411,7 +412,9 @@ func (q *adoption) stamped(after *Cursor) {
 	if q.Group == "" {
 		after.Group = there.Group
 	}
-	after.ClusterID, after.TopicID, after.LeaderEpoch = there.ClusterID, there.TopicID, there.LeaderEpoch
+	after.ClusterID = there.ClusterID
+	after.TopicID = there.TopicID
+	after.LeaderEpoch = there.LeaderEpoch
 	after.Replay = max(after.Replay, q.origin.replays)
 }
 
@@ -421,7 +424,8 @@ func (q *adoption) outcome(before, after *Cursor) *CursorChange {
 	d := &CursorChange{Scope: q.Scope, Topic: q.Topic, Partition: &q.name.Partition, Before: before, After: after}
 	if q.origin != nil {
 		from := fresh(&d.From)
-		from.Database, from.Cursor = q.origin.Name, q.origin.cursor
+		from.Database = q.origin.Name
+		from.Cursor = q.origin.cursor
 		return d // what is between was handled there
 	}
 	if before != nil {
@@ -429,8 +433,10 @@ func (q *adoption) outcome(before, after *Cursor) *CursorChange {
 		if q.at != nil {
 			was = before.stood()
 		}
-		skipped, repeated := max(after.Position-was, 0), max(was-after.Position, 0)
-		d.Skipped, d.Repeated = &skipped, &repeated
+		skipped := max(after.Position-was, 0)
+		repeated := max(was-after.Position, 0)
+		d.Skipped = &skipped
+		d.Repeated = &repeated
 	}
 	return d
 }

@@ -228,7 +228,8 @@ func (o *origin) bring(
 	var done, hashes []int64
 	claim := func(there pgx.Tx, part kept) error {
 		k, c, err := part.claim(ctx, there, tx)
-		keys, conflicts = keys+k, conflicts+c
+		keys = keys + k
+		conflicts = conflicts + c
 		return err
 	}
 	err = o.snapshot(ctx, func(there pgx.Tx) error {
@@ -312,7 +313,8 @@ func readDone(ctx context.Context, tx pgx.Tx, c *Cursor) (offsets, hashes []int6
 	rows, _ := tx.Query(ctx, cursor.ReadDoneSQL, c.ID, c.Run, c.Position)
 	var offset, hash int64
 	_, err = pgx.ForEachRow(rows, []any{&offset, &hash}, func() error {
-		offsets, hashes = append(offsets, offset), append(hashes, hash)
+		offsets = append(offsets, offset)
+		hashes = append(hashes, hash)
 		return nil
 	})
 	return offsets, hashes, err
@@ -326,15 +328,18 @@ func (part kept) claim(ctx context.Context, there, tx pgx.Tx) (keys, conflicts i
 		return 0, 0, err
 	}
 	defer rows.Close()
-	hashes, fingerprints := make([][16]byte, 0, bringBatch), make([]int64, 0, bringBatch)
+	hashes := make([][16]byte, 0, bringBatch)
+	fingerprints := make([]int64, 0, bringBatch)
 	bring := func() error {
 		if len(hashes) == 0 {
 			return nil
 		}
 		var k, c int64
 		err := tx.QueryRow(ctx, part.bring, codec.UUIDs(hashes), codec.Bigints(fingerprints)).Scan(&k, &c)
-		keys, conflicts = keys+k, conflicts+c
-		hashes, fingerprints = hashes[:0], fingerprints[:0]
+		keys = keys + k
+		conflicts = conflicts + c
+		hashes = hashes[:0]
+		fingerprints = fingerprints[:0]
 		return err
 	}
 	for rows.Next() {
@@ -343,7 +348,8 @@ func (part kept) claim(ctx context.Context, there, tx pgx.Tx) (keys, conflicts i
 		if err := rows.Scan(&key, &fingerprint); err != nil {
 			return keys, conflicts, err
 		}
-		hashes, fingerprints = append(hashes, key.Bytes), append(fingerprints, fingerprint)
+		hashes = append(hashes, key.Bytes)
+		fingerprints = append(fingerprints, fingerprint)
 		if len(hashes) == bringBatch {
 			if err := bring(); err != nil {
 				return keys, conflicts, err

@@ -185,7 +185,8 @@ func (t idleBoundsTx) Commit(ctx context.Context) error {
 // claimed here, however long that takes. If it ends all the same, the error says what that means.
 func TestF13AdoptionMayTakeLong(t *testing.T) {
 	t.Parallel()
-	from, to := pgtest.DB(t), pgtest.DB(t)
+	from := pgtest.DB(t)
+	to := pgtest.DB(t)
 	exec(t, from, `insert into onlyonce.leases (name) values ('cursor/stock/orders/0')`)
 	exec(t, from, `insert into onlyonce.cursors (id, scope, topic, partition, group_id, start_offset, run_start, start_policy, retired_at)
 		select id, 'stock', 'orders', 0, 'g', 0, 100, 'earliest', clock_timestamp() from onlyonce.leases`)

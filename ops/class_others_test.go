@@ -163,7 +163,8 @@ func TestK10OthersChange(t *testing.T) {
 	if got := l.claim("imports", "other", "imports"); got != "fresh fresh duplicate" {
 		t.Error(got)
 	}
-	if a, b := l.in("imports"), l.in("other"); a != "standard standard_long" || b != "standard" {
+	a, b := l.in("imports"), l.in("other")
+	if a != "standard standard_long" || b != "standard" {
 		t.Errorf("in %s, and %s", a, b)
 	}
 	if err := l.change("imports", "short"); !errors.Is(err, ops.ErrRefused) ||
@@ -264,7 +265,8 @@ func TestK10ClaimOfTheFormerClass(t *testing.T) {
 // K10: keys that move with a place stay in the ring of their scope's class.
 func TestK10ClassesMoveWithAPlace(t *testing.T) {
 	t.Parallel()
-	a, b := newLoops(t), newLoops(t)
+	a := newLoops(t)
+	b := newLoops(t)
 	exec(t, a.pool, `insert into onlyonce.places (place, state) values ('acme', 'here')`)
 	if err := a.change("imports", "long"); err != nil {
 		t.Fatal(err)

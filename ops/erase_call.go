@@ -128,7 +128,8 @@ func (q *erasure) read(ctx context.Context, tx pgx.Tx) (*Erased, error) {
 func (q *erasure) differs(_, _ *Erased) bool { return false }
 
 func (q *erasure) do(ctx context.Context, tx pgx.Tx, _ By, now *Erased) (*Erased, error) {
-	ids, keys := map[string][]int64{}, []string{}
+	ids := map[string][]int64{}
+	keys := []string{}
 	for _, r := range now.Rows {
 		if r.Key != nil {
 			keys = append(keys, *r.Key)

@@ -156,7 +156,8 @@ func (q *eventErasure) do(ctx context.Context, tx pgx.Tx, _ By, now *Erased) (*E
 			continue
 		}
 		if r.Table == "log" {
-			offsets, partitions = append(offsets, r.ID), append(partitions, *r.Partition)
+			offsets = append(offsets, r.ID)
+			partitions = append(partitions, *r.Partition)
 		} else {
 			parked = append(parked, r.ID)
 		}

@@ -223,7 +223,8 @@ func (q *parkedErasure) read(ctx context.Context, tx pgx.Tx) (all *Erased, err e
 			}})
 			continue
 		}
-		switch r.alsoStored, err = r.decision.read(ctx, tx); {
+		r.alsoStored, err = r.decision.read(ctx, tx)
+		switch {
 		case err == nil:
 			done = false
 			all.add(r.alsoStored.Rows)

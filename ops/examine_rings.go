@@ -180,9 +180,11 @@ func (d *examiner) webhookCopies(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	want, whose := leastWebhooks, "webhooks (a day at least; -webhook-retention says more)"
+	want := leastWebhooks
+	whose := "webhooks (a day at least; -webhook-retention says more)"
 	if d.ask.WebhookRetention != nil {
-		want, whose = *d.ask.WebhookRetention, "webhooks"
+		want = *d.ask.WebhookRetention
+		whose = "webhooks"
 	}
 	if len(endpoints) == 0 && d.ask.WebhookRetention == nil {
 		d.ok("webhooks", "no endpoint has received anything that is remembered")
@@ -265,7 +267,9 @@ func (d *examiner) rings(ctx context.Context, tx pgx.Tx) error {
 func (d *examiner) ring(k *reports.KeyRing, held bool, who []string) {
 	check := k.Ring
 	var current *reports.KeySegment
-	slots, free, draining := 0, 0, false
+	slots := 0
+	free := 0
+	draining := false
 	for i := range k.Segments {
 		s := &k.Segments[i]
 		slots++

@@ -255,7 +255,8 @@ func (d *examiner) connections(ctx context.Context, tx pgx.Tx) error {
 	}
 	most := int(room.Most - room.Reserved)
 	if limit := int(room.Database); limit >= 0 && limit-here < most-used {
-		used, most = here, limit
+		used = here
+		most = limit
 	}
 	if used*10 >= most*9 {
 		d.add(

@@ -158,7 +158,8 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	aside, abandoned := 0, 0
+	aside := 0
+	abandoned := 0
 	for _, r := range requests {
 		switch r.State {
 		case "reconcile":

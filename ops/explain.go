@@ -291,7 +291,8 @@ func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, q ExplainQuestion) erro
 		r.Claims = append(r.Claims, c)
 		r.Claimed = r.Claimed || c.Remembered
 		if !ring.OfConsumers(c.Ring) {
-			after, before = c.ClaimedAfter, c.ClaimedBefore
+			after = c.ClaimedAfter
+			before = c.ClaimedBefore
 		}
 		if c.Transaction == nil || seen[c.Transaction.Xid] {
 			continue

@@ -23,7 +23,8 @@ func (r *KeyReport) findFirst() {
 			continue
 		}
 		first := fresh(&r.FirstSeen)
-		first.After, first.Before = c.ClaimedAfter, c.ClaimedBefore
+		first.After = c.ClaimedAfter
+		first.Before = c.ClaimedBefore
 		if c.Transaction != nil {
 			first.At = c.Transaction.CommittedAt
 		}

@@ -160,7 +160,8 @@ func explainCursor(ctx context.Context, tx pgx.Tx, c *Cursor, offset int64) (*Ex
 		return nil, err
 	}
 	if done && offset >= c.stood() {
-		e.Offset, e.Means = offsetHandled, "it was applied, or was a duplicate, or was parked, although an "+
+		e.Offset = offsetHandled
+		e.Means = "it was applied, or was a duplicate, or was parked, although an " +
 			"earlier message is still to be handled"
 		return e, nil
 	}

@@ -67,7 +67,8 @@ func (r *KeyReport) ofSender(ctx context.Context, tx pgx.Tx, endpoint string, li
 			return err
 		}
 		if is {
-			r.Key, r.Of = key, &of
+			r.Key = key
+			r.Of = &of
 			return nil
 		}
 	}

@@ -71,10 +71,13 @@ func (r *StatusReport) findFaults(readOnly bool) []Fault {
 		o.Processes += f.Processes
 		o.Partitions += f.Partitions
 		if f.For > o.For {
-			o.For, o.Text = f.For, f.Text
+			o.For = f.For
+			o.Text = f.Text
 		}
 	}
-	alive, late, inUse := map[string]int{}, map[string]int{}, map[[2]string]bool{}
+	alive := map[string]int{}
+	late := map[string]int{}
+	inUse := map[[2]string]bool{}
 	for i := range r.Cursors {
 		c := &r.Cursors[i]
 		inUse[[2]string{c.Scope, c.Topic}] = inUse[[2]string{c.Scope, c.Topic}] || c.RetiredAt == nil

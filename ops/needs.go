@@ -70,7 +70,8 @@ func (r *StatusReport) halts() []Need {
 			return g[0].scope == h.scope && g[0].Topic == h.Topic && g[0].Halted == h.Halted
 		})
 		if at < 0 {
-			at, groups = len(groups), append(groups, nil)
+			at = len(groups)
+			groups = append(groups, nil)
 		}
 		groups[at] = append(groups[at], h)
 	}
@@ -141,7 +142,8 @@ const ignoredWithin = time.Hour
 // ignored finds the topics of which another program had reset or committed offsets in Kafka.
 func (r *StatusReport) ignored() []Need {
 	var all []Need
-	at, more := map[CursorName]int{}, map[CursorName]int64{}
+	at := map[CursorName]int{}
+	more := map[CursorName]int64{}
 	for _, p := range living(r.Owners) {
 		g := p.Ignored
 		if g == nil || g.For+p.seen > ignoredWithin.Seconds() || g.Offset > g.Position && g.Offset <= p.Position {
@@ -150,7 +152,8 @@ func (r *StatusReport) ignored() []Need {
 		topic := CursorName{Scope: p.scope, Topic: p.Topic}
 		i, known := at[topic]
 		if !known {
-			i, at[topic] = len(all), len(all)
+			i = len(all)
+			at[topic] = len(all)
 			all = append(all, Need{
 				Kind:     needOffset,
 				Where:    map[string]string{"scope": p.scope, "topic": p.Topic},
@@ -165,9 +168,13 @@ func (r *StatusReport) ignored() []Need {
 			more[topic]++
 			continue
 		}
-		verb, flag := "replay", "-from" // messages are handled again
+		// messages are handled again
+		verb := "replay"
+		flag := "-from"
 		if g.Offset > g.Position {
-			verb, flag = "cursor adopt", "-at" // they are skipped
+			// they are skipped
+			verb = "cursor adopt"
+			flag = "-at"
 		}
 		all[i].Commands = append(
 			all[i].Commands,
@@ -260,7 +267,8 @@ func (r *StatusReport) crashes() []Need {
 func (r *StatusReport) consumers() []Need {
 	var all []Need
 	for _, scope := range r.scopes() {
-		paused, partitions := 0, 0
+		paused := 0
+		partitions := 0
 		var example *Cursor
 		for i := range r.Cursors {
 			if c := &r.Cursors[i]; c.Scope == scope && c.RetiredAt == nil {
@@ -338,7 +346,8 @@ func (r *StatusReport) waiting() []Need {
 	}
 	var all []Need
 	for _, k := range order {
-		count, oldest := int64(0), time.Now()
+		count := int64(0)
+		oldest := time.Now()
 		var reasons []string
 		for _, p := range groups[k] {
 			count += p.Count
@@ -351,7 +360,8 @@ func (r *StatusReport) waiting() []Need {
 		if k.kind == "call" {
 			by = "sink"
 		}
-		where, flag := by+" "+k.at, "-"+by
+		where := by + " " + k.at
+		flag := "-" + by
 		what := "waiting for a decision"
 		if k.state == "reconcile" {
 			what = "of unknown outcome"

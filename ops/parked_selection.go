@@ -307,7 +307,8 @@ func (q *selection) read(ctx context.Context, tx pgx.Tx) (*ParkedChange, error) 
 		d.IDs = append(d.IDs, r.ID)
 	}
 	if q.ids == nil {
-		q.ids, q.more = d.IDs, len(rows) > int(limit)
+		q.ids = d.IDs
+		q.more = len(rows) > int(limit)
 	}
 	d.More = q.more
 	if q.Shown != nil {

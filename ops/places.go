@@ -45,12 +45,18 @@ type unhandled struct {
 
 // countUnhandled counts events of a place, above those that were counted before.
 func countUnhandled(ctx context.Context, tx pgx.Tx, place string, before []unhandled) ([]unhandled, error) {
-	streams, partitions, floors, upto := []int32{}, []int32{}, []int64{}, []int64{}
+	streams := []int32{}
+	partitions := []int32{}
+	floors := []int64{}
+	upto := []int64{}
 	for _, u := range before {
-		streams, partitions, floors, upto = append(
+		streams = append(
 			streams,
 			u.Stream,
-		), append(partitions, u.Partition), append(floors, u.Floor), append(upto, u.Upto)
+		)
+		partitions = append(partitions, u.Partition)
+		floors = append(floors, u.Floor)
+		upto = append(upto, u.Upto)
 	}
 	return reports.Collect[unhandled](ctx, tx, unhandledSQL, place, streams, partitions, floors, upto)
 }

@@ -139,7 +139,8 @@ func (q *homing) read(ctx context.Context, tx pgx.Tx) (*AdoptedPlace, error) {
 	}
 	d := &AdoptedPlace{Place: q.Place}
 	if here != nil {
-		d.Before, d.Moves = here.State, here.Moves
+		d.Before = here.State
+		d.Moves = here.Moves
 	}
 	switch {
 	case d.Before == "here":
@@ -307,14 +308,16 @@ func (t broughtTable) copy(ctx context.Context, there, tx pgx.Tx, place string) 
 		if err := rows.Scan(&row); err != nil {
 			return n, err
 		}
-		portion, size = append(portion, row), size+len(row)
+		portion = append(portion, row)
+		size = size + len(row)
 		if n++; len(portion) < copyRows && size < copyBytes {
 			continue
 		}
 		if _, err := tx.Exec(ctx, t.insert, portion); err != nil {
 			return n, err
 		}
-		portion, size = portion[:0], 0
+		portion = portion[:0]
+		size = 0
 	}
 	if err := rows.Err(); err != nil || len(portion) == 0 {
 		return n, err

@@ -55,7 +55,9 @@ func placeStates(t *testing.T, pools ...*pgxpool.Pool) (states string) {
 // not here later.
 func TestN3MovesAreInOrder(t *testing.T) {
 	t.Parallel()
-	a, b, c := pgtest.DB(t), pgtest.DB(t), pgtest.DB(t)
+	a := pgtest.DB(t)
+	b := pgtest.DB(t)
+	c := pgtest.DB(t)
 	if err := move(t, a, b, "b", false); !errors.Is(err, ops.ErrNotFound) {
 		t.Errorf("a place that is not known: %v", err)
 	}
@@ -233,7 +235,8 @@ func TestN2LeavingCountsBeforeItLocks(t *testing.T) {
 // objects do too (N3).
 func TestKeysMoveWithAPlace(t *testing.T) {
 	t.Parallel()
-	a, b := pgtest.DB(t), pgtest.DB(t)
+	a := pgtest.DB(t)
+	b := pgtest.DB(t)
 	exec(t, a, `insert into onlyonce.places (place, state) values ('acme', 'here')`)
 	exec(t, a, `select onlyonce.claim(array[onlyonce.key('acme', 's', '1')], '{7}')`)
 	exec(t, a, `select onlyonce.newer('s', gen_random_uuid(), 5)`)

@@ -41,7 +41,8 @@ func requestStates(t *testing.T, pool *pgxpool.Pool, f reports.RequestFilter) (s
 func TestRequests(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
-	one, two := leaves(t, pool, "k1", "charge"), leaves(t, pool, "k2", "charge")
+	one := leaves(t, pool, "k1", "charge")
+	two := leaves(t, pool, "k2", "charge")
 	exec(t, pool, `update onlyonce.http_records set state = 'reconcile' where id = $1`, two)
 	if got := requestStates(t, pool, reports.RequestFilter{}); !slices.Equal(got, []string{"left", "reconcile"}) {
 		t.Error(got)
@@ -92,11 +93,14 @@ func TestResolveRequest(t *testing.T) {
 	}
 	in.Shown = nil
 	for name, change := range map[string]func(*ops.ResolveRequestInput){
-		"resolved already":  func(*ops.ResolveRequestInput) {},
-		"no such step":      func(in *ops.ResolveRequestInput) { in.Step = "refund" },
-		"no outcome":        func(in *ops.ResolveRequestInput) { in.Applied = false },
-		"no id":             func(in *ops.ResolveRequestInput) { in.ID = "k1" },
-		"result of nothing": func(in *ops.ResolveRequestInput) { in.Applied, in.NotApplied = false, true },
+		"resolved already": func(*ops.ResolveRequestInput) {},
+		"no such step":     func(in *ops.ResolveRequestInput) { in.Step = "refund" },
+		"no outcome":       func(in *ops.ResolveRequestInput) { in.Applied = false },
+		"no id":            func(in *ops.ResolveRequestInput) { in.ID = "k1" },
+		"result of nothing": func(in *ops.ResolveRequestInput) {
+			in.Applied = false
+			in.NotApplied = true
+		},
 	} {
 		in := in
 		change(&in)
@@ -146,7 +150,8 @@ func TestEraseRequestAndItsOperation(t *testing.T) {
 	pool := pgtest.DB(t)
 	exec(t, pool, `insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep, result)
 		values ('0b7e6a52-9c1d-4e6f-8a10-000000000001', onlyonce.key('acme', 'http POST /exports', 'k1'), 'operations', 'acme', 'ann', 'export', '7 days', '"Jane Roe"')`)
-	in, by := ops.RequestInput{Tenant: "acme", Scope: "http POST /exports", Key: "k1"}, ops.By{Reason: "GDPR-4"}
+	in := ops.RequestInput{Tenant: "acme", Scope: "http POST /exports", Key: "k1"}
+	by := ops.By{Reason: "GDPR-4"}
 	if _, err := ops.EraseRequest(t.Context(), pool, by, in); !errors.Is(err, ops.ErrRefused) ||
 		!strings.Contains(err.Error(), "0b7e6a52-9c1d-4e6f-8a10-000000000001") {
 		t.Errorf("while it runs: %v", err)

@@ -13,7 +13,8 @@ import (
 func TestSetRetention(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
-	by, day := ops.By{Actor: "ann", Reason: "DPO-3"}, 24*time.Hour
+	by := ops.By{Actor: "ann", Reason: "DPO-3"}
+	day := 24 * time.Hour
 	for _, c := range []struct {
 		in    ops.RetentionInput
 		want  error

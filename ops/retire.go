@@ -57,7 +57,9 @@ func (q *retirement) read(ctx context.Context, tx pgx.Tx) (*CursorChange, error)
 		return nil, failf(ErrNothing, "The cursor (%s) was retired at %s already: nothing was changed.",
 			q.CursorName, show.Instant(*before.RetiredAt))
 	}
-	after, soon := *before, time.Now() // the database's clock writes it
+	// the database's clock writes it
+	after := *before
+	soon := time.Now()
 	after.Epoch, after.RetiredAt = before.Epoch+1, &soon
 	left, err := q.left(ctx, tx, nil, nil)
 	return &CursorChange{

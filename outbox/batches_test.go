@@ -283,11 +283,13 @@ func TestBatchWrittenByHand(t *testing.T) {
 			if other, ok := change[column]; ok {
 				value = other
 			}
-			columns, values = append(columns, column), append(values, value)
+			columns = append(columns, column)
+			values = append(values, value)
 		}
 		for column, value := range change {
 			if _, ok := good[column]; !ok {
-				columns, values = append(columns, column), append(values, value)
+				columns = append(columns, column)
+				values = append(values, value)
 			}
 		}
 		_, err := r.pool.Exec(context.Background(), `insert into onlyonce.batches (`+strings.Join(columns, ", ")+`) values (`+strings.Join(

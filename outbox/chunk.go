@@ -49,7 +49,9 @@ func newChunk(
 	window := lane.sink.limits.startWindow()
 	for i, a := range rows {
 		a.keyParked = a.keyParked || a.order != nil && slices.Contains(keysUnderWay, *a.order)
-		a.Sink, a.Number, a.readAt = lane.sink.name, 1, readAt
+		a.Sink = lane.sink.name
+		a.Number = 1
+		a.readAt = readAt
 		a.maybeCalledBefore = a.maybeCalledBefore || i < maybeCalledRows
 		a.noneOpen = !a.maybeCalledBefore
 		a.boundBy(window)

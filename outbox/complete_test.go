@@ -175,8 +175,10 @@ func TestO6CompletionDoneAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
-			payments, mail := answering(), newScripted(accept)
-			payments.limits.KeyWindow, mail.name = outbox.Forever, "mail"
+			payments := answering()
+			mail := newScripted(accept)
+			payments.limits.KeyWindow = outbox.Forever
+			mail.name = "mail"
 			cfg := testConfig(payments, mail)
 			cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, _ *outbox.Attempt, _ *outbox.Response) error {
 				return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: "receipt"})

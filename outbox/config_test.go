@@ -15,7 +15,8 @@ func TestConfigFaultsAllAtOnce(t *testing.T) {
 	bad := newScripted(accept)
 	bad.limits = outbox.Limits{}
 	short := newScripted(accept)
-	short.name, short.limits = "short", outbox.Limits{KeyWindow: time.Second, Timeout: time.Second}
+	short.name = "short"
+	short.limits = outbox.Limits{KeyWindow: time.Second, Timeout: time.Second}
 	nameless := newScripted(accept)
 	nameless.name = ""
 	_, err := outbox.NewRelay(nil, outbox.RelayConfig{

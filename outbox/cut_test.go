@@ -71,7 +71,8 @@ func TestUnknownCommitOfACompletion(t *testing.T) {
 		return cutBehind
 	})
 	pool := r.cutPool(pgx.QueryExecModeExec, judge)
-	first, second := keyed("k", 0), keyed("k", 1)
+	first := keyed("k", 0)
+	second := keyed("k", 1)
 	first.Capture = true
 	r.enqueue(first, second)
 	relay := testConfig(newScripted(accept))

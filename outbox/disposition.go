@@ -18,7 +18,8 @@ func (s *relaySink) dispositionOf(a *callAttempt) disposition {
 		return a.disposition
 	}
 	d := s.decide(a)
-	a.disposition, a.decided = d, a.state != attemptUnderWay
+	a.disposition = d
+	a.decided = a.state != attemptUnderWay
 	return d
 }
 
@@ -151,7 +152,8 @@ func (d *disposition) answerColumns() (status *int32, headers *string, body []by
 	if d.answer == nil {
 		return nil, nil, nil
 	}
-	s, h := int32(d.answer.Status), d.answer.headerLines()
+	s := int32(d.answer.Status)
+	h := d.answer.headerLines()
 	return &s, &h, d.answer.Body
 }
 

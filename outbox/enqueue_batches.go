@@ -87,7 +87,8 @@ func makeBatches(rows []any) (all []*newBatch) {
 		lane int16
 	}
 	open := map[place]*newBatch{}
-	start, free := rand.IntN(lanes), 0
+	start := rand.IntN(lanes)
+	free := 0
 	for _, row := range rows {
 		call := row.(*callRow)
 		lane := int16((start + free/laneRun) % lanes)
@@ -100,9 +101,11 @@ func makeBatches(rows []any) (all []*newBatch) {
 		b := open[at]
 		if b == nil || len(b.calls) == maxBatchCalls || b.bytes+len(call.body) > maxBatchBytes {
 			b = &newBatch{sink: call.sink, lane: lane}
-			open[at], all = b, append(all, b)
+			open[at] = b
+			all = append(all, b)
 		}
-		b.calls, b.bytes = append(b.calls, call), b.bytes+len(call.body)
+		b.calls = append(b.calls, call)
+		b.bytes = b.bytes + len(call.body)
 	}
 	return all
 }
@@ -212,7 +215,8 @@ func array[T any](b *newBatch, element func(c *callRow) (v T, given bool)) any {
 	values := make([]T, len(b.calls))
 	for i, c := range b.calls {
 		v, given := element(c)
-		values[i], some = v, some || given
+		values[i] = v
+		some = some || given
 	}
 	if !some {
 		return nil

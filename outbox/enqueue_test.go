@@ -82,9 +82,11 @@ func TestIdentityVectors(t *testing.T) {
 // Fields that are not part of the identity may change without changing the key (O1).
 func TestIdentityHoldsNoPayload(t *testing.T) {
 	t.Parallel()
-	a, b := charge("1"), charge("1")
+	a := charge("1")
+	b := charge("1")
 	b.Body, b.Target, b.Method, b.Header = []byte("other"), "/x", "PUT", nil
-	if x, y := outbox.Identity(origin.Origin{Scope: "s"}, false, a), outbox.Identity(origin.Origin{Scope: "s"}, false, b); x != y {
+	x, y := outbox.Identity(origin.Origin{Scope: "s"}, false, a), outbox.Identity(origin.Origin{Scope: "s"}, false, b)
+	if x != y {
 		t.Errorf("%s and %s", x, y)
 	}
 }

@@ -104,7 +104,8 @@ func TestSettlementAfterTakeOverIsFenced(t *testing.T) {
 				again := newScripted(accept)
 				r.start(testConfig(again))
 				r.states("delivered")
-				if a, b := sink.calls(), again.calls(); len(a) != 1 ||
+				a, b := sink.calls(), again.calls()
+				if len(a) != 1 ||
 					len(b) != 1 ||
 					a[0].Key != b[0].Key ||
 					string(a[0].Body) != string(b[0].Body) {

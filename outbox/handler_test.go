@@ -166,7 +166,8 @@ func (h *handlerTx) Origin() (origin.Origin, bool) {
 }
 
 func (h *handlerTx) BeforeCommit(item any, write func(items []any) (string, []any)) error {
-	h.late, h.write = append(h.late, item), write
+	h.late = append(h.late, item)
+	h.write = write
 	return nil
 }
 
@@ -242,7 +243,8 @@ func TestEnqueueInAHandler(t *testing.T) {
 // whether it is still to be sent or is settled. That holds until the remote has forgotten the key.
 func TestO1RedrivenUnderANewKey(t *testing.T) {
 	t.Parallel()
-	message, again := origin.Origin{Scope: "stock", ID: "m"}, origin.Origin{Scope: "stock", ID: "m", Redo: true}
+	message := origin.Origin{Scope: "stock", ID: "m"}
+	again := origin.Origin{Scope: "stock", ID: "m", Redo: true}
 	call := func(body string) outbox.Call {
 		return outbox.Call{
 			Sink:   "payments",

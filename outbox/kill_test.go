@@ -82,7 +82,8 @@ func TestManyCuts(t *testing.T) {
 				return
 			}
 			now := delivered()
-			if wait = min(2*wait, 2*time.Second); now != before {
+			wait = min(2*wait, 2*time.Second)
+			if now != before {
 				wait = 100 * time.Millisecond
 			}
 			before = now

@@ -115,7 +115,8 @@ func (l *heldLanes) renew() error {
 		}
 	}
 	if slices.Contains(lost, l.membership) { // this process was stopped for long
-		l.membership, l.renewAt = nil, time.Time{}
+		l.membership = nil
+		l.renewAt = time.Time{}
 	}
 	return nil
 }
@@ -196,7 +197,8 @@ func (p *poll) pollLanes() error {
 			surplus++
 		}
 	}
-	before, given := len(l.owners), 0
+	before := len(l.owners)
+	given := 0
 	defer func() { l.emit.shared(len(l.owners)-before, given, len(l.owners)-given) }()
 	for _, o := range l.owners {
 		if surplus > 0 && !o.lane.releasing.Load() {
@@ -229,7 +231,8 @@ func (p *poll) pollWork() error {
 	// next poll.
 	for lane, o := range l.owners {
 		// The version is read before the database is asked.
-		mine, versions = append(mine, lane), append(versions, o.pass.reader.versionSeen.Load())
+		mine = append(mine, lane)
+		versions = append(versions, o.pass.reader.versionSeen.Load())
 	}
 	if len(mine) == 0 || !l.gate.Open() {
 		return nil
@@ -261,7 +264,8 @@ func (p *poll) pollWork() error {
 		l.gate.NoteWaiting(of)
 		i := slices.IndexFunc(found, func(f wakeup) bool { return f.Lane == w.Lane })
 		if i < 0 {
-			i, found = len(found), append(found, wakeup{Lane: w.Lane})
+			i = len(found)
+			found = append(found, wakeup{Lane: w.Lane})
 		}
 		found[i].waiting = append(found[i].waiting, of)
 	}
@@ -269,7 +273,8 @@ func (p *poll) pollWork() error {
 		p.waitsAfter = waiting[n-1]
 	} else {
 		l.gate.SetWaiting(p.waits)
-		p.waits, p.waitsAfter = map[gate.Key]bool{}, noWaiting
+		p.waits = map[gate.Key]bool{}
+		p.waitsAfter = noWaiting
 	}
 	for _, w := range found {
 		if o := l.owners[w.Lane]; o != nil {

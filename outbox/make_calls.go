@@ -375,17 +375,20 @@ func (c *laneCalls) openBody(a *callAttempt) bool {
 	if !a.sealed {
 		return true
 	}
-	body, err := []byte(nil), errors.New("RelayConfig.Sealer is not set, and the call was sealed")
+	body := []byte(nil)
+	err := errors.New("RelayConfig.Sealer is not set, and the call was sealed")
 	if c.lane.sink.cfg.Sealer != nil {
 		body, err = c.lane.sink.cfg.Sealer.Open(a.firstKey, a.Body)
 	}
 	if err == nil {
-		a.Body, a.sealed = body, false
+		a.Body = body
+		a.sealed = false
 		return true
 	}
 	a.unopened = true
 	reason := "the body cannot be opened: " + err.Error()
-	if a.result = Failure(reason, err); errors.Is(err, seal.ErrValue) {
+	a.result = Failure(reason, err)
+	if errors.Is(err, seal.ErrValue) {
 		a.result = Failure(reason, Permanent(err))
 	}
 	return false

@@ -130,7 +130,8 @@ func TestOrderBehindACallDiscardedWhileUnderWay(t *testing.T) {
 			r := newRig(t)
 			g := r.gate()
 			keys := r.neighbours(2)
-			key, behind := keys[0], keys[1]
+			key := keys[0]
+			behind := keys[1]
 			sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 				switch order(d) {
 				case key + "0":
@@ -240,7 +241,8 @@ func TestT13BatchesBehindManyParkedCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	if _, err := conn.Exec(t.Context(), `set plan_cache_mode = force_generic_plan; prepare read_batches as `+outbox.Statements["fetch"]); err != nil {
+	_, err = conn.Exec(t.Context(), `set plan_cache_mode = force_generic_plan; prepare read_batches as `+outbox.Statements["fetch"])
+	if err != nil {
 		t.Fatal(err)
 	}
 	var plan []struct {

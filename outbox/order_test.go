@@ -70,7 +70,8 @@ func TestO4OrderThroughRetries(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	var mu sync.Mutex
-	under, tries := map[string]int{}, map[string]int{}
+	under := map[string]int{}
+	tries := map[string]int{}
 	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		key, _, _ := strings.Cut(strings.TrimPrefix(string(d.Body), `{"order":"`), "-")
 		mu.Lock()

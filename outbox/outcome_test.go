@@ -104,7 +104,8 @@ func TestO6RejectedAfterAnUnknownAttempt(t *testing.T) {
 	const place = `select state || ' ' || reason from onlyonce.parked`
 	for _, gateway := range []int{http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusRequestEntityTooLarge} {
 		t.Run(http.StatusText(gateway), func(t *testing.T) {
-			r, b := newRig(t), newBank(t)
+			r := newRig(t)
+			b := newBank(t)
 			b.gateway = gateway
 			running := r.start(testConfig(b.sink(t)))
 			r.enqueue(charge("1"))
@@ -146,7 +147,8 @@ func TestO6OpenCallGoesOn(t *testing.T) {
 		"verified, under a new key":     {ops.ParkedInput{VerifiedNotApplied: true, NewKey: true}, "resolved", 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r, b := newRig(t), newBank(t)
+			r := newRig(t)
+			b := newBank(t)
 			b.gateway = http.StatusNotFound
 			r.start(testConfig(b.sink(t)))
 			r.enqueue(charge("1"))

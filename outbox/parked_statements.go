@@ -259,14 +259,20 @@ func (e *endings) add(a *callAttempt, d disposition) {
 		waitsFor = storedCallsOf(a.waitsFor)
 	}
 	status, headers, body := d.answerColumns()
-	e.states, e.reasons, e.errs, e.waitsFor = append(
+	e.states = append(
 		e.states,
 		d.state,
-	), append(e.reasons, d.reason), append(e.errs, d.lastError), append(e.waitsFor, waitsFor)
-	e.delays, e.statuses, e.headers, e.bodies = append(
+	)
+	e.reasons = append(e.reasons, d.reason)
+	e.errs = append(e.errs, d.lastError)
+	e.waitsFor = append(e.waitsFor, waitsFor)
+	e.delays = append(
 		e.delays,
 		delay,
-	), append(e.statuses, status), append(e.headers, headers), append(e.bodies, body)
+	)
+	e.statuses = append(e.statuses, status)
+	e.headers = append(e.headers, headers)
+	e.bodies = append(e.bodies, body)
 }
 
 // queue queues a statement that takes endings and further arguments.
@@ -428,10 +434,15 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 			continue
 		}
 		e.add(a, d)
-		ids, rows, keys, picks = append(ids, a.parked), append(rows, a.ID), append(keys, a.key), append(picks, a.pick)
+		ids = append(ids, a.parked)
+		rows = append(rows, a.ID)
+		keys = append(keys, a.key)
+		picks = append(picks, a.pick)
 		// asking is never counted
-		asked, none = append(asked, a.reconciling), append(none, (a.unopened || d.uncounted) && !a.reconciling)
-		open, unseen = append(open, d.open), append(unseen, !a.mayHaveBeenCalled())
+		asked = append(asked, a.reconciling)
+		none = append(none, (a.unopened || d.uncounted) && !a.reconciling)
+		open = append(open, d.open)
+		unseen = append(unseen, !a.mayHaveBeenCalled())
 	}
 	if len(ids) > 0 {
 		e.queue(b, settleSQL, sink.cfg.PassOn, pgx.NamedArgs{
@@ -464,9 +475,12 @@ func queueParking(b *pgx.Batch, lane *heldLane, toPark []*callAttempt) {
 		if (underWay || a.mayHaveLeft) && !d.uncounted {
 			made = 1
 		}
-		ids, xids, batches = append(ids, a.ID), append(xids, a.batch.xid), append(batches, a.batch.id)
+		ids = append(ids, a.ID)
+		xids = append(xids, a.batch.xid)
+		batches = append(batches, a.batch.id)
 		attempts = append(attempts, made)
-		open, seen = append(open, d.open), append(seen, a.mayHaveBeenCalled())
+		open = append(open, d.open)
+		seen = append(seen, a.mayHaveBeenCalled())
 	}
 	if len(ids) > 0 {
 		e.queue(b, parkSQL, lane.sink.cfg.PassOn, pgx.NamedArgs{

@@ -26,7 +26,8 @@ func TestO2RestOfAPassAfterAFailedTransaction(t *testing.T) {
 	sink := &relaySink{cfg: cfg, pool: primary.Of(pool, cfg.Logger), dbTimeout: 10 * time.Second, gate: gate.New(8, time.Second)}
 	p := newLaneOwner(t.Context(), sink, &lease.Lease{Sent: time.Now()}, 0).pass
 	sink.gate.Hold(gate.All, time.Hour, true, "")
-	p.reader.state, p.reader.refs = passListed, []batchRef{{id: 2048, calls: 1}}
+	p.reader.state = passListed
+	p.reader.refs = []batchRef{{id: 2048, calls: 1}}
 	p.chunk = &chunk{
 		rows: []*callAttempt{{state: attemptReturned, attemptResult: attemptResult{result: Result{Outcome: Delivered}}}},
 		next: 1,

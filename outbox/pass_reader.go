@@ -250,7 +250,8 @@ func (r *passReader) loadCursor() error {
 	if !unread || !called {
 		c.maybeCalledRows = 0
 	}
-	r.cursor, r.refs = c, nil
+	r.cursor = c
+	r.refs = nil
 	r.versionSeen.Store(c.version)
 	return nil
 }
@@ -265,7 +266,8 @@ func (r *passReader) moved(last int64, maybeCalledRows int) {
 // leave notes that the pass is left for now: at its end, or to be read anew from the cursor on.
 func (r *passReader) leave(s passState) {
 	if r.state != passUnknown {
-		r.state, r.refs = s, nil
+		r.state = s
+		r.refs = nil
 	}
 }
 
@@ -347,7 +349,8 @@ func (r *passReader) received(read *passRead, newPass bool) ([]*callAttempt, err
 // listed notes the places of batches that are to be fetched, whether the pass has none at all above
 // the cursor, and whether it may hold more after them. newPass is whether it has just begun.
 func (r *passReader) listed(refs []batchRef, none, more, newPass bool) {
-	r.refs, r.firstRead = refs, readFirstBatches
+	r.refs = refs
+	r.firstRead = readFirstBatches
 	if more || len(refs) > firstBatches {
 		r.firstRead = readRefList
 	}
@@ -414,7 +417,8 @@ func (r *passReader) rowsGone() error {
 
 // fetchNext reads the batches of the next chunk, in a transaction of its own.
 func (r *passReader) fetchNext(read *passRead) error {
-	read.fetching, read.batches = r.nextRefs(), nil
+	read.fetching = r.nextRefs()
+	read.batches = nil
 	return r.failed(r.lane.read(func(b *pgx.Batch) { r.queueFetch(b, read) }))
 }
 
@@ -451,9 +455,11 @@ var errRowsGone = errors.New("outbox: rows of the log that were not sent are gon
 
 // nextRefs returns the places of the batches of the next chunk.
 func (r *passReader) nextRefs() []batchRef {
-	calls, size := 0, int64(0)
+	calls := 0
+	size := int64(0)
 	for i, ref := range r.refs {
-		calls, size = calls+int(ref.calls), size+ref.bytes
+		calls = calls + int(ref.calls)
+		size = size + ref.bytes
 		if i > 0 && (calls > maxChunk || size > maxChunkBytes) {
 			return r.refs[:i]
 		}

@@ -365,7 +365,8 @@ func TestO3AnotherCluster(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
-			sink, mail := newScripted(accept), newScripted(accept)
+			sink := newScripted(accept)
+			mail := newScripted(accept)
 			mail.name = "mail"
 			r.enqueue(charge("1"))
 			x := r.start(testConfig(sink))

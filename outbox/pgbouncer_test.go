@@ -44,17 +44,19 @@ func TestRelayBehindPgBouncer(t *testing.T) {
 				return outbox.Result{Outcome: outbox.Delivered}
 			})
 			cfg := testConfig(sink)
-			first, second := r.start(cfg), r.start(cfg)
+			first := r.start(cfg)
+			second := r.start(cfg)
 			r.states("delivered", "waiting")
 			first.stop() // and the other takes over
 			r.enqueue(charge("later"))
 			r.states("delivered", "waiting")
 			second.stop()
 
-			delivered, parked := one[int](
+			delivered := one[int](
 				direct,
 				`select count(*) from onlyonce.calls where state = 'delivered'`,
-			), one[int](direct, `select count(*) from onlyonce.calls where state = 'waiting'`)
+			)
+			parked := one[int](direct, `select count(*) from onlyonce.calls where state = 'waiting'`)
 			want := one[int](direct, `select count(*) from onlyonce.calls where id % 7 = 0`)
 			if parked != want || delivered != len(calls)+1-want {
 				t.Errorf("%d delivered and %d parked of %d, want %d parked", delivered, parked, len(calls)+1, want)

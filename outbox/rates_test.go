@@ -69,7 +69,8 @@ func TestO14TenantOverItsRateHoldsUpNoOther(t *testing.T) {
 	until(t, "the other tenant's call is sent", func() bool { return sentOf(sink, "other") == 1 })
 	t.Logf("the other tenant's call was sent %v after the relay began, beside %d calls", time.Since(began), many)
 	until(t, "the tenant's calls go on", func() bool { return sentOf(sink, "slow") >= 30 })
-	if sent, most := sentOf(sink, "slow"), int(10*(time.Since(began).Seconds()+2)); sent > most {
+	sent, most := sentOf(sink, "slow"), int(10*(time.Since(began).Seconds()+2))
+	if sent > most {
 		t.Errorf("%d calls in %v: more than %d", sent, time.Since(began), most)
 	}
 	until(t, "all are set aside", func() bool {
@@ -120,7 +121,8 @@ func TestO14EachTenant(t *testing.T) {
 		return one[int](r, `select count(*) from onlyonce.calls where tenant <> 'slow' and state <> 'delivered'`) == 0
 	})
 	until(t, "the tenant's calls go on", func() bool { return sentOf(sink, "slow") >= 30 })
-	if sent, most := sentOf(sink, "slow"), int(10*(time.Since(began).Seconds()+2)); sent > most {
+	sent, most := sentOf(sink, "slow"), int(10*(time.Since(began).Seconds()+2))
+	if sent > most {
 		t.Errorf("%d calls in %v: more than %d", sent, time.Since(began), most)
 	}
 	if s := one[string](
@@ -174,7 +176,8 @@ func TestO14BucketOfEachTenant(t *testing.T) {
 		)
 	}
 	r.exec(`insert into onlyonce.rates (sink, calls_of, per_second) values ('s', 'tenants', 0.0001), ('s', 'tenant own', 100)`)
-	if a, b, c := take("a", 5), take("a", 5), take("b", 5); a != 1 || b != 0 || c != 1 {
+	a, b, c := take("a", 5), take("a", 5), take("b", 5)
+	if a != 1 || b != 0 || c != 1 {
 		t.Errorf("took %d and %d of one tenant, and %d of another", a, b, c)
 	}
 	r.exec(`update onlyonce.rates set filled_at = clock_timestamp() - interval '1 hour' where calls_of = 'tenant own'`)
@@ -265,7 +268,8 @@ func TestO14PrefixOverItsRateHoldsUpNoOther(t *testing.T) {
 	until(t, "the other calls are sent", func() bool { return sentWith(sink, "account-18:") == 1 && sentWith(sink, "account-170") == 1 })
 	until(t, "the others are set aside", func() bool { return r.waitingFor("key account-17:") > 100 })
 	until(t, "they go on", func() bool { return sentWith(sink, "account-17:") >= 30 })
-	if sent, most := sentWith(sink, "account-17:"), int(10*(time.Since(began).Seconds()+2)); sent > most {
+	sent, most := sentWith(sink, "account-17:"), int(10*(time.Since(began).Seconds()+2))
+	if sent > most {
 		t.Errorf("%d calls in %v: more than %d", sent, time.Since(began), most)
 	}
 	if r.waitingFor("tenant acme") > 0 {
@@ -290,7 +294,9 @@ func TestO14RateOfAPrefixSetAndTakenBackWhileCallsWait(t *testing.T) {
 	r := newRig(t)
 	sink := newScripted(accept)
 	r.start(testConfig(sink))
-	fast, slow, single := 2000.0, 0.001, int32(1)
+	fast := 2000.0
+	slow := 0.001
+	single := int32(1)
 	rate := func(of string, in ops.SetRateInput) {
 		t.Helper()
 		in.Sink = "payments"
@@ -606,7 +612,8 @@ func TestO14Bucket(t *testing.T) {
 		)
 	}
 	r.exec(`insert into onlyonce.rates (sink, calls_of, per_second, permits) values ('s', 'tenant a', 0.001, 1)`)
-	if a, b := take(5), take(5); a != 1 || b != 0 {
+	a, b := take(5), take(5)
+	if a != 1 || b != 0 {
 		t.Errorf("took %d and %d of one permit", a, b)
 	}
 	r.exec(`update onlyonce.rates set per_second = 100, permits = 0, filled_at = clock_timestamp() - interval '1 hour'`)

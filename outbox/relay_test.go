@@ -113,7 +113,8 @@ func TestRowUnderWayIsNotPickedAgain(t *testing.T) {
 				g.pass(d)
 				return outbox.Result{Outcome: outbox.Delivered}
 			})
-			first, second := charge("1"), charge("2")
+			first := charge("1")
+			second := charge("2")
 			second.ID = r.sameLane(first, "2") // shows that the lane has looked for rows since
 			r.enqueue(first)
 			r.start(testConfig(sink))

@@ -245,7 +245,9 @@ func TestWindowPassesWhileConnecting(t *testing.T) {
 	r.enqueue(charge("1"))
 	d := &slowDialer{}
 	sink := m.sink(func(c *httpsink.Config) {
-		c.KeyWindow, c.Timeout = 4*time.Second, 2*time.Second // starts may be made for 1.96 s
+		// starts may be made for 1.96 s
+		c.KeyWindow = 4 * time.Second
+		c.Timeout = 2 * time.Second
 		c.Transport = &http.Transport{DialContext: d.dial, DisableKeepAlives: true}
 	})
 	cfg := testConfig(sink)

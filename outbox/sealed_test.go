@@ -75,7 +75,8 @@ func TestO13BodyWhoseKeyIsNotThereYet(t *testing.T) {
 	s := &openWith{}
 	s.fail(seal.ErrKey)
 	cfg := testConfig(sink)
-	cfg.Sealer, cfg.Backoff.Max = s, time.Hour
+	cfg.Sealer = s
+	cfg.Backoff.Max = time.Hour
 	c := charge("1")
 	c.Sealer = s
 	r.enqueue(c)

@@ -280,7 +280,9 @@ func TestO6EverySequence(t *testing.T) {
 	for _, tenant := range []string{"", "acme"} {
 		outcomes := classified(t, tenant)
 		all := events()
-		sequences, decided, faults := 0, 0, 0
+		sequences := 0
+		decided := 0
+		faults := 0
 		fail := func(path []string, format string, args ...any) {
 			if faults++; faults < 20 {
 				t.Errorf("%s: %s", strings.Join(path, "; "), fmt.Sprintf(format, args...))

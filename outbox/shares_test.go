@@ -234,7 +234,8 @@ func TestO15WhatIsCounted(t *testing.T) {
 func TestO15LongestWaitsFirst(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	relays, asked := []uuid.UUID{uuid.New(), uuid.New(), uuid.New()}, 0
+	relays := []uuid.UUID{uuid.New(), uuid.New(), uuid.New()}
+	asked := 0
 	ask := func(relay, held int) int {
 		asked++
 		return one[int](r, `select onlyonce.take_share('s', '', $1, $2, 1, $3, 8)`, relays[relay], asked, held)
@@ -257,7 +258,8 @@ func TestO15LongestWaitsFirst(t *testing.T) {
 func TestO15EarlierQuestionIsIgnored(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	a, b := uuid.New(), uuid.New()
+	a := uuid.New()
+	b := uuid.New()
 	ask := func(relay uuid.UUID, number, held, wants int) string {
 		return one[string](r, `select coalesce(onlyonce.take_share('s', '', $1, $2, 8, $3, $4)::text, 'ignored')`,
 			relay, number, held, wants)
@@ -273,7 +275,9 @@ func TestO15EarlierQuestionIsIgnored(t *testing.T) {
 func TestO15EqualParts(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	relays, may, asked := []uuid.UUID{uuid.New(), uuid.New(), uuid.New()}, make([]int, 3), 0
+	relays := []uuid.UUID{uuid.New(), uuid.New(), uuid.New()}
+	may := make([]int, 3)
+	asked := 0
 	round := func(wants ...int) {
 		for range 3 {
 			for i, want := range wants {
@@ -324,7 +328,8 @@ func TestO15Shares(t *testing.T) {
 				a.asked++
 				wants := max(random.IntN(a.wants+1), a.underWay)
 				a.may = min(a.may, wants)
-				number, held := a.asked, max(a.may, a.underWay)
+				number := a.asked
+				held := max(a.may, a.underWay)
 				ask := func() *int {
 					return one[*int](r, `select onlyonce.take_share($1, '', $2, $3, $4, $5, $6)`, sink, a.relay, number, most, held, wants)
 				}
@@ -337,7 +342,8 @@ func TestO15Shares(t *testing.T) {
 				a.underWay = max(a.underWay, a.may)
 			case 2: // calls return
 				n := random.IntN(a.underWay + 1)
-				a.underWay, a.finished = a.underWay-n, a.finished+n
+				a.underWay = a.underWay - n
+				a.finished = a.finished + n
 			case 3:
 				if len(a.late) > 0 {
 					a.late[0]()

@@ -87,7 +87,8 @@ func TestPlans(t *testing.T) {
 			}
 			lane := one[int64](r, `select id from onlyonce.lanes where lane = 3`)
 			for name, c := range hot {
-				sql, args := outbox.Statements[name], strings.ReplaceAll(c.args, "%lane", fmt.Sprint(lane))
+				sql := outbox.Statements[name]
+				args := strings.ReplaceAll(c.args, "%lane", fmt.Sprint(lane))
 				if plan := pgtest.GenericPlan(t, r.pool, sql, args); strings.Contains(plan, "JIT:") {
 					t.Errorf("%s is compiled, which takes a second:\n%s", name, plan)
 				}
@@ -240,7 +241,8 @@ func TestOtherSessions(t *testing.T) {
 				sent = append(sent, fmt.Sprintf("%s %q", d.Header.Get("Content-Type"), d.Body))
 			}
 			slices.Sort(sent)
-			if got := strings.Join(slices.Compact(sent), "|"); got != ` ""|application/json "{\"order\":\"1\"}"|application/json "{\"order\":\"reject\"}"` {
+			got := strings.Join(slices.Compact(sent), "|")
+			if got != ` ""|application/json "{\"order\":\"1\"}"|application/json "{\"order\":\"reject\"}"` {
 				t.Errorf("sent %s", got)
 			}
 		})
@@ -259,7 +261,8 @@ func TestLockedRowsAreLeftForLater(t *testing.T) {
 		}
 		return outbox.Failure("again", nil)
 	})
-	locked, free := charge("locked"), charge("free")
+	locked := charge("locked")
+	free := charge("free")
 	free.ID = r.sameLane(locked, "free")
 	r.enqueue(locked, free)
 	cfg := testConfig(sink)

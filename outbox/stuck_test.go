@@ -54,7 +54,8 @@ func TestO18CallThatDoesNotReturnGivesItsSlotUp(t *testing.T) {
 	g, sink, relay := r.stuckRelay()
 	r.enqueue(stuckCall("payments", 1), stuckCall("payments", 2))
 	r.run(relay)
-	first, second := g.wait(), g.wait()
+	first := g.wait()
+	second := g.wait()
 	for i := range 20 {
 		r.enqueue(otherCall("payments", i))
 	}
@@ -116,7 +117,8 @@ func TestO18CallThatDoesNotReturnEndsNoRelay(t *testing.T) {
 	r := newRig(t)
 	g := r.gate()
 	start := func() (*outbox.Relay, *scripted, *running) {
-		sink, other := stuckSink("payments", g), newScripted(accept)
+		sink := stuckSink("payments", g)
+		other := newScripted(accept)
 		other.name = "mail"
 		cfg := testConfig(sink, other)
 		cfg.DrainTimeout = 10 * time.Millisecond

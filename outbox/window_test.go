@@ -246,10 +246,12 @@ func TestO6SettlementThatComesLate(t *testing.T) {
 	r.states("waiting")
 	const place = `select format('%s of attempt %s', state, attempts) from onlyonce.parked`
 	first := one[string](r, place)
-	id, key, pick := one[int64](
+	id := one[int64](
 		r,
 		`select id from onlyonce.parked`,
-	), one[string](r, `select key::text from onlyonce.parked`), one[int32](r, `select picks from onlyonce.parked`)
+	)
+	key := one[string](r, `select key::text from onlyonce.parked`)
+	pick := one[int32](r, `select picks from onlyonce.parked`)
 	applied.Store(true)
 	if _, err := r.pool.Exec(t.Context(), parked.RedriveCallsSQL, []int64{id}, []*string{nil}, false); err != nil {
 		t.Fatal(err)

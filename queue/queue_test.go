@@ -82,7 +82,10 @@ func TestQ2Copies(t *testing.T) {
 func TestQ2Parked(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	tenant, panics, fails, exits := message("t"), message("panics"), message("fails"), message("exits")
+	tenant := message("t")
+	panics := message("panics")
+	fails := message("fails")
+	exits := message("exits")
 	tenant.Tenant = "a\nb"
 	r.broker.Publish(
 		message("a"),
@@ -296,7 +299,9 @@ func TestQ5Ordered(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	ordered := func(c *queue.Config) {
-		c.Ordered, c.Batch, c.LeaseTTL = true, 4, 3*time.Second
+		c.Ordered = true
+		c.Batch = 4
+		c.LeaseTTL = 3 * time.Second
 		c.Identify = func(d *queue.Delivery) error { d.Key = []byte("one"); return nil }
 	}
 	held := &holding{Broker: r.broker.Connect(), got: make(chan struct{}), let: make(chan struct{})}
@@ -591,7 +596,8 @@ func TestQ5SessionsEnd(t *testing.T) {
 	r.broker.Publish(message("a"))
 	r.until("a session works", func() bool { return r.broker.Left() == 0 })
 	stop()
-	if b, n := e.begun.Load(), e.ended.Load(); b != n {
+	b, n := e.begun.Load(), e.ended.Load()
+	if b != n {
 		t.Errorf("%d sessions began, and %d ended", b, n)
 	}
 }

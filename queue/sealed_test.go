@@ -97,10 +97,11 @@ func TestW22MessagesAreSealed(t *testing.T) {
 	}
 
 	// Erased by its id: the message, and the other body that was set aside under it.
-	partition, offset := one[int32](
+	partition := one[int32](
 		r,
 		`select partition from onlyonce.event_log where id = 'b'`,
-	), one[int64](r, `select "offset" from onlyonce.event_log where id = 'b'`)
+	)
+	offset := one[int64](r, `select "offset" from onlyonce.event_log where id = 'b'`)
 	at, err := reports.EventAt(t.Context(), r.pool, queue.Topic("q"), partition, offset, true)
 	if err == nil {
 		err = at.Open(pgtest.Sealer(t, 1))

@@ -143,9 +143,11 @@ func (r *receiver) Aside(ctx context.Context, tx *guard.Tx, set []*incoming) err
 			in.item.Outcome = intake.Copied
 			continue
 		}
-		reason, why := parked.Conflict, errConflict
+		reason := parked.Conflict
+		why := errConflict
 		if in.fault != nil {
-			reason, why = parked.NoKey, in.fault
+			reason = parked.NoKey
+			why = in.fault
 		}
 		whole := in.item.Event
 		whole.Hash = pgtype.UUID{} // a parked row with a key claims it

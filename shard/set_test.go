@@ -109,7 +109,8 @@ func TestN1NewPlaceGetsOneShard(t *testing.T) {
 	for i := range places {
 		place := fmt.Sprint("tenant ", i)
 		const here = `select count(*) from onlyonce.places where place = $1 and state = 'here'`
-		if a, b := count(t, pools["a"], here, place), count(t, pools["b"], here, place); a+b > 1 {
+		a, b := count(t, pools["a"], here, place), count(t, pools["b"], here, place)
+		if a+b > 1 {
 			t.Errorf("%s lives in both", place)
 		}
 	}
@@ -131,7 +132,8 @@ func TestN1NewPlaceGetsOneShard(t *testing.T) {
 // told how the place comes to live there.
 func TestN1PlaceThatStaysClaimed(t *testing.T) {
 	t.Parallel()
-	a, b := pgtest.DB(t), pgtest.DB(t)
+	a := pgtest.DB(t)
+	b := pgtest.DB(t)
 	pgtest.Exec(t, b, `insert into onlyonce.places (place, state, nonce) values ('acme', 'claimed', gen_random_uuid())`)
 	s := newSet(t, map[string]*pgxpool.Pool{"a": a, "b": b}, func(string) string { return "a" })
 	if _, err := s.Find(t.Context(), "acme"); !errors.Is(err, shard.ErrElsewhere) ||
@@ -151,7 +153,8 @@ func TestN1PlaceThatStaysClaimed(t *testing.T) {
 // N1: a database that does not answer might have the place.
 func TestN1DatabaseThatIsDown(t *testing.T) {
 	t.Parallel()
-	a, b := pgtest.DB(t), pgtest.DB(t)
+	a := pgtest.DB(t)
+	b := pgtest.DB(t)
 	down, err := pgxpool.NewWithConfig(t.Context(), b.Config())
 	if err != nil {
 		t.Fatal(err)
@@ -185,7 +188,8 @@ func TestN2LeavingWaits(t *testing.T) {
 		t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
 		return tx
 	}
-	inside, old := begin(pgx.ReadCommitted), begin(pgx.RepeatableRead)
+	inside := begin(pgx.ReadCommitted)
+	old := begin(pgx.RepeatableRead)
 	if err := shard.Enter(t.Context(), inside, "acme"); err != nil {
 		t.Fatal(err)
 	}

@@ -197,7 +197,8 @@ func (d *doer) attempt(ctx context.Context) (again bool, err error) {
 	defer t.rollback()
 	if d.outcome, err = d.claim(ctx, t.tx); err != nil {
 		lost := t.rollback()
-		state, refused := guard.SQLState(err), primary.Refused(err)
+		state := guard.SQLState(err)
+		refused := primary.Refused(err)
 		if refused {
 			closeIdle(ctx, d.db)
 		}
@@ -328,7 +329,9 @@ func (t *own) commit() (err error, unknown bool) { //nolint:revive // the error 
 		t.ended = true
 		return fmt.Errorf("sqltx: commit: %w", err), !decided(state)
 	case errors.Is(err, errSilent):
-		t.ended, t.lost = true, true // database/sql rolls back, because the context has ended
+		// database/sql rolls back, because the context has ended
+		t.ended = true
+		t.lost = true
 	case errors.Is(err, sql.ErrTxDone), state == codeNotSealed:
 		return fmt.Errorf("%w: %w", errEnded, err), false
 	case state == codeFailed:

@@ -434,7 +434,8 @@ func TestWithinValuesAreThoseOfPgx(t *testing.T) {
 		if err != nil || !rows.Next() {
 			t.Fatal(err, rows.Err())
 		}
-		values, into := make([]any, len(types)), make([]any, len(types))
+		values := make([]any, len(types))
+		into := make([]any, len(types))
 		for i := range values {
 			into[i] = &values[i]
 		}

@@ -314,7 +314,8 @@ func TestAdoptAsks(t *testing.T) {
 	f.populate()
 	before := f.shown()
 	for _, in := range []string{"", "\n", "n\n", "no\n", "yeah\n"} {
-		f.terminal, f.stdin = true, strings.NewReader(in)
+		f.terminal = true
+		f.stdin = strings.NewReader(in)
 		r := f.run(adoptArgs("-at", "20")...).want(t, statusFailed, "Do this? [y/N]", "the answer was no")
 		if !strings.Contains(r.out, "3 offsets, 17 to 19") || strings.Contains(r.out, "Done") {
 			t.Errorf("%q: %s", in, r.out)
@@ -394,7 +395,8 @@ func TestAdoptCursorChangesMeanwhile(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
 			f.populate()
-			f.terminal, f.stdin = true, &reader{func() { c.change(f) }, strings.NewReader("y\n")}
+			f.terminal = true
+			f.stdin = &reader{func() { c.change(f) }, strings.NewReader("y\n")}
 			r := f.run(adoptArgs(c.args...)...)
 			if c.status == statusFailed {
 				r.want(t, statusFailed, "changed while you were asked")
@@ -409,7 +411,8 @@ func TestAdoptCursorChangesMeanwhile(t *testing.T) {
 	t.Run("made meanwhile", func(t *testing.T) {
 		t.Parallel()
 		f := newFixture(t)
-		f.terminal, f.stdin = true, &reader{f.populate, strings.NewReader("y\n")}
+		f.terminal = true
+		f.stdin = &reader{f.populate, strings.NewReader("y\n")}
 		f.run(adoptArgs("-at", "20")...).want(t, statusFailed, "changed while you were asked")
 		if c := f.shown(); c.Position != 17 {
 			t.Errorf("cursor: %+v", c)

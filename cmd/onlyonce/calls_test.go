@@ -92,7 +92,8 @@ func (f *fixture) copyTo(to *fixture) {
 
 func TestCopyCopies(t *testing.T) {
 	t.Parallel()
-	f, to := newFixture(t), newFixture(t)
+	f := newFixture(t)
+	to := newFixture(t)
 	f.lists("payments")
 	f.enqueues("payments", "a", "one", "two")
 	f.copyTo(to)

@@ -23,7 +23,8 @@ func TestInboxClass(t *testing.T) {
 	stop()
 	halted := make(chan *consumer.HaltError, 100)
 	s.start(effect, func(c *consumer.Config) {
-		c.Horizon, c.Hooks.Halted = consumer.HorizonLong, func(h *consumer.HaltError) { halted <- h }
+		c.Horizon = consumer.HorizonLong
+		c.Hooks.Halted = func(h *consumer.HaltError) { halted <- h }
 	})
 	s.keyed("a", "v0", "v1")
 	h := next(t, halted)

@@ -47,7 +47,8 @@ Example:
 }
 
 func setUpDoctor(fs *flag.FlagSet) func(context.Context, *app) error {
-	address, asJSON := postgresVar(fs), jsonVar(fs)
+	address := postgresVar(fs)
+	asJSON := jsonVar(fs)
 	all := fs.Bool("all", false, "show what is in order too")
 	brokers := fs.String("brokers",
 		"", "with -restore-within: Kafka's brokers, `host:port,...` (default: $"+envBrokers+")")

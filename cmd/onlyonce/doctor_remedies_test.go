@@ -47,26 +47,35 @@ func commandsIn(t *testing.T, sentence string) (all [][]string) {
 			return all
 		}
 		var args []string
-		word, begun, quoted, escaped, end := "", false, false, false, len(command)
+		word := ""
+		begun := false
+		quoted := false
+		escaped := false
+		end := len(command)
 		for i, c := range command {
 			switch {
 			case escaped:
-				word, begun, escaped = word+string(c), true, false
+				word = word + string(c)
+				begun = true
+				escaped = false
 			case c == '\\' && !quoted:
 				escaped = true
 			case c == '\'':
-				quoted, begun = !quoted, true
+				quoted = !quoted
+				begun = true
 			case quoted:
 				word += string(c)
 			case c == ' ':
 				if begun {
 					args = append(args, word)
 				}
-				word, begun = "", false
+				word = ""
+				begun = false
 			case strings.ContainsRune(",;(", c):
 				end = i
 			default:
-				word, begun = word+string(c), true
+				word = word + string(c)
+				begun = true
 			}
 			if end < len(command) {
 				break
@@ -78,7 +87,8 @@ func commandsIn(t *testing.T, sentence string) (all [][]string) {
 		if quoted {
 			t.Errorf("%q: a quote is not closed", sentence)
 		}
-		all, rest = append(all, args), command[end:]
+		all = append(all, args)
+		rest = command[end:]
 	}
 }
 
@@ -128,7 +138,8 @@ func TestDoctorRemedyEndsAPause(t *testing.T) {
 		n := 0
 		for _, x := range f.examines(false).Findings {
 			if x.Check == "pauses" && x.Level == "info" {
-				change, n = x.Remedy, n+1
+				change = x.Remedy
+				n = n + 1
 			}
 		}
 		if n != left {

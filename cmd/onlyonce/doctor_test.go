@@ -401,7 +401,8 @@ func TestDoctorFindings(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := &fixture{plain.session, plain.pool}
-			if f.t = t; c.setup != "" {
+			f.t = t
+			if c.setup != "" {
 				f = newFixture(t)
 				f.exec(strings.ReplaceAll(c.setup, "THIS", pgx.Identifier{f.pool.Config().ConnConfig.Database}.Sanitize()))
 			}
@@ -568,7 +569,8 @@ func TestDoctorStandby(t *testing.T) {
 // Each line of the list of checks has a finding, and each finding has its line.
 func TestDoctorChecks(t *testing.T) {
 	t.Parallel()
-	f, brokers := newFixture(t), kafkatest.Fake(t)
+	f := newFixture(t)
+	brokers := kafkatest.Fake(t)
 	f.exec(strings.ReplaceAll(oneCursor, "'orders'", "'"+kafkatest.Topic(t, brokers, 1, nil)+"'"))
 	found := map[string]bool{}
 	for _, finding := range f.examines(false, "-restore-within", "1h", "-brokers", strings.Join(brokers, ",")).Findings {

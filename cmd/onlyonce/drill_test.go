@@ -71,7 +71,8 @@ func (d *drill) page() string {
 // commands.
 func (d *drill) says(cause string, texts ...string) (commands []string) {
 	d.t.Helper()
-	began, last := time.Now(), ""
+	began := time.Now()
+	last := ""
 	defer func() {
 		if d.t.Failed() {
 			d.t.Logf("%s: status said:\n%s", cause, last)
@@ -109,7 +110,8 @@ func (d *drill) says(cause string, texts ...string) (commands []string) {
 // quiet waits until neither face shows the need.
 func (d *drill) quiet(cause string) {
 	d.t.Helper()
-	status, page := "", ""
+	status := ""
+	page := ""
 	defer func() {
 		if d.t.Failed() {
 			_, page, _ = strings.Cut(page, strings.TrimPrefix(cause, "- "))
@@ -188,7 +190,10 @@ func TestDrillResetOffsets(t *testing.T) {
 			return errors.New("they are to be skipped")
 		}
 		return effect(ctx, tx, m)
-	}, func(c *consumer.Config) { c.MaxAttempts, c.Backoff.Max = 1<<20, time.Second })
+	}, func(c *consumer.Config) {
+		c.MaxAttempts = 1 << 20
+		c.Backoff.Max = time.Second
+	})
 	d.mends("- offset ignored: scope stock, orders/0", "onlyonce cursor adopt -scope stock -topic orders -partition 0 -at 5")
 	s.reaches(6)
 }

@@ -47,7 +47,8 @@ Examples:
   onlyonce explain 6a1f0b52-93c1-8d0e-a3b4-0f1e2d3c4b5a
   onlyonce explain -topic orders -partition 3 -offset 4711`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
-			address, asJSON := postgresVar(fs), jsonVar(fs)
+			address := postgresVar(fs)
+			asJSON := jsonVar(fs)
 			var q ops.ExplainQuestion
 			fieldsVar(fs, operate.ExplainFields(&q))
 			all := fs.Bool("all",
@@ -211,7 +212,8 @@ func (a *app) writePosition(r *ops.PositionReport, all bool) error {
 	}
 	a.writeExplainedParked(r.Parked)
 	if e := r.Event; e != nil {
-		erased, tenant := "", ""
+		erased := ""
+		tenant := ""
 		if e.ErasedAt != nil {
 			erased = ", erased at " + show.Instant(*e.ErasedAt)
 		}

@@ -43,7 +43,8 @@ func (r result) without(t *testing.T, texts ...string) {
 
 func TestExplainKey(t *testing.T) {
 	t.Parallel()
-	seven, segment := storedKey("", "stock", "a-1"), func(table string) string {
+	seven := storedKey("", "stock", "a-1")
+	segment := func(table string) string {
 		return `insert into onlyonce_segments.` + table + ` values (onlyonce.key('', 'stock', 'a-1'), 0)`
 	}
 	const closed = `update onlyonce.rings set cur = 1, closed = '{0}' where name = 'consumer_keys';
@@ -269,7 +270,8 @@ func TestExplainCalls(t *testing.T) {
 	)
 	whole := s.run("explain", "a", "-scope", "stock", "-all").want(t, statusGood)
 	whole.without(t, "-all shows")
-	if few, all := strings.Count(short.out, "  charge  "), strings.Count(whole.out, "  charge  "); few != 1 ||
+	few, all := strings.Count(short.out, "  charge  "), strings.Count(whole.out, "  charge  ")
+	if few != 1 ||
 		all != len(r.Calls) ||
 		r.Calls[0].Derived == nil {
 		t.Errorf("%d and %d calls of %d:\n%s\n%s", few, all, len(r.Calls), short.out, whole.out)
@@ -465,7 +467,10 @@ func TestExplainCallsOfAPosition(t *testing.T) {
 	s.log.Append(0, "b")
 	s.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/"})
-	}, func(c *consumer.Config) { c.Key, c.PositionsOnly = nil, true })
+	}, func(c *consumer.Config) {
+		c.Key = nil
+		c.PositionsOnly = true
+	})
 	s.reaches(2)
 	r := explains[ops.PositionReport](s.fixture, "-topic", "orders", "-partition", "0", "-offset", "1")
 	if len(r.Cursors) != 1 || r.Cursors[0].Moved == nil || len(r.Cursors[0].Calls) == 0 {

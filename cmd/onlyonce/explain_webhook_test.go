@@ -65,7 +65,8 @@ func github(id, body string) map[string]string {
 func TestExplainWebhookByItsSendersID(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	pay, code := f.receives("stripe", webhook.Stripe{}, webhook.Config{}), f.receives("code", webhook.GitHub{}, webhook.Config{})
+	pay := f.receives("stripe", webhook.Stripe{}, webhook.Config{})
+	code := f.receives("code", webhook.GitHub{}, webhook.Config{})
 	acme := f.receives("acme", webhook.HMAC{Name: "acme", SignatureHeader: "X-Acme-Signature", IDHeader: "X-Acme-Id"}, webhook.Config{})
 	body := `{"id":"evt_1","type":"invoice.paid"}`
 	f.hooked(pay, body, stripe(body))

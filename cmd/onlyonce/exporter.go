@@ -116,7 +116,8 @@ func (e *exporter) name() error {
 	}
 	seen := map[string]bool{}
 	for _, d := range e.databases {
-		c, name := d.pool.Config().ConnConfig, d.rounds.Database
+		c := d.pool.Config().ConnConfig
+		name := d.rounds.Database
 		if named[name] > 1 {
 			name = program.HostPort(c.Host, c.Port) + "/" + name
 		}

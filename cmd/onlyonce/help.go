@@ -72,7 +72,8 @@ func (c command) synopsis(word string) string {
 // is split at all spaces.
 func parts(args string) []string {
 	var found []string
-	depth, from := 0, 0
+	depth := 0
+	from := 0
 	for i, r := range args + " " {
 		switch {
 		case r == '[' || r == '(':

@@ -158,7 +158,8 @@ func (a *app) writePlans(rates []float64, horizons []time.Duration, asJSON bool)
 			}
 			continue
 		}
-		disk, memory = disk+p.DiskBytes, memory+p.FilterBytes
+		disk = disk + p.DiskBytes
+		memory = memory + p.FilterBytes
 		say("%.4g keys a second, remembered for at least %s:", p.Rate, show.Span(horizons[i]))
 		say("  tables     %d, of which up to %d are closed, and one is inserted into", p.Tables, p.MostSegments)
 		say("  rotation   every %s", show.Span(show.Seconds(p.RotateEvery)))

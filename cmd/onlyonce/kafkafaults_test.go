@@ -63,7 +63,8 @@ func TestS3FaultsOfKafka(t *testing.T) {
 	// shown waits until a fault of each scope is shown.
 	shown := func(what string, fits func(f *ops.Fault) bool) {
 		t.Helper()
-		began, found := time.Now(), map[string]string{}
+		began := time.Now()
+		found := map[string]string{}
 		eventually(t, what, func() bool {
 			read()
 			for i := range report.Faults {

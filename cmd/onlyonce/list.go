@@ -18,7 +18,8 @@ func listCommand[F, T any](
 	return command{name: l.Name, args: l.Synopsis(), summary: l.Summary, help: l.Help, lines: true,
 		json: []reflect.Type{reflect.TypeFor[T]()},
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
-			address, asJSON := postgresVar(fs), jsonVar(fs)
+			address := postgresVar(fs)
+			asJSON := jsonVar(fs)
 			q := l.Begin()
 			fieldsVar(fs, q.Form)
 			return func(ctx context.Context, a *app) error {
@@ -74,7 +75,8 @@ type reading[R any] struct {
 func report[R any](c command, what string, setup func(fs *flag.FlagSet) reading[R]) command {
 	c.json = []reflect.Type{reflect.TypeFor[R]()}
 	c.setup = func(fs *flag.FlagSet) func(context.Context, *app) error {
-		address, asJSON := postgresVar(fs), jsonVar(fs)
+		address := postgresVar(fs)
+		asJSON := jsonVar(fs)
 		of := setup(fs)
 		return func(ctx context.Context, a *app) error {
 			if of.check != nil {

@@ -36,7 +36,8 @@ func TestBrokerLogin(t *testing.T) {
 	ca.Issue("server", 2)
 	ca.Issue("relay", 3)
 	address, plain := ca.Broker()
-	topic, file := kafkatest.Topic(t, plain, 1, nil), filepath.Join(t.TempDir(), "token")
+	topic := kafkatest.Topic(t, plain, 1, nil)
+	file := filepath.Join(t.TempDir(), "token")
 	token := func(by *authority.Authority, exp time.Time) {
 		t.Helper()
 		text := by.Sign(fmt.Sprintf(`{"sub":"relay","aud":"kafka","iat":%d,"exp":%d}`, time.Now().Unix()-1, exp.Unix()))
@@ -59,7 +60,8 @@ func TestBrokerLogin(t *testing.T) {
 func replaysWithLogin(f *fixture, plain []string, login ...string) {
 	f.t.Helper()
 	const partitions = 12
-	topic, client := kafkatest.Topic(f.t, plain, partitions, nil), kafkatest.Client(f.t, plain)
+	topic := kafkatest.Topic(f.t, plain, partitions, nil)
+	client := kafkatest.Client(f.t, plain)
 	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	for nr := range int32(partitions) {
 		for minute := range 3 {

@@ -384,7 +384,8 @@ func TestS1Schema(t *testing.T) {
 	t.Parallel()
 	empty := session{t: t, url: pgtest.EmptyURL(t)}
 	f := newFixture(t)
-	next, tooNew := newFixture(t), newFixture(t)
+	next := newFixture(t)
+	tooNew := newFixture(t)
 	next.exec(`insert into onlyonce.schema_version (version) values ($1)`, migrations.Latest+1)
 	tooNew.exec(`insert into onlyonce.schema_version (version) values ($1)`, migrations.Latest+2)
 	for _, args := range everyDatabaseCommand {

@@ -117,7 +117,8 @@ func TestF13MoveBetweenShards(t *testing.T) {
 			s := newTwoShards(t)
 			config := func(c *consumer.Config) {
 				if positions {
-					c.Key, c.PositionsOnly = nil, true
+					c.Key = nil
+					c.PositionsOnly = true
 				}
 			}
 			// Traffic, with copies of any earlier message of the partition, unless there are only
@@ -157,7 +158,8 @@ func TestF13MoveBetweenShards(t *testing.T) {
 
 			// The zombie: a process of the old Shards, with the whole batch queued and nothing
 			// sent.
-			entered, resume := make(chan struct{}), make(chan struct{})
+			entered := make(chan struct{})
+			resume := make(chan struct{})
 			var once sync.Once
 			_, stopZombie := s.start("a", func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 				if m.Partition == 1 {
@@ -221,7 +223,8 @@ func TestF13MoveBetweenShards(t *testing.T) {
 					effects[v]++
 				}
 			}
-			missing, doubled := 0, 0
+			missing := 0
+			doubled := 0
 			for p := range 2 {
 				for i := range produced[p] {
 					switch n := effects[fmt.Sprintf("p%d-%d", p, i)]; {

@@ -50,7 +50,8 @@ func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 	var lanes []reports.OutboxLane
 	for i := range r.Sinks {
 		s := &r.Sinks[i]
-		held, inPass := 0, int64(0)
+		held := 0
+		inPass := int64(0)
 		for _, l := range s.Lanes {
 			if l.Held {
 				held++

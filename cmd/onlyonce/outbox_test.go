@@ -45,7 +45,9 @@ func TestOutboxStatus(t *testing.T) {
 	if got.Counted != true || len(got.Sinks) != 3 || len(got.Ring) != 6 {
 		t.Fatalf("%+v", got)
 	}
-	idle, nobody, payments := got.Sinks[0], got.Sinks[1], got.Sinks[2]
+	idle := got.Sinks[0]
+	nobody := got.Sinks[1]
+	payments := got.Sinks[2]
 	if !idle.Listed || *idle.Pending != 0 || idle.Age != nil || len(idle.Lanes) != 16 || idle.PausedAt != nil {
 		t.Errorf("%+v", idle)
 	}
@@ -130,14 +132,15 @@ func TestOutboxStatusDoesNotCountForEver(t *testing.T) {
 func TestPauseAndResumeASink(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	pause, resume := []string{
+	pause := []string{
 		"outbox",
 		"pause",
 		"-sink",
 		"payments",
 		"-reason",
 		"bank down",
-	}, []string{"outbox", "resume", "-sink", "payments", "-reason", "bank up"}
+	}
+	resume := []string{"outbox", "resume", "-sink", "payments", "-reason", "bank up"}
 	f.run(append(pause, "-yes")...).want(t, statusEnvironment, `there is no sink "payments": no relay has listed one yet`, "-unlisted")
 	f.run("outbox", "pause", "-sink", "ahead", "-unlisted", "-reason", "not before Monday", "-yes").want(t, statusGood, "Done; audit row")
 	if n := one[int](f, `select count(*) from onlyonce.sinks where name = 'ahead' and pause_reason = 'not before Monday'`); n != 1 {
@@ -148,7 +151,8 @@ func TestPauseAndResumeASink(t *testing.T) {
 	f.run(append(pause, "-yes")...).want(t, statusEnvironment, `there is no sink "payments": relays have listed mail`)
 	f.lists("payments")
 	f.run(append(resume, "-yes")...).want(t, statusGood, "is not paused: nothing was changed")
-	f.terminal, f.stdin = true, strings.NewReader("n\n")
+	f.terminal = true
+	f.stdin = strings.NewReader("n\n")
 	f.run(pause...).want(t, statusFailed, "the answer was no")
 	if n := one[int](f, `select count(*) from onlyonce.audit`) + one[int](f, `select count(paused_at) from onlyonce.sinks`); n != 0 {
 		t.Error("something was changed")
@@ -309,7 +313,8 @@ func TestErase(t *testing.T) {
 		statusEnvironment,
 		"no call with key",
 	)
-	f.terminal, f.stdin = true, strings.NewReader("n\n")
+	f.terminal = true
+	f.stdin = strings.NewReader("n\n")
 	f.discards("-id", waiting).want(t, statusGood)
 	f.run("outbox", "erase", "-key", key("waiting"), "-reason", "x").want(t, statusFailed, "the answer was no")
 	if n := one[int](

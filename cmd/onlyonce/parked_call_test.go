@@ -45,7 +45,8 @@ func TestD5RedriveCalls(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.lists("payments")
-	rejected, retrying := f.parks("rejected", "", "waiting", "rejected"), f.parks("retrying", "", "retrying", "failed")
+	rejected := f.parks("rejected", "", "waiting", "rejected")
+	retrying := f.parks("retrying", "", "retrying", "failed")
 	open := f.parks("open", "", "waiting", "rejected")
 	f.exec(`update onlyonce.parked set first_attempt_at = clock_timestamp(), open = true where id = $1::bigint`, open)
 	r := f.redrives("-id", rejected).want(t, statusGood, "Redrive 1: each is sent again, under its key",
@@ -77,7 +78,9 @@ func TestD5RedriveUnknownCalls(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.lists("payments")
-	a, b, c := f.parks("a", "", "reconcile", "window"), f.parks("b", "k", "reconcile", "window"), f.parks("c", "", "reconcile", "window")
+	a := f.parks("a", "", "reconcile", "window")
+	b := f.parks("b", "k", "reconcile", "window")
+	c := f.parks("c", "", "reconcile", "window")
 	behind := f.parks("d", "k", "blocked", "behind")
 	f.redrives("-id", a).want(t, statusFailed, "may have been applied", "-verified-applied or -verified-not-applied").lines(t, 1)
 	f.redrives("-id", a, "-new-key").want(t, statusFailed, "-new-key needs -verified-not-applied too").lines(t, 1)
@@ -162,8 +165,10 @@ func TestRedriveAndDiscardKeyedCalls(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.lists("payments")
-	head, next, last := f.parks("head",
-		"k", "waiting", "rejected"), f.parks("next", "k", "blocked", "behind"), f.parks("last", "k", "blocked", "behind")
+	head := f.parks("head",
+		"k", "waiting", "rejected")
+	next := f.parks("next", "k", "blocked", "behind")
+	last := f.parks("last", "k", "blocked", "behind")
 	f.redrives("-id", head).want(t, statusGood)
 	if got := f.call(head) + ", " + f.call(next); got != "retrying due 0 unused own, blocked 3 unused own" {
 		t.Errorf("%s", got)
@@ -227,7 +232,8 @@ func TestRedriveCallsPicks(t *testing.T) {
 	} {
 		f.redrives(c.args...).want(t, statusEnvironment, c.want)
 	}
-	f.terminal, f.stdin = true, strings.NewReader("n\n")
+	f.terminal = true
+	f.stdin = strings.NewReader("n\n")
 	f.run("parked", "redrive", "-kind", "call", "-sink", "payments", "-reason", "x").want(t, statusFailed, "the answer was no")
 	f.redrives("-kind", "call", "-sink", "payments", "-state", "retrying").want(t, statusGood, "Redrive 1", "payments/b")
 	f.redrives("-kind", "call", "-scope", "shop", "-parked-for", "rejected").want(t, statusGood, "Redrive 1", "payments/a")

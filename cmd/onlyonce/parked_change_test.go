@@ -206,7 +206,8 @@ func TestDiscardWaitsForAnAttempt(t *testing.T) {
 	for _, succeeds := range []bool{true, false} {
 		s := newShop(t)
 		b := breaks("v0")
-		begun, end := make(chan struct{}), make(chan struct{})
+		begun := make(chan struct{})
+		end := make(chan struct{})
 		var once sync.Once
 		s.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			err := b.handle(ctx, tx, m)
@@ -270,7 +271,8 @@ func TestRedriveAsks(t *testing.T) {
 	if got := states(); got != before || one[int](f, `select count(*) from onlyonce.audit`) != 0 {
 		t.Errorf("a dry run has changed something: %s, was %s", got, before)
 	}
-	f.terminal, f.stdin = true, strings.NewReader("\n")
+	f.terminal = true
+	f.stdin = strings.NewReader("\n")
 	r := f.run(redrive...).want(t, statusFailed, "the answer was no")
 	if !strings.Contains(r.out, "orders/0@12") || !strings.Contains(r.out, "Redrive 2") {
 		t.Errorf("what was asked:\n%s", r.out)

@@ -111,7 +111,8 @@ func TestO13RedriveOfASealedCallUnderANewKey(t *testing.T) {
 // keyFile writes a file for -seal-keys with a key that begins with a byte.
 func keyFile(t *testing.T, first byte) string {
 	t.Helper()
-	secret, keys := filepath.Join(t.TempDir(), "secret"), filepath.Join(t.TempDir(), "keys.json")
+	secret := filepath.Join(t.TempDir(), "secret")
+	keys := filepath.Join(t.TempDir(), "keys.json")
 	for name, text := range map[string]string{
 		secret: base64.StdEncoding.EncodeToString(append([]byte{first}, make([]byte, 31)...)),
 		keys:   `{"seal_keys": [{"id": 1, "key": {"file": "` + secret + `"}}]}`,

@@ -49,7 +49,8 @@ Examples:
 }
 
 func setUpPlanConnections(fs *flag.FlagSet) func(context.Context, *app) error {
-	address, asJSON := postgresVar(fs), jsonVar(fs)
+	address := postgresVar(fs)
+	asJSON := jsonVar(fs)
 	q := reports.ConnectionQuestion{Concurrency: 1}
 	var most int32
 	fieldsVar(fs, append(operate.ConnectionFields(&q),

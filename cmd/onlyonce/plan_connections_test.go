@@ -122,7 +122,8 @@ func TestPlanConnectionsIsWhatConnects(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cfg.MaxConns, cfg.ConnConfig.RuntimeParams["application_name"] = int32(part.Pool), "planned "+part.Part
+		cfg.MaxConns = int32(part.Pool)
+		cfg.ConnConfig.RuntimeParams["application_name"] = "planned " + part.Part
 		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
 		if err != nil {
 			t.Fatal(err)

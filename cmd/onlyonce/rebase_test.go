@@ -61,7 +61,8 @@ func TestO3RebaseInAnotherCluster(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			old, f := c.old(t), c.new(t)
+			old := c.old(t)
+			f := c.new(t)
 			c.burn(old, f)
 			old.history()
 			old.copyTo(f)
@@ -169,7 +170,8 @@ func (f *fixture) states() string {
 // another cluster: then it is sent again.
 func TestO3RebaseWhenInDoubt(t *testing.T) {
 	t.Parallel()
-	old, f := newCluster(t), newCluster(t)
+	old := newCluster(t)
+	f := newCluster(t)
 	f.burn(500)
 	old.lists("payments")
 	old.enqueues("payments", "k", "d1", "d2")
@@ -223,7 +225,8 @@ func TestO5RebaseFencesRelaysOut(t *testing.T) {
 	f.history()
 	f.exec(`update onlyonce.leases set epoch = 3, nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 hour' where name = 'relay/payments/4'`)
 	f.run("outbox", "rebase", "-reason", "x", "-yes").want(t, statusFailed, "relays hold 1 lanes (payments/4 until", "-force").lines(t, 1)
-	f.terminal, f.stdin = true, strings.NewReader("n\n")
+	f.terminal = true
+	f.stdin = strings.NewReader("n\n")
 	f.run("outbox", "rebase", "-reason", "x", "-force").want(t, statusFailed, "the answer was no")
 	f.stdin = &reader{func() { f.exec(`update onlyonce.lanes set version = version + 1 where lane = 2`) }, strings.NewReader("y\n")}
 	f.run("outbox", "rebase", "-reason", "x", "-force").want(t, statusFailed, "changed while you were asked")

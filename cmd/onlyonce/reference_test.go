@@ -48,7 +48,8 @@ func TestReference(t *testing.T) {
 		"commands": {"../../docs/operations/commands.md", reference()},
 		"checks":   {"../../docs/guide/deployment.md", checkTable()},
 	} {
-		begin, end := "<!-- "+name+": begin -->\n", "<!-- "+name+": end -->"
+		begin := "<!-- " + name + ": begin -->\n"
+		end := "<!-- " + name + ": end -->"
 		text, err := os.ReadFile(c.file)
 		if err != nil {
 			t.Fatal(err)

@@ -58,7 +58,8 @@ func TestReplay(t *testing.T) {
 			s := newShop(t)
 			config := func(c *consumer.Config) {
 				if positions {
-					c.Key, c.PositionsOnly = nil, true
+					c.Key = nil
+					c.PositionsOnly = true
 				}
 			}
 			s.keyed("a", "v0", "v1", "v2", "v3")
@@ -339,7 +340,8 @@ func TestReplayInterrupted(t *testing.T) {
 			config := func(c *consumer.Config) {
 				c.BatchSize = 2
 				if positions {
-					c.Key, c.PositionsOnly = nil, true
+					c.Key = nil
+					c.PositionsOnly = true
 				}
 			}
 			want := map[int64]int{}
@@ -393,7 +395,8 @@ func TestReplayCalls(t *testing.T) {
 			suffix := ""
 			config := func(c *consumer.Config) {
 				if positions {
-					c.Key, c.PositionsOnly = nil, true
+					c.Key = nil
+					c.PositionsOnly = true
 				}
 			}
 			s.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
@@ -497,7 +500,8 @@ func TestReplayAsks(t *testing.T) {
 	f := newFixture(t)
 	f.populate()
 	f.exec(`delete from onlyonce.parked`)
-	f.terminal, f.stdin = true, strings.NewReader("n\n")
+	f.terminal = true
+	f.stdin = strings.NewReader("n\n")
 	before := f.shown()
 	f.run(replayArgs("-from", "3")...).want(t, statusFailed, "the answer was no")
 	f.untouched(before)

@@ -30,7 +30,8 @@ func TestReplayByTime(t *testing.T) {
 	}
 	source := franzsource.New(franzsource.Config{Brokers: brokers, GroupID: topic, Topics: []string{topic}})
 	s.startOn(source, effect, func(c *consumer.Config) {
-		c.Start, c.DrainTimeout = consumer.At(at.Add(time.Minute)), 5*time.Second
+		c.Start = consumer.At(at.Add(time.Minute))
+		c.DrainTimeout = 5 * time.Second
 	})
 	s.reaches(5)
 	s.times(map[int64]int{1: 1, 2: 1, 3: 1, 4: 1})
@@ -114,7 +115,8 @@ func TestF10ReplayTopicByTime(t *testing.T) {
 	produce(2, 0, "c0") // before the time
 	source := franzsource.New(franzsource.Config{Brokers: brokers, GroupID: topic, Topics: []string{topic}})
 	s.startOn(source, effect, func(c *consumer.Config) {
-		c.Start, c.DrainTimeout = consumer.At(at), 5*time.Second
+		c.Start = consumer.At(at)
+		c.DrainTimeout = 5 * time.Second
 	})
 	applied := func() (n int) { return one[int](s.fixture, `select count(*) from effects`) }
 	eventually(t, "all are applied once", func() bool { return applied() == 11 })

@@ -39,7 +39,9 @@ func TestRequestResolve(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.run("request", "list").want(t, statusGood, "No requests.").lines(t, 0)
-	applied, absent, running := f.claims("acct_1", "k1", "charge"), f.claims("acct_1", "k2", "charge"), f.claims("acct_2", "k3", "charge")
+	applied := f.claims("acct_1", "k1", "charge")
+	absent := f.claims("acct_1", "k2", "charge")
+	running := f.claims("acct_2", "k3", "charge")
 	f.exec(`update onlyonce.http_records set state = 'reconcile' where id <> $1`, running)
 	f.exec(`update onlyonce.leases set until = clock_timestamp() + interval '1 hour' where name = $1`, "http/"+running)
 	f.run("request", "list").want(
@@ -162,7 +164,8 @@ func TestRequestResolveSeals(t *testing.T) {
 func TestRequestClose(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	left, running := f.claims("acct_1", "k1", "charge"), f.claims("acct_2", "k2", "charge")
+	left := f.claims("acct_1", "k1", "charge")
+	running := f.claims("acct_2", "k2", "charge")
 	f.exec(`update onlyonce.http_steps set done_at = clock_timestamp(), result = 'ch_1' where record_id = $1`, left)
 	f.exec(`update onlyonce.http_records set abandoned_at = clock_timestamp() where id = $1`, left)
 	f.exec(`update onlyonce.leases set until = clock_timestamp() + interval '1 hour' where name = $1`, "http/"+running)
@@ -193,7 +196,8 @@ func TestRequestClose(t *testing.T) {
 func TestRequestErase(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	id, other := f.answers("acct_1", "k1"), f.answers("acct_2", "k1")
+	id := f.answers("acct_1", "k1")
+	other := f.answers("acct_2", "k1")
 	open := f.claims("acct_1", "k2", "charge")
 	f.run("request", "erase", "-id", open, "-reason", "r", "-yes").want(t, statusFailed, "not completed")
 	f.run("request", "erase", "-scope", "http POST /v1/charges", "-key", "k9", "-reason", "r", "-yes").want(

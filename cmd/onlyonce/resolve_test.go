@@ -69,11 +69,13 @@ func split(t *testing.T, command string) (words []string) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			words, command = append(words, word), command[len(quoted):]
+			words = append(words, word)
+			command = command[len(quoted):]
 			continue
 		}
 		word, rest, _ := strings.Cut(command, " ")
-		words, command = append(words, word), rest
+		words = append(words, word)
+		command = rest
 	}
 	return words
 }

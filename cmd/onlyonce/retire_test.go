@@ -56,7 +56,8 @@ func TestRetireAsks(t *testing.T) {
 	f := newFixture(t)
 	f.populate()
 	before := f.shown()
-	f.terminal, f.stdin = true, strings.NewReader("n\n")
+	f.terminal = true
+	f.stdin = strings.NewReader("n\n")
 	r := f.run(cursorArgs("retire")...).want(t, statusFailed, "the answer was no")
 	if !strings.Contains(r.out, "retired") ||
 		!strings.Contains(r.out, "2 parked messages of it are not settled") ||

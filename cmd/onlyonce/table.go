@@ -136,7 +136,8 @@ func emptyColumn(header []string, rows [][]string) int {
 // narrow cuts cells, of the widest columns first, until the table fits. It reports false, and cuts
 // nothing, if it would not fit. least is to how many characters a column may be cut, 0: not at all.
 func narrow(header []string, rows [][]string, width int, least func(header string) int) bool {
-	widths, over := widthsOf(header, rows), tableWidth(header, rows)-width
+	widths := widthsOf(header, rows)
+	over := tableWidth(header, rows) - width
 	for ; over > 0; over-- {
 		widest := -1
 		for i, h := range header {

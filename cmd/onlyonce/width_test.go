@@ -69,7 +69,8 @@ func TestPasted(t *testing.T) {
 		if !strings.Contains(broken, "\\\n") {
 			t.Errorf("not broken: %s", broken)
 		}
-		if got, whole := shellOutput(t, broken), shellOutput(t, command); got != whole {
+		got, whole := shellOutput(t, broken), shellOutput(t, command)
+		if got != whole {
 			t.Errorf("%q, want %q", got, whole)
 		}
 	}

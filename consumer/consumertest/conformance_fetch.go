@@ -142,7 +142,8 @@ func fetchIsBounded(t *testing.T, h Harness) {
 				t.Errorf("from %d: the log ends at %d and %d", from, f.LastStable, f.HighWatermark)
 			}
 			got = append(got, valuesOf(f.Messages)...)
-			if from = f.Next; len(got)%3 == 0 && most > 1 {
+			from = f.Next
+			if len(got)%3 == 0 && most > 1 {
 				// Like a consumer that compares a record that it has read with the log.
 				_ = x.MustFetch(t, 7)
 			}

@@ -28,9 +28,15 @@ func (m *membership) applyAssignment(
 	counts map[string]int,
 	leads bool,
 ) {
-	gained, revoked := 0, 0
+	gained := 0
+	revoked := 0
 	m.update(func() {
-		m.groupMember, m.assigned, m.partitionCounts, m.isLeader, m.joining, m.revoked = as, assigned, counts, leads, false, false
+		m.groupMember = as
+		m.assigned = assigned
+		m.partitionCounts = counts
+		m.isLeader = leads
+		m.joining = false
+		m.revoked = false
 		for k, h := range m.held {
 			if h.p.frozen {
 				continue
@@ -111,7 +117,8 @@ func (m *membership) startAssigned() int {
 func (m *membership) ownPartition(h *heldPartition) {
 	err := m.own(h.ctx, h.p)
 	h.p.Close()
-	ended, lost := h.ctx.Err() != nil, false
+	ended := h.ctx.Err() != nil
+	lost := false
 	h.cancel()
 	switch {
 	case ended && (err == nil || errors.Is(err, context.Canceled) || errors.Is(err, source.ErrOwnershipLost)):
@@ -128,7 +135,8 @@ func (m *membership) ownPartition(h *heldPartition) {
 		if h.overdueTimer != nil {
 			h.overdueTimer.Stop()
 		}
-		as, h.p.frozen = h.p.groupMember, true
+		as = h.p.groupMember
+		h.p.frozen = true
 		delete(m.held, h.p.key)
 		if lost {
 			// Claimed no more, and not handed over again in this generation.

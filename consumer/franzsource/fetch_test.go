@@ -215,7 +215,8 @@ func TestThrottled(t *testing.T) {
 func answersEmpty(c *kfake.Cluster, left int) {
 	c.ControlKey(int16(kmsg.Fetch), func(r kmsg.Request) (kmsg.Response, error, bool) {
 		c.KeepControl()
-		req, resp := r.(*kmsg.FetchRequest), r.ResponseKind().(*kmsg.FetchResponse)
+		req := r.(*kmsg.FetchRequest)
+		resp := r.ResponseKind().(*kmsg.FetchResponse)
 		hole := false
 		for _, rt := range req.Topics {
 			st := kmsg.NewFetchResponseTopic()

@@ -62,7 +62,8 @@ func (m *membership) joinGroup(ctx context.Context) (*kmsg.JoinGroupResponse, er
 	interests := slices.Sorted(slices.Values(cfg.Topics))
 	for {
 		m.mu.Lock()
-		as, owned := m.groupMember, m.claimedPartitions()
+		as := m.groupMember
+		owned := m.claimedPartitions()
 		m.mu.Unlock()
 		req := kmsg.NewPtrJoinGroupRequest()
 		req.Group, req.MemberID, req.InstanceID, req.ProtocolType = cfg.GroupID, as.member, cfg.instance(), "consumer"
@@ -113,7 +114,8 @@ func (m *membership) syncGroup(ctx context.Context, joined *kmsg.JoinGroupRespon
 	req := kmsg.NewPtrSyncGroupRequest()
 	req.Group, req.Generation, req.MemberID, req.InstanceID = cfg.GroupID, as.generation, as.member, cfg.instance()
 	protocol := "consumer"
-	req.ProtocolType, req.Protocol = &protocol, joined.Protocol
+	req.ProtocolType = &protocol
+	req.Protocol = joined.Protocol
 	leads := joined.LeaderID == joined.MemberID
 	var counts map[string]int
 	if leads {
@@ -121,7 +123,8 @@ func (m *membership) syncGroup(ctx context.Context, joined *kmsg.JoinGroupRespon
 		if err != nil {
 			return fmt.Errorf("sharing out the partitions: %w", err)
 		}
-		if counts = shared; !joined.SkipAssignment {
+		counts = shared
+		if !joined.SkipAssignment {
 			req.GroupAssignment = plan
 		}
 	}

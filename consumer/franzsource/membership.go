@@ -78,7 +78,8 @@ func (m *membership) update(f func()) {
 func (m *membership) waitFor(ctx context.Context, cond func() bool) bool {
 	for {
 		m.mu.Lock()
-		ok, changed := cond(), m.changed
+		ok := cond()
+		changed := m.changed
 		m.mu.Unlock()
 		if ok {
 			return true
@@ -227,7 +228,8 @@ func (m *membership) giveUpAll(err error) {
 		if !errors.Is(err, kerr.UnknownMemberID) {
 			lost.member = m.groupMember.member
 		}
-		m.groupMember, m.assigned = lost, nil
+		m.groupMember = lost
+		m.assigned = nil
 		for _, h := range m.held {
 			h.p.frozen = true
 			h.cancel()
@@ -281,7 +283,8 @@ func (m *membership) leaveGroup() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), kafkalog.LeaveTimeout)
 	defer cancel()
 	req := kmsg.NewPtrLeaveGroupRequest()
-	req.Group, req.MemberID = m.net.cfg.GroupID, member
+	req.Group = m.net.cfg.GroupID
+	req.MemberID = member
 	one := kmsg.NewLeaveGroupRequestMember()
 	one.MemberID = member
 	req.Members = append(req.Members, one)
@@ -294,7 +297,8 @@ func (m *membership) leaveGroup() {
 // distributed, or exists again.
 func (m *membership) watchPartitions(ctx context.Context) {
 	m.mu.Lock()
-	leads, counts := m.isLeader, maps.Clone(m.partitionCounts)
+	leads := m.isLeader
+	counts := maps.Clone(m.partitionCounts)
 	m.mu.Unlock()
 	if !leads {
 		return

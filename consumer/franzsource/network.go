@@ -40,7 +40,8 @@ var _ kafkalog.Cluster = (*network)(nil)
 
 func newNetwork(cfg Config) (*network, error) {
 	n := &network{cfg: cfg, log: cfg.Logger.With("group", cfg.GroupID), codecs: recordbatch.NewCodecs()}
-	most, least := kversion.Stable(), new(kversion.Versions)
+	most := kversion.Stable()
+	least := new(kversion.Versions)
 	most.SetMaxKeyVersion(kmsg.OffsetCommit.Int16(), offsetsVersion)
 	most.SetMaxKeyVersion(kmsg.OffsetFetch.Int16(), offsetsVersion)
 	least.SetMaxKeyVersion(kmsg.Fetch.Int16(), kafkalog.FetchMinVersion)

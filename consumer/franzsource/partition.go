@@ -62,7 +62,8 @@ func (p *partition) Committed(ctx context.Context) (offset int64, metadata strin
 				if t.Topic != p.key.topic || r.Partition != p.key.partition {
 					continue
 				}
-				offset, metadata = r.Offset, ""
+				offset = r.Offset
+				metadata = ""
 				if r.Metadata != nil {
 					metadata = *r.Metadata
 				}

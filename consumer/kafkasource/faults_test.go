@@ -246,7 +246,8 @@ func TestCoordinatorNotAvailableAtFirst(t *testing.T) {
 	c := kafkatest.FakeCluster(t)
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
 	seen := script(c, kmsg.FindCoordinator, 3, func(_ kmsg.Request, resp *kmsg.FindCoordinatorResponse) {
-		resp.ErrorCode, resp.NodeID = int16(kafka.GroupCoordinatorNotAvailable), -1
+		resp.ErrorCode = int16(kafka.GroupCoordinatorNotAvailable)
+		resp.NodeID = -1
 	})
 	join(t, quick(c.ListenAddrs(), topic)).Holds(topic, 0)
 	if seen.Load() != 3 {

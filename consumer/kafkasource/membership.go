@@ -203,7 +203,9 @@ func (m *membership) heartbeatWhileDraining(gen *kafka.Generation, held *sync.Wa
 			return
 		case <-tick.C:
 			req := kmsg.NewPtrHeartbeatRequest()
-			req.Group, req.Generation, req.MemberID = gen.GroupID, gen.ID, gen.MemberID
+			req.Group = gen.GroupID
+			req.Generation = gen.ID
+			req.MemberID = gen.MemberID
 			got, err := m.net.askCoordinator(ctx, req)
 			if resp, ok := got.(*kmsg.HeartbeatResponse); ok &&
 				kafka.Error(resp.ErrorCode) != kafka.RebalanceInProgress {
@@ -296,7 +298,8 @@ func (m *membership) leaveGroup(group *kafka.ConsumerGroup) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), kafkalog.LeaveTimeout)
 		defer cancel()
 		req := kmsg.NewPtrLeaveGroupRequest()
-		req.Group, req.MemberID = m.net.cfg.GroupID, m.member
+		req.Group = m.net.cfg.GroupID
+		req.MemberID = m.member
 		if _, err := m.net.askCoordinator(ctx, req); err != nil {
 			m.debug("leaving the group: %v", err)
 		}

@@ -41,7 +41,8 @@ func (p *partition) Committed(ctx context.Context) (offset int64, metadata strin
 		}
 		for _, r := range resp.Topics[p.topic] {
 			if int32(r.Partition) == p.index {
-				offset, metadata = r.CommittedOffset, r.Metadata
+				offset = r.CommittedOffset
+				metadata = r.Metadata
 				return r.Error
 			}
 		}

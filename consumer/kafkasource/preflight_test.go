@@ -74,7 +74,8 @@ func TestSilentBroker(t *testing.T) {
 
 func TestTopicMissing(t *testing.T) {
 	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
-		there, missing := kafkatest.Topic(t, brokers, 1, nil), kafkatest.TopicName(t)
+		there := kafkatest.Topic(t, brokers, 1, nil)
+		missing := kafkatest.TopicName(t)
 		kafkatest.WantAll(
 			t,
 			kafkatest.RunFails(t, kafkasource.New(quick(brokers, there, missing))),

@@ -77,7 +77,8 @@ func TestReadCommitted(t *testing.T) {
 				continue
 			}
 			if open[i] == nil {
-				open[i], fate[i] = begin(t, clients[i], topic), rnd.IntN(2) == 0
+				open[i] = begin(t, clients[i], topic)
+				fate[i] = rnd.IntN(2) == 0
 			}
 			for range rnd.IntN(3) {
 				v := fmt.Sprintf("p%d-%d-%v", i, written, fate[i])
@@ -190,7 +191,8 @@ func TestOnceCompactedTopic(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		start, stable := b.Start, b.End
+		start := b.Start
+		stable := b.End
 		for from := start; from < stable; from++ {
 			if got := h.ReadTo(t, from, stable); int64(len(got)) > stable-from ||
 				from == start && (len(got) < 4 || int64(len(got)) == stable-start) {

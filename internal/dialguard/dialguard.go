@@ -240,7 +240,8 @@ func (g *Guard) Transport(t *http.Transport, maxHeader int64) (*http.Transport, 
 	t = t.Clone()
 	t.Protocols = new(http.Protocols)
 	t.Protocols.SetHTTP1(true)
-	t.ForceAttemptHTTP2, t.TLSNextProto = false, nil
+	t.ForceAttemptHTTP2 = false
+	t.TLSNextProto = nil
 	if t.TLSClientConfig != nil {
 		// A transport that has been used offers h2 in its configuration, and a server would accept
 		// the offer.

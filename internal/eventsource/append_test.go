@@ -50,7 +50,8 @@ func (r *rig) wantLog(want ...string) {
 func TestE1OffsetsFollowCommits(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
-	p, q := r.begin(pgx.ReadCommitted), r.begin(pgx.ReadCommitted)
+	p := r.begin(pgx.ReadCommitted)
+	q := r.begin(pgx.ReadCommitted)
 	if err := appended(t, p, "p1", "p2"); err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +69,8 @@ func TestE1OffsetsAreDense(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	r.append("a")
-	p, q := r.begin(pgx.ReadCommitted), r.begin(pgx.ReadCommitted)
+	p := r.begin(pgx.ReadCommitted)
+	q := r.begin(pgx.ReadCommitted)
 	if err := appended(t, p, "p"); err != nil {
 		t.Fatal(err)
 	}

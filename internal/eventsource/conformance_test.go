@@ -20,7 +20,8 @@ import (
 // be open or aborted after an offset.
 func TestConformance(t *testing.T) {
 	r := newRig(t, 1)
-	topics, ids := 0, 0
+	topics := 0
+	ids := 0
 	exec := func(t testing.TB, sql string, args ...any) {
 		t.Helper()
 		if _, err := r.pool.Exec(t.Context(), sql, args...); err != nil {

@@ -193,7 +193,8 @@ func (m *member) balancePartitions(ctx context.Context) error {
 	}
 	for _, st := range found {
 		share := lease.Share(int(st.Partitions), st.Members)
-		mine, surplus := 0, -share
+		mine := 0
+		surplus := -share
 		for at, p := range m.held {
 			if at.topic == st.Topic {
 				mine++
@@ -327,7 +328,8 @@ func (m *member) pollEnds(ctx context.Context) error {
 	var topics []string
 	var nrs []int16
 	for at := range m.held {
-		topics, nrs = append(topics, at.topic), append(nrs, at.nr)
+		topics = append(topics, at.topic)
+		nrs = append(nrs, at.nr)
 	}
 	bounded, cancel := m.detached(ctx)
 	defer cancel()

@@ -141,7 +141,8 @@ func Framing(name string) bool {
 // Go's maps have no order. The lists are never nil; faults names every header that must not be
 // frozen.
 func Headers(h http.Header) (names, values []string, faults []error) {
-	names, values = []string{}, []string{}
+	names = []string{}
+	values = []string{}
 	if len(h) == 0 {
 		return names, values, nil
 	}
@@ -163,7 +164,8 @@ func Headers(h http.Header) (names, values []string, faults []error) {
 				faults = append(faults, err)
 				continue
 			}
-			names, values = append(names, name), append(values, v)
+			names = append(names, name)
+			values = append(values, v)
 			size += len(name) + len(v)
 		}
 	}

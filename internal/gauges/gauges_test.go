@@ -22,7 +22,8 @@ func value(all []metrics.Sample, m *metrics.Metric, values ...string) float64 {
 
 func TestPartitionsByState(t *testing.T) {
 	t.Parallel()
-	why, now := "INC-1", time.Now()
+	why := "INC-1"
+	now := time.Now()
 	cursors := make([]ops.Cursor, 6)
 	for i := range cursors {
 		cursors[i] = ops.Cursor{Scope: "s", Topic: "t", Partition: int32(i)}
@@ -55,7 +56,8 @@ func TestPartitionsByState(t *testing.T) {
 
 func TestStalled(t *testing.T) {
 	t.Parallel()
-	ten, now := 10.0, time.Now()
+	ten := 10.0
+	now := time.Now()
 	o := ops.Owner{Scope: "s", StartedAt: now.Add(-time.Minute), SeenAt: now, SeenAgeSeconds: 2, Partitions: []ops.OwnedPartition{
 		{Topic: "t", Partition: 0, LastBatchAge: &ten},
 		{Topic: "t", Partition: 1, Lag: 1, LastBatchAge: &ten, BlockedBy: &ops.Blocker{Offset: 7, For: 5}},
@@ -119,7 +121,8 @@ func TestUnlistedSinks(t *testing.T) {
 // to, and is never late.
 func TestHorizonLeft(t *testing.T) {
 	t.Parallel()
-	week, hour := 604800.0, 90000.0
+	week := 604800.0
+	hour := 90000.0
 	ring := func(bytes int64) *Measures {
 		return &Measures{
 			Status: &ops.StatusReport{},

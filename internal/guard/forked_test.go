@@ -214,7 +214,8 @@ func TestT6ResultsAreReadByOneGoroutine(t *testing.T) {
 				t.Fatal(err)
 			}
 			one := slow{make(chan struct{}), make(chan struct{})}
-			rows, batch := guardedRows{one, tx.Handle}, guardedBatch{&result{tx: tx, batch: slowBatch{one}}, tx.Handle}
+			rows := guardedRows{one, tx.Handle}
+			batch := guardedBatch{&result{tx: tx, batch: slowBatch{one}}, tx.Handle}
 			done := make(chan error, 1)
 			go func() { done <- method(rows, batch) }()
 			<-one.asked
@@ -290,7 +291,9 @@ func TestT6SavepointOfAnotherGoroutine(t *testing.T) {
 			})
 		},
 		"interleaved": func(ctx context.Context, h *Handle) error {
-			begun, end, ended := make(chan struct{}), make(chan struct{}), make(chan error)
+			begun := make(chan struct{})
+			end := make(chan struct{})
+			ended := make(chan error)
 			go func() {
 				ended <- h.Savepoint(ctx, func() error { close(begun); <-end; return nil })
 			}()

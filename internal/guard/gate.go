@@ -55,7 +55,8 @@ func (t *Tx) Lend(origin *origin.Origin) *Handle {
 	defer t.gate.mu.Unlock()
 	t.gate.turn++
 	t.gate.lent = true
-	t.firstUses, t.turnStarts = nil, append(t.turnStarts, t.statements)
+	t.firstUses = nil
+	t.turnStarts = append(t.turnStarts, t.statements)
 	t.Handle = &Handle{tx: t, turn: t.gate.turn, origin: origin}
 	return t.Handle
 }

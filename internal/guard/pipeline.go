@@ -81,7 +81,8 @@ func (t *Tx) sendQueued(ctx context.Context) *result {
 		}
 	}
 	r.batch = t.conn.SendBatch(ctx, t.batch)
-	t.batch, t.steps = &pgx.Batch{}, nil
+	t.batch = &pgx.Batch{}
+	t.steps = nil
 	return r
 }
 

@@ -131,7 +131,9 @@ func (t *Tx) Revert(ctx context.Context) error {
 	if i := slices.IndexFunc(t.steps, func(s engineStep) bool { return s.name == stepCheckpoint }); i >= 0 &&
 		t.failure == nil {
 		t.batch.QueuedQueries = t.batch.QueuedQueries[:t.steps[i].index]
-		t.steps, t.firstUses, t.beforeCommit = t.steps[:i], nil, nil
+		t.steps = t.steps[:i]
+		t.firstUses = nil
+		t.beforeCommit = nil
 		return nil
 	}
 	return t.rollbackTo(ctx, backAndRelease(checkpoint), nil, 0)
@@ -151,8 +153,12 @@ func (t *Tx) rollbackTo(ctx context.Context, sql string, marks map[[16]byte]stru
 	if t.failure != nil && !t.undoable() {
 		return t.failure
 	}
-	t.failure, t.firstUses, t.beforeCommit = nil, marks, t.beforeCommit[:late]
-	t.batch, t.steps = &pgx.Batch{}, nil // what was queued in fn and not sent
+	t.failure = nil
+	t.firstUses = marks
+	t.beforeCommit = t.beforeCommit[:late]
+	// what was queued in fn and not sent
+	t.batch = &pgx.Batch{}
+	t.steps = nil
 	// Not in the pipeline: a failed transaction takes a ROLLBACK TO and refuses to prepare the
 	// RELEASE behind it. Without arguments Exec sends both as they are.
 	if _, err := t.conn.Exec(ctx, sql); err != nil {

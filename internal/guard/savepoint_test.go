@@ -52,11 +52,12 @@ func TestSavepointUndoesItsOwnAndNothingElse(t *testing.T) {
 	if err := tx.Commit(5 * time.Second); err != nil {
 		t.Fatal(err)
 	}
-	if all, kept := count(
+	all, kept := count(
 		t,
 		other,
 		`select count(*) from effects`,
-	), count(t, other, `select count(*) from effects where v in ('before', 'kept', 'kept, behind the inner one', 'after')`); all != 4 ||
+	), count(t, other, `select count(*) from effects where v in ('before', 'kept', 'kept, behind the inner one', 'after')`)
+	if all != 4 ||
 		kept != 4 {
 		t.Errorf("%d effects, %d of those that stay; want 4 of each", all, kept)
 	}
@@ -230,7 +231,8 @@ func TestT7SixtySavepoints(t *testing.T) {
 func TestSavepointTakesMarksBack(t *testing.T) {
 	t.Parallel()
 	tx, _ := fenced(t)
-	before, inside := [16]byte{1}, [16]byte{2}
+	before := [16]byte{1}
+	inside := [16]byte{2}
 	tx.FirstUse(before)
 	_ = tx.Savepoint(t.Context(), func() error {
 		if !tx.FirstUse(inside) || tx.FirstUse(before) {
@@ -317,7 +319,8 @@ func TestAbandonedTransactionIsRolledBack(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `insert into effects values ('a')`); err != nil {
 		t.Fatal(err)
 	}
-	inside, left := make(chan struct{}), make(chan struct{})
+	inside := make(chan struct{})
+	left := make(chan struct{})
 	go func() { // the handler
 		defer close(left)
 		close(inside)
@@ -391,7 +394,8 @@ func TestT7GoneBackToTwice(t *testing.T) {
 	t.Parallel()
 	tx, other := fenced(t)
 	ctx := t.Context()
-	before, within := [16]byte{1}, [16]byte{2}
+	before := [16]byte{1}
+	within := [16]byte{2}
 	if !tx.FirstUse(before) {
 		t.Error("used before")
 	}

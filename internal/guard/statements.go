@@ -88,7 +88,8 @@ func (t *Tx) options(all []any) (opts, args []any, rewriter bool, err error) {
 	for i, a := range all {
 		switch a := a.(type) {
 		case pgx.QueryExecMode:
-			if mode = true; a == pgx.QueryExecModeSimpleProtocol {
+			mode = true
+			if a == pgx.QueryExecModeSimpleProtocol {
 				return nil, nil, false, fmt.Errorf("%w: pgx.QueryExecModeSimpleProtocol: one text could be "+
 					"several statements, and the last one COMMIT", ErrOption)
 			}
@@ -96,7 +97,8 @@ func (t *Tx) options(all []any) (opts, args []any, rewriter bool, err error) {
 		case pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
 			opts = append(opts, a)
 		case pgx.QueryRewriter:
-			rewriter, args = true, []any{a}
+			rewriter = true
+			args = []any{a}
 		default:
 			if i == 0 {
 				return nil, all, false, nil

@@ -164,7 +164,8 @@ func (f *Filters) Ask(keys [][16]byte) (asked, hitUses []int64, hits [][16]byte)
 		asked[i] = l.use
 		for _, k := range keys {
 			if l.mayHold(keyWord(k[:])) {
-				hitUses, hits = append(hitUses, l.use), append(hits, k)
+				hitUses = append(hitUses, l.use)
+				hits = append(hits, k)
 			}
 		}
 	}

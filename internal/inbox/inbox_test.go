@@ -244,7 +244,8 @@ func TestK5SegmentTooLargeForAFilter(t *testing.T) {
 func TestK5FilterOfAnotherClose(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	a, b := uuid.New(), uuid.New()
+	a := uuid.New()
+	b := uuid.New()
 	r.claim(a)
 	r.closes()
 	first := one[int64](r, `select uses[1] from onlyonce.rings where name = 'consumer_keys'`)

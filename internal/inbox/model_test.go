@@ -306,14 +306,17 @@ func (m *model) steps(rt *rapid.T, x *modelRing) {
 	switch out.Action {
 	case ring.Announced:
 		x.generations++
-		x.draining, x.cur = x.cur, x.generations
-		x.slots[x.cur], x.opened[x.cur] = out.Slot, m.now
+		x.draining = x.cur
+		x.cur = x.generations
+		x.slots[x.cur] = out.Slot
+		x.opened[x.cur] = m.now
 	case ring.Closed:
 		x.closed = slices.Insert(x.closed, 0, x.draining)
 		x.closedAt[x.draining] = m.now
 		x.draining = 0
 	case ring.Retired:
-		x.retired, x.closed = oldest, x.closed[:len(x.closed)-1]
+		x.retired = oldest
+		x.closed = x.closed[:len(x.closed)-1]
 	case ring.Truncated:
 		delete(x.slots, x.retired)
 		x.retired = 0
@@ -344,7 +347,8 @@ func (m *model) begin(level pgx.TxIsoLevel) *modelTx {
 	x := &modelTx{tx: tx, level: level, before: map[string]int{}, commit: m.commits, wrote: map[string]map[int]standing{}}
 	m.begun = append(m.begun, x)
 	for name, r := range m.rings {
-		x.before[name], x.wrote[name] = r.version, map[int]standing{}
+		x.before[name] = r.version
+		x.wrote[name] = map[int]standing{}
 	}
 	return x
 }
@@ -428,7 +432,8 @@ func (m *model) claims(rt *rapid.T) {
 
 // run claims at the server.
 func (m *model) run(tx *modelTx, form string, filtered bool, numbers []int, prints []int64) (got []int16, err error) {
-	keys, raw := make([]uuid.UUID, len(numbers)), make([][16]byte, len(numbers))
+	keys := make([]uuid.UUID, len(numbers))
+	raw := make([][16]byte, len(numbers))
 	for i, n := range numbers {
 		keys[i], raw[i] = modelKey(n), modelKey(n)
 	}
@@ -471,7 +476,8 @@ func (m *model) expect(
 	for i, k := range numbers {
 		s, is := x.known(k)
 		if own, wrote := tx.wrote[x.name][k]; wrote {
-			s, is = own, true
+			s = own
+			is = true
 		} else if m.tx != nil && m.tx != tx {
 			if _, pending := m.tx.wrote[x.name][k]; pending && !is {
 				waits = true
@@ -479,7 +485,8 @@ func (m *model) expect(
 			}
 		}
 		if first, again := fresh[k]; again {
-			s, is = first, true
+			s = first
+			is = true
 		}
 		if !is {
 			fresh[k] = standing{print: prints[i], generations: slices.Clone(x.open())}

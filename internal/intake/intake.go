@@ -116,7 +116,9 @@ type End struct {
 
 // attempts are the bounds of Run: a request waits for it.
 func attempts() guard.Attempts {
-	most, shortest, longest := 5, 20*time.Millisecond, time.Second
+	most := 5
+	shortest := 20 * time.Millisecond
+	longest := time.Second
 	return guard.Attempts{Max: &most, BackoffMin: &shortest, BackoffMax: &longest}
 }
 
@@ -214,7 +216,8 @@ func (n *Intake) Park(tx *guard.Tx, e *Event, reason string, why error) {
 // scope, key, topic, ordering key, names and values of headers, body, event id.
 func (n *Intake) ParkedColumns(tx *guard.Tx, e *Event, reason string, why error) []any {
 	n.sealStored(tx, e)
-	names, values := make([][]byte, len(e.storedHeaders)), make([][]byte, len(e.storedHeaders))
+	names := make([][]byte, len(e.storedHeaders))
+	values := make([][]byte, len(e.storedHeaders))
 	for i, h := range e.storedHeaders {
 		names[i], values[i] = []byte(h.Name), h.Value
 	}
@@ -239,7 +242,8 @@ func (n *Intake) sealStored(tx *guard.Tx, e *Event) {
 	if e.storedHeaders != nil {
 		return
 	}
-	e.stored, e.storedHeaders = e.Body, make([]consumer.Header, 0, len(e.Headers)+1)
+	e.stored = e.Body
+	e.storedHeaders = make([]consumer.Header, 0, len(e.Headers)+1)
 	for _, h := range e.Headers {
 		if h.Name != parked.HeaderSealed {
 			e.storedHeaders = append(e.storedHeaders, h)
@@ -252,7 +256,8 @@ func (n *Intake) sealStored(tx *guard.Tx, e *Event) {
 	if err != nil {
 		tx.Fail(stepSeal, err)
 	}
-	e.stored, e.storedHeaders = body, append(e.storedHeaders, consumer.Header{
+	e.stored = body
+	e.storedHeaders = append(e.storedHeaders, consumer.Header{
 		Name:  parked.HeaderSealed,
 		Value: []byte("true"),
 	})

@@ -75,7 +75,9 @@ func TestOneOwner(t *testing.T) {
 func TestRenew(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
-	a, b, c := mustTake(t, pool, "a"), mustTake(t, pool, "b"), mustTake(t, pool, "c")
+	a := mustTake(t, pool, "a")
+	b := mustTake(t, pool, "b")
+	c := mustTake(t, pool, "c")
 	end(t, pool, a)
 	end(t, pool, b)
 	other := mustTake(t, pool, "b")
@@ -142,7 +144,8 @@ func TestT9LeaseOfTheFuture(t *testing.T) {
 func TestExpireAllBesideRenewal(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
-	first, second := mustTake(t, pool, "first"), mustTake(t, pool, "second")
+	first := mustTake(t, pool, "first")
+	second := mustTake(t, pool, "second")
 	if _, err := first.Renew(t.Context(), pool, ttl); err != nil { // its row stands behind the other's now
 		t.Fatal(err)
 	}

@@ -156,7 +156,8 @@ func retiredTopic(d *ops.CursorChange) Said {
 		Head:    fmt.Sprintf("Cursors of scope %s that are in use:", d.Scope),
 		Columns: []string{"TOPIC", "PARTITION", "POSITION", "RELEASED", "PARKED"},
 	}
-	held, parked := 0, int64(0)
+	held := 0
+	parked := int64(0)
 	for i := range d.Partitions {
 		p := &d.Partitions[i]
 		s.row(p.Topic, *p.Partition, p.Before.Position, p.Before.Clean, *p.Parked)
@@ -328,7 +329,8 @@ func adoptedTopic(d *ops.CursorChange) Said {
 		Head:    fmt.Sprintf("Cursors of scope %s, topic %s:", d.Scope, d.Topic),
 		Columns: []string{"PARTITION", "POSITION", "THEN", "GROUP NOW", "GROUP THEN", "RELEASED"},
 	}
-	skipped, repeated := int64(0), int64(0)
+	skipped := int64(0)
+	repeated := int64(0)
 	for i := range d.Partitions {
 		p := &d.Partitions[i]
 		s.row(*p.Partition, p.Before.Position, p.After.Position, p.Before.Group, p.After.Group, p.Before.Clean)
@@ -388,7 +390,8 @@ func orDash(n *int64) string {
 // owners.
 func adopted(d *ops.CursorChange) Said {
 	s := cursorChange(d.Before, d.After)
-	b, c := d.Before, d.After
+	b := d.Before
+	c := d.After
 	switch {
 	case d.From != nil:
 		s.movedHere(d)

@@ -18,7 +18,8 @@ type until struct {
 
 // Set parses a duration, or "forever".
 func (u *until) Set(text string) (err error) {
-	if u.of, u.forever = 0, text == "forever"; u.forever {
+	u.of, u.forever = 0, text == "forever"
+	if u.forever {
 		return nil
 	}
 	if u.of, err = ParseDays(text); err == nil && u.of < time.Minute {

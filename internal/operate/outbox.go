@@ -201,7 +201,10 @@ func rebased(d *ops.Rebased) Said {
 	s := Said{Columns: []string{"SINK", "LISTED", "LANES", "TO SEND", "OLDEST"}}
 	lanes := d.Lanes // by sink
 	for len(lanes) > 0 {
-		sink, listed, pending, n := lanes[0].Sink, "no", int64(0), 0
+		sink := lanes[0].Sink
+		listed := "no"
+		pending := int64(0)
+		n := 0
 		var oldest *time.Time
 		for ; len(lanes) > 0 && lanes[0].Sink == sink; lanes = lanes[1:] {
 			l := &lanes[0]

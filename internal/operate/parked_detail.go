@@ -91,7 +91,8 @@ func (d *ParkedDetail) Open(sealer *seal.Sealer) error {
 			return err
 		}
 	}
-	d.Body, d.opened = body, true
+	d.Body = body
+	d.opened = true
 	return nil
 }
 

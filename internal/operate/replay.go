@@ -202,7 +202,8 @@ func (in *Replaying) findTopic(ctx context.Context, db ops.DB, cursors []ops.Cur
 	}
 	for i := range cursors {
 		c := &cursors[i]
-		from, to := since[c.Partition], until[c.Partition]
+		from := since[c.Partition]
+		to := until[c.Partition]
 		if to > c.Position {
 			to = -1 // the range ends at the position
 		}

@@ -73,7 +73,8 @@ func written(t *testing.T, file, text string) {
 	if string(kept) == text {
 		return
 	}
-	was, is := strings.Split(string(kept), "\n"), strings.Split(text, "\n")
+	was := strings.Split(string(kept), "\n")
+	is := strings.Split(text, "\n")
 	for i := range max(len(was), len(is)) {
 		if i >= len(was) || i >= len(is) || was[i] != is[i] {
 			t.Fatalf("%s, line %d: %q, and now %q: go test ./internal/operate -update",

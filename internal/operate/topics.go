@@ -39,7 +39,9 @@ func Topics(r *ops.StatusReport) (all []TopicSum) {
 		sums = append(sums, &TopicSum{Scope: scope, Topic: topic})
 		return sums[len(sums)-1]
 	}
-	owned, reported := r.Owned(), map[ops.CursorName]int64{} // the log's ends
+	// the log's ends
+	owned := r.Owned()
+	reported := map[ops.CursorName]int64{}
 	for i := range r.Owners {
 		o := &r.Owners[i]
 		for j := range o.Partitions {
@@ -64,7 +66,8 @@ func Topics(r *ops.StatusReport) (all []TopicSum) {
 		}
 		at := ops.CursorName{Scope: c.Scope, Topic: c.Topic, Partition: c.Partition}
 		if end := reported[at]; owned[at] == nil && end > c.Position {
-			s.Lag, s.AtLeast = s.Lag+end-c.Position, true
+			s.Lag = s.Lag + end - c.Position
+			s.AtLeast = true
 		}
 	}
 	for i := range r.Owners {
@@ -206,7 +209,8 @@ func Sinks(r *ops.StatusReport) (sinks []SinkSum, pending int64) {
 		pending += o.Count
 		at := slices.IndexFunc(sinks, func(s SinkSum) bool { return s.Sink == o.Sink })
 		if at < 0 {
-			at, sinks = len(sinks), append(sinks, SinkSum{Sink: o.Sink, State: "no relay lists it"})
+			at = len(sinks)
+			sinks = append(sinks, SinkSum{Sink: o.Sink, State: "no relay lists it"})
 		}
 		s := &sinks[at]
 		s.Undelivered = &o.Count

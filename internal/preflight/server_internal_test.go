@@ -25,15 +25,24 @@ func TestJudgement(t *testing.T) {
 		change         func(*serverSettings)
 		fault, warning string
 	}{
-		"good":      {func(*serverSettings) {}, "", ""},
-		"standby":   {func(s *serverSettings) { s.standby, s.readOnly = true, true }, "is a standby", ""},
+		"good": {func(*serverSettings) {}, "", ""},
+		"standby": {func(s *serverSettings) {
+			s.standby = true
+			s.readOnly = true
+		}, "is a standby", ""},
 		"read-only": {func(s *serverSettings) { s.readOnly = true }, "transactions of stock are read-only", ""},
 		"old": {
-			func(s *serverSettings) { s.versionNumber, s.version = 130021, "13.21" },
+			func(s *serverSettings) {
+				s.versionNumber = 130021
+				s.version = "13.21"
+			},
 			"PostgreSQL 13.21 is older than 14",
 			"",
 		},
-		"no fsync":         {func(s *serverSettings) { s.fsync, s.fullPageWrites = false, false }, "", "fsync is off"},
+		"no fsync": {func(s *serverSettings) {
+			s.fsync = false
+			s.fullPageWrites = false
+		}, "", "fsync is off"},
 		"torn pages":       {func(s *serverSettings) { s.fullPageWrites = false }, "", "full_page_writes is off"},
 		"asynchronous":     {func(s *serverSettings) { s.synchronous = "off" }, "", "synchronous_commit is off"},
 		"local":            {func(s *serverSettings) { s.synchronous = "local" }, "", ""},

@@ -138,7 +138,8 @@ func (c Connector) Connect(ctx context.Context, address string) (*Database, erro
 // address returns the database's address and where it was given: in -postgres, or else in the
 // environment.
 func (c Connector) address(flag string) (address, from string, err error) {
-	from, address = "-postgres", flag
+	from = "-postgres"
+	address = flag
 	if address == "" {
 		from, address = EnvPostgres, c.Env(EnvPostgres)
 	}

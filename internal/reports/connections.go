@@ -118,7 +118,8 @@ func PlanConnections(q *ConnectionQuestion, room *ServerRoom) *ConnectionPlan {
 	add("other", min(q.Other, 1), q.Other, 0, "all else, by -other")
 	p.Server = p.Total
 	if q.Pooler > 0 {
-		if p.Server = q.Pooler; q.Pooler < p.Total {
+		p.Server = q.Pooler
+		if q.Pooler < p.Total {
 			p.Faults = append(
 				p.Faults,
 				fmt.Sprintf(

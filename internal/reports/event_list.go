@@ -102,9 +102,11 @@ func EventList(ctx context.Context, db DB, f EventFilter) (events []Event, more 
 	case f.ID != "" && f.Behind != "":
 		return nil, false, &Refusal{Kind: Invalid, Reason: "`ID` and `Behind`: give one of the two"}
 	}
-	sql, third := eventsSQL, OrNull(f.ID)
+	sql := eventsSQL
+	third := OrNull(f.ID)
 	if f.Behind != "" {
-		sql, third = unhandledEventsSQL, &f.Behind
+		sql = unhandledEventsSQL
+		third = &f.Behind
 	}
 	events, err = Look(ctx, db, func(tx pgx.Tx) ([]Event, error) {
 		return CollectWithin[Event](ctx, tx, f.CountLimit, sql, OrNull(f.Topic), f.Partition, third, LimitOf(f.Limit))
@@ -167,7 +169,8 @@ func (e *EventDetail) Open(sealer *seal.Sealer) error {
 	}
 	body, err := sealer.Open(parked.EventPlace(e.Tenant, e.Topic, e.ID), e.Body)
 	if err == nil {
-		e.Body, e.opened = body, true
+		e.Body = body
+		e.opened = true
 	}
 	return err
 }

@@ -93,9 +93,11 @@ func (f *ParkedFilter) captured() bool {
 // order until it has found Limit+1, without bodies and headers, and settled ones only without
 // Unsettled: if few rows match, it reads all of them. By a Key it reads only the rows of that key.
 func Parked[T any](ctx context.Context, tx pgx.Tx, f ParkedFilter) (rows []T, more bool, err error) {
-	sql, from := parkedSQL, f.Before
+	sql := parkedSQL
+	from := f.Before
 	if f.Unsettled {
-		sql, from = openParkedSQL, f.After
+		sql = openParkedSQL
+		from = f.After
 	}
 	args := append(f.args(LimitOf(f.Limit)), OrNull(from))
 	if !f.Unsettled {

@@ -214,7 +214,8 @@ func Into[T any](ctx context.Context, tx pgx.Tx, to *[]T, sql string, args ...an
 // First is Collect of the first row, nil if there is none.
 func First[T any](ctx context.Context, tx pgx.Tx, to **T, sql string, args ...any) error {
 	rows, err := Collect[T](ctx, tx, sql, args...)
-	if *to = nil; len(rows) > 0 {
+	*to = nil
+	if len(rows) > 0 {
 		*to = &rows[0]
 	}
 	return err

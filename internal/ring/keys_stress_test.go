@@ -178,7 +178,9 @@ func (s *keyStress) claim() error {
 	if len(picked) == 0 {
 		return nil
 	}
-	form, nested, settle := rand.IntN(2), rand.IntN(4) == 0, rand.IntN(8) > 0
+	form := rand.IntN(2)
+	nested := rand.IntN(4) == 0
+	settle := rand.IntN(8) > 0
 	var outcomes []int16
 	var late bool
 	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: s.level}, func(tx pgx.Tx) error {

@@ -196,7 +196,8 @@ func TestK4ClaimThatHasReadTheRing(t *testing.T) {
 			if _, err := gate.Exec(t.Context(), `lock table onlyonce_segments.consumer_keys_0 in share mode`); err != nil {
 				t.Fatal(err)
 			}
-			late, written := uuid.New(), make(chan error, 1)
+			late := uuid.New()
+			written := make(chan error, 1)
 			go func() {
 				if form == "claim_consumer" {
 					_, err := r.ask(r.pool, form, late)
@@ -229,7 +230,8 @@ func TestK4ClaimBehindTheRotatorsId(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.until(r.rotator, ring.Waiting)
-	late, a := r.begin(pgx.ReadCommitted), uuid.New()
+	late := r.begin(pgx.ReadCommitted)
+	a := uuid.New()
 	r.is(late, "claim_consumer", a, 0)
 	r.commit(before)
 	r.until(r.rotator, ring.Closed)
@@ -251,7 +253,8 @@ func TestK4OldSnapshotIsRefused(t *testing.T) {
 		r := newKeyRig(t, ring.ConsumerKeys())
 		r.is(r.pool, "claim_consumer", uuid.New(), 0)
 		for _, action := range []ring.Action{ring.Announced, ring.Closed, ring.Retired, ring.Truncated} {
-			old, older := r.begin(level), r.begin(level)
+			old := r.begin(level)
+			older := r.begin(level)
 			for _, tx := range []pgx.Tx{old, older} {
 				if _, err := tx.Exec(t.Context(), `select 1`); err != nil {
 					t.Fatal(err)
@@ -264,7 +267,8 @@ func TestK4OldSnapshotIsRefused(t *testing.T) {
 			if err := r.freshly(older, uuid.New()); guard.SQLState(err) != "40001" {
 				t.Fatalf("behind %s: %v", action, err)
 			}
-			_, _ = old.Rollback(t.Context()), older.Rollback(t.Context())
+			_ = old.Rollback(t.Context())
+			_ = older.Rollback(t.Context())
 			again := r.begin(level)
 			r.is(again, "claim_consumer", uuid.New(), 0)
 			_ = again.Rollback(t.Context())
@@ -281,7 +285,8 @@ func TestK6FrontierHoldsBackRetention(t *testing.T) {
 		  insert into onlyonce.cursors (id, scope, topic, partition, cluster_id, start_offset, run_start, start_policy)
 		  select id, 'stock', $1, 0, $2, 0, 0, 'earliest' from l returning id`, topic, cluster)
 	}
-	orders, returns := cursor("orders", "k"), cursor("returns", "k")
+	orders := cursor("orders", "k")
+	returns := cursor("returns", "k")
 	cursor("events", "postgres")
 	a := uuid.New()
 	r.is(r.pool, "claim_consumer", a, 0)
@@ -342,7 +347,8 @@ func TestK6FrontierOfAHaltedRing(t *testing.T) {
 func TestK6KeysOfCallsToBeSent(t *testing.T) {
 	r := newKeyRig(t, ring.StandardKeys())
 	r.sink("payments")
-	keys, names := make([]uuid.UUID, 3), []string{"a", "b", "c"}
+	keys := make([]uuid.UUID, 3)
+	names := []string{"a", "b", "c"}
 	for i := range keys {
 		keys[i] = uuid.New()
 	}

@@ -130,7 +130,8 @@ func (r *rig) reach(x *rotator, want ring.Action) {
 func (r *rig) never(x *rotator, not ring.Action) {
 	r.t.Helper()
 	const others = `select coalesce(array_agg(backend_xid::text), '{}') from pg_stat_activity where datname <> current_database() and backend_xid is not null`
-	open, deadline := one[[]string](r, others), time.Now().Add(patience)
+	open := one[[]string](r, others)
+	deadline := time.Now().Add(patience)
 	for n := 0; n < 5; {
 		now := one[[]string](r, others)
 		if !slices.ContainsFunc(open, func(xid string) bool { return slices.Contains(now, xid) }) || time.Now().After(deadline) {

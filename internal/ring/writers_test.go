@@ -104,7 +104,8 @@ func TestO8WriterThatHasReadTheRing(t *testing.T) {
 	if _, err := gate.Exec(t.Context(), `lock table onlyonce_segments.batches_0 in share mode`); err != nil {
 		t.Fatal(err)
 	}
-	late, written := uuid.NewString(), make(chan error, 1)
+	late := uuid.NewString()
+	written := make(chan error, 1)
 	go func() {
 		_, err := r.pool.Exec(context.Background(), enqueueSQL, late, "payments")
 		written <- err

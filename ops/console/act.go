@@ -82,10 +82,13 @@ func (v *visit) propose(d *operate.Decision, status int, failed error) error {
 	}
 	f := v.r.Form
 	p := &proposal{Decision: d, Values: f, Reason: v.r.PostFormValue("reason"), Post: v.Link("/act/" + d.Page)}
-	asked, answered := map[string]bool{"reason": true, "shown": true}, false
+	asked := map[string]bool{"reason": true, "shown": true}
+	answered := false
 	for _, of := range d.Fields {
 		if of.Label != "" {
-			p.Asks, asked[of.Name], answered = append(p.Asks, of), true, answered || f.Get(of.Name) != ""
+			p.Asks = append(p.Asks, of)
+			asked[of.Name] = true
+			answered = answered || f.Get(of.Name) != ""
 		}
 	}
 	for name, values := range f {

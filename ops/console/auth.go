@@ -151,6 +151,7 @@ func (t *Token) use(token string) bool {
 
 // same compares secrets in a time that does not depend on them.
 func same(a, b string) bool {
-	x, y := sha256.Sum256([]byte(a)), sha256.Sum256([]byte(b))
+	x := sha256.Sum256([]byte(a))
+	y := sha256.Sum256([]byte(b))
 	return subtle.ConstantTimeCompare(x[:], y[:]) == 1
 }

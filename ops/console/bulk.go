@@ -76,7 +76,8 @@ func (j *job) end(r *operate.Result, err error) {
 	if r != nil {
 		j.done = *r.Bulk()
 	}
-	j.ended, j.err = time.Now(), err
+	j.ended = time.Now()
+	j.err = err
 }
 
 // jobs are the bulk acts of a database.
@@ -146,7 +147,8 @@ func (v *visit) start(j *job, try *operate.Try, by ops.By, shown *operate.Result
 			Remedy: "wait until one of them has ended",
 		}
 	}
-	ctx, pool := context.WithoutCancel(v.ctx), v.db.pool
+	ctx := context.WithoutCancel(v.ctx)
+	pool := v.db.pool
 	go func() {
 		j.end(try.Run(ctx, pool, by, shown))
 		v.db.live.forget()

@@ -151,7 +151,8 @@ func driven(r *http.Request) bool { return elsewhere(r) && r.Header.Get("Sec-Fet
 // dispatch calls the handler of the path, once the person may use it.
 func (c *console) dispatch(v *visit, path string) {
 	inner := v.r.Clone(context.WithValue(v.ctx, visitKey{}, v))
-	inner.URL.Path, inner.URL.RawPath = path, ""
+	inner.URL.Path = path
+	inner.URL.RawPath = ""
 	v.r = inner
 	v.r.Body = http.MaxBytesReader(v.w, v.r.Body, formLimit)
 	c.mux.ServeHTTP(v.w, inner)

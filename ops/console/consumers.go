@@ -49,7 +49,8 @@ func (v *visit) consumers() error {
 
 // adopting are the acts that resolve the halts of several partitions of a topic at once.
 func (v *visit) adopting(all []partition) (acts []act) {
-	halts, order := map[[3]string]int{}, [][3]string{}
+	halts := map[[3]string]int{}
+	order := [][3]string{}
 	for i := range all {
 		if of := [3]string{all[i].Scope, all[i].Topic, all[i].Halt}; all[i].halted() {
 			if halts[of]++; halts[of] == 2 {
@@ -166,7 +167,8 @@ func (p *partition) complete() {
 // cursor shows one partition.
 func (v *visit) cursor() error {
 	n, err := strconv.ParseInt(v.Query("partition"), 10, 32)
-	scope, topic := v.Query("scope"), v.Query("topic")
+	scope := v.Query("scope")
+	topic := v.Query("topic")
 	if err != nil || scope == "" || topic == "" {
 		return errMissing
 	}

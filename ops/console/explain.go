@@ -122,13 +122,17 @@ func (v *visit) foundIn(r *ops.KeyReport) part {
 // positionIn reads a position: from fields of the address, or from TOPIC/PARTITION/OFFSET. Nil: it
 // is none.
 func positionIn(asked string, query func(string) string) *ops.ExplainQuestion {
-	topic, partition, offset := query("topic"), query("partition"), query("offset")
+	topic := query("topic")
+	partition := query("partition")
+	offset := query("offset")
 	if offset == "" {
 		parts := strings.Split(asked, "/")
 		if len(parts) != 3 {
 			return nil
 		}
-		topic, partition, offset = parts[0], parts[1], parts[2]
+		topic = parts[0]
+		partition = parts[1]
+		offset = parts[2]
 	}
 	p, err := strconv.ParseInt(partition, 10, 32)
 	o, err2 := strconv.ParseInt(offset, 10, 64)

@@ -90,7 +90,8 @@ func pageOf(n *ops.Need) string {
 
 // cards are the numbers of the first page, those that need a person first.
 func (v *visit) cards(s *status) []card {
-	all, waiting := int64(0), int64(0)
+	all := int64(0)
+	waiting := int64(0)
 	for i := range s.Parked.Groups {
 		g := &s.Parked.Groups[i]
 		all += g.Count

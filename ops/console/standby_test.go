@@ -68,7 +68,8 @@ func TestStandby(t *testing.T) {
 	t.Parallel()
 	tw := newTwins(t)
 	operator := console.Config{Authorize: as("ann", console.Operate)}
-	over, c := serve(t, tw.primary, operator), serve(t, tw.standby, operator)
+	over := serve(t, tw.primary, operator)
+	c := serve(t, tw.standby, operator)
 	for _, page := range pages(t, tw.primary) {
 		if page == "/doctor" {
 			continue // it examines the server

@@ -108,9 +108,11 @@ func factsOf[T any](v *visit, row *T, columns ...column[T]) []fact {
 
 // number shows a number with its thousands apart.
 func number(n int64) template.HTML {
-	digits, sign := strconv.FormatInt(n, 10), ""
+	digits := strconv.FormatInt(n, 10)
+	sign := ""
 	if n < 0 {
-		digits, sign = digits[1:], "−"
+		digits = digits[1:]
+		sign = "−"
 	}
 	for at := len(digits) - 3; at > 0; at -= 3 {
 		digits = digits[:at] + "\u202f" + digits[at:]

@@ -302,7 +302,10 @@ func TestGuardDialersAndProxies(t *testing.T) {
 		if r := send(t, s); r.Outcome != outbox.Postponed || !errors.Is(r.Err, ErrAddress) || requests.Load() != before {
 			t.Errorf("%s: %+v", name, r)
 		}
-		s = named(t, "http://api.example.com/", n, func(c *Config) { c.Transport, c.AllowPrivate = transport, true })
+		s = named(t, "http://api.example.com/", n, func(c *Config) {
+			c.Transport = transport
+			c.AllowPrivate = true
+		})
 		if r := send(t, s); errors.Is(r.Err, ErrAddress) || name != "no IP address" && r.Outcome != outbox.Delivered {
 			t.Errorf("%s, allowed: %+v", name, r)
 		}

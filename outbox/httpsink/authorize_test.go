@@ -104,7 +104,8 @@ func TestRequestIDOfAnAttempt(t *testing.T) {
 			t.Fatalf("%+v", r)
 		}
 	}
-	ids, keys := map[string]int{}, map[string]int{}
+	ids := map[string]int{}
+	keys := map[string]int{}
 	for _, h := range got {
 		ids[h.Get("X-Request-Id")]++
 		keys[h.Get("Idempotency-Key")]++

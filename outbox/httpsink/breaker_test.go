@@ -48,7 +48,11 @@ func TestBreakerOpens(t *testing.T) {
 		"refused":    {200, func(c *httpsink.Config) { c.BaseURL = "http://127.0.0.1:1" }, true},
 		"address": {
 			200,
-			func(c *httpsink.Config) { c.BaseURL, c.AllowPrivate, c.Transport = "http://a.example", false, inside },
+			func(c *httpsink.Config) {
+				c.BaseURL = "http://a.example"
+				c.AllowPrivate = false
+				c.Transport = inside
+			},
 			true,
 		},
 		"200":                 {200, nil, false},

@@ -115,7 +115,10 @@ func (s *Sink) authorize(req *callRequest) error {
 		return nil
 	}
 	// Header's names are canonical.
-	method, host, before, header := req.Method, req.Host, *req.URL, req.Header.Clone()
+	method := req.Method
+	host := req.Host
+	before := *req.URL
+	header := req.Header.Clone()
 	if err := s.cfg.Authorize(req.Request); err != nil {
 		return err
 	}

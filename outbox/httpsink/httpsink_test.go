@@ -94,7 +94,8 @@ func TestRequest(t *testing.T) {
 		})
 	}
 	d := delivery()
-	d.Body, d.Target = nil, ""
+	d.Body = nil
+	d.Target = ""
 	if r := newSink(t, base).Send(t.Context(), d); r.Outcome != outbox.Delivered {
 		t.Fatalf("%+v", r)
 	}

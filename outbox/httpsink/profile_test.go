@@ -21,7 +21,8 @@ func TestProfiles(t *testing.T) {
 	var body string
 	base, requests := serve(t, func(_ http.ResponseWriter, r *http.Request) {
 		b, _ := io.ReadAll(r.Body)
-		header, body = r.Header.Clone(), string(b)
+		header = r.Header.Clone()
+		body = string(b)
 	})
 	const hour = time.Hour
 	for name, c := range map[string]struct {
@@ -41,7 +42,10 @@ func TestProfiles(t *testing.T) {
 		"own":          {httpsink.Profile{Header: "x-key", KeyWindow: hour}, 0, "X-Key", key, hour},
 		"own, forever": {httpsink.Profile{Quoted: true}, outbox.Forever, "Idempotency-Key", `"` + key + `"`, outbox.Forever},
 	} {
-		s := newSink(t, base, func(cfg *httpsink.Config) { cfg.Profile, cfg.KeyWindow = c.profile, c.window })
+		s := newSink(t, base, func(cfg *httpsink.Config) {
+			cfg.Profile = c.profile
+			cfg.KeyWindow = c.window
+		})
 		if l := s.Limits(); l.KeyWindow != c.limit {
 			t.Errorf("%s: a window of %v, want %v", name, l.KeyWindow, c.limit)
 		}
@@ -145,7 +149,10 @@ func TestKeyInTheBody(t *testing.T) {
 
 func TestProfileFaults(t *testing.T) {
 	for want, change := range map[string]func(*httpsink.Config){
-		"KeyWindow: must be set":      func(c *httpsink.Config) { c.Profile, c.KeyWindow = httpsink.Square(), 0 },
+		"KeyWindow: must be set": func(c *httpsink.Config) {
+			c.Profile = httpsink.Square()
+			c.KeyWindow = 0
+		},
 		"exclude each other":          func(c *httpsink.Config) { c.Profile = httpsink.Profile{Header: "A", BodyMember: "b"} },
 		"Profile.Header: is \"a b\"":  func(c *httpsink.Config) { c.Profile = httpsink.Profile{Header: "a b"} },
 		"must be letters":             func(c *httpsink.Config) { c.Profile = httpsink.Profile{BodyMember: `a"b`} },

@@ -29,13 +29,15 @@ func TestTraceContext(t *testing.T) {
 		t.Errorf("%+v, sent %v", r, got)
 	}
 	traced := delivery()
-	if traced.Trace = own + "\nc=3"; newSink(t, base).Send(t.Context(), traced).Outcome != outbox.Delivered ||
+	traced.Trace = own + "\nc=3"
+	if newSink(t, base).Send(t.Context(), traced).Outcome != outbox.Delivered ||
 		got.Get("Traceparent") != own ||
 		got.Get("Tracestate") != "c=3" {
 		t.Errorf("the call's trace context: sent %v", got)
 	}
 	both := delivery()
-	both.Header, both.Trace = row.Header, own+"\nc=3"
+	both.Header = row.Header
+	both.Trace = own + "\nc=3"
 	if newSink(t, base).Send(t.Context(), both).Outcome != outbox.Delivered ||
 		got.Get("Traceparent") != frozen ||
 		got.Get("Tracestate") != "a=1,b=2" {

@@ -56,7 +56,8 @@ func (s service) startChild(t *testing.T) *exec.Cmd {
 	}
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), childEnv+"="+string(cfg))
-	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	cmd.Stdout = os.Stderr
+	cmd.Stderr = os.Stderr
 	if _, err := cmd.StdinPipe(); err != nil { // ends when this process does
 		t.Fatal(err)
 	}

@@ -72,8 +72,10 @@ func TestO10TwoServices(t *testing.T) {
 		}
 	})
 	const n = 400
-	commands, event := kafkatest.Topic(t, k.Brokers, 3, nil), kafkatest.Topic(t, k.Brokers, 3, nil)
-	dbA, dbB := effects(t), effects(t)
+	commands := kafkatest.Topic(t, k.Brokers, 3, nil)
+	event := kafkatest.Topic(t, k.Brokers, 3, nil)
+	dbA := effects(t)
+	dbB := effects(t)
 	a := service{Postgres: dbA.Config().ConnString(), Brokers: k.Brokers, Commands: commands, Event: event}
 	b := a
 	b.Postgres = dbB.Config().ConnString()

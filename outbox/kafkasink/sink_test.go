@@ -89,7 +89,8 @@ func TestPartition(t *testing.T) {
 		wantOutcome(t, r, outbox.Delivered)
 	}
 	java := kgo.StickyKeyPartitioner(nil).ForTopic(topic)
-	where, used := map[string]int32{}, map[int32]bool{}
+	where := map[string]int32{}
+	used := map[int32]bool{}
 	for _, r := range read(t, brokers, topic, len(all)) {
 		if r.Key != nil {
 			if want := java.Partition(r, 7); int(r.Partition) != want {
@@ -101,7 +102,8 @@ func TestPartition(t *testing.T) {
 		if p, ok := where[id]; ok && p != r.Partition {
 			t.Errorf("%s is in partitions %d and %d", id, p, r.Partition)
 		}
-		where[id], used[r.Partition] = r.Partition, true
+		where[id] = r.Partition
+		used[r.Partition] = true
 	}
 	if len(where) != 20 || len(used) < 3 {
 		t.Errorf("%d calls in %d partitions", len(where), len(used))
@@ -112,7 +114,8 @@ func TestPartition(t *testing.T) {
 // test closes release. It counts all requests.
 func holdFirst(c *kfake.Cluster) (requests *atomic.Int32, arrived <-chan struct{}, release chan<- struct{}) {
 	requests = new(atomic.Int32)
-	came, goOn := make(chan struct{}), make(chan struct{})
+	came := make(chan struct{})
+	goOn := make(chan struct{})
 	c.ControlKey(int16(kmsg.Produce), func(kmsg.Request) (kmsg.Response, error, bool) {
 		c.KeepControl()
 		if requests.Add(1) == 1 {
@@ -184,7 +187,8 @@ func TestTooLarge(t *testing.T) {
 
 func TestTopicMissing(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
-		there, missing := kafkatest.Topic(t, brokers, 1, nil), kafkatest.TopicName(t)
+		there := kafkatest.Topic(t, brokers, 1, nil)
+		missing := kafkatest.TopicName(t)
 		s := newSink(t, brokers, nil, there, missing)
 		r := send(t, s, delivery("k", "/"+missing, "v"))
 		wantOutcome(t, r, outbox.Rejected)
@@ -223,7 +227,8 @@ func TestCodes(t *testing.T) {
 		topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
 		c.ControlKey(int16(kmsg.Produce), func(req kmsg.Request) (kmsg.Response, error, bool) {
 			resp := req.ResponseKind().(*kmsg.ProduceResponse)
-			rt, rp := kmsg.NewProduceResponseTopic(), kmsg.NewProduceResponseTopicPartition()
+			rt := kmsg.NewProduceResponseTopic()
+			rp := kmsg.NewProduceResponseTopicPartition()
 			rp.ErrorCode, rp.ErrorMessage = int16(code), kmsg.StringPtr("secret payload")
 			rt.Topic, rt.Partitions = topic, append(rt.Partitions, rp)
 			resp.Topics = append(resp.Topics, rt)
@@ -292,7 +297,11 @@ func TestTLSAndSASL(t *testing.T) {
 		s := newSink(
 			t,
 			brokers,
-			func(cfg *kafkasink.Config) { cfg.TLS, cfg.SASL, cfg.Timeout = c.tls, mechanism, 10*time.Second },
+			func(cfg *kafkasink.Config) {
+				cfg.TLS = c.tls
+				cfg.SASL = mechanism
+				cfg.Timeout = 10 * time.Second
+			},
 			"orders",
 		)
 		wantOutcome(t, send(t, s, delivery("k", "/orders", "v")), c.want)
@@ -325,7 +334,8 @@ func TestCutOff(t *testing.T) {
 	_, arrived, release := holdFirst(c)
 	s := newSink(t, c.ListenAddrs(), nil, topic)
 	ctx, cancel := context.WithCancel(t.Context())
-	first, second := make(chan outbox.Result, 1), make(chan outbox.Result, 1)
+	first := make(chan outbox.Result, 1)
+	second := make(chan outbox.Result, 1)
 	go func() { first <- s.Send(ctx, delivery("a", "/"+topic, "under way")) }()
 	pgtest.Receive(t, patience, "arrived", arrived)
 	go func() { second <- s.Send(ctx, delivery("b", "/"+topic, "waiting")) }()

@@ -211,7 +211,8 @@ func takesNothingBack(t *testing.T, h Harness) {
 
 func orderedTakeover(t *testing.T, h Harness) {
 	q := h.Queue(t)
-	first, second := q.Connect(t), q.Connect(t)
+	first := q.Connect(t)
+	second := q.Connect(t)
 	if h.Unordered {
 		if err := first.Begin(t.Context(), true); !errors.Is(err, queue.ErrConfig) {
 			t.Errorf("Begin of an adapter without order: %v, want an error that wraps queue.ErrConfig", err)

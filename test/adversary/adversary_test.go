@@ -135,7 +135,8 @@ func TestLabels(t *testing.T) {
 			t.Errorf("%q is called %q, want %q", sql, got, want)
 		}
 	}
-	a, b := wire.StatementName("update onlyonce.cursors set released_at = now()"), wire.StatementName("update onlyonce.cursors set released_at = null")
+	a := wire.StatementName("update onlyonce.cursors set released_at = now()")
+	b := wire.StatementName("update onlyonce.cursors set released_at = null")
 	if a == b || !strings.HasPrefix(a, "update-cursors#") {
 		t.Errorf("%q and %q", a, b)
 	}

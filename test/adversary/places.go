@@ -168,7 +168,8 @@ func (x *moving) setUp(r *rig) error {
 
 // start implements stage.
 func (x *moving) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
-	nearURL, farURL := r.db.Address(), x.far.Address()
+	nearURL := r.db.Address()
+	farURL := x.far.Address()
 	if pool != r.pool {
 		x.over = true
 		if !x.left {

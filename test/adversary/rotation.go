@@ -271,7 +271,8 @@ func (x *rotating) prefix() string { return fmt.Sprintf("round-%d/", x.round) }
 // write is both writers of a round.
 func (x *rotating) write(r *rig) error {
 	p := x.prefix()
-	first, second := []string{p + "a", p + "b"}, []string{p + "c"}
+	first := []string{p + "a", p + "b"}
+	second := []string{p + "c"}
 	if x.records.copies() {
 		second = []string{p + "a", p + "b", p + "c"}
 	}

@@ -277,7 +277,8 @@ func (x *serving) layer(
 
 func (x *serving) newLayer(r *rig, pool *pgxpool.Pool) (*idempotency.Layer, error) {
 	b := r.bound
-	tenant, make := x.tenant, x.newSharded
+	tenant := x.tenant
+	make := x.newSharded
 	if tenant == nil {
 		tenant = func(string) string { return "t" }
 	}

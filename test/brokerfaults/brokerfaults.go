@@ -147,7 +147,8 @@ func (f *faults) beginOn(brokers []string, partitions int) {
 // beginWith is begin with a topic that is there.
 func (f *faults) beginWith(brokers []string, topic string, partitions int) {
 	f.t.Helper()
-	f.brokers, f.topic = brokers, topic
+	f.brokers = brokers
+	f.topic = topic
 	f.pool = pgtest.DB(f.t)
 	if _, err := f.pool.Exec(f.t.Context(), scenario.EffectsSQL); err != nil {
 		f.t.Fatal(err)

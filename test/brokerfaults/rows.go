@@ -75,7 +75,8 @@ func (f *faults) logEnd() int64 {
 // lost, which only broker 1 had. Then others write beyond the position.
 func cutOff(f *faults) {
 	k := kafkatest.Cluster(f.t)
-	one, two := k.Nodes[0], k.Nodes[1]
+	one := k.Nodes[0]
+	two := k.Nodes[1]
 	topic := kafkatest.TopicOn(
 		f.t,
 		k.Brokers,
@@ -174,9 +175,12 @@ func (f *faults) corrupt(still func() bool) {
 	f.t.Helper()
 	// The batches as the broker stores them, asked for by name.
 	req := kmsg.NewPtrFetchRequest()
-	req.MaxBytes, req.MaxWaitMillis = 1<<20, 100
-	topic, part := kmsg.NewFetchRequestTopic(), kmsg.NewFetchRequestTopicPartition()
-	topic.Topic, part.PartitionMaxBytes = f.topic, 1<<20
+	req.MaxBytes = 1 << 20
+	req.MaxWaitMillis = 100
+	topic := kmsg.NewFetchRequestTopic()
+	part := kmsg.NewFetchRequestTopicPartition()
+	topic.Topic = f.topic
+	part.PartitionMaxBytes = 1 << 20
 	topic.Partitions = append(topic.Partitions, part)
 	req.Topics = append(req.Topics, topic)
 	cl := kafkatest.Client(f.t, f.brokers, kgo.MaxVersions(kversion.V2_8_0()))

@@ -144,7 +144,8 @@ func TestGatherDoesNotFindItself(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gathered, ended := make(chan struct{}), make(chan struct{})
+	gathered := make(chan struct{})
+	ended := make(chan struct{})
 	go func() { // keeps the connection that was asked last
 		defer close(ended)
 		defer func() { last.Release() }()

@@ -64,10 +64,15 @@ func Write(ctx context.Context, tx pgx.Tx, id string, planned []Planned, oneByOn
 		if err != nil {
 			return err
 		}
-		ids, txs, sinks, keys, fates, seqs = append(
+		ids = append(
 			ids,
 			b.ID,
-		), append(txs, id), append(sinks, b.Sink), append(keys, b.Key), append(fates, b.Fate), append(seqs, b.Seq)
+		)
+		txs = append(txs, id)
+		sinks = append(sinks, b.Sink)
+		keys = append(keys, b.Key)
+		fates = append(fates, b.Fate)
+		seqs = append(seqs, b.Seq)
 		calls = append(calls, outbox.Call{
 			Tenant:      tenantOf(b.Key),
 			Sink:        b.Sink,

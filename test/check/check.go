@@ -111,7 +111,8 @@ func Judge(f Facts) Verdict {
 	var missing, doubled, both, parkedTwice, invented []string
 	for _, id := range f.IDs {
 		produced[id] = true
-		effects, parked := f.Effects[id], f.Parked[id]
+		effects := f.Effects[id]
+		parked := f.Parked[id]
 		switch {
 		case effects == 0 && parked == 0:
 			missing = append(missing, id)

@@ -124,18 +124,23 @@ func TestJudgeHistory(t *testing.T) {
 		{"settled without an effect", func(_ *Facts, h *History) { h.Resolved = []string{"b", "c"} }, "I4"},
 		{
 			"applied past what holds its key back",
-			func(_ *Facts, h *History) { h.ByKey, h.Parked = true, []Parked{{"c", "k", 0, 3, "waiting"}} },
+			func(_ *Facts, h *History) {
+				h.ByKey = true
+				h.Parked = []Parked{{"c", "k", 0, 3, "waiting"}}
+			},
 			"I6",
 		},
 		{"a whole key held back", func(f *Facts, h *History) {
 			last := h.Applied[len(h.Applied)-1]
-			h.Applied, h.ByKey = h.Applied[:len(h.Applied)-1], true
+			h.Applied = h.Applied[:len(h.Applied)-1]
+			h.ByKey = true
 			f.Effects[last.ID], f.Parked[last.ID], h.Calls[last.ID] = 0, 1, 0
 			h.Parked = []Parked{{"c", "k", 0, 3, "waiting"}, {last.ID, "k", last.Partition, last.Offset, "blocked"}}
 		}, ""},
 		{"held back by one that is sound", func(f *Facts, h *History) {
 			last := h.Applied[len(h.Applied)-1]
-			h.Applied, h.ByKey = h.Applied[:len(h.Applied)-1], true
+			h.Applied = h.Applied[:len(h.Applied)-1]
+			h.ByKey = true
 			f.Effects[last.ID], f.Parked[last.ID], h.Calls[last.ID] = 0, 1, 0
 			h.Parked = []Parked{{last.ID, "k", last.Partition, last.Offset, "waiting"}}
 		}, "D3"},

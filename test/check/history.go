@@ -45,7 +45,9 @@ func (v *Verdict) atomic(f Facts, h *History, first map[string]place) {
 		all[id] = true
 	}
 	for id := range all {
-		effects, parked, calls := f.Effects[id], f.Parked[id], h.Calls[id]
+		effects := f.Effects[id]
+		parked := f.Parked[id]
+		calls := h.Calls[id]
 		switch settled := effects+parked > 0; {
 		case h.Claimed == nil:
 		case settled && !h.Claimed[id]:

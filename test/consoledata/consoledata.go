@@ -29,9 +29,13 @@ func Fill(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		for n := range 40 {
-			sink, name, target := "payments", "charge", "/v1/charges"
+			sink := "payments"
+			name := "charge"
+			target := "/v1/charges"
 			if n%4 == 3 {
-				sink, name, target = "warehouse", "reserve", "/reservations"
+				sink = "warehouse"
+				name = "reserve"
+				target = "/reservations"
 			}
 			err := outbox.Enqueue(ctx, tx, outbox.Call{
 				Sink:   sink,

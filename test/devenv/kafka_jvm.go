@@ -95,9 +95,11 @@ func startJVMKafka(ctx context.Context, o Options, why string) (*Kafka, error) {
 		}
 		return nil, err
 	}
-	what, ports := "real broker", "port"
+	what := "real broker"
+	ports := "port"
 	if len(k.Nodes) > 1 {
-		what, ports = fmt.Sprintf("%d real brokers", len(k.Nodes)), "ports"
+		what = fmt.Sprintf("%d real brokers", len(k.Nodes))
+		ports = "ports"
 	}
 	for _, n := range k.Nodes {
 		k.Brokers = append(k.Brokers, n.Addr)

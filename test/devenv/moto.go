@@ -89,7 +89,8 @@ func (m *Moto) install(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	m.python, m.dir = python, filepath.Join(cache, "moto-"+motoVersion+"-python"+strings.TrimSpace(string(version)))
+	m.python = python
+	m.dir = filepath.Join(cache, "moto-"+motoVersion+"-python"+strings.TrimSpace(string(version)))
 	return fetchOnce(ctx, m.dir, func(ctx context.Context, partial string) error {
 		o.log("sqs: installing moto %s into %s", motoVersion, m.dir)
 		out, err := exec.CommandContext(

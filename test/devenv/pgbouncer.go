@@ -120,7 +120,10 @@ func startPgBouncer(
 			return 0, err
 		}
 		through := server.Copy()
-		through.Host, through.Port, through.TLSConfig, through.Fallbacks = "127.0.0.1", uint16(port), nil, nil
+		through.Host = "127.0.0.1"
+		through.Port = uint16(port)
+		through.TLSConfig = nil
+		through.Fallbacks = nil
 		through.DefaultQueryExecMode = pgx.QueryExecModeExec
 		err = supervise.UntilReady(ctx, sup, srv, func(ctx context.Context) error {
 			conn, err := pgx.ConnectConfig(ctx, through)

@@ -118,9 +118,11 @@ func (p *Postgres) PID() int {
 
 // postgresVersion is the major version that was asked for, or "".
 func (o Options) postgresVersion() (string, error) {
-	major, from := o.PostgresVersion, "Options.PostgresVersion"
+	major := o.PostgresVersion
+	from := "Options.PostgresVersion"
 	if major == "" {
-		major, from = os.Getenv(EnvPostgresVersion), EnvPostgresVersion
+		major = os.Getenv(EnvPostgresVersion)
+		from = EnvPostgresVersion
 	}
 	if _, ok := embedded[major]; major != "" && !ok {
 		return "", fmt.Errorf("devenv: %s is %q; it can be one of %s", from, major, strings.Join(PostgresVersions(), ", "))

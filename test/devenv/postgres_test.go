@@ -34,7 +34,8 @@ func TestPostgresLocal(t *testing.T) {
 			t.Errorf("%s = %q, want %q", setting, got, want)
 		}
 	}
-	dir, pid := p.Dir, p.PID()
+	dir := p.Dir
+	pid := p.PID()
 	for range 2 {
 		if err := p.Stop(); err != nil {
 			t.Fatal(err)

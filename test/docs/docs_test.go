@@ -288,7 +288,8 @@ func (s *session) start(t *testing.T, pkg string) (stop func()) {
 	cmd := exec.CommandContext(t.Context(), program)
 	cmd.Dir, cmd.Env = s.dir, s.environment()
 	var out strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.Stdout = &out
+	cmd.Stderr = &out
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -207,7 +207,8 @@ func (c *code) missing(name string) string {
 		return name
 	}
 	for i := 1; i < len(parts); i++ {
-		typ, member := parts[i-1], parts[i]
+		typ := parts[i-1]
+		member := parts[i]
 		switch {
 		case i == 1 && c.packages[typ] != nil && ast.IsExported(member) && !c.packages[typ][member]:
 			return member

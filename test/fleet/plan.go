@@ -66,7 +66,8 @@ func (f *Fleet) Until(
 ) error {
 	tick := time.NewTicker(PollEvery)
 	defer tick.Stop()
-	last, since := "", time.Now()
+	last := ""
+	since := time.Now()
 	for {
 		done, err := is(ctx)
 		switch {
@@ -78,7 +79,8 @@ func (f *Fleet) Until(
 			return nil
 		}
 		if now := moves(); now != last {
-			last, since = now, time.Now()
+			last = now
+			since = time.Now()
 		}
 		// It waits for an error to pass too, because a server may be away for a moment.
 		if time.Since(since) > patience {

@@ -194,7 +194,8 @@ func (r *rig) probe(ctx context.Context, p probe) (ok bool, err error) {
 	}
 	folder, _, _ := strings.Cut(p.sql, ".")
 	var times []string
-	ended, progressed := 0, 0
+	ended := 0
+	progressed := 0
 	left, err := r.left(ctx, p)
 	if err != nil {
 		return false, err

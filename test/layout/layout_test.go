@@ -290,7 +290,8 @@ func layer(pkg string) (at int, name string) {
 	for i, l := range layers {
 		for _, n := range l.packages {
 			if (pkg == n || strings.HasPrefix(pkg, n+"/")) && len(n) > len(name) {
-				at, name = i, n
+				at = i
+				name = n
 			}
 		}
 	}

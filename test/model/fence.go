@@ -213,9 +213,11 @@ func (g *fenceScope) serverStep(s fenceState, i, k int, to emit[fenceState]) {
 	case fenceBegun:
 		g.serverLock(a.seen, &s, &a, move)
 	case fenceLocked:
-		owner, same := g.owns(&s.db, &a), s.db.position() == a.from
+		owner := g.owns(&s.db, &a)
+		same := s.db.position() == a.from
 		if g.oldSnapshots || g.oneStatement {
-			owner, same = a.snapOwner, a.snapPosition
+			owner = a.snapOwner
+			same = a.snapPosition
 		}
 		switch {
 		case (owner || g.noOwner) && (same || g.noPosition):
@@ -239,7 +241,11 @@ func (g *fenceScope) serverStep(s fenceState, i, k int, to emit[fenceState]) {
 				return
 			}
 		}
-		move(func(_ *fenceState, n *fenceAttempt) { n.snapOwner, n.snapPosition, n.seen = false, false, 0 }, fenceInserted,
+		move(func(_ *fenceState, n *fenceAttempt) {
+			n.snapOwner = false
+			n.snapPosition = false
+			n.seen = 0
+		}, fenceInserted,
 			"a transaction of member %d, from %d: inserts its row; handlers")
 	case fenceInserted:
 		move(func(t *fenceState, n *fenceAttempt) { g.commit(t, n) }, fenceCommitted, "a transaction of member %d, from %d: COMMIT")

@@ -180,7 +180,8 @@ func (g *historyScope) write(s historyState, i int, to emit[historyState]) {
 	switch x.stage {
 	case historyNew:
 		if s.next < g.ids {
-			n.xid, n.stage = t.draw(), historyOpen
+			n.xid = t.draw()
+			n.stage = historyOpen
 			to(t, "transaction %d: BEGIN, id %d", i, int(n.xid))
 		}
 	case historyOpen, historyWritten:
@@ -225,7 +226,8 @@ func (g *historyScope) pass(s historyState, to emit[historyState]) {
 			t.db.txs[i].calls[c] = historyDelivered
 			if c == 0 && i == 0 && g.halves {
 				u := t
-				u.made[i], u.db.half = true, true
+				u.made[i] = true
+				u.db.half = true
 				to(u, "the relay leaves the batch of transaction %d in the middle", i, 0)
 				u.db.txs[i].calls[c] = historyParked
 				to(u, "the relay parks a call of transaction %d, and leaves the batch", i, 0)
@@ -246,7 +248,8 @@ func (g *historyScope) pass(s historyState, to emit[historyState]) {
 			t.db.prev, t.memory = d.target, d.target
 		}
 		own := s.own
-		if t.db.target, t.own = now, 0; own == 0 {
+		t.db.target, t.own = now, 0
+		if own == 0 {
 			own = t.draw()
 		}
 		t.db.begun, t.db.half, t.flushed = true, false, false
@@ -283,7 +286,8 @@ func (g *historyScope) standby(s historyState, to emit[historyState]) {
 		case i >= 2:
 			*x = historyTx{}
 		case x.stage != historyCommitted:
-			if *x = (historyTx{stage: historyEnded}); g.waitFor && s.made[i] {
+			*x = (historyTx{stage: historyEnded})
+			if g.waitFor && s.made[i] {
 				t.bad = historyUndone
 			}
 		default:
@@ -326,7 +330,8 @@ func (g *historyScope) rebase(s historyState, to emit[historyState]) {
 			for c, xid := range x.xids {
 				done := x.restored &&
 					(d.prev.sees(xid) || x.calls[c] == historyParked || d.begun && d.target.sees(xid) && i == 0 && c == 0 && d.half)
-				if x.xids[c] = t.rebaseID; done {
+				x.xids[c] = t.rebaseID
+				if done {
 					x.xids[c] = 0
 				}
 				left = left || !done
@@ -352,18 +357,33 @@ func historyTable() (all []entry) {
 			return explore(historyModel(&g))
 		}})
 	}
-	dump := func(g *historyScope) { g.dump, g.txs, g.ids = true, 3, 5 }
+	dump := func(g *historyScope) {
+		g.dump = true
+		g.txs = 3
+		g.ids = 5
+	}
 	add("O3/promotion", "", false, func(*historyScope) {})
 	add("O3/a dump, rebase", "", false, dump)
 	add("O3/a dump, rebase, batches in halves", "", false, func(g *historyScope) { dump(g); g.halves = true })
-	add("O3/a dump, rebase, 4 transactions, batches in halves", "", true, func(g *historyScope) { g.dump, g.halves, g.ids = true, true, 6 })
+	add("O3/a dump, rebase, 4 transactions, batches in halves", "", true, func(g *historyScope) {
+		g.dump = true
+		g.halves = true
+		g.ids = 6
+	})
 	add("O9/a standby that is waited for", "", false, func(g *historyScope) { g.waitFor = true })
 
 	add("O3/the cursor is remembered over a promotion", "HIDDEN", false, func(g *historyScope) { g.faults.fromMemory = true })
 	add("O3/the target is stored by a transaction with an older id", "HALT", false, func(g *historyScope) { g.faults.olderID = true })
 	add("O3/another cluster is not noticed", "HIDDEN", false, func(g *historyScope) { dump(g); g.faults.notCompared = true })
 	add("O3/rebase takes its snapshot with an id", "HIDDEN", false, func(g *historyScope) { dump(g); g.faults.standWithID = true })
-	add("O3/rebase does not divide a batch", "PARKED", false, func(g *historyScope) { dump(g); g.halves, g.faults.notDivided = true, true })
-	add("O9/the standby is not waited for", "UNDONE", false, func(g *historyScope) { g.waitFor, g.faults.notWaited = true, true })
+	add("O3/rebase does not divide a batch", "PARKED", false, func(g *historyScope) {
+		dump(g)
+		g.halves = true
+		g.faults.notDivided = true
+	})
+	add("O9/the standby is not waited for", "UNDONE", false, func(g *historyScope) {
+		g.waitFor = true
+		g.faults.notWaited = true
+	})
 	return all
 }

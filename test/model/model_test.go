@@ -26,7 +26,8 @@ func TestSmallScopes(t *testing.T) {
 func TestTable(t *testing.T) {
 	t.Parallel()
 	format := regexp.MustCompile(`^[a-z]+/[A-Z]\d+/.+$`)
-	seen, faults := map[string]bool{}, map[string]bool{}
+	seen := map[string]bool{}
+	faults := map[string]bool{}
 	for _, e := range table() {
 		if !format.MatchString(e.name) || seen[e.name] {
 			t.Errorf("%q is not the name of one entry as model/rule/text", e.name)
@@ -100,7 +101,8 @@ func TestExploreFindsAStateWithoutAWayOn(t *testing.T) {
 
 func TestFailed(t *testing.T) {
 	t.Parallel()
-	scope, fault := entry{name: "m/X1/holds"}, entry{name: "m/X1/fails", want: "TWICE"}
+	scope := entry{name: "m/X1/holds"}
+	fault := entry{name: "m/X1/fails", want: "TWICE"}
 	for _, c := range []struct {
 		entry  entry
 		result result

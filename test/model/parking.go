@@ -167,7 +167,8 @@ func (s *parkState) apply(m uint8) {
 
 // worker handles the message at the position.
 func (g *parkScope) worker(s parkState, to emit[parkState]) {
-	w, m := s.worker, s.next
+	w := s.worker
+	m := s.next
 	move := func(change func(t *parkState), stage uint8, step string) {
 		t := s
 		t.worker.stage = stage
@@ -292,7 +293,8 @@ func (g *parkScope) attempt(s parkState, k int, to emit[parkState]) {
 		default:
 			move(func(_ *parkState, n *parkTx) {
 				if g.copies && a.row == 0 && !g.settleWithoutKey {
-					n.claims, n.duplicate = !s.key, s.key && g.conflictIsDuplicate
+					n.claims = !s.key
+					n.duplicate = s.key && g.conflictIsDuplicate
 				}
 			}, parkLooked, "attempt %d settles row %d, and claims its key")
 		}
@@ -370,7 +372,8 @@ func (g *parkScope) copy(s parkState, to emit[parkState]) {
 		case s.claimer(nil) != nil: // waits for that transaction
 		case s.key:
 			move(func(t *parkState) {
-				t.copyDone, t.copy = true, parkTx{}
+				t.copyDone = true
+				t.copy = parkTx{}
 				if s.effects[0] == 0 && s.rows[0] == rowNone && t.bad == 0 {
 					t.bad = 5
 				}
@@ -382,7 +385,11 @@ func (g *parkScope) copy(s parkState, to emit[parkState]) {
 	probe := func(stage uint8) {
 		if unsettled(s.rows[0]) && !g.noProbe {
 			move(
-				func(t *parkState) { t.key, t.copyDone, t.copy = s.key || s.copy.claims, true, parkTx{} },
+				func(t *parkState) {
+					t.key = s.key || s.copy.claims
+					t.copyDone = true
+					t.copy = parkTx{}
+				},
 				parkIdle,
 				"copy: it is parked, a duplicate, COMMIT",
 			)
@@ -411,7 +418,9 @@ func (g *parkScope) copy(s parkState, to emit[parkState]) {
 		}
 	case parkProbed:
 		move(func(t *parkState) {
-			t.key, t.copyDone, t.copy = true, true, parkTx{}
+			t.key = true
+			t.copyDone = true
+			t.copy = parkTx{}
 			t.effects[0]++
 		}, parkIdle, "copy: COMMIT, applied")
 	}

@@ -150,7 +150,8 @@ func (g *recordsScope) attempt(s recordsState, i int, to emit[recordsState]) {
 		t.fails++
 		n.state = recordedRetrying
 		if !n.open {
-			n.open, n.age = true, 0
+			n.open = true
+			n.age = 0
 		}
 		to(t, step, i, 0)
 	}
@@ -169,7 +170,8 @@ func (g *recordsScope) attempt(s recordsState, i int, to emit[recordsState]) {
 	if s.fails < g.fails {
 		noAnswer(s, "call %d reaches the remote, and its answer is lost")
 	}
-	c.state, c.open = recordedSettled, false
+	c.state = recordedSettled
+	c.open = false
 	to(s, "call %d is delivered", i, 0)
 }
 
@@ -184,7 +186,8 @@ func (g *recordsScope) decide(s recordsState, i int, to emit[recordsState]) {
 		n := &t.calls[i]
 		n.state = recordedRetrying
 		if newKey {
-			n.newKey, n.open = true, false
+			n.newKey = true
+			n.open = false
 			t.others[i] = 0 // each new key is another one
 		}
 		to(t, step, i, 0)
@@ -248,7 +251,10 @@ func recordsTable() (all []entry) {
 		}})
 	}
 	add("H31/2 requests under one key, 3 attempts fail", "", func(*recordsScope) {})
-	add("O6/3 ticks, 5 attempts fail", "", func(g *recordsScope) { g.ticks, g.fails = 3, 5 })
+	add("O6/3 ticks, 5 attempts fail", "", func(g *recordsScope) {
+		g.ticks = 3
+		g.fails = 5
+	})
 	add("H31/a record ends by time alone", "LOST", func(g *recordsScope) { g.faults.byTimeAlone = true })
 	add("H31/calls in the log do not count", "LOST", func(g *recordsScope) { g.faults.parkedOnly = true })
 	add("H31/a record ends when its calls are settled", "LOST", func(g *recordsScope) { g.faults.notRemembered = true })

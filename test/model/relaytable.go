@@ -11,19 +11,37 @@ func relayTable() (all []entry) {
 	}
 	taken := func(g *relayScope) { g.leases = 2 }
 	lost := func(g *relayScope) { g.lost = 1 }
-	two := func(g *relayScope) { g.calls, g.keys = 2, [relayCalls]uint8{1, 1} }
-	apart := func(g *relayScope) { g.calls, g.keys = 2, [relayCalls]uint8{0, 0} }
+	two := func(g *relayScope) {
+		g.calls = 2
+		g.keys = [relayCalls]uint8{1, 1}
+	}
+	apart := func(g *relayScope) {
+		g.calls = 2
+		g.keys = [relayCalls]uint8{0, 0}
+	}
 	pair := func(g *relayScope) {
-		g.calls, g.keys, g.writer = 4, [relayCalls]uint8{1, 2, 1, 2}, [relayCalls]uint8{0, 0, 1, 1}
+		g.calls = 4
+		g.keys = [relayCalls]uint8{1, 2, 1, 2}
+		g.writer = [relayCalls]uint8{0, 0, 1, 1}
 	}
 	triple := func(g *relayScope) {
-		g.calls, g.keys, g.writer = 4, [relayCalls]uint8{1, 2, 1, 1}, [relayCalls]uint8{0, 0, 0, 1}
+		g.calls = 4
+		g.keys = [relayCalls]uint8{1, 2, 1, 1}
+		g.writer = [relayCalls]uint8{0, 0, 0, 1}
 	}
-	held := func(g *relayScope) { g.lost, g.holds = 1, 1 }
+	held := func(g *relayScope) {
+		g.lost = 1
+		g.holds = 1
+	}
 	one := func(g *relayScope) {
-		g.calls, g.keys, g.writer = 3, [relayCalls]uint8{1, 2, 1}, [relayCalls]uint8{0, 0, 0}
+		g.calls = 3
+		g.keys = [relayCalls]uint8{1, 2, 1}
+		g.writer = [relayCalls]uint8{0, 0, 0}
 	}
-	operator := func(g *relayScope) { g.rejects, g.discard = true, 1 }
+	operator := func(g *relayScope) {
+		g.rejects = true
+		g.discard = 1
+	}
 
 	add("O2/3 transactions", "", true, func(*relayScope) {})
 	add("O2/3 transactions, no call fails", "", false, func(g *relayScope) { g.fails = 0 })
@@ -35,27 +53,41 @@ func relayTable() (all []entry) {
 	add("O2/a batch of 3 calls, take-over, an outcome is unknown", "", true, func(g *relayScope) { one(g); taken(g); lost(g) })
 	add("O2/an outcome is unknown", "", false, func(g *relayScope) { two(g); lost(g); g.early = true })
 	add("O2/a sink that takes no calls for a while, an outcome is unknown", "", false, func(g *relayScope) { two(g); held(g) })
-	add("O4/a key, an operator, ends well", "", false, func(g *relayScope) { two(g); operator(g); g.fails, g.live = 2, true })
+	add("O4/a key, an operator, ends well", "", false, func(g *relayScope) {
+		two(g)
+		operator(g)
+		g.fails = 2
+		g.live = true
+	})
 	add("O4/a batch of 3 calls, an operator, ends well", "", false, func(g *relayScope) { one(g); operator(g); g.live = true })
 	// A row is retrying only if it is the first of its key.
 	add("O4/picked without asking for earlier calls of the key: holds too", "", false, func(g *relayScope) {
 		one(g)
 		operator(g)
-		g.fails, g.faults.pickedOutOfTurn = 2, true
+		g.fails = 2
+		g.faults.pickedOutOfTurn = true
 	})
 	add("O5/take-over", "", false, func(g *relayScope) { two(g); taken(g) })
 	add("O5/take-over, an outcome is unknown, ends well", "", true, func(g *relayScope) {
 		two(g)
 		taken(g)
 		lost(g)
-		g.live, g.fails = true, 0
+		g.live = true
+		g.fails = 0
 	})
-	add("O5/take-over, ends well", "", false, func(g *relayScope) { two(g); taken(g); g.live, g.fails = true, 0 })
+	add("O5/take-over, ends well", "", false, func(g *relayScope) {
+		two(g)
+		taken(g)
+		g.live = true
+		g.fails = 0
+	})
 	add("O5/the lane is given back", "", false, func(g *relayScope) { two(g); taken(g); g.drains = true })
 	add("O5/the lane is given back, a batch of 3 calls, ends well", "", true, func(g *relayScope) {
 		one(g)
 		taken(g)
-		g.live, g.drains, g.fails = true, true, 0
+		g.live = true
+		g.drains = true
+		g.fails = 0
 	})
 
 	fault := func(name, want string, scope func(*relayScope), seed func(*relayFaults)) {
@@ -73,7 +105,10 @@ func relayTable() (all []entry) {
 	fault(
 		"O2/last id is kept in the next pass",
 		"LOST",
-		func(g *relayScope) { g.keys, g.fails = [relayCalls]uint8{}, 0 },
+		func(g *relayScope) {
+			g.keys = [relayCalls]uint8{}
+			g.fails = 0
+		},
 		func(f *relayFaults) { f.lastKept = true },
 	)
 	fault("O2/a batch is read on from its first id", "LOST", pair, func(f *relayFaults) { f.batchByFirstID = true })
@@ -141,13 +176,19 @@ func relayTable() (all []entry) {
 		"O4/a settlement does not promote",
 		wedged,
 		func(g *relayScope) { two(g); g.live = true },
-		func(f *relayFaults) { f.noPromoteSettled, f.noSweep = true, true },
+		func(f *relayFaults) {
+			f.noPromoteSettled = true
+			f.noSweep = true
+		},
 	)
 	fault(
 		"O4/a relay that parks behind another call does not promote",
 		wedged,
 		func(g *relayScope) { two(g); g.live = true },
-		func(f *relayFaults) { f.noPromoteBehind, f.noSweep = true, true },
+		func(f *relayFaults) {
+			f.noPromoteBehind = true
+			f.noSweep = true
+		},
 	)
 	fault(
 		"O4/nobody looks for calls that wait for nothing",

@@ -134,7 +134,8 @@ var ringBreaches = []string{
 
 func ringModel(g *ringScope) model[ringState] {
 	s := ringState{emptied: -1, announced: 1}
-	s.row.draining, s.row.uses[0] = -1, 1
+	s.row.draining = -1
+	s.row.uses[0] = 1
 	for i := range g.claimers {
 		s.claimers[i].left = uint8(g.claims)
 		s.claimers[i].reversed = g.faults.unsorted && i == 1

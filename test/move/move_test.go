@@ -60,10 +60,12 @@ func TestMoves(t *testing.T) {
 
 func (w way) play(t *testing.T) {
 	p := newProgram(t)
-	old, move := w.old, w.move
+	old := w.old
+	move := w.move
 	if old == nil {
 		u := newUpgrade(t)
-		old, move = u.start, u.move
+		old = u.start
+		move = u.move
 	}
 	from := old(t)
 	p.makes(from)

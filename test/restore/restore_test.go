@@ -335,7 +335,8 @@ func (d *drill) lost(address string) map[string]int {
 				unfitEach,
 			).Scan(&n),
 		)
-		if lost[kind] = n; n == 0 {
+		lost[kind] = n
+		if n == 0 {
 			d.t.Errorf("the restore lost no %s", kind)
 		}
 	}
@@ -387,7 +388,8 @@ func (d *drill) finds(lost map[string]int) {
 				fresh++
 			}
 		}
-		if once, all := d.count(onceSQL, kind), d.count(allSQL, kind); fresh != lost[kind] || once != endAt || all != endAt {
+		once, all := d.count(onceSQL, kind), d.count(allSQL, kind)
+		if fresh != lost[kind] || once != endAt || all != endAt {
 			d.t.Errorf("%ss, repeated: %d were new, want %d; %d of %d effects are single, want %d",
 				kind, fresh, lost[kind], once, all, endAt)
 		}

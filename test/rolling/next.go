@@ -50,7 +50,8 @@ func writeOverlay(ctx context.Context, dir string) (file string, err error) {
 		return "", err
 	}
 	latest := "const Latest = %d\n"
-	now, then := fmt.Sprintf(latest, migrations.Latest), fmt.Sprintf(latest, migrations.Latest+1)
+	now := fmt.Sprintf(latest, migrations.Latest)
+	then := fmt.Sprintf(latest, migrations.Latest+1)
 	if strings.Count(string(code), now) != 1 {
 		return "", fmt.Errorf("migrations.go does not say %q once", now)
 	}

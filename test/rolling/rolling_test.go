@@ -27,7 +27,8 @@ const partitions = 4
 // version. Partitions move from one to the other and back, both handed over in order and taken from
 // killed workers. No message is lost, doubled or parked.
 func TestS1OldAndNewSideBySide(t *testing.T) {
-	before, next := build(t, false), build(t, true)
+	before := build(t, false)
+	next := build(t, true)
 	for _, c := range []struct {
 		name    string
 		brokers func(testing.TB) []string
@@ -217,7 +218,8 @@ func (r *rig) start(program, name string, more ...string) *process {
 	if _, err := p.cmd.StdinPipe(); err != nil { // its end shows the worker that this process is gone
 		r.t.Fatal(err)
 	}
-	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
+	p.cmd.Stdout = p.log
+	p.cmd.Stderr = p.log
 	if err := p.cmd.Start(); err != nil {
 		r.t.Fatal(err)
 	}
@@ -294,9 +296,11 @@ func (r *rig) everywhere(name string) {
 func (r *rig) both(old, joined string) {
 	r.t.Helper()
 	r.until(joined+" has partitions", func() bool { return r.count(`select count(*) from effects where worker = $1`, joined) > 0 })
-	one, two := r.made(old), r.made(joined)
+	one := r.made(old)
+	two := r.made(joined)
 	r.until(fmt.Sprintf("%s and %s work side by side", old, joined), func() bool {
-		a, b := one(), two()
+		a := one()
+		b := two()
 		return a > 0 && b > 0 && a+b >= partitions
 	})
 }
@@ -355,7 +359,8 @@ func (r *rig) check() {
 	}
 	// Order within a partition: the worker inserts in the order of offsets, and one partition's
 	// transactions follow each other.
-	if n := r.count(`select count(*) from (select off < lag(off) over (partition by part order by n) as back from effects) o where back`); n > 0 {
+	n := r.count(`select count(*) from (select off < lag(off) over (partition by part order by n) as back from effects) o where back`)
+	if n > 0 {
 		r.t.Errorf("%d effects are out of order", n)
 	}
 	r.t.Logf("%d messages, by worker: %s", len(r.sent), func() (s string) {

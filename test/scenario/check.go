@@ -93,8 +93,12 @@ func (x *Mix) Check(ctx context.Context, pool *pgxpool.Pool, done bool) ([]strin
 	defer x.mu.Unlock()
 	written := x.messages
 	n := len(written)
-	parts, offs, calls := make([]int32, n), make([]int64, n), make([]bool, n)
-	ords, ids, values := make([]string, n), make([]string, n), make([]string, n)
+	parts := make([]int32, n)
+	offs := make([]int64, n)
+	calls := make([]bool, n)
+	ords := make([]string, n)
+	ids := make([]string, n)
+	values := make([]string, n)
 	keyed := false
 	for i, m := range written {
 		parts[i], offs[i], ords[i], ids[i], values[i], calls[i] = m.Partition, m.Offset, m.Key, m.ID, m.Value, m.Calls

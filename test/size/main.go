@@ -132,9 +132,11 @@ func read(commit string) (map[string][]byte, error) {
 // table makes a row of each directory that has at least some lines in one of the runs, and of the
 // totals.
 func table(runs []map[string]*size, least int, row func(cells []string)) {
-	head, rule := []string{""}, []string{"---"}
+	head := []string{""}
+	rule := []string{"---"}
 	for _, c := range columns {
-		head, rule = append(head, c.name), append(rule, "--:")
+		head = append(head, c.name)
+		rule = append(rule, "--:")
 	}
 	row(head)
 	if least > 0 {

@@ -44,7 +44,8 @@ func measure(src map[string][]byte) (map[string]*size, error) {
 		uses:  map[string]map[*ast.Ident]types.Object{},
 	}
 	for _, name := range slices.Sorted(maps.Keys(src)) {
-		dir, n := path.Dir(name), bytes.Count(src[name], []byte("\n"))
+		dir := path.Dir(name)
+		n := bytes.Count(src[name], []byte("\n"))
 		s := sizes[dir]
 		if s == nil {
 			s = &size{}

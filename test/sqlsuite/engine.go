@@ -57,7 +57,8 @@ func consume(
 		t.Fatal(err)
 	}
 	defer rows.Close()
-	reasons, errs = map[string]string{}, map[string]string{}
+	reasons = map[string]string{}
+	errs = map[string]string{}
 	for rows.Next() {
 		var value, reason, text string
 		if err := rows.Scan(&value, &reason, &text); err != nil {

@@ -196,9 +196,12 @@ func (s *storm) judge(ctx context.Context, r *report) error {
 	if err != nil {
 		return fmt.Errorf("reading the outcome: %w", err)
 	}
-	r.Produced, r.Delivered, r.Redelivered = len(f.History.Log), delivered, refetched
+	r.Produced = len(f.History.Log)
+	r.Delivered = delivered
+	r.Redelivered = refetched
 	r.Effects, r.Parked = check.Sum(f.Effects), check.Sum(f.Parked)
-	r.Duplicates, r.Retried = r.Produced-r.Effects-r.Parked, len(f.History.Resolved)
+	r.Duplicates = r.Produced - r.Effects - r.Parked
+	r.Retried = len(f.History.Resolved)
 	for _, fault := range v.Faults {
 		r.Breaches = append(r.Breaches, fault.Rule+" "+fault.String())
 	}
@@ -344,7 +347,8 @@ func (s *storm) readInbox(ctx context.Context, claimed map[string]bool) error {
 		ids = append(ids, m.ID)
 	}
 	for part := range slices.Chunk(ids, 5000) {
-		keys, of := make([]uuid.UUID, len(part)), make(map[uuid.UUID]string, len(part))
+		keys := make([]uuid.UUID, len(part))
+		of := make(map[uuid.UUID]string, len(part))
 		for i, id := range part {
 			keys[i] = dedupe.Key{Scope: s.topic, ID: id, Fingerprint: dedupe.NoFingerprint}.Hash()
 			of[keys[i]] = id
@@ -366,7 +370,8 @@ func (s *storm) readLog(ctx context.Context, ends map[int32]int64) ([]check.Reco
 	from := map[int32]kgo.Offset{}
 	next := map[int32]int64{}
 	for p := range ends {
-		from[p], next[p] = kgo.NewOffset().At(0), 0
+		from[p] = kgo.NewOffset().At(0)
+		next[p] = 0
 	}
 	cl, err := kgo.NewClient(kgo.SeedBrokers(s.kafka.Brokers...), kgo.FetchIsolationLevel(kgo.ReadCommitted()),
 		kgo.KeepControlRecords(), // they show that we have passed an aborted end

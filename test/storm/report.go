@@ -42,11 +42,14 @@ type report struct {
 func (r *report) count(s *storm) {
 	r.Summary.Count(&s.Rig)
 	r.PostgresKills += s.Struck[blowFailover]
-	r.Rebalances, r.BrokerKills, r.Failovers = s.Struck[blowRebalance], s.Struck[blowBroker], s.Struck[blowFailover]
+	r.Rebalances = s.Struck[blowRebalance]
+	r.BrokerKills = s.Struck[blowBroker]
+	r.Failovers = s.Struck[blowFailover]
 	if s.standby == nil {
 		r.NoStandby = "no-standby"
 	}
-	r.KillsInBatch, r.KillsInRetry = s.inBatch, s.inRetry
+	r.KillsInBatch = s.inBatch
+	r.KillsInRetry = s.inRetry
 	for _, m := range s.marks {
 		r.Lost += m.lost
 	}

@@ -219,7 +219,9 @@ func TestSeedFixesTheStorm(t *testing.T) {
 			nil,
 		)
 	}
-	a, b, c := make(1), make(1), make(2)
+	a := make(1)
+	b := make(1)
+	c := make(2)
 	if !reflect.DeepEqual(a.Plan, b.Plan) || !reflect.DeepEqual(a.stream, b.stream) {
 		t.Error("two storms of one seed differ")
 	}
@@ -230,7 +232,8 @@ func TestSeedFixesTheStorm(t *testing.T) {
 		t.Errorf("%d ids, %d records", len(a.stream.byID), len(a.stream.records))
 	}
 	seq := map[string]int{}
-	faulty, calls := 0, 0
+	faulty := 0
+	calls := 0
 	for _, m := range a.stream.messages {
 		if m.Seq != seq[m.Key]+1 {
 			t.Fatalf("%+v follows number %d", m, seq[m.Key])

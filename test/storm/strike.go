@@ -129,7 +129,8 @@ func (s *storm) failOver(ctx context.Context) error {
 	if err := s.standby.Detach(ctx); err != nil {
 		return err
 	}
-	from, begun := s.Fleet.Reached(), time.Now()
+	from := s.Fleet.Reached()
+	begun := time.Now()
 	s.producer.let(s.producer.gate.Load() + s.toLose())
 	err := s.Until(ctx, "commits for a failover to lose", func(context.Context) (bool, error) {
 		return s.Fleet.Reached() >= from+s.toLose() || time.Since(begun) > lossPatience && s.Fleet.Reached() > from, nil

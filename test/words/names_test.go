@@ -38,7 +38,10 @@ func (s set) add(text string) {
 func TestNamesInCommentsExist(t *testing.T) {
 	t.Parallel()
 	fset := token.NewFileSet()
-	files, byFile, byPackage, all := map[string]*ast.File{}, map[string]set{}, map[string]set{}, set{}
+	files := map[string]*ast.File{}
+	byFile := map[string]set{}
+	byPackage := map[string]set{}
+	all := set{}
 	for _, name := range tracked(t, "*.sql", "*.html", "*.proto", "*.py", "*.yaml", "*.json", "*.js") {
 		all.add(read(t, name))
 	}

@@ -93,7 +93,8 @@ func (l *Log) Retained(ctx context.Context, offset int64) (time.Time, error) {
 	}
 	defer func(read lastRead, rest *unreadResponse) { // a look aside is no part of what is read in order
 		l.dropUnread()
-		l.lastRead, l.unread = read, rest
+		l.lastRead = read
+		l.unread = rest
 	}(l.lastRead, l.unread)
 	l.unread = nil
 	for {

@@ -90,7 +90,8 @@ func (l *Log) checkEpoch(ctx context.Context, from int64) error {
 	}
 	req := kmsg.NewPtrOffsetForLeaderEpochRequest()
 	req.ReplicaID = -1
-	rt, rp := kmsg.NewOffsetForLeaderEpochRequestTopic(), kmsg.NewOffsetForLeaderEpochRequestTopicPartition()
+	rt := kmsg.NewOffsetForLeaderEpochRequestTopic()
+	rp := kmsg.NewOffsetForLeaderEpochRequestTopicPartition()
 	rp.Partition, rp.CurrentLeaderEpoch, rp.LeaderEpoch = l.index, l.leader.Epoch, r.epoch
 	rt.Topic, rt.Partitions = l.topic, append(rt.Partitions, rp)
 	req.Topics = append(req.Topics, rt)
@@ -214,12 +215,18 @@ const minRequestBytes = 64 << 10
 
 func (l *Log) fetchRequest(from int64, most int) *kmsg.FetchRequest {
 	req := kmsg.NewPtrFetchRequest()
-	req.ReplicaID, req.IsolationLevel = -1, isolationCommitted
+	req.ReplicaID = -1
+	req.IsolationLevel = isolationCommitted
 	// The limit is the partition's, of which there is one. (kfake, where it hits the request's,
 	// lists no aborted transactions.)
-	req.MinBytes, req.MaxBytes, req.MaxWaitMillis = 1, math.MaxInt32, int32(l.opts.MaxWait.Milliseconds())
-	req.SessionID, req.SessionEpoch = 0, -1 // no fetch session
-	rt, rp := kmsg.NewFetchRequestTopic(), kmsg.NewFetchRequestTopicPartition()
+	req.MinBytes = 1
+	req.MaxBytes = math.MaxInt32
+	req.MaxWaitMillis = int32(l.opts.MaxWait.Milliseconds())
+	// no fetch session
+	req.SessionID = 0
+	req.SessionEpoch = -1
+	rt := kmsg.NewFetchRequestTopic()
+	rp := kmsg.NewFetchRequestTopicPartition()
 	rp.Partition, rp.FetchOffset, rp.PartitionMaxBytes = l.index, from, int32(
 		min(l.opts.MaxBytes, max(most, minRequestBytes)),
 	)
@@ -284,7 +291,8 @@ func (l *Log) nextMessages(from int64, most int) (source.Fetched[*consumer.Messa
 	if p.Next > from {
 		l.lastRead = lastRead{next: p.Next, epoch: p.Epoch, checkedUnder: r.leaderEpoch}
 	}
-	if r.next = p.Next; !p.More {
+	r.next = p.Next
+	if !p.More {
 		l.unread = nil
 	}
 	return source.Fetched[*consumer.Message]{

@@ -89,7 +89,10 @@ func (l *Log) Identity(ctx context.Context) (source.Identity, error) {
 	err := RetryTransient(ctx, l.cluster, leaderPatience, func() error {
 		id, at, err := l.locate(ctx)
 		if err == nil {
-			l.identity, l.leader, l.identified, l.recheck = id, at, true, false
+			l.identity = id
+			l.leader = at
+			l.identified = true
+			l.recheck = false
 		}
 		return err
 	})
@@ -134,9 +137,11 @@ func (l *Log) confirmTopic(ctx context.Context) error {
 			return err
 		}
 	} else {
-		l.identity, l.identified = id, true
+		l.identity = id
+		l.identified = true
 	}
-	l.leader, l.recheck = at, false
+	l.leader = at
+	l.recheck = false
 	return nil
 }
 
@@ -234,8 +239,10 @@ func (l *Log) askBounds(ctx context.Context) (start, end int64, err error) {
 
 func (l *Log) listOffset(ctx context.Context, which int64) (int64, error) {
 	req := kmsg.NewPtrListOffsetsRequest()
-	req.ReplicaID, req.IsolationLevel = -1, isolationCommitted
-	rt, rp := kmsg.NewListOffsetsRequestTopic(), kmsg.NewListOffsetsRequestTopicPartition()
+	req.ReplicaID = -1
+	req.IsolationLevel = isolationCommitted
+	rt := kmsg.NewListOffsetsRequestTopic()
+	rp := kmsg.NewListOffsetsRequestTopicPartition()
 	rp.Partition, rp.CurrentLeaderEpoch, rp.Timestamp, rp.MaxNumOffsets = l.index, l.leader.Epoch, which, 1
 	rt.Topic, rt.Partitions = l.topic, append(rt.Partitions, rp)
 	req.Topics = append(req.Topics, rt)

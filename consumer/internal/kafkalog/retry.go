@@ -46,7 +46,8 @@ const answerPatience = 5 * time.Second
 // returns at once. A single broker has all the time that ctx has.
 func TryBrokers(ctx context.Context, brokers int, f func(context.Context) error) error {
 	for {
-		attempt, cancel := ctx, context.CancelFunc(func() {})
+		attempt := ctx
+		cancel := context.CancelFunc(func() {})
 		if brokers > 1 {
 			attempt, cancel = context.WithTimeout(ctx, answerPatience)
 		}

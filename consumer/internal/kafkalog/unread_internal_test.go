@@ -50,7 +50,8 @@ func (b *brokers) Ask(_ context.Context, req kmsg.Request) (kmsg.Response, error
 		topic := kmsg.NewMetadataResponseTopic()
 		topic.Topic, topic.TopicID, topic.Partitions = kmsg.StringPtr("t"), [16]byte{1}, append(topic.Partitions, p)
 		resp := req.ResponseKind().(*kmsg.MetadataResponse)
-		resp.ClusterID, resp.Topics = kmsg.StringPtr("c"), append(resp.Topics, topic)
+		resp.ClusterID = kmsg.StringPtr("c")
+		resp.Topics = append(resp.Topics, topic)
 		return resp, nil
 	case *kmsg.DescribeConfigsRequest:
 		c := kmsg.NewDescribeConfigsResponseResourceConfig()
@@ -70,7 +71,8 @@ func (b *brokers) AskLeader(_ context.Context, _ int32, req kmsg.Request) (kmsg.
 	case *kmsg.OffsetForLeaderEpochRequest:
 		asked := req.Topics[0].Partitions[0]
 		p := kmsg.NewOffsetForLeaderEpochResponseTopicPartition()
-		if p.LeaderEpoch, p.EndOffset = asked.LeaderEpoch, b.end(); b.cutOff > 0 {
+		p.LeaderEpoch, p.EndOffset = asked.LeaderEpoch, b.end()
+		if b.cutOff > 0 {
 			p.EndOffset = b.cutOff
 		}
 		if asked.CurrentLeaderEpoch != b.leader {
@@ -86,11 +88,13 @@ func (b *brokers) AskLeader(_ context.Context, _ int32, req kmsg.Request) (kmsg.
 	case *kmsg.ListOffsetsRequest:
 		asked := req.Topics[0].Partitions[0]
 		p := kmsg.NewListOffsetsResponseTopicPartition()
-		switch p.Offset = b.end(); {
+		p.Offset = b.end()
+		switch {
 		case asked.Timestamp == earliest:
 			p.Offset = 0
 		case asked.Timestamp >= 0: // no record is that young, and right after the answer one is
-			p.Offset, b.epochs = -1, append(b.epochs, b.leader)
+			p.Offset = -1
+			b.epochs = append(b.epochs, b.leader)
 		}
 		if asked.CurrentLeaderEpoch != b.leader {
 			p.ErrorCode = kerr.FencedLeaderEpoch.Code
@@ -117,7 +121,8 @@ func (b *brokers) AskLeader(_ context.Context, _ int32, req kmsg.Request) (kmsg.
 		topic := kmsg.NewFetchResponseTopic()
 		topic.Topic, topic.TopicID, topic.Partitions = "t", [16]byte{1}, append(topic.Partitions, p)
 		resp := req.ResponseKind().(*kmsg.FetchResponse)
-		resp.Version, resp.Topics = FetchByID, append(resp.Topics, topic)
+		resp.Version = FetchByID
+		resp.Topics = append(resp.Topics, topic)
 		return resp, nil
 	}
 	b.t.Errorf("the leader was asked for %T", req)
@@ -193,7 +198,8 @@ func TestF5LeaderChangesWhileAResponseIsReadInParts(t *testing.T) {
 	l, fetch := reading(t, b)
 	fetch(0)
 	fetch(1)
-	b.epochs, b.leader = []int32{2, 8, 8}, 8
+	b.epochs = []int32{2, 8, 8}
+	b.leader = 8
 	if at, err := l.Bounds(t.Context()); err != nil || at.LeaderEpoch != 8 {
 		t.Fatalf("%+v, %v", at, err)
 	}
@@ -223,7 +229,9 @@ func TestF5VerifyGivesUpTheRest(t *testing.T) {
 	if f := fetch(1); f.Kept || b.fetches != 2 {
 		t.Errorf("the record behind the position was kept from before Verify")
 	}
-	b.epochs, b.leader, b.cutOff = []int32{2, 8, 8}, 8, 1
+	b.epochs = []int32{2, 8, 8}
+	b.leader = 8
+	b.cutOff = 1
 	l.dropUnread()
 	l.recheck = true
 	var out *source.OutOfRangeError

@@ -156,7 +156,8 @@ func equalMessages(t interface{ Fatalf(string, ...any) }, got, want []*consumer.
 		t.Fatalf("%d messages, want %d", len(got), len(want))
 	}
 	for i := range got {
-		g, w := got[i], want[i]
+		g := got[i]
+		w := want[i]
 		ok := g.Topic == w.Topic && g.Partition == w.Partition && g.Offset == w.Offset && g.Time.Equal(w.Time) &&
 			g.LogAppendTime == w.LogAppendTime && g.LeaderEpoch == w.LeaderEpoch && same(g.Key, w.Key) && same(g.Value, w.Value) &&
 			len(g.Headers) == len(w.Headers)

@@ -70,7 +70,8 @@ func (c *Codecs) releaseSlot() { <-c.slots }
 func (c *Codecs) keep(u *unpacker) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.kept, c.size = append(c.kept, u), c.size+u.size
+	c.kept = append(c.kept, u)
+	c.size = c.size + u.size
 	for c.size > c.most {
 		c.drop(0).close()
 	}

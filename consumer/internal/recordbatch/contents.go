@@ -151,7 +151,8 @@ func (c *Contents) batch(p *Part, most *int) (over bool, err error) {
 			return false, err
 		}
 		free = free[1:]
-		m.Topic, m.Partition = c.section.Topic, c.section.Partition
+		m.Topic = c.section.Topic
+		m.Partition = c.section.Partition
 		*most -= m.Size()
 		p.Messages = append(p.Messages, m)
 	}
@@ -166,5 +167,6 @@ func (c *Contents) Close() {
 	if c.reading != nil {
 		c.reading.in.discard()
 	}
-	c.kept, c.reading = nil, nil
+	c.kept = nil
+	c.reading = nil
 }

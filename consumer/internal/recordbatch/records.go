@@ -129,7 +129,9 @@ func (r *records) readRecord(m *consumer.Message, a *arena, offset int64) error 
 		// The broker wrote only this, and did not change the records.
 		m.Time = time.UnixMilli(r.b.maxTime).UTC()
 	}
-	m.LogAppendTime, m.LeaderEpoch, m.Offset = r.b.logAppendTime(), r.b.epoch, offset
+	m.LogAppendTime = r.b.logAppendTime()
+	m.LeaderEpoch = r.b.epoch
+	m.Offset = offset
 	return r.recordDone()
 }
 

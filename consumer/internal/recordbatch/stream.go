@@ -41,7 +41,8 @@ func (s *stream) resume() error {
 		return nil
 	}
 	in, err := unpack(s.codec, s.src)
-	s.in, s.buf = in, nil
+	s.in = in
+	s.buf = nil
 	if err != nil {
 		return err
 	}

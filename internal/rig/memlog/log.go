@@ -312,7 +312,8 @@ func (l *Log) fetch(
 	defer timeout.Stop()
 	for {
 		l.mu.Lock()
-		p, changed := l.partitions[partition], l.changed
+		p := l.partitions[partition]
+		changed := l.changed
 		switch {
 		case topicID != l.topicID:
 			l.mu.Unlock()
@@ -383,7 +384,8 @@ func (p *partitionLog) from(offset int64, limit, most int) source.Fetched[*consu
 	}
 	for i, m := range found {
 		if most -= m.Size(); most < 0 && i > 0 {
-			found, next = found[:i], m.Offset
+			found = found[:i]
+			next = m.Offset
 			break
 		}
 	}
@@ -412,7 +414,8 @@ func (p *partitionLog) stableFrom(offset int64) []*consumer.Message {
 // copyBytes gives messages their own bytes, as each fetch from a broker does, so that a handler
 // that changes them does not change the log.
 func copyBytes(msgs []*consumer.Message) {
-	size, headers := 0, 0
+	size := 0
+	headers := 0
 	for _, m := range msgs {
 		size += len(m.Key) + len(m.Value)
 		headers += len(m.Headers)
@@ -420,7 +423,8 @@ func copyBytes(msgs []*consumer.Message) {
 			size += len(h.Value)
 		}
 	}
-	all, of := make([]byte, 0, size), make([]consumer.Header, 0, headers)
+	all := make([]byte, 0, size)
+	of := make([]consumer.Header, 0, headers)
 	own := func(b []byte) []byte {
 		if b == nil {
 			return nil

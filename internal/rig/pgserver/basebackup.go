@@ -73,9 +73,11 @@ func (c *Cluster) Backup(ctx context.Context, cfg Config) (_ *Cluster, err error
 		return nil, err
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }() // also ends a backup that was not stopped
-	start, stop := "select pg_backup_start('copy', true)", "select labelfile from pg_backup_stop()"
+	start := "select pg_backup_start('copy', true)"
+	stop := "select labelfile from pg_backup_stop()"
 	if strings.HasPrefix(c.Version(), "14.") {
-		start, stop = "select pg_start_backup('copy', true, false)", "select labelfile from pg_stop_backup(false)"
+		start = "select pg_start_backup('copy', true, false)"
+		stop = "select labelfile from pg_stop_backup(false)"
 	}
 	if _, err := conn.Exec(ctx, start); err != nil {
 		return nil, err

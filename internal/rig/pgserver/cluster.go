@@ -222,7 +222,8 @@ func Programs() (dir string, err error) {
 	best := -1
 	for _, d := range dirs {
 		if v := postgresMajor(d); v > best {
-			dir, best = d, v
+			dir = d
+			best = v
 		}
 	}
 	if best < 0 {

@@ -190,7 +190,8 @@ select (select count(*) from onlyonce.leases where name in ('x', 'y'))::text || 
 
 // Two processes do not get one database.
 func TestNumbers(t *testing.T) {
-	a, b := newServer(t), newServer(t)
+	a := newServer(t)
+	b := newServer(t)
 	seen := map[string]bool{}
 	for _, s := range []*workerdb.Server{a, b, a, b} {
 		d := take(t, s, nil)

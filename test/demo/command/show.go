@@ -95,7 +95,8 @@ func (p *Program) show(ctx context.Context, d Demo, to *screen.Screen, stopped s
 			status = Failed
 		}
 		if ctx.Err() != nil {
-			status, err = Interrupted, fmt.Errorf("interrupted: the %s are stopped", stopped)
+			status = Interrupted
+			err = fmt.Errorf("interrupted: the %s are stopped", stopped)
 		}
 		return status, errors.Join(err, p.object(d.Unfinished(err)))
 	}

@@ -215,7 +215,9 @@ func (d *demo) race(ctx context.Context, op *operation) (status int, mark string
 			s, m, failed := d.naive(ctx, op)
 			mu.Lock()
 			defer mu.Unlock()
-			status, mark, err = s, m, errors.Join(err, failed)
+			status = s
+			mark = m
+			err = errors.Join(err, failed)
 		})
 	}
 	runners.Wait()

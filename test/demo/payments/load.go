@@ -193,7 +193,8 @@ func (d *demo) attack(ctx context.Context, over <-chan struct{}) error {
 			if err != nil {
 				return err
 			}
-			shot, missed = nil, !down.InBatch
+			shot = nil
+			missed = !down.InBatch
 			if down.InBatch {
 				d.kills++
 			}
@@ -296,7 +297,8 @@ func (d *demo) session(ctx context.Context) error {
 		_, err := d.get(ctx, op)
 		return err
 	}
-	amount, atOnce := 100+rand.IntN(50_000), rand.IntN(3) == 0
+	amount := 100 + rand.IntN(50_000)
+	atOnce := rand.IntN(3) == 0
 	fields := map[string]any{"amount": amount, "currency": "eur", "source": "tok_visa"}
 	if !atOnce {
 		fields["capture"] = false
@@ -362,13 +364,16 @@ func (d *demo) session(ctx context.Context) error {
 }
 
 func (d *demo) payOut(ctx context.Context, customer int) error {
-	amount, status := 1000+rand.IntN(100_000), http.StatusCreated
+	amount := 1000 + rand.IntN(100_000)
+	status := http.StatusCreated
 	if rand.IntN(10) == 0 {
-		amount, status = remote.RefusedAmount, http.StatusPaymentRequired
+		amount = remote.RefusedAmount
+		status = http.StatusPaymentRequired
 	}
 	destination := "ba_17"
 	if rand.IntN(10) == 0 {
-		destination, status = "ba_blocked", http.StatusForbidden
+		destination = "ba_blocked"
+		status = http.StatusForbidden
 	}
 	_, err := d.get(ctx, d.new(customer, "/v1/payouts", status, map[string]any{"amount": amount, "destination": destination}))
 	return err
@@ -378,7 +383,8 @@ func (d *demo) payOut(ctx context.Context, customer int) error {
 func (d *demo) line() string {
 	_, paid, _ := d.provider.Count()
 	d.wire.mu.Lock()
-	requests, replayed := d.wire.requests, d.wire.marks[idempotency.Replayed]
+	requests := d.wire.requests
+	replayed := d.wire.marks[idempotency.Replayed]
 	d.wire.mu.Unlock()
 	return fmt.Sprintf(
 		"answered %s of %s  requests %s  replays %s  paid %s  servers %d",

@@ -62,7 +62,8 @@ func (d *demo) Judge(ctx context.Context, took time.Duration) (command.Report, e
 	if err != nil {
 		return nil, fmt.Errorf("reading the outcome: %w", err)
 	}
-	c, m := d.wire.counts, d.wire.marks
+	c := d.wire.counts
+	m := d.wire.marks
 	r := report{
 		Requests:   c.requests,
 		Unique:     len(d.wants),
@@ -92,7 +93,8 @@ func (d *demo) Judge(ctx context.Context, took time.Duration) (command.Report, e
 	known := map[string]bool{}
 	for _, w := range d.wants {
 		known[w.reference] = true
-		n, paid := rows[w.reference], charged[w.reference]
+		n := rows[w.reference]
+		paid := charged[w.reference]
 		succeeded := w.first != nil && w.first.status < http.StatusBadRequest
 		if !succeeded {
 			r.Refused++

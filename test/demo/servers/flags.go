@@ -132,7 +132,8 @@ func (a KafkaAddress) Security() (config *tls.Config, mechanism sasl.Mechanism, 
 		}
 	}
 	if a.SASL != "" {
-		user, password := os.Getenv(envUser), os.Getenv(envPassword)
+		user := os.Getenv(envUser)
+		password := os.Getenv(envPassword)
 		switch {
 		case !slices.Contains(mechanisms, a.SASL):
 			faults = append(faults, fmt.Errorf("-sasl: %q is not one of %s", a.SASL, strings.Join(mechanisms, ", ")))

@@ -106,7 +106,9 @@ func startPostgres(ctx context.Context, f Flags, o devenv.Options) (p *Postgres,
 		if err != nil {
 			return nil, nil, err
 		}
-		p, stop, from = &Postgres{URL: started.URL, How: started.How}, started.Stop, "devenv"
+		p = &Postgres{URL: started.URL, How: started.How}
+		stop = started.Stop
+		from = "devenv"
 	}
 	name := nameOf(p.URL)
 	cfg, err := pgxpool.ParseConfig(p.URL)
@@ -187,7 +189,10 @@ func startKafka(ctx context.Context, f Flags, o devenv.Options) (k *Kafka, stop 
 		if err != nil {
 			return nil, nil, err
 		}
-		k.Address, k.Given, k.How, stop = KafkaAddress{Brokers: started.Brokers}, false, started.How, started.Stop
+		k.Address = KafkaAddress{Brokers: started.Brokers}
+		k.Given = false
+		k.How = started.How
+		stop = started.Stop
 	}
 	config, mechanism, err := k.Address.Security()
 	if err != nil {

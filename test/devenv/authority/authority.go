@@ -56,9 +56,11 @@ func (a *Authority) Issue(name string, serial int64) (*x509.Certificate, *ecdsa.
 		IPAddresses:           []net.IP{net.IPv4(127, 0, 0, 1)},
 		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 	}
-	parent, signer := a.Cert, a.key
+	parent := a.Cert
+	signer := a.key
 	if parent == nil {
-		parent, signer = template, key
+		parent = template
+		signer = key
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
 	if err != nil {

@@ -193,7 +193,9 @@ func Expel(t testing.TB, brokers []string, group, member string) {
 	one := kmsg.NewLeaveGroupRequestMember()
 	one.MemberID = member
 	req := kmsg.NewPtrLeaveGroupRequest()
-	req.Group, req.MemberID, req.Members = group, member, []kmsg.LeaveGroupRequestMember{one}
+	req.Group = group
+	req.MemberID = member
+	req.Members = []kmsg.LeaveGroupRequestMember{one}
 	if _, err := req.RequestWith(context.Background(), Client(t, brokers)); err != nil {
 		t.Fatalf("kafkatest: removing a member: %v", err)
 	}

@@ -99,7 +99,8 @@ func (w *Wire) below() *wire.Wire {
 // releasing delivers what is kept back when hold is closed. It returns what ends that: it calls
 // end, and then closes the wire.
 func releasing(below *wire.Wire, hold <-chan struct{}, end func()) (cleanup func()) {
-	ended, released := make(chan struct{}), make(chan struct{})
+	ended := make(chan struct{})
+	released := make(chan struct{})
 	go func() {
 		defer close(released)
 		select {

@@ -154,7 +154,8 @@ func (r byRule) starred(id string) byRule {
 
 // rulesInTheCode reads what names a rule: product code with its SQL, and all tests.
 func rulesInTheCode(root string) (functions, tests byRule, err error) {
-	functions, tests = byRule{}, byRule{}
+	functions = byRule{}
+	tests = byRule{}
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			if d != nil && (d.Name() == "testdata" || d.Name() == ".git") {
@@ -203,12 +204,14 @@ func described(file *ast.File, decl ast.Decl) (name, comment string) {
 	var doc *ast.CommentGroup
 	switch d := decl.(type) {
 	case *ast.FuncDecl:
-		doc, name = d.Doc, d.Name.Name
+		doc = d.Doc
+		name = d.Name.Name
 		if d.Recv != nil {
 			recv := d.Recv.List[0].Type
 			star := ""
 			if s, ok := recv.(*ast.StarExpr); ok {
-				recv, star = s.X, "*"
+				recv = s.X
+				star = "*"
 			}
 			if x, ok := recv.(*ast.IndexExpr); ok {
 				recv = x.X

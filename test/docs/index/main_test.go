@@ -35,7 +35,8 @@ func TestEachRuleIsNamed(t *testing.T) {
 					r.id, all.functions.list(r.id), all.tests.list(r.id), r.id)
 			}
 		}
-		first, last := c.rules[0].id, c.rules[len(c.rules)-1].id
+		first := c.rules[0].id
+		last := c.rules[len(c.rules)-1].id
 		if row := fmt.Sprintf("\n| [%s to %s](%s.md) | ", first, last, c.letter); !strings.Contains(string(overview), row) {
 			t.Errorf("docs/rules/README.md has no row for chapter %s: want one that begins with %q", c.letter, row)
 		}

@@ -63,7 +63,8 @@ func serve(ctx context.Context, c *fleet.Child, cfg relayConfig) error {
 				return err
 			}
 			defer s.Close()
-			sinks, rates = append(sinks, &watched{s, c}), append(rates, outbox.Rate{Sink: name, EachTenant: true, InFlight: 4})
+			sinks = append(sinks, &watched{s, c})
+			rates = append(rates, outbox.Rate{Sink: name, EachTenant: true, InFlight: 4})
 		}
 		relay, err := outbox.NewRelay(pool, outbox.RelayConfig{
 			Sinks:        sinks,

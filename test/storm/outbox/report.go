@@ -32,7 +32,8 @@ func (r *report) count(s *storm) {
 	if s.Standby == nil {
 		r.NoStandby = "no-standby"
 	}
-	r.KillsInCall, r.Changes = s.Rig.KillsInBatch, s.Struck[rig.KindChange]
+	r.KillsInCall = s.Rig.KillsInBatch
+	r.Changes = s.Struck[rig.KindChange]
 	r.Faults = s.remote.Faults()
 	s.producer.mu.Lock()
 	r.Transactions = maps.Clone(s.producer.kinds)

@@ -37,7 +37,9 @@ func TestSeedFixesTheStorm(t *testing.T) {
 	of := func(seed uint64) *storm {
 		return newStorm(options{Options: rig.Options{Kills: 40, Seed: seed, Workers: 4}, events: 5000, senders: 48}, nil)
 	}
-	a, b, c := of(1), of(1), of(2)
+	a := of(1)
+	b := of(1)
+	c := of(2)
 	if !reflect.DeepEqual(a.Plan, b.Plan) || !slices.Equal(a.senders.events, b.senders.events) {
 		t.Error("two storms of one seed differ")
 	}
