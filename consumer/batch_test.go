@@ -246,7 +246,8 @@ func TestO1KeysOfCallsInABatch(t *testing.T) {
 	for _, positions := range []bool{false, true} {
 		cfg := testConfig()
 		if positions {
-			cfg.Key, cfg.PositionsOnly = nil, true
+			cfg.Key = nil
+			cfg.PositionsOnly = true
 		}
 		want := keys(false, cfg, false)
 		for name, got := range map[string]string{

@@ -98,7 +98,8 @@ func TestT7TimeoutsHoldFromBegin(t *testing.T) {
 	r := newRig(t, 1)
 	values := r.numbered(0, 5)
 	cfg := testConfig()
-	cfg.Timeouts.Statement, cfg.Timeouts.Idle = 7*time.Second, time.Second
+	cfg.Timeouts.Statement = 7 * time.Second
+	cfg.Timeouts.Idle = time.Second
 	var begun atomic.Int32
 	var wrong, ended atomic.Value
 	cfg.OnBegin = func(ctx context.Context, tx consumer.Tx) error {
@@ -145,7 +146,9 @@ func TestT7FenceSetsTheBounds(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, 1)
 			values := r.numbered(0, 5)
-			cfg.Timeouts.Lock, cfg.Timeouts.Statement, cfg.Timeouts.Idle = 50*time.Millisecond, 7*time.Second, 9*time.Second
+			cfg.Timeouts.Lock = 50 * time.Millisecond
+			cfg.Timeouts.Statement = 7 * time.Second
+			cfg.Timeouts.Idle = 9 * time.Second
 			if name == "slots" {
 				cfg.Concurrency = 3
 			}
@@ -319,7 +322,9 @@ func TestT7EveryIsolationLevelAppliesOnce(t *testing.T) {
 					return effect(ctx, tx, m)
 				}
 				cfg := testConfig()
-				cfg.OnBegin, cfg.ClaimFirst, cfg.BatchSize = isolation(level), claimFirst, 5
+				cfg.OnBegin = isolation(level)
+				cfg.ClaimFirst = claimFirst
+				cfg.BatchSize = 5
 				other := cfg
 				other.Scope = "billing"
 				stop := r.start(handle, cfg)
@@ -332,7 +337,8 @@ func TestT7EveryIsolationLevelAppliesOnce(t *testing.T) {
 				if n := r.count(`select count(*) from (select value from effects group by value having count(*) = 2) v`); n != len(values) {
 					t.Errorf("%d of %d messages have one effect in each scope", n, len(values))
 				}
-				n, sum := r.count(`select count(*) from effects`), r.count(`select sum(n) from tally`)
+				n := r.count(`select count(*) from effects`)
+				sum := r.count(`select sum(n) from tally`)
 				if n != 120 || sum != 120 {
 					t.Errorf("%d effects, %d counted, want 120", n, sum)
 				}

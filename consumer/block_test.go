@@ -145,7 +145,8 @@ func TestRetryAfterIsWaitedFor(t *testing.T) {
 			r := newRig(t, 1)
 			r.log.AppendMessage(0, &consumer.Message{Key: []byte("k"), Value: []byte("v"), Headers: []consumer.Header{id("v")}})
 			cfg := testConfig()
-			cfg.OnFailure, cfg.MaxAttempts = policy, 10
+			cfg.OnFailure = policy
+			cfg.MaxAttempts = 10
 			stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				if m.Attempt < 4 {
 					return fmt.Errorf("the remote: %w", consumer.RetryAfter(errBoom, after))

@@ -249,7 +249,9 @@ func TestD7BadMessagesSideBySide(t *testing.T) {
 		}
 	}
 	cfg := braking()
-	cfg.Concurrency, cfg.BatchSize, cfg.Window = batches, size, batches*size
+	cfg.Concurrency = batches
+	cfg.BatchSize = size
+	cfg.Window = batches * size
 	var arrived atomic.Int32
 	all := make(chan struct{})
 	stop := r.startOn(r.src, pool, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {

@@ -138,7 +138,8 @@ func TestK10TwoConsumersOfAScope(t *testing.T) {
 	r.reaches(0, 7)
 	stop()
 	r.once(append(values, "new")...)
-	was, is := r.held("p0-1"), r.held("new")
+	was := r.held("p0-1")
+	is := r.held("new")
 	if was != "consumer" || is != "consumer consumer_long" {
 		t.Errorf("a key from before is in %q, a new one in %q", was, is)
 	}

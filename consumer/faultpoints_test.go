@@ -55,7 +55,8 @@ func playPoints(db string, cfg consumer.Config, pace process.Pace) error {
 	tail := make(chan struct{})
 	hole := sync.OnceFunc(func() { close(tail) })
 	var lost, drained atomic.Bool
-	cfg.MaxAttempts, cfg.DrainTimeout = 5, 100*time.Millisecond
+	cfg.MaxAttempts = 5
+	cfg.DrainTimeout = 100 * time.Millisecond
 	cfg.Hooks.Released = func(r consumer.ReleasedEvent) {
 		if r.Err != nil {
 			lost.Store(true)

@@ -101,7 +101,10 @@ func (f *faults) empty(partitions int, adjust ...func(*faults)) {
 
 // Adjustments.
 func positionsOnly(f *faults) {
-	f.cfg.Key, f.cfg.PositionsOnly, f.mix.PositionsOnly = nil, true, true // no key hides a double
+	// no key hides a double
+	f.cfg.Key = nil
+	f.cfg.PositionsOnly = true
+	f.mix.PositionsOnly = true
 }
 
 func ordered(f *faults) {

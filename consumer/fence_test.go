@@ -32,7 +32,9 @@ func TestT2FencedOutOwnerCommitsNothing(t *testing.T) {
 	resume := make(chan struct{})
 	var once sync.Once
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true // no key prevents the double: only the fence does
+	// no key prevents the double: only the fence does
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	stopFirst := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		once.Do(func() { close(entered); <-resume })
 		tx.Queue(`insert into effects (value) values ('zombie')`)
@@ -55,7 +57,8 @@ func TestF2TwoOwnersOfOnePartition(t *testing.T) {
 	r := newRig(t, 1)
 	var values []string
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	for i := range 300 {
 		v := fmt.Sprintf("m%d", i)
 		r.log.Append(0, v)
@@ -254,7 +257,8 @@ func TestF1LostCommitsAreRedone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	values := r.numbered(0, 10)
 	stop := r.start(queued, cfg)
 	r.reaches(0, 10)
@@ -297,7 +301,8 @@ func TestOneConnectionIsEnough(t *testing.T) {
 	t.Cleanup(pool.Close)
 	values := r.numbered(0, 10)
 	ccfg := testConfig()
-	ccfg.Key, ccfg.PositionsOnly = nil, true
+	ccfg.Key = nil
+	ccfg.PositionsOnly = true
 	stop := r.startOn(r.src, pool, queued, ccfg)
 	r.reaches(0, 10)
 	r.exec(`with lost as (delete from onlyonce.progress returning 1) delete from effects`)
@@ -314,7 +319,8 @@ func TestF10PositionMovedUnderTheOwner(t *testing.T) {
 	r := newRig(t, 1)
 	r.numbered(0, 5)
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	stop := r.start(queued, cfg)
 	r.reaches(0, 5)
 	r.exec(`with c as (update onlyonce.cursors set run = run + 1, run_start = 2 where partition = 0 returning id)

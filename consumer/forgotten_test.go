@@ -105,7 +105,8 @@ func TestD8BodiesGoWithTheSettlement(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	n, m := r.count(empty), r.count(holding)
+	n := r.count(empty)
+	m := r.count(holding)
 	if n != 1 || m != 1 {
 		t.Errorf("%d rows are empty, and %d are not", n, m)
 	}

@@ -219,7 +219,8 @@ func TestT6SessionStateIsNotMet(t *testing.T) {
 				r.log.Append(0, values[i], id(values[i]))
 			}
 			ccfg := testConfig()
-			ccfg.BatchSize, ccfg.OnFailure = 1, consumer.ParkMessage
+			ccfg.BatchSize = 1
+			ccfg.OnFailure = consumer.ParkMessage
 			var again sync.Map
 			stop := r.startOn(r.src, pool, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				if err := effect(ctx, tx, m); err != nil {

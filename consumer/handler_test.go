@@ -28,7 +28,8 @@ func unlike(t *testing.T, reason string, bad consumer.HandlerFunc) *rig {
 	r.reaches(0, 30)
 	stop()
 	r.once(append(values[:7:7], values[8:]...)...)
-	got, want := fmt.Sprint(r.reasons()), "map[7:"+reason+"]"
+	got := fmt.Sprint(r.reasons())
+	want := "map[7:" + reason + "]"
 	if got != want {
 		t.Errorf("parked: %s, want %s", got, want)
 	}

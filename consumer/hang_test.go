@@ -21,7 +21,9 @@ import (
 // ever, meet the bounds.
 func impatient() consumer.Config {
 	cfg := testConfig()
-	cfg.HandlerTimeout, cfg.BatchTimeout, cfg.HangTimeout = 300*time.Millisecond, 20*time.Second, 100*time.Millisecond
+	cfg.HandlerTimeout = 300 * time.Millisecond
+	cfg.BatchTimeout = 20 * time.Second
+	cfg.HangTimeout = 100 * time.Millisecond
 	cfg.MaxAttempts = 2
 	return cfg
 }
@@ -88,7 +90,8 @@ func TestD1BatchTimeout(t *testing.T) {
 		values := r.numbered(0, 30)
 		cfg := impatient()
 		// One message has no more time than the batch.
-		cfg.HandlerTimeout, cfg.BatchTimeout = 0, 300*time.Millisecond
+		cfg.HandlerTimeout = 0
+		cfg.BatchTimeout = 300 * time.Millisecond
 		stop := start(r, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if m.Offset == 7 {
 				<-ctx.Done()
@@ -293,7 +296,8 @@ func TestDrainLeavesAHungHandler(t *testing.T) {
 	release := make(chan struct{})
 	entered := make(chan struct{})
 	cfg := testConfig()
-	cfg.DrainTimeout, cfg.HangTimeout = 100*time.Millisecond, 100*time.Millisecond
+	cfg.DrainTimeout = 100 * time.Millisecond
+	cfg.HangTimeout = 100 * time.Millisecond
 	cfg.Hooks = r.hooks(cfg.Hooks)
 	var once sync.Once
 	c, err := consumer.New(r.pool, r.src, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {

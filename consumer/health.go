@@ -117,7 +117,9 @@ func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
 	all := c.partitions.snapshot()
 	for i := range all {
 		n := counts[partitionPlace{all[i].Shard, all[i].Topic, all[i].Partition}]
-		all[i].Waiting, all[i].ToRetry, all[i].Blocked = n[0], n[1], n[2]
+		all[i].Waiting = n[0]
+		all[i].ToRetry = n[1]
+		all[i].Blocked = n[2]
 	}
 	return all, nil
 }

@@ -51,7 +51,9 @@ func TestTheSameErrorIsLoggedSeldom(t *testing.T) {
 	r := newRig(t, 1)
 	r.numbered(0, 1)
 	cfg := testConfig()
-	cfg.MaxAttempts, cfg.Backoff.Min, cfg.Backoff.Max = 1<<20, time.Millisecond, time.Millisecond
+	cfg.MaxAttempts = 1 << 20
+	cfg.Backoff.Min = time.Millisecond
+	cfg.Backoff.Max = time.Millisecond
 	var text func() string
 	cfg.Logger, text = pgtest.Logged()
 	var tries atomic.Int32

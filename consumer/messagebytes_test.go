@@ -159,7 +159,8 @@ func TestD6FunctionsThatChangeBytesInPlace(t *testing.T) {
 				r.log.Append(0, "world", id("2"))
 				r.log.Append(0, "sick", id("3"))
 				cfg := testConfig()
-				cfg.Concurrency, cfg.OnFailure = slots, consumer.ParkMessage
+				cfg.Concurrency = slots
+				cfg.OnFailure = consumer.ParkMessage
 				if name == "OrderingKey" {
 					cfg.OnFailure = consumer.ParkOrderingKey
 				}

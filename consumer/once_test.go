@@ -42,7 +42,8 @@ func TestPositionsOnlyTakesEveryOffsetOnce(t *testing.T) {
 	r.log.Append(0, "a")
 	r.log.Append(0, "a")
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	stop := r.start(queued, cfg)
 	r.reaches(0, 2)
 	stop()

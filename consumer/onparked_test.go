@@ -112,7 +112,8 @@ func TestD3OnParkedOfManyMessages(t *testing.T) {
 		r.log.Append(0, fmt.Sprint("nameless", i))
 	}
 	cfg := testConfig()
-	cfg.BatchSize, cfg.Linger = 2*many, time.Second
+	cfg.BatchSize = 2 * many
+	cfg.Linger = time.Second
 	cfg.Timeouts = dedupe.Timeouts{Lock: time.Second, Statement: time.Second}
 	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, m *consumer.Message, e consumer.ParkedEvent) error {
 		_, err := tx.Exec(ctx, `insert into dead select $1, $2 from pg_sleep(0.2)`, string(m.Value), e.Reason)
@@ -121,7 +122,8 @@ func TestD3OnParkedOfManyMessages(t *testing.T) {
 	stop := r.start(effect, cfg)
 	r.reaches(0, 2*many)
 	stop()
-	dead, applied := r.count(`select count(*) from dead`), r.count(`select count(*) from effects`)
+	dead := r.count(`select count(*) from dead`)
+	applied := r.count(`select count(*) from effects`)
 	if dead != many || applied != many {
 		t.Errorf("%d dead, %d applied, want %d each", dead, applied, many)
 	}
@@ -254,7 +256,8 @@ func TestD3OnParkedOfARetriedMessage(t *testing.T) {
 	var tries atomic.Int32
 	broken.Store(true)
 	cfg := testConfig()
-	cfg.OnFailure, cfg.MaxAttempts = consumer.ParkOrderingKey, 2
+	cfg.OnFailure = consumer.ParkOrderingKey
+	cfg.MaxAttempts = 2
 	cfg.OnParked = buried(t, r, &broken)
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if m.Offset == 1 {
@@ -287,7 +290,8 @@ func TestD3OnParkedOfARetriedMessageEndsItsOwnContext(t *testing.T) {
 	r.numbered(0, 1)
 	var tries atomic.Int32
 	cfg := testConfig()
-	cfg.OnFailure, cfg.MaxAttempts = consumer.ParkOrderingKey, 2
+	cfg.OnFailure = consumer.ParkOrderingKey
+	cfg.MaxAttempts = 2
 	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, _ *consumer.Message, _ consumer.ParkedEvent) error {
 		ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 		defer cancel()

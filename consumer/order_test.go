@@ -481,7 +481,10 @@ func TestT9DueTimeOfTheFuture(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	cfg := testConfig()
-	cfg.OnFailure, cfg.Backoff.Min, cfg.Backoff.Max, cfg.MaxAttempts = consumer.ParkOrderingKey, time.Hour, time.Hour, 10
+	cfg.OnFailure = consumer.ParkOrderingKey
+	cfg.Backoff.Min = time.Hour
+	cfg.Backoff.Max = time.Hour
+	cfg.MaxAttempts = 10
 	r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-1"), Headers: []consumer.Header{id("a-1")}})
 	r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-2"), Headers: []consumer.Header{id("a-2")}})
 	var well atomic.Bool
@@ -508,8 +511,10 @@ func TestT9WaitCountedWhileTheClockWasAhead(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	cfg := testConfig()
-	cfg.OnFailure, cfg.MaxAttempts = consumer.ParkOrderingKey, 1000
-	cfg.Backoff.Min, cfg.Backoff.Max = time.Second, time.Second
+	cfg.OnFailure = consumer.ParkOrderingKey
+	cfg.MaxAttempts = 1000
+	cfg.Backoff.Min = time.Second
+	cfg.Backoff.Max = time.Second
 	r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-1"), Headers: []consumer.Header{id("a-1")}})
 	r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-2"), Headers: []consumer.Header{id("a-2")}})
 	stop := r.start(func(context.Context, consumer.Tx, *consumer.Message) error { return errBoom }, cfg)
@@ -592,7 +597,8 @@ func TestK1RedrivenMessageWithoutKeyKeepsItsReason(t *testing.T) {
 		return len(r.parked) == 2
 	})
 	stop()
-	told, kept := r.parked[1].Reason, r.count(`select count(*) from onlyonce.parked where reason = 'no-key' and state = 'waiting'`)
+	told := r.parked[1].Reason
+	kept := r.count(`select count(*) from onlyonce.parked where reason = 'no-key' and state = 'waiting'`)
 	if told != "no-key" ||
 		kept != 1 {
 		t.Errorf("told as %s, %d rows of reason no-key", told, kept)

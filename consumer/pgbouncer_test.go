@@ -130,7 +130,9 @@ func TestT4PgBouncerLosesTheServerAtCommit(t *testing.T) {
 			bouncer := pgtest.PgBouncer(t, cut.start(r.pool.Config().ConnString()), 2)
 			values := r.numbered(0, 200)
 			cfg := testConfig()
-			cfg.Key, cfg.PositionsOnly = nil, true // no key hides a double
+			// no key hides a double
+			cfg.Key = nil
+			cfg.PositionsOnly = true
 			stop := r.startOn(r.src, pgtest.Pool(t, bouncer.Exec()), queued, cfg)
 			r.reaches(0, 200)
 			stop()
@@ -188,7 +190,8 @@ func TestF1PgBouncerRedelivery(t *testing.T) {
 	bouncer := pgtest.PgBouncer(t, r.pool.Config().ConnString(), 2)
 	pool := pgtest.Pool(t, bouncer.Exec())
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	values := r.numbered(0, 30)
 	stop := r.startOn(r.src, pool, queued, cfg)
 	r.reaches(0, 30)

@@ -113,7 +113,9 @@ func TestF1PruningKeepsThePosition(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly, cfg.BatchSize = nil, true, 1
+	cfg.Key = nil
+	cfg.PositionsOnly = true
+	cfg.BatchSize = 1
 	var values []string
 	stop := r.start(queued, cfg)
 	for range 3 {

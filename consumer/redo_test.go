@@ -21,7 +21,8 @@ func calling(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 // keyless is for messages whose calls derive from their positions.
 func keyless() consumer.Config {
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	return cfg
 }
 
@@ -122,7 +123,8 @@ func TestO1RedrivenConflict(t *testing.T) {
 	until(t, "all applied", func() bool { return r.count(`select count(*) from effects`) == 3 })
 	stop()
 	r.once("first", "second", "third")
-	n, keys := r.count(`select count(distinct body) from onlyonce.outbox_log`), r.count(`select count(distinct key) from onlyonce.outbox_log`)
+	n := r.count(`select count(distinct body) from onlyonce.outbox_log`)
+	keys := r.count(`select count(distinct key) from onlyonce.outbox_log`)
 	if n != 3 ||
 		keys != 3 {
 		t.Errorf("%d calls under %d keys", n, keys)

@@ -110,7 +110,8 @@ func TestD1HandlerEndsItsOwnContext(t *testing.T) {
 					values := r.numbered(0, 5)
 					cfg := testConfig()
 					if !ids {
-						cfg.Key, cfg.PositionsOnly = nil, true
+						cfg.Key = nil
+						cfg.PositionsOnly = true
 					}
 					stop := start(r, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 						if m.Offset == 2 {

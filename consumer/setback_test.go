@@ -27,7 +27,8 @@ func (r *rig) setTo(offset int64) {
 // onPositions is a consumer without ids.
 func onPositions() consumer.Config {
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	return cfg
 }
 
@@ -156,7 +157,8 @@ func (r *rig) above(hangs int64, messages int, bad ...int64) consumer.Config {
 		r.log.AppendMessage(0, &consumer.Message{Key: []byte{byte('a' + i)}, Value: fmt.Append(nil, "old-", i)})
 	}
 	cfg := onPositions()
-	cfg.Concurrency, cfg.BatchSize = 4, 1
+	cfg.Concurrency = 4
+	cfg.BatchSize = 1
 	cfg.DrainTimeout = 10 * time.Millisecond
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if m.Offset == hangs {

@@ -178,7 +178,8 @@ func TestShards(t *testing.T) {
 			t.Fatal(err)
 		}
 		const paused = `select count(*) from onlyonce.pauses`
-		a, b := r.count(paused), r.b.count(paused)
+		a := r.count(paused)
+		b := r.b.count(paused)
 		if a != c.a || b != c.b {
 			t.Errorf("pause of topic %q: %d in a, %d in b", c.topic, a, b)
 		}
@@ -202,7 +203,8 @@ func TestShards(t *testing.T) {
 	stop()
 	r.once(values["a"]...)
 	r.b.once(values["b"]...)
-	n, m := r.count(`select count(*) from onlyonce.cursors`), r.b.count(`select count(*) from onlyonce.cursors`)
+	n := r.count(`select count(*) from onlyonce.cursors`)
+	m := r.b.count(`select count(*) from onlyonce.cursors`)
 	if n != 2 || m != 2 {
 		t.Errorf("%d cursors in a, %d in b", n, m)
 	}
@@ -285,7 +287,8 @@ func TestF12TwoMapsAtOnce(t *testing.T) {
 		r := newShardRig(t, 1)
 		values := r.numbered(0, 20)
 		cfg := testConfig()
-		cfg.Key, cfg.PositionsOnly = nil, true
+		cfg.Key = nil
+		cfg.PositionsOnly = true
 		var both sync.WaitGroup
 		both.Add(2)
 		// Both have read and decided what they do before either proves that it is a member.

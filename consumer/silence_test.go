@@ -16,7 +16,10 @@ import (
 
 // impatience bounds every wait for a server closely.
 func impatience(cfg *consumer.Config) {
-	cfg.Timeouts.Lock, cfg.Timeouts.Statement, cfg.Timeouts.Commit, cfg.Timeouts.Idle = 300*time.Millisecond, 700*time.Millisecond, time.Second, time.Second
+	cfg.Timeouts.Lock = 300 * time.Millisecond
+	cfg.Timeouts.Statement = 700 * time.Millisecond
+	cfg.Timeouts.Commit = time.Second
+	cfg.Timeouts.Idle = time.Second
 }
 
 // silentRows: the server is gone without a word while a statement is under way, every fifth time.
@@ -112,7 +115,8 @@ func TestT7SilentServer(t *testing.T) {
 			r.pool = pgtest.Wired(t, many, pgx.QueryExecModeCacheStatement, w, nil)
 			values := r.numbered(0, 10)
 			cfg := testConfig()
-			cfg.BatchSize, cfg.MaxAttempts = 5, 50
+			cfg.BatchSize = 5
+			cfg.MaxAttempts = 50
 			impatience(&cfg)
 			test.adjust(&cfg)
 			stop := test.start(r, cfg)

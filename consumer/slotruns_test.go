@@ -51,7 +51,9 @@ func (r *rig) applied(want func(offset int64) int) {
 // and with a message in each transaction.
 func slotPositions() consumer.Config {
 	cfg := slotConfig()
-	cfg.Key, cfg.PositionsOnly, cfg.BatchSize = nil, true, 1
+	cfg.Key = nil
+	cfg.PositionsOnly = true
+	cfg.BatchSize = 1
 	return cfg
 }
 
@@ -253,7 +255,9 @@ func TestC7AttemptsGoOnWithOne(t *testing.T) {
 		return errBoom
 	}
 	cfg := slotConfig()
-	cfg.MaxAttempts, cfg.Backoff.Min, cfg.Backoff.Max = 2, 2*patience, 2*patience
+	cfg.MaxAttempts = 2
+	cfg.Backoff.Min = 2 * patience
+	cfg.Backoff.Max = 2 * patience
 	stop := r.start(fails, cfg)
 	until(t, "an attempt at the message alone", func() bool {
 		mu.Lock()
@@ -278,7 +282,8 @@ func TestC6WindowFull(t *testing.T) {
 	r := newRig(t, 1)
 	values := r.rounds(5, 100)
 	cfg := slotConfig()
-	cfg.BatchSize, cfg.Window = 1, 20
+	cfg.BatchSize = 1
+	cfg.Window = 20
 	r.src.FetchLimit = 5
 	release := make(chan struct{})
 	full := make(chan consumer.WindowFullEvent, 10)

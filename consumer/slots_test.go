@@ -207,7 +207,8 @@ func TestC6HaltAtAMessage(t *testing.T) {
 	r.rounds(5, 100)
 	cfg := slotConfig()
 	cfg.OnFailure = consumer.BlockPartition
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	cfg.BatchSize = 1
 	judged := make(chan struct{})
 	judge := sync.OnceFunc(func() { close(judged) })
@@ -243,8 +244,10 @@ func TestC4LostTransactionAboveThePosition(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	cfg := slotConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
-	cfg.BatchSize, cfg.Window = 1, 50
+	cfg.Key = nil
+	cfg.PositionsOnly = true
+	cfg.BatchSize = 1
+	cfg.Window = 50
 	hold := make(chan struct{})
 	values := r.rounds(5, 50)
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
@@ -274,8 +277,10 @@ func TestC2LostPredecessor(t *testing.T) {
 		r.keyed(0, v[:1], v)
 	}
 	cfg := slotConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
-	cfg.BatchSize, cfg.DrainTimeout = 1, 10*time.Millisecond
+	cfg.Key = nil
+	cfg.PositionsOnly = true
+	cfg.BatchSize = 1
+	cfg.DrainTimeout = 10 * time.Millisecond
 	third := make(chan struct{})
 	lost := make(chan struct{})
 	release := make(chan struct{})
@@ -332,8 +337,12 @@ func TestC1RevokedInMidFlight(t *testing.T) {
 	r := newRig(t, 1)
 	values := r.rounds(40, messages)
 	cfg := slotConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true // no key hides a double
-	cfg.BatchSize, cfg.Concurrency, cfg.DrainTimeout = 1, 8, 50*time.Millisecond
+	// no key hides a double
+	cfg.Key = nil
+	cfg.PositionsOnly = true
+	cfg.BatchSize = 1
+	cfg.Concurrency = 8
+	cfg.DrainTimeout = 50 * time.Millisecond
 	wide := r.pool.Config().Copy()
 	wide.MaxConns = int32(cfg.Concurrency) + 4 // one for each slot, and some for the engine
 	pool, err := pgxpool.NewWithConfig(t.Context(), wide)
@@ -399,7 +408,8 @@ func TestC1HandlerErrorsAndTakeOver(t *testing.T) {
 	r := newRig(t, 1)
 	values := r.rounds(7, 300)
 	cfg := slotConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	seen := map[int64]int{}
 	var mu sync.Mutex
 	failOnce := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
@@ -431,8 +441,11 @@ func TestC7BackToOne(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	cfg := slotConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
-	cfg.BatchSize, cfg.Window, cfg.DrainTimeout = 1, 50, 10*time.Millisecond
+	cfg.Key = nil
+	cfg.PositionsOnly = true
+	cfg.BatchSize = 1
+	cfg.Window = 50
+	cfg.DrainTimeout = 10 * time.Millisecond
 	values := r.rounds(5, 50)
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if m.Offset == 2 {

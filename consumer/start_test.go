@@ -204,7 +204,8 @@ func TestF14PrefetchStaysWithinItsBudget(t *testing.T) {
 		}
 		var held, most atomic.Int64
 		cfg := testConfig()
-		cfg.PrefetchBytes, cfg.BatchSize = limit, 7
+		cfg.PrefetchBytes = limit
+		cfg.BatchSize = 7
 		src := fetching{r.src, func(f *source.Fetched[*consumer.Message], _ error) {
 			n := held.Add(int64(len(f.Messages) * size))
 			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {

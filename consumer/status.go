@@ -250,7 +250,8 @@ func (s *partitionState) snapshot() PartitionStatus {
 		p.HaltedSince = *since
 	}
 	t := s.oldestTrouble()
-	p.Failing, p.FailingSince = t.err, t.since
+	p.Failing = t.err
+	p.FailingSince = t.since
 	return p
 }
 

@@ -72,8 +72,11 @@ func TestStatusTellsHowPartitionsStand(t *testing.T) {
 	free := func() { once.Do(func() { close(release) }) }
 	defer free()
 	cfg := testConfig()
-	cfg.BatchSize, cfg.OnFailure = 3, consumer.ParkOrderingKey
-	cfg.MaxAttempts, cfg.Backoff.Min, cfg.Backoff.Max = 5, time.Hour, time.Hour
+	cfg.BatchSize = 3
+	cfg.OnFailure = consumer.ParkOrderingKey
+	cfg.MaxAttempts = 5
+	cfg.Backoff.Min = time.Hour
+	cfg.Backoff.Max = time.Hour
 	c, stop := r.watched(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if m.Partition == 0 && m.Offset == 3 {
 			<-release
@@ -279,7 +282,8 @@ func TestRetriesArePausedToo(t *testing.T) {
 	var well atomic.Bool
 	var calls atomic.Int32
 	cfg := testConfig()
-	cfg.OnFailure, cfg.MaxAttempts = consumer.ParkOrderingKey, 1_000_000
+	cfg.OnFailure = consumer.ParkOrderingKey
+	cfg.MaxAttempts = 1_000_000
 	handle := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if m.Partition == 0 && !well.Load() {
 			calls.Add(1)

@@ -34,7 +34,8 @@ func madeBefore(age time.Duration, name string) consumer.Header {
 
 func timedConfig() consumer.Config {
 	cfg := testConfig()
-	cfg.Key, cfg.TooOld = consumer.TimedIDKey(consumer.HeaderKey("message-id")), consumer.ParkTooOld
+	cfg.Key = consumer.TimedIDKey(consumer.HeaderKey("message-id"))
+	cfg.TooOld = consumer.ParkTooOld
 	return cfg
 }
 
@@ -344,12 +345,13 @@ func TestK9ChoiceIsRequired(t *testing.T) {
 	stop()
 	// A function around TimedKey's that hides it from New.
 	r.log.Append(0, "hidden", madeBefore(0, "hidden"))
-	cfg.Key, cfg.TooOld = func(m *consumer.Message) (string, error) {
+	cfg.Key = func(m *consumer.Message) (string, error) {
 		if m.Topic == "" {
 			return "", consumer.ErrNoKey
 		}
 		return timed(m)
-	}, 0
+	}
+	cfg.TooOld = 0
 	stop = r.start(queued, cfg)
 	r.reaches(0, 2)
 	stop()

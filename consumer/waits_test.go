@@ -117,8 +117,10 @@ func TestT14TakeOverOfALongHandler(t *testing.T) {
 			r := newRig(t, 1)
 			values := r.numbered(0, 3)
 			cfg := testConfig()
-			cfg.Concurrency, cfg.BatchSize = concurrency, 1
-			cfg.Timeouts.Lock, cfg.Timeouts.Statement = 50*time.Millisecond, 150*time.Millisecond
+			cfg.Concurrency = concurrency
+			cfg.BatchSize = 1
+			cfg.Timeouts.Lock = 50 * time.Millisecond
+			cfg.Timeouts.Statement = 150 * time.Millisecond
 			inside := make(chan struct{})
 			goOn := make(chan struct{})
 			var once sync.Once
@@ -156,7 +158,9 @@ func TestT14KeptOutByACommand(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, 1)
 			cfg := testConfig()
-			cfg.BatchSize, cfg.Timeouts.Lock, cfg.BlockedAfter = size, 50*time.Millisecond, 100*time.Millisecond
+			cfg.BatchSize = size
+			cfg.Timeouts.Lock = 50 * time.Millisecond
+			cfg.BlockedAfter = 100 * time.Millisecond
 			cfg.MaxAttempts = 1000
 			first := r.numbered(0, 1)
 			var fails atomic.Bool

@@ -39,7 +39,8 @@ func TestDocumentedStatements(t *testing.T) {
 	if len(blocks) != 2 {
 		t.Errorf("%d blocks of SQL", len(blocks))
 	}
-	keys, calls := count(`select count(*) from onlyonce.inbox`), count(`select count(*) from onlyonce.outbox_log`)
+	keys := count(`select count(*) from onlyonce.inbox`)
+	calls := count(`select count(*) from onlyonce.outbox_log`)
 	if keys != 4 ||
 		calls != 3 {
 		t.Errorf("%d keys and %d calls", keys, calls)

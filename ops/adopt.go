@@ -394,10 +394,18 @@ func (q *adoption) planned(before *Cursor) *Cursor {
 	after.Epoch++
 	after.Group = reports.OrNull(q.Group)
 	if q.at != nil {
-		after.Position, after.Run = *q.at, before.Run+1
-		after.ClusterID, after.TopicID, after.AnchorOffset, after.LeaderEpoch = nil, nil, nil, nil
-		after.Attempts, after.AttemptOffset = 0, nil
-		after.RetiredAt, after.ReplayUntil, after.ReplayResume, after.ReplayResend = nil, nil, nil, false
+		after.Position = *q.at
+		after.Run = before.Run + 1
+		after.ClusterID = nil
+		after.TopicID = nil
+		after.AnchorOffset = nil
+		after.LeaderEpoch = nil
+		after.Attempts = 0
+		after.AttemptOffset = nil
+		after.RetiredAt = nil
+		after.ReplayUntil = nil
+		after.ReplayResume = nil
+		after.ReplayResend = false
 	}
 	q.stamped(&after)
 	return &after

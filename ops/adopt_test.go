@@ -110,7 +110,8 @@ func TestAdoptTopic(t *testing.T) {
 	if _, err := ops.AdoptCursor(t.Context(), pool, ops.By{Reason: "typo"}, in); !errors.Is(err, ops.ErrNotFound) {
 		t.Errorf("no such topic: %v", err)
 	}
-	in.Topic, in.Shown = "orders", seen
+	in.Topic = "orders"
+	in.Shown = seen
 	in.Group = "g3"
 	if _, err := ops.AdoptCursor(t.Context(), pool, ops.By{Reason: "late"}, in); !errors.Is(err, ops.ErrChanged) {
 		t.Errorf("the epochs have risen since: %v", err)

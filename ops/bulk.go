@@ -105,7 +105,8 @@ func (b *ParkedChange) work(ctx context.Context, db DB, k kind, by By, q *select
 			return err
 		}
 		one := *q
-		one.ids, one.Shown = chunk, &ParkedChange{IDs: chunk}
+		one.ids = chunk
+		one.Shown = &ParkedChange{IDs: chunk}
 		c, err := settle(ctx, db, k, by, &bulkSelection{selection: &one, bulk: b})
 		switch {
 		case errors.Is(err, ErrNothing): // all of them had changed

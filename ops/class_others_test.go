@@ -163,7 +163,8 @@ func TestK10OthersChange(t *testing.T) {
 	if got := l.claim("imports", "other", "imports"); got != "fresh fresh duplicate" {
 		t.Error(got)
 	}
-	a, b := l.in("imports"), l.in("other")
+	a := l.in("imports")
+	b := l.in("other")
 	if a != "standard standard_long" || b != "standard" {
 		t.Errorf("in %s, and %s", a, b)
 	}

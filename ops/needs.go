@@ -308,7 +308,8 @@ func (r *StatusReport) consumers() []Need {
 				last.Host,
 				last.PID,
 				show.Ago(last.SeenAgeSeconds))
-			n.Remedy, n.Commands = "see why it died or cannot reach this database, and start it", []string{}
+			n.Remedy = "see why it died or cannot reach this database, and start it"
+			n.Commands = []string{}
 		}
 		all = append(all, n)
 	}

@@ -149,9 +149,16 @@ func (q *replay) read(ctx context.Context, tx pgx.Tx) (*Replayed, error) {
 		return nil, err
 	}
 	after := *before
-	after.Epoch, after.Run, after.Position = before.Epoch+1, before.Run+1, d.From
-	after.Replay, after.ReplayUntil, after.ReplayResume, after.ReplayResend = d.Replay, &d.To, &d.Resume, d.Resend
-	after.AnchorOffset, after.AttemptOffset, after.Attempts = nil, nil, 0
+	after.Epoch = before.Epoch + 1
+	after.Run = before.Run + 1
+	after.Position = d.From
+	after.Replay = d.Replay
+	after.ReplayUntil = &d.To
+	after.ReplayResume = &d.Resume
+	after.ReplayResend = d.Resend
+	after.AnchorOffset = nil
+	after.AttemptOffset = nil
+	after.Attempts = 0
 	d.After = &after
 	return d, nil
 }

@@ -60,7 +60,8 @@ func (q *retirement) read(ctx context.Context, tx pgx.Tx) (*CursorChange, error)
 	// the database's clock writes it
 	after := *before
 	soon := time.Now()
-	after.Epoch, after.RetiredAt = before.Epoch+1, &soon
+	after.Epoch = before.Epoch + 1
+	after.RetiredAt = &soon
 	left, err := q.left(ctx, tx, nil, nil)
 	return &CursorChange{
 		Scope:     q.Scope,

@@ -291,7 +291,8 @@ func TestO4CallThatIsLeftOutOfItsBatch(t *testing.T) {
 	gate := r.gate()
 	sink := newBatching(gate.accept)
 	cfg := testConfig(sink)
-	cfg.Concurrency, cfg.Sealer = 3, opensGood{}
+	cfg.Concurrency = 3
+	cfg.Sealer = opensGood{}
 	var calls []outbox.Call
 	for _, id := range []string{"first", "bad", "third"} {
 		c := charge(id)

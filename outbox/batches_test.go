@@ -117,7 +117,8 @@ func TestCallsOfABatchDiffer(t *testing.T) {
 	sealed := charge("sealed")
 	sealed.Sealer = sealer{}
 	empty := charge("empty")
-	empty.Header, empty.Body = nil, nil
+	empty.Header = nil
+	empty.Body = nil
 	due := charge("due")
 	due.NotBefore = time.Now().Add(-time.Hour)
 	for name, calls := range map[string][]outbox.Call{

@@ -189,7 +189,8 @@ func freezeCall(call Call, from origin.Origin, inbound bool) (callRow, error) {
 		headers: headers, body: body, capture: call.Capture,
 	}
 	if inbound {
-		r.duplicateCheck, r.redo = checkNone, from.Redo
+		r.duplicateCheck = checkNone
+		r.redo = from.Redo
 		r.noted = from.Calls
 		if from.Redo {
 			r.duplicateCheck = checkByLog

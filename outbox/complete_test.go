@@ -86,7 +86,8 @@ func TestCompletion(t *testing.T) {
 				return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: "receipt"})
 			}
 			capture := charge("1")
-			capture.Capture, capture.OrderingKey = true, "k"
+			capture.Capture = true
+			capture.OrderingKey = "k"
 			behind := charge("2")
 			behind.OrderingKey = "k"
 			r.enqueue(capture, behind)

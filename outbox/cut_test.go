@@ -38,7 +38,8 @@ func TestUnknownCommits(t *testing.T) {
 			}
 			sink := newScripted(accept)
 			relayConfig := testConfig(sink)
-			relayConfig.LeaseTTL, relayConfig.Concurrency = 3*time.Second, 4
+			relayConfig.LeaseTTL = 3 * time.Second
+			relayConfig.Concurrency = 4
 			var x *running
 			r.through(pool, func() { x = r.start(relayConfig) })
 			r.states("delivered")

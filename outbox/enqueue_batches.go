@@ -145,7 +145,8 @@ func (b *newBatch) appendArgs(args []any) []any {
 		}),
 		array(b, func(c *callRow) (v pgtype.Int8, given bool) {
 			if c.duplicateCheck == checkByClaim {
-				v.Int64, v.Valid = callFingerprint(c), true
+				v.Int64 = callFingerprint(c)
+				v.Valid = true
 			}
 			return v, v.Valid
 		}),
@@ -153,7 +154,8 @@ func (b *newBatch) appendArgs(args []any) []any {
 		codec.Array(n, func(i int) pgtype.UUID { return codec.UUID(b.calls[i].key) }))
 	args = appendColumn(args, b, func(c *callRow) (v pgtype.UUID) {
 		if c.order != nil {
-			v.Bytes, v.Valid = *c.order, true
+			v.Bytes = *c.order
+			v.Valid = true
 		}
 		return v
 	})
@@ -171,7 +173,8 @@ func (b *newBatch) appendArgs(args []any) []any {
 	} {
 		args = appendColumn(args, b, func(c *callRow) (v pgtype.Text) {
 			if s := field(c); s != nil {
-				v.String, v.Valid = *s, true
+				v.String = *s
+				v.Valid = true
 			}
 			return v
 		})
@@ -188,7 +191,8 @@ func (b *newBatch) appendArgs(args []any) []any {
 	moment := func(at *time.Time) (v pgtype.Timestamptz) {
 		if at != nil {
 			// Postgres keeps microseconds. The same instant is the same value, in whatever zone.
-			v.Time, v.Valid = at.UTC().Round(0), true
+			v.Time = at.UTC().Round(0)
+			v.Valid = true
 		}
 		return v
 	}

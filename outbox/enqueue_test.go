@@ -84,8 +84,12 @@ func TestIdentityHoldsNoPayload(t *testing.T) {
 	t.Parallel()
 	a := charge("1")
 	b := charge("1")
-	b.Body, b.Target, b.Method, b.Header = []byte("other"), "/x", "PUT", nil
-	x, y := outbox.Identity(origin.Origin{Scope: "s"}, false, a), outbox.Identity(origin.Origin{Scope: "s"}, false, b)
+	b.Body = []byte("other")
+	b.Target = "/x"
+	b.Method = "PUT"
+	b.Header = nil
+	x := outbox.Identity(origin.Origin{Scope: "s"}, false, a)
+	y := outbox.Identity(origin.Origin{Scope: "s"}, false, b)
 	if x != y {
 		t.Errorf("%s and %s", x, y)
 	}

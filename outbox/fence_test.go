@@ -76,7 +76,8 @@ func TestSettlementAfterTakeOverIsFenced(t *testing.T) {
 				})
 				cfg := testConfig(sink)
 				// These are long so that the settlement is the first to meet the fence.
-				cfg.PollInterval, cfg.LeaseTTL = time.Minute, time.Minute
+				cfg.PollInterval = time.Minute
+				cfg.LeaseTTL = time.Minute
 				relay := r.relay(cfg)
 				r.enqueue(charge("1"))
 				x := r.run(relay)
@@ -104,7 +105,8 @@ func TestSettlementAfterTakeOverIsFenced(t *testing.T) {
 				again := newScripted(accept)
 				r.start(testConfig(again))
 				r.states("delivered")
-				a, b := sink.calls(), again.calls()
+				a := sink.calls()
+				b := again.calls()
 				if len(a) != 1 ||
 					len(b) != 1 ||
 					a[0].Key != b[0].Key ||

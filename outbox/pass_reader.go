@@ -260,7 +260,8 @@ func (r *passReader) loadCursor() error {
 func (r *passReader) moved(last int64, maybeCalledRows int) {
 	r.cursor.version++
 	r.versionSeen.Store(r.cursor.version)
-	r.cursor.last, r.cursor.maybeCalledRows = last, maybeCalledRows
+	r.cursor.last = last
+	r.cursor.maybeCalledRows = maybeCalledRows
 }
 
 // leave notes that the pass is left for now: at its end, or to be read anew from the cursor on.

@@ -544,7 +544,8 @@ func TestO2ChunkThatEndsWhileItsSinkIsHeld(t *testing.T) {
 	first := charge("0")
 	for i := range 12 { // of 1 MiB, of which a chunk has four
 		c := charge("0")
-		c.ID, c.Body = r.sameLane(first, fmt.Sprint(i)), make([]byte, outbox.MaxBody)
+		c.ID = r.sameLane(first, fmt.Sprint(i))
+		c.Body = make([]byte, outbox.MaxBody)
 		r.enqueue(c)
 	}
 	var made atomic.Int32

@@ -69,7 +69,8 @@ func TestO14TenantOverItsRateHoldsUpNoOther(t *testing.T) {
 	until(t, "the other tenant's call is sent", func() bool { return sentOf(sink, "other") == 1 })
 	t.Logf("the other tenant's call was sent %v after the relay began, beside %d calls", time.Since(began), many)
 	until(t, "the tenant's calls go on", func() bool { return sentOf(sink, "slow") >= 30 })
-	sent, most := sentOf(sink, "slow"), int(10*(time.Since(began).Seconds()+2))
+	sent := sentOf(sink, "slow")
+	most := int(10 * (time.Since(began).Seconds() + 2))
 	if sent > most {
 		t.Errorf("%d calls in %v: more than %d", sent, time.Since(began), most)
 	}
@@ -121,7 +122,8 @@ func TestO14EachTenant(t *testing.T) {
 		return one[int](r, `select count(*) from onlyonce.calls where tenant <> 'slow' and state <> 'delivered'`) == 0
 	})
 	until(t, "the tenant's calls go on", func() bool { return sentOf(sink, "slow") >= 30 })
-	sent, most := sentOf(sink, "slow"), int(10*(time.Since(began).Seconds()+2))
+	sent := sentOf(sink, "slow")
+	most := int(10 * (time.Since(began).Seconds() + 2))
 	if sent > most {
 		t.Errorf("%d calls in %v: more than %d", sent, time.Since(began), most)
 	}
@@ -176,7 +178,9 @@ func TestO14BucketOfEachTenant(t *testing.T) {
 		)
 	}
 	r.exec(`insert into onlyonce.rates (sink, calls_of, per_second) values ('s', 'tenants', 0.0001), ('s', 'tenant own', 100)`)
-	a, b, c := take("a", 5), take("a", 5), take("b", 5)
+	a := take("a", 5)
+	b := take("a", 5)
+	c := take("b", 5)
 	if a != 1 || b != 0 || c != 1 {
 		t.Errorf("took %d and %d of one tenant, and %d of another", a, b, c)
 	}
@@ -268,7 +272,8 @@ func TestO14PrefixOverItsRateHoldsUpNoOther(t *testing.T) {
 	until(t, "the other calls are sent", func() bool { return sentWith(sink, "account-18:") == 1 && sentWith(sink, "account-170") == 1 })
 	until(t, "the others are set aside", func() bool { return r.waitingFor("key account-17:") > 100 })
 	until(t, "they go on", func() bool { return sentWith(sink, "account-17:") >= 30 })
-	sent, most := sentWith(sink, "account-17:"), int(10*(time.Since(began).Seconds()+2))
+	sent := sentWith(sink, "account-17:")
+	most := int(10 * (time.Since(began).Seconds() + 2))
 	if sent > most {
 		t.Errorf("%d calls in %v: more than %d", sent, time.Since(began), most)
 	}
@@ -612,7 +617,8 @@ func TestO14Bucket(t *testing.T) {
 		)
 	}
 	r.exec(`insert into onlyonce.rates (sink, calls_of, per_second, permits) values ('s', 'tenant a', 0.001, 1)`)
-	a, b := take(5), take(5)
+	a := take(5)
+	b := take(5)
 	if a != 1 || b != 0 {
 		t.Errorf("took %d and %d of one permit", a, b)
 	}

@@ -155,7 +155,8 @@ func TestO13CompletionThatDoesNotOpen(t *testing.T) {
 		return send(ctx, d)
 	}
 	c := charge("1")
-	c.Sealer, c.Capture = s, true
+	c.Sealer = s
+	c.Capture = true
 	r.enqueue(c)
 	r.start(cfg)
 	until(t, "it waits for an operator", func() bool {

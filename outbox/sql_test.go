@@ -226,7 +226,8 @@ func TestOtherSessions(t *testing.T) {
 			})
 			sink.limits = outbox.Limits{KeyWindow: time.Hour, Timeout: time.Second}
 			bare := charge("no header")
-			bare.Header, bare.Body = nil, nil
+			bare.Header = nil
+			bare.Body = nil
 			other.enqueue(charge("1"), charge("reject"), bare)
 			other.start(testConfig(sink))
 			r.states("delivered", "waiting")

@@ -56,7 +56,9 @@ func TestStopWaitsForItsCallsOnly(t *testing.T) {
 	sink := newScripted(g.accept)
 	cfg := testConfig(sink)
 	// Both longer than the test waits.
-	cfg.Concurrency, cfg.DrainTimeout, cfg.LeaseTTL = 2, 10*time.Minute, 10*time.Minute
+	cfg.Concurrency = 2
+	cfg.DrainTimeout = 10 * time.Minute
+	cfg.LeaseTTL = 10 * time.Minute
 	first := charge("1")
 	calls := []outbox.Call{first}
 	for range 5 {

@@ -25,7 +25,8 @@ func (r *rig) handled(origin origin.Origin, calls ...outbox.Call) error {
 	return pgx.BeginFunc(context.Background(), r.pool, func(inner pgx.Tx) error {
 		tx := &handlerTx{Tx: inner, origin: &origin, marks: map[[16]byte]bool{}}
 		for _, c := range calls {
-			c.Scope, c.Tenant = "", ""
+			c.Scope = ""
+			c.Tenant = ""
 			if err := outbox.Enqueue(context.Background(), tx, c); err != nil {
 				return err
 			}
@@ -71,7 +72,8 @@ func TestO6WindowOfAPassThatADeadRelayLeft(t *testing.T) {
 	g := r.gate()
 	dying := newScripted(g.accept)
 	cfg := testConfig(dying)
-	cfg.PollInterval, cfg.LeaseTTL = time.Minute, time.Minute
+	cfg.PollInterval = time.Minute
+	cfg.LeaseTTL = time.Minute
 	r.enqueue(charge("1"))
 	x := r.start(cfg)
 	g.wait()

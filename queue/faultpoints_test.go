@@ -190,7 +190,8 @@ func TestQ1LostCommit(t *testing.T) {
 		if n := w.Cuts.Load(); n != 1 {
 			t.Errorf("%d connections were cut", n)
 		}
-		stored, kept := r.count("onlyonce.event_log"), r.count("onlyonce.parked")
+		stored := r.count("onlyonce.event_log")
+		kept := r.count("onlyonce.parked")
 		if stored != 2 || kept != 1 {
 			t.Errorf("%v: %d are stored and %d parked, want 2 and 1", how, stored, kept)
 		}

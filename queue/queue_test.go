@@ -596,7 +596,8 @@ func TestQ5SessionsEnd(t *testing.T) {
 	r.broker.Publish(message("a"))
 	r.until("a session works", func() bool { return r.broker.Left() == 0 })
 	stop()
-	b, n := e.begun.Load(), e.ended.Load()
+	b := e.begun.Load()
+	n := e.ended.Load()
 	if b != n {
 		t.Errorf("%d sessions began, and %d ended", b, n)
 	}

@@ -109,7 +109,8 @@ func TestN1NewPlaceGetsOneShard(t *testing.T) {
 	for i := range places {
 		place := fmt.Sprint("tenant ", i)
 		const here = `select count(*) from onlyonce.places where place = $1 and state = 'here'`
-		a, b := count(t, pools["a"], here, place), count(t, pools["b"], here, place)
+		a := count(t, pools["a"], here, place)
+		b := count(t, pools["b"], here, place)
 		if a+b > 1 {
 			t.Errorf("%s lives in both", place)
 		}

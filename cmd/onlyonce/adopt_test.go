@@ -459,7 +459,9 @@ func TestAdoptInterrupted(t *testing.T) {
 	silent, w := io.Pipe()
 	defer w.Close()
 	s := f.session
-	s.ctx, s.terminal, s.stdin = ctx, true, &reader{cancel, silent}
+	s.ctx = ctx
+	s.terminal = true
+	s.stdin = &reader{cancel, silent}
 	s.run(adoptArgs("-at", "20")...).want(t, statusFailed, "interrupted: nothing was changed")
 	f.untouched(before)
 }

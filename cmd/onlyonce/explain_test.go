@@ -270,7 +270,8 @@ func TestExplainCalls(t *testing.T) {
 	)
 	whole := s.run("explain", "a", "-scope", "stock", "-all").want(t, statusGood)
 	whole.without(t, "-all shows")
-	few, all := strings.Count(short.out, "  charge  "), strings.Count(whole.out, "  charge  ")
+	few := strings.Count(short.out, "  charge  ")
+	all := strings.Count(whole.out, "  charge  ")
 	if few != 1 ||
 		all != len(r.Calls) ||
 		r.Calls[0].Derived == nil {

@@ -20,7 +20,9 @@ import (
 // receives returns the receiver of an endpoint.
 func (f *fixture) receives(endpoint string, provider webhook.Provider, cfg webhook.Config) http.Handler {
 	f.t.Helper()
-	cfg.Name, cfg.Provider, cfg.Secrets = endpoint, provider, []string{hookSecret}
+	cfg.Name = endpoint
+	cfg.Provider = provider
+	cfg.Secrets = []string{hookSecret}
 	r, err := webhook.New(f.pool, cfg)
 	if err != nil {
 		f.t.Fatal(err)

@@ -69,7 +69,8 @@ func TestPasted(t *testing.T) {
 		if !strings.Contains(broken, "\\\n") {
 			t.Errorf("not broken: %s", broken)
 		}
-		got, whole := shellOutput(t, broken), shellOutput(t, command)
+		got := shellOutput(t, broken)
+		whole := shellOutput(t, command)
 		if got != whole {
 			t.Errorf("%q, want %q", got, whole)
 		}

@@ -61,7 +61,9 @@ func identity(t *testing.T, h Harness) {
 	want := h.Identity(t, topic)
 	m := memlog.Join(t, h.Source(t, groupOf(topic), rebalance, topic))
 	for i := range int32(3) {
-		want.Topic, want.Partition, want.Partitions = topic, i, 3
+		want.Topic = topic
+		want.Partition = i
+		want.Partitions = 3
 		x := m.Holds(topic, i)
 		if x.ID != want || x.ID.ClusterID == "" {
 			t.Errorf("identity is %+v, want %+v", x.ID, want)

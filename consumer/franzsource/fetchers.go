@@ -262,7 +262,8 @@ func mergeRequests(asks []*pendingFetch) *kmsg.FetchRequest {
 			i = len(req.Topics)
 			at[k] = i
 			rt := kmsg.NewFetchRequestTopic()
-			rt.Topic, rt.TopicID = t.Topic, t.TopicID
+			rt.Topic = t.Topic
+			rt.TopicID = t.TopicID
 			req.Topics = append(req.Topics, rt)
 		}
 		req.Topics[i].Partitions = append(req.Topics[i].Partitions, t.Partitions...)
@@ -293,7 +294,9 @@ func responsePart(resp *kmsg.FetchResponse, a *pendingFetch, shared bool) *kmsg.
 				p.RecordBatches = bytes.Clone(p.RecordBatches)
 			}
 			rt := kmsg.NewFetchResponseTopic()
-			rt.Topic, rt.TopicID, rt.Partitions = t.Topic, t.TopicID, []kmsg.FetchResponseTopicPartition{p}
+			rt.Topic = t.Topic
+			rt.TopicID = t.TopicID
+			rt.Partitions = []kmsg.FetchResponseTopicPartition{p}
 			out.Topics = []kmsg.FetchResponseTopic{rt}
 			return &out
 		}

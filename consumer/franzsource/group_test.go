@@ -142,7 +142,8 @@ func TestStaticMemberRestarts(t *testing.T) {
 		topic := kafkatest.Topic(t, brokers, 4, nil)
 		as := func(id string) franzsource.Config {
 			cfg := quick(brokers, topic)
-			cfg.SessionTimeout, cfg.InstanceID = 20*time.Second, id
+			cfg.SessionTimeout = 20 * time.Second
+			cfg.InstanceID = id
 			return cfg
 		}
 		for _, restarts := range []string{"a", "b"} { // one of them leads the group

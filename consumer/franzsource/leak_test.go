@@ -75,7 +75,9 @@ func TestCancelWhileTheGroupRebalances(t *testing.T) {
 	onBothInTurn(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 2, nil)
 		cfg := quick(brokers, topic)
-		cfg.SessionTimeout, cfg.RebalanceTimeout, cfg.HeartbeatInterval = 30*time.Second, 30*time.Second, 20*time.Second
+		cfg.SessionTimeout = 30 * time.Second
+		cfg.RebalanceTimeout = 30 * time.Second
+		cfg.HeartbeatInterval = 20 * time.Second
 		check := leaks(t)
 		deaf := memlog.NewMember(t) // it learns of a rebalance after 20 seconds
 		deaf.Start(franzsource.New(cfg))

@@ -133,9 +133,12 @@ func (p *partition) Commit(ctx context.Context, offset int64, metadata string) e
 func (p *partition) commit(ctx context.Context, as groupMember, offset int64, metadata string) error {
 	cfg := p.m.net.cfg
 	rp := kmsg.NewOffsetCommitRequestTopicPartition()
-	rp.Partition, rp.Offset, rp.Metadata = p.key.partition, offset, &metadata
+	rp.Partition = p.key.partition
+	rp.Offset = offset
+	rp.Metadata = &metadata
 	rt := kmsg.NewOffsetCommitRequestTopic()
-	rt.Topic, rt.Partitions = p.key.topic, append(rt.Partitions, rp)
+	rt.Topic = p.key.topic
+	rt.Partitions = append(rt.Partitions, rp)
 	req := kmsg.NewPtrOffsetCommitRequest()
 	req.Group, req.Generation, req.MemberID, req.InstanceID = cfg.GroupID, as.generation, as.member, cfg.instance()
 	req.Topics = append(req.Topics, rt)

@@ -40,10 +40,12 @@ func fetchError(code kafka.Error) func(kmsg.Request, *kmsg.FetchResponse) {
 	return func(r kmsg.Request, resp *kmsg.FetchResponse) {
 		for _, t := range r.(*kmsg.FetchRequest).Topics {
 			rt := kmsg.NewFetchResponseTopic()
-			rt.Topic, rt.TopicID = t.Topic, t.TopicID
+			rt.Topic = t.Topic
+			rt.TopicID = t.TopicID
 			for _, p := range t.Partitions {
 				rp := kmsg.NewFetchResponseTopicPartition()
-				rp.Partition, rp.ErrorCode = p.Partition, int16(code)
+				rp.Partition = p.Partition
+				rp.ErrorCode = int16(code)
 				rt.Partitions = append(rt.Partitions, rp)
 			}
 			resp.Topics = append(resp.Topics, rt)
@@ -136,7 +138,8 @@ func epochEnds(topic string, end int64) func(kmsg.Request, *kmsg.OffsetForLeader
 		rt := kmsg.NewOffsetForLeaderEpochResponseTopic()
 		rt.Topic = topic
 		rp := kmsg.NewOffsetForLeaderEpochResponseTopicPartition()
-		rp.LeaderEpoch, rp.EndOffset = r.(*kmsg.OffsetForLeaderEpochRequest).Topics[0].Partitions[0].LeaderEpoch, end
+		rp.LeaderEpoch = r.(*kmsg.OffsetForLeaderEpochRequest).Topics[0].Partitions[0].LeaderEpoch
+		rp.EndOffset = end
 		rt.Partitions = append(rt.Partitions, rp)
 		resp.Topics = append(resp.Topics, rt)
 	}
@@ -205,7 +208,8 @@ func TestCommitErrors(t *testing.T) {
 				rt.Topic = t.Topic
 				for _, p := range t.Partitions {
 					rp := kmsg.NewOffsetCommitResponseTopicPartition()
-					rp.Partition, rp.ErrorCode = p.Partition, int16(code)
+					rp.Partition = p.Partition
+					rp.ErrorCode = int16(code)
 					rt.Partitions = append(rt.Partitions, rp)
 				}
 				resp.Topics = append(resp.Topics, rt)

@@ -118,7 +118,8 @@ func TestCancelWhileTheGroupRebalancesAgain(t *testing.T) {
 	onBothInTurn(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 2, nil)
 		cfg := quick(brokers, topic)
-		cfg.SessionTimeout, cfg.RebalanceTimeout = 4*time.Minute, stuckFor
+		cfg.SessionTimeout = 4 * time.Minute
+		cfg.RebalanceTimeout = stuckFor
 		m := memlog.NewMember(t)
 		m.Start(kafkasource.New(cfg))
 		m.HoldsExactly(2)

@@ -315,7 +315,8 @@ func (p *partition) Fetch(ctx context.Context, from int64, most int) (source.Fet
 		f.Next = end
 	}
 	// The log has no open transactions: offsets are given out at COMMIT.
-	f.HighWatermark, f.LastStable = end, end
+	f.HighWatermark = end
+	f.LastStable = end
 	p.caughtUpAt.Store(-1)
 	if f.Next == end {
 		p.caughtUpAt.Store(end)

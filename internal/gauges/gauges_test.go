@@ -28,7 +28,8 @@ func TestPartitionsByState(t *testing.T) {
 	for i := range cursors {
 		cursors[i] = ops.Cursor{Scope: "s", Topic: "t", Partition: int32(i)}
 	}
-	cursors[3].Paused, cursors[4].RetiredAt = &why, &now
+	cursors[3].Paused = &why
+	cursors[4].RetiredAt = &now
 	owner := ops.Owner{Scope: "s", Partitions: []ops.OwnedPartition{{Topic: "t", Partition: 0}, {Topic: "t", Partition: 1, Halted: "gap"},
 		{Topic: "t", Partition: 2, WaitingFor: 3}, {Topic: "new", Partition: 0, Halted: "copies"}}}
 	silent := ops.Owner{Scope: "s", SeenAgeSeconds: 31, Partitions: []ops.OwnedPartition{{Topic: "t", Partition: 5, Lag: 7}}}

@@ -52,11 +52,12 @@ func TestSavepointUndoesItsOwnAndNothingElse(t *testing.T) {
 	if err := tx.Commit(5 * time.Second); err != nil {
 		t.Fatal(err)
 	}
-	all, kept := count(
+	all := count(
 		t,
 		other,
 		`select count(*) from effects`,
-	), count(t, other, `select count(*) from effects where v in ('before', 'kept', 'kept, behind the inner one', 'after')`)
+	)
+	kept := count(t, other, `select count(*) from effects where v in ('before', 'kept', 'kept, behind the inner one', 'after')`)
 	if all != 4 ||
 		kept != 4 {
 		t.Errorf("%d effects, %d of those that stay; want 4 of each", all, kept)

@@ -18,7 +18,8 @@ type until struct {
 
 // Set parses a duration, or "forever".
 func (u *until) Set(text string) (err error) {
-	u.of, u.forever = 0, text == "forever"
+	u.of = 0
+	u.forever = text == "forever"
 	if u.forever {
 		return nil
 	}
@@ -79,7 +80,8 @@ Example:
 		fields: horizonFields,
 		shown:  func(in *horizonInput) **ops.HorizonChange { return &in.Shown },
 		do: func(ctx context.Context, db ops.DB, by ops.By, in horizonInput) (*ops.HorizonChange, error) {
-			in.Horizon, in.Forever = in.Until.of, in.Until.forever
+			in.Horizon = in.Until.of
+			in.Forever = in.Until.forever
 			return ops.SetHorizon(ctx, db, by, in.HorizonInput)
 		},
 		would: func(in *horizonInput, d *ops.HorizonChange) (s Said) {
@@ -120,7 +122,8 @@ type retentionInput struct {
 
 func (in *retentionInput) input() ops.RetentionInput {
 	r := in.RetentionInput
-	r.Keep, r.Forever = in.How.of, in.How.forever
+	r.Keep = in.How.of
+	r.Forever = in.How.forever
 	return r
 }
 

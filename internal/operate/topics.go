@@ -171,7 +171,9 @@ func Processes(r *ops.StatusReport) (all []Process) {
 		for i := range o.Partitions {
 			sum.add(&o.Partitions[i], o.SeenAgeSeconds)
 		}
-		p.Lag, p.LastBatch, p.Halted = sum.Lag, sum.LastBatch, sum.Halted
+		p.Lag = sum.Lag
+		p.LastBatch = sum.LastBatch
+		p.Halted = sum.Halted
 		all = append(all, p)
 	}
 	return all

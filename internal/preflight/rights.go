@@ -57,7 +57,8 @@ func newRole(name string, rights map[string][]string, functions ...function) Rol
 	}
 	for table, all := range rights {
 		for _, right := range all {
-			r.tables, r.rights = append(r.tables, table), append(r.rights, right)
+			r.tables = append(r.tables, table)
+			r.rights = append(r.rights, right)
 		}
 	}
 	return r

@@ -103,7 +103,8 @@ func (r *Rotator) takeStep(ctx context.Context) (StepResult, error) {
 		if out.Action == Idle || out.Action == Waiting {
 			out.Why = "no slot is free: the oldest segment is still kept"
 		}
-		out.Action, out.Slot = Full, st.cur
+		out.Action = Full
+		out.Slot = st.cur
 	}
 	return out, nil
 }

@@ -85,7 +85,9 @@ func TestSteps(t *testing.T) {
 func TestAgeAndRetention(t *testing.T) {
 	r := newRig(t)
 	cfg := quick()
-	cfg.MaxBytes, cfg.MaxAge, cfg.Retention = 1<<30, time.Hour, time.Hour
+	cfg.MaxBytes = 1 << 30
+	cfg.MaxAge = time.Hour
+	cfg.Retention = time.Hour
 	x := r.rotator(cfg)
 	r.enqueue(r.pool, "payments")
 	r.never(x, ring.Announced)

@@ -126,7 +126,8 @@ func partitionsOf(r *ops.StatusReport, scope, topic string) []partition {
 				}})
 			}
 			if all[k].Owned == nil || all[k].Owned.Epoch < p.Epoch {
-				all[k].Owner, all[k].Owned = o, p
+				all[k].Owner = o
+				all[k].Owned = p
 			}
 		}
 	}

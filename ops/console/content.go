@@ -151,9 +151,15 @@ func listOf[F, T any](
 
 // showParts shows a page of parts.
 func (v *visit) showParts(section string, c *content, p page) error {
-	p.Section, p.Title, p.Data = section, cmp.Or(p.Title, c.Title), c
+	p.Section = section
+	p.Title = cmp.Or(p.Title, c.Title)
+	p.Data = c
 	c.Parts = slices.DeleteFunc(c.Parts, func(p part) bool {
-		p.ID, p.Title, p.Of, p.Folded, p.Half = "", "", "", false, false
+		p.ID = ""
+		p.Title = ""
+		p.Of = ""
+		p.Folded = false
+		p.Half = false
 		return reflect.ValueOf(p).IsZero()
 	})
 	v.show(p)

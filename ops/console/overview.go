@@ -119,7 +119,8 @@ func (v *visit) cards(s *status) []card {
 		Needs:  waiting > 0,
 	}
 	if !s.Parked.Counted {
-		parked.Values, parked.Sub = []cardValue{{Text: "over 2 s to count"}}, ""
+		parked.Values = []cardValue{{Text: "over 2 s to count"}}
+		parked.Sub = ""
 	}
 	if !s.OutboxCounted {
 		calls.Values = []cardValue{{Text: "over 2 s to count"}}
@@ -219,7 +220,8 @@ func (v *visit) fleet(path string) {
 			rows[i] = fleetRow{Database: d.Name, Server: d.Server, First: "does not answer", Bad: state.Err != nil}
 			switch {
 			case s != nil:
-				rows[i].Needs, rows[i].First = int64(len(s.Needs)), ""
+				rows[i].Needs = int64(len(s.Needs))
+				rows[i].First = ""
 				if len(s.Needs) > 0 {
 					rows[i].First = s.Needs[0].Text
 				}

@@ -45,7 +45,8 @@ func shownPayload(b []byte) payload {
 	var pretty bytes.Buffer
 	switch {
 	case !utf8.Valid(b):
-		p.Hex, p.Cut = true, len(b) > hexShown
+		p.Hex = true
+		p.Cut = len(b) > hexShown
 		p.Text = hex.Dump(b[:min(len(b), hexShown)])
 		return p
 	case len(b) <= bodyShown && json.Indent(&pretty, b, "", "  ") == nil: // keeps numbers as they are
@@ -281,7 +282,8 @@ func (v *visit) call() error {
 	}
 	headers := part{Title: "Headers", Pre: c.Headers, None: "None."}
 	if !reveal {
-		headers.Pre, headers.None = "", "Headers are hidden from you."
+		headers.Pre = ""
+		headers.None = "Headers are hidden from you."
 	}
 	shown := &content{
 		Title: "Call " + c.Name + " to " + c.Sink,

@@ -76,7 +76,8 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Name == "" {
 		l.Add("Name", "must not be empty: calls name the sink by it, in Call.Sink")
 	}
-	c.Brokers, c.Topics = slices.Clone(c.Brokers), slices.Clone(c.Topics)
+	c.Brokers = slices.Clone(c.Brokers)
+	c.Topics = slices.Clone(c.Topics)
 	if len(c.Brokers) == 0 {
 		l.Add("Brokers", "must not be empty: name at least one broker, as host:port")
 	}

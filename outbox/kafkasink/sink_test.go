@@ -230,7 +230,8 @@ func TestCodes(t *testing.T) {
 			rt := kmsg.NewProduceResponseTopic()
 			rp := kmsg.NewProduceResponseTopicPartition()
 			rp.ErrorCode, rp.ErrorMessage = int16(code), kmsg.StringPtr("secret payload")
-			rt.Topic, rt.Partitions = topic, append(rt.Partitions, rp)
+			rt.Topic = topic
+			rt.Partitions = append(rt.Partitions, rp)
 			resp.Topics = append(resp.Topics, rt)
 			return resp, nil, true
 		})

@@ -199,10 +199,14 @@ func (f *faults) corrupt(still func() bool) {
 		resp := req.ResponseKind().(*kmsg.FetchResponse)
 		for _, t := range req.(*kmsg.FetchRequest).Topics {
 			rt := kmsg.NewFetchResponseTopic()
-			rt.Topic, rt.TopicID = t.Topic, t.TopicID
+			rt.Topic = t.Topic
+			rt.TopicID = t.TopicID
 			for _, p := range t.Partitions {
 				rp := kmsg.NewFetchResponseTopicPartition()
-				rp.Partition, rp.HighWatermark, rp.LastStableOffset, rp.RecordBatches = p.Partition, 1000, 1000, batches
+				rp.Partition = p.Partition
+				rp.HighWatermark = 1000
+				rp.LastStableOffset = 1000
+				rp.RecordBatches = batches
 				rt.Partitions = append(rt.Partitions, rp)
 			}
 			resp.Topics = append(resp.Topics, rt)
@@ -273,10 +277,12 @@ func (f *faults) refuseCommits(code func(n int32) int16) *atomic.Int32 {
 		resp := req.ResponseKind().(*kmsg.OffsetCommitResponse)
 		for _, t := range req.(*kmsg.OffsetCommitRequest).Topics {
 			rt := kmsg.NewOffsetCommitResponseTopic()
-			rt.Topic, rt.TopicID = t.Topic, t.TopicID
+			rt.Topic = t.Topic
+			rt.TopicID = t.TopicID
 			for _, p := range t.Partitions {
 				rp := kmsg.NewOffsetCommitResponseTopicPartition()
-				rp.Partition, rp.ErrorCode = p.Partition, c
+				rp.Partition = p.Partition
+				rp.ErrorCode = c
 				rt.Partitions = append(rt.Partitions, rp)
 			}
 			resp.Topics = append(resp.Topics, rt)

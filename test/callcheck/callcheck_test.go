@@ -101,7 +101,8 @@ func TestJudge(t *testing.T) {
 			func(f *callcheck.Facts) { f.Sights["main5"].Refused = false },
 		},
 		{"I9 a call ended for no cause that the remote knows: 1 (main8 (reconcile window))", func(f *callcheck.Facts) {
-			f.Rows[8].State, f.Rows[8].Reason = "reconcile", "window"
+			f.Rows[8].State = "reconcile"
+			f.Rows[8].Reason = "window"
 		}},
 		{
 			"I9 a call ended for no cause that the remote knows: 1 (main8 (pending ))",
@@ -117,7 +118,8 @@ func TestJudge(t *testing.T) {
 			f.Sights["strict2"] = &callcheck.Sight{Keys: []string{"key of strict2"}, Prints: []string{"p"}, Requests: 1}
 		}},
 		{"O4 a call is not blocked behind a dead one of its ordering key: 1 (strict2 (delivered ))", func(f *callcheck.Facts) {
-			f.Rows[2].State, f.Rows[2].Reason = "delivered", ""
+			f.Rows[2].State = "delivered"
+			f.Rows[2].Reason = ""
 		}},
 		{"I13 calls are left to be sent or tried again: 1 (3)", func(f *callcheck.Facts) { f.Unsettled = 3 }},
 		{"I14: 1 (lease x is held)", func(f *callcheck.Facts) { f.Odd = []string{"I14 lease x is held"} }},

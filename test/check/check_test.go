@@ -104,7 +104,8 @@ func TestJudgeHistory(t *testing.T) {
 		{"inverted", func(_ *Facts, h *History) { h.Applied[1], h.Applied[2] = h.Applied[2], h.Applied[1] }, "I6"},
 		{"inverted across a parked one", func(_ *Facts, h *History) { h.Applied[1], h.Applied[3] = h.Applied[3], h.Applied[1] }, "I6"},
 		{"inverted by the producer", func(_ *Facts, h *History) {
-			h.Log[0].Offset, h.Log[1].Offset = 1, 0
+			h.Log[0].Offset = 1
+			h.Log[1].Offset = 0
 			h.Applied[1], h.Applied[2] = Effect{"b", "k", 2, 0, 0}, Effect{"a", "k", 1, 0, 1}
 		}, "P"},
 		{"no key", func(_ *Facts, h *History) { h.Claimed["d"] = false }, "I4"},

@@ -139,12 +139,16 @@ func (g *attemptScope) database(s attemptState, to emit[attemptState]) {
 	}
 	if !s.copied || g.waits && s.db != s.standby {
 		t := s
-		t.copied, t.standby = true, s.db
+		t.copied = true
+		t.standby = s.db
 		to(t, "the standby has replayed to here", 0, 0)
 	}
 	if s.copied && s.db != s.standby {
 		t := s
-		t.db, t.standby, t.promoted, t.late = s.standby, attemptDB{}, true, attemptMemo{}
+		t.db = s.standby
+		t.standby = attemptDB{}
+		t.promoted = true
+		t.late = attemptMemo{}
 		for k := range t.memos {
 			t.memos[k].inChunk = false // the cursor has moved back: OO008
 			if m := &t.memos[k]; m.left && g.awaits(&s, m) && !g.oldTimeline {
@@ -168,7 +172,8 @@ func (g *attemptScope) awaits(s *attemptState, m *attemptMemo) bool {
 func (s *attemptState) remember(m attemptMemo) bool {
 	for k := range s.memos {
 		if !s.memos[k].taken {
-			m.taken, m.left = true, true
+			m.taken = true
+			m.left = true
 			s.memos[k] = m
 			return true
 		}
@@ -234,7 +239,9 @@ func (g *attemptScope) memo(s attemptState, k int, to emit[attemptState]) {
 			to(t, "call %d is rejected", int(m.call), 0)
 		}
 		if s.fails < g.fails {
-			t.fails, t.refused, t.effect = s.fails+1, s.refused, s.effect
+			t.fails = s.fails + 1
+			t.refused = s.refused
+			t.effect = s.effect
 			t.memos[k].end = endFailed
 			to(t, "call %d fails", int(m.call), 0)
 			if !has(s.refused, m.call) {

@@ -132,7 +132,8 @@ func explore[S comparable](m model[S]) (r result) {
 	if found >= 0 {
 		r.trace = v.trace(m, found)
 	}
-	r.states, r.took = v.n, time.Since(begin)
+	r.states = v.n
+	r.took = time.Since(begin)
 	return r
 }
 

@@ -166,12 +166,15 @@ func (g *fenceScope) environment(s fenceState, to emit[fenceState]) {
 	}
 	if g.failover && !s.copied && s.db.position() > 0 {
 		t := s
-		t.standby, t.copied = s.db, true
+		t.standby = s.db
+		t.copied = true
 		to(t, "the standby has replayed to here", 0, 0)
 	}
 	if s.copied && !s.promoted {
 		t := s
-		t.db, t.promoted, t.standby = s.standby, true, fenceDB{}
+		t.db = s.standby
+		t.promoted = true
+		t.standby = fenceDB{}
 		for i := range t.members {
 			t.members[i].attempts = [fenceAttempts]fenceAttempt{}
 			switch t.members[i].stage {

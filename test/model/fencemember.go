@@ -86,7 +86,9 @@ func (g *fenceScope) raise(s fenceState, i int, to emit[fenceState]) {
 		to(t, "member %d: the epoch is another one, begins anew", i, 0)
 	default:
 		t.nonce++
-		t.db.epoch, t.db.nonce, t.db.generation = s.db.epoch+1, t.nonce, m.generation
+		t.db.epoch = s.db.epoch + 1
+		t.db.nonce = t.nonce
+		t.db.generation = m.generation
 		n.epoch, n.nonce, n.position, n.stage, n.seenEpoch = t.db.epoch, t.nonce, s.db.position(), memberOwner, 0
 		if g.raiseBeforeLock {
 			n.stage = memberRaised

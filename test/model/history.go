@@ -245,14 +245,18 @@ func (g *historyScope) pass(s historyState, to emit[historyState]) {
 		s.next <= g.ids {
 		t := s
 		if d.begun {
-			t.db.prev, t.memory = d.target, d.target
+			t.db.prev = d.target
+			t.memory = d.target
 		}
 		own := s.own
-		t.db.target, t.own = now, 0
+		t.db.target = now
+		t.own = 0
 		if own == 0 {
 			own = t.draw()
 		}
-		t.db.begun, t.db.half, t.flushed = true, false, false
+		t.db.begun = true
+		t.db.half = false
+		t.flushed = false
 		t.db.record(own)
 		to(t, "the relay begins a pass, target %d", int(now.xmax), 0)
 	}
@@ -265,16 +269,20 @@ func (g *historyScope) standby(s historyState, to emit[historyState]) {
 	}
 	if !g.dump && (!s.replayed || g.waitFor) && s.standby != s.db {
 		t := s
-		t.standby, t.replayed, t.flushed = s.db, true, true
+		t.standby = s.db
+		t.replayed = true
+		t.flushed = true
 		to(t, "the standby has replayed to here", 0, 0)
 	}
 	if !g.dump && !s.replayed {
 		return
 	}
 	t := s
-	t.promoted, t.own = true, 0
+	t.promoted = true
+	t.own = 0
 	if !g.dump {
-		t.db, t.standby = s.standby, historyDB{}
+		t.db = s.standby
+		t.standby = historyDB{}
 		t.next = t.db.highestRecord + 1
 	} else {
 		t.next = 1
@@ -314,7 +322,8 @@ func (g *historyScope) rebase(s historyState, to emit[historyState]) {
 		if g.faults.standWithID {
 			t.rebaseID = t.draw()
 		}
-		t.stand, t.rebase = t.now(), rebaseStands
+		t.stand = t.now()
+		t.rebase = rebaseStands
 		to(t, "rebase takes the snapshot that becomes the cursor", 0, 0)
 	case rebaseStands:
 		if t.rebaseID == 0 {
@@ -343,8 +352,15 @@ func (g *historyScope) rebase(s historyState, to emit[historyState]) {
 		t.rebase = rebaseRewritten
 		to(t, "rebase stamps the batches anew, with id %d", int(t.rebaseID), 0)
 	case rebaseRewritten:
-		t.db.prev, t.db.target, t.db.begun, t.db.half, t.db.otherCluster = t.stand, relaySnap{}, false, false, false
-		t.memory, t.stand, t.rebase, t.rebaseID = t.db.prev, relaySnap{}, rebaseDone, 0
+		t.db.prev = t.stand
+		t.db.target = relaySnap{}
+		t.db.begun = false
+		t.db.half = false
+		t.db.otherCluster = false
+		t.memory = t.db.prev
+		t.stand = relaySnap{}
+		t.rebase = rebaseDone
+		t.rebaseID = 0
 		to(t, "rebase: the cursor, COMMIT", 0, 0)
 	}
 }

@@ -96,7 +96,8 @@ var logBreaches = []string{"", "call DELETED that was not made", "another call i
 func logModel(g *logScope) model[logState] {
 	s := logState{draining: -1, announced: 1, prev: relaySnap{xmax: 1}, target: relaySnap{xmax: 1}}
 	for i := range s.writers {
-		s.writers[i].slot, s.writers[i].snapSlot = -1, -1
+		s.writers[i].slot = -1
+		s.writers[i].snapSlot = -1
 	}
 	return model[logState]{
 		init: s,
@@ -120,7 +121,8 @@ func (g *logScope) judge(s *logState) {
 			s.bad = logSkipped
 		}
 	}
-	a, b := &s.relays[0], &s.relays[1]
+	a := &s.relays[0]
+	b := &s.relays[1]
 	if a.owner < b.owner {
 		*a, *b = *b, *a
 	}
@@ -219,7 +221,8 @@ func (g *logScope) rotate(s logState, to emit[logState]) {
 	case logCloses:
 		s.closed |= bit(s.draining)
 		slot := s.draining
-		s.draining, s.rotator = -1, logDecides
+		s.draining = -1
+		s.rotator = logDecides
 		s.version++
 		to(s, "the rotator closes slot %d", int(slot), 0)
 		return
@@ -258,7 +261,8 @@ func (g *logScope) rotate(s logState, to emit[logState]) {
 			to(t, "the rotator retires slot %d", int(slot), 0)
 		}
 		if t := s; s.announced < g.announces && slot != s.current && !has(s.closed, slot) {
-			t.draining, t.current = s.current, slot
+			t.draining = s.current
+			t.current = slot
 			t.announced++
 			t.version++
 			to(t, "the rotator announces slot %d", int(slot), 0)

@@ -106,7 +106,8 @@ func parkModel(g *parkScope) model[parkState] {
 			}
 			if g.older && s.key && !s.forgotten && unsettled(s.rows[0]) && s.claimer(nil) == nil && !s.locked(0, -1) {
 				t := s
-				t.key, t.forgotten = false, true
+				t.key = false
+				t.forgotten = true
 				to(t, "the key of message 0 is forgotten", 0, 0)
 			}
 		},

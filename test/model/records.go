@@ -116,7 +116,10 @@ func (g *recordsScope) request(s recordsState, to emit[recordsState]) {
 	}
 	n := s.requests
 	s.requests++
-	s.there, s.looks, s.left, s.lookIn = true, true, recordKept, recordLook
+	s.there = true
+	s.looks = true
+	s.left = recordKept
+	s.lookIn = recordLook
 	s.calls[n].state = recordedInLog
 	for i := range n {
 		if s.calls[i].unsettled() && s.calls[i].state != recordedInLog {
@@ -202,7 +205,8 @@ func (g *recordsScope) decide(s recordsState, i int, to emit[recordsState]) {
 		redrive(true, "an operator has seen that call %d was not applied, and redrives it under a new key")
 		return
 	}
-	s.calls[i].state, s.calls[i].open = recordedSettled, false
+	s.calls[i].state = recordedSettled
+	s.calls[i].open = false
 	to(s, "an operator has seen that call %d was applied", i, 0)
 }
 
@@ -214,7 +218,8 @@ func (g *recordsScope) look(s recordsState, to emit[recordsState]) {
 	for i := range s.calls {
 		c := &s.calls[i]
 		if c.unsettled() && (c.state != recordedInLog || !g.faults.parkedOnly) {
-			s.left, s.lookIn = recordKept, recordLook
+			s.left = recordKept
+			s.lookIn = recordLook
 			to(s, "the purge looks: call %d is unsettled", i, 0)
 			return
 		}

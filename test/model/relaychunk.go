@@ -2,7 +2,8 @@ package main
 
 // before reports whether call x comes before y in a pass.
 func (g *relayScope) before(s *relayState, x, y int) bool {
-	a, b := s.of(g, x).xid, s.of(g, y).xid
+	a := s.of(g, x).xid
+	b := s.of(g, y).xid
 	if g.faults.byTransaction && a != b {
 		return a < b
 	}

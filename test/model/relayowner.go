@@ -210,7 +210,9 @@ func (s *relayState) chunkEnds(g *relayScope, i int) {
 // send sends a move.
 func (g *relayScope) send(t *relayState, i int, m relayMove) {
 	o := &t.owners[i]
-	m.sent, m.epoch, m.behind = true, o.epoch, o.behind
+	m.sent = true
+	m.epoch = o.epoch
+	m.behind = o.behind
 	if g.faults.targetNotStored {
 		m.target = t.now()
 	}

@@ -192,15 +192,18 @@ func (s *ringState) waits(g *ringScope, i, j int) bool {
 func (g *ringScope) normalize(s *ringState) {
 	for i := range g.claimers {
 		c := &s.claimers[i]
-		c.row.retired, c.row.version = 0, 0
+		c.row.retired = 0
+		c.row.version = 0
 		if !g.filters {
 			c.row.uses = [ringSlots]uint8{}
 		}
 		if c.stage >= claimDraining {
-			c.row.closed, c.row.uses = 0, [ringSlots]uint8{}
+			c.row.closed = 0
+			c.row.uses = [ringSlots]uint8{}
 		}
 		if c.stage == claimHandled {
-			c.row.current, c.row.draining = 0, 0
+			c.row.current = 0
+			c.row.draining = 0
 		}
 	}
 	if g.faults.unsorted {

@@ -41,7 +41,8 @@ func (g *ringScope) rotatorStep(s ringState, i int, to emit[ringState]) {
 		r.stage = rotatorStores
 		to(s, "rotator %d reads slot %d for its filter", i, int(r.slot))
 	case rotatorStores:
-		s.storedOf[r.slot], s.stored[r.slot] = r.use, r.keys
+		s.storedOf[r.slot] = r.use
+		s.stored[r.slot] = r.keys
 		r.stage = rotatorDecides
 		r.keys = 0
 		to(s, "rotator %d stores the filter of slot %d", i, int(r.slot))
@@ -207,7 +208,8 @@ func (g *ringScope) announce(s ringState, i int, to emit[ringState]) {
 		return
 	}
 	s.announced++
-	s.row.draining, s.row.current = s.row.current, slot
+	s.row.draining = s.row.current
+	s.row.current = slot
 	s.row.uses[slot] = s.announced
 	s.row.version++
 	r.version = s.row.version
@@ -236,9 +238,12 @@ func (g *ringScope) empty(s ringState, i int, to emit[ringState]) {
 	if s.row.current == slot || s.row.draining == slot || has(s.row.closed, slot) {
 		s.breach(ringInUse)
 	}
-	s.keys[slot], s.row.uses[slot] = 0, 0
+	s.keys[slot] = 0
+	s.row.uses[slot] = 0
 	s.row.retired &^= bit(slot)
 	s.row.version++
-	s.emptied, s.rowLock, r.stage = -1, 0, rotatorDecides
+	s.emptied = -1
+	s.rowLock = 0
+	r.stage = rotatorDecides
 	to(s, "rotator %d: slot %d is free, COMMIT", i, int(slot))
 }

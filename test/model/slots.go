@@ -227,7 +227,8 @@ func (s *slotState) verify(g *slotScope) {
 func (g *slotScope) environment(s slotState, to emit[slotState]) {
 	if g.failover && !s.copied && s.db.set() != 0 {
 		t := s
-		t.standby, t.copied = s.db, true
+		t.standby = s.db
+		t.copied = true
 		to(t, "the standby has replayed to here", 0, 0)
 	}
 	if s.copied && !s.promoted && s.db != s.standby {
@@ -251,7 +252,9 @@ func (g *slotScope) environment(s slotState, to emit[slotState]) {
 
 func (g *slotScope) promote(s slotState, to emit[slotState]) {
 	t := s
-	t.db, t.promoted, t.standby = s.standby, true, slotDB{}
+	t.db = s.standby
+	t.promoted = true
+	t.standby = slotDB{}
 	for i := range t.txs {
 		b := &t.txs[i]
 		if !b.open() {

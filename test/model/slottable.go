@@ -141,7 +141,11 @@ func slotTable() (all []entry) {
 		},
 		func(f *slotFaults) { f.noKey = true },
 	)
-	fault("C2/halves at once, predecessors not asked for (L1)", "ORDER", func(g *slotScope) { lost(g); g.keys[0], g.keys[1] = aab, aab },
+	fault("C2/halves at once, predecessors not asked for (L1)", "ORDER", func(g *slotScope) {
+		lost(g)
+		g.keys[0] = aab
+		g.keys[1] = aab
+	},
 		func(f *slotFaults) {
 			f.secondHalfFirst = true
 			f.noPredecessors = true

@@ -260,7 +260,8 @@ func (g *slotScope) loseAnswer(s slotState, i int, to emit[slotState]) {
 		*b = slotTx{}
 	}
 	if g.faults.secondHalfFirst {
-		w.unknown[slot], w.hands[slot] = 0, 0
+		w.unknown[slot] = 0
+		w.hands[slot] = 0
 		if half := messages & (messages - 1); half != 0 {
 			t.send(g, owner, slot, half, kindSlot)
 		}
@@ -294,7 +295,8 @@ func (s *slotState) send(g *slotScope, k, slot int, messages, kind uint8) bool {
 		b.after = g.predecessors(messages, uint8(k))
 	}
 	s.txs[free] = b
-	w.hands[slot], w.unknown[slot] = messages, 0
+	w.hands[slot] = messages
+	w.unknown[slot] = 0
 	return true
 }
 

@@ -150,7 +150,8 @@ func (g *windowScope) normalize(s *windowState) {
 			r.lost = false
 		}
 	}
-	a, b := &s.relays[0], &s.relays[1]
+	a := &s.relays[0]
+	b := &s.relays[1]
 	if a.owner < b.owner {
 		*a, *b = *b, *a
 	}
@@ -163,7 +164,8 @@ func (g *windowScope) database(s windowState, to emit[windowState]) {
 	}
 	t := s
 	if !s.copied {
-		t.copied, t.standby = true, s.db
+		t.copied = true
+		t.standby = s.db
 		for i := range t.relays {
 			t.relays[i].matches = !t.relays[i].behind
 		}
@@ -173,7 +175,9 @@ func (g *windowScope) database(s windowState, to emit[windowState]) {
 	if s.db == s.standby {
 		return
 	}
-	t.db, t.standby, t.promoted = s.standby, windowDB{}, true
+	t.db = s.standby
+	t.standby = windowDB{}
+	t.promoted = true
 	t.db.otherTimeline = true
 	for x := range t.db.parked {
 		t.db.parked[x].older = t.db.parked[x].state != callNotParked
@@ -310,7 +314,8 @@ func (g *windowScope) park(s *windowState, r *windowRelay, x uint8) {
 		called = true
 		p.number = 1
 	case tryUnderWay:
-		p.untried, p.number = true, 1
+		p.untried = true
+		p.number = 1
 		called = called || !g.faults.cutNotCalled
 	default:
 		p.untried = true
@@ -320,7 +325,8 @@ func (g *windowScope) park(s *windowState, r *windowRelay, x uint8) {
 	}
 	s.db.parked[x] = p
 	if r.rows[x] == tryUnderWay {
-		r.picks[x], r.numbers[x] = tryUnderWay, 1
+		r.picks[x] = tryUnderWay
+		r.numbers[x] = 1
 	}
 }
 
@@ -419,7 +425,8 @@ func (g *windowScope) picks(s windowState, i int, to emit[windowState]) {
 			g.returns(s, x, func(t *windowState) *uint8 { return &t.relays[i].picks[x] }, to)
 		default:
 			t := s
-			t.relays[i].picks[x], t.relays[i].numbers[x] = tryNone, 0
+			t.relays[i].picks[x] = tryNone
+			t.relays[i].numbers[x] = 0
 			if q := &t.db.parked[x]; s.db.owner != r.owner {
 				t.relays[i] = windowRelay{}
 			} else if q.state == callRetrying && (q.number == r.numbers[x] || g.faults.numberNotCompared) {

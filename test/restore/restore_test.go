@@ -388,7 +388,8 @@ func (d *drill) finds(lost map[string]int) {
 				fresh++
 			}
 		}
-		once, all := d.count(onceSQL, kind), d.count(allSQL, kind)
+		once := d.count(onceSQL, kind)
+		all := d.count(allSQL, kind)
 		if fresh != lost[kind] || once != endAt || all != endAt {
 			d.t.Errorf("%ss, repeated: %d were new, want %d; %d of %d effects are single, want %d",
 				kind, fresh, lost[kind], once, all, endAt)

@@ -27,7 +27,8 @@ func TestMeasure(t *testing.T) {
 	if got := *sizes["p"]; got != want {
 		t.Errorf("%v, want %v", got, want)
 	}
-	got, want := *sizes["p/internal/q"], (size{files: 1, lines: 3})
+	got := *sizes["p/internal/q"]
+	want = (size{files: 1, lines: 3})
 	if got != want {
 		t.Errorf("%v, want %v", got, want)
 	}

@@ -98,7 +98,9 @@ func (p *packages) parse(dir, name string, src []byte, s *size) error {
 		surface(f, s)
 	}
 	c := build.Default
-	c.GOOS, c.GOARCH, c.BuildTags = "linux", "amd64", nil
+	c.GOOS = "linux"
+	c.GOARCH = "amd64"
+	c.BuildTags = nil
 	c.OpenFile = func(string) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(src)), nil }
 	built, err := c.MatchFile(dir, path.Base(name))
 	if built {

@@ -34,7 +34,9 @@ func Configs(
 		req := kmsg.NewPtrDescribeConfigsRequest()
 		for _, t := range topics {
 			r := kmsg.NewDescribeConfigsRequestResource()
-			r.ResourceType, r.ResourceName, r.ConfigNames = kmsg.ConfigResourceTypeTopic, t, names
+			r.ResourceType = kmsg.ConfigResourceTypeTopic
+			r.ResourceName = t
+			r.ConfigNames = names
 			req.Resources = append(req.Resources, r)
 		}
 		resp, err := ask[*kmsg.DescribeConfigsResponse](ctx, c, nil, req)

@@ -92,8 +92,11 @@ func (l *Log) checkEpoch(ctx context.Context, from int64) error {
 	req.ReplicaID = -1
 	rt := kmsg.NewOffsetForLeaderEpochRequestTopic()
 	rp := kmsg.NewOffsetForLeaderEpochRequestTopicPartition()
-	rp.Partition, rp.CurrentLeaderEpoch, rp.LeaderEpoch = l.index, l.leader.Epoch, r.epoch
-	rt.Topic, rt.Partitions = l.topic, append(rt.Partitions, rp)
+	rp.Partition = l.index
+	rp.CurrentLeaderEpoch = l.leader.Epoch
+	rp.LeaderEpoch = r.epoch
+	rt.Topic = l.topic
+	rt.Partitions = append(rt.Partitions, rp)
 	req.Topics = append(req.Topics, rt)
 	resp, err := ask[*kmsg.OffsetForLeaderEpochResponse](ctx, l.cluster, &l.leader.Leader, req)
 	if err != nil {
@@ -227,11 +230,17 @@ func (l *Log) fetchRequest(from int64, most int) *kmsg.FetchRequest {
 	req.SessionEpoch = -1
 	rt := kmsg.NewFetchRequestTopic()
 	rp := kmsg.NewFetchRequestTopicPartition()
-	rp.Partition, rp.FetchOffset, rp.PartitionMaxBytes = l.index, from, int32(
+	rp.Partition = l.index
+	rp.FetchOffset = from
+	rp.PartitionMaxBytes = int32(
 		min(l.opts.MaxBytes, max(most, minRequestBytes)),
 	)
-	rp.CurrentLeaderEpoch, rp.LastFetchedEpoch, rp.LogStartOffset = l.leader.Epoch, -1, -1
-	rt.Topic, rt.TopicID, rt.Partitions = l.topic, l.identity.TopicID, append(rt.Partitions, rp)
+	rp.CurrentLeaderEpoch = l.leader.Epoch
+	rp.LastFetchedEpoch = -1
+	rp.LogStartOffset = -1
+	rt.Topic = l.topic
+	rt.TopicID = l.identity.TopicID
+	rt.Partitions = append(rt.Partitions, rp)
 	req.Topics = append(req.Topics, rt)
 	return req
 }

@@ -216,7 +216,8 @@ func (l *Log) Verify(ctx context.Context, at int64, epoch int32) error {
 		if err == nil {
 			l.lastRead = lastRead{next: at, epoch: epoch, checkedUnder: -1}
 			if epoch < 0 {
-				l.lastRead.epoch, l.lastRead.checkedUnder = l.leader.Epoch, l.leader.Epoch
+				l.lastRead.epoch = l.leader.Epoch
+				l.lastRead.checkedUnder = l.leader.Epoch
 			}
 			err = l.checkEpoch(ctx, at)
 		}
@@ -243,8 +244,12 @@ func (l *Log) listOffset(ctx context.Context, which int64) (int64, error) {
 	req.IsolationLevel = isolationCommitted
 	rt := kmsg.NewListOffsetsRequestTopic()
 	rp := kmsg.NewListOffsetsRequestTopicPartition()
-	rp.Partition, rp.CurrentLeaderEpoch, rp.Timestamp, rp.MaxNumOffsets = l.index, l.leader.Epoch, which, 1
-	rt.Topic, rt.Partitions = l.topic, append(rt.Partitions, rp)
+	rp.Partition = l.index
+	rp.CurrentLeaderEpoch = l.leader.Epoch
+	rp.Timestamp = which
+	rp.MaxNumOffsets = 1
+	rt.Topic = l.topic
+	rt.Partitions = append(rt.Partitions, rp)
 	req.Topics = append(req.Topics, rt)
 	resp, err := ask[*kmsg.ListOffsetsResponse](ctx, l.cluster, &l.leader.Leader, req)
 	if err != nil {

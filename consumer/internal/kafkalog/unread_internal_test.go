@@ -48,7 +48,9 @@ func (b *brokers) Ask(_ context.Context, req kmsg.Request) (kmsg.Response, error
 		p := kmsg.NewMetadataResponseTopicPartition()
 		p.LeaderEpoch = b.leader
 		topic := kmsg.NewMetadataResponseTopic()
-		topic.Topic, topic.TopicID, topic.Partitions = kmsg.StringPtr("t"), [16]byte{1}, append(topic.Partitions, p)
+		topic.Topic = kmsg.StringPtr("t")
+		topic.TopicID = [16]byte{1}
+		topic.Partitions = append(topic.Partitions, p)
 		resp := req.ResponseKind().(*kmsg.MetadataResponse)
 		resp.ClusterID = kmsg.StringPtr("c")
 		resp.Topics = append(resp.Topics, topic)
@@ -57,7 +59,8 @@ func (b *brokers) Ask(_ context.Context, req kmsg.Request) (kmsg.Response, error
 		c := kmsg.NewDescribeConfigsResponseResourceConfig()
 		c.Name, c.Value = retentionMs, kmsg.StringPtr("1000")
 		r := kmsg.NewDescribeConfigsResponseResource()
-		r.ResourceName, r.Configs = "t", append(r.Configs, c)
+		r.ResourceName = "t"
+		r.Configs = append(r.Configs, c)
 		resp := req.ResponseKind().(*kmsg.DescribeConfigsResponse)
 		resp.Resources = append(resp.Resources, r)
 		return resp, nil
@@ -81,7 +84,8 @@ func (b *brokers) AskLeader(_ context.Context, _ int32, req kmsg.Request) (kmsg.
 			b.checks = append(b.checks, asked.LeaderEpoch)
 		}
 		topic := kmsg.NewOffsetForLeaderEpochResponseTopic()
-		topic.Topic, topic.Partitions = "t", append(topic.Partitions, p)
+		topic.Topic = "t"
+		topic.Partitions = append(topic.Partitions, p)
 		resp := req.ResponseKind().(*kmsg.OffsetForLeaderEpochResponse)
 		resp.Topics = append(resp.Topics, topic)
 		return resp, nil
@@ -100,7 +104,8 @@ func (b *brokers) AskLeader(_ context.Context, _ int32, req kmsg.Request) (kmsg.
 			p.ErrorCode = kerr.FencedLeaderEpoch.Code
 		}
 		topic := kmsg.NewListOffsetsResponseTopic()
-		topic.Topic, topic.Partitions = "t", append(topic.Partitions, p)
+		topic.Topic = "t"
+		topic.Partitions = append(topic.Partitions, p)
 		resp := req.ResponseKind().(*kmsg.ListOffsetsResponse)
 		resp.Topics = append(resp.Topics, topic)
 		return resp, nil
@@ -119,7 +124,9 @@ func (b *brokers) AskLeader(_ context.Context, _ int32, req kmsg.Request) (kmsg.
 			}
 		}
 		topic := kmsg.NewFetchResponseTopic()
-		topic.Topic, topic.TopicID, topic.Partitions = "t", [16]byte{1}, append(topic.Partitions, p)
+		topic.Topic = "t"
+		topic.TopicID = [16]byte{1}
+		topic.Partitions = append(topic.Partitions, p)
 		resp := req.ResponseKind().(*kmsg.FetchResponse)
 		resp.Version = FetchByID
 		resp.Topics = append(resp.Topics, topic)

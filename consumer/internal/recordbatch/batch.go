@@ -89,7 +89,8 @@ func parseBatch(b []byte) (batch, error) {
 	case len(b) < headerSize:
 		return batch{}, fmt.Errorf("%w at offset %d: %d bytes long", ErrMalformed, base, len(b))
 	}
-	crc, want := crc32.Checksum(b[crcFrom:], castagnoli), binary.BigEndian.Uint32(b[crcAt:])
+	crc := crc32.Checksum(b[crcFrom:], castagnoli)
+	want := binary.BigEndian.Uint32(b[crcAt:])
 	if crc != want {
 		return batch{}, fmt.Errorf("%w at offset %d: its checksum is %08x, and should be %08x",
 			ErrMalformed, base, crc, want)

@@ -97,7 +97,8 @@ func (c *Contents) Read(most int) (Part, error) {
 	case c.failed != nil:
 		p.Next = p.Messages[len(p.Messages)-1].Offset + 1
 	}
-	p.More, p.Epoch = len(c.kept) > 0, -1
+	p.More = len(c.kept) > 0
+	p.Epoch = -1
 	for _, e := range c.epochs {
 		if e.from < p.Next {
 			p.Epoch = e.under

@@ -21,7 +21,8 @@ func parseOldMessage(b []byte, offset int64, magic int8) (batch, error) {
 	if len(b) < oldTimeAt || magic == 1 && len(b) < oldHeaderSize {
 		return batch{}, fmt.Errorf("%w at offset %d: a message of %d bytes", ErrMalformed, offset, len(b))
 	}
-	crc, want := crc32.ChecksumIEEE(b[magicAt:]), binary.BigEndian.Uint32(b[oldCRCAt:])
+	crc := crc32.ChecksumIEEE(b[magicAt:])
+	want := binary.BigEndian.Uint32(b[oldCRCAt:])
 	if crc != want {
 		return batch{}, fmt.Errorf("%w at offset %d: its checksum is %08x, and should be %08x",
 			ErrMalformed, offset, crc, want)

@@ -129,7 +129,9 @@ func (d *demo) Judge(ctx context.Context, took time.Duration) (command.Report, e
 		}
 	}
 	slices.Sort(unbalanced)
-	r.Missing, r.Doubled, r.Differing = len(missing), len(doubled), len(differ)
+	r.Missing = len(missing)
+	r.Doubled = len(doubled)
+	r.Differing = len(differ)
 	v := &r.verdict
 	v.Note("I1", "answered with success, and not there", missing)
 	v.Note("I2", "done more than once", doubled)

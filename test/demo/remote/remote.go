@@ -140,7 +140,8 @@ func (p *Payments) pay(path, key string, body []byte) (status int, said []byte) 
 			Answer:    fmt.Appendf(nil, `{"id":"pp_%s"}`, strings.ToLower(rand.Text())),
 		}
 		if path == "/payouts" && in.Amount == RefusedAmount {
-			done.Refused, done.Answer = true, []byte(`{"refused":"no funds"}`)
+			done.Refused = true
+			done.Answer = []byte(`{"refused":"no funds"}`)
 		}
 		p.paid[key] = done
 	}

@@ -56,7 +56,8 @@ func TestSecuredBrokers(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "-sasl") {
 				t.Errorf("with a wrong password: %v", err)
 			}
-			f.TLS, f.TLSCA = false, ""
+			f.TLS = false
+			f.TLSCA = ""
 			_, err = servers.Start(t.Context(), f, discard, discard)
 			if err == nil || !strings.Contains(err.Error(), "-tls") {
 				t.Errorf("without TLS: %v", err)
