@@ -333,7 +333,8 @@ func waits(t *testing.T, pool *pgxpool.Pool, c *claimer) {
 	t.Helper()
 	until(t, "the claim to wait", func() bool {
 		var waiting bool
-		err := pool.QueryRow(t.Context(), `select exists (select from pg_locks where pid = $1 and not granted)`, int32(c.conn.PgConn().PID())).Scan(&waiting)
+		err := pool.QueryRow(t.Context(), `select exists (select from pg_locks where pid = $1 and not granted)`,
+			int32(c.conn.PgConn().PID())).Scan(&waiting)
 		if err != nil { //nolint:gosec // a process id
 			t.Fatal(err)
 		}
