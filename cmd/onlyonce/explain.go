@@ -24,23 +24,26 @@ func explainCommand() command {
 		summary: "show what became of a message, webhook, call or request",
 		json:    []reflect.Type{reflect.TypeFor[ops.KeyReport](), reflect.TypeFor[ops.PositionReport]()},
 		help: `
-Tells what the database holds of one message, webhook, call or request: whether it was applied, its calls, its parked rows, and what
-a copy would be. It guesses nothing and changes nothing, and works on a standby too. -all shows the rest: in which segment and
-transaction the key was claimed, all calls of that transaction, how long keys are remembered, and the open points.
+Tells what the database holds of one message, webhook, call or request: whether it was applied, its
+calls, its parked rows, and what a copy would be. It guesses nothing and changes nothing, and works
+on a standby too. -all shows the rest: in which segment and transaction the key was claimed, all
+calls of that transaction, how long keys are remembered, and the open points.
 
-KEY is a message's id (with -topic where its ids count within their topic, and -replay for the claim in that replay), a webhook's id
-as its sender knows it (-scope webhook/ENDPOINT; -provider for a provider of your own of which nothing is stored yet), or a request's
-Idempotency-Key (-scope "http POST /v1/charges"). Without -scope it is looked for in the scopes of all consumers, endpoints and queues,
-among all requests, and among the events that were set aside. A UUID without -scope is a stored key, as other commands show it, or the
-idempotency key of a call; if nothing is stored under it, it is looked for as an id. A KEY that begins with a dash follows "--".
+KEY is a message's id (with -topic where its ids count within their topic, and -replay for the claim
+in that replay), a webhook's id as its sender knows it (-scope webhook/ENDPOINT; -provider for a
+provider of your own of which nothing is stored yet), or a request's Idempotency-Key (-scope "http
+POST /v1/charges"). Without -scope it is looked for in the scopes of all consumers, endpoints and
+queues, among all requests, and among the events that were set aside. A UUID without -scope is a
+stored key, as other commands show it, or the idempotency key of a call; if nothing is stored under
+it, it is looked for as an id. A KEY that begins with a dash follows "--".
 
 The first sentence says what became of it, and the last one is the next command, if there is anything to do.
 
-A key that is not there was never claimed, or was forgotten, or its claim has not committed. For each scope it says whether a copy
-that comes now would be applied, or found to be a duplicate.
+A key that is not there was never claimed, or was forgotten, or its claim has not committed. For
+each scope it says whether a copy that comes now would be applied, or found to be a duplicate.
 
-With -topic, -partition and -offset: whether each cursor has passed the offset, its batch, the parked rows of that position, and the
-event if the topic is a stream.
+With -topic, -partition and -offset: whether each cursor has passed the offset, its batch, the
+parked rows of that position, and the event if the topic is a stream.
 
 Examples:
   onlyonce explain order-118 -scope stock

@@ -24,13 +24,17 @@ func inboxStatusCommand() command {
 		args:    "[-postgres URL] [-json]",
 		summary: "show how claimed keys are stored, and for how long",
 		help: `
-Shows, from one snapshot of the database, the rings of claimed keys: consumer_keys (of messages that consumers claim, forgotten once every
-position has passed them), consumer_short_keys and consumer_long_keys (the same, of scopes whose class of horizon is short or long), and
-standard_keys, standard_short_keys and standard_long_keys (all others, forgotten by the database's clock): how long a key is remembered at
-least, the segments with their sizes, the filters of closed ones, and the cursors that hold back the retention of the first three most. It changes nothing and works on a standby too.
+Shows, from one snapshot of the database, the rings of claimed keys: consumer_keys (of messages that
+consumers claim, forgotten once every position has passed them), consumer_short_keys and
+consumer_long_keys (the same, of scopes whose class of horizon is short or long), and standard_keys,
+standard_short_keys and standard_long_keys (all others, forgotten by the database's clock): how long
+a key is remembered at least, the segments with their sizes, the filters of closed ones, and the
+cursors that hold back the retention of the first three most. It changes nothing and works on a
+standby too.
 
-BEHIND is how old what a cursor has passed for sure is; "unknown" pins retention until its owner has said how far it is: start its consumer, or
-take the cursor out of use with "onlyonce cursor retire". "ahead by" says that the database's clock went back: see "onlyonce doctor".`,
+BEHIND is how old what a cursor has passed for sure is; "unknown" pins retention until its owner has
+said how far it is: start its consumer, or take the cursor out of use with "onlyonce cursor retire".
+"ahead by" says that the database's clock went back: see "onlyonce doctor".`,
 	}, "reading the inbox", func(*flag.FlagSet) reading[reports.InboxReport] {
 		return reading[reports.InboxReport]{
 			read: func(ctx context.Context, _ *app, db ops.DB) (*reports.InboxReport, error) {
@@ -108,12 +112,14 @@ func inboxPlanCommand() command {
 		json:    []reflect.Type{reflect.TypeFor[reports.KeyPlan]()},
 		lines:   true,
 		help: `
-Works out what a ring of keys takes at a rate of new keys and a horizon: tables, disk, memory of each consumer for filters, how often it goes on in
-another segment. It asks no database and changes nothing. -rate is in keys a second, minute, hour or day (1000/s, 1e7/d), -horizon is
-a duration (7d, 36h). Give both for each class of horizon that is used; with several, their sum is shown too.
+Works out what a ring of keys takes at a rate of new keys and a horizon: tables, disk, memory of
+each consumer for filters, how often it goes on in another segment. It asks no database and changes
+nothing. -rate is in keys a second, minute, hour or day (1000/s, 1e7/d), -horizon is a duration (7d,
+36h). Give both for each class of horizon that is used; with several, their sum is shown too.
 
-The horizon has to be longer than any copy of a message may come after the first: the longest time that a producer, a mirror or an outbox
-relay goes on trying, or a sender of webhooks, for example 72h for GitHub. See "onlyonce inbox horizon" and "onlyonce inbox class".
+The horizon has to be longer than any copy of a message may come after the first: the longest time
+that a producer, a mirror or an outbox relay goes on trying, or a sender of webhooks, for example
+72h for GitHub. See "onlyonce inbox horizon" and "onlyonce inbox class".
 
 Examples:
   onlyonce inbox plan -rate 100/s -horizon 7d

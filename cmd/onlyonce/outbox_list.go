@@ -17,8 +17,9 @@ func outboxShowCommand() command {
 		operand: true,
 		summary: "show one call whole, sent or not",
 		help: `
-Shows what the log of the outbox has of the call with the idempotency key KEY, but its body, which may be private: -body adds that. A call that was
-sent stays in the log until its segment is emptied. It ends with the commands for this call. It changes nothing.
+Shows what the log of the outbox has of the call with the idempotency key KEY, but its body, which
+may be private: -body adds that. A call that was sent stays in the log until its segment is emptied.
+It ends with the commands for this call. It changes nothing.
 
 Example:
   onlyonce outbox show 6a1f0b52-93c1-8d0e-a3b4-0f1e2d3c4b5a`,

@@ -22,28 +22,33 @@ func planConnectionsCommand() command {
 		summary: "work out how many connections a database needs",
 		json:    []reflect.Type{reflect.TypeFor[reports.ConnectionPlan]()},
 		help: `
-Works out from what runs against one database how many connections each process needs, so that no transaction waits for one: set that as
-pool_max_conns in the address of its database. A process never has more, but for those beside the pool. With fewer nothing is lost: transactions
-wait for each other. Then it compares the sum with what the server accepts: max_connections without what is reserved, and the limit of
-the database. It asks the database for these unless -max-connections is given, and changes nothing.
+Works out from what runs against one database how many connections each process needs, so that no
+transaction waits for one: set that as pool_max_conns in the address of its database. A process
+never has more, but for those beside the pool. With fewer nothing is lost: transactions wait for
+each other. Then it compares the sum with what the server accepts: max_connections without what is
+reserved, and the limit of the database. It asks the database for these unless -max-connections is
+given, and changes nothing.
 
-Give how many processes run at once, with those of a rolling update that start before old ones end. A part without processes is left out.
+Give how many processes run at once, with those of a rolling update that start before old ones end.
+A part without processes is left out.
 
--consumers: processes of consumers, of a webhook endpoint or of a queue. -partitions are those of all topics that they consume (an endpoint or
-a queue has 16 unless its Config.Partitions says otherwise), and -concurrency is Config.Concurrency. If one process is down, the others have its partitions.
-Handlers must take no connections of the same pool.
--servers: processes of the HTTP layer or of a webhook endpoint's handler. -requests are those that one of them works on at once, and -operations
-is OperationsConfig.Partitions, all of which one process may run. If a server and a consumer share a pool, add up both.
--relays: processes of "onlyonce-relay". Each serves all -sinks.
+-consumers: processes of consumers, of a webhook endpoint or of a queue. -partitions are those of
+all topics that they consume (an endpoint or a queue has 16 unless its Config.Partitions says
+otherwise), and -concurrency is Config.Concurrency. If one process is down, the others have its
+partitions. Handlers must take no connections of the same pool. -servers: processes of the HTTP
+layer or of a webhook endpoint's handler. -requests are those that one of them works on at once, and
+-operations is OperationsConfig.Partitions, all of which one process may run. If a server and a
+consumer share a pool, add up both. -relays: processes of "onlyonce-relay". Each serves all -sinks.
 -other: all other programs on this server, for example the application's own pools and backups.
--pooler: the most connections that a pooler in transaction mode makes to this database (PgBouncer: default_pool_size). Programs then wait for the pooler, and the
-server sees only its connections.
+-pooler: the most connections that a pooler in transaction mode makes to this database (PgBouncer:
+default_pool_size). Programs then wait for the pooler, and the server sees only its connections.
 
 Status 1 if the pooler or the server has too few.
 
 Examples:
   onlyonce plan connections -consumers 3 -partitions 24 -relays 2 -sinks 2 -exporters 1 -consoles 1
-  onlyonce plan connections -consumers 6 -partitions 48 -concurrency 4 -servers 4 -requests 20 -pooler 300 -max-connections 400`,
+  onlyonce plan connections -consumers 6 -partitions 48 -concurrency 4 -servers 4 -requests 20
+      -pooler 300 -max-connections 400`,
 		setup: setUpPlanConnections,
 	}
 }

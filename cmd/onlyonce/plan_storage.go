@@ -23,15 +23,17 @@ func planStorageCommand() command {
 		json:    []reflect.Type{reflect.TypeFor[reports.StoragePlan]()},
 		lines:   true,
 		help: `
-Works out what the tables of onlyonce take on disk once rows are deleted as fast as they come: rate, size and retention of each kind that a
-program has. It asks no database and changes nothing. Give the rates of those that you have, in a second, minute, hour or day (20/s, 1e6/d).
+Works out what the tables of onlyonce take on disk once rows are deleted as fast as they come: rate,
+size and retention of each kind that a program has. It asks no database and changes nothing. Give
+the rates of those that you have, in a second, minute, hour or day (20/s, 1e6/d).
 
-KIND is:
-` + storageHelp() + `
--KIND-bytes is the size of what your program stores in one. -KIND-keep is how long rows are kept: for ids the horizon (with several classes, call
-it for each; "onlyonce inbox plan" has the memory too), for calls and captured RelayConfig.Retention, for events SourceConfig.Retention, for parked
-"onlyonce retention", for requests Config.TTL. A call that captures its answer counts for calls and for captured. Indexes are counted, and
-tables that are emptied as a whole. Not counted: WAL, backups, your own tables, and what a vacuum that is held up leaves.
+KIND is: ` + storageHelp() + ` -KIND-bytes is the size of what your program stores in one.
+-KIND-keep is how long rows are kept: for ids the horizon (with several classes, call it for each;
+"onlyonce inbox plan" has the memory too), for calls and captured RelayConfig.Retention, for events
+SourceConfig.Retention, for parked "onlyonce retention", for requests Config.TTL. A call that
+captures its answer counts for calls and for captured. Indexes are counted, and tables that are
+emptied as a whole. Not counted: WAL, backups, your own tables, and what a vacuum that is held up
+leaves.
 
 Examples:
   onlyonce plan storage -ids 1e6/d -calls 1e6/d -captured 1e6/d

@@ -30,14 +30,15 @@ func uiCommand() command {
 			"[-broker-login FILE]]",
 		summary: "open the console in a browser, until it is stopped",
 		help: `
-Serves the console on a loopback address until SIGTERM or SIGINT, and prints an address with a token that lets in the first browser
-that opens it, and no other. The console shows what is parked, halted and under way. It is read-only unless -operate is given; then it
-also redrives, discards, pauses, resumes, adopts, replays and resolves, each time with a dry run, a reason and an audit row.
+Serves the console on a loopback address until SIGTERM or SIGINT, and prints an address with a token
+that lets in the first browser that opens it, and no other. The console shows what is parked, halted
+and under way. It is read-only unless -operate is given; then it also redrives, discards, pauses,
+resumes, adopts, replays and resolves, each time with a dry run, a reason and an audit row.
 
 A replay by time asks Kafka's brokers, which -brokers names; -broker-login is as for "onlyonce doctor".
 
-Payloads are hidden unless -bodies is given. The role of the connection decides in the end: a member of onlyonce_viewer can change
-nothing (docs/roles.sql).
+Payloads are hidden unless -bodies is given. The role of the connection decides in the end: a member
+of onlyonce_viewer can change nothing (docs/roles.sql).
 
 To give a team the console, mount package ops/console in a service of yours, with your own login.
 

@@ -15,9 +15,10 @@ func pauseCursor() *Decision {
 			Name:    "cursor pause",
 			Summary: "pause a partition, a whole topic, or a whole scope",
 			Help: `
-Pauses a partition, without -partition the whole topic, or with -scope alone the whole scope, until it is resumed, also across
-restarts. The owner finishes its current batch within two seconds and keeps the partition. Nothing is lost: Kafka keeps collecting.
-Parked messages are not tried meanwhile. "onlyonce cursor show" shows the pauses.
+Pauses a partition, without -partition the whole topic, or with -scope alone the whole scope, until
+it is resumed, also across restarts. The owner finishes its current batch within two seconds and
+keeps the partition. Nothing is lost: Kafka keeps collecting. Parked messages are not tried
+meanwhile. "onlyonce cursor show" shows the pauses.
 
 If it is paused already, nothing is written, and the status is 0.
 
@@ -69,8 +70,9 @@ func resumeCursor() *Decision {
 			Name:    "cursor resume",
 			Summary: "end a pause",
 			Help: `
-Ends a pause that was made with the same -scope, -topic and -partition. A pause of a whole scope or topic holds every partition of it
-until it is ended itself; pauses of single partitions outlast it. Work continues within two seconds.
+Ends a pause that was made with the same -scope, -topic and -partition. A pause of a whole scope or
+topic holds every partition of it until it is ended itself; pauses of single partitions outlast it.
+Work continues within two seconds.
 
 If it is not paused, nothing is written, and the status is 0.
 
@@ -102,14 +104,16 @@ func retire() *Decision {
 			Name:    "cursor retire",
 			Summary: "take a cursor out of use, or those of a topic or scope",
 			Help: `
-Takes a cursor out of use: of a topic that is gone, or of a consumer that will not come back. Without -partition it does that with
-each cursor in use of the topic, and with -scope alone of the scope. In one transaction the owners are fenced out, the cursors are
-marked, and an audit row says who did it and why.
+Takes a cursor out of use: of a topic that is gone, or of a consumer that will not come back.
+Without -partition it does that with each cursor in use of the topic, and with -scope alone of the
+scope. In one transaction the owners are fenced out, the cursors are marked, and an audit row says
+who did it and why.
 
-No consumer works on a retired cursor: one that gets its partition halts, with reason "retired". No message at or behind its
-position is handled, and its parked messages are not tried again. The cursor holds back retention for one horizon more, because it
-may be moved with its keys or brought back, and then no longer. The row stays, so that the partition is not started over by
-mistake: "onlyonce cursor adopt -at OFFSET" brings it back.
+No consumer works on a retired cursor: one that gets its partition halts, with reason "retired". No
+message at or behind its position is handled, and its parked messages are not tried again. The
+cursor holds back retention for one horizon more, because it may be moved with its keys or brought
+back, and then no longer. The row stays, so that the partition is not started over by mistake:
+"onlyonce cursor adopt -at OFFSET" brings it back.
 
 Example:
   onlyonce cursor retire -scope stock -topic orders-2023 -reason "topic deleted, OPS-12"`,
@@ -257,33 +261,40 @@ func adopt() *Decision {
 			Name:    "cursor adopt",
 			Summary: "resolve a halt: set a position, a group, or move it here",
 			Help: `
-Resolves a halt, in one transaction: the owner of the cursor is fenced out, the cursor is changed, and an audit row says who did it
-and why. A consumer that is halted looks again every few seconds and continues by itself. "onlyonce status" prints the command for
-each halt.
+Resolves a halt, in one transaction: the owner of the cursor is fenced out, the cursor is changed,
+and an audit row says who did it and why. A consumer that is halted looks again every few seconds
+and continues by itself. "onlyonce status" prints the command for each halt.
 
-With -at the position is set (halts "new-topic", "foreign-cluster", "truncated", "gap", "history-lost"): OFFSET is the next that will
-be handled, in whichever topic of that name the next owner finds, and attempts begin anew. Offsets between the old position and a
-higher OFFSET are never handled. With a lower one they are handled again: messages with a key that is still kept are found to be
-duplicates, others are applied twice ("onlyonce replay" handles messages again). If there is no cursor -at makes one. It brings a
-retired cursor back, and it ends a replay.
+With -at the position is set (halts "new-topic", "foreign-cluster", "truncated", "gap",
+"history-lost"): OFFSET is the next that will be handled, in whichever topic of that name the next
+owner finds, and attempts begin anew. Offsets between the old position and a higher OFFSET are never
+handled. With a lower one they are handled again: messages with a key that is still kept are found
+to be duplicates, others are applied twice ("onlyonce replay" handles messages again). If there is
+no cursor -at makes one. It brings a retired cursor back, and it ends a replay.
 
-With -halted and without -partition all partitions of the topic that are halted for REASON are adopted, in one transaction. There -at
-can also be "first" or "last", where the log of each begins or ends by its owner's last report, or "position", where each of them is.
+With -halted and without -partition all partitions of the topic that are halted for REASON are
+adopted, in one transaction. There -at can also be "first" or "last", where the log of each begins
+or ends by its owner's last report, or "position", where each of them is.
 
-Two services with one scope are a mistake: change Config.Scope of one of them. If a group was renamed, stop the old one, and then
-give -group; a cursor that the old group has not released is not handed over, unless -old-group-stopped says that its processes died.
+Two services with one scope are a mistake: change Config.Scope of one of them. If a group was
+renamed, stop the old one, and then give -group; a cursor that the old group has not released is not
+handed over, unless -old-group-stopped says that its processes died.
 
-Without -at only the group changes (halt "foreign-group"): the next owner stamps its own, or the one that -group names. The position
-stays, and so does everything that proves that the log is the same. With -group and without -partition all partitions of the topic
-that are in use are handed over, in one transaction.
+Without -at only the group changes (halt "foreign-group"): the next owner stamps its own, or the one
+that -group names. The position stays, and so does everything that proves that the log is the same.
+With -group and without -partition all partitions of the topic that are in use are handed over, in
+one transaction.
 
-With -from a partition moves here from another database (a shard; docs/scaling.md has the whole procedure). Its cursor there must be
-retired, for less than keys are remembered there (else -late says that no copies can come any more), not paused, and without parked
-messages that are not settled. Position, group, cluster and topic are taken from it, and every key of its scope's ring is claimed
-here too, so that copies of messages that were applied there are found; all in one transaction. It can take as long as the keys need:
-a million in seconds, or in a minute if the server is busy. -standard-keys brings those of standard_keys too, for handlers that claim
-keys themselves (dedupe.Claim): only if such ids mean the same in both databases, because an order 17 of each would be taken for one.
-The login needs the rights of a consumer here besides those of an operator.
+With -from a partition moves here from another database (a shard; docs/scaling.md has the whole
+procedure). Its cursor there must be retired, for less than keys are remembered there (else -late
+says that no copies can come any more), not paused, and without parked messages that are not
+settled. Position, group, cluster and topic are taken from it, and every key of its scope's ring is
+claimed here too, so that copies of messages that were applied there are found; all in one
+transaction. It can take as long as the keys need: a million in seconds, or in a minute if the
+server is busy. -standard-keys brings those of standard_keys too, for handlers that claim keys
+themselves (dedupe.Claim): only if such ids mean the same in both databases, because an order 17 of
+each would be taken for one. The login needs the rights of a consumer here besides those of an
+operator.
 
 If the last owner's group still runs, it may be the next owner: stop it first, or give -group.
 

@@ -62,15 +62,18 @@ func horizon() *Decision {
 			Name:    "inbox horizon",
 			Summary: "set how long claimed keys are remembered at least",
 			Help: `
-Sets how long a claimed key is remembered at least, behind the closing of its segment: of consumer_keys, consumer_short_keys and
-consumer_long_keys (Kafka's messages, by the class of their scope) in the time of the log, so that no key is forgotten while a
-consumer is down or behind; of standard_keys, standard_short_keys and standard_long_keys (all other keys, by the class of their scope:
-webhooks, dedupe.Claim, onlyonce.claim, calls that are enqueued outside of a consumer) by the database's clock. Answers to HTTP requests are in no ring: they live by Route.TTL. With "forever" no key is
-forgotten, and no segment rotated.
+Sets how long a claimed key is remembered at least, behind the closing of its segment: of
+consumer_keys, consumer_short_keys and consumer_long_keys (Kafka's messages, by the class of their
+scope) in the time of the log, so that no key is forgotten while a consumer is down or behind; of
+standard_keys, standard_short_keys and standard_long_keys (all other keys, by the class of their
+scope: webhooks, dedupe.Claim, onlyonce.claim, calls that are enqueued outside of a consumer) by the
+database's clock. Answers to HTTP requests are in no ring: they live by Route.TTL. With "forever" no
+key is forgotten, and no segment rotated.
 
-A copy that arrives later than that is a new message, and is applied again. So the horizon must be longer than the longest time for
-which a producer, a mirror or an outbox relay retries, and than what webhook providers do. A shorter one takes effect when a rotator
-next looks, and what was forgotten does not come back.
+A copy that arrives later than that is a new message, and is applied again. So the horizon must be
+longer than the longest time for which a producer, a mirror or an outbox relay retries, and than
+what webhook providers do. A shorter one takes effect when a rotator next looks, and what was
+forgotten does not come back.
 
 Example:
   onlyonce inbox horizon -ring consumer_keys -horizon 7d -reason "producers give up after 2 days, OPS-12"`,
@@ -143,17 +146,18 @@ func retention() *Decision {
 			Name:    "retention",
 			Summary: "set how long rows that nothing needs are kept",
 			Help: `
-Sets for how long rows are kept that nothing needs any more. Processes whose role has the rights of onlyonce_rotator delete them within
-minutes after that, in portions. -of is:
+Sets for how long rows are kept that nothing needs any more. Processes whose role has the rights of
+onlyonce_rotator delete them within minutes after that, in portions. -of is:
 
-  parked           messages and events that were parked and are settled (30d in a new database). Settled calls go by their sink's
-                   Retention, which is the relay's.
-  bodies           what settled rows hold: body, headers, error, and a remote's answer. "forever" keeps it as long as the row, as in a
-                   new database; 0 erases it when a row is settled. Rows that are settled already keep
-                   theirs: see "onlyonce parked erase".
+  parked           messages and events that were parked and are settled (30d in a new database).
+                   Settled calls go by their sink's Retention, which is the relay's.
+  bodies           what settled rows hold: body, headers, error, and a remote's answer. "forever"
+                   keeps it as long as the row, as in a new database; 0 erases it when a row is
+                   settled. Rows that are settled already keep theirs: see "onlyonce parked erase".
   audit            audit rows (400d)
-  webhook_objects  the newest version of each object, if handlers compare events by webhook.InOrder (180d). An object is kept for
-                   longer while an older event may still be handled. At least 30d, and twice the longest horizon of an endpoint.
+  webhook_objects  the newest version of each object, if handlers compare events by webhook.InOrder
+                   (180d). An object is kept for longer while an older event may still be handled.
+                   At least 30d, and twice the longest horizon of an endpoint.
 
 A copy of a message whose row is gone is a duplicate for as long as its key is remembered ("onlyonce inbox horizon").
 
@@ -196,21 +200,23 @@ func class() *Decision {
 			Name:    "inbox class",
 			Summary: "change a scope's class of horizon, and so its ring of keys",
 			Help: `
-Changes the class of horizon of a consumer's scope: the ring in which its keys are claimed (consumer_short_keys, consumer_keys or
-consumer_long_keys), and so how long they are remembered ("onlyonce inbox horizon" sets that for a ring). In one transaction the
-owners of its cursors are fenced out, the scope's row is changed, and an audit row says who did it and why. They continue within
-seconds.
+Changes the class of horizon of a consumer's scope: the ring in which its keys are claimed
+(consumer_short_keys, consumer_keys or consumer_long_keys), and so how long they are remembered
+("onlyonce inbox horizon" sets that for a ring). In one transaction the owners of its cursors are
+fenced out, the scope's row is changed, and an audit row says who did it and why. They continue
+within seconds.
 
-Keys that were claimed before stay in the earlier ring, for as long as it remembers them. Until it has forgotten the last of them, the
-scope's keys are claimed in both rings, and its consumers may run with either class in Config.Horizon: deploy the new one meanwhile.
-A consumer that still has the old one afterwards halts. A second change has to wait until then. A longer class does not extend for
+Keys that were claimed before stay in the earlier ring, for as long as it remembers them. Until it
+has forgotten the last of them, the scope's keys are claimed in both rings, and its consumers may
+run with either class in Config.Horizon: deploy the new one meanwhile. A consumer that still has the
+old one afterwards halts. A second change has to wait until then. A longer class does not extend for
 how long a key is remembered that was claimed before.
 
 With several shards, change it in each database.
 
-A webhook endpoint, and with -others a scope of dedupe.Claim, onlyonce.claim or calls, is of class standard until it is given another
-one. Its claims read the class when they run: nothing is fenced out, and nothing halts. The rings are standard_short_keys, standard_keys
-and standard_long_keys.
+A webhook endpoint, and with -others a scope of dedupe.Claim, onlyonce.claim or calls, is of class
+standard until it is given another one. Its claims read the class when they run: nothing is fenced
+out, and nothing halts. The rings are standard_short_keys, standard_keys and standard_long_keys.
 
 Examples:
   onlyonce inbox class -scope stock -class long -reason "the mirror may be stopped for two weeks, OPS-12"

@@ -13,41 +13,51 @@ func replay() *Decision {
 			Name:    "replay",
 			Summary: "handle messages again, and apply them again",
 			Help: `
-Handles the messages from -from up to, and without, -to once more, although they are done: after a handler was wrong and its
-effects were undone. Each of them is applied again, whatever its id; copies within the range are still applied once. Then the
-work continues where it is now.
+Handles the messages from -from up to, and without, -to once more, although they are done: after a
+handler was wrong and its effects were undone. Each of them is applied again, whatever its id;
+copies within the range are still applied once. Then the work continues where it is now.
 
-The range is all that it knows. If a record in the range is a copy of a message outside of it (an earlier offset, or another
-partition), it is applied, although that message was applied and is not undone. Choose a range that has such a copy's original in
-it, or undo the original's effect too. Copies that arrive after the replay are duplicates, also of messages that only the replay
-handled. Messages are applied however old their ids are: Config.TooOld does not count in a replay.
+The range is all that it knows. If a record in the range is a copy of a message outside of it (an
+earlier offset, or another partition), it is applied, although that message was applied and is not
+undone. Choose a range that has such a copy's original in it, or undo the original's effect too.
+Copies that arrive after the replay are duplicates, also of messages that only the replay handled.
+Messages are applied however old their ids are: Config.TooOld does not count in a replay.
 
-In one transaction the owner is fenced out, the position is set, the replay gets a number that is part of its messages' keys, and
-an audit row says who did it and why. A consumer that runs begins within seconds by itself; without one, the next to start does.
-Meanwhile new messages wait. "onlyonce cursor show" tells how far it is, and "onlyonce cursor adopt -at OFFSET" ends it early.
+In one transaction the owner is fenced out, the position is set, the replay gets a number that is
+part of its messages' keys, and an audit row says who did it and why. A consumer that runs begins
+within seconds by itself; without one, the next to start does. Meanwhile new messages wait.
+"onlyonce cursor show" tells how far it is, and "onlyonce cursor adopt -at OFFSET" ends it early.
 Only a consumer can tell whether the log still holds the range: it halts if it does not.
 
-Calls that handlers enqueue keep their keys. A call whose row is still in the outbox is not sent again, and one that now asks for
-other bytes is a conflict, which fails its message. Where the row is gone the call is written again, under its key: it is sent if
-the remote's key window, counted from the time of the message, is still open, and otherwise parked as reconcile. With -resend
-calls get keys of their own, so that every remote applies them AGAIN: a charge is charged twice.
+Calls that handlers enqueue keep their keys. A call whose row is still in the outbox is not sent
+again, and one that now asks for other bytes is a conflict, which fails its message. Where the row
+is gone the call is written again, under its key: it is sent if the remote's key window, counted
+from the time of the message, is still open, and otherwise parked as reconcile. With -resend calls
+get keys of their own, so that every remote applies them AGAIN: a charge is charged twice.
 
-It is refused while a replay is under way. Messages of the range that are parked and not settled are passed over, and wait as before.
+It is refused while a replay is under way. Messages of the range that are parked and not settled are
+passed over, and wait as before.
 
-With -since and -until the range is that of times: Kafka's brokers are asked for the first messages of these times, by the timestamps
-of producers or of the brokers, as the topic is configured. If producers' timestamps do not rise, messages outside of the times may lie
-between these two, and some within the times outside; -dry-run shows the offsets. If the brokers need TLS or a login, -broker-login
-names a file in JSON with the fields tls, tls_ca, tls_cert, tls_key, sasl, user, password, token and token_extensions, as a sink of type
-kafka has them ("onlyonce help relay"). Stored events are looked up in the database.
+With -since and -until the range is that of times: Kafka's brokers are asked for the first messages
+of these times, by the timestamps of producers or of the brokers, as the topic is configured. If
+producers' timestamps do not rise, messages outside of the times may lie between these two, and some
+within the times outside; -dry-run shows the offsets. If the brokers need TLS or a login,
+-broker-login names a file in JSON with the fields tls, tls_ca, tls_cert, tls_key, sasl, user,
+password, token and token_extensions, as a sink of type kafka has them ("onlyonce help relay").
+Stored events are looked up in the database.
 
-Without -partition that is done with each partition of the topic, and with -scope alone of the scope, in one transaction. They are one
-replay with one number, so copies in different partitions are applied once. Partitions in which no handled message lies in this time
-are left out. With -follow it says how far the replay is, until it has ended; to interrupt that does not end the replay.
+Without -partition that is done with each partition of the topic, and with -scope alone of the
+scope, in one transaction. They are one replay with one number, so copies in different partitions
+are applied once. Partitions in which no handled message lies in this time are left out. With
+-follow it says how far the replay is, until it has ended; to interrupt that does not end the
+replay.
 
 Example:
   onlyonce replay -scope stock -topic orders -partition 0 -from 1200 -to 1300 -reason "held with the wrong sign, INC-7"
-  onlyonce replay -scope stock -topic orders -partition 0 -since 2026-03-01T12:00:00Z -until 2026-03-01T13:00:00Z -dry-run
-  onlyonce replay -scope stock -topic orders -since 36h -broker-login kafka.json -reason "held with the wrong sign, INC-7" -follow`,
+  onlyonce replay -scope stock -topic orders -partition 0 -since 2026-03-01T12:00:00Z -until
+      2026-03-01T13:00:00Z -dry-run
+  onlyonce replay -scope stock -topic orders -since 36h -broker-login kafka.json -reason "held with
+      the wrong sign, INC-7" -follow`,
 			Danger: true,
 			Waits:  "waiting for the owner's batch to end",
 			Page:   "replay",

@@ -50,16 +50,19 @@ func resolveRequest() *Decision {
 			Name:    "request resolve",
 			Summary: "say what became of a step whose outcome is unknown",
 			Help: `
-Says what became of an external call that a request in lease mode has begun, whose outcome is not known: ask the provider first. With
--applied the handler gets TEXT as the step's result when the request is sent again, and continues: give what the step would have
-returned, mostly the provider's answer (-result "" where it returns nothing). With -not-applied the call is made again, under the key
-that it had. The audit row does not have TEXT.
+Says what became of an external call that a request in lease mode has begun, whose outcome is not
+known: ask the provider first. With -applied the handler gets TEXT as the step's result when the
+request is sent again, and continues: give what the step would have returned, mostly the provider's
+answer (-result "" where it returns nothing). With -not-applied the call is made again, under the
+key that it had. The audit row does not have TEXT.
 
-Where the layer seals results FILE must hold its keys, and the first one seals: {"seal_keys": [{"id": 1, "key": SECRET}]}, as in the
-configuration of "onlyonce-relay": 32 bytes in base64, as {"file": PATH} or {"env": NAME}.
+Where the layer seals results FILE must hold its keys, and the first one seals: {"seal_keys":
+[{"id": 1, "key": SECRET}]}, as in the configuration of "onlyonce-relay": 32 bytes in base64, as
+{"file": PATH} or {"env": NAME}.
 
 Example:
-  onlyonce request resolve -id 5f0c... -step charge -applied -result '{"id":"ch_1"}' -reason "found at the provider, ticket 812"`,
+  onlyonce request resolve -id 5f0c... -step charge -applied -result '{"id":"ch_1"}' -reason "found
+      at the provider, ticket 812"`,
 			Waits: "waiting for the request",
 			Page:  "resolve",
 			Title: "Resolve a step",
@@ -102,9 +105,11 @@ func closeRequest() *Decision {
 			Name:    "request close",
 			Summary: "end a request that no client comes back for",
 			Help: `
-Ends a request in lease mode that was never completed, without an answer: one that is left, abandoned or set aside. Nothing else ends
-one that has a step, because a copy of it would make its calls again. Ask the provider first what its steps did, and set that right:
-what the handler would have written is never written. Copies of the request get 410, until its record expires as a completed one does.
+Ends a request in lease mode that was never completed, without an answer: one that is left,
+abandoned or set aside. Nothing else ends one that has a step, because a copy of it would make its
+calls again. Ask the provider first what its steps did, and set that right: what the handler would
+have written is never written. Copies of the request get 410, until its record expires as a
+completed one does.
 
 Example:
   onlyonce request close -id 5f0c... -reason "refunded by hand, ticket 812"`,
@@ -133,13 +138,15 @@ func eraseRequest() *Decision {
 			Name:    "request erase",
 			Summary: "erase the stored answer to a request",
 			Help: `
-Erases the stored answer to a request, and what its steps have remembered: for a person who asks to be forgotten. Of an operation that
-it has made, the result and the input are erased too, also if the record has expired before. The request must be completed, and its
-operation must have ended. The record stays until it expires, so that copies get 410 and do not run again. A cache of the layer may
-serve the answer until its entries expire (Config.CacheTTL); backups, and standbys that lag, hold it longer.
+Erases the stored answer to a request, and what its steps have remembered: for a person who asks to
+be forgotten. Of an operation that it has made, the result and the input are erased too, also if the
+record has expired before. The request must be completed, and its operation must have ended. The
+record stays until it expires, so that copies get 410 and do not run again. A cache of the layer may
+serve the answer until its entries expire (Config.CacheTTL); backups, and standbys that lag, hold it
+longer.
 
-KEY is the idempotency key, S the scope: "http POST /v1/charges", and the principal, URL-escaped, behind another space. If the answer
-is erased already, nothing is written, and the status is 0.
+KEY is the idempotency key, S the scope: "http POST /v1/charges", and the principal, URL-escaped,
+behind another space. If the answer is erased already, nothing is written, and the status is 0.
 
 Example:
   onlyonce request erase -tenant acct_17 -scope "http POST /v1/charges" -key order-118 -reason "GDPR request 118"`,
