@@ -10,8 +10,8 @@ REAL   := $(if $(CI),-require-real)
 # flags turns variables that are set into flags: $(call flags,SEED ONLY) is -seed='1' if SEED is 1, and ONLY is not set.
 flags   = $(foreach v,$(1),$(if $($(v)),-$(shell echo $(v) | tr A-Z a-z)='$($(v))'))
 
-.PHONY: help map doubles quickstart test test-long long laboratory check lint vet oncevet tidy words size other-go \
-	site image release bench retention e2e alerts dashboards schemathesis idemcheck kit mutants \
+.PHONY: help map doubles quickstart test test-long long laboratory check lint vet oncevet density tidy words size \
+	other-go site image release bench retention e2e alerts dashboards schemathesis idemcheck kit mutants \
 	adversary seams model matrix zones growth growth-shapes fuzz remotes histories faults drill-restore drill-move \
 	storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle storm-keys \
 	storm-outbox storm-queue storm-webhook parts nightly ci
@@ -57,14 +57,18 @@ check:
 	$(GO) test ./test/api ./test/docs/... ./test/layout ./test/suite ./test/words ./deploy/monitoring
 	$(GO) test -short ./test/mutants
 
-## onlyoncevet and golangci-lint (with go vet), in every module
-lint: oncevet
+## onlyoncevet, golangci-lint (with go vet) in every module, and density
+lint: oncevet density
 	@$(SUITE) each $(GO) run $(LINT) run ./...
 
 ## onlyoncevet over the library and its examples: it must find nothing
 oncevet:
 	@$(GO) -C cmd/onlyoncevet build -o $(CURDIR)/bin/onlyoncevet .
 	@$(SUITE) each $(GO) vet -vettool=$(CURDIR)/bin/onlyoncevet ./...
+
+## lines that hold more than one thought: see test/size/density; there must be none
+density:
+	@$(GO) run ./test/size -density
 
 ## go vet, in every module
 vet:
@@ -79,7 +83,8 @@ tidy:
 words:
 	$(GO) run ./test/words
 
-## lines, names, fields, long functions and references against their order; COMMITS="fe6af5d8 HEAD" shows what changed
+## lines, names, fields, long functions and references against their order, then density by package
+## COMMITS="fe6af5d8 HEAD" shows what changed
 size:
 	$(GO) run ./test/size $(COMMITS)
 

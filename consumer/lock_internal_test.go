@@ -33,7 +33,8 @@ func withoutDatabase(t *testing.T) ownership {
 func TestF9LockIsReleasedOnEachPath(t *testing.T) {
 	t.Parallel()
 	own := withoutDatabase(t)
-	suspect, other := &Message{Offset: 7}, &Message{Offset: 8}
+	suspect := &Message{Offset: 7}
+	other := &Message{Offset: 8}
 	log := func() *worker {
 		w := &worker{applier: applier{engine: engine{ownership: own}}}
 		w.fenceOf = w.positionFence

@@ -26,7 +26,8 @@ func (e *engine) prepare(work context.Context, p *plan) (context.Context, error)
 	for i, v := range e.findIDs(p.msgs) {
 		if v == nil {
 			own := e.c.forProgram(p.msgs[i])
-			h.msgs, h.index = append(h.msgs, &own), append(h.index, i)
+			h.msgs = append(h.msgs, &own)
+			h.index = append(h.index, i)
 		}
 	}
 	if len(h.msgs) == 0 {

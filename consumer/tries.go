@@ -97,7 +97,8 @@ func (t *tries) hindered(ctx context.Context, err error) error {
 		t.hinderedSince = time.Now()
 		return err
 	}
-	cfg, since := &t.ap.c.cfg, time.Since(t.hinderedSince)
+	cfg := &t.ap.c.cfg
+	since := time.Since(t.hinderedSince)
 	switch {
 	case h.keptOut() && since < cfg.longest():
 	case since >= cfg.BlockedAfter:
@@ -112,7 +113,8 @@ func (t *tries) hindered(ctx context.Context, err error) error {
 // back afterwards. If a message has a count, each gets one, and nothing else of the process is
 // under way meanwhile. Otherwise one count is for all, at the first of them.
 func (ap *applier) identifyCounted(ctx context.Context, msgs []*Message) error {
-	n, exclusive := len(msgs), slices.ContainsFunc(msgs, ap.cur.suspected)
+	n := len(msgs)
+	exclusive := slices.ContainsFunc(msgs, ap.cur.suspected)
 	if exclusive {
 		n = 1
 	}
@@ -178,7 +180,16 @@ update onlyonce.attempts set attempts = 0, answers = 0
 // countAttempt counts an attempt before it is made, minus one that is owed, and records whether an
 // earlier one had an answer that counts.
 func (ap *applier) countAttempt(ctx context.Context, offset int64, owed, answered bool) (n, unanswered int, err error) {
-	err = ap.c.queryRow(ctx, countAttemptSQL, ap.cur.id, ap.cur.epoch, ap.cur.nonce, offset, oneIf(owed), oneIf(answered)).
+	err = ap.c.queryRow(
+		ctx,
+		countAttemptSQL,
+		ap.cur.id,
+		ap.cur.epoch,
+		ap.cur.nonce,
+		offset,
+		oneIf(owed),
+		oneIf(answered),
+	).
 		Scan(&n, &unanswered)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):

@@ -60,7 +60,14 @@ func (b *refusals) window(tenant string) *brake.Window {
 			maps.DeleteFunc(b.of, func(of string, w *brake.Window) bool { return of != "" && !w.Stopped() })
 		}
 		all := func(string) bool { return true }
-		w = &brake.Window{Off: b.cfg.Off, Size: brakeWindow, Percent: brakePercent, Least: brakeLeast, Counts: all, Alike: true}
+		w = &brake.Window{
+			Off:     b.cfg.Off,
+			Size:    brakeWindow,
+			Percent: brakePercent,
+			Least:   brakeLeast,
+			Counts:  all,
+			Alike:   true,
+		}
 		b.of[tenant] = w
 	}
 	return w
@@ -116,7 +123,13 @@ func (b *refusals) refused(of, reason string) bool {
 		return true
 	}
 	judged := len(w.Trip())
-	why := fmt.Errorf("nearly all of the last %d calls were refused alike (%s): they wait and are not parked; one is tried every %v, and when it is delivered, the others go on", judged, reason, b.cfg.ProbeInterval)
+	why := fmt.Errorf(
+		"nearly all of the last %d calls were refused alike (%s): they wait and are not "+
+			"parked; one is tried every %v, and when it is delivered, the others go on",
+		judged,
+		reason,
+		b.cfg.ProbeInterval,
+	)
 	if of == "" {
 		b.why = why
 		b.since = time.Now()

@@ -161,7 +161,8 @@ func (t *Tx) OriginAsked() bool { return t.originAsked.Load() }
 // may be used by that goroutine.
 func (t *Tx) Abandon() {
 	t.gate.mu.Lock()
-	t.gate.abandoned, t.gate.ended = true, true
+	t.gate.abandoned = true
+	t.gate.ended = true
 	t.gate.mu.Unlock()
 	_ = t.conn.PgConn().Conn().Close() // the handler finds out by itself
 }

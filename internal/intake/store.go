@@ -333,7 +333,8 @@ func (s *Store[E]) take(ctx context.Context, tx *guard.Tx, e E) error {
 func parts[E Entry](set []E) iter.Seq[[]E] {
 	return func(yield func([]E) bool) {
 		for len(set) > 0 {
-			n, size := 0, 0
+			n := 0
+			size := 0
 			digests := map[string]bool{}
 			for n < len(set) {
 				it := set[n].Entry()

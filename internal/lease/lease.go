@@ -154,7 +154,9 @@ func RenewAll(ctx context.Context, db DB, leases []*Lease, ttl time.Duration) (l
 	if len(leases) == 0 {
 		return nil, nil
 	}
-	ids, epochs, nonces := make([]int64, len(leases)), make([]int64, len(leases)), make([]string, len(leases))
+	ids := make([]int64, len(leases))
+	epochs := make([]int64, len(leases))
+	nonces := make([]string, len(leases))
 	for i, l := range leases {
 		ids[i], epochs[i], nonces[i] = l.ID, l.Epoch, l.Nonce
 	}

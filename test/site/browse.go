@@ -48,7 +48,12 @@ type look struct {
 	width              int64
 }
 
-var looks = []look{{"light", "rgb(255, 255, 255)", 1280}, {"dark", "rgb(20, 24, 29)", 390}, {"light", "rgb(255, 255, 255)", 390}, {"dark", "rgb(20, 24, 29)", 1280}}
+var looks = []look{
+	{"light", "rgb(255, 255, 255)", 1280},
+	{"dark", "rgb(20, 24, 29)", 390},
+	{"light", "rgb(255, 255, 255)", 390},
+	{"dark", "rgb(20, 24, 29)", 1280},
+}
 
 // browse opens pages in Chromium, in each look in turn, and searches on each: ten of all, and those
 // with diagrams. Each must do without other servers.
@@ -57,7 +62,15 @@ func (s *site) browse(out string) error {
 	defer server.Close()
 	limited, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	alloc, free := chromedp.NewExecAllocator(limited, append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.Flag("hide-scrollbars", true))...)
+	alloc, free := chromedp.NewExecAllocator(
+		limited,
+		append(
+			slices.Clone(chromedp.DefaultExecAllocatorOptions[:]),
+			chromedp.NoSandbox,
+			chromedp.DisableGPU,
+			chromedp.Flag("hide-scrollbars", true),
+		)...,
+	)
 	defer free()
 	ctx, leave := chromedp.NewContext(alloc)
 	defer leave()
@@ -75,7 +88,9 @@ func (s *site) browse(out string) error {
 		l := looks[i%len(looks)]
 		err := chromedp.Do(ctx, chromedp.EmulateViewport(l.width, 800),
 			chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
-				_, err := cdp.Call(ctx, t, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: l.scheme}}})
+				_, err := cdp.Call(ctx, t, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+					Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: l.scheme}},
+				})
 				return err
 			}),
 			chromedp.Navigate(server.URL+"/"+p.URL), chromedp.SendKeys("#search", "redrive parked"))

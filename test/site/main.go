@@ -100,13 +100,21 @@ func main() {
 }
 
 func build(root, out, version string) (*site, error) {
-	s := &site{root: root, byPath: map[string]*page{}, markdown: goldmark.New(goldmark.WithExtensions(extension.GFM), goldmark.WithParserOptions(parser.WithAutoHeadingID()))}
+	s := &site{
+		root:     root,
+		byPath:   map[string]*page{},
+		markdown: goldmark.New(goldmark.WithExtensions(extension.GFM), goldmark.WithParserOptions(parser.WithAutoHeadingID())),
+	}
 	list, err := exec.Command("git", "-C", root, "ls-files", "*.md").Output() //nolint:gosec,noctx // its own repository
 	if err != nil {
 		return nil, err
 	}
 	for name := range strings.FieldsSeq(string(list)) {
-		if name == "README.md" || name == "CHANGELOG.md" || name == "CONTRIBUTING.md" || name == "SECURITY.md" || strings.HasPrefix(name, "docs/") {
+		if name == "README.md" ||
+			name == "CHANGELOG.md" ||
+			name == "CONTRIBUTING.md" ||
+			name == "SECURITY.md" ||
+			strings.HasPrefix(name, "docs/") {
 			source, err := os.ReadFile(filepath.Join(s.root, name))
 			if err != nil {
 				return nil, err
@@ -284,8 +292,11 @@ func (s *site) write(out string) error {
 		return err
 	}
 	files := map[string][]byte{
-		"style.css": styleCSS, "mermaid.min.js": drawer, "llms.txt": llms, "llms-full.txt": s.whole(),
-		"search.js": append(append([]byte("const sections = "), append(index, ";\n"...)...), searchJS...),
+		"style.css":      styleCSS,
+		"mermaid.min.js": drawer,
+		"llms.txt":       llms,
+		"llms-full.txt":  s.whole(),
+		"search.js":      append(append([]byte("const sections = "), append(index, ";\n"...)...), searchJS...),
 	}
 	for _, p := range s.pages {
 		var body, whole bytes.Buffer
@@ -296,8 +307,14 @@ func (s *site) write(out string) error {
 			}
 		}
 		up := strings.Repeat("../", strings.Count(p.URL, "/"))
-		err := layout.Execute(&whole, map[string]any{"Page": p, "Up": up, "Pages": s.pages, "Version": s.version, "Diagrams": bytes.Contains(p.source, []byte("```mermaid")),
-			"Body": template.HTML(body.String())}) //nolint:gosec // of our own documents
+		err := layout.Execute(&whole, map[string]any{
+			"Page":     p,
+			"Up":       up,
+			"Pages":    s.pages,
+			"Version":  s.version,
+			"Diagrams": bytes.Contains(p.source, []byte("```mermaid")),
+			"Body":     template.HTML(body.String()), //nolint:gosec // of our own documents
+		})
 		if err != nil {
 			return err
 		}

@@ -399,7 +399,8 @@ func TestO15ShareIsGivenUpFirst(t *testing.T) {
 	r := bounded(5)
 	l := r.limits[acme]
 	r.takes(acme, 2)
-	l.short, l.asked = time.Time{}, time.Now().Add(-time.Hour)
+	l.short = time.Time{}
+	l.asked = time.Now().Add(-time.Hour)
 	q := r.Ask(time.Now())
 	if len(q.Parts) != 1 || q.Parts[0].Held != 2 || q.Parts[0].Wants != 2 || r.takes(acme, 9) != 0 {
 		t.Fatalf("it claims %+v, and has two under way", q)

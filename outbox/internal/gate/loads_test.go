@@ -172,7 +172,9 @@ func TestO14SuspectHasOneCallUnderWay(t *testing.T) {
 // for.
 func TestO14SinkIsHeldByThreeTenants(t *testing.T) {
 	t.Parallel()
-	a, b, c := Key{Tenant: "a"}, Key{Tenant: "b"}, Key{Tenant: "c"}
+	a := Key{Tenant: "a"}
+	b := Key{Tenant: "b"}
+	c := Key{Tenant: "c"}
 	for name, play := range map[string]struct {
 		play   func(r *Gate)
 		want   time.Duration // for which the sink is held
