@@ -17,7 +17,8 @@ func TestK6FrontierFollowsThePosition(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	r.log.Append(0, "first", id("first"))
-	hold, held := make(chan struct{}), make(chan struct{}, 1)
+	hold := make(chan struct{})
+	held := make(chan struct{}, 1)
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if string(m.Value) == "first" {
 			held <- struct{}{}
@@ -51,7 +52,10 @@ func TestK6FrontierOfAClockThatWasAhead(t *testing.T) {
 	for range 2 {
 		stop := r.start(queued, testConfig())
 		until(t, "the frontier is noted", func() bool {
-			return r.count(`select count(*) from onlyonce.frontiers f join onlyonce.cursors c on c.id = f.cursor_id and c.run = f.run where f.frontier <= clock_timestamp()`) == 1
+			return r.count(`
+select count(*)
+  from onlyonce.frontiers f
+  join onlyonce.cursors c on c.id = f.cursor_id and c.run = f.run where f.frontier <= clock_timestamp()`) == 1
 		})
 		stop()
 		// As the rotator leaves it.

@@ -19,7 +19,8 @@ func TestStartAndTakeOverAreLogged(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	r.numbered(0, 5)
-	first, second := testConfig(), testConfig()
+	first := testConfig()
+	second := testConfig()
 	var texts [2]func() string
 	first.Logger, texts[0] = pgtest.Logged()
 	second.Logger, texts[1] = pgtest.Logged()
@@ -50,7 +51,9 @@ func TestTheSameErrorIsLoggedSeldom(t *testing.T) {
 	r := newRig(t, 1)
 	r.numbered(0, 1)
 	cfg := testConfig()
-	cfg.MaxAttempts, cfg.Backoff.Min, cfg.Backoff.Max = 1<<20, time.Millisecond, time.Millisecond
+	cfg.MaxAttempts = 1 << 20
+	cfg.Backoff.Min = time.Millisecond
+	cfg.Backoff.Max = time.Millisecond
 	var text func() string
 	cfg.Logger, text = pgtest.Logged()
 	var tries atomic.Int32
@@ -78,7 +81,13 @@ func TestStopAndReplayAreLogged(t *testing.T) {
 	stop := r.start(effect, testConfig())
 	r.reaches(0, 5)
 	stop()
-	r.exec(`update onlyonce.cursors set run = run + 1, run_start = 0, replay_no = 1, replay_until = 5, replay_resume = 5, replay_resend = true`)
+	r.exec(`
+update onlyonce.cursors set run = run + 1,
+                            run_start = 0,
+                            replay_no = 1,
+                            replay_until = 5,
+                            replay_resume = 5,
+                            replay_resend = true`)
 	r.log.Append(0, "later", id("later"))
 	cfg := testConfig()
 	var text func() string
@@ -102,7 +111,11 @@ func TestMessagesBehindAParkedOneAreNoWarnings(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	for i := range 15 {
-		r.log.AppendMessage(0, &consumer.Message{Key: []byte("hot"), Value: []byte(fmt.Sprint("hot-", i)), Headers: []consumer.Header{id(fmt.Sprint("hot-", i))}})
+		r.log.AppendMessage(0, &consumer.Message{
+			Key:     []byte("hot"),
+			Value:   []byte(fmt.Sprint("hot-", i)),
+			Headers: []consumer.Header{id(fmt.Sprint("hot-", i))},
+		})
 	}
 	cfg := testConfig()
 	cfg.OnFailure = consumer.ParkOrderingKey

@@ -77,24 +77,29 @@ func TestPgBouncerFailingMessagesAreParkedAlone(t *testing.T) {
 			bouncer := pgtest.PgBouncer(t, r.pool.Config().ConnString(), 2)
 			r.exec(`create table amounts (n int check (n > 0), unique (n) deferrable initially deferred)`)
 			values := r.numbered(0, 30)
-			stop := r.startOn(r.src, pgtest.Pool(t, bouncer.Mode(mode)), func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-				switch m.Offset {
-				case 3:
-					return consumer.Permanent(errBoom)
-				case 7:
-					return errBoom
-				case 12:
-					// Refused while others are queued after it.
-					tx.Queue(`insert into amounts values (0)`)
-				case 15, 16:
-					tx.Queue(`insert into amounts values (5)`) // the second is refused at the seal
-				case 21:
-					_, _ = tx.Exec(ctx, `select 1/0`) // swallowed
-				case 24:
-					panic("at the handler")
-				}
-				return queued(ctx, tx, m)
-			}, testConfig())
+			stop := r.startOn(
+				r.src,
+				pgtest.Pool(t, bouncer.Mode(mode)),
+				func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+					switch m.Offset {
+					case 3:
+						return consumer.Permanent(errBoom)
+					case 7:
+						return errBoom
+					case 12:
+						// Refused while others are queued after it.
+						tx.Queue(`insert into amounts values (0)`)
+					case 15, 16:
+						tx.Queue(`insert into amounts values (5)`) // the second is refused at the seal
+					case 21:
+						_, _ = tx.Exec(ctx, `select 1/0`) // swallowed
+					case 24:
+						panic("at the handler")
+					}
+					return queued(ctx, tx, m)
+				},
+				testConfig(),
+			)
 			r.reaches(0, 30)
 			stop()
 			var good []string
@@ -125,7 +130,9 @@ func TestT4PgBouncerLosesTheServerAtCommit(t *testing.T) {
 			bouncer := pgtest.PgBouncer(t, cut.start(r.pool.Config().ConnString()), 2)
 			values := r.numbered(0, 200)
 			cfg := testConfig()
-			cfg.Key, cfg.PositionsOnly = nil, true // no key hides a double
+			// no key hides a double
+			cfg.Key = nil
+			cfg.PositionsOnly = true
 			stop := r.startOn(r.src, pgtest.Pool(t, bouncer.Exec()), queued, cfg)
 			r.reaches(0, 200)
 			stop()
@@ -183,7 +190,8 @@ func TestF1PgBouncerRedelivery(t *testing.T) {
 	bouncer := pgtest.PgBouncer(t, r.pool.Config().ConnString(), 2)
 	pool := pgtest.Pool(t, bouncer.Exec())
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	values := r.numbered(0, 30)
 	stop := r.startOn(r.src, pool, queued, cfg)
 	r.reaches(0, 30)
@@ -217,10 +225,15 @@ func TestT1PgBouncerKilledBeforeCommit(t *testing.T) {
 
 // sessionSQL is what a session has that outlives its transactions.
 const sessionSQL = `
-select current_setting('lock_timeout'), current_setting('statement_timeout'), current_setting('idle_in_transaction_session_timeout'),
-       current_setting('transaction_isolation'), current_setting('synchronous_commit'),
-       coalesce(current_setting('onlyonce.fenced', true), ''), coalesce(current_setting('onlyonce.sealed', true), ''),
-       (select count(*) from pg_prepared_statements where name <> ''), (select count(*) from pg_cursors where name <> ''),
+select current_setting('lock_timeout'),
+       current_setting('statement_timeout'),
+       current_setting('idle_in_transaction_session_timeout'),
+       current_setting('transaction_isolation'),
+       current_setting('synchronous_commit'),
+       coalesce(current_setting('onlyonce.fenced', true), ''),
+       coalesce(current_setting('onlyonce.sealed', true), ''),
+       (select count(*) from pg_prepared_statements where name <> ''),
+       (select count(*) from pg_cursors where name <> ''),
        (select count(*) from pg_locks where pid = pg_backend_pid() and locktype = 'advisory')`
 
 // The engine sets everything for one transaction only. The next client of the one server connection

@@ -21,7 +21,8 @@ func calling(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 // keyless is for messages whose calls derive from their positions.
 func keyless() consumer.Config {
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	return cfg
 }
 
@@ -39,7 +40,9 @@ func calledFor(t *testing.T, cfg consumer.Config) (r *rig, stop func()) {
 // redone counts the calls that are known to have been made before, perhaps, and the others.
 func (r *rig) redone() string {
 	r.t.Helper()
-	return fmt.Sprintf("%d redone, %d new", r.count(`select count(*) from onlyonce.outbox_log where redo`), r.count(`select count(*) from onlyonce.outbox_log where not redo`))
+	return fmt.Sprintf("%d redone, %d new",
+		r.count(`select count(*) from onlyonce.outbox_log where redo`),
+		r.count(`select count(*) from onlyonce.outbox_log where not redo`))
 }
 
 // O6: an operator has set the position back, and the rows of the calls are gone. The first owner
@@ -80,7 +83,9 @@ func TestO6SetBackAndTakenOverTwice(t *testing.T) {
 func TestO6LostCommitsOfALivingOwner(t *testing.T) {
 	t.Parallel()
 	r, stop := calledFor(t, keyless())
-	r.exec(`with p as (delete from onlyonce.progress returning 1), l as (delete from onlyonce.batches returning 1) delete from effects`)
+	r.exec(`
+with p as (delete from onlyonce.progress
+           returning 1), l as (delete from onlyonce.batches returning 1) delete from effects`)
 	r.log.Append(0, "later")
 	r.reaches(0, 6)
 	stop()
@@ -94,7 +99,13 @@ func TestReplayThatSendsAgainIsNoRedo(t *testing.T) {
 	t.Parallel()
 	r, stop := calledFor(t, testConfig())
 	stop()
-	r.exec(`update onlyonce.cursors set run = run + 1, run_start = 0, replay_no = 1, replay_until = 5, replay_resume = 5, replay_resend = true`)
+	r.exec(`
+update onlyonce.cursors set run = run + 1,
+                            run_start = 0,
+                            replay_no = 1,
+                            replay_until = 5,
+                            replay_resume = 5,
+                            replay_resend = true`)
 	r.log.Append(0, "later", id("later"))
 	stop = r.start(calling, testConfig())
 	r.reaches(0, 6)
@@ -116,11 +127,16 @@ func TestO1RedrivenConflict(t *testing.T) {
 	stop := r.start(calling, testConfig())
 	r.reaches(0, 3)
 	// As `parked redrive` does.
-	r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where reason = 'conflict'`)
+	r.exec(`
+update onlyonce.parked
+   set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where reason = 'conflict'`)
 	until(t, "all applied", func() bool { return r.count(`select count(*) from effects`) == 3 })
 	stop()
 	r.once("first", "second", "third")
-	if n, keys := r.count(`select count(distinct body) from onlyonce.outbox_log`), r.count(`select count(distinct key) from onlyonce.outbox_log`); n != 3 || keys != 3 {
+	n := r.count(`select count(distinct body) from onlyonce.outbox_log`)
+	keys := r.count(`select count(distinct key) from onlyonce.outbox_log`)
+	if n != 3 ||
+		keys != 3 {
 		t.Errorf("%d calls under %d keys", n, keys)
 	}
 }

@@ -34,7 +34,8 @@ func madeBefore(age time.Duration, name string) consumer.Header {
 
 func timedConfig() consumer.Config {
 	cfg := testConfig()
-	cfg.Key, cfg.TooOld = consumer.TimedIDKey(consumer.HeaderKey("message-id")), consumer.ParkTooOld
+	cfg.Key = consumer.TimedIDKey(consumer.HeaderKey("message-id"))
+	cfg.TooOld = consumer.ParkTooOld
 	return cfg
 }
 
@@ -43,9 +44,12 @@ func timedConfig() consumer.Config {
 // minutes ago are not too old.
 func (r *rig) forgets() {
 	r.t.Helper()
-	r.exec(`insert into onlyonce.scopes (scope, topics, first_topic, created_at) values ('stock', '{orders}', 'orders', clock_timestamp() - interval '2 hours')
-		on conflict (scope) do update set created_at = excluded.created_at`)
-	r.exec(`update onlyonce.rings set forgotten = clock_timestamp() - interval '1 hour', horizon = '1 hour' where name = 'consumer_keys'`)
+	r.exec(`insert into onlyonce.scopes (scope, topics, first_topic, created_at)
+              values ('stock', '{orders}', 'orders', clock_timestamp() - interval '2 hours')
+  on conflict (scope) do update set created_at = excluded.created_at`)
+	r.exec(`
+update onlyonce.rings
+   set forgotten = clock_timestamp() - interval '1 hour', horizon = '1 hour' where name = 'consumer_keys'`)
 }
 
 // K9: what is too old follows from what the ring has forgotten, and not from the clock. Nothing is
@@ -63,7 +67,8 @@ func TestK9CopyPastTheHorizonIsParked(t *testing.T) {
 	}
 	const horizon, day = 7 * time.Hour, 24 * time.Hour
 	r.exec(`update onlyonce.rings set horizon = '7 hours' where name = 'consumer_keys'`)
-	old, kept := madeBefore(8*day, "old"), madeBefore(8*day, "kept")
+	old := madeBefore(8*day, "old")
+	kept := madeBefore(8*day, "kept")
 
 	r.log.Append(0, "old", old)
 	stop := r.start(queued, timedConfig())
@@ -130,7 +135,9 @@ func TestK9SegmentRetiredWhileAClaimWaits(t *testing.T) {
 			cfg.Timeouts.Lock = pgtest.Patience(2 * time.Second)
 			stop := r.start(queued, cfg)
 			until(t, "the claim to wait", func() bool {
-				return r.count(`select count(*) from pg_locks l join pg_stat_activity a using (pid) where not l.granted and a.datname = current_database()`) > 0
+				return r.count(`
+select count(*)
+  from pg_locks l join pg_stat_activity a using (pid) where not l.granted and a.datname = current_database()`) > 0
 			})
 			r.forgets()
 			on(`rollback`)
@@ -150,7 +157,11 @@ func TestK9PoliciesForATooOldMessage(t *testing.T) {
 	two := func(t *testing.T) *rig {
 		r := newRig(t, 1)
 		r.forgets()
-		r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-0"), Headers: []consumer.Header{madeBefore(2*time.Hour, "a-0")}})
+		r.log.AppendMessage(0, &consumer.Message{
+			Key:     []byte("a"),
+			Value:   []byte("a-0"),
+			Headers: []consumer.Header{madeBefore(2*time.Hour, "a-0")},
+		})
 		r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-1"), Headers: []consumer.Header{madeBefore(0, "a-1")}})
 		return r
 	}
@@ -164,7 +175,11 @@ func TestK9PoliciesForATooOldMessage(t *testing.T) {
 			r.reaches(0, 2)
 			stop()
 			r.once("a-1")
-			if n := r.count(`select count(*) from onlyonce.parked where reason = 'too-old' and state = 'waiting' and key is not null and error like 'its id was made at %'`); n != 1 {
+			n := r.count(`
+select count(*)
+  from onlyonce.parked
+ where reason = 'too-old' and state = 'waiting' and key is not null and error like 'its id was made at %'`)
+			if n != 1 {
 				t.Errorf("%d rows", n)
 			}
 		})
@@ -233,13 +248,20 @@ func TestK9WhatIsExempt(t *testing.T) {
 	r.reaches(0, 2)
 	r.once("new")
 	// As `parked redrive` does.
-	r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where reason = 'too-old'`)
+	r.exec(`
+update onlyonce.parked
+   set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where reason = 'too-old'`)
 	until(t, "the redriven message", func() bool { return r.count(`select count(*) from onlyonce.parked where state = 'resolved'`) == 1 })
 	stop()
 	r.once("new", "old")
 	// As `onlyonce replay -from 0` does.
-	r.exec(`with c as (update onlyonce.cursors set run = run + 1, run_start = 0, replay_no = 1, replay_until = 2, replay_resume = 2 returning id)
-		update onlyonce.leases l set epoch = epoch + 1, nonce = gen_random_uuid() from c where l.id = c.id`)
+	r.exec(`with c as (update onlyonce.cursors set run = run + 1,
+                                                   run_start = 0,
+                                                   replay_no = 1,
+                                                   replay_until = 2,
+                                                   replay_resume = 2
+                                                 returning id)
+  update onlyonce.leases l set epoch = epoch + 1, nonce = gen_random_uuid() from c where l.id = c.id`)
 	stop = r.start(queued, timedConfig())
 	until(t, "the replay's end", func() bool {
 		return r.count(`select count(*) from onlyonce.cursors where replay_until is not null`) == 0
@@ -309,16 +331,23 @@ func TestK9ChoiceIsRequired(t *testing.T) {
 	header := consumer.HeaderKey("message-id")
 	timed := consumer.TimedIDKey(header)
 	for want, change := range map[string]func(*consumer.Config){
-		"Config.TooOld: is not set":     func(c *consumer.Config) { c.Key = timed },
-		"Config.TooOld: is set, and":    func(c *consumer.Config) { c.TooOld = consumer.ParkTooOld },
-		"Config.TooOld: is 3":           func(c *consumer.Config) { c.Key, c.TooOld = timed, 3 },
-		"TimedKey: key and made must":   func(c *consumer.Config) { c.Key, c.TooOld = consumer.TimedKey(nil, nil), consumer.ParkTooOld },
+		"Config.TooOld: is not set":  func(c *consumer.Config) { c.Key = timed },
+		"Config.TooOld: is set, and": func(c *consumer.Config) { c.TooOld = consumer.ParkTooOld },
+		"Config.TooOld: is 3": func(c *consumer.Config) {
+			c.Key = timed
+			c.TooOld = 3
+		},
+		"TimedKey: key and made must": func(c *consumer.Config) {
+			c.Key = consumer.TimedKey(nil, nil)
+			c.TooOld = consumer.ParkTooOld
+		},
 		"HeaderKey: the header's name ": func(c *consumer.Config) { c.Key = consumer.TimedIDKey(consumer.HeaderKey("")) },
 	} {
 		r := newRig(t, 1)
 		cfg := testConfig()
 		change(&cfg)
-		if _, err := consumer.New(r.pool, r.src, consumer.HandlerFunc(queued), cfg); !errors.Is(err, consumer.ErrConfig) || !strings.Contains(err.Error(), want) {
+		if _, err := consumer.New(r.pool, r.src, consumer.HandlerFunc(queued), cfg); !errors.Is(err, consumer.ErrConfig) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
@@ -331,12 +360,13 @@ func TestK9ChoiceIsRequired(t *testing.T) {
 	stop()
 	// A function around TimedKey's that hides it from New.
 	r.log.Append(0, "hidden", madeBefore(0, "hidden"))
-	cfg.Key, cfg.TooOld = func(m *consumer.Message) (string, error) {
+	cfg.Key = func(m *consumer.Message) (string, error) {
 		if m.Topic == "" {
 			return "", consumer.ErrNoKey
 		}
 		return timed(m)
-	}, 0
+	}
+	cfg.TooOld = 0
 	stop = r.start(queued, cfg)
 	r.reaches(0, 2)
 	stop()

@@ -79,6 +79,12 @@ func (p Profile) setRoute(r *Route) error {
 	if len(r.FingerprintHeaders) > 0 {
 		l.Add("FingerprintHeaders", "must be empty with a Config.Profile, which compares bodies alone")
 	}
+	if r.DiscardBody {
+		l.Add("DiscardBody", "must be false with a Config.Profile, whose clients get the first answer again")
+	}
+	if r.AllowLargeOnce {
+		l.Add("AllowLargeOnce", "must be false with a Config.Profile, whose clients get the first answer again: raise MaxResponse")
+	}
 	r.FingerprintBodyOnly = true
 	conflict := http.StatusUnprocessableEntity
 	if p == ProfileUCP {

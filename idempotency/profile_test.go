@@ -170,6 +170,8 @@ func TestH32ContradictionsAreRefused(t *testing.T) {
 		"Methods[1]":         {Methods: []string{http.MethodPost, http.MethodPut}},
 		"FingerprintHeaders": {FingerprintHeaders: []string{"X-Account"}},
 		"DeriveKeyFor":       {DeriveKeyFor: time.Minute},
+		"DiscardBody":        {DiscardBody: true},
+		"AllowLargeOnce":     {AllowLargeOnce: true},
 	} {
 		route.Pattern = "/a"
 		route.NoCalls = true
@@ -181,6 +183,8 @@ func TestH32ContradictionsAreRefused(t *testing.T) {
 		"ConflictStatus":  {ConflictStatus: http.StatusUnprocessableEntity},
 		"FingerprintJSON": {FingerprintJSON: true},
 		"DeriveKeyFor":    {DeriveKeyFor: time.Second},
+		"DiscardBody":     {DiscardBody: true},
+		"AllowLargeOnce":  {AllowLargeOnce: true},
 	} {
 		route.Pattern = "/a"
 		route.NoCalls = true

@@ -66,7 +66,8 @@ type Route struct {
 	// send the same. A call that the handler enqueues for such a request needs a Call.ID. Mode must
 	// be [Transactional], KeyOptional false, and Config.Profile none. Processes that have different
 	// current FingerprintKeys take equal requests for two. Layer.Run looks at the clock every few
-	// seconds, so a key may count for that much longer (T11). Defaults to 0: no key is derived.
+	// seconds, so a key may count for that much longer (T11), and while no process runs it, keys
+	// count on. Defaults to 0: no key is derived.
 	DeriveKeyFor time.Duration
 
 	// KeyPointer is a JSON Pointer (RFC 6901) to a string in the body that also carries the key,

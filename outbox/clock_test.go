@@ -21,7 +21,8 @@ func TestT11KeysWhileTheClockIsBack(t *testing.T) {
 	r.states("retrying")
 	x.stop()
 	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp(), first_attempt_at = clock_timestamp()
-		- case convert_from(body, 'UTF8') when '{"order":"in time"}' then interval '1 hour' else interval '23 hours 59 minutes 30 seconds' end`)
+  - case convert_from(body, 'UTF8') when '{"order":"in time"}' then interval '1 hour'
+                                    else interval '23 hours 59 minutes 30 seconds' end`)
 	r.exec(`update onlyonce.watched set at = clock_timestamp()`)
 	pgtest.ShiftClock(t, r.pool)("-7 days")
 	r.enqueue(charge("new"))
@@ -33,7 +34,10 @@ func TestT11KeysWhileTheClockIsBack(t *testing.T) {
 	if got := strings.Join(sent, " "); got != "A new" {
 		t.Errorf("sent %s", got)
 	}
-	if !one[bool](r, `select settled_at >= w.at - interval '1 hour' from onlyonce.parked, onlyonce.watched w where settled_at is not null`) {
+	if !one[bool](
+		r,
+		`select settled_at >= w.at - interval '1 hour' from onlyonce.parked, onlyonce.watched w where settled_at is not null`,
+	) {
 		t.Error("a call that was settled just now will look a week old when the clock is right again")
 	}
 }
@@ -66,7 +70,10 @@ func TestT11KeysAfterTheClockWasAhead(t *testing.T) {
 	x = r.start(testConfig(no))
 	r.states("reconcile", "retrying")
 	x.stop()
-	r.exec(`update onlyonce.parked set first_attempt_at = first_attempt_at + interval '7 days', next_attempt_at = clock_timestamp() where state = 'retrying'`)
+	r.exec(`
+update onlyonce.parked
+   set first_attempt_at = first_attempt_at + interval '7 days', next_attempt_at = clock_timestamp()
+ where state = 'retrying'`)
 	r.start(testConfig(sink))
 	r.states("reconcile")
 	if n := len(sink.calls()); n != 0 {

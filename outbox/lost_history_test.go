@@ -24,10 +24,17 @@ func (r *rig) remember() {
 func (r *rig) forget() {
 	r.t.Helper()
 	r.exec(`with log as (delete from onlyonce.batches), p as (delete from onlyonce.parked),
-		s as (select setval('onlyonce.outbox_id', last_value, is_called), setval('onlyonce.parked_id_seq', parked, parked_called) from public.drawn)
-		update onlyonce.lanes l set prev = k.prev, target = k.target, last_id = k.last_id, started_at = k.started_at, version = k.version,
-		  server = null, timeline = 'FFFFFFFF'
-		  from public.kept k, s where k.id = l.id`)
+  s as (
+    select setval('onlyonce.outbox_id', last_value, is_called), setval('onlyonce.parked_id_seq', parked, parked_called)
+      from public.drawn)
+  update onlyonce.lanes l set prev = k.prev,
+                              target = k.target,
+                              last_id = k.last_id,
+                              started_at = k.started_at,
+                              version = k.version,
+                              server = null,
+                              timeline = 'FFFFFFFF'
+    from public.kept k, s where k.id = l.id`)
 }
 
 // idle waits until each lane has read to its end.
@@ -87,7 +94,17 @@ func TestO3AttemptAtACallThatAFailoverLost(t *testing.T) {
 			other.ID = r.sameLane(other, lost.ID)
 			r.enqueue(other)
 			state := func() string {
-				return one[string](r, `select coalesce(max(format('%s %s %s after %s', row_id, id, state, attempts)), '') from onlyonce.parked`)
+				return one[string](
+					r,
+					`
+select coalesce(max(format(
+  '%s %s %s after %s',
+  row_id,
+  id,
+  state,
+  attempts
+)), '') from onlyonce.parked`,
+				)
 			}
 			want := fmt.Sprintf("%s retrying after %d", ids, c.attempt)
 			until(t, "another call has its ids, and has failed as often", func() bool { return state() == want })

@@ -29,7 +29,9 @@ func many(from, to int) (all []outbox.Call) {
 
 func (r *rig) enqueueAll(calls ...outbox.Call) {
 	r.t.Helper()
-	if err := pgx.BeginFunc(context.Background(), r.pool, func(tx pgx.Tx) error { return outbox.EnqueueAll(context.Background(), tx, calls...) }); err != nil {
+	if err := pgx.BeginFunc(context.Background(), r.pool, func(tx pgx.Tx) error {
+		return outbox.EnqueueAll(context.Background(), tx, calls...)
+	}); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -157,9 +159,44 @@ func TestO4PassOfManyPortions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = tx.Exec(t.Context(), `insert into onlyonce.batches (slot, lane, n, id, bytes, keys, order_key, sink, tenant, scope, name, method, target, header, body)
-			select (select cur from onlyonce.rings where name = 'outbox'), 3, 1, $2::bigint + i, 2, array[gen_random_uuid()], md5('one')::uuid, 'payments', 'a', 'c', 'n', 'POST', '/', '', '\x7b7d'
-			  from generate_series(1, $1::int) i`, rows, firstID)
+		_, err = tx.Exec(
+			t.Context(),
+			`insert into onlyonce.batches (
+  slot,
+  lane,
+  n,
+  id,
+  bytes,
+  keys,
+  order_key,
+  sink,
+  tenant,
+  scope,
+  name,
+  method,
+  target,
+  header,
+  body
+)
+   select (select cur from onlyonce.rings where name = 'outbox'),
+          3,
+          1,
+          $2::bigint + i,
+          2,
+          array[gen_random_uuid()],
+          md5('one')::uuid,
+          'payments',
+          'a',
+          'c',
+          'n',
+          'POST',
+          '/',
+          '',
+          '\x7b7d'
+     from generate_series(1, $1::int) i`,
+			rows,
+			firstID,
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -352,13 +389,16 @@ func TestO3AnotherCluster(t *testing.T) {
 	t.Parallel()
 	for name, sql := range map[string]string{
 		"restored into another cluster": `update onlyonce.lanes set system_id = system_id + 1 where sink = 'payments'`,
-		"target of a larger cluster":    `update onlyonce.lanes set target = (pg_snapshot_xmin(target)::text || ':999999999999:')::pg_snapshot where sink = 'payments'`,
+		"target of a larger cluster":    `
+update onlyonce.lanes
+   set target = (pg_snapshot_xmin(target)::text || ':999999999999:')::pg_snapshot where sink = 'payments'`,
 		"prev of a larger cluster":      `update onlyonce.lanes set target = null, prev = '999999999998:999999999999:' where sink = 'payments'`,
 		"rows of a larger cluster":      `update onlyonce.batches set xid = '999999999999'`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
-			sink, mail := newScripted(accept), newScripted(accept)
+			sink := newScripted(accept)
+			mail := newScripted(accept)
 			mail.name = "mail"
 			r.enqueue(charge("1"))
 			x := r.start(testConfig(sink))
@@ -376,13 +416,20 @@ func TestO3AnotherCluster(t *testing.T) {
 			until(t, "the other sink's call is made", func() bool { return len(mail.calls()) == 1 })
 			until(t, "the lane has halted", func() bool { return relay.Healthy() != nil })
 			err := relay.Healthy()
-			if !errors.Is(err, outbox.ErrRebase) || !strings.Contains(err.Error(), "onlyonce outbox rebase") || !strings.Contains(err.Error(), "of sink payments") {
+			if !errors.Is(err, outbox.ErrRebase) ||
+				!strings.Contains(err.Error(), "onlyonce outbox rebase") ||
+				!strings.Contains(err.Error(), "of sink payments") {
 				t.Errorf("%v, want ErrRebase that names the command", err)
 			}
 			if n := len(sink.calls()); n != 1 {
 				t.Errorf("%d calls", n)
 			}
-			if _, err := ops.Rebase(t.Context(), r.pool, ops.By{Reason: "restored"}, ops.RebaseInput{Sink: "payments", Force: true}); err != nil {
+			if _, err := ops.Rebase(
+				t.Context(),
+				r.pool,
+				ops.By{Reason: "restored"},
+				ops.RebaseInput{Sink: "payments", Force: true},
+			); err != nil {
 				t.Fatal(err)
 			}
 			until(t, "the lanes are well", func() bool { return relay.Healthy() == nil })
@@ -407,8 +454,11 @@ func TestO3TransactionIDsGoOn(t *testing.T) {
 	x := r.start(testConfig(sink))
 	r.states("delivered")
 	x.stop()
-	r.exec(`update onlyonce.lanes set system_id = system_id + 1, server = null, history_at = null, written = pg_current_xact_id(),
-		timeline = replace(timeline, system_id::text, (system_id + 1)::text)`)
+	r.exec(`update onlyonce.lanes set system_id = system_id + 1,
+                                      server = null,
+                                      history_at = null,
+                                      written = pg_current_xact_id(),
+                                      timeline = replace(timeline, system_id::text, (system_id + 1)::text)`)
 	r.enqueue(charge("2"))
 	relay := r.relay(testConfig(sink))
 	r.run(relay)
@@ -419,7 +469,9 @@ func TestO3TransactionIDsGoOn(t *testing.T) {
 	if err := relay.Healthy(); err != nil {
 		t.Error(err)
 	}
-	const moved = `select count(*) from onlyonce.lanes l, pg_control_system() c where l.system_id = c.system_identifier and l.history_at is not null`
+	const moved = `
+select count(*)
+  from onlyonce.lanes l, pg_control_system() c where l.system_id = c.system_identifier and l.history_at is not null`
 	if one[int](r, moved) == 0 {
 		t.Error("the cursor that was moved is not of this cluster, or has the history of the other")
 	}
@@ -436,8 +488,12 @@ func TestO3RowAheadOfTheServerWakesNoLane(t *testing.T) {
 	x.stop()
 	woken := func() (lanes []int16) {
 		t.Helper()
-		rows, err := r.pool.Query(t.Context(), `with m as (select array_agg(l.lane order by l.lane) lanes, array_agg(l.version order by l.lane) versions from onlyonce.lanes l)
-			select w.lane from m, lateral (`+strings.NewReplacer("$1", "'payments'", "$2::smallint[]", "m.lanes", "$3", "false", "$4::bigint[]", "m.versions").Replace(outbox.Statements["poll work"])+`) w`)
+		rows, err := r.pool.Query(t.Context(), `with m as (select array_agg(l.lane order by l.lane) lanes, array_agg(l.version order by l.lane) versions
+                                                             from onlyonce.lanes l)
+   select w.lane from m, lateral (`+strings.NewReplacer("$1",
+			"'payments'", "$2::smallint[]", "m.lanes", "$3", "false", "$4::bigint[]", "m.versions").Replace(
+			outbox.Statements["poll work"],
+		)+`) w`)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -446,8 +502,37 @@ func TestO3RowAheadOfTheServerWakesNoLane(t *testing.T) {
 		}
 		return lanes
 	}
-	const insert = `insert into onlyonce.batches (slot, lane, n, bytes, xid, sink, keys, tenant, scope, name, method, target, header, body)
-		select cur, 3, 1, 1, %s, 'payments', array[gen_random_uuid()], '', 's', 'n', 'POST', '/x', '', 'x' from onlyonce.rings where name = 'outbox'`
+	const insert = `insert into onlyonce.batches (
+  slot,
+  lane,
+  n,
+  bytes,
+  xid,
+  sink,
+  keys,
+  tenant,
+  scope,
+  name,
+  method,
+  target,
+  header,
+  body
+)
+  select cur,
+         3,
+         1,
+         1,
+         %s,
+         'payments',
+         array[gen_random_uuid()],
+         '',
+         's',
+         'n',
+         'POST',
+         '/x',
+         '',
+         'x'
+    from onlyonce.rings where name = 'outbox'`
 	r.exec(fmt.Sprintf(insert, `'999999999999'`))
 	if got := woken(); len(got) != 0 {
 		t.Errorf("lanes %v are woken", got)
@@ -485,7 +570,13 @@ func TestO3PrevIsReadInTheSession(t *testing.T) {
 func TestO3PassIsFlushed(t *testing.T) {
 	t.Parallel()
 	// A server of its own: elsewhere another test's COMMIT flushes what this one has not flushed.
-	r := &rig{t: t, pool: pgtest.Pool(t, pgtest.Server(t, map[string]string{"synchronous_commit": "off", "wal_writer_delay": "10s", "autovacuum": "off"}))}
+	r := &rig{
+		t: t,
+		pool: pgtest.Pool(
+			t,
+			pgtest.Server(t, map[string]string{"synchronous_commit": "off", "wal_writer_delay": "10s", "autovacuum": "off"}),
+		),
+	}
 	var position atomic.Int64 // in the WAL, after the batch
 	sink := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 		if !one[bool](r, `select pg_current_wal_flush_lsn() - '0/0' >= $1`, position.Load()) {
@@ -520,7 +611,8 @@ func TestO2ChunkThatEndsWhileItsSinkIsHeld(t *testing.T) {
 	first := charge("0")
 	for i := range 12 { // of 1 MiB, of which a chunk has four
 		c := charge("0")
-		c.ID, c.Body = r.sameLane(first, fmt.Sprint(i)), make([]byte, outbox.MaxBody)
+		c.ID = r.sameLane(first, fmt.Sprint(i))
+		c.Body = make([]byte, outbox.MaxBody)
 		r.enqueue(c)
 	}
 	var made atomic.Int32

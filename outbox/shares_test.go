@@ -139,7 +139,17 @@ func TestO15ShareOfARelayThatDied(t *testing.T) {
 	c, open := newCrowd(t)
 	open()
 	r.exec(`insert into onlyonce.rates (sink, calls_of, in_flight) values ('payments', 'tenant slow', 2)`)
-	r.exec(`insert into onlyonce.shares values ('payments', 'tenant slow', gen_random_uuid(), 2, 2, clock_timestamp(), clock_timestamp() + interval '30 seconds', 1)`)
+	r.exec(`
+insert into onlyonce.shares values (
+  'payments',
+  'tenant slow',
+  gen_random_uuid(),
+  2,
+  2,
+  clock_timestamp(),
+  clock_timestamp() + interval '30 seconds',
+  1
+)`)
 	r.enqueueMany("slow", 50)
 	r.start(testConfig(newScripted(c.send)))
 	until(t, "all wait", func() bool { return r.waitingFor("tenant slow") == 50 })
@@ -151,9 +161,21 @@ func TestO15ShareOfARelayThatDied(t *testing.T) {
 	if n := c.atOnce("slow"); n > 2 {
 		t.Errorf("%d calls were under way at once, of 2", n)
 	}
-	until(t, "the relay gives up what it does not use", func() bool { return one[int](r, `select count(*) from onlyonce.shares where share > 0`) == 0 })
+	until(t, "the relay gives up what it does not use", func() bool {
+		return one[int](r, `select count(*) from onlyonce.shares where share > 0`) == 0
+	})
 	r.exec(`update onlyonce.rates set in_flight = 1`)
-	r.exec(`insert into onlyonce.shares values ('payments', 'tenant slow', gen_random_uuid(), 1, 1, clock_timestamp(), clock_timestamp() + interval '30 seconds', 1)`)
+	r.exec(`
+insert into onlyonce.shares values (
+  'payments',
+  'tenant slow',
+  gen_random_uuid(),
+  1,
+  1,
+  clock_timestamp(),
+  clock_timestamp() + interval '30 seconds',
+  1
+)`)
 	r.enqueue(chargeOf("slow", "another"))
 	until(t, "it waits", func() bool { return r.waitingFor("tenant slow") == 1 })
 	r.exec(`delete from onlyonce.rates`)
@@ -232,10 +254,20 @@ func TestO15WhatIsCounted(t *testing.T) {
 func TestO15LongestWaitsFirst(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	relays, asked := []uuid.UUID{uuid.New(), uuid.New(), uuid.New()}, 0
+	relays := []uuid.UUID{uuid.New(), uuid.New(), uuid.New()}
+	asked := 0
 	ask := func(relay, held int) int {
 		asked++
-		return one[int](r, `select onlyonce.take_share('s', '', $1, $2, 1, $3, 8)`, relays[relay], asked, held)
+		return one[int](r, `
+select onlyonce.take_share(
+  's',
+  '',
+  $1,
+  $2,
+  1,
+  $3,
+  8
+)`, relays[relay], asked, held)
 	}
 	for i, c := range []struct{ relay, held, want int }{
 		{0, 0, 1}, {1, 0, 0}, {2, 0, 0}, // 0 has the place, 1 waits, then 2
@@ -255,9 +287,20 @@ func TestO15LongestWaitsFirst(t *testing.T) {
 func TestO15EarlierQuestionIsIgnored(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	a, b := uuid.New(), uuid.New()
+	a := uuid.New()
+	b := uuid.New()
 	ask := func(relay uuid.UUID, number, held, wants int) string {
-		return one[string](r, `select coalesce(onlyonce.take_share('s', '', $1, $2, 8, $3, $4)::text, 'ignored')`, relay, number, held, wants)
+		return one[string](r, `
+select coalesce(onlyonce.take_share(
+  's',
+  '',
+  $1,
+  $2,
+  8,
+  $3,
+  $4
+)::text, 'ignored')`,
+			relay, number, held, wants)
 	}
 	got := []string{ask(a, 1, 0, 5), ask(a, 3, 5, 8), ask(a, 2, 5, 5), ask(a, 3, 5, 5), ask(b, 1, 0, 8)}
 	if want := []string{"5", "8", "ignored", "ignored", "0"}; !slices.Equal(got, want) {
@@ -270,17 +313,31 @@ func TestO15EarlierQuestionIsIgnored(t *testing.T) {
 func TestO15EqualParts(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	relays, may, asked := []uuid.UUID{uuid.New(), uuid.New(), uuid.New()}, make([]int, 3), 0
+	relays := []uuid.UUID{uuid.New(), uuid.New(), uuid.New()}
+	may := make([]int, 3)
+	asked := 0
 	round := func(wants ...int) {
 		for range 3 {
 			for i, want := range wants {
 				asked++
-				may[i] = one[int](r, `select onlyonce.take_share('s', '', $1, $2, 9, $3, $4)`, relays[i], asked, min(may[i], want), want)
+				may[i] = one[int](r, `
+select onlyonce.take_share(
+  's',
+  '',
+  $1,
+  $2,
+  9,
+  $3,
+  $4
+)`, relays[i], asked, min(may[i], want), want)
 			}
 		}
 	}
 	for _, c := range []struct{ wants, want []int }{
-		{[]int{9, 0, 0}, []int{9, 0, 0}}, {[]int{9, 9, 9}, []int{3, 3, 3}}, {[]int{9, 1, 9}, []int{4, 1, 4}}, {[]int{2, 2, 9}, []int{2, 2, 5}},
+		{[]int{9, 0, 0}, []int{9, 0, 0}},
+		{[]int{9, 9, 9}, []int{3, 3, 3}},
+		{[]int{9, 1, 9}, []int{4, 1, 4}},
+		{[]int{2, 2, 9}, []int{2, 2, 5}},
 	} {
 		if round(c.wants...); !slices.Equal(may, c.want) {
 			t.Errorf("relays that want %v may have %v calls under way, want %v", c.wants, may, c.want)
@@ -318,9 +375,19 @@ func TestO15Shares(t *testing.T) {
 				a.asked++
 				wants := max(random.IntN(a.wants+1), a.underWay)
 				a.may = min(a.may, wants)
-				number, held := a.asked, max(a.may, a.underWay)
+				number := a.asked
+				held := max(a.may, a.underWay)
 				ask := func() *int {
-					return one[*int](r, `select onlyonce.take_share($1, '', $2, $3, $4, $5, $6)`, sink, a.relay, number, most, held, wants)
+					return one[*int](r, `
+select onlyonce.take_share(
+  $1,
+  '',
+  $2,
+  $3,
+  $4,
+  $5,
+  $6
+)`, sink, a.relay, number, most, held, wants)
 				}
 				if random.IntN(5) == 0 {
 					a.late = append(a.late, func() { ask() })
@@ -331,7 +398,8 @@ func TestO15Shares(t *testing.T) {
 				a.underWay = max(a.underWay, a.may)
 			case 2: // calls return
 				n := random.IntN(a.underWay + 1)
-				a.underWay, a.finished = a.underWay-n, a.finished+n
+				a.underWay = a.underWay - n
+				a.finished = a.finished + n
 			case 3:
 				if len(a.late) > 0 {
 					a.late[0]()
@@ -347,7 +415,8 @@ func TestO15Shares(t *testing.T) {
 			}
 		}
 		if i := slices.IndexFunc(relays, waits); i >= 0 {
-			t.Errorf("seed %d, of %d: relay %d of %d, which wants %d, has had no call under way", seed, most, i, len(relays), relays[i].wants)
+			t.Errorf("seed %d, of %d: relay %d of %d, which wants %d, has had no call under way",
+				seed, most, i, len(relays), relays[i].wants)
 		}
 	}
 }
@@ -357,8 +426,25 @@ func TestO15Shares(t *testing.T) {
 func TestO15SharesOfDeadRelaysAreForgotten(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.exec(`insert into onlyonce.shares (sink, calls_of, relay, share, wants, since, until, asked)
-		select 's', 'tenant ' || h, gen_random_uuid(), 1, 1, now(), clock_timestamp() - h * interval '1 hour', 1 from generate_series(0, 3) h`)
+	r.exec(`insert into onlyonce.shares (
+  sink,
+  calls_of,
+  relay,
+  share,
+  wants,
+  since,
+  until,
+  asked
+)
+  select 's',
+         'tenant ' || h,
+         gen_random_uuid(),
+         1,
+         1,
+         now(),
+         clock_timestamp() - h * interval '1 hour',
+         1
+    from generate_series(0, 3) h`)
 	r.exec(outbox.Statements["forget rates"], "s")
 	if s := one[string](r, `select string_agg(calls_of, ',') from onlyonce.shares`); s != "tenant 0" {
 		t.Errorf("shares of %s are left", s)

@@ -130,6 +130,8 @@ const codeServer = -32000
 type Problem struct {
 	// Code is the reason, as in the HTTP layer's problems, for example "key-reused".
 	Code string `json:"code"`
+	// Content is the error's message once more, for clients of UCP.
+	Content string `json:"content"`
 	// Retryable reports whether the same call under the same key can end differently.
 	Retryable bool `json:"retryable"`
 	// RetryAfter is how many seconds to wait before another call. It is 0 if a wait does not help.
@@ -139,9 +141,9 @@ type Problem struct {
 // problem makes an error of the protocol.
 func problem(rpcCode int64, code, message string, retryable bool, after time.Duration) error {
 	seconds := int((after + time.Second - 1) / time.Second)
-	data, err := json.Marshal(Problem{code, retryable, seconds})
+	data, err := json.Marshal(Problem{code, message, retryable, seconds})
 	if err != nil {
-		panic(err) // cannot fail: a string, a bool and a number
+		panic(err) // cannot fail: strings, a bool and a number
 	}
 	return &jsonrpc.Error{Code: rpcCode, Message: message, Data: data}
 }

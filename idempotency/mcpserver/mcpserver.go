@@ -31,6 +31,7 @@ package mcpserver
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -62,6 +63,11 @@ type Config struct {
 
 	// KeyMeta is the member of a call's _meta that carries the key. Defaults to "idempotency-key".
 	KeyMeta string
+
+	// KeyInArguments looks for KeyMeta in the member "meta" of the call's arguments, where the
+	// Universal Commerce Protocol puts it. The tool's input schema must then allow "meta", and its
+	// other members are compared as all arguments are. Defaults to false: in the call's _meta.
+	KeyInArguments bool
 
 	// Logger receives the causes of refused calls, which clients do not see, for example an
 	// unreachable database. Defaults to slog.Default().
@@ -220,21 +226,36 @@ func (t *tool) serve(ctx context.Context, call *mcp.CallToolRequest, run runTool
 		t.guard.cfg.Logger.WarnContext(ctx, "onlyonce: tool call refused", "tool", t.name, "code", "scope-missing", "error", err)
 		return nil, problem(codeServer, "scope-missing", "the owner of the call cannot be determined", false, 0)
 	}
-	name := t.guard.cfg.KeyMeta
-	value, has := call.Params.Meta[name]
+	name, value, has := t.guard.keyOf(call.Params)
 	if !has && t.KeyOptional {
 		result, err := run(ctx)
 		return marked(result, idempotency.Bypassed), err
 	}
 	if !has {
-		return nil, problem(jsonrpc.CodeInvalidParams, "key-missing", fmt.Sprintf("send a key in _meta[%q], the same at each attempt", name), false, 0)
+		return nil, problem(jsonrpc.CodeInvalidParams, "key-missing", fmt.Sprintf("send a key in %s, the same at each attempt", name), false, 0)
 	}
 	key, is := value.(string)
 	if !is {
-		return nil, problem(jsonrpc.CodeInvalidParams, "key-invalid", fmt.Sprintf("_meta[%q] must be a string", name), false, 0)
+		return nil, problem(jsonrpc.CodeInvalidParams, "key-invalid", name+" must be a string", false, 0)
 	}
 	if err := protocol.CheckKey(key); err != nil {
-		return nil, problem(jsonrpc.CodeInvalidParams, "key-invalid", fmt.Sprintf("_meta[%q]: the key %v", name, err), false, 0)
+		return nil, problem(jsonrpc.CodeInvalidParams, "key-invalid", fmt.Sprintf("%s: the key %v", name, err), false, 0)
 	}
 	return t.call(ctx, scope, key, call.Params, run)
+}
+
+// keyOf returns what a call has in the key's place, and the name of that place.
+func (g *Guard) keyOf(p *mcp.CallToolParamsRaw) (place string, value any, has bool) {
+	if !g.cfg.KeyInArguments {
+		value, has = p.Meta[g.cfg.KeyMeta]
+		return fmt.Sprintf("_meta[%q]", g.cfg.KeyMeta), value, has
+	}
+	// Maps, because a struct's members would match in any case. Other arguments than an object, or
+	// another meta, have no key: the tool refuses them if its schema does.
+	var arguments map[string]json.RawMessage
+	var meta map[string]any
+	if json.Unmarshal(p.Arguments, &arguments) == nil && json.Unmarshal(arguments["meta"], &meta) == nil {
+		value, has = meta[g.cfg.KeyMeta]
+	}
+	return fmt.Sprintf("arguments.meta[%q]", g.cfg.KeyMeta), value, has
 }

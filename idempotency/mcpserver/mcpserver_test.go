@@ -75,13 +75,46 @@ func TestH7AnotherCallIsRefused(t *testing.T) {
 	}
 }
 
+// H35: UCP's clients send the key in the arguments' meta, and find an error's text in content.
+func TestH35KeyInArguments(t *testing.T) {
+	t.Parallel()
+	r := newRigOn(t, ordersDB(t), func(c *mcpserver.Config) { c.KeyInArguments = true })
+	s := r.session()
+	const key = `"meta":{"ucp-agent":{"profile":"https://platform.example/agent.json"},"idempotency-key":"k"}`
+	first := r.must(s, "place_order", "", `{"item":"tea","amount":1,`+key+`}`)
+	again := r.must(r.session(), "place_order", "", `{`+key+`,"amount":1.0,"item":"tea"}`)
+	if status(first) != "created" || status(again) != "replayed" || text(t, first) != text(t, again) {
+		t.Errorf("%+v, then %+v", first, again)
+	}
+	for arguments, want := range map[string]struct {
+		rpc  int64
+		code string
+	}{
+		`{"item":"tea","amount":2,` + key + `}`:                            {serverError, "key-reused"},
+		`{"item":"tea","amount":1}`:                                        {jsonrpc.CodeInvalidParams, "key-missing"},
+		`{"item":"tea","amount":1,"meta":{"Idempotency-Key":"k"}}`:         {jsonrpc.CodeInvalidParams, "key-missing"},
+		`{"item":"tea","amount":1,"Meta":{"idempotency-key":"k"}}`:         {jsonrpc.CodeInvalidParams, "key-missing"},
+		`{"item":"tea","amount":1,"meta":"k"}`:                             {jsonrpc.CodeInvalidParams, "key-missing"},
+		`{"item":"tea","amount":1,"meta":{"idempotency-key":7}}`:           {jsonrpc.CodeInvalidParams, "key-invalid"},
+		`{"item":"tea","amount":1,"meta":{"idempotency-key":"a b\u0000"}}`: {jsonrpc.CodeInvalidParams, "key-invalid"},
+	} {
+		_, err := call(t.Context(), s, "place_order", "k", arguments) // the key in _meta does not count
+		if rpc, p := problemOf(err); rpc != want.rpc || p.Code != want.code || rpc != serverError && !strings.Contains(err.Error(), `arguments.meta["idempotency-key"]`) {
+			t.Errorf("%s: %v, %+v", arguments, err, p)
+		}
+	}
+	if n := r.runs.Load(); n != 1 || r.orders() != 1 {
+		t.Errorf("%d runs, %d orders", n, r.orders())
+	}
+}
+
 // H5, H4: a tool that needs a key refuses a call without one, or with one that is none.
 func TestH5CallsWithoutAKey(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	s := r.session()
 	for code, key := range map[string]any{"key-missing": nil, "key-invalid": 7.0, "key-invalid ": "", "key-invalid  ": strings.Repeat("k", 256), "key-invalid   ": "a\nb"} {
-		params := &mcp.CallToolParams{Name: "place_order", Arguments: order{"tea", 1}, Meta: mcp.Meta{}}
+		params := &mcp.CallToolParams{Name: "place_order", Arguments: order{Item: "tea", Amount: 1}, Meta: mcp.Meta{}}
 		if key != nil {
 			params.Meta["idempotency-key"] = key
 		}
@@ -225,7 +258,7 @@ func TestH35ResultThatAsksForInput(t *testing.T) {
 	}
 	run := r.guard.Middleware()(func(ctx context.Context, _ string, req mcp.Request) (mcp.Result, error) {
 		c := req.(*mcp.CallToolRequest)
-		result, _, err := r.tool(ctx, c, order{"tea", 1})
+		result, _, err := r.tool(ctx, c, order{Item: "tea", Amount: 1})
 		if result == nil {
 			result = &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: "done"}}}
 		}

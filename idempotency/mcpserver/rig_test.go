@@ -24,8 +24,9 @@ import (
 
 // order is what the tools are called with, placed what they return.
 type order struct {
-	Item   string  `json:"item"`
-	Amount float64 `json:"amount"`
+	Item   string         `json:"item"`
+	Amount float64        `json:"amount"`
+	Meta   map[string]any `json:"meta,omitempty"` // of UCP
 }
 
 type placed struct {
@@ -69,13 +70,18 @@ func newLayer(t *testing.T, pool *pgxpool.Pool) *idempotency.Layer {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	pool := pgtest.DB(t)
-	pgtest.Exec(t, pool, `create table orders (item text not null, number text not null)`)
-	return newRigOn(t, pool)
+	return newRigOn(t, ordersDB(t))
 }
 
-// newRigOn is another server's worth of the same.
-func newRigOn(t *testing.T, pool *pgxpool.Pool) *rig {
+func ordersDB(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	pool := pgtest.DB(t)
+	pgtest.Exec(t, pool, `create table orders (item text not null, number text not null)`)
+	return pool
+}
+
+// newRigOn is another server's worth of the same, with a configuration that is changed.
+func newRigOn(t *testing.T, pool *pgxpool.Pool, change ...func(*mcpserver.Config)) *rig {
 	t.Helper()
 	r := &rig{t: t, pool: pool, server: mcp.NewServer(&mcp.Implementation{Name: "shop", Version: "1"}, nil)}
 	counted := func(ctx context.Context, req *mcp.CallToolRequest, in order) (*mcp.CallToolResult, placed, error) {
@@ -89,12 +95,16 @@ func newRigOn(t *testing.T, pool *pgxpool.Pool) *rig {
 		mcp.AddTool(r.server, &mcp.Tool{Name: name}, counted)
 	}
 	doer := idempotency.DoerConfig{NoCalls: true}
-	var err error
-	r.guard, err = mcpserver.New(newLayer(t, pool), mcpserver.Config{
+	cfg := mcpserver.Config{
 		Scope:  ownerOf,
 		Tools:  map[string]mcpserver.Tool{"place_order": {Doer: doer}, "book_table": {Doer: doer}, "optional": {Doer: doer, KeyOptional: true}},
 		Logger: slog.New(slog.DiscardHandler),
-	})
+	}
+	for _, one := range change {
+		one(&cfg)
+	}
+	var err error
+	r.guard, err = mcpserver.New(newLayer(t, pool), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -206,6 +216,10 @@ func problemOf(err error) (code int64, p mcpserver.Problem) {
 	var wire *jsonrpc.Error
 	if errors.As(err, &wire) {
 		_ = json.Unmarshal(wire.Data, &p)
+		if p.Content != wire.Message {
+			p.Code += " with another content than its message"
+		}
+		p.Content = ""
 		code = wire.Code
 	}
 	return code, p

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -35,6 +36,7 @@ var (
 	laboratory = regexp.MustCompile(`^(test|examples|ops/console/e2e|telemetry/test)/|_test\.go$`)
 	sqlstate   = regexp.MustCompile(`\bOO\d{3}\b`)
 	flagName   = regexp.MustCompile(`(?:^| )-([a-z][a-z-]*)`)
+	testName   = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
 	alertName  = regexp.MustCompile(`- alert: (\w+)`)
 	commandOf  = regexp.MustCompile(`^onlyonce (?:help )?([a-z]+)(?: ([a-z]+))?`)
 )
@@ -44,7 +46,15 @@ var others = map[string]bool{"otelpgx": true, "kotel": true, "kgo.WithHooks": tr
 
 func readCode(t *testing.T) *code {
 	t.Helper()
-	c := &code{words: map[string]bool{}, packages: map[string]map[string]bool{}, members: map[string]map[string]bool{}, strings: map[string]bool{}, commands: map[string]bool{}, declared: map[string]bool{}, sqlstates: map[string]bool{}}
+	c := &code{
+		words:     map[string]bool{},
+		packages:  map[string]map[string]bool{},
+		members:   map[string]map[string]bool{},
+		strings:   map[string]bool{},
+		commands:  map[string]bool{},
+		declared:  map[string]bool{},
+		sqlstates: map[string]bool{},
+	}
 	fset := token.NewFileSet()
 	for _, name := range tracked(t, "*.go", "*.sql", "*.html", "*.py", "*.yaml", "*.yml", "Makefile", ".ci/*", "*go.mod") {
 		text, err := os.ReadFile(filepath.Join(root, name))
@@ -119,7 +129,9 @@ func (c *code) addFile(name string, f *ast.File) {
 			c.strings[strings.Trim(n.Value, "\"`")] = true
 		case *ast.KeyValueExpr:
 			key, _ := n.Key.(*ast.Ident)
-			if lit, ok := n.Value.(*ast.BasicLit); ok && key != nil && (key.Name == "name" && dir == "cmd/onlyonce" || key.Name == "Name" && dir == "internal/operate") {
+			if lit, ok := n.Value.(*ast.BasicLit); ok &&
+				key != nil &&
+				(key.Name == "name" && dir == "cmd/onlyonce" || key.Name == "Name" && dir == "internal/operate") {
 				c.commands[strings.Trim(lit.Value, `"`)] = true
 			}
 		case *ast.FuncDecl:
@@ -197,7 +209,8 @@ func (c *code) missing(name string) string {
 		return name
 	}
 	for i := 1; i < len(parts); i++ {
-		typ, member := parts[i-1], parts[i]
+		typ := parts[i-1]
+		member := parts[i]
 		switch {
 		case i == 1 && c.packages[typ] != nil && ast.IsExported(member) && !c.packages[typ][member]:
 			return member
@@ -263,5 +276,48 @@ func TestDocumentsNameWhatExists(t *testing.T) {
 	}
 	if names < 1000 {
 		t.Errorf("%d names were found", names)
+	}
+}
+
+// Each clause of a table of clauses names a test that there is.
+func TestClausesNameTheirTests(t *testing.T) {
+	t.Parallel()
+	tests := map[string]bool{}
+	for _, name := range testName.FindAllStringSubmatch(sources(t, "_test.go"), -1) {
+		tests[name[1]] = true
+	}
+	clauses := 0
+	for _, page := range pages(t) {
+		column := -1 // of the tests, within a table of clauses
+		text, err := os.ReadFile(filepath.Join(root, page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			cells := strings.Split(strings.TrimSpace(line), "|")
+			switch {
+			case len(cells) < 3:
+				column = -1
+				continue
+			case strings.TrimSpace(cells[1]) == "Clause":
+				column = slices.IndexFunc(cells, func(cell string) bool { return strings.TrimSpace(cell) == "Test" })
+				continue
+			case column < 0 || strings.HasPrefix(strings.TrimSpace(cells[1]), "---"):
+				continue
+			}
+			clauses++
+			named := quoted.FindAllStringSubmatch(cells[column], -1)
+			if len(named) == 0 {
+				t.Errorf("%s: clause %s names no test", page, cells[1])
+			}
+			for _, name := range named {
+				if !tests[name[1]] {
+					t.Errorf("%s: clause %s: there is no test %s", page, cells[1], name[1])
+				}
+			}
+		}
+	}
+	if clauses < 30 {
+		t.Errorf("%d clauses were found", clauses)
 	}
 }

@@ -34,6 +34,7 @@ var (
 	needPath     = need{"other_path", func(c *Config) bool { return c.OtherPath != "" }}
 	needIdentity = need{"other_headers", func(c *Config) bool { return len(c.OtherHeaders) > 0 }}
 	needWindow   = need{"window", func(c *Config) bool { return c.Window > 0 }}
+	needExpiry   = need{"window or expire_command", func(c *Config) bool { return c.Window > 0 || len(c.ExpireCommand) > 0 }}
 	needRestart  = need{"restart_command", func(c *Config) bool { return len(c.RestartCommand) > 0 }}
 	needRequired = need{"declares.key_required", func(c *Config) bool { return c.Declares.KeyRequired }}
 	needLimit    = need{"declares.key_limit", func(c *Config) bool { return c.Declares.KeyLimit }}

@@ -51,6 +51,9 @@ type Config struct {
 	RestartCommand []string `json:"restart_command"`
 	// Window is for how many seconds answers are kept, if it is short enough to wait for: up to 60.
 	Window int `json:"window"`
+	// ExpireCommand lets all answers expire, and takes the place of waiting for the window. It is
+	// for a server that keeps answers for hours: for example, it ages what the server has stored.
+	ExpireCommand []string `json:"expire_command"`
 	// Declares is what the server promises beyond the least.
 	Declares Declares `json:"declares"`
 }

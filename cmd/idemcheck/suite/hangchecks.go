@@ -80,24 +80,6 @@ func (s *session) run(command []string) error {
 	return nil
 }
 
-// restarted sends the session's request, restarts the server, and sends it again.
-func restarted(judge func(before, after answer) error) func(*session) error {
-	return func(s *session) error {
-		a, err := s.post()
-		if err != nil || !a.ok() {
-			return fmt.Errorf("the first request: %v, %w", a, err)
-		}
-		if err := s.run(s.config.RestartCommand); err != nil {
-			return err
-		}
-		b, err := s.post()
-		if err != nil {
-			return err
-		}
-		return judge(a, b)
-	}
-}
-
 // pause waits.
 func (s *session) pause(d time.Duration) error {
 	select {
@@ -108,14 +90,14 @@ func (s *session) pause(d time.Duration) error {
 	}
 }
 
-// later sends the session's request, and again after a part of the window.
-func later(windows float64, judge func(first, second answer) error) func(*session) error {
+// later sends the session's request, and again after something has passed.
+func later(pass func(*session) error, judge func(first, second answer) error) func(*session) error {
 	return func(s *session) error {
 		a, err := s.post()
 		if err != nil || !a.ok() {
 			return fmt.Errorf("the first request: %v, %w", a, err)
 		}
-		if err := s.pause(time.Duration(windows * float64(s.config.Window) * float64(time.Second))); err != nil {
+		if err := pass(s); err != nil {
 			return err
 		}
 		b, err := s.post()
@@ -125,6 +107,25 @@ func later(windows float64, judge func(first, second answer) error) func(*sessio
 		return judge(a, b)
 	}
 }
+
+// halfWindow waits for half of the window.
+func halfWindow(s *session) error {
+	return s.pause(time.Duration(s.config.Window) * time.Second / 2)
+}
+
+// expiry lets the first answer expire: by the command, or by waiting for twice the window.
+func expiry(s *session) error {
+	if len(s.config.ExpireCommand) > 0 {
+		return s.run(s.config.ExpireCommand)
+	}
+	return s.pause(2 * time.Duration(s.config.Window) * time.Second)
+}
+
+// restart kills the server and starts it again.
+func restart(s *session) error { return s.run(s.config.RestartCommand) }
+
+// noJudge takes any two answers.
+func noJudge(_, _ answer) error { return nil }
 
 var hangChecks = []Check{
 	{"hang/half-header", "IETF 2.6", "a third of a request; then the whole", "one effect", []need{needCount}, hungUp(0.3, 0)},
@@ -136,28 +137,28 @@ var hangChecks = []Check{
 }
 
 var timeChecks = []Check{
-	{"time/kept", "ACP 6.6", "a request, and again after half of the window", "the first answer", []need{needWindow}, later(0.5, func(a, b answer) error {
+	{"time/kept", "ACP 6.6", "a request, and again after half of the window", "the first answer", []need{needWindow}, later(halfWindow, func(a, b answer) error {
 		if a.status != b.status || a.body != b.body {
 			return fmt.Errorf("the first: %v; after half of the window: %v", a, b)
 		}
 		return nil
 	})},
-	{"time/expired", "ACP 6.6", "a request, and again after twice the window", "2xx, and no error", []need{needWindow}, later(2, func(_, b answer) error {
+	{"time/expired", "ACP 6.6", "a request, and again when its answer has expired", "2xx, and no error", []need{needExpiry}, later(expiry, func(_, b answer) error {
 		if !b.ok() {
-			return came("after twice the window", b)
+			return came("after the expiry", b)
 		}
 		return nil
 	})},
-	{"time/expired-effects", "ACP 6.6", "a request, and again after twice the window", "two effects", []need{needWindow, needCount}, func(s *session) error {
-		return s.effects(2, func() error { return later(2, func(_, _ answer) error { return nil })(s) })
+	{"time/expired-effects", "ACP 6.6", "a request, and again when its answer has expired", "two effects", []need{needExpiry, needCount}, func(s *session) error {
+		return s.effects(2, func() error { return later(expiry, noJudge)(s) })
 	}},
-	{"time/restart", "provider documentation", "a request; the server is killed; the request again", "the first answer", []need{needRestart}, restarted(func(a, b answer) error {
+	{"time/restart", "provider documentation", "a request; the server is killed; the request again", "the first answer", []need{needRestart}, later(restart, func(a, b answer) error {
 		if a.status != b.status || a.body != b.body {
 			return fmt.Errorf("before: %v; after: %v", a, b)
 		}
 		return nil
 	})},
 	{"time/restart-effects", "provider documentation", "a request; the server is killed; the request again", "one effect", []need{needRestart, needCount}, func(s *session) error {
-		return s.effects(1, func() error { return restarted(func(_, _ answer) error { return nil })(s) })
+		return s.effects(1, func() error { return later(restart, noJudge)(s) })
 	}},
 }

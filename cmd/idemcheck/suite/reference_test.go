@@ -111,6 +111,13 @@ func (r *reference) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			clear(r.records)
 		}
 		return
+	case "/expire":
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, one := range r.records {
+			one.ends = time.Time{}
+		}
+		return
 	}
 	body, err := io.ReadAll(req.Body)
 	if err != nil {

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// The test's program is its own restart command.
+// The test's program is its own command for restarts and expiry.
 func TestMain(m *testing.M) {
-	if len(os.Args) == 3 && os.Args[1] == "restart" {
-		resp, err := http.Get(os.Args[2] + "/restart")
+	if len(os.Args) == 3 && os.Args[1] == "get" {
+		resp, err := http.Get(os.Args[2])
 		if err != nil {
 			os.Exit(1)
 		}
@@ -37,7 +37,7 @@ func configOf(t *testing.T, url, profile string) Config {
 		keeps = "no"
 	}
 	c, err := Config{
-		URL: url, Path: "/orders", OtherPath: "/orders2", CountURL: url + "/count", RestartCommand: []string{program, "restart", url}, Window: window,
+		URL: url, Path: "/orders", OtherPath: "/orders2", CountURL: url + "/count", RestartCommand: []string{program, "get", url + "/restart"}, Window: window,
 		Headers: map[string]string{"X-Client": "1"}, OtherHeaders: map[string]string{"X-Client": "2"},
 		Members: map[string]string{"ref": `"{{unique}}"`, "amount": "5", "meta": `"m"`, "mode": `""`}, Number: "amount", Free: "meta",
 		Slow: map[string]string{"mode": `"slow"`}, Refused: map[string]string{"mode": `"refuse"`}, Broken: map[string]string{"mode": `"break"`},
@@ -101,6 +101,28 @@ func TestEachCheckFindsItsFault(t *testing.T) {
 				t.Errorf("%s: %s", r.Verdict, r.Came)
 			}
 		})
+	}
+}
+
+// A server that keeps answers for an hour is checked for their expiry by a command.
+func TestExpiryByCommand(t *testing.T) {
+	t.Parallel()
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, check := range Checks() {
+		if !strings.HasPrefix(check.Name, "time/expired") {
+			continue
+		}
+		for fault, verdict := range map[string]string{"": Passed, check.Name: Failed} {
+			c := configOf(t, newReference(t, "acp", fault, time.Hour).URL, "acp")
+			c.Window = 0
+			c.ExpireCommand = []string{program, "get", c.URL + "/expire"}
+			if r := check.result(t.Context(), &c); r.Verdict != verdict {
+				t.Errorf("%s with fault %q: %s: %s", check.Name, fault, r.Verdict, r.Came)
+			}
+		}
 	}
 }
 
