@@ -216,3 +216,10 @@ func storedText(s string) string {
 	}
 	return s + "..."
 }
+
+// reportSettled reports what became of a call whose settlement is committed.
+func (s *relaySink) reportSettled(a *callAttempt) {
+	d := s.dispositionOf(a)
+	s.captures.settled(a, d.settlement)
+	s.emit.settled(d.event(a))
+}
