@@ -17,9 +17,9 @@ var (
 	goFile  = regexp.MustCompile(`^[\w/]+\.go$`)
 	method  = regexp.MustCompile(`^\(\*?(\w+)\)\.(\w+)$`)
 	// beside is what stands between a name and its file.
-	beside = regexp.MustCompile(`^[\s,(\[]*$`)
-	fence  = regexp.MustCompile("(?ms)^```.*?^```")
-	target = regexp.MustCompile(`\]\([^)]*\)`)
+	beside     = regexp.MustCompile(`^[\s,(\[]*$`)
+	fence      = regexp.MustCompile("(?ms)^```.*?^```")
+	linkTarget = regexp.MustCompile(`\]\([^)]*\)`)
 )
 
 // declarations are the names that each Go file of ours declares: functions, types, and methods as
@@ -79,7 +79,7 @@ func TestMapsOfTheCodeNameWhatIsThere(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		plain := target.ReplaceAllString(fence.ReplaceAllString(string(text), ""), "]")
+		plain := linkTarget.ReplaceAllString(fence.ReplaceAllString(string(text), ""), "]")
 		name, end := "", 0 // the last name, and where it ends
 		for _, at := range mention.FindAllStringIndex(plain, -1) {
 			word := strings.Trim(plain[at[0]:at[1]], "`")
