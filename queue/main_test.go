@@ -39,7 +39,7 @@ type rig struct {
 	broker queuetest.Memory
 
 	mu   sync.Mutex
-	done queue.Stored // by all receivers
+	done queue.StoredEvent // by all receivers
 }
 
 func newRig(t *testing.T) *rig {
@@ -68,10 +68,10 @@ func (r *rig) until(what string, cond func() bool) {
 func (r *rig) config(more ...func(*queue.Config)) queue.Config {
 	logger, _ := pgtest.Logged()
 	cfg := queue.Config{Name: "q", CopiesWithin: time.Hour, Partitions: 4, PollInterval: 20 * time.Millisecond, LeaseTTL: 2 * time.Second, Logger: logger,
-		OnStored: func(s queue.Stored) {
+		OnStored: func(s queue.StoredEvent) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			r.done = queue.Stored{Fresh: r.done.Fresh + s.Fresh, Copies: r.done.Copies + s.Copies, Parked: r.done.Parked + s.Parked}
+			r.done = queue.StoredEvent{Fresh: r.done.Fresh + s.Fresh, Copies: r.done.Copies + s.Copies, Parked: r.done.Parked + s.Parked}
 		}}
 	for _, m := range more {
 		m(&cfg)
@@ -80,7 +80,7 @@ func (r *rig) config(more ...func(*queue.Config)) queue.Config {
 }
 
 // stored returns what receivers have stored so far.
-func (r *rig) stored() queue.Stored {
+func (r *rig) stored() queue.StoredEvent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.done

@@ -67,7 +67,7 @@ func instrumentRelay(c *outbox.RelayConfig, t Config) error {
 			}
 			end(of.span, result.Err, attribute.String(attrOutcome, result.Outcome.String()))
 		},
-		Settled: func(s outbox.Settled) {
+		Settled: func(s outbox.SettledEvent) {
 			attempts.Add(context.Background(), 1, metric.WithAttributes(sinkOf(s.Sink), attribute.String("outcome", string(s.State))))
 			if s.Final {
 				delay.Record(context.Background(), s.Age.Seconds(), metric.WithAttributes(sinkOf(s.Sink)))

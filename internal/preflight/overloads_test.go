@@ -113,7 +113,7 @@ func TestS2OverloadsOfOthersDoNotRun(t *testing.T) {
 	relay, err := outbox.NewRelay(c.as("rot"), outbox.RelayConfig{Sinks: []outbox.Sink{sink{}}, PollInterval: 10 * time.Millisecond, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond},
 		Rates:    []outbox.Rate{{Sink: "payments", PerSecond: 100, InFlight: 4}, {Sink: "payments", Tenant: "acme", PerSecond: 2}, {Sink: "payments", OrderingKeyPrefix: "again:", PerSecond: 50}},
 		Complete: func(context.Context, dedupe.GuardedTx, *outbox.Attempt, *outbox.Response) error { return nil },
-		Hooks: outbox.Hooks{Settled: func(s outbox.Settled) { t.Logf("%s: %s %s", s.Name, s.State, s.Reason) }, TransactionFailed: func(f outbox.TransactionFailedEvent) {
+		Hooks: outbox.Hooks{Settled: func(s outbox.SettledEvent) { t.Logf("%s: %s %s", s.Name, s.State, s.Reason) }, TransactionFailed: func(f outbox.TransactionFailedEvent) {
 			mu.Lock()
 			defer mu.Unlock()
 			failed = append(failed, f.Err)

@@ -111,7 +111,7 @@ func (r *Rotator) dropLease(why error) {
 	epoch := r.lease.Epoch
 	r.lease, r.wait, r.carry, r.busy = nil, nil, nil, 0
 	if r.cfg.Hooks.Lease != nil {
-		r.cfg.Hooks.Lease(LeaseChange{Epoch: epoch, Err: why})
+		r.cfg.Hooks.Lease(LeaseEvent{Epoch: epoch, Err: why})
 	}
 }
 
@@ -218,7 +218,7 @@ func (r *Rotator) holdLease(ctx context.Context) (bool, error) {
 	}
 	r.lease = l
 	if r.cfg.Hooks.Lease != nil {
-		r.cfg.Hooks.Lease(LeaseChange{Epoch: l.Epoch, Held: true})
+		r.cfg.Hooks.Lease(LeaseEvent{Epoch: l.Epoch, Held: true})
 	}
 	return true, nil
 }
