@@ -10,8 +10,8 @@ REAL   := $(if $(CI),-require-real)
 # flags turns variables that are set into flags: $(call flags,SEED ONLY) is -seed='1' if SEED is 1, and ONLY is not set.
 flags   = $(foreach v,$(1),$(if $($(v)),-$(shell echo $(v) | tr A-Z a-z)='$($(v))'))
 
-.PHONY: help map doubles quickstart test test-long long laboratory check lint vet oncevet tidy words size other-go \
-	site image release bench retention e2e alerts dashboards schemathesis idemcheck kit mutants \
+.PHONY: help map doubles quickstart test test-long long laboratory check lint vet oncevet density tidy words size \
+	other-go site image release bench retention e2e alerts dashboards schemathesis idemcheck kit mutants \
 	adversary seams model matrix zones growth growth-shapes fuzz remotes histories faults drill-restore drill-move \
 	storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle storm-keys \
 	storm-outbox storm-queue storm-webhook parts nightly ci
@@ -57,14 +57,18 @@ check:
 	$(GO) test ./test/api ./test/docs/... ./test/layout ./test/suite ./test/words ./deploy/monitoring
 	$(GO) test -short ./test/mutants
 
-## onlyoncevet and golangci-lint (with go vet), in every module
-lint: oncevet
+## onlyoncevet, golangci-lint (with go vet) in every module, and density
+lint: oncevet density
 	@$(SUITE) each $(GO) run $(LINT) run ./...
 
 ## onlyoncevet over the library and its examples: it must find nothing
 oncevet:
 	@$(GO) -C cmd/onlyoncevet build -o $(CURDIR)/bin/onlyoncevet .
 	@$(SUITE) each $(GO) vet -vettool=$(CURDIR)/bin/onlyoncevet ./...
+
+## lines that hold more than one thought: see test/size/density; there must be none
+density:
+	@$(GO) run ./test/size -density
 
 ## go vet, in every module
 vet:
@@ -79,7 +83,8 @@ tidy:
 words:
 	$(GO) run ./test/words
 
-## lines, names, fields, long functions and references against their order; COMMITS="fe6af5d8 HEAD" shows what changed
+## lines, names, fields, long functions and references against their order, then density by package
+## COMMITS="fe6af5d8 HEAD" shows what changed
 size:
 	$(GO) run ./test/size $(COMMITS)
 
@@ -90,10 +95,10 @@ OTHER_GO ?= go1.27.4
 other-go:
 	@$(SUITE) other-go $(OTHER_GO)
 
-## README and docs as a static site in dist/site, and llms.txt; fails on a dead link
-## CHECK=1 opens ten pages in Chromium, and searches
+## README, docs and packages as a static site in dist/site, and llms.txt; fails on a dead link; needs npm
+## CHECK=1 opens pages in Chromium, and searches; VERSION=v0.1.0 writes a folder of that name
 site:
-	@$(GO) -C test/site run . $(if $(CHECK),-check)
+	@$(GO) -C test/site run . $(if $(CHECK),-check) $(if $(VERSION),-version $(VERSION))
 
 ## build deploy/Dockerfile's image and run its parts beside Postgres, as docker-compose.yml and the chart do
 ## needs Docker, or root and dockerd (Debian: docker.io)
@@ -139,9 +144,12 @@ KIT     := $(GO) test -count=1 -parallel $(AT_ONCE) -timeout 60m
 
 ## onlyoncetest against SEEDS seeds, and a table of programs: sound ones are never accused, faulty ones always are
 kit: export ONLYONCE_TEST_CRASHES := all
+kit: export ONLYONCE_KIT_ROWS := $(CURDIR)/bin/kit-rows
 kit:
 	$(DEVENV) -postgres $(REAL) -- $(KIT) -run '^Test(Judges|SoundProgram.*)$$' ./onlyoncetest -args -seeds $(SEEDS)
-	$(DEVENV) -postgres $(REAL) -- $(KIT) -run '^TestSoundAndFaultyPrograms$$' ./onlyoncetest
+	@rm -f bin/kit-rows; mkdir -p bin
+	$(DEVENV) -postgres $(REAL) -- $(KIT) -C test/compat -run '^TestGORMPrograms$$' ./sql
+	$(DEVENV) -postgres $(REAL) -- $(KIT) -run '^TestSoundAndFaultyPrograms$$' ./onlyoncetest -args -sound 20s
 
 MUTANTS := ./test/mutants$(if $(RANDOM),/drawn -n $(RANDOM)) $(if $(NEW),-new)
 

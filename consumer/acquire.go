@@ -64,7 +64,8 @@ func (w *worker) acquire(ctx context.Context) error {
 			continue
 		}
 		if was := w.pos; mine && was > cur.position { // the database has lost confirmed commits
-			w.redoUntil = max(w.redoUntil, was) // in memory first: the write may fail, and the next look finds the position set back
+			// in memory first: the write may fail, and the next look finds the position set back
+			w.redoUntil = max(w.redoUntil, was)
 		}
 		w.setPosition(cur.position, cur.anchor, cur.leaderEpoch)
 		if err := w.checkCursor(cur); err != nil {
@@ -94,7 +95,8 @@ func (w *worker) acquire(ctx context.Context) error {
 		}
 		return w.verifyLog(ctx)
 	}
-	return fmt.Errorf("%w: another process keeps raising the epoch of %s/%d", source.ErrOwnershipLost, id.Topic, id.Partition)
+	return fmt.Errorf("%w: another process keeps raising the epoch of %s/%d",
+		source.ErrOwnershipLost, id.Topic, id.Partition)
 }
 
 // findPartition finds out which topic the partition is of now, and which shard has it.
@@ -125,16 +127,20 @@ func (w *worker) findPartition(ctx context.Context) error {
 // checkCursor refuses a cursor that belongs to another group or cluster, or to another topic of the
 // same name (F2, F4).
 func (w *worker) checkCursor(cur *cursor) error {
-	id, group := w.id, w.c.source.Group()
+	id := w.id
+	group := w.c.source.Group()
 	switch {
 	case cur.retired:
 		return w.haltError(HaltRetired, "an operator retired the cursor")
 	case cur.groupID != nil && *cur.groupID != group:
-		return w.haltError(HaltForeignGroup, "the cursor belongs to group %q, and this is group %q", *cur.groupID, group)
+		return w.haltError(HaltForeignGroup, "the cursor belongs to group %q, and this is group %q",
+			*cur.groupID, group)
 	case cur.clusterID != nil && *cur.clusterID != id.ClusterID:
-		return w.haltError(HaltForeignCluster, "the cursor belongs to cluster %q, and this is cluster %q", *cur.clusterID, id.ClusterID)
+		return w.haltError(HaltForeignCluster, "the cursor belongs to cluster %q, and this is cluster %q",
+			*cur.clusterID, id.ClusterID)
 	case cur.topicID.Valid && id.TopicID != [16]byte{} && cur.topicID.Bytes != id.TopicID:
-		return w.haltError(HaltNewTopic, "the topic was deleted and created again: its id was %x and is %x", cur.topicID.Bytes, id.TopicID)
+		return w.haltError(HaltNewTopic, "the topic was deleted and created again: its id was %x and is %x",
+			cur.topicID.Bytes, id.TopicID)
 	}
 	return nil
 }
@@ -153,8 +159,19 @@ func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 	}
 	nonce := newNonce()
 	var epoch *int64
-	err := w.c.queryRowWithin(ctx, seen.longest+w.c.answerPatience(), takeCursorSQL, seen.id, seen.epoch, nonce, w.c.source.Group(), w.id.ClusterID,
-		uuidOrNull(w.id.TopicID), w.c.cfg.longest(), guard.Millis(w.c.cfg.Timeouts.Lock)).Scan(&epoch)
+	err := w.c.queryRowWithin(
+		ctx,
+		seen.longest+w.c.answerPatience(),
+		takeCursorSQL,
+		seen.id,
+		seen.epoch,
+		nonce,
+		w.c.source.Group(),
+		w.id.ClusterID,
+		uuidOrNull(w.id.TopicID),
+		w.c.cfg.longest(),
+		guard.Millis(w.c.cfg.Timeouts.Lock),
+	).Scan(&epoch)
 	if err != nil {
 		return false, fmt.Errorf("taking over cursor %d: %w", seen.id, err)
 	}
@@ -174,18 +191,26 @@ func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 	w.setPosition(cur.position, cur.anchor, cur.leaderEpoch)
 	w.state.takenAt.Store(w.pos)
 	w.state.epoch.Store(*epoch)
-	w.slotted, w.acknowledged = w.c.needsSlots(cur), nil
+	w.slotted = w.c.needsSlots(cur)
+	w.acknowledged = nil
 	if err := w.readDone(ctx); err != nil {
 		return false, err
 	}
-	w.aloneUntil, w.aloneLeft, w.unclean = 0, 0, !seen.clean
+	w.aloneUntil = 0
+	w.aloneLeft = 0
+	w.unclean = !seen.clean
 	switch { // how many messages the old owner may have worked on
 	case w.unclean && w.slotted:
 		w.aloneLeft = w.c.cfg.Window
 	case w.unclean:
 		w.aloneLeft = w.c.cfg.BatchSize
 	}
-	emit(w.c.cfg.Hooks.Owned, OwnedEvent{TopicPartition: w.id.TopicPartition, Position: w.pos, Epoch: *epoch, Clean: seen.clean})
+	emit(w.c.cfg.Hooks.Owned, OwnedEvent{
+		TopicPartition: w.id.TopicPartition,
+		Position:       w.pos,
+		Epoch:          *epoch,
+		Clean:          seen.clean,
+	})
 	return true, nil
 }
 
@@ -206,7 +231,8 @@ func (w *worker) verifyLog(ctx context.Context) error {
 		return w.haltError(HaltTruncated, "the log ends at offset %d", log.End)
 	}
 	if until := w.provenUntil(); until > log.End {
-		return w.haltError(HaltTruncated, "the log ends at offset %d, and messages up to %d were handled", log.End, until-1)
+		return w.haltError(HaltTruncated, "the log ends at offset %d, and messages up to %d were handled",
+			log.End, until-1)
 	}
 	w.logHeldPos = w.logHeldPos || log.Start <= w.pos
 	// Otherwise there is no record left to compare.
@@ -218,7 +244,8 @@ func (w *worker) verifyLog(ctx context.Context) error {
 	// Last, because fetches that continue from here repeat the check if the leader changes.
 	var cut *source.OutOfRangeError
 	if err := w.p.Verify(ctx, w.pos, w.leaderEpoch); errors.As(err, &cut) {
-		return w.haltError(HaltTruncated, "the log was cut off at offset %d and written anew: leader epoch %d, up to which it was read, ends there", cut.End, w.leaderEpoch)
+		return w.haltError(HaltTruncated, "the log was cut off at offset %d and written anew: leader epoch "+
+			"%d, up to which it was read, ends there", cut.End, w.leaderEpoch)
 	} else if err != nil {
 		return fmt.Errorf("comparing the log with what was read below the position: %w", err)
 	}
@@ -249,11 +276,14 @@ func (w *worker) verifyAnchor(ctx context.Context) error {
 		return w.haltError(HaltTruncated, "the log ends at offset %d", out.End)
 	case err != nil:
 		return fmt.Errorf("reading the record before the position: %w", err)
-	case w.id.Compacted && w.id.TopicID != [16]byte{} && (len(f.Messages) == 0 || f.Messages[0].Offset > w.anchor.offset):
+	case w.id.Compacted &&
+		w.id.TopicID != [16]byte{} &&
+		(len(f.Messages) == 0 || f.Messages[0].Offset > w.anchor.offset):
 		// Compaction has removed it, as far as can be known: the topic's id has to suffice.
 		return nil
 	case len(f.Messages) == 0 || f.Messages[0].Offset != w.anchor.offset || !w.anchor.matches(f.Messages[0]):
-		return w.haltError(HaltTruncated, "the record at offset %d is not the one that was read there: the log was truncated and written anew", w.anchor.offset)
+		return w.haltError(HaltTruncated, "the record at offset %d is not the one that was read there: the "+
+			"log was truncated and written anew", w.anchor.offset)
 	}
 	return nil
 }
@@ -261,7 +291,8 @@ func (w *worker) verifyAnchor(ctx context.Context) error {
 // readDone reads what is done above the position, if slots work on the partition. It runs after the
 // raise, which has waited for each slot's transaction (C3).
 func (w *worker) readDone(ctx context.Context) error {
-	w.doneBefore, w.unproven = nil, nil
+	w.doneBefore = nil
+	w.unproven = nil
 	if !w.slotted {
 		return nil
 	}

@@ -63,7 +63,8 @@ func keyHash(key orderHash) string {
 // working ends when a drain has lasted too long: the transaction under way is given up.
 type stop struct{ taking, working context.Context }
 
-// drainContext returns the context of the current batch. It outlives ctx by at most drain.
+// drainContext returns the context of the current batch. It outlives ctx by at most drain. The
+// caller calls the function when the work is over, on each path.
 func drainContext(ctx context.Context, drain time.Duration) (context.Context, context.CancelFunc) {
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {

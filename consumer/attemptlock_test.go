@@ -47,7 +47,8 @@ func init() {
 			kill()
 			return nil
 		}, func(c *consumer.Config) {
-			c.MaxAttempts, c.BatchSize = 3, 1
+			c.MaxAttempts = 3
+			c.BatchSize = 1
 		})
 	}
 }

@@ -66,7 +66,10 @@ func (ap *applier) handleBatch(until stop, msgs []*Message, next int64) error {
 		case h != nil:
 			refused++
 		}
-		if !pace.Sleep(until.taking, ap.reportLogRetry(RetryEvent{Offset: msgs[0].Offset, Messages: len(msgs), Err: err}, retry)) {
+		if !pace.Sleep(
+			until.taking,
+			ap.reportLogRetry(RetryEvent{Offset: msgs[0].Offset, Messages: len(msgs), Err: err}, retry),
+		) {
 			return until.taking.Err()
 		}
 	}

@@ -20,7 +20,9 @@ func unnested(_ context.Context, tx consumer.Tx, msgs []*consumer.Message) error
 	var parts []int32
 	var offsets []int64
 	for _, m := range msgs {
-		values, parts, offsets = append(values, string(m.Value)), append(parts, m.Partition), append(offsets, m.Offset)
+		values = append(values, string(m.Value))
+		parts = append(parts, m.Partition)
+		offsets = append(offsets, m.Offset)
 	}
 	tx.Queue(`insert into effects (value, part, off) select * from unnest($1::text[], $2::int[], $3::bigint[])`, values, parts, offsets)
 	return nil
@@ -230,7 +232,10 @@ func TestO1KeysOfCallsInABatch(t *testing.T) {
 		r.reaches(0, 20)
 		stop()
 		var all string
-		if err := r.pool.QueryRow(t.Context(), `select string_agg(key::text || convert_from(body, 'UTF8'), ' ' order by id) from onlyonce.outbox_log`).Scan(&all); err != nil {
+		if err := r.pool.QueryRow(
+			t.Context(),
+			`select string_agg(key::text || convert_from(body, 'UTF8'), ' ' order by id) from onlyonce.outbox_log`,
+		).Scan(&all); err != nil {
 			t.Fatal(err)
 		}
 		if n := r.count(`select count(*) from onlyonce.outbox_log`); n != 20 || len(r.reasons()) > 0 {
@@ -241,7 +246,8 @@ func TestO1KeysOfCallsInABatch(t *testing.T) {
 	for _, positions := range []bool{false, true} {
 		cfg := testConfig()
 		if positions {
-			cfg.Key, cfg.PositionsOnly = nil, true
+			cfg.Key = nil
+			cfg.PositionsOnly = true
 		}
 		want := keys(false, cfg, false)
 		for name, got := range map[string]string{
@@ -276,7 +282,9 @@ func TestEnqueueAgainBehindAnUndoneSavepoint(t *testing.T) {
 	}
 	check := func(r *rig) {
 		t.Helper()
-		if n := r.count(`select count(*) from onlyonce.outbox_log where convert_from(body, 'UTF8') like 'then %'`); n != 5 || r.count(`select count(*) from onlyonce.outbox_log`) != 5 || len(r.reasons()) > 0 {
+		if n := r.count(`select count(*) from onlyonce.outbox_log where convert_from(body, 'UTF8') like 'then %'`); n != 5 ||
+			r.count(`select count(*) from onlyonce.outbox_log`) != 5 ||
+			len(r.reasons()) > 0 {
 			t.Errorf("%d calls, want 5; parked: %v", n, r.reasons())
 		}
 	}

@@ -17,5 +17,6 @@ func (ap *applier) because(ctx context.Context, h *hindrance) string {
 	if err := ap.c.queryRow(ctx, holdersSQL, ap.cur.id).Scan(&holders); err != nil {
 		return "" // the hindrance itself is what has to be told
 	}
-	return "; the lock of the partition's owner is held by " + holders + " (`onlyonce doctor` tells which of them has no right to it)"
+	return "; the lock of the partition's owner is held by " + holders +
+		" (`onlyonce doctor` tells which of them has no right to it)"
 }

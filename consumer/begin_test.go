@@ -49,7 +49,14 @@ func TestOnBeginSetsUpTheTransaction(t *testing.T) {
 			var wrong atomic.Value
 			stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				var level, tenant, lock string
-				err := tx.QueryRow(ctx, `select current_setting('transaction_isolation'), current_setting('app.tenant'), current_setting('lock_timeout')`).Scan(&level, &tenant, &lock)
+				err := tx.QueryRow(
+					ctx,
+					`select current_setting('transaction_isolation'), current_setting('app.tenant'), current_setting('lock_timeout')`,
+				).Scan(
+					&level,
+					&tenant,
+					&lock,
+				)
 				if err != nil || level != "serializable" || tenant != "acme" || lock != "2s" {
 					wrong.Store(fmt.Sprintf("%q %q %q %v", level, tenant, lock, err))
 				}
@@ -68,7 +75,15 @@ func TestOnBeginSetsUpTheTransaction(t *testing.T) {
 				}
 				defer conn.Release()
 				var level, tenant string
-				if err := conn.QueryRow(t.Context(), `select current_setting('transaction_isolation'), coalesce(current_setting('app.tenant', true), '')`).Scan(&level, &tenant); err != nil || level != "read committed" || tenant != "" {
+				if err := conn.QueryRow(
+					t.Context(),
+					`select current_setting('transaction_isolation'), coalesce(current_setting('app.tenant', true), '')`,
+				).Scan(
+					&level,
+					&tenant,
+				); err != nil ||
+					level != "read committed" ||
+					tenant != "" {
 					t.Errorf("left behind: %q %q %v", level, tenant, err)
 				}
 			}
@@ -83,14 +98,18 @@ func TestT7TimeoutsHoldFromBegin(t *testing.T) {
 	r := newRig(t, 1)
 	values := r.numbered(0, 5)
 	cfg := testConfig()
-	cfg.Timeouts.Statement, cfg.Timeouts.Idle = 7*time.Second, time.Second
+	cfg.Timeouts.Statement = 7 * time.Second
+	cfg.Timeouts.Idle = time.Second
 	var begun atomic.Int32
 	var wrong, ended atomic.Value
 	cfg.OnBegin = func(ctx context.Context, tx consumer.Tx) error {
 		tx.Queue(`set transaction isolation level repeatable read`) // before any snapshot
 		ask := func() (got string, err error) {
-			err = tx.QueryRow(ctx, `select concat_ws(' ', current_setting('transaction_isolation'), current_setting('lock_timeout'), current_setting('statement_timeout'),
-				current_setting('idle_in_transaction_session_timeout'))`).Scan(&got)
+			err = tx.QueryRow(
+				ctx,
+				`select concat_ws(' ', current_setting('transaction_isolation'), current_setting('lock_timeout'), current_setting('statement_timeout'),
+				current_setting('idle_in_transaction_session_timeout'))`,
+			).Scan(&got)
 			return got, err
 		}
 		got, err := ask()
@@ -127,7 +146,10 @@ func TestT7FenceSetsTheBounds(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, 1)
 			values := r.numbered(0, 5)
-			if cfg.Timeouts.Lock, cfg.Timeouts.Statement, cfg.Timeouts.Idle = 50*time.Millisecond, 7*time.Second, 9*time.Second; name == "slots" {
+			cfg.Timeouts.Lock = 50 * time.Millisecond
+			cfg.Timeouts.Statement = 7 * time.Second
+			cfg.Timeouts.Idle = 9 * time.Second
+			if name == "slots" {
 				cfg.Concurrency = 3
 			}
 			var wrong atomic.Value
@@ -300,7 +322,9 @@ func TestT7EveryIsolationLevelAppliesOnce(t *testing.T) {
 					return effect(ctx, tx, m)
 				}
 				cfg := testConfig()
-				cfg.OnBegin, cfg.ClaimFirst, cfg.BatchSize = isolation(level), claimFirst, 5
+				cfg.OnBegin = isolation(level)
+				cfg.ClaimFirst = claimFirst
+				cfg.BatchSize = 5
 				other := cfg
 				other.Scope = "billing"
 				stop := r.start(handle, cfg)
@@ -313,7 +337,9 @@ func TestT7EveryIsolationLevelAppliesOnce(t *testing.T) {
 				if n := r.count(`select count(*) from (select value from effects group by value having count(*) = 2) v`); n != len(values) {
 					t.Errorf("%d of %d messages have one effect in each scope", n, len(values))
 				}
-				if n, sum := r.count(`select count(*) from effects`), r.count(`select sum(n) from tally`); n != 120 || sum != 120 {
+				n := r.count(`select count(*) from effects`)
+				sum := r.count(`select sum(n) from tally`)
+				if n != 120 || sum != 120 {
 					t.Errorf("%d effects, %d counted, want 120", n, sum)
 				}
 				if len(r.reasons()) > 0 {
@@ -335,7 +361,8 @@ func TestK2UncommittedCopyAtEveryLevel(t *testing.T) {
 				cfg := testConfig()
 				cfg.OnBegin = isolation(level)
 				r.log.Append(0, "same", id("one"))
-				entered, release := make(chan struct{}), make(chan struct{})
+				entered := make(chan struct{})
+				release := make(chan struct{})
 				var once sync.Once
 				stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 					if m.Partition == 0 && m.Attempt == 0 {

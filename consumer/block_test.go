@@ -21,7 +21,8 @@ func blocking() consumer.Config {
 // offsets.
 func (r *rig) offsetsInOrder() {
 	r.t.Helper()
-	if n := r.count(`select count(*) from (select off < lag(off) over (partition by part order by n) as wrong from effects) e where wrong`); n != 0 {
+	n := r.count(`select count(*) from (select off < lag(off) over (partition by part order by n) as wrong from effects) e where wrong`)
+	if n != 0 {
 		r.t.Errorf("%d effects are out of order", n)
 	}
 }
@@ -144,7 +145,8 @@ func TestRetryAfterIsWaitedFor(t *testing.T) {
 			r := newRig(t, 1)
 			r.log.AppendMessage(0, &consumer.Message{Key: []byte("k"), Value: []byte("v"), Headers: []consumer.Header{id("v")}})
 			cfg := testConfig()
-			cfg.OnFailure, cfg.MaxAttempts = policy, 10
+			cfg.OnFailure = policy
+			cfg.MaxAttempts = 10
 			stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				if m.Attempt < 4 {
 					return fmt.Errorf("the remote: %w", consumer.RetryAfter(errBoom, after))

@@ -28,7 +28,9 @@ func (r *rig) stopped(reason string) *consumer.HaltError {
 	r.t.Helper()
 	h := r.halted()
 	redrive := "onlyonce parked redrive -scope stock -topic orders -partition 0 -kind message -parked-for " + reason
-	if h.Reason != consumer.HaltEverythingFails || !strings.Contains(h.Error(), redrive) || !strings.Contains(h.Command(), fmt.Sprintf("adopt -scope stock -topic orders -partition 0 -at %d", h.Position)) {
+	if h.Reason != consumer.HaltEverythingFails ||
+		!strings.Contains(h.Error(), redrive) ||
+		!strings.Contains(h.Command(), fmt.Sprintf("adopt -scope stock -topic orders -partition 0 -at %d", h.Position)) {
 		r.t.Errorf("halt: %v, want one that prints %q", h, redrive)
 	}
 	// While a message is tried the partition is not halted.
@@ -106,7 +108,10 @@ func TestD7NoMessageHasAnID(t *testing.T) {
 	stop = r.start(queued, cfg)
 	h := r.stopped("no-key")
 	r.triedOn()
-	if n := r.count(`select count(*) from onlyonce.parked`); h.Position != 39 || r.position(0) != 39 || n != 19 || !strings.Contains(h.Detail, `"mesage-id" is missing`) {
+	if n := r.count(`select count(*) from onlyonce.parked`); h.Position != 39 ||
+		r.position(0) != 39 ||
+		n != 19 ||
+		!strings.Contains(h.Detail, `"mesage-id" is missing`) {
 		t.Errorf("halted at %d, position %d, %d parked: %v", h.Position, r.position(0), n, h)
 	}
 	mended.Store(true)
@@ -244,7 +249,9 @@ func TestD7BadMessagesSideBySide(t *testing.T) {
 		}
 	}
 	cfg := braking()
-	cfg.Concurrency, cfg.BatchSize, cfg.Window = batches, size, batches*size
+	cfg.Concurrency = batches
+	cfg.BatchSize = size
+	cfg.Window = batches * size
 	var arrived atomic.Int32
 	all := make(chan struct{})
 	stop := r.startOn(r.src, pool, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {

@@ -35,7 +35,10 @@ var brakeRows = []row{
 
 func (f *faults) everythingFails(start func(consumer.HandlerFunc) func(), adjust ...func(*faults)) {
 	f.t.Helper()
-	f.begin(1, append(adjust, func(f *faults) { f.cfg.Brake.ProbeInterval, f.mix.Unordered = 20*time.Millisecond, true })...)
+	f.begin(1, append(adjust, func(f *faults) {
+		f.cfg.Brake.ProbeInterval = 20 * time.Millisecond
+		f.mix.Unordered = true
+	})...)
 	for i := range 30 {
 		f.mix.Add(0, "k0", "all-"+string(rune('A'+i)), "")
 	}
@@ -65,7 +68,9 @@ func (f *faults) everythingFails(start func(consumer.HandlerFunc) func(), adjust
 	mended.Store(true)
 	f.done()
 	f.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where state = 'waiting'`)
-	until(f.t, "what was parked to be tried again", func() bool { return f.count(`select count(*) from onlyonce.parked where state = 'retrying'`) == 0 })
+	until(f.t, "what was parked to be tried again", func() bool {
+		return f.count(`select count(*) from onlyonce.parked where state = 'retrying'`) == 0
+	})
 	f.finish(stop)
 	f.parkedAs(nil)
 }

@@ -10,7 +10,8 @@ import (
 // haltEverythingFails halts the partition because of a message that failed, like nearly all before
 // it.
 func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltError {
-	b, counts := e.brake, map[string]int{}
+	b := e.brake
+	counts := map[string]int{}
 	judged := b.Trip()
 	for _, reason := range judged {
 		counts[reason]++
@@ -18,16 +19,20 @@ func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltErr
 	var reasons, failed []string
 	for _, reason := range []string{parked.NoKey, parked.TooOld, parked.Permanent, parked.Exhausted} {
 		if counts[reason] > 0 {
-			reasons, failed = append(reasons, reason), append(failed, fmt.Sprintf("%d %s", counts[reason], reason))
+			reasons = append(reasons, reason)
+			failed = append(failed, fmt.Sprintf("%d %s", counts[reason], reason))
 		}
 	}
-	h := e.haltErrorAt(pos, HaltEverythingFails, "of the last %d messages nearly all have failed (%s), the last of them at offset %d, which is not parked: %v. One message is tried every %v; when it is applied, the partition continues by itself",
+	h := e.haltErrorAt(pos, HaltEverythingFails, "of the last %d messages nearly all have failed (%s), the "+
+		"last of them at offset %d, which is not parked: %v. One message is tried every %v; when it is "+
+		"applied, the partition continues by itself",
 		len(judged), strings.Join(failed, ", "), offset, v.err, b.every)
 	for _, reason := range reasons {
 		if reason == parked.TooOld {
 			continue // an operator has to find out first which of them were applied
 		}
-		h.parkedKind, h.failed = e.c.parkedKind(), append(h.failed, reason)
+		h.parkedKind = e.c.parkedKind()
+		h.failed = append(h.failed, reason)
 		h.Redrive = append(h.Redrive, h.redrive(reason, &h.Partition))
 	}
 	b.halt.Store(h)
@@ -43,7 +48,8 @@ func (e *engine) recordOutcomes(reasons ...string) {
 	if h := e.state.halted.Load(); h != nil && h.Reason == HaltEverythingFails {
 		e.state.halted.CompareAndSwap(h, nil)
 	}
-	e.c.cfg.Logger.Info("onlyonce: a message was applied: the partition continues", "scope", e.c.cfg.Scope, "topic", e.id.Topic, "partition", e.id.Partition)
+	e.c.cfg.Logger.Info("onlyonce: a message was applied: the partition continues",
+		"scope", e.c.cfg.Scope, "topic", e.id.Topic, "partition", e.id.Partition)
 }
 
 // firstBraked returns the index of the first message of a plan at which the partition has to
@@ -62,7 +68,8 @@ func (e *engine) firstBraked(p *plan, dispositions []*disposition) (at int, err 
 	worst := false
 	for i := range p.msgs {
 		if v := of(i); v != nil {
-			reasons[i], worst = v.reason, true
+			reasons[i] = v.reason
+			worst = true
 		}
 	}
 	if !worst {

@@ -48,7 +48,16 @@ func (e *engine) skipStillParked(ctx context.Context, tx *guard.Tx, p *plan, dis
 	var times []time.Time
 	var keys, values [][]byte
 	var sealed []bool
-	err := tx.EngineRow(ctx, stepClaim, stillParkedSQL, e.c.parkedKind(), e.c.cfg.Scope, e.id.Topic, e.id.Partition, codec.Bigints(offsets)).
+	err := tx.EngineRow(
+		ctx,
+		stepClaim,
+		stillParkedSQL,
+		e.c.parkedKind(),
+		e.c.cfg.Scope,
+		e.id.Topic,
+		e.id.Partition,
+		codec.Bigints(offsets),
+	).
 		Scan(&found, &topics, &times, &keys, &values, &sealed)
 	if err != nil {
 		tx.Fail(stepClaim, err)
@@ -56,11 +65,21 @@ func (e *engine) skipStillParked(ctx context.Context, tx *guard.Tx, p *plan, dis
 	}
 	for n, offset := range found {
 		i := at[offset]
-		row := &Message{Topic: e.id.Topic, Partition: e.id.Partition, Offset: offset, Time: times[n], Key: keys[n], Value: values[n], topicID: topics[n].Bytes}
+		row := &Message{
+			Topic:     e.id.Topic,
+			Partition: e.id.Partition,
+			Offset:    offset,
+			Time:      times[n],
+			Key:       keys[n],
+			Value:     values[n],
+			topicID:   topics[n].Bytes,
+		}
 		closed := false
 		if sealed[n] {
 			value, err := e.c.open(row)
-			row.Value, closed = value, err != nil // what does not open is compared by the rest
+			// what does not open is compared by the rest
+			row.Value = value
+			closed = err != nil
 		}
 		if row.isRecord(p.msgs[i], closed) {
 			dispositions[i] = &disposition{reason: reasonDuplicate}
@@ -75,7 +94,9 @@ func (m *Message) isRecord(other *Message, closed bool) bool {
 	if m.topicID != none && other.topicID != none && m.topicID != other.topicID {
 		return false
 	}
-	return m.Time.Equal(storableTime(other.Time).Truncate(time.Microsecond)) && bytes.Equal(m.Key, other.Key) && (closed || bytes.Equal(m.Value, other.Value))
+	return m.Time.Equal(storableTime(other.Time).Truncate(time.Microsecond)) &&
+		bytes.Equal(m.Key, other.Key) &&
+		(closed || bytes.Equal(m.Value, other.Value))
 }
 
 // refuseBlockedSQL raises OO006 if one of these ordering keys is blocked; blockedSQL returns which
@@ -94,10 +115,12 @@ func (e *engine) checkOrder(ctx context.Context, tx *guard.Tx, p *plan, disposit
 	if e.c.cfg.OnFailure != ParkOrderingKey || p.alreadyParked {
 		return
 	}
-	keys, index := make([]pgtype.UUID, 0, len(p.msgs)), make([]int, 0, len(p.msgs))
+	keys := make([]pgtype.UUID, 0, len(p.msgs))
+	index := make([]int, 0, len(p.msgs))
 	for i, m := range p.msgs {
 		if m.orderKey.Valid && (dispositions[i] == nil || dispositions[i].parks()) {
-			keys, index = append(keys, m.orderKey), append(index, i)
+			keys = append(keys, m.orderKey)
+			index = append(index, i)
 		}
 	}
 	if len(keys) == 0 {
@@ -172,7 +195,8 @@ func (e *engine) checkAge(ctx context.Context, tx *guard.Tx, p *plan, dispositio
 	for i, m := range p.msgs {
 		if until != nil && dispositions[i] == nil && !m.madeAt.After(*until) {
 			dispositions[i] = &disposition{reason: parked.TooOld, err: fmt.Errorf(
-				"its id was made at %s, and ids that were made until %s may be forgotten: the database does not know whether it is a copy",
+				"its id was made at %s, and ids that were made until %s may be forgotten: the database does "+
+					"not know whether it is a copy",
 				m.madeAt.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339))}
 		}
 	}

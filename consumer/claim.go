@@ -42,7 +42,13 @@ select coalesce(array_agg(key), '{}') from onlyonce.parked
 // claimKeys claims the keys of all messages that have one, and records a disposition on each that
 // is not fresh. On the optimistic path it only queues the claim, which raises at the server unless
 // all are fresh.
-func (e *engine) claimKeys(ctx context.Context, tx *guard.Tx, msgs []*Message, dispositions []*disposition, claimFirst bool) {
+func (e *engine) claimKeys(
+	ctx context.Context,
+	tx *guard.Tx,
+	msgs []*Message,
+	dispositions []*disposition,
+	claimFirst bool,
+) {
 	if e.c.cfg.Key == nil && !e.c.events {
 		return
 	}
@@ -61,7 +67,9 @@ func (e *engine) claimKeys(ctx context.Context, tx *guard.Tx, msgs []*Message, d
 	for i, m := range msgs {
 		if dispositions[i] == nil {
 			hash, fingerprint := m.hash()
-			hashes, fingerprints, index = append(hashes, hash), append(fingerprints, fingerprint), append(index, i)
+			hashes = append(hashes, hash)
+			fingerprints = append(fingerprints, fingerprint)
+			index = append(index, i)
 		}
 	}
 	if len(hashes) == 0 {
@@ -101,11 +109,13 @@ func (e *engine) claimOutsideReplay(tx *guard.Tx, msgs []*Message, dispositions 
 	if e.c.events {
 		return
 	}
-	hashes, fingerprints := make([][16]byte, 0, len(msgs)), make([]int64, 0, len(msgs))
+	hashes := make([][16]byte, 0, len(msgs))
+	fingerprints := make([]int64, 0, len(msgs))
 	for i, m := range msgs {
 		if dispositions[i] == nil {
 			hash, fingerprint := m.hashIn(0)
-			hashes, fingerprints = append(hashes, hash), append(fingerprints, fingerprint)
+			hashes = append(hashes, hash)
+			fingerprints = append(fingerprints, fingerprint)
 		}
 	}
 	if len(hashes) > 0 {
@@ -122,7 +132,13 @@ func (e *engine) claimArgs(class string, hashes [][16]byte, fingerprints []int64
 	if class == e.c.cfg.Horizon.class() {
 		asked, uses, hits = e.c.filters.Ask(hashes)
 	}
-	return []any{codec.UUIDs(hashes), codec.Bigints(fingerprints), codec.Bigints(asked), codec.Bigints(uses), codec.UUIDs(hits)}
+	return []any{
+		codec.UUIDs(hashes),
+		codec.Bigints(fingerprints),
+		codec.Bigints(asked),
+		codec.Bigints(uses),
+		codec.UUIDs(hits),
+	}
 }
 
 // claimStatement returns the statement that claims keys in the scope's ring, or in both while its
@@ -145,12 +161,19 @@ func (e *engine) skipParked(ctx context.Context, tx *guard.Tx, msgs []*Message, 
 		originals[i] = m.hashOutsideReplay()
 	}
 	var parked []pgtype.UUID
-	if err := tx.EngineRow(ctx, stepClaim, unsettledSQL, codec.UUIDs(originals), e.c.parkedKind()).Scan(&parked); err != nil {
+	if err := tx.EngineRow(
+		ctx,
+		stepClaim,
+		unsettledSQL,
+		codec.UUIDs(originals),
+		e.c.parkedKind(),
+	).Scan(&parked); err != nil {
 		tx.Fail(stepClaim, err)
 		return
 	}
 	for i := range msgs {
-		if dispositions[i] == nil && slices.ContainsFunc(parked, func(u pgtype.UUID) bool { return u.Bytes == originals[i] }) {
+		if dispositions[i] == nil &&
+			slices.ContainsFunc(parked, func(u pgtype.UUID) bool { return u.Bytes == originals[i] }) {
 			dispositions[i] = &disposition{reason: reasonDuplicate}
 		}
 	}
@@ -172,7 +195,8 @@ func (e *engine) findIDs(msgs []*Message) []*disposition {
 	dispositions := make([]*disposition, len(msgs))
 	e.c.identifyAll(msgs, e.c.identify)
 	for i, m := range msgs {
-		m.mayRepeat, m.idInTopic = m.Offset < e.redoUntil, e.idInTopic
+		m.mayRepeat = m.Offset < e.redoUntil
+		m.idInTopic = e.idInTopic
 		switch err := m.idErr; {
 		case errors.Is(err, ErrSkip):
 			dispositions[i] = &disposition{reason: reasonSkipped, err: err}
@@ -221,7 +245,8 @@ func (c *Consumer) identify(m *Message) (err error) {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%w: Config.Key, Fingerprint, Tenant or OrderingKey panicked: %v", ErrNoKey, p)
 		}
-		m.identified, m.idErr = true, err
+		m.identified = true
+		m.idErr = err
 		m.restore(&was)
 	}()
 	if c.events {
@@ -246,7 +271,8 @@ func (c *Consumer) identify(m *Message) (err error) {
 	case id == "":
 		return ErrNoKey
 	case m.timed && c.cfg.TooOld == tooOldUnset:
-		return fmt.Errorf("%w: Config.Key calls one of TimedKey: it must be that one itself, with Config.TooOld", ErrConfig)
+		return fmt.Errorf("%w: Config.Key calls one of TimedKey: it must be that one itself, with Config.TooOld",
+			ErrConfig)
 	}
 	if c.cfg.Fingerprint != nil {
 		m.fingerprint = inbox.Compared(c.cfg.Fingerprint(m))
@@ -263,7 +289,8 @@ func (c *Consumer) identifyInOrder(m *Message) error {
 		m.inOrder = m.orderKey
 		return nil
 	}
-	was, found := *m, m.idErr
+	was := *m
+	found := m.idErr
 	if c.copyBytes.Load() {
 		m.ownBytes()
 	}

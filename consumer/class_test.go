@@ -33,8 +33,12 @@ func (r *rig) changes(class string) error {
 func (r *rig) held(id string) string {
 	r.t.Helper()
 	var all string
-	err := r.pool.QueryRow(r.t.Context(), `select coalesce(string_agg(regexp_replace(segment, '_keys_\d$', ''), ' ' order by segment), '') from onlyonce.inbox
-		where key = onlyonce.key('', 'stock', $1)`, id).Scan(&all)
+	err := r.pool.QueryRow(
+		r.t.Context(),
+		`select coalesce(string_agg(regexp_replace(segment, '_keys_\d$', ''), ' ' order by segment), '') from onlyonce.inbox
+		where key = onlyonce.key('', 'stock', $1)`,
+		id,
+	).Scan(&all)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -50,7 +54,11 @@ func classConfig(h consumer.Horizon) consumer.Config {
 // K10: a scope claims in the ring of its class alone, and finds copies there, on both paths.
 func TestK10KeysAreInTheRingOfTheirClass(t *testing.T) {
 	t.Parallel()
-	for class, want := range map[consumer.Horizon]string{consumer.HorizonStandard: "consumer", consumer.HorizonShort: "consumer_short", consumer.HorizonLong: "consumer_long"} {
+	for class, want := range map[consumer.Horizon]string{
+		consumer.HorizonStandard: "consumer",
+		consumer.HorizonShort:    "consumer_short",
+		consumer.HorizonLong:     "consumer_long",
+	} {
 		for _, first := range []bool{false, true} {
 			r := newRig(t, 1)
 			values := r.numbered(0, 3)
@@ -82,13 +90,20 @@ func TestK10ParkedMessagesClaimInTheirClass(t *testing.T) {
 		r.exec(`delete from onlyonce.inbox`)
 		h.heal()
 		if discard {
-			if _, err := ops.Discard(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock"}}); err != nil {
+			if _, err := ops.Discard(
+				t.Context(),
+				r.pool,
+				ops.By{Reason: "a test"},
+				ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock"}},
+			); err != nil {
 				t.Fatal(err)
 			}
 		} else {
 			r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp()`)
 		}
-		until(t, "the row to be settled", func() bool { return r.count(`select count(*) from onlyonce.parked where settled_at is null`) == 0 })
+		until(t, "the row to be settled", func() bool {
+			return r.count(`select count(*) from onlyonce.parked where settled_at is null`) == 0
+		})
 		if got := r.held("v"); got != "consumer_long" {
 			t.Errorf("discard %t: the key is in %q", discard, got)
 		}
@@ -123,7 +138,9 @@ func TestK10TwoConsumersOfAScope(t *testing.T) {
 	r.reaches(0, 7)
 	stop()
 	r.once(append(values, "new")...)
-	if was, is := r.held("p0-1"), r.held("new"); was != "consumer" || is != "consumer consumer_long" {
+	was := r.held("p0-1")
+	is := r.held("new")
+	if was != "consumer" || is != "consumer consumer_long" {
 		t.Errorf("a key from before is in %q, a new one in %q", was, is)
 	}
 }
@@ -187,7 +204,8 @@ func TestK10OwnerFromBeforeIsFencedOut(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	r.log.Append(0, "first", id("first"))
-	entered, resume := make(chan struct{}), make(chan struct{})
+	entered := make(chan struct{})
+	resume := make(chan struct{})
 	var once sync.Once
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if string(m.Value) == "v" {
@@ -220,14 +238,20 @@ func TestK10ChangeDuringATakeOver(t *testing.T) {
 	r.reaches(0, 1)
 	stop()
 	var once sync.Once
-	pool := pgtest.Wired(t, r.pool, pgx.QueryExecModeCacheStatement, &pgtest.Wire{Statement: consumer.TakeCursorSQL, At: func(int32) pgtest.Cut {
-		once.Do(func() {
-			if err := r.changes("long"); err != nil {
-				t.Error(err)
-			}
-		})
-		return pgtest.Pass
-	}}, nil)
+	pool := pgtest.Wired(
+		t,
+		r.pool,
+		pgx.QueryExecModeCacheStatement,
+		&pgtest.Wire{Statement: consumer.TakeCursorSQL, At: func(int32) pgtest.Cut {
+			once.Do(func() {
+				if err := r.changes("long"); err != nil {
+					t.Error(err)
+				}
+			})
+			return pgtest.Pass
+		}},
+		nil,
+	)
 	r.log.Append(0, "v", id("v"))
 	stop = r.startOn(r.src, pool, queued, testConfig())
 	r.reaches(0, 2)
@@ -281,7 +305,8 @@ func TestK10ClaimsMeetInEitherRing(t *testing.T) {
 		want   int16
 	}{{"standard", true, 1}, {"standard", false, 0}, {"long", true, 1}, {"long", false, 0}} {
 		key := fmt.Sprintf("k%d", i)
-		a, b := newClaimer(t, pool), newClaimer(t, pool)
+		a := newClaimer(t, pool)
+		b := newClaimer(t, pool)
 		a.exec(`begin`)
 		if got, err := a.claim(oneClass, c.first, key, 0); err != nil || got[0] != 0 {
 			t.Fatal(got, err)
@@ -308,7 +333,9 @@ func waits(t *testing.T, pool *pgxpool.Pool, c *claimer) {
 	t.Helper()
 	until(t, "the claim to wait", func() bool {
 		var waiting bool
-		if err := pool.QueryRow(t.Context(), `select exists (select from pg_locks where pid = $1 and not granted)`, int32(c.conn.PgConn().PID())).Scan(&waiting); err != nil { //nolint:gosec // a process id
+		err := pool.QueryRow(t.Context(), `select exists (select from pg_locks where pid = $1 and not granted)`,
+			int32(c.conn.PgConn().PID())).Scan(&waiting)
+		if err != nil { //nolint:gosec // a process id
 			t.Fatal(err)
 		}
 		return waiting
@@ -326,16 +353,20 @@ func TestK10ConflictLeavesNoOtherFingerprint(t *testing.T) {
 			of   int64
 			want int16
 		}{{1, 0}, {2, 2}, {1, 1}, {0, 1}} {
-			sql, args := bothSQL, []any{"short", "standard", in, claim.of}
+			sql := bothSQL
+			args := []any{"short", "standard", in, claim.of}
 			if claim.want == 0 {
-				sql, args = oneClass, []any{in, in, claim.of}
+				sql = oneClass
+				args = []any{in, in, claim.of}
 			}
 			if got, err := c.claim(sql, args...); err != nil || got[0] != claim.want {
 				t.Errorf("key in %s, payload %d: %v, %v; want %d", in, claim.of, got, err, claim.want)
 			}
 		}
 		var n int
-		if err := pool.QueryRow(t.Context(), `select count(*) from onlyonce.inbox where key = onlyonce.key('', 'stock', $1)`, in).Scan(&n); err != nil || n != 1 {
+		if err := pool.QueryRow(t.Context(), `select count(*) from onlyonce.inbox where key = onlyonce.key('', 'stock', $1)`,
+			in).Scan(&n); err != nil ||
+			n != 1 {
 			t.Errorf("%d rows, %v", n, err)
 		}
 	}
@@ -361,8 +392,12 @@ func TestK10ClaimsInBothRingsDoNotDeadlock(t *testing.T) {
 		all.Go(func() {
 			for i := range 40 {
 				classes := [][2]string{{"standard", "long"}, {"long", "standard"}}[worker%2]
-				_, err := c.claim(`select onlyonce.claim_both($1, $2, array_agg(onlyonce.key('', 'stock', $3 || '-' || k) order by random()), array_agg(0::bigint)) from generate_series(1, 20) k`,
-					classes[0], classes[1], fmt.Sprint(i))
+				_, err := c.claim(
+					`select onlyonce.claim_both($1, $2, array_agg(onlyonce.key('', 'stock', $3 || '-' || k) order by random()), array_agg(0::bigint)) from generate_series(1, 20) k`,
+					classes[0],
+					classes[1],
+					fmt.Sprint(i),
+				)
 				var pg *pgconn.PgError
 				if errors.As(err, &pg) && pg.Code == "40P01" {
 					deadlocks.Store(err.Error(), true)
@@ -478,10 +513,12 @@ func TestK10CursorMadeDuringAChange(t *testing.T) {
 	r.reaches(0, 0)
 	stop()
 	create := func(c *claimer, topic string) error {
-		_, err := c.conn.Exec(t.Context(), cursor.CreateSQL, "stock", topic, 0, nil, nil, nil, 0, "earliest", nil, names.Cursor("stock", topic, 0).String())
+		_, err := c.conn.Exec(t.Context(), cursor.CreateSQL, "stock",
+			topic, 0, nil, nil, nil, 0, "earliest", nil, names.Cursor("stock", topic, 0).String())
 		return err
 	}
-	maker, change := newClaimer(t, r.pool), newClaimer(t, r.pool)
+	maker := newClaimer(t, r.pool)
+	change := newClaimer(t, r.pool)
 	maker.exec(`begin`)
 	if err := create(maker, "made"); err != nil {
 		t.Fatal(err)
@@ -513,13 +550,19 @@ func TestK10TooOldFollowsTheClass(t *testing.T) {
 	r := newRig(t, 1)
 	r.exec(`insert into onlyonce.scopes (scope, topics, first_topic, created_at) values ('stock', '{orders}', 'orders', clock_timestamp() - interval '100 hours')`)
 	forgets := func(name string, hours float64) {
-		r.exec(`update onlyonce.rings set forgotten = clock_timestamp() - make_interval(secs => 3600 * $2), horizon = '1 second' where name = $1`, name, hours)
+		r.exec(
+			`update onlyonce.rings set forgotten = clock_timestamp() - make_interval(secs => 3600 * $2), horizon = '1 second' where name = $1`,
+			name,
+			hours,
+		)
 	}
 	until := func(want string) {
 		t.Helper()
 		for _, function := range []string{"too_old", "forgotten"} {
 			var got string
-			if err := r.pool.QueryRow(t.Context(), `select coalesce(round(extract(epoch from clock_timestamp() - onlyonce.`+function+`('stock')) / 3600)::text, 'none')`).Scan(&got); err != nil || got != want {
+			err := r.pool.QueryRow(t.Context(), `select coalesce(round(extract(epoch from clock_timestamp() - onlyonce.`+function+`('stock')) / 3600)::text, 'none')`).Scan(&got)
+			if err != nil ||
+				got != want {
 				t.Errorf("%s is %s hours ago, want %s; %v", function, got, want, err)
 			}
 		}
@@ -562,11 +605,16 @@ func TestK10WhatHasNoClass(t *testing.T) {
 	}
 	for name, change := range map[string]func(*consumer.Config){
 		"must be HorizonStandard": func(c *consumer.Config) { c.Horizon = 7 },
-		"is set, and Key is not":  func(c *consumer.Config) { c.Horizon, c.Key, c.PositionsOnly = consumer.HorizonLong, nil, true },
+		"is set, and Key is not": func(c *consumer.Config) {
+			c.Horizon = consumer.HorizonLong
+			c.Key = nil
+			c.PositionsOnly = true
+		},
 	} {
 		cfg := testConfig()
 		change(&cfg)
-		if _, err := consumer.New(r.pool, &memlog.Source{Log: r.log, GroupID: "stock"}, consumer.HandlerFunc(queued), cfg); err == nil || !strings.Contains(err.Error(), name) {
+		if _, err := consumer.New(r.pool, &memlog.Source{Log: r.log, GroupID: "stock"}, consumer.HandlerFunc(queued), cfg); err == nil ||
+			!strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -638,7 +686,9 @@ func TestK10ReplayClaimsInTheClass(t *testing.T) {
 			cfg := classConfig(consumer.HorizonShort)
 			cfg.Start = consumer.Latest()
 			stop := r.start(queued, cfg)
-			until(t, "the partition is taken over", func() bool { return r.count(`select count(*) from onlyonce.positions where next_offset = 1`) == 1 })
+			until(t, "the partition is taken over", func() bool {
+				return r.count(`select count(*) from onlyonce.positions where next_offset = 1`) == 1
+			})
 			r.log.Append(0, "w", id("w"))
 			r.reaches(0, 2)
 			if change {
@@ -646,7 +696,12 @@ func TestK10ReplayClaimsInTheClass(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if _, err := ops.Replay(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ReplayInput{CursorName: place, From: 0, To: 1}); err != nil {
+			if _, err := ops.Replay(
+				t.Context(),
+				r.pool,
+				ops.By{Reason: "a test"},
+				ops.ReplayInput{CursorName: place, From: 0, To: 1},
+			); err != nil {
 				t.Fatal(err)
 			}
 			until(t, "the replay", func() bool { return r.count(`select count(*) from effects where value = 'v'`) == 1 })

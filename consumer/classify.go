@@ -31,7 +31,13 @@ func (e *engine) isRefusal(state string, h *handlerRun) bool {
 
 // classifyFailure decides whose fault a rolled back attempt is: the handler's (*handlerFailure),
 // the server's or of something else that is away (*hindrance), or that of the way to the server.
-func (e *engine) classifyFailure(work context.Context, o *outcome, h *handlerRun, failed *guard.Failure, lost bool) error {
+func (e *engine) classifyFailure(
+	work context.Context,
+	o *outcome,
+	h *handlerRun,
+	failed *guard.Failure,
+	lost bool,
+) error {
 	switch {
 	case work.Err() != nil:
 		return context.Cause(work) // given up while it ran: no fault of the message
@@ -60,7 +66,8 @@ func (e *engine) classifyFailure(work context.Context, o *outcome, h *handlerRun
 		return &hindrance{failed, -1}
 	case failed.Step == stepPark && idTaken(failed):
 		return &hindrance{fmt.Errorf("%w (%s)", failed, sequenceBehind), -1}
-	case failed.Step == stepPark && (strings.HasPrefix(sqlState(failed), classData) || strings.HasPrefix(sqlState(failed), classIntegrity)):
+	case failed.Step == stepPark &&
+		(strings.HasPrefix(sqlState(failed), classData) || strings.HasPrefix(sqlState(failed), classIntegrity)):
 		// The table refuses the message, and always will.
 		return &handlerFailure{index: -1, err: &blockedError{&disposition{reason: reasonUnparkable, err: failed.Err}}}
 	case failed.Step == stepSeal && sqlState(failed) != "" && o.handlerCalled:
@@ -80,7 +87,8 @@ func keyTakenMeanwhile(failed *guard.Failure) bool {
 }
 
 // sequenceBehind is why an id is taken that the database has just given out.
-const sequenceBehind = "the sequence onlyonce.parked_id_seq is behind, because logical replication does not copy sequences: " +
+const sequenceBehind = "the sequence onlyonce.parked_id_seq is behind, because logical replication does not " +
+	"copy sequences: " +
 	"run `onlyonce outbox rebase`, which raises each; the message is not at fault"
 
 // idTaken reports whether the id that a sequence gave to a row of onlyonce.parked is another row's

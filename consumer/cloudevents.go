@@ -49,7 +49,8 @@ func CloudEvent[T any](ctx context.Context, m *Message) (value T, err error) {
 	}
 	if !structured {
 		if isUnmarked(m) {
-			return value, errors.New("it is a whole event, and no header content-type says application/cloudevents+json")
+			return value, errors.New("it is a whole event, and no header content-type says " +
+				"application/cloudevents+json")
 		}
 		return JSON[T](ctx, m)
 	}
@@ -61,7 +62,8 @@ func CloudEvent[T any](ctx context.Context, m *Message) (value T, err error) {
 		return value, err
 	}
 	own := *m
-	if own.Value = event.Data; event.Base64 != nil {
+	own.Value = event.Data
+	if event.Base64 != nil {
 		own.Value = event.Base64
 	}
 	if value, err = JSON[T](ctx, &own); err != nil {
@@ -79,11 +81,13 @@ func isStructured(m *Message) (bool, error) {
 			continue
 		}
 		kind, _, _ := strings.Cut(string(h.Value), ";")
-		switch kind = strings.ToLower(strings.TrimSpace(kind)); {
+		kind = strings.ToLower(strings.TrimSpace(kind))
+		switch {
 		case kind == "application/cloudevents+json":
 			structured = true
 		case strings.HasPrefix(kind, "application/cloudevents"):
-			return false, fmt.Errorf("content-type %.100q in header %d: structured events are read in JSON, one in a record", kind, i)
+			return false, fmt.Errorf("content-type %.100q in header %d: structured events are read in JSON, "+
+				"one in a record", kind, i)
 		}
 	}
 	return structured, nil
@@ -93,7 +97,9 @@ func isStructured(m *Message) (bool, error) {
 // headers of an event in binary mode the value is the data, whatever it looks like.
 func isUnmarked(m *Message) bool {
 	for _, h := range m.Headers {
-		if name := strings.ToLower(h.Name); strings.HasPrefix(name, "ce_") || strings.HasPrefix(name, "ce-") || strings.HasPrefix(name, "cloudevents") {
+		if name := strings.ToLower(h.Name); strings.HasPrefix(name, "ce_") ||
+			strings.HasPrefix(name, "ce-") ||
+			strings.HasPrefix(name, "cloudevents") {
 			return false
 		}
 	}
@@ -103,5 +109,9 @@ func isUnmarked(m *Message) bool {
 		Source      json.RawMessage `json:"source"`
 		Type        json.RawMessage `json:"type"`
 	}
-	return json.Unmarshal(m.Value, &event) == nil && event.Specversion != nil && event.ID != nil && event.Source != nil && event.Type != nil
+	return json.Unmarshal(m.Value, &event) == nil &&
+		event.Specversion != nil &&
+		event.ID != nil &&
+		event.Source != nil &&
+		event.Type != nil
 }

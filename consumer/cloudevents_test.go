@@ -31,7 +31,8 @@ func TestCloudEventKeyInBothModes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, kind := range []string{structured, "Application/CloudEvents+JSON"} {
-		if got, err := key(event(kind, `{"specversion": "1.0", "source": "/shop", "id": "17", "data": {"id": "x"}}`)); err != nil || got != want {
+		if got, err := key(event(kind, `{"specversion": "1.0", "source": "/shop", "id": "17", "data": {"id": "x"}}`)); err != nil ||
+			got != want {
 			t.Errorf("%s: %q, %v, want %q", kind, got, err, want)
 		}
 	}
@@ -40,9 +41,10 @@ func TestCloudEventKeyInBothModes(t *testing.T) {
 		"no id":          event(structured, `{"source": "/shop", "id": ""}`),
 		"not JSON":       event(structured, `{"source": "/shop"`),
 		"header instead": event(structured, `{}`, "ce_source", "/shop", "ce_id", "17"),
-		"batch":          event("application/cloudevents-batch+json", `[{"source": "/shop", "id": "17"}]`, "ce_source", "/shop", "ce_id", "17"),
-		"avro":           event("application/cloudevents+avro", ``),
-		"no event":       event("application/json", `{"source": "/shop", "id": "17"}`),
+		"batch": event("application/cloudevents-batch+json",
+			`[{"source": "/shop", "id": "17"}]`, "ce_source", "/shop", "ce_id", "17"),
+		"avro":     event("application/cloudevents+avro", ``),
+		"no event": event("application/json", `{"source": "/shop", "id": "17"}`),
 	} {
 		if got, err := key(m); err == nil {
 			t.Errorf("%s: the id is %q", name, got)
@@ -109,7 +111,8 @@ func TestD10WholeEventIsNotItsData(t *testing.T) {
 		}
 	}
 	// The data of an event in binary mode may be an event.
-	if got, err := consumer.CloudEvent[named](t.Context(), event("", whole, "ce_id", "1", "ce_source", "/relay")); err != nil || got.ID != "e-1" {
+	if got, err := consumer.CloudEvent[named](t.Context(), event("", whole, "ce_id", "1", "ce_source", "/relay")); err != nil ||
+		got.ID != "e-1" {
 		t.Errorf("event as data: %+v, %v", got, err)
 	}
 }

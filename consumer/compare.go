@@ -24,7 +24,8 @@ delete from onlyonce.done d using held
 // done, its row says nothing of this log: it is deleted, and the record is handled. It looks at the
 // offsets that the fetch spans, of what may be millions.
 func (s *slots) compare(ctx context.Context, got fetchResult) error {
-	before, next := s.window.Before, got.Next
+	before := s.window.Before
+	next := got.Next
 	if len(before) == 0 {
 		return nil
 	}
@@ -52,9 +53,11 @@ func (s *slots) compare(ctx context.Context, got fetchResult) error {
 		switch _, unproven := s.w.unproven[offset]; {
 		case unproven:
 		case found[offset]:
-			return s.w.haltError(HaltTruncated, "the record at offset %d is not the one that was handled there: the log was truncated and written anew", offset)
+			return s.w.haltError(HaltTruncated, "the record at offset %d is not the one that was handled "+
+				"there: the log was truncated and written anew", offset)
 		default:
-			return s.w.haltError(HaltTruncated, "the record at offset %d, which was handled, is not there any more: the log was truncated and written anew", offset)
+			return s.w.haltError(HaltTruncated, "the record at offset %d, which was handled, is not there "+
+				"any more: the log was truncated and written anew", offset)
 		}
 	}
 	return s.dropDone(ctx, others)
@@ -79,7 +82,15 @@ func (s *slots) dropDone(ctx context.Context, offsets []int64) error {
 	w := s.w
 	bounded, cancel := w.c.bounded(ctx)
 	defer cancel()
-	tag, err := w.c.pool.Exec(bounded, dropDoneSQL, w.cur.id, w.cur.epoch, w.cur.nonce, w.cur.run, codec.Bigints(offsets))
+	tag, err := w.c.pool.Exec(
+		bounded,
+		dropDoneSQL,
+		w.cur.id,
+		w.cur.epoch,
+		w.cur.nonce,
+		w.cur.run,
+		codec.Bigints(offsets),
+	)
 	switch {
 	case err != nil:
 		return fmt.Errorf("deleting what was done in another log: %w", err)
@@ -89,7 +100,9 @@ func (s *slots) dropDone(ctx context.Context, offsets []int64) error {
 	for _, offset := range offsets {
 		delete(s.window.Before, offset)
 	}
-	w.c.cfg.Logger.Warn("onlyonce: the log has other records where messages were done before the position was set: they are handled",
-		"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "first", offsets[0], "messages", len(offsets))
+	w.c.cfg.Logger.Warn("onlyonce: the log has other records where messages were done before the position "+
+		"was set: they are handled",
+		"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "first", offsets[0],
+		"messages", len(offsets))
 	return nil
 }

@@ -20,9 +20,15 @@ import (
 func TestEveryFaultOfAConfigIsNamed(t *testing.T) {
 	t.Parallel()
 	_, err := consumer.New(nil, nil, consumer.HandlerFunc(nil), consumer.Config{
-		BatchSize: -1, Linger: -time.Second, Backoff: dedupe.Backoff{Min: time.Minute, Max: time.Second}, Timeouts: dedupe.Timeouts{Lock: time.Microsecond},
+		BatchSize: -1,
+		Linger:    -time.Second,
+		Backoff:   dedupe.Backoff{Min: time.Minute, Max: time.Second},
+		Timeouts:  dedupe.Timeouts{Lock: time.Microsecond},
 	})
-	for _, want := range []string{"pool:", "source:", "handler:", "Config.Scope:", "Config.Key:", "Config.BatchSize:", "Config.Linger:", "Config.Backoff.Max:", "Config.Timeouts.Lock:"} {
+	for _, want := range []string{
+		"pool:", "source:", "handler:", "Config.Scope:", "Config.Key:", "Config.BatchSize:",
+		"Config.Linger:", "Config.Backoff.Max:", "Config.Timeouts.Lock:",
+	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("no word of %s in:\n%v", want, err)
 		}
@@ -60,7 +66,10 @@ func TestMisbuiltKeyFunctionsAreRefused(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	_, err := consumer.New(pool, src, consumer.HandlerFunc(effect), consumer.Config{Scope: "stock", Key: func(m *consumer.Message) (string, error) { return string(m.Headers[3].Value), nil }})
+	_, err := consumer.New(pool, src, consumer.HandlerFunc(effect), consumer.Config{
+		Scope: "stock",
+		Key:   func(m *consumer.Message) (string, error) { return string(m.Headers[3].Value), nil },
+	})
 	if err != nil {
 		t.Errorf("a function that does not expect an empty message: %v", err)
 	}

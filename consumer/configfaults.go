@@ -40,10 +40,14 @@ func (c Config) faults(events bool) error {
 	}
 	switch {
 	case events && (c.Key != nil || c.PositionsOnly || c.Tenant != nil):
-		l.Add("Key", "must not be set, nor PositionsOnly and Tenant: the source is one of events, which have their ids and tenants from where they were appended")
+		l.Add("Key",
+			"must not be set, nor PositionsOnly and Tenant: the source is one of events, which have their "+
+				"ids and tenants from where they were appended")
 	case events:
 	case c.Key == nil && !c.PositionsOnly:
-		l.Add("Key", "is not set: choose where a message's id is (HeaderKey, CloudEventKey, JSONKey or a function of yours), or set PositionsOnly to run without ids")
+		l.Add("Key",
+			"is not set: choose where a message's id is (HeaderKey, CloudEventKey, JSONKey or a function of "+
+				"yours), or set PositionsOnly to run without ids")
 	case c.Key != nil && c.PositionsOnly:
 		l.Add("PositionsOnly", "is set, and Key is too: choose one")
 	case c.Key != nil:
@@ -84,7 +88,10 @@ func (c Config) faults(events bool) error {
 		l.Add("Backoff.Max", "is %v: must be at least Backoff.Min, %v", w.Backoff.Max, w.Backoff.Min)
 	}
 	if w.HandlerTimeout > w.BatchTimeout {
-		l.Add("BatchTimeout", "is %v: must be at least HandlerTimeout, %v, which it would cut short", w.BatchTimeout, w.HandlerTimeout)
+		l.Add("BatchTimeout",
+			"is %v: must be at least HandlerTimeout, %v, which it would cut short",
+			w.BatchTimeout,
+			w.HandlerTimeout)
 	}
 	return l.Err()
 }
@@ -96,7 +103,9 @@ func (c *Config) checkTooOld(l *fields.List) {
 	case c.TooOld < tooOldUnset || c.TooOld > ApplyTooOld:
 		l.Add("TooOld", "is %d: must be ParkTooOld or ApplyTooOld, or 0 without TimedKey", c.TooOld)
 	case timed && c.TooOld == tooOldUnset:
-		l.Add("TooOld", "is not set, and Key is one of TimedKey: choose ParkTooOld, or ApplyTooOld if a copy that comes past the horizon may take effect again")
+		l.Add("TooOld",
+			"is not set, and Key is one of TimedKey: choose ParkTooOld, or ApplyTooOld if a copy that comes "+
+				"past the horizon may take effect again")
 	case !timed && c.TooOld != tooOldUnset:
 		l.Add("TooOld", "is set, and Key is none of TimedKey: no message has a time that could be compared")
 	}
@@ -124,8 +133,12 @@ func (c Config) copiesFault(events bool, topics []string) error {
 	case c.Copies != copiesUnset && c.PositionsOnly:
 		rule = "is set, and PositionsOnly is too: there are no ids"
 	case c.Copies == copiesUnset && !events && c.Key != nil && len(topics) > 1:
-		rule = fmt.Sprintf("is not set, and the source reads %d topics: choose WithinTopic if the same id in two of them means two messages (an order's id in `created` and in `paid`), "+
-			"AcrossTopics if it means one", len(topics))
+		rule = fmt.Sprintf(
+			"is not set, and the source reads %d topics: choose WithinTopic if the same id in two of them "+
+				"means two messages (an order's id in `created` and in `paid`), "+
+				"AcrossTopics if it means one",
+			len(topics),
+		)
 	default:
 		return nil
 	}
@@ -146,10 +159,12 @@ func setFault(set *shard.Set, events bool) error {
 		return fmt.Errorf("%w: set: must not be nil", ErrConfig)
 	}
 	if _, partitions := set.Routes(); !partitions {
-		return fmt.Errorf("%w: set: shard.Config.OfPartition: must not be nil: it names the database of a partition", ErrConfig)
+		return fmt.Errorf("%w: set: shard.Config.OfPartition: must not be nil: it names the database of a partition",
+			ErrConfig)
 	}
 	if events {
-		return fmt.Errorf("%w: set: must not be given with a source of events: those lie in one database and are claimed there, so use New", ErrConfig)
+		return fmt.Errorf("%w: set: must not be given with a source of events: those lie in one database "+
+			"and are claimed there, so use New", ErrConfig)
 	}
 	return nil
 }

@@ -81,7 +81,8 @@ func (c *Consumer) shardOf(topic string, partition int32) (*Consumer, error) {
 
 // describeDatabase describes the database, without its password.
 func (c *Consumer) describeDatabase() string {
-	cc, name := c.pool.Raw().Config().ConnConfig, ""
+	cc := c.pool.Raw().Config().ConnConfig
+	name := ""
 	if c.shard != "" {
 		name = fmt.Sprintf("shard %q, ", c.shard)
 	}

@@ -59,7 +59,10 @@ func (r *rig) reads(topic string, offset int) {
 func (r *rig) effects() string {
 	r.t.Helper()
 	var all string
-	if err := r.pool.QueryRow(r.t.Context(), `select coalesce(string_agg(value, ' ' order by value), '') from effects`).Scan(&all); err != nil {
+	if err := r.pool.QueryRow(
+		r.t.Context(),
+		`select coalesce(string_agg(value, ' ' order by value), '') from effects`,
+	).Scan(&all); err != nil {
 		r.t.Fatal(err)
 	}
 	return all
@@ -83,17 +86,35 @@ func TestK8ChoiceIsAsked(t *testing.T) {
 		change func(*consumer.Config)
 		want   string
 	}{
-		"two topics":                {two, nil, "Config.Copies: is not set, and the source reads 2 topics"},
-		"two topics within":         {two, func(c *consumer.Config) { c.Copies = consumer.WithinTopic }, ""},
-		"two topics across":         {two, func(c *consumer.Config) { c.Copies = consumer.AcrossTopics }, ""},
-		"two topics, no ids":        {two, func(c *consumer.Config) { c.Key, c.PositionsOnly = nil, true }, ""},
-		"a choice without ids":      {two, func(c *consumer.Config) { c.Key, c.PositionsOnly, c.Copies = nil, true, consumer.WithinTopic }, "there are no ids"},
+		"two topics":        {two, nil, "Config.Copies: is not set, and the source reads 2 topics"},
+		"two topics within": {two, func(c *consumer.Config) { c.Copies = consumer.WithinTopic }, ""},
+		"two topics across": {two, func(c *consumer.Config) { c.Copies = consumer.AcrossTopics }, ""},
+		"two topics, no ids": {two, func(c *consumer.Config) {
+			c.Key = nil
+			c.PositionsOnly = true
+		}, ""},
+		"a choice without ids": {
+			two,
+			func(c *consumer.Config) {
+				c.Key = nil
+				c.PositionsOnly = true
+				c.Copies = consumer.WithinTopic
+			},
+			"there are no ids",
+		},
 		"one topic":                 {r.src, nil, ""},
 		"one topic across":          {r.src, func(c *consumer.Config) { c.Copies = consumer.AcrossTopics }, ""},
 		"topics that are not known": {untold{two}, nil, ""},
 		"events of two topics":      {events{two}, func(c *consumer.Config) { c.Key = nil }, ""},
-		"a choice for events":       {events{two}, func(c *consumer.Config) { c.Key, c.Copies = nil, consumer.WithinTopic }, "Config.Copies: must not be set"},
-		"no choice":                 {two, func(c *consumer.Config) { c.Copies = 3 }, "Config.Copies: is 3"},
+		"a choice for events": {
+			events{two},
+			func(c *consumer.Config) {
+				c.Key = nil
+				c.Copies = consumer.WithinTopic
+			},
+			"Config.Copies: must not be set",
+		},
+		"no choice": {two, func(c *consumer.Config) { c.Copies = 3 }, "Config.Copies: is 3"},
 	} {
 		cfg := testConfig()
 		if c.change != nil {
@@ -341,7 +362,8 @@ func TestK8ShardsAgree(t *testing.T) {
 	r.b.reads("paid", 1)
 	stop()
 	for name, one := range map[string]*rig{"a": r.rig, "b": r.b} {
-		if n := one.count(`select count(*) from onlyonce.scopes where scope = 'stock' and first_topic = 'orders' and copies = 'within'`); n != 1 {
+		n := one.count(`select count(*) from onlyonce.scopes where scope = 'stock' and first_topic = 'orders' and copies = 'within'`)
+		if n != 1 {
 			t.Errorf("shard %s has not the scope's row as the other one", name)
 		}
 	}

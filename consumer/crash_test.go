@@ -37,7 +37,10 @@ var children = map[string]func(db string) error{
 				kill()
 			}
 			return nil
-		}}, scenario.Handle, func(cfg *consumer.Config) { cfg.Key, cfg.PositionsOnly = nil, true })
+		}}, scenario.Handle, func(cfg *consumer.Config) {
+			cfg.Key = nil
+			cfg.PositionsOnly = true
+		})
 	},
 	"poison": func(db string) error {
 		return childRun(db, &memlog.Source{Log: mixLog(false)}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {

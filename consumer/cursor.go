@@ -48,7 +48,13 @@ func anchorOf(m *Message) *anchor {
 	if m.LogAppendTime {
 		kind = "append"
 	}
-	fields := []string{strconv.FormatInt(m.Offset, 10), kind, strconv.FormatInt(m.Time.UnixMilli(), 10), nullable(m.Key), nullable(m.Value)}
+	fields := []string{
+		strconv.FormatInt(m.Offset, 10),
+		kind,
+		strconv.FormatInt(m.Time.UnixMilli(), 10),
+		nullable(m.Key),
+		nullable(m.Value),
+	}
 	for _, h := range m.Headers {
 		fields = append(fields, h.Name, nullable(h.Value))
 	}
@@ -149,10 +155,12 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 		class        string
 		classBefore  *string
 	)
-	err := c.queryRow(ctx, readCursorSQL, c.cfg.Scope, topic, partition).Scan(&r.id, &r.run, &r.epoch, &r.nonce,
-		&r.groupID, &r.clusterID, &r.topicID, &r.clean, &r.position, &anchorOffset, &anchorEpoch, &anchorHash,
-		&r.leaderEpoch, &r.runEpoch, &r.retired, &longest, &r.replayNo, &r.replayUntil, &resume, &r.replayResend, &r.redoUntil, &r.redoTopicID, &r.doneUntil, &r.suspects,
-		&class, &classBefore)
+	err := c.queryRow(ctx, readCursorSQL, c.cfg.Scope, topic, partition).Scan(
+		&r.id, &r.run, &r.epoch, &r.nonce, &r.groupID, &r.clusterID, &r.topicID, &r.clean,
+		&r.position, &anchorOffset, &anchorEpoch, &anchorHash, &r.leaderEpoch, &r.runEpoch,
+		&r.retired, &longest, &r.replayNo, &r.replayUntil, &resume, &r.replayResend, &r.redoUntil,
+		&r.redoTopicID, &r.doneUntil, &r.suspects, &class, &classBefore,
+	)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -192,10 +200,15 @@ func uuidOrNull(id [16]byte) pgtype.UUID {
 
 // doneAbove returns the offsets that are done at a position or above it, and the hashes of their
 // records; and which of them are done only if the log still has that record.
-func (c *Consumer) doneAbove(ctx context.Context, cur *cursor, pos int64) (done map[int64]int64, unproven map[int64]struct{}, err error) {
+func (c *Consumer) doneAbove(
+	ctx context.Context,
+	cur *cursor,
+	pos int64,
+) (done map[int64]int64, unproven map[int64]struct{}, err error) {
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
-	done, unproven = map[int64]int64{}, map[int64]struct{}{}
+	done = map[int64]int64{}
+	unproven = map[int64]struct{}{}
 	var offset, hash int64
 	var only bool
 	rows, _ := c.pool.Query(ctx, readDoneSQL, cur.id, cur.run, pos)

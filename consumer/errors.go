@@ -197,7 +197,10 @@ func firstFailed(err error, msgs []*Message) int {
 			return
 		case *messageError:
 			for i, m := range msgs {
-				if m.Topic == e.m.Topic && m.Partition == e.m.Partition && m.Offset == e.m.Offset && (first < 0 || i < first) {
+				if m.Topic == e.m.Topic &&
+					m.Partition == e.m.Partition &&
+					m.Offset == e.m.Offset &&
+					(first < 0 || i < first) {
 					first = i
 				}
 			}
@@ -223,7 +226,8 @@ var errPaused = errors.New("paused")
 
 // errChanged means that a handler has changed the bytes of its message in place, so the message
 // must be read again from the log.
-var errChanged = errors.New("the handler has changed its message's bytes in place: the message is read again, and handlers get copies from now on")
+var errChanged = errors.New("the handler has changed its message's bytes in place: the message is read " +
+	"again, and handlers get copies from now on")
 
 // Errors of handlers that take too long.
 var (
@@ -306,5 +310,8 @@ func endsWork(err error) bool {
 		return false // a user's function may return any error, even these
 	}
 	var halt *HaltError
-	return errors.As(err, &halt) || errors.Is(err, source.ErrOwnershipLost) || errors.Is(err, errMoved) || errors.Is(err, context.Canceled)
+	return errors.As(err, &halt) ||
+		errors.Is(err, source.ErrOwnershipLost) ||
+		errors.Is(err, errMoved) ||
+		errors.Is(err, context.Canceled)
 }

@@ -43,19 +43,22 @@ func (c *Consumer) emitParked(p ParkedEvent) {
 func (c *Consumer) logParked(p ParkedEvent) {
 	of := []any{"scope", c.cfg.Scope, "topic", p.Topic, "partition", p.Partition, "offset", p.Offset}
 	if p.Reason != ParkedBehind {
-		c.cfg.Logger.Warn("onlyonce: message parked", append(of, "reason", p.Reason, "state", p.State, "error", p.Err)...)
+		c.cfg.Logger.Warn("onlyonce: message parked",
+			append(of, "reason", p.Reason, "state", p.State, "error", p.Err)...)
 		return
 	}
 	if held, yes := c.behind.Let(fmt.Sprintf("%s/%d", p.Topic, p.Partition), time.Now(), behindLogged); yes {
-		c.cfg.Logger.Info("onlyonce: messages wait behind a parked one of their ordering key", append(of, "not_logged", held)...)
+		c.cfg.Logger.Info("onlyonce: messages wait behind a parked one of their ordering key",
+			append(of, "not_logged", held)...)
 	}
 }
 
 // emitResolved reports a parked message that was applied.
 func (c *Consumer) emitResolved(o *outcome, row *parkedRow) {
 	m := row.m
-	c.cfg.Logger.Info("onlyonce: parked message resolved", "scope", c.cfg.Scope, "topic", m.Topic, "partition", m.Partition,
-		"offset", m.Offset, "attempts", row.attempt)
+	c.cfg.Logger.Info("onlyonce: parked message resolved",
+		"scope", c.cfg.Scope, "topic", m.Topic, "partition", m.Partition, "offset", m.Offset,
+		"attempts", row.attempt)
 	emit(c.cfg.Hooks.Resolved, ResolvedEvent{
 		TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition},
 		Offset:         m.Offset,
@@ -83,7 +86,8 @@ func (l *haltLog) due(halt *HaltError) bool {
 	if now == l.last && time.Since(l.at) < logHaltEvery {
 		return false
 	}
-	l.last, l.at = now, time.Now()
+	l.last = now
+	l.at = time.Now()
 	return true
 }
 

@@ -63,7 +63,8 @@ func ExampleBatchHandlerFunc() {
 			if _, err := fmt.Sscan(string(m.Value), &amount); err != nil {
 				return consumer.FailMessage(m, consumer.Permanent(err))
 			}
-			accounts, amounts = append(accounts, string(m.Key)), append(amounts, amount)
+			accounts = append(accounts, string(m.Key))
+			amounts = append(amounts, amount)
 		}
 		tx.Queue(`insert into payments select * from unnest($1::text[], $2::int[])`, accounts, amounts)
 		return nil
@@ -136,7 +137,11 @@ func Example_ownLoop() {
 	for _, m := range deliveries {
 		var outcome dedupe.Outcome
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
-			outcome, err = dedupe.Claim(ctx, tx, dedupe.Key{Scope: "ledger", ID: m.id, Fingerprint: dedupe.FingerprintOf(fmt.Append(nil, m.amount))})
+			outcome, err = dedupe.Claim(ctx, tx, dedupe.Key{
+				Scope:       "ledger",
+				ID:          m.id,
+				Fingerprint: dedupe.FingerprintOf(fmt.Append(nil, m.amount)),
+			})
 			if err == nil && outcome == dedupe.Fresh {
 				_, err = tx.Exec(ctx, `insert into payments values ($1, $2)`, m.id, m.amount)
 			}

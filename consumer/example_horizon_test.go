@@ -14,16 +14,24 @@ func ExampleConfig_horizon() {
 	defer end()
 	shipments := memlog.NewLog("shipments", 1)
 	for _, id := range []string{"s-1", "s-2", "s-1"} {
-		shipments.AppendMessage(0, &consumer.Message{Value: []byte(id), Headers: []consumer.Header{{Name: "message-id", Value: []byte(id)}}})
+		shipments.AppendMessage(0, &consumer.Message{
+			Value:   []byte(id),
+			Headers: []consumer.Header{{Name: "message-id", Value: []byte(id)}},
+		})
 	}
-	c, err := consumer.New(pool, &memlog.Source{Log: shipments, GroupID: "dispatch"}, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		_, err := tx.Exec(ctx, `insert into shipments (id) values ($1)`, string(m.Value))
-		return err
-	}), consumer.Config{
-		Scope:   "dispatch",
-		Key:     consumer.HeaderKey("message-id"),
-		Horizon: consumer.HorizonLong,
-	})
+	c, err := consumer.New(
+		pool,
+		&memlog.Source{Log: shipments, GroupID: "dispatch"},
+		consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			_, err := tx.Exec(ctx, `insert into shipments (id) values ($1)`, string(m.Value))
+			return err
+		}),
+		consumer.Config{
+			Scope:   "dispatch",
+			Key:     consumer.HeaderKey("message-id"),
+			Horizon: consumer.HorizonLong,
+		},
+	)
 	if err != nil {
 		panic(err)
 	}

@@ -110,7 +110,9 @@ func TestReadmeCodeRuns(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Errorf("consume: %v", err)
 	}
-	if held, calls := r.count(`select held from stock`), r.count(`select count(*) from onlyonce.outbox_log`); held != 3 || calls != 1 {
+	held := r.count(`select held from stock`)
+	calls := r.count(`select count(*) from onlyonce.outbox_log`)
+	if held != 3 || calls != 1 {
 		t.Errorf("held %d, want 3; %d calls, want 1", held, calls)
 	}
 }

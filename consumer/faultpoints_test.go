@@ -55,22 +55,28 @@ func playPoints(db string, cfg consumer.Config, pace process.Pace) error {
 	tail := make(chan struct{})
 	hole := sync.OnceFunc(func() { close(tail) })
 	var lost, drained atomic.Bool
-	cfg.MaxAttempts, cfg.DrainTimeout = 5, 100*time.Millisecond
+	cfg.MaxAttempts = 5
+	cfg.DrainTimeout = 100 * time.Millisecond
 	cfg.Hooks.Released = func(r consumer.ReleasedEvent) {
 		if r.Err != nil {
 			lost.Store(true)
 			end()
 		}
 	}
-	c, err := consumer.New(pool, tailLater{src, tail}, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		err := scenario.Handle(ctx, tx, m)
-		if err == nil && string(m.Value) == scenario.Drains && drained.CompareAndSwap(false, true) {
-			src.Rebalance()
-			<-ctx.Done()
-			return ctx.Err()
-		}
-		return err
-	}), cfg)
+	c, err := consumer.New(
+		pool,
+		tailLater{src, tail},
+		consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			err := scenario.Handle(ctx, tx, m)
+			if err == nil && string(m.Value) == scenario.Drains && drained.CompareAndSwap(false, true) {
+				src.Rebalance()
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return err
+		}),
+		cfg,
+	)
 	if err != nil {
 		return err
 	}
@@ -110,7 +116,8 @@ func playPoints(db string, cfg consumer.Config, pace process.Pace) error {
 func playSlotPoints(db string) error {
 	cfg := orderConfig()
 	cfg.Concurrency = 3
-	return playPoints(db, cfg, process.Pace{Prune: 1, Sweep: 5 * time.Millisecond, PruneIdle: 5 * time.Millisecond}) // so that rows are pruned
+	// so that rows are pruned
+	return playPoints(db, cfg, process.Pace{Prune: 1, Sweep: 5 * time.Millisecond, PruneIdle: 5 * time.Millisecond})
 }
 
 // tailLater is a source whose log ends in a hole that appears when tail is closed, like the marker

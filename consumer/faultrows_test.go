@@ -62,7 +62,8 @@ var claimRows = slices.Concat(
 			f.mix.AddAs(0, "k0", "k0-0", "forged", "call")
 			f.mix.Add(0, "k0", "behind", "call")
 			f.finish(f.start(f.handle))
-			if n := f.count(`select count(*) from onlyonce.parked where reason = 'behind' and body = 'behind'::bytea and settled_at is null`); n != 1 {
+			n := f.count(`select count(*) from onlyonce.parked where reason = 'behind' and body = 'behind'::bytea and settled_at is null`)
+			if n != 1 {
 				f.t.Errorf("the message behind the conflict was not parked behind it")
 			}
 		}},
@@ -98,7 +99,8 @@ func sameKeyRows(ending string, end func(f *faults, first *pgx.Conn), effects in
 				first := f.connect()
 				f.sql(first, "begin isolation level "+level)
 				key := dedupe.Key{Scope: "stock", ID: contested, Fingerprint: dedupe.FingerprintOf([]byte(contested))}
-				f.sql(first, `select onlyonce.claim_consumer(array[$1::uuid], array[$2::bigint])`, pgtype.UUID{Bytes: key.Hash(), Valid: true}, key.Fingerprint.Int64())
+				f.sql(first, `select onlyonce.claim_consumer(array[$1::uuid], array[$2::bigint])`,
+					pgtype.UUID{Bytes: key.Hash(), Valid: true}, key.Fingerprint.Int64())
 				f.sql(first, scenario.EffectSQL, contested, 0, scenario.Elsewhere)
 				stop := f.start(f.handle)
 				end(f, first)
@@ -310,7 +312,11 @@ var handlerRows = []row{
 	}},
 	{"handler", "session state", func(f *faults) {
 		f.misbehaves(nil, func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
-			for _, sql := range []string{`create temp table scratch (i int)`, `prepare p as select 1`, `set default_transaction_read_only = on`} {
+			for _, sql := range []string{
+				`create temp table scratch (i int)`,
+				`prepare p as select 1`,
+				`set default_transaction_read_only = on`,
+			} {
 				if _, err := tx.Exec(ctx, sql); err != nil {
 					return err
 				}
@@ -374,7 +380,8 @@ var handlerRows = []row{
 			}
 			return f.handle(ctx, tx, m)
 		}))
-		if n := f.count(`select count(*) from onlyonce.parked where reason = 'crashed' and body = convert_to($1, 'UTF8')`, scenario.Plain); n != 1 {
+		if n := f.count(`select count(*) from onlyonce.parked where reason = 'crashed' and body = convert_to($1, 'UTF8')`,
+			scenario.Plain); n != 1 {
 			f.t.Errorf("the message that kills is not parked as crashed")
 		}
 	}},
@@ -408,7 +415,8 @@ var handlerRows = []row{
 // parkedWith expects the SQLSTATE of the server in the row of the one message that fails.
 func (f *faults) parkedWith(state string) {
 	f.t.Helper()
-	if n := f.count(`select count(*) from onlyonce.parked where body = convert_to($1, 'UTF8') and error like '%' || $2 || '%'`, scenario.Plain, state); n != 1 {
+	if n := f.count(`select count(*) from onlyonce.parked where body = convert_to($1, 'UTF8') and error like '%' || $2 || '%'`,
+		scenario.Plain, state); n != 1 {
 		f.t.Errorf("%d rows carry %s", n, state)
 	}
 }
@@ -513,7 +521,10 @@ var commitRows = slices.Concat(
 
 // silenceRows are the silent servers.
 var silenceRows = slices.Concat(
-	silentRows("claim", consumer.ClaimSQL, map[string]func(*faults){"": claimFirst, ": ordering keys": func(f *faults) { claimFirst(f); ordered(f) }}),
+	silentRows("claim", consumer.ClaimSQL, map[string]func(*faults){
+		"":                claimFirst,
+		": ordering keys": func(f *faults) { claimFirst(f); ordered(f) },
+	}),
 	silentRows("commit", "commit", map[string]func(*faults){"": positionsOnly, ": ids": func(*faults) {}, ": ordering keys": ordered}),
 )
 
@@ -658,7 +669,11 @@ func (f *faults) failsOver(adjust ...func(*faults)) {
 			f.t.Fatal(err)
 		}
 		for i := 0; i < len(meanwhile); i += 2 {
-			if out, err := exec.CommandContext(f.t.Context(), meanwhile[i], strings.Fields(meanwhile[i+1])...).CombinedOutput(); err != nil {
+			if out, err := exec.CommandContext(
+				f.t.Context(),
+				meanwhile[i],
+				strings.Fields(meanwhile[i+1])...,
+			).CombinedOutput(); err != nil {
 				f.t.Fatalf("%s: %v\n%s", meanwhile[i], err, out)
 			}
 		}
@@ -666,7 +681,8 @@ func (f *faults) failsOver(adjust ...func(*faults)) {
 			f.t.Fatal(err)
 		}
 	}
-	data, standby := filepath.Join(server.Dir, "data"), filepath.Join(server.Dir, "standby")
+	data := filepath.Join(server.Dir, "data")
+	standby := filepath.Join(server.Dir, "standby")
 	restart("cp", "-a "+data+" "+standby)
 	for i := range 6 {
 		f.mix.Add(0, "k0", fmt.Sprint("k0-lost", i), "call")

@@ -101,11 +101,15 @@ func (f *faults) empty(partitions int, adjust ...func(*faults)) {
 
 // Adjustments.
 func positionsOnly(f *faults) {
-	f.cfg.Key, f.cfg.PositionsOnly, f.mix.PositionsOnly = nil, true, true // no key hides a double
+	// no key hides a double
+	f.cfg.Key = nil
+	f.cfg.PositionsOnly = true
+	f.mix.PositionsOnly = true
 }
 
 func ordered(f *faults) {
-	f.cfg.OnFailure, f.mix.Ordered = consumer.ParkOrderingKey, true
+	f.cfg.OnFailure = consumer.ParkOrderingKey
+	f.mix.Ordered = true
 }
 
 func patient(f *faults) { f.cfg.MaxAttempts = 50 }
@@ -161,7 +165,8 @@ func (f *faults) judgeOffsets(source consumer.Source) {
 	before := src.OnCommit
 	src.OnCommit = func(partition int32, offset int64) error {
 		var at int64
-		err := f.pool.QueryRow(context.Background(), `select coalesce(max(next_offset), 0) from onlyonce.positions where partition = $1`, partition).Scan(&at)
+		err := f.pool.QueryRow(context.Background(), `select coalesce(max(next_offset), 0) from onlyonce.positions where partition = $1`,
+			partition).Scan(&at)
 		if err == nil && offset > at && !f.lossy {
 			f.t.Errorf("I7 offset %d of partition %d goes to Kafka, and the position is %d", offset, partition, at)
 		}
@@ -230,7 +235,8 @@ func (f *faults) partitions() (n int32) {
 // say writes the row's line.
 func (f *faults) say(more string) {
 	f.rig.mu.Lock()
-	duplicates, fallbacks := 0, 0
+	duplicates := 0
+	fallbacks := 0
 	for _, e := range f.events {
 		duplicates += e.Duplicates
 		if e.Fallback {
@@ -259,7 +265,9 @@ func (f *faults) parkedAs(reasons map[string]string) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	got, value, reason := map[string]string{}, "", ""
+	got := map[string]string{}
+	value := ""
+	reason := ""
 	if _, err := pgx.ForEachRow(rows, []any{&value, &reason}, func() error { got[value] = reason; return nil }); err != nil {
 		f.t.Fatal(err)
 	}
@@ -287,7 +295,11 @@ var fetchRows = []row{
 		f.stopsAt(consumer.HaltTruncated, func() { f.log.Truncate(0, 20) }, false)
 	}},
 	{"fetch", "log truncated: and written anew", func(f *faults) { f.stopsAt(consumer.HaltTruncated, func() { f.writtenAnew() }, false) }},
-	{"fetch", "log truncated: and written anew, while it is read", func(f *faults) { f.stopsAt(consumer.HaltTruncated, func() { f.writtenAnew() }, true) }},
+	{
+		"fetch",
+		"log truncated: and written anew, while it is read",
+		func(f *faults) { f.stopsAt(consumer.HaltTruncated, func() { f.writtenAnew() }, true) },
+	},
 	{"fetch", "log truncated: and written anew, without leader epochs", func(f *faults) {
 		f.stopsAt(consumer.HaltTruncated, func() { f.writtenAnew() }, false, func(f *faults) { f.log.NoEpochs = true })
 	}},
@@ -377,7 +389,10 @@ var offsetRows = []row{
 		}
 		stop := f.start(f.handle)
 		f.done()
-		until(f.t, "the offset in Kafka", func() bool { at, _ := f.log.Committed("stock", 0); return at == f.position(0) && commits.Load() >= 5 })
+		until(f.t, "the offset in Kafka", func() bool {
+			at, _ := f.log.Committed("stock", 0)
+			return at == f.position(0) && commits.Load() >= 5
+		})
 		stop()
 		if n := f.count(`select epoch from onlyonce.leases`); n != 1 {
 			f.t.Errorf("epoch %d: the partition was given up", n)
@@ -413,7 +428,8 @@ var groupRows = []row{
 		// Patient: an attempt counts until the owner that lost the partition takes it back, and the
 		// next one may count before that.
 		f.begin(2, positionsOnly, patient)
-		f.src.Believes, f.src.FetchLimit = true, 7
+		f.src.Believes = true
+		f.src.FetchLimit = 7
 		second := &memlog.Source{Log: f.log, GroupID: "stock", Believes: true, FetchLimit: 7}
 		stop := f.start(f.handle)
 		stop2 := f.startOn(second, f.pool, f.handle)
@@ -432,7 +448,9 @@ var groupRows = []row{
 		stop = f.start(f.handle)
 		h := f.halted()
 		stop()
-		if h.Reason != consumer.HaltForeignGroup || !strings.Contains(h.Error(), `group "stock"`) || !strings.Contains(h.Error(), "onlyonce cursor adopt") {
+		if h.Reason != consumer.HaltForeignGroup ||
+			!strings.Contains(h.Error(), `group "stock"`) ||
+			!strings.Contains(h.Error(), "onlyonce cursor adopt") {
 			f.t.Errorf("halt: %v", h)
 		}
 		f.decide()

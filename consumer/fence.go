@@ -78,7 +78,8 @@ func (f *positionFence) span() (from, next int64) { return f.from, f.next }
 
 // queue moves the position, and fails if this process has been replaced (T4, T7, T8).
 func (f *positionFence) queue(tx *guard.Tx) {
-	cur, bounds := f.w.cur, &f.w.c.cfg.Timeouts
+	cur := f.w.cur
+	bounds := &f.w.c.cfg.Timeouts
 	anchorOffset, anchorEpoch, anchorHash := f.last.columns()
 	tx.Engine(stepFence, fenceSQL, cur.id, cur.epoch, cur.nonce, cur.run, f.from, f.next,
 		anchorOffset, anchorEpoch, anchorHash, epochOrNull(f.epoch),
@@ -191,7 +192,8 @@ func (f *slotFence) span() (from, next int64) {
 
 // queue records the offsets as done, and fails if this process has been replaced (C1, C2).
 func (f *slotFence) queue(tx *guard.Tx) {
-	cur, bounds := f.slot.cur, &f.slot.c.cfg.Timeouts
+	cur := f.slot.cur
+	bounds := &f.slot.c.cfg.Timeouts
 	tx.Engine(stepFence, fenceSlotSQL, cur.id, cur.epoch, cur.nonce, cur.run, f.low,
 		codec.Bigints(f.offsets), codec.Bigints(f.hashes), codec.Bigints(f.after),
 		guard.Millis(bounds.Lock), guard.Millis(bounds.Statement), guard.Millis(bounds.Idle))
@@ -204,7 +206,8 @@ func (f *slotFence) explain(work context.Context, err error) error {
 	}
 	var mine, sameRun bool
 	var done int
-	c, cur := f.slot.c, f.slot.cur
+	c := f.slot.c
+	cur := f.slot.cur
 	err = c.queryRow(work, stillDoneSQL, cur.id, cur.epoch, cur.nonce, cur.run, codec.Bigints(f.offsets)).
 		Scan(&mine, &sameRun, &done)
 	switch {

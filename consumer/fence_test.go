@@ -28,10 +28,13 @@ func TestT2FencedOutOwnerCommitsNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	values := r.numbered(0, 10)
-	entered, resume := make(chan struct{}), make(chan struct{})
+	entered := make(chan struct{})
+	resume := make(chan struct{})
 	var once sync.Once
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true // no key prevents the double: only the fence does
+	// no key prevents the double: only the fence does
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	stopFirst := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		once.Do(func() { close(entered); <-resume })
 		tx.Queue(`insert into effects (value) values ('zombie')`)
@@ -54,13 +57,15 @@ func TestF2TwoOwnersOfOnePartition(t *testing.T) {
 	r := newRig(t, 1)
 	var values []string
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	for i := range 300 {
 		v := fmt.Sprintf("m%d", i)
 		r.log.Append(0, v)
 		values = append(values, v)
 	}
-	r.src.Believes, r.src.FetchLimit = true, 7
+	r.src.Believes = true
+	r.src.FetchLimit = 7
 	second := &memlog.Source{Log: r.log, GroupID: "stock", Believes: true, FetchLimit: 7}
 	stop1 := r.start(queued, cfg) // writes the partition, 0
 	stop2 := r.startOn(second, r.pool, func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
@@ -194,7 +199,9 @@ func TestF6GapHaltsAndMarkersDoNot(t *testing.T) {
 	stop = r.start(queued, testConfig())
 	h := r.halted()
 	stop()
-	if h.Reason != consumer.HaltGap || h.Position != 7 || !strings.Contains(h.Detail, "begins at offset 8: 1 offsets were deleted before they were handled (retention)") {
+	if h.Reason != consumer.HaltGap ||
+		h.Position != 7 ||
+		!strings.Contains(h.Detail, "begins at offset 8: 1 offsets were deleted before they were handled (retention)") {
 		t.Errorf("halt: %v", h)
 	}
 }
@@ -210,7 +217,10 @@ func TestF6GapBelowAPositionThatWasSet(t *testing.T) {
 	stop := r.start(queued, testConfig())
 	h := r.halted()
 	stop()
-	if h.Reason != consumer.HaltGap || h.Position != 2 || !strings.Contains(h.Detail, "begins at offset 5, 3 offsets above the position") || strings.Contains(h.Detail, "retention") {
+	if h.Reason != consumer.HaltGap ||
+		h.Position != 2 ||
+		!strings.Contains(h.Detail, "begins at offset 5, 3 offsets above the position") ||
+		strings.Contains(h.Detail, "retention") {
 		t.Errorf("halt: %v", h)
 	}
 }
@@ -247,7 +257,8 @@ func TestF1LostCommitsAreRedone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	values := r.numbered(0, 10)
 	stop := r.start(queued, cfg)
 	r.reaches(0, 10)
@@ -290,7 +301,8 @@ func TestOneConnectionIsEnough(t *testing.T) {
 	t.Cleanup(pool.Close)
 	values := r.numbered(0, 10)
 	ccfg := testConfig()
-	ccfg.Key, ccfg.PositionsOnly = nil, true
+	ccfg.Key = nil
+	ccfg.PositionsOnly = true
 	stop := r.startOn(r.src, pool, queued, ccfg)
 	r.reaches(0, 10)
 	r.exec(`with lost as (delete from onlyonce.progress returning 1) delete from effects`)
@@ -307,7 +319,8 @@ func TestF10PositionMovedUnderTheOwner(t *testing.T) {
 	r := newRig(t, 1)
 	r.numbered(0, 5)
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	stop := r.start(queued, cfg)
 	r.reaches(0, 5)
 	r.exec(`with c as (update onlyonce.cursors set run = run + 1, run_start = 2 where partition = 0 returning id)
@@ -337,7 +350,11 @@ func TestT6CommitNeedsFenceAndSealInOneTransaction(t *testing.T) {
 		code string
 	}{
 		{"no seal", []string{"begin", fmt.Sprintf(fence, 1, 2), "commit"}, "OO002"},
-		{"seal in another transaction", []string{"begin", fmt.Sprintf(fence, 1, 2), "select onlyonce.seal()", "rollback", "begin", "select onlyonce.seal()"}, "OO002"},
+		{
+			"seal in another transaction",
+			[]string{"begin", fmt.Sprintf(fence, 1, 2), "select onlyonce.seal()", "rollback", "begin", "select onlyonce.seal()"},
+			"OO002",
+		},
 		{"constraints before the seal", []string{"begin", fmt.Sprintf(fence, 1, 2), "set constraints all immediate"}, "OO002"},
 		{"position has moved", []string{"begin", fmt.Sprintf(fence, 0, 2)}, "OO001"},
 		{"another epoch", []string{"begin", strings.Replace(fmt.Sprintf(fence, 1, 2), "l.epoch", "l.epoch - 1", 1)}, "OO001"},

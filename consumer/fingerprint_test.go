@@ -38,7 +38,10 @@ func TestK1WhatIsCompared(t *testing.T) {
 				stop()
 				r.once("order 17 sent 12:00")
 				var parked string
-				err := r.pool.QueryRow(t.Context(), `select coalesce(string_agg("offset" || ' ' || reason, ' ' order by "offset"), '') from onlyonce.parked`).Scan(&parked)
+				err := r.pool.QueryRow(
+					t.Context(),
+					`select coalesce(string_agg("offset" || ' ' || reason, ' ' order by "offset"), '') from onlyonce.parked`,
+				).Scan(&parked)
 				if err != nil || parked != c.parked {
 					t.Errorf("parked %q, %v, want %q", parked, err, c.parked)
 				}

@@ -27,10 +27,20 @@ func TestD8CopyOfAForgottenRow(t *testing.T) {
 	stop := r.start(refuse, testConfig())
 	until(t, "both are parked", func() bool { return r.count(`select count(*) from onlyonce.parked`) == 2 })
 	stop()
-	if _, err := ops.Discard(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: 1}}); err != nil {
+	if _, err := ops.Discard(
+		t.Context(),
+		r.pool,
+		ops.By{Reason: "a test"},
+		ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: 1}},
+	); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ops.Redrive(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: 2}}); err != nil {
+	if _, err := ops.Redrive(
+		t.Context(),
+		r.pool,
+		ops.By{Reason: "a test"},
+		ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: 2}},
+	); err != nil {
 		t.Fatal(err)
 	}
 	stop = r.start(effect, testConfig())
@@ -87,13 +97,25 @@ func TestD8BodiesGoWithTheSettlement(t *testing.T) {
 		t.Fatalf("%d of 2 rows have what they hold", n)
 	}
 	fail = false
-	if _, err := ops.Discard(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: 1}}); err != nil {
+	if _, err := ops.Discard(
+		t.Context(),
+		r.pool,
+		ops.By{Reason: "a test"},
+		ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: 1}},
+	); err != nil {
 		t.Fatal(err)
 	}
-	if n, m := r.count(empty), r.count(holding); n != 1 || m != 1 {
+	n := r.count(empty)
+	m := r.count(holding)
+	if n != 1 || m != 1 {
 		t.Errorf("%d rows are empty, and %d are not", n, m)
 	}
-	if _, err := ops.Redrive(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: 2}}); err != nil {
+	if _, err := ops.Redrive(
+		t.Context(),
+		r.pool,
+		ops.By{Reason: "a test"},
+		ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: 2}},
+	); err != nil {
 		t.Fatal(err)
 	}
 	stop = r.start(h, testConfig())

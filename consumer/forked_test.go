@@ -35,7 +35,8 @@ func (*gated) Err() error             { return nil }
 // forks makes two calls at once, and returns whether both failed because of that.
 func forks(ctx context.Context, tx consumer.Tx) bool {
 	more := make(chan struct{})
-	src, first := &gated{begun: make(chan struct{}), more: more}, make(chan error)
+	src := &gated{begun: make(chan struct{}), more: more}
+	first := make(chan error)
 	go func() {
 		_, err := tx.CopyFrom(ctx, pgx.Identifier{"effects"}, []string{"value"}, src)
 		first <- err
@@ -196,8 +197,11 @@ func TestT6StatementQueuedTooLate(t *testing.T) {
 // T6: session state that one message leaves is not visible to later ones.
 func TestT6SessionStateIsNotMet(t *testing.T) {
 	for name, sql := range map[string]string{
-		"temporary table": `create temp table scratch (i int)`, "prepared statement": `prepare p as select 1`, "cursor": `declare c cursor with hold for select 1`,
-		"read-only": `set default_transaction_read_only = on`, "encoding": `set client_encoding = 'latin1'`,
+		"temporary table":    `create temp table scratch (i int)`,
+		"prepared statement": `prepare p as select 1`,
+		"cursor":             `declare c cursor with hold for select 1`,
+		"read-only":          `set default_transaction_read_only = on`,
+		"encoding":           `set client_encoding = 'latin1'`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -215,7 +219,8 @@ func TestT6SessionStateIsNotMet(t *testing.T) {
 				r.log.Append(0, values[i], id(values[i]))
 			}
 			ccfg := testConfig()
-			ccfg.BatchSize, ccfg.OnFailure = 1, consumer.ParkMessage
+			ccfg.BatchSize = 1
+			ccfg.OnFailure = consumer.ParkMessage
 			var again sync.Map
 			stop := r.startOn(r.src, pool, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				if err := effect(ctx, tx, m); err != nil {

@@ -17,7 +17,8 @@ func TestK6FrontierFollowsThePosition(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	r.log.Append(0, "first", id("first"))
-	hold, held := make(chan struct{}), make(chan struct{}, 1)
+	hold := make(chan struct{})
+	held := make(chan struct{}, 1)
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if string(m.Value) == "first" {
 			held <- struct{}{}

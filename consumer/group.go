@@ -46,9 +46,22 @@ func (c *Consumer) readMarks(ctx context.Context) (marks groupMarks, err error) 
 
 // foreignScope is the error of a group that is another scope's in a partition.
 func (c *Consumer) foreignScope(id, at source.TopicPartition, pos int64, scope string) *HaltError {
-	return &HaltError{Scope: c.cfg.Scope, Group: c.source.Group(), TopicPartition: id, Position: pos, Reason: HaltForeignScope, Shard: c.shard,
-		Detail: fmt.Sprintf("group %q is that of scope %q in partition %s/%d, and this consumer has scope %q: they would divide the messages between them",
-			c.source.Group(), scope, at.Topic, at.Partition, c.cfg.Scope)}
+	return &HaltError{
+		Scope:          c.cfg.Scope,
+		Group:          c.source.Group(),
+		TopicPartition: id,
+		Position:       pos,
+		Reason:         HaltForeignScope,
+		Shard:          c.shard,
+		Detail: fmt.Sprintf(
+			"group %q is that of scope %q in partition %s/%d, and this consumer has scope %q: they would divide the messages between them",
+			c.source.Group(),
+			scope,
+			at.Topic,
+			at.Partition,
+			c.cfg.Scope,
+		),
+	}
 }
 
 // hasGroupSQL reports whether a scope has cursors in a group, or such that an operator has given to
@@ -62,7 +75,8 @@ const hasGroupSQL = `select exists (select from onlyonce.cursors where scope = $
 func (c *Consumer) checkGroup(ctx context.Context) error {
 	marks, err := c.readMarks(ctx)
 	if err != nil {
-		c.cfg.Logger.Debug("onlyonce: the group's offsets cannot be read before it is joined", "group", c.source.Group(), "error", err)
+		c.cfg.Logger.Debug("onlyonce: the group's offsets cannot be read before it is joined",
+			"group", c.source.Group(), "error", err)
 		return nil
 	}
 	if marks.scope == "" || marks.mine {
@@ -71,7 +85,8 @@ func (c *Consumer) checkGroup(ctx context.Context) error {
 	for _, d := range c.databases() {
 		var has bool
 		if err := d.queryRow(ctx, hasGroupSQL, c.cfg.Scope, c.source.Group()).Scan(&has); err != nil {
-			return fmt.Errorf("consumer: %s: looking for cursors in group %q: %w", d.describeDatabase(), c.source.Group(), err)
+			return fmt.Errorf("consumer: %s: looking for cursors in group %q: %w",
+				d.describeDatabase(), c.source.Group(), err)
 		}
 		if has {
 			return nil

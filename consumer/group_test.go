@@ -30,7 +30,13 @@ func TestF15GroupOfAnotherScopeIsNotJoined(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = c.Run(ctx)
-	for _, want := range []string{"not joined", `group "stock" is that of scope "mail/é" in partition ` + r.log.Identity().Topic + `/1`, `this consumer has scope "stock"`, "a group of its own", "take the old name back"} {
+	for _, want := range []string{
+		"not joined",
+		`group "stock" is that of scope "mail/é" in partition ` + r.log.Identity().Topic + `/1`,
+		`this consumer has scope "stock"`,
+		"a group of its own",
+		"take the old name back",
+	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("Run returned %v, want %q", err, want)
 		}
@@ -52,7 +58,8 @@ func TestF15LaterOfTwoScopesHalts(t *testing.T) {
 	}}
 	stop := r.startOn(src, r.pool, queued, testConfig())
 	until(t, "a halt of partition 0", func() bool {
-		return r.count(`select count(*) from effects`) > 0 || r.count(`select count(*) from onlyonce.owners o, jsonb_array_elements(o.partitions) p where p->>'partition' = '0' and p->>'halted' = 'foreign-scope'`) == 1
+		return r.count(`select count(*) from effects`) > 0 ||
+			r.count(`select count(*) from onlyonce.owners o, jsonb_array_elements(o.partitions) p where p->>'partition' = '0' and p->>'halted' = 'foreign-scope'`) == 1
 	})
 	stop()
 	if n := r.count(`select count(*) from effects`); n != 0 {

@@ -92,12 +92,26 @@ func (e *HaltError) Error() string {
 	if !e.RetainedUntil.IsZero() {
 		kept = fmt.Sprintf("; retention may delete it from %s on", e.RetainedUntil.UTC().Format(time.RFC3339))
 	}
-	return fmt.Sprintf("partition %s/%d halted at offset %d (%s): %s%s; %s", e.Topic, e.Partition, e.Position, e.Reason, e.Detail, kept, e.remedy().text())
+	return fmt.Sprintf("partition %s/%d halted at offset %d (%s): %s%s; %s",
+		e.Topic, e.Partition, e.Position, e.Reason, e.Detail, kept, e.remedy().text())
 }
 
 // attributes returns what is logged of the halt, without the fields that are not set.
 func (e *HaltError) attributes() []any {
-	all := []any{"scope", e.Scope, "topic", e.Topic, "partition", e.Partition, "position", e.Position, "reason", string(e.Reason), "detail", e.Detail}
+	all := []any{
+		"scope",
+		e.Scope,
+		"topic",
+		e.Topic,
+		"partition",
+		e.Partition,
+		"position",
+		e.Position,
+		"reason",
+		string(e.Reason),
+		"detail",
+		e.Detail,
+	}
 	if e.Shard != "" {
 		all = append(all, "shard", e.Shard)
 	}
@@ -115,8 +129,10 @@ const ownGroups = "if these are two consumers, give each a group of its own, and
 type remedy []remedyStep
 
 type remedyStep struct {
-	when     string // in words; empty: in any case
-	one, all string // the command for this partition, and for all of the topic that are halted for the reason; empty: none
+	when string // in words; empty: in any case
+	// the command for this partition, and for all of the topic that are halted for the reason;
+	// empty: none
+	one, all string
 }
 
 // text is the whole of it.
@@ -148,7 +164,9 @@ func (r remedy) commands() (one, all []string) {
 	single := false
 	for _, s := range r {
 		if s.one != "" {
-			one, all, single = append(one, s.one), append(all, s.all), single || s.all == ""
+			one = append(one, s.one)
+			all = append(all, s.all)
+			single = single || s.all == ""
 		}
 	}
 	if single {
@@ -180,18 +198,24 @@ func (e *HaltError) remedy() (r remedy) {
 	case HaltEverythingFails:
 		goOn("to continue at once", at(strconv.FormatInt(e.Position, 10)), halted("position"))
 		for i, reason := range e.failed {
-			add([]string{"once the cause is repaired, to retry the parked messages", ""}[min(i, 1)], e.redrive(reason, &e.Partition), e.redrive(reason, nil))
+			add(
+				[]string{"once the cause is repaired, to retry the parked messages", ""}[min(i, 1)],
+				e.redrive(reason, &e.Partition),
+				e.redrive(reason, nil),
+			)
 		}
 	case HaltForeignGroup: // by name: otherwise the old group, if it is alive, may be faster
 		group := []string{"-group", show.Quote(e.Group)}
-		add("if these are two services, change Config.Scope of one of them; if the group was renamed, stop the old one, and then",
+		add("if these are two services, change Config.Scope of one of them; if the group was renamed, stop "+
+			"the old one, and then",
 			e.command("adopt", e.Shard, &e.Partition, group...), e.command("adopt", e.Shard, nil, group...))
 	case HaltForeignScope:
 		add(ownGroups+"; to work in this partition all the same, from an offset on", at("OFFSET"), "")
 	case HaltNoShard:
 		add("correct shard.Config.OfPartition and deploy", "", "")
 	case HaltCopies:
-		add("if this is the same consumer set Config.Copies to what the scope has, or choose it where that is not set; if it is another one give it a Scope of its own", "", "")
+		add("if this is the same consumer set Config.Copies to what the scope has, or choose it where that "+
+			"is not set; if it is another one give it a Scope of its own", "", "")
 	case HaltClass:
 		class := e.scopeCommand("inbox class", e.Shard, "-class", e.class)
 		add("if the scope has the right class set Config.Horizon to it; to change the class of the scope", class, class)
@@ -203,7 +227,8 @@ func (e *HaltError) remedy() (r remedy) {
 		case e.otherRetired:
 			add("", from, "")
 		default:
-			add("if shard.Config.OfPartition is wrong correct it and deploy; to move the partition (docs/scaling.md)", e.command("retire", e.Other, &e.Partition), "")
+			add("if shard.Config.OfPartition is wrong correct it and deploy; to move the partition (docs/scaling.md)",
+				e.command("retire", e.Other, &e.Partition), "")
 		}
 	case HaltNewTopic: // nothing that comes before the log's first record is left to handle
 		add("", halted("first"), halted("first"))
@@ -212,7 +237,8 @@ func (e *HaltError) remedy() (r remedy) {
 	case HaltBlocked:
 		goOn("", at("OFFSET"), "")
 	default:
-		when, all := "", ""
+		when := ""
+		all := ""
 		switch {
 		case e.Reason == HaltRetired && e.Shard != "":
 			when = "if it was moved to another shard deploy the shard.Config.OfPartition that says so; to bring it back"
@@ -234,7 +260,8 @@ func (e *HaltError) Command() string { return e.remedy()[0].one }
 
 // redrive returns the command that retries what was parked for a reason.
 func (e *HaltError) redrive(reason string, partition *int32) string {
-	return e.commandLine("parked redrive", e.Shard, partition, "-kind", e.parkedKind, "-parked-for", reason, "-limit", "10000")
+	return e.commandLine("parked redrive",
+		e.Shard, partition, "-kind", e.parkedKind, "-parked-for", reason, "-limit", "10000")
 }
 
 // command returns a command about the cursor of a partition in a shard, or about those of the

@@ -101,7 +101,8 @@ func (e *engine) runHandlers(work context.Context, tx *guard.Tx, msgs []*Message
 			one := all - time.Duration(h.currentSince.Load())
 			switch {
 			case all >= cfg.BatchTimeout:
-				h.timeoutErr = fmt.Errorf("%w: the transaction's handlers ran for Config.BatchTimeout, %v", ErrHandlerTimeout, cfg.BatchTimeout)
+				h.timeoutErr = fmt.Errorf("%w: the transaction's handlers ran for Config.BatchTimeout, %v",
+					ErrHandlerTimeout, cfg.BatchTimeout)
 			case e.c.batch == nil && one >= cfg.HandlerTimeout:
 				h.timeoutErr = fmt.Errorf("%w: Config.HandlerTimeout is %v", ErrHandlerTimeout, cfg.HandlerTimeout)
 			case e.c.batch == nil:
@@ -220,7 +221,12 @@ type middlewareCall struct {
 
 // callThroughMiddleware calls the middleware, outermost first, and then the handler, which must run
 // exactly once: the message handler with m, or the batch handler with msgs if m is nil.
-func (c *Consumer) callThroughMiddleware(ctx context.Context, tx *guard.Handle, m *Message, msgs []*Message) (err error) {
+func (c *Consumer) callThroughMiddleware(
+	ctx context.Context,
+	tx *guard.Handle,
+	m *Message,
+	msgs []*Message,
+) (err error) {
 	defer panicToError(&err)
 	call := &middlewareCall{c: c, tx: tx, m: m, msgs: msgs}
 	if m != nil {
@@ -240,7 +246,9 @@ func (c *Consumer) callThroughMiddleware(ctx context.Context, tx *guard.Handle, 
 // from calls the middleware from the i-th on, or the handler if there is none.
 func (call *middlewareCall) from(ctx context.Context, i int) error {
 	if i < len(call.c.cfg.Middleware) {
-		return call.c.cfg.Middleware[i](ctx, call.tx, call.msgs, func(ctx context.Context) error { return call.from(ctx, i+1) })
+		return call.c.cfg.Middleware[i](ctx, call.tx, call.msgs, func(ctx context.Context) error {
+			return call.from(ctx, i+1)
+		})
 	}
 	if call.calls++; call.calls > 1 {
 		return errNextCalledTwice
@@ -286,7 +294,11 @@ func panicToError(err *error) {
 func (e *engine) reportHung(work context.Context, h *handlerRun, ofOne bool) error {
 	at := int(h.current.Load()) // 0 unless ofOne
 	m := h.msgs[at]
-	e.c.countStuck(h, HungEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Stack: h.stack})
+	e.c.countStuck(h, HungEvent{
+		TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition},
+		Offset:         m.Offset,
+		Stack:          h.stack,
+	})
 	if work.Err() != nil {
 		return context.Cause(work)
 	}
@@ -304,8 +316,9 @@ func (c *Consumer) countStuck(h *handlerRun, report HungEvent) {
 		<-h.done
 		c.stuck.Add(-1)
 	}()
-	c.cfg.Logger.Error("onlyonce: handler hangs", "scope", c.cfg.Scope, "topic", report.Topic, "partition", report.Partition,
-		"offset", report.Offset, "stack", report.Stack)
+	c.cfg.Logger.Error("onlyonce: handler hangs",
+		"scope", c.cfg.Scope, "topic", report.Topic, "partition", report.Partition, "offset", report.Offset,
+		"stack", report.Stack)
 	emit(c.cfg.Hooks.Hung, report)
 }
 
@@ -335,7 +348,8 @@ func (e *engine) bytesChanged(p *plan) bool {
 		return false
 	}
 	if !e.c.copyBytes.Swap(true) {
-		e.c.cfg.Logger.Error("onlyonce: a handler, or another function of the program, changes its message's bytes in place; each gets copies of all bytes from now on",
+		e.c.cfg.Logger.Error("onlyonce: a handler, or another function of the program, changes its "+
+			"message's bytes in place; each gets copies of all bytes from now on",
 			"scope", e.c.cfg.Scope, "topic", e.id.Topic, "partition", e.id.Partition)
 	}
 	return true

@@ -28,10 +28,13 @@ func unlike(t *testing.T, reason string, bad consumer.HandlerFunc) *rig {
 	r.reaches(0, 30)
 	stop()
 	r.once(append(values[:7:7], values[8:]...)...)
-	if got, want := fmt.Sprint(r.reasons()), "map[7:"+reason+"]"; got != want {
+	got := fmt.Sprint(r.reasons())
+	want := "map[7:" + reason + "]"
+	if got != want {
 		t.Errorf("parked: %s, want %s", got, want)
 	}
-	if n := r.count(`select count(*) from onlyonce.parked where body = 'p0-7'::bytea and attempts > 0 and "offset" = 7 and header_values = array['p0-7'::bytea]`); n != 1 {
+	n := r.count(`select count(*) from onlyonce.parked where body = 'p0-7'::bytea and attempts > 0 and "offset" = 7 and header_values = array['p0-7'::bytea]`)
+	if n != 1 {
 		t.Errorf("the message is not whole in onlyonce.parked")
 	}
 	return r
@@ -96,7 +99,10 @@ func TestD1QueuedErrorIsBlamedOnItsOwner(t *testing.T) {
 
 // T6: whatever a handler does to end the transaction, its batch stays whole.
 func TestT6HandlerCannotEndTheTransaction(t *testing.T) {
-	for _, sql := range []string{"commit", "rollback", " /* so */ COMMIT", "end", "abort", "begin", "prepare transaction 'x'", "savepoint s", "-- c\n;commit"} {
+	for _, sql := range []string{
+		"commit", "rollback", " /* so */ COMMIT", "end", "abort", "begin",
+		"prepare transaction 'x'", "savepoint s", "-- c\n;commit",
+	} {
 		for _, how := range []string{"exec", "query", "queue", "batch"} {
 			t.Run(how+" "+strings.TrimSpace(sql), func(t *testing.T) {
 				t.Parallel()
@@ -215,7 +221,8 @@ func TestTxHasWhatHandlersNeed(t *testing.T) {
 		problem <- func() error {
 			tx.Queue(`insert into effects (value) values ($1)`, "queued")
 			var n int
-			if err := tx.QueryRow(ctx, `select count(*) from effects where value = $1`, "queued").Scan(&n); err != nil || n != int(m.Offset)+1 {
+			if err := tx.QueryRow(ctx, `select count(*) from effects where value = $1`, "queued").Scan(&n); err != nil ||
+				n != int(m.Offset)+1 {
 				return fmt.Errorf("a read does not see the queued write: %d, %w", n, err)
 			}
 			if err := tx.QueryRow(ctx, `select 1 where false`).Scan(&n); !errors.Is(err, pgx.ErrNoRows) {
@@ -238,7 +245,13 @@ func TestTxHasWhatHandlersNeed(t *testing.T) {
 			if err := tx.SendBatch(ctx, b).Close(); err != nil || n != 42 {
 				return fmt.Errorf("batch: %d, %w", n, err)
 			}
-			if c, err := tx.CopyFrom(ctx, pgx.Identifier{"effects"}, []string{"value"}, pgx.CopyFromRows([][]any{{"copied"}})); err != nil || c != 1 {
+			if c, err := tx.CopyFrom(
+				ctx,
+				pgx.Identifier{"effects"},
+				[]string{"value"},
+				pgx.CopyFromRows([][]any{{"copied"}}),
+			); err != nil ||
+				c != 1 {
 				return fmt.Errorf("copy: %d, %w", c, err)
 			}
 			var s string
@@ -276,7 +289,8 @@ func TestF9CountsBelowThePositionAreDeleted(t *testing.T) {
 	}, testConfig())
 	r.reaches(0, 12)
 	stop()
-	if n := r.count(`select count(*) from onlyonce.attempts where "offset" = 9`); n != 1 || r.count(`select count(*) from onlyonce.attempts`) != 1 {
+	if n := r.count(`select count(*) from onlyonce.attempts where "offset" = 9`); n != 1 ||
+		r.count(`select count(*) from onlyonce.attempts`) != 1 {
 		t.Errorf("%d counts of the last message that was alone, of %d", n, r.count(`select count(*) from onlyonce.attempts`))
 	}
 }

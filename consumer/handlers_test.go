@@ -38,7 +38,9 @@ func TestHandlersThatAreNil(t *testing.T) {
 		consumer.Unsealed(consumer.BatchHandlerFunc(nil), nil),
 	} {
 		_, err := consumer.New(nil, nil, h, consumer.Config{})
-		if !errors.Is(err, consumer.ErrConfig) || !strings.Contains(err.Error(), "handler: ") || !strings.Contains(err.Error(), "must not be nil") {
+		if !errors.Is(err, consumer.ErrConfig) ||
+			!strings.Contains(err.Error(), "handler: ") ||
+			!strings.Contains(err.Error(), "must not be nil") {
 			t.Errorf("%T: %v", h, err)
 		}
 	}

@@ -21,7 +21,9 @@ import (
 // ever, meet the bounds.
 func impatient() consumer.Config {
 	cfg := testConfig()
-	cfg.HandlerTimeout, cfg.BatchTimeout, cfg.HangTimeout = 300*time.Millisecond, 20*time.Second, 100*time.Millisecond
+	cfg.HandlerTimeout = 300 * time.Millisecond
+	cfg.BatchTimeout = 20 * time.Second
+	cfg.HangTimeout = 100 * time.Millisecond
 	cfg.MaxAttempts = 2
 	return cfg
 }
@@ -88,7 +90,8 @@ func TestD1BatchTimeout(t *testing.T) {
 		values := r.numbered(0, 30)
 		cfg := impatient()
 		// One message has no more time than the batch.
-		cfg.HandlerTimeout, cfg.BatchTimeout = 0, 300*time.Millisecond
+		cfg.HandlerTimeout = 0
+		cfg.BatchTimeout = 300 * time.Millisecond
 		stop := start(r, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if m.Offset == 7 {
 				<-ctx.Done()
@@ -187,7 +190,10 @@ func TestD1HandlerHangs(t *testing.T) {
 		}
 		until(t, "its transactions are rolled back and its connections gone", func() bool {
 			var open int
-			err := outer.QueryRow(context.Background(), `select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'`).Scan(&open)
+			err := outer.QueryRow(
+				context.Background(),
+				`select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'`,
+			).Scan(&open)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -231,15 +237,21 @@ func TestStuckHandlerIsTold(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, 1)
 			values := r.numbered(0, 3)
-			release, gone := make(chan struct{}), make(chan struct{})
+			release := make(chan struct{})
+			gone := make(chan struct{})
 			var once sync.Once
 			cfg := impatient()
 			cfg.Hooks = r.hooks(cfg.Hooks)
-			c, err := consumer.New(r.pool, r.src, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-				// The first call hangs, later ones do not.
-				once.Do(func() { defer close(gone); <-release })
-				return effect(ctx, tx, m)
-			}), cfg)
+			c, err := consumer.New(
+				r.pool,
+				r.src,
+				consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+					// The first call hangs, later ones do not.
+					once.Do(func() { defer close(gone); <-release })
+					return effect(ctx, tx, m)
+				}),
+				cfg,
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -281,9 +293,11 @@ func TestDrainLeavesAHungHandler(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	values := r.numbered(0, 5)
-	release, entered := make(chan struct{}), make(chan struct{})
+	release := make(chan struct{})
+	entered := make(chan struct{})
 	cfg := testConfig()
-	cfg.DrainTimeout, cfg.HangTimeout = 100*time.Millisecond, 100*time.Millisecond
+	cfg.DrainTimeout = 100 * time.Millisecond
+	cfg.HangTimeout = 100 * time.Millisecond
 	cfg.Hooks = r.hooks(cfg.Hooks)
 	var once sync.Once
 	c, err := consumer.New(r.pool, r.src, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
@@ -410,7 +424,8 @@ func TestT6GoroutineBehindItsHandlerIsRefused(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	values := r.numbered(0, 1) // the last message of its batch: no later one takes the transaction
-	applied, tried := make(chan struct{}), make(chan []error, 1)
+	applied := make(chan struct{})
+	tried := make(chan []error, 1)
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		go func() {
 			<-applied

@@ -23,7 +23,11 @@ func (c *Consumer) unhealthy() (faults []error) {
 		if h := s.halted.Load(); h != nil {
 			faults = append(faults, fmt.Errorf("consumer: %w", h))
 		} else if t := s.oldestTrouble(); t.err != nil && time.Since(t.since) > c.answerPatience() {
-			faults = append(faults, fmt.Errorf("consumer: partition %s/%d has failed since %s: %w", s.topic, s.partition, t.since.UTC().Format(time.RFC3339), t.err))
+			faults = append(
+				faults,
+				fmt.Errorf("consumer: partition %s/%d has failed since %s: %w",
+					s.topic, s.partition, t.since.UTC().Format(time.RFC3339), t.err),
+			)
 		}
 	}
 	if p := c.databases()[0].poller; c.begun.Err() == nil {
@@ -69,7 +73,8 @@ func (c *Consumer) Ready() error {
 // handler is still running. The handler's goroutine is lost, and only a restart frees it.
 func (c *Consumer) Live() error {
 	if n := c.stuck.Load(); n > 0 {
-		return fmt.Errorf("consumer: %w: %d of them did not return within %v of the end of their context", ErrHandlerHung, n, c.cfg.HangTimeout)
+		return fmt.Errorf("consumer: %w: %d of them did not return within %v of the end of their context",
+			ErrHandlerHung, n, c.cfg.HangTimeout)
 	}
 	return nil
 }
@@ -88,7 +93,8 @@ func (c *Consumer) countParked(ctx context.Context, counts map[partitionPlace][3
 	}
 	defer rows.Close()
 	for rows.Next() {
-		at, n := partitionPlace{shard: c.shard}, [3]int{}
+		at := partitionPlace{shard: c.shard}
+		n := [3]int{}
 		if err := rows.Scan(&at.topic, &at.partition, &n[0], &n[1], &n[2]); err != nil {
 			return err
 		}
@@ -111,7 +117,9 @@ func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
 	all := c.partitions.snapshot()
 	for i := range all {
 		n := counts[partitionPlace{all[i].Shard, all[i].Topic, all[i].Partition}]
-		all[i].Waiting, all[i].ToRetry, all[i].Blocked = n[0], n[1], n[2]
+		all[i].Waiting = n[0]
+		all[i].ToRetry = n[1]
+		all[i].Blocked = n[2]
 	}
 	return all, nil
 }

@@ -18,8 +18,11 @@ func TestHooksComeInPairs(t *testing.T) {
 	r.log.Append(0, "p0-1", id("p0-1")) // a duplicate
 	release := make(chan struct{})
 	var mu sync.Mutex
-	open, ended, n := map[int]string{}, map[string]int{}, 0
-	committed, failed := 0, 0
+	open := map[int]string{}
+	ended := map[string]int{}
+	n := 0
+	committed := 0
+	failed := 0
 	begin := func(ctx context.Context, kind string, want ...string) context.Context {
 		mu.Lock()
 		defer mu.Unlock()
@@ -66,14 +69,16 @@ func TestHooksComeInPairs(t *testing.T) {
 			end(ctx, "handle")
 		},
 	}
-	cfg.Middleware = []consumer.Middleware{func(ctx context.Context, _ consumer.Tx, _ []*consumer.Message, next func(context.Context) error) error {
-		for _, outer := range []string{"attempt", "handle"} {
-			if ctx.Value(ctxKey(outer)) == nil {
-				t.Errorf("the context of middleware does not derive from that of %s", outer)
+	cfg.Middleware = []consumer.Middleware{
+		func(ctx context.Context, _ consumer.Tx, _ []*consumer.Message, next func(context.Context) error) error {
+			for _, outer := range []string{"attempt", "handle"} {
+				if ctx.Value(ctxKey(outer)) == nil {
+					t.Errorf("the context of middleware does not derive from that of %s", outer)
+				}
 			}
-		}
-		return next(ctx)
-	}}
+			return next(ctx)
+		},
+	}
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if ctx.Value(ctxKey("handle")) == nil {
 			t.Error("the handler's context does not derive from HandleStart's")
@@ -136,7 +141,9 @@ func hooksOfBatches(t *testing.T, whole bool) {
 	r := newRig(t, 1)
 	values := r.numbered(0, 30)
 	var mu sync.Mutex
-	begun, ended, failed := 0, 0, 0
+	begun := 0
+	ended := 0
+	failed := 0
 	cfg := testConfig()
 	cfg.Hooks = consumer.Hooks{
 		HandleBatchStart: func(ctx context.Context, msgs []*consumer.Message) context.Context {

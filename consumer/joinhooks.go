@@ -39,8 +39,16 @@ type (
 	stepEnd[S any]   = func(context.Context, S, error)
 )
 
-func joinSteps[S, E any](aStart stepStart[S], aEnd stepEnd[E], bStart stepStart[S], bEnd stepEnd[E]) hook.PairWith[S, E, error] {
-	return hook.JoinPairWith(hook.PairWith[S, E, error]{Start: aStart, End: aEnd}, hook.PairWith[S, E, error]{Start: bStart, End: bEnd})
+func joinSteps[S, E any](
+	aStart stepStart[S],
+	aEnd stepEnd[E],
+	bStart stepStart[S],
+	bEnd stepEnd[E],
+) hook.PairWith[S, E, error] {
+	return hook.JoinPairWith(
+		hook.PairWith[S, E, error]{Start: aStart, End: aEnd},
+		hook.PairWith[S, E, error]{Start: bStart, End: bEnd},
+	)
 }
 
 // guarded returns hooks whose panics are logged and end nothing.

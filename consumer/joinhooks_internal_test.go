@@ -21,7 +21,8 @@ func TestHooksThatPanic(t *testing.T) {
 // Without hooks, a transaction allocates nothing for them.
 func TestNoHooksAllocateNothing(t *testing.T) {
 	c := &Consumer{cfg: Config{Hooks: Hooks{}.guarded(slog.Default())}}
-	p, o := &plan{msgs: []*Message{{}}}, &outcome{}
+	p := &plan{msgs: []*Message{{}}}
+	o := &outcome{}
 	ctx := t.Context()
 	if n := testing.AllocsPerRun(100, func() {
 		end(begin(ctx, c.cfg.Hooks.AttemptStart, o.result.Batch), c.cfg.Hooks.AttemptEnd, o.result, nil)
@@ -36,8 +37,12 @@ func TestMiddlewareAllocates(t *testing.T) {
 	through := func(ctx context.Context, _ Tx, _ []*Message, next func(context.Context) error) error {
 		return next(ctx)
 	}
-	c := &Consumer{cfg: Config{Middleware: []Middleware{through, through}}, handler: HandlerFunc(func(context.Context, Tx, *Message) error { return nil })}
-	m, ctx := &Message{}, t.Context()
+	c := &Consumer{
+		cfg:     Config{Middleware: []Middleware{through, through}},
+		handler: HandlerFunc(func(context.Context, Tx, *Message) error { return nil }),
+	}
+	m := &Message{}
+	ctx := t.Context()
 	if n := testing.AllocsPerRun(100, func() {
 		if err := c.callThroughMiddleware(ctx, nil, m, nil); err != nil {
 			t.Error(err)

@@ -69,7 +69,9 @@ func SkipTombstones(key KeyFunc) KeyFunc {
 			return "", fmt.Errorf("%w: Config.Key: SkipTombstones: key must not be nil", ErrConfig)
 		}
 	}
-	fault, timed := keyFuncFault(key), isTimed(key) // New calls what is returned with no value
+	// New calls what is returned with no value
+	fault := keyFuncFault(key)
+	timed := isTimed(key)
 	return func(m *Message) (string, error) {
 		m.timed = timed
 		switch {
@@ -139,7 +141,8 @@ func PayloadKey() KeyFunc {
 func eventKey(m *Message) (string, error) { return m.eventID, nil }
 
 func headerOnce(m *Message, name string) (string, error) {
-	id, found := "", false
+	id := ""
+	found := false
 	for _, h := range m.Headers {
 		if h.Name != name {
 			continue
@@ -147,7 +150,8 @@ func headerOnce(m *Message, name string) (string, error) {
 		if found && id != string(h.Value) {
 			return "", fmt.Errorf("header %q is there twice with different values", name)
 		}
-		id, found = string(h.Value), true
+		id = string(h.Value)
+		found = true
 	}
 	if id == "" {
 		return "", fmt.Errorf("header %q is missing or empty", name)

@@ -55,28 +55,47 @@ var killerCases = []killerCase{
 	// The first death leaves no count.
 	{name: "handler behind a hole", reason: "crashed", log: holeLog, deaths: map[int]int{1: 4, 4: 4}, inside: true},
 	// One more is the attempt that would park it. With slots, one counts for all that were read.
-	{name: "key", reason: "no-key", log: killerLog, deaths: map[int]int{1: 5, 4: 6}, config: func(c *consumer.Config, touch func(*consumer.Message)) {
-		c.Key = func(m *consumer.Message) (string, error) {
-			touch(m)
-			return consumer.HeaderKey("message-id")(m)
-		}
-	}},
-	{name: "ordering key", reason: "no-key", log: killerLog, deaths: map[int]int{1: 5, 4: 6}, config: func(c *consumer.Config, touch func(*consumer.Message)) {
-		c.OrderingKey = func(m *consumer.Message) []byte {
-			touch(m)
-			return nil
-		}
-		if c.Concurrency == 1 {
-			c.OnFailure = consumer.ParkOrderingKey
-		}
-	}},
+	{
+		name:   "key",
+		reason: "no-key",
+		log:    killerLog,
+		deaths: map[int]int{1: 5, 4: 6},
+		config: func(c *consumer.Config, touch func(*consumer.Message)) {
+			c.Key = func(m *consumer.Message) (string, error) {
+				touch(m)
+				return consumer.HeaderKey("message-id")(m)
+			}
+		},
+	},
+	{
+		name:   "ordering key",
+		reason: "no-key",
+		log:    killerLog,
+		deaths: map[int]int{1: 5, 4: 6},
+		config: func(c *consumer.Config, touch func(*consumer.Message)) {
+			c.OrderingKey = func(m *consumer.Message) []byte {
+				touch(m)
+				return nil
+			}
+			if c.Concurrency == 1 {
+				c.OnFailure = consumer.ParkOrderingKey
+			}
+		},
+	},
 	// One more is the attempt that would park it, and calls OnParked.
-	{name: "OnParked", reason: "crashed", log: killerLog, deaths: map[int]int{1: 4, 4: 4}, fails: true, config: func(c *consumer.Config, touch func(*consumer.Message)) {
-		c.OnParked = func(_ context.Context, _ consumer.Tx, m *consumer.Message, _ consumer.ParkedEvent) error {
-			touch(m)
-			return nil
-		}
-	}},
+	{
+		name:   "OnParked",
+		reason: "crashed",
+		log:    killerLog,
+		deaths: map[int]int{1: 4, 4: 4},
+		fails:  true,
+		config: func(c *consumer.Config, touch func(*consumer.Message)) {
+			c.OnParked = func(_ context.Context, _ consumer.Tx, m *consumer.Message, _ consumer.ParkedEvent) error {
+				touch(m)
+				return nil
+			}
+		},
+	},
 }
 
 func (k *killerCase) tune(concurrency int, touch func(m *consumer.Message)) func(*consumer.Config) {
@@ -141,7 +160,8 @@ func TestF9MessageThatKills(t *testing.T) {
 					r.reaches(0, 5)
 					stop()
 					full := k.log()
-					r.log, r.src.Log = full, full
+					r.log = full
+					r.src.Log = full
 				}
 				for i := range deaths {
 					if !killed(runChild(t, k.child(n), r.pool.Config().ConnString())) {
@@ -168,13 +188,16 @@ func TestF9MessageThatKills(t *testing.T) {
 					}
 				}
 				r.once(values...)
-				if got := r.reasons(); len(got) != 1 || r.count(`select count(*) from onlyonce.parked where reason = $1 and body = 'killer'`, k.reason) != 1 {
+				if got := r.reasons(); len(got) != 1 ||
+					r.count(`select count(*) from onlyonce.parked where reason = $1 and body = 'killer'`, k.reason) != 1 {
 					t.Fatalf("parked: %v, want %s", got, k.reason)
 				}
 				mended = true
 				r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp()`)
 				stop = r.start(queued, cfg)
-				until(t, "the message to be applied", func() bool { return r.count(`select count(*) from effects where value = 'killer'`) == 1 })
+				until(t, "the message to be applied", func() bool {
+					return r.count(`select count(*) from effects where value = 'killer'`) == 1
+				})
 				stop()
 				r.log.Append(0, "killer", id("killer"))
 				stop = r.start(queued, cfg)

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"testing"
 	"time"
@@ -13,10 +14,10 @@ import (
 	"github.com/onlyonce/onlyonce/internal/process"
 )
 
-// F9: each function that takes the lock of attempts releases it, also if the attempt is not made
-// because the database does not answer: all consumers of the process wait for the lock.
-func TestF9LockIsReleasedOnEachPath(t *testing.T) {
-	t.Parallel()
+// withoutDatabase is what a worker owns whose database does not answer. The message at offset 7 has
+// counted attempts.
+func withoutDatabase(t *testing.T) ownership {
+	t.Helper()
 	pool, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/nothing")
 	if err != nil {
 		t.Fatal(err)
@@ -24,8 +25,16 @@ func TestF9LockIsReleasedOnEachPath(t *testing.T) {
 	t.Cleanup(pool.Close)
 	c := &Consumer{cfg: Config{Scope: "s", Logger: slog.New(slog.DiscardHandler)}.withDefaults(), shared: &shared{}}
 	c.pool = primary.Of(pool, c.cfg.Logger)
-	own := ownership{c: c, cur: &cursor{suspects: []int64{7}}, state: &partitionState{}, brake: newBrake(c.cfg.Brake)}
-	suspect, other := &Message{Offset: 7}, &Message{Offset: 8}
+	return ownership{c: c, cur: &cursor{suspects: []int64{7}}, state: &partitionState{}, brake: newBrake(c.cfg.Brake)}
+}
+
+// F9: each function that takes the lock of attempts releases it, also if the attempt is not made
+// because the database does not answer: all consumers of the process wait for the lock.
+func TestF9LockIsReleasedOnEachPath(t *testing.T) {
+	t.Parallel()
+	own := withoutDatabase(t)
+	suspect := &Message{Offset: 7}
+	other := &Message{Offset: 8}
 	log := func() *worker {
 		w := &worker{applier: applier{engine: engine{ownership: own}}}
 		w.fenceOf = w.positionFence
@@ -58,5 +67,18 @@ func TestF9LockIsReleasedOnEachPath(t *testing.T) {
 			}
 			release()
 		})
+	}
+}
+
+// D2: a count that cannot be taken back because the database is away is owed, and taken back with
+// the next attempt. Otherwise a message whose attempts the server cuts short is given up as one
+// that ends processes.
+func TestD2CountIsOwedUntilItIsTakenBack(t *testing.T) {
+	t.Parallel()
+	own := withoutDatabase(t)
+	t1 := tries{ap: &applier{engine: engine{ownership: own}}, m: &Message{Offset: 7}, exclusive: true}
+	t1.ended(errors.New("the server is away"))
+	if !t1.owed {
+		t.Error("the attempt stays counted, and nobody takes it back")
 	}
 }

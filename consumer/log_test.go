@@ -19,7 +19,8 @@ func TestStartAndTakeOverAreLogged(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	r.numbered(0, 5)
-	first, second := testConfig(), testConfig()
+	first := testConfig()
+	second := testConfig()
 	var texts [2]func() string
 	first.Logger, texts[0] = pgtest.Logged()
 	second.Logger, texts[1] = pgtest.Logged()
@@ -50,7 +51,9 @@ func TestTheSameErrorIsLoggedSeldom(t *testing.T) {
 	r := newRig(t, 1)
 	r.numbered(0, 1)
 	cfg := testConfig()
-	cfg.MaxAttempts, cfg.Backoff.Min, cfg.Backoff.Max = 1<<20, time.Millisecond, time.Millisecond
+	cfg.MaxAttempts = 1 << 20
+	cfg.Backoff.Min = time.Millisecond
+	cfg.Backoff.Max = time.Millisecond
 	var text func() string
 	cfg.Logger, text = pgtest.Logged()
 	var tries atomic.Int32
@@ -102,7 +105,11 @@ func TestMessagesBehindAParkedOneAreNoWarnings(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	for i := range 15 {
-		r.log.AppendMessage(0, &consumer.Message{Key: []byte("hot"), Value: []byte(fmt.Sprint("hot-", i)), Headers: []consumer.Header{id(fmt.Sprint("hot-", i))}})
+		r.log.AppendMessage(0, &consumer.Message{
+			Key:     []byte("hot"),
+			Value:   []byte(fmt.Sprint("hot-", i)),
+			Headers: []consumer.Header{id(fmt.Sprint("hot-", i))},
+		})
 	}
 	cfg := testConfig()
 	cfg.OnFailure = consumer.ParkOrderingKey

@@ -199,7 +199,13 @@ func (r *rig) run(c *consumer.Consumer) (stop func()) {
 const cutSQL = `select 'the connection breaks here'`
 
 func (r *rig) cutting() {
-	r.pool = pgtest.Wired(r.t, r.pool, pgx.QueryExecModeCacheStatement, &pgtest.Wire{Statement: cutSQL, At: func(int32) pgtest.Cut { return pgtest.Unsent }}, nil)
+	r.pool = pgtest.Wired(
+		r.t,
+		r.pool,
+		pgx.QueryExecModeCacheStatement,
+		&pgtest.Wire{Statement: cutSQL, At: func(int32) pgtest.Cut { return pgtest.Unsent }},
+		nil,
+	)
 }
 
 // until polls a condition.
@@ -211,7 +217,11 @@ func until(t *testing.T, what string, cond func() bool) {
 // position returns the database's position of a partition, -1 if there is no cursor.
 func (r *rig) position(partition int32) int64 {
 	var n int64
-	err := r.pool.QueryRow(context.Background(), `select coalesce(max(next_offset), -1) from onlyonce.positions where topic = 'orders' and partition = $1`, partition).Scan(&n)
+	err := r.pool.QueryRow(
+		context.Background(),
+		`select coalesce(max(next_offset), -1) from onlyonce.positions where topic = 'orders' and partition = $1`,
+		partition,
+	).Scan(&n)
 	if err != nil {
 		r.t.Fatal(err)
 	}

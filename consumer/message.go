@@ -80,7 +80,8 @@ type Message struct {
 func init() {
 	claimed.Set = func(message any, tenant, id string) {
 		m := message.(*Message)
-		m.eventTenant, m.eventID = tenant, id
+		m.eventTenant = tenant
+		m.eventID = id
 	}
 }
 
@@ -101,7 +102,10 @@ func (m *Message) Header(name string) (value []byte, ok bool) {
 }
 
 // structSizes are the sizes of a Message and of a Header, without the bytes that they refer to.
-var structSizes = struct{ message, header int }{int(reflect.TypeFor[*Message]().Size() + reflect.TypeFor[Message]().Size()), int(reflect.TypeFor[Header]().Size())}
+var structSizes = struct{ message, header int }{
+	int(reflect.TypeFor[*Message]().Size() + reflect.TypeFor[Message]().Size()),
+	int(reflect.TypeFor[Header]().Size()),
+}
 
 // Size is the memory that the message takes, in bytes: key, value and headers, plus about 400. It
 // counts against [Config.PrefetchBytes].
@@ -116,7 +120,9 @@ func (m *Message) Size() int {
 // ownBytes makes all bytes of the message its own, for a function of the program that may change
 // them (D6).
 func (m *Message) ownBytes() {
-	m.Key, m.Value, m.Headers = bytes.Clone(m.Key), bytes.Clone(m.Value), slices.Clone(m.Headers)
+	m.Key = bytes.Clone(m.Key)
+	m.Value = bytes.Clone(m.Value)
+	m.Headers = slices.Clone(m.Headers)
 	for i := range m.Headers {
 		m.Headers[i].Value = bytes.Clone(m.Headers[i].Value)
 	}
@@ -146,8 +152,16 @@ func (m *Message) Tenant() string { return cmp.Or(m.tenant, m.eventTenant) }
 // restore sets the record's fields to what they were before a function of the program that finds an
 // id or an ordering key. The record is hashed, parked and handled as it was read (D6).
 func (m *Message) restore(was *Message) {
-	m.Topic, m.Partition, m.Offset, m.Key, m.Value, m.Headers = was.Topic, was.Partition, was.Offset, was.Key, was.Value, was.Headers
-	m.Time, m.LogAppendTime, m.LeaderEpoch, m.Attempt = was.Time, was.LogAppendTime, was.LeaderEpoch, was.Attempt
+	m.Topic = was.Topic
+	m.Partition = was.Partition
+	m.Offset = was.Offset
+	m.Key = was.Key
+	m.Value = was.Value
+	m.Headers = was.Headers
+	m.Time = was.Time
+	m.LogAppendTime = was.LogAppendTime
+	m.LeaderEpoch = was.LeaderEpoch
+	m.Attempt = was.Attempt
 }
 
 // hash returns the stored forms of the message's key and of its payload's fingerprint. In a replay
@@ -162,7 +176,14 @@ func (m *Message) hashOutsideReplay() [16]byte {
 }
 
 func (m *Message) hashIn(replay int32) ([16]byte, int64) {
-	k := dedupe.Key{Tenant: m.tenant, Scope: m.scope, Topic: m.keyTopic(), ID: m.id, Replay: replay, Fingerprint: m.fingerprint}
+	k := dedupe.Key{
+		Tenant:      m.tenant,
+		Scope:       m.scope,
+		Topic:       m.keyTopic(),
+		ID:          m.id,
+		Replay:      replay,
+		Fingerprint: m.fingerprint,
+	}
 	if k.Fingerprint == (dedupe.Fingerprint{}) {
 		k.Fingerprint = dedupe.FingerprintOf(m.Value)
 	}

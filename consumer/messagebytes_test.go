@@ -15,7 +15,10 @@ var changers = map[string]consumer.HandlerFunc{
 	"fields": func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		m.Value = m.Value[5:] // a schema registry's prefix
 		err := effect(ctx, tx, m)
-		m.Offset, m.Partition, m.Key, m.Headers = 4711, 7, nil, nil
+		m.Offset = 4711
+		m.Partition = 7
+		m.Key = nil
+		m.Headers = nil
 		return err
 	},
 	"bytes": func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
@@ -67,7 +70,9 @@ func TestD6HandlerThatChangesItsMessage(t *testing.T) {
 					})
 					mended.Store(true)
 					r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp()`)
-					until(t, "the sick one to be applied", func() bool { return r.count(`select count(*) from onlyonce.parked where state = 'resolved'`) == 1 })
+					until(t, "the sick one to be applied", func() bool {
+						return r.count(`select count(*) from onlyonce.parked where state = 'resolved'`) == 1
+					})
 					r.log.Append(0, "12345sick", id("c"))
 					r.reaches(0, 6)
 					stop()
@@ -98,7 +103,8 @@ func TestD6KeyThatChangesItsMessage(t *testing.T) {
 			cfg.Concurrency = slots
 			find := cfg.Key
 			cfg.Key = func(m *consumer.Message) (string, error) {
-				m.Value, m.Offset = append([]byte("changed "), m.Value...), 4711
+				m.Value = append([]byte("changed "), m.Value...)
+				m.Offset = 4711
 				return find(m)
 			}
 			cfg.Tenant = func(m *consumer.Message) string { m.Time = time.Time{}; return "" }
@@ -153,7 +159,8 @@ func TestD6FunctionsThatChangeBytesInPlace(t *testing.T) {
 				r.log.Append(0, "world", id("2"))
 				r.log.Append(0, "sick", id("3"))
 				cfg := testConfig()
-				cfg.Concurrency, cfg.OnFailure = slots, consumer.ParkMessage
+				cfg.Concurrency = slots
+				cfg.OnFailure = consumer.ParkMessage
 				if name == "OrderingKey" {
 					cfg.OnFailure = consumer.ParkOrderingKey
 				}
@@ -180,7 +187,9 @@ func TestD6FunctionsThatChangeBytesInPlace(t *testing.T) {
 				r.reaches(0, 5)
 				stop()
 				r.once("hello", "world", "again")
-				if n := r.count(`select count(*) from onlyonce.parked where body <> 'sick' and settled_at is null or reason = 'conflict'`); n > 0 || len(r.halts) > 0 {
+				n := r.count(`select count(*) from onlyonce.parked where body <> 'sick' and settled_at is null or reason = 'conflict'`)
+				if n > 0 ||
+					len(r.halts) > 0 {
 					t.Errorf("%d rows of changed bytes, halts %v", n, r.halts)
 				}
 			})

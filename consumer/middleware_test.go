@@ -11,7 +11,11 @@ import (
 )
 
 // both runs a test with a message handler and with a batch handler that do the same.
-func both(t *testing.T, name string, test func(t *testing.T, start func(r *rig, h consumer.HandlerFunc, cfg consumer.Config) (stop func()))) {
+func both(
+	t *testing.T,
+	name string,
+	test func(t *testing.T, start func(r *rig, h consumer.HandlerFunc, cfg consumer.Config) (stop func())),
+) {
 	t.Helper()
 	t.Run(name+" around messages", func(t *testing.T) {
 		t.Parallel()
@@ -98,14 +102,16 @@ func TestMiddleware(t *testing.T) {
 			r := newRig(t, 1)
 			values := r.numbered(0, 30)
 			cfg := testConfig()
-			cfg.Middleware = []consumer.Middleware{func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message, next func(context.Context) error) error {
-				for _, m := range msgs {
-					if m.Offset == 7 {
-						return bad(ctx, tx, msgs, next)
+			cfg.Middleware = []consumer.Middleware{
+				func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message, next func(context.Context) error) error {
+					for _, m := range msgs {
+						if m.Offset == 7 {
+							return bad(ctx, tx, msgs, next)
+						}
 					}
-				}
-				return next(ctx)
-			}}
+					return next(ctx)
+				},
+			}
 			stop := start(r, queued, cfg)
 			r.reaches(0, 30)
 			stop()

@@ -63,6 +63,7 @@ func (d *deadlocks) limit(w *worker, now int, at time.Time) int {
 	}
 	*d = nil
 	w.c.cfg.Logger.Warn("onlyonce: handlers of one partition deadlock with each other: fewer run at once; "+
-		"set Config.OrderingKey to what they update, or lower Config.Concurrency", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "at_once", now/2)
+		"set Config.OrderingKey to what they update, or lower Config.Concurrency",
+		"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "at_once", now/2)
 	return now / 2
 }

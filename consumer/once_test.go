@@ -42,7 +42,8 @@ func TestPositionsOnlyTakesEveryOffsetOnce(t *testing.T) {
 	r.log.Append(0, "a")
 	r.log.Append(0, "a")
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	stop := r.start(queued, cfg)
 	r.reaches(0, 2)
 	stop()
@@ -107,7 +108,12 @@ func TestK1MessageWithoutKeyIsParked(t *testing.T) {
 func TestPayloadKey(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
-	for partition, m := range []struct{ key, value string }{{"acct-1", "10 EUR"}, {"acct-1", "10 EUR"}, {"acct-2", "10 EUR"}, {"acct-210", " EUR"}} {
+	for partition, m := range []struct{ key, value string }{
+		{"acct-1", "10 EUR"},
+		{"acct-1", "10 EUR"},
+		{"acct-2", "10 EUR"},
+		{"acct-210", " EUR"},
+	} {
 		r.log.AppendMessage(int32(partition%2), &consumer.Message{Key: []byte(m.key), Value: []byte(m.value)}) //nolint:gosec // 0 or 1
 	}
 	r.log.AppendMessage(0, &consumer.Message{Key: []byte("acct-1")})

@@ -47,7 +47,9 @@ func TestC1ConcurrencyOneOnTheWire(t *testing.T) {
 	t.Cleanup(func() { pool.Close(); w.Close() })
 	values := r.numbered(0, 3)
 	ccfg := testConfig()
-	ccfg.BatchSize, ccfg.Linger = 3, patience // all three in one batch
+	// all three in one batch
+	ccfg.BatchSize = 3
+	ccfg.Linger = patience
 	stop := r.startOn(r.src, pool, queued, ccfg)
 	r.reaches(0, 3)
 	stop()

@@ -27,7 +27,13 @@ func buried(t *testing.T, r *rig, broken *atomic.Bool) func(context.Context, con
 		if _, err := tx.Exec(ctx, `insert into dead values ($1, $2)`, string(m.Value), e.Reason); err != nil {
 			return err
 		}
-		if err := outbox.Enqueue(ctx, tx, outbox.Call{Sink: "dead", Name: "bury", Scope: "dead-letters", ID: fmt.Sprint(m.Offset, e.Reason), Body: m.Value}); err != nil {
+		if err := outbox.Enqueue(ctx, tx, outbox.Call{
+			Sink:  "dead",
+			Name:  "bury",
+			Scope: "dead-letters",
+			ID:    fmt.Sprint(m.Offset, e.Reason),
+			Body:  m.Value,
+		}); err != nil {
 			return err
 		}
 		if broken.Load() {
@@ -41,7 +47,10 @@ func buried(t *testing.T, r *rig, broken *atomic.Bool) func(context.Context, con
 func (r *rig) buriedOnce(want string) {
 	r.t.Helper()
 	var got string
-	if err := r.pool.QueryRow(r.t.Context(), `select coalesce(string_agg(value || ':' || reason, ' ' order by value), '') from dead`).Scan(&got); err != nil {
+	if err := r.pool.QueryRow(
+		r.t.Context(),
+		`select coalesce(string_agg(value || ':' || reason, ' ' order by value), '') from dead`,
+	).Scan(&got); err != nil {
 		r.t.Fatal(err)
 	}
 	calls := r.count(`select count(*) from onlyonce.outbox_log`)
@@ -71,7 +80,9 @@ func TestD3OnParked(t *testing.T) {
 			}
 			return effect(ctx, tx, m)
 		}, cfg)
-		if h := r.halted(); h.Reason != consumer.HaltBlocked || h.Position != 1 || !strings.Contains(h.Detail, "Config.OnParked: no room for the dead") {
+		if h := r.halted(); h.Reason != consumer.HaltBlocked ||
+			h.Position != 1 ||
+			!strings.Contains(h.Detail, "Config.OnParked: no room for the dead") {
 			t.Errorf("halt: %v", h)
 		}
 		r.buriedOnce("")
@@ -101,7 +112,8 @@ func TestD3OnParkedOfManyMessages(t *testing.T) {
 		r.log.Append(0, fmt.Sprint("nameless", i))
 	}
 	cfg := testConfig()
-	cfg.BatchSize, cfg.Linger = 2*many, time.Second
+	cfg.BatchSize = 2 * many
+	cfg.Linger = time.Second
 	cfg.Timeouts = dedupe.Timeouts{Lock: time.Second, Statement: time.Second}
 	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, m *consumer.Message, e consumer.ParkedEvent) error {
 		_, err := tx.Exec(ctx, `insert into dead select $1, $2 from pg_sleep(0.2)`, string(m.Value), e.Reason)
@@ -110,7 +122,9 @@ func TestD3OnParkedOfManyMessages(t *testing.T) {
 	stop := r.start(effect, cfg)
 	r.reaches(0, 2*many)
 	stop()
-	if dead, applied := r.count(`select count(*) from dead`), r.count(`select count(*) from effects`); dead != many || applied != many {
+	dead := r.count(`select count(*) from dead`)
+	applied := r.count(`select count(*) from effects`)
+	if dead != many || applied != many {
 		t.Errorf("%d dead, %d applied, want %d each", dead, applied, many)
 	}
 }
@@ -161,7 +175,9 @@ func TestD3OnParkedEnqueuesInVain(t *testing.T) {
 	enqueue := func(ctx context.Context, tx dedupe.AnyTx, id, body string) error {
 		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "dead", Name: "bury", Scope: "dead-letters", ID: id, Body: []byte(body)})
 	}
-	if err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error { return enqueue(t.Context(), tx, "taken", "another") }); err != nil {
+	if err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
+		return enqueue(t.Context(), tx, "taken", "another")
+	}); err != nil {
 		t.Fatal(err)
 	}
 	var callID atomic.Value
@@ -240,7 +256,8 @@ func TestD3OnParkedOfARetriedMessage(t *testing.T) {
 	var tries atomic.Int32
 	broken.Store(true)
 	cfg := testConfig()
-	cfg.OnFailure, cfg.MaxAttempts = consumer.ParkOrderingKey, 2
+	cfg.OnFailure = consumer.ParkOrderingKey
+	cfg.MaxAttempts = 2
 	cfg.OnParked = buried(t, r, &broken)
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if m.Offset == 1 {
@@ -273,7 +290,8 @@ func TestD3OnParkedOfARetriedMessageEndsItsOwnContext(t *testing.T) {
 	r.numbered(0, 1)
 	var tries atomic.Int32
 	cfg := testConfig()
-	cfg.OnFailure, cfg.MaxAttempts = consumer.ParkOrderingKey, 2
+	cfg.OnFailure = consumer.ParkOrderingKey
+	cfg.MaxAttempts = 2
 	cfg.OnParked = func(ctx context.Context, tx consumer.Tx, _ *consumer.Message, _ consumer.ParkedEvent) error {
 		ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 		defer cancel()
@@ -287,7 +305,9 @@ func TestD3OnParkedOfARetriedMessageEndsItsOwnContext(t *testing.T) {
 		tries.Add(1)
 		return errBoom
 	}, cfg)
-	until(t, "the message to wait for an operator", func() bool { return r.count(`select count(*) from onlyonce.parked where state = 'waiting'`) == 1 })
+	until(t, "the message to wait for an operator", func() bool {
+		return r.count(`select count(*) from onlyonce.parked where state = 'waiting'`) == 1
+	})
 	stop()
 	if got := fmt.Sprint(r.reasons()); got != "map[0:exhausted]" {
 		t.Errorf("parked: %s", got)

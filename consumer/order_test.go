@@ -295,7 +295,10 @@ func TestT6CommitInARetriedHandlerIsRefused(t *testing.T) {
 	}
 	// If a COMMIT reaches the server nevertheless, the trigger on the row refuses it.
 	r.exec(`update onlyonce.parked set state = 'retrying'`)
-	if _, err := r.pool.Exec(t.Context(), `update onlyonce.parked set state = 'resolved', settled_at = clock_timestamp()`); guard.SQLState(err) != "OO002" {
+	if _, err := r.pool.Exec(
+		t.Context(),
+		`update onlyonce.parked set state = 'resolved', settled_at = clock_timestamp()`,
+	); guard.SQLState(err) != "OO002" {
 		t.Errorf("settled without the seal: %v", err)
 	}
 }
@@ -305,7 +308,8 @@ func TestF1RetryOfAReplacedOwnerIsFenced(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	r.keyed(0, "a", "a-0")
-	in, out := make(chan struct{}), make(chan struct{})
+	in := make(chan struct{})
+	out := make(chan struct{})
 	var once sync.Once
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if m.Attempt < 2 {
@@ -477,7 +481,10 @@ func TestT9DueTimeOfTheFuture(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	cfg := testConfig()
-	cfg.OnFailure, cfg.Backoff.Min, cfg.Backoff.Max, cfg.MaxAttempts = consumer.ParkOrderingKey, time.Hour, time.Hour, 10
+	cfg.OnFailure = consumer.ParkOrderingKey
+	cfg.Backoff.Min = time.Hour
+	cfg.Backoff.Max = time.Hour
+	cfg.MaxAttempts = 10
 	r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-1"), Headers: []consumer.Header{id("a-1")}})
 	r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-2"), Headers: []consumer.Header{id("a-2")}})
 	var well atomic.Bool
@@ -504,20 +511,24 @@ func TestT9WaitCountedWhileTheClockWasAhead(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	cfg := testConfig()
-	cfg.OnFailure, cfg.MaxAttempts = consumer.ParkOrderingKey, 1000
-	cfg.Backoff.Min, cfg.Backoff.Max = time.Second, time.Second
+	cfg.OnFailure = consumer.ParkOrderingKey
+	cfg.MaxAttempts = 1000
+	cfg.Backoff.Min = time.Second
+	cfg.Backoff.Max = time.Second
 	r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-1"), Headers: []consumer.Header{id("a-1")}})
 	r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-2"), Headers: []consumer.Header{id("a-2")}})
 	stop := r.start(func(context.Context, consumer.Tx, *consumer.Message) error { return errBoom }, cfg)
 	r.reaches(0, 2)
 	stop()
-	if n := r.count(`select count(*) from onlyonce.parked where timed_at between next_attempt_at - interval '1 minute' and clock_timestamp()`); n != 1 {
+	n := r.count(`select count(*) from onlyonce.parked where timed_at between next_attempt_at - interval '1 minute' and clock_timestamp()`)
+	if n != 1 {
 		t.Errorf("%d rows have the time at which they were given their due time", n)
 	}
 	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() + interval '1 day 1 second' where state = 'retrying'`)
 	r.exec(`update onlyonce.parked set timed_at = clock_timestamp() + interval '1 day' where state = 'retrying'`)
 	report, err := ops.Status(t.Context(), r.pool, ops.StatusQuestion{})
-	if err != nil || !slices.ContainsFunc(report.Needs, func(n ops.Need) bool { return n.Kind == "clock" && strings.Contains(n.Text, "1 parked row") }) {
+	if err != nil ||
+		!slices.ContainsFunc(report.Needs, func(n ops.Need) bool { return n.Kind == "clock" && strings.Contains(n.Text, "1 parked row") }) {
 		t.Errorf("status: %+v, %v", report.Needs, err)
 	}
 	stop = r.start(effect, cfg)
@@ -564,7 +575,8 @@ func TestHaltIsLoggedOnce(t *testing.T) {
 			t.Errorf("%s is in %s", none, text)
 		}
 	}
-	services, command := strings.Index(text, "if these are two services, change Config.Scope"), strings.Index(text, "onlyonce cursor adopt")
+	services := strings.Index(text, "if these are two services, change Config.Scope")
+	command := strings.Index(text, "onlyonce cursor adopt")
 	if services < 0 || command < services {
 		t.Errorf("%s", text)
 	}
@@ -585,7 +597,10 @@ func TestK1RedrivenMessageWithoutKeyKeepsItsReason(t *testing.T) {
 		return len(r.parked) == 2
 	})
 	stop()
-	if told, kept := r.parked[1].Reason, r.count(`select count(*) from onlyonce.parked where reason = 'no-key' and state = 'waiting'`); told != "no-key" || kept != 1 {
+	told := r.parked[1].Reason
+	kept := r.count(`select count(*) from onlyonce.parked where reason = 'no-key' and state = 'waiting'`)
+	if told != "no-key" ||
+		kept != 1 {
 		t.Errorf("told as %s, %d rows of reason no-key", told, kept)
 	}
 }

@@ -23,7 +23,10 @@ type outage struct {
 // passes lets time pass: earlier records get that much older.
 func (o *outage) passes(d time.Duration) {
 	o.t.Helper()
-	o.exec(`update onlyonce.segments set opened_at = opened_at - make_interval(secs => $1), closed_at = closed_at - make_interval(secs => $1)`, d.Seconds())
+	o.exec(
+		`update onlyonce.segments set opened_at = opened_at - make_interval(secs => $1), closed_at = closed_at - make_interval(secs => $1)`,
+		d.Seconds(),
+	)
 	o.exec(`update onlyonce.scopes set created_at = created_at - make_interval(secs => $1)`, d.Seconds())
 	o.exec(`update onlyonce.rings set forgotten = forgotten - make_interval(secs => $1)`, d.Seconds())
 	o.exec(`update onlyonce.frontiers set frontier = frontier - make_interval(secs => $1)`, d.Seconds())
@@ -63,7 +66,8 @@ func (o *outage) works(src *memlog.Source, scope string, next ...int64) (stop fu
 	stop = o.startOn(src, o.pool, queued, cfg)
 	for p, n := range next {
 		until(o.t, fmt.Sprintf("%s, partition %d, is handled up to %d", scope, p, n), func() bool {
-			return o.count(`select count(*) from onlyonce.positions where scope = $1 and partition = $2 and next_offset = $3`, scope, p, n) == 1
+			return o.count(`select count(*) from onlyonce.positions where scope = $1 and partition = $2 and next_offset = $3`,
+				scope, p, n) == 1
 		})
 	}
 	return stop
@@ -129,7 +133,8 @@ func TestK6OutageLongerThanTheHorizon(t *testing.T) {
 
 	before := batch("before", 20)
 	copies(before[:10], 1)
-	stopStock, stopBilling := o.works(r.src, "stock", ends...), business(0)
+	stopStock := o.works(r.src, "stock", ends...)
+	stopBilling := business(0)
 	o.says(3)
 	stopStock()
 	stopBilling()
@@ -161,7 +166,8 @@ func TestK6OutageLongerThanTheHorizon(t *testing.T) {
 	behind := batch("behind", 10)
 	copies(during, 1)
 	copies(behind, 1)
-	stopStock, stopBilling = o.works(r.src, "stock", ends...), business(4)
+	stopStock = o.works(r.src, "stock", ends...)
+	stopBilling = business(4)
 	o.says(3)
 	stopStock()
 	stopBilling()

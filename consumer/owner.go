@@ -101,7 +101,8 @@ func (w *worker) waitForProbe(ctx context.Context) error {
 func (w *worker) waitForResume(ctx context.Context) bool {
 	w.state.paused.Store(true)
 	defer w.state.paused.Store(false)
-	w.c.cfg.Logger.Info("onlyonce: partition paused", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "position", w.pos)
+	w.c.cfg.Logger.Info("onlyonce: partition paused",
+		"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "position", w.pos)
 	emit(w.c.cfg.Hooks.Paused, PausedEvent{TopicPartition: w.id.TopicPartition, Position: w.pos})
 	asks := w.c.poller.join(w.id, w.cur, w.state)
 	defer w.c.poller.leave(asks)

@@ -24,25 +24,62 @@ func (e *engine) park(tx *guard.Tx, m *Message, v *disposition) {
 	for i, h := range m.Headers {
 		names[i], values[i] = []byte(h.Name), h.Value
 	}
-	value, sealed := m.Value, e.c.cfg.Sealer != nil && m.Value != nil
+	value := m.Value
+	sealed := e.c.cfg.Sealer != nil && m.Value != nil
 	if sealed {
 		var err error
-		if value, err = e.c.cfg.Sealer.Seal(parked.MessagePlace(m.scope, m.Topic, m.Partition, m.Offset), m.Value); err != nil {
+		if value, err = e.c.cfg.Sealer.Seal(
+			parked.MessagePlace(m.scope, m.Topic, m.Partition, m.Offset),
+			m.Value,
+		); err != nil {
 			tx.Fail(stepPark, err)
 			return
 		}
 	}
-	tx.Engine(stepPark, parked.InsertMessageSQL, v.parkedState(), v.reason, storableText(v.err.Error()), v.attempts, storableText(m.tenant), m.scope, key,
-		m.Topic, m.Partition, m.Offset, storableTime(m.Time), m.Key, names, values, value, m.orderKey, v.wait.Seconds(),
-		m.clusterID, uuidOrNull(m.topicID), m.LogAppendTime, m.replay, m.resend, e.c.parkedKind(), pgtype.Text{String: m.eventID, Valid: e.c.events}, sealed)
+	tx.Engine(
+		stepPark,
+		parked.InsertMessageSQL,
+		v.parkedState(),
+		v.reason,
+		storableText(v.err.Error()),
+		v.attempts,
+		storableText(m.tenant),
+		m.scope,
+		key,
+		m.Topic,
+		m.Partition,
+		m.Offset,
+		storableTime(m.Time),
+		m.Key,
+		names,
+		values,
+		value,
+		m.orderKey,
+		v.wait.Seconds(),
+		m.clusterID,
+		uuidOrNull(m.topicID),
+		m.LogAppendTime,
+		m.replay,
+		m.resend,
+		e.c.parkedKind(),
+		pgtype.Text{String: m.eventID, Valid: e.c.events},
+		sealed,
+	)
 }
 
 // parkingID returns ParkedEvent.ID. The cursor's run tells a message from one that was parked at
 // its offset before an operator set the position, for example because the topic was created again;
 // redrives tells it from the times before.
 func (e *engine) parkingID(m *Message, reason string, redrives int) string {
-	sum := codec.Hash("onlyonce/parking/1", m.Topic, strconv.Itoa(int(m.Partition)), strconv.FormatInt(m.Offset, 10), reason,
-		strconv.Itoa(int(e.cur.run)), strconv.Itoa(redrives))
+	sum := codec.Hash(
+		"onlyonce/parking/1",
+		m.Topic,
+		strconv.Itoa(int(m.Partition)),
+		strconv.FormatInt(m.Offset, 10),
+		reason,
+		strconv.Itoa(int(e.cur.run)),
+		strconv.Itoa(redrives),
+	)
 	return fmt.Sprintf("%s/%d/%d %s %x", m.Topic, m.Partition, m.Offset, reason, sum[:8])
 }
 

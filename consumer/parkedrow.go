@@ -83,7 +83,8 @@ type parkedRow struct {
 }
 
 // takeRow counts an attempt at the row that is due first. It returns nil if there is none. A drain
-// does not cut it short, because the attempt might then be counted and never made.
+// does not cut it short, because the attempt might then be counted and never made. The caller says
+// how the attempt ended: its plan settles the row, or recordFailure writes it.
 func (r *retrier) takeRow(ctx context.Context) (*parkedRow, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.c.cfg.Timeouts.Lock)
 	defer cancel()
@@ -93,9 +94,22 @@ func (r *retrier) takeRow(ctx context.Context) (*parkedRow, error) {
 	var topicID pgtype.UUID
 	var sealed bool
 	m := row.m
-	err := r.c.pool.QueryRow(ctx, takeParkedSQL, r.cur.id, r.cur.epoch, r.cur.nonce, r.c.cfg.Scope, r.id.Topic, r.id.Partition,
-		r.c.cfg.Backoff.Max.Seconds(), r.c.longestWait().Seconds()).Scan(&row.id, &row.attempt, &row.reason, &row.tenant, &row.key, &m.Offset, &at, &m.Key, &names, &values,
-		&m.Value, &m.orderKey, &m.clusterID, &topicID, &m.LogAppendTime, &m.replay, &m.resend, &m.eventID, &sealed, &row.redrives)
+	err := r.c.pool.QueryRow(
+		ctx,
+		takeParkedSQL,
+		r.cur.id,
+		r.cur.epoch,
+		r.cur.nonce,
+		r.c.cfg.Scope,
+		r.id.Topic,
+		r.id.Partition,
+		r.c.cfg.Backoff.Max.Seconds(),
+		r.c.longestWait().Seconds(),
+	).Scan(
+		&row.id, &row.attempt, &row.reason, &row.tenant, &row.key, &m.Offset, &at, &m.Key,
+		&names, &values, &m.Value, &m.orderKey, &m.clusterID, &topicID, &m.LogAppendTime,
+		&m.replay, &m.resend, &m.eventID, &sealed, &row.redrives,
+	)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -104,7 +118,9 @@ func (r *retrier) takeRow(ctx context.Context) (*parkedRow, error) {
 	}
 	row.counted = row.attempt
 	row.attempt = max(row.counted-r.owed[row.id], 1)
-	m.Time, m.topicID, m.Attempt = at.Time, topicID.Bytes, row.attempt
+	m.Time = at.Time
+	m.topicID = topicID.Bytes
+	m.Attempt = row.attempt
 	for i := range names {
 		m.Headers = append(m.Headers, Header{Name: string(names[i]), Value: values[i]})
 	}
@@ -138,7 +154,8 @@ func (r *retrier) verifyIdentity(row *parkedRow) error {
 	if row.closed != nil {
 		return row.closed
 	}
-	m, order := row.m, row.m.orderKey
+	m := row.m
+	order := row.m.orderKey
 	m.idInTopic = r.idInTopic
 	r.c.identifyAll([]*Message{m}, r.c.identify)
 	err := m.idErr
@@ -149,7 +166,8 @@ func (r *retrier) verifyIdentity(row *parkedRow) error {
 	case err != nil:
 		return err
 	case storableText(m.tenant) != row.tenant:
-		return fmt.Errorf("Config.Tenant names the tenant %q now, and named %q when this was parked", m.tenant, row.tenant)
+		return fmt.Errorf("Config.Tenant names the tenant %q now, and named %q when this was parked",
+			m.tenant, row.tenant)
 	case row.reason == parked.Conflict:
 		m.notACopy = true // O1
 		return nil
@@ -163,7 +181,8 @@ func (r *retrier) verifyIdentity(row *parkedRow) error {
 		return nil
 	}
 	if m.id == "" || m.hashOutsideReplay() != row.key.Bytes {
-		return errors.New("Config.Key finds another id in this message than when it was parked: its calls would get other keys")
+		return errors.New("Config.Key finds another id in this message than when it was parked: its calls " +
+			"would get other keys")
 	}
 	return nil
 }
@@ -214,9 +233,23 @@ func (r *retrier) rowFence(row *parkedRow) *rowFence {
 func (f *rowFence) span() (from, next int64) { return 0, 0 }
 
 func (f *rowFence) queue(tx *guard.Tx) {
-	r, bounds := f.r, &f.r.c.cfg.Timeouts
-	tx.Engine(stepFence, settleParkedSQL, r.cur.id, r.cur.epoch, r.cur.nonce, f.row.id, f.row.counted, f.key, f.fingerprint,
-		guard.Millis(bounds.Lock), guard.Millis(bounds.Statement), guard.Millis(bounds.Idle), f.row.m.Offset)
+	r := f.r
+	bounds := &f.r.c.cfg.Timeouts
+	tx.Engine(
+		stepFence,
+		settleParkedSQL,
+		r.cur.id,
+		r.cur.epoch,
+		r.cur.nonce,
+		f.row.id,
+		f.row.counted,
+		f.key,
+		f.fingerprint,
+		guard.Millis(bounds.Lock),
+		guard.Millis(bounds.Statement),
+		guard.Millis(bounds.Idle),
+		f.row.m.Offset,
+	)
 	if f.claims {
 		sql, args := r.claimStatement([][16]byte{f.row.key.Bytes}, []int64{f.fingerprint})
 		tx.Engine(stepClaim, sql, args...)
@@ -233,7 +266,8 @@ func (f *rowFence) explain(_ context.Context, err error) error {
 }
 
 func (f *rowFence) committed(_ *plan, o *outcome) {
-	r, row := f.r, f.row
+	r := f.r
+	row := f.row
 	if o.answerLost {
 		r.promoteAllSoon()
 		return
@@ -253,17 +287,39 @@ func (f *rowFence) committed(_ *plan, o *outcome) {
 // with the next one of the row (D2).
 func (r *retrier) recordFailure(row *parkedRow, v *disposition, owed int) error {
 	back := owed + row.counted - row.attempt
-	state, m, reason := v.parkedState(), row.m, v.reason
+	state := v.parkedState()
+	m := row.m
+	reason := v.reason
 	if v.reason == row.reason && state == parked.Blocked {
 		state = parked.Waiting
 	}
 	if row.reason == parked.Conflict || row.reason == parked.NoKey {
 		reason = row.reason // which the row keeps, too
 	}
-	event := ParkedEvent{TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition}, Offset: m.Offset, Reason: ParkReason(reason), State: ParkState(state), Err: v.err}
+	event := ParkedEvent{
+		TopicPartition: source.TopicPartition{Topic: m.Topic, Partition: m.Partition},
+		Offset:         m.Offset,
+		Reason:         ParkReason(reason),
+		State:          ParkState(state),
+		Err:            v.err,
+	}
 	event.ID = r.parkingID(m, reason, row.redrives)
-	found, err := r.writeFailure(v.quiet, m, event, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, state, v.reason, storableText(v.err.Error()), back,
-		v.wait.Seconds(), row.counted, m.Offset)
+	found, err := r.writeFailure(
+		v.quiet,
+		m,
+		event,
+		r.cur.id,
+		r.cur.epoch,
+		r.cur.nonce,
+		row.id,
+		state,
+		v.reason,
+		storableText(v.err.Error()),
+		back,
+		v.wait.Seconds(),
+		row.counted,
+		m.Offset,
+	)
 	if errors.As(err, new(*hindrance)) { // of Config.OnParked: the row stays, and this attempt does not count
 		again := &disposition{reason: parked.Failed, err: err, wait: backoffFor(r.c.cfg, row.attempt)}
 		return errors.Join(err, r.recordFailure(row, again, max(owed, 1)))

@@ -77,24 +77,29 @@ func TestPgBouncerFailingMessagesAreParkedAlone(t *testing.T) {
 			bouncer := pgtest.PgBouncer(t, r.pool.Config().ConnString(), 2)
 			r.exec(`create table amounts (n int check (n > 0), unique (n) deferrable initially deferred)`)
 			values := r.numbered(0, 30)
-			stop := r.startOn(r.src, pgtest.Pool(t, bouncer.Mode(mode)), func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-				switch m.Offset {
-				case 3:
-					return consumer.Permanent(errBoom)
-				case 7:
-					return errBoom
-				case 12:
-					// Refused while others are queued after it.
-					tx.Queue(`insert into amounts values (0)`)
-				case 15, 16:
-					tx.Queue(`insert into amounts values (5)`) // the second is refused at the seal
-				case 21:
-					_, _ = tx.Exec(ctx, `select 1/0`) // swallowed
-				case 24:
-					panic("at the handler")
-				}
-				return queued(ctx, tx, m)
-			}, testConfig())
+			stop := r.startOn(
+				r.src,
+				pgtest.Pool(t, bouncer.Mode(mode)),
+				func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+					switch m.Offset {
+					case 3:
+						return consumer.Permanent(errBoom)
+					case 7:
+						return errBoom
+					case 12:
+						// Refused while others are queued after it.
+						tx.Queue(`insert into amounts values (0)`)
+					case 15, 16:
+						tx.Queue(`insert into amounts values (5)`) // the second is refused at the seal
+					case 21:
+						_, _ = tx.Exec(ctx, `select 1/0`) // swallowed
+					case 24:
+						panic("at the handler")
+					}
+					return queued(ctx, tx, m)
+				},
+				testConfig(),
+			)
 			r.reaches(0, 30)
 			stop()
 			var good []string
@@ -125,7 +130,9 @@ func TestT4PgBouncerLosesTheServerAtCommit(t *testing.T) {
 			bouncer := pgtest.PgBouncer(t, cut.start(r.pool.Config().ConnString()), 2)
 			values := r.numbered(0, 200)
 			cfg := testConfig()
-			cfg.Key, cfg.PositionsOnly = nil, true // no key hides a double
+			// no key hides a double
+			cfg.Key = nil
+			cfg.PositionsOnly = true
 			stop := r.startOn(r.src, pgtest.Pool(t, bouncer.Exec()), queued, cfg)
 			r.reaches(0, 200)
 			stop()
@@ -183,7 +190,8 @@ func TestF1PgBouncerRedelivery(t *testing.T) {
 	bouncer := pgtest.PgBouncer(t, r.pool.Config().ConnString(), 2)
 	pool := pgtest.Pool(t, bouncer.Exec())
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	values := r.numbered(0, 30)
 	stop := r.startOn(r.src, pool, queued, cfg)
 	r.reaches(0, 30)

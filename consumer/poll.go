@@ -166,7 +166,13 @@ func newPoller(c *Consumer) *poller {
 	if err != nil {
 		host = "unknown"
 	}
-	return &poller{c: c, id: newNonce(), host: host, wake: make(chan struct{}, 1), members: map[*polledPartition]struct{}{}}
+	return &poller{
+		c:       c,
+		id:      newNonce(),
+		host:    host,
+		wake:    make(chan struct{}, 1),
+		members: map[*polledPartition]struct{}{},
+	}
 }
 
 // join adds a partition, and makes the poller ask at once. The caller ends that with leave.
@@ -179,6 +185,7 @@ func (p *poller) join(id source.Identity, cur *cursor, state *partitionState) *p
 	return m
 }
 
+// leave ends what join began: the partition gets no more answers.
 func (p *poller) leave(m *polledPartition) {
 	p.mu.Lock()
 	delete(p.members, m)
@@ -222,7 +229,8 @@ func (p *poller) pollUntilDone(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.c.cfg.Timeouts.Lock)
 	defer cancel()
 	if _, err := p.c.pool.Exec(ctx, deleteOwnerSQL, p.id); err != nil {
-		p.c.cfg.Logger.Warn("onlyonce: the process's row of onlyonce.owners was not deleted; it is ignored once it is old", "scope", p.c.cfg.Scope, "error", err)
+		p.c.cfg.Logger.Warn("onlyonce: the process's row of onlyonce.owners was not deleted; it is ignored "+
+			"once it is old", "scope", p.c.cfg.Scope, "error", err)
 	}
 }
 
@@ -256,7 +264,8 @@ func (p *poller) pollOnce(ctx context.Context) error {
 			return err
 		}
 	} else if report != nil {
-		p.reportedAt, p.reportedShape = time.Now(), report.shape
+		p.reportedAt = time.Now()
+		p.reportedShape = report.shape
 	}
 	for i, m := range members {
 		if err != nil {
@@ -279,7 +288,8 @@ func (p *poller) rightDueTimes(ctx context.Context) {
 	}
 	p.rightedAt = time.Now()
 	if n := tag.RowsAffected(); n > 0 {
-		p.c.cfg.Logger.Warn("onlyonce: the database's clock was ahead: parked rows that got their due time then wait anew", "scope", p.c.cfg.Scope, "rows", n)
+		p.c.cfg.Logger.Warn("onlyonce: the database's clock was ahead: parked rows that got their due time "+
+			"then wait anew", "scope", p.c.cfg.Scope, "rows", n)
 	}
 }
 
@@ -299,7 +309,8 @@ func (p *poller) announce() {
 		if s.Shard != p.c.shard || s.Epoch == 0 {
 			continue
 		}
-		if owned[s.TopicPartition] = s.Epoch; p.announced[s.TopicPartition] != s.Epoch {
+		owned[s.TopicPartition] = s.Epoch
+		if p.announced[s.TopicPartition] != s.Epoch {
 			taken = append(taken, fmt.Sprintf("%s/%d from %d", s.Topic, s.Partition, s.takenAt))
 		}
 	}
@@ -330,7 +341,8 @@ func (p *poller) announce() {
 
 func (p *poller) query(ctx context.Context, members []*polledPartition, report *statusReport) ([]pollAnswer, error) {
 	n := len(members)
-	answers, topics := make([]pollAnswer, n), make([]string, n)
+	answers := make([]pollAnswer, n)
+	topics := make([]string, n)
 	for i, m := range members {
 		topics[i] = m.id.Topic
 		// Read before the query: the database is at least there, unless a failover has lost
@@ -339,7 +351,8 @@ func (p *poller) query(ctx context.Context, members []*polledPartition, report *
 	}
 	var partitions, faults *string
 	if report != nil {
-		partitions, faults = &report.partitions, &report.faults
+		partitions = &report.partitions
+		faults = &report.faults
 	}
 	ctx, cancel := p.c.bounded(ctx)
 	defer cancel()
@@ -356,11 +369,15 @@ func (p *poller) query(ctx context.Context, members []*polledPartition, report *
 	}
 	var at int64
 	var a pollAnswer
-	_, err = pgx.ForEachRow(rows, []any{&at, &a.owned, &a.position, &a.paused, &a.due, &a.frontierRecorded, &a.clock}, func() error {
-		a.knownPosition = answers[at-1].knownPosition
-		answers[at-1] = a
-		return nil
-	})
+	_, err = pgx.ForEachRow(
+		rows,
+		[]any{&at, &a.owned, &a.position, &a.paused, &a.due, &a.frontierRecorded, &a.clock},
+		func() error {
+			a.knownPosition = answers[at-1].knownPosition
+			answers[at-1] = a
+			return nil
+		},
+	)
 	now := time.Now()
 	for i := range answers {
 		answers[i].arrived = now

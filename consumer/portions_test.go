@@ -56,7 +56,11 @@ func TestC5OldRowsInPortions(t *testing.T) {
 	const old = 20_000
 	one := slotConfig()
 	one.Concurrency = 1
-	for name, next := range map[string]*consumer.Config{"living owner": nil, "take-over": new(slotConfig()), "take-over by one without slots": &one} {
+	for name, next := range map[string]*consumer.Config{
+		"living owner":                   nil,
+		"take-over":                      new(slotConfig()),
+		"take-over by one without slots": &one,
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, 1)
@@ -80,7 +84,10 @@ func TestC5OldRowsInPortions(t *testing.T) {
 			if next != nil {
 				stop()
 			}
-			r.exec(`insert into onlyonce.done (cursor_id, "offset", hash, run, last) select c.id, i, 1, 0, false from onlyonce.cursors c, generate_series(10, $1) i`, old)
+			r.exec(
+				`insert into onlyonce.done (cursor_id, "offset", hash, run, last) select c.id, i, 1, 0, false from onlyonce.cursors c, generate_series(10, $1) i`,
+				old,
+			)
 			if err := open.Rollback(t.Context()); err != nil {
 				t.Fatal(err)
 			}

@@ -17,15 +17,17 @@ type preparedContext struct {
 
 func (c preparedContext) Value(key any) any { return c.values.Value(key) }
 
-// prepare calls Config.Prepare for the messages of a plan, before its transaction, and returns
-// the context for the handlers. Errors are as of a handler (T10).
+// prepare calls Config.Prepare for the messages of a plan, before its transaction, and returns the
+// context for the handlers. Errors are as of a handler (T10). If Prepare hangs, its goroutine is
+// left to it, and the engine's next attempt begins another one.
 func (e *engine) prepare(work context.Context, p *plan) (context.Context, error) {
 	cfg := &e.c.cfg
 	h := &handlerRun{done: make(chan struct{}), failedIndex: -1}
 	for i, v := range e.findIDs(p.msgs) {
 		if v == nil {
 			own := e.c.forProgram(p.msgs[i])
-			h.msgs, h.index = append(h.msgs, &own), append(h.index, i)
+			h.msgs = append(h.msgs, &own)
+			h.index = append(h.index, i)
 		}
 	}
 	if len(h.msgs) == 0 {

@@ -26,13 +26,16 @@ func TestT10Prepare(t *testing.T) {
 			}
 			r.log.Append(0, "nameless")
 			cfg := testConfig()
-			cfg.Concurrency, cfg.BlockedAfter = slots, 50*time.Millisecond
-			cfg.BatchTimeout, cfg.HandlerTimeout = 500*time.Millisecond, 400*time.Millisecond
+			cfg.Concurrency = slots
+			cfg.BlockedAfter = 50 * time.Millisecond
+			cfg.BatchTimeout = 500 * time.Millisecond
+			cfg.HandlerTimeout = 400 * time.Millisecond
 			cfg.OrderingKey = func(m *consumer.Message) []byte { return []byte(m.ID()) }
 			var reached atomic.Bool
 			cfg.Prepare = func(ctx context.Context, msgs []*consumer.Message) (context.Context, error) {
 				if slots == 1 { // else other slots have theirs
-					if n := r.count(`select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'`); n > 0 {
+					n := r.count(`select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'`)
+					if n > 0 {
 						t.Errorf("%d transactions are open", n)
 					}
 				}
@@ -69,7 +72,9 @@ func TestT10Prepare(t *testing.T) {
 				return effect(ctx, tx, m)
 			}, cfg)
 			h := r.halted()
-			if h.Reason != consumer.HaltBlocked || !strings.Contains(h.Detail, "offset 5") || !strings.Contains(h.Detail, "the service is away") {
+			if h.Reason != consumer.HaltBlocked ||
+				!strings.Contains(h.Detail, "offset 5") ||
+				!strings.Contains(h.Detail, "the service is away") {
 				t.Errorf("halt: %v", h)
 			}
 			reached.Store(true)
@@ -90,7 +95,10 @@ func TestT10PrepareThatHangs(t *testing.T) {
 	values := r.numbered(0, 3)
 	free := make(chan struct{})
 	cfg := testConfig()
-	cfg.BatchTimeout, cfg.HandlerTimeout, cfg.HangTimeout, cfg.MaxAttempts = 300*time.Millisecond, 300*time.Millisecond, 50*time.Millisecond, 3
+	cfg.BatchTimeout = 300 * time.Millisecond
+	cfg.HandlerTimeout = 300 * time.Millisecond
+	cfg.HangTimeout = 50 * time.Millisecond
+	cfg.MaxAttempts = 3
 	cfg.Prepare = func(ctx context.Context, msgs []*consumer.Message) (context.Context, error) {
 		for _, m := range msgs {
 			if m.Offset == 1 {

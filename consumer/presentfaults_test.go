@@ -35,7 +35,8 @@ func TestS3PresentFaults(t *testing.T) {
 	r.src.OnFetch = func(int32, int64) error { return failing(&away) }
 	src := &joining{Source: r.src}
 	cfg := testConfig()
-	cfg.MaxAttempts, cfg.Backoff.Max = 1<<30, 100*time.Millisecond
+	cfg.MaxAttempts = 1 << 30
+	cfg.Backoff.Max = 100 * time.Millisecond
 	cfg.Timeouts = dedupe.Timeouts{Lock: time.Second, Statement: time.Second}
 	handle := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if err := failing(&fails); err != nil {
@@ -61,7 +62,10 @@ func TestS3PresentFaults(t *testing.T) {
 		t.Helper()
 		var got []string
 		until(t, what, func() bool {
-			rows, err := r.pool.Query(t.Context(), `select concat_ws(' ', f ->> 'kind', f ->> 'topic', f ->> 'partitions', f ->> 'text') from onlyonce.owners, jsonb_array_elements(faults) f where scope = 'stock'`)
+			rows, err := r.pool.Query(
+				t.Context(),
+				`select concat_ws(' ', f ->> 'kind', f ->> 'topic', f ->> 'partitions', f ->> 'text') from onlyonce.owners, jsonb_array_elements(faults) f where scope = 'stock'`,
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -95,7 +99,8 @@ func TestS3PresentFaults(t *testing.T) {
 	src.member.Store(true)
 	reports("it is one now")
 
-	silent, gone := errors.New("no broker answers"), fmt.Errorf("asking: %w", source.ErrNoTopic)
+	silent := errors.New("no broker answers")
+	gone := fmt.Errorf("asking: %w", source.ErrNoTopic)
 	away.Store(&silent)
 	reports("nothing can be read", "read orders 2: no broker answers")
 	src.member.Store(false)

@@ -68,7 +68,8 @@ func (s *slots) tryHead(bounded context.Context, until stop) (tried bool, err er
 			return false, nil
 		}
 	}
-	sl, t := s.all[0], s.window.TakeHead(s.open(), w.probes)
+	sl := s.all[0]
+	t := s.window.TakeHead(s.open(), w.probes)
 	t.Messages[0].alone = true
 	s.start(until, s.all[:1])
 	s.give(sl, t)

@@ -67,7 +67,12 @@ type pruning struct {
 }
 
 func (own *ownership) progressPruning() pruning {
-	return pruning{own: own, table: "progress", remove: own.pruneProgress, from: progressRow{run: 0, from: math.MinInt64}}
+	return pruning{
+		own:    own,
+		table:  "progress",
+		remove: own.pruneProgress,
+		from:   progressRow{run: 0, from: math.MinInt64},
+	}
 }
 
 func (own *ownership) donePruning() pruning {
@@ -89,7 +94,9 @@ func (p *pruning) step(ctx context.Context, position progressRow) {
 		p.from, err = p.remove(ctx, p.from, p.below)
 	}
 	if err == nil && (!p.waiting || p.from == p.below) {
-		p.below, p.waitFor, p.waiting = position, open, true
+		p.below = position
+		p.waitFor = open
+		p.waiting = true
 	}
 	p.own.notPruned(ctx, p.table, err)
 }
@@ -97,15 +104,25 @@ func (p *pruning) step(ctx context.Context, position progressRow) {
 // notPruned logs that old rows of a table were not deleted, unless the work has ended.
 func (own *ownership) notPruned(ctx context.Context, table string, err error) {
 	if err != nil && ctx.Err() == nil {
-		own.c.cfg.Logger.Warn("onlyonce: old rows of "+table+" were not deleted", "scope", own.c.cfg.Scope, "topic", own.id.Topic, "partition", own.id.Partition, "error", err)
+		own.c.cfg.Logger.Warn("onlyonce: old rows of "+table+" were not deleted",
+			"scope", own.c.cfg.Scope, "topic", own.id.Topic, "partition", own.id.Partition, "error", err)
 	}
 }
 
 // deleteOld deletes a number of rows, and returns how far it has come.
-func (own *ownership) deleteOld(ctx context.Context, sql string, from, below progressRow, args ...any) (progressRow, error) {
+func (own *ownership) deleteOld(
+	ctx context.Context,
+	sql string,
+	from, below progressRow,
+	args ...any,
+) (progressRow, error) {
 	var n int
 	var last progressRow
-	err := own.c.queryRow(ctx, sql, append(args, from.run, from.from, below.run, below.from, pruneRows)...).Scan(&n, &last.run, &last.from)
+	err := own.c.queryRow(ctx, sql, append(args, from.run, from.from, below.run, below.from, pruneRows)...).Scan(
+		&n,
+		&last.run,
+		&last.from,
+	)
 	switch {
 	case err != nil:
 		return from, err

@@ -35,9 +35,12 @@ func TestT4LateBatchDoesNotCommit(t *testing.T) {
 	const heldUp, first, more = 10, 20, 280
 	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
 		for name, choose := range map[string]func(*consumer.Config){
-			"positions": func(c *consumer.Config) { c.Key, c.PositionsOnly = nil, true },
-			"events":    func(c *consumer.Config) { c.Key = nil },
-			"keys":      func(*consumer.Config) {},
+			"positions": func(c *consumer.Config) {
+				c.Key = nil
+				c.PositionsOnly = true
+			},
+			"events": func(c *consumer.Config) { c.Key = nil },
+			"keys":   func(*consumer.Config) {},
 		} {
 			t.Run(level+", "+name, func(t *testing.T) {
 				t.Parallel()
@@ -63,7 +66,10 @@ func TestT4LateBatchDoesNotCommit(t *testing.T) {
 				cfg.OnBegin = func(ctx context.Context, tx consumer.Tx) error {
 					tx.Queue(`set transaction isolation level ` + level)
 					var pid int32
-					err := tx.QueryRow(ctx, `select pg_backend_pid() from onlyonce.progress union all select pg_backend_pid() limit 1`).Scan(&pid)
+					err := tx.QueryRow(
+						ctx,
+						`select pg_backend_pid() from onlyonce.progress union all select pg_backend_pid() limit 1`,
+					).Scan(&pid)
 					session.Store(pid)
 					return err
 				}
@@ -107,7 +113,9 @@ func TestF1PruningKeepsThePosition(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly, cfg.BatchSize = nil, true, 1
+	cfg.Key = nil
+	cfg.PositionsOnly = true
+	cfg.BatchSize = 1
 	var values []string
 	stop := r.start(queued, cfg)
 	for range 3 {

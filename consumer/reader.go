@@ -23,12 +23,15 @@ func (c *Consumer) reportStall(id source.Identity, state *partitionState, from i
 	state.stall.Store(is)
 	switch {
 	case is != nil && is.logged:
-		c.cfg.Logger.Warn("onlyonce: partition waits for an open Kafka transaction: no record above the last stable offset can be read before it ends; if it does not end by itself, find its producer",
-			"scope", c.cfg.Scope, "topic", id.Topic, "partition", id.Partition, "last_stable_offset", is.offset, "high_watermark", got.HighWatermark, "since", is.since,
+		c.cfg.Logger.Warn("onlyonce: partition waits for an open Kafka transaction: no record above the "+
+			"last stable offset can be read before it ends; if it does not end by itself, find its producer",
+			"scope", c.cfg.Scope, "topic", id.Topic, "partition", id.Partition,
+			"last_stable_offset", is.offset, "high_watermark", got.HighWatermark, "since", is.since,
 			"find", "kafka-transactions.sh --bootstrap-server BROKERS describe-producers --topic "+show.Quote(id.Topic)+" --partition "+strconv.Itoa(int(id.Partition)))
 	case was != nil && was.logged:
 		c.cfg.Logger.Info("onlyonce: partition continues: the Kafka transaction that it waited for has ended",
-			"scope", c.cfg.Scope, "topic", id.Topic, "partition", id.Partition, "last_stable_offset", got.LastStable, "since", was.since)
+			"scope", c.cfg.Scope, "topic", id.Topic, "partition", id.Partition,
+			"last_stable_offset", got.LastStable, "since", was.since)
 	}
 }
 
@@ -47,9 +50,22 @@ type fetchResult struct {
 }
 
 // startPrefetcher begins to read ahead. The caller ends that with stop.
-func startPrefetcher(ctx context.Context, c *Consumer, id source.Identity, p partition, state *partitionState, from int64) *prefetcher {
+func startPrefetcher(
+	ctx context.Context,
+	c *Consumer,
+	id source.Identity,
+	p partition,
+	state *partitionState,
+	from int64,
+) *prefetcher {
 	ctx, cancel := context.WithCancel(ctx)
-	f := &prefetcher{results: make(chan fetchResult, 1), cancel: cancel, done: make(chan struct{}), budget: &c.budget, share: c.budget.AddShare()}
+	f := &prefetcher{
+		results: make(chan fetchResult, 1),
+		cancel:  cancel,
+		done:    make(chan struct{}),
+		budget:  &c.budget,
+		share:   c.budget.AddShare(),
+	}
 	go func() {
 		defer close(f.done)
 		f.fetchAhead(ctx, c, id, p, state, from)
@@ -57,7 +73,16 @@ func startPrefetcher(ctx context.Context, c *Consumer, id source.Identity, p par
 	return f
 }
 
-func (f *prefetcher) fetchAhead(ctx context.Context, c *Consumer, id source.Identity, p partition, state *partitionState, from int64) {
+// fetchAhead fetches until ctx ends or a fetch fails. The memory of what a fetch brings is the
+// receiver's to give back, once it has it from results.
+func (f *prefetcher) fetchAhead(
+	ctx context.Context,
+	c *Consumer,
+	id source.Identity,
+	p partition,
+	state *partitionState,
+	from int64,
+) {
 	more := false // the log holds more than was fetched
 	for ctx.Err() == nil {
 		room, ok := f.budget.Reserve(ctx, f.share, more)
@@ -82,7 +107,8 @@ func (f *prefetcher) fetchAhead(ctx context.Context, c *Consumer, id source.Iden
 		if err != nil {
 			return
 		}
-		from, more = got.Next, got.Next < got.HighWatermark
+		from = got.Next
+		more = got.Next < got.HighWatermark
 	}
 }
 
@@ -222,10 +248,12 @@ func (r *reader) admit(got fetched) fetched {
 		got.Next = *until
 	}
 	for _, m := range got.Messages {
-		m.clusterID, m.topicID = r.id.ClusterID, r.id.TopicID
+		m.clusterID = r.id.ClusterID
+		m.topicID = r.id.TopicID
 		m.contents = m.hashContents()
 		if r.cur.replayUntil != nil {
-			m.replay, m.resend = r.cur.replayNo, r.cur.replayResend
+			m.replay = r.cur.replayNo
+			m.resend = r.cur.replayResend
 		}
 	}
 	r.mark(got.Messages)
@@ -235,7 +263,8 @@ func (r *reader) admit(got fetched) fetched {
 // batchLength returns how many buffered messages make the next batch, and whether it is full. It
 // also counts as full if a replay ends behind it: no other message follows.
 func (r *reader) batchLength() (n int, full bool) {
-	size, most := 0, r.cfg.BatchSize
+	size := 0
+	most := r.cfg.BatchSize
 	if r.brake.Stopped() {
 		most = 1
 	}
@@ -273,5 +302,8 @@ func (r *reader) leaderEpochBound() int32 {
 }
 
 // discard drops what was fetched, because the position moves elsewhere. epoch is the leader epoch
-// that belongs to that position.
-func (r *reader) discard(epoch int32) { r.msgs, r.epoch = nil, epoch }
+// that belongs to that position. The work ends with it, and stop gives the memory back.
+func (r *reader) discard(epoch int32) {
+	r.msgs = nil
+	r.epoch = epoch
+}

@@ -35,7 +35,8 @@ func TestF10FetchEndsWithTheReplay(t *testing.T) {
 		}
 		all := r.admit(got)
 		if len(all.Messages) != c.admitted || all.Next != c.wantNext {
-			t.Errorf("%v up to %d: %d messages up to %d, want %d up to %d", c.offsets, c.next, len(all.Messages), all.Next, c.admitted, c.wantNext)
+			t.Errorf("%v up to %d: %d messages up to %d, want %d up to %d",
+				c.offsets, c.next, len(all.Messages), all.Next, c.admitted, c.wantNext)
 		}
 		for _, m := range all.Messages {
 			if m.replay != 4 {

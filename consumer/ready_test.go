@@ -32,7 +32,8 @@ func TestReady(t *testing.T) {
 	r := newRig(t, 1)
 	r.numbered(0, 1)
 	src := &joining{Source: r.src}
-	entered, resume := make(chan struct{}), make(chan struct{})
+	entered := make(chan struct{})
+	resume := make(chan struct{})
 	cfg := testConfig()
 	c, err := consumer.New(r.pool, src, consumer.HandlerFunc(func(context.Context, consumer.Tx, *consumer.Message) error {
 		close(entered)

@@ -21,7 +21,8 @@ func calling(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 // keyless is for messages whose calls derive from their positions.
 func keyless() consumer.Config {
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	return cfg
 }
 
@@ -39,7 +40,9 @@ func calledFor(t *testing.T, cfg consumer.Config) (r *rig, stop func()) {
 // redone counts the calls that are known to have been made before, perhaps, and the others.
 func (r *rig) redone() string {
 	r.t.Helper()
-	return fmt.Sprintf("%d redone, %d new", r.count(`select count(*) from onlyonce.outbox_log where redo`), r.count(`select count(*) from onlyonce.outbox_log where not redo`))
+	return fmt.Sprintf("%d redone, %d new",
+		r.count(`select count(*) from onlyonce.outbox_log where redo`),
+		r.count(`select count(*) from onlyonce.outbox_log where not redo`))
 }
 
 // O6: an operator has set the position back, and the rows of the calls are gone. The first owner
@@ -120,7 +123,10 @@ func TestO1RedrivenConflict(t *testing.T) {
 	until(t, "all applied", func() bool { return r.count(`select count(*) from effects`) == 3 })
 	stop()
 	r.once("first", "second", "third")
-	if n, keys := r.count(`select count(distinct body) from onlyonce.outbox_log`), r.count(`select count(distinct key) from onlyonce.outbox_log`); n != 3 || keys != 3 {
+	n := r.count(`select count(distinct body) from onlyonce.outbox_log`)
+	keys := r.count(`select count(distinct key) from onlyonce.outbox_log`)
+	if n != 3 ||
+		keys != 3 {
 		t.Errorf("%d calls under %d keys", n, keys)
 	}
 }

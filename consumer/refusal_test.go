@@ -22,7 +22,8 @@ func TestD1BatchThatNeedsTooMuchRoomIsDivided(t *testing.T) {
 	room := r.count(`select current_setting('max_locks_per_transaction')::int * (current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int)`)
 	values := r.numbered(0, 10)
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		if _, err := tx.Exec(ctx, `select count(pg_advisory_xact_lock($1, g)) from generate_series(1, $2) g`, int32(m.Offset), room*2/10); err != nil {
+		if _, err := tx.Exec(ctx, `select count(pg_advisory_xact_lock($1, g)) from generate_series(1, $2) g`,
+			int32(m.Offset), room*2/10); err != nil {
 			return err
 		}
 		return effect(ctx, tx, m)
@@ -109,7 +110,8 @@ func TestD1HandlerEndsItsOwnContext(t *testing.T) {
 					values := r.numbered(0, 5)
 					cfg := testConfig()
 					if !ids {
-						cfg.Key, cfg.PositionsOnly = nil, true
+						cfg.Key = nil
+						cfg.PositionsOnly = true
 					}
 					stop := start(r, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 						if m.Offset == 2 {
@@ -153,14 +155,20 @@ func TestD1RefusedMessageHaltsItsPartition(t *testing.T) {
 					case state == "unavailable":
 						return fmt.Errorf("the price: %w", consumer.Permanent(consumer.Unavailable(errors.New("stale version"))))
 					default:
-						if _, err := tx.Exec(ctx, fmt.Sprintf(`do $$ begin raise exception 'stale version' using errcode = '%s'; end $$`, state)); err != nil {
+						if _, err := tx.Exec(
+							ctx,
+							fmt.Sprintf(`do $$ begin raise exception 'stale version' using errcode = '%s'; end $$`, state),
+						); err != nil {
 							return err
 						}
 					}
 					return effect(ctx, tx, m)
 				}, cfg)
 				h := r.halted()
-				if h.Reason != consumer.HaltBlocked || h.Position != 2 || !strings.Contains(h.Detail, "offset 2") || !strings.Contains(h.Detail, "stale version") {
+				if h.Reason != consumer.HaltBlocked ||
+					h.Position != 2 ||
+					!strings.Contains(h.Detail, "offset 2") ||
+					!strings.Contains(h.Detail, "stale version") {
 					t.Errorf("halt: %v", h)
 				}
 				if err := r.consumer.Healthy(); err == nil || !strings.Contains(err.Error(), "stale version") {
@@ -221,7 +229,8 @@ func TestD2IdleTimeoutCountsWhereItIsTheConfigs(t *testing.T) {
 	r := newRig(t, 1)
 	r.numbered(0, 1)
 	cfg := testConfig()
-	cfg.MaxAttempts, cfg.Timeouts.Idle = 2, 50*time.Millisecond
+	cfg.MaxAttempts = 2
+	cfg.Timeouts.Idle = 50 * time.Millisecond
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		var pid int
 		if err := tx.QueryRow(ctx, `select pg_backend_pid()`).Scan(&pid); err != nil {

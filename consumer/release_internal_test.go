@@ -17,9 +17,13 @@ func TestF9LateReleaseLeavesTheNextOwnersCursor(t *testing.T) {
 	ctx := t.Context()
 	old := pgtype.UUID{Bytes: [16]byte{7}, Valid: true}
 	var id int64
-	err := pool.QueryRow(ctx, `
+	err := pool.QueryRow(
+		ctx,
+		`
 with l as (insert into onlyonce.leases (name, epoch, nonce) values ('cursor/r/orders/0', 7, $1) returning id)
-insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy) select id, 'r', 'orders', 0, 0, 0, 'earliest' from l returning id`, old).Scan(&id)
+insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy) select id, 'r', 'orders', 0, 0, 0, 'earliest' from l returning id`,
+		old,
+	).Scan(&id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +45,10 @@ insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_sta
 	}()
 	pgtest.Until(t, pgtest.Patience(time.Minute), "the release to wait", func() bool {
 		var n int
-		err := pool.QueryRow(ctx, `select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()`).Scan(&n)
+		err := pool.QueryRow(
+			ctx,
+			`select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()`,
+		).Scan(&n)
 		return err == nil && n == 1
 	})
 	if err := takeOver.Commit(ctx); err != nil {
@@ -51,7 +58,8 @@ insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_sta
 		t.Fatal(err)
 	}
 	var clean bool
-	if err := pool.QueryRow(ctx, `select released_at is not null from onlyonce.cursors where id = $1`, id).Scan(&clean); err != nil || clean {
+	if err := pool.QueryRow(ctx, `select released_at is not null from onlyonce.cursors where id = $1`, id).Scan(&clean); err != nil ||
+		clean {
 		t.Errorf("the next owner's cursor is marked as released in order: %v, %v", clean, err)
 	}
 }

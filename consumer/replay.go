@@ -32,7 +32,8 @@ update onlyonce.cursors c set replay_until = null, replay_resume = null, replay_
 // such a range, and reader.admit lets in nothing that is beyond the end. If it were, messages in
 // between would never be handled outside of the replay, so the partition does not go on.
 func (w *worker) endReplay(work context.Context) error {
-	position, resume := w.pos, w.cur.replayResume
+	position := w.pos
+	resume := w.cur.replayResume
 	if position > resume {
 		return fmt.Errorf("replay %d has ended at offset %d, above offset %d, where it interrupted the work",
 			w.cur.replayNo, position, resume)
@@ -45,8 +46,9 @@ func (w *worker) endReplay(work context.Context) error {
 		err = w.c.exec(work, endReplayHeldSQL, w.cur.id, w.cur.replayNo, w.cur.epoch, w.cur.nonce, w.cur.run, resume)
 	}
 	if err == nil {
-		w.c.cfg.Logger.Info("onlyonce: replay ends: the partition continues from where it was interrupted", "scope", w.c.cfg.Scope,
-			"topic", w.id.Topic, "partition", w.id.Partition, "replay", w.cur.replayNo, "position", position, "resume", resume)
+		w.c.cfg.Logger.Info("onlyonce: replay ends: the partition continues from where it was interrupted",
+			"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "replay", w.cur.replayNo,
+			"position", position, "resume", resume)
 		err = errMoved
 	}
 	return err
@@ -58,6 +60,7 @@ func (w *worker) announceReplay() {
 		return
 	}
 	w.replay = w.cur.replayNo
-	w.c.cfg.Logger.Info("onlyonce: replay begins", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition,
-		"replay", w.cur.replayNo, "from", w.pos, "until", *w.cur.replayUntil, "resend", w.cur.replayResend)
+	w.c.cfg.Logger.Info("onlyonce: replay begins",
+		"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "replay", w.cur.replayNo,
+		"from", w.pos, "until", *w.cur.replayUntil, "resend", w.cur.replayResend)
 }

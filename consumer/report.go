@@ -74,12 +74,25 @@ func (c *Consumer) statusReport(group, handlers *ready.Link, known *string) (*st
 		if s.Shard != c.shard {
 			continue
 		}
-		o := reportedPartition{Topic: s.Topic, Partition: s.Partition, Epoch: s.Epoch, Position: s.Position, LogStart: s.LogStart, HighWatermark: s.HighWatermark, Lag: s.Lag, LastStable: s.LastStable, Paused: s.Paused}
+		o := reportedPartition{
+			Topic:         s.Topic,
+			Partition:     s.Partition,
+			Epoch:         s.Epoch,
+			Position:      s.Position,
+			LogStart:      s.LogStart,
+			HighWatermark: s.HighWatermark,
+			Lag:           s.Lag,
+			LastStable:    s.LastStable,
+			Paused:        s.Paused,
+		}
 		if !s.WaitingSince.IsZero() {
 			o.WaitingFor = time.Since(s.WaitingSince).Seconds()
 		}
 		if h := s.Halted; h != nil {
-			o.Halted, o.Detail, o.HaltedFor = string(h.Reason), codec.TextUpTo(h.Detail, 512), time.Since(s.HaltedSince).Seconds()
+			o.Halted, o.Detail, o.HaltedFor = string(h.Reason), codec.TextUpTo(
+				h.Detail,
+				512,
+			), time.Since(s.HaltedSince).Seconds()
 			r := h.remedy()
 			o.Resolve, o.Remedy = codec.TextUpTo(r.text(), 2048), codec.TextUpTo(r.words(), 512)
 			o.Commands, o.ForTopic = r.commands()
@@ -95,7 +108,8 @@ func (c *Consumer) statusReport(group, handlers *ready.Link, known *string) (*st
 			o.BlockedBy = &reportedBlocker{b.Offset, b.Key, time.Since(b.Since).Seconds(), b.Done}
 		}
 		owned = append(owned, o)
-		shape += fmt.Sprintf("%s/%d %d %v %s %v\n", s.Topic, s.Partition, s.Epoch, s.Paused, o.Halted, s.WaitingSince.IsZero())
+		shape += fmt.Sprintf("%s/%d %d %v %s %v\n",
+			s.Topic, s.Partition, s.Epoch, s.Paused, o.Halted, s.WaitingSince.IsZero())
 	}
 	present := c.presentFaults(group, handlers)
 	for _, f := range present {
@@ -138,7 +152,8 @@ func (c *Consumer) presentFaults(group, handlers *ready.Link) []presence.Fault {
 		}
 		at := slices.IndexFunc(found, func(f presence.Fault) bool { return f.Kind == kind && f.Topic == topic })
 		if at < 0 {
-			at, found = len(found), append(found, presence.Fault{Kind: kind, Topic: topic})
+			at = len(found)
+			found = append(found, presence.Fault{Kind: kind, Topic: topic})
 		}
 		f := &found[at]
 		f.Partitions += partitions

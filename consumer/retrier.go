@@ -67,7 +67,8 @@ func (r *retrier) promoteAll(ctx context.Context) (promoted int64, err error) {
 	for {
 		var n int64
 		err := r.c.queryRow(ctx, promoteAllSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, last).Scan(&n, &last)
-		if promoted += n; err != nil || !last.Valid {
+		promoted += n
+		if err != nil || !last.Valid {
 			return promoted, err
 		}
 	}
@@ -96,8 +97,15 @@ type retrier struct {
 // newRetrier returns the retrier of a partition. The caller ends what it begins here: the poller
 // asks about the partition until polled leaves, and a handler's goroutine runs until stopHandlers.
 func newRetrier(own ownership, unclean bool) *retrier {
-	return &retrier{engine: engine{ownership: own}, promotions: promotions{all: true}, wake: make(chan struct{}, 1), owed: map[int64]int{},
-		polled: own.c.poller.join(own.id, own.cur, own.state), retryAlone: unclean, ownedSince: time.Now()}
+	return &retrier{
+		engine:     engine{ownership: own},
+		promotions: promotions{all: true},
+		wake:       make(chan struct{}, 1),
+		owed:       map[int64]int{},
+		polled:     own.c.poller.join(own.id, own.cur, own.state),
+		retryAlone: unclean,
+		ownedSince: time.Now(),
+	}
 }
 
 func (r *retrier) wakeUp() {
@@ -152,8 +160,10 @@ func (p *promotions) addAll() {
 func (p *promotions) take() (keys map[pgtype.UUID]struct{}, all bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	keys, all = p.keys, p.all || time.Since(p.promotedAt) > promoteAllEvery
-	p.keys, p.all = nil, false
+	keys = p.keys
+	all = p.all || time.Since(p.promotedAt) > promoteAllEvery
+	p.keys = nil
+	p.all = false
 	return keys, all
 }
 

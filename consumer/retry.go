@@ -15,7 +15,8 @@ import (
 // paused (errPaused) or taken over (errMoved).
 func (r *retrier) retryUntilDone(until stop) error {
 	defer r.stopHandlers()
-	ctx, retry := until.taking, newBackoff(r.c.cfg)
+	ctx := until.taking
+	retry := newBackoff(r.c.cfg)
 	var wait time.Duration // after a failure; 0 if there was none
 	for {
 		answered, err := r.waitForWork(ctx, wait)
@@ -154,8 +155,10 @@ func (r *retrier) settleFailure(row *parkedRow, failed error) (bool, error) {
 		return true, r.giveUp(row, why)
 	default: // park: no row halts its partition, and none is tried again where it is
 		if why.reason == parked.Failed {
-			r.reportRetry(RetryEvent{Offset: row.m.Offset, Messages: 1, Attempt: row.attempt, Err: why.err, Parked: true},
-				backoff.NewConstantBackOff(why.wait))
+			r.reportRetry(
+				RetryEvent{Offset: row.m.Offset, Messages: 1, Attempt: row.attempt, Err: why.err, Parked: true},
+				backoff.NewConstantBackOff(why.wait),
+			)
 		}
 		return true, r.recordFailure(row, why, 0)
 	}
@@ -183,11 +186,14 @@ func (r *retrier) sampleFrontier(a pollAnswer) {
 	switch {
 	case r.c.events: // keys of events are claimed when they are appended
 	case a.frontierRecorded:
-		s.asked, s.last = time.Time{}, time.Now()
+		s.asked = time.Time{}
+		s.last = time.Now()
 		r.polled.setFrontier(nil)
 	case s.asked.IsZero():
 		if s.last.IsZero() || time.Since(s.last) >= sampleEvery {
-			s.at, s.asked, s.end = a.clock, a.arrived, -1
+			s.at = a.clock
+			s.asked = a.arrived
+			s.end = -1
 		}
 	// The clock went back: the database refuses that time until the clock has reached it.
 	case s.at.After(a.clock):

@@ -68,7 +68,8 @@ func (r Router) Handle(ctx context.Context, tx Tx, m *Message) error {
 	case r.Unknown != nil:
 		return r.Unknown.Handle(ctx, tx, m)
 	case err != nil:
-		if wrapped, is := err.(interface{ Unwrap() []error }); is && errors.Is(err, ErrNoKey) { //nolint:errorlint // of noKey
+		wrapped, is := err.(interface{ Unwrap() []error })
+		if is && errors.Is(err, ErrNoKey) { //nolint:errorlint // of noKey
 			err = wrapped.Unwrap()[1] // what is missing is no id here
 		}
 		return Permanent(fmt.Errorf("the message's type: %w", err))

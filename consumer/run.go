@@ -147,13 +147,15 @@ func (c *Consumer) Run(ctx context.Context) error {
 			rotating.Go(func() { d.filters.Run(side) })
 		}
 	}
-	c.cfg.Logger.Info("onlyonce: consumer starts", "scope", c.cfg.Scope, "group", c.source.Group(), "topics", sourceTopics(c.source))
+	c.cfg.Logger.Info("onlyonce: consumer starts",
+		"scope", c.cfg.Scope, "group", c.source.Group(), "topics", sourceTopics(c.source))
 	began := c.announceStop(ctx)
 	err := c.source.Run(ctx, c.ownPartition)
 	stop()
 	rotating.Wait()
 	if at := began(); !at.IsZero() {
-		c.cfg.Logger.Info("onlyonce: consumer stopped", "scope", c.cfg.Scope, "after", time.Since(at).Round(time.Millisecond))
+		c.cfg.Logger.Info("onlyonce: consumer stopped",
+			"scope", c.cfg.Scope, "after", time.Since(at).Round(time.Millisecond))
 	}
 	return errors.Join(err, c.Live())
 }
@@ -166,7 +168,8 @@ func (c *Consumer) announceStop(ctx context.Context) (began func() time.Time) {
 	quiet := context.AfterFunc(ctx, func() {
 		defer close(logged)
 		at = time.Now()
-		c.cfg.Logger.Info("onlyonce: consumer drains: the batches under way may still end", "scope", c.cfg.Scope, "drain_timeout", c.cfg.DrainTimeout)
+		c.cfg.Logger.Info("onlyonce: consumer drains: the batches under way may still end",
+			"scope", c.cfg.Scope, "drain_timeout", c.cfg.DrainTimeout)
 	})
 	return func() time.Time {
 		if !quiet() {
@@ -193,7 +196,8 @@ func (c *Consumer) checkDatabases(ctx context.Context) error {
 			log.Warn("onlyonce: " + w)
 		}
 		if most := d.pool.MaxConns(); c.cfg.Concurrency > 1 && most <= c.cfg.Concurrency {
-			log.Warn("onlyonce: the transactions of one partition may take every connection of the pool, and the engine's own statements wait: raise pool_max_conns above Config.Concurrency",
+			log.Warn("onlyonce: the transactions of one partition may take every connection of the pool, "+
+				"and the engine's own statements wait: raise pool_max_conns above Config.Concurrency",
 				"pool_max_conns", most, "concurrency", c.cfg.Concurrency)
 		}
 		if err != nil {
@@ -214,5 +218,9 @@ func (c *Consumer) horizonNeeds() []inbox.Need {
 	if c.cfg.CopiesWithin == 0 {
 		return nil
 	}
-	return []inbox.Need{{Ring: ring.ConsumerClass(c.cfg.Horizon.class()).Name, Copies: c.cfg.CopiesWithin, Whose: "Config.CopiesWithin"}}
+	return []inbox.Need{{
+		Ring:   ring.ConsumerClass(c.cfg.Horizon.class()).Name,
+		Copies: c.cfg.CopiesWithin,
+		Whose:  "Config.CopiesWithin",
+	}}
 }

@@ -133,7 +133,8 @@ func TestMoreSavepointsThanATransactionMayHave(t *testing.T) {
 	r := newRig(t, 1)
 	values := r.numbered(0, 100)
 	cfg := testConfig()
-	cfg.BatchSize, cfg.MaxAttempts = 100, 1
+	cfg.BatchSize = 100
+	cfg.MaxAttempts = 1
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		return tx.Savepoint(ctx, func() error { return queued(ctx, tx, m) })
 	}, cfg)

@@ -87,7 +87,7 @@ func (w *worker) newSlots(committer *committer) *slots {
 	return s
 }
 
-// start starts slots.
+// start starts slots. Each has one task at a time, whose end it reports once; drain ends the slots.
 func (s *slots) start(until stop, which []*slot) {
 	for _, sl := range which {
 		sl.gone.Go(func() {
@@ -283,7 +283,14 @@ func (s *slots) add(ctx context.Context, got fetchResult) error {
 	w := s.window
 	s.w.c.identifyAll(got.Messages, s.w.c.identifyInOrder)
 	for _, m := range got.Messages {
-		if w.Add(&entry{Offset: m.Offset, Message: m, Size: len(m.Value), Epoch: m.LeaderEpoch, Hash: anchorOf(m).hash, Key: m.inOrder}) {
+		if w.Add(&entry{
+			Offset:  m.Offset,
+			Message: m,
+			Size:    len(m.Value),
+			Epoch:   m.LeaderEpoch,
+			Hash:    anchorOf(m).hash,
+			Key:     m.inOrder,
+		}) {
 			s.sweeper.finished++
 			s.w.reader.release([]*Message{m})
 		}

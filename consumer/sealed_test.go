@@ -39,18 +39,28 @@ func TestD9ParkedValuesAreSealed(t *testing.T) {
 	r.reaches(0, 2)
 	stop()
 	var body []byte
-	if err := r.pool.QueryRow(t.Context(), `select string_agg(body, '') from onlyonce.parked where sealed`).Scan(&body); err != nil || len(body) != 2*(33+len("secret-a")) || bytes.Contains(body, []byte("secret")) {
+	if err := r.pool.QueryRow(t.Context(), `select string_agg(body, '') from onlyonce.parked where sealed`).Scan(&body); err != nil ||
+		len(body) != 2*(33+len("secret-a")) ||
+		bytes.Contains(body, []byte("secret")) {
 		t.Fatalf("stored as %q, %v", body, err)
 	}
 	fail.Store(false)
 	redrive := func(row int64) {
 		t.Helper()
-		if _, err := ops.Redrive(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: row}}); err != nil {
+		if _, err := ops.Redrive(
+			t.Context(),
+			r.pool,
+			ops.By{Reason: "a test"},
+			ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: row}},
+		); err != nil {
 			t.Fatal(err)
 		}
 	}
 	const waits = `select count(*) from onlyonce.parked where id = 1 and state = 'waiting' and error like $1`
-	for want, cfg := range map[string]consumer.Config{"%Config.Sealer is not set%": testConfig(), "%unknown encryption key 1%": with(pgtest.Sealer(t, 2))} {
+	for want, cfg := range map[string]consumer.Config{
+		"%Config.Sealer is not set%": testConfig(),
+		"%unknown encryption key 1%": with(pgtest.Sealer(t, 2)),
+	} {
 		redrive(1)
 		stop = r.start(h, cfg)
 		until(t, "it waits again", func() bool { return r.count(waits, want) == 1 })

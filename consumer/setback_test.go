@@ -27,7 +27,8 @@ func (r *rig) setTo(offset int64) {
 // onPositions is a consumer without ids.
 func onPositions() consumer.Config {
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	return cfg
 }
 
@@ -68,7 +69,9 @@ func TestK7SetBackOverParkedMessages(t *testing.T) {
 					return effect(ctx, tx, m)
 				}, cfg)
 				r.reaches(0, 4)
-				until(t, "m1 to be left to an operator", func() bool { return r.count(`select count(*) from onlyonce.parked where state = 'waiting'`) == 1 })
+				until(t, "m1 to be left to an operator", func() bool {
+					return r.count(`select count(*) from onlyonce.parked where state = 'waiting'`) == 1
+				})
 				rows := r.count(`select count(*) from onlyonce.parked`)
 				stop()
 				healed.Store(true)
@@ -82,7 +85,9 @@ func TestK7SetBackOverParkedMessages(t *testing.T) {
 					t.Errorf("%d rows are parked, want %d", n, rows)
 				}
 				r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where state = 'waiting'`)
-				until(t, "the rows to be settled", func() bool { return r.count(`select count(*) from onlyonce.parked where settled_at is null`) == 0 })
+				until(t, "the rows to be settled", func() bool {
+					return r.count(`select count(*) from onlyonce.parked where settled_at is null`) == 0
+				})
 				stop()
 				if n := r.count(`select count(*) from effects where value = 'm1'`); n != 1 {
 					t.Errorf("m1 has %d effects, want 1", n)
@@ -152,7 +157,8 @@ func (r *rig) above(hangs int64, messages int, bad ...int64) consumer.Config {
 		r.log.AppendMessage(0, &consumer.Message{Key: []byte{byte('a' + i)}, Value: fmt.Append(nil, "old-", i)})
 	}
 	cfg := onPositions()
-	cfg.Concurrency, cfg.BatchSize = 4, 1
+	cfg.Concurrency = 4
+	cfg.BatchSize = 1
 	cfg.DrainTimeout = 10 * time.Millisecond
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if m.Offset == hangs {
@@ -175,7 +181,11 @@ func (r *rig) above(hangs int64, messages int, bad ...int64) consumer.Config {
 // writeAnew appends other messages after a log was cut off.
 func (r *rig) writeAnew(messages int) {
 	for i := range messages {
-		r.log.AppendMessage(0, &consumer.Message{Key: []byte{byte('p' + i)}, Value: fmt.Append(nil, "new-", i), Time: time.UnixMilli(1_800_000_000_000)})
+		r.log.AppendMessage(0, &consumer.Message{
+			Key:   []byte{byte('p' + i)},
+			Value: fmt.Append(nil, "new-", i),
+			Time:  time.UnixMilli(1_800_000_000_000),
+		})
 	}
 }
 
@@ -194,7 +204,9 @@ func TestC8AdoptedAtThePosition(t *testing.T) {
 				t.Fatal(h)
 			}
 			r.setTo(2) // while the log still ends below what was done
-			until(t, "the messages up to the log's end", func() bool { return r.count(`select count(*) from effects where value = 'old-2'`) == 1 })
+			until(t, "the messages up to the log's end", func() bool {
+				return r.count(`select count(*) from effects where value = 'old-2'`) == 1
+			})
 			r.writeAnew(6)
 			r.reaches(0, 10)
 			stop()

@@ -27,7 +27,8 @@ type shardRig struct {
 func newShardRig(t *testing.T, partitions int) *shardRig {
 	t.Helper()
 	r := &shardRig{newRig(t, partitions), newRig(t, partitions)}
-	r.b.log, r.b.src = r.log, r.src
+	r.b.log = r.log
+	r.b.src = r.src
 	return r
 }
 
@@ -97,7 +98,8 @@ func TestShardsAreChecked(t *testing.T) {
 	defer simple.Close()
 	src := &memlog.Source{Log: memlog.NewLog("orders", 1), GroupID: "stock"}
 	one := func(string, int32) string { return "a" }
-	if _, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"c": simple}, OfPartition: one}); err == nil || !strings.Contains(err.Error(), `Config.Pools["c"]: the simple protocol`) {
+	if _, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"c": simple}, OfPartition: one}); err == nil ||
+		!strings.Contains(err.Error(), `Config.Pools["c"]: the simple protocol`) {
 		t.Errorf("simple protocol: %v", err)
 	}
 	places, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"a": pool}, OfPlace: func(string) string { return "a" }})
@@ -158,7 +160,12 @@ func TestShards(t *testing.T) {
 	r.b.reaches(2, 20)
 	r.reaches(3, 20)
 	status, err := r.consumer.Status(t.Context())
-	if err != nil || len(status) != 4 || status[1].Shard != "b" || status[1].Waiting != 1 || status[0].Shard != "a" || status[0].Waiting != 0 {
+	if err != nil ||
+		len(status) != 4 ||
+		status[1].Shard != "b" ||
+		status[1].Waiting != 1 ||
+		status[0].Shard != "a" ||
+		status[0].Waiting != 0 {
 		t.Errorf("status: %+v, %v", status, err)
 	}
 
@@ -171,7 +178,9 @@ func TestShards(t *testing.T) {
 			t.Fatal(err)
 		}
 		const paused = `select count(*) from onlyonce.pauses`
-		if a, b := r.count(paused), r.b.count(paused); a != c.a || b != c.b {
+		a := r.count(paused)
+		b := r.b.count(paused)
+		if a != c.a || b != c.b {
 			t.Errorf("pause of topic %q: %d in a, %d in b", c.topic, a, b)
 		}
 		if err := r.consumer.Resume(t.Context(), c.topic, 1); err != nil {
@@ -194,7 +203,9 @@ func TestShards(t *testing.T) {
 	stop()
 	r.once(values["a"]...)
 	r.b.once(values["b"]...)
-	if n, m := r.count(`select count(*) from onlyonce.cursors`), r.b.count(`select count(*) from onlyonce.cursors`); n != 2 || m != 2 {
+	n := r.count(`select count(*) from onlyonce.cursors`)
+	m := r.b.count(`select count(*) from onlyonce.cursors`)
+	if n != 2 || m != 2 {
 		t.Errorf("%d cursors in a, %d in b", n, m)
 	}
 }
@@ -209,11 +220,23 @@ func TestF12CursorInAnotherShard(t *testing.T) {
 		want    []string
 	}{
 		{"in use there", func(*shardRig) {},
-			[]string{`shard "a" has the cursor, at offset 10`, "if shard.Config.OfPartition is wrong", "cursor retire -postgres URL-OF-a -scope stock -topic orders -partition 0 -reason WHY"}},
+			[]string{
+				`shard "a" has the cursor, at offset 10`,
+				"if shard.Config.OfPartition is wrong",
+				"cursor retire -postgres URL-OF-a -scope stock -topic orders -partition 0 -reason WHY",
+			}},
 		{"retired there, and nowhere else", func(r *shardRig) { r.retire(0) },
-			[]string{`retired at offset 10, and shard "b" has none`, "cursor adopt -postgres URL-OF-b -scope stock -topic orders -partition 0 -from URL-OF-a -reason WHY"}},
+			[]string{
+				`retired at offset 10, and shard "b" has none`,
+				"cursor adopt -postgres URL-OF-b -scope stock -topic orders -partition 0 -from URL-OF-a -reason WHY",
+			}},
 		{"adopted here behind where it was retired there", func(r *shardRig) { r.retire(0); r.b.adopt(0, 4) },
-			[]string{`retired at offset 10; in shard "b" it is at 4`, "wrong database", "cursor retire -postgres URL-OF-b", "and then: onlyonce cursor adopt -postgres URL-OF-b -scope stock -topic orders -partition 0 -from URL-OF-a"}},
+			[]string{
+				`retired at offset 10; in shard "b" it is at 4`,
+				"wrong database",
+				"cursor retire -postgres URL-OF-b",
+				"and then: onlyonce cursor adopt -postgres URL-OF-b -scope stock -topic orders -partition 0 -from URL-OF-a",
+			}},
 		{"adopted here, and still in use there", func(r *shardRig) { r.b.adopt(0, 10) },
 			[]string{`shard "a" has the cursor, at offset 10`, "cursor retire -postgres URL-OF-a"}},
 	} {
@@ -264,7 +287,8 @@ func TestF12TwoMapsAtOnce(t *testing.T) {
 		r := newShardRig(t, 1)
 		values := r.numbered(0, 20)
 		cfg := testConfig()
-		cfg.Key, cfg.PositionsOnly = nil, true
+		cfg.Key = nil
+		cfg.PositionsOnly = true
 		var both sync.WaitGroup
 		both.Add(2)
 		// Both have read and decided what they do before either proves that it is a member.
@@ -282,10 +306,15 @@ func TestF12TwoMapsAtOnce(t *testing.T) {
 			}
 			return r.run(built)
 		}
-		stopA, stopB := start(r.by("a")), start(r.by("b"))
+		stopA := start(r.by("a"))
+		stopB := start(r.by("b"))
 		both.Wait()
-		until(t, "one halt, or both applied everything", func() bool { return len(halted) > 0 || r.position(0) == 20 && r.b.position(0) == 20 })
-		until(t, "another halt, or the end of the log", func() bool { return len(halted) > 1 || r.position(0) == 20 || r.b.position(0) == 20 })
+		until(t, "one halt, or both applied everything", func() bool {
+			return len(halted) > 0 || r.position(0) == 20 && r.b.position(0) == 20
+		})
+		until(t, "another halt, or the end of the log", func() bool {
+			return len(halted) > 1 || r.position(0) == 20 || r.b.position(0) == 20
+		})
 		stopA()
 		stopB()
 		count := func(one *rig) map[string]int {
@@ -295,7 +324,8 @@ func TestF12TwoMapsAtOnce(t *testing.T) {
 			}
 			return n
 		}
-		a, b := count(r.rig), count(r.b)
+		a := count(r.rig)
+		b := count(r.b)
 		for _, v := range values {
 			if a[v]+b[v] > 1 {
 				t.Fatalf("%s: %d effects in a, %d in b", v, a[v], b[v])
@@ -322,7 +352,11 @@ func TestPartitionOfNoShard(t *testing.T) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return slices.ContainsFunc(r.halts, func(h *consumer.HaltError) bool {
-			return h.Partition == 1 && strings.Contains(h.Error(), `Config.OfPartition names "c" for orders/1, which is none of Config.Pools; correct shard.Config.OfPartition and deploy`)
+			return h.Partition == 1 &&
+				strings.Contains(
+					h.Error(),
+					`Config.OfPartition names "c" for orders/1, which is none of Config.Pools; correct shard.Config.OfPartition and deploy`,
+				)
 		}) && slices.ContainsFunc(r.halts, func(h *consumer.HaltError) bool {
 			return h.Partition == 2 && strings.Contains(h.Error(), "no such partition")
 		})

@@ -16,10 +16,11 @@ func TestFaultsSideBySide(t *testing.T) { testFaults(t, 4) }
 // transaction, the offset commit. Side by side they run with -long only.
 var alike = []string{
 	"claim/same key", "claim/server falls silent", "claim/serialization failure:",
-	"handler/error:", "handler/panic", "handler/runtime.Goexit", "handler/hang:", "handler/swallowed SQL error", "handler/Exec", "handler/two goroutines at once",
+	"handler/error:", "handler/panic", "handler/runtime.Goexit", "handler/hang:",
+	"handler/swallowed SQL error", "handler/Exec", "handler/two goroutines at once",
 	"handler/session state", "handler/transaction of an earlier message",
-	"commit/server falls silent:", "commit/cut before the server gets COMMIT: unprepared", "commit/cut after COMMIT, before the reply: unprepared",
-	"offset/",
+	"commit/server falls silent:", "commit/cut before the server gets COMMIT: unprepared",
+	"commit/cut after COMMIT, before the reply: unprepared", "offset/",
 }
 
 // leftOut reports whether a row of the matrix is not run. With -short no row runs side by side, and

@@ -16,7 +16,10 @@ import (
 
 // impatience bounds every wait for a server closely.
 func impatience(cfg *consumer.Config) {
-	cfg.Timeouts.Lock, cfg.Timeouts.Statement, cfg.Timeouts.Commit, cfg.Timeouts.Idle = 300*time.Millisecond, 700*time.Millisecond, time.Second, time.Second
+	cfg.Timeouts.Lock = 300 * time.Millisecond
+	cfg.Timeouts.Statement = 700 * time.Millisecond
+	cfg.Timeouts.Commit = time.Second
+	cfg.Timeouts.Idle = time.Second
 }
 
 // silentRows: the server is gone without a word while a statement is under way, every fifth time.
@@ -77,7 +80,8 @@ func TestT7SilentServer(t *testing.T) {
 			}, cfg)
 		}},
 		{"ordering keys", consumer.BlockedSQL, func(c *consumer.Config) {
-			c.ClaimFirst, c.OnFailure = true, consumer.ParkOrderingKey
+			c.ClaimFirst = true
+			c.OnFailure = consumer.ParkOrderingKey
 			c.OrderingKey = func(m *consumer.Message) []byte { return m.Value }
 		}, start},
 		{"OnBegin", "select 'begin'", func(c *consumer.Config) {
@@ -111,7 +115,8 @@ func TestT7SilentServer(t *testing.T) {
 			r.pool = pgtest.Wired(t, many, pgx.QueryExecModeCacheStatement, w, nil)
 			values := r.numbered(0, 10)
 			cfg := testConfig()
-			cfg.BatchSize, cfg.MaxAttempts = 5, 50
+			cfg.BatchSize = 5
+			cfg.MaxAttempts = 50
 			impatience(&cfg)
 			test.adjust(&cfg)
 			stop := test.start(r, cfg)
@@ -129,7 +134,10 @@ func TestT7SilentServer(t *testing.T) {
 			if err := r.consumer.Live(); err != nil {
 				t.Errorf("Live: %v: no restart mends it", err)
 			}
-			if all, err := r.consumer.Status(t.Context()); err != nil || len(all) != 1 || all[0].Failing == nil || all[0].FailingSince.IsZero() {
+			if all, err := r.consumer.Status(t.Context()); err != nil ||
+				len(all) != 1 ||
+				all[0].Failing == nil ||
+				all[0].FailingSince.IsZero() {
 				t.Errorf("Status: %v, %v", all, err)
 			}
 			silent.Store(false)

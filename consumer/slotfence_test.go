@@ -46,7 +46,10 @@ func (s *slotRig) raise() {
 // owned reads epoch and nonce of the owner.
 func (s *slotRig) owned() {
 	s.t.Helper()
-	if err := s.pool.QueryRow(s.t.Context(), `select epoch, nonce::text from onlyonce.leases where id = $1`, s.id).Scan(&s.epoch, &s.nonce); err != nil {
+	if err := s.pool.QueryRow(s.t.Context(), `select epoch, nonce::text from onlyonce.leases where id = $1`, s.id).Scan(
+		&s.epoch,
+		&s.nonce,
+	); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -88,8 +91,15 @@ func (s *slotRig) fence(c *session, low int64, offsets, after []int64) string {
 
 // sweep moves the position over what is done, and over an empty range.
 func (s *slotRig) sweep(c *session, from, to int64, emptyFrom, emptyUntil []int64) string {
-	return c.run(`select onlyonce.sweep($1, (select epoch from onlyonce.leases where id = $1), $2::text::uuid, 0, $3, $4, null, null, null, null, $5, $6, '5s', '5s', '5s')`,
-		s.id, s.nonce, from, to, emptyFrom, emptyUntil)
+	return c.run(
+		`select onlyonce.sweep($1, (select epoch from onlyonce.leases where id = $1), $2::text::uuid, 0, $3, $4, null, null, null, null, $5, $6, '5s', '5s', '5s')`,
+		s.id,
+		s.nonce,
+		from,
+		to,
+		emptyFrom,
+		emptyUntil,
+	)
 }
 
 func (c *session) want(what, got, want string) {
@@ -117,7 +127,8 @@ func TestC1OneOffsetTwoTransactions(t *testing.T) {
 			t.Run(level, func(t *testing.T) {
 				t.Parallel()
 				s := newSlotRig(t)
-				first, second := s.session(), s.session()
+				first := s.session()
+				second := s.session()
 				for _, c := range []*session{first, second} {
 					c.want("begin", c.run("begin isolation level "+level), "")
 				}
@@ -176,7 +187,8 @@ func TestC2FenceSlotRaises(t *testing.T) {
 func TestC3TakeOverWaitsForSlots(t *testing.T) {
 	t.Parallel()
 	s := newSlotRig(t)
-	working, idle := s.session(), s.session()
+	working := s.session()
+	idle := s.session()
 	working.want("begin", working.run("begin"), "")
 	working.want("fence", s.fence(working, 10, []int64{10}, nil), "")
 	idle.want("begin", idle.run("begin isolation level repeatable read"), "")
@@ -211,11 +223,15 @@ func TestC3SlotThatWaitsForATakeOver(t *testing.T) {
 				c.want("begin", c.run("begin isolation level "+level), "")
 				return c
 			}
-			working, idle, later, owner := begin(), begin(), begin(), s.session()
+			working := begin()
+			idle := begin()
+			later := begin()
+			owner := s.session()
 			idle.want("snapshot", idle.run("select count(*) from onlyonce.cursors"), "")
 			owner.want("begin", owner.run("begin"), "")
 			working.want("fence", s.fence(working, 10, []int64{10}, nil), "")
-			raised, answer := make(chan string, 1), make(chan string, 1)
+			raised := make(chan string, 1)
+			answer := make(chan string, 1)
 			go func() { raised <- owner.run(raiseSQL, s.id) }()
 			waits(t, s.pool, &claimer{conn: owner.Conn})
 			working.want("seal", working.run("select onlyonce.seal()"), "")

@@ -51,7 +51,9 @@ func (r *rig) applied(want func(offset int64) int) {
 // and with a message in each transaction.
 func slotPositions() consumer.Config {
 	cfg := slotConfig()
-	cfg.Key, cfg.PositionsOnly, cfg.BatchSize = nil, true, 1
+	cfg.Key = nil
+	cfg.PositionsOnly = true
+	cfg.BatchSize = 1
 	return cfg
 }
 
@@ -67,7 +69,12 @@ func TestC7ReplayComesBack(t *testing.T) {
 				r := newRig(t, 1)
 				cfg := slotPositions()
 				r.halfDone(cfg)
-				if _, err := ops.Replay(t.Context(), r.pool, ops.By{Reason: "test"}, ops.ReplayInput{CursorName: place, From: 5, To: to}); err != nil {
+				if _, err := ops.Replay(
+					t.Context(),
+					r.pool,
+					ops.By{Reason: "test"},
+					ops.ReplayInput{CursorName: place, From: 5, To: to},
+				); err != nil {
 					t.Fatal(err)
 				}
 				cfg.Concurrency = after
@@ -107,7 +114,12 @@ func TestC7AdoptKeepsWhatIsDone(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, 1)
 			r.halfDone(slotPositions())
-			if _, err := ops.AdoptCursor(t.Context(), r.pool, ops.By{Reason: "test"}, ops.AdoptInput{Scope: place.Scope, Topic: place.Topic, Partition: new(int32), At: strconv.FormatInt(at, 10)}); err != nil {
+			if _, err := ops.AdoptCursor(
+				t.Context(),
+				r.pool,
+				ops.By{Reason: "test"},
+				ops.AdoptInput{Scope: place.Scope, Topic: place.Topic, Partition: new(int32), At: strconv.FormatInt(at, 10)},
+			); err != nil {
 				t.Fatal(err)
 			}
 			stop := r.start(effect, slotPositions())
@@ -243,7 +255,9 @@ func TestC7AttemptsGoOnWithOne(t *testing.T) {
 		return errBoom
 	}
 	cfg := slotConfig()
-	cfg.MaxAttempts, cfg.Backoff.Min, cfg.Backoff.Max = 2, 2*patience, 2*patience
+	cfg.MaxAttempts = 2
+	cfg.Backoff.Min = 2 * patience
+	cfg.Backoff.Max = 2 * patience
 	stop := r.start(fails, cfg)
 	until(t, "an attempt at the message alone", func() bool {
 		mu.Lock()
@@ -268,7 +282,8 @@ func TestC6WindowFull(t *testing.T) {
 	r := newRig(t, 1)
 	values := r.rounds(5, 100)
 	cfg := slotConfig()
-	cfg.BatchSize, cfg.Window = 1, 20
+	cfg.BatchSize = 1
+	cfg.Window = 20
 	r.src.FetchLimit = 5
 	release := make(chan struct{})
 	full := make(chan consumer.WindowFullEvent, 10)

@@ -31,7 +31,11 @@ func (r *rig) rounds(keys, n int) (values []string) { return r.moreRounds(keys, 
 func (r *rig) moreRounds(keys, after, n int) (values []string) {
 	for i := after; i < after+n; i++ {
 		v := fmt.Sprintf("k%d-%d", i%keys, i/keys)
-		r.log.AppendMessage(0, &consumer.Message{Key: []byte(fmt.Sprintf("k%d", i%keys)), Value: []byte(v), Headers: []consumer.Header{id(v)}})
+		r.log.AppendMessage(0, &consumer.Message{
+			Key:     []byte(fmt.Sprintf("k%d", i%keys)),
+			Value:   []byte(v),
+			Headers: []consumer.Header{id(v)},
+		})
 		values = append(values, v)
 	}
 	return values
@@ -68,10 +72,13 @@ func (r *rig) inOrder() {
 // key in their order, under each policy and for each kind of handler (C2).
 func TestC1SideBySideOnce(t *testing.T) {
 	for name, change := range map[string]func(*consumer.Config){
-		"ids":       func(*consumer.Config) {},
-		"positions": func(c *consumer.Config) { c.Key, c.PositionsOnly = nil, true },
-		"keys":      func(c *consumer.Config) { c.OnFailure = consumer.ParkOrderingKey },
-		"block":     func(c *consumer.Config) { c.OnFailure = consumer.BlockPartition },
+		"ids": func(*consumer.Config) {},
+		"positions": func(c *consumer.Config) {
+			c.Key = nil
+			c.PositionsOnly = true
+		},
+		"keys":  func(c *consumer.Config) { c.OnFailure = consumer.ParkOrderingKey },
+		"block": func(c *consumer.Config) { c.OnFailure = consumer.BlockPartition },
 	} {
 		for _, batches := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, batches %v", name, batches), func(t *testing.T) {
@@ -98,7 +105,8 @@ func TestC1SideBySideOnce(t *testing.T) {
 				stop()
 				r.once(values...)
 				r.inOrder()
-				if n := r.count(`select count(*) from onlyonce.done d join onlyonce.positions p on p.id = d.cursor_id where d."offset" >= p.next_offset`); n != 0 {
+				n := r.count(`select count(*) from onlyonce.done d join onlyonce.positions p on p.id = d.cursor_id where d."offset" >= p.next_offset`)
+				if n != 0 {
 					t.Errorf("%d messages are done above the position", n)
 				}
 			})
@@ -199,7 +207,8 @@ func TestC6HaltAtAMessage(t *testing.T) {
 	r.rounds(5, 100)
 	cfg := slotConfig()
 	cfg.OnFailure = consumer.BlockPartition
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	cfg.BatchSize = 1
 	judged := make(chan struct{})
 	judge := sync.OnceFunc(func() { close(judged) })
@@ -235,8 +244,10 @@ func TestC4LostTransactionAboveThePosition(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	cfg := slotConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
-	cfg.BatchSize, cfg.Window = 1, 50
+	cfg.Key = nil
+	cfg.PositionsOnly = true
+	cfg.BatchSize = 1
+	cfg.Window = 50
 	hold := make(chan struct{})
 	values := r.rounds(5, 50)
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
@@ -266,9 +277,13 @@ func TestC2LostPredecessor(t *testing.T) {
 		r.keyed(0, v[:1], v)
 	}
 	cfg := slotConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
-	cfg.BatchSize, cfg.DrainTimeout = 1, 10*time.Millisecond
-	third, lost, release := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	cfg.Key = nil
+	cfg.PositionsOnly = true
+	cfg.BatchSize = 1
+	cfg.DrainTimeout = 10 * time.Millisecond
+	third := make(chan struct{})
+	lost := make(chan struct{})
+	release := make(chan struct{})
 	begun := 0
 	var mu sync.Mutex
 	wait := func(ctx context.Context, c chan struct{}) error {
@@ -322,8 +337,12 @@ func TestC1RevokedInMidFlight(t *testing.T) {
 	r := newRig(t, 1)
 	values := r.rounds(40, messages)
 	cfg := slotConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true // no key hides a double
-	cfg.BatchSize, cfg.Concurrency, cfg.DrainTimeout = 1, 8, 50*time.Millisecond
+	// no key hides a double
+	cfg.Key = nil
+	cfg.PositionsOnly = true
+	cfg.BatchSize = 1
+	cfg.Concurrency = 8
+	cfg.DrainTimeout = 50 * time.Millisecond
 	wide := r.pool.Config().Copy()
 	wide.MaxConns = int32(cfg.Concurrency) + 4 // one for each slot, and some for the engine
 	pool, err := pgxpool.NewWithConfig(t.Context(), wide)
@@ -332,7 +351,9 @@ func TestC1RevokedInMidFlight(t *testing.T) {
 	}
 	t.Cleanup(pool.Close)
 	var mu sync.Mutex
-	revoked, inFlight, met := 0, 0, make(chan struct{})
+	revoked := 0
+	inFlight := 0
+	met := make(chan struct{})
 	// meet returns when so many handlers are under way that the partition is taken away.
 	meet := func(ctx context.Context) (more bool, err error) {
 		mu.Lock()
@@ -343,7 +364,9 @@ func TestC1RevokedInMidFlight(t *testing.T) {
 		if inFlight++; inFlight == atOnce {
 			r.src.Rebalance()
 			close(met)
-			revoked, inFlight, met = revoked+1, 0, make(chan struct{})
+			revoked = revoked + 1
+			inFlight = 0
+			met = make(chan struct{})
 			return true, nil
 		}
 		mine := met
@@ -385,7 +408,8 @@ func TestC1HandlerErrorsAndTakeOver(t *testing.T) {
 	r := newRig(t, 1)
 	values := r.rounds(7, 300)
 	cfg := slotConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
+	cfg.Key = nil
+	cfg.PositionsOnly = true
 	seen := map[int64]int{}
 	var mu sync.Mutex
 	failOnce := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
@@ -417,8 +441,11 @@ func TestC7BackToOne(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	cfg := slotConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
-	cfg.BatchSize, cfg.Window, cfg.DrainTimeout = 1, 50, 10*time.Millisecond
+	cfg.Key = nil
+	cfg.PositionsOnly = true
+	cfg.BatchSize = 1
+	cfg.Window = 50
+	cfg.DrainTimeout = 10 * time.Millisecond
 	values := r.rounds(5, 50)
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if m.Offset == 2 {
@@ -434,7 +461,9 @@ func TestC7BackToOne(t *testing.T) {
 	r.reaches(0, 50)
 	values = append(values, r.moreRounds(5, 50, 20)...)
 	r.reaches(0, 70)
-	until(t, "no rows of onlyonce.done: they are deleted, and no slots make new ones", func() bool { return r.count(`select count(*) from onlyonce.done`) == 0 })
+	until(t, "no rows of onlyonce.done: they are deleted, and no slots make new ones", func() bool {
+		return r.count(`select count(*) from onlyonce.done`) == 0
+	})
 	if n := r.count(`select epoch from onlyonce.leases`); n != 3 {
 		t.Errorf("epoch %d: want 3, those of the two starts and that of one transaction at a time", n)
 	}

@@ -19,10 +19,49 @@ func TestStatementsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{readCursorSQL, takeCursorSQL, releaseCursorSQL, countAttemptSQL, takeBackSQL, forgetAttemptsSQL,
-		fenceSQL, indexCallsSQL, openTransactionsSQL, pruneSQL, claimSQL[ring.Standard], claimSQL[ring.Short], claimSQL[ring.Long], claimFreshSQL[ring.Standard], claimFreshSQL[ring.Short], claimFreshSQL[ring.Long], claimBothSQL, pollSQL, deleteOwnerSQL, takeParkedSQL, settleParkedSQL, failParkedSQL, failParkedInTxSQL, promoteAllSQL,
-		endReplaySQL, endReplayHeldSQL, resumeDoneSQL, fenceSlotSQL, stillDoneSQL, sweepSQL, pruneDoneSQL, readDoneSQL,
-		refuseBlockedSQL, blockedSQL, unsettledSQL, firstPartitionsSQL, parkedCountSQL, otherShardSQL, readScopeSQL, makeScopeSQL, joinScopeSQL} {
+	for _, sql := range []string{
+		readCursorSQL,
+		takeCursorSQL,
+		releaseCursorSQL,
+		countAttemptSQL,
+		takeBackSQL,
+		forgetAttemptsSQL,
+		fenceSQL,
+		indexCallsSQL,
+		openTransactionsSQL,
+		pruneSQL,
+		claimSQL[ring.Standard],
+		claimSQL[ring.Short],
+		claimSQL[ring.Long],
+		claimFreshSQL[ring.Standard],
+		claimFreshSQL[ring.Short],
+		claimFreshSQL[ring.Long],
+		claimBothSQL,
+		pollSQL,
+		deleteOwnerSQL,
+		takeParkedSQL,
+		settleParkedSQL,
+		failParkedSQL,
+		failParkedInTxSQL,
+		promoteAllSQL,
+		endReplaySQL,
+		endReplayHeldSQL,
+		resumeDoneSQL,
+		fenceSlotSQL,
+		stillDoneSQL,
+		sweepSQL,
+		pruneDoneSQL,
+		readDoneSQL,
+		refuseBlockedSQL,
+		blockedSQL,
+		unsettledSQL,
+		firstPartitionsSQL,
+		parkedCountSQL,
+		otherShardSQL,
+		readScopeSQL,
+		makeScopeSQL,
+		joinScopeSQL,
+	} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}
@@ -61,11 +100,18 @@ returning id, (select epoch from l)`, nonce).Scan(&id, &epoch)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := New(pool, noSource{}, HandlerFunc(func(context.Context, Tx, *Message) error { return nil }), Config{Scope: "stock", PositionsOnly: true})
+	c, err := New(pool, noSource{}, HandlerFunc(func(context.Context, Tx, *Message) error { return nil }), Config{
+		Scope:         "stock",
+		PositionsOnly: true,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	member := &polledPartition{id: source.Identity{TopicPartition: source.TopicPartition{Topic: "orders"}}, cur: &cursor{id: id, epoch: epoch, nonce: nonce}, state: &partitionState{}}
+	member := &polledPartition{
+		id:    source.Identity{TopicPartition: source.TopicPartition{Topic: "orders"}},
+		cur:   &cursor{id: id, epoch: epoch, nonce: nonce},
+		state: &partitionState{},
+	}
 	for _, frontier := range []struct {
 		ahead time.Duration
 		noted bool
@@ -113,7 +159,10 @@ select 7, r, o, o + 10 from (values (0, 0), (0, 50), (1, 0), (1, 10), (1, 20), (
 			t.Fatal(err)
 		}
 		if err := tx.QueryRow(t.Context(), `
-select string_agg(run || ':' || from_offset, ' ' order by run, from_offset) filter (where cursor_id = 7), count(*) filter (where cursor_id = 8) from onlyonce.progress`).Scan(&left, &other); err != nil {
+select string_agg(run || ':' || from_offset, ' ' order by run, from_offset) filter (where cursor_id = 7), count(*) filter (where cursor_id = 8) from onlyonce.progress`).Scan(
+			&left,
+			&other,
+		); err != nil {
 			t.Fatal(err)
 		}
 		if n != c.deleted || left != c.left || other != 1 {
@@ -133,7 +182,8 @@ select string_agg(run || ':' || from_offset, ' ' order by run, from_offset) filt
 func TestK6FrontierWantsALaterFetch(t *testing.T) {
 	t.Parallel()
 	r := &retrier{polled: &polledPartition{}}
-	r.c, r.state = &Consumer{}, &partitionState{}
+	r.c = &Consumer{}
+	r.state = &partitionState{}
 	now := time.Now()
 	answer := func(step string, want bool) {
 		t.Helper()
@@ -186,7 +236,18 @@ select id from c`, nonce).Scan(&id)
 		t.Fatal(err)
 	}
 	for _, x := range []struct{ below, left int64 }{{12, 10}, {10, 5}} {
-		if _, err := pool.Exec(t.Context(), pruneDoneSQL, id, int64(7), nonce, int32(0), int64(math.MinInt64), int32(0), x.below, 100); err != nil {
+		if _, err := pool.Exec(
+			t.Context(),
+			pruneDoneSQL,
+			id,
+			int64(7),
+			nonce,
+			int32(0),
+			int64(math.MinInt64),
+			int32(0),
+			x.below,
+			100,
+		); err != nil {
 			t.Fatal(err)
 		}
 		var left int64

@@ -31,7 +31,15 @@ func TestWaitingAtTheLastStableOffset(t *testing.T) {
 		{"still", 5, fetched{Next: 5, HighWatermark: 10, LastStable: 5}, time.Hour, time.Second, true, false},
 		{"the next one is open already", 5, fetched{Next: 7, HighWatermark: 10, LastStable: 7}, time.Hour, -1, false, false},
 		{"and is waited for", 7, fetched{Next: 7, HighWatermark: 10, LastStable: 7}, 2 * time.Hour, 2 * time.Hour, false, true},
-		{"an empty answer below the last stable offset", 7, fetched{Next: 7, HighWatermark: 12, LastStable: 9}, 2 * time.Hour, -1, false, false},
+		{
+			"an empty answer below the last stable offset",
+			7,
+			fetched{Next: 7, HighWatermark: 12, LastStable: 9},
+			2 * time.Hour,
+			-1,
+			false,
+			false,
+		},
 		{"marker and end", 7, fetched{Next: 12, HighWatermark: 12, LastStable: 12}, 2 * time.Hour, -1, false, false},
 		{"the log's end", 12, fetched{Next: 12, HighWatermark: 12, LastStable: 12}, 2 * time.Hour, -1, false, false},
 		{"a source that says nothing of transactions", 12, fetched{Next: 12, HighWatermark: 15}, 2 * time.Hour, -1, false, false},
@@ -43,7 +51,11 @@ func TestWaitingAtTheLastStableOffset(t *testing.T) {
 			if c.since >= 0 {
 				t.Errorf("%s: it does not wait", c.what)
 			}
-		case c.since < 0 || !w.since.Equal(start.Add(c.since)) || w.logged != c.told || w.offset != c.got.LastStable || (was == nil) != c.begun:
+		case c.since < 0 ||
+			!w.since.Equal(start.Add(c.since)) ||
+			w.logged != c.told ||
+			w.offset != c.got.LastStable ||
+			(was == nil) != c.begun:
 			t.Errorf("%s: %+v", c.what, w)
 		}
 	}
@@ -67,7 +79,15 @@ func TestWaitingForATransactionIsLogged(t *testing.T) {
 	c.reportStall(id, &state, 5, open)
 	c.reportStall(id, &state, 5, open)
 	text := out.String()
-	for _, want := range []string{"level=WARN", "topic=orders", "partition=3", "last_stable_offset=5", "high_watermark=9", "since=", "describe-producers --topic orders --partition 3"} {
+	for _, want := range []string{
+		"level=WARN",
+		"topic=orders",
+		"partition=3",
+		"last_stable_offset=5",
+		"high_watermark=9",
+		"since=",
+		"describe-producers --topic orders --partition 3",
+	} {
 		if strings.Count(text, want) != 1 {
 			t.Errorf("after a minute: %s; want %q once", text, want)
 		}

@@ -50,7 +50,13 @@ func (r *scopeRow) idInTopic(topic string) bool {
 // readScope returns nil if there is no row.
 func (c *Consumer) readScope(ctx context.Context) (*scopeRow, error) {
 	var r scopeRow
-	err := c.queryRow(ctx, readScopeSQL, c.cfg.Scope).Scan(&r.topics, &r.copies, &r.firstTopic, &r.class, &r.classBefore)
+	err := c.queryRow(ctx, readScopeSQL, c.cfg.Scope).Scan(
+		&r.topics,
+		&r.copies,
+		&r.firstTopic,
+		&r.class,
+		&r.classBefore,
+	)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -63,7 +69,8 @@ func (c *Consumer) readScope(ctx context.Context) (*scopeRow, error) {
 // joinScope records which topic is read and what ids mean in it. It halts if other consumers of the
 // scope have made another choice (K8).
 func (w *worker) joinScope(ctx context.Context) error {
-	c, topic := w.c, w.id.Topic
+	c := w.c
+	topic := w.id.Topic
 	if c.cfg.Key == nil && !c.events {
 		return nil
 	}
@@ -85,10 +92,12 @@ func (w *worker) joinScope(ctx context.Context) error {
 		case w.checkClass(row) != nil:
 			return w.checkClass(row)
 		case chosen == nil && !slices.Contains(row.topics, topic):
-			return w.haltError(HaltCopies, "the scope has read %s, this consumer reads %s, and its Config.Copies is not set (the scope's: %s)",
+			return w.haltError(HaltCopies, "the scope has read %s, this consumer reads %s, and its "+
+				"Config.Copies is not set (the scope's: %s)",
 				strings.Join(row.topics, ", "), topic, copiesName(row.copies))
 		case chosen != nil && row.copies != nil && *chosen != *row.copies:
-			return w.haltError(HaltCopies, "the scope's ids were claimed under %s (topics: %s), and this consumer's Config.Copies is %s",
+			return w.haltError(HaltCopies, "the scope's ids were claimed under %s (topics: %s), and this "+
+				"consumer's Config.Copies is %s",
 				copiesName(row.copies), strings.Join(row.topics, ", "), copiesName(chosen))
 		case slices.Contains(row.topics, topic) && (chosen == nil || row.copies != nil):
 			w.idInTopic = row.idInTopic(topic)
@@ -144,7 +153,8 @@ func (w *worker) checkClass(row *scopeRow) error {
 	if w.c.cfg.Key == nil || slices.Contains(classesOf(row.class, row.classBefore), mine) {
 		return nil
 	}
-	err := w.haltError(HaltClass, "the scope's keys are of class %s, and this consumer's Config.Horizon is %s", row.class, mine)
+	err := w.haltError(HaltClass, "the scope's keys are of class %s, and this consumer's Config.Horizon is %s",
+		row.class, mine)
 	err.class = mine
 	return err
 }
@@ -185,9 +195,15 @@ func (w *worker) checkOtherShards(ctx context.Context, cur *cursor) (first int32
 		var retired bool
 		var topic pgtype.UUID
 		var partitions *int32
-		err := other.pool.QueryRow(ctx, otherShardSQL, w.c.cfg.Scope, w.id.Topic, w.id.Partition).Scan(&at, &retired, &topic, &partitions)
+		err := other.pool.QueryRow(ctx, otherShardSQL, w.c.cfg.Scope, w.id.Topic, w.id.Partition).Scan(
+			&at,
+			&retired,
+			&topic,
+			&partitions,
+		)
 		if err != nil {
-			return 0, fmt.Errorf("asking shard %q for a cursor of %s/%d: %w", other.shard, w.id.Topic, w.id.Partition, err)
+			return 0, fmt.Errorf("asking shard %q for a cursor of %s/%d: %w",
+				other.shard, w.id.Topic, w.id.Partition, err)
 		}
 		if partitions != nil && (first == 0 || *partitions < first) {
 			first = *partitions
@@ -203,12 +219,15 @@ func (w *worker) checkOtherShards(ctx context.Context, cur *cursor) (first int32
 		switch {
 		case retired && cur != nil:
 			halt.otherAhead = true
-			halt.Detail = fmt.Sprintf("shard %q had the cursor, which was retired at offset %d; in shard %q it is at %d, and messages from there on would be handled again",
+			halt.Detail = fmt.Sprintf("shard %q had the cursor, which was retired at offset %d; in shard %q "+
+				"it is at %d, and messages from there on would be handled again",
 				other.shard, *at, w.c.shard, w.pos)
 		case retired:
-			halt.Detail = fmt.Sprintf("shard %q had the cursor, which was retired at offset %d, and shard %q has none", other.shard, *at, w.c.shard)
+			halt.Detail = fmt.Sprintf("shard %q had the cursor, which was retired at offset %d, and shard %q has none",
+				other.shard, *at, w.c.shard)
 		}
-		halt.Other, halt.otherRetired = other.shard, retired
+		halt.Other = other.shard
+		halt.otherRetired = retired
 		return 0, halt
 	}
 	return first, nil
@@ -241,7 +260,8 @@ func (c *Consumer) firstPartitions(ctx context.Context, id source.Identity) (int
 	}
 	// Once for each number.
 	if before, _ := c.reportedPartitions.Swap(id.Topic, id.Partitions); before != id.Partitions {
-		c.cfg.Logger.Warn("onlyonce: topic has more partitions than when this scope began to read it: order by key holds for each number of partitions by itself",
+		c.cfg.Logger.Warn("onlyonce: topic has more partitions than when this scope began to read it: order "+
+			"by key holds for each number of partitions by itself",
 			"scope", c.cfg.Scope, "topic", id.Topic, "was", was, "is", id.Partitions)
 		emit(c.cfg.Hooks.Repartitioned, RepartitionedEvent{Topic: id.Topic, Was: was, Is: id.Partitions})
 	}
@@ -256,7 +276,9 @@ func (c *Consumer) firstPartitions(ctx context.Context, id source.Identity) (int
 // history: for example by a failover or a restore, or because it is another database. To continue
 // from that offset would skip what was lost (F3, F11).
 func (w *worker) decideStart(ctx context.Context, first int32) error {
-	c, p, id := w.c, w.p, w.id
+	c := w.c
+	p := w.p
+	id := w.id
 	offset, metadata, err := p.Committed(ctx)
 	if err != nil {
 		return fmt.Errorf("committed offset of %s/%d: %w", id.Topic, id.Partition, err)
@@ -265,9 +287,20 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 		return err
 	}
 	if _, ours := names.Marked(metadata); ours {
-		return &HaltError{Scope: c.cfg.Scope, Group: c.source.Group(), TopicPartition: id.TopicPartition, Position: offset, Reason: HaltHistoryLost, Shard: c.shard,
-			Detail: fmt.Sprintf("group %q has committed offset %d with metadata %q, but this database has no cursor: is it another database, or an older copy?",
-				c.source.Group(), offset, metadata)}
+		return &HaltError{
+			Scope:          c.cfg.Scope,
+			Group:          c.source.Group(),
+			TopicPartition: id.TopicPartition,
+			Position:       offset,
+			Reason:         HaltHistoryLost,
+			Shard:          c.shard,
+			Detail: fmt.Sprintf(
+				"group %q has committed offset %d with metadata %q, but this database has no cursor: is it another database, or an older copy?",
+				c.source.Group(),
+				offset,
+				metadata,
+			),
+		}
 	}
 	log, err := p.Bounds(ctx)
 	if err != nil {
@@ -275,13 +308,16 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 	}
 	policy := "committed"
 	if offset < 0 {
-		policy, offset = "earliest", log.Start
+		policy = "earliest"
+		offset = log.Start
 		switch start := c.cfg.Start; {
 		case start.policy != "" && first == 0:
-			return fmt.Errorf("Config.Start: must not be set: the source does not say how many partitions %s has, so whether partition %d was added later is not known", id.Topic, id.Partition)
+			return fmt.Errorf("Config.Start: must not be set: the source does not say how many partitions "+
+				"%s has, so whether partition %d was added later is not known", id.Topic, id.Partition)
 		case start.policy == "" || id.Partition >= first:
 		case start.policy == "latest":
-			policy, offset = start.policy, log.End
+			policy = start.policy
+			offset = log.End
 		default:
 			policy = start.policy
 			if offset, err = p.OffsetAt(ctx, start.at); err != nil {
@@ -289,8 +325,20 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 			}
 		}
 	}
-	err = c.exec(ctx, cursors.CreateSQL, c.cfg.Scope, id.Topic, id.Partition, c.source.Group(), id.ClusterID,
-		uuidOrNull(id.TopicID), offset, policy, epochOrNull(log.LeaderEpoch), names.Cursor(c.cfg.Scope, id.Topic, id.Partition).String())
+	err = c.exec(
+		ctx,
+		cursors.CreateSQL,
+		c.cfg.Scope,
+		id.Topic,
+		id.Partition,
+		c.source.Group(),
+		id.ClusterID,
+		uuidOrNull(id.TopicID),
+		offset,
+		policy,
+		epochOrNull(log.LeaderEpoch),
+		names.Cursor(c.cfg.Scope, id.Topic, id.Partition).String(),
+	)
 	if err != nil {
 		return fmt.Errorf("deciding the start of %s/%d: %w", id.Topic, id.Partition, err)
 	}
@@ -319,10 +367,16 @@ func (w *worker) compareGroupOffset(ctx context.Context, cur *cursor) error {
 	if w.marked {
 		return w.recordRedo(ctx, cur, offset)
 	}
-	w.c.cfg.Logger.Warn("onlyonce: an offset that another program committed to Kafka is ignored; to handle messages again use `onlyonce replay`",
+	w.c.cfg.Logger.Warn("onlyonce: an offset that another program committed to Kafka is ignored; to handle "+
+		"messages again use `onlyonce replay`",
 		"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "offset", offset, "position", w.pos)
 	w.state.ignored.Store(&ignoredOffset{offset, w.pos, time.Now()})
-	emit(w.c.cfg.Hooks.OffsetIgnored, OffsetIgnoredEvent{TopicPartition: w.id.TopicPartition, Offset: offset, Metadata: metadata, Position: w.pos})
+	emit(w.c.cfg.Hooks.OffsetIgnored, OffsetIgnoredEvent{
+		TopicPartition: w.id.TopicPartition,
+		Offset:         offset,
+		Metadata:       metadata,
+		Position:       w.pos,
+	})
 	return nil
 }
 

@@ -46,7 +46,11 @@ func TestF3StartAtATime(t *testing.T) {
 	at := time.UnixMilli(1_700_000_000_000)
 	for i := range 4 {
 		v := fmt.Sprint("v", i)
-		r.log.AppendMessage(0, &consumer.Message{Value: []byte(v), Headers: []consumer.Header{id(v)}, Time: at.Add(time.Duration(i) * time.Second)})
+		r.log.AppendMessage(0, &consumer.Message{
+			Value:   []byte(v),
+			Headers: []consumer.Header{id(v)},
+			Time:    at.Add(time.Duration(i) * time.Second),
+		})
 	}
 	cfg := testConfig()
 	cfg.Start = consumer.At(at.Add(2 * time.Second))
@@ -63,7 +67,8 @@ func TestF3StartAtATime(t *testing.T) {
 	r.reaches(0, 5)
 	stop()
 	r.once(want...)
-	if n := r.count(`select count(*) from onlyonce.cursors where start_policy = 'time' and start_offset = case partition when 0 then 2 else 0 end`); n != 2 {
+	n := r.count(`select count(*) from onlyonce.cursors where start_policy = 'time' and start_offset = case partition when 0 then 2 else 0 end`)
+	if n != 2 {
 		t.Error("the cursors do not say where they began")
 		r.dump(`select partition, start_offset, start_policy from onlyonce.cursors`)
 	}
@@ -95,7 +100,8 @@ func TestF3StartOfATopicThatIsNotCounted(t *testing.T) {
 	r := newRig(t, 1)
 	r.numbered(0, 5)
 	cfg := testConfig()
-	cfg.Start, cfg.Timeouts.Statement = consumer.Latest(), time.Second
+	cfg.Start = consumer.Latest()
+	cfg.Timeouts.Statement = time.Second
 	c, err := consumer.New(r.pool, uncounted{r.src}, consumer.HandlerFunc(effect), cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -198,7 +204,8 @@ func TestF14PrefetchStaysWithinItsBudget(t *testing.T) {
 		}
 		var held, most atomic.Int64
 		cfg := testConfig()
-		cfg.PrefetchBytes, cfg.BatchSize = limit, 7
+		cfg.PrefetchBytes = limit
+		cfg.BatchSize = 7
 		src := fetching{r.src, func(f *source.Fetched[*consumer.Message], _ error) {
 			n := held.Add(int64(len(f.Messages) * size))
 			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {

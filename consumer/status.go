@@ -223,9 +223,22 @@ func (s *partitionState) bounds(log source.Bounds) {
 
 // snapshot returns the partition's status, without the counts of parked messages.
 func (s *partitionState) snapshot() PartitionStatus {
-	p := PartitionStatus{TopicPartition: source.TopicPartition{Topic: s.topic, Partition: s.partition}, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
-		LogStart: s.logStart.Load(), HighWatermark: s.highWatermark.Load(), LastStable: s.lastStable.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
-		Paused: s.paused.Load(), Halted: s.halted.Load(), BlockedBy: s.blockedBy.Load(), takenAt: s.takenAt.Load(), ignored: s.ignored.Load()}
+	p := PartitionStatus{
+		TopicPartition: source.TopicPartition{Topic: s.topic, Partition: s.partition},
+		Shard:          s.shard,
+		Epoch:          s.epoch.Load(),
+		Position:       s.position.Load(),
+		LogStart:       s.logStart.Load(),
+		HighWatermark:  s.highWatermark.Load(),
+		LastStable:     s.lastStable.Load(),
+		InFlight:       int(s.inFlight.Load()),
+		Retrying:       s.inRetry.Load() > 0,
+		Paused:         s.paused.Load(),
+		Halted:         s.halted.Load(),
+		BlockedBy:      s.blockedBy.Load(),
+		takenAt:        s.takenAt.Load(),
+		ignored:        s.ignored.Load(),
+	}
 	p.Lag = max(p.HighWatermark-p.Position, 0)
 	if w := s.stall.Load(); w != nil {
 		p.WaitingSince = w.since
@@ -237,7 +250,8 @@ func (s *partitionState) snapshot() PartitionStatus {
 		p.HaltedSince = *since
 	}
 	t := s.oldestTrouble()
-	p.Failing, p.FailingSince = t.err, t.since
+	p.Failing = t.err
+	p.FailingSince = t.since
 	return p
 }
 
@@ -269,7 +283,9 @@ func (p *ownedPartitions) remove(s *partitionState) {
 func (p *ownedPartitions) setName(s *partitionState, id source.Identity, shard string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s.topic, s.partition, s.shard = id.Topic, id.Partition, shard
+	s.topic = id.Topic
+	s.partition = id.Partition
+	s.shard = shard
 }
 
 // snapshot returns what this process knows without a query.

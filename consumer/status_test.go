@@ -37,7 +37,12 @@ func (r *rig) watchedOn(src consumer.Source, h consumer.HandlerFunc, cfg consume
 }
 
 // status waits until a partition's status meets the condition.
-func (r *rig) status(c *consumer.Consumer, partition int, what string, cond func(consumer.PartitionStatus) bool) (got consumer.PartitionStatus) {
+func (r *rig) status(
+	c *consumer.Consumer,
+	partition int,
+	what string,
+	cond func(consumer.PartitionStatus) bool,
+) (got consumer.PartitionStatus) {
 	r.t.Helper()
 	until(r.t, what, func() bool {
 		all, err := c.Status(context.Background())
@@ -67,8 +72,11 @@ func TestStatusTellsHowPartitionsStand(t *testing.T) {
 	free := func() { once.Do(func() { close(release) }) }
 	defer free()
 	cfg := testConfig()
-	cfg.BatchSize, cfg.OnFailure = 3, consumer.ParkOrderingKey
-	cfg.MaxAttempts, cfg.Backoff.Min, cfg.Backoff.Max = 5, time.Hour, time.Hour
+	cfg.BatchSize = 3
+	cfg.OnFailure = consumer.ParkOrderingKey
+	cfg.MaxAttempts = 5
+	cfg.Backoff.Min = time.Hour
+	cfg.Backoff.Max = time.Hour
 	c, stop := r.watched(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if m.Partition == 0 && m.Offset == 3 {
 			<-release
@@ -123,7 +131,8 @@ func TestStatusTellsOfAnOpenTransaction(t *testing.T) {
 	since := s.WaitingSince
 	looks := 0
 	r.status(c, 0, "some looks", func(s consumer.PartitionStatus) bool {
-		if looks++; !s.WaitingSince.Equal(since) {
+		looks++
+		if !s.WaitingSince.Equal(since) {
 			t.Errorf("since %v, and then since %v", since, s.WaitingSince)
 		}
 		return looks > 20
@@ -154,7 +163,9 @@ func TestStatusTellsOfHalts(t *testing.T) {
 		return queued(ctx, tx, m)
 	}, cfg)
 	s := r.status(c, 0, "a halt", func(s consumer.PartitionStatus) bool { return s.Halted != nil })
-	if h := s.Halted; h.Reason != consumer.HaltBlocked || h.Position != 4 || !h.RetainedUntil.Equal(time.UnixMilli(1_700_000_000_004).Add(time.Hour)) {
+	if h := s.Halted; h.Reason != consumer.HaltBlocked ||
+		h.Position != 4 ||
+		!h.RetainedUntil.Equal(time.UnixMilli(1_700_000_000_004).Add(time.Hour)) {
 		t.Errorf("%v", h)
 	}
 	r.status(c, 0, "three looks", func(s consumer.PartitionStatus) bool {
@@ -189,9 +200,11 @@ func TestPausedPartitionStandsStill(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, 2)
 			r.numbered(0, 3)
-			entered, release := make(chan struct{}), make(chan struct{})
+			entered := make(chan struct{})
+			release := make(chan struct{})
 			var once sync.Once
-			paused, noticed := make(chan consumer.PausedEvent, 100), make(chan struct{}, 100)
+			paused := make(chan consumer.PausedEvent, 100)
+			noticed := make(chan struct{}, 100)
 			cfg := testConfig()
 			cfg.Hooks.Paused = func(p consumer.PausedEvent) { paused <- p }
 			src := fetching{r.src, func(_ *source.Fetched[*consumer.Message], err error) {
@@ -269,7 +282,8 @@ func TestRetriesArePausedToo(t *testing.T) {
 	var well atomic.Bool
 	var calls atomic.Int32
 	cfg := testConfig()
-	cfg.OnFailure, cfg.MaxAttempts = consumer.ParkOrderingKey, 1_000_000
+	cfg.OnFailure = consumer.ParkOrderingKey
+	cfg.MaxAttempts = 1_000_000
 	handle := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if m.Partition == 0 && !well.Load() {
 			calls.Add(1)
@@ -356,7 +370,10 @@ func TestOneStatementForAllPartitions(t *testing.T) {
 		until(t, "three polls", func() bool { return polls(tracer.since(n)) >= 3 })
 		sent := tracer.since(n)
 		for _, s := range sent {
-			if !strings.Contains(s, "onlyonce.pauses") && !strings.Contains(s, "onlyonce.rings") && !strings.Contains(s, "onlyonce.filters") && !strings.Contains(s, "leases") {
+			if !strings.Contains(s, "onlyonce.pauses") &&
+				!strings.Contains(s, "onlyonce.rings") &&
+				!strings.Contains(s, "onlyonce.filters") &&
+				!strings.Contains(s, "leases") {
 				t.Logf("also sent: %.100s", s)
 				return false
 			}
@@ -372,7 +389,8 @@ func TestOneStatementForAllPartitions(t *testing.T) {
 	}
 	row := func() (all []owned) {
 		var raw []byte
-		err := r.pool.QueryRow(t.Context(), `select partitions from onlyonce.owners where scope = 'stock' and pid = $1`, os.Getpid()).Scan(&raw)
+		err := r.pool.QueryRow(t.Context(), `select partitions from onlyonce.owners where scope = 'stock' and pid = $1`,
+			os.Getpid()).Scan(&raw)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil
 		}

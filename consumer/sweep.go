@@ -97,7 +97,8 @@ func (s *slots) plan() sweepPlan {
 func (w *worker) sweep(ctx context.Context, p sweepPlan) error {
 	ctx, cancel := w.c.bounded(ctx)
 	defer cancel()
-	cfg, cur := &w.c.cfg, w.cur
+	cfg := &w.c.cfg
+	cur := w.cur
 	anchorOffset, anchorEpoch, anchorHash := p.last.columns()
 	// The isolation level has to be named: the session may have another default.
 	err := w.c.pool.InTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
@@ -124,7 +125,9 @@ func (s *slots) swept(p sweepPlan, failed error) error {
 	s.sweeper.sweptAt = time.Now()
 	s.pruner.swept(s.sweeper.sweptAt)
 	w := s.w
-	pos, last, epoch := p.next, p.last, p.epoch
+	pos := p.next
+	last := p.last
+	epoch := p.epoch
 	switch {
 	case errors.Is(failed, errFenced):
 		ctx, cancel := w.c.detached()
@@ -138,7 +141,9 @@ func (s *slots) swept(p sweepPlan, failed error) error {
 		if next, _ := s.window.Frontier(); cur.position <= w.pos || cur.position > next {
 			return errMoved
 		}
-		pos, last, epoch = cur.position, cur.anchor, cur.leaderEpoch
+		pos = cur.position
+		last = cur.anchor
+		epoch = cur.leaderEpoch
 	case failed != nil:
 		s.sweeper.finished++ // there is still something to sweep
 		w.state.setTrouble(&w.state.reachTrouble, failed)

@@ -39,9 +39,12 @@ func TestT5CommitOutlivesItsCaller(t *testing.T) {
 	}
 	t.Cleanup(pool.Close)
 
-	entered, resume, drained := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	entered := make(chan struct{})
+	resume := make(chan struct{})
+	drained := make(chan struct{})
 	ccfg := testConfig()
-	ccfg.BatchSize, ccfg.DrainTimeout = len(values), time.Millisecond
+	ccfg.BatchSize = len(values)
+	ccfg.DrainTimeout = time.Millisecond
 	stop := r.startOn(r.src, pool, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if m.Offset == 0 {
 			context.AfterFunc(ctx, func() { close(drained) })

@@ -34,7 +34,8 @@ func madeBefore(age time.Duration, name string) consumer.Header {
 
 func timedConfig() consumer.Config {
 	cfg := testConfig()
-	cfg.Key, cfg.TooOld = consumer.TimedIDKey(consumer.HeaderKey("message-id")), consumer.ParkTooOld
+	cfg.Key = consumer.TimedIDKey(consumer.HeaderKey("message-id"))
+	cfg.TooOld = consumer.ParkTooOld
 	return cfg
 }
 
@@ -63,7 +64,8 @@ func TestK9CopyPastTheHorizonIsParked(t *testing.T) {
 	}
 	const horizon, day = 7 * time.Hour, 24 * time.Hour
 	r.exec(`update onlyonce.rings set horizon = '7 hours' where name = 'consumer_keys'`)
-	old, kept := madeBefore(8*day, "old"), madeBefore(8*day, "kept")
+	old := madeBefore(8*day, "old")
+	kept := madeBefore(8*day, "kept")
 
 	r.log.Append(0, "old", old)
 	stop := r.start(queued, timedConfig())
@@ -150,7 +152,11 @@ func TestK9PoliciesForATooOldMessage(t *testing.T) {
 	two := func(t *testing.T) *rig {
 		r := newRig(t, 1)
 		r.forgets()
-		r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-0"), Headers: []consumer.Header{madeBefore(2*time.Hour, "a-0")}})
+		r.log.AppendMessage(0, &consumer.Message{
+			Key:     []byte("a"),
+			Value:   []byte("a-0"),
+			Headers: []consumer.Header{madeBefore(2*time.Hour, "a-0")},
+		})
 		r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-1"), Headers: []consumer.Header{madeBefore(0, "a-1")}})
 		return r
 	}
@@ -164,7 +170,8 @@ func TestK9PoliciesForATooOldMessage(t *testing.T) {
 			r.reaches(0, 2)
 			stop()
 			r.once("a-1")
-			if n := r.count(`select count(*) from onlyonce.parked where reason = 'too-old' and state = 'waiting' and key is not null and error like 'its id was made at %'`); n != 1 {
+			n := r.count(`select count(*) from onlyonce.parked where reason = 'too-old' and state = 'waiting' and key is not null and error like 'its id was made at %'`)
+			if n != 1 {
 				t.Errorf("%d rows", n)
 			}
 		})
@@ -309,16 +316,23 @@ func TestK9ChoiceIsRequired(t *testing.T) {
 	header := consumer.HeaderKey("message-id")
 	timed := consumer.TimedIDKey(header)
 	for want, change := range map[string]func(*consumer.Config){
-		"Config.TooOld: is not set":     func(c *consumer.Config) { c.Key = timed },
-		"Config.TooOld: is set, and":    func(c *consumer.Config) { c.TooOld = consumer.ParkTooOld },
-		"Config.TooOld: is 3":           func(c *consumer.Config) { c.Key, c.TooOld = timed, 3 },
-		"TimedKey: key and made must":   func(c *consumer.Config) { c.Key, c.TooOld = consumer.TimedKey(nil, nil), consumer.ParkTooOld },
+		"Config.TooOld: is not set":  func(c *consumer.Config) { c.Key = timed },
+		"Config.TooOld: is set, and": func(c *consumer.Config) { c.TooOld = consumer.ParkTooOld },
+		"Config.TooOld: is 3": func(c *consumer.Config) {
+			c.Key = timed
+			c.TooOld = 3
+		},
+		"TimedKey: key and made must": func(c *consumer.Config) {
+			c.Key = consumer.TimedKey(nil, nil)
+			c.TooOld = consumer.ParkTooOld
+		},
 		"HeaderKey: the header's name ": func(c *consumer.Config) { c.Key = consumer.TimedIDKey(consumer.HeaderKey("")) },
 	} {
 		r := newRig(t, 1)
 		cfg := testConfig()
 		change(&cfg)
-		if _, err := consumer.New(r.pool, r.src, consumer.HandlerFunc(queued), cfg); !errors.Is(err, consumer.ErrConfig) || !strings.Contains(err.Error(), want) {
+		if _, err := consumer.New(r.pool, r.src, consumer.HandlerFunc(queued), cfg); !errors.Is(err, consumer.ErrConfig) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
@@ -331,12 +345,13 @@ func TestK9ChoiceIsRequired(t *testing.T) {
 	stop()
 	// A function around TimedKey's that hides it from New.
 	r.log.Append(0, "hidden", madeBefore(0, "hidden"))
-	cfg.Key, cfg.TooOld = func(m *consumer.Message) (string, error) {
+	cfg.Key = func(m *consumer.Message) (string, error) {
 		if m.Topic == "" {
 			return "", consumer.ErrNoKey
 		}
 		return timed(m)
-	}, 0
+	}
+	cfg.TooOld = 0
 	stop = r.start(queued, cfg)
 	r.reaches(0, 2)
 	stop()

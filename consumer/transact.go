@@ -58,7 +58,7 @@ func (e *engine) runWithHooks(work context.Context, p *plan) (o outcome) {
 	return o
 }
 
-// acquireConn takes a connection from the pool.
+// acquireConn takes a connection from the pool. The caller ends it, by release or abandon.
 func (e *engine) acquireConn(work context.Context) (*pooledConn, error) {
 	bounded, cancel := e.c.bounded(work)
 	defer cancel()
@@ -92,7 +92,9 @@ func (e *engine) indexCalls(work context.Context, conn *primary.Conn) error {
 
 // looksForCalls reports whether calls of these messages are looked for in the log.
 func (e *engine) looksForCalls(msgs []*Message) bool {
-	return slices.ContainsFunc(msgs, func(m *Message) bool { return m.Offset < e.redoUntil || m.replay > 0 && !m.resend })
+	return slices.ContainsFunc(msgs, func(m *Message) bool {
+		return m.Offset < e.redoUntil || m.replay > 0 && !m.resend
+	})
 }
 
 // transact repeats the transaction after serialization failures, and after the optimistic claim has
@@ -152,7 +154,8 @@ func (e *engine) transact(work context.Context, p *plan) (o outcome) {
 		if h.err == nil && tx.Failure() == nil {
 			_ = e.c.commit(tx) // kept as the failure
 		}
-		failed, lost := tx.Failure(), tx.Lost()
+		failed := tx.Failure()
+		lost := tx.Lost()
 		if h.err == nil && tx.Committed() {
 			e.adjustCaution(&o)
 			return o
@@ -246,13 +249,15 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, p *plan, fi
 		return h
 	}
 	if at, err := e.firstBraked(p, dispositions); err != nil {
-		h.failedIndex, h.err = at, err
+		h.failedIndex = at
+		h.err = err
 		return h
 	}
 	// Each run has its own copies of the messages. If a handler changes a field, another run does
 	// not see it, and it is not parked.
 	own := make([]Message, 0, len(p.msgs))
-	fresh, index := make([]*Message, 0, len(p.msgs)), make([]int, 0, len(p.msgs))
+	fresh := make([]*Message, 0, len(p.msgs))
+	index := make([]int, 0, len(p.msgs))
 	for i, m := range p.msgs {
 		v := dispositions[i]
 		if v == nil {
@@ -262,7 +267,8 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, p *plan, fi
 		case v == nil:
 			own = append(own, e.c.forProgram(m))
 			o.reasons = append(o.reasons, "")
-			fresh, index = append(fresh, &own[len(own)-1]), append(index, i)
+			fresh = append(fresh, &own[len(own)-1])
+			index = append(index, i)
 			continue
 		case v.reason == reasonDuplicate:
 			o.result.Duplicates++
@@ -271,11 +277,13 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, p *plan, fi
 			o.result.Skipped++
 			continue
 		case p.alreadyParked || e.c.cfg.OnFailure == BlockPartition:
-			h.failedIndex, h.err = i, &blockedError{v}
+			h.failedIndex = i
+			h.err = &blockedError{v}
 			return h
 		}
 		if failed, late := e.parkInTx(work, tx, p, m, v, o); failed {
-			h.failedIndex, h.hookFailed = i, !late
+			h.failedIndex = i
+			h.hookFailed = !late
 			return h
 		}
 	}
@@ -373,7 +381,8 @@ func (c *Consumer) setTimeouts(tx *guard.Tx) {
 // logStray logs a write that a handler queued after it had returned (T6). If the transaction has
 // ended, nothing else would report it.
 func (c *Consumer) logStray(err error) {
-	c.cfg.Logger.Error("onlyonce: a handler queued a statement after it had returned; it was not sent", "scope", c.cfg.Scope, "error", err)
+	c.cfg.Logger.Error("onlyonce: a handler queued a statement after it had returned; it was not sent",
+		"scope", c.cfg.Scope, "error", err)
 }
 
 // commit and rollback end a transaction, detached from any request (T5).

@@ -76,10 +76,10 @@ func (t *tries) ended(err error) {
 }
 
 // takeBack takes back the attempt that is owed, if one is. Whoever makes no other attempt calls it.
+// If that fails, the attempt stays owed, and is taken back with the next one (D2).
 func (t *tries) takeBack() {
 	if t.owed {
-		t.ap.takeBackAttempt(t.m.Offset)
-		t.owed = false
+		t.owed = !t.ap.takeBackAttempt(t.m.Offset)
 	}
 }
 
@@ -97,7 +97,8 @@ func (t *tries) hindered(ctx context.Context, err error) error {
 		t.hinderedSince = time.Now()
 		return err
 	}
-	cfg, since := &t.ap.c.cfg, time.Since(t.hinderedSince)
+	cfg := &t.ap.c.cfg
+	since := time.Since(t.hinderedSince)
 	switch {
 	case h.keptOut() && since < cfg.longest():
 	case since >= cfg.BlockedAfter:
@@ -112,7 +113,8 @@ func (t *tries) hindered(ctx context.Context, err error) error {
 // back afterwards. If a message has a count, each gets one, and nothing else of the process is
 // under way meanwhile. Otherwise one count is for all, at the first of them.
 func (ap *applier) identifyCounted(ctx context.Context, msgs []*Message) error {
-	n, exclusive := len(msgs), slices.ContainsFunc(msgs, ap.cur.suspected)
+	n := len(msgs)
+	exclusive := slices.ContainsFunc(msgs, ap.cur.suspected)
 	if exclusive {
 		n = 1
 	}
@@ -178,7 +180,16 @@ update onlyonce.attempts set attempts = 0, answers = 0
 // countAttempt counts an attempt before it is made, minus one that is owed, and records whether an
 // earlier one had an answer that counts.
 func (ap *applier) countAttempt(ctx context.Context, offset int64, owed, answered bool) (n, unanswered int, err error) {
-	err = ap.c.queryRow(ctx, countAttemptSQL, ap.cur.id, ap.cur.epoch, ap.cur.nonce, offset, oneIf(owed), oneIf(answered)).
+	err = ap.c.queryRow(
+		ctx,
+		countAttemptSQL,
+		ap.cur.id,
+		ap.cur.epoch,
+		ap.cur.nonce,
+		offset,
+		oneIf(owed),
+		oneIf(answered),
+	).
 		Scan(&n, &unanswered)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -197,9 +208,11 @@ func oneIf(yes bool) int {
 	return 0
 }
 
-// takeBackAttempt tries once. If it fails, the attempt stays counted, which is the cautious side.
-func (ap *applier) takeBackAttempt(offset int64) {
-	ap.changeCount("attempt not taken back", takeBackSQL, offset, ap.cur.id, offset)
+// takeBackAttempt tries once, and reports whether it is done. If it is not, the attempt stays
+// counted, which is the cautious side: the caller that makes another attempt takes it back with
+// that.
+func (ap *applier) takeBackAttempt(offset int64) (done bool) {
+	return ap.changeCount("attempt not taken back", takeBackSQL, offset, ap.cur.id, offset)
 }
 
 // forgetAttempts resets the count of a message that is not given up although its attempts are used
@@ -208,12 +221,14 @@ func (ap *applier) forgetAttempts(offset int64) {
 	ap.changeCount("attempts not forgotten", forgetAttemptsSQL, offset, ap.cur.id, ap.cur.epoch, ap.cur.nonce, offset)
 }
 
-func (ap *applier) changeCount(failed, sql string, offset int64, args ...any) {
+func (ap *applier) changeCount(failed, sql string, offset int64, args ...any) (done bool) {
 	ctx, cancel := ap.c.detached()
 	defer cancel()
-	if _, err := ap.c.pool.Exec(ctx, sql, args...); err != nil {
+	_, err := ap.c.pool.Exec(ctx, sql, args...)
+	if err != nil {
 		ap.c.cfg.Logger.Warn("onlyonce: "+failed, "scope", ap.c.cfg.Scope, "offset", offset, "error", err)
 	}
+	return err == nil
 }
 
 // giveUpIdentifying makes a message one without an id, if also the attempt to park it as crashed

@@ -25,7 +25,10 @@ import (
 // answer at the moment, for example because a schema registry is away, it returns [Unavailable]:
 // the consumer then tries again, and parks nothing. codec must be safe for concurrent use, and must
 // not quote the message in its errors, because they are stored and logged.
-func Decode[T any](codec func(ctx context.Context, m *Message) (T, error), handle func(ctx context.Context, tx Tx, m *Message, value T) error) HandlerFunc {
+func Decode[T any](
+	codec func(ctx context.Context, m *Message) (T, error),
+	handle func(ctx context.Context, tx Tx, m *Message, value T) error,
+) HandlerFunc {
 	if codec == nil || handle == nil {
 		return nil
 	}
@@ -48,7 +51,10 @@ type Decoded[T any] struct {
 
 // DecodeBatch is [Decode] for a handler of batches. If messages cannot be decoded, they fail as
 // with [FailMessage], and handle is called with the others.
-func DecodeBatch[T any](codec func(ctx context.Context, m *Message) (T, error), handle func(ctx context.Context, tx Tx, msgs []Decoded[T]) error) BatchHandlerFunc {
+func DecodeBatch[T any](
+	codec func(ctx context.Context, m *Message) (T, error),
+	handle func(ctx context.Context, tx Tx, msgs []Decoded[T]) error,
+) BatchHandlerFunc {
 	if codec == nil || handle == nil {
 		return nil
 	}

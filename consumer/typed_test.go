@@ -67,7 +67,13 @@ func TestD10JSONWithNothingOfT(t *testing.T) {
 		typedOrder
 		Note string
 	}
-	for value, want := range map[string]bool{`{"product": "tea", "quantity": 3}`: true, `{}`: false, `{"sku": ""}`: false, `{"SKU": "", "x": 1}`: false, `{"lines": null}`: false} {
+	for value, want := range map[string]bool{
+		`{"product": "tea", "quantity": 3}`: true,
+		`{}`:                                false,
+		`{"sku": ""}`:                       false,
+		`{"SKU": "", "x": 1}`:               false,
+		`{"lines": null}`:                   false,
+	} {
 		m := &consumer.Message{Value: []byte(value)}
 		_, plain := consumer.JSON[typedOrder](t.Context(), m)
 		_, pointer := consumer.JSON[*typedOrder](t.Context(), m)
@@ -104,12 +110,15 @@ func TestDecodeBatch(t *testing.T) {
 	for i, v := range []string{`{"sku": "a"}`, `{"sku": 1}`, `{"sku": "b"}`, ``, `{"sku": "c"}`} {
 		r.log.Append(0, v, id(fmt.Sprint("m", i)))
 	}
-	stop := r.startBatch(consumer.DecodeBatch(consumer.JSON, func(_ context.Context, tx consumer.Tx, msgs []consumer.Decoded[typedOrder]) error {
-		for _, m := range msgs {
-			tx.Queue(`insert into effects (value, off) values ($1, $2)`, m.Value.SKU, m.Message.Offset)
-		}
-		return nil
-	}), testConfig())
+	stop := r.startBatch(
+		consumer.DecodeBatch(consumer.JSON, func(_ context.Context, tx consumer.Tx, msgs []consumer.Decoded[typedOrder]) error {
+			for _, m := range msgs {
+				tx.Queue(`insert into effects (value, off) values ($1, $2)`, m.Value.SKU, m.Message.Offset)
+			}
+			return nil
+		}),
+		testConfig(),
+	)
 	r.reaches(0, 5)
 	stop()
 	r.once("a", "b", "c")

@@ -31,12 +31,15 @@ func TestT14SlotsComeAfterATakeOverThatWaits(t *testing.T) {
 		t.Run(level, func(t *testing.T) {
 			t.Parallel()
 			s := newSlotRig(t)
-			working, later, owner := s.session(), s.session(), s.session()
+			working := s.session()
+			later := s.session()
+			owner := s.session()
 			for _, c := range []*session{working, later} {
 				c.want("begin", c.run("begin isolation level "+level), "")
 			}
 			working.want("fence", s.fence(working, 10, []int64{10}, nil), "")
-			raised, answer := make(chan string, 1), make(chan string, 1)
+			raised := make(chan string, 1)
+			answer := make(chan string, 1)
 			go func() { raised <- owner.run(raiseSQL, s.id) }()
 			waits(t, s.pool, &claimer{conn: owner.Conn})
 			go func() { answer <- s.fence(later, 10, []int64{11}, nil) }()
@@ -55,14 +58,18 @@ func TestT14TakeOverWaitsAsLongAsDeclared(t *testing.T) {
 	t.Parallel()
 	const sql = `select onlyonce.take_cursor($1, (select epoch from onlyonce.leases where id = $1), gen_random_uuid(), 'stock', null, null, $2::text::interval, '50ms')`
 	s := newSlotRig(t)
-	working, owner := s.session(), s.session()
+	working := s.session()
+	owner := s.session()
 	owner.want("take-over", owner.run(sql, s.id, "100ms"), "")
 	s.owned()
 	working.want("begin", working.run("begin"), "")
 	working.want("fence", s.fence(working, 10, []int64{10}, nil), "")
 	_, err := owner.Exec(t.Context(), sql, s.id, "1h")
 	var pg *pgconn.PgError
-	if pid := strconv.Itoa(int(working.PgConn().PID())); !errors.As(err, &pg) || pg.Code != "55P03" || !strings.Contains(pg.Message, "waited 100ms in vain") || !strings.Contains(pg.Message, "session "+pid) {
+	if pid := strconv.Itoa(int(working.PgConn().PID())); !errors.As(err, &pg) ||
+		pg.Code != "55P03" ||
+		!strings.Contains(pg.Message, "waited 100ms in vain") ||
+		!strings.Contains(pg.Message, "session "+pid) {
 		t.Errorf("it waited in vain for session %s: %v", pid, err)
 	}
 	s.exec(`update onlyonce.leases set longest = '1h'`)
@@ -84,13 +91,15 @@ func TestT14AttemptThatWaitsForATakeOver(t *testing.T) {
 			t.Parallel()
 			s := newSlotRig(t)
 			s.exec(`insert into onlyonce.parked (kind, state, reason, attempts, next_attempt_at, scope, topic, partition, "offset") values ('message', 'retrying', 'failed', 1, now(), 'stock', 'orders', 0, 3)`)
-			attempt, owner := s.session(), s.session()
+			attempt := s.session()
+			owner := s.session()
 			owner.want("begin", owner.run("begin"), "")
 			owner.want("take-over", owner.run(raiseSQL, s.id), "")
 			attempt.want("begin", attempt.run("begin isolation level "+level), "")
 			answer := make(chan string, 1)
 			go func() {
-				answer <- attempt.run(`select onlyonce.settle($1, $2, $3::text::uuid, 1, 1, null, null, '5s', '5s', '5s')`, s.id, s.epoch, s.nonce)
+				answer <- attempt.run(`select onlyonce.settle($1, $2, $3::text::uuid, 1, 1, null, null, '5s', '5s', '5s')`,
+					s.id, s.epoch, s.nonce)
 			}()
 			waits(t, s.pool, &claimer{conn: attempt.Conn})
 			owner.want("commit", owner.run("commit"), "")
@@ -108,9 +117,12 @@ func TestT14TakeOverOfALongHandler(t *testing.T) {
 			r := newRig(t, 1)
 			values := r.numbered(0, 3)
 			cfg := testConfig()
-			cfg.Concurrency, cfg.BatchSize = concurrency, 1
-			cfg.Timeouts.Lock, cfg.Timeouts.Statement = 50*time.Millisecond, 150*time.Millisecond
-			inside, goOn := make(chan struct{}), make(chan struct{})
+			cfg.Concurrency = concurrency
+			cfg.BatchSize = 1
+			cfg.Timeouts.Lock = 50 * time.Millisecond
+			cfg.Timeouts.Statement = 150 * time.Millisecond
+			inside := make(chan struct{})
+			goOn := make(chan struct{})
 			var once sync.Once
 			stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				err := effect(ctx, tx, m)
@@ -146,7 +158,9 @@ func TestT14KeptOutByACommand(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, 1)
 			cfg := testConfig()
-			cfg.BatchSize, cfg.Timeouts.Lock, cfg.BlockedAfter = size, 50*time.Millisecond, 100*time.Millisecond
+			cfg.BatchSize = size
+			cfg.Timeouts.Lock = 50 * time.Millisecond
+			cfg.BlockedAfter = 100 * time.Millisecond
 			cfg.MaxAttempts = 1000
 			first := r.numbered(0, 1)
 			var fails atomic.Bool

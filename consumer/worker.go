@@ -63,7 +63,9 @@ type logPosition struct {
 func (w *worker) setPosition(pos int64, last *anchor, epoch int32) {
 	// If last is set, the position was reached by reading, so the log held it.
 	w.logHeldPos = w.logHeldPos && pos == w.pos || last != nil
-	w.pos, w.anchor, w.leaderEpoch = pos, last, epoch
+	w.pos = pos
+	w.anchor = last
+	w.leaderEpoch = epoch
 	w.state.position.Store(pos)
 }
 
@@ -87,7 +89,8 @@ func (w *worker) pruneIfDue(ctx context.Context) {
 func (w *worker) markAlone(msgs []*Message) {
 	for _, m := range msgs {
 		if w.aloneLeft > 0 && m.Offset >= w.aloneUntil {
-			w.aloneLeft, w.aloneUntil = w.aloneLeft-1, m.Offset+1
+			w.aloneLeft = w.aloneLeft - 1
+			w.aloneUntil = m.Offset + 1
 		}
 		m.alone = m.Offset < w.aloneUntil || w.cur.suspected(m)
 	}
@@ -125,9 +128,11 @@ func (w *worker) reportHalt(ctx context.Context, halt *HaltError) {
 // committed offset, a replay or cursor adopt (F6).
 func (w *worker) haltGap(start int64) *HaltError {
 	if w.logHeldPos {
-		return w.haltError(HaltGap, "the log begins at offset %d: %d offsets were deleted before they were handled (retention)", start, start-w.pos)
+		return w.haltError(HaltGap, "the log begins at offset %d: %d offsets were deleted before they were "+
+			"handled (retention)", start, start-w.pos)
 	}
-	return w.haltError(HaltGap, "the log begins at offset %d, %d offsets above the position, which was set to where the log did not hold it when it was first looked for", start, start-w.pos)
+	return w.haltError(HaltGap, "the log begins at offset %d, %d offsets above the position, which was set "+
+		"to where the log did not hold it when it was first looked for", start, start-w.pos)
 }
 
 // fetchError turns a fetch's error about the log into what it means for the cursor (F6).

@@ -36,7 +36,9 @@ func (w *worker) workOnLog(ctx context.Context) error {
 	committer := startCommitter(w.p, w.id, &w.c.cfg, w.pos)
 	w.reader = &reader{cfg: &w.c.cfg, mark: w.markAlone, id: w.id, cur: w.cur, brake: w.brake,
 		fetches: startPrefetcher(ctx, w.c, w.id, w.p, w.state, w.pos), next: w.pos, epoch: w.leaderEpoch}
-	w.pruning, w.unpruned = w.progressPruning(), w.c.pace.Prune-1 // the first step is after the first batch
+	// the first step is after the first batch
+	w.pruning = w.progressPruning()
+	w.unpruned = w.c.pace.Prune - 1
 	var err error
 	if below := (progressRow{w.cur.run, w.pos}); !w.slotted {
 		retries.Go(func() { w.pruneOldDone(ctx, below) })
@@ -66,7 +68,8 @@ func (w *worker) workOnLog(ctx context.Context) error {
 
 // handleBatches reads and handles one batch after another.
 func (w *worker) handleBatches(until stop, committer *committer) error {
-	ctx, work := until.taking, until.working
+	ctx := until.taking
+	work := until.working
 	for ctx.Err() == nil {
 		if w.cur.pastReplay(w.pos) {
 			return w.endReplay(work)

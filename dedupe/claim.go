@@ -105,13 +105,20 @@ func ClaimAll(ctx context.Context, tx AnyTx, keys []Key) ([]Outcome, error) {
 			continue
 		}
 		hashes[i] = k.Hash()
-		fingerprints[i], scopes[i] = k.Fingerprint.Int64(), k.Scope
+		fingerprints[i] = k.Fingerprint.Int64()
+		scopes[i] = k.Scope
 	}
 	if len(faults) > 0 {
 		return nil, errors.Join(faults...)
 	}
 	var codes []int16
-	if err := tx.QueryRow(ctx, claimSQL, codec.UUIDs(hashes), codec.Bigints(fingerprints), scopes).Scan(&codes); err != nil {
+	if err := tx.QueryRow(
+		ctx,
+		claimSQL,
+		codec.UUIDs(hashes),
+		codec.Bigints(fingerprints),
+		scopes,
+	).Scan(&codes); err != nil {
 		return nil, fmt.Errorf("dedupe: claim: %w", err)
 	}
 	if len(codes) != len(keys) {

@@ -55,7 +55,10 @@ func TestClaimOutcomes(t *testing.T) {
 		{[]dedupe.Key{key("a", "2")}, "[conflict]"},
 		{[]dedupe.Key{unprinted}, "[duplicate]"},
 		{[]dedupe.Key{other}, "[fresh]"},
-		{[]dedupe.Key{key("c", "1"), key("a", "1"), key("b", "1"), key("c", "1"), key("c", "2")}, "[fresh duplicate fresh duplicate conflict]"},
+		{
+			[]dedupe.Key{key("c", "1"), key("a", "1"), key("b", "1"), key("c", "1"), key("c", "2")},
+			"[fresh duplicate fresh duplicate conflict]",
+		},
 		{nil, "[]"},
 	} {
 		if got := fmt.Sprint(inTx(t, pool, step.keys...)); got != step.want {
@@ -102,8 +105,17 @@ func TestT1ClaimNeedsATransaction(t *testing.T) {
 		t.Fatal(err)
 	}
 	type wrapped struct{ *pgxpool.Pool }
-	for what, tx := range map[string]dedupe.AnyTx{"pool": pool, "wrapped pool": wrapped{pool}, "pooled connection": conn, "connection": conn.Conn(), "nil": nil, "ended": ended} {
-		if o, err := dedupe.Claim(t.Context(), tx, key("a", "1")); err == nil || what != "ended" && !errors.Is(err, dedupe.ErrNoTransaction) || o.String() != "invalid" {
+	for what, tx := range map[string]dedupe.AnyTx{
+		"pool":              pool,
+		"wrapped pool":      wrapped{pool},
+		"pooled connection": conn,
+		"connection":        conn.Conn(),
+		"nil":               nil,
+		"ended":             ended,
+	} {
+		if o, err := dedupe.Claim(t.Context(), tx, key("a", "1")); err == nil ||
+			what != "ended" && !errors.Is(err, dedupe.ErrNoTransaction) ||
+			o.String() != "invalid" {
 			t.Errorf("%s: %v %v", what, o, err)
 		}
 		if all, err := dedupe.ClaimAll(t.Context(), tx, []dedupe.Key{key("a", "1")}); err == nil || len(all) > 0 {
@@ -201,7 +213,10 @@ func blocked(t *testing.T, pool *pgxpool.Pool) {
 		if time.Now().After(deadline) {
 			pgtest.GaveUp(t, patience, "a session that waits for a lock")
 		}
-		err := pool.QueryRow(t.Context(), `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`).Scan(&n)
+		err := pool.QueryRow(
+			t.Context(),
+			`select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`,
+		).Scan(&n)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -286,7 +301,8 @@ func TestClaimOfNulls(t *testing.T) {
 		_, err := pool.Exec(t.Context(), sql)
 		return err
 	}
-	if err := exec(`select onlyonce.claim_consumer(array[onlyonce.key('', 's', 'a')], array[0]); update onlyonce.rings set closed = '{0}', cur = 1 where name = 'consumer_keys'`); err != nil {
+	err := exec(`select onlyonce.claim_consumer(array[onlyonce.key('', 's', 'a')], array[0]); update onlyonce.rings set closed = '{0}', cur = 1 where name = 'consumer_keys'`)
+	if err != nil {
 		t.Fatal(err)
 	}
 	for _, function := range []string{"claim", "claim_consumer", "claim_standard"} {

@@ -129,7 +129,15 @@ const lockNotAvailable = "55P03"
 
 func (c *DoConfig) attempts() guard.Attempts {
 	t := &c.Timeouts
-	return guard.Attempts{Lock: &t.Lock, Statement: &t.Statement, Idle: &t.Idle, Commit: &t.Commit, Max: &c.MaxAttempts, BackoffMin: &c.Backoff.Min, BackoffMax: &c.Backoff.Max}
+	return guard.Attempts{
+		Lock:       &t.Lock,
+		Statement:  &t.Statement,
+		Idle:       &t.Idle,
+		Commit:     &t.Commit,
+		Max:        &c.MaxAttempts,
+		BackoffMin: &c.Backoff.Min,
+		BackoffMax: &c.Backoff.Max,
+	}
 }
 
 func (c DoConfig) withDefaults() (DoConfig, error) {
@@ -184,12 +192,22 @@ func (c DoConfig) withDefaults() (DoConfig, error) {
 //
 // Do is safe for concurrent use. It is for loops of your own; package consumer does all this and
 // more for Kafka.
-func Do(ctx context.Context, pool *pgxpool.Pool, key Key, fn func(ctx context.Context, tx GuardedTx) error) (Outcome, error) {
+func Do(
+	ctx context.Context,
+	pool *pgxpool.Pool,
+	key Key,
+	fn func(ctx context.Context, tx GuardedTx) error,
+) (Outcome, error) {
 	return DoConfig{}.Do(ctx, pool, key, fn)
 }
 
 // Do is [Do] with a configuration. Every fault of it, and of the key, is returned at once.
-func (c DoConfig) Do(ctx context.Context, pool *pgxpool.Pool, key Key, fn func(ctx context.Context, tx GuardedTx) error) (Outcome, error) {
+func (c DoConfig) Do(
+	ctx context.Context,
+	pool *pgxpool.Pool,
+	key Key,
+	fn func(ctx context.Context, tx GuardedTx) error,
+) (Outcome, error) {
 	cfg, err := c.withDefaults()
 	err = errors.Join(err, key.Validate(), primary.CheckPool(ErrConfig, pool))
 	if fn == nil {
@@ -231,10 +249,18 @@ func (r *messageRun) attempt(ctx context.Context) (again bool, err error) {
 	defer tx.Rollback(r.cfg.Timeouts.Commit)
 	if r.outcome, err = r.claim(ctx, tx); err != nil {
 		state := guard.SQLState(err)
-		return ctx.Err() == nil && (guard.RunAgain(state) || state == lockNotAvailable || primary.Refused(err) || tx.Lost()), err
+		return ctx.Err() == nil &&
+			(guard.RunAgain(state) || state == lockNotAvailable || primary.Refused(err) || tx.Lost()), err
 	}
 	r.outcomeUnknown = false // the claim has waited for the attempt before it, and shows its outcome
-	work, from := r.apply, &origin.Origin{Tenant: r.key.Tenant, Scope: r.key.Scope, Topic: r.key.Topic, ID: r.key.ID, Redo: r.key.Replay != 0}
+	work := r.apply
+	from := &origin.Origin{
+		Tenant: r.key.Tenant,
+		Scope:  r.key.Scope,
+		Topic:  r.key.Topic,
+		ID:     r.key.ID,
+		Redo:   r.key.Replay != 0,
+	}
 	switch r.outcome {
 	case Duplicate:
 		return false, nil
@@ -242,7 +268,9 @@ func (r *messageRun) attempt(ctx context.Context) (again bool, err error) {
 		if r.cfg.OnConflict == nil {
 			return false, fmt.Errorf("%w: scope %q", ErrConflict, r.key.Scope)
 		}
-		work, from = r.cfg.OnConflict, nil // with the message's identity, its calls would be taken for those of the first payload
+		// with the message's identity, its calls would be taken for those of the first payload
+		work = r.cfg.OnConflict
+		from = nil
 	}
 	err = work(ctx, tx.Lend(from))
 	tx.TakeBack()

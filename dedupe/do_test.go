@@ -83,7 +83,9 @@ func TestDoAppliesOnce(t *testing.T) {
 	}); got != 0 || !errors.Is(err, boom) {
 		t.Errorf("%v, %v", got, err)
 	}
-	if got, err := dedupe.Do(t.Context(), pool, key("b", "1"), writes("b", &runs)); got != dedupe.Fresh || err != nil || count(t, pool, "effects where id = 'b'") != 1 {
+	if got, err := dedupe.Do(t.Context(), pool, key("b", "1"), writes("b", &runs)); got != dedupe.Fresh ||
+		err != nil ||
+		count(t, pool, "effects where id = 'b'") != 1 {
 		t.Errorf("%v, %v", got, err)
 	}
 }
@@ -96,7 +98,12 @@ func TestDoOfCopiesAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			got, err := (dedupe.DoConfig{Timeouts: dedupe.Timeouts{Lock: patience}}).Do(t.Context(), pool, key("a", "1"), writes("a", &runs))
+			got, err := (dedupe.DoConfig{Timeouts: dedupe.Timeouts{Lock: patience}}).Do(
+				t.Context(),
+				pool,
+				key("a", "1"),
+				writes("a", &runs),
+			)
 			if err != nil {
 				t.Error(err)
 			}
@@ -152,7 +159,8 @@ func TestT4DoWhoseCommitComesLate(t *testing.T) {
 		pool := pgtest.Wired(t, base, pgx.QueryExecModeCacheDescribe, w, hold)
 		var runs atomic.Int32
 		short := dedupe.DoConfig{MaxAttempts: 2, Timeouts: dedupe.Timeouts{Commit: time.Second, Lock: 50 * time.Millisecond}}
-		if got, err := short.Do(t.Context(), pool, key("a", "1"), writes("a", &runs)); got != 0 || !errors.Is(err, dedupe.ErrOutcomeUnknown) {
+		if got, err := short.Do(t.Context(), pool, key("a", "1"), writes("a", &runs)); got != 0 ||
+			!errors.Is(err, dedupe.ErrOutcomeUnknown) {
 			t.Errorf("cut %d: %v, %v", what, got, err)
 		}
 		if n := count(t, base, "effects"); n != 0 || runs.Load() != 1 {
@@ -160,7 +168,9 @@ func TestT4DoWhoseCommitComesLate(t *testing.T) {
 		}
 		close(hold)
 		patient := dedupe.DoConfig{MaxAttempts: 100, Timeouts: dedupe.Timeouts{Lock: patience}}
-		if got, err := patient.Do(t.Context(), pool, key("a", "1"), writes("a", &runs)); err != nil || got != want || count(t, base, "effects") != 1 {
+		if got, err := patient.Do(t.Context(), pool, key("a", "1"), writes("a", &runs)); err != nil ||
+			got != want ||
+			count(t, base, "effects") != 1 {
 			t.Errorf("cut %d, the next delivery: %v, %v", what, got, err)
 		}
 	}
@@ -185,7 +195,10 @@ func TestDoRunsAgain(t *testing.T) {
 				}
 				return nil
 			})
-			if got != want || (err == nil) != (want != 0) || runs.Load() != 3 || (count(t, pool, "effects where id = '"+id+"'") == 1) != (want == dedupe.Fresh) {
+			if got != want ||
+				(err == nil) != (want != 0) ||
+				runs.Load() != 3 ||
+				(count(t, pool, "effects where id = '"+id+"'") == 1) != (want == dedupe.Fresh) {
 				t.Errorf("%s, %d times: %v, %v, %d runs", state, fails, got, err, runs.Load())
 			}
 		}
@@ -210,7 +223,10 @@ func TestDoRunsAgain(t *testing.T) {
 func TestDoBounds(t *testing.T) {
 	t.Parallel()
 	pool := effects(t)
-	cfg := dedupe.DoConfig{Isolation: pgx.Serializable, Timeouts: dedupe.Timeouts{Lock: 1234 * time.Millisecond, Statement: 5 * time.Minute, Idle: 6 * time.Minute}}
+	cfg := dedupe.DoConfig{
+		Isolation: pgx.Serializable,
+		Timeouts:  dedupe.Timeouts{Lock: 1234 * time.Millisecond, Statement: 5 * time.Minute, Idle: 6 * time.Minute},
+	}
 	show := func(q dedupe.AnyTx) (s string) {
 		err := q.QueryRow(t.Context(), `select concat_ws(' ', current_setting('lock_timeout'), current_setting('statement_timeout'),
 			current_setting('idle_in_transaction_session_timeout'), current_setting('transaction_isolation'))`).Scan(&s)
@@ -238,7 +254,10 @@ func TestDoBounds(t *testing.T) {
 	if n := pool.Stat().AcquiredConns(); n != 0 {
 		t.Errorf("%d connections are out", n)
 	}
-	if got, err := dedupe.Do(t.Context(), pool, key("p", "1"), func(context.Context, dedupe.GuardedTx) error { return nil }); got != dedupe.Fresh || err != nil {
+	if got, err := dedupe.Do(t.Context(), pool, key("p", "1"), func(context.Context, dedupe.GuardedTx) error {
+		return nil
+	}); got != dedupe.Fresh ||
+		err != nil {
 		t.Errorf("%v, %v", got, err)
 	}
 }
@@ -271,8 +290,11 @@ func TestDoFaults(t *testing.T) {
 	if !errors.Is(err, dedupe.ErrConfig) || !errors.Is(err, dedupe.ErrKey) {
 		t.Fatal(err)
 	}
-	for _, field := range []string{"DoConfig.Isolation", "DoConfig.MaxAttempts", "DoConfig.Backoff.Max", "DoConfig.Timeouts.Lock", "DoConfig.Timeouts.Statement",
-		"DoConfig.Timeouts.Idle", "DoConfig.Timeouts.Commit", "pool", "fn", "Scope", "ID", "Fingerprint"} {
+	for _, field := range []string{
+		"DoConfig.Isolation", "DoConfig.MaxAttempts", "DoConfig.Backoff.Max",
+		"DoConfig.Timeouts.Lock", "DoConfig.Timeouts.Statement", "DoConfig.Timeouts.Idle",
+		"DoConfig.Timeouts.Commit", "pool", "fn", "Scope", "ID", "Fingerprint",
+	} {
 		if !strings.Contains(err.Error(), ": "+field+": ") {
 			t.Errorf("%v does not name %s", err, field)
 		}

@@ -64,13 +64,23 @@ var ErrKey = errors.New("dedupe: bad key")
 func (k Key) Validate() error {
 	var faults []error
 	if k.Scope == "" {
-		faults = append(faults, fmt.Errorf("%w: Scope: must not be empty: name the consumer or endpoint that this key counts for", ErrKey))
+		faults = append(
+			faults,
+			fmt.Errorf("%w: Scope: must not be empty: name the consumer or endpoint that this key counts for", ErrKey),
+		)
 	}
 	if k.ID == "" {
-		faults = append(faults, fmt.Errorf("%w: ID: must not be empty: a message without an id cannot be told from its copies", ErrKey))
+		faults = append(
+			faults,
+			fmt.Errorf("%w: ID: must not be empty: a message without an id cannot be told from its copies", ErrKey),
+		)
 	}
 	if !k.Fingerprint.set {
-		faults = append(faults, fmt.Errorf("%w: Fingerprint: not set: use FingerprintOf(payload), or NoFingerprint to take any payload for a copy", ErrKey))
+		faults = append(
+			faults,
+			fmt.Errorf("%w: Fingerprint: not set: use FingerprintOf(payload), or NoFingerprint to take any "+
+				"payload for a copy", ErrKey),
+		)
 	}
 	return errors.Join(faults...)
 }

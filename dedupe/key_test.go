@@ -91,13 +91,26 @@ func TestK1TuplesDoNotRunTogether(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		field := rapid.StringMatching(`[ab/:]{0,4}`)
 		replay := rapid.Int32Range(0, 2)
-		a := dedupe.Key{Tenant: field.Draw(t, "tenant"), Scope: field.Draw(t, "scope"), Topic: field.Draw(t, "topic"), ID: field.Draw(t, "id"), Replay: replay.Draw(t, "replay")}
-		b := dedupe.Key{Tenant: field.Draw(t, "tenant2"), Scope: field.Draw(t, "scope2"), Topic: field.Draw(t, "topic2"), ID: field.Draw(t, "id2"), Replay: replay.Draw(t, "replay2")}
+		a := dedupe.Key{
+			Tenant: field.Draw(t, "tenant"),
+			Scope:  field.Draw(t, "scope"),
+			Topic:  field.Draw(t, "topic"),
+			ID:     field.Draw(t, "id"),
+			Replay: replay.Draw(t, "replay"),
+		}
+		b := dedupe.Key{
+			Tenant: field.Draw(t, "tenant2"),
+			Scope:  field.Draw(t, "scope2"),
+			Topic:  field.Draw(t, "topic2"),
+			ID:     field.Draw(t, "id2"),
+			Replay: replay.Draw(t, "replay2"),
+		}
 		if (a == b) != (a.Hash() == b.Hash()) {
 			t.Fatalf("%+v and %+v: %x and %x", a, b, a.Hash(), b.Hash())
 		}
 	})
-	a, b := dedupe.Key{Tenant: "a", Scope: "bc", ID: "d"}, dedupe.Key{Tenant: "ab", Scope: "c", ID: "d"}
+	a := dedupe.Key{Tenant: "a", Scope: "bc", ID: "d"}
+	b := dedupe.Key{Tenant: "ab", Scope: "c", ID: "d"}
 	if a.Hash() == b.Hash() {
 		t.Errorf("%+v and %+v have one key", a, b)
 	}

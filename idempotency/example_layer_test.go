@@ -3,6 +3,7 @@ package idempotency_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -51,8 +52,15 @@ func charges(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, secret
 	return layer.Run(ctx) // purges answers whose time has passed
 }
 
+// customerKey is where the authentication before the layer puts the customer that it has verified.
+type customerKey struct{}
+
 func customerOf(r *http.Request) (idempotency.Scope, error) {
-	return idempotency.Scope{Tenant: r.Header.Get("X-Test-Customer")}, nil
+	customer, known := r.Context().Value(customerKey{}).(string)
+	if !known {
+		return idempotency.Scope{}, errors.New("nobody has verified the customer")
+	}
+	return idempotency.Scope{Tenant: customer}, nil
 }
 
 // It does what the guide says: one charge for each customer's key, and the first answer for each
@@ -70,7 +78,7 @@ func TestReadmeRequests(t *testing.T) {
 	ask := func(customer, body string) string {
 		req := httptest.NewRequest(http.MethodPost, "/v1/charges", strings.NewReader(body))
 		req.Header.Set("Idempotency-Key", "order-17")
-		req.Header.Set("X-Test-Customer", customer)
+		req = req.WithContext(context.WithValue(req.Context(), customerKey{}, customer))
 		w := httptest.NewRecorder()
 		mux.ServeHTTP(w, req)
 		if w.Code >= 400 {

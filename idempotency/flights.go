@@ -39,7 +39,8 @@ type tenantLoad struct {
 	connUsers        int           // handlers that hold a connection or wait for one
 }
 
-// admit counts a request of a tenant. It returns false if the tenant has reached its limit.
+// admit counts a request of a tenant. It returns false if the tenant has reached its limit. After
+// true the caller must call leave.
 func (f *flights) admit(tenant string, limit int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -78,6 +79,7 @@ func (f *flights) bodyEnded(tenant string) {
 	f.removeIdle(tenant, t)
 }
 
+// leave ends what admit has counted.
 func (f *flights) leave(tenant string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -109,6 +111,7 @@ func (f *flights) reserveConn(ctx context.Context, tenant string, share int) boo
 	return false
 }
 
+// releaseConn gives back what reserveConn has taken.
 func (f *flights) releaseConn(tenant string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -147,8 +150,8 @@ func (f *flights) running(id [16]byte) (ahead <-chan struct{}) {
 	return nil
 }
 
-// start takes a key for a request of this process. If another request has it, start returns a
-// channel that is closed when that one ends.
+// start takes a key for a request of this process, which gives it back with end. If another request
+// has it, start returns a channel that is closed when that one ends.
 func (f *flights) start(id [16]byte) (mine *flight, ahead <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onlyonce/onlyonce/seal"
@@ -69,10 +70,9 @@ func (h *scriptedHolder) fate(*handlerRun, time.Time) (fate, *time.Time) {
 
 func (h *scriptedHolder) release(*handlerRun) { h.released++ }
 
-// What becomes of a request is decided by one loop, whatever holds its key (H10, H17, H18): how
-// often the handler runs, what is answered, and whether the key is given back.
-func TestLoopOverAHolder(t *testing.T) {
-	t.Parallel()
+// newDoerForTest returns a layer with a database of its own, and a doer of it.
+func newDoerForTest(t *testing.T) (*Layer, *Doer) {
+	t.Helper()
 	layer, err := New(pgtest.DB(t), Config{
 		Scope:           func(*http.Request) (Scope, error) { return Scope{}, errors.New("not asked") },
 		FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}},
@@ -84,6 +84,14 @@ func TestLoopOverAHolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return layer, doer
+}
+
+// What becomes of a request is decided by one loop, whatever holds its key (H10, H17, H18): how
+// often the handler runs, what is answered, and whether the key is given back.
+func TestLoopOverAHolder(t *testing.T) {
+	t.Parallel()
+	layer, doer := newDoerForTest(t)
 	refused := func(state string) error { return fmt.Errorf("refused: %w", &pgconn.PgError{Code: state}) }
 	busy := finalOutcome(inProgressReply(time.Second))
 	again := runOutcome{reply: inProgressReply(time.Second), recorded: true}
@@ -162,4 +170,56 @@ func TestLoopOverAHolder(t *testing.T) {
 
 func recordExists() error {
 	return &pgconn.PgError{Code: uniqueViolation, SchemaName: "onlyonce", TableName: "http_records"}
+}
+
+// T4, H18: a request that has raised its lease's epoch after a COMMIT without an answer has its
+// key, also if a renewal that was under way meanwhile finds that the former epoch is lost.
+// Otherwise it answers that another request has the key, and nobody has it until the lease ends.
+func TestH18LateRenewalOfAFormerEpoch(t *testing.T) {
+	t.Parallel()
+	layer, doer := newDoerForTest(t)
+	req := doer.newCall(t.Context(), Scope{Tenant: "t"}, "k", nil)
+	req.fingerprint, _ = layer.fingerprints.sum(&req.subject)
+	run := req.newRun()
+	h := &leaseHolder{}
+	if out, ours := h.claim(run, lookup{}); !ours {
+		t.Fatalf("the key is not free: %+v", out.reply)
+	}
+	_, end := h.work(run)
+	layer.leases.stopRenewing(h.held) // as before each COMMIT
+	renewed := h.held
+	became, _ := h.fate(run, time.Now())
+	renewed.markLost()
+	end()
+	if became != fateUndone {
+		t.Fatalf("fate %d of a record that still runs, want %d", became, fateUndone)
+	}
+	if out, ours := h.claim(req.newRun(), lookup{}); !ours {
+		t.Errorf("it has its key, and answers %q", out.reply.code)
+	}
+	h.release(run)
+	if rec, err := layer.findRecord(t.Context(), run.id); err != nil || rec != nil {
+		t.Errorf("the key is not free: %+v, %v", rec, err)
+	}
+}
+
+// T4: a record that was there when the key was claimed, and is not any more, has expired: whose it
+// was cannot be known from that, and so the handler does not run again for it alone.
+func TestT4RecordThatExpiresBetweenTwoLooks(t *testing.T) {
+	t.Parallel()
+	req := &servedRequest{}
+	req.token = uuid.New()
+	at := time.Unix(1e9, 0)
+	for name, c := range map[string]struct {
+		rec  *storedRecord
+		want fate
+	}{
+		"its own":    {&storedRecord{token: req.token, expires: &at}, fateStored},
+		"another's":  {&storedRecord{token: uuid.New(), expires: &at}, fateRecorded},
+		"it is gone": {nil, fateOpen},
+	} {
+		if got, expires := req.fateByRecord(c.rec); got != c.want || (expires != nil) != (got == fateStored) {
+			t.Errorf("%s: fate %d, expires %v; want fate %d", name, got, expires, c.want)
+		}
+	}
 }

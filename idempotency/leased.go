@@ -18,14 +18,14 @@ import (
 // may call remotes (H18).
 type leaseHolder struct {
 	lease *lease.Lease // nil until it is claimed
-	held  *heldLease   // as the latest run holds it
+	held  *heldLease   // as the latest run holds it; nil after its epoch was raised: see fate
 }
 
 // claim claims a free key, or takes it over from an owner whose lease has ended. A further run goes
 // on under the same lease.
 func (h *leaseHolder) claim(run *handlerRun, found lookup) (out runOutcome, ours bool) {
 	if h.lease != nil {
-		if h.held.lossError() != nil { // the new owner goes on
+		if h.held != nil && h.held.lossError() != nil { // the new owner goes on
 			return finalOutcome(inProgressReply(time.Second)), false
 		}
 		return out, true
@@ -141,6 +141,7 @@ func (h *leaseHolder) fate(run *handlerRun, _ time.Time) (fate, *time.Time) {
 		return fateOpen, nil
 	}
 	h.lease = &lease.Lease{ID: h.lease.ID, Epoch: epoch, Nonce: h.lease.Nonce, Sent: sent}
+	h.held = nil // a renewal under the former epoch that is still under way finds it lost
 	return fateUndone, nil
 }
 

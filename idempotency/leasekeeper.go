@@ -53,7 +53,7 @@ type leaseKeeper struct {
 }
 
 // startRenewing adds a lease. If it cannot be renewed in time, cancel ends the context of its
-// request.
+// request. The caller ends that with stopRenewing, at the latest when its transaction has ended.
 func (k *leaseKeeper) startRenewing(l *lease.Lease, cancel context.CancelCauseFunc) *heldLease {
 	h := &heldLease{lease: l, sent: l.Sent, cancel: cancel}
 	k.mu.Lock()

@@ -36,7 +36,7 @@ var ErrResponseTooLarge = errors.New("idempotency: the answer's body is longer t
 type recorder struct {
 	limit           int
 	before          http.Header // the headers from before the handler ran that can be sent
-	headers         http.Header // the handler's headers; they begin with those of outside
+	headers         http.Header // the handler's own map; it begins as a copy of those of outside (H12)
 	headersAtStatus http.Header // as it was when the status was written
 	declared        []string    // the trailers that the header Trailer named then
 	code            int         // 0: not written yet
@@ -51,7 +51,7 @@ type comparedHeaders struct{ set, added, final http.Header }
 func newRecorder(limit int) *recorder { return newRecorderOver(limit, http.Header{}) }
 
 // newRecorderOver makes a recorder for an answer that has headers already, from middleware around
-// the layer.
+// the layer. They are copied: the handler never writes to the answer's own map (H12).
 func newRecorderOver(limit int, outside http.Header) *recorder {
 	return &recorder{limit: limit, before: sendableHeaders(outside), headers: outside.Clone()}
 }

@@ -121,7 +121,7 @@ const (
 )
 
 // beginTx takes a connection from the pool and opens a transaction on it. The caller has bounded
-// ctx by Config.AcquireTimeout.
+// ctx by Config.AcquireTimeout. The run ends both with endTx, on each path: see runHeld.
 func (run *handlerRun) beginTx(ctx context.Context, level pgx.TxIsoLevel) error {
 	conn, err := run.layer.pool.Acquire(ctx)
 	if err != nil {

@@ -61,10 +61,19 @@ func (txHolder) fate(run *handlerRun, sent time.Time) (fate, *time.Time) {
 		return fateUndone, nil
 	}
 	rec, err := run.layer.findRecord(run.ctx, run.id)
-	switch {
-	case err != nil:
+	if err != nil {
 		return fateOpen, nil
-	case rec != nil && rec.token == run.token:
+	}
+	return run.fateByRecord(rec)
+}
+
+// fateByRecord is the fate of a COMMIT after which there was a record. If it is gone, it has
+// expired since: whose it was is not known, and the next look decides by the time that has passed.
+func (req *servedRequest) fateByRecord(rec *storedRecord) (fate, *time.Time) {
+	switch {
+	case rec == nil:
+		return fateOpen, nil
+	case rec.token == req.token:
 		return fateStored, rec.expires
 	}
 	return fateRecorded, nil

@@ -39,11 +39,18 @@ func TestDocumentedStatements(t *testing.T) {
 	if len(blocks) != 2 {
 		t.Errorf("%d blocks of SQL", len(blocks))
 	}
-	if keys, calls := count(`select count(*) from onlyonce.inbox`), count(`select count(*) from onlyonce.outbox_log`); keys != 4 || calls != 3 {
+	keys := count(`select count(*) from onlyonce.inbox`)
+	calls := count(`select count(*) from onlyonce.outbox_log`)
+	if keys != 4 ||
+		calls != 3 {
 		t.Errorf("%d keys and %d calls", keys, calls)
 	}
-	for _, signature := range []string{"key(tenant text, scope text, id text) returns uuid", "claim(keys uuid[], fingerprints bigint[], scopes text[]) returns smallint[]",
-		"enqueue(key uuid, tenant text, scope text, sink text, name text, method text, target text, header_names text[], header_values text[], body bytea) returns void"} {
+	for _, signature := range []string{
+		"key(tenant text, scope text, id text) returns uuid",
+		"claim(keys uuid[], fingerprints bigint[], scopes text[]) returns smallint[]",
+		"enqueue(key uuid, tenant text, scope text, sink text, name text, method text, target text, " +
+			"header_names text[], header_values text[], body bytea) returns void",
+	} {
 		if !strings.Contains(string(page), "`onlyonce."+signature+"`") {
 			t.Errorf("not on the page: %s", signature)
 		}

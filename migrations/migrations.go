@@ -177,7 +177,8 @@ func Check(ctx context.Context, db DB) error {
 	case v < Latest:
 		return fmt.Errorf("%w: schema version %d is older than %d: run `onlyonce migrate`", ErrSchema, v, Latest)
 	case v > Latest+1:
-		return fmt.Errorf("%w: schema version %d is too new for this code, which knows versions %d and %d: deploy a newer version of onlyonce", ErrSchema, v, Latest, Latest+1)
+		return fmt.Errorf("%w: schema version %d is too new for this code, which knows versions %d and %d: "+
+			"deploy a newer version of onlyonce", ErrSchema, v, Latest, Latest+1)
 	}
 	return nil
 }

@@ -77,7 +77,11 @@ func TestApplyThroughPgBouncer(t *testing.T) {
 		t.Error(err)
 	}
 	var locks int
-	if err := conn.QueryRow(t.Context(), `select count(*) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())`).Scan(&locks); err != nil || locks != 0 {
+	if err := conn.QueryRow(
+		t.Context(),
+		`select count(*) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())`,
+	).Scan(&locks); err != nil ||
+		locks != 0 {
 		t.Errorf("%d advisory locks left, %v", locks, err)
 	}
 }
@@ -99,11 +103,13 @@ func TestS1SchemaMustFitTheCode(t *testing.T) {
 		{migrations.Latest + 1, ""},
 		{migrations.Latest + 2, "too new"},
 	} {
-		if _, err := pool.Exec(t.Context(), `insert into onlyonce.schema_version (version) values ($1) on conflict do nothing`, c.version); err != nil {
+		if _, err := pool.Exec(t.Context(), `insert into onlyonce.schema_version (version) values ($1) on conflict do nothing`,
+			c.version); err != nil {
 			t.Fatal(err)
 		}
 		err := migrations.Check(t.Context(), pool)
-		if (c.says == "") != (err == nil) || (err != nil && (!errors.Is(err, migrations.ErrSchema) || !strings.Contains(err.Error(), c.says))) {
+		if (c.says == "") != (err == nil) ||
+			(err != nil && (!errors.Is(err, migrations.ErrSchema) || !strings.Contains(err.Error(), c.says))) {
 			t.Errorf("version %d: %v, want %q", c.version, err, c.says)
 		}
 	}
@@ -181,7 +187,10 @@ func TestSegmentsStandApart(t *testing.T) {
 		}
 	}
 	var segments int
-	if err := conn.QueryRow(t.Context(), `select count(*) + count(*) filter (where ring = 'outbox') from onlyonce.segments`).Scan(&segments); err != nil {
+	if err := conn.QueryRow(
+		t.Context(),
+		`select count(*) + count(*) filter (where ring = 'outbox') from onlyonce.segments`,
+	).Scan(&segments); err != nil {
 		t.Fatal(err)
 	}
 	apart := tables("onlyonce_segments")
@@ -197,7 +206,11 @@ func TestFunctionsThatAreNotCompiled(t *testing.T) {
 	conn := connect(t, pgtest.URL(t))
 	for _, function := range []string{"index_calls(integer)", "logged_calls(text, uuid[])"} {
 		var off bool
-		if err := conn.QueryRow(t.Context(), `select coalesce('jit=off' = any (proconfig), false) from pg_proc where oid = ('onlyonce.' || $1)::regprocedure`, function).Scan(&off); err != nil {
+		if err := conn.QueryRow(
+			t.Context(),
+			`select coalesce('jit=off' = any (proconfig), false) from pg_proc where oid = ('onlyonce.' || $1)::regprocedure`,
+			function,
+		).Scan(&off); err != nil {
 			t.Fatal(err)
 		}
 		if !off {
@@ -218,9 +231,16 @@ func TestCompressionOfBatches(t *testing.T) {
 	}
 	var columns int
 	var other []string
-	if err := conn.QueryRow(t.Context(), `
+	if err := conn.QueryRow(
+		t.Context(),
+		`
 		select count(*), coalesce(array_agg(a.attrelid::regclass || '.' || a.attname) filter (where case when a.attstorage = 'e' then 'stored as it is' else a.attcompression::text end <> $1), '{}')
-		  from pg_attribute a where a.attrelid::regclass::text ~ '^onlyonce(_segments)?\.batches(_\d)?$' and a.attnum > 0 and a.attstorage <> 'p' and a.attname <> 'sink'`, want).Scan(&columns, &other); err != nil {
+		  from pg_attribute a where a.attrelid::regclass::text ~ '^onlyonce(_segments)?\.batches(_\d)?$' and a.attnum > 0 and a.attstorage <> 'p' and a.attname <> 'sink'`,
+		want,
+	).Scan(
+		&columns,
+		&other,
+	); err != nil {
 		t.Fatal(err)
 	}
 	if columns < 7*20 || len(other) > 0 {
@@ -320,7 +340,10 @@ func TestS6EveryTableCanBePublished(t *testing.T) {
 	for _, table := range tables {
 		column := pgx.Identifier{table.Column}.Sanitize()
 		// EXPLAIN begins a statement, which is where PostgreSQL refuses it, and changes nothing.
-		for _, sql := range []string{"explain delete from " + table.Name, "explain update " + table.Name + " set " + column + " = " + column} {
+		for _, sql := range []string{
+			"explain delete from " + table.Name,
+			"explain update " + table.Name + " set " + column + " = " + column,
+		} {
 			if _, err := conn.Exec(t.Context(), sql); err != nil {
 				t.Errorf("%s: %v", sql, err)
 			}

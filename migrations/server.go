@@ -20,11 +20,14 @@ var refusedServers = []struct {
 	because string
 }{
 	{"CockroachDB", func(v string, _ bool) bool { return strings.HasPrefix(v, "CockroachDB") },
-		"advisory locks do nothing in most of its versions, and it has no snapshots with PostgreSQL's transaction ids, by which relays and streams read"},
+		"advisory locks do nothing in most of its versions, and it has no snapshots with PostgreSQL's " +
+			"transaction ids, by which relays and streams read"},
 	{"YugabyteDB", func(v string, _ bool) bool { return strings.Contains(v, "-YB-") },
-		"its snapshots are times and not PostgreSQL's transaction ids, by which relays and streams read, and many of its versions have no advisory locks"},
+		"its snapshots are times and not PostgreSQL's transaction ids, by which relays and streams read, " +
+			"and many of its versions have no advisory locks"},
 	{"Aurora DSQL", func(_ string, dsql bool) bool { return dsql },
-		"it has no triggers, no PL/pgSQL and no advisory locks, and its snapshots are times and not PostgreSQL's transaction ids, by which relays and streams read"},
+		"it has no triggers, no PL/pgSQL and no advisory locks, and its snapshots are times and not " +
+			"PostgreSQL's transaction ids, by which relays and streams read"},
 }
 
 // CheckServer returns an error if the server is known to be another database than PostgreSQL, with
@@ -37,7 +40,8 @@ func CheckServer(ctx context.Context, db DB) error {
 	}
 	for _, s := range refusedServers {
 		if s.is(version, dsql) {
-			return fmt.Errorf("the server is %s (%s), which onlyonce does not support: %s; use PostgreSQL (docs/guide/servers.md)", s.name, version, s.because)
+			return fmt.Errorf("the server is %s (%s), which onlyonce does not support: %s; use PostgreSQL "+
+				"(docs/guide/servers.md)", s.name, version, s.because)
 		}
 	}
 	return nil

@@ -37,7 +37,9 @@ type Case struct {
 	Repeat bool
 	// Volatile names columns that may differ between runs, as "table.column", or "table.*". Run
 	// finds identity columns in the catalog, and those whose default is a sequence's number, a time
-	// or a random value. Defaults to none.
+	// or a random value, and takes all times of the run for one. A column that is named is not
+	// compared at all, so do not name one whose value other rows, calls or messages depend on.
+	// Defaults to none.
 	Volatile []string
 	// Parks are reasons for which messages of the case are set aside before a handler has them, for
 	// example "conflict" or "no-key". For any other one Run fails, because a message whose id is

@@ -34,7 +34,7 @@ with defaults as (
 )
 select c.oid, case n.nspname when 'public' then c.relname::text else n.nspname || '.' || c.relname end,
        format('%I.%I', n.nspname, c.relname), c.relkind = 'r', array_agg(a.attnum order by a.attnum),
-       array_agg(a.attname::text order by a.attnum),
+       array_agg(a.attname::text order by a.attnum), array_agg(format_type(a.atttypid, null) order by a.attnum),
        array_agg(
          a.attidentity <> ''
          or a.attgenerated = '' and exists (select from drawn d where d.adrelid = c.oid and d.adnum = a.attnum)
@@ -69,6 +69,7 @@ type relation struct {
 	rows   bool // it has rows of its own, and is not partitioned
 	nums   []int16
 	cols   []string
+	types  []string
 	drawn  []bool
 	links  []link
 }
@@ -89,7 +90,7 @@ func readCatalog(ctx context.Context, pool *pgxpool.Pool, volatile []string) (*c
 	c := &catalog{byOID: map[uint32]*relation{}}
 	c.tables, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (*relation, error) {
 		r := &relation{}
-		return r, row.Scan(&r.oid, &r.name, &r.quoted, &r.rows, &r.nums, &r.cols, &r.drawn)
+		return r, row.Scan(&r.oid, &r.name, &r.quoted, &r.rows, &r.nums, &r.cols, &r.types, &r.drawn)
 	})
 	if err != nil {
 		return nil, err
@@ -158,7 +159,7 @@ func (r *relation) text(depth int) string {
 	var all []string
 	for i, col := range r.cols {
 		if !r.drawn[i] && !refers[r.nums[i]] {
-			all = append(all, alias+"."+quoted(col))
+			all = append(all, timed(alias+"."+quoted(col), r.types[i]))
 		}
 	}
 	all = append(all, linked...)
@@ -166,6 +167,22 @@ func (r *relation) text(depth int) string {
 		return "''"
 	}
 	return "row(" + strings.Join(all, ", ") + ")::text"
+}
+
+// timed returns what is compared of a column: a time between $1 and $2 is one of this run, and equal
+// to any other. Most programs note when a row was written, by their clock or the server's, and no
+// fault follows from that. A column without a time zone holds UTC or the session's time.
+func timed(column, kind string) string {
+	within := ""
+	switch kind {
+	case "timestamp with time zone":
+		within = column + " between $1 and $2"
+	case "timestamp without time zone":
+		within = fmt.Sprintf("%[1]s::timestamptz between $1 and $2 or %[1]s at time zone 'UTC' between $1 and $2", column)
+	default:
+		return column
+	}
+	return fmt.Sprintf("case when %s then 'a time of the run' else %s::text end", within, column)
 }
 
 func quoted(name string) string { return pgx.Identifier{name}.Sanitize() }

@@ -48,8 +48,7 @@
 //	single       no fault: each message is a batch of its own, as with BatchSize 1
 //
 // When a process dies, all of its connections break, it cannot open new ones, its context ends, and
-// Run starts a successor with Start and Serve. before and after strike at every statement, the
-// engine's upkeep last; cut, lost, rebalance and reset at the fence and the COMMIT of a batch, or
+// Run starts a successor with Start and Serve. before and after strike at every statement; cut, lost, rebalance and reset at the fence and the COMMIT of a batch, or
 // of an attempt at a parked message; zombie at the fence.
 //
 // Run compares the user's tables (not the schema onlyonce), the enqueued calls, the parked
@@ -57,7 +56,12 @@
 // HTTP answer. It repeats each request with a key in the end, which must get the same bytes. It
 // finds generated columns (identity, now(), random values) in the catalog, leaves them out and
 // names them in [Report].LeftOut; name others in [Case].Volatile. A foreign key to such a column is
-// compared by what it leads to.
+// compared by what it leads to. In a column of type timestamp or timestamptz each time of the run
+// equals any other: when a row was written may differ, and whether it has such a time may not.
+//
+// Faults are played in the order in which they matter: each point has one before any has a second.
+// Calls of the handler and requests come first, then the program's own statements, then those of
+// the engine around a batch, then its upkeep. A test says which share of the faults it has played.
 //
 // A history is over when all messages are settled and all requests answered. If the program has a
 // relay or a consumer of stored events, its calls and events must be settled too. It has one if
@@ -69,9 +73,9 @@
 //     answered request nor an acknowledged message comes again, so a lost one would stay lost. It
 //     needs a role that is a superuser, and handlers without DDL. The processes survive, sequences
 //     go back as on a standby, and the server's timeline and transaction ids continue. All messages
-//     have the time at which Run began. So if a sink's KeyWindow is shorter than the budget, a call
-//     that a failover has lost may be left for an operator, as in production, and Run reports that
-//     effects differ.
+//     have the time of a minute before Run began. So if a sink's KeyWindow is shorter than the
+//     budget and that minute, a call that a failover has lost may be left for an operator, as in
+//     production, and Run reports that effects differ.
 //   - A serialization failure is an error of the handler's call; the server has not raised it.
 //   - The clock is real, and goroutines of the handler are not scheduled.
 //   - Global variables outlive a process here, not in production. Values that Start makes anew for

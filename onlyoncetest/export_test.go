@@ -41,7 +41,7 @@ func Trace(ctx context.Context, c Case, text string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.sent, c.parts = time.Now().Truncate(time.Millisecond), &parts{}
+	c.sent, c.parts = time.Now().Add(-age).Truncate(time.Millisecond), &parts{}
 	r := &runner{c: &c, rep: &Report{Played: map[string]int{}}}
 	if err := r.open(ctx); err != nil {
 		return nil, err

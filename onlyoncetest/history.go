@@ -122,102 +122,12 @@ func (p point) committing() bool {
 	return strings.HasPrefix(p.name, "commit.") && p.kind != wire.Sync
 }
 
-// weight orders points: those at which a program's own work is under way come first, and of
-// statements that are repeated the first ones, so that a small budget meets each kind of them.
-func (p point) weight() int {
-	n := 0
-	if i := strings.LastIndexByte(p.name, '.'); i >= 0 {
-		_, _ = fmt.Sscan(p.name[i+1:], &n)
-	}
-	class := 2 // the engine's upkeep
-	switch {
-	case strings.HasPrefix(p.name, requestPoint):
-		class = 0
-	case p.users, p.transactional(), strings.HasPrefix(p.name, "seal."), strings.HasPrefix(p.name, "claim"):
-		class = 1
-	}
-	return class*10_000 + n
-}
-
 // able is which faults a case can have.
 type able struct {
 	log      bool // it has topics
 	copies   bool // copies of them can be recognized
 	single   bool // its batches can be of one message
 	failover bool // a failover that loses commits leaves all work to be done again
-}
-
-// singles returns the histories with one fault, the few that are cheap first.
-func singles(points []point, can able) (all []history) {
-	add := func(events ...event) { all = append(all, history{events: events}) }
-	if can.single {
-		add(event{what: single})
-	}
-	points = slices.Clone(points)
-	slices.SortStableFunc(points, func(a, b point) int { return a.weight() - b.weight() })
-	if can.copies {
-		add(event{what: copies})
-	}
-	if can.copies && can.log {
-		add(event{what: moved})
-	}
-	for _, p := range points {
-		if strings.HasPrefix(p.name, handlePoint) {
-			add(event{fail40001, p.name})
-		}
-	}
-	var commits []point
-	for _, p := range points {
-		if can.failover && p.committing() {
-			commits = append(commits, p)
-		}
-	}
-	for _, p := range commits[:min(1, len(commits))] {
-		add(event{failover, p.name})
-	}
-	for _, p := range points {
-		switch {
-		case strings.HasPrefix(p.name, requestPoint), p.kind == wire.Query:
-			add(event{before, p.name})
-			add(event{after, p.name})
-		case p.kind == wire.Bind:
-			add(event{before, p.name})
-		case p.kind == wire.Sync:
-			add(event{after, p.name})
-		}
-		if !p.transactional() {
-			continue
-		}
-		if p.kind != wire.Bind {
-			add(event{lost, p.name})
-		}
-		if p.kind != wire.Sync {
-			add(event{cut, p.name})
-		}
-		if p.kind != wire.Sync && can.log {
-			add(event{rebalance, p.name})
-			add(event{before, p.name}, event{what: reset})
-		}
-		// After the fence, its transaction would hold the cursor, and the one that takes over would
-		// wait until the server ends it (Config.Timeouts.Idle).
-		if isFence(p.name) && p.kind != wire.Sync && can.log {
-			add(event{zombie, p.name})
-		}
-	}
-	for _, p := range points {
-		if strings.HasPrefix(p.name, handlePoint) {
-			add(event{fail40P01, p.name})
-		}
-	}
-	for i, p := range commits {
-		if i > 0 {
-			add(event{failover, p.name})
-		}
-		if i < len(commits)-1 { // else nothing comes between
-			add(event{rewind, p.name})
-		}
-	}
-	return all
 }
 
 // pair draws a history with two faults.

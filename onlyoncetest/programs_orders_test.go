@@ -35,7 +35,14 @@ create trigger orders_changed after insert on orders for each row execute functi
 create table ledger (sku text not null, version int not null, qty int not null, primary key (sku, version)) partition by list (sku);
 create table ledger_tea partition of ledger for values in ('tea');
 create table ledger_rest partition of ledger default;
-create table payments (key text primary key, provider_id text not null)`
+create table payments (key text primary key, provider_id text not null);
+create table visits (message text not null, seen_at timestamptz not null);
+create table vouchers (code text primary key, used_by text);
+insert into vouchers (code) values ('v-0'), ('v-1'), ('v-2'), ('v-3'), ('v-4');
+create table baskets (customer text primary key, qty int not null, updated_at timestamptz);
+create function note_update() returns trigger language plpgsql as $$
+begin new.updated_at := clock_timestamp(); return new; end $$;
+create trigger baskets_changed before insert or update on baskets for each row execute function note_update()`
 
 func migrateShop(ctx context.Context, pool *pgxpool.Pool) error {
 	_, err := pool.Exec(ctx, shopSchema)

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"math/rand/v2"
 	"runtime"
 	"slices"
 	"strings"
@@ -13,61 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/rig/histories"
 	"github.com/onlyonce/onlyonce/internal/rig/pgserver"
 	"github.com/onlyonce/onlyonce/internal/rig/workerdb"
 )
-
-// Report is the result of [Run].
-type Report struct {
-	// Verdict is the fault found, or nil.
-	Verdict *Verdict
-	// Points is the number of points of a clean run at which a fault can strike.
-	Points int
-	// Played counts the histories by the kinds of their faults, and Left those that the budget left
-	// out.
-	Played map[string]int
-	Left   int
-	// Singles is the number of all histories with one fault.
-	Singles int
-	// Unstruck is how many of them did not reach all of their points.
-	Unstruck int
-	// Clean is what became of the messages and requests in a run without a fault.
-	Clean string
-	// LeftOut lists the columns that were not compared, as "table.column".
-	LeftOut []string
-	// NotCovered lists the faults that this case does not cover, each with the reason.
-	NotCovered []string
-	// Took is the total time.
-	Took time.Duration
-}
-
-// String is one line.
-func (r *Report) String() string {
-	n := 0
-	var kinds []string
-	for _, k := range slices.Sorted(maps.Keys(r.Played)) {
-		n += r.Played[k]
-		kinds = append(kinds, fmt.Sprintf("%d %s", r.Played[k], k))
-	}
-	s := fmt.Sprintf("%d points, %s: %d histories in %.1f s", r.Points, strings.Join(kinds, ", "), n, r.Took.Seconds())
-	if r.Left > 0 {
-		s += fmt.Sprintf("; %d of %d single faults played, %d cut off by the budget (-onlyonce.budget=0 plays all)", r.Singles-r.Left, r.Singles, r.Left)
-	}
-	if r.Unstruck > 0 {
-		s += fmt.Sprintf("; %d did not come to all of their points", r.Unstruck)
-	}
-	if r.Clean != "" {
-		s += "; without a fault: " + r.Clean
-	}
-	if len(r.LeftOut) > 0 {
-		s += "; not compared: " + strings.Join(r.LeftOut, ", ")
-	}
-	if len(r.NotCovered) > 0 {
-		s += "; not covered: " + strings.Join(r.NotCovered, ", ")
-	}
-	return s
-}
 
 // workers is how many histories are played at once.
 func workers() int { return min(max(runtime.GOMAXPROCS(0), 1), 4) }
@@ -88,7 +34,7 @@ func workers() int { return min(max(runtime.GOMAXPROCS(0), 1), 4) }
 func Run(t testing.TB, c Case) *Report {
 	t.Helper()
 	began := time.Now()
-	c.sent = began.Truncate(time.Millisecond)
+	c.sent = began.Add(-age).Truncate(time.Millisecond)
 	c.parts = &parts{}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -118,8 +64,8 @@ func Run(t testing.TB, c Case) *Report {
 		t.Errorf("onlyoncetest: %s  again: go test -run '%s'%s -onlyonce.history='%s'\n  %s", v, onlyTest(t.Name()), again, v.History, r.rep)
 	} else {
 		t.Logf("onlyoncetest: %s", r.rep)
-		if r.rep.Left > 0 && !testing.Verbose() {
-			_, _ = fmt.Printf("onlyoncetest: %s: %s\n", t.Name(), r.rep) // go test shows it in the package's own folder
+		if r.notes == nil && !testing.Verbose() { // then go test drops what t.Logf writes
+			_, _ = fmt.Printf("onlyoncetest: %s: %s\n", t.Name(), r.rep.short())
 		}
 	}
 	return r.rep
@@ -339,172 +285,4 @@ func (r *runner) judged(ctx context.Context, c *Case, h history) (v *Verdict, st
 		v.History, v.Timeline = h.String(), x.lines()
 	}
 	return v, !slices.Contains(x.struck, false), nil
-}
-
-// failing is a history that has a verdict.
-type failing struct {
-	h history
-	v *Verdict
-}
-
-// many plays the single faults, and then pairs, until the budget is used up or a verdict is found.
-func (r *runner) many(ctx context.Context, list []history) (found *failing, err error) {
-	random := rand.New(rand.NewPCG(*seedFlag, 1)) //nolint:gosec // reproducible by intent
-	limit, from := r.c.budget(), time.Now()
-	next, pairs := 0, 0
-	if r.c.draws > 0 {
-		next = len(list)
-		random = rand.New(rand.NewPCG(r.c.seed, 1)) //nolint:gosec // reproducible by intent
-	}
-	type drawn struct {
-		h    history
-		kind string
-	}
-	draw := func() (d drawn, ok bool) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		used := limit > 0 && r.c.draws == 0 && time.Since(from) > limit
-		switch {
-		case found != nil || used:
-			return d, false
-		case next < len(list):
-			d = drawn{list[next], kindOf(list[next])}
-			next++
-			return d, true
-		case r.c.draws > 0 && pairs < r.c.draws && len(list) > 1:
-			pairs++
-		case r.c.draws > 0 || limit == 0 || len(list) < 2:
-			return d, false
-		}
-		return drawn{pair(list, random), "pairs"}, true
-	}
-	err = histories.Each(workers(), draw, func(_ int, d drawn) error {
-		v, struck, err := r.judged(ctx, r.c, d.h)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.rep.Played[d.kind]++
-		if !struck {
-			r.rep.Unstruck++
-		}
-		if v != nil && found == nil {
-			found = &failing{d.h, v}
-		}
-		return err
-	})
-	r.rep.Singles = len(list)
-	r.rep.Left = len(list) - next
-	if found != nil {
-		r.rep.Left = 0
-		return found, nil
-	}
-	return nil, err
-}
-
-// some leaves crashes out, if the case has that.
-func (c *Case) some(all []history) []history {
-	n := 0
-	return slices.DeleteFunc(all, func(h history) bool {
-		if c.oneOf < 2 || kindOf(h) != "crashes" {
-			return false
-		}
-		n++
-		return n%c.oneOf != 1
-	})
-}
-
-// kindOf names a history's fault for the report.
-func kindOf(h history) string {
-	switch h.events[0].what {
-	case before, after:
-		if len(h.events) > 1 {
-			return "resets"
-		}
-		return "crashes"
-	case cut:
-		return "cuts"
-	case lost:
-		return "lost answers"
-	case zombie:
-		return "zombies"
-	case rebalance:
-		return "rebalances"
-	case copies, moved:
-		return "copies"
-	case failover, rewind:
-		return "failovers"
-	case single:
-		return "batches of one"
-	}
-	return "repeats"
-}
-
-// ddmin returns a part of a list that still fails, and of which no element can be left out (Zeller
-// and Hildebrandt, 2002). It tries halves first, and then smaller parts. fails is not asked for the
-// empty list, nor for all.
-func ddmin[T any](all []T, fails func(part []T) bool) []T {
-	for parts := 2; len(all) > 1; {
-		size := (len(all) + parts - 1) / parts
-		before := len(all)
-		for at := 0; at < len(all) && len(all) == before; at += size {
-			end := min(at+size, len(all))
-			part, rest := slices.Clone(all[at:end]), slices.Concat(all[:at], all[end:])
-			switch {
-			case parts > 2 && fails(part): // of two halves, each is the other one's rest
-				all, parts = part, 2
-			case fails(rest):
-				all, parts = rest, max(parts-1, 2)
-			}
-		}
-		switch {
-		case len(all) < before:
-		case size == 1:
-			return all
-		default:
-			parts = min(2*parts, len(all))
-		}
-	}
-	return all
-}
-
-// mostSteps bounds the histories that are played to find a shorter one.
-const mostSteps = 30
-
-// shrunk takes events, and then messages or requests, away from a history for as long as it shows
-// the same kind of fault.
-func (r *runner) shrunk(ctx context.Context, f *failing) *Verdict {
-	steps := 0
-	again := func(h history) *Verdict {
-		if steps++; steps > mostSteps {
-			return nil
-		}
-		c := *r.c
-		if h.only != nil {
-			s, _, v, err := r.clean(ctx, &c, h.only)
-			if err != nil || v != nil {
-				return nil
-			}
-			c.clean = s
-		}
-		if v, _, err := r.judged(ctx, &c, h); err == nil && v != nil && v.Kind == f.v.Kind {
-			return v
-		}
-		return nil
-	}
-	smaller := func(h history) bool {
-		v := again(h)
-		if v != nil {
-			f = &failing{h, v}
-		}
-		return v != nil
-	}
-	ddmin(f.h.events, func(events []event) bool { return smaller(history{events, f.h.only}) })
-	if f.v.Kind == kindStuck {
-		return f.v // each step would take as long
-	}
-	only := make([]int, max(len(r.c.Messages), len(r.c.Requests)))
-	for i := range only {
-		only[i] = i
-	}
-	ddmin(only, func(some []int) bool { return smaller(history{f.h.events, some}) })
-	return f.v
 }

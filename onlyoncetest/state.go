@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -96,6 +97,10 @@ func capture(ctx context.Context, pool *pgxpool.Pool, c *Case) (*state, error) {
 		return nil, err
 	}
 	s.leftOut = shapes.leftOut()
+	from, to, err := c.times(ctx, pool)
+	if err != nil {
+		return nil, err
+	}
 	for _, x := range shapes.tables {
 		if !x.rows {
 			continue
@@ -106,11 +111,12 @@ func capture(ctx context.Context, pool *pgxpool.Pool, c *Case) (*state, error) {
 			row = "regexp_replace(" + row + ", '" + strings.ReplaceAll(c.Mask, "'", "''") + "', '#', 'g')"
 		}
 		// The sum of hashes does not depend on the rows' order, and needs no sort.
-		if err := pool.QueryRow(ctx, `select count(*), coalesce(sum(('x' || left(md5(`+row+`), 15))::bit(60)::bigint), 0)::text from `+x.quoted+` t0`).Scan(&t.rows, &t.hash); err != nil {
+		hash := `select count(*), coalesce(sum(('x' || left(md5(` + row + `), 15))::bit(60)::bigint), 0)::text from ` + x.quoted + ` t0 where ` + useTimes
+		if err := pool.QueryRow(ctx, hash, from, to).Scan(&t.rows, &t.hash); err != nil {
 			return nil, err
 		}
 		if t.rows <= mostRows && (want == nil || want.tables[x.name].hash != t.hash) {
-			if t.text, err = texts(ctx, pool, `select `+row+` from `+x.quoted+` t0 order by 1`); err != nil {
+			if t.text, err = texts(ctx, pool, `select `+row+` from `+x.quoted+` t0 where `+useTimes+` order by 1`, from, to); err != nil {
 				return nil, err
 			}
 		}
@@ -146,9 +152,27 @@ func capture(ctx context.Context, pool *pgxpool.Pool, c *Case) (*state, error) {
 	return s, err
 }
 
+// useTimes gives both parameters a type, also for a table without times.
+const useTimes = `($1::timestamptz <= $2::timestamptz)`
+
+// around is how far the clocks of the program and the server may be apart.
+const around = 10 * time.Second
+
+// times returns the times between which a row was written in this Run.
+func (c *Case) times(ctx context.Context, pool *pgxpool.Pool) (from, to time.Time, err error) {
+	if err := pool.QueryRow(ctx, `select clock_timestamp()`).Scan(&to); err != nil {
+		return from, to, err
+	}
+	return c.sent.Add(age - around), to.Add(around), nil
+}
+
+// age is how old the first records are when Run begins: so old that the program cannot have written
+// a row at their time, by any clock.
+const age = time.Minute
+
 // texts returns the rows of a query that has one column.
-func texts(ctx context.Context, pool *pgxpool.Pool, sql string) ([]string, error) {
-	rows, err := pool.Query(ctx, sql)
+func texts(ctx context.Context, pool *pgxpool.Pool, sql string, args ...any) ([]string, error) {
+	rows, err := pool.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
 	}

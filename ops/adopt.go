@@ -71,7 +71,8 @@ func (in *AdoptInput) Check() error {
 	case in.Partition != nil && in.Halted != "":
 		return failf(ErrInvalid, "`Halted` and `Partition`: give one of the two")
 	case in.Partition == nil && in.At != "" && in.Halted == "":
-		return failf(ErrInvalid, "missing: `Partition` or `Halted`: a position is set for one partition, or for those that are halted for one reason")
+		return failf(ErrInvalid, "missing: `Partition` or `Halted`: a position is set for one partition, or "+
+			"for those that are halted for one reason")
 	case in.Partition == nil && in.At == "" && in.Group == "":
 		return failf(ErrInvalid, "missing: `Partition`, or `Group` for all partitions of the topic")
 	case in.Halted == "" && (in.At == atPosition || in.At == atFirst || in.At == atLast):
@@ -205,11 +206,23 @@ func (q *adoption) read(ctx context.Context, tx pgx.Tx) (*CursorChange, error) {
 	case err != nil:
 		return nil, err
 	case before == nil && q.at == nil:
-		return nil, failf(ErrNotFound, "there is no cursor (%s)", q.name).but("correct the flags, or give -at OFFSET to make one")
+		return nil, failf(ErrNotFound, "there is no cursor (%s)", q.name).but("correct the flags, or give " +
+			"-at OFFSET to make one")
 	case before != nil && before.RetiredAt != nil && q.at == nil:
-		return nil, failf(ErrRefused, "the cursor is retired, and nothing was done: -at OFFSET brings it back, from that offset on")
-	case before != nil && before.RetiredAt == nil && q.Group != "" && before.Group != nil && *before.Group != q.Group && !before.Clean && !q.OldGroupStopped:
-		return nil, failf(ErrRefused, "group %q has not let the cursor go, and nothing was done: if it is another service, give one of the two another Config.Scope; if it was renamed, stop its processes; if they died, say so with -old-group-stopped", *before.Group)
+		return nil, failf(ErrRefused, "the cursor is retired, and nothing was done: -at OFFSET brings it "+
+			"back, from that offset on")
+	case before != nil &&
+		before.RetiredAt == nil &&
+		q.Group != "" &&
+		before.Group != nil &&
+		*before.Group != q.Group &&
+		!before.Clean &&
+		!q.OldGroupStopped:
+		return nil, failf(
+			ErrRefused,
+			"group %q has not let the cursor go, and nothing was done: if it is another service, give one of the two another Config.Scope; if it was renamed, stop its processes; if they died, say so with -old-group-stopped",
+			*before.Group,
+		)
 	}
 	d := q.outcome(before, q.planned(before))
 	if d.Repeated != nil && *d.Repeated > 0 {
@@ -250,7 +263,14 @@ func (q *adoption) do(ctx context.Context, tx pgx.Tx, _ By, now *CursorChange) (
 		if err != nil {
 			return nil, err
 		}
-		if keys, conflicts, err = q.origin.bring(ctx, tx, &q.name, made.ID, made.Run, reports.OrNull(q.Group)); err != nil {
+		if keys, conflicts, err = q.origin.bring(
+			ctx,
+			tx,
+			&q.name,
+			made.ID,
+			made.Run,
+			reports.OrNull(q.Group),
+		); err != nil {
 			return nil, err
 		}
 	}
@@ -261,7 +281,8 @@ func (q *adoption) do(ctx context.Context, tx pgx.Tx, _ By, now *CursorChange) (
 	d := q.outcome(now.Before, after)
 	d.Parked = now.Parked
 	if q.origin != nil {
-		d.From.Keys, d.From.Conflicts = &keys, &conflicts
+		d.From.Keys = &keys
+		d.From.Conflicts = &conflicts
 	}
 	return d, nil
 }
@@ -270,15 +291,24 @@ func (q *adoption) do(ctx context.Context, tx pgx.Tx, _ By, now *CursorChange) (
 // of use: otherwise it would be set back to the position at which that one ended (F13).
 func (q *adoption) readOrigin(ctx context.Context, here *Cursor) error {
 	if here != nil && here.RetiredAt == nil {
-		return failf(ErrRefused, "the cursor is in use here, at offset %d, and nothing was done: -from takes a partition over where it has no cursor, or a retired one", here.Position)
+		return failf(ErrRefused, "the cursor is in use here, at offset %d, and nothing was done: -from "+
+			"takes a partition over where it has no cursor, or a retired one", here.Position)
 	}
 	if err := q.origin.snapshot(ctx, func(tx pgx.Tx) error { return q.origin.read(ctx, tx, &q.name) }); err != nil {
 		return err
 	}
 	there := q.origin.cursor
 	if here != nil && here.stood() > there.Position {
-		return failf(ErrRefused, "the cursor was retired here at offset %d, which is ahead of %d, where it stands in %s, and nothing was done: the partition was here after it had been there, and would be handled again. "+
-			"Take it from where it was last; or, if the topic is another one by now, set the position yourself (cursor adopt -at)", here.stood(), there.Position, q.origin.Name)
+		return failf(
+			ErrRefused,
+			"the cursor was retired here at offset %d, which is ahead of %d, where it stands in %s, and "+
+				"nothing was done: the partition was here after it had been there, and would be handled again. "+
+				"Take it from where it was last; or, if the topic is another one by now, set the position "+
+				"yourself (cursor adopt -at)",
+			here.stood(),
+			there.Position,
+			q.origin.Name,
+		)
 	}
 	q.at = &there.Position
 	return nil
@@ -289,7 +319,17 @@ func (q *adoption) update(ctx context.Context, tx pgx.Tx, before *Cursor) error 
 		return err
 	}
 	until, topic := before.redo()
-	if _, err := tx.Exec(ctx, cursor.AdoptSQL, before.ID, reports.OrNull(q.Group), q.at, until, topic, before.ownRun()); err != nil || q.at == nil {
+	if _, err := tx.Exec(
+		ctx,
+		cursor.AdoptSQL,
+		before.ID,
+		reports.OrNull(q.Group),
+		q.at,
+		until,
+		topic,
+		before.ownRun(),
+	); err != nil ||
+		q.at == nil {
 		return err
 	}
 	keep := before.keepsDoneFrom(*q.at)
@@ -307,8 +347,20 @@ func (q *adoption) update(ctx context.Context, tx pgx.Tx, before *Cursor) error 
 // fenced out.
 func (q *adoption) create(ctx context.Context, tx pgx.Tx) error {
 	var id int64
-	err := tx.QueryRow(ctx, cursor.CreateSQL, q.Scope, q.Topic, q.name.Partition, reports.OrNull(q.Group), nil, nil, q.at, "adopted", nil,
-		names.Cursor(q.Scope, q.Topic, q.name.Partition).String()).Scan(&id)
+	err := tx.QueryRow(
+		ctx,
+		cursor.CreateSQL,
+		q.Scope,
+		q.Topic,
+		q.name.Partition,
+		reports.OrNull(q.Group),
+		nil,
+		nil,
+		q.at,
+		"adopted",
+		nil,
+		names.Cursor(q.Scope, q.Topic, q.name.Partition).String(),
+	).Scan(&id)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return failf(ErrChanged, "a consumer made the cursor at this moment, and nothing was done").but("run the command again to see how it stands")
 	}
@@ -325,8 +377,16 @@ func (q *adoption) create(ctx context.Context, tx pgx.Tx) error {
 // planned returns the future cursor, to show before it is written.
 func (q *adoption) planned(before *Cursor) *Cursor {
 	if before == nil {
-		after := &Cursor{Scope: q.Scope, Topic: q.Topic, Partition: q.name.Partition, Position: *q.at, Group: reports.OrNull(q.Group),
-			StartOffset: *q.at, StartPolicy: "adopted", Clean: true}
+		after := &Cursor{
+			Scope:       q.Scope,
+			Topic:       q.Topic,
+			Partition:   q.name.Partition,
+			Position:    *q.at,
+			Group:       reports.OrNull(q.Group),
+			StartOffset: *q.at,
+			StartPolicy: "adopted",
+			Clean:       true,
+		}
 		q.stamped(after)
 		return after
 	}
@@ -334,10 +394,18 @@ func (q *adoption) planned(before *Cursor) *Cursor {
 	after.Epoch++
 	after.Group = reports.OrNull(q.Group)
 	if q.at != nil {
-		after.Position, after.Run = *q.at, before.Run+1
-		after.ClusterID, after.TopicID, after.AnchorOffset, after.LeaderEpoch = nil, nil, nil, nil
-		after.Attempts, after.AttemptOffset = 0, nil
-		after.RetiredAt, after.ReplayUntil, after.ReplayResume, after.ReplayResend = nil, nil, nil, false
+		after.Position = *q.at
+		after.Run = before.Run + 1
+		after.ClusterID = nil
+		after.TopicID = nil
+		after.AnchorOffset = nil
+		after.LeaderEpoch = nil
+		after.Attempts = 0
+		after.AttemptOffset = nil
+		after.RetiredAt = nil
+		after.ReplayUntil = nil
+		after.ReplayResume = nil
+		after.ReplayResend = false
 	}
 	q.stamped(&after)
 	return &after
@@ -352,7 +420,9 @@ func (q *adoption) stamped(after *Cursor) {
 	if q.Group == "" {
 		after.Group = there.Group
 	}
-	after.ClusterID, after.TopicID, after.LeaderEpoch = there.ClusterID, there.TopicID, there.LeaderEpoch
+	after.ClusterID = there.ClusterID
+	after.TopicID = there.TopicID
+	after.LeaderEpoch = there.LeaderEpoch
 	after.Replay = max(after.Replay, q.origin.replays)
 }
 
@@ -362,7 +432,8 @@ func (q *adoption) outcome(before, after *Cursor) *CursorChange {
 	d := &CursorChange{Scope: q.Scope, Topic: q.Topic, Partition: &q.name.Partition, Before: before, After: after}
 	if q.origin != nil {
 		from := fresh(&d.From)
-		from.Database, from.Cursor = q.origin.Name, q.origin.cursor
+		from.Database = q.origin.Name
+		from.Cursor = q.origin.cursor
 		return d // what is between was handled there
 	}
 	if before != nil {
@@ -370,8 +441,10 @@ func (q *adoption) outcome(before, after *Cursor) *CursorChange {
 		if q.at != nil {
 			was = before.stood()
 		}
-		skipped, repeated := max(after.Position-was, 0), max(was-after.Position, 0)
-		d.Skipped, d.Repeated = &skipped, &repeated
+		skipped := max(after.Position-was, 0)
+		repeated := max(was-after.Position, 0)
+		d.Skipped = &skipped
+		d.Repeated = &repeated
 	}
 	return d
 }

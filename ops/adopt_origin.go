@@ -67,7 +67,11 @@ select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(
 
 // keptIn returns the query for the keys of a ring.
 func keptIn(r ring.Ring) string {
-	return `select key, fingerprint from onlyonce.inbox where segment = any ('{` + strings.ReplaceAll(strings.Join(r.Tables, ","), "onlyonce_segments.", "") + `}')`
+	return `select key, fingerprint from onlyonce.inbox where segment = any ('{` + strings.ReplaceAll(
+		strings.Join(r.Tables, ","),
+		"onlyonce_segments.",
+		"",
+	) + `}')`
 }
 
 // forgottenSQL reports whether the keys of a cursor that was retired at a time may be forgotten.
@@ -135,20 +139,35 @@ func (o *origin) read(ctx context.Context, tx pgx.Tx, f *CursorName) error {
 	case there == nil:
 		return failf(ErrNotFound, "`From`: there is no cursor (%s) in %s", *f, o.Name)
 	case there.RetiredAt == nil:
-		return failf(ErrRefused, "the cursor in %s is in use, at offset %d, and nothing was done: retire it first (onlyonce cursor retire -postgres ...), so that no process works on both",
+		return failf(ErrRefused, "the cursor in %s is in use, at offset %d, and nothing was done: retire it "+
+			"first (onlyonce cursor retire -postgres ...), so that no process works on both",
 			o.Name, there.Position)
 	case there.Paused != nil:
-		return failf(ErrRefused, "it is paused in %s (%s), and nothing was done: a pause does not come along. To keep it paused, pause it here (onlyonce cursor pause), and resume it there", o.Name, *there.Paused)
+		return failf(
+			ErrRefused,
+			"it is paused in %s (%s), and nothing was done: a pause does not come "+
+				"along. To keep it paused, pause it here (onlyonce cursor pause), and resume it there",
+			o.Name,
+			*there.Paused,
+		)
 	case there.ReplayUntil != nil:
-		return failf(ErrRefused, "a replay is under way in %s, and nothing was done: bring that cursor back (cursor adopt -at %d), let the replay end, and retire it again", o.Name, there.Position)
+		return failf(ErrRefused, "a replay is under way in %s, and nothing was done: bring that cursor back "+
+			"(cursor adopt -at %d), let the replay end, and retire it again", o.Name, there.Position)
 	}
 	left, err := f.left(ctx, tx, nil, nil)
 	if err != nil {
 		return err
 	}
 	if left > 0 {
-		return failf(ErrRefused, "%d messages of it are parked in %s and not settled, and nothing was done: no process would try them again, and later ones would overtake them. "+
-			"Discard them there, or bring that cursor back (cursor adopt -at %d), settle them, and retire it again", left, o.Name, there.Position)
+		return failf(
+			ErrRefused,
+			"%d messages of it are parked in %s and not settled, and nothing was done: no process would try "+
+				"them again, and later ones would overtake them. "+
+				"Discard them there, or bring that cursor back (cursor adopt -at %d), settle them, and retire it again",
+			left,
+			o.Name,
+			there.Position,
+		)
 	}
 	if o.scope, err = readScope(ctx, tx, f.Scope); err != nil {
 		return err
@@ -161,8 +180,14 @@ func (o *origin) read(ctx context.Context, tx pgx.Tx, f *CursorName) error {
 	// longer class since (K10).
 	forgotten = forgotten || o.scope != nil && o.scope.Forgotten != nil && !o.scope.Forgotten.Before(*there.RetiredAt)
 	if forgotten && !o.Late {
-		return failf(ErrRefused, "the cursor in %s was retired at %s, longer ago than keys are remembered there, and nothing was done: copies of what it handled would be applied again. "+
-			"If none can come any more, give -late", o.Name, show.Instant(*there.RetiredAt))
+		return failf(
+			ErrRefused,
+			"the cursor in %s was retired at %s, longer ago than keys are remembered there, and nothing was "+
+				"done: copies of what it handled would be applied again. "+
+				"If none can come any more, give -late",
+			o.Name,
+			show.Instant(*there.RetiredAt),
+		)
 	}
 	o.cursor = there
 	return tx.QueryRow(ctx, lastReplaySQL, f.Scope).Scan(&o.replays)
@@ -192,11 +217,19 @@ func (o *origin) snapshot(ctx context.Context, f func(tx pgx.Tx) error) error {
 }
 
 // bring claims the other database's keys in tx, and stamps the cursor (F13, C7).
-func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *CursorName, id int64, run int32, group *string) (keys, conflicts int64, err error) {
+func (o *origin) bring(
+	ctx context.Context,
+	tx pgx.Tx,
+	f *CursorName,
+	id int64,
+	run int32,
+	group *string,
+) (keys, conflicts int64, err error) {
 	var done, hashes []int64
 	claim := func(there pgx.Tx, part kept) error {
 		k, c, err := part.claim(ctx, there, tx)
-		keys, conflicts = keys+k, conflicts+c
+		keys = keys + k
+		conflicts = conflicts + c
 		return err
 	}
 	err = o.snapshot(ctx, func(there pgx.Tx) error {
@@ -208,7 +241,8 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *CursorName, id int64, 
 			return err
 		}
 		if o.cursor.Position != position {
-			return failf(ErrChanged, "the cursor in %s changed meanwhile, and nothing was done", o.Name).but("run the command again to see how it stands")
+			return failf(ErrChanged, "the cursor in %s changed meanwhile, and nothing was done",
+				o.Name).but("run the command again to see how it stands")
 		}
 		var err error
 		if done, hashes, err = readDone(ctx, there, o.cursor); err != nil {
@@ -239,8 +273,10 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *CursorName, id int64, 
 		err = o.scope.agrees(ctx, tx, f.Scope, o.Name)
 	}
 	if err == nil && o.scope != nil {
-		_, err = tx.Exec(ctx, cursor.BringScopeSQL, f.Scope, o.scope.Topics, o.scope.Copies, o.scope.FirstTopic, o.scope.Forgotten,
-			o.scope.Class, o.scope.ClassBefore, o.scope.TooOld)
+		_, err = tx.Exec(
+			ctx, cursor.BringScopeSQL, f.Scope, o.scope.Topics, o.scope.Copies, o.scope.FirstTopic,
+			o.scope.Forgotten, o.scope.Class, o.scope.ClassBefore, o.scope.TooOld,
+		)
 		if err == nil { // a consumer may have made the row meanwhile; from here on it is locked
 			err = o.scope.agrees(ctx, tx, f.Scope, o.Name)
 		}
@@ -253,7 +289,16 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *CursorName, id int64, 
 		group = c.Group
 	}
 	until, topic := c.redo()
-	if _, err = tx.Exec(ctx, cursor.StampSQL, id, group, c.ClusterID, topicID(c.TopicID), c.LeaderEpoch, o.replays); err != nil {
+	if _, err = tx.Exec(
+		ctx,
+		cursor.StampSQL,
+		id,
+		group,
+		c.ClusterID,
+		topicID(c.TopicID),
+		c.LeaderEpoch,
+		o.replays,
+	); err != nil {
 		return 0, 0, err
 	}
 	if _, err = tx.Exec(ctx, cursor.RedoSQL, id, until, topic); err != nil {
@@ -268,7 +313,8 @@ func readDone(ctx context.Context, tx pgx.Tx, c *Cursor) (offsets, hashes []int6
 	rows, _ := tx.Query(ctx, cursor.ReadDoneSQL, c.ID, c.Run, c.Position)
 	var offset, hash int64
 	_, err = pgx.ForEachRow(rows, []any{&offset, &hash}, func() error {
-		offsets, hashes = append(offsets, offset), append(hashes, hash)
+		offsets = append(offsets, offset)
+		hashes = append(hashes, hash)
 		return nil
 	})
 	return offsets, hashes, err
@@ -282,15 +328,18 @@ func (part kept) claim(ctx context.Context, there, tx pgx.Tx) (keys, conflicts i
 		return 0, 0, err
 	}
 	defer rows.Close()
-	hashes, fingerprints := make([][16]byte, 0, bringBatch), make([]int64, 0, bringBatch)
+	hashes := make([][16]byte, 0, bringBatch)
+	fingerprints := make([]int64, 0, bringBatch)
 	bring := func() error {
 		if len(hashes) == 0 {
 			return nil
 		}
 		var k, c int64
 		err := tx.QueryRow(ctx, part.bring, codec.UUIDs(hashes), codec.Bigints(fingerprints)).Scan(&k, &c)
-		keys, conflicts = keys+k, conflicts+c
-		hashes, fingerprints = hashes[:0], fingerprints[:0]
+		keys = keys + k
+		conflicts = conflicts + c
+		hashes = hashes[:0]
+		fingerprints = fingerprints[:0]
 		return err
 	}
 	for rows.Next() {
@@ -299,7 +348,8 @@ func (part kept) claim(ctx context.Context, there, tx pgx.Tx) (keys, conflicts i
 		if err := rows.Scan(&key, &fingerprint); err != nil {
 			return keys, conflicts, err
 		}
-		hashes, fingerprints = append(hashes, key.Bytes), append(fingerprints, fingerprint)
+		hashes = append(hashes, key.Bytes)
+		fingerprints = append(fingerprints, fingerprint)
 		if len(hashes) == bringBatch {
 			if err := bring(); err != nil {
 				return keys, conflicts, err

@@ -16,9 +16,14 @@ import (
 // cursors makes n cursors of group g1 at offset 5, which their owner has released.
 func cursors(t *testing.T, pool *pgxpool.Pool, n int) {
 	t.Helper()
-	exec(t, pool, `with l as (insert into onlyonce.leases (name) select 'cursor/stock/orders/' || p from generate_series(0, $1::int - 1) p returning id, name)
+	exec(
+		t,
+		pool,
+		`with l as (insert into onlyonce.leases (name) select 'cursor/stock/orders/' || p from generate_series(0, $1::int - 1) p returning id, name)
 		insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, start_offset, run_start, start_policy)
-		select id, 'stock', 'orders', substr(name, 21)::int, 'g1', 'c1', 5, 5, 'earliest' from l`, n)
+		select id, 'stock', 'orders', substr(name, 21)::int, 'g1', 'c1', 5, 5, 'earliest' from l`,
+		n,
+	)
 }
 
 func exec(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
@@ -34,7 +39,12 @@ func TestAdoptCursor(t *testing.T) {
 	cursors(t, pool, 1)
 	in := ops.AdoptInput{Scope: "stock", Topic: "orders", Partition: new(int32), At: "9"}
 	seen, err := ops.AdoptCursor(t.Context(), pool, ops.By{DryRun: true}, in)
-	if err != nil || seen.AuditID != 0 || seen.Before.Position != 5 || seen.After.Position != 9 || *seen.Skipped != 4 || *seen.Repeated != 0 {
+	if err != nil ||
+		seen.AuditID != 0 ||
+		seen.Before.Position != 5 ||
+		seen.After.Position != 9 ||
+		*seen.Skipped != 4 ||
+		*seen.Repeated != 0 {
 		t.Fatalf("%+v, %v", seen, err)
 	}
 	if c, err := cursorsOf(t, pool); err != nil || c[0].Position != 5 || c[0].Run != 0 {
@@ -59,7 +69,11 @@ func TestAdoptTopic(t *testing.T) {
 	exec(t, pool, `update onlyonce.cursors set released_at = null where partition = 3`)
 	in := ops.AdoptInput{Scope: "stock", Topic: "orders", Group: "g2"}
 	groups := func() string {
-		return one[string](t, pool, `select string_agg(coalesce(group_id, '-') || '@' || start_offset, ' ' order by partition) from onlyonce.cursors`)
+		return one[string](
+			t,
+			pool,
+			`select string_agg(coalesce(group_id, '-') || '@' || start_offset, ' ' order by partition) from onlyonce.cursors`,
+		)
 	}
 	if _, err := ops.AdoptCursor(t.Context(), pool, ops.By{Reason: "renamed"}, in); !errors.Is(err, ops.ErrRefused) {
 		t.Fatalf("one is not released: %v", err)
@@ -96,7 +110,8 @@ func TestAdoptTopic(t *testing.T) {
 	if _, err := ops.AdoptCursor(t.Context(), pool, ops.By{Reason: "typo"}, in); !errors.Is(err, ops.ErrNotFound) {
 		t.Errorf("no such topic: %v", err)
 	}
-	in.Topic, in.Shown = "orders", seen
+	in.Topic = "orders"
+	in.Shown = seen
 	in.Group = "g3"
 	if _, err := ops.AdoptCursor(t.Context(), pool, ops.By{Reason: "late"}, in); !errors.Is(err, ops.ErrChanged) {
 		t.Errorf("the epochs have risen since: %v", err)
@@ -130,7 +145,12 @@ func TestAdoptHalted(t *testing.T) {
 		{"new-topic", "last", "30@2 5@0 8@2 33@2", nil},
 		{"new-topic", "first", "0@3 5@0 8@2 2@3", nil},
 	} {
-		_, err := ops.AdoptCursor(t.Context(), pool, ops.By{Reason: "INC-8"}, ops.AdoptInput{Scope: "stock", Topic: "orders", Halted: c.halted, At: c.at})
+		_, err := ops.AdoptCursor(
+			t.Context(),
+			pool,
+			ops.By{Reason: "INC-8"},
+			ops.AdoptInput{Scope: "stock", Topic: "orders", Halted: c.halted, At: c.at},
+		)
 		if got := positions(); !errors.Is(err, c.err) || got != c.want {
 			t.Errorf("halted %q at %q: %s, %v", c.halted, c.at, got, err)
 		}
@@ -166,17 +186,26 @@ func (t idleBoundsTx) Commit(ctx context.Context) error {
 // claimed here, however long that takes. If it ends all the same, the error says what that means.
 func TestF13AdoptionMayTakeLong(t *testing.T) {
 	t.Parallel()
-	from, to := pgtest.DB(t), pgtest.DB(t)
+	from := pgtest.DB(t)
+	to := pgtest.DB(t)
 	exec(t, from, `insert into onlyonce.leases (name) values ('cursor/stock/orders/0')`)
 	exec(t, from, `insert into onlyonce.cursors (id, scope, topic, partition, group_id, start_offset, run_start, start_policy, retired_at)
 		select id, 'stock', 'orders', 0, 'g', 0, 100, 'earliest', clock_timestamp() from onlyonce.leases`)
 	var there, here []string
-	_, err := ops.AdoptCursor(t.Context(), idleBounds{to, &here}, ops.By{Reason: "move"}, ops.AdoptInput{Scope: "stock", Topic: "orders", Partition: new(int32),
-		From: &ops.Origin{DB: idleBounds{from, &there}, Name: "a"}})
+	_, err := ops.AdoptCursor(
+		t.Context(),
+		idleBounds{to, &here},
+		ops.By{Reason: "move"},
+		ops.AdoptInput{Scope: "stock", Topic: "orders", Partition: new(int32),
+			From: &ops.Origin{DB: idleBounds{from, &there}, Name: "a"}},
+	)
 	if err != nil || there[len(there)-1] != "0" || here[0] != "10min" {
 		t.Errorf("bounds there: %v, here: %v; %v", there, here, err)
 	}
-	if err := (&ops.OriginError{Name: "a", Err: errors.New("terminated")}).Error(); !strings.Contains(err, "Nothing was done, here or there") {
+	if err := (&ops.OriginError{Name: "a", Err: errors.New("terminated")}).Error(); !strings.Contains(
+		err,
+		"Nothing was done, here or there",
+	) {
 		t.Error(err)
 	}
 }

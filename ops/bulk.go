@@ -51,12 +51,14 @@ func (q *selection) all(ctx context.Context, db DB, k kind, by By) (*ParkedChang
 	if len(ids) == 0 {
 		return nil, q.none(ctx, nil)
 	}
-	b.Count, b.UpTo = len(ids), ids[len(ids)-1]
+	b.Count = len(ids)
+	b.UpTo = ids[len(ids)-1]
 	if by.DryRun {
 		return b, nil
 	}
 	if q.Shown != nil {
-		b.Count, b.UpTo = q.Shown.Count, q.Shown.UpTo
+		b.Count = q.Shown.Count
+		b.UpTo = q.Shown.UpTo
 		// What was shown and is not picked any more has changed since.
 		b.Skipped = max(0, q.Shown.Count-len(ids))
 	}
@@ -103,7 +105,8 @@ func (b *ParkedChange) work(ctx context.Context, db DB, k kind, by By, q *select
 			return err
 		}
 		one := *q
-		one.ids, one.Shown = chunk, &ParkedChange{IDs: chunk}
+		one.ids = chunk
+		one.Shown = &ParkedChange{IDs: chunk}
 		c, err := settle(ctx, db, k, by, &bulkSelection{selection: &one, bulk: b})
 		switch {
 		case errors.Is(err, ErrNothing): // all of them had changed

@@ -42,7 +42,12 @@ func TestU3BulkEndsInTheMiddle(t *testing.T) {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	for reason, want := range map[string]string{"first": "1 500 500", "second": "1 500 500"} {
-		if got := one[string](t, pool, `select concat_ws(' ', count(*), max(detail->>'changed'), max(jsonb_array_length(detail->'ids'))) from onlyonce.audit where reason = $1`, reason); got != want {
+		if got := one[string](
+			t,
+			pool,
+			`select concat_ws(' ', count(*), max(detail->>'changed'), max(jsonb_array_length(detail->'ids'))) from onlyonce.audit where reason = $1`,
+			reason,
+		); got != want {
 			t.Errorf("%s: %s", reason, got)
 		}
 	}
@@ -61,22 +66,39 @@ func TestBulkRefuses(t *testing.T) {
 		by   ops.By
 		kind error
 	}{
-		"an id":          {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "message", ID: 1}}, ops.By{DryRun: true}, ops.ErrInvalid},
-		"a limit":        {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Limit: 1}}, ops.By{DryRun: true}, ops.ErrInvalid},
-		"new keys":       {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "call", Scope: "stock"}, NewKey: true}, ops.By{DryRun: true}, ops.ErrInvalid},
+		"an id":   {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "message", ID: 1}}, ops.By{DryRun: true}, ops.ErrInvalid},
+		"a limit": {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Limit: 1}}, ops.By{DryRun: true}, ops.ErrInvalid},
+		"new keys": {
+			ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "call", Scope: "stock"}, NewKey: true},
+			ops.By{DryRun: true},
+			ops.ErrInvalid,
+		},
 		"no reason":      {ops.ParkedInput{ParkedFilter: all, Shown: &ops.ParkedChange{Count: 1, UpTo: 1}}, ops.By{}, ops.ErrInvalid},
 		"nothing so far": {ops.ParkedInput{ParkedFilter: all, Shown: &ops.ParkedChange{Count: 1}}, ops.By{Reason: "why"}, ops.ErrRefused},
-		"another error":  {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "message", Scope: "stock", ErrorPrefix: "%"}}, ops.By{DryRun: true}, ops.ErrRefused},
+		"another error": {
+			ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "message", Scope: "stock", ErrorPrefix: "%"}},
+			ops.By{DryRun: true},
+			ops.ErrRefused,
+		},
 	} {
 		c.in.All = true
 		if _, err := ops.Redrive(t.Context(), pool, c.by, c.in); !errors.Is(err, c.kind) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := ops.Discard(t.Context(), pool, ops.By{DryRun: true}, ops.ParkedInput{ParkedFilter: all, VerifiedApplied: true}); !errors.Is(err, ops.ErrInvalid) {
+	if _, err := ops.Discard(
+		t.Context(),
+		pool,
+		ops.By{DryRun: true},
+		ops.ParkedInput{ParkedFilter: all, VerifiedApplied: true},
+	); !errors.Is(err, ops.ErrInvalid) {
 		t.Error(err)
 	}
-	if n := one[int](t, pool, `select (select count(*) from onlyonce.audit) + (select count(*) from onlyonce.parked where state <> 'waiting')`); n != 0 {
+	if n := one[int](
+		t,
+		pool,
+		`select (select count(*) from onlyonce.audit) + (select count(*) from onlyonce.parked where state <> 'waiting')`,
+	); n != 0 {
 		t.Errorf("%d rows were changed", n)
 	}
 }

@@ -123,7 +123,8 @@ func (q *classing) read(ctx context.Context, tx pgx.Tx) (*ClassChange, error) {
 	case err != nil:
 		return nil, err
 	case row == nil:
-		return nil, failf(ErrNotFound, "no consumer of scope %q has claimed an id here: choose the class in its Config.Horizon, or give `Others` if the scope is not a consumer's", q.Scope)
+		return nil, failf(ErrNotFound, "no consumer of scope %q has claimed an id here: choose the class in "+
+			"its Config.Horizon, or give `Others` if the scope is not a consumer's", q.Scope)
 	}
 	cursors, err := reports.Collect[scopeCursor](ctx, tx, scopeCursorsSQL, q.Scope)
 	if err != nil {
@@ -131,19 +132,28 @@ func (q *classing) read(ctx context.Context, tx pgx.Tx) (*ClassChange, error) {
 	}
 	switch {
 	case slices.ContainsFunc(cursors, func(c scopeCursor) bool { return c.Events }):
-		return nil, failf(ErrRefused, "scope %q reads stored events, whose ids were claimed when they were appended, and nothing was done: give the scope of those claims", q.Scope)
+		return nil, failf(ErrRefused, "scope %q reads stored events, whose ids were claimed when they were "+
+			"appended, and nothing was done: give the scope of those claims", q.Scope)
 	case row.Class == q.Class:
 		return nil, failf(ErrNothing, "Scope %s is of class %s already: nothing was changed.", q.Scope, q.Class)
 	case row.ClassBefore != nil:
 		return nil, row.changing(ring.ConsumerClass(*row.ClassBefore))
 	}
-	d := &ClassChange{Scope: q.Scope, Class: q.Class, Was: row.Class, Ring: ring.ConsumerClass(q.Class).Name, Before: ring.ConsumerClass(row.Class).Name, Cursors: len(cursors)}
+	d := &ClassChange{
+		Scope:   q.Scope,
+		Class:   q.Class,
+		Was:     row.Class,
+		Ring:    ring.ConsumerClass(q.Class).Name,
+		Before:  ring.ConsumerClass(row.Class).Name,
+		Cursors: len(cursors),
+	}
 	return d, tx.QueryRow(ctx, lastsSQL, d.Before).Scan(&d.Lasts)
 }
 
 // changing refuses a second change.
 func (c scopeClass) changing(before ring.Ring) error {
-	return failf(ErrRefused, "the scope changed from %s to %s, and ring %s still remembers keys of it from before: nothing was done. Until then its keys are claimed in both rings",
+	return failf(ErrRefused, "the scope changed from %s to %s, and ring %s still remembers keys of it from "+
+		"before: nothing was done. Until then its keys are claimed in both rings",
 		*c.ClassBefore, c.Class, before.Name).but("wait; onlyonce inbox status shows the ring")
 }
 

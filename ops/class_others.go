@@ -68,7 +68,13 @@ func (q *otherClass) read(ctx context.Context, tx pgx.Tx) (*ClassChange, error) 
 	case row.ClassBefore != nil:
 		return nil, row.changing(ring.StandardClass(*row.ClassBefore))
 	}
-	d := &ClassChange{Scope: q.Scope, Class: q.Class, Was: row.Class, Ring: ring.StandardClass(q.Class).Name, Before: ring.StandardClass(row.Class).Name}
+	d := &ClassChange{
+		Scope:  q.Scope,
+		Class:  q.Class,
+		Was:    row.Class,
+		Ring:   ring.StandardClass(q.Class).Name,
+		Before: ring.StandardClass(row.Class).Name,
+	}
 	return d, tx.QueryRow(ctx, lastsSQL, d.Before).Scan(&d.Lasts)
 }
 
@@ -94,8 +100,11 @@ func bringClasses(ctx context.Context, there, tx pgx.Tx, from string) error {
 			return err
 		case asked(o.Class) && (o.ClassBefore == nil || asked(*o.ClassBefore)):
 			continue
-		case here.Class != ring.Standard || here.ClassBefore != nil || o.ClassBefore != nil && *o.ClassBefore != ring.Standard:
-			return failf(ErrRefused, "keys of scope %s are of class %s here and of class %s in %s, and nothing was done: keys that came along would not be found",
+		case here.Class != ring.Standard ||
+			here.ClassBefore != nil ||
+			o.ClassBefore != nil && *o.ClassBefore != ring.Standard:
+			return failf(ErrRefused, "keys of scope %s are of class %s here and of class %s in %s, and "+
+				"nothing was done: keys that came along would not be found",
 				o.Scope, here.text(), o.text(), from).
 				but("give it the same class in both (onlyonce inbox class), and wait until the change is over in both")
 		}

@@ -60,7 +60,12 @@ func (l *loops) claim(scopes ...string) string {
 
 // in returns the rings that hold id 1 of a scope.
 func (l *loops) in(scope string) string {
-	return one[string](l.T, l.pool, `select coalesce(string_agg(distinct regexp_replace(segment, '_keys_\d$', ''), ' '), '') from onlyonce.inbox where key = onlyonce.key('', $1, '1')`, scope)
+	return one[string](
+		l.T,
+		l.pool,
+		`select coalesce(string_agg(distinct regexp_replace(segment, '_keys_\d$', ''), ' '), '') from onlyonce.inbox where key = onlyonce.key('', $1, '1')`,
+		scope,
+	)
 }
 
 func (l *loops) change(scope, class string) error {
@@ -137,7 +142,10 @@ func TestK10OthersChange(t *testing.T) {
 	l := newLoops(t)
 	before := dedupe.Key{Scope: "imports", ID: "before", Fingerprint: dedupe.NoFingerprint}
 	claim := func(k dedupe.Key) (o dedupe.Outcome) {
-		if err := pgx.BeginFunc(t.Context(), l.pool, func(tx pgx.Tx) (err error) { o, err = dedupe.Claim(t.Context(), tx, k); return err }); err != nil {
+		if err := pgx.BeginFunc(t.Context(), l.pool, func(tx pgx.Tx) (err error) {
+			o, err = dedupe.Claim(t.Context(), tx, k)
+			return err
+		}); err != nil {
 			t.Fatal(err)
 		}
 		return o
@@ -155,10 +163,13 @@ func TestK10OthersChange(t *testing.T) {
 	if got := l.claim("imports", "other", "imports"); got != "fresh fresh duplicate" {
 		t.Error(got)
 	}
-	if a, b := l.in("imports"), l.in("other"); a != "standard standard_long" || b != "standard" {
+	a := l.in("imports")
+	b := l.in("other")
+	if a != "standard standard_long" || b != "standard" {
 		t.Errorf("in %s, and %s", a, b)
 	}
-	if err := l.change("imports", "short"); !errors.Is(err, ops.ErrRefused) || !strings.Contains(err.Error(), "standard_keys still remembers") {
+	if err := l.change("imports", "short"); !errors.Is(err, ops.ErrRefused) ||
+		!strings.Contains(err.Error(), "standard_keys still remembers") {
 		t.Errorf("a second change: %v", err)
 	}
 	r, err := ops.ExplainKey(t.Context(), l.pool, ops.ExplainQuestion{Scope: "imports", ID: "before"})
@@ -195,7 +206,11 @@ func TestK10NoSegmentDuringAChange(t *testing.T) {
 	changed := make(chan error, 1)
 	go func() { changed <- l.change("imports", "long") }()
 	pgtest.Until(t, time.Minute, "the change waits", func() bool {
-		return one[bool](t, l.pool, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%onlyonce.horizons%')`)
+		return one[bool](
+			t,
+			l.pool,
+			`select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%onlyonce.horizons%')`,
+		)
 	})
 	if did, err := l.rotators[0].Step(t.Context()); err == nil && did.Action == ring.Announced {
 		t.Errorf("%v while a change is under way", did)
@@ -251,7 +266,8 @@ func TestK10ClaimOfTheFormerClass(t *testing.T) {
 // K10: keys that move with a place stay in the ring of their scope's class.
 func TestK10ClassesMoveWithAPlace(t *testing.T) {
 	t.Parallel()
-	a, b := newLoops(t), newLoops(t)
+	a := newLoops(t)
+	b := newLoops(t)
 	exec(t, a.pool, `insert into onlyonce.places (place, state) values ('acme', 'here')`)
 	if err := a.change("imports", "long"); err != nil {
 		t.Fatal(err)
@@ -263,7 +279,8 @@ func TestK10ClassesMoveWithAPlace(t *testing.T) {
 	if err := b.change("imports", "short"); err != nil {
 		t.Fatal(err)
 	}
-	if err := adoptFrom(t, a.pool, b.pool, "b", true); !errors.Is(err, ops.ErrRefused) || !strings.Contains(err.Error(), "of class short (standard before) here and of class long (standard before) in") {
+	if err := adoptFrom(t, a.pool, b.pool, "b", true); !errors.Is(err, ops.ErrRefused) ||
+		!strings.Contains(err.Error(), "of class short (standard before) here and of class long (standard before) in") {
 		t.Errorf("two classes: %v", err)
 	}
 	exec(t, b.pool, `delete from onlyonce.horizons`)

@@ -28,7 +28,8 @@ func (q *cursors) find(ctx context.Context, tx pgx.Tx) error {
 	}
 	inUse = slices.DeleteFunc(inUse, func(c Cursor) bool { return c.RetiredAt != nil })
 	if len(inUse) == 0 {
-		return failf(ErrNotFound, "there is no cursor in use (%s)", q.at).but("correct the flags; `onlyonce cursor show` lists those there are")
+		return failf(ErrNotFound, "there is no cursor in use (%s)", q.at).but("correct the flags; `onlyonce " +
+			"cursor show` lists those there are")
 	}
 	q.each, err = q.pick(ctx, tx, inUse)
 	return err
@@ -105,18 +106,28 @@ func (in *AdoptInput) pick(ctx context.Context, tx pgx.Tx, inUse []Cursor) (each
 		if p == nil || in.At == "" && c.Group != nil && *c.Group == in.Group {
 			continue
 		}
-		if in.At != "" && c.ReplayUntil != nil && slices.Contains([]string{"gap", "blocked", "everything-fails"}, in.Halted) {
-			return nil, failf(ErrRefused, "a replay is under way on partition %d, and nothing was done: `onlyonce cursor adopt -scope %s -topic %s -partition %d -at %d -reason WHY` ends it where it interrupted the work",
+		if in.At != "" &&
+			c.ReplayUntil != nil &&
+			slices.Contains([]string{"gap", "blocked", "everything-fails"}, in.Halted) {
+			return nil, failf(ErrRefused, "a replay is under way on partition %d, and nothing was done: "+
+				"`onlyonce cursor adopt -scope %s -topic %s -partition %d -at %d -reason WHY` ends it where "+
+				"it interrupted the work",
 				c.Partition, in.Scope, in.Topic, c.Partition, *c.ReplayResume)
 		}
 		at, _ := in.at(c.Position, p) // check has seen it
-		each = append(each, &adoption{AdoptInput: *in, name: CursorName{Scope: in.Scope, Topic: in.Topic, Partition: c.Partition}, at: at})
+		each = append(each, &adoption{
+			AdoptInput: *in,
+			name:       CursorName{Scope: in.Scope, Topic: in.Topic, Partition: c.Partition},
+			at:         at,
+		})
 	}
 	switch {
 	case len(each) == 0 && in.Halted != "":
-		return nil, failf(ErrNotFound, "no living process reports a partition as halted for %q (scope %q, topic %q)", in.Halted, in.Scope, in.Topic).but("`onlyonce status` shows what is halted")
+		return nil, failf(ErrNotFound, "no living process reports a partition as halted for %q (scope %q, topic %q)",
+			in.Halted, in.Scope, in.Topic).but("`onlyonce status` shows what is halted")
 	case len(each) == 0:
-		return nil, failf(ErrNothing, "All %d cursors are of group %s already: nothing was changed.", len(inUse), in.Group)
+		return nil, failf(ErrNothing, "All %d cursors are of group %s already: nothing was changed.",
+			len(inUse), in.Group)
 	}
 	return each, nil
 }

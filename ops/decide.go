@@ -125,11 +125,22 @@ func transact[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d d
 	case errors.As(err, &pg) || errors.Is(err, pgx.ErrTxCommitRollback):
 		return nil, err
 	}
-	return nil, &Error{Kind: ErrOutcomeUnknown, Reason: "the COMMIT got no answer: the decision may or may not be in force",
-		Remedy: "look with `" + k.look + "` before you try again", Cause: err}
+	return nil, &Error{
+		Kind:   ErrOutcomeUnknown,
+		Reason: "the COMMIT got no answer: the decision may or may not be in force",
+		Remedy: "look with `" + k.look + "` before you try again",
+		Cause:  err,
+	}
 }
 
-func carryOut[R any](ctx context.Context, tx pgx.Tx, k kind, by By, d decision[R], shown *R) (done *R, audit int64, err error) {
+func carryOut[R any](
+	ctx context.Context,
+	tx pgx.Tx,
+	k kind,
+	by By,
+	d decision[R],
+	shown *R,
+) (done *R, audit int64, err error) {
 	if err := lockFor(ctx, tx, k, d); err != nil {
 		return nil, 0, err
 	}
@@ -140,7 +151,8 @@ func carryOut[R any](ctx context.Context, tx pgx.Tx, k kind, by By, d decision[R
 		return nil, 0, err
 	}
 	if shown != nil && d.differs(shown, now) {
-		return nil, 0, failf(ErrChanged, "%s changed while you were asked, and nothing was done", k.subject).but("run the command again to see how it stands")
+		return nil, 0, failf(ErrChanged, "%s changed while you were asked, and nothing was done",
+			k.subject).but("run the command again to see how it stands")
 	}
 	if done, err = d.do(ctx, tx, by, now); err != nil {
 		return nil, 0, err
@@ -167,7 +179,10 @@ func lockFor[R any](ctx context.Context, tx pgx.Tx, k kind, d decision[R]) error
 	}
 	var bound int64
 	var set string
-	if err := tx.QueryRow(beginning, patienceSQL, min(k.within, waitLimit).Milliseconds()).Scan(&bound, &set); err != nil {
+	if err := tx.QueryRow(beginning, patienceSQL, min(k.within, waitLimit).Milliseconds()).Scan(
+		&bound,
+		&set,
+	); err != nil {
 		return err
 	}
 	// The server ends the wait. This is for one that does not answer any more.

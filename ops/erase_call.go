@@ -93,7 +93,8 @@ func (q *erasure) read(ctx context.Context, tx pgx.Tx) (*Erased, error) {
 		return nil, err
 	}
 	if len(rows) == 0 {
-		return nil, failf(ErrNotFound, "`Key`: no call with key %s is stored: it was dropped with its segment of the log, or never enqueued", q.Key)
+		return nil, failf(ErrNotFound, "`Key`: no call with key %s is stored: it was dropped with its "+
+			"segment of the log, or never enqueued", q.Key)
 	}
 	done := true
 	for i := range rows {
@@ -102,13 +103,19 @@ func (q *erasure) read(ctx context.Context, tx pgx.Tx) (*Erased, error) {
 		switch r.State {
 		case "delivered", "discarded":
 		case "pending":
-			return nil, failf(ErrRefused, "the call to sink %s is still to be sent, and nothing was done: wait until it is delivered; one that fails is parked, and `onlyonce parked discard` gives it up", r.Sink)
+			return nil, failf(
+				ErrRefused,
+				"the call to sink %s is still to be sent, and nothing was done: "+
+					"wait until it is delivered; one that fails is parked, and `onlyonce parked discard` gives it up",
+				r.Sink,
+			)
 		default:
 			id := ""
 			if r.Table == "parked" {
 				id = fmt.Sprintf(" -id %d", r.ID)
 			}
-			return nil, failf(ErrRefused, "the call to sink %s is parked (%s) and may still be sent, and nothing was done: give it up first with `onlyonce parked discard%s`", r.Sink, r.State, id)
+			return nil, failf(ErrRefused, "the call to sink %s is parked (%s) and may still be sent, and "+
+				"nothing was done: give it up first with `onlyonce parked discard%s`", r.Sink, r.State, id)
 		}
 	}
 	if done {
@@ -121,7 +128,8 @@ func (q *erasure) read(ctx context.Context, tx pgx.Tx) (*Erased, error) {
 func (q *erasure) differs(_, _ *Erased) bool { return false }
 
 func (q *erasure) do(ctx context.Context, tx pgx.Tx, _ By, now *Erased) (*Erased, error) {
-	ids, keys := map[string][]int64{}, []string{}
+	ids := map[string][]int64{}
+	keys := []string{}
 	for _, r := range now.Rows {
 		if r.Key != nil {
 			keys = append(keys, *r.Key)

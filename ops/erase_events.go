@@ -108,7 +108,8 @@ func (q *eventErasure) read(ctx context.Context, tx pgx.Tx) (*Erased, error) {
 		return nil, err
 	}
 	if len(rows) == 0 {
-		return nil, failf(ErrNotFound, "`Topic`: stream %s has no such event: it was dropped with its segment of the log, or never came", q.Topic)
+		return nil, failf(ErrNotFound, "`Topic`: stream %s has no such event: it was dropped with its "+
+			"segment of the log, or never came", q.Topic)
 	}
 	done := true
 	parkedBy := "" // whose row is among the rows, and says more, unless it has another key
@@ -118,19 +119,23 @@ func (q *eventErasure) read(ctx context.Context, tx pgx.Tx) (*Erased, error) {
 		switch r.State {
 		case "handled", "resolved", "discarded":
 		case "unread":
-			return nil, failf(ErrRefused, "no consumer has begun to read %s, and nothing was done: event %s is still to be handled", q.Topic, show.OrDash(r.Event))
+			return nil, failf(ErrRefused, "no consumer has begun to read %s, and nothing was done: event %s "+
+				"is still to be handled", q.Topic, show.OrDash(r.Event))
 		case "waiting", "retrying", "blocked":
-			return nil, failf(ErrRefused, "event %s is parked (%s) and may still be handled, and nothing was done: give it up first with `onlyonce parked discard -id %d`", show.OrDash(r.Event), r.State, r.ID)
+			return nil, failf(ErrRefused, "event %s is parked (%s) and may still be handled, and nothing "+
+				"was done: give it up first with `onlyonce parked discard -id %d`", show.OrDash(r.Event), r.State, r.ID)
 		default:
 			scope, parked := strings.CutPrefix(r.State, "parked by ")
 			if !parked {
-				return nil, failf(ErrRefused, "event %s is still to be handled (%s), and nothing was done", show.OrDash(r.Event), r.State)
+				return nil, failf(ErrRefused, "event %s is still to be handled (%s), and nothing was done",
+					show.OrDash(r.Event), r.State)
 			}
 			parkedBy = scope
 		}
 	}
 	if parkedBy != "" {
-		return nil, failf(ErrRefused, "an event is parked by the consumer of scope %s and may still be handled, and nothing was done: give it up first with `onlyonce parked discard`", parkedBy)
+		return nil, failf(ErrRefused, "an event is parked by the consumer of scope %s and may still be "+
+			"handled, and nothing was done: give it up first with `onlyonce parked discard`", parkedBy)
 	}
 	if done {
 		return nil, failf(ErrNothing, "All %d were erased already: nothing was changed.", len(rows))
@@ -151,7 +156,8 @@ func (q *eventErasure) do(ctx context.Context, tx pgx.Tx, _ By, now *Erased) (*E
 			continue
 		}
 		if r.Table == "log" {
-			offsets, partitions = append(offsets, r.ID), append(partitions, *r.Partition)
+			offsets = append(offsets, r.ID)
+			partitions = append(partitions, *r.Partition)
 		} else {
 			parked = append(parked, r.ID)
 		}
@@ -160,7 +166,8 @@ func (q *eventErasure) do(ctx context.Context, tx pgx.Tx, _ By, now *Erased) (*E
 		return nil, err
 	}
 	erased, err := tx.Exec(ctx, eraseParkedSQL, parked)
-	if err == nil && erased.RowsAffected() != int64(len(parked)) { // one that lock did not find, because it has another id
+	// one that lock did not find, because it has another id
+	if err == nil && erased.RowsAffected() != int64(len(parked)) {
 		return nil, failf(ErrChanged, "one of the events was parked again meanwhile, and nothing was done: try again")
 	}
 	return now, err

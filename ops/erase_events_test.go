@@ -19,7 +19,12 @@ func TestEraseEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-		return eventsource.Append(t.Context(), tx, eventsource.Event{Topic: "hooks", ID: "evt_1", Body: []byte("private"), Key: []byte("cus_1")})
+		return eventsource.Append(t.Context(), tx, eventsource.Event{
+			Topic: "hooks",
+			ID:    "evt_1",
+			Body:  []byte("private"),
+			Key:   []byte("cus_1"),
+		})
 	})
 	if err != nil {
 		t.Fatal(err)

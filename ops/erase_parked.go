@@ -83,7 +83,12 @@ func (in *EraseParkedInput) Check() error {
 // Errors are of kind ErrInvalid, ErrNotFound if there is no such row, ErrRefused if one of them is
 // not settled or not handled everywhere, ErrNothing if all are erased already, and ErrChanged.
 func EraseParked(ctx context.Context, db DB, by By, in EraseParkedInput) (*Erased, error) {
-	k := kind{action: "parked erase", subject: "one of the rows", look: "onlyonce parked erase", within: eraseParkedTimeout}
+	k := kind{
+		action:  "parked erase",
+		subject: "one of the rows",
+		look:    "onlyonce parked erase",
+		within:  eraseParkedTimeout,
+	}
 	return decide(ctx, db, k, by, &parkedErasure{EraseParkedInput: in}, in.Shown)
 }
 
@@ -118,7 +123,16 @@ func (q *parkedErasure) pick(ctx context.Context, tx pgx.Tx) (rows []erasedRow, 
 			return nil, err
 		}
 	}
-	rows, err = reports.Collect[erasedRow](ctx, tx, pickErasedSQL, reports.OrNull(q.ID), reports.OrNull(q.Key), stored, reports.OrNull(q.OrderingKey), mostErased+1)
+	rows, err = reports.Collect[erasedRow](
+		ctx,
+		tx,
+		pickErasedSQL,
+		reports.OrNull(q.ID),
+		reports.OrNull(q.Key),
+		stored,
+		reports.OrNull(q.OrderingKey),
+		mostErased+1,
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -180,23 +194,37 @@ func (q *parkedErasure) read(ctx context.Context, tx pgx.Tx) (all *Erased, err e
 	}
 	switch n := len(q.rows); {
 	case n == 0:
-		return nil, failf(ErrNotFound, "there is no such parked row: it was deleted when its retention had passed, or was never parked")
+		return nil, failf(ErrNotFound, "there is no such parked row: it was deleted when its retention had "+
+			"passed, or was never parked")
 	case n > mostErased:
-		return nil, failf(ErrRefused, "there are more than %d such rows, and nothing was done: erase some by `ID` or `Key` first", mostErased)
+		return nil, failf(ErrRefused, "there are more than %d such rows, and nothing was done: erase some "+
+			"by `ID` or `Key` first", mostErased)
 	}
 	all = &Erased{}
 	done := true
 	for i := range q.rows {
 		r := &q.rows[i]
 		if r.State != parked.Resolved && r.State != parked.Discarded {
-			return nil, failf(ErrRefused, "row %d is parked (%s) and may still be handled or sent, and nothing was done: give it up first with `onlyonce parked discard -id %d`", r.ID, r.State, r.ID)
+			return nil, failf(ErrRefused, "row %d is parked (%s) and may still be handled or sent, and "+
+				"nothing was done: give it up first with `onlyonce parked discard -id %d`", r.ID, r.State, r.ID)
 		}
 		if r.decision == nil {
 			done = done && r.ErasedAt != nil
-			all.add([]Stored{{Table: "parked", Partition: r.Partition, ID: r.ID, Key: r.Key, Sink: r.Sink, Event: r.Event, State: r.State, Bytes: r.Bytes, ErasedAt: r.ErasedAt}})
+			all.add([]Stored{{
+				Table:     "parked",
+				Partition: r.Partition,
+				ID:        r.ID,
+				Key:       r.Key,
+				Sink:      r.Sink,
+				Event:     r.Event,
+				State:     r.State,
+				Bytes:     r.Bytes,
+				ErasedAt:  r.ErasedAt,
+			}})
 			continue
 		}
-		switch r.alsoStored, err = r.decision.read(ctx, tx); {
+		r.alsoStored, err = r.decision.read(ctx, tx)
+		switch {
 		case err == nil:
 			done = false
 			all.add(r.alsoStored.Rows)
@@ -214,7 +242,9 @@ func (q *parkedErasure) read(ctx context.Context, tx pgx.Tx) (all *Erased, err e
 func (e *Erased) add(rows []Stored) {
 	for _, r := range rows {
 		if !slices.ContainsFunc(e.Rows, func(o Stored) bool {
-			return o.Table == r.Table && o.ID == r.ID && (o.Partition == nil || r.Partition == nil || *o.Partition == *r.Partition)
+			return o.Table == r.Table &&
+				o.ID == r.ID &&
+				(o.Partition == nil || r.Partition == nil || *o.Partition == *r.Partition)
 		}) {
 			e.Rows = append(e.Rows, r)
 		}

@@ -19,10 +19,18 @@ func TestEraseParked(t *testing.T) {
 	const held = `select coalesce(string_agg(reason, ' ' order by reason), '') from onlyonce.parked where coalesce(octet_length(body), 0) > 0 and error <> ''`
 	put := func(name, kind, recordKey string, order [16]byte, key string) {
 		t.Helper()
-		exec(t, pool, `insert into onlyonce.parked (kind, state, settled_at, reason, error, scope, tenant, topic, event_id, sink, key, record_key, order_key, header_names, header_values, body, response_body)
+		exec(
+			t,
+			pool,
+			`insert into onlyonce.parked (kind, state, settled_at, reason, error, scope, tenant, topic, event_id, sink, key, record_key, order_key, header_names, header_values, body, response_body)
 			values ($1, 'resolved', now(), $2, 'x', 'stock', 'acme', case when $1 <> 'call' then 'orders' end, case when $1 = 'event' then $2 end, case when $1 = 'call' then 'mail' end,
 			        $3::uuid, nullif($4, '')::bytea, $5::uuid, array['h'::bytea], array['v'::bytea], 'private', case when $1 = 'call' then 'private'::bytea end)`,
-			kind, name, key, recordKey, uuid.UUID(order).String())
+			kind,
+			name,
+			key,
+			recordKey,
+			uuid.UUID(order).String(),
+		)
 	}
 	none := [16]byte{}
 	keys := map[string]string{}
@@ -59,7 +67,11 @@ func TestEraseParked(t *testing.T) {
 	if got := one[string](t, pool, held); got != "e-other f-other-call" {
 		t.Errorf("still held: %s", got)
 	}
-	if n := one[int](t, pool, `select count(*) from onlyonce.parked where erased_at is not null and key is not null and response_body is null and (kind = 'call' or body is null and header_names = '{}' and header_values = '{}')`); n != 4 {
+	if n := one[int](
+		t,
+		pool,
+		`select count(*) from onlyonce.parked where erased_at is not null and key is not null and response_body is null and (kind = 'call' or body is null and header_names = '{}' and header_values = '{}')`,
+	); n != 4 {
 		t.Errorf("%d of 4 rows are erased and have their keys", n)
 	}
 	if n := one[int](t, pool, `select count(*) from onlyonce.parked where kind = 'call' and header_names <> '{}'`); n != 2 {
@@ -82,8 +94,12 @@ func TestEraseParked(t *testing.T) {
 		in   ops.EraseParkedInput
 		want error
 	}{
-		{ops.EraseParkedInput{}, ops.ErrInvalid}, {ops.EraseParkedInput{ID: 1, Key: uuid.NewString()}, ops.ErrInvalid}, {ops.EraseParkedInput{Key: "x"}, ops.ErrInvalid},
-		{ops.EraseParkedInput{ID: -1}, ops.ErrInvalid}, {ops.EraseParkedInput{ID: 99}, ops.ErrNotFound}, {ops.EraseParkedInput{OrderingKey: "nobody"}, ops.ErrNotFound},
+		{ops.EraseParkedInput{}, ops.ErrInvalid},
+		{ops.EraseParkedInput{ID: 1, Key: uuid.NewString()}, ops.ErrInvalid},
+		{ops.EraseParkedInput{Key: "x"}, ops.ErrInvalid},
+		{ops.EraseParkedInput{ID: -1}, ops.ErrInvalid},
+		{ops.EraseParkedInput{ID: 99}, ops.ErrNotFound},
+		{ops.EraseParkedInput{OrderingKey: "nobody"}, ops.ErrNotFound},
 	} {
 		if _, err := ops.EraseParked(t.Context(), pool, by, c.in); !errors.Is(err, c.want) {
 			t.Errorf("%+v: %v, want %v", c.in, err, c.want)

@@ -94,7 +94,12 @@ type examiner struct {
 }
 
 func (d *examiner) add(level, check, remedy, format string, args ...any) {
-	d.findings = append(d.findings, Finding{Check: check, Level: level, Text: fmt.Sprintf(format, args...), Remedy: remedy})
+	d.findings = append(d.findings, Finding{
+		Check:  check,
+		Level:  level,
+		Text:   fmt.Sprintf(format, args...),
+		Remedy: remedy,
+	})
 }
 
 func (d *examiner) ok(check, format string, args ...any) { d.add(levelOK, check, "", format, args...) }
@@ -135,11 +140,18 @@ func (d *examiner) examine(ctx context.Context, tx pgx.Tx) (version int, err err
 		return 0, err
 	}
 	if version > migrations.Latest {
-		d.add(levelInfo, "schema", "deploy programs of the version that migrated it", "version %d, which is newer than this program's, %d: both work beside each other", version, migrations.Latest)
+		d.add(levelInfo, "schema",
+			"deploy programs of the version that migrated it",
+			"version %d, which is newer than this program's, %d: both work beside each other",
+			version,
+			migrations.Latest)
 	} else {
 		d.ok("schema", "version %d", version)
 	}
-	for _, look := range []func(context.Context, pgx.Tx) error{d.server, d.address, d.connections, d.roles, d.clocks, d.memory, d.rings, d.obstacles, d.history, d.outbox, d.events, d.faults, d.operators} {
+	for _, look := range []func(context.Context, pgx.Tx) error{
+		d.server, d.address, d.connections, d.roles, d.clocks, d.memory, d.rings, d.obstacles,
+		d.history, d.outbox, d.events, d.faults, d.operators,
+	} {
 		if err := look(ctx, tx); err != nil {
 			return 0, err
 		}

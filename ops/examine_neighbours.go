@@ -53,9 +53,21 @@ func (d *examiner) strangers(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	for _, s := range all {
-		d.add(levelFail, check, fmt.Sprintf("end it: select pg_terminate_backend(%d); and take from its login the right to connect: revoke connect on database ... from public", s.Pid),
-			"process %d of login %s (%s), connected for %s, holds %d advisory locks of onlyonce, for example of %s, and its login has no right on onlyonce.leases: no process of onlyonce can take them meanwhile",
-			s.Pid, s.Login, s.Application, show.Seconds(s.Age), s.Locks, s.Name)
+		d.add(
+			levelFail,
+			check,
+			fmt.Sprintf("end it: select pg_terminate_backend(%d); and take from its login the right to "+
+				"connect: revoke connect on database ... from public", s.Pid),
+			"process %d of login %s (%s), connected for %s, holds %d advisory locks of onlyonce, for "+
+				"example of %s, and its login has no right on onlyonce.leases: no process of onlyonce can "+
+				"take them meanwhile",
+			s.Pid,
+			s.Login,
+			s.Application,
+			show.Seconds(s.Age),
+			s.Locks,
+			s.Name,
+		)
 	}
 	d.unless(check, "no login without rights holds an advisory lock of onlyonce")
 	return nil
@@ -70,15 +82,24 @@ func (d *examiner) leftBehind(ctx context.Context, tx pgx.Tx) error {
 		return err
 	})
 	if guard.SQLState(err) == "42501" {
-		d.add(levelInfo, check, "run doctor as onlyonce_viewer or onlyonce_operator", "this login may not read the sequences of onlyonce")
+		d.add(levelInfo, check, "run doctor as onlyonce_viewer or onlyonce_operator",
+			"this login may not read the sequences of onlyonce")
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	for _, s := range behind {
-		d.add(levelFail, check, "onlyonce outbox rebase -reason WHY (docs/operations/restore.md, Move a database)",
-			"the sequence %s stands at %d, and %d is in use: logical replication does not copy sequences. New rows get ids that are taken", s.Name, s.Stands, s.Needs)
+		d.add(
+			levelFail,
+			check,
+			"onlyonce outbox rebase -reason WHY (docs/operations/restore.md, Move a database)",
+			"the sequence %s stands at %d, and %d is in use: logical replication does not copy sequences. "+
+				"New rows get ids that are taken",
+			s.Name,
+			s.Stands,
+			s.Needs,
+		)
 	}
 	d.unless(check, "none is behind")
 	return nil
@@ -109,10 +130,22 @@ func (d *examiner) published(ctx context.Context, tx pgx.Tx) error {
 	}
 	for _, p := range all {
 		if p.Refused != "" {
-			d.add(levelFail, check, "alter table TABLE replica identity full, for each of them", "publication %s has tables of onlyonce whose rows have no replica identity: PostgreSQL refuses to change or delete them (%s)", p.Name, p.Refused)
+			d.add(levelFail, check, "alter table TABLE replica identity full, for each of them",
+				"publication %s has tables of onlyonce whose rows have no replica identity: PostgreSQL "+
+					"refuses to change or delete them (%s)",
+				p.Name,
+				p.Refused)
 			continue
 		}
-		d.add(levelInfo, check, "if it is not for a move of this database, publish your own tables only (Debezium: publication.autocreate.mode=filtered)", "publication %s has %d tables of onlyonce: each message, call and request goes through its readers too", p.Name, p.Tables)
+		d.add(
+			levelInfo,
+			check,
+			"if it is not for a move of this database, publish your own tables only "+
+				"(Debezium: publication.autocreate.mode=filtered)",
+			"publication %s has %d tables of onlyonce: each message, call and request goes through its readers too",
+			p.Name,
+			p.Tables,
+		)
 	}
 	d.unless(check, "no publication has tables of onlyonce")
 	return nil

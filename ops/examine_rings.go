@@ -37,7 +37,10 @@ const late = time.Minute
 // memory compares how long keys are remembered with how long copies may arrive (K6, W10).
 func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 	if d.ask.CopiesWithin == nil {
-		d.add(levelWarn, "copies", "onlyonce doctor -copies-within D", "doctor was not told how long producers go on trying, and has not compared it with the horizon of consumer_keys; a consumer with Config.CopiesWithin does so itself, as long as it runs")
+		d.add(levelWarn, "copies",
+			"onlyonce doctor -copies-within D",
+			"doctor was not told how long producers go on trying, and has not compared it with the horizon "+
+				"of consumer_keys; a consumer with Config.CopiesWithin does so itself, as long as it runs")
 	} else if err := d.remembers(ctx, tx, "copies", "consumer_keys", *d.ask.CopiesWithin, "producers"); err != nil {
 		return err
 	} else if err := d.otherClasses(ctx, tx, "copies", *d.ask.CopiesWithin, "producers"); err != nil {
@@ -50,11 +53,27 @@ func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 }
 
 // remembers checks that keys of a ring are remembered for as long as copies of whose messages come.
-func (d *examiner) remembers(ctx context.Context, tx pgx.Tx, check, ring string, copies time.Duration, whose string) error {
+func (d *examiner) remembers(
+	ctx context.Context,
+	tx pgx.Tx,
+	check, ring string,
+	copies time.Duration,
+	whose string,
+) error {
 	err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: ring, Copies: copies})
 	switch {
 	case errors.Is(err, inbox.ErrHorizon):
-		d.add(levelFail, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D -reason WHY, with D above %s", ring, show.Span(copies)), "%s: copies may come for %s, and keys of %s may be forgotten before that: a later one would be applied again", whose, show.Span(copies), ring)
+		d.add(
+			levelFail,
+			check,
+			fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D -reason WHY, with D above %s",
+				ring, show.Span(copies)),
+			"%s: copies may come for %s, and keys of %s may be forgotten before that: a later one would be "+
+				"applied again",
+			whose,
+			show.Span(copies),
+			ring,
+		)
 	case err != nil:
 		return err
 	default:
@@ -70,7 +89,13 @@ const classScopesSQL = `select class, string_agg(scope, ', ' order by scope) as 
 // otherClasses reports the scopes that have chosen a class whose ring remembers keys for less than
 // that. It is no fault: copies of their messages may come sooner, and only their consumers know
 // (Config.CopiesWithin).
-func (d *examiner) otherClasses(ctx context.Context, tx pgx.Tx, check string, copies time.Duration, whose string) error {
+func (d *examiner) otherClasses(
+	ctx context.Context,
+	tx pgx.Tx,
+	check string,
+	copies time.Duration,
+	whose string,
+) error {
 	type class struct{ Class, Scopes string }
 	chosen, err := reports.Collect[class](ctx, tx, classScopesSQL, ring.Standard)
 	if err != nil {
@@ -80,8 +105,18 @@ func (d *examiner) otherClasses(ctx context.Context, tx pgx.Tx, check string, co
 		which := ring.ConsumerClass(c.Class).Name
 		err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: which, Copies: copies})
 		if errors.Is(err, inbox.ErrHorizon) {
-			d.add(levelInfo, check, "set Config.CopiesWithin in the consumers of these scopes; if their copies may come that late, change their class: onlyonce inbox class -scope S -class long -reason WHY",
-				"%s: copies may come for %s, and %s may forget keys before that, of the scopes that have chosen class %s: %s", whose, show.Span(copies), which, c.Class, c.Scopes)
+			d.add(
+				levelInfo,
+				check,
+				"set Config.CopiesWithin in the consumers of these scopes; if their copies may come that late, change their class: onlyonce inbox class -scope S -class long -reason WHY",
+				"%s: copies may come for %s, and %s may forget keys before that, of the scopes that have "+
+					"chosen class %s: %s",
+				whose,
+				show.Span(copies),
+				which,
+				c.Class,
+				c.Scopes,
+			)
 		} else if err != nil {
 			return err
 		}
@@ -105,17 +140,32 @@ func (d *examiner) relayRetries(ctx context.Context, tx pgx.Tx) error {
 	}
 	if c := rows; c.TriedID != nil && c.TriedSink != nil {
 		age := show.Seconds(*c.TriedAge)
-		if err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: "consumer_keys", Copies: age}); errors.Is(err, inbox.ErrHorizon) {
-			d.add(levelWarn, "relay-retries", fmt.Sprintf("if the sink's topic is consumed here, find out whether it was applied before you redrive it: onlyonce parked show -id %d", *c.TriedID),
-				"parked call %d to sink %s was first tried %s ago, longer than consumer_keys remembers at least: a message that it produces now is a new one", *c.TriedID, *c.TriedSink, age)
+		if err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: "consumer_keys", Copies: age}); errors.Is(
+			err,
+			inbox.ErrHorizon,
+		) {
+			d.add(
+				levelWarn,
+				"relay-retries",
+				fmt.Sprintf("if the sink's topic is consumed here, find out whether it was applied before "+
+					"you redrive it: onlyonce parked show -id %d", *c.TriedID),
+				"parked call %d to sink %s was first tried %s ago, longer than consumer_keys remembers at "+
+					"least: a message that it produces now is a new one",
+				*c.TriedID,
+				*c.TriedSink,
+				age,
+			)
 		} else if err != nil {
 			return err
 		}
-		if err := d.otherClasses(ctx, tx, "relay-retries", age, fmt.Sprintf("parked call %d to sink %s", *c.TriedID, *c.TriedSink)); err != nil {
+		if err := d.otherClasses(ctx, tx, "relay-retries",
+			age, fmt.Sprintf("parked call %d to sink %s", *c.TriedID, *c.TriedSink)); err != nil {
 			return err
 		}
 	}
-	d.unless("relay-retries", "no call was tried for longer than consumer_keys remembers at least; doctor was not told how long relays go on (-relay-retries)")
+	d.unless("relay-retries",
+		"no call was tried for longer than consumer_keys remembers at least; doctor was not told how long "+
+			"relays go on (-relay-retries)")
 	return nil
 }
 
@@ -130,9 +180,11 @@ func (d *examiner) webhookCopies(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	want, whose := leastWebhooks, "webhooks (a day at least; -webhook-retention says more)"
+	want := leastWebhooks
+	whose := "webhooks (a day at least; -webhook-retention says more)"
 	if d.ask.WebhookRetention != nil {
-		want, whose = *d.ask.WebhookRetention, "webhooks"
+		want = *d.ask.WebhookRetention
+		whose = "webhooks"
 	}
 	if len(endpoints) == 0 && d.ask.WebhookRetention == nil {
 		d.ok("webhooks", "no endpoint has received anything that is remembered")
@@ -157,9 +209,24 @@ func (d *examiner) webhookCopies(ctx context.Context, tx pgx.Tx) error {
 		}
 		// Ids are deleted when the receiver's Retention has passed, so the oldest is about as old
 		// as that.
-		if err := inbox.CheckHorizon(ctx, tx, inbox.Need{Ring: which, Copies: show.Seconds(*e.Oldest) - late}); errors.Is(err, inbox.ErrHorizon) {
-			d.add(levelWarn, "webhooks", "set the horizon of "+which+" to the endpoint's webhook.Config.Retention at least; or let Endpoint.Upkeep of a login with onlyonce_rotator run, which deletes them",
-				"endpoint %s has ids that are %s old, older than %s remembers at least: its Retention is longer, or nothing deletes them", e.Endpoint, show.Seconds(*e.Oldest), which)
+		if err := inbox.CheckHorizon(ctx, tx, inbox.Need{
+			Ring:   which,
+			Copies: show.Seconds(*e.Oldest) - late,
+		}); errors.Is(
+			err,
+			inbox.ErrHorizon,
+		) {
+			d.add(
+				levelWarn,
+				"webhooks",
+				"set the horizon of "+which+" to the endpoint's webhook.Config.Retention at least; or let "+
+					"Endpoint.Upkeep of a login with onlyonce_rotator run, which deletes them",
+				"endpoint %s has ids that are %s old, older than %s remembers at least: its Retention is "+
+					"longer, or nothing deletes them",
+				e.Endpoint,
+				show.Seconds(*e.Oldest),
+				which,
+			)
 		} else if err != nil {
 			return err
 		}
@@ -200,7 +267,9 @@ func (d *examiner) rings(ctx context.Context, tx pgx.Tx) error {
 func (d *examiner) ring(k *reports.KeyRing, held bool, who []string) {
 	check := k.Ring
 	var current *reports.KeySegment
-	slots, free, draining := 0, 0, false
+	slots := 0
+	free := 0
+	draining := false
 	for i := range k.Segments {
 		s := &k.Segments[i]
 		slots++
@@ -213,35 +282,83 @@ func (d *examiner) ring(k *reports.KeyRing, held bool, who []string) {
 			draining = true
 		}
 		if s.Opened != nil && *s.Opened < -60 || s.Closed != nil && *s.Closed < -60 {
-			d.add(levelFail, check, "see to the clock of the database's server; rotation goes on by itself when it has caught up", "%s was opened or closed in the future: the clock went back, and rotation is halted", s.Table)
+			d.add(
+				levelFail,
+				check,
+				"see to the clock of the database's server; rotation goes on by itself "+
+					"when it has caught up",
+				"%s was opened or closed in the future: the clock went back, and rotation is halted",
+				s.Table,
+			)
 		}
 	}
 	if k.Horizon == nil {
-		d.add(levelInfo, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D -reason WHY, if that is not meant", k.Ring), "keys are remembered for ever: nothing is rotated, and the tables grow")
+		d.add(
+			levelInfo,
+			check,
+			fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D -reason WHY, if that is not meant", k.Ring),
+			"keys are remembered for ever: nothing is rotated, and the tables grow",
+		)
 		return
 	}
 	seventh := show.Seconds(*k.Horizon / 7)
 	if slots < reports.MostClosed+1 {
-		d.add(levelFail, check, "set onlyonce.rings.slots back to what the migration says", "the ring has %d tables, and a horizon takes %d", slots, reports.MostClosed+1)
+		d.add(levelFail, check, "set onlyonce.rings.slots back to what the migration says",
+			"the ring has %d tables, and a horizon takes %d", slots, reports.MostClosed+1)
 	}
 	if len(who) == 0 {
-		d.add(levelFail, check, "grant onlyonce_rotator to the login of a consumer, relay or webhook receiver, or of a job that runs onlyonce inbox rotate (docs/roles.sql)", "no login has the rights to rotate it: nothing is forgotten, and the tables grow")
+		d.add(
+			levelFail,
+			check,
+			"grant onlyonce_rotator to the login of a consumer, relay or webhook "+
+				"receiver, or of a job that runs onlyonce inbox rotate (docs/roles.sql)",
+			"no login has the rights to rotate it: nothing is forgotten, and the tables grow",
+		)
 	}
 	if current != nil && current.Bytes > 0 && current.Opened != nil && show.Seconds(*current.Opened) > seventh+late {
 		age := show.Seconds(*current.Opened)
 		switch {
 		case free == 0:
-			d.add(levelWarn, check, "see the finding frontiers; a horizon that was made longer lets the ring fill for a while", "no segment is free, and the current one grows: it is %s old, and should be %s at most", age, seventh)
+			d.add(
+				levelWarn,
+				check,
+				"see the finding frontiers; a horizon that was made longer lets the "+
+					"ring fill for a while",
+				"no segment is free, and the current one grows: it is %s old, and should be %s at most",
+				age,
+				seventh,
+			)
 		case !held && len(who) > 0:
-			d.add(levelFail, check, "start a consumer, a relay or an Endpoint.Upkeep under one of these logins and read its log, or run onlyonce inbox rotate", "no process rotates it: the current segment is %s old, should be %s at most, and no process holds the lease, although %s may", age, seventh, strings.Join(who, ", "))
+			d.add(
+				levelFail,
+				check,
+				"start a consumer, a relay or an Endpoint.Upkeep under one of these "+
+					"logins and read its log, or run onlyonce inbox rotate",
+				"no process rotates it: the current segment is %s old, should be %s at most, and no process "+
+					"holds the lease, although %s may",
+				age,
+				seventh,
+				strings.Join(who, ", "),
+			)
 		case draining:
-			d.add(levelWarn, check, "see the finding transactions: end what has been open for so long", "the current segment is %s old, should be %s at most, and the one before it drains: transactions that may write into it have not ended", age, seventh)
+			d.add(levelWarn, check, "see the finding transactions: end what has been open for so long",
+				"the current segment is %s old, should be %s at most, and the one before it drains: "+
+					"transactions that may write into it have not ended",
+				age,
+				seventh)
 		case held:
-			d.add(levelWarn, check, "read the log of the consumers, relays and receivers that rotate", "the current segment is %s old and should be %s at most, although a process holds the lease", age, seventh)
+			d.add(levelWarn, check, "read the log of the consumers, relays and receivers that rotate",
+				"the current segment is %s old and should be %s at most, although a process holds the lease",
+				age,
+				seventh)
 		}
 	}
-	d.unless(check, "remembered %s; goes on each %s; %d tables hold that, also of cursors that are %s behind; %d free; %s", show.Remembered(k.Horizon), seventh, slots, seventh, free,
-		map[bool]string{true: "a process rotates it", false: "no process rotates it just now, and nothing is due"}[held])
+	d.unless(check, "remembered %s; goes on each %s; %d tables hold that, also of cursors that are %s "+
+		"behind; %d free; %s", show.Remembered(k.Horizon), seventh, slots, seventh, free,
+		map[bool]string{
+			true:  "a process rotates it",
+			false: "no process rotates it just now, and nothing is due",
+		}[held])
 }
 
 // frontiers judges the cursors that hold back what the consumers' rings forget. If a frontier is
@@ -256,16 +373,42 @@ func (d *examiner) frontiers(rings []reports.KeyRing, all []reports.Frontier) {
 		horizon := rings[slices.IndexFunc(rings, func(k reports.KeyRing) bool { return k.Ring == f.Ring })].Horizon
 		forgets = forgets || horizon != nil
 		where := fmt.Sprintf("scope %s, topic %s, partition %d", f.Scope, f.Topic, f.Partition)
-		retire := fmt.Sprintf("start its consumer, or take it out of use: onlyonce cursor retire -scope %s -topic %s -partition %d -reason WHY", show.Quote(f.Scope), show.Quote(f.Topic), f.Partition)
+		retire := fmt.Sprintf("start its consumer, or take it out of use: onlyonce cursor retire -scope %s "+
+			"-topic %s -partition %d -reason WHY", show.Quote(f.Scope), show.Quote(f.Topic), f.Partition)
 		switch {
 		case f.Ahead():
-			d.add(levelFail, check, "see to the clock of the database's server; a process that rotates then makes it void within seconds, and the partition's owner notes another one",
-				"%s is noted as handled up to %s ahead of the database's clock, which went back: while that stands, %s may forget keys of which it has copies yet to come", where, show.Seconds(-*f.Behind), f.Ring)
+			d.add(
+				levelFail,
+				check,
+				"see to the clock of the database's server; a process that rotates then "+
+					"makes it void within seconds, and the partition's owner notes another one",
+				"%s is noted as handled up to %s ahead of the database's clock, which went back: while that "+
+					"stands, %s may forget keys of which it has copies yet to come",
+				where,
+				show.Seconds(-*f.Behind),
+				f.Ring,
+			)
 		case horizon == nil:
 		case f.Behind == nil:
-			d.add(levelWarn, check, retire, "%s has not said how far it is: while it has not, %s forgets nothing", where, f.Ring)
+			d.add(
+				levelWarn,
+				check,
+				retire,
+				"%s has not said how far it is: while it has not, %s forgets nothing",
+				where,
+				f.Ring,
+			)
 		case *f.Behind > *horizon/7:
-			d.add(levelWarn, check, retire, "%s is %s behind: %s keeps keys for that much longer, and has tables for %s", where, show.Seconds(*f.Behind), f.Ring, show.Seconds(*horizon/7))
+			d.add(
+				levelWarn,
+				check,
+				retire,
+				"%s is %s behind: %s keeps keys for that much longer, and has tables for %s",
+				where,
+				show.Seconds(*f.Behind),
+				f.Ring,
+				show.Seconds(*horizon/7),
+			)
 		}
 	}
 	if !forgets {

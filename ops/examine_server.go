@@ -85,19 +85,34 @@ func (d *examiner) server(ctx context.Context, tx pgx.Tx) error {
 	}
 	s := all[0]
 	if s.Track != "on" {
-		d.add(levelInfo, "server", "set track_commit_timestamp = on and start the server again, if times are worth some space", "track_commit_timestamp is off: onlyonce explain tells between which times a key was claimed, and not when")
+		d.add(levelInfo, "server",
+			"set track_commit_timestamp = on and start the server again, if times are worth some space",
+			"track_commit_timestamp is off: onlyonce explain tells between which times a key was claimed, and not when")
 	}
 	if s.IdleInTransaction == "0" {
-		d.add(levelInfo, "server", "set idle_in_transaction_session_timeout = '5min' for logins of people and of other programs", "idle_in_transaction_session_timeout is 0: a session that forgets its transaction holds up rotation and vacuum for ever; onlyonce's own transactions are bounded")
+		d.add(levelInfo, "server",
+			"set idle_in_transaction_session_timeout = '5min' for logins of people and of other programs",
+			"idle_in_transaction_session_timeout is 0: a session that forgets its transaction holds up "+
+				"rotation and vacuum for ever; onlyonce's own transactions are bounded")
 	}
 	if s.Idle != "0" {
-		d.add(levelInfo, "server", "set idle_session_timeout = 0 for the logins of consumers and relays", "idle_session_timeout is %s: connections of pools are cut when they idle for so long, and are made again", s.Idle)
+		d.add(levelInfo, "server",
+			"set idle_session_timeout = 0 for the logins of consumers and relays",
+			"idle_session_timeout is %s: connections of pools are cut when they idle for so long, and are made again",
+			s.Idle)
 	}
 	if s.Transaction != "0" {
-		d.add(levelInfo, "server", "see that it is longer than consumer.Config.BatchTimeout", "transaction_timeout is %s: it ends longer transactions, handlers' too", s.Transaction)
+		d.add(levelInfo, "server",
+			"see that it is longer than consumer.Config.BatchTimeout",
+			"transaction_timeout is %s: it ends longer transactions, handlers' too",
+			s.Transaction)
 	}
 	if s.Prepared > 0 {
-		d.add(levelInfo, "server", "set max_prepared_transactions = 0 unless something needs it", "max_prepared_transactions is %d: a prepared transaction that is left open holds up rotation; onlyonce prepares none", s.Prepared)
+		d.add(levelInfo, "server",
+			"set max_prepared_transactions = 0 unless something needs it",
+			"max_prepared_transactions is %d: a prepared transaction that is left open holds up rotation; "+
+				"onlyonce prepares none",
+			s.Prepared)
 	}
 	d.unless("server", "its settings hold nothing back")
 	return nil
@@ -110,7 +125,8 @@ func (d *examiner) roles(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	if len(lack) == 0 {
-		d.add(levelInfo, check, "", "none of the roles of docs/roles.sql is on this server: programs look at their own rights when they start")
+		d.add(levelInfo, check, "",
+			"none of the roles of docs/roles.sql is on this server: programs look at their own rights when they start")
 		return nil
 	}
 	for _, name := range slices.Sorted(maps.Keys(lack)) {
@@ -171,16 +187,39 @@ func (d *examiner) clocks(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	const correct = "see that the database's clock is right now, and keep it so (NTP); programs of this version take these for over, and go on"
+	const correct = "see that the database's clock is right now, and keep it so (NTP); programs of this " +
+		"version take these for over, and go on"
 	if a.Leases > 0 {
-		d.add(levelFail, check, correct, "%d leases end more than an hour ahead, the last one at %s: they were written while the clock was ahead", a.Leases, show.Instant(*a.LastLease))
+		d.add(
+			levelFail,
+			check,
+			correct,
+			"%d leases end more than an hour ahead, the last one at %s: they were written while the clock was ahead",
+			a.Leases,
+			show.Instant(*a.LastLease),
+		)
 	}
 	if a.Parked > 0 {
-		d.add(levelFail, check, correct, "%d parked rows got their due time while the clock was ahead, the last one is due at %s: consumers and relays that run have them wait anew, within seconds", a.Parked, show.Instant(*a.LastDue))
+		d.add(
+			levelFail,
+			check,
+			correct,
+			"%d parked rows got their due time while the clock was ahead, the last one is due at %s: "+
+				"consumers and relays that run have them wait anew, within seconds",
+			a.Parked,
+			show.Instant(*a.LastDue),
+		)
 	}
 	skew := max(before.Sub(theirs), theirs.Sub(after), 0)
 	if skew > mostSkew {
-		d.add(levelWarn, check, "synchronise both (NTP): signatures of webhooks are judged by the clocks of their receivers, all else by the database's", "the database's clock and this machine's differ by %s", skew.Round(time.Millisecond))
+		d.add(
+			levelWarn,
+			check,
+			"synchronise both (NTP): signatures of webhooks are judged by the clocks of "+
+				"their receivers, all else by the database's",
+			"the database's clock and this machine's differ by %s",
+			skew.Round(time.Millisecond),
+		)
 		return nil
 	}
 	d.unless(check, "the database's clock and this machine's agree to within %s", mostSkew)
@@ -190,7 +229,10 @@ func (d *examiner) clocks(ctx context.Context, tx pgx.Tx) error {
 // address judges how this process connects, which the programs usually do too.
 func (d *examiner) address(_ context.Context, tx pgx.Tx) error {
 	if tx.Conn().Config().ValidateConnect == nil {
-		d.add(levelInfo, "address", "add target_session_attrs=read-write to the addresses of programs", "without target_session_attrs, a connection that is made during a switchover may lead to a standby, where each write fails")
+		d.add(levelInfo, "address",
+			"add target_session_attrs=read-write to the addresses of programs",
+			"without target_session_attrs, a connection that is made during a switchover may lead to a "+
+				"standby, where each write fails")
 	}
 	d.unless("address", "it chooses servers by target_session_attrs")
 	return nil
@@ -213,10 +255,20 @@ func (d *examiner) connections(ctx context.Context, tx pgx.Tx) error {
 	}
 	most := int(room.Most - room.Reserved)
 	if limit := int(room.Database); limit >= 0 && limit-here < most-used {
-		used, most = here, limit
+		used = here
+		most = limit
 	}
 	if used*10 >= most*9 {
-		d.add(levelWarn, check, "onlyonce plan connections -consumers N -partitions N; and raise max_connections, or put a pooler in front", "%d of %d connections that the server accepts are in use (%s)", used, most, room)
+		d.add(
+			levelWarn,
+			check,
+			"onlyonce plan connections -consumers N -partitions N; and raise "+
+				"max_connections, or put a pooler in front",
+			"%d of %d connections that the server accepts are in use (%s)",
+			used,
+			most,
+			room,
+		)
 	}
 	d.unless(check, "%d of %d that the server accepts are in use", used, most)
 	return nil
@@ -253,15 +305,26 @@ func (d *examiner) transactions(ctx context.Context, tx pgx.Tx, age time.Duratio
 		if o.Writes {
 			what = "rotation and vacuum"
 		}
-		d.add(levelWarn, check, fmt.Sprintf("end it, or see that it ends: select pg_terminate_backend(%d)", o.Pid),
-			"process %d of login %s (%s) has a transaction open for %s, in state %s: it holds up %s", o.Pid, o.Login, o.Application, show.Seconds(o.Age), show.OrDash(o.State), what)
+		d.add(
+			levelWarn,
+			check,
+			fmt.Sprintf("end it, or see that it ends: select pg_terminate_backend(%d)", o.Pid),
+			"process %d of login %s (%s) has a transaction open for %s, in state %s: it holds up %s",
+			o.Pid,
+			o.Login,
+			o.Application,
+			show.Seconds(o.Age),
+			show.OrDash(o.State),
+			what,
+		)
 	}
 	var hidden bool
 	if err := tx.QueryRow(ctx, hiddenSQL).Scan(&hidden); err != nil {
 		return err
 	}
 	if hidden {
-		d.add(levelInfo, check, "grant pg_read_all_stats to this login", "how long other logins' transactions are open is hidden from this one")
+		d.add(levelInfo, check, "grant pg_read_all_stats to this login",
+			"how long other logins' transactions are open is hidden from this one")
 	}
 	d.unless(check, "none has been open for longer than %s", age)
 	return nil
@@ -284,8 +347,17 @@ func (d *examiner) slots(ctx context.Context, tx pgx.Tx) error {
 		if s.Rows {
 			what += ", and vacuum"
 		}
-		d.add(levelWarn, check, fmt.Sprintf("let its reader come back, or drop it: select pg_drop_replication_slot('%s')", strings.ReplaceAll(s.Name, "'", "''")),
-			"no client reads the %s replication slot %s: it holds back %s (wal_status %s)", s.Type, s.Name, what, s.Wal)
+		d.add(
+			levelWarn,
+			check,
+			fmt.Sprintf("let its reader come back, or drop it: select pg_drop_replication_slot('%s')",
+				strings.ReplaceAll(s.Name, "'", "''")),
+			"no client reads the %s replication slot %s: it holds back %s (wal_status %s)",
+			s.Type,
+			s.Name,
+			what,
+			s.Wal,
+		)
 	}
 	d.unless(check, "no replication slot is left behind")
 	return nil
@@ -313,7 +385,10 @@ func (d *examiner) history(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	for _, sink := range strange {
-		d.add(levelFail, "history", "onlyonce outbox rebase -reason WHY (docs/operations/restore.md, After a restore)", "cursors or rows of sink %s are another database cluster's: relays send nothing of their lanes", sink)
+		d.add(levelFail, "history",
+			"onlyonce outbox rebase -reason WHY (docs/operations/restore.md, After a restore)",
+			"cursors or rows of sink %s are another database cluster's: relays send nothing of their lanes",
+			sink)
 	}
 	if err := d.leftBehind(ctx, tx); err != nil {
 		return err
@@ -333,7 +408,9 @@ func (d *examiner) history(ctx context.Context, tx pgx.Tx) error {
 		d.unless("history", "a primary, with %d standbys connected", s.Standbys)
 	}
 	if s.Standbys > 0 && !s.Synchronous {
-		d.add(levelInfo, "replication", "set synchronous_standby_names, if a failover must lose nothing", "standbys are asynchronous: a failover takes the last commits back, keys and positions with them")
+		d.add(levelInfo, "replication",
+			"set synchronous_standby_names, if a failover must lose nothing",
+			"standbys are asynchronous: a failover takes the last commits back, keys and positions with them")
 	} else {
 		d.ok("replication", "no asynchronous standby would lose commits in a failover")
 	}

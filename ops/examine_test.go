@@ -19,7 +19,9 @@ import (
 func found(t *testing.T, all []Finding, check, level string, texts ...string) {
 	t.Helper()
 	if !slices.ContainsFunc(all, func(f Finding) bool {
-		return f.Check == check && f.Level == level && !slices.ContainsFunc(texts, func(s string) bool { return !strings.Contains(f.Text+"\n"+f.Remedy, s) })
+		return f.Check == check &&
+			f.Level == level &&
+			!slices.ContainsFunc(texts, func(s string) bool { return !strings.Contains(f.Text+"\n"+f.Remedy, s) })
 	}) {
 		t.Errorf("there is no finding %s %s %q in %+v", check, level, texts, all)
 	}
@@ -28,7 +30,9 @@ func found(t *testing.T, all []Finding, check, level string, texts ...string) {
 // A test cannot make a ring that no login may rotate, so it gives the rule what would be read.
 func TestExamineRingWithoutRotator(t *testing.T) {
 	t.Parallel()
-	week, opened, name := (7 * 24 * time.Hour).Seconds(), float64(10), ring.ConsumerKeys().Name
+	week := (7 * 24 * time.Hour).Seconds()
+	opened := float64(10)
+	name := ring.ConsumerKeys().Name
 	full := reports.KeyRing{Ring: name, Horizon: &week}
 	for i := range reports.MostClosed + 2 {
 		s := reports.KeySegment{Table: fmt.Sprint("onlyonce_segments.", name, "_", i), State: "free"}

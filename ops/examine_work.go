@@ -41,21 +41,47 @@ func (d *examiner) outbox(ctx context.Context, tx pgx.Tx) error {
 		pending := s.Pending != nil && *s.Pending > 0
 		switch {
 		case s.PausedAt != nil:
-			d.add(levelInfo, check, "onlyonce outbox resume -sink "+show.Quote(s.Sink)+" -reason WHY", "sink %s is paused since %s by %s: %s",
-				s.Sink, show.Instant(*s.PausedAt), show.OrDash(s.PausedBy), show.OneLine(show.OrDash(s.PauseReason)))
+			d.add(
+				levelInfo,
+				check,
+				"onlyonce outbox resume -sink "+show.Quote(s.Sink)+" -reason WHY",
+				"sink %s is paused since %s by %s: %s",
+				s.Sink,
+				show.Instant(*s.PausedAt),
+				show.OrDash(s.PausedBy),
+				show.OneLine(show.OrDash(s.PauseReason)),
+			)
 		case !s.Listed && pending:
-			d.add(levelWarn, check, "list the sink in a relay, or discard its calls", "no relay lists sink %s, which has calls to send: they wait, and their segments of the log are kept", s.Sink)
+			d.add(levelWarn, check, "list the sink in a relay, or discard its calls",
+				"no relay lists sink %s, which has calls to send: they wait, and their segments of the log are kept",
+				s.Sink)
 		case held == 0 && pending:
-			d.add(levelWarn, check, "start a relay that lists it", "no relay holds sink %s, which has calls to send, the oldest %s old", s.Sink, show.Seconds(*s.Age))
+			d.add(levelWarn, check, "start a relay that lists it",
+				"no relay holds sink %s, which has calls to send, the oldest %s old",
+				s.Sink,
+				show.Seconds(*s.Age))
 		case s.Unheld != nil:
-			d.add(levelWarn, check, lanesRemedy, "sink %s: %v; relays hold %d of %d lanes", s.Sink, s.Unheld, held, len(s.Lanes))
+			d.add(
+				levelWarn,
+				check,
+				lanesRemedy,
+				"sink %s: %v; relays hold %d of %d lanes",
+				s.Sink,
+				s.Unheld,
+				held,
+				len(s.Lanes),
+			)
 		}
 	}
 	for i := range r.Sinks {
 		for j := range r.Sinks[i].Rates {
 			rate := &r.Sinks[i].Rates[j]
 			if rate.Waiting > 0 || rate.HeldUntil != nil {
-				d.add(levelInfo, check, "onlyonce outbox status -sink "+show.Quote(rate.Sink), "calls of sink %s%s wait for their rate: %s", rate.Sink, rate.Of(), show.OneLine(rate.String()))
+				d.add(levelInfo, check, "onlyonce outbox status -sink "+show.Quote(rate.Sink),
+					"calls of sink %s%s wait for their rate: %s",
+					rate.Sink,
+					rate.Of(),
+					show.OneLine(rate.String()))
 			}
 		}
 	}
@@ -75,7 +101,11 @@ func (d *examiner) events(ctx context.Context, tx pgx.Tx) error {
 	}
 	for _, s := range streams {
 		if s.Scope == nil && s.Kept > 0 {
-			d.add(levelWarn, check, "start a consumer of it", "no consumer has begun to read stream %s, which has %d events: they are kept, and all that was appended with them", s.Topic, s.Kept)
+			d.add(levelWarn, check, "start a consumer of it",
+				"no consumer has begun to read stream %s, which has %d events: they are kept, and all that "+
+					"was appended with them",
+				s.Topic,
+				s.Kept)
 		}
 	}
 	d.unless(check, "%d streams; each that has events has a reader", len(streams))
@@ -104,12 +134,23 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 	}
 	for i := range parked.Groups {
 		if p := &parked.Groups[i]; p.NeedsOperator() {
-			d.add(levelWarn, "parked", decideAbout(p), "%d of kind %s wait for an operator (scope %s, %s, %s), the oldest since %s",
-				p.Count, p.Kind, p.Scope, p.State, p.Reason, show.Instant(p.Oldest))
+			d.add(
+				levelWarn,
+				"parked",
+				decideAbout(p),
+				"%d of kind %s wait for an operator (scope %s, %s, %s), the oldest since %s",
+				p.Count,
+				p.Kind,
+				p.Scope,
+				p.State,
+				p.Reason,
+				show.Instant(p.Oldest),
+			)
 		}
 	}
 	if !parked.Counted {
-		d.add(levelWarn, "parked", "onlyonce parked list", "what is parked was not counted: that took over %v", reports.CountLimit)
+		d.add(levelWarn, "parked",
+			"onlyonce parked list", "what is parked was not counted: that took over %v", reports.CountLimit)
 	}
 	d.unless("parked", "nothing that is parked waits for an operator")
 
@@ -117,7 +158,8 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	aside, abandoned := 0, 0
+	aside := 0
+	abandoned := 0
 	for _, r := range requests {
 		switch r.State {
 		case "reconcile":
@@ -127,13 +169,25 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 		}
 	}
 	if aside > 0 {
-		d.add(levelWarn, "requests", "onlyonce request list; then ask the provider, and onlyonce request resolve -id ID -step NAME -applied -result TEXT -reason WHY, or with -not-applied", "%d HTTP requests have a step of unknown outcome", aside)
+		d.add(levelWarn, "requests",
+			"onlyonce request list; then ask the provider, and onlyonce request resolve -id ID -step NAME "+
+				"-applied -result TEXT -reason WHY, or with -not-applied",
+			"%d HTTP requests have a step of unknown outcome",
+			aside)
 	}
 	if abandoned > 0 {
-		d.add(levelWarn, "requests", "onlyonce request list; then have the client send the request again, or ask the provider, and onlyonce request close -id ID -reason WHY",
-			"%d HTTP requests were never completed although their steps had their effect, and no client has come back", abandoned)
+		d.add(
+			levelWarn,
+			"requests",
+			"onlyonce request list; then have the client send the request again, or ask the provider, and "+
+				"onlyonce request close -id ID -reason WHY",
+			"%d HTTP requests were never completed although their steps had their effect, and no client has come back",
+			abandoned,
+		)
 	}
-	d.unless("requests", "no HTTP request has a step of unknown outcome that is too old to ask about, and none was abandoned behind a step")
+	d.unless("requests",
+		"no HTTP request has a step of unknown outcome that is too old to ask about, and none was abandoned "+
+			"behind a step")
 	if err := d.fingerprintKeys(ctx, tx); err != nil {
 		return err
 	}
@@ -144,7 +198,14 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 	}
 	for i := range pauses {
 		p := &pauses[i]
-		d.add(levelInfo, "pauses", p.change(), "%s is paused since %s by %s, %d cursors in use: %s", p.String(), show.Instant(p.PausedAt), p.Actor, p.Cursors, show.OneLine(p.Reason))
+		d.add(levelInfo, "pauses",
+			p.change(),
+			"%s is paused since %s by %s, %d cursors in use: %s",
+			p.String(),
+			show.Instant(p.PausedAt),
+			p.Actor,
+			p.Cursors,
+			show.OneLine(p.Reason))
 	}
 	d.unless("pauses", "no scope and no partition is paused")
 	return d.places(ctx, tx)
@@ -180,12 +241,27 @@ func (d *examiner) places(ctx context.Context, tx pgx.Tx) error {
 	for i := range stalled {
 		h := &stalled[i]
 		if h.State == "claimed" {
-			d.add(levelInfo, check, "onlyonce place list -place "+show.Quote(h.Place)+", in each database", "%s was claimed at %s and not confirmed: a process died meanwhile, or another database has it; its next request decides",
-				show.OneLine(h.Place), show.Instant(h.ChangedAt))
+			d.add(
+				levelInfo,
+				check,
+				"onlyonce place list -place "+show.Quote(h.Place)+", in each database",
+				"%s was claimed at %s and not confirmed: a process died meanwhile, or another database has "+
+					"it; its next request decides",
+				show.OneLine(h.Place),
+				show.Instant(h.ChangedAt),
+			)
 			continue
 		}
-		d.add(levelWarn, check, fmt.Sprintf("onlyonce place leave -place %s -to %s -reason WHY; or keep it: onlyonce place adopt -place %[1]s -reason WHY", show.Quote(h.Place), show.Quote(h.Other)),
-			"%s has been leaving for %s since %s: its requests get 503", show.OneLine(h.Place), show.OneLine(h.Other), show.Instant(h.ChangedAt))
+		d.add(
+			levelWarn,
+			check,
+			fmt.Sprintf("onlyonce place leave -place %s -to %s -reason WHY; or keep it: onlyonce place "+
+				"adopt -place %[1]s -reason WHY", show.Quote(h.Place), show.Quote(h.Other)),
+			"%s has been leaving for %s since %s: its requests get 503",
+			show.OneLine(h.Place),
+			show.OneLine(h.Other),
+			show.Instant(h.ChangedAt),
+		)
 	}
 	d.unless(check, "no tenant is between two databases")
 	return nil
@@ -193,9 +269,11 @@ func (d *examiner) places(ctx context.Context, tx pgx.Tx) error {
 
 // decideAbout returns the command for rows that wait for an operator.
 func decideAbout(c *reports.ParkedCount) string {
-	list := fmt.Sprintf("onlyonce parked list -kind %s -state %s -scope %s; then ", c.Kind, c.State, show.Quote(c.Scope))
+	list := fmt.Sprintf("onlyonce parked list -kind %s -state %s -scope %s; then ",
+		c.Kind, c.State, show.Quote(c.Scope))
 	if c.State == "reconcile" {
-		return list + "ask the remote, and onlyonce parked redrive -id ID -verified-applied -reason WHY, or with -verified-not-applied"
+		return list + "ask the remote, and onlyonce parked redrive -id ID -verified-applied -reason WHY, or " +
+			"with -verified-not-applied"
 	}
 	return list + "onlyonce parked redrive -id ID -reason WHY, or onlyonce parked discard -id ID -reason WHY"
 }

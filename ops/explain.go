@@ -267,7 +267,10 @@ func (o *KeyOf) resolve(ctx context.Context, tx pgx.Tx, topic string) error {
 	case topic == "" && len(row.Topics) == 1:
 		topic = row.Topics[0]
 	case topic == "":
-		return failf(ErrInvalid, "ids of scope %s count within their topic", o.Scope).but("say with `Topic` which (%s)", strings.Join(row.Topics, ", "))
+		return failf(ErrInvalid, "ids of scope %s count within their topic", o.Scope).but(
+			"say with `Topic` which (%s)",
+			strings.Join(row.Topics, ", "),
+		)
 	}
 	if topic != row.FirstTopic {
 		o.Topic = topic
@@ -288,7 +291,8 @@ func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, q ExplainQuestion) erro
 		r.Claims = append(r.Claims, c)
 		r.Claimed = r.Claimed || c.Remembered
 		if !ring.OfConsumers(c.Ring) {
-			after, before = c.ClaimedAfter, c.ClaimedBefore
+			after = c.ClaimedAfter
+			before = c.ClaimedBefore
 		}
 		if c.Transaction == nil || seen[c.Transaction.Xid] {
 			continue
@@ -315,7 +319,10 @@ func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, q ExplainQuestion) erro
 	if r.Call, err = readStored(ctx, tx, r.Key); err != nil {
 		return err
 	}
-	if r.Parked, _, err = reports.Parked[ParkedRow](ctx, tx, reports.ParkedFilter{Key: r.Key, Limit: reports.ExplainLimit}); err != nil {
+	if r.Parked, _, err = reports.Parked[ParkedRow](ctx, tx, reports.ParkedFilter{
+		Key:   r.Key,
+		Limit: reports.ExplainLimit,
+	}); err != nil {
 		return err
 	}
 	if err := r.readAside(ctx, tx, q); err != nil {
@@ -341,7 +348,10 @@ func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, q ExplainQuestion) erro
 // readScopes reads the scopes there are, unless the question's scope is one of them or something is
 // stored. Any scope may be one of dedupe.Claim, of which no row says that it exists.
 func (r *KeyReport) readScopes(ctx context.Context, tx pgx.Tx) error {
-	if r.Of == nil || strings.HasPrefix(r.Of.Scope, "http ") || len(r.Claims)+len(r.Webhooks)+len(r.Call)+len(r.Parked) > 0 || r.Request != nil {
+	if r.Of == nil ||
+		strings.HasPrefix(r.Of.Scope, "http ") ||
+		len(r.Claims)+len(r.Webhooks)+len(r.Call)+len(r.Parked) > 0 ||
+		r.Request != nil {
 		return nil
 	}
 	scopes, err := knownScopes(ctx, tx)
@@ -362,17 +372,20 @@ func (r *KeyReport) leaveOpen() {
 	}
 	for _, c := range r.Calls {
 		if c.Derived == nil {
-			open("which of the transaction's calls this message asked for, where derived is not yes: a batch is one transaction, and Call.ID is hashed")
+			open("which of the transaction's calls this message asked for, where derived is not yes: a " +
+				"batch is one transaction, and Call.ID is hashed")
 			break
 		}
 	}
 	if r.callless {
 		// A call has the number of the transaction, and a row that of the savepoint in which it was
 		// written. Nothing leads from one to the other.
-		open("which calls the transaction enqueued, if it claimed the key within a savepoint: the claim bears the savepoint's number then, and calls bear the transaction's")
+		open("which calls the transaction enqueued, if it claimed the key within a savepoint: the claim " +
+			"bears the savepoint's number then, and calls bear the transaction's")
 	}
 	if len(r.Claims) > 0 {
-		open("calls that another transaction enqueued for it, such as a replay, and calls whose segment of the log was emptied")
+		open("calls that another transaction enqueued for it, such as a replay, and calls whose segment of " +
+			"the log was emptied")
 	}
 	if r.Webhooks == nil {
 		open("whether a webhook's receiver noted it: looking took too long")

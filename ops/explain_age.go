@@ -23,7 +23,8 @@ func (r *KeyReport) findFirst() {
 			continue
 		}
 		first := fresh(&r.FirstSeen)
-		first.After, first.Before = c.ClaimedAfter, c.ClaimedBefore
+		first.After = c.ClaimedAfter
+		first.Before = c.ClaimedBefore
 		if c.Transaction != nil {
 			first.At = c.Transaction.CommittedAt
 		}
@@ -42,7 +43,8 @@ func (r *KeyReport) readAge(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	age := fresh(&r.Age)
-	age.MadeAt, age.TooOldUntil, age.TooOld = made, rows[0].TooOld, rows[0].TooOld != nil && !made.After(*rows[0].TooOld)
+	age.MadeAt, age.TooOldUntil, age.TooOld = made, rows[0].TooOld, rows[0].TooOld != nil &&
+		!made.After(*rows[0].TooOld)
 	return nil
 }
 

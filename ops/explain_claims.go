@@ -32,7 +32,16 @@ var claimsSQL = func() string {
 	var places []string
 	for _, r := range ring.Keys() {
 		for slot, table := range r.Tables {
-			places = append(places, fmt.Sprintf("select '%s'::text as ring, %d::smallint as slot, '%s'::text as segment, k.xmin, k.fingerprint from %s k where k.key = $1", r.Name, slot, table, table))
+			places = append(
+				places,
+				fmt.Sprintf(
+					"select '%s'::text as ring, %d::smallint as slot, '%s'::text as segment, k.xmin, k.fingerprint from %s k where k.key = $1",
+					r.Name,
+					slot,
+					table,
+					table,
+				),
+			)
 		}
 	}
 	return `
@@ -97,8 +106,15 @@ func transactionFrom(xid *int64, status *string, at *time.Time) *Transaction {
 }
 
 func (r *claimRow) claim() Claim {
-	c := Claim{Ring: r.Ring, Segment: r.Segment, State: r.State, ClaimedAfter: r.OpenedAt, ClaimedBefore: r.ClosedAt,
-		Remembered: r.State == "current" || r.State == "draining" || r.State == "closed", Transaction: transactionFrom(r.Xid, r.XactStatus, r.CommittedAt)}
+	c := Claim{
+		Ring:          r.Ring,
+		Segment:       r.Segment,
+		State:         r.State,
+		ClaimedAfter:  r.OpenedAt,
+		ClaimedBefore: r.ClosedAt,
+		Remembered:    r.State == "current" || r.State == "draining" || r.State == "closed",
+		Transaction:   transactionFrom(r.Xid, r.XactStatus, r.CommittedAt),
+	}
 	if r.Bound != nil && r.Xid != nil && *r.Xid >= *r.Bound {
 		c.Transaction = nil // so old that its number means another one by now
 	}

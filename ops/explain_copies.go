@@ -75,7 +75,8 @@ func (r *KeyReport) readCopies(ctx context.Context, tx pgx.Tx) error {
 // the other (K10). If only a stored key was given, its scope is not known: then it is the ring that
 // holds it, or else that of the class standard.
 func (r *KeyReport) ringsOf(ctx context.Context, tx pgx.Tx, consumer bool) (names []string, err error) {
-	class, of := &scopeClass{Class: ring.Standard}, ring.StandardClass
+	class := &scopeClass{Class: ring.Standard}
+	of := ring.StandardClass
 	if consumer {
 		of = ring.ConsumerClass
 	}
@@ -102,7 +103,8 @@ func (r *KeyReport) ringsOf(ctx context.Context, tx pgx.Tx, consumer bool) (name
 
 // judgeCopy judges a copy that is claimed in rings, the first of which is its scope's.
 func (r *KeyReport) judgeCopy(asked []string, consumer bool, is copyRow) Copy {
-	because, which := "", asked[0]
+	because := ""
+	which := asked[0]
 	switch {
 	case slices.ContainsFunc(r.Claims, func(c Claim) bool { return slices.Contains(asked, c.Ring) && c.Remembered }):
 		because = becauseRemembered

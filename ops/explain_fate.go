@@ -30,12 +30,21 @@ type requestPlace struct{ Tenant, Scope string }
 // findRequests looks for an Idempotency-Key among the tenants and scopes of all requests, and adds
 // the questions that find it.
 func (r *KeyReport) findRequests(ctx context.Context, tx pgx.Tx, q ExplainQuestion) error {
-	places, err := reports.CollectWithin[requestPlace](ctx, tx, q.CountLimit, requestPlacesSQL, reports.OrNull(q.Tenant), reports.OrNull(q.Scope), mostPlaces+1)
+	places, err := reports.CollectWithin[requestPlace](
+		ctx,
+		tx,
+		q.CountLimit,
+		requestPlacesSQL,
+		reports.OrNull(q.Tenant),
+		reports.OrNull(q.Scope),
+		mostPlaces+1,
+	)
 	if err != nil {
 		return err
 	}
 	if places == nil || len(places) > mostPlaces {
-		r.NotKnown = append(r.NotKnown, "whether it is the Idempotency-Key of a request: there are too many requests to look at; say which with -scope and -tenant")
+		r.NotKnown = append(r.NotKnown, "whether it is the Idempotency-Key of a request: there are too many "+
+			"requests to look at; say which with -scope and -tenant")
 		return nil
 	}
 	found := map[string]ExplainQuestion{}
@@ -65,7 +74,16 @@ func (r *KeyReport) readAside(ctx context.Context, tx pgx.Tx, q ExplainQuestion)
 	}
 	last := r.Of.ID[strings.LastIndex(r.Of.ID, "/")+1:]
 	ids := []string{r.Of.ID}
-	endpoints, err := reports.Texts(ctx, tx, knownScopesSQL, mostScopes, names.WebhookScopes, names.WebhookStreams, names.QueueScopes, names.QueueStreams)
+	endpoints, err := reports.Texts(
+		ctx,
+		tx,
+		knownScopesSQL,
+		mostScopes,
+		names.WebhookScopes,
+		names.WebhookStreams,
+		names.QueueScopes,
+		names.QueueStreams,
+	)
 	if err != nil {
 		return err
 	}
@@ -98,7 +116,12 @@ func (r *KeyReport) readAside(ctx context.Context, tx pgx.Tx, q ExplainQuestion)
 // that took too long: the log has no index of ids.
 func (r *KeyReport) readEvents(ctx context.Context, tx pgx.Tx, limit time.Duration) error {
 	r.Events = []reports.Event{}
-	if r.Of == nil || len(r.Claims) == 0 || !slices.ContainsFunc([]string{names.WebhookScopes, names.QueueScopes}, func(of string) bool { return strings.HasPrefix(r.Of.Scope, of) }) {
+	if r.Of == nil ||
+		len(r.Claims) == 0 ||
+		!slices.ContainsFunc(
+			[]string{names.WebhookScopes, names.QueueScopes},
+			func(of string) bool { return strings.HasPrefix(r.Of.Scope, of) },
+		) {
 		return nil
 	}
 	topic := ""

@@ -95,7 +95,13 @@ func ExplainPosition(ctx context.Context, db DB, q ExplainQuestion) (*PositionRe
 	if err := q.checkPosition(); err != nil {
 		return nil, err
 	}
-	r := &PositionReport{Topic: q.Topic, Partition: *q.Partition, Offset: *q.Offset, Cursors: []ExplainedCursor{}, NotKnown: []string{}}
+	r := &PositionReport{
+		Topic:     q.Topic,
+		Partition: *q.Partition,
+		Offset:    *q.Offset,
+		Cursors:   []ExplainedCursor{},
+		NotKnown:  []string{},
+	}
 	if err := reports.Snapshot(ctx, db, func(tx pgx.Tx) error { return r.read(ctx, tx, q.Scope) }); err != nil {
 		return nil, err
 	}
@@ -103,7 +109,11 @@ func ExplainPosition(ctx context.Context, db DB, q ExplainQuestion) (*PositionRe
 }
 
 func (r *PositionReport) read(ctx context.Context, tx pgx.Tx, scope string) error {
-	cursors, err := reports.Cursors[Cursor](ctx, tx, reports.CursorFilter{Scope: scope, Topic: r.Topic, Partition: &r.Partition})
+	cursors, err := reports.Cursors[Cursor](ctx, tx, reports.CursorFilter{
+		Scope:     scope,
+		Topic:     r.Topic,
+		Partition: &r.Partition,
+	})
 	if err != nil {
 		return err
 	}
@@ -114,17 +124,26 @@ func (r *PositionReport) read(ctx context.Context, tx pgx.Tx, scope string) erro
 		}
 		r.Cursors = append(r.Cursors, *e)
 	}
-	if r.Parked, _, err = reports.Parked[ParkedRow](ctx, tx, reports.ParkedFilter{Scope: scope, Topic: r.Topic, Partition: &r.Partition, Offset: &r.Offset, Limit: reports.ExplainLimit}); err != nil {
+	if r.Parked, _, err = reports.Parked[ParkedRow](ctx, tx, reports.ParkedFilter{
+		Scope:     scope,
+		Topic:     r.Topic,
+		Partition: &r.Partition,
+		Offset:    &r.Offset,
+		Limit:     reports.ExplainLimit,
+	}); err != nil {
 		return err
 	}
 	if err := reports.First(ctx, tx, &r.Event, eventSQL, r.Topic, r.Partition, r.Offset); err != nil {
 		return err
 	}
 	if r.Event == nil {
-		r.NotKnown = append(r.NotKnown, "which key the message at this position has, and so whether it was applied or was a duplicate: keys are not stored by position. Read its id in the topic, and run onlyonce explain ID -scope SCOPE")
+		r.NotKnown = append(r.NotKnown, "which key the message at this position has, and so whether it was "+
+			"applied or was a duplicate: keys are not stored by position. Read its id in the topic, and run "+
+			"onlyonce explain ID -scope SCOPE")
 	}
 	if len(r.Cursors) > 0 {
-		r.NotKnown = append(r.NotKnown, "whether there is a message at this offset: control records, aborted and compacted ones have offsets too")
+		r.NotKnown = append(r.NotKnown, "whether there is a message at this offset: control records, "+
+			"aborted and compacted ones have offsets too")
 	}
 	return nil
 }
@@ -141,7 +160,9 @@ func explainCursor(ctx context.Context, tx pgx.Tx, c *Cursor, offset int64) (*Ex
 		return nil, err
 	}
 	if done && offset >= c.stood() {
-		e.Offset, e.Means = offsetHandled, "it was applied, or was a duplicate, or was parked, although an earlier message is still to be handled"
+		e.Offset = offsetHandled
+		e.Means = "it was applied, or was a duplicate, or was parked, although an " +
+			"earlier message is still to be handled"
 		return e, nil
 	}
 	e.Offset, e.Means = judgeOffset(c, offset, runStart)
@@ -151,7 +172,11 @@ func explainCursor(ctx context.Context, tx pgx.Tx, c *Cursor, offset int64) (*Ex
 	}
 	m := rows[0]
 	batch := fresh(&e.Moved)
-	batch.From, batch.Next, batch.Transaction = m.FromOffset, m.NextOffset, transactionFrom(m.Xid, m.XactStatus, m.CommittedAt)
+	batch.From, batch.Next, batch.Transaction = m.FromOffset, m.NextOffset, transactionFrom(
+		m.Xid,
+		m.XactStatus,
+		m.CommittedAt,
+	)
 	if batch.Transaction == nil {
 		return e, nil
 	}
@@ -182,9 +207,11 @@ func judgeOffset(c *Cursor, offset, runStart int64) (word, means string) {
 	switch {
 	case c.ReplayUntil != nil && c.ReplayResume != nil && offset >= c.Position && offset < *c.ReplayResume:
 		if offset < *c.ReplayUntil {
-			return offsetReplaying, fmt.Sprintf("it was behind the cursor when replay %d began, and is to be handled once more in it", c.Replay)
+			return offsetReplaying, fmt.Sprintf("it was behind the cursor when replay %d began, and is to "+
+				"be handled once more in it", c.Replay)
 		}
-		return offsetHandled, fmt.Sprintf("it was behind the cursor when replay %d began, and is not part of that", c.Replay)
+		return offsetHandled, fmt.Sprintf("it was behind the cursor when replay %d began, and is not part of that",
+			c.Replay)
 	case offset >= c.Position && c.RetiredAt != nil:
 		return offsetAhead, "the cursor was retired before it came to it, and handles nothing any more"
 	case offset >= c.Position && c.AttemptOffset != nil && *c.AttemptOffset == offset:
@@ -198,7 +225,11 @@ func judgeOffset(c *Cursor, offset, runStart int64) (word, means string) {
 	case c.Run == 0:
 		return offsetBeforeStart, meansBeforeStart(c)
 	}
-	return offsetEarlierRun, fmt.Sprintf("the position was set since, to %d, by an operator or with a cursor that was made anew: whether it was handled before that, or passed over, the cursor does not tell", runStart)
+	return offsetEarlierRun, fmt.Sprintf(
+		"the position was set since, to %d, by an operator or with a "+
+			"cursor that was made anew: whether it was handled before that, or passed over, the cursor does not tell",
+		runStart,
+	)
 }
 
 // meansBeforeStart returns what is known of offsets below a cursor's first position: whether
@@ -206,9 +237,11 @@ func judgeOffset(c *Cursor, offset, runStart int64) (word, means string) {
 func meansBeforeStart(c *Cursor) string {
 	switch c.StartPolicy {
 	case "adopted":
-		return "an operator set the cursor's beginning after it, and it was not handled since: another database may have handled it before, or an earlier cursor in this one"
+		return "an operator set the cursor's beginning after it, and it was not handled since: another " +
+			"database may have handled it before, or an earlier cursor in this one"
 	case "committed":
-		return "the cursor began after it, at the group's offset, and never handled it: the program that committed that offset may have"
+		return "the cursor began after it, at the group's offset, and never handled it: the program that " +
+			"committed that offset may have"
 	}
 	return "the cursor began after it, and never handled it"
 }

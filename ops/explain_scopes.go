@@ -61,7 +61,16 @@ func (r *KeyReport) find(ctx context.Context, tx pgx.Tx, q ExplainQuestion) (*Ex
 }
 
 func knownScopes(ctx context.Context, tx pgx.Tx) ([]string, error) {
-	return reports.Texts(ctx, tx, knownScopesSQL, mostScopes, names.WebhookScopes, names.WebhookStreams, names.QueueScopes, names.QueueStreams)
+	return reports.Texts(
+		ctx,
+		tx,
+		knownScopesSQL,
+		mostScopes,
+		names.WebhookScopes,
+		names.WebhookStreams,
+		names.QueueScopes,
+		names.QueueStreams,
+	)
 }
 
 // look looks for the id in one scope.

@@ -67,14 +67,18 @@ func (r *KeyReport) ofSender(ctx context.Context, tx pgx.Tx, endpoint string, li
 			return err
 		}
 		if is {
-			r.Key, r.Of = key, &of
+			r.Key = key
+			r.Of = &of
 			return nil
 		}
 	}
 	if is, err := r.stored(ctx, tx, r.Key, limit); is || err != nil {
 		return err
 	}
-	r.NotKnown = append(r.NotKnown, fmt.Sprintf("whether it came from another provider than %s: say which with -provider", strings.Join(all, ", ")))
+	r.NotKnown = append(
+		r.NotKnown,
+		fmt.Sprintf("whether it came from another provider than %s: say which with -provider", strings.Join(all, ", ")),
+	)
 	return nil
 }
 
@@ -94,6 +98,12 @@ func (r *KeyReport) stored(ctx context.Context, tx pgx.Tx, key string, limit tim
 }
 
 // readWebhooks finds the endpoints that have recorded a key. They are nil if that took too long.
-func (r *KeyReport) readWebhooks(ctx context.Context, tx pgx.Tx, limit time.Duration, key string, after, before *time.Time) error {
+func (r *KeyReport) readWebhooks(
+	ctx context.Context,
+	tx pgx.Tx,
+	limit time.Duration,
+	key string,
+	after, before *time.Time,
+) error {
 	return reports.IntoWithin(ctx, tx, limit, &r.Webhooks, webhookSQL, key, after, before)
 }

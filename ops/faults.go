@@ -71,10 +71,13 @@ func (r *StatusReport) findFaults(readOnly bool) []Fault {
 		o.Processes += f.Processes
 		o.Partitions += f.Partitions
 		if f.For > o.For {
-			o.For, o.Text = f.For, f.Text
+			o.For = f.For
+			o.Text = f.Text
 		}
 	}
-	alive, late, inUse := map[string]int{}, map[string]int{}, map[[2]string]bool{}
+	alive := map[string]int{}
+	late := map[string]int{}
+	inUse := map[[2]string]bool{}
 	for i := range r.Cursors {
 		c := &r.Cursors[i]
 		inUse[[2]string{c.Scope, c.Topic}] = inUse[[2]string{c.Scope, c.Topic}] || c.RetiredAt == nil
@@ -105,7 +108,15 @@ func (r *StatusReport) findFaults(readOnly bool) []Fault {
 		}
 		// An age below 0: the clock has been set back since.
 		if age := r.unownedFor(c); age != nil && (*age < 0 || *age >= unownedAfter) {
-			add(Fault{Kind: faultUnowned, Part: presence.Consumer, Scope: c.Scope, Topic: c.Topic, Partitions: 1, For: max(*age, 0), Text: "no process works on it"})
+			add(Fault{
+				Kind:       faultUnowned,
+				Part:       presence.Consumer,
+				Scope:      c.Scope,
+				Topic:      c.Topic,
+				Partitions: 1,
+				For:        max(*age, 0),
+				Text:       "no process works on it",
+			})
 		}
 	}
 	for _, f := range r.faultsOfParts() {
@@ -153,8 +164,14 @@ func (r *StatusReport) faultsOfParts() (all []Fault) {
 	}
 	for _, of := range order {
 		if o := last[of]; !alive[of] && o.SeenAgeSeconds > 0 {
-			all = append(all, Fault{Kind: faultGone, Part: of.part, Scope: of.scope, Processes: 1, For: o.SeenAgeSeconds,
-				Text: fmt.Sprintf("the last report is of %s, pid %d", o.Host, o.PID)})
+			all = append(all, Fault{
+				Kind:      faultGone,
+				Part:      of.part,
+				Scope:     of.scope,
+				Processes: 1,
+				For:       o.SeenAgeSeconds,
+				Text:      fmt.Sprintf("the last report is of %s, pid %d", o.Host, o.PID),
+			})
 		}
 	}
 	return all
@@ -165,7 +182,10 @@ func (r *StatusReport) faultsOfParts() (all []Fault) {
 // operator has paused nothing is sent.
 func (r *StatusReport) countUndelivered() {
 	r.Faults = slices.DeleteFunc(r.Faults, func(f Fault) bool {
-		return f.Kind == faultRemote && slices.ContainsFunc(r.Relays, func(s reports.SinkRelays) bool { return s.Sink == f.Scope && s.PausedAt != nil })
+		return f.Kind == faultRemote &&
+			slices.ContainsFunc(r.Relays, func(s reports.SinkRelays) bool {
+				return s.Sink == f.Scope && s.PausedAt != nil
+			})
 	})
 	for i := range r.Faults {
 		f := &r.Faults[i]
@@ -190,7 +210,10 @@ func (r *StatusReport) unownedFor(c *Cursor) *float64 {
 	age := c.ReleasedAge
 	for i := range r.Owners {
 		o := &r.Owners[i]
-		if o.Scope != c.Scope || !slices.ContainsFunc(o.Partitions, func(p OwnedPartition) bool { return p.Topic == c.Topic && p.Partition == c.Partition }) {
+		if o.Scope != c.Scope ||
+			!slices.ContainsFunc(o.Partitions, func(p OwnedPartition) bool {
+				return p.Topic == c.Topic && p.Partition == c.Partition
+			}) {
 			continue
 		}
 		if !o.Silent() {
@@ -207,7 +230,13 @@ func (r *StatusReport) unownedFor(c *Cursor) *float64 {
 func needsOf(faults []Fault) []Need {
 	var all []Need
 	for _, f := range faults {
-		n := Need{Kind: needFault, Text: f.String(), Remedy: faultRemedies[f.Kind], Commands: []string{}, Where: map[string]string{}}
+		n := Need{
+			Kind:     needFault,
+			Text:     f.String(),
+			Remedy:   faultRemedies[f.Kind],
+			Commands: []string{},
+			Where:    map[string]string{},
+		}
 		if f.Kind == faultRead && (names.IsReceived(f.Topic) || names.IsReceiver(f.Scope)) {
 			n.Remedy = "see that the database answers, which has the events; it goes on by itself"
 		}
@@ -222,7 +251,11 @@ func needsOf(faults []Fault) []Need {
 			n.Where["topic"] = f.Topic
 		}
 		if f.Kind == faultTopic {
-			n.Commands = append(n.Commands, fmt.Sprintf("onlyonce cursor retire -scope %s -topic %s -reason WHY", show.Quote(f.Scope), show.Quote(f.Topic)))
+			n.Commands = append(
+				n.Commands,
+				fmt.Sprintf("onlyonce cursor retire -scope %s -topic %s -reason WHY",
+					show.Quote(f.Scope), show.Quote(f.Topic)),
+			)
 		}
 		all = append(all, n)
 	}
@@ -230,23 +263,31 @@ func needsOf(faults []Fault) []Need {
 }
 
 var faultRemedies = map[string]string{
-	faultGroup:    "see that the brokers answer, and that the group admits the process; it goes on by itself",
-	faultRead:     "see that the brokers answer; it goes on by itself",
-	faultTopic:    "if it was deleted by mistake, create it again, and its partitions say how to go on; otherwise take it out of the consumer's topics, and retire its cursors",
-	faultApply:    "see the log of the process: the message is tried again until it is applied or parked",
-	faultHandler:  "restart the process: only that frees the handler's goroutine",
-	faultRemote:   "see that the remote answers, and whether its address and credentials are right; the calls go out by themselves, each under its key",
-	faultRefused:  "see why the remote refuses them, for example an expired token; when one is delivered, the others go on by themselves",
-	faultHalted:   "run the command that the text names",
-	faultStuck:    "restart the relay: only that frees the sink's goroutines; the calls are sent again under their keys",
+	faultGroup: "see that the brokers answer, and that the group admits the process; it goes on by itself",
+	faultRead:  "see that the brokers answer; it goes on by itself",
+	faultTopic: "if it was deleted by mistake, create it again, and its partitions say how to go on; " +
+		"otherwise take it out of the consumer's topics, and retire its cursors",
+	faultApply:   "see the log of the process: the message is tried again until it is applied or parked",
+	faultHandler: "restart the process: only that frees the handler's goroutine",
+	faultRemote: "see that the remote answers, and whether its address and credentials are right; the " +
+		"calls go out by themselves, each under its key",
+	faultRefused: "see why the remote refuses them, for example an expired token; when one is delivered, " +
+		"the others go on by themselves",
+	faultHalted: "run the command that the text names",
+	faultStuck: "restart the relay: only that frees the sink's goroutines; the calls are sent again " +
+		"under their keys",
 	faultDatabase: "see the log of the relay: it tries again",
-	faultReceive:  "see that the broker and the database answer; it goes on by itself, and the broker keeps the messages meanwhile",
-	faultFull:     "make room, or raise the limit at the broker: it refuses what producers send, who must send it again; a full queue that is being read gets room by itself",
-	faultStore:    "see that the database answers; senders deliver the events again",
-	faultSecret:   "give the process the secret that it had, or give the new secret an id of its own in FingerprintKeys and keep the old one for the longest TTL",
-	faultGone:     "see why it ended without a stop, and start it; if it is out of use, this line goes after a day",
-	faultUnowned:  "see whether processes join the group; if the topic is out of use, retire its cursors",
-	faultReadOnly: "nothing is applied, and no process can report: let the database take writes, or connect to the primary",
+	faultReceive: "see that the broker and the database answer; it goes on by itself, and the broker keeps " +
+		"the messages meanwhile",
+	faultFull: "make room, or raise the limit at the broker: it refuses what producers send, who must " +
+		"send it again; a full queue that is being read gets room by itself",
+	faultStore: "see that the database answers; senders deliver the events again",
+	faultSecret: "give the process the secret that it had, or give the new secret an id of its own in " +
+		"FingerprintKeys and keep the old one for the longest TTL",
+	faultGone:    "see why it ended without a stop, and start it; if it is out of use, this line goes after a day",
+	faultUnowned: "see whether processes join the group; if the topic is out of use, retire its cursors",
+	faultReadOnly: "nothing is applied, and no process can report: let the database take writes, or connect " +
+		"to the primary",
 }
 
 // String describes the problem, its place and its duration.
@@ -316,7 +357,8 @@ func (f *Fault) ofPart(processes, since, text string) string {
 	case faultRemote:
 		waiting := ""
 		if f.Calls > 0 {
-			waiting = fmt.Sprintf(", %s not delivered, the oldest for %s", show.Count(f.Calls, "call"), show.Ago(f.Oldest))
+			waiting = fmt.Sprintf(", %s not delivered, the oldest for %s",
+				show.Count(f.Calls, "call"), show.Ago(f.Oldest))
 		}
 		return fmt.Sprintf("cannot deliver: %s%s: %s (%s%s)", whose, waiting, text, processes, since)
 	case faultRefused:
@@ -333,7 +375,8 @@ func (f *Fault) ofPart(processes, since, text string) string {
 		if f.Part == presence.Relay {
 			whose = "relay of " + whose
 		}
-		return fmt.Sprintf("not running: %s was killed, or cannot reach this database: %s, %s ago", whose, text, show.Ago(f.For))
+		return fmt.Sprintf("not running: %s was killed, or cannot reach this database: %s, %s ago",
+			whose, text, show.Ago(f.For))
 	}
 	return fmt.Sprintf("%s: %s, %s%s: %s", f.Kind, whose, processes, since, text)
 }

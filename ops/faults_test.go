@@ -38,27 +38,75 @@ func TestS3Faults(t *testing.T) {
 		processes []process
 		want      []string
 	}{
-		"none":             {"", []process{{"1 s", ownsBoth, `[]`}}, nil},
-		"cannot join":      {"", []process{{"2 s", ownsBoth, joins}, {"3 s", `[]`, joins}}, []string{"cannot join: scope stock, 2 processes, for 48s: group billing not joined: i/o timeout"}},
-		"cannot read":      {"", []process{{"0 s", owns, read("100", "gone")}, {"0 s", owns1, read("90", "newer")}}, []string{"cannot read: scope stock, 2 partitions of orders (2 processes), for 1m40s: gone"}},
-		"no such topic":    {"", []process{{"0 s", ownsBoth, gone}}, []string{"no such topic: scope stock, 2 partitions of orders (1 process), for 7s: unknown"}},
+		"none": {"", []process{{"1 s", ownsBoth, `[]`}}, nil},
+		"cannot join": {
+			"",
+			[]process{{"2 s", ownsBoth, joins}, {"3 s", `[]`, joins}},
+			[]string{"cannot join: scope stock, 2 processes, for 48s: group billing not joined: i/o timeout"},
+		},
+		"cannot read": {
+			"",
+			[]process{{"0 s", owns, read("100", "gone")}, {"0 s", owns1, read("90", "newer")}},
+			[]string{"cannot read: scope stock, 2 partitions of orders (2 processes), for 1m40s: gone"},
+		},
+		"no such topic": {
+			"",
+			[]process{{"0 s", ownsBoth, gone}},
+			[]string{"no such topic: scope stock, 2 partitions of orders (1 process), for 7s: unknown"},
+		},
 		"gone and retired": {`update onlyonce.cursors set retired_at = clock_timestamp()`, []process{{"0 s", ownsBoth, gone}}, nil},
-		"two kinds":        {"", []process{{"0 s", ownsBoth, joins[:len(joins)-1] + ", " + read("3", "gone")[1:]}}, []string{"cannot join", "cannot read"}},
+		"two kinds": {
+			"",
+			[]process{{"0 s", ownsBoth, joins[:len(joins)-1] + ", " + read("3", "gone")[1:]}},
+			[]string{"cannot join", "cannot read"},
+		},
 		"silent":           {"", []process{{"31 s", ownsBoth, joins}}, nil},
 		"of the future":    {"", []process{{"-31 s", ownsBoth, joins}}, nil},
 		"clock a bit back": {"", []process{{"-5 s", ownsBoth, joins}}, []string{"cannot join: scope stock, 1 process, for 40s"}},
 
-		"no owner":             {released("12 s"), []process{{"0 s", owns, `[]`}}, []string{"no owner: scope stock, 1 partition of orders, although 1 process runs, for 12s"}},
-		"no owner of two":      {released("12 s"), []process{{"0 s", `[]`, `[]`}, {"0 s", `[]`, `[]`}}, []string{"no owner: scope stock, 2 partitions of orders, although 2 processes run, for 12s"}},
-		"no owner, all killed": {released("12 s"), []process{{"20 s", `[]`, `[]`}, {"20 s", `[]`, `[]`}}, []string{"although 2 processes reported until a moment ago, for 12s"}},
-		"no owner, one killed": {released("12 s"), []process{{"0 s", owns, `[]`}, {"20 s", `[]`, `[]`}}, []string{"although 1 process runs, and 1 process reported until a moment ago, for 12s"}},
-		"changes hands":        {released("1 s"), []process{{"0 s", `[]`, `[]`}}, nil},
-		"released ahead":       {released("-7 days"), []process{{"0 s", owns, `[]`}}, []string{"no owner: scope stock, 1 partition of orders, although 1 process runs, for 0s"}},
-		"its owner died":       {released("9 days") + `; update onlyonce.cursors set released_at = null where partition = 1`, []process{{"0 s", owns, `[]`}, {"40 s", owns1, `[]`}}, []string{"for 40s"}},
+		"no owner": {
+			released("12 s"),
+			[]process{{"0 s", owns, `[]`}},
+			[]string{"no owner: scope stock, 1 partition of orders, although 1 process runs, for 12s"},
+		},
+		"no owner of two": {
+			released("12 s"),
+			[]process{{"0 s", `[]`, `[]`}, {"0 s", `[]`, `[]`}},
+			[]string{"no owner: scope stock, 2 partitions of orders, although 2 processes run, for 12s"},
+		},
+		"no owner, all killed": {
+			released("12 s"),
+			[]process{{"20 s", `[]`, `[]`}, {"20 s", `[]`, `[]`}},
+			[]string{"although 2 processes reported until a moment ago, for 12s"},
+		},
+		"no owner, one killed": {
+			released("12 s"),
+			[]process{{"0 s", owns, `[]`}, {"20 s", `[]`, `[]`}},
+			[]string{"although 1 process runs, and 1 process reported until a moment ago, for 12s"},
+		},
+		"changes hands": {released("1 s"), []process{{"0 s", `[]`, `[]`}}, nil},
+		"released ahead": {
+			released("-7 days"),
+			[]process{{"0 s", owns, `[]`}},
+			[]string{"no owner: scope stock, 1 partition of orders, although 1 process runs, for 0s"},
+		},
+		"its owner died": {
+			released("9 days") + `; update onlyonce.cursors set released_at = null where partition = 1`,
+			[]process{{"0 s", owns, `[]`}, {"40 s", owns1, `[]`}},
+			[]string{"for 40s"},
+		},
 		"an owner yet unheard": {`update onlyonce.cursors set released_at = null`, []process{{"0 s", owns, `[]`}}, nil},
-		"retired":              {released("1 h") + `; update onlyonce.cursors set retired_at = clock_timestamp()`, []process{{"0 s", `[]`, `[]`}}, nil},
-		"paused":               {released("1 h") + `; insert into onlyonce.pauses (scope, reason) values ('stock', 'why')`, []process{{"0 s", `[]`, `[]`}}, nil},
-		"nobody runs":          {released("1 h"), nil, nil}, // needConsumer
+		"retired": {
+			released("1 h") + `; update onlyonce.cursors set retired_at = clock_timestamp()`,
+			[]process{{"0 s", `[]`, `[]`}},
+			nil,
+		},
+		"paused": {
+			released("1 h") + `; insert into onlyonce.pauses (scope, reason) values ('stock', 'why')`,
+			[]process{{"0 s", `[]`, `[]`}},
+			nil,
+		},
+		"nobody runs": {released("1 h"), nil, nil}, // needConsumer
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -43,7 +43,20 @@ const mostCommands = 3
 
 // needs finds what needs a person, halts first.
 func (r *StatusReport) needs() []Need {
-	return append([]Need{}, slices.Concat(r.halts(), needsOf(r.Faults), r.ignored(), r.crashes(), r.consumers(), r.waiting(), r.unsent(), r.requests(), r.timedAhead())...)
+	return append(
+		[]Need{},
+		slices.Concat(
+			r.halts(),
+			needsOf(r.Faults),
+			r.ignored(),
+			r.crashes(),
+			r.consumers(),
+			r.waiting(),
+			r.unsent(),
+			r.requests(),
+			r.timedAhead(),
+		)...,
+	)
 }
 
 // halts groups the halted partitions of a topic that are halted for one reason.
@@ -57,7 +70,8 @@ func (r *StatusReport) halts() []Need {
 			return g[0].scope == h.scope && g[0].Topic == h.Topic && g[0].Halted == h.Halted
 		})
 		if at < 0 {
-			at, groups = len(groups), append(groups, nil)
+			at = len(groups)
+			groups = append(groups, nil)
 		}
 		groups[at] = append(groups[at], h)
 	}
@@ -72,7 +86,11 @@ func (r *StatusReport) halts() []Need {
 // needOfHalt describes partitions of one topic that are halted for one reason.
 func needOfHalt(g []livingPartition) Need {
 	first := g[0]
-	n := Need{Kind: needHalt, Commands: []string{}, Where: map[string]string{"scope": first.scope, "topic": first.Topic}}
+	n := Need{
+		Kind:     needHalt,
+		Commands: []string{},
+		Where:    map[string]string{"scope": first.scope, "topic": first.Topic},
+	}
 	var age float64
 	var numbers []string
 	for _, h := range g {
@@ -82,13 +100,29 @@ func needOfHalt(g []livingPartition) Need {
 	n.Remedy = first.Remedy
 	if len(g) == 1 {
 		n.Where["partition"] = numbers[0]
-		n.Text = fmt.Sprintf("halted: scope %s, %s/%d, %s for %s: %s", first.scope, first.Topic, first.Partition, first.Halted, show.Ago(age), show.OneLine(first.Detail))
+		n.Text = fmt.Sprintf("halted: scope %s, %s/%d, %s for %s: %s",
+			first.scope,
+			first.Topic,
+			first.Partition,
+			first.Halted,
+			show.Ago(age),
+			show.OneLine(first.Detail))
 		n.Commands = append(n.Commands, first.Commands...)
 		return n
 	}
-	n.Text = fmt.Sprintf("halted: scope %s, %d partitions of %s (%s), %s for %s; partition %d: %s", first.scope, len(g), first.Topic,
-		strings.Join(numbers, ", "), first.Halted, show.Ago(age), first.Partition, show.OneLine(first.Detail))
-	if len(first.ForTopic) > 0 && !slices.ContainsFunc(g, func(p livingPartition) bool { return !slices.Equal(p.ForTopic, first.ForTopic) }) {
+	n.Text = fmt.Sprintf(
+		"halted: scope %s, %d partitions of %s (%s), %s for %s; partition %d: %s",
+		first.scope,
+		len(g),
+		first.Topic,
+		strings.Join(numbers, ", "),
+		first.Halted,
+		show.Ago(age),
+		first.Partition,
+		show.OneLine(first.Detail),
+	)
+	if len(first.ForTopic) > 0 &&
+		!slices.ContainsFunc(g, func(p livingPartition) bool { return !slices.Equal(p.ForTopic, first.ForTopic) }) {
 		n.Commands = append(n.Commands, first.ForTopic...)
 		return n
 	}
@@ -108,7 +142,8 @@ const ignoredWithin = time.Hour
 // ignored finds the topics of which another program had reset or committed offsets in Kafka.
 func (r *StatusReport) ignored() []Need {
 	var all []Need
-	at, more := map[CursorName]int{}, map[CursorName]int64{}
+	at := map[CursorName]int{}
+	more := map[CursorName]int64{}
 	for _, p := range living(r.Owners) {
 		g := p.Ignored
 		if g == nil || g.For+p.seen > ignoredWithin.Seconds() || g.Offset > g.Position && g.Offset <= p.Position {
@@ -117,21 +152,35 @@ func (r *StatusReport) ignored() []Need {
 		topic := CursorName{Scope: p.scope, Topic: p.Topic}
 		i, known := at[topic]
 		if !known {
-			i, at[topic] = len(all), len(all)
-			all = append(all, Need{Kind: needOffset, Where: map[string]string{"scope": p.scope, "topic": p.Topic}, Commands: []string{},
-				Text: fmt.Sprintf("offset ignored: scope %s, %s/%d: another program set it to %d in Kafka, %s ago; the position in the database counts, and was %d", p.scope, p.Topic,
+			i = len(all)
+			at[topic] = len(all)
+			all = append(all, Need{
+				Kind:     needOffset,
+				Where:    map[string]string{"scope": p.scope, "topic": p.Topic},
+				Commands: []string{},
+				Text: fmt.Sprintf("offset ignored: scope %s, %s/%d: another program set it to %d in Kafka, "+
+					"%s ago; the position in the database counts, and was %d", p.scope, p.Topic,
 					p.Partition, g.Offset, show.Ago(g.For+p.seen), g.Position),
-				Remedy: "if that was meant (otherwise nothing: this line goes after an hour)"})
+				Remedy: "if that was meant (otherwise nothing: this line goes after an hour)",
+			})
 		}
 		if len(all[i].Commands) == mostCommands {
 			more[topic]++
 			continue
 		}
-		verb, flag := "replay", "-from" // messages are handled again
+		// messages are handled again
+		verb := "replay"
+		flag := "-from"
 		if g.Offset > g.Position {
-			verb, flag = "cursor adopt", "-at" // they are skipped
+			// they are skipped
+			verb = "cursor adopt"
+			flag = "-at"
 		}
-		all[i].Commands = append(all[i].Commands, fmt.Sprintf("onlyonce %s -scope %s -topic %s -partition %d %s %d -reason WHY", verb, show.Quote(p.scope), show.Quote(p.Topic), p.Partition, flag, g.Offset))
+		all[i].Commands = append(
+			all[i].Commands,
+			fmt.Sprintf("onlyonce %s -scope %s -topic %s -partition %d %s %d -reason WHY",
+				verb, show.Quote(p.scope), show.Quote(p.Topic), p.Partition, flag, g.Offset),
+		)
 	}
 	for topic, n := range more {
 		all[at[topic]].Remedy += fmt.Sprintf("; the same for %s more", show.Count(n, "partition"))
@@ -162,7 +211,10 @@ func (r *StatusReport) outlives(ended []*Owner, last *Owner) bool {
 		life = max(life, o.SeenAt.Sub(o.StartedAt)+overdue)
 	}
 	return slices.ContainsFunc(r.Owners, func(o Owner) bool {
-		return o.Scope == last.Scope && !r.ended(&o) && o.StartedAt.After(last.SeenAt) && o.SeenAt.Sub(o.StartedAt) > life
+		return o.Scope == last.Scope &&
+			!r.ended(&o) &&
+			o.StartedAt.After(last.SeenAt) &&
+			o.SeenAt.Sub(o.StartedAt) > life
 	})
 }
 
@@ -171,7 +223,10 @@ func (r *StatusReport) crashes() []Need {
 	ended := map[string][]*Owner{}
 	for i := range r.Owners {
 		o := &r.Owners[i]
-		if r.ended(o) && o.SeenAgeSeconds > 0 && o.SeenAgeSeconds <= crashWithin.Seconds() && o.SeenAt.Sub(o.StartedAt) <= crashLife {
+		if r.ended(o) &&
+			o.SeenAgeSeconds > 0 &&
+			o.SeenAgeSeconds <= crashWithin.Seconds() &&
+			o.SeenAt.Sub(o.StartedAt) <= crashLife {
 			ended[o.Scope] = append(ended[o.Scope], o)
 		}
 	}
@@ -180,18 +235,27 @@ func (r *StatusReport) crashes() []Need {
 		if len(ended[scope]) <= mostCrashes {
 			continue
 		}
-		last := slices.MinFunc(ended[scope], func(a, b *Owner) int { return cmp.Compare(a.SeenAgeSeconds, b.SeenAgeSeconds) })
+		last := slices.MinFunc(ended[scope], func(a, b *Owner) int {
+			return cmp.Compare(a.SeenAgeSeconds, b.SeenAgeSeconds)
+		})
 		if r.outlives(ended[scope], last) {
 			continue
 		}
 		n := Need{Kind: needCrash, Where: map[string]string{"scope": scope}, Commands: []string{},
-			Text: fmt.Sprintf("crashing: scope %s, %d processes ended without a stop within %s of their start; the last one is %s, pid %d, %s ago",
+			Text: fmt.Sprintf("crashing: scope %s, %d processes ended without a stop within %s of their "+
+				"start; the last one is %s, pid %d, %s ago",
 				scope, len(ended[scope]), show.Span(crashLife), last.Host, last.PID, show.Ago(last.SeenAgeSeconds)),
-			Remedy: "see its log and how its supervisor says that it ended: os.Exit, out of memory, or a kill; a message that ends its process is parked after its attempts"}
+			Remedy: "see its log and how its supervisor says that it ended: os.Exit, out of memory, or a " +
+				"kill; a message that ends its process is parked after its attempts"}
 		for i := range r.Cursors {
 			if c := &r.Cursors[i]; c.Scope == scope && c.AttemptOffset != nil && len(n.Commands) < mostCommands {
-				n.Text += fmt.Sprintf("; %s at %s/%d, offset %d", show.Count(int64(c.Attempts), "attempt"), c.Topic, c.Partition, *c.AttemptOffset)
-				n.Commands = append(n.Commands, fmt.Sprintf("onlyonce explain -scope %s -topic %s -partition %d -offset %d", show.Quote(scope), show.Quote(c.Topic), c.Partition, *c.AttemptOffset))
+				n.Text += fmt.Sprintf("; %s at %s/%d, offset %d",
+					show.Count(int64(c.Attempts), "attempt"), c.Topic, c.Partition, *c.AttemptOffset)
+				n.Commands = append(
+					n.Commands,
+					fmt.Sprintf("onlyonce explain -scope %s -topic %s -partition %d -offset %d",
+						show.Quote(scope), show.Quote(c.Topic), c.Partition, *c.AttemptOffset),
+				)
 			}
 		}
 		all = append(all, n)
@@ -203,7 +267,8 @@ func (r *StatusReport) crashes() []Need {
 func (r *StatusReport) consumers() []Need {
 	var all []Need
 	for _, scope := range r.scopes() {
-		paused, partitions := 0, 0
+		paused := 0
+		partitions := 0
 		var example *Cursor
 		for i := range r.Cursors {
 			if c := &r.Cursors[i]; c.Scope == scope && c.RetiredAt == nil {
@@ -227,12 +292,24 @@ func (r *StatusReport) consumers() []Need {
 		if alive || partitions == 0 || paused == partitions {
 			continue
 		}
-		n := Need{Kind: needConsumer, Where: map[string]string{"scope": scope}, Text: fmt.Sprintf("no consumer runs: scope %s, %s: its processes were stopped", scope, show.Count(int64(partitions), "partition")),
-			Remedy:   "start it; if it is out of use, retire its cursors",
-			Commands: []string{fmt.Sprintf("onlyonce cursor retire -scope %s -topic %s -reason WHY", show.Quote(scope), show.Quote(example.Topic))}}
+		n := Need{
+			Kind:  needConsumer,
+			Where: map[string]string{"scope": scope},
+			Text: fmt.Sprintf("no consumer runs: scope %s, %s: its processes were stopped",
+				scope, show.Count(int64(partitions), "partition")),
+			Remedy: "start it; if it is out of use, retire its cursors",
+			Commands: []string{fmt.Sprintf("onlyonce cursor retire -scope %s -topic %s -reason WHY",
+				show.Quote(scope), show.Quote(example.Topic))},
+		}
 		if last != nil {
-			n.Text = fmt.Sprintf("no consumer runs: scope %s, %s: the last report is of %s, pid %d, %s ago", scope, show.Count(int64(partitions), "partition"), last.Host, last.PID, show.Ago(last.SeenAgeSeconds))
-			n.Remedy, n.Commands = "see why it died or cannot reach this database, and start it", []string{}
+			n.Text = fmt.Sprintf("no consumer runs: scope %s, %s: the last report is of %s, pid %d, %s ago",
+				scope,
+				show.Count(int64(partitions), "partition"),
+				last.Host,
+				last.PID,
+				show.Ago(last.SeenAgeSeconds))
+			n.Remedy = "see why it died or cannot reach this database, and start it"
+			n.Commands = []string{}
 		}
 		all = append(all, n)
 	}
@@ -270,7 +347,8 @@ func (r *StatusReport) waiting() []Need {
 	}
 	var all []Need
 	for _, k := range order {
-		count, oldest := int64(0), time.Now()
+		count := int64(0)
+		oldest := time.Now()
 		var reasons []string
 		for _, p := range groups[k] {
 			count += p.Count
@@ -283,14 +361,17 @@ func (r *StatusReport) waiting() []Need {
 		if k.kind == "call" {
 			by = "sink"
 		}
-		where, flag := by+" "+k.at, "-"+by
+		where := by + " " + k.at
+		flag := "-" + by
 		what := "waiting for a decision"
 		if k.state == "reconcile" {
 			what = "of unknown outcome"
 		}
 		n := Need{Kind: needParked, Where: map[string]string{by: k.at, "kind": k.kind, "state": k.state},
-			Text:     fmt.Sprintf("parked: %s, %s %s (%s), the oldest since %s", where, show.Count(count, k.kind), what, strings.Join(reasons, ", "), show.Instant(oldest)),
-			Commands: []string{fmt.Sprintf("onlyonce parked list %s %s -kind %s -state %s", flag, show.Quote(k.at), k.kind, k.state)}}
+			Text: fmt.Sprintf("parked: %s, %s %s (%s), the oldest since %s",
+				where, show.Count(count, k.kind), what, strings.Join(reasons, ", "), show.Instant(oldest)),
+			Commands: []string{fmt.Sprintf("onlyonce parked list %s %s -kind %s -state %s",
+				flag, show.Quote(k.at), k.kind, k.state)}}
 		for i := range groups[k] {
 			if p := &groups[k][i]; p.MayRetry() && len(n.Commands) <= mostCommands {
 				n.Remedy = "see why, and retry once the cause is repaired"
@@ -316,10 +397,17 @@ func (r *StatusReport) unsent() []Need {
 			}
 			continue
 		}
-		n := Need{Kind: needRelay, Where: map[string]string{"sink": o.Sink}, Text: fmt.Sprintf("no relay: sink %s, %s not delivered%s", o.Sink, show.Count(o.Count, "call"), oldest(o.OldestAgeSeconds)),
-			Remedy: "start a relay that lists the sink", Commands: []string{"onlyonce outbox status -sink " + show.Quote(o.Sink)}}
+		n := Need{
+			Kind:  needRelay,
+			Where: map[string]string{"sink": o.Sink},
+			Text: fmt.Sprintf("no relay: sink %s, %s not delivered%s",
+				o.Sink, show.Count(o.Count, "call"), oldest(o.OldestAgeSeconds)),
+			Remedy:   "start a relay that lists the sink",
+			Commands: []string{"onlyonce outbox status -sink " + show.Quote(o.Sink)},
+		}
 		if i < 0 {
-			n.Remedy = "no relay has ever listed the sink: correct its name in the application, or start a relay that lists it"
+			n.Remedy = "no relay has ever listed the sink: correct its name in the application, or start a " +
+				"relay that lists it"
 			n.Commands = []string{"onlyonce outbox list -sink " + show.Quote(o.Sink)}
 		}
 		all = append(all, n)
@@ -328,13 +416,15 @@ func (r *StatusReport) unsent() []Need {
 }
 
 // lanesRemedy is what to do about lanes that no relay holds although relays list the sink (O5).
-const lanesRemedy = "see the logs of the sink's relays why they do not take these lanes, and restart those that have stopped working"
+const lanesRemedy = "see the logs of the sink's relays why they do not take these lanes, and restart those " +
+	"that have stopped working"
 
 // needOfLanes describes calls in lanes that the relays of their sink do not take.
 func needOfLanes(s *reports.SinkRelays, u *reports.UnheldCalls) Need {
 	return Need{
-		Kind:     needRelay,
-		Text:     fmt.Sprintf("lanes without a relay: sink %s, %v; %d of %d lanes are held, by %s", u.Sink, u, s.LanesHeld, s.Lanes, show.Count(s.Members, "relay")),
+		Kind: needRelay,
+		Text: fmt.Sprintf("lanes without a relay: sink %s, %v; %d of %d lanes are held, by %s",
+			u.Sink, u, s.LanesHeld, s.Lanes, show.Count(s.Members, "relay")),
 		Remedy:   lanesRemedy,
 		Commands: []string{"onlyonce outbox status -sink " + show.Quote(u.Sink)},
 		Where:    map[string]string{"sink": u.Sink},
@@ -346,12 +436,21 @@ func (r *StatusReport) requests() []Need {
 	q := r.Requests
 	var all []Need
 	if q.Reconcile > 0 {
-		all = append(all, Need{Kind: needRequest, Text: show.Count(q.Reconcile, "HTTP request") + " with a step of unknown outcome",
-			Remedy: "ask the provider what became of the step", Commands: []string{"onlyonce request list"}})
+		all = append(all, Need{
+			Kind:     needRequest,
+			Text:     show.Count(q.Reconcile, "HTTP request") + " with a step of unknown outcome",
+			Remedy:   "ask the provider what became of the step",
+			Commands: []string{"onlyonce request list"},
+		})
 	}
 	if q.Abandoned > 0 {
-		all = append(all, Need{Kind: needRequest, Text: show.Count(q.Abandoned, "HTTP request") + " whose steps had their effect, and whose client does not come back",
-			Remedy: "have the client send it again, or close it", Commands: []string{"onlyonce request list"}})
+		all = append(all, Need{
+			Kind: needRequest,
+			Text: show.Count(q.Abandoned, "HTTP request") +
+				" whose steps had their effect, and whose client does not come back",
+			Remedy:   "have the client send it again, or close it",
+			Commands: []string{"onlyonce request list"},
+		})
 	}
 	return all
 }
@@ -362,9 +461,12 @@ func (r *StatusReport) timedAhead() []Need {
 	if r.TimedAhead == 0 {
 		return nil
 	}
-	return []Need{{Kind: needClock, Text: show.Count(r.TimedAhead, "parked row") + " got a due time while the database's clock was ahead",
+	return []Need{{
+		Kind:     needClock,
+		Text:     show.Count(r.TimedAhead, "parked row") + " got a due time while the database's clock was ahead",
 		Remedy:   "see that the clock is right; consumers and relays that run have them wait anew, within seconds",
-		Commands: []string{"onlyonce doctor"}}}
+		Commands: []string{"onlyonce doctor"},
+	}}
 }
 
 // oldest says how old the oldest is, "" if that is not known.

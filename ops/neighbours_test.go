@@ -33,7 +33,10 @@ func TestS2StrangersAreNamed(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Ours has the lock of another lease, and the stranger's other lock is not ours.
-		for conn, sql := range map[*pgx.Conn]string{own.Conn(): `select pg_advisory_lock(1869507705, 3)`, stranger: `select pg_advisory_lock(12, 34)`} {
+		for conn, sql := range map[*pgx.Conn]string{
+			own.Conn(): `select pg_advisory_lock(1869507705, 3)`,
+			stranger:   `select pg_advisory_lock(12, 34)`,
+		} {
 			if _, err := conn.Exec(t.Context(), sql); err != nil {
 				t.Fatal(err)
 			}
@@ -73,7 +76,12 @@ func TestS6SequencesAreNamedAndRaised(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, text := range []string{"leases_id_seq stands at 0, and 5", "audit_id_seq stands at 0, and 9", "standard_keys_version", "outbox rebase"} {
+	for _, text := range []string{
+		"leases_id_seq stands at 0, and 5",
+		"audit_id_seq stands at 0, and 9",
+		"standard_keys_version",
+		"outbox rebase",
+	} {
 		found(t, r.Findings, "sequences", levelFail, text)
 	}
 	found(t, r.Findings, "publications", levelInfo, "everything")

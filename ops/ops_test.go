@@ -29,14 +29,17 @@ func TestDecisionsAreAudited(t *testing.T) {
 	pool := pgtest.DB(t)
 	at := ops.CursorName{Scope: "stock", Topic: "orders", Partition: 3}
 	seen, err := ops.PauseCursor(t.Context(), pool, ops.By{DryRun: true}, at)
-	if err != nil || seen.AuditID != 0 || one[int](t, pool, `select (select count(*) from onlyonce.pauses) + (select count(*) from onlyonce.audit)`) != 0 {
+	if err != nil ||
+		seen.AuditID != 0 ||
+		one[int](t, pool, `select (select count(*) from onlyonce.pauses) + (select count(*) from onlyonce.audit)`) != 0 {
 		t.Fatalf("a dry run: %+v, %v", seen, err)
 	}
 	done, err := ops.PauseCursor(t.Context(), pool, ops.By{Actor: "ann", Reason: "INC-9"}, at)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := one[string](t, pool, `select concat_ws(' ', actor, reason, action, detail->>'topic') from onlyonce.audit where id = $1`, done.AuditID); got != "ann INC-9 cursor pause orders" {
+	if got := one[string](t, pool, `select concat_ws(' ', actor, reason, action, detail->>'topic') from onlyonce.audit where id = $1`,
+		done.AuditID); got != "ann INC-9 cursor pause orders" {
 		t.Error(got)
 	}
 	if got := one[string](t, pool, `select concat_ws(' ', actor, reason) from onlyonce.pauses`); got != "ann INC-9" {
@@ -45,7 +48,9 @@ func TestDecisionsAreAudited(t *testing.T) {
 	if _, err = ops.PauseCursor(t.Context(), pool, ops.By{Reason: "again"}, at); !errors.Is(err, ops.ErrNothing) {
 		t.Error(err)
 	}
-	if done, err = ops.ResumeCursor(t.Context(), pool, ops.By{Reason: "repaired"}, at); err != nil || done.Was == nil || done.Was.Actor != "ann" {
+	if done, err = ops.ResumeCursor(t.Context(), pool, ops.By{Reason: "repaired"}, at); err != nil ||
+		done.Was == nil ||
+		done.Was.Actor != "ann" {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	if !one[bool](t, pool, `select actor = current_user from onlyonce.audit where id = $1`, done.AuditID) {

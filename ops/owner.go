@@ -57,7 +57,11 @@ func (p *CursorName) left(ctx context.Context, tx pgx.Tx, from, to *int64) (n in
 
 // readOne returns the cursor, nil if there is none.
 func (p *CursorName) readOne(ctx context.Context, tx pgx.Tx) (*Cursor, error) {
-	found, err := reports.Cursors[Cursor](ctx, tx, reports.CursorFilter{Scope: p.Scope, Topic: p.Topic, Partition: &p.Partition})
+	found, err := reports.Cursors[Cursor](ctx, tx, reports.CursorFilter{
+		Scope:     p.Scope,
+		Topic:     p.Topic,
+		Partition: &p.Partition,
+	})
 	if err != nil || len(found) == 0 {
 		return nil, err
 	}
@@ -68,7 +72,8 @@ func (p *CursorName) readOne(ctx context.Context, tx pgx.Tx) (*Cursor, error) {
 func (p *CursorName) readThere(ctx context.Context, tx pgx.Tx) (*Cursor, error) {
 	c, err := p.readOne(ctx, tx)
 	if err == nil && c == nil {
-		err = failf(ErrNotFound, "there is no cursor (%s)", *p).but("correct the flags; `onlyonce cursor show` lists those there are")
+		err = failf(ErrNotFound, "there is no cursor (%s)", *p).but("correct the flags; `onlyonce cursor " +
+			"show` lists those there are")
 	}
 	return c, err
 }
@@ -89,7 +94,8 @@ func (c *Cursor) fence(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	if epoch == nil {
-		return fmt.Errorf("the lease of cursor %d cannot be raised: its column \"until\" is set, which no cursor's is", c.ID)
+		return fmt.Errorf("the lease of cursor %d cannot be raised: its column \"until\" is set, which no cursor's is",
+			c.ID)
 	}
 	return nil
 }

@@ -26,7 +26,8 @@ const pickSQL = reports.ParkedRow + `p.kind = any ($8::text[]) and p.settled_at 
    and ($2::text is null or p.scope = $2) and ($3::text is null or p.topic = $3) and ($4::integer is null or p.partition = $4)
    and case when $5::text is not null then p.reason = $5 else $1::bigint[] is not null or p.reason <> 'conflict' end
    and ($9::text is null or p.sink = $9) and ($10::text is null or p.call_name = $10)
-   and (p.kind <> 'call' or $11::boolean or p.erased_at is null and p.key is not null) and ($12::boolean is null or ` + parked.CallOpen + ` = $12)
+   and (p.kind <> 'call' or $11::boolean or p.erased_at is null and p.key is not null) and ($12::boolean is null or ` +
+	parked.CallOpen + ` = $12)
    and ($13::text is null or starts_with(p.error, $13)) and ($14::bigint is null or p.id <= $14) and p.id > coalesce($15::bigint, 0)
    and (not $16::boolean or p.reason in ('rejected', 'conflict'))
  order by p.id limit $7`
@@ -70,7 +71,11 @@ func (q *selection) check() error {
 		{"`Kind`", q.Kind, []string{parked.Message, parked.Call, parked.Event}},
 		{"`State`", q.State, []string{parked.Waiting, parked.Retrying, parked.Blocked, parked.Reconcile}},
 		{"`Reason`", q.Reason, parked.Reasons},
-		{"`Scope`", q.Scope, nil}, {"`Topic`", q.Topic, nil}, {"`Sink`", q.Sink, nil}, {"`Name`", q.Name, nil}, {"`ErrorPrefix`", q.ErrorPrefix, nil},
+		{"`Scope`", q.Scope, nil},
+		{"`Topic`", q.Topic, nil},
+		{"`Sink`", q.Sink, nil},
+		{"`Name`", q.Name, nil},
+		{"`ErrorPrefix`", q.ErrorPrefix, nil},
 	} {
 		if f.value == "" {
 			continue
@@ -82,7 +87,14 @@ func (q *selection) check() error {
 			return failf(ErrInvalid, "%s: %q is none of %q", f.name, f.value, f.choices)
 		}
 	}
-	filtered := q.Topic != "" || q.Partition != nil || q.Reason != "" || q.Limit != 0 || q.Sink != "" || q.Name != "" || q.State != "" || q.ErrorPrefix != ""
+	filtered := q.Topic != "" ||
+		q.Partition != nil ||
+		q.Reason != "" ||
+		q.Limit != 0 ||
+		q.Sink != "" ||
+		q.Name != "" ||
+		q.State != "" ||
+		q.ErrorPrefix != ""
 	if err := q.checkCalls(); err != nil && (q.ID == 0 || !filtered) {
 		return err
 	}
@@ -90,9 +102,11 @@ func (q *selection) check() error {
 	case q.All && (q.ID != 0 || q.Limit != 0 || q.NewKey):
 		return failf(ErrInvalid, "`All` goes with none of `ID`, `Limit` and `NewKey`")
 	case q.ID < 0 || q.Limit < 0 || q.Limit > reports.MostLimit || q.Partition != nil && *q.Partition < 0:
-		return failf(ErrInvalid, "`ID` and `Partition` must not be negative, and `Limit` not be above %d", reports.MostLimit)
+		return failf(ErrInvalid, "`ID` and `Partition` must not be negative, and `Limit` not be above %d",
+			reports.MostLimit)
 	case q.ID != 0 && (q.Scope != "" || filtered):
-		return failf(ErrInvalid, "`ID` picks one row: it goes with none of `Scope`, `Topic`, `Partition`, `Sink`, `Name`, `State`, `Reason`, `ErrorPrefix` and `Limit`")
+		return failf(ErrInvalid, "`ID` picks one row: it goes with none of `Scope`, `Topic`, `Partition`, "+
+			"`Sink`, `Name`, `State`, `Reason`, `ErrorPrefix` and `Limit`")
 	case q.ID == 0 && q.Kind == parked.Call && q.Scope == "" && q.Sink == "":
 		return failf(ErrInvalid, "missing: `ID`, `Sink` or `Scope`")
 	case q.ID == 0 && q.Scope == "" && q.Sink == "":
@@ -115,7 +129,8 @@ func (q *selection) checkCalls() error {
 	case calls && (q.Topic != "" || q.Partition != nil):
 		return failf(ErrInvalid, "`Topic` and `Partition` pick messages and events, and do not go with `Kind` call")
 	case q.VerifiedApplied && (q.VerifiedNotApplied || q.NewKey):
-		return failf(ErrInvalid, "`VerifiedApplied` goes with neither `VerifiedNotApplied` nor `NewKey`: what was applied is not sent again")
+		return failf(ErrInvalid, "`VerifiedApplied` goes with neither `VerifiedNotApplied` nor `NewKey`: "+
+			"what was applied is not sent again")
 	}
 	return nil
 }
@@ -292,7 +307,8 @@ func (q *selection) read(ctx context.Context, tx pgx.Tx) (*ParkedChange, error) 
 		d.IDs = append(d.IDs, r.ID)
 	}
 	if q.ids == nil {
-		q.ids, q.more = d.IDs, len(rows) > int(limit)
+		q.ids = d.IDs
+		q.more = len(rows) > int(limit)
 	}
 	d.More = q.more
 	if q.Shown != nil {
@@ -338,15 +354,45 @@ func (q *selection) streams(ctx context.Context, tx pgx.Tx, rows []ParkedRow) er
 		return err
 	}
 	if missing != nil {
-		return failf(ErrRefused, "there is no stream %q, to which the event is to be appended, and nothing was done: start a consumer of it first, which makes the stream. An inline endpoint has none by itself", *missing)
+		return failf(
+			ErrRefused,
+			"there is no stream %q, to which the event is to be appended, and nothing "+
+				"was done: start a consumer of it first, which makes the stream. An inline endpoint has none by itself",
+			*missing,
+		)
 	}
 	return nil
 }
 
 // pick reads the rows that are asked for. The ids narrow them down.
-func (q *selection) pick(ctx context.Context, tx pgx.Tx, ids []int64, states []string, limit int64) ([]ParkedRow, error) {
-	return reports.Collect[ParkedRow](ctx, tx, pickSQL, ids, reports.OrNull(q.Scope), reports.OrNull(q.Topic), q.Partition, reports.OrNull(q.Reason), states, limit, []string{q.kindOf()}, reports.OrNull(q.Sink), reports.OrNull(q.Name),
-		q.discard || q.VerifiedApplied, q.open(), reports.OrNull(q.ErrorPrefix), q.upTo, q.from, q.NewKey && !q.VerifiedNotApplied)
+func (q *selection) pick(
+	ctx context.Context,
+	tx pgx.Tx,
+	ids []int64,
+	states []string,
+	limit int64,
+) ([]ParkedRow, error) {
+	return reports.Collect[ParkedRow](
+		ctx,
+		tx,
+		pickSQL,
+		ids,
+		reports.OrNull(q.Scope),
+		reports.OrNull(q.Topic),
+		q.Partition,
+		reports.OrNull(q.Reason),
+		states,
+		limit,
+		[]string{q.kindOf()},
+		reports.OrNull(q.Sink),
+		reports.OrNull(q.Name),
+		q.discard || q.VerifiedApplied,
+		q.open(),
+		reports.OrNull(q.ErrorPrefix),
+		q.upTo,
+		q.from,
+		q.NewKey && !q.VerifiedNotApplied,
+	)
 }
 
 // kindOf returns the kind of the selected rows.
@@ -358,7 +404,8 @@ func (q *selection) learnKind(ctx context.Context, tx pgx.Tx) error {
 	if err == nil && len(rows) == 1 {
 		q.Kind = rows[0].Kind
 		if rows[0].Kind != parked.Call && q.asserts() {
-			return failf(ErrRefused, "row %d is a parked %s, and nothing was done: `VerifiedApplied`, `VerifiedNotApplied` and `NewKey` are for calls", q.ID, rows[0].Kind)
+			return failf(ErrRefused, "row %d is a parked %s, and nothing was done: `VerifiedApplied`, "+
+				"`VerifiedNotApplied` and `NewKey` are for calls", q.ID, rows[0].Kind)
 		}
 	}
 	return err
@@ -367,7 +414,16 @@ func (q *selection) learnKind(ctx context.Context, tx pgx.Tx) error {
 // filter returns the filter for the audit row.
 func (q *selection) filter() map[string]any {
 	f := map[string]any{}
-	for name, s := range map[string]string{"scope": q.Scope, "topic": q.Topic, "parked_reason": q.Reason, "kind": q.Kind, "state": q.State, "sink": q.Sink, "name": q.Name, "error_prefix": q.ErrorPrefix} {
+	for name, s := range map[string]string{
+		"scope":         q.Scope,
+		"topic":         q.Topic,
+		"parked_reason": q.Reason,
+		"kind":          q.Kind,
+		"state":         q.State,
+		"sink":          q.Sink,
+		"name":          q.Name,
+		"error_prefix":  q.ErrorPrefix,
+	} {
 		if s != "" {
 			f[name] = s
 		}
@@ -380,7 +436,11 @@ func (q *selection) filter() map[string]any {
 	if q.Partition != nil {
 		f["partition"] = *q.Partition
 	}
-	for name, is := range map[string]bool{"verified_applied": q.VerifiedApplied, "verified_not_applied": q.VerifiedNotApplied, "new_key": q.NewKey} {
+	for name, is := range map[string]bool{
+		"verified_applied":     q.VerifiedApplied,
+		"verified_not_applied": q.VerifiedNotApplied,
+		"new_key":              q.NewKey,
+	} {
 		if is {
 			f[name] = true
 		}
@@ -391,7 +451,8 @@ func (q *selection) filter() map[string]any {
 // none returns why nothing was picked.
 func (q *selection) none(ctx context.Context, tx pgx.Tx) error {
 	if q.ID == 0 {
-		return failf(ErrRefused, "nothing is parked that this asks for and that could be changed: `onlyonce parked list` shows what there is")
+		return failf(ErrRefused, "nothing is parked that this asks for and that could be changed: `onlyonce "+
+			"parked list` shows what there is")
 	}
 	rows, err := reports.Collect[oneRow](ctx, tx, oneSQL, q.ID)
 	if err != nil {
@@ -411,7 +472,8 @@ func (q *selection) none(ctx context.Context, tx pgx.Tx) error {
 		if err != nil {
 			return err
 		}
-		return failf(ErrRefused, "row %d is blocked behind another of its ordering key, and nothing was done: redrive or discard that one first%s", q.ID, head)
+		return failf(ErrRefused, "row %d is blocked behind another of its ordering key, and nothing was "+
+			"done: redrive or discard that one first%s", q.ID, head)
 	}
 	if r.Kind == parked.Call {
 		if err := q.noneOfCalls(&r); err != nil {
@@ -423,7 +485,13 @@ func (q *selection) none(ctx context.Context, tx pgx.Tx) error {
 
 // head returns the row that blocks the selected one.
 func (q *selection) head(ctx context.Context, tx pgx.Tx) (string, error) {
-	rows, err := (&selection{ParkedInput: ParkedInput{ParkedFilter: ParkedFilter{Kind: q.Kind}}, discard: true}).pick(ctx, tx, []int64{q.ID}, []string{parked.Blocked}, 1)
+	rows, err := (&selection{ParkedInput: ParkedInput{ParkedFilter: ParkedFilter{Kind: q.Kind}}, discard: true}).pick(
+		ctx,
+		tx,
+		[]int64{q.ID},
+		[]string{parked.Blocked},
+		1,
+	)
 	if err != nil || len(rows) == 0 || rows[0].Head == nil {
 		return "", err
 	}

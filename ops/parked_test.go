@@ -32,10 +32,18 @@ func TestRedriveOfWhatWasShown(t *testing.T) {
 	parks(t, pool, 5)
 	in := ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Limit: 4}}
 	shown, err := ops.Redrive(t.Context(), pool, ops.By{DryRun: true}, in)
-	if err != nil || shown.Count != 4 || !shown.More || one[int](t, pool, `select count(*) from onlyonce.parked where state <> 'waiting'`) != 0 {
+	if err != nil ||
+		shown.Count != 4 ||
+		!shown.More ||
+		one[int](t, pool, `select count(*) from onlyonce.parked where state <> 'waiting'`) != 0 {
 		t.Fatalf("%+v, %v", shown, err)
 	}
-	gone, err := ops.Discard(t.Context(), pool, ops.By{Reason: "a test order"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: shown.IDs[1]}})
+	gone, err := ops.Discard(
+		t.Context(),
+		pool,
+		ops.By{Reason: "a test order"},
+		ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: shown.IDs[1]}},
+	)
 	if err != nil || len(gone.GivenUp) != 1 {
 		t.Fatalf("%+v, %v", gone, err)
 	}
@@ -58,7 +66,8 @@ func TestRedriveOfWhatWasShown(t *testing.T) {
 	if n := one[int](t, pool, `select count(*) from onlyonce.parked where state = 'retrying' and attempts = 0`); n != 4 {
 		t.Errorf("%d rows are due", n)
 	}
-	if got := one[string](t, pool, `select concat_ws(' ', actor, reason, detail->>'count') from onlyonce.audit where id = $1`, done.AuditID); got != "ann INC-7 4" {
+	if got := one[string](t, pool, `select concat_ws(' ', actor, reason, detail->>'count') from onlyonce.audit where id = $1`,
+		done.AuditID); got != "ann INC-7 4" {
 		t.Error(got)
 	}
 	if _, err := ops.Redrive(t.Context(), pool, ops.By{Reason: "again"}, in); !errors.Is(err, ops.ErrRefused) {
@@ -78,13 +87,22 @@ func TestT13RedrivenRowsOfAKeyWait(t *testing.T) {
 	}
 	redrive := func(id int64) {
 		t.Helper()
-		if _, err := ops.Redrive(t.Context(), pool, ops.By{Reason: "why"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: id}}); err != nil {
+		if _, err := ops.Redrive(
+			t.Context(),
+			pool,
+			ops.By{Reason: "why"},
+			ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: id}},
+		); err != nil {
 			t.Fatal(err)
 		}
 	}
 	states := func(want string) {
 		t.Helper()
-		got := one[string](t, pool, `select string_agg(state || case when next_attempt_at is null then '' else ' due' end, ', ' order by "offset") from onlyonce.parked`)
+		got := one[string](
+			t,
+			pool,
+			`select string_agg(state || case when next_attempt_at is null then '' else ' due' end, ', ' order by "offset") from onlyonce.parked`,
+		)
 		if got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
@@ -95,7 +113,12 @@ func TestT13RedrivenRowsOfAKeyWait(t *testing.T) {
 	redrive(ids[0])
 	redrive(ids[1])
 	states("retrying due, blocked, blocked")
-	if _, err := ops.Discard(t.Context(), pool, ops.By{Reason: "why"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: ids[0]}}); err != nil {
+	if _, err := ops.Discard(
+		t.Context(),
+		pool,
+		ops.By{Reason: "why"},
+		ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: ids[0]}},
+	); err != nil {
 		t.Fatal(err)
 	}
 	states("discarded, retrying due, blocked")
@@ -110,13 +133,16 @@ func TestRedriveRefuses(t *testing.T) {
 		in   ops.ParkedInput
 		kind error
 	}{
-		"nothing named":     {ops.ParkedInput{}, ops.ErrInvalid},
-		"a kind unknown":    {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Kind: "letter"}}, ops.ErrInvalid},
-		"more than allowed": {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Limit: reports.MostLimit + 1}}, ops.ErrInvalid},
-		"for calls":         {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock"}, NewKey: true}, ops.ErrInvalid},
-		"not there":         {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: id + 1}}, ops.ErrNotFound},
-		"settled":           {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: id}}, ops.ErrRefused},
-		"none":              {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock"}}, ops.ErrRefused},
+		"nothing named":  {ops.ParkedInput{}, ops.ErrInvalid},
+		"a kind unknown": {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Kind: "letter"}}, ops.ErrInvalid},
+		"more than allowed": {
+			ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Limit: reports.MostLimit + 1}},
+			ops.ErrInvalid,
+		},
+		"for calls": {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock"}, NewKey: true}, ops.ErrInvalid},
+		"not there": {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: id + 1}}, ops.ErrNotFound},
+		"settled":   {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: id}}, ops.ErrRefused},
+		"none":      {ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock"}}, ops.ErrRefused},
 	} {
 		if _, err := ops.Redrive(t.Context(), pool, ops.By{Reason: "why"}, c.in); !errors.Is(err, c.kind) {
 			t.Errorf("%s: %v", name, err)
@@ -168,13 +194,26 @@ values ('call', $1, $2, 3, 'shop', gen_random_uuid(), 'payments', 0, 0, $4::bigi
 	}
 	rows := int64(0)
 	for _, state := range []string{parked.Waiting, parked.Retrying, parked.Blocked, parked.Reconcile} {
-		for _, reason := range []string{parked.Rejected, parked.Failed, parked.Postponed, parked.Window, parked.Unsafe, parked.Unopened, parked.Completion} {
+		for _, reason := range []string{
+			parked.Rejected,
+			parked.Failed,
+			parked.Postponed,
+			parked.Window,
+			parked.Unsafe,
+			parked.Unopened,
+			parked.Completion,
+		} {
 			for _, open := range []bool{false, true} {
 				for d, in := range inputs {
 					rows++
 					id := pgtest.One[int64](t, pool, insert, state, reason, open, rows)
 					accepted := reason == parked.Completion
-					call := parked.KnownCall{State: state, Reason: reason, Open: !accepted && (open || state == parked.Reconcile), Accepted: accepted}
+					call := parked.KnownCall{
+						State:    state,
+						Reason:   reason,
+						Open:     !accepted && (open || state == parked.Reconcile),
+						Accepted: accepted,
+					}
 					want, refused := call.Decide(d)
 					in.ID = id
 					decide := ops.Redrive
@@ -214,7 +253,12 @@ select 'call', 'waiting', 'rejected', 3, 'shop', gen_random_uuid(), 'payments', 
 	for _, c := range []struct {
 		in   ops.ParkedInput
 		want int
-	}{{ops.ParkedInput{NewKey: true}, 3}, {ops.ParkedInput{VerifiedApplied: true}, 2}, {ops.ParkedInput{VerifiedNotApplied: true}, 2}, {ops.ParkedInput{}, 5}} {
+	}{
+		{ops.ParkedInput{NewKey: true}, 3},
+		{ops.ParkedInput{VerifiedApplied: true}, 2},
+		{ops.ParkedInput{VerifiedNotApplied: true}, 2},
+		{ops.ParkedInput{}, 5},
+	} {
 		c.in.ParkedFilter = filter
 		got, err := ops.Redrive(t.Context(), pool, ops.By{DryRun: true}, c.in)
 		if err != nil || got.Count != c.want {

@@ -36,27 +36,71 @@ func TestS3Parts(t *testing.T) {
 	}{
 		"all is well": {[]reported{{"relay", "payments", "1 s", `[]`}, {"layer", "", "2 s", `[]`}}, "", nil},
 		"a remote is down": {[]reported{{"relay", "payments", "1 s", down}, {"relay", "payments", "0 s", down}}, "",
-			[]string{"cannot deliver: sink payments, 2 calls not delivered, the oldest for 6m: 4 attempts in a row were not delivered; the last: status 500 (2 processes, for 1m2s)"}},
+			[]string{
+				"cannot deliver: sink payments, 2 calls not delivered, the oldest for 6m: 4 attempts in a " +
+					"row were not delivered; the last: status 500 (2 processes, for 1m2s)",
+			}},
 		"a remote without calls": {[]reported{{"relay", "payments", "1 s", down}}, `delete from onlyonce.parked`, nil},
-		"a sink that is paused":  {[]reported{{"relay", "payments", "1 s", down}}, `update onlyonce.sinks set paused_at = clock_timestamp(), paused_by = 'ann', pause_reason = 'why'`, nil},
-		"calls are refused":      {[]reported{{"relay", "payments", "1 s", fault("refused", "status 401")}}, "", []string{"calls are refused: sink payments, 1 process, for 1m2s: status 401"}},
-		"a broker is away":       {[]reported{{"receiver", "orders", "1 s", fault("receive", "no route")}}, "", []string{"cannot receive: receiver of queue orders, 1 process, for 1m2s: no route"}},
-		"a queue is full":        {[]reported{{"receiver", "orders", "1 s", fault("full", "stream ORDERS has its 3 messages")}}, "", []string{"the queue is full: receiver of queue orders, 1 process, for 1m2s: stream ORDERS has its 3 messages"}},
-		"an endpoint stores not": {[]reported{{"endpoint", "stripe", "1 s", fault("store", "full")}}, "", []string{"cannot store: endpoint stripe, 1 process, for 1m2s: full"}},
-		"killed":                 {[]reported{{"receiver", "orders", "20 s", `[]`}}, "", []string{"not running: receiver of queue orders was killed, or cannot reach this database: the last report is of h, pid 7, 20s ago"}},
-		"killed, another runs":   {[]reported{{"receiver", "orders", "20 s", down}, {"receiver", "orders", "3 s", `[]`}}, "", nil},
-		"killed, others run":     {[]reported{{"receiver", "orders", "20 s", `[]`}, {"receiver", "mail", "3 s", `[]`}}, "", []string{"not running: receiver of queue orders"}},
-		"a relay is killed":      {[]reported{{"relay", "payments", "3 h", down}}, "", []string{"not running: relay of sink payments was killed"}},
-		"of the future":          {[]reported{{"layer", "", "-1 h", `[]`}}, "", nil},
-		"a secret is wrong": {nil, `insert into onlyonce.http_fingerprint_keys (id, check_value, refused_at) values (3, '\x00', clock_timestamp() - interval '1 min')`,
-			[]string{"wrong secret: HTTP layer: a process has another secret under the id 3 of FingerprintKeys"}},
+		"a sink that is paused": {
+			[]reported{{"relay", "payments", "1 s", down}},
+			`update onlyonce.sinks set paused_at = clock_timestamp(), paused_by = 'ann', pause_reason = 'why'`,
+			nil,
+		},
+		"calls are refused": {
+			[]reported{{"relay", "payments", "1 s", fault("refused", "status 401")}},
+			"",
+			[]string{"calls are refused: sink payments, 1 process, for 1m2s: status 401"},
+		},
+		"a broker is away": {
+			[]reported{{"receiver", "orders", "1 s", fault("receive", "no route")}},
+			"",
+			[]string{"cannot receive: receiver of queue orders, 1 process, for 1m2s: no route"},
+		},
+		"a queue is full": {
+			[]reported{{"receiver", "orders", "1 s", fault("full", "stream ORDERS has its 3 messages")}},
+			"",
+			[]string{"the queue is full: receiver of queue orders, 1 process, for 1m2s: stream ORDERS has its 3 messages"},
+		},
+		"an endpoint stores not": {
+			[]reported{{"endpoint", "stripe", "1 s", fault("store", "full")}},
+			"",
+			[]string{"cannot store: endpoint stripe, 1 process, for 1m2s: full"},
+		},
+		"killed": {
+			[]reported{{"receiver", "orders", "20 s", `[]`}},
+			"",
+			[]string{
+				"not running: receiver of queue orders was killed, or cannot reach this database: the last report is of h, pid 7, 20s ago",
+			},
+		},
+		"killed, another runs": {[]reported{{"receiver", "orders", "20 s", down}, {"receiver", "orders", "3 s", `[]`}}, "", nil},
+		"killed, others run": {
+			[]reported{{"receiver", "orders", "20 s", `[]`}, {"receiver", "mail", "3 s", `[]`}},
+			"",
+			[]string{"not running: receiver of queue orders"},
+		},
+		"a relay is killed": {
+			[]reported{{"relay", "payments", "3 h", down}},
+			"",
+			[]string{"not running: relay of sink payments was killed"},
+		},
+		"of the future": {[]reported{{"layer", "", "-1 h", `[]`}}, "", nil},
+		"a secret is wrong": {
+			nil,
+			`insert into onlyonce.http_fingerprint_keys (id, check_value, refused_at) values (3, '\x00', clock_timestamp() - interval '1 min')`,
+			[]string{"wrong secret: HTTP layer: a process has another secret under the id 3 of FingerprintKeys"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.DB(t)
 			exec(t, pool, `insert into onlyonce.sinks (name) values ('payments')`)
 			exec(t, pool, `insert into onlyonce.leases (name) values ('x') returning id`)
-			exec(t, pool, `insert into onlyonce.lanes (sink, lane, id, prev, target) select 'payments', 0, id, pg_current_snapshot(), pg_current_snapshot() from onlyonce.leases`)
+			exec(
+				t,
+				pool,
+				`insert into onlyonce.lanes (sink, lane, id, prev, target) select 'payments', 0, id, pg_current_snapshot(), pg_current_snapshot() from onlyonce.leases`,
+			)
 			exec(t, pool, call, "retrying", "failed", "6 min", "status 500", "1 min")
 			exec(t, pool, call, "blocked", "behind", "5 min", "", "1 min")
 			for _, p := range c.parts {

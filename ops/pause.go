@@ -153,16 +153,19 @@ func (q *pausing) read(ctx context.Context, tx pgx.Tx) (*Paused, error) {
 	}
 	switch {
 	case !q.resume && d.Was != nil:
-		return nil, failf(ErrNothing, "%s was paused already, at %s by %s (%s): nothing was changed.", d.Was.String(), show.Instant(d.Was.PausedAt), d.Was.Actor, d.Was.Reason)
+		return nil, failf(ErrNothing, "%s was paused already, at %s by %s (%s): nothing was changed.",
+			d.Was.String(), show.Instant(d.Was.PausedAt), d.Was.Actor, d.Was.Reason)
 	case q.resume && d.Was == nil && whole != nil:
 		andTopic := ""
 		if whole.Topic == "" {
 			andTopic = " and `Topic`"
 		}
-		return nil, failf(ErrNothing, "It is not paused itself, but %s is, since %s by %s (%s): nothing was changed; to end that, leave out `Partition`%s.",
+		return nil, failf(ErrNothing, "It is not paused itself, but %s is, since %s by %s (%s): nothing was "+
+			"changed; to end that, leave out `Partition`%s.",
 			whole.String(), show.Instant(whole.PausedAt), whole.Actor, whole.Reason, andTopic)
 	case q.resume && d.Was == nil && len(pauses) > 0 && partition < 0:
-		return nil, failf(ErrNothing, "It is not paused as a whole: nothing was changed. Paused is %s: give its `Topic` and `Partition`.", pauses[0].String())
+		return nil, failf(ErrNothing, "It is not paused as a whole: nothing was changed. Paused is %s: give "+
+			"its `Topic` and `Partition`.", pauses[0].String())
 	case q.resume && d.Was == nil:
 		return nil, failf(ErrNothing, "It is not paused: nothing was changed.")
 	}

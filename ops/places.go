@@ -45,9 +45,18 @@ type unhandled struct {
 
 // countUnhandled counts events of a place, above those that were counted before.
 func countUnhandled(ctx context.Context, tx pgx.Tx, place string, before []unhandled) ([]unhandled, error) {
-	streams, partitions, floors, upto := []int32{}, []int32{}, []int64{}, []int64{}
+	streams := []int32{}
+	partitions := []int32{}
+	floors := []int64{}
+	upto := []int64{}
 	for _, u := range before {
-		streams, partitions, floors, upto = append(streams, u.Stream), append(partitions, u.Partition), append(floors, u.Floor), append(upto, u.Upto)
+		streams = append(
+			streams,
+			u.Stream,
+		)
+		partitions = append(partitions, u.Partition)
+		floors = append(floors, u.Floor)
+		upto = append(upto, u.Upto)
 	}
 	return reports.Collect[unhandled](ctx, tx, unhandledSQL, place, streams, partitions, floors, upto)
 }
@@ -141,7 +150,8 @@ func (q *leaving) read(ctx context.Context, tx pgx.Tx) (*LeftPlace, error) {
 	case at == nil || at.State == "claimed":
 		return nil, failf(ErrNotFound, "%q does not live in this database", q.Place)
 	case at.State == "left" && at.Other == q.To:
-		return nil, failf(ErrNothing, "%q has left this database for %s already: nothing was changed.", q.Place, at.Other)
+		return nil, failf(ErrNothing, "%q has left this database for %s already: nothing was changed.",
+			q.Place, at.Other)
 	case at.State != "here" && at.Other != q.To:
 		return nil, failf(ErrRefused, "%q is %s, for %s, and nothing was done", q.Place, at.State, at.Other)
 	}

@@ -39,8 +39,10 @@ type broughtTable struct{ rows, insert string }
 // calls of requests stay too, where their relay is: a record that has to outlive them is kept for
 // its whole time from now on (H31).
 var requestTables = []broughtTable{
-	{`select (to_jsonb(r) - 'lease_id' || case when r.look_at is null then '{}' else jsonb_build_object('look_at', null, 'expires_at', clock_timestamp() + r.keep) end)::text from onlyonce.http_records r where r.tenant = $1 and not onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at)`,
-		`insert into onlyonce.http_records select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.http_records, j::jsonb || jsonb_build_object('watched_at', (select w.at from onlyonce.watched w))) p`},
+	{
+		`select (to_jsonb(r) - 'lease_id' || case when r.look_at is null then '{}' else jsonb_build_object('look_at', null, 'expires_at', clock_timestamp() + r.keep) end)::text from onlyonce.http_records r where r.tenant = $1 and not onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at)`,
+		`insert into onlyonce.http_records select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.http_records, j::jsonb || jsonb_build_object('watched_at', (select w.at from onlyonce.watched w))) p`,
+	},
 	{`select to_jsonb(s)::text from onlyonce.http_steps s join onlyonce.http_records r on r.id = s.record_id
 	   where r.tenant = $1 and not onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at)`,
 		`insert into onlyonce.http_steps select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.http_steps, j::jsonb) p`},
@@ -137,17 +139,20 @@ func (q *homing) read(ctx context.Context, tx pgx.Tx) (*AdoptedPlace, error) {
 	}
 	d := &AdoptedPlace{Place: q.Place}
 	if here != nil {
-		d.Before, d.Moves = here.State, here.Moves
+		d.Before = here.State
+		d.Moves = here.Moves
 	}
 	switch {
 	case d.Before == "here":
 		return nil, failf(ErrNothing, "%q lives in this database already: nothing was changed.", q.Place)
 	case q.From == nil && d.Before == "left":
-		return nil, failf(ErrRefused, "%q has left this database for %s, and nothing was done: take it out of that one (place leave), and give -from", q.Place, here.Other)
+		return nil, failf(ErrRefused, "%q has left this database for %s, and nothing was done: take it out "+
+			"of that one (place leave), and give -from", q.Place, here.Other)
 	case q.From == nil:
 		return d, nil
 	case d.Before == "leaving":
-		return nil, failf(ErrRefused, "%q is leaving this database, for %s, and nothing was done: it lives here until it has left", q.Place, here.Other)
+		return nil, failf(ErrRefused, "%q is leaving this database, for %s, and nothing was done: it lives "+
+			"here until it has left", q.Place, here.Other)
 	}
 	d.From = q.From.Name
 	return d, q.elsewhere(ctx, func(there pgx.Tx) error { return q.readThere(ctx, there, d) })
@@ -163,19 +168,29 @@ func (q *homing) readThere(ctx context.Context, there pgx.Tx, d *AdoptedPlace) e
 	case at == nil:
 		return failf(ErrNotFound, "`From`: %s does not know %q", q.From.Name, q.Place)
 	case at.State != "left":
-		return failf(ErrRefused, "%q has not left %s (%s), and nothing was done: take it out first (place leave), so that it does not live in both", q.Place, q.From.Name, at.State)
+		return failf(ErrRefused, "%q has not left %s (%s), and nothing was done: take it out first (place "+
+			"leave), so that it does not live in both", q.Place, q.From.Name, at.State)
 	case at.Other != q.From.As:
-		return failf(ErrRefused, "%q has left %s for %s and not for %s, and nothing was done", q.Place, q.From.Name, at.Other, q.From.As)
+		return failf(ErrRefused, "%q has left %s for %s and not for %s, and nothing was done",
+			q.Place, q.From.Name, at.Other, q.From.As)
 	case at.Moves <= d.Moves:
-		return failf(ErrRefused, "%q was in this database after it had left %s, and nothing was done: take it from where it was last", q.Place, q.From.Name)
+		return failf(ErrRefused, "%q was in this database after it had left %s, and nothing was done: take "+
+			"it from where it was last", q.Place, q.From.Name)
 	}
 	var forgotten bool
 	if err := there.QueryRow(ctx, standardForgottenSQL, at.ChangedAt).Scan(&forgotten); err != nil {
 		return err
 	}
 	if forgotten && q.From.StandardKeys && !q.From.Late {
-		return failf(ErrRefused, "%q left %s at %s, longer ago than keys are remembered there, and nothing was done: copies of what took effect there would take effect again. "+
-			"If none can come any more, give -late", q.Place, q.From.Name, show.Instant(at.ChangedAt))
+		return failf(
+			ErrRefused,
+			"%q left %s at %s, longer ago than keys are remembered there, and nothing was done: copies of "+
+				"what took effect there would take effect again. "+
+				"If none can come any more, give -late",
+			q.Place,
+			q.From.Name,
+			show.Instant(at.ChangedAt),
+		)
 	}
 	d.Moves = at.Moves
 	return nil
@@ -217,7 +232,8 @@ func (q *homing) bring(ctx context.Context, there, tx pgx.Tx, now *AdoptedPlace)
 		return err
 	}
 	if now.Moves != moves {
-		return failf(ErrChanged, "%q moved meanwhile, and nothing was done", q.Place).but("run the command again to see how it stands")
+		return failf(ErrChanged, "%q moved meanwhile, and nothing was done",
+			q.Place).but("run the command again to see how it stands")
 	}
 	if _, err := tx.Exec(ctx, fenceOffRecordsSQL); err != nil {
 		return err
@@ -292,14 +308,16 @@ func (t broughtTable) copy(ctx context.Context, there, tx pgx.Tx, place string) 
 		if err := rows.Scan(&row); err != nil {
 			return n, err
 		}
-		portion, size = append(portion, row), size+len(row)
+		portion = append(portion, row)
+		size = size + len(row)
 		if n++; len(portion) < copyRows && size < copyBytes {
 			continue
 		}
 		if _, err := tx.Exec(ctx, t.insert, portion); err != nil {
 			return n, err
 		}
-		portion, size = portion[:0], 0
+		portion = portion[:0]
+		size = 0
 	}
 	if err := rows.Err(); err != nil || len(portion) == 0 {
 		return n, err

@@ -55,7 +55,9 @@ func placeStates(t *testing.T, pools ...*pgxpool.Pool) (states string) {
 // not here later.
 func TestN3MovesAreInOrder(t *testing.T) {
 	t.Parallel()
-	a, b, c := pgtest.DB(t), pgtest.DB(t), pgtest.DB(t)
+	a := pgtest.DB(t)
+	b := pgtest.DB(t)
+	c := pgtest.DB(t)
 	if err := move(t, a, b, "b", false); !errors.Is(err, ops.ErrNotFound) {
 		t.Errorf("a place that is not known: %v", err)
 	}
@@ -74,7 +76,12 @@ func TestN3MovesAreInOrder(t *testing.T) {
 	if err := adoptFrom(t, a, b, "b", false); !errors.Is(err, ops.ErrNothing) {
 		t.Errorf("a second time: %v", err)
 	}
-	if _, err := ops.LeavePlace(t.Context(), a, ops.By{Reason: "again"}, ops.LeavePlaceInput{Place: "acme", To: "b"}); !errors.Is(err, ops.ErrNothing) {
+	if _, err := ops.LeavePlace(
+		t.Context(),
+		a,
+		ops.By{Reason: "again"},
+		ops.LeavePlaceInput{Place: "acme", To: "b"},
+	); !errors.Is(err, ops.ErrNothing) {
 		t.Errorf("it has left already: %v", err)
 	}
 	if err := move(t, b, c, "c", false); err != nil {
@@ -83,7 +90,12 @@ func TestN3MovesAreInOrder(t *testing.T) {
 	if err := adoptFrom(t, a, b, "b", false); !errors.Is(err, ops.ErrRefused) { // its state in a is older
 		t.Errorf("the first move again, after the second: %v", err)
 	}
-	if _, err := ops.AdoptPlace(t.Context(), b, ops.By{Reason: "by mistake"}, ops.AdoptPlaceInput{Place: "acme"}); !errors.Is(err, ops.ErrRefused) {
+	if _, err := ops.AdoptPlace(
+		t.Context(),
+		b,
+		ops.By{Reason: "by mistake"},
+		ops.AdoptPlaceInput{Place: "acme"},
+	); !errors.Is(err, ops.ErrRefused) {
 		t.Errorf("a place that has left, without -from: %v", err)
 	}
 	if got := placeStates(t, a, b, c); got != "left left here " {
@@ -105,7 +117,11 @@ func TestLeavingWaitsForWhatWasBegun(t *testing.T) {
 	exec(t, a, `insert into onlyonce.streams (topic, partitions) values ('webhook.acme', 1)`)
 	exec(t, a, `select onlyonce.append_events('{webhook.acme}', '{0}', '{""}', '{evt_1}', '{null}', '{0}', '{}', '{}', '{null}')`)
 	exec(t, a, `insert into onlyonce.parked (kind, reason, tenant, scope) values ('event', 'permanent', 'acme', 's')`)
-	exec(t, a, `insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep) values (gen_random_uuid(), gen_random_uuid(), 'operations', 'acme', '', 'export', '1 day')`)
+	exec(
+		t,
+		a,
+		`insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep) values (gen_random_uuid(), gen_random_uuid(), 'operations', 'acme', '', 'export', '1 day')`,
+	)
 	in := ops.LeavePlaceInput{Place: "acme", To: "b"}
 	done, err := ops.LeavePlace(t.Context(), a, ops.By{Reason: "OPS-40"}, in)
 	if err != nil || done.After != "leaving" || done.Operations != 1 || done.Events != 1 || done.Parked != 1 {
@@ -114,17 +130,28 @@ func TestLeavingWaitsForWhatWasBegun(t *testing.T) {
 	if err := adoptFrom(t, a, pgtest.DB(t), "b", false); !errors.Is(err, ops.ErrRefused) {
 		t.Errorf("adopted while it is leaving: %v", err)
 	}
-	if _, err := ops.LeavePlace(t.Context(), a, ops.By{Reason: "OPS-40"}, ops.LeavePlaceInput{Place: "acme", To: "c"}); !errors.Is(err, ops.ErrRefused) {
+	if _, err := ops.LeavePlace(
+		t.Context(),
+		a,
+		ops.By{Reason: "OPS-40"},
+		ops.LeavePlaceInput{Place: "acme", To: "c"},
+	); !errors.Is(err, ops.ErrRefused) {
 		t.Errorf("for another one: %v", err)
 	}
-	if _, err := ops.AdoptPlace(t.Context(), a, ops.By{Reason: "not today"}, ops.AdoptPlaceInput{Place: "acme"}); err != nil || placeStates(t, a) != "here " {
+	if _, err := ops.AdoptPlace(t.Context(), a, ops.By{Reason: "not today"}, ops.AdoptPlaceInput{Place: "acme"}); err != nil ||
+		placeStates(t, a) != "here " {
 		t.Errorf("%v: it stays, %s", err, placeStates(t, a))
 	}
 	exec(t, a, `update onlyonce.operations set completed_at = now()`)
 	exec(t, a, `update onlyonce.parked set settled_at = now(), state = 'discarded'`)
 	handled := func(at int64) {
 		t.Helper()
-		if _, err := ops.AdoptCursor(t.Context(), a, ops.By{Reason: "handled"}, ops.AdoptInput{Scope: "s", Topic: "webhook.acme", Partition: new(int32), At: strconv.FormatInt(at, 10)}); err != nil {
+		if _, err := ops.AdoptCursor(
+			t.Context(),
+			a,
+			ops.By{Reason: "handled"},
+			ops.AdoptInput{Scope: "s", Topic: "webhook.acme", Partition: new(int32), At: strconv.FormatInt(at, 10)},
+		); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -167,7 +194,11 @@ func TestN2LeavingCountsBeforeItLocks(t *testing.T) {
 		t.Helper()
 		pgtest.Until(t, pgtest.Patience(time.Minute), what, func() bool {
 			var waiting bool
-			err := a.QueryRow(ctx, `select exists (select from pg_locks where locktype = $1 and not granted and database = (select oid from pg_database where datname = current_database()))`, locktype).Scan(&waiting)
+			err := a.QueryRow(
+				ctx,
+				`select exists (select from pg_locks where locktype = $1 and not granted and database = (select oid from pg_database where datname = current_database()))`,
+				locktype,
+			).Scan(&waiting)
 			return err == nil && waiting
 		})
 	}
@@ -178,14 +209,18 @@ func TestN2LeavingCountsBeforeItLocks(t *testing.T) {
 	}
 	defer func() { _ = request.Rollback(ctx) }()
 	var admitted bool
-	if err := request.QueryRow(ctx, `select pg_try_advisory_xact_lock_shared(1869507688, hashtext('acme'))`).Scan(&admitted); err != nil || !admitted {
+	if err := request.QueryRow(ctx, `select pg_try_advisory_xact_lock_shared(1869507688, hashtext('acme'))`).Scan(&admitted); err != nil ||
+		!admitted {
 		t.Fatalf("a request has to wait while it counts: %v", err)
 	}
 	if err := counting.Rollback(ctx); err != nil {
 		t.Fatal(err)
 	}
 	waits("it waits for the request", "advisory")
-	if _, err := request.Exec(ctx, `select onlyonce.append_events('{webhook.acme}', '{0}', '{""}', '{evt_1}', '{null}', '{0}', '{}', '{}', '{null}')`); err != nil {
+	if _, err := request.Exec(
+		ctx,
+		`select onlyonce.append_events('{webhook.acme}', '{0}', '{""}', '{evt_1}', '{null}', '{0}', '{}', '{}', '{null}')`,
+	); err != nil {
 		t.Fatal(err)
 	}
 	if err := request.Commit(ctx); err != nil {
@@ -200,7 +235,8 @@ func TestN2LeavingCountsBeforeItLocks(t *testing.T) {
 // objects do too (N3).
 func TestKeysMoveWithAPlace(t *testing.T) {
 	t.Parallel()
-	a, b := pgtest.DB(t), pgtest.DB(t)
+	a := pgtest.DB(t)
+	b := pgtest.DB(t)
 	exec(t, a, `insert into onlyonce.places (place, state) values ('acme', 'here')`)
 	exec(t, a, `select onlyonce.claim(array[onlyonce.key('acme', 's', '1')], '{7}')`)
 	exec(t, a, `select onlyonce.newer('s', gen_random_uuid(), 5)`)
@@ -225,7 +261,11 @@ func TestKeysMoveWithAPlace(t *testing.T) {
 	if n := one[int](t, b, `select count(*) from onlyonce.webhook_objects where version = 5`); n != 1 {
 		t.Error("the version of an object did not come along")
 	}
-	if n := one[int](t, b, `select count(*) from onlyonce.webhook_objects where version = 6 and changed_at > now() - interval '1 day'`); n != 1 {
+	if n := one[int](
+		t,
+		b,
+		`select count(*) from onlyonce.webhook_objects where version = 6 and changed_at > now() - interval '1 day'`,
+	); n != 1 {
 		t.Error("an object that is known here has another version, or will be forgotten (W21) although it was touched there lately")
 	}
 }
@@ -239,7 +279,10 @@ func TestInvalidPlaces(t *testing.T) {
 		"no name":      second(ops.LeavePlace(t.Context(), pool, by, ops.LeavePlaceInput{Place: "acme"})),
 		"no place, in": second(ops.AdoptPlace(t.Context(), pool, by, ops.AdoptPlaceInput{})),
 		"no database":  second(ops.AdoptPlace(t.Context(), pool, by, ops.AdoptPlaceInput{Place: "acme", From: &ops.Origin{As: "b"}})),
-		"no own name":  second(ops.AdoptPlace(t.Context(), pool, by, ops.AdoptPlaceInput{Place: "acme", From: &ops.Origin{DB: pool, Name: "a"}})),
+		"no own name": second(ops.AdoptPlace(t.Context(), pool, by, ops.AdoptPlaceInput{
+			Place: "acme",
+			From:  &ops.Origin{DB: pool, Name: "a"},
+		})),
 	} {
 		if !errors.Is(err, ops.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)

@@ -109,7 +109,8 @@ func (q *SetRateInput) Check() error {
 			return failf(ErrInvalid, "`OrderingKeyPrefix`: %d bytes are more than 255", len(p))
 		}
 		if codec.PrefixOf(p) != p {
-			return failf(ErrInvalid, "`OrderingKeyPrefix` %q must end with its first colon or slash, for example %q", p, "account-17:")
+			return failf(ErrInvalid, "`OrderingKeyPrefix` %q must end with its first colon or slash, for example %q",
+				p, "account-17:")
 		}
 	}
 	if q.Tenant != "" {
@@ -138,11 +139,24 @@ func (q *rating) read(ctx context.Context, tx pgx.Tx) (*RateSet, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &reports.SinkRate{Sink: q.Sink, Tenant: q.Tenant, EachTenant: q.EachTenant, OrderingKeyPrefix: q.OrderingKeyPrefix}
+	r := &reports.SinkRate{
+		Sink:              q.Sink,
+		Tenant:            q.Tenant,
+		EachTenant:        q.EachTenant,
+		OrderingKeyPrefix: q.OrderingKeyPrefix,
+	}
 	if len(rates) > 0 {
 		r = &rates[0]
 	}
-	set := &RateSet{Sink: q.Sink, Tenant: q.Tenant, EachTenant: q.EachTenant, OrderingKeyPrefix: q.OrderingKeyPrefix, PerSecond: q.PerSecond, InFlight: q.InFlight, Was: *r}
+	set := &RateSet{
+		Sink:              q.Sink,
+		Tenant:            q.Tenant,
+		EachTenant:        q.EachTenant,
+		OrderingKeyPrefix: q.OrderingKeyPrefix,
+		PerSecond:         q.PerSecond,
+		InFlight:          q.InFlight,
+		Was:               *r,
+	}
 	if !q.Unset && set.PerSecond == nil {
 		set.PerSecond = r.PerSecond
 	}

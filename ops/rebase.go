@@ -293,9 +293,11 @@ func (q *rebase) read(ctx context.Context, tx pgx.Tx) (*Rebased, error) {
 	}
 	switch {
 	case len(d.Lanes) == 0 && q.sink != nil:
-		return nil, failf(ErrNotFound, "`Sink`: no relay has listed a sink %q, and no call is for it: `onlyonce outbox status` lists those there are", *q.sink)
+		return nil, failf(ErrNotFound, "`Sink`: no relay has listed a sink %q, and no call is for it: "+
+			"`onlyonce outbox status` lists those there are", *q.sink)
 	case len(d.Lanes) == 0 && len(d.Sequences) == 0:
-		return nil, failf(ErrNothing, "There are no lanes and no calls, and no sequence is behind: nothing was changed.")
+		return nil, failf(ErrNothing, "There are no lanes and no calls, and no sequence is behind: nothing "+
+			"was changed.")
 	}
 	var held []string
 	for i := range d.Lanes {
@@ -306,7 +308,8 @@ func (q *rebase) read(ctx context.Context, tx pgx.Tx) (*Rebased, error) {
 		}
 	}
 	if len(held) > 0 && !q.force {
-		return nil, failf(ErrRefused, "relays hold %d lanes (%s), and nothing was done: stop them, or take the lanes over with `Force`",
+		return nil, failf(ErrRefused, "relays hold %d lanes (%s), and nothing was done: stop them, or take "+
+			"the lanes over with `Force`",
 			len(held), strings.Join(held[:min(3, len(held))], ", "))
 	}
 	return d, nil

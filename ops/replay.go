@@ -44,7 +44,8 @@ func (in *ReplayInput) Check() error {
 	case in.From < 0 || in.From == math.MaxInt64:
 		return failf(ErrInvalid, "`From`: must be an offset")
 	case in.To != 0 && in.To <= in.From:
-		return failf(ErrInvalid, "`To`: must be above `From`, %d: it is the first offset that is not handled again", in.From)
+		return failf(ErrInvalid, "`To`: must be above `From`, %d: it is the first offset that is not handled again",
+			in.From)
 	}
 	return nil
 }
@@ -110,13 +111,23 @@ func (q *replay) read(ctx context.Context, tx pgx.Tx) (*Replayed, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Replayed{Scope: q.Scope, Topic: q.Topic, Partition: q.Partition, From: q.From, To: before.Position, Resume: before.Position,
-		Resend: q.Resend, Before: before}
+	d := &Replayed{
+		Scope:     q.Scope,
+		Topic:     q.Topic,
+		Partition: q.Partition,
+		From:      q.From,
+		To:        before.Position,
+		Resume:    before.Position,
+		Resend:    q.Resend,
+		Before:    before,
+	}
 	switch {
 	case before.RetiredAt != nil:
-		return nil, failf(ErrRefused, "the cursor is retired, and nothing was done: `onlyonce cursor adopt -at OFFSET` brings it back")
+		return nil, failf(ErrRefused, "the cursor is retired, and nothing was done: `onlyonce cursor adopt "+
+			"-at OFFSET` brings it back")
 	case before.ReplayUntil != nil:
-		return nil, failf(ErrRefused, "replay %d is under way, at offset %d of up to %d, and nothing was done: wait until it has ended, or end it with `onlyonce cursor adopt -at %d`",
+		return nil, failf(ErrRefused, "replay %d is under way, at offset %d of up to %d, and nothing was "+
+			"done: wait until it has ended, or end it with `onlyonce cursor adopt -at %d`",
 			before.Replay, before.Position, *before.ReplayUntil, *before.ReplayResume)
 	case q.To != 0:
 		d.To = q.To
@@ -125,9 +136,11 @@ func (q *replay) read(ctx context.Context, tx pgx.Tx) (*Replayed, error) {
 	}
 	switch {
 	case d.From >= before.Position:
-		return nil, failf(ErrRefused, "`From`: offset %d was not handled yet, and nothing was done: the position is %d", d.From, before.Position)
+		return nil, failf(ErrRefused, "`From`: offset %d was not handled yet, and nothing was done: the position is %d",
+			d.From, before.Position)
 	case d.To > before.Position:
-		return nil, failf(ErrRefused, "`To`: must not be above the position, %d, and nothing was done: later messages are handled anyway", before.Position)
+		return nil, failf(ErrRefused, "`To`: must not be above the position, %d, and nothing was done: "+
+			"later messages are handled anyway", before.Position)
 	}
 	if d.Parked, err = q.left(ctx, tx, &d.From, &d.To); err != nil {
 		return nil, err
@@ -136,9 +149,16 @@ func (q *replay) read(ctx context.Context, tx pgx.Tx) (*Replayed, error) {
 		return nil, err
 	}
 	after := *before
-	after.Epoch, after.Run, after.Position = before.Epoch+1, before.Run+1, d.From
-	after.Replay, after.ReplayUntil, after.ReplayResume, after.ReplayResend = d.Replay, &d.To, &d.Resume, d.Resend
-	after.AnchorOffset, after.AttemptOffset, after.Attempts = nil, nil, 0
+	after.Epoch = before.Epoch + 1
+	after.Run = before.Run + 1
+	after.Position = d.From
+	after.Replay = d.Replay
+	after.ReplayUntil = &d.To
+	after.ReplayResume = &d.Resume
+	after.ReplayResend = d.Resend
+	after.AnchorOffset = nil
+	after.AttemptOffset = nil
+	after.Attempts = 0
 	d.After = &after
 	return d, nil
 }
@@ -149,7 +169,10 @@ func (q *replay) do(ctx context.Context, tx pgx.Tx, _ By, now *Replayed) (*Repla
 	if err := now.Before.fence(ctx, tx); err != nil {
 		return nil, err
 	}
-	if _, err := tx.Exec(ctx, cursor.ReplaySQL, now.Before.ID, now.From, now.To, now.Resume, now.Replay, now.Resend, now.Before.LeaderEpoch); err != nil {
+	if _, err := tx.Exec(
+		ctx, cursor.ReplaySQL, now.Before.ID, now.From, now.To, now.Resume, now.Replay, now.Resend,
+		now.Before.LeaderEpoch,
+	); err != nil {
 		return nil, err
 	}
 	if _, err := tx.Exec(ctx, cursor.ForgetAttemptsSQL, now.Before.ID); err != nil {

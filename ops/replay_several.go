@@ -34,7 +34,12 @@ func newReplays(in ReplayInput) *replays {
 		return cmp.Or(cmp.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition))
 	})
 	for i, r := range ranges {
-		one := ReplayInput{CursorName: CursorName{Scope: in.Scope, Topic: r.Topic, Partition: r.Partition}, From: r.From, To: r.To, Resend: in.Resend}
+		one := ReplayInput{
+			CursorName: CursorName{Scope: in.Scope, Topic: r.Topic, Partition: r.Partition},
+			From:       r.From,
+			To:         r.To,
+			Resend:     in.Resend,
+		}
 		if in.Shown != nil && i < len(in.Shown.Partitions) {
 			one.Shown = &in.Shown.Partitions[i]
 		}
@@ -55,7 +60,11 @@ func (in *ReplayInput) checkSeveral() error {
 	}
 	seen := map[CursorName]bool{}
 	for _, r := range in.Ranges {
-		one := ReplayInput{CursorName: CursorName{Scope: in.Scope, Topic: r.Topic, Partition: r.Partition}, From: r.From, To: r.To}
+		one := ReplayInput{
+			CursorName: CursorName{Scope: in.Scope, Topic: r.Topic, Partition: r.Partition},
+			From:       r.From,
+			To:         r.To,
+		}
 		switch {
 		case in.Topic != "" && r.Topic != in.Topic:
 			return failf(ErrInvalid, "`Ranges`: topic %q is another one than %q", r.Topic, in.Topic)
@@ -110,7 +119,11 @@ func (q *replays) read(ctx context.Context, tx pgx.Tx) (*Replayed, error) {
 
 func (q *replays) differs(shown, now *Replayed) bool {
 	return !slices.EqualFunc(shown.Partitions, now.Partitions, func(s, n Replayed) bool {
-		return s.Topic == n.Topic && s.Partition == n.Partition && s.From == n.From && s.To == n.To && !s.Before.changed(n.Before)
+		return s.Topic == n.Topic &&
+			s.Partition == n.Partition &&
+			s.From == n.From &&
+			s.To == n.To &&
+			!s.Before.changed(n.Before)
 	})
 }
 

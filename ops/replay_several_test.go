@@ -31,12 +31,14 @@ func TestF10ReplayOfSeveral(t *testing.T) {
 			t.Errorf("%+v", p.After)
 		}
 	}
-	if _, err := ops.Replay(t.Context(), pool, ops.By{Reason: "again"}, in); !errors.Is(err, ops.ErrRefused) && !errors.Is(err, ops.ErrChanged) {
+	if _, err := ops.Replay(t.Context(), pool, ops.By{Reason: "again"}, in); !errors.Is(err, ops.ErrRefused) &&
+		!errors.Is(err, ops.ErrChanged) {
 		t.Errorf("a replay is under way: %v", err)
 	}
 	in.Shown = nil
 	in.Ranges = []ops.ReplayRange{{"orders", 1, 0, 0}, {"orders", 2, 0, 0}}
-	if _, err := ops.Replay(t.Context(), pool, ops.By{Reason: "again"}, in); !errors.Is(err, ops.ErrRefused) || !strings.Contains(err.Error(), "orders/2: ") {
+	if _, err := ops.Replay(t.Context(), pool, ops.By{Reason: "again"}, in); !errors.Is(err, ops.ErrRefused) ||
+		!strings.Contains(err.Error(), "orders/2: ") {
 		t.Errorf("a replay of one is under way: %v", err)
 	}
 	if c, err := cursorsOf(t, pool); err != nil || c[1].ReplayUntil != nil {
@@ -49,7 +51,10 @@ func TestReplayOfSeveralRefuses(t *testing.T) {
 	t.Parallel()
 	all := ops.CursorName{Scope: "stock", Topic: "orders", Partition: -1}
 	for want, in := range map[string]ops.ReplayInput{
-		"not with `Partition`":    {CursorName: ops.CursorName{Scope: "stock", Topic: "orders"}, Ranges: []ops.ReplayRange{{"orders", 0, 0, 0}}},
+		"not with `Partition`": {
+			CursorName: ops.CursorName{Scope: "stock", Topic: "orders"},
+			Ranges:     []ops.ReplayRange{{"orders", 0, 0, 0}},
+		},
 		"is another one":          {CursorName: all, Ranges: []ops.ReplayRange{{"bills", 0, 0, 0}}},
 		"orders/1 is there twice": {CursorName: all, Ranges: []ops.ReplayRange{{"orders", 1, 0, 0}, {"orders", 1, 2, 0}}},
 		"orders/1: `To`":          {CursorName: all, Ranges: []ops.ReplayRange{{"orders", 1, 3, 3}}},

@@ -23,7 +23,12 @@ func TestReplay(t *testing.T) {
 	}
 	in.Shown = seen
 	done, err := ops.Replay(t.Context(), pool, ops.By{Reason: "the handler was wrong"}, in)
-	if err != nil || done.AuditID == 0 || done.After.Position != 2 || *done.After.ReplayUntil != 4 || *done.After.ReplayResume != 5 || done.After.Replay != 1 {
+	if err != nil ||
+		done.AuditID == 0 ||
+		done.After.Position != 2 ||
+		*done.After.ReplayUntil != 4 ||
+		*done.After.ReplayResume != 5 ||
+		done.After.Replay != 1 {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	in.Shown = nil

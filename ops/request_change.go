@@ -179,7 +179,14 @@ func (in *RequestInput) decide(ctx context.Context, db DB, by By, action string,
 	if err := in.Check(); err != nil {
 		return nil, err
 	}
-	return decide(ctx, db, requestKind(action), by, &requestChange{id: in.ID, tenant: in.Tenant, scope: in.Scope, key: in.Key, close: closes}, in.Shown)
+	return decide(
+		ctx,
+		db,
+		requestKind(action),
+		by,
+		&requestChange{id: in.ID, tenant: in.Tenant, scope: in.Scope, key: in.Key, close: closes},
+		in.Shown,
+	)
 }
 
 // Check returns an error of kind ErrInvalid unless the fields go together.
@@ -260,26 +267,34 @@ func (c *requestChange) read(ctx context.Context, tx pgx.Tx) (*RequestChange, er
 	case len(rows) > 0:
 		d.Request = rows[0]
 	case len(d.Operations) > 0:
-		d.Request = Request{ID: id, State: "purged", Tenant: d.Operations[0].Tenant, CreatedAt: d.Operations[0].CreatedAt}
+		d.Request = Request{
+			ID:        id,
+			State:     "purged",
+			Tenant:    d.Operations[0].Tenant,
+			CreatedAt: d.Operations[0].CreatedAt,
+		}
 	default:
 		return nil, failf(ErrNotFound, "there is no request %s: it was never made, or is purged", id)
 	}
 	if c.close {
 		if !slices.Contains([]string{"left", "abandoned", "reconcile"}, d.State) {
-			return nil, failf(ErrRefused, "the request is %s, and nothing was done: only one that is left, abandoned or set aside can be closed", d.State)
+			return nil, failf(ErrRefused, "the request is %s, and nothing was done: only one that is left, "+
+				"abandoned or set aside can be closed", d.State)
 		}
 		return d, nil
 	}
 	if c.step == nil {
 		switch {
 		case d.State != "completed" && d.State != "purged":
-			return nil, failf(ErrRefused, "the request is not completed (%s), and nothing was done: what is kept of it is needed to end it", d.State)
+			return nil, failf(ErrRefused, "the request is not completed (%s), and nothing was done: what is "+
+				"kept of it is needed to end it", d.State)
 		case d.ErasedAt != nil && len(d.Operations) == 0:
 			return nil, failf(ErrNothing, "The answer to request %s was erased already: nothing was changed.", d.ID)
 		}
 		for _, o := range d.Operations {
 			if o.State == "running" {
-				return nil, failf(ErrRefused, "operation %s of the request has not ended, and nothing was done: it needs its input; see `onlyonce operation list`", o.ID)
+				return nil, failf(ErrRefused, "operation %s of the request has not ended, and nothing was "+
+					"done: it needs its input; see `onlyonce operation list`", o.ID)
 			}
 		}
 		return d, nil
@@ -287,16 +302,19 @@ func (c *requestChange) read(ctx context.Context, tx pgx.Tx) (*RequestChange, er
 	d.Applied = &c.applied
 	switch {
 	case d.State != "reconcile" && d.State != "left" && d.State != "abandoned":
-		return nil, failf(ErrRefused, "the request is %s, and nothing was done: only one that is set aside, or left, can be resolved", d.State)
+		return nil, failf(ErrRefused, "the request is %s, and nothing was done: only one that is set aside, "+
+			"or left, can be resolved", d.State)
 	case !slices.Contains(d.Unknown, *c.step):
-		return nil, failf(ErrInvalid, "`Step`: the request has no step %q of unknown outcome, but: %s", *c.step, strings.Join(d.Unknown, ", "))
+		return nil, failf(ErrInvalid, "`Step`: the request has no step %q of unknown outcome, but: %s",
+			*c.step, strings.Join(d.Unknown, ", "))
 	case c.applied && c.sealer == nil:
 		var sealed bool
 		if err := tx.QueryRow(ctx, stepSealedSQL, id, *c.step).Scan(&sealed); err != nil {
 			return nil, err
 		}
 		if sealed {
-			return nil, failf(ErrInvalid, "`Sealer`: must be given, because the layer that began the step seals results: TEXT would lie in the table as it is, and a layer with RequireSealed would not read it")
+			return nil, failf(ErrInvalid, "`Sealer`: must be given, because the layer that began the step "+
+				"seals results: TEXT would lie in the table as it is, and a layer with RequireSealed would not read it")
 		}
 	}
 	return d, nil
@@ -316,7 +334,9 @@ func (c *requestChange) stored(id string) (result []byte, sealed bool, err error
 }
 
 func (c *requestChange) differs(shown, now *RequestChange) bool {
-	return shown.State != now.State || !slices.Equal(shown.Unknown, now.Unknown) || len(shown.Operations) != len(now.Operations)
+	return shown.State != now.State ||
+		!slices.Equal(shown.Unknown, now.Unknown) ||
+		len(shown.Operations) != len(now.Operations)
 }
 
 func (c *requestChange) do(ctx context.Context, tx pgx.Tx, _ By, now *RequestChange) (*RequestChange, error) {

@@ -41,7 +41,8 @@ func requestStates(t *testing.T, pool *pgxpool.Pool, f reports.RequestFilter) (s
 func TestRequests(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
-	one, two := leaves(t, pool, "k1", "charge"), leaves(t, pool, "k2", "charge")
+	one := leaves(t, pool, "k1", "charge")
+	two := leaves(t, pool, "k2", "charge")
 	exec(t, pool, `update onlyonce.http_records set state = 'reconcile' where id = $1`, two)
 	if got := requestStates(t, pool, reports.RequestFilter{}); !slices.Equal(got, []string{"left", "reconcile"}) {
 		t.Error(got)
@@ -51,7 +52,12 @@ func TestRequests(t *testing.T) {
 		t.Errorf("one of two: %+v, %v, %v", found, more, err)
 	}
 	found, more, err = requestsOf(t, pool, reports.RequestFilter{ID: one})
-	if err != nil || len(found) != 1 || more || found[0].ID != one || !slices.Equal(found[0].Unknown, []string{"charge"}) || found[0].UnknownSince == nil {
+	if err != nil ||
+		len(found) != 1 ||
+		more ||
+		found[0].ID != one ||
+		!slices.Equal(found[0].Unknown, []string{"charge"}) ||
+		found[0].UnknownSince == nil {
 		t.Errorf("by id: %+v, %v, %v", found, more, err)
 	}
 	if got := requestStates(t, pool, reports.RequestFilter{Scope: "http POST /v1/refunds"}); got != nil {
@@ -75,7 +81,11 @@ func TestResolveRequest(t *testing.T) {
 	if err != nil || done.AuditID == 0 {
 		t.Fatalf("%+v, %v", done, err)
 	}
-	if got := one[string](t, pool, `select convert_from(result, 'UTF8') from onlyonce.http_steps where done_at is not null`); got != "ch_1" {
+	if got := one[string](
+		t,
+		pool,
+		`select convert_from(result, 'UTF8') from onlyonce.http_steps where done_at is not null`,
+	); got != "ch_1" {
 		t.Errorf("the step's result is %q", got)
 	}
 	if got := requestStates(t, pool, reports.RequestFilter{}); !slices.Equal(got, []string{"left"}) {
@@ -83,11 +93,14 @@ func TestResolveRequest(t *testing.T) {
 	}
 	in.Shown = nil
 	for name, change := range map[string]func(*ops.ResolveRequestInput){
-		"resolved already":  func(*ops.ResolveRequestInput) {},
-		"no such step":      func(in *ops.ResolveRequestInput) { in.Step = "refund" },
-		"no outcome":        func(in *ops.ResolveRequestInput) { in.Applied = false },
-		"no id":             func(in *ops.ResolveRequestInput) { in.ID = "k1" },
-		"result of nothing": func(in *ops.ResolveRequestInput) { in.Applied, in.NotApplied = false, true },
+		"resolved already": func(*ops.ResolveRequestInput) {},
+		"no such step":     func(in *ops.ResolveRequestInput) { in.Step = "refund" },
+		"no outcome":       func(in *ops.ResolveRequestInput) { in.Applied = false },
+		"no id":            func(in *ops.ResolveRequestInput) { in.ID = "k1" },
+		"result of nothing": func(in *ops.ResolveRequestInput) {
+			in.Applied = false
+			in.NotApplied = true
+		},
 	} {
 		in := in
 		change(&in)
@@ -137,8 +150,10 @@ func TestEraseRequestAndItsOperation(t *testing.T) {
 	pool := pgtest.DB(t)
 	exec(t, pool, `insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep, result)
 		values ('0b7e6a52-9c1d-4e6f-8a10-000000000001', onlyonce.key('acme', 'http POST /exports', 'k1'), 'operations', 'acme', 'ann', 'export', '7 days', '"Jane Roe"')`)
-	in, by := ops.RequestInput{Tenant: "acme", Scope: "http POST /exports", Key: "k1"}, ops.By{Reason: "GDPR-4"}
-	if _, err := ops.EraseRequest(t.Context(), pool, by, in); !errors.Is(err, ops.ErrRefused) || !strings.Contains(err.Error(), "0b7e6a52-9c1d-4e6f-8a10-000000000001") {
+	in := ops.RequestInput{Tenant: "acme", Scope: "http POST /exports", Key: "k1"}
+	by := ops.By{Reason: "GDPR-4"}
+	if _, err := ops.EraseRequest(t.Context(), pool, by, in); !errors.Is(err, ops.ErrRefused) ||
+		!strings.Contains(err.Error(), "0b7e6a52-9c1d-4e6f-8a10-000000000001") {
 		t.Errorf("while it runs: %v", err)
 	}
 	exec(t, pool, `update onlyonce.operations set state = 'succeeded', completed_at = now(), expires_at = now() + keep`)
@@ -153,7 +168,11 @@ func TestEraseRequestAndItsOperation(t *testing.T) {
 	if !one[bool](t, pool, `select result is null and erased_at is not null from onlyonce.operations`) {
 		t.Error("the result is there")
 	}
-	if said := one[string](t, pool, `select detail #>> '{operations,0,id}' from onlyonce.audit where action = 'request erase'`); said != "0b7e6a52-9c1d-4e6f-8a10-000000000001" {
+	if said := one[string](
+		t,
+		pool,
+		`select detail #>> '{operations,0,id}' from onlyonce.audit where action = 'request erase'`,
+	); said != "0b7e6a52-9c1d-4e6f-8a10-000000000001" {
 		t.Errorf("the audit row: %q", said)
 	}
 	in.Shown = nil

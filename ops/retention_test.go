@@ -13,7 +13,8 @@ import (
 func TestSetRetention(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
-	by, day := ops.By{Actor: "ann", Reason: "DPO-3"}, 24*time.Hour
+	by := ops.By{Actor: "ann", Reason: "DPO-3"}
+	day := 24 * time.Hour
 	for _, c := range []struct {
 		in    ops.RetentionInput
 		want  error
@@ -39,12 +40,20 @@ func TestSetRetention(t *testing.T) {
 		if errors.Is(c.want, ops.ErrInvalid) && c.after == "" {
 			continue
 		}
-		if got := one[string](t, pool, `select coalesce((extract(epoch from keep) / 86400)::integer || ' days', '') from onlyonce.retentions where kind = $1`, c.in.Of); got != c.after {
+		if got := one[string](
+			t,
+			pool,
+			`select coalesce((extract(epoch from keep) / 86400)::integer || ' days', '') from onlyonce.retentions where kind = $1`,
+			c.in.Of,
+		); got != c.after {
 			t.Errorf("%+v: it is %q, want %q", c.in, got, c.after)
 		}
 	}
 	exec(t, pool, `update onlyonce.rings set horizon = '20 days' where name = 'standard_keys'`)
-	if _, err := ops.SetRetention(t.Context(), pool, by, ops.RetentionInput{Of: "webhook_objects", Keep: 39 * day}); !errors.Is(err, ops.ErrRefused) {
+	if _, err := ops.SetRetention(t.Context(), pool, by, ops.RetentionInput{
+		Of:   "webhook_objects",
+		Keep: 39 * day,
+	}); !errors.Is(err, ops.ErrRefused) {
 		t.Errorf("less than twice the horizon: %v", err)
 	}
 }

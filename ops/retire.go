@@ -54,12 +54,23 @@ func (q *retirement) read(ctx context.Context, tx pgx.Tx) (*CursorChange, error)
 		return nil, err
 	}
 	if before.RetiredAt != nil {
-		return nil, failf(ErrNothing, "The cursor (%s) was retired at %s already: nothing was changed.", q.CursorName, show.Instant(*before.RetiredAt))
+		return nil, failf(ErrNothing, "The cursor (%s) was retired at %s already: nothing was changed.",
+			q.CursorName, show.Instant(*before.RetiredAt))
 	}
-	after, soon := *before, time.Now() // the database's clock writes it
-	after.Epoch, after.RetiredAt = before.Epoch+1, &soon
+	// the database's clock writes it
+	after := *before
+	soon := time.Now()
+	after.Epoch = before.Epoch + 1
+	after.RetiredAt = &soon
 	left, err := q.left(ctx, tx, nil, nil)
-	return &CursorChange{Scope: q.Scope, Topic: q.Topic, Partition: &q.Partition, Before: before, After: &after, Parked: &left}, err
+	return &CursorChange{
+		Scope:     q.Scope,
+		Topic:     q.Topic,
+		Partition: &q.Partition,
+		Before:    before,
+		After:     &after,
+		Parked:    &left,
+	}, err
 }
 
 func (q *retirement) differs(shown, now *CursorChange) bool { return shown.Before.changed(now.Before) }

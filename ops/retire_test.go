@@ -27,10 +27,18 @@ func TestRetireCursor(t *testing.T) {
 	}
 	in.Shown = seen
 	done, err := ops.RetireCursor(t.Context(), pool, ops.By{Actor: "ann", Reason: "the topic is gone"}, in)
-	if err != nil || done.AuditID == 0 || done.After.RetiredAt == nil || done.After.Epoch != seen.Before.Epoch+1 || done.After.Position != 5 {
+	if err != nil ||
+		done.AuditID == 0 ||
+		done.After.RetiredAt == nil ||
+		done.After.Epoch != seen.Before.Epoch+1 ||
+		done.After.Position != 5 {
 		t.Fatalf("%+v, %v", done, err)
 	}
-	if got := one[string](t, pool, `select concat_ws(' ', actor, action, reason) from onlyonce.audit`); got != "ann cursor retire the topic is gone" {
+	if got := one[string](
+		t,
+		pool,
+		`select concat_ws(' ', actor, action, reason) from onlyonce.audit`,
+	); got != "ann cursor retire the topic is gone" {
 		t.Error(got)
 	}
 	in.Shown = nil
@@ -58,7 +66,11 @@ func TestRetireOfWhatWasShown(t *testing.T) {
 	if _, err := ops.RetireCursor(t.Context(), pool, ops.By{Reason: "why"}, in); !errors.Is(err, ops.ErrChanged) {
 		t.Errorf("the epoch has risen: %v", err)
 	}
-	if one[bool](t, pool, `select exists (select from onlyonce.cursors where retired_at is not null) or exists (select from onlyonce.audit)`) {
+	if one[bool](
+		t,
+		pool,
+		`select exists (select from onlyonce.cursors where retired_at is not null) or exists (select from onlyonce.audit)`,
+	) {
 		t.Error("a refused decision wrote")
 	}
 }
@@ -99,7 +111,8 @@ func TestWholeTopics(t *testing.T) {
 	if err != nil || d.Cursors != 2 || d.Topic == nil || d.Partition != nil || paused() != "orders0 orders1" {
 		t.Fatalf("%+v, %v: %s", d, err, paused())
 	}
-	if _, err = ops.ResumeCursor(t.Context(), pool, by, ops.CursorName{Scope: "stock", Topic: "orders"}); !errors.Is(err, ops.ErrNothing) || !strings.Contains(err.Error(), "topic orders of scope stock as a whole") {
+	if _, err = ops.ResumeCursor(t.Context(), pool, by, ops.CursorName{Scope: "stock", Topic: "orders"}); !errors.Is(err, ops.ErrNothing) ||
+		!strings.Contains(err.Error(), "topic orders of scope stock as a whole") {
 		t.Error(err)
 	}
 	if d, err = ops.ResumeCursor(t.Context(), pool, by, topic); err != nil || d.Was == nil {
@@ -115,13 +128,20 @@ func TestWholeTopics(t *testing.T) {
 	}
 	in.Shown = nil
 	retired := func() string {
-		return one[string](t, pool, `select string_agg(topic || partition, ' ' order by topic, partition) from onlyonce.cursors where retired_at is not null`)
+		return one[string](
+			t,
+			pool,
+			`select string_agg(topic || partition, ' ' order by topic, partition) from onlyonce.cursors where retired_at is not null`,
+		)
 	}
 	if c, err := ops.RetireCursor(t.Context(), pool, by, in); err != nil || len(c.Partitions) != 2 || retired() != "orders0 orders1" {
 		t.Fatalf("%+v, %v: %s", c, err, retired())
 	}
 	in.CursorName = ops.CursorName{Scope: "stock"}
-	if c, err := ops.RetireCursor(t.Context(), pool, by, in); err != nil || len(c.Partitions) != 1 || *c.Partitions[0].Parked != 0 || retired() != "orders0 orders1 other1" {
+	if c, err := ops.RetireCursor(t.Context(), pool, by, in); err != nil ||
+		len(c.Partitions) != 1 ||
+		*c.Partitions[0].Parked != 0 ||
+		retired() != "orders0 orders1 other1" {
 		t.Fatalf("%+v, %v: %s", c, err, retired())
 	}
 	if _, err := ops.RetireCursor(t.Context(), pool, by, in); !errors.Is(err, ops.ErrNotFound) {

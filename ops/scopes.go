@@ -87,11 +87,19 @@ func (r *scopeRow) agrees(ctx context.Context, tx pgx.Tx, scope, from string) er
 		return err
 	}
 	if here.FirstTopic != r.FirstTopic || here.Copies != nil && r.Copies != nil && *here.Copies != *r.Copies {
-		return failf(ErrRefused, "ids of the scope do not mean here what they mean in %s (here: %s; there: %s), and nothing was done: keys that came along would not be found. "+
-			"See onlyonce.scopes in both", from, here.text(), r.text())
+		return failf(
+			ErrRefused,
+			"ids of the scope do not mean here what they mean in %s (here: %s; there: %s), and nothing was "+
+				"done: keys that came along would not be found. "+
+				"See onlyonce.scopes in both",
+			from,
+			here.text(),
+			r.text(),
+		)
 	}
 	if !slices.Equal(here.classes(), r.classes()) {
-		return failf(ErrRefused, "keys of the scope are of class %s here and of class %s in %s, and nothing was done: keys that came along would not be found", here.scopeClass.text(), r.scopeClass.text(), from).
+		return failf(ErrRefused, "keys of the scope are of class %s here and of class %s in %s, and nothing "+
+			"was done: keys that came along would not be found", here.scopeClass.text(), r.scopeClass.text(), from).
 			but("give it the same class in both (onlyonce inbox class), and wait until the change is over in both")
 	}
 	return nil

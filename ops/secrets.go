@@ -37,7 +37,8 @@ func secretFaults(ctx context.Context, tx pgx.Tx) ([]Fault, error) {
 			Scope:     fmt.Sprintf("FingerprintKeys %d", k.ID),
 			Processes: 1,
 			For:       k.Age,
-			Text: fmt.Sprintf("a process has another secret under the id %d of FingerprintKeys than processes before it: it does not start, or answers 503 fingerprint-key-changed, last at %s",
+			Text: fmt.Sprintf("a process has another secret under the id %d of FingerprintKeys than "+
+				"processes before it: it does not start, or answers 503 fingerprint-key-changed, last at %s",
 				k.ID, show.Instant(k.Refused)),
 		})
 	}

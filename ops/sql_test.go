@@ -14,14 +14,22 @@ func TestDecisionsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{auditSQL, pausesSQL, knownSQL, pickSQL, oneSQL, missingStreamSQL, leftSQL, lastReplaySQL, forgottenSQL,
-		standSQL, lockSinksSQL, lockOwnersSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL, fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL,
-		rebaseRingSQL, rebaseSequenceSQL, idsBehindSQL, ringsBehindSQL, lockRingsSQL, raiseSQL, advisorySQL, publishedSQL,
-		sinkSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL, lockRateSQL, setRateSQL,
-		storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL,
-		lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, pickErasedSQL, orderedSQL, retentionSQL, lockRetentionSQL, setRetentionSQL, horizonSQL, lockHorizonSQL, setHorizonSQL, keySQL, lockRequestSQL, lockRequestLeaseSQL,
-		eraseRequestSQL, lockOperationsSQL, requestOperationsSQL, stepAppliedSQL, stepAbsentSQL, reopenSQL, stepSealedSQL, freeSQL, openSealSQL, bulkAuditSQL, fenceOffSQL, closeSQL, closeSealSQL, lockPlaceSQL, leavePlaceSQL, adoptPlaceSQL, leaseRequestsSQL, standardForgottenSQL, fenceOffRecordsSQL,
-		changedKeysSQL, asideSQL, requestPlacesSQL, requestsByKeysSQL} {
+	for _, sql := range []string{
+		auditSQL, pausesSQL, knownSQL, pickSQL, oneSQL, missingStreamSQL, leftSQL, lastReplaySQL,
+		forgottenSQL, standSQL, lockSinksSQL, lockOwnersSQL, lockLanesSQL, lockRingSQL,
+		rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL, fenceLanesSQL, moveLanesSQL,
+		rebaseBoundsSQL, rebaseRingSQL, rebaseSequenceSQL, idsBehindSQL, ringsBehindSQL,
+		lockRingsSQL, raiseSQL, advisorySQL, publishedSQL, sinkSQL, lockSinkSQL, pauseSinkSQL,
+		resumeSinkSQL, lockRateSQL, setRateSQL, storedEventsSQL, lockEventCursorsSQL,
+		lockParkedEventsSQL, eraseEventsSQL, lockStoredSQL, lockStoredLaneSQL, eraseLogSQL,
+		eraseParkedSQL, pickErasedSQL, orderedSQL, retentionSQL, lockRetentionSQL, setRetentionSQL,
+		horizonSQL, lockHorizonSQL, setHorizonSQL, keySQL, lockRequestSQL, lockRequestLeaseSQL,
+		eraseRequestSQL, lockOperationsSQL, requestOperationsSQL, stepAppliedSQL, stepAbsentSQL,
+		reopenSQL, stepSealedSQL, freeSQL, openSealSQL, bulkAuditSQL, fenceOffSQL, closeSQL,
+		closeSealSQL, lockPlaceSQL, leavePlaceSQL, adoptPlaceSQL, leaseRequestsSQL,
+		standardForgottenSQL, fenceOffRecordsSQL, changedKeysSQL, asideSQL, requestPlacesSQL,
+		requestsByKeysSQL,
+	} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}

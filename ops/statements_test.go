@@ -15,11 +15,13 @@ func TestQuestionsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{knownScopesSQL, scopeSQL, storedSQL,
-		claimsSQL, copiesSQL, scopeCursorsSQL, lastsSQL, classScopesSQL, callsOfSQL, webhookSQL, providersSQL, movedSQL, runStartSQL, eventSQL, openRequestsSQL,
-		ownersSQL,
-		endpointsSQL, rotatorSQL, settingsSQL, openSQL, hiddenSQL, slotsSQL, standbySQL, recoverySQL, strangeLanesSQL, usedSQL, inUseSQL, heldSQL, changedKeysSQL,
-		stalledPlacesSQL, remainingSQL, unhandledSQL, idleSQL} {
+	for _, sql := range []string{
+		knownScopesSQL, scopeSQL, storedSQL, claimsSQL, copiesSQL, scopeCursorsSQL, lastsSQL,
+		classScopesSQL, callsOfSQL, webhookSQL, providersSQL, movedSQL, runStartSQL, eventSQL,
+		openRequestsSQL, ownersSQL, endpointsSQL, rotatorSQL, settingsSQL, openSQL, hiddenSQL,
+		slotsSQL, standbySQL, recoverySQL, strangeLanesSQL, usedSQL, inUseSQL, heldSQL,
+		changedKeysSQL, stalledPlacesSQL, remainingSQL, unhandledSQL, idleSQL,
+	} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s\n%v", sql, err)
 		}

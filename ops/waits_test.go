@@ -23,16 +23,20 @@ func TestT14DecisionsWaitForLongBatches(t *testing.T) {
 		hold string // what the owner's transaction does
 		act  func(ctx context.Context, db ops.DB) error
 	}{
-		"replay": {`select onlyonce.enter(id, epoch, nonce, 0, '1s', '1s', '1min') from onlyonce.leases where name = 'cursor/stock/orders/0'`,
+		"replay": {
+			`select onlyonce.enter(id, epoch, nonce, 0, '1s', '1s', '1min') from onlyonce.leases where name = 'cursor/stock/orders/0'`,
 			func(ctx context.Context, db ops.DB) error {
 				_, err := ops.Replay(ctx, db, by, ops.ReplayInput{CursorName: at, From: 3})
 				return err
-			}},
-		"class": {`select onlyonce.enter(id, epoch, nonce, 0, '1s', '1s', '1min') from onlyonce.leases where name = 'cursor/stock/orders/0'`,
+			},
+		},
+		"class": {
+			`select onlyonce.enter(id, epoch, nonce, 0, '1s', '1s', '1min') from onlyonce.leases where name = 'cursor/stock/orders/0'`,
 			func(ctx context.Context, db ops.DB) error {
 				_, err := ops.ChangeClass(ctx, db, by, ops.ClassInput{Scope: "stock", Class: "long"})
 				return err
-			}},
+			},
+		},
 		"discard": {`select id from onlyonce.parked for update`,
 			func(ctx context.Context, db ops.DB) error {
 				_, err := ops.Discard(ctx, db, by, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: 1}})

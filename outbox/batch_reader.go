@@ -56,7 +56,10 @@ type batchReader struct {
 // unless found is nil.
 func newBatchReader(found *int) *batchReader {
 	r := &batchReader{}
-	r.dst = []any{&r.id, &r.n, &r.xid, &r.now, &r.age, &r.waited, &r.keys, &r.order, &r.orderKeys, &r.orderPrefix, &r.orderPrefixes}
+	r.dst = []any{
+		&r.id, &r.n, &r.xid, &r.now, &r.age, &r.waited, &r.keys, &r.order, &r.orderKeys,
+		&r.orderPrefix, &r.orderPrefixes,
+	}
 	for _, c := range []*textColumn{&r.tenant, &r.scope, &r.name, &r.method, &r.target, &r.headers, &r.traces} {
 		r.dst = append(r.dst, &c.one, &c.many)
 	}
@@ -76,11 +79,16 @@ func (r *batchReader) readRow(row pgx.CollectableRow) (*batch, error) {
 	attempts := make([]callAttempt, r.n)
 	b := &batch{batchPlace: batchPlace{r.id, r.xid}, calls: make([]*callAttempt, r.n)}
 	// The database's clock may have been set back.
-	age, waited := max(fromMicros(r.age), 0), max(fromMicros(r.waited), 0)
+	age := max(fromMicros(r.age), 0)
+	waited := max(fromMicros(r.waited), 0)
 	for i := range attempts {
 		a := &attempts[i]
 		b.calls[i] = a
-		a.batch, a.ID, a.pick, a.age, a.waited = b.batchPlace, r.id+int64(i), 1, age, waited
+		a.batch = b.batchPlace
+		a.ID = r.id + int64(i)
+		a.pick = 1
+		a.age = age
+		a.waited = waited
 	}
 	var err error
 	each := func(column string, array []byte, set func(a *callAttempt, element []byte)) {
@@ -93,7 +101,8 @@ func (r *batchReader) readRow(row pgx.CollectableRow) (*batch, error) {
 	}
 	each("keys", r.keys, func(a *callAttempt, element []byte) {
 		a.key = uuid.UUID(element)
-		a.Key, a.firstKey = a.key.String(), a.key
+		a.Key = a.key.String()
+		a.firstKey = a.key
 	})
 	r.readOrder(b, each)
 	for _, a := range b.calls {

@@ -50,7 +50,8 @@ func TestBatches(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	var mu sync.Mutex
-	under, most := 0, 0
+	under := 0
+	most := 0
 	sink := newBatching(func(context.Context, *outbox.Attempt) outbox.Result {
 		mu.Lock()
 		under++
@@ -87,9 +88,11 @@ func TestBatches(t *testing.T) {
 	cfg.Concurrency = slots
 	r.start(cfg)
 	r.told(n)
-	sum, largest := 0, 0
+	sum := 0
+	largest := 0
 	for _, size := range sink.sizes {
-		sum, largest = sum+size, max(largest, size)
+		sum = sum + size
+		largest = max(largest, size)
 	}
 	seen := map[string]bool{}
 	for _, d := range sink.calls() {
@@ -112,7 +115,8 @@ func TestO4OrderInBatches(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	var mu sync.Mutex
-	under, tries := map[string]int{}, map[string]int{}
+	under := map[string]int{}
+	tries := map[string]int{}
 	sink := newBatching(func(_ context.Context, d *outbox.Attempt) outbox.Result {
 		mu.Lock()
 		defer mu.Unlock()
@@ -256,7 +260,10 @@ func TestWokenRelayAsksTheDatabase(t *testing.T) {
 	r.told(2)
 	// There is no hint of calls that SQL writes.
 	if err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), `select onlyonce.enqueue(gen_random_uuid(), '', 'checkout', 'payments', 'charge', 'POST', '/charges', '{}'::text[], '{}'::text[], '')`)
+		_, err := tx.Exec(
+			t.Context(),
+			`select onlyonce.enqueue(gen_random_uuid(), '', 'checkout', 'payments', 'charge', 'POST', '/charges', '{}'::text[], '{}'::text[], '')`,
+		)
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -284,7 +291,8 @@ func TestO4CallThatIsLeftOutOfItsBatch(t *testing.T) {
 	gate := r.gate()
 	sink := newBatching(gate.accept)
 	cfg := testConfig(sink)
-	cfg.Concurrency, cfg.Sealer = 3, opensGood{}
+	cfg.Concurrency = 3
+	cfg.Sealer = opensGood{}
 	var calls []outbox.Call
 	for _, id := range []string{"first", "bad", "third"} {
 		c := charge(id)

@@ -98,8 +98,18 @@ func turned(b []byte) []byte {
 func TestCallsOfABatchDiffer(t *testing.T) {
 	t.Parallel()
 	plain := charge("plain")
-	other := outbox.Call{Sink: "payments", Name: "refund", Tenant: "acme", Scope: "shop", ID: "1", Method: http.MethodPut, Target: "/refunds/1",
-		Header: http.Header{"X-A": {"1", "2"}}, Trace: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", Body: []byte("other")}
+	other := outbox.Call{
+		Sink:   "payments",
+		Name:   "refund",
+		Tenant: "acme",
+		Scope:  "shop",
+		ID:     "1",
+		Method: http.MethodPut,
+		Target: "/refunds/1",
+		Header: http.Header{"X-A": {"1", "2"}},
+		Trace:  "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+		Body:   []byte("other"),
+	}
 	ordered := charge("ordered")
 	ordered.OrderingKey = "k"
 	prefixed := charge("prefixed")
@@ -107,7 +117,8 @@ func TestCallsOfABatchDiffer(t *testing.T) {
 	sealed := charge("sealed")
 	sealed.Sealer = sealer{}
 	empty := charge("empty")
-	empty.Header, empty.Body = nil, nil
+	empty.Header = nil
+	empty.Body = nil
 	due := charge("due")
 	due.NotBefore = time.Now().Add(-time.Hour)
 	for name, calls := range map[string][]outbox.Call{
@@ -130,11 +141,40 @@ func TestCallsOfABatchDiffer(t *testing.T) {
 					c.Method = http.MethodPost
 				}
 				key := outbox.Identity(origin.Origin{Tenant: c.Tenant, Scope: c.Scope}, false, c)
-				want = append(want, fmt.Sprintf("%s %s %s %s %s %s %v %q %q", key, c.Tenant, c.Scope, c.Name, c.Method, c.Target, c.Header["X-A"], c.Trace, c.Body))
-				stored = append(stored, fmt.Sprintf("%s %s %s %s %s %s %q %t %t %t", key, c.Tenant, c.Scope, c.Name, c.Method, c.Target, c.Trace, c.OrderingKey != "", strings.Contains(c.OrderingKey, ":"), c.Sealer != nil))
+				want = append(
+					want,
+					fmt.Sprintf("%s %s %s %s %s %s %v %q %q",
+						key, c.Tenant, c.Scope, c.Name, c.Method, c.Target, c.Header["X-A"], c.Trace, c.Body),
+				)
+				stored = append(
+					stored,
+					fmt.Sprintf("%s %s %s %s %s %s %q %t %t %t",
+						key,
+						c.Tenant,
+						c.Scope,
+						c.Name,
+						c.Method,
+						c.Target,
+						c.Trace,
+						c.OrderingKey != "",
+						strings.Contains(c.OrderingKey, ":"),
+						c.Sealer != nil),
+				)
 			}
 			for _, d := range sink.calls() {
-				got = append(got, fmt.Sprintf("%s %s %s %s %s %s %v %q %q", d.Key, d.Tenant, d.Scope, d.Name, d.Method, d.Target, d.Header["X-A"], d.Trace, d.Body))
+				got = append(
+					got,
+					fmt.Sprintf("%s %s %s %s %s %s %v %q %q",
+						d.Key,
+						d.Tenant,
+						d.Scope,
+						d.Name,
+						d.Method,
+						d.Target,
+						d.Header["X-A"],
+						d.Trace,
+						d.Body),
+				)
 			}
 			slices.Sort(want)
 			slices.Sort(got)
@@ -142,8 +182,11 @@ func TestCallsOfABatchDiffer(t *testing.T) {
 			if !slices.Equal(got, want) {
 				t.Errorf("sent\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 			}
-			rows := one[[]string](r, `select array_agg(format('%s %s %s %s %s %s "%s" %s %s %s', key, tenant, scope, name, method, target, coalesce(trace, ''),
-				(order_key is not null)::text, (order_prefix is not null)::text, sealed::text) order by key) from onlyonce.outbox_log`)
+			rows := one[[]string](
+				r,
+				`select array_agg(format('%s %s %s %s %s %s "%s" %s %s %s', key, tenant, scope, name, method, target, coalesce(trace, ''),
+				(order_key is not null)::text, (order_prefix is not null)::text, sealed::text) order by key) from onlyonce.outbox_log`,
+			)
 			slices.Sort(rows)
 			if !slices.Equal(rows, stored) {
 				t.Errorf("stored\n%s\nwant\n%s", strings.Join(rows, "\n"), strings.Join(stored, "\n"))
@@ -177,7 +220,10 @@ func TestCallsOfABatchAreParkedAlone(t *testing.T) {
 		from onlyonce.outbox_log r join onlyonce.calls c on c.id = r.id`); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
-	if n := one[int](r, `select count(*) from onlyonce.parked p join onlyonce.outbox_log r on r.id = p.row_id and r.key = p.key and r.body = p.body and r.target = p.target`); n != 3 {
+	if n := one[int](
+		r,
+		`select count(*) from onlyonce.parked p join onlyonce.outbox_log r on r.id = p.row_id and r.key = p.key and r.body = p.body and r.target = p.target`,
+	); n != 3 {
 		t.Errorf("%d parked calls are as the log has them", n)
 	}
 }
@@ -217,22 +263,40 @@ func TestBatchesAreBounded(t *testing.T) {
 func TestBatchWrittenByHand(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	good := map[string]string{"slot": "0", "lane": "0", "n": "2", "bytes": "2", "keys": "array[gen_random_uuid(), gen_random_uuid()]", "sink": "'payments'", "tenant": "''",
-		"scope": "''", "name": "'n'", "method": "'POST'", "targets": "'{/a,/b}'", "header": "''", "bodies": "array['a'::bytea, 'b']"}
+	good := map[string]string{
+		"slot":    "0",
+		"lane":    "0",
+		"n":       "2",
+		"bytes":   "2",
+		"keys":    "array[gen_random_uuid(), gen_random_uuid()]",
+		"sink":    "'payments'",
+		"tenant":  "''",
+		"scope":   "''",
+		"name":    "'n'",
+		"method":  "'POST'",
+		"targets": "'{/a,/b}'",
+		"header":  "''",
+		"bodies":  "array['a'::bytea, 'b']",
+	}
 	insert := func(change map[string]string) error {
 		var columns, values []string
 		for column, value := range good {
 			if other, ok := change[column]; ok {
 				value = other
 			}
-			columns, values = append(columns, column), append(values, value)
+			columns = append(columns, column)
+			values = append(values, value)
 		}
 		for column, value := range change {
 			if _, ok := good[column]; !ok {
-				columns, values = append(columns, column), append(values, value)
+				columns = append(columns, column)
+				values = append(values, value)
 			}
 		}
-		_, err := r.pool.Exec(context.Background(), `insert into onlyonce.batches (`+strings.Join(columns, ", ")+`) values (`+strings.Join(values, ", ")+`)`)
+		_, err := r.pool.Exec(context.Background(), `insert into onlyonce.batches (`+strings.Join(columns, ", ")+`) values (`+strings.Join(
+			values,
+			", ",
+		)+`)`)
 		return err
 	}
 	for _, c := range []struct {
@@ -259,10 +323,16 @@ func TestBatchWrittenByHand(t *testing.T) {
 		{"batches_texts", map[string]string{"tenant": "null", "tenants": "array['a', repeat('x', 1025)]"}, "1,024 bytes"},
 		{"batches_texts", map[string]string{"scope": "null", "scopes": "array[repeat('x', 1025), 'a']"}, "1,024 bytes"},
 		{"batches_bytes", map[string]string{"bytes": "1"}, "size of the bodies"},
-		{"batches_bytes", map[string]string{"bodies": "array[repeat('a', 2000000)::bytea, repeat('b', 200000)::bytea]", "bytes": "2200000"}, "2,097,152"},
+		{
+			"batches_bytes",
+			map[string]string{"bodies": "array[repeat('a', 2000000)::bytea, repeat('b', 200000)::bytea]", "bytes": "2200000"},
+			"2,097,152",
+		},
 	} {
 		var refused *pgconn.PgError
-		if err := insert(c.change); !errors.As(err, &refused) || refused.ConstraintName != c.constraint || !strings.Contains(refused.Message, c.says) {
+		if err := insert(c.change); !errors.As(err, &refused) ||
+			refused.ConstraintName != c.constraint ||
+			!strings.Contains(refused.Message, c.says) {
 			t.Errorf("%v: %v, want %s: %s", c.change, err, c.constraint, c.says)
 		}
 	}
@@ -381,7 +451,10 @@ func TestK10CallHasAClass(t *testing.T) {
 	r.exec(`insert into onlyonce.horizons values ('s', 'long', 'standard', '2000-01-01')`)
 	r.enqueueAll(charge("1"), outbox.Call{Sink: "payments", Name: "n", Scope: "s", ID: "2", Target: "/x"})
 	r.enqueueAll(outbox.Call{Sink: "payments", Name: "n", Scope: "s", ID: "3", Target: "/x"})
-	if got := one[string](r, `select string_agg(r.scope || ' ' || regexp_replace(i.segment, '_keys_\d$', ''), ', ' order by r.id) from onlyonce.outbox_log r join onlyonce.inbox i on i.key = r.key`); got != "checkout standard, s standard_long, s standard_long" {
+	if got := one[string](
+		r,
+		`select string_agg(r.scope || ' ' || regexp_replace(i.segment, '_keys_\d$', ''), ', ' order by r.id) from onlyonce.outbox_log r join onlyonce.inbox i on i.key = r.key`,
+	); got != "checkout standard, s standard_long, s standard_long" {
 		t.Error(got)
 	}
 }
@@ -391,7 +464,11 @@ func TestK10CallHasAClass(t *testing.T) {
 func TestFingerprintsAgree(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	calls := []outbox.Call{charge("1"), {Sink: "payments", Name: "n", Scope: "s", ID: "2", Method: "PUT", Target: "/x?y=1", Body: []byte{0, 255}}, charge("3")}
+	calls := []outbox.Call{
+		charge("1"),
+		{Sink: "payments", Name: "n", Scope: "s", ID: "2", Method: "PUT", Target: "/x?y=1", Body: []byte{0, 255}},
+		charge("3"),
+	}
 	calls[2].Sealer = sealer{}
 	r.enqueueAll(calls...)
 	if n := one[int](r, `select count(*) from onlyonce.outbox_log r join onlyonce.inbox i on i.key = r.key

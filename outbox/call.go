@@ -189,7 +189,8 @@ func freezeCall(call Call, from origin.Origin, inbound bool) (callRow, error) {
 		headers: headers, body: body, capture: call.Capture,
 	}
 	if inbound {
-		r.duplicateCheck, r.redo = checkNone, from.Redo
+		r.duplicateCheck = checkNone
+		r.redo = from.Redo
 		r.noted = from.Calls
 		if from.Redo {
 			r.duplicateCheck = checkByLog
@@ -235,10 +236,14 @@ func (call *Call) checkIdentity(l *fields.List, inbound bool) {
 		}
 	default:
 		if call.ID == "" {
-			l.Add("ID", "must not be empty: without an inbound message it alone says which call this is when it is enqueued again")
+			l.Add("ID",
+				"must not be empty: without an inbound message it alone says which call this is when it is "+
+					"enqueued again")
 		}
 		if call.Scope == "" {
-			l.Add("Scope", "must not be empty: without an inbound message it names the service or component that enqueues, so that two of them may use one ID")
+			l.Add("Scope",
+				"must not be empty: without an inbound message it names the service or component that "+
+					"enqueues, so that two of them may use one ID")
 		}
 	}
 	if len(call.ID) > maxID {
@@ -266,7 +271,9 @@ func (call *Call) checkRequest(l *fields.List) (headers string) {
 		l.Add("OrderingKey", "%d bytes are more than %d", len(call.OrderingKey), maxID)
 	}
 	if !codec.IsTrace(call.Trace) {
-		l.Add("Trace", "must be a traceparent and perhaps a tracestate in a second line, visible ASCII, at most %d bytes", codec.MaxTrace)
+		l.Add("Trace",
+			"must be a traceparent and perhaps a tracestate in a second line, visible ASCII, at most %d bytes",
+			codec.MaxTrace)
 	}
 	if len(call.Body) > MaxBody {
 		l.Add("Body", "%d bytes are more than %d: store it elsewhere and send its address", len(call.Body), MaxBody)

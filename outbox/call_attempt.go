@@ -106,7 +106,16 @@ func (a *callAttempt) describe() AttemptEvent {
 	case a.reconciling:
 		kind = AttemptReconcile
 	}
-	return AttemptEvent{Kind: kind, Sink: a.Sink, Row: a.ID, Key: a.Key, Name: a.Name, Number: a.Number, Batch: a.together, Trace: a.Trace}
+	return AttemptEvent{
+		Kind:   kind,
+		Sink:   a.Sink,
+		Row:    a.ID,
+		Key:    a.Key,
+		Name:   a.Name,
+		Number: a.Number,
+		Batch:  a.together,
+		Trace:  a.Trace,
+	}
 }
 
 // known is what was known of the call before the attempt (O6).

@@ -36,7 +36,8 @@ func (c *captures) settled(a *callAttempt, settlement CallState) {
 		c.done = true
 	case settlement == CallDelivered:
 		c.done = true
-		c.log.Warn("onlyonce: RelayConfig.Complete is set, and the first call that was delivered does not ask for its answer: Complete gets the answers of calls with Call.Capture, and no others",
+		c.log.Warn("onlyonce: RelayConfig.Complete is set, and the first call that was delivered does not "+
+			"ask for its answer: Complete gets the answers of calls with Call.Capture, and no others",
 			"sink", a.Sink, "name", a.Name)
 	}
 }

@@ -36,7 +36,9 @@ func TestCompleteWithoutCapturedCalls(t *testing.T) {
 				call := charge(id)
 				call.Capture = c.captures && id == "1"
 				r.enqueue(call)
-				until(t, "it is delivered", func() bool { return one[int](r, `select count(*) from onlyonce.calls where state <> 'delivered'`) == 0 })
+				until(t, "it is delivered", func() bool {
+					return one[int](r, `select count(*) from onlyonce.calls where state <> 'delivered'`) == 0
+				})
 			}
 			const line = `level=WARN msg="onlyonce: RelayConfig.Complete is set, and the first call that was delivered does not ask for its answer`
 			if n := strings.Count(text(), line); n != c.lines {

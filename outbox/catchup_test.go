@@ -23,7 +23,9 @@ func TestRetriesAreCaughtUpWithAsSlotsBecomeFree(t *testing.T) {
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
 	cfg := testConfig(sink)
-	cfg.Concurrency, cfg.PollInterval, cfg.Backoff = 1, time.Second, dedupe.Backoff{Min: 2 * time.Second, Max: 2 * time.Second}
+	cfg.Concurrency = 1
+	cfg.PollInterval = time.Second
+	cfg.Backoff = dedupe.Backoff{Min: 2 * time.Second, Max: 2 * time.Second}
 	const n = 100
 	var calls []outbox.Call
 	first := charge("first")
@@ -59,7 +61,8 @@ func TestRetriesGetSlotsBesideNewCalls(t *testing.T) {
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
 	cfg := testConfig(sink)
-	cfg.Concurrency, cfg.Backoff = 1, dedupe.Backoff{Min: 300 * time.Millisecond, Max: 300 * time.Millisecond}
+	cfg.Concurrency = 1
+	cfg.Backoff = dedupe.Backoff{Min: 300 * time.Millisecond, Max: 300 * time.Millisecond}
 	var calls []outbox.Call
 	for i := range 3000 {
 		calls = append(calls, charge(fmt.Sprint(i)))
@@ -80,6 +83,9 @@ func TestRetriesGetSlotsBesideNewCalls(t *testing.T) {
 func (r *rig) parkedIsDue() {
 	r.t.Helper()
 	until(r.t, "the parked call is due", func() bool {
-		return one[bool](r, `select coalesce((select next_attempt_at <= clock_timestamp() from onlyonce.parked where state = 'retrying'), true)`)
+		return one[bool](
+			r,
+			`select coalesce((select next_attempt_at <= clock_timestamp() from onlyonce.parked where state = 'retrying'), true)`,
+		)
 	})
 }

@@ -35,7 +35,13 @@ type chunk struct {
 // newChunk returns the chunk of rows that were read at a time. A previous owner may have called the
 // first maybeCalledRows of them, and keysUnderWay are the ordering keys of parked calls that
 // are under way.
-func newChunk(lane *heldLane, rows []*callAttempt, readAt time.Time, maybeCalledRows int, keysUnderWay []uuid.UUID) *chunk {
+func newChunk(
+	lane *heldLane,
+	rows []*callAttempt,
+	readAt time.Time,
+	maybeCalledRows int,
+	keysUnderWay []uuid.UUID,
+) *chunk {
 	c := &chunk{
 		rows: rows, lastActivity: time.Now(), gate: lane.sink.gate, readAt: readAt,
 		waiting: map[uuid.UUID][]*callAttempt{}, blockedKeys: map[uuid.UUID]bool{},
@@ -43,7 +49,9 @@ func newChunk(lane *heldLane, rows []*callAttempt, readAt time.Time, maybeCalled
 	window := lane.sink.limits.startWindow()
 	for i, a := range rows {
 		a.keyParked = a.keyParked || a.order != nil && slices.Contains(keysUnderWay, *a.order)
-		a.Sink, a.Number, a.readAt = lane.sink.name, 1, readAt
+		a.Sink = lane.sink.name
+		a.Number = 1
+		a.readAt = readAt
 		a.maybeCalledBefore = a.maybeCalledBefore || i < maybeCalledRows
 		a.noneOpen = !a.maybeCalledBefore
 		a.boundBy(window)

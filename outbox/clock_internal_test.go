@@ -25,7 +25,11 @@ func TestClocks(t *testing.T) {
 		return pace.Clock{Due: func(time.Time) time.Time { return at }, Run: func() error { ran = append(ran, name); return err }}
 	}
 	c := clocks{waits: backoff.NewExponentialBackOff(), all: pace.Clocks{
-		one("first", now, nil), one("idle", never, nil), one("at once", time.Time{}, fails), one("after the error", now, nil), one("later", now.Add(time.Hour), nil),
+		one("first", now, nil),
+		one("idle", never, nil),
+		one("at once", time.Time{}, fails),
+		one("after the error", now, nil),
+		one("later", now.Add(time.Hour), nil),
 	}}
 	if err := c.run(now); !errors.Is(err, fails) || !slices.Equal(ran, []string{"first", "at once"}) {
 		t.Errorf("%v, after %v", err, ran)
@@ -58,7 +62,11 @@ func TestStatement(t *testing.T) {
 // (T12).
 func TestT12LaneTriesEachSecond(t *testing.T) {
 	t.Parallel()
-	sink := &relaySink{cfg: RelayConfig{LeaseTTL: 30 * time.Second}, gate: gate.New(8, time.Second), emit: emitter{log: slog.New(slog.DiscardHandler)}}
+	sink := &relaySink{
+		cfg:  RelayConfig{LeaseTTL: 30 * time.Second},
+		gate: gate.New(8, time.Second),
+		emit: emitter{log: slog.New(slog.DiscardHandler)},
+	}
 	o := newLaneOwner(t.Context(), sink, &lease.Lease{Sent: time.Now()}, 0)
 	for range 50 {
 		if err := o.handleDBError(errors.New("FATAL: no more connections allowed (SQLSTATE 08P01)")); err != nil {

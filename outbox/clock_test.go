@@ -33,7 +33,10 @@ func TestT11KeysWhileTheClockIsBack(t *testing.T) {
 	if got := strings.Join(sent, " "); got != "A new" {
 		t.Errorf("sent %s", got)
 	}
-	if !one[bool](r, `select settled_at >= w.at - interval '1 hour' from onlyonce.parked, onlyonce.watched w where settled_at is not null`) {
+	if !one[bool](
+		r,
+		`select settled_at >= w.at - interval '1 hour' from onlyonce.parked, onlyonce.watched w where settled_at is not null`,
+	) {
 		t.Error("a call that was settled just now will look a week old when the clock is right again")
 	}
 }

@@ -38,13 +38,25 @@ func TestCompletion(t *testing.T) {
 		first func(ctx context.Context, tx dedupe.GuardedTx) error
 		want  string
 	}{
-		"at once":                 {nil, "delivered"},
-		"after an error":          {func(context.Context, dedupe.GuardedTx) error { return errors.New("not yet") }, "delivered"},
-		"after a panic":           {func(context.Context, dedupe.GuardedTx) error { panic("x") }, "delivered"},
-		"after SQL failed":        {func(ctx context.Context, tx dedupe.GuardedTx) error { _, _ = tx.Exec(ctx, `select 1/0`); return nil }, "delivered"},
-		"after queued SQL failed": {func(ctx context.Context, tx dedupe.GuardedTx) error { tx.Queue(`select 1/0`); return nil }, "delivered"},
-		"after its own commit":    {func(ctx context.Context, tx dedupe.GuardedTx) error { _, err := tx.Exec(ctx, `rollback`); return err }, "delivered"},
-		"never":                   {func(context.Context, dedupe.GuardedTx) error { return outbox.Permanent(errors.New("no such order")) }, "waiting"},
+		"at once":        {nil, "delivered"},
+		"after an error": {func(context.Context, dedupe.GuardedTx) error { return errors.New("not yet") }, "delivered"},
+		"after a panic":  {func(context.Context, dedupe.GuardedTx) error { panic("x") }, "delivered"},
+		"after SQL failed": {
+			func(ctx context.Context, tx dedupe.GuardedTx) error { _, _ = tx.Exec(ctx, `select 1/0`); return nil },
+			"delivered",
+		},
+		"after queued SQL failed": {
+			func(ctx context.Context, tx dedupe.GuardedTx) error { tx.Queue(`select 1/0`); return nil },
+			"delivered",
+		},
+		"after its own commit": {
+			func(ctx context.Context, tx dedupe.GuardedTx) error { _, err := tx.Exec(ctx, `rollback`); return err },
+			"delivered",
+		},
+		"never": {
+			func(context.Context, dedupe.GuardedTx) error { return outbox.Permanent(errors.New("no such order")) },
+			"waiting",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -53,8 +65,15 @@ func TestCompletion(t *testing.T) {
 			cfg := testConfig(sink)
 			var tries atomic.Int64
 			cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Attempt, answer *outbox.Response) error {
-				if answer == nil || answer.Status != 201 || answer.Header.Get("Location") != "/charges/7" || string(answer.Body) != "answer to "+d.Key ||
-					d.Name != "charge" || d.Sink != "payments" || d.Scope != "checkout" || d.Target != "/charges" || d.Header.Get("Content-Type") != "application/json" {
+				if answer == nil ||
+					answer.Status != 201 ||
+					answer.Header.Get("Location") != "/charges/7" ||
+					string(answer.Body) != "answer to "+d.Key ||
+					d.Name != "charge" ||
+					d.Sink != "payments" ||
+					d.Scope != "checkout" ||
+					d.Target != "/charges" ||
+					d.Header.Get("Content-Type") != "application/json" {
 					t.Errorf("completed %+v", d)
 				}
 				if _, err := tx.Exec(ctx, complete, d.Key, string(d.Body)); err != nil {
@@ -67,16 +86,22 @@ func TestCompletion(t *testing.T) {
 				return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: "receipt"})
 			}
 			capture := charge("1")
-			capture.Capture, capture.OrderingKey = true, "k"
+			capture.Capture = true
+			capture.OrderingKey = "k"
 			behind := charge("2")
 			behind.OrderingKey = "k"
 			r.enqueue(capture, behind)
 			r.start(cfg)
-			until(t, "it is settled", func() bool { return one[string](r, `select state from onlyonce.calls order by id limit 1`) == c.want })
+			until(t, "it is settled", func() bool {
+				return one[string](r, `select state from onlyonce.calls order by id limit 1`) == c.want
+			})
 			want := 1
 			if c.want == "waiting" {
 				want = 0
-				if got := one[string](r, `select reason || ': ' || error from onlyonce.parked where state = 'waiting'`); got != "completion: completion: no such order" {
+				if got := one[string](
+					r,
+					`select reason || ': ' || error from onlyonce.parked where state = 'waiting'`,
+				); got != "completion: completion: no such order" {
 					t.Errorf("parked as %s", got)
 				}
 			} else {
@@ -129,7 +154,8 @@ func TestCompletionOfAZombie(t *testing.T) {
 	}
 	r.start(cfg)
 	r.states("delivered")
-	if got := one[string](r, `select string_agg(what, ' ') from completions`); !strings.HasPrefix(got, "answer to ") || strings.Contains(got, " answer") {
+	if got := one[string](r, `select string_agg(what, ' ') from completions`); !strings.HasPrefix(got, "answer to ") ||
+		strings.Contains(got, " answer") {
 		t.Errorf("completed with %s", got)
 	}
 	if n := len(sink.calls()); n != 1 {
@@ -150,8 +176,10 @@ func TestO6CompletionDoneAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
-			payments, mail := answering(), newScripted(accept)
-			payments.limits.KeyWindow, mail.name = outbox.Forever, "mail"
+			payments := answering()
+			mail := newScripted(accept)
+			payments.limits.KeyWindow = outbox.Forever
+			mail.name = "mail"
 			cfg := testConfig(payments, mail)
 			cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, _ *outbox.Attempt, _ *outbox.Response) error {
 				return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: "receipt"})

@@ -189,9 +189,11 @@ func checkSinks(l *fields.List, sinks []Sink) {
 		case limits.Timeout <= 0:
 			l.Add(field, "%s: Limits.Timeout must be positive", name)
 		case limits.KeyWindow <= 0:
-			l.Add(field, "%s: Limits.KeyWindow must be set: how long the remote remembers a key, or outbox.Forever", name)
+			l.Add(field, "%s: Limits.KeyWindow must be set: how long the remote remembers a key, or outbox.Forever",
+				name)
 		case limits.startWindow() <= 0:
-			l.Add(field, "%s: Limits.KeyWindow, %v, leaves no time for an attempt of up to %v", name, limits.KeyWindow, limits.Timeout)
+			l.Add(field, "%s: Limits.KeyWindow, %v, leaves no time for an attempt of up to %v",
+				name, limits.KeyWindow, limits.Timeout)
 		}
 	}
 }

@@ -38,7 +38,8 @@ func TestUnknownCommits(t *testing.T) {
 			}
 			sink := newScripted(accept)
 			relayConfig := testConfig(sink)
-			relayConfig.LeaseTTL, relayConfig.Concurrency = 3*time.Second, 4
+			relayConfig.LeaseTTL = 3 * time.Second
+			relayConfig.Concurrency = 4
 			var x *running
 			r.through(pool, func() { x = r.start(relayConfig) })
 			r.states("delivered")
@@ -71,7 +72,8 @@ func TestUnknownCommitOfACompletion(t *testing.T) {
 		return cutBehind
 	})
 	pool := r.cutPool(pgx.QueryExecModeExec, judge)
-	first, second := keyed("k", 0), keyed("k", 1)
+	first := keyed("k", 0)
+	second := keyed("k", 1)
 	first.Capture = true
 	r.enqueue(first, second)
 	relay := testConfig(newScripted(accept))
@@ -122,7 +124,9 @@ func TestUnknownCommitBeginsNoMore(t *testing.T) {
 	g.wait()
 	until(t, "the chunk goes on without it", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 1 })
 	g.release()
-	until(t, "the others are delivered", func() bool { return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) >= 2 })
+	until(t, "the others are delivered", func() bool {
+		return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) >= 2
+	})
 	x.stop()
 	seen := map[string]int{}
 	for _, d := range sink.calls() {

@@ -43,7 +43,9 @@ func (r *rig) cutPool(mode pgx.QueryExecMode, judge func(sent []byte) cut) *pgxp
 	c := &cutter{server: fmt.Sprintf("%s:%d", cfg.ConnConfig.Host, cfg.ConnConfig.Port), judge: judge}
 	c.open.Go(func() { c.serve(listener) })
 	cfg.ConnConfig.Host, cfg.ConnConfig.Port = "127.0.0.1", uint16(listener.Addr().(*net.TCPAddr).Port)
-	cfg.ConnConfig.TLSConfig, cfg.ConnConfig.Fallbacks = nil, nil // the messages must be readable
+	// the messages must be readable
+	cfg.ConnConfig.TLSConfig = nil
+	cfg.ConnConfig.Fallbacks = nil
 	cfg.ConnConfig.DefaultQueryExecMode = mode
 	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
 	if err != nil {
@@ -71,7 +73,9 @@ func (r *rig) through(pool *pgxpool.Pool, start func()) {
 func atCommit(with string, judge func(n int64) cut) (all *atomic.Int64, of func(sent []byte) cut) {
 	all = new(atomic.Int64)
 	return all, func(sent []byte) cut {
-		if !bytes.Contains(sent, []byte("\x00commit\x00")) || !bytes.Contains(sent, []byte(with)) || bytes.Contains(sent, []byte("\x00begin isolation level read committed\x00")) {
+		if !bytes.Contains(sent, []byte("\x00commit\x00")) ||
+			!bytes.Contains(sent, []byte(with)) ||
+			bytes.Contains(sent, []byte("\x00begin isolation level read committed\x00")) {
 			return notCut
 		}
 		return judge(all.Add(1))

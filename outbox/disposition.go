@@ -18,7 +18,8 @@ func (s *relaySink) dispositionOf(a *callAttempt) disposition {
 		return a.disposition
 	}
 	d := s.decide(a)
-	a.disposition, a.decided = d, a.state != attemptUnderWay
+	a.disposition = d
+	a.decided = a.state != attemptUnderWay
 	return d
 }
 
@@ -27,7 +28,13 @@ func (s *relaySink) decide(a *callAttempt) disposition {
 	case attemptBlocked:
 		return disposition{state: parked.Blocked, reason: parked.Behind, open: !a.noneOpen}
 	case attemptScheduled:
-		return disposition{state: parked.Retrying, reason: parked.Scheduled, open: !a.noneOpen, due: true, delay: a.notBeforeIn - time.Since(a.readAt)}
+		return disposition{
+			state:  parked.Retrying,
+			reason: parked.Scheduled,
+			open:   !a.noneOpen,
+			due:    true,
+			delay:  a.notBeforeIn - time.Since(a.readAt),
+		}
 	case attemptRated: // never by its due time, but when the rate has a permit for it
 		return disposition{state: parked.Retrying, reason: parked.Rate, open: !a.noneOpen, uncounted: true}
 	case attemptWaiting:
@@ -37,8 +44,16 @@ func (s *relaySink) decide(a *callAttempt) disposition {
 			d.delay = s.cfg.PollInterval
 		}
 		return d
-	case attemptUnderWay: // settled when it returns; if this relay dies, due after its lease has ended, and the call with it
-		return disposition{state: parked.Retrying, reason: parked.UnderWay, open: true, due: true, delay: s.cfg.LeaseTTL}
+	case attemptUnderWay:
+		// settled when it returns; if this relay dies, due after its lease has ended, and the call
+		// with it
+		return disposition{
+			state:  parked.Retrying,
+			reason: parked.UnderWay,
+			open:   true,
+			due:    true,
+			delay:  s.cfg.LeaseTTL,
+		}
 	}
 	switch {
 	case a.completing():
@@ -66,7 +81,13 @@ func (s *relaySink) decideAnswered(a *callAttempt) disposition {
 		if answer == nil {
 			answer = &Response{}
 		}
-		return disposition{settlement: CallAccepted, state: parked.Retrying, reason: parked.Completion, due: true, answer: answer}
+		return disposition{
+			settlement: CallAccepted,
+			state:      parked.Retrying,
+			reason:     parked.Completion,
+			due:        true,
+			answer:     answer,
+		}
 	case parked.Waiting:
 		d.settlement = CallRejected
 		if a.unopened {
@@ -110,7 +131,14 @@ func (s *relaySink) decideReconciled(a *callAttempt) disposition {
 	decided, known := by[a.decision]
 	if !known {
 		due := a.result.Outcome != Rejected
-		return disposition{settlement: CallReconcile, state: parked.Reconcile, open: true, lastError: storedText(a.result.Reason), due: due, delay: s.retryWait(a)}
+		return disposition{
+			settlement: CallReconcile,
+			state:      parked.Reconcile,
+			open:       true,
+			lastError:  storedText(a.result.Reason),
+			due:        due,
+			delay:      s.retryWait(a),
+		}
 	}
 	next, _ := a.known().Decide(decided) // of a call in state reconcile neither is refused
 	if next.State == parked.Resolved {
@@ -124,7 +152,8 @@ func (d *disposition) answerColumns() (status *int32, headers *string, body []by
 	if d.answer == nil {
 		return nil, nil, nil
 	}
-	s, h := int32(d.answer.Status), d.answer.headerLines()
+	s := int32(d.answer.Status)
+	h := d.answer.headerLines()
 	return &s, &h, d.answer.Body
 }
 

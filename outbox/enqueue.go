@@ -81,8 +81,10 @@ func EnqueueAll(ctx context.Context, tx dedupe.AnyTx, calls ...Call) error {
 			return err
 		}
 		// Checked here and not by the database, so that the error is returned at the faulty line.
-		if inbound && !handler.FirstUse(r.key) || slices.ContainsFunc(rows, func(v any) bool { return v.(*callRow).key == r.key }) {
-			return fmt.Errorf("%w: two calls named %q to sink %q: set Call.ID to tell them apart", ErrCall, r.name, r.sink)
+		if inbound && !handler.FirstUse(r.key) ||
+			slices.ContainsFunc(rows, func(v any) bool { return v.(*callRow).key == r.key }) {
+			return fmt.Errorf("%w: two calls named %q to sink %q: set Call.ID to tell them apart",
+				ErrCall, r.name, r.sink)
 		}
 		rows = append(rows, &r)
 	}

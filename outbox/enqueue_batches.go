@@ -87,7 +87,8 @@ func makeBatches(rows []any) (all []*newBatch) {
 		lane int16
 	}
 	open := map[place]*newBatch{}
-	start, free := rand.IntN(lanes), 0
+	start := rand.IntN(lanes)
+	free := 0
 	for _, row := range rows {
 		call := row.(*callRow)
 		lane := int16((start + free/laneRun) % lanes)
@@ -100,9 +101,11 @@ func makeBatches(rows []any) (all []*newBatch) {
 		b := open[at]
 		if b == nil || len(b.calls) == maxBatchCalls || b.bytes+len(call.body) > maxBatchBytes {
 			b = &newBatch{sink: call.sink, lane: lane}
-			open[at], all = b, append(all, b)
+			open[at] = b
+			all = append(all, b)
 		}
-		b.calls, b.bytes = append(b.calls, call), b.bytes+len(call.body)
+		b.calls = append(b.calls, call)
+		b.bytes = b.bytes + len(call.body)
 	}
 	return all
 }
@@ -142,7 +145,8 @@ func (b *newBatch) appendArgs(args []any) []any {
 		}),
 		array(b, func(c *callRow) (v pgtype.Int8, given bool) {
 			if c.duplicateCheck == checkByClaim {
-				v.Int64, v.Valid = callFingerprint(c), true
+				v.Int64 = callFingerprint(c)
+				v.Valid = true
 			}
 			return v, v.Valid
 		}),
@@ -150,19 +154,27 @@ func (b *newBatch) appendArgs(args []any) []any {
 		codec.Array(n, func(i int) pgtype.UUID { return codec.UUID(b.calls[i].key) }))
 	args = appendColumn(args, b, func(c *callRow) (v pgtype.UUID) {
 		if c.order != nil {
-			v.Bytes, v.Valid = *c.order, true
+			v.Bytes = *c.order
+			v.Valid = true
 		}
 		return v
 	})
-	args = appendColumn(args, b, func(c *callRow) pgtype.Int8 { return pgtype.Int8{Int64: c.orderPrefix, Valid: c.orderPrefix != 0} })
+	args = appendColumn(args, b, func(c *callRow) pgtype.Int8 {
+		return pgtype.Int8{Int64: c.orderPrefix, Valid: c.orderPrefix != 0}
+	})
 	for _, field := range []func(*callRow) *string{
-		func(c *callRow) *string { return &c.tenant }, func(c *callRow) *string { return &c.scope }, func(c *callRow) *string { return &c.name },
-		func(c *callRow) *string { return &c.method }, func(c *callRow) *string { return &c.target }, func(c *callRow) *string { return &c.headers },
+		func(c *callRow) *string { return &c.tenant },
+		func(c *callRow) *string { return &c.scope },
+		func(c *callRow) *string { return &c.name },
+		func(c *callRow) *string { return &c.method },
+		func(c *callRow) *string { return &c.target },
+		func(c *callRow) *string { return &c.headers },
 		func(c *callRow) *string { return c.trace },
 	} {
 		args = appendColumn(args, b, func(c *callRow) (v pgtype.Text) {
 			if s := field(c); s != nil {
-				v.String, v.Valid = *s, true
+				v.String = *s
+				v.Valid = true
 			}
 			return v
 		})
@@ -179,7 +191,8 @@ func (b *newBatch) appendArgs(args []any) []any {
 	moment := func(at *time.Time) (v pgtype.Timestamptz) {
 		if at != nil {
 			// Postgres keeps microseconds. The same instant is the same value, in whatever zone.
-			v.Time, v.Valid = at.UTC().Round(0), true
+			v.Time = at.UTC().Round(0)
+			v.Valid = true
 		}
 		return v
 	}
@@ -189,9 +202,15 @@ func (b *newBatch) appendArgs(args []any) []any {
 			return pgtype.Bool{Bool: field(c), Valid: true}, field(c)
 		})
 	}
-	return append(args,
-		array(b, func(c *callRow) (v pgtype.Timestamptz, given bool) { return moment(c.notBefore), c.notBefore != nil }),
-		flag(func(c *callRow) bool { return c.redo }), flag(func(c *callRow) bool { return c.capture }), flag(func(c *callRow) bool { return c.sealed }))
+	return append(
+		args,
+		array(b, func(c *callRow) (v pgtype.Timestamptz, given bool) {
+			return moment(c.notBefore), c.notBefore != nil
+		}),
+		flag(func(c *callRow) bool { return c.redo }),
+		flag(func(c *callRow) bool { return c.capture }),
+		flag(func(c *callRow) bool { return c.sealed }),
+	)
 }
 
 // array returns an array with an element for each call, or nil if none of them is given.
@@ -200,7 +219,8 @@ func array[T any](b *newBatch, element func(c *callRow) (v T, given bool)) any {
 	values := make([]T, len(b.calls))
 	for i, c := range b.calls {
 		v, given := element(c)
-		values[i], some = v, some || given
+		values[i] = v
+		some = some || given
 	}
 	if !some {
 		return nil
@@ -228,7 +248,8 @@ func appendColumn[T comparable](args []any, b *newBatch, element func(c *callRow
 // is sealed.
 func callFingerprint(c *callRow) int64 {
 	h := sha256.New()
-	fmt.Fprintf(h, "%d %d %d %d\n%s%s%s%s", len(c.sink), len(c.tenant), len(c.scope), len(c.name), c.sink, c.tenant, c.scope, c.name)
+	fmt.Fprintf(h, "%d %d %d %d\n%s%s%s%s",
+		len(c.sink), len(c.tenant), len(c.scope), len(c.name), c.sink, c.tenant, c.scope, c.name)
 	fmt.Fprintf(h, "%s\n%s\n%s\n\n", c.method, c.target, c.headers)
 	if !c.sealed {
 		h.Write(c.body)

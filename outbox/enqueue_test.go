@@ -82,9 +82,15 @@ func TestIdentityVectors(t *testing.T) {
 // Fields that are not part of the identity may change without changing the key (O1).
 func TestIdentityHoldsNoPayload(t *testing.T) {
 	t.Parallel()
-	a, b := charge("1"), charge("1")
-	b.Body, b.Target, b.Method, b.Header = []byte("other"), "/x", "PUT", nil
-	if x, y := outbox.Identity(origin.Origin{Scope: "s"}, false, a), outbox.Identity(origin.Origin{Scope: "s"}, false, b); x != y {
+	a := charge("1")
+	b := charge("1")
+	b.Body = []byte("other")
+	b.Target = "/x"
+	b.Method = "PUT"
+	b.Header = nil
+	x := outbox.Identity(origin.Origin{Scope: "s"}, false, a)
+	y := outbox.Identity(origin.Origin{Scope: "s"}, false, b)
+	if x != y {
 		t.Errorf("%s and %s", x, y)
 	}
 }
@@ -99,16 +105,29 @@ func TestEnqueueNamesEveryFault(t *testing.T) {
 	defer tx.Rollback(context.Background())
 	err = outbox.Enqueue(t.Context(), tx, outbox.Call{
 		Name: "bell\a", Tenant: strings.Repeat("x", 256), Method: "GET", Target: "//evil.example/x",
-		Header: http.Header{"Authorization": {"Bearer secret"}, "Idempotency-Key": {"mine"}, "Connection": {"close"}, "X-Split": {"a\r\nb"}, "X y": {"a"},
-			"content-type": {"a"}, "Content-Type": {"b"}},
+		Header: http.Header{
+			"Authorization":   {"Bearer secret"},
+			"Idempotency-Key": {"mine"},
+			"Connection":      {"close"},
+			"X-Split":         {"a\r\nb"},
+			"X y":             {"a"},
+			"content-type":    {"a"},
+			"Content-Type":    {"b"},
+		},
 		Body: make([]byte, outbox.MaxBody+1),
 	})
 	if !errors.Is(err, outbox.ErrCall) {
 		t.Fatalf("%v is no ErrCall", err)
 	}
-	for _, want := range []string{"Sink: must not be empty", "Name: must be UTF-8", "ID: must not be empty", "Scope: must not be empty", "Tenant: 256 bytes",
-		`Method: "GET"`, "Target: ", "must not start with //", "Header: Authorization must not be frozen", "Idempotency-Key must not be frozen: the relay sets the key",
-		"Header: Connection must not be frozen", "X-Split holds a byte 0x0d", `is "X y": must be the name of a header`, `"Content-Type" and "content-type" are one header`, "Body: 1048577 bytes"} {
+	for _, want := range []string{
+		"Sink: must not be empty", "Name: must be UTF-8", "ID: must not be empty",
+		"Scope: must not be empty", "Tenant: 256 bytes", `Method: "GET"`, "Target: ",
+		"must not start with //", "Header: Authorization must not be frozen",
+		"Idempotency-Key must not be frozen: the relay sets the key",
+		"Header: Connection must not be frozen", "X-Split holds a byte 0x0d",
+		`is "X y": must be the name of a header`,
+		`"Content-Type" and "content-type" are one header`, "Body: 1048577 bytes",
+	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("nothing says %q in:\n%v", want, err)
 		}
@@ -204,7 +223,9 @@ func TestEnqueueWaitsForAnUncommittedCopy(t *testing.T) {
 		other.Body = []byte("other")
 		ended := make(chan error, 1)
 		go func() {
-			ended <- pgx.BeginFunc(context.Background(), r.pool, func(tx pgx.Tx) error { return outbox.Enqueue(context.Background(), tx, other) })
+			ended <- pgx.BeginFunc(context.Background(), r.pool, func(tx pgx.Tx) error {
+				return outbox.Enqueue(context.Background(), tx, other)
+			})
 		}()
 		until(t, "the second waits for a lock", func() bool {
 			return one[int](r, `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) == 1
@@ -334,7 +355,10 @@ func TestEnqueueAll(t *testing.T) {
 	r := newRig(t)
 	r.enqueueAll(charge("b"), charge("a"), charge("c"))
 	r.enqueueAll(charge("d"), charge("a"))
-	if got := one[string](r, `select string_agg(convert_from(body, 'UTF8'), ' ' order by id) from onlyonce.outbox_log`); got != `{"order":"b"} {"order":"a"} {"order":"c"} {"order":"d"}` {
+	if got := one[string](
+		r,
+		`select string_agg(convert_from(body, 'UTF8'), ' ' order by id) from onlyonce.outbox_log`,
+	); got != `{"order":"b"} {"order":"a"} {"order":"c"} {"order":"d"}` {
 		t.Errorf("rows %s", got)
 	}
 	bad := charge("x")
@@ -364,7 +388,11 @@ func TestEnqueueBySQL(t *testing.T) {
 	sink := newScripted(accept)
 	r.start(testConfig(sink))
 	r.states("delivered")
-	if c := sink.calls(); len(c) != 1 || c[0].Key != "51825619-b4aa-834b-8c96-7435425d5a3b" || string(c[0].Body) != "one" || c[0].Header.Get("X-A") != "1" || c[0].Tenant != "acme" {
+	if c := sink.calls(); len(c) != 1 ||
+		c[0].Key != "51825619-b4aa-834b-8c96-7435425d5a3b" ||
+		string(c[0].Body) != "one" ||
+		c[0].Header.Get("X-A") != "1" ||
+		c[0].Tenant != "acme" {
 		t.Errorf("sent %+v", c)
 	}
 }
@@ -375,7 +403,11 @@ func TestEnqueueSeesCallsOfArrays(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	again := func(body string) error {
-		_, err := r.pool.Exec(context.Background(), `select onlyonce.enqueue('6da350e3-397e-83b8-b350-bb37daa8f1fe', '', 's', 'payments', 'n', 'POST', '/x', '{}', '{}', $1)`, []byte(body))
+		_, err := r.pool.Exec(
+			context.Background(),
+			`select onlyonce.enqueue('6da350e3-397e-83b8-b350-bb37daa8f1fe', '', 's', 'payments', 'n', 'POST', '/x', '{}', '{}', $1)`,
+			[]byte(body),
+		)
 		return err
 	}
 	r.exec(`select onlyonce.enqueue_calls('{2}', '{6da350e3-397e-83b8-b350-bb37daa8f1fe}', '{null}', '{payments}', '{""}', '{s}', '{n}', '{POST}', '{/x}', '{""}',
@@ -397,7 +429,12 @@ func TestO12LineEndsMakeNoHeaders(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	for _, c := range []struct{ method, target, headers, names string }{
-		{"'POST'", "'/x'", `array['Content-Type', 'X-Note'], array['application/json', E'thank you\nX-Account: someone-else']`, "header_values[2]"},
+		{
+			"'POST'",
+			"'/x'",
+			`array['Content-Type', 'X-Note'], array['application/json', E'thank you\nX-Account: someone-else']`,
+			"header_values[2]",
+		},
 		{"'POST'", "'/x'", `array['X-Note'], array[E'thank you\rX-Account: someone-else']`, "header_values[1]"},
 		{"'POST'", "'/x'", `array['X-Note'], array[E'bell\x07']`, "header_values[1]"},
 		{"'POST'", "'/x'", `array[E'X-Account: someone-else\nX-Note'], array['']`, "header_names[1]"},
@@ -412,7 +449,10 @@ func TestO12LineEndsMakeNoHeaders(t *testing.T) {
 		switch {
 		case c.names == "" && err != nil:
 			t.Errorf("%s, %s: %v", c.target, c.headers, err)
-		case c.names != "" && (guard.SQLState(err) != "22023" || !strings.Contains(err.Error(), c.names+" is ") || !strings.Contains(err.Error(), "it must ")):
+		case c.names != "" &&
+			(guard.SQLState(err) != "22023" ||
+				!strings.Contains(err.Error(), c.names+" is ") ||
+				!strings.Contains(err.Error(), "it must ")):
 			t.Errorf("%s, %s: %v, want %s", c.target, c.headers, err, c.names)
 		}
 	}
@@ -427,8 +467,14 @@ func TestEnqueueOfHalfHeaders(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	for headers, code := range map[string]string{
-		`null, '{1}'`: "23502", `'{X-A}', null`: "23502", `null, null`: "23502", `array['X-A', null], '{1,2}'`: "23502", `'{X-A,X-B}', array['1', null]`: "23502",
-		`'{X-A,X-B}', '{1}'`: "22023", `'{}', '{1}'`: "22023", `'{X-A}', '{1}'`: "",
+		`null, '{1}'`:                   "23502",
+		`'{X-A}', null`:                 "23502",
+		`null, null`:                    "23502",
+		`array['X-A', null], '{1,2}'`:   "23502",
+		`'{X-A,X-B}', array['1', null]`: "23502",
+		`'{X-A,X-B}', '{1}'`:            "22023",
+		`'{}', '{1}'`:                   "22023",
+		`'{X-A}', '{1}'`:                "",
 	} {
 		_, err := r.pool.Exec(t.Context(), `select onlyonce.enqueue(gen_random_uuid(), '', 's', 'payments', 'n', 'POST', '/x', `+headers+`, '')`)
 		if guard.SQLState(err) != code || code == "" && err != nil {

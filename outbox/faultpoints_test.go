@@ -92,7 +92,10 @@ func (p relayPoint) run(t *testing.T, bin string) {
 	first := f.process(bin, f.spec(), fmt.Sprintf("ONLYONCE_FAULT=%s=%s@%d", p.point, p.action, p.at), "ONLYONCE_FAULT_HANG="+pointHang)
 	if p.point == beforeRelease { // a lane is given back when another relay comes
 		until(t, "the process has all lanes", func() bool {
-			return one[int](f.rig, `select count(*) from onlyonce.leases where name ~ '^relay/payments/[0-9]+$' and until > clock_timestamp()`) == 16
+			return one[int](
+				f.rig,
+				`select count(*) from onlyonce.leases where name ~ '^relay/payments/[0-9]+$' and until > clock_timestamp()`,
+			) == 16
 		})
 		f.relayTo(quick)
 	}

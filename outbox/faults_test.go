@@ -290,9 +290,15 @@ func (f *relayFaults) process(bin string, x relaySpec, env ...string) *relayProc
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	p := &relayProcess{t: f.t, cmd: exec.Command(bin, "-test.run=^TestRelayProcess$", "-test.timeout=2m"), ended: make(chan struct{}), fault: make(chan struct{})}
+	p := &relayProcess{
+		t:     f.t,
+		cmd:   exec.Command(bin, "-test.run=^TestRelayProcess$", "-test.timeout=2m"),
+		ended: make(chan struct{}),
+		fault: make(chan struct{}),
+	}
 	p.cmd.Env = append(append(os.Environ(), envRelay+"="+string(raw)), env...)
-	p.cmd.Stderr, p.cmd.Stdout = p, p
+	p.cmd.Stderr = p
+	p.cmd.Stdout = p
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 		f.t.Fatal(err)
 	}
@@ -526,7 +532,9 @@ var remoteRows = []relayRow{
 	}},
 	{"window passed", func(f *relayFaults) {
 		f.begin()
-		f.window, f.timeout = 10*time.Second, 2*time.Second // a slow machine tries the others again
+		// a slow machine tries the others again
+		f.window = 10 * time.Second
+		f.timeout = 2 * time.Second
 		f.decides(func(b callcheck.Body, _ int) string {
 			if b.Key == "r" && b.Seq == 3 {
 				return "500"
@@ -539,14 +547,19 @@ var remoteRows = []relayRow{
 	}},
 	{"window passed: calls pass on", func(f *relayFaults) {
 		f.begin()
-		f.window, f.timeout, f.passOn = 10*time.Second, 2*time.Second, true
+		f.window = 10 * time.Second
+		f.timeout = 2 * time.Second
+		f.passOn = true
 		f.decides(func(b callcheck.Body, _ int) string {
 			if b.Key == "r" && b.Seq == 3 {
 				return "500"
 			}
 			return ""
 		})
-		f.relayTo(func(c *outbox.RelayConfig) { c.Backoff.Max, c.PassOn = 100*time.Millisecond, true })
+		f.relayTo(func(c *outbox.RelayConfig) {
+			c.Backoff.Max = 100 * time.Millisecond
+			c.PassOn = true
+		})
 		f.mix()
 		f.want(f.finish(), map[string]int{"delivered": 39, "reconcile": 1})
 	}},
@@ -563,7 +576,9 @@ var remoteRows = []relayRow{
 		until(f.t, "all but those of the ordering key are delivered", func() bool {
 			return one[int](f.rig, `select count(*) from onlyonce.calls where state = 'delivered'`) == 32
 		})
-		until(f.t, "the head is tried again and again", func() bool { return one[int](f.rig, `select max(attempts) from onlyonce.parked`) > 5 })
+		until(f.t, "the head is tried again and again", func() bool {
+			return one[int](f.rig, `select max(attempts) from onlyonce.parked`) > 5
+		})
 		f.mix()
 		until(f.t, "later ones are delivered too", func() bool {
 			return one[int](f.rig, `select count(*) from onlyonce.calls where state = 'delivered'`) == 64
@@ -576,7 +591,8 @@ var remoteRows = []relayRow{
 var otherRows = []relayRow{
 	{"lease lost in mid-call", func(f *relayFaults) {
 		f.begin()
-		begun, release := make(chan struct{}, 100), make(chan struct{})
+		begun := make(chan struct{}, 100)
+		release := make(chan struct{})
 		f.m.After = func(context.Context, callcheck.Body) {
 			begun <- struct{}{}
 			<-release
@@ -643,7 +659,8 @@ var otherRows = []relayRow{
 	}},
 	{"a relay stopped past its lease", func(f *relayFaults) {
 		f.begin()
-		begun, release := make(chan struct{}, 1000), make(chan struct{})
+		begun := make(chan struct{}, 1000)
+		release := make(chan struct{})
 		f.m.After = func(context.Context, callcheck.Body) {
 			begun <- struct{}{}
 			<-release
@@ -682,7 +699,8 @@ var otherRows = []relayRow{
 	}},
 	{"a relay stopped with permits of a rate", func(f *relayFaults) {
 		f.begin()
-		begun, release := make(chan struct{}, 1000), make(chan struct{})
+		begun := make(chan struct{}, 1000)
+		release := make(chan struct{})
 		f.m.After = func(context.Context, callcheck.Body) {
 			begun <- struct{}{}
 			<-release
@@ -778,7 +796,8 @@ func (f *relayFaults) migrate(pool *pgxpool.Pool) {
 func (f *relayFaults) switchesOver() {
 	s := pgtest.NewSwitchover(f.t)
 	f.beginOn(s.Direct())
-	pool, refused := s.Pool(), make(chan struct{})
+	pool := s.Pool()
+	refused := make(chan struct{})
 	var once sync.Once
 	sink, err := f.spec().sink()
 	if err != nil {
@@ -892,7 +911,10 @@ func (f *relayFaults) lags() {
 		f.t.Fatal(err)
 	}
 	f.t.Cleanup(func() { _ = standby.Stop() })
-	f.relayTo(func(c *outbox.RelayConfig) { c.WaitFor, c.LeaseTTL = []string{"twin"}, 3*time.Second })
+	f.relayTo(func(c *outbox.RelayConfig) {
+		c.WaitFor = []string{"twin"}
+		c.LeaseTTL = 3 * time.Second
+	})
 	f.mix()
 	f.settled()
 	if err := standby.Pause(ctx); err != nil {
@@ -968,7 +990,10 @@ func (f *relayFaults) losesWhileItWaits() {
 	}
 	f.t.Cleanup(func() { _ = standby.Stop() })
 	f.beginOnTraced(following(primary, standby))
-	f.relayTo(func(c *outbox.RelayConfig) { c.WaitFor, c.LeaseTTL = []string{"twin"}, 2*time.Minute }) // no lane is lost meanwhile
+	f.relayTo(func(c *outbox.RelayConfig) {
+		c.WaitFor = []string{"twin"}
+		c.LeaseTTL = 2 * time.Minute
+	}) // no lane is lost meanwhile
 	f.mix()
 	f.settled()
 	kept := one[[]string](f.rig, `select array_agg(id) from storm.calls`)
@@ -977,7 +1002,9 @@ func (f *relayFaults) losesWhileItWaits() {
 	}
 	f.mix()
 	f.asksAgain()
-	lost := slices.DeleteFunc(one[[]string](f.rig, `select array_agg(id) from storm.calls`), func(id string) bool { return slices.Contains(kept, id) })
+	lost := slices.DeleteFunc(one[[]string](f.rig, `select array_agg(id) from storm.calls`), func(id string) bool {
+		return slices.Contains(kept, id)
+	})
 	if err := primary.Kill(ctx); err != nil {
 		f.t.Fatal(err)
 	}
@@ -1027,7 +1054,8 @@ func (f *relayFaults) restores() {
 	f.mix() // not sent
 	restored := f.server()
 	// Embedded binaries have no pg_dump, and an older one refuses the server.
-	bin, major := "", old.Version[:2]
+	bin := ""
+	major := old.Version[:2]
 	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), "/usr/lib/postgresql/"+major+"/bin") {
 		out, _ := exec.CommandContext(ctx, filepath.Join(dir, "pg_dump"), "--version").Output()
 		if strings.Contains(string(out), " "+major+".") {

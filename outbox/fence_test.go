@@ -22,10 +22,15 @@ func (r *rig) seize(lane int) {
 	name := fmt.Sprint("relay/payments/", lane)
 	var epoch *int64
 	err := pgx.BeginFunc(context.Background(), r.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(context.Background(), `update onlyonce.leases set until = clock_timestamp() where name = $1`, name); err != nil {
+		if _, err := tx.Exec(context.Background(), `update onlyonce.leases set until = clock_timestamp() where name = $1`,
+			name); err != nil {
 			return err
 		}
-		return tx.QueryRow(context.Background(), `select onlyonce.raise_epoch(id, epoch, gen_random_uuid(), interval '1 hour') from onlyonce.leases where name = $1`, name).Scan(&epoch)
+		return tx.QueryRow(
+			context.Background(),
+			`select onlyonce.raise_epoch(id, epoch, gen_random_uuid(), interval '1 hour') from onlyonce.leases where name = $1`,
+			name,
+		).Scan(&epoch)
 	})
 	if err != nil || epoch == nil {
 		r.t.Fatalf("the lane was not taken over: %v", err)
@@ -71,7 +76,8 @@ func TestSettlementAfterTakeOverIsFenced(t *testing.T) {
 				})
 				cfg := testConfig(sink)
 				// These are long so that the settlement is the first to meet the fence.
-				cfg.PollInterval, cfg.LeaseTTL = time.Minute, time.Minute
+				cfg.PollInterval = time.Minute
+				cfg.LeaseTTL = time.Minute
 				relay := r.relay(cfg)
 				r.enqueue(charge("1"))
 				x := r.run(relay)
@@ -99,7 +105,12 @@ func TestSettlementAfterTakeOverIsFenced(t *testing.T) {
 				again := newScripted(accept)
 				r.start(testConfig(again))
 				r.states("delivered")
-				if a, b := sink.calls(), again.calls(); len(a) != 1 || len(b) != 1 || a[0].Key != b[0].Key || string(a[0].Body) != string(b[0].Body) {
+				a := sink.calls()
+				b := again.calls()
+				if len(a) != 1 ||
+					len(b) != 1 ||
+					a[0].Key != b[0].Key ||
+					string(a[0].Body) != string(b[0].Body) {
 					t.Errorf("calls %+v and %+v", a, b)
 				}
 			})
@@ -233,7 +244,10 @@ func TestStopsOnItsOwnClock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := lock.Exec(t.Context(), `select 1 from onlyonce.leases l join onlyonce.lanes using (id) join onlyonce.calls using (lane) for update of l`); err != nil {
+	if _, err := lock.Exec(
+		t.Context(),
+		`select 1 from onlyonce.leases l join onlyonce.lanes using (id) join onlyonce.calls using (lane) for update of l`,
+	); err != nil {
 		t.Fatal(err)
 	}
 	left := pgtest.Receive(t, patience, "the call is cut off", ended)

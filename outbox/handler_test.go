@@ -60,19 +60,30 @@ func TestCallsOfAHandler(t *testing.T) {
 		log.Append(0, v, consumer.Header{Name: "message-id", Value: []byte(v)})
 	}
 	var failed atomic.Bool
-	c, err := consumer.New(r.pool, &memlog.Source{Log: log, GroupID: "stock"}, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		call := outbox.Call{Sink: "payments", Name: "charge", Body: m.Value}
-		if err := outbox.Enqueue(ctx, tx, call); err != nil {
-			return err
-		}
-		switch v := string(m.Value); {
-		case v == "fails first" && m.Attempt > 0 && failed.CompareAndSwap(false, true), v == "fails first" && m.Attempt == 0:
-			return errors.New("fails")
-		case v == "twice":
-			return outbox.Enqueue(ctx, tx, call)
-		}
-		return nil
-	}), consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), MaxAttempts: 2, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 2 * time.Millisecond}, Linger: time.Millisecond})
+	c, err := consumer.New(
+		r.pool,
+		&memlog.Source{Log: log, GroupID: "stock"},
+		consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			call := outbox.Call{Sink: "payments", Name: "charge", Body: m.Value}
+			if err := outbox.Enqueue(ctx, tx, call); err != nil {
+				return err
+			}
+			switch v := string(m.Value); {
+			case v == "fails first" && m.Attempt > 0 && failed.CompareAndSwap(false, true), v == "fails first" && m.Attempt == 0:
+				return errors.New("fails")
+			case v == "twice":
+				return outbox.Enqueue(ctx, tx, call)
+			}
+			return nil
+		}),
+		consumer.Config{
+			Scope:       "stock",
+			Key:         consumer.HeaderKey("message-id"),
+			MaxAttempts: 2,
+			Backoff:     dedupe.Backoff{Min: time.Millisecond, Max: 2 * time.Millisecond},
+			Linger:      time.Millisecond,
+		},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,9 +119,14 @@ func TestCallsOfAHandler(t *testing.T) {
 	// again, the calls are the same.
 	r.exec(`update onlyonce.cursors set run = run + 1, run_start = 0`)
 	r.exec(`delete from onlyonce.inbox`)
-	again, err := consumer.New(r.pool, &memlog.Source{Log: log, GroupID: "stock"}, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Body: slices.Clone(m.Value)})
-	}), consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), Linger: time.Millisecond})
+	again, err := consumer.New(
+		r.pool,
+		&memlog.Source{Log: log, GroupID: "stock"},
+		consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Body: slices.Clone(m.Value)})
+		}),
+		consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), Linger: time.Millisecond},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +166,8 @@ func (h *handlerTx) Origin() (origin.Origin, bool) {
 }
 
 func (h *handlerTx) BeforeCommit(item any, write func(items []any) (string, []any)) error {
-	h.late, h.write = append(h.late, item), write
+	h.late = append(h.late, item)
+	h.write = write
 	return nil
 }
 
@@ -179,7 +196,9 @@ func TestEnqueueInAHandler(t *testing.T) {
 	tx := &handlerTx{Tx: inner, origin: &origin, marks: map[[16]byte]bool{}}
 
 	err = outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "payments", Name: "charge", Scope: "mine", Tenant: "mine"})
-	if !errors.Is(err, outbox.ErrCall) || !strings.Contains(err.Error(), "Scope: must be empty") || !strings.Contains(err.Error(), "Tenant: must be empty") {
+	if !errors.Is(err, outbox.ErrCall) ||
+		!strings.Contains(err.Error(), "Scope: must be empty") ||
+		!strings.Contains(err.Error(), "Tenant: must be empty") {
 		t.Errorf("scope and tenant besides a message: %v", err)
 	}
 	body := []byte("one")
@@ -210,7 +229,11 @@ func TestEnqueueInAHandler(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := outbox.Identity(origin, true, outbox.Call{Sink: "payments", Name: "charge"})
-	if got := one[string](r, `select tenant || ' ' || scope || ' ' || convert_from(body, 'UTF8') from onlyonce.outbox_log where key = $1::text::uuid`, want); got != "acme stock one" {
+	if got := one[string](
+		r,
+		`select tenant || ' ' || scope || ' ' || convert_from(body, 'UTF8') from onlyonce.outbox_log where key = $1::text::uuid`,
+		want,
+	); got != "acme stock one" {
 		t.Errorf("row %q", got)
 	}
 }
@@ -220,9 +243,18 @@ func TestEnqueueInAHandler(t *testing.T) {
 // whether it is still to be sent or is settled. That holds until the remote has forgotten the key.
 func TestO1RedrivenUnderANewKey(t *testing.T) {
 	t.Parallel()
-	message, again := origin.Origin{Scope: "stock", ID: "m"}, origin.Origin{Scope: "stock", ID: "m", Redo: true}
+	message := origin.Origin{Scope: "stock", ID: "m"}
+	again := origin.Origin{Scope: "stock", ID: "m", Redo: true}
 	call := func(body string) outbox.Call {
-		return outbox.Call{Sink: "payments", Name: "charge", Scope: "stock", ID: "1", Method: "POST", Target: "/charges", Body: []byte(body)}
+		return outbox.Call{
+			Sink:   "payments",
+			Name:   "charge",
+			Scope:  "stock",
+			ID:     "1",
+			Method: "POST",
+			Target: "/charges",
+			Body:   []byte(body),
+		}
 	}
 	for name, enqueue := range map[string]func(r *rig, from origin.Origin, body string) error{
 		"by a message": func(r *rig, from origin.Origin, body string) error { return r.handled(from, call(body)) },
@@ -230,7 +262,11 @@ func TestO1RedrivenUnderANewKey(t *testing.T) {
 			return pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error { return outbox.Enqueue(t.Context(), tx, call(body)) })
 		},
 		"by SQL": func(r *rig, _ origin.Origin, body string) error {
-			_, err := r.pool.Exec(t.Context(), `select onlyonce.enqueue('51825619-b4aa-834b-8c96-7435425d5a3b', '', 'stock', 'payments', 'charge', 'POST', '/charges', '{}', '{}', $1)`, []byte(body))
+			_, err := r.pool.Exec(
+				t.Context(),
+				`select onlyonce.enqueue('51825619-b4aa-834b-8c96-7435425d5a3b', '', 'stock', 'payments', 'charge', 'POST', '/charges', '{}', '{}', $1)`,
+				[]byte(body),
+			)
 			return err
 		},
 	} {
@@ -254,17 +290,27 @@ func TestO1RedrivenUnderANewKey(t *testing.T) {
 					t.Errorf("%s: it is written again", when)
 				}
 				r.exec(`delete from onlyonce.inbox`)
-				if err := enqueue(r, again, "another sum"); !errors.Is(err, outbox.ErrConflict) && !strings.Contains(fmt.Sprint(err), "OO004") {
+				if err := enqueue(r, again, "another sum"); !errors.Is(err, outbox.ErrConflict) &&
+					!strings.Contains(fmt.Sprint(err), "OO004") {
 					t.Errorf("%s, with other bytes: %v, want a conflict", when, err)
 				}
 				stored, err := ops.ExplainKey(t.Context(), r.pool, ops.ExplainQuestion{Key: derived})
-				if err != nil || len(stored.Call) != 1 || len(stored.Parked) != 1 || len(stored.Copies) != 2 || !stored.Copies[1].Duplicate {
+				if err != nil ||
+					len(stored.Call) != 1 ||
+					len(stored.Parked) != 1 ||
+					len(stored.Copies) != 2 ||
+					!stored.Copies[1].Duplicate {
 					t.Errorf("%s, explained: %+v, %v", when, stored, err)
 				}
 			}
 			redrive := func() {
 				t.Helper()
-				if _, err := ops.Redrive(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: one[int64](r, `select id from onlyonce.parked`)}, NewKey: true}); err != nil {
+				if _, err := ops.Redrive(
+					t.Context(),
+					r.pool,
+					ops.By{Reason: "a test"},
+					ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: one[int64](r, `select id from onlyonce.parked`)}, NewKey: true},
+				); err != nil {
 					t.Fatal(err)
 				}
 			}

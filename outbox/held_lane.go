@@ -40,6 +40,8 @@ type heldLane struct {
 	releaseRequested chan struct{} // closed then
 }
 
+// holdLane begins to hold a lane whose lease was acquired. The caller ends that with stop, and
+// gives the lease back with release unless another relay has it.
 func holdLane(ctx context.Context, sink *relaySink, l *lease.Lease, number int16) *heldLane {
 	h := &heldLane{sink: sink, number: number, lease: l, releaseRequested: make(chan struct{})}
 	h.ctx, h.end = context.WithCancelCause(context.WithoutCancel(ctx))

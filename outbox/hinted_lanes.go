@@ -32,7 +32,8 @@ func (r *hintedLanes) add(sink string, h *laneHints) (remove func()) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		others := slices.DeleteFunc(r.bySink[sink], func(other *laneHints) bool { return other == h })
-		if r.bySink[sink] = others; len(others) == 0 {
+		r.bySink[sink] = others
+		if len(others) == 0 {
 			delete(r.bySink, sink)
 		}
 	}

@@ -33,7 +33,13 @@ func TestNotBeforeFarAway(t *testing.T) {
 // then.
 func TestO6WindowAfterLostHistory(t *testing.T) {
 	t.Parallel()
-	for name, managed := range map[string]string{"false": "", "true": "", "true, as on Aurora": "55000", "false, as on Aurora": "55000", "true, revoked": "42501"} {
+	for name, managed := range map[string]string{
+		"false":               "",
+		"true":                "",
+		"true, as on Aurora":  "55000",
+		"false, as on Aurora": "55000",
+		"true, revoked":       "42501",
+	} {
 		parked := strings.HasPrefix(name, "true")
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -58,7 +64,10 @@ func TestO6WindowAfterLostHistory(t *testing.T) {
 			r.exec(`update onlyonce.batches set created_at = created_at - interval '30 h'`)
 			r.exec(`update onlyonce.parked set parked_at = parked_at - interval '30 h', next_attempt_at = clock_timestamp() - interval '28 h'`)
 			// A failover, or a base backup that was restored.
-			if got := one[bool](r, `select bool_and(timeline like 'started %') from onlyonce.lanes where timeline is not null`); got != (managed != "") {
+			if got := one[bool](
+				r,
+				`select bool_and(timeline like 'started %') from onlyonce.lanes where timeline is not null`,
+			); got != (managed != "") {
 				t.Fatalf("the history is named by the server's start: %v", got)
 			}
 			r.exec(`update onlyonce.lanes set server = null, timeline = case when timeline like 'started %' then 'started 1' else 'FFFFFFFF' end`)
@@ -92,12 +101,18 @@ func TestO6FirstAttemptIsNotAfterTheCall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tx.Exec(context.Background(), `select 1 from onlyonce.leases l join onlyonce.lanes using (id) join onlyonce.calls using (lane) for no key update of l`); err != nil {
+	if _, err := tx.Exec(
+		context.Background(),
+		`select 1 from onlyonce.leases l join onlyonce.lanes using (id) join onlyonce.calls using (lane) for no key update of l`,
+	); err != nil {
 		t.Fatal(err)
 	}
 	g.release()
 	until(t, "a transaction of the lane waits for its lease", func() bool {
-		return one[bool](r, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%onlyonce.hold%')`)
+		return one[bool](
+			r,
+			`select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%onlyonce.hold%')`,
+		)
 	})
 	_ = tx.Rollback(context.Background())
 	until(t, "parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 1 })

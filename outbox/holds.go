@@ -21,6 +21,7 @@ func (s *relaySink) holdCalls(tenant string, r Result) {
 	if !s.gate.Hold(k, d, r.RetryScope != RetryTenant, why) {
 		return
 	}
-	s.cfg.Logger.Warn("onlyonce: calls of a sink are held; one is tried then", "sink", s.name, "tenant", tenant, "for", min(d, maxRetryAfter),
+	s.cfg.Logger.Warn("onlyonce: calls of a sink are held; one is tried then",
+		"sink", s.name, "tenant", tenant, "for", min(d, maxRetryAfter),
 		"why", cmp.Or(why, "the remote asks for it (Retry-After)"))
 }

@@ -137,7 +137,10 @@ type PausedEvent struct {
 // other one of that event may not be called.
 func (h Hooks) Join(b Hooks) Hooks {
 	type pair = hook.PairWith[AttemptEvent, AttemptEvent, Result]
-	attempt := hook.JoinPairWith(pair{Start: h.AttemptStart, End: h.AttemptEnd}, pair{Start: b.AttemptStart, End: b.AttemptEnd})
+	attempt := hook.JoinPairWith(
+		pair{Start: h.AttemptStart, End: h.AttemptEnd},
+		pair{Start: b.AttemptStart, End: b.AttemptEnd},
+	)
 	return Hooks{
 		AttemptStart: attempt.Start, AttemptEnd: attempt.End,
 		Settled:           hook.JoinEvent(h.Settled, b.Settled),
@@ -181,13 +184,15 @@ func (e emitter) settled(s SettledEvent) {
 		what = "onlyonce: a call waits for an operator's decision: onlyonce parked list -kind call -state waiting"
 	case CallReconcile:
 		level = slog.LevelWarn
-		what = "onlyonce: the outcome of a call is not known, and an operator has to ask the remote: onlyonce parked list -kind call -state reconcile"
+		what = "onlyonce: the outcome of a call is not known, and an operator has to ask the remote: " +
+			"onlyonce parked list -kind call -state reconcile"
 	}
 	if !e.log.Enabled(context.Background(), level) {
 		return // before a dozen arguments are made for each call
 	}
-	e.log.Log(context.Background(), level, what, "sink", e.sink, "state", s.State, "row", s.Row, "key", s.Key, "name", s.Name,
-		"attempt", s.Number, "open", s.Open, "wait", s.Wait, "reason", s.Reason)
+	e.log.Log(context.Background(), level, what,
+		"sink", e.sink, "state", s.State, "row", s.Row, "key", s.Key, "name", s.Name, "attempt", s.Number,
+		"open", s.Open, "wait", s.Wait, "reason", s.Reason)
 }
 
 func (e emitter) lease(c LeaseEvent) {
@@ -196,7 +201,8 @@ func (e emitter) lease(c LeaseEvent) {
 		e.hooks.Lease(c)
 	}
 	if c.Err != nil {
-		e.log.Warn("onlyonce: the relay lost a lane: calls under way are cut off, and the next owner sends them again under the same keys", "sink", e.sink, "lane", c.Lane, "epoch", c.Epoch, "error", c.Err)
+		e.log.Warn("onlyonce: the relay lost a lane: calls under way are cut off, and the next owner sends "+
+			"them again under the same keys", "sink", e.sink, "lane", c.Lane, "epoch", c.Epoch, "error", c.Err)
 		return
 	}
 	e.log.Debug("onlyonce: lane", "sink", e.sink, "lane", c.Lane, "epoch", c.Epoch, "held", c.Held)
@@ -205,7 +211,8 @@ func (e emitter) lease(c LeaseEvent) {
 // shared logs, in one line for all lanes, that the relay has taken some or gives some to others.
 func (e emitter) shared(taken, given, held int) {
 	if taken > 0 || given > 0 {
-		e.log.Info("onlyonce: lanes shared among relays", "sink", e.sink, "taken", taken, "given", given, "held", held, "of", lanes)
+		e.log.Info("onlyonce: lanes shared among relays",
+			"sink", e.sink, "taken", taken, "given", given, "held", held, "of", lanes)
 	}
 }
 
@@ -213,7 +220,8 @@ func (e emitter) failed(err error, wait time.Duration) {
 	if e.hooks.TransactionFailed != nil {
 		e.hooks.TransactionFailed(TransactionFailedEvent{Sink: e.sink, Err: err, Wait: wait})
 	}
-	e.log.Warn("onlyonce: a transaction of the relay failed and is tried again", "sink", e.sink, "error", err, "wait", wait)
+	e.log.Warn("onlyonce: a transaction of the relay failed and is tried again",
+		"sink", e.sink, "error", err, "wait", wait)
 }
 
 func (e emitter) purged(rows int64) {

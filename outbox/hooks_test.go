@@ -51,7 +51,11 @@ func (a *attempts) hooks() outbox.Hooks {
 // want waits until every attempt has ended, and compares them.
 func (a *attempts) want(want ...string) {
 	a.t.Helper()
-	until(a.t, "each attempt has ended", func() bool { a.mu.Lock(); defer a.mu.Unlock(); return len(a.open) == 0 && len(a.done) >= len(want) })
+	until(a.t, "each attempt has ended", func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return len(a.open) == 0 && len(a.done) >= len(want)
+	})
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !slices.Equal(a.done, want) {

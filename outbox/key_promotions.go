@@ -46,7 +46,10 @@ type keyPromotions struct {
 func (p *keyPromotions) add(key uuid.UUID) { p.keys = append(p.keys, key) }
 
 // sweep has all blocked keys looked at, from the first.
-func (p *keyPromotions) sweep() { p.swept, p.sweptTo = false, pgtype.UUID{} }
+func (p *keyPromotions) sweep() {
+	p.swept = false
+	p.sweptTo = pgtype.UUID{}
+}
 
 // due is at once if a call was settled or keys are left to be looked at, or else at the next sweep.
 func (p *keyPromotions) due(time.Time) time.Time {

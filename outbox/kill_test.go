@@ -32,7 +32,10 @@ func TestConnectionsCut(t *testing.T) {
 	r.pool = admin
 	r.enqueue(charge("1"))
 	g.wait()
-	if n := one[int](r, `select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database() and application_name = 'relay'`); n == 0 {
+	if n := one[int](
+		r,
+		`select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database() and application_name = 'relay'`,
+	); n == 0 {
 		t.Fatal("there was no connection to cut")
 	}
 	g.release()
@@ -79,11 +82,15 @@ func TestManyCuts(t *testing.T) {
 				return
 			}
 			now := delivered()
-			if wait = min(2*wait, 2*time.Second); now != before {
+			wait = min(2*wait, 2*time.Second)
+			if now != before {
 				wait = 100 * time.Millisecond
 			}
 			before = now
-			_, _ = admin.Exec(context.Background(), `select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'relay-%'`)
+			_, _ = admin.Exec(
+				context.Background(),
+				`select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'relay-%'`,
+			)
 		}
 	})
 	for i := range n {
@@ -168,7 +175,8 @@ func TestKilledBetweenJournalAndSettlement(t *testing.T) {
 	if got := one[string](r, `select state from onlyonce.calls`); got != "pending" && got != "retrying" {
 		t.Fatalf("row %s", got)
 	}
-	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp()`) // it may have been killed after the lane had gone on without the call
+	// it may have been killed after the lane had gone on without the call
+	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp()`)
 	r.start(testConfig(m.sink()))
 	r.states("delivered")
 	m.same(2)

@@ -43,9 +43,20 @@ type wakeup struct {
 
 func newLaneOwner(ctx context.Context, sink *relaySink, l *lease.Lease, number int16) *laneOwner {
 	lane := holdLane(ctx, sink, l, number)
-	o := &laneOwner{sink: sink, lane: lane, promotions: &keyPromotions{lane: lane}, calls: newLaneCalls(lane), wakeups: make(chan wakeup, 1)}
+	o := &laneOwner{
+		sink:       sink,
+		lane:       lane,
+		promotions: &keyPromotions{lane: lane},
+		calls:      newLaneCalls(lane),
+		wakeups:    make(chan wakeup, 1),
+	}
 	o.parked = newParkedCalls(lane, o.promotions, o.calls)
-	o.pass = &lanePass{lane: lane, reader: &passReader{lane: lane, firstRead: readRefList}, parked: o.parked, calls: o.calls}
+	o.pass = &lanePass{
+		lane:   lane,
+		reader: &passReader{lane: lane, firstRead: readRefList},
+		parked: o.parked,
+		calls:  o.calls,
+	}
 	o.clocks = clocks{waits: primary.Backoff(sink.cfg.LeaseTTL), all: pace.Clocks{
 		{Due: o.calls.due, Run: o.calls.giveUp},
 		{Due: o.pass.reader.due, Run: o.pass.reader.loadCursor},
@@ -251,7 +262,8 @@ func (o *laneOwner) handleDBError(err error) error {
 	case guard.SQLState(err) == codeRebase || errors.Is(err, ErrRebase):
 		err = fmt.Errorf("%w: lane %d of sink %s", ErrRebase, o.lane.number, o.sink.name)
 		if o.sink.halts.set(o.lane.number, err) {
-			o.sink.cfg.Logger.Error("onlyonce: a lane of the outbox has halted", "sink", o.sink.name, "lane", o.lane.number, "error", err)
+			o.sink.cfg.Logger.Error("onlyonce: a lane of the outbox has halted",
+				"sink", o.sink.name, "lane", o.lane.number, "error", err)
 		}
 		if o.pass.chunk == nil { // it is compared again, and the lane goes on once it was rebased
 			o.pass.reader.state = passUnknown

@@ -80,7 +80,13 @@ func (l *heldLanes) renew() error {
 	bounded, cancel := l.detached(l.ctx)
 	defer cancel()
 	if l.membership == nil {
-		if _, err := l.pool.Exec(bounded, makeLanesSQL, l.name, windowBound(l.limits.startWindow()), names.Lanes(l.name).List(lanes)); err != nil {
+		if _, err := l.pool.Exec(
+			bounded,
+			makeLanesSQL,
+			l.name,
+			windowBound(l.limits.startWindow()),
+			names.Lanes(l.name).List(lanes),
+		); err != nil {
 			return fmt.Errorf("creating the lanes of sink %s: %w", l.name, err)
 		}
 		if err := l.configureRates(bounded); err != nil {
@@ -109,12 +115,15 @@ func (l *heldLanes) renew() error {
 		}
 	}
 	if slices.Contains(lost, l.membership) { // this process was stopped for long
-		l.membership, l.renewAt = nil, time.Time{}
+		l.membership = nil
+		l.renewAt = time.Time{}
 	}
 	return nil
 }
 
-// acquire takes a lane, unless another relay was first, and starts to work on it.
+// acquire takes a lane, unless another relay was first, and starts to work on it. The owner's
+// goroutine gives the lane back and sends the owner to ended, once, however it ends; the sender
+// then takes it out of owners.
 func (l *heldLanes) acquire(lane int16) error {
 	bounded, cancel := l.detached(l.ctx)
 	defer cancel()
@@ -172,7 +181,9 @@ func (p *poll) pollLanes() error {
 	var rates []storedRate
 	asked := time.Now()
 	if err := readCommitted(bounded, l.pool, func(b *pgx.Batch) {
-		b.Queue(pollLanesSQL, l.name, names.Relays(l.name).Prefix()).QueryRow(func(row pgx.Row) error { return row.Scan(&members, &paused, &free) })
+		b.Queue(pollLanesSQL, l.name, names.Relays(l.name).Prefix()).QueryRow(func(row pgx.Row) error {
+			return row.Scan(&members, &paused, &free)
+		})
 		b.Queue(ratesSQL, l.name).Query(collect(&rates, pgx.RowToStructByPos[storedRate]))
 	}); err != nil {
 		return fmt.Errorf("polling the lanes of sink %s: %w", l.name, err)
@@ -188,7 +199,8 @@ func (p *poll) pollLanes() error {
 			surplus++
 		}
 	}
-	before, given := len(l.owners), 0
+	before := len(l.owners)
+	given := 0
 	defer func() { l.emit.shared(len(l.owners)-before, given, len(l.owners)-given) }()
 	for _, o := range l.owners {
 		if surplus > 0 && !o.lane.releasing.Load() {
@@ -221,7 +233,8 @@ func (p *poll) pollWork() error {
 	// next poll.
 	for lane, o := range l.owners {
 		// The version is read before the database is asked.
-		mine, versions = append(mine, lane), append(versions, o.pass.reader.versionSeen.Load())
+		mine = append(mine, lane)
+		versions = append(versions, o.pass.reader.versionSeen.Load())
 	}
 	if len(mine) == 0 || !l.gate.Open() {
 		return nil
@@ -237,7 +250,9 @@ func (p *poll) pollWork() error {
 			found, err = pgx.CollectRows(rows, pgx.RowToStructByPos[wakeup])
 			return err
 		})
-		b.Queue(waitingSQL, l.name, p.waitsAfter.CallsOf, p.waitsAfter.Lane).Query(collect(&waiting, pgx.RowToStructByPos[waitingCalls]))
+		b.Queue(waitingSQL, l.name, p.waitsAfter.CallsOf, p.waitsAfter.Lane).Query(
+			collect(&waiting, pgx.RowToStructByPos[waitingCalls]),
+		)
 		// After that, so that the rates of all that wait are known, if they have one.
 		b.Queue(ratesSQL, l.name).Query(collect(&rates, pgx.RowToStructByPos[storedRate]))
 	}); err != nil {
@@ -251,7 +266,8 @@ func (p *poll) pollWork() error {
 		l.gate.NoteWaiting(of)
 		i := slices.IndexFunc(found, func(f wakeup) bool { return f.Lane == w.Lane })
 		if i < 0 {
-			i, found = len(found), append(found, wakeup{Lane: w.Lane})
+			i = len(found)
+			found = append(found, wakeup{Lane: w.Lane})
 		}
 		found[i].waiting = append(found[i].waiting, of)
 	}
@@ -259,7 +275,8 @@ func (p *poll) pollWork() error {
 		p.waitsAfter = waiting[n-1]
 	} else {
 		l.gate.SetWaiting(p.waits)
-		p.waits, p.waitsAfter = map[gate.Key]bool{}, noWaiting
+		p.waits = map[gate.Key]bool{}
+		p.waitsAfter = noWaiting
 	}
 	for _, w := range found {
 		if o := l.owners[w.Lane]; o != nil {

@@ -29,7 +29,12 @@ func TestLockedLaneCostsNoOther(t *testing.T) {
 	// For as long as a lease lasts all others are renewed.
 	begun := one[time.Time](r, `select clock_timestamp()`)
 	until(t, "the other lanes are held on", func() bool {
-		return one[time.Time](r, `select min(until) from onlyonce.leases where name ~ '^relay/payments/[0-9]+$' and name <> 'relay/payments/3'`).After(begun.Add(2 * cfg.LeaseTTL))
+		return one[time.Time](
+			r,
+			`select min(until) from onlyonce.leases where name ~ '^relay/payments/[0-9]+$' and name <> 'relay/payments/3'`,
+		).After(
+			begun.Add(2 * cfg.LeaseTTL),
+		)
 	})
 	if r.lost() {
 		t.Error("lanes were lost")

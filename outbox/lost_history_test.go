@@ -87,7 +87,10 @@ func TestO3AttemptAtACallThatAFailoverLost(t *testing.T) {
 			other.ID = r.sameLane(other, lost.ID)
 			r.enqueue(other)
 			state := func() string {
-				return one[string](r, `select coalesce(max(format('%s %s %s after %s', row_id, id, state, attempts)), '') from onlyonce.parked`)
+				return one[string](
+					r,
+					`select coalesce(max(format('%s %s %s after %s', row_id, id, state, attempts)), '') from onlyonce.parked`,
+				)
 			}
 			want := fmt.Sprintf("%s retrying after %d", ids, c.attempt)
 			until(t, "another call has its ids, and has failed as often", func() bool { return state() == want })

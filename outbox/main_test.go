@@ -182,7 +182,8 @@ func (r *rig) sameLane(c outbox.Call, like string) string {
 	r.t.Helper()
 	want := laneOf(c)
 	for i := 0; ; i++ {
-		if c.ID = fmt.Sprint(like, "-", i); laneOf(c) == want {
+		c.ID = fmt.Sprint(like, "-", i)
+		if laneOf(c) == want {
 			return c.ID
 		}
 	}

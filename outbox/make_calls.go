@@ -114,7 +114,8 @@ func (c *laneCalls) giveUp() error {
 		}
 		c.underWay--
 		a.ticket.Abandon()
-		c.lane.sink.cfg.Logger.Error("onlyonce: a call has not come back although its context has ended; its slot is given to others",
+		c.lane.sink.cfg.Logger.Error("onlyonce: a call has not come back although its context has ended; "+
+			"its slot is given to others",
 			"sink", c.lane.sink.name, "lane", c.lane.number, "key", a.Key, "row", a.ID, "where", where)
 	}
 	return nil
@@ -342,7 +343,11 @@ func (c *laneCalls) makeBatch(calls []*callAttempt) {
 }
 
 // sendTogether makes one attempt at each of several calls, which are prepared.
-func (c *laneCalls) sendTogether(sent []*callAttempt, contexts map[*callAttempt]context.Context, ended func(*callAttempt, Result)) {
+func (c *laneCalls) sendTogether(
+	sent []*callAttempt,
+	contexts map[*callAttempt]context.Context,
+	ended func(*callAttempt, Result),
+) {
 	if len(sent) == 0 {
 		return
 	}
@@ -370,17 +375,20 @@ func (c *laneCalls) openBody(a *callAttempt) bool {
 	if !a.sealed {
 		return true
 	}
-	body, err := []byte(nil), errors.New("RelayConfig.Sealer is not set, and the call was sealed")
+	body := []byte(nil)
+	err := errors.New("RelayConfig.Sealer is not set, and the call was sealed")
 	if c.lane.sink.cfg.Sealer != nil {
 		body, err = c.lane.sink.cfg.Sealer.Open(a.firstKey, a.Body)
 	}
 	if err == nil {
-		a.Body, a.sealed = body, false
+		a.Body = body
+		a.sealed = false
 		return true
 	}
 	a.unopened = true
 	reason := "the body cannot be opened: " + err.Error()
-	if a.result = Failure(reason, err); errors.Is(err, seal.ErrValue) {
+	a.result = Failure(reason, err)
+	if errors.Is(err, seal.ErrValue) {
 		a.result = Failure(reason, Permanent(err))
 	}
 	return false
@@ -410,7 +418,8 @@ func (c *laneCalls) complete(ctx context.Context, a *callAttempt) {
 	case c.lane.sink.completing <- struct{}{}: // leaves some connections to renew leases and to move cursors
 		defer func() { <-c.lane.sink.completing }()
 	case <-ctx.Done():
-		a.result = Failure("RelayConfig.Complete was not called: other completions held the connections that it may use", ctx.Err())
+		a.result = Failure("RelayConfig.Complete was not called: other completions held the connections "+
+			"that it may use", ctx.Err())
 		return
 	}
 	conn, err := c.lane.sink.pool.Acquire(ctx)
@@ -422,17 +431,30 @@ func (c *laneCalls) complete(ctx context.Context, a *callAttempt) {
 	tx := guard.Begin(conn.Conn())
 	defer tx.Rollback(c.lane.sink.dbTimeout)
 	tx.Engine("fence", completeSQL.sql, completeSQL.args(pgx.NamedArgs{
-		"lease": c.lane.lease.ID, "epoch": c.lane.lease.Epoch, "nonce": c.lane.lease.Nonce, "parked": a.parked, "key": codec.UUID(a.key), "attempt": a.Number,
+		"lease":   c.lane.lease.ID,
+		"epoch":   c.lane.lease.Epoch,
+		"nonce":   c.lane.lease.Nonce,
+		"parked":  a.parked,
+		"key":     codec.UUID(a.key),
+		"attempt": a.Number,
 		"timeout": guard.Millis(c.lane.sink.dbTimeout),
 	})...)
 	tx.Report = func(err error) {
-		c.lane.sink.cfg.Logger.Error("onlyonce: RelayConfig.Complete queued a statement after it had returned; it was not sent", "sink", a.Sink, "error", err)
+		c.lane.sink.cfg.Logger.Error("onlyonce: RelayConfig.Complete queued a statement after it had "+
+			"returned; it was not sent", "sink", a.Sink, "error", err)
 	}
 	// If the database loses this transaction, calls that it enqueues may have been made since the
 	// call was first made, and not before. If the call's key is older than its row, its message was
 	// handled again, and the call may have been completed before, with the same calls (O1, O6).
-	handle := tx.Lend(&origin.Origin{Tenant: a.Tenant, Scope: a.Scope, ID: "completion of " + a.Key, Time: a.readAt.Add(-a.age), Redo: a.age > a.waited,
-		Trace: a.Trace, TraceOf: c.lane.sink.cfg.Trace})
+	handle := tx.Lend(&origin.Origin{
+		Tenant:  a.Tenant,
+		Scope:   a.Scope,
+		ID:      "completion of " + a.Key,
+		Time:    a.readAt.Add(-a.age),
+		Redo:    a.age > a.waited,
+		Trace:   a.Trace,
+		TraceOf: c.lane.sink.cfg.Trace,
+	})
 	err = c.lane.sink.cfg.Complete(ctx, handle, &a.Attempt, a.answer)
 	tx.TakeBack()
 	if failed := tx.Failure(); failed != nil && (err == nil || !errors.Is(err, failed)) {

@@ -96,7 +96,9 @@ func TestO6WhatAnOutcomeLeavesOpen(t *testing.T) {
 				r.enqueue(charge("1"))
 				r.start(testConfig(sink))
 				until(t, "its end is known", func() bool { return ended.Load() > 0 })
-				until(t, "it is "+want[i], func() bool { return one[string](r, `select coalesce(max(c), '') from (`+openCall+`) p (c)`) == want[i] })
+				until(t, "it is "+want[i], func() bool {
+					return one[string](r, `select coalesce(max(c), '') from (`+openCall+`) p (c)`) == want[i]
+				})
 			})
 		}
 	}
@@ -117,7 +119,10 @@ func TestO6PostponedInALostHistory(t *testing.T) {
 			x := r.start(testConfig(busy))
 			r.states("retrying")
 			x.stop()
-			r.exec(`update onlyonce.parked set reason = $1, parked_at = parked_at - interval '30 hours', next_attempt_at = clock_timestamp()`, reason)
+			r.exec(
+				`update onlyonce.parked set reason = $1, parked_at = parked_at - interval '30 hours', next_attempt_at = clock_timestamp()`,
+				reason,
+			)
 			r.exec(`update onlyonce.lanes set history_at = clock_timestamp() - interval '1 hour'`)
 			sink := newScripted(accept)
 			r.start(testConfig(sink))
@@ -173,7 +178,11 @@ func TestO6AgeOfAKeyCountsFromARefusedAttempt(t *testing.T) {
 			x := r.start(testConfig(sink))
 			for i := range c.first {
 				until(t, "the refusal is settled", func() bool {
-					return int(n.Load()) == i+1 && one[int](r, `select count(*) from onlyonce.parked where not open and coalesce(next_attempt_at > clock_timestamp() + interval '30 minutes', true)`) == 1
+					return int(n.Load()) == i+1 &&
+						one[int](
+							r,
+							`select count(*) from onlyonce.parked where not open and coalesce(next_attempt_at > clock_timestamp() + interval '30 minutes', true)`,
+						) == 1
 				})
 				if i == 0 {
 					r.exec(`update onlyonce.parked set parked_at = parked_at - interval '30 hours', record_time = record_time - interval '30 hours'`)
@@ -246,10 +255,14 @@ func TestO14ExpiredCredentialsHoldTheirTenant(t *testing.T) {
 	}
 	r.enqueue(call("acme", "/acme", "1"), call("acme", "/acme", "2"), call("", "/acme", "of nobody"), call("globex", "/globex", "3"))
 	until(t, "the others are through", func() bool {
-		return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) == 1 && one[int](r, `select count(*) from onlyonce.calls where state = 'waiting'`) == 1
+		return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) == 1 &&
+			one[int](r, `select count(*) from onlyonce.calls where state = 'waiting'`) == 1
 	})
 	until(t, "acme has tried several times", func() bool { return len(m.calls()) > 8 })
-	if n := one[int](r, `select count(*) from onlyonce.parked where tenant = 'acme' and state = 'retrying' and not open or tenant = 'acme' and next_attempt_at > clock_timestamp()`); n != 2 {
+	if n := one[int](
+		r,
+		`select count(*) from onlyonce.parked where tenant = 'acme' and state = 'retrying' and not open or tenant = 'acme' and next_attempt_at > clock_timestamp()`,
+	); n != 2 {
 		t.Errorf("%d of acme's calls wait without an open attempt", n)
 	}
 	renewed.Store(true)

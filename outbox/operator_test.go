@@ -47,7 +47,10 @@ func TestRedrivenCallDoesNotWaitForTheLanesNextRetry(t *testing.T) {
 	r.start(testConfig(sink))
 	r.enqueue(later, rejected)
 	until(t, "parked", func() bool {
-		return one[int](r, `select count(*) from onlyonce.parked where state = 'waiting' or state = 'retrying' and next_attempt_at > now() + interval '30 min'`) == 2
+		return one[int](
+			r,
+			`select count(*) from onlyonce.parked where state = 'waiting' or state = 'retrying' and next_attempt_at > now() + interval '30 min'`,
+		) == 2
 	})
 	ok.Store(true)
 	r.exec(`update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = 0, first_attempt_at = null where state = 'waiting'`)
@@ -81,7 +84,9 @@ func TestPauseStopsCallsThatWaitBehindAnother(t *testing.T) {
 	r.exec(`update onlyonce.sinks set paused_at = clock_timestamp()`)
 	pgtest.Receive(t, patience, "the pause is seen", paused)
 	g.release()
-	until(t, "the first is delivered", func() bool { return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) >= 1 })
+	until(t, "the first is delivered", func() bool {
+		return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) >= 1
+	})
 	if got := sink.bodies(); got != "k0" {
 		t.Errorf("sent while paused: %s", got)
 	}
@@ -125,7 +130,8 @@ func TestOrderBehindACallDiscardedWhileUnderWay(t *testing.T) {
 			r := newRig(t)
 			g := r.gate()
 			keys := r.neighbours(2)
-			key, behind := keys[0], keys[1]
+			key := keys[0]
+			behind := keys[1]
 			sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 				switch order(d) {
 				case key + "0":
@@ -146,7 +152,9 @@ func TestOrderBehindACallDiscardedWhileUnderWay(t *testing.T) {
 			cfg.Concurrency = 2
 			r.start(cfg)
 			g.wait()
-			until(t, "the second is parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'blocked'`) == 1 })
+			until(t, "the second is parked", func() bool {
+				return one[int](r, `select count(*) from onlyonce.parked where state = 'blocked'`) == 1
+			})
 			r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp(), next_attempt_at = null where state = 'retrying'`)
 			r.exec(`select onlyonce.promote(order_key) from onlyonce.parked`)
 			// In the log after the third, and due as a retry after the second: when it is tried
@@ -223,14 +231,18 @@ func TestT13BatchesBehindManyParkedCalls(t *testing.T) {
 		analyze onlyonce.parked`, pgx.QueryExecModeSimpleProtocol)
 	r.exec(outbox.Statements["make lanes"], "payments", nil, names.Lanes("payments").List(16))
 	r.exec(`update onlyonce.lanes set target = pg_current_snapshot()`)
-	r.exec(`insert into onlyonce.batches (slot, lane, n, bytes, keys, order_key, sink, tenant, scope, name, method, target, header, body)
-		select 0, 3, 1, 2, array[gen_random_uuid()], md5('one')::uuid, 'payments', 'a', 'c', 'n', 'POST', '/', '', '\x7b7d' from generate_series(1, $1::int)`, batches)
+	r.exec(
+		`insert into onlyonce.batches (slot, lane, n, bytes, keys, order_key, sink, tenant, scope, name, method, target, header, body)
+		select 0, 3, 1, 2, array[gen_random_uuid()], md5('one')::uuid, 'payments', 'a', 'c', 'n', 'POST', '/', '', '\x7b7d' from generate_series(1, $1::int)`,
+		batches,
+	)
 	conn, err := r.pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	if _, err := conn.Exec(t.Context(), `set plan_cache_mode = force_generic_plan; prepare read_batches as `+outbox.Statements["fetch"]); err != nil {
+	_, err = conn.Exec(t.Context(), `set plan_cache_mode = force_generic_plan; prepare read_batches as `+outbox.Statements["fetch"])
+	if err != nil {
 		t.Fatal(err)
 	}
 	var plan []struct {
@@ -240,8 +252,11 @@ func TestT13BatchesBehindManyParkedCalls(t *testing.T) {
 			Read int     `json:"Shared Read Blocks"`
 		}
 	}
-	fetch := fmt.Sprintf(`explain (analyze, buffers, format json) execute read_batches(%d, 0, '%s')`, one[int64](r, `select id from onlyonce.lanes where lane = 3`),
-		one[string](r, `select array_agg(ctid)::text from onlyonce.batches`))
+	fetch := fmt.Sprintf(
+		`explain (analyze, buffers, format json) execute read_batches(%d, 0, '%s')`,
+		one[int64](r, `select id from onlyonce.lanes where lane = 3`),
+		one[string](r, `select array_agg(ctid)::text from onlyonce.batches`),
+	)
 	if err := conn.QueryRow(t.Context(), fetch).Scan(&plan); err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +284,10 @@ func TestT9CallDueInTheFuture(t *testing.T) {
 	r.start(testConfig(sink))
 	r.enqueue(charge("waits"), scheduled)
 	until(t, "both wait", func() bool {
-		return one[int](r, `select count(*) from onlyonce.parked where state = 'retrying' and next_attempt_at > now() + interval '30 min'`) == 2
+		return one[int](
+			r,
+			`select count(*) from onlyonce.parked where state = 'retrying' and next_attempt_at > now() + interval '30 min'`,
+		) == 2
 	})
 	ok.Store(true)
 	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() + interval '6 days' where reason <> 'scheduled'`)
@@ -306,7 +324,10 @@ func TestT9WaitCountedWhileTheClockWasAhead(t *testing.T) {
 	r.exec(`update onlyonce.parked set timed_at = clock_timestamp() + interval '1 day' where reason <> 'scheduled'`)
 	r.start(testConfig(sink))
 	until(t, "the one is sent", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'resolved'`) == 1 })
-	if n := one[int](r, `select count(*) from onlyonce.parked where state = 'retrying' and reason = 'scheduled' and timed_at is null`); n != 1 {
+	if n := one[int](
+		r,
+		`select count(*) from onlyonce.parked where state = 'retrying' and reason = 'scheduled' and timed_at is null`,
+	); n != 1 {
 		t.Error("the scheduled one did not wait")
 	}
 }

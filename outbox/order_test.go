@@ -70,7 +70,8 @@ func TestO4OrderThroughRetries(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	var mu sync.Mutex
-	under, tries := map[string]int{}, map[string]int{}
+	under := map[string]int{}
+	tries := map[string]int{}
 	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		key, _, _ := strings.Cut(strings.TrimPrefix(string(d.Body), `{"order":"`), "-")
 		mu.Lock()
@@ -229,7 +230,9 @@ func TestO4SlowCallDoesNotHoldUpItsLane(t *testing.T) {
 			until(t, "its chunk is done", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 2 })
 			r.enqueue(keyed(keys[1], 1), keyed(keys[0], 2))
 			until(t, "the lane goes on", func() bool { return ofKey(sink, keys[1]) == "0 1" })
-			until(t, "the key waits", func() bool { return one[int](r, `select count(*) from onlyonce.calls where state = 'blocked'`) == 2 })
+			until(t, "the key waits", func() bool {
+				return one[int](r, `select count(*) from onlyonce.calls where state = 'blocked'`) == 2
+			})
 			if n := one[int](r, `select attempts from onlyonce.parked where first_attempt_at is not null`); n != 1 {
 				t.Errorf("%d attempts at the call under way", n)
 			}
@@ -238,7 +241,10 @@ func TestO4SlowCallDoesNotHoldUpItsLane(t *testing.T) {
 			if got := ofKey(sink, keys[0]); got != "0 1 2" {
 				t.Errorf("sent %s", got)
 			}
-			if got := one[string](r, `select state from onlyonce.calls order by id limit 1`); (got == "delivered") != (outcome == outbox.Delivered) {
+			if got := one[string](
+				r,
+				`select state from onlyonce.calls order by id limit 1`,
+			); (got == "delivered") != (outcome == outbox.Delivered) {
 				t.Errorf("the slow call is %s", got)
 			}
 		})
@@ -286,7 +292,12 @@ func TestO4HandlersDoNotDeadlock(t *testing.T) {
 					origin := origin.Origin{Scope: "stock", ID: fmt.Sprint(who, "-", round)}
 					tx := &handlerTx{Tx: inner, origin: &origin, marks: map[[16]byte]bool{}}
 					for _, key := range keys {
-						if err := outbox.Enqueue(context.Background(), tx, outbox.Call{Sink: "payments", Name: "n", ID: key, OrderingKey: key}); err != nil {
+						if err := outbox.Enqueue(context.Background(), tx, outbox.Call{
+							Sink:        "payments",
+							Name:        "n",
+							ID:          key,
+							OrderingKey: key,
+						}); err != nil {
 							return err
 						}
 						// Time for the other one.
@@ -307,7 +318,10 @@ func TestO4HandlersDoNotDeadlock(t *testing.T) {
 		t.Errorf("%d rows, want 400", n)
 	}
 	// Within a key ids rise in the order of commits: a later commit never has a lower id.
-	if n := one[int](r, `select count(*) from onlyonce.outbox_log a join onlyonce.outbox_log b using (order_key) where a.id < b.id and a.created_at > b.created_at`); n != 0 {
+	if n := one[int](
+		r,
+		`select count(*) from onlyonce.outbox_log a join onlyonce.outbox_log b using (order_key) where a.id < b.id and a.created_at > b.created_at`,
+	); n != 0 {
 		t.Errorf("%d pairs of a key out of order", n)
 	}
 }
@@ -327,7 +341,9 @@ func TestO4LockComesBeforeTheId(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() {
-		ended <- pgx.BeginFunc(context.Background(), r.pool, func(tx pgx.Tx) error { return outbox.Enqueue(context.Background(), tx, keyed("k", 2)) })
+		ended <- pgx.BeginFunc(context.Background(), r.pool, func(tx pgx.Tx) error {
+			return outbox.Enqueue(context.Background(), tx, keyed("k", 2))
+		})
 	}()
 	until(t, "the second waits for the key's lock", func() bool {
 		return one[int](r, `select count(*) from pg_locks where locktype = 'advisory' and not granted`) == 1
@@ -341,7 +357,10 @@ func TestO4LockComesBeforeTheId(t *testing.T) {
 	if err := pgtest.Receive(t, patience, "Run ends", ended); err != nil {
 		t.Fatal(err)
 	}
-	if got := one[string](r, `select string_agg(convert_from(body, 'UTF8'), ' ' order by id) from onlyonce.outbox_log`); got != `{"order":"k1"} {"order":"k3"} {"order":"k2"}` {
+	if got := one[string](
+		r,
+		`select string_agg(convert_from(body, 'UTF8'), ' ' order by id) from onlyonce.outbox_log`,
+	); got != `{"order":"k1"} {"order":"k3"} {"order":"k2"}` {
 		t.Errorf("order %s", got)
 	}
 }
@@ -361,13 +380,20 @@ func TestO4BlockedCallKeepsItsTime(t *testing.T) {
 	later.NotBefore = time.Now().Add(3 * 24 * time.Hour) // by more than a due time may be ahead
 	r.enqueue(keyed("account-", 0))
 	r.start(testConfig(sink))
-	until(t, "the first call waits for an operator", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'waiting'`) == 1 })
+	until(t, "the first call waits for an operator", func() bool {
+		return one[int](r, `select count(*) from onlyonce.parked where state = 'waiting'`) == 1
+	})
 	r.enqueue(later, keyed("account-", 2))
-	until(t, "the later calls are blocked", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'blocked'`) == 2 })
+	until(t, "the later calls are blocked", func() bool {
+		return one[int](r, `select count(*) from onlyonce.parked where state = 'blocked'`) == 2
+	})
 	r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where state = 'waiting'`)
 	r.exec(parked.PromoteSQL, one[[]string](r, `select array_agg(distinct order_key::text) from onlyonce.parked`))
 	until(t, "the next call is scheduled", func() bool {
-		return one[int](r, `select count(*) from onlyonce.parked where state = 'retrying' and reason = 'scheduled' and next_attempt_at > clock_timestamp() + interval '2 days'`) == 1
+		return one[int](
+			r,
+			`select count(*) from onlyonce.parked where state = 'retrying' and reason = 'scheduled' and next_attempt_at > clock_timestamp() + interval '2 days'`,
+		) == 1
 	})
 	if got := ofKey(sink, "account-"); got != "0" {
 		t.Errorf("made: %s", got)

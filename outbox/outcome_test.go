@@ -75,7 +75,13 @@ func (b *bank) charges() int {
 
 func (b *bank) sink(t *testing.T) *httpsink.Sink {
 	t.Helper()
-	sink, err := httpsink.New(httpsink.Config{Name: "payments", BaseURL: b.URL, KeyWindow: 24 * time.Hour, Timeout: 5 * time.Second, AllowPrivate: true})
+	sink, err := httpsink.New(httpsink.Config{
+		Name:         "payments",
+		BaseURL:      b.URL,
+		KeyWindow:    24 * time.Hour,
+		Timeout:      5 * time.Second,
+		AllowPrivate: true,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +104,8 @@ func TestO6RejectedAfterAnUnknownAttempt(t *testing.T) {
 	const place = `select state || ' ' || reason from onlyonce.parked`
 	for _, gateway := range []int{http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusRequestEntityTooLarge} {
 		t.Run(http.StatusText(gateway), func(t *testing.T) {
-			r, b := newRig(t), newBank(t)
+			r := newRig(t)
+			b := newBank(t)
 			b.gateway = gateway
 			running := r.start(testConfig(b.sink(t)))
 			r.enqueue(charge("1"))
@@ -140,7 +147,8 @@ func TestO6OpenCallGoesOn(t *testing.T) {
 		"verified, under a new key":     {ops.ParkedInput{VerifiedNotApplied: true, NewKey: true}, "resolved", 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r, b := newRig(t), newBank(t)
+			r := newRig(t)
+			b := newBank(t)
 			b.gateway = http.StatusNotFound
 			r.start(testConfig(b.sink(t)))
 			r.enqueue(charge("1"))
@@ -204,7 +212,10 @@ func TestO6AnswerThatOurLayerHasNotKept(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			r.exec(`create table charges (n int)`)
-			layer, err := idempotency.New(r.pool, idempotency.Config{Scope: idempotency.GlobalScope(), FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}}})
+			layer, err := idempotency.New(r.pool, idempotency.Config{
+				Scope:           idempotency.GlobalScope(),
+				FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}},
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -228,14 +239,23 @@ func TestO6AnswerThatOurLayerHasNotKept(t *testing.T) {
 				_ = conn.Close()
 			}))
 			t.Cleanup(server.Close)
-			sink, err := httpsink.New(httpsink.Config{Name: "payments", BaseURL: server.URL, KeyWindow: 24 * time.Hour, Timeout: 5 * time.Second, AllowPrivate: true})
+			sink, err := httpsink.New(httpsink.Config{
+				Name:         "payments",
+				BaseURL:      server.URL,
+				KeyWindow:    24 * time.Hour,
+				Timeout:      5 * time.Second,
+				AllowPrivate: true,
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
 			r.start(testConfig(sink))
 			r.enqueue(charge("1"))
 			r.states("delivered", "waiting", "reconcile")
-			got := one[string](r, `select state || case when state = 'resolved' then '' when open then ', open' else ', not open' end from onlyonce.parked`)
+			got := one[string](
+				r,
+				`select state || case when state = 'resolved' then '' when open then ', open' else ', not open' end from onlyonce.parked`,
+			)
 			if got = fmt.Sprintf("%s, %d charges", got, one[int](r, `select count(*) from charges`)); got != c.want {
 				t.Errorf("%s, want %s", got, c.want)
 			}

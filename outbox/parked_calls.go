@@ -33,7 +33,14 @@ type parkedCalls struct {
 }
 
 func newParkedCalls(lane *heldLane, promotions *keyPromotions, calls *laneCalls) *parkedCalls {
-	return &parkedCalls{lane: lane, promotions: promotions, calls: calls, waiting: map[gate.Key]bool{}, picked: map[int64]*callAttempt{}, late: map[int64]*callAttempt{}}
+	return &parkedCalls{
+		lane:       lane,
+		promotions: promotions,
+		calls:      calls,
+		waiting:    map[gate.Key]bool{},
+		picked:     map[int64]*callAttempt{},
+		late:       map[int64]*callAttempt{},
+	}
 }
 
 // dueIn notes that a parked call is due after d.
@@ -333,8 +340,12 @@ func (s *relaySink) scanParked(row pgx.CollectableRow) (*callAttempt, error) {
 	var age, waited int64
 	var status *int32
 	var answer []byte
-	err := row.Scan(&a.parked, &a.ID, &a.key, &a.order, &a.orderPrefix, &a.Tenant, &a.Scope, &a.Name, &a.Method, &a.Target, &headers, &a.Trace, &a.Body, &a.Capture, &a.sealed, &a.firstKey,
-		&a.noneOpen, &a.maybeCalledBefore, &a.Number, &a.pick, &state, &age, &waited, &status, &answerHeaders, &answer, &waitedFor)
+	err := row.Scan(
+		&a.parked, &a.ID, &a.key, &a.order, &a.orderPrefix, &a.Tenant, &a.Scope, &a.Name,
+		&a.Method, &a.Target, &headers, &a.Trace, &a.Body, &a.Capture, &a.sealed, &a.firstKey,
+		&a.noneOpen, &a.maybeCalledBefore, &a.Number, &a.pick, &state, &age, &waited, &status,
+		&answerHeaders, &answer, &waitedFor,
+	)
 	if a.order != nil {
 		a.Order = a.order.String()
 	}

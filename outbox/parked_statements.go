@@ -18,7 +18,8 @@ const (
               (0, t.ahead, 'infinity'), (2, t.ahead, 'infinity')) v (class, after, until)`
 	// dueIn is a condition on a parked call p: it is in a range r. The function onlyonce.is_due has
 	// the same rule for a row that is found already.
-	dueIn = `p.kind = 'call' and p.sink = @sink and p.lane = @lane and ` + dueClass + ` = r.class and p.next_attempt_at > r.after and p.next_attempt_at <= r.until`
+	dueIn = `p.kind = 'call' and p.sink = @sink and p.lane = @lane and ` + dueClass +
+		` = r.class and p.next_attempt_at > r.after and p.next_attempt_at <= r.until`
 )
 
 // Conditions on a parked call p: it is not under way, and no call of its ordering key is.
@@ -258,8 +259,20 @@ func (e *endings) add(a *callAttempt, d disposition) {
 		waitsFor = storedCallsOf(a.waitsFor)
 	}
 	status, headers, body := d.answerColumns()
-	e.states, e.reasons, e.errs, e.waitsFor = append(e.states, d.state), append(e.reasons, d.reason), append(e.errs, d.lastError), append(e.waitsFor, waitsFor)
-	e.delays, e.statuses, e.headers, e.bodies = append(e.delays, delay), append(e.statuses, status), append(e.headers, headers), append(e.bodies, body)
+	e.states = append(
+		e.states,
+		d.state,
+	)
+	e.reasons = append(e.reasons, d.reason)
+	e.errs = append(e.errs, d.lastError)
+	e.waitsFor = append(e.waitsFor, waitsFor)
+	e.delays = append(
+		e.delays,
+		delay,
+	)
+	e.statuses = append(e.statuses, status)
+	e.headers = append(e.headers, headers)
+	e.bodies = append(e.bodies, body)
 }
 
 // queue queues a statement that takes endings and further arguments.
@@ -421,12 +434,27 @@ func queueSettlements(b *pgx.Batch, sink *relaySink, done []*callAttempt) {
 			continue
 		}
 		e.add(a, d)
-		ids, rows, keys, picks = append(ids, a.parked), append(rows, a.ID), append(keys, a.key), append(picks, a.pick)
-		asked, none = append(asked, a.reconciling), append(none, (a.unopened || d.uncounted) && !a.reconciling) // asking is never counted
-		open, unseen = append(open, d.open), append(unseen, !a.mayHaveBeenCalled())
+		ids = append(ids, a.parked)
+		rows = append(rows, a.ID)
+		keys = append(keys, a.key)
+		picks = append(picks, a.pick)
+		// asking is never counted
+		asked = append(asked, a.reconciling)
+		none = append(none, (a.unopened || d.uncounted) && !a.reconciling)
+		open = append(open, d.open)
+		unseen = append(unseen, !a.mayHaveBeenCalled())
 	}
 	if len(ids) > 0 {
-		e.queue(b, settleSQL, sink.cfg.PassOn, pgx.NamedArgs{"ids": ids, "rows": rows, "keys": pgUUIDs(keys), "picks": picks, "asked": asked, "open": open, "unseen": unseen, "none": none})
+		e.queue(b, settleSQL, sink.cfg.PassOn, pgx.NamedArgs{
+			"ids":    ids,
+			"rows":   rows,
+			"keys":   pgUUIDs(keys),
+			"picks":  picks,
+			"asked":  asked,
+			"open":   open,
+			"unseen": unseen,
+			"none":   none,
+		})
 	}
 }
 
@@ -447,13 +475,23 @@ func queueParking(b *pgx.Batch, lane *heldLane, toPark []*callAttempt) {
 		if (underWay || a.mayHaveLeft) && !d.uncounted {
 			made = 1
 		}
-		ids, xids, batches = append(ids, a.ID), append(xids, a.batch.xid), append(batches, a.batch.id)
+		ids = append(ids, a.ID)
+		xids = append(xids, a.batch.xid)
+		batches = append(batches, a.batch.id)
 		attempts = append(attempts, made)
-		open, seen = append(open, d.open), append(seen, a.mayHaveBeenCalled())
+		open = append(open, d.open)
+		seen = append(seen, a.mayHaveBeenCalled())
 	}
 	if len(ids) > 0 {
 		e.queue(b, parkSQL, lane.sink.cfg.PassOn, pgx.NamedArgs{
-			"sink": lane.sink.name, "lane": lane.number, "ids": ids, "xids": xids, "batches": batches, "attempts": attempts, "open": open, "seen": seen,
+			"sink":     lane.sink.name,
+			"lane":     lane.number,
+			"ids":      ids,
+			"xids":     xids,
+			"batches":  batches,
+			"attempts": attempts,
+			"open":     open,
+			"seen":     seen,
 		})
 	}
 }

@@ -89,7 +89,8 @@ func (p *lanePass) readPass() error {
 // finishChunk writes what became of the chunk and reads the next one. The chunk may end in the
 // middle of a batch: the next one begins with the rest of it (O2).
 func (p *lanePass) finishChunk() error {
-	c, r := p.chunk, p.reader
+	c := p.chunk
+	r := p.reader
 	c.committing = true
 	toPark := c.rowsToPark()
 	last := r.cursor.last
@@ -127,7 +128,15 @@ func (p *lanePass) advance(toPark []*callAttempt, move cursorMove) error {
 	}
 	err := p.lane.fenced(func(b *pgx.Batch) {
 		queueParking(b, p.lane, toPark)
-		b.Queue(advanceSQL, p.lane.lease.ID, r.cursor.version, move.last, move.newPass, maybeCalledRows > 0, move.read == readNothing).Exec(ignoreTag)
+		b.Queue(
+			advanceSQL,
+			p.lane.lease.ID,
+			r.cursor.version,
+			move.last,
+			move.newPass,
+			maybeCalledRows > 0,
+			move.read == readNothing,
+		).Exec(ignoreTag)
 		queueParkedCheck(b, toPark)
 	}, func(b *pgx.Batch) { r.queueRead(b, read) })
 	switch {
@@ -159,7 +168,8 @@ func (p *lanePass) advance(toPark []*callAttempt, move cursorMove) error {
 // chunkCommitted emits what became of a chunk whose end is committed, and notes what needs
 // attention next.
 func (p *lanePass) chunkCommitted(toPark []*callAttempt) {
-	c, sink := p.chunk, p.lane.sink
+	c := p.chunk
+	sink := p.lane.sink
 	if c == nil {
 		return
 	}

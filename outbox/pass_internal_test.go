@@ -26,8 +26,13 @@ func TestO2RestOfAPassAfterAFailedTransaction(t *testing.T) {
 	sink := &relaySink{cfg: cfg, pool: primary.Of(pool, cfg.Logger), dbTimeout: 10 * time.Second, gate: gate.New(8, time.Second)}
 	p := newLaneOwner(t.Context(), sink, &lease.Lease{Sent: time.Now()}, 0).pass
 	sink.gate.Hold(gate.All, time.Hour, true, "")
-	p.reader.state, p.reader.refs = passListed, []batchRef{{id: 2048, calls: 1}}
-	p.chunk = &chunk{rows: []*callAttempt{{state: attemptReturned, attemptResult: attemptResult{result: Result{Outcome: Delivered}}}}, next: 1, gate: sink.gate}
+	p.reader.state = passListed
+	p.reader.refs = []batchRef{{id: 2048, calls: 1}}
+	p.chunk = &chunk{
+		rows: []*callAttempt{{state: attemptReturned, attemptResult: attemptResult{result: Result{Outcome: Delivered}}}},
+		next: 1,
+		gate: sink.gate,
+	}
 	if at := p.due(time.Now()); !at.IsZero() {
 		t.Fatalf("the chunk's end is due at %v", at)
 	}
@@ -51,7 +56,13 @@ func TestO14ChunkOfTenantsOverTheirRates(t *testing.T) {
 	asked := 0
 	cfg := RelayConfig{Concurrency: 8, PollInterval: time.Second, LeaseTTL: 30 * time.Second, Logger: slog.New(slog.DiscardHandler)}
 	cfg.Hooks.TransactionFailed = func(TransactionFailedEvent) { asked++ } // the database gives none
-	sink := &relaySink{cfg: cfg, pool: primary.Of(pool, cfg.Logger), dbTimeout: 10 * time.Second, gate: gate.New(8, time.Second), emit: emitter{hooks: cfg.Hooks, log: cfg.Logger}}
+	sink := &relaySink{
+		cfg:       cfg,
+		pool:      primary.Of(pool, cfg.Logger),
+		dbTimeout: 10 * time.Second,
+		gate:      gate.New(8, time.Second),
+		emit:      emitter{hooks: cfg.Hooks, log: cfg.Logger},
+	}
 	sink.gate.SetLimits([]gate.Limit{{Key: gate.Key{Each: true}, Rated: true}}, time.Now())
 	p := newLaneOwner(t.Context(), sink, &lease.Lease{Sent: time.Now()}, 0).pass
 	rows := make([]*callAttempt, 640)
@@ -85,6 +96,7 @@ func TestO4PlacesThatAreKept(t *testing.T) {
 		}
 	}
 	if len(l.refs) != maxRefs || !l.cut || l.refs[0].id != 1024 || l.refs[maxRefs-1].id != maxRefs*1024 {
-		t.Errorf("%d places from %d to %d, cut %v: want %d from 1024 to %d", len(l.refs), l.refs[0].id, l.refs[len(l.refs)-1].id, l.cut, maxRefs, maxRefs*1024)
+		t.Errorf("%d places from %d to %d, cut %v: want %d from 1024 to %d",
+			len(l.refs), l.refs[0].id, l.refs[len(l.refs)-1].id, l.cut, maxRefs, maxRefs*1024)
 	}
 }

@@ -250,7 +250,8 @@ func (r *passReader) loadCursor() error {
 	if !unread || !called {
 		c.maybeCalledRows = 0
 	}
-	r.cursor, r.refs = c, nil
+	r.cursor = c
+	r.refs = nil
 	r.versionSeen.Store(c.version)
 	return nil
 }
@@ -259,13 +260,15 @@ func (r *passReader) loadCursor() error {
 func (r *passReader) moved(last int64, maybeCalledRows int) {
 	r.cursor.version++
 	r.versionSeen.Store(r.cursor.version)
-	r.cursor.last, r.cursor.maybeCalledRows = last, maybeCalledRows
+	r.cursor.last = last
+	r.cursor.maybeCalledRows = maybeCalledRows
 }
 
 // leave notes that the pass is left for now: at its end, or to be read anew from the cursor on.
 func (r *passReader) leave(s passState) {
 	if r.state != passUnknown {
-		r.state, r.refs = s, nil
+		r.state = s
+		r.refs = nil
 	}
 }
 
@@ -300,7 +303,9 @@ func (r *passReader) newRead(kind readKind) *passRead {
 func (r *passReader) queueRead(b *pgx.Batch, read *passRead) {
 	switch read.kind {
 	case readFirstBatches:
-		b.Queue(firstBatchesSQL, r.lane.lease.ID, r.cursor.version+1, 0, 0, refsAtOnce, firstBatches).Query(collect(&read.batches, newBatchReader(&read.found).readRow))
+		b.Queue(firstBatchesSQL, r.lane.lease.ID, r.cursor.version+1, 0, 0, refsAtOnce, firstBatches).Query(
+			collect(&read.batches, newBatchReader(&read.found).readRow),
+		)
 	case readRefList:
 		read.list.queue(b, r.lane.lease.ID, r.cursor.version+1)
 	case readBatches:
@@ -345,7 +350,8 @@ func (r *passReader) received(read *passRead, newPass bool) ([]*callAttempt, err
 // listed notes the places of batches that are to be fetched, whether the pass has none at all above
 // the cursor, and whether it may hold more after them. newPass is whether it has just begun.
 func (r *passReader) listed(refs []batchRef, none, more, newPass bool) {
-	r.refs, r.firstRead = refs, readFirstBatches
+	r.refs = refs
+	r.firstRead = readFirstBatches
 	if more || len(refs) > firstBatches {
 		r.firstRead = readRefList
 	}
@@ -370,7 +376,9 @@ func (r *passReader) listedRefs(l *refList, newPass bool) {
 // transaction of its own.
 func (r *passReader) collectRefs(read *passRead) error {
 	for !read.list.add(r.cursor.last) {
-		if err := r.lane.read(func(b *pgx.Batch) { read.list.queue(b, r.lane.lease.ID, r.cursor.version) }); err != nil {
+		if err := r.lane.read(func(b *pgx.Batch) {
+			read.list.queue(b, r.lane.lease.ID, r.cursor.version)
+		}); err != nil {
 			return r.failed(err)
 		}
 	}
@@ -387,7 +395,10 @@ func (r *passReader) fetchMoved(read *passRead) error {
 		return err
 	}
 	refs := read.list.refs
-	if len(refs) >= len(known) && slices.EqualFunc(refs[:len(known)], known, func(a, b batchRef) bool { return a.id == b.id && a.calls == b.calls }) {
+	if len(refs) >= len(known) &&
+		slices.EqualFunc(refs[:len(known)], known, func(a, b batchRef) bool {
+			return a.id == b.id && a.calls == b.calls
+		}) {
 		r.listedRefs(&read.list, false)
 		if err := r.fetchNext(read); err != nil {
 			return err
@@ -401,12 +412,14 @@ func (r *passReader) fetchMoved(read *passRead) error {
 
 // rowsGone returns the error of a lane whose rows are gone from the log.
 func (r *passReader) rowsGone() error {
-	return fmt.Errorf("%w: lane %d of sink %s, after call %d", errRowsGone, r.lane.number, r.lane.sink.name, r.cursor.last)
+	return fmt.Errorf("%w: lane %d of sink %s, after call %d",
+		errRowsGone, r.lane.number, r.lane.sink.name, r.cursor.last)
 }
 
 // fetchNext reads the batches of the next chunk, in a transaction of its own.
 func (r *passReader) fetchNext(read *passRead) error {
-	read.fetching, read.batches = r.nextRefs(), nil
+	read.fetching = r.nextRefs()
+	read.batches = nil
 	return r.failed(r.lane.read(func(b *pgx.Batch) { r.queueFetch(b, read) }))
 }
 
@@ -422,7 +435,9 @@ func (r *passReader) failed(err error) error {
 // places were read.
 func (read *passRead) isComplete() bool {
 	slices.SortFunc(read.batches, func(a, b *batch) int { return cmp.Compare(a.id, b.id) })
-	return slices.EqualFunc(read.batches, read.fetching, func(b *batch, ref batchRef) bool { return b.id == ref.id && len(b.calls) == int(ref.calls) })
+	return slices.EqualFunc(read.batches, read.fetching, func(b *batch, ref batchRef) bool {
+		return b.id == ref.id && len(b.calls) == int(ref.calls)
+	})
 }
 
 // callsAboveLast returns the calls of batches that the cursor has not passed. It may be in the
@@ -441,9 +456,11 @@ var errRowsGone = errors.New("outbox: rows of the log that were not sent are gon
 
 // nextRefs returns the places of the batches of the next chunk.
 func (r *passReader) nextRefs() []batchRef {
-	calls, size := 0, int64(0)
+	calls := 0
+	size := int64(0)
 	for i, ref := range r.refs {
-		calls, size = calls+int(ref.calls), size+ref.bytes
+		calls = calls + int(ref.calls)
+		size = size + ref.bytes
 		if i > 0 && (calls > maxChunk || size > maxChunkBytes) {
 			return r.refs[:i]
 		}

@@ -29,7 +29,9 @@ func many(from, to int) (all []outbox.Call) {
 
 func (r *rig) enqueueAll(calls ...outbox.Call) {
 	r.t.Helper()
-	if err := pgx.BeginFunc(context.Background(), r.pool, func(tx pgx.Tx) error { return outbox.EnqueueAll(context.Background(), tx, calls...) }); err != nil {
+	if err := pgx.BeginFunc(context.Background(), r.pool, func(tx pgx.Tx) error {
+		return outbox.EnqueueAll(context.Background(), tx, calls...)
+	}); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -157,9 +159,14 @@ func TestO4PassOfManyPortions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = tx.Exec(t.Context(), `insert into onlyonce.batches (slot, lane, n, id, bytes, keys, order_key, sink, tenant, scope, name, method, target, header, body)
+		_, err = tx.Exec(
+			t.Context(),
+			`insert into onlyonce.batches (slot, lane, n, id, bytes, keys, order_key, sink, tenant, scope, name, method, target, header, body)
 			select (select cur from onlyonce.rings where name = 'outbox'), 3, 1, $2::bigint + i, 2, array[gen_random_uuid()], md5('one')::uuid, 'payments', 'a', 'c', 'n', 'POST', '/', '', '\x7b7d'
-			  from generate_series(1, $1::int) i`, rows, firstID)
+			  from generate_series(1, $1::int) i`,
+			rows,
+			firstID,
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -358,7 +365,8 @@ func TestO3AnotherCluster(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
-			sink, mail := newScripted(accept), newScripted(accept)
+			sink := newScripted(accept)
+			mail := newScripted(accept)
 			mail.name = "mail"
 			r.enqueue(charge("1"))
 			x := r.start(testConfig(sink))
@@ -376,13 +384,20 @@ func TestO3AnotherCluster(t *testing.T) {
 			until(t, "the other sink's call is made", func() bool { return len(mail.calls()) == 1 })
 			until(t, "the lane has halted", func() bool { return relay.Healthy() != nil })
 			err := relay.Healthy()
-			if !errors.Is(err, outbox.ErrRebase) || !strings.Contains(err.Error(), "onlyonce outbox rebase") || !strings.Contains(err.Error(), "of sink payments") {
+			if !errors.Is(err, outbox.ErrRebase) ||
+				!strings.Contains(err.Error(), "onlyonce outbox rebase") ||
+				!strings.Contains(err.Error(), "of sink payments") {
 				t.Errorf("%v, want ErrRebase that names the command", err)
 			}
 			if n := len(sink.calls()); n != 1 {
 				t.Errorf("%d calls", n)
 			}
-			if _, err := ops.Rebase(t.Context(), r.pool, ops.By{Reason: "restored"}, ops.RebaseInput{Sink: "payments", Force: true}); err != nil {
+			if _, err := ops.Rebase(
+				t.Context(),
+				r.pool,
+				ops.By{Reason: "restored"},
+				ops.RebaseInput{Sink: "payments", Force: true},
+			); err != nil {
 				t.Fatal(err)
 			}
 			until(t, "the lanes are well", func() bool { return relay.Healthy() == nil })
@@ -437,7 +452,10 @@ func TestO3RowAheadOfTheServerWakesNoLane(t *testing.T) {
 	woken := func() (lanes []int16) {
 		t.Helper()
 		rows, err := r.pool.Query(t.Context(), `with m as (select array_agg(l.lane order by l.lane) lanes, array_agg(l.version order by l.lane) versions from onlyonce.lanes l)
-			select w.lane from m, lateral (`+strings.NewReplacer("$1", "'payments'", "$2::smallint[]", "m.lanes", "$3", "false", "$4::bigint[]", "m.versions").Replace(outbox.Statements["poll work"])+`) w`)
+			select w.lane from m, lateral (`+strings.NewReplacer("$1",
+			"'payments'", "$2::smallint[]", "m.lanes", "$3", "false", "$4::bigint[]", "m.versions").Replace(
+			outbox.Statements["poll work"],
+		)+`) w`)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -485,7 +503,13 @@ func TestO3PrevIsReadInTheSession(t *testing.T) {
 func TestO3PassIsFlushed(t *testing.T) {
 	t.Parallel()
 	// A server of its own: elsewhere another test's COMMIT flushes what this one has not flushed.
-	r := &rig{t: t, pool: pgtest.Pool(t, pgtest.Server(t, map[string]string{"synchronous_commit": "off", "wal_writer_delay": "10s", "autovacuum": "off"}))}
+	r := &rig{
+		t: t,
+		pool: pgtest.Pool(
+			t,
+			pgtest.Server(t, map[string]string{"synchronous_commit": "off", "wal_writer_delay": "10s", "autovacuum": "off"}),
+		),
+	}
 	var position atomic.Int64 // in the WAL, after the batch
 	sink := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
 		if !one[bool](r, `select pg_current_wal_flush_lsn() - '0/0' >= $1`, position.Load()) {
@@ -520,7 +544,8 @@ func TestO2ChunkThatEndsWhileItsSinkIsHeld(t *testing.T) {
 	first := charge("0")
 	for i := range 12 { // of 1 MiB, of which a chunk has four
 		c := charge("0")
-		c.ID, c.Body = r.sameLane(first, fmt.Sprint(i)), make([]byte, outbox.MaxBody)
+		c.ID = r.sameLane(first, fmt.Sprint(i))
+		c.Body = make([]byte, outbox.MaxBody)
 		r.enqueue(c)
 	}
 	var made atomic.Int32

@@ -108,7 +108,8 @@ type permitGrant struct {
 
 // ask sends the gate's question to the database, and the answer to the gate. A transaction that
 // takes only permits does not wait for its flush: a crash gives back what was taken in the last
-// moment. A share that grows has to be flushed.
+// moment. A share that grows has to be flushed. If the answer is lost, the gate asks anew, and what
+// the database gave lapses there.
 func (s *relaySink) ask(ctx context.Context, q gate.Question) error {
 	bounded, cancel := s.detached(ctx)
 	defer cancel()

@@ -44,20 +44,27 @@ func TestRelayBehindPgBouncer(t *testing.T) {
 				return outbox.Result{Outcome: outbox.Delivered}
 			})
 			cfg := testConfig(sink)
-			first, second := r.start(cfg), r.start(cfg)
+			first := r.start(cfg)
+			second := r.start(cfg)
 			r.states("delivered", "waiting")
 			first.stop() // and the other takes over
 			r.enqueue(charge("later"))
 			r.states("delivered", "waiting")
 			second.stop()
 
-			delivered, parked := one[int](direct, `select count(*) from onlyonce.calls where state = 'delivered'`), one[int](direct, `select count(*) from onlyonce.calls where state = 'waiting'`)
+			delivered := one[int](
+				direct,
+				`select count(*) from onlyonce.calls where state = 'delivered'`,
+			)
+			parked := one[int](direct, `select count(*) from onlyonce.calls where state = 'waiting'`)
 			want := one[int](direct, `select count(*) from onlyonce.calls where id % 7 = 0`)
 			if parked != want || delivered != len(calls)+1-want {
 				t.Errorf("%d delivered and %d parked of %d, want %d parked", delivered, parked, len(calls)+1, want)
 			}
 			for key, n := range tries {
-				if id := one[int64](direct, `select id from onlyonce.calls where key = $1::text::uuid`, key); (id%5 == 0 && id%7 != 0 && n != 2) || (id%5 != 0 && n != 1) {
+				if id := one[int64](direct, `select id from onlyonce.calls where key = $1::text::uuid`,
+					key); (id%5 == 0 && id%7 != 0 && n != 2) ||
+					(id%5 != 0 && n != 1) {
 					t.Errorf("row %d was tried %d times", id, n)
 				}
 			}

@@ -68,7 +68,8 @@ func (p *purger) purge(ctx context.Context) error {
 		return fmt.Errorf("setting due times right: %w", err)
 	}
 	if n := righted.RowsAffected(); n > 0 {
-		s.cfg.Logger.Warn("onlyonce: the database's clock was ahead: parked rows that got their due time then wait anew", "sink", s.name, "rows", n)
+		s.cfg.Logger.Warn("onlyonce: the database's clock was ahead: parked rows that got their due time "+
+			"then wait anew", "sink", s.name, "rows", n)
 	}
 	p.at = time.Now().Add(parked.RightDueTimesEvery)
 	if time.Now().Before(p.purgeAt) {

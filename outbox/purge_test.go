@@ -67,13 +67,21 @@ func TestD8CopyOfAnErasedCall(t *testing.T) {
 	x := r.start(testConfig(no))
 	r.states("waiting")
 	x.stop()
-	if _, err := ops.Discard(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: 1}}); err != nil {
+	if _, err := ops.Discard(
+		t.Context(),
+		r.pool,
+		ops.By{Reason: "a test"},
+		ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: 1}},
+	); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := ops.EraseParked(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.EraseParkedInput{ID: 1}); err != nil {
 		t.Fatal(err)
 	}
-	if n := one[int](r, `select (select count(*) from onlyonce.parked where octet_length(body) > 0 or error <> '') + (select count(*) from onlyonce.outbox_log where octet_length(body) > 0)`); n != 0 {
+	if n := one[int](
+		r,
+		`select (select count(*) from onlyonce.parked where octet_length(body) > 0 or error <> '') + (select count(*) from onlyonce.outbox_log where octet_length(body) > 0)`,
+	); n != 0 {
 		t.Errorf("%d places still hold the body or the error", n)
 	}
 	r.enqueue(charge("a"), charge("b"))

@@ -72,7 +72,8 @@ func checkRates(l *fields.List, rates []Rate, sinks []Sink) {
 		checkText(l, field+".OrderingKeyPrefix", r.OrderingKeyPrefix)
 		switch p := r.OrderingKeyPrefix; {
 		case p != "" && codec.PrefixOf(p) != p:
-			l.Add(field+".OrderingKeyPrefix", "%q must end with its first colon or slash, for example %q", p, "account-17:")
+			l.Add(field+".OrderingKeyPrefix",
+				"%q must end with its first colon or slash, for example %q", p, "account-17:")
 		case p != "" && r.Tenant != "", r.EachTenant && (p != "" || r.Tenant != ""):
 			l.Add(field, "must have at most one of Tenant, EachTenant and OrderingKeyPrefix")
 		case r.Tenant == "*":
@@ -88,7 +89,8 @@ func checkRates(l *fields.List, rates []Rate, sinks []Sink) {
 		}
 		id := Rate{Sink: r.Sink, Tenant: r.Tenant, EachTenant: r.EachTenant, OrderingKeyPrefix: r.OrderingKeyPrefix}
 		if seen[id] {
-			l.Add(field, "a second rate of sink %q, tenant %q, prefix %q, EachTenant %t", r.Sink, r.Tenant, r.OrderingKeyPrefix, r.EachTenant)
+			l.Add(field, "a second rate of sink %q, tenant %q, prefix %q, EachTenant %t",
+				r.Sink, r.Tenant, r.OrderingKeyPrefix, r.EachTenant)
 		}
 		seen[id] = true
 	}

@@ -33,7 +33,9 @@ func (r *rig) enqueueMany(tenant string, n int) {
 		for i := from; i < min(from+at, n); i++ {
 			calls = append(calls, chargeOf(tenant, fmt.Sprint("n", i)))
 		}
-		if err := pgx.BeginFunc(r.t.Context(), r.pool, func(tx pgx.Tx) error { return outbox.EnqueueAll(r.t.Context(), tx, calls...) }); err != nil {
+		if err := pgx.BeginFunc(r.t.Context(), r.pool, func(tx pgx.Tx) error {
+			return outbox.EnqueueAll(r.t.Context(), tx, calls...)
+		}); err != nil {
 			r.t.Fatal(err)
 		}
 	}
@@ -67,14 +69,20 @@ func TestO14TenantOverItsRateHoldsUpNoOther(t *testing.T) {
 	until(t, "the other tenant's call is sent", func() bool { return sentOf(sink, "other") == 1 })
 	t.Logf("the other tenant's call was sent %v after the relay began, beside %d calls", time.Since(began), many)
 	until(t, "the tenant's calls go on", func() bool { return sentOf(sink, "slow") >= 30 })
-	if sent, most := sentOf(sink, "slow"), int(10*(time.Since(began).Seconds()+2)); sent > most {
+	sent := sentOf(sink, "slow")
+	most := int(10 * (time.Since(began).Seconds() + 2))
+	if sent > most {
 		t.Errorf("%d calls in %v: more than %d", sent, time.Since(began), most)
 	}
 	until(t, "all are set aside", func() bool {
 		return one[int](r, `select count(*) from onlyonce.parked where reason = 'rate'`) > many-1000
 	})
 	// A relay that loses a lane leaves calls that it may have made, and their windows have begun.
-	if n := one[int](r, `select count(*) from onlyonce.parked where waits_for is not null and next_attempt_at is null and (attempts > 0 or first_attempt_at is not null)`); n > 0 && !r.lost() {
+	if n := one[int](
+		r,
+		`select count(*) from onlyonce.parked where waits_for is not null and next_attempt_at is null and (attempts > 0 or first_attempt_at is not null)`,
+	); n > 0 &&
+		!r.lost() {
 		t.Errorf("%d calls that wait have an attempt, a window or a due time", n)
 	}
 	// New ones wait behind the old, but nobody else's do.
@@ -114,10 +122,15 @@ func TestO14EachTenant(t *testing.T) {
 		return one[int](r, `select count(*) from onlyonce.calls where tenant <> 'slow' and state <> 'delivered'`) == 0
 	})
 	until(t, "the tenant's calls go on", func() bool { return sentOf(sink, "slow") >= 30 })
-	if sent, most := sentOf(sink, "slow"), int(10*(time.Since(began).Seconds()+2)); sent > most {
+	sent := sentOf(sink, "slow")
+	most := int(10 * (time.Since(began).Seconds() + 2))
+	if sent > most {
 		t.Errorf("%d calls in %v: more than %d", sent, time.Since(began), most)
 	}
-	if s := one[string](r, `select string_agg(distinct calls_of, ',' order by calls_of) from onlyonce.rates where calls_of !~ '^tenant small'`); s != "tenant quick,tenant slow,tenants" {
+	if s := one[string](
+		r,
+		`select string_agg(distinct calls_of, ',' order by calls_of) from onlyonce.rates where calls_of !~ '^tenant small'`,
+	); s != "tenant quick,tenant slow,tenants" {
 		t.Errorf("rates of %s", s)
 	}
 	var rates []reports.SinkRate
@@ -157,10 +170,18 @@ func TestO14BucketOfEachTenant(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	take := func(tenant string, wanted int) int {
-		return one[int](r, `select granted from onlyonce.take_permits('s', gen_random_uuid(), 1, array['tenant ' || $1], array[$2::int], '{0}', '{0}')`, tenant, wanted)
+		return one[int](
+			r,
+			`select granted from onlyonce.take_permits('s', gen_random_uuid(), 1, array['tenant ' || $1], array[$2::int], '{0}', '{0}')`,
+			tenant,
+			wanted,
+		)
 	}
 	r.exec(`insert into onlyonce.rates (sink, calls_of, per_second) values ('s', 'tenants', 0.0001), ('s', 'tenant own', 100)`)
-	if a, b, c := take("a", 5), take("a", 5), take("b", 5); a != 1 || b != 0 || c != 1 {
+	a := take("a", 5)
+	b := take("a", 5)
+	c := take("b", 5)
+	if a != 1 || b != 0 || c != 1 {
 		t.Errorf("took %d and %d of one tenant, and %d of another", a, b, c)
 	}
 	r.exec(`update onlyonce.rates set filled_at = clock_timestamp() - interval '1 hour' where calls_of = 'tenant own'`)
@@ -187,7 +208,10 @@ func TestO14RateNearZero(t *testing.T) {
 	r := newRig(t)
 	r.exec(`insert into onlyonce.rates (sink, calls_of, per_second) values ('s', 'tenant a', 5e-324), ('s', 'tenant b', 1)`)
 	for _, want := range []string{"1,1", "0,0"} {
-		if n := one[string](r, `select string_agg(granted::text, ',' order by calls_of) from onlyonce.take_permits('s', gen_random_uuid(), 1, '{tenant a,tenant b}', '{9,50}', '{0,0}', '{0,0}')`); n != want {
+		if n := one[string](
+			r,
+			`select string_agg(granted::text, ',' order by calls_of) from onlyonce.take_permits('s', gen_random_uuid(), 1, '{tenant a,tenant b}', '{9,50}', '{0,0}', '{0,0}')`,
+		); n != want {
 			t.Errorf("took %s of two tenants, want %s", n, want)
 		}
 		r.exec(`update onlyonce.rates set permits = 0, filled_at = clock_timestamp() + interval '50 seconds'`)
@@ -229,7 +253,8 @@ func callsWith(tenant, prefix string, n int) []outbox.Call {
 // waitingFor counts the calls that wait for a rate.
 func (r *rig) waitingFor(callsOf string) int {
 	r.t.Helper()
-	return one[int](r, `select count(*) from onlyonce.parked where waits_for = $1 and state = 'retrying' and next_attempt_at is null`, callsOf)
+	return one[int](r, `select count(*) from onlyonce.parked where waits_for = $1 and state = 'retrying' and next_attempt_at is null`,
+		callsOf)
 }
 
 // A prefix of ordering keys that is over its rate holds up no other calls, of its tenant neither.
@@ -247,7 +272,9 @@ func TestO14PrefixOverItsRateHoldsUpNoOther(t *testing.T) {
 	until(t, "the other calls are sent", func() bool { return sentWith(sink, "account-18:") == 1 && sentWith(sink, "account-170") == 1 })
 	until(t, "the others are set aside", func() bool { return r.waitingFor("key account-17:") > 100 })
 	until(t, "they go on", func() bool { return sentWith(sink, "account-17:") >= 30 })
-	if sent, most := sentWith(sink, "account-17:"), int(10*(time.Since(began).Seconds()+2)); sent > most {
+	sent := sentWith(sink, "account-17:")
+	most := int(10 * (time.Since(began).Seconds() + 2))
+	if sent > most {
 		t.Errorf("%d calls in %v: more than %d", sent, time.Since(began), most)
 	}
 	if r.waitingFor("tenant acme") > 0 {
@@ -272,7 +299,9 @@ func TestO14RateOfAPrefixSetAndTakenBackWhileCallsWait(t *testing.T) {
 	r := newRig(t)
 	sink := newScripted(accept)
 	r.start(testConfig(sink))
-	fast, slow, single := 2000.0, 0.001, int32(1)
+	fast := 2000.0
+	slow := 0.001
+	single := int32(1)
 	rate := func(of string, in ops.SetRateInput) {
 		t.Helper()
 		in.Sink = "payments"
@@ -311,7 +340,10 @@ func TestO14RateOfAPrefixSetAndTakenBackWhileCallsWait(t *testing.T) {
 	if n := sentWith(sink, "a:"); n > before+1 { // a bucket begins with a permit
 		t.Errorf("%d calls of the prefix were sent", n-before)
 	}
-	if n := one[int](r, `select count(*) from onlyonce.parked where waits_for is not null and state = 'retrying' and next_attempt_at is null and (attempts > 0 or first_attempt_at is not null or reason <> 'rate')`); n > 0 {
+	if n := one[int](
+		r,
+		`select count(*) from onlyonce.parked where waits_for is not null and state = 'retrying' and next_attempt_at is null and (attempts > 0 or first_attempt_at is not null or reason <> 'rate')`,
+	); n > 0 {
 		t.Errorf("%d calls that wait have an attempt, a window or another reason", n)
 	}
 	rate("acme", ops.SetRateInput{PerSecond: &slow})
@@ -445,7 +477,10 @@ func TestO14RetryAfter(t *testing.T) {
 			r.start(testConfig(sink))
 			r.enqueue(chargeOf(c.tenant, "first"))
 			until(t, "the hold is known", func() bool {
-				return one[int](r, `select count(*) from onlyonce.rates where held_until between clock_timestamp() + interval '50 min' and clock_timestamp() + interval '1 hour'`) == 1
+				return one[int](
+					r,
+					`select count(*) from onlyonce.rates where held_until between clock_timestamp() + interval '50 min' and clock_timestamp() + interval '1 hour'`,
+				) == 1
 			})
 			until(t, "it is parked", func() bool {
 				return one[int](r, `select count(*) from onlyonce.parked where attempts = 0 and first_attempt_at is not null`) == 1
@@ -457,7 +492,11 @@ func TestO14RetryAfter(t *testing.T) {
 			if c.other {
 				until(t, "the other tenant's call is sent", func() bool { return sentOf(sink, "other")+sentOf(second, "other") == 1 })
 				until(t, "the tenant's call waits", func() bool {
-					return one[int](r, `select count(*) from onlyonce.parked where waits_for = 'tenant ' || $1::text and attempts = 0 and first_attempt_at is null`, c.tenant) == 1
+					return one[int](
+						r,
+						`select count(*) from onlyonce.parked where waits_for = 'tenant ' || $1::text and attempts = 0 and first_attempt_at is null`,
+						c.tenant,
+					) == 1
 				})
 			} else {
 				for range 20 { // polls
@@ -501,7 +540,13 @@ func TestO14PoisonOfOneTenant(t *testing.T) {
 				delivered.Add(1)
 			}))
 			t.Cleanup(remote.Close)
-			sink, err := httpsink.New(httpsink.Config{Name: "payments", BaseURL: remote.URL, KeyWindow: 24 * time.Hour, AllowPrivate: true, Breaker: httpsink.Breaker{OpenFor: time.Hour}})
+			sink, err := httpsink.New(httpsink.Config{
+				Name:         "payments",
+				BaseURL:      remote.URL,
+				KeyWindow:    24 * time.Hour,
+				AllowPrivate: true,
+				Breaker:      httpsink.Breaker{OpenFor: time.Hour},
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -516,7 +561,8 @@ func TestO14PoisonOfOneTenant(t *testing.T) {
 			r.enqueue(calls...)
 			r.start(testConfig(sink))
 			until(t, "poison was tried", func() bool {
-				return failed.Load() >= poison || one[int](r, `select count(*) from onlyonce.rates where held_until > clock_timestamp()`) > 0
+				return failed.Load() >= poison ||
+					one[int](r, `select count(*) from onlyonce.rates where held_until > clock_timestamp()`) > 0
 			})
 			calls = nil
 			for i := range genuine {
@@ -524,7 +570,8 @@ func TestO14PoisonOfOneTenant(t *testing.T) {
 			}
 			r.enqueue(calls...)
 			until(t, "the other tenant's calls are delivered", func() bool { return delivered.Load() >= genuine })
-			t.Logf("%d of %d calls of the other tenant were delivered, beside %d attempts at %d", delivered.Load(), genuine, failed.Load(), poison)
+			t.Logf("%d of %d calls of the other tenant were delivered, beside %d attempts at %d",
+				delivered.Load(), genuine, failed.Load(), poison)
 		})
 	}
 }
@@ -563,10 +610,16 @@ func TestO14Bucket(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	take := func(wanted int) int {
-		return one[int](r, `select granted from onlyonce.take_permits('s', gen_random_uuid(), 1, '{"",tenant a}', array[9, $1::int], '{0,0}', '{0,0}') where calls_of = 'tenant a'`, wanted)
+		return one[int](
+			r,
+			`select granted from onlyonce.take_permits('s', gen_random_uuid(), 1, '{"",tenant a}', array[9, $1::int], '{0,0}', '{0,0}') where calls_of = 'tenant a'`,
+			wanted,
+		)
 	}
 	r.exec(`insert into onlyonce.rates (sink, calls_of, per_second, permits) values ('s', 'tenant a', 0.001, 1)`)
-	if a, b := take(5), take(5); a != 1 || b != 0 {
+	a := take(5)
+	b := take(5)
+	if a != 1 || b != 0 {
 		t.Errorf("took %d and %d of one permit", a, b)
 	}
 	r.exec(`update onlyonce.rates set per_second = 100, permits = 0, filled_at = clock_timestamp() - interval '1 hour'`)

@@ -37,7 +37,8 @@ func TestO6RowsOfASinkThatIsHeldAreLeftAlone(t *testing.T) {
 		relay.Wake()
 		_ = one[int](r, `select 1`)
 	}
-	if n := one[int](r, `select count(*) from onlyonce.parked where attempts = 0 and first_attempt_at is null`); n != 10 || len(s.calls()) > 0 {
+	if n := one[int](r, `select count(*) from onlyonce.parked where attempts = 0 and first_attempt_at is null`); n != 10 ||
+		len(s.calls()) > 0 {
 		t.Errorf("%d parked rows of 10 were left alone, %d calls", n, len(s.calls()))
 	}
 	if n := one[int](r, `select sum(version) from onlyonce.lanes`); n != passes {

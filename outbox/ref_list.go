@@ -40,7 +40,8 @@ type refList struct {
 
 // queue queues the statement that reads the next portion.
 func (l *refList) queue(b *pgx.Batch, lane, version int64) {
-	l.portion, l.whole = nil, false
+	l.portion = nil
+	l.whole = false
 	b.Queue(collectRefsSQL, lane, version, l.after.xid, l.after.id, refsAtOnce).Query(func(rows pgx.Rows) (err error) {
 		l.portion, err = pgx.CollectRows(rows, newRefReader())
 		l.whole = len(l.portion) < refsAtOnce
@@ -63,7 +64,8 @@ func (l *refList) add(last int64) bool {
 	if l.whole || len(l.refs) > 2*maxRefs {
 		slices.SortFunc(l.refs, func(a, b batchRef) int { return cmp.Compare(a.id, b.id) })
 		if len(l.refs) > maxRefs {
-			l.refs, l.cut = l.refs[:maxRefs], true
+			l.refs = l.refs[:maxRefs]
+			l.cut = true
 		}
 	}
 	return l.whole

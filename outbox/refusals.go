@@ -60,7 +60,14 @@ func (b *refusals) window(tenant string) *brake.Window {
 			maps.DeleteFunc(b.of, func(of string, w *brake.Window) bool { return of != "" && !w.Stopped() })
 		}
 		all := func(string) bool { return true }
-		w = &brake.Window{Off: b.cfg.Off, Size: brakeWindow, Percent: brakePercent, Least: brakeLeast, Counts: all, Alike: true}
+		w = &brake.Window{
+			Off:     b.cfg.Off,
+			Size:    brakeWindow,
+			Percent: brakePercent,
+			Least:   brakeLeast,
+			Counts:  all,
+			Alike:   true,
+		}
 		b.of[tenant] = w
 	}
 	return w
@@ -90,7 +97,8 @@ func (b *refusals) judge(tenant string, r Result) Result {
 	return r
 }
 
-// delivered notes that a call was delivered, which lets the others go on.
+// delivered notes that a call was delivered, which lets the others go on. The caller has the lock,
+// as in the methods below.
 func (b *refusals) delivered(tenant string) {
 	if w := b.of[tenant]; tenant != "" && w != nil && w.Record("") {
 		b.log.Info("onlyonce: a call was delivered: the tenant's calls go on", "sink", b.sink, "tenant", tenant)
@@ -115,7 +123,13 @@ func (b *refusals) refused(of, reason string) bool {
 		return true
 	}
 	judged := len(w.Trip())
-	why := fmt.Errorf("nearly all of the last %d calls were refused alike (%s): they wait and are not parked; one is tried every %v, and when it is delivered, the others go on", judged, reason, b.cfg.ProbeInterval)
+	why := fmt.Errorf(
+		"nearly all of the last %d calls were refused alike (%s): they wait and are not "+
+			"parked; one is tried every %v, and when it is delivered, the others go on",
+		judged,
+		reason,
+		b.cfg.ProbeInterval,
+	)
 	if of == "" {
 		b.why = why
 		b.since = time.Now()
@@ -151,7 +165,8 @@ func (b *refusals) postponed(r Result, holds RetryScope, whose string) Result {
 	return r
 }
 
-// waiting returns why the calls of the sink wait, and since when; nil if they do not.
+// waiting returns why the calls of the sink wait, and since when; nil if they do not. It takes the
+// lock itself.
 func (b *refusals) waiting() (since time.Time, why error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -53,7 +53,9 @@ func TestO17CallsThatAreRefusedAlikeWait(t *testing.T) {
 				t.Errorf("%d are parked as rejected", rejected)
 			}
 			repaired.Store(true)
-			until(t, "the others are delivered", func() bool { return one[int](r, `select count(*) from onlyonce.calls where state <> 'delivered'`) < 20 })
+			until(t, "the others are delivered", func() bool {
+				return one[int](r, `select count(*) from onlyonce.calls where state <> 'delivered'`) < 20
+			})
 			until(t, "the sink is healthy", func() bool { return relay.Healthy() == nil })
 		})
 	}

@@ -49,7 +49,10 @@ func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
 	if r.rotator, err = ring.New(pool, ring.Outbox(), ring.Config{
 		Retention: cfg.Retention, MaxAge: cfg.Retention / 4, MaxBytes: cfg.SegmentBytes, LeaseTTL: cfg.LeaseTTL,
 		Interval: time.Second, Timeout: max(cfg.LeaseTTL/3, time.Second),
-		Hooks: ring.Hooks{Stepped: r.reportSegment, Failed: func(err error) { cfg.Logger.Warn("onlyonce: rotating segments failed", "error", err) }},
+		Hooks: ring.Hooks{
+			Stepped: r.reportSegment,
+			Failed:  func(err error) { cfg.Logger.Warn("onlyonce: rotating segments failed", "error", err) },
+		},
 	}); err != nil {
 		return nil, err
 	}
@@ -185,10 +188,17 @@ func (r *Relay) Healthy() error {
 			faults = append(faults, fmt.Errorf("outbox: halted since %s: %w", since.UTC().Format(time.RFC3339), err))
 		}
 		if since, err := s.refusals.waiting(); err != nil {
-			faults = append(faults, fmt.Errorf("outbox: sink %s: since %s %w", s.name, since.UTC().Format(time.RFC3339), err))
+			faults = append(
+				faults,
+				fmt.Errorf("outbox: sink %s: since %s %w", s.name, since.UTC().Format(time.RFC3339), err),
+			)
 		}
 		if since, err := s.remote.down(); err != nil && time.Since(since) > remoteDownFor {
-			faults = append(faults, fmt.Errorf("outbox: sink %s: no call was delivered since %s: %w", s.name, since.UTC().Format(time.RFC3339), err))
+			faults = append(
+				faults,
+				fmt.Errorf("outbox: sink %s: no call was delivered since %s: %w",
+					s.name, since.UTC().Format(time.RFC3339), err),
+			)
 		}
 		if err := s.stuck.err(s.name); err != nil {
 			faults = append(faults, fmt.Errorf("outbox: %w", err))
@@ -213,6 +223,7 @@ func (r *Relay) reportSegment(o ring.StepResult) {
 	case ring.Truncated:
 		r.cfg.Logger.Info("onlyonce: a segment whose retention has passed was emptied", "slot", o.Slot)
 	case ring.Needed, ring.Full:
-		r.cfg.Logger.Warn("onlyonce: the log grows, because its oldest segment cannot be emptied", "slot", o.Slot, "why", o.Why)
+		r.cfg.Logger.Warn("onlyonce: the log grows, because its oldest segment cannot be emptied",
+			"slot", o.Slot, "why", o.Why)
 	}
 }

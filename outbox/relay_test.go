@@ -113,7 +113,8 @@ func TestRowUnderWayIsNotPickedAgain(t *testing.T) {
 				g.pass(d)
 				return outbox.Result{Outcome: outbox.Delivered}
 			})
-			first, second := charge("1"), charge("2")
+			first := charge("1")
+			second := charge("2")
 			second.ID = r.sameLane(first, "2") // shows that the lane has looked for rows since
 			r.enqueue(first)
 			r.start(testConfig(sink))
@@ -173,7 +174,10 @@ func TestJournalBeforeTheCall(t *testing.T) {
 		// would stay open.
 		open := 1
 		for deadline := time.Now().Add(5 * time.Second); err == nil && open > 0 && time.Now().Before(deadline); {
-			err = r.pool.QueryRow(ctx, `select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'`).Scan(&open)
+			err = r.pool.QueryRow(
+				ctx,
+				`select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'`,
+			).Scan(&open)
 		}
 		if err != nil || open > 0 {
 			fault.Store(fmt.Sprintf("%d transactions are open during a call: %v", open, err))

@@ -49,7 +49,13 @@ type remoteHealth struct {
 }
 
 func newRemoteHealth(sink string, log *slog.Logger, backoff time.Duration) *remoteHealth {
-	return &remoteHealth{sink: sink, log: log, stale: 2*backoff + remoteDownFor, underWay: map[*callAttempt]time.Time{}, tenants: map[string]struct{}{}}
+	return &remoteHealth{
+		sink:     sink,
+		log:      log,
+		stale:    2*backoff + remoteDownFor,
+		underWay: map[*callAttempt]time.Time{},
+		tenants:  map[string]struct{}{},
+	}
 }
 
 // began notes that a call goes to the remote.
@@ -95,8 +101,9 @@ func (h *remoteHealth) answered(a *callAttempt, r Result) {
 		h.tenants[a.Tenant] = struct{}{}
 	}
 	if held, yes := h.logged.Let("", time.Now(), remoteLogged); yes {
-		h.log.Warn("onlyonce: a call was not delivered; it is tried again under its key", "sink", h.sink, "row", a.ID, "key", a.Key,
-			"attempt", a.Number, "reason", h.last, "in_a_row", h.failures, "not_logged", held)
+		h.log.Warn("onlyonce: a call was not delivered; it is tried again under its key",
+			"sink", h.sink, "row", a.ID, "key", a.Key, "attempt", a.Number, "reason", h.last,
+			"in_a_row", h.failures, "not_logged", held)
 	}
 }
 
@@ -106,7 +113,8 @@ func (h *remoteHealth) back() {
 	clear(h.tenants)
 	if h.told {
 		h.told = false
-		h.log.Info("onlyonce: the remote answers again", "sink", h.sink, "after", time.Since(h.since).Round(time.Second))
+		h.log.Info("onlyonce: the remote answers again",
+			"sink", h.sink, "after", time.Since(h.since).Round(time.Second))
 	}
 }
 

@@ -78,7 +78,13 @@ func (m *remote) same(n int) {
 // sink is the HTTP sink for the remote, under the name payments.
 func (m *remote) sink(change ...func(*httpsink.Config)) *httpsink.Sink {
 	m.t.Helper()
-	cfg := httpsink.Config{Name: "payments", BaseURL: m.server.URL + "/v1", KeyWindow: 24 * time.Hour, Timeout: 5 * time.Second, AllowPrivate: true}
+	cfg := httpsink.Config{
+		Name:         "payments",
+		BaseURL:      m.server.URL + "/v1",
+		KeyWindow:    24 * time.Hour,
+		Timeout:      5 * time.Second,
+		AllowPrivate: true,
+	}
 	for _, f := range change {
 		f(&cfg)
 	}
@@ -126,7 +132,9 @@ func TestRetriesSendTheSameCall(t *testing.T) {
 	r.states("delivered")
 	m.same(10)
 	first := m.calls()[0]
-	if want := one[string](r, `select key::text from onlyonce.calls`); first.key != want || first.uri != "/v1/charges" || first.body != `{"order":"1"}` {
+	if want := one[string](r, `select key::text from onlyonce.calls`); first.key != want ||
+		first.uri != "/v1/charges" ||
+		first.body != `{"order":"1"}` {
 		t.Errorf("sent %+v, want key %s", first, want)
 	}
 	var reasons []string
@@ -168,7 +176,9 @@ func TestFinalRejectionIsParkedWhole(t *testing.T) {
 			select concat_ws('|', p.kind, p.state, p.reason, p.attempts, p.tenant, p.scope, p.sink, p.call_name, p.method, p.target,
 			         convert_from(p.header_names[1], 'UTF8'), convert_from(p.header_values[1], 'UTF8'), convert_from(p.body, 'UTF8'), p.key = o.key)
 			  from onlyonce.parked p join onlyonce.calls o on o.parked_id = p.id`)
-		if want := `call|waiting|rejected|1|`; !strings.HasPrefix(got, want) || !strings.Contains(got, `|checkout|payments|charge|POST|/charges|Content-Type|application/json|{"order":"`) || !strings.HasSuffix(got, "|t") {
+		if want := `call|waiting|rejected|1|`; !strings.HasPrefix(got, want) ||
+			!strings.Contains(got, `|checkout|payments|charge|POST|/charges|Content-Type|application/json|{"order":"`) ||
+			!strings.HasSuffix(got, "|t") {
 			t.Errorf("%d: parked %s", code, got)
 		}
 		if e := one[string](r, `select error from onlyonce.parked`); !strings.HasPrefix(e, "status ") || strings.Contains(e, "Jane") {
@@ -185,7 +195,11 @@ func TestRetryAfter(t *testing.T) {
 		least  time.Duration
 		most   time.Duration
 	}{
-		"seconds": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Retry-After", "120"); w.WriteHeader(429) }, 2 * time.Minute, 2 * time.Minute},
+		"seconds": {
+			func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Retry-After", "120"); w.WriteHeader(429) },
+			2 * time.Minute,
+			2 * time.Minute,
+		},
 		"date": {func(w http.ResponseWriter, _ *http.Request) {
 			// The remote's clock is an hour ahead.
 			w.Header().Set("Date", date.Add(time.Hour).Format(http.TimeFormat))
@@ -196,7 +210,11 @@ func TestRetryAfter(t *testing.T) {
 			w.Header().Set("Retry-After", "86400")
 			w.WriteHeader(429)
 		}, time.Hour, time.Hour},
-		"nonsense": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Retry-After", "-7"); w.WriteHeader(429) }, 0, time.Second},
+		"nonsense": {
+			func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Retry-After", "-7"); w.WriteHeader(429) },
+			0,
+			time.Second,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newRemote(t, c.answer)
@@ -227,7 +245,9 @@ func TestWindowPassesWhileConnecting(t *testing.T) {
 	r.enqueue(charge("1"))
 	d := &slowDialer{}
 	sink := m.sink(func(c *httpsink.Config) {
-		c.KeyWindow, c.Timeout = 4*time.Second, 2*time.Second // starts may be made for 1.96 s
+		// starts may be made for 1.96 s
+		c.KeyWindow = 4 * time.Second
+		c.Timeout = 2 * time.Second
 		c.Transport = &http.Transport{DialContext: d.dial, DisableKeepAlives: true}
 	})
 	cfg := testConfig(sink)

@@ -49,7 +49,14 @@ func (s *sender) presentFaults() []presence.Fault {
 		all = append(all, presence.Since(faultRemote, since, err)...)
 	}
 	if since, n := s.stuck.first(); n > 0 {
-		all = append(all, presence.Since(faultStuck, since, fmt.Errorf("%d calls have not come back although their contexts have ended; the log names them", n))...)
+		all = append(
+			all,
+			presence.Since(
+				faultStuck,
+				since,
+				fmt.Errorf("%d calls have not come back although their contexts have ended; the log names them", n),
+			)...,
+		)
 	}
 	return all
 }

@@ -22,7 +22,11 @@ func (r *rig) enqueueUnder(key string, calls ...outbox.Call) {
 		if err := outbox.EnqueueAll(r.t.Context(), tx, calls...); err != nil {
 			return err
 		}
-		_, err := tx.Exec(r.t.Context(), `update onlyonce.batches set keys = array_fill($1::uuid, array[n::integer]) where xid = pg_current_xact_id()`, key)
+		_, err := tx.Exec(
+			r.t.Context(),
+			`update onlyonce.batches set keys = array_fill($1::uuid, array[n::integer]) where xid = pg_current_xact_id()`,
+			key,
+		)
 		return err
 	})
 	if err != nil {
@@ -67,7 +71,11 @@ func TestO1ParkingKeepsCallsOfOneKey(t *testing.T) {
 			until(t, "each call of the log is parked", func() bool {
 				return one[int](r, `select count(*) from onlyonce.calls where state in ('pending', 'delivered')`) == 0
 			})
-			if got := one[string](r, `select state || ' ' || reason || ', key of its own ' || (key <> $1::uuid) from onlyonce.parked where body like '%order-18%'`, key); got != "waiting conflict, key of its own false" {
+			if got := one[string](
+				r,
+				`select state || ' ' || reason || ', key of its own ' || (key <> $1::uuid) from onlyonce.parked where body like '%order-18%'`,
+				key,
+			); got != "waiting conflict, key of its own false" {
 				t.Errorf("the second call is parked as %s", got)
 			}
 		})
@@ -136,7 +144,9 @@ func TestO1ParkedCallOutlivesTheClaimOfItsMessage(t *testing.T) {
 	sink := newScripted(rejectsFirst())
 	r.start(testConfig(sink))
 	for _, state := range []string{"as it was", "under a new key"} {
-		until(t, "the call is rejected", func() bool { return one[int](r, `select count(*) from onlyonce.parked where reason = 'rejected'`) == 1 })
+		until(t, "the call is rejected", func() bool {
+			return one[int](r, `select count(*) from onlyonce.parked where reason = 'rejected'`) == 1
+		})
 		if err := enqueue("10 EUR", false); err != nil {
 			t.Errorf("%s, the same bytes: %v", state, err)
 		}
@@ -175,12 +185,21 @@ func TestO1KeyOfOnesOwnStandsForOneCall(t *testing.T) {
 	r := newRig(t)
 	const key = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
 	single := func(sink, tenant, scope, name string) error {
-		_, err := r.pool.Exec(t.Context(), `select onlyonce.enqueue($1, $2, $3, $4, $5, 'POST', '/orders', '{}', '{}', '{}'::bytea)`, key, tenant, scope, sink, name)
+		_, err := r.pool.Exec(t.Context(), `select onlyonce.enqueue($1, $2, $3, $4, $5, 'POST', '/orders', '{}', '{}', '{}'::bytea)`,
+			key, tenant, scope, sink, name)
 		return err
 	}
 	several := func(sink, tenant, scope, name string) error {
-		_, err := r.pool.Exec(t.Context(), `select onlyonce.enqueue_calls('{2}', array[$1]::uuid[], array[null]::uuid[], array[$4], array[$2], array[$3], array[$5], '{POST}', '{/orders}', '{""}',
-			array[null]::text[], array['{}'::bytea], array[null]::timestamptz[], array[null]::timestamptz[], '{false}', '{false}', '{false}')`, key, tenant, scope, sink, name)
+		_, err := r.pool.Exec(
+			t.Context(),
+			`select onlyonce.enqueue_calls('{2}', array[$1]::uuid[], array[null]::uuid[], array[$4], array[$2], array[$3], array[$5], '{POST}', '{/orders}', '{""}',
+			array[null]::text[], array['{}'::bytea], array[null]::timestamptz[], array[null]::timestamptz[], '{false}', '{false}', '{false}')`,
+			key,
+			tenant,
+			scope,
+			sink,
+			name,
+		)
 		return err
 	}
 	for _, state := range []string{"in the log", "parked"} {
@@ -194,7 +213,12 @@ func TestO1KeyOfOnesOwnStandsForOneCall(t *testing.T) {
 			if err := enqueue("payments", "acme", "shop", "charge"); err != nil {
 				t.Errorf("%s, %s: the call: %v", state, how, err)
 			}
-			for _, other := range [][4]string{{"invoices", "acme", "shop", "charge"}, {"payments", "beta", "shop", "charge"}, {"payments", "acme", "mail", "charge"}, {"payments", "acme", "shop", "refund"}} {
+			for _, other := range [][4]string{
+				{"invoices", "acme", "shop", "charge"},
+				{"payments", "beta", "shop", "charge"},
+				{"payments", "acme", "mail", "charge"},
+				{"payments", "acme", "shop", "refund"},
+			} {
 				if err := enqueue(other[0], other[1], other[2], other[3]); err == nil || !strings.Contains(err.Error(), "OO004") {
 					t.Errorf("%s, %s: %v: %v, want OO004", state, how, other, err)
 				}

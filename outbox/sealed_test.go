@@ -75,7 +75,8 @@ func TestO13BodyWhoseKeyIsNotThereYet(t *testing.T) {
 	s := &openWith{}
 	s.fail(seal.ErrKey)
 	cfg := testConfig(sink)
-	cfg.Sealer, cfg.Backoff.Max = s, time.Hour
+	cfg.Sealer = s
+	cfg.Backoff.Max = time.Hour
 	c := charge("1")
 	c.Sealer = s
 	r.enqueue(c)
@@ -124,7 +125,8 @@ func TestO13WindowOfACallThatDoesNotOpenAnyMore(t *testing.T) {
 	})
 	r.exec(`update onlyonce.parked set first_attempt_at = clock_timestamp() - interval '2 days'`)
 	until(t, "its window is over", func() bool {
-		return one[string](r, sealedRow) == "reconcile window 1 used by itself" || one[string](r, sealedRow) == "reconcile window 1 used by hand"
+		return one[string](r, sealedRow) == "reconcile window 1 used by itself" ||
+			one[string](r, sealedRow) == "reconcile window 1 used by hand"
 	})
 	if n := len(sink.calls()); n != 1 {
 		t.Errorf("%d calls", n)
@@ -153,10 +155,13 @@ func TestO13CompletionThatDoesNotOpen(t *testing.T) {
 		return send(ctx, d)
 	}
 	c := charge("1")
-	c.Sealer, c.Capture = s, true
+	c.Sealer = s
+	c.Capture = true
 	r.enqueue(c)
 	r.start(cfg)
-	until(t, "it waits for an operator", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'waiting'`) == 1 })
+	until(t, "it waits for an operator", func() bool {
+		return one[int](r, `select count(*) from onlyonce.parked where state = 'waiting'`) == 1
+	})
 	if got := one[string](r, sealedRow); got != "waiting completion 1 used by hand" {
 		t.Error(got)
 	}

@@ -31,8 +31,14 @@ func newSender(pool *primary.Pool, cfg RelayConfig, s Sink) *sender {
 // their calls are settled. It returns an error for a fault that waiting does not heal.
 func (s *sender) run(ctx context.Context) (fault error) {
 	defer process.Shared[hintedLanes](ctx).add(s.name, &s.hints)()
-	held := &heldLanes{relaySink: s.relaySink, ctx: ctx, owners: map[int16]*laneOwner{}, ended: make(chan *laneOwner, lanes)}
-	poll, purger := newPoll(held), &purger{sink: s.relaySink, watched: watch.New(s.pool, watch.Often)}
+	held := &heldLanes{
+		relaySink: s.relaySink,
+		ctx:       ctx,
+		owners:    map[int16]*laneOwner{},
+		ended:     make(chan *laneOwner, lanes),
+	}
+	poll := newPoll(held)
+	purger := &purger{sink: s.relaySink, watched: watch.New(s.pool, watch.Often)}
 	leases := pace.Clock{Due: func(time.Time) time.Time { return held.renewAt }, Run: held.renew}
 	rates := pace.Clock{Due: s.gate.Due, Run: func() error { return s.serveRates(ctx, held) }}
 	purge := pace.Clock{ // only in the relay that holds the first lane
@@ -48,10 +54,13 @@ func (s *sender) run(ctx context.Context) (fault error) {
 	}}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	stopped, stopping := ctx.Done(), false
+	stopped := ctx.Done()
+	stopping := false
 	for !stopping || len(held.owners) > 0 {
-		if !stopping && (ctx.Err() != nil || fault != nil) { // leases last until their lanes are drained, and shares until calls have returned
-			stopping, stopped = true, nil
+		// leases last until their lanes are drained, and shares until calls have returned
+		if !stopping && (ctx.Err() != nil || fault != nil) {
+			stopping = true
+			stopped = nil
 			work.all = pace.Clocks{leases, rates}
 			for _, o := range held.owners {
 				o.lane.requestRelease()

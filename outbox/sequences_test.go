@@ -50,8 +50,21 @@ type event struct {
 // cannedAnswers are the answers of remotes, gateways and our own layer, by name: a status, and then
 // headers and a body. none breaks the connection off, half breaks the body off.
 var cannedAnswers = map[string]string{
-	"201": "201", "401": "401", "403": "403", "404": "404", "408": "408", "409": "409", "413": "413", "425": "425", "429": "429", "302": "302",
-	"500": "500", "502": "502", "503": "503", "none": "none", "half": "half",
+	"201":                  "201",
+	"401":                  "401",
+	"403":                  "403",
+	"404":                  "404",
+	"408":                  "408",
+	"409":                  "409",
+	"413":                  "413",
+	"425":                  "425",
+	"429":                  "429",
+	"302":                  "302",
+	"500":                  "500",
+	"502":                  "502",
+	"503":                  "503",
+	"none":                 "none",
+	"half":                 "half",
 	"418 never":            "418", // the configuration says that it is final
 	"created 201":          "201 created",
 	"replayed 201":         "201 replayed",
@@ -130,7 +143,13 @@ func classified(t *testing.T, tenant string) map[string]outbox.AttemptOutcome {
 		t.Fatal(err)
 	}
 	send := func(s *httpsink.Sink, target string) outbox.AttemptOutcome {
-		return s.Send(t.Context(), &outbox.Attempt{Key: "6a1f0b52-93c1-8d0e-a3b4-0f1e2d3c4b5a", Tenant: tenant, Method: "POST", Target: target, Body: []byte("x")}).Outcome
+		return s.Send(t.Context(), &outbox.Attempt{
+			Key:    "6a1f0b52-93c1-8d0e-a3b4-0f1e2d3c4b5a",
+			Tenant: tenant,
+			Method: "POST",
+			Target: target,
+			Body:   []byte("x"),
+		}).Outcome
 	}
 	all := map[string]outbox.AttemptOutcome{"no connection": send(nobody, "/"), "cannot be sent": send(sink, "/../x")}
 	for name := range cannedAnswers {
@@ -142,12 +161,18 @@ func classified(t *testing.T, tenant string) map[string]outbox.AttemptOutcome {
 // events are all kinds of attempts.
 func events() (all []event) {
 	// Gateways that refuse, and attempts that do not leave.
-	for _, answer := range []string{"no connection", "cannot be sent", "401", "403", "404", "413", "425", "429", "302", "rejected 503", "rejected 500, final", "rejected 400",
-		"rejected 413", "mismatch 422", "bypassed 404"} {
+	for _, answer := range []string{
+		"no connection", "cannot be sent", "401", "403", "404", "413", "425", "429", "302",
+		"rejected 503", "rejected 500, final", "rejected 400", "rejected 413", "mismatch 422",
+		"bypassed 404",
+	} {
 		all = append(all, event{answer, true, func(*simulated) string { return answer }})
 	}
 	// Answers that do not show whether the attempt was applied, each with both.
-	for _, answer := range []string{"none", "half", "408", "409", "500", "502", "503", "in-progress 503", "in-progress, final", "released 409", "released 402", "released 502", "died"} {
+	for _, answer := range []string{
+		"none", "half", "408", "409", "500", "502", "503", "in-progress 503", "in-progress, final",
+		"released 409", "released 402", "released 502", "died",
+	} {
 		all = append(all, event{answer + ", applied", false, func(r *simulated) string { r.apply(); return answer }},
 			event{answer + ", not applied", false, func(*simulated) string { return answer }})
 	}
@@ -171,8 +196,14 @@ func events() (all []event) {
 			return first
 		}}
 	}
-	return append(all, remote("remote", "201", "201", false), remote("own layer", "created 201", "replayed 201", false), remote("own layer, answer not kept", "created 201", "replayed 410", false),
-		remote("own layer refuses", "created 422", "", true), remote("own layer refuses, 503", "created 503", "", true), remote("configured as final", "418 never", "", true),
+	return append(
+		all,
+		remote("remote", "201", "201", false),
+		remote("own layer", "created 201", "replayed 201", false),
+		remote("own layer, answer not kept", "created 201", "replayed 410", false),
+		remote("own layer refuses", "created 422", "", true),
+		remote("own layer refuses, 503", "created 503", "", true),
+		remote("configured as final", "418 never", "", true),
 		event{"own layer, stored 410", true, func(r *simulated) string {
 			if r.key == knowsApplied {
 				return "replayed 201"
@@ -187,7 +218,8 @@ func events() (all []event) {
 			}
 			return "bypassed 500"
 		}},
-		event{"without a key, not applied", false, func(*simulated) string { return "bypassed 500" }})
+		event{"without a key, not applied", false, func(*simulated) string { return "bypassed 500" }},
+	)
 }
 
 // told checks that what an operator sees of a call is true.
@@ -248,7 +280,9 @@ func TestO6EverySequence(t *testing.T) {
 	for _, tenant := range []string{"", "acme"} {
 		outcomes := classified(t, tenant)
 		all := events()
-		sequences, decided, faults := 0, 0, 0
+		sequences := 0
+		decided := 0
+		faults := 0
 		fail := func(path []string, format string, args ...any) {
 			if faults++; faults < 20 {
 				t.Errorf("%s: %s", strings.Join(path, "; "), fmt.Sprintf(format, args...))

@@ -151,7 +151,9 @@ func TestO15ShareOfARelayThatDied(t *testing.T) {
 	if n := c.atOnce("slow"); n > 2 {
 		t.Errorf("%d calls were under way at once, of 2", n)
 	}
-	until(t, "the relay gives up what it does not use", func() bool { return one[int](r, `select count(*) from onlyonce.shares where share > 0`) == 0 })
+	until(t, "the relay gives up what it does not use", func() bool {
+		return one[int](r, `select count(*) from onlyonce.shares where share > 0`) == 0
+	})
 	r.exec(`update onlyonce.rates set in_flight = 1`)
 	r.exec(`insert into onlyonce.shares values ('payments', 'tenant slow', gen_random_uuid(), 1, 1, clock_timestamp(), clock_timestamp() + interval '30 seconds', 1)`)
 	r.enqueue(chargeOf("slow", "another"))
@@ -232,7 +234,8 @@ func TestO15WhatIsCounted(t *testing.T) {
 func TestO15LongestWaitsFirst(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	relays, asked := []uuid.UUID{uuid.New(), uuid.New(), uuid.New()}, 0
+	relays := []uuid.UUID{uuid.New(), uuid.New(), uuid.New()}
+	asked := 0
 	ask := func(relay, held int) int {
 		asked++
 		return one[int](r, `select onlyonce.take_share('s', '', $1, $2, 1, $3, 8)`, relays[relay], asked, held)
@@ -255,9 +258,11 @@ func TestO15LongestWaitsFirst(t *testing.T) {
 func TestO15EarlierQuestionIsIgnored(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	a, b := uuid.New(), uuid.New()
+	a := uuid.New()
+	b := uuid.New()
 	ask := func(relay uuid.UUID, number, held, wants int) string {
-		return one[string](r, `select coalesce(onlyonce.take_share('s', '', $1, $2, 8, $3, $4)::text, 'ignored')`, relay, number, held, wants)
+		return one[string](r, `select coalesce(onlyonce.take_share('s', '', $1, $2, 8, $3, $4)::text, 'ignored')`,
+			relay, number, held, wants)
 	}
 	got := []string{ask(a, 1, 0, 5), ask(a, 3, 5, 8), ask(a, 2, 5, 5), ask(a, 3, 5, 5), ask(b, 1, 0, 8)}
 	if want := []string{"5", "8", "ignored", "ignored", "0"}; !slices.Equal(got, want) {
@@ -270,7 +275,9 @@ func TestO15EarlierQuestionIsIgnored(t *testing.T) {
 func TestO15EqualParts(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	relays, may, asked := []uuid.UUID{uuid.New(), uuid.New(), uuid.New()}, make([]int, 3), 0
+	relays := []uuid.UUID{uuid.New(), uuid.New(), uuid.New()}
+	may := make([]int, 3)
+	asked := 0
 	round := func(wants ...int) {
 		for range 3 {
 			for i, want := range wants {
@@ -280,7 +287,10 @@ func TestO15EqualParts(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ wants, want []int }{
-		{[]int{9, 0, 0}, []int{9, 0, 0}}, {[]int{9, 9, 9}, []int{3, 3, 3}}, {[]int{9, 1, 9}, []int{4, 1, 4}}, {[]int{2, 2, 9}, []int{2, 2, 5}},
+		{[]int{9, 0, 0}, []int{9, 0, 0}},
+		{[]int{9, 9, 9}, []int{3, 3, 3}},
+		{[]int{9, 1, 9}, []int{4, 1, 4}},
+		{[]int{2, 2, 9}, []int{2, 2, 5}},
 	} {
 		if round(c.wants...); !slices.Equal(may, c.want) {
 			t.Errorf("relays that want %v may have %v calls under way, want %v", c.wants, may, c.want)
@@ -318,7 +328,8 @@ func TestO15Shares(t *testing.T) {
 				a.asked++
 				wants := max(random.IntN(a.wants+1), a.underWay)
 				a.may = min(a.may, wants)
-				number, held := a.asked, max(a.may, a.underWay)
+				number := a.asked
+				held := max(a.may, a.underWay)
 				ask := func() *int {
 					return one[*int](r, `select onlyonce.take_share($1, '', $2, $3, $4, $5, $6)`, sink, a.relay, number, most, held, wants)
 				}
@@ -331,7 +342,8 @@ func TestO15Shares(t *testing.T) {
 				a.underWay = max(a.underWay, a.may)
 			case 2: // calls return
 				n := random.IntN(a.underWay + 1)
-				a.underWay, a.finished = a.underWay-n, a.finished+n
+				a.underWay = a.underWay - n
+				a.finished = a.finished + n
 			case 3:
 				if len(a.late) > 0 {
 					a.late[0]()
@@ -347,7 +359,8 @@ func TestO15Shares(t *testing.T) {
 			}
 		}
 		if i := slices.IndexFunc(relays, waits); i >= 0 {
-			t.Errorf("seed %d, of %d: relay %d of %d, which wants %d, has had no call under way", seed, most, i, len(relays), relays[i].wants)
+			t.Errorf("seed %d, of %d: relay %d of %d, which wants %d, has had no call under way",
+				seed, most, i, len(relays), relays[i].wants)
 		}
 	}
 }

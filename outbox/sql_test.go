@@ -45,14 +45,22 @@ var hot = map[string]struct {
 	"first batches": {`%lane, 0, 0, 0, 1000, 64`, []string{"batches_%d_sink_lane_xid_id_idx"}},
 	"collect":       {`%lane, 0, 7, 1, 1000`, []string{"batches_%d_sink_lane_xid_id_idx"}},
 	"fetch":         {`%lane, 0, '{"(0,1)","(0,2)"}'`, nil},
-	"park": {`'{1}', '{700}', '{1}', '{1}', '{t}', '{t}', '{retrying}', '{failed}', '{no}', '{1}', '{null}', '{null}', '{null}', '{f}', 'payments', 0, false`,
-		[]string{"batches_%d_sink_lane_xid_id_idx", "parked_calls_key", "parked_first_key"}},
-	"pick":      {`'payments', 0, '{acme}', '{17}', false, 8, '{}', '{}', '{}', true, '{tenant acme,key a:}', '{2,1}', '23 hours', '30 seconds'`, []string{"parked_calls_due", "parked_pkey", "parked_waits"}},
+	"park": {
+		`'{1}', '{700}', '{1}', '{1}', '{t}', '{t}', '{retrying}', '{failed}', '{no}', '{1}', '{null}', '{null}', '{null}', '{f}', 'payments', 0, false`,
+		[]string{"batches_%d_sink_lane_xid_id_idx", "parked_calls_key", "parked_first_key"},
+	},
+	"pick": {
+		`'payments', 0, '{acme}', '{17}', false, 8, '{}', '{}', '{}', true, '{tenant acme,key a:}', '{2,1}', '23 hours', '30 seconds'`,
+		[]string{"parked_calls_due", "parked_pkey", "parked_waits"},
+	},
 	"set aside": {`'payments', 0, '{acme}', true, '{17}', '{}', '{}', '{key a:}'`, []string{"parked_calls_due", "parked_pkey"}},
 	"waiting":   {`'payments', '', -1`, []string{"parked_waits"}},
 	"next":      {`'payments', 0, '{}', '{}', '{}', true`, []string{"parked_calls_due"}},
-	"settle":    {`false, '{1,3}', '{1,2}', array[gen_random_uuid(), gen_random_uuid()], '{1,1}', '{false,true}', '{false,false}', '{false,false}', '{false,false}', '{retrying,waiting}', '{failed,rejected}', '{a,b}', '{1000,null}', '{null,null}', '{null,null}', '{null,null}', '{"",key a:}'`, []string{"parked_key"}},
-	"purge":     {`'payments', '7 days', 1000, '1 day'`, []string{"parked_settled", "parked_pkey"}},
+	"settle": {
+		`false, '{1,3}', '{1,2}', array[gen_random_uuid(), gen_random_uuid()], '{1,1}', '{false,true}', '{false,false}', '{false,false}', '{false,false}', '{retrying,waiting}', '{failed,rejected}', '{a,b}', '{1000,null}', '{null,null}', '{null,null}', '{null,null}', '{"",key a:}'`,
+		[]string{"parked_key"},
+	},
+	"purge": {`'payments', '7 days', 1000, '1 day'`, []string{"parked_settled", "parked_pkey"}},
 }
 
 // The hot statements find their rows by index, whatever the parameters, even if they were planned
@@ -79,7 +87,8 @@ func TestPlans(t *testing.T) {
 			}
 			lane := one[int64](r, `select id from onlyonce.lanes where lane = 3`)
 			for name, c := range hot {
-				sql, args := outbox.Statements[name], strings.ReplaceAll(c.args, "%lane", fmt.Sprint(lane))
+				sql := outbox.Statements[name]
+				args := strings.ReplaceAll(c.args, "%lane", fmt.Sprint(lane))
 				if plan := pgtest.GenericPlan(t, r.pool, sql, args); strings.Contains(plan, "JIT:") {
 					t.Errorf("%s is compiled, which takes a second:\n%s", name, plan)
 				}
@@ -123,7 +132,16 @@ func TestFenceForbidsSequentialScans(t *testing.T) {
 	r := newRig(t)
 	r.exec(`insert into onlyonce.leases (name, epoch, nonce) values ('relay/x', 1, '00000000-0000-4000-8000-000000000001')`)
 	err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), outbox.Statements["fence"], one[int64](r, `select id from onlyonce.leases`), 1, "00000000-0000-4000-8000-000000000001", "60000", "60000", "60000")
+		_, err := tx.Exec(
+			t.Context(),
+			outbox.Statements["fence"],
+			one[int64](r, `select id from onlyonce.leases`),
+			1,
+			"00000000-0000-4000-8000-000000000001",
+			"60000",
+			"60000",
+			"60000",
+		)
 		if err != nil {
 			return err
 		}
@@ -153,7 +171,16 @@ func TestFenceFlushes(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got string
-		_, err = tx.Exec(t.Context(), outbox.Statements["fence"], one[int64](r, `select id from onlyonce.leases`), 1, "00000000-0000-4000-8000-000000000001", "100", "60000", "60000")
+		_, err = tx.Exec(
+			t.Context(),
+			outbox.Statements["fence"],
+			one[int64](r, `select id from onlyonce.leases`),
+			1,
+			"00000000-0000-4000-8000-000000000001",
+			"100",
+			"60000",
+			"60000",
+		)
 		if err == nil {
 			err = tx.QueryRow(t.Context(), `select current_setting('synchronous_commit') || current_setting('lock_timeout')`).Scan(&got)
 		}
@@ -170,7 +197,12 @@ func TestFenceFlushes(t *testing.T) {
 // a server whose default isolation is not the one it needs.
 func TestOtherSessions(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeSimpleProtocol} {
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeExec,
+		pgx.QueryExecModeCacheDescribe,
+		pgx.QueryExecModeDescribeExec,
+		pgx.QueryExecModeSimpleProtocol,
+	} {
 		t.Run(mode.String(), func(t *testing.T) {
 			r := newRig(t)
 			cfg := r.pool.Config().Copy()
@@ -194,7 +226,8 @@ func TestOtherSessions(t *testing.T) {
 			})
 			sink.limits = outbox.Limits{KeyWindow: time.Hour, Timeout: time.Second}
 			bare := charge("no header")
-			bare.Header, bare.Body = nil, nil
+			bare.Header = nil
+			bare.Body = nil
 			other.enqueue(charge("1"), charge("reject"), bare)
 			other.start(testConfig(sink))
 			r.states("delivered", "waiting")
@@ -209,7 +242,8 @@ func TestOtherSessions(t *testing.T) {
 				sent = append(sent, fmt.Sprintf("%s %q", d.Header.Get("Content-Type"), d.Body))
 			}
 			slices.Sort(sent)
-			if got := strings.Join(slices.Compact(sent), "|"); got != ` ""|application/json "{\"order\":\"1\"}"|application/json "{\"order\":\"reject\"}"` {
+			got := strings.Join(slices.Compact(sent), "|")
+			if got != ` ""|application/json "{\"order\":\"1\"}"|application/json "{\"order\":\"reject\"}"` {
 				t.Errorf("sent %s", got)
 			}
 		})
@@ -228,7 +262,8 @@ func TestLockedRowsAreLeftForLater(t *testing.T) {
 		}
 		return outbox.Failure("again", nil)
 	})
-	locked, free := charge("locked"), charge("free")
+	locked := charge("locked")
+	free := charge("free")
 	free.ID = r.sameLane(locked, "free")
 	r.enqueue(locked, free)
 	cfg := testConfig(sink)
@@ -241,11 +276,16 @@ func TestLockedRowsAreLeftForLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), `select 1 from onlyonce.parked where id = (select min(id) from onlyonce.parked) for update`); err != nil {
+	if _, err := tx.Exec(
+		t.Context(),
+		`select 1 from onlyonce.parked where id = (select min(id) from onlyonce.parked) for update`,
+	); err != nil {
 		t.Fatal(err)
 	}
 	again.Store(true)
-	until(t, "the free one is delivered", func() bool { return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) == 1 })
+	until(t, "the free one is delivered", func() bool {
+		return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) == 1
+	})
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}

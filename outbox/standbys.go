@@ -36,14 +36,17 @@ func checkStandbys(ctx context.Context, pool *primary.Pool, cfg *RelayConfig) er
 	}
 	switch {
 	case len(cfg.WaitFor) == 0 && len(names) > 0:
-		cfg.Logger.Warn("onlyonce: the server has standbys, and calls go out without waiting for them: a failover may leave calls for work that was undone; see RelayConfig.WaitFor",
+		cfg.Logger.Warn("onlyonce: the server has standbys, and calls go out without waiting for them: a "+
+			"failover may leave calls for work that was undone; see RelayConfig.WaitFor",
 			"standbys", len(names))
 	case len(cfg.WaitFor) > 0 && !sees:
-		return fmt.Errorf("RelayConfig.WaitFor: the relay's role may not see how far standbys have flushed: grant it pg_monitor")
+		return fmt.Errorf("RelayConfig.WaitFor: the relay's role may not see how far standbys have flushed: " +
+			"grant it pg_monitor")
 	}
 	for _, want := range cfg.WaitFor {
 		if !slices.Contains(names, want) {
-			cfg.Logger.Warn("onlyonce: a standby of RelayConfig.WaitFor does not stream: no call is sent until it does", "application_name", want)
+			cfg.Logger.Warn("onlyonce: a standby of RelayConfig.WaitFor does not stream: no call is sent until it does",
+				"application_name", want)
 		}
 	}
 	return nil

@@ -29,7 +29,8 @@ func newStatement(sql string) *statement {
 	s.sql = parameter.ReplaceAllStringFunc(sql, func(name string) string {
 		i := slices.Index(s.names, name[1:])
 		if i < 0 {
-			i, s.names = len(s.names), append(s.names, name[1:])
+			i = len(s.names)
+			s.names = append(s.names, name[1:])
 		}
 		return fmt.Sprintf("$%d", i+1)
 	})

@@ -34,7 +34,8 @@ func TestGracefulStop(t *testing.T) {
 	}
 	g.release()
 	x.stop()
-	if got := one[string](r, `select string_agg(state, ' ' order by state) from onlyonce.calls`); got != "delivered pending" || len(sink.calls()) != 1 {
+	if got := one[string](r, `select string_agg(state, ' ' order by state) from onlyonce.calls`); got != "delivered pending" ||
+		len(sink.calls()) != 1 {
 		t.Errorf("rows %s; want the call in hand settled and no other picked", got)
 	}
 	if n := one[int](r, `select count(*) from onlyonce.leases where nonce is null and until is null and name like 'relay/%'`); n != 16 {
@@ -55,7 +56,9 @@ func TestStopWaitsForItsCallsOnly(t *testing.T) {
 	sink := newScripted(g.accept)
 	cfg := testConfig(sink)
 	// Both longer than the test waits.
-	cfg.Concurrency, cfg.DrainTimeout, cfg.LeaseTTL = 2, 10*time.Minute, 10*time.Minute
+	cfg.Concurrency = 2
+	cfg.DrainTimeout = 10 * time.Minute
+	cfg.LeaseTTL = 10 * time.Minute
 	first := charge("1")
 	calls := []outbox.Call{first}
 	for range 5 {
@@ -75,7 +78,10 @@ func TestStopWaitsForItsCallsOnly(t *testing.T) {
 	if n := one[int](r, held); n != 0 {
 		t.Errorf("%d lanes are held", n)
 	}
-	if got := one[string](r, `select string_agg(state, ' ' order by state) from onlyonce.calls`); got != "delivered delivered pending pending pending pending" {
+	if got := one[string](
+		r,
+		`select string_agg(state, ' ' order by state) from onlyonce.calls`,
+	); got != "delivered delivered pending pending pending pending" {
 		t.Errorf("rows %s", got)
 	}
 }
@@ -118,7 +124,9 @@ func TestSinkThatDoesNotReturn(t *testing.T) {
 	go func() { ended <- relay.Run(ctx) }()
 	until(t, "the call is under way", func() bool { return len(sink.calls()) == 1 })
 	cancel()
-	if err := pgtest.Receive(t, patience, "Run ends", ended); err == nil || !strings.Contains(err.Error(), "in the sink") || !strings.Contains(err.Error(), "payments") {
+	if err := pgtest.Receive(t, patience, "Run ends", ended); err == nil ||
+		!strings.Contains(err.Error(), "in the sink") ||
+		!strings.Contains(err.Error(), "payments") {
 		t.Errorf("%v, want an error that names the sink, and says that it has the call", err)
 	}
 }

@@ -42,7 +42,9 @@ func TestO18CallThatReturnsAfterItsLane(t *testing.T) {
 		t.Errorf("%d calls are given up, want 1", n)
 	}
 	calls.returned.add(a)
-	if n, err := g.Abandoned(), g.Close(); n != 0 || err != nil {
+	n := g.Abandoned()
+	err := g.Close()
+	if n != 0 || err != nil {
 		t.Errorf("after it has returned %d calls are given up; %v", n, err)
 	}
 }
@@ -54,7 +56,9 @@ func TestO18CallThatReturnsBeforeItsLaneEnds(t *testing.T) {
 	g := calls.lane.sink.gate
 	calls.returned.add(a)
 	calls.await()
-	if n, err := g.Abandoned(), g.Close(); n != 0 || err != nil {
+	n := g.Abandoned()
+	err := g.Close()
+	if n != 0 || err != nil {
 		t.Errorf("%d calls are given up; %v", n, err)
 	}
 }

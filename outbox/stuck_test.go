@@ -54,14 +54,18 @@ func TestO18CallThatDoesNotReturnGivesItsSlotUp(t *testing.T) {
 	g, sink, relay := r.stuckRelay()
 	r.enqueue(stuckCall("payments", 1), stuckCall("payments", 2))
 	r.run(relay)
-	first, second := g.wait(), g.wait()
+	first := g.wait()
+	second := g.wait()
 	for i := range 20 {
 		r.enqueue(otherCall("payments", i))
 	}
 	until(t, "the other calls are delivered", func() bool {
 		return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) == 20
 	})
-	if err := relay.Healthy(); err == nil || !strings.Contains(err.Error(), "payments") || !strings.Contains(err.Error(), first.Key) || !strings.Contains(err.Error(), second.Key) {
+	if err := relay.Healthy(); err == nil ||
+		!strings.Contains(err.Error(), "payments") ||
+		!strings.Contains(err.Error(), first.Key) ||
+		!strings.Contains(err.Error(), second.Key) {
 		t.Errorf("Healthy: %v, want an error that names the sink and both calls", err)
 	}
 	if err := first.MayStart(); !errors.Is(err, outbox.ErrNotStarted) {
@@ -113,7 +117,8 @@ func TestO18CallThatDoesNotReturnEndsNoRelay(t *testing.T) {
 	r := newRig(t)
 	g := r.gate()
 	start := func() (*outbox.Relay, *scripted, *running) {
-		sink, other := stuckSink("payments", g), newScripted(accept)
+		sink := stuckSink("payments", g)
+		other := newScripted(accept)
 		other.name = "mail"
 		cfg := testConfig(sink, other)
 		cfg.DrainTimeout = 10 * time.Millisecond
@@ -133,7 +138,11 @@ func TestO18CallThatDoesNotReturnEndsNoRelay(t *testing.T) {
 	until(t, "the calls are given up", func() bool { return relay.Healthy() != nil && strings.Contains(relay.Healthy().Error(), "9 more") })
 	_, second, _ := start()
 	until(t, "the second relay has half of the lanes", func() bool {
-		return one[int](r, `select count(*) from (select nonce from onlyonce.leases where name like 'relay/payments/%' and nonce is not null) l`) == 16 && r.gave(8)
+		return one[int](
+			r,
+			`select count(*) from (select nonce from onlyonce.leases where name like 'relay/payments/%' and nonce is not null) l`,
+		) == 16 &&
+			r.gave(8)
 	})
 	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() where settled_at is null`)
 	until(t, "the second relay makes the calls of its lanes again", func() bool { return len(second.calls()) >= 1 })

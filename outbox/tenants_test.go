@@ -47,7 +47,11 @@ func TestO16HangingRemoteOfATenantHoldsUpNoOther(t *testing.T) {
 	}
 	until(t, "the others' calls are sent", func() bool { return sentOf(sink, "good") == 50 })
 	until(t, "the tenants' calls wait", func() bool { return r.waitingFor("tenant first") > 180 && r.waitingFor("tenant second") > 180 })
-	if n := one[int](r, `select count(*) from onlyonce.parked where waits_for = 'tenant first' and next_attempt_at is null and (attempts > 0 or first_attempt_at is not null)`); n > 0 && !r.lost() {
+	if n := one[int](
+		r,
+		`select count(*) from onlyonce.parked where waits_for = 'tenant first' and next_attempt_at is null and (attempts > 0 or first_attempt_at is not null)`,
+	); n > 0 &&
+		!r.lost() {
 		t.Errorf("%d calls that wait have an attempt or a window", n)
 	}
 	g.release()

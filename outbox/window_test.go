@@ -25,7 +25,8 @@ func (r *rig) handled(origin origin.Origin, calls ...outbox.Call) error {
 	return pgx.BeginFunc(context.Background(), r.pool, func(inner pgx.Tx) error {
 		tx := &handlerTx{Tx: inner, origin: &origin, marks: map[[16]byte]bool{}}
 		for _, c := range calls {
-			c.Scope, c.Tenant = "", ""
+			c.Scope = ""
+			c.Tenant = ""
 			if err := outbox.Enqueue(context.Background(), tx, c); err != nil {
 				return err
 			}
@@ -71,7 +72,8 @@ func TestO6WindowOfAPassThatADeadRelayLeft(t *testing.T) {
 	g := r.gate()
 	dying := newScripted(g.accept)
 	cfg := testConfig(dying)
-	cfg.PollInterval, cfg.LeaseTTL = time.Minute, time.Minute
+	cfg.PollInterval = time.Minute
+	cfg.LeaseTTL = time.Minute
 	r.enqueue(charge("1"))
 	x := r.start(cfg)
 	g.wait()
@@ -246,7 +248,12 @@ func TestO6SettlementThatComesLate(t *testing.T) {
 	r.states("waiting")
 	const place = `select format('%s of attempt %s', state, attempts) from onlyonce.parked`
 	first := one[string](r, place)
-	id, key, pick := one[int64](r, `select id from onlyonce.parked`), one[string](r, `select key::text from onlyonce.parked`), one[int32](r, `select picks from onlyonce.parked`)
+	id := one[int64](
+		r,
+		`select id from onlyonce.parked`,
+	)
+	key := one[string](r, `select key::text from onlyonce.parked`)
+	pick := one[int32](r, `select picks from onlyonce.parked`)
 	applied.Store(true)
 	if _, err := r.pool.Exec(t.Context(), parked.RedriveCallsSQL, []int64{id}, []*string{nil}, false); err != nil {
 		t.Fatal(err)
@@ -255,8 +262,27 @@ func TestO6SettlementThatComesLate(t *testing.T) {
 		t.Fatalf("attempt %d is under way, and the one before is %s: they must have one number", d.Number, first)
 	}
 	for _, late := range []string{"waiting", "retrying"} {
-		if _, err := r.pool.Exec(t.Context(), outbox.Statements["settle"], false, []int64{id}, []int64{0}, []string{key}, []int32{pick}, []bool{false}, []bool{false}, []bool{false}, []bool{false},
-			[]string{late}, []string{"rejected"}, []string{"late"}, []*int64{nil}, []*int32{nil}, []*string{nil}, [][]byte{nil}, []string{""}); err != nil {
+		if _, err := r.pool.Exec(
+			t.Context(),
+			outbox.Statements["settle"],
+			false,
+			[]int64{id},
+			[]int64{0},
+			[]string{key},
+			[]int32{pick},
+			[]bool{false},
+			[]bool{false},
+			[]bool{false},
+			[]bool{false},
+			[]string{late},
+			[]string{"rejected"},
+			[]string{"late"},
+			[]*int64{nil},
+			[]*int32{nil},
+			[]*string{nil},
+			[][]byte{nil},
+			[]string{""},
+		); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -280,7 +306,10 @@ func TestReconcile(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				r := newRig(t)
 				sink := newScripted(accept)
-				if err := r.handled(origin.Origin{Scope: "s", ID: "m", Time: time.Now().Add(-25 * time.Hour), Redo: true}, charge("1")); err != nil {
+				if err := r.handled(
+					origin.Origin{Scope: "s", ID: "m", Time: time.Now().Add(-25 * time.Hour), Redo: true},
+					charge("1"),
+				); err != nil {
 					t.Fatal(err)
 				}
 				if later {
@@ -336,7 +365,10 @@ func TestNotBefore(t *testing.T) {
 	r.enqueue(put, keyed("k", 1), past)
 	r.start(testConfig(sink))
 	r.states("retrying", "blocked", "delivered")
-	if got := one[string](r, `select string_agg(state || reason || attempts || (first_attempt_at is null) || coalesce((next_attempt_at > clock_timestamp() + interval '50 minutes')::text, ''), ' ' order by row_id) from onlyonce.parked`); got !=
+	if got := one[string](
+		r,
+		`select string_agg(state || reason || attempts || (first_attempt_at is null) || coalesce((next_attempt_at > clock_timestamp() + interval '50 minutes')::text, ''), ' ' order by row_id) from onlyonce.parked`,
+	); got !=
 		"retryingscheduled0truetrue blockedbehind0true" {
 		t.Errorf("parked %s", got)
 	}

@@ -46,8 +46,12 @@ func (r *receiver) checkAge(ctx context.Context, tx *guard.Tx, set []*incoming, 
 	}
 	for _, in := range old {
 		if until != nil && !in.delivery.Time.After(*until) {
-			in.item.Refuse(parked.TooOld, fmt.Errorf("the broker stored it at %s, and ids of messages that it stored until %s may be forgotten: the database does not know whether it is a copy",
-				in.delivery.Time.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339)))
+			in.item.Refuse(
+				parked.TooOld,
+				fmt.Errorf("the broker stored it at %s, and ids of messages that it stored until %s may be "+
+					"forgotten: the database does not know whether it is a copy",
+					in.delivery.Time.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339)),
+			)
 		}
 	}
 	return nil
@@ -59,7 +63,13 @@ func (r *receiver) beginAge(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	r.tooOld = nil
-	if err := r.pool.Raw().QueryRow(bounded, tooOldSQL, Scope(r.cfg.Name), Topic(r.cfg.Name)).Scan(&r.tooOld); err != nil && !errors.Is(err, pgx.ErrNoRows) {
+	if err := r.pool.Raw().QueryRow(
+		bounded,
+		tooOldSQL,
+		Scope(r.cfg.Name),
+		Topic(r.cfg.Name),
+	).Scan(&r.tooOld); err != nil &&
+		!errors.Is(err, pgx.ErrNoRows) {
 		return fmt.Errorf("%w: %w", errDatabase, err)
 	}
 	b, ok := r.broker.(BrokerAnew)
@@ -70,7 +80,15 @@ func (r *receiver) beginAge(ctx context.Context) error {
 	if oldest.IsZero() || oldest.After(*r.tooOld) {
 		return nil
 	}
-	return fmt.Errorf("%w: the broker is about to deliver messages from %s on again, and ids of messages that it stored until %s may be forgotten: "+
-		"those would take effect twice. A longer horizon does not bring ids back. %s. To find the newest messages that are stored: onlyonce events list -topic %s",
-		ErrConfig, oldest.UTC().Format(time.RFC3339), r.tooOld.UTC().Format(time.RFC3339), why, Topic(r.cfg.Name))
+	return fmt.Errorf(
+		"%w: the broker is about to deliver messages from %s on again, and ids of messages that it stored "+
+			"until %s may be forgotten: "+
+			"those would take effect twice. A longer horizon does not bring ids back. %s. To find the "+
+			"newest messages that are stored: onlyonce events list -topic %s",
+		ErrConfig,
+		oldest.UTC().Format(time.RFC3339),
+		r.tooOld.UTC().Format(time.RFC3339),
+		why,
+		Topic(r.cfg.Name),
+	)
 }

@@ -17,7 +17,10 @@ func (r *rig) forgets(ago time.Duration) {
 	for segment := range 10 {
 		r.exec(fmt.Sprintf(`truncate onlyonce_segments.standard_keys_%d`, segment))
 	}
-	r.exec(`update onlyonce.rings set forgotten = clock_timestamp() - make_interval(secs => $1), horizon = '1 day' where name = 'standard_keys'`, ago.Seconds())
+	r.exec(
+		`update onlyonce.rings set forgotten = clock_timestamp() - make_interval(secs => $1), horizon = '1 day' where name = 'standard_keys'`,
+		ago.Seconds(),
+	)
 }
 
 // storedAt is a message that the broker has stored so long ago.
@@ -46,7 +49,10 @@ func TestK9MessagesOfAQueue(t *testing.T) {
 	if got := r.stored(); got != (queue.StoredEvent{Fresh: 3, Copies: 1, Parked: 2}) || q.Healthy() != nil {
 		t.Errorf("%+v, %v", got, q.Healthy())
 	}
-	if got := one[string](r, `select string_agg(reason || ' ' || event_id, ', ' order by event_id) from onlyonce.parked`); got != "too-old a, too-old fast clock" {
+	if got := one[string](
+		r,
+		`select string_agg(reason || ' ' || event_id, ', ' order by event_id) from onlyonce.parked`,
+	); got != "too-old a, too-old fast clock" {
 		t.Error(got)
 	}
 	if n := one[int](r, `select onlyonce.append_parked(array(select id from onlyonce.parked))`); n != 2 {
@@ -108,13 +114,17 @@ func TestK9ClassesOfAQueue(t *testing.T) {
 	r.exec(`update onlyonce.rings set horizon = '1 second'`)
 	until := func(want string) {
 		t.Helper()
-		got := one[string](r, `select coalesce(extract(hour from clock_timestamp() - onlyonce.queue_too_old('queue/q', 'queue.q'))::text, 'never')`)
+		got := one[string](
+			r,
+			`select coalesce(extract(hour from clock_timestamp() - onlyonce.queue_too_old('queue/q', 'queue.q'))::text, 'never')`,
+		)
 		if got != want {
 			t.Errorf("too old until %s hours ago, want %s", got, want)
 		}
 	}
 	ring := func(name string, hours int) {
-		r.exec(`update onlyonce.rings set forgotten = clock_timestamp() - make_interval(hours => $2, mins => 30) where name = $1`, name, hours)
+		r.exec(`update onlyonce.rings set forgotten = clock_timestamp() - make_interval(hours => $2, mins => 30) where name = $1`,
+			name, hours)
 	}
 	until("never")
 	ring("standard_keys", 9)
@@ -169,7 +179,9 @@ func TestQ6DeliveredAnew(t *testing.T) {
 	}
 	r.broker.Publish(message("c")) // ends a receiver that begins
 	err := begins(4 * time.Hour)
-	if !errors.Is(err, queue.ErrConfig) || !strings.Contains(err.Error(), "Its place is lost") || strings.Contains(err.Error(), "CopiesWithin") {
+	if !errors.Is(err, queue.ErrConfig) ||
+		!strings.Contains(err.Error(), "Its place is lost") ||
+		strings.Contains(err.Error(), "CopiesWithin") {
 		t.Error(err)
 	}
 }

@@ -62,7 +62,11 @@ func TestO5SinkNamedAsAnotherFeature(t *testing.T) {
 	r.runs(worker.Run)
 	r.broker.Publish(message("a"))
 	r.until("the members of both groups", func() bool {
-		return r.count("effects") == 1 && one[int](r, `select count(*) from onlyonce.leases where nonce is not null and name ~ '(queue.q|webhook.stripe)/0$' and name !~ '^(cursor|events)/'`) == 2
+		return r.count("effects") == 1 &&
+			one[int](
+				r,
+				`select count(*) from onlyonce.leases where nonce is not null and name ~ '(queue.q|webhook.stripe)/0$' and name !~ '^(cursor|events)/'`,
+			) == 2
 	})
 
 	calls := map[string]int{"events": 1000, "readers": 100, "events/s": 100, "relays": 100, "relay": 100}
@@ -79,7 +83,13 @@ func TestO5SinkNamedAsAnotherFeature(t *testing.T) {
 		for sink, n := range calls {
 			for i := range n {
 				id := fmt.Sprint(i)
-				if err := outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: sink, Name: "n", Scope: "s", ID: id, OrderingKey: id}); err != nil {
+				if err := outbox.Enqueue(t.Context(), tx, outbox.Call{
+					Sink:        sink,
+					Name:        "n",
+					Scope:       "s",
+					ID:          id,
+					OrderingKey: id,
+				}); err != nil {
 					return err
 				}
 			}
@@ -138,7 +148,9 @@ func TestF15GroupOfTwoScopes(t *testing.T) {
 	r.receives()
 	r.until("the first scope's messages", func() bool { return r.handled("stock") == 100 })
 	err := r.appliesAs("mail", r.queue(r.pool, nil, shared)).Run(t.Context())
-	if err == nil || !strings.Contains(err.Error(), `group "workers" is that of scope "stock"`) || !strings.Contains(err.Error(), `has scope "mail"`) {
+	if err == nil ||
+		!strings.Contains(err.Error(), `group "workers" is that of scope "stock"`) ||
+		!strings.Contains(err.Error(), `has scope "mail"`) {
 		t.Errorf("Run returned %v", err)
 	}
 	r.broker.Publish(messages(100, 200)...)
@@ -149,7 +161,10 @@ func TestF15GroupOfTwoScopes(t *testing.T) {
 
 	q := r.queue(r.pool, nil)
 	r.appliesAs("stock", q)
-	if _, err := consumer.New(r.pool, q, consumer.HandlerFunc(effect), consumer.Config{Scope: "mail"}); !errors.Is(err, consumer.ErrConfig) || !strings.Contains(err.Error(), `the scope "stock"`) {
+	if _, err := consumer.New(r.pool, q, consumer.HandlerFunc(effect), consumer.Config{
+		Scope: "mail",
+	}); !errors.Is(err, consumer.ErrConfig) ||
+		!strings.Contains(err.Error(), `the scope "stock"`) {
 		t.Errorf("a Queue for two consumers: %v", err)
 	}
 }

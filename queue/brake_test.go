@@ -82,7 +82,10 @@ func TestQ7DatabaseRefusesEverything(t *testing.T) {
 		r.broker.Publish(message("good"))
 		q, _ := r.receives(braking, func(c *queue.Config) { c.Ordered = ordered })
 		if ordered {
-			r.until("the queue stands still", func() bool { err := q.Healthy(); return err != nil && strings.Contains(err.Error(), "20 permanent") })
+			r.until("the queue stands still", func() bool {
+				err := q.Healthy()
+				return err != nil && strings.Contains(err.Error(), "20 permanent")
+			})
 			if n := r.count("onlyonce.event_log"); n != 0 || r.count("onlyonce.parked") != 19 {
 				t.Errorf("%d are stored, and %d are parked", n, r.count("onlyonce.parked"))
 			}

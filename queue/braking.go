@@ -83,7 +83,8 @@ func (r *receiver) standStill(ctx context.Context, stop *brakeError, left []*inc
 	why := r.tripped(stop)
 	r.state.Set(why)
 	if fresh {
-		r.cfg.Logger.Error("onlyonce: nearly all messages of a queue would be parked: none is, and nothing is received", "queue", r.cfg.Name, "error", why)
+		r.cfg.Logger.Error("onlyonce: nearly all messages of a queue would be parked: none is, and nothing is received",
+			"queue", r.cfg.Name, "error", why)
 	}
 	until := time.Now().Add(r.cfg.Brake.ProbeInterval)
 	for wait := r.cfg.Brake.ProbeInterval; wait > 0; wait = time.Until(until) {
@@ -116,8 +117,15 @@ func (r *receiver) tripped(stop *brakeError) error {
 			failed = append(failed, fmt.Sprintf("%d %s", n, reason))
 		}
 	}
-	return fmt.Errorf("of the last %d messages nearly all cannot be stored (%s), the last of them, which is not parked, because of: %w. "+
-		"One message is tried every %v; when it is stored, the queue continues by itself", len(judged), strings.Join(failed, ", "), stop.why, r.cfg.Brake.ProbeInterval)
+	return fmt.Errorf(
+		"of the last %d messages nearly all cannot be stored (%s), the last of them, which is not parked, "+
+			"because of: %w. "+
+			"One message is tried every %v; when it is stored, the queue continues by itself",
+		len(judged),
+		strings.Join(failed, ", "),
+		stop.why,
+		r.cfg.Brake.ProbeInterval,
+	)
 }
 
 // identifyAgain looks for the ids of messages that have none.

@@ -131,7 +131,10 @@ func (c Config) withDefaults(pool *pgxpool.Pool, broker Broker) (Config, error) 
 		l.Add("Name", "%q must be 1 to 100 of A-Z a-z 0-9 . _ -", c.Name)
 	}
 	if c.CopiesWithin < minCopies {
-		l.Add("CopiesWithin", "is %v: must be at least %v: how long after a message may a copy come?", c.CopiesWithin, minCopies)
+		l.Add("CopiesWithin",
+			"is %v: must be at least %v: how long after a message may a copy come?",
+			c.CopiesWithin,
+			minCopies)
 	}
 	l.Number("Batch", &c.Batch, defaultBatch, 1, maxBatch)
 	l.Signs(struct{ Brake consumer.Brake }{c.Brake})

@@ -37,7 +37,7 @@
 // The one thing to decide is [Delivery].ID: is it the same when the producer sends again? The
 // adapter's documentation says what it takes by default. Config.Identify chooses another one. A
 // message without an id cannot be told from its copies: it is parked whole, as often as it is
-// delivered. The id of another body is a conflict; it is parked once.
+// delivered. The id of another body is a conflict; each such body is parked once.
 //
 // # What goes wrong
 //

@@ -56,7 +56,12 @@ func (b *table) Receive(ctx context.Context, most int) ([]*queue.Delivery, error
 // Ack deletes messages, and ends the process if a claim is not committed.
 func (b *table) Ack(ctx context.Context, all []*queue.Delivery) error {
 	for _, d := range all {
-		tag, err := b.pool.Exec(ctx, `delete from broker where n = $1 and exists (select from onlyonce.inbox where key = onlyonce.key('', 'queue/q', $2))`, d.Handle, d.ID)
+		tag, err := b.pool.Exec(
+			ctx,
+			`delete from broker where n = $1 and exists (select from onlyonce.inbox where key = onlyonce.key('', 'queue/q', $2))`,
+			d.Handle,
+			d.ID,
+		)
 		if err != nil {
 			return err
 		}
@@ -149,7 +154,11 @@ func TestQ1FaultPoints(t *testing.T) {
 						break
 					}
 				}
-				if got := one[string](r, `select string_agg(id, ' ' order by id) from onlyonce.event_log`); got != "m1 m2 m3 m4 m5 m6 m7 m8 m9" || r.count("onlyonce.parked") != 0 {
+				if got := one[string](
+					r,
+					`select string_agg(id, ' ' order by id) from onlyonce.event_log`,
+				); got != "m1 m2 m3 m4 m5 m6 m7 m8 m9" ||
+					r.count("onlyonce.parked") != 0 {
 					t.Errorf("stored: %s; %d are parked", got, r.count("onlyonce.parked"))
 				}
 			})
@@ -181,7 +190,9 @@ func TestQ1LostCommit(t *testing.T) {
 		if n := w.Cuts.Load(); n != 1 {
 			t.Errorf("%d connections were cut", n)
 		}
-		if stored, kept := r.count("onlyonce.event_log"), r.count("onlyonce.parked"); stored != 2 || kept != 1 {
+		stored := r.count("onlyonce.event_log")
+		kept := r.count("onlyonce.parked")
+		if stored != 2 || kept != 1 {
 			t.Errorf("%v: %d are stored and %d parked, want 2 and 1", how, stored, kept)
 		}
 		if got := r.stored(); got.Fresh != 2 {

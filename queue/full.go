@@ -38,7 +38,8 @@ func (q *Queue) watchFull(ctx context.Context) {
 			q.full.Set(nil)
 		default:
 			if was == nil {
-				q.cfg.Logger.Warn("onlyonce: the queue is full: the broker refuses what producers send", "queue", q.cfg.Name, "why", why)
+				q.cfg.Logger.Warn("onlyonce: the queue is full: the broker refuses what producers send",
+					"queue", q.cfg.Name, "why", why)
 			}
 			q.full.Set(errors.New(why))
 		}

@@ -9,7 +9,10 @@ func TestAFullQueueIsReported(t *testing.T) {
 	r.broker.SetFull("it has its 3 messages")
 	r.receives()
 	reported := func() string {
-		return one[string](r, `select coalesce(string_agg(f->>'kind' || ': ' || (f->>'text'), ''), '') from onlyonce.owners o, jsonb_array_elements(o.faults) f where o.part = 'receiver'`)
+		return one[string](
+			r,
+			`select coalesce(string_agg(f->>'kind' || ': ' || (f->>'text'), ''), '') from onlyonce.owners o, jsonb_array_elements(o.faults) f where o.part = 'receiver'`,
+		)
 	}
 	r.until("it is reported", func() bool { return reported() == "full: it has its 3 messages" })
 	r.broker.SetFull("")

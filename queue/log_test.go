@@ -19,7 +19,9 @@ func TestParkedMessagesAreLogged(t *testing.T) {
 	r.broker.Publish(message("a"), message("a", "another"), message("a", "another"), message(""))
 	r.until("all are acknowledged", func() bool { return r.broker.Left() == 0 })
 	for reason, want := range map[string]int{"conflict": 1, "no-key": 1} {
-		if n := strings.Count(text(), `msg="onlyonce: event parked, see onlyonce parked list -kind event" scope=queue/q topic=queue.q reason=`+reason); n != want {
+		n := strings.Count(text(), `msg="onlyonce: event parked, see onlyonce parked list -kind event" scope=queue/q topic=queue.q reason=`+
+			reason)
+		if n != want {
 			t.Errorf("%d lines of %s:\n%s", n, reason, text())
 		}
 	}

@@ -67,12 +67,19 @@ func (r *rig) until(what string, cond func() bool) {
 // config is that of a queue whose source is quick.
 func (r *rig) config(more ...func(*queue.Config)) queue.Config {
 	logger, _ := pgtest.Logged()
-	cfg := queue.Config{Name: "q", CopiesWithin: time.Hour, Partitions: 4, PollInterval: 20 * time.Millisecond, LeaseTTL: 2 * time.Second, Logger: logger,
+	cfg := queue.Config{
+		Name:         "q",
+		CopiesWithin: time.Hour,
+		Partitions:   4,
+		PollInterval: 20 * time.Millisecond,
+		LeaseTTL:     2 * time.Second,
+		Logger:       logger,
 		OnStored: func(s queue.StoredEvent) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.done = queue.StoredEvent{Fresh: r.done.Fresh + s.Fresh, Copies: r.done.Copies + s.Copies, Parked: r.done.Parked + s.Parked}
-		}}
+		},
+	}
 	for _, m := range more {
 		m(&cfg)
 	}
@@ -127,7 +134,11 @@ func effect(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 // applies runs a consumer of a queue.
 func (r *rig) applies(q *queue.Queue, h consumer.HandlerFunc) {
 	r.t.Helper()
-	c, err := consumer.New(r.pool, q, h, consumer.Config{Scope: "s", Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 10 * time.Millisecond}, Linger: time.Millisecond})
+	c, err := consumer.New(r.pool, q, h, consumer.Config{
+		Scope:   "s",
+		Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 10 * time.Millisecond},
+		Linger:  time.Millisecond,
+	})
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -96,7 +96,12 @@ func (q *Queue) Receive(ctx context.Context) error {
 		return errors.New("queue: this Queue is receiving already")
 	}
 	defer q.running.Store(false)
-	need := inbox.Need{Ring: ring.StandardKeys().Name, Scope: Scope(q.cfg.Name), Copies: q.cfg.CopiesWithin, Whose: "queue " + q.cfg.Name + ": Config.CopiesWithin"}
+	need := inbox.Need{
+		Ring:   ring.StandardKeys().Name,
+		Scope:  Scope(q.cfg.Name),
+		Copies: q.cfg.CopiesWithin,
+		Whose:  "queue " + q.cfg.Name + ": Config.CopiesWithin",
+	}
 	if err := q.check(ctx, need); err != nil {
 		if ctx.Err() != nil {
 			return nil

@@ -82,10 +82,26 @@ func TestQ2Copies(t *testing.T) {
 func TestQ2Parked(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	tenant, panics, fails, exits := message("t"), message("panics"), message("fails"), message("exits")
+	tenant := message("t")
+	panics := message("panics")
+	fails := message("fails")
+	exits := message("exits")
 	tenant.Tenant = "a\nb"
-	r.broker.Publish(message("a"), message("a", "other"), message("a", "other"), message("a", "third"), message(""), message(""), message("nul\x00"),
-		message("\xff"), message(strings.Repeat("x", 1025)), tenant, panics, fails, exits)
+	r.broker.Publish(
+		message("a"),
+		message("a", "other"),
+		message("a", "other"),
+		message("a", "third"),
+		message(""),
+		message(""),
+		message("nul\x00"),
+		message("\xff"),
+		message(strings.Repeat("x", 1025)),
+		tenant,
+		panics,
+		fails,
+		exits,
+	)
 	r.receives(func(c *queue.Config) {
 		c.Identify = func(d *queue.Delivery) error {
 			switch d.ID {
@@ -105,15 +121,20 @@ func TestQ2Parked(t *testing.T) {
 	if got := r.stored(); got != (queue.StoredEvent{Fresh: 1, Copies: 2, Parked: 11}) {
 		t.Errorf("%+v", got)
 	}
-	got := one[string](r, `select string_agg(reason || ': ' || error, E'\n' order by id) from onlyonce.parked where kind = 'event' and state = 'waiting' and key is null`)
+	got := one[string](
+		r,
+		`select string_agg(reason || ': ' || error, E'\n' order by id) from onlyonce.parked where kind = 'event' and state = 'waiting' and key is null`,
+	)
 	want := strings.Join([]string{
 		"no-key: the message has no id", "no-key: the message has no id",
-		"no-key: the message's id is not 1 to 1,024 bytes of UTF-8 without NUL", "no-key: the message's id is not 1 to 1,024 bytes of UTF-8 without NUL",
+		"no-key: the message's id is not 1 to 1,024 bytes of UTF-8 without NUL",
+		"no-key: the message's id is not 1 to 1,024 bytes of UTF-8 without NUL",
 		"no-key: the message's id is not 1 to 1,024 bytes of UTF-8 without NUL",
 		"no-key: the message's tenant is not UTF-8 of at most 255 bytes without control characters",
 		"no-key: Config.Identify: panic: oh", "no-key: Config.Identify: no field order_id",
 		"no-key: Config.Identify: the function called runtime.Goexit (testing's FailNow does)",
-		"conflict: a message of this id was stored before, with another body", "conflict: a message of this id was stored before, with another body",
+		"conflict: a message of this id was stored before, with another body",
+		"conflict: a message of this id was stored before, with another body",
 	}, "\n")
 	sorted := func(s string) string {
 		lines := strings.Split(s, "\n")
@@ -261,7 +282,8 @@ func TestQ4RefusedByTheDatabase(t *testing.T) {
 		err := q.Healthy()
 		return err != nil && strings.Contains(err.Error(), "the database refuses")
 	})
-	if got := one[string](r, `select string_agg(event_id || ' ' || reason, ' ') from onlyonce.parked`); got != "b permanent" || r.count("onlyonce.event_log") != 2 {
+	if got := one[string](r, `select string_agg(event_id || ' ' || reason, ' ') from onlyonce.parked`); got != "b permanent" ||
+		r.count("onlyonce.event_log") != 2 {
 		t.Errorf("parked: %s; %d are stored", got, r.count("onlyonce.event_log"))
 	}
 	r.exec(`drop trigger refuse on onlyonce.event_log`)
@@ -277,7 +299,9 @@ func TestQ5Ordered(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	ordered := func(c *queue.Config) {
-		c.Ordered, c.Batch, c.LeaseTTL = true, 4, 3*time.Second
+		c.Ordered = true
+		c.Batch = 4
+		c.LeaseTTL = 3 * time.Second
 		c.Identify = func(d *queue.Delivery) error { d.Key = []byte("one"); return nil }
 	}
 	held := &holding{Broker: r.broker.Connect(), got: make(chan struct{}), let: make(chan struct{})}
@@ -512,15 +536,28 @@ func TestS2QueueWithLeastPrivileges(t *testing.T) {
 	r.pool = pgtest.Pool(t, u.String()+"&default_query_exec_mode=exec")
 	r.applies(r.queue(r.pool, r.broker.Connect(), func(c *queue.Config) { c.Ordered = true }), effect)
 	r.broker.Publish(message("a"), message("a", "other"), message("b"), message(""))
-	r.until("all are acknowledged and applied", func() bool { return r.broker.Left() == 0 && r.count("effects") == 2 && r.count("onlyonce.parked") == 2 })
+	r.until("all are acknowledged and applied", func() bool {
+		return r.broker.Left() == 0 && r.count("effects") == 2 && r.count("onlyonce.parked") == 2
+	})
 }
 
 func TestConfigFaults(t *testing.T) {
 	t.Parallel()
-	_, err := queue.New(nil, invalid{}, queue.Config{Name: "a/b", Batch: 1001, Partitions: -1, PollInterval: 1, LeaseTTL: 1, Retention: -1, Group: "\xff",
-		Brake: consumer.Brake{Percent: 101, Window: -1}})
-	for _, want := range []string{"pool", "Config.Name: \"a/b\"", "Config.CopiesWithin", "Config.Batch", "Config.Partitions", "Config.PollInterval", "Config.LeaseTTL", "Config.Retention", "Config.Brake.Percent", "Config.Brake.Window",
-		"Config.Group", "Stream: must not be empty"} {
+	_, err := queue.New(nil, invalid{}, queue.Config{
+		Name:         "a/b",
+		Batch:        1001,
+		Partitions:   -1,
+		PollInterval: 1,
+		LeaseTTL:     1,
+		Retention:    -1,
+		Group:        "\xff",
+		Brake:        consumer.Brake{Percent: 101, Window: -1},
+	})
+	for _, want := range []string{
+		"pool", "Config.Name: \"a/b\"", "Config.CopiesWithin", "Config.Batch", "Config.Partitions",
+		"Config.PollInterval", "Config.LeaseTTL", "Config.Retention", "Config.Brake.Percent",
+		"Config.Brake.Window", "Config.Group", "Stream: must not be empty",
+	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("no word of %s in %v", want, err)
 		}
@@ -559,7 +596,9 @@ func TestQ5SessionsEnd(t *testing.T) {
 	r.broker.Publish(message("a"))
 	r.until("a session works", func() bool { return r.broker.Left() == 0 })
 	stop()
-	if b, n := e.begun.Load(), e.ended.Load(); b != n {
+	b := e.begun.Load()
+	n := e.ended.Load()
+	if b != n {
 		t.Errorf("%d sessions began, and %d ended", b, n)
 	}
 }

@@ -98,7 +98,8 @@ func (r *receiver) run(ctx context.Context) error {
 func (r *receiver) fails(err error) {
 	r.state.Set(err)
 	if held, yes := r.logged.Let("", time.Now(), pace.Refusals); yes {
-		r.cfg.Logger.Warn("onlyonce: receiving from a queue failed; it is tried again", "queue", r.cfg.Name, "error", err, "not_logged", held)
+		r.cfg.Logger.Warn("onlyonce: receiving from a queue failed; it is tried again",
+			"queue", r.cfg.Name, "error", err, "not_logged", held)
 	}
 }
 
@@ -119,7 +120,8 @@ func (r *receiver) session(ctx context.Context, works func()) error {
 		return err
 	}
 	if k, ok := r.broker.(BrokerRetention); ok && k.Retention() > r.cfg.CopiesWithin {
-		return fmt.Errorf("%w: Config.CopiesWithin: is %v: the broker keeps messages for %v, and may deliver one again for as long", ErrConfig, r.cfg.CopiesWithin, k.Retention())
+		return fmt.Errorf("%w: Config.CopiesWithin: is %v: the broker keeps messages for %v, and may "+
+			"deliver one again for as long", ErrConfig, r.cfg.CopiesWithin, k.Retention())
 	}
 	if err := r.beginAge(ctx); err != nil {
 		return err
@@ -153,7 +155,9 @@ func (r *receiver) session(ctx context.Context, works func()) error {
 		default:
 			r.fails(refused)
 		}
-		if len(all) > 0 && done.Fresh+done.Parked == 0 && !slices.ContainsFunc(all, func(d *Delivery) bool { return !d.Redelivered }) {
+		if len(all) > 0 &&
+			done.Fresh+done.Parked == 0 &&
+			!slices.ContainsFunc(all, func(d *Delivery) bool { return !d.Redelivered }) {
 			pace.Sleep(ctx, copies.NextBackOff())
 		} else {
 			copies.Reset()

@@ -42,7 +42,10 @@ func TestQ2CopiesOfARefusedMessage(t *testing.T) {
 	r.exec(`delete from onlyonce.inbox where key = onlyonce.key('', 'queue/q', 'b')`)
 	r.broker.Publish(message("a", "bad"), message("b", "bad"))
 	r.until("the first copies are acknowledged", func() bool { return r.broker.Left() == 0 })
-	if n := one[int](r, `select onlyonce.append_parked(array(select id from onlyonce.parked where reason = 'permanent' and event_id = 'a'))`); n != 1 {
+	if n := one[int](
+		r,
+		`select onlyonce.append_parked(array(select id from onlyonce.parked where reason = 'permanent' and event_id = 'a'))`,
+	); n != 1 {
 		t.Errorf("%d are redriven", n)
 	}
 	r.broker.Publish(message("a", "bad"), message("a", "bad, and other"))
@@ -177,7 +180,8 @@ func TestQ4OnlyTheClaimIsImpatient(t *testing.T) {
 	}
 	r.broker.Publish(message("b"), message("c"))
 	r.until("the others have waited for longer than a claim does", func() bool {
-		return q.Healthy() != nil || one[bool](r, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'
+		return q.Healthy() != nil ||
+			one[bool](r, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'
 			and clock_timestamp() - query_start > interval '600 milliseconds')`)
 	})
 	if err := q.Healthy(); err != nil {

@@ -36,7 +36,10 @@ func TestW22MessagesAreSealed(t *testing.T) {
 	}
 	r.exec(`drop trigger refuse on onlyonce.event_log`)
 	open := func() int {
-		return one[int](r, `select count(*) from (select body from onlyonce.event_log union all select body from onlyonce.parked) x where position('secret'::bytea in body) > 0`)
+		return one[int](
+			r,
+			`select count(*) from (select body from onlyonce.event_log union all select body from onlyonce.parked) x where position('secret'::bytea in body) > 0`,
+		)
 	}
 
 	var mu sync.Mutex
@@ -50,7 +53,12 @@ func TestW22MessagesAreSealed(t *testing.T) {
 		return nil
 	}
 	run := func(s *seal.Sealer) (stop func()) {
-		c, err := consumer.New(r.pool, r.queue(r.pool, nil), consumer.Unsealed(consumer.BatchHandlerFunc(handle), s), consumer.Config{Scope: "s", MaxAttempts: 1})
+		c, err := consumer.New(
+			r.pool,
+			r.queue(r.pool, nil),
+			consumer.Unsealed(consumer.BatchHandlerFunc(handle), s),
+			consumer.Config{Scope: "s", MaxAttempts: 1},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +66,10 @@ func TestW22MessagesAreSealed(t *testing.T) {
 	}
 	stop := run(nil)
 	r.until("messages that do not open are parked, sealed", func() bool {
-		return one[int](r, `select count(*) from onlyonce.parked where state = 'waiting' and "offset" is not null and error like '%the event is sealed%'`) == 2
+		return one[int](
+			r,
+			`select count(*) from onlyonce.parked where state = 'waiting' and "offset" is not null and error like '%the event is sealed%'`,
+		) == 2
 	})
 	stop()
 	if n := open(); n != 0 || len(applied) != 0 {
@@ -86,7 +97,11 @@ func TestW22MessagesAreSealed(t *testing.T) {
 	}
 
 	// Erased by its id: the message, and the other body that was set aside under it.
-	partition, offset := one[int32](r, `select partition from onlyonce.event_log where id = 'b'`), one[int64](r, `select "offset" from onlyonce.event_log where id = 'b'`)
+	partition := one[int32](
+		r,
+		`select partition from onlyonce.event_log where id = 'b'`,
+	)
+	offset := one[int64](r, `select "offset" from onlyonce.event_log where id = 'b'`)
 	at, err := reports.EventAt(t.Context(), r.pool, queue.Topic("q"), partition, offset, true)
 	if err == nil {
 		err = at.Open(pgtest.Sealer(t, 1))
@@ -98,7 +113,10 @@ func TestW22MessagesAreSealed(t *testing.T) {
 		_, err := ops.EraseEvents(t.Context(), r.pool, ops.By{Reason: "GDPR-4"}, ops.EraseEventsInput{Topic: queue.Topic("q"), ID: "a"})
 		return err == nil
 	})
-	if n := one[int](r, `select count(*) from (select body from onlyonce.event_log where id = 'a' union all select body from onlyonce.parked where event_id = 'a') x where body is not null`); n != 0 {
+	if n := one[int](
+		r,
+		`select count(*) from (select body from onlyonce.event_log where id = 'a' union all select body from onlyonce.parked where event_id = 'a') x where body is not null`,
+	); n != 0 {
 		t.Errorf("%d bodies of the message are left", n)
 	}
 }

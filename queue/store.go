@@ -26,8 +26,10 @@ const stepHold = "hold"
 type incoming struct {
 	delivery *Delivery
 	item     intake.Item
-	fault    error  // why it has no id; it is parked
-	asideID  string // under which it is parked once, if not under its id
+	fault    error // why it has no id; it is parked
+	// asideID is the id under which the delivery is parked, if not under its own: made of tenant,
+	// id and body, so that each other body of an id is parked once (Q2).
+	asideID string
 }
 
 // Entry implements intake.Entry.
@@ -74,7 +76,12 @@ func (r *receiver) identifyOne(d *Delivery) *incoming {
 
 // Claim implements intake.Way: it proves that the place is held, and claims the ids of the messages
 // that have one.
-func (r *receiver) Claim(ctx context.Context, tx *guard.Tx, set []*incoming, wait time.Duration) ([]intake.Found, error) {
+func (r *receiver) Claim(
+	ctx context.Context,
+	tx *guard.Tx,
+	set []*incoming,
+	wait time.Duration,
+) ([]intake.Found, error) {
 	const bound = storeTimeout * 3 / 4
 	intake.Begin(tx, wait, bound)
 	if r.lease != nil {
@@ -88,7 +95,12 @@ func (r *receiver) Claim(ctx context.Context, tx *guard.Tx, set []*incoming, wai
 			found[i] = intake.NoID
 			continue
 		}
-		keys = append(keys, dedupe.Key{Tenant: in.item.Tenant, Scope: Scope(r.cfg.Name), ID: in.item.ID, Fingerprint: in.item.Fingerprint})
+		keys = append(keys, dedupe.Key{
+			Tenant:      in.item.Tenant,
+			Scope:       Scope(r.cfg.Name),
+			ID:          in.item.ID,
+			Fingerprint: in.item.Fingerprint,
+		})
 		at = append(at, i)
 	}
 	outcomes, err := intake.Claim(ctx, tx, keys)
@@ -133,9 +145,11 @@ func (r *receiver) Aside(ctx context.Context, tx *guard.Tx, set []*incoming) err
 			in.item.Outcome = intake.Copied
 			continue
 		}
-		reason, why := parked.Conflict, errConflict
+		reason := parked.Conflict
+		why := errConflict
 		if in.fault != nil {
-			reason, why = parked.NoKey, in.fault
+			reason = parked.NoKey
+			why = in.fault
 		}
 		whole := in.item.Event
 		whole.Hash = pgtype.UUID{} // a parked row with a key claims it

@@ -27,7 +27,8 @@ func sealer(t *testing.T, current uint32, ids ...byte) *seal.Sealer {
 }
 
 func TestOpensWhatItSealed(t *testing.T) {
-	s, key := sealer(t, 1, 1), [16]byte{7}
+	s := sealer(t, 1, 1)
+	key := [16]byte{7}
 	for _, value := range [][]byte{{}, []byte("x"), bytes.Repeat([]byte("body"), 1000)} {
 		sealed, err := s.Seal(key, value)
 		if err != nil || bytes.Contains(sealed, []byte("bodybody")) {
@@ -62,7 +63,8 @@ func TestRotation(t *testing.T) {
 
 // A change of any bit is noticed, and so is another row (H24).
 func TestRefusesWhatWasChanged(t *testing.T) {
-	s, key := sealer(t, 1, 1, 2), [16]byte{7}
+	s := sealer(t, 1, 1, 2)
+	key := [16]byte{7}
 	sealed, _ := s.Seal(key, []byte("value"))
 	for i := range sealed {
 		for bit := range 8 {
@@ -102,7 +104,8 @@ func TestHeadIsAuthenticated(t *testing.T) {
 // and the key for tags. The test asks that all bytes of the nonce are random: of a thousand nonces
 // no two are equal, and none of the 12 bytes is the same in all (H24).
 func TestNoncesDiffer(t *testing.T) {
-	s, key := sealer(t, 1, 1), [16]byte{7}
+	s := sealer(t, 1, 1)
+	key := [16]byte{7}
 	seen := map[string]bool{}
 	var values [12]map[byte]bool
 	for range 1000 {

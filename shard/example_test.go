@@ -154,7 +154,11 @@ func (*stage) Fatal(a ...any)              { panic(fmt.Sprint(a...)) }
 func TestServe(t *testing.T) {
 	t.Parallel()
 	cfg := idempotency.Config{Scope: idempotency.GlobalScope(), FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}}}
-	if _, err := serve(pgtest.DB(t), pgtest.DB(t), cfg, webhook.Config{Name: "stripe", Provider: webhook.Stripe{}, Secrets: []string{"whsec_not_a_secret_of_anybody"}}); err != nil {
+	if _, err := serve(pgtest.DB(t), pgtest.DB(t), cfg, webhook.Config{
+		Name:     "stripe",
+		Provider: webhook.Stripe{},
+		Secrets:  []string{"whsec_not_a_secret_of_anybody"},
+	}); err != nil {
 		t.Error(err)
 	}
 }

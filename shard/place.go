@@ -57,7 +57,8 @@ func (s *Set) register(ctx context.Context, db Database, place string) error {
 		}
 		if err := s.checkOthers(ctx, db, place); err != nil {
 			if errors.Is(err, ErrElsewhere) {
-				_, _ = db.primary().Exec(ctx, releasePlaceSQL, place, *nonce) // if it stays, the next process finds it and asks too
+				// if it stays, the next process finds it and asks too
+				_, _ = db.primary().Exec(ctx, releasePlaceSQL, place, *nonce)
 			}
 			return err
 		}
@@ -114,7 +115,15 @@ func (s *Set) checkOthers(ctx context.Context, db Database, place string) error 
 		case state == stateLeaving || state == stateLeft:
 			return fmt.Errorf("%w: %q is %s in database %q, for %s", ErrElsewhere, place, state, o.Name, other)
 		case state == stateClaimed:
-			return fmt.Errorf("%w: %q is claimed in database %q: a process records it there now, or ended before it had; if that stays so, let it live there with: onlyonce place adopt -place %s -reason WHY", ErrElsewhere, place, o.Name, show.Quote(place))
+			return fmt.Errorf(
+				"%w: %q is claimed in database %q: a process records it there now, or ended "+
+					"before it had; if that stays so, let it live there with: onlyonce place adopt -place "+
+					"%s -reason WHY",
+				ErrElsewhere,
+				place,
+				o.Name,
+				show.Quote(place),
+			)
 		default:
 			return fmt.Errorf("%w: %q is %s in database %q", ErrElsewhere, place, state, o.Name)
 		}

@@ -102,13 +102,20 @@ func (s *Set) Routes() (places, partitions bool) {
 // Of returns the database that Config.OfPlace chooses for a place. It makes no query, and returns
 // an error if the function is not set, panics, or names no database of the Set.
 func (s *Set) Of(place string) (Database, error) {
-	return s.choose("OfPlace", strconv.Quote(place), s.cfg.OfPlace != nil, func() string { return s.cfg.OfPlace(place) })
+	return s.choose("OfPlace", strconv.Quote(place), s.cfg.OfPlace != nil, func() string {
+		return s.cfg.OfPlace(place)
+	})
 }
 
 // OfPartition returns the database that Config.OfPartition chooses for a partition. Its errors are
 // those of [Set.Of].
 func (s *Set) OfPartition(topic string, partition int32) (Database, error) {
-	return s.choose("OfPartition", fmt.Sprintf("%s/%d", topic, partition), s.cfg.OfPartition != nil, func() string { return s.cfg.OfPartition(topic, partition) })
+	return s.choose(
+		"OfPartition",
+		fmt.Sprintf("%s/%d", topic, partition),
+		s.cfg.OfPartition != nil,
+		func() string { return s.cfg.OfPartition(topic, partition) },
+	)
 }
 
 func (s *Set) choose(field, what string, is bool, name func() string) (db Database, err error) {
@@ -122,7 +129,8 @@ func (s *Set) choose(field, what string, is bool, name func() string) (db Databa
 	}()
 	db.Name = name()
 	if db.Pool = s.cfg.Pools[db.Name]; db.Pool == nil {
-		return Database{}, fmt.Errorf("shard: Config.%s names %q for %s, which is none of Config.Pools", field, db.Name, what)
+		return Database{}, fmt.Errorf("shard: Config.%s names %q for %s, which is none of Config.Pools",
+			field, db.Name, what)
 	}
 	return db, nil
 }

@@ -28,8 +28,10 @@ func newSet(t *testing.T, pools map[string]*pgxpool.Pool, of string) *Set {
 func TestN1RowThatWasWrittenAgain(t *testing.T) {
 	t.Parallel()
 	pools := map[string]*pgxpool.Pool{"a": pgtest.DB(t), "b": pgtest.DB(t)}
-	a, b := newSet(t, pools, "a"), newSet(t, pools, "b")
-	inA, inB := Database{"a", pools["a"]}, Database{"b", pools["b"]}
+	a := newSet(t, pools, "a")
+	b := newSet(t, pools, "b")
+	inA := Database{"a", pools["a"]}
+	inB := Database{"b", pools["b"]}
 	ctx := t.Context()
 
 	slow, err := inA.claim(ctx, "acme")

@@ -50,9 +50,17 @@ func TestFaultsOfASet(t *testing.T) {
 		of    func(string) string
 		want  []string
 	}{
-		"nothing":      {nil, nil, []string{"Config.Pools: must not be empty", "Config.OfPlace: must not be nil"}},
-		"no pool":      {map[string]*pgxpool.Pool{"a": nil}, func(string) string { return "a" }, []string{`Config.Pools["a"]: must not be nil`}},
-		"one twice":    {map[string]*pgxpool.Pool{"a": pool, "b": pool}, func(string) string { return "a" }, []string{`"a" and "b" are one database`}},
+		"nothing": {nil, nil, []string{"Config.Pools: must not be empty", "Config.OfPlace: must not be nil"}},
+		"no pool": {
+			map[string]*pgxpool.Pool{"a": nil},
+			func(string) string { return "a" },
+			[]string{`Config.Pools["a"]: must not be nil`},
+		},
+		"one twice": {
+			map[string]*pgxpool.Pool{"a": pool, "b": pool},
+			func(string) string { return "a" },
+			[]string{`"a" and "b" are one database`},
+		},
 		"without name": {map[string]*pgxpool.Pool{"": pool}, func(string) string { return "" }, []string{"give it a name"}},
 	} {
 		_, err := shard.New(shard.Config{Pools: c.pools, OfPlace: c.of})
@@ -73,7 +81,8 @@ func TestFaultsOfASet(t *testing.T) {
 			t.Errorf("%s: no error", place)
 		}
 	}
-	if _, err := s.OfPartition("orders", 0); !errors.Is(err, shard.ErrConfig) || !strings.Contains(err.Error(), "Config.OfPartition: must not be nil") {
+	if _, err := s.OfPartition("orders", 0); !errors.Is(err, shard.ErrConfig) ||
+		!strings.Contains(err.Error(), "Config.OfPartition: must not be nil") {
 		t.Errorf("no function for partitions: %v", err)
 	}
 }
@@ -100,7 +109,9 @@ func TestN1NewPlaceGetsOneShard(t *testing.T) {
 	for i := range places {
 		place := fmt.Sprint("tenant ", i)
 		const here = `select count(*) from onlyonce.places where place = $1 and state = 'here'`
-		if a, b := count(t, pools["a"], here, place), count(t, pools["b"], here, place); a+b > 1 {
+		a := count(t, pools["a"], here, place)
+		b := count(t, pools["b"], here, place)
+		if a+b > 1 {
 			t.Errorf("%s lives in both", place)
 		}
 	}
@@ -122,10 +133,12 @@ func TestN1NewPlaceGetsOneShard(t *testing.T) {
 // told how the place comes to live there.
 func TestN1PlaceThatStaysClaimed(t *testing.T) {
 	t.Parallel()
-	a, b := pgtest.DB(t), pgtest.DB(t)
+	a := pgtest.DB(t)
+	b := pgtest.DB(t)
 	pgtest.Exec(t, b, `insert into onlyonce.places (place, state, nonce) values ('acme', 'claimed', gen_random_uuid())`)
 	s := newSet(t, map[string]*pgxpool.Pool{"a": a, "b": b}, func(string) string { return "a" })
-	if _, err := s.Find(t.Context(), "acme"); !errors.Is(err, shard.ErrElsewhere) || !strings.Contains(err.Error(), `is claimed in database "b"`) ||
+	if _, err := s.Find(t.Context(), "acme"); !errors.Is(err, shard.ErrElsewhere) ||
+		!strings.Contains(err.Error(), `is claimed in database "b"`) ||
 		!strings.Contains(err.Error(), `onlyonce place adopt -place acme -reason WHY`) {
 		t.Errorf("%v", err)
 	}
@@ -141,7 +154,8 @@ func TestN1PlaceThatStaysClaimed(t *testing.T) {
 // N1: a database that does not answer might have the place.
 func TestN1DatabaseThatIsDown(t *testing.T) {
 	t.Parallel()
-	a, b := pgtest.DB(t), pgtest.DB(t)
+	a := pgtest.DB(t)
+	b := pgtest.DB(t)
 	down, err := pgxpool.NewWithConfig(t.Context(), b.Config())
 	if err != nil {
 		t.Fatal(err)
@@ -175,7 +189,8 @@ func TestN2LeavingWaits(t *testing.T) {
 		t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
 		return tx
 	}
-	inside, old := begin(pgx.ReadCommitted), begin(pgx.RepeatableRead)
+	inside := begin(pgx.ReadCommitted)
+	old := begin(pgx.RepeatableRead)
 	if err := shard.Enter(t.Context(), inside, "acme"); err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +203,11 @@ func TestN2LeavingWaits(t *testing.T) {
 		left <- err
 	}()
 	pgtest.Until(t, pgtest.Patience(30*time.Second), "leaving waits", func() bool {
-		return count(t, pool, `select count(*) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database()) and not granted`) == 1
+		return count(
+			t,
+			pool,
+			`select count(*) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database()) and not granted`,
+		) == 1
 	})
 	if _, err := inside.Exec(t.Context(), `insert into effects values (1)`); err != nil {
 		t.Fatal(err)
@@ -219,7 +238,10 @@ func TestN2LeavingWaits(t *testing.T) {
 			t.Errorf("%s, a place that is not known: %v", level, err)
 		}
 	}
-	if _, err := newSet(t, map[string]*pgxpool.Pool{"a": pool}, func(string) string { return "a" }).Find(t.Context(), "acme"); !errors.Is(err, shard.ErrElsewhere) {
+	if _, err := newSet(t, map[string]*pgxpool.Pool{"a": pool}, func(string) string { return "a" }).Find(
+		t.Context(),
+		"acme",
+	); !errors.Is(err, shard.ErrElsewhere) {
 		t.Errorf("another process: %v", err)
 	}
 }

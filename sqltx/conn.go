@@ -107,8 +107,19 @@ func values(to []any, args []driver.NamedValue) []any {
 
 // formats are the types that are read in binary; all others come as text.
 var formats = pgx.QueryResultFormatsByOID{
-	pgtype.BoolOID: 1, pgtype.ByteaOID: 1, pgtype.CIDOID: 1, pgtype.DateOID: 1, pgtype.Float4OID: 1, pgtype.Float8OID: 1,
-	pgtype.Int2OID: 1, pgtype.Int4OID: 1, pgtype.Int8OID: 1, pgtype.OIDOID: 1, pgtype.TimestampOID: 1, pgtype.TimestamptzOID: 1, pgtype.XIDOID: 1,
+	pgtype.BoolOID:        1,
+	pgtype.ByteaOID:       1,
+	pgtype.CIDOID:         1,
+	pgtype.DateOID:        1,
+	pgtype.Float4OID:      1,
+	pgtype.Float8OID:      1,
+	pgtype.Int2OID:        1,
+	pgtype.Int4OID:        1,
+	pgtype.Int8OID:        1,
+	pgtype.OIDOID:         1,
+	pgtype.TimestampOID:   1,
+	pgtype.TimestamptzOID: 1,
+	pgtype.XIDOID:         1,
 }
 
 // prepared is a statement of sql.Tx.Prepare.

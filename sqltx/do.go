@@ -43,13 +43,27 @@ type DoConfig struct {
 	Backoff dedupe.Backoff
 }
 
-var levels = []sql.IsolationLevel{sql.LevelDefault, sql.LevelReadUncommitted, sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable}
+var levels = []sql.IsolationLevel{
+	sql.LevelDefault,
+	sql.LevelReadUncommitted,
+	sql.LevelReadCommitted,
+	sql.LevelRepeatableRead,
+	sql.LevelSerializable,
+}
 
 var errConfig = fields.Named("sqltx: invalid configuration", dedupe.ErrConfig)
 
 func (c *DoConfig) attempts() guard.Attempts {
 	t := &c.Timeouts
-	return guard.Attempts{Lock: &t.Lock, Statement: &t.Statement, Idle: &t.Idle, Commit: &t.Commit, Max: &c.MaxAttempts, BackoffMin: &c.Backoff.Min, BackoffMax: &c.Backoff.Max}
+	return guard.Attempts{
+		Lock:       &t.Lock,
+		Statement:  &t.Statement,
+		Idle:       &t.Idle,
+		Commit:     &t.Commit,
+		Max:        &c.MaxAttempts,
+		BackoffMin: &c.Backoff.Min,
+		BackoffMax: &c.Backoff.Max,
+	}
 }
 
 func (c DoConfig) withDefaults() (DoConfig, error) {
@@ -80,7 +94,8 @@ const (
 )
 
 // errEnded is permanent: another attempt would do the same.
-const errEnded = guard.Misuse("sqltx: the function ended the transaction: Do commits it, or rolls it back if the function returns an error")
+const errEnded = guard.Misuse("sqltx: the function ended the transaction: Do commits it, or rolls it back " +
+	"if the function returns an error")
 
 // Do applies one message once through database/sql, as [dedupe.Do] does with pgx: it claims the key
 // and runs fn in one transaction of db, and commits it.
@@ -120,12 +135,22 @@ const errEnded = guard.Misuse("sqltx: the function ended the transaction: Do com
 // fn must not end the transaction: see "Limits" above. A call that fn enqueues needs a
 // Scope and an ID of its own. Do is safe for concurrent use. With pgx prefer [dedupe.Do] and
 // [Within], which do not have these limits.
-func Do(ctx context.Context, db *sql.DB, key dedupe.Key, fn func(ctx context.Context, tx *sql.Tx) error) (dedupe.Outcome, error) {
+func Do(
+	ctx context.Context,
+	db *sql.DB,
+	key dedupe.Key,
+	fn func(ctx context.Context, tx *sql.Tx) error,
+) (dedupe.Outcome, error) {
 	return DoConfig{}.Do(ctx, db, key, fn)
 }
 
 // Do is [Do] with a configuration. Every fault of it, and of the key, is returned at once.
-func (c DoConfig) Do(ctx context.Context, db *sql.DB, key dedupe.Key, fn func(ctx context.Context, tx *sql.Tx) error) (dedupe.Outcome, error) {
+func (c DoConfig) Do(
+	ctx context.Context,
+	db *sql.DB,
+	key dedupe.Key,
+	fn func(ctx context.Context, tx *sql.Tx) error,
+) (dedupe.Outcome, error) {
 	cfg, err := c.withDefaults()
 	err = errors.Join(err, key.Validate())
 	if db == nil {
@@ -172,7 +197,8 @@ func (d *doer) attempt(ctx context.Context) (again bool, err error) {
 	defer t.rollback()
 	if d.outcome, err = d.claim(ctx, t.tx); err != nil {
 		lost := t.rollback()
-		state, refused := guard.SQLState(err), primary.Refused(err)
+		state := guard.SQLState(err)
+		refused := primary.Refused(err)
 		if refused {
 			closeIdle(ctx, d.db)
 		}
@@ -205,7 +231,10 @@ func (d *doer) attempt(ctx context.Context) (again bool, err error) {
 // claim sets the transaction's bounds and claims the key.
 func (d *doer) claim(ctx context.Context, tx *sql.Tx) (dedupe.Outcome, error) {
 	b := d.cfg.Timeouts
-	if _, err := tx.ExecContext(ctx, fmt.Sprintf(openSQL, guard.Millis(b.Lock), guard.Millis(b.Statement), guard.Millis(b.Idle))); err != nil {
+	if _, err := tx.ExecContext(
+		ctx,
+		fmt.Sprintf(openSQL, guard.Millis(b.Lock), guard.Millis(b.Statement), guard.Millis(b.Idle)),
+	); err != nil {
 		return 0, fmt.Errorf("sqltx: begin: %w", withSQLState(err))
 	}
 	return Claim(ctx, tx, d.key)
@@ -300,7 +329,9 @@ func (t *own) commit() (err error, unknown bool) { //nolint:revive // the error 
 		t.ended = true
 		return fmt.Errorf("sqltx: commit: %w", err), !decided(state)
 	case errors.Is(err, errSilent):
-		t.ended, t.lost = true, true // database/sql rolls back, because the context has ended
+		// database/sql rolls back, because the context has ended
+		t.ended = true
+		t.lost = true
 	case errors.Is(err, sql.ErrTxDone), state == codeNotSealed:
 		return fmt.Errorf("%w: %w", errEnded, err), false
 	case state == codeFailed:

@@ -134,7 +134,8 @@ func (r *rowsAdapter) Values() ([]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	values, into := make([]any, len(names)), make([]any, len(names))
+	values := make([]any, len(names))
+	into := make([]any, len(names))
 	for i := range values {
 		into[i] = &values[i]
 	}
@@ -148,7 +149,8 @@ func (r *rowsAdapter) RawValues() [][]byte {
 	if err != nil {
 		return nil
 	}
-	raw, into := make([][]byte, len(names)), make([]any, len(names))
+	raw := make([][]byte, len(names))
+	into := make([]any, len(names))
 	for i := range raw {
 		into[i] = &raw[i]
 	}

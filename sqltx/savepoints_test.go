@@ -64,17 +64,44 @@ func TestT7WithinReadsNames(t *testing.T) {
 		{"/* a */ a", "a -- a comment"}, {"a /* /* nested */ ' */", "a;;"}, {`"a b"`, `"a  b"`}, {`" a"`, `"a"`}, {"work", "transaction"},
 		{`"--a"`, `"/*a*/"`}, {"\n\ta\r\n", "A"}, {`"a;"`, `"a"`},
 	} {
-		for _, back := range []string{"rollback to savepoint %s", "ROLLBACK TO %s", "rollback work to %s", "RollBack Transaction To SavePoint %s",
-			"/* rollback */ rollback to--\n%s", "release savepoint %s", "RELEASE %s"} {
+		for _, back := range []string{
+			"rollback to savepoint %s",
+			"ROLLBACK TO %s",
+			"rollback work to %s",
+			"RollBack Transaction To SavePoint %s",
+			"/* rollback */ rollback to--\n%s",
+			"release savepoint %s",
+			"RELEASE %s",
+		} {
 			for _, ends := range names {
 				p.compare([]string{"savepoint " + names[0], "write", "SavePoint " + names[1], "write", fmt.Sprintf(back, ends), "write"})
 			}
 		}
 	}
 	// What is not read is refused, and never taken for something else.
-	for _, text := range []string{`savepoint U&"a"`, "savepoint é", "savepoint aé", `savepoint "` + strings.Repeat("é", 32) + `"`, `savepoint ""`,
-		"savepoint a b", `savepoint "a"b`, "savepoint 1", "savepoint", "rollback", "rollback to", "rollback work", "rollback and chain", "release",
-		"savepoint a; commit", "rollback to a; commit", "rollback to savepoint a b", `savepoint "a`, "savepoint a&", "commit", "release savepoint a b"} {
+	for _, text := range []string{
+		`savepoint U&"a"`,
+		"savepoint é",
+		"savepoint aé",
+		`savepoint "` + strings.Repeat("é", 32) + `"`,
+		`savepoint ""`,
+		"savepoint a b",
+		`savepoint "a"b`,
+		"savepoint 1",
+		"savepoint",
+		"rollback",
+		"rollback to",
+		"rollback work",
+		"rollback and chain",
+		"release",
+		"savepoint a; commit",
+		"rollback to a; commit",
+		"rollback to savepoint a b",
+		`savepoint "a`,
+		"savepoint a&",
+		"commit",
+		"release savepoint a b",
+	} {
 		p.within([]string{"write", text, "rollback to a"})
 		if !errors.Is(p.err, guard.ErrControl) {
 			t.Errorf("%q: %v", text, p.err)
@@ -109,7 +136,10 @@ func newPair(t *testing.T) *pair {
 func (p *pair) empty() {
 	p.t.Helper()
 	for _, conn := range []*pgx.Conn{p.real, p.guarded} {
-		if _, err := conn.Exec(p.t.Context(), `drop table if exists pg_temp.effects; create temp table effects (v text not null)`); err != nil {
+		if _, err := conn.Exec(
+			p.t.Context(),
+			`drop table if exists pg_temp.effects; create temp table effects (v text not null)`,
+		); err != nil {
 			p.t.Fatal(err)
 		}
 		if err := conn.DeallocateAll(p.t.Context()); err != nil {

@@ -32,7 +32,9 @@ func TestT12DoOnAStalePool(t *testing.T) {
 	stale := pgtest.Stale(t, base)
 	db := stdlib.OpenDBFromPool(stale)
 	defer func() { _ = db.Close() }()
-	got, err := sqltx.Do(t.Context(), db, sqlsuite.Key("a", "1"), func(ctx context.Context, tx *sql.Tx) error { return insert(ctx, tx, "a") })
+	got, err := sqltx.Do(t.Context(), db, sqlsuite.Key("a", "1"), func(ctx context.Context, tx *sql.Tx) error {
+		return insert(ctx, tx, "a")
+	})
 	if err != nil || got != dedupe.Fresh || column(t, base, `select v from effects`) != "a" {
 		t.Errorf("%v, %v", got, err)
 	}

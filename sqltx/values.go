@@ -75,10 +75,12 @@ func (r *driverRows) Next(dest []driver.Value) error {
 
 // conversions finds a conversion for each column.
 func (r *driverRows) conversions() {
-	m, fields := r.found.TypeMap(), r.found.FieldDescriptions()
+	m := r.found.TypeMap()
+	fields := r.found.FieldDescriptions()
 	r.convert = make([]func([]byte) (driver.Value, error), len(fields))
 	for i, f := range fields {
-		oid, format := f.DataTypeOID, f.Format
+		oid := f.DataTypeOID
+		format := f.Format
 		switch oid {
 		case pgtype.BoolOID:
 			r.convert[i] = scanned(m, oid, format, func(v bool) (driver.Value, error) { return v, nil })
@@ -105,7 +107,12 @@ func (r *driverRows) conversions() {
 }
 
 // scanned converts the server's bytes to a T and that to a value of database/sql.
-func scanned[T any](m *pgtype.Map, oid uint32, format int16, value func(T) (driver.Value, error)) func([]byte) (driver.Value, error) {
+func scanned[T any](
+	m *pgtype.Map,
+	oid uint32,
+	format int16,
+	value func(T) (driver.Value, error),
+) func([]byte) (driver.Value, error) {
 	plan := m.PlanScan(oid, format, new(T))
 	return func(src []byte) (driver.Value, error) {
 		var v T

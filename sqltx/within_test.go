@@ -116,7 +116,10 @@ func TestT1WithinABatch(t *testing.T) {
 		for _, m := range msgs {
 			one := consumer.TxFor(tx, m)
 			if err := sqltx.Within(ctx, one, func(ctx context.Context, sqlTx *sql.Tx) error {
-				return errors.Join(insert(ctx, sqlTx, string(m.Value)), outbox.Enqueue(ctx, one, outbox.Call{Sink: "payments", Name: "charge"}))
+				return errors.Join(
+					insert(ctx, sqlTx, string(m.Value)),
+					outbox.Enqueue(ctx, one, outbox.Call{Sink: "payments", Name: "charge"}),
+				)
 			}); err != nil {
 				return err
 			}
@@ -126,7 +129,11 @@ func TestT1WithinABatch(t *testing.T) {
 	if parked, errs := sqlsuite.ConsumeBatch(t, pool, handle, "a", "b", "a"); len(parked) > 0 {
 		t.Error(errs)
 	}
-	if got := column(t, pool, `select v from effects union all select name from onlyonce.outbox_log order by 1`); got != "a b charge charge" {
+	if got := column(
+		t,
+		pool,
+		`select v from effects union all select name from onlyonce.outbox_log order by 1`,
+	); got != "a b charge charge" {
 		t.Error(got)
 	}
 }
@@ -175,12 +182,16 @@ func TestT6WithinIsGuarded(t *testing.T) {
 			_ = insert(ctx, tx, "half")
 			return tx.Rollback()
 		})},
-		"rollback in a savepoint": {"permanent", "Rollback of the *sql.Tx", func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-			_ = tx.Savepoint(ctx, func() error {
-				return within(func(_ context.Context, tx *sql.Tx) error { return tx.Rollback() })(ctx, tx, m)
-			})
-			return nil
-		}},
+		"rollback in a savepoint": {
+			"permanent",
+			"Rollback of the *sql.Tx",
+			func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				_ = tx.Savepoint(ctx, func() error {
+					return within(func(_ context.Context, tx *sql.Tx) error { return tx.Rollback() })(ctx, tx, m)
+				})
+				return nil
+			},
+		},
 		"COMMIT":                 {"permanent", "transaction control", statement(`commit`)},
 		"BEGIN":                  {"permanent", "transaction control", statement(`begin`)},
 		"ROLLBACK":               {"permanent", "transaction control", statement(`rollback`)},
@@ -213,14 +224,18 @@ func TestT6WithinIsGuarded(t *testing.T) {
 			elsewhere(func() { _ = tx.QueryRowContext(ctx, `select 1`).Scan(&n) })
 			return nil
 		})},
-		"its context has ended": {"exhausted", "may not have been sent", func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-			ended, end := context.WithCancel(ctx)
-			return within(func(ctx context.Context, tx *sql.Tx) error {
-				end()
-				_ = insert(ctx, tx, "half") // database/sql does not call the driver
-				return nil
-			})(ended, tx, m)
-		}},
+		"its context has ended": {
+			"exhausted",
+			"may not have been sent",
+			func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				ended, end := context.WithCancel(ctx)
+				return within(func(ctx context.Context, tx *sql.Tx) error {
+					end()
+					_ = insert(ctx, tx, "half") // database/sql does not call the driver
+					return nil
+				})(ended, tx, m)
+			},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -328,7 +343,8 @@ func TestT7WithinSavepoints(t *testing.T) {
 		{[]string{"savepoint s", "+a", "savepoint t", "+b", "rollback transaction to savepoint s", "+c"}, "c"},
 		{[]string{"savepoint s", "+a", "savepoint s", "+b", "rollback work to s", "+c"}, "a c"}, // the inner one
 		{[]string{"+a", "savepoint s", "+b", "rollback to s", "+c", "rollback to s", "release s"}, "a"},
-		{[]string{"+a", "savepoint s", "+b", "SAVEPOINT s", "+c", "rollback to s", "+d", "rollback to s"}, "a b"}, // a retry helper within another
+		// a retry helper within another
+		{[]string{"+a", "savepoint s", "+b", "SAVEPOINT s", "+c", "rollback to s", "+d", "rollback to s"}, "a b"},
 		{[]string{"+a", "rollback to s"}, ""},
 		{[]string{"savepoint s", "+a", "release t", "rollback to s", "+b"}, "b"},
 		{[]string{"+a", "savepoint s", "select 1/0"}, ""},
@@ -418,7 +434,8 @@ func TestWithinValuesAreThoseOfPgx(t *testing.T) {
 		if err != nil || !rows.Next() {
 			t.Fatal(err, rows.Err())
 		}
-		values, into := make([]any, len(types)), make([]any, len(types))
+		values := make([]any, len(types))
+		into := make([]any, len(types))
 		for i := range values {
 			into[i] = &values[i]
 		}

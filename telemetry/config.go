@@ -61,7 +61,10 @@ type Config struct {
 // an HTTP layer, a webhook endpoint or a queue (whose Name must be set): hooks after the existing
 // ones, and its Trace if it is not set. Call it before the constructor, once for each
 // configuration. If an endpoint consumes its events, instrument its Consumer too.
-func Instrument[C consumer.Config | outbox.RelayConfig | idempotency.Config | webhook.Config | queue.Config](c *C, t Config) error {
+func Instrument[C consumer.Config | outbox.RelayConfig | idempotency.Config | webhook.Config | queue.Config](
+	c *C,
+	t Config,
+) error {
 	switch c := any(c).(type) {
 	case *consumer.Config:
 		return instrumentConsumer(c, t)
@@ -91,7 +94,12 @@ func newRecorder(t Config) *recorder {
 	if t.MeterProvider == nil {
 		t.MeterProvider = otel.GetMeterProvider()
 	}
-	r := &recorder{tracers: t.TracerProvider, tracer: t.TracerProvider.Tracer(instrumentation), meter: t.MeterProvider.Meter(instrumentation), perMessage: t.Messages}
+	r := &recorder{
+		tracers:    t.TracerProvider,
+		tracer:     t.TracerProvider.Tracer(instrumentation),
+		meter:      t.MeterProvider.Meter(instrumentation),
+		perMessage: t.Messages,
+	}
 	if reflect.ValueOf(t.MeterProvider).Comparable() {
 		if _, had := reporting.LoadOrStore(t.MeterProvider, true); !had {
 			r.refusals()
@@ -107,13 +115,18 @@ var reporting sync.Map
 // refusals reports how often databases of the process have refused writes.
 func (r *recorder) refusals() {
 	m := metrics.DatabaseRefusals
-	_, err := r.meter.Int64ObservableCounter(m.Name, metric.WithUnit(m.Unit), metric.WithDescription(m.Help), metric.WithInt64Callback(
-		func(_ context.Context, to metric.Int64Observer) error {
-			for database, n := range primary.Refusals() {
-				to.Observe(n, metric.WithAttributes(attribute.String("database", database)))
-			}
-			return nil
-		}))
+	_, err := r.meter.Int64ObservableCounter(
+		m.Name,
+		metric.WithUnit(m.Unit),
+		metric.WithDescription(m.Help),
+		metric.WithInt64Callback(
+			func(_ context.Context, to metric.Int64Observer) error {
+				for database, n := range primary.Refusals() {
+					to.Observe(n, metric.WithAttributes(attribute.String("database", database)))
+				}
+				return nil
+			}),
+	)
 	r.failed(m, err)
 }
 
@@ -124,7 +137,12 @@ func (r *recorder) counter(m *metrics.Metric) metric.Int64Counter {
 }
 
 func (r *recorder) histogram(m *metrics.Metric) metric.Float64Histogram {
-	h, err := r.meter.Float64Histogram(m.Name, metric.WithUnit(m.Unit), metric.WithDescription(m.Help), metric.WithExplicitBucketBoundaries(metrics.Buckets...))
+	h, err := r.meter.Float64Histogram(
+		m.Name,
+		metric.WithUnit(m.Unit),
+		metric.WithDescription(m.Help),
+		metric.WithExplicitBucketBoundaries(metrics.Buckets...),
+	)
 	r.failed(m, err)
 	return h
 }
@@ -167,7 +185,10 @@ func spanOf[text string | []byte](parent, state text) trace.SpanContext {
 	if len(state) == 0 && len(parent) == 55 && string(parent[:3]) == "00-" {
 		return parse(parent)
 	}
-	return trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), carried{string(parent), string(state)}))
+	return trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), carried{
+		string(parent),
+		string(state),
+	}))
 }
 
 // parse returns what the propagator makes of a traceparent of version 00, which has 55 bytes. It

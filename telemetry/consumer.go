@@ -48,10 +48,16 @@ type topicSets struct {
 }
 
 func instrumentConsumer(c *consumer.Config, t Config) error {
-	r := &consumerRecorder{recorder: newRecorder(t), scope: c.Scope, topics: map[string]*topicSets{}, kind: []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer)}}
+	r := &consumerRecorder{
+		recorder: newRecorder(t),
+		scope:    c.Scope,
+		topics:   map[string]*topicSets{},
+		kind:     []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer)},
+	}
 	r.messages, r.retries, r.hung = r.counter(metrics.ConsumerMessages), r.counter(metrics.ConsumerRetries), r.counter(metrics.ConsumerHung)
 	r.delay = r.histogram(metrics.ConsumerDelay)
-	r.processed = r.messaging(messagingConsumed, "Messages of transactions that ended, also of those that failed.", messagingProcess, "Time that a transaction took.")
+	r.processed = r.messaging(messagingConsumed, "Messages of transactions that ended, also of those that failed.",
+		messagingProcess, "Time that a transaction took.")
 	if r.err != nil {
 		return r.err
 	}
@@ -85,15 +91,29 @@ func (r *consumerRecorder) of(topic string) *topicSets {
 		}
 	}
 	ours := []attribute.KeyValue{attribute.String("scope", r.scope), attribute.String("topic", topic)}
-	theirs := []attribute.KeyValue{attribute.String(messagingSystem, "kafka"), attribute.String(messagingOpName, messagingOpProcess), attribute.String(messagingName, topic)}
-	s := &topicSets{topic: with(ours), handled: with(ours, attribute.String("outcome", "handled")), duplicate: with(ours, attribute.String("outcome", "duplicate")),
-		skipped: with(ours, attribute.String("outcome", "skipped")), parked: with(ours, attribute.String("outcome", "parked")), processed: with(theirs), failed: with(theirs, attribute.String(errorType, "_OTHER"))}
+	theirs := []attribute.KeyValue{
+		attribute.String(messagingSystem, "kafka"),
+		attribute.String(messagingOpName, messagingOpProcess),
+		attribute.String(messagingName, topic),
+	}
+	s := &topicSets{
+		topic:     with(ours),
+		handled:   with(ours, attribute.String("outcome", "handled")),
+		duplicate: with(ours, attribute.String("outcome", "duplicate")),
+		skipped:   with(ours, attribute.String("outcome", "skipped")),
+		parked:    with(ours, attribute.String("outcome", "parked")),
+		processed: with(theirs),
+		failed:    with(theirs, attribute.String(errorType, "_OTHER")),
+	}
 	if r.perMessage {
 		// The conventions ask for the topic. The scope, which is the same in all spans of a
 		// consumer, is an attribute of the instrumentation's scope: in each span it would cost as
 		// much again.
 		s.span = []attribute.KeyValue{attribute.String(messagingName, topic)}
-		s.tracer = r.tracers.Tracer(instrumentation, trace.WithInstrumentationAttributes(attribute.String(attrScope, r.scope)))
+		s.tracer = r.tracers.Tracer(
+			instrumentation,
+			trace.WithInstrumentationAttributes(attribute.String(attrScope, r.scope)),
+		)
 	}
 	s.delay = []metric.RecordOption{s.topic}
 	r.topics[topic] = s
@@ -135,10 +155,28 @@ func (r *consumerRecorder) begin(ctx context.Context, b consumer.Batch) context.
 	if b.Messages == 0 { // it only moves the position past offsets that hold nothing
 		return ctx
 	}
-	ctx, span := r.tracer.Start(ctx, "process "+b.Topic, trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(
-		attribute.String(messagingSystem, "kafka"), attribute.String(messagingName, b.Topic), attribute.String(messagingOperation, "process"),
-		attribute.Int(messagingPartition, int(b.Partition)), attribute.Int(messagingCount, b.Messages), attribute.String(attrScope, r.scope)))
-	t := &transaction{scope: r.scope, topic: b.Topic, partition: b.Partition, sets: r.of(b.Topic), span: span, recording: span.IsRecording(), begun: time.Now()}
+	ctx, span := r.tracer.Start(
+		ctx,
+		"process "+b.Topic,
+		trace.WithSpanKind(trace.SpanKindConsumer),
+		trace.WithAttributes(
+			attribute.String(messagingSystem, "kafka"),
+			attribute.String(messagingName, b.Topic),
+			attribute.String(messagingOperation, "process"),
+			attribute.Int(messagingPartition, int(b.Partition)),
+			attribute.Int(messagingCount, b.Messages),
+			attribute.String(attrScope, r.scope),
+		),
+	)
+	t := &transaction{
+		scope:     r.scope,
+		topic:     b.Topic,
+		partition: b.Partition,
+		sets:      r.of(b.Topic),
+		span:      span,
+		recording: span.IsRecording(),
+		begun:     time.Now(),
+	}
 	if r.perMessage {
 		t.handle, t.link = "handle "+b.Topic, trace.Link{SpanContext: span.SpanContext()}
 	}
@@ -242,7 +280,12 @@ func (r *consumerRecorder) end(ctx context.Context, b consumer.BatchResult, err 
 		for _, n := range []struct {
 			count int
 			of    metric.MeasurementOption
-		}{{b.Handled, sets.handled}, {b.Duplicates, sets.duplicate}, {b.Skipped, sets.skipped}, {b.Parked, sets.parked}} {
+		}{
+			{b.Handled, sets.handled},
+			{b.Duplicates, sets.duplicate},
+			{b.Skipped, sets.skipped},
+			{b.Parked, sets.parked},
+		} {
 			if n.count > 0 {
 				r.messages.Add(ctx, int64(n.count), n.of)
 			}
@@ -253,8 +296,15 @@ func (r *consumerRecorder) end(ctx context.Context, b consumer.BatchResult, err 
 		t.linkTo(t.msgs) // a batch handler's
 	}
 	t.mu.Unlock()
-	end(t.span, err, attribute.Int(attrHandled, b.Handled), attribute.Int(attrDuplicates, b.Duplicates), attribute.Int(attrParked, b.Parked),
-		attribute.Bool(attrAlone, b.Alone), attribute.Bool(attrFallback, b.Fallback))
+	end(
+		t.span,
+		err,
+		attribute.Int(attrHandled, b.Handled),
+		attribute.Int(attrDuplicates, b.Duplicates),
+		attribute.Int(attrParked, b.Parked),
+		attribute.Bool(attrAlone, b.Alone),
+		attribute.Bool(attrFallback, b.Fallback),
+	)
 }
 
 // delays records how long after its time each message was committed. Only the longest delay of a

@@ -50,7 +50,13 @@ func instrumentLayer(c *idempotency.Config, t Config) error {
 			}
 			requests.Add(ctx, 1, metric.WithAttributes(route, attribute.String("outcome", string(s.Outcome))))
 			duration.Record(ctx, s.Took.Seconds(), metric.WithAttributes(route))
-			endRequest(ctx, nil, attribute.String(attrOutcome, string(s.Outcome)), attribute.Int(attrStatus, s.Status), attribute.Int(attrRuns, s.Runs))
+			endRequest(
+				ctx,
+				nil,
+				attribute.String(attrOutcome, string(s.Outcome)),
+				attribute.Int(attrStatus, s.Status),
+				attribute.Int(attrRuns, s.Runs),
+			)
 		},
 	})
 	if c.Trace == nil {
@@ -69,7 +75,11 @@ func instrumentEndpoint(c *webhook.Config, t Config) error {
 	endpoint := attribute.String("endpoint", c.Name)
 	missed.Add(context.Background(), 0, metric.WithAttributes(endpoint)) // so that the counters are there, at 0
 	for outcome, status := range map[string]string{string(webhook.Accepted): "200", "refused": "401"} {
-		received.Add(context.Background(), 0, metric.WithAttributes(endpoint, attribute.String("outcome", outcome), attribute.String("status", status)))
+		received.Add(
+			context.Background(),
+			0,
+			metric.WithAttributes(endpoint, attribute.String("outcome", outcome), attribute.String("status", status)),
+		)
 	}
 	c.Hooks = c.Hooks.Join(webhook.Hooks{
 		ReceiveStart: func(ctx context.Context, s webhook.ReceiveStart) context.Context {

@@ -19,7 +19,11 @@ func (h *logHandler) Handle(ctx context.Context, rec slog.Record) error {
 		rec = rec.Clone()
 		rec.AddAttrs(slog.String("trace_id", of.TraceID().String()), slog.String("span_id", of.SpanID().String()))
 		if t, ok := ctx.Value(transactionKey{}).(*transaction); ok {
-			rec.AddAttrs(slog.String("scope", t.scope), slog.String("topic", t.topic), slog.Int("partition", int(t.partition)))
+			rec.AddAttrs(
+				slog.String("scope", t.scope),
+				slog.String("topic", t.topic),
+				slog.Int("partition", int(t.partition)),
+			)
 		}
 	}
 	return h.Handler.Handle(ctx, rec)

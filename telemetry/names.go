@@ -43,8 +43,17 @@ type messaging struct {
 
 func (r *recorder) messaging(counter, counted, histogram, timed string) (m messaging) {
 	var of [2]error
-	m.messages, of[0] = r.meter.Int64Counter(counter, metric.WithUnit(messagingMessages), metric.WithDescription(counted))
-	m.duration, of[1] = r.meter.Float64Histogram(histogram, metric.WithUnit("s"), metric.WithDescription(timed), metric.WithExplicitBucketBoundaries(messagingBuckets...))
+	m.messages, of[0] = r.meter.Int64Counter(
+		counter,
+		metric.WithUnit(messagingMessages),
+		metric.WithDescription(counted),
+	)
+	m.duration, of[1] = r.meter.Float64Histogram(
+		histogram,
+		metric.WithUnit("s"),
+		metric.WithDescription(timed),
+		metric.WithExplicitBucketBoundaries(messagingBuckets...),
+	)
 	if err := errors.Join(of[:]...); err != nil {
 		r.err = errors.Join(r.err, fmt.Errorf("telemetry: %s, %s: %w", counter, histogram, err))
 	}

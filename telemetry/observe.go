@@ -40,11 +40,16 @@ const maxInterval = lease.Longest / 4
 // It returns nil when ctx has ended, or an error at once if t or an instrument is not valid.
 func Observe(ctx context.Context, pool *pgxpool.Pool, t Config) error {
 	if t.Interval < 0 || t.Interval > maxInterval {
-		return fmt.Errorf("telemetry: Config.Interval: is %v: must be positive, and at most %v", t.Interval, maxInterval)
+		return fmt.Errorf("telemetry: Config.Interval: is %v: must be positive, and at most %v",
+			t.Interval, maxInterval)
 	}
 	t.Interval = cmp.Or(t.Interval, gauges.Interval)
 	o := &observer{pool: pool, interval: t.Interval, log: cmp.Or(t.Logger, slog.Default()), rounds: &gauges.Rounds{
-		Database: primary.Name(pool.Config().ConnConfig), DB: pool, Interval: t.Interval, Timeout: min(gauges.Timeout, t.Interval/5*4)}}
+		Database: primary.Name(pool.Config().ConnConfig),
+		DB:       pool,
+		Interval: t.Interval,
+		Timeout:  min(gauges.Timeout, t.Interval/5*4),
+	}}
 	registered, err := o.register(newRecorder(t))
 	if err != nil {
 		return err
@@ -96,7 +101,8 @@ func (o *observer) round(ctx context.Context) {
 		o.rounds.Leave()
 	}
 	if err != nil && ctx.Err() == nil {
-		o.log.Warn("onlyonce: the database did not answer telemetry.Observe", "database", o.rounds.Database, "error", err)
+		o.log.Warn("onlyonce: the database did not answer telemetry.Observe",
+			"database", o.rounds.Database, "error", err)
 	}
 }
 
@@ -122,7 +128,8 @@ func (o *observer) release(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.rounds.Timeout)
 	defer cancel()
 	if err := o.lease.Release(bounded, o.pool); err != nil {
-		o.log.Warn("onlyonce: telemetry.Observe did not give its lease back: another process queries once it has run out", "error", err)
+		o.log.Warn("onlyonce: telemetry.Observe did not give its lease back: another process queries once "+
+			"it has run out", "error", err)
 	}
 }
 

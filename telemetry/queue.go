@@ -19,7 +19,11 @@ func instrumentQueue(c *queue.Config, t Config) error {
 	name, then := attribute.String("queue", c.Name), c.OnStored
 	count := func(s queue.StoredEvent) {
 		for outcome, n := range map[string]int{"fresh": s.Fresh, "copy": s.Copies, "parked": s.Parked} {
-			received.Add(context.Background(), int64(n), metric.WithAttributes(name, attribute.String("outcome", outcome)))
+			received.Add(
+				context.Background(),
+				int64(n),
+				metric.WithAttributes(name, attribute.String("outcome", outcome)),
+			)
 		}
 	}
 	count(queue.StoredEvent{}) // so that the counters are there, at 0

@@ -26,7 +26,8 @@ func instrumentRelay(c *outbox.RelayConfig, t Config) error {
 	r := newRecorder(t)
 	attempts, failures := r.counter(metrics.OutboxAttempts), r.counter(metrics.OutboxFailures)
 	duration, delay := r.histogram(metrics.OutboxAttemptDuration), r.histogram(metrics.OutboxDelay)
-	sent := r.messaging(messagingSent, "Attempts to send a call.", messagingDuration, "Time that the sink took for an attempt to send a call.")
+	sent := r.messaging(messagingSent, "Attempts to send a call.",
+		messagingDuration, "Time that the sink took for an attempt to send a call.")
 	if r.err != nil {
 		return r.err
 	}
@@ -34,7 +35,11 @@ func instrumentRelay(c *outbox.RelayConfig, t Config) error {
 	for _, s := range c.Sinks { // so that the counters are there, at 0
 		if s != nil {
 			for _, outcome := range metrics.OutboxAttempts.Outcomes {
-				attempts.Add(context.Background(), 0, metric.WithAttributes(sinkOf(s.Name()), attribute.String("outcome", outcome)))
+				attempts.Add(
+					context.Background(),
+					0,
+					metric.WithAttributes(sinkOf(s.Name()), attribute.String("outcome", outcome)),
+				)
 			}
 			failures.Add(context.Background(), 0, metric.WithAttributes(sinkOf(s.Name())))
 		}
@@ -42,8 +47,13 @@ func instrumentRelay(c *outbox.RelayConfig, t Config) error {
 	c.Hooks = c.Hooks.Join(outbox.Hooks{
 		AttemptStart: func(ctx context.Context, a outbox.AttemptEvent) context.Context {
 			options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
-				attribute.String(messagingSystem, "onlyonce"), attribute.String(messagingName, a.Sink), attribute.String(messagingOperation, "send"),
-				attribute.String(attrKind, string(a.Kind)), attribute.String(attrName, a.Name), attribute.Int(attrAttempt, a.Number))}
+				attribute.String(messagingSystem, "onlyonce"),
+				attribute.String(messagingName, a.Sink),
+				attribute.String(messagingOperation, "send"),
+				attribute.String(attrKind, string(a.Kind)),
+				attribute.String(attrName, a.Name),
+				attribute.Int(attrAttempt, a.Number),
+			)}
 			if of := spanOf(codec.SplitTrace(a.Trace)); of.IsValid() {
 				options = append(options, trace.WithLinks(trace.Link{SpanContext: of}))
 			}
@@ -58,7 +68,11 @@ func instrumentRelay(c *outbox.RelayConfig, t Config) error {
 			if a.Kind == outbox.AttemptSend { // the metric is the sink's time
 				took := time.Since(of.begun).Seconds()
 				duration.Record(ctx, took, metric.WithAttributes(sinkOf(a.Sink)))
-				attrs := []attribute.KeyValue{attribute.String(messagingSystem, "onlyonce"), attribute.String(messagingOpName, messagingOpSend), attribute.String(messagingName, a.Sink)}
+				attrs := []attribute.KeyValue{
+					attribute.String(messagingSystem, "onlyonce"),
+					attribute.String(messagingOpName, messagingOpSend),
+					attribute.String(messagingName, a.Sink),
+				}
 				if result.Err != nil {
 					attrs = append(attrs, attribute.String(errorType, fmt.Sprintf("%T", result.Err)))
 				}
@@ -68,7 +82,11 @@ func instrumentRelay(c *outbox.RelayConfig, t Config) error {
 			end(of.span, result.Err, attribute.String(attrOutcome, result.Outcome.String()))
 		},
 		Settled: func(s outbox.SettledEvent) {
-			attempts.Add(context.Background(), 1, metric.WithAttributes(sinkOf(s.Sink), attribute.String("outcome", string(s.State))))
+			attempts.Add(
+				context.Background(),
+				1,
+				metric.WithAttributes(sinkOf(s.Sink), attribute.String("outcome", string(s.State))),
+			)
 			if s.Final {
 				delay.Record(context.Background(), s.Age.Seconds(), metric.WithAttributes(sinkOf(s.Sink)))
 			}

@@ -28,12 +28,13 @@ type Backfill struct {
 	// fails, or its tenant is not known, each returns nil; the backfill counts as failed, and the
 	// next one lists from the same time. Required.
 	//
-	// An Event's ID must be the webhook's id, its Body one that the handler can parse, and its Time
-	// when it happened, or a later time; the three are required. An event that happened longer ago
-	// than Config.Retention is passed over: its id may be forgotten, so it would be accepted a
-	// second time. The endpoint takes Type, Header and Time as they are, and sets Provider. If the
-	// sender signs no ids, Body should be the delivered bytes if the list has them: they are then
-	// known, too, when a stranger sends them under another id (W7).
+	// With TenantSecrets it sets the Event's Tenant, too. An Event's ID must be the webhook's id,
+	// its Body one that the handler can parse, and its Time when it happened, or a later time; the
+	// three are required. An event that happened longer ago than Config.Retention is passed over:
+	// its id may be forgotten, so it would be accepted a second time. The endpoint takes Type,
+	// Header and Time as they are, and sets Provider. If the sender signs no ids, Body should be
+	// the delivered bytes if the list has them: they are then known, too, when a stranger sends
+	// them under another id (W7).
 	List func(ctx context.Context, since time.Time, each func(*Event) error) error
 	// Every is the time from the beginning of one backfill to the beginning of the next, in any
 	// process, at least 1 s. Defaults to 15 min.
@@ -85,8 +86,12 @@ type Config struct {
 	// Secrets are the currently valid secrets, in the provider's own form: 1 to 8, each of at least
 	// 16 characters. While you replace one, list the old and the new one, in any order. Required:
 	// without a secret, anyone could send. They must be empty for a sender that signs with a
-	// certificate (PayPal, SNS).
+	// certificate (PayPal, SNS), and with TenantSecrets.
 	Secrets []string
+
+	// TenantSecrets looks up the secrets of the request's tenant, in place of Secrets and Tenant.
+	// Defaults to none.
+	TenantSecrets *TenantSecrets
 
 	// Tolerance is how far the signed time may be from this machine's clock, in the directions that
 	// the provider's scheme checks: 1 s to 24 hours. It must be 0 for a provider that signs no

@@ -12,6 +12,13 @@
 //	...
 //	err = events.Run(ctx) // applies the events, and forgets old ids
 //
+// # Stored or Inline
+//
+// In mode [Stored], the default, a 200 means that the event is in the endpoint's stream, committed,
+// byte for byte. A consumer applies it later, with its retries and its parked rows: the sender
+// waits for one COMMIT and never for a handler. In mode [Inline] the handler has run in the
+// transaction that claimed the event, and a 200 means that its effect is committed.
+//
 // An [Endpoint] has two parts that can be used alone:
 //
 //   - A [Verifier] verifies a header and the bytes of a body. Use it, for example, in a framework
@@ -29,11 +36,9 @@
 //	COMMIT
 //	200
 //
-// The transaction has all events that waited when it began: see [Endpoint]. In mode Stored they are
-// then in the endpoint's stream, byte for byte, and a consumer applies them. In mode Inline there
-// is one event, and the handler, which has the same type, has run in its transaction. Package
-// internal/guard guards the transaction: a handler cannot commit it, and an error that the handler
-// swallows still rolls it back.
+// In mode Stored the transaction has all events that waited when it began: see [Endpoint]. In mode
+// Inline it has one. Package internal/guard guards the transaction: a handler cannot commit it, and
+// an error that the handler swallows still rolls it back.
 //
 // # Providers
 //
@@ -56,6 +61,8 @@
 //
 // Certificates named by a request (PayPal, SNS): see scheme.Fetch and rule W18.
 //
+// Tenants named by a request: see [TenantSecrets] and rule W24.
+//
 // Requests sent again later: the Verifier compares the signed time with the clock, after the
 // signature. If the sender signs no time (GitHub, Shopify, Twilio, Meta), a recorded request stays
 // valid forever. If it does not sign the id either, the request is valid under any id.
@@ -70,7 +77,7 @@
 // and so must each member of the body.
 //
 // Signatures without end: a header that the scheme reads has at most 4096 bytes and 16 signatures,
-// and an endpoint at most 8 secrets.
+// and an endpoint or a tenant at most 8 secrets.
 //
 // Copies at once: if an open transaction has claimed the id, the event waits for it, because that
 // transaction may roll back. It waits for two seconds at most, because the sender waits only

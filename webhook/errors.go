@@ -14,12 +14,13 @@ var (
 	// ErrMalformed: the request does not have the provider's form: a header is missing, occurs
 	// twice or cannot be parsed, or the body lacks the id. 400.
 	ErrMalformed = errors.New("malformed")
-	// ErrSignature: no signature of the request was made with one of the configured secrets. 401.
+	// ErrSignature: no signature of the request was made with one of the configured secrets, or
+	// those of its tenant. 401.
 	ErrSignature = errors.New("bad signature")
 	// ErrStale: the signature is right, but the signed time is too far from the clock. 401.
 	ErrStale = errors.New("stale")
-	// ErrUnavailable: a document from the sender's host that the check needs, for example its
-	// certificate, could not be fetched now. 503.
+	// ErrUnavailable: the check needs what could not be had now: a document from the sender's host,
+	// for example its certificate, or the tenant's secrets (TenantSecrets). 503.
 	ErrUnavailable = errors.New("cannot be checked now")
 )
 
@@ -33,9 +34,9 @@ var (
 	ErrStore = errors.New("webhook: the event is not known to be stored")
 	// ErrHandler: an inline handler failed, and the event was not stored. 500 (W8).
 	ErrHandler = errors.New("webhook: the handler failed")
-	// ErrTenant: Config.Tenant panicked or returned an invalid name, and the event was not stored.
-	// 500.
-	ErrTenant = errors.New("webhook: Config.Tenant did not return a valid tenant")
+	// ErrTenant: Config.Tenant panicked or returned an invalid name, or a Backfill lists an event
+	// without the tenant that TenantSecrets require. The event was not stored. 500.
+	ErrTenant = errors.New("webhook: the event has no valid tenant")
 	// ErrBusy: the endpoint already processes Config.MaxInFlight events, or holds Config.MaxBytes
 	// of bodies. 503.
 	ErrBusy = errors.New("webhook: too many requests at once (Config.MaxInFlight, Config.MaxBytes)")

@@ -15,6 +15,10 @@ type Event struct {
 	// It is empty if the event comes from a [Verifier].
 	Endpoint string
 
+	// Tenant is the customer that the event belongs to, if there are several: from Config.Tenant,
+	// or with Config.TenantSecrets the one whose secret has signed.
+	Tenant string
+
 	// ID is the same on each delivery of one event: it identifies copies. 1 to 255 visible ASCII
 	// characters. It is empty only if Probe is set.
 	ID string

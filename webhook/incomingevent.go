@@ -5,10 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
-	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
@@ -43,12 +40,10 @@ func (ep *Endpoint) newIncomingEvent(ctx context.Context, e *Event, reconciled b
 	item.ID = messageID(ep.cfg.Name, e)
 	item.Headers = headersOf(e)
 	item.Body = e.Body
-	if ep.cfg.Tenant != nil {
-		var err error
-		if item.Tenant, err = tenantOf(ep.cfg.Tenant, e); err != nil {
-			return nil, err
-		}
+	if err := ep.setTenant(e); err != nil {
+		return nil, err
 	}
+	item.Tenant = e.Tenant
 	item.Identify(Scope(ep.cfg.Name))
 	item.Place = cmp.Or(item.Tenant, ep.cfg.Name)
 	if reconciled { // a list renders bodies in its own way, and its ids are the sender's
@@ -96,6 +91,20 @@ func traceHeaders(trace string) (all []consumer.Header) {
 // hashedKey returns a hash that replaces an ordering key that is too long.
 func hashedKey(key []byte) []byte { return fmt.Appendf(nil, "sha256:%x", sha256.Sum256(key)) }
 
+// setTenant sets an event's tenant. With TenantSecrets it is the one whose secret has signed, or
+// that a backfill names (W16).
+func (ep *Endpoint) setTenant(e *Event) (err error) {
+	switch {
+	case ep.cfg.TenantSecrets != nil:
+		return checkTenantName(e.Tenant)
+	case ep.cfg.Tenant != nil:
+		e.Tenant, err = tenantOf(ep.cfg.Tenant, e)
+		return err
+	}
+	e.Tenant = ""
+	return nil
+}
+
 // tenantOf calls Config.Tenant. There is no fallback: ids count within a tenant, so that under a
 // wrong tenant an event would be taken for a copy and lost (W16).
 func tenantOf(f func(*Event) string, e *Event) (name string, err error) {
@@ -105,13 +114,7 @@ func tenantOf(f func(*Event) string, e *Event) (name string, err error) {
 		}
 	}()
 	name = f(e)
-	switch {
-	case len(name) > maxTenant:
-		return "", fmt.Errorf("%w: the name has %d bytes, more than %d", ErrTenant, len(name), maxTenant)
-	case !utf8.ValidString(name) || strings.IndexFunc(name, unicode.IsControl) >= 0:
-		return "", fmt.Errorf("%w: the name must be UTF-8 without control characters", ErrTenant)
-	}
-	return name, nil
+	return name, validTenant(name)
 }
 
 const maxTenant = 255 // bytes, as of a call's

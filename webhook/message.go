@@ -43,7 +43,7 @@ func Scope(endpoint string) string { return names.WebhookScope(endpoint) }
 // EventOf returns the event of a message. Use it in a consumer's handler or in an inline one. The
 // error is [consumer.ErrSealed] if its body is sealed.
 func EventOf(m *consumer.Message) (*Event, error) {
-	e := &Event{Header: http.Header{}, Body: m.Value}
+	e := &Event{Tenant: m.Tenant(), Header: http.Header{}, Body: m.Value}
 	if endpoint, ok := strings.CutPrefix(m.Topic, Topic("")); ok {
 		e.Endpoint = endpoint
 	}
@@ -77,14 +77,14 @@ func EventOf(m *consumer.Message) (*Event, error) {
 }
 
 // Message returns the event as a handler gets it from an endpoint, for tests of the handler; ID and
-// Provider must be set. It is in the endpoint's stream, under the id that the endpoint gives it for
-// a tenant of "". In a test with package onlyoncetest:
+// Provider must be set. It is in the endpoint's stream, under the id that the endpoint gives it.
+// In a test with package onlyoncetest:
 //
 //	paid := &webhook.Event{Provider: "stripe", ID: "evt_1", Type: "invoice.paid", Body: body}
 //	got := onlyoncetest.Apply(t, pool, consumer.HandlerFunc(handle), consumer.Config{}, onlyoncetest.FromMessage(paid.Message("stripe")))
 func (e *Event) Message(endpoint string) *consumer.Message {
 	m := &consumer.Message{Topic: Topic(endpoint), Offset: -1, Value: e.Body, Headers: headersOf(e), LeaderEpoch: -1, Attempt: 1}
-	claimed.Set(m, "", messageID(endpoint, e))
+	claimed.Set(m, e.Tenant, messageID(endpoint, e))
 	return m
 }
 

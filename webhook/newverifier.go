@@ -22,9 +22,9 @@ const (
 // neverKept are headers with which a reader of the stored event could act as another user (W14).
 var neverKept = []string{"Authorization", "Cookie", "Proxy-Authorization", "Set-Cookie", "Www-Authenticate", "X-Api-Key"}
 
-// NewVerifier makes a Verifier of a configuration's Provider, Secrets, Tolerance, MaxBody and
-// KeepHeaders, and returns every fault of these at once. It does not read the other fields. No
-// error quotes a secret.
+// NewVerifier makes a Verifier of a configuration's Provider, Secrets or TenantSecrets, Tolerance,
+// MaxBody, KeepHeaders and Logger, and returns every fault of these at once. It does not read the
+// other fields. No error quotes a secret.
 func NewVerifier(cfg Config) (*Verifier, error) { return newVerifier(&cfg, received.MinSecret) }
 
 func newVerifier(cfg *Config, shortest int) (*Verifier, error) {
@@ -43,7 +43,11 @@ func newVerifier(cfg *Config, shortest int) (*Verifier, error) {
 	v := &Verifier{scheme: sender, maxBody: cfg.MaxBody, past: sender.Past, future: sender.Future}
 	v.setTolerance(l, cfg.Tolerance)
 	l.Number("MaxBody", &v.maxBody, min(max(defaultMaxBody, sender.MaxBody), maxMaxBody), 1, maxMaxBody)
-	v.setKeys(l, cfg.Secrets, shortest)
+	if cfg.TenantSecrets != nil {
+		v.setTenantSecrets(l, cfg, shortest)
+	} else {
+		v.setKeys(l, cfg.Secrets, shortest)
+	}
 	v.setKeptHeaders(l, cfg.KeepHeaders)
 	if err := l.Err(); err != nil {
 		return nil, err
@@ -78,6 +82,11 @@ func (v *Verifier) setKeys(l *fields.List, secrets []string, shortest int) {
 		}
 		return
 	}
+	v.keys = parseSecrets(l, v.scheme, secrets, shortest)
+}
+
+// parseSecrets returns the keys of secrets that are valid at the same time.
+func parseSecrets(l *fields.List, s *scheme.Scheme, secrets []string, shortest int) (all []scheme.Key) {
 	if n := len(secrets); n == 0 || n > maxSecrets {
 		l.Add("Secrets", "must list 1 to %d secrets, not %d", maxSecrets, n)
 	}
@@ -91,12 +100,13 @@ func (v *Verifier) setKeys(l *fields.List, secrets []string, shortest int) {
 			l.Add(field, "must have %d characters or more", shortest)
 			continue
 		}
-		keys, err := keysOf(v.scheme, secret)
+		keys, err := keysOf(s, secret)
 		if err != nil {
 			l.Add(field, "%v", err)
 		}
-		v.keys = append(v.keys, keys...)
+		all = append(all, keys...)
 	}
+	return all
 }
 
 // keysOf returns the keys of a secret.

@@ -51,7 +51,7 @@ func (ep *Endpoint) serve(w http.ResponseWriter, req *http.Request, start time.T
 		bodies.Leave(w, req)
 		return Event{}, ep.writeRefusal(w, status, err)
 	}
-	e, err := ep.cfg.verifier.VerifyRequest(ctx, Request{Header: req.Header, Query: req.URL.RawQuery, Body: body})
+	e, err := ep.cfg.verifier.verifyHTTP(ctx, req, body)
 	if err != nil {
 		return Event{}, ep.writeRefusal(w, statusOf(err), err)
 	}

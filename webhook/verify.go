@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/onlyonce/onlyonce/webhook/internal/received"
+	"github.com/onlyonce/onlyonce/webhook/internal/secrets"
 	"github.com/onlyonce/onlyonce/webhook/scheme"
 )
 
@@ -24,6 +25,11 @@ type Verifier struct {
 	past, future time.Duration
 	maxBody      int
 	keptHeaders  []string
+
+	// With Config.TenantSecrets, in place of keys.
+	tenantOf func(*http.Request) string
+	tenants  *secrets.Store
+	decoys   []scheme.Key
 }
 
 // Request is the part of an HTTP request that a Verifier reads.
@@ -38,6 +44,10 @@ type Request struct {
 	// Body is all bytes of the body as they arrived. If you read it yourself, stop one byte after
 	// MaxBody.
 	Body []byte
+
+	// Tenant is whose secret must have signed, with Config.TenantSecrets. An [Endpoint] gets it
+	// from TenantSecrets.Tenant. Defaults to none: then no signature is right.
+	Tenant string
 
 	// Time is the clock for the check of the signed time, for example if the request was recorded.
 	// Defaults to now.
@@ -60,8 +70,8 @@ func (v *Verifier) VerifyAt(now time.Time, header http.Header, body []byte) (*Ev
 //  1. the body's length (ErrTooLarge);
 //  2. the headers with the signatures and the signed values (ErrMalformed), without the body;
 //  3. the signed part of the body, if that is not the whole body (ErrMalformed);
-//  4. the signatures over the raw bytes (ErrSignature), after their certificate was fetched if the
-//     sender signs with one (ErrUnavailable);
+//  4. the signatures over the raw bytes (ErrSignature). If the sender signs with a certificate, it
+//     is fetched first, and with TenantSecrets the tenant's secrets are looked up (ErrUnavailable);
 //  5. the signed time (ErrStale);
 //  6. the event's id and type, and the headers to keep (ErrMalformed).
 func (v *Verifier) VerifyRequest(ctx context.Context, r Request) (*Event, error) {
@@ -160,21 +170,18 @@ func (v *Verifier) verify(ctx context.Context, r Request) (*Event, error) {
 	if len(signed.Signatures) > received.MaxSignatures { // W4
 		return nil, scheme.Malformed("", "has more than 16 signatures")
 	}
-	keys := v.keys
-	if v.scheme.Certificates != nil {
-		if keys, err = v.scheme.Certificates.Keys(ctx, r.Time, signed); err != nil {
-			return nil, err
-		}
-	}
 	// W5: the signature is checked first. Otherwise an unsigned request could find out this
 	// machine's clock from the answer.
-	if !authentic(keys, signed, body) {
-		return nil, &Error{Check: ErrSignature}
+	if err := v.checkSignature(ctx, r, signed); err != nil {
+		return nil, err
 	}
 	if err := v.checkTime(signed.Time, r.Time); err != nil {
 		return nil, err
 	}
 	e := &Event{Provider: v.scheme.Name, IDSigned: v.scheme.IDSigned, Time: signed.Time, Body: body}
+	if v.tenants != nil {
+		e.Tenant = r.Tenant
+	}
 	read := scheme.Event{Body: body}
 	if signed.Messages != nil {
 		sum := sha256.Sum256(signed.Messages[0])

@@ -43,7 +43,10 @@ func (f *fixture) audited(reason string) (d auditRow) {
 	if n := one[int](f, `select count(*) from onlyonce.audit`); n != 1 {
 		f.t.Fatalf("%d audit rows, want 1", n)
 	}
-	if got := one[string](f, `select action || '|' || reason || '|' || (actor = current_user) from onlyonce.audit`); got != "cursor adopt|"+reason+"|true" {
+	if got := one[string](
+		f,
+		`select action || '|' || reason || '|' || (actor = current_user) from onlyonce.audit`,
+	); got != "cursor adopt|"+reason+"|true" {
 		f.t.Errorf("audit row: %s", got)
 	}
 	if err := json.Unmarshal(one[[]byte](f, `select detail from onlyonce.audit`), &d); err != nil {
@@ -100,7 +103,8 @@ func TestAdoptForAGroup(t *testing.T) {
 	f := newFixture(t)
 	f.populate()
 	// The command that a halt prints is refused while the old group may live.
-	f.run(adoptArgs("-yes", "-group", "g2")...).want(t, statusFailed, `group "g1" has not let the cursor go`, "Config.Scope", "-old-group-stopped")
+	f.run(adoptArgs("-yes", "-group", "g2")...).want(t, statusFailed, `group "g1" has not let the cursor go`,
+		"Config.Scope", "-old-group-stopped")
 	if c := f.shown(); *c.Group != "g1" || c.Epoch != 4 {
 		t.Errorf("cursor: %+v", c)
 	}
@@ -135,15 +139,32 @@ func TestAdoptWithOffset(t *testing.T) {
 			r := f.run(adoptArgs("-yes", "-at", c.at)...).want(t, statusGood, c.says, "Done: the next offset is "+c.at)
 			t.Log("\n" + r.out)
 			got := f.shown()
-			if got.Position != c.position || got.Run != 1 || got.Epoch != 5 || got.Group != nil || got.ClusterID != nil || got.TopicID != nil ||
-				got.AnchorOffset != nil || got.Attempts != 0 || got.AttemptOffset != nil || got.StartPolicy != "earliest" || got.StartOffset != 0 {
+			if got.Position != c.position ||
+				got.Run != 1 ||
+				got.Epoch != 5 ||
+				got.Group != nil ||
+				got.ClusterID != nil ||
+				got.TopicID != nil ||
+				got.AnchorOffset != nil ||
+				got.Attempts != 0 ||
+				got.AttemptOffset != nil ||
+				got.StartPolicy != "earliest" ||
+				got.StartOffset != 0 {
 				t.Errorf("cursor: %+v", got)
 			}
-			if n := one[int](f, `select count(*) from onlyonce.cursors c where run_start = $1 and not exists (select from onlyonce.attempts a where a.cursor_id = c.id)`, c.position); n != 1 {
+			if n := one[int](
+				f,
+				`select count(*) from onlyonce.cursors c where run_start = $1 and not exists (select from onlyonce.attempts a where a.cursor_id = c.id)`,
+				c.position,
+			); n != 1 {
 				t.Error("attempts are not those of a new run")
 			}
 			d := f.audited("INC-7")
-			if *d.Skipped != c.skipped || *d.Repeated != c.repeated || d.Before.Position != 17 || d.After.Position != c.position || *d.Before.TopicID == "" {
+			if *d.Skipped != c.skipped ||
+				*d.Repeated != c.repeated ||
+				d.Before.Position != 17 ||
+				d.After.Position != c.position ||
+				*d.Before.TopicID == "" {
 				t.Errorf("audit: %+v", d)
 			}
 		})
@@ -154,14 +175,28 @@ func TestAdoptWithOffset(t *testing.T) {
 func TestAdoptWithoutCursor(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.run(adoptArgs("-yes")...).want(t, statusEnvironment, "no cursor", `scope "stock", topic "orders", partition 0`, "-at OFFSET").lines(t, 2)
+	f.run(adoptArgs("-yes")...).want(t, statusEnvironment, "no cursor", `scope "stock", topic "orders", partition 0`, "-at OFFSET").lines(
+		t,
+		2,
+	)
 	if n := one[int](f, `select count(*) from onlyonce.audit`); n != 0 {
 		t.Error("an audit row for nothing")
 	}
-	r := f.run(adoptArgs("-yes", "-at", "42", "-group", "g2")...).want(t, statusGood, "There was no cursor: work starts at offset 42", "the next offset is 42")
+	r := f.run(adoptArgs("-yes", "-at", "42", "-group", "g2")...).want(
+		t,
+		statusGood,
+		"There was no cursor: work starts at offset 42",
+		"the next offset is 42",
+	)
 	t.Log("\n" + r.out)
 	c := f.shown()
-	if c.Position != 42 || c.StartOffset != 42 || c.StartPolicy != "adopted" || c.Run != 0 || *c.Group != "g2" || c.ClusterID != nil || c.AnchorOffset != nil {
+	if c.Position != 42 ||
+		c.StartOffset != 42 ||
+		c.StartPolicy != "adopted" ||
+		c.Run != 0 ||
+		*c.Group != "g2" ||
+		c.ClusterID != nil ||
+		c.AnchorOffset != nil {
 		t.Errorf("cursor: %+v", c)
 	}
 	if d := f.audited("INC-7"); d.Before != nil || d.After.Position != 42 || d.Skipped != nil || d.Repeated != nil {
@@ -247,8 +282,11 @@ func TestAdoptWaitsForTheOwnersBatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-	if _, err := tx.Exec(t.Context(), `select onlyonce.fence(id, epoch, nonce, 0, 17, 19, 18, 0, '\x02', 0, '1s', '1s', '1min'), onlyonce.seal()
-		from onlyonce.leases where name = 'cursor/stock/orders/0'`); err != nil {
+	if _, err := tx.Exec(
+		t.Context(),
+		`select onlyonce.fence(id, epoch, nonce, 0, 17, 19, 18, 0, '\x02', 0, '1s', '1s', '1min'), onlyonce.seal()
+		from onlyonce.leases where name = 'cursor/stock/orders/0'`,
+	); err != nil {
 		t.Fatal(err)
 	}
 	ended := make(chan result, 1)
@@ -276,7 +314,8 @@ func TestAdoptAsks(t *testing.T) {
 	f.populate()
 	before := f.shown()
 	for _, in := range []string{"", "\n", "n\n", "no\n", "yeah\n"} {
-		f.terminal, f.stdin = true, strings.NewReader(in)
+		f.terminal = true
+		f.stdin = strings.NewReader(in)
 		r := f.run(adoptArgs("-at", "20")...).want(t, statusFailed, "Do this? [y/N]", "the answer was no")
 		if !strings.Contains(r.out, "3 offsets, 17 to 19") || strings.Contains(r.out, "Done") {
 			t.Errorf("%q: %s", in, r.out)
@@ -332,16 +371,32 @@ func TestAdoptCursorChangesMeanwhile(t *testing.T) {
 		status int
 	}{
 		{"taken over", func(f *fixture) { f.exec(taken) }, nil, statusFailed},
-		{"position set", func(f *fixture) { f.exec(`update onlyonce.cursors set run = 1, run_start = 50 where partition = 0`) }, nil, statusFailed},
-		{"moved on, offset given", func(f *fixture) { f.progress("cursor/stock/orders/0", 0, 17, 18) }, []string{"-at", "20"}, statusFailed},
+		{
+			"position set",
+			func(f *fixture) { f.exec(`update onlyonce.cursors set run = 1, run_start = 50 where partition = 0`) },
+			nil,
+			statusFailed,
+		},
+		{
+			"moved on, offset given",
+			func(f *fixture) { f.progress("cursor/stock/orders/0", 0, 17, 18) },
+			[]string{"-at", "20"},
+			statusFailed,
+		},
 		{"moved on, no offset", func(f *fixture) { f.progress("cursor/stock/orders/0", 0, 17, 18) }, nil, statusGood},
-		{"deleted", func(f *fixture) { f.exec(`delete from onlyonce.leases where name = 'cursor/stock/orders/0'`) }, []string{"-at", "20"}, statusFailed},
+		{
+			"deleted",
+			func(f *fixture) { f.exec(`delete from onlyonce.leases where name = 'cursor/stock/orders/0'`) },
+			[]string{"-at", "20"},
+			statusFailed,
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
 			f.populate()
-			f.terminal, f.stdin = true, &reader{func() { c.change(f) }, strings.NewReader("y\n")}
+			f.terminal = true
+			f.stdin = &reader{func() { c.change(f) }, strings.NewReader("y\n")}
 			r := f.run(adoptArgs(c.args...)...)
 			if c.status == statusFailed {
 				r.want(t, statusFailed, "changed while you were asked")
@@ -356,7 +411,8 @@ func TestAdoptCursorChangesMeanwhile(t *testing.T) {
 	t.Run("made meanwhile", func(t *testing.T) {
 		t.Parallel()
 		f := newFixture(t)
-		f.terminal, f.stdin = true, &reader{f.populate, strings.NewReader("y\n")}
+		f.terminal = true
+		f.stdin = &reader{f.populate, strings.NewReader("y\n")}
 		f.run(adoptArgs("-at", "20")...).want(t, statusFailed, "changed while you were asked")
 		if c := f.shown(); c.Position != 17 {
 			t.Errorf("cursor: %+v", c)
@@ -403,7 +459,9 @@ func TestAdoptInterrupted(t *testing.T) {
 	silent, w := io.Pipe()
 	defer w.Close()
 	s := f.session
-	s.ctx, s.terminal, s.stdin = ctx, true, &reader{cancel, silent}
+	s.ctx = ctx
+	s.terminal = true
+	s.stdin = &reader{cancel, silent}
 	s.run(adoptArgs("-at", "20")...).want(t, statusFailed, "interrupted: nothing was changed")
 	f.untouched(before)
 }

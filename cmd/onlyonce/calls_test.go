@@ -11,8 +11,11 @@ import (
 func (f *fixture) lists(sink string) {
 	f.t.Helper()
 	f.exec(`insert into onlyonce.sinks (name) values ($1) on conflict do nothing`, sink)
-	f.exec(`with l as (insert into onlyonce.leases (name) select 'relay/' || $1::text || '/' || n from generate_series(0, 15) n returning id, name)
-		insert into onlyonce.lanes (id, sink, lane) select id, $1, substr(name, length('relay/' || $1::text || '/') + 1)::smallint from l`, sink)
+	f.exec(
+		`with l as (insert into onlyonce.leases (name) select 'relay/' || $1::text || '/' || n from generate_series(0, 15) n returning id, name)
+		insert into onlyonce.lanes (id, sink, lane) select id, $1, substr(name, length('relay/' || $1::text || '/') + 1)::smallint from l`,
+		sink,
+	)
 }
 
 // enqueues writes calls, one for each name, in a transaction each. An order key may be empty.
@@ -70,7 +73,14 @@ func (f *fixture) copyTo(to *fixture) {
 		if err != nil {
 			f.t.Fatal(err)
 		}
-		_, err = to.pool.Exec(ctx, fmt.Sprintf(`insert into onlyonce.%[1]s overriding system value select (t::onlyonce.%[1]s).* from unnest($1::text[]) with ordinality as u(t, n) order by n`, table), texts)
+		_, err = to.pool.Exec(
+			ctx,
+			fmt.Sprintf(
+				`insert into onlyonce.%[1]s overriding system value select (t::onlyonce.%[1]s).* from unnest($1::text[]) with ordinality as u(t, n) order by n`,
+				table,
+			),
+			texts,
+		)
 		if err != nil {
 			f.t.Fatalf("%s: %v", table, err)
 		}
@@ -82,7 +92,8 @@ func (f *fixture) copyTo(to *fixture) {
 
 func TestCopyCopies(t *testing.T) {
 	t.Parallel()
-	f, to := newFixture(t), newFixture(t)
+	f := newFixture(t)
+	to := newFixture(t)
 	f.lists("payments")
 	f.enqueues("payments", "a", "one", "two")
 	f.copyTo(to)

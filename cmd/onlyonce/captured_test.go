@@ -13,7 +13,10 @@ func TestCapturedCallsAreCountedApart(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	row := func(reason string) {
-		f.exec(`insert into onlyonce.parked (kind, state, reason, scope, sink, call_name, settled_at) values ('call', 'resolved', $1, 'orders', 'payments', 'charge', clock_timestamp())`, reason)
+		f.exec(
+			`insert into onlyonce.parked (kind, state, reason, scope, sink, call_name, settled_at) values ('call', 'resolved', $1, 'orders', 'payments', 'charge', clock_timestamp())`,
+			reason,
+		)
 	}
 	for range 3 {
 		row("completion")

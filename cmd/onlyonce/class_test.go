@@ -23,7 +23,8 @@ func TestInboxClass(t *testing.T) {
 	stop()
 	halted := make(chan *consumer.HaltError, 100)
 	s.start(effect, func(c *consumer.Config) {
-		c.Horizon, c.Hooks.Halted = consumer.HorizonLong, func(h *consumer.HaltError) { halted <- h }
+		c.Horizon = consumer.HorizonLong
+		c.Hooks.Halted = func(h *consumer.HaltError) { halted <- h }
 	})
 	s.keyed("a", "v0", "v1")
 	h := next(t, halted)
@@ -31,7 +32,8 @@ func TestInboxClass(t *testing.T) {
 		t.Fatalf("halt: %v; %s", h, h.Command())
 	}
 	s.run(classArgs("forever")...).want(t, statusEnvironment, "must be one of short, standard, long")
-	r := s.run(classArgs("long")...).want(t, statusGood, "were of class standard, and are from then on of class long, in consumer_long_keys", "For about 8d", "Done; audit row")
+	r := s.run(classArgs("long")...).want(t, statusGood, "were of class standard, and are from then on of "+
+		"class long, in consumer_long_keys", "For about 8d", "Done; audit row")
 	t.Log("\n" + r.out)
 	s.reaches(3)
 	if got := s.effects(); got != "v0 v1" {
@@ -41,7 +43,10 @@ func TestInboxClass(t *testing.T) {
 	s.run(classArgs("short")...).want(t, statusFailed, "consumer_keys still remembers keys of it from before")
 	s.run("inbox", "status").want(t, statusGood, "consumer_long_keys_0", "consumer_short_keys: remembered at least 1d", "empty")
 	s.run("explain", "v0", "-scope", "stock").want(t, statusGood, "A copy that comes now is a duplicate (remembered).")
-	if n := one[int](s.fixture, `select count(*) from onlyonce.audit where action = 'inbox class' and detail->>'was' = 'standard'`); n != 1 {
+	if n := one[int](
+		s.fixture,
+		`select count(*) from onlyonce.audit where action = 'inbox class' and detail->>'was' = 'standard'`,
+	); n != 1 {
 		t.Errorf("%d audit rows", n)
 	}
 }
@@ -65,7 +70,8 @@ func TestK10MoveBringsTheClass(t *testing.T) {
 	s.b.exec(`insert into onlyonce.scopes (scope, topics, first_topic, class) values ('stock', '{orders}', 'orders', 'short')`)
 	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusFailed, "of class short here and of class long (standard before) in")
 	s.b.exec(`update onlyonce.scopes set class = 'long', class_before = 'short', class_changed_at = clock_timestamp()`)
-	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusFailed, "of class long (short before) here and of class long (standard before) in")
+	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusFailed, "of class long (short before) "+
+		"here and of class long (standard before) in")
 	s.b.exec(`delete from onlyonce.scopes`)
 	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusGood, "Keys that came with it: 3.")
 	for _, v := range []string{"m0", "m1", "m2"} {
@@ -77,7 +83,10 @@ func TestK10MoveBringsTheClass(t *testing.T) {
 	if got := one[string](s.b, `select string_agg(value, ' ') from effects`); got != "m2" {
 		t.Errorf("effects in b: %s", got)
 	}
-	if got := one[string](s.b, `select string_agg(regexp_replace(segment, '_keys_\d$', ''), ' ' order by segment) from onlyonce.inbox where key = onlyonce.key('', 'stock', 'm0')`); got != "consumer" {
+	if got := one[string](
+		s.b,
+		`select string_agg(regexp_replace(segment, '_keys_\d$', ''), ' ' order by segment) from onlyonce.inbox where key = onlyonce.key('', 'stock', 'm0')`,
+	); got != "consumer" {
 		t.Errorf("a key from before the change is in %s", got)
 	}
 }
@@ -129,7 +138,10 @@ func TestK10RowThatIsMadeDuringAMove(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := maker.Exec(t.Context(), `insert into onlyonce.scopes (scope, topics, first_topic, class) values ('stock', '{orders}', 'orders', 'long')`); err != nil {
+	if _, err := maker.Exec(
+		t.Context(),
+		`insert into onlyonce.scopes (scope, topics, first_topic, class) values ('stock', '{orders}', 'orders', 'long')`,
+	); err != nil {
 		t.Fatal(err)
 	}
 	moved := make(chan result, 1)

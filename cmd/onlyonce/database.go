@@ -14,7 +14,8 @@ import (
 
 // postgresVar declares -postgres.
 func postgresVar(fs *flag.FlagSet) *string {
-	return fs.String("postgres", "", "the database, as a `URL`: postgres://user@host:5432/name (default: $"+program.EnvPostgres+")")
+	return fs.String("postgres",
+		"", "the database, as a `URL`: postgres://user@host:5432/name (default: $"+program.EnvPostgres+")")
 }
 
 // databases connects to the databases of the command line.
@@ -70,5 +71,6 @@ func explainedOrigin(db *program.Database, err error) error {
 	if !errors.As(err, &there) {
 		return err
 	}
-	return fmt.Errorf("%w. Nothing was done, here or there: when it answers, run the command again", explainedBy(db, there.Err))
+	return fmt.Errorf("%w. Nothing was done, here or there: when it answers, run the command again",
+		explainedBy(db, there.Err))
 }

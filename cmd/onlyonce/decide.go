@@ -50,12 +50,17 @@ func missing(flags ...given) error {
 }
 
 // asksFirst is a part of the help of each decision.
-const asksFirst = "It shows what it would do and asks first, unless -yes is given; with -dry-run it only shows. It writes an audit row."
+const asksFirst = "It shows what it would do and asks first, unless -yes is given; with -dry-run it only " +
+	"shows. It writes an audit row."
 
 // decisionCommand makes the command of a decision.
 func decisionCommand(d *operate.Decision) command {
 	help, examples, _ := strings.Cut(d.Help, "\n\nExample")
-	return command{name: d.Name, args: d.Synopsis(), summary: d.Summary, help: help + "\n\n" + asksFirst + "\n\nExample" + examples,
+	return command{
+		name:    d.Name,
+		args:    d.Synopsis(),
+		summary: d.Summary,
+		help:    help + "\n\n" + asksFirst + "\n\nExample" + examples,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address := postgresVar(fs)
 			try := d.Begin()
@@ -63,7 +68,8 @@ func decisionCommand(d *operate.Decision) command {
 			var say consent
 			say.flags(fs)
 			return func(ctx context.Context, a *app) error { return a.decide(ctx, *address, say, try) }
-		}}
+		},
+	}
 }
 
 // fieldsVar declares the flags of the fields of an input.
@@ -141,7 +147,8 @@ func (e *nothing) Error() string { return e.text }
 // moves from, if any.
 func (a *app) act(ctx context.Context, address string, say consent, try *operate.Try, from *program.Database) error {
 	if !say.yes && !say.dry && !a.isTerminal(a.stdin) {
-		return usagef("-yes: standard input is no terminal, so there is no answer: add -yes to go ahead without, or -dry-run to see what it would do")
+		return usagef("-yes: standard input is no terminal, so there is no answer: add -yes to go ahead " +
+			"without, or -dry-run to see what it would do")
 	}
 	err := a.withDatabase(ctx, address, func(db *program.Database) error {
 		run := func(by ops.By, shown *operate.Result) (*operate.Result, error) {

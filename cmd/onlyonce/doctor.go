@@ -16,26 +16,31 @@ import (
 
 func doctorCommand() command {
 	return command{
-		name:    "doctor",
-		args:    "[-postgres URL] [-copies-within D] [-relay-retries D] [-webhook-retention D] [-restore-within D -brokers LIST [-broker-login FILE]] [-all] [-json]",
+		name: "doctor",
+		args: "[-postgres URL] [-copies-within D] [-relay-retries D] [-webhook-retention D] " +
+			"[-restore-within D -brokers LIST [-broker-login FILE]] [-all] [-json]",
 		summary: "examine a database: what is wrong, and what to change",
 		json:    []reflect.Type{reflect.TypeFor[ops.Examination]()},
 		help: `
-Examines a database, in one snapshot of it, and says of each thing whether it is in order and what to change where it is not. It changes nothing and
-works on a standby too, where it sees that server's transactions and not the primary's.
+Examines a database, in one snapshot of it, and says of each thing whether it is in order and what
+to change where it is not. It changes nothing and works on a standby too, where it sees that
+server's transactions and not the primary's.
 
 Go through it before each deployment. What it checks, by the name in its findings, and what must be so:
 
-` + checkList() + `
-How long copies may come only you know, so say it: -copies-within is the longest time for which a producer or a mirror goes on trying (also
-Config.CopiesWithin), -relay-retries the same of relays that produce to topics which are consumed here (their key_window, or for ever: then the longest time for
-which you leave a call pending or parked), -webhook-retention the longest webhook.Config.Retention. Durations such as 7d or 36h. Answers to HTTP requests
-do not depend on the rings.
+` + checkList() + ` How long copies may come only you know, so say it: -copies-within is the longest
+time for which a producer or a mirror goes on trying (also Config.CopiesWithin), -relay-retries the
+same of relays that produce to topics which are consumed here (their key_window, or for ever: then
+the longest time for which you leave a call pending or parked), -webhook-retention the longest
+webhook.Config.Retention. Durations such as 7d or 36h. Answers to HTTP requests do not depend on the
+rings.
 
--restore-within is how far back a restore of the database may go: the age of the oldest backup that you would restore, and how long it takes you to notice and to
-restore. With it, -brokers are asked for the retention of each topic that is consumed: what a restore undoes is handled again only if Kafka still has it. If they need TLS or a
-login, -broker-login names a file in JSON with the fields tls, tls_ca, tls_cert, tls_key, sasl, user, password, token and token_extensions, as a sink of type kafka has
-them (onlyonce help relay).
+-restore-within is how far back a restore of the database may go: the age of the oldest backup that
+you would restore, and how long it takes you to notice and to restore. With it, -brokers are asked
+for the retention of each topic that is consumed: what a restore undoes is handled again only if
+Kafka still has it. If they need TLS or a login, -broker-login names a file in JSON with the fields
+tls, tls_ca, tls_cert, tls_key, sasl, user, password, token and token_extensions, as a sink of type
+kafka has them (onlyonce help relay).
 
 LEVEL is ok, info, warn or fail. Lines that are ok are left out unless -all is given. Status 1 if one is fail.
 
@@ -46,9 +51,11 @@ Example:
 }
 
 func setUpDoctor(fs *flag.FlagSet) func(context.Context, *app) error {
-	address, asJSON := postgresVar(fs), jsonVar(fs)
+	address := postgresVar(fs)
+	asJSON := jsonVar(fs)
 	all := fs.Bool("all", false, "show what is in order too")
-	brokers := fs.String("brokers", "", "with -restore-within: Kafka's brokers, `host:port,...` (default: $"+envBrokers+")")
+	brokers := fs.String("brokers",
+		"", "with -restore-within: Kafka's brokers, `host:port,...` (default: $"+envBrokers+")")
 	var login *string
 	textVar(fs, &login, "broker-login", "with -brokers: TLS and login, a `FILE` in JSON")
 	var ask ops.ExamineQuestion
@@ -90,7 +97,9 @@ func setUpDoctor(fs *flag.FlagSet) func(context.Context, *app) error {
 func (a *app) writeDoctor(r *ops.Examination, all bool) {
 	rank := []string{"fail", "warn", "info", "ok"}
 	sorted := slices.Clone(r.Findings)
-	slices.SortStableFunc(sorted, func(x, y ops.Finding) int { return slices.Index(rank, x.Level) - slices.Index(rank, y.Level) })
+	slices.SortStableFunc(sorted, func(x, y ops.Finding) int {
+		return slices.Index(rank, x.Level) - slices.Index(rank, y.Level)
+	})
 	good := 0
 	for _, f := range sorted {
 		if f.Level == "ok" {

@@ -30,21 +30,37 @@ select distinct c.topic from onlyonce.cursors c
 
 // examineRetention compares how long Kafka keeps the topics that are consumed with how far back a
 // restore may reach, and adds its findings.
-func examineRetention(ctx context.Context, db ops.DB, brokers *kafka.Client, within time.Duration, r *ops.Examination) error {
-	topics, err := reports.Look(ctx, db, func(tx pgx.Tx) ([]string, error) { return reports.Texts(ctx, tx, consumedTopicsSQL) })
+func examineRetention(
+	ctx context.Context,
+	db ops.DB,
+	brokers *kafka.Client,
+	within time.Duration,
+	r *ops.Examination,
+) error {
+	topics, err := reports.Look(ctx, db, func(tx pgx.Tx) ([]string, error) {
+		return reports.Texts(ctx, tx, consumedTopicsSQL)
+	})
 	if err != nil || len(topics) == 0 {
 		return err
 	}
 	req := &kafka.DescribeConfigsRequest{}
 	for _, topic := range topics {
-		req.Resources = append(req.Resources, kafka.DescribeConfigRequestResource{ResourceType: kafka.ResourceTypeTopic, ResourceName: topic, ConfigNames: []string{"retention.ms", "retention.bytes", "cleanup.policy"}})
+		req.Resources = append(req.Resources, kafka.DescribeConfigRequestResource{
+			ResourceType: kafka.ResourceTypeTopic,
+			ResourceName: topic,
+			ConfigNames:  []string{"retention.ms", "retention.bytes", "cleanup.policy"},
+		})
 	}
 	answer, err := brokers.DescribeConfigs(ctx, req)
 	if err != nil {
 		return fmt.Errorf("-brokers: asking %s for retention: %w", brokers.Addr, brokerRefusal(ctx, brokers, err))
 	}
 	for _, t := range answer.Resources {
-		f := ops.Finding{Check: "restore", Level: "fail", Remedy: "give this user the permission DescribeConfigs on the topic"}
+		f := ops.Finding{
+			Check:  "restore",
+			Level:  "fail",
+			Remedy: "give this user the permission DescribeConfigs on the topic",
+		}
 		if t.Error != nil {
 			f.Text = fmt.Sprintf("topic %s: its retention cannot be read: %v", t.ResourceName, t.Error)
 		} else {
@@ -86,7 +102,11 @@ func (a *app) brokers(addresses []string, login *string) (*kafka.Client, error) 
 	if err := read.Err(); err != nil {
 		return nil, fmt.Errorf("-broker-login: %s: %w", *login, err)
 	}
-	client.Transport = &kafka.Transport{TLS: way.Secure.Config(), SASL: way.Mechanism(), DialTimeout: program.ConnectTimeout}
+	client.Transport = &kafka.Transport{
+		TLS:         way.Secure.Config(),
+		SASL:        way.Mechanism(),
+		DialTimeout: program.ConnectTimeout,
+	}
 	return client, nil
 }
 
@@ -97,7 +117,11 @@ func brokerRefusal(ctx context.Context, brokers *kafka.Client, err error) error 
 		return err
 	}
 	first, _, _ := strings.Cut(brokers.Addr.String(), ",")
-	conn, refused := (&kafka.Dialer{TLS: t.TLS, SASLMechanism: t.SASL, Timeout: program.ConnectTimeout}).DialContext(ctx, "tcp", first)
+	conn, refused := (&kafka.Dialer{TLS: t.TLS, SASLMechanism: t.SASL, Timeout: program.ConnectTimeout}).DialContext(
+		ctx,
+		"tcp",
+		first,
+	)
 	if refused != nil {
 		return refused
 	}
@@ -111,14 +135,35 @@ func judgeRetention(topic string, configs map[string]string, within time.Duratio
 	deletes := slices.Contains(strings.Split(configs["cleanup.policy"], ","), "delete")
 	switch {
 	case err != nil:
-		return ops.Finding{Check: "restore", Level: "fail", Text: fmt.Sprintf("topic %s: retention.ms is %q", topic, configs["retention.ms"]), Remedy: "set it to a number of milliseconds"}
+		return ops.Finding{
+			Check:  "restore",
+			Level:  "fail",
+			Text:   fmt.Sprintf("topic %s: retention.ms is %q", topic, configs["retention.ms"]),
+			Remedy: "set it to a number of milliseconds",
+		}
 	case deletes && ms >= 0 && ms < within.Milliseconds():
 		return ops.Finding{Check: "restore", Level: "fail",
-			Text:   fmt.Sprintf("topic %s is kept for %s, and a restore may go back by %s: older messages that it undoes would be gone, and their partitions halt", topic, show.Span(time.Duration(ms)*time.Millisecond), show.Span(within)),
-			Remedy: fmt.Sprintf("set retention.ms of topic %s above %d, or restore only younger backups", topic, within.Milliseconds())}
+			Text: fmt.Sprintf(
+				"topic %s is kept for %s, and a restore may go back by %s: older messages "+
+					"that it undoes would be gone, and their partitions halt",
+				topic,
+				show.Span(time.Duration(ms)*time.Millisecond),
+				show.Span(within),
+			),
+			Remedy: fmt.Sprintf("set retention.ms of topic %s above %d, or restore only younger backups",
+				topic, within.Milliseconds())}
 	case deletes && configs["retention.bytes"] != "-1" && configs["retention.bytes"] != "":
-		return ops.Finding{Check: "restore", Level: "warn", Text: fmt.Sprintf("topic %s: retention.bytes is %s, so messages may be deleted before their time", topic, configs["retention.bytes"]),
-			Remedy: "set retention.bytes to -1, or see that it is more than what is produced in " + show.Span(within)}
+		return ops.Finding{
+			Check: "restore",
+			Level: "warn",
+			Text: fmt.Sprintf("topic %s: retention.bytes is %s, so messages may be deleted before their time",
+				topic, configs["retention.bytes"]),
+			Remedy: "set retention.bytes to -1, or see that it is more than what is produced in " + show.Span(within),
+		}
 	}
-	return ops.Finding{Check: "restore", Level: "ok", Text: fmt.Sprintf("topic %s is kept for as long as a restore may go back", topic)}
+	return ops.Finding{
+		Check: "restore",
+		Level: "ok",
+		Text:  fmt.Sprintf("topic %s is kept for as long as a restore may go back", topic),
+	}
 }

@@ -18,10 +18,18 @@ func TestDoctorRestoreWithin(t *testing.T) {
 		level   string
 		want    []string
 	}{
-		"short":     {map[string]string{"retention.ms": "86400000"}, "fail", []string{"is kept for 1d, and a restore may go back by 3d", "above 259200000"}},
-		"enough":    {map[string]string{"retention.ms": "259200000"}, "ok", nil},
-		"for ever":  {map[string]string{"retention.ms": "-1"}, "ok", nil},
-		"by size":   {map[string]string{"retention.ms": "-1", "retention.bytes": "1000000"}, "warn", []string{"retention.bytes is 1000000"}},
+		"short": {
+			map[string]string{"retention.ms": "86400000"},
+			"fail",
+			[]string{"is kept for 1d, and a restore may go back by 3d", "above 259200000"},
+		},
+		"enough":   {map[string]string{"retention.ms": "259200000"}, "ok", nil},
+		"for ever": {map[string]string{"retention.ms": "-1"}, "ok", nil},
+		"by size": {
+			map[string]string{"retention.ms": "-1", "retention.bytes": "1000000"},
+			"warn",
+			[]string{"retention.bytes is 1000000"},
+		},
 		"compacted": {map[string]string{"retention.ms": "1000", "cleanup.policy": "compact"}, "ok", nil},
 	} {
 		topic := kafkatest.Topic(t, brokers, 1, c.configs)

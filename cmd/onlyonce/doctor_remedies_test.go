@@ -24,7 +24,9 @@ func (r doctorReport) remediesWork(t *testing.T) (seen []string) {
 				}
 			}
 			s := session{t: t, url: "postgres://127.0.0.1:1/nowhere", terminal: true, timeout: 10 * time.Second}
-			if got := s.run(args...); got.status != statusEnvironment || !strings.Contains(got.err, "cannot reach") || strings.Contains(got.err, "usage:") {
+			if got := s.run(args...); got.status != statusEnvironment ||
+				!strings.Contains(got.err, "cannot reach") ||
+				strings.Contains(got.err, "usage:") {
 				t.Errorf("finding %s says %q, and onlyonce %q ends with %d: %s", f.Check, f.Remedy, args, got.status, got.err)
 			}
 		}
@@ -45,26 +47,35 @@ func commandsIn(t *testing.T, sentence string) (all [][]string) {
 			return all
 		}
 		var args []string
-		word, begun, quoted, escaped, end := "", false, false, false, len(command)
+		word := ""
+		begun := false
+		quoted := false
+		escaped := false
+		end := len(command)
 		for i, c := range command {
 			switch {
 			case escaped:
-				word, begun, escaped = word+string(c), true, false
+				word = word + string(c)
+				begun = true
+				escaped = false
 			case c == '\\' && !quoted:
 				escaped = true
 			case c == '\'':
-				quoted, begun = !quoted, true
+				quoted = !quoted
+				begun = true
 			case quoted:
 				word += string(c)
 			case c == ' ':
 				if begun {
 					args = append(args, word)
 				}
-				word, begun = "", false
+				word = ""
+				begun = false
 			case strings.ContainsRune(",;(", c):
 				end = i
 			default:
-				word, begun = word+string(c), true
+				word = word + string(c)
+				begun = true
 			}
 			if end < len(command) {
 				break
@@ -76,7 +87,8 @@ func commandsIn(t *testing.T, sentence string) (all [][]string) {
 		if quoted {
 			t.Errorf("%q: a quote is not closed", sentence)
 		}
-		all, rest = append(all, args), command[end:]
+		all = append(all, args)
+		rest = command[end:]
 	}
 }
 
@@ -98,10 +110,16 @@ func TestDoctorRemedies(t *testing.T) {
 	f.exec(`update onlyonce.lanes set system_id = 1`)
 	seen := f.examines(true, "-copies-within", "8d").remediesWork(t)
 	for _, want := range []string{
-		"inbox horizon -ring consumer_keys -horizon D -reason WHY", "inbox horizon -ring standard_keys -horizon D -reason WHY", "inbox rotate", "cursor retire -scope stock -topic orders -partition 0 -reason WHY",
-		"cursor resume -scope it's -reason WHY", "cursor resume -scope stock -topic orders -partition 0 -reason WHY", "outbox resume -sink mail -reason WHY", "outbox rebase -reason WHY",
-		"parked show -id 3", "parked list -kind message -state waiting -scope s", "parked list -kind call -state reconcile -scope s", "parked redrive -id ID -reason WHY", "parked discard -id ID -reason WHY",
-		"parked redrive -id ID -verified-applied -reason WHY", "request list", "request resolve -id ID -step NAME -applied -result TEXT -reason WHY",
+		"inbox horizon -ring consumer_keys -horizon D -reason WHY",
+		"inbox horizon -ring standard_keys -horizon D -reason WHY", "inbox rotate",
+		"cursor retire -scope stock -topic orders -partition 0 -reason WHY",
+		"cursor resume -scope it's -reason WHY",
+		"cursor resume -scope stock -topic orders -partition 0 -reason WHY",
+		"outbox resume -sink mail -reason WHY", "outbox rebase -reason WHY", "parked show -id 3",
+		"parked list -kind message -state waiting -scope s",
+		"parked list -kind call -state reconcile -scope s", "parked redrive -id ID -reason WHY",
+		"parked discard -id ID -reason WHY", "parked redrive -id ID -verified-applied -reason WHY",
+		"request list", "request resolve -id ID -step NAME -applied -result TEXT -reason WHY",
 		"request close -id ID -reason WHY",
 	} {
 		if !slices.Contains(seen, want) {
@@ -120,7 +138,8 @@ func TestDoctorRemedyEndsAPause(t *testing.T) {
 		n := 0
 		for _, x := range f.examines(false).Findings {
 			if x.Check == "pauses" && x.Level == "info" {
-				change, n = x.Remedy, n+1
+				change = x.Remedy
+				n = n + 1
 			}
 		}
 		if n != left {

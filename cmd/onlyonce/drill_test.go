@@ -42,7 +42,9 @@ func newDrill(t *testing.T) *drill {
 
 func drillOf(t *testing.T, f *fixture) *drill {
 	t.Helper()
-	h, err := console.New(f.pool, console.Config{Authorize: func(*http.Request) (console.Actor, console.Access, error) { return "ann", console.View, nil }})
+	h, err := console.New(f.pool, console.Config{Authorize: func(*http.Request) (console.Actor, console.Access, error) {
+		return "ann", console.View, nil
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,14 +71,17 @@ func (d *drill) page() string {
 // commands.
 func (d *drill) says(cause string, texts ...string) (commands []string) {
 	d.t.Helper()
-	began, last := time.Now(), ""
+	began := time.Now()
+	last := ""
 	defer func() {
 		if d.t.Failed() {
 			d.t.Logf("%s: status said:\n%s", cause, last)
 		}
 	}()
 	on := func(where string) bool {
-		return !slices.ContainsFunc(append(texts, strings.TrimPrefix(cause, "- ")), func(text string) bool { return !strings.Contains(where, text) })
+		return !slices.ContainsFunc(append(texts, strings.TrimPrefix(cause, "- ")), func(text string) bool {
+			return !strings.Contains(where, text)
+		})
 	}
 	eventually(d.t, "status says "+cause, func() bool {
 		last = d.status()
@@ -105,7 +110,8 @@ func (d *drill) says(cause string, texts ...string) (commands []string) {
 // quiet waits until neither face shows the need.
 func (d *drill) quiet(cause string) {
 	d.t.Helper()
-	status, page := "", ""
+	status := ""
+	page := ""
 	defer func() {
 		if d.t.Failed() {
 			_, page, _ = strings.Cut(page, strings.TrimPrefix(cause, "- "))
@@ -168,7 +174,10 @@ func TestDrillResetOffsets(t *testing.T) {
 	stop()
 	s.log.SetCommitted("g1", 0, 1, "")
 	stop = s.start(effect, nil)
-	d.mends("- offset ignored: scope stock, orders/0", "onlyonce replay -scope stock -topic orders -partition 0 -from 1", "another program set it to 1 in Kafka", "the position in the database counts, and was 3")
+	d.mends("- offset ignored: scope stock, orders/0",
+		"onlyonce replay -scope stock -topic orders -partition 0 -from 1",
+		"another program set it to 1 in Kafka",
+		"the position in the database counts, and was 3")
 	s.reaches(3)
 	if got := s.effects(); got != "m1 m2 m3 m2 m3" {
 		t.Errorf("effects %s", got)
@@ -181,7 +190,10 @@ func TestDrillResetOffsets(t *testing.T) {
 			return errors.New("they are to be skipped")
 		}
 		return effect(ctx, tx, m)
-	}, func(c *consumer.Config) { c.MaxAttempts, c.Backoff.Max = 1<<20, time.Second })
+	}, func(c *consumer.Config) {
+		c.MaxAttempts = 1 << 20
+		c.Backoff.Max = time.Second
+	})
 	d.mends("- offset ignored: scope stock, orders/0", "onlyonce cursor adopt -scope stock -topic orders -partition 0 -at 5")
 	s.reaches(6)
 }
@@ -207,7 +219,13 @@ func TestDrillRemoteRejects(t *testing.T) {
 	}
 	d.runs(relay.Run)
 	err = pgx.BeginFunc(t.Context(), d.pool, func(tx pgx.Tx) error {
-		return outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "payments", Target: "/charges", Name: "charge", ID: "1", Scope: "checkout"})
+		return outbox.Enqueue(t.Context(), tx, outbox.Call{
+			Sink:   "payments",
+			Target: "/charges",
+			Name:   "charge",
+			ID:     "1",
+			Scope:  "checkout",
+		})
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -254,17 +272,23 @@ func handleDeadly() {
 	if err != nil {
 		die(err)
 	}
-	c, err := consumer.New(pool, &memlog.Source{Log: deadlyLog(), GroupID: "g1"}, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		for there := false; string(m.Value) == "deadly" && os.Getenv(deadlyEnv) == ""; {
-			if err := pool.QueryRow(ctx, `select exists (select from onlyonce.owners where pid = $1)`, os.Getpid()).Scan(&there); err != nil {
-				return err
+	c, err := consumer.New(
+		pool,
+		&memlog.Source{Log: deadlyLog(), GroupID: "g1"},
+		consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			for there := false; string(m.Value) == "deadly" && os.Getenv(deadlyEnv) == ""; {
+				if err := pool.QueryRow(ctx, `select exists (select from onlyonce.owners where pid = $1)`,
+					os.Getpid()).Scan(&there); err != nil {
+					return err
+				}
+				if there { // as after any work of a second
+					os.Exit(3)
+				}
 			}
-			if there { // as after any work of a second
-				os.Exit(3)
-			}
-		}
-		return effect(ctx, tx, m)
-	}), consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), MaxAttempts: attempts})
+			return effect(ctx, tx, m)
+		}),
+		consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), MaxAttempts: attempts},
+	)
 	if err == nil {
 		err = c.Run(ctx)
 	}
@@ -279,7 +303,10 @@ func TestDrillDeadlyMessage(t *testing.T) {
 	d := drillOf(t, f)
 	start := func(attempts int, env ...string) *exec.Cmd {
 		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(append(os.Environ(), self.Env+"="+deadlyChild, program.EnvPostgres+"="+f.url, fmt.Sprint(deadlyAttempts, "=", attempts)), env...)
+		cmd.Env = append(
+			append(os.Environ(), self.Env+"="+deadlyChild, program.EnvPostgres+"="+f.url, fmt.Sprint(deadlyAttempts, "=", attempts)),
+			env...,
+		)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -304,7 +331,8 @@ func TestDrillDeadlyMessage(t *testing.T) {
 		}
 		ended <- nil
 	}()
-	commands := d.says(cause, "processes ended without a stop within 2m of their start", " at orders/0, offset 1", "os.Exit, out of memory, or a kill")
+	commands := d.says(cause, "processes ended without a stop within 2m of their start",
+		" at orders/0, offset 1", "os.Exit, out of memory, or a kill")
 	shown.Store(true)
 	if err := <-ended; err != nil {
 		t.Fatal(err)

@@ -16,8 +16,9 @@ func eventsShowCommand() command {
 		args:    "[-postgres URL] -topic T -partition N -offset O [-body [-seal-keys FILE]] [-json]",
 		summary: "show one event whole",
 		help: `
-Shows one event of the event log but its body, which may be private: -body adds that. A sealed body is opened with the keys in FILE, as of
-"onlyonce request resolve". "onlyonce events list" shows where it is. It changes nothing.
+Shows one event of the event log but its body, which may be private: -body adds that. A sealed body
+is opened with the keys in FILE, as of "onlyonce request resolve". "onlyonce events list" shows
+where it is. It changes nothing.
 
 Example:
   onlyonce events show -topic webhook.stripe -partition 0 -offset 17`,
@@ -31,12 +32,17 @@ Example:
 		keys := fs.String("seal-keys", "", "open a sealed body with the keys in `FILE`")
 		return reading[reports.EventDetail]{
 			check: func(*app) error {
-				return missing(given{"-topic", topic != nil}, given{"-partition", partition != nil}, given{"-offset", offset != nil})
+				return missing(
+					given{"-topic", topic != nil},
+					given{"-partition", partition != nil},
+					given{"-offset", offset != nil},
+				)
 			},
 			read: func(ctx context.Context, a *app, db ops.DB) (*reports.EventDetail, error) {
 				e, err := reports.EventAt(ctx, db, *topic, int32(*partition), *offset, *body)
 				if err == nil && e == nil {
-					err = usagef("the event log has no event at %s/%d@%d: it was never appended, or its segment was emptied", *topic, *partition, *offset)
+					err = usagef("the event log has no event at %s/%d@%d: it was never appended, or its "+
+						"segment was emptied", *topic, *partition, *offset)
 				}
 				if err == nil && *keys != "" {
 					err = a.unseal(e, *keys)

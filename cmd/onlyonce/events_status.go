@@ -19,9 +19,11 @@ func eventsStatusCommand() command {
 		args:    "[-postgres URL] [-topic T] [-json]",
 		summary: "show streams of events, and who reads them",
 		help: `
-Shows the streams of the event log: those of webhook endpoints are named webhook.ENDPOINT. KEPT is how many events the log holds, BEHIND how many of
-them a consumer has not handled, and PARKED how many of its events are set aside and not settled (on a line without a scope: by a receiver).
-Then the segments. One is emptied when its retention has passed and every consumer has passed what is in it; a stream without a consumer is kept.`,
+Shows the streams of the event log: those of webhook endpoints are named webhook.ENDPOINT. KEPT is
+how many events the log holds, BEHIND how many of them a consumer has not handled, and PARKED how
+many of its events are set aside and not settled (on a line without a scope: by a receiver). Then
+the segments. One is emptied when its retention has passed and every consumer has passed what is in
+it; a stream without a consumer is kept.`,
 	}, "reading streams", func(fs *flag.FlagSet) reading[reports.EventsReport] {
 		var topic *string
 		textVar(fs, &topic, "topic", "only the stream `T`")

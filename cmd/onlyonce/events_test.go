@@ -31,7 +31,11 @@ func newEventShop(t *testing.T, policy consumer.FailurePolicy) *eventShop {
 	if _, err := eventsource.MakeStream(t.Context(), s.pool, "hooks", 1); err != nil {
 		t.Fatal(err)
 	}
-	source, err := eventsource.NewSource(s.pool, eventsource.Config{Group: "g", Topics: []string{"hooks"}, PollInterval: 10 * time.Millisecond})
+	source, err := eventsource.NewSource(s.pool, eventsource.Config{
+		Group:        "g",
+		Topics:       []string{"hooks"},
+		PollInterval: 10 * time.Millisecond,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +47,12 @@ func newEventShop(t *testing.T, policy consumer.FailurePolicy) *eventShop {
 			return errors.New("not now")
 		}
 		return effect(ctx, tx, m)
-	}), consumer.Config{Scope: "stock", OnFailure: policy, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond}, MaxAttempts: 2})
+	}), consumer.Config{
+		Scope:       "stock",
+		OnFailure:   policy,
+		Backoff:     dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond},
+		MaxAttempts: 2,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,8 +74,14 @@ func (s *eventShop) append(keys ...string) {
 		for _, key := range keys {
 			s.n++
 			id := fmt.Sprintf("%s-%d", key, s.n)
-			if err := eventsource.Append(s.t.Context(), tx, eventsource.Event{Topic: "hooks", Tenant: "t", ID: id, Key: []byte(key), Body: []byte(id),
-				Headers: []consumer.Header{{Name: "h", Value: []byte("v")}}}); err != nil {
+			if err := eventsource.Append(s.t.Context(), tx, eventsource.Event{
+				Topic:   "hooks",
+				Tenant:  "t",
+				ID:      id,
+				Key:     []byte(key),
+				Body:    []byte(id),
+				Headers: []consumer.Header{{Name: "h", Value: []byte("v")}},
+			}); err != nil {
 				return err
 			}
 		}
@@ -100,7 +115,11 @@ func TestParkedEvents(t *testing.T) {
 	s.times(map[int64]int{0: 1, 1: 1, 2: 1, 3: 1})
 	s.until(`select bool_and(settled_at is not null) from onlyonce.parked`)
 
-	s.run("replay", "-scope", "stock", "-topic", "hooks", "-partition", "0", "-from", "2", "-to", "4", "-reason", "x", "-yes").want(t, statusGood, "Done: replay 1")
+	s.run("replay", "-scope", "stock", "-topic", "hooks", "-partition", "0", "-from", "2", "-to", "4", "-reason", "x", "-yes").want(
+		t,
+		statusGood,
+		"Done: replay 1",
+	)
 	s.until(`select count(*) = 6 from effects`)
 	s.times(map[int64]int{0: 1, 1: 1, 2: 2, 3: 2})
 	s.append("a")
@@ -117,7 +136,11 @@ func TestParkedEvents(t *testing.T) {
 	if err := json.Unmarshal([]byte(s.run("events", "status", "-json").want(t, statusGood).out), &all); err != nil {
 		t.Fatal(err)
 	}
-	if len(all.Streams) != 2 || all.Streams[0].Kept != 6 || *all.Streams[0].Behind != 0 || *all.Streams[0].Scope != "stock" || all.Streams[0].Partitions != 1 ||
+	if len(all.Streams) != 2 ||
+		all.Streams[0].Kept != 6 ||
+		*all.Streams[0].Behind != 0 ||
+		*all.Streams[0].Scope != "stock" ||
+		all.Streams[0].Partitions != 1 ||
 		all.Streams[1].Scope != nil || all.Streams[1].Kept != 1 || all.Streams[1].Behind != nil {
 		t.Errorf("%+v", all)
 	}
@@ -136,7 +159,12 @@ func TestRedriveOfWhatWasNeverAppended(t *testing.T) {
 	id := func(event string) string {
 		return one[string](s.fixture, `select id::text from onlyonce.parked where event_id = $1`, event)
 	}
-	s.run("parked", "redrive", "-id", id("e2"), "-reason", "x", "-yes").want(t, statusFailed, `there is no stream "nowhere"`, "start a consumer of it first")
+	s.run("parked", "redrive", "-id", id("e2"), "-reason", "x", "-yes").want(
+		t,
+		statusFailed,
+		`there is no stream "nowhere"`,
+		"start a consumer of it first",
+	)
 	s.run("parked", "redrive", "-id", id("e1"), "-reason", "x", "-yes").want(t, statusGood, "Done: 1 are due now")
 	s.until(`select count(*) = 1 from effects`)
 	if got := one[string](s.fixture, `select state from onlyonce.parked where event_id = 'e1'`); got != "resolved" {
@@ -162,7 +190,10 @@ func TestEventsErase(t *testing.T) {
 	erase("-id", "b-4", "-key", "b").want(t, statusEnvironment, "goes with no -key")
 	s.run("parked", "discard", "-kind", "event", "-scope", "stock", "-reason", "x", "-yes").want(t, statusGood, "Done: 1 discarded")
 	erase("-id", "bad-2").want(t, statusGood, "parked", "log", "Done: erased")
-	if n := one[int](s.fixture, `select count(*) from onlyonce.event_log where erased_at is not null and body is null and header_names = '{}'`); n != 3 {
+	if n := one[int](
+		s.fixture,
+		`select count(*) from onlyonce.event_log where erased_at is not null and body is null and header_names = '{}'`,
+	); n != 3 {
 		t.Errorf("%d events are erased, want 3", n)
 	}
 	if n := one[int](s.fixture, `select count(*) from onlyonce.parked where erased_at is not null and body is null`); n != 1 {
@@ -171,7 +202,10 @@ func TestEventsErase(t *testing.T) {
 	if n := one[int](s.fixture, `select count(*) from onlyonce.audit where action = 'events erase'`); n != 2 {
 		t.Errorf("%d audit rows", n)
 	}
-	s.run("replay", "-scope", "stock", "-topic", "hooks", "-partition", "0", "-from", "0", "-to", "4", "-reason", "x", "-yes").want(t, statusGood)
+	s.run("replay", "-scope", "stock", "-topic", "hooks", "-partition", "0", "-from", "0", "-to", "4", "-reason", "x", "-yes").want(
+		t,
+		statusGood,
+	)
 	s.until(`select count(*) = 4 from effects`)
 	s.append("c")
 	s.until(`select count(*) = 5 from effects`)

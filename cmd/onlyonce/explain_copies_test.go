@@ -29,21 +29,74 @@ func TestExplainCopies(t *testing.T) {
 		want       []string
 		without    string
 	}{
-		"never":                 {"", nil, "", "", []string{"A copy that comes now is new."}, "a duplicate"},
-		"a consumer's":          {`select onlyonce.claim_consumer(array[` + key + `], array[0::bigint])`, nil, "remembered", "", []string{"is a duplicate (remembered)."}, ""},
-		"dedupe.Claim's":        {`select onlyonce.claim_standard(array[` + key + `], array[0::bigint])`, nil, "", "remembered", []string{"is new in consumer_keys, and a duplicate in standard_keys (remembered)."}, ""},
-		"forgotten, and parked": {parked("message", "waiting", "exhausted", key), nil, "parked", "parked", []string{"no segment", "is a duplicate (parked)."}, "is new"},
-		"retired, and parked": {`insert into onlyonce_segments.consumer_keys_0 values (` + key + `, 0); update onlyonce.rings set cur = 1, retired = 0 where name = 'consumer_keys'; ` + parked("message", "blocked", "behind", key), nil, "parked", "parked",
-			[]string{"no longer asked for."}, "is new"},
-		"parked event":    {parked("event", "retrying", "failed", key), nil, "parked", "parked", nil, "is new"},
-		"settled":         {parked("message", "resolved", "failed", key) + parked("event", "discarded", "failed", key), nil, "", "", []string{"Parked: 2"}, "a duplicate"},
-		"conflict":        {parked("message", "waiting", "conflict", key), nil, "", "", []string{"Parked: 1"}, "a duplicate"},
-		"another's":       {parked("message", "waiting", "failed", "onlyonce.key('', 'stock', 'b')"), nil, "", "", nil, "a duplicate"},
-		"held and parked": {`select onlyonce.claim_consumer(array[` + key + `], array[0::bigint]); ` + parked("message", "waiting", "failed", key), nil, "remembered", "parked", nil, "is new"},
-		"in a replay":     {parked("message", "waiting", "failed", key), []string{"a-1", "-scope", "stock", "-replay", "2"}, "parked", "", nil, ""},
-		"call":            {enqueued, nil, "", "stored", []string{"is a duplicate (stored)."}, "in consumer_keys"},
-		"parked call":     {parked("call", "reconcile", "window", key), nil, "", "stored", nil, "in consumer_keys"},
-		"settled call":    {parked("call", "discarded", "rejected", key), nil, "", "", nil, "in consumer_keys"},
+		"never": {"", nil, "", "", []string{"A copy that comes now is new."}, "a duplicate"},
+		"a consumer's": {
+			`select onlyonce.claim_consumer(array[` + key + `], array[0::bigint])`,
+			nil,
+			"remembered",
+			"",
+			[]string{"is a duplicate (remembered)."},
+			"",
+		},
+		"dedupe.Claim's": {
+			`select onlyonce.claim_standard(array[` + key + `], array[0::bigint])`,
+			nil,
+			"",
+			"remembered",
+			[]string{"is new in consumer_keys, and a duplicate in standard_keys (remembered)."},
+			"",
+		},
+		"forgotten, and parked": {
+			parked("message", "waiting", "exhausted", key),
+			nil,
+			"parked",
+			"parked",
+			[]string{"no segment", "is a duplicate (parked)."},
+			"is new",
+		},
+		"retired, and parked": {
+			`insert into onlyonce_segments.consumer_keys_0 values (` + key + `, 0); update onlyonce.rings set cur = 1, retired = 0 where name = 'consumer_keys'; ` + parked(
+				"message",
+				"blocked",
+				"behind",
+				key,
+			),
+			nil,
+			"parked",
+			"parked",
+			[]string{"no longer asked for."},
+			"is new",
+		},
+		"parked event": {parked("event", "retrying", "failed", key), nil, "parked", "parked", nil, "is new"},
+		"settled": {
+			parked("message", "resolved", "failed", key) + parked("event", "discarded", "failed", key),
+			nil,
+			"",
+			"",
+			[]string{"Parked: 2"},
+			"a duplicate",
+		},
+		"conflict":  {parked("message", "waiting", "conflict", key), nil, "", "", []string{"Parked: 1"}, "a duplicate"},
+		"another's": {parked("message", "waiting", "failed", "onlyonce.key('', 'stock', 'b')"), nil, "", "", nil, "a duplicate"},
+		"held and parked": {
+			`select onlyonce.claim_consumer(array[` + key + `], array[0::bigint]); ` + parked("message", "waiting", "failed", key),
+			nil,
+			"remembered",
+			"parked",
+			nil,
+			"is new",
+		},
+		"in a replay": {
+			parked("message", "waiting", "failed", key),
+			[]string{"a-1", "-scope", "stock", "-replay", "2"},
+			"parked",
+			"",
+			nil,
+			"",
+		},
+		"call":         {enqueued, nil, "", "stored", []string{"is a duplicate (stored)."}, "in consumer_keys"},
+		"parked call":  {parked("call", "reconcile", "window", key), nil, "", "stored", nil, "in consumer_keys"},
+		"settled call": {parked("call", "discarded", "rejected", key), nil, "", "", nil, "in consumer_keys"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -75,7 +128,8 @@ func TestExplainCopies(t *testing.T) {
 			}
 			hash := uuid.UUID(dedupe.Key{Scope: "stock", ID: "a-1"}.Hash()).String()
 			for i, function := range []string{"claim_consumer", "claim_standard"} {
-				if n := one[int16](f, `select (onlyonce.`+function+`(array[$1::uuid], array[0::bigint]))[1]`, hash); (n == 1) != want[i].Duplicate {
+				if n := one[int16](f, `select (onlyonce.`+function+`(array[$1::uuid], array[0::bigint]))[1]`,
+					hash); (n == 1) != want[i].Duplicate {
 					t.Errorf("%s says %d", function, n)
 				}
 			}
@@ -108,7 +162,8 @@ func TestExplainClaimInASavepoint(t *testing.T) {
 		perform onlyonce.claim_standard(array[onlyonce.key('', 'stock', 'a-2')], array[0::bigint]);
 	end $$`)
 	f.run("explain", "a-1", "-scope", "stock", "-all").want(t, statusGood, unknown).without(t, "Calls of that transaction")
-	if r := explains[ops.KeyReport](f, "a-1", "-scope", "stock"); len(r.Calls) != 0 || !strings.Contains(strings.Join(r.NotKnown, "\n"), unknown) {
+	if r := explains[ops.KeyReport](f, "a-1", "-scope", "stock"); len(r.Calls) != 0 ||
+		!strings.Contains(strings.Join(r.NotKnown, "\n"), unknown) {
 		t.Errorf("%+v", r)
 	}
 	f.run("explain", "a-2", "-scope", "stock", "-all").want(t, statusGood, "Calls of that transaction: 1").without(t, unknown)

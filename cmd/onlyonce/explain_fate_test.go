@@ -48,7 +48,11 @@ func TestExplainFindsARequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("POST /payments", layer.MustHandle(idempotency.Route{Pattern: "/payments", NoCalls: true}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) })))
+	mux.Handle("POST /payments",
+		layer.MustHandle(
+			idempotency.Route{Pattern: "/payments", NoCalls: true},
+			http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }),
+		))
 	const key = "684047a3-2f0e-4c5e-9d8b-0e9b2c6a7f11"
 	for _, tenant := range []string{"shop", "other"} {
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/payments", strings.NewReader("{}"))
@@ -82,7 +86,8 @@ func TestExplainSaysWhatBecameOfAnEvent(t *testing.T) {
 	broker.Publish(queue.Delivery{ID: "ship-1", Body: []byte("1")}, queue.Delivery{ID: "ship-2", Body: []byte("bad")})
 	d.until(`select count(*) = 2 from onlyonce.event_log`)
 	d.explains("It is stored (queue.orders/", "ship-1")
-	d.run("explain", "ship-1").want(t, statusGood, "not applied yet: no consumer has begun to read the stream", "A copy that comes now is a duplicate (remembered).")
+	d.run("explain", "ship-1").want(t, statusGood, "not applied yet: no consumer has begun to read the stream",
+		"A copy that comes now is a duplicate (remembered).")
 
 	source, err := queue.New(d.pool, nil, queue.Config{Name: "orders", CopiesWithin: time.Hour})
 	if err != nil {
@@ -102,7 +107,8 @@ func TestExplainSaysWhatBecameOfAnEvent(t *testing.T) {
 	eventually(t, "ship-2 is parked", func() bool {
 		return strings.HasPrefix(d.first("ship-2"), "It is not applied: the consumer of scope stock has parked it (queue.orders/")
 	})
-	d.run("explain", "ship-2").want(t, statusGood, "It is parked as row ", "(permanent)", "no such article", "Next: onlyonce parked show -id ")
+	d.run("explain", "ship-2").want(t, statusGood, "It is parked as row ",
+		"(permanent)", "no such article", "Next: onlyonce parked show -id ")
 	d.run("events", "list", "-topic", "queue.orders").want(t, statusGood, "parked by stock", "handled")
 
 	broker.Publish(queue.Delivery{ID: "ship-1", Body: []byte("another")})

@@ -43,7 +43,8 @@ func (r result) without(t *testing.T, texts ...string) {
 
 func TestExplainKey(t *testing.T) {
 	t.Parallel()
-	seven, segment := storedKey("", "stock", "a-1"), func(table string) string {
+	seven := storedKey("", "stock", "a-1")
+	segment := func(table string) string {
 		return `insert into onlyonce_segments.` + table + ` values (onlyonce.key('', 'stock', 'a-1'), 0)`
 	}
 	const closed = `update onlyonce.rings set cur = 1, closed = '{0}' where name = 'consumer_keys';
@@ -56,43 +57,151 @@ func TestExplainKey(t *testing.T) {
 		want    []string
 		without string
 	}{
-		"never": {"", nil, []string{"key " + seven, `id "a-1", scope "stock"`, "no segment of the inbox holds it",
-			"consumer_keys remembers at least 7d, and holds every key that was claimed in it within the last", "standard_keys remembers at least 7d", "a transaction that has not committed"}, "fingerprint"},
-		"mistyped": {`insert into onlyonce.scopes (scope, topics, copies, first_topic) values ('stocks', '{orders}', 'across', 'orders')`, nil,
-			[]string{"no consumer and no webhook endpoint has that scope. There are: stocks."}, "scope yet"},
-		"never, and for ever": {`update onlyonce.rings set horizon = null`, nil, []string{"consumer_keys remembers for ever, and holds every key that was claimed in it within the last"}, "at least"},
-		"current": {`select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[x'00ff'::bigint])`, nil,
-			[]string{"is remembered", "A copy that comes now is a duplicate (remembered).", "onlyonce_segments.consumer_keys_0, current in ring consumer_keys", "claimed         after ", "fingerprint     00000000000000ff", ", committed; its time is not known to Postgres", "at which position"}, "remembers"},
+		"never": {
+			"",
+			nil,
+			[]string{
+				"key " + seven,
+				`id "a-1", scope "stock"`,
+				"no segment of the inbox holds it",
+				"consumer_keys remembers at least 7d, and holds every key that was claimed in it within the last",
+				"standard_keys remembers at least 7d",
+				"a transaction that has not committed",
+			},
+			"fingerprint",
+		},
+		"mistyped": {
+			`insert into onlyonce.scopes (scope, topics, copies, first_topic) values ('stocks', '{orders}', 'across', 'orders')`,
+			nil,
+			[]string{"no consumer and no webhook endpoint has that scope. There are: stocks."},
+			"scope yet",
+		},
+		"never, and for ever": {
+			`update onlyonce.rings set horizon = null`,
+			nil,
+			[]string{"consumer_keys remembers for ever, and holds every key that was claimed in it within the last"},
+			"at least",
+		},
+		"current": {
+			`select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[x'00ff'::bigint])`,
+			nil,
+			[]string{
+				"is remembered",
+				"A copy that comes now is a duplicate (remembered).",
+				"onlyonce_segments.consumer_keys_0, current in ring consumer_keys",
+				"claimed         after ",
+				"fingerprint     00000000000000ff",
+				", committed; its time is not known to Postgres",
+				"at which position",
+			},
+			"remembers",
+		},
 		"stored key": {`select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`, []string{seven},
 			[]string{"key " + seven + "\n", "fingerprint     none", "is remembered"}, "scope"},
-		"of a tenant": {`select onlyonce.claim_standard(array[onlyonce.key('acct', 'stock', 'a-1')], array[1::bigint])`, []string{"-tenant", "acct", "-scope", "stock", "a-1"},
-			[]string{`tenant "acct"`, "standard_keys_0, current in ring standard_keys"}, ""},
-		"of another tenant": {`select onlyonce.claim_standard(array[onlyonce.key('acct', 'stock', 'a-1')], array[1::bigint])`, nil, []string{"no segment"}, ""},
-		"in a replay": {`insert into onlyonce_segments.consumer_keys_0 values ('` + uuid.UUID(dedupe.Key{Scope: "stock", ID: "a-1", Replay: 2}.Hash()).String() + `', 1)`, []string{"a-1", "-scope", "stock", "-replay", "2"},
-			[]string{"in replay 2", "is remembered"}, ""},
-		"within its topic": {within + `insert into onlyonce_segments.consumer_keys_0 values ('` + uuid.UUID(dedupe.Key{Scope: "stock", Topic: "paid", ID: "a-1"}.Hash()).String() + `', 1)`,
-			[]string{"a-1", "-scope", "stock", "-topic", "paid"}, []string{`topic "paid"`, "is remembered"}, ""},
-		"of the topic that the scope began with": {within + `select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[1::bigint])`,
-			[]string{"a-1", "-scope", "stock", "-topic", "orders"}, []string{"is remembered"}, "topic"},
-		"draining": {`update onlyonce.rings set cur = 1, draining = 0 where name = 'consumer_keys'; ` + segment("consumer_keys_0"), nil, []string{"consumer_keys_0, draining in ring consumer_keys"}, ""},
-		"closed":   {closed + segment("consumer_keys_0"), nil, []string{"consumer_keys_0, closed in ring consumer_keys", "between 2026-01-01 00:00:00Z and 2026-01-02 00:00:00Z", ", committed"}, "not known any more"},
-		"closed, and its number stands for another transaction": {closed + `update onlyonce.segments set bound = '4' where ring = 'consumer_keys' and slot = 0;` + segment("consumer_keys_0"), nil,
-			[]string{"transaction     not known any more"}, "committed"},
-		"two segments": {`update onlyonce.rings set cur = 1, draining = 0 where name = 'consumer_keys'; select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`, nil,
-			[]string{"consumer_keys_0, draining", "consumer_keys_1, current"}, ""},
-		"retired": {closed + `update onlyonce.rings set closed = '{}', retired = 0 where name = 'consumer_keys'; ` + segment("consumer_keys_0"), nil,
-			[]string{"no longer asked for", "A copy that comes now is new.", "retired by ring consumer_keys: claims do not ask it any more", "consumer_keys remembers"}, "is remembered"},
-		"webhook": {`do $$ begin perform onlyonce.receive_webhooks('gh', array[onlyonce.key('', 'webhook/gh', 'a-1')], array[1::bigint], null, null, null, null, null, '1 hour', null, '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$`,
-			[]string{"a-1", "-scope", "webhook/gh"}, []string{"standard_keys_0, current", "Webhook: endpoint gh claimed it at 20"}, ""},
-		"webhook whose key was forgotten": {`do $$ begin perform onlyonce.receive_webhooks('gh', array[onlyonce.key('', 'webhook/gh', 'a-1')], array[1::bigint], null, null, null, null, null, '1 hour', null, '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$; truncate onlyonce_segments.standard_keys_0`,
-			[]string{"a-1", "-scope", "webhook/gh"}, []string{"no segment", "Webhook: endpoint gh"}, ""},
-		"conflict": {`insert into onlyonce.parked (kind, state, reason, error, scope, key, topic, partition, "offset") values
+		"of a tenant": {
+			`select onlyonce.claim_standard(array[onlyonce.key('acct', 'stock', 'a-1')], array[1::bigint])`,
+			[]string{"-tenant", "acct", "-scope", "stock", "a-1"},
+			[]string{`tenant "acct"`, "standard_keys_0, current in ring standard_keys"},
+			"",
+		},
+		"of another tenant": {
+			`select onlyonce.claim_standard(array[onlyonce.key('acct', 'stock', 'a-1')], array[1::bigint])`,
+			nil,
+			[]string{"no segment"},
+			"",
+		},
+		"in a replay": {
+			`insert into onlyonce_segments.consumer_keys_0 values ('` + uuid.UUID(
+				dedupe.Key{Scope: "stock", ID: "a-1", Replay: 2}.Hash(),
+			).String() + `', 1)`,
+			[]string{"a-1", "-scope", "stock", "-replay", "2"},
+			[]string{"in replay 2", "is remembered"},
+			"",
+		},
+		"within its topic": {
+			within + `insert into onlyonce_segments.consumer_keys_0 values ('` +
+				uuid.UUID(dedupe.Key{Scope: "stock", Topic: "paid", ID: "a-1"}.Hash()).String() + `', 1)`,
+			[]string{"a-1", "-scope", "stock", "-topic", "paid"},
+			[]string{`topic "paid"`, "is remembered"},
+			"",
+		},
+		"of the topic that the scope began with": {
+			within + `select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[1::bigint])`,
+			[]string{"a-1", "-scope", "stock", "-topic", "orders"},
+			[]string{"is remembered"},
+			"topic",
+		},
+		"draining": {
+			`update onlyonce.rings set cur = 1, draining = 0 where name = 'consumer_keys'; ` + segment("consumer_keys_0"),
+			nil,
+			[]string{"consumer_keys_0, draining in ring consumer_keys"},
+			"",
+		},
+		"closed": {
+			closed + segment("consumer_keys_0"),
+			nil,
+			[]string{
+				"consumer_keys_0, closed in ring consumer_keys",
+				"between 2026-01-01 00:00:00Z and 2026-01-02 00:00:00Z",
+				", committed",
+			},
+			"not known any more",
+		},
+		"closed, and its number stands for another transaction": {
+			closed + `update onlyonce.segments set bound = '4' where ring = 'consumer_keys' and slot = 0;` + segment("consumer_keys_0"),
+			nil,
+			[]string{"transaction     not known any more"},
+			"committed",
+		},
+		"two segments": {
+			`update onlyonce.rings set cur = 1, draining = 0 where name = 'consumer_keys'; select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`,
+			nil,
+			[]string{"consumer_keys_0, draining", "consumer_keys_1, current"},
+			"",
+		},
+		"retired": {
+			closed + `update onlyonce.rings set closed = '{}', retired = 0 where name = 'consumer_keys'; ` + segment("consumer_keys_0"),
+			nil,
+			[]string{
+				"no longer asked for",
+				"A copy that comes now is new.",
+				"retired by ring consumer_keys: claims do not ask it any more",
+				"consumer_keys remembers",
+			},
+			"is remembered",
+		},
+		"webhook": {
+			`do $$ begin perform onlyonce.receive_webhooks('gh', array[onlyonce.key('', 'webhook/gh', 'a-1')], array[1::bigint], null, null, null, null, null, '1 hour', null, '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$`,
+			[]string{"a-1", "-scope", "webhook/gh"},
+			[]string{"standard_keys_0, current", "Webhook: endpoint gh claimed it at 20"},
+			"",
+		},
+		"webhook whose key was forgotten": {
+			`do $$ begin perform onlyonce.receive_webhooks('gh', array[onlyonce.key('', 'webhook/gh', 'a-1')], array[1::bigint], null, null, null, null, null, '1 hour', null, '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$; truncate onlyonce_segments.standard_keys_0`,
+			[]string{"a-1", "-scope", "webhook/gh"},
+			[]string{"no segment", "Webhook: endpoint gh"},
+			"",
+		},
+		"conflict": {
+			`insert into onlyonce.parked (kind, state, reason, error, scope, key, topic, partition, "offset") values
 			('message', 'waiting', 'conflict', E'other bytes\nstack', 'stock', onlyonce.key('', 'stock', 'a-1'), 'orders', 0, 7),
-			('message', 'resolved', 'failed', '', 'stock', onlyonce.key('', 'stock', 'a-1'), 'orders', 0, 8), ('message', 'waiting', 'failed', '', 'stock', onlyonce.key('', 'stock', 'b'), 'orders', 0, 9)`, nil,
-			[]string{"Parked: 2", "conflict", "orders/0@7", "orders/0@8", "other bytes"}, "stack"},
-		"request": {`select onlyonce.http_claim(onlyonce.key('acct', 'http POST /v1/charges', 'k'), 'acct', 'http POST /v1/charges', '', gen_random_uuid(), '2 days', '-1 second');
+			('message', 'resolved', 'failed', '', 'stock', onlyonce.key('', 'stock', 'a-1'), 'orders', 0, 8), ('message', 'waiting', 'failed', '', 'stock', onlyonce.key('', 'stock', 'b'), 'orders', 0, 9)`,
+			nil,
+			[]string{"Parked: 2", "conflict", "orders/0@7", "orders/0@8", "other bytes"},
+			"stack",
+		},
+		"request": {
+			`select onlyonce.http_claim(onlyonce.key('acct', 'http POST /v1/charges', 'k'), 'acct', 'http POST /v1/charges', '', gen_random_uuid(), '2 days', '-1 second');
 			insert into onlyonce.http_steps (record_id, name) select id, 'charge' from onlyonce.http_records`,
-			[]string{"k", "-scope", "http POST /v1/charges", "-tenant", "acct"}, []string{"It is the Idempotency-Key of POST /v1/charges, tenant acct: its request is left", "HTTP request: left, since", "is not completed", "unknown outcome: charge"}, "private"},
+			[]string{"k", "-scope", "http POST /v1/charges", "-tenant", "acct"},
+			[]string{
+				"It is the Idempotency-Key of POST /v1/charges, tenant acct: its request is left",
+				"HTTP request: left, since",
+				"is not completed",
+				"unknown outcome: charge",
+			},
+			"private",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -121,7 +230,13 @@ func TestExplainCalls(t *testing.T) {
 	s.keyed("k", "a", "b")
 	s.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		for _, id := range []string{"", "line-1"} {
-			if err := outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", ID: id, Target: "/", Body: []byte("private")}); err != nil {
+			if err := outbox.Enqueue(ctx, tx, outbox.Call{
+				Sink:   "payments",
+				Name:   "charge",
+				ID:     id,
+				Target: "/",
+				Body:   []byte("private"),
+			}); err != nil {
 				return err
 			}
 		}
@@ -145,12 +260,21 @@ func TestExplainCalls(t *testing.T) {
 		t.Errorf("%d calls are this message's for certain, want 1: %+v", derived, r.Calls)
 	}
 	s.run("explain", "a", "-scope", "stock").want(t, statusGood, "Its calls: 1; ", "charge", "pending", "yes").without(t, "private")
-	s.run("explain", "a", "-scope", "stock", "-all").want(t, statusGood, "Calls of that transaction", "not known", "which of the transaction's calls")
+	s.run("explain", "a", "-scope", "stock", "-all").want(t, statusGood, "Calls of that transaction",
+		"not known", "which of the transaction's calls")
 	s.run("explain", "a", "-scope", "stock", "-all").want(t, statusGood).without(t, "savepoint")
-	short := s.run("explain", "a", "-scope", "stock").want(t, statusGood, fmt.Sprintf("; %d more of the same transaction, which may be of other messages: -all shows them\n", len(r.Calls)-1))
+	short := s.run("explain", "a", "-scope", "stock").want(
+		t,
+		statusGood,
+		fmt.Sprintf("; %d more of the same transaction, which may be of other messages: -all shows them\n", len(r.Calls)-1),
+	)
 	whole := s.run("explain", "a", "-scope", "stock", "-all").want(t, statusGood)
 	whole.without(t, "-all shows")
-	if few, all := strings.Count(short.out, "  charge  "), strings.Count(whole.out, "  charge  "); few != 1 || all != len(r.Calls) || r.Calls[0].Derived == nil {
+	few := strings.Count(short.out, "  charge  ")
+	all := strings.Count(whole.out, "  charge  ")
+	if few != 1 ||
+		all != len(r.Calls) ||
+		r.Calls[0].Derived == nil {
 		t.Errorf("%d and %d calls of %d:\n%s\n%s", few, all, len(r.Calls), short.out, whole.out)
 	}
 	if r := explains[ops.KeyReport](s.fixture, storedKey("", "stock", "a")); len(r.Calls) < 2 || r.Calls[0].Derived != nil {
@@ -171,7 +295,10 @@ func TestExplainParkedCall(t *testing.T) {
 	f.enqueues("payments", "", "one")
 	f.park("one", "waiting", "rejected")
 	key := one[string](f, `select key::text from onlyonce.outbox_log`)
-	f.run("explain", key).want(t, statusGood, "It is the key of a call", "waiting", "Parked: 1", "rejected", "payments/one").without(t, "private")
+	f.run("explain", key).want(t, statusGood, "It is the key of a call", "waiting", "Parked: 1", "rejected", "payments/one").without(
+		t,
+		"private",
+	)
 }
 
 // The answer has the commit's time if the server records it. The search for what a receiver
@@ -186,7 +313,10 @@ func TestExplainCommitTime(t *testing.T) {
 	if len(r.Claims) != 1 || r.Claims[0].Transaction.CommittedAt == nil || *r.Claims[0].Transaction.Status != "committed" {
 		t.Fatalf("%+v", r.Claims)
 	}
-	if !r.Claims[0].Transaction.CommittedAt.Equal(one[time.Time](f, `select pg_xact_commit_timestamp(xmin) from onlyonce_segments.consumer_keys_0`)) {
+	if !r.Claims[0].Transaction.CommittedAt.Equal(one[time.Time](
+		f,
+		`select pg_xact_commit_timestamp(xmin) from onlyonce_segments.consumer_keys_0`,
+	)) {
 		t.Errorf("%+v", r.Claims)
 	}
 	f.run("explain", "a-1", "-scope", "stock", "-all").want(t, statusGood, ", committed at 20").without(t, "not known to Postgres")
@@ -218,25 +348,98 @@ func TestExplainPosition(t *testing.T) {
 		word          string
 		want          []string
 	}{
-		"nobody":         {"", "5", "", []string{"No cursor of this database is there", "keys are not stored by position"}},
-		"handled":        {batch, "15", "handled", []string{"Scope stock, at 20: handled: it was applied, or was a duplicate, or was parked", "in the batch from 10 to 20, of transaction ", "committed", "control records"}},
-		"ahead":          {batch, "20", "ahead", []string{"it is still to be handled"}},
-		"tried alone":    {batch + `insert into onlyonce.attempts select id, 20, 3, 0 from onlyonce.cursors`, "20", "ahead", []string{"it is tried alone, and was tried 3 times"}},
-		"retired":        {batch + `update onlyonce.cursors set retired_at = now()`, "20", "ahead", []string{"at 20 (retired)", "handles nothing any more"}},
-		"before start":   {batch, "9", "before-start", []string{"began after it, and never handled it"}},
-		"adopted":        {strings.Replace(batch, "'earliest'", "'adopted'", 1), "9", "before-start", []string{"an operator set the cursor's beginning after it", "another database may have handled it before"}},
-		"committed":      {strings.Replace(batch, "'earliest'", "'committed'", 1), "9", "before-start", []string{"at the group's offset", "the program that committed that offset may have"}},
-		"pruned":         {cursor + `update onlyonce.cursors set run_start = 5; insert into onlyonce.pauses (scope, reason) values ('stock', 'x')`, "4", "before-start", []string{"(paused)"}},
-		"pruned batch":   {batch + `delete from onlyonce.progress; do $$ begin perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true); insert into onlyonce.progress (cursor_id, run, from_offset, next_offset) select id, 0, 20, 30 from onlyonce.cursors; perform onlyonce.seal(); end $$`, "15", "handled", []string{"not on record any more"}},
-		"earlier run":    {batch + `update onlyonce.cursors set run = 1, run_start = 40`, "15", "earlier-run", []string{"the position was set since, to 40"}},
-		"replayed later": {batch + `update onlyonce.cursors set run = 1, run_start = 12, replay_no = 3, replay_until = 18, replay_resume = 20`, "15", "replaying", []string{"at 12 (replay 3 to 18)", "once more"}},
-		"replayed":       {batch + `update onlyonce.cursors set run = 1, run_start = 12, replay_no = 3, replay_until = 18, replay_resume = 20; do $$ begin perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true); insert into onlyonce.progress (cursor_id, run, from_offset, next_offset) select id, 1, 12, 16 from onlyonce.cursors; perform onlyonce.seal(); end $$`, "15", "handled", []string{"handled once more in replay 3", "in the batch from 12 to 16"}},
-		"not replayed":   {batch + `update onlyonce.cursors set run = 1, run_start = 12, replay_no = 3, replay_until = 18, replay_resume = 20`, "19", "handled", []string{"is not part of that"}},
-		"behind replay":  {batch + `update onlyonce.cursors set run = 1, run_start = 12, replay_no = 3, replay_until = 18, replay_resume = 20`, "20", "ahead", []string{"still to be handled"}},
-		"parked": {batch + `insert into onlyonce.parked (kind, state, reason, scope, topic, partition, "offset") values ('message', 'waiting', 'failed', 'stock', 'orders', 0, 15), ('message', 'waiting', 'failed', 'stock', 'orders', 0, 16)`, "15", "handled",
-			[]string{"Parked: 1", "orders/0@15"}},
-		"event": {`insert into onlyonce.streams (topic, partitions) values ('orders', 1); select onlyonce.append_events('{orders}', '{0}', '{acct}', '{ev-1}', '{k}', '{0}', '{}', '{}', '{private}')`, "0", "",
-			[]string{"Event ev-1, tenant acct, appended at 20"}},
+		"nobody": {"", "5", "", []string{"No cursor of this database is there", "keys are not stored by position"}},
+		"handled": {
+			batch,
+			"15",
+			"handled",
+			[]string{
+				"Scope stock, at 20: handled: it was applied, or was a duplicate, or was parked",
+				"in the batch from 10 to 20, of transaction ",
+				"committed",
+				"control records",
+			},
+		},
+		"ahead": {batch, "20", "ahead", []string{"it is still to be handled"}},
+		"tried alone": {
+			batch + `insert into onlyonce.attempts select id, 20, 3, 0 from onlyonce.cursors`,
+			"20",
+			"ahead",
+			[]string{"it is tried alone, and was tried 3 times"},
+		},
+		"retired": {
+			batch + `update onlyonce.cursors set retired_at = now()`,
+			"20",
+			"ahead",
+			[]string{"at 20 (retired)", "handles nothing any more"},
+		},
+		"before start": {batch, "9", "before-start", []string{"began after it, and never handled it"}},
+		"adopted": {
+			strings.Replace(batch, "'earliest'", "'adopted'", 1),
+			"9",
+			"before-start",
+			[]string{"an operator set the cursor's beginning after it", "another database may have handled it before"},
+		},
+		"committed": {
+			strings.Replace(batch, "'earliest'", "'committed'", 1),
+			"9",
+			"before-start",
+			[]string{"at the group's offset", "the program that committed that offset may have"},
+		},
+		"pruned": {
+			cursor + `update onlyonce.cursors set run_start = 5; insert into onlyonce.pauses (scope, reason) values ('stock', 'x')`,
+			"4",
+			"before-start",
+			[]string{"(paused)"},
+		},
+		"pruned batch": {
+			batch + `delete from onlyonce.progress; do $$ begin perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true); insert into onlyonce.progress (cursor_id, run, from_offset, next_offset) select id, 0, 20, 30 from onlyonce.cursors; perform onlyonce.seal(); end $$`,
+			"15",
+			"handled",
+			[]string{"not on record any more"},
+		},
+		"earlier run": {
+			batch + `update onlyonce.cursors set run = 1, run_start = 40`,
+			"15",
+			"earlier-run",
+			[]string{"the position was set since, to 40"},
+		},
+		"replayed later": {
+			batch + `update onlyonce.cursors set run = 1, run_start = 12, replay_no = 3, replay_until = 18, replay_resume = 20`,
+			"15",
+			"replaying",
+			[]string{"at 12 (replay 3 to 18)", "once more"},
+		},
+		"replayed": {
+			batch + `update onlyonce.cursors set run = 1, run_start = 12, replay_no = 3, replay_until = 18, replay_resume = 20; do $$ begin perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true); insert into onlyonce.progress (cursor_id, run, from_offset, next_offset) select id, 1, 12, 16 from onlyonce.cursors; perform onlyonce.seal(); end $$`,
+			"15",
+			"handled",
+			[]string{"handled once more in replay 3", "in the batch from 12 to 16"},
+		},
+		"not replayed": {
+			batch + `update onlyonce.cursors set run = 1, run_start = 12, replay_no = 3, replay_until = 18, replay_resume = 20`,
+			"19",
+			"handled",
+			[]string{"is not part of that"},
+		},
+		"behind replay": {
+			batch + `update onlyonce.cursors set run = 1, run_start = 12, replay_no = 3, replay_until = 18, replay_resume = 20`,
+			"20",
+			"ahead",
+			[]string{"still to be handled"},
+		},
+		"parked": {
+			batch + `insert into onlyonce.parked (kind, state, reason, scope, topic, partition, "offset") values ('message', 'waiting', 'failed', 'stock', 'orders', 0, 15), ('message', 'waiting', 'failed', 'stock', 'orders', 0, 16)`,
+			"15",
+			"handled",
+			[]string{"Parked: 1", "orders/0@15"},
+		},
+		"event": {
+			`insert into onlyonce.streams (topic, partitions) values ('orders', 1); select onlyonce.append_events('{orders}', '{0}', '{acct}', '{ev-1}', '{k}', '{0}', '{}', '{}', '{private}')`,
+			"0",
+			"",
+			[]string{"Event ev-1, tenant acct, appended at 20"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -265,7 +468,10 @@ func TestExplainCallsOfAPosition(t *testing.T) {
 	s.log.Append(0, "b")
 	s.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/"})
-	}, func(c *consumer.Config) { c.Key, c.PositionsOnly = nil, true })
+	}, func(c *consumer.Config) {
+		c.Key = nil
+		c.PositionsOnly = true
+	})
 	s.reaches(2)
 	r := explains[ops.PositionReport](s.fixture, "-topic", "orders", "-partition", "0", "-offset", "1")
 	if len(r.Cursors) != 1 || r.Cursors[0].Moved == nil || len(r.Cursors[0].Calls) == 0 {

@@ -20,7 +20,9 @@ import (
 // receives returns the receiver of an endpoint.
 func (f *fixture) receives(endpoint string, provider webhook.Provider, cfg webhook.Config) http.Handler {
 	f.t.Helper()
-	cfg.Name, cfg.Provider, cfg.Secrets = endpoint, provider, []string{hookSecret}
+	cfg.Name = endpoint
+	cfg.Provider = provider
+	cfg.Secrets = []string{hookSecret}
 	r, err := webhook.New(f.pool, cfg)
 	if err != nil {
 		f.t.Fatal(err)
@@ -65,13 +67,20 @@ func github(id, body string) map[string]string {
 func TestExplainWebhookByItsSendersID(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	pay, code := f.receives("stripe", webhook.Stripe{}, webhook.Config{}), f.receives("code", webhook.GitHub{}, webhook.Config{})
+	pay := f.receives("stripe", webhook.Stripe{}, webhook.Config{})
+	code := f.receives("code", webhook.GitHub{}, webhook.Config{})
 	acme := f.receives("acme", webhook.HMAC{Name: "acme", SignatureHeader: "X-Acme-Signature", IDHeader: "X-Acme-Id"}, webhook.Config{})
 	body := `{"id":"evt_1","type":"invoice.paid"}`
 	f.hooked(pay, body, stripe(body))
 	f.hooked(code, `{"a":1}`, github("d-2", `{"a":1}`))
 	f.hooked(acme, `{"b":1}`, map[string]string{"X-Acme-Signature": mac(`{"b":1}`), "X-Acme-Id": "a-3"})
-	f.run("explain", "evt_1", "-scope", "webhook/stripe").want(t, statusGood, "is remembered", `"stripe/stripe/evt_1"`, "It is stored (webhook.stripe/")
+	f.run("explain", "evt_1", "-scope", "webhook/stripe").want(
+		t,
+		statusGood,
+		"is remembered",
+		`"stripe/stripe/evt_1"`,
+		"It is stored (webhook.stripe/",
+	)
 	f.run("explain", "d-2", "-scope", "webhook/code").want(t, statusGood, "is remembered", `"code/github/d-2"`)
 	// Without a scope, all scopes are tried.
 	f.run("explain", "evt_1").want(t, statusGood, "is remembered", `"stripe/stripe/evt_1"`)
@@ -79,7 +88,13 @@ func TestExplainWebhookByItsSendersID(t *testing.T) {
 	f.run("explain", "code/github/d-2", "-scope", "webhook/code").want(t, statusGood, "is remembered")
 	f.run("explain", "a-3", "-scope", "webhook/acme").want(t, statusGood, "is remembered", `"acme/acme/a-3"`) // known by what is stored
 	f.run("explain", "a-3", "-scope", "webhook/acme", "-provider", "acme").want(t, statusGood, "is remembered")
-	f.run("explain", "evt_9", "-scope", "webhook/stripe").want(t, statusGood, "no segment of the inbox holds it", "another provider than", "-provider")
+	f.run("explain", "evt_9", "-scope", "webhook/stripe").want(
+		t,
+		statusGood,
+		"no segment of the inbox holds it",
+		"another provider than",
+		"-provider",
+	)
 	f.run("explain", "d-2", "-scope", "webhook/stripe").want(t, statusGood, "no segment of the inbox holds it")
 	f.run("explain", "a-3", "-scope", "stock", "-provider", "acme").want(t, statusEnvironment, "-provider goes with")
 }
@@ -88,9 +103,12 @@ func TestExplainWebhookByItsSendersID(t *testing.T) {
 func TestParkedShowOfAWebhook(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	stale := f.receives("code", webhook.GitHub{}, webhook.Config{Mode: webhook.Inline, Handler: consumer.HandlerFunc(func(context.Context, consumer.Tx, *consumer.Message) error {
-		return errors.Join(webhook.ErrOvertaken)
-	})})
+	stale := f.receives("code", webhook.GitHub{}, webhook.Config{
+		Mode: webhook.Inline,
+		Handler: consumer.HandlerFunc(func(context.Context, consumer.Tx, *consumer.Message) error {
+			return errors.Join(webhook.ErrOvertaken)
+		}),
+	})
 	f.hooked(stale, `{"a":1}`, github("d-2", `{"a":1}`))
 	out := f.run("parked", "show", "-id", one[string](f, `select id::text from onlyonce.parked`)).want(t, statusGood, "github")
 	if !strings.Contains(out.out, "d-2") || strings.Contains(out.out, "code/github/d-2") {

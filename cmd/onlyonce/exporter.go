@@ -26,26 +26,33 @@ func exporterCommand() command {
 		args:    "[-postgres URL]... [-listen ADDR] [-interval D] [-timeout D]",
 		summary: "serve what databases know to Prometheus, until it is stopped",
 		help: `
-Serves http://ADDR/metrics, until SIGTERM or SIGINT: lag, partitions by state with the reasons of halts, what is parked, calls to be sent and how
-old the oldest is, how long unanswered calls may still be repeated under their keys, the rings' segments, HTTP requests that wait for an operator, and
-the oldest open transaction. Each is explained in docs/metrics.md.
+Serves http://ADDR/metrics, until SIGTERM or SIGINT: lag, partitions by state with the reasons of
+halts, what is parked, calls to be sent and how old the oldest is, how long unanswered calls may
+still be repeated under their keys, the rings' segments, HTTP requests that wait for an operator,
+and the oldest open transaction. Each is explained in docs/metrics.md.
 
--postgres may be given several times, for several databases; the label "database" is the database's name, with host and port if two
-have the same. A standby will do, but it sees its own open transactions and not the primary's. The login needs what "onlyonce status" needs
-(onlyonce_operator, docs/roles.sql), and pg_read_all_stats to see how old other logins' transactions are.
+-postgres may be given several times, for several databases; the label "database" is the database's
+name, with host and port if two have the same. A standby will do, but it sees its own open
+transactions and not the primary's. The login needs what "onlyonce status" needs (onlyonce_operator,
+docs/roles.sql), and pg_read_all_stats to see how old other logins' transactions are.
 
-A scrape asks each database one round of questions, on one snapshot and for at most -timeout; a scrape within -interval of the last
-round gets the same values. If a database does not answer, onlyonce_database_up is 0, and after three intervals its other values are left out.
-One exporter for each database is enough: with two, alerts fire twice, and sums in dashboards count twice.
+A scrape asks each database one round of questions, on one snapshot and for at most -timeout; a
+scrape within -interval of the last round gets the same values. If a database does not answer,
+onlyonce_database_up is 0, and after three intervals its other values are left out. One exporter for
+each database is enough: with two, alerts fire twice, and sums in dashboards count twice.
 
 Example:
   onlyonce exporter -postgres postgres://monitor@db/shop -listen 127.0.0.1:9465`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			var urls []string
-			fs.Func("postgres", "a database, as a `URL`; may be repeated (default: $"+program.EnvPostgres+")", func(s string) error {
-				urls = append(urls, s)
-				return nil
-			})
+			fs.Func(
+				"postgres",
+				"a database, as a `URL`; may be repeated (default: $"+program.EnvPostgres+")",
+				func(s string) error {
+					urls = append(urls, s)
+					return nil
+				},
+			)
 			listen := fs.String("listen", exporterAddress, "serve /metrics at `ADDR`")
 			interval := fs.Duration("interval", gauges.Interval, "ask a database at most once in `D`")
 			timeout := fs.Duration("timeout", gauges.Timeout, "wait for a database for at most `D`")
@@ -71,7 +78,10 @@ func (a *app) exporter(ctx context.Context, urls []string, address string, inter
 		if err != nil {
 			return err
 		}
-		e.databases = append(e.databases, &observed{pool, &gauges.Rounds{DB: pool, Interval: interval, Timeout: timeout, CountLimit: a.countLimit}})
+		e.databases = append(e.databases, &observed{
+			pool,
+			&gauges.Rounds{DB: pool, Interval: interval, Timeout: timeout, CountLimit: a.countLimit},
+		})
 	}
 	if err := e.name(); err != nil {
 		return err
@@ -109,7 +119,8 @@ func (e *exporter) name() error {
 	}
 	seen := map[string]bool{}
 	for _, d := range e.databases {
-		c, name := d.pool.Config().ConnConfig, d.rounds.Database
+		c := d.pool.Config().ConnConfig
+		name := d.rounds.Database
 		if named[name] > 1 {
 			name = program.HostPort(c.Host, c.Port) + "/" + name
 		}
@@ -135,7 +146,8 @@ func (e *exporter) samples() (all []metrics.Sample) {
 	for i, d := range e.databases {
 		wg.Go(func() {
 			if err := d.rounds.AskIfDue(e.ctx); err != nil && e.ctx.Err() == nil {
-				e.log.Warn("onlyonce: a database did not answer the exporter", "database", d.rounds.Database, "error", err)
+				e.log.Warn("onlyonce: a database did not answer the exporter",
+					"database", d.rounds.Database, "error", err)
 			}
 			answers[i] = d.rounds.Samples()
 		})

@@ -134,7 +134,8 @@ func TestExporter(t *testing.T) {
 	}
 
 	f.exec(`delete from onlyonce.parked`)
-	if again := p.Scrape("/metrics"); valueOf(t, again, `onlyonce_parked`+db+`,kind="message",scope="stock",sink="",state="waiting",reason="exhausted"}`) != 2 {
+	if again := p.Scrape("/metrics"); valueOf(t, again, `onlyonce_parked`+db+
+		`,kind="message",scope="stock",sink="",state="waiting",reason="exhausted"}`) != 2 {
 		t.Error("a scrape within the interval asked the database again")
 	}
 	if status := p.Stop(syscall.SIGTERM); status != 0 {

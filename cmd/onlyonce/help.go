@@ -72,7 +72,8 @@ func (c command) synopsis(word string) string {
 // is split at all spaces.
 func parts(args string) []string {
 	var found []string
-	depth, from := 0, 0
+	depth := 0
+	from := 0
 	for i, r := range args + " " {
 		switch {
 		case r == '[' || r == '(':
@@ -123,7 +124,8 @@ func laidOut(text string, width int) string {
 	var out []string
 	item := ""
 	flush := func() {
-		if command := strings.TrimSpace(item); strings.HasPrefix(item, "  ") && strings.HasPrefix(command, "onlyonce ") {
+		if command := strings.TrimSpace(item); strings.HasPrefix(item, "  ") &&
+			strings.HasPrefix(command, "onlyonce ") {
 			out = append(out, pasted(command, width))
 		} else if item != "" {
 			out = append(out, wrapped(item, width))

@@ -32,8 +32,16 @@ func TestS1ServersThatAreNotPostgreSQL(t *testing.T) {
 		dsql    bool
 		because string
 	}{
-		"CockroachDB": {"CockroachDB CCL v24.3.10 (x86_64-pc-linux-gnu, built 2025/04/09 18:19:05, go1.22.8 X:nocoverageredesign)", false, "advisory locks do nothing"},
-		"YugabyteDB":  {"PostgreSQL 15.2-YB-2.25.0.0-b0 on aarch64-unknown-linux-gnu, compiled by clang version 17.0.6, 64-bit", false, "its snapshots are times"},
+		"CockroachDB": {
+			"CockroachDB CCL v24.3.10 (x86_64-pc-linux-gnu, built 2025/04/09 18:19:05, go1.22.8 X:nocoverageredesign)",
+			false,
+			"advisory locks do nothing",
+		},
+		"YugabyteDB": {
+			"PostgreSQL 15.2-YB-2.25.0.0-b0 on aarch64-unknown-linux-gnu, compiled by clang version 17.0.6, 64-bit",
+			false,
+			"its snapshots are times",
+		},
 		"Aurora DSQL": {"PostgreSQL 16", true, "no triggers"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -60,7 +68,12 @@ func engines(t *testing.T, url string) map[string]func(context.Context) error {
 	pool := pgtest.Pool(t, url)
 	log := memlog.NewLog("orders", 1)
 	handle := func(context.Context, consumer.Tx, *consumer.Message) error { return nil }
-	c, err := consumer.New(pool, &memlog.Source{Log: log, GroupID: "g"}, consumer.HandlerFunc(handle), consumer.Config{Scope: "stock", PositionsOnly: true})
+	c, err := consumer.New(
+		pool,
+		&memlog.Source{Log: log, GroupID: "g"},
+		consumer.HandlerFunc(handle),
+		consumer.Config{Scope: "stock", PositionsOnly: true},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,11 +81,18 @@ func engines(t *testing.T, url string) map[string]func(context.Context) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	endpoint, err := webhook.New(pool, webhook.Config{Name: "github", Provider: webhook.GitHub{}, Secrets: []string{"It's a Secret to Everybody"}})
+	endpoint, err := webhook.New(pool, webhook.Config{
+		Name:     "github",
+		Provider: webhook.GitHub{},
+		Secrets:  []string{"It's a Secret to Everybody"},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	layer, err := idempotency.New(pool, idempotency.Config{Scope: idempotency.GlobalScope(), FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}}})
+	layer, err := idempotency.New(pool, idempotency.Config{
+		Scope:           idempotency.GlobalScope(),
+		FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

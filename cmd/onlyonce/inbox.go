@@ -24,13 +24,17 @@ func inboxStatusCommand() command {
 		args:    "[-postgres URL] [-json]",
 		summary: "show how claimed keys are stored, and for how long",
 		help: `
-Shows, from one snapshot of the database, the rings of claimed keys: consumer_keys (of messages that consumers claim, forgotten once every
-position has passed them), consumer_short_keys and consumer_long_keys (the same, of scopes whose class of horizon is short or long), and
-standard_keys, standard_short_keys and standard_long_keys (all others, forgotten by the database's clock): how long a key is remembered at
-least, the segments with their sizes, the filters of closed ones, and the cursors that hold back the retention of the first three most. It changes nothing and works on a standby too.
+Shows, from one snapshot of the database, the rings of claimed keys: consumer_keys (of messages that
+consumers claim, forgotten once every position has passed them), consumer_short_keys and
+consumer_long_keys (the same, of scopes whose class of horizon is short or long), and standard_keys,
+standard_short_keys and standard_long_keys (all others, forgotten by the database's clock): how long
+a key is remembered at least, the segments with their sizes, the filters of closed ones, and the
+cursors that hold back the retention of the first three most. It changes nothing and works on a
+standby too.
 
-BEHIND is how old what a cursor has passed for sure is; "unknown" pins retention until its owner has said how far it is: start its consumer, or
-take the cursor out of use with "onlyonce cursor retire". "ahead by" says that the database's clock went back: see "onlyonce doctor".`,
+BEHIND is how old what a cursor has passed for sure is; "unknown" pins retention until its owner has
+said how far it is: start its consumer, or take the cursor out of use with "onlyonce cursor retire".
+"ahead by" says that the database's clock went back: see "onlyonce doctor".`,
 	}, "reading the inbox", func(*flag.FlagSet) reading[reports.InboxReport] {
 		return reading[reports.InboxReport]{
 			read: func(ctx context.Context, _ *app, db ops.DB) (*reports.InboxReport, error) {
@@ -43,7 +47,8 @@ take the cursor out of use with "onlyonce cursor retire". "ahead by" says that t
 
 func (a *app) writeInbox(r *reports.InboxReport) {
 	for _, k := range r.Rings {
-		_, _ = fmt.Fprintf(a.out, "%s: remembered %s; %d filters, %s\n", k.Ring, show.Remembered(k.Horizon), k.Filters, show.Size(float64(k.FilterBytes)))
+		_, _ = fmt.Fprintf(a.out, "%s: remembered %s; %d filters, %s\n",
+			k.Ring, show.Remembered(k.Horizon), k.Filters, show.Size(float64(k.FilterBytes)))
 		var rows [][]string
 		free := 0
 		for _, s := range k.Segments {
@@ -51,7 +56,14 @@ func (a *app) writeInbox(r *reports.InboxReport) {
 				free++
 				continue
 			}
-			rows = append(rows, []string{s.Table, s.State, show.Size(float64(s.Bytes)), strconv.FormatInt(s.Keys, 10), ageOf(s.Opened), ageOf(s.Closed)})
+			rows = append(rows, []string{
+				s.Table,
+				s.State,
+				show.Size(float64(s.Bytes)),
+				strconv.FormatInt(s.Keys, 10),
+				ageOf(s.Opened),
+				ageOf(s.Closed),
+			})
 		}
 		if k.Unused() && k.Ring != ring.ConsumerKeys().Name && k.Ring != ring.StandardKeys().Name {
 			_, _ = fmt.Fprint(a.out, "empty\n\n")
@@ -100,12 +112,14 @@ func inboxPlanCommand() command {
 		json:    []reflect.Type{reflect.TypeFor[reports.KeyPlan]()},
 		lines:   true,
 		help: `
-Works out what a ring of keys takes at a rate of new keys and a horizon: tables, disk, memory of each consumer for filters, how often it goes on in
-another segment. It asks no database and changes nothing. -rate is in keys a second, minute, hour or day (1000/s, 1e7/d), -horizon is
-a duration (7d, 36h). Give both for each class of horizon that is used; with several, their sum is shown too.
+Works out what a ring of keys takes at a rate of new keys and a horizon: tables, disk, memory of
+each consumer for filters, how often it goes on in another segment. It asks no database and changes
+nothing. -rate is in keys a second, minute, hour or day (1000/s, 1e7/d), -horizon is a duration (7d,
+36h). Give both for each class of horizon that is used; with several, their sum is shown too.
 
-The horizon has to be longer than any copy of a message may come after the first: the longest time that a producer, a mirror or an outbox
-relay goes on trying, or a sender of webhooks, for example 72h for GitHub. See "onlyonce inbox horizon" and "onlyonce inbox class".
+The horizon has to be longer than any copy of a message may come after the first: the longest time
+that a producer, a mirror or an outbox relay goes on trying, or a sender of webhooks, for example
+72h for GitHub. See "onlyonce inbox horizon" and "onlyonce inbox class".
 
 Examples:
   onlyonce inbox plan -rate 100/s -horizon 7d
@@ -129,7 +143,8 @@ Examples:
 					return err
 				}
 				if len(rates) != len(horizons) {
-					return usagef("%d of -rate and %d of -horizon: give each rate its horizon", len(rates), len(horizons))
+					return usagef("%d of -rate and %d of -horizon: give each rate its horizon",
+						len(rates), len(horizons))
 				}
 				return a.writePlans(rates, horizons, *asJSON)
 			}
@@ -149,19 +164,23 @@ func (a *app) writePlans(rates []float64, horizons []time.Duration, asJSON bool)
 			}
 			continue
 		}
-		disk, memory = disk+p.DiskBytes, memory+p.FilterBytes
+		disk = disk + p.DiskBytes
+		memory = memory + p.FilterBytes
 		say("%.4g keys a second, remembered for at least %s:", p.Rate, show.Span(horizons[i]))
 		say("  tables     %d, of which up to %d are closed, and one is inserted into", p.Tables, p.MostSegments)
 		say("  rotation   every %s", show.Span(show.Seconds(p.RotateEvery)))
 		say("  keys       %.3g in a segment, %.3g in all at most", p.SegmentKeys, p.Keys)
 		say("  disk       %s at most", show.Size(p.DiskBytes))
-		say("  memory     %s of filters in each consumer; %s more for a moment in the one that builds them", show.Size(p.FilterBytes), show.Size(p.BuildBytes))
+		say("  memory     %s of filters in each consumer; %s more for a moment in the one that builds them",
+			show.Size(p.FilterBytes), show.Size(p.BuildBytes))
 		if p.FilterBytes > muchMemory {
-			say("             That is much for a process. A shorter horizon takes less, and so do partitions that are spread over databases.")
+			say("             That is much for a process. A shorter horizon takes less, and so do " +
+				"partitions that are spread over databases.")
 		}
 	}
 	if len(rates) > 1 && !asJSON {
-		say("together: disk %s at most; memory %s at most, of which a consumer has what is of its own ring", show.Size(disk), show.Size(memory))
+		say("together: disk %s at most; memory %s at most, of which a consumer has what is of its own ring",
+			show.Size(disk), show.Size(memory))
 	}
 	return nil
 }

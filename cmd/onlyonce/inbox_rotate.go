@@ -18,11 +18,13 @@ func inboxRotateCommand() command {
 		args:    "[-postgres URL]",
 		summary: "rotate the inbox if no consumer, relay or receiver does",
 		help: `
-Rotates the rings of claimed keys, so that keys are forgotten when their horizon has passed, until SIGTERM or SIGINT; then it exits with status 0. Any
-number may run: one works for each ring, the others stand by.
+Rotates the rings of claimed keys, so that keys are forgotten when their horizon has passed, until
+SIGTERM or SIGINT; then it exits with status 0. Any number may run: one works for each ring, the
+others stand by.
 
-Consumers, relays and webhook receivers do this in the background. It is for databases that have none of them, where keys are claimed with dedupe.Claim or with
-the SQL function onlyonce.claim. It needs the rights of the role onlyonce_rotator (docs/roles.sql), and logs to standard error.
+Consumers, relays and webhook receivers do this in the background. It is for databases that have
+none of them, where keys are claimed with dedupe.Claim or with the SQL function onlyonce.claim. It
+needs the rights of the role onlyonce_rotator (docs/roles.sql), and logs to standard error.
 
 Example:
   onlyonce inbox rotate -postgres postgres://rotator@db.example/app`,
@@ -45,7 +47,8 @@ func (a *app) rotateInbox(ctx context.Context, address string) error {
 				return err
 			}
 			if !slices.Contains(may, me) {
-				return fmt.Errorf("role %s lacks the rights to rotate ring %s: grant it onlyonce_rotator (docs/roles.sql)", me, which.Name)
+				return fmt.Errorf("role %s lacks the rights to rotate ring %s: grant it onlyonce_rotator "+
+					"(docs/roles.sql)", me, which.Name)
 			}
 		}
 		return nil

@@ -25,7 +25,12 @@ func TestS3FaultsOfKafka(t *testing.T) {
 		"kafka": kafkasource.New(kafkasource.Config{Brokers: k.Brokers, GroupID: "kafka", Topics: []string{topics["kafka"]}}),
 		"franz": franzsource.New(franzsource.Config{Brokers: k.Brokers, GroupID: "franz", Topics: []string{topics["franz"]}}),
 	} {
-		c, err := consumer.New(f.pool, source, consumer.HandlerFunc(func(context.Context, consumer.Tx, *consumer.Message) error { return nil }), consumer.Config{Scope: scope, PositionsOnly: true})
+		c, err := consumer.New(
+			f.pool,
+			source,
+			consumer.HandlerFunc(func(context.Context, consumer.Tx, *consumer.Message) error { return nil }),
+			consumer.Config{Scope: scope, PositionsOnly: true},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +63,8 @@ func TestS3FaultsOfKafka(t *testing.T) {
 	// shown waits until a fault of each scope is shown.
 	shown := func(what string, fits func(f *ops.Fault) bool) {
 		t.Helper()
-		began, found := time.Now(), map[string]string{}
+		began := time.Now()
+		found := map[string]string{}
 		eventually(t, what, func() bool {
 			read()
 			for i := range report.Faults {
@@ -97,12 +103,15 @@ func TestS3FaultsOfKafka(t *testing.T) {
 	// machine, it has no partitions of that topic to give, and nobody reads them.
 	gone := map[string]string{"kafka": "a topic or partition that does not exist", "franz": "UNKNOWN_TOPIC_OR_PARTITION"}
 	shown("the topics are deleted", func(f *ops.Fault) bool {
-		return f.Topic == topics[f.Scope] && f.Partitions == 2 && (f.Kind == "topic" && strings.Contains(f.Text, gone[f.Scope]) || f.Kind == "unowned" && f.Scope == "kafka")
+		return f.Topic == topics[f.Scope] &&
+			f.Partitions == 2 &&
+			(f.Kind == "topic" && strings.Contains(f.Text, gone[f.Scope]) || f.Kind == "unowned" && f.Scope == "kafka")
 	})
 	// One is made again: by mistake it was deleted. The other is taken out of use.
 	if _, err := adm.CreateTopic(t.Context(), 2, 1, nil, topics["kafka"]); err != nil {
 		t.Fatal(err)
 	}
 	f.mends("- no such topic: scope franz, 2 partitions of "+topics["franz"], "onlyonce cursor retire -scope franz -topic "+topics["franz"])
-	f.mends("- halted: scope kafka, 2 partitions of "+topics["kafka"]+" (0, 1), new-topic", "onlyonce cursor adopt -scope kafka -topic "+topics["kafka"]+" -halted new-topic -at first")
+	f.mends("- halted: scope kafka, 2 partitions of "+topics["kafka"]+" (0, 1), new-topic",
+		"onlyonce cursor adopt -scope kafka -topic "+topics["kafka"]+" -halted new-topic -at first")
 }

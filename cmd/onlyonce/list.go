@@ -11,11 +11,15 @@ import (
 )
 
 // listCommand makes the command of a list. after writes the lines behind its table; nil: none.
-func listCommand[F, T any](l *operate.List[F, T], after func(a *app, f *F, rows []T, sums *reports.ParkedTotals)) command {
+func listCommand[F, T any](
+	l *operate.List[F, T],
+	after func(a *app, f *F, rows []T, sums *reports.ParkedTotals),
+) command {
 	return command{name: l.Name, args: l.Synopsis(), summary: l.Summary, help: l.Help, lines: true,
 		json: []reflect.Type{reflect.TypeFor[T]()},
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
-			address, asJSON := postgresVar(fs), jsonVar(fs)
+			address := postgresVar(fs)
+			asJSON := jsonVar(fs)
 			q := l.Begin()
 			fieldsVar(fs, q.Form)
 			return func(ctx context.Context, a *app) error {
@@ -71,7 +75,8 @@ type reading[R any] struct {
 func report[R any](c command, what string, setup func(fs *flag.FlagSet) reading[R]) command {
 	c.json = []reflect.Type{reflect.TypeFor[R]()}
 	c.setup = func(fs *flag.FlagSet) func(context.Context, *app) error {
-		address, asJSON := postgresVar(fs), jsonVar(fs)
+		address := postgresVar(fs)
+		asJSON := jsonVar(fs)
 		of := setup(fs)
 		return func(ctx context.Context, a *app) error {
 			if of.check != nil {

@@ -36,7 +36,8 @@ func TestBrokerLogin(t *testing.T) {
 	ca.Issue("server", 2)
 	ca.Issue("relay", 3)
 	address, plain := ca.Broker()
-	topic, file := kafkatest.Topic(t, plain, 1, nil), filepath.Join(t.TempDir(), "token")
+	topic := kafkatest.Topic(t, plain, 1, nil)
+	file := filepath.Join(t.TempDir(), "token")
 	token := func(by *authority.Authority, exp time.Time) {
 		t.Helper()
 		text := by.Sign(fmt.Sprintf(`{"sub":"relay","aud":"kafka","iat":%d,"exp":%d}`, time.Now().Unix()-1, exp.Unix()))
@@ -59,7 +60,8 @@ func TestBrokerLogin(t *testing.T) {
 func replaysWithLogin(f *fixture, plain []string, login ...string) {
 	f.t.Helper()
 	const partitions = 12
-	topic, client := kafkatest.Topic(f.t, plain, partitions, nil), kafkatest.Client(f.t, plain)
+	topic := kafkatest.Topic(f.t, plain, partitions, nil)
+	client := kafkatest.Client(f.t, plain)
 	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	for nr := range int32(partitions) {
 		for minute := range 3 {
@@ -72,10 +74,19 @@ func replaysWithLogin(f *fixture, plain []string, login ...string) {
 			insert into onlyonce.cursors (id, scope, topic, partition, run_start, start_offset, start_policy) select id, 'several', $2, $3, 3, 0, 'earliest' from l`,
 			fmt.Sprintf("cursor/several/%s/%d", topic, nr), topic, nr)
 	}
-	replay := append([]string{"replay", "-scope", "several", "-topic", topic, "-reason", "x", "-since", "2026-03-01T12:00:30Z", "-until", "2026-03-01T12:01:30Z"}, login...)
+	replay := append(
+		[]string{
+			"replay", "-scope", "several", "-topic", topic, "-reason", "x", "-since",
+			"2026-03-01T12:00:30Z", "-until", "2026-03-01T12:01:30Z",
+		},
+		login...,
+	)
 	f.run(append(replay, "-dry-run")...).want(f.t, statusGood, "12 offsets in 12 partitions")
 	f.run(append(replay, "-yes")...).want(f.t, statusGood, "Done: replay 1 of 12 partitions")
-	if n := one[int](f, `select count(*) from onlyonce.cursors where scope = 'several' and run_start = 1 and replay_until = 2 and replay_resume = 3 and replay_no = 1`); n != partitions {
+	if n := one[int](
+		f,
+		`select count(*) from onlyonce.cursors where scope = 'several' and run_start = 1 and replay_until = 2 and replay_resume = 3 and replay_no = 1`,
+	); n != partitions {
 		f.t.Errorf("%d partitions are in the replay", n)
 	}
 }

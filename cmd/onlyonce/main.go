@@ -59,8 +59,18 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 
 func newApp(stdin io.Reader, stdout, stderr io.Writer, env func(string) string) *app {
 	wrap := &wrapper{w: stdout, width: widthOf(stdout, env)}
-	return &app{stdin: stdin, wrap: wrap, out: bufio.NewWriter(wrap), stderr: stderr, width: widthOf(stderr, env), env: env,
-		isTerminal: isTerminal, connectTimeout: program.ConnectTimeout, countLimit: reports.CountLimit, notices: make(chan string, 16)}
+	return &app{
+		stdin:          stdin,
+		wrap:           wrap,
+		out:            bufio.NewWriter(wrap),
+		stderr:         stderr,
+		width:          widthOf(stderr, env),
+		env:            env,
+		isTerminal:     isTerminal,
+		connectTimeout: program.ConnectTimeout,
+		countLimit:     reports.CountLimit,
+		notices:        make(chan string, 16),
+	}
 }
 
 // app is what a command works with.
@@ -102,8 +112,31 @@ type group struct {
 
 func groups() []group {
 	return []group{
-		{"Look (these change nothing)", []command{statusCommand(), doctorCommand(), explainCommand(), listCommand(operate.CursorList, nil), listCommand(operate.ParkedList, (*app).writeParkedSums),
-			parkedShowCommand(), outboxStatusCommand(), listCommand(operate.CallList, nil), outboxShowCommand(), eventsStatusCommand(), listCommand(operate.EventList, nil), eventsShowCommand(), inboxStatusCommand(), inboxPlanCommand(), planConnectionsCommand(), planStorageCommand(), listCommand(operate.RequestList, (*app).writeNextRequests), listCommand(operate.OperationList, nil), listCommand(operate.PlaceList, nil), listCommand(operate.AuditList, nil)}},
+		{
+			"Look (these change nothing)",
+			[]command{
+				statusCommand(),
+				doctorCommand(),
+				explainCommand(),
+				listCommand(operate.CursorList, nil),
+				listCommand(operate.ParkedList, (*app).writeParkedSums),
+				parkedShowCommand(),
+				outboxStatusCommand(),
+				listCommand(operate.CallList, nil),
+				outboxShowCommand(),
+				eventsStatusCommand(),
+				listCommand(operate.EventList, nil),
+				eventsShowCommand(),
+				inboxStatusCommand(),
+				inboxPlanCommand(),
+				planConnectionsCommand(),
+				planStorageCommand(),
+				listCommand(operate.RequestList, (*app).writeNextRequests),
+				listCommand(operate.OperationList, nil),
+				listCommand(operate.PlaceList, nil),
+				listCommand(operate.AuditList, nil),
+			},
+		},
 		{"Decide (these ask first, and write an audit row)", decisionCommands()},
 		{"Run", []command{uiCommand(), migrateCommand(), exporterCommand(), inboxRotateCommand(), versionCommand()}},
 	}

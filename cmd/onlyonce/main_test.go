@@ -142,7 +142,21 @@ func TestHelp(t *testing.T) {
 	t.Parallel()
 	s := session{t: t}
 	for _, args := range [][]string{{"help"}, {"-h"}, {"--help"}, {"-help"}} {
-		r := s.run(args...).want(t, statusGood, "migrate", "doctor", "status", "explain", "cursor show", "cursor adopt", "cursor retire", "cursor pause", "replay", "parked list", "parked redrive", "outbox status", "outbox rebase", program.EnvPostgres, "Exit status")
+		r := s.run(args...).want(t, statusGood, "migrate",
+			"doctor",
+			"status",
+			"explain",
+			"cursor show",
+			"cursor adopt",
+			"cursor retire",
+			"cursor pause",
+			"replay",
+			"parked list",
+			"parked redrive",
+			"outbox status",
+			"outbox rebase",
+			program.EnvPostgres,
+			"Exit status")
 		r.lines(t, 0).fits(t, usualWidth)
 	}
 	for _, args := range [][]string{{"help", "cursor"}, {"cursor", "-h"}, {"cursor", "help"}} {
@@ -218,12 +232,18 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"cursor", "pause", "-scope", "s", "-partition", "1", "-reason", "why"}, "-partition needs -topic"},
 		{[]string{"cursor", "resume", "-scope", "s"}, "missing: -reason"},
 		{[]string{"replay"}, "missing: -scope, -from or -since, -reason"},
-		{[]string{"replay", "-scope", "s", "-topic", "t", "-partition", "0", "-from", "5", "-to", "5", "-reason", "why"}, "-to: must be above -from, 5"},
+		{
+			[]string{"replay", "-scope", "s", "-topic", "t", "-partition", "0", "-from", "5", "-to", "5", "-reason", "why"},
+			"-to: must be above -from, 5",
+		},
 		{[]string{"replay", "-from", "-1"}, "-from: must be a whole number"},
 		{[]string{"parked", "show"}, "missing: N, the id of a row"},
 		{[]string{"parked", "show", "12", "-id", "12"}, "give one of the two"},
 		{[]string{"parked", "show", "orders"}, `"orders" is no id of a row`},
-		{[]string{"cursor", "adopt", "-scope", "s", "-topic", "t", "-group", "g", "-at", "0", "-reason", "why"}, "missing: -partition or -halted: a position is set for one"},
+		{
+			[]string{"cursor", "adopt", "-scope", "s", "-topic", "t", "-group", "g", "-at", "0", "-reason", "why"},
+			"missing: -partition or -halted: a position is set for one",
+		},
 		{[]string{"cursor", "adopt", "-group", "g"}, "missing: -scope, -topic, -reason"},
 		{[]string{"parked", "redrive"}, "missing: -id or -scope, -reason"},
 		{[]string{"parked", "discard", "-id", "1"}, "missing: -reason"},
@@ -245,7 +265,10 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"explain", "-topic", "t", "-offset", "1"}, "missing: -topic, -partition and -offset"},
 		{[]string{"explain", "-topic", "t", "-partition", "0", "-offset", "-1"}, "-offset: must be a whole number from 0"},
 		{[]string{"explain", "order-7", "-topic", "t", "-partition", "0", "-offset", "1"}, "ask for one of the two"},
-		{[]string{"explain", "-tenant", "t", "-topic", "t", "-partition", "0", "-offset", "1"}, "-tenant, -replay and -provider go with a key"},
+		{
+			[]string{"explain", "-tenant", "t", "-topic", "t", "-partition", "0", "-offset", "1"},
+			"-tenant, -replay and -provider go with a key",
+		},
 		{[]string{"doctor", "-copies-within", "0"}, "must be a duration above 0"},
 		{[]string{"doctor", "everything"}, `unexpected argument "everything"`},
 		{[]string{"outbox", "erase"}, "missing: -key, -reason"},
@@ -275,14 +298,21 @@ var everyDatabaseCommand = [][]string{
 func TestNoDatabaseGiven(t *testing.T) {
 	t.Parallel()
 	for _, args := range everyDatabaseCommand {
-		session{t: t}.run(args...).want(t, statusEnvironment, "-postgres", "postgres://user@host:5432/name", program.EnvPostgres).lines(t, 1)
+		session{t: t}.run(args...).want(t, statusEnvironment, "-postgres", "postgres://user@host:5432/name", program.EnvPostgres).lines(
+			t,
+			1,
+		)
 	}
 }
 
 func TestFlagBeforeEnvironment(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	session{t: t, url: "postgres://127.0.0.1:1/nowhere"}.run("migrate", "-version", "-postgres", f.url).want(t, statusGood, fmt.Sprintln(migrations.Latest))
+	session{t: t, url: "postgres://127.0.0.1:1/nowhere"}.run("migrate", "-version", "-postgres", f.url).want(
+		t,
+		statusGood,
+		fmt.Sprintln(migrations.Latest),
+	)
 }
 
 func TestUnreachableServer(t *testing.T) {
@@ -354,7 +384,8 @@ func TestS1Schema(t *testing.T) {
 	t.Parallel()
 	empty := session{t: t, url: pgtest.EmptyURL(t)}
 	f := newFixture(t)
-	next, tooNew := newFixture(t), newFixture(t)
+	next := newFixture(t)
+	tooNew := newFixture(t)
 	next.exec(`insert into onlyonce.schema_version (version) values ($1)`, migrations.Latest+1)
 	tooNew.exec(`insert into onlyonce.schema_version (version) values ($1)`, migrations.Latest+2)
 	for _, args := range everyDatabaseCommand {
@@ -364,7 +395,15 @@ func TestS1Schema(t *testing.T) {
 			continue
 		}
 		empty.run(args...).want(t, statusEnvironment, "no schema onlyonce", "run `onlyonce migrate`").lines(t, 1)
-		tooNew.run(args...).want(t, statusEnvironment, fmt.Sprintf("version %d is too new", migrations.Latest+2), "deploy a newer version").lines(t, 1)
+		tooNew.run(args...).want(
+			t,
+			statusEnvironment,
+			fmt.Sprintf("version %d is too new", migrations.Latest+2),
+			"deploy a newer version",
+		).lines(
+			t,
+			1,
+		)
 	}
 	if n := one[int](tooNew, `select count(*) from onlyonce.leases`) + one[int](tooNew, `select count(*) from onlyonce.audit`); n != 0 {
 		t.Error("a schema that is too new was written to")
@@ -411,7 +450,14 @@ func TestWatchSaysThatItIsAtWork(t *testing.T) {
 	errs := &notice{text: "still at work", seen: said}
 	status := make(chan int)
 	go func() {
-		status <- run(ctx, []string{"status", "-postgres", f.url}, strings.NewReader(""), io.Discard, errs, func(string) string { return "" })
+		status <- run(
+			ctx,
+			[]string{"status", "-postgres", f.url},
+			strings.NewReader(""),
+			io.Discard,
+			errs,
+			func(string) string { return "" },
+		)
 	}()
 	<-said
 	cancel()

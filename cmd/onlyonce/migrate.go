@@ -81,7 +81,8 @@ func (a *app) migrate(ctx context.Context, address string) error {
 		if len(applied) == 0 {
 			_, _ = fmt.Fprintf(a.out, "nothing to do: ")
 		}
-		_, _ = fmt.Fprintf(a.out, "the schema is at version %d (this program was written for %d) in %s\n", v, migrations.Latest, db.Name)
+		_, _ = fmt.Fprintf(a.out, "the schema is at version %d (this program was written for %d) in %s\n",
+			v, migrations.Latest, db.Name)
 		return nil
 	})
 }

@@ -40,7 +40,11 @@ func TestMigrateNewerSchema(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.exec(`insert into onlyonce.schema_version (version) values ($1)`, migrations.Latest+1)
-	f.run("migrate").want(t, statusGood, fmt.Sprintf("nothing to do: the schema is at version %d (this program was written for %d)", migrations.Latest+1, migrations.Latest))
+	f.run("migrate").want(
+		t,
+		statusGood,
+		fmt.Sprintf("nothing to do: the schema is at version %d (this program was written for %d)", migrations.Latest+1, migrations.Latest),
+	)
 	f.exec(`insert into onlyonce.schema_version (version) values ($1)`, migrations.Latest+2)
 	f.run("migrate").want(t, statusEnvironment, fmt.Sprintf("version %d is too new", migrations.Latest+2)).lines(t, 1)
 	f.run("migrate", "-version").want(t, statusGood, fmt.Sprintln(migrations.Latest+2))

@@ -46,12 +46,23 @@ func newTwoShards(t *testing.T) *twoShards {
 }
 
 // start runs a consumer that has just joined, with partition 1 in the named shard, and 0 in a.
-func (s *twoShards) start(one string, h consumer.HandlerFunc, change func(*consumer.Config)) (halts <-chan *consumer.HaltError, stop func()) {
+func (s *twoShards) start(
+	one string,
+	h consumer.HandlerFunc,
+	change func(*consumer.Config),
+) (halts <-chan *consumer.HaltError, stop func()) {
 	s.t.Helper()
 	halted := make(chan *consumer.HaltError, 1000)
-	cfg := consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), BatchSize: 10, Linger: time.Millisecond,
-		Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond}, DrainTimeout: 50 * time.Millisecond, Timeouts: dedupe.Timeouts{Lock: 2 * time.Second},
-		Hooks: consumer.Hooks{Halted: func(e *consumer.HaltError) { halted <- e }}}
+	cfg := consumer.Config{
+		Scope:        "stock",
+		Key:          consumer.HeaderKey("message-id"),
+		BatchSize:    10,
+		Linger:       time.Millisecond,
+		Backoff:      dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond},
+		DrainTimeout: 50 * time.Millisecond,
+		Timeouts:     dedupe.Timeouts{Lock: 2 * time.Second},
+		Hooks:        consumer.Hooks{Halted: func(e *consumer.HaltError) { halted <- e }},
+	}
 	if change != nil {
 		change(&cfg)
 	}
@@ -106,7 +117,8 @@ func TestF13MoveBetweenShards(t *testing.T) {
 			s := newTwoShards(t)
 			config := func(c *consumer.Config) {
 				if positions {
-					c.Key, c.PositionsOnly = nil, true
+					c.Key = nil
+					c.PositionsOnly = true
 				}
 			}
 			// Traffic, with copies of any earlier message of the partition, unless there are only
@@ -146,7 +158,8 @@ func TestF13MoveBetweenShards(t *testing.T) {
 
 			// The zombie: a process of the old Shards, with the whole batch queued and nothing
 			// sent.
-			entered, resume := make(chan struct{}), make(chan struct{})
+			entered := make(chan struct{})
+			resume := make(chan struct{})
 			var once sync.Once
 			_, stopZombie := s.start("a", func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 				if m.Partition == 1 {
@@ -184,7 +197,9 @@ func TestF13MoveBetweenShards(t *testing.T) {
 			// A late process of the old Shards.
 			stopNew()
 			halts, stopOld = s.start("a", effect, config)
-			if h := next(t, halts); h.Reason != consumer.HaltRetired || h.Partition != 1 || !strings.Contains(h.Error(), "moved to another shard") {
+			if h := next(t, halts); h.Reason != consumer.HaltRetired ||
+				h.Partition != 1 ||
+				!strings.Contains(h.Error(), "moved to another shard") {
 				t.Errorf("halt: %v", h)
 			}
 			stopOld()
@@ -193,7 +208,8 @@ func TestF13MoveBetweenShards(t *testing.T) {
 			traffic.Wait()
 			produce(50)
 			for f, p := range map[*fixture]int32{s.a: 0, s.b: 1} {
-				f.until(fmt.Sprintf(`select bool_and(next_offset = %d) from onlyonce.positions where retired_at is null and partition = %d`, end[p], p))
+				f.until(fmt.Sprintf(`select bool_and(next_offset = %d) from onlyonce.positions where retired_at is null and partition = %d`,
+					end[p], p))
 			}
 			stopNew()
 
@@ -207,7 +223,8 @@ func TestF13MoveBetweenShards(t *testing.T) {
 					effects[v]++
 				}
 			}
-			missing, doubled := 0, 0
+			missing := 0
+			doubled := 0
 			for p := range 2 {
 				for i := range produced[p] {
 					switch n := effects[fmt.Sprintf("p%d-%d", p, i)]; {
@@ -219,7 +236,8 @@ func TestF13MoveBetweenShards(t *testing.T) {
 				}
 			}
 			if missing+doubled > 0 || len(effects) != produced[0]+produced[1] {
-				t.Errorf("of %v messages %d are missing, %d have more than one effect, and there are %d effects", produced, missing, doubled, len(effects))
+				t.Errorf("of %v messages %d are missing, %d have more than one effect, and there are %d effects",
+					produced, missing, doubled, len(effects))
 			}
 			if n := one[int](s.a, `select count(*) from onlyonce.parked`) + one[int](s.b, `select count(*) from onlyonce.parked`); n > 0 {
 				t.Errorf("%d messages parked", n)
@@ -268,7 +286,12 @@ func TestF13AdoptFrom(t *testing.T) {
 	s.a.exec(`update onlyonce.cursors set retired_at = retired_at - interval '8 days' where partition = 1`)
 	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusFailed, "longer ago than keys are remembered there", "-late")
 	s.b.run(moveArgs("adopt", "-at", "2", "-late")...).want(t, statusEnvironment, "only with -from")
-	s.b.run(moveArgs("adopt", "-from", s.a.url, "-late")...).want(t, statusGood, "Keys that came with it: 25000.", "1 keys stand here for another payload")
+	s.b.run(moveArgs("adopt", "-from", s.a.url, "-late")...).want(
+		t,
+		statusGood,
+		"Keys that came with it: 25000.",
+		"1 keys stand here for another payload",
+	)
 	var was, is ops.Cursor
 	for f, into := range map[*fixture]*ops.Cursor{s.a: &was, s.b: &is} {
 		r := f.run("cursor", "show", "-partition", "1", "-json").want(t, statusGood)
@@ -279,22 +302,34 @@ func TestF13AdoptFrom(t *testing.T) {
 	if known := one[bool](s.b, `select exists (select from onlyonce.inbox where key = onlyonce.key('', 'loop', 'order 17'))`); known {
 		t.Error("a key of standard_keys came along: another order 17 may be meant here")
 	}
-	if is.Position != 2 || *is.Group != *was.Group || *is.TopicID != *was.TopicID || *is.ClusterID != *was.ClusterID || is.Replay != 7 || is.RetiredAt != nil {
+	if is.Position != 2 ||
+		*is.Group != *was.Group ||
+		*is.TopicID != *was.TopicID ||
+		*is.ClusterID != *was.ClusterID ||
+		is.Replay != 7 ||
+		is.RetiredAt != nil {
 		t.Errorf("a has %+v\nb has %+v", was, is)
 	}
-	if n := one[int](s.b, `select count(*) from onlyonce.audit where action = 'cursor adopt' and detail->'from'->>'keys' = '25000' and detail->'from'->'cursor'->>'position' = '2'`); n != 1 {
+	if n := one[int](
+		s.b,
+		`select count(*) from onlyonce.audit where action = 'cursor adopt' and detail->'from'->>'keys' = '25000' and detail->'from'->'cursor'->>'position' = '2'`,
+	); n != 1 {
 		t.Error("no audit row")
 	}
 
 	// And back again, to a cursor that was retired. A move in the wrong direction is refused,
 	// because it would set the partition back.
-	s.b.exec(`update onlyonce.cursors set run_start = 1, replay_until = 2, replay_resume = 3 where partition = 1`) // a replay, which has interrupted the work at 3
+	// a replay, which has interrupted the work at 3
+	s.b.exec(`update onlyonce.cursors set run_start = 1, replay_until = 2, replay_resume = 3 where partition = 1`)
 	s.b.run(moveArgs("retire")...).want(t, statusGood)
 	s.b.run(moveArgs("adopt", "-from", s.a.url, "-late")...).want(t, statusFailed, "retired here at offset 3, which is ahead of 2")
 	s.b.exec(`update onlyonce.cursors set run_start = 2, replay_until = null, replay_resume = null where partition = 1`)
 	s.b.exec(`select onlyonce.claim(array[onlyonce.key('', 'loop', 'order 18')], array[0])`)
 	s.a.run(moveArgs("adopt", "-from", s.b.url, "-standard-keys")...).want(t, statusGood, "was retired here, and is brought back")
-	if known := one[bool](s.a, `select exists (select from onlyonce.inbox where key = onlyonce.key('', 'loop', 'order 18') and segment like 'standard_keys%')`); !known {
+	if known := one[bool](
+		s.a,
+		`select exists (select from onlyonce.inbox where key = onlyonce.key('', 'loop', 'order 18') and segment like 'standard_keys%')`,
+	); !known {
 		t.Error("-standard-keys did not bring a key of standard_keys")
 	}
 	s.log.Recreate()
@@ -307,7 +342,10 @@ func TestF13AdoptFrom(t *testing.T) {
 	if h.Reason != consumer.HaltNewTopic {
 		t.Errorf("the topic is another one: %v", h)
 	}
-	if n := one[int](s.a, `select count(*) from onlyonce.positions where partition = 1 and next_offset = 2 and retired_at is null`); n != 1 {
+	if n := one[int](
+		s.a,
+		`select count(*) from onlyonce.positions where partition = 1 and next_offset = 2 and retired_at is null`,
+	); n != 1 {
 		t.Error("the cursor is not back")
 	}
 }

@@ -133,7 +133,14 @@ func nightDatabaseHangs(t *testing.T) {
 	ask := func(h http.Handler, r *http.Request) { go h.ServeHTTP(httptest.NewRecorder(), r) }
 	ask(endpoint, signedPush("push-2"))
 	ask(layer, keyedRequest("key-2"))
-	quiet := []string{"reading the event log failed", "receiving from a queue failed", "a transaction of the relay failed", "webhook refused", "the HTTP layer met an error", "trying again"}
+	quiet := []string{
+		"reading the event log failed",
+		"receiving from a queue failed",
+		"a transaction of the relay failed",
+		"webhook refused",
+		"the HTTP layer met an error",
+		"trying again",
+	}
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(text())
@@ -196,10 +203,20 @@ func startEngines(t *testing.T, d *drill, pool *pgxpool.Pool, log *slog.Logger) 
 			t.Fatal(err)
 		}
 	}
-	messages, err := consumer.New(pool, &memlog.Source{Log: topic, GroupID: "g"}, consumer.HandlerFunc(handler), consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), Logger: log})
+	messages, err := consumer.New(
+		pool,
+		&memlog.Source{Log: topic, GroupID: "g"},
+		consumer.HandlerFunc(handler),
+		consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), Logger: log},
+	)
 	must(err)
 	d.runs(messages.Run)
-	sink, err := httpsink.New(httpsink.Config{Name: "payments", BaseURL: "http://127.0.0.1:1", KeyWindow: outbox.Forever, AllowPrivate: true})
+	sink, err := httpsink.New(httpsink.Config{
+		Name:         "payments",
+		BaseURL:      "http://127.0.0.1:1",
+		KeyWindow:    outbox.Forever,
+		AllowPrivate: true,
+	})
 	must(err)
 	relay, err := outbox.NewRelay(pool, outbox.RelayConfig{Sinks: []outbox.Sink{sink}, DrainTimeout: time.Millisecond, Logger: log})
 	must(err)
@@ -218,9 +235,12 @@ func startEngines(t *testing.T, d *drill, pool *pgxpool.Pool, log *slog.Logger) 
 		Scope:           func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{Tenant: "shop"}, nil }})
 	must(err)
 	d.runs(requests.Run)
-	layer = requests.MustHandle(idempotency.Route{Pattern: "/payments", NoCalls: true}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.WriteHeader(http.StatusCreated)
-	}))
+	layer = requests.MustHandle(
+		idempotency.Route{Pattern: "/payments", NoCalls: true},
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.WriteHeader(http.StatusCreated)
+		}),
+	)
 	topic.Append(0, "one", consumer.Header{Name: "message-id", Value: []byte("1")})
 	broker.Publish(queue.Delivery{ID: "1", Body: []byte("one")})
 	answered := func(h http.Handler, r *http.Request, want int) {
@@ -261,7 +281,9 @@ func keyedRequest(key string) *http.Request {
 // default it is a refusal, and the customer's next call waits behind it: both faces say so.
 func nightDeclines(t *testing.T) {
 	t.Parallel()
-	remote := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusPaymentRequired) }))
+	remote := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusPaymentRequired)
+	}))
 	t.Cleanup(remote.Close)
 	d := newDrill(t)
 	d.exec(`create table declined (id text)`)
@@ -277,14 +299,20 @@ func nightDeclines(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	relay, err := outbox.NewRelay(d.pool, outbox.RelayConfig{Sinks: []outbox.Sink{sink}, DrainTimeout: time.Millisecond, Complete: complete, PassOn: true})
+	relay, err := outbox.NewRelay(d.pool, outbox.RelayConfig{
+		Sinks:        []outbox.Sink{sink},
+		DrainTimeout: time.Millisecond,
+		Complete:     complete,
+		PassOn:       true,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	d.runs(relay.Run)
 	d.charge("ann", 20, true)
 	d.until(`select count(*) = 20 from declined`)
-	d.run("status").want(t, statusGood, "Nothing needs you", "Parked: 0 not settled\n", "Captured: 20 calls delivered, with the answer kept")
+	d.run("status").want(t, statusGood, "Nothing needs you",
+		"Parked: 0 not settled\n", "Captured: 20 calls delivered, with the answer kept")
 	if listed := d.run("parked", "list", "-all").out; strings.Contains(listed, "completion") {
 		t.Errorf("a call that was delivered is listed as parked:\n%s", listed)
 	}
@@ -302,7 +330,15 @@ func (d *drill) charge(customer string, calls int, capture bool) {
 	d.t.Helper()
 	err := pgx.BeginFunc(d.t.Context(), d.pool, func(tx pgx.Tx) error {
 		for i := range calls {
-			call := outbox.Call{Sink: "payments", Target: "/charges", Name: "charge", ID: fmt.Sprint(customer, i), Scope: "checkout", OrderingKey: customer, Capture: capture}
+			call := outbox.Call{
+				Sink:        "payments",
+				Target:      "/charges",
+				Name:        "charge",
+				ID:          fmt.Sprint(customer, i),
+				Scope:       "checkout",
+				OrderingKey: customer,
+				Capture:     capture,
+			}
 			if err := outbox.Enqueue(d.t.Context(), tx, call); err != nil {
 				return err
 			}

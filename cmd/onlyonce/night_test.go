@@ -97,10 +97,13 @@ func (d *drill) undelivered(calls int) {
 func nightRemote500(t *testing.T) {
 	t.Parallel()
 	d := newDrill(t)
-	remote := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }))
+	remote := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusInternalServerError)
+	}))
 	t.Cleanup(remote.Close)
 	relay := d.relayTo(remote.URL, 40)
-	commands := d.says("- cannot deliver: sink payments, 40 calls not delivered, the oldest for ", "the last: status 500", "each under its key")
+	commands := d.says("- cannot deliver: sink payments, 40 calls not delivered, the oldest for ",
+		"the last: status 500", "each under its key")
 	d.undelivered(40)
 	for _, c := range commands {
 		d.run(shellWords(c)[1:]...).want(t, statusGood, "status 500", "40")

@@ -20,18 +20,22 @@ func outboxStatusCommand() command {
 		args:    "[-postgres URL] [-sink S] [-json]",
 		summary: "show calls to be sent, by sink, and who sends them",
 		help: `
-Shows, from one snapshot of the database: for each sink how many calls are not delivered, wherever they wait, and the age of the oldest;
-how many of those are in the log; what is parked by state; whether the sink is paused, and its rates; its lanes, with who holds them; and
-the segments that the log is made of, with why one cannot be emptied. It changes nothing and works on a standby too.
+Shows, from one snapshot of the database: for each sink how many calls are not delivered, wherever
+they wait, and the age of the oldest; how many of those are in the log; what is parked by state;
+whether the sink is paused, and its rates; its lanes, with who holds them; and the segments that the
+log is made of, with why one cannot be emptied. It changes nothing and works on a standby too.
 
-NOT DELIVERED counts the calls of the log, those that are under way or tried again (retrying), and later ones of their ordering keys (blocked). Calls that
-wait for a decision, and those that are scheduled for later, are not among them. A call whose attempt failed leaves the log.
+NOT DELIVERED counts the calls of the log, those that are under way or tried again (retrying), and
+later ones of their ordering keys (blocked). Calls that wait for a decision, and those that are
+scheduled for later, are not among them. A call whose attempt failed leaves the log.
 
-LANES is how many lanes relays hold, of how many; "not listed" means that no relay has this sink, and its calls wait. IN PASS counts those
-IN LOG that a relay is at. Lanes are listed if there is something to say: with -sink all of them. Segments: new calls go
-to the current one; one is draining until transactions that may still write into it have ended; closed ones are emptied once all in
-them is sent and retention has passed. HELD BY says what a segment waits for, retention apart: lanes that are behind, a sink that no relay
-lists (list it, or discard its calls), cursors that only a relay moves.`,
+LANES is how many lanes relays hold, of how many; "not listed" means that no relay has this sink,
+and its calls wait. IN PASS counts those IN LOG that a relay is at. Lanes are listed if there is
+something to say: with -sink all of them. Segments: new calls go to the current one; one is draining
+until transactions that may still write into it have ended; closed ones are emptied once all in them
+is sent and retention has passed. HELD BY says what a segment waits for, retention apart: lanes that
+are behind, a sink that no relay lists (list it, or discard its calls), cursors that only a relay
+moves.`,
 	}, "reading the outbox", func(fs *flag.FlagSet) reading[reports.OutboxReport] {
 		var sink *string
 		textVar(fs, &sink, "sink", "only the sink `S`")
@@ -50,7 +54,8 @@ func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 	var lanes []reports.OutboxLane
 	for i := range r.Sinks {
 		s := &r.Sinks[i]
-		held, inPass := 0, int64(0)
+		held := 0
+		inPass := int64(0)
 		for _, l := range s.Lanes {
 			if l.Held {
 				held++
@@ -78,14 +83,22 @@ func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 		if u := s.Undelivered; u != nil {
 			waiting = []string{number(u.Count), ageOf(u.OldestAgeSeconds)}
 		}
-		rows = append(rows, slices.Concat([]string{s.Sink, relays}, waiting, []string{numberOrDash(s.Pending), passing, strings.Join(parked, ", ")}))
+		rows = append(
+			rows,
+			slices.Concat(
+				[]string{s.Sink, relays},
+				waiting,
+				[]string{numberOrDash(s.Pending), passing, strings.Join(parked, ", ")},
+			),
+		)
 	}
 	say("Sinks: %d\n", len(r.Sinks))
 	a.section([]string{"SINK", "LANES", "NOT DELIVERED", "OLDEST", "IN LOG", "IN PASS", "PARKED"}, rows)
 	for i := range r.Sinks {
 		s := &r.Sinks[i]
 		if s.PausedAt != nil {
-			say("Sink %s is paused %s\n", cell(s.Sink), oneLine(reports.PauseText(s.PausedAt, s.PausedBy, s.PauseReason)))
+			say("Sink %s is paused %s\n",
+				cell(s.Sink), oneLine(reports.PauseText(s.PausedAt, s.PausedBy, s.PauseReason)))
 		}
 		if u := s.Undelivered; u != nil && u.LastError != nil {
 			say("Sink %s: the oldest call that is tried again: %s\n", cell(s.Sink), oneLine(*u.LastError))
@@ -110,7 +123,13 @@ func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 		for j := range g.HeldBy {
 			held = append(held, g.HeldBy[j].String())
 		}
-		rows = append(rows, []string{strconv.Itoa(int(g.Slot)), g.State, show.Size(float64(g.Bytes)), ageOf(g.Age), strings.Join(held, "; ")})
+		rows = append(rows, []string{
+			strconv.Itoa(int(g.Slot)),
+			g.State,
+			show.Size(float64(g.Bytes)),
+			ageOf(g.Age),
+			strings.Join(held, "; "),
+		})
 	}
 	free := slices.DeleteFunc(slices.Clone(r.Ring), func(g reports.OutboxSegment) bool { return g.State != "free" })
 	say("\nSegments: %d, and %d free\n", len(rows), len(free))

@@ -34,26 +34,38 @@ func TestOutboxStatus(t *testing.T) {
 	f.exec(`update onlyonce.leases set epoch = 5, nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 hour' where name like 'relay/payments/%'`)
 	f.run("outbox", "pause", "-sink", "payments", "-reason", "bank\nis down", "-yes").want(t, statusGood)
 
-	r := f.run("outbox", "status").want(t, statusGood, "Sinks: 3", "16 of 16 held", "0 of 16 held", "not listed", "1 waiting since", "30m", "Sink payments is paused since",
-		"bank is down", "Lanes with calls to send: 1", "Segments: 1, and 5 free").lines(t, 0)
+	r := f.run("outbox", "status").want(
+		t, statusGood, "Sinks: 3", "16 of 16 held", "0 of 16 held", "not listed",
+		"1 waiting since", "30m", "Sink payments is paused since", "bank is down",
+		"Lanes with calls to send: 1", "Segments: 1, and 5 free",
+	).lines(t, 0)
 	t.Log("\n" + r.out)
 	f.run("outbox", "status", "-sink", "idle").want(t, statusGood, "Lanes: 16")
 	got := f.outboxStatus()
 	if got.Counted != true || len(got.Sinks) != 3 || len(got.Ring) != 6 {
 		t.Fatalf("%+v", got)
 	}
-	idle, nobody, payments := got.Sinks[0], got.Sinks[1], got.Sinks[2]
+	idle := got.Sinks[0]
+	nobody := got.Sinks[1]
+	payments := got.Sinks[2]
 	if !idle.Listed || *idle.Pending != 0 || idle.Age != nil || len(idle.Lanes) != 16 || idle.PausedAt != nil {
 		t.Errorf("%+v", idle)
 	}
 	if nobody.Listed || *nobody.Pending != 2 || len(nobody.Lanes) != 0 {
 		t.Errorf("%+v", nobody)
 	}
-	if *payments.Pending != 3 || *payments.Age < 1800 || len(payments.Parked) != 1 || payments.Parked[0].Count != 1 || *payments.PauseReason != "bank\nis down" {
+	if *payments.Pending != 3 ||
+		*payments.Age < 1800 ||
+		len(payments.Parked) != 1 ||
+		payments.Parked[0].Count != 1 ||
+		*payments.PauseReason != "bank\nis down" {
 		t.Errorf("%+v", payments)
 	}
 	for _, l := range payments.Lanes {
-		if busy := l.Lane == one[int16](f, `select lane from onlyonce.outbox_log where name = 'next'`); !l.Held || l.Epoch != 5 || busy != (*l.Pending == 3) || busy != (*l.InPass == 2) {
+		if busy := l.Lane == one[int16](f, `select lane from onlyonce.outbox_log where name = 'next'`); !l.Held ||
+			l.Epoch != 5 ||
+			busy != (*l.Pending == 3) ||
+			busy != (*l.InPass == 2) {
 			t.Errorf("%+v", l)
 		}
 	}
@@ -87,7 +99,10 @@ func TestOutboxStatusOfSegments(t *testing.T) {
 	if got := why("-sink", "payments"); got != "payments:behind" {
 		t.Errorf("held by %s", got)
 	}
-	r := f.run("outbox", "status").want(t, statusGood, "closed", "no relay lists sink nobody (1 calls)", "sink payments is behind (2 calls in 1 lanes)", "cursors of sink idle are before it")
+	r := f.run("outbox", "status").want(t, statusGood, "closed",
+		"no relay lists sink nobody (1 calls)",
+		"sink payments is behind (2 calls in 1 lanes)",
+		"cursors of sink idle are before it")
 	t.Log("\n" + r.out)
 	for range 2 { // a pass that takes them, and the next
 		f.delivers("payments", 1<<40)
@@ -117,7 +132,15 @@ func TestOutboxStatusDoesNotCountForEver(t *testing.T) {
 func TestPauseAndResumeASink(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	pause, resume := []string{"outbox", "pause", "-sink", "payments", "-reason", "bank down"}, []string{"outbox", "resume", "-sink", "payments", "-reason", "bank up"}
+	pause := []string{
+		"outbox",
+		"pause",
+		"-sink",
+		"payments",
+		"-reason",
+		"bank down",
+	}
+	resume := []string{"outbox", "resume", "-sink", "payments", "-reason", "bank up"}
 	f.run(append(pause, "-yes")...).want(t, statusEnvironment, `there is no sink "payments": no relay has listed one yet`, "-unlisted")
 	f.run("outbox", "pause", "-sink", "ahead", "-unlisted", "-reason", "not before Monday", "-yes").want(t, statusGood, "Done; audit row")
 	if n := one[int](f, `select count(*) from onlyonce.sinks where name = 'ahead' and pause_reason = 'not before Monday'`); n != 1 {
@@ -128,13 +151,17 @@ func TestPauseAndResumeASink(t *testing.T) {
 	f.run(append(pause, "-yes")...).want(t, statusEnvironment, `there is no sink "payments": relays have listed mail`)
 	f.lists("payments")
 	f.run(append(resume, "-yes")...).want(t, statusGood, "is not paused: nothing was changed")
-	f.terminal, f.stdin = true, strings.NewReader("n\n")
+	f.terminal = true
+	f.stdin = strings.NewReader("n\n")
 	f.run(pause...).want(t, statusFailed, "the answer was no")
 	if n := one[int](f, `select count(*) from onlyonce.audit`) + one[int](f, `select count(paused_at) from onlyonce.sinks`); n != 0 {
 		t.Error("something was changed")
 	}
 	f.run(append(pause, "-yes")...).want(t, statusGood, "Pause sink payments", "Done; audit row")
-	if n := one[int](f, `select count(*) from onlyonce.sinks where name = 'payments' and paused_at is not null and paused_by = current_user and pause_reason = 'bank down'`); n != 1 {
+	if n := one[int](
+		f,
+		`select count(*) from onlyonce.sinks where name = 'payments' and paused_at is not null and paused_by = current_user and pause_reason = 'bank down'`,
+	); n != 1 {
 		t.Error("not paused")
 	}
 	f.run(append(pause, "-yes")...).want(t, statusGood, "was paused already", "bank down", "nothing was changed")
@@ -143,7 +170,10 @@ func TestPauseAndResumeASink(t *testing.T) {
 	if n := one[int](f, `select count(*) from onlyonce.sinks where coalesce(paused_at::text, paused_by, pause_reason) is null`); n != 2 {
 		t.Error("not resumed")
 	}
-	if n := one[int](f, `select count(*) from onlyonce.audit where action in ('outbox pause', 'outbox resume') and detail->>'sink' = 'payments'`); n != 2 {
+	if n := one[int](
+		f,
+		`select count(*) from onlyonce.audit where action in ('outbox pause', 'outbox resume') and detail->>'sink' = 'payments'`,
+	); n != 2 {
 		t.Errorf("%d audit rows", n)
 	}
 }
@@ -159,31 +189,82 @@ func TestOutboxRate(t *testing.T) {
 	f.run(append(set, "-in-flight", "0")...).want(t, statusEnvironment, "-in-flight")
 	f.run(append(set, "-unset")...).want(t, statusGood, "No rate was set for it: nothing was changed")
 	f.run(append(set, "-per-second", "0")...).want(t, statusEnvironment, "above 0")
-	f.run(append(set, "-per-second", "2.5")...).want(t, statusGood, "sink payments, tenant acme to 2.5 calls a second; until now: no rate", "Done; audit row")
+	f.run(append(set, "-per-second", "2.5")...).want(t, statusGood, "sink payments, tenant acme to 2.5 calls a second; until now: no rate",
+		"Done; audit row")
 	f.run(append(set, "-per-second", "2.5")...).want(t, statusGood, "nothing was changed")
-	f.run(append(set, "-in-flight", "4")...).want(t, statusGood, "sink payments, tenant acme to 2.5 calls a second, 4 under way at once; until now: 2.5 calls a second, set by")
+	f.run(append(set, "-in-flight", "4")...).want(t, statusGood, "sink payments, tenant acme to 2.5 calls a "+
+		"second, 4 under way at once; until now: 2.5 calls a second, set by")
 	f.run(append(set, "-in-flight", "4")...).want(t, statusGood, "nothing was changed")
 	f.exec(`insert into onlyonce.shares values ('payments', 'tenant acme', gen_random_uuid(), 3, 3, now(), now() + interval '10 minutes', 1)`)
 	f.exec(`insert into onlyonce.parked (kind, state, reason, scope, tenant, key, sink, lane, row_id, waits_for, waits_since)
 		values ('call', 'retrying', 'rate', '', 'acme', gen_random_uuid(), 'payments', 1, 7, 'tenant acme', now())`)
-	f.run("outbox", "rate", "-sink", "payments", "-key-prefix", "account-17", "-per-second", "1", "-reason", "refunds", "-yes").want(t, statusEnvironment, `"account-17" must end with its first colon or slash`)
-	f.run("outbox", "rate", "-sink", "payments", "-key-prefix", "account-17:", "-tenant", "acme", "-per-second", "1", "-reason", "refunds", "-yes").want(t, statusEnvironment, "give one of -tenant, -each-tenant and -key-prefix")
-	f.run("outbox", "rate", "-sink", "payments", "-tenant", "*", "-per-second", "1", "-reason", "all", "-yes").want(t, statusEnvironment, `-tenant: "*" is no name of a tenant: -each-tenant limits each of them`)
-	f.run("outbox", "rate", "-sink", "payments", "-each-tenant", "-in-flight", "2", "-reason", "fair", "-yes").want(t, statusGood, "sink payments, each tenant to 2 under way at once; until now: no rate")
-	f.run("outbox", "rate", "-sink", "payments", "-key-prefix", "account-17:", "-per-second", "1", "-reason", "refunds", "-yes").want(t, statusGood, "sink payments, ordering keys account-17:... to 1 calls a second")
+	f.run("outbox", "rate", "-sink", "payments", "-key-prefix", "account-17", "-per-second", "1", "-reason", "refunds", "-yes").want(
+		t,
+		statusEnvironment,
+		`"account-17" must end with its first colon or slash`,
+	)
+	f.run("outbox",
+		"rate",
+		"-sink",
+		"payments",
+		"-key-prefix",
+		"account-17:",
+		"-tenant",
+		"acme",
+		"-per-second",
+		"1",
+		"-reason",
+		"refunds",
+		"-yes").want(
+		t,
+		statusEnvironment,
+		"give one of -tenant, -each-tenant and -key-prefix",
+	)
+	f.run("outbox", "rate", "-sink", "payments", "-tenant", "*", "-per-second", "1", "-reason", "all", "-yes").want(
+		t,
+		statusEnvironment,
+		`-tenant: "*" is no name of a tenant: -each-tenant limits each of them`,
+	)
+	f.run("outbox", "rate", "-sink", "payments", "-each-tenant", "-in-flight", "2", "-reason", "fair", "-yes").want(
+		t,
+		statusGood,
+		"sink payments, each tenant to 2 under way at once; until now: no rate",
+	)
+	f.run("outbox", "rate", "-sink", "payments", "-key-prefix", "account-17:", "-per-second", "1", "-reason", "refunds", "-yes").want(
+		t,
+		statusGood,
+		"sink payments, ordering keys account-17:... to 1 calls a second",
+	)
 	f.exec(`insert into onlyonce.rates (sink, configured, held_until) values ('payments', 100, now() + interval '1 minute')`)
-	f.run("outbox", "status").want(t, statusGood, "Rate of sink payments: 100 calls a second, by the relays' configuration; the remote asked for no calls until",
-		"Rate of sink payments, ordering keys account-17:...: 1 calls a second, set by", "Rate of sink payments, tenant acme: 2.5 calls a second; 4 under way at once, of which 3 are taken, set by", "their import; 1 calls wait")
+	f.run("outbox", "status").want(
+		t,
+		statusGood,
+		"Rate of sink payments: 100 calls a second, by the "+
+			"relays' configuration; the remote asked for no calls until",
+		"Rate of sink payments, ordering keys account-17:...: 1 calls a second, set by",
+		"Rate of sink payments, tenant acme: 2.5 calls a second; 4 under way at once, of which 3 are taken, set by",
+		"their import; 1 calls wait",
+	)
 	f.run("outbox", "status", "-json").want(t, statusGood, `"waiting":1`)
 	if r := f.run("doctor"); !strings.Contains(r.out, `calls of sink payments, tenant "acme" wait for their rate`) {
 		t.Errorf("doctor says nothing of them:\n%s", r.out)
 	}
 	f.run(append(set, "-unset")...).want(t, statusGood, "back to the relays' configuration; until now: 2.5 calls a second; 4 under way")
-	f.run("outbox", "rate", "-sink", "payments", "-unset", "-reason", "it answers again", "-yes").want(t, statusGood, "until now: 100 calls a second")
-	if n := one[int](f, `select count(*) from onlyonce.rates where coalesce(per_second::text, in_flight::text, held_until::text) is null and set_by = current_user`); n != 2 {
+	f.run("outbox", "rate", "-sink", "payments", "-unset", "-reason", "it answers again", "-yes").want(
+		t,
+		statusGood,
+		"until now: 100 calls a second",
+	)
+	if n := one[int](
+		f,
+		`select count(*) from onlyonce.rates where coalesce(per_second::text, in_flight::text, held_until::text) is null and set_by = current_user`,
+	); n != 2 {
 		t.Error("something is left")
 	}
-	if n := one[int](f, `select count(*) from onlyonce.audit where action = 'outbox rate' and detail->>'sink' = 'payments' and detail->'was' is not null`); n != 6 {
+	if n := one[int](
+		f,
+		`select count(*) from onlyonce.audit where action = 'outbox rate' and detail->>'sink' = 'payments' and detail->'was' is not null`,
+	); n != 6 {
 		t.Errorf("%d audit rows", n)
 	}
 }
@@ -227,11 +308,19 @@ func TestErase(t *testing.T) {
 	if got := f.states(); got != "delivered:delivered discarded:discarded pending:pending waiting:waiting" {
 		t.Errorf("states: %s", got)
 	}
-	f.run("outbox", "erase", "-key", "00000000-0000-4000-8000-000000000001", "-reason", "x", "-yes").want(t, statusEnvironment, "no call with key")
-	f.terminal, f.stdin = true, strings.NewReader("n\n")
+	f.run("outbox", "erase", "-key", "00000000-0000-4000-8000-000000000001", "-reason", "x", "-yes").want(
+		t,
+		statusEnvironment,
+		"no call with key",
+	)
+	f.terminal = true
+	f.stdin = strings.NewReader("n\n")
 	f.discards("-id", waiting).want(t, statusGood)
 	f.run("outbox", "erase", "-key", key("waiting"), "-reason", "x").want(t, statusFailed, "the answer was no")
-	if n := one[int](f, `select count(*) from onlyonce.audit where action = 'outbox erase' and jsonb_array_length(detail->'rows') > 0`); n != 2 {
+	if n := one[int](
+		f,
+		`select count(*) from onlyonce.audit where action = 'outbox erase' and jsonb_array_length(detail->'rows') > 0`,
+	); n != 2 {
 		t.Errorf("%d audit rows", n)
 	}
 	// A replay finds the call, and does not compare the erased body.
@@ -259,8 +348,12 @@ func TestEraseByAnyKey(t *testing.T) {
 		f.run(args...).want(t, statusFailed, "is parked (retrying)", "-id "+number(id))
 		f.discards("-id", number(id)).want(t, statusGood)
 		f.run(args...).want(t, statusGood)
-		if n := one[int](f, `select count(*) from onlyonce.outbox_log r join onlyonce.parked p on p.row_id = r.id where r.name = $1 and r.body = '' and p.body = ''
-			and r.erased_at is not null and p.erased_at is not null`, by); n != 1 {
+		if n := one[int](
+			f,
+			`select count(*) from onlyonce.outbox_log r join onlyonce.parked p on p.row_id = r.id where r.name = $1 and r.body = '' and p.body = ''
+			and r.erased_at is not null and p.erased_at is not null`,
+			by,
+		); n != 1 {
 			t.Errorf("by the %s key: not erased", by)
 		}
 	}

@@ -29,10 +29,14 @@ func (f *fixture) discards(args ...string) result {
 // called under its key, and whether that is its own key.
 func (f *fixture) call(id string) string {
 	f.t.Helper()
-	return one[string](f, `select state || case when next_attempt_at <= clock_timestamp() then ' due' when next_attempt_at is not null then ' later' else '' end
+	return one[string](
+		f,
+		`select state || case when next_attempt_at <= clock_timestamp() then ' due' when next_attempt_at is not null then ' later' else '' end
 		|| ' ' || attempts || case when open then ' used' else ' unused' end
 		|| case when key = onlyonce.key('', 'payments', call_name) then ' own' else ' new' end || case when settled_at is not null then ' settled' else '' end
-		from onlyonce.parked where id = $1::bigint`, id)
+		from onlyonce.parked where id = $1::bigint`,
+		id,
+	)
 }
 
 // D5: a rejected call is sent again under its key, and an open one too, within the key's window
@@ -41,20 +45,27 @@ func TestD5RedriveCalls(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.lists("payments")
-	rejected, retrying := f.parks("rejected", "", "waiting", "rejected"), f.parks("retrying", "", "retrying", "failed")
+	rejected := f.parks("rejected", "", "waiting", "rejected")
+	retrying := f.parks("retrying", "", "retrying", "failed")
 	open := f.parks("open", "", "waiting", "rejected")
 	f.exec(`update onlyonce.parked set first_attempt_at = clock_timestamp(), open = true where id = $1::bigint`, open)
-	r := f.redrives("-id", rejected).want(t, statusGood, "Redrive 1: each is sent again, under its key", "payments/rejected", "The relay of sink payments sends them")
+	r := f.redrives("-id", rejected).want(t, statusGood, "Redrive 1: each is sent again, under its key",
+		"payments/rejected", "The relay of sink payments sends them")
 	t.Log("\n" + r.out)
 	f.redrives("-id", retrying).want(t, statusGood, "Done: 1 are due now")
 	f.redrives("-id", open, "-new-key").want(t, statusFailed, "-new-key needs -verified-not-applied too").lines(t, 1)
 	f.redrives("-id", open).want(t, statusGood, "1 of them may have been applied: an attempt had no final answer")
-	for id, want := range map[string]string{rejected: "retrying due 0 unused own", retrying: "retrying due 3 used own", open: "retrying due 0 used own"} {
+	for id, want := range map[string]string{
+		rejected: "retrying due 0 unused own",
+		retrying: "retrying due 3 used own",
+		open:     "retrying due 0 used own",
+	} {
 		if got := f.call(id); got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
-	if n := one[int](f, `select count(*) from onlyonce.audit where action = 'parked redrive' and detail->'ids' @> $1::jsonb`, rejected); n != 1 {
+	if n := one[int](f, `select count(*) from onlyonce.audit where action = 'parked redrive' and detail->'ids' @> $1::jsonb`,
+		rejected); n != 1 {
 		t.Error("audit row")
 	}
 	f.redrives("-id", rejected, "-new-key").want(t, statusFailed, "is being tried again", "(state retrying, reason rejected)").lines(t, 1)
@@ -67,7 +78,9 @@ func TestD5RedriveUnknownCalls(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.lists("payments")
-	a, b, c := f.parks("a", "", "reconcile", "window"), f.parks("b", "k", "reconcile", "window"), f.parks("c", "", "reconcile", "window")
+	a := f.parks("a", "", "reconcile", "window")
+	b := f.parks("b", "k", "reconcile", "window")
+	c := f.parks("c", "", "reconcile", "window")
 	behind := f.parks("d", "k", "blocked", "behind")
 	f.redrives("-id", a).want(t, statusFailed, "may have been applied", "-verified-applied or -verified-not-applied").lines(t, 1)
 	f.redrives("-id", a, "-new-key").want(t, statusFailed, "-new-key needs -verified-not-applied too").lines(t, 1)
@@ -106,10 +119,18 @@ func TestD5RedriveUnderANewKey(t *testing.T) {
 	row := one[int64](f, `select row_id from onlyonce.parked`)
 	f.redrives("-kind", "call", "-sink", "payments", "-new-key").want(t, statusGood, "to the remote they are other calls")
 	key := one[string](f, `select key::text from onlyonce.parked`)
-	if key != parked.NewKey(old, row, 0) || key == old || uuid.MustParse(key).Version() != 8 || uuid.MustParse(key).Variant() != uuid.RFC4122 {
+	if key != parked.NewKey(old, row, 0) ||
+		key == old ||
+		uuid.MustParse(key).Version() != 8 ||
+		uuid.MustParse(key).Variant() != uuid.RFC4122 {
 		t.Errorf("key %s", key)
 	}
-	if n := one[int](f, `select count(*) from onlyonce.audit where detail->'keys'->0->>'old_key' = $1 and detail->'keys'->0->>'new_key' = $2`, old, key); n != 1 {
+	if n := one[int](
+		f,
+		`select count(*) from onlyonce.audit where detail->'keys'->0->>'old_key' = $1 and detail->'keys'->0->>'new_key' = $2`,
+		old,
+		key,
+	); n != 1 {
 		t.Error("the keys are not in the audit row")
 	}
 	if n := one[int](f, `select count(*) from onlyonce.calls where key = $1 and parked_id = $2::bigint`, old, id); n != 1 {
@@ -117,7 +138,8 @@ func TestD5RedriveUnderANewKey(t *testing.T) {
 	}
 	f.exec(`update onlyonce.parked set state = 'waiting'`)
 	f.redrives("-id", id, "-new-key").want(t, statusGood)
-	if got := one[string](f, `select key::text from onlyonce.parked`); got != parked.NewKey(key, row, 1) || got == parked.NewKey(key, row, 0) {
+	if got := one[string](f, `select key::text from onlyonce.parked`); got != parked.NewKey(key, row, 1) ||
+		got == parked.NewKey(key, row, 0) {
 		t.Errorf("second key %s", got)
 	}
 }
@@ -143,21 +165,32 @@ func TestRedriveAndDiscardKeyedCalls(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.lists("payments")
-	head, next, last := f.parks("head", "k", "waiting", "rejected"), f.parks("next", "k", "blocked", "behind"), f.parks("last", "k", "blocked", "behind")
+	head := f.parks("head",
+		"k", "waiting", "rejected")
+	next := f.parks("next", "k", "blocked", "behind")
+	last := f.parks("last", "k", "blocked", "behind")
 	f.redrives("-id", head).want(t, statusGood)
 	if got := f.call(head) + ", " + f.call(next); got != "retrying due 0 unused own, blocked 3 unused own" {
 		t.Errorf("%s", got)
 	}
 	f.exec(`update onlyonce.parked set first_attempt_at = now(), open = true where id = $1::bigint`, head)
 	f.discards("-id", last).want(t, statusGood, "Done: 1 discarded")
-	r := f.discards("-id", head).want(t, statusGood, "Discard 1: they are not sent", "1 of them were called without a final answer", "Done: 1 discarded", "1 that they blocked are due now")
+	r := f.discards("-id", head).want(t, statusGood, "Discard 1: they are not sent",
+		"1 of them were called without a final answer",
+		"Done: 1 discarded",
+		"1 that they blocked are due now")
 	t.Log("\n" + r.out)
-	if got := f.call(head) + ", " + f.call(next) + ", " + f.call(last); got != "discarded 0 used own settled, retrying due 3 unused own, discarded 3 unused own settled" {
+	if got := f.call(head) + ", " + f.call(next) + ", " + f.call(last); got != "discarded 0 used own "+
+		"settled, retrying due 3 unused own, discarded 3 unused own settled" {
 		t.Errorf("%s", got)
 	}
 	f.redrives("-id", head).want(t, statusFailed, "is settled (discarded)")
 	unknown := f.parks("unknown", "", "reconcile", "window")
-	f.discards("-kind", "call", "-sink", "payments", "-name", "unknown", "-state", "reconcile").want(t, statusGood, "the remote may or may not have applied them")
+	f.discards("-kind", "call", "-sink", "payments", "-name", "unknown", "-state", "reconcile").want(
+		t,
+		statusGood,
+		"the remote may or may not have applied them",
+	)
 	if got := f.call(unknown); got != "discarded 3 used own settled" {
 		t.Errorf("%s", got)
 	}
@@ -190,20 +223,25 @@ func TestRedriveCallsPicks(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"-sink", "payments"}, "add -kind call"}, {[]string{"-scope", "s", "-new-key"}, "are for calls: add -kind call"},
-		{[]string{"-kind", "call"}, "missing: -id, -sink or -scope"}, {[]string{"-kind", "call", "-scope", "s", "-topic", "t"}, "-topic and -partition pick messages"},
+		{[]string{"-sink", "payments"}, "add -kind call"},
+		{[]string{"-scope", "s", "-new-key"}, "are for calls: add -kind call"},
+		{[]string{"-kind", "call"}, "missing: -id, -sink or -scope"},
+		{[]string{"-kind", "call", "-scope", "s", "-topic", "t"}, "-topic and -partition pick messages"},
 		{[]string{"-kind", "call", "-sink", "s", "-verified-applied", "-new-key"}, "goes with neither"},
 		{[]string{"-id", "1", "-sink", "s"}, "-id picks one row"},
 	} {
 		f.redrives(c.args...).want(t, statusEnvironment, c.want)
 	}
-	f.terminal, f.stdin = true, strings.NewReader("n\n")
+	f.terminal = true
+	f.stdin = strings.NewReader("n\n")
 	f.run("parked", "redrive", "-kind", "call", "-sink", "payments", "-reason", "x").want(t, statusFailed, "the answer was no")
 	f.redrives("-kind", "call", "-sink", "payments", "-state", "retrying").want(t, statusGood, "Redrive 1", "payments/b")
 	f.redrives("-kind", "call", "-scope", "shop", "-parked-for", "rejected").want(t, statusGood, "Redrive 1", "payments/a")
 	f.redrives("-scope", "stock").want(t, statusGood, "Redrive 2: each is tried again as a new message is") // messages, as ever
 	r := f.run("parked", "list", "-kind", "call", "-sink", "payments", "-name", "a").want(t, statusGood, "payments/a")
-	if strings.Contains(r.out, "payments/b") || strings.Contains(r.out, "onlyonce parked redrive") || !strings.Contains(r.out, "1 retrying\n") {
+	if strings.Contains(r.out, "payments/b") ||
+		strings.Contains(r.out, "onlyonce parked redrive") ||
+		!strings.Contains(r.out, "1 retrying\n") {
 		t.Errorf("%s", r.out)
 	}
 }
@@ -214,12 +252,14 @@ func TestParkedShowCall(t *testing.T) {
 	f.lists("payments")
 	id := f.parks("a", "k", "retrying", "completion")
 	f.exec(`update onlyonce.parked set response_status = 201, response_headers = E'A: 1\nB: 2'`)
-	r := f.run("parked", "show", "-id", id).want(t, statusGood, "response status 201", "response bytes  14", "A: 1", "B: 2", "first attempt", "log id")
+	r := f.run("parked", "show", "-id", id).want(t, statusGood, "response status 201",
+		"response bytes  14", "A: 1", "B: 2", "first attempt", "log id")
 	if strings.Contains(r.out, "private answer") || strings.Contains(r.out, "body of a") {
 		t.Errorf("bodies are shown:\n%s", r.out)
 	}
 	f.run("parked", "show", "-id", id, "-body").want(t, statusGood, "private answer", "body of a")
-	r = f.run("parked", "show", "-id", id, "-json").want(t, statusGood, `"response":{"status":201,"headers":"A: 1\nB: 2","body_bytes":14}`, `"capture":false`)
+	r = f.run("parked", "show", "-id", id, "-json").want(t, statusGood, `"response":{"status":201,"headers":"A: 1\nB: 2","body_bytes":14}`,
+		`"capture":false`)
 	if strings.Contains(r.out, "private answer") {
 		t.Errorf("%s", r.out)
 	}

@@ -44,8 +44,12 @@ func stuckKey(t *testing.T) (*shop, *broken) {
 func TestRedriveHead(t *testing.T) {
 	t.Parallel()
 	s, b := stuckKey(t)
-	s.redrive("-id", s.parkedID("b2")).want(t, statusFailed, "blocked behind another of its ordering key", "-id "+s.parkedID("head")).lines(t, 1)
-	s.run("parked", "show", "-id", s.parkedID("b2")).want(t, statusGood, "2 unsettled before it, 1 after it; first is row "+s.parkedID("head"))
+	s.redrive("-id", s.parkedID("b2")).want(t, statusFailed, "blocked behind another of its ordering key", "-id "+s.parkedID("head")).lines(
+		t,
+		1,
+	)
+	s.run("parked", "show", "-id", s.parkedID("b2")).want(t, statusGood, "2 unsettled before it, 1 after it; first is row "+
+		s.parkedID("head"))
 	if n := one[int](s.fixture, `select count(*) from onlyonce.audit`); n != 0 {
 		t.Error("an audit row for nothing")
 	}
@@ -166,7 +170,12 @@ func TestRedriveAndDiscardParkedMessages(t *testing.T) {
 	}
 	stop()
 	s.discard("-id", s.parkedID("v3")).want(t, statusGood)
-	r := s.redrive("-scope", "stock", "-topic", "orders", "-partition", "0", "-limit", "2").want(t, statusGood, "Redrive 2", "There are more")
+	r := s.redrive("-scope", "stock", "-topic", "orders", "-partition", "0", "-limit", "2").want(
+		t,
+		statusGood,
+		"Redrive 2",
+		"There are more",
+	)
 	t.Log("\n" + r.out)
 	if got := s.states(); got != "v1:retrying v2:retrying v3:discarded v4:waiting conflict:waiting" {
 		t.Errorf("parked: %s", got)
@@ -197,7 +206,8 @@ func TestDiscardWaitsForAnAttempt(t *testing.T) {
 	for _, succeeds := range []bool{true, false} {
 		s := newShop(t)
 		b := breaks("v0")
-		begun, end := make(chan struct{}), make(chan struct{})
+		begun := make(chan struct{})
+		end := make(chan struct{})
 		var once sync.Once
 		s.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			err := b.handle(ctx, tx, m)
@@ -252,11 +262,17 @@ func TestRedriveAsks(t *testing.T) {
 	}
 	before := states()
 	f.run(redrive...).want(t, statusEnvironment, "no terminal")
-	f.run("parked", "redrive", "-scope", "stock", "-kind", "message", "-state", "waiting", "-dry-run").want(t, statusGood, "orders/0@12", "Redrive 2")
+	f.run("parked", "redrive", "-scope", "stock", "-kind", "message", "-state", "waiting", "-dry-run").want(
+		t,
+		statusGood,
+		"orders/0@12",
+		"Redrive 2",
+	)
 	if got := states(); got != before || one[int](f, `select count(*) from onlyonce.audit`) != 0 {
 		t.Errorf("a dry run has changed something: %s, was %s", got, before)
 	}
-	f.terminal, f.stdin = true, strings.NewReader("\n")
+	f.terminal = true
+	f.stdin = strings.NewReader("\n")
 	r := f.run(redrive...).want(t, statusFailed, "the answer was no")
 	if !strings.Contains(r.out, "orders/0@12") || !strings.Contains(r.out, "Redrive 2") {
 		t.Errorf("what was asked:\n%s", r.out)
@@ -283,26 +299,43 @@ func TestParkedShow(t *testing.T) {
 	s := newShop(t)
 	b := breaks("secret value")
 	s.start(b.handle, byOrderingKey)
-	s.log.AppendMessage(0, &consumer.Message{Key: []byte("k\x00\x1b[31m"), Value: []byte("secret value"), Time: time.UnixMilli(1_700_000_000_000),
-		Headers: []consumer.Header{id("m1"), {Name: "raw", Value: []byte{0xff, 0x01}}, {Name: "none"}}})
+	s.log.AppendMessage(0, &consumer.Message{
+		Key:     []byte("k\x00\x1b[31m"),
+		Value:   []byte("secret value"),
+		Time:    time.UnixMilli(1_700_000_000_000),
+		Headers: []consumer.Header{id("m1"), {Name: "raw", Value: []byte{0xff, 0x01}}, {Name: "none"}},
+	})
 	s.until(`select count(*) = 1 from onlyonce.parked`)
 	row := s.parkedID("secret value")
-	r := s.run("parked", "show", "-id", row).want(t, statusGood, "waiting", "permanent", "orders/0@0", "cluster-1", `message-id: "m1"`, "raw: hex ff01",
-		"none: null", "no such sku", "at line 2", "12 B; -body shows it", "0 unsettled before it, 0 after it", "2023-11-14").lines(t, 0)
+	r := s.run("parked", "show", "-id", row).want(
+		t, statusGood, "waiting", "permanent", "orders/0@0", "cluster-1", `message-id: "m1"`,
+		"raw: hex ff01", "none: null", "no such sku", "at line 2", "12 B; -body shows it",
+		"0 unsettled before it, 0 after it", "2023-11-14",
+	).lines(t, 0)
 	t.Log("\n" + r.out)
 	if strings.Contains(r.out, "\x1b") {
 		t.Error("an escape sequence reaches the terminal")
 	}
 	whole := s.run("parked", "show", "-id", row, "-body", "-json").want(t, statusGood)
-	if got := fields(t, []byte(whole.out)); got != "id kind state reason scope tenant topic partition offset sink name key order_key head parked_at attempts may_be_applied next_attempt_at redrives redriven_at settled_at error decisions "+
-		"behind ahead event_id cluster_id topic_id record_time log_append_time record_key replay replay_resend headers method target row_id lane first_attempt_at erased_at capture sealed first_key trace response body_bytes body" {
+	if got := fields(
+		t,
+		[]byte(whole.out),
+	); got != "id kind state reason scope tenant topic partition offset sink name key order_key head "+
+		"parked_at attempts may_be_applied next_attempt_at redrives redriven_at settled_at error decisions "+
+		"behind ahead event_id cluster_id topic_id record_time log_append_time record_key replay "+
+		"replay_resend headers method target row_id lane first_attempt_at erased_at capture sealed "+
+		"first_key trace response body_bytes body" {
 		t.Errorf("fields: %s", got)
 	}
 	var d operate.ParkedDetail
 	if err := json.Unmarshal([]byte(whole.out), &d); err != nil {
 		t.Fatal(err)
 	}
-	if string(d.Body) != "secret value" || string(d.RecordKey) != "k\x00\x1b[31m" || string(d.Headers[1].Value) != "\xff\x01" || d.Headers[2].Value != nil || d.Error == "" {
+	if string(d.Body) != "secret value" ||
+		string(d.RecordKey) != "k\x00\x1b[31m" ||
+		string(d.Headers[1].Value) != "\xff\x01" ||
+		d.Headers[2].Value != nil ||
+		d.Error == "" {
 		t.Errorf("%s", whole.out)
 	}
 	s.run("parked", "show", "-id", row, "-body").want(t, statusGood, `"secret value"`)

@@ -49,7 +49,11 @@ func TestO13RedriveOfASealedCallUnderANewKey(t *testing.T) {
 	f := newFixture(t)
 	sealer := pgtest.Sealer(t, 1)
 	sink := &scriptedSink{}
-	relay, err := outbox.NewRelay(f.pool, outbox.RelayConfig{Sinks: []outbox.Sink{sink}, Sealer: sealer, PollInterval: 10 * time.Millisecond})
+	relay, err := outbox.NewRelay(f.pool, outbox.RelayConfig{
+		Sinks:        []outbox.Sink{sink},
+		Sealer:       sealer,
+		PollInterval: 10 * time.Millisecond,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +68,15 @@ func TestO13RedriveOfASealedCallUnderANewKey(t *testing.T) {
 	})
 	err = pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
 		for _, name := range []string{"first", "second"} {
-			call := outbox.Call{Sink: "payments", Name: name, Scope: "checkout", ID: name, OrderingKey: "k", Sealer: sealer, Body: []byte(name)}
+			call := outbox.Call{
+				Sink:        "payments",
+				Name:        name,
+				Scope:       "checkout",
+				ID:          name,
+				OrderingKey: "k",
+				Sealer:      sealer,
+				Body:        []byte(name),
+			}
 			if err := outbox.Enqueue(t.Context(), tx, call); err != nil {
 				return err
 			}
@@ -89,7 +101,9 @@ func TestO13RedriveOfASealedCallUnderANewKey(t *testing.T) {
 	row := one[int64](f, `select row_id from onlyonce.parked where call_name = 'first'`)
 	sink.mu.Lock()
 	defer sink.mu.Unlock()
-	if want := parked.NewKey(parked.NewKey(original, row, 0), row, 1) + " first"; len(sink.got) != 2 || sink.got[0] != want || sink.got[1][37:] != "second" {
+	if want := parked.NewKey(parked.NewKey(original, row, 0), row, 1) + " first"; len(sink.got) != 2 ||
+		sink.got[0] != want ||
+		sink.got[1][37:] != "second" {
 		t.Errorf("the remote got %q, want %q and then the second", sink.got, want)
 	}
 }
@@ -97,8 +111,12 @@ func TestO13RedriveOfASealedCallUnderANewKey(t *testing.T) {
 // keyFile writes a file for -seal-keys with a key that begins with a byte.
 func keyFile(t *testing.T, first byte) string {
 	t.Helper()
-	secret, keys := filepath.Join(t.TempDir(), "secret"), filepath.Join(t.TempDir(), "keys.json")
-	for name, text := range map[string]string{secret: base64.StdEncoding.EncodeToString(append([]byte{first}, make([]byte, 31)...)), keys: `{"seal_keys": [{"id": 1, "key": {"file": "` + secret + `"}}]}`} {
+	secret := filepath.Join(t.TempDir(), "secret")
+	keys := filepath.Join(t.TempDir(), "keys.json")
+	for name, text := range map[string]string{
+		secret: base64.StdEncoding.EncodeToString(append([]byte{first}, make([]byte, 31)...)),
+		keys:   `{"seal_keys": [{"id": 1, "key": {"file": "` + secret + `"}}]}`,
+	} {
 		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -121,18 +139,35 @@ func TestD9ShowOfSealedRows(t *testing.T) {
 	}
 	event := sealed(parked.EventPlace("", "webhook.gh", "gh/github/1"))
 	show := func(id int64) []string { return []string{"parked", "show", "-id", strconv.FormatInt(id, 10), "-body"} }
-	message := one[int64](f, `insert into onlyonce.parked (kind, state, reason, scope, topic, partition, "offset", body, sealed)
-		values ('message', 'waiting', 'failed', 'sealed', 'orders', 3, 7, $1, true) returning id`, sealed(parked.MessagePlace("sealed", "orders", 3, 7)))
-	aside := one[int64](f, `insert into onlyonce.parked (kind, state, reason, scope, topic, event_id, body, header_names, header_values)
-		values ('event', 'waiting', 'same-body', 'webhook/gh', 'webhook.gh', 'gh/github/1', $1, array['`+parked.HeaderSealed+`'::bytea], array['true'::bytea]) returning id`, event)
+	message := one[int64](
+		f,
+		`insert into onlyonce.parked (kind, state, reason, scope, topic, partition, "offset", body, sealed)
+		values ('message', 'waiting', 'failed', 'sealed', 'orders', 3, 7, $1, true) returning id`,
+		sealed(parked.MessagePlace("sealed", "orders", 3, 7)),
+	)
+	aside := one[int64](
+		f,
+		`insert into onlyonce.parked (kind, state, reason, scope, topic, event_id, body, header_names, header_values)
+		values ('event', 'waiting', 'same-body', 'webhook/gh', 'webhook.gh', 'gh/github/1', $1, array['`+parked.HeaderSealed+`'::bytea], array['true'::bytea]) returning id`,
+		event,
+	)
 	f.exec(`insert into onlyonce.streams (topic, partitions) values ('webhook.gh', 1)`)
 	err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
-		return eventsource.Append(t.Context(), tx, eventsource.Event{Topic: "webhook.gh", ID: "gh/github/1", Body: event, Headers: []consumer.Header{{Name: parked.HeaderSealed, Value: []byte("true")}}})
+		return eventsource.Append(t.Context(), tx, eventsource.Event{
+			Topic:   "webhook.gh",
+			ID:      "gh/github/1",
+			Body:    event,
+			Headers: []consumer.Header{{Name: parked.HeaderSealed, Value: []byte("true")}},
+		})
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range [][]string{show(message), show(aside), {"events", "show", "-topic", "webhook.gh", "-partition", "0", "-offset", "0", "-body"}} {
+	for _, args := range [][]string{
+		show(message),
+		show(aside),
+		{"events", "show", "-topic", "webhook.gh", "-partition", "0", "-offset", "0", "-body"},
+	} {
 		f.run(args...).want(t, statusGood, "sealed, 40 B")
 		f.run(append(args, "-seal-keys", keyFile(t, 1))...).want(t, statusGood, "private")
 		f.run(append(args, "-seal-keys", keyFile(t, 2))...).want(t, statusEnvironment, "not a sealed value")

@@ -43,7 +43,13 @@ func TestOutboxList(t *testing.T) {
 		args []string
 		rows int
 		more bool
-	}{{[]string{"-sink", "payments"}, 2, false}, {[]string{"-sink", "nowhere"}, 0, false}, {[]string{"-name", "new"}, 1, false}, {[]string{"-scope", "other"}, 0, false}, {[]string{"-limit", "1"}, 1, true}} {
+	}{
+		{[]string{"-sink", "payments"}, 2, false},
+		{[]string{"-sink", "nowhere"}, 0, false},
+		{[]string{"-name", "new"}, 1, false},
+		{[]string{"-scope", "other"}, 0, false},
+		{[]string{"-limit", "1"}, 1, true},
+	} {
 		r := f.run(append([]string{"outbox", "list", "-json"}, c.args...)...).want(t, statusGood)
 		if n := strings.Count(r.out, "\n"); n != c.rows || strings.Contains(r.err, "there are more") != c.more {
 			t.Errorf("%q: %d rows, want %d; %s", c.args, n, c.rows, r.err)
@@ -52,7 +58,12 @@ func TestOutboxList(t *testing.T) {
 	oldest, err := reports.Look(t.Context(), f.pool, func(tx pgx.Tx) ([]reports.OldestCall, error) {
 		return reports.OldestCalls(t.Context(), tx)
 	})
-	if err != nil || len(oldest) != 2 || oldest[0].Sink != "payments" || oldest[0].AgeSeconds < 1800 || !oldest[0].Listed || oldest[1].Listed {
+	if err != nil ||
+		len(oldest) != 2 ||
+		oldest[0].Sink != "payments" ||
+		oldest[0].AgeSeconds < 1800 ||
+		!oldest[0].Listed ||
+		oldest[1].Listed {
 		t.Errorf("%+v, %v", oldest, err)
 	}
 }
@@ -63,13 +74,23 @@ func TestOutboxShow(t *testing.T) {
 	f.columns = 80
 	f.calls()
 	key := one[string](f, `select key::text from onlyonce.outbox_log where name = 'old'`)
-	r := f.run("outbox", "show", key).want(t, statusGood, "pending", "payments", "/charges", "Content-Type: text/plain", "11 B; -body shows it",
-		"\n  onlyonce outbox status -sink payments\n", "\n  onlyonce explain "+key+"\n").lines(t, 0).fits(t, 80)
+	r := f.run("outbox", "show", key).want(
+		t,
+		statusGood,
+		"pending",
+		"payments",
+		"/charges",
+		"Content-Type: text/plain",
+		"11 B; -body shows it",
+		"\n  onlyonce outbox status -sink payments\n",
+		"\n  onlyonce explain "+key+"\n",
+	).lines(t, 0).fits(t, 80)
 	if strings.Contains(r.out, "body of old") {
 		t.Errorf("the body is shown without -body:\n%s", r.out)
 	}
 	f.run("outbox", "show", "-body", key).want(t, statusGood, "body of old")
-	if out := f.run("outbox", "show", key, "-json").want(t, statusGood, `"state":"pending"`).out; strings.Contains(out, "body of old") || strings.Contains(out, `"body"`) {
+	if out := f.run("outbox", "show", key, "-json").want(t, statusGood, `"state":"pending"`).out; strings.Contains(out, "body of old") ||
+		strings.Contains(out, `"body"`) {
 		t.Errorf("%s", out)
 	}
 	f.run("outbox", "pause", "-sink", "payments", "-reason", "the bank asks", "-yes").want(t, statusGood)
@@ -77,7 +98,8 @@ func TestOutboxShow(t *testing.T) {
 	f.park("old", "waiting", "rejected")
 	id := one[string](f, `select id::text from onlyonce.parked`)
 	f.run("outbox", "show", key).want(t, statusGood, "waiting", "onlyonce parked show "+id+"\n")
-	f.run("parked", "show", id).want(t, statusGood, "onlyonce parked redrive -id "+id+" -new-key -reason WHY", "onlyonce parked discard -id "+id+" -reason WHY")
+	f.run("parked", "show", id).want(t, statusGood, "onlyonce parked redrive -id "+id+" -new-key -reason WHY",
+		"onlyonce parked discard -id "+id+" -reason WHY")
 	f.run("outbox", "show").want(t, statusEnvironment, "missing: KEY")
 	f.run("outbox", "show", "order-7").want(t, statusEnvironment, `"order-7" is no UUID`)
 	f.run("outbox", "show", "00000000-0000-8000-8000-000000000000").want(t, statusEnvironment, "the log has no call with the key")
@@ -97,11 +119,19 @@ func TestEventsListAndShow(t *testing.T) {
 		t.Errorf("a body is shown, or the oldest comes first:\n%s", r.out)
 	}
 	var e reports.Event
-	if err := json.Unmarshal([]byte(f.run("events", "list", "-id", "evt_1", "-json").want(t, statusGood).out), &e); err != nil || e.ID != "stripe/stripe/evt_1" {
+	if err := json.Unmarshal([]byte(f.run("events", "list", "-id", "evt_1", "-json").want(t, statusGood).out), &e); err != nil ||
+		e.ID != "stripe/stripe/evt_1" {
 		t.Fatalf("%+v, %v", e, err)
 	}
 	at := []string{"events", "show", "-topic", e.Topic, "-partition", number(int64(e.Partition)), "-offset", number(e.Offset)}
-	r = f.run(at...).want(t, statusGood, "id              evt_1 (of stripe)", "6 B; -body shows it", "onlyonce explain -topic webhook.stripe").lines(t, 0).fits(t, 80)
+	r = f.run(at...).want(t, statusGood, "id              evt_1 (of stripe)",
+		"6 B; -body shows it", "onlyonce explain -topic webhook.stripe").lines(
+		t,
+		0,
+	).fits(
+		t,
+		80,
+	)
 	if strings.Contains(r.out, "secret") {
 		t.Errorf("the body is shown without -body:\n%s", r.out)
 	}
@@ -109,7 +139,11 @@ func TestEventsListAndShow(t *testing.T) {
 	if out := f.run(append(at, "-json")...).want(t, statusGood, `"state":"unread"`).out; strings.Contains(out, "secret") {
 		t.Errorf("%s", out)
 	}
-	f.run("events", "show", "-topic", "nowhere", "-partition", "0", "-offset", "0").want(t, statusEnvironment, "the event log has no event at nowhere/0@0")
+	f.run("events", "show", "-topic", "nowhere", "-partition", "0", "-offset", "0").want(
+		t,
+		statusEnvironment,
+		"the event log has no event at nowhere/0@0",
+	)
 
 	// A consumer has handled evt_1, and not evt_2.
 	f.exec(`insert into onlyonce.leases (name) values ('cursor/mail/webhook.stripe/0'), ('cursor/mail/webhook.stripe/1')`)

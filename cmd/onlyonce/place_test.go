@@ -5,7 +5,8 @@ import "testing"
 // A tenant moves from one database to another by the commands that docs/scaling.md names.
 func TestMoveATenant(t *testing.T) {
 	t.Parallel()
-	a, b := newFixture(t), newFixture(t)
+	a := newFixture(t)
+	b := newFixture(t)
 	a.run("place", "list").want(t, statusGood, "No places.")
 	leave := []string{"place", "leave", "-place", "acme", "-to", "b", "-reason", "OPS-40", "-yes"}
 	a.run(leave...).want(t, statusEnvironment, "does not live in this database")

@@ -25,13 +25,21 @@ func TestPlanConnections(t *testing.T) {
 	t.Parallel()
 	s := session{t: t}
 	// 24 partitions on the two that are left: 12 each with two connections, and 2. Two sinks: 6.
-	plan := []string{"plan", "connections", "-consumers", "3", "-partitions", "24", "-relays", "2", "-sinks", "2", "-exporters", "1", "-consoles", "1"}
-	s.run(append(plan, "-max-connections", "200")...).want(t, statusGood, "while one of 3 is down: 12 partitions", " 26 ", " 78 ", "96 connections; the server must accept 96, and accepts 197").lines(t, 0)
+	plan := []string{
+		"plan", "connections", "-consumers", "3", "-partitions", "24", "-relays", "2", "-sinks",
+		"2", "-exporters", "1", "-consoles", "1",
+	}
+	s.run(append(plan, "-max-connections", "200")...).want(t, statusGood, "while one of 3 is down: 12 partitions",
+		" 26 ", " 78 ", "96 connections; the server must accept 96, and accepts 197").lines(
+		t,
+		0,
+	)
 	s.run(append(plan, "-max-connections", "98")...).want(t, statusFailed, "there are too few connections")
 	short := s.run(append(plan, "-max-connections", "98", "-json")...)
 	var p reports.ConnectionPlan
 	if err := json.Unmarshal([]byte(short.out), &p); err != nil || p.Total != 96 || p.Room != 95 || len(p.Faults) != 1 || p.Faults[0] !=
-		"the server accepts 95 connections (max_connections is 98, of which 3 are reserved), and 96 are needed: set max_connections to 99 or more and start the server again, or put a pooler in front" {
+		"the server accepts 95 connections (max_connections is 98, of which 3 are reserved), and 96 are "+
+			"needed: set max_connections to 99 or more and start the server again, or put a pooler in front" {
 		t.Errorf("%+v, %v", p, err)
 	}
 	// Behind a pooler the server sees only the pooler's connections.
@@ -40,8 +48,20 @@ func TestPlanConnections(t *testing.T) {
 		t.Errorf("status %d of a pooler that is too small", r.status)
 	}
 	// 20 requests, 16 operations and 4 to spare, and renewals beside the pool; 1 for commands.
-	s.run("plan", "connections", "-servers", "2", "-requests", "20", "-operations", "16", "-max-connections", "500").want(t, statusGood, "40 + 1", "83 connections")
-	for _, wrong := range [][]string{{}, {"-consumers", "2"}, {"-partitions", "2"}, {"-relays", "1", "-consumers", "1", "-partitions", "1"}, {"-relays", "-1"}, {"-pooler", "0"}} {
+	s.run("plan", "connections", "-servers", "2", "-requests", "20", "-operations", "16", "-max-connections", "500").want(
+		t,
+		statusGood,
+		"40 + 1",
+		"83 connections",
+	)
+	for _, wrong := range [][]string{
+		{},
+		{"-consumers", "2"},
+		{"-partitions", "2"},
+		{"-relays", "1", "-consumers", "1", "-partitions", "1"},
+		{"-relays", "-1"},
+		{"-pooler", "0"},
+	} {
 		s.run(append([]string{"plan", "connections"}, wrong...)...).want(t, statusEnvironment)
 	}
 }
@@ -51,7 +71,10 @@ func TestPlanConnectionsAsksTheServer(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	plan := []string{"plan", "connections", "-consumers", "1", "-partitions", "2"}
-	most := one[int](f, `select current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int - coalesce(current_setting('reserved_connections', true), '0')::int`)
+	most := one[int](
+		f,
+		`select current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int - coalesce(current_setting('reserved_connections', true), '0')::int`,
+	)
 	f.run(plan...).want(t, statusGood, "7 connections; the server must accept 7, and accepts "+strconv.Itoa(most))
 	name := one[string](f, `select quote_ident(current_database())`)
 	f.exec(`alter database ` + name + ` connection limit 6`)
@@ -90,14 +113,17 @@ func TestPlanConnectionsIsWhatConnects(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	const partitions, concurrency, calls = 3, 2, 8
-	p := reports.PlanConnections(&reports.ConnectionQuestion{Consumers: 1, Partitions: partitions, Concurrency: concurrency, Relays: 1, Sinks: 2},
-		&reports.ServerRoom{Most: 100, Database: -1})
+	p := reports.PlanConnections(
+		&reports.ConnectionQuestion{Consumers: 1, Partitions: partitions, Concurrency: concurrency, Relays: 1, Sinks: 2},
+		&reports.ServerRoom{Most: 100, Database: -1},
+	)
 	poolOf := func(part reports.ConnectionPart) *pgxpool.Pool {
 		cfg, err := pgxpool.ParseConfig(f.url)
 		if err != nil {
 			t.Fatal(err)
 		}
-		cfg.MaxConns, cfg.ConnConfig.RuntimeParams["application_name"] = int32(part.Pool), "planned "+part.Part
+		cfg.MaxConns = int32(part.Pool)
+		cfg.ConnConfig.RuntimeParams["application_name"] = "planned " + part.Part
 		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -133,14 +159,31 @@ func TestPlanConnectionsIsWhatConnects(t *testing.T) {
 			return ctx.Err()
 		}
 	}
-	c, err := consumer.New(poolOf(p.Parts[0]), &memlog.Source{Log: log, GroupID: "g"}, consumer.HandlerFunc(handle), consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"),
-		OnFailure: consumer.ParkOrderingKey, Concurrency: concurrency, BatchSize: 1, HandlerTimeout: 2 * testPatience, BatchTimeout: 4 * testPatience, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond},
-		Timeouts: dedupe.Timeouts{Idle: 2 * testPatience}})
+	c, err := consumer.New(
+		poolOf(p.Parts[0]),
+		&memlog.Source{Log: log, GroupID: "g"},
+		consumer.HandlerFunc(handle),
+		consumer.Config{
+			Scope:          "stock",
+			Key:            consumer.HeaderKey("message-id"),
+			OnFailure:      consumer.ParkOrderingKey,
+			Concurrency:    concurrency,
+			BatchSize:      1,
+			HandlerTimeout: 2 * testPatience,
+			BatchTimeout:   4 * testPatience,
+			Backoff:        dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond},
+			Timeouts:       dedupe.Timeouts{Idle: 2 * testPatience},
+		},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	sinks := []outbox.Sink{&stuckSink{"one", began, goOn}, &stuckSink{"two", began, goOn}}
-	relay, err := outbox.NewRelay(poolOf(p.Parts[1]), outbox.RelayConfig{Sinks: sinks, Concurrency: calls, PollInterval: 10 * time.Millisecond})
+	relay, err := outbox.NewRelay(poolOf(p.Parts[1]), outbox.RelayConfig{
+		Sinks:        sinks,
+		Concurrency:  calls,
+		PollInterval: 10 * time.Millisecond,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +191,13 @@ func TestPlanConnectionsIsWhatConnects(t *testing.T) {
 		for _, sink := range sinks {
 			tx, err := f.pool.Begin(t.Context())
 			if err == nil {
-				err = outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: sink.Name(), Target: "/", Name: "charge", ID: strconv.Itoa(n), Scope: "checkout"})
+				err = outbox.Enqueue(t.Context(), tx, outbox.Call{
+					Sink:   sink.Name(),
+					Target: "/",
+					Name:   "charge",
+					ID:     strconv.Itoa(n),
+					Scope:  "checkout",
+				})
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -187,7 +236,10 @@ func TestPlanConnectionsIsWhatConnects(t *testing.T) {
 		}
 		return one[string](f, reported) != then
 	})
-	if n := one[int](f, `select count(*) from pg_stat_activity where application_name = 'planned consumer' and state = 'idle in transaction'`); n != atOnce {
+	if n := one[int](
+		f,
+		`select count(*) from pg_stat_activity where application_name = 'planned consumer' and state = 'idle in transaction'`,
+	); n != atOnce {
 		t.Errorf("%d sessions hold a transaction, and %d handlers run", n, atOnce)
 	}
 	close(goOn)

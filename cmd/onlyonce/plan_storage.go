@@ -23,15 +23,17 @@ func planStorageCommand() command {
 		json:    []reflect.Type{reflect.TypeFor[reports.StoragePlan]()},
 		lines:   true,
 		help: `
-Works out what the tables of onlyonce take on disk once rows are deleted as fast as they come: rate, size and retention of each kind that a
-program has. It asks no database and changes nothing. Give the rates of those that you have, in a second, minute, hour or day (20/s, 1e6/d).
+Works out what the tables of onlyonce take on disk once rows are deleted as fast as they come: rate,
+size and retention of each kind that a program has. It asks no database and changes nothing. Give
+the rates of those that you have, in a second, minute, hour or day (20/s, 1e6/d).
 
-KIND is:
-` + storageHelp() + `
--KIND-bytes is the size of what your program stores in one. -KIND-keep is how long rows are kept: for ids the horizon (with several classes, call
-it for each; "onlyonce inbox plan" has the memory too), for calls and captured RelayConfig.Retention, for events SourceConfig.Retention, for parked
-"onlyonce retention", for requests Config.TTL. A call that captures its answer counts for calls and for captured. Indexes are counted, and
-tables that are emptied as a whole. Not counted: WAL, backups, your own tables, and what a vacuum that is held up leaves.
+KIND is: ` + storageHelp() + ` -KIND-bytes is the size of what your program stores in one.
+-KIND-keep is how long rows are kept: for ids the horizon (with several classes, call it for each;
+"onlyonce inbox plan" has the memory too), for calls and captured RelayConfig.Retention, for events
+SourceConfig.Retention, for parked "onlyonce retention", for requests Config.TTL. A call that
+captures its answer counts for calls and for captured. Indexes are counted, and tables that are
+emptied as a whole. Not counted: WAL, backups, your own tables, and what a vacuum that is held up
+leaves.
 
 Examples:
   onlyonce plan storage -ids 1e6/d -calls 1e6/d -captured 1e6/d
@@ -95,15 +97,23 @@ func storageFlags(fs *flag.FlagSet, k *reports.StorageKind, q *reports.StorageQu
 		q.Rate, err = parseRate(s)
 		return err
 	})
-	fs.Func(k.Name+"-keep", fmt.Sprintf("how long they are kept, a `duration` (default %s)", show.Span(k.Keep)), func(s string) (err error) {
-		q.Keep, err = operate.ParseDays(s)
-		return err
-	})
-	if k.Of != "" {
-		fs.Func(k.Name+"-bytes", fmt.Sprintf("`bytes` of %s in one (default %d)", k.Of, k.Bytes), func(s string) (err error) {
-			q.Bytes, err = parseBytes(s)
+	fs.Func(
+		k.Name+"-keep",
+		fmt.Sprintf("how long they are kept, a `duration` (default %s)", show.Span(k.Keep)),
+		func(s string) (err error) {
+			q.Keep, err = operate.ParseDays(s)
 			return err
-		})
+		},
+	)
+	if k.Of != "" {
+		fs.Func(
+			k.Name+"-bytes",
+			fmt.Sprintf("`bytes` of %s in one (default %d)", k.Of, k.Bytes),
+			func(s string) (err error) {
+				q.Bytes, err = parseBytes(s)
+				return err
+			},
+		)
 	}
 }
 
@@ -139,7 +149,15 @@ func (a *app) writeStorage(plans []reports.StoragePlan, asJSON bool) error {
 	for _, p := range plans {
 		disk += p.Disk
 		keep := show.Span(time.Duration(p.Keep * float64(time.Second)))
-		rows = append(rows, []string{p.Kind, perDay(p.Rate), keep, fmt.Sprintf("%.0f", p.RowBytes), fmt.Sprintf("%.3g", p.Rows), show.Size(p.Disk), p.What})
+		rows = append(rows, []string{
+			p.Kind,
+			perDay(p.Rate),
+			keep,
+			fmt.Sprintf("%.0f", p.RowBytes),
+			fmt.Sprintf("%.3g", p.Rows),
+			show.Size(p.Disk),
+			p.What,
+		})
 	}
 	a.table([]string{"KIND", "A DAY", "KEPT", "BYTES EACH", "ROWS AT MOST", "DISK", "WHAT"}, rows)
 	a.say("together %s", show.Size(disk))

@@ -13,8 +13,26 @@ import (
 func TestPlanStorage(t *testing.T) {
 	t.Parallel()
 	s := session{t: t}
-	s.run("plan", "storage", "-ids", "1e6/d", "-ids-keep", "7d", "-requests", "10/s", "-requests-bytes", "100", "-requests-keep", "36h").want(t, statusGood,
-		"ids ", "requests ", "864000", "1d12h", "together ")
+	s.run("plan",
+		"storage",
+		"-ids",
+		"1e6/d",
+		"-ids-keep",
+		"7d",
+		"-requests",
+		"10/s",
+		"-requests-bytes",
+		"100",
+		"-requests-keep",
+		"36h").want(
+		t,
+		statusGood,
+		"ids ",
+		"requests ",
+		"864000",
+		"1d12h",
+		"together ",
+	)
 	s.run("plan", "storage").want(t, statusEnvironment, "say what comes")
 	s.run("plan", "storage", "-calls", "many").want(t, statusEnvironment, "-calls", "must be a number of keys")
 	s.run("plan", "storage", "-calls", "1/s", "-calls-bytes", "-1").want(t, statusEnvironment, "must be a number of bytes")
@@ -43,21 +61,47 @@ func TestPlanStorageAsMeasured(t *testing.T) {
 		update onlyonce.parked set state = 'resolved', settled_at = clock_timestamp(), next_attempt_at = null where settled_at is null;
 		vacuum onlyonce.parked;`
 	for kind, m := range map[string]measured{
-		"ids": {"%keys%", `select onlyonce.claim_standard(array_agg(gen_random_uuid()), array_agg(0::bigint)) from generate_series(FROM, UNTIL) i`, ``},
-		"calls": {"batches%", `select onlyonce.enqueue_calls(array[0::smallint], array[gen_random_uuid()], array[null::uuid], array['payments'], array[''], array['orders'], array['charge'],
+		"ids": {
+			"%keys%",
+			`select onlyonce.claim_standard(array_agg(gen_random_uuid()), array_agg(0::bigint)) from generate_series(FROM, UNTIL) i`,
+			``,
+		},
+		"calls": {
+			"batches%",
+			`select onlyonce.enqueue_calls(array[0::smallint], array[gen_random_uuid()], array[null::uuid], array['payments'], array[''], array['orders'], array['charge'],
 			array['POST'], array['/charges'], array['Content-Type: application/json'], array[null::text], array[decode(BODY, 'hex')], array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false])
-			from generate_series(FROM, UNTIL) i`, ``},
-		"captured": {"parked", parked(`sink, lane, partition, row_id, "offset", call_name, method, target, capture, next_attempt_at, record_time, response_headers`,
-			`'payments', i % 16, i % 16, i, i, 'charge', 'POST', '/charges', true, clock_timestamp(), clock_timestamp(), 'Content-Type: application/json'`), ends},
-		"events": {"event%", `select onlyonce.append_events(array['webhook.gh'], array[null::smallint], array[''], array[i::text], array[null::bytea], array[1], array['Content-Type'], array['application/json'::bytea], array[decode(BODY, 'hex')])
-			from generate_series(FROM, UNTIL) i`, ``},
-		"parked": {"parked", parked(`topic, partition, "offset", order_key, record_time, error`,
-			`'orders', i % 16, i, gen_random_uuid(), clock_timestamp(), 'no such customer'`), `update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where settled_at is null; vacuum onlyonce.parked;`},
+			from generate_series(FROM, UNTIL) i`,
+			``,
+		},
+		"captured": {
+			"parked",
+			parked(
+				`sink, lane, partition, row_id, "offset", call_name, method, target, capture, next_attempt_at, record_time, response_headers`,
+				`'payments', i % 16, i % 16, i, i, 'charge', 'POST', '/charges', true, clock_timestamp(), clock_timestamp(), 'Content-Type: application/json'`,
+			),
+			ends,
+		},
+		"events": {
+			"event%",
+			`select onlyonce.append_events(array['webhook.gh'], array[null::smallint], array[''], array[i::text], array[null::bytea], array[1], array['Content-Type'], array['application/json'::bytea], array[decode(BODY, 'hex')])
+			from generate_series(FROM, UNTIL) i`,
+			``,
+		},
+		"parked": {
+			"parked",
+			parked(`topic, partition, "offset", order_key, record_time, error`,
+				`'orders', i % 16, i, gen_random_uuid(), clock_timestamp(), 'no such customer'`),
+			`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where settled_at is null; vacuum onlyonce.parked;`,
+		},
 		// As onlyonce.http_complete writes it, which only the layer may call.
-		"requests": {"http_records", `do $$ begin set local session_replication_role = replica;
+		"requests": {
+			"http_records",
+			`do $$ begin set local session_replication_role = replica;
 			insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, keep, completed_at, expires_at, watched_at)
 			select gen_random_uuid(), '', 'http POST /v1/charges', sha256(i::text::bytea), gen_random_uuid(), 'completed', decode(BODY, 'hex'), '48 h',
-			       clock_timestamp(), clock_timestamp() + interval '48 h', clock_timestamp() from generate_series(FROM, UNTIL) i; end $$`, ``},
+			       clock_timestamp(), clock_timestamp() + interval '48 h', clock_timestamp() from generate_series(FROM, UNTIL) i; end $$`,
+			``,
+		},
 	} {
 		for _, bytes := range []int64{200, 1000} {
 			t.Run(fmt.Sprint(kind, " of ", bytes), func(t *testing.T) {
@@ -77,7 +121,8 @@ func measureStorage(t *testing.T, kind string, m measured, bytes int64) {
 	}
 	grow := func(from int) {
 		// Bodies of random bytes: what can be compressed takes less.
-		body := fmt.Sprintf("(select substr(string_agg(md5(random()::text || i || j), ''), 1, %d) from generate_series(1, %d) j)", 2*bytes, bytes/16+1)
+		body := fmt.Sprintf("(select substr(string_agg(md5(random()::text || i || j), ''), 1, %d) from generate_series(1, %d) j)",
+			2*bytes, bytes/16+1)
 		text := strings.NewReplacer("BODY", body, "FROM", fmt.Sprint(from), "UNTIL", fmt.Sprint(from+someRows-1)).Replace(m.rows)
 		f.exec(text)
 		for statement := range strings.SplitSeq(m.after, ";") {

@@ -61,15 +61,20 @@ func TestO3RebaseInAnotherCluster(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			old, f := c.old(t), c.new(t)
+			old := c.old(t)
+			f := c.new(t)
 			c.burn(old, f)
 			old.history()
 			old.copyTo(f)
 			f.t = t
-			if got := one[int](f, `select count(*) from pg_control_system() c, onlyonce.lanes where system_id = c.system_identifier`); got != 0 {
+			if got := one[int](
+				f,
+				`select count(*) from pg_control_system() c, onlyonce.lanes where system_id = c.system_identifier`,
+			); got != 0 {
 				t.Fatal("one cluster")
 			}
-			if _, err := f.pool.Exec(t.Context(), `select onlyonce.advance(id, version, 0, true, false) from onlyonce.lanes`); err == nil || !strings.Contains(err.Error(), "OO007") {
+			if _, err := f.pool.Exec(t.Context(), `select onlyonce.advance(id, version, 0, true, false) from onlyonce.lanes`); err == nil ||
+				!strings.Contains(err.Error(), "OO007") {
 				t.Fatalf("a relay does not halt: %v", err)
 			}
 			// Meanwhile applications have enqueued more, one of them within a savepoint.
@@ -88,7 +93,13 @@ func TestO3RebaseInAnotherCluster(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			r := f.run("outbox", "rebase", "-reason", "restored", "-yes").want(t, statusGood, "payments  yes", "unlisted  no", "Done: 7 calls are to be sent")
+			r := f.run("outbox", "rebase", "-reason", "restored", "-yes").want(
+				t,
+				statusGood,
+				"payments  yes",
+				"unlisted  no",
+				"Done: 7 calls are to be sent",
+			)
 			t.Log("\n" + r.out)
 			if got := f.fresh("payments"); got != "p1 p2 q1 q2 n1 n2" {
 				t.Errorf("found in the next pass: %s", got)
@@ -96,23 +107,33 @@ func TestO3RebaseInAnotherCluster(t *testing.T) {
 			if err := tx.Commit(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if got := f.states(); got != "d1:delivered d2:delivered d3:discarded d4:delivered e1:delivered e2:delivered n1:pending n2:pending n3:pending "+
+			if got := f.states(); got != "d1:delivered d2:delivered d3:discarded d4:delivered e1:delivered "+
+				"e2:delivered n1:pending n2:pending n3:pending "+
 				"p1:pending p2:pending parked:blocked q1:pending q2:pending u1:pending" {
 				t.Errorf("states: %s", got)
 			}
 			// The restored calls may have been made since they were enqueued, except for the one
 			// that is not due, and u1, which may have been made at any time. The new ones have not.
-			if got := one[string](f, `select string_agg(name || ':' || (origin_time = created_at)::text, ' ' order by name) from onlyonce.outbox_log where redo`); got !=
+			if got := one[string](
+				f,
+				`select string_agg(name || ':' || (origin_time = created_at)::text, ' ' order by name) from onlyonce.outbox_log where redo`,
+			); got !=
 				"n1:true n2:true p1:true p2:true q1:true u1:false" {
 				t.Errorf("redone: %s", got)
 			}
 			if n := one[int](f, `select count(*) from onlyonce.parked where state = 'blocked' and first_attempt_at = parked_at`); n != 1 {
 				t.Error("the key of a call that was parked before the dump counts from its next attempt")
 			}
-			if n := one[int](f, `select count(*) from onlyonce.segments s where ring = 'outbox' and slot = 1 and bound > (select xid from onlyonce.outbox_log where redo order by xid desc limit 1)`); n != 1 {
+			if n := one[int](
+				f,
+				`select count(*) from onlyonce.segments s where ring = 'outbox' and slot = 1 and bound > (select xid from onlyonce.outbox_log where redo order by xid desc limit 1)`,
+			); n != 1 {
 				t.Error("a closed segment is emptied under calls that are to be sent")
 			}
-			if n := one[int](f, `select count(*) from onlyonce.rings where name = 'outbox' and version = (select last_value from onlyonce.outbox_version) and version > 1`); n != 1 {
+			if n := one[int](
+				f,
+				`select count(*) from onlyonce.rings where name = 'outbox' and version = (select last_value from onlyonce.outbox_version) and version > 1`,
+			); n != 1 {
 				t.Error("the ring's version")
 			}
 			// Relays go on.
@@ -120,7 +141,10 @@ func TestO3RebaseInAnotherCluster(t *testing.T) {
 			if got := f.states(); strings.Count(got, "pending") != 1 {
 				t.Errorf("states: %s", got)
 			}
-			if n := one[int](f, `select count(*) from onlyonce.audit where action = 'outbox rebase' and reason = 'restored' and (detail->>'pending')::int = 7`); n != 1 {
+			if n := one[int](
+				f,
+				`select count(*) from onlyonce.audit where action = 'outbox rebase' and reason = 'restored' and (detail->>'pending')::int = 7`,
+			); n != 1 {
 				t.Error("audit row")
 			}
 			// A second rebase changes nothing.
@@ -146,7 +170,8 @@ func (f *fixture) states() string {
 // another cluster: then it is sent again.
 func TestO3RebaseWhenInDoubt(t *testing.T) {
 	t.Parallel()
-	old, f := newCluster(t), newCluster(t)
+	old := newCluster(t)
+	f := newCluster(t)
 	f.burn(500)
 	old.lists("payments")
 	old.enqueues("payments", "k", "d1", "d2")
@@ -192,11 +217,16 @@ func TestO5RebaseFencesRelaysOut(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.run("outbox", "rebase", "-reason", "x", "-yes").want(t, statusGood, "nothing was changed")
-	f.run("outbox", "rebase", "-sink", "payments", "-reason", "x", "-yes").want(t, statusEnvironment, `no relay has listed a sink "payments"`)
+	f.run("outbox", "rebase", "-sink", "payments", "-reason", "x", "-yes").want(
+		t,
+		statusEnvironment,
+		`no relay has listed a sink "payments"`,
+	)
 	f.history()
 	f.exec(`update onlyonce.leases set epoch = 3, nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 hour' where name = 'relay/payments/4'`)
 	f.run("outbox", "rebase", "-reason", "x", "-yes").want(t, statusFailed, "relays hold 1 lanes (payments/4 until", "-force").lines(t, 1)
-	f.terminal, f.stdin = true, strings.NewReader("n\n")
+	f.terminal = true
+	f.stdin = strings.NewReader("n\n")
 	f.run("outbox", "rebase", "-reason", "x", "-force").want(t, statusFailed, "the answer was no")
 	f.stdin = &reader{func() { f.exec(`update onlyonce.lanes set version = version + 1 where lane = 2`) }, strings.NewReader("y\n")}
 	f.run("outbox", "rebase", "-reason", "x", "-force").want(t, statusFailed, "changed while you were asked")
@@ -205,7 +235,10 @@ func TestO5RebaseFencesRelaysOut(t *testing.T) {
 	}
 	f.stdin = strings.NewReader("y\n")
 	f.run("outbox", "rebase", "-reason", "x", "-force").want(t, statusGood, "Done: 5 calls")
-	if n := one[int](f, `select count(*) from onlyonce.leases where name = 'relay/payments/4' and epoch = 4 and nonce is null and until is null`); n != 1 {
+	if n := one[int](
+		f,
+		`select count(*) from onlyonce.leases where name = 'relay/payments/4' and epoch = 4 and nonce is null and until is null`,
+	); n != 1 {
 		t.Error("the relay is not fenced out")
 	}
 	// A rebase waits for a running settle.
@@ -250,7 +283,10 @@ func TestO3RebaseDividesBatches(t *testing.T) {
 		t.Fatalf("%d batches", n)
 	}
 	contents := func() string {
-		return one[string](f, `select string_agg(concat_ws(' ', id, key, name, convert_from(body, 'UTF8'), order_key, order_prefix), '\n' order by id) from onlyonce.outbox_log`)
+		return one[string](
+			f,
+			`select string_agg(concat_ws(' ', id, key, name, convert_from(body, 'UTF8'), order_key, order_prefix), '\n' order by id) from onlyonce.outbox_log`,
+		)
 	}
 	before := contents()
 	f.delivers("payments", f.logID("b"))
@@ -266,7 +302,10 @@ func TestO3RebaseDividesBatches(t *testing.T) {
 	if after := contents(); after != before {
 		t.Errorf("the calls have changed:\n%s\n%s", before, after)
 	}
-	if n := one[int](f, `select count(*) from onlyonce.batches where keys[1] = onlyonce.key('', 's', 'a') and n = 2 and bytes = 18`); n != 1 {
+	if n := one[int](
+		f,
+		`select count(*) from onlyonce.batches where keys[1] = onlyonce.key('', 's', 'a') and n = 2 and bytes = 18`,
+	); n != 1 {
 		t.Error("the delivered calls are not in a batch of their own")
 	}
 }

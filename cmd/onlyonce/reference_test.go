@@ -11,7 +11,8 @@ var update = flag.Bool("update", false, "write the reference of docs/operations/
 
 // common removes the flags that the page explains once, above the list. A -postgres that may be
 // given several times is none of them, and stays.
-var common = strings.NewReplacer("[-postgres URL]...", "[-postgres URL]...", "[-postgres URL]", "", "[-json]", "", "-reason WHY [-yes | -dry-run]", "")
+var common = strings.NewReplacer("[-postgres URL]...",
+	"[-postgres URL]...", "[-postgres URL]", "", "[-json]", "", "-reason WHY [-yes | -dry-run]", "")
 
 // reference is the list of commands in docs/operations/commands.md.
 func reference() string {
@@ -47,7 +48,8 @@ func TestReference(t *testing.T) {
 		"commands": {"../../docs/operations/commands.md", reference()},
 		"checks":   {"../../docs/guide/deployment.md", checkTable()},
 	} {
-		begin, end := "<!-- "+name+": begin -->\n", "<!-- "+name+": end -->"
+		begin := "<!-- " + name + ": begin -->\n"
+		end := "<!-- " + name + ": end -->"
 		text, err := os.ReadFile(c.file)
 		if err != nil {
 			t.Fatal(err)

@@ -39,7 +39,13 @@ func (a *app) offsetsAt(list, login string) (operate.OffsetsAt, error) {
 }
 
 // kafkaOffsetsAt asks in one request for all partitions.
-func kafkaOffsetsAt(ctx context.Context, client *kafka.Client, topic string, partitions []int32, at time.Time) (cluster string, offsets map[int32]int64, err error) {
+func kafkaOffsetsAt(
+	ctx context.Context,
+	client *kafka.Client,
+	topic string,
+	partitions []int32,
+	at time.Time,
+) (cluster string, offsets map[int32]int64, err error) {
 	meta, err := client.Metadata(ctx, &kafka.MetadataRequest{Topics: []string{topic}})
 	if err != nil {
 		return "", nil, brokerRefusal(ctx, client, err)
@@ -48,7 +54,9 @@ func kafkaOffsetsAt(ctx context.Context, client *kafka.Client, topic string, par
 	for _, nr := range partitions {
 		asked = append(asked, kafka.TimeOffsetOf(int(nr), at))
 	}
-	answer, err := client.ListOffsets(ctx, &kafka.ListOffsetsRequest{Topics: map[string][]kafka.OffsetRequest{topic: asked}})
+	answer, err := client.ListOffsets(ctx, &kafka.ListOffsetsRequest{Topics: map[string][]kafka.OffsetRequest{
+		topic: asked,
+	}})
 	if err != nil {
 		return "", nil, err
 	}
@@ -137,7 +145,9 @@ func followed(parts []ops.Replayed, replay int32, cursors []ops.Cursor) progress
 
 func (f progress) String() string {
 	if f.underWay == 0 {
-		return fmt.Sprintf("Replay %d has ended: %d offsets in %s.", f.replay, f.offsets, show.Count(int64(f.of), "partition"))
+		return fmt.Sprintf("Replay %d has ended: %d offsets in %s.",
+			f.replay, f.offsets, show.Count(int64(f.of), "partition"))
 	}
-	return fmt.Sprintf("Replay %d: %d of %d offsets, %d of %s under way.", f.replay, f.done, f.offsets, f.underWay, show.Count(int64(f.of), "partition"))
+	return fmt.Sprintf("Replay %d: %d of %d offsets, %d of %s under way.",
+		f.replay, f.done, f.offsets, f.underWay, show.Count(int64(f.of), "partition"))
 }

@@ -58,7 +58,8 @@ func TestReplay(t *testing.T) {
 			s := newShop(t)
 			config := func(c *consumer.Config) {
 				if positions {
-					c.Key, c.PositionsOnly = nil, true
+					c.Key = nil
+					c.PositionsOnly = true
 				}
 			}
 			s.keyed("a", "v0", "v1", "v2", "v3")
@@ -81,7 +82,13 @@ func TestReplay(t *testing.T) {
 			s.reaches(10)
 			s.times(want)
 
-			r := s.run(replayArgs("-from", "2", "-to", "8", "-yes")...).want(t, statusGood, "Applied AGAIN", "offset 2 to 7", "Done: replay 1 from offset 2 up to 8, then on from 10")
+			r := s.run(replayArgs("-from", "2", "-to", "8", "-yes")...).want(
+				t,
+				statusGood,
+				"Applied AGAIN",
+				"offset 2 to 7",
+				"Done: replay 1 from offset 2 up to 8, then on from 10",
+			)
 			t.Log("\n" + r.out)
 			s.reaches(10)
 			again(2, 3, 4, 5, 6)
@@ -104,7 +111,15 @@ func TestReplay(t *testing.T) {
 			s.run("cursor", "show").want(t, statusGood, "replay 2 to 12")
 			s.run("status").want(t, statusGood, "1 replaying")
 			s.run("status", "-v").want(t, statusGood, "replay 2 to 12")
-			s.run(replayArgs("-from", "0", "-yes")...).want(t, statusFailed, "replay 2 is under way, at offset 0 of up to 12", "-at 12").lines(t, 1)
+			s.run(replayArgs("-from", "0", "-yes")...).want(
+				t,
+				statusFailed,
+				"replay 2 is under way, at offset 0 of up to 12",
+				"-at 12",
+			).lines(
+				t,
+				1,
+			)
 			s.keyed("a", "v12")
 			stop = s.start(effect, config)
 			s.reaches(13)
@@ -220,11 +235,19 @@ func TestK8AdoptFromBringsWhatIdsMean(t *testing.T) {
 	for _, other := range []string{`'{orders}', null, ''`, `'{orders}', 'across', 'orders'`} {
 		s.b.exec(`delete from onlyonce.scopes`)
 		s.b.exec(`insert into onlyonce.scopes (scope, topics, copies, first_topic) values ('stock', ` + other + `)`)
-		s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusFailed, "ids of the scope do not mean here what they mean in", "nothing was done")
+		s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(
+			t,
+			statusFailed,
+			"ids of the scope do not mean here what they mean in",
+			"nothing was done",
+		)
 	}
 	s.b.exec(`delete from onlyonce.scopes`)
 	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusGood)
-	if n := one[int](s.b, `select count(*) from onlyonce.scopes where copies = 'within' and first_topic = 'orders' and topics = '{orders,paid}'`); n != 1 {
+	if n := one[int](
+		s.b,
+		`select count(*) from onlyonce.scopes where copies = 'within' and first_topic = 'orders' and topics = '{orders,paid}'`,
+	); n != 1 {
 		t.Error("b does not know what ids mean")
 	}
 }
@@ -239,10 +262,14 @@ func TestK9MoveBringsWhatIsForgotten(t *testing.T) {
 	s.a.exec(`update onlyonce.scopes set created_at = '2018-01-01Z'`)
 	s.a.exec(`update onlyonce.rings set forgotten = '2019-01-01Z' where name = 'consumer_keys'`)
 	s.b.exec(`update onlyonce.rings set horizon = '10 minutes' where name = 'consumer_keys'`)
-	s.a.run("explain", "-scope", "stock", old).want(t, statusGood, "unless a copy is a duplicate, a consumer with ParkTooOld parks it as too-old")
+	s.a.run("explain", "-scope", "stock", old).want(t, statusGood, "unless a copy is a duplicate, a "+
+		"consumer with ParkTooOld parks it as too-old")
 	s.a.run(moveArgs("retire")...).want(t, statusGood)
 	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusGood)
-	if got := one[string](s.b, `select coalesce((onlyonce.forgotten('stock') at time zone 'UTC')::text, 'nothing')`); got != "2019-01-01 00:00:00" {
+	if got := one[string](
+		s.b,
+		`select coalesce((onlyonce.forgotten('stock') at time zone 'UTC')::text, 'nothing')`,
+	); got != "2019-01-01 00:00:00" {
 		t.Errorf("forgotten in b: %s", got)
 	}
 	if got := one[string](s.b, `select (onlyonce.too_old('stock') at time zone 'UTC')::text`); got != "2019-01-01 16:48:00" {
@@ -279,7 +306,10 @@ func TestK9MoveBesideARotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	(<-done).want(t, statusGood)
-	if got := one[string](s.b, `select coalesce((onlyonce.forgotten('stock') at time zone 'UTC')::text, 'nothing')`); got != "2019-01-01 00:00:00" {
+	if got := one[string](
+		s.b,
+		`select coalesce((onlyonce.forgotten('stock') at time zone 'UTC')::text, 'nothing')`,
+	); got != "2019-01-01 00:00:00" {
 		t.Errorf("forgotten in b: %s", got)
 	}
 }
@@ -293,7 +323,8 @@ func TestF10CopyFromOutsideOfTheRange(t *testing.T) {
 	stop := s.start(effect, nil)
 	s.reaches(4)
 	s.times(map[int64]int{0: 1, 1: 1, 2: 1})
-	s.run(replayArgs("-from", "2", "-to", "4", "-yes")...).want(t, statusGood, "a copy whose original lies outside of the range is applied too")
+	s.run(replayArgs("-from", "2", "-to", "4", "-yes")...).want(t, statusGood, "a copy whose original lies "+
+		"outside of the range is applied too")
 	s.reaches(4)
 	s.times(map[int64]int{0: 1, 1: 1, 2: 2, 3: 1})
 	stop()
@@ -309,7 +340,8 @@ func TestReplayInterrupted(t *testing.T) {
 			config := func(c *consumer.Config) {
 				c.BatchSize = 2
 				if positions {
-					c.Key, c.PositionsOnly = nil, true
+					c.Key = nil
+					c.PositionsOnly = true
 				}
 			}
 			want := map[int64]int{}
@@ -363,7 +395,8 @@ func TestReplayCalls(t *testing.T) {
 			suffix := ""
 			config := func(c *consumer.Config) {
 				if positions {
-					c.Key, c.PositionsOnly = nil, true
+					c.Key = nil
+					c.PositionsOnly = true
 				}
 			}
 			s.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
@@ -435,7 +468,11 @@ func TestReplayIsRefused(t *testing.T) {
 	} {
 		f.run(replayArgs(append(c.args, "-yes")...)...).want(t, statusFailed, c.want).lines(t, 1)
 	}
-	f.run(replayArgs("-from", "2", "-to", "13", "-dry-run")...).want(t, statusGood, "Of these messages 1 are parked and not settled: they are passed over")
+	f.run(replayArgs("-from", "2", "-to", "13", "-dry-run")...).want(
+		t,
+		statusGood,
+		"Of these messages 1 are parked and not settled: they are passed over",
+	)
 	f.run(replayArgs("-from", "2", "-dry-run")...).want(t, statusGood, "Of these messages 2 are parked and not settled")
 	f.run(adoptArgs("-at", "2", "-dry-run")...).want(t, statusGood, "Of these messages 2 are parked and not settled")
 	f.untouched(before)
@@ -450,7 +487,8 @@ func TestReplayIsRefused(t *testing.T) {
 		want(t, statusGood, "Done: replay 2", "Offsets below 5, where this cursor began")
 	// An adoption with an offset ends the replay. The position that was interrupted counts, not how
 	// far the replay was.
-	f.run(adoptArgs("-at", "17", "-yes")...).want(t, statusGood, "The replay that is under way up to offset 17 ends here", "Nothing is skipped")
+	f.run(adoptArgs("-at", "17", "-yes")...).want(t, statusGood, "The replay that is under way up to offset 17 ends here",
+		"Nothing is skipped")
 	if c := f.shown(); c.Position != 17 || c.ReplayUntil != nil || c.ReplayResume != nil || c.Replay != 1 {
 		t.Errorf("cursor: %+v", c)
 	}
@@ -462,7 +500,8 @@ func TestReplayAsks(t *testing.T) {
 	f := newFixture(t)
 	f.populate()
 	f.exec(`delete from onlyonce.parked`)
-	f.terminal, f.stdin = true, strings.NewReader("n\n")
+	f.terminal = true
+	f.stdin = strings.NewReader("n\n")
 	before := f.shown()
 	f.run(replayArgs("-from", "3")...).want(t, statusFailed, "the answer was no")
 	f.untouched(before)

@@ -39,33 +39,83 @@ func TestRequestResolve(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.run("request", "list").want(t, statusGood, "No requests.").lines(t, 0)
-	applied, absent, running := f.claims("acct_1", "k1", "charge"), f.claims("acct_1", "k2", "charge"), f.claims("acct_2", "k3", "charge")
+	applied := f.claims("acct_1", "k1", "charge")
+	absent := f.claims("acct_1", "k2", "charge")
+	running := f.claims("acct_2", "k3", "charge")
 	f.exec(`update onlyonce.http_records set state = 'reconcile' where id <> $1`, running)
 	f.exec(`update onlyonce.leases set until = clock_timestamp() + interval '1 hour' where name = $1`, "http/"+running)
-	f.run("request", "list").want(t, statusGood, applied, absent, "reconcile", "running", "charge", "http POST /v1/charges",
-		"onlyonce request resolve -id "+applied+" -step charge -applied -result TEXT -reason WHY", "onlyonce request close -id "+absent+" -reason WHY")
+	f.run("request", "list").want(
+		t,
+		statusGood,
+		applied,
+		absent,
+		"reconcile",
+		"running",
+		"charge",
+		"http POST /v1/charges",
+		"onlyonce request resolve -id "+applied+" -step charge -applied -result TEXT -reason WHY",
+		"onlyonce request close -id "+absent+" -reason WHY",
+	)
 	var row ops.Request
 	out := f.run("request", "list", "-tenant", "acct_2", "-json").want(t, statusGood).lines(t, 0).out
-	if err := json.Unmarshal([]byte(out), &row); err != nil || row.ID != running || row.State != "running" || len(row.Unknown) != 1 || row.UnknownSince == nil {
+	if err := json.Unmarshal([]byte(out), &row); err != nil ||
+		row.ID != running ||
+		row.State != "running" ||
+		len(row.Unknown) != 1 ||
+		row.UnknownSince == nil {
 		t.Errorf("%v: %+v", err, row)
 	}
 
-	f.run("request", "resolve", "-id", applied, "-step", "charge", "-reason", "r", "-yes").want(t, statusEnvironment, "-applied or -not-applied")
-	f.run("request", "resolve", "-id", applied, "-step", "refund", "-applied", "-result", "x", "-reason", "r", "-yes").want(t, statusEnvironment, `no step "refund"`, "charge")
-	f.run("request", "resolve", "-id", running, "-step", "charge", "-applied", "-result", "x", "-reason", "r", "-yes").want(t, statusFailed, "the request is running")
-	f.run("request", "resolve", "-id", applied, "-step", "charge", "-applied", "-reason", "found it", "-yes").want(t, statusEnvironment, "missing: -result")
-	f.run("request", "resolve", "-id", applied, "-step", "charge", "-applied", "-result", "ch_1", "-reason", "found it", "-yes").want(t, statusGood, "had its effect", "audit row")
-	f.run("request", "resolve", "-id", absent, "-step", "charge", "-not-applied", "-reason", "not there", "-yes").want(t, statusGood, "had no effect")
-	if got := one[string](f, `select convert_from(result, 'UTF8') from onlyonce.http_steps where record_id = $1 and done_at is not null`, applied); got != "ch_1" {
+	f.run("request", "resolve", "-id", applied, "-step", "charge", "-reason", "r", "-yes").want(
+		t,
+		statusEnvironment,
+		"-applied or -not-applied",
+	)
+	f.run("request", "resolve", "-id", applied, "-step", "refund", "-applied", "-result", "x", "-reason", "r", "-yes").want(
+		t,
+		statusEnvironment,
+		`no step "refund"`,
+		"charge",
+	)
+	f.run("request", "resolve", "-id", running, "-step", "charge", "-applied", "-result", "x", "-reason", "r", "-yes").want(
+		t,
+		statusFailed,
+		"the request is running",
+	)
+	f.run("request", "resolve", "-id", applied, "-step", "charge", "-applied", "-reason", "found it", "-yes").want(
+		t,
+		statusEnvironment,
+		"missing: -result",
+	)
+	f.run("request", "resolve", "-id", applied, "-step", "charge", "-applied", "-result", "ch_1", "-reason", "found it", "-yes").want(
+		t,
+		statusGood,
+		"had its effect",
+		"audit row",
+	)
+	f.run("request", "resolve", "-id", absent, "-step", "charge", "-not-applied", "-reason", "not there", "-yes").want(
+		t,
+		statusGood,
+		"had no effect",
+	)
+	if got := one[string](f, `select convert_from(result, 'UTF8') from onlyonce.http_steps where record_id = $1 and done_at is not null`,
+		applied); got != "ch_1" {
 		t.Errorf("the step's result is %q", got)
 	}
 	if n := one[int](f, `select count(*) from onlyonce.http_steps where record_id = $1`, absent); n != 0 {
 		t.Errorf("%d steps", n)
 	}
-	if n := one[int](f, `select count(*) from onlyonce.http_records r join onlyonce.leases l on l.id = r.lease_id where r.state = 'running' and l.until <= clock_timestamp() and l.nonce is null`); n != 2 {
+	if n := one[int](
+		f,
+		`select count(*) from onlyonce.http_records r join onlyonce.leases l on l.id = r.lease_id where r.state = 'running' and l.until <= clock_timestamp() and l.nonce is null`,
+	); n != 2 {
 		t.Errorf("%d requests can be taken over, want 2", n)
 	}
-	f.run("request", "resolve", "-id", applied, "-step", "charge", "-applied", "-result", "x", "-reason", "again", "-yes").want(t, statusEnvironment, `no step "charge"`)
+	f.run("request", "resolve", "-id", applied, "-step", "charge", "-applied", "-result", "x", "-reason", "again", "-yes").want(
+		t,
+		statusEnvironment,
+		`no step "charge"`,
+	)
 }
 
 // The result that an operator gives for a step is sealed too, in its place, if the layer seals. If
@@ -114,7 +164,8 @@ func TestRequestResolveSeals(t *testing.T) {
 func TestRequestClose(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	left, running := f.claims("acct_1", "k1", "charge"), f.claims("acct_2", "k2", "charge")
+	left := f.claims("acct_1", "k1", "charge")
+	running := f.claims("acct_2", "k2", "charge")
 	f.exec(`update onlyonce.http_steps set done_at = clock_timestamp(), result = 'ch_1' where record_id = $1`, left)
 	f.exec(`update onlyonce.http_records set abandoned_at = clock_timestamp() where id = $1`, left)
 	f.exec(`update onlyonce.leases set until = clock_timestamp() + interval '1 hour' where name = $1`, "http/"+running)
@@ -123,10 +174,15 @@ func TestRequestClose(t *testing.T) {
 	f.run("request", "close", "-reason", "r", "-yes").want(t, statusEnvironment, "missing: -id")
 	epoch := one[int64](f, `select epoch from onlyonce.leases where name = $1`, "http/"+left)
 	f.run("request", "close", "-id", left, "-reason", "refunded by hand", "-yes").want(t, statusGood, "copies of it get 410", "audit row")
-	if n := one[int](f, `select count(*) from onlyonce.http_records where id = $1 and state = 'completed' and erased_at is not null and response is null and expires_at > clock_timestamp() + interval '47 hours'`, left); n != 1 {
+	if n := one[int](
+		f,
+		`select count(*) from onlyonce.http_records where id = $1 and state = 'completed' and erased_at is not null and response is null and expires_at > clock_timestamp() + interval '47 hours'`,
+		left,
+	); n != 1 {
 		t.Error("it is not completed as one that is erased")
 	}
-	if raised := one[*int64](f, `select onlyonce.raise_epoch(id, $2, gen_random_uuid(), '1 minute') from onlyonce.leases where name = $1`, "http/"+left, epoch); raised != nil {
+	if raised := one[*int64](f, `select onlyonce.raise_epoch(id, $2, gen_random_uuid(), '1 minute') from onlyonce.leases where name = $1`,
+		"http/"+left, epoch); raised != nil {
 		t.Error("it can be taken over")
 	}
 	f.run("request", "close", "-id", left, "-reason", "r", "-yes").want(t, statusFailed, "the request is completed")
@@ -140,12 +196,26 @@ func TestRequestClose(t *testing.T) {
 func TestRequestErase(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	id, other := f.answers("acct_1", "k1"), f.answers("acct_2", "k1")
+	id := f.answers("acct_1", "k1")
+	other := f.answers("acct_2", "k1")
 	open := f.claims("acct_1", "k2", "charge")
 	f.run("request", "erase", "-id", open, "-reason", "r", "-yes").want(t, statusFailed, "not completed")
-	f.run("request", "erase", "-scope", "http POST /v1/charges", "-key", "k9", "-reason", "r", "-yes").want(t, statusEnvironment, "there is no request")
-	f.run("request", "erase", "-id", id, "-key", "k1", "-scope", "s", "-reason", "r", "-yes").want(t, statusEnvironment, "-id: names the request by itself")
-	f.run("request", "erase", "-tenant", "acct_1", "-scope", "http POST /v1/charges", "-key", "k1", "-reason", "GDPR", "-yes").want(t, statusGood, id, "Erase the answer")
+	f.run("request", "erase", "-scope", "http POST /v1/charges", "-key", "k9", "-reason", "r", "-yes").want(
+		t,
+		statusEnvironment,
+		"there is no request",
+	)
+	f.run("request", "erase", "-id", id, "-key", "k1", "-scope", "s", "-reason", "r", "-yes").want(
+		t,
+		statusEnvironment,
+		"-id: names the request by itself",
+	)
+	f.run("request", "erase", "-tenant", "acct_1", "-scope", "http POST /v1/charges", "-key", "k1", "-reason", "GDPR", "-yes").want(
+		t,
+		statusGood,
+		id,
+		"Erase the answer",
+	)
 	f.run("request", "erase", "-id", id, "-reason", "GDPR", "-yes").want(t, statusGood, "erased already")
 	left := one[string](f, `select string_agg(id::text, ',') from onlyonce.http_records where response is not null`)
 	if left != other {

@@ -69,11 +69,13 @@ func split(t *testing.T, command string) (words []string) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			words, command = append(words, word), command[len(quoted):]
+			words = append(words, word)
+			command = command[len(quoted):]
 			continue
 		}
 		word, rest, _ := strings.Cut(command, " ")
-		words, command = append(words, word), rest
+		words = append(words, word)
+		command = rest
 	}
 	return words
 }
@@ -97,12 +99,33 @@ func TestAdoptResolvesEveryHalt(t *testing.T) {
 		values string // all effects, in order
 	}{
 		{consumer.HaltForeignGroup, func(_ *fixture, l *memlog.Log) { l.Append(0, "v5") }, "g2", "", 6, "v0 v1 v2 v3 v4 v5"},
-		{consumer.HaltForeignScope, func(_ *fixture, l *memlog.Log) { l.Append(0, "v5"); l.SetCommitted("g1", 0, 5, names.Mark("mail", 5)) }, "g1", "5", 6, "v0 v1 v2 v3 v4 v5"},
+		{
+			consumer.HaltForeignScope,
+			func(_ *fixture, l *memlog.Log) { l.Append(0, "v5"); l.SetCommitted("g1", 0, 5, names.Mark("mail", 5)) },
+			"g1",
+			"5",
+			6,
+			"v0 v1 v2 v3 v4 v5",
+		},
 		{consumer.HaltForeignCluster, func(f *fixture, l *memlog.Log) { f.exec(`update onlyonce.cursors set cluster_id = 'other'`) },
 			"g1", "3", 5, "v0 v1 v2 v3 v4 v3 v4"},
 		{consumer.HaltNewTopic, recreate, "g1", "0", 8, "v0 v1 v2 v3 v4 new0 new1 new2 new3 new4 new5 new6 new7"},
-		{consumer.HaltHistoryLost, func(f *fixture, _ *memlog.Log) { f.exec(`delete from onlyonce.leases`) }, "g1", "4", 5, "v0 v1 v2 v3 v4 v4"},
-		{consumer.HaltTruncated, func(_ *fixture, l *memlog.Log) { l.Truncate(0, 3); l.Append(0, "x3") }, "g1", "3", 4, "v0 v1 v2 v3 v4 x3"},
+		{
+			consumer.HaltHistoryLost,
+			func(f *fixture, _ *memlog.Log) { f.exec(`delete from onlyonce.leases`) },
+			"g1",
+			"4",
+			5,
+			"v0 v1 v2 v3 v4 v4",
+		},
+		{
+			consumer.HaltTruncated,
+			func(_ *fixture, l *memlog.Log) { l.Truncate(0, 3); l.Append(0, "x3") },
+			"g1",
+			"3",
+			4,
+			"v0 v1 v2 v3 v4 x3",
+		},
 		{consumer.HaltGap, func(_ *fixture, l *memlog.Log) { l.Append(0, "lost"); l.Append(0, "v6"); l.DeleteBefore(0, 6) },
 			"g1", "6", 7, "v0 v1 v2 v3 v4 v6"},
 	} {

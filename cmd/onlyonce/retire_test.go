@@ -56,9 +56,12 @@ func TestRetireAsks(t *testing.T) {
 	f := newFixture(t)
 	f.populate()
 	before := f.shown()
-	f.terminal, f.stdin = true, strings.NewReader("n\n")
+	f.terminal = true
+	f.stdin = strings.NewReader("n\n")
 	r := f.run(cursorArgs("retire")...).want(t, statusFailed, "the answer was no")
-	if !strings.Contains(r.out, "retired") || !strings.Contains(r.out, "2 parked messages of it are not settled") || !strings.Contains(r.out, "did not release it properly") {
+	if !strings.Contains(r.out, "retired") ||
+		!strings.Contains(r.out, "2 parked messages of it are not settled") ||
+		!strings.Contains(r.out, "did not release it properly") {
 		t.Errorf("what was asked:\n%s", r.out)
 	}
 	f.untouched(before)
@@ -75,7 +78,8 @@ func TestPause(t *testing.T) {
 	stop = s.start(effect, func(c *consumer.Config) { c.Hooks.Paused = func(p consumer.PausedEvent) { paused <- p } })
 
 	s.run(cursorArgs("resume", "-yes")...).want(t, statusGood, "It is not paused: nothing was changed")
-	s.run(cursorArgs("pause", "-yes")...).want(t, statusGood, "Pause scope stock, topic orders, partition 0: 1 cursors in use", "Done; audit row")
+	s.run(cursorArgs("pause", "-yes")...).want(t, statusGood, "Pause scope stock, topic orders, partition 0: 1 cursors in use",
+		"Done; audit row")
 	<-paused
 	s.keyed("a", "v1")
 	s.run(cursorArgs("pause", "-yes")...).want(t, statusGood, "paused already", "OPS-12", "nothing was changed")
@@ -86,7 +90,8 @@ func TestPause(t *testing.T) {
 		t.Errorf("cursor: %+v", c)
 	}
 	s.run(cursorArgs("resume", "-yes")...).want(t, statusGood, "Still paused: scope stock as a whole")
-	s.run(cursorArgs("resume", "-yes")...).want(t, statusGood, "not paused itself, but scope stock as a whole is", "leave out -partition and -topic")
+	s.run(cursorArgs("resume", "-yes")...).want(t, statusGood, "not paused itself, but scope stock as a whole is",
+		"leave out -partition and -topic")
 	stop()
 	s.start(effect, nil) // a restart does not end it
 	if got := s.effects(); got != "v0" {
@@ -94,7 +99,12 @@ func TestPause(t *testing.T) {
 	}
 	// A replay of a paused partition begins when it is resumed.
 	s.run(replayArgs("-from", "0", "-yes")...).want(t, statusGood)
-	s.run("cursor", "resume", "-scope", "stock", "-reason", "over", "-yes").want(t, statusGood, "Resume scope stock as a whole", "all of it")
+	s.run("cursor", "resume", "-scope", "stock", "-reason", "over", "-yes").want(
+		t,
+		statusGood,
+		"Resume scope stock as a whole",
+		"all of it",
+	)
 	s.reaches(2)
 	if got := s.effects(); got != "v0 v0 v1" {
 		t.Errorf("effects: %s", got)
@@ -104,5 +114,10 @@ func TestPause(t *testing.T) {
 	}
 	s.run("cursor", "pause", "-scope", "stok", "-reason", "a slip", "-yes").want(t, statusGood, "Is the name right?")
 	s.run(cursorArgs("pause", "-yes")...).want(t, statusGood)
-	s.run("cursor", "resume", "-scope", "stock", "-reason", "over", "-yes").want(t, statusGood, "It is not paused as a whole", "partition 0")
+	s.run("cursor", "resume", "-scope", "stock", "-reason", "over", "-yes").want(
+		t,
+		statusGood,
+		"It is not paused as a whole",
+		"partition 0",
+	)
 }

@@ -54,8 +54,16 @@ func (s *shop) start(h consumer.HandlerFunc, change func(*consumer.Config)) (sto
 // startOn is start with a source of the caller's.
 func (s *shop) startOn(src consumer.Source, h consumer.HandlerFunc, change func(*consumer.Config)) (stop func()) {
 	s.t.Helper()
-	cfg := consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), BatchSize: 10, Linger: time.Millisecond, MaxAttempts: 2,
-		Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond}, DrainTimeout: 50 * time.Millisecond, Timeouts: dedupe.Timeouts{Lock: 2 * time.Second}}
+	cfg := consumer.Config{
+		Scope:        "stock",
+		Key:          consumer.HeaderKey("message-id"),
+		BatchSize:    10,
+		Linger:       time.Millisecond,
+		MaxAttempts:  2,
+		Backoff:      dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond},
+		DrainTimeout: 50 * time.Millisecond,
+		Timeouts:     dedupe.Timeouts{Lock: 2 * time.Second},
+	}
 	if change != nil {
 		change(&cfg)
 	}
@@ -97,13 +105,17 @@ func (s *shop) effects() string {
 // parkedID is the id of the row that holds a value.
 func (s *shop) parkedID(value string) string {
 	s.t.Helper()
-	return one[string](s.fixture, `select id::text from onlyonce.parked where body = convert_to($1, 'UTF8') order by id desc limit 1`, value)
+	return one[string](s.fixture, `select id::text from onlyonce.parked where body = convert_to($1, 'UTF8') order by id desc limit 1`,
+		value)
 }
 
 // states returns the states of parked rows, by value, in the order of their offsets.
 func (s *shop) states() string {
 	s.t.Helper()
-	return one[string](s.fixture, `select coalesce(string_agg(convert_from(body, 'UTF8') || ':' || state, ' ' order by "offset", id), '') from onlyonce.parked`)
+	return one[string](
+		s.fixture,
+		`select coalesce(string_agg(convert_from(body, 'UTF8') || ':' || state, ' ' order by "offset", id), '') from onlyonce.parked`,
+	)
 }
 
 // broken is a handler that gives up some values until it is repaired.

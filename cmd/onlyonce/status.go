@@ -17,13 +17,16 @@ func statusCommand() command {
 		args:    "[-postgres URL] [-v] [-json]",
 		summary: "show what needs you, and where the work is",
 		help: `
-Begins with what needs a person, each with the next commands; or with "Nothing needs you". Then it shows, from the same snapshot of the database:
-positions, by scope and topic; the processes; what is parked and not settled; and the calls that are not delivered. It changes nothing, and works on a standby too.
+Begins with what needs a person, each with the next commands; or with "Nothing needs you". Then it
+shows, from the same snapshot of the database: positions, by scope and topic; the processes; what is
+parked and not settled; and the calls that are not delivered. It changes nothing, and works on a
+standby too.
 
 What needs a person, in this order:
   halted           a partition on which no work is done until you decide: run the command that is shown
-  cannot ...       processes cannot join their group, read the log, apply messages, deliver calls to a sink, receive from a queue or
-                   store webhooks; by their own report, at most 10 s old
+  cannot ...       processes cannot join their group, read the log, apply messages, deliver calls to
+                   a sink, receive from a queue or store webhooks; by their own report, at most 10 s
+                   old
   calls are ...    a sink refuses nearly all calls alike: they wait
   wrong secret     a process of the HTTP layer has another secret than those before it
   not running      a relay, receiver, endpoint or HTTP layer was killed, and none like it runs; shown for a day
@@ -39,15 +42,18 @@ What needs a person, in this order:
   HTTP requests    of unknown outcome, or given up by their clients
 What is paused is not among them, because a person has decided that; see STATE.
 
-Cursors: OWNED is how many of the partitions a living process owns. LAG is how many messages they are behind the log: "or more" where a
-partition has no owner. LAST BATCH is when a batch was committed last. STATE counts partitions that are halted, paused, replaying,
-waiting for an open Kafka transaction, or retired.
+Cursors: OWNED is how many of the partitions a living process owns. LAG is how many messages they
+are behind the log: "or more" where a partition has no owner. LAST BATCH is when a batch was
+committed last. STATE counts partitions that are halted, paused, replaying, waiting for an open
+Kafka transaction, or retired.
 
-Processes: each consumer, relay (of each sink), receiver of a queue, webhook endpoint and HTTP layer describes itself every 10 s
-(REPORTED). One that has not for 30 s is silent: it was killed, or cannot reach this database. After 5 minutes it is only counted. Kafka is not asked.
+Processes: each consumer, relay (of each sink), receiver of a queue, webhook endpoint and HTTP layer
+describes itself every 10 s (REPORTED). One that has not for 30 s is silent: it was killed, or
+cannot reach this database. After 5 minutes it is only counted. Kafka is not asked.
 
-Calls: those that are not delivered and wait for no decision, wherever they are: in the log, tried again (RETRIED), or BEHIND another one
-of their ordering key. OLDEST is since the oldest was enqueued, LAST ERROR that of the oldest that is tried again.
+Calls: those that are not delivered and wait for no decision, wherever they are: in the log, tried
+again (RETRIED), or BEHIND another one of their ordering key. OLDEST is since the oldest was
+enqueued, LAST ERROR that of the oldest that is tried again.
 
 In a command that is shown, fill in WHY, OFFSET and ID.`,
 	}, "reading the status", func(fs *flag.FlagSet) reading[ops.StatusReport] {

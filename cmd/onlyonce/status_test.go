@@ -59,7 +59,10 @@ func (f *fixture) progress(lease string, run int, from, next int64) {
 		args []any
 	}{
 		{`set local session_replication_role = replica`, nil}, // no trigger: this is not an owner
-		{`insert into onlyonce.progress select id, $2::integer, $3::bigint, $4::bigint, $4::bigint - 1, 0, '\x01' from onlyonce.leases where name = $1`, []any{lease, run, from, next}},
+		{
+			`insert into onlyonce.progress select id, $2::integer, $3::bigint, $4::bigint, $4::bigint - 1, 0, '\x01' from onlyonce.leases where name = $1`,
+			[]any{lease, run, from, next},
+		},
 	} {
 		if _, err := tx.Exec(f.t.Context(), q.sql, q.args...); err != nil {
 			f.t.Fatalf("%s: %v", q.sql, err)
@@ -73,8 +76,13 @@ func (f *fixture) progress(lease string, run int, from, next int64) {
 // cursors makes the cursors of a scope of topic orders, at 5.
 func (f *fixture) cursors(scope string, first, last int) {
 	f.t.Helper()
-	f.exec(`with l as (insert into onlyonce.leases (name) select 'cursor/' || $1::text || '/orders/' || p from generate_series($2::int, $3::int) p returning id, name)
-		insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy) select id, $1, 'orders', split_part(name, '/', 4)::int, 5, 5, 'earliest' from l`, scope, first, last)
+	f.exec(
+		`with l as (insert into onlyonce.leases (name) select 'cursor/' || $1::text || '/orders/' || p from generate_series($2::int, $3::int) p returning id, name)
+		insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy) select id, $1, 'orders', split_part(name, '/', 4)::int, 5, 5, 'earliest' from l`,
+		scope,
+		first,
+		last,
+	)
 }
 
 // fields are the names of a JSON object, in order.
@@ -99,7 +107,8 @@ func fields(t *testing.T, raw []byte) string {
 	return strings.Join(names, " ")
 }
 
-const cursorFields = "id scope topic partition position run start_offset start_policy group cluster_id topic_id epoch clean attempts attempt_offset anchor_offset leader_epoch " +
+const cursorFields = "id scope topic partition position run start_offset start_policy group cluster_id " +
+	"topic_id epoch clean attempts attempt_offset anchor_offset leader_epoch " +
 	"retired_at paused replay replay_until replay_resume replay_resend redo_until redo_topic_id done_until"
 
 func TestStatusJSON(t *testing.T) {
@@ -111,7 +120,10 @@ func TestStatusJSON(t *testing.T) {
 	if strings.Count(r.out, "\n") != 1 {
 		t.Errorf("not one line:\n%s", r.out)
 	}
-	if got := fields(t, []byte(r.out)); got != "needs schema_version standby faults cursors owners parts parked outbox outbox_counted relays unheld timed_ahead requests" {
+	if got := fields(
+		t,
+		[]byte(r.out),
+	); got != "needs schema_version standby faults cursors owners parts parked outbox outbox_counted relays unheld timed_ahead requests" {
 		t.Errorf("fields: %s", got)
 	}
 	var lists struct {
@@ -135,7 +147,10 @@ func TestStatusJSON(t *testing.T) {
 			t.Errorf("fields %s, want %s", got, want)
 		}
 	}
-	if report.SchemaVersion != migrations.Latest || len(report.Cursors) != 2 || report.Cursors[0].Position != 17 || report.Cursors[1].Position != 5 {
+	if report.SchemaVersion != migrations.Latest ||
+		len(report.Cursors) != 2 ||
+		report.Cursors[0].Position != 17 ||
+		report.Cursors[1].Position != 5 {
 		t.Errorf("cursors: %+v", report.Cursors)
 	}
 	if c := report.Cursors[0]; c.Attempts != 2 || *c.AttemptOffset != 17 || *c.Group != "g1" || c.Clean {
@@ -179,13 +194,24 @@ func TestStatusJSON(t *testing.T) {
 func TestStatusForPeople(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.run("status").want(t, statusGood, fmt.Sprintf("schema version %d", migrations.Latest), "Nothing needs you.\n\nCursors: 0 partitions", "Parked: 0 not settled", "Calls: 0 not delivered, 0 sinks")
+	f.run("status").want(
+		t,
+		statusGood,
+		fmt.Sprintf("schema version %d", migrations.Latest),
+		"Nothing needs you.\n\nCursors: 0 partitions",
+		"Parked: 0 not settled",
+		"Calls: 0 not delivered, 0 sinks",
+	)
 	f.populate()
 	f.calls()
 	f.columns = 80
-	r := f.run("status", "-v").want(t, statusGood, "4 things need you:\n- no consumer runs: scope stock, 2 partitions", "Cursors: 2 partitions",
-		"parked: sink payments, 1 call of unknown outcome (1 window)", "\n  onlyonce parked list -scope stock -kind message -state waiting\n",
-		"Parked: 4 not settled, 1 settled", "Calls: 2 not delivered, 3 sinks", "2 at 17", "30m", "Processes: 0").lines(t, 0).fits(t, 80)
+	r := f.run("status", "-v").want(
+		t, statusGood, "4 things need you:\n- no consumer runs: scope stock, 2 partitions",
+		"Cursors: 2 partitions", "parked: sink payments, 1 call of unknown outcome (1 window)",
+		"\n  onlyonce parked list -scope stock -kind message -state waiting\n",
+		"Parked: 4 not settled, 1 settled", "Calls: 2 not delivered, 3 sinks", "2 at 17", "30m",
+		"Processes: 0",
+	).lines(t, 0).fits(t, 80)
 	t.Log("\n" + r.out)
 }
 
@@ -219,17 +245,31 @@ func TestStatusOfProcesses(t *testing.T) {
 		(gen_random_uuid(), 'stock', 'pod-2', 8, clock_timestamp() - interval '1 hour', '[
 			{"topic": "orders", "partition": 2, "epoch": 3, "position": 5, "high_watermark": 9, "lag": 4, "halted": "blocked", "detail": "of the past", "halted_for": 1}]')`)
 	f.columns = 80
-	r := f.run("status").want(t, statusGood, "5 things need you:\n- halted: scope bills", "\n- crashing: scope bills, 3 processes ended without a stop within 2m of their", "\n- halted: scope stock, orders/1, gap for 1h: the log begins at 9\n", "Processes: 7", "\n1 more ended without a stop, over 5 minutes ago\n", "scope bills, 30 partitions of bills (0, 2,",
+	r := f.run("status").want(
+		t, statusGood, "5 things need you:\n- halted: scope bills",
+		"\n- crashing: scope bills, 3 processes ended without a stop within 2m of their",
+		"\n- halted: scope stock, orders/1, gap for 1h: the log begins at 9\n", "Processes: 7",
+		"\n1 more ended without a stop, over 5 minutes ago\n",
+		"scope bills, 30 partitions of bills (0, 2,",
 		"\n  onlyonce cursor adopt -scope bills -topic bills -halted new-topic -at first \\\n",
-		"\n  onlyonce cursor adopt -scope bills -topic bills -halted everything-fails -at \\\n      position -reason WHY\n  onlyonce parked redrive -scope bills -topic bills -kind message -parked-for \\\n", "pod-1",
-		"\n  onlyonce cursor adopt -scope stock -topic orders -partition 1 -at OFFSET \\\n", "3 partitions of orders (1, 3, 4)",
-		"\n  onlyonce cursor adopt -scope mail -topic orders -group mail-2 -reason WHY\n", "waiting: stock orders/0, at offset 90 for 2m",
-		"blocked: stock orders/0, by the message at offset 90 (ordering key 0a0b) for", "8 messages above it done", "(silent)").fits(t, 80)
+		"\n  onlyonce cursor adopt -scope bills -topic bills -halted everything-fails -at \\\n      "+
+			"position -reason WHY\n  onlyonce parked redrive -scope bills -topic bills -kind message -parked-for \\\n",
+		"pod-1",
+		"\n  onlyonce cursor adopt -scope stock -topic orders -partition 1 -at OFFSET \\\n",
+		"3 partitions of orders (1, 3, 4)",
+		"\n  onlyonce cursor adopt -scope mail -topic orders -group mail-2 -reason WHY\n",
+		"waiting: stock orders/0, at offset 90 for 2m",
+		"blocked: stock orders/0, by the message at offset 90 (ordering key 0a0b) for",
+		"8 messages above it done", "(silent)",
+	).fits(t, 80)
 	// While a partition changes its owner it counts once, and one whose owner died keeps its lag.
 	f.cursors("mail", 1, 4)
 	f.cursors("stock", 0, 2)
 	for _, want := range []string{` mail +orders +4 +4 of 4 +80 `, ` stock +orders +3 +2 of 3 +34 or more `} {
-		if sums := f.run("status").want(t, statusGood).out; !regexp.MustCompile(strings.ReplaceAll(want, " +", `\s+`)[1:]).MatchString(sums) {
+		if sums := f.run("status").want(
+			t,
+			statusGood,
+		).out; !regexp.MustCompile(strings.ReplaceAll(want, " +", `\s+`)[1:]).MatchString(sums) {
 			t.Errorf("%s is not in\n%s", want, sums)
 		}
 	}
@@ -299,7 +339,11 @@ func TestO5LanesWithoutARelay(t *testing.T) {
 		"died":       `update onlyonce.leases set nonce = gen_random_uuid(), until = clock_timestamp() - interval '5 minutes', freed_at = clock_timestamp() - interval '1 day' where name = $1`,
 	} {
 		f.exec(sql, lane)
-		f.run("status").want(t, statusGood, "1 thing needs you", "lanes without a relay: sink events, "+unheld, "15 of 16 lanes are held, by 1 relay", "see the logs of the sink's relays", "onlyonce outbox status -sink events")
+		f.run("status").want(t, statusGood, "1 thing needs you",
+			"lanes without a relay: sink events, "+unheld,
+			"15 of 16 lanes are held, by 1 relay",
+			"see the logs of the sink's relays",
+			"onlyonce outbox status -sink events")
 		doctor("sink events: "+unheld, "; relays hold 15 of 16 lanes")
 		var got struct {
 			Unheld []struct {
@@ -308,7 +352,11 @@ func TestO5LanesWithoutARelay(t *testing.T) {
 				Seconds      float64
 			}
 		}
-		if r := f.run("status", "-json").want(t, statusGood); json.Unmarshal([]byte(r.out), &got) != nil || len(got.Unheld) != 1 || got.Unheld[0].Calls != 2 || got.Unheld[0].Lanes != 1 || got.Unheld[0].Seconds < 299 {
+		if r := f.run("status", "-json").want(t, statusGood); json.Unmarshal([]byte(r.out), &got) != nil ||
+			len(got.Unheld) != 1 ||
+			got.Unheld[0].Calls != 2 ||
+			got.Unheld[0].Lanes != 1 ||
+			got.Unheld[0].Seconds < 299 {
 			t.Errorf("%s: %+v", how, got)
 		}
 	}

@@ -10,16 +10,42 @@ const mostSuggested = 3
 
 // otherWords are what people of other tools may type.
 var otherWords = map[string]string{
-	"dlq": "parked list", "dead": "parked list", "deadletter": "parked list", "dead-letter": "parked list", "failed": "parked list", "parked": "parked list",
-	"retry": "parked redrive", "requeue": "parked redrive", "skip": "parked discard", "drop": "parked discard", "delete": "parked discard",
-	"health": "doctor", "check": "doctor", "verify": "doctor", "lag": "status", "info": "status", "ps": "status", "halts": "status",
-	"offsets": "cursor show", "positions": "cursor show", "reset": "cursor adopt", "seek": "cursor adopt", "rewind": "replay",
-	"stop": "cursor pause", "find": "explain", "trace": "explain", "schema": "migrate", "upgrade": "migrate", "purge": "inbox horizon",
+	"dlq":         "parked list",
+	"dead":        "parked list",
+	"deadletter":  "parked list",
+	"dead-letter": "parked list",
+	"failed":      "parked list",
+	"parked":      "parked list",
+	"retry":       "parked redrive",
+	"requeue":     "parked redrive",
+	"skip":        "parked discard",
+	"drop":        "parked discard",
+	"delete":      "parked discard",
+	"health":      "doctor",
+	"check":       "doctor",
+	"verify":      "doctor",
+	"lag":         "status",
+	"info":        "status",
+	"ps":          "status",
+	"halts":       "status",
+	"offsets":     "cursor show",
+	"positions":   "cursor show",
+	"reset":       "cursor adopt",
+	"seek":        "cursor adopt",
+	"rewind":      "replay",
+	"stop":        "cursor pause",
+	"find":        "explain",
+	"trace":       "explain",
+	"schema":      "migrate",
+	"upgrade":     "migrate",
+	"purge":       "inbox horizon",
 }
 
 // suggestions returns the commands that may be meant by words.
 func suggestions(words []string) []string {
-	words = strings.FieldsFunc(strings.ToLower(strings.Join(words, " ")), func(r rune) bool { return strings.ContainsRune(" -_:./", r) })
+	words = strings.FieldsFunc(strings.ToLower(strings.Join(words, " ")), func(r rune) bool {
+		return strings.ContainsRune(" -_:./", r)
+	})
 	typed := strings.Join(words, " ")
 	var names []string
 	for _, c := range commands() {
@@ -35,7 +61,9 @@ func suggestions(words []string) []string {
 	}
 	hasWord := func(word string) func(name string) bool {
 		return func(name string) bool {
-			return slices.ContainsFunc(strings.Fields(name), func(of string) bool { return distance(word, of) <= len(word)/4 })
+			return slices.ContainsFunc(strings.Fields(name), func(of string) bool {
+				return distance(word, of) <= len(word)/4
+			})
 		}
 	}
 	// The name with other marks between its words, or nearly the name.

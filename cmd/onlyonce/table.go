@@ -86,7 +86,8 @@ func (a *app) table(header []string, rows [][]string) {
 		_, _ = fmt.Fprintln(a.out, strings.TrimRight(line.String(), " ")) // a.out keeps its error
 	}
 	if len(left) > 0 {
-		_, _ = fmt.Fprintf(a.out, "Too narrow for %s: pipe it through `less -S` to see all.\n", strings.Join(left, ", "))
+		_, _ = fmt.Fprintf(a.out, "Too narrow for %s: pipe it through `less -S` to see all.\n",
+			strings.Join(left, ", "))
 	}
 }
 
@@ -135,11 +136,14 @@ func emptyColumn(header []string, rows [][]string) int {
 // narrow cuts cells, of the widest columns first, until the table fits. It reports false, and cuts
 // nothing, if it would not fit. least is to how many characters a column may be cut, 0: not at all.
 func narrow(header []string, rows [][]string, width int, least func(header string) int) bool {
-	widths, over := widthsOf(header, rows), tableWidth(header, rows)-width
+	widths := widthsOf(header, rows)
+	over := tableWidth(header, rows) - width
 	for ; over > 0; over-- {
 		widest := -1
 		for i, h := range header {
-			if n := least(h); n > 0 && widths[i] > max(n, utf8.RuneCountInString(h)) && (widest < 0 || widths[i] > widths[widest]) {
+			if n := least(h); n > 0 &&
+				widths[i] > max(n, utf8.RuneCountInString(h)) &&
+				(widest < 0 || widths[i] > widths[widest]) {
 				widest = i
 			}
 		}

@@ -42,7 +42,10 @@ func TestF5ReplayKeepsWhatProvesTheLog(t *testing.T) {
 	s.times(map[int64]int{0: 2, 1: 2, 2: 2, 3: 1, 4: 1})
 
 	// If an operator sets the position, there is nothing to compare it with.
-	s.run("cursor", "adopt", "-scope", "stock", "-topic", "orders", "-partition", "0", "-at", "7", "-reason", "INC-8", "-yes").want(t, statusGood)
+	s.run("cursor", "adopt", "-scope", "stock", "-topic", "orders", "-partition", "0", "-at", "7", "-reason", "INC-8", "-yes").want(
+		t,
+		statusGood,
+	)
 	s.reaches(11)
 	stop()
 	s.times(map[int64]int{0: 2, 1: 2, 2: 2, 3: 1, 4: 1, 7: 1, 8: 1, 9: 1, 10: 1})
@@ -74,7 +77,10 @@ func TestF5MoveKeepsWhatProvesTheLog(t *testing.T) {
 	if n := one[int](s.b, `select count(*) from effects`); n != 0 {
 		t.Errorf("%d effects of what was written anew", n)
 	}
-	if got := one[[]int32](s.b, `select array_agg(leader_epoch) from onlyonce.positions where partition = 1`); !slices.Equal(got, []int32{1}) {
+	if got := one[[]int32](
+		s.b,
+		`select array_agg(leader_epoch) from onlyonce.positions where partition = 1`,
+	); !slices.Equal(got, []int32{1}) {
 		t.Errorf("leader epochs %v", got)
 	}
 }

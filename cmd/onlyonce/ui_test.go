@@ -70,7 +70,9 @@ func TestConsoleShowsWhatTheProgramPrints(t *testing.T) {
 	if err := consoledata.Fill(t.Context(), f.pool); err != nil {
 		t.Fatal(err)
 	}
-	h, err := console.New(f.pool, console.Config{Authorize: func(*http.Request) (console.Actor, console.Access, error) { return "ann", console.View, nil }})
+	h, err := console.New(f.pool, console.Config{Authorize: func(*http.Request) (console.Actor, console.Access, error) {
+		return "ann", console.View, nil
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +86,12 @@ func TestConsoleShowsWhatTheProgramPrints(t *testing.T) {
 		{"/", `id="sinks"`, []string{"status"}, []string{"relays"}},
 		{"/consumers", `id="cursors"`, []string{"status"}, []string{"cursors"}},
 		{"/parked", `id="rows"`, []string{"parked", "list", "-limit", "50"}, nil},
-		{"/parked?scope=stock&parked-for=permanent", `id="rows"`, []string{"parked", "list", "-limit", "50", "-scope", "stock", "-parked-for", "permanent"}, nil},
+		{
+			"/parked?scope=stock&parked-for=permanent",
+			`id="rows"`,
+			[]string{"parked", "list", "-limit", "50", "-scope", "stock", "-parked-for", "permanent"},
+			nil,
+		},
 		{"/outbox", `id="sinks"`, []string{"outbox", "status"}, []string{"sinks"}},
 		{"/outbox", `id="segments"`, []string{"outbox", "status"}, []string{"ring"}},
 		{"/outbox?sink=payments", `id="calls"`, []string{"outbox", "list", "-limit", "50", "-sink", "payments"}, nil},
@@ -184,7 +191,9 @@ func TestConsoleShowsOneAsTheProgramDoes(t *testing.T) {
 	if err := f.pool.QueryRow(t.Context(), `select key::text from onlyonce.outbox_log order by id limit 1`).Scan(&call); err != nil {
 		t.Fatal(err)
 	}
-	h, err := console.New(f.pool, console.Config{Authorize: func(*http.Request) (console.Actor, console.Access, error) { return "ann", console.View, nil }})
+	h, err := console.New(f.pool, console.Config{Authorize: func(*http.Request) (console.Actor, console.Access, error) {
+		return "ann", console.View, nil
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,13 +202,28 @@ func TestConsoleShowsOneAsTheProgramDoes(t *testing.T) {
 		args   []string
 		fields []string
 	}{
-		{"/parked/1", []string{"parked", "show", "1"}, []string{"kind", "id", "state", "reason", "error", "attempts", "scope", "key", "topic"}},
-		{"/parked/121", []string{"parked", "show", "121"}, []string{"kind", "id", "state", "reason", "error", "attempts", "scope", "key", "sink", "name", "method", "target"}},
+		{
+			"/parked/1",
+			[]string{"parked", "show", "1"},
+			[]string{"kind", "id", "state", "reason", "error", "attempts", "scope", "key", "topic"},
+		},
+		{
+			"/parked/121",
+			[]string{"parked", "show", "121"},
+			[]string{"kind", "id", "state", "reason", "error", "attempts", "scope", "key", "sink", "name", "method", "target"},
+		},
 		{"/calls/" + call, []string{"outbox", "show", call}, []string{"key", "state", "sink", "lane", "name", "scope", "method", "target"}},
-		{"/events/at?topic=webhook.stripe&partition=0&offset=1", []string{"events", "show", "-topic", "webhook.stripe", "-partition", "0", "-offset", "1"},
-			[]string{"id", "state", "topic", "partition", "offset", "tenant"}},
-		{"/explain?q=order-1&scope=stock", []string{"explain", "order-1", "-scope", "stock"}, []string{"key", "of.scope", "of.id", "claims.0.segment", "claims.0.state",
-			"claims.0.transaction.xid", "claims.0.transaction.status", "parked.0.id", "parked.0.reason"}},
+		{
+			"/events/at?topic=webhook.stripe&partition=0&offset=1",
+			[]string{"events", "show", "-topic", "webhook.stripe", "-partition", "0", "-offset", "1"},
+			[]string{"id", "state", "topic", "partition", "offset", "tenant"},
+		},
+		{
+			"/explain?q=order-1&scope=stock",
+			[]string{"explain", "order-1", "-scope", "stock"},
+			[]string{"key", "of.scope", "of.id", "claims.0.segment", "claims.0.state",
+				"claims.0.transaction.xid", "claims.0.transaction.status", "parked.0.id", "parked.0.reason"},
+		},
 	} {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, c.page, nil))
@@ -247,7 +271,9 @@ func TestUI(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	out, in := io.Pipe()
-	a := newApp(strings.NewReader(""), in, io.Discard, func(name string) string { return map[string]string{program.EnvPostgres: f.url}[name] })
+	a := newApp(strings.NewReader(""), in, io.Discard, func(name string) string {
+		return map[string]string{program.EnvPostgres: f.url}[name]
+	})
 	ended := make(chan int, 1)
 	go func() { ended <- a.run(ctx, []string{"ui", "-listen", "127.0.0.1:0"}) }()
 	line, err := bufio.NewReader(out).ReadString('\n')

@@ -16,9 +16,10 @@ func versionCommand() command {
 		args:    "[-json]",
 		summary: "show the version of this program, for a ticket",
 		help: `
-Shows the version of this program: that of its module, or the revision that it was built from, with "modified" if files had changed since; the Go
-version that built it; and the version of the schema that it was written for. It works with that schema and with the next. It asks no
-database: "onlyonce migrate -version" shows the version of the schema there.
+Shows the version of this program: that of its module, or the revision that it was built from, with
+"modified" if files had changed since; the Go version that built it; and the version of the schema
+that it was written for. It works with that schema and with the next. It asks no database: "onlyonce
+migrate -version" shows the version of the schema there.
 
 With -json, one object: version, revision, modified, go, os, arch, schema_version.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
@@ -55,7 +56,13 @@ const develVersion = "(devel)"
 
 // buildOf reads the build. info may be nil.
 func buildOf(info *debug.BuildInfo) build {
-	b := build{Version: develVersion, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH, Schema: migrations.Latest}
+	b := build{
+		Version: develVersion,
+		Go:      runtime.Version(),
+		OS:      runtime.GOOS,
+		Arch:    runtime.GOARCH,
+		Schema:  migrations.Latest,
+	}
 	if info == nil {
 		return b
 	}

@@ -93,11 +93,15 @@ func wrapped(line string, width int) string {
 // breakAt returns where to break a line: at the last space that fits, outside of backquotes if
 // there is such a space.
 func breakAt(line []rune, width int) int {
-	outside, inside, quoted, begun := 0, 0, false, false
+	outside := 0
+	inside := 0
+	quoted := false
+	begun := false
 	for i := 0; i <= width && i < len(line); i++ {
 		switch {
 		case line[i] == '`':
-			quoted, begun = !quoted, true
+			quoted = !quoted
+			begun = true
 		case line[i] != ' ':
 			begun = true
 		case begun && quoted:

@@ -69,7 +69,9 @@ func TestPasted(t *testing.T) {
 		if !strings.Contains(broken, "\\\n") {
 			t.Errorf("not broken: %s", broken)
 		}
-		if got, whole := shellOutput(t, broken), shellOutput(t, command); got != whole {
+		got := shellOutput(t, broken)
+		whole := shellOutput(t, command)
+		if got != whole {
 			t.Errorf("%q, want %q", got, whole)
 		}
 	}
@@ -174,7 +176,10 @@ func TestCutTo(t *testing.T) {
 		end  bool
 		want string
 	}{
-		{"orders/0@12", 11, false, "orders/0@12"}, {"orders/0@12", 9, false, "orde…0@12"}, {"orders/0@12", 9, true, "orders/0…"}, {"äöüßé", 3, false, "äö…"},
+		{"orders/0@12", 11, false, "orders/0@12"},
+		{"orders/0@12", 9, false, "orde…0@12"},
+		{"orders/0@12", 9, true, "orders/0…"},
+		{"äöüßé", 3, false, "äö…"},
 	} {
 		if got := cutTo(c.text, c.n, c.end); got != c.want || utf8.RuneCountInString(got) > c.n {
 			t.Errorf("%q to %d: %q, want %q", c.text, c.n, got, c.want)
@@ -184,12 +189,30 @@ func TestCutTo(t *testing.T) {
 
 func TestUnits(t *testing.T) {
 	t.Parallel()
-	for bytes, want := range map[float64]string{0: "0 B", 1023: "1023 B", 1024: "1 KiB", 98304: "96 KiB", 1536: "1.5 KiB", 5 << 30: "5 GiB", 1 << 62: "4096 PiB"} {
+	for bytes, want := range map[float64]string{
+		0:       "0 B",
+		1023:    "1023 B",
+		1024:    "1 KiB",
+		98304:   "96 KiB",
+		1536:    "1.5 KiB",
+		5 << 30: "5 GiB",
+		1 << 62: "4096 PiB",
+	} {
 		if got := show.Size(bytes); got != want {
 			t.Errorf("%v bytes: %q, want %q", bytes, got, want)
 		}
 	}
-	for s, want := range map[float64]string{0: "0s", 59.6: "1m", 3: "3s", 90: "1m30s", 7200: "2h", 7385: "2h3m", 604800: "7d", 100000: "1d3h", -5: "-5s"} {
+	for s, want := range map[float64]string{
+		0:      "0s",
+		59.6:   "1m",
+		3:      "3s",
+		90:     "1m30s",
+		7200:   "2h",
+		7385:   "2h3m",
+		604800: "7d",
+		100000: "1d3h",
+		-5:     "-5s",
+	} {
 		if got := show.Span(show.Seconds(s)); got != want {
 			t.Errorf("%v seconds: %q, want %q", s, got, want)
 		}
@@ -202,10 +225,14 @@ func TestVersion(t *testing.T) {
 		session{t: t}.run(args...).want(t, statusGood, "onlyonce ", "go1", fmt.Sprintf("schema version %d", migrations.Latest)).lines(t, 0)
 	}
 	var b build
-	if r := (session{t: t}).run("version", "-json").want(t, statusGood); json.Unmarshal([]byte(r.out), &b) != nil || b.Schema != migrations.Latest {
+	if r := (session{t: t}).run("version", "-json").want(t, statusGood); json.Unmarshal([]byte(r.out), &b) != nil ||
+		b.Schema != migrations.Latest {
 		t.Errorf("%s", r.out)
 	}
-	info := &debug.BuildInfo{Main: debug.Module{Version: "v1.2.3"}, Settings: []debug.BuildSetting{{Key: "vcs.revision", Value: "aa43ac7"}, {Key: "vcs.modified", Value: "true"}}}
+	info := &debug.BuildInfo{
+		Main:     debug.Module{Version: "v1.2.3"},
+		Settings: []debug.BuildSetting{{Key: "vcs.revision", Value: "aa43ac7"}, {Key: "vcs.modified", Value: "true"}},
+	}
 	b = buildOf(info)
 	if got := b.text(); got != "v1.2.3, revision aa43ac7 (modified)" {
 		t.Error(got)
@@ -220,7 +247,15 @@ func TestDistance(t *testing.T) {
 	for _, c := range []struct {
 		a, b string
 		want int
-	}{{"", "", 0}, {"", "abc", 3}, {"status", "stats", 1}, {"stauts", "status", 1}, {"ca", "abc", 3}, {"kitten", "sitting", 3}, {"list", "list", 0}} {
+	}{
+		{"", "", 0},
+		{"", "abc", 3},
+		{"status", "stats", 1},
+		{"stauts", "status", 1},
+		{"ca", "abc", 3},
+		{"kitten", "sitting", 3},
+		{"list", "list", 0},
+	} {
 		if got := distance(c.a, c.b); got != c.want {
 			t.Errorf("%q, %q: %d", c.a, c.b, got)
 		}

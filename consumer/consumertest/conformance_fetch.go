@@ -43,7 +43,12 @@ func fetchInOrder(t *testing.T, h Harness) {
 	topic := h.Topic(t, 2, 0)
 	at := time.UnixMilli(1_700_000_000_123).UTC()
 	want := []*consumer.Message{
-		{Key: []byte("k"), Value: []byte("v"), Time: at, Headers: []consumer.Header{{Name: "a", Value: []byte("1")}, {Name: "a", Value: []byte{}}, {Name: ""}}},
+		{
+			Key:     []byte("k"),
+			Value:   []byte("v"),
+			Time:    at,
+			Headers: []consumer.Header{{Name: "a", Value: []byte("1")}, {Name: "a", Value: []byte{}}, {Name: ""}},
+		},
 		{Time: at.Add(-time.Hour)},
 		{Key: []byte{}, Value: []byte{}, Time: at.Add(time.Hour)},
 	}
@@ -67,7 +72,10 @@ func fetchInOrder(t *testing.T, h Harness) {
 		}
 	}
 	for from := range int64(3) {
-		if f := x.MustFetch(t, from); len(f.Messages) == 0 || f.Messages[0].Offset != from || f.Next <= from || f.HighWatermark != 3 {
+		if f := x.MustFetch(t, from); len(f.Messages) == 0 ||
+			f.Messages[0].Offset != from ||
+			f.Next <= from ||
+			f.HighWatermark != 3 {
 			t.Errorf("fetch at %d: %+v", from, f)
 		}
 	}
@@ -99,7 +107,10 @@ func fetchIsBounded(t *testing.T, h Harness) {
 		want = append(want, valuesOf(msgs)...)
 		h.Produce(t, topic, 0, msgs...)
 	}
-	size := (&consumer.Message{Value: []byte("0-00"), Headers: []consumer.Header{{Name: "pad", Value: make([]byte, 600)}}}).Size()
+	size := (&consumer.Message{
+		Value:   []byte("0-00"),
+		Headers: []consumer.Header{{Name: "pad", Value: make([]byte, 600)}},
+	}).Size()
 	for _, most := range []int{1, size, 5 * size, 1000 * size} {
 		var got []string
 		for from := int64(0); from < int64(len(want)); {
@@ -112,7 +123,12 @@ func fetchIsBounded(t *testing.T, h Harness) {
 				total += m.Size()
 			}
 			if n := len(f.Messages); n > 1 { // how many headers the next record has is not known before it is read
-				total -= f.Messages[n-1].Size() - (&consumer.Message{Key: f.Messages[n-1].Key, Value: f.Messages[n-1].Value}).Size() - bytesOf(f.Messages[n-1].Headers)
+				total -= f.Messages[n-1].Size() - (&consumer.Message{
+					Key:   f.Messages[n-1].Key,
+					Value: f.Messages[n-1].Value,
+				}).Size() - bytesOf(
+					f.Messages[n-1].Headers,
+				)
 			}
 			switch n := len(f.Messages); {
 			case n == 0, f.Next <= from:
@@ -120,12 +136,14 @@ func fetchIsBounded(t *testing.T, h Harness) {
 			case n > 1 && total > most:
 				t.Errorf("of %d bytes at most from %d: %d messages of %d", most, from, n, total)
 			case f.Messages[0].Offset != from, f.Messages[n-1].Offset != f.Next-1:
-				t.Errorf("from %d: messages %d to %d, and Next is %d", from, f.Messages[0].Offset, f.Messages[n-1].Offset, f.Next)
+				t.Errorf("from %d: messages %d to %d, and Next is %d",
+					from, f.Messages[0].Offset, f.Messages[n-1].Offset, f.Next)
 			case f.HighWatermark != int64(len(want)), f.LastStable != f.HighWatermark:
 				t.Errorf("from %d: the log ends at %d and %d", from, f.LastStable, f.HighWatermark)
 			}
 			got = append(got, valuesOf(f.Messages)...)
-			if from = f.Next; len(got)%3 == 0 && most > 1 {
+			from = f.Next
+			if len(got)%3 == 0 && most > 1 {
 				// Like a consumer that compares a record that it has read with the log.
 				_ = x.MustFetch(t, 7)
 			}
@@ -255,7 +273,8 @@ func logCutOff(t *testing.T, h Harness) {
 	h.Produce(t, topic, 0, values("a", 5)...)
 	f := x.MustFetch(t, 0)
 	if f.Next != 5 || f.Messages[0].LeaderEpoch > f.LeaderEpoch {
-		t.Fatalf("fetched up to %d in epoch %d, the first message in epoch %d", f.Next, f.LeaderEpoch, f.Messages[0].LeaderEpoch)
+		t.Fatalf("fetched up to %d in epoch %d, the first message in epoch %d",
+			f.Next, f.LeaderEpoch, f.Messages[0].LeaderEpoch)
 	}
 	b, err := x.Bounds(x.Ctx)
 	if err != nil || f.LeaderEpoch > b.LeaderEpoch || (f.LeaderEpoch < 0) != (b.LeaderEpoch < 0) {

@@ -47,7 +47,10 @@ func runReturnsNil(t *testing.T, h Harness) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := h.Source(t, groupOf(topic), rebalance, topic).Run(ctx, func(context.Context, source.Partition[*consumer.Message]) error { return nil }); err != nil {
+	if err := h.Source(t, groupOf(topic), rebalance, topic).Run(
+		ctx,
+		func(context.Context, source.Partition[*consumer.Message]) error { return nil },
+	); err != nil {
 		t.Errorf("with a context that is done Run returned %v", err)
 	}
 }
@@ -58,7 +61,9 @@ func identity(t *testing.T, h Harness) {
 	want := h.Identity(t, topic)
 	m := memlog.Join(t, h.Source(t, groupOf(topic), rebalance, topic))
 	for i := range int32(3) {
-		want.Topic, want.Partition, want.Partitions = topic, i, 3
+		want.Topic = topic
+		want.Partition = i
+		want.Partitions = 3
 		x := m.Holds(topic, i)
 		if x.ID != want || x.ID.ClusterID == "" {
 			t.Errorf("identity is %+v, want %+v", x.ID, want)
@@ -88,7 +93,8 @@ func committedOffsets(t *testing.T, h Harness) {
 		GroupMetadata(ctx context.Context) (map[source.TopicPartition]string, error)
 	}); can {
 		got, err := reader.GroupMetadata(t.Context())
-		if want := map[source.TopicPartition]string{{Topic: topic}: "back, with ünicode"}; err != nil || !maps.Equal(got, want) {
+		if want := map[source.TopicPartition]string{{Topic: topic}: "back, with ünicode"}; err != nil ||
+			!maps.Equal(got, want) {
 			t.Errorf("metadata of the group is %q, %v", got, err)
 		}
 	}
@@ -122,7 +128,12 @@ func membersShare(t *testing.T, h Harness) {
 	second.HoldsExactly(2)
 	first.HoldsExactly(2)
 	all := slices.Sorted(slices.Values(slices.Concat(first.Keys(), second.Keys())))
-	if want := []string{memlog.KeyOf(topic, 0), memlog.KeyOf(topic, 1), memlog.KeyOf(topic, 2), memlog.KeyOf(topic, 3)}; !slices.Equal(all, want) {
+	if want := []string{
+		memlog.KeyOf(topic, 0),
+		memlog.KeyOf(topic, 1),
+		memlog.KeyOf(topic, 2),
+		memlog.KeyOf(topic, 3),
+	}; !slices.Equal(all, want) {
 		t.Errorf("together they hold %v", all)
 	}
 	for _, m := range []*memlog.Member{first, second} {

@@ -22,10 +22,21 @@ type heldPartition struct {
 // applyAssignment applies the assignment of a new generation. A partition that stays is not
 // interrupted and commits in the new generation; one that is not assigned any more is to be let go;
 // a new one is begun.
-func (m *membership) applyAssignment(as groupMember, assigned map[partitionKey]bool, counts map[string]int, leads bool) {
-	gained, revoked := 0, 0
+func (m *membership) applyAssignment(
+	as groupMember,
+	assigned map[partitionKey]bool,
+	counts map[string]int,
+	leads bool,
+) {
+	gained := 0
+	revoked := 0
 	m.update(func() {
-		m.groupMember, m.assigned, m.partitionCounts, m.isLeader, m.joining, m.revoked = as, assigned, counts, leads, false, false
+		m.groupMember = as
+		m.assigned = assigned
+		m.partitionCounts = counts
+		m.isLeader = leads
+		m.joining = false
+		m.revoked = false
 		for k, h := range m.held {
 			if h.p.frozen {
 				continue
@@ -38,8 +49,9 @@ func (m *membership) applyAssignment(as groupMember, assigned map[partitionKey]b
 		}
 		gained = m.startAssigned()
 	})
-	m.net.log.Info("onlyonce: joined the group", "generation", as.generation, "member", as.member, "partitions", len(assigned),
-		"gained", gained, "revoked", revoked)
+	m.net.log.Info("onlyonce: joined the group",
+		"generation", as.generation, "member", as.member, "partitions", len(assigned), "gained", gained,
+		"revoked", revoked)
 }
 
 // revoke asks own to let a partition go. Until it does, this process claims the partition in each
@@ -87,7 +99,12 @@ func (m *membership) startAssigned() int {
 		if m.held[k] != nil || m.ctx.Err() != nil {
 			continue
 		}
-		h := &heldPartition{p: &partition{Log: kafkalog.New(m.net, m.net.readOptions(), k.topic, k.partition), m: m, key: k, groupMember: m.groupMember}}
+		h := &heldPartition{p: &partition{
+			Log:         kafkalog.New(m.net, m.net.readOptions(), k.topic, k.partition),
+			m:           m,
+			key:         k,
+			groupMember: m.groupMember,
+		}}
 		h.ctx, h.cancel = context.WithCancel(m.ctx)
 		m.held[k] = h
 		m.running.Go(func() { m.ownPartition(h) })
@@ -100,14 +117,16 @@ func (m *membership) startAssigned() int {
 func (m *membership) ownPartition(h *heldPartition) {
 	err := m.own(h.ctx, h.p)
 	h.p.Close()
-	ended, lost := h.ctx.Err() != nil, false
+	ended := h.ctx.Err() != nil
+	lost := false
 	h.cancel()
 	switch {
 	case ended && (err == nil || errors.Is(err, context.Canceled) || errors.Is(err, source.ErrOwnershipLost)):
 	case errors.Is(err, source.ErrOwnershipLost):
 		lost = true
 	case err == nil:
-		m.stopWith(fmt.Errorf("franzsource: %v: own returned without an error while the partition was to be owned", h.p))
+		m.stopWith(fmt.Errorf("franzsource: %v: own returned without an error while the partition was to be owned",
+			h.p))
 	default:
 		m.stopWith(err)
 	}
@@ -116,7 +135,8 @@ func (m *membership) ownPartition(h *heldPartition) {
 		if h.overdueTimer != nil {
 			h.overdueTimer.Stop()
 		}
-		as, h.p.frozen = h.p.groupMember, true
+		as = h.p.groupMember
+		h.p.frozen = true
 		delete(m.held, h.p.key)
 		if lost {
 			// Claimed no more, and not handed over again in this generation.
@@ -132,8 +152,9 @@ func (m *membership) ownPartition(h *heldPartition) {
 	// believe in their ownership would fence each other in turns if they joined at once. Other
 	// partitions of this process continue meanwhile.
 	wait := m.losses.Wait()
-	m.net.log.Warn("onlyonce: partition lost, joining the group anew", "topic", h.p.key.topic, "partition", h.p.key.partition,
-		"generation", as.generation, "wait", wait, "error", err)
+	m.net.log.Warn("onlyonce: partition lost, joining the group anew",
+		"topic", h.p.key.topic, "partition", h.p.key.partition, "generation", as.generation, "wait", wait,
+		"error", err)
 	if pace.Sleep(m.ctx, wait) && m.currentMember() == as {
 		m.requestRejoin()
 	}

@@ -23,7 +23,8 @@ func TestChurn(t *testing.T) {
 		const partitions = 7
 		topic := kafkatest.Topic(t, brokers, partitions, nil)
 		cfg := quick(brokers, topic)
-		cfg.SessionTimeout, cfg.RebalanceTimeout = 20*time.Second, 20*time.Second
+		cfg.SessionTimeout = 20 * time.Second
+		cfg.RebalanceTimeout = 20 * time.Second
 		rnd := rand.New(rand.NewPCG(1, 1))
 		var mu sync.Mutex
 		holder := map[int32]int{} // 0: none

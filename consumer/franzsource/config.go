@@ -97,11 +97,16 @@ func (c Config) settings() kafkalog.Settings {
 
 func (c Config) withDefaults() Config {
 	d := c.settings().WithDefaults()
-	c.SessionTimeout, c.RebalanceTimeout, c.HeartbeatInterval = d.SessionTimeout, d.RebalanceTimeout, d.HeartbeatInterval
-	c.FetchMaxBytes, c.FetchMaxWait, c.MaxRecordBytes = d.FetchMaxBytes, d.FetchMaxWait, d.MaxRecordBytes
+	c.SessionTimeout = d.SessionTimeout
+	c.RebalanceTimeout = d.RebalanceTimeout
+	c.HeartbeatInterval = d.HeartbeatInterval
+	c.FetchMaxBytes = d.FetchMaxBytes
+	c.FetchMaxWait = d.FetchMaxWait
+	c.MaxRecordBytes = d.MaxRecordBytes
 	c.ClientID = cmp.Or(c.ClientID, "onlyonce")
 	c.Logger = fields.Logger(c.Logger)
-	c.Brokers, c.Topics = slices.Clone(c.Brokers), slices.Clone(c.Topics)
+	c.Brokers = slices.Clone(c.Brokers)
+	c.Topics = slices.Clone(c.Topics)
 	return c
 }
 

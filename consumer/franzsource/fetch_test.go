@@ -174,9 +174,11 @@ func TestLeaderMoves(t *testing.T) {
 	c.ControlKey(int16(kmsg.OffsetForLeaderEpoch), func(r kmsg.Request) (kmsg.Response, error, bool) {
 		asked := r.(*kmsg.OffsetForLeaderEpochRequest).Topics[0].Partitions[0]
 		rp := kmsg.NewOffsetForLeaderEpochResponseTopicPartition()
-		rp.LeaderEpoch, rp.EndOffset = asked.LeaderEpoch, 4
+		rp.LeaderEpoch = asked.LeaderEpoch
+		rp.EndOffset = 4
 		rt := kmsg.NewOffsetForLeaderEpochResponseTopic()
-		rt.Topic, rt.Partitions = topic, append(rt.Partitions, rp)
+		rt.Topic = topic
+		rt.Partitions = append(rt.Partitions, rp)
 		resp := r.ResponseKind().(*kmsg.OffsetForLeaderEpochResponse)
 		resp.Topics = append(resp.Topics, rt)
 		return resp, nil, true
@@ -215,16 +217,19 @@ func TestThrottled(t *testing.T) {
 func answersEmpty(c *kfake.Cluster, left int) {
 	c.ControlKey(int16(kmsg.Fetch), func(r kmsg.Request) (kmsg.Response, error, bool) {
 		c.KeepControl()
-		req, resp := r.(*kmsg.FetchRequest), r.ResponseKind().(*kmsg.FetchResponse)
+		req := r.(*kmsg.FetchRequest)
+		resp := r.ResponseKind().(*kmsg.FetchResponse)
 		hole := false
 		for _, rt := range req.Topics {
 			st := kmsg.NewFetchResponseTopic()
-			st.Topic, st.TopicID = rt.Topic, rt.TopicID
+			st.Topic = rt.Topic
+			st.TopicID = rt.TopicID
 			for _, rp := range rt.Partitions {
 				sp := kmsg.NewFetchResponseTopicPartition()
 				sp.Partition = rp.Partition
 				if rp.Partition == 0 {
-					sp.HighWatermark, sp.LastStableOffset = 10, 8
+					sp.HighWatermark = 10
+					sp.LastStableOffset = 8
 					hole = hole || left > 0 && rp.FetchOffset >= 3 && rp.FetchOffset < 8
 				}
 				st.Partitions = append(st.Partitions, sp)

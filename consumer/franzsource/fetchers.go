@@ -109,7 +109,12 @@ func (f *fetchers) enqueue(leader int32, a *pendingFetch) {
 		if f.ctx.Err() != nil {
 			return
 		}
-		w = &fetcher{fetchers: f, leader: leader, wake: make(chan struct{}, 1), answeredAt: make(map[partitionKey]time.Time)}
+		w = &fetcher{
+			fetchers:   f,
+			leader:     leader,
+			wake:       make(chan struct{}, 1),
+			answeredAt: make(map[partitionKey]time.Time),
+		}
 		f.byLeader[leader] = w
 		f.wg.Go(w.fetchUntilIdle)
 	}
@@ -257,7 +262,8 @@ func mergeRequests(asks []*pendingFetch) *kmsg.FetchRequest {
 			i = len(req.Topics)
 			at[k] = i
 			rt := kmsg.NewFetchRequestTopic()
-			rt.Topic, rt.TopicID = t.Topic, t.TopicID
+			rt.Topic = t.Topic
+			rt.TopicID = t.TopicID
 			req.Topics = append(req.Topics, rt)
 		}
 		req.Topics[i].Partitions = append(req.Topics[i].Partitions, t.Partitions...)
@@ -276,7 +282,8 @@ func responsePart(resp *kmsg.FetchResponse, a *pendingFetch, shared bool) *kmsg.
 	want := a.req.Topics[0]
 	for i := range resp.Topics {
 		t := &resp.Topics[i]
-		if resp.Version < kafkalog.FetchByID && t.Topic != want.Topic || resp.Version >= kafkalog.FetchByID && t.TopicID != want.TopicID {
+		if resp.Version < kafkalog.FetchByID && t.Topic != want.Topic ||
+			resp.Version >= kafkalog.FetchByID && t.TopicID != want.TopicID {
 			continue
 		}
 		for _, p := range t.Partitions {
@@ -287,7 +294,9 @@ func responsePart(resp *kmsg.FetchResponse, a *pendingFetch, shared bool) *kmsg.
 				p.RecordBatches = bytes.Clone(p.RecordBatches)
 			}
 			rt := kmsg.NewFetchResponseTopic()
-			rt.Topic, rt.TopicID, rt.Partitions = t.Topic, t.TopicID, []kmsg.FetchResponseTopicPartition{p}
+			rt.Topic = t.Topic
+			rt.TopicID = t.TopicID
+			rt.Partitions = []kmsg.FetchResponseTopicPartition{p}
 			out.Topics = []kmsg.FetchResponseTopic{rt}
 			return &out
 		}

@@ -142,15 +142,18 @@ func TestStaticMemberRestarts(t *testing.T) {
 		topic := kafkatest.Topic(t, brokers, 4, nil)
 		as := func(id string) franzsource.Config {
 			cfg := quick(brokers, topic)
-			cfg.SessionTimeout, cfg.InstanceID = 20*time.Second, id
+			cfg.SessionTimeout = 20 * time.Second
+			cfg.InstanceID = id
 			return cfg
 		}
 		for _, restarts := range []string{"a", "b"} { // one of them leads the group
 			other := map[string]string{"a": "b", "b": "a"}[restarts]
-			stays, comesBack := join(t, as(other)), join(t, as(restarts))
+			stays := join(t, as(other))
+			comesBack := join(t, as(restarts))
 			stays.HoldsExactly(2)
 			comesBack.HoldsExactly(2)
-			had, untouched := comesBack.Keys(), stays.All()
+			had := comesBack.Keys()
+			untouched := stays.All()
 			if err := comesBack.Leave(); err != nil {
 				t.Fatal(err)
 			}
@@ -304,7 +307,8 @@ func TestNewPartitionsAreOwned(t *testing.T) {
 	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
 		cfg := quick(brokers, topic)
-		first, second := join(t, cfg), join(t, cfg)
+		first := join(t, cfg)
+		second := join(t, cfg)
 		both := func(n int) func() bool {
 			return func() bool { return len(first.Keys())+len(second.Keys()) == n }
 		}

@@ -62,14 +62,19 @@ func (m *membership) joinGroup(ctx context.Context) (*kmsg.JoinGroupResponse, er
 	interests := slices.Sorted(slices.Values(cfg.Topics))
 	for {
 		m.mu.Lock()
-		as, owned := m.groupMember, m.claimedPartitions()
+		as := m.groupMember
+		owned := m.claimedPartitions()
 		m.mu.Unlock()
 		req := kmsg.NewPtrJoinGroupRequest()
 		req.Group, req.MemberID, req.InstanceID, req.ProtocolType = cfg.GroupID, as.member, cfg.instance(), "consumer"
 		req.SessionTimeoutMillis = int32(cfg.SessionTimeout.Milliseconds())
 		req.RebalanceTimeoutMillis = int32(cfg.RebalanceTimeout.Milliseconds())
 		protocol := kmsg.NewJoinGroupRequestProtocol()
-		protocol.Name, protocol.Metadata = balancer.ProtocolName(), balancer.JoinGroupMetadata(interests, owned, as.generation)
+		protocol.Name, protocol.Metadata = balancer.ProtocolName(), balancer.JoinGroupMetadata(
+			interests,
+			owned,
+			as.generation,
+		)
 		req.Protocols = append(req.Protocols, protocol)
 		resp, err := ask[*kmsg.JoinGroupResponse](ctx, m.net, req)
 		if err != nil {
@@ -109,7 +114,8 @@ func (m *membership) syncGroup(ctx context.Context, joined *kmsg.JoinGroupRespon
 	req := kmsg.NewPtrSyncGroupRequest()
 	req.Group, req.Generation, req.MemberID, req.InstanceID = cfg.GroupID, as.generation, as.member, cfg.instance()
 	protocol := "consumer"
-	req.ProtocolType, req.Protocol = &protocol, joined.Protocol
+	req.ProtocolType = &protocol
+	req.Protocol = joined.Protocol
 	leads := joined.LeaderID == joined.MemberID
 	var counts map[string]int
 	if leads {
@@ -117,7 +123,8 @@ func (m *membership) syncGroup(ctx context.Context, joined *kmsg.JoinGroupRespon
 		if err != nil {
 			return fmt.Errorf("sharing out the partitions: %w", err)
 		}
-		if counts = shared; !joined.SkipAssignment {
+		counts = shared
+		if !joined.SkipAssignment {
 			req.GroupAssignment = plan
 		}
 	}
@@ -147,7 +154,10 @@ func (m *membership) syncGroup(ctx context.Context, joined *kmsg.JoinGroupRespon
 
 // assignPartitions distributes the partitions of all topics that members read, and returns how many
 // partitions it knew of.
-func (m *membership) assignPartitions(ctx context.Context, members []kmsg.JoinGroupResponseMember) ([]kmsg.SyncGroupRequestGroupAssignment, map[string]int, error) {
+func (m *membership) assignPartitions(
+	ctx context.Context,
+	members []kmsg.JoinGroupResponseMember,
+) ([]kmsg.SyncGroupRequestGroupAssignment, map[string]int, error) {
 	slices.SortFunc(members, func(a, b kmsg.JoinGroupResponseMember) int {
 		switch {
 		case a.InstanceID != nil && b.InstanceID != nil:

@@ -37,8 +37,13 @@ func onBothInTurn(t *testing.T, f func(t *testing.T, brokers []string)) {
 func TestCancelLeavesNothing(t *testing.T) {
 	onBothInTurn(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 3, nil)
-		for name, after := range map[string]time.Duration{"at once": 0, "while connecting": time.Millisecond, "while joining": 8 * time.Millisecond,
-			"while joining still": 30 * time.Millisecond, "while reading": 400 * time.Millisecond} {
+		for name, after := range map[string]time.Duration{
+			"at once":             0,
+			"while connecting":    time.Millisecond,
+			"while joining":       8 * time.Millisecond,
+			"while joining still": 30 * time.Millisecond,
+			"while reading":       400 * time.Millisecond,
+		} {
 			check := leaks(t)
 			ctx, cancel := context.WithCancel(t.Context())
 			timer := time.AfterFunc(after, cancel)
@@ -70,7 +75,9 @@ func TestCancelWhileTheGroupRebalances(t *testing.T) {
 	onBothInTurn(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 2, nil)
 		cfg := quick(brokers, topic)
-		cfg.SessionTimeout, cfg.RebalanceTimeout, cfg.HeartbeatInterval = 30*time.Second, 30*time.Second, 20*time.Second
+		cfg.SessionTimeout = 30 * time.Second
+		cfg.RebalanceTimeout = 30 * time.Second
+		cfg.HeartbeatInterval = 20 * time.Second
 		check := leaks(t)
 		deaf := memlog.NewMember(t) // it learns of a rebalance after 20 seconds
 		deaf.Start(franzsource.New(cfg))

@@ -47,10 +47,22 @@ type membership struct {
 	losses          kafkalog.Losses
 }
 
-func newMembership(ctx context.Context, n *network, own func(context.Context, source.Partition[*consumer.Message]) error) *membership {
+func newMembership(
+	ctx context.Context,
+	n *network,
+	own func(context.Context, source.Partition[*consumer.Message]) error,
+) *membership {
 	ctx, stop := context.WithCancel(ctx)
-	return &membership{net: n, own: own, ctx: ctx, stop: stop, rejoin: make(chan struct{}, 1),
-		changed: make(chan struct{}), groupMember: groupMember{generation: -1}, held: make(map[partitionKey]*heldPartition)}
+	return &membership{
+		net:         n,
+		own:         own,
+		ctx:         ctx,
+		stop:        stop,
+		rejoin:      make(chan struct{}, 1),
+		changed:     make(chan struct{}),
+		groupMember: groupMember{generation: -1},
+		held:        make(map[partitionKey]*heldPartition),
+	}
 }
 
 // update changes the state and wakes the goroutines that wait for a change.
@@ -66,7 +78,8 @@ func (m *membership) update(f func()) {
 func (m *membership) waitFor(ctx context.Context, cond func() bool) bool {
 	for {
 		m.mu.Lock()
-		ok, changed := cond(), m.changed
+		ok := cond()
+		changed := m.changed
 		m.mu.Unlock()
 		if ok {
 			return true
@@ -132,8 +145,11 @@ func (m *membership) joinAndServe() error {
 // isFinalRefusal reports whether the group rejects this process for a reason that a person has to
 // correct.
 func isFinalRefusal(err error) bool {
-	return slices.ContainsFunc([]error{kerr.InconsistentGroupProtocol, kerr.FencedInstanceID, kerr.InvalidGroupID, kerr.InvalidSessionTimeout,
-		kerr.GroupAuthorizationFailed, kerr.UnsupportedVersion}, func(e error) bool { return errors.Is(err, e) })
+	return slices.ContainsFunc(
+		[]error{kerr.InconsistentGroupProtocol, kerr.FencedInstanceID, kerr.InvalidGroupID, kerr.InvalidSessionTimeout,
+			kerr.GroupAuthorizationFailed, kerr.UnsupportedVersion},
+		func(e error) bool { return errors.Is(err, e) },
+	)
 }
 
 // heartbeatUntilRejoin sends heartbeats until there is a reason to join again.
@@ -212,7 +228,8 @@ func (m *membership) giveUpAll(err error) {
 		if !errors.Is(err, kerr.UnknownMemberID) {
 			lost.member = m.groupMember.member
 		}
-		m.groupMember, m.assigned = lost, nil
+		m.groupMember = lost
+		m.assigned = nil
 		for _, h := range m.held {
 			h.p.frozen = true
 			h.cancel()
@@ -238,7 +255,8 @@ func (m *membership) drainPartitions() {
 		case <-drained:
 			return
 		case <-limit.C:
-			m.net.log.Warn("onlyonce: partitions are still worked on after the rebalance timeout; others may take them over",
+			m.net.log.Warn("onlyonce: partitions are still worked on after the rebalance timeout; others "+
+				"may take them over",
 				"timeout", m.net.cfg.RebalanceTimeout)
 			<-drained
 			return
@@ -265,7 +283,8 @@ func (m *membership) leaveGroup() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), kafkalog.LeaveTimeout)
 	defer cancel()
 	req := kmsg.NewPtrLeaveGroupRequest()
-	req.Group, req.MemberID = m.net.cfg.GroupID, member
+	req.Group = m.net.cfg.GroupID
+	req.MemberID = member
 	one := kmsg.NewLeaveGroupRequestMember()
 	one.MemberID = member
 	req.Members = append(req.Members, one)
@@ -278,7 +297,8 @@ func (m *membership) leaveGroup() {
 // distributed, or exists again.
 func (m *membership) watchPartitions(ctx context.Context) {
 	m.mu.Lock()
-	leads, counts := m.isLeader, maps.Clone(m.partitionCounts)
+	leads := m.isLeader
+	counts := maps.Clone(m.partitionCounts)
 	m.mu.Unlock()
 	if !leads {
 		return

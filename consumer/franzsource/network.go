@@ -40,18 +40,25 @@ var _ kafkalog.Cluster = (*network)(nil)
 
 func newNetwork(cfg Config) (*network, error) {
 	n := &network{cfg: cfg, log: cfg.Logger.With("group", cfg.GroupID), codecs: recordbatch.NewCodecs()}
-	most, least := kversion.Stable(), new(kversion.Versions)
+	most := kversion.Stable()
+	least := new(kversion.Versions)
 	most.SetMaxKeyVersion(kmsg.OffsetCommit.Int16(), offsetsVersion)
 	most.SetMaxKeyVersion(kmsg.OffsetFetch.Int16(), offsetsVersion)
 	least.SetMaxKeyVersion(kmsg.Fetch.Int16(), kafkalog.FetchMinVersion)
 	least.SetMaxKeyVersion(kmsg.ListOffsets.Int16(), kafkalog.ListOffsetsMinVersion)
 	opts := []kgo.Opt{
-		kgo.SeedBrokers(cfg.Brokers...), kgo.ClientID(cfg.ClientID), kgo.WithLogger(logger{n.log}),
-		kgo.MaxVersions(most), kgo.MinVersions(least), kgo.DialTimeout(dialTimeout), kgo.RequestTimeoutOverhead(requestTimeout),
+		kgo.SeedBrokers(cfg.Brokers...),
+		kgo.ClientID(cfg.ClientID),
+		kgo.WithLogger(logger{n.log}),
+		kgo.MaxVersions(most),
+		kgo.MinVersions(least),
+		kgo.DialTimeout(dialTimeout),
+		kgo.RequestTimeoutOverhead(requestTimeout),
 		kgo.BrokerMaxReadBytes(1 << 30), // a batch may be larger than any limit
 		// Callers repeat their requests and know for how long. The client needs to retry only to
 		// move on to another broker.
-		kgo.RequestRetries(len(cfg.Brokers) + 2), kgo.RetryBackoffFn(func(int) time.Duration { return 50 * time.Millisecond }),
+		kgo.RequestRetries(len(cfg.Brokers) + 2),
+		kgo.RetryBackoffFn(func(int) time.Duration { return 50 * time.Millisecond }),
 		kgo.DisableClientMetrics(),
 	}
 	if cfg.TLS != nil {
@@ -134,10 +141,15 @@ func (n *network) Code(err error) (int16, bool) {
 
 // readOptions returns the options for reading a partition.
 func (n *network) readOptions() kafkalog.Options {
-	return kafkalog.Options{MaxBytes: n.cfg.FetchMaxBytes, MaxWait: n.cfg.FetchMaxWait, MaxRecord: n.cfg.MaxRecordBytes, Codecs: n.codecs,
+	return kafkalog.Options{
+		MaxBytes:  n.cfg.FetchMaxBytes,
+		MaxWait:   n.cfg.FetchMaxWait,
+		MaxRecord: n.cfg.MaxRecordBytes,
+		Codecs:    n.codecs,
 		Throttled: func(topic string, partition int32, by time.Duration) {
 			n.log.Debug("onlyonce: throttled by the broker", "topic", topic, "partition", partition, "for", by)
-		}}
+		},
+	}
 }
 
 // logger passes franz-go's log on at the level debug: whatever matters is also returned as an

@@ -62,7 +62,8 @@ func (p *partition) Committed(ctx context.Context) (offset int64, metadata strin
 				if t.Topic != p.key.topic || r.Partition != p.key.partition {
 					continue
 				}
-				offset, metadata = r.Offset, ""
+				offset = r.Offset
+				metadata = ""
 				if r.Metadata != nil {
 					metadata = *r.Metadata
 				}
@@ -79,7 +80,10 @@ func (p *partition) Committed(ctx context.Context) (offset int64, metadata strin
 
 // fetchOffsets asks the group's coordinator for committed offsets: of these topics, or of all that
 // the group has if topics is nil.
-func (n *network) fetchOffsets(ctx context.Context, topics []kmsg.OffsetFetchRequestGroupTopic) ([]kmsg.OffsetFetchResponseGroupTopic, error) {
+func (n *network) fetchOffsets(
+	ctx context.Context,
+	topics []kmsg.OffsetFetchRequestGroupTopic,
+) ([]kmsg.OffsetFetchResponseGroupTopic, error) {
 	rg := kmsg.NewOffsetFetchRequestGroup()
 	rg.Group = n.cfg.GroupID
 	rg.Topics = topics
@@ -113,7 +117,8 @@ func (p *partition) Commit(ctx context.Context, offset int64, metadata string) e
 		for {
 			as = p.m.memberOf(p)
 			err := p.commit(ctx, as, offset, metadata)
-			if !errors.Is(err, kerr.IllegalGeneration) && !errors.Is(err, kerr.RebalanceInProgress) || !p.m.waitForNextGeneration(ctx, p, as) {
+			if !errors.Is(err, kerr.IllegalGeneration) && !errors.Is(err, kerr.RebalanceInProgress) ||
+				!p.m.waitForNextGeneration(ctx, p, as) {
 				return kafkalog.AsOwnershipLost(p.m.net, err)
 			}
 		}
@@ -128,9 +133,12 @@ func (p *partition) Commit(ctx context.Context, offset int64, metadata string) e
 func (p *partition) commit(ctx context.Context, as groupMember, offset int64, metadata string) error {
 	cfg := p.m.net.cfg
 	rp := kmsg.NewOffsetCommitRequestTopicPartition()
-	rp.Partition, rp.Offset, rp.Metadata = p.key.partition, offset, &metadata
+	rp.Partition = p.key.partition
+	rp.Offset = offset
+	rp.Metadata = &metadata
 	rt := kmsg.NewOffsetCommitRequestTopic()
-	rt.Topic, rt.Partitions = p.key.topic, append(rt.Partitions, rp)
+	rt.Topic = p.key.topic
+	rt.Partitions = append(rt.Partitions, rp)
 	req := kmsg.NewPtrOffsetCommitRequest()
 	req.Group, req.Generation, req.MemberID, req.InstanceID = cfg.GroupID, as.generation, as.member, cfg.instance()
 	req.Topics = append(req.Topics, rt)

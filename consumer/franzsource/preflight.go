@@ -26,5 +26,6 @@ func (n *network) checkVersions(ctx context.Context) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("franzsource: the brokers at [%s] are too old: this adapter needs Kafka 0.11 or later", strings.Join(n.cfg.Brokers, ", "))
+	return fmt.Errorf("franzsource: the brokers at [%s] are too old: this adapter needs Kafka 0.11 or later",
+		strings.Join(n.cfg.Brokers, ", "))
 }

@@ -24,7 +24,9 @@ import (
 // One broker of the list is frozen, and the process starts with another one.
 func TestOneSilentBrokerOfFour(t *testing.T) {
 	t.Parallel()
-	kafkatest.OneSilentBrokerOfFour(t, func(brokers []string, topic string) consumer.Source { return franzsource.New(quick(brokers, topic)) })
+	kafkatest.OneSilentBrokerOfFour(t, func(brokers []string, topic string) consumer.Source {
+		return franzsource.New(quick(brokers, topic))
+	})
 }
 
 // The listener accepts connections and never answers. If the context ends while Run waits, that is
@@ -32,7 +34,12 @@ func TestOneSilentBrokerOfFour(t *testing.T) {
 func TestSilentBroker(t *testing.T) {
 	t.Parallel()
 	addr := kafkatest.SilentBroker(t)
-	kafkatest.WantAll(t, kafkatest.RunFails(t, franzsource.New(quick([]string{addr}, "topic"))), "franzsource: cannot reach any of ["+addr+"]", "is the broker running?")
+	kafkatest.WantAll(
+		t,
+		kafkatest.RunFails(t, franzsource.New(quick([]string{addr}, "topic"))),
+		"franzsource: cannot reach any of ["+addr+"]",
+		"is the broker running?",
+	)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := franzsource.New(quick([]string{addr}, "topic")).Run(ctx, nil); err != nil {
@@ -45,7 +52,12 @@ func TestTopicIsNotCreated(t *testing.T) {
 	t.Parallel()
 	brokers := kafkatest.FakeCluster(t, kfake.AllowAutoTopicCreation()).ListenAddrs()
 	missing := kafkatest.TopicName(t)
-	kafkatest.WantAll(t, kafkatest.RunFails(t, franzsource.New(quick(brokers, missing))), `topic "`+missing+`" does not exist`, "create it first")
+	kafkatest.WantAll(
+		t,
+		kafkatest.RunFails(t, franzsource.New(quick(brokers, missing))),
+		`topic "`+missing+`" does not exist`,
+		"create it first",
+	)
 	topics, err := kafkatest.Admin(t, brokers).ListTopics(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -73,7 +85,12 @@ func TestSASL(t *testing.T) {
 		"SCRAM-SHA-256": func(p string) sasl.Mechanism { return scram.Auth{User: "root", Pass: p}.AsSha256Mechanism() },
 		"SCRAM-SHA-512": func(p string) sasl.Mechanism { return scram.Auth{User: "root", Pass: p}.AsSha512Mechanism() },
 	} {
-		brokers := kafkatest.FakeCluster(t, kfake.EnableSASL(), kfake.Superuser(name, "root", "secret"), kfake.SeedTopics(1, "orders")).ListenAddrs()
+		brokers := kafkatest.FakeCluster(
+			t,
+			kfake.EnableSASL(),
+			kfake.Superuser(name, "root", "secret"),
+			kfake.SeedTopics(1, "orders"),
+		).ListenAddrs()
 		cfg := quick(brokers, "orders")
 		cfg.SASL = mechanism("wrong")
 		kafkatest.WantAll(t, kafkatest.RunFails(t, franzsource.New(cfg)), brokers[0], "Config.SASL")
@@ -98,10 +115,25 @@ func TestPermissions(t *testing.T) {
 		return kfake.ACL{Resource: of, Name: "*", Pattern: kmsg.ACLResourcePatternTypeLiteral, Operation: op, Allow: true}
 	}
 	group := acl(kmsg.ACLResourceTypeGroup, kmsg.ACLOperationRead)
-	brokers := kafkatest.FakeCluster(t, kfake.EnableSASL(), kfake.EnableACLs(), kfake.Superuser("PLAIN", "root", "secret"), kfake.SeedTopics(1, "orders"),
-		kfake.User("PLAIN", "reader", "secret", group, acl(kmsg.ACLResourceTypeTopic, kmsg.ACLOperationRead), acl(kmsg.ACLResourceTypeTopic, kmsg.ACLOperationDescribe)),
-		kfake.User("PLAIN", "groupless", "secret", acl(kmsg.ACLResourceTypeTopic, kmsg.ACLOperationRead), acl(kmsg.ACLResourceTypeTopic, kmsg.ACLOperationDescribe)),
-		kfake.User("PLAIN", "nobody", "secret", group)).ListenAddrs()
+	brokers := kafkatest.FakeCluster(
+		t,
+		kfake.EnableSASL(),
+		kfake.EnableACLs(),
+		kfake.Superuser("PLAIN", "root", "secret"),
+		kfake.SeedTopics(1, "orders"),
+		kfake.User("PLAIN",
+			"reader",
+			"secret",
+			group,
+			acl(kmsg.ACLResourceTypeTopic, kmsg.ACLOperationRead),
+			acl(kmsg.ACLResourceTypeTopic, kmsg.ACLOperationDescribe)),
+		kfake.User("PLAIN",
+			"groupless",
+			"secret",
+			acl(kmsg.ACLResourceTypeTopic, kmsg.ACLOperationRead),
+			acl(kmsg.ACLResourceTypeTopic, kmsg.ACLOperationDescribe)),
+		kfake.User("PLAIN", "nobody", "secret", group),
+	).ListenAddrs()
 	as := func(user string) franzsource.Config {
 		cfg := quick(brokers, "orders")
 		cfg.SASL = plain.Auth{User: user, Pass: "secret"}.AsMechanism()
@@ -119,7 +151,11 @@ func TestPermissions(t *testing.T) {
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	cert, pool := kafkatest.Certificate(t)
-	brokers := kafkatest.FakeCluster(t, kfake.TLS(&tls.Config{Certificates: []tls.Certificate{cert}}), kfake.SeedTopics(1, "orders")).ListenAddrs()
+	brokers := kafkatest.FakeCluster(
+		t,
+		kfake.TLS(&tls.Config{Certificates: []tls.Certificate{cert}}),
+		kfake.SeedTopics(1, "orders"),
+	).ListenAddrs()
 	cfg := quick(brokers, "orders")
 	kafkatest.WantAll(t, kafkatest.RunFails(t, franzsource.New(cfg)), "franzsource:", brokers[0]) // plain, to a broker with TLS
 	cfg.TLS = &tls.Config{}

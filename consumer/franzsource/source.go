@@ -99,7 +99,10 @@ func (s *Source) GroupMetadata(ctx context.Context) (map[source.TopicPartition]s
 // refuses this process for good (another protocol, another process with the same InstanceID, no
 // permission), or if own returns one. After ErrOwnershipLost from own it pauses and joins again
 // instead. If a broker fails later, Run waits for it.
-func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p source.Partition[*consumer.Message]) error) error {
+func (s *Source) Run(
+	ctx context.Context,
+	own func(ctx context.Context, p source.Partition[*consumer.Message]) error,
+) error {
 	if s.faults != nil {
 		return s.faults
 	}
@@ -110,7 +113,8 @@ func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p source
 	defer net.close()
 	s.running.Store(net)
 	defer s.running.Store(nil)
-	if _, err = kafkalog.FindTopics(ctx, net, "franzsource", s.cfg.Brokers, s.cfg.Topics, "Describe and Read"); err == nil {
+	if _, err = kafkalog.FindTopics(ctx, net, "franzsource",
+		s.cfg.Brokers, s.cfg.Topics, "Describe and Read"); err == nil {
 		err = net.checkVersions(ctx)
 	}
 	if err != nil {

@@ -59,7 +59,8 @@ func newConnections(timeout time.Duration, brokers ...string) *connections {
 
 func (c *connections) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	if c.isAvoided(address) {
-		return nil, fmt.Errorf("kafkasource: broker %s accepted a connection and did not answer: another one is asked", address)
+		return nil, fmt.Errorf("kafkasource: broker %s accepted a connection and did not answer: another one is asked",
+			address)
 	}
 	nc, err := c.dialer.DialContext(ctx, network, address)
 	if err != nil {

@@ -40,10 +40,12 @@ func fetchError(code kafka.Error) func(kmsg.Request, *kmsg.FetchResponse) {
 	return func(r kmsg.Request, resp *kmsg.FetchResponse) {
 		for _, t := range r.(*kmsg.FetchRequest).Topics {
 			rt := kmsg.NewFetchResponseTopic()
-			rt.Topic, rt.TopicID = t.Topic, t.TopicID
+			rt.Topic = t.Topic
+			rt.TopicID = t.TopicID
 			for _, p := range t.Partitions {
 				rp := kmsg.NewFetchResponseTopicPartition()
-				rp.Partition, rp.ErrorCode = p.Partition, int16(code)
+				rp.Partition = p.Partition
+				rp.ErrorCode = int16(code)
 				rt.Partitions = append(rt.Partitions, rp)
 			}
 			resp.Topics = append(resp.Topics, rt)
@@ -55,8 +57,12 @@ func fetchError(code kafka.Error) func(kmsg.Request, *kmsg.FetchResponse) {
 // them.
 func TestFetchSurvivesMoves(t *testing.T) {
 	t.Parallel()
-	for _, code := range []kafka.Error{kafka.NotLeaderForPartition, kafka.LeaderNotAvailable, kafka.FencedLeaderEpoch, kafka.UnknownLeaderEpoch,
-		kafka.UnknownTopicID, kafka.UnknownTopicOrPartition, kafka.OffsetNotAvailable, kafka.KafkaStorageError, kafka.ReplicaNotAvailable, kafka.OffsetOutOfRange} {
+	for _, code := range []kafka.Error{
+		kafka.NotLeaderForPartition, kafka.LeaderNotAvailable, kafka.FencedLeaderEpoch,
+		kafka.UnknownLeaderEpoch, kafka.UnknownTopicID, kafka.UnknownTopicOrPartition,
+		kafka.OffsetNotAvailable, kafka.KafkaStorageError, kafka.ReplicaNotAvailable,
+		kafka.OffsetOutOfRange,
+	} {
 		c := kafkatest.FakeCluster(t)
 		topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
 		kafkatest.Write(t, kafkatest.Client(t, c.ListenAddrs()), topic, "v")
@@ -132,7 +138,8 @@ func epochEnds(topic string, end int64) func(kmsg.Request, *kmsg.OffsetForLeader
 		rt := kmsg.NewOffsetForLeaderEpochResponseTopic()
 		rt.Topic = topic
 		rp := kmsg.NewOffsetForLeaderEpochResponseTopicPartition()
-		rp.LeaderEpoch, rp.EndOffset = r.(*kmsg.OffsetForLeaderEpochRequest).Topics[0].Partitions[0].LeaderEpoch, end
+		rp.LeaderEpoch = r.(*kmsg.OffsetForLeaderEpochRequest).Topics[0].Partitions[0].LeaderEpoch
+		rp.EndOffset = end
 		rt.Partitions = append(rt.Partitions, rp)
 		resp.Topics = append(resp.Topics, rt)
 	}
@@ -201,7 +208,8 @@ func TestCommitErrors(t *testing.T) {
 				rt.Topic = t.Topic
 				for _, p := range t.Partitions {
 					rp := kmsg.NewOffsetCommitResponseTopicPartition()
-					rp.Partition, rp.ErrorCode = p.Partition, int16(code)
+					rp.Partition = p.Partition
+					rp.ErrorCode = int16(code)
 					rt.Partitions = append(rt.Partitions, rp)
 				}
 				resp.Topics = append(resp.Topics, rt)
@@ -242,7 +250,8 @@ func TestCoordinatorNotAvailableAtFirst(t *testing.T) {
 	c := kafkatest.FakeCluster(t)
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
 	seen := script(c, kmsg.FindCoordinator, 3, func(_ kmsg.Request, resp *kmsg.FindCoordinatorResponse) {
-		resp.ErrorCode, resp.NodeID = int16(kafka.GroupCoordinatorNotAvailable), -1
+		resp.ErrorCode = int16(kafka.GroupCoordinatorNotAvailable)
+		resp.NodeID = -1
 	})
 	join(t, quick(c.ListenAddrs(), topic)).Holds(topic, 0)
 	if seen.Load() != 3 {

@@ -23,7 +23,8 @@ func TestCommitAfterAnotherJoined(t *testing.T) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
 		cfg := quick(brokers, topic)
 		cfg.RebalanceTimeout = time.Second
-		draining, drain := make(chan *memlog.Held, 1), make(chan struct{})
+		draining := make(chan *memlog.Held, 1)
+		drain := make(chan struct{})
 		first := memlog.NewMember(t)
 		var late atomic.Bool
 		first.Drain = func(h *memlog.Held) {
@@ -106,7 +107,8 @@ func TestNewPartitionsAreOwned(t *testing.T) {
 	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
 		cfg := quick(brokers, topic)
-		first, second := join(t, cfg), join(t, cfg)
+		first := join(t, cfg)
+		second := join(t, cfg)
 		both := func(n int) func() bool {
 			return func() bool {
 				return len(first.Keys())+len(second.Keys()) == n
@@ -124,7 +126,8 @@ func TestNewPartitionsAreOwned(t *testing.T) {
 func TestSeveralTopics(t *testing.T) {
 	t.Parallel()
 	brokers := kafkatest.Brokers(t)
-	a, b := kafkatest.Topic(t, brokers, 2, nil), kafkatest.Topic(t, brokers, 1, nil)
+	a := kafkatest.Topic(t, brokers, 2, nil)
+	b := kafkatest.Topic(t, brokers, 1, nil)
 	cfg := quick(brokers, a, b)
 	kafkatest.Write(t, kafkatest.Client(t, brokers), b, "x")
 	m := join(t, cfg)

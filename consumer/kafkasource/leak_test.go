@@ -38,8 +38,13 @@ func onBothInTurn(t *testing.T, f func(t *testing.T, brokers []string)) {
 func TestCancelLeavesNothing(t *testing.T) {
 	onBothInTurn(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 3, nil)
-		for name, after := range map[string]time.Duration{"at once": 0, "while connecting": time.Millisecond, "while joining": 8 * time.Millisecond,
-			"while joining still": 30 * time.Millisecond, "while reading": 400 * time.Millisecond} {
+		for name, after := range map[string]time.Duration{
+			"at once":             0,
+			"while connecting":    time.Millisecond,
+			"while joining":       8 * time.Millisecond,
+			"while joining still": 30 * time.Millisecond,
+			"while reading":       400 * time.Millisecond,
+		} {
 			check := leaks(t)
 			// With a deadline, connections would end by themselves.
 			ctx, cancel := context.WithCancel(t.Context())
@@ -113,7 +118,8 @@ func TestCancelWhileTheGroupRebalancesAgain(t *testing.T) {
 	onBothInTurn(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 2, nil)
 		cfg := quick(brokers, topic)
-		cfg.SessionTimeout, cfg.RebalanceTimeout = 4*time.Minute, stuckFor
+		cfg.SessionTimeout = 4 * time.Minute
+		cfg.RebalanceTimeout = stuckFor
 		m := memlog.NewMember(t)
 		m.Start(kafkasource.New(cfg))
 		m.HoldsExactly(2)

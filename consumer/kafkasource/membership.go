@@ -47,11 +47,19 @@ func (m *membership) stopWith(err error) {
 func (m *membership) joinAndServe() error {
 	cfg := m.net.cfg
 	group, err := kafka.NewConsumerGroup(kafka.ConsumerGroupConfig{
-		ID: cfg.GroupID, Brokers: cfg.Brokers, Topics: cfg.Topics,
+		ID:      cfg.GroupID,
+		Brokers: cfg.Brokers,
+		Topics:  cfg.Topics,
 		Dialer: &kafka.Dialer{
-			ClientID: cfg.ClientID, Timeout: dialTimeout, DialFunc: m.net.groupConns.dial, TLS: cfg.TLS, SASLMechanism: cfg.SASL,
+			ClientID:      cfg.ClientID,
+			Timeout:       dialTimeout,
+			DialFunc:      m.net.groupConns.dial,
+			TLS:           cfg.TLS,
+			SASLMechanism: cfg.SASL,
 		},
-		SessionTimeout: cfg.SessionTimeout, RebalanceTimeout: cfg.RebalanceTimeout, HeartbeatInterval: cfg.HeartbeatInterval,
+		SessionTimeout:    cfg.SessionTimeout,
+		RebalanceTimeout:  cfg.RebalanceTimeout,
+		HeartbeatInterval: cfg.HeartbeatInterval,
 		// After an error kafka-go tries again by itself after this time, and then keeps the outcome
 		// until Next is called. So the waits between attempts are those between calls of Next,
 		// below.
@@ -107,7 +115,14 @@ func (m *membership) serveGeneration(gen *kafka.Generation) {
 	partitions := 0
 	for name, assigned := range gen.Assignments {
 		for _, a := range assigned {
-			p := &partition{Log: kafkalog.New(m.net, m.net.readOptions(), name, int32(a.ID)), net: m.net, topic: name, index: int32(a.ID), generation: gen.ID, member: gen.MemberID}
+			p := &partition{
+				Log:        kafkalog.New(m.net, m.net.readOptions(), name, int32(a.ID)),
+				net:        m.net,
+				topic:      name,
+				index:      int32(a.ID),
+				generation: gen.ID,
+				member:     gen.MemberID,
+			}
 			partitions++
 			held.Add(1)
 			m.startFunc(gen, func(ctx context.Context) {
@@ -147,7 +162,8 @@ func (m *membership) ownPartition(generation context.Context, p *partition) {
 	p.Close()
 	ended := ctx.Err() != nil
 	switch {
-	case err == nil && ended, ended && errors.Is(err, context.Canceled), ended && errors.Is(err, source.ErrOwnershipLost):
+	case err == nil && ended, ended && errors.Is(err, context.Canceled),
+		ended && errors.Is(err, source.ErrOwnershipLost):
 	case errors.Is(err, source.ErrOwnershipLost):
 		// The group or the database has given the partition to another process. Two processes that
 		// both believe in their ownership would fence each other in turns if they joined at once.
@@ -181,14 +197,18 @@ func (m *membership) heartbeatWhileDraining(gen *kafka.Generation, held *sync.Wa
 		case <-drained:
 			return
 		case <-ctx.Done():
-			m.net.log.Warn("onlyonce: partitions are still worked on after the rebalance timeout; others may take them over",
+			m.net.log.Warn("onlyonce: partitions are still worked on after the rebalance timeout; others "+
+				"may take them over",
 				"generation", gen.ID, "timeout", m.net.cfg.RebalanceTimeout)
 			return
 		case <-tick.C:
 			req := kmsg.NewPtrHeartbeatRequest()
-			req.Group, req.Generation, req.MemberID = gen.GroupID, gen.ID, gen.MemberID
+			req.Group = gen.GroupID
+			req.Generation = gen.ID
+			req.MemberID = gen.MemberID
 			got, err := m.net.askCoordinator(ctx, req)
-			if resp, ok := got.(*kmsg.HeartbeatResponse); ok && kafka.Error(resp.ErrorCode) != kafka.RebalanceInProgress {
+			if resp, ok := got.(*kmsg.HeartbeatResponse); ok &&
+				kafka.Error(resp.ErrorCode) != kafka.RebalanceInProgress {
 				err = m.net.Error(resp.ErrorCode)
 			}
 			if err != nil {
@@ -226,7 +246,8 @@ func (m *membership) watchPartitions(ctx context.Context) {
 		}
 		m.mu.Unlock()
 		if changed != "" {
-			m.net.log.Info("onlyonce: number of partitions changed", "topic", changed, "partitions", len(topics[changed].Partitions))
+			m.net.log.Info("onlyonce: number of partitions changed",
+				"topic", changed, "partitions", len(topics[changed].Partitions))
 			return
 		}
 	}
@@ -277,7 +298,8 @@ func (m *membership) leaveGroup(group *kafka.ConsumerGroup) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), kafkalog.LeaveTimeout)
 		defer cancel()
 		req := kmsg.NewPtrLeaveGroupRequest()
-		req.Group, req.MemberID = m.net.cfg.GroupID, m.member
+		req.Group = m.net.cfg.GroupID
+		req.MemberID = m.member
 		if _, err := m.net.askCoordinator(ctx, req); err != nil {
 			m.debug("leaving the group: %v", err)
 		}

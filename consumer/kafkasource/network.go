@@ -120,8 +120,13 @@ func (n *network) Code(err error) (int16, bool) {
 
 // readOptions returns the options for reading a partition.
 func (n *network) readOptions() kafkalog.Options {
-	return kafkalog.Options{MaxBytes: n.cfg.FetchMaxBytes, MaxWait: n.cfg.FetchMaxWait, MaxRecord: n.cfg.MaxRecordBytes, Codecs: n.codecs,
+	return kafkalog.Options{
+		MaxBytes:  n.cfg.FetchMaxBytes,
+		MaxWait:   n.cfg.FetchMaxWait,
+		MaxRecord: n.cfg.MaxRecordBytes,
+		Codecs:    n.codecs,
 		Throttled: func(topic string, partition int32, by time.Duration) {
 			n.log.Debug("onlyonce: throttled by the broker", "topic", topic, "partition", partition, "for", by)
-		}}
+		},
+	}
 }

@@ -41,7 +41,8 @@ func (p *partition) Committed(ctx context.Context) (offset int64, metadata strin
 		}
 		for _, r := range resp.Topics[p.topic] {
 			if int32(r.Partition) == p.index {
-				offset, metadata = r.CommittedOffset, r.Metadata
+				offset = r.CommittedOffset
+				metadata = r.Metadata
 				return r.Error
 			}
 		}
@@ -62,7 +63,11 @@ func (p *partition) Commit(ctx context.Context, offset int64, metadata string) e
 		defer cancel()
 		resp, err := p.net.client.OffsetCommit(ctx, &kafka.OffsetCommitRequest{
 			GroupID: p.net.cfg.GroupID, GenerationID: int(p.generation), MemberID: p.member,
-			Topics: map[string][]kafka.OffsetCommit{p.topic: {{Partition: int(p.index), Offset: offset, Metadata: metadata}}}})
+			Topics: map[string][]kafka.OffsetCommit{p.topic: {{
+				Partition: int(p.index),
+				Offset:    offset,
+				Metadata:  metadata,
+			}}}})
 		if err != nil {
 			return err
 		}

@@ -17,7 +17,8 @@ func refuseCompacted(ctx context.Context, n *network) error {
 	configs, err := kafkalog.Configs(ctx, n, kafkalog.NewTopicPatience, n.cfg.Topics, kafkalog.CleanupPolicy)
 	switch {
 	case errors.Is(err, kafka.TopicAuthorizationFailed):
-		return fmt.Errorf("kafkasource: may not see whether a topic is compacted: %w: this user needs the permission DescribeConfigs on it", err)
+		return fmt.Errorf("kafkasource: may not see whether a topic is compacted: %w: this user needs the "+
+			"permission DescribeConfigs on it", err)
 	case err != nil:
 		return fmt.Errorf("kafkasource: asking whether topics are compacted: %w", err)
 	}
@@ -26,10 +27,18 @@ func refuseCompacted(ctx context.Context, n *network) error {
 		value, ok := configs[t][kafkalog.CleanupPolicy]
 		switch {
 		case !ok:
-			faults = append(faults, fmt.Errorf("kafkasource: topic %q: the broker does not report its %s", t, kafkalog.CleanupPolicy))
+			faults = append(
+				faults,
+				fmt.Errorf("kafkasource: topic %q: the broker does not report its %s", t, kafkalog.CleanupPolicy),
+			)
 		case kafkalog.Compacts(value):
-			faults = append(faults, fmt.Errorf("kafkasource: topic %q is compacted (%s=%s), and is refused: compaction deletes records that were not handled yet, and a reader cannot notice it; use a topic with %s=delete, or read what is left of this one with package franzsource",
-				t, kafkalog.CleanupPolicy, value, kafkalog.CleanupPolicy))
+			faults = append(
+				faults,
+				fmt.Errorf("kafkasource: topic %q is compacted (%s=%s), and is refused: compaction deletes "+
+					"records that were not handled yet, and a reader cannot notice it; use a topic with "+
+					"%s=delete, or read what is left of this one with package franzsource",
+					t, kafkalog.CleanupPolicy, value, kafkalog.CleanupPolicy),
+			)
 		}
 	}
 	return errors.Join(faults...)

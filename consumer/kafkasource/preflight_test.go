@@ -31,20 +31,33 @@ func TestUnreachable(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(quick([]string{addr}, "topic"))), "kafkasource: cannot reach any of ["+addr+"]", "connection refused", "is the broker running?")
+	kafkatest.WantAll(
+		t,
+		kafkatest.RunFails(t, kafkasource.New(quick([]string{addr}, "topic"))),
+		"kafkasource: cannot reach any of ["+addr+"]",
+		"connection refused",
+		"is the broker running?",
+	)
 }
 
 // One broker of the list is frozen, and the process starts with another one.
 func TestOneSilentBrokerOfFour(t *testing.T) {
 	t.Parallel()
-	kafkatest.OneSilentBrokerOfFour(t, func(brokers []string, topic string) consumer.Source { return kafkasource.New(quick(brokers, topic)) })
+	kafkatest.OneSilentBrokerOfFour(t, func(brokers []string, topic string) consumer.Source {
+		return kafkasource.New(quick(brokers, topic))
+	})
 }
 
 // The listener accepts connections and never answers.
 func TestSilentBroker(t *testing.T) {
 	t.Parallel()
 	addr := kafkatest.SilentBroker(t)
-	kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(quick([]string{addr}, "topic"))), "kafkasource: cannot reach any of ["+addr+"]", "is the broker running?")
+	kafkatest.WantAll(
+		t,
+		kafkatest.RunFails(t, kafkasource.New(quick([]string{addr}, "topic"))),
+		"kafkasource: cannot reach any of ["+addr+"]",
+		"is the broker running?",
+	)
 
 	// If the context ends while Run waits, that is not a failure, and Run does not wait until it
 	// would give the broker up, after 30 s.
@@ -61,8 +74,14 @@ func TestSilentBroker(t *testing.T) {
 
 func TestTopicMissing(t *testing.T) {
 	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
-		there, missing := kafkatest.Topic(t, brokers, 1, nil), kafkatest.TopicName(t)
-		kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(quick(brokers, there, missing))), `topic "`+missing+`" does not exist`, "create it first")
+		there := kafkatest.Topic(t, brokers, 1, nil)
+		missing := kafkatest.TopicName(t)
+		kafkatest.WantAll(
+			t,
+			kafkatest.RunFails(t, kafkasource.New(quick(brokers, there, missing))),
+			`topic "`+missing+`" does not exist`,
+			"create it first",
+		)
 	})
 }
 
@@ -86,7 +105,14 @@ func TestCompactedTopicRefused(t *testing.T) {
 	kafkatest.OnBoth(t, func(t *testing.T, brokers []string) {
 		for _, policy := range []string{"compact", "compact,delete"} {
 			topic := kafkatest.Topic(t, brokers, 1, map[string]string{"cleanup.policy": policy})
-			kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(quick(brokers, topic))), `topic "`+topic+`" is compacted`, "cleanup.policy="+policy, "not handled yet", "package franzsource")
+			kafkatest.WantAll(
+				t,
+				kafkatest.RunFails(t, kafkasource.New(quick(brokers, topic))),
+				`topic "`+topic+`" is compacted`,
+				"cleanup.policy="+policy,
+				"not handled yet",
+				"package franzsource",
+			)
 		}
 	})
 }
@@ -114,7 +140,12 @@ func TestPermissions(t *testing.T) {
 		return cfg
 	}
 	kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(as("blind", "secret"))), `topic "orders"`, "permission DescribeConfigs")
-	kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(as("nobody", "secret"))), `topic "orders"`, "Describe, Read and DescribeConfigs")
+	kafkatest.WantAll(
+		t,
+		kafkatest.RunFails(t, kafkasource.New(as("nobody", "secret"))),
+		`topic "orders"`,
+		"Describe, Read and DescribeConfigs",
+	)
 	// A real broker answers so; kfake closes the connection.
 	kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(as("reader", "wrong"))), brokers[0], "Config.SASL")
 	kafkatest.WantAll(t, kafkatest.RunFails(t, kafkasource.New(quick(brokers, "orders"))), "do the brokers expect TLS or SASL")
@@ -153,7 +184,12 @@ func TestTLSAndSASL(t *testing.T) {
 func TestSCRAM(t *testing.T) {
 	t.Parallel()
 	for name, algorithm := range map[string]scram.Algorithm{"SCRAM-SHA-256": scram.SHA256, "SCRAM-SHA-512": scram.SHA512} {
-		brokers := kafkatest.FakeCluster(t, kfake.EnableSASL(), kfake.Superuser(name, "root", "secret"), kfake.SeedTopics(1, "orders")).ListenAddrs()
+		brokers := kafkatest.FakeCluster(
+			t,
+			kfake.EnableSASL(),
+			kfake.Superuser(name, "root", "secret"),
+			kfake.SeedTopics(1, "orders"),
+		).ListenAddrs()
 		cfg := quick(brokers, "orders")
 		for password, wrong := range map[string]bool{"wrong": true, "secret": false} {
 			mechanism, err := scram.Mechanism(algorithm, "root", password)
@@ -185,9 +221,19 @@ func TestValidate(t *testing.T) {
 		"empty": {kafkasource.Config{}, []string{"Config.Brokers", "Config.GroupID", "Config.Topics"}},
 		"bad": {kafkasource.Config{Brokers: []string{"localhost"}, GroupID: "g", Topics: []string{"a", "", "a"}, SessionTimeout: -1,
 			RebalanceTimeout: time.Microsecond, FetchMaxBytes: -1, FetchMaxWait: 40 * 24 * time.Hour},
-			[]string{`"localhost" is not host:port`, "an empty name", `"a" twice`, "SessionTimeout: is -1ns", "RebalanceTimeout: is 1µs", "FetchMaxBytes: is -1", "FetchMaxWait: is 960h"}},
-		"heartbeat": {kafkasource.Config{Brokers: []string{"h:1"}, GroupID: "g", Topics: []string{"a"}, HeartbeatInterval: 10 * time.Second},
-			[]string{"HeartbeatInterval: is 10s: must be below SessionTimeout, 10s"}},
+			[]string{
+				`"localhost" is not host:port`,
+				"an empty name",
+				`"a" twice`,
+				"SessionTimeout: is -1ns",
+				"RebalanceTimeout: is 1µs",
+				"FetchMaxBytes: is -1",
+				"FetchMaxWait: is 960h",
+			}},
+		"heartbeat": {
+			kafkasource.Config{Brokers: []string{"h:1"}, GroupID: "g", Topics: []string{"a"}, HeartbeatInterval: 10 * time.Second},
+			[]string{"HeartbeatInterval: is 10s: must be below SessionTimeout, 10s"},
+		},
 		"good":  {kafkasource.Config{Brokers: []string{"h:1", "[::1]:2"}, GroupID: "g", Topics: []string{"a", "b"}}, nil},
 		"short": {kafkasource.Config{Brokers: []string{"h:1"}, GroupID: "g", Topics: []string{"a"}, SessionTimeout: time.Second}, nil},
 	} {

@@ -98,7 +98,10 @@ func (s *Source) GroupMetadata(ctx context.Context) (map[source.TopicPartition]s
 // Run returns an error if the first connection fails, if a topic does not exist or is compacted, or
 // if own returns one. After ErrOwnershipLost from own it pauses and joins again instead. If a
 // broker fails later, Run waits for it.
-func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p source.Partition[*consumer.Message]) error) error {
+func (s *Source) Run(
+	ctx context.Context,
+	own func(ctx context.Context, p source.Partition[*consumer.Message]) error,
+) error {
 	if s.faults != nil {
 		return s.faults
 	}
@@ -106,7 +109,8 @@ func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p source
 	defer net.close()
 	s.running.Store(net)
 	defer s.running.Store(nil)
-	topics, err := kafkalog.FindTopics(ctx, net, "kafkasource", s.cfg.Brokers, s.cfg.Topics, "Describe, Read and DescribeConfigs")
+	topics, err := kafkalog.FindTopics(ctx, net, "kafkasource",
+		s.cfg.Brokers, s.cfg.Topics, "Describe, Read and DescribeConfigs")
 	if err == nil {
 		err = refuseCompacted(ctx, net)
 	}

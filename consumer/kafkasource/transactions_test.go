@@ -77,7 +77,8 @@ func TestReadCommitted(t *testing.T) {
 				continue
 			}
 			if open[i] == nil {
-				open[i], fate[i] = begin(t, clients[i], topic), rnd.IntN(2) == 0
+				open[i] = begin(t, clients[i], topic)
+				fate[i] = rnd.IntN(2) == 0
 			}
 			for range rnd.IntN(3) {
 				v := fmt.Sprintf("p%d-%d-%v", i, written, fate[i])
@@ -174,7 +175,11 @@ func TestOnceCompactedTopic(t *testing.T) {
 	c.Compact()
 	adm := kafkatest.Admin(t, brokers)
 	policy := "delete"
-	if _, err := adm.AlterTopicConfigs(t.Context(), []kadm.AlterConfig{{Op: kadm.SetConfig, Name: "cleanup.policy", Value: &policy}}, topic); err != nil {
+	if _, err := adm.AlterTopicConfigs(
+		t.Context(),
+		[]kadm.AlterConfig{{Op: kadm.SetConfig, Name: "cleanup.policy", Value: &policy}},
+		topic,
+	); err != nil {
 		t.Fatal(err)
 	}
 	for _, limit := range []int{1, 1 << 20} {
@@ -186,9 +191,11 @@ func TestOnceCompactedTopic(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		start, stable := b.Start, b.End
+		start := b.Start
+		stable := b.End
 		for from := start; from < stable; from++ {
-			if got := h.ReadTo(t, from, stable); int64(len(got)) > stable-from || from == start && (len(got) < 4 || int64(len(got)) == stable-start) {
+			if got := h.ReadTo(t, from, stable); int64(len(got)) > stable-from ||
+				from == start && (len(got) < 4 || int64(len(got)) == stable-start) {
 				t.Errorf("limit %d: %d messages from %d to %d after compaction", limit, len(got), from, stable)
 			}
 		}

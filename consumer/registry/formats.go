@@ -64,7 +64,11 @@ func sharesNothing[T any](s *avro.Schema) bool {
 		return false
 	}
 	for _, field := range root.Fields {
-		alone := avro.SchemaNode{Type: "record", Name: "One", Fields: []avro.SchemaField{{Name: field.Name, Type: avro.SchemaNode{Type: "null"}}}}
+		alone := avro.SchemaNode{
+			Type:   "record",
+			Name:   "One",
+			Fields: []avro.SchemaField{{Name: field.Name, Type: avro.SchemaNode{Type: "null"}}},
+		}
 		one, err := alone.Schema()
 		if err != nil {
 			return false
@@ -80,7 +84,12 @@ func sharesNothing[T any](s *avro.Schema) bool {
 }
 
 // parseAvro parses a schema after those that it refers to.
-func (r *Registry) parseAvro(ctx context.Context, s sr.Schema, names *avro.SchemaCache, depth int) (*avro.Schema, error) {
+func (r *Registry) parseAvro(
+	ctx context.Context,
+	s sr.Schema,
+	names *avro.SchemaCache,
+	depth int,
+) (*avro.Schema, error) {
 	if depth > maxReferences {
 		return nil, errors.New("its references go too deep")
 	}
@@ -119,7 +128,9 @@ func Protobuf[P proto.Message](r *Registry) func(context.Context, *consumer.Mess
 		if err == nil {
 			err = proto.Unmarshal(payload, into)
 		}
-		if unknown := into.ProtoReflect().GetUnknown(); err == nil && len(unknown) > 0 && len(unknown) == proto.Size(into) {
+		if unknown := into.ProtoReflect().GetUnknown(); err == nil &&
+			len(unknown) > 0 &&
+			len(unknown) == proto.Size(into) {
 			err = fmt.Errorf("none of its fields is one of %s as the program has it", name) // (D10)
 		}
 		if err != nil {
@@ -154,7 +165,13 @@ func messageName(file *descriptorpb.FileDescriptorProto, index []int) (string, e
 	case counted == "" && plain == "":
 		return "", fmt.Errorf("it has no message at index %v", index)
 	case counted != "" && plain != "" && counted != plain:
-		return "", fmt.Errorf("index %v is %s, or %s if the producer's serializer counts map fields: move the nested messages of the .proto file before the map fields, or out of their message", index, plain, counted)
+		return "", fmt.Errorf(
+			"index %v is %s, or %s if the producer's serializer counts map fields: move "+
+				"the nested messages of the .proto file before the map fields, or out of their message",
+			index,
+			plain,
+			counted,
+		)
 	}
 	return cmp.Or(counted, plain), nil
 }

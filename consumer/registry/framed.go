@@ -50,7 +50,8 @@ func readFrame(m *consumer.Message) (framed, error) {
 		}
 		f, rest, ok := cutFrame(h.Value)
 		if !ok {
-			return framed{}, errors.New("its header " + headerSchema + " does not begin with 0 and the id of a schema, or with 1 and its GUID")
+			return framed{}, errors.New("its header " + headerSchema +
+				" does not begin with 0 and the id of a schema, or with 1 and its GUID")
 		}
 		f.inHeader = true
 		f.index = rest
@@ -59,7 +60,9 @@ func readFrame(m *consumer.Message) (framed, error) {
 	}
 	f, rest, ok := cutFrame(m.Value)
 	if !ok {
-		return framed{}, errors.New("it does not begin with a zero byte and the id of a schema, or with 1 and its GUID, and has no header " + headerSchema)
+		return framed{}, errors.New("it does not begin with a zero byte and the id of a schema, or with 1 " +
+			"and its GUID, and has no header " +
+			headerSchema)
 	}
 	f.index = rest
 	f.payload = rest

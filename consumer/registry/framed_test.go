@@ -115,14 +115,26 @@ func TestSchemaInAHeader(t *testing.T) {
 		value   string
 		want    string // of the error
 	}{
-		"GUID":                   {[]consumer.Header{{Name: name, Value: raw}}, good, ""},
-		"id":                     {[]consumer.Header{{Name: name, Value: []byte("\x00\x00\x00\x00\x07")}}, good, ""},
-		"the first of two":       {[]consumer.Header{{Name: name, Value: raw}, {Name: name}}, good, ""},
-		"of the key":             {[]consumer.Header{{Name: "__key_schema_id", Value: raw}}, good, "does not begin with a zero byte"},
-		"GUID before the value":  {nil, string(raw) + good, ""},
-		"another GUID":           {[]consumer.Header{{Name: name, Value: append(raw[:16:16], 0)}}, good, "the registry has no schema 89791762-2336-4186-9674-299b90a80200"},
-		"empty":                  {[]consumer.Header{{Name: name}}, "\x00\x00\x00\x00\x07" + good, "its header __value_schema_id does not begin"},
-		"of another kind":        {[]consumer.Header{{Name: name, Value: []byte("\x02\x00\x00\x00\x07")}}, good, "its header __value_schema_id does not begin"},
+		"GUID":                  {[]consumer.Header{{Name: name, Value: raw}}, good, ""},
+		"id":                    {[]consumer.Header{{Name: name, Value: []byte("\x00\x00\x00\x00\x07")}}, good, ""},
+		"the first of two":      {[]consumer.Header{{Name: name, Value: raw}, {Name: name}}, good, ""},
+		"of the key":            {[]consumer.Header{{Name: "__key_schema_id", Value: raw}}, good, "does not begin with a zero byte"},
+		"GUID before the value": {nil, string(raw) + good, ""},
+		"another GUID": {
+			[]consumer.Header{{Name: name, Value: append(raw[:16:16], 0)}},
+			good,
+			"the registry has no schema 89791762-2336-4186-9674-299b90a80200",
+		},
+		"empty": {
+			[]consumer.Header{{Name: name}},
+			"\x00\x00\x00\x00\x07" + good,
+			"its header __value_schema_id does not begin",
+		},
+		"of another kind": {
+			[]consumer.Header{{Name: name, Value: []byte("\x02\x00\x00\x00\x07")}},
+			good,
+			"its header __value_schema_id does not begin",
+		},
 		"short":                  {[]consumer.Header{{Name: name, Value: raw[:16]}}, good, "its header __value_schema_id does not begin"},
 		"beside a framed value":  {[]consumer.Header{{Name: name, Value: raw}}, "\x00\x00\x00\x00\x07" + good, "schema " + guid},
 		"beside a value of JSON": {[]consumer.Header{{Name: name, Value: raw}}, "0", "schema " + guid},
@@ -143,7 +155,12 @@ func TestSchemaInAHeader(t *testing.T) {
 	}
 	// The index of a Protobuf message is all that follows the GUID.
 	byName(f, 7, guid, sr.Schema{Schema: durationProto, Type: sr.TypeProtobuf})
-	for index, want := range map[string]string{"\x02\x02": "", "\x02\x02\x00": "bytes follow the index", "": "cannot be read", "\x00": "google.protobuf.Other, not"} {
+	for index, want := range map[string]string{
+		"\x02\x02":     "",
+		"\x02\x02\x00": "bytes follow the index",
+		"":             "cannot be read",
+		"\x00":         "google.protobuf.Other, not",
+	} {
 		m := &consumer.Message{Value: []byte("\x08\x05"), Headers: []consumer.Header{{Name: name, Value: []byte(string(raw) + index)}}}
 		d, err := registry.Protobuf[*durationpb.Duration](registry.New(f.Client))(t.Context(), m)
 		switch {

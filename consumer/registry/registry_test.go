@@ -84,7 +84,8 @@ func TestD10AvroWithNothingOfT(t *testing.T) {
 		SKU string `json:"sku"`
 		Qty int    `json:"qty"`
 	}
-	if got, err := decode(t, registry.Avro[byJSON](r), value); err == nil || !strings.Contains(err.Error(), "none of its fields is one of registry_test.byJSON") {
+	if got, err := decode(t, registry.Avro[byJSON](r), value); err == nil ||
+		!strings.Contains(err.Error(), "none of its fields is one of registry_test.byJSON") {
 		t.Errorf("tags of JSON: %+v, %v", got, err)
 	}
 	if got, err := decode(t, registry.Avro[*byJSON](r), value); err == nil || !strings.Contains(err.Error(), "none of its fields") {
@@ -111,7 +112,8 @@ func TestFormats(t *testing.T) {
 	r := registry.New(f.Client)
 	asAvro := f.register(t, "orders-value", sr.Schema{Schema: orderAvro})
 	for range 2 {
-		if got, err := decode(t, registry.Avro[order](r), framed(asAvro, encodeAvro(t, noted{order: order{"tea", 3}}))); err != nil || got != (order{"tea", 3}) {
+		if got, err := decode(t, registry.Avro[order](r), framed(asAvro, encodeAvro(t, noted{order: order{"tea", 3}}))); err != nil ||
+			got != (order{"tea", 3}) {
 			t.Errorf("%+v, %v", got, err)
 		}
 	}
@@ -140,20 +142,32 @@ func TestFormats(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := decode(t, registry.Protobuf[*durationpb.Duration](r), framed(asProto, wait, 1)); err != nil || got.AsDuration() != 90*time.Second {
+	if got, err := decode(t, registry.Protobuf[*durationpb.Duration](r), framed(asProto, wait, 1)); err != nil ||
+		got.AsDuration() != 90*time.Second {
 		t.Errorf("%v, %v", got, err)
 	}
 
 	asNested := f.register(t, "ranges-value", sr.Schema{Schema: mapProto, Type: sr.TypeProtobuf})
-	if got, err := decode(t, registry.Protobuf[*descriptorpb.DescriptorProto_ExtensionRange](r), framed(asNested, []byte{8, 7}, 0, 0)); err != nil || got.GetStart() != 7 {
+	if got, err := decode(
+		t,
+		registry.Protobuf[*descriptorpb.DescriptorProto_ExtensionRange](r),
+		framed(asNested, []byte{8, 7}, 0, 0),
+	); err != nil ||
+		got.GetStart() != 7 {
 		t.Errorf("nested after a map field: %v, %v", got, err)
 	}
-	if got, err := decode(t, registry.Protobuf[*descriptorpb.DescriptorProto_ReservedRange](r), framed(asNested, []byte{8, 7}, 0, 2)); err != nil || got.GetStart() != 7 {
+	if got, err := decode(
+		t,
+		registry.Protobuf[*descriptorpb.DescriptorProto_ReservedRange](r),
+		framed(asNested, []byte{8, 7}, 0, 2),
+	); err != nil ||
+		got.GetStart() != 7 {
 		t.Errorf("nested after a map field that counts: %v, %v", got, err)
 	}
 
 	asJSON := f.register(t, "json-value", sr.Schema{Schema: `{"type": "object"}`, Type: sr.TypeJSON})
-	if got, err := decode(t, registry.JSON[order](r), framed(asJSON, []byte(`{"sku": "tea", "qty": 3}`))); err != nil || got != (order{"tea", 3}) {
+	if got, err := decode(t, registry.JSON[order](r), framed(asJSON, []byte(`{"sku": "tea", "qty": 3}`))); err != nil ||
+		got != (order{"tea", 3}) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
@@ -168,7 +182,10 @@ func TestUndecodable(t *testing.T) {
 	asJSON := f.register(t, "json-value", sr.Schema{Schema: `{"type": "object"}`, Type: sr.TypeJSON})
 	asNested := f.register(t, "ranges-value", sr.Schema{Schema: mapProto, Type: sr.TypeProtobuf})
 	broken := f.register(t, "broken-value", sr.Schema{Schema: `{"type": "secret"}`})
-	dangling := f.register(t, "dangling-value", sr.Schema{Schema: orderAvro, References: []sr.SchemaReference{{Name: "x", Subject: "gone", Version: 1}}})
+	dangling := f.register(t, "dangling-value", sr.Schema{
+		Schema:     orderAvro,
+		References: []sr.SchemaReference{{Name: "x", Subject: "gone", Version: 1}},
+	})
 	huge := binary.AppendVarint(nil, 1<<40) // as the length of sku
 	asOrder, asWait := registry.Avro[order](r), registry.Protobuf[*durationpb.Duration](r)
 	for name, c := range map[string]struct {
@@ -176,23 +193,43 @@ func TestUndecodable(t *testing.T) {
 		in   []byte
 		want string
 	}{
-		"no value":                {only(t, asOrder), nil, "does not begin with a zero byte"},
-		"plain JSON":              {only(t, asOrder), []byte(`{"sku": "secret"}`), "does not begin with a zero byte"},
-		"short":                   {only(t, asOrder), []byte{0, 0, 0}, "does not begin with a zero byte"},
-		"unknown":                 {only(t, asOrder), framed(4711, []byte("secret")), "the registry has no schema 4711"},
-		"another type":            {only(t, asOrder), framed(asProto, nil, 1), fmt.Sprintf("schema %d is of type PROTOBUF, not AVRO", asProto)},
-		"broken schema":           {only(t, asOrder), framed(broken, nil), fmt.Sprintf("schema %d: ", broken)},
-		"dangling":                {only(t, asOrder), framed(dangling, nil), "the registry has no subject gone, version 1"},
-		"cut off":                 {only(t, asOrder), framed(asAvro, encodeAvro(t, noted{order: order{"tea", 3}})[:2]), fmt.Sprintf("schema %d: ", asAvro)},
-		"cut off before a number": {only(t, asOrder), framed(asAvro, encodeAvro(t, noted{order: order{"tea", 3}})[:4]), fmt.Sprintf("schema %d: ", asAvro)},
-		"hostile length":          {only(t, asOrder), framed(asAvro, huge), fmt.Sprintf("schema %d: ", asAvro)},
+		"no value":   {only(t, asOrder), nil, "does not begin with a zero byte"},
+		"plain JSON": {only(t, asOrder), []byte(`{"sku": "secret"}`), "does not begin with a zero byte"},
+		"short":      {only(t, asOrder), []byte{0, 0, 0}, "does not begin with a zero byte"},
+		"unknown":    {only(t, asOrder), framed(4711, []byte("secret")), "the registry has no schema 4711"},
+		"another type": {
+			only(t, asOrder),
+			framed(asProto, nil, 1),
+			fmt.Sprintf("schema %d is of type PROTOBUF, not AVRO", asProto),
+		},
+		"broken schema": {only(t, asOrder), framed(broken, nil), fmt.Sprintf("schema %d: ", broken)},
+		"dangling":      {only(t, asOrder), framed(dangling, nil), "the registry has no subject gone, version 1"},
+		"cut off": {
+			only(t, asOrder),
+			framed(asAvro, encodeAvro(t, noted{order: order{"tea", 3}})[:2]),
+			fmt.Sprintf("schema %d: ", asAvro),
+		},
+		"cut off before a number": {
+			only(t, asOrder),
+			framed(asAvro, encodeAvro(t, noted{order: order{"tea", 3}})[:4]),
+			fmt.Sprintf("schema %d: ", asAvro),
+		},
+		"hostile length": {only(t, asOrder), framed(asAvro, huge), fmt.Sprintf("schema %d: ", asAvro)},
 		"another struct": {only(t, registry.Avro[struct {
 			SKU int `avro:"sku"`
 		}](r)), framed(asAvro, encodeAvro(t, noted{order: order{"secret", 3}})), fmt.Sprintf("schema %d: ", asAvro)},
-		"another message": {only(t, asWait), framed(asProto, nil, 0, 0), "the message is google.protobuf.Other.Inner, not google.protobuf.Duration"},
-		"no message":      {only(t, asWait), framed(asProto, nil, 7), "no message at index [7]"},
-		"either message": {only(t, registry.Protobuf[*descriptorpb.DescriptorProto_ExtensionRange](r)), framed(asNested, []byte{8, 7}, 0, 1),
-			"index [0 1] is google.protobuf.DescriptorProto.ReservedRange, or google.protobuf.DescriptorProto.ExtensionRange if the producer's serializer counts map fields"},
+		"another message": {
+			only(t, asWait),
+			framed(asProto, nil, 0, 0),
+			"the message is google.protobuf.Other.Inner, not google.protobuf.Duration",
+		},
+		"no message": {only(t, asWait), framed(asProto, nil, 7), "no message at index [7]"},
+		"either message": {
+			only(t, registry.Protobuf[*descriptorpb.DescriptorProto_ExtensionRange](r)),
+			framed(asNested, []byte{8, 7}, 0, 1),
+			"index [0 1] is google.protobuf.DescriptorProto.ReservedRange, or " +
+				"google.protobuf.DescriptorProto.ExtensionRange if the producer's serializer counts map fields",
+		},
 		"no index":      {only(t, asWait), framed(asProto, nil), "the index of the message cannot be read"},
 		"hostile index": {only(t, asWait), framed(asProto, huge), "the index of the message cannot be read"},
 		"none of P's":   {only(t, asWait), framed(asProto, []byte{0x28, 7}, 1), "none of its fields is one of google.protobuf.Duration"},
@@ -201,7 +238,9 @@ func TestUndecodable(t *testing.T) {
 		"another field": {only(t, registry.JSON[order](r)), framed(asJSON, []byte(`{"sku": 3}`)), `field "sku" is a JSON number`},
 	} {
 		err := c.err(c.in)
-		if !consumer.IsPermanent(err) || !strings.Contains(err.Error(), c.want) || strings.Contains(name+err.Error(), "secret") && name != "broken schema" {
+		if !consumer.IsPermanent(err) ||
+			!strings.Contains(err.Error(), c.want) ||
+			strings.Contains(name+err.Error(), "secret") && name != "broken schema" {
 			t.Errorf("%s: permanent %t: %v, want %q", name, consumer.IsPermanent(err), err, c.want)
 		}
 	}
@@ -237,7 +276,10 @@ func TestRegistryThatIsAway(t *testing.T) {
 			log := memlog.NewLog("orders", 1)
 			payload := encodeAvro(t, noted{order: order{"tea", 3}})
 			for i, id := range []int{known, 4711, later, known} {
-				log.AppendMessage(0, &consumer.Message{Value: framed(id, payload), Headers: []consumer.Header{{Name: "message-id", Value: fmt.Append(nil, i)}}})
+				log.AppendMessage(0, &consumer.Message{
+					Value:   framed(id, payload),
+					Headers: []consumer.Header{{Name: "message-id", Value: fmt.Append(nil, i)}},
+				})
 			}
 			halted := make(chan *consumer.HaltError, 100)
 			cfg := consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), BlockedAfter: 50 * time.Millisecond}
@@ -252,7 +294,12 @@ func TestRegistryThatIsAway(t *testing.T) {
 				tx.Queue(`insert into effects values ($1)`, m.Offset)
 				return nil
 			}
-			c, err := consumer.New(pool, &memlog.Source{Log: log, GroupID: "stock"}, consumer.Decode(registry.Avro[order](registry.New(f.Client)), handle), cfg)
+			c, err := consumer.New(
+				pool,
+				&memlog.Source{Log: log, GroupID: "stock"},
+				consumer.Decode(registry.Avro[order](registry.New(f.Client)), handle),
+				cfg,
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -296,7 +343,8 @@ func TestRegistryThatIsAway(t *testing.T) {
 			if n := count(`select count(*) from effects`); n != 3 {
 				t.Errorf("%d effects, want 3", n)
 			}
-			if n := count(`select count(*) from onlyonce.parked where "offset" = 1 and reason = 'permanent' and error like '%the registry has no schema 4711%'`); n != 1 || count(`select count(*) from onlyonce.parked`) != 1 {
+			if n := count(`select count(*) from onlyonce.parked where "offset" = 1 and reason = 'permanent' and error like '%the registry has no schema 4711%'`); n != 1 ||
+				count(`select count(*) from onlyonce.parked`) != 1 {
 				t.Error("the message of an unknown schema is not parked, or others are")
 			}
 		})
@@ -308,8 +356,15 @@ func TestAvroEnds(t *testing.T) {
 	t.Parallel()
 	f := newFake(t)
 	for last, want := range map[string]any{
-		`"string"`: "", `"bytes"`: []byte{}, `["null", "string"]`: nil, `"null"`: nil, `{"type": "array", "items": "int"}`: []any{},
-		`{"type": "map", "values": "int"}`: map[string]any{}, `{"type": "record", "name": "None", "fields": []}`: map[string]any{}, `"boolean"`: false, `"double"`: 0.0,
+		`"string"`:                          "",
+		`"bytes"`:                           []byte{},
+		`["null", "string"]`:                nil,
+		`"null"`:                            nil,
+		`{"type": "array", "items": "int"}`: []any{},
+		`{"type": "map", "values": "int"}`:  map[string]any{},
+		`{"type": "record", "name": "None", "fields": []}`: map[string]any{},
+		`"boolean"`: false,
+		`"double"`:  0.0,
 	} {
 		text := `{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, {"name": "last", "type": ` + last + `}]}`
 		value, err := avro.MustParse(text).Encode(map[string]any{"a": 1, "last": want})
@@ -317,7 +372,8 @@ func TestAvroEnds(t *testing.T) {
 			t.Fatalf("%s: %v", last, err)
 		}
 		id := f.register(t, "ends-value", sr.Schema{Schema: text})
-		if got, err := decode(t, registry.Avro[map[string]any](registry.New(f.Client)), framed(id, value)); err != nil || got["a"] != int32(1) {
+		if got, err := decode(t, registry.Avro[map[string]any](registry.New(f.Client)), framed(id, value)); err != nil ||
+			got["a"] != int32(1) {
 			t.Errorf("%s: %v, %v", last, got, err)
 		}
 	}
@@ -335,18 +391,25 @@ func TestAvroThatAnnouncesTooMuch(t *testing.T) {
 		in    []byte // before qty, which is 3
 		fits  bool
 	}{
-		"array":               {`{"type": "array", "items": "long"}`, many, false},
-		"map":                 {`{"type": "map", "values": "long"}`, many, false},
-		"array of nothing":    {`{"type": "array", "items": "null"}`, many, false},
-		"least":               {`{"type": "array", "items": "long"}`, binary.AppendVarint(nil, math.MinInt64), false},
-		"bytes follow":        {`"int"`, []byte{2, 6}, false},
-		"number of 33 bits":   {`"int"`, binary.AppendVarint(nil, 1<<32+7), false},
-		"branch of no union":  {`["null", "long"]`, []byte{4}, false},
-		"size of a block":     {`{"type": "array", "items": "long"}`, []byte{1, 2, 2, 0}, true},
-		"long string":         {`"string"`, append(binary.AppendVarint(nil, 2<<20), make([]byte, 2<<20)...), true},
-		"list without an end": {`{"type": "record", "name": "L", "fields": [{"name": "next", "type": ["null", "L"]}]}`, bytes.Repeat([]byte{2}, 1<<20), false},
+		"array":              {`{"type": "array", "items": "long"}`, many, false},
+		"map":                {`{"type": "map", "values": "long"}`, many, false},
+		"array of nothing":   {`{"type": "array", "items": "null"}`, many, false},
+		"least":              {`{"type": "array", "items": "long"}`, binary.AppendVarint(nil, math.MinInt64), false},
+		"bytes follow":       {`"int"`, []byte{2, 6}, false},
+		"number of 33 bits":  {`"int"`, binary.AppendVarint(nil, 1<<32+7), false},
+		"branch of no union": {`["null", "long"]`, []byte{4}, false},
+		"size of a block":    {`{"type": "array", "items": "long"}`, []byte{1, 2, 2, 0}, true},
+		"long string":        {`"string"`, append(binary.AppendVarint(nil, 2<<20), make([]byte, 2<<20)...), true},
+		"list without an end": {
+			`{"type": "record", "name": "L", "fields": [{"name": "next", "type": ["null", "L"]}]}`,
+			bytes.Repeat([]byte{2}, 1<<20),
+			false,
+		},
 	} {
-		id := f.register(t, "many-value", sr.Schema{Schema: `{"type": "record", "name": "R", "fields": [{"name": "other", "type": ` + c.field + `}, {"name": "qty", "type": "int"}]}`})
+		id := f.register(t, "many-value", sr.Schema{
+			Schema: `{"type": "record", "name": "R", "fields": [{"name": "other", "type": ` + c.field +
+				`}, {"name": "qty", "type": "int"}]}`,
+		})
 		got, err := decode(t, registry.Avro[order](r), framed(id, append(c.in, 6)))
 		if c.fits && (err != nil || got.Qty != 3) || !c.fits && !consumer.IsPermanent(err) {
 			t.Errorf("%s: %+v, %v", name, got, err)
@@ -375,7 +438,10 @@ func TestAvroRecordThatContainsItself(t *testing.T) {
 	if got, err := decode(t, registry.Avro[remark](r), framed(id, in)); err != nil || !reflect.DeepEqual(got, value) {
 		t.Errorf("%+v, %v", got, err)
 	}
-	id = f.register(t, "with-remarks", sr.Schema{Schema: `{"type": "record", "name": "R", "fields": [{"name": "remarks", "type": ["null", ` + remarks + `]}, {"name": "qty", "type": "int"}]}`})
+	id = f.register(t, "with-remarks", sr.Schema{
+		Schema: `{"type": "record", "name": "R", "fields": [{"name": "remarks", "type": ["null", ` + remarks +
+			`]}, {"name": "qty", "type": "int"}]}`,
+	})
 	if got, err := decode(t, registry.Avro[order](r), framed(id, append(append([]byte{2}, in...), 6))); err != nil || got.Qty != 3 {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -422,7 +488,13 @@ func TestAvroAmounts(t *testing.T) {
 	if got, err := read[uint32](t, r, f, `"long"`, binary.AppendVarint(nil, 1<<32+5)); !consumer.IsPermanent(err) {
 		t.Errorf("uint32: %v, %v", got, err)
 	}
-	if got, err := read[*int8](t, r, f, `["null", "int"]`, append([]byte{2}, binary.AppendVarint(nil, 300)...)); !consumer.IsPermanent(err) {
+	if got, err := read[*int8](
+		t,
+		r,
+		f,
+		`["null", "int"]`,
+		append([]byte{2}, binary.AppendVarint(nil, 300)...),
+	); !consumer.IsPermanent(err) {
 		t.Errorf("int8: %v, %v", got, err)
 	}
 }

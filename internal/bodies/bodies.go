@@ -38,7 +38,13 @@ func timeFor(got int) time.Duration {
 // has no read deadlines, which middleware can take away, Read waits as long as the server does, and
 // the body keeps its memory. Once the body is complete, the read deadline is the given one, or
 // none: the server reads on, to notice that the client leaves.
-func Read(w http.ResponseWriter, req *http.Request, most int64, room *Room, deadline time.Time) (body []byte, held int64, err error) {
+func Read(
+	w http.ResponseWriter,
+	req *http.Request,
+	most int64,
+	room *Room,
+	deadline time.Time,
+) (body []byte, held int64, err error) {
 	maxBuffer := most + 1 // one more byte, to detect a body that is too long
 	if req.ContentLength >= 0 {
 		maxBuffer = min(req.ContentLength, most) + 1

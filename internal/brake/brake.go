@@ -112,7 +112,9 @@ func (w *Window) Record(outcomes ...string) (released bool) {
 			continue
 		}
 		if outcome == "" && w.probing {
-			w.probing, w.last, released = false, nil, true
+			w.probing = false
+			w.last = nil
+			released = true
 		}
 		w.last = w.push(w.last, outcome)
 	}
@@ -123,7 +125,8 @@ func (w *Window) Record(outcomes ...string) (released bool) {
 func (w *Window) Release() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.probing, w.last = false, nil
+	w.probing = false
+	w.last = nil
 }
 
 // Stopped reports whether the partition is halted, except for single messages.

@@ -14,7 +14,8 @@ func TestD7WhatOthersAreAboutToApply(t *testing.T) {
 	t.Parallel()
 	w := &brake.Window{Size: 50, Percent: 90, Least: 20, Counts: brake.GivenUp}
 	w.Record(slices.Repeat([]string{parked.Permanent}, 19)...)
-	other, own := new(int), new(int)
+	other := new(int)
+	own := new(int)
 	if _, stops := w.StopsAt(other, "", "", ""); stops {
 		t.Fatal("what is about to be applied stops")
 	}

@@ -6,7 +6,8 @@ import "github.com/jackc/pgx/v5/pgtype"
 // where it would reach a slice of values by reflection and move each one to the heap. T is one of
 // pgtype's own types, which pgx knows without asking the server.
 func Array[T any](n int, at func(i int) T) pgtype.FlatArray[*T] {
-	elements, array := make([]T, n), make(pgtype.FlatArray[*T], n)
+	elements := make([]T, n)
+	array := make(pgtype.FlatArray[*T], n)
 	for i := range elements {
 		elements[i] = at(i)
 		array[i] = &elements[i]

@@ -27,7 +27,8 @@ func TestHashOfAnyLength(t *testing.T) {
 }
 
 func TestHashOfAKeyAllocatesNothing(t *testing.T) {
-	tenant, id := "tenant", strings.Repeat("x", 36)
+	tenant := "tenant"
+	id := strings.Repeat("x", 36)
 	if n := testing.AllocsPerRun(100, func() { codec.Hash("onlyonce/key/1", tenant, "scope", id) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
@@ -37,7 +38,10 @@ func TestUUIDv8(t *testing.T) {
 	t.Parallel()
 	for hash, want := range map[[16]byte]string{
 		{}: "00000000-0000-8000-8000-000000000000",
-		{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}: "ffffffff-ffff-8fff-bfff-ffffffffffff",
+		{
+			0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+			0xff, 0xff,
+		}: "ffffffff-ffff-8fff-bfff-ffffffffffff",
 	} {
 		if got := codec.UUIDv8(hash).String(); got != want {
 			t.Errorf("%x: %s, want %s", hash, got, want)
@@ -82,7 +86,8 @@ func TestTrace(t *testing.T) {
 func TestArraysEncode(t *testing.T) {
 	t.Parallel()
 	m := pgtype.NewMap()
-	uuids, bigints := codec.UUIDs([][16]byte{{1}, {2}}), codec.Bigints([]int64{-1, 1 << 62})
+	uuids := codec.UUIDs([][16]byte{{1}, {2}})
+	bigints := codec.Bigints([]int64{-1, 1 << 62})
 	for want, v := range map[string]any{"_uuid": uuids, "_int8": bigints} {
 		if typ, ok := m.TypeForValue(v); !ok || typ.Name != want {
 			t.Errorf("%T: %v, want %s", v, typ, want)
@@ -114,7 +119,8 @@ func BenchmarkHash(b *testing.B) {
 
 func BenchmarkArrays(b *testing.B) {
 	m := pgtype.NewMap()
-	keys, prints := make([][16]byte, 100), make([]int64, 100)
+	keys := make([][16]byte, 100)
+	prints := make([]int64, 100)
 	for i := range prints {
 		prints[i] = int64(i) << 40
 	}

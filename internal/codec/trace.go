@@ -8,7 +8,8 @@ const MaxTrace = 1 << 10
 // IsTrace reports whether s can be kept as a trace context: visible ASCII and line ends, at most
 // MaxTrace bytes. It does not parse it.
 func IsTrace(s string) bool {
-	return len(s) <= MaxTrace && strings.IndexFunc(s, func(r rune) bool { return r != '\n' && (r < ' ' || r > '~') }) < 0
+	return len(s) <= MaxTrace &&
+		strings.IndexFunc(s, func(r rune) bool { return r != '\n' && (r < ' ' || r > '~') }) < 0
 }
 
 // JoinTrace is a W3C trace context (https://www.w3.org/TR/trace-context/) in one string, as

@@ -17,8 +17,13 @@ func TestStatementsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{cursor.PauseSQL, cursor.ResumeSQL, cursor.CreateSQL, cursor.LockOwnerSQL, cursor.KeepDoneSQL, cursor.ForgetAttemptsSQL, cursor.BringDoneSQL, cursor.ReadDoneSQL, cursor.FenceOwnerSQL, cursor.AdoptSQL, cursor.StampSQL,
-		cursor.RedoSQL, cursor.LockReplaysSQL, cursor.ReplayNoSQL, cursor.ReplaySQL, cursor.RetireSQL, cursor.BringScopeSQL, cursor.LockScopeOwnersSQL, cursor.LockScopeRowSQL, cursor.ClassSQL} {
+	for _, sql := range []string{
+		cursor.PauseSQL, cursor.ResumeSQL, cursor.CreateSQL, cursor.LockOwnerSQL,
+		cursor.KeepDoneSQL, cursor.ForgetAttemptsSQL, cursor.BringDoneSQL, cursor.ReadDoneSQL,
+		cursor.FenceOwnerSQL, cursor.AdoptSQL, cursor.StampSQL, cursor.RedoSQL,
+		cursor.LockReplaysSQL, cursor.ReplayNoSQL, cursor.ReplaySQL, cursor.RetireSQL,
+		cursor.BringScopeSQL, cursor.LockScopeOwnersSQL, cursor.LockScopeRowSQL, cursor.ClassSQL,
+	} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}

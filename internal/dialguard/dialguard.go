@@ -152,7 +152,8 @@ func embeddedIPv4(a netip.Addr) (netip.Addr, bool) {
 	}
 	b := a.As16()
 	switch {
-	case inNetwork(a, "64:ff9b::/96"), inNetwork(a, "::ffff:0:0:0/96"), inNetwork(a, "::/96") && !inNetwork(a, "::/127"):
+	case inNetwork(a, "64:ff9b::/96"), inNetwork(a, "::ffff:0:0:0/96"),
+		inNetwork(a, "::/96") && !inNetwork(a, "::/127"):
 		// RFC 6052, 2765, 4291; not :: and ::1
 		return netip.AddrFrom4([4]byte(b[12:])), true
 	case inNetwork(a, "2002::/16"): // RFC 3056
@@ -175,11 +176,13 @@ func (g *Guard) CheckHost(host string) error {
 	last := name[strings.LastIndexByte(name, '.')+1:]
 	// Resolvers of the C library read 127.1, 2130706433 and 0x7f.1 as 127.0.0.1. Go's resolver asks
 	// the DNS for them.
-	if strings.Trim(last, "0123456789") == "" || strings.HasPrefix(last, "0x") && strings.Trim(last[2:], "0123456789abcdef") == "" {
+	if strings.Trim(last, "0123456789") == "" ||
+		strings.HasPrefix(last, "0x") && strings.Trim(last[2:], "0123456789abcdef") == "" {
 		return fmt.Errorf("%q ends in a number and is no IPv4 address", host)
 	}
 	if last == "localhost" { // RFC 6761 section 6.3: always loopback
-		if err := g.CheckAddr(netip.AddrFrom4([4]byte{127, 0, 0, 1})); err != nil && g.CheckAddr(netip.IPv6Loopback()) != nil {
+		if err := g.CheckAddr(netip.AddrFrom4([4]byte{127, 0, 0, 1})); err != nil &&
+			g.CheckAddr(netip.IPv6Loopback()) != nil {
 			return err
 		}
 	}
@@ -231,12 +234,14 @@ func (g *Guard) Transport(t *http.Transport, maxHeader int64) (*http.Transport, 
 		return nil, errors.New("Dial and DialTLS are not supported: use DialContext and DialTLSContext")
 	}
 	if isProxyFromEnvironment(t.Proxy) {
-		return nil, errors.New("Proxy must not be http.ProxyFromEnvironment, which decides from outside where calls go: name the proxy, with http.ProxyURL, or set nil")
+		return nil, errors.New("Proxy must not be http.ProxyFromEnvironment, which decides from outside " +
+			"where calls go: name the proxy, with http.ProxyURL, or set nil")
 	}
 	t = t.Clone()
 	t.Protocols = new(http.Protocols)
 	t.Protocols.SetHTTP1(true)
-	t.ForceAttemptHTTP2, t.TLSNextProto = false, nil
+	t.ForceAttemptHTTP2 = false
+	t.TLSNextProto = nil
 	if t.TLSClientConfig != nil {
 		// A transport that has been used offers h2 in its configuration, and a server would accept
 		// the offer.
@@ -283,7 +288,8 @@ func HostMatches(host string, patterns []string) bool {
 	host = strings.ToLower(strings.TrimSuffix(host, "."))
 	for _, p := range patterns {
 		p = strings.ToLower(strings.TrimSuffix(p, "."))
-		if below, wild := strings.CutPrefix(p, "*"); host == p || wild && len(host) > len(below) && strings.HasSuffix(host, below) {
+		if below, wild := strings.CutPrefix(p, "*"); host == p ||
+			wild && len(host) > len(below) && strings.HasSuffix(host, below) {
 			return true
 		}
 	}

@@ -154,14 +154,16 @@ func appendStatement(items []any) (sql string, args []any) {
 	text := func(field func(*Event) string) any {
 		return codec.Array(n, func(i int) pgtype.Text { return pgtype.Text{String: field(at(i)), Valid: true} })
 	}
-	keys, bodies := make([][]byte, n), make([][]byte, n)
+	keys := make([][]byte, n)
+	bodies := make([][]byte, n)
 	var ends []pgtype.Int4
 	var names []pgtype.Text
 	values := [][]byte{}
 	for i := range n {
 		keys[i], bodies[i] = at(i).Key, at(i).Body
 		for _, h := range at(i).Headers {
-			names, values = append(names, pgtype.Text{String: h.Name, Valid: true}), append(values, h.Value)
+			names = append(names, pgtype.Text{String: h.Name, Valid: true})
+			values = append(values, h.Value)
 		}
 		ends = append(ends, pgtype.Int4{Int32: int32(len(names)), Valid: true})
 	}

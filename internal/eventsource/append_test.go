@@ -25,7 +25,10 @@ func (r *rig) waits(tx pgx.Tx, ids ...string) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- appended(r.t, tx, ids...) }()
 	r.until("a wait for the partition's lock", func() bool {
-		return one[bool](r, `select exists (select from pg_locks where locktype = 'advisory' and not granted and database = (select oid from pg_database where datname = current_database()))`)
+		return one[bool](
+			r,
+			`select exists (select from pg_locks where locktype = 'advisory' and not granted and database = (select oid from pg_database where datname = current_database()))`,
+		)
 	})
 	return done
 }
@@ -47,7 +50,8 @@ func (r *rig) wantLog(want ...string) {
 func TestE1OffsetsFollowCommits(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
-	p, q := r.begin(pgx.ReadCommitted), r.begin(pgx.ReadCommitted)
+	p := r.begin(pgx.ReadCommitted)
+	q := r.begin(pgx.ReadCommitted)
 	if err := appended(t, p, "p1", "p2"); err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +69,8 @@ func TestE1OffsetsAreDense(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	r.append("a")
-	p, q := r.begin(pgx.ReadCommitted), r.begin(pgx.ReadCommitted)
+	p := r.begin(pgx.ReadCommitted)
+	q := r.begin(pgx.ReadCommitted)
 	if err := appended(t, p, "p"); err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +140,12 @@ func TestE1StaleSnapshotsAreRefused(t *testing.T) {
 
 func (r *rig) rotator() *ring.Rotator {
 	r.t.Helper()
-	x, err := ring.New(r.pool, ring.Events(), ring.Config{MaxBytes: 1, Retention: time.Millisecond, LockTimeout: 50 * time.Millisecond, LockPause: time.Millisecond})
+	x, err := ring.New(r.pool, ring.Events(), ring.Config{
+		MaxBytes:    1,
+		Retention:   time.Millisecond,
+		LockTimeout: 50 * time.Millisecond,
+		LockPause:   time.Millisecond,
+	})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -174,7 +184,10 @@ func TestE2EmptiedSegmentsLeaveAFloor(t *testing.T) {
 	r.exec(`update onlyonce.cursors set run_start = 3`)
 	r.steps(x, ring.Truncated)
 	r.wantLog()
-	if got := one[string](r, `select next_offset || ' ' || first_offset from onlyonce.streams s, onlyonce.stream_bounds(s.id, 0::smallint)`); got != "3 3" {
+	if got := one[string](
+		r,
+		`select next_offset || ' ' || first_offset from onlyonce.streams s, onlyonce.stream_bounds(s.id, 0::smallint)`,
+	); got != "3 3" {
 		t.Errorf("the empty log ends and begins at %s", got)
 	}
 	r.append("d")
@@ -245,10 +258,16 @@ func TestE1ManyWriters(t *testing.T) {
 	}
 	close(quit)
 	rotating.Wait()
-	if ends := one[int64](r, `select sum(b.next_offset)::bigint from onlyonce.streams s, generate_series(0, 2) n, onlyonce.stream_bounds(s.id, n::smallint) b`); ends != committed {
+	if ends := one[int64](
+		r,
+		`select sum(b.next_offset)::bigint from onlyonce.streams s, generate_series(0, 2) n, onlyonce.stream_bounds(s.id, n::smallint) b`,
+	); ends != committed {
 		t.Errorf("the partitions end at %d together, and %d events were committed", ends, committed)
 	}
-	if n := one[int64](r, `select count(*) from (select from onlyonce.event_log group by stream, partition, "offset" having count(*) > 1) d`); n != 0 {
+	if n := one[int64](
+		r,
+		`select count(*) from (select from onlyonce.event_log group by stream, partition, "offset" having count(*) > 1) d`,
+	); n != 0 {
 		t.Errorf("%d offsets were given out twice", n)
 	}
 	if emptied.Load() == 0 {
@@ -266,7 +285,12 @@ func (r *rig) write(writer, round, n int) {
 				if i%7 == 6 {
 					return pgx.ErrTxClosed // never appended
 				}
-				err := eventsource.Append(r.t.Context(), tx, eventsource.Event{Topic: "s", ID: id, Key: []byte(fmt.Sprint(i % 5))}, eventsource.Event{Topic: "s", ID: id + "'"})
+				err := eventsource.Append(
+					r.t.Context(),
+					tx,
+					eventsource.Event{Topic: "s", ID: id, Key: []byte(fmt.Sprint(i % 5))},
+					eventsource.Event{Topic: "s", ID: id + "'"},
+				)
 				if err == nil && i%5 == 4 {
 					return pgx.ErrTxClosed // undone
 				}
@@ -290,13 +314,20 @@ func TestE1PartitionByKey(t *testing.T) {
 	tx := r.begin(pgx.ReadCommitted)
 	var events []eventsource.Event
 	for i := range 200 {
-		events = append(events, eventsource.Event{Topic: "s", ID: fmt.Sprint("k", i), Key: []byte(fmt.Sprint(i % 4))}, eventsource.Event{Topic: "s", ID: fmt.Sprint("n", i)})
+		events = append(
+			events,
+			eventsource.Event{Topic: "s", ID: fmt.Sprint("k", i), Key: []byte(fmt.Sprint(i % 4))},
+			eventsource.Event{Topic: "s", ID: fmt.Sprint("n", i)},
+		)
 	}
 	if err := eventsource.Append(t.Context(), tx, events...); err != nil {
 		t.Fatal(err)
 	}
 	r.commit(tx)
-	if n := one[int](r, `select max(n) from (select count(distinct partition) as n from onlyonce.event_log where order_key is not null group by order_key) s`); n != 1 {
+	if n := one[int](
+		r,
+		`select max(n) from (select count(distinct partition) as n from onlyonce.event_log where order_key is not null group by order_key) s`,
+	); n != 1 {
 		t.Errorf("a key is in %d partitions", n)
 	}
 	if n := one[int](r, `select count(distinct partition) from onlyonce.event_log where order_key is null`); n != 16 {
@@ -314,16 +345,29 @@ func TestBadEventsAreNamed(t *testing.T) {
 			t.Errorf("%v does not name %s", err, want)
 		}
 	}
-	if err := eventsource.Append(t.Context(), tx, eventsource.Event{Topic: "other", ID: "a"}); !errors.Is(err, eventsource.ErrNoStream) || !strings.Contains(err.Error(), "other") {
+	if err := eventsource.Append(t.Context(), tx, eventsource.Event{Topic: "other", ID: "a"}); !errors.Is(err, eventsource.ErrNoStream) ||
+		!strings.Contains(err.Error(), "other") {
 		t.Errorf("to a stream that is not there: %v", err)
 	}
 }
 
 func TestEveryFaultOfAConfigurationIsNamed(t *testing.T) {
 	t.Parallel()
-	_, err := eventsource.NewSource(nil, eventsource.Config{Group: "\xff", Topics: []string{"a/b", "s", "s"}, Partitions: -1, PollInterval: 1, LeaseTTL: 1, HandoverTimeout: -1,
-		FetchBytes: -1, Retention: -1, SegmentBytes: -1})
-	for _, field := range []string{"pool", "Group", `"a/b"`, "twice", "Partitions", "PollInterval", "LeaseTTL", "HandoverTimeout", "FetchBytes", "Retention", "SegmentBytes"} {
+	_, err := eventsource.NewSource(nil, eventsource.Config{
+		Group:           "\xff",
+		Topics:          []string{"a/b", "s", "s"},
+		Partitions:      -1,
+		PollInterval:    1,
+		LeaseTTL:        1,
+		HandoverTimeout: -1,
+		FetchBytes:      -1,
+		Retention:       -1,
+		SegmentBytes:    -1,
+	})
+	for _, field := range []string{
+		"pool", "Group", `"a/b"`, "twice", "Partitions", "PollInterval", "LeaseTTL",
+		"HandoverTimeout", "FetchBytes", "Retention", "SegmentBytes",
+	} {
 		if err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%v does not name %s", err, field)
 		}

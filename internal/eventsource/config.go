@@ -78,7 +78,13 @@ type Fault struct {
 // Its faults wrap the sentinel, and begin with the name of its struct; renamed has the fields that
 // have other names there. Faults of the pool and of the topics are left to the package's own
 // checks.
-func NewSourceFor(pool *pgxpool.Pool, cfg Config, sentinel error, structName string, renamed map[string]string) (*Source, error) {
+func NewSourceFor(
+	pool *pgxpool.Pool,
+	cfg Config,
+	sentinel error,
+	structName string,
+	renamed map[string]string,
+) (*Source, error) {
 	l := &fields.List{}
 	events, err := NewSource(pool, cfg)
 	for _, one := range fields.Split(err) {
@@ -153,13 +159,18 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 // rotation returns the settings of the ring's rotator.
 func (c Config) rotation() ring.Config {
 	return ring.Config{
-		Retention: c.Retention, MaxAge: max(c.Retention/4, time.Millisecond), MaxBytes: c.SegmentBytes, LeaseTTL: c.LeaseTTL, Interval: time.Second,
-		Timeout: max(c.LeaseTTL/3, time.Second),
+		Retention: c.Retention,
+		MaxAge:    max(c.Retention/4, time.Millisecond),
+		MaxBytes:  c.SegmentBytes,
+		LeaseTTL:  c.LeaseTTL,
+		Interval:  time.Second,
+		Timeout:   max(c.LeaseTTL/3, time.Second),
 		Hooks: ring.Hooks{
 			Stepped: func(o ring.StepResult) {
 				switch o.Action {
 				case ring.Truncated:
-					c.Logger.Info("onlyonce: a segment of the event log whose retention has passed was emptied", "slot", o.Slot)
+					c.Logger.Info("onlyonce: a segment of the event log whose retention has passed was emptied",
+						"slot", o.Slot)
 				case ring.Needed, ring.Full:
 					c.Logger.Warn("onlyonce: the event log grows", "slot", o.Slot, "why", o.Why)
 				}

@@ -20,7 +20,8 @@ import (
 // be open or aborted after an offset.
 func TestConformance(t *testing.T) {
 	r := newRig(t, 1)
-	topics, ids := 0, 0
+	topics := 0
+	ids := 0
 	exec := func(t testing.TB, sql string, args ...any) {
 		t.Helper()
 		if _, err := r.pool.Exec(t.Context(), sql, args...); err != nil {
@@ -41,12 +42,19 @@ func TestConformance(t *testing.T) {
 				for _, m := range msgs {
 					ids++
 					id := fmt.Sprint(ids)
-					err := eventsource.AppendTo(t.Context(), tx, int16(partition), eventsource.Event{Topic: topic, ID: id, Key: m.Key, Headers: m.Headers, Body: m.Value})
+					err := eventsource.AppendTo(t.Context(), tx, int16(partition), eventsource.Event{
+						Topic:   topic,
+						ID:      id,
+						Key:     m.Key,
+						Headers: m.Headers,
+						Body:    m.Value,
+					})
 					if err != nil {
 						return err
 					}
 					// The suite says when a record was made, and the database says it of an event.
-					if _, err := tx.Exec(t.Context(), `update onlyonce.event_log set appended_at = $2 where id = $1`, id, m.Time); err != nil {
+					if _, err := tx.Exec(t.Context(), `update onlyonce.event_log set appended_at = $2 where id = $1`,
+						id, m.Time); err != nil {
 						return err
 					}
 				}
@@ -58,12 +66,22 @@ func TestConformance(t *testing.T) {
 		},
 		// As if everything was in segments that were emptied.
 		Skip: func(t testing.TB, topic string, partition int32) {
-			exec(t, `insert into onlyonce.stream_floors select s.id, $2, b.next_offset + 3 from onlyonce.streams s, onlyonce.stream_bounds(s.id, $2::smallint) b
-				where s.topic = $1 on conflict (stream, partition) do update set next_offset = excluded.next_offset`, topic, partition)
+			exec(
+				t,
+				`insert into onlyonce.stream_floors select s.id, $2, b.next_offset + 3 from onlyonce.streams s, onlyonce.stream_bounds(s.id, $2::smallint) b
+				where s.topic = $1 on conflict (stream, partition) do update set next_offset = excluded.next_offset`,
+				topic,
+				partition,
+			)
 		},
 		DeleteBefore: func(t testing.TB, topic string, partition int32, offset int64) {
-			exec(t, `delete from onlyonce.event_log l using onlyonce.streams s where s.topic = $1 and l.stream = s.id and l.partition = $2 and l."offset" < $3`,
-				topic, partition, offset)
+			exec(
+				t,
+				`delete from onlyonce.event_log l using onlyonce.streams s where s.topic = $1 and l.stream = s.id and l.partition = $2 and l."offset" < $3`,
+				topic,
+				partition,
+				offset,
+			)
 		},
 		Recreate: func(t testing.TB, topic string) {
 			exec(t, `delete from onlyonce.streams where topic = $1`, topic)
@@ -73,7 +91,8 @@ func TestConformance(t *testing.T) {
 		},
 		Identity: func(t testing.TB, topic string) source.Identity {
 			var id pgtype.UUID
-			if err := r.pool.QueryRow(t.Context(), `select incarnation from onlyonce.streams where topic = $1`, topic).Scan(&id); err != nil {
+			if err := r.pool.QueryRow(t.Context(), `select incarnation from onlyonce.streams where topic = $1`,
+				topic).Scan(&id); err != nil {
 				t.Fatal(err)
 			}
 			return source.Identity{ClusterID: eventsource.ClusterID, TopicID: id.Bytes, Compacted: true}

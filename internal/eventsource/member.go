@@ -54,7 +54,8 @@ func (m *member) runMember(ctx context.Context) error {
 		if err := m.doWhatIsDue(ctx); err != nil && ctx.Err() == nil {
 			m.membership.Set(err)
 			d := pause.NextBackOff()
-			m.cfg.Logger.Warn("onlyonce: reading the event log failed", "group", m.cfg.Group, "error", err, "again_in", d)
+			m.cfg.Logger.Warn("onlyonce: reading the event log failed",
+				"group", m.cfg.Group, "error", err, "again_in", d)
 			m.notBefore = time.Now().Add(d)
 		} else {
 			pause.Reset()
@@ -192,7 +193,8 @@ func (m *member) balancePartitions(ctx context.Context) error {
 	}
 	for _, st := range found {
 		share := lease.Share(int(st.Partitions), st.Members)
-		mine, surplus := 0, -share
+		mine := 0
+		surplus := -share
 		for at, p := range m.held {
 			if at.topic == st.Topic {
 				mine++
@@ -215,7 +217,12 @@ func (m *member) balancePartitions(ctx context.Context) error {
 			if m.held[at] != nil {
 				continue // an own that does not return, or released a moment ago
 			}
-			l, err := lease.Acquire(bounded, m.pool, names.Partitions(m.cfg.Group, st.Topic).Lease(int(nr)), m.cfg.LeaseTTL)
+			l, err := lease.Acquire(
+				bounded,
+				m.pool,
+				names.Partitions(m.cfg.Group, st.Topic).Lease(int(nr)),
+				m.cfg.LeaseTTL,
+			)
 			if err != nil {
 				return err
 			}
@@ -230,8 +237,15 @@ func (m *member) balancePartitions(ctx context.Context) error {
 
 // startPartition starts own on a partition that was acquired.
 func (m *member) startPartition(ctx context.Context, at partitionID, l *lease.Lease, st streamState) {
-	p := &partition{s: m.Source, partitionID: at, lease: l, acquired: *l, polls: &m.polls, wakeup: make(chan struct{}, 1),
-		stream: streamRef{st.ID, st.Incarnation.Bytes, st.Partitions}}
+	p := &partition{
+		s:           m.Source,
+		partitionID: at,
+		lease:       l,
+		acquired:    *l,
+		polls:       &m.polls,
+		wakeup:      make(chan struct{}, 1),
+		stream:      streamRef{st.ID, st.Incarnation.Bytes, st.Partitions},
+	}
 	p.caughtUpAt.Store(-1)
 	p.ctx, p.cancel = context.WithCancelCause(ctx)
 	m.held[at] = p
@@ -314,7 +328,8 @@ func (m *member) pollEnds(ctx context.Context) error {
 	var topics []string
 	var nrs []int16
 	for at := range m.held {
-		topics, nrs = append(topics, at.topic), append(nrs, at.nr)
+		topics = append(topics, at.topic)
+		nrs = append(nrs, at.nr)
 	}
 	bounded, cancel := m.detached(ctx)
 	defer cancel()

@@ -21,10 +21,15 @@ func TestOffsetAt(t *testing.T) {
 	}
 	err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
 		for i := range 3 {
-			if err := eventsource.AppendTo(t.Context(), tx, 0, eventsource.Event{Topic: "timed", ID: fmt.Sprint(i), Body: []byte("v")}); err != nil {
+			if err := eventsource.AppendTo(t.Context(), tx, 0, eventsource.Event{
+				Topic: "timed",
+				ID:    fmt.Sprint(i),
+				Body:  []byte("v"),
+			}); err != nil {
 				return err
 			}
-			if _, err := tx.Exec(t.Context(), `update onlyonce.event_log set appended_at = $1 where id = $2`, at.Add(time.Duration(i)*time.Minute), fmt.Sprint(i)); err != nil {
+			if _, err := tx.Exec(t.Context(), `update onlyonce.event_log set appended_at = $1 where id = $2`,
+				at.Add(time.Duration(i)*time.Minute), fmt.Sprint(i)); err != nil {
 				return err
 			}
 		}

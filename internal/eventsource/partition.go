@@ -140,8 +140,13 @@ func (p *partition) Identity(ctx context.Context) (source.Identity, error) {
 	p.stream = s
 	p.mu.Unlock()
 	p.caughtUpAt.Store(-1)
-	return source.Identity{ClusterID: ClusterID, TopicID: s.incarnation, TopicPartition: source.TopicPartition{Topic: p.topic, Partition: int32(p.nr)}, Partitions: int32(s.partitions),
-		Compacted: true}, nil // events may be erased
+	return source.Identity{
+		ClusterID:      ClusterID,
+		TopicID:        s.incarnation,
+		TopicPartition: source.TopicPartition{Topic: p.topic, Partition: int32(p.nr)},
+		Partitions:     int32(s.partitions),
+		Compacted:      true,
+	}, nil // events may be erased
 }
 
 // Committed implements source.Partition.
@@ -159,7 +164,18 @@ func (p *partition) Committed(ctx context.Context) (offset int64, metadata strin
 func (p *partition) Commit(ctx context.Context, offset int64, metadata string) error {
 	ctx, cancel := p.bounded(ctx)
 	defer cancel()
-	_, err := p.s.pool.Exec(ctx, commitSQL, p.acquired.ID, p.acquired.Epoch, p.acquired.Nonce, p.s.cfg.Group, p.currentStream().id, p.nr, offset, metadata)
+	_, err := p.s.pool.Exec(
+		ctx,
+		commitSQL,
+		p.acquired.ID,
+		p.acquired.Epoch,
+		p.acquired.Nonce,
+		p.s.cfg.Group,
+		p.currentStream().id,
+		p.nr,
+		offset,
+		metadata,
+	)
 	if guard.SQLState(err) == codeFenceLost {
 		return fmt.Errorf("%w: %w", source.ErrOwnershipLost, err)
 	}
@@ -175,7 +191,10 @@ func (p *partition) bounded(ctx context.Context) (context.Context, context.Cance
 }
 
 // readBounds reads the partition's first and next offsets, together with what more queues.
-func (p *partition) readBounds(ctx context.Context, more func(b *pgx.Batch, s streamRef)) (start, end int64, err error) {
+func (p *partition) readBounds(
+	ctx context.Context,
+	more func(b *pgx.Batch, s streamRef),
+) (start, end int64, err error) {
 	known := p.currentStream()
 	found := false
 	ctx, cancel := p.bounded(ctx)
@@ -210,7 +229,12 @@ func (p *partition) Bounds(ctx context.Context) (source.Bounds, error) {
 
 // OffsetAt returns the offset of the first event of a time or later, -1 if there is none.
 func OffsetAt(ctx context.Context, tx pgx.Tx, topic string, partition int32, t time.Time) (offset int64, err error) {
-	err = tx.QueryRow(ctx, `select coalesce((`+strings.Replace(offsetAtSQL, "$1", "(select id from onlyonce.streams where topic = $1)", 1)+`), -1)`,
+	err = tx.QueryRow(ctx, `select coalesce((`+strings.Replace(
+		offsetAtSQL,
+		"$1",
+		"(select id from onlyonce.streams where topic = $1)",
+		1,
+	)+`), -1)`,
 		topic, partition, t).Scan(&offset)
 	return offset, err
 }
@@ -255,7 +279,12 @@ func (p *partition) Fetch(ctx context.Context, from int64, most int) (source.Fet
 		if unchanged, err := p.waitForEvents(ctx); err != nil {
 			return source.Fetched[*consumer.Message]{}, err
 		} else if unchanged {
-			return source.Fetched[*consumer.Message]{Next: from, LeaderEpoch: -1, HighWatermark: from, LastStable: from}, nil
+			return source.Fetched[*consumer.Message]{
+				Next:          from,
+				LeaderEpoch:   -1,
+				HighWatermark: from,
+				LastStable:    from,
+			}, nil
 		}
 	}
 	f := source.Fetched[*consumer.Message]{Next: from, LeaderEpoch: -1}
@@ -266,6 +295,8 @@ func (p *partition) Fetch(ctx context.Context, from int64, most int) (source.Fet
 				if err != nil {
 					return err
 				}
+				// The first message comes in any case, whatever its size (F14): the position never
+				// passes a row for want of room.
 				if most -= m.Size(); most < 0 && len(f.Messages) > 0 {
 					break
 				}
@@ -286,7 +317,8 @@ func (p *partition) Fetch(ctx context.Context, from int64, most int) (source.Fet
 		f.Next = end
 	}
 	// The log has no open transactions: offsets are given out at COMMIT.
-	f.HighWatermark, f.LastStable = end, end
+	f.HighWatermark = end
+	f.LastStable = end
 	p.caughtUpAt.Store(-1)
 	if f.Next == end {
 		p.caughtUpAt.Store(end)

@@ -93,7 +93,8 @@ func (s *Source) Topics() []string { return slices.Clone(s.cfg.Topics) }
 // ServeScope implements claimed.Source. The scope names the group if Config.Group does not (F15).
 func (s *Source) ServeScope(scope string, _ claimed.Mark) error {
 	if s.scope != "" && s.scope != scope {
-		return fmt.Errorf("is the source of the consumer with the scope %q already: make one for each consumer", s.scope)
+		return fmt.Errorf("is the source of the consumer with the scope %q already: make one for each consumer",
+			s.scope)
 	}
 	s.scope = scope
 	process.Made(s.pool.Raw(), process.Part{Topics: s.cfg.Topics})
@@ -207,10 +208,17 @@ func (s *Source) Run(ctx context.Context, own func(context.Context, source.Parti
 		if err := s.rotator.Run(stop); errors.Is(err, ring.ErrRights) {
 			ring.LogNotRotating(stop, s.cfg.Logger)
 		} else if err != nil && stop.Err() == nil {
-			s.cfg.Logger.Warn("onlyonce: this process does not drop old segments of the event log; another one must", "error", err)
+			s.cfg.Logger.Warn("onlyonce: this process does not drop old segments of the event log; another one must",
+				"error", err)
 		}
 	})
-	m := &member{Source: s, own: own, joined: map[string]*lease.Lease{}, held: map[partitionID]*partition{}, ended: make(chan *partition)}
+	m := &member{
+		Source: s,
+		own:    own,
+		joined: map[string]*lease.Lease{},
+		held:   map[partitionID]*partition{},
+		ended:  make(chan *partition),
+	}
 	err := m.runMember(stop)
 	cancel()
 	rotating.Wait()

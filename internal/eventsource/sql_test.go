@@ -16,7 +16,10 @@ func TestStatementsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{appendSQL, makeStreamSQL, streamsSQL, endsSQL, streamSQL, boundsSQL, offsetAtSQL, pageSQL, committedSQL, groupMetadataSQL, commitSQL} {
+	for _, sql := range []string{
+		appendSQL, makeStreamSQL, streamsSQL, endsSQL, streamSQL, boundsSQL, offsetAtSQL, pageSQL,
+		committedSQL, groupMetadataSQL, commitSQL,
+	} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}

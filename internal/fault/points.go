@@ -31,7 +31,10 @@ const (
 )
 
 // Points lists every point of package consumer.
-var Points = []string{Joined, CursorRead, LogVerified, Fetching, Fetched, Handling, Handled, Noted, OffsetSending, OffsetSent}
+var Points = []string{
+	Joined, CursorRead, LogVerified, Fetching, Fetched, Handling, Handled, Noted, OffsetSending,
+	OffsetSent,
+}
 
 // The points of package outbox, in the order in which a call meets them.
 const (

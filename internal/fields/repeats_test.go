@@ -29,7 +29,9 @@ func TestRepeatsAreLoggedSeldom(t *testing.T) {
 		log.With("scope", "stock").Warn("no answer", "error", "refused")
 		log.With("scope", "mail").Warn("no answer", "error", "timeout")
 		log.WithGroup("g").With("scope", "stock").Warn("no answer", "error", "timeout")
-		if s := out.String(); strings.Count(s, "no answer") != 4 || strings.Count(s, "msg=step") != 10 || strings.Contains(s, "not_logged") {
+		if s := out.String(); strings.Count(s, "no answer") != 4 ||
+			strings.Count(s, "msg=step") != 10 ||
+			strings.Contains(s, "not_logged") {
 			t.Errorf("got\n%s", s)
 		}
 		time.Sleep(30 * time.Second)
@@ -63,7 +65,9 @@ func TestAnOutageIsOneLine(t *testing.T) {
 		}
 		fails()
 		const line = `level=ERROR msg="onlyonce: the database does not answer; what needs it is tried again" database=127.0.0.1:5432/shop error=timeout`
-		if s := out.String(); strings.Count(s, line+"\n") != 1 || strings.Count(s, "level=WARN")+strings.Count(s, "level=ERROR") != 1 || strings.Count(s, "level=DEBUG") != 64 {
+		if s := out.String(); strings.Count(s, line+"\n") != 1 ||
+			strings.Count(s, "level=WARN")+strings.Count(s, "level=ERROR") != 1 ||
+			strings.Count(s, "level=DEBUG") != 64 {
 			t.Errorf("got\n%s", s)
 		}
 		time.Sleep(30 * time.Second)

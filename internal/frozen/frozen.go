@@ -47,7 +47,8 @@ func Target(t string) error {
 	}
 	for i := range len(t) {
 		if c := t[i]; c <= ' ' || c >= 0x7f || c == '#' || c == '\\' {
-			return fmt.Errorf("%q holds %q: percent-encode spaces, control characters, #, \\ and all that is not ASCII", clip(t), c)
+			return fmt.Errorf("%q holds %q: percent-encode spaces, control characters, #, \\ and all that is not ASCII",
+				clip(t), c)
 		}
 	}
 	path, query, _ := strings.Cut(t, "?")
@@ -65,7 +66,8 @@ func Target(t string) error {
 	for again := true; again; {
 		for _, segment := range strings.FieldsFunc(decoded, func(r rune) bool { return r == '/' || r == '\\' }) {
 			if isDots(segment) {
-				return fmt.Errorf("%q must not hold . or .. as a segment, neither with parameters (..;) or control characters, nor encoded twice", clip(t))
+				return fmt.Errorf("%q must not hold . or .. as a segment, neither with parameters (..;) or "+
+					"control characters, nor encoded twice", clip(t))
 			}
 		}
 		next, err := url.PathUnescape(decoded)
@@ -139,7 +141,8 @@ func Framing(name string) bool {
 // Go's maps have no order. The lists are never nil; faults names every header that must not be
 // frozen.
 func Headers(h http.Header) (names, values []string, faults []error) {
-	names, values = []string{}, []string{}
+	names = []string{}
+	values = []string{}
 	if len(h) == 0 {
 		return names, values, nil
 	}
@@ -161,7 +164,8 @@ func Headers(h http.Header) (names, values []string, faults []error) {
 				faults = append(faults, err)
 				continue
 			}
-			names, values = append(names, name), append(values, v)
+			names = append(names, name)
+			values = append(values, v)
 			size += len(name) + len(v)
 		}
 	}

@@ -119,7 +119,8 @@ func (s *samples) lags(r *ops.StatusReport) {
 		}
 	}
 	type total struct{ lag, stalled, blocked float64 }
-	folded, owned := map[topic]total{}, r.Owned()
+	folded := map[topic]total{}
+	owned := r.Owned()
 	for i := range r.Owners {
 		o := &r.Owners[i]
 		for j := range o.Partitions {
@@ -127,9 +128,16 @@ func (s *samples) lags(r *ops.StatusReport) {
 			if owned[ops.CursorName{Scope: o.Scope, Topic: p.Topic, Partition: p.Partition}] != p {
 				continue
 			}
-			at, lag, stalled, blocked := topic{o.Scope, p.Topic}, float64(p.Lag), stalledFor(o, p), blockedFor(o, p)
+			at := topic{o.Scope, p.Topic}
+			lag := float64(p.Lag)
+			stalled := stalledFor(o, p)
+			blocked := blockedFor(o, p)
 			if sizes[at] > MostPartitions {
-				folded[at] = total{folded[at].lag + lag, max(folded[at].stalled, stalled), max(folded[at].blocked, blocked)}
+				folded[at] = total{
+					folded[at].lag + lag,
+					max(folded[at].stalled, stalled),
+					max(folded[at].blocked, blocked),
+				}
 				continue
 			}
 			partition := strconv.Itoa(int(p.Partition))

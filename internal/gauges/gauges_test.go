@@ -22,17 +22,27 @@ func value(all []metrics.Sample, m *metrics.Metric, values ...string) float64 {
 
 func TestPartitionsByState(t *testing.T) {
 	t.Parallel()
-	why, now := "INC-1", time.Now()
+	why := "INC-1"
+	now := time.Now()
 	cursors := make([]ops.Cursor, 6)
 	for i := range cursors {
 		cursors[i] = ops.Cursor{Scope: "s", Topic: "t", Partition: int32(i)}
 	}
-	cursors[3].Paused, cursors[4].RetiredAt = &why, &now
+	cursors[3].Paused = &why
+	cursors[4].RetiredAt = &now
 	owner := ops.Owner{Scope: "s", Partitions: []ops.OwnedPartition{{Topic: "t", Partition: 0}, {Topic: "t", Partition: 1, Halted: "gap"},
 		{Topic: "t", Partition: 2, WaitingFor: 3}, {Topic: "new", Partition: 0, Halted: "copies"}}}
 	silent := ops.Owner{Scope: "s", SeenAgeSeconds: 31, Partitions: []ops.OwnedPartition{{Topic: "t", Partition: 5, Lag: 7}}}
 	all := Of("shop", &Measures{Status: &ops.StatusReport{Cursors: cursors, Owners: []ops.Owner{owner, silent}}})
-	for of, want := range map[[2]string]float64{{"working"}: 1, {"halted", "gap"}: 1, {"halted", "copies"}: 1, {"halted", ""}: 0, {"waiting"}: 1, {"paused"}: 1, {"unowned"}: 1} {
+	for of, want := range map[[2]string]float64{
+		{"working"}:          1,
+		{"halted", "gap"}:    1,
+		{"halted", "copies"}: 1,
+		{"halted", ""}:       0,
+		{"waiting"}:          1,
+		{"paused"}:           1,
+		{"unowned"}:          1,
+	} {
 		if got := value(all, metrics.ConsumerPartitions, "s", of[0], of[1]); got != want {
 			t.Errorf("%v: %v partitions, want %v", of, got, want)
 		}
@@ -47,9 +57,14 @@ func TestPartitionsByState(t *testing.T) {
 
 func TestStalled(t *testing.T) {
 	t.Parallel()
-	ten, now := 10.0, time.Now()
+	ten := 10.0
+	now := time.Now()
 	o := ops.Owner{Scope: "s", StartedAt: now.Add(-time.Minute), SeenAt: now, SeenAgeSeconds: 2, Partitions: []ops.OwnedPartition{
-		{Topic: "t", Partition: 0, LastBatchAge: &ten}, {Topic: "t", Partition: 1, Lag: 1, LastBatchAge: &ten, BlockedBy: &ops.Blocker{Offset: 7, For: 5}}, {Topic: "t", Partition: 2, Lag: 1}, {Topic: "t", Partition: 3, Lag: 1, Paused: true}}}
+		{Topic: "t", Partition: 0, LastBatchAge: &ten},
+		{Topic: "t", Partition: 1, Lag: 1, LastBatchAge: &ten, BlockedBy: &ops.Blocker{Offset: 7, For: 5}},
+		{Topic: "t", Partition: 2, Lag: 1},
+		{Topic: "t", Partition: 3, Lag: 1, Paused: true},
+	}}
 	all := Of("shop", &Measures{Status: &ops.StatusReport{Owners: []ops.Owner{o}}})
 	for partition, want := range map[string]float64{"0": 0, "1": 12, "2": 62, "3": 0} {
 		if got := value(all, metrics.ConsumerStalled, "s", "t", partition); got != want {
@@ -107,10 +122,16 @@ func TestUnlistedSinks(t *testing.T) {
 // to, and is never late.
 func TestHorizonLeft(t *testing.T) {
 	t.Parallel()
-	week, hour := 604800.0, 90000.0
+	week := 604800.0
+	hour := 90000.0
 	ring := func(bytes int64) *Measures {
-		return &Measures{Status: &ops.StatusReport{}, Keys: []reports.KeyRing{{Ring: "r", Horizon: &week, Segments: []reports.KeySegment{{State: "current", Bytes: bytes, Opened: &hour}}},
-			{Ring: "forever", Segments: []reports.KeySegment{{State: "current", Bytes: 1, Opened: &hour}}}}}
+		return &Measures{
+			Status: &ops.StatusReport{},
+			Keys: []reports.KeyRing{
+				{Ring: "r", Horizon: &week, Segments: []reports.KeySegment{{State: "current", Bytes: bytes, Opened: &hour}}},
+				{Ring: "forever", Segments: []reports.KeySegment{{State: "current", Bytes: 1, Opened: &hour}}},
+			},
+		}
 	}
 	if got := value(Of("shop", ring(1)), metrics.InboxHorizonLeft, "r"); got != -3600 {
 		t.Errorf("%v s are left, want -3600", got)

@@ -90,7 +90,11 @@ type Measures struct {
 func Measure(ctx context.Context, db ops.DB, limit time.Duration) (m *Measures, err error) {
 	err = reports.Snapshot(ctx, db, func(tx pgx.Tx) error {
 		if deadline, ok := ctx.Deadline(); ok {
-			if _, err := tx.Exec(ctx, reports.LimitSQL, guard.Millis(max(time.Until(deadline), time.Millisecond))); err != nil {
+			if _, err := tx.Exec(
+				ctx,
+				reports.LimitSQL,
+				guard.Millis(max(time.Until(deadline), time.Millisecond)),
+			); err != nil {
 				return err
 			}
 		}
@@ -144,7 +148,10 @@ func (m *Measures) readWindows(ctx context.Context, tx pgx.Tx, limit time.Durati
 	}
 	for i := range groups {
 		g := &groups[i]
-		if g.Tried == nil || g.Sink == nil || g.Reason == "completion" || g.State != "retrying" && g.State != "blocked" {
+		if g.Tried == nil ||
+			g.Sink == nil ||
+			g.Reason == "completion" ||
+			g.State != "retrying" && g.State != "blocked" {
 			continue
 		}
 		for j := range m.Windows {

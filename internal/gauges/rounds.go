@@ -75,7 +75,10 @@ func (r *Rounds) ask(ctx context.Context) error {
 	values := Of(r.Database, m)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.up, r.asked, r.answered, r.last = true, began, began, values
+	r.up = true
+	r.asked = began
+	r.answered = began
+	r.last = values
 	return nil
 }
 
@@ -83,7 +86,8 @@ func (r *Rounds) ask(ctx context.Context) error {
 func (r *Rounds) Fail(began time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.up, r.asked = false, began
+	r.up = false
+	r.asked = began
 	r.failed++
 }
 
@@ -91,7 +95,9 @@ func (r *Rounds) Fail(began time.Time) {
 func (r *Rounds) Leave() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.asked, r.answered, r.last = time.Time{}, time.Time{}, nil
+	r.asked = time.Time{}
+	r.answered = time.Time{}
+	r.last = nil
 }
 
 // Samples returns whether the database answered the last round, how many it did not answer, and the

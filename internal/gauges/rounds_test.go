@@ -74,7 +74,10 @@ func TestRoundIsBounded(t *testing.T) {
 	}
 	pgtest.Until(t, pgtest.Patience(time.Minute), "the statement has ended on the server", func() bool {
 		var waiting int
-		err := lock.QueryRow(t.Context(), `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`).Scan(&waiting)
+		err := lock.QueryRow(
+			t.Context(),
+			`select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`,
+		).Scan(&waiting)
 		return err == nil && waiting == 0
 	})
 	if err := lock.Rollback(t.Context()); err != nil {

@@ -59,7 +59,8 @@ func (t *Tx) queueBeforeCommit() {
 		if before, is := last[name]; is && before.step == stepUser {
 			l.step = stepUser
 		}
-		of[name], last[name] = append(of[name], l.item), l
+		of[name] = append(of[name], l.item)
+		last[name] = l
 	}
 	for _, name := range slices.Sorted(maps.Keys(of)) {
 		sql, args := last[name].write(of[name])

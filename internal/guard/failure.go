@@ -39,24 +39,37 @@ func (f *Failure) Unwrap() error { return f.Err }
 
 // Errors of a handler that does what it must not do.
 var (
-	ErrControl  = errors.New("transaction control belongs to the engine: no BEGIN, COMMIT, ROLLBACK, SAVEPOINT or PREPARE TRANSACTION in a handler")
+	ErrControl = errors.New("transaction control belongs to the engine: no BEGIN, COMMIT, ROLLBACK, " +
+		"SAVEPOINT or PREPARE TRANSACTION in a handler")
 	ErrEnded    = errors.New("the handler ended the engine's transaction")
 	ErrClosed   = errors.New("transaction used after its handler returned")
 	ErrRowsOpen = errors.New("rows of an earlier query are still open, perhaps in another goroutine: close them first")
 	// ErrForked: two calls overlapped. Both fail: which of them came first, and whether the second
 	// one would have found what the first one wrote, is chance.
-	ErrForked = errors.New("two calls at once on one transaction: it is for one goroutine at a time, and callbacks of a batch or of CopyFrom cannot call it")
+	ErrForked = errors.New("two calls at once on one transaction: it is for one goroutine at a time, and " +
+		"callbacks of a batch or of CopyFrom cannot call it")
 	// ErrUnderWay: the handler returned before one of its goroutines had its answer.
-	ErrUnderWay = errors.New("the handler returned while a call on its transaction was under way: wait for the goroutines that it has started")
+	ErrUnderWay = errors.New("the handler returned while a call on its transaction was under way: wait for " +
+		"the goroutines that it has started")
 	// ErrOption is wrapped by the refusal of an option of pgx.
 	ErrOption = errors.New("option of pgx that this transaction does not take")
 	// ErrSavepoints keeps a transaction within the 64 subtransactions that a backend's snapshot
 	// cache holds.
-	ErrSavepoints = errors.New("more than 60 savepoints in one transaction: they would slow down every session of the server")
+	ErrSavepoints = errors.New("more than 60 savepoints in one transaction: they would slow down every " +
+		"session of the server")
 )
 
 // unforgivable lists what no savepoint undoes.
-var unforgivable = []error{ErrControl, ErrEnded, ErrClosed, ErrRowsOpen, ErrForked, ErrGoroutine, ErrUnderWay, ErrSavepoints}
+var unforgivable = []error{
+	ErrControl,
+	ErrEnded,
+	ErrClosed,
+	ErrRowsOpen,
+	ErrForked,
+	ErrGoroutine,
+	ErrUnderWay,
+	ErrSavepoints,
+}
 
 // Failure returns what went wrong first, nil if nothing did.
 func (t *Tx) Failure() *Failure { return t.failure }

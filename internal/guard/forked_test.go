@@ -132,7 +132,11 @@ func TestT6CallDuringAStatementFailsBoth(t *testing.T) {
 			}
 			done := make(chan error, 1)
 			go func() { done <- calls[name](t.Context(), tx.Handle, held) }()
-			for count(t, other, `select count(*) from pg_locks where locktype = 'advisory' and not granted and database = (select oid from pg_database where datname = current_database())`) == 0 {
+			for count(
+				t,
+				other,
+				`select count(*) from pg_locks where locktype = 'advisory' and not granted and database = (select oid from pg_database where datname = current_database())`,
+			) == 0 {
 				select {
 				case err := <-done:
 					t.Fatalf("it does not wait: %v", err)
@@ -210,7 +214,8 @@ func TestT6ResultsAreReadByOneGoroutine(t *testing.T) {
 				t.Fatal(err)
 			}
 			one := slow{make(chan struct{}), make(chan struct{})}
-			rows, batch := guardedRows{one, tx.Handle}, guardedBatch{&result{tx: tx, batch: slowBatch{one}}, tx.Handle}
+			rows := guardedRows{one, tx.Handle}
+			batch := guardedBatch{&result{tx: tx, batch: slowBatch{one}}, tx.Handle}
 			done := make(chan error, 1)
 			go func() { done <- method(rows, batch) }()
 			<-one.asked
@@ -286,7 +291,9 @@ func TestT6SavepointOfAnotherGoroutine(t *testing.T) {
 			})
 		},
 		"interleaved": func(ctx context.Context, h *Handle) error {
-			begun, end, ended := make(chan struct{}), make(chan struct{}), make(chan error)
+			begun := make(chan struct{})
+			end := make(chan struct{})
+			ended := make(chan error)
 			go func() {
 				ended <- h.Savepoint(ctx, func() error { close(begun); <-end; return nil })
 			}()
@@ -386,7 +393,9 @@ func TestT6HandleOfAnEarlierMessage(t *testing.T) {
 	}
 	reported = nil
 	kept.Queue(`insert into effects values ('lost')`)
-	if len(reported) != 1 || !errors.Is(reported[0], ErrClosed) || !strings.Contains(reported[0].Error(), "insert into effects values ('lost')") {
+	if len(reported) != 1 ||
+		!errors.Is(reported[0], ErrClosed) ||
+		!strings.Contains(reported[0].Error(), "insert into effects values ('lost')") {
 		t.Errorf("reported: %v", reported)
 	}
 	if err := tx.Commit(5 * time.Second); !errors.Is(err, ErrClosed) {
@@ -406,11 +415,22 @@ func TestT6HandleOfAnEarlierMessage(t *testing.T) {
 // ends with the transaction costs no connection.
 func TestT6SessionIsNotHandedOn(t *testing.T) {
 	for sql, closes := range map[string]bool{
-		`create temp table scratch (i int)`: true, `create temporary table scratch (i int) on commit drop`: false, `create local temp table scratch (i int)`: true,
-		`create or replace temp view v as select 1`: true, `prepare p as select 1`: true, `declare c cursor with hold for select 1`: true,
-		`declare c cursor for select 1`: false, `listen l`: true, `set client_encoding = 'latin1'`: true, "-- x\rset client_encoding = 'latin1'": true,
-		`set default_transaction_read_only = on`: true, `set local statement_timeout = '1min'`: false, `set constraints nothing immediate`: false,
-		`set session characteristics as transaction read only`: true, `reset all`: true, `select 1`: false,
+		`create temp table scratch (i int)`:                     true,
+		`create temporary table scratch (i int) on commit drop`: false,
+		`create local temp table scratch (i int)`:               true,
+		`create or replace temp view v as select 1`:             true,
+		`prepare p as select 1`:                                 true,
+		`declare c cursor with hold for select 1`:               true,
+		`declare c cursor for select 1`:                         false,
+		`listen l`:                                              true,
+		`set client_encoding = 'latin1'`:                        true,
+		"-- x\rset client_encoding = 'latin1'":                  true,
+		`set default_transaction_read_only = on`:                true,
+		`set local statement_timeout = '1min'`:                  false,
+		`set constraints nothing immediate`:                     false,
+		`set session characteristics as transaction read only`:  true,
+		`reset all`:                 true,
+		`select 1`:                  false,
 		`create table "on" (i int)`: false,
 	} {
 		for _, end := range []string{"commit", "rollback"} {
@@ -470,9 +490,12 @@ func TestOptionsOfPgx(t *testing.T) {
 		"query, names":                   {scan(`select @n::int`, named), ""},
 		"query, simple":                  {scan(`select $1::int`, pgx.QueryExecModeSimpleProtocol, 7), "QueryExecModeSimpleProtocol"},
 		"queue, names":                   {func(tx *Tx) error { tx.Queue(`select @n::int`, named); return tx.flush(t.Context()) }, ""},
-		"queue, mode":                    {func(tx *Tx) error { tx.Queue(`select $1::int`, pgx.QueryExecModeExec, 7); return tx.failureErr() }, "pgx.QueryExecMode in Queue"},
-		"batch, names":                   {batch(named), ""},
-		"batch, mode":                    {batch(pgx.QueryExecModeExec, 7), "pgx.QueryExecMode in a batch"},
+		"queue, mode": {
+			func(tx *Tx) error { tx.Queue(`select $1::int`, pgx.QueryExecModeExec, 7); return tx.failureErr() },
+			"pgx.QueryExecMode in Queue",
+		},
+		"batch, names": {batch(named), ""},
+		"batch, mode":  {batch(pgx.QueryExecModeExec, 7), "pgx.QueryExecMode in a batch"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -502,8 +525,11 @@ func TestErrorsNameTheStatement(t *testing.T) {
 		do   func(ctx context.Context, h *Handle)
 		want string
 	}{
-		"exec":   {func(ctx context.Context, h *Handle) { _, _ = h.Exec(ctx, bad, "") }, "statement 3 of the handler " + named},
-		"query":  {func(ctx context.Context, h *Handle) { var n int; _ = h.QueryRow(ctx, bad, "").Scan(&n) }, "statement 3 of the handler " + named},
+		"exec": {func(ctx context.Context, h *Handle) { _, _ = h.Exec(ctx, bad, "") }, "statement 3 of the handler " + named},
+		"query": {
+			func(ctx context.Context, h *Handle) { var n int; _ = h.QueryRow(ctx, bad, "").Scan(&n) },
+			"statement 3 of the handler " + named,
+		},
 		"queued": {func(_ context.Context, h *Handle) { h.Queue(bad, ""); h.Queue(`select 1`) }, "statement 3 of the handler " + named},
 		"arguments": {func(_ context.Context, h *Handle) {
 			h.Queue(bad, struct{}{})
@@ -524,7 +550,10 @@ func TestErrorsNameTheStatement(t *testing.T) {
 		"copy": {func(ctx context.Context, h *Handle) {
 			_, _ = h.CopyFrom(ctx, pgx.Identifier{"effects"}, []string{"w"}, pgx.CopyFromRows([][]any{{"a"}}))
 		}, `statement 3 of the handler (copy "effects")`},
-		"control": {func(ctx context.Context, h *Handle) { _, _ = h.Exec(ctx, "commit") }, "statement 3 of the handler (commit): transaction control"},
+		"control": {
+			func(ctx context.Context, h *Handle) { _, _ = h.Exec(ctx, "commit") },
+			"statement 3 of the handler (commit): transaction control",
+		},
 		"long": {func(ctx context.Context, h *Handle) { _, _ = h.Exec(ctx, `select `+strings.Repeat("x", 100)) },
 			`statement 3 of the handler (select ` + strings.Repeat("x", 73) + `...)`},
 	} {

@@ -55,7 +55,8 @@ func (t *Tx) Lend(origin *origin.Origin) *Handle {
 	defer t.gate.mu.Unlock()
 	t.gate.turn++
 	t.gate.lent = true
-	t.firstUses, t.turnStarts = nil, append(t.turnStarts, t.statements)
+	t.firstUses = nil
+	t.turnStarts = append(t.turnStarts, t.statements)
 	t.Handle = &Handle{tx: t, turn: t.gate.turn, origin: origin}
 	return t.Handle
 }
@@ -95,7 +96,9 @@ func (h *Handle) beginCall() error {
 		return &Failure{Step: t.step, Err: ErrForked}
 	}
 	g.busy = true
-	if n := len(t.openSavepoints); n > 0 && !t.openSavepoints[n-1].foreign && GoroutineID() != t.openSavepoints[n-1].goroutine {
+	if n := len(t.openSavepoints); n > 0 &&
+		!t.openSavepoints[n-1].foreign &&
+		GoroutineID() != t.openSavepoints[n-1].goroutine {
 		t.openSavepoints[n-1].foreign = true
 	}
 	return nil

@@ -64,7 +64,8 @@ type Tx struct {
 }
 
 // Begin opens a transaction on a connection that is in none. BEGIN travels with the first statement
-// that is sent.
+// that is sent. The caller ends it on each path: with Rollback, also after Commit, or with Abandon.
+// The connection stays the caller's, who gives it back after that.
 func Begin(conn *pgx.Conn) *Tx {
 	t := &Tx{conn: conn, batch: &pgx.Batch{}, steps: make([]engineStep, 0, 4), turnStarts: make([]int, 0, 4)}
 	t.gate.idle.L = &t.gate.mu
@@ -119,7 +120,8 @@ func (t *Tx) queueStatement(sql string, args []any) {
 	t.batch.Queue(sql, args...)
 }
 
-// EngineRow sends what is queued and one more statement of the engine's, and returns its row.
+// EngineRow sends what is queued and one more statement of the engine's, and returns its row. The
+// caller scans it before anything else is sent: that closes it.
 func (t *Tx) EngineRow(ctx context.Context, step, sql string, args ...any) pgx.Row {
 	t.Engine(step, sql, args...)
 	return singleRow{t.queryLast(ctx)}
@@ -159,7 +161,8 @@ func (t *Tx) OriginAsked() bool { return t.originAsked.Load() }
 // may be used by that goroutine.
 func (t *Tx) Abandon() {
 	t.gate.mu.Lock()
-	t.gate.abandoned, t.gate.ended = true, true
+	t.gate.abandoned = true
+	t.gate.ended = true
 	t.gate.mu.Unlock()
 	_ = t.conn.PgConn().Conn().Close() // the handler finds out by itself
 }

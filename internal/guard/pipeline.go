@@ -68,14 +68,21 @@ func (r *result) keepRows(rows pgx.Rows, err error) *result {
 
 // sendQueued puts the queued statements on the wire.
 func (t *Tx) sendQueued(ctx context.Context) *result {
-	r := &result{tx: t, step: t.step, steps: t.steps, queries: t.batch.QueuedQueries, base: t.statements - t.batch.Len()}
+	r := &result{
+		tx:      t,
+		step:    t.step,
+		steps:   t.steps,
+		queries: t.batch.QueuedQueries,
+		base:    t.statements - t.batch.Len(),
+	}
 	for _, s := range t.steps {
 		if !s.counted {
 			r.base++
 		}
 	}
 	r.batch = t.conn.SendBatch(ctx, t.batch)
-	t.batch, t.steps = &pgx.Batch{}, nil
+	t.batch = &pgx.Batch{}
+	t.steps = nil
 	return r
 }
 

@@ -33,7 +33,12 @@ func (a Attempts) Default(l *fields.List) {
 // Run calls once until it does not ask for another attempt, the attempts are used up, or ctx ends.
 // It returns the last error of once.
 func (a Attempts) Run(ctx context.Context, once func() (again bool, err error)) error {
-	waits := backoff.NewExponentialBackOff(backoff.WithInitialInterval(*a.BackoffMin), backoff.WithMaxInterval(*a.BackoffMax), backoff.WithMultiplier(2), backoff.WithMaxElapsedTime(0))
+	waits := backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(*a.BackoffMin),
+		backoff.WithMaxInterval(*a.BackoffMax),
+		backoff.WithMultiplier(2),
+		backoff.WithMaxElapsedTime(0),
+	)
 	for n := 1; ; n++ {
 		again, err := once()
 		if !again || n >= *a.Max {

@@ -90,7 +90,8 @@ func (r *result) locate(i int) (step string, at int, sql string) {
 	if i < len(r.queries) {
 		sql = r.queries[i].SQL
 	}
-	step, at = r.step, r.base+i
+	step = r.step
+	at = r.base + i
 	for _, s := range r.steps {
 		switch {
 		case s.index == i && !s.counted:

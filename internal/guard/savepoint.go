@@ -58,13 +58,23 @@ func (h *Handle) beginSavepoint(ctx context.Context, ofFunction bool) (
 	if err := t.flush(ctx); err != nil {
 		return "", nil, 0, err
 	}
-	t.openSavepoints = append(t.openSavepoints, openSavepoint{name: name, goroutine: GoroutineID(), ofFunction: ofFunction})
+	t.openSavepoints = append(t.openSavepoints, openSavepoint{
+		name:       name,
+		goroutine:  GoroutineID(),
+		ofFunction: ofFunction,
+	})
 	return name, maps.Clone(t.firstUses), len(t.beforeCommit), nil
 }
 
 // endSavepoint releases a savepoint, or goes back to it where fn or one of its statements has
 // failed.
-func (h *Handle) endSavepoint(ctx context.Context, name string, marks map[[16]byte]struct{}, late int, err error) (result error) {
+func (h *Handle) endSavepoint(
+	ctx context.Context,
+	name string,
+	marks map[[16]byte]struct{},
+	late int,
+	err error,
+) (result error) {
 	if refused := h.beginCall(); refused != nil {
 		return refused
 	}
@@ -118,9 +128,12 @@ func (t *Tx) Checkpoint() {
 // does not undo. The handler must have returned.
 func (t *Tx) Revert(ctx context.Context) error {
 	// Nothing was sent since.
-	if i := slices.IndexFunc(t.steps, func(s engineStep) bool { return s.name == stepCheckpoint }); i >= 0 && t.failure == nil {
+	if i := slices.IndexFunc(t.steps, func(s engineStep) bool { return s.name == stepCheckpoint }); i >= 0 &&
+		t.failure == nil {
 		t.batch.QueuedQueries = t.batch.QueuedQueries[:t.steps[i].index]
-		t.steps, t.firstUses, t.beforeCommit = t.steps[:i], nil, nil
+		t.steps = t.steps[:i]
+		t.firstUses = nil
+		t.beforeCommit = nil
 		return nil
 	}
 	return t.rollbackTo(ctx, backAndRelease(checkpoint), nil, 0)
@@ -140,8 +153,12 @@ func (t *Tx) rollbackTo(ctx context.Context, sql string, marks map[[16]byte]stru
 	if t.failure != nil && !t.undoable() {
 		return t.failure
 	}
-	t.failure, t.firstUses, t.beforeCommit = nil, marks, t.beforeCommit[:late]
-	t.batch, t.steps = &pgx.Batch{}, nil // what was queued in fn and not sent
+	t.failure = nil
+	t.firstUses = marks
+	t.beforeCommit = t.beforeCommit[:late]
+	// what was queued in fn and not sent
+	t.batch = &pgx.Batch{}
+	t.steps = nil
 	// Not in the pipeline: a failed transaction takes a ROLLBACK TO and refuses to prepare the
 	// RELEASE behind it. Without arguments Exec sends both as they are.
 	if _, err := t.conn.Exec(ctx, sql); err != nil {

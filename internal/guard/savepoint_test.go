@@ -52,7 +52,14 @@ func TestSavepointUndoesItsOwnAndNothingElse(t *testing.T) {
 	if err := tx.Commit(5 * time.Second); err != nil {
 		t.Fatal(err)
 	}
-	if all, kept := count(t, other, `select count(*) from effects`), count(t, other, `select count(*) from effects where v in ('before', 'kept', 'kept, behind the inner one', 'after')`); all != 4 || kept != 4 {
+	all := count(
+		t,
+		other,
+		`select count(*) from effects`,
+	)
+	kept := count(t, other, `select count(*) from effects where v in ('before', 'kept', 'kept, behind the inner one', 'after')`)
+	if all != 4 ||
+		kept != 4 {
 		t.Errorf("%d effects, %d of those that stay; want 4 of each", all, kept)
 	}
 }
@@ -134,7 +141,8 @@ func TestSavepointUndoesWhatPanics(t *testing.T) {
 	if err := tx.Commit(5 * time.Second); err != nil {
 		t.Fatal(err)
 	}
-	if all := count(t, other, `select count(*) from effects`); all != 1 || count(t, other, `select count(*) from effects where v = 'after'`) != 1 {
+	if all := count(t, other, `select count(*) from effects`); all != 1 ||
+		count(t, other, `select count(*) from effects where v = 'after'`) != 1 {
 		t.Errorf("%d effects, want the one behind the savepoint", all)
 	}
 }
@@ -224,7 +232,8 @@ func TestT7SixtySavepoints(t *testing.T) {
 func TestSavepointTakesMarksBack(t *testing.T) {
 	t.Parallel()
 	tx, _ := fenced(t)
-	before, inside := [16]byte{1}, [16]byte{2}
+	before := [16]byte{1}
+	inside := [16]byte{2}
 	tx.FirstUse(before)
 	_ = tx.Savepoint(t.Context(), func() error {
 		if !tx.FirstUse(inside) || tx.FirstUse(before) {
@@ -311,7 +320,8 @@ func TestAbandonedTransactionIsRolledBack(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `insert into effects values ('a')`); err != nil {
 		t.Fatal(err)
 	}
-	inside, left := make(chan struct{}), make(chan struct{})
+	inside := make(chan struct{})
+	left := make(chan struct{})
 	go func() { // the handler
 		defer close(left)
 		close(inside)
@@ -371,7 +381,8 @@ func TestLateIsWrittenOnceAndUndoneWithItsSavepoint(t *testing.T) {
 	if err := tx.Commit(5 * time.Second); err != nil || writes != 1 {
 		t.Fatalf("%v, written %d times", err, writes)
 	}
-	if n := count(t, other, `select count(*) from effects where v in ('before', 'kept')`); n != 2 || count(t, other, `select count(*) from effects`) != 2 {
+	if n := count(t, other, `select count(*) from effects where v in ('before', 'kept')`); n != 2 ||
+		count(t, other, `select count(*) from effects`) != 2 {
 		t.Errorf("%d effects", n)
 	}
 	if err := late("after"); !errors.Is(err, ErrClosed) {
@@ -384,7 +395,8 @@ func TestT7GoneBackToTwice(t *testing.T) {
 	t.Parallel()
 	tx, other := fenced(t)
 	ctx := t.Context()
-	before, within := [16]byte{1}, [16]byte{2}
+	before := [16]byte{1}
+	within := [16]byte{2}
 	if !tx.FirstUse(before) {
 		t.Error("used before")
 	}

@@ -14,7 +14,10 @@ import (
 func TestSQLState(t *testing.T) {
 	t.Parallel()
 	server := &pgconn.PgError{Code: "40P01"}
-	for want, err := range map[string]error{"40P01": fmt.Errorf("claim: %w", &guard.Failure{Step: "claim", Err: server}), "": errors.New("40P01")} {
+	for want, err := range map[string]error{
+		"40P01": fmt.Errorf("claim: %w", &guard.Failure{Step: "claim", Err: server}),
+		"":      errors.New("40P01"),
+	} {
 		if got := guard.SQLState(err); got != want || guard.RunAgain(got) != (want != "") {
 			t.Errorf("%v: %q", err, got)
 		}
@@ -30,7 +33,13 @@ func TestSQLState(t *testing.T) {
 // PostgreSQL takes 0 for no bound.
 func TestMillisIsNever0(t *testing.T) {
 	t.Parallel()
-	for d, want := range map[time.Duration]string{-time.Second: "1", 0: "1", time.Microsecond: "1", time.Millisecond: "1", 2*time.Second + time.Microsecond: "2000"} {
+	for d, want := range map[time.Duration]string{
+		-time.Second:                     "1",
+		0:                                "1",
+		time.Microsecond:                 "1",
+		time.Millisecond:                 "1",
+		2*time.Second + time.Microsecond: "2000",
+	} {
 		if got := guard.Millis(d); got != want {
 			t.Errorf("%v: %s, want %s", d, got, want)
 		}

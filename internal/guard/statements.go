@@ -88,14 +88,17 @@ func (t *Tx) options(all []any) (opts, args []any, rewriter bool, err error) {
 	for i, a := range all {
 		switch a := a.(type) {
 		case pgx.QueryExecMode:
-			if mode = true; a == pgx.QueryExecModeSimpleProtocol {
-				return nil, nil, false, fmt.Errorf("%w: pgx.QueryExecModeSimpleProtocol: one text could be several statements, and the last one COMMIT", ErrOption)
+			mode = true
+			if a == pgx.QueryExecModeSimpleProtocol {
+				return nil, nil, false, fmt.Errorf("%w: pgx.QueryExecModeSimpleProtocol: one text could be "+
+					"several statements, and the last one COMMIT", ErrOption)
 			}
 			opts = append(opts, a)
 		case pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
 			opts = append(opts, a)
 		case pgx.QueryRewriter:
-			rewriter, args = true, []any{a}
+			rewriter = true
+			args = []any{a}
 		default:
 			if i == 0 {
 				return nil, all, false, nil
@@ -207,7 +210,12 @@ func (r *result) trackedBatch() *pgx.Batch {
 }
 
 // CopyFrom sends what is queued, and then the rows by COPY.
-func (h *Handle) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (n int64, err error) {
+func (h *Handle) CopyFrom(
+	ctx context.Context,
+	table pgx.Identifier,
+	columns []string,
+	src pgx.CopyFromSource,
+) (n int64, err error) {
 	if err := h.beginCall(); err != nil {
 		return 0, err
 	}

@@ -37,7 +37,8 @@ func (g *Guard) recoverHook(name string) {
 		text = err.Error()
 	}
 	if held, yes := g.seldom.Let(name, time.Now(), pace.Refusals); yes {
-		g.Log.Error("onlyonce: a hook panicked; the work continues without it", "hook", name, "panic", text, "stack", string(debug.Stack()), "not_logged", held)
+		g.Log.Error("onlyonce: a hook panicked; the work continues without it",
+			"hook", name, "panic", text, "stack", string(debug.Stack()), "not_logged", held)
 	}
 }
 
@@ -53,7 +54,11 @@ func Event[T any](g *Guard, name string, f func(T)) func(T) {
 }
 
 // Start guards a hook that begins a step.
-func Start[S any](g *Guard, name string, f func(context.Context, S) context.Context) func(context.Context, S) context.Context {
+func Start[S any](
+	g *Guard,
+	name string,
+	f func(context.Context, S) context.Context,
+) func(context.Context, S) context.Context {
 	if f == nil {
 		return nil
 	}

@@ -100,7 +100,14 @@ func TestGuard(t *testing.T) {
 	hook.EndWith(g, "AttemptEnd", func(context.Context, int, error) { panic("card 4711") })(ctx, 1, nil)
 	hook.Event(g, "Parked", func(list []int) { _ = list[3] })(nil)
 	text := log.String()
-	for _, want := range []string{"hook=AttemptStart", "hook=FetchEnd", "hook=AttemptEnd", "hook=Parked", "index out of range", "panic=string"} {
+	for _, want := range []string{
+		"hook=AttemptStart",
+		"hook=FetchEnd",
+		"hook=AttemptEnd",
+		"hook=Parked",
+		"index out of range",
+		"panic=string",
+	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the log lacks %q:\n%s", want, text)
 		}
@@ -111,7 +118,10 @@ func TestGuard(t *testing.T) {
 	if n := strings.Count(text, "hook=AttemptStart"); n != 1 {
 		t.Errorf("%d lines for one hook, want 1", n)
 	}
-	if hook.Event[int](g, "", nil) != nil || hook.Start[int](g, "", nil) != nil || hook.End[int](g, "", nil) != nil || hook.EndWith[int, error](g, "", nil) != nil {
+	if hook.Event[int](g, "", nil) != nil ||
+		hook.Start[int](g, "", nil) != nil ||
+		hook.End[int](g, "", nil) != nil ||
+		hook.EndWith[int, error](g, "", nil) != nil {
 		t.Error("the guard of a nil hook is not nil")
 	}
 }

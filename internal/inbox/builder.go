@@ -192,7 +192,8 @@ func (b *Builder) ready(ctx context.Context, s *missingFilters) (bool, error) {
 	}
 	if !b.tooLarge[s.Use] {
 		b.tooLarge[s.Use] = true
-		b.log.Warn("onlyonce: a segment of the inbox is too large for a filter, and is queried by SQL: see onlyonce inbox plan", "ring", b.ring.Name, "slot", s.Slot, "keys", keys)
+		b.log.Warn("onlyonce: a segment of the inbox is too large for a filter, and is queried by SQL: see "+
+			"onlyonce inbox plan", "ring", b.ring.Name, "slot", s.Slot, "keys", keys)
 	}
 	return false, nil
 }
@@ -272,7 +273,8 @@ func (b *Builder) buildPart(ctx context.Context, slot int16, use int64, parts, p
 	if _, err := b.pool.Exec(ctx, storeSQL, b.ring.Name, use, parts, part, f.keys, digest, stored); err != nil {
 		return fmt.Errorf("storing the filter of segment %s: %w", b.ring.Tables[slot], err)
 	}
-	b.log.Info("onlyonce: filter of the inbox built", "ring", b.ring.Name, "slot", slot, "part", part, "parts", parts, "keys", f.keys, "bytes", f.bytes())
+	b.log.Info("onlyonce: filter of the inbox built",
+		"ring", b.ring.Name, "slot", slot, "part", part, "parts", parts, "keys", f.keys, "bytes", f.bytes())
 	return nil
 }
 

@@ -98,7 +98,8 @@ func decode(stored, digest []byte, keys int64) (*filter, error) {
 		*n = binary.BigEndian.Uint32(rest[8+4*i:])
 	}
 	rest = rest[24:]
-	length, count := uint64(x.SegmentLength), uint64(x.SegmentCount)
+	length := uint64(x.SegmentLength)
+	count := uint64(x.SegmentCount)
 	if length == 0 || length&(length-1) != 0 || uint64(x.SegmentLengthMask) != length-1 || count == 0 ||
 		uint64(x.SegmentCountLength) != count*length || uint64(len(rest)) != 2*(count+2)*length {
 		return nil, fmt.Errorf("%w: its sizes do not fit each other", errFilter)

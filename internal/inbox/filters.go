@@ -64,7 +64,8 @@ func (f *Filters) Run(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		if err := f.Load(ctx); err != nil && ctx.Err() == nil {
-			f.log.Warn("onlyonce: filters of the inbox were not loaded: segments are queried by SQL instead", "ring", f.ring, "error", err)
+			f.log.Warn("onlyonce: filters of the inbox were not loaded: segments are queried by SQL instead",
+				"ring", f.ring, "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -163,7 +164,8 @@ func (f *Filters) Ask(keys [][16]byte) (asked, hitUses []int64, hits [][16]byte)
 		asked[i] = l.use
 		for _, k := range keys {
 			if l.mayHold(keyWord(k[:])) {
-				hitUses, hits = append(hitUses, l.use), append(hits, k)
+				hitUses = append(hitUses, l.use)
+				hits = append(hits, k)
 			}
 		}
 	}

@@ -46,7 +46,8 @@ func CheckHorizon(ctx context.Context, db DB, n Need) error {
 		return nil
 	}
 	if horizon := time.Duration(*seconds * float64(time.Second)); horizon < n.Copies {
-		return fmt.Errorf("%w: copies are declared to come for %v, and keys of ring %s may be forgotten after %v: a later copy would be applied again. Set it longer: onlyonce inbox horizon -ring %s -horizon D",
+		return fmt.Errorf("%w: copies are declared to come for %v, and keys of ring %s may be forgotten "+
+			"after %v: a later copy would be applied again. Set it longer: onlyonce inbox horizon -ring %s -horizon D",
 			ErrHorizon, n.Copies, ring, horizon, ring)
 	}
 	return nil

@@ -44,7 +44,11 @@ func TestK6HorizonIsShortenedMeanwhile(t *testing.T) {
 	looks := inbox.Counted(r.pool)
 	go func() {
 		defer close(ended)
-		inbox.Watch(ctx, looks, slog.New(slog.NewTextHandler(&told, nil)), time.Millisecond, time.Minute, []inbox.Need{{Ring: "consumer_keys", Copies: time.Hour, Whose: "Config.CopiesWithin"}})
+		inbox.Watch(ctx, looks, slog.New(slog.NewTextHandler(&told, nil)), time.Millisecond, time.Minute, []inbox.Need{{
+			Ring:   "consumer_keys",
+			Copies: time.Hour,
+			Whose:  "Config.CopiesWithin",
+		}})
 	}()
 	const line = "declared=Config.CopiesWithin"
 	looked := func() {
@@ -82,7 +86,9 @@ func TestT15Durations(t *testing.T) {
 	day := 24 * time.Hour
 	lasts := func(of string) time.Duration {
 		t.Helper()
-		return time.Duration(pgtest.One[float64](t, pool, `select extract(epoch from b + `+of+` - b)::float8 from (select timestamptz '2026-03-08 00:00-08' as b) x`)) * time.Second
+		return time.Duration(
+			pgtest.One[float64](t, pool, `select extract(epoch from b + `+of+` - b)::float8 from (select timestamptz '2026-03-08 00:00-08' as b) x`),
+		) * time.Second
 	}
 	if got := lasts(`interval '1 day'`); got != 23*time.Hour {
 		t.Fatalf("the day on which clocks go forward has %v", got)

@@ -106,7 +106,8 @@ func (r *rig) claim(keys ...uuid.UUID) []int16 {
 
 func (r *rig) claimWith(asked, uses []int64, hits [][16]byte, keys ...uuid.UUID) (outcomes []int16) {
 	r.t.Helper()
-	err := r.pool.QueryRow(r.t.Context(), `select onlyonce.claim_consumer($1, $2, $3, $4, $5)`, keys, make([]int64, len(keys)), orEmpty(asked), orEmpty(uses), orEmpty(hits)).Scan(&outcomes)
+	err := r.pool.QueryRow(r.t.Context(), `select onlyonce.claim_consumer($1, $2, $3, $4, $5)`,
+		keys, make([]int64, len(keys)), orEmpty(asked), orEmpty(uses), orEmpty(hits)).Scan(&outcomes)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -141,7 +142,10 @@ func TestK5FiltersOfClosedSegments(t *testing.T) {
 		t.Fatalf("%d filters are loaded", r.segments())
 	}
 	all(1)
-	if asked, uses, hits := r.filters.Ask([][16]byte{keys[0], uuid.New()}); len(asked) != 1 || len(uses) != 1 || len(hits) != 1 || hits[0] != keys[0] {
+	if asked, uses, hits := r.filters.Ask([][16]byte{keys[0], uuid.New()}); len(asked) != 1 ||
+		len(uses) != 1 ||
+		len(hits) != 1 ||
+		hits[0] != keys[0] {
 		t.Fatalf("%v, %v, %v", asked, uses, hits)
 	}
 	if got := r.claim(uuid.New(), keys[1], uuid.New()); !slices.Equal(got, []int16{0, 1, 0}) {
@@ -189,7 +193,9 @@ func TestK5FilterOfParts(t *testing.T) {
 	}
 	r.builder.Divide(1)
 	r.builds()
-	if asked, _, hits := r.filters.Ask(raw); len(asked) != 1 || len(hits) != len(keys) || one[int](r, `select count(*) from onlyonce.filters`) != parts {
+	if asked, _, hits := r.filters.Ask(raw); len(asked) != 1 ||
+		len(hits) != len(keys) ||
+		one[int](r, `select count(*) from onlyonce.filters`) != parts {
 		t.Fatalf("asked %v, %d of %d keys may be there", asked, len(hits), len(keys))
 	}
 	others := make([][16]byte, 10_000)
@@ -238,7 +244,8 @@ func TestK5SegmentTooLargeForAFilter(t *testing.T) {
 func TestK5FilterOfAnotherClose(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	a, b := uuid.New(), uuid.New()
+	a := uuid.New()
+	b := uuid.New()
 	r.claim(a)
 	r.closes()
 	first := one[int64](r, `select uses[1] from onlyonce.rings where name = 'consumer_keys'`)
@@ -259,7 +266,8 @@ func TestK5FilterOfAnotherClose(t *testing.T) {
 	if got := r.claim(a, b); got[0] != 1 || got[1] != 1 {
 		t.Fatalf("%v", got)
 	}
-	if _, err := r.pool.Exec(t.Context(), `select onlyonce.claim_consumer_fresh(array[$1::uuid], array[0::bigint], array[$2::bigint])`, b, first); err == nil {
+	if _, err := r.pool.Exec(t.Context(), `select onlyonce.claim_consumer_fresh(array[$1::uuid], array[0::bigint], array[$2::bigint])`,
+		b, first); err == nil {
 		t.Fatal("the filter of the first close counts")
 	}
 }

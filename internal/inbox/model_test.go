@@ -127,8 +127,16 @@ func newModel(t *testing.T, r *rig) *model {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m.rings[which.Name] = &modelRing{name: which.Name, rotator: x, cur: 1, generations: 1, slots: map[int]int16{1: 0}, opened: map[int]int{1: 0},
-			closedAt: map[int]int{}, keys: map[int]standing{}}
+		m.rings[which.Name] = &modelRing{
+			name:        which.Name,
+			rotator:     x,
+			cur:         1,
+			generations: 1,
+			slots:       map[int]int16{1: 0},
+			opened:      map[int]int{1: 0},
+			closedAt:    map[int]int{},
+			keys:        map[int]standing{},
+		}
 	}
 	return m
 }
@@ -201,7 +209,10 @@ func (m *model) end() {
 // passes lets time pass: a step is a sixth of the horizon.
 func (m *model) passes(steps int) {
 	m.now += steps
-	m.exec(`update onlyonce.segments set opened_at = opened_at - $1 * interval '10 minutes', closed_at = closed_at - $1 * interval '10 minutes'`, steps)
+	m.exec(
+		`update onlyonce.segments set opened_at = opened_at - $1 * interval '10 minutes', closed_at = closed_at - $1 * interval '10 minutes'`,
+		steps,
+	)
 	m.exec(`update onlyonce.frontiers set frontier = frontier - $1 * interval '10 minutes'`, steps)
 }
 
@@ -211,7 +222,13 @@ func (m *model) stands(rt *rapid.T) {
 		var cur int16
 		var draining, retired *int16
 		var closed []int16
-		if err := m.pool.QueryRow(context.Background(), `select cur, draining, closed, retired from onlyonce.rings where name = $1`, name).Scan(&cur, &draining, &closed, &retired); err != nil {
+		if err := m.pool.QueryRow(context.Background(), `select cur, draining, closed, retired from onlyonce.rings where name = $1`,
+			name).Scan(
+			&cur,
+			&draining,
+			&closed,
+			&retired,
+		); err != nil {
 			rt.Fatal(err)
 		}
 		slot := func(g int) *int16 {
@@ -243,7 +260,8 @@ func (m *model) rotates(rt *rapid.T) {
 func (m *model) steps(rt *rapid.T, x *modelRing) {
 	// What was rolled back takes space too, and whether there is any decides: that is asked.
 	var holds bool
-	if err := m.pool.QueryRow(context.Background(), `select pg_relation_size($1::text::regclass) > 0`, fmt.Sprintf("onlyonce_segments.%s_%d", x.name, x.slots[x.cur])).Scan(&holds); err != nil {
+	if err := m.pool.QueryRow(context.Background(), `select pg_relation_size($1::text::regclass) > 0`,
+		fmt.Sprintf("onlyonce_segments.%s_%d", x.name, x.slots[x.cur])).Scan(&holds); err != nil {
 		rt.Fatal(err)
 	}
 	out, err := x.rotator.Step(context.Background())
@@ -288,14 +306,17 @@ func (m *model) steps(rt *rapid.T, x *modelRing) {
 	switch out.Action {
 	case ring.Announced:
 		x.generations++
-		x.draining, x.cur = x.cur, x.generations
-		x.slots[x.cur], x.opened[x.cur] = out.Slot, m.now
+		x.draining = x.cur
+		x.cur = x.generations
+		x.slots[x.cur] = out.Slot
+		x.opened[x.cur] = m.now
 	case ring.Closed:
 		x.closed = slices.Insert(x.closed, 0, x.draining)
 		x.closedAt[x.draining] = m.now
 		x.draining = 0
 	case ring.Retired:
-		x.retired, x.closed = oldest, x.closed[:len(x.closed)-1]
+		x.retired = oldest
+		x.closed = x.closed[:len(x.closed)-1]
 	case ring.Truncated:
 		delete(x.slots, x.retired)
 		x.retired = 0
@@ -326,7 +347,8 @@ func (m *model) begin(level pgx.TxIsoLevel) *modelTx {
 	x := &modelTx{tx: tx, level: level, before: map[string]int{}, commit: m.commits, wrote: map[string]map[int]standing{}}
 	m.begun = append(m.begun, x)
 	for name, r := range m.rings {
-		x.before[name], x.wrote[name] = r.version, map[int]standing{}
+		x.before[name] = r.version
+		x.wrote[name] = map[int]standing{}
 	}
 	return x
 }
@@ -361,7 +383,12 @@ func (m *model) ends(rt *rapid.T, x *modelTx, commits bool) {
 }
 
 // forms are the ways in which keys are claimed, with the ring of each.
-var forms = map[string]string{"claim_consumer": "consumer_keys", "claim_consumer_fresh": "consumer_keys", "claim_standard": "standard_keys", "claim": "standard_keys"}
+var forms = map[string]string{
+	"claim_consumer":       "consumer_keys",
+	"claim_consumer_fresh": "consumer_keys",
+	"claim_standard":       "standard_keys",
+	"claim":                "standard_keys",
+}
 
 // claims claims some keys, in the open transaction or in one of its own.
 func (m *model) claims(rt *rapid.T) {
@@ -405,7 +432,8 @@ func (m *model) claims(rt *rapid.T) {
 
 // run claims at the server.
 func (m *model) run(tx *modelTx, form string, filtered bool, numbers []int, prints []int64) (got []int16, err error) {
-	keys, raw := make([]uuid.UUID, len(numbers)), make([][16]byte, len(numbers))
+	keys := make([]uuid.UUID, len(numbers))
+	raw := make([][16]byte, len(numbers))
 	for i, n := range numbers {
 		keys[i], raw[i] = modelKey(n), modelKey(n)
 	}
@@ -429,7 +457,13 @@ func (m *model) run(tx *modelTx, form string, filtered bool, numbers []int, prin
 }
 
 // expect is what a claim comes to: outcomes, or one of these errors, and what it inserts.
-func (m *model) expect(tx *modelTx, x *modelRing, form string, numbers []int, prints []int64) (want []int16, codes []string, fresh map[int]standing) {
+func (m *model) expect(
+	tx *modelTx,
+	x *modelRing,
+	form string,
+	numbers []int,
+	prints []int64,
+) (want []int16, codes []string, fresh map[int]standing) {
 	fresh = map[int]standing{}
 	if len(numbers) == 0 && form != "claim_consumer_fresh" {
 		return []int16{}, nil, fresh
@@ -442,7 +476,8 @@ func (m *model) expect(tx *modelTx, x *modelRing, form string, numbers []int, pr
 	for i, k := range numbers {
 		s, is := x.known(k)
 		if own, wrote := tx.wrote[x.name][k]; wrote {
-			s, is = own, true
+			s = own
+			is = true
 		} else if m.tx != nil && m.tx != tx {
 			if _, pending := m.tx.wrote[x.name][k]; pending && !is {
 				waits = true
@@ -450,7 +485,8 @@ func (m *model) expect(tx *modelTx, x *modelRing, form string, numbers []int, pr
 			}
 		}
 		if first, again := fresh[k]; again {
-			s, is = first, true
+			s = first
+			is = true
 		}
 		if !is {
 			fresh[k] = standing{print: prints[i], generations: slices.Clone(x.open())}

@@ -60,10 +60,18 @@ func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, needs ...
 	all.Go(func() { keepWatching(ctx, watched, log) })
 	for _, which := range ring.Keys() {
 		every, ttl := intervalOf(which)
-		x, err := ring.New(pool, which, ring.Config{MaxBytes: anySize, Interval: every, LeaseTTL: ttl, Watched: watched, Hooks: ring.Hooks{
-			Stepped: func(o ring.StepResult) { logStep(log, which.Name, o) },
-			Failed:  func(err error) { log.Warn("onlyonce: rotating the inbox failed", "ring", which.Name, "error", err) },
-		}})
+		x, err := ring.New(pool, which, ring.Config{
+			MaxBytes: anySize,
+			Interval: every,
+			LeaseTTL: ttl,
+			Watched:  watched,
+			Hooks: ring.Hooks{
+				Stepped: func(o ring.StepResult) { logStep(log, which.Name, o) },
+				Failed: func(err error) {
+					log.Warn("onlyonce: rotating the inbox failed", "ring", which.Name, "error", err)
+				},
+			},
+		})
 		if err != nil {
 			log.Error("onlyonce: the inbox does not rotate", "ring", which.Name, "error", err)
 			continue
@@ -115,8 +123,10 @@ func logStep(log *slog.Logger, name string, o ring.StepResult) {
 	case ring.Truncated:
 		log.Info("onlyonce: a segment of the inbox whose horizon has passed was emptied", "ring", name, "slot", o.Slot)
 	case ring.Needed:
-		log.Warn("onlyonce: the inbox grows: a segment is kept beyond its horizon", "ring", name, "slot", o.Slot, "why", o.Why)
+		log.Warn("onlyonce: the inbox grows: a segment is kept beyond its horizon",
+			"ring", name, "slot", o.Slot, "why", o.Why)
 	case ring.Full:
-		log.Warn("onlyonce: the inbox has no free segment: the current one grows; see onlyonce inbox status", "ring", name, "slot", o.Slot, "why", o.Why)
+		log.Warn("onlyonce: the inbox has no free segment: the current one grows; see onlyonce inbox status",
+			"ring", name, "slot", o.Slot, "why", o.Why)
 	}
 }

@@ -107,14 +107,18 @@ var ErrAbandoned = errors.New("intake: the handler did not return")
 
 // End is how Run ended.
 type End struct {
-	Err     error
-	Unknown bool // a COMMIT was sent whose answer never arrived; unless the attempts were used up, the work was run again
+	Err error
+	// a COMMIT was sent whose answer never arrived; unless the attempts were used up, the work was
+	// run again
+	Unknown bool
 	Lost    bool // the last run lost its connection
 }
 
 // attempts are the bounds of Run: a request waits for it.
 func attempts() guard.Attempts {
-	most, shortest, longest := 5, 20*time.Millisecond, time.Second
+	most := 5
+	shortest := 20 * time.Millisecond
+	longest := time.Second
 	return guard.Attempts{Max: &most, BackoffMin: &shortest, BackoffMax: &longest}
 }
 
@@ -144,7 +148,10 @@ func (n *Intake) Run(ctx context.Context, work func(context.Context, *guard.Tx) 
 }
 
 // attempt runs one transaction: the claim, the work, the seal and COMMIT (W8).
-func (n *Intake) attempt(ctx context.Context, work func(context.Context, *guard.Tx) (bool, error)) (unknown, lost bool, err error) {
+func (n *Intake) attempt(
+	ctx context.Context,
+	work func(context.Context, *guard.Tx) (bool, error),
+) (unknown, lost bool, err error) {
 	conn, err := n.Pool.Acquire(ctx)
 	if err != nil {
 		return false, false, err
@@ -209,31 +216,52 @@ func (n *Intake) Park(tx *guard.Tx, e *Event, reason string, why error) {
 // scope, key, topic, ordering key, names and values of headers, body, event id.
 func (n *Intake) ParkedColumns(tx *guard.Tx, e *Event, reason string, why error) []any {
 	n.sealStored(tx, e)
-	names, values := make([][]byte, len(e.storedHeaders)), make([][]byte, len(e.storedHeaders))
+	names := make([][]byte, len(e.storedHeaders))
+	values := make([][]byte, len(e.storedHeaders))
 	for i, h := range e.storedHeaders {
 		names[i], values[i] = []byte(h.Name), h.Value
 	}
-	return []any{reason, codec.Text(why.Error()), e.Tenant, n.Scope, e.Hash, n.Topic, e.Key, names, values, e.stored, e.ID}
+	return []any{
+		reason,
+		codec.Text(why.Error()),
+		e.Tenant,
+		n.Scope,
+		e.Hash,
+		n.Topic,
+		e.Key,
+		names,
+		values,
+		e.stored,
+		e.ID,
+	}
 }
 
 // sealStored makes what is stored of the event, once: sealed, if there is a Sealer (W22). A
-// sender's own header of the mark's name is dropped: it would make an open body look sealed.
+// sender's own header of the mark's name is dropped: it would make an open body look sealed. If
+// sealing fails, nothing is kept, and the transaction fails.
 func (n *Intake) sealStored(tx *guard.Tx, e *Event) {
 	if e.storedHeaders != nil {
 		return
 	}
-	e.stored, e.storedHeaders = e.Body, make([]consumer.Header, 0, len(e.Headers)+1)
+	headers := make([]consumer.Header, 0, len(e.Headers)+1)
 	for _, h := range e.Headers {
 		if h.Name != parked.HeaderSealed {
-			e.storedHeaders = append(e.storedHeaders, h)
+			headers = append(headers, h)
 		}
 	}
-	if n.Sealer == nil {
-		return
+	body := e.Body
+	if n.Sealer != nil {
+		sealed, err := n.Sealer.Seal(parked.EventPlace(e.Tenant, n.Topic, e.ID), body)
+		if err != nil {
+			tx.Fail(stepSeal, err)
+			return
+		}
+		body = sealed
+		headers = append(headers, consumer.Header{
+			Name:  parked.HeaderSealed,
+			Value: []byte("true"),
+		})
 	}
-	body, err := n.Sealer.Seal(parked.EventPlace(e.Tenant, n.Topic, e.ID), e.Body)
-	if err != nil {
-		tx.Fail(stepSeal, err)
-	}
-	e.stored, e.storedHeaders = body, append(e.storedHeaders, consumer.Header{Name: parked.HeaderSealed, Value: []byte("true")})
+	e.stored = body
+	e.storedHeaders = headers
 }

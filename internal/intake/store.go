@@ -67,6 +67,13 @@ func (it *Item) ParkedAs(reason string, why error) {
 	it.why = why
 }
 
+// fails notes that the event is neither stored nor parked. What an earlier run has said of it does
+// not count.
+func (it *Item) fails(err error) {
+	it.Outcome = 0
+	it.Err = err
+}
+
 // Refused returns why the Way has refused the event, which is parked for Reason; nil: it has not.
 func (it *Item) Refused() error { return it.park }
 
@@ -151,7 +158,7 @@ func (s *Store[E]) Each(ctx context.Context, set []E) iter.Seq[[]E] {
 // fail notes an error of all events.
 func fail[E Entry](all []E, err error) {
 	for _, e := range all {
-		e.Entry().Err = err
+		e.Entry().fails(err)
 	}
 }
 
@@ -173,7 +180,7 @@ func (s *Store[E]) storePart(ctx context.Context, part []E) (later error) {
 	}
 	for _, e := range part {
 		if later != nil {
-			e.Entry().Err = later
+			e.Entry().fails(later)
 			continue
 		}
 		err := s.storeAlone(ctx, e)
@@ -196,7 +203,7 @@ func (s *Store[E]) storeAlone(ctx context.Context, e E) error {
 		}
 		reason := s.Way.Refuses(err)
 		if reason == "" || it.park != nil {
-			it.Err = err
+			it.fails(err)
 			return err
 		}
 		it.park = err
@@ -326,7 +333,8 @@ func (s *Store[E]) take(ctx context.Context, tx *guard.Tx, e E) error {
 func parts[E Entry](set []E) iter.Seq[[]E] {
 	return func(yield func([]E) bool) {
 		for len(set) > 0 {
-			n, size := 0, 0
+			n := 0
+			size := 0
 			digests := map[string]bool{}
 			for n < len(set) {
 				it := set[n].Entry()

@@ -99,7 +99,8 @@ type Lease struct {
 }
 
 // Acquire takes a lease that is free, and creates it if it does not exist. It returns nil if
-// another process owns it.
+// another process owns it. The caller renews it, and gives it back with Release; otherwise it ends
+// by itself.
 func Acquire(ctx context.Context, db DB, name names.Lease, ttl time.Duration) (*Lease, error) {
 	var l Lease
 	var free bool
@@ -153,7 +154,9 @@ func RenewAll(ctx context.Context, db DB, leases []*Lease, ttl time.Duration) (l
 	if len(leases) == 0 {
 		return nil, nil
 	}
-	ids, epochs, nonces := make([]int64, len(leases)), make([]int64, len(leases)), make([]string, len(leases))
+	ids := make([]int64, len(leases))
+	epochs := make([]int64, len(leases))
+	nonces := make([]string, len(leases))
 	for i, l := range leases {
 		ids[i], epochs[i], nonces[i] = l.ID, l.Epoch, l.Nonce
 	}

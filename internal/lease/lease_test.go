@@ -75,7 +75,9 @@ func TestOneOwner(t *testing.T) {
 func TestRenew(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
-	a, b, c := mustTake(t, pool, "a"), mustTake(t, pool, "b"), mustTake(t, pool, "c")
+	a := mustTake(t, pool, "a")
+	b := mustTake(t, pool, "b")
+	c := mustTake(t, pool, "c")
 	end(t, pool, a)
 	end(t, pool, b)
 	other := mustTake(t, pool, "b")
@@ -123,7 +125,8 @@ func TestT9LeaseOfTheFuture(t *testing.T) {
 	pool := pgtest.DB(t)
 	for ahead, over := range map[string]bool{"6 days": true, "61 minutes": true, "59 minutes": false} {
 		first := mustTake(t, pool, ahead)
-		if _, err := pool.Exec(t.Context(), `update onlyonce.leases set until = clock_timestamp() + $2::interval where id = $1`, first.ID, ahead); err != nil {
+		if _, err := pool.Exec(t.Context(), `update onlyonce.leases set until = clock_timestamp() + $2::interval where id = $1`,
+			first.ID, ahead); err != nil {
 			t.Fatal(err)
 		}
 		second := take(t, pool, ahead)
@@ -141,7 +144,8 @@ func TestT9LeaseOfTheFuture(t *testing.T) {
 func TestExpireAllBesideRenewal(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
-	first, second := mustTake(t, pool, "first"), mustTake(t, pool, "second")
+	first := mustTake(t, pool, "first")
+	second := mustTake(t, pool, "second")
 	if _, err := first.Renew(t.Context(), pool, ttl); err != nil { // its row stands behind the other's now
 		t.Fatal(err)
 	}
@@ -156,7 +160,10 @@ func TestExpireAllBesideRenewal(t *testing.T) {
 	waiting := func(n int) {
 		pgtest.Until(t, time.Minute, "a session that waits for a lock", func() bool {
 			var is int
-			err := pool.QueryRow(t.Context(), `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`).Scan(&is)
+			err := pool.QueryRow(
+				t.Context(),
+				`select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`,
+			).Scan(&is)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -99,7 +99,8 @@ func Write(w io.Writer, samples []Sample) error {
 
 // write writes the lines of one sample. Errors stay in b, until it is flushed.
 func (s *Sample) write(b *bufio.Writer) {
-	name, labels := s.Metric.Prometheus(), make([]string, 0, len(s.Values)+1)
+	name := s.Metric.Prometheus()
+	labels := make([]string, 0, len(s.Values)+1)
 	for i, label := range s.Metric.Labels() {
 		labels = append(labels, label+`="`+escape(s.Values[i], true)+`"`)
 	}

@@ -103,12 +103,14 @@ func Markdown(source string) string {
 	var b strings.Builder
 	b.WriteString("| Metric | Kind | Attributes | What it is | A bad value, and what to do |\n|---|---|---|---|---|\n")
 	for _, m := range From(source) {
-		own := slices.DeleteFunc(slices.Clone(m.Attributes), func(a string) bool { return a == "database" }) // the page says it once
+		// the page says it once
+		own := slices.DeleteFunc(slices.Clone(m.Attributes), func(a string) bool { return a == "database" })
 		attributes := ""
 		if len(own) > 0 {
 			attributes = "`" + strings.Join(own, "`, `") + "`"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s %s |\n", m.Prometheus(), m.Kind, attributes, m.Help, m.Bad, strings.TrimPrefix(m.Do, "See "))
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s %s |\n",
+			m.Prometheus(), m.Kind, attributes, m.Help, m.Bad, strings.TrimPrefix(m.Do, "See "))
 	}
 	return b.String()
 }

@@ -39,8 +39,10 @@ func numbered(l names.Leases, n int) (name, begins string) {
 
 // hostile are names that look like a feature's word, a part of a name, a pattern or an escape.
 var hostile = []string{
-	"events", "events/", "events/g", "relay", "relays", "relays/mail", "readers", "member", "cursor", "queue", "webhook", "observe", "http", "ring",
-	"", "/", "//", "a/b", "a%2Fb", "%", "_", "%25", "a", "a/0", "0", "1", "1/1", "..", ".", " ", "\x00", "\xff", "ä", "日本", "'", `\`, "outbox", "stripe",
+	"events", "events/", "events/g", "relay", "relays", "relays/mail", "readers", "member",
+	"cursor", "queue", "webhook", "observe", "http", "ring", "", "/", "//", "a/b", "a%2Fb", "%",
+	"_", "%25", "a", "a/0", "0", "1", "1/1", "..", ".", " ", "\x00", "\xff", "ä", "日本", "'",
+	`\`, "outbox", "stripe",
 }
 
 // named is one name, and what it was made of.
@@ -185,7 +187,10 @@ func TestS5NamesAreMadeHere(t *testing.T) {
 		"onlyoncetest/trace.go":          {"webhook."}, // a package
 		"migrations/0001/6_webhooks.sql": {"webhook/", "webhook/"},
 		"migrations/0001/7_http.sql":     {"http/"},
-		"docs/roles.sql":                 {"relay/", "relays/", "http/", "cursor/", "webhook/", "queue/", "events/", "readers/", "ring/", "filters/", "observe"},
+		"docs/roles.sql": {
+			"relay/", "relays/", "http/", "cursor/", "webhook/", "queue/", "events/", "readers/",
+			"ring/", "filters/", "observe",
+		},
 	}
 	quoted := regexp.MustCompile("['\"`]([a-z]+[/.]|observe)(%?['\"`])")
 	for path, text := range sources(t, ".go", ".sql") {
@@ -232,7 +237,12 @@ func TestS5PatternsOfLeasesHaveOneWord(t *testing.T) {
 func TestS5LocksAreOfOneThing(t *testing.T) {
 	t.Parallel()
 	of := map[string]string{
-		names.PlaceLocks: "hashtext", names.PurgeLocks: "1", names.StripeLocks: "s", names.RequestLocks: "(", names.AppendLocks: "key", names.MigrationLocks: "1",
+		names.PlaceLocks:     "hashtext",
+		names.PurgeLocks:     "1",
+		names.StripeLocks:    "s",
+		names.RequestLocks:   "(",
+		names.AppendLocks:    "key",
+		names.MigrationLocks: "1",
 	}
 	if len(of) != 6 {
 		t.Fatal("two classes have one number")
@@ -241,7 +251,12 @@ func TestS5LocksAreOfOneThing(t *testing.T) {
 	seen := map[string]bool{}
 	text := strings.Join(slices.Collect(func(yield func(string) bool) {
 		for _, s := range sources(t, ".go", ".sql") {
-			s = strings.NewReplacer("` + names.PlaceLocks + `", names.PlaceLocks, "` + names.PurgeLocks + `", names.PurgeLocks, "` + names.MigrationLocks + `", names.MigrationLocks).Replace(s)
+			s = strings.NewReplacer("` + names.PlaceLocks + `",
+				names.PlaceLocks,
+				"` + names.PurgeLocks + `",
+				names.PurgeLocks,
+				"` + names.MigrationLocks + `",
+				names.MigrationLocks).Replace(s)
 			if !yield(s) {
 				return
 			}

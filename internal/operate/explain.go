@@ -36,7 +36,8 @@ func claimed(r *ops.KeyReport) string {
 	}
 	switch {
 	case len(r.Scopes) > 0:
-		return fmt.Sprintf("Nothing is stored of %s: no consumer and no webhook endpoint has that scope. There are: %s.", name, strings.Join(r.Scopes, ", "))
+		return fmt.Sprintf("Nothing is stored of %s: no consumer and no webhook endpoint has that scope. "+
+			"There are: %s.", name, strings.Join(r.Scopes, ", "))
 	case len(r.Claims) == 0:
 		return name + " was not claimed, or is forgotten: no segment of the inbox holds it."
 	}
@@ -53,7 +54,8 @@ func became(r *ops.KeyReport) string {
 	case r.Request != nil:
 		return requestFate(r.Request)
 	case len(r.Call) > 0:
-		return fmt.Sprintf("It is a call to %s, and is %s.%s", r.Call[0].Sink, cmp.Or(callStates[r.Call[0].State], r.Call[0].State), parkedAs(r))
+		return fmt.Sprintf("It is a call to %s, and is %s.%s",
+			r.Call[0].Sink, cmp.Or(callStates[r.Call[0].State], r.Call[0].State), parkedAs(r))
 	case len(r.Events) > 0:
 		return eventFate(r)
 	case appliedByConsumer(r):
@@ -63,7 +65,8 @@ func became(r *ops.KeyReport) string {
 	case len(r.Parked) > 0:
 		return strings.TrimSpace(parkedAs(r))
 	case len(r.Calls) > 0:
-		return fmt.Sprintf("Its transaction enqueued %s, of which none is known to be its own.", show.Count(int64(len(r.Calls)), "call"))
+		return fmt.Sprintf("Its transaction enqueued %s, of which none is known to be its own.",
+			show.Count(int64(len(r.Calls)), "call"))
 	}
 	return "It is not known: nothing is parked under it, and no call, no event and no request of it is stored."
 }
@@ -94,7 +97,8 @@ func messageFate(r *ops.KeyReport) string {
 	case own.SettledAt == nil:
 		return fmt.Sprintf("It is not applied: a consumer's transaction parked it %s.", seen(r))
 	case own.State == "discarded":
-		return fmt.Sprintf("It was not applied: a consumer's transaction parked it %s, and an operator gave it up.", seen(r))
+		return fmt.Sprintf("It was not applied: a consumer's transaction parked it %s, and an operator gave it up.",
+			seen(r))
 	}
 	return fmt.Sprintf("It was applied, at the latest at %s: it had been parked before.", show.Instant(*own.SettledAt))
 }
@@ -107,13 +111,15 @@ func requestFate(q *ops.Request) string {
 	}
 	switch {
 	case q.CompletedAt != nil && q.ExpiresAt != nil:
-		return fmt.Sprintf("%s: answered at %s; a copy gets that answer until %s.", text, show.Instant(*q.CompletedAt), show.Instant(*q.ExpiresAt))
+		return fmt.Sprintf("%s: answered at %s; a copy gets that answer until %s.",
+			text, show.Instant(*q.CompletedAt), show.Instant(*q.ExpiresAt))
 	case q.State == "running":
 		return fmt.Sprintf("%s: its request is running since %s.", text, show.Instant(q.CreatedAt))
 	case q.State == "reconcile":
 		return text + ": a step of its request has an unknown outcome, and an operator has to decide."
 	}
-	return fmt.Sprintf("%s: its request is %s, since %s, and a copy goes on with it.", text, q.State, show.Instant(q.CreatedAt))
+	return fmt.Sprintf("%s: its request is %s, since %s, and a copy goes on with it.",
+		text, q.State, show.Instant(q.CreatedAt))
 }
 
 // eventFate says what became of a stored event: a webhook, or a message of a queue.
@@ -123,13 +129,16 @@ func eventFate(r *ops.KeyReport) string {
 	scope, parked := strings.CutPrefix(e.State, "parked by ")
 	switch {
 	case e.State == "handled":
-		return fmt.Sprintf("It was applied, or an operator gave it up: each consumer has handled it (%s).%s", at, parkedAs(r))
+		return fmt.Sprintf("It was applied, or an operator gave it up: each consumer has handled it (%s).%s",
+			at, parkedAs(r))
 	case e.State == "unread":
-		return fmt.Sprintf("It is stored (%s), and not applied yet: no consumer has begun to read the stream.%s", at, parkedAs(r))
+		return fmt.Sprintf("It is stored (%s), and not applied yet: no consumer has begun to read the stream.%s",
+			at, parkedAs(r))
 	case parked:
 		return fmt.Sprintf("It is not applied: the consumer of scope %s has parked it (%s).%s", scope, at, parkedAs(r))
 	}
-	return fmt.Sprintf("It is stored (%s), and not applied yet: it is %s.%s", at, strings.Replace(e.State, "before ", "before the consumer of scope ", 1), parkedAs(r))
+	return fmt.Sprintf("It is stored (%s), and not applied yet: it is %s.%s",
+		at, strings.Replace(e.State, "before ", "before the consumer of scope ", 1), parkedAs(r))
 }
 
 // appliedByConsumer reports whether the key was claimed as consumers do: with the effects, in one
@@ -141,7 +150,8 @@ func appliedByConsumer(r *ops.KeyReport) bool {
 // recorded says who claimed a key that no consumer claimed with its effects.
 func recorded(r *ops.KeyReport) string {
 	if len(r.Webhooks) > 0 {
-		return fmt.Sprintf("Endpoint %s recorded it at %s.", r.Webhooks[0].Endpoint, show.Instant(r.Webhooks[0].ClaimedAt))
+		return fmt.Sprintf("Endpoint %s recorded it at %s.",
+			r.Webhooks[0].Endpoint, show.Instant(r.Webhooks[0].ClaimedAt))
 	}
 	return "It was taken: its id was claimed " + seen(r) + "."
 }
@@ -182,7 +192,13 @@ func parkedAs(r *ops.KeyReport) string {
 	if p.SettledAt != nil {
 		return fmt.Sprintf(" %s was parked as row %d (%s), and is %s.", subject, p.ID, p.Reason, p.State)
 	}
-	return fmt.Sprintf(" %s is parked as row %d (%s), %s after %s: %s", subject, p.ID, p.Reason, p.State, show.Count(int64(p.Attempts), "attempt"), stop(show.FirstLine(p.Error, 200)))
+	return fmt.Sprintf(" %s is parked as row %d (%s), %s after %s: %s",
+		subject,
+		p.ID,
+		p.Reason,
+		p.State,
+		show.Count(int64(p.Attempts), "attempt"),
+		stop(show.FirstLine(p.Error, 200)))
 }
 
 // waitingRow is the first row that is not settled, or else the first one.
@@ -218,7 +234,10 @@ func copied(r *ops.KeyReport) string {
 	for _, c := range r.Copies {
 		held := slices.ContainsFunc(r.Claims, func(k ops.Claim) bool { return k.Ring == c.Ring })
 		standard := !ring.OfConsumers(c.Ring)
-		other := !held && (r.Request != nil || !standard && (len(r.Call) > 0 || len(r.Webhooks) > 0 || len(r.Events) > 0) || standard && len(r.Claims) > 0)
+		other := !held &&
+			(r.Request != nil ||
+				!standard && (len(r.Call) > 0 || len(r.Webhooks) > 0 || len(r.Events) > 0) ||
+				standard && len(r.Claims) > 0)
 		switch {
 		case other && c.Because == nil:
 		case c.Duplicate:
@@ -247,7 +266,11 @@ func ExplainedPosition(r *ops.PositionReport) []string {
 	var all []string
 	for i := range r.Parked {
 		p := &r.Parked[i]
-		all = append(all, fmt.Sprintf("Scope %s has parked it as row %d (%s), which is %s: %s", p.Scope, p.ID, p.Reason, p.State, stop(show.FirstLine(p.Error, 200))))
+		all = append(
+			all,
+			fmt.Sprintf("Scope %s has parked it as row %d (%s), which is %s: %s",
+				p.Scope, p.ID, p.Reason, p.State, stop(show.FirstLine(p.Error, 200))),
+		)
 	}
 	for _, c := range r.Cursors {
 		all = append(all, fmt.Sprintf("Scope %s, at %d: %s.", c.Scope, c.Position, c.Means))
@@ -271,7 +294,8 @@ func stop(text string) string {
 func KeyDetails(r *ops.KeyReport) (said []string) {
 	say := func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }
 	if g := r.Age; g != nil && g.TooOld {
-		say("Its id was made at %s. Keys of ids that were made until %s may be forgotten: unless a copy is a duplicate, a consumer with ParkTooOld parks it as too-old.",
+		say("Its id was made at %s. Keys of ids that were made until %s may be forgotten: unless a copy is "+
+			"a duplicate, a consumer with ParkTooOld parks it as too-old.",
 			show.Instant(g.MadeAt), show.Instant(*g.TooOldUntil))
 	}
 	for _, w := range r.Webhooks {
@@ -282,14 +306,16 @@ func KeyDetails(r *ops.KeyReport) (said []string) {
 		if q.ExpiresAt != nil {
 			expires = "expires at " + show.Instant(*q.ExpiresAt)
 		}
-		say("HTTP request: %s, since %s, scope %s; its record %s.", q.State, show.Instant(q.CreatedAt), q.Scope, expires)
+		say("HTTP request: %s, since %s, scope %s; its record %s.",
+			q.State, show.Instant(q.CreatedAt), q.Scope, expires)
 		if len(q.Unknown) > 0 {
 			say("Steps of unknown outcome: %s", strings.Join(q.Unknown, ", "))
 		}
 	}
 	for _, m := range r.Memory {
 		if !r.Claimed {
-			say("%s remembers %s, and holds every key that was claimed in it within the last %s.", m.Ring, show.Remembered(m.Horizon), show.Ago(m.CompleteFor))
+			say("%s remembers %s, and holds every key that was claimed in it within the last %s.",
+				m.Ring, show.Remembered(m.Horizon), show.Ago(m.CompleteFor))
 		}
 	}
 	return said
@@ -336,7 +362,8 @@ func CursorFate(c *ops.ExplainedCursor) string {
 func CursorBatch(c *ops.ExplainedCursor) string {
 	switch m := c.Moved; {
 	case m != nil && m.Transaction == nil:
-		return fmt.Sprintf("It was in the batch from %d to %d, of a transaction that is not known any more.", m.From, m.Next)
+		return fmt.Sprintf("It was in the batch from %d to %d, of a transaction that is not known any more.",
+			m.From, m.Next)
 	case m != nil:
 		return fmt.Sprintf("It was in the batch from %d to %d, of transaction %s.", m.From, m.Next, m.Transaction)
 	case c.Offset == "handled":

@@ -44,7 +44,8 @@ func Option(at *bool, name, doc string) Field { return At(at, name, "", doc) }
 
 // Between bounds a number.
 func (f Field) Between(low, high int64) Field {
-	f.low, f.high = low, min(high, f.high)
+	f.low = low
+	f.high = min(high, f.high)
 	return f
 }
 
@@ -59,7 +60,8 @@ func (f Field) OneOf(choices ...string) Field {
 
 // asked has the console ask for the field.
 func (f Field) asked(label, hint string) Field {
-	f.Label, f.Hint = label, hint
+	f.Label = label
+	f.Hint = hint
 	return f
 }
 

@@ -20,7 +20,8 @@ func JSON(report reflect.Type) []string {
 	walk = func(t reflect.Type, at, indent string) {
 		flush := func() {
 			if len(plain) > 0 {
-				lines, plain = append(lines, indent+strings.Join(plain, ", ")), nil
+				lines = append(lines, indent+strings.Join(plain, ", "))
+				plain = nil
 			}
 		}
 		seen[t] = at
@@ -35,9 +36,13 @@ func JSON(report reflect.Type) []string {
 				name += "[]"
 			}
 			doc := docOf(f.Tag.Get("doc"), names)
-			part := of.Kind() == reflect.Struct && of != reflect.TypeFor[time.Time]() && !of.Implements(reflect.TypeFor[json.Marshaler]())
+			part := of.Kind() == reflect.Struct &&
+				of != reflect.TypeFor[time.Time]() &&
+				!of.Implements(reflect.TypeFor[json.Marshaler]())
 			if at, is := seen[of]; part && is {
-				doc, part = strings.TrimPrefix(doc+"; fields as of "+map[bool]string{true: at, false: "the whole"}[at != ""], "; "), false
+				doc = strings.TrimPrefix(doc+"; fields as of "+
+					map[bool]string{true: at, false: "the whole"}[at != ""], "; ")
+				part = false
 			}
 			if doc == "" && !part {
 				plain = append(plain, name)

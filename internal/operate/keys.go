@@ -18,7 +18,9 @@ type until struct {
 
 // Set parses a duration, or "forever".
 func (u *until) Set(text string) (err error) {
-	if u.of, u.forever = 0, text == "forever"; u.forever {
+	u.of = 0
+	u.forever = text == "forever"
+	if u.forever {
 		return nil
 	}
 	if u.of, err = ParseDays(text); err == nil && u.of < time.Minute {
@@ -44,7 +46,12 @@ func horizonFields(in *horizonInput) []Field {
 		At(&in.Ring, "ring", "RING",
 			"the RING: consumer_keys or standard_keys, or consumer_short_keys and so on, as "+
 				"onlyonce inbox status lists them").
-			OneOf("consumer_keys", "consumer_short_keys", "consumer_long_keys", "standard_keys", "standard_short_keys", "standard_long_keys").needed(),
+			OneOf("consumer_keys",
+				"consumer_short_keys",
+				"consumer_long_keys",
+				"standard_keys",
+				"standard_short_keys",
+				"standard_long_keys").needed(),
 		At(&in.Until, "horizon", "D", "a duration D (7d), or forever").needed(),
 	}
 }
@@ -55,15 +62,18 @@ func horizon() *Decision {
 			Name:    "inbox horizon",
 			Summary: "set how long claimed keys are remembered at least",
 			Help: `
-Sets how long a claimed key is remembered at least, behind the closing of its segment: of consumer_keys, consumer_short_keys and
-consumer_long_keys (Kafka's messages, by the class of their scope) in the time of the log, so that no key is forgotten while a
-consumer is down or behind; of standard_keys, standard_short_keys and standard_long_keys (all other keys, by the class of their scope:
-webhooks, dedupe.Claim, onlyonce.claim, calls that are enqueued outside of a consumer) by the database's clock. Answers to HTTP requests are in no ring: they live by Route.TTL. With "forever" no key is
-forgotten, and no segment rotated.
+Sets how long a claimed key is remembered at least, behind the closing of its segment: of
+consumer_keys, consumer_short_keys and consumer_long_keys (Kafka's messages, by the class of their
+scope) in the time of the log, so that no key is forgotten while a consumer is down or behind; of
+standard_keys, standard_short_keys and standard_long_keys (all other keys, by the class of their
+scope: webhooks, dedupe.Claim, onlyonce.claim, calls that are enqueued outside of a consumer) by the
+database's clock. Answers to HTTP requests are in no ring: they live by Route.TTL. With "forever" no
+key is forgotten, and no segment rotated.
 
-A copy that arrives later than that is a new message, and is applied again. So the horizon must be longer than the longest time for
-which a producer, a mirror or an outbox relay retries, and than what webhook providers do. A shorter one takes effect when a rotator
-next looks, and what was forgotten does not come back.
+A copy that arrives later than that is a new message, and is applied again. So the horizon must be
+longer than the longest time for which a producer, a mirror or an outbox relay retries, and than
+what webhook providers do. A shorter one takes effect when a rotator next looks, and what was
+forgotten does not come back.
 
 Example:
   onlyonce inbox horizon -ring consumer_keys -horizon 7d -reason "producers give up after 2 days, OPS-12"`,
@@ -73,11 +83,13 @@ Example:
 		fields: horizonFields,
 		shown:  func(in *horizonInput) **ops.HorizonChange { return &in.Shown },
 		do: func(ctx context.Context, db ops.DB, by ops.By, in horizonInput) (*ops.HorizonChange, error) {
-			in.Horizon, in.Forever = in.Until.of, in.Until.forever
+			in.Horizon = in.Until.of
+			in.Forever = in.Until.forever
 			return ops.SetHorizon(ctx, db, by, in.HorizonInput)
 		},
 		would: func(in *horizonInput, d *ops.HorizonChange) (s Said) {
-			s.say("Keys of ring %s were remembered %s, and are from then on %s.", d.Ring, show.Remembered(d.Was), in.Until.String())
+			s.say("Keys of ring %s were remembered %s, and are from then on %s.",
+				d.Ring, show.Remembered(d.Was), in.Until.String())
 			return s
 		},
 	}.decision()
@@ -113,7 +125,8 @@ type retentionInput struct {
 
 func (in *retentionInput) input() ops.RetentionInput {
 	r := in.RetentionInput
-	r.Keep, r.Forever = in.How.of, in.How.forever
+	r.Keep = in.How.of
+	r.Forever = in.How.forever
 	return r
 }
 
@@ -133,17 +146,18 @@ func retention() *Decision {
 			Name:    "retention",
 			Summary: "set how long rows that nothing needs are kept",
 			Help: `
-Sets for how long rows are kept that nothing needs any more. Processes whose role has the rights of onlyonce_rotator delete them within
-minutes after that, in portions. -of is:
+Sets for how long rows are kept that nothing needs any more. Processes whose role has the rights of
+onlyonce_rotator delete them within minutes after that, in portions. -of is:
 
-  parked           messages and events that were parked and are settled (30d in a new database). Settled calls go by their sink's
-                   Retention, which is the relay's.
-  bodies           what settled rows hold: body, headers, error, and a remote's answer. "forever" keeps it as long as the row, as in a
-                   new database; 0 erases it when a row is settled. Rows that are settled already keep
-                   theirs: see "onlyonce parked erase".
+  parked           messages and events that were parked and are settled (30d in a new database).
+                   Settled calls go by their sink's Retention, which is the relay's.
+  bodies           what settled rows hold: body, headers, error, and a remote's answer. "forever"
+                   keeps it as long as the row, as in a new database; 0 erases it when a row is
+                   settled. Rows that are settled already keep theirs: see "onlyonce parked erase".
   audit            audit rows (400d)
-  webhook_objects  the newest version of each object, if handlers compare events by webhook.InOrder (180d). An object is kept for
-                   longer while an older event may still be handled. At least 30d, and twice the longest horizon of an endpoint.
+  webhook_objects  the newest version of each object, if handlers compare events by webhook.InOrder
+                   (180d). An object is kept for longer while an older event may still be handled.
+                   At least 30d, and twice the longest horizon of an endpoint.
 
 A copy of a message whose row is gone is a duplicate for as long as its key is remembered ("onlyonce inbox horizon").
 
@@ -186,21 +200,23 @@ func class() *Decision {
 			Name:    "inbox class",
 			Summary: "change a scope's class of horizon, and so its ring of keys",
 			Help: `
-Changes the class of horizon of a consumer's scope: the ring in which its keys are claimed (consumer_short_keys, consumer_keys or
-consumer_long_keys), and so how long they are remembered ("onlyonce inbox horizon" sets that for a ring). In one transaction the
-owners of its cursors are fenced out, the scope's row is changed, and an audit row says who did it and why. They continue within
-seconds.
+Changes the class of horizon of a consumer's scope: the ring in which its keys are claimed
+(consumer_short_keys, consumer_keys or consumer_long_keys), and so how long they are remembered
+("onlyonce inbox horizon" sets that for a ring). In one transaction the owners of its cursors are
+fenced out, the scope's row is changed, and an audit row says who did it and why. They continue
+within seconds.
 
-Keys that were claimed before stay in the earlier ring, for as long as it remembers them. Until it has forgotten the last of them, the
-scope's keys are claimed in both rings, and its consumers may run with either class in Config.Horizon: deploy the new one meanwhile.
-A consumer that still has the old one afterwards halts. A second change has to wait until then. A longer class does not extend for
+Keys that were claimed before stay in the earlier ring, for as long as it remembers them. Until it
+has forgotten the last of them, the scope's keys are claimed in both rings, and its consumers may
+run with either class in Config.Horizon: deploy the new one meanwhile. A consumer that still has the
+old one afterwards halts. A second change has to wait until then. A longer class does not extend for
 how long a key is remembered that was claimed before.
 
 With several shards, change it in each database.
 
-A webhook endpoint, and with -others a scope of dedupe.Claim, onlyonce.claim or calls, is of class standard until it is given another
-one. Its claims read the class when they run: nothing is fenced out, and nothing halts. The rings are standard_short_keys, standard_keys
-and standard_long_keys.
+A webhook endpoint, and with -others a scope of dedupe.Claim, onlyonce.claim or calls, is of class
+standard until it is given another one. Its claims read the class when they run: nothing is fenced
+out, and nothing halts. The rings are standard_short_keys, standard_keys and standard_long_keys.
 
 Examples:
   onlyonce inbox class -scope stock -class long -reason "the mirror may be stopped for two weeks, OPS-12"
@@ -213,12 +229,15 @@ Examples:
 		do:     ops.ChangeClass,
 		would: func(_ *ops.ClassInput, d *ops.ClassChange) (s Said) {
 			if !ring.OfConsumers(d.Ring) {
-				s.say("Keys of scope %s were of class %s, and are from then on of class %s, in %s.", d.Scope, d.Was, d.Class, d.Ring)
+				s.say("Keys of scope %s were of class %s, and are from then on of class %s, in %s.",
+					d.Scope, d.Was, d.Class, d.Ring)
 				s.say("%s they are claimed in %s too.", passes(d), d.Before)
 				return s
 			}
-			s.say("Keys of scope %s were of class %s, and are from then on of class %s, in %s. %d cursors; their owners continue within seconds.", d.Scope, d.Was, d.Class, d.Ring, d.Cursors)
-			s.say("%s, and longer where a cursor is behind, they are claimed in %s too, and either class is accepted in Config.Horizon.", passes(d), d.Before)
+			s.say("Keys of scope %s were of class %s, and are from then on of class %s, in %s. %d cursors; "+
+				"their owners continue within seconds.", d.Scope, d.Was, d.Class, d.Ring, d.Cursors)
+			s.say("%s, and longer where a cursor is behind, they are claimed in %s too, and either class is "+
+				"accepted in Config.Horizon.", passes(d), d.Before)
 			return s
 		},
 	}.decision()

@@ -102,8 +102,9 @@ var (
 		Name:    "audit list",
 		Summary: "list decisions: who changed what, and why",
 		Help: `
-Lists the decisions that operators made with this program, with the console or with package ops, newest first. ID is the audit row
-that a decision prints. With -json also what was changed. It changes nothing.
+Lists the decisions that operators made with this program, with the console or with package ops,
+newest first. ID is the audit row that a decision prints. With -json also what was changed. It
+changes nothing.
 
 Example:
   onlyonce audit list -action "parked redrive"`,
@@ -125,13 +126,15 @@ Example:
 		Help: `
 Shows the cursors, all of them or those that the flags pick. It changes nothing.
 
-POSITION is the next offset that will be handled. START is where the cursor began and why (committed: Kafka's offset was taken over;
-earliest; latest; time: the first message of a time; adopted: by an operator). RUN rises each time an operator sets the position.
-GROUP, CLUSTER and TOPIC ID say whose it is; "-" means that the next owner stamps its own. ANCHOR is the last record that was seen
-below the position, which must still be in the log when the next owner comes. EPOCH rises with each owner. CLEAN: the last owner
-released the cursor properly. ATTEMPTS are those at a message that is handled alone, with its offset. STATE is empty as usual, or
-one or more of: retired (no consumer works on it), paused, and "replay N to OFFSET" (replay number N is under way up to there; then
-the work continues where it was interrupted).`,
+POSITION is the next offset that will be handled. START is where the cursor began and why
+(committed: Kafka's offset was taken over; earliest; latest; time: the first message of a time;
+adopted: by an operator). RUN rises each time an operator sets the position. GROUP, CLUSTER and
+TOPIC ID say whose it is; "-" means that the next owner stamps its own. ANCHOR is the last record
+that was seen below the position, which must still be in the log when the next owner comes. EPOCH
+rises with each owner. CLEAN: the last owner released the cursor properly. ATTEMPTS are those at a
+message that is handled alone, with its offset. STATE is empty as usual, or one or more of: retired
+(no consumer works on it), paused, and "replay N to OFFSET" (replay number N is under way up to
+there; then the work continues where it was interrupted).`,
 		None:    "there is no cursor that this asks for",
 		Columns: CursorColumns,
 		fields:  cursorFilterFields,
@@ -145,9 +148,9 @@ the work continues where it was interrupted).`,
 		Name:    "outbox list",
 		Summary: "list calls that are to be sent, oldest first",
 		Help: `
-Lists the calls of the log that are to be sent, oldest first. KEY is the idempotency key that the remote sees, AGE the time since the
-call was enqueued. Bodies and headers are not shown. Calls that have failed are parked: "onlyonce parked list -kind call" lists them.
-It changes nothing.
+Lists the calls of the log that are to be sent, oldest first. KEY is the idempotency key that the
+remote sees, AGE the time since the call was enqueued. Bodies and headers are not shown. Calls that
+have failed are parked: "onlyonce parked list -kind call" lists them. It changes nothing.
 
 STATE is empty, or "no relay" if no relay has ever listed the sink, or the time before which the call is not sent.
 
@@ -164,12 +167,14 @@ Example:
 		Name:    "events list",
 		Summary: "list events, such as webhooks that were received",
 		Help: `
-Lists events of the event log, newest first; those of the webhook endpoint E are in the stream webhook.E. With -behind, those that the
-consumer of a scope has not handled, oldest first. Bodies and headers are not shown. It changes nothing.
+Lists events of the event log, newest first; those of the webhook endpoint E are in the stream
+webhook.E. With -behind, those that the consumer of a scope has not handled, oldest first. Bodies
+and headers are not shown. It changes nothing.
 
-STATE is handled (by all consumers; it may be parked, see "onlyonce parked list -kind event"), "before SCOPE" (the consumer of that
-scope has not handled it), or unread (no consumer has begun to read it). -id looks for one event by its id, or for a webhook by its
-sender's id, in the whole log, for at most 5 s.
+STATE is handled (by all consumers; it may be parked, see "onlyonce parked list -kind event"),
+"before SCOPE" (the consumer of that scope has not handled it), or unread (no consumer has begun to
+read it). -id looks for one event by its id, or for a webhook by its sender's id, in the whole log,
+for at most 5 s.
 
 Examples:
   onlyonce events list -topic webhook.stripe
@@ -187,13 +192,15 @@ Examples:
 		Name:    "request list",
 		Summary: "list HTTP requests that are not completed",
 		Help: `
-Lists requests of the HTTP layer that are not completed: those in lease mode, because one in transactional mode is not visible before
-its COMMIT. With -all completed ones too, until they are purged. Keys, fingerprints and answers are not shown: ID is the stored form
-of the key. It changes nothing.
+Lists requests of the HTTP layer that are not completed: those in lease mode, because one in
+transactional mode is not visible before its COMMIT. With -all completed ones too, until they are
+purged. Keys, fingerprints and answers are not shown: ID is the stored form of the key. It changes
+nothing.
 
-States: running; left, by a process that died or a handler that answered 5xx, until the client comes back; abandoned, for an operator,
-because its steps had their effect and no client has come back for as long as its answer would be kept: the next copy of it continues,
-or "onlyonce request close" ends it; reconcile, for an operator, because a step's outcome is unknown and too old to ask about
+States: running; left, by a process that died or a handler that answered 5xx, until the client comes
+back; abandoned, for an operator, because its steps had their effect and no client has come back for
+as long as its answer would be kept: the next copy of it continues, or "onlyonce request close" ends
+it; reconcile, for an operator, because a step's outcome is unknown and too old to ask about
 ("onlyonce request resolve"); completed.
 
 Example:
@@ -208,11 +215,11 @@ Example:
 		Name:    "operation list",
 		Summary: "list operations that were answered 202 and have not ended",
 		Help: `
-Lists operations of the HTTP layer that have not ended. With -all ended ones too, until they are purged. Results are not shown. It
-changes nothing.
+Lists operations of the HTTP layer that have not ended. With -all ended ones too, until they are
+purged. Results are not shown. It changes nothing.
 
-States: running, also while it waits to begin; suspended, if its work is parked and waits for an operator ("onlyonce parked show");
-succeeded; failed; cancelled.
+States: running, also while it waits to begin; suspended, if its work is parked and waits for an
+operator ("onlyonce parked show"); succeeded; failed; cancelled.
 
 Example:
   onlyonce operation list -tenant acct_17`,

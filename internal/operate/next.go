@@ -21,9 +21,15 @@ type Step struct {
 func NextOfGroup(c *reports.ParkedCount) []Step {
 	switch c.State {
 	case parked.Waiting:
-		return []Step{{"retry", "onlyonce parked redrive " + c.Pick()}, {"or give up", "onlyonce parked discard " + c.Pick()}}
+		return []Step{
+			{"retry", "onlyonce parked redrive " + c.Pick()},
+			{"or give up", "onlyonce parked discard " + c.Pick()},
+		}
 	case parked.Reconcile:
-		return []Step{{"ask the remote about each", "onlyonce parked list -kind call -sink " + show.Quote(c.At()) + " -state reconcile"}}
+		return []Step{{
+			"ask the remote about each",
+			"onlyonce parked list -kind call -sink " + show.Quote(c.At()) + " -state reconcile",
+		}}
 	}
 	return nil
 }
@@ -38,7 +44,10 @@ func NextOfParked(d *ParkedDetail) []Step {
 	switch {
 	case d.SettledAt != nil:
 	case d.State == parked.Blocked && d.Head != nil:
-		steps = append(steps, Step{"decide about the first row of its ordering key", "onlyonce parked show " + strconv.FormatInt(*d.Head, 10)})
+		steps = append(steps, Step{
+			"decide about the first row of its ordering key",
+			"onlyonce parked show " + strconv.FormatInt(*d.Head, 10),
+		})
 		add("or give this one up", "discard", "")
 	case call && (d.Key == nil || d.ErasedAt != nil):
 		if d.May(parked.VerifiedApplied) {
@@ -49,23 +58,30 @@ func NextOfParked(d *ParkedDetail) []Step {
 		add("retry it now", "redrive", "")
 		add("or give it up", "discard", "")
 	case d.State == parked.Waiting && d.MayBeApplied:
-		add("when the cause is repaired, retry it; if the remote may have forgotten its key by then, it goes to reconcile", "redrive", "")
+		add("when the cause is repaired, retry it; if the remote may have forgotten its key by then, it "+
+			"goes to reconcile", "redrive", "")
 		addVerified(d, add)
 	case d.State == parked.Reconcile:
 		addVerified(d, add)
 	case d.State == parked.Waiting:
 		add(d.retry(), "redrive", "")
 		if call && d.May(parked.AnotherKey) {
-			add("if the remote answers a used key with its old rejection, retry it as another call", "redrive", " -new-key")
+			add("if the remote answers a used key with its old rejection, retry it as another call",
+				"redrive", " -new-key")
 		}
 		if call && d.Reason == parked.Conflict {
-			add("if it is another request than the call that has its key, send it under its own", "redrive", " -new-key")
+			add("if it is another request than the call that has its key, send it under its own",
+				"redrive", " -new-key")
 		}
 		add("or give it up", "discard", "")
 	}
 	switch {
 	case d.Kind != parked.Call && d.Topic != nil && d.Partition != nil && d.Offset != nil:
-		steps = append(steps, Step{"what became of its position", fmt.Sprintf("onlyonce explain -topic %s -partition %d -offset %d", show.Quote(*d.Topic), *d.Partition, *d.Offset)})
+		steps = append(steps, Step{
+			"what became of its position",
+			fmt.Sprintf("onlyonce explain -topic %s -partition %d -offset %d",
+				show.Quote(*d.Topic), *d.Partition, *d.Offset),
+		})
 	case d.Key != nil:
 		steps = append(steps, Step{"what is known of its key", "onlyonce explain " + *d.Key})
 	}
@@ -94,7 +110,8 @@ func NextOfRequest(r *ops.Request) []Step {
 	switch r.State {
 	case "reconcile":
 		for _, step := range r.Unknown {
-			add("if step "+step+" had its effect at the provider", "resolve", " -step "+show.Quote(step)+" -applied -result TEXT")
+			add("if step "+step+" had its effect at the provider",
+				"resolve", " -step "+show.Quote(step)+" -applied -result TEXT")
 			add("if it had none", "resolve", " -step "+show.Quote(step)+" -not-applied")
 		}
 		add("or end it without an answer", "close", "")
@@ -109,7 +126,8 @@ func NextOfFrontier(f *reports.Frontier) []Step {
 	switch {
 	case f.Behind == nil:
 		return []Step{{"start its consumer, or take the cursor out of use",
-			fmt.Sprintf("onlyonce cursor retire -scope %s -topic %s -partition %d -reason WHY", show.Quote(f.Scope), show.Quote(f.Topic), f.Partition)}}
+			fmt.Sprintf("onlyonce cursor retire -scope %s -topic %s -partition %d -reason WHY",
+				show.Quote(f.Scope), show.Quote(f.Topic), f.Partition)}}
 	case f.Ahead():
 		return []Step{{"see what is known of the database's clock", "onlyonce doctor"}}
 	}
@@ -122,7 +140,8 @@ func (d *ParkedDetail) retry() string {
 	case "no-key":
 		return "if Config.Key, or what it looks at, has changed since, retry it"
 	case "too-old":
-		return "if it was never applied (its key may be forgotten: ask what your tables hold of it), apply it; its age is not looked at again"
+		return "if it was never applied (its key may be forgotten: ask what your tables hold of it), apply " +
+			"it; its age is not looked at again"
 	case "conflict":
 		return "if it is another message than the first one of its id, apply it"
 	}
@@ -132,7 +151,10 @@ func (d *ParkedDetail) retry() string {
 // NextOfEvent returns how more is known of an event.
 func NextOfEvent(e *reports.EventDetail) []Step {
 	topic := show.Quote(e.Topic)
-	steps := []Step{{"what became of it", fmt.Sprintf("onlyonce explain -topic %s -partition %d -offset %d", topic, e.Partition, e.Offset)}}
+	steps := []Step{{
+		"what became of it",
+		fmt.Sprintf("onlyonce explain -topic %s -partition %d -offset %d", topic, e.Partition, e.Offset),
+	}}
 	if e.State != "handled" {
 		steps = append(steps, Step{"who reads the stream", "onlyonce events status -topic " + topic})
 	}
@@ -145,9 +167,15 @@ func NextOfCall(c *reports.Call) []Step {
 	sink := show.Quote(c.Sink)
 	switch {
 	case c.ParkedID != nil && c.SettledAt == nil:
-		steps = append(steps, Step{"it is parked: see what can be done", "onlyonce parked show " + strconv.FormatInt(*c.ParkedID, 10)})
+		steps = append(steps, Step{
+			"it is parked: see what can be done",
+			"onlyonce parked show " + strconv.FormatInt(*c.ParkedID, 10),
+		})
 	case c.State == "pending" && c.PausedAt != nil:
-		steps = append(steps, Step{"it waits for the pause of its sink to end", "onlyonce outbox resume -sink " + sink + " -reason WHY"})
+		steps = append(steps, Step{
+			"it waits for the pause of its sink to end",
+			"onlyonce outbox resume -sink " + sink + " -reason WHY",
+		})
 	case c.State == "pending":
 		steps = append(steps, Step{"it is to be sent: see who sends it", "onlyonce outbox status -sink " + sink})
 	}

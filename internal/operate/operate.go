@@ -256,7 +256,13 @@ func (d *Decision) Synopsis() string {
 var fieldName = regexp.MustCompile("`[A-Z][A-Za-z]*`")
 
 // flagOf are the flags that are not named after their field.
-var flagOf = map[string]string{"Reason": "parked-for", "ErrorPrefix": "error", "OrderingKeyPrefix": "key-prefix", "Sealer": "seal-keys", "ID": "id"}
+var flagOf = map[string]string{
+	"Reason":            "parked-for",
+	"ErrorPrefix":       "error",
+	"OrderingKeyPrefix": "key-prefix",
+	"Sealer":            "seal-keys",
+	"ID":                "id",
+}
 
 // capital begins a word of a field's name.
 var capital = regexp.MustCompile("[A-Z]")
@@ -268,7 +274,10 @@ func Flags(text, before, between string) string {
 		name = strings.Trim(name, "`")
 		flag := flagOf[name]
 		if flag == "" {
-			flag = strings.TrimPrefix(capital.ReplaceAllStringFunc(name, func(c string) string { return "-" + strings.ToLower(c) }), "-")
+			flag = strings.TrimPrefix(
+				capital.ReplaceAllStringFunc(name, func(c string) string { return "-" + strings.ToLower(c) }),
+				"-",
+			)
 		}
 		return before + strings.ReplaceAll(flag, "-", between)
 	})

@@ -55,7 +55,14 @@ func TestJSON(t *testing.T) {
 		Last     *part      `json:"last"`
 		Own      int        `json:"-"`
 	}
-	want := []string{"id, at", "long_name             null: none", "parts[]               by number", "  n", "  more                  see LongName", "last                  fields as of parts[]"}
+	want := []string{
+		"id, at",
+		"long_name             null: none",
+		"parts[]               by number",
+		"  n",
+		"  more                  see LongName",
+		"last                  fields as of parts[]",
+	}
 	if got := JSON(reflect.TypeFor[report]()); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -73,8 +80,16 @@ func TestTopicsCountPartitionsOnce(t *testing.T) {
 	}
 	gone := time.Now()
 	r := &ops.StatusReport{
-		Cursors: []ops.Cursor{{Scope: "stock", Topic: "orders", Position: 90}, {Scope: "stock", Topic: "orders", Partition: 1, Position: 40}, {Scope: "stock", Topic: "orders", Partition: 2, RetiredAt: &gone}},
-		Owners:  []ops.Owner{owner(1, of(0, 3, 100, 10)), owner(2, of(0, 2, 100, 60)), owner(60, of(0, 1, 500, 400), of(1, 1, 70, 50), of(2, 1, 70, 50))},
+		Cursors: []ops.Cursor{
+			{Scope: "stock", Topic: "orders", Position: 90},
+			{Scope: "stock", Topic: "orders", Partition: 1, Position: 40},
+			{Scope: "stock", Topic: "orders", Partition: 2, RetiredAt: &gone},
+		},
+		Owners: []ops.Owner{
+			owner(1, of(0, 3, 100, 10)),
+			owner(2, of(0, 2, 100, 60)),
+			owner(60, of(0, 1, 500, 400), of(1, 1, 70, 50), of(2, 1, 70, 50)),
+		},
 	}
 	sums := Topics(r)
 	if len(sums) != 1 || sums[0].Partitions != 2 || sums[0].Owned != 1 || sums[0].Lag != 10+30 || !sums[0].AtLeast {

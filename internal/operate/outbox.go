@@ -25,19 +25,23 @@ func pauseSink() *Decision {
 			Name:    "outbox pause",
 			Summary: "stop calls to a sink",
 			Help: `
-Stops calls to a sink until it is resumed, also across restarts: for example while a remote is being repaired. Calls that are under
-way end; relays keep their lanes. Applications can still enqueue, and nothing is lost, but keys age: a call that was made before
-without a final answer goes to state reconcile if the remote may have forgotten its key meanwhile.
+Stops calls to a sink until it is resumed, also across restarts: for example while a remote is being
+repaired. Calls that are under way end; relays keep their lanes. Applications can still enqueue, and
+nothing is lost, but keys age: a call that was made before without a final answer goes to state
+reconcile if the remote may have forgotten its key meanwhile.
 
-A sink that no relay has listed is refused, because its name may be misspelt. -unlisted pauses it all the same: its first relay then
-starts no call. If the sink is paused already, nothing is written, and the status is 0.
+A sink that no relay has listed is refused, because its name may be misspelt. -unlisted pauses it
+all the same: its first relay then starts no call. If the sink is paused already, nothing is
+written, and the status is 0.
 
 Example:
   onlyonce outbox pause -sink payments -reason "the bank asks us to stop, INC-9"`,
 			Waits: "waiting for another transaction",
 			Page:  "pause-sink",
 			Title: "Pause the sink",
-			Means: "Relays start no call to it. Running calls end, and applications can still enqueue. Keys age meanwhile: a call that was made before, without a final answer, may need a decision if its remote forgets the key.",
+			Means: "Relays start no call to it. Running calls end, and applications can still enqueue. Keys " +
+				"age meanwhile: a call that was made before, without a final answer, may need a decision if " +
+				"its remote forgets the key.",
 		},
 		fields: pauseSinkFields,
 		do:     ops.PauseSink,
@@ -61,8 +65,8 @@ func resumeSink() *Decision {
 			Name:    "outbox resume",
 			Summary: "end the pause of a sink",
 			Help: `
-Ends a pause that "onlyonce outbox pause" began. Relays send calls again within two seconds. If the sink is not paused, nothing is
-written, and the status is 0.
+Ends a pause that "onlyonce outbox pause" began. Relays send calls again within two seconds. If the
+sink is not paused, nothing is written, and the status is 0.
 
 Example:
   onlyonce outbox resume -sink payments -reason "the bank is back, INC-9"`,
@@ -102,23 +106,27 @@ func rate() *Decision {
 			Name:    "outbox rate",
 			Summary: "set how many calls go to a sink, a second and at once",
 			Help: `
-Sets how many calls a second relays start (-per-second), and how many they have under way at once (-in-flight), all relays together:
-to a sink, with -tenant for one of its tenants, or with -key-prefix for ordering keys with a prefix, of any tenant. It counts instead
-of the relays' configuration (RelayConfig.Rates), and outlasts restarts. A limit that is not given stays as it was set before. Relays
-follow within two seconds, and so do calls that wait already.
+Sets how many calls a second relays start (-per-second), and how many they have under way at once
+(-in-flight), all relays together: to a sink, with -tenant for one of its tenants, or with
+-key-prefix for ordering keys with a prefix, of any tenant. It counts instead of the relays'
+configuration (RelayConfig.Rates), and outlasts restarts. A limit that is not given stays as it was
+set before. Relays follow within two seconds, and so do calls that wait already.
 
-A call counts for the rate of its sink, and for one more at most: for that of its ordering key's prefix if there is one, or else for
-its tenant's. A prefix ends with its first colon or slash, because that much of an ordering key is known of a stored call.
+A call counts for the rate of its sink, and for one more at most: for that of its ordering key's
+prefix if there is one, or else for its tenant's. A prefix ends with its first colon or slash,
+because that much of an ordering key is known of a stored call.
 
--per-second may be a fraction: 0.1 is one call in 10 s. Repeated attempts count, too. Relays share -in-flight evenly, and what one
-does not need goes to the others; a relay that died keeps its part for 10 s.
+-per-second may be a fraction: 0.1 is one call in 10 s. Repeated attempts count, too. Relays share
+-in-flight evenly, and what one does not need goes to the others; a relay that died keeps its part
+for 10 s.
 
-Calls of a tenant or a prefix that are over its rate are set aside: they wait in their order, and hold up no others. The calls of a
-sink that is over its rate stay in the log. Neither begins the window of a key. "onlyonce outbox status" shows rates, and how many
-calls wait.
+Calls of a tenant or a prefix that are over its rate are set aside: they wait in their order, and
+hold up no others. The calls of a sink that is over its rate stay in the log. Neither begins the
+window of a key. "onlyonce outbox status" shows rates, and how many calls wait.
 
--unset takes back what was set here: the relays' configuration counts again, or no rate. Both also end what a remote has asked for by
-Retry-After. If nothing would change, nothing is written, and the status is 0.
+-unset takes back what was set here: the relays' configuration counts again, or no rate. Both also
+end what a remote has asked for by Retry-After. If nothing would change, nothing is written, and the
+status is 0.
 
 Examples:
   onlyonce outbox rate -sink payments -tenant acme -per-second 10 -reason "their import of 100,000 orders, INC-12"
@@ -161,22 +169,24 @@ func rebase() *Decision {
 			Name:    "outbox rebase",
 			Summary: "let relays find their calls after a restore",
 			Help: `
-Relays find new calls by transaction ids, which mean something in one database cluster only. After a restore from a dump, or a move
-to another cluster, relays halt (OO007) and name this command. It tells by the old cursors which calls were delivered and which were
-not, and sets cursors and calls to this cluster's ids, in one transaction. No call is lost, and order within an ordering key is kept.
-A restored base backup or a promoted standby needs no rebase.
+Relays find new calls by transaction ids, which mean something in one database cluster only. After a
+restore from a dump, or a move to another cluster, relays halt (OO007) and name this command. It
+tells by the old cursors which calls were delivered and which were not, and sets cursors and calls
+to this cluster's ids, in one transaction. No call is lost, and order within an ordering key is
+kept. A restored base backup or a promoted standby needs no rebase.
 
-It also raises sequences that a move by logical replication has left behind, for consumers and HTTP layers too: without sinks it does
-only that.
+It also raises sequences that a move by logical replication has left behind, for consumers and HTTP
+layers too: without sinks it does only that.
 
-Calls may have been made after the dump was taken, by the old cluster. So each call that is to be sent is taken for one that may have
-been made, from the moment it was enqueued: it is sent again under its key, or, if the remote may have forgotten the key by now, set
-aside with state reconcile, and not sent.
+Calls may have been made after the dump was taken, by the old cluster. So each call that is to be
+sent is taken for one that may have been made, from the moment it was enqueued: it is sent again
+under its key, or, if the remote may have forgotten the key by now, set aside with state reconcile,
+and not sent.
 
-Stop the relays first, those of the old cluster too, which this command cannot see. It refuses while a relay holds a lane; -force
-takes the lanes over, and calls that such a relay has under way are sent again under the same keys. It reads the whole log, and
-rewrites the calls that are to be sent, or all of them where this cluster's ids are the lower ones. Applications may enqueue
-meanwhile.
+Stop the relays first, those of the old cluster too, which this command cannot see. It refuses while
+a relay holds a lane; -force takes the lanes over, and calls that such a relay has under way are
+sent again under the same keys. It reads the whole log, and rewrites the calls that are to be sent,
+or all of them where this cluster's ids are the lower ones. Applications may enqueue meanwhile.
 
 Example:
   onlyonce outbox rebase -reason "restored from the dump of 03:00, INC-7"`,
@@ -188,7 +198,8 @@ Example:
 		do:     ops.Rebase,
 		would:  func(_ *ops.RebaseInput, d *ops.Rebased) Said { return rebased(d) },
 		done: func(_ *ops.RebaseInput, d *ops.Rebased) []string {
-			return []string{fmt.Sprintf("Done: %d calls are to be sent; audit row %d. Start the relays.", d.Pending, d.AuditID)}
+			return []string{fmt.Sprintf("Done: %d calls are to be sent; audit row %d. Start the relays.",
+				d.Pending, d.AuditID)}
 		},
 	}.decision()
 }
@@ -198,7 +209,10 @@ func rebased(d *ops.Rebased) Said {
 	s := Said{Columns: []string{"SINK", "LISTED", "LANES", "TO SEND", "OLDEST"}}
 	lanes := d.Lanes // by sink
 	for len(lanes) > 0 {
-		sink, listed, pending, n := lanes[0].Sink, "no", int64(0), 0
+		sink := lanes[0].Sink
+		listed := "no"
+		pending := int64(0)
+		n := 0
 		var oldest *time.Time
 		for ; len(lanes) > 0 && lanes[0].Sink == sink; lanes = lanes[1:] {
 			l := &lanes[0]
@@ -220,7 +234,8 @@ func rebased(d *ops.Rebased) Said {
 	for _, q := range d.Sequences {
 		s.say("The sequence %s stands at %d and is raised to %d, which is in use.", q.Name, q.Stands, q.Needs)
 	}
-	s.say("By the old cursors these calls are to be sent. Each may have been made by the cluster that the data come from: it is sent under its key, or goes to reconcile where that is too old.")
+	s.say("By the old cursors these calls are to be sent. Each may have been made by the cluster that the " +
+		"data come from: it is sent under its key, or goes to reconcile where that is too old.")
 	return s
 }
 
@@ -236,12 +251,15 @@ func eraseCall() *Decision {
 			Name:    "outbox erase",
 			Summary: "erase the body of a call that is settled",
 			Help: `
-Erases the body of a call, in the log and where it was parked, and the remote's answer: for a person who asks to be forgotten. The
-call must be delivered or discarded; one that is still to be sent needs its body ("onlyonce parked discard" gives it up). The row
-stays, with target, headers and the rest, until its segment of the log is dropped, so that the call is recognised when it is enqueued
-again. A call that was erased cannot be redriven. Backups, and standbys that lag, hold the body longer.
+Erases the body of a call, in the log and where it was parked, and the remote's answer: for a person
+who asks to be forgotten. The call must be delivered or discarded; one that is still to be sent
+needs its body ("onlyonce parked discard" gives it up). The row stays, with target, headers and the
+rest, until its segment of the log is dropped, so that the call is recognised when it is enqueued
+again. A call that was erased cannot be redriven. Backups, and standbys that lag, hold the body
+longer.
 
-KEY is the idempotency key, a UUID, as the remote saw it. If the call is erased already, nothing is written, and the status is 0.
+KEY is the idempotency key, a UUID, as the remote saw it. If the call is erased already, nothing is
+written, and the status is 0.
 
 Example:
   onlyonce outbox erase -key 6a1f0b52-93c1-8d0e-a3b4-0f1e2d3c4b5a -reason "GDPR request 118"`,
@@ -252,7 +270,8 @@ Example:
 		do:     ops.EraseCall,
 		would: func(_ *ops.EraseCallInput, d *ops.Erased) (s Said) {
 			tableOf(&s, StoredColumns, d.Rows, 0)
-			s.say("Erase the body, and the remote's answer. It cannot be brought back, and the call cannot be sent again.")
+			s.say("Erase the body, and the remote's answer. It cannot be brought back, and the call cannot " +
+				"be sent again.")
 			return s
 		},
 		done: func(_ *ops.EraseCallInput, d *ops.Erased) []string {

@@ -91,7 +91,8 @@ func (d *ParkedDetail) Open(sealer *seal.Sealer) error {
 			return err
 		}
 	}
-	d.Body, d.opened = body, true
+	d.Body = body
+	d.opened = true
 	return nil
 }
 
@@ -144,7 +145,9 @@ func ParkedByID(ctx context.Context, db ops.DB, id int64, body bool) (d *ParkedD
 
 // ParkedByIDs returns parked rows, without bodies and headers.
 func ParkedByIDs(ctx context.Context, db ops.DB, ids []int64) ([]ops.ParkedRow, error) {
-	return reports.Look(ctx, db, func(tx pgx.Tx) ([]ops.ParkedRow, error) { return reports.ParkedByIDs[ops.ParkedRow](ctx, tx, ids) })
+	return reports.Look(ctx, db, func(tx pgx.Tx) ([]ops.ParkedRow, error) {
+		return reports.ParkedByIDs[ops.ParkedRow](ctx, tx, ids)
+	})
 }
 
 // Since says what became of the row after it was redriven; empty: it was not, or it is settled.

@@ -17,8 +17,9 @@ var PlaceList = &List[reports.PlaceFilter, reports.Place]{
 Lists the tenants and other places that this database knows, for programs that have several databases (package shard;
 docs/scaling.md). A place lives in one database, its shard. It changes nothing.
 
-States: claimed, while a process asks the other databases whether the place lives there; here; leaving, if nothing new begins and
-running work ends; left. OTHER is where the place goes, or came from. MOVES is how often it had moved.
+States: claimed, while a process asks the other databases whether the place lives there; here;
+leaving, if nothing new begins and running work ends; left. OTHER is where the place goes, or came
+from. MOVES is how often it had moved.
 
 Example:
   onlyonce place list -postgres "$SHARD_A" -state leaving`,
@@ -50,15 +51,17 @@ func leavePlace() *Decision {
 			Name:    "place leave",
 			Summary: "take a tenant out of a database, to move it",
 			Help: `
-Takes a tenant, or another place, out of this database (docs/scaling.md has the whole procedure). From then on nothing new begins for
-it: its requests and webhooks get 503, and the transactions of loops that call shard.Enter fail. Other places continue.
+Takes a tenant, or another place, out of this database (docs/scaling.md has the whole procedure).
+From then on nothing new begins for it: its requests and webhooks get 503, and the transactions of
+loops that call shard.Enter fail. Other places continue.
 
-If operations of the tenant run, or stored events of it are not handled or are parked, the state is "leaving": consumers continue
-with them. Run the command again until it says "left". Then nothing of the place changes here any more. Requests in lease mode are
-cut off as by a crash, and continue in the other database under their keys.
+If operations of the tenant run, or stored events of it are not handled or are parked, the state is
+"leaving": consumers continue with them. Run the command again until it says "left". Then nothing of
+the place changes here any more. Requests in lease mode are cut off as by a crash, and continue in
+the other database under their keys.
 
--to names the database that the place goes to; "onlyonce place adopt -as" must give the same name there. It waits for the place's
-open transactions.
+-to names the database that the place goes to; "onlyonce place adopt -as" must give the same name
+there. It waits for the place's open transactions.
 
 Example:
   onlyonce place leave -postgres "$SHARD_A" -place acme -to b -reason "OPS-40"`,
@@ -70,16 +73,21 @@ Example:
 		would: func(_ *ops.LeavePlaceInput, d *ops.LeftPlace) (s Said) {
 			s.say("%s: %s -> %s, for %s", d.Place, d.Before, d.After, d.To)
 			if d.After == "leaving" {
-				s.say("Not ended yet: %s, %s that are not handled, %s.", show.Count(d.Operations, "operation"), show.Count(d.Events, "event"), show.Count(d.Parked, "parked event"))
+				s.say("Not ended yet: %s, %s that are not handled, %s.",
+					show.Count(d.Operations, "operation"),
+					show.Count(d.Events, "event"),
+					show.Count(d.Parked, "parked event"))
 			}
 			return s
 		},
 		done: func(_ *ops.LeavePlaceInput, d *ops.LeftPlace) []string {
 			var s Said
 			if d.After == "leaving" {
-				s.say("Done: nothing new begins for it; audit row %d. Run the command again when its running work has ended.", d.AuditID)
+				s.say("Done: nothing new begins for it; audit row %d. Run the command again when its "+
+					"running work has ended.", d.AuditID)
 			} else {
-				s.say("Done: it has left; audit row %d. Adopt it in %s: onlyonce place adopt -from URL -as %s", d.AuditID, d.To, show.Quote(d.To))
+				s.say("Done: it has left; audit row %d. Adopt it in %s: onlyonce place adopt -from URL -as %s",
+					d.AuditID, d.To, show.Quote(d.To))
 			}
 			return s.Sentences
 		},
@@ -122,15 +130,17 @@ func adoptPlace() *Decision {
 			Name:    "place adopt",
 			Summary: "make a tenant live in a database",
 			Help: `
-Makes a tenant, or another place, live in this database, in one transaction. With -from it moves here from another one, which it has
-left ("onlyonce place leave"): the tenant's records of HTTP requests, with their steps, and its operations are copied, and replace
-those that are here from an earlier time. Your own rows of the tenant must be here before. -as is the name that "place leave -to"
-gave to this database.
+Makes a tenant, or another place, live in this database, in one transaction. With -from it moves
+here from another one, which it has left ("onlyonce place leave"): the tenant's records of HTTP
+requests, with their steps, and its operations are copied, and replace those that are here from an
+earlier time. Your own rows of the tenant must be here before. -as is the name that "place leave
+-to" gave to this database.
 
--standard-keys brings every key of standard_keys too, and the other memory of webhooks. Give it if the place has webhooks or a loop of
-its own, or if handlers claim keys or enqueue calls under ids; such ids must mean the same in both databases, because those of other
-places come along. Otherwise say -without-keys. If the place left longer ago than keys are remembered there, -late says that no copies
-can come any more.
+-standard-keys brings every key of standard_keys too, and the other memory of webhooks. Give it if
+the place has webhooks or a loop of its own, or if handlers claim keys or enqueue calls under ids;
+such ids must mean the same in both databases, because those of other places come along. Otherwise
+say -without-keys. If the place left longer ago than keys are remembered there, -late says that no
+copies can come any more.
 
 Without -from it keeps here a place that is leaving, or one that no process has met yet.
 

@@ -17,7 +17,12 @@ import (
 
 // OffsetsAt asks Kafka for the offset of the first message of a time or later in each of some
 // partitions of a topic, -1 if there is none, and for the id of the cluster.
-type OffsetsAt func(ctx context.Context, topic string, partitions []int32, at time.Time) (cluster string, offsets map[int32]int64, err error)
+type OffsetsAt func(
+	ctx context.Context,
+	topic string,
+	partitions []int32,
+	at time.Time,
+) (cluster string, offsets map[int32]int64, err error)
 
 // Replaying is the input of "replay". Offsets of Since and Until are found when it is worked out.
 type Replaying struct {
@@ -81,7 +86,8 @@ func (in *Replaying) Check() error {
 	case in.Login != "" && !in.ByTime():
 		return invalid("-broker-login: only with `Since` or `Until`")
 	case in.several() && in.Since.IsZero():
-		return invalid("`Partition`: must be there, unless `Since` says from which time on a whole topic or scope is replayed")
+		return invalid("`Partition`: must be there, unless `Since` says from which time on a whole topic or " +
+			"scope is replayed")
 	case in.several() && in.To != 0:
 		return invalid("`To`: only with `Partition`")
 	case in.several() && in.Scope == "":
@@ -143,14 +149,20 @@ func (in *Replaying) find(ctx context.Context, db ops.DB) error {
 	if !in.several() {
 		filter.Partition = &in.Partition
 	}
-	cursors, err := reports.Look(ctx, db, func(tx pgx.Tx) ([]ops.Cursor, error) { return reports.Cursors[ops.Cursor](ctx, tx, filter) })
+	cursors, err := reports.Look(ctx, db, func(tx pgx.Tx) ([]ops.Cursor, error) {
+		return reports.Cursors[ops.Cursor](ctx, tx, filter)
+	})
 	if err != nil {
 		return err
 	}
 	if in.several() {
 		cursors = slices.DeleteFunc(cursors, func(c ops.Cursor) bool { return c.RetiredAt != nil })
 		if len(cursors) == 0 {
-			return &ops.Error{Kind: ops.ErrNotFound, Reason: fmt.Sprintf("there is no cursor in use (%s)", in.CursorName), Remedy: "correct the flags; `onlyonce cursor show` lists those there are"}
+			return &ops.Error{
+				Kind:   ops.ErrNotFound,
+				Reason: fmt.Sprintf("there is no cursor in use (%s)", in.CursorName),
+				Remedy: "correct the flags; `onlyonce cursor show` lists those there are",
+			}
 		}
 	}
 	in.Ranges = nil
@@ -166,7 +178,11 @@ func (in *Replaying) find(ctx context.Context, db ops.DB) error {
 		cursors = cursors[of:]
 	}
 	if in.several() && len(in.Ranges) == 0 {
-		return &ops.Error{Kind: ops.ErrRefused, Reason: fmt.Sprintf("`Since`: no message that was handled is of %s or later in this time, and nothing was done", show.Instant(in.Since.Time))}
+		return &ops.Error{
+			Kind: ops.ErrRefused,
+			Reason: fmt.Sprintf("`Since`: no message that was handled is of %s or later in this time, and "+
+				"nothing was done", show.Instant(in.Since.Time)),
+		}
 	}
 	if in.several() {
 		in.Partition = -1
@@ -186,7 +202,8 @@ func (in *Replaying) findTopic(ctx context.Context, db ops.DB, cursors []ops.Cur
 	}
 	for i := range cursors {
 		c := &cursors[i]
-		from, to := since[c.Partition], until[c.Partition]
+		from := since[c.Partition]
+		to := until[c.Partition]
 		if to > c.Position {
 			to = -1 // the range ends at the position
 		}
@@ -195,7 +212,12 @@ func (in *Replaying) findTopic(ctx context.Context, db ops.DB, cursors []ops.Cur
 				*in.without++
 				continue
 			}
-			in.Ranges = append(in.Ranges, ops.ReplayRange{Topic: c.Topic, Partition: c.Partition, From: from, To: max(to, 0)})
+			in.Ranges = append(in.Ranges, ops.ReplayRange{
+				Topic:     c.Topic,
+				Partition: c.Partition,
+				From:      from,
+				To:        max(to, 0),
+			})
 			continue
 		}
 		if err := in.choose(c, from, to); err != nil {
@@ -212,7 +234,8 @@ func (in *Replaying) choose(c *ops.Cursor, from, to int64) error {
 	}
 	if !in.Since.IsZero() {
 		if from < 0 {
-			return refused("`Since`: no message of %s/%d is from %s or later, and nothing was done", c.Topic, c.Partition, show.Instant(in.Since.Time))
+			return refused("`Since`: no message of %s/%d is from %s or later, and nothing was done",
+				c.Topic, c.Partition, show.Instant(in.Since.Time))
 		}
 		in.From = from
 	}
@@ -220,7 +243,8 @@ func (in *Replaying) choose(c *ops.Cursor, from, to int64) error {
 		return nil
 	}
 	if to >= 0 && to <= in.From {
-		return refused("`Until`: no message of %s/%d lies in this time, and nothing was done: the first one of %s or later is at offset %d",
+		return refused("`Until`: no message of %s/%d lies in this time, and nothing was done: the first one "+
+			"of %s or later is at offset %d",
 			c.Topic, c.Partition, show.Instant(in.Until.Time), to)
 	}
 	in.To = 0
@@ -254,7 +278,11 @@ func (in *Replaying) offsets(ctx context.Context, db ops.DB, cursors []ops.Curso
 		})
 	}
 	if in.Kafka == nil {
-		return nil, &ops.Error{Kind: ops.ErrInvalid, Reason: "`Since`, `Until`: no brokers given, which know the times of topic " + topic, Remedy: "add -brokers host:9092, or set ONLYONCE_KAFKA_BROKERS"}
+		return nil, &ops.Error{
+			Kind:   ops.ErrInvalid,
+			Reason: "`Since`, `Until`: no brokers given, which know the times of topic " + topic,
+			Remedy: "add -brokers host:9092, or set ONLYONCE_KAFKA_BROKERS",
+		}
 	}
 	var partitions []int32
 	for _, c := range cursors {
@@ -266,7 +294,11 @@ func (in *Replaying) offsets(ctx context.Context, db ops.DB, cursors []ops.Curso
 	}
 	for _, c := range cursors {
 		if c.ClusterID != nil && *c.ClusterID != cluster {
-			return nil, &ops.Error{Kind: ops.ErrRefused, Reason: fmt.Sprintf("%s/%d: the brokers are of cluster %s, the cursor is one of cluster %s, and nothing was done", topic, c.Partition, cluster, *c.ClusterID)}
+			return nil, &ops.Error{
+				Kind: ops.ErrRefused,
+				Reason: fmt.Sprintf("%s/%d: the brokers are of cluster %s, the cursor is one of cluster %s, "+
+					"and nothing was done", topic, c.Partition, cluster, *c.ClusterID),
+			}
 		}
 		if offset, is := offsets[c.Partition]; is {
 			found[c.Partition] = offset

@@ -23,7 +23,9 @@ func CallByKey(ctx context.Context, db ops.DB, key string, body bool) (*reports.
 }
 
 // within makes a list's function of one that begins its own transaction.
-func within[F, T any](read func(context.Context, reports.DB, F) ([]T, bool, error)) func(context.Context, pgx.Tx, F) ([]T, bool, error) {
+func within[F, T any](
+	read func(context.Context, reports.DB, F) ([]T, bool, error),
+) func(context.Context, pgx.Tx, F) ([]T, bool, error) {
 	return func(ctx context.Context, tx pgx.Tx, f F) ([]T, bool, error) {
 		return read(ctx, reports.Within{Tx: tx}, f)
 	}
@@ -31,7 +33,11 @@ func within[F, T any](read func(context.Context, reports.DB, F) ([]T, bool, erro
 
 func refused(err error) error {
 	if r, is := errors.AsType[*reports.Refusal](err); is {
-		kind := map[reports.Kind]error{reports.Invalid: ops.ErrInvalid, reports.NotFound: ops.ErrNotFound, reports.Refused: ops.ErrRefused}[r.Kind]
+		kind := map[reports.Kind]error{
+			reports.Invalid:  ops.ErrInvalid,
+			reports.NotFound: ops.ErrNotFound,
+			reports.Refused:  ops.ErrRefused,
+		}[r.Kind]
 		return &ops.Error{Kind: kind, Reason: r.Reason, Remedy: r.Remedy}
 	}
 	return err

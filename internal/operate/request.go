@@ -20,7 +20,10 @@ func (in *Resolve) Check() error {
 	case in.NotApplied && in.SealKeys != "":
 		return &ops.Error{Kind: ops.ErrInvalid, Reason: "`SealKeys`: nothing is sealed with `NotApplied`"}
 	case in.Applied && in.Result == nil:
-		return &ops.Error{Kind: ops.ErrInvalid, Reason: "missing: `Result`, what the step returns to the handler (an empty text where that is nothing)"}
+		return &ops.Error{
+			Kind:   ops.ErrInvalid,
+			Reason: "missing: `Result`, what the step returns to the handler (an empty text where that is nothing)",
+		}
 	}
 	return nil
 }
@@ -47,20 +50,24 @@ func resolveRequest() *Decision {
 			Name:    "request resolve",
 			Summary: "say what became of a step whose outcome is unknown",
 			Help: `
-Says what became of an external call that a request in lease mode has begun, whose outcome is not known: ask the provider first. With
--applied the handler gets TEXT as the step's result when the request is sent again, and continues: give what the step would have
-returned, mostly the provider's answer (-result "" where it returns nothing). With -not-applied the call is made again, under the key
-that it had. The audit row does not have TEXT.
+Says what became of an external call that a request in lease mode has begun, whose outcome is not
+known: ask the provider first. With -applied the handler gets TEXT as the step's result when the
+request is sent again, and continues: give what the step would have returned, mostly the provider's
+answer (-result "" where it returns nothing). With -not-applied the call is made again, under the
+key that it had. The audit row does not have TEXT.
 
-Where the layer seals results FILE must hold its keys, and the first one seals: {"seal_keys": [{"id": 1, "key": SECRET}]}, as in the
-configuration of "onlyonce-relay": 32 bytes in base64, as {"file": PATH} or {"env": NAME}.
+Where the layer seals results FILE must hold its keys, and the first one seals: {"seal_keys":
+[{"id": 1, "key": SECRET}]}, as in the configuration of "onlyonce-relay": 32 bytes in base64, as
+{"file": PATH} or {"env": NAME}.
 
 Example:
-  onlyonce request resolve -id 5f0c... -step charge -applied -result '{"id":"ch_1"}' -reason "found at the provider, ticket 812"`,
+  onlyonce request resolve -id 5f0c... -step charge -applied -result '{"id":"ch_1"}' -reason "found
+      at the provider, ticket 812"`,
 			Waits: "waiting for the request",
 			Page:  "resolve",
 			Title: "Resolve a step",
-			Means: "A request has begun an external call, and its outcome is not known. Ask the provider, and record here what happened. When the client sends the request again, it continues from there.",
+			Means: "A request has begun an external call, and its outcome is not known. Ask the provider, " +
+				"and record here what happened. When the client sends the request again, it continues from there.",
 		},
 		fields: resolveFields,
 		needs:  []string{"applied", "not-applied"},
@@ -73,7 +80,8 @@ Example:
 			if in.Applied {
 				s.say("Step %s: it had its effect. The next copy of the request continues after it.", in.Step)
 			} else {
-				s.say("Step %s: it had no effect. The next copy of the request calls the provider again, under the same key.", in.Step)
+				s.say("Step %s: it had no effect. The next copy of the request calls the provider again, "+
+					"under the same key.", in.Step)
 			}
 			return s
 		},
@@ -97,9 +105,11 @@ func closeRequest() *Decision {
 			Name:    "request close",
 			Summary: "end a request that no client comes back for",
 			Help: `
-Ends a request in lease mode that was never completed, without an answer: one that is left, abandoned or set aside. Nothing else ends
-one that has a step, because a copy of it would make its calls again. Ask the provider first what its steps did, and set that right:
-what the handler would have written is never written. Copies of the request get 410, until its record expires as a completed one does.
+Ends a request in lease mode that was never completed, without an answer: one that is left,
+abandoned or set aside. Nothing else ends one that has a step, because a copy of it would make its
+calls again. Ask the provider first what its steps did, and set that right: what the handler would
+have written is never written. Copies of the request get 410, until its record expires as a
+completed one does.
 
 Example:
   onlyonce request close -id 5f0c... -reason "refunded by hand, ticket 812"`,
@@ -107,14 +117,16 @@ Example:
 			Waits:  "waiting for the request",
 			Page:   "close",
 			Title:  "Close the request",
-			Means:  "The request is completed without an answer. What its steps did at the provider stays, and what its handler would have written is never written. Copies of it get 410.",
+			Means: "The request is completed without an answer. What its steps did at the provider stays, " +
+				"and what its handler would have written is never written. Copies of it get 410.",
 		},
 		fields: requestFields,
 		shown:  shownRequest,
 		do:     ops.CloseRequest,
 		would: func(_ *ops.RequestInput, d *ops.RequestChange) Said {
 			s := request(d)
-			s.say("Close the request: copies of it get 410 and do not run. What its steps did at the provider stays, and what the handler would have written is never written.")
+			s.say("Close the request: copies of it get 410 and do not run. What its steps did at the " +
+				"provider stays, and what the handler would have written is never written.")
 			return s
 		},
 	}.decision()
@@ -126,13 +138,15 @@ func eraseRequest() *Decision {
 			Name:    "request erase",
 			Summary: "erase the stored answer to a request",
 			Help: `
-Erases the stored answer to a request, and what its steps have remembered: for a person who asks to be forgotten. Of an operation that
-it has made, the result and the input are erased too, also if the record has expired before. The request must be completed, and its
-operation must have ended. The record stays until it expires, so that copies get 410 and do not run again. A cache of the layer may
-serve the answer until its entries expire (Config.CacheTTL); backups, and standbys that lag, hold it longer.
+Erases the stored answer to a request, and what its steps have remembered: for a person who asks to
+be forgotten. Of an operation that it has made, the result and the input are erased too, also if the
+record has expired before. The request must be completed, and its operation must have ended. The
+record stays until it expires, so that copies get 410 and do not run again. A cache of the layer may
+serve the answer until its entries expire (Config.CacheTTL); backups, and standbys that lag, hold it
+longer.
 
-KEY is the idempotency key, S the scope: "http POST /v1/charges", and the principal, URL-escaped, behind another space. If the answer
-is erased already, nothing is written, and the status is 0.
+KEY is the idempotency key, S the scope: "http POST /v1/charges", and the principal, URL-escaped,
+behind another space. If the answer is erased already, nothing is written, and the status is 0.
 
 Example:
   onlyonce request erase -tenant acct_17 -scope "http POST /v1/charges" -key order-118 -reason "GDPR request 118"`,

@@ -73,10 +73,15 @@ func written(t *testing.T, file, text string) {
 	if string(kept) == text {
 		return
 	}
-	was, is := strings.Split(string(kept), "\n"), strings.Split(text, "\n")
+	was := strings.Split(string(kept), "\n")
+	is := strings.Split(text, "\n")
 	for i := range max(len(was), len(is)) {
 		if i >= len(was) || i >= len(is) || was[i] != is[i] {
-			t.Fatalf("%s, line %d: %q, and now %q: go test ./internal/operate -update", file, i+1, strings.Join(was[min(i, len(was)):min(i+1, len(was))], ""), strings.Join(is[min(i, len(is)):min(i+1, len(is))], ""))
+			t.Fatalf("%s, line %d: %q, and now %q: go test ./internal/operate -update",
+				file,
+				i+1,
+				strings.Join(was[min(i, len(was)):min(i+1, len(was))], ""),
+				strings.Join(is[min(i, len(is)):min(i+1, len(is))], ""))
 		}
 	}
 }
@@ -147,7 +152,8 @@ func TestFields(t *testing.T) {
 	fields := func(name string, all []Field) {
 		fmt.Fprintf(&b, "\n%s\n", name)
 		for _, f := range all {
-			fmt.Fprintf(&b, "-%s %s | %s | %s | %s | %v %v %v %d..%d\n", f.Name, f.Arg, f.Usage(), f.Label, f.Hint, f.Needed, f.Choices(), f.blank, f.low, f.high)
+			fmt.Fprintf(&b, "-%s %s | %s | %s | %s | %v %v %v %d..%d\n",
+				f.Name, f.Arg, f.Usage(), f.Label, f.Hint, f.Needed, f.Choices(), f.blank, f.low, f.high)
 		}
 	}
 	for _, d := range All() {

@@ -39,7 +39,9 @@ func Topics(r *ops.StatusReport) (all []TopicSum) {
 		sums = append(sums, &TopicSum{Scope: scope, Topic: topic})
 		return sums[len(sums)-1]
 	}
-	owned, reported := r.Owned(), map[ops.CursorName]int64{} // the log's ends
+	// the log's ends
+	owned := r.Owned()
+	reported := map[ops.CursorName]int64{}
 	for i := range r.Owners {
 		o := &r.Owners[i]
 		for j := range o.Partitions {
@@ -64,13 +66,18 @@ func Topics(r *ops.StatusReport) (all []TopicSum) {
 		}
 		at := ops.CursorName{Scope: c.Scope, Topic: c.Topic, Partition: c.Partition}
 		if end := reported[at]; owned[at] == nil && end > c.Position {
-			s.Lag, s.AtLeast = s.Lag+end-c.Position, true
+			s.Lag = s.Lag + end - c.Position
+			s.AtLeast = true
 		}
 	}
 	for i := range r.Owners {
 		o := &r.Owners[i]
 		for j := range o.Partitions {
-			if p := &o.Partitions[j]; owned[ops.CursorName{Scope: o.Scope, Topic: p.Topic, Partition: p.Partition}] == p {
+			if p := &o.Partitions[j]; owned[ops.CursorName{
+				Scope:     o.Scope,
+				Topic:     p.Topic,
+				Partition: p.Partition,
+			}] == p {
 				find(o.Scope, p.Topic).add(p, o.SeenAgeSeconds)
 			}
 		}
@@ -104,7 +111,13 @@ func (s *TopicSum) State() string {
 	for _, c := range []struct {
 		count int
 		name  string
-	}{{s.Halted, "halted"}, {s.Waiting, "waiting"}, {s.Paused, "paused"}, {s.Replaying, "replaying"}, {s.Retired, "retired"}} {
+	}{
+		{s.Halted, "halted"},
+		{s.Waiting, "waiting"},
+		{s.Paused, "paused"},
+		{s.Replaying, "replaying"},
+		{s.Retired, "retired"},
+	} {
 		if c.count > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", c.count, c.name))
 		}
@@ -141,7 +154,13 @@ type Process struct {
 // Processes are the living processes, and those silent for at most 5 minutes.
 func Processes(r *ops.StatusReport) (all []Process) {
 	for _, o := range r.Processes() {
-		p := Process{What: o.Scope, Owner: o, Owns: len(o.Partitions), Reported: show.Ago(o.SeenAgeSeconds) + " ago", Kinds: faultKinds(o)}
+		p := Process{
+			What:     o.Scope,
+			Owner:    o,
+			Owns:     len(o.Partitions),
+			Reported: show.Ago(o.SeenAgeSeconds) + " ago",
+			Kinds:    faultKinds(o),
+		}
 		if o.Part != "consumer" {
 			p.What = strings.TrimSpace(o.Part + " " + o.Scope)
 		}
@@ -152,7 +171,9 @@ func Processes(r *ops.StatusReport) (all []Process) {
 		for i := range o.Partitions {
 			sum.add(&o.Partitions[i], o.SeenAgeSeconds)
 		}
-		p.Lag, p.LastBatch, p.Halted = sum.Lag, sum.LastBatch, sum.Halted
+		p.Lag = sum.Lag
+		p.LastBatch = sum.LastBatch
+		p.Halted = sum.Halted
 		all = append(all, p)
 	}
 	return all
@@ -190,7 +211,8 @@ func Sinks(r *ops.StatusReport) (sinks []SinkSum, pending int64) {
 		pending += o.Count
 		at := slices.IndexFunc(sinks, func(s SinkSum) bool { return s.Sink == o.Sink })
 		if at < 0 {
-			at, sinks = len(sinks), append(sinks, SinkSum{Sink: o.Sink, State: "no relay lists it"})
+			at = len(sinks)
+			sinks = append(sinks, SinkSum{Sink: o.Sink, State: "no relay lists it"})
 		}
 		s := &sinks[at]
 		s.Undelivered = &o.Count

@@ -115,8 +115,17 @@ func Waits(o *ops.Owner) (all []string) {
 				at, p.LastStable, show.Ago(p.WaitingFor+o.SeenAgeSeconds)))
 		}
 		if b := p.BlockedBy; b != nil && b.For >= 1 && !o.Silent() {
-			all = append(all, fmt.Sprintf("blocked: %s, by the message at offset %d (ordering key %s) for %s: %s above it done", at,
-				b.Offset, cmp.Or(b.Key, "none"), show.Ago(b.For+o.SeenAgeSeconds), show.Count(int64(b.Done), "message")))
+			all = append(
+				all,
+				fmt.Sprintf(
+					"blocked: %s, by the message at offset %d (ordering key %s) for %s: %s above it done",
+					at,
+					b.Offset,
+					cmp.Or(b.Key, "none"),
+					show.Ago(b.For+o.SeenAgeSeconds),
+					show.Count(int64(b.Done), "message"),
+				),
+			)
 		}
 	}
 	return all

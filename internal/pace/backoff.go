@@ -8,7 +8,11 @@ import (
 
 // Backoff returns waits that grow from least to most, each random around its value, without end.
 func Backoff(least, most time.Duration) backoff.BackOff {
-	return backoff.NewExponentialBackOff(backoff.WithInitialInterval(least), backoff.WithMaxInterval(most), backoff.WithMaxElapsedTime(0))
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(least),
+		backoff.WithMaxInterval(most),
+		backoff.WithMaxElapsedTime(0),
+	)
 }
 
 // BackoffAfter returns the n-th of the waits of Backoff, for attempts that no single process makes.

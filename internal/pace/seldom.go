@@ -50,6 +50,7 @@ func (s *Seldom) Let(name string, now time.Time, every time.Duration) (held int,
 		return 0, false
 	}
 	held = k.held
-	k.held, k.next = 0, now.Add(every)
+	k.held = 0
+	k.next = now.Add(every)
 	return held, true
 }

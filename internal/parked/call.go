@@ -73,10 +73,12 @@ const (
 	refusedBlocked   = "is blocked behind another of its ordering key: redrive or discard that one first"
 	refusedRetrying  = "is being tried again: the answer to the next attempt decides"
 	refusedAccepted  = "was accepted by the remote: only its completion is left"
-	refusedReconcile = "may have been applied, and another attempt may apply it again. Ask the remote, and say -verified-applied or -verified-not-applied"
-	refusedNewKey    = "may have been applied: an attempt had no final answer. -new-key needs -verified-not-applied too"
-	refusedClosed    = "was not applied: each attempt was refused, and none is without an answer. -verified-applied and -verified-not-applied are for calls that may have been applied"
-	refusedNoAnswer  = "was not rejected by the remote: a new key needs its rejection, or a conflict of keys"
+	refusedReconcile = "may have been applied, and another attempt may apply it again. Ask the remote, and " +
+		"say -verified-applied or -verified-not-applied"
+	refusedNewKey = "may have been applied: an attempt had no final answer. -new-key needs -verified-not-applied too"
+	refusedClosed = "was not applied: each attempt was refused, and none is without an answer. " +
+		"-verified-applied and -verified-not-applied are for calls that may have been applied"
+	refusedNoAnswer = "was not rejected by the remote: a new key needs its rejection, or a conflict of keys"
 )
 
 // Decide returns what becomes of a call by a decision, or why it is refused. Discarding an open

@@ -23,21 +23,23 @@ const (
 
 // Reasons why a row is parked.
 const (
-	Failed     = "failed"     // an attempt failed, or a call had no final answer; it is tried again
-	Postponed  = "postponed"  // of a call: it was not applied, and is tried again
-	Permanent  = "permanent"  // the handler reported that no retry will help
-	Exhausted  = "exhausted"  // its attempts are used up
-	Crashed    = "crashed"    // its attempts ended without a result: they ended the process
-	Behind     = "behind"     // an earlier row of its ordering key is parked
-	Conflict   = "conflict"   // its id was used before for another payload
-	NoKey      = "no-key"     // it has no id
-	TooOld     = "too-old"    // its key may be forgotten: whether it is a copy is not known
-	SameBody   = "same-body"  // of an event: an earlier one had the same body
-	Stale      = "stale"      // of an event: older than what was applied to its object
-	Forward    = "forward"    // of an event: it could not be forwarded
-	Divergent  = "divergent"  // of an event: the same id, another body
-	Scheduled  = "scheduled"  // of a call: its time has not come
-	Cut        = "cut"        // of a call: its lane was given back, or its sink took no more calls, before its turn: it was not made
+	Failed    = "failed"    // an attempt failed, or a call had no final answer; it is tried again
+	Postponed = "postponed" // of a call: it was not applied, and is tried again
+	Permanent = "permanent" // the handler reported that no retry will help
+	Exhausted = "exhausted" // its attempts are used up
+	Crashed   = "crashed"   // its attempts ended without a result: they ended the process
+	Behind    = "behind"    // an earlier row of its ordering key is parked
+	Conflict  = "conflict"  // its id was used before for another payload
+	NoKey     = "no-key"    // it has no id
+	TooOld    = "too-old"   // its key may be forgotten: whether it is a copy is not known
+	SameBody  = "same-body" // of an event: an earlier one had the same body
+	Stale     = "stale"     // of an event: older than what was applied to its object
+	Forward   = "forward"   // of an event: it could not be forwarded
+	Divergent = "divergent" // of an event: the same id, another body
+	Scheduled = "scheduled" // of a call: its time has not come
+	// of a call: its lane was given back, or its sink took no more calls, before its turn: it was
+	// not made
+	Cut        = "cut"
 	UnderWay   = "under-way"  // of a call: its attempt had not ended when it was parked
 	Completion = "completion" // of a call: the remote has accepted it, RelayConfig.Complete has not
 	Rejected   = "rejected"   // of a call: the last attempt at it was refused
@@ -48,5 +50,8 @@ const (
 )
 
 // Reasons are those that an operator may ask for.
-var Reasons = []string{Permanent, Exhausted, Crashed, Conflict, NoKey, TooOld, Failed, Behind, SameBody, Divergent, Stale, Forward, Scheduled, Cut, UnderWay,
-	Completion, Postponed, Rejected, Unopened, Window, Unsafe, Rate}
+var Reasons = []string{
+	Permanent, Exhausted, Crashed, Conflict, NoKey, TooOld, Failed, Behind, SameBody, Divergent,
+	Stale, Forward, Scheduled, Cut, UnderWay, Completion, Postponed, Rejected, Unopened, Window,
+	Unsafe, Rate,
+}

@@ -12,7 +12,8 @@ import (
 // before. So redriving it again, for example after a restore that lost it, makes the same key. It
 // is a UUIDv8, as the keys of calls are.
 func NewKey(old string, id, redrives int64) string {
-	sum := codec.Hash("onlyonce/redrive/1", old, "call", strconv.FormatInt(id, 10), "redrive", strconv.FormatInt(redrives, 10))
+	sum := codec.Hash("onlyonce/redrive/1",
+		old, "call", strconv.FormatInt(id, 10), "redrive", strconv.FormatInt(redrives, 10))
 	return codec.UUIDv8([16]byte(sum[:16])).String()
 }
 
@@ -39,6 +40,7 @@ const HeaderSealed = "onlyonce-sealed"
 
 // MessagePlace is what the sealed body of a parked message or event is bound to.
 func MessagePlace(scope, topic string, partition int32, offset int64) [16]byte {
-	sum := codec.Hash("onlyonce/sealed-message/1", scope, topic, strconv.Itoa(int(partition)), strconv.FormatInt(offset, 10))
+	sum := codec.Hash("onlyonce/sealed-message/1",
+		scope, topic, strconv.Itoa(int(partition)), strconv.FormatInt(offset, 10))
 	return [16]byte(sum[:16])
 }

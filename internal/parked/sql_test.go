@@ -17,8 +17,11 @@ func TestStatementsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{parked.InsertMessageSQL, parked.PromoteSQL, parked.LockSQL, parked.RedriveSQL, parked.AppendSQL, parked.DiscardSQL,
-		parked.ClaimGivenUpSQL, parked.RedriveCallsSQL, parked.ResolveCallsSQL} {
+	for _, sql := range []string{
+		parked.InsertMessageSQL, parked.PromoteSQL, parked.LockSQL, parked.RedriveSQL,
+		parked.AppendSQL, parked.DiscardSQL, parked.ClaimGivenUpSQL, parked.RedriveCallsSQL,
+		parked.ResolveCallsSQL,
+	} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}

@@ -22,15 +22,19 @@ type function struct {
 }
 
 // unknownHistory is how relays work without the functions of the WAL, see onlyonce.history.
-const unknownHistory = "relays take each restart of the server for a failover, so more calls may need reconciliation, and RelayConfig.WaitFor and the cache of HTTP answers are refused"
+const unknownHistory = "relays take each restart of the server for a failover, so more calls may need " +
+	"reconciliation, and RelayConfig.WaitFor and the cache of HTTP answers are refused"
 
 func systemFunction(needs, without string) function {
 	return function{"pg_control_system()", "select system_identifier is null from pg_control_system()", needs, without}
 }
 
 func walFunctions(needs, without string, more ...function) []function {
-	return append(more, function{"pg_current_wal_insert_lsn()", "select pg_current_wal_insert_lsn() is null", needs, without},
-		function{"pg_walfile_name(pg_lsn)", "select pg_walfile_name('0/1') is null", needs, without})
+	return append(
+		more,
+		function{"pg_current_wal_insert_lsn()", "select pg_current_wal_insert_lsn() is null", needs, without},
+		function{"pg_walfile_name(pg_lsn)", "select pg_walfile_name('0/1') is null", needs, without},
+	)
 }
 
 // functionsOf returns the functions of all roles, each once, and first those that are needed.

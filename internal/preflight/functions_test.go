@@ -29,12 +29,33 @@ func TestS1FunctionsThatRaise(t *testing.T) {
 				roles           []preflight.Role
 				faults, without []string
 			}{
-				"consumer":                {[]preflight.Role{preflight.App}, nil, []string{"pg_control_system()"}},
-				"webhooks":                {[]preflight.Role{preflight.Receiver, preflight.Events}, nil, nil},
-				"relay":                   {[]preflight.Role{preflight.Relay}, []string{"relays cannot work: pg_control_system()"}, []string{"pg_current_wal_insert_lsn()", "pg_walfile_name(pg_lsn)"}},
-				"relay that waits":        {[]preflight.Role{preflight.Relay, preflight.Standbys}, []string{"relays cannot work: pg_control_system()", "RelayConfig.WaitFor cannot work: pg_current_wal_insert_lsn()", "RelayConfig.WaitFor cannot work: pg_current_wal_lsn()", "RelayConfig.WaitFor cannot work: pg_walfile_name(pg_lsn)"}, nil},
-				"HTTP layer":              {[]preflight.Role{preflight.HTTP}, nil, nil},
-				"HTTP layer with a cache": {[]preflight.Role{preflight.HTTP, preflight.Cache}, []string{"Config.Cache cannot work: pg_control_system()", "Config.Cache cannot work: pg_current_wal_insert_lsn()", "Config.Cache cannot work: pg_walfile_name(pg_lsn)"}, nil},
+				"consumer": {[]preflight.Role{preflight.App}, nil, []string{"pg_control_system()"}},
+				"webhooks": {[]preflight.Role{preflight.Receiver, preflight.Events}, nil, nil},
+				"relay": {
+					[]preflight.Role{preflight.Relay},
+					[]string{"relays cannot work: pg_control_system()"},
+					[]string{"pg_current_wal_insert_lsn()", "pg_walfile_name(pg_lsn)"},
+				},
+				"relay that waits": {
+					[]preflight.Role{preflight.Relay, preflight.Standbys},
+					[]string{
+						"relays cannot work: pg_control_system()",
+						"RelayConfig.WaitFor cannot work: pg_current_wal_insert_lsn()",
+						"RelayConfig.WaitFor cannot work: pg_current_wal_lsn()",
+						"RelayConfig.WaitFor cannot work: pg_walfile_name(pg_lsn)",
+					},
+					nil,
+				},
+				"HTTP layer": {[]preflight.Role{preflight.HTTP}, nil, nil},
+				"HTTP layer with a cache": {
+					[]preflight.Role{preflight.HTTP, preflight.Cache},
+					[]string{
+						"Config.Cache cannot work: pg_control_system()",
+						"Config.Cache cannot work: pg_current_wal_insert_lsn()",
+						"Config.Cache cannot work: pg_walfile_name(pg_lsn)",
+					},
+					nil,
+				},
 			} {
 				warnings, err := preflight.Check(t.Context(), pool, c.roles...)
 				warnings = slices.DeleteFunc(warnings, func(w string) bool { return !strings.Contains(w, "cannot be called") })
@@ -56,7 +77,9 @@ func TestS1FunctionsThatRaise(t *testing.T) {
 						if strings.Contains(change, "%s") {
 							how = fmt.Sprintf(change, function)
 						}
-						if got := both[0][i]; !strings.HasPrefix(got, want+" cannot be called: ") || !strings.Contains(got, how) || (what == "warnings") != strings.Contains(got, "; without it ") {
+						if got := both[0][i]; !strings.HasPrefix(got, want+" cannot be called: ") ||
+							!strings.Contains(got, how) ||
+							(what == "warnings") != strings.Contains(got, "; without it ") {
 							t.Errorf("%s: %q, want %q and %q in it", name, got, want, how)
 						}
 					}
@@ -87,11 +110,14 @@ func TestS2FunctionsThatAreRevoked(t *testing.T) {
 		}
 		return got
 	}
-	if got := strings.Join(lacking(), "\n"); !strings.Contains(got, "onlyonce_relay: EXECUTE on function pg_control_system(), EXECUTE on function pg_current_wal_insert_lsn(), EXECUTE on function pg_current_wal_lsn(), EXECUTE on function pg_walfile_name(pg_lsn)") ||
+	if got := strings.Join(lacking(), "\n"); !strings.Contains(got, "onlyonce_relay: EXECUTE on function "+
+		"pg_control_system(), EXECUTE on function pg_current_wal_insert_lsn(), EXECUTE on function "+
+		"pg_current_wal_lsn(), EXECUTE on function pg_walfile_name(pg_lsn)") ||
 		!strings.Contains(got, "onlyonce_app: EXECUTE on function pg_control_system()\n") {
 		t.Errorf("the roles lack:\n%s", got)
 	}
-	if _, err := preflight.Check(t.Context(), c.as("payments"), preflight.Relay); err == nil || !strings.Contains(err.Error(), "grant execute on function pg_catalog.pg_control_system() to payments") {
+	if _, err := preflight.Check(t.Context(), c.as("payments"), preflight.Relay); err == nil ||
+		!strings.Contains(err.Error(), "grant execute on function pg_catalog.pg_control_system() to payments") {
 		t.Errorf("%v", err)
 	}
 	c.runFile()

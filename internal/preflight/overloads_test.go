@@ -76,7 +76,8 @@ func TestS2OverloadsOfOthersDoNotRun(t *testing.T) {
 	c := newCluster(t)
 	c.exec(`create role rot login in role onlyonce_relay, onlyonce_rotator, onlyonce_app`)
 	c.exec(trapsSQL)
-	if _, err := c.super.Exec(t.Context(), `select cardinality(array[1::bigint])`); err == nil || !strings.Contains(err.Error(), "trap cardinality") {
+	if _, err := c.super.Exec(t.Context(), `select cardinality(array[1::bigint])`); err == nil ||
+		!strings.Contains(err.Error(), "trap cardinality") {
 		t.Fatalf("there are no traps: %v", err)
 	}
 	c.runFile()
@@ -102,7 +103,16 @@ func TestS2OverloadsOfOthersDoNotRun(t *testing.T) {
 	for _, id := range []string{"fine", "again", "never", "fine 2", "again 2", "fine 3"} {
 		name, _, _ := strings.Cut(id, " ")
 		err := pgx.BeginFunc(t.Context(), app, func(tx pgx.Tx) error {
-			return outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "payments", Name: name, ID: id, Scope: "checkout", Tenant: "acme", OrderingKey: name + ":1", Target: "/", Capture: name == "fine"})
+			return outbox.Enqueue(t.Context(), tx, outbox.Call{
+				Sink:        "payments",
+				Name:        name,
+				ID:          id,
+				Scope:       "checkout",
+				Tenant:      "acme",
+				OrderingKey: name + ":1",
+				Target:      "/",
+				Capture:     name == "fine",
+			})
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -110,14 +120,25 @@ func TestS2OverloadsOfOthersDoNotRun(t *testing.T) {
 	}
 	var mu sync.Mutex
 	var failed []error
-	relay, err := outbox.NewRelay(c.as("rot"), outbox.RelayConfig{Sinks: []outbox.Sink{sink{}}, PollInterval: 10 * time.Millisecond, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond},
-		Rates:    []outbox.Rate{{Sink: "payments", PerSecond: 100, InFlight: 4}, {Sink: "payments", Tenant: "acme", PerSecond: 2}, {Sink: "payments", OrderingKeyPrefix: "again:", PerSecond: 50}},
+	relay, err := outbox.NewRelay(c.as("rot"), outbox.RelayConfig{
+		Sinks:        []outbox.Sink{sink{}},
+		PollInterval: 10 * time.Millisecond,
+		Backoff:      dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond},
+		Rates: []outbox.Rate{
+			{Sink: "payments", PerSecond: 100, InFlight: 4},
+			{Sink: "payments", Tenant: "acme", PerSecond: 2},
+			{Sink: "payments", OrderingKeyPrefix: "again:", PerSecond: 50},
+		},
 		Complete: func(context.Context, dedupe.GuardedTx, *outbox.Attempt, *outbox.Response) error { return nil },
-		Hooks: outbox.Hooks{Settled: func(s outbox.SettledEvent) { t.Logf("%s: %s %s", s.Name, s.State, s.Reason) }, TransactionFailed: func(f outbox.TransactionFailedEvent) {
-			mu.Lock()
-			defer mu.Unlock()
-			failed = append(failed, f.Err)
-		}}})
+		Hooks: outbox.Hooks{
+			Settled: func(s outbox.SettledEvent) { t.Logf("%s: %s %s", s.Name, s.State, s.Reason) },
+			TransactionFailed: func(f outbox.TransactionFailedEvent) {
+				mu.Lock()
+				defer mu.Unlock()
+				failed = append(failed, f.Err)
+			},
+		},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +153,10 @@ func TestS2OverloadsOfOthersDoNotRun(t *testing.T) {
 	c.until("all calls are settled or wait for an operator", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
-		return len(failed) > 0 || ended || c.count(`select count(*) from onlyonce.calls where state = 'delivered'`) == 5 && c.count(`select count(*) from onlyonce.parked where state = 'waiting'`) == 1
+		return len(failed) > 0 ||
+			ended ||
+			c.count(`select count(*) from onlyonce.calls where state = 'delivered'`) == 5 &&
+				c.count(`select count(*) from onlyonce.parked where state = 'waiting'`) == 1
 	})
 	stop()
 	for _, err := range failed {
@@ -171,11 +195,17 @@ func TestS2OverloadsOfOthersDoNotRun(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	for _, args := range []string{
-		"status", "doctor", "parked list", "parked show 1", "outbox status", "outbox list -sink payments", "inbox status", "events status", "explain 0 -scope stock", "request list", "operation list",
-		"cursor adopt -scope new -topic orders -partition 0 -at 4 -reason test -yes", "cursor show -scope new -topic orders -partition 0",
+		"status", "doctor", "parked list", "parked show 1", "outbox status",
+		"outbox list -sink payments", "inbox status", "events status", "explain 0 -scope stock",
+		"request list", "operation list",
+		"cursor adopt -scope new -topic orders -partition 0 -at 4 -reason test -yes",
+		"cursor show -scope new -topic orders -partition 0",
 		"replay -scope new -topic orders -partition 0 -from 1 -to 3 -reason test -yes",
-		"parked discard -scope s -topic orders -reason test -yes", "outbox rate -sink payments -per-second 5 -reason test -yes", "outbox pause -sink payments -reason test -yes",
-		"inbox horizon -ring standard_keys -horizon 240h -reason test -yes", "outbox rebase -reason test -yes",
+		"parked discard -scope s -topic orders -reason test -yes",
+		"outbox rate -sink payments -per-second 5 -reason test -yes",
+		"outbox pause -sink payments -reason test -yes",
+		"inbox horizon -ring standard_keys -horizon 240h -reason test -yes",
+		"outbox rebase -reason test -yes",
 	} {
 		out, err := exec.CommandContext(t.Context(), program, append(strings.Fields(args), "-postgres", c.url("ops"))...).CombinedOutput()
 		if err != nil && (args != "doctor" || strings.Contains(string(out), "SQLSTATE")) { // which finds something

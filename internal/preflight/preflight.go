@@ -55,7 +55,16 @@ func Check(ctx context.Context, pool *pgxpool.Pool, roles ...Role) (warnings []s
 	faults := s.faults()
 	warnings = append(s.warnings(), poolerWarnings(conn.Conn(), s.pid)...)
 	if n := pool.Config().MaxConns; n < LeastConns {
-		warnings = append(warnings, fmt.Sprintf("the pool has at most %d connections (pool_max_conns), fewer than %d: each partition, sink and request that is worked on takes one, and one more renews leases; work waits for them", n, LeastConns))
+		warnings = append(
+			warnings,
+			fmt.Sprintf(
+				"the pool has at most %d connections (pool_max_conns), fewer than %d: each "+
+					"partition, sink and request that is worked on takes one, and one more renews leases; "+
+					"work waits for them",
+				n,
+				LeastConns,
+			),
+		)
 	}
 
 	if !s.standby { // where those of the WAL raise
@@ -79,7 +88,11 @@ func Check(ctx context.Context, pool *pgxpool.Pool, roles ...Role) (warnings []s
 			return warnings, errors.Join(append(faults, fmt.Errorf("reading the rights of %s: %w", s.user, err))...)
 		}
 		if len(missing) > 0 {
-			faults = append(faults, fmt.Errorf("grant %s to %s (docs/roles.sql has the role): it lacks %s", as.name, s.user, Rights(missing)))
+			faults = append(
+				faults,
+				fmt.Errorf("grant %s to %s (docs/roles.sql has the role): it lacks %s",
+					as.name, s.user, Rights(missing)),
+			)
 		}
 	}
 	// If the check was denied, the missing rights name that.

@@ -39,10 +39,18 @@ func TestS1FaultsAndWarnings(t *testing.T) {
 		faults   []string
 		warnings []string
 	}{
-		"settings":  {url + "&synchronous_commit=off&default_transaction_isolation=serializable", nil, []string{"synchronous_commit is off", "default_transaction_isolation is serializable"}},
+		"settings": {
+			url + "&synchronous_commit=off&default_transaction_isolation=serializable",
+			nil,
+			[]string{"synchronous_commit is off", "default_transaction_isolation is serializable"},
+		},
 		"read-only": {url + "&default_transaction_read_only=on", []string{"transactions of postgres are read-only"}, nil},
-		"two":       {empty + "&default_transaction_read_only=on", []string{"are read-only", "there is no schema onlyonce in this database: run `onlyonce migrate`"}, nil},
-		"pooler":    {pgtest.PgBouncer(t, url, 2).Mode("cache_statement"), nil, []string{"default_query_exec_mode=exec"}},
+		"two": {
+			empty + "&default_transaction_read_only=on",
+			[]string{"are read-only", "there is no schema onlyonce in this database: run `onlyonce migrate`"},
+			nil,
+		},
+		"pooler": {pgtest.PgBouncer(t, url, 2).Mode("cache_statement"), nil, []string{"default_query_exec_mode=exec"}},
 	} {
 		warnings, err := preflight.Check(t.Context(), pgtest.Pool(t, c.url), preflight.App)
 		if (err != nil) != (len(c.faults) > 0) || len(warnings) != len(c.warnings) {
@@ -72,7 +80,8 @@ func TestS1Standby(t *testing.T) {
 	s.Begin()
 	for _, isolation := range []string{"read committed", "repeatable read", "serializable"} {
 		pool := s.Pool(isolation)
-		if _, err := preflight.Check(t.Context(), pool, preflight.App); err == nil || !strings.Contains(err.Error(), "the server is a standby") {
+		if _, err := preflight.Check(t.Context(), pool, preflight.App); err == nil ||
+			!strings.Contains(err.Error(), "the server is a standby") {
 			t.Errorf("%s: %v", isolation, err)
 		}
 	}

@@ -18,7 +18,10 @@ type Role struct {
 
 // settleColumns are the columns of onlyonce.parked that a process writes when it tries a row again.
 // The contents of a row are written once.
-var settleColumns = []string{"state", "reason", "error", "attempts", "next_attempt_at", "first_attempt_at", "open", "settled_at", "order_key"}
+var settleColumns = []string{
+	"state", "reason", "error", "attempts", "next_attempt_at", "first_attempt_at", "open",
+	"settled_at", "order_key",
+}
 
 // withUpdates adds the right to update columns to rights on a table.
 func withUpdates(columns []string, rights ...string) []string {
@@ -31,7 +34,14 @@ func withUpdates(columns []string, rights ...string) []string {
 func newRole(name string, rights map[string][]string, functions ...function) Role {
 	r := Role{name: name, functions: functions}
 	if rights["inbox"] != nil {
-		for _, ring := range []string{"consumer_", "consumer_short_", "consumer_long_", "standard_", "standard_short_", "standard_long_"} {
+		for _, ring := range []string{
+			"consumer_",
+			"consumer_short_",
+			"consumer_long_",
+			"standard_",
+			"standard_short_",
+			"standard_long_",
+		} {
 			for _, slot := range "0123456789" {
 				rights[ring+"keys_"+string(slot)] = []string{"SELECT", "INSERT"}
 			}
@@ -47,7 +57,8 @@ func newRole(name string, rights map[string][]string, functions ...function) Rol
 	}
 	for table, all := range rights {
 		for _, right := range all {
-			r.tables, r.rights = append(r.tables, table), append(r.rights, right)
+			r.tables = append(r.tables, table)
+			r.rights = append(r.rights, right)
 		}
 	}
 	return r
@@ -148,10 +159,32 @@ var (
 		"shares":         {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"watched":        {"SELECT"},
 		"retentions":     {"SELECT"},
-		"parked":         withUpdates(append([]string{"lane", "picks", "response_status", "response_headers", "response_body", "waits_for", "waits_since"}, settleColumns...), "SELECT", "INSERT"),
+		"parked": withUpdates(
+			append(
+				[]string{
+					"lane",
+					"picks",
+					"response_status",
+					"response_headers",
+					"response_body",
+					"waits_for",
+					"waits_since",
+				},
+				settleColumns...,
+			),
+			"SELECT",
+			"INSERT",
+		),
 	}, walFunctions("", unknownHistory, systemFunction("relays", ""))...)
 	// Standbys is for relays that wait for standbys, besides Relay (O9).
-	Standbys = newRole("onlyonce_relay", nil, walFunctions("RelayConfig.WaitFor", "", function{"pg_current_wal_lsn()", "select pg_current_wal_lsn() is null", "RelayConfig.WaitFor", ""})...)
+	Standbys = newRole("onlyonce_relay",
+		nil,
+		walFunctions("RelayConfig.WaitFor", "", function{
+			"pg_current_wal_lsn()",
+			"select pg_current_wal_lsn() is null",
+			"RelayConfig.WaitFor",
+			"",
+		})...)
 	// Cache is for layers with a cache of answers, besides HTTP (H21).
 	Cache = newRole("onlyonce_http", nil, walFunctions("Config.Cache", "", systemFunction("Config.Cache", ""))...)
 )

@@ -161,9 +161,14 @@ func TestS2RolesDoTheirWork(t *testing.T) {
 		return nil
 	}
 	consume := func() (stop func()) {
-		worker, err := consumer.New(c.as("stock"), &memlog.Source{Log: log, GroupID: "stock"}, consumer.HandlerFunc(handle), consumer.Config{
-			Scope: "stock", Key: consumer.HeaderKey("message-id"), BatchSize: 1, Linger: time.Millisecond,
-			MaxAttempts: 2, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond}})
+		worker, err := consumer.New(
+			c.as("stock"),
+			&memlog.Source{Log: log, GroupID: "stock"},
+			consumer.HandlerFunc(handle),
+			consumer.Config{
+				Scope: "stock", Key: consumer.HeaderKey("message-id"), BatchSize: 1, Linger: time.Millisecond,
+				MaxAttempts: 2, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond}},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -197,13 +202,18 @@ func TestS2RolesDoTheirWork(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	relay, err := outbox.NewRelay(c.as("payments"), outbox.RelayConfig{Sinks: []outbox.Sink{sink{}}, PollInterval: 10 * time.Millisecond, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond}})
+	relay, err := outbox.NewRelay(c.as("payments"), outbox.RelayConfig{
+		Sinks:        []outbox.Sink{sink{}},
+		PollInterval: 10 * time.Millisecond,
+		Backoff:      dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	stop = c.runs(relay.Run)
 	c.until("all calls are settled", func() bool {
-		return c.count(`select count(*) from onlyonce.calls where state = 'delivered'`) == 3 && c.count(`select count(*) from onlyonce.calls`) == 4 &&
+		return c.count(`select count(*) from onlyonce.calls where state = 'delivered'`) == 3 &&
+			c.count(`select count(*) from onlyonce.calls`) == 4 &&
 			c.count(`select count(*) from onlyonce.parked where kind = 'call' and state = 'waiting'`) == 1
 	})
 	stop()
@@ -224,8 +234,9 @@ func TestS2RolesDoTheirWork(t *testing.T) {
 	c.exec(`insert into onlyonce.streams (topic, partitions) values ('operations', 1);
 		insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep, state) values (gen_random_uuid(), '5f0c5f0c-0000-8000-8000-000000000000', 'operations', '', '', 'export', '7 days', 'failed')`)
 	for _, args := range []string{
-		"request erase -id 5f0c5f0c-0000-8000-8000-000000000000 -reason test -yes",
-		"status", "cursor show -scope stock -topic orders -partition 0", "parked list", "explain 0 -scope stock", "explain -topic orders -partition 0 -offset 1", "doctor",
+		"request erase -id 5f0c5f0c-0000-8000-8000-000000000000 -reason test -yes", "status",
+		"cursor show -scope stock -topic orders -partition 0", "parked list",
+		"explain 0 -scope stock", "explain -topic orders -partition 0 -offset 1", "doctor",
 		"cursor adopt -scope stock -topic orders -partition 0 -at 400 -reason test -yes",
 		"cursor adopt -scope new -topic orders -partition 0 -at 4 -reason test -yes",
 	} {
@@ -263,7 +274,11 @@ func TestS2OthersMayCreateFunctions(t *testing.T) {
 	c.exec(`create schema shared; create schema "Odd_name"; grant create on schema shared, "Odd_name" to stock; grant usage on schema shared, "Odd_name" to payments, ops`)
 	names := func(login string) string {
 		t.Helper()
-		warnings, err := preflight.Check(t.Context(), c.as(login), map[string]preflight.Role{"stock": preflight.App, "payments": preflight.Relay}[login])
+		warnings, err := preflight.Check(
+			t.Context(),
+			c.as(login),
+			map[string]preflight.Role{"stock": preflight.App, "payments": preflight.Relay}[login],
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -292,7 +307,8 @@ func TestS2OthersMayCreateFunctions(t *testing.T) {
 		t.Errorf("the doctor, none may: %s", got)
 	}
 	c.exec(`grant create on schema public to public`)
-	if got := names("payments"); !strings.Contains(got, "ops, stock may create functions in public, which is in the search_path of payments") {
+	if got := names("payments"); !strings.Contains(got, "ops, stock may create functions in public, which "+
+		"is in the search_path of payments") {
 		t.Errorf("as PostgreSQL 14 has it: %q", got)
 	}
 	if got := examined(); !strings.HasPrefix(got, "warn search_path: payments, stock may create functions in public, ") {
@@ -316,21 +332,40 @@ func TestS2RolesCanDoNoMore(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	ddl := []string{
-		`truncate onlyonce_segments.consumer_keys_0`, `drop table onlyonce.audit`, `create table onlyonce.mine ()`, `alter table onlyonce.progress disable trigger sealed`,
-		`create or replace function onlyonce.seal() returns void language sql as 'select'`, `drop schema onlyonce cascade`,
-		`insert into onlyonce.schema_version (version) values (9)`, `delete from onlyonce.cursors`,
-		`update onlyonce_segments.consumer_keys_0 set fingerprint = 0`, `delete from onlyonce_segments.consumer_keys_0`, `delete from onlyonce.inbox`, `update onlyonce.progress set next_offset = 9`,
-		`delete from onlyonce.parked`, `update onlyonce.audit set reason = 'x'`, `delete from onlyonce.audit`,
+		`truncate onlyonce_segments.consumer_keys_0`, `drop table onlyonce.audit`,
+		`create table onlyonce.mine ()`, `alter table onlyonce.progress disable trigger sealed`,
+		`create or replace function onlyonce.seal() returns void language sql as 'select'`,
+		`drop schema onlyonce cascade`, `insert into onlyonce.schema_version (version) values (9)`,
+		`delete from onlyonce.cursors`,
+		`update onlyonce_segments.consumer_keys_0 set fingerprint = 0`,
+		`delete from onlyonce_segments.consumer_keys_0`, `delete from onlyonce.inbox`,
+		`update onlyonce.progress set next_offset = 9`, `delete from onlyonce.parked`,
+		`update onlyonce.audit set reason = 'x'`, `delete from onlyonce.audit`,
 	}
 	for login, own := range map[string][]string{
-		"stock": {`delete from onlyonce.call_keys`, `insert into onlyonce.call_keys values (0, 0, 0, '3', 1)`, `insert into onlyonce_segments.call_keys_0 values (0, 0, 0, '3', 1)`,
-			`update onlyonce.call_index set snapshot = pg_current_snapshot()`, `update onlyonce.batches set body = ''`, `delete from onlyonce.batches`, `update onlyonce.lanes set version = 0`, `truncate onlyonce_segments.batches_1`,
-			`insert into onlyonce.audit (action, reason) values ('x', 'x')`},
-		"payments": {`insert into onlyonce_segments.consumer_keys_0 values (gen_random_uuid(), 0)`, `delete from onlyonce.leases`, `update onlyonce.cursors set released_at = null`,
+		"stock": {
+			`delete from onlyonce.call_keys`,
+			`insert into onlyonce.call_keys values (0, 0, 0, '3', 1)`,
+			`insert into onlyonce_segments.call_keys_0 values (0, 0, 0, '3', 1)`,
+			`update onlyonce.call_index set snapshot = pg_current_snapshot()`,
+			`update onlyonce.batches set body = ''`, `delete from onlyonce.batches`,
+			`update onlyonce.lanes set version = 0`, `truncate onlyonce_segments.batches_1`,
+			`insert into onlyonce.audit (action, reason) values ('x', 'x')`,
+		},
+		"payments": {
+			`insert into onlyonce_segments.consumer_keys_0 values (gen_random_uuid(), 0)`,
+			`delete from onlyonce.leases`, `update onlyonce.cursors set released_at = null`,
 			`delete from onlyonce.progress`, `select from onlyonce.inbox`,
 			`insert into onlyonce.batches (slot, lane, n, bytes, keys, sink, tenant, scope, name, method, target, header, body) values (0, 0, 1, 0, array[gen_random_uuid()], 's', '', '', 'n', 'm', 't', '', '')`,
-			`update onlyonce.batches set body = ''`, `truncate onlyonce_segments.batches_1`, `update onlyonce.rings set cur = 1`},
-		"ops": {`delete from onlyonce.leases`, `insert into onlyonce.progress values (1, 0, 0, 1)`, `truncate onlyonce.batches`, `truncate onlyonce_segments.batches_1`},
+			`update onlyonce.batches set body = ''`, `truncate onlyonce_segments.batches_1`,
+			`update onlyonce.rings set cur = 1`,
+		},
+		"ops": {
+			`delete from onlyonce.leases`,
+			`insert into onlyonce.progress values (1, 0, 0, 1)`,
+			`truncate onlyonce.batches`,
+			`truncate onlyonce_segments.batches_1`,
+		},
 	} {
 		conn, err := pgx.Connect(t.Context(), c.url(login))
 		if err != nil {
@@ -358,7 +393,8 @@ func TestO3OnlyOwnNumbers(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = conn.Close(context.Background()) }()
-		_, err = conn.Exec(t.Context(), before+`; insert into onlyonce.batches (slot, lane, n, bytes, `+column+`, sink, keys, tenant, scope, name, method, target, header, body)
+		_, err = conn.Exec(t.Context(), before+`; insert into onlyonce.batches (slot, lane, n, bytes, `+column+
+			`, sink, keys, tenant, scope, name, method, target, header, body)
 			values (0, 3, 1, 1, `+value+`, 'payments', array[gen_random_uuid()], '', 's', 'n', 'POST', '/x', '', 'x')`)
 		return guard.SQLState(err)
 	}
@@ -408,7 +444,12 @@ func TestS2RowsOfOtherRoles(t *testing.T) {
 		{"stock", `update onlyonce.parked set kind = 'call'`, 0, denied},
 		{"payments", `update onlyonce.parked set body = ''`, 0, denied},
 		{"payments", `update onlyonce.parked set target = '/payouts'`, 0, denied},
-		{"stock", `insert into onlyonce.parked (kind, state, reason, scope, sink, lane, method, target, body, next_attempt_at) values ('call', 'retrying', 'failed', 's', 'payments', 0, 'POST', '/payouts', '', now())`, 0, denied},
+		{
+			"stock",
+			`insert into onlyonce.parked (kind, state, reason, scope, sink, lane, method, target, body, next_attempt_at) values ('call', 'retrying', 'failed', 's', 'payments', 0, 'POST', '/payouts', '', now())`,
+			0,
+			denied,
+		},
 		{"payments", `insert into onlyonce.parked (kind, state, reason, scope) values ('message', 'waiting', 'failed', 's')`, 0, denied},
 		{"stock", `update onlyonce.parked set state = 'discarded', settled_at = now()`, 2, own},
 		{"payments", `update onlyonce.parked set state = 'resolved', settled_at = now()`, 1, own},
@@ -454,8 +495,18 @@ func TestS2MissingRightsAreNamed(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	for _, x := range []struct{ role, login, take, names string }{
-		{"onlyonce_app", "stock", `delete on onlyonce.progress`, "grant onlyonce_app to stock (docs/roles.sql has the role): it lacks 1 right: DELETE on onlyonce.progress"},
-		{"onlyonce_app", "stock", `select, insert on onlyonce_segments.consumer_keys_0`, "INSERT on onlyonce_segments.consumer_keys_0, SELECT on onlyonce_segments.consumer_keys_0"},
+		{
+			"onlyonce_app",
+			"stock",
+			`delete on onlyonce.progress`,
+			"grant onlyonce_app to stock (docs/roles.sql has the role): it lacks 1 right: DELETE on onlyonce.progress",
+		},
+		{
+			"onlyonce_app",
+			"stock",
+			`select, insert on onlyonce_segments.consumer_keys_0`,
+			"INSERT on onlyonce_segments.consumer_keys_0, SELECT on onlyonce_segments.consumer_keys_0",
+		},
 		{"onlyonce_app", "stock", `select on onlyonce.schema_version`, "SELECT on onlyonce.schema_version"},
 		{"onlyonce_app", "stock", `usage on schema onlyonce`, "USAGE on schema onlyonce"},
 		{"onlyonce_app", "stock", `usage on schema onlyonce_segments`, "USAGE on schema onlyonce_segments"},
@@ -485,7 +536,10 @@ func TestS2MissingRightsAreNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows, err := c.super.Query(t.Context(), `select relname::text from pg_class where relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and relkind in ('r', 'p', 'v')`)
+	rows, err := c.super.Query(
+		t.Context(),
+		`select relname::text from pg_class where relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and relkind in ('r', 'p', 'v')`,
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,16 +11,38 @@ import (
 // What no test server is, or should be, is judged from what it would answer (S1).
 func TestJudgement(t *testing.T) {
 	t.Parallel()
-	good := serverSettings{user: "stock", versionNumber: 150004, version: "15.4", isolation: "read committed", synchronous: "on", fsync: true, fullPageWrites: true, encoding: "UTF8"}
+	good := serverSettings{
+		user:           "stock",
+		versionNumber:  150004,
+		version:        "15.4",
+		isolation:      "read committed",
+		synchronous:    "on",
+		fsync:          true,
+		fullPageWrites: true,
+		encoding:       "UTF8",
+	}
 	for name, c := range map[string]struct {
 		change         func(*serverSettings)
 		fault, warning string
 	}{
-		"good":             {func(*serverSettings) {}, "", ""},
-		"standby":          {func(s *serverSettings) { s.standby, s.readOnly = true, true }, "is a standby", ""},
-		"read-only":        {func(s *serverSettings) { s.readOnly = true }, "transactions of stock are read-only", ""},
-		"old":              {func(s *serverSettings) { s.versionNumber, s.version = 130021, "13.21" }, "PostgreSQL 13.21 is older than 14", ""},
-		"no fsync":         {func(s *serverSettings) { s.fsync, s.fullPageWrites = false, false }, "", "fsync is off"},
+		"good": {func(*serverSettings) {}, "", ""},
+		"standby": {func(s *serverSettings) {
+			s.standby = true
+			s.readOnly = true
+		}, "is a standby", ""},
+		"read-only": {func(s *serverSettings) { s.readOnly = true }, "transactions of stock are read-only", ""},
+		"old": {
+			func(s *serverSettings) {
+				s.versionNumber = 130021
+				s.version = "13.21"
+			},
+			"PostgreSQL 13.21 is older than 14",
+			"",
+		},
+		"no fsync": {func(s *serverSettings) {
+			s.fsync = false
+			s.fullPageWrites = false
+		}, "", "fsync is off"},
 		"torn pages":       {func(s *serverSettings) { s.fullPageWrites = false }, "", "full_page_writes is off"},
 		"asynchronous":     {func(s *serverSettings) { s.synchronous = "off" }, "", "synchronous_commit is off"},
 		"local":            {func(s *serverSettings) { s.synchronous = "local" }, "", ""},
@@ -57,7 +79,10 @@ func TestLeftPreparedTransactions(t *testing.T) {
 		}
 	}
 	got, err := preparedWarnings(t.Context(), db, 0)
-	if err != nil || len(got) != 1 || !strings.Contains(got[0], `'it''s left' of postgres`) || !strings.Contains(got[0], "ROLLBACK PREPARED") {
+	if err != nil ||
+		len(got) != 1 ||
+		!strings.Contains(got[0], `'it''s left' of postgres`) ||
+		!strings.Contains(got[0], "ROLLBACK PREPARED") {
 		t.Errorf("%v, %v", got, err)
 	}
 	if got, err := preparedWarnings(t.Context(), db, stalePrepared); err != nil || got != nil {

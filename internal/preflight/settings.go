@@ -36,7 +36,10 @@ type serverSettings struct {
 
 func readServer(ctx context.Context, db migrations.DB) (s serverSettings, err error) {
 	var pid int32
-	err = db.QueryRow(ctx, serverSQL).Scan(&s.user, &pid, &s.standby, &s.versionNumber, &s.version, &s.readOnly, &s.isolation, &s.synchronous, &s.fsync, &s.fullPageWrites, &s.encoding)
+	err = db.QueryRow(ctx, serverSQL).Scan(
+		&s.user, &pid, &s.standby, &s.versionNumber, &s.version, &s.readOnly, &s.isolation,
+		&s.synchronous, &s.fsync, &s.fullPageWrites, &s.encoding,
+	)
 	s.pid = uint32(pid)
 	return s, err
 }
@@ -103,7 +106,8 @@ func (s serverSettings) warnings() (warnings []string) {
 	return warnings
 }
 
-const isStandby = "the server is a standby and takes no writes: connect to the primary (target_session_attrs=read-write)"
+const isStandby = "the server is a standby and takes no writes: connect to the primary " +
+	"(target_session_attrs=read-write)"
 
 func (s serverSettings) findings() (notes []Note) {
 	fault := func(name, format string, args ...any) {
@@ -115,25 +119,42 @@ func (s serverSettings) findings() (notes []Note) {
 	if s.standby {
 		fault("standby", isStandby)
 	} else if s.readOnly {
-		fault("default_transaction_read_only", "transactions of %s are read-only: set default_transaction_read_only = off for this role, database or connection", s.user)
+		fault("default_transaction_read_only",
+			"transactions of %s are read-only: set default_transaction_read_only = off for this role, "+
+				"database or connection",
+			s.user)
 	}
 	if s.encoding != "UTF8" {
-		fault("encoding", "the database's encoding is %s, in which not every text can be stored: create it with encoding UTF8", s.encoding)
+		fault("encoding",
+			"the database's encoding is %s, in which not every text can be stored: create it with encoding UTF8",
+			s.encoding)
 	}
 	if s.versionNumber < oldestVersion {
-		fault("server_version", "PostgreSQL %s is older than 14, the oldest that onlyonce is tested with: upgrade the server", s.version)
+		fault("server_version",
+			"PostgreSQL %s is older than 14, the oldest that onlyonce is tested with: upgrade the server",
+			s.version)
 	}
 	if s.synchronous == "off" {
-		warn("synchronous_commit", "synchronous_commit is off: a crash of the server may lose the last commits. Messages of Kafka are handled again as long as it holds them, but HTTP requests that were answered are lost with their commit, and a program that has read the effects may see them disappear for a time. Relays and the receivers of webhooks and queues flush their own commits nevertheless")
+		warn("synchronous_commit",
+			"synchronous_commit is off: a crash of the server may lose the last commits. Messages of Kafka "+
+				"are handled again as long as it holds them, but HTTP requests that were answered are lost "+
+				"with their commit, and a program that has read the effects may see them disappear for a time. Relays and the receivers of webhooks and queues flush their own commits nevertheless")
 	}
 	if !s.fsync {
-		warn("fsync", "fsync is off: a crash of the machine may corrupt the database, and nothing is promised after that. Use it only for servers that are thrown away")
+		warn("fsync",
+			"fsync is off: a crash of the machine may corrupt the database, and nothing is promised after "+
+				"that. Use it only for servers that are thrown away")
 	}
 	if s.fsync && !s.fullPageWrites {
-		warn("full_page_writes", "full_page_writes is off: a crash of the machine may corrupt the database, unless its storage writes whole pages")
+		warn("full_page_writes",
+			"full_page_writes is off: a crash of the machine may corrupt the database, unless its storage "+
+				"writes whole pages")
 	}
 	if s.isolation != "read committed" {
-		warn("default_transaction_isolation", "default_transaction_isolation is %s: effects are still applied once, but transactions fail with 40001 and run again, handlers included; under read committed they would wait", s.isolation)
+		warn("default_transaction_isolation",
+			"default_transaction_isolation is %s: effects are still applied once, but transactions fail "+
+				"with 40001 and run again, handlers included; under read committed they would wait",
+			s.isolation)
 	}
 	return notes
 }
@@ -144,7 +165,12 @@ func poolerWarnings(conn *pgx.Conn, backend uint32) []string {
 	switch conn.Config().DefaultQueryExecMode {
 	case pgx.QueryExecModeCacheStatement:
 		if conn.PgConn().PID() != backend {
-			return []string{"there is a pooler between this program and the server, and the pool names prepared statements: in transaction mode PgBouncer supports them from 1.21 on, with max_prepared_statements above 0. Set default_query_exec_mode=exec in the address if statements fail with 26000 or 42P05"}
+			return []string{
+				"there is a pooler between this program and the server, and the pool names prepared " +
+					"statements: in transaction mode PgBouncer supports them from 1.21 on, with " +
+					"max_prepared_statements above 0. Set default_query_exec_mode=exec in the address if " +
+					"statements fail with 26000 or 42P05",
+			}
 		}
 	}
 	return nil
@@ -176,7 +202,15 @@ func creatorsWarnings(ctx context.Context, db unnamedQuerier, who string) ([]str
 	case err != nil:
 		return nil, fmt.Errorf("reading who may create functions: %w", err)
 	}
-	return []string{fmt.Sprintf("%s may create functions in %s, which is in the search_path of %s: PostgreSQL may call such a function in place of its own, with the rights of %[3]s. Revoke that right, as docs/roles.sql does for public, or leave the schema out of the search_path (alter role %[3]s set search_path = ...)", logins, schemas, who)}, nil
+	return []string{fmt.Sprintf(
+		"%s may create functions in %s, which is in the search_path of %s: "+
+			"PostgreSQL may call such a function in place of its own, with the rights of %[3]s. Revoke that "+
+			"right, as docs/roles.sql does for public, or leave the schema out of the search_path (alter "+
+			"role %[3]s set search_path = ...)",
+		logins,
+		schemas,
+		who,
+	)}, nil
 }
 
 // oldPreparedSQL returns a line for each prepared transaction of this database that is older than
@@ -191,6 +225,7 @@ func preparedWarnings(ctx context.Context, db unnamedQuerier, age time.Duration)
 	if err != nil || len(left) == 0 {
 		return nil, err
 	}
-	return []string{fmt.Sprintf("prepared transactions were left over: %s. They keep their locks and hold back vacuum: end each with COMMIT PREPARED or ROLLBACK PREPARED",
+	return []string{fmt.Sprintf("prepared transactions were left over: %s. They keep their locks and hold "+
+		"back vacuum: end each with COMMIT PREPARED or ROLLBACK PREPARED",
 		strings.Join(left, "; "))}, nil
 }

@@ -143,7 +143,8 @@ func (r *Reporter) leave(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()
 	if _, err := r.Pool.Exec(bounded, deleteSQL, r.uuids()); err != nil {
-		r.Logger.Warn("onlyonce: this part stops in order, and could not say so: for a day it is shown as one that was killed", "part", r.Part, "error", err)
+		r.Logger.Warn("onlyonce: this part stops in order, and could not say so: for a day it is shown as "+
+			"one that was killed", "part", r.Part, "error", err)
 	}
 }
 

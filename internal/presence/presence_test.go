@@ -35,7 +35,12 @@ func TestS3Presence(t *testing.T) {
 			return is
 		})
 	}
-	for _, dead := range []string{"('relay', 'payments', '25 h')", "('relay', 'payments', '23 h')", "('relay', 'other', '25 h')", "('receiver', 'payments', '25 h')"} {
+	for _, dead := range []string{
+		"('relay', 'payments', '25 h')",
+		"('relay', 'payments', '23 h')",
+		"('relay', 'other', '25 h')",
+		"('receiver', 'payments', '25 h')",
+	} {
 		exec(`insert into onlyonce.owners (id, part, scope, host, pid, seen_at, partitions)
 		      select gen_random_uuid(), d.part, d.scope, 'dead', 1, clock_timestamp() - d.age::interval, '[]' from (values ` + dead + `) d(part, scope, age)`)
 	}
@@ -58,12 +63,16 @@ func TestS3Presence(t *testing.T) {
 		r.Run(ctx)
 		close(ended)
 	}()
-	until("both sinks are seen", `select count(*) = 2 and bool_and(faults = '[]') from onlyonce.owners where part = 'relay' and host <> 'dead'`)
+	until("both sinks are seen",
+		`select count(*) = 2 and bool_and(faults = '[]') from onlyonce.owners where part = 'relay' and host <> 'dead'`)
 	until("what dead ones left for a day is gone, and nothing else", `select count(*) = 3 from onlyonce.owners where host = 'dead'`)
 	since := time.Now().Add(-time.Hour)
 	away.Store(&since)
-	until("the fault is seen", `select count(*) = 1 from onlyonce.owners where scope = 'payments' and faults->0->>'kind' = 'remote' and faults->0->>'text' = 'status 500'
-	                              and (faults->0->>'for')::float8 between 3600 and 7200`)
+	until(
+		"the fault is seen",
+		`select count(*) = 1 from onlyonce.owners where scope = 'payments' and faults->0->>'kind' = 'remote' and faults->0->>'text' = 'status 500'
+	                              and (faults->0->>'for')::float8 between 3600 and 7200`,
+	)
 	away.Store(nil)
 	until("the fault is over", `select bool_and(faults = '[]') from onlyonce.owners where host <> 'dead'`)
 	stop()

@@ -124,5 +124,6 @@ func (p *Pool) answered() {
 		return
 	}
 	c := p.pool.Config().ConnConfig
-	p.log.Info("onlyonce: the database answers again", "database", addressOf(c)+"/"+Name(c), "after", time.Since(time.Unix(0, since)).Round(time.Second))
+	p.log.Info("onlyonce: the database answers again",
+		"database", addressOf(c)+"/"+Name(c), "after", time.Since(time.Unix(0, since)).Round(time.Second))
 }

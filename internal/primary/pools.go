@@ -27,7 +27,8 @@ func fault(pool *pgxpool.Pool) error {
 	case pool == nil:
 		return errors.New("must not be nil")
 	case pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol:
-		return errors.New("the simple protocol (default_query_exec_mode=simple_protocol) is refused: it interpolates values into SQL; use exec behind PgBouncer")
+		return errors.New("the simple protocol (default_query_exec_mode=simple_protocol) is refused: it " +
+			"interpolates values into SQL; use exec behind PgBouncer")
 	}
 	return nil
 }
@@ -50,7 +51,8 @@ func CheckPools(l *fields.List, field string, pools map[string]*pgxpool.Pool) {
 		cc := pools[name].Config().ConnConfig
 		at := address{cc.Host, cc.Database, cc.Port}
 		if other, twice := seen[at]; twice {
-			l.Add(field, "%q and %q are one database: each must be another, because keys are searched in one only", other, name)
+			l.Add(field, "%q and %q are one database: each must be another, because keys are searched in one only",
+				other, name)
 		}
 		seen[at] = name
 	}

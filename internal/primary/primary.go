@@ -163,7 +163,8 @@ func (p *Pool) reset(err error) {
 	}
 	address := addressOf(c)
 	if held, yes := logged.Let(address+"/"+c.Database, time.Now(), pace.Refusals); yes {
-		p.log.Error("onlyonce: the database takes no writes: the server is a standby, or set to read-only; the pool's connections are closed, and new ones are tried",
+		p.log.Error("onlyonce: the database takes no writes: the server is a standby, or set to read-only; "+
+			"the pool's connections are closed, and new ones are tried",
 			"address", address, "database", c.Database, "error", err, "held_back", held)
 	}
 }

@@ -125,7 +125,9 @@ func TestT12AcquireThatFindsAStandby(t *testing.T) {
 	if _, err := p.Acquire(t.Context()); !primary.Refused(err) {
 		t.Fatalf("acquired from a standby: %v", err)
 	}
-	pgtest.Until(t, pgtest.Patience(20*time.Second), "all connections to it are closed", func() bool { return pool.Stat().TotalConns() == 0 })
+	pgtest.Until(t, pgtest.Patience(20*time.Second), "all connections to it are closed", func() bool {
+		return pool.Stat().TotalConns() == 0
+	})
 }
 
 // stale reports whether a connection of the pool leads to a session that takes no writes.
@@ -182,7 +184,11 @@ func TestWait(t *testing.T) {
 // first or if its leases are short.
 func TestT12WaitsOfAnOwner(t *testing.T) {
 	t.Parallel()
-	for ttl, most := range map[time.Duration]time.Duration{30 * time.Second: time.Second, 10 * time.Minute: 10 * time.Second, time.Second: 150 * time.Millisecond} {
+	for ttl, most := range map[time.Duration]time.Duration{
+		30 * time.Second: time.Second,
+		10 * time.Minute: 10 * time.Second,
+		time.Second:      150 * time.Millisecond,
+	} {
 		b := primary.Backoff(ttl)
 		if first := b.NextBackOff(); first > min(ttl*3/200, time.Second) {
 			t.Errorf("a lease of %v: the first wait is %v", ttl, first)

@@ -120,6 +120,12 @@ func AtStart(ctx context.Context) (context.Context, context.CancelFunc) {
 // PaceOf returns the pace of the process of ctx.
 func PaceOf(ctx context.Context) Pace {
 	p := of(ctx).Pace
-	return Pace{Start: cmp.Or(p.Start, 10*time.Second), Prune: cmp.Or(p.Prune, 128), Sweep: cmp.Or(p.Sweep, 100*time.Millisecond), PruneIdle: cmp.Or(p.PruneIdle, time.Second),
-		Watch: cmp.Or(p.Watch, 5*time.Second), Promote: cmp.Or(p.Promote, 5*time.Minute)}
+	return Pace{
+		Start:     cmp.Or(p.Start, 10*time.Second),
+		Prune:     cmp.Or(p.Prune, 128),
+		Sweep:     cmp.Or(p.Sweep, 100*time.Millisecond),
+		PruneIdle: cmp.Or(p.PruneIdle, time.Second),
+		Watch:     cmp.Or(p.Watch, 5*time.Second),
+		Promote:   cmp.Or(p.Promote, 5*time.Minute),
+	}
 }

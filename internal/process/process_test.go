@@ -12,7 +12,8 @@ import (
 
 // A part has the given logger, or that of the process whose pool it is made with.
 func TestLogger(t *testing.T) {
-	given, own := slog.New(slog.DiscardHandler), slog.New(slog.DiscardHandler)
+	given := slog.New(slog.DiscardHandler)
+	own := slog.New(slog.DiscardHandler)
 	pool := new(pgxpool.Pool)
 	if process.Logger(pool, nil) != nil {
 		t.Error("a real process has one")
@@ -29,8 +30,10 @@ func TestShared(t *testing.T) {
 	if process.Shared[int](context.Background()) != real {
 		t.Error("without an imaginary process, it is not the real one")
 	}
-	a, b := process.With(t.Context(), &process.Process{}), process.With(t.Context(), &process.Process{})
-	inA, inB := process.Shared[int](a), process.Shared[int](b)
+	a := process.With(t.Context(), &process.Process{})
+	b := process.With(t.Context(), &process.Process{})
+	inA := process.Shared[int](a)
+	inB := process.Shared[int](b)
 	if inA == real || inB == real || inA == inB {
 		t.Error("two processes share it")
 	}
@@ -44,7 +47,8 @@ func TestShared(t *testing.T) {
 func TestMade(t *testing.T) {
 	var made []process.Part
 	p := &process.Process{Made: func(part process.Part) { made = append(made, part) }}
-	pool, other := new(pgxpool.Pool), new(pgxpool.Pool)
+	pool := new(pgxpool.Pool)
+	other := new(pgxpool.Pool)
 	release := p.Adopt(pool)
 	process.Made(pool, process.Part{Relay: true})
 	process.Made(other, process.Part{Relay: true})

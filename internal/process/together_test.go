@@ -28,7 +28,8 @@ func TestTogether(t *testing.T) {
 // Whichever returns first ends the other one, and both errors are told.
 func TestBeside(t *testing.T) {
 	t.Parallel()
-	full, late := errors.New("disk full"), errors.New("too late")
+	full := errors.New("disk full")
+	late := errors.New("too late")
 	fails := func(context.Context) error { return full }
 	waits := func(ctx context.Context) error { <-ctx.Done(); return late }
 	for name, err := range map[string]error{

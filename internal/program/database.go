@@ -138,18 +138,21 @@ func (c Connector) Connect(ctx context.Context, address string) (*Database, erro
 // address returns the database's address and where it was given: in -postgres, or else in the
 // environment.
 func (c Connector) address(flag string) (address, from string, err error) {
-	from, address = "-postgres", flag
+	from = "-postgres"
+	address = flag
 	if address == "" {
 		from, address = EnvPostgres, c.Env(EnvPostgres)
 	}
 	if address == "" {
-		return "", "", fmt.Errorf("-postgres: no database given: add -postgres postgres://user@host:5432/name, or set %s", EnvPostgres)
+		return "", "", fmt.Errorf("-postgres: no database given: add -postgres "+
+			"postgres://user@host:5432/name, or set %s", EnvPostgres)
 	}
 	return address, from, nil
 }
 
 func badAddress(from, address string, err error) error {
-	return fmt.Errorf("%s: not an address of a database, which has the form postgres://user@host:5432/name%s", from, parseReason(address, err))
+	return fmt.Errorf("%s: not an address of a database, which has the form postgres://user@host:5432/name%s",
+		from, parseReason(address, err))
 }
 
 // parseReason returns what is wrong with an address, unless that could show a password.
@@ -205,7 +208,13 @@ func connectError(ctx context.Context, name, from string, waited time.Duration, 
 	}
 	reason := connectReason(ctx, waited, err)
 	if strings.Contains(reason, "refused TLS connection") {
-		return fmt.Errorf("%s has no TLS: add sslmode=disable to %s, for example postgres://user@host:5432/name?sslmode=disable, if the network between is private; or else switch TLS on in the server", name, from)
+		return fmt.Errorf(
+			"%s has no TLS: add sslmode=disable to %s, for example "+
+				"postgres://user@host:5432/name?sslmode=disable, if the network between is private; or else "+
+				"switch TLS on in the server",
+			name,
+			from,
+		)
 	}
 	return fmt.Errorf("cannot reach %s: %s: is the server up, and is %s right?", name, reason, from)
 }
@@ -219,7 +228,8 @@ func connectReason(ctx context.Context, waited time.Duration, err error) string 
 		cert x509.UnknownAuthorityError
 	)
 	switch {
-	case errors.Is(ctx.Err(), context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded): // the connection's own deadline is the same
+	case errors.Is(ctx.Err(), context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		// the connection's own deadline is the same
 		return fmt.Sprintf("no answer within %v", waited)
 	case ctx.Err() != nil:
 		return "interrupted"
@@ -259,7 +269,8 @@ func (db *Database) Explain(err error) error {
 		todo = ": connect as a role that may do this"
 	case codeLockTimeout, codeCanceled:
 		if strings.HasPrefix(pg.Message, "onlyonce: waited") { // onlyonce.lock_owner
-			return fmt.Errorf("%s: %s: nothing was done; pause the partition, or end that session, and try again", db.Name, strings.TrimPrefix(pg.Message, "onlyonce: "))
+			return fmt.Errorf("%s: %s: nothing was done; pause the partition, or end that session, and try again",
+				db.Name, strings.TrimPrefix(pg.Message, "onlyonce: "))
 		}
 		todo = ": another transaction holds what this one needs: try again"
 	}

@@ -15,7 +15,8 @@ import (
 // renewer gives each new connection the certificates, keys and password as they are now (S4). It
 // takes password_file and password_command, which are ours and not the server's, out of cfg.
 func renewer(address string, cfg *pgx.ConnConfig) (func(context.Context, *pgx.ConnConfig) error, error) {
-	file, command := cfg.RuntimeParams["password_file"], strings.Fields(cfg.RuntimeParams["password_command"])
+	file := cfg.RuntimeParams["password_file"]
+	command := strings.Fields(cfg.RuntimeParams["password_command"])
 	delete(cfg.RuntimeParams, "password_file")
 	delete(cfg.RuntimeParams, "password_command")
 	var password settings.Source
@@ -26,12 +27,14 @@ func renewer(address string, cfg *pgx.ConnConfig) (func(context.Context, *pgx.Co
 	case file != "":
 		password = settings.FromFile(file)
 	case len(command) > 0:
-		password, field = settings.FromCommand(command), "password_command"
+		password = settings.FromCommand(command)
+		field = "password_command"
 	}
 	return func(ctx context.Context, c *pgx.ConnConfig) error {
 		now, err := pgx.ParseConfig(address)
 		if err != nil {
-			return errors.New("the address's certificate, key or authorities cannot be read" + parseReason(address, err))
+			return errors.New("the address's certificate, key or authorities cannot be read" +
+				parseReason(address, err))
 		}
 		renewAuthorities(c.TLSConfig, now.TLSConfig)
 		for i := range min(len(c.Fallbacks), len(now.Fallbacks)) {

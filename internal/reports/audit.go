@@ -42,7 +42,16 @@ type AuditFilter struct {
 // AuditRows returns the audit rows that the filter picks, newest first, and whether there are more.
 // It reads rows of onlyonce.audit from the newest on until it has found Limit+1.
 func AuditRows(ctx context.Context, db DB, f AuditFilter) (rows []AuditRow, more bool, err error) {
-	return Page[AuditRow](ctx, db, f.Limit, auditRowsSQL, OrNull(f.Action), OrNull(f.Actor), OrNull(f.Before), LimitOf(f.Limit))
+	return Page[AuditRow](
+		ctx,
+		db,
+		f.Limit,
+		auditRowsSQL,
+		OrNull(f.Action),
+		OrNull(f.Actor),
+		OrNull(f.Before),
+		LimitOf(f.Limit),
+	)
 }
 
 // decisionsSQL lists the decisions about a parked row, oldest first. In: its id. Reads the audit
@@ -62,7 +71,8 @@ type RowDecision struct {
 
 // String says it on one line.
 func (d RowDecision) String() string {
-	return fmt.Sprintf("%s, %s by %s, audit row %d: %s", strings.TrimPrefix(d.Action, "parked "), show.Instant(d.At), d.Actor, d.AuditID, d.Reason)
+	return fmt.Sprintf("%s, %s by %s, audit row %d: %s",
+		strings.TrimPrefix(d.Action, "parked "), show.Instant(d.At), d.Actor, d.AuditID, d.Reason)
 }
 
 // DecisionsOf returns the decisions about a parked row, oldest first.

@@ -48,7 +48,8 @@ pending as (
 // pendingCallsSQL lists calls that are to be sent, oldest first. In: sink (null: any), how many,
 // scope, name (null: any). Reads that many calls of each lane. No bodies.
 const pendingCallsSQL = pendingOf + `
-         and ($3::text is null or $3 = any (coalesce(b.scopes, array[b.scope]))) and ($4::text is null or $4 = any (coalesce(b.names, array[b.name])))` + pendingEnd + `
+         and ($3::text is null or $3 = any (coalesce(b.scopes, array[b.scope]))) and ($4::text is null or $4 = any (coalesce(b.names, array[b.name])))` +
+	pendingEnd + `
 select id, key::text as key, sink, lane, name, tenant, scope, method, target, listed, created_at, not_before, octet_length(body)::bigint as bytes
   from pending where ($3::text is null or scope = $3) and ($4::text is null or name = $4) order by created_at, id limit $2`
 
@@ -115,7 +116,16 @@ type CallFilter struct {
 // are more. Bodies and headers are not read. It reads at most Limit+1 calls of each of the 16 lanes
 // of each sink; with Scope or Name, all calls that are to be sent.
 func PendingCallList(ctx context.Context, db DB, f CallFilter) (calls []PendingCall, more bool, err error) {
-	return Page[PendingCall](ctx, db, f.Limit, pendingCallsSQL, OrNull(f.Sink), LimitOf(f.Limit), OrNull(f.Scope), OrNull(f.Name))
+	return Page[PendingCall](
+		ctx,
+		db,
+		f.Limit,
+		pendingCallsSQL,
+		OrNull(f.Sink),
+		LimitOf(f.Limit),
+		OrNull(f.Scope),
+		OrNull(f.Name),
+	)
 }
 
 // OldestCall is the oldest call of a sink that is to be sent.
@@ -181,7 +191,10 @@ func PauseText(at *time.Time, by, reason *string) string {
 func CallByKey(ctx context.Context, db DB, key string, body bool) (*Call, error) {
 	id, err := uuid.Parse(strings.TrimSpace(key))
 	if err != nil {
-		return nil, &Refusal{Reason: fmt.Sprintf("%q is no UUID, and so no idempotency key of a call", key), Kind: Invalid}
+		return nil, &Refusal{
+			Reason: fmt.Sprintf("%q is no UUID, and so no idempotency key of a call", key),
+			Kind:   Invalid,
+		}
 	}
 	var c *Call
 	err = Snapshot(ctx, db, func(tx pgx.Tx) error { return First(ctx, tx, &c, callSQL, id.String(), body) })

@@ -63,38 +63,81 @@ func PlanConnections(q *ConnectionQuestion, room *ServerRoom) *ConnectionPlan {
 	p := &ConnectionPlan{Parts: []ConnectionPart{}, Faults: []string{}}
 	add := func(part string, processes, pool, beside int, why string, args ...any) {
 		if processes > 0 {
-			p.Parts = append(p.Parts, ConnectionPart{part, processes, pool, beside, processes * (pool + beside), fmt.Sprintf(why, args...)})
+			p.Parts = append(p.Parts, ConnectionPart{
+				part,
+				processes,
+				pool,
+				beside,
+				processes * (pool + beside),
+				fmt.Sprintf(why, args...),
+			})
 			p.Total += processes * (pool + beside)
 		}
 	}
 	if q.Consumers > 0 {
 		left := max(1, q.Consumers-1)
 		owned := (q.Partitions + left - 1) / left
-		why := fmt.Sprintf("%s, each with %s and 1 for parked messages that are tried again; %d for itself", show.Count(int64(owned), "partition"), show.Count(int64(q.Concurrency), "transaction"), consumerOwn)
+		why := fmt.Sprintf("%s, each with %s and 1 for parked messages that are tried again; %d for itself",
+			show.Count(int64(owned), "partition"),
+			show.Count(int64(q.Concurrency), "transaction"),
+			consumerOwn)
 		if q.Consumers > 1 {
 			why = fmt.Sprintf("while one of %d is down: ", q.Consumers) + why
 		}
-		add("consumer", q.Consumers, max(preflight.LeastConns, owned*(q.Concurrency+retriesOfPart)+consumerOwn), 0, "%s", why)
+		add("consumer",
+			q.Consumers,
+			max(preflight.LeastConns, owned*(q.Concurrency+retriesOfPart)+consumerOwn),
+			0,
+			"%s",
+			why)
 	}
 	operations := ""
 	if q.Operations > 0 {
 		operations = fmt.Sprintf("%s at once; ", show.Count(int64(q.Operations), "operation"))
 	}
-	add("server", q.Servers, q.Requests+q.Operations+preflight.SparedConns, renewalsOwn, "%s at once; %s%d to look at records; beside the pool 1 that renews leases",
-		show.Count(int64(q.Requests), "request"), operations, preflight.SparedConns)
-	add("relay", q.Relays, max(preflight.LeastConns, q.Sinks*sinkOwn+relayOwn), 0, "%s, each with 1 for leases and 1 for the transactions of its lanes; %d for itself", show.Count(int64(q.Sinks), "sink"), relayOwn)
+	add(
+		"server",
+		q.Servers,
+		q.Requests+q.Operations+preflight.SparedConns,
+		renewalsOwn,
+		"%s at once; %s%d to look at records; beside the pool 1 that renews leases",
+		show.Count(int64(q.Requests), "request"),
+		operations,
+		preflight.SparedConns,
+	)
+	add("relay",
+		q.Relays,
+		max(preflight.LeastConns, q.Sinks*sinkOwn+relayOwn),
+		0,
+		"%s, each with 1 for leases and 1 for the transactions of its lanes; %d for itself",
+		show.Count(int64(q.Sinks), "sink"),
+		relayOwn)
 	add("exporter", q.Exporters, 1, 0, "one round of questions at a time")
 	add("console", q.Consoles, consoleOwn, 0, "%d questions at once", consoleOwn)
 	add("command", 1, commandOwn, 0, "onlyonce migrate, or an operator")
 	add("other", min(q.Other, 1), q.Other, 0, "all else, by -other")
 	p.Server = p.Total
 	if q.Pooler > 0 {
-		if p.Server = q.Pooler; q.Pooler < p.Total {
-			p.Faults = append(p.Faults, fmt.Sprintf("the pooler makes at most %d connections, and %d are needed: raise its pool size (PgBouncer: default_pool_size) to %d, or transactions wait for each other", q.Pooler, p.Total, p.Total))
+		p.Server = q.Pooler
+		if q.Pooler < p.Total {
+			p.Faults = append(
+				p.Faults,
+				fmt.Sprintf(
+					"the pooler makes at most %d connections, and %d are needed: raise its pool "+
+						"size (PgBouncer: default_pool_size) to %d, or transactions wait for each other",
+					q.Pooler,
+					p.Total,
+					p.Total,
+				),
+			)
 		}
 	}
 	if p.Room = room.Free(); p.Server > p.Room {
-		p.Faults = append(p.Faults, fmt.Sprintf("the server accepts %d connections (%s), and %d are needed: %s", p.Room, room, p.Server, room.remedy(p.Server)))
+		p.Faults = append(
+			p.Faults,
+			fmt.Sprintf("the server accepts %d connections (%s), and %d are needed: %s",
+				p.Room, room, p.Server, room.remedy(p.Server)),
+		)
 	}
 	return p
 }
@@ -140,7 +183,8 @@ func (r *ServerRoom) String() string {
 func (r *ServerRoom) remedy(needed int) string {
 	s := ""
 	if int(r.Most-r.Reserved) < needed {
-		s = fmt.Sprintf("set max_connections to %d or more and start the server again, or put a pooler in front", needed+int(r.Reserved))
+		s = fmt.Sprintf("set max_connections to %d or more and start the server again, or put a pooler in front",
+			needed+int(r.Reserved))
 	}
 	if r.Database >= 0 && int(r.Database) < needed {
 		if s != "" {

@@ -57,7 +57,8 @@ const unhandledEventsSQL = eventColumns + `
 
 // oneEventSQL reads one event. In: topic, partition, offset, whether with its body. One row, or
 // none. By the unique index of each segment.
-const oneEventSQL = eventColumns + `, l.order_key, l.header_names, l.header_values, case when $4::boolean then l.body end as body
+const oneEventSQL = eventColumns +
+	`, l.order_key, l.header_names, l.header_values, case when $4::boolean then l.body end as body
   from onlyonce.streams s join onlyonce.event_log l on l.stream = s.id and l.partition = $2 and l."offset" = $3
  where s.topic = $1`
 
@@ -101,9 +102,11 @@ func EventList(ctx context.Context, db DB, f EventFilter) (events []Event, more 
 	case f.ID != "" && f.Behind != "":
 		return nil, false, &Refusal{Kind: Invalid, Reason: "`ID` and `Behind`: give one of the two"}
 	}
-	sql, third := eventsSQL, OrNull(f.ID)
+	sql := eventsSQL
+	third := OrNull(f.ID)
 	if f.Behind != "" {
-		sql, third = unhandledEventsSQL, &f.Behind
+		sql = unhandledEventsSQL
+		third = &f.Behind
 	}
 	events, err = Look(ctx, db, func(tx pgx.Tx) ([]Event, error) {
 		return CollectWithin[Event](ctx, tx, f.CountLimit, sql, OrNull(f.Topic), f.Partition, third, LimitOf(f.Limit))
@@ -112,7 +115,12 @@ func EventList(ctx context.Context, db DB, f EventFilter) (events []Event, more 
 	case err != nil:
 		return nil, false, err
 	case events == nil:
-		return nil, false, &Refusal{Kind: Refused, Reason: "the events were not found in time", Remedy: "name the topic and the partition; or, for a webhook, `onlyonce explain ID -scope webhook/ENDPOINT`"}
+		return nil, false, &Refusal{
+			Kind:   Refused,
+			Reason: "the events were not found in time",
+			Remedy: "name the topic and the partition; or, for a webhook, `onlyonce explain ID -scope " +
+				"webhook/ENDPOINT`",
+		}
 	}
 	events, more = Cut(events, f.Limit)
 	return events, more, nil
@@ -127,7 +135,8 @@ func EventsOfID(ctx context.Context, tx pgx.Tx, limit time.Duration, topic, id s
 
 // EventName is an event's id. A webhook's is shown as its sender knows it, with the provider.
 func EventName(topic, id string) string {
-	if part := strings.SplitN(id, "/", 3); len(part) == 3 && strings.HasPrefix(topic, names.WebhookStreams) { // endpoint, provider, id
+	// endpoint, provider, id
+	if part := strings.SplitN(id, "/", 3); len(part) == 3 && strings.HasPrefix(topic, names.WebhookStreams) {
 		return part[2] + " (of " + part[1] + ")"
 	}
 	return id
@@ -160,15 +169,25 @@ func (e *EventDetail) Open(sealer *seal.Sealer) error {
 	}
 	body, err := sealer.Open(parked.EventPlace(e.Tenant, e.Topic, e.ID), e.Body)
 	if err == nil {
-		e.Body, e.opened = body, true
+		e.Body = body
+		e.opened = true
 	}
 	return err
 }
 
 // EventAt returns one event, with its body if body is set: bodies may be private. It returns nil if
 // the log has none at that position.
-func EventAt(ctx context.Context, db DB, topic string, partition int32, offset int64, body bool) (d *EventDetail, err error) {
-	err = Snapshot(ctx, db, func(tx pgx.Tx) error { return First(ctx, tx, &d, oneEventSQL, topic, partition, offset, body) })
+func EventAt(
+	ctx context.Context,
+	db DB,
+	topic string,
+	partition int32,
+	offset int64,
+	body bool,
+) (d *EventDetail, err error) {
+	err = Snapshot(ctx, db, func(tx pgx.Tx) error {
+		return First(ctx, tx, &d, oneEventSQL, topic, partition, offset, body)
+	})
 	if err == nil && d != nil {
 		d.Headers = Headers(d.HeaderNames, d.HeaderValues)
 	}

@@ -58,5 +58,15 @@ func OperationList(ctx context.Context, db DB, f OperationFilter) (operations []
 	if err := checkID(f.ID); err != nil {
 		return nil, false, err
 	}
-	return Page[Operation](ctx, db, f.Limit, operationsSQL, f.All, OrNull(f.Tenant), OrNull(f.Name), LimitOf(f.Limit), OrNull(f.ID))
+	return Page[Operation](
+		ctx,
+		db,
+		f.Limit,
+		operationsSQL,
+		f.All,
+		OrNull(f.Tenant),
+		OrNull(f.Name),
+		LimitOf(f.Limit),
+		OrNull(f.ID),
+	)
 }

@@ -194,7 +194,8 @@ func Outbox(ctx context.Context, db DB, q OutboxQuestion) (r *OutboxReport, err 
 
 // ReadOutbox reads the report on a snapshot.
 func ReadOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport, error) {
-	r, sink := &OutboxReport{}, OrNull(q.Sink)
+	r := &OutboxReport{}
+	sink := OrNull(q.Sink)
 	var err error
 	if r.Sinks, err = Collect[OutboxSink](ctx, tx, logSinksSQL, sink); err != nil {
 		return nil, err
@@ -235,7 +236,9 @@ func ReadOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport
 		if at := slices.IndexFunc(unheld, func(u UnheldCalls) bool { return u.Sink == s.Sink }); at >= 0 {
 			s.Unheld = &unheld[at]
 		}
-		s.Parked, s.Lanes, s.Rates = []ParkedCalls{}, []*OutboxLane{}, []SinkRate{}
+		s.Parked = []ParkedCalls{}
+		s.Lanes = []*OutboxLane{}
+		s.Rates = []SinkRate{}
 		for _, rate := range rates {
 			if rate.Sink == s.Sink {
 				s.Rates = append(s.Rates, rate)
@@ -285,7 +288,8 @@ func (s *OutboxSink) count(waiting []WaitingCalls) {
 	}
 	s.Pending = new(int64)
 	for _, l := range s.Lanes {
-		l.Pending, l.InPass = new(int64), new(int64)
+		l.Pending = new(int64)
+		l.InPass = new(int64)
 	}
 	for i := range waiting {
 		w := &waiting[i]
@@ -330,7 +334,8 @@ func (g *OutboxSegment) judge(waiting []WaitingCalls, sink *string) {
 		}
 		h.Calls += w.Calls
 		if w.Lane != nil {
-			h.Why, h.Lanes = heldBehind, append(h.Lanes, int(*w.Lane))
+			h.Why = heldBehind
+			h.Lanes = append(h.Lanes, int(*w.Lane))
 		}
 	}
 	for _, behind := range g.Behind {

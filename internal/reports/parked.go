@@ -41,7 +41,8 @@ const (
 // parkedSQL lists parked rows, newest first. In: see parkedFilter, below which id (null: from the
 // newest), and whether captured calls are listed too. Walks the primary key backwards until it has
 // that many; with a key, by the indexes parked_key and parked_first_key.
-const parkedSQL = ParkedRow + parkedFilter + ` and ($13::bigint is null or id < $13) and ($14::boolean or not ` + parked.CapturedCall + `)
+const parkedSQL = ParkedRow + parkedFilter + ` and ($13::bigint is null or id < $13) and ($14::boolean or not ` +
+	parked.CapturedCall + `)
  order by id desc limit $4`
 
 // openParkedSQL lists the parked rows that are not settled, oldest first. In: see parkedFilter, and
@@ -92,9 +93,11 @@ func (f *ParkedFilter) captured() bool {
 // order until it has found Limit+1, without bodies and headers, and settled ones only without
 // Unsettled: if few rows match, it reads all of them. By a Key it reads only the rows of that key.
 func Parked[T any](ctx context.Context, tx pgx.Tx, f ParkedFilter) (rows []T, more bool, err error) {
-	sql, from := parkedSQL, f.Before
+	sql := parkedSQL
+	from := f.Before
 	if f.Unsettled {
-		sql, from = openParkedSQL, f.After
+		sql = openParkedSQL
+		from = f.After
 	}
 	args := append(f.args(LimitOf(f.Limit)), OrNull(from))
 	if !f.Unsettled {
@@ -158,7 +161,8 @@ func (c *ParkedCount) NeedsOperator() bool { return c.State == "waiting" || c.St
 
 // MayRetry reports whether a retry may help once the cause is repaired, without a look at each row.
 func (c *ParkedCount) MayRetry() bool {
-	return c.State == "waiting" && (c.Reason == "permanent" || c.Reason == "exhausted" || c.Reason == "crashed" || c.Reason == "rejected")
+	return c.State == "waiting" &&
+		(c.Reason == "permanent" || c.Reason == "exhausted" || c.Reason == "crashed" || c.Reason == "rejected")
 }
 
 // Pick are the flags of a decision about the rows that wait for one.
@@ -248,7 +252,13 @@ func (t *ParkedTotals) Total() (n int64) {
 // Limit, and for settled rows its State. It reads the rows that are not settled, by an index and
 // without bodies, and at most 1,000 settled ones of each kind. Each of the three counts takes at
 // most limit.
-func CountParked(ctx context.Context, tx pgx.Tx, f ParkedFilter, byError bool, limit time.Duration) (t *ParkedTotals, err error) {
+func CountParked(
+	ctx context.Context,
+	tx pgx.Tx,
+	f ParkedFilter,
+	byError bool,
+	limit time.Duration,
+) (t *ParkedTotals, err error) {
 	t = &ParkedTotals{Groups: []ParkedCount{}}
 	groups, err := CollectWithin[ParkedGroup](ctx, tx, limit, parkedCountsSQL, append(f.args(mostGroups), byError)...)
 	if err != nil {
@@ -267,7 +277,13 @@ func CountParked(ctx context.Context, tx pgx.Tx, f ParkedFilter, byError bool, l
 }
 
 // countUpTo counts rows up to mostSettled; nil: that took too long.
-func countUpTo(ctx context.Context, tx pgx.Tx, f ParkedFilter, limit time.Duration, sql string) (n *int64, more bool, err error) {
+func countUpTo(
+	ctx context.Context,
+	tx pgx.Tx,
+	f ParkedFilter,
+	limit time.Duration,
+	sql string,
+) (n *int64, more bool, err error) {
 	type counted struct{ Count int64 }
 	all, err := CollectWithin[counted](ctx, tx, limit, sql, f.args(mostSettled+1)...)
 	if err != nil || all == nil {

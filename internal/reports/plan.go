@@ -39,7 +39,14 @@ type KeyPlan struct {
 // apart. One that was just closed is kept for the horizon, so up to 8 are closed; one is current.
 func PlanKeys(rate float64, horizon time.Duration) KeyPlan {
 	h := horizon.Seconds()
-	p := KeyPlan{Rate: rate, Horizon: h, Tables: keyTables, RotateEvery: h / 7, SegmentKeys: rate * h / 7, MostSegments: MostClosed}
+	p := KeyPlan{
+		Rate:         rate,
+		Horizon:      h,
+		Tables:       keyTables,
+		RotateEvery:  h / 7,
+		SegmentKeys:  rate * h / 7,
+		MostSegments: MostClosed,
+	}
 	p.Keys = p.SegmentKeys * (MostClosed + 1)
 	p.DiskBytes = p.Keys * bytesPerKey
 	p.FilterBytes = p.SegmentKeys * MostClosed * bitsPerKey / 8

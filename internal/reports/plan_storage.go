@@ -26,10 +26,40 @@ const day = 24 * time.Hour
 // row in the log (calls) and one for its answer (captured).
 var storageKinds = []StorageKind{
 	{Name: "ids", What: "claimed ids", Keep: 7 * day, row: bytesPerKey, late: 2. / 7},
-	{Name: "calls", What: "calls in the outbox's log", Keep: 7 * day, Bytes: 500, Of: "body and headers", row: 380, late: 1. / 2},
-	{Name: "captured", What: "captured answers", Keep: 7 * day, Bytes: 1000, Of: "body of the call and answer", row: 830},
-	{Name: "events", What: "stored events of webhooks and queues", Keep: 7 * day, Bytes: 2000, Of: "body and headers", row: 220, late: 1. / 2},
-	{Name: "parked", What: "parked messages, calls and events", Keep: 30 * day, Bytes: 2000, Of: "body and headers", row: 640},
+	{
+		Name:  "calls",
+		What:  "calls in the outbox's log",
+		Keep:  7 * day,
+		Bytes: 500,
+		Of:    "body and headers",
+		row:   380,
+		late:  1. / 2,
+	},
+	{
+		Name:  "captured",
+		What:  "captured answers",
+		Keep:  7 * day,
+		Bytes: 1000,
+		Of:    "body of the call and answer",
+		row:   830,
+	},
+	{
+		Name:  "events",
+		What:  "stored events of webhooks and queues",
+		Keep:  7 * day,
+		Bytes: 2000,
+		Of:    "body and headers",
+		row:   220,
+		late:  1. / 2,
+	},
+	{
+		Name:  "parked",
+		What:  "parked messages, calls and events",
+		Keep:  30 * day,
+		Bytes: 2000,
+		Of:    "body and headers",
+		row:   640,
+	},
 	{Name: "requests", What: "HTTP records", Keep: 48 * time.Hour, Bytes: 500, Of: "answer", row: 330},
 }
 

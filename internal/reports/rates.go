@@ -87,14 +87,18 @@ func (r *SinkRate) String() string {
 		limits = append(limits, decimal(*n)+" calls a second"+by(r.PerSecond == nil))
 	}
 	if n := r.NowInFlight(); n != nil {
-		limits = append(limits, fmt.Sprintf("%d under way at once, of which %d are taken%s", *n, r.Taken, by(r.InFlight == nil)))
+		limits = append(
+			limits,
+			fmt.Sprintf("%d under way at once, of which %d are taken%s", *n, r.Taken, by(r.InFlight == nil)),
+		)
 	}
 	text := "no rate"
 	if len(limits) > 0 {
 		text = strings.Join(limits, "; ")
 	}
 	if r.PerSecond != nil || r.InFlight != nil {
-		text += fmt.Sprintf(", set by %s at %s: %s", show.OrDash(r.SetBy), show.Instant(*r.SetAt), show.OrDash(r.Reason))
+		text += fmt.Sprintf(", set by %s at %s: %s",
+			show.OrDash(r.SetBy), show.Instant(*r.SetAt), show.OrDash(r.Reason))
 	}
 	if r.HeldUntil != nil {
 		text += "; " + r.Hold()

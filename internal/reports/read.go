@@ -80,7 +80,13 @@ const LimitSQL = `select set_config('statement_timeout', $1, true)`
 
 // CollectWithin is Collect for a query that may take long: nil if it took longer than limit. It
 // runs in a subtransaction, so that tx goes on either way.
-func CollectWithin[T any](ctx context.Context, tx pgx.Tx, limit time.Duration, sql string, args ...any) (found []T, err error) {
+func CollectWithin[T any](
+	ctx context.Context,
+	tx pgx.Tx,
+	limit time.Duration,
+	sql string,
+	args ...any,
+) (found []T, err error) {
 	err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, LimitSQL, guard.Millis(cmp.Or(limit, CountLimit))); err != nil {
 			return err
@@ -95,7 +101,14 @@ func CollectWithin[T any](ctx context.Context, tx pgx.Tx, limit time.Duration, s
 }
 
 // IntoWithin is CollectWithin into a slice.
-func IntoWithin[T any](ctx context.Context, tx pgx.Tx, limit time.Duration, to *[]T, sql string, args ...any) (err error) {
+func IntoWithin[T any](
+	ctx context.Context,
+	tx pgx.Tx,
+	limit time.Duration,
+	to *[]T,
+	sql string,
+	args ...any,
+) (err error) {
 	*to, err = CollectWithin[T](ctx, tx, limit, sql, args...)
 	return err
 }
@@ -201,7 +214,8 @@ func Into[T any](ctx context.Context, tx pgx.Tx, to *[]T, sql string, args ...an
 // First is Collect of the first row, nil if there is none.
 func First[T any](ctx context.Context, tx pgx.Tx, to **T, sql string, args ...any) error {
 	rows, err := Collect[T](ctx, tx, sql, args...)
-	if *to = nil; len(rows) > 0 {
+	*to = nil
+	if len(rows) > 0 {
 		*to = &rows[0]
 	}
 	return err

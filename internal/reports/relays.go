@@ -79,7 +79,8 @@ type UnheldCalls struct {
 
 // String says it without the sink.
 func (u *UnheldCalls) String() string {
-	return fmt.Sprintf("%s in %s that no relay has held for %s", show.Count(u.Calls, "call"), show.Count(int64(u.Lanes), "lane"), show.Ago(u.Seconds))
+	return fmt.Sprintf("%s in %s that no relay has held for %s",
+		show.Count(u.Calls, "call"), show.Count(int64(u.Lanes), "lane"), show.Ago(u.Seconds))
 }
 
 // Unheld finds the calls that wait in lanes without an owner, by sink (O5).

@@ -45,7 +45,16 @@ func Requests[T any](ctx context.Context, tx pgx.Tx, f RequestFilter) (requests 
 	if err := checkID(f.ID); err != nil {
 		return nil, false, err
 	}
-	requests, err = Collect[T](ctx, tx, requestsSQL, f.All, OrNull(f.Tenant), OrNull(f.Scope), LimitOf(f.Limit), OrNull(f.ID))
+	requests, err = Collect[T](
+		ctx,
+		tx,
+		requestsSQL,
+		f.All,
+		OrNull(f.Tenant),
+		OrNull(f.Scope),
+		LimitOf(f.Limit),
+		OrNull(f.ID),
+	)
 	requests, more = Cut(requests, f.Limit)
 	return requests, more, err
 }
@@ -53,7 +62,11 @@ func Requests[T any](ctx context.Context, tx pgx.Tx, f RequestFilter) (requests 
 // checkID refuses an id that is no UUID.
 func checkID(id string) error {
 	if id != "" && uuid.Validate(id) != nil {
-		return &Refusal{Kind: Invalid, Reason: "`ID` must be a UUID", Remedy: "take it from this list, or from the client of an operation"}
+		return &Refusal{
+			Kind:   Invalid,
+			Reason: "`ID` must be a UUID",
+			Remedy: "take it from this list, or from the client of an operation",
+		}
 	}
 	return nil
 }

@@ -54,8 +54,14 @@ func KeyRings(ctx context.Context, tx pgx.Tx) ([]KeyRing, error) {
 			return nil, err
 		}
 		for _, s := range st.Segments {
-			rings[i].Segments = append(rings[i].Segments, KeySegment{Table: s.Table, State: s.State, Bytes: s.Bytes, Keys: s.Rows,
-				Opened: inSeconds(s.OpenFor), Closed: inSeconds(s.ClosedFor)})
+			rings[i].Segments = append(rings[i].Segments, KeySegment{
+				Table:  s.Table,
+				State:  s.State,
+				Bytes:  s.Bytes,
+				Keys:   s.Rows,
+				Opened: inSeconds(s.OpenFor),
+				Closed: inSeconds(s.ClosedFor),
+			})
 		}
 	}
 	return rings, nil
@@ -86,7 +92,9 @@ func Memory(ctx context.Context, tx pgx.Tx) (all []RingMemory, err error) {
 
 // Unused reports whether nothing is in the ring.
 func (k *KeyRing) Unused() bool {
-	return !slices.ContainsFunc(k.Segments, func(s KeySegment) bool { return s.Bytes > 0 || s.State != "current" && s.State != "free" })
+	return !slices.ContainsFunc(k.Segments, func(s KeySegment) bool {
+		return s.Bytes > 0 || s.State != "current" && s.State != "free"
+	})
 }
 
 func inSeconds(d *time.Duration) *float64 {

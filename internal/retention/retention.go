@@ -96,7 +96,11 @@ const (
 	insufficientPrivilege = "42501"
 )
 
-var purges = []struct{ kind, sql string }{{"parked", purgeParkedSQL}, {"audit", purgeAuditSQL}, {"webhook_objects", purgeObjectsSQL}}
+var purges = []struct{ kind, sql string }{
+	{"parked", purgeParkedSQL},
+	{"audit", purgeAuditSQL},
+	{"webhook_objects", purgeObjectsSQL},
+}
 
 // Purger deletes in one database. It must be used by one goroutine.
 type Purger struct {

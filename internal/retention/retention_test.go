@@ -45,8 +45,16 @@ func looks(t *testing.T, pool *pgxpool.Pool) {
 // parks inserts a parked row. Its reason tells it from the others.
 func parks(t *testing.T, pool *pgxpool.Pool, kind, state, name, settled string) {
 	t.Helper()
-	exec(t, pool, `insert into onlyonce.parked (kind, state, scope, reason, settled_at, parked_at) values ($1, $2, 'stock', $3,
-		case when $4::text is not null then clock_timestamp() - $4::text::interval end, clock_timestamp() - interval '400 days')`, kind, state, name, orNull(settled))
+	exec(
+		t,
+		pool,
+		`insert into onlyonce.parked (kind, state, scope, reason, settled_at, parked_at) values ($1, $2, 'stock', $3,
+		case when $4::text is not null then clock_timestamp() - $4::text::interval end, clock_timestamp() - interval '400 days')`,
+		kind,
+		state,
+		name,
+		orNull(settled),
+	)
 }
 
 func orNull(s string) *string {
@@ -95,7 +103,11 @@ func TestT11SettledRowsStay(t *testing.T) {
 	exec(t, pool, `update onlyonce.watched set at = clock_timestamp()`)
 	pgtest.ShiftClock(t, pool)("5 days")
 	looks(t, pool)
-	if n := one[int](t, pool, `select (select count(*) from onlyonce.parked) + (select count(*) from onlyonce.audit) + (select count(*) from onlyonce.webhook_objects)`); n != 3 {
+	if n := one[int](
+		t,
+		pool,
+		`select (select count(*) from onlyonce.parked) + (select count(*) from onlyonce.audit) + (select count(*) from onlyonce.webhook_objects)`,
+	); n != 3 {
 		t.Errorf("%d of 3 rows are left", n)
 	}
 }
@@ -105,9 +117,17 @@ func TestT13SettledRowsGoInPortions(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
 	exec(t, pool, `create table deletions (xid xid8)`)
-	exec(t, pool, `create function noted() returns trigger language plpgsql as 'begin insert into deletions values (pg_current_xact_id()); return null; end'`)
+	exec(
+		t,
+		pool,
+		`create function noted() returns trigger language plpgsql as 'begin insert into deletions values (pg_current_xact_id()); return null; end'`,
+	)
 	exec(t, pool, `create trigger noted after delete on onlyonce.parked for each row execute function noted()`)
-	exec(t, pool, `insert into onlyonce.parked (kind, state, scope, reason, settled_at) select 'message', 'resolved', 'stock', 'x', now() - interval '400 days' from generate_series(1, 2500)`)
+	exec(
+		t,
+		pool,
+		`insert into onlyonce.parked (kind, state, scope, reason, settled_at) select 'message', 'resolved', 'stock', 'x', now() - interval '400 days' from generate_series(1, 2500)`,
+	)
 	exec(t, pool, `alter function noted() set search_path = public`)
 	purge(t, pool)
 	if left := one[int](t, pool, `select count(*) from onlyonce.parked`); left != 0 {
@@ -122,7 +142,11 @@ func TestT13SettledRowsGoInPortions(t *testing.T) {
 func TestS2AuditRowsAreKept(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
-	exec(t, pool, `insert into onlyonce.audit (at, action, reason) select now() - x * interval '1 day', 'x', x::text from unnest(array[401, 399]) x`)
+	exec(
+		t,
+		pool,
+		`insert into onlyonce.audit (at, action, reason) select now() - x * interval '1 day', 'x', x::text from unnest(array[401, 399]) x`,
+	)
 	_, err := pool.Exec(t.Context(), `delete from onlyonce.audit where reason = '399'`)
 	if guard.SQLState(err) != "42501" {
 		t.Errorf("an audit row of 399 days was deleted: %v", err)
@@ -145,18 +169,36 @@ func TestW21ObjectsGo(t *testing.T) {
 		sql  string
 		gone bool
 	}{
-		"nothing else":                     {``, true},
-		"touched within the retention":     {`update onlyonce.webhook_objects set changed_at = now() - interval '179 days'`, false},
-		"kept for ever":                    {`update onlyonce.retentions set keep = null`, false},
-		"ids are remembered for longer":    {`update onlyonce.rings set horizon = '101 days'`, false},
-		"of an endpoint's class":           {`insert into onlyonce.horizons values ('webhook/e', 'long', 'standard', now()); update onlyonce.rings set horizon = '101 days' where name = 'standard_long_keys'`, false},
-		"of a loop's class":                {`insert into onlyonce.horizons values ('imports', 'long', 'standard', now()); update onlyonce.rings set horizon = '101 days' where name = 'standard_long_keys'`, true},
-		"a parked event of the scope":      {`insert into onlyonce.parked (kind, state, scope, reason) values ('event', 'waiting', 's', 'x')`, false},
-		"a settled event of the scope":     {`insert into onlyonce.parked (kind, state, scope, reason, settled_at) values ('event', 'resolved', 's', 'x', now())`, true},
-		"a parked event of another scope":  {`insert into onlyonce.parked (kind, state, scope, reason) values ('event', 'waiting', 'other', 'x')`, true},
-		"an old event in the log":          {logged(`now() - interval '111 days'`), false},
-		"young events in the log":          {logged(`now() - interval '100 days'`), true},
-		"an old log that is empty":         {`update onlyonce.segments set opened_at = now() - interval '300 days' where ring = 'events' and slot = 0`, true},
+		"nothing else":                  {``, true},
+		"touched within the retention":  {`update onlyonce.webhook_objects set changed_at = now() - interval '179 days'`, false},
+		"kept for ever":                 {`update onlyonce.retentions set keep = null`, false},
+		"ids are remembered for longer": {`update onlyonce.rings set horizon = '101 days'`, false},
+		"of an endpoint's class": {
+			`insert into onlyonce.horizons values ('webhook/e', 'long', 'standard', now()); update onlyonce.rings set horizon = '101 days' where name = 'standard_long_keys'`,
+			false,
+		},
+		"of a loop's class": {
+			`insert into onlyonce.horizons values ('imports', 'long', 'standard', now()); update onlyonce.rings set horizon = '101 days' where name = 'standard_long_keys'`,
+			true,
+		},
+		"a parked event of the scope": {
+			`insert into onlyonce.parked (kind, state, scope, reason) values ('event', 'waiting', 's', 'x')`,
+			false,
+		},
+		"a settled event of the scope": {
+			`insert into onlyonce.parked (kind, state, scope, reason, settled_at) values ('event', 'resolved', 's', 'x', now())`,
+			true,
+		},
+		"a parked event of another scope": {
+			`insert into onlyonce.parked (kind, state, scope, reason) values ('event', 'waiting', 'other', 'x')`,
+			true,
+		},
+		"an old event in the log": {logged(`now() - interval '111 days'`), false},
+		"young events in the log": {logged(`now() - interval '100 days'`), true},
+		"an old log that is empty": {
+			`update onlyonce.segments set opened_at = now() - interval '300 days' where ring = 'events' and slot = 0`,
+			true,
+		},
 		"a consumer that is behind":        {cursor(`now() - interval '111 days'`), false},
 		"a consumer that has said nothing": {cursor(`now()`) + `; delete from onlyonce.frontiers`, false},
 		"a consumer that keeps up":         {cursor(`now()`), true},

@@ -104,7 +104,8 @@ func (r *Rotator) carryLanes(ctx context.Context, tx pgx.Tx, at carryWalk, curre
 			at = at.next(at.sink, at.lane+1)
 			continue
 		}
-		at.xid, at.id = *xid, *id
+		at.xid = *xid
+		at.id = *id
 		left -= *n
 	}
 	return &at, nil

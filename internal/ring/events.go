@@ -5,8 +5,14 @@ func Events() Ring {
 	return Ring{
 		Name:     "events",
 		Sequence: "onlyonce.events_version",
-		Tables: []string{"onlyonce_segments.event_log_0", "onlyonce_segments.event_log_1", "onlyonce_segments.event_log_2", "onlyonce_segments.event_log_3",
-			"onlyonce_segments.event_log_4", "onlyonce_segments.event_log_5"},
+		Tables: []string{
+			"onlyonce_segments.event_log_0",
+			"onlyonce_segments.event_log_1",
+			"onlyonce_segments.event_log_2",
+			"onlyonce_segments.event_log_3",
+			"onlyonce_segments.event_log_4",
+			"onlyonce_segments.event_log_5",
+		},
 		Needed: eventsNeeded,
 		Reads:  []string{"onlyonce.streams", "onlyonce.cursors", "onlyonce.positions"},
 		Keep:   eventsKeep,

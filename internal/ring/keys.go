@@ -63,7 +63,8 @@ func ConsumerClass(class string) Ring {
 	r.Needed = strings.NewReplacer("RING", r.Name, "CLASS", class).Replace(consumerNeeded)
 	r.Reads = []string{"onlyonce.cursors", "onlyonce.scopes", "onlyonce.frontiers"}
 	if class == Standard { // frontiers are those of all rings, and one rotator is enough
-		r.Repair, r.Notes = consumerRepair, []string{"onlyonce.frontiers"}
+		r.Repair = consumerRepair
+		r.Notes = []string{"onlyonce.frontiers"}
 	}
 	return r
 }
@@ -77,14 +78,21 @@ func StandardKeys() Ring { return StandardClass(Standard) }
 // are kept for Route.TTL (K3).
 func StandardClass(class string) Ring {
 	r := keyRing(others, class)
-	r.Needed, r.Carry = clockNeeded, clockCarry
+	r.Needed = clockNeeded
+	r.Carry = clockCarry
 	r.Reads = []string{"onlyonce.batches", "onlyonce.lanes"}
 	return r
 }
 
 func keyRing(whose, class string) Ring {
 	name := className(whose, class)
-	return Ring{Name: name, Sequence: "onlyonce." + name + "_version", Horizon: true, Tables: segments("onlyonce_segments."+name+"_", keySlots), Rare: class != Standard}
+	return Ring{
+		Name:     name,
+		Sequence: "onlyonce." + name + "_version",
+		Horizon:  true,
+		Tables:   segments("onlyonce_segments."+name+"_", keySlots),
+		Rare:     class != Standard,
+	}
 }
 
 // clockNeeded keeps no segment: only the horizon, by the clock, does.

@@ -83,7 +83,14 @@ func stressKeys(t *testing.T, which ring.Ring, level pgx.TxIsoLevel) {
 	came := map[ring.Action]int{}
 	for range 3 {
 		all.Go(func() {
-			x, err := ring.New(killable, which, ring.Config{MaxBytes: 1, LockTimeout: patience / 300, LockPause: 1e6, Interval: 1e6, LeaseTTL: time.Second, Timeout: patience})
+			x, err := ring.New(killable, which, ring.Config{
+				MaxBytes:    1,
+				LockTimeout: patience / 300,
+				LockPause:   1e6,
+				Interval:    1e6,
+				LeaseTTL:    time.Second,
+				Timeout:     patience,
+			})
 			if err != nil {
 				t.Error(err)
 				return
@@ -171,7 +178,9 @@ func (s *keyStress) claim() error {
 	if len(picked) == 0 {
 		return nil
 	}
-	form, nested, settle := rand.IntN(2), rand.IntN(4) == 0, rand.IntN(8) > 0
+	form := rand.IntN(2)
+	nested := rand.IntN(4) == 0
+	settle := rand.IntN(8) > 0
 	var outcomes []int16
 	var late bool
 	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: s.level}, func(tx pgx.Tx) error {
@@ -197,7 +206,12 @@ func (s *keyStress) claim() error {
 		}
 		// The claim has read the ring before this clock: a key that was born within the horizon is
 		// then in no segment that was retired.
-		err := s.pool.QueryRow(ctx, `select bool_or(at + make_interval(secs => $2::float8 / 1000) <= clock_timestamp()) from born where n = any ($1)`, picked, lasting).Scan(&late)
+		err := s.pool.QueryRow(
+			ctx,
+			`select bool_or(at + make_interval(secs => $2::float8 / 1000) <= clock_timestamp()) from born where n = any ($1)`,
+			picked,
+			lasting,
+		).Scan(&late)
 		if err != nil || late {
 			return errors.Join(err, errUndone)
 		}

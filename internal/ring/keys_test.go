@@ -110,7 +110,12 @@ func TestK3KeyIsFoundInEverySegment(t *testing.T) {
 	r.until(r.rotator, ring.Announced)
 	r.until(r.rotator, ring.Closed)
 	duplicate()
-	if got, err := r.ask(r.pool, "claim_consumer", b, a, uuid.New(), a); err != nil || len(got) != 4 || got[0] != 1 || got[1] != 1 || got[2] != 0 || got[3] != 1 {
+	if got, err := r.ask(r.pool, "claim_consumer", b, a, uuid.New(), a); err != nil ||
+		len(got) != 4 ||
+		got[0] != 1 ||
+		got[1] != 1 ||
+		got[2] != 0 ||
+		got[3] != 1 {
 		t.Fatalf("%v, %v", got, err)
 	}
 	for r.segments(a) != "" {
@@ -127,7 +132,10 @@ func TestK3ConflictWithAClosedSegment(t *testing.T) {
 	other := func() {
 		t.Helper()
 		var got []int16
-		if err := r.pool.QueryRow(t.Context(), `select onlyonce.claim_consumer($1, $2)`, []uuid.UUID{a, a}, []int64{8, 0}).Scan(&got); err != nil || got[0] != 2 || got[1] != 1 {
+		if err := r.pool.QueryRow(t.Context(), `select onlyonce.claim_consumer($1, $2)`,
+			[]uuid.UUID{a, a}, []int64{8, 0}).Scan(&got); err != nil ||
+			got[0] != 2 ||
+			got[1] != 1 {
 			t.Fatalf("%v, %v", got, err)
 		}
 	}
@@ -165,7 +173,12 @@ func TestK4ClaimWaitsForACopyInTheDrainingSegment(t *testing.T) {
 		} else {
 			_ = first.Rollback(t.Context())
 		}
-		want := map[string]string{"claim_consumer true": "[1]", "claim_consumer false": "[0]", "claim_consumer_fresh true": "23505", "claim_consumer_fresh false": ""}
+		want := map[string]string{
+			"claim_consumer true":        "[1]",
+			"claim_consumer false":       "[0]",
+			"claim_consumer_fresh true":  "23505",
+			"claim_consumer_fresh false": "",
+		}
 		if got := <-told; got != want[fmt.Sprint(form, " ", commit)] {
 			t.Errorf("%s, commit %v: %q", form, commit, got)
 		}
@@ -183,7 +196,8 @@ func TestK4ClaimThatHasReadTheRing(t *testing.T) {
 			if _, err := gate.Exec(t.Context(), `lock table onlyonce_segments.consumer_keys_0 in share mode`); err != nil {
 				t.Fatal(err)
 			}
-			late, written := uuid.New(), make(chan error, 1)
+			late := uuid.New()
+			written := make(chan error, 1)
 			go func() {
 				if form == "claim_consumer" {
 					_, err := r.ask(r.pool, form, late)
@@ -216,7 +230,8 @@ func TestK4ClaimBehindTheRotatorsId(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.until(r.rotator, ring.Waiting)
-	late, a := r.begin(pgx.ReadCommitted), uuid.New()
+	late := r.begin(pgx.ReadCommitted)
+	a := uuid.New()
 	r.is(late, "claim_consumer", a, 0)
 	r.commit(before)
 	r.until(r.rotator, ring.Closed)
@@ -238,7 +253,8 @@ func TestK4OldSnapshotIsRefused(t *testing.T) {
 		r := newKeyRig(t, ring.ConsumerKeys())
 		r.is(r.pool, "claim_consumer", uuid.New(), 0)
 		for _, action := range []ring.Action{ring.Announced, ring.Closed, ring.Retired, ring.Truncated} {
-			old, older := r.begin(level), r.begin(level)
+			old := r.begin(level)
+			older := r.begin(level)
 			for _, tx := range []pgx.Tx{old, older} {
 				if _, err := tx.Exec(t.Context(), `select 1`); err != nil {
 					t.Fatal(err)
@@ -251,7 +267,8 @@ func TestK4OldSnapshotIsRefused(t *testing.T) {
 			if err := r.freshly(older, uuid.New()); guard.SQLState(err) != "40001" {
 				t.Fatalf("behind %s: %v", action, err)
 			}
-			_, _ = old.Rollback(t.Context()), older.Rollback(t.Context())
+			_ = old.Rollback(t.Context())
+			_ = older.Rollback(t.Context())
 			again := r.begin(level)
 			r.is(again, "claim_consumer", uuid.New(), 0)
 			_ = again.Rollback(t.Context())
@@ -268,7 +285,8 @@ func TestK6FrontierHoldsBackRetention(t *testing.T) {
 		  insert into onlyonce.cursors (id, scope, topic, partition, cluster_id, start_offset, run_start, start_policy)
 		  select id, 'stock', $1, 0, $2, 0, 0, 'earliest' from l returning id`, topic, cluster)
 	}
-	orders, returns := cursor("orders", "k"), cursor("returns", "k")
+	orders := cursor("orders", "k")
+	returns := cursor("returns", "k")
 	cursor("events", "postgres")
 	a := uuid.New()
 	r.is(r.pool, "claim_consumer", a, 0)
@@ -329,12 +347,18 @@ func TestK6FrontierOfAHaltedRing(t *testing.T) {
 func TestK6KeysOfCallsToBeSent(t *testing.T) {
 	r := newKeyRig(t, ring.StandardKeys())
 	r.sink("payments")
-	keys, names := make([]uuid.UUID, 3), []string{"a", "b", "c"}
+	keys := make([]uuid.UUID, 3)
+	names := []string{"a", "b", "c"}
 	for i := range keys {
 		keys[i] = uuid.New()
 	}
-	r.exec(`select onlyonce.enqueue_batch(null, '{2,2,2}', '{7,7,7}', 3::smallint, 'payments', $1, null, null, null, null, '', null, 's', null, null, $2, 'POST', null, '/', null,
-	  '', null, null, null, null, $3, null, null, null, null, null, null)`, keys, names, [][]byte{{'x'}, {'x'}, {'x'}})
+	r.exec(
+		`select onlyonce.enqueue_batch(null, '{2,2,2}', '{7,7,7}', 3::smallint, 'payments', $1, null, null, null, null, '', null, 's', null, null, $2, 'POST', null, '/', null,
+	  '', null, null, null, null, $3, null, null, null, null, null, null)`,
+		keys,
+		names,
+		[][]byte{{'x'}, {'x'}, {'x'}},
+	)
 	unlisted := uuid.New()
 	r.exec(`select onlyonce.enqueue($1, '', 's', 'mail', 'n', 'POST', '/', '{}', '{}', '')`, unlisted)
 	print := one[int64](r.rig, `select fingerprint from onlyonce.inbox where key = $1`, unlisted)
@@ -438,7 +462,10 @@ func TestK6CarryBeginsAnewOnAnotherServer(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = p.Stop() })
 	r := &keyRig{rig: &rig{t: t, pool: pgtest.Pool(t, p.URL)}}
-	if err := r.pool.AcquireFunc(t.Context(), func(c *pgxpool.Conn) error { _, err := migrations.Apply(t.Context(), c.Conn()); return err }); err != nil {
+	if err := r.pool.AcquireFunc(t.Context(), func(c *pgxpool.Conn) error {
+		_, err := migrations.Apply(t.Context(), c.Conn())
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	r.exec(`update onlyonce.rings set horizon = '1 millisecond' where name = 'standard_keys'`)
@@ -447,7 +474,10 @@ func TestK6CarryBeginsAnewOnAnotherServer(t *testing.T) {
 	last := uuid.New()
 	r.is(r.pool, "claim", last, 0)
 	r.reach(r.rotator, ring.Carried)
-	if n := one[int64](r.rig, `with lost as (delete from onlyonce_segments.standard_keys_1 returning 1) select count(*) from lost`); n < 10_000 {
+	if n := one[int64](
+		r.rig,
+		`with lost as (delete from onlyonce_segments.standard_keys_1 returning 1) select count(*) from lost`,
+	); n < 10_000 {
 		t.Fatalf("%d keys were carried", n)
 	}
 	if err := p.Kill(t.Context()); err != nil {
@@ -542,7 +572,10 @@ func TestK6HorizonThatGrowsMeanwhile(t *testing.T) {
 		if len(stepped) > 0 {
 			t.Fatal(<-stepped)
 		}
-		return one[bool](r.rig, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`)
+		return one[bool](
+			r.rig,
+			`select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`,
+		)
 	})
 	r.commit(longer)
 	if err := pgtest.Receive(t, patience, "the step ends", stepped); !errors.Is(err, ring.ErrMoved) {

@@ -56,7 +56,13 @@ func rigOn(t *testing.T, url string) *rig {
 
 // quick rotates as soon as there is anything to rotate.
 func quick() ring.Config {
-	return ring.Config{MaxBytes: 1, Retention: time.Millisecond, LockTimeout: 50 * time.Millisecond, LockPause: time.Millisecond, Interval: time.Millisecond}
+	return ring.Config{
+		MaxBytes:    1,
+		Retention:   time.Millisecond,
+		LockTimeout: 50 * time.Millisecond,
+		LockPause:   time.Millisecond,
+		Interval:    time.Millisecond,
+	}
 }
 
 // rotator is a rotator and what it reported.
@@ -124,7 +130,8 @@ func (r *rig) reach(x *rotator, want ring.Action) {
 func (r *rig) never(x *rotator, not ring.Action) {
 	r.t.Helper()
 	const others = `select coalesce(array_agg(backend_xid::text), '{}') from pg_stat_activity where datname <> current_database() and backend_xid is not null`
-	open, deadline := one[[]string](r, others), time.Now().Add(patience)
+	open := one[[]string](r, others)
+	deadline := time.Now().Add(patience)
 	for n := 0; n < 5; {
 		now := one[[]string](r, others)
 		if !slices.ContainsFunc(open, func(xid string) bool { return slices.Contains(now, xid) }) || time.Now().After(deadline) {
@@ -149,7 +156,14 @@ type row struct {
 func (r *rig) row() (x row) {
 	r.t.Helper()
 	err := r.pool.QueryRow(r.t.Context(), `select r.cur, r.draining, r.closed, r.retired, r.version, v.last_value
-	  from onlyonce.rings r, onlyonce.outbox_version v where r.name = 'outbox'`).Scan(&x.Cur, &x.Draining, &x.Closed, &x.Retired, &x.Version, &x.Sequence)
+	  from onlyonce.rings r, onlyonce.outbox_version v where r.name = 'outbox'`).Scan(
+		&x.Cur,
+		&x.Draining,
+		&x.Closed,
+		&x.Retired,
+		&x.Version,
+		&x.Sequence,
+	)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -235,7 +249,10 @@ func (r *rig) sink(name string) {
 	r.exec(`with s as (insert into onlyonce.sinks (name) values ($1)),
 	  l as (insert into onlyonce.leases (name) select 'relay/' || $1 || '/' || n from generate_series(0, 15) n returning id, name)
 	  select 1 from l`, name)
-	r.exec(`insert into onlyonce.lanes (id, sink, lane) select id, $1, split_part(name, '/', 3)::smallint from onlyonce.leases where name like 'relay/' || $1 || '/%'`, name)
+	r.exec(
+		`insert into onlyonce.lanes (id, sink, lane) select id, $1, split_part(name, '/', 3)::smallint from onlyonce.leases where name like 'relay/' || $1 || '/%'`,
+		name,
+	)
 }
 
 // pass makes every lane of every sink make a pass: what the last one found is done. It returns the

@@ -15,6 +15,8 @@ type saidNotRotating struct{ atomic.Bool }
 // rows whose retention has passed, because the roles that may are one (docs/roles.sql).
 func LogNotRotating(ctx context.Context, log *slog.Logger) {
 	if !process.Shared[saidNotRotating](ctx).Swap(true) {
-		log.Warn("onlyonce: this process does not rotate: it empties no old segments, builds no filters and deletes no rows whose retention has passed; grant onlyonce_rotator to its role, or see that another process has it (onlyonce doctor)")
+		log.Warn("onlyonce: this process does not rotate: it empties no old segments, builds no filters and " +
+			"deletes no rows whose retention has passed; grant onlyonce_rotator to its role, or see that " +
+			"another process has it (onlyonce doctor)")
 	}
 }

@@ -61,7 +61,13 @@ func (r Ring) rights() []any {
 	if r.Carry != "" {
 		carries = r.Tables
 	}
-	return []any{slices.Concat(r.Tables, r.With), r.Sequence, append([]string{}, r.Reads...), append([]string{}, r.Notes...), carries}
+	return []any{
+		slices.Concat(r.Tables, r.With),
+		r.Sequence,
+		append([]string{}, r.Reads...),
+		append([]string{}, r.Notes...),
+		carries,
+	}
 }
 
 // segments returns the names of n tables, which end with their slots.

@@ -109,7 +109,10 @@ func (r *Rotator) Release(ctx context.Context) error {
 // dropLease forgets the lease, and any wait and carry-over under it.
 func (r *Rotator) dropLease(why error) {
 	epoch := r.lease.Epoch
-	r.lease, r.wait, r.carry, r.busy = nil, nil, nil, 0
+	r.lease = nil
+	r.wait = nil
+	r.carry = nil
+	r.busy = 0
 	if r.cfg.Hooks.Lease != nil {
 		r.cfg.Hooks.Lease(LeaseEvent{Epoch: epoch, Err: why})
 	}
@@ -123,11 +126,15 @@ func (r *Rotator) Step(ctx context.Context) (StepResult, error) {
 		out, err = r.resultOf(ctx, err)
 	}
 	if out.Changed() {
-		r.wait, r.lastReported = nil, StepResult{}
+		r.wait = nil
+		r.lastReported = StepResult{}
 	}
 	tell := out.Changed()
-	if (out.Action == Needed || out.Action == Full) && (out.Action != r.lastReported.Action || out.Slot != r.lastReported.Slot) {
-		r.lastReported, tell = out, true // not again for another lane of the same segment
+	if (out.Action == Needed || out.Action == Full) &&
+		(out.Action != r.lastReported.Action || out.Slot != r.lastReported.Slot) {
+		// not again for another lane of the same segment
+		r.lastReported = out
+		tell = true
 	}
 	if tell && r.cfg.Hooks.Stepped != nil {
 		r.cfg.Hooks.Stepped(out)

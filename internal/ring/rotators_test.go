@@ -199,7 +199,8 @@ func TestRoleWithoutRights(t *testing.T) {
 	r.enqueue(r.pool, "payments")
 
 	x := restricted.rotator(quick())
-	if err := x.Run(t.Context()); !errors.Is(err, ring.ErrRights) || !strings.Contains(err.Error(), "TRUNCATE on onlyonce_segments.batches_3") {
+	if err := x.Run(t.Context()); !errors.Is(err, ring.ErrRights) ||
+		!strings.Contains(err.Error(), "TRUNCATE on onlyonce_segments.batches_3") {
 		t.Fatalf("Run: %v", err)
 	}
 	if out := r.step(x); out.Action != ring.Standby {
@@ -209,8 +210,13 @@ func TestRoleWithoutRights(t *testing.T) {
 		t.Error("it took the lease")
 	}
 	// All that is missing is named, before anything else of a ring is tried.
-	for _, lacks := range []string{"TRUNCATE on onlyonce_segments.consumer_keys_3", "UPDATE on onlyonce.frontiers", "SELECT on onlyonce.cursors"} {
-		if _, err := restricted.keyRotator(ring.ConsumerKeys()).Step(t.Context()); !errors.Is(err, ring.ErrRights) || !strings.Contains(err.Error(), lacks) {
+	for _, lacks := range []string{
+		"TRUNCATE on onlyonce_segments.consumer_keys_3",
+		"UPDATE on onlyonce.frontiers",
+		"SELECT on onlyonce.cursors",
+	} {
+		if _, err := restricted.keyRotator(ring.ConsumerKeys()).Step(t.Context()); !errors.Is(err, ring.ErrRights) ||
+			!strings.Contains(err.Error(), lacks) {
 			t.Errorf("nothing says %q: %v", lacks, err)
 		}
 	}
@@ -238,7 +244,10 @@ func TestPlanOfNeeded(t *testing.T) {
 		if analyzed {
 			r.exec(`analyze onlyonce_segments.batches_0`)
 		}
-		if _, err := tx.Exec(t.Context(), `select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`); err != nil {
+		if _, err := tx.Exec(
+			t.Context(),
+			`select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`,
+		); err != nil {
 			t.Fatal(err)
 		}
 		rows, err := tx.Query(t.Context(), "explain "+strings.ReplaceAll(ring.Outbox().Needed, "SEGMENT", "onlyonce_segments.batches_0"))

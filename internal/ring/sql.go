@@ -53,7 +53,11 @@ select p || ' on ' || $2::text from unnest(array['SELECT', 'UPDATE']) p where no
 order by 1`
 
 // rotatorsSQL lists the logins that may rotate. In: as rightsSQL.
-var rotatorsSQL = `select l.rolname::text from pg_roles l where l.rolcanlogin and not exists (` + strings.ReplaceAll(rightsSQL, "WHO", "l.oid") + `) order by 1`
+var rotatorsSQL = `select l.rolname::text from pg_roles l where l.rolcanlogin and not exists (` + strings.ReplaceAll(
+	rightsSQL,
+	"WHO",
+	"l.oid",
+) + `) order by 1`
 
 // settingsSQL bounds a transaction and keeps its plans on indexes. It turns jit off: if only a
 // sequential scan is possible, its cost seems huge, and the JIT compiler would run for a second.

@@ -63,7 +63,10 @@ func ReadStatus(ctx context.Context, db DB, ring Ring) (Status, error) {
 	}
 	st.Segments, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (s SegmentStatus, err error) {
 		var open, closed *int64
-		err = row.Scan(&st.Version, &st.Sequence, &s.Slot, &s.State, &s.Table, &s.UseNo, &s.Bytes, &s.Rows, &open, &closed)
+		err = row.Scan(
+			&st.Version, &st.Sequence, &s.Slot, &s.State, &s.Table, &s.UseNo, &s.Bytes, &s.Rows,
+			&open, &closed,
+		)
 		s.OpenFor, s.ClosedFor = milliseconds(open), milliseconds(closed)
 		return s, err
 	})

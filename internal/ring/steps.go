@@ -35,7 +35,9 @@ type ringState struct {
 func (s *ringState) freeSlot() (int16, bool) {
 	for i := int16(1); i < s.slots; i++ {
 		slot := (s.cur + i) % s.slots
-		if !slices.Contains(s.closed, slot) && (s.retired == nil || *s.retired != slot) && (s.draining == nil || *s.draining != slot) {
+		if !slices.Contains(s.closed, slot) &&
+			(s.retired == nil || *s.retired != slot) &&
+			(s.draining == nil || *s.draining != slot) {
 			return slot, true
 		}
 	}
@@ -77,7 +79,10 @@ func (r *Rotator) takeStep(ctx context.Context) (StepResult, error) {
 		if !passed {
 			return StepResult{Action: Waiting, Slot: *st.draining}, nil
 		}
-		return StepResult{Action: Closed, Slot: *st.draining}, r.moveRow(ctx, st, closeSQL, *st.draining, r.wait.xid, newUse())
+		return StepResult{
+			Action: Closed,
+			Slot:   *st.draining,
+		}, r.moveRow(ctx, st, closeSQL, *st.draining, r.wait.xid, newUse())
 	}
 	out := StepResult{Action: Idle}
 	if st.retired != nil {
@@ -98,7 +103,8 @@ func (r *Rotator) takeStep(ctx context.Context) (StepResult, error) {
 		if out.Action == Idle || out.Action == Waiting {
 			out.Why = "no slot is free: the oldest segment is still kept"
 		}
-		out.Action, out.Slot = Full, st.cur
+		out.Action = Full
+		out.Slot = st.cur
 	}
 	return out, nil
 }
@@ -108,16 +114,27 @@ func (r *Rotator) readState(ctx context.Context) (*ringState, error) {
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
 	var st ringState
-	err := r.pool.QueryRow(bounded, substitute(stateSQL, r.ring.Sequence, "", 0), r.ring.Name, r.ring.Tables, r.cfg.MaxBytes, r.cfg.MaxAge, r.cfg.Retention,
-		r.ring.Horizon).Scan(
-		&st.slots, &st.cur, &st.draining, &st.closed, &st.retired, &st.version, &st.sequence, &st.due, &st.expired, &st.clockIsWrong)
+	err := r.pool.QueryRow(
+		bounded,
+		substitute(stateSQL, r.ring.Sequence, "", 0),
+		r.ring.Name,
+		r.ring.Tables,
+		r.cfg.MaxBytes,
+		r.cfg.MaxAge,
+		r.cfg.Retention,
+		r.ring.Horizon,
+	).Scan(
+		&st.slots, &st.cur, &st.draining, &st.closed, &st.retired, &st.version, &st.sequence,
+		&st.due, &st.expired, &st.clockIsWrong,
+	)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, fmt.Errorf("%w: there is no ring %s", ErrSchema, r.ring.Name)
 	case err != nil:
 		return nil, fmt.Errorf("reading ring %s: %w", r.ring.Name, err)
 	case int(st.slots) != len(r.ring.Tables):
-		return nil, fmt.Errorf("%w: ring %s has %d slots and not %d", ErrSchema, r.ring.Name, st.slots, len(r.ring.Tables))
+		return nil, fmt.Errorf("%w: ring %s has %d slots and not %d",
+			ErrSchema, r.ring.Name, st.slots, len(r.ring.Tables))
 	case st.clockIsWrong:
 		return nil, ErrClock
 	}
@@ -175,12 +192,21 @@ func (r *Rotator) whyNeeded(ctx context.Context, slot int16) (string, error) {
 	var why *string
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
-	err := r.pool.InTx(bounded, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(bounded, settingsSQL, guard.Millis(r.cfg.LockTimeout), guard.Millis(r.cfg.Timeout)); err != nil {
-			return err
-		}
-		return tx.QueryRow(bounded, r.segmentSQL(r.ring.Needed, slot)).Scan(&why)
-	})
+	err := r.pool.InTx(
+		bounded,
+		pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly},
+		func(tx pgx.Tx) error {
+			if _, err := tx.Exec(
+				bounded,
+				settingsSQL,
+				guard.Millis(r.cfg.LockTimeout),
+				guard.Millis(r.cfg.Timeout),
+			); err != nil {
+				return err
+			}
+			return tx.QueryRow(bounded, r.segmentSQL(r.ring.Needed, slot)).Scan(&why)
+		},
+	)
 	if err != nil {
 		return "", fmt.Errorf("asking who needs segment %s: %w", r.ring.Tables[slot], err)
 	}
@@ -192,7 +218,9 @@ func (r *Rotator) whyNeeded(ctx context.Context, slot int16) (string, error) {
 
 // moveRow is a step that only changes the row.
 func (r *Rotator) moveRow(ctx context.Context, st *ringState, sql string, more ...any) error {
-	return r.inTransaction(ctx, r.cfg.Timeout, func(ctx context.Context, tx pgx.Tx) error { return r.advanceRow(ctx, tx, st, sql, more...) })
+	return r.inTransaction(ctx, r.cfg.Timeout, func(ctx context.Context, tx pgx.Tx) error {
+		return r.advanceRow(ctx, tx, st, sql, more...)
+	})
 }
 
 // advanceRow advances the sequence, and then the row. The order matters: a writer that reads the

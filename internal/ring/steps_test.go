@@ -37,7 +37,10 @@ func TestSteps(t *testing.T) {
 
 	r.until(x, ring.Closed)
 	r.expect("cur 1 draining - closed [0] retired -")
-	if !one[bool](r, `select s.bound > l.xid and s.closed_at >= s.opened_at from onlyonce.segments s, onlyonce.batches l where s.ring = 'outbox' and s.slot = 0 and l.slot = 0`) {
+	if !one[bool](
+		r,
+		`select s.bound > l.xid and s.closed_at >= s.opened_at from onlyonce.segments s, onlyonce.batches l where s.ring = 'outbox' and s.slot = 0 and l.slot = 0`,
+	) {
 		t.Error("the bound is not above what wrote into the segment")
 	}
 
@@ -57,7 +60,10 @@ func TestSteps(t *testing.T) {
 	if r.stands(first) != -1 || r.stands(second) != 1 {
 		t.Error("not the oldest segment was emptied")
 	}
-	if !one[bool](r, `select opened_at is null and closed_at is null and bound is null and use_no = 1 from onlyonce.segments where ring = 'outbox' and slot = 0`) {
+	if !one[bool](
+		r,
+		`select opened_at is null and closed_at is null and bound is null and use_no = 1 from onlyonce.segments where ring = 'outbox' and slot = 0`,
+	) {
 		t.Error("slot 0 is not free again")
 	}
 	r.until(x, ring.Retired)
@@ -79,7 +85,9 @@ func TestSteps(t *testing.T) {
 func TestAgeAndRetention(t *testing.T) {
 	r := newRig(t)
 	cfg := quick()
-	cfg.MaxBytes, cfg.MaxAge, cfg.Retention = 1<<30, time.Hour, time.Hour
+	cfg.MaxBytes = 1 << 30
+	cfg.MaxAge = time.Hour
+	cfg.Retention = time.Hour
 	x := r.rotator(cfg)
 	r.enqueue(r.pool, "payments")
 	r.never(x, ring.Announced)
@@ -235,7 +243,11 @@ func TestStatus(t *testing.T) {
 	if got := strings.Join(states, " "); got != "closed current free free free free" || st.Version != st.Sequence || st.Version < 3 {
 		t.Errorf("%s, %+v", got, st)
 	}
-	if s := st.Segments[0]; s.Table != "onlyonce_segments.batches_0" || s.Bytes == 0 || s.OpenFor == nil || s.ClosedFor == nil || s.UseNo != 1 {
+	if s := st.Segments[0]; s.Table != "onlyonce_segments.batches_0" ||
+		s.Bytes == 0 ||
+		s.OpenFor == nil ||
+		s.ClosedFor == nil ||
+		s.UseNo != 1 {
 		t.Errorf("%+v", s)
 	}
 	if s := st.Segments[2]; s.OpenFor != nil || s.ClosedFor != nil || s.UseNo != 0 {
@@ -254,8 +266,10 @@ func TestEveryFaultOfAConfigurationIsNamed(t *testing.T) {
 	if !errors.Is(err, ring.ErrConfig) {
 		t.Fatal(err)
 	}
-	for _, field := range []string{"pool", "Ring.Name", `"x; drop"`, `"public.t"`, "Ring.Needed", "MaxBytes", "MaxAge", "Retention", "LeaseTTL",
-		"LockTimeout", "LockPause", "Timeout", "Interval"} {
+	for _, field := range []string{
+		"pool", "Ring.Name", `"x; drop"`, `"public.t"`, "Ring.Needed", "MaxBytes", "MaxAge",
+		"Retention", "LeaseTTL", "LockTimeout", "LockPause", "Timeout", "Interval",
+	} {
 		if !strings.Contains(err.Error(), field) {
 			t.Errorf("%s is not named in: %v", field, err)
 		}

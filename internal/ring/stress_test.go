@@ -166,7 +166,8 @@ func (r *rig) produce(book *ledger, level pgx.TxIsoLevel) error {
 			return err
 		}
 		for range 1 + rand.IntN(3) {
-			key, sink := uuid.NewString(), "payments"
+			key := uuid.NewString()
+			sink := "payments"
 			var err error
 			if rand.IntN(2) == 0 {
 				_, err = tx.Exec(ctx, enqueueSQL, key, sink)

@@ -104,7 +104,8 @@ func TestO8WriterThatHasReadTheRing(t *testing.T) {
 	if _, err := gate.Exec(t.Context(), `lock table onlyonce_segments.batches_0 in share mode`); err != nil {
 		t.Fatal(err)
 	}
-	late, written := uuid.NewString(), make(chan error, 1)
+	late := uuid.NewString()
+	written := make(chan error, 1)
 	go func() {
 		_, err := r.pool.Exec(context.Background(), enqueueSQL, late, "payments")
 		written <- err
@@ -124,7 +125,11 @@ func TestO8WriterThatHasReadTheRing(t *testing.T) {
 func (r *rig) blocked(like string) {
 	r.t.Helper()
 	for deadline := time.Now().Add(patience); ; {
-		if one[bool](r, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like $1)`, like) {
+		if one[bool](
+			r,
+			`select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like $1)`,
+			like,
+		) {
 			return
 		}
 		if time.Now().After(deadline) {
@@ -236,8 +241,11 @@ func TestO8LookedAtAgainUnderTheLock(t *testing.T) {
 	r.until(x, ring.Closed)
 	r.done()
 	r.until(x, ring.Retired)
-	stray := one[string](r, `insert into onlyonce.batches (slot, lane, n, bytes, keys, sink, tenant, scope, name, method, target, header, body)
-	  values (0, 3, 1, 0, array[gen_random_uuid()], 'payments', '', '', '', '', '', '', '') returning keys[1]::text`)
+	stray := one[string](
+		r,
+		`insert into onlyonce.batches (slot, lane, n, bytes, keys, sink, tenant, scope, name, method, target, header, body)
+	  values (0, 3, 1, 0, array[gen_random_uuid()], 'payments', '', '', '', '', '', '', '') returning keys[1]::text`,
+	)
 	r.until(x, ring.Needed)
 	r.never(x, ring.Truncated)
 	if got := r.stands(stray); got != 0 {

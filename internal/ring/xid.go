@@ -20,7 +20,8 @@ func OwnXid(ctx context.Context, pool *primary.Pool) (xid string, err error) {
 // XidPassed reports whether every transaction below an id from OwnXid has ended. Prepared
 // transactions count as open.
 func XidPassed(ctx context.Context, pool *primary.Pool, xid string) (passed bool, err error) {
-	if err := pool.QueryRow(ctx, `select pg_snapshot_xmin(pg_current_snapshot()) >= $1::text::xid8`, xid).Scan(&passed); err != nil {
+	if err := pool.QueryRow(ctx, `select pg_snapshot_xmin(pg_current_snapshot()) >= $1::text::xid8`,
+		xid).Scan(&passed); err != nil {
 		return false, fmt.Errorf("asking for open transactions: %w", err)
 	}
 	return passed, nil

@@ -182,7 +182,8 @@ func (f *File) value(raw json.RawMessage, path string, to reflect.Value) {
 		for i, one := range all {
 			f.value(one, fmt.Sprintf("%s[%d]", path, i), to.Index(i))
 		}
-	case begin == 'n', of.Kind() == reflect.Struct, kind == reflect.Map, json.Unmarshal(raw, to.Addr().Interface()) != nil:
+	case begin == 'n', of.Kind() == reflect.Struct, kind == reflect.Map,
+		json.Unmarshal(raw, to.Addr().Interface()) != nil:
 		f.Fault(path, "must be %s", form(of))
 	}
 }

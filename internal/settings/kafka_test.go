@@ -17,7 +17,11 @@ func TestBearer(t *testing.T) {
 	}
 	f := File{Env: os.Getenv}
 	var way Kafka
-	f.Decode(fmt.Appendf(nil, `{"sasl": "oauthbearer", "token": {"file": %q}, "token_extensions": {"logicalCluster": "lkc-1"}}`, file), "", &way)
+	f.Decode(
+		fmt.Appendf(nil, `{"sasl": "oauthbearer", "token": {"file": %q}, "token_extensions": {"logicalCluster": "lkc-1"}}`, file),
+		"",
+		&way,
+	)
 	m := way.Mechanism()
 	if f.Err() != nil || m.Name() != "OAUTHBEARER" {
 		t.Fatal(f.Err())
@@ -33,7 +37,9 @@ func TestBearer(t *testing.T) {
 		if done, _, err := state.Next(t.Context(), nil); !done || err != nil {
 			t.Errorf("accepted: %v, %v", done, err)
 		}
-		if done, _, err := state.Next(t.Context(), []byte(`{"status":"invalid_token"}`)); done || err == nil || !strings.Contains(err.Error(), "invalid_token") {
+		if done, _, err := state.Next(t.Context(), []byte(`{"status":"invalid_token"}`)); done ||
+			err == nil ||
+			!strings.Contains(err.Error(), "invalid_token") {
 			t.Errorf("refused: %v, %v", done, err)
 		}
 	}

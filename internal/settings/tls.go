@@ -58,7 +58,9 @@ func (t *TLS) readAuthorities(f *File, path string) {
 func (t *TLS) Config() *tls.Config {
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: t.authorities}
 	if t.Cert != "" {
-		cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return t.certificate() }
+		cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return t.certificate()
+		}
 	}
 	return cfg
 }

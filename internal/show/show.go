@@ -52,7 +52,8 @@ func Size(bytes float64) string {
 		if bytes < 1024 {
 			break
 		}
-		bytes, unit = bytes/1024, u
+		bytes = bytes / 1024
+		unit = u
 	}
 	if unit == "B" || bytes >= 100 {
 		return strconv.FormatFloat(bytes, 'f', 0, 64) + " " + unit

@@ -27,13 +27,17 @@ func TestT11WatchedTimeIsBounded(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
 	var start time.Time
-	if err := pool.QueryRow(t.Context(), `update onlyonce.watched set at = clock_timestamp() - interval '1 minute' returning at`).Scan(&start); err != nil {
+	if err := pool.QueryRow(
+		t.Context(),
+		`update onlyonce.watched set at = clock_timestamp() - interval '1 minute' returning at`,
+	).Scan(&start); err != nil {
 		t.Fatal(err)
 	}
 	clock := pgtest.ShiftClock(t, pool)
 	look := func(seen, elapsed float64) {
 		t.Helper()
-		if _, err := pool.Exec(t.Context(), `select onlyonce.watch($1::timestamptz + $2 * interval '1 second', $3 * interval '1 second')`, start, seen, elapsed); err != nil {
+		if _, err := pool.Exec(t.Context(), `select onlyonce.watch($1::timestamptz + $2 * interval '1 second', $3 * interval '1 second')`,
+			start, seen, elapsed); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -46,7 +46,16 @@ func TestU1ViewersChangeNothing(t *testing.T) {
 			continue
 		}
 		posts++
-		form := url.Values{"id": {"1"}, "scope": {"stock"}, "sink": {"payments"}, "kind": {"message"}, "reason": {"x"}, "shown": {`{"ids":[1],"count":1}`}, "count": {"1"}, "up_to": {"9"}}
+		form := url.Values{
+			"id":     {"1"},
+			"scope":  {"stock"},
+			"sink":   {"payments"},
+			"kind":   {"message"},
+			"reason": {"x"},
+			"shown":  {`{"ids":[1],"count":1}`},
+			"count":  {"1"},
+			"up_to":  {"9"},
+		}
 		viewer.post(path, form.Encode()).want(http.StatusForbidden, "You may look")
 		nobody.post(path, form.Encode()).want(http.StatusForbidden)
 	}
@@ -67,8 +76,13 @@ func TestU1OtherOriginsAreRefused(t *testing.T) {
 	t.Parallel()
 	pool := filled(t)
 	c := serve(t, pool, console.Config{Authorize: as("ann", console.Operate)})
-	for name, header := range map[string][2]string{"site": {"Sec-Fetch-Site", "cross-site"}, "same site": {"Sec-Fetch-Site", "same-site"}, "origin": {"Origin", "https://evil.example"}} {
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "http://console.example/act/pause", strings.NewReader("scope=stock&shown={}&reason=x"))
+	for name, header := range map[string][2]string{
+		"site":      {"Sec-Fetch-Site", "cross-site"},
+		"same site": {"Sec-Fetch-Site", "same-site"},
+		"origin":    {"Origin", "https://evil.example"},
+	} {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "http://console.example/act/pause",
+			strings.NewReader("scope=stock&shown={}&reason=x"))
 		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 		r.Header.Set(header[0], header[1])
 		if a := c.do(r); a.status != http.StatusForbidden || !strings.Contains(a.body, "another site") {
@@ -88,8 +102,11 @@ func TestU1OtherOriginsAreRefused(t *testing.T) {
 		header []string
 		status int
 	}{
-		{"/parked", image, http.StatusForbidden}, {"/parked", link, http.StatusOK},
-		{"/act/pause?scope=stock", image, http.StatusForbidden}, {"/act/pause?scope=stock", link, http.StatusForbidden}, {"/act/pause?scope=stock", click, http.StatusOK},
+		{"/parked", image, http.StatusForbidden},
+		{"/parked", link, http.StatusOK},
+		{"/act/pause?scope=stock", image, http.StatusForbidden},
+		{"/act/pause?scope=stock", link, http.StatusForbidden},
+		{"/act/pause?scope=stock", click, http.StatusOK},
 		{"/act/pause?scope=stock", []string{"Sec-Fetch-Site", "none"}, http.StatusOK},
 	} {
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, g.path, nil)
@@ -106,23 +123,37 @@ func TestU1OtherOriginsAreRefused(t *testing.T) {
 func TestAuthorizers(t *testing.T) {
 	t.Parallel()
 	basic := console.Basic(map[string]console.User{"ann": {Password: "secret", Access: console.Operate}, "none": {Access: console.Operate}})
-	proxy := console.ProxyHeader("X-Forwarded-User", []netip.Prefix{netip.MustParsePrefix("10.0.0.5/32")}, func(name string) console.Access {
-		return map[string]console.Access{"ann": console.Operate}[name]
-	})
+	proxy := console.ProxyHeader(
+		"X-Forwarded-User",
+		[]netip.Prefix{netip.MustParsePrefix("10.0.0.5/32")},
+		func(name string) console.Access {
+			return map[string]console.Access{"ann": console.Operate}[name]
+		},
+	)
 	for name, c := range map[string]struct {
 		authorize console.Authorizer
 		set       func(r *http.Request)
 		actor     console.Actor
 		access    console.Access
 	}{
-		"password":         {basic, func(r *http.Request) { r.SetBasicAuth("ann", "secret") }, "ann", console.Operate},
-		"wrong password":   {basic, func(r *http.Request) { r.SetBasicAuth("ann", "secre") }, "", 0},
-		"stranger":         {basic, func(r *http.Request) { r.SetBasicAuth("bob", "") }, "", 0},
-		"empty password":   {basic, func(r *http.Request) { r.SetBasicAuth("none", "") }, "", 0},
-		"nothing":          {basic, func(*http.Request) {}, "", 0},
-		"proxy":            {proxy, func(r *http.Request) { r.RemoteAddr = "10.0.0.5:80"; r.Header.Set("X-Forwarded-User", "ann") }, "ann", console.Operate},
-		"proxy, no access": {proxy, func(r *http.Request) { r.RemoteAddr = "10.0.0.5:80"; r.Header.Set("X-Forwarded-User", "bob") }, "bob", 0},
-		"not the proxy":    {proxy, func(r *http.Request) { r.RemoteAddr = "10.0.0.6:80"; r.Header.Set("X-Forwarded-User", "ann") }, "", 0},
+		"password":       {basic, func(r *http.Request) { r.SetBasicAuth("ann", "secret") }, "ann", console.Operate},
+		"wrong password": {basic, func(r *http.Request) { r.SetBasicAuth("ann", "secre") }, "", 0},
+		"stranger":       {basic, func(r *http.Request) { r.SetBasicAuth("bob", "") }, "", 0},
+		"empty password": {basic, func(r *http.Request) { r.SetBasicAuth("none", "") }, "", 0},
+		"nothing":        {basic, func(*http.Request) {}, "", 0},
+		"proxy": {
+			proxy,
+			func(r *http.Request) { r.RemoteAddr = "10.0.0.5:80"; r.Header.Set("X-Forwarded-User", "ann") },
+			"ann",
+			console.Operate,
+		},
+		"proxy, no access": {
+			proxy,
+			func(r *http.Request) { r.RemoteAddr = "10.0.0.5:80"; r.Header.Set("X-Forwarded-User", "bob") },
+			"bob",
+			0,
+		},
+		"not the proxy": {proxy, func(r *http.Request) { r.RemoteAddr = "10.0.0.6:80"; r.Header.Set("X-Forwarded-User", "ann") }, "", 0},
 		"two names": {proxy, func(r *http.Request) {
 			r.RemoteAddr = "10.0.0.5:80"
 			r.Header["X-Forwarded-User"] = []string{"bob", "ann"}
@@ -169,7 +200,11 @@ func TestTokenIsUsedOnce(t *testing.T) {
 		t.Errorf("a preview of the link: %d, %v", preview.StatusCode, preview.Cookies())
 	}
 	first := do(path)
-	if cookies := first.Cookies(); first.StatusCode != http.StatusOK || len(cookies) != 1 || !cookies[0].HttpOnly || cookies[0].SameSite != http.SameSiteStrictMode || cookies[0].Path != "/of-a-day/" {
+	if cookies := first.Cookies(); first.StatusCode != http.StatusOK ||
+		len(cookies) != 1 ||
+		!cookies[0].HttpOnly ||
+		cookies[0].SameSite != http.SameSiteStrictMode ||
+		cookies[0].Path != "/of-a-day/" {
 		t.Fatalf("%d, %v", first.StatusCode, cookies)
 	}
 	if got := do("/", first.Cookies()...).StatusCode; got != http.StatusOK {

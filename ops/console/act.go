@@ -53,7 +53,10 @@ func (v *visit) begin(d *operate.Decision, f url.Values) (*operate.Try, error) {
 		}
 	}
 	if missing := try.Missing(); len(missing) > 0 {
-		return nil, &ops.Error{Kind: ops.ErrInvalid, Reason: "missing: " + strings.ReplaceAll(strings.Join(missing, ", "), "-", " ")}
+		return nil, &ops.Error{
+			Kind:   ops.ErrInvalid,
+			Reason: "missing: " + strings.ReplaceAll(strings.Join(missing, ", "), "-", " "),
+		}
 	}
 	return try, try.Check()
 }
@@ -79,10 +82,13 @@ func (v *visit) propose(d *operate.Decision, status int, failed error) error {
 	}
 	f := v.r.Form
 	p := &proposal{Decision: d, Values: f, Reason: v.r.PostFormValue("reason"), Post: v.Link("/act/" + d.Page)}
-	asked, answered := map[string]bool{"reason": true, "shown": true}, false
+	asked := map[string]bool{"reason": true, "shown": true}
+	answered := false
 	for _, of := range d.Fields {
 		if of.Label != "" {
-			p.Asks, asked[of.Name], answered = append(p.Asks, of), true, answered || f.Get(of.Name) != ""
+			p.Asks = append(p.Asks, of)
+			asked[of.Name] = true
+			answered = answered || f.Get(of.Name) != ""
 		}
 	}
 	for name, values := range f {
@@ -98,8 +104,15 @@ func (v *visit) propose(d *operate.Decision, status int, failed error) error {
 	switch {
 	case err != nil && len(p.Asks) > 0 && !answered: // the form comes first
 		err = nil
-	case d.Page == "redrive" && f.Get("all") != "" && f.Get("kind") == string(Call) && f.Get("state") == "reconcile" && f.Get("verified-applied")+f.Get("verified-not-applied") == "":
-		p.Ways = [][2]string{{"verified-applied", "I have verified that all were applied: resolve them"}, {"verified-not-applied", "I have verified that none was applied: send them again"}}
+	case d.Page == "redrive" &&
+		f.Get("all") != "" &&
+		f.Get("kind") == string(Call) &&
+		f.Get("state") == "reconcile" &&
+		f.Get("verified-applied")+f.Get("verified-not-applied") == "":
+		p.Ways = [][2]string{
+			{"verified-applied", "I have verified that all were applied: resolve them"},
+			{"verified-not-applied", "I have verified that none was applied: send them again"},
+		}
 	case err == nil:
 		err = v.ask(func(ctx context.Context, db ops.DB) (err error) {
 			p.Would, err = try.Run(ctx, db, ops.By{DryRun: true}, nil)
@@ -129,7 +142,11 @@ func (v *visit) propose(d *operate.Decision, status int, failed error) error {
 }
 
 // errUnseen refuses an act of which nothing was shown: the form of its page carries it.
-var errUnseen = &ops.Error{Kind: ops.ErrInvalid, Reason: "nothing was done: what the act would do was not shown before", Remedy: "open its page, and confirm it there"}
+var errUnseen = &ops.Error{
+	Kind:   ops.ErrInvalid,
+	Reason: "nothing was done: what the act would do was not shown before",
+	Remedy: "open its page, and confirm it there",
+}
 
 // carryOut does what was shown, and goes on to its row of the audit (U1).
 func (v *visit) carryOut(d *operate.Decision) error {

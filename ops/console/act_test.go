@@ -39,11 +39,17 @@ func TestU1Acts(t *testing.T) {
 	request := one[string](t, pool, `select id::text from onlyonce.http_records where state = 'reconcile' order by id limit 1`)
 	abandoned := one[string](t, pool, `select id::text from onlyonce.http_records where state <> 'reconcile' order by id limit 1`)
 	for name, path := range map[string]string{
-		"redrive": "/act/redrive?id=1", "discard": "/act/discard?id=2", "pause": "/act/pause?scope=stock", "pause a partition": "/act/pause?scope=stock&topic=orders&partition=1",
-		"resume": "/act/resume?scope=billing&topic=payments&partition=2", "adopt": "/act/adopt?scope=stock&topic=orders&partition=4&at=52300",
-		"pause a sink": "/act/pause-sink?sink=payments", "resume a sink": "/act/resume-sink?sink=warehouse",
-		"replay":  "/act/replay?scope=mail&topic=orders&partition=1&from=49000&to=49010",
-		"resolve": "/act/resolve?id=" + request + "&step=charge&applied=1&result=ch_1", "close": "/act/close?id=" + abandoned,
+		"redrive":           "/act/redrive?id=1",
+		"discard":           "/act/discard?id=2",
+		"pause":             "/act/pause?scope=stock",
+		"pause a partition": "/act/pause?scope=stock&topic=orders&partition=1",
+		"resume":            "/act/resume?scope=billing&topic=payments&partition=2",
+		"adopt":             "/act/adopt?scope=stock&topic=orders&partition=4&at=52300",
+		"pause a sink":      "/act/pause-sink?sink=payments",
+		"resume a sink":     "/act/resume-sink?sink=warehouse",
+		"replay":            "/act/replay?scope=mail&topic=orders&partition=1&from=49000&to=49010",
+		"resolve":           "/act/resolve?id=" + request + "&step=charge&applied=1&result=ch_1",
+		"close":             "/act/close?id=" + abandoned,
 	} {
 		before := one[string](t, pool, stateSQL)
 		page := c.get(path).want(http.StatusOK, "What it would do")
@@ -73,7 +79,8 @@ func TestU1ActOnAStaleRow(t *testing.T) {
 	adopt := c.get("/act/adopt?scope=stock&topic=orders&partition=4&at=52300").want(http.StatusOK)
 	other := serve(t, pool, console.Config{Authorize: as("ben", console.Operate)})
 	other.post("/act/discard", other.get("/act/discard?id=1").confirms("faster")).want(http.StatusSeeOther)
-	other.post("/act/adopt", other.get("/act/adopt?scope=stock&topic=orders&partition=4&at=52400").confirms("faster")).want(http.StatusSeeOther)
+	other.post("/act/adopt",
+		other.get("/act/adopt?scope=stock&topic=orders&partition=4&at=52400").confirms("faster")).want(http.StatusSeeOther)
 	c.post("/act/redrive", page.confirms("slower")).want(http.StatusConflict, "notice bad")
 	c.post("/act/adopt", adopt.confirms("slower")).want(http.StatusConflict, "changed while")
 	if n := one[int](t, pool, `select count(*) from onlyonce.audit where reason = 'slower'`); n != 0 {
@@ -108,15 +115,27 @@ func TestU3Bulk(t *testing.T) {
 		t.Errorf("%d examples", n)
 	}
 	c.post("/act/redrive", page.confirms(" ")).want(http.StatusUnprocessableEntity, "reason must not be empty")
-	if _, err := pool.Exec(t.Context(), `update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where id in (3, 700, 1200)`); err != nil {
+	if _, err := pool.Exec(
+		t.Context(),
+		`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where id in (3, 700, 1200)`,
+	); err != nil {
 		t.Fatal(err)
 	}
 	if err := consoledata.Park(t.Context(), pool, 2); err != nil {
 		t.Fatal(err)
 	}
-	c.ended(c.post("/act/redrive", page.confirms("INC-8"))).want(http.StatusOK, ">Done<", `id="job-changed" value="1197"`, `id="job-skipped" value="3"`)
-	if got := one[string](t, pool, `select concat_ws(' ', count(*), max(actor), max(reason), max(detail->>'count'), max(detail->>'changed'), max(detail->>'skipped'), max(jsonb_array_length(detail->'ids')),
-		max(detail->'filter'->>'error_prefix')) from onlyonce.audit`); got != "1 ann INC-8 1200 1197 3 1197 bu" {
+	c.ended(c.post("/act/redrive", page.confirms("INC-8"))).want(
+		http.StatusOK,
+		">Done<",
+		`id="job-changed" value="1197"`,
+		`id="job-skipped" value="3"`,
+	)
+	if got := one[string](
+		t,
+		pool,
+		`select concat_ws(' ', count(*), max(actor), max(reason), max(detail->>'count'), max(detail->>'changed'), max(detail->>'skipped'), max(jsonb_array_length(detail->'ids')),
+		max(detail->'filter'->>'error_prefix')) from onlyonce.audit`,
+	); got != "1 ann INC-8 1200 1197 3 1197 bu" {
 		t.Error(got)
 	}
 	if n := one[int](t, pool, `select count(*) from onlyonce.parked where state = 'waiting'`); n != 2 {
@@ -132,7 +151,10 @@ func TestU3Bulk(t *testing.T) {
 func TestU2BodiesForThoseWhoMay(t *testing.T) {
 	t.Parallel()
 	pool := filled(t)
-	c := serve(t, pool, console.Config{Authorize: as("ann", console.View), Bodies: func(a console.Actor, k console.Kind) bool { return a == "ann" && k == console.Message }})
+	c := serve(t, pool, console.Config{
+		Authorize: as("ann", console.View),
+		Bodies:    func(a console.Actor, k console.Kind) bool { return a == "ann" && k == console.Message },
+	})
 	c.get("/parked/1").want(http.StatusOK, consoledata.Secret, "9007199254740993", "Bearer card")
 	c.get("/parked/121").want(http.StatusOK, "Payloads are hidden").without(consoledata.Secret)
 	for _, body := range []string{`convert_to(repeat('x', 10 * 1024 * 1024), 'UTF8')`, `decode('ff00fe', 'hex')`, `''::bytea`, `null`} {

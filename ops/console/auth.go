@@ -114,14 +114,26 @@ func (t *Token) Handler(root string, next http.Handler) http.Handler {
 			return
 		}
 		if !t.use(r.PathValue("token")) {
-			http.Error(w, "This address was used already, or is wrong. Start `onlyonce ui` again.", http.StatusForbidden)
+			http.Error(w,
+				"This address was used already, or is wrong. Start `onlyonce ui` again.", http.StatusForbidden)
 			return
 		}
-		http.SetCookie(w, &http.Cookie{Name: tokenCookie, Value: t.session, Path: root, HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: r.TLS != nil})
+		http.SetCookie(w, &http.Cookie{
+			Name:     tokenCookie,
+			Value:    t.session,
+			Path:     root,
+			HttpOnly: true,
+			SameSite: http.SameSiteStrictMode,
+			Secure:   r.TLS != nil,
+		})
 		// A redirect would still belong to the site that led here, and a browser would not send a
 		// strict cookie with it.
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		_, _ = fmt.Fprintf(w, `<!doctype html><title>onlyonce</title><meta http-equiv="refresh" content="0; url=%[1]s"><a href="%[1]s">Open the console</a>`, html.EscapeString(root))
+		_, _ = fmt.Fprintf(
+			w,
+			`<!doctype html><title>onlyonce</title><meta http-equiv="refresh" content="0; url=%[1]s"><a href="%[1]s">Open the console</a>`,
+			html.EscapeString(root),
+		)
 	})
 	return mux
 }
@@ -139,6 +151,7 @@ func (t *Token) use(token string) bool {
 
 // same compares secrets in a time that does not depend on them.
 func same(a, b string) bool {
-	x, y := sha256.Sum256([]byte(a)), sha256.Sum256([]byte(b))
+	x := sha256.Sum256([]byte(a))
+	y := sha256.Sum256([]byte(b))
 	return subtle.ConstantTimeCompare(x[:], y[:]) == 1
 }

@@ -76,7 +76,8 @@ func (j *job) end(r *operate.Result, err error) {
 	if r != nil {
 		j.done = *r.Bulk()
 	}
-	j.ended, j.err = time.Now(), err
+	j.ended = time.Now()
+	j.err = err
 }
 
 // jobs are the bulk acts of a database.
@@ -121,7 +122,10 @@ func (s *jobs) find(id string) *job {
 func filterOf(d *operate.Decision, f url.Values) (facts [][2]string) {
 	for _, of := range d.Fields {
 		if text := f.Get(of.Name); text != "" && of.Name != "all" {
-			facts = append(facts, [2]string{strings.ToUpper(of.Name[:1]) + strings.ReplaceAll(of.Name[1:], "-", " "), text})
+			facts = append(facts, [2]string{
+				strings.ToUpper(of.Name[:1]) + strings.ReplaceAll(of.Name[1:], "-", " "),
+				text,
+			})
 		}
 	}
 	return facts
@@ -132,12 +136,19 @@ func (v *visit) start(j *job, try *operate.Try, by ops.By, shown *operate.Result
 	if by.Reason == "" {
 		return &ops.Error{Kind: ops.ErrInvalid, Reason: "the reason must not be empty"}
 	}
-	j.ID, j.Title, j.Actor, j.Reason, j.Began, j.done = rand.Text(), try.Title+" all of these", v.actor, by.Reason, time.Now(), ops.ParkedChange{Count: shown.Bulk().Count}
+	j.ID, j.Title, j.Actor, j.Reason, j.Began, j.done = rand.Text(), try.Title+" all of these", v.actor, by.Reason, time.Now(), ops.ParkedChange{
+		Count: shown.Bulk().Count,
+	}
 	j.Filter = filterOf(try.Decision, v.r.PostForm)
 	if !v.db.jobs.add(j) {
-		return &ops.Error{Kind: ops.ErrRefused, Reason: "other bulk acts run in this database", Remedy: "wait until one of them has ended"}
+		return &ops.Error{
+			Kind:   ops.ErrRefused,
+			Reason: "other bulk acts run in this database",
+			Remedy: "wait until one of them has ended",
+		}
 	}
-	ctx, pool := context.WithoutCancel(v.ctx), v.db.pool
+	ctx := context.WithoutCancel(v.ctx)
+	pool := v.db.pool
 	go func() {
 		j.end(try.Run(ctx, pool, by, shown))
 		v.db.live.forget()
@@ -149,7 +160,11 @@ func (v *visit) start(j *job, try *operate.Try, by ops.By, shown *operate.Result
 func (v *visit) showJob() error {
 	j := v.db.jobs.find(v.r.PathValue("id"))
 	if j == nil {
-		return &ops.Error{Kind: ops.ErrNotFound, Reason: "this console does not know that bulk act", Remedy: "if its process was restarted, the audit has what was done"}
+		return &ops.Error{
+			Kind:   ops.ErrNotFound,
+			Reason: "this console does not know that bulk act",
+			Remedy: "if its process was restarted, the audit has what was done",
+		}
 	}
 	j.mu.Lock()
 	shown := jobView{job: j, Done: j.done, Ended: j.ended, Stopping: j.stop && j.ended.IsZero()}

@@ -62,7 +62,8 @@ func (c chart) drawn(h history, now time.Time, text func(float64) string) chart 
 		c.Said = "Nothing was seen yet."
 		return c
 	}
-	highest, lowest := h[0], h[0]
+	highest := h[0]
+	lowest := h[0]
 	for _, p := range h {
 		if p.value > highest.value {
 			highest = p

@@ -51,14 +51,29 @@ var (
 
 	parkedRows    = viewOf(rowID, rowState, rowReason, rowScope, rowOrigin, rowAttempts, rowParkedAt, rowError)
 	decidedRows   = viewOf(rowID, rowState, rowReason, rowScope, rowOrigin, rowAttempts, rowDue, rowSettled, rowError)
-	explainedRows = viewOf(rowID, rowState, rowReason, rowScope, rowOrigin, rowAttempts, rowParkedAt, rowDue, rowSettled, rowError)
+	explainedRows = viewOf(
+		rowID, rowState, rowReason, rowScope, rowOrigin, rowAttempts, rowParkedAt, rowDue,
+		rowSettled, rowError,
+	)
 )
 
 // Groups of parked rows.
 var (
 	groupCount = col(func(g *reports.ParkedCount) any { return &g.Count }).called("Rows").
 			opens(func(v *visit, g *reports.ParkedCount) string {
-			return v.Link("/parked", "kind", g.Kind, "state", g.State, "parked-for", g.Reason, "scope", g.Scope, "sink", g.Sink, "error", g.Error)
+			return v.Link("/parked",
+				"kind",
+				g.Kind,
+				"state",
+				g.State,
+				"parked-for",
+				g.Reason,
+				"scope",
+				g.Scope,
+				"sink",
+				g.Sink,
+				"error",
+				g.Error)
 		})
 	groupError  = col(func(g *reports.ParkedCount) any { return &g.Error }).as(anError).called("Error begins with")
 	groupKind   = col(func(g *reports.ParkedCount) any { return &g.Kind })
@@ -70,7 +85,16 @@ var (
 	groupOldest = col(func(g *reports.ParkedCount) any { return &g.Oldest })
 
 	parkedGroups = viewOf(groupCount, groupKind, groupState, groupReason, groupScope, groupSink, groupOldest)
-	errorGroups  = viewOf(groupCount, groupError, groupReason, groupState, groupKind, groupScope, groupSink, groupOldest)
+	errorGroups  = viewOf(
+		groupCount,
+		groupError,
+		groupReason,
+		groupState,
+		groupKind,
+		groupScope,
+		groupSink,
+		groupOldest,
+	)
 )
 
 // HTTP requests.
@@ -88,7 +112,15 @@ var (
 	openRequests = view[ops.Request]{acts: (*visit).requestActs, columns: []column[ops.Request]{
 		requestID, requestState, requestScope, requestTenant, requestBegan, requestUnknown, requestDone}}
 	allRequests = view[ops.Request]{acts: (*visit).requestActs, columns: []column[ops.Request]{
-		requestID, requestState, requestScope, requestTenant, requestBegan, requestCompleted, requestUnknown, requestDone}}
+		requestID,
+		requestState,
+		requestScope,
+		requestTenant,
+		requestBegan,
+		requestCompleted,
+		requestUnknown,
+		requestDone,
+	}}
 	oneRequest = view[ops.Request]{acts: (*visit).requestActs, columns: []column[ops.Request]{
 		requestState, requestScope, requestTenant, requestBegan, requestCompleted, requestUnknown, requestDone}}
 )
@@ -201,7 +233,9 @@ var (
 // The outbox.
 var (
 	sinks = view[sinkRow]{acts: (*visit).sinkActs, columns: []column[sinkRow]{
-		col(func(s *sinkRow) any { return &s.Sink }).opens(func(v *visit, s *sinkRow) string { return v.toSink(&s.Sink) }),
+		col(func(s *sinkRow) any { return &s.Sink }).opens(func(v *visit, s *sinkRow) string {
+			return v.toSink(&s.Sink)
+		}),
 		col(func(s *sinkRow) any { return &s.Waits }).called("Not delivered"),
 		col(func(s *sinkRow) any { return &s.Since }).called("Oldest"),
 		col(func(s *sinkRow) any { return &s.Last }).as(anError).called("Last error"),

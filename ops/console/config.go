@@ -61,7 +61,12 @@ type Config struct {
 	// partitions of a topic, -1 if there is none, and for the id of the cluster. A person can then
 	// replay by time. It must be safe for concurrent use. Defaults to nil: by time the console
 	// replays stored events only.
-	OffsetsAt func(ctx context.Context, topic string, partitions []int32, at time.Time) (cluster string, offsets map[int32]int64, err error)
+	OffsetsAt func(
+		ctx context.Context,
+		topic string,
+		partitions []int32,
+		at time.Time,
+	) (cluster string, offsets map[int32]int64, err error)
 
 	// Pools are the databases by name, for example the shards of a consumer. A name consists of
 	// letters, digits, '-', '_' and '.'. The pool given to New must then be nil.

@@ -32,7 +32,8 @@ const (
 	atOnce     = 4                // questions to one database that run at once
 	formLimit  = 256 << 10        // bytes of a form
 	assetAge   = "max-age=86400"  // of scripts and styles; their addresses name their content
-	policy     = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+	policy     = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src " +
+		"'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
 
 // console is the handler that New returns.
@@ -119,7 +120,8 @@ func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if c.guard.Check(r) != nil || embedded(r) {
-		v.fail(http.StatusForbidden, "This request came from another site, and nothing was done.", "Open the console itself, and repeat it there.")
+		v.fail(http.StatusForbidden, "This request came from another site, and nothing was done.",
+			"Open the console itself, and repeat it there.")
 		return
 	}
 	if path, v.db = c.databaseOf(path); v.db == nil {
@@ -149,7 +151,8 @@ func driven(r *http.Request) bool { return elsewhere(r) && r.Header.Get("Sec-Fet
 // dispatch calls the handler of the path, once the person may use it.
 func (c *console) dispatch(v *visit, path string) {
 	inner := v.r.Clone(context.WithValue(v.ctx, visitKey{}, v))
-	inner.URL.Path, inner.URL.RawPath = path, ""
+	inner.URL.Path = path
+	inner.URL.RawPath = ""
 	v.r = inner
 	v.r.Body = http.MaxBytesReader(v.w, v.r.Body, formLimit)
 	c.mux.ServeHTTP(v.w, inner)
@@ -173,7 +176,8 @@ func (c *console) databaseOf(path string) (string, *database) {
 }
 
 func (c *console) serveAsset(w http.ResponseWriter, r *http.Request, name string) {
-	if _, err := fs.Stat(staticFiles, staticName+"/"+name); err != nil || r.Method != http.MethodGet && r.Method != http.MethodHead {
+	if _, err := fs.Stat(staticFiles, staticName+"/"+name); err != nil ||
+		r.Method != http.MethodGet && r.Method != http.MethodHead {
 		http.NotFound(w, r)
 		return
 	}
@@ -202,7 +206,8 @@ func (v *visit) logGuess() {
 		return
 	}
 	if held, yes := v.guesses.Let("", time.Now(), pace.Refusals); yes {
-		v.Logger.Warn("onlyonce: a name or a password for the console was wrong", "from", v.r.RemoteAddr, "not_logged", held)
+		v.Logger.Warn("onlyonce: a name or a password for the console was wrong",
+			"from", v.r.RemoteAddr, "not_logged", held)
 	}
 }
 
@@ -225,13 +230,20 @@ func (v *visit) describe(err error) (status int, text, remedy string) {
 	var pg *pgconn.PgError
 	switch {
 	case errors.As(err, &e):
-		status = map[error]int{ops.ErrInvalid: http.StatusUnprocessableEntity, ops.ErrNotFound: http.StatusNotFound, ops.ErrRefused: http.StatusConflict,
-			ops.ErrNothing: http.StatusConflict, ops.ErrChanged: http.StatusConflict, ops.ErrOutcomeUnknown: http.StatusBadGateway}[e.Kind]
+		status = map[error]int{
+			ops.ErrInvalid:        http.StatusUnprocessableEntity,
+			ops.ErrNotFound:       http.StatusNotFound,
+			ops.ErrRefused:        http.StatusConflict,
+			ops.ErrNothing:        http.StatusConflict,
+			ops.ErrChanged:        http.StatusConflict,
+			ops.ErrOutcomeUnknown: http.StatusBadGateway,
+		}[e.Kind]
 		return status, sentence(operate.Flags(e.Reason, "", " ")), sentence(operate.Flags(e.Remedy, "", " "))
 	case errors.Is(err, migrations.ErrSchema):
 		return http.StatusServiceUnavailable, "The schema of this database does not fit this console.", sentence(err.Error())
 	case errors.Is(err, errMissing):
-		return http.StatusNotFound, "There is no such thing here.", "It may have been removed meanwhile, or the address is wrong."
+		return http.StatusNotFound, "There is no such thing here.", "It may have been removed meanwhile, or " +
+			"the address is wrong."
 	case errors.Is(err, errStandby):
 		return refusedByStandby()
 	case errors.Is(err, errViewer):
@@ -239,7 +251,8 @@ func (v *visit) describe(err error) (status int, text, remedy string) {
 	case errors.As(err, new(*http.MaxBytesError)):
 		return http.StatusRequestEntityTooLarge, "The form is too large.", ""
 	}
-	v.Logger.Warn("onlyonce: the database did not answer the console", "database", v.db.Title(), "path", v.r.URL.Path, "error", err)
+	v.Logger.Warn("onlyonce: the database did not answer the console",
+		"database", v.db.Title(), "path", v.r.URL.Path, "error", err)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		return http.StatusGatewayTimeout, "The database gave no answer in time.", "Look again in a moment."
@@ -248,15 +261,21 @@ func (v *visit) describe(err error) (status int, text, remedy string) {
 	case errors.As(err, &pg) && pg.Code == "25006":
 		return refusedByStandby()
 	case errors.As(err, &pg) && pg.Code == "40001":
-		return http.StatusServiceUnavailable, "The server ended this question, because it had to go on with the changes of its primary.", "Look again in a moment."
-	case errors.As(err, &pg) && pg.Code == "55P03" && strings.HasPrefix(pg.Message, "onlyonce: "): // onlyonce.lock_owner
-		return http.StatusConflict, sentence(strings.TrimPrefix(pg.Message, "onlyonce: ")), "Nothing was done. Pause the partition, and try again."
+		return http.StatusServiceUnavailable, "The server ended this question, because it had to go on with " +
+			"the changes of its primary.", "Look again in a moment."
+	case errors.As(err, &pg) && pg.Code == "55P03" && strings.HasPrefix(pg.Message, "onlyonce: "):
+		// onlyonce.lock_owner
+		return http.StatusConflict, sentence(
+			strings.TrimPrefix(pg.Message, "onlyonce: "),
+		), "Nothing was done. Pause the partition, and try again."
 	case errors.As(err, &pg) && (pg.Code == "55P03" || pg.Code == "57014"):
 		return http.StatusConflict, "Another transaction holds what this one needs, and nothing was done.", "Try again."
 	case errors.As(err, &pg):
-		return http.StatusBadGateway, "The database refused a statement: " + pg.Message + " (SQLSTATE " + pg.Code + ").", ""
+		return http.StatusBadGateway, "The database refused a statement: " + pg.Message + " (SQLSTATE " +
+			pg.Code + ").", ""
 	}
-	return http.StatusBadGateway, "The database does not answer.", "See the log of the program that serves this console."
+	return http.StatusBadGateway, "The database does not answer.", "See the log of the program that serves " +
+		"this console."
 }
 
 var (

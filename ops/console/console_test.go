@@ -117,9 +117,35 @@ func one[T any](t *testing.T, pool *pgxpool.Pool, sql string, args ...any) (v T)
 // pages are addresses of all pages, over the sample.
 func pages(t *testing.T, pool *pgxpool.Pool) []string {
 	call := one[string](t, pool, `select key::text from onlyonce.outbox_log order by id limit 1`)
-	return []string{"/", "/consumers", "/consumers?scope=stock", "/consumers/cursor?scope=stock&topic=orders&partition=4", "/parked", "/parked?kind=message&scope=stock&parked-for=exhausted",
-		"/parked?all=1", "/parked/1", "/parked/121", "/explain", "/explain?q=order-1", "/explain?q=orders/1/47001", "/explain?q=" + call, "/outbox", "/outbox?sink=payments",
-		"/calls/" + call, "/requests", "/requests?all=1", "/events", "/events?topic=webhook.stripe", "/events/at?topic=webhook.stripe&partition=0&offset=1", "/keys", "/places", "/places?state=left", "/audit", "/audit/1", "/doctor"}
+	return []string{
+		"/",
+		"/consumers",
+		"/consumers?scope=stock",
+		"/consumers/cursor?scope=stock&topic=orders&partition=4",
+		"/parked",
+		"/parked?kind=message&scope=stock&parked-for=exhausted",
+		"/parked?all=1",
+		"/parked/1",
+		"/parked/121",
+		"/explain",
+		"/explain?q=order-1",
+		"/explain?q=orders/1/47001",
+		"/explain?q=" + call,
+		"/outbox",
+		"/outbox?sink=payments",
+		"/calls/" + call,
+		"/requests",
+		"/requests?all=1",
+		"/events",
+		"/events?topic=webhook.stripe",
+		"/events/at?topic=webhook.stripe&partition=0&offset=1",
+		"/keys",
+		"/places",
+		"/places?state=left",
+		"/audit",
+		"/audit/1",
+		"/doctor",
+	}
 }
 
 // The first page has the numbers in the order of need, and the present fault of each process.
@@ -127,7 +153,11 @@ func TestOverview(t *testing.T) {
 	t.Parallel()
 	page := serve(t, filled(t), console.Config{Authorize: as("ann", console.View)}).get("/").want(http.StatusOK).body
 	rest := page
-	for _, text := range []string{"halted: scope stock", "cannot join: scope billing", ">Parked</a>", ">Calls not delivered</a>", ">HTTP requests</a>", ">Copies are recognized for</a>", `id="owners"`, "billing-55c4-0", "group billing-v1 not joined"} {
+	for _, text := range []string{
+		"halted: scope stock", "cannot join: scope billing", ">Parked</a>",
+		">Calls not delivered</a>", ">HTTP requests</a>", ">Copies are recognized for</a>",
+		`id="owners"`, "billing-55c4-0", "group billing-v1 not joined",
+	} {
 		_, after, found := strings.Cut(rest, text)
 		if !found {
 			t.Fatalf("%q does not come next in\n%s", text, rest)
@@ -140,10 +170,14 @@ func TestOverview(t *testing.T) {
 func TestMemoryOfARedrive(t *testing.T) {
 	t.Parallel()
 	c := serve(t, filled(t), console.Config{Authorize: as("ann", console.View)})
-	c.get("/parked/1").want(http.StatusOK, `<a href="/audit/3">parked redrive by ben: INC-2031: stock is up again</a>`, "redriven, and failed again after 10 attempts: it is waiting", `href="/explain?q=order-1&amp;`)
+	c.get("/parked/1").want(http.StatusOK, `<a href="/audit/3">parked redrive by ben: INC-2031: stock is up again</a>`,
+		"redriven, and failed again after 10 attempts: it is waiting", `href="/explain?q=order-1&amp;`)
 	c.get("/parked/3").want(http.StatusOK).without("failed again", `"/audit/`)
 	c.get("/audit/3").want(http.StatusOK, `<a class="open" href="/parked/1">1</a>`, `data-f="state" data-v="waiting"`)
-	c.get("/explain?q=order-1").want(http.StatusOK, "order-1 of scope stock was claimed", "It is parked as row 1 (exhausted), waiting after 10 attempts", `href="/parked/1"`, "<details><summary>Claims")
+	c.get("/explain?q=order-1").want(http.StatusOK, "order-1 of scope stock was claimed",
+		"It is parked as row 1 (exhausted), waiting after 10 attempts",
+		`href="/parked/1"`,
+		"<details><summary>Claims")
 	c.get("/explain?q=order-1&scope=stok").want(http.StatusOK, "no consumer and no webhook endpoint has that scope. There are: billing, ")
 }
 
@@ -151,8 +185,17 @@ func TestMemoryOfARedrive(t *testing.T) {
 func TestPartition(t *testing.T) {
 	t.Parallel()
 	c := serve(t, filled(t), console.Config{Authorize: as("ann", console.View)})
-	c.get("/consumers/cursor?scope=stock&topic=orders&partition=2").want(http.StatusOK, "offset 50166", " for 42s, key 9f2c41d07be3a655; done after it: 7 messages", `<span class="tag mild">blocked</span>`)
-	halted := c.get("/consumers/cursor?scope=stock&topic=orders&partition=4").want(http.StatusOK, `<span class="tag bad">halted</span>`, "182 messages were deleted")
+	c.get("/consumers/cursor?scope=stock&topic=orders&partition=2").want(
+		http.StatusOK,
+		"offset 50166",
+		" for 42s, key 9f2c41d07be3a655; done after it: 7 messages",
+		`<span class="tag mild">blocked</span>`,
+	)
+	halted := c.get("/consumers/cursor?scope=stock&topic=orders&partition=4").want(
+		http.StatusOK,
+		`<span class="tag bad">halted</span>`,
+		"182 messages were deleted",
+	)
 	if n := strings.Count(halted.body, "cursor adopt -scope"); n != 1 { // the button that copies it
 		t.Errorf("the command is there %d times more than it is shown\n%s", n, halted.body)
 	}
@@ -172,7 +215,8 @@ func TestPlaces(t *testing.T) {
 func TestU2IDOfAMessage(t *testing.T) {
 	t.Parallel()
 	c := serve(t, filled(t), console.Config{Authorize: as("ann", console.View)})
-	c.get("/parked/1").want(http.StatusOK, `<td class="text">order-1</td>`, `<a href="/explain?q=order-1&amp;scope=stock&amp;topic=orders">order-1</a>`, "31 B, hidden").without(consoledata.Secret)
+	c.get("/parked/1").want(http.StatusOK, `<td class="text">order-1</td>`,
+		`<a href="/explain?q=order-1&amp;scope=stock&amp;topic=orders">order-1</a>`, "31 B, hidden").without(consoledata.Secret)
 }
 
 func TestU2Pages(t *testing.T) {
@@ -187,7 +231,8 @@ func TestU2Pages(t *testing.T) {
 				t.Errorf("%s: %s is %q", p, name, a.header.Get(name))
 			}
 		}
-		if csp := a.header.Get("Content-Security-Policy"); !strings.Contains(csp, "frame-ancestors 'none'") || strings.Contains(csp, "unsafe") {
+		if csp := a.header.Get("Content-Security-Policy"); !strings.Contains(csp, "frame-ancestors 'none'") ||
+			strings.Contains(csp, "unsafe") {
 			t.Errorf("%s: policy %q", p, csp)
 		}
 	}

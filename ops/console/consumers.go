@@ -38,14 +38,19 @@ func (v *visit) consumers() error {
 	if s != nil {
 		all := partitionsOf(s.StatusReport, scope, v.Query("topic"))
 		c.Acts = append(c.Acts, v.adopting(all)...)
-		c.Parts = []part{{ID: "partitions", Table: partitions.table(v, "cursors", all), None: "No consumer has a cursor in this database."}}
+		c.Parts = []part{{
+			ID:    "partitions",
+			Table: partitions.table(v, "cursors", all),
+			None:  "No consumer has a cursor in this database.",
+		}}
 	}
 	return v.showParts("/consumers", c, page{Live: true, State: state, Status: unanswered(s == nil)})
 }
 
 // adopting are the acts that resolve the halts of several partitions of a topic at once.
 func (v *visit) adopting(all []partition) (acts []act) {
-	halts, order := map[[3]string]int{}, [][3]string{}
+	halts := map[[3]string]int{}
+	order := [][3]string{}
 	for i := range all {
 		if of := [3]string{all[i].Scope, all[i].Topic, all[i].Halt}; all[i].halted() {
 			if halts[of]++; halts[of] == 2 {
@@ -55,7 +60,10 @@ func (v *visit) adopting(all []partition) (acts []act) {
 	}
 	for _, of := range order {
 		if v.Operates() {
-			acts = append(acts, act{fmt.Sprintf("Adopt the %d partitions of %s that are halted: %s", halts[of], of[1], of[2]), v.Link("/act/adopt", "scope", of[0], "topic", of[1], "halted", of[2])})
+			acts = append(acts, act{
+				fmt.Sprintf("Adopt the %d partitions of %s that are halted: %s", halts[of], of[1], of[2]),
+				v.Link("/act/adopt", "scope", of[0], "topic", of[1], "halted", of[2]),
+			})
 		}
 	}
 	return acts
@@ -82,7 +90,10 @@ func (v *visit) pausing(paused bool, query ...any) []act {
 	case len(query) > 2:
 		return []act{{"Pause", v.Link("/act/pause", query...)}}
 	}
-	return []act{{"Pause the scope", v.Link("/act/pause", query...)}, {"Resume the scope", v.Link("/act/resume", query...)}}
+	return []act{
+		{"Pause the scope", v.Link("/act/pause", query...)},
+		{"Resume the scope", v.Link("/act/resume", query...)},
+	}
 }
 
 // partitionsOf joins the cursors with what living processes report.
@@ -107,10 +118,16 @@ func partitionsOf(r *ops.StatusReport, scope, topic string) []partition {
 			k, is := known[ops.CursorName{Scope: o.Scope, Topic: p.Topic, Partition: p.Partition}]
 			if !is { // for example, it was halted before it had a cursor
 				k = len(all)
-				all = append(all, partition{Cursor: ops.Cursor{Scope: o.Scope, Topic: p.Topic, Partition: p.Partition, Position: p.Position}})
+				all = append(all, partition{Cursor: ops.Cursor{
+					Scope:     o.Scope,
+					Topic:     p.Topic,
+					Partition: p.Partition,
+					Position:  p.Position,
+				}})
 			}
 			if all[k].Owned == nil || all[k].Owned.Epoch < p.Epoch {
-				all[k].Owner, all[k].Owned = o, p
+				all[k].Owner = o
+				all[k].Owned = p
 			}
 		}
 	}
@@ -134,8 +151,13 @@ func (p *partition) complete() {
 		is   bool
 		name string
 	}{
-		{p.halted(), "halted"}, {p.Owned != nil && p.Owned.WaitingFor > 0, "waiting"}, {blocked, "blocked"}, {p.Paused != nil, "paused"},
-		{p.ReplayUntil != nil, "replaying"}, {p.RetiredAt != nil, "retired"}, {p.Owned == nil && p.RetiredAt == nil, "no owner"},
+		{p.halted(), "halted"},
+		{p.Owned != nil && p.Owned.WaitingFor > 0, "waiting"},
+		{blocked, "blocked"},
+		{p.Paused != nil, "paused"},
+		{p.ReplayUntil != nil, "replaying"},
+		{p.RetiredAt != nil, "retired"},
+		{p.Owned == nil && p.RetiredAt == nil, "no owner"},
 	} {
 		if t.is {
 			p.Tags = append(p.Tags, t.name)
@@ -146,13 +168,15 @@ func (p *partition) complete() {
 // cursor shows one partition.
 func (v *visit) cursor() error {
 	n, err := strconv.ParseInt(v.Query("partition"), 10, 32)
-	scope, topic := v.Query("scope"), v.Query("topic")
+	scope := v.Query("scope")
+	topic := v.Query("topic")
 	if err != nil || scope == "" || topic == "" {
 		return errMissing
 	}
 	s, state := v.db.live.status.get(v.ctx, v.db)
 	if s == nil {
-		return v.showParts("/consumers", &content{Title: "Cursor"}, page{Live: true, State: state, Status: unanswered(true)})
+		return v.showParts("/consumers",
+			&content{Title: "Cursor"}, page{Live: true, State: state, Status: unanswered(true)})
 	}
 	var p *partition
 	for _, of := range partitionsOf(s.StatusReport, scope, topic) {
@@ -164,7 +188,12 @@ func (v *visit) cursor() error {
 		return errMissing
 	}
 	at := []any{"scope", scope, "topic", topic, "partition", p.Partition}
-	c := &content{Title: fmt.Sprintf("%s/%d", topic, n), Of: scope, Tags: p.Tags, Acts: v.pausing(p.Paused != nil, at...)}
+	c := &content{
+		Title: fmt.Sprintf("%s/%d", topic, n),
+		Of:    scope,
+		Tags:  p.Tags,
+		Acts:  v.pausing(p.Paused != nil, at...),
+	}
 	if v.Operates() {
 		c.Acts = append(c.Acts, act{"Adopt", v.Link("/act/adopt", at...)}, act{"Replay", v.Link("/act/replay", at...)})
 	}
@@ -175,20 +204,42 @@ func (v *visit) cursor() error {
 	}
 	if o := p.Owned; o != nil {
 		if o.Halted != "" {
-			c.Parts = []part{{Needs: []need{{ops.Need{Kind: "halt", Text: "halted: " + o.Halted + ": " + o.Detail, Remedy: o.Remedy, Commands: o.Commands}, v.Link("/consumers", "scope", scope, "topic", topic)}}}}
+			c.Parts = []part{{Needs: []need{{
+				ops.Need{
+					Kind:     "halt",
+					Text:     "halted: " + o.Halted + ": " + o.Detail,
+					Remedy:   o.Remedy,
+					Commands: o.Commands,
+				},
+				v.Link("/consumers", "scope", scope, "topic", topic),
+			}}}}
 		}
 		facts = append(facts, factsOf(v, o, ownedFacts...)...)
-		facts = append(facts, fact{Name: "Owner", Value: escaped(p.By + ", reported " + show.Ago(p.Owner.SeenAgeSeconds) + " ago")})
+		facts = append(facts, fact{
+			Name:  "Owner",
+			Value: escaped(p.By + ", reported " + show.Ago(p.Owner.SeenAgeSeconds) + " ago"),
+		})
 		if o.WaitingFor > 0 {
-			facts = append(facts, fact{Name: "Waits", Value: escaped(fmt.Sprintf("at offset %d for %s: a Kafka transaction is open", o.LastStable, show.Ago(o.WaitingFor)))})
+			facts = append(facts, fact{
+				Name: "Waits",
+				Value: escaped(fmt.Sprintf("at offset %d for %s: a Kafka transaction is open",
+					o.LastStable, show.Ago(o.WaitingFor))),
+			})
 		}
 		if b := o.BlockedBy; b != nil {
 			key := ""
 			if b.Key != "" {
 				key = ", key " + b.Key
 			}
-			facts = append(facts, fact{Name: "Blocked by", Value: linkTo(v.Link("/explain", append(at, "offset", b.Offset)...), fmt.Sprintf("offset %d", b.Offset)) +
-				escaped(fmt.Sprintf(" for %s%s; done after it: %s", show.Ago(b.For), key, show.Count(int64(b.Done), "message")))})
+			facts = append(facts, fact{
+				Name: "Blocked by",
+				Value: linkTo(
+					v.Link("/explain", append(at, "offset", b.Offset)...),
+					fmt.Sprintf("offset %d", b.Offset),
+				) +
+					escaped(fmt.Sprintf(" for %s%s; done after it: %s",
+						show.Ago(b.For), key, show.Count(int64(b.Done), "message"))),
+			})
 		}
 	}
 	c.Parts = append(c.Parts, part{Facts: facts})

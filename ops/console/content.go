@@ -95,7 +95,13 @@ func (f filterField) Title() string { return heading(strings.ReplaceAll(f.Name, 
 
 // listOf reads the list that the address asks for, and completes its part of the page: the filter,
 // the rows, and the way to the next ones.
-func listOf[F, T any](v *visit, p part, l *operate.List[F, T], page string, w view[T]) (part, *operate.Question[F, T], error) {
+func listOf[F, T any](
+	v *visit,
+	p part,
+	l *operate.List[F, T],
+	page string,
+	w view[T],
+) (part, *operate.Question[F, T], error) {
 	q := l.Begin()
 	p.Filter = &filter{Action: v.Link(page), Cleared: true}
 	for _, f := range q.Form {
@@ -145,9 +151,15 @@ func listOf[F, T any](v *visit, p part, l *operate.List[F, T], page string, w vi
 
 // showParts shows a page of parts.
 func (v *visit) showParts(section string, c *content, p page) error {
-	p.Section, p.Title, p.Data = section, cmp.Or(p.Title, c.Title), c
+	p.Section = section
+	p.Title = cmp.Or(p.Title, c.Title)
+	p.Data = c
 	c.Parts = slices.DeleteFunc(c.Parts, func(p part) bool {
-		p.ID, p.Title, p.Of, p.Folded, p.Half = "", "", "", false, false
+		p.ID = ""
+		p.Title = ""
+		p.Of = ""
+		p.Folded = false
+		p.Half = false
 		return reflect.ValueOf(p).IsZero()
 	})
 	v.show(p)

@@ -19,9 +19,17 @@ func (v *visit) explain() error {
 	asked := strings.TrimSpace(v.Query("q"))
 	c := &content{Title: "Explain", Of: asked}
 	if asked == "" && v.Query("topic") == "" {
-		c.Parts = []part{{Text: []string{"What became of one message, webhook, call or request: when it was claimed, its calls and their attempts, what it waits for, and what a copy of it would be."},
-			Facts: []fact{{Name: "By a key", Value: "The UUID that is stored, or that a remote saw as Idempotency-Key."}, {Name: "By an id", Value: "The id of a message or webhook: all scopes are searched."},
-				{Name: "By a position", Value: "TOPIC/PARTITION/OFFSET"}}}}
+		c.Parts = []part{{
+			Text: []string{
+				"What became of one message, webhook, call or request: when it was claimed, its calls and " +
+					"their attempts, what it waits for, and what a copy of it would be.",
+			},
+			Facts: []fact{
+				{Name: "By a key", Value: "The UUID that is stored, or that a remote saw as Idempotency-Key."},
+				{Name: "By an id", Value: "The id of a message or webhook: all scopes are searched."},
+				{Name: "By a position", Value: "TOPIC/PARTITION/OFFSET"},
+			},
+		}}
 		return v.showParts("/explain", c, page{})
 	}
 	if at := positionIn(asked, v.Query); at != nil {
@@ -34,12 +42,22 @@ func (v *visit) explain() error {
 			return err
 		}
 		for _, k := range r.Cursors {
-			c.Acts = append(c.Acts, act{"The cursor of " + k.Scope, v.Link("/consumers/cursor", "scope", k.Scope, "topic", r.Topic, "partition", r.Partition)})
+			c.Acts = append(c.Acts, act{
+				"The cursor of " + k.Scope,
+				v.Link("/consumers/cursor", "scope", k.Scope, "topic", r.Topic, "partition", r.Partition),
+			})
 		}
 		if r.Event != nil {
-			c.Acts = append(c.Acts, act{"The event " + r.Event.ID, v.Link("/events/at", "topic", r.Topic, "partition", r.Partition, "offset", r.Offset)})
+			c.Acts = append(c.Acts, act{
+				"The event " + r.Event.ID,
+				v.Link("/events/at", "topic", r.Topic, "partition", r.Partition, "offset", r.Offset),
+			})
 		}
-		c.Parts = []part{{Text: operate.ExplainedPosition(r)}, v.parkedPart(r.Parked), {Title: "Cursors", Table: explainedCursors.table(v, "cursors", r.Cursors)}}
+		c.Parts = []part{
+			{Text: operate.ExplainedPosition(r)},
+			v.parkedPart(r.Parked),
+			{Title: "Cursors", Table: explainedCursors.table(v, "cursors", r.Cursors)},
+		}
 		for _, k := range r.Cursors {
 			c.Parts = append(c.Parts, v.callParts(k.Calls)...)
 		}
@@ -67,7 +85,10 @@ func (v *visit) explain() error {
 	} else {
 		c.Parts = append([]part{{Text: operate.ExplainedKey(r)}, v.parkedPart(r.Parked)}, v.callParts(r.Calls)...)
 		if r.Request != nil {
-			c.Parts = append(c.Parts, part{Title: "HTTP request", Table: oneRequest.table(v, "requests", []ops.Request{*r.Request})})
+			c.Parts = append(c.Parts, part{
+				Title: "HTTP request",
+				Table: oneRequest.table(v, "requests", []ops.Request{*r.Request}),
+			})
 		}
 		if len(r.Call) > 0 {
 			c.Acts = []act{{"What the log has of the call", v.Link("/calls/" + r.Key)}}
@@ -90,7 +111,10 @@ func (v *visit) foundIn(r *ops.KeyReport) part {
 	}
 	p := part{Text: []string{"Several scopes have the id:"}}
 	for _, f := range r.Found {
-		p.Acts = append(p.Acts, act{strings.TrimSuffix(f.Scope+", topic "+f.Topic, ", topic "), v.Link("/explain", "q", f.ID, "scope", f.Scope, "tenant", f.Tenant, "topic", f.Topic)})
+		p.Acts = append(p.Acts, act{
+			strings.TrimSuffix(f.Scope+", topic "+f.Topic, ", topic "),
+			v.Link("/explain", "q", f.ID, "scope", f.Scope, "tenant", f.Tenant, "topic", f.Topic),
+		})
 	}
 	return p
 }
@@ -98,13 +122,17 @@ func (v *visit) foundIn(r *ops.KeyReport) part {
 // positionIn reads a position: from fields of the address, or from TOPIC/PARTITION/OFFSET. Nil: it
 // is none.
 func positionIn(asked string, query func(string) string) *ops.ExplainQuestion {
-	topic, partition, offset := query("topic"), query("partition"), query("offset")
+	topic := query("topic")
+	partition := query("partition")
+	offset := query("offset")
 	if offset == "" {
 		parts := strings.Split(asked, "/")
 		if len(parts) != 3 {
 			return nil
 		}
-		topic, partition, offset = parts[0], parts[1], parts[2]
+		topic = parts[0]
+		partition = parts[1]
+		offset = parts[2]
 	}
 	p, err := strconv.ParseInt(partition, 10, 32)
 	o, err2 := strconv.ParseInt(offset, 10, 64)
@@ -123,8 +151,16 @@ func (v *visit) parkedPart(rows []ops.ParkedRow) part {
 func (v *visit) callParts(calls []ops.ExplainedCall) []part {
 	other := slices.IndexFunc(calls, func(c ops.ExplainedCall) bool { return c.Derived == nil })
 	if other < 1 {
-		return []part{{Title: "Calls", Folded: other == 0 && len(calls) > 3, Table: explainedCalls.table(v, "calls", calls)}}
+		return []part{{
+			Title:  "Calls",
+			Folded: other == 0 && len(calls) > 3,
+			Table:  explainedCalls.table(v, "calls", calls),
+		}}
 	}
 	return []part{{Title: "Calls", Table: explainedCalls.table(v, "calls", calls[:other])},
-		{Title: fmt.Sprintf("%d more calls of the same transaction", len(calls)-other), Folded: true, Table: explainedCalls.table(v, "other-calls", calls[other:])}}
+		{
+			Title:  fmt.Sprintf("%d more calls of the same transaction", len(calls)-other),
+			Folded: true,
+			Table:  explainedCalls.table(v, "other-calls", calls[other:]),
+		}}
 }

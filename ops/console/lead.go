@@ -58,7 +58,8 @@ func clause(text string) string {
 // leadOf is the first line of a console that has several databases.
 func leadOf(rows []fleetRow) string {
 	var silent, needing *fleetRow
-	needs, missing := 0, 0
+	needs := 0
+	missing := 0
 	for i := range rows {
 		r := &rows[i]
 		switch {

@@ -36,7 +36,11 @@ func TestS3Lead(t *testing.T) {
 		{reported(nil), asked{At: now}, "Nothing needs you."},
 		{reported([]ops.Need{one}), asked{At: now}, "1 thing needs you: cannot join: scope billing, 1 process."},
 		{reported([]ops.Need{one, one, one}), asked{At: now}, "3 things need you: the first is “cannot join: scope billing, 1 process”."},
-		{reported([]ops.Need{halted, one}), asked{At: now}, "2 things need you: the first is “halted: scope stock, orders/4, gap for 5m12s: the log begins at 52300”."},
+		{
+			reported([]ops.Need{halted, one}),
+			asked{At: now},
+			"2 things need you: the first is “halted: scope stock, orders/4, gap for 5m12s: the log begins at 52300”.",
+		},
 		{uncounted, asked{At: now}, "Nothing needs you, as far as it was counted"},
 		{unsent, asked{At: now}, "Nothing needs you, as far as it was counted"},
 		{reported(nil), asked{At: now, Err: context.DeadlineExceeded}, "The database does not answer: what follows is old."},

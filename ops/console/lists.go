@@ -25,8 +25,15 @@ func (v *visit) keys() error {
 					used = append(used, s)
 				}
 			}
-			c.Parts = append(c.Parts, part{ID: r.Ring, Title: r.Ring, Of: fmt.Sprintf("remembered %s; %s, %s", show.Remembered(r.Horizon), show.Count(r.Filters, "filter"), show.Size(float64(r.FilterBytes))),
-				Table: segments.table(v, "segments-"+r.Ring, used)})
+			c.Parts = append(c.Parts, part{
+				ID:    r.Ring,
+				Title: r.Ring,
+				Of: fmt.Sprintf("remembered %s; %s, %s",
+					show.Remembered(r.Horizon),
+					show.Count(r.Filters, "filter"),
+					show.Size(float64(r.FilterBytes))),
+				Table: segments.table(v, "segments-"+r.Ring, used),
+			})
 		}
 		c.Parts = append(c.Parts, part{ID: "frontiers-h", Title: "What holds back forgetting", None: "Nothing.",
 			Table: frontiers.table(v, "frontiers", inbox.Frontiers)})
@@ -44,8 +51,12 @@ func (v *visit) doctor() error {
 	if err != nil {
 		return err
 	}
-	return v.showParts("/doctor", &content{Title: "Doctor", Of: fmt.Sprintf("%d failed, %d to look at", found.Fail, found.Warn),
-		Parts: []part{{Table: findings.table(v, "findings", found.Findings)}}}, page{})
+	return v.showParts(
+		"/doctor",
+		&content{Title: "Doctor", Of: fmt.Sprintf("%d failed, %d to look at", found.Fail, found.Warn),
+			Parts: []part{{Table: findings.table(v, "findings", found.Findings)}}},
+		page{},
+	)
 }
 
 // ask asks the database of the page.
@@ -71,11 +82,25 @@ func (v *visit) outbox() error {
 		c.Parts = []part{{ID: "sinks-h", Title: "Sinks", None: "No sink is known.",
 			Table: sinks.table(v, "sinks", rows)}}
 		if sink != "" {
-			c.Parts = append(c.Parts, part{ID: "lanes-h", Title: "Lanes with calls to send", None: "None.", Table: lanes.table(v, "lanes", busy)})
+			c.Parts = append(c.Parts, part{
+				ID:    "lanes-h",
+				Title: "Lanes with calls to send",
+				None:  "None.",
+				Table: lanes.table(v, "lanes", busy),
+			})
 		}
-		c.Parts = append(c.Parts, part{ID: "segments-h", Title: "Segments of the log", Table: logSegments.table(v, "segments", report.Ring)})
+		c.Parts = append(c.Parts, part{
+			ID:    "segments-h",
+			Title: "Segments of the log",
+			Table: logSegments.table(v, "segments", report.Ring),
+		})
 	}
-	calls := part{ID: "calls", Title: "Calls of the log", Of: "oldest first; one whose attempt failed is parked", Acts: []act{{"List them", v.Link("/outbox", "list", "1")}}}
+	calls := part{
+		ID:    "calls",
+		Title: "Calls of the log",
+		Of:    "oldest first; one whose attempt failed is parked",
+		Acts:  []act{{"List them", v.Link("/outbox", "list", "1")}},
+	}
 	listed := v.Query("list")+sink+v.Query("scope")+v.Query("name") != ""
 	if listed {
 		var err error
@@ -152,7 +177,13 @@ func (o *outbox) rows(of string) (sinks []sinkRow, lanes []reports.OutboxLane) {
 
 // parked shows groups of parked rows, and the rows that a filter picks.
 func (v *visit) parked() error {
-	list, q, err := listOf(v, part{ID: "rows", Title: "Rows", None: "Nothing that is parked matches."}, operate.ParkedList, "/parked", parkedRows)
+	list, q, err := listOf(
+		v,
+		part{ID: "rows", Title: "Rows", None: "Nothing that is parked matches."},
+		operate.ParkedList,
+		"/parked",
+		parkedRows,
+	)
 	if err != nil {
 		return err
 	}
@@ -168,7 +199,12 @@ func (v *visit) parked() error {
 	case !totals.Counted:
 		c.Notices = []notice{{Text: "Counting what is parked takes over 2 seconds: groups are left out."}}
 	case !f.Filtered():
-		c.Parts = []part{{ID: "groups-h", Title: "Groups", Table: errorGroups.table(v, "groups", totals.Groups), None: "Nothing is parked."}}
+		c.Parts = []part{{
+			ID:    "groups-h",
+			Title: "Groups",
+			Table: errorGroups.table(v, "groups", totals.Groups),
+			None:  "Nothing is parked.",
+		}}
 	}
 	if v.Operates() {
 		list.Hint = "Choose a group, or filter by kind and by scope or sink, to redrive or discard all that match."
@@ -178,7 +214,10 @@ func (v *visit) parked() error {
 			for _, field := range list.Filter.Fields {
 				query = append(query, field.Name, field.Value)
 			}
-			list.Acts = []act{{"Redrive all of these", v.Link("/act/redrive", query...)}, {"Discard all of these", v.Link("/act/discard", query...)}}
+			list.Acts = []act{
+				{"Redrive all of these", v.Link("/act/redrive", query...)},
+				{"Discard all of these", v.Link("/act/discard", query...)},
+			}
 		}
 	}
 	c.Parts = append(c.Parts, list)
@@ -193,7 +232,13 @@ func bulk(f *operate.ParkedFilter) bool {
 
 // events shows streams, and events of the event log.
 func (v *visit) events() error {
-	list, _, err := listOf(v, part{ID: "events", Title: "Events", Of: "newest first"}, operate.EventList, "/events", events)
+	list, _, err := listOf(
+		v,
+		part{ID: "events", Title: "Events", Of: "newest first"},
+		operate.EventList,
+		"/events",
+		events,
+	)
 	if err != nil {
 		return err
 	}
@@ -203,8 +248,12 @@ func (v *visit) events() error {
 	report, state := v.db.live.events.get(v.ctx, v.db)
 	c := &content{Title: "Webhooks and events"}
 	if report != nil {
-		c.Parts = []part{{ID: "streams-h", Title: "Streams", None: "No stream exists: no endpoint has stored a webhook, and nothing was appended.",
-			Table: streams.table(v, "streams", report.Streams)}}
+		c.Parts = []part{{
+			ID:    "streams-h",
+			Title: "Streams",
+			None:  "No stream exists: no endpoint has stored a webhook, and nothing was appended.",
+			Table: streams.table(v, "streams", report.Streams),
+		}}
 	}
 	c.Parts = append(c.Parts, list)
 	return v.showParts("/events", c, page{State: state})

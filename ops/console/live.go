@@ -43,7 +43,8 @@ func (a *answer[T]) get(ctx context.Context, d *database) (value T, state asked)
 		// Those who wait may go, and others wait for the same answer.
 		go a.refresh(context.WithoutCancel(ctx), d)
 	}
-	running, have := a.running, !a.at.IsZero()
+	running := a.running
+	have := !a.at.IsZero()
 	a.mu.Unlock()
 	if running != nil {
 		// A page that was shown before is not held up by a database that hangs.
@@ -97,9 +98,13 @@ func (a *answer[T]) refresh(ctx context.Context, d *database) {
 	a.next = ended.Add(max(freshFor, restsFor*ended.Sub(begun)))
 	switch {
 	case err == nil:
-		a.value, a.at, a.err, a.since = value, ended, nil, time.Time{}
+		a.value = value
+		a.at = ended
+		a.err = nil
+		a.since = time.Time{}
 	case a.err == nil:
-		a.err, a.since = err, ended
+		a.err = err
+		a.since = ended
 	default:
 		a.err = err
 	}
@@ -200,9 +205,11 @@ const sampledFor = time.Minute
 // add notes sums, and returns how fast they have changed: by how much a second, over at most a
 // minute.
 func (s *samples) add(now time.Time, sums map[[2]string]int64) map[[2]string]float64 {
-	s.at, s.sums = append(s.at, now), append(s.sums, sums)
+	s.at = append(s.at, now)
+	s.sums = append(s.sums, sums)
 	for now.Sub(s.at[0]) > sampledFor {
-		s.at, s.sums = s.at[1:], s.sums[1:]
+		s.at = s.at[1:]
+		s.sums = s.sums[1:]
 	}
 	rates := map[[2]string]float64{}
 	over := now.Sub(s.at[0]).Seconds()

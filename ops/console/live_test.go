@@ -65,8 +65,12 @@ func TestADatabaseHangs(t *testing.T) {
 		}
 		time.Sleep(patience)
 		got, state := a.get(t.Context(), d)
-		if since := asked.Add(patience); got != "fine" || !state.At.Equal(answered) || !state.Since.Equal(since) || !errors.Is(state.Err, context.DeadlineExceeded) {
-			t.Errorf("%q of %v, %v since %v: want an answer of %v, and none since %v", got, state.At, state.Err, state.Since, answered, since)
+		if since := asked.Add(patience); got != "fine" ||
+			!state.At.Equal(answered) ||
+			!state.Since.Equal(since) ||
+			!errors.Is(state.Err, context.DeadlineExceeded) {
+			t.Errorf("%q of %v, %v since %v: want an answer of %v, and none since %v",
+				got, state.At, state.Err, state.Since, answered, since)
 		}
 		hangs = false
 		time.Sleep(restsFor * patience)
@@ -82,7 +86,11 @@ func TestRates(t *testing.T) {
 	now := time.Unix(0, 0)
 	var positions, backlogs samples
 	cursors := func(a, b int64) []ops.Cursor {
-		return []ops.Cursor{{Scope: "s", Topic: "t", Position: a}, {Scope: "s", Topic: "t", Position: 100, Partition: 1}, {Scope: "s", Topic: "u", Position: b}}
+		return []ops.Cursor{
+			{Scope: "s", Topic: "t", Position: a},
+			{Scope: "s", Topic: "t", Position: 100, Partition: 1},
+			{Scope: "s", Topic: "u", Position: b},
+		}
 	}
 	pending := func(n int64) []reports.OutboxSink {
 		return []reports.OutboxSink{{Sink: "payments", Pending: &n}, {Sink: "uncounted"}}

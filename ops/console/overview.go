@@ -20,7 +20,9 @@ func (v *visit) overview() error {
 	c := &content{Title: lead(s, state)}
 	if s != nil {
 		if s.Standby {
-			c.Notices = append(c.Notices, notice{Text: "This server is a standby: what it shows may be late, and nothing can be decided here."})
+			c.Notices = append(c.Notices, notice{
+				Text: "This server is a standby: what it shows may be late, and nothing can be decided here.",
+			})
 		}
 		ended := ""
 		if n := s.Ended(); n > 0 {
@@ -29,10 +31,25 @@ func (v *visit) overview() error {
 		c.Parts = []part{
 			{Needs: v.needs(s.Needs)}, {Cards: v.cards(s)},
 			{ID: "hour", Charts: s.charts()},
-			{ID: "consumers", Title: "Consumers", Table: topics.table(v, "topics", s.Consumers()), None: "No consumer has a cursor in this database."},
-			{ID: "parked", Title: "Parked", Table: parkedGroups.table(v, "groups", s.Parked.Groups), None: nothingParked(s),
-				Hint: operate.Captured(&s.Parked)},
-			{ID: "relays", Title: "Relays", Table: relays.table(v, "sinks", s.Relays), None: "No relay has listed a sink."},
+			{
+				ID:    "consumers",
+				Title: "Consumers",
+				Table: topics.table(v, "topics", s.Consumers()),
+				None:  "No consumer has a cursor in this database.",
+			},
+			{
+				ID:    "parked",
+				Title: "Parked",
+				Table: parkedGroups.table(v, "groups", s.Parked.Groups),
+				None:  nothingParked(s),
+				Hint:  operate.Captured(&s.Parked),
+			},
+			{
+				ID:    "relays",
+				Title: "Relays",
+				Table: relays.table(v, "sinks", s.Relays),
+				None:  "No relay has listed a sink.",
+			},
 			{ID: "processes", Title: "Processes", Table: processes.table(v, "owners", s.processes()),
 				None: "No process has reported.", Hint: ended},
 			{Hint: fmt.Sprintf("Schema version %d.", s.SchemaVersion)},
@@ -73,7 +90,8 @@ func pageOf(n *ops.Need) string {
 
 // cards are the numbers of the first page, those that need a person first.
 func (v *visit) cards(s *status) []card {
-	all, waiting := int64(0), int64(0)
+	all := int64(0)
+	waiting := int64(0)
 	for i := range s.Parked.Groups {
 		g := &s.Parked.Groups[i]
 		all += g.Count
@@ -82,25 +100,51 @@ func (v *visit) cards(s *status) []card {
 		}
 	}
 	count := func(n int64, of string) cardValue { return cardValue{string(number(n)), of} }
-	calls := card{Title: "Calls not delivered", Href: v.Link("/outbox"), Needs: slices.ContainsFunc(s.Needs, func(n ops.Need) bool { return pageOf(&n) == "/outbox" })}
+	calls := card{
+		Title: "Calls not delivered",
+		Href:  v.Link("/outbox"),
+		Needs: slices.ContainsFunc(s.Needs, func(n ops.Need) bool { return pageOf(&n) == "/outbox" }),
+	}
 	for _, o := range s.Outbox {
 		calls.Values = append(calls.Values, count(o.Count, o.Sink))
 	}
 	if len(calls.Values) == 0 {
 		calls.Values = []cardValue{{Text: "0"}}
 	}
-	parked := card{Title: "Parked", Href: v.Link("/parked"), Values: []cardValue{count(all, "")}, Sub: show.Count(waiting, "row") + " for a person", Needs: waiting > 0}
+	parked := card{
+		Title:  "Parked",
+		Href:   v.Link("/parked"),
+		Values: []cardValue{count(all, "")},
+		Sub:    show.Count(waiting, "row") + " for a person",
+		Needs:  waiting > 0,
+	}
 	if !s.Parked.Counted {
-		parked.Values, parked.Sub = []cardValue{{Text: "over 2 s to count"}}, ""
+		parked.Values = []cardValue{{Text: "over 2 s to count"}}
+		parked.Sub = ""
 	}
 	if !s.OutboxCounted {
 		calls.Values = []cardValue{{Text: "over 2 s to count"}}
 	}
-	cards := []card{parked, calls, {Title: "HTTP requests", Href: v.Link("/requests"), Values: []cardValue{count(s.Requests.Reconcile, "of unknown outcome"), count(s.Requests.Abandoned, "abandoned")},
-		Needs: s.Requests.Reconcile+s.Requests.Abandoned > 0}}
+	cards := []card{
+		parked,
+		calls,
+		{
+			Title: "HTTP requests",
+			Href:  v.Link("/requests"),
+			Values: []cardValue{
+				count(s.Requests.Reconcile, "of unknown outcome"),
+				count(s.Requests.Abandoned, "abandoned"),
+			},
+			Needs: s.Requests.Reconcile+s.Requests.Abandoned > 0,
+		},
+	}
 	slices.SortStableFunc(cards, func(a, b card) int { return a.rank() - b.rank() })
 	if inbox, _ := v.db.live.inbox.get(v.ctx, v.db); inbox != nil {
-		cards = append(cards, card{Title: "Copies are recognized for", Href: v.Link("/keys"), Values: horizons(inbox.Rings)})
+		cards = append(cards, card{
+			Title:  "Copies are recognized for",
+			Href:   v.Link("/keys"),
+			Values: horizons(inbox.Rings),
+		})
 	}
 	return cards
 }
@@ -176,7 +220,8 @@ func (v *visit) fleet(path string) {
 			rows[i] = fleetRow{Database: d.Name, Server: d.Server, First: "does not answer", Bad: state.Err != nil}
 			switch {
 			case s != nil:
-				rows[i].Needs, rows[i].First = int64(len(s.Needs)), ""
+				rows[i].Needs = int64(len(s.Needs))
+				rows[i].First = ""
 				if len(s.Needs) > 0 {
 					rows[i].First = s.Needs[0].Text
 				}
@@ -189,7 +234,9 @@ func (v *visit) fleet(path string) {
 		})
 	}
 	asking.Wait()
-	_ = v.showParts("/", &content{Title: leadOf(rows), Parts: []part{{Table: fleet.table(v, "databases", rows)}}}, page{Title: "Databases", Live: true})
+	_ = v.showParts("/",
+		&content{Title: leadOf(rows), Parts: []part{{Table: fleet.table(v, "databases", rows)}}},
+		page{Title: "Databases", Live: true})
 }
 
 // topic is a consumer's topic and how fast it moves.

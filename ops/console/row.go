@@ -45,7 +45,8 @@ func shownPayload(b []byte) payload {
 	var pretty bytes.Buffer
 	switch {
 	case !utf8.Valid(b):
-		p.Hex, p.Cut = true, len(b) > hexShown
+		p.Hex = true
+		p.Cut = len(b) > hexShown
 		p.Text = hex.Dump(b[:min(len(b), hexShown)])
 		return p
 	case len(b) <= bodyShown && json.Indent(&pretty, b, "", "  ") == nil: // keeps numbers as they are
@@ -97,7 +98,11 @@ func bodyPart[T int32 | int64](title string, size *T, body []byte, reveal bool) 
 }
 
 // readWhole reads a row, and again with its body if the person may see that.
-func readWhole[T any](v *visit, kind func(*T) Kind, read func(ctx context.Context, db ops.DB, body bool) (*T, error)) (found *T, reveal bool, err error) {
+func readWhole[T any](
+	v *visit,
+	kind func(*T) Kind,
+	read func(ctx context.Context, db ops.DB, body bool) (*T, error),
+) (found *T, reveal bool, err error) {
 	err = v.ask(func(ctx context.Context, db ops.DB) error {
 		if found, err = read(ctx, db, false); err != nil || found == nil {
 			return err
@@ -119,23 +124,41 @@ func (v *visit) parkedRow() error {
 	if err != nil {
 		return errMissing
 	}
-	d, reveal, err := readWhole(v, func(d *operate.ParkedDetail) Kind { return Kind(d.Kind) }, func(ctx context.Context, db ops.DB, body bool) (*operate.ParkedDetail, error) {
-		return operate.ParkedByID(ctx, db, id, body)
-	})
+	d, reveal, err := readWhole(
+		v,
+		func(d *operate.ParkedDetail) Kind { return Kind(d.Kind) },
+		func(ctx context.Context, db ops.DB, body bool) (*operate.ParkedDetail, error) {
+			return operate.ParkedByID(ctx, db, id, body)
+		},
+	)
 	if err != nil {
 		return err
 	}
 	c := &content{Title: fmt.Sprintf("Parked %s %d", d.Kind, id), Tags: []string{d.State}, Acts: v.parkedActs(d)}
 	if d.Head != nil {
-		c.Acts = append(c.Acts, act{fmt.Sprintf("It is blocked by row %d", *d.Head), v.Link(fmt.Sprintf("/parked/%d", *d.Head))})
+		c.Acts = append(c.Acts, act{
+			fmt.Sprintf("It is blocked by row %d", *d.Head),
+			v.Link(fmt.Sprintf("/parked/%d", *d.Head)),
+		})
 	}
 	messageID := idOf(d)
 	facts := factsOf(v, d, parkedFacts...)
 	if messageID != "" {
-		facts = slices.Insert(facts, 1, fact{Name: "Message id", Value: linkTo(v.Link("/explain", "q", messageID, "scope", d.Scope, "tenant", d.Tenant, "topic", d.Topic), messageID)})
+		facts = slices.Insert(facts, 1, fact{
+			Name: "Message id",
+			Value: linkTo(
+				v.Link("/explain", "q", messageID, "scope", d.Scope, "tenant", d.Tenant, "topic", d.Topic),
+				messageID,
+			),
+		})
 	}
-	c.Parts = []part{{Title: "Error", Pre: d.Error, None: "None: it was parked before it was tried."}, {Title: "Timeline", Half: true, Timeline: v.timelineOf(d)}, {Title: "Facts", Half: true, Facts: facts},
-		v.headersPart(d.Headers, reveal, messageID), bodyPart(sealable(d.Sealed), d.BodyBytes, d.Body, reveal && !d.Sealed)}
+	c.Parts = []part{
+		{Title: "Error", Pre: d.Error, None: "None: it was parked before it was tried."},
+		{Title: "Timeline", Half: true, Timeline: v.timelineOf(d)},
+		{Title: "Facts", Half: true, Facts: facts},
+		v.headersPart(d.Headers, reveal, messageID),
+		bodyPart(sealable(d.Sealed), d.BodyBytes, d.Body, reveal && !d.Sealed),
+	}
 	if d.Response != nil {
 		c.Parts = append(c.Parts, bodyPart("What the remote answered", d.Response.Bytes, d.Response.Body, reveal))
 	}
@@ -178,7 +201,13 @@ func idOf(d *operate.ParkedDetail) string {
 	}
 	for _, h := range d.Headers {
 		for _, topic := range []string{"", plain(d.Topic)} {
-			if key := (dedupe.Key{Tenant: d.Tenant, Scope: d.Scope, Topic: topic, ID: string(h.Value), Replay: d.Replay}).Hash(); uuid.UUID(key).String() == *d.Key {
+			if key := (dedupe.Key{
+				Tenant: d.Tenant,
+				Scope:  d.Scope,
+				Topic:  topic,
+				ID:     string(h.Value),
+				Replay: d.Replay,
+			}).Hash(); uuid.UUID(key).String() == *d.Key {
 				return string(h.Value)
 			}
 		}
@@ -194,9 +223,9 @@ func (v *visit) timelineOf(d *operate.ParkedDetail) []moment {
 			all = append(all, m)
 		}
 	}
-	written := "written to Kafka, by its producer's clock"
+	written := "written to the log, by its producer's clock"
 	if d.LogAppendTime {
-		written = "written to Kafka"
+		written = "written to the log"
 	}
 	if d.Kind != string(Call) {
 		add(moment{At: deref(d.RecordTime), Text: written})
@@ -204,7 +233,12 @@ func (v *visit) timelineOf(d *operate.ParkedDetail) []moment {
 	add(moment{At: deref(d.FirstAttempt), Text: "sent for the first time: since then the remote may know its key"})
 	add(moment{At: d.ParkedAt, Text: "parked: " + d.Reason, Mark: "waiting"})
 	for _, r := range d.Decisions {
-		add(moment{At: r.At, Text: r.Action + " by " + r.Actor + ": " + r.Reason, Mark: "redriven", Href: v.Link(fmt.Sprintf("/audit/%d", r.AuditID))})
+		add(moment{
+			At:   r.At,
+			Text: r.Action + " by " + r.Actor + ": " + r.Reason,
+			Mark: "redriven",
+			Href: v.Link(fmt.Sprintf("/audit/%d", r.AuditID)),
+		})
 	}
 	add(moment{At: deref(d.ErasedAt), Text: "its body was erased"})
 	switch {
@@ -229,20 +263,33 @@ func deref[T any](p *T) (v T) {
 
 // call shows what the log has of one call.
 func (v *visit) call() error {
-	c, reveal, err := readWhole(v, func(*reports.Call) Kind { return Call }, func(ctx context.Context, db ops.DB, body bool) (*reports.Call, error) {
-		return operate.CallByKey(ctx, db, v.r.PathValue("key"), body)
-	})
+	c, reveal, err := readWhole(
+		v,
+		func(*reports.Call) Kind { return Call },
+		func(ctx context.Context, db ops.DB, body bool) (*reports.Call, error) {
+			return operate.CallByKey(ctx, db, v.r.PathValue("key"), body)
+		},
+	)
 	switch {
 	case errors.Is(err, errMissing):
-		return &ops.Error{Kind: ops.ErrNotFound, Reason: "the log has no such call", Remedy: "it was never enqueued, or it was delivered and its segment was emptied since"}
+		return &ops.Error{
+			Kind:   ops.ErrNotFound,
+			Reason: "the log has no such call",
+			Remedy: "it was never enqueued, or it was delivered and its segment was emptied since",
+		}
 	case err != nil:
 		return err
 	}
 	headers := part{Title: "Headers", Pre: c.Headers, None: "None."}
 	if !reveal {
-		headers.Pre, headers.None = "", "Headers are hidden from you."
+		headers.Pre = ""
+		headers.None = "Headers are hidden from you."
 	}
-	shown := &content{Title: "Call " + c.Name + " to " + c.Sink, Tags: []string{c.State}, Parts: []part{{Facts: factsOf(v, c, callFacts...)}, headers, bodyPart("Body", &c.Bytes, c.Body, reveal)}}
+	shown := &content{
+		Title: "Call " + c.Name + " to " + c.Sink,
+		Tags:  []string{c.State},
+		Parts: []part{{Facts: factsOf(v, c, callFacts...)}, headers, bodyPart("Body", &c.Bytes, c.Body, reveal)},
+	}
 	if steps := operate.NextOfCall(c); len(steps) > 0 {
 		shown.Parts = append(shown.Parts, part{Title: "On a shell", Steps: steps})
 	}
@@ -256,14 +303,25 @@ func (v *visit) event() error {
 	if err != nil || wrong != nil {
 		return errMissing
 	}
-	e, reveal, err := readWhole(v, func(*reports.EventDetail) Kind { return Event }, func(ctx context.Context, db ops.DB, body bool) (*reports.EventDetail, error) {
-		return reports.EventAt(ctx, db, v.Query("topic"), int32(partition), offset, body)
-	})
+	e, reveal, err := readWhole(
+		v,
+		func(*reports.EventDetail) Kind { return Event },
+		func(ctx context.Context, db ops.DB, body bool) (*reports.EventDetail, error) {
+			return reports.EventAt(ctx, db, v.Query("topic"), int32(partition), offset, body)
+		},
+	)
 	if err != nil {
 		return err
 	}
-	return v.showParts("/events", &content{Title: "Event", Of: e.ID, Tags: []string{e.State}, Parts: []part{{Facts: factsOf(v, e, eventFacts...)},
-		v.headersPart(e.Headers, reveal, ""), bodyPart(sealable(e.Sealed()), &e.Bytes, e.Body, reveal && !e.Sealed())}}, page{Title: "Event " + e.ID})
+	return v.showParts(
+		"/events",
+		&content{Title: "Event", Of: e.ID, Tags: []string{e.State}, Parts: []part{
+			{Facts: factsOf(v, e, eventFacts...)},
+			v.headersPart(e.Headers, reveal, ""),
+			bodyPart(sealable(e.Sealed()), &e.Bytes, e.Body, reveal && !e.Sealed()),
+		}},
+		page{Title: "Event " + e.ID},
+	)
 }
 
 // auditRow shows one decision, and the present state of the rows that it was about.
@@ -291,7 +349,11 @@ func (v *visit) auditRow() error {
 	if err != nil {
 		return err
 	}
-	c := &content{Title: r.Action, Of: "audit " + strconv.FormatInt(id, 10), Parts: append([]part{{Facts: factsOf(v, r, auditFacts...)}}, now...)}
+	c := &content{
+		Title: r.Action,
+		Of:    "audit " + strconv.FormatInt(id, 10),
+		Parts: append([]part{{Facts: factsOf(v, r, auditFacts...)}}, now...),
+	}
 	if v.Query("done") != "" {
 		c.Notices = []notice{{Class: "good", Text: "Done. This is its row of the audit."}}
 	}
@@ -326,7 +388,10 @@ func (v *visit) stateOf(r *reports.AuditRow) ([]part, error) {
 		}
 		now.Table = decidedRows.table(v, "rows", found)
 	case about.ID != "":
-		now.Acts = []act{{"The request", v.Link("/requests", "all", "1", "id", about.ID)}, {"Explain it", v.Link("/explain", "q", about.ID)}}
+		now.Acts = []act{
+			{"The request", v.Link("/requests", "all", "1", "id", about.ID)},
+			{"Explain it", v.Link("/explain", "q", about.ID)},
+		}
 	case about.Scope != "":
 		if s, _ := v.db.live.status.get(v.ctx, v.db); s != nil {
 			all := partitionsOf(s.StatusReport, about.Scope, about.Topic)

@@ -68,7 +68,8 @@ func TestStandby(t *testing.T) {
 	t.Parallel()
 	tw := newTwins(t)
 	operator := console.Config{Authorize: as("ann", console.Operate)}
-	over, c := serve(t, tw.primary, operator), serve(t, tw.standby, operator)
+	over := serve(t, tw.primary, operator)
+	c := serve(t, tw.standby, operator)
 	for _, page := range pages(t, tw.primary) {
 		if page == "/doctor" {
 			continue // it examines the server
@@ -93,9 +94,16 @@ func TestStandby(t *testing.T) {
 
 	request := one[string](t, tw.primary, `select id::text from onlyonce.http_records where state = 'reconcile' order by id limit 1`)
 	for _, act := range []string{
-		"/act/redrive?id=1", "/act/discard?id=2", "/act/pause?scope=stock", "/act/resume?scope=billing&topic=payments&partition=2",
-		"/act/adopt?scope=stock&topic=orders&partition=4&at=52300", "/act/replay?scope=stock&topic=orders&partition=1&from=49187&to=49187",
-		"/act/pause-sink?sink=payments", "/act/resume-sink?sink=warehouse", "/act/resolve?id=" + request + "&step=charge&applied=1", "/act/close?id=" + request,
+		"/act/redrive?id=1",
+		"/act/discard?id=2",
+		"/act/pause?scope=stock",
+		"/act/resume?scope=billing&topic=payments&partition=2",
+		"/act/adopt?scope=stock&topic=orders&partition=4&at=52300",
+		"/act/replay?scope=stock&topic=orders&partition=1&from=49187&to=49187",
+		"/act/pause-sink?sink=payments",
+		"/act/resume-sink?sink=warehouse",
+		"/act/resolve?id=" + request + "&step=charge&applied=1",
+		"/act/close?id=" + request,
 	} {
 		to, query, _ := strings.Cut(act, "?")
 		c.get(act).want(http.StatusConflict, notice, "Decide on the primary")
@@ -110,7 +118,9 @@ func TestStandby(t *testing.T) {
 
 	pgtest.Until(t, pgtest.Patience(time.Minute), "the standby is promoted", func() bool { return tw.server.Promote(t.Context()) == nil })
 	const redrive = "/act/redrive?id=1"
-	pgtest.Until(t, pgtest.Patience(time.Minute), "the console knows of the promotion", func() bool { return c.get(redrive).status == http.StatusOK })
+	pgtest.Until(t, pgtest.Patience(time.Minute), "the console knows of the promotion", func() bool {
+		return c.get(redrive).status == http.StatusOK
+	})
 	c.post("/act/redrive", c.get(redrive).want(http.StatusOK).confirms("INC-3")).want(http.StatusSeeOther)
 	c.get("/").want(http.StatusOK).without(notice)
 }
@@ -123,7 +133,10 @@ func (tw *twins) hangs(t *testing.T, c *client) {
 		t.Fatal(err)
 	}
 	pgtest.Until(t, pgtest.Patience(time.Minute), "the overview says so, and dims what it shows", func() bool {
-		return strings.Contains(c.get("/").want(http.StatusOK, `id="topics"`).body, `<div class="stale"><h1>The database does not answer: what follows is old.`)
+		return strings.Contains(
+			c.get("/").want(http.StatusOK, `id="topics"`).body,
+			`<div class="stale"><h1>The database does not answer: what follows is old.`,
+		)
 	})
 	c.get("/").want(http.StatusOK, "The database does not answer, for ")
 	c.get("/audit").want(http.StatusGatewayTimeout, "gave no answer in time")

@@ -108,9 +108,11 @@ func factsOf[T any](v *visit, row *T, columns ...column[T]) []fact {
 
 // number shows a number with its thousands apart.
 func number(n int64) template.HTML {
-	digits, sign := strconv.FormatInt(n, 10), ""
+	digits := strconv.FormatInt(n, 10)
+	sign := ""
 	if n < 0 {
-		digits, sign = digits[1:], "−"
+		digits = digits[1:]
+		sign = "−"
 	}
 	for at := len(digits) - 3; at > 0; at -= 3 {
 		digits = digits[:at] + "\u202f" + digits[at:]
@@ -138,9 +140,26 @@ func tag(state string) template.HTML {
 		return ""
 	}
 	class := map[string]string{
-		"halted": "bad", "fail": "bad", "reconcile": "bad", "silent": "bad",
-		"waiting": "warn", "suspended": "warn", "warn": "warn", "paused": "warn", "abandoned": "warn", "not listed": "warn", "no owner": "warn", "left": "warn", "blocked": "mild",
-		"retrying": "mild", "running": "mild", "claimed": "mild", "leaving": "mild", "replaying": "mild", "info": "mild", "pending": "mild",
+		"halted":     "bad",
+		"fail":       "bad",
+		"reconcile":  "bad",
+		"silent":     "bad",
+		"waiting":    "warn",
+		"suspended":  "warn",
+		"warn":       "warn",
+		"paused":     "warn",
+		"abandoned":  "warn",
+		"not listed": "warn",
+		"no owner":   "warn",
+		"left":       "warn",
+		"blocked":    "mild",
+		"retrying":   "mild",
+		"running":    "mild",
+		"claimed":    "mild",
+		"leaving":    "mild",
+		"replaying":  "mild",
+		"info":       "mild",
+		"pending":    "mild",
 	}[state]
 	if class == "" {
 		class = "quiet"

@@ -38,8 +38,11 @@ func (p *page) Stale() bool { return p.State.Err != nil && !p.State.At.IsZero() 
 
 // Sections are the links of the navigation.
 func (p *page) Sections() [][2]string {
-	return [][2]string{{"/", "Overview"}, {"/consumers", "Consumers"}, {"/parked", "Parked"}, {"/outbox", "Outbox"}, {"/requests", "Requests"},
-		{"/events", "Events"}, {"/keys", "Keys"}, {"/places", "Places"}, {"/audit", "Audit"}, {"/doctor", "Doctor"}}
+	return [][2]string{
+		{"/", "Overview"}, {"/consumers", "Consumers"}, {"/parked", "Parked"},
+		{"/outbox", "Outbox"}, {"/requests", "Requests"}, {"/events", "Events"}, {"/keys", "Keys"},
+		{"/places", "Places"}, {"/audit", "Audit"}, {"/doctor", "Doctor"},
+	}
 }
 
 // parse reads the templates: each page with the layout.
@@ -57,7 +60,11 @@ func (c *console) parse() error {
 		return err
 	}
 	c.stamp = strconv.FormatUint(sum.Sum64(), 36)
-	layout, err := template.New("layout.html").Funcs(functions).ParseFS(templateFiles, "templates/layout.html", "templates/parts.html")
+	layout, err := template.New("layout.html").Funcs(functions).ParseFS(
+		templateFiles,
+		"templates/layout.html",
+		"templates/parts.html",
+	)
 	if err != nil {
 		return err
 	}
@@ -78,7 +85,8 @@ func (v *visit) show(p page) {
 	var b bytes.Buffer
 	if err := v.pages[cmp.Or(p.File, "page")].ExecuteTemplate(&b, "layout.html", &p); err != nil {
 		v.Logger.Error("onlyonce: a page of the console cannot be shown", "page", p.File, "error", err)
-		http.Error(v.w, "The console failed: see the log of the program that serves it.", http.StatusInternalServerError)
+		http.Error(v.w,
+			"The console failed: see the log of the program that serves it.", http.StatusInternalServerError)
 		return
 	}
 	v.w.Header().Set("Content-Type", "text/html; charset=utf-8")
@@ -91,7 +99,15 @@ func (v *visit) show(p page) {
 // fail shows that something did not work.
 func (v *visit) fail(status int, text, remedy string) {
 	title := http.StatusText(status)
-	v.show(page{Title: title, Status: status, Data: &content{Title: title, Notices: []notice{{"bad", text, remedy}}, Acts: []act{{"Overview", v.Link("/")}}}})
+	v.show(page{
+		Title:  title,
+		Status: status,
+		Data: &content{
+			Title:   title,
+			Notices: []notice{{"bad", text, remedy}},
+			Acts:    []act{{"Overview", v.Link("/")}},
+		},
+	})
 }
 
 // Link is the address of a page of this database, with names and values of its query. Empty values
@@ -154,7 +170,13 @@ func (v *visit) Databases() []*database { return v.databases }
 // Query is a value of the address.
 func (v *visit) Query(name string) string { return v.r.URL.Query().Get(name) }
 
-var functions = template.FuncMap{"n": func(n int) template.HTML { return number(int64(n)) }, "instant": instant, "tag": tag, "words": words, "size": func(n int64) string { return show.Size(float64(n)) }}
+var functions = template.FuncMap{
+	"n":       func(n int) template.HTML { return number(int64(n)) },
+	"instant": instant,
+	"tag":     tag,
+	"words":   words,
+	"size":    func(n int64) string { return show.Size(float64(n)) },
+}
 
 // words shows a command. A line is broken between its words only: a browser would break after the
 // hyphen of an option.

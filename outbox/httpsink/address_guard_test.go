@@ -22,16 +22,23 @@ import (
 
 // hostile lists addresses that are not on the Internet, or that embed one that is not.
 var hostile = []string{
-	"127.0.0.1", "127.8.9.1", "10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1", "100.64.0.1", "100.127.255.255", "0.0.0.0", "0.1.2.3",
-	"169.254.0.1", "169.254.169.254", "169.254.170.2", "100.100.100.200", "168.63.129.16", "192.0.0.192", "192.0.2.1", "198.51.100.1", "203.0.113.1",
-	"192.88.99.1", "198.18.0.1", "198.19.255.255", "224.0.0.1", "239.255.255.255", "240.0.0.1", "255.255.255.255",
-	"::", "::1", "::7f00:1", "::808:808", "fc00::1", "fd12::1", "fd00:ec2::254", "fd20:ce::254", "fe80::1", "fec0::1", "ff02::1", "100::1", "5f00::1", "4000::1",
-	"::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::ffff:0:127.0.0.1", "::ffff:0:8.8.8.8", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "64:ff9b::808:808",
-	"64:ff9b:1::1", "2002:7f00:1::1", "2002:808:808::1", "2001::1", "2001:0:808:808::1", "2001:2::1", "2001:10::1", "2001:db8::1", "3fff::1",
+	"127.0.0.1", "127.8.9.1", "10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1",
+	"100.64.0.1", "100.127.255.255", "0.0.0.0", "0.1.2.3", "169.254.0.1", "169.254.169.254",
+	"169.254.170.2", "100.100.100.200", "168.63.129.16", "192.0.0.192", "192.0.2.1",
+	"198.51.100.1", "203.0.113.1", "192.88.99.1", "198.18.0.1", "198.19.255.255", "224.0.0.1",
+	"239.255.255.255", "240.0.0.1", "255.255.255.255", "::", "::1", "::7f00:1", "::808:808",
+	"fc00::1", "fd12::1", "fd00:ec2::254", "fd20:ce::254", "fe80::1", "fec0::1", "ff02::1",
+	"100::1", "5f00::1", "4000::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
+	"::ffff:169.254.169.254", "::ffff:0:127.0.0.1", "::ffff:0:8.8.8.8", "64:ff9b::7f00:1",
+	"64:ff9b::a9fe:a9fe", "64:ff9b::808:808", "64:ff9b:1::1", "2002:7f00:1::1", "2002:808:808::1",
+	"2001::1", "2001:0:808:808::1", "2001:2::1", "2001:10::1", "2001:db8::1", "3fff::1",
 }
 
-var public = []string{"8.8.8.8", "1.1.1.1", "172.15.0.1", "172.32.0.1", "100.63.255.255", "100.128.0.1", "169.253.1.1", "192.0.1.1", "198.17.0.1", "198.20.0.1", "223.255.255.255",
-	"::ffff:8.8.8.8", "2606:4700:4700::1111", "2a00:1450::1", "2001:4860:4860::8888"}
+var public = []string{
+	"8.8.8.8", "1.1.1.1", "172.15.0.1", "172.32.0.1", "100.63.255.255", "100.128.0.1",
+	"169.253.1.1", "192.0.1.1", "198.17.0.1", "198.20.0.1", "223.255.255.255", "::ffff:8.8.8.8",
+	"2606:4700:4700::1111", "2a00:1450::1", "2001:4860:4860::8888",
+}
 
 func prefixes(all ...string) (out []netip.Prefix) {
 	for _, p := range all {
@@ -63,14 +70,23 @@ func TestGuardAddresses(t *testing.T) {
 	}{
 		"AllowPrivate": {&dialguard.Guard{AllowPrivate: true},
 			[]string{"127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.0.1", "100.64.0.1", "::1", "fd12::1", "::ffff:10.0.0.1", "8.8.8.8"},
-			[]string{"169.254.169.254", "169.254.1.1", "fd00:ec2::254", "fd20:ce::254", "fd00:c1::a9fe:a9fe", "fd00:42::42", "fd00:a9fe:a9fe::1", "fd00:100::100:200", "100.100.100.200", "fe80::1", "0.0.0.0", "::", "224.0.0.1", "64:ff9b::a00:1", "2002:a00:1::1", "::ffff:169.254.169.254"}},
+			[]string{
+				"169.254.169.254", "169.254.1.1", "fd00:ec2::254", "fd20:ce::254",
+				"fd00:c1::a9fe:a9fe", "fd00:42::42", "fd00:a9fe:a9fe::1", "fd00:100::100:200",
+				"100.100.100.200", "fe80::1", "0.0.0.0", "::", "224.0.0.1", "64:ff9b::a00:1",
+				"2002:a00:1::1", "::ffff:169.254.169.254",
+			}},
 		"one network": {&dialguard.Guard{AllowNetworks: prefixes("10.1.0.0/16")},
 			[]string{"10.1.2.3", "::ffff:10.1.2.3", "8.8.8.8"}, []string{"10.2.0.1", "127.0.0.1", "64:ff9b::a01:203"}},
 		"NAT64": {&dialguard.Guard{AllowNetworks: prefixes("64:ff9b::/96")},
 			[]string{"64:ff9b::808:808"}, []string{"64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "64:ff9b::a00:1", "127.0.0.1"}},
 		"6to4, Teredo": {&dialguard.Guard{AllowNetworks: prefixes("2002::/16", "2001::/32")},
 			[]string{"2002:808:808::1", "2001:0:1:1:0:0:f7f7:f7f7"}, []string{"2002:7f00:1::1", "2001:0:1:1:0:0:80ff:fffe"}},
-		"metadata, by name": {&dialguard.Guard{AllowNetworks: prefixes("169.254.169.254/32")}, []string{"169.254.169.254"}, []string{"169.254.169.253"}},
+		"metadata, by name": {
+			&dialguard.Guard{AllowNetworks: prefixes("169.254.169.254/32")},
+			[]string{"169.254.169.254"},
+			[]string{"169.254.169.253"},
+		},
 	} {
 		for _, a := range c.yes {
 			if err := c.g.CheckAddr(netip.MustParseAddr(a)); err != nil {
@@ -94,20 +110,36 @@ func TestGuardRefusesHostileURLs(t *testing.T) {
 		}
 		urls = append(urls, "http://"+a+"/", "https://"+a+":8443/v1")
 	}
-	urls = append(urls, "http://[fe80::1%25eth0]/", "http://localhost/", "http://LocalHost:80/", "http://localhost./", "http://api.localhost/",
-		"http://127.1/", "http://2130706433/", "http://0x7f000001/", "http://0x7f.1/", "http://017700000001/", "http://0177.0.0.1/", "http://127.0.0.1./", "http://1.2.3.4.5/", "http://0/")
+	urls = append(
+		urls, "http://[fe80::1%25eth0]/", "http://localhost/", "http://LocalHost:80/",
+		"http://localhost./", "http://api.localhost/", "http://127.1/", "http://2130706433/",
+		"http://0x7f000001/", "http://0x7f.1/", "http://017700000001/", "http://0177.0.0.1/",
+		"http://127.0.0.1./", "http://1.2.3.4.5/", "http://0/",
+	)
 	for _, u := range urls {
 		_, err := New(Config{Name: "x", BaseURL: u, KeyWindow: outbox.Forever})
 		if err == nil || !strings.Contains(err.Error(), "BaseURL: its host cannot be called") {
 			t.Errorf("%s: %v", u, err)
 		}
 	}
-	for _, u := range []string{"https://api.example.com/", "https://8.8.8.8/", "https://[2606:4700:4700::1111]/", "https://localhost.example/", "https://1e100.net./", "https://0xdeadbeef.example/"} {
+	for _, u := range []string{
+		"https://api.example.com/",
+		"https://8.8.8.8/",
+		"https://[2606:4700:4700::1111]/",
+		"https://localhost.example/",
+		"https://1e100.net./",
+		"https://0xdeadbeef.example/",
+	} {
 		if _, err := New(Config{Name: "x", BaseURL: u, KeyWindow: outbox.Forever}); err != nil {
 			t.Error(err)
 		}
 	}
-	if _, err := New(Config{Name: "x", BaseURL: "http://localhost:1/", KeyWindow: outbox.Forever, AllowNetworks: prefixes("::1/128")}); err != nil {
+	if _, err := New(Config{
+		Name:          "x",
+		BaseURL:       "http://localhost:1/",
+		KeyWindow:     outbox.Forever,
+		AllowNetworks: prefixes("::1/128"),
+	}); err != nil {
 		t.Error(err)
 	}
 }
@@ -172,7 +204,12 @@ func named(t *testing.T, base string, n *nameserver, change ...func(*Config)) *S
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.transport, err = gatedTransport(cfg.Transport, &dialguard.Guard{AllowPrivate: cfg.AllowPrivate, AllowNetworks: cfg.AllowNetworks, ConnectTimeout: cfg.Timeout, Resolver: n.resolver()})
+	s.transport, err = gatedTransport(cfg.Transport, &dialguard.Guard{
+		AllowPrivate:   cfg.AllowPrivate,
+		AllowNetworks:  cfg.AllowNetworks,
+		ConnectTimeout: cfg.Timeout,
+		Resolver:       n.resolver(),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +218,12 @@ func named(t *testing.T, base string, n *nameserver, change ...func(*Config)) *S
 }
 
 func send(t *testing.T, s *Sink) outbox.Result {
-	return s.Send(t.Context(), &outbox.Attempt{Key: "51825619-b4aa-834b-8c96-7435425d5a3b", Method: "POST", Target: "/charges", Body: []byte("body")})
+	return s.Send(t.Context(), &outbox.Attempt{
+		Key:    "51825619-b4aa-834b-8c96-7435425d5a3b",
+		Method: "POST",
+		Target: "/charges",
+		Body:   []byte("body"),
+	})
 }
 
 // A harmless name resolves to a hostile address. The call is refused before connect(), put off
@@ -194,7 +236,8 @@ func TestGuardRefusesHostileAnswers(t *testing.T) {
 		}
 	}
 	// A host whose wide digits become an address on the way to the dialer.
-	if r := send(t, named(t, "http://１２７.０.０.１/", &nameserver{answers: []string{"127.0.0.1"}})); r.Outcome != outbox.Postponed || !errors.Is(r.Err, ErrAddress) {
+	if r := send(t, named(t, "http://１２７.０.０.１/", &nameserver{answers: []string{"127.0.0.1"}})); r.Outcome != outbox.Postponed ||
+		!errors.Is(r.Err, ErrAddress) {
 		t.Errorf("wide digits: %+v", r)
 	}
 }
@@ -259,12 +302,20 @@ func TestGuardDialersAndProxies(t *testing.T) {
 		if r := send(t, s); r.Outcome != outbox.Postponed || !errors.Is(r.Err, ErrAddress) || requests.Load() != before {
 			t.Errorf("%s: %+v", name, r)
 		}
-		s = named(t, "http://api.example.com/", n, func(c *Config) { c.Transport, c.AllowPrivate = transport, true })
+		s = named(t, "http://api.example.com/", n, func(c *Config) {
+			c.Transport = transport
+			c.AllowPrivate = true
+		})
 		if r := send(t, s); errors.Is(r.Err, ErrAddress) || name != "no IP address" && r.Outcome != outbox.Delivered {
 			t.Errorf("%s, allowed: %+v", name, r)
 		}
 	}
-	s := named(t, "https://api.example.com/", &nameserver{answers: []string{"8.8.8.8"}}, func(c *Config) { c.Transport = &http.Transport{DialTLSContext: to} })
+	s := named(
+		t,
+		"https://api.example.com/",
+		&nameserver{answers: []string{"8.8.8.8"}},
+		func(c *Config) { c.Transport = &http.Transport{DialTLSContext: to} },
+	)
 	if r := send(t, s); r.Outcome != outbox.Postponed || !errors.Is(r.Err, ErrAddress) {
 		t.Errorf("DialTLSContext: %+v", r)
 	}
@@ -272,7 +323,12 @@ func TestGuardDialersAndProxies(t *testing.T) {
 
 // The environment's proxy is not used, whether it was asked for implicitly or not at all.
 func TestGuardNoProxyFromTheEnvironment(t *testing.T) {
-	_, err := New(Config{Name: "x", BaseURL: "https://api.example.com", KeyWindow: outbox.Forever, Transport: http.DefaultTransport.(*http.Transport).Clone()})
+	_, err := New(Config{
+		Name:      "x",
+		BaseURL:   "https://api.example.com",
+		KeyWindow: outbox.Forever,
+		Transport: http.DefaultTransport.(*http.Transport).Clone(),
+	})
 	if err == nil || !strings.Contains(err.Error(), "Transport: Proxy must not be http.ProxyFromEnvironment") {
 		t.Error(err)
 	}
@@ -285,8 +341,17 @@ func TestGuardNoProxyFromTheEnvironment(t *testing.T) {
 func TestGuardHosts(t *testing.T) {
 	allow := []string{"api.example.com", "*.hooks.example"}
 	for host, want := range map[string]bool{
-		"api.example.com": true, "API.example.com": true, "api.example.com.": true, "a.hooks.example": true, "a.b.hooks.example": true,
-		"hooks.example": false, ".hooks.example": false, "xhooks.example": false, "example.com": false, "api.example.com.evil.example": false, "evil-api.example.com": false,
+		"api.example.com":              true,
+		"API.example.com":              true,
+		"api.example.com.":             true,
+		"a.hooks.example":              true,
+		"a.b.hooks.example":            true,
+		"hooks.example":                false,
+		".hooks.example":               false,
+		"xhooks.example":               false,
+		"example.com":                  false,
+		"api.example.com.evil.example": false,
+		"evil-api.example.com":         false,
 	} {
 		if got := dialguard.HostMatches(host, allow); got != want {
 			t.Errorf("%s: %v", host, got)
@@ -296,9 +361,22 @@ func TestGuardHosts(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), `"evil.example" is not among AllowHosts`) {
 		t.Error(err)
 	}
-	_, err = New(Config{Name: "x", BaseURL: "https://a.example/", KeyWindow: outbox.Forever, AllowHosts: []string{"", "*", "*.*.x", "http://x", "..x"},
-		AllowNetworks: []netip.Prefix{{}, netip.MustParsePrefix("::ffff:10.0.0.0/104")}})
-	for _, want := range []string{"AllowHosts[0]", "AllowHosts[1]", "AllowHosts[2]", "AllowHosts[3]", "AllowHosts[4]", "AllowNetworks[0]", "AllowNetworks[1]"} {
+	_, err = New(Config{
+		Name:          "x",
+		BaseURL:       "https://a.example/",
+		KeyWindow:     outbox.Forever,
+		AllowHosts:    []string{"", "*", "*.*.x", "http://x", "..x"},
+		AllowNetworks: []netip.Prefix{{}, netip.MustParsePrefix("::ffff:10.0.0.0/104")},
+	})
+	for _, want := range []string{
+		"AllowHosts[0]",
+		"AllowHosts[1]",
+		"AllowHosts[2]",
+		"AllowHosts[3]",
+		"AllowHosts[4]",
+		"AllowNetworks[0]",
+		"AllowNetworks[1]",
+	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("nothing says %s: %v", want, err)
 		}

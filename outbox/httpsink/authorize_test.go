@@ -62,7 +62,10 @@ func TestSecrets(t *testing.T) {
 		}
 		s := newSink(t, base, func(cfg *httpsink.Config) { cfg.Authorize = f })
 		r := s.Send(ctx, delivery())
-		if r.Outcome != outbox.Postponed || r.Reason != "authorization failed, no call was made" || r.Err == nil || strings.Contains(r.Err.Error(), "hush") {
+		if r.Outcome != outbox.Postponed ||
+			r.Reason != "authorization failed, no call was made" ||
+			r.Err == nil ||
+			strings.Contains(r.Err.Error(), "hush") {
 			t.Errorf("%s: %+v", name, r)
 		}
 		cancel()
@@ -101,7 +104,8 @@ func TestRequestIDOfAnAttempt(t *testing.T) {
 			t.Fatalf("%+v", r)
 		}
 	}
-	ids, keys := map[string]int{}, map[string]int{}
+	ids := map[string]int{}
+	keys := map[string]int{}
 	for _, h := range got {
 		ids[h.Get("X-Request-Id")]++
 		keys[h.Get("Idempotency-Key")]++
@@ -113,13 +117,23 @@ func TestRequestIDOfAnAttempt(t *testing.T) {
 		t.Error("the row has the attempt's id")
 	}
 	s = newSink(t, base, func(cfg *httpsink.Config) {
-		cfg.RequestIDHeader, cfg.Authorize = "X-Request-Id", httpsink.SecretHeader("X-Request-Id", func(context.Context) (string, error) { return "other", nil })
+		cfg.RequestIDHeader, cfg.Authorize = "X-Request-Id", httpsink.SecretHeader(
+			"X-Request-Id",
+			func(context.Context) (string, error) { return "other", nil },
+		)
 	})
 	if r := s.Send(t.Context(), one); r.Outcome != outbox.Postponed || len(got) != 4 {
 		t.Errorf("%+v, %d requests", r, len(got))
 	}
 	for _, name := range []string{"Idempotency-Key", "idempotency-key", "a b", "Transfer-Encoding"} {
-		if _, err := httpsink.New(httpsink.Config{Name: "s", BaseURL: base, AllowPrivate: true, KeyWindow: outbox.Forever, RequestIDHeader: name}); err == nil || !strings.Contains(err.Error(), "RequestIDHeader") {
+		if _, err := httpsink.New(httpsink.Config{
+			Name:            "s",
+			BaseURL:         base,
+			AllowPrivate:    true,
+			KeyWindow:       outbox.Forever,
+			RequestIDHeader: name,
+		}); err == nil ||
+			!strings.Contains(err.Error(), "RequestIDHeader") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -40,13 +40,21 @@ func TestBreakerOpens(t *testing.T) {
 		change func(*httpsink.Config)
 		opens  bool
 	}{
-		"502":                 {502, nil, true},
-		"503":                 {503, nil, true},
-		"504":                 {504, nil, true},
-		"broken off":          {0, nil, true},
-		"timeout":             {1, func(c *httpsink.Config) { c.Timeout = 50 * time.Millisecond }, true},
-		"refused":             {200, func(c *httpsink.Config) { c.BaseURL = "http://127.0.0.1:1" }, true},
-		"address":             {200, func(c *httpsink.Config) { c.BaseURL, c.AllowPrivate, c.Transport = "http://a.example", false, inside }, true},
+		"502":        {502, nil, true},
+		"503":        {503, nil, true},
+		"504":        {504, nil, true},
+		"broken off": {0, nil, true},
+		"timeout":    {1, func(c *httpsink.Config) { c.Timeout = 50 * time.Millisecond }, true},
+		"refused":    {200, func(c *httpsink.Config) { c.BaseURL = "http://127.0.0.1:1" }, true},
+		"address": {
+			200,
+			func(c *httpsink.Config) {
+				c.BaseURL = "http://a.example"
+				c.AllowPrivate = false
+				c.Transport = inside
+			},
+			true,
+		},
 		"200":                 {200, nil, false},
 		"404":                 {404, nil, false},
 		"409":                 {409, nil, false},
@@ -69,7 +77,8 @@ func TestBreakerOpens(t *testing.T) {
 		}
 		for i := range 4 {
 			r := s.Send(t.Context(), delivery())
-			if holds := r.RetryAfter > 0; holds != (c.opens && i >= 2) || holds && (!again(r) || r.RetryScope != want || r.RetryAfter != time.Hour) {
+			if holds := r.RetryAfter > 0; holds != (c.opens && i >= 2) ||
+				holds && (!again(r) || r.RetryScope != want || r.RetryAfter != time.Hour) {
 				t.Errorf("%s: attempt %d: %+v", name, i+1, r)
 			}
 		}
@@ -93,7 +102,12 @@ func TestBreakerCountsInARow(t *testing.T) {
 }
 
 func TestBreakerFaults(t *testing.T) {
-	_, err := httpsink.New(httpsink.Config{Name: "x", BaseURL: "https://a.example", KeyWindow: time.Hour, Breaker: httpsink.Breaker{Failures: -1, OpenFor: 2 * time.Hour}})
+	_, err := httpsink.New(httpsink.Config{
+		Name:      "x",
+		BaseURL:   "https://a.example",
+		KeyWindow: time.Hour,
+		Breaker:   httpsink.Breaker{Failures: -1, OpenFor: 2 * time.Hour},
+	})
 	for _, want := range []string{"Config.Breaker.Failures: is -1", "Config.Breaker.OpenFor: is 2h"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("nothing says %q: %v", want, err)

@@ -84,7 +84,10 @@ func (s *Sink) targetURL(target string) (*url.URL, error) {
 	if err != nil {
 		return nil, errors.New("target: is not a path")
 	}
-	if u.Scheme != s.base.Scheme || u.Host != s.base.Host || u.User != nil || !strings.HasPrefix(u.Path, strings.TrimSuffix(s.base.Path, "/")) {
+	if u.Scheme != s.base.Scheme ||
+		u.Host != s.base.Host ||
+		u.User != nil ||
+		!strings.HasPrefix(u.Path, strings.TrimSuffix(s.base.Path, "/")) {
 		return nil, errors.New("target: leaves the base URL")
 	}
 	return u, nil
@@ -112,16 +115,28 @@ func (s *Sink) authorize(req *callRequest) error {
 		return nil
 	}
 	// Header's names are canonical.
-	method, host, before, header := req.Method, req.Host, *req.URL, req.Header.Clone()
+	method := req.Method
+	host := req.Host
+	before := *req.URL
+	header := req.Header.Clone()
 	if err := s.cfg.Authorize(req.Request); err != nil {
 		return err
 	}
-	if req.Method != method || req.Host != host || req.URL == nil || req.URL.Scheme != before.Scheme || req.URL.Host != before.Host ||
-		req.URL.Opaque != "" || req.URL.EscapedPath() != before.EscapedPath() || req.URL.User != nil || len(req.TransferEncoding) > 0 || len(req.Trailer) > 0 {
+	if req.Method != method ||
+		req.Host != host ||
+		req.URL == nil ||
+		req.URL.Scheme != before.Scheme ||
+		req.URL.Host != before.Host ||
+		req.URL.Opaque != "" ||
+		req.URL.EscapedPath() != before.EscapedPath() ||
+		req.URL.User != nil ||
+		len(req.TransferEncoding) > 0 ||
+		len(req.Trailer) > 0 {
 		return errors.New("httpsink: Authorize changed the method, the host, the path or the framing")
 	}
 	if !onlyAppendsToQuery(&before, req.URL) {
-		return errors.New("httpsink: Authorize changed the query, which is the call's: it may append parameters of other names to URL.RawQuery")
+		return errors.New("httpsink: Authorize changed the query, which is the call's: it may append " +
+			"parameters of other names to URL.RawQuery")
 	}
 	for name, values := range header { // including the key's
 		if !slices.Equal(req.Header[name], values) {
@@ -132,7 +147,8 @@ func (s *Sink) authorize(req *callRequest) error {
 		// Headers are sent as written and read in any case.
 		canonical := http.CanonicalHeaderKey(name)
 		if _, ours := header[canonical]; ours && name != canonical || frozen.Framing(canonical) {
-			return fmt.Errorf("httpsink: Authorize set the header %s, which is the call's or the connection's", canonical)
+			return fmt.Errorf("httpsink: Authorize set the header %s, which is the call's or the connection's",
+				canonical)
 		}
 	}
 	withBody(req.Request, req.body) // Authorize may have read the body

@@ -41,7 +41,17 @@ func TestRetryAfter(t *testing.T) {
 // Retry-After is used only if the call is tried again.
 func TestRetryAfterIsForRetries(t *testing.T) {
 	s := &Sink{}
-	for status, want := range map[int]time.Duration{200: 0, 202: 0, 301: 0, 400: 0, 408: time.Minute, 409: time.Minute, 425: time.Minute, 429: time.Minute, 503: time.Minute} {
+	for status, want := range map[int]time.Duration{
+		200: 0,
+		202: 0,
+		301: 0,
+		400: 0,
+		408: time.Minute,
+		409: time.Minute,
+		425: time.Minute,
+		429: time.Minute,
+		503: time.Minute,
+	} {
 		r := s.classify(Answer{Status: status, Header: http.Header{"Retry-After": {"60"}}}, "")
 		if r.RetryAfter != want || (r.Outcome == outbox.Retry || r.Outcome == outbox.Postponed) != (want > 0) {
 			t.Errorf("%d: %+v, want %v", status, r, want)
@@ -52,7 +62,13 @@ func TestRetryAfterIsForRetries(t *testing.T) {
 // Retry-After of 503 is about the remote, that of 429 about who calls.
 func TestO14WhatRetryAfterHolds(t *testing.T) {
 	t.Parallel()
-	for status, want := range map[int]outbox.RetryScope{503: outbox.RetryAuto, 429: outbox.RetryTenant, 500: outbox.RetryCall, 409: outbox.RetryCall, 200: outbox.RetryCall} {
+	for status, want := range map[int]outbox.RetryScope{
+		503: outbox.RetryAuto,
+		429: outbox.RetryTenant,
+		500: outbox.RetryCall,
+		409: outbox.RetryCall,
+		200: outbox.RetryCall,
+	} {
 		s := &Sink{}
 		if got := s.classify(Answer{Status: status, Header: http.Header{"Retry-After": {"60"}}}, "acme").RetryScope; got != want {
 			t.Errorf("%d holds %d, want %d", status, got, want)

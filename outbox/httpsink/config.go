@@ -209,11 +209,17 @@ func (cfg *Config) checkAddresses(l *fields.List, base *url.URL) *dialguard.Guar
 		}
 	}
 	for i, h := range cfg.AllowHosts {
-		if name := strings.TrimPrefix(h, "*."); name == "" || strings.ContainsAny(name, "*/@ ") || strings.HasPrefix(name, ".") {
+		if name := strings.TrimPrefix(h, "*."); name == "" ||
+			strings.ContainsAny(name, "*/@ ") ||
+			strings.HasPrefix(name, ".") {
 			l.Add(fmt.Sprintf("AllowHosts[%d]", i), "%q must be a host's name, or *. and a name", h)
 		}
 	}
-	guard := &dialguard.Guard{AllowPrivate: cfg.AllowPrivate, AllowNetworks: slices.Clone(cfg.AllowNetworks), ConnectTimeout: cfg.ConnectTimeout}
+	guard := &dialguard.Guard{
+		AllowPrivate:   cfg.AllowPrivate,
+		AllowNetworks:  slices.Clone(cfg.AllowNetworks),
+		ConnectTimeout: cfg.ConnectTimeout,
+	}
 	if base == nil {
 		return guard
 	}

@@ -40,7 +40,10 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
 	}
 	if err := s.authorize(req); err != nil {
 		// Calls are held as for a host that is down: a held call's window does not begin.
-		return s.noteHealth(healthWithoutAnswer(ctx, err, true), unsent(outbox.Failure("authorization failed, no call was made", err)))
+		return s.noteHealth(
+			healthWithoutAnswer(ctx, err, true),
+			unsent(outbox.Failure("authorization failed, no call was made", err)),
+		)
 	}
 	g := &gate{mayStart: d.MayStart}
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: g.attach})

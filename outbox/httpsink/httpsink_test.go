@@ -86,13 +86,16 @@ func TestRequest(t *testing.T) {
 				t.Fatalf("%+v", r)
 			}
 			if got.Method != "POST" || got.RequestURI != "/v1/charges/%2Fx?expand=1" || string(body) != "body" || got.ContentLength != 4 ||
-				got.Header.Get("Content-Type") != "text/plain" || fmt.Sprint(got.Header["X-Two"]) != "[b a]" || fmt.Sprint(got.Header[c.header]) != "["+c.key+"]" {
+				got.Header.Get("Content-Type") != "text/plain" ||
+				fmt.Sprint(got.Header["X-Two"]) != "[b a]" ||
+				fmt.Sprint(got.Header[c.header]) != "["+c.key+"]" {
 				t.Errorf("%s %s %q %v", got.Method, got.RequestURI, body, got.Header)
 			}
 		})
 	}
 	d := delivery()
-	d.Body, d.Target = nil, ""
+	d.Body = nil
+	d.Target = ""
 	if r := newSink(t, base).Send(t.Context(), d); r.Outcome != outbox.Delivered {
 		t.Fatalf("%+v", r)
 	}
@@ -282,8 +285,39 @@ func withoutQuery(authorize func(*http.Request) error) func(*http.Request) error
 func TestRowsCannotEscape(t *testing.T) {
 	base, requests := serve(t, func(http.ResponseWriter, *http.Request) {})
 	s := newSink(t, base+"/v1", func(c *httpsink.Config) { c.Profile.Header = "X-Key" })
-	for _, target := range []string{"//evil.example/x", "https://evil.example/", "@evil.example/", ":80/x", "x", "/../admin", "/a/../../admin", "/%2e%2e/admin", "/..%2fadmin",
-		`/..\admin`, "/a/./b", "/a b", "/a\r\nHost: evil", "/a#b", "/%zz", "/x/..;/admin", "/x/..;a=b/admin", "/.;/admin", "/%2e%2e%3b/admin", "/%252e%252e/admin", "/..%00/admin", "/.%0d./admin", "/x/..%20/admin", "/..%2500/admin", "/%7f../admin", "/%25252e./admin", "/x%252f..%252fadmin", "/a%255c..%255cadmin", "/\x80", "/" + strings.Repeat("a", 3000), "?a=%zz"} {
+	for _, target := range []string{
+		"//evil.example/x",
+		"https://evil.example/",
+		"@evil.example/",
+		":80/x",
+		"x",
+		"/../admin",
+		"/a/../../admin",
+		"/%2e%2e/admin",
+		"/..%2fadmin",
+		`/..\admin`,
+		"/a/./b",
+		"/a b",
+		"/a\r\nHost: evil",
+		"/a#b",
+		"/%zz",
+		"/x/..;/admin",
+		"/x/..;a=b/admin",
+		"/.;/admin",
+		"/%2e%2e%3b/admin",
+		"/%252e%252e/admin",
+		"/..%00/admin",
+		"/.%0d./admin",
+		"/x/..%20/admin",
+		"/..%2500/admin",
+		"/%7f../admin",
+		"/%25252e./admin",
+		"/x%252f..%252fadmin",
+		"/a%255c..%255cadmin",
+		"/\x80",
+		"/" + strings.Repeat("a", 3000),
+		"?a=%zz",
+	} {
 		d := delivery()
 		d.Target = target
 		if r := s.Send(t.Context(), d); r.Outcome != outbox.Rejected {
@@ -337,7 +371,9 @@ func TestAnswers(t *testing.T) {
 	} {
 		d := delivery()
 		d.Target = path
-		if r := s.Send(t.Context(), d); r.Outcome != want.Outcome || !strings.HasSuffix(r.Reason, want.Reason) || strings.Contains(r.Reason, "Jane") {
+		if r := s.Send(t.Context(), d); r.Outcome != want.Outcome ||
+			!strings.HasSuffix(r.Reason, want.Reason) ||
+			strings.Contains(r.Reason, "Jane") {
 			t.Errorf("%s: %v %q, want %v %q", path, r.Outcome, r.Reason, want.Outcome, want.Reason)
 		}
 	}
@@ -346,7 +382,8 @@ func TestAnswers(t *testing.T) {
 	if r := s.Send(ctx, delivery()); r.Outcome != outbox.Postponed || !strings.HasPrefix(r.Reason, "cut off") {
 		t.Errorf("cancelled: %+v", r)
 	}
-	if r := newSink(t, "http://127.0.0.1:1").Send(t.Context(), delivery()); r.Outcome != outbox.Postponed || !strings.Contains(r.Reason, "connection refused") {
+	if r := newSink(t, "http://127.0.0.1:1").Send(t.Context(), delivery()); r.Outcome != outbox.Postponed ||
+		!strings.Contains(r.Reason, "connection refused") {
 		t.Errorf("nobody there: %+v", r)
 	}
 }
@@ -359,13 +396,30 @@ func TestConfigFaultsAllAtOnce(t *testing.T) {
 	if !errors.Is(err, httpsink.ErrConfig) {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"Name:", "BaseURL: must start with", "Timeout: is -1ns", "KeyWindow: must be set", `Config.Profile.Header: is "a b"`, "Outcomes: 99", "Outcome(7) is not", "Transport: Dial and"} {
+	for _, want := range []string{
+		"Name:",
+		"BaseURL: must start with",
+		"Timeout: is -1ns",
+		"KeyWindow: must be set",
+		`Config.Profile.Header: is "a b"`,
+		"Outcomes: 99",
+		"Outcome(7) is not",
+		"Transport: Dial and",
+	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("nothing says %q in:\n%v", want, err)
 		}
 	}
-	for base, want := range map[string]string{"": "must start", "http://": "must name a host", "https://u:secret@h": "user or password", "https://h?a=b": "query or fragment",
-		"https://h/#": "query or fragment", "https://h/a/../b": "segment", "http://h:x/": "is not a URL", "https://u:secret@[": "is not a URL"} {
+	for base, want := range map[string]string{
+		"":                   "must start",
+		"http://":            "must name a host",
+		"https://u:secret@h": "user or password",
+		"https://h?a=b":      "query or fragment",
+		"https://h/#":        "query or fragment",
+		"https://h/a/../b":   "segment",
+		"http://h:x/":        "is not a URL",
+		"https://u:secret@[": "is not a URL",
+	} {
 		_, err := httpsink.New(httpsink.Config{Name: "x", BaseURL: base, KeyWindow: outbox.Forever})
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%q: %v, want %q", base, err, want)
@@ -393,7 +447,12 @@ func TestO6NoByteHasLeft(t *testing.T) {
 		"no secret":             {newSink(t, busy.URL, noSecret), "/", true},
 		"cannot be sent":        {newSink(t, busy.URL), "/../x", true},
 	} {
-		r := c.sink.Send(t.Context(), &outbox.Attempt{Key: "6a1f0b52-93c1-8d0e-a3b4-0f1e2d3c4b5a", Method: "POST", Target: c.target, Body: []byte("x")})
+		r := c.sink.Send(t.Context(), &outbox.Attempt{
+			Key:    "6a1f0b52-93c1-8d0e-a3b4-0f1e2d3c4b5a",
+			Method: "POST",
+			Target: c.target,
+			Body:   []byte("x"),
+		})
 		if r.Unseen != c.want {
 			t.Errorf("%s: unseen %t, want %t (%+v)", name, r.Unseen, c.want, r)
 		}

@@ -29,28 +29,55 @@ func TestO6MarksOfOurLayer(t *testing.T) {
 		a    Answer
 		want outbox.AttemptOutcome
 	}{
-		"created":                          {answered(201, "", mark, "created"), outbox.Delivered},
-		"replayed":                         {answered(200, "", mark, " Replayed "), outbox.Delivered},
-		"took effect, answer not kept":     {answered(410, `{"code":"response-not-replayable","retryable":false}`, mark, "replayed"), outbox.Delivered},
-		"the same in another envelope":     {answered(410, "", mark, "replayed"), outbox.Delivered},
-		"a handler's 410, kept":            {answered(410, "", mark, "replayed", "Idempotency-Expires", "Sat, 21 Nov 2026 12:00:30 GMT"), outbox.Never},
-		"a gateway's 410":                  {answered(410, ""), outbox.Rejected},
-		"a refusal that is kept":           {answered(422, "", mark, "created"), outbox.Never},
-		"a 503 that is kept":               {answered(503, "", mark, "replayed"), outbox.Never},
-		"runs":                             {answered(409, `{"code":"request-in-progress","retryable":true}`, mark, "in-progress"), outbox.Retry},
-		"unknown":                          {answered(503, `{"code":"commit-unknown","retryable":true}`, mark, "in-progress"), outbox.Retry},
-		"unknown, and asking is of no use": {answered(503, `{"code":"commit-unknown","retryable":false}`, mark, "in-progress"), outbox.Unsafe},
-		"another request's key":            {answered(422, `{"code":"key-reused","retryable":false}`, mark, "mismatch"), outbox.Rejected},
-		"the body did not come":            {answered(400, `{"code":"body-unreadable","retryable":true}`, mark, "rejected"), outbox.Postponed},
-		"no store":                         {answered(503, `{"code":"store-unavailable","retryable":true}`, mark, "rejected"), outbox.Postponed},
-		"no store, another envelope":       {answered(503, "", mark, "rejected"), outbox.Postponed},
-		"too large":                        {answered(413, `{"code":"request-too-large","retryable":false}`, mark, "rejected"), outbox.Rejected},
-		"the record cannot be read":        {answered(500, `{"code":"record-unreadable","retryable":false}`, mark, "rejected"), outbox.Rejected},
-		"not kept, with a time":            {answered(402, "", mark, "released", "Retry-After", "60"), outbox.Retry},
-		"not kept":                         {answered(500, "", mark, "released"), outbox.Retry},
-		"without a key, failed":            {answered(500, "", mark, "bypassed"), outbox.Unsafe},
-		"without a key, refused":           {answered(422, "", mark, "bypassed"), outbox.Rejected},
-		"no mark of ours":                  {answered(422, "", mark, "fine"), outbox.Rejected},
+		"created":  {answered(201, "", mark, "created"), outbox.Delivered},
+		"replayed": {answered(200, "", mark, " Replayed "), outbox.Delivered},
+		"took effect, answer not kept": {
+			answered(410, `{"code":"response-not-replayable","retryable":false}`, mark, "replayed"),
+			outbox.Delivered,
+		},
+		"the same in another envelope": {answered(410, "", mark, "replayed"), outbox.Delivered},
+		"a handler's 410, kept": {
+			answered(410, "", mark, "replayed", "Idempotency-Expires", "Sat, 21 Nov 2026 12:00:30 GMT"),
+			outbox.Never,
+		},
+		"a gateway's 410":        {answered(410, ""), outbox.Rejected},
+		"a refusal that is kept": {answered(422, "", mark, "created"), outbox.Never},
+		"a 503 that is kept":     {answered(503, "", mark, "replayed"), outbox.Never},
+		"runs": {
+			answered(409, `{"code":"request-in-progress","retryable":true}`, mark, "in-progress"),
+			outbox.Retry,
+		},
+		"unknown": {
+			answered(503, `{"code":"commit-unknown","retryable":true}`, mark, "in-progress"),
+			outbox.Retry,
+		},
+		"unknown, and asking is of no use": {
+			answered(503, `{"code":"commit-unknown","retryable":false}`, mark, "in-progress"),
+			outbox.Unsafe,
+		},
+		"another request's key": {answered(422, `{"code":"key-reused","retryable":false}`, mark, "mismatch"), outbox.Rejected},
+		"the body did not come": {
+			answered(400, `{"code":"body-unreadable","retryable":true}`, mark, "rejected"),
+			outbox.Postponed,
+		},
+		"no store": {
+			answered(503, `{"code":"store-unavailable","retryable":true}`, mark, "rejected"),
+			outbox.Postponed,
+		},
+		"no store, another envelope": {answered(503, "", mark, "rejected"), outbox.Postponed},
+		"too large": {
+			answered(413, `{"code":"request-too-large","retryable":false}`, mark, "rejected"),
+			outbox.Rejected,
+		},
+		"the record cannot be read": {
+			answered(500, `{"code":"record-unreadable","retryable":false}`, mark, "rejected"),
+			outbox.Rejected,
+		},
+		"not kept, with a time":  {answered(402, "", mark, "released", "Retry-After", "60"), outbox.Retry},
+		"not kept":               {answered(500, "", mark, "released"), outbox.Retry},
+		"without a key, failed":  {answered(500, "", mark, "bypassed"), outbox.Unsafe},
+		"without a key, refused": {answered(422, "", mark, "bypassed"), outbox.Rejected},
+		"no mark of ours":        {answered(422, "", mark, "fine"), outbox.Rejected},
 	} {
 		s := &Sink{}
 		if r := s.classify(c.a, ""); r.Outcome != c.want {
@@ -58,7 +85,8 @@ func TestO6MarksOfOurLayer(t *testing.T) {
 		}
 	}
 	// What is in progress is one call, and says nothing of the others.
-	if r := (&Sink{}).classify(answered(503, "", mark, "in-progress", "Retry-After", "1"), "acme"); r.RetryScope != outbox.RetryCall || r.RetryAfter != time.Second {
+	if r := (&Sink{}).classify(answered(503, "", mark, "in-progress", "Retry-After", "1"), "acme"); r.RetryScope != outbox.RetryCall ||
+		r.RetryAfter != time.Second {
 		t.Errorf("%+v", r)
 	}
 }
@@ -72,12 +100,16 @@ func TestAdyenTransientErrors(t *testing.T) {
 		a    Answer
 		want outbox.AttemptOutcome
 	}{
-		"header and code": {answered(422, `{"status":422,"errorCode":"704","message":"request already processed or in progress"}`, "Transient-Error", "true"), outbox.Retry},
-		"code alone":      {answered(422, `{"status":422,"errorCode":"704"}`), outbox.Retry},
-		"header alone":    {answered(403, "", "Transient-Error", "true"), outbox.Retry},
-		"not transient":   {answered(422, `{"status":422,"errorCode":"130"}`, "Transient-Error", "false"), outbox.Rejected},
-		"no JSON":         {answered(422, `704`), outbox.Rejected},
-		"delivered":       {answered(200, `{"pspReference":"704"}`), outbox.Delivered},
+		"header and code": {
+			answered(422, `{"status":422,"errorCode":"704","message":"request already processed or in progress"}`,
+				"Transient-Error", "true"),
+			outbox.Retry,
+		},
+		"code alone":    {answered(422, `{"status":422,"errorCode":"704"}`), outbox.Retry},
+		"header alone":  {answered(403, "", "Transient-Error", "true"), outbox.Retry},
+		"not transient": {answered(422, `{"status":422,"errorCode":"130"}`, "Transient-Error", "false"), outbox.Rejected},
+		"no JSON":       {answered(422, `704`), outbox.Rejected},
+		"delivered":     {answered(200, `{"pspReference":"704"}`), outbox.Delivered},
 	} {
 		if r := s.classify(c.a, ""); r.Outcome != c.want {
 			t.Errorf("%s: %v, want %v", name, r.Outcome, c.want)
@@ -122,7 +154,16 @@ func TestO14CredentialsAreTheTenants(t *testing.T) {
 		tenant string
 		want   outbox.Result
 	}{
-		"of a tenant":   {401, "acme", outbox.Result{Outcome: outbox.Postponed, RetryScope: outbox.RetryTenant, HoldFor: time.Minute, HoldReason: "the tenant's credentials are refused: status 401"}},
+		"of a tenant": {
+			401,
+			"acme",
+			outbox.Result{
+				Outcome:    outbox.Postponed,
+				RetryScope: outbox.RetryTenant,
+				HoldFor:    time.Minute,
+				HoldReason: "the tenant's credentials are refused: status 401",
+			},
+		},
 		"of none":       {401, "", outbox.Result{Outcome: outbox.Rejected}},
 		"as configured": {403, "acme", outbox.Result{Outcome: outbox.Rejected}},
 	} {

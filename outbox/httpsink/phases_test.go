@@ -37,7 +37,8 @@ func TestPhases(t *testing.T) {
 		outcome outbox.AttemptOutcome
 	}{
 		"connecting": {silent, func(c *httpsink.Config) {
-			c.ConnectTimeout, c.Transport = 20*time.Millisecond, &http.Transport{DialContext: hang}
+			c.ConnectTimeout = 20 * time.Millisecond
+			c.Transport = &http.Transport{DialContext: hang}
 		}, "deadline exceeded", outbox.Postponed},
 		"TLS": {"https://" + l.Addr().String(), func(c *httpsink.Config) {
 			c.Transport = &http.Transport{TLSHandshakeTimeout: 20 * time.Millisecond}

@@ -108,7 +108,8 @@ func (p *Profile) withDefaults(l *fields.List) {
 	if p.Quoted && p.BodyMember != "" {
 		l.Add("Profile.Quoted", "must not be set with BodyMember: it is for headers")
 	}
-	if p.Header = http.CanonicalHeaderKey(p.Header); p.KeyWindow < 0 {
+	p.Header = http.CanonicalHeaderKey(p.Header)
+	if p.KeyWindow < 0 {
 		l.Add("Profile.KeyWindow", "is %v: must not be negative", p.KeyWindow)
 	}
 }

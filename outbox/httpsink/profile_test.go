@@ -21,7 +21,8 @@ func TestProfiles(t *testing.T) {
 	var body string
 	base, requests := serve(t, func(_ http.ResponseWriter, r *http.Request) {
 		b, _ := io.ReadAll(r.Body)
-		header, body = r.Header.Clone(), string(b)
+		header = r.Header.Clone()
+		body = string(b)
 	})
 	const hour = time.Hour
 	for name, c := range map[string]struct {
@@ -41,7 +42,10 @@ func TestProfiles(t *testing.T) {
 		"own":          {httpsink.Profile{Header: "x-key", KeyWindow: hour}, 0, "X-Key", key, hour},
 		"own, forever": {httpsink.Profile{Quoted: true}, outbox.Forever, "Idempotency-Key", `"` + key + `"`, outbox.Forever},
 	} {
-		s := newSink(t, base, func(cfg *httpsink.Config) { cfg.Profile, cfg.KeyWindow = c.profile, c.window })
+		s := newSink(t, base, func(cfg *httpsink.Config) {
+			cfg.Profile = c.profile
+			cfg.KeyWindow = c.window
+		})
 		if l := s.Limits(); l.KeyWindow != c.limit {
 			t.Errorf("%s: a window of %v, want %v", name, l.KeyWindow, c.limit)
 		}
@@ -78,7 +82,11 @@ func TestProfilesOfTheGuide(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, p := range map[string]httpsink.Profile{
-		"Stripe": httpsink.Stripe(), "PayPal": httpsink.PayPal(), "Adyen": httpsink.Adyen(), "Square": httpsink.Square(), "Standard": httpsink.Standard(),
+		"Stripe":   httpsink.Stripe(),
+		"PayPal":   httpsink.PayPal(),
+		"Adyen":    httpsink.Adyen(),
+		"Square":   httpsink.Square(),
+		"Standard": httpsink.Standard(),
 	} {
 		_, row, found := strings.Cut(string(page), "| ["+name+"](")
 		cells := strings.Split(row, "|")
@@ -91,7 +99,9 @@ func TestProfilesOfTheGuide(t *testing.T) {
 			window = fmt.Sprintf("%.0f h", p.KeyWindow.Hours())
 		}
 		place := "`" + cmp.Or(p.Header, p.BodyMember, "Idempotency-Key") + "`"
-		if !strings.Contains(cells[1], place) || strings.TrimSpace(cells[3]) != window || strings.Contains(cells[1], "in quotes") != p.Quoted {
+		if !strings.Contains(cells[1], place) ||
+			strings.TrimSpace(cells[3]) != window ||
+			strings.Contains(cells[1], "in quotes") != p.Quoted {
 			t.Errorf("%s: the row says %s and %s, the profile %s and %s", name, cells[1], cells[3], place, window)
 		}
 	}
@@ -120,10 +130,15 @@ func TestKeyInTheBody(t *testing.T) {
 		}
 	}
 	before := requests.Load()
-	for _, given := range []string{"", "null", "[]", `"a"`, "{", `{"a":1}{`, `{"a":1} x`, `{"a" 1}`, "\ufeff{}", `{"idempotency_key":"mine"}`, `{"a":1,"Idempotency_Key":1}`, `{"idempotency\u005fkey":1}`} {
+	for _, given := range []string{
+		"", "null", "[]", `"a"`, "{", `{"a":1}{`, `{"a":1} x`, `{"a" 1}`, "\ufeff{}",
+		`{"idempotency_key":"mine"}`, `{"a":1,"Idempotency_Key":1}`, `{"idempotency\u005fkey":1}`,
+	} {
 		d := delivery()
 		d.Body = []byte(given)
-		if r := s.Send(t.Context(), d); r.Outcome != outbox.Rejected || !strings.HasPrefix(r.Reason, "body: ") || strings.Contains(r.Reason, "mine") {
+		if r := s.Send(t.Context(), d); r.Outcome != outbox.Rejected ||
+			!strings.HasPrefix(r.Reason, "body: ") ||
+			strings.Contains(r.Reason, "mine") {
 			t.Errorf("%q: %+v", given, r)
 		}
 	}
@@ -134,7 +149,10 @@ func TestKeyInTheBody(t *testing.T) {
 
 func TestProfileFaults(t *testing.T) {
 	for want, change := range map[string]func(*httpsink.Config){
-		"KeyWindow: must be set":      func(c *httpsink.Config) { c.Profile, c.KeyWindow = httpsink.Square(), 0 },
+		"KeyWindow: must be set": func(c *httpsink.Config) {
+			c.Profile = httpsink.Square()
+			c.KeyWindow = 0
+		},
 		"exclude each other":          func(c *httpsink.Config) { c.Profile = httpsink.Profile{Header: "A", BodyMember: "b"} },
 		"Profile.Header: is \"a b\"":  func(c *httpsink.Config) { c.Profile = httpsink.Profile{Header: "a b"} },
 		"must be letters":             func(c *httpsink.Config) { c.Profile = httpsink.Profile{BodyMember: `a"b`} },

@@ -19,7 +19,10 @@ import (
 // again, and the connection is closed.
 func TestO18SwitchedProtocolsAreNoAnswer(t *testing.T) {
 	t.Parallel()
-	for name, headers := range map[string]string{"as if it was asked for": "Connection: upgrade\r\nUpgrade: h2c\r\n", "without a protocol": ""} {
+	for name, headers := range map[string]string{
+		"as if it was asked for": "Connection: upgrade\r\nUpgrade: h2c\r\n",
+		"without a protocol":     "",
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			closed := make(chan error, 1)

@@ -12,7 +12,10 @@ import (
 // Whatever target is accepted, the request goes to the base URL's host and stays below its path
 // (O11).
 func FuzzTarget(f *testing.F) {
-	for _, t := range []string{"", "/", "/a", "?q=1", "/a?q=//x", "//h", "/%2e%2e/", "/a;b=c", "/@h", "/:80", "/a%2Fb", "?a=b#c", "/..", "/%5c.."} {
+	for _, t := range []string{
+		"", "/", "/a", "?q=1", "/a?q=//x", "//h", "/%2e%2e/", "/a;b=c", "/@h", "/:80", "/a%2Fb",
+		"?a=b#c", "/..", "/%5c..",
+	} {
 		f.Add(t)
 	}
 	s, err := New(Config{Name: "x", BaseURL: "https://api.example.com:8443/v1/x", KeyWindow: outbox.Forever})

@@ -17,7 +17,9 @@ func TestTraceContext(t *testing.T) {
 	base, requests := serve(t, func(_ http.ResponseWriter, r *http.Request) { got = r.Header.Clone() })
 	row := delivery()
 	row.Header = http.Header{"Traceparent": {frozen}, "Tracestate": {"a=1,b=2"}}
-	if r := newSink(t, base).Send(t.Context(), row); r.Outcome != outbox.Delivered || got.Get("Traceparent") != frozen || got.Get("Tracestate") != "a=1,b=2" {
+	if r := newSink(t, base).Send(t.Context(), row); r.Outcome != outbox.Delivered ||
+		got.Get("Traceparent") != frozen ||
+		got.Get("Tracestate") != "a=1,b=2" {
 		t.Errorf("%+v, sent %v", r, got)
 	}
 	s := newSink(t, base, func(c *httpsink.Config) {
@@ -27,12 +29,18 @@ func TestTraceContext(t *testing.T) {
 		t.Errorf("%+v, sent %v", r, got)
 	}
 	traced := delivery()
-	if traced.Trace = own + "\nc=3"; newSink(t, base).Send(t.Context(), traced).Outcome != outbox.Delivered || got.Get("Traceparent") != own || got.Get("Tracestate") != "c=3" {
+	traced.Trace = own + "\nc=3"
+	if newSink(t, base).Send(t.Context(), traced).Outcome != outbox.Delivered ||
+		got.Get("Traceparent") != own ||
+		got.Get("Tracestate") != "c=3" {
 		t.Errorf("the call's trace context: sent %v", got)
 	}
 	both := delivery()
-	both.Header, both.Trace = row.Header, own+"\nc=3"
-	if newSink(t, base).Send(t.Context(), both).Outcome != outbox.Delivered || got.Get("Traceparent") != frozen || got.Get("Tracestate") != "a=1,b=2" {
+	both.Header = row.Header
+	both.Trace = own + "\nc=3"
+	if newSink(t, base).Send(t.Context(), both).Outcome != outbox.Delivered ||
+		got.Get("Traceparent") != frozen ||
+		got.Get("Tracestate") != "a=1,b=2" {
 		t.Errorf("beside a frozen one: sent %v", got)
 	}
 	before := requests.Load()

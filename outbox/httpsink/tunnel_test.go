@@ -67,9 +67,15 @@ func TestO7ProxyOverTLS(t *testing.T) {
 			}))
 			t.Cleanup(remote.Close)
 			proxy := tunnels(t, secure)
-			s, err := New(Config{Name: "payments", BaseURL: remote.URL, KeyWindow: time.Hour, AllowPrivate: true, Transport: &http.Transport{
-				Proxy: http.ProxyURL(proxy), TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // this test's servers
-			}})
+			s, err := New(Config{
+				Name:         "payments",
+				BaseURL:      remote.URL,
+				KeyWindow:    time.Hour,
+				AllowPrivate: true,
+				Transport: &http.Transport{
+					Proxy: http.ProxyURL(proxy), TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // this test's servers
+				},
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -85,7 +91,8 @@ func TestO7ProxyOverTLS(t *testing.T) {
 			for i, may := range []error{errors.New("too late"), nil} {
 				g, err := through(t, s.transport, remote.URL, may)
 				if (err == nil) != (may == nil) || !errors.Is(g.refusal(), may) || got.Load() != int64(2+i) {
-					t.Errorf("may start: %v: %v, refused with %v, the remote has seen %d requests, want %d", may, err, g.refusal(), got.Load(), 2+i)
+					t.Errorf("may start: %v: %v, refused with %v, the remote has seen %d requests, want %d",
+						may, err, g.refusal(), got.Load(), 2+i)
 				}
 			}
 		})

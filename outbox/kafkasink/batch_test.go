@@ -28,7 +28,8 @@ func (r *results) ended(i int, res outbox.Result) {
 	if _, twice := r.got[i]; twice {
 		r.t.Errorf("call %d ended twice", i)
 	}
-	r.got[i], r.seq = res, append(r.seq, i)
+	r.got[i] = res
+	r.seq = append(r.seq, i)
 }
 
 // sendBatch returns when SendBatch does, with what it reported for each call.
@@ -48,7 +49,8 @@ func sendBatch(ctx context.Context, t *testing.T, s *kafkasink.Sink, all []*outb
 // unknown, does not affect the others (O10).
 func TestSendBatch(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
-		there, missing := kafkatest.Topic(t, brokers, 3, nil), kafkatest.TopicName(t)
+		there := kafkatest.Topic(t, brokers, 3, nil)
+		missing := kafkatest.TopicName(t)
 		s := newSink(t, brokers, nil, there, missing)
 		var all []*outbox.Attempt
 		for i, id := range ids(30) {

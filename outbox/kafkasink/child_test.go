@@ -56,7 +56,8 @@ func (s service) startChild(t *testing.T) *exec.Cmd {
 	}
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), childEnv+"="+string(cfg))
-	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	cmd.Stdout = os.Stderr
+	cmd.Stderr = os.Stderr
 	if _, err := cmd.StdinPipe(); err != nil { // ends when this process does
 		t.Fatal(err)
 	}
@@ -82,19 +83,35 @@ func (s service) runA(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	sink, err := kafkasink.New(kafkasink.Config{Name: "events", Brokers: s.Brokers, Topics: []string{s.Event}, KeyWindow: outbox.Forever, Timeout: 3 * time.Second})
+	sink, err := kafkasink.New(kafkasink.Config{
+		Name:      "events",
+		Brokers:   s.Brokers,
+		Topics:    []string{s.Event},
+		KeyWindow: outbox.Forever,
+		Timeout:   3 * time.Second,
+	})
 	if err != nil {
 		return err
 	}
 	defer sink.Close()
-	relay, err := outbox.NewRelay(pool, outbox.RelayConfig{Sinks: []outbox.Sink{&forgetful{Sink: sink}}, Concurrency: 16, PollInterval: 20 * time.Millisecond,
-		LeaseTTL: 2 * time.Second, Backoff: dedupe.Backoff{Min: 50 * time.Millisecond, Max: time.Second}})
+	relay, err := outbox.NewRelay(pool, outbox.RelayConfig{
+		Sinks:        []outbox.Sink{&forgetful{Sink: sink}},
+		Concurrency:  16,
+		PollInterval: 20 * time.Millisecond,
+		LeaseTTL:     2 * time.Second,
+		Backoff:      dedupe.Backoff{Min: 50 * time.Millisecond, Max: time.Second},
+	})
 	if err != nil {
 		return err
 	}
 	handle := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		tx.Queue(`insert into effects (id) values ($1)`, m.ID())
-		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "events", Name: "placed", Target: "/" + s.Event + "?key=" + m.ID()[:1], Body: []byte(m.ID())})
+		return outbox.Enqueue(ctx, tx, outbox.Call{
+			Sink:   "events",
+			Name:   "placed",
+			Target: "/" + s.Event + "?key=" + m.ID()[:1],
+			Body:   []byte(m.ID()),
+		})
 	}
 	c, err := s.consumer(pool, "a", s.Commands, handle)
 	if err != nil {
@@ -127,8 +144,15 @@ func (s service) runB(ctx context.Context) error {
 }
 
 func (s service) consumer(pool *pgxpool.Pool, scope, topic string, handle consumer.HandlerFunc) (*consumer.Consumer, error) {
-	source := kafkasource.New(kafkasource.Config{Brokers: s.Brokers, GroupID: scope + "-" + topic, Topics: []string{topic},
-		SessionTimeout: time.Second, HeartbeatInterval: 100 * time.Millisecond, RebalanceTimeout: 5 * time.Second, FetchMaxWait: 100 * time.Millisecond})
+	source := kafkasource.New(kafkasource.Config{
+		Brokers:           s.Brokers,
+		GroupID:           scope + "-" + topic,
+		Topics:            []string{topic},
+		SessionTimeout:    time.Second,
+		HeartbeatInterval: 100 * time.Millisecond,
+		RebalanceTimeout:  5 * time.Second,
+		FetchMaxWait:      100 * time.Millisecond,
+	})
 	return consumer.New(pool, source, handle, consumer.Config{Scope: scope, Key: consumer.HeaderKey(kafkasink.MessageID), BatchSize: 10})
 }
 

@@ -20,8 +20,15 @@ var errOldBroker = errors.New("the broker is older than 0.11: its records carry 
 
 // contentErrors are the codes with which a broker refuses a batch because of what it contains.
 // Nothing of the batch is written then.
-var contentErrors = []kafka.Error{kafka.InvalidMessage, kafka.MessageSizeTooLarge, kafka.RecordListTooLarge, kafka.InvalidTimestamp, kafka.PolicyViolation,
-	kafka.InvalidRecord, kafka.UnsupportedForMessageFormat}
+var contentErrors = []kafka.Error{
+	kafka.InvalidMessage,
+	kafka.MessageSizeTooLarge,
+	kafka.RecordListTooLarge,
+	kafka.InvalidTimestamp,
+	kafka.PolicyViolation,
+	kafka.InvalidRecord,
+	kafka.UnsupportedForMessageFormat,
+}
 
 // refusalErrors are the codes that no further attempt corrects: the call is parked. Errors of the
 // connection are not among them, for example a login that fails, which meets every call and ends

@@ -76,7 +76,8 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Name == "" {
 		l.Add("Name", "must not be empty: calls name the sink by it, in Call.Sink")
 	}
-	c.Brokers, c.Topics = slices.Clone(c.Brokers), slices.Clone(c.Topics)
+	c.Brokers = slices.Clone(c.Brokers)
+	c.Topics = slices.Clone(c.Topics)
 	if len(c.Brokers) == 0 {
 		l.Add("Brokers", "must not be empty: name at least one broker, as host:port")
 	}
@@ -91,7 +92,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	for i, t := range c.Topics {
 		if !validTopic(t) {
-			l.Add("Topics", "%q is not the name of a topic: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-', not \".\" or \"..\"", t)
+			l.Add("Topics",
+				"%q is not the name of a topic: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-', not \".\" or \"..\"",
+				t)
 		}
 		if slices.Contains(c.Topics[:i], t) {
 			l.Add("Topics", "%q is listed twice", t)
@@ -99,7 +102,8 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	c.ClientID = cmp.Or(c.ClientID, "onlyonce")
 	c.IDHeader = cmp.Or(c.IDHeader, MessageID)
-	if c.IDHeader != strings.ToLower(c.IDHeader) || strings.ContainsFunc(c.IDHeader, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
+	if c.IDHeader != strings.ToLower(c.IDHeader) ||
+		strings.ContainsFunc(c.IDHeader, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
 		l.Add("IDHeader", "%q must be visible ASCII in lower case", c.IDHeader)
 	}
 	if c.KeyWindow <= 0 {
@@ -158,7 +162,10 @@ func New(cfg Config) (*Sink, error) {
 		return nil, err
 	}
 	return &Sink{
-		cfg: cfg, addr: kafka.TCP(cfg.Brokers...), queues: map[topicPartition]*partitionQueue{}, layouts: map[string]topicLayout{},
+		cfg:     cfg,
+		addr:    kafka.TCP(cfg.Brokers...),
+		queues:  map[topicPartition]*partitionQueue{},
+		layouts: map[string]topicLayout{},
 		transport: &kafka.Transport{
 			DialTimeout: dialTimeout, ClientID: cfg.ClientID, TLS: cfg.TLS, SASL: cfg.SASL,
 			Dial: (&net.Dialer{Timeout: dialTimeout}).DialContext,

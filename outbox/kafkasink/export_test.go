@@ -25,7 +25,10 @@ func SendBatch(ctx context.Context, s *Sink, topic string, refused []error) []er
 	g.unreported.Store(int64(len(refused)))
 	var batch []*queuedCall
 	for i, err := range refused {
-		r, bad := s.newRecord(&outbox.Attempt{Key: fmt.Sprint(i), Method: "POST", Target: "/" + topic, Body: []byte(fmt.Sprint(i))}, new(targetRoute))
+		r, bad := s.newRecord(
+			&outbox.Attempt{Key: fmt.Sprint(i), Method: "POST", Target: "/" + topic, Body: []byte(fmt.Sprint(i))},
+			new(targetRoute),
+		)
 		if bad != nil {
 			panic(bad)
 		}

@@ -42,7 +42,8 @@ func (s *Sink) sendQueue(p topicPartition, q *partitionQueue) {
 func (s *Sink) nextBatch(q *partitionQueue) []*queuedCall {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n, size := 0, 0
+	n := 0
+	size := 0
 	for n < len(q.waiting) {
 		if size += q.waiting[n].size(); n > 0 && size > s.cfg.BatchBytes {
 			break
@@ -50,8 +51,10 @@ func (s *Sink) nextBatch(q *partitionQueue) []*queuedCall {
 		n++
 	}
 	batch := q.waiting[:n:n]
-	if q.waiting = q.waiting[n:]; n == 0 {
-		q.waiting, q.sending = nil, false
+	q.waiting = q.waiting[n:]
+	if n == 0 {
+		q.waiting = nil
+		q.sending = false
 	}
 	return batch
 }

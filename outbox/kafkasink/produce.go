@@ -36,7 +36,10 @@ func (s *Sink) produce(p topicPartition, batch []*queuedCall) error {
 		Acks: int16(kafka.RequireAll), // O10: the library's default is none
 		// The brokers give up before the sink does, so that there is an answer.
 		Timeout: int32((s.cfg.Timeout * 9 / 10).Milliseconds()),
-		Topics:  []produce.RequestTopic{{Topic: p.topic, Partitions: []produce.RequestPartition{{Partition: int32(p.partition)}}}},
+		Topics: []produce.RequestTopic{{
+			Topic:      p.topic,
+			Partitions: []produce.RequestPartition{{Partition: int32(p.partition)}},
+		}},
 	}, sink: s, batch: batch}
 	resp, err := s.transport.RoundTrip(ctx, s.addr, exchange)
 	switch {
@@ -104,7 +107,10 @@ func (x *produceExchange) RawExchange(rw io.ReadWriter) (protocol.Message, error
 		return new(skippedResponse), nil
 	}
 	req := x.Request
-	req.Topics[0].Partitions[0].RecordSet = protocol.RecordSet{Version: 2, Records: protocol.NewRecordReader(records...)}
+	req.Topics[0].Partitions[0].RecordSet = protocol.RecordSet{
+		Version: 2,
+		Records: protocol.NewRecordReader(records...),
+	}
 	// Correlation ids distinguish requests that share a connection; this request has it for itself.
 	x.written.Store(true)
 	resp, err := protocol.RoundTrip(rw, x.version, 1, x.sink.cfg.ClientID, &req)

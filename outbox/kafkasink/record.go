@@ -129,7 +129,12 @@ func (r *callRecord) size() int {
 
 // protocolRecord returns the record for one request, which consumes its readers.
 func (r *callRecord) protocolRecord(now time.Time) protocol.Record {
-	return protocol.Record{Time: now, Key: protocol.NewBytes(r.key), Value: protocol.NewBytes(r.value), Headers: r.headers}
+	return protocol.Record{
+		Time:    now,
+		Key:     protocol.NewBytes(r.key),
+		Value:   protocol.NewBytes(r.value),
+		Headers: r.headers,
+	}
 }
 
 // queuedCall is a call that waits in a partition's queue.

@@ -72,8 +72,10 @@ func TestO10TwoServices(t *testing.T) {
 		}
 	})
 	const n = 400
-	commands, event := kafkatest.Topic(t, k.Brokers, 3, nil), kafkatest.Topic(t, k.Brokers, 3, nil)
-	dbA, dbB := effects(t), effects(t)
+	commands := kafkatest.Topic(t, k.Brokers, 3, nil)
+	event := kafkatest.Topic(t, k.Brokers, 3, nil)
+	dbA := effects(t)
+	dbB := effects(t)
 	a := service{Postgres: dbA.Config().ConnString(), Brokers: k.Brokers, Commands: commands, Event: event}
 	b := a
 	b.Postgres = dbB.Config().ConnString()
@@ -85,7 +87,11 @@ func TestO10TwoServices(t *testing.T) {
 		var recs []*kgo.Record
 		for ; produced < upTo; produced++ {
 			id := fmt.Sprint(produced)
-			recs = append(recs, &kgo.Record{Topic: commands, Partition: int32(produced % 3), Headers: []kgo.RecordHeader{{Key: "message-id", Value: []byte(id)}}})
+			recs = append(recs, &kgo.Record{
+				Topic:     commands,
+				Partition: int32(produced % 3),
+				Headers:   []kgo.RecordHeader{{Key: "message-id", Value: []byte(id)}},
+			})
 		}
 		if err := cl.ProduceSync(t.Context(), recs...).FirstErr(); err != nil {
 			t.Fatal(err)
@@ -93,7 +99,9 @@ func TestO10TwoServices(t *testing.T) {
 	}
 	applied := func(least int) {
 		t.Helper()
-		until(t, fmt.Sprintf("B has %d effects", least), func() bool { return count(t, dbB, `select count(distinct id) from effects`) >= least })
+		until(t, fmt.Sprintf("B has %d effects", least), func() bool {
+			return count(t, dbB, `select count(distinct id) from effects`) >= least
+		})
 	}
 
 	worker := a.startChild(t)

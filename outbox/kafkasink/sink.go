@@ -48,7 +48,11 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Attempt) (r outbox.Result) {
 func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Attempt, ended func(int, outbox.Result)) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	g := &sendGroup{ctx: ctx, done: make(chan struct{}), report: func(i int, err error) { ended(i, s.classify(ctx, err)) }}
+	g := &sendGroup{
+		ctx:    ctx,
+		done:   make(chan struct{}),
+		report: func(i int, err error) { ended(i, s.classify(ctx, err)) },
+	}
 	queued := make([]*queuedCall, 0, len(calls))
 	var topics []string
 	byTopic := map[string][]*queuedCall{}

@@ -78,13 +78,19 @@ func TestPartition(t *testing.T) {
 	s := newSink(t, brokers, nil, topic)
 	var all []*outbox.Attempt
 	for i, id := range ids(20) {
-		all = append(all, delivery(id, fmt.Sprintf("/%s?key=%d", topic, i), "keyed"), delivery(id, "/"+topic, "first"), delivery(id, "/"+topic, "again"))
+		all = append(
+			all,
+			delivery(id, fmt.Sprintf("/%s?key=%d", topic, i), "keyed"),
+			delivery(id, "/"+topic, "first"),
+			delivery(id, "/"+topic, "again"),
+		)
 	}
 	for _, r := range sendAll(t, s, all) {
 		wantOutcome(t, r, outbox.Delivered)
 	}
 	java := kgo.StickyKeyPartitioner(nil).ForTopic(topic)
-	where, used := map[string]int32{}, map[int32]bool{}
+	where := map[string]int32{}
+	used := map[int32]bool{}
 	for _, r := range read(t, brokers, topic, len(all)) {
 		if r.Key != nil {
 			if want := java.Partition(r, 7); int(r.Partition) != want {
@@ -96,7 +102,8 @@ func TestPartition(t *testing.T) {
 		if p, ok := where[id]; ok && p != r.Partition {
 			t.Errorf("%s is in partitions %d and %d", id, p, r.Partition)
 		}
-		where[id], used[r.Partition] = r.Partition, true
+		where[id] = r.Partition
+		used[r.Partition] = true
 	}
 	if len(where) != 20 || len(used) < 3 {
 		t.Errorf("%d calls in %d partitions", len(where), len(used))
@@ -107,7 +114,8 @@ func TestPartition(t *testing.T) {
 // test closes release. It counts all requests.
 func holdFirst(c *kfake.Cluster) (requests *atomic.Int32, arrived <-chan struct{}, release chan<- struct{}) {
 	requests = new(atomic.Int32)
-	came, goOn := make(chan struct{}), make(chan struct{})
+	came := make(chan struct{})
+	goOn := make(chan struct{})
 	c.ControlKey(int16(kmsg.Produce), func(kmsg.Request) (kmsg.Response, error, bool) {
 		c.KeepControl()
 		if requests.Add(1) == 1 {
@@ -179,7 +187,8 @@ func TestTooLarge(t *testing.T) {
 
 func TestTopicMissing(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
-		there, missing := kafkatest.Topic(t, brokers, 1, nil), kafkatest.TopicName(t)
+		there := kafkatest.Topic(t, brokers, 1, nil)
+		missing := kafkatest.TopicName(t)
 		s := newSink(t, brokers, nil, there, missing)
 		r := send(t, s, delivery("k", "/"+missing, "v"))
 		wantOutcome(t, r, outbox.Rejected)
@@ -197,19 +206,32 @@ func TestTopicMissing(t *testing.T) {
 // The meaning of a broker's codes.
 func TestCodes(t *testing.T) {
 	for code, want := range map[kafka.Error]outbox.AttemptOutcome{
-		kafka.NotLeaderForPartition: outbox.Retry, kafka.LeaderNotAvailable: outbox.Retry, kafka.UnknownTopicOrPartition: outbox.Retry,
-		kafka.NotEnoughReplicas: outbox.Postponed, kafka.NotEnoughReplicasAfterAppend: outbox.Retry, kafka.RequestTimedOut: outbox.Retry,
-		kafka.KafkaStorageError: outbox.Retry, kafka.Unknown: outbox.Retry, kafka.InvalidMessage: outbox.Retry, kafka.Error(999): outbox.Retry,
-		kafka.MessageSizeTooLarge: outbox.Rejected, kafka.RecordListTooLarge: outbox.Rejected, kafka.InvalidRecord: outbox.Rejected,
-		kafka.TopicAuthorizationFailed: outbox.Rejected, kafka.ClusterAuthorizationFailed: outbox.Rejected, kafka.PolicyViolation: outbox.Rejected,
+		kafka.NotLeaderForPartition:        outbox.Retry,
+		kafka.LeaderNotAvailable:           outbox.Retry,
+		kafka.UnknownTopicOrPartition:      outbox.Retry,
+		kafka.NotEnoughReplicas:            outbox.Postponed,
+		kafka.NotEnoughReplicasAfterAppend: outbox.Retry,
+		kafka.RequestTimedOut:              outbox.Retry,
+		kafka.KafkaStorageError:            outbox.Retry,
+		kafka.Unknown:                      outbox.Retry,
+		kafka.InvalidMessage:               outbox.Retry,
+		kafka.Error(999):                   outbox.Retry,
+		kafka.MessageSizeTooLarge:          outbox.Rejected,
+		kafka.RecordListTooLarge:           outbox.Rejected,
+		kafka.InvalidRecord:                outbox.Rejected,
+		kafka.TopicAuthorizationFailed:     outbox.Rejected,
+		kafka.ClusterAuthorizationFailed:   outbox.Rejected,
+		kafka.PolicyViolation:              outbox.Rejected,
 	} {
 		c := kafkatest.FakeCluster(t)
 		topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
 		c.ControlKey(int16(kmsg.Produce), func(req kmsg.Request) (kmsg.Response, error, bool) {
 			resp := req.ResponseKind().(*kmsg.ProduceResponse)
-			rt, rp := kmsg.NewProduceResponseTopic(), kmsg.NewProduceResponseTopicPartition()
+			rt := kmsg.NewProduceResponseTopic()
+			rp := kmsg.NewProduceResponseTopicPartition()
 			rp.ErrorCode, rp.ErrorMessage = int16(code), kmsg.StringPtr("secret payload")
-			rt.Topic, rt.Partitions = topic, append(rt.Partitions, rp)
+			rt.Topic = topic
+			rt.Partitions = append(rt.Partitions, rp)
 			resp.Topics = append(resp.Topics, rt)
 			return resp, nil, true
 		})
@@ -231,12 +253,24 @@ func user(name string, op kmsg.ACLOperation) kfake.Opt {
 // Missing rights park the call. A failing login is tried again, because it meets every call and the
 // password can be corrected.
 func TestPermissions(t *testing.T) {
-	brokers := kafkatest.FakeCluster(t, kfake.EnableSASL(), kfake.EnableACLs(), kfake.SeedTopics(1, "orders"), kfake.Superuser("PLAIN", "root", "secret"),
-		user("writer", kmsg.ACLOperationWrite), user("reader", kmsg.ACLOperationDescribe)).ListenAddrs()
+	brokers := kafkatest.FakeCluster(
+		t,
+		kfake.EnableSASL(),
+		kfake.EnableACLs(),
+		kfake.SeedTopics(1, "orders"),
+		kfake.Superuser("PLAIN", "root", "secret"),
+		user("writer", kmsg.ACLOperationWrite),
+		user("reader", kmsg.ACLOperationDescribe),
+	).ListenAddrs()
 	for _, c := range []struct {
 		user, password string
 		want           outbox.AttemptOutcome
-	}{{"writer", "secret", outbox.Delivered}, {"reader", "secret", outbox.Rejected}, {"writer", "wrong", outbox.Postponed}, {"", "", outbox.Postponed}} {
+	}{
+		{"writer", "secret", outbox.Delivered},
+		{"reader", "secret", outbox.Rejected},
+		{"writer", "wrong", outbox.Postponed},
+		{"", "", outbox.Postponed},
+	} {
 		s := newSink(t, brokers, func(cfg *kafkasink.Config) {
 			cfg.Timeout = 10 * time.Second
 			if c.user != "" {
@@ -261,7 +295,16 @@ func TestTLSAndSASL(t *testing.T) {
 		tls  *tls.Config
 		want outbox.AttemptOutcome
 	}{{nil, outbox.Postponed}, {&tls.Config{}, outbox.Postponed}, {&tls.Config{RootCAs: pool}, outbox.Delivered}} {
-		s := newSink(t, brokers, func(cfg *kafkasink.Config) { cfg.TLS, cfg.SASL, cfg.Timeout = c.tls, mechanism, 10*time.Second }, "orders")
+		s := newSink(
+			t,
+			brokers,
+			func(cfg *kafkasink.Config) {
+				cfg.TLS = c.tls
+				cfg.SASL = mechanism
+				cfg.Timeout = 10 * time.Second
+			},
+			"orders",
+		)
 		wantOutcome(t, send(t, s, delivery("k", "/orders", "v")), c.want)
 	}
 }
@@ -292,7 +335,8 @@ func TestCutOff(t *testing.T) {
 	_, arrived, release := holdFirst(c)
 	s := newSink(t, c.ListenAddrs(), nil, topic)
 	ctx, cancel := context.WithCancel(t.Context())
-	first, second := make(chan outbox.Result, 1), make(chan outbox.Result, 1)
+	first := make(chan outbox.Result, 1)
+	second := make(chan outbox.Result, 1)
 	go func() { first <- s.Send(ctx, delivery("a", "/"+topic, "under way")) }()
 	pgtest.Receive(t, patience, "arrived", arrived)
 	go func() { second <- s.Send(ctx, delivery("b", "/"+topic, "waiting")) }()
@@ -319,7 +363,10 @@ func TestMayStartIsAskedLast(t *testing.T) {
 	c := kafkatest.FakeCluster(t)
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
 	s := newSink(t, c.ListenAddrs(), nil, topic)
-	for name, refused := range map[string][]error{"alone": {outbox.ErrNotStarted}, "among others": {nil, outbox.ErrNotStarted, nil, outbox.ErrNotStarted}} {
+	for name, refused := range map[string][]error{
+		"alone":        {outbox.ErrNotStarted},
+		"among others": {nil, outbox.ErrNotStarted, nil, outbox.ErrNotStarted},
+	} {
 		for i, err := range kafkasink.SendBatch(t.Context(), s, topic, refused) {
 			if !errors.Is(err, refused[i]) || (err == nil) != (refused[i] == nil) {
 				t.Errorf("%s: call %d: %v, want %v", name, i, err, refused[i])
@@ -336,8 +383,15 @@ func TestMayStartIsAskedLast(t *testing.T) {
 func TestRowsThatCannotBeSent(t *testing.T) {
 	s := newSink(t, []string{"127.0.0.1:1"}, nil, "orders")
 	for target, want := range map[string]string{
-		"": "must be a slash and a topic", "/": "must be a slash", "/a/b": "must be a slash", "/%6f": "must be a slash", "/other": "not among the sink's topics",
-		"/orders?key=1&key=2": "no parameter but one key", "/orders?Key=1": "no parameter but one key", "/orders?": "no parameter but one key", "orders": "target",
+		"":                    "must be a slash and a topic",
+		"/":                   "must be a slash",
+		"/a/b":                "must be a slash",
+		"/%6f":                "must be a slash",
+		"/other":              "not among the sink's topics",
+		"/orders?key=1&key=2": "no parameter but one key",
+		"/orders?Key=1":       "no parameter but one key",
+		"/orders?":            "no parameter but one key",
+		"orders":              "target",
 	} {
 		r := send(t, s, delivery("k", target, "v"))
 		wantOutcome(t, r, outbox.Rejected)
@@ -360,9 +414,24 @@ func TestConfigFaults(t *testing.T) {
 			t.Errorf("%s is not named: %v", want, err)
 		}
 	}
-	_, err = kafkasink.New(kafkasink.Config{Name: "x", Brokers: []string{"localhost"}, Topics: []string{"a", "a", "b/c"}, IDHeader: "Message-Id",
-		KeyWindow: -1, Timeout: time.Hour, BatchBytes: 1})
-	for _, want := range []string{`"localhost" is not host:port`, `"a" is listed twice`, `"b/c" is not the name`, "IDHeader", "KeyWindow", "Timeout: is 1h", "BatchBytes: is 1:"} {
+	_, err = kafkasink.New(kafkasink.Config{
+		Name:       "x",
+		Brokers:    []string{"localhost"},
+		Topics:     []string{"a", "a", "b/c"},
+		IDHeader:   "Message-Id",
+		KeyWindow:  -1,
+		Timeout:    time.Hour,
+		BatchBytes: 1,
+	})
+	for _, want := range []string{
+		`"localhost" is not host:port`,
+		`"a" is listed twice`,
+		`"b/c" is not the name`,
+		"IDHeader",
+		"KeyWindow",
+		"Timeout: is 1h",
+		"BatchBytes: is 1:",
+	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("no word of %s: %v", want, err)
 		}

@@ -86,7 +86,8 @@ func overlap(a, b string) bool {
 func ask(ctx context.Context, monitor string) (*told, error) {
 	ctx, cancel := context.WithTimeout(ctx, monitorTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(monitor, "/")+"/jsz?accounts=true&streams=true&config=true", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(monitor, "/")+
+		"/jsz?accounts=true&streams=true&config=true", nil)
 	if err != nil {
 		return nil, err
 	}

@@ -65,7 +65,8 @@ func New(js jetstream.JetStream, cfg Config) (*Sink, error) {
 	if js == nil {
 		l.Join(fmt.Errorf("%w: js: must not be nil", ErrConfig))
 	} else if js.Conn().Opts.ReconnectBufSize >= 0 {
-		l.Join(fmt.Errorf("%w: js: its connection keeps what is published while it is lost, and sends it later: connect with nats.ReconnectBufSize(-1)", ErrConfig))
+		l.Join(fmt.Errorf("%w: js: its connection keeps what is published while it is lost, and sends it "+
+			"later: connect with nats.ReconnectBufSize(-1)", ErrConfig))
 	}
 	cfg.check(l)
 	if err := l.Err(); err != nil {
@@ -161,7 +162,13 @@ func classify(err error) error {
 // notStored reports whether an error shows that no stream has the message: there was no connection,
 // or no stream listens to the subject. Without an answer, or after any other, one may have it (O6).
 func notStored(err error) bool {
-	for _, known := range []error{nats.ErrConnectionClosed, nats.ErrReconnectBufExceeded, nats.ErrDisconnected, nats.ErrNoResponders, jetstream.ErrNoStreamResponse} {
+	for _, known := range []error{
+		nats.ErrConnectionClosed,
+		nats.ErrReconnectBufExceeded,
+		nats.ErrDisconnected,
+		nats.ErrNoResponders,
+		jetstream.ErrNoStreamResponse,
+	} {
 		if errors.Is(err, known) {
 			return true
 		}

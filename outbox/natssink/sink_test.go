@@ -33,7 +33,18 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	r := &rig{t: t, opts: server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true, MaxPayload: 1 << 16}}
+	r := &rig{
+		t: t,
+		opts: server.Options{
+			Host:       "127.0.0.1",
+			Port:       server.RANDOM_PORT,
+			JetStream:  true,
+			StoreDir:   t.TempDir(),
+			NoLog:      true,
+			NoSigs:     true,
+			MaxPayload: 1 << 16,
+		},
+	}
 	r.start()
 	t.Cleanup(r.stop)
 	nc, err := nats.Connect(r.nats.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.ReconnectBufSize(-1))
@@ -44,7 +55,12 @@ func newRig(t *testing.T) *rig {
 	if r.js, err = jetstream.New(nc); err != nil {
 		t.Fatal(err)
 	}
-	_, err = r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders.>"}, Duplicates: 100 * time.Millisecond, MaxMsgSize: 1 << 14})
+	_, err = r.js.CreateStream(t.Context(), jetstream.StreamConfig{
+		Name:       "ORDERS",
+		Subjects:   []string{"orders.>"},
+		Duplicates: 100 * time.Millisecond,
+		MaxMsgSize: 1 << 14,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +88,12 @@ func (r *rig) stop() {
 
 func (r *rig) sink() *natssink.Sink {
 	r.t.Helper()
-	s, err := natssink.New(r.js, natssink.Config{Name: "events", Subjects: []string{"orders.>", "lost.*"}, KeyWindow: time.Hour, Timeout: 5 * time.Second})
+	s, err := natssink.New(r.js, natssink.Config{
+		Name:      "events",
+		Subjects:  []string{"orders.>", "lost.*"},
+		KeyWindow: time.Hour,
+		Timeout:   5 * time.Second,
+	})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -112,7 +133,13 @@ func (r *rig) stored() uint64 {
 }
 
 func call(key, target, body string) *outbox.Attempt {
-	return &outbox.Attempt{Key: key, Method: http.MethodPost, Target: target, Header: http.Header{"Content-Type": {"text/plain"}}, Body: []byte(body)}
+	return &outbox.Attempt{
+		Key:    key,
+		Method: http.MethodPost,
+		Target: target,
+		Header: http.Header{"Content-Type": {"text/plain"}},
+		Body:   []byte(body),
+	}
 }
 
 const key = "6f1c0c6e-7a3b-5d0e-9c55-2b8a4a1f9d10"
@@ -135,7 +162,11 @@ func TestO10Message(t *testing.T) {
 		return r.stored() == 2
 	})
 	for _, msg := range r.messages(2) {
-		if h := msg.Header; msg.Subject != "orders.placed" || string(msg.Data) != "17" || h.Get(nats.MsgIdHdr) != key || h.Get("Content-Type") != "text/plain" || h.Get("traceparent") != d.Trace {
+		if h := msg.Header; msg.Subject != "orders.placed" ||
+			string(msg.Data) != "17" ||
+			h.Get(nats.MsgIdHdr) != key ||
+			h.Get("Content-Type") != "text/plain" ||
+			h.Get("traceparent") != d.Trace {
 			t.Errorf("%s %q %v", msg.Subject, msg.Data, h)
 		}
 	}
@@ -214,7 +245,14 @@ func TestRelay(t *testing.T) {
 func TestConfigFaults(t *testing.T) {
 	t.Parallel()
 	_, err := natssink.New(nil, natssink.Config{Subjects: []string{"a..b", "$JS.API"}, Timeout: 1})
-	for _, want := range []string{"js:", "Config.Name", `Config.Subjects: "a..b"`, `Config.Subjects: "$JS.API"`, "Config.KeyWindow", "Config.Timeout"} {
+	for _, want := range []string{
+		"js:",
+		"Config.Name",
+		`Config.Subjects: "a..b"`,
+		`Config.Subjects: "$JS.API"`,
+		"Config.KeyWindow",
+		"Config.Timeout",
+	} {
 		if err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, natssink.ErrConfig) {
 			t.Errorf("no word of %s in %v", want, err)
 		}
@@ -228,7 +266,8 @@ func TestConfigFaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := natssink.New(js, natssink.Config{Name: "events", Subjects: []string{"a"}, KeyWindow: 1}); err == nil || !strings.Contains(err.Error(), "nats.ReconnectBufSize(-1)") {
+	if _, err := natssink.New(js, natssink.Config{Name: "events", Subjects: []string{"a"}, KeyWindow: 1}); err == nil ||
+		!strings.Contains(err.Error(), "nats.ReconnectBufSize(-1)") {
 		t.Errorf("a connection that sends later: %v", err)
 	}
 }

@@ -6,7 +6,11 @@ import "testing"
 func TestSubjectIsDecoded(t *testing.T) {
 	t.Parallel()
 	s := &Sink{cfg: Config{Subjects: []string{"orders.>"}}}
-	for target, want := range map[string]string{"/orders.placed": "orders.placed", "/orders.caf%C3%A9": "orders.café", "/orders.a%23b": "orders.a#b"} {
+	for target, want := range map[string]string{
+		"/orders.placed":    "orders.placed",
+		"/orders.caf%C3%A9": "orders.café",
+		"/orders.a%23b":     "orders.a#b",
+	} {
 		if got, err := s.subject(target); err != nil || got != want {
 			t.Errorf("%s: %q, %v", target, got, err)
 		}

@@ -80,7 +80,13 @@ func (l *link) take(ctx context.Context) (*channel, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &channel{ch, l.conn, l.raw, ch.NotifyReturn(make(chan amqp.Return, 1)), ch.NotifyClose(make(chan *amqp.Error, 1))}, nil
+	return &channel{
+		ch,
+		l.conn,
+		l.raw,
+		ch.NotifyReturn(make(chan amqp.Return, 1)),
+		ch.NotifyClose(make(chan *amqp.Error, 1)),
+	}, nil
 }
 
 // cut cuts a connection if ctx ends before the returned function is called: the client's calls take

@@ -16,7 +16,14 @@ func TestRoutingKeyIsDecoded(t *testing.T) {
 		key, _, err := s.message(&outbox.Attempt{Method: http.MethodPost, Target: target})
 		return key, err
 	}
-	for target, want := range map[string]string{"/placed.eu": "placed.eu", "/a%20b": "a b", "/%23": "#", "/": "", "": "", "/" + strings.Repeat("%41", 255): strings.Repeat("A", 255)} {
+	for target, want := range map[string]string{
+		"/placed.eu":                     "placed.eu",
+		"/a%20b":                         "a b",
+		"/%23":                           "#",
+		"/":                              "",
+		"":                               "",
+		"/" + strings.Repeat("%41", 255): strings.Repeat("A", 255),
+	} {
 		if got, err := key(target); err != nil || got != want {
 			t.Errorf("%.20s: %.20q, %v", target, got, err)
 		}

@@ -57,7 +57,8 @@ var _ outbox.Sink = (*Sink)(nil)
 func New(url string, cfg Config) (*Sink, error) {
 	l := &fields.List{Sentinel: ErrConfig, Struct: "Config"}
 	if _, err := amqp.ParseURI(url); err != nil {
-		l.Join(fmt.Errorf("%w: url: must be an AMQP URI, as amqp://user:password@host:5672/vhost", ErrConfig)) // err may quote the password
+		// err may quote the password
+		l.Join(fmt.Errorf("%w: url: must be an AMQP URI, as amqp://user:password@host:5672/vhost", ErrConfig))
 	}
 	if cfg.Name == "" {
 		l.Add("Name", "must not be empty: calls name the sink by it, in Call.Sink")

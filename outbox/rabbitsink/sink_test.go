@@ -48,7 +48,11 @@ func (r *rig) declare() {
 	ch := r.channel()
 	err := ch.ExchangeDeclare(r.name, "topic", true, false, false, false, nil)
 	if err == nil {
-		_, err = ch.QueueDeclare(r.name, true, false, false, false, amqp.Table{"x-queue-type": "quorum", "x-max-length": r.limit, "x-overflow": "reject-publish"})
+		_, err = ch.QueueDeclare(r.name, true, false, false, false, amqp.Table{
+			"x-queue-type": "quorum",
+			"x-max-length": r.limit,
+			"x-overflow":   "reject-publish",
+		})
 	}
 	if err == nil {
 		err = ch.QueueBind(r.name, "placed.*", r.name, false, nil)
@@ -109,7 +113,13 @@ func (r *rig) messages(n int) (all []amqp.Delivery) {
 }
 
 func call(key, target, body string) *outbox.Attempt {
-	return &outbox.Attempt{Key: key, Method: http.MethodPost, Target: target, Header: http.Header{"Content-Type": {"text/plain"}, "X-Twice": {"a", "b"}}, Body: []byte(body)}
+	return &outbox.Attempt{
+		Key:    key,
+		Method: http.MethodPost,
+		Target: target,
+		Header: http.Header{"Content-Type": {"text/plain"}, "X-Twice": {"a", "b"}},
+		Body:   []byte(body),
+	}
 }
 
 const key = "6f1c0c6e-7a3b-5d0e-9c55-2b8a4a1f9d10"
@@ -131,7 +141,11 @@ func TestO10Message(t *testing.T) {
 		}
 	}
 	for _, m := range r.messages(2) {
-		if h := m.Headers; m.RoutingKey != "placed.eu" || string(m.Body) != "17" || m.MessageId != key || m.DeliveryMode != amqp.Persistent || m.ContentType != "text/plain" ||
+		if h := m.Headers; m.RoutingKey != "placed.eu" ||
+			string(m.Body) != "17" ||
+			m.MessageId != key ||
+			m.DeliveryMode != amqp.Persistent ||
+			m.ContentType != "text/plain" ||
 			h["X-Twice"] != "a, b" || h["traceparent"] != d.Trace || len(h) != 3 { // and the server's x-delivery-count
 			t.Errorf("%+v", m)
 		}
@@ -200,7 +214,8 @@ func TestRelay(t *testing.T) {
 	stop := db.Relays(s)
 	db.Enqueues(0, 20, "/placed.eu")
 	servertest.Strike(t, r.RabbitMQ, r.name, func() {
-		if got := s.Send(t.Context(), call(key, "/placed.late", "")); got.Outcome != outbox.Retry && got.Outcome != outbox.Postponed { // as far as it came
+		// as far as it came
+		if got := s.Send(t.Context(), call(key, "/placed.late", "")); got.Outcome != outbox.Retry && got.Outcome != outbox.Postponed {
 			t.Errorf("%+v", got)
 		}
 		db.Enqueues(20, 40, "/placed.eu")
@@ -250,8 +265,18 @@ func TestServerThatBlocks(t *testing.T) {
 func TestConfigFaults(t *testing.T) {
 	t.Parallel()
 	_, err := rabbitsink.New("amqp://guest:secret@host:x/", rabbitsink.Config{Timeout: 1, Client: amqp.Config{Recovery: &amqp.Recovery{}}})
-	for _, want := range []string{"url:", "Config.Name", "Config.Exchange", "Config.KeyWindow", "Config.Timeout", "Config.Client: Recovery"} {
-		if err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, rabbitsink.ErrConfig) || strings.Contains(err.Error(), "secret") {
+	for _, want := range []string{
+		"url:",
+		"Config.Name",
+		"Config.Exchange",
+		"Config.KeyWindow",
+		"Config.Timeout",
+		"Config.Client: Recovery",
+	} {
+		if err == nil ||
+			!strings.Contains(err.Error(), want) ||
+			!errors.Is(err, rabbitsink.ErrConfig) ||
+			strings.Contains(err.Error(), "secret") {
 			t.Errorf("no word of %s in %v", want, err)
 		}
 	}

@@ -67,11 +67,21 @@ func newFakeSQS(t *testing.T) *fakeSQS {
 
 func (f *fakeSQS) sink(t *testing.T) *sqssink.Sink {
 	t.Helper()
-	client := sqs.New(sqs.Options{Region: "eu-central-1", BaseEndpoint: &f.URL, HTTPClient: f.Client(), DisableMessageChecksumValidation: true,
+	client := sqs.New(sqs.Options{
+		Region:                           "eu-central-1",
+		BaseEndpoint:                     &f.URL,
+		HTTPClient:                       f.Client(),
+		DisableMessageChecksumValidation: true,
 		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
 			return aws.Credentials{AccessKeyID: "test", SecretAccessKey: "test"}, nil
-		})})
-	s, err := sqssink.New(client, sqssink.Config{Name: "events", Queues: []string{f.URL + "/1/slow", f.URL + "/1/orders"}, KeyWindow: time.Hour, Timeout: 10 * time.Minute})
+		}),
+	})
+	s, err := sqssink.New(client, sqssink.Config{
+		Name:      "events",
+		Queues:    []string{f.URL + "/1/slow", f.URL + "/1/orders"},
+		KeyWindow: time.Hour,
+		Timeout:   10 * time.Minute,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -252,13 +252,19 @@ func (s *Sink) request(ctx context.Context, queue string, calls []*call, ended f
 		}
 	}
 	for _, c := range byID {
-		ended(c.index, outbox.Failure("SQS's answer does not name the message", errors.New("sqssink: SQS's answer does not name the message")))
+		ended(
+			c.index,
+			outbox.Failure("SQS's answer does not name the message",
+				errors.New("sqssink: SQS's answer does not name the message")),
+		)
 	}
 }
 
 // refused reports whether a code says that a message will never be stored.
 func refused(code string) bool {
-	return code == "InvalidParameterValue" || code == "InvalidMessageContents" || strings.HasSuffix(code, ".InvalidMessageContents")
+	return code == "InvalidParameterValue" ||
+		code == "InvalidMessageContents" ||
+		strings.HasSuffix(code, ".InvalidMessageContents")
 }
 
 // notStored reports whether an error shows that SQS has none of the messages: there was no
@@ -288,7 +294,11 @@ func (s *Sink) message(c *call) (queue string, err error) {
 	if len(d.Body) == 0 {
 		return "", errors.New("body: must not be empty: SQS takes no message without one")
 	}
-	c.entry = types.SendMessageBatchRequestEntry{Id: aws.String(strconv.Itoa(c.index)), MessageBody: aws.String(string(d.Body)), MessageAttributes: map[string]types.MessageAttributeValue{}}
+	c.entry = types.SendMessageBatchRequestEntry{
+		Id:                aws.String(strconv.Itoa(c.index)),
+		MessageBody:       aws.String(string(d.Body)),
+		MessageAttributes: map[string]types.MessageAttributeValue{},
+	}
 	if strings.HasSuffix(queue, ".fifo") {
 		c.entry.MessageDeduplicationId, c.entry.MessageGroupId = &d.Key, aws.String(cmp.Or(d.Order, d.Key))
 	}
@@ -323,7 +333,8 @@ func (s *Sink) message(c *call) (queue string, err error) {
 		}
 	}
 	if len(c.entry.MessageAttributes) > maxAttributes {
-		return "", fmt.Errorf("header: %d attributes with the sink's own: SQS takes at most %d", len(c.entry.MessageAttributes), maxAttributes)
+		return "", fmt.Errorf("header: %d attributes with the sink's own: SQS takes at most %d",
+			len(c.entry.MessageAttributes), maxAttributes)
 	}
 	if c.size > maxBytes {
 		return "", fmt.Errorf("body: %d bytes with the attributes: SQS takes at most %d", c.size, maxBytes)
@@ -336,7 +347,8 @@ var validAttribute = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
 // add adds an attribute.
 func (c *call) add(name, value string) error {
 	switch lower := strings.ToLower(name); {
-	case len(name) > 256, !validAttribute.MatchString(name), strings.HasPrefix(lower, "aws."), strings.HasPrefix(lower, "amazon."):
+	case len(name) > 256, !validAttribute.MatchString(name), strings.HasPrefix(lower, "aws."),
+		strings.HasPrefix(lower, "amazon."):
 		return fmt.Errorf("%s is not the name of an attribute of SQS", name)
 	case value == "", !storable([]byte(value)):
 		return fmt.Errorf("%s: its value is empty or has characters that SQS does not take", name)
@@ -374,7 +386,10 @@ func (s *Sink) queueOf(target string) (string, error) {
 func storable(text []byte) bool {
 	for len(text) > 0 {
 		r, n := utf8.DecodeRune(text)
-		if r == utf8.RuneError && n == 1 || r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == 0xFFFE || r == 0xFFFF {
+		if r == utf8.RuneError && n == 1 ||
+			r < ' ' && r != '\t' && r != '\n' && r != '\r' ||
+			r == 0xFFFE ||
+			r == 0xFFFF {
 			return false
 		}
 		text = text[n:]

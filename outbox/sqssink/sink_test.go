@@ -65,7 +65,12 @@ func (r *rig) queues() {
 func (r *rig) sink() *sqssink.Sink {
 	r.t.Helper()
 	lost := strings.TrimSuffix(r.plain, "orders") + "lost"
-	s, err := sqssink.New(r.client, sqssink.Config{Name: "events", Queues: []string{r.plain, r.fifo, lost}, KeyWindow: time.Hour, Timeout: 5 * time.Second})
+	s, err := sqssink.New(r.client, sqssink.Config{
+		Name:      "events",
+		Queues:    []string{r.plain, r.fifo, lost},
+		KeyWindow: time.Hour,
+		Timeout:   5 * time.Second,
+	})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -82,7 +87,10 @@ func (r *rig) take(url string, n int) (all []types.Message) {
 			r.t.Fatal(err)
 		}
 		for _, m := range out.Messages {
-			if _, err := r.client.DeleteMessage(r.t.Context(), &sqs.DeleteMessageInput{QueueUrl: &url, ReceiptHandle: m.ReceiptHandle}); err != nil {
+			if _, err := r.client.DeleteMessage(r.t.Context(), &sqs.DeleteMessageInput{
+				QueueUrl:      &url,
+				ReceiptHandle: m.ReceiptHandle,
+			}); err != nil {
 				r.t.Fatal(err)
 			}
 		}
@@ -93,7 +101,13 @@ func (r *rig) take(url string, n int) (all []types.Message) {
 }
 
 func call(key, target, body string) *outbox.Attempt {
-	return &outbox.Attempt{Key: key, Method: http.MethodPost, Target: target, Header: http.Header{"Content-Type": {"text/plain"}}, Body: []byte(body)}
+	return &outbox.Attempt{
+		Key:    key,
+		Method: http.MethodPost,
+		Target: target,
+		Header: http.Header{"Content-Type": {"text/plain"}},
+		Body:   []byte(body),
+	}
 }
 
 const key = "6f1c0c6e-7a3b-5d0e-9c55-2b8a4a1f9d10"
@@ -150,7 +164,8 @@ func TestO10Message(t *testing.T) {
 		t.Errorf("%d bytes, %s", len(*m.Body), attributes(m))
 	}
 	send(call(key, "/orders", "\x00\xff"))
-	if m := r.take(r.plain, 1)[0]; *m.Body != "AP8=" || attributes(m) != "message-id="+key+" Content-Type=text/plain Content-Transfer-Encoding=base64" {
+	if m := r.take(r.plain, 1)[0]; *m.Body != "AP8=" ||
+		attributes(m) != "message-id="+key+" Content-Type=text/plain Content-Transfer-Encoding=base64" {
 		t.Errorf("%q %s", *m.Body, attributes(m))
 	}
 	send(call(key, "/orders.fifo", "alone"))
@@ -192,7 +207,8 @@ func TestAnswers(t *testing.T) {
 			t.Errorf("%s: %+v", want, got)
 		}
 	}
-	if got := s.Send(t.Context(), call(key, "/lost", "x")); got.Outcome != outbox.Postponed || !strings.Contains(got.Reason, "does not exist") {
+	if got := s.Send(t.Context(), call(key, "/lost", "x")); got.Outcome != outbox.Postponed ||
+		!strings.Contains(got.Reason, "does not exist") {
 		t.Errorf("%+v", got)
 	}
 	if err := r.moto.Kill(t.Context()); err != nil {
@@ -286,7 +302,14 @@ func TestConfigFaults(t *testing.T) {
 	t.Parallel()
 	const url = "https://sqs.eu-central-1.amazonaws.com/1/orders"
 	_, err := sqssink.New(nil, sqssink.Config{Queues: []string{"orders", url, strings.Replace(url, "/1/", "/2/", 1)}, Timeout: 1})
-	for _, want := range []string{"client:", "Config.Name", `Config.Queues: "orders"`, "Config.Queues: two are named orders", "Config.KeyWindow", "Config.Timeout"} {
+	for _, want := range []string{
+		"client:",
+		"Config.Name",
+		`Config.Queues: "orders"`,
+		"Config.Queues: two are named orders",
+		"Config.KeyWindow",
+		"Config.Timeout",
+	} {
 		if err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, sqssink.ErrConfig) {
 			t.Errorf("no word of %s in %v", want, err)
 		}

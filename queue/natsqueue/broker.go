@@ -161,9 +161,11 @@ func (b *Broker) Full(ctx context.Context) (why string, err error) {
 	usual := state.Bytes / max(state.Msgs, 1) // the next one is about as large
 	switch {
 	case limits.MaxMsgs > 0 && state.Msgs >= uint64(limits.MaxMsgs):
-		return fmt.Sprintf("stream %s has its %d messages (MaxMsgs), and discards new ones", b.cfg.Stream, limits.MaxMsgs), nil
+		return fmt.Sprintf("stream %s has its %d messages (MaxMsgs), and discards new ones",
+			b.cfg.Stream, limits.MaxMsgs), nil
 	case limits.MaxBytes > 0 && state.Bytes+usual > uint64(limits.MaxBytes):
-		return fmt.Sprintf("stream %s has %d of its %d bytes (MaxBytes), and discards new messages", b.cfg.Stream, state.Bytes, limits.MaxBytes), nil
+		return fmt.Sprintf("stream %s has %d of its %d bytes (MaxBytes), and discards new messages",
+			b.cfg.Stream, state.Bytes, limits.MaxBytes), nil
 	}
 	return "", nil
 }
@@ -171,8 +173,13 @@ func (b *Broker) Full(ctx context.Context) (why string, err error) {
 // Anew returns the time of the oldest message that a consumer will deliver which is still to be
 // made. A receiver compares it with what the inbox has forgotten.
 func (b *Broker) Anew() (oldest time.Time, why string) {
-	return b.anew, fmt.Sprintf("Stream %s has no consumer %s, and the receiver would make one that begins with the stream's first message. "+
-		"If there was one, make it yourself (nats consumer add), to begin after the last message that was acknowledged", b.cfg.Stream, b.cfg.Durable)
+	return b.anew, fmt.Sprintf(
+		"Stream %s has no consumer %s, and the receiver would make one that begins with the stream's first message. "+
+			"If there was one, make it yourself (nats consumer add), to begin after the last message that "+
+			"was acknowledged",
+		b.cfg.Stream,
+		b.cfg.Durable,
+	)
 }
 
 func (b *Broker) info(ctx context.Context) (*jetstream.ConsumerInfo, error) {
@@ -208,7 +215,9 @@ func (b *Broker) takeBack(ctx context.Context) (bool, error) {
 	if err != nil || after.NumAckPending != len(all) || after.Delivered.Consumer+1 != b.next {
 		return false, err
 	}
-	slices.SortFunc(all, func(x, y *queue.Delivery) int { return cmp.Compare(x.Handle.(*held).stream, y.Handle.(*held).stream) })
+	slices.SortFunc(all, func(x, y *queue.Delivery) int {
+		return cmp.Compare(x.Handle.(*held).stream, y.Handle.(*held).stream)
+	})
 	b.buffered = all
 	return true, nil
 }
@@ -255,7 +264,8 @@ func (b *Broker) makeConsumer(ctx context.Context) (err error) {
 var errDisconnected = errors.New("natsqueue: the connection to the server is lost")
 
 // errGap means that a message was delivered, and not to this session.
-var errGap = errors.New("natsqueue: the consumer has delivered a message to another receiver, or one that did not arrive")
+var errGap = errors.New("natsqueue: the consumer has delivered a message to another receiver, or one that " +
+	"did not arrive")
 
 // pull asks for messages that are there, or waits for one, within the consumer's limits (Q3).
 func (b *Broker) pull(ctx context.Context, most int, wait bool) (all []*queue.Delivery, err error) {
@@ -288,7 +298,8 @@ func (b *Broker) pull(ctx context.Context, most int, wait bool) (all []*queue.De
 		case msg, ok := <-batch.Messages():
 			if !ok {
 				switch err := batch.Error(); {
-				case err == nil, errors.Is(err, nats.ErrTimeout), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+				case err == nil, errors.Is(err, nats.ErrTimeout),
+					errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 					return all, nil
 				default:
 					return nil, fmt.Errorf("natsqueue: pulling: %w", err)
@@ -318,13 +329,20 @@ func (b *Broker) delivery(msg jetstream.Msg) (*queue.Delivery, error) {
 		}
 		b.next++
 	}
-	d := &queue.Delivery{ID: msg.Headers().Get(nats.MsgIdHdr), Body: msg.Data(), Time: md.Timestamp, Redelivered: md.NumDelivered > 1, Handle: &held{msg, md.Sequence.Stream}}
+	d := &queue.Delivery{
+		ID:          msg.Headers().Get(nats.MsgIdHdr),
+		Body:        msg.Data(),
+		Time:        md.Timestamp,
+		Redelivered: md.NumDelivered > 1,
+		Handle:      &held{msg, md.Sequence.Stream},
+	}
 	if d.ID == "" {
 		// The time of storing is the same at each delivery. A stream that comes back from an
 		// earlier state gives its sequences again, to messages of another time (Q2).
 		d.ID = fmt.Sprintf("%s/%d/%d", b.stream, md.Sequence.Stream, md.Timestamp.UnixNano())
 		b.warn.Do(func() {
-			b.cfg.Logger.Warn("onlyonce: a message has no Nats-Msg-Id: if its producer sends it again, that is another message", "stream", b.cfg.Stream, "sequence", md.Sequence.Stream)
+			b.cfg.Logger.Warn("onlyonce: a message has no Nats-Msg-Id: if its producer sends it again, that "+
+				"is another message", "stream", b.cfg.Stream, "sequence", md.Sequence.Stream)
 		})
 	}
 	for _, name := range slices.Sorted(maps.Keys(msg.Headers())) {

@@ -99,8 +99,12 @@ func TestQ3ConsumerThatDrops(t *testing.T) {
 	r := newRig(t)
 	js := r.js()
 	for name, c := range map[string]jetstream.ConsumerConfig{
-		"MaxDeliver": {MaxDeliver: 5}, "AckPolicy": {AckPolicy: jetstream.AckAllPolicy}, "BackOff": {MaxDeliver: 3, BackOff: []time.Duration{time.Second, 2 * time.Second}},
-		"HeadersOnly": {HeadersOnly: true}, "InactiveThreshold": {InactiveThreshold: time.Hour}, "MemoryStorage": {MemoryStorage: true},
+		"MaxDeliver":        {MaxDeliver: 5},
+		"AckPolicy":         {AckPolicy: jetstream.AckAllPolicy},
+		"BackOff":           {MaxDeliver: 3, BackOff: []time.Duration{time.Second, 2 * time.Second}},
+		"HeadersOnly":       {HeadersOnly: true},
+		"InactiveThreshold": {InactiveThreshold: time.Hour},
+		"MemoryStorage":     {MemoryStorage: true},
 	} {
 		c.Durable = "drops-" + name
 		if _, err := js.CreateConsumer(t.Context(), r.stream, c); err != nil {
@@ -119,7 +123,11 @@ func TestQ3ConsumerThatLimitsPulls(t *testing.T) {
 	t.Parallel()
 	for name, limited := range map[string]func(r *rig) error{
 		"consumer": func(r *rig) error {
-			_, err := r.js().CreateConsumer(r.T.Context(), r.stream, jetstream.ConsumerConfig{Durable: "d", MaxRequestBatch: 7, MaxRequestExpires: 300 * time.Millisecond})
+			_, err := r.js().CreateConsumer(r.T.Context(), r.stream, jetstream.ConsumerConfig{
+				Durable:           "d",
+				MaxRequestBatch:   7,
+				MaxRequestExpires: 300 * time.Millisecond,
+			})
 			return err
 		},
 		"server": func(r *rig) error {
@@ -224,10 +232,16 @@ func TestQ3ConsumerThatLimitsWaits(t *testing.T) {
 func TestQ6MaxAge(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	if _, err := r.js().UpdateStream(t.Context(), jetstream.StreamConfig{Name: r.stream, Subjects: []string{r.stream + ".>"}, Duplicates: 100 * time.Millisecond, MaxAge: 2 * time.Hour}); err != nil {
+	if _, err := r.js().UpdateStream(t.Context(), jetstream.StreamConfig{
+		Name:       r.stream,
+		Subjects:   []string{r.stream + ".>"},
+		Duplicates: 100 * time.Millisecond,
+		MaxAge:     2 * time.Hour,
+	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Queue(r.broker(r.stream)).Receive(t.Context()); !errors.Is(err, queue.ErrConfig) || !strings.Contains(err.Error(), "keeps messages for 2h0m0s") {
+	if err := r.Queue(r.broker(r.stream)).Receive(t.Context()); !errors.Is(err, queue.ErrConfig) ||
+		!strings.Contains(err.Error(), "keeps messages for 2h0m0s") {
 		t.Error(err)
 	}
 }
@@ -289,10 +303,15 @@ func TestQ6ConsumerIsDeleted(t *testing.T) {
 		pgtest.Exec(t, r.Pool, fmt.Sprintf(`truncate onlyonce_segments.standard_keys_%d`, segment))
 	}
 	q := r.Queue(r.broker(r.stream))
-	if err := q.Receive(t.Context()); !errors.Is(err, queue.ErrConfig) || !strings.Contains(err.Error(), "has no consumer d") || !strings.Contains(err.Error(), "may be forgotten") {
+	if err := q.Receive(t.Context()); !errors.Is(err, queue.ErrConfig) ||
+		!strings.Contains(err.Error(), "has no consumer d") ||
+		!strings.Contains(err.Error(), "may be forgotten") {
 		t.Fatal(err)
 	}
-	if _, err := js.CreateConsumer(t.Context(), r.stream, jetstream.ConsumerConfig{Durable: "d", AckPolicy: jetstream.AckExplicitPolicy}); err != nil {
+	if _, err := js.CreateConsumer(t.Context(), r.stream, jetstream.ConsumerConfig{
+		Durable:   "d",
+		AckPolicy: jetstream.AckExplicitPolicy,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	r.Receives(r.broker(r.stream))
@@ -386,10 +405,15 @@ func TestApplies(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	got := make(chan *consumer.Message, 1)
-	c, err := consumer.New(r.Pool, r.Queue(r.broker(r.stream)), consumer.HandlerFunc(func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
-		got <- m
-		return nil
-	}), consumer.Config{Scope: "s"})
+	c, err := consumer.New(
+		r.Pool,
+		r.Queue(r.broker(r.stream)),
+		consumer.HandlerFunc(func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
+			got <- m
+			return nil
+		}),
+		consumer.Config{Scope: "s"},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -402,7 +426,9 @@ func TestApplies(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if h := fmt.Sprint(m.Headers); m.ID() != "a" || string(m.Value) != "b" || h != fmt.Sprintf("[{Nats-Msg-Id %v} {X-H %v} {Nats-Subject %v}]", []byte("a"), []byte("v"), []byte(r.stream+".a")) {
+	if h := fmt.Sprint(m.Headers); m.ID() != "a" ||
+		string(m.Value) != "b" ||
+		h != fmt.Sprintf("[{Nats-Msg-Id %v} {X-H %v} {Nats-Subject %v}]", []byte("a"), []byte("v"), []byte(r.stream+".a")) {
 		t.Errorf("%q %q %s", m.ID(), m.Value, h)
 	}
 }
@@ -418,8 +444,14 @@ func TestFull(t *testing.T) {
 		limits jetstream.StreamConfig
 		want   string
 	}{
-		"messages":  {jetstream.StreamConfig{MaxMsgs: 3, Discard: jetstream.DiscardNew}, "stream messages has its 3 messages (MaxMsgs), and discards new ones"},
-		"bytes":     {jetstream.StreamConfig{MaxBytes: 1500, Discard: jetstream.DiscardNew}, "of its 1500 bytes (MaxBytes), and discards new messages"},
+		"messages": {
+			jetstream.StreamConfig{MaxMsgs: 3, Discard: jetstream.DiscardNew},
+			"stream messages has its 3 messages (MaxMsgs), and discards new ones",
+		},
+		"bytes": {
+			jetstream.StreamConfig{MaxBytes: 1500, Discard: jetstream.DiscardNew},
+			"of its 1500 bytes (MaxBytes), and discards new messages",
+		},
 		"old":       {jetstream.StreamConfig{MaxMsgs: 3}, ""},
 		"unlimited": {jetstream.StreamConfig{Discard: jetstream.DiscardNew}, ""},
 	} {

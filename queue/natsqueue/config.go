@@ -54,8 +54,15 @@ func (b *Broker) Validate() error {
 
 // consumerConfig is that of a consumer that is created.
 func (b *Broker) consumerConfig() jetstream.ConsumerConfig {
-	return jetstream.ConsumerConfig{Durable: b.cfg.Durable, FilterSubjects: b.cfg.Subjects, AckPolicy: jetstream.AckExplicitPolicy, AckWait: b.cfg.AckWait,
-		MaxDeliver: -1, DeliverPolicy: jetstream.DeliverAllPolicy, Description: "onlyonce: queue"}
+	return jetstream.ConsumerConfig{
+		Durable:        b.cfg.Durable,
+		FilterSubjects: b.cfg.Subjects,
+		AckPolicy:      jetstream.AckExplicitPolicy,
+		AckWait:        b.cfg.AckWait,
+		MaxDeliver:     -1,
+		DeliverPolicy:  jetstream.DeliverAllPolicy,
+		Description:    "onlyonce: queue",
+	}
 }
 
 // checkConsumer returns what of a consumer would lose messages (Q3).
@@ -65,7 +72,8 @@ func checkConsumer(c jetstream.ConsumerConfig) error {
 		l.Add("AckPolicy", "must be explicit: a batch is acknowledged message by message")
 	}
 	if c.MaxDeliver > 0 {
-		l.Add("MaxDeliver", "is %d: must be -1: the server would drop messages while the database is away", c.MaxDeliver)
+		l.Add("MaxDeliver",
+			"is %d: must be -1: the server would drop messages while the database is away", c.MaxDeliver)
 	}
 	if len(c.BackOff) > 0 {
 		l.Add("BackOff", "must be empty: the server would drop messages while the database is away")
@@ -74,10 +82,14 @@ func checkConsumer(c jetstream.ConsumerConfig) error {
 		l.Add("HeadersOnly", "must be off: the server would deliver messages without their bodies")
 	}
 	if c.InactiveThreshold > 0 {
-		l.Add("InactiveThreshold", "is %v: must be 0: while the database is away the server would delete the consumer, and then deliver all of the stream again", c.InactiveThreshold)
+		l.Add("InactiveThreshold",
+			"is %v: must be 0: while the database is away the server would delete the consumer, and then "+
+				"deliver all of the stream again",
+			c.InactiveThreshold)
 	}
 	if c.MemoryStorage {
-		l.Add("MemoryStorage", "must be off: a server that restarts would forget the consumer, and then deliver all of the stream again")
+		l.Add("MemoryStorage",
+			"must be off: a server that restarts would forget the consumer, and then deliver all of the stream again")
 	}
 	if c.DeliverSubject != "" {
 		l.Add("DeliverSubject", "must be empty: it must be a pull consumer")

@@ -30,7 +30,17 @@ type natsServer struct {
 
 func newServer(t testing.TB) *natsServer {
 	t.Helper()
-	s := &natsServer{t: t, opts: server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true}}
+	s := &natsServer{
+		t: t,
+		opts: server.Options{
+			Host:      "127.0.0.1",
+			Port:      server.RANDOM_PORT,
+			JetStream: true,
+			StoreDir:  t.TempDir(),
+			NoLog:     true,
+			NoSigs:    true,
+		},
+	}
 	s.start()
 	t.Cleanup(s.stop)
 	return s
@@ -76,7 +86,11 @@ var streams atomic.Int64
 func (s *natsServer) stream() string {
 	s.t.Helper()
 	name := fmt.Sprintf("S%d", streams.Add(1))
-	_, err := s.js().CreateStream(s.t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name + ".>"}, Duplicates: 100 * time.Millisecond})
+	_, err := s.js().CreateStream(s.t.Context(), jetstream.StreamConfig{
+		Name:       name,
+		Subjects:   []string{name + ".>"},
+		Duplicates: 100 * time.Millisecond,
+	})
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -142,7 +142,9 @@ func deliversWhatWasSent(t *testing.T, h Harness) {
 		if string(d.Body) != string(sent[i].Body) {
 			t.Errorf("%s has the body %q, want %q", d.ID, d.Body, sent[i].Body)
 		}
-		if want := sent[i].Headers[0]; !slices.ContainsFunc(d.Headers, func(h consumer.Header) bool { return h.Name == want.Name && string(h.Value) == string(want.Value) }) {
+		if want := sent[i].Headers[0]; !slices.ContainsFunc(d.Headers, func(h consumer.Header) bool {
+			return h.Name == want.Name && string(h.Value) == string(want.Value)
+		}) {
 			t.Errorf("%s has the headers %v, want %v among them", d.ID, d.Headers, want)
 		}
 		if d.Redelivered {
@@ -209,7 +211,8 @@ func takesNothingBack(t *testing.T, h Harness) {
 
 func orderedTakeover(t *testing.T, h Harness) {
 	q := h.Queue(t)
-	first, second := q.Connect(t), q.Connect(t)
+	first := q.Connect(t)
+	second := q.Connect(t)
 	if h.Unordered {
 		if err := first.Begin(t.Context(), true); !errors.Is(err, queue.ErrConfig) {
 			t.Errorf("Begin of an adapter without order: %v, want an error that wraps queue.ErrConfig", err)

@@ -146,7 +146,8 @@ func (c *connection) take(most int) (all []*queue.Delivery, err error) {
 			x.delivered++
 			d := x.of
 			d.Headers = slices.Clone(d.Headers)
-			d.Handle, d.Redelivered = x, x.delivered > 1
+			d.Handle = x
+			d.Redelivered = x.delivered > 1
 			all = append(all, &d)
 		}
 	}

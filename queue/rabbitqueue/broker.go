@@ -200,8 +200,16 @@ func headers(d *amqp.Delivery) (all []consumer.Header) {
 			all = append(all, consumer.Header{Name: name, Value: value(d.Headers[name])})
 		}
 	}
-	for _, p := range [][2]string{{"Content-Type", d.ContentType}, {"Content-Encoding", d.ContentEncoding}, {"Amqp-Type", d.Type}, {"Amqp-App-Id", d.AppId},
-		{"Amqp-Correlation-Id", d.CorrelationId}, {"Amqp-Reply-To", d.ReplyTo}, {HeaderExchange, d.Exchange}, {HeaderRoutingKey, d.RoutingKey}} {
+	for _, p := range [][2]string{
+		{"Content-Type", d.ContentType},
+		{"Content-Encoding", d.ContentEncoding},
+		{"Amqp-Type", d.Type},
+		{"Amqp-App-Id", d.AppId},
+		{"Amqp-Correlation-Id", d.CorrelationId},
+		{"Amqp-Reply-To", d.ReplyTo},
+		{HeaderExchange, d.Exchange},
+		{HeaderRoutingKey, d.RoutingKey},
+	} {
 		if p[1] != "" {
 			all = append(all, consumer.Header{Name: p[0], Value: []byte(p[1])})
 		}

@@ -89,7 +89,11 @@ func TestQ2Identity(t *testing.T) {
 func TestQ3QueueThatDrops(t *testing.T) {
 	t.Parallel()
 	r := newRabbit(t)
-	for name, args := range map[string]amqp.Table{"classic": nil, "limited": {"x-queue-type": "quorum", "x-delivery-limit": 5}, "many": {"x-queue-type": "quorum"}} {
+	for name, args := range map[string]amqp.Table{
+		"classic": nil,
+		"limited": {"x-queue-type": "quorum", "x-delivery-limit": 5},
+		"many":    {"x-queue-type": "quorum"},
+	} {
 		r.declare(name, args)
 	}
 	of := func(name string, args amqp.Table) *rabbitqueue.Broker {
@@ -107,11 +111,23 @@ func TestQ3QueueThatDrops(t *testing.T) {
 	refused(of("many", nil), true, "Config.Arguments: x-single-active-consumer must be true for queue")
 	refused(of("many", r.table), true, "Config.Arguments: must be those of the queue")
 	for want, b := range map[string]*rabbitqueue.Broker{
-		`Config.Queue: there is no queue "nowhere"`:                                             of("nowhere", nil),
-		"the user needs the rights to configure":                                                rabbitqueue.New(r.URL("reader"), rabbitqueue.Config{Queue: r.name, Arguments: r.table}),
-		"rabbitqueue: connecting: Exception (403) Reason: \"username or password not allowed\"": rabbitqueue.New("amqp://guest:wrong@"+r.Addr, rabbitqueue.Config{Queue: r.name}),
-		"vhost nowhere not found":                                                               rabbitqueue.New(r.URL("guest")+"nowhere", rabbitqueue.Config{Queue: r.name}),
-		"rabbitqueue: connecting: dial tcp 127.0.0.1:1: connect: co":                            rabbitqueue.New("amqp://127.0.0.1:1", rabbitqueue.Config{Queue: r.name}),
+		`Config.Queue: there is no queue "nowhere"`: of("nowhere", nil),
+		"the user needs the rights to configure": rabbitqueue.New(
+			r.URL("reader"),
+			rabbitqueue.Config{Queue: r.name, Arguments: r.table},
+		),
+		"rabbitqueue: connecting: Exception (403) Reason: \"username or password not allowed\"": rabbitqueue.New(
+			"amqp://guest:wrong@"+r.Addr,
+			rabbitqueue.Config{Queue: r.name},
+		),
+		"vhost nowhere not found": rabbitqueue.New(
+			r.URL("guest")+"nowhere",
+			rabbitqueue.Config{Queue: r.name},
+		),
+		"rabbitqueue: connecting: dial tcp 127.0.0.1:1: connect: co": rabbitqueue.New(
+			"amqp://127.0.0.1:1",
+			rabbitqueue.Config{Queue: r.name},
+		),
 	} {
 		if err := b.Begin(t.Context(), false); err == nil || errors.Is(err, queue.ErrConfig) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
@@ -124,7 +140,15 @@ func TestConfigFaults(t *testing.T) {
 	b := rabbitqueue.New("http://guest:secret@host/", rabbitqueue.Config{Prefetch: -1, Client: amqp.Config{Recovery: &amqp.Recovery{}},
 		Arguments: amqp.Table{"x-queue-type": "classic", "x-delivery-limit": 20, "x-odd": struct{}{}}})
 	_, err := queue.New(nil, b, queue.Config{})
-	for _, want := range []string{"url:", "Config.Queue", "Config.Arguments: x-queue-type", "Config.Arguments: x-delivery-limit is 20", "Config.Arguments: table", "Config.Prefetch", "Config.Client: Recovery"} {
+	for _, want := range []string{
+		"url:",
+		"Config.Queue",
+		"Config.Arguments: x-queue-type",
+		"Config.Arguments: x-delivery-limit is 20",
+		"Config.Arguments: table",
+		"Config.Prefetch",
+		"Config.Client: Recovery",
+	} {
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("no word of %s in %v", want, err)
 		}
@@ -307,18 +331,35 @@ func TestApplies(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	got := make(chan *consumer.Message, 1)
-	c, err := consumer.New(r.Pool, r.Queue(r.broker()), consumer.HandlerFunc(func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
-		got <- m
-		return nil
-	}), consumer.Config{Scope: "s"})
+	c, err := consumer.New(
+		r.Pool,
+		r.Queue(r.broker()),
+		consumer.HandlerFunc(func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
+			got <- m
+			return nil
+		}),
+		consumer.Config{Scope: "s"},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()
-	if err := r.channel().PublishWithContext(t.Context(), "", r.name, true, false, amqp.Publishing{MessageId: "a", Body: []byte("b"), ContentType: "text/plain", CorrelationId: "c",
-		Headers: amqp.Table{"n": 7, "s": "v", "t": amqp.Table{"x": []any{"y"}}, "at": time.Unix(0, 0), "none": nil, "Amqp-Routing-Key": "forged"}}); err != nil {
+	if err := r.channel().PublishWithContext(t.Context(), "", r.name, true, false, amqp.Publishing{
+		MessageId:     "a",
+		Body:          []byte("b"),
+		ContentType:   "text/plain",
+		CorrelationId: "c",
+		Headers: amqp.Table{
+			"n":                7,
+			"s":                "v",
+			"t":                amqp.Table{"x": []any{"y"}},
+			"at":               time.Unix(0, 0),
+			"none":             nil,
+			"Amqp-Routing-Key": "forged",
+		},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	m := pgtest.Receive(t, patience, "the message", got)

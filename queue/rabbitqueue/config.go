@@ -45,7 +45,8 @@ const (
 func (b *Broker) Validate() error {
 	l := &fields.List{Sentinel: queue.ErrConfig, Struct: "rabbitqueue.Config"}
 	if _, err := amqp.ParseURI(b.url); err != nil {
-		l.Join(fmt.Errorf("%w: url: must be an AMQP URI, as amqp://user:password@host:5672/vhost", queue.ErrConfig)) // err may quote the password
+		// err may quote the password
+		l.Join(fmt.Errorf("%w: url: must be an AMQP URI, as amqp://user:password@host:5672/vhost", queue.ErrConfig))
 	}
 	if b.cfg.Queue == "" || len(b.cfg.Queue) > 255 {
 		l.Add("Queue", "must be a name of 1 to 255 bytes")
@@ -54,7 +55,11 @@ func (b *Broker) Validate() error {
 		l.Add("Arguments", "%s is %v: must be quorum, which is set anyway", argType, t)
 	}
 	if n, ok := b.cfg.Arguments[argLimit]; ok && fmt.Sprint(n) != "-1" {
-		l.Add("Arguments", "%s is %v: must be -1, or before RabbitMQ 4 absent: the server would drop messages after so many deliveries", argLimit, n)
+		l.Add("Arguments",
+			"%s is %v: must be -1, or before RabbitMQ 4 absent: the server would drop messages after so "+
+				"many deliveries",
+			argLimit,
+			n)
 	}
 	if err := b.cfg.Arguments.Validate(); err != nil {
 		l.Add("Arguments", "%v", err)
@@ -63,7 +68,8 @@ func (b *Broker) Validate() error {
 		l.Add("Prefetch", "is %d: must be from 1 to 2,000", n)
 	}
 	if b.cfg.Client.Recovery != nil {
-		l.Add("Client", "Recovery must be nil: the client would acknowledge messages of a new channel under the old one's numbers")
+		l.Add("Client",
+			"Recovery must be nil: the client would acknowledge messages of a new channel under the old one's numbers")
 	}
 	return l.Err()
 }
@@ -71,10 +77,15 @@ func (b *Broker) Validate() error {
 // checkLimit returns an error if the server drops messages after so many deliveries (Q3).
 func (b *Broker) checkLimit(version string) error {
 	major, _, _ := strings.Cut(version, ".")
-	if n, err := strconv.Atoi(major); err == nil && n < 4 || b.cfg.NoLimitByPolicy || fmt.Sprint(b.cfg.Arguments[argLimit]) == "-1" {
+	if n, err := strconv.Atoi(major); err == nil && n < 4 ||
+		b.cfg.NoLimitByPolicy ||
+		fmt.Sprint(b.cfg.Arguments[argLimit]) == "-1" {
 		return nil
 	}
-	return b.refused("Arguments", "%s must be -1, or a policy must say so (see NoLimitByPolicy): RabbitMQ %s drops messages after 20 deliveries", argLimit, version)
+	return b.refused("Arguments",
+		"%s must be -1, or a policy must say so (see NoLimitByPolicy): RabbitMQ %s drops messages after 20 deliveries",
+		argLimit,
+		version)
 }
 
 // explain makes an answer of the server an error that says what to do. Only a queue of which
@@ -89,7 +100,8 @@ func (b *Broker) explain(err error) error {
 	case e.Code == amqp.NotFound:
 		return fmt.Errorf("Config.Queue: there is no queue %q, and the receiver declares none: %w", b.cfg.Queue, err)
 	case e.Code == amqp.AccessRefused:
-		return fmt.Errorf("Config.Queue: the user needs the rights to configure (to compare Config.Arguments) and read %q: %w", b.cfg.Queue, err)
+		return fmt.Errorf("Config.Queue: the user needs the rights to configure (to compare "+
+			"Config.Arguments) and read %q: %w", b.cfg.Queue, err)
 	case e.Code == amqp.PreconditionFailed && strings.Contains(e.Reason, argType):
 		return b.refused("Queue", "%q must be a quorum queue: %s", b.cfg.Queue, e.Reason)
 	case e.Code == amqp.PreconditionFailed:

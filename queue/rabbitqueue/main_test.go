@@ -33,7 +33,12 @@ var queues atomic.Int64
 // newRabbit declares a quorum queue with a single active consumer.
 func newRabbit(t testing.TB) *rabbit {
 	t.Helper()
-	r := &rabbit{RabbitMQ: servertest.RabbitMQ(t), t: t, name: fmt.Sprint("q", queues.Add(1)), table: amqp.Table{"x-single-active-consumer": true}}
+	r := &rabbit{
+		RabbitMQ: servertest.RabbitMQ(t),
+		t:        t,
+		name:     fmt.Sprint("q", queues.Add(1)),
+		table:    amqp.Table{"x-single-active-consumer": true},
+	}
 	r.declare(r.name, amqp.Table{"x-queue-type": "quorum", "x-single-active-consumer": true})
 	return r
 }

@@ -119,8 +119,17 @@ func (b *Broker) pollSeveral(ctx context.Context, most int) (all []*queue.Delive
 
 // poll makes one request.
 func (b *Broker) poll(ctx context.Context, most int, wait time.Duration) ([]*queue.Delivery, error) {
-	out, err := b.client.ReceiveMessage(ctx, &sqs.ReceiveMessageInput{QueueUrl: &b.cfg.QueueURL, MaxNumberOfMessages: int32(most), WaitTimeSeconds: int32(wait / time.Second),
-		MessageAttributeNames: []string{"All"}, MessageSystemAttributeNames: []types.MessageSystemAttributeName{types.MessageSystemAttributeNameAll}}, once)
+	out, err := b.client.ReceiveMessage(
+		ctx,
+		&sqs.ReceiveMessageInput{
+			QueueUrl:                    &b.cfg.QueueURL,
+			MaxNumberOfMessages:         int32(most),
+			WaitTimeSeconds:             int32(wait / time.Second),
+			MessageAttributeNames:       []string{"All"},
+			MessageSystemAttributeNames: []types.MessageSystemAttributeName{types.MessageSystemAttributeNameAll},
+		},
+		once,
+	)
 	if err != nil {
 		return nil, fmt.Errorf("sqsqueue: receiving: %w", err)
 	}
@@ -153,7 +162,11 @@ func (b *Broker) delivery(m *types.Message) *queue.Delivery {
 		d.Headers = append(d.Headers, consumer.Header{Name: name, Value: value})
 	}
 	group, deduplication := system(types.MessageSystemAttributeNameMessageGroupId), system(types.MessageSystemAttributeNameMessageDeduplicationId)
-	for _, h := range [][2]string{{DeduplicationID, deduplication}, {GroupID, group}, {DeliveryID, aws.ToString(m.MessageId)}} {
+	for _, h := range [][2]string{
+		{DeduplicationID, deduplication},
+		{GroupID, group},
+		{DeliveryID, aws.ToString(m.MessageId)},
+	} {
 		if h[1] != "" {
 			d.Headers = append(d.Headers, consumer.Header{Name: h[0], Value: []byte(h[1])})
 		}
@@ -185,7 +198,10 @@ func (b *Broker) Ack(ctx context.Context, deliveries []*queue.Delivery) error {
 func (b *Broker) remove(ctx context.Context, part []*queue.Delivery) error {
 	in := &sqs.DeleteMessageBatchInput{QueueUrl: &b.cfg.QueueURL}
 	for i, d := range part {
-		in.Entries = append(in.Entries, types.DeleteMessageBatchRequestEntry{Id: aws.String(strconv.Itoa(i)), ReceiptHandle: d.Handle.(*string)})
+		in.Entries = append(in.Entries, types.DeleteMessageBatchRequestEntry{
+			Id:            aws.String(strconv.Itoa(i)),
+			ReceiptHandle: d.Handle.(*string),
+		})
 	}
 	out, err := b.client.DeleteMessageBatch(ctx, in, once)
 	if err != nil {
@@ -193,7 +209,8 @@ func (b *Broker) remove(ctx context.Context, part []*queue.Delivery) error {
 	}
 	if n := len(out.Failed); n > 0 {
 		f := out.Failed[0]
-		return fmt.Errorf("%d of %d messages failed, and come again: %s: %s (is the queue's VisibilityTimeout shorter than a batch takes?)",
+		return fmt.Errorf("%d of %d messages failed, and come again: %s: %s (is the queue's "+
+			"VisibilityTimeout shorter than a batch takes?)",
 			n, len(part), aws.ToString(f.Code), aws.ToString(f.Message))
 	}
 	return nil

@@ -94,7 +94,13 @@ func TestIdentity(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "", nil)
 	deliveries := r.queueOf(sqsqueue.Config{QueueURL: r.sqsServer.queue("", nil), ID: sqsqueue.DeliveryID}, "delivery")
-	groups := r.queueOf(sqsqueue.Config{QueueURL: r.sqsServer.queue(".fifo", map[string]string{"DeduplicationScope": "messageGroup"}), ID: sqsqueue.DeduplicationID}, "group")
+	groups := r.queueOf(
+		sqsqueue.Config{
+			QueueURL: r.sqsServer.queue(".fifo", map[string]string{"DeduplicationScope": "messageGroup"}),
+			ID:       sqsqueue.DeduplicationID,
+		},
+		"group",
+	)
 	r.Receives(r.broker(r.url))
 	a := queue.Delivery{ID: "a", Body: []byte("1")}
 	r.publish(r.url, a, a, queue.Delivery{Body: []byte("none")})
@@ -108,7 +114,13 @@ func TestIdentity(t *testing.T) {
 	r.untilEmpty(deliveries)
 	all := r.Strings(`select s.topic || ' ' || case s.topic when 'queue.delivery' then '' else l.id end || ' ' || coalesce(convert_from(order_key, 'UTF8'), '')
 		from onlyonce.event_log l join onlyonce.streams s on s.id = l.stream order by 1`)
-	if want := []string{"queue.delivery  ", "queue.delivery  ", "queue.group g a g", "queue.group h a h", "queue.q a "}; !slices.Equal(all, want) {
+	if want := []string{
+		"queue.delivery  ",
+		"queue.delivery  ",
+		"queue.group g a g",
+		"queue.group h a h",
+		"queue.q a ",
+	}; !slices.Equal(all, want) {
 		t.Errorf("stored: %q, want %q", all, want)
 	}
 	if parked := r.Strings(`select reason::text from onlyonce.parked`); !slices.Equal(parked, []string{"no-key"}) {
@@ -128,7 +140,9 @@ func TestQ3QueueThatDrops(t *testing.T) {
 	r := newRig(t, "", nil)
 	dead := r.sqsServer.named("dead", nil)
 	redrive := func(count string) map[string]string {
-		return map[string]string{"RedrivePolicy": `{"deadLetterTargetArn":"arn:aws:sqs:eu-central-1:123456789012:dead","maxReceiveCount":` + count + `}`}
+		return map[string]string{
+			"RedrivePolicy": `{"deadLetterTargetArn":"arn:aws:sqs:eu-central-1:123456789012:dead","maxReceiveCount":` + count + `}`,
+		}
 	}
 	for _, c := range []struct {
 		want, suffix string
@@ -138,9 +152,16 @@ func TestQ3QueueThatDrops(t *testing.T) {
 		{want: "RedrivePolicy: is", attributes: redrive("999")},
 		{want: "RedrivePolicy: is", attributes: redrive(`"5"`)},
 		{want: "VisibilityTimeout: is 0", attributes: map[string]string{"VisibilityTimeout": "0"}},
-		{want: "ContentBasedDeduplication: must be off", suffix: ".fifo", attributes: map[string]string{"ContentBasedDeduplication": "true"}},
+		{
+			want:       "ContentBasedDeduplication: must be off",
+			suffix:     ".fifo",
+			attributes: map[string]string{"ContentBasedDeduplication": "true"},
+		},
 		{want: "FifoQueue: must be set", ordered: true},
-		{want: "Config.CopiesWithin: is 1h0m0s: the broker keeps messages for 1h0m1s", attributes: map[string]string{"MessageRetentionPeriod": "3601"}},
+		{
+			want:       "Config.CopiesWithin: is 1h0m0s: the broker keeps messages for 1h0m1s",
+			attributes: map[string]string{"MessageRetentionPeriod": "3601"},
+		},
 	} {
 		q := r.Queue(r.broker(r.sqsServer.queue(c.suffix, c.attributes)), func(cfg *queue.Config) { cfg.Ordered = c.ordered })
 		if err := q.Receive(t.Context()); !errors.Is(err, queue.ErrConfig) || !strings.Contains(err.Error(), c.want) {
@@ -186,7 +207,10 @@ func TestServerThatComesAndGoes(t *testing.T) {
 	kill()
 	q, _ := r.Receives(b)
 	says := func(what string) {
-		pgtest.Until(t, patience, "the receiver says "+what, func() bool { err := q.Healthy(); return err != nil && strings.Contains(err.Error(), what) })
+		pgtest.Until(t, patience, "the receiver says "+what, func() bool {
+			err := q.Healthy()
+			return err != nil && strings.Contains(err.Error(), what)
+		})
 	}
 	says("connection refused")
 	restart()
@@ -352,7 +376,12 @@ func TestApplies(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()
-	r.publish(r.url, queue.Delivery{ID: "a", Key: []byte("k"), Body: []byte("\x00\xff"), Headers: []consumer.Header{{Name: "X-H", Value: []byte("v")}}})
+	r.publish(r.url, queue.Delivery{
+		ID:      "a",
+		Key:     []byte("k"),
+		Body:    []byte("\x00\xff"),
+		Headers: []consumer.Header{{Name: "X-H", Value: []byte("v")}},
+	})
 	if at := pgtest.Receive(t, patience, "the delivery", sent); at.Year() < 2020 {
 		t.Errorf("it was sent at %v", at)
 	}
@@ -365,7 +394,8 @@ func TestApplies(t *testing.T) {
 	for _, h := range m.Headers[:len(m.Headers)-1] {
 		fmt.Fprintf(&headers, "%s: %s\n", h.Name, h.Value)
 	}
-	if want := "X-H: v\nAWS.MessageDeduplicationId: a\nAWS.MessageGroupId: k\n"; headers.String() != want || m.Headers[len(m.Headers)-1].Name != sqsqueue.DeliveryID ||
+	if want := "X-H: v\nAWS.MessageDeduplicationId: a\nAWS.MessageGroupId: k\n"; headers.String() != want ||
+		m.Headers[len(m.Headers)-1].Name != sqsqueue.DeliveryID ||
 		m.ID() != "a" || string(m.Key) != "k" || string(m.Value) != "\x00\xff" {
 		t.Errorf("%q %q %q %s", m.ID(), m.Key, m.Value, &headers)
 	}

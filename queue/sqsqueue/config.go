@@ -52,10 +52,14 @@ func (b *Broker) Validate() error {
 		l.Join(fmt.Errorf("%w: client: must not be nil", queue.ErrConfig))
 	}
 	if u, err := url.Parse(b.cfg.QueueURL); err != nil || u.Host == "" || strings.Trim(u.Path, "/") == "" {
-		l.Add("QueueURL", "%q must be the address of a queue, for example https://sqs.eu-central-1.amazonaws.com/123456789012/orders", b.cfg.QueueURL)
+		l.Add("QueueURL",
+			"%q must be the address of a queue, for example https://sqs.eu-central-1.amazonaws.com/123456789012/orders",
+			b.cfg.QueueURL)
 	}
 	if b.cfg.ID == DeduplicationID && !b.cfg.fifo() {
-		l.Add("ID", "%s needs a FIFO queue, whose name ends in .fifo: messages of a standard queue have none", DeduplicationID)
+		l.Add("ID",
+			"%s needs a FIFO queue, whose name ends in .fifo: messages of a standard queue have none",
+			DeduplicationID)
 	}
 	if b.cfg.Retention < 0 || b.cfg.Retention > maxRetention {
 		l.Add("Retention", "is %v: must be up to %v, or 0 if the server tells it", b.cfg.Retention, maxRetention)
@@ -86,7 +90,8 @@ func (c Config) check(attributes map[string]string, ordered bool) (settings, err
 		}
 		retention = time.Duration(seconds) * time.Second
 	case retention == 0:
-		l.Add("MessageRetentionPeriod", "is not told by this server: set sqsqueue.Config.Retention to how long it keeps messages")
+		l.Add("MessageRetentionPeriod",
+			"is not told by this server: set sqsqueue.Config.Retention to how long it keeps messages")
 	}
 	if get(types.QueueAttributeNameVisibilityTimeout) == "0" {
 		l.Add("VisibilityTimeout", "is 0: must be at least 1 s: a message would be delivered again at once")
@@ -95,12 +100,19 @@ func (c Config) check(attributes map[string]string, ordered bool) (settings, err
 		var redrive struct{ MaxReceiveCount json.Number }
 		err := json.Unmarshal([]byte(policy), &redrive)
 		if n, _ := redrive.MaxReceiveCount.Int64(); err != nil || n < minReceives {
-			l.Add("RedrivePolicy", "is %s: maxReceiveCount must be %d: while the database is away, SQS would move messages to the dead-letter queue unstored",
-				policy, minReceives)
+			l.Add(
+				"RedrivePolicy",
+				"is %s: maxReceiveCount must be %d: while the database is away, SQS would move messages to "+
+					"the dead-letter queue unstored",
+				policy,
+				minReceives,
+			)
 		}
 	}
 	if c.ID == DeduplicationID && get(types.QueueAttributeNameContentBasedDeduplication) == "true" {
-		l.Add("ContentBasedDeduplication", "must be off if Config.ID is %s: a message would be skipped because an earlier one had the same body", DeduplicationID)
+		l.Add("ContentBasedDeduplication",
+			"must be off if Config.ID is %s: a message would be skipped because an earlier one had the same body",
+			DeduplicationID)
 	}
 	if ordered && !c.fifo() {
 		l.Add("FifoQueue", "must be set for queue.Config.Ordered: a standard queue has no order")

@@ -125,7 +125,10 @@ func (s *sqsServer) publish(url string, all ...queue.Delivery) {
 // left returns how many messages the queue has, outstanding ones too.
 func (s *sqsServer) left(url string) string {
 	s.t.Helper()
-	out, err := client(s.URL).GetQueueAttributes(s.t.Context(), &sqs.GetQueueAttributesInput{QueueUrl: &url, AttributeNames: []types.QueueAttributeName{"All"}})
+	out, err := client(s.URL).GetQueueAttributes(s.t.Context(), &sqs.GetQueueAttributesInput{
+		QueueUrl:       &url,
+		AttributeNames: []types.QueueAttributeName{"All"},
+	})
 	if err != nil {
 		s.t.Fatal(err)
 	}

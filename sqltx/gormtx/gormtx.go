@@ -30,7 +30,8 @@ func Of(g *gorm.DB) (sqltx.StdTx, error) {
 	}
 	tx, is := g.Statement.ConnPool.(sqltx.StdTx)
 	if !is {
-		return nil, fmt.Errorf("gormtx: %w: call it in db.Transaction, with the *gorm.DB that the function gets", dedupe.ErrNoTransaction)
+		return nil, fmt.Errorf("gormtx: %w: call it in db.Transaction, with the *gorm.DB that the function gets",
+			dedupe.ErrNoTransaction)
 	}
 	return tx, nil
 }

@@ -17,7 +17,11 @@ import (
 // each driver.
 func TestT1GORMWithoutATransaction(t *testing.T) {
 	t.Parallel()
-	for name, none := range map[string]*gorm.DB{"nil": nil, "not opened": {}, "no pool": {Config: &gorm.Config{}, Statement: &gorm.Statement{}}} {
+	for name, none := range map[string]*gorm.DB{
+		"nil":        nil,
+		"not opened": {},
+		"no pool":    {Config: &gorm.Config{}, Statement: &gorm.Statement{}},
+	} {
 		if tx, err := gormtx.Of(none); tx != nil || !errors.Is(err, dedupe.ErrNoTransaction) {
 			t.Errorf("%s: %v, %v", name, tx, err)
 		}

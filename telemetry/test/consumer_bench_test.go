@@ -25,18 +25,30 @@ func BenchmarkConsumer(b *testing.B) {
 			meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewManualReader()))
 			b.Cleanup(func() { _ = spans.Shutdown(context.Background()) })
 			cfg := consumer.Config{Scope: "bench"}
-			if err := telemetry.Instrument(&cfg, telemetry.Config{TracerProvider: spans, MeterProvider: meters, Messages: messages}); err != nil {
+			if err := telemetry.Instrument(&cfg, telemetry.Config{
+				TracerProvider: spans,
+				MeterProvider:  meters,
+				Messages:       messages,
+			}); err != nil {
 				b.Fatal(err)
 			}
 			var batch []*consumer.Message
 			for i := range 100 {
 				parent := fmt.Sprintf("00-4bf92f3577b34da6a3ce929d0e0e%04x-00f067aa0ba9%04x-01", i, i)
-				batch = append(batch, &consumer.Message{Topic: "orders", Offset: int64(i), Time: time.Now(), Headers: []consumer.Header{{Name: "traceparent", Value: []byte(parent)}}})
+				batch = append(batch, &consumer.Message{
+					Topic:   "orders",
+					Offset:  int64(i),
+					Time:    time.Now(),
+					Headers: []consumer.Header{{Name: "traceparent", Value: []byte(parent)}},
+				})
 			}
 			b.ReportAllocs()
 			began := used(b)
 			for b.Loop() {
-				ctx := cfg.Hooks.AttemptStart(context.Background(), consumer.Batch{TopicPartition: source.TopicPartition{Topic: "orders"}, Messages: len(batch)})
+				ctx := cfg.Hooks.AttemptStart(context.Background(), consumer.Batch{
+					TopicPartition: source.TopicPartition{Topic: "orders"},
+					Messages:       len(batch),
+				})
 				ctx = cfg.Hooks.HandleBatchStart(ctx, batch)
 				for _, m := range batch {
 					if cfg.Hooks.HandleStart == nil {
@@ -47,7 +59,14 @@ func BenchmarkConsumer(b *testing.B) {
 						cfg.Hooks.HandleEnd(within, m, nil)
 					}
 				}
-				cfg.Hooks.AttemptEnd(ctx, consumer.BatchResult{Batch: consumer.Batch{TopicPartition: source.TopicPartition{Topic: "orders"}, Messages: len(batch)}, Handled: len(batch)}, nil)
+				cfg.Hooks.AttemptEnd(
+					ctx,
+					consumer.BatchResult{
+						Batch:   consumer.Batch{TopicPartition: source.TopicPartition{Topic: "orders"}, Messages: len(batch)},
+						Handled: len(batch),
+					},
+					nil,
+				)
 			}
 			b.ReportMetric(float64(used(b)-began)/float64(b.N*len(batch)), "cpu-ns/message")
 		})

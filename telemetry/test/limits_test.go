@@ -38,7 +38,12 @@ func (*stuck) Shutdown(context.Context) error { return nil }
 func TestExporterThatBlocks(t *testing.T) {
 	t.Parallel()
 	s := &stuck{called: make(chan struct{}, 1), end: make(chan struct{})}
-	spans := trace.NewTracerProvider(trace.WithBatcher(s, trace.WithMaxQueueSize(4), trace.WithMaxExportBatchSize(1), trace.WithBatchTimeout(time.Millisecond)))
+	spans := trace.NewTracerProvider(trace.WithBatcher(
+		s,
+		trace.WithMaxQueueSize(4),
+		trace.WithMaxExportBatchSize(1),
+		trace.WithBatchTimeout(time.Millisecond),
+	))
 	t.Cleanup(func() {
 		close(s.end)
 		_ = spans.Shutdown(context.Background())
@@ -69,7 +74,9 @@ func TestTopicsAndPartitionsAreBounded(t *testing.T) {
 	reader := sdkmetric.NewManualReader()
 	var c consumer.Config
 	c.Scope = "stock"
-	if err := telemetry.Instrument(&c, telemetry.Config{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))}); err != nil {
+	if err := telemetry.Instrument(&c, telemetry.Config{MeterProvider: sdkmetric.NewMeterProvider(
+		sdkmetric.WithReader(reader),
+	)}); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 10_000 {
@@ -127,7 +134,10 @@ func TestIdleCountersAreZero(t *testing.T) {
 // fetches is how many transactions the database has seen.
 func (r *running) fetches() (n int64) {
 	r.t.Helper()
-	err := r.Pool.QueryRow(r.t.Context(), `select xact_commit + xact_rollback from pg_stat_database where datname = current_database()`).Scan(&n)
+	err := r.Pool.QueryRow(
+		r.t.Context(),
+		`select xact_commit + xact_rollback from pg_stat_database where datname = current_database()`,
+	).Scan(&n)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -147,8 +157,13 @@ func TestExemplars(t *testing.T) {
 	if status := r.post("/hooks", "{}", func(h http.Header) { system.Sign(h, "one", []byte("{}")) }); status != http.StatusOK {
 		t.Fatalf("the endpoint answers %d", status)
 	}
-	for _, name := range []string{"onlyonce_consumer_delay_seconds", "onlyonce_outbox_attempt_duration_seconds", "onlyonce_http_duration_seconds",
-		"onlyonce_webhook_duration_seconds", "messaging_process_duration_seconds"} {
+	for _, name := range []string{
+		"onlyonce_consumer_delay_seconds",
+		"onlyonce_outbox_attempt_duration_seconds",
+		"onlyonce_http_duration_seconds",
+		"onlyonce_webhook_duration_seconds",
+		"messaging_process_duration_seconds",
+	} {
 		exemplar := regexp.MustCompile(`(?m)^` + name + `_bucket\{.*\} \d\S* # \{.*trace_id="[0-9a-f]{32}".*\}`)
 		pgtest.Until(t, patience, name+" has an exemplar", func() bool {
 			return exemplar.MatchString(scrape(t, r.url+"/metrics", "application/openmetrics-text; version=1.0.0"))

@@ -22,14 +22,25 @@ func produced(n int, pairs bool) (batch []*consumer.Message) {
 			of /= 2
 		}
 		parent := fmt.Sprintf("00-4bf92f3577b34da6a3ce929d0e0e%04x-00f067aa0ba9%04x-01", 1+of, 1+of)
-		batch = append(batch, &consumer.Message{Topic: "orders", Offset: int64(i), Time: time.Now(), Headers: []consumer.Header{{Name: "traceparent", Value: []byte(parent)}}})
+		batch = append(batch, &consumer.Message{
+			Topic:   "orders",
+			Offset:  int64(i),
+			Time:    time.Now(),
+			Headers: []consumer.Header{{Name: "traceparent", Value: []byte(parent)}},
+		})
 	}
 	return batch
 }
 
 // applied runs the hooks of a transaction, with a message handler or a batch handler, and returns
 // the spans that ended.
-func applied(t *testing.T, with telemetry.Config, sampler trace.Sampler, batch []*consumer.Message, whole bool) (transaction trace.ReadOnlySpan, messages []trace.ReadOnlySpan) {
+func applied(
+	t *testing.T,
+	with telemetry.Config,
+	sampler trace.Sampler,
+	batch []*consumer.Message,
+	whole bool,
+) (transaction trace.ReadOnlySpan, messages []trace.ReadOnlySpan) {
 	t.Helper()
 	recorded := tracetest.NewSpanRecorder()
 	with.TracerProvider = trace.NewTracerProvider(trace.WithSpanProcessor(recorded), trace.WithSampler(sampler))
@@ -75,7 +86,8 @@ func TestLinksToProducers(t *testing.T) {
 				continue
 			}
 			for i, link := range span.Links() {
-				if want := fmt.Sprintf("00f067aa0ba9%04x", 1+i); link.SpanContext.SpanID().String() != want || !link.SpanContext.IsSampled() {
+				if want := fmt.Sprintf("00f067aa0ba9%04x", 1+i); link.SpanContext.SpanID().String() != want ||
+					!link.SpanContext.IsSampled() {
 					t.Errorf("%+v: link %d is to %v, want %s", c, i, link.SpanContext, want)
 				}
 			}
@@ -120,7 +132,9 @@ func TestSpansOfMessages(t *testing.T) {
 // A transaction that is not sampled takes no links, and its hooks allocate nothing for a message.
 func TestUnsampledTakesNothing(t *testing.T) {
 	c := consumer.Config{Scope: "stock"}
-	if err := telemetry.Instrument(&c, telemetry.Config{TracerProvider: trace.NewTracerProvider(trace.WithSampler(trace.NeverSample()))}); err != nil {
+	if err := telemetry.Instrument(&c, telemetry.Config{TracerProvider: trace.NewTracerProvider(
+		trace.WithSampler(trace.NeverSample()),
+	)}); err != nil {
 		t.Fatal(err)
 	}
 	batch := produced(100, false)

@@ -30,7 +30,11 @@ func observe(t *testing.T, pool *pgxpool.Pool) *observer {
 	o := &observer{t: t, reader: metric.NewManualReader(), ended: make(chan error, 1)}
 	ctx, stop := context.WithCancel(context.Background())
 	o.stop = stop
-	with := telemetry.Config{MeterProvider: metric.NewMeterProvider(metric.WithReader(o.reader)), Interval: time.Second, Logger: slog.New(slog.DiscardHandler)}
+	with := telemetry.Config{
+		MeterProvider: metric.NewMeterProvider(metric.WithReader(o.reader)),
+		Interval:      time.Second,
+		Logger:        slog.New(slog.DiscardHandler),
+	}
 	go func() { o.ended <- telemetry.Observe(ctx, pool, with) }()
 	t.Cleanup(stop)
 	return o
@@ -140,7 +144,11 @@ func TestObserveWithLeastPrivileges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, sql := range []string{string(roles), `create role reader login in role onlyonce_viewer`, `create role service login in role onlyonce_viewer, onlyonce_app`} {
+	for _, sql := range []string{
+		string(roles),
+		`create role reader login in role onlyonce_viewer`,
+		`create role service login in role onlyonce_viewer, onlyonce_app`,
+	} {
 		if _, err := owner.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)
 		}
@@ -154,7 +162,9 @@ func TestObserveWithLeastPrivileges(t *testing.T) {
 		return observe(t, pgtest.Pool(t, u.String()))
 	}
 	reader := as("reader")
-	pgtest.Until(t, patience, "a login that can take no lease reports that it fails", func() bool { return reader.values()["onlyonce.observe.failed"] > 0 })
+	pgtest.Until(t, patience, "a login that can take no lease reports that it fails", func() bool {
+		return reader.values()["onlyonce.observe.failed"] > 0
+	})
 	reader.end()
 	service := as("service")
 	pgtest.Until(t, patience, "a login that can take the lease asks", service.asks)

@@ -178,7 +178,10 @@ func (r *running) drive() {
 	if status := r.post(system.Messages, "one", func(http.Header) {}); status != http.StatusOK {
 		r.t.Fatalf("publishing: %d", status)
 	}
-	if _, err := r.Pool.Exec(r.t.Context(), `insert into onlyonce.frontiers select id, run, clock_timestamp() from onlyonce.cursors on conflict do nothing`); err != nil {
+	if _, err := r.Pool.Exec(
+		r.t.Context(),
+		`insert into onlyonce.frontiers select id, run, clock_timestamp() from onlyonce.cursors on conflict do nothing`,
+	); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -194,7 +197,15 @@ func TestTelemetryAndProgramServeTheSameMetrics(t *testing.T) {
 		return err == nil && n == 2
 	})
 	r.drive()
-	text, all := "", []string{metrics.FromConsumer, metrics.FromRelay, metrics.FromLayer, metrics.FromEndpoint, metrics.FromQueue, metrics.FromProcess, metrics.FromDatabase}
+	text, all := "", []string{
+		metrics.FromConsumer,
+		metrics.FromRelay,
+		metrics.FromLayer,
+		metrics.FromEndpoint,
+		metrics.FromQueue,
+		metrics.FromProcess,
+		metrics.FromDatabase,
+	}
 	missing := ""
 	defer func() {
 		if missing != "" {
@@ -207,7 +218,9 @@ func TestTelemetryAndProgramServeTheSameMetrics(t *testing.T) {
 		return missing == ""
 	})
 	for _, m := range metrics.All() {
-		if got := typeLine.FindString(text[strings.Index(text, "# TYPE "+m.Prometheus()+" "):]); got != "# TYPE "+m.Prometheus()+" "+string(m.Kind) {
+		if got := typeLine.FindString(
+			text[strings.Index(text, "# TYPE "+m.Prometheus()+" "):],
+		); got != "# TYPE "+m.Prometheus()+" "+string(m.Kind) {
 			t.Errorf("%s: %q, want %s", m.Name, got, m.Kind)
 		}
 	}
@@ -249,7 +262,13 @@ func enqueue(t *testing.T, pool *pgxpool.Pool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: system.Sink, Target: "/pay", Name: "order", ID: "1", Scope: "stock"}); err != nil {
+	if err := outbox.Enqueue(t.Context(), tx, outbox.Call{
+		Sink:   system.Sink,
+		Target: "/pay",
+		Name:   "order",
+		ID:     "1",
+		Scope:  "stock",
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if err := tx.Commit(t.Context()); err != nil {

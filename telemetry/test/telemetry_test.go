@@ -39,7 +39,13 @@ type pipeline struct {
 }
 
 func newPipeline(t *testing.T, messages bool) *pipeline {
-	s := &pipeline{t: t, spans: tracetest.NewSpanRecorder(), reader: metric.NewManualReader(), log: memlog.NewLog("orders", 1), received: make(chan http.Header, 100)}
+	s := &pipeline{
+		t:        t,
+		spans:    tracetest.NewSpanRecorder(),
+		reader:   metric.NewManualReader(),
+		log:      memlog.NewLog("orders", 1),
+		received: make(chan http.Header, 100),
+	}
 	with := telemetry.Config{TracerProvider: trace.NewTracerProvider(trace.WithSpanProcessor(s.spans)),
 		MeterProvider: metric.NewMeterProvider(metric.WithReader(s.reader)), Messages: messages}
 	remote := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { s.received <- r.Header.Clone() }))
@@ -61,9 +67,14 @@ func newPipeline(t *testing.T, messages bool) *pipeline {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := consumer.New(pool, &memlog.Source{Log: s.log, GroupID: "stock"}, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Body: m.Value})
-	}), ofConsumer)
+	c, err := consumer.New(
+		pool,
+		&memlog.Source{Log: s.log, GroupID: "stock"},
+		consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Body: m.Value})
+		}),
+		ofConsumer,
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,15 +154,20 @@ func TestOneTraceFromProducerToRemote(t *testing.T) {
 	if !strings.Contains(got, message.SpanID().String()) || message.TraceID().String() != traceID {
 		t.Errorf("the remote got %q, want the span %s", got, message.SpanID())
 	}
-	if links := span["handle orders"].Links(); len(links) != 1 || links[0].SpanContext.SpanID() != span["process orders"].SpanContext().SpanID() {
+	if links := span["handle orders"].Links(); len(links) != 1 ||
+		links[0].SpanContext.SpanID() != span["process orders"].SpanContext().SpanID() {
 		t.Errorf("the message's links: %v, want one to the transaction's span", links)
 	}
 	if links := span["send payments"].Links(); len(links) != 1 || links[0].SpanContext.SpanID() != message.SpanID() {
 		t.Errorf("the attempt's links: %v", links)
 	}
-	want := []string{"messaging.client.consumed.messages", "messaging.client.operation.duration", "messaging.client.sent.messages", "messaging.process.duration",
-		"onlyonce.consumer.delay", "onlyonce.consumer.hung", "onlyonce.consumer.messages", "onlyonce.consumer.retries", "onlyonce.database.refusals",
-		"onlyonce.outbox.attempt.duration", "onlyonce.outbox.attempts", "onlyonce.outbox.delay", "onlyonce.outbox.failures"}
+	want := []string{
+		"messaging.client.consumed.messages", "messaging.client.operation.duration",
+		"messaging.client.sent.messages", "messaging.process.duration", "onlyonce.consumer.delay",
+		"onlyonce.consumer.hung", "onlyonce.consumer.messages", "onlyonce.consumer.retries",
+		"onlyonce.database.refusals", "onlyonce.outbox.attempt.duration",
+		"onlyonce.outbox.attempts", "onlyonce.outbox.delay", "onlyonce.outbox.failures",
+	}
 	text := ""
 	pgtest.Until(t, patience, "the metrics are there", func() bool {
 		var names []string
@@ -173,7 +189,9 @@ func TestOneTraceFromProducerToRemote(t *testing.T) {
 func TestTraceOfTheTransaction(t *testing.T) {
 	t.Parallel()
 	s := newPipeline(t, false)
-	s.log.Append(0, "v", consumer.Header{Name: "message-id", Value: []byte("linked")}, consumer.Header{Name: "traceparent", Value: []byte(traceparent)})
+	s.log.Append(0, "v",
+		consumer.Header{Name: "message-id", Value: []byte("linked")},
+		consumer.Header{Name: "traceparent", Value: []byte(traceparent)})
 	s.call()
 	pgtest.Until(t, patience, "the transaction's span has a link to the producer", func() bool {
 		return slices.ContainsFunc(s.spans.Ended(), func(ended trace.ReadOnlySpan) bool {
@@ -182,11 +200,15 @@ func TestTraceOfTheTransaction(t *testing.T) {
 		})
 	})
 	for i, bad := range []string{"", "garbage", strings.Repeat("0", 1<<20)} {
-		s.log.Append(0, "v", consumer.Header{Name: "message-id", Value: []byte{byte('a' + i)}}, consumer.Header{Name: "traceparent", Value: []byte(bad)})
+		s.log.Append(0, "v",
+			consumer.Header{Name: "message-id", Value: []byte{byte('a' + i)}},
+			consumer.Header{Name: "traceparent", Value: []byte(bad)})
 		got := s.call().Get("traceparent")
 		pgtest.Until(t, patience, "the transaction's span is the remote's parent", func() bool {
 			return slices.ContainsFunc(s.spans.Ended(), func(ended trace.ReadOnlySpan) bool {
-				return ended.Name() == "process orders" && len(ended.Links()) == 0 && strings.Contains(got, ended.SpanContext().SpanID().String())
+				return ended.Name() == "process orders" &&
+					len(ended.Links()) == 0 &&
+					strings.Contains(got, ended.SpanContext().SpanID().String())
 			})
 		})
 	}
@@ -210,7 +232,11 @@ func TestIdle(t *testing.T) {
 func TestStoredWebhookIsOneTrace(t *testing.T) {
 	t.Parallel()
 	spans := tracetest.NewSpanRecorder()
-	r := start(t, telemetry.Config{TracerProvider: trace.NewTracerProvider(trace.WithSpanProcessor(spans)), Messages: true, Interval: time.Second})
+	r := start(t, telemetry.Config{
+		TracerProvider: trace.NewTracerProvider(trace.WithSpanProcessor(spans)),
+		Messages:       true,
+		Interval:       time.Second,
+	})
 	if status := r.post("/hooks", "{}", func(h http.Header) { system.Sign(h, "one", []byte("{}")) }); status != http.StatusOK {
 		t.Fatalf("the endpoint answers %d", status)
 	}
@@ -223,7 +249,8 @@ func TestStoredWebhookIsOneTrace(t *testing.T) {
 	})
 	request, handler := named["receive github"].SpanContext(), named["handle webhook.github"]
 	if handler.Parent().SpanID() != request.SpanID() || handler.SpanContext().TraceID() != request.TraceID() {
-		t.Errorf("the handler's span is below %s of trace %s, want the request's", handler.Parent().SpanID(), handler.SpanContext().TraceID())
+		t.Errorf("the handler's span is below %s of trace %s, want the request's",
+			handler.Parent().SpanID(), handler.SpanContext().TraceID())
 	}
 	if links := named["send payments"].Links(); len(links) != 1 || links[0].SpanContext.SpanID() != handler.SpanContext().SpanID() {
 		t.Errorf("the attempt's links: %v, want one to the handler's span", links)

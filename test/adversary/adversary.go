@@ -39,7 +39,12 @@ type counts struct {
 // Each worker has a Postgres server of its own, unless the address of one is given.
 func adversary(ctx context.Context, given string, o *options) (n counts, breached bool, err error) {
 	began := time.Now()
-	ctx = process.With(ctx, &process.Process{Pace: process.Pace{Prune: 1, Start: o.bound, Sweep: time.Millisecond, PruneIdle: 2 * time.Millisecond}})
+	ctx = process.With(ctx, &process.Process{Pace: process.Pace{
+		Prune:     1,
+		Start:     o.bound,
+		Sweep:     time.Millisecond,
+		PruneIdle: 2 * time.Millisecond,
+	}})
 	defer removeProgram()
 	workers := make([]*worker, o.workers)
 	for i := range workers {
@@ -50,7 +55,9 @@ func adversary(ctx context.Context, given string, o *options) (n counts, breache
 	if err != nil {
 		return n, false, err
 	}
-	picked := slices.DeleteFunc(slices.Clone(all), func(h history) bool { return !selects(o.only, h.String()) || !inPart(o.part, h.String()) })
+	picked := slices.DeleteFunc(slices.Clone(all), func(h history) bool {
+		return !selects(o.only, h.String()) || !inPart(o.part, h.String())
+	})
 	if len(picked) == 0 && n.breaches == 0 {
 		return n, false, errNothing
 	}
@@ -66,7 +73,8 @@ func adversary(ctx context.Context, given string, o *options) (n counts, breache
 		picked = picked[:o.sample]
 	}
 	n.drawn = len(picked)
-	_, _ = fmt.Fprintf(o.out, "adversary: %d scenes, %d points, %d histories, %d of them played, seed %s, %d at once\n", n.scenes, n.points, len(all), len(picked), o.seed, o.workers)
+	_, _ = fmt.Fprintf(o.out, "adversary: %d scenes, %d points, %d histories, %d of them played, seed %s, %d at once\n",
+		n.scenes, n.points, len(all), len(picked), o.seed, o.workers)
 	if err := playAll(ctx, workers, o, picked, &n); err != nil {
 		return n, false, err
 	}
@@ -76,8 +84,15 @@ func adversary(ctx context.Context, given string, o *options) (n counts, breache
 	for _, name := range n.unstruck {
 		_, _ = fmt.Fprintf(o.out, "never struck: %s: the process did not send it any more\n", name)
 	}
-	_, _ = fmt.Fprintf(o.out, "left out: %d histories that were not drawn; %d that are equal to others (test/adversary/equal.go); %d messages that only some clean runs send; Describe, Execute, Close, Flush and Terminate, behind whose neighbours the server does nothing; requests to cancel; %d of %d late deliveries found their session ended\n",
-		len(all)-len(picked), n.spared, n.unsteady, n.dead, n.late)
+	_, _ = fmt.Fprintf(
+		o.out,
+		"left out: %d histories that were not drawn; %d that are equal to others (test/adversary/equal.go); %d messages that only some clean runs send; Describe, Execute, Close, Flush and Terminate, behind whose neighbours the server does nothing; requests to cancel; %d of %d late deliveries found their session ended\n",
+		len(all)-len(picked),
+		n.spared,
+		n.unsteady,
+		n.dead,
+		n.late,
+	)
 	verdict := "ok"
 	if breached {
 		verdict = fmt.Sprintf("BREACH breaches=%d", n.breaches)
@@ -85,7 +100,8 @@ func adversary(ctx context.Context, given string, o *options) (n counts, breache
 	if len(n.unstruck) > 0 {
 		verdict += fmt.Sprintf(" unstruck=%d", len(n.unstruck))
 	}
-	_, _ = fmt.Fprintf(o.out, "adversary %s points=%d histories=%d seconds=%d seed=%s\n", verdict, n.points, n.struck, int(time.Since(began).Seconds()), o.seed)
+	_, _ = fmt.Fprintf(o.out, "adversary %s points=%d histories=%d seconds=%d seed=%s\n",
+		verdict, n.points, n.struck, int(time.Since(began).Seconds()), o.seed)
 	return n, breached, nil
 }
 
@@ -235,7 +251,8 @@ func playAll(ctx context.Context, workers []*worker, o *options, picked []histor
 		}
 		if out.breach != nil {
 			n.breaches++
-			_, _ = fmt.Fprintf(o.out, "\nBREACH %s (%.1f s)\n  %s%s\n  again: %s'%s'\n", h, out.took.Seconds(), strings.Join(out.breach.what, "\n  "), out.lines, o.command, h)
+			_, _ = fmt.Fprintf(o.out, "\nBREACH %s (%.1f s)\n  %s%s\n  again: %s'%s'\n",
+				h, out.took.Seconds(), strings.Join(out.breach.what, "\n  "), out.lines, o.command, h)
 		} else if o.verbose {
 			_, _ = fmt.Fprintf(o.out, "\n%s (%.1f s)%s\n", h, out.took.Seconds(), out.lines)
 		}

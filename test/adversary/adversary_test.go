@@ -26,7 +26,15 @@ func played(t *testing.T, only ...string) {
 func playedOn(t *testing.T, server string, only ...string) {
 	t.Helper()
 	var out bytes.Buffer
-	o := &options{seed: "test", only: only, workers: 4, bound: time.Second, patience: pgtest.Patience(40 * time.Second), command: "go run ./test/adversary -only ", out: &out}
+	o := &options{
+		seed:     "test",
+		only:     only,
+		workers:  4,
+		bound:    time.Second,
+		patience: pgtest.Patience(40 * time.Second),
+		command:  "go run ./test/adversary -only ",
+		out:      &out,
+	}
 	n, breached, err := adversary(t.Context(), server, o)
 	t.Log(out.String())
 	switch {
@@ -42,7 +50,8 @@ func playedOn(t *testing.T, server string, only ...string) {
 // T4: the server gets a batch after its owner has done it again, gone on and pruned. The batch does
 // not commit a second time, although its transaction has a snapshot from before.
 func TestT4LateDelivery(t *testing.T) {
-	played(t, "consumer/repeatable-read/positions/messages/late/fence.bind.*", "consumer/repeatable-read/events/batch/late/fence.bind.[2-4]")
+	played(t, "consumer/repeatable-read/positions/messages/late/fence.bind.*",
+		"consumer/repeatable-read/events/batch/late/fence.bind.[2-4]")
 }
 
 // T7: if a server falls silent at the fence and the claim, it holds the partition for no longer
@@ -86,7 +95,9 @@ func TestN1RegistrationIsCutOff(t *testing.T) {
 // writers go on. A rotator waits for all transactions of its server, so it has one of its own: on
 // the tests' server it waits for other packages' tests too.
 func TestO8RotatorThatIsCutOff(t *testing.T) {
-	playedOn(t, "", "rotation/standard-keys/repeatable-read/before/epoch-[0-2]-commit.query.1", "rotation/outbox/repeatable-read/*/epoch-[01]-commit.query.1")
+	playedOn(t, "",
+		"rotation/standard-keys/repeatable-read/before/epoch-[0-2]-commit.query.1",
+		"rotation/outbox/repeatable-read/*/epoch-[01]-commit.query.1")
 }
 
 func TestNames(t *testing.T) {
@@ -124,7 +135,8 @@ func TestLabels(t *testing.T) {
 			t.Errorf("%q is called %q, want %q", sql, got, want)
 		}
 	}
-	a, b := wire.StatementName("update onlyonce.cursors set released_at = now()"), wire.StatementName("update onlyonce.cursors set released_at = null")
+	a := wire.StatementName("update onlyonce.cursors set released_at = now()")
+	b := wire.StatementName("update onlyonce.cursors set released_at = null")
 	if a == b || !strings.HasPrefix(a, "update-cursors#") {
 		t.Errorf("%q and %q", a, b)
 	}

@@ -100,9 +100,18 @@ func (x *consuming) more(*rig) error {
 func (x *consuming) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 	b := r.bound
 	cfg := consumer.Config{
-		Scope: scope, BatchSize: 2, Linger: time.Millisecond, MaxAttempts: 40, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond},
-		HandlerTimeout: b, BatchTimeout: b, HangTimeout: b, Timeouts: dedupe.Timeouts{Lock: b / 2, Statement: b / 2, Idle: r.idleTimeout(), Commit: b}, DrainTimeout: b,
-		OnBegin: x.begin, Logger: r.logger(),
+		Scope:          scope,
+		BatchSize:      2,
+		Linger:         time.Millisecond,
+		MaxAttempts:    40,
+		Backoff:        dedupe.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond},
+		HandlerTimeout: b,
+		BatchTimeout:   b,
+		HangTimeout:    b,
+		Timeouts:       dedupe.Timeouts{Lock: b / 2, Statement: b / 2, Idle: r.idleTimeout(), Commit: b},
+		DrainTimeout:   b,
+		OnBegin:        x.begin,
+		Logger:         r.logger(),
 	}
 	switch x.key {
 	case "key":
@@ -120,8 +129,14 @@ func (x *consuming) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 		var source consumer.Source = &memlog.Source{Log: x.log, GroupID: group}
 		if x.key == "events" {
 			var err error
-			source, err = eventsource.NewSource(pool, eventsource.Config{Group: group, Topics: []string{topic}, PollInterval: 50 * time.Millisecond,
-				LeaseTTL: max(b, time.Second), HandoverTimeout: b, Logger: cfg.Logger})
+			source, err = eventsource.NewSource(pool, eventsource.Config{
+				Group:           group,
+				Topics:          []string{topic},
+				PollInterval:    50 * time.Millisecond,
+				LeaseTTL:        max(b, time.Second),
+				HandoverTimeout: b,
+				Logger:          cfg.Logger,
+			})
 			if err != nil {
 				return err
 			}
@@ -189,7 +204,10 @@ func (x *consuming) check(r *rig) ([]string, error) {
 		return found, nil
 	}
 	var kept bool
-	err = r.db.Pool.QueryRow(r.ctx, `select exists (select from onlyonce.progress where from_offset = 0) or exists (select from onlyonce.done where "offset" = 0)`).Scan(&kept)
+	err = r.db.Pool.QueryRow(
+		r.ctx,
+		`select exists (select from onlyonce.progress where from_offset = 0) or exists (select from onlyonce.done where "offset" = 0)`,
+	).Scan(&kept)
 	if err != nil {
 		return nil, err
 	}
@@ -218,10 +236,20 @@ func (s *stream) append(_ int32, m *consumer.Message) (offset int64, err error) 
 	}
 	defer func() { _ = tx.Rollback(s.r.ctx) }()
 	id, _ := m.Header(scenario.HeaderID)
-	if err := eventsource.Append(s.r.ctx, tx, eventsource.Event{Topic: topic, ID: string(id), Key: m.Key, Headers: m.Headers, Body: m.Value}); err != nil {
+	if err := eventsource.Append(s.r.ctx, tx, eventsource.Event{
+		Topic:   topic,
+		ID:      string(id),
+		Key:     m.Key,
+		Headers: m.Headers,
+		Body:    m.Value,
+	}); err != nil {
 		return 0, err
 	}
-	err = tx.QueryRow(s.r.ctx, `select b.next_offset - 1 from onlyonce.streams s, onlyonce.stream_bounds(s.id, 0::smallint) b where s.topic = $1`, topic).Scan(&offset)
+	err = tx.QueryRow(
+		s.r.ctx,
+		`select b.next_offset - 1 from onlyonce.streams s, onlyonce.stream_bounds(s.id, 0::smallint) b where s.topic = $1`,
+		topic,
+	).Scan(&offset)
 	return offset, errors.Join(err, tx.Commit(s.r.ctx))
 }
 

@@ -42,10 +42,14 @@ func main() { os.Exit(run()) }
 
 func run() int {
 	o := &options{out: os.Stdout}
-	only := flag.String("only", "", "comma-separated names of scenes or histories, parts of which may be patterns: consumer/*/key, relay/late; empty: all")
+	only := flag.String("only",
+		"",
+		"comma-separated names of scenes or histories, parts of which may be patterns: consumer/*/key, relay/late; empty: all")
 	flag.IntVar(&o.sample, "sample", 0, "how many histories are played, drawn by -seed; 0: all")
 	flag.StringVar(&o.seed, "seed", "", "draws the sample; empty: the commit")
-	part := flag.String("part", "", "k/n: part k of the histories, divided into n by their names; a part that held at this commit is passed over")
+	part := flag.String("part",
+		"",
+		"k/n: part k of the histories, divided into n by their names; a part that held at this commit is passed over")
 	flag.IntVar(&o.workers, "workers", 8, "histories at once: most of the time they wait")
 	flag.DurationVar(&o.bound, "bound", time.Second, "what the bounds of the processes under test are made of")
 	flag.DurationVar(&o.patience, "patience", 0, "after how long something waits beyond its bound; 0: 40 bounds")

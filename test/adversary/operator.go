@@ -36,16 +36,38 @@ func operatorScenes() (scenes []scene) {
 	}
 	return append(scenes,
 		scene{name: "redrive/command", command: true, make: func() stage {
-			return &redriving{commanding: commanding{consuming: consuming{level: "read-committed", key: "key", handler: "messages"}, command: redriveAll}}
+			return &redriving{commanding: commanding{
+				consuming: consuming{level: "read-committed", key: "key", handler: "messages"},
+				command:   redriveAll,
+			}}
 		}},
 		scene{name: "class/command", command: true, make: func() stage {
-			return &commanding{consuming: consuming{level: "read-committed", key: "key", handler: "messages"}, command: changeClass, doneSQL: classSQL}
+			return &commanding{
+				consuming: consuming{level: "read-committed", key: "key", handler: "messages"},
+				command:   changeClass,
+				doneSQL:   classSQL,
+			}
 		}})
 }
 
 // Commands.
 var (
-	replaySome  = []string{"replay", "-scope", scope, "-topic", topic, "-partition", "0", "-from", fmt.Sprint(replayFrom), "-to", fmt.Sprint(replayTo), "-reason", "x", "-yes"}
+	replaySome = []string{
+		"replay",
+		"-scope",
+		scope,
+		"-topic",
+		topic,
+		"-partition",
+		"0",
+		"-from",
+		fmt.Sprint(replayFrom),
+		"-to",
+		fmt.Sprint(replayTo),
+		"-reason",
+		"x",
+		"-yes",
+	}
 	redriveAll  = []string{"parked", "redrive", "-scope", scope, "-reason", "x", "-yes"}
 	changeClass = []string{"inbox", "class", "-scope", scope, "-class", "long", "-reason", "x", "-yes"}
 )
@@ -59,7 +81,8 @@ var program = sync.OnceValues(func() (path string, err error) {
 		return "", err
 	}
 	path = filepath.Join(built, "onlyonce")
-	if out, err := exec.CommandContext(context.Background(), "go", "build", "-o", path, "github.com/onlyonce/onlyonce/cmd/onlyonce").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(context.Background(), "go",
+		"build", "-o", path, "github.com/onlyonce/onlyonce/cmd/onlyonce").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building the command: %w: %s", err, out)
 	}
 	return path, nil
@@ -215,7 +238,10 @@ func (x *commanding) check(r *rig) ([]string, error) { return x.mix.Check(r.ctx,
 
 // commands is a process that runs commands, until they have succeeded. wired makes of a database's
 // address one whose messages the adversary sees. It stops them, and then what runs beside them.
-func (r *rig) commands(run func(ctx context.Context, wired func(address string) string) error, beside func() error) (stop func() error, err error) {
+func (r *rig) commands(
+	run func(ctx context.Context, wired func(address string) string) error,
+	beside func() error,
+) (stop func() error, err error) {
 	cc := r.pool.Config().ConnConfig
 	ctx, cancel := context.WithCancel(r.ctx)
 	at, served, err := r.wire.Serve(ctx, "tcp", net.JoinHostPort(cc.Host, fmt.Sprint(cc.Port)))

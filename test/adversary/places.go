@@ -50,7 +50,10 @@ func (x *housed) setUp(r *rig) error {
 	})
 	x.newSharded = func(pool *pgxpool.Pool, cfg idempotency.Config) (*idempotency.Layer, error) {
 		to := *x.route.Load()
-		set, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{near: pool, far: x.far.Pool}, OfPlace: func(string) string { return to }})
+		set, err := shard.New(shard.Config{
+			Pools:   map[string]*pgxpool.Pool{near: pool, far: x.far.Pool},
+			OfPlace: func(string) string { return to },
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -58,7 +61,10 @@ func (x *housed) setUp(r *rig) error {
 	}
 	if x.each {
 		x.tenant = func(key string) string { return key }
-		rival, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{near: r.db.Pool, far: x.far.Pool}, OfPlace: func(string) string { return far }})
+		rival, err := shard.New(shard.Config{
+			Pools:   map[string]*pgxpool.Pool{near: r.db.Pool, far: x.far.Pool},
+			OfPlace: func(string) string { return far },
+		})
 		if err != nil {
 			return err
 		}
@@ -162,7 +168,8 @@ func (x *moving) setUp(r *rig) error {
 
 // start implements stage.
 func (x *moving) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
-	nearURL, farURL := r.db.Address(), x.far.Address()
+	nearURL := r.db.Address()
+	farURL := x.far.Address()
 	if pool != r.pool {
 		x.over = true
 		if !x.left {

@@ -29,7 +29,8 @@ func (k *keyed) setUp(r *rig) (err error) {
 }
 
 func (k *keyed) put(ctx context.Context, tx pgx.Tx, names ...string) ([]bool, error) {
-	keys, prints := make([]uuid.UUID, len(names)), make([]int64, len(names))
+	keys := make([]uuid.UUID, len(names))
+	prints := make([]int64, len(names))
 	for i, name := range names {
 		keys[i] = uuid.NewSHA1(uuid.Nil, []byte(name))
 	}

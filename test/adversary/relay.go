@@ -75,14 +75,27 @@ func (x *relaying) more(r *rig) error {
 // start implements stage.
 func (x *relaying) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 	return r.process(func(ctx context.Context) error {
-		s, err := httpsink.New(httpsink.Config{Name: sink, BaseURL: "http://" + x.remote.Address + "/" + sink, KeyWindow: 24 * time.Hour, Timeout: r.bound,
-			AllowPrivate: true, Transport: &http.Transport{}})
+		s, err := httpsink.New(httpsink.Config{
+			Name:         sink,
+			BaseURL:      "http://" + x.remote.Address + "/" + sink,
+			KeyWindow:    24 * time.Hour,
+			Timeout:      r.bound,
+			AllowPrivate: true,
+			Transport:    &http.Transport{},
+		})
 		if err != nil {
 			return err
 		}
 		defer s.Close()
-		relay, err := outbox.NewRelay(pool, outbox.RelayConfig{Sinks: []outbox.Sink{s}, PollInterval: 50 * time.Millisecond, LeaseTTL: max(r.bound, time.Second),
-			Backoff: dedupe.Backoff{Min: 10 * time.Millisecond, Max: 50 * time.Millisecond}, DrainTimeout: r.bound, Rates: x.rates, Logger: r.logger()})
+		relay, err := outbox.NewRelay(pool, outbox.RelayConfig{
+			Sinks:        []outbox.Sink{s},
+			PollInterval: 50 * time.Millisecond,
+			LeaseTTL:     max(r.bound, time.Second),
+			Backoff:      dedupe.Backoff{Min: 10 * time.Millisecond, Max: 50 * time.Millisecond},
+			DrainTimeout: r.bound,
+			Rates:        x.rates,
+			Logger:       r.logger(),
+		})
 		if err != nil {
 			return err
 		}

@@ -52,7 +52,17 @@ func newRig(ctx context.Context, w *worker, o *options, h history) (*rig, error)
 	if err != nil {
 		return nil, fmt.Errorf("a database: %w", err)
 	}
-	r := &rig{Timeline: histories.NewTimeline(), ctx: ctx, worker: w, db: db, scene: h.scene, bound: o.bound, patience: o.patience, counts: map[string]int{}, struck: make(chan struct{})}
+	r := &rig{
+		Timeline: histories.NewTimeline(),
+		ctx:      ctx,
+		worker:   w,
+		db:       db,
+		scene:    h.scene,
+		bound:    o.bound,
+		patience: o.patience,
+		counts:   map[string]int{},
+		struck:   make(chan struct{}),
+	}
 	if h.fault.name != "" {
 		r.target = &h
 	}
@@ -270,7 +280,8 @@ func (r *rig) deliver(why string) error {
 	defer cancel()
 	n, err := r.wire.Deliver(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
-		return broken("waits beyond its bound: the server does not come to an end with what was delivered late: %s", strings.Join(r.sessions(), " | "))
+		return broken("waits beyond its bound: the server does not come to an end with what was delivered late: %s",
+			strings.Join(r.sessions(), " | "))
 	}
 	if n == 0 {
 		r.say("its session had ended")

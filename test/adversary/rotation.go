@@ -27,7 +27,11 @@ func rotationScenes() (scenes []scene) {
 		records func() records
 	}{
 		{"standard-keys", ring.StandardKeys(), func() records { return &keyed{claim: `select onlyonce.claim($1, $2)`} }},
-		{"consumer-keys", ring.ConsumerKeys(), func() records { return &keyed{claim: `select onlyonce.claim_consumer($1, $2)`, cursor: true} }},
+		{
+			"consumer-keys",
+			ring.ConsumerKeys(),
+			func() records { return &keyed{claim: `select onlyonce.claim_consumer($1, $2)`, cursor: true} },
+		},
 		{"outbox", ring.Outbox(), func() records { return &called{} }},
 		{"events", ring.Events(), func() records { return &appended{} }},
 	} {
@@ -126,8 +130,19 @@ func (x *rotating) more(*rig) error {
 // start implements stage.
 func (x *rotating) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 	b := r.bound
-	cfg := ring.Config{MaxBytes: 1, Retention: time.Millisecond, LeaseTTL: max(b, time.Second), LockTimeout: b / 20, LockPause: b / 100, Timeout: max(3*b, time.Second), Interval: b / 20,
-		Hooks: ring.Hooks{Failed: func(err error) { r.say("rotator: %.200v", err) }, Stepped: func(o ring.StepResult) { r.say("rotator: %s %d", o.Action, o.Slot) }}}
+	cfg := ring.Config{
+		MaxBytes:    1,
+		Retention:   time.Millisecond,
+		LeaseTTL:    max(b, time.Second),
+		LockTimeout: b / 20,
+		LockPause:   b / 100,
+		Timeout:     max(3*b, time.Second),
+		Interval:    b / 20,
+		Hooks: ring.Hooks{
+			Failed:  func(err error) { r.say("rotator: %.200v", err) },
+			Stepped: func(o ring.StepResult) { r.say("rotator: %s %d", o.Action, o.Slot) },
+		},
+	}
 	return r.process(func(ctx context.Context) error {
 		rotator, err := ring.New(pool, x.ring, cfg)
 		if err != nil {
@@ -146,7 +161,14 @@ type row struct {
 }
 
 func (x *rotating) row(r *rig) (w row, err error) {
-	err = r.db.Pool.QueryRow(r.ctx, strings.ReplaceAll(ringSQL, "SEQUENCE", x.ring.Sequence), x.ring.Name).Scan(&w.cur, &w.draining, &w.closed, &w.retired, &w.version, &w.sequence)
+	err = r.db.Pool.QueryRow(r.ctx, strings.ReplaceAll(ringSQL, "SEQUENCE", x.ring.Sequence), x.ring.Name).Scan(
+		&w.cur,
+		&w.draining,
+		&w.closed,
+		&w.retired,
+		&w.version,
+		&w.sequence,
+	)
 	return w, err
 }
 
@@ -249,7 +271,8 @@ func (x *rotating) prefix() string { return fmt.Sprintf("round-%d/", x.round) }
 // write is both writers of a round.
 func (x *rotating) write(r *rig) error {
 	p := x.prefix()
-	first, second := []string{p + "a", p + "b"}, []string{p + "c"}
+	first := []string{p + "a", p + "b"}
+	second := []string{p + "c"}
 	if x.records.copies() {
 		second = []string{p + "a", p + "b", p + "c"}
 	}

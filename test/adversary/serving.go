@@ -117,7 +117,8 @@ func (x *serving) heard(key string, status int, body string) bool {
 	defer x.mu.Unlock()
 	if status/100 != 2 {
 		switch status {
-		case http.StatusConflict, http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable:
+		case http.StatusConflict, http.StatusTooManyRequests, http.StatusInternalServerError,
+			http.StatusBadGateway, http.StatusServiceUnavailable:
 		default:
 			x.wrong = append(x.wrong, fmt.Sprintf("I12 %s is answered %d %s", key, status, body))
 			x.over(key)
@@ -227,48 +228,57 @@ func (x *serving) failsNow(key string) bool {
 }
 
 // layer is a server with the HTTP layer.
-func (x *serving) layer(r *rig, pool *pgxpool.Pool, mode idempotency.RouteMode, level pgx.TxIsoLevel) (http.Handler, func(context.Context) error, error) {
+func (x *serving) layer(
+	r *rig,
+	pool *pgxpool.Pool,
+	mode idempotency.RouteMode,
+	level pgx.TxIsoLevel,
+) (http.Handler, func(context.Context) error, error) {
 	layer, err := x.newLayer(r, pool)
 	if err != nil {
 		return nil, nil, err
 	}
-	h, err := layer.Handle(idempotency.Route{Pattern: "/charges", KeyWindow: 24 * time.Hour, Mode: mode, Isolation: level, HandlerTimeout: 2 * r.bound}, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		key := req.Header.Get("Idempotency-Key")
-		refuse := func(err error) { http.Error(w, err.Error(), http.StatusBadGateway) }
-		if mode == idempotency.Leased {
-			if _, err := idempotency.Step(req.Context(), "charge", func(_ context.Context, k string) ([]byte, error) {
-				x.mu.Lock()
-				defer x.mu.Unlock()
-				if x.paid[key] == nil {
-					x.paid[key] = map[string]bool{}
+	h, err := layer.Handle(
+		idempotency.Route{Pattern: "/charges", KeyWindow: 24 * time.Hour, Mode: mode, Isolation: level, HandlerTimeout: 2 * r.bound},
+		http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			key := req.Header.Get("Idempotency-Key")
+			refuse := func(err error) { http.Error(w, err.Error(), http.StatusBadGateway) }
+			if mode == idempotency.Leased {
+				if _, err := idempotency.Step(req.Context(), "charge", func(_ context.Context, k string) ([]byte, error) {
+					x.mu.Lock()
+					defer x.mu.Unlock()
+					if x.paid[key] == nil {
+						x.paid[key] = map[string]bool{}
+					}
+					x.paid[key][k] = true
+					return []byte("paid"), nil
+				}); err != nil {
+					refuse(err)
+					return
 				}
-				x.paid[key][k] = true
-				return []byte("paid"), nil
-			}); err != nil {
+			}
+			tx, err := idempotency.TxOf(req)
+			if err == nil {
+				_, err = tx.Exec(req.Context(), scenario.EffectSQL, key, 0, scenario.Elsewhere)
+			}
+			if err == nil && x.failsNow(key) {
+				err = errors.New("asked to fail")
+			}
+			if err != nil {
 				refuse(err)
 				return
 			}
-		}
-		tx, err := idempotency.TxOf(req)
-		if err == nil {
-			_, err = tx.Exec(req.Context(), scenario.EffectSQL, key, 0, scenario.Elsewhere)
-		}
-		if err == nil && x.failsNow(key) {
-			err = errors.New("asked to fail")
-		}
-		if err != nil {
-			refuse(err)
-			return
-		}
-		w.WriteHeader(http.StatusCreated)
-		_, _ = fmt.Fprintf(w, "effect of %s", key)
-	}))
+			w.WriteHeader(http.StatusCreated)
+			_, _ = fmt.Fprintf(w, "effect of %s", key)
+		}),
+	)
 	return h, layer.Run, err
 }
 
 func (x *serving) newLayer(r *rig, pool *pgxpool.Pool) (*idempotency.Layer, error) {
 	b := r.bound
-	tenant, make := x.tenant, x.newSharded
+	tenant := x.tenant
+	make := x.newSharded
 	if tenant == nil {
 		tenant = func(string) string { return "t" }
 	}
@@ -280,7 +290,11 @@ func (x *serving) newLayer(r *rig, pool *pgxpool.Pool) (*idempotency.Layer, erro
 			return idempotency.Scope{Tenant: tenant(req.Header.Get("Idempotency-Key"))}, nil
 		},
 		FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}},
-		AcquireTimeout:  b, Timeouts: dedupe.Timeouts{Lock: b / 2, Statement: b / 2, Idle: r.idleTimeout(), Commit: b}, LeaseTTL: max(b, time.Second), PurgeInterval: b, Logger: r.logger(),
+		AcquireTimeout:  b,
+		Timeouts:        dedupe.Timeouts{Lock: b / 2, Statement: b / 2, Idle: r.idleTimeout(), Commit: b},
+		LeaseTTL:        max(b, time.Second),
+		PurgeInterval:   b,
+		Logger:          r.logger(),
 	})
 }
 
@@ -293,13 +307,20 @@ func (x *serving) doer(r *rig, pool *pgxpool.Pool) (http.Handler, func(context.C
 	doer, err := idempotency.NewDoer(layer, idempotency.DoerConfig{Scope: "charge", KeyWindow: 24 * time.Hour, HandlerTimeout: 2 * r.bound})
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		key := req.Header.Get("Idempotency-Key")
-		text, _, err := idempotency.Do(req.Context(), doer, idempotency.Scope{Tenant: "t"}, key, nil, func(ctx context.Context, tx consumer.Tx) (string, error) {
-			_, err := tx.Exec(ctx, scenario.EffectSQL, key, 0, scenario.Elsewhere)
-			if err == nil && x.failsNow(key) {
-				err = errors.New("asked to fail")
-			}
-			return "effect of " + key, err
-		})
+		text, _, err := idempotency.Do(
+			req.Context(),
+			doer,
+			idempotency.Scope{Tenant: "t"},
+			key,
+			nil,
+			func(ctx context.Context, tx consumer.Tx) (string, error) {
+				_, err := tx.Exec(ctx, scenario.EffectSQL, key, 0, scenario.Elsewhere)
+				if err == nil && x.failsNow(key) {
+					err = errors.New("asked to fail")
+				}
+				return "effect of " + key, err
+			},
+		)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return

@@ -38,7 +38,8 @@ func (w *worker) start(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		address, w.stop = pg.URL, pg.Stop
+		address = pg.URL
+		w.stop = pg.Stop
 	}
 	var err error
 	w.server, err = workerdb.NewServer(ctx, address, "adversary")

@@ -147,7 +147,8 @@ func (f *faults) beginOn(brokers []string, partitions int) {
 // beginWith is begin with a topic that is there.
 func (f *faults) beginWith(brokers []string, topic string, partitions int) {
 	f.t.Helper()
-	f.brokers, f.topic = brokers, topic
+	f.brokers = brokers
+	f.topic = topic
 	f.pool = pgtest.DB(f.t)
 	if _, err := f.pool.Exec(f.t.Context(), scenario.EffectsSQL); err != nil {
 		f.t.Fatal(err)
@@ -160,8 +161,14 @@ func (f *faults) beginWith(brokers []string, topic string, partitions int) {
 
 func config() consumer.Config {
 	return consumer.Config{
-		Scope: scope, Key: consumer.HeaderKey(scenario.HeaderID), BatchSize: 10, Linger: time.Millisecond, MaxAttempts: 10,
-		Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond}, Timeouts: dedupe.Timeouts{Lock: 2 * time.Second, Idle: 2 * time.Second}, DrainTimeout: 2 * time.Second,
+		Scope:        scope,
+		Key:          consumer.HeaderKey(scenario.HeaderID),
+		BatchSize:    10,
+		Linger:       time.Millisecond,
+		MaxAttempts:  10,
+		Backoff:      dedupe.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond},
+		Timeouts:     dedupe.Timeouts{Lock: 2 * time.Second, Idle: 2 * time.Second},
+		DrainTimeout: 2 * time.Second,
 	}
 }
 
@@ -238,7 +245,8 @@ func (f *faults) until(what string, cond func() bool) {
 		case <-tick.C:
 		case <-deadline.C:
 			f.mu.Lock()
-			state := fmt.Sprintf("%d handler calls; halts %v; errors %v; not as it is to be: %v", f.calls.Load(), f.halts, f.retries, f.broken)
+			state := fmt.Sprintf("%d handler calls; halts %v; errors %v; not as it is to be: %v",
+				f.calls.Load(), f.halts, f.retries, f.broken)
 			f.mu.Unlock()
 			pgtest.GaveUp(f.t, patience, what+"; "+state)
 		}
@@ -294,7 +302,8 @@ func (f *faults) decide() {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.t.Logf("%s: %s: %d handler calls, %d retries, %d take-overs, %v", f.row.step, f.row.fault, f.calls.Load(), len(f.retries), f.owned, counts)
+	f.t.Logf("%s: %s: %d handler calls, %d retries, %d take-overs, %v",
+		f.row.step, f.row.fault, f.calls.Load(), len(f.retries), f.owned, counts)
 }
 
 func (f *faults) count(sql string, args ...any) (n int) {
@@ -307,7 +316,8 @@ func (f *faults) count(sql string, args ...any) (n int) {
 
 func (f *faults) position(partition int32) int64 {
 	f.t.Helper()
-	return int64(f.count(`select coalesce(max(next_offset), 0) from onlyonce.positions where topic = $1 and partition = $2`, f.topic, partition))
+	return int64(f.count(`select coalesce(max(next_offset), 0) from onlyonce.positions where topic = $1 and partition = $2`,
+		f.topic, partition))
 }
 
 // halted waits for a halt.

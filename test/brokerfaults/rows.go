@@ -75,8 +75,15 @@ func (f *faults) logEnd() int64 {
 // lost, which only broker 1 had. Then others write beyond the position.
 func cutOff(f *faults) {
 	k := kafkatest.Cluster(f.t)
-	one, two := k.Nodes[0], k.Nodes[1]
-	topic := kafkatest.TopicOn(f.t, k.Brokers, map[string]string{"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}, int32(one.ID), int32(two.ID))
+	one := k.Nodes[0]
+	two := k.Nodes[1]
+	topic := kafkatest.TopicOn(
+		f.t,
+		k.Brokers,
+		map[string]string{"unclean.leader.election.enable": "true", "min.insync.replicas": "1"},
+		int32(one.ID),
+		int32(two.ID),
+	)
 	f.beginWith(k.Brokers, topic, 1)
 	kafkatest.Led(f.t, k.Brokers, topic, int32(one.ID), int32(one.ID), int32(two.ID))
 	both := f.logEnd()
@@ -168,9 +175,12 @@ func (f *faults) corrupt(still func() bool) {
 	f.t.Helper()
 	// The batches as the broker stores them, asked for by name.
 	req := kmsg.NewPtrFetchRequest()
-	req.MaxBytes, req.MaxWaitMillis = 1<<20, 100
-	topic, part := kmsg.NewFetchRequestTopic(), kmsg.NewFetchRequestTopicPartition()
-	topic.Topic, part.PartitionMaxBytes = f.topic, 1<<20
+	req.MaxBytes = 1 << 20
+	req.MaxWaitMillis = 100
+	topic := kmsg.NewFetchRequestTopic()
+	part := kmsg.NewFetchRequestTopicPartition()
+	topic.Topic = f.topic
+	part.PartitionMaxBytes = 1 << 20
 	topic.Partitions = append(topic.Partitions, part)
 	req.Topics = append(req.Topics, topic)
 	cl := kafkatest.Client(f.t, f.brokers, kgo.MaxVersions(kversion.V2_8_0()))
@@ -189,10 +199,14 @@ func (f *faults) corrupt(still func() bool) {
 		resp := req.ResponseKind().(*kmsg.FetchResponse)
 		for _, t := range req.(*kmsg.FetchRequest).Topics {
 			rt := kmsg.NewFetchResponseTopic()
-			rt.Topic, rt.TopicID = t.Topic, t.TopicID
+			rt.Topic = t.Topic
+			rt.TopicID = t.TopicID
 			for _, p := range t.Partitions {
 				rp := kmsg.NewFetchResponseTopicPartition()
-				rp.Partition, rp.HighWatermark, rp.LastStableOffset, rp.RecordBatches = p.Partition, 1000, 1000, batches
+				rp.Partition = p.Partition
+				rp.HighWatermark = 1000
+				rp.LastStableOffset = 1000
+				rp.RecordBatches = batches
 				rt.Partitions = append(rt.Partitions, rp)
 			}
 			resp.Topics = append(resp.Topics, rt)
@@ -263,10 +277,12 @@ func (f *faults) refuseCommits(code func(n int32) int16) *atomic.Int32 {
 		resp := req.ResponseKind().(*kmsg.OffsetCommitResponse)
 		for _, t := range req.(*kmsg.OffsetCommitRequest).Topics {
 			rt := kmsg.NewOffsetCommitResponseTopic()
-			rt.Topic, rt.TopicID = t.Topic, t.TopicID
+			rt.Topic = t.Topic
+			rt.TopicID = t.TopicID
 			for _, p := range t.Partitions {
 				rp := kmsg.NewOffsetCommitResponseTopicPartition()
-				rp.Partition, rp.ErrorCode = p.Partition, c
+				rp.Partition = p.Partition
+				rp.ErrorCode = c
 				rt.Partitions = append(rt.Partitions, rp)
 			}
 			resp.Topics = append(resp.Topics, rt)

@@ -32,7 +32,15 @@ func sound() *callcheck.Facts {
 			order = sink + key
 		}
 		f.Ledger = append(f.Ledger, callcheck.Entry{ID: id, Sink: sink, Key: key, Seq: int64(n)})
-		f.Rows = append(f.Rows, callcheck.Row{ID: id, Key: "key of " + id, Sink: sink, State: state, Reason: reason, OrderKey: order, At: int64(n)})
+		f.Rows = append(f.Rows, callcheck.Row{
+			ID:       id,
+			Key:      "key of " + id,
+			Sink:     sink,
+			State:    state,
+			Reason:   reason,
+			OrderKey: order,
+			At:       int64(n),
+		})
 		if state == "blocked" {
 			return
 		}
@@ -77,7 +85,10 @@ func TestJudge(t *testing.T) {
 		{"I9 a call went out under several keys: 1 (main8)", func(f *callcheck.Facts) {
 			f.Sights["main8"].Keys = append(f.Sights["main8"].Keys, "other")
 		}},
-		{"I9 a call went out under another key than its row's: 1 (main8)", func(f *callcheck.Facts) { f.Sights["main8"].Keys[0] = "other" }},
+		{
+			"I9 a call went out under another key than its row's: 1 (main8)",
+			func(f *callcheck.Facts) { f.Sights["main8"].Keys[0] = "other" },
+		},
 		{"I9 two calls have one key: 1 (main8 and main6)", func(f *callcheck.Facts) {
 			f.Rows[8].Key = f.Rows[6].Key
 			f.Sights["main8"].Keys[0] = f.Rows[6].Key
@@ -85,11 +96,18 @@ func TestJudge(t *testing.T) {
 		{"I9 a call went out with different bytes: 1 (main8)", func(f *callcheck.Facts) {
 			f.Sights["main8"].Prints = append(f.Sights["main8"].Prints, "other")
 		}},
-		{"I9 a call ended for no cause that the remote knows: 1 (main5 (waiting rejected))", func(f *callcheck.Facts) { f.Sights["main5"].Refused = false }},
+		{
+			"I9 a call ended for no cause that the remote knows: 1 (main5 (waiting rejected))",
+			func(f *callcheck.Facts) { f.Sights["main5"].Refused = false },
+		},
 		{"I9 a call ended for no cause that the remote knows: 1 (main8 (reconcile window))", func(f *callcheck.Facts) {
-			f.Rows[8].State, f.Rows[8].Reason = "reconcile", "window"
+			f.Rows[8].State = "reconcile"
+			f.Rows[8].Reason = "window"
 		}},
-		{"I9 a call ended for no cause that the remote knows: 1 (main8 (pending ))", func(f *callcheck.Facts) { f.Rows[8].State = "pending" }},
+		{
+			"I9 a call ended for no cause that the remote knows: 1 (main8 (pending ))",
+			func(f *callcheck.Facts) { f.Rows[8].State = "pending" },
+		},
 		{"I10 a call went out after the remote may have forgotten its key: 1 (short7 after 2s)", func(f *callcheck.Facts) {
 			f.Sights["short7"].Oldest = 2 * time.Second
 		}},
@@ -100,7 +118,8 @@ func TestJudge(t *testing.T) {
 			f.Sights["strict2"] = &callcheck.Sight{Keys: []string{"key of strict2"}, Prints: []string{"p"}, Requests: 1}
 		}},
 		{"O4 a call is not blocked behind a dead one of its ordering key: 1 (strict2 (delivered ))", func(f *callcheck.Facts) {
-			f.Rows[2].State, f.Rows[2].Reason = "delivered", ""
+			f.Rows[2].State = "delivered"
+			f.Rows[2].Reason = ""
 		}},
 		{"I13 calls are left to be sent or tried again: 1 (3)", func(f *callcheck.Facts) { f.Unsettled = 3 }},
 		{"I14: 1 (lease x is held)", func(f *callcheck.Facts) { f.Odd = []string{"I14 lease x is held"} }},
@@ -127,7 +146,8 @@ func TestGatherDoesNotFindItself(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gathered, ended := make(chan struct{}), make(chan struct{})
+	gathered := make(chan struct{})
+	ended := make(chan struct{})
 	go func() { // keeps the connection that was asked last
 		defer close(ended)
 		defer func() { last.Release() }()
@@ -172,7 +192,8 @@ func TestI10RequestsThatHaveAnAge(t *testing.T) {
 		t.Cleanup(func() { _ = m.Close() })
 		for range script {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+m.Address+"/main/1", strings.NewReader(`{"id":"1","sink":"main"}`))
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+m.Address+"/main/1",
+				strings.NewReader(`{"id":"1","sink":"main"}`))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -64,10 +64,26 @@ func Write(ctx context.Context, tx pgx.Tx, id string, planned []Planned, oneByOn
 		if err != nil {
 			return err
 		}
-		ids, txs, sinks, keys, fates, seqs = append(ids, b.ID), append(txs, id), append(sinks, b.Sink), append(keys, b.Key), append(fates, b.Fate), append(seqs, b.Seq)
+		ids = append(
+			ids,
+			b.ID,
+		)
+		txs = append(txs, id)
+		sinks = append(sinks, b.Sink)
+		keys = append(keys, b.Key)
+		fates = append(fates, b.Fate)
+		seqs = append(seqs, b.Seq)
 		calls = append(calls, outbox.Call{
-			Tenant: tenantOf(b.Key), Sink: b.Sink, Name: "note", Scope: Scope, ID: b.ID, OrderingKey: b.Key, Target: "/" + b.ID, Body: raw, NotBefore: c.NotBefore,
-			Header: map[string][]string{"Content-Type": {"application/json"}, "X-Storm": {b.ID}},
+			Tenant:      tenantOf(b.Key),
+			Sink:        b.Sink,
+			Name:        "note",
+			Scope:       Scope,
+			ID:          b.ID,
+			OrderingKey: b.Key,
+			Target:      "/" + b.ID,
+			Body:        raw,
+			NotBefore:   c.NotBefore,
+			Header:      map[string][]string{"Content-Type": {"application/json"}, "X-Storm": {b.ID}},
 		})
 	}
 	if err := enqueue(ctx, tx, calls, oneByOne); err != nil {

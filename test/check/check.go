@@ -111,7 +111,8 @@ func Judge(f Facts) Verdict {
 	var missing, doubled, both, parkedTwice, invented []string
 	for _, id := range f.IDs {
 		produced[id] = true
-		effects, parked := f.Effects[id], f.Parked[id]
+		effects := f.Effects[id]
+		parked := f.Parked[id]
 		switch {
 		case effects == 0 && parked == 0:
 			missing = append(missing, id)
@@ -171,7 +172,10 @@ func (v *Verdict) charges(f Facts) {
 	v.Note("I9", "charged under more than one key", paidTwice)
 	v.Note("I9", "charged, and not applied", paidWithout)
 	if f.Changed > 0 {
-		v.Faults = append(v.Faults, Fault{Rule: "I9", What: fmt.Sprintf("%d calls came with other bytes than their key's first", f.Changed)})
+		v.Faults = append(v.Faults, Fault{
+			Rule: "I9",
+			What: fmt.Sprintf("%d calls came with other bytes than their key's first", f.Changed),
+		})
 	}
 }
 

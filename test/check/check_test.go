@@ -55,11 +55,15 @@ func history() Facts {
 	return Facts{
 		IDs: []string{"a", "b", "c", "d", "e"}, Effects: map[string]int{"a": 1, "b": 1, "d": 1, "e": 1}, Parked: map[string]int{"c": 1},
 		History: &History{
-			Log:     []Record{{"a", 0, 0}, {"b", 0, 1}, {"b", 0, 2}, {"c", 0, 3}, {"d", 0, 4}, {"e", 0, 6}, {"d", 1, 0}},
-			Applied: []Effect{{"d", "k", 4, 1, 0}, {"a", "k", 1, 0, 0}, {"b", "k", 2, 0, 1}, {"e", "k", 5, 0, 6}},
-			Claimed: map[string]bool{"a": true, "b": true, "c": true, "d": true, "e": true, "x": false},
-			Calls:   map[string]int{"a": 1}, WithCall: func(id string) bool { return id == "a" || id == "c" }, Faulty: func(id string) bool { return id == "c" },
-			Cursor: map[int32]int64{0: 7, 1: 1}, Committed: map[int32]int64{0: 7, 1: -1}, Ends: map[int32]int64{0: 7, 1: 1},
+			Log:       []Record{{"a", 0, 0}, {"b", 0, 1}, {"b", 0, 2}, {"c", 0, 3}, {"d", 0, 4}, {"e", 0, 6}, {"d", 1, 0}},
+			Applied:   []Effect{{"d", "k", 4, 1, 0}, {"a", "k", 1, 0, 0}, {"b", "k", 2, 0, 1}, {"e", "k", 5, 0, 6}},
+			Claimed:   map[string]bool{"a": true, "b": true, "c": true, "d": true, "e": true, "x": false},
+			Calls:     map[string]int{"a": 1},
+			WithCall:  func(id string) bool { return id == "a" || id == "c" },
+			Faulty:    func(id string) bool { return id == "c" },
+			Cursor:    map[int32]int64{0: 7, 1: 1},
+			Committed: map[int32]int64{0: 7, 1: -1},
+			Ends:      map[int32]int64{0: 7, 1: 1},
 		},
 	}
 }
@@ -76,7 +80,11 @@ func TestJudgeHistory(t *testing.T) {
 			h.Applied = slices.Delete(h.Applied, 2, 3)
 			h.Claimed["b"] = false
 		}, "I1 I7 I7"},
-		{"lost but for its key", func(f *Facts, h *History) { delete(f.Effects, "b"); h.Applied = slices.Delete(h.Applied, 2, 3) }, "I1 I4 I7 I7"},
+		{
+			"lost but for its key",
+			func(f *Facts, h *History) { delete(f.Effects, "b"); h.Applied = slices.Delete(h.Applied, 2, 3) },
+			"I1 I4 I7 I7",
+		},
 		{"doubled from its copy", func(f *Facts, h *History) {
 			f.Effects["b"] = 2
 			h.Applied = append(h.Applied, Effect{"b", "k", 2, 0, 2})
@@ -96,7 +104,8 @@ func TestJudgeHistory(t *testing.T) {
 		{"inverted", func(_ *Facts, h *History) { h.Applied[1], h.Applied[2] = h.Applied[2], h.Applied[1] }, "I6"},
 		{"inverted across a parked one", func(_ *Facts, h *History) { h.Applied[1], h.Applied[3] = h.Applied[3], h.Applied[1] }, "I6"},
 		{"inverted by the producer", func(_ *Facts, h *History) {
-			h.Log[0].Offset, h.Log[1].Offset = 1, 0
+			h.Log[0].Offset = 1
+			h.Log[1].Offset = 0
 			h.Applied[1], h.Applied[2] = Effect{"b", "k", 2, 0, 0}, Effect{"a", "k", 1, 0, 1}
 		}, "P"},
 		{"no key", func(_ *Facts, h *History) { h.Claimed["d"] = false }, "I4"},
@@ -114,16 +123,25 @@ func TestJudgeHistory(t *testing.T) {
 		}, ""},
 		{"blocked behind nothing", func(_ *Facts, h *History) { h.Parked = []Parked{{"c", "k", 0, 3, "blocked"}} }, "I13"},
 		{"settled without an effect", func(_ *Facts, h *History) { h.Resolved = []string{"b", "c"} }, "I4"},
-		{"applied past what holds its key back", func(_ *Facts, h *History) { h.ByKey, h.Parked = true, []Parked{{"c", "k", 0, 3, "waiting"}} }, "I6"},
+		{
+			"applied past what holds its key back",
+			func(_ *Facts, h *History) {
+				h.ByKey = true
+				h.Parked = []Parked{{"c", "k", 0, 3, "waiting"}}
+			},
+			"I6",
+		},
 		{"a whole key held back", func(f *Facts, h *History) {
 			last := h.Applied[len(h.Applied)-1]
-			h.Applied, h.ByKey = h.Applied[:len(h.Applied)-1], true
+			h.Applied = h.Applied[:len(h.Applied)-1]
+			h.ByKey = true
 			f.Effects[last.ID], f.Parked[last.ID], h.Calls[last.ID] = 0, 1, 0
 			h.Parked = []Parked{{"c", "k", 0, 3, "waiting"}, {last.ID, "k", last.Partition, last.Offset, "blocked"}}
 		}, ""},
 		{"held back by one that is sound", func(f *Facts, h *History) {
 			last := h.Applied[len(h.Applied)-1]
-			h.Applied, h.ByKey = h.Applied[:len(h.Applied)-1], true
+			h.Applied = h.Applied[:len(h.Applied)-1]
+			h.ByKey = true
 			f.Effects[last.ID], f.Parked[last.ID], h.Calls[last.ID] = 0, 1, 0
 			h.Parked = []Parked{{last.ID, "k", last.Partition, last.Offset, "waiting"}}
 		}, "D3"},

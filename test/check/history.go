@@ -45,7 +45,9 @@ func (v *Verdict) atomic(f Facts, h *History, first map[string]place) {
 		all[id] = true
 	}
 	for id := range all {
-		effects, parked, calls := f.Effects[id], f.Parked[id], h.Calls[id]
+		effects := f.Effects[id]
+		parked := f.Parked[id]
+		calls := h.Calls[id]
 		switch settled := effects+parked > 0; {
 		case h.Claimed == nil:
 		case settled && !h.Claimed[id]:
@@ -193,7 +195,10 @@ func (v *Verdict) places(f Facts, h *History, at map[place]string) {
 			lagging = append(lagging, fmt.Sprintf("partition %d: cursor %d, log %d", partition, cursor, end))
 		}
 		if h.Committed[partition] > h.Cursor[partition] {
-			lagging = append(lagging, fmt.Sprintf("partition %d: cursor %d, Kafka's committed offset %d", partition, h.Cursor[partition], h.Committed[partition]))
+			lagging = append(
+				lagging,
+				fmt.Sprintf("partition %d: cursor %d, Kafka's committed offset %d", partition, h.Cursor[partition], h.Committed[partition]),
+			)
 		}
 	}
 	v.Note("I13", "positions that are not where they must be at the end", lagging)

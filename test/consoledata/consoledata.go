@@ -19,19 +19,32 @@ const Secret = "card 4242 4242 4242 4242"
 
 // Fill writes the sample. The database must have the schema, and nothing else in it.
 func Fill(ctx context.Context, pool *pgxpool.Pool) error {
-	for _, sql := range []string{cursorsSQL, ownersSQL, parkedSQL, parkedCallsSQL, blockedSQL, pausesSQL, keysSQL, eventsSQL, requestsSQL, operationsSQL, lanesSQL, unsentSQL, placesSQL, auditSQL} {
+	for _, sql := range []string{
+		cursorsSQL, ownersSQL, parkedSQL, parkedCallsSQL, blockedSQL, pausesSQL, keysSQL,
+		eventsSQL, requestsSQL, operationsSQL, lanesSQL, unsentSQL, placesSQL, auditSQL,
+	} {
 		if _, err := pool.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
 			return fmt.Errorf("%s: %w", sql, err)
 		}
 	}
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		for n := range 40 {
-			sink, name, target := "payments", "charge", "/v1/charges"
+			sink := "payments"
+			name := "charge"
+			target := "/v1/charges"
 			if n%4 == 3 {
-				sink, name, target = "warehouse", "reserve", "/reservations"
+				sink = "warehouse"
+				name = "reserve"
+				target = "/reservations"
 			}
-			err := outbox.Enqueue(ctx, tx, outbox.Call{Sink: sink, Name: name, ID: fmt.Sprintf("order-%d", n), Scope: "checkout", Target: target,
-				Body: fmt.Appendf(nil, `{"order": %d, "amount": 1200, "from": %q}`, 900719925474099300+n, Secret)})
+			err := outbox.Enqueue(ctx, tx, outbox.Call{
+				Sink:   sink,
+				Name:   name,
+				ID:     fmt.Sprintf("order-%d", n),
+				Scope:  "checkout",
+				Target: target,
+				Body:   fmt.Appendf(nil, `{"order": %d, "amount": 1200, "from": %q}`, 900719925474099300+n, Secret),
+			})
 			if err != nil {
 				return err
 			}
@@ -42,9 +55,13 @@ func Fill(ctx context.Context, pool *pgxpool.Pool) error {
 
 // Park adds n parked messages of scope stock, with reason exhausted and the error "bulk".
 func Park(ctx context.Context, pool *pgxpool.Pool, n int) error {
-	_, err := pool.Exec(ctx, `
+	_, err := pool.Exec(
+		ctx,
+		`
 		insert into onlyonce.parked (kind, state, reason, error, attempts, scope, topic, partition, "offset", key, body)
-		select 'message', 'waiting', 'exhausted', 'bulk', 10, 'stock', 'orders', 0, 100000 + n, gen_random_uuid(), '' from generate_series(1, $1::int) n`, n)
+		select 'message', 'waiting', 'exhausted', 'bulk', 10, 'stock', 'orders', 0, 100000 + n, gen_random_uuid(), '' from generate_series(1, $1::int) n`,
+		n,
+	)
 	return err
 }
 

@@ -155,7 +155,8 @@ func needNoDocker(t *testing.T) {
 // If a version was asked for, that version is taken, whatever the machine has, or it is an error.
 func TestPostgresVersion(t *testing.T) {
 	t.Setenv(devenv.EnvPostgresVersion, "9")
-	if _, err := devenv.StartPostgres(t.Context(), devenv.Options{}); err == nil || !strings.Contains(err.Error(), `ONLYONCE_POSTGRES_VERSION is "9"; it can be one of 14, 15, 16, 17, 18`) {
+	if _, err := devenv.StartPostgres(t.Context(), devenv.Options{}); err == nil ||
+		!strings.Contains(err.Error(), `ONLYONCE_POSTGRES_VERSION is "9"; it can be one of 14, 15, 16, 17, 18`) {
 		t.Errorf("error %v", err)
 	}
 	t.Setenv(devenv.EnvPostgresVersion, "18")
@@ -168,7 +169,8 @@ func TestPostgresVersion(t *testing.T) {
 		t.Errorf("kind %s, version %s", p.Kind, p.Version)
 	}
 	t.Setenv(devenv.EnvPostgresURL, p.URL)
-	if _, err := devenv.StartPostgres(t.Context(), devenv.Options{PostgresVersion: "17"}); err == nil || !strings.Contains(err.Error(), "PostgreSQL 17 was asked for, and ONLYONCE_POSTGRES_URL leads to 18.") {
+	if _, err := devenv.StartPostgres(t.Context(), devenv.Options{PostgresVersion: "17"}); err == nil ||
+		!strings.Contains(err.Error(), "PostgreSQL 17 was asked for, and ONLYONCE_POSTGRES_URL leads to 18.") {
 		t.Errorf("error %v", err)
 	}
 }

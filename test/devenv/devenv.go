@@ -83,9 +83,11 @@ func (o Options) brokers() int { return max(o.Brokers, 1) }
 
 // force returns the way that was asked for, or "" for the first that works.
 func (o Options) force() (string, error) {
-	kind, from := o.Force, "Options.Force"
+	kind := o.Force
+	from := "Options.Force"
 	if kind == "" {
-		kind, from = os.Getenv(EnvForce), EnvForce
+		kind = os.Getenv(EnvForce)
+		from = EnvForce
 	}
 	if kind != "" && !slices.Contains([]string{KindLocal, KindEmbedded, KindDocker}, kind) {
 		return "", fmt.Errorf("devenv: %s is %q; it can be local, embedded or docker", from, kind)

@@ -31,17 +31,28 @@ func TestKafkaClusterOutlivesEachBroker(t *testing.T) {
 	if len(k.Nodes) != 3 || len(k.Brokers) != 3 {
 		t.Fatalf("%+v", k)
 	}
-	for name, want := range map[string]string{"default.replication.factor": "3", "min.insync.replicas": "2", "offsets.topic.replication.factor": "3"} {
+	for name, want := range map[string]string{
+		"default.replication.factor":       "3",
+		"min.insync.replicas":              "2",
+		"offsets.topic.replication.factor": "3",
+	} {
 		if got := brokerConfig(t, k.Brokers, name); got != want {
 			t.Errorf("%s = %s, want %s", name, got, want)
 		}
 	}
-	cl, err := kgo.NewClient(kgo.SeedBrokers(k.Brokers...), kgo.DefaultProduceTopic("kept"), kgo.RecordPartitioner(kgo.RoundRobinPartitioner()),
-		kgo.ConsumeTopics("kept"), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.MetadataMinAge(100*time.Millisecond),
+	cl, err := kgo.NewClient(
+		kgo.SeedBrokers(k.Brokers...),
+		kgo.DefaultProduceTopic("kept"),
+		kgo.RecordPartitioner(kgo.RoundRobinPartitioner()),
+		kgo.ConsumeTopics("kept"),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+		kgo.MetadataMinAge(100*time.Millisecond),
 		// A broker that comes back does not know the topic until it has read what it missed.
 		kgo.UnknownTopicRetries(-1),
 		// A suspended broker answers nothing: do not wait long for it.
-		kgo.RequestTimeoutOverhead(time.Second), kgo.ProduceRequestTimeout(2*time.Second))
+		kgo.RequestTimeoutOverhead(time.Second),
+		kgo.ProduceRequestTimeout(2*time.Second),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

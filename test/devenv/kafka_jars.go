@@ -118,7 +118,8 @@ func giveUpWithoutProgress(ctx context.Context, log string, give context.CancelC
 	const patienceAtFirst, patience = 10 * time.Second, time.Minute
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
-	size, last := -1, time.Now()
+	size := -1
+	last := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -131,7 +132,8 @@ func giveUpWithoutProgress(ctx context.Context, log string, give context.CancelC
 			limit = patienceAtFirst
 		}
 		if err == nil && len(text) != size {
-			size, last = len(text), time.Now()
+			size = len(text)
+			last = time.Now()
 		}
 		if time.Since(last) > limit {
 			give(fmt.Errorf("mvn: nothing came from the registry for %v", limit))

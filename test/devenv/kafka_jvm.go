@@ -76,7 +76,15 @@ func startJVMKafka(ctx context.Context, o Options, why string) (*Kafka, error) {
 		if id == 1 {
 			classes, from, err = kafkaClasses(ctx, o, sup, java)
 		}
-		k.Nodes = append(k.Nodes, &Node{ID: id, sup: sup, java: java, classes: classes, settings: o.KafkaSettings, props: o.KafkaProperties, cluster: k})
+		k.Nodes = append(k.Nodes, &Node{
+			ID:       id,
+			sup:      sup,
+			java:     java,
+			classes:  classes,
+			settings: o.KafkaSettings,
+			props:    o.KafkaProperties,
+			cluster:  k,
+		})
 	}
 	if err == nil {
 		err = k.create(ctx)
@@ -87,9 +95,11 @@ func startJVMKafka(ctx context.Context, o Options, why string) (*Kafka, error) {
 		}
 		return nil, err
 	}
-	what, ports := "real broker", "port"
+	what := "real broker"
+	ports := "port"
 	if len(k.Nodes) > 1 {
-		what, ports = fmt.Sprintf("%d real brokers", len(k.Nodes)), "ports"
+		what = fmt.Sprintf("%d real brokers", len(k.Nodes))
+		ports = "ports"
 	}
 	for _, n := range k.Nodes {
 		k.Brokers = append(k.Brokers, n.Addr)

@@ -10,7 +10,8 @@ import (
 func brokerSettings(id, n int, changes map[string]string) map[string]string {
 	// With three, a record that was acknowledged by all (acks=all) is on two disks
 	// at least, so that killing any one broker loses nothing.
-	replicas, inSync := strconv.Itoa(n), strconv.Itoa((n+1)/2)
+	replicas := strconv.Itoa(n)
+	inSync := strconv.Itoa((n + 1) / 2)
 	s := map[string]string{
 		"process.roles":                  "broker,controller",
 		"node.id":                        strconv.Itoa(id),

@@ -89,10 +89,15 @@ func (m *Moto) install(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	m.python, m.dir = python, filepath.Join(cache, "moto-"+motoVersion+"-python"+strings.TrimSpace(string(version)))
+	m.python = python
+	m.dir = filepath.Join(cache, "moto-"+motoVersion+"-python"+strings.TrimSpace(string(version)))
 	return fetchOnce(ctx, m.dir, func(ctx context.Context, partial string) error {
 		o.log("sqs: installing moto %s into %s", motoVersion, m.dir)
-		out, err := exec.CommandContext(ctx, python, append([]string{"-m", "pip", "install", "--quiet", "--target", partial}, motoNeeds...)...).CombinedOutput()
+		out, err := exec.CommandContext(
+			ctx,
+			python,
+			append([]string{"-m", "pip", "install", "--quiet", "--target", partial}, motoNeeds...)...,
+		).CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("devenv: pip install %s: %w: %s", strings.Join(motoNeeds, " "), err, out)
 		}

@@ -90,7 +90,14 @@ func (b *PgBouncer) Mode(mode string) string {
 func (b *PgBouncer) Stop() error { return b.closer.close(b.sup.Close) }
 
 // startPgBouncer returns the port on which it answers.
-func startPgBouncer(ctx context.Context, sup *supervise.Supervisor, user *supervise.User, program string, poolSize int, server *pgx.ConnConfig) (port int, err error) {
+func startPgBouncer(
+	ctx context.Context,
+	sup *supervise.Supervisor,
+	user *supervise.User,
+	program string,
+	poolSize int,
+	server *pgx.ConnConfig,
+) (port int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, supervise.StartTimeout)
 	defer cancel()
 	// Clients are trusted (it listens on loopback only); the password is for the server.
@@ -113,7 +120,10 @@ func startPgBouncer(ctx context.Context, sup *supervise.Supervisor, user *superv
 			return 0, err
 		}
 		through := server.Copy()
-		through.Host, through.Port, through.TLSConfig, through.Fallbacks = "127.0.0.1", uint16(port), nil, nil
+		through.Host = "127.0.0.1"
+		through.Port = uint16(port)
+		through.TLSConfig = nil
+		through.Fallbacks = nil
 		through.DefaultQueryExecMode = pgx.QueryExecModeExec
 		err = supervise.UntilReady(ctx, sup, srv, func(ctx context.Context) error {
 			conn, err := pgx.ConnectConfig(ctx, through)

@@ -71,7 +71,8 @@ func (p *Postgres) Stop() error {
 
 // errNotSupervised is the answer to Kill and Restart on a server that is not a
 // process of ours.
-var errNotSupervised = errors.New("devenv: only a server that devenv started on this machine can be killed, restarted, paused and continued")
+var errNotSupervised = errors.New("devenv: only a server that devenv started on this machine can be killed, " +
+	"restarted, paused and continued")
 
 // Kill kills the server's processes with SIGKILL. Its data stays for Restart.
 func (p *Postgres) Kill(ctx context.Context) error {
@@ -117,9 +118,11 @@ func (p *Postgres) PID() int {
 
 // postgresVersion is the major version that was asked for, or "".
 func (o Options) postgresVersion() (string, error) {
-	major, from := o.PostgresVersion, "Options.PostgresVersion"
+	major := o.PostgresVersion
+	from := "Options.PostgresVersion"
 	if major == "" {
-		major, from = os.Getenv(EnvPostgresVersion), EnvPostgresVersion
+		major = os.Getenv(EnvPostgresVersion)
+		from = EnvPostgresVersion
 	}
 	if _, ok := embedded[major]; major != "" && !ok {
 		return "", fmt.Errorf("devenv: %s is %q; it can be one of %s", from, major, strings.Join(PostgresVersions(), ", "))

@@ -34,7 +34,8 @@ func TestPostgresLocal(t *testing.T) {
 			t.Errorf("%s = %q, want %q", setting, got, want)
 		}
 	}
-	dir, pid := p.Dir, p.PID()
+	dir := p.Dir
+	pid := p.PID()
 	for range 2 {
 		if err := p.Stop(); err != nil {
 			t.Fatal(err)
@@ -85,7 +86,11 @@ func TestPostgresKillRestart(t *testing.T) {
 			busy <- err
 		}()
 		eventually(t, "the long query runs", func() bool {
-			return mustQuery(t, p.URL, `select count(*)::text from pg_stat_activity where query like '%generate_series(1%' and pid <> pg_backend_pid()`) == "1"
+			return mustQuery(
+				t,
+				p.URL,
+				`select count(*)::text from pg_stat_activity where query like '%generate_series(1%' and pid <> pg_backend_pid()`,
+			) == "1"
 		})
 		before := p.PID()
 		if err := p.Kill(t.Context()); err != nil {

@@ -82,18 +82,33 @@ func (r *RabbitMQ) configure(program, epmd string, ports []int) error {
 	for name, text := range map[string]string{
 		"plugins":          "[].\n",
 		"definitions.json": string(definitions),
-		"rabbitmq.conf": fmt.Sprintf("listeners.tcp.1 = %s\nload_definitions = %s\nlog.file = false\nlog.console = true\nlog.console.level = warning\n"+
-			"raft.wal_max_size_bytes = 33554432\ndisk_free_limit.absolute = 50MB\nmax_message_size = 1048576\n", r.Addr, filepath.Join(dir, "definitions.json")),
+		"rabbitmq.conf": fmt.Sprintf(
+			"listeners.tcp.1 = %s\nload_definitions = %s\nlog.file = false\nlog.console = true\nlog.console.level = warning\n"+
+				"raft.wal_max_size_bytes = 33554432\ndisk_free_limit.absolute = 50MB\nmax_message_size = 1048576\n",
+			r.Addr,
+			filepath.Join(dir, "definitions.json"),
+		),
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			return err
 		}
 	}
-	r.env = append(os.Environ(), "HOME="+dir, fmt.Sprint("ERL_EPMD_PORT=", ports[1]), "ERL_EPMD_ADDRESS=127.0.0.1",
-		"RABBITMQ_NODENAME=onlyonce@localhost", fmt.Sprint("RABBITMQ_DIST_PORT=", ports[2]), "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=-kernel inet_dist_use_interface {127,0,0,1}",
-		"RABBITMQ_CONF_ENV_FILE=/dev/null", "RABBITMQ_CONFIG_FILE="+filepath.Join(dir, "rabbitmq.conf"), "RABBITMQ_ADVANCED_CONFIG_FILE="+filepath.Join(dir, "none"),
-		"RABBITMQ_MNESIA_BASE="+filepath.Join(dir, "mnesia"), "RABBITMQ_LOG_BASE="+filepath.Join(dir, "log"), "RABBITMQ_ENABLED_PLUGINS_FILE="+filepath.Join(dir, "plugins"),
-		"RUNNING_UNDER_SYSTEMD=true") // or the script would stay between us and the node
+	r.env = append(
+		os.Environ(),
+		"HOME="+dir,
+		fmt.Sprint("ERL_EPMD_PORT=", ports[1]),
+		"ERL_EPMD_ADDRESS=127.0.0.1",
+		"RABBITMQ_NODENAME=onlyonce@localhost",
+		fmt.Sprint("RABBITMQ_DIST_PORT=", ports[2]),
+		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=-kernel inet_dist_use_interface {127,0,0,1}",
+		"RABBITMQ_CONF_ENV_FILE=/dev/null",
+		"RABBITMQ_CONFIG_FILE="+filepath.Join(dir, "rabbitmq.conf"),
+		"RABBITMQ_ADVANCED_CONFIG_FILE="+filepath.Join(dir, "none"),
+		"RABBITMQ_MNESIA_BASE="+filepath.Join(dir, "mnesia"),
+		"RABBITMQ_LOG_BASE="+filepath.Join(dir, "log"),
+		"RABBITMQ_ENABLED_PLUGINS_FILE="+filepath.Join(dir, "plugins"),
+		"RUNNING_UNDER_SYSTEMD=true",
+	) // or the script would stay between us and the node
 	r.argv = []string{"/bin/sh", "-c", `"$0" -address 127.0.0.1 -port "$ERL_EPMD_PORT" & exec "$1"`, epmd, program}
 	return nil
 }

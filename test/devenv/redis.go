@@ -72,7 +72,19 @@ func (r *Redis) Restart(ctx context.Context) error {
 		return err
 	}
 	srv, err := r.sup.StartServer(ctx, supervise.Command{As: r.user, Stop: supervise.StopKill, Argv: []string{
-		r.program, "--bind", "127.0.0.1", "--port", port, "--dir", r.sup.Dir(), "--save", "", "--appendonly", "no", "--maxclients", strconv.Itoa(200),
+		r.program,
+		"--bind",
+		"127.0.0.1",
+		"--port",
+		port,
+		"--dir",
+		r.sup.Dir(),
+		"--save",
+		"",
+		"--appendonly",
+		"no",
+		"--maxclients",
+		strconv.Itoa(200),
 	}})
 	if err != nil {
 		return err

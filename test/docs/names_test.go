@@ -46,7 +46,15 @@ var others = map[string]bool{"otelpgx": true, "kotel": true, "kgo.WithHooks": tr
 
 func readCode(t *testing.T) *code {
 	t.Helper()
-	c := &code{words: map[string]bool{}, packages: map[string]map[string]bool{}, members: map[string]map[string]bool{}, strings: map[string]bool{}, commands: map[string]bool{}, declared: map[string]bool{}, sqlstates: map[string]bool{}}
+	c := &code{
+		words:     map[string]bool{},
+		packages:  map[string]map[string]bool{},
+		members:   map[string]map[string]bool{},
+		strings:   map[string]bool{},
+		commands:  map[string]bool{},
+		declared:  map[string]bool{},
+		sqlstates: map[string]bool{},
+	}
 	fset := token.NewFileSet()
 	for _, name := range tracked(t, "*.go", "*.sql", "*.html", "*.py", "*.yaml", "*.yml", "Makefile", ".ci/*", "*go.mod") {
 		text, err := os.ReadFile(filepath.Join(root, name))
@@ -121,7 +129,9 @@ func (c *code) addFile(name string, f *ast.File) {
 			c.strings[strings.Trim(n.Value, "\"`")] = true
 		case *ast.KeyValueExpr:
 			key, _ := n.Key.(*ast.Ident)
-			if lit, ok := n.Value.(*ast.BasicLit); ok && key != nil && (key.Name == "name" && dir == "cmd/onlyonce" || key.Name == "Name" && dir == "internal/operate") {
+			if lit, ok := n.Value.(*ast.BasicLit); ok &&
+				key != nil &&
+				(key.Name == "name" && dir == "cmd/onlyonce" || key.Name == "Name" && dir == "internal/operate") {
 				c.commands[strings.Trim(lit.Value, `"`)] = true
 			}
 		case *ast.FuncDecl:
@@ -199,7 +209,8 @@ func (c *code) missing(name string) string {
 		return name
 	}
 	for i := 1; i < len(parts); i++ {
-		typ, member := parts[i-1], parts[i]
+		typ := parts[i-1]
+		member := parts[i]
 		switch {
 		case i == 1 && c.packages[typ] != nil && ast.IsExported(member) && !c.packages[typ][member]:
 			return member

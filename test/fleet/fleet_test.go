@@ -52,7 +52,11 @@ func (do *task) run(ctx context.Context, c *fleet.Child) error {
 			return nil
 		}
 		c.Trap("batch", strconv.FormatInt(offset, 10))
-		hooks.Batch(consumer.BatchResult{Batch: consumer.Batch{TopicPartition: source.TopicPartition{Partition: 0}}, Next: offset + 1, Handled: 1})
+		hooks.Batch(consumer.BatchResult{
+			Batch:   consumer.Batch{TopicPartition: source.TopicPartition{Partition: 0}},
+			Next:    offset + 1,
+			Handled: 1,
+		})
 	}
 }
 
@@ -127,7 +131,9 @@ func TestFrozenWorkerStandsStill(t *testing.T) {
 func TestTraps(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, fleet.Config{Traps: fleet.Traps{Seed: 1, Every: 8, Hang: time.Millisecond}})
-	eventually(t, "some end a worker, and others let one hang", func() bool { return f.StrayKills() >= 3 && f.Trapped() >= f.StrayKills()+3 })
+	eventually(t, "some end a worker, and others let one hang", func() bool {
+		return f.StrayKills() >= 3 && f.Trapped() >= f.StrayKills()+3
+	})
 	if f.Failure() != nil {
 		t.Error(f.Failure())
 	}

@@ -42,7 +42,11 @@ func Plan(n int, of Shares, random *rand.Rand) []Blow {
 	random.Shuffle(n, func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
 	plan := make([]Blow, n)
 	for i, kind := range kinds {
-		plan[i] = Blow{Kind: kind, At: (float64(i) + 0.2 + 0.6*random.Float64()) / float64(n+1), Wait: time.Duration(random.IntN(1000)) * time.Millisecond}
+		plan[i] = Blow{
+			Kind: kind,
+			At:   (float64(i) + 0.2 + 0.6*random.Float64()) / float64(n+1),
+			Wait: time.Duration(random.IntN(1000)) * time.Millisecond,
+		}
 	}
 	return plan
 }
@@ -53,10 +57,17 @@ const PollEvery = 20 * time.Millisecond
 // Until waits for a condition. It gives up if a worker cannot be started. It also gives up if moves
 // has returned the same for as long as patience; the error is then what stuck makes of the
 // condition's last error.
-func (f *Fleet) Until(ctx context.Context, patience time.Duration, is func(context.Context) (bool, error), moves func() string, stuck func(error) error) error {
+func (f *Fleet) Until(
+	ctx context.Context,
+	patience time.Duration,
+	is func(context.Context) (bool, error),
+	moves func() string,
+	stuck func(error) error,
+) error {
 	tick := time.NewTicker(PollEvery)
 	defer tick.Stop()
-	last, since := "", time.Now()
+	last := ""
+	since := time.Now()
 	for {
 		done, err := is(ctx)
 		switch {
@@ -68,7 +79,8 @@ func (f *Fleet) Until(ctx context.Context, patience time.Duration, is func(conte
 			return nil
 		}
 		if now := moves(); now != last {
-			last, since = now, time.Now()
+			last = now
+			since = time.Now()
 		}
 		// It waits for an error to pass too, because a server may be away for a moment.
 		if time.Since(since) > patience {

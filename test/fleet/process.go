@@ -57,9 +57,17 @@ func (f *Fleet) Start() (*Process, error) {
 	defer f.mu.Unlock()
 	f.last++
 	if f.other != "" && f.last%2 == 0 {
-		exe, f.others = f.other, append(f.others, f.last)
+		exe = f.other
+		f.others = append(f.others, f.last)
 	}
-	p := &Process{Number: f.last, seat: f.freeSeat(), cmd: exec.Command(exe), done: make(chan struct{}), open: map[int32]int64{}, again: map[int32]int64{}}
+	p := &Process{
+		Number: f.last,
+		seat:   f.freeSeat(),
+		cmd:    exec.Command(exe),
+		done:   make(chan struct{}),
+		open:   map[int32]int64{},
+		again:  map[int32]int64{},
+	}
 	p.cmd.Args = []string{fmt.Sprintf("%s-worker-%d", f.cfg.Name, p.Number)}
 	p.cmd.Env = append(os.Environ(), envWorker+"=1")
 	p.cmd.Stderr = &p.stderr
@@ -182,11 +190,15 @@ func (f *Fleet) ended(p *Process, err error) {
 	if p.shot != nil {
 		down := &ShotDown{Worker: p.Number, PID: p.PID()}
 		for partition, offset := range p.open {
-			down.InBatch, down.Partition, down.Offset = true, partition, offset
+			down.InBatch = true
+			down.Partition = partition
+			down.Offset = offset
 		}
 		if p.shot.retry {
 			for partition, offset := range p.again {
-				down.InRetry, down.Partition, down.Offset = true, partition, offset
+				down.InRetry = true
+				down.Partition = partition
+				down.Offset = offset
 			}
 		}
 		p.shot.Hit <- down

@@ -29,7 +29,8 @@ type ShotDown struct {
 func (f *Fleet) Shoot(random *rand.Rand, atOnce bool) *Shot {
 	s := &Shot{Hit: make(chan *ShotDown, 1)}
 	if !atOnce {
-		s.skip, s.late = random.IntN(4), 0.8*random.Float64()
+		s.skip = random.IntN(4)
+		s.late = 0.8 * random.Float64()
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -56,7 +57,8 @@ func (f *Fleet) Blindly(s *Shot, random *rand.Rand) bool {
 	if f.aim != s || p == nil {
 		return false
 	}
-	p.shot, f.aim = s, nil
+	p.shot = s
+	f.aim = nil
 	_ = p.cmd.Process.Kill() // fails only if it has ended
 	return true
 }
@@ -72,7 +74,8 @@ func (f *Fleet) consider(p *Process, e Event) {
 		f.aim.skip--
 		return
 	}
-	p.shot, f.aim = f.aim, nil
+	p.shot = f.aim
+	f.aim = nil
 	// Fails only if it has ended.
 	time.AfterFunc(time.Duration(p.shot.late*float64(f.batch)), func() { _ = p.cmd.Process.Kill() })
 }

@@ -109,7 +109,10 @@ func (s *sources) statement(name string) (string, error) {
 // text with single spaces.
 func (s *sources) names() (map[string]string, error) {
 	all := map[string]string{}
-	for _, under := range []string{"consumer", "dedupe", "idempotency", "internal", "migrations", "ops", "outbox", "queue", "seal", "shard", "sqltx", "webhook"} {
+	for _, under := range []string{
+		"consumer", "dedupe", "idempotency", "internal", "migrations", "ops", "outbox", "queue",
+		"seal", "shard", "sqltx", "webhook",
+	} {
 		err := filepath.WalkDir(filepath.Join(s.root, under), func(path string, d fs.DirEntry, err error) error {
 			if err != nil || !d.IsDir() {
 				return err

@@ -100,8 +100,14 @@ func (e *engines) consumer(log *memlog.Log, of string, cfg consumer.Config) func
 
 // relay sends the calls. It has a rate for each tenant.
 func (e *engines) relay(ctx context.Context) error {
-	s, err := httpsink.New(httpsink.Config{Name: sink, BaseURL: e.remote.URL, KeyWindow: 24 * time.Hour, Timeout: 5 * time.Second, AllowPrivate: true,
-		Transport: &http.Transport{}})
+	s, err := httpsink.New(httpsink.Config{
+		Name:         sink,
+		BaseURL:      e.remote.URL,
+		KeyWindow:    24 * time.Hour,
+		Timeout:      5 * time.Second,
+		AllowPrivate: true,
+		Transport:    &http.Transport{},
+	})
 	if err != nil {
 		return err
 	}
@@ -130,8 +136,12 @@ func (e *engines) server() (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	operations, err := idempotency.NewOperations(layer, idempotency.OperationsConfig{Stream: "operations", Path: "/operations/", PollInterval: 100 * time.Millisecond,
-		Logger: e.log}, map[string]idempotency.Work{"work": finish})
+	operations, err := idempotency.NewOperations(
+		layer,
+		idempotency.OperationsConfig{Stream: "operations", Path: "/operations/", PollInterval: 100 * time.Millisecond,
+			Logger: e.log},
+		map[string]idempotency.Work{"work": finish},
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +158,11 @@ func (e *engines) server() (*server, error) {
 		return nil, err
 	}
 	s.mux.Handle("/webhook", ep)
-	c, err := consumer.New(e.pool, ep, consumer.HandlerFunc(handle), consumer.Config{Scope: webhook.Scope(endpoint), BatchSize: batch, Logger: e.log})
+	c, err := consumer.New(e.pool, ep, consumer.HandlerFunc(handle), consumer.Config{
+		Scope:     webhook.Scope(endpoint),
+		BatchSize: batch,
+		Logger:    e.log,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -212,10 +226,15 @@ func read[F, T any](ctx context.Context, e *engines, list *operate.List[F, T]) e
 // claims runs functions under ids, and copies of them.
 func (e *engines) claims(ctx context.Context, ids []string) error {
 	for _, id := range append(ids, ids[0]) {
-		_, err := dedupe.Do(ctx, e.pool, dedupe.Key{Scope: "loop", ID: id, Fingerprint: dedupe.NoFingerprint}, func(ctx context.Context, tx dedupe.GuardedTx) error {
-			_, err := tx.Exec(ctx, `insert into effects values ($1)`, id)
-			return err
-		})
+		_, err := dedupe.Do(
+			ctx,
+			e.pool,
+			dedupe.Key{Scope: "loop", ID: id, Fingerprint: dedupe.NoFingerprint},
+			func(ctx context.Context, tx dedupe.GuardedTx) error {
+				_, err := tx.Exec(ctx, `insert into effects values ($1)`, id)
+				return err
+			},
+		)
 		if err != nil {
 			return err
 		}
@@ -233,7 +252,12 @@ const least = 4 * time.Second
 // when all are applied, or the patience ends. It returns what a part failed with. watch is a
 // connection of the rig's own.
 func (e *engines) round(ctx context.Context, watch *pgx.Conn, n int, patience time.Duration) (done bool, err error) {
-	ctx = process.With(ctx, &process.Process{Pace: process.Pace{Prune: 2, Sweep: 10 * time.Millisecond, PruneIdle: 20 * time.Millisecond, Promote: time.Second}})
+	ctx = process.With(ctx, &process.Process{Pace: process.Pace{
+		Prune:     2,
+		Sweep:     10 * time.Millisecond,
+		PruneIdle: 20 * time.Millisecond,
+		Promote:   time.Second,
+	}})
 	ctx, stop := context.WithCancel(ctx)
 	var parts sync.WaitGroup
 	failures := make(chan error, 16)

@@ -43,24 +43,48 @@ var families = []family{
 			messages + `'waiting', 'no-key', null, null, null, ` + oneKey + half,
 			calls + `'waiting', 'failed', null, null, null, ` + oneKey + `, null, null` + half,
 			of(parkedrows.RedriveSQL, `array(select id from onlyonce.parked where kind = 'message')`),
-			of(parkedrows.RedriveCallsSQL, `array(select id from onlyonce.parked where kind = 'call')`, `array(select null::uuid from onlyonce.parked where kind = 'call')`, `false`),
+			of(parkedrows.RedriveCallsSQL, `array(select id from onlyonce.parked where kind = 'call')`,
+				`array(select null::uuid from onlyonce.parked where kind = 'call')`, `false`),
 			`update onlyonce.parked set next_attempt_at = now() + interval '1 hour' where state = 'retrying'`}},
-		{"conflicts", []string{messages + `'waiting', 'conflict', null, null, null, null` + half, aside + `'waiting', 'same-body', null, null, null, null` + half}},
+		{
+			"conflicts",
+			[]string{
+				messages + `'waiting', 'conflict', null, null, null, null` + half,
+				aside + `'waiting', 'same-body', null, null, null, null` + half,
+			},
+		},
 		{"due", []string{messages + `'retrying', 'failed', now() - i * interval '1 ms', now() - interval '1 h', null, ` + ownKey + half,
 			calls + `'retrying', 'failed', now() - i * interval '1 ms', now() - interval '1 h', null, ` + ownKey + `, null, null` + half}},
-		{"settled long ago", []string{messages + `'resolved', 'failed', null, null, ` + long + `, null` + half, calls + `'resolved', 'failed', null, null, ` + long + `, null, null, null` + half, oldCalls}},
+		{
+			"settled long ago",
+			[]string{
+				messages + `'resolved', 'failed', null, null, ` + long + `, null` + half,
+				calls + `'resolved', 'failed', null, null, ` + long + `, null, null, null` + half,
+				oldCalls,
+			},
+		},
 		{"settled long ago, kept by the log", []string{messages + `'resolved', 'failed', null, null, ` + long + `, null` + half,
 			calls + `'resolved', 'failed', null, null, ` + long + `, null, null, null` + half,
 			`update onlyonce.segments set opened_at = now() - interval '500 days' where ring = 'outbox' and opened_at is not null`}},
 		{"waits of rates and unknown outcomes", []string{calls + `'retrying', 'rate', null, null, null, null, 'tenant a', now()` + half,
 			calls2(`'reconcile', 'window', null, null, null, `+ownKey+`, null, null`) + half}},
-		{"due times of a clock that was ahead", []string{messages + `'retrying', 'failed', now() + interval '1 day', now() + interval '1 day', null, ` + ownKey + half,
-			calls + `'retrying', 'failed', now() + interval '1 day', now() + interval '1 day', null, ` + ownKey + `, null, null` + half}},
+		{
+			"due times of a clock that was ahead",
+			[]string{messages + `'retrying', 'failed', now() + interval '1 day', now() + interval '1 day', null, ` + ownKey + half,
+				calls + `'retrying', 'failed', now() + interval '1 day', now() + interval '1 day', null, ` +
+					ownKey + `, null, null` + half},
+		},
 		{"scheduled calls, settled events", []string{aside + `'discarded', 'same-body', null, null, now(), null` + half,
 			calls + `'retrying', 'scheduled', now() + interval '9 days' + i * interval '1 ms', null, null, null, null, null` + half}},
 	}},
 	{"log", []variant{
-		{"passed", []string{batches("'s'", "i % 16", "null"), `update onlyonce.lanes set prev = pg_current_snapshot(), target = pg_current_snapshot()`}},
+		{
+			"passed",
+			[]string{
+				batches("'s'", "i % 16", "null"),
+				`update onlyonce.lanes set prev = pg_current_snapshot(), target = pg_current_snapshot()`,
+			},
+		},
 		{"of another sink", []string{batches("'other'", "i % 16", "null")}},
 		{"not passed", []string{batches("'s'", "i % 16", "md5(i::text)::uuid")}},
 		{"one key", []string{batches("'s'", "3", oneKey)}},
@@ -72,10 +96,19 @@ var families = []family{
 	{"requests", []variant{
 		{"kept", []string{records("'completed'", "now()", "now() + interval '1 day'", "null", "null")}},
 		{"expired", []string{records("'completed'", "now() - interval '9 days'", "now() - interval '8 days'", "null", "null"), oldCalls}},
-		{"to be looked at", []string{records("'completed'", "now() - interval '9 days'", "now() - interval '8 days'", "now() - interval '1 hour'", "null")}},
-		{"not come back", []string{`insert into onlyonce.leases (name, epoch, until) select 'http/-' || i, 1, now() - interval '9 days'` + each,
-			records("'running'", "null", "null", "null", "i"), oldCalls}},
-		{"known to an operator", []string{records("'running'", "null", "null", "null", "i"), `update onlyonce.http_records set abandoned_at = now()`}},
+		{
+			"to be looked at",
+			[]string{records("'completed'", "now() - interval '9 days'", "now() - interval '8 days'", "now() - interval '1 hour'", "null")},
+		},
+		{
+			"not come back",
+			[]string{`insert into onlyonce.leases (name, epoch, until) select 'http/-' || i, 1, now() - interval '9 days'` + each,
+				records("'running'", "null", "null", "null", "i"), oldCalls},
+		},
+		{
+			"known to an operator",
+			[]string{records("'running'", "null", "null", "null", "i"), `update onlyonce.http_records set abandoned_at = now()`},
+		},
 	}},
 	{"operations", []variant{
 		{"of another tenant", []string{operations("'other'", "'running'", "null")}},

@@ -22,7 +22,9 @@ func TestShapes(t *testing.T) {
 	var out strings.Builder
 	s := &spread{root: "../..", rows: 4000, seed: 1, shapes: shapes(0, 1), out: &out}
 	s.shapes = slices.DeleteFunc(s.shapes, func(sh shape) bool {
-		return !strings.Contains(sh.name, "parked one key") && !strings.Contains(sh.name, "parked redriven") && !strings.Contains(sh.name, "requests not come back")
+		return !strings.Contains(sh.name, "parked one key") &&
+			!strings.Contains(sh.name, "parked redriven") &&
+			!strings.Contains(sh.name, "requests not come back")
 	})
 	ok, err := s.run(t.Context())
 	if err != nil || !ok || len(s.shapes) < 3 {

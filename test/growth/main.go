@@ -107,8 +107,14 @@ func playShapes(count string, s spread) int {
 // statements do not pass. root is the folder of the module.
 func run(ctx context.Context, root string, rows int, bound time.Duration, only string) (failed int, err error) {
 	server, err := devenv.StartPostgres(ctx, devenv.Options{Own: true, PostgresSettings: map[string]string{
-		"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_wal_size": "2GB", "wal_level": "minimal", "max_wal_senders": "0",
-		"maintenance_work_mem": "1GB", "autovacuum": "off",
+		"fsync":                "off",
+		"full_page_writes":     "off",
+		"synchronous_commit":   "off",
+		"max_wal_size":         "2GB",
+		"wal_level":            "minimal",
+		"max_wal_senders":      "0",
+		"maintenance_work_mem": "1GB",
+		"autovacuum":           "off",
 	}})
 	if err != nil {
 		return 0, err
@@ -173,7 +179,10 @@ func indexes(ctx context.Context, conn *pgx.Conn) (drop, create string, err erro
 	err = conn.QueryRow(ctx, `
 		select string_agg('drop index ' || i.indexrelid::regclass, ';'), string_agg(replace(pg_get_indexdef(i.indexrelid), ' ON ONLY ', ' ON '), ';')
 		  from pg_index i join pg_class c on c.oid = i.indexrelid
-		 where c.relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and not i.indisunique and not c.relispartition`).Scan(&drop, &create)
+		 where c.relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and not i.indisunique and not c.relispartition`).Scan(
+		&drop,
+		&create,
+	)
 	return drop, create, err
 }
 
@@ -185,7 +194,8 @@ func (r *rig) probe(ctx context.Context, p probe) (ok bool, err error) {
 	}
 	folder, _, _ := strings.Cut(p.sql, ".")
 	var times []string
-	ended, progressed := 0, 0
+	ended := 0
+	progressed := 0
 	left, err := r.left(ctx, p)
 	if err != nil {
 		return false, err

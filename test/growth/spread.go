@@ -42,7 +42,12 @@ const patience = 2 * time.Minute
 // has read no more than it may, and whether the parts came to an end in each shape.
 func (s *spread) run(ctx context.Context) (ok bool, err error) {
 	server, err := devenv.StartPostgres(ctx, devenv.Options{Own: true, PostgresSettings: map[string]string{
-		"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "autovacuum": "off", "max_connections": "100", "shared_buffers": "256MB",
+		"fsync":              "off",
+		"full_page_writes":   "off",
+		"synchronous_commit": "off",
+		"autovacuum":         "off",
+		"max_connections":    "100",
+		"shared_buffers":     "256MB",
 	}})
 	if err != nil {
 		return false, err
@@ -214,14 +219,19 @@ func (s *spread) judge() bool {
 		} else if !s.verbose {
 			break
 		}
-		_, _ = fmt.Fprintf(s.out, "%.2f %s\n     %d pages for %d rows and %d dead ones, most: %s, %d pages; in %d runs; shape %s\n", load, r.name, r.work.pages, r.work.rows, r.work.dead,
-			r.work.most, r.work.peak, r.runs, r.shape)
+		_, _ = fmt.Fprintf(
+			s.out,
+			"%.2f %s\n     %d pages for %d rows and %d dead ones, most: %s, %d pages; in %d runs; shape %s\n",
+			load, r.name, r.work.pages, r.work.rows, r.work.dead, r.work.most, r.work.peak, r.runs,
+			r.shape,
+		)
 	}
 	verdict := "ok"
 	if breaches > 0 || s.late > 0 {
 		verdict = fmt.Sprintf("BREACH breaches=%d late=%d", breaches, s.late)
 	}
-	_, _ = fmt.Fprintf(s.out, "growth %s statements=%d shapes=%d worst=%.2f exceptions=%d\n", verdict, len(all), len(s.shapes), s.load(all[0]), len(exceptions))
+	_, _ = fmt.Fprintf(s.out, "growth %s statements=%d shapes=%d worst=%.2f exceptions=%d\n",
+		verdict, len(all), len(s.shapes), s.load(all[0]), len(exceptions))
 	return breaches == 0 && s.late == 0
 }
 

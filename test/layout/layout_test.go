@@ -39,14 +39,34 @@ func forbid(t *testing.T, pkg string, prefixes ...string) {
 }
 
 // public are the packages that users import.
-var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./queue", "./idempotency", "./idempotency/client", "./sqltx", "./ops", "./ops/console", "./cmd/onlyonce"}
+var public = []string{
+	"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource",
+	"./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./queue", "./idempotency",
+	"./idempotency/client", "./sqltx", "./ops", "./ops/console", "./cmd/onlyonce",
+}
 
 func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	t.Parallel()
 	for _, pkg := range public {
-		forbid(t, pkg, "testing", module+"test/devenv", "github.com/testcontainers", "github.com/fergusstrange", "github.com/twmb/franz-go/pkg/kfake", "github.com/twmb/franz-go/pkg/kadm",
-			"github.com/peterldowns", "github.com/docker", "github.com/moby", "go.uber.org/goleak", "pgregory.net/rapid", "github.com/stretchr",
-			"github.com/dunglas", "go.opentelemetry.io", module+"internal/rig")
+		forbid(
+			t,
+			pkg,
+			"testing",
+			module+"test/devenv",
+			"github.com/testcontainers",
+			"github.com/fergusstrange",
+			"github.com/twmb/franz-go/pkg/kfake",
+			"github.com/twmb/franz-go/pkg/kadm",
+			"github.com/peterldowns",
+			"github.com/docker",
+			"github.com/moby",
+			"go.uber.org/goleak",
+			"pgregory.net/rapid",
+			"github.com/stretchr",
+			"github.com/dunglas",
+			"go.opentelemetry.io",
+			module+"internal/rig",
+		)
 	}
 }
 
@@ -54,8 +74,12 @@ func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 // program. Telemetry, for example, is a module of its own.
 func TestModulesOfTheEngines(t *testing.T) {
 	t.Parallel()
-	want := []string{"github.com/FastFilter/xorfilter", "github.com/cenkalti/backoff/v4", "github.com/google/uuid", "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile",
-		"github.com/jackc/pgx/v5", "github.com/jackc/puddle/v2", "github.com/onlyonce/onlyonce", "golang.org/x/sync", "golang.org/x/text"}
+	want := []string{
+		"github.com/FastFilter/xorfilter", "github.com/cenkalti/backoff/v4",
+		"github.com/google/uuid", "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile",
+		"github.com/jackc/pgx/v5", "github.com/jackc/puddle/v2", "github.com/onlyonce/onlyonce",
+		"golang.org/x/sync", "golang.org/x/text",
+	}
 	for _, pkg := range []string{"./consumer", "./outbox"} {
 		cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", pkg)
 		cmd.Dir = "../.."
@@ -102,8 +126,12 @@ func TestWireIsGround(t *testing.T) {
 // The programs link it too: one sends to Kafka, the other asks it for offsets.
 func TestKafkaGoStaysInItsAdapters(t *testing.T) {
 	t.Parallel()
-	for _, pkg := range []string{"./migrations", "./dedupe", "./consumer", "./consumer/consumertest", "./consumer/franzsource", "./consumer/internal/kafkalog",
-		"./consumer/internal/recordbatch", "./outbox", "./outbox/httpsink", "./webhook", "./idempotency"} {
+	for _, pkg := range []string{
+		"./migrations", "./dedupe", "./consumer", "./consumer/consumertest",
+		"./consumer/franzsource", "./consumer/internal/kafkalog",
+		"./consumer/internal/recordbatch", "./outbox", "./outbox/httpsink", "./webhook",
+		"./idempotency",
+	} {
 		forbid(t, pkg, "github.com/segmentio")
 	}
 }
@@ -112,8 +140,12 @@ func TestKafkaGoStaysInItsAdapters(t *testing.T) {
 // does not link the other one.
 func TestFranzGoClientStaysInItsAdapter(t *testing.T) {
 	t.Parallel()
-	for _, pkg := range []string{"./migrations", "./dedupe", "./consumer", "./consumer/consumertest", "./consumer/kafkasource", "./consumer/internal/kafkalog",
-		"./consumer/internal/recordbatch", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./idempotency", "./cmd/onlyonce"} {
+	for _, pkg := range []string{
+		"./migrations", "./dedupe", "./consumer", "./consumer/consumertest",
+		"./consumer/kafkasource", "./consumer/internal/kafkalog",
+		"./consumer/internal/recordbatch", "./outbox", "./outbox/httpsink", "./outbox/kafkasink",
+		"./webhook", "./idempotency", "./cmd/onlyonce",
+	} {
 		forbid(t, pkg, "github.com/twmb/franz-go/pkg/kgo", "github.com/twmb/franz-go/pkg/sasl")
 	}
 }
@@ -121,8 +153,14 @@ func TestFranzGoClientStaysInItsAdapter(t *testing.T) {
 // elsewhere are the libraries that only a nested module needs: an optional part, or a comparison.
 // A requirement of the root module would put them into every user's module graph. Indirect ones
 // are not checked: for example embedded-postgres brings lib/pq.
-var elsewhere = []string{"github.com/anishathalye/porcupine", "github.com/aws", "github.com/chromedp/chromedp", "github.com/dunglas/httpsfv", "github.com/getkin/kin-openapi", "github.com/go-chi/chi", "github.com/lib/pq", "github.com/nats-io",
-	"github.com/rabbitmq", "github.com/redis/go-redis", "github.com/standard-webhooks/standard-webhooks", "github.com/stripe/stripe-go", "github.com/svix/svix-webhooks", "github.com/twilio/twilio-go", "go.opentelemetry.io", "golang.org/x/tools", "gorm.io"}
+var elsewhere = []string{
+	"github.com/anishathalye/porcupine", "github.com/aws", "github.com/chromedp/chromedp",
+	"github.com/dunglas/httpsfv", "github.com/getkin/kin-openapi", "github.com/go-chi/chi",
+	"github.com/lib/pq", "github.com/nats-io", "github.com/rabbitmq", "github.com/redis/go-redis",
+	"github.com/standard-webhooks/standard-webhooks", "github.com/stripe/stripe-go",
+	"github.com/svix/svix-webhooks", "github.com/twilio/twilio-go", "go.opentelemetry.io",
+	"golang.org/x/tools", "gorm.io",
+}
 
 func TestRootRequiresNoLibraryOfANestedModule(t *testing.T) {
 	t.Parallel()
@@ -145,7 +183,9 @@ func TestRootRequiresNoLibraryOfANestedModule(t *testing.T) {
 	requires := func(text, library string) bool {
 		return slices.ContainsFunc(strings.Split(text, "\n"), func(line string) bool {
 			fields := strings.Fields(strings.TrimPrefix(line, "require "))
-			return len(fields) == 2 && strings.HasPrefix(fields[1], "v") && (fields[0] == library || strings.HasPrefix(fields[0], library+"/"))
+			return len(fields) == 2 &&
+				strings.HasPrefix(fields[1], "v") &&
+				(fields[0] == library || strings.HasPrefix(fields[0], library+"/"))
 		})
 	}
 	for _, library := range elsewhere {
@@ -200,13 +240,37 @@ var layers = []struct {
 	packages []string
 }{
 	{"below the ground", []string{"internal/names", "internal/pace"}},
-	{"ground", []string{"internal/bodies", "internal/claimed", "internal/codec", "internal/cursor", "internal/dialguard", "internal/fault", "internal/fields", "internal/lease", "internal/metrics", "internal/outcome", "internal/process", "internal/ready", "internal/rfc", "internal/show", "internal/watch", "migrations", "seal"}},
-	{"identities, pools and settings", []string{"internal/frozen", "internal/hook", "internal/origin", "internal/parked", "internal/primary", "internal/settings"}},
+	{
+		"ground",
+		[]string{
+			"internal/bodies", "internal/claimed", "internal/codec", "internal/cursor",
+			"internal/dialguard", "internal/fault", "internal/fields", "internal/lease",
+			"internal/metrics", "internal/outcome", "internal/process", "internal/ready",
+			"internal/rfc", "internal/show", "internal/watch", "migrations", "seal",
+		},
+	},
+	{
+		"identities, pools and settings",
+		[]string{"internal/frozen", "internal/hook", "internal/origin", "internal/parked", "internal/primary", "internal/settings"},
+	},
 	{"transactions", []string{"internal/guard", "shard"}},
 	{"keys", []string{"dedupe", "internal/preflight", "internal/presence", "internal/retention", "internal/ring"}},
-	{"parts of the consumer", []string{"consumer/internal/attemptlock", "internal/brake", "consumer/internal/budget", "consumer/internal/window", "consumer/source", "internal/inbox"}},
+	{
+		"parts of the consumer",
+		[]string{
+			"consumer/internal/attemptlock",
+			"internal/brake",
+			"consumer/internal/budget",
+			"consumer/internal/window",
+			"consumer/source",
+			"internal/inbox",
+		},
+	},
 	{"consumer and outbox", []string{"consumer", "outbox"}},
-	{"sinks and the event log", []string{"consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"}},
+	{
+		"sinks and the event log",
+		[]string{"consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"},
+	},
 	{"the way into the event log", []string{"internal/intake"}},
 	{"sources and HTTP", []string{"consumer/franzsource", "consumer/kafkasource", "idempotency", "queue", "webhook"}},
 	{"reports", []string{"internal/reports"}},
@@ -226,7 +290,8 @@ func layer(pkg string) (at int, name string) {
 	for i, l := range layers {
 		for _, n := range l.packages {
 			if (pkg == n || strings.HasPrefix(pkg, n+"/")) && len(n) > len(name) {
-				at, name = i, n
+				at = i
+				name = n
 			}
 		}
 	}

@@ -23,7 +23,13 @@ func TestLogLinesBeginWithOneWord(t *testing.T) {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && (rel == "test" || rel == "examples" || rel == "onlyoncetest" || rel == "internal/rig" || d.Name() == "testdata" || strings.HasPrefix(d.Name(), ".") && rel != "."):
+		case d.IsDir() &&
+			(rel == "test" ||
+				rel == "examples" ||
+				rel == "onlyoncetest" ||
+				rel == "internal/rig" ||
+				d.Name() == "testdata" ||
+				strings.HasPrefix(d.Name(), ".") && rel != "."):
 			return fs.SkipDir
 		case d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
 			return nil

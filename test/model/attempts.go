@@ -139,12 +139,16 @@ func (g *attemptScope) database(s attemptState, to emit[attemptState]) {
 	}
 	if !s.copied || g.waits && s.db != s.standby {
 		t := s
-		t.copied, t.standby = true, s.db
+		t.copied = true
+		t.standby = s.db
 		to(t, "the standby has replayed to here", 0, 0)
 	}
 	if s.copied && s.db != s.standby {
 		t := s
-		t.db, t.standby, t.promoted, t.late = s.standby, attemptDB{}, true, attemptMemo{}
+		t.db = s.standby
+		t.standby = attemptDB{}
+		t.promoted = true
+		t.late = attemptMemo{}
 		for k := range t.memos {
 			t.memos[k].inChunk = false // the cursor has moved back: OO008
 			if m := &t.memos[k]; m.left && g.awaits(&s, m) && !g.oldTimeline {
@@ -168,7 +172,8 @@ func (g *attemptScope) awaits(s *attemptState, m *attemptMemo) bool {
 func (s *attemptState) remember(m attemptMemo) bool {
 	for k := range s.memos {
 		if !s.memos[k].taken {
-			m.taken, m.left = true, true
+			m.taken = true
+			m.left = true
 			s.memos[k] = m
 			return true
 		}
@@ -199,7 +204,8 @@ func (g *attemptScope) row(s attemptState, id int, to emit[attemptState]) {
 		if s.redrive < g.redrives {
 			s.redrive++
 			s.refused &^= bit(r.call)
-			if r.state = attemptRetrying; g.countsAnew {
+			r.state = attemptRetrying
+			if g.countsAnew {
 				r.number = 0
 			}
 			to(s, "an operator redrives id %d", id, 0)
@@ -233,7 +239,9 @@ func (g *attemptScope) memo(s attemptState, k int, to emit[attemptState]) {
 			to(t, "call %d is rejected", int(m.call), 0)
 		}
 		if s.fails < g.fails {
-			t.fails, t.refused, t.effect = s.fails+1, s.refused, s.effect
+			t.fails = s.fails + 1
+			t.refused = s.refused
+			t.effect = s.effect
 			t.memos[k].end = endFailed
 			to(t, "call %d fails", int(m.call), 0)
 			if !has(s.refused, m.call) {
@@ -253,7 +261,8 @@ func (g *attemptScope) memo(s attemptState, k int, to emit[attemptState]) {
 		default:
 			r.state = attemptRetrying
 		}
-		if t.memos[k].inChunk = false; !m.left {
+		t.memos[k].inChunk = false
+		if !m.left {
 			t.memos[k] = attemptMemo{}
 		}
 		to(t, "the relay moves the cursor over id %d", id, 0)
@@ -282,7 +291,8 @@ func (s *attemptState) settle(g *attemptScope, m *attemptMemo) {
 	}
 	switch m.end {
 	case endDelivered:
-		r.state, r.number = attemptSettled, 0
+		r.state = attemptSettled
+		r.number = 0
 	case endRejected:
 		r.state = attemptWaiting
 	}
@@ -298,14 +308,24 @@ func attemptTable() (all []entry) {
 	}
 	operator := func(g *attemptScope) { g.redrives = 2 }
 	late := func(g *attemptScope) { g.lost = 1 }
-	add("O3/failover, ends well", "", false, func(g *attemptScope) { g.failover, g.fails = true, 2 })
+	add("O3/failover, ends well", "", false, func(g *attemptScope) {
+		g.failover = true
+		g.fails = 2
+	})
 	add("O3/failover, a settlement comes late, ends well", "", true, func(g *attemptScope) { late(g); g.failover = true })
 	add("O5/a settlement comes late, ends well", "", false, late)
 	add("O6/an operator, ends well", "", false, operator)
 	add("O6/an operator, a settlement comes late, ends well", "", false, func(g *attemptScope) { late(g); operator(g) })
-	add("O9/failover, an operator, ends well", "", false, func(g *attemptScope) { operator(g); g.failover, g.waits = true, true })
+	add("O9/failover, an operator, ends well", "", false, func(g *attemptScope) {
+		operator(g)
+		g.failover = true
+		g.waits = true
+	})
 
-	add("O3/an attempt settles by id and number alone", "LOST", false, func(g *attemptScope) { g.failover, g.keyNotCompared = true, true })
+	add("O3/an attempt settles by id and number alone", "LOST", false, func(g *attemptScope) {
+		g.failover = true
+		g.keyNotCompared = true
+	})
 	add("O6/an attempt settles by id and key alone", "REJECTED", false, func(g *attemptScope) {
 		late(g)
 		operator(g)
@@ -318,8 +338,13 @@ func attemptTable() (all []entry) {
 	})
 	add("O9/a position of the old timeline counts", "REJECTED", false, func(g *attemptScope) {
 		operator(g)
-		g.failover, g.waits, g.oldTimeline = true, true, true
+		g.failover = true
+		g.waits = true
+		g.oldTimeline = true
 	})
-	add("O9/the standby is not waited for, and loses a redrive", "REJECTED", false, func(g *attemptScope) { operator(g); g.failover = true })
+	add("O9/the standby is not waited for, and loses a redrive", "REJECTED", false, func(g *attemptScope) {
+		operator(g)
+		g.failover = true
+	})
 	return all
 }

@@ -67,7 +67,10 @@ func callsModel(g *callsScope) model[callsState] {
 			g.find(s, to)
 			if g.dump && !s.restored {
 				t := s
-				t.restored, t.foreign, t.next, t.look = true, true, 1, callsLook{}
+				t.restored = true
+				t.foreign = true
+				t.next = 1
+				t.look = callsLook{}
 				for i := range t.writers {
 					if w := &t.writers[i]; w.xid != 0 && !w.committed {
 						*w = callsWriter{ended: true, xid: w.xid}
@@ -126,12 +129,18 @@ func (g *callsScope) known(s *callsState) relaySnap {
 // index is onlyonce.index_calls. Each step is a transaction.
 func (g *callsScope) index(s callsState, to emit[callsState]) {
 	if s.foreign && !g.faults.anyCluster { // notes of the other cluster find nothing
-		s.foreign, s.seen, s.notes, s.indexing, s.noted, s.upto = false, relaySnap{xmax: 1}, 0, 0, 0, relaySnap{}
+		s.foreign = false
+		s.seen = relaySnap{xmax: 1}
+		s.notes = 0
+		s.indexing = 0
+		s.noted = 0
+		s.upto = relaySnap{}
 	}
 	if s.indexing == 0 {
 		if s.indexerRuns < 2 {
 			s.indexerRuns++
-			s.upto, s.indexing = s.now(), 1
+			s.upto = s.now()
+			s.indexing = 1
 			to(s, "a pass begins: its snapshot is stored", 0, 0)
 		}
 		return
@@ -156,7 +165,11 @@ func (g *callsScope) index(s callsState, to emit[callsState]) {
 		to(s, "the log was read; the snapshot that is stored comes later", 0, 0)
 		return
 	}
-	s.seen, s.foreign, s.indexing, s.noted, s.upto = s.upto, false, 0, 0, relaySnap{}
+	s.seen = s.upto
+	s.foreign = false
+	s.indexing = 0
+	s.noted = 0
+	s.upto = relaySnap{}
 	to(s, "the pass ends: all are noted", 0, 0)
 }
 
@@ -183,12 +196,16 @@ func (g *callsScope) find(s callsState, to emit[callsState]) {
 			to(t, step, i, 0)
 		}
 	case 1:
-		seen, notes, calls := l.seen, s.notes, uint8(0)
+		seen := l.seen
+		notes := s.notes
+		calls := uint8(0)
 		switch {
 		case g.oldSnapshots:
-			notes, calls = l.notes, l.calls
+			notes = l.notes
+			calls = l.calls
 		case g.faults.notesFirst:
-			seen, notes = g.known(&s), l.notes
+			seen = g.known(&s)
+			notes = l.notes
 			calls = g.shown(&s, seen)
 		default:
 			calls = g.shown(&s, seen)
@@ -211,10 +228,15 @@ func callsTable() (all []entry) {
 	add("O1/keys are noted meanwhile", "", func(*callsScope) {})
 	add("O1/keys are noted meanwhile, old snapshots", "", func(g *callsScope) { g.oldSnapshots = true })
 	add("O1/a dump", "", func(g *callsScope) { g.dump = true })
-	add("O1/transactions in progress at the notes' snapshot are ignored", "AGAIN", func(g *callsScope) { g.faults.inProgressIgnored = true })
+	add("O1/transactions in progress at the notes' snapshot are ignored", "AGAIN", func(g *callsScope) {
+		g.faults.inProgressIgnored = true
+	})
 	add("O1/the snapshot is taken after the log was read", "AGAIN", func(g *callsScope) { g.faults.lateSnapshot = true })
 	add("O1/the notes are read before their snapshot", "AGAIN", func(g *callsScope) { g.faults.notesFirst = true })
 	add("O1/a portion counts as all", "AGAIN", func(g *callsScope) { g.faults.portionIsAll = true })
-	add("O1/notes of another cluster count", "AGAIN", func(g *callsScope) { g.dump, g.faults.anyCluster = true, true })
+	add("O1/notes of another cluster count", "AGAIN", func(g *callsScope) {
+		g.dump = true
+		g.faults.anyCluster = true
+	})
 	return all
 }

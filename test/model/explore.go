@@ -112,13 +112,15 @@ func explore[S comparable](m model[S]) (r result) {
 			}
 			j, fresh := v.put(t, i)
 			if m.goal != nil {
-				from, to = append(from, uint32(i)), append(to, uint32(j))
+				from = append(from, uint32(i))
+				to = append(to, uint32(j))
 			}
 			if !fresh {
 				return
 			}
 			if bad := m.bad(&t); bad != "" {
-				r.violation, found = bad, j
+				r.violation = bad
+				found = j
 			}
 		})
 	}
@@ -130,7 +132,8 @@ func explore[S comparable](m model[S]) (r result) {
 	if found >= 0 {
 		r.trace = v.trace(m, found)
 	}
-	r.states, r.took = v.n, time.Since(begin)
+	r.states = v.n
+	r.took = time.Since(begin)
 	return r
 }
 
@@ -144,7 +147,8 @@ func (v *visited[S]) stuck(goal func(*S) bool, from, to []uint32) int {
 		again = false
 		for e := len(from) - 1; e >= 0; e-- {
 			if live[to[e]] && !live[from[e]] {
-				live[from[e]], again = true, true
+				live[from[e]] = true
+				again = true
 			}
 		}
 	}
@@ -155,7 +159,8 @@ func (v *visited[S]) stuck(goal func(*S) bool, from, to []uint32) int {
 func (v *visited[S]) trace(m model[S], i int) (steps []string) {
 	for i > 0 {
 		parent := int(v.parent[i])
-		want, label := *v.at(i), ""
+		want := *v.at(i)
+		label := ""
 		m.next(*v.at(parent), func(t S, step string, a, b int) {
 			if label == "" && t == want {
 				label = fmt.Sprintf(step, []any{a, b}[:strings.Count(step, "%d")]...)

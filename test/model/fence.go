@@ -140,7 +140,11 @@ func (s *fenceState) verify(g *fenceScope) {
 	}
 	for i := range s.members {
 		m := &s.members[i]
-		if m.stage >= memberOwner && m.stage <= memberRefused && m.generation == s.generation && s.db.generation < s.generation && !s.promoted {
+		if m.stage >= memberOwner &&
+			m.stage <= memberRefused &&
+			m.generation == s.generation &&
+			s.db.generation < s.generation &&
+			!s.promoted {
 			s.bad = 3
 		}
 	}
@@ -162,12 +166,15 @@ func (g *fenceScope) environment(s fenceState, to emit[fenceState]) {
 	}
 	if g.failover && !s.copied && s.db.position() > 0 {
 		t := s
-		t.standby, t.copied = s.db, true
+		t.standby = s.db
+		t.copied = true
 		to(t, "the standby has replayed to here", 0, 0)
 	}
 	if s.copied && !s.promoted {
 		t := s
-		t.db, t.promoted, t.standby = s.standby, true, fenceDB{}
+		t.db = s.standby
+		t.promoted = true
+		t.standby = fenceDB{}
 		for i := range t.members {
 			t.members[i].attempts = [fenceAttempts]fenceAttempt{}
 			switch t.members[i].stage {
@@ -209,15 +216,21 @@ func (g *fenceScope) serverStep(s fenceState, i, k int, to emit[fenceState]) {
 	case fenceBegun:
 		g.serverLock(a.seen, &s, &a, move)
 	case fenceLocked:
-		owner, same := g.owns(&s.db, &a), s.db.position() == a.from
+		owner := g.owns(&s.db, &a)
+		same := s.db.position() == a.from
 		if g.oldSnapshots || g.oneStatement {
-			owner, same = a.snapOwner, a.snapPosition
+			owner = a.snapOwner
+			same = a.snapPosition
 		}
 		switch {
 		case (owner || g.noOwner) && (same || g.noPosition):
 			move(nil, fenceCompared, "a transaction of member %d, from %d: compares owner and position")
 		case g.noRaise:
-			move(func(_ *fenceState, n *fenceAttempt) { n.skips = true }, fenceInserted, "a transaction of member %d, from %d: the fence does not raise")
+			move(
+				func(_ *fenceState, n *fenceAttempt) { n.skips = true },
+				fenceInserted,
+				"a transaction of member %d, from %d: the fence does not raise",
+			)
 		default:
 			move(nil, fenceRaised, "a transaction of member %d, from %d: OO001, replaced or moved")
 		}
@@ -231,7 +244,11 @@ func (g *fenceScope) serverStep(s fenceState, i, k int, to emit[fenceState]) {
 				return
 			}
 		}
-		move(func(_ *fenceState, n *fenceAttempt) { n.snapOwner, n.snapPosition, n.seen = false, false, 0 }, fenceInserted,
+		move(func(_ *fenceState, n *fenceAttempt) {
+			n.snapOwner = false
+			n.snapPosition = false
+			n.seen = 0
+		}, fenceInserted,
 			"a transaction of member %d, from %d: inserts its row; handlers")
 	case fenceInserted:
 		move(func(t *fenceState, n *fenceAttempt) { g.commit(t, n) }, fenceCommitted, "a transaction of member %d, from %d: COMMIT")
@@ -251,7 +268,8 @@ func (g *fenceScope) serverLock(seen uint8, s *fenceState, a *fenceAttempt, move
 		move(nil, fenceRaised, "a transaction of member %d, from %d: 40001, the lease has changed")
 		return
 	}
-	move(func(_ *fenceState, n *fenceAttempt) { n.seen = seen }, fenceLocked, "a transaction of member %d, from %d: shares the owner's lock")
+	move(func(_ *fenceState, n *fenceAttempt) { n.seen = seen }, fenceLocked, "a transaction of member %d, "+
+		"from %d: shares the owner's lock")
 }
 
 func (g *fenceScope) owns(d *fenceDB, a *fenceAttempt) bool {

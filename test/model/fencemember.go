@@ -10,7 +10,8 @@ func (g *fenceScope) memberStep(s fenceState, i int, to emit[fenceState]) {
 		if m.generation == 0 {
 			return
 		}
-		n.seenEpoch, n.stage = s.db.epoch, memberRead
+		n.seenEpoch = s.db.epoch
+		n.stage = memberRead
 		if g.raiseWithoutProof {
 			n.stage = memberProved
 		}
@@ -25,7 +26,8 @@ func (g *fenceScope) memberStep(s fenceState, i int, to emit[fenceState]) {
 		g.raise(s, i, to)
 	case memberOwner, memberUnknown:
 		if m.stage == memberUnknown && g.unknownIsSuccess {
-			n.position, n.stage = m.next, memberOwner
+			n.position = m.next
+			n.stage = memberOwner
 			if n.position > s.db.position() {
 				t.bad = 5
 			}
@@ -50,7 +52,10 @@ func (m *fenceMember) send(next uint8) bool {
 	for k := range m.attempts {
 		if m.attempts[k].stage == fenceNone {
 			m.attempts[k] = fenceAttempt{stage: fenceSent, from: m.position, next: next, epoch: m.epoch, nonce: m.nonce}
-			m.current, m.from, m.next, m.stage = uint8(k), m.position, next, memberWaits
+			m.current = uint8(k)
+			m.from = m.position
+			m.next = next
+			m.stage = memberWaits
 			return true
 		}
 	}
@@ -72,7 +77,8 @@ func (g *fenceScope) raise(s fenceState, i int, to emit[fenceState]) {
 		}
 	case m.stage == memberRaised:
 		if !waits {
-			n.position, n.stage = s.db.position(), memberOwner
+			n.position = s.db.position()
+			n.stage = memberOwner
 			to(t, "member %d has had the lock, and reads position %d", i, int(n.position))
 		}
 	case s.db.epoch != m.seenEpoch && !g.raiseWithoutProof:
@@ -80,7 +86,9 @@ func (g *fenceScope) raise(s fenceState, i int, to emit[fenceState]) {
 		to(t, "member %d: the epoch is another one, begins anew", i, 0)
 	default:
 		t.nonce++
-		t.db.epoch, t.db.nonce, t.db.generation = s.db.epoch+1, t.nonce, m.generation
+		t.db.epoch = s.db.epoch + 1
+		t.db.nonce = t.nonce
+		t.db.generation = m.generation
 		n.epoch, n.nonce, n.position, n.stage, n.seenEpoch = t.db.epoch, t.nonce, s.db.position(), memberOwner, 0
 		if g.raiseBeforeLock {
 			n.stage = memberRaised
@@ -137,20 +145,23 @@ func (g *fenceScope) explain(s fenceState, i int, to emit[fenceState]) {
 	m := &s.members[i]
 	t := s
 	n := &t.members[i]
-	n.from, n.next = 0, 0
+	n.from = 0
+	n.next = 0
 	position := s.db.position()
 	switch {
 	case s.db.nonce != m.nonce:
 		n.stage = memberOut
 		to(t, "member %d: the cursor has another owner, stops", i, 0)
 	case position == m.next || g.anyRowIsMine:
-		n.position, n.stage = m.next, memberOwner
+		n.position = m.next
+		n.stage = memberOwner
 		if n.position > position {
 			t.bad = 5
 		}
 		to(t, "member %d: the cursor is mine, and at %d: that attempt has committed", i, int(m.next))
 	default:
-		n.position, n.stage = position, memberOwner
+		n.position = position
+		n.stage = memberOwner
 		to(t, "member %d: the cursor is mine, and at %d: goes on there", i, int(position))
 	}
 }

@@ -180,7 +180,8 @@ func (g *historyScope) write(s historyState, i int, to emit[historyState]) {
 	switch x.stage {
 	case historyNew:
 		if s.next < g.ids {
-			n.xid, n.stage = t.draw(), historyOpen
+			n.xid = t.draw()
+			n.stage = historyOpen
 			to(t, "transaction %d: BEGIN, id %d", i, int(n.xid))
 		}
 	case historyOpen, historyWritten:
@@ -225,7 +226,8 @@ func (g *historyScope) pass(s historyState, to emit[historyState]) {
 			t.db.txs[i].calls[c] = historyDelivered
 			if c == 0 && i == 0 && g.halves {
 				u := t
-				u.made[i], u.db.half = true, true
+				u.made[i] = true
+				u.db.half = true
 				to(u, "the relay leaves the batch of transaction %d in the middle", i, 0)
 				u.db.txs[i].calls[c] = historyParked
 				to(u, "the relay parks a call of transaction %d, and leaves the batch", i, 0)
@@ -237,16 +239,24 @@ func (g *historyScope) pass(s historyState, to emit[historyState]) {
 			to(t, "the relay makes the calls of transaction %d", i, 0)
 		}
 	}
-	if now := s.now(); !left && (!d.begun || now != d.target || d.prev != d.target) && (!g.faults.olderID || s.own != 0) && s.next <= g.ids {
+	if now := s.now(); !left &&
+		(!d.begun || now != d.target || d.prev != d.target) &&
+		(!g.faults.olderID || s.own != 0) &&
+		s.next <= g.ids {
 		t := s
 		if d.begun {
-			t.db.prev, t.memory = d.target, d.target
+			t.db.prev = d.target
+			t.memory = d.target
 		}
 		own := s.own
-		if t.db.target, t.own = now, 0; own == 0 {
+		t.db.target = now
+		t.own = 0
+		if own == 0 {
 			own = t.draw()
 		}
-		t.db.begun, t.db.half, t.flushed = true, false, false
+		t.db.begun = true
+		t.db.half = false
+		t.flushed = false
 		t.db.record(own)
 		to(t, "the relay begins a pass, target %d", int(now.xmax), 0)
 	}
@@ -259,16 +269,20 @@ func (g *historyScope) standby(s historyState, to emit[historyState]) {
 	}
 	if !g.dump && (!s.replayed || g.waitFor) && s.standby != s.db {
 		t := s
-		t.standby, t.replayed, t.flushed = s.db, true, true
+		t.standby = s.db
+		t.replayed = true
+		t.flushed = true
 		to(t, "the standby has replayed to here", 0, 0)
 	}
 	if !g.dump && !s.replayed {
 		return
 	}
 	t := s
-	t.promoted, t.own = true, 0
+	t.promoted = true
+	t.own = 0
 	if !g.dump {
-		t.db, t.standby = s.standby, historyDB{}
+		t.db = s.standby
+		t.standby = historyDB{}
 		t.next = t.db.highestRecord + 1
 	} else {
 		t.next = 1
@@ -280,7 +294,8 @@ func (g *historyScope) standby(s historyState, to emit[historyState]) {
 		case i >= 2:
 			*x = historyTx{}
 		case x.stage != historyCommitted:
-			if *x = (historyTx{stage: historyEnded}); g.waitFor && s.made[i] {
+			*x = (historyTx{stage: historyEnded})
+			if g.waitFor && s.made[i] {
 				t.bad = historyUndone
 			}
 		default:
@@ -307,7 +322,8 @@ func (g *historyScope) rebase(s historyState, to emit[historyState]) {
 		if g.faults.standWithID {
 			t.rebaseID = t.draw()
 		}
-		t.stand, t.rebase = t.now(), rebaseStands
+		t.stand = t.now()
+		t.rebase = rebaseStands
 		to(t, "rebase takes the snapshot that becomes the cursor", 0, 0)
 	case rebaseStands:
 		if t.rebaseID == 0 {
@@ -321,8 +337,10 @@ func (g *historyScope) rebase(s historyState, to emit[historyState]) {
 			}
 			left := false
 			for c, xid := range x.xids {
-				done := x.restored && (d.prev.sees(xid) || x.calls[c] == historyParked || d.begun && d.target.sees(xid) && i == 0 && c == 0 && d.half)
-				if x.xids[c] = t.rebaseID; done {
+				done := x.restored &&
+					(d.prev.sees(xid) || x.calls[c] == historyParked || d.begun && d.target.sees(xid) && i == 0 && c == 0 && d.half)
+				x.xids[c] = t.rebaseID
+				if done {
 					x.xids[c] = 0
 				}
 				left = left || !done
@@ -334,8 +352,15 @@ func (g *historyScope) rebase(s historyState, to emit[historyState]) {
 		t.rebase = rebaseRewritten
 		to(t, "rebase stamps the batches anew, with id %d", int(t.rebaseID), 0)
 	case rebaseRewritten:
-		t.db.prev, t.db.target, t.db.begun, t.db.half, t.db.otherCluster = t.stand, relaySnap{}, false, false, false
-		t.memory, t.stand, t.rebase, t.rebaseID = t.db.prev, relaySnap{}, rebaseDone, 0
+		t.db.prev = t.stand
+		t.db.target = relaySnap{}
+		t.db.begun = false
+		t.db.half = false
+		t.db.otherCluster = false
+		t.memory = t.db.prev
+		t.stand = relaySnap{}
+		t.rebase = rebaseDone
+		t.rebaseID = 0
 		to(t, "rebase: the cursor, COMMIT", 0, 0)
 	}
 }
@@ -348,18 +373,33 @@ func historyTable() (all []entry) {
 			return explore(historyModel(&g))
 		}})
 	}
-	dump := func(g *historyScope) { g.dump, g.txs, g.ids = true, 3, 5 }
+	dump := func(g *historyScope) {
+		g.dump = true
+		g.txs = 3
+		g.ids = 5
+	}
 	add("O3/promotion", "", false, func(*historyScope) {})
 	add("O3/a dump, rebase", "", false, dump)
 	add("O3/a dump, rebase, batches in halves", "", false, func(g *historyScope) { dump(g); g.halves = true })
-	add("O3/a dump, rebase, 4 transactions, batches in halves", "", true, func(g *historyScope) { g.dump, g.halves, g.ids = true, true, 6 })
+	add("O3/a dump, rebase, 4 transactions, batches in halves", "", true, func(g *historyScope) {
+		g.dump = true
+		g.halves = true
+		g.ids = 6
+	})
 	add("O9/a standby that is waited for", "", false, func(g *historyScope) { g.waitFor = true })
 
 	add("O3/the cursor is remembered over a promotion", "HIDDEN", false, func(g *historyScope) { g.faults.fromMemory = true })
 	add("O3/the target is stored by a transaction with an older id", "HALT", false, func(g *historyScope) { g.faults.olderID = true })
 	add("O3/another cluster is not noticed", "HIDDEN", false, func(g *historyScope) { dump(g); g.faults.notCompared = true })
 	add("O3/rebase takes its snapshot with an id", "HIDDEN", false, func(g *historyScope) { dump(g); g.faults.standWithID = true })
-	add("O3/rebase does not divide a batch", "PARKED", false, func(g *historyScope) { dump(g); g.halves, g.faults.notDivided = true, true })
-	add("O9/the standby is not waited for", "UNDONE", false, func(g *historyScope) { g.waitFor, g.faults.notWaited = true, true })
+	add("O3/rebase does not divide a batch", "PARKED", false, func(g *historyScope) {
+		dump(g)
+		g.halves = true
+		g.faults.notDivided = true
+	})
+	add("O9/the standby is not waited for", "UNDONE", false, func(g *historyScope) {
+		g.waitFor = true
+		g.faults.notWaited = true
+	})
 	return all
 }

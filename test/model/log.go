@@ -96,7 +96,8 @@ var logBreaches = []string{"", "call DELETED that was not made", "another call i
 func logModel(g *logScope) model[logState] {
 	s := logState{draining: -1, announced: 1, prev: relaySnap{xmax: 1}, target: relaySnap{xmax: 1}}
 	for i := range s.writers {
-		s.writers[i].slot, s.writers[i].snapSlot = -1, -1
+		s.writers[i].slot = -1
+		s.writers[i].snapSlot = -1
 	}
 	return model[logState]{
 		init: s,
@@ -120,7 +121,9 @@ func (g *logScope) judge(s *logState) {
 			s.bad = logSkipped
 		}
 	}
-	if a, b := &s.relays[0], &s.relays[1]; a.owner < b.owner {
+	a := &s.relays[0]
+	b := &s.relays[1]
+	if a.owner < b.owner {
 		*a, *b = *b, *a
 	}
 }
@@ -152,7 +155,8 @@ func (g *logScope) write(s logState, i int, to emit[logState]) {
 	switch w.stage {
 	case logNew:
 		if g.oldSnapshots && w.snapSlot < 0 {
-			w.snapSlot, w.version = s.current, s.version
+			w.snapSlot = s.current
+			w.version = s.version
 			to(s, "transaction %d: its snapshot is taken", i, 0)
 			return
 		}
@@ -162,9 +166,11 @@ func (g *logScope) write(s logState, i int, to emit[logState]) {
 		}
 		to(s, "transaction %d: BEGIN", i, 0)
 	case logBegun:
-		w.slot, w.stage = s.current, logRead
+		w.slot = s.current
+		w.stage = logRead
 		if g.oldSnapshots {
-			if w.slot = w.snapSlot; w.version != s.version && !g.faults.oldRowNotRefused {
+			w.slot = w.snapSlot
+			if w.version != s.version && !g.faults.oldRowNotRefused {
 				*w = logWriter{stage: logEnded, slot: -1, snapSlot: -1}
 				to(s, "transaction %d is refused: 40001", i, 0)
 				return
@@ -173,11 +179,15 @@ func (g *logScope) write(s logState, i int, to emit[logState]) {
 		to(s, "transaction %d reads that slot %d is current", i, int(w.slot))
 	case logRead:
 		id()
-		w.place, w.stage = s.places[w.slot], logInserted
+		w.place = s.places[w.slot]
+		w.stage = logInserted
 		s.places[w.slot]++
 		to(s, "transaction %d inserts into slot %d", i, int(w.slot))
 	case logInserted:
-		w.stage, w.snapSlot, w.version, w.waitedFor = logCommitted, -1, 0, false
+		w.stage = logCommitted
+		w.snapSlot = -1
+		w.version = 0
+		w.waitedFor = false
 		to(s, "transaction %d: COMMIT", i, 0)
 	}
 }
@@ -211,7 +221,8 @@ func (g *logScope) rotate(s logState, to emit[logState]) {
 	case logCloses:
 		s.closed |= bit(s.draining)
 		slot := s.draining
-		s.draining, s.rotator = -1, logDecides
+		s.draining = -1
+		s.rotator = logDecides
 		s.version++
 		to(s, "the rotator closes slot %d", int(slot), 0)
 		return
@@ -250,7 +261,8 @@ func (g *logScope) rotate(s logState, to emit[logState]) {
 			to(t, "the rotator retires slot %d", int(slot), 0)
 		}
 		if t := s; s.announced < g.announces && slot != s.current && !has(s.closed, slot) {
-			t.draining, t.current = s.current, slot
+			t.draining = s.current
+			t.current = slot
 			t.announced++
 			t.version++
 			to(t, "the rotator announces slot %d", int(slot), 0)
@@ -281,7 +293,8 @@ func (g *logScope) truncate(s logState, to emit[logState]) {
 			*w = logWriter{stage: logEnded, xid: w.xid, slot: -1, snapSlot: -1}
 		}
 	}
-	s.places[slot], s.rotator = 0, logDecides
+	s.places[slot] = 0
+	s.rotator = logDecides
 	s.retired &^= bit(slot)
 	s.version++
 	to(s, "the rotator empties slot %d", int(slot), 0)
@@ -329,7 +342,8 @@ func (g *logScope) relay(s logState, i int, to emit[logState]) {
 			continue
 		}
 		n.refs &^= bit(x)
-		n.slots[x], n.places[x] = 0, 0
+		n.slots[x] = 0
+		n.places[x] = 0
 		t.sent |= bit(x)
 		to(t, "relay %d reads batch %d, and makes its calls", int(r.owner), x)
 	}
@@ -341,7 +355,8 @@ func (g *logScope) refs(s *logState, r *logRelay) {
 	for x := range g.writers {
 		if w := &s.writers[x]; w.stage == logCommitted && s.target.sees(w.xid) && !s.prev.sees(w.xid) {
 			r.refs |= bit(x)
-			r.slots[x], r.places[x] = w.slot, w.place
+			r.slots[x] = w.slot
+			r.places[x] = w.place
 		}
 	}
 }
@@ -359,7 +374,10 @@ func logTable() (all []entry) {
 	add("O8/2 transactions, 2 slots", "", false, func(*logScope) {})
 	add("O8/2 transactions, 2 slots, old snapshots", "", false, old)
 	add("O8/2 relays", "", false, taken)
-	add("O8/3 transactions, 3 slots", "", true, func(g *logScope) { g.writers, g.slots = 3, 3 })
+	add("O8/3 transactions, 3 slots", "", true, func(g *logScope) {
+		g.writers = 3
+		g.slots = 3
+	})
 	add("O8/3 transactions, 2 slots, 2 relays", "", true, func(g *logScope) { taken(g); g.writers = 3 })
 	add("O8/3 transactions, 2 slots, old snapshots", "", true, func(g *logScope) { old(g); g.writers = 3 })
 	// The second look under the lock makes up for each of the others, and they for it.
@@ -372,11 +390,25 @@ func logTable() (all []entry) {
 		add(name, want, false, func(g *logScope) { scope(g); seed(&g.faults) })
 	}
 	once := func(*logScope) {}
-	fault("O8/closed without waiting for writers, no second look", "DELETED", once, func(f *logFaults) { f.closeAtOnce, f.noSecondLook = true, true })
-	fault("O8/row read before the transaction has an id, no second look", "DELETED", once, func(f *logFaults) { f.rowBeforeID, f.noSecondLook = true, true })
-	fault("O8/an old snapshot's row is believed, no second look", "DELETED", old, func(f *logFaults) { f.oldRowNotRefused, f.noSecondLook = true, true })
+	fault("O8/closed without waiting for writers, no second look", "DELETED", once, func(f *logFaults) {
+		f.closeAtOnce = true
+		f.noSecondLook = true
+	})
+	fault("O8/row read before the transaction has an id, no second look", "DELETED", once, func(f *logFaults) {
+		f.rowBeforeID = true
+		f.noSecondLook = true
+	})
+	fault("O8/an old snapshot's row is believed, no second look", "DELETED", old, func(f *logFaults) {
+		f.oldRowNotRefused = true
+		f.noSecondLook = true
+	})
 	fault("O8/a pass counts as done when it begins", "DELETED", once, func(f *logFaults) { f.neededByTarget = true })
-	fault("O8/transactions in progress at the cursor are not looked at", "DELETED", func(g *logScope) { g.writers = 3 }, func(f *logFaults) { f.inProgressIgnored = true })
+	fault(
+		"O8/transactions in progress at the cursor are not looked at",
+		"DELETED",
+		func(g *logScope) { g.writers = 3 },
+		func(f *logFaults) { f.inProgressIgnored = true },
+	)
 	fault("O2/batches are read again by their place alone", "PLACE", taken, func(f *logFaults) { f.placeOnly = true })
 	return all
 }

@@ -66,7 +66,10 @@ func choose(all []entry, only string, small bool) (chosen []entry) {
 // check explores the entries one after another, and reports whether all are as they should be.
 func check(entries []entry, verbose bool, out io.Writer) bool {
 	begin := time.Now()
-	scopes, faults, states, ok := 0, 0, 0, true
+	scopes := 0
+	faults := 0
+	states := 0
+	ok := true
 	for _, e := range entries {
 		r := e.run()
 		debug.FreeOSMemory()

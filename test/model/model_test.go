@@ -26,7 +26,8 @@ func TestSmallScopes(t *testing.T) {
 func TestTable(t *testing.T) {
 	t.Parallel()
 	format := regexp.MustCompile(`^[a-z]+/[A-Z]\d+/.+$`)
-	seen, faults := map[string]bool{}, map[string]bool{}
+	seen := map[string]bool{}
+	faults := map[string]bool{}
 	for _, e := range table() {
 		if !format.MatchString(e.name) || seen[e.name] {
 			t.Errorf("%q is not the name of one entry as model/rule/text", e.name)
@@ -36,8 +37,12 @@ func TestTable(t *testing.T) {
 			faults[rule] = true
 		}
 	}
-	for _, rule := range []string{"slots/C1", "slots/C2", "slots/C3", "slots/C4", "slots/C5", "slots/C6", "slots/C7", "slots/C8", "slots/T14", "parking/D4", "parking/K7",
-		"relay/O2", "relay/O3", "relay/O4", "relay/O5", "attempts/O3", "attempts/O6", "window/O6", "log/O2", "log/O8", "history/O3", "history/O9", "calls/O1", "records/H31", "records/O6"} {
+	for _, rule := range []string{
+		"slots/C1", "slots/C2", "slots/C3", "slots/C4", "slots/C5", "slots/C6", "slots/C7",
+		"slots/C8", "slots/T14", "parking/D4", "parking/K7", "relay/O2", "relay/O3", "relay/O4",
+		"relay/O5", "attempts/O3", "attempts/O6", "window/O6", "log/O2", "log/O8", "history/O3",
+		"history/O9", "calls/O1", "records/H31", "records/O6",
+	} {
 		if !faults[rule] {
 			t.Errorf("%s has no fault", rule)
 		}
@@ -87,14 +92,17 @@ func TestExploreFindsAStateWithoutAWayOn(t *testing.T) {
 	m := counter(5, 3)
 	m.goal = func(s *int) bool { return *s == 5 }
 	r := explore(m)
-	if r.violation != wedged || !slices.Equal(r.trace, []string{"1 more than 0", "2 more than 1"}) && !slices.Equal(r.trace, []string{"2 more than 0", "1 more than 2"}) {
+	if r.violation != wedged ||
+		!slices.Equal(r.trace, []string{"1 more than 0", "2 more than 1"}) &&
+			!slices.Equal(r.trace, []string{"2 more than 0", "1 more than 2"}) {
 		t.Errorf("found %q after %q, want %q at 3", r.violation, r.trace, wedged)
 	}
 }
 
 func TestFailed(t *testing.T) {
 	t.Parallel()
-	scope, fault := entry{name: "m/X1/holds"}, entry{name: "m/X1/fails", want: "TWICE"}
+	scope := entry{name: "m/X1/holds"}
+	fault := entry{name: "m/X1/fails", want: "TWICE"}
 	for _, c := range []struct {
 		entry  entry
 		result result

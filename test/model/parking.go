@@ -106,7 +106,8 @@ func parkModel(g *parkScope) model[parkState] {
 			}
 			if g.older && s.key && !s.forgotten && unsettled(s.rows[0]) && s.claimer(nil) == nil && !s.locked(0, -1) {
 				t := s
-				t.key, t.forgotten = false, true
+				t.key = false
+				t.forgotten = true
 				to(t, "the key of message 0 is forgotten", 0, 0)
 			}
 		},
@@ -167,7 +168,8 @@ func (s *parkState) apply(m uint8) {
 
 // worker handles the message at the position.
 func (g *parkScope) worker(s parkState, to emit[parkState]) {
-	w, m := s.worker, s.next
+	w := s.worker
+	m := s.next
 	move := func(change func(t *parkState), stage uint8, step string) {
 		t := s
 		t.worker.stage = stage
@@ -189,7 +191,11 @@ func (g *parkScope) worker(s parkState, to emit[parkState]) {
 			move(func(t *parkState) { t.worker.claims = m == 0 }, parkBegun, "worker, message %d: BEGIN, claims its key")
 		}
 	case parkBegun:
-		move(func(t *parkState) { t.worker.sick = s.first() >= 0 && !g.noLook }, parkLooked, "worker, message %d: looks whether its key is blocked")
+		move(
+			func(t *parkState) { t.worker.sick = s.first() >= 0 && !g.noLook },
+			parkLooked,
+			"worker, message %d: looks whether its key is blocked",
+		)
 	case parkLooked:
 		if w.sick {
 			after := uint8(parkAfter)
@@ -201,7 +207,11 @@ func (g *parkScope) worker(s parkState, to emit[parkState]) {
 		}
 		move(nil, parkHandled, "worker, message %d: its handler runs")
 		if s.failures < g.failures {
-			move(func(t *parkState) { t.failures++; g.park(t, rowRetrying) }, parkIdle, "worker, message %d: its handler fails; parked, COMMIT")
+			move(
+				func(t *parkState) { t.failures++; g.park(t, rowRetrying) },
+				parkIdle,
+				"worker, message %d: its handler fails; parked, COMMIT",
+			)
 		}
 	case parkHandled:
 		move(func(t *parkState) {
@@ -284,15 +294,24 @@ func (g *parkScope) attempt(s parkState, k int, to emit[parkState]) {
 		default:
 			move(func(_ *parkState, n *parkTx) {
 				if g.copies && a.row == 0 && !g.settleWithoutKey {
-					n.claims, n.duplicate = !s.key, s.key && g.conflictIsDuplicate
+					n.claims = !s.key
+					n.duplicate = s.key && g.conflictIsDuplicate
 				}
 			}, parkLooked, "attempt %d settles row %d, and claims its key")
 		}
 	case parkLooked:
 		move(nil, parkHandled, "attempt %d at row %d: its handler runs")
 		if s.failures < g.failures {
-			move(func(t *parkState, n *parkTx) { t.failures++; end(t, n) }, parkIdle, "attempt %d at row %d: its handler fails; later again")
-			move(func(t *parkState, n *parkTx) { t.failures++; t.rows[a.row] = rowWaiting; end(t, n) }, parkIdle, "attempt %d at row %d: its handler fails; it waits for an operator")
+			move(
+				func(t *parkState, n *parkTx) { t.failures++; end(t, n) },
+				parkIdle,
+				"attempt %d at row %d: its handler fails; later again",
+			)
+			move(
+				func(t *parkState, n *parkTx) { t.failures++; t.rows[a.row] = rowWaiting; end(t, n) },
+				parkIdle,
+				"attempt %d at row %d: its handler fails; it waits for an operator",
+			)
 		}
 	case parkHandled:
 		move(func(t *parkState, n *parkTx) {
@@ -354,7 +373,8 @@ func (g *parkScope) copy(s parkState, to emit[parkState]) {
 		case s.claimer(nil) != nil: // waits for that transaction
 		case s.key:
 			move(func(t *parkState) {
-				t.copyDone, t.copy = true, parkTx{}
+				t.copyDone = true
+				t.copy = parkTx{}
 				if s.effects[0] == 0 && s.rows[0] == rowNone && t.bad == 0 {
 					t.bad = 5
 				}
@@ -365,7 +385,15 @@ func (g *parkScope) copy(s parkState, to emit[parkState]) {
 	}
 	probe := func(stage uint8) {
 		if unsettled(s.rows[0]) && !g.noProbe {
-			move(func(t *parkState) { t.key, t.copyDone, t.copy = s.key || s.copy.claims, true, parkTx{} }, parkIdle, "copy: it is parked, a duplicate, COMMIT")
+			move(
+				func(t *parkState) {
+					t.key = s.key || s.copy.claims
+					t.copyDone = true
+					t.copy = parkTx{}
+				},
+				parkIdle,
+				"copy: it is parked, a duplicate, COMMIT",
+			)
 			return
 		}
 		move(nil, stage, "copy: it is not parked")
@@ -391,7 +419,9 @@ func (g *parkScope) copy(s parkState, to emit[parkState]) {
 		}
 	case parkProbed:
 		move(func(t *parkState) {
-			t.key, t.copyDone, t.copy = true, true, parkTx{}
+			t.key = true
+			t.copyDone = true
+			t.copy = parkTx{}
 			t.effects[0]++
 		}, parkIdle, "copy: COMMIT, applied")
 	}

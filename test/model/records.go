@@ -116,7 +116,10 @@ func (g *recordsScope) request(s recordsState, to emit[recordsState]) {
 	}
 	n := s.requests
 	s.requests++
-	s.there, s.looks, s.left, s.lookIn = true, true, recordKept, recordLook
+	s.there = true
+	s.looks = true
+	s.left = recordKept
+	s.lookIn = recordLook
 	s.calls[n].state = recordedInLog
 	for i := range n {
 		if s.calls[i].unsettled() && s.calls[i].state != recordedInLog {
@@ -150,7 +153,8 @@ func (g *recordsScope) attempt(s recordsState, i int, to emit[recordsState]) {
 		t.fails++
 		n.state = recordedRetrying
 		if !n.open {
-			n.open, n.age = true, 0
+			n.open = true
+			n.age = 0
 		}
 		to(t, step, i, 0)
 	}
@@ -169,7 +173,8 @@ func (g *recordsScope) attempt(s recordsState, i int, to emit[recordsState]) {
 	if s.fails < g.fails {
 		noAnswer(s, "call %d reaches the remote, and its answer is lost")
 	}
-	c.state, c.open = recordedSettled, false
+	c.state = recordedSettled
+	c.open = false
 	to(s, "call %d is delivered", i, 0)
 }
 
@@ -184,7 +189,8 @@ func (g *recordsScope) decide(s recordsState, i int, to emit[recordsState]) {
 		n := &t.calls[i]
 		n.state = recordedRetrying
 		if newKey {
-			n.newKey, n.open = true, false
+			n.newKey = true
+			n.open = false
 			t.others[i] = 0 // each new key is another one
 		}
 		to(t, step, i, 0)
@@ -199,7 +205,8 @@ func (g *recordsScope) decide(s recordsState, i int, to emit[recordsState]) {
 		redrive(true, "an operator has seen that call %d was not applied, and redrives it under a new key")
 		return
 	}
-	s.calls[i].state, s.calls[i].open = recordedSettled, false
+	s.calls[i].state = recordedSettled
+	s.calls[i].open = false
 	to(s, "an operator has seen that call %d was applied", i, 0)
 }
 
@@ -211,7 +218,8 @@ func (g *recordsScope) look(s recordsState, to emit[recordsState]) {
 	for i := range s.calls {
 		c := &s.calls[i]
 		if c.unsettled() && (c.state != recordedInLog || !g.faults.parkedOnly) {
-			s.left, s.lookIn = recordKept, recordLook
+			s.left = recordKept
+			s.lookIn = recordLook
 			to(s, "the purge looks: call %d is unsettled", i, 0)
 			return
 		}
@@ -248,7 +256,10 @@ func recordsTable() (all []entry) {
 		}})
 	}
 	add("H31/2 requests under one key, 3 attempts fail", "", func(*recordsScope) {})
-	add("O6/3 ticks, 5 attempts fail", "", func(g *recordsScope) { g.ticks, g.fails = 3, 5 })
+	add("O6/3 ticks, 5 attempts fail", "", func(g *recordsScope) {
+		g.ticks = 3
+		g.fails = 5
+	})
 	add("H31/a record ends by time alone", "LOST", func(g *recordsScope) { g.faults.byTimeAlone = true })
 	add("H31/calls in the log do not count", "LOST", func(g *recordsScope) { g.faults.parkedOnly = true })
 	add("H31/a record ends when its calls are settled", "LOST", func(g *recordsScope) { g.faults.notRemembered = true })

@@ -167,8 +167,16 @@ const (
 	relayFalse
 )
 
-var relayBreaches = []string{"", "call LOST", "ORDER of a key inverted", "an UNCOMMITTED call was made",
-	"a ZOMBIE moves the cursor or settles", "TWO attempts of one relay at a call", "parked AND called from the log", "resolved WITHOUT an effect"}
+var relayBreaches = []string{
+	"",
+	"call LOST",
+	"ORDER of a key inverted",
+	"an UNCOMMITTED call was made",
+	"a ZOMBIE moves the cursor or settles",
+	"TWO attempts of one relay at a call",
+	"parked AND called from the log",
+	"resolved WITHOUT an effect",
+}
 
 func relayModel(g *relayScope) model[relayState] {
 	m := model[relayState]{
@@ -294,14 +302,17 @@ func (g *relayScope) normalize(s *relayState) {
 			*o = relayOwner{}
 		}
 		if o.stage == relayIdle || o.stage == relayLoads {
-			o.blocked, o.more, o.same = 0, false, false
+			o.blocked = 0
+			o.more = false
+			o.same = false
 		}
 	}
 	if !s.late.sent {
 		s.late = relayMove{}
 	}
 	s.sent &^= s.effect
-	a, b := &s.owners[0], &s.owners[1]
+	a := &s.owners[0]
+	b := &s.owners[1]
 	if a.epoch < b.epoch || a.epoch == b.epoch && a.stage < b.stage {
 		*a, *b = *b, *a
 	}
@@ -341,7 +352,8 @@ func (g *relayScope) write(s relayState, i int, to emit[relayState]) {
 		}
 		if g.lockFree(&s, i) {
 			s.locks++
-			w.lock, w.stage = s.locks, relayLocked
+			w.lock = s.locks
+			w.stage = relayLocked
 			to(s, "transaction %d has the locks of its ordering keys", i, 0)
 		}
 	case relayLocked:
@@ -366,7 +378,8 @@ func (g *relayScope) lockFree(s *relayState, i int) bool {
 	locked := func(i int) (keys uint8) {
 		for x := range g.calls {
 			if int(g.writer[x]) == i {
-				if keys |= bit(g.keys[x]); g.faults.firstLockOnly {
+				keys |= bit(g.keys[x])
+				if g.faults.firstLockOnly {
 					break
 				}
 			}

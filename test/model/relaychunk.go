@@ -2,7 +2,9 @@ package main
 
 // before reports whether call x comes before y in a pass.
 func (g *relayScope) before(s *relayState, x, y int) bool {
-	if a, b := s.of(g, x).xid, s.of(g, y).xid; g.faults.byTransaction && a != b {
+	a := s.of(g, x).xid
+	b := s.of(g, y).xid
+	if g.faults.byTransaction && a != b {
 		return a < b
 	}
 	return s.id(g, x) < s.id(g, y)
@@ -291,7 +293,9 @@ func (g *relayScope) mayPick(s *relayState, o *relayOwner, x int) bool {
 	if o.attempts[x] > sentUnderWay || o.stage == relayUnknown && has(s.cut, x) && !g.faults.cutDueAtOnce {
 		return false
 	}
-	return g.keys[x] == 0 || (g.faults.pickedOutOfTurn || s.first(g, g.keys[x]) == x) && (g.faults.keysUnderWayIgnored || g.faults.pickedWhileUnderWay || !has(o.keysUnderWay(g), g.keys[x]))
+	return g.keys[x] == 0 ||
+		(g.faults.pickedOutOfTurn || s.first(g, g.keys[x]) == x) &&
+			(g.faults.keysUnderWayIgnored || g.faults.pickedWhileUnderWay || !has(o.keysUnderWay(g), g.keys[x]))
 }
 
 // settle is settleSQL. A row that an operator has changed stays as it is.

@@ -53,7 +53,10 @@ func (g *relayScope) owner(s relayState, i int, to emit[relayState]) {
 	case relayLoads:
 		t := s
 		n := &t.owners[i]
-		n.behind, n.last, n.unread, n.stage = false, s.lane.last, s.lane.begun, relayIdle
+		n.behind = false
+		n.last = s.lane.last
+		n.unread = s.lane.begun
+		n.stage = relayIdle
 		to(t, "relay of epoch %d reads the cursor, last id %d", e, int(s.lane.last))
 	case relayIdle:
 		g.readPass(s, i, to)
@@ -136,11 +139,13 @@ func (g *relayScope) carryOut(s relayState, of func(*relayState) *relayMove, to 
 	switch {
 	case m.newPass:
 		if l.begun {
-			if l.prev = l.target; g.faults.targetNotStored {
+			l.prev = l.target
+			if g.faults.targetNotStored {
 				l.prev = m.target
 			}
 		}
-		l.target, l.begun = s.now(), true
+		l.target = s.now()
+		l.begun = true
 		if !g.faults.lastKept {
 			l.last = 0
 		}
@@ -153,13 +158,16 @@ func (g *relayScope) carryOut(s relayState, of func(*relayState) *relayMove, to 
 	s.late.behind = s.late.sent
 	if owner >= 0 {
 		o := &s.owners[owner]
-		o.behind, o.last = false, l.last
+		o.behind = false
+		o.last = l.last
 		s.chunkEnds(g, owner)
-		if o.stage = relayMoved; g.faults.cursorBeforeParking {
+		o.stage = relayMoved
+		if g.faults.cursorBeforeParking {
 			o.move.park = m.park
 		}
 		if !m.newPass && !o.same {
-			o.stage, o.unread = relayIdle, true
+			o.stage = relayIdle
+			o.unread = true
 		}
 	}
 	if m.newPass {
@@ -202,11 +210,14 @@ func (s *relayState) chunkEnds(g *relayScope, i int) {
 // send sends a move.
 func (g *relayScope) send(t *relayState, i int, m relayMove) {
 	o := &t.owners[i]
-	m.sent, m.epoch, m.behind = true, o.epoch, o.behind
+	m.sent = true
+	m.epoch = o.epoch
+	m.behind = o.behind
 	if g.faults.targetNotStored {
 		m.target = t.now()
 	}
-	o.move, o.stage = m, relaySent
+	o.move = m
+	o.stage = relaySent
 }
 
 // readPass goes on with the pass that is there, or begins the next one.

@@ -124,11 +124,18 @@ const (
 	ringInUse
 )
 
-var ringBreaches = []string{"", "DOUBLE effect within the horizon", "FALSE duplicate", "DEADLOCK of claims", "a segment was truncated IN USE"}
+var ringBreaches = []string{
+	"",
+	"DOUBLE effect within the horizon",
+	"FALSE duplicate",
+	"DEADLOCK of claims",
+	"a segment was truncated IN USE",
+}
 
 func ringModel(g *ringScope) model[ringState] {
 	s := ringState{emptied: -1, announced: 1}
-	s.row.draining, s.row.uses[0] = -1, 1
+	s.row.draining = -1
+	s.row.uses[0] = 1
 	for i := range g.claimers {
 		s.claimers[i].left = uint8(g.claims)
 		s.claimers[i].reversed = g.faults.unsorted && i == 1
@@ -185,15 +192,18 @@ func (s *ringState) waits(g *ringScope, i, j int) bool {
 func (g *ringScope) normalize(s *ringState) {
 	for i := range g.claimers {
 		c := &s.claimers[i]
-		c.row.retired, c.row.version = 0, 0
+		c.row.retired = 0
+		c.row.version = 0
 		if !g.filters {
 			c.row.uses = [ringSlots]uint8{}
 		}
 		if c.stage >= claimDraining {
-			c.row.closed, c.row.uses = 0, [ringSlots]uint8{}
+			c.row.closed = 0
+			c.row.uses = [ringSlots]uint8{}
 		}
 		if c.stage == claimHandled {
-			c.row.current, c.row.draining = 0, 0
+			c.row.current = 0
+			c.row.draining = 0
 		}
 	}
 	if g.faults.unsorted {
@@ -208,7 +218,17 @@ func (g *ringScope) normalize(s *ringState) {
 
 // rank orders claimers. Those of one rank may still differ; that only costs states.
 func (c *ringClaimer) rank() (n uint64) {
-	for _, f := range [...]uint8{c.stage, c.left, c.inserted[0], c.inserted[1], c.locked, c.waitedFor, c.duplicates, c.key, c.retiredBefore} {
+	for _, f := range [...]uint8{
+		c.stage,
+		c.left,
+		c.inserted[0],
+		c.inserted[1],
+		c.locked,
+		c.waitedFor,
+		c.duplicates,
+		c.key,
+		c.retiredBefore,
+	} {
 		n = n<<7 | uint64(f)
 	}
 	return n

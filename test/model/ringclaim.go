@@ -12,13 +12,16 @@ func (g *ringScope) claimStep(s ringState, i int, to emit[ringState]) {
 	case claimIdle:
 		g.beginClaim(s, i, to)
 	case claimBegun:
-		c.row, c.retiredBefore, c.stage = s.row, s.retiredSoFar, claimRead
+		c.row = s.row
+		c.retiredBefore = s.retiredSoFar
+		c.stage = claimRead
 		if c.row.closed == 0 {
 			c.stage = claimDraining
 		}
 		to(s, "claimer %d reads the ring's row", i, 0)
 	case claimRead:
-		c.id, c.stage = true, claimProbes
+		c.id = true
+		c.stage = claimProbes
 		for k := range g.keys {
 			for q := range g.slots {
 				if has(s.keys[q], k) {
@@ -31,7 +34,8 @@ func (g *ringScope) claimStep(s ringState, i int, to emit[ringState]) {
 		g.probe(s, i, to)
 	case claimDraining:
 		if c.row.draining < 0 || g.faults.drainingSkipped {
-			c.stage, c.key = claimCurrent, 0
+			c.stage = claimCurrent
+			c.key = 0
 			g.claimInsert(s, i, c.row.current, to)
 			return
 		}
@@ -57,11 +61,14 @@ func (g *ringScope) beginClaim(s ringState, i int, to emit[ringState]) {
 	}
 	c.left--
 	if g.faults.stateBeforeID {
-		c.stage, c.row, c.retiredBefore = claimRead, s.row, s.retiredSoFar
+		c.stage = claimRead
+		c.row = s.row
+		c.retiredBefore = s.retiredSoFar
 		to(s, "claimer %d: BEGIN; reads the ring's row without an id", i, 0)
 		return
 	}
-	c.stage, c.id = claimBegun, true
+	c.stage = claimBegun
+	c.id = true
 	to(s, "claimer %d: BEGIN; has a transaction id", i, 0)
 }
 
@@ -89,7 +96,8 @@ func (g *ringScope) probe(s ringState, i int, to emit[ringState]) {
 			}
 		}
 	}
-	c.seen, c.stage = [ringKeys]uint8{}, claimDraining
+	c.seen = [ringKeys]uint8{}
+	c.stage = claimDraining
 	to(s, "claimer %d has asked the closed segments", i, 0)
 }
 

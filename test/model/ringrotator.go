@@ -37,11 +37,14 @@ func (g *ringScope) rotatorStep(s ringState, i int, to emit[ringState]) {
 		r.stage++
 		to(s, "rotator %d: all of them have ended", i, 0)
 	case rotatorScans:
-		r.keys, r.stage = s.keys[r.slot], rotatorStores
+		r.keys = s.keys[r.slot]
+		r.stage = rotatorStores
 		to(s, "rotator %d reads slot %d for its filter", i, int(r.slot))
 	case rotatorStores:
-		s.storedOf[r.slot], s.stored[r.slot] = r.use, r.keys
-		r.stage, r.keys = rotatorDecides, 0
+		s.storedOf[r.slot] = r.use
+		s.stored[r.slot] = r.keys
+		r.stage = rotatorDecides
+		r.keys = 0
 		to(s, "rotator %d stores the filter of slot %d", i, int(r.slot))
 	case rotatorTruncates, rotatorFrees:
 		g.empty(s, i, to)
@@ -72,11 +75,14 @@ func (g *ringScope) decide(s ringState, i int, to emit[ringState]) {
 		to(s, "rotator %d sees another holder of the lease, stops", i, 0)
 		return
 	}
-	r.version, r.slot, r.use = s.row.version, -1, 0
+	r.version = s.row.version
+	r.slot = -1
+	r.use = 0
 	choose := func(stage uint8, slot int8, step string) {
 		t := s
 		n := &t.rotators[i]
-		n.stage, n.slot = stage, slot
+		n.stage = stage
+		n.slot = slot
 		if slot >= 0 {
 			n.use = s.row.uses[slot]
 		}
@@ -154,7 +160,8 @@ func (g *ringScope) change(s ringState, i int, to emit[ringState]) {
 	unchecked := g.faults.stepsUnchecked
 	held := s.lease == r.lease && s.row.version == r.version
 	if r.stage == rotatorChecks {
-		held, unchecked = held && has(s.row.retired, r.slot), g.faults.truncateUnchecked
+		held = held && has(s.row.retired, r.slot)
+		unchecked = g.faults.truncateUnchecked
 	}
 	if !held && !unchecked {
 		s.rotatorEnds(i)
@@ -166,7 +173,8 @@ func (g *ringScope) change(s ringState, i int, to emit[ringState]) {
 		g.announce(s, i, to)
 		return
 	case rotatorChecks:
-		s.rowLock, r.stage = uint8(i+1), rotatorTruncates
+		s.rowLock = uint8(i + 1)
+		r.stage = rotatorTruncates
 		to(s, "rotator %d has locked and checked the row", i, 0)
 		return
 	case rotatorCloses:
@@ -200,7 +208,8 @@ func (g *ringScope) announce(s ringState, i int, to emit[ringState]) {
 		return
 	}
 	s.announced++
-	s.row.draining, s.row.current = s.row.current, slot
+	s.row.draining = s.row.current
+	s.row.current = slot
 	s.row.uses[slot] = s.announced
 	s.row.version++
 	r.version = s.row.version
@@ -215,21 +224,26 @@ func (g *ringScope) empty(s ringState, i int, to emit[ringState]) {
 	if r.stage == rotatorTruncates {
 		for j := range g.claimers {
 			if has(s.claimers[j].locked, slot) {
-				s.rowLock, r.stage = 0, rotatorDecides
+				s.rowLock = 0
+				r.stage = rotatorDecides
 				to(s, "rotator %d: lock_timeout, ROLLBACK", i, 0)
 				return
 			}
 		}
-		s.emptied, r.stage = slot, rotatorFrees
+		s.emptied = slot
+		r.stage = rotatorFrees
 		to(s, "rotator %d: TRUNCATE slot %d", i, int(slot))
 		return
 	}
 	if s.row.current == slot || s.row.draining == slot || has(s.row.closed, slot) {
 		s.breach(ringInUse)
 	}
-	s.keys[slot], s.row.uses[slot] = 0, 0
+	s.keys[slot] = 0
+	s.row.uses[slot] = 0
 	s.row.retired &^= bit(slot)
 	s.row.version++
-	s.emptied, s.rowLock, r.stage = -1, 0, rotatorDecides
+	s.emptied = -1
+	s.rowLock = 0
+	r.stage = rotatorDecides
 	to(s, "rotator %d: slot %d is free, COMMIT", i, int(slot))
 }

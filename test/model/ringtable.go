@@ -8,16 +8,36 @@ func ringTable() (all []entry) {
 			return explore(ringModel(&g))
 		}})
 	}
-	one := func(g *ringScope) { g.rotators, g.leases = 1, 1 }
-	filters := func(g *ringScope) { one(g); g.filters, g.keep, g.segments = true, 1, 5 }
-	pair := func(g *ringScope) { one(g); g.keys, g.claims = 2, 1 }
+	one := func(g *ringScope) {
+		g.rotators = 1
+		g.leases = 1
+	}
+	filters := func(g *ringScope) {
+		one(g)
+		g.filters = true
+		g.keep = 1
+		g.segments = 5
+	}
+	pair := func(g *ringScope) {
+		one(g)
+		g.keys = 2
+		g.claims = 1
+	}
 
 	add("K4/2 claimers, a claim each, 1 rotator", "", false, func(g *ringScope) { one(g); g.claims = 1 })
 	add("K4/2 claimers, 2 claims each, 1 rotator", "", false, one)
 	add("K4/2 claimers, a claim each, 2 rotators", "", true, func(g *ringScope) { g.claims = 1 })
 	add("K4/2 claimers, 2 claims each, 2 rotators", "", true, func(*ringScope) {})
-	add("K4/3 claimers, a claim each, 2 rotators", "", true, func(g *ringScope) { g.claimers, g.claims = 3, 1 })
-	add("K4/5 slots, 2 segments kept, 7 segments, 1 rotator", "", true, func(g *ringScope) { one(g); g.slots, g.keep, g.segments = 5, 2, 7 })
+	add("K4/3 claimers, a claim each, 2 rotators", "", true, func(g *ringScope) {
+		g.claimers = 3
+		g.claims = 1
+	})
+	add("K4/5 slots, 2 segments kept, 7 segments, 1 rotator", "", true, func(g *ringScope) {
+		one(g)
+		g.slots = 5
+		g.keep = 2
+		g.segments = 7
+	})
 	add("K4/2 keys in a claim, no deadlock", "", false, pair)
 	add("K4/2 keys in a claim, 3 claimers, no deadlock", "", false, func(g *ringScope) { pair(g); g.claimers = 3 })
 	add("K5/filters, a claim each, 1 rotator", "", false, func(g *ringScope) { filters(g); g.claims = 1 })

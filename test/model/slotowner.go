@@ -212,7 +212,8 @@ func (g *slotScope) sweep(s slotState, k int, to emit[slotState]) {
 		to(s, "owner %d: the sweep raises; reads position and set anew", k, 0)
 		return
 	}
-	s.db.position, w.position = next, next
+	s.db.position = next
+	w.position = next
 	w.knows |= below(next)
 	if g.faults.pruneFromMemory {
 		w.pruneLow = next
@@ -277,16 +278,19 @@ func (g *slotScope) retry(s slotState, k int, to emit[slotState]) {
 
 // endReplay goes on where the replay interrupted the work, with what was done above that (C7).
 func (g *slotScope) endReplay(s slotState, k int, to emit[slotState]) {
-	d, w := &s.db, &s.owners[k]
+	d := &s.db
+	w := &s.owners[k]
 	if d.run != 1 || d.position != d.heldPosition || w.inHands() != 0 {
 		return
 	}
 	d.doneByReplay = d.done
-	d.run, d.done = 2, d.heldDone
+	d.run = 2
+	d.done = d.heldDone
 	if g.faults.replayDropsRows {
 		d.done = 0
 	}
-	d.heldPosition, d.heldDone = 0, 0
+	d.heldPosition = 0
+	d.heldDone = 0
 	s.read(k)
 	to(s, "owner %d: the replay ends, run 2 goes on at %d", k, int(d.position))
 }

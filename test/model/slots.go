@@ -124,7 +124,8 @@ func (b *slotTx) rank() (n uint64) {
 		n = n<<5 | uint64(f)
 	}
 	for _, f := range [...]bool{b.snapOwner, b.snapPosition, b.orphan} {
-		if n <<= 1; f {
+		n <<= 1
+		if f {
 			n |= 1
 		}
 	}
@@ -226,7 +227,8 @@ func (s *slotState) verify(g *slotScope) {
 func (g *slotScope) environment(s slotState, to emit[slotState]) {
 	if g.failover && !s.copied && s.db.set() != 0 {
 		t := s
-		t.standby, t.copied = s.db, true
+		t.standby = s.db
+		t.copied = true
 		to(t, "the standby has replayed to here", 0, 0)
 	}
 	if s.copied && !s.promoted && s.db != s.standby {
@@ -250,7 +252,9 @@ func (g *slotScope) environment(s slotState, to emit[slotState]) {
 
 func (g *slotScope) promote(s slotState, to emit[slotState]) {
 	t := s
-	t.db, t.promoted, t.standby = s.standby, true, slotDB{}
+	t.db = s.standby
+	t.promoted = true
+	t.standby = slotDB{}
 	for i := range t.txs {
 		b := &t.txs[i]
 		if !b.open() {
@@ -280,8 +284,11 @@ func (g *slotScope) beginReplay(s slotState, to emit[slotState]) {
 	t := s
 	d := &t.db
 	t.replayed = true
-	d.heldPosition, d.heldDone = d.position, d.done
-	d.position, d.nonce, d.run = 0, 0, 1
+	d.heldPosition = d.position
+	d.heldDone = d.done
+	d.position = 0
+	d.nonce = 0
+	d.run = 1
 	if !g.faults.replayKeepsRows {
 		d.done = 0
 	}
@@ -306,7 +313,8 @@ func (s *slotState) stop(k int) {
 		if b.stage == slotNone || int(b.owner) != k {
 			continue
 		}
-		if b.orphan = true; b.stage >= slotCommitted {
+		b.orphan = true
+		if b.stage >= slotCommitted {
 			*b = slotTx{}
 		}
 	}

@@ -29,8 +29,10 @@ func (g *slotScope) txStep(s slotState, i int, to emit[slotState]) {
 // txTo emits s with transaction i in another stage. An orphan that has ended disappears.
 func txTo(s slotState, i int, stage uint8, to emit[slotState], step string) {
 	b := &s.txs[i]
-	owner, messages := int(b.owner), int(b.messages)
-	if b.stage = stage; b.orphan && stage >= slotCommitted {
+	owner := int(b.owner)
+	messages := int(b.messages)
+	b.stage = stage
+	if b.orphan && stage >= slotCommitted {
 		*b = slotTx{}
 	}
 	to(s, step, owner, messages)
@@ -100,14 +102,16 @@ func (g *slotScope) blocked(s *slotState, b *slotTx) (park uint8) {
 
 func (g *slotScope) compare(s slotState, i int, to emit[slotState]) {
 	b := &s.txs[i]
-	owner, fits := g.owns(&s.db, b), g.fits(&s.db, b)
+	owner := g.owns(&s.db, b)
+	fits := g.fits(&s.db, b)
 	if g.oldSnapshots || g.faults.comparedBeforeLock {
 		owner = b.snapOwner
 	}
 	if g.oldSnapshots {
 		fits = b.snapPosition
 	}
-	b.snapOwner, b.snapPosition = false, false
+	b.snapOwner = false
+	b.snapPosition = false
 	if !owner || !fits {
 		txTo(s, i, slotRefused, to, "owner %d, messages %d: OO001, replaced, or position or predecessors")
 		return
@@ -186,7 +190,8 @@ func (g *slotScope) commit(t *slotState, b *slotTx) {
 
 func (g *slotScope) commitMessage(t *slotState, b *slotTx, o int) {
 	d := &t.db
-	effects, parks := d.effects(), has(b.park, o)
+	effects := d.effects()
+	parks := has(b.park, o)
 	switch {
 	case has(d.parked, o) || has(*effects, o) && parks && t.cut == 0:
 		t.breach(slotBoth)
@@ -219,7 +224,8 @@ func (g *slotScope) answer(s slotState, i int, to emit[slotState]) {
 	t.txs[i] = slotTx{}
 	w := &t.owners[b.owner]
 	w.hands[b.slot] = 0
-	owner, messages := int(b.owner), int(b.messages)
+	owner := int(b.owner)
+	messages := int(b.messages)
 	switch b.stage {
 	case slotCommitted:
 		w.knows |= b.messages
@@ -244,14 +250,18 @@ func (g *slotScope) loseAnswer(s slotState, i int, to emit[slotState]) {
 	t := s
 	t.lost--
 	b := &t.txs[i]
-	owner, slot, messages := int(b.owner), int(b.slot), b.messages
+	owner := int(b.owner)
+	slot := int(b.slot)
+	messages := b.messages
 	w := &t.owners[owner]
 	w.unknown[slot] = 1 + b.kind
-	if b.orphan = true; b.stage >= slotCommitted {
+	b.orphan = true
+	if b.stage >= slotCommitted {
 		*b = slotTx{}
 	}
 	if g.faults.secondHalfFirst {
-		w.unknown[slot], w.hands[slot] = 0, 0
+		w.unknown[slot] = 0
+		w.hands[slot] = 0
 		if half := messages & (messages - 1); half != 0 {
 			t.send(g, owner, slot, half, kindSlot)
 		}
@@ -271,12 +281,22 @@ func (s *slotState) send(g *slotScope, k, slot int, messages, kind uint8) bool {
 		return false
 	}
 	w := &s.owners[k]
-	b := slotTx{stage: slotSent, owner: uint8(k), slot: uint8(slot), kind: kind, messages: messages, nonce: w.nonce, run: w.run, low: w.position}
+	b := slotTx{
+		stage:    slotSent,
+		owner:    uint8(k),
+		slot:     uint8(slot),
+		kind:     kind,
+		messages: messages,
+		nonce:    w.nonce,
+		run:      w.run,
+		low:      w.position,
+	}
 	if !g.faults.noPredecessors && kind != kindChain {
 		b.after = g.predecessors(messages, uint8(k))
 	}
 	s.txs[free] = b
-	w.hands[slot], w.unknown[slot] = messages, 0
+	w.hands[slot] = messages
+	w.unknown[slot] = 0
 	return true
 }
 

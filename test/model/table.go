@@ -30,7 +30,19 @@ func (e entry) failed(r result) string {
 // table is every scope and every fault.
 func table() []entry {
 	var all []entry
-	for _, t := range [][]entry{fenceTable(), slotTable(), ringTable(), parkTable(), relayTable(), attemptTable(), windowTable(), logTable(), historyTable(), callsTable(), recordsTable()} {
+	for _, t := range [][]entry{
+		fenceTable(),
+		slotTable(),
+		ringTable(),
+		parkTable(),
+		relayTable(),
+		attemptTable(),
+		windowTable(),
+		logTable(),
+		historyTable(),
+		callsTable(),
+		recordsTable(),
+	} {
 		all = append(all, t...)
 	}
 	return all

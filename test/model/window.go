@@ -146,10 +146,13 @@ func (g *windowScope) normalize(s *windowState) {
 			*r = windowRelay{}
 		}
 		if r.stage != windowWorks {
-			r.notAfter, r.lost = 0, false
+			r.notAfter = 0
+			r.lost = false
 		}
 	}
-	if a, b := &s.relays[0], &s.relays[1]; a.owner < b.owner {
+	a := &s.relays[0]
+	b := &s.relays[1]
+	if a.owner < b.owner {
 		*a, *b = *b, *a
 	}
 }
@@ -161,7 +164,8 @@ func (g *windowScope) database(s windowState, to emit[windowState]) {
 	}
 	t := s
 	if !s.copied {
-		t.copied, t.standby = true, s.db
+		t.copied = true
+		t.standby = s.db
 		for i := range t.relays {
 			t.relays[i].matches = !t.relays[i].behind
 		}
@@ -171,7 +175,9 @@ func (g *windowScope) database(s windowState, to emit[windowState]) {
 	if s.db == s.standby {
 		return
 	}
-	t.db, t.standby, t.promoted = s.standby, windowDB{}, true
+	t.db = s.standby
+	t.standby = windowDB{}
+	t.promoted = true
 	t.db.otherTimeline = true
 	for x := range t.db.parked {
 		t.db.parked[x].older = t.db.parked[x].state != callNotParked
@@ -222,7 +228,8 @@ func (g *windowScope) relay(s windowState, i int, to emit[windowState]) {
 // move is the transaction that parks what the chunk leaves and moves the cursor over done calls;
 // and the read of the next chunk behind it.
 func (g *windowScope) move(s windowState, i int, done uint8, reads bool, to emit[windowState]) {
-	r, d := &s.relays[i], &s.db
+	r := &s.relays[i]
+	d := &s.db
 	who := int(r.owner)
 	switch {
 	case d.owner != r.owner:
@@ -230,7 +237,8 @@ func (g *windowScope) move(s windowState, i int, done uint8, reads bool, to emit
 		to(s, "relay %d: OO001, the lease is another's", who, 0)
 		return
 	case r.behind:
-		r.stage, r.rows = windowLoads, [windowCalls]uint8{}
+		r.stage = windowLoads
+		r.rows = [windowCalls]uint8{}
 		to(s, "relay %d: OO008, the lane has moved", who, 0)
 		return
 	}
@@ -243,7 +251,8 @@ func (g *windowScope) move(s windowState, i int, done uint8, reads bool, to emit
 	keep := left > 0 && !g.faults.ownStart && !(g.faults.keptOnce && done > 0)
 	d.last += done
 	if !keep {
-		if d.started = s.now; !reads && !g.faults.notQuiet {
+		d.started = s.now
+		if !reads && !g.faults.notQuiet {
 			d.started = windowNever
 		}
 		s.exposed = [windowCalls]uint8{}
@@ -261,14 +270,20 @@ func (g *windowScope) move(s windowState, i int, done uint8, reads bool, to emit
 		s.relays[k].behind = s.relays[k].stage > windowLoads
 	}
 	d.otherTimeline, d.history = false, d.history || d.otherTimeline
-	r.behind, r.matches, r.last, r.maybe, r.stage, r.rows = false, false, d.last, left, windowIdle, [windowCalls]uint8{}
+	r.behind = false
+	r.matches = false
+	r.last = d.last
+	r.maybe = left
+	r.stage = windowIdle
+	r.rows = [windowCalls]uint8{}
 	if !reads || r.last == g.calls {
 		to(s, "relay %d moves the cursor, and reads nothing", who, 0)
 		return
 	}
 	r.stage, r.notAfter, r.lost = windowWorks, g.firstCall(&s)+g.window-1, d.history && !g.faults.historyOfLog
 	for x := r.last; x < g.calls; x++ {
-		if r.rows[x] = tryReady; g.keyed && x > 0 && (r.rows[x-1] != tryNone || d.parked[x-1].state == callRetrying) {
+		r.rows[x] = tryReady
+		if g.keyed && x > 0 && (r.rows[x-1] != tryNone || d.parked[x-1].state == callRetrying) {
 			r.rows[x] = tryWaits
 		}
 		to(s, "relay %d moves the cursor, and reads a chunk up to call %d", who, int(x))
@@ -296,9 +311,11 @@ func (g *windowScope) park(s *windowState, r *windowRelay, x uint8) {
 			s.bad = windowEarly
 		}
 	case tryFails:
-		called, p.number = true, 1
+		called = true
+		p.number = 1
 	case tryUnderWay:
-		p.untried, p.number = true, 1
+		p.untried = true
+		p.number = 1
 		called = called || !g.faults.cutNotCalled
 	default:
 		p.untried = true
@@ -308,7 +325,8 @@ func (g *windowScope) park(s *windowState, r *windowRelay, x uint8) {
 	}
 	s.db.parked[x] = p
 	if r.rows[x] == tryUnderWay {
-		r.picks[x], r.numbers[x] = tryUnderWay, 1
+		r.picks[x] = tryUnderWay
+		r.numbers[x] = 1
 	}
 }
 
@@ -316,11 +334,13 @@ func (g *windowScope) park(s *windowState, r *windowRelay, x uint8) {
 func (g *windowScope) rows(s windowState, i int, to emit[windowState]) {
 	r := &s.relays[i]
 	who := int(r.owner)
-	looked, open := uint8(0), false
+	looked := uint8(0)
+	open := false
 	for x := r.last; x < g.calls && r.rows[x] != tryNone; x++ {
 		switch r.rows[x] {
 		case tryReady:
-			if open = true; x == r.last+looked {
+			open = true
+			if x == r.last+looked {
 				t := s
 				t.start(g, &t.relays[i].rows[x], x, r.notAfter)
 				to(t, "relay %d begins call %d", who, int(x))
@@ -405,7 +425,8 @@ func (g *windowScope) picks(s windowState, i int, to emit[windowState]) {
 			g.returns(s, x, func(t *windowState) *uint8 { return &t.relays[i].picks[x] }, to)
 		default:
 			t := s
-			t.relays[i].picks[x], t.relays[i].numbers[x] = tryNone, 0
+			t.relays[i].picks[x] = tryNone
+			t.relays[i].numbers[x] = 0
 			if q := &t.db.parked[x]; s.db.owner != r.owner {
 				t.relays[i] = windowRelay{}
 			} else if q.state == callRetrying && (q.number == r.numbers[x] || g.faults.numberNotCompared) {
@@ -435,14 +456,23 @@ func windowTable() (all []entry) {
 		}})
 	}
 	two := func(g *windowScope) { g.calls = 2 }
-	keyed := func(g *windowScope) { g.calls, g.keyed = 2, true }
-	failover := func(g *windowScope) { g.failover, g.leases = true, 1 }
+	keyed := func(g *windowScope) {
+		g.calls = 2
+		g.keyed = true
+	}
+	failover := func(g *windowScope) {
+		g.failover = true
+		g.leases = 1
+	}
 	both := func(g *windowScope) { failover(g); keyed(g); g.fails = 0 }
 	fails := func(g *windowScope) { both(g); g.fails = 1 }
 	sure := func(g *windowScope) { two(g); g.fails = 0 }
 
 	add("O6/take-over", "", false, func(*windowScope) {})
-	add("O6/take-over, 2 failures, a longer time", "", true, func(g *windowScope) { g.fails, g.end = 2, 8 })
+	add("O6/take-over, 2 failures, a longer time", "", true, func(g *windowScope) {
+		g.fails = 2
+		g.end = 8
+	})
 	add("O6/take-over, 2 calls", "", true, two)
 	add("O6/take-over, 2 calls of a key", "", true, keyed)
 	add("O6/failover", "", false, failover)

@@ -80,7 +80,10 @@ func (p *program) makes(pool *pgxpool.Pool) {
 	defer conn.Release()
 	_, err = migrations.Apply(p.t.Context(), conn.Conn())
 	p.must(err)
-	_, err = conn.Exec(p.t.Context(), `create table effects (kind text not null, n integer not null, primary key (kind, n, at), at bigint generated always as identity)`)
+	_, err = conn.Exec(
+		p.t.Context(),
+		`create table effects (kind text not null, n integer not null, primary key (kind, n, at), at bigint generated always as identity)`,
+	)
 	p.must(err)
 }
 
@@ -89,20 +92,33 @@ const effect = `insert into effects (kind, n) values ($1, $2)`
 // runs starts the engines on a database, and returns a function that stops them.
 func (p *program) runs(pool *pgxpool.Pool) (stop func()) {
 	p.t.Helper()
-	c, err := consumer.New(pool, &memlog.Source{Log: p.log, GroupID: "g"}, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		n := numberOf(string(m.Value))
-		if n%unfitEach == 0 {
-			return consumer.Permanent(errors.New("unfit"))
-		}
-		tx.Queue(effect, "message", n)
-		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/charges", Body: m.Value})
-	}), consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id")})
+	c, err := consumer.New(
+		pool,
+		&memlog.Source{Log: p.log, GroupID: "g"},
+		consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			n := numberOf(string(m.Value))
+			if n%unfitEach == 0 {
+				return consumer.Permanent(errors.New("unfit"))
+			}
+			tx.Queue(effect, "message", n)
+			return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/charges", Body: m.Value})
+		}),
+		consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id")},
+	)
 	p.must(err)
 	sink, err := httpsink.New(httpsink.Config{Name: "payments", BaseURL: p.remote.URL, KeyWindow: 24 * time.Hour, AllowPrivate: true})
 	p.must(err)
-	relay, err := outbox.NewRelay(pool, outbox.RelayConfig{Sinks: []outbox.Sink{sink}, PollInterval: 20 * time.Millisecond, LeaseTTL: 5 * time.Second})
+	relay, err := outbox.NewRelay(pool, outbox.RelayConfig{
+		Sinks:        []outbox.Sink{sink},
+		PollInterval: 20 * time.Millisecond,
+		LeaseTTL:     5 * time.Second,
+	})
 	p.must(err)
-	endpoint, err := webhook.New(pool, webhook.Config{Name: "github", Provider: webhook.GitHub{}, Secrets: []string{secret}, Mode: webhook.Inline,
+	endpoint, err := webhook.New(pool, webhook.Config{
+		Name:     "github",
+		Provider: webhook.GitHub{},
+		Secrets:  []string{secret},
+		Mode:     webhook.Inline,
 		Handler: consumer.HandlerFunc(func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 			e, err := webhook.EventOf(m)
 			if err != nil {
@@ -110,7 +126,8 @@ func (p *program) runs(pool *pgxpool.Pool) (stop func()) {
 			}
 			tx.Queue(effect, "webhook", numberOf(e.ID))
 			return nil
-		})})
+		}),
+	})
 	p.must(err)
 	p.hooks = httptest.NewServer(endpoint)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -189,7 +206,14 @@ func (p *program) enqueues(pool *pgxpool.Pool, calls int) {
 	p.must(pgx.BeginFunc(p.t.Context(), pool, func(tx pgx.Tx) error {
 		for range calls {
 			p.calls++
-			call := outbox.Call{Sink: "payments", Scope: "own", ID: fmt.Sprint(p.calls), Name: "charge", Target: "/charges", Body: []byte("own")}
+			call := outbox.Call{
+				Sink:   "payments",
+				Scope:  "own",
+				ID:     fmt.Sprint(p.calls),
+				Name:   "charge",
+				Target: "/charges",
+				Body:   []byte("own"),
+			}
 			if err := outbox.Enqueue(p.t.Context(), tx, call); err != nil {
 				return err
 			}

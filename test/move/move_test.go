@@ -60,10 +60,12 @@ func TestMoves(t *testing.T) {
 
 func (w way) play(t *testing.T) {
 	p := newProgram(t)
-	old, move := w.old, w.move
+	old := w.old
+	move := w.move
 	if old == nil {
 		u := newUpgrade(t)
-		old, move = u.start, u.move
+		old = u.start
+		move = u.move
 	}
 	from := old(t)
 	p.makes(from)
@@ -118,7 +120,9 @@ func failing(t *testing.T, pool *pgxpool.Pool) (checks []string) {
 		t.Fatal(err)
 	}
 	for _, f := range found.Findings {
-		if f.Level == "fail" && (f.Check == "history" || f.Check == "sequences" || f.Check == "schema") && !slices.Contains(checks, f.Check) {
+		if f.Level == "fail" &&
+			(f.Check == "history" || f.Check == "sequences" || f.Check == "schema") &&
+			!slices.Contains(checks, f.Check) {
 			checks = append(checks, f.Check)
 		}
 	}
@@ -167,13 +171,19 @@ func logically(t *testing.T, old *pgxpool.Pool) *pgxpool.Pool {
 	to := server("")(t)
 	shell(t, address(old), address(to), `pg_dump --schema-only --no-publications "$OLD" | psql -qX -v ON_ERROR_STOP=1 "$NEW"`)
 	shell(t, address(old), address(to), `psql -qX -v ON_ERROR_STOP=1 -c 'create publication move for all tables' "$OLD"`)
-	shell(t, address(old), address(to), `psql -qX -v ON_ERROR_STOP=1 -c "create subscription move connection '$OLD' publication move" "$NEW"`)
+	shell(
+		t,
+		address(old),
+		address(to),
+		`psql -qX -v ON_ERROR_STOP=1 -c "create subscription move connection '$OLD' publication move" "$NEW"`,
+	)
 	pgtest.Until(t, patience, "every table is copied", func() bool {
 		return pgtest.One[int](t, to, `select count(*) from pg_subscription_rel where srsubstate <> 'r'`) == 0
 	})
 	end := pgtest.One[string](t, old, `select pg_current_wal_lsn()::text`)
 	pgtest.Until(t, patience, "the rest is copied", func() bool {
-		return pgtest.One[bool](t, old, `select confirmed_flush_lsn >= $1::text::pg_lsn from pg_replication_slots where slot_name = 'move'`, end)
+		return pgtest.One[bool](t, old, `select confirmed_flush_lsn >= $1::text::pg_lsn from pg_replication_slots where slot_name = 'move'`,
+			end)
 	})
 	shell(t, address(old), address(to), `psql -qX -v ON_ERROR_STOP=1 -c 'drop subscription move' "$NEW"`)
 	return to
@@ -183,7 +193,8 @@ func dumped(major string) func(*testing.T, *pgxpool.Pool) *pgxpool.Pool {
 	return func(t *testing.T, old *pgxpool.Pool) *pgxpool.Pool {
 		t.Helper()
 		to := server(major)(t)
-		shell(t, address(old), address(to), `pg_dump --no-toast-compression "$OLD" | psql -qX -1 -v ON_ERROR_STOP=1 "$NEW"`) // embedded servers have no lz4
+		// embedded servers have no lz4
+		shell(t, address(old), address(to), `pg_dump --no-toast-compression "$OLD" | psql -qX -1 -v ON_ERROR_STOP=1 "$NEW"`)
 		return to
 	}
 }
@@ -194,7 +205,12 @@ func dataOnly(major string) func(*testing.T, *pgxpool.Pool) *pgxpool.Pool {
 		t.Helper()
 		to := server(major)(t)
 		(&program{t: t}).makes(to)
-		shell(t, address(old), address(to), fmt.Sprintf(`psql -qX -v ON_ERROR_STOP=1 -c "%s" "$NEW"`, strings.ReplaceAll(emptySQL, "$", `\$`)))
+		shell(
+			t,
+			address(old),
+			address(to),
+			fmt.Sprintf(`psql -qX -v ON_ERROR_STOP=1 -c "%s" "$NEW"`, strings.ReplaceAll(emptySQL, "$", `\$`)),
+		)
 		shell(t, address(old), address(to), `pg_dump --data-only --disable-triggers "$OLD" | psql -qX -1 -v ON_ERROR_STOP=1 "$NEW"`)
 		return to
 	}

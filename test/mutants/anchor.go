@@ -42,7 +42,8 @@ func (c *code) mutate(m mutant) (file, mutated string, err error) {
 	if err != nil {
 		return "", "", err
 	}
-	goOld, sqlOld := source.GoFragment(m.old), source.SQL(m.old, 0)
+	goOld := source.GoFragment(m.old)
+	sqlOld := source.SQL(m.old, 0)
 	n := 0
 	for _, p := range places {
 		for _, t := range p.texts {

@@ -167,8 +167,6 @@ var inboxRules = []mutant{
 		old: "too_old = onlyonce.too_old(s.scope),", new: "", pkg: "consumer", test: "TestK10TooOldFollowsTheClass"},
 	{rule: "K10 endpoint without its class", in: schema, decl: "function onlyonce.claim_received",
 		old: ", array_fill('webhook/' || endpoint, array[cardinality(asked)])", new: "", pkg: "webhook", test: "TestK10EndpointHasAClass"},
-	{rule: "K10 loop without its class", in: "dedupe", decl: "ClaimAll",
-		old: "fingerprints[i], scopes[i] = k.Fingerprint.Int64(), k.Scope", new: "fingerprints[i] = k.Fingerprint.Int64()", pkg: "ops", test: "TestK10ThreeHorizons"},
 	{rule: "K10 call without its class", in: schema, decl: "function onlyonce.enqueued_before",
 		old: "coalesce(u.s, scope)", new: "null::text", pkg: "outbox", test: "TestK10CallHasAClass"},
 	{rule: "K10 former ring of a loop", in: schema, decl: "function onlyonce.claim",
@@ -220,6 +218,4 @@ var inboxRules = []mutant{
 		old: "&serverError", new: "err; return &serverError", pkg: "test/compat/sql", test: "TestLibpq/K2UncommittedCopy"},
 	{rule: "T4 Do gives a lost COMMIT up", in: "dedupe", decl: "(*messageRun).attempt",
 		old: "(guard.RunAgain(guard.SQLState(err)) || tx.Lost())", new: "guard.RunAgain(guard.SQLState(err))", test: "TestT4DoWhoseCommitHasNoAnswer"},
-	{rule: "K1 Do and a conflict's calls", in: "dedupe", decl: "(*messageRun).attempt",
-		old: "work, from = r.cfg.OnConflict, nil", new: "work = r.cfg.OnConflict", test: "TestDoEnqueues"},
 }

@@ -28,8 +28,6 @@ var kafkaLogRules = []mutant{
 		old: "r.leaderEpoch", new: "l.leader.Epoch", test: "TestF5LeaderChangesWhileAResponseIsReadInParts"},
 	{rule: "F5 epochs of a response in parts", in: "consumer/internal/recordbatch", decl: "(*Contents).Read",
 		old: "e.from < p.Next", new: "true", pkg: "consumer/internal/kafkalog", test: "TestF5EpochsOfAResponseInParts"},
-	{rule: "F14 a look aside takes the rest", in: "consumer/internal/kafkalog", decl: "(*Log).Retained",
-		old: "l.lastRead, l.unread = read, rest", new: "l.lastRead = read", test: "TestF14RestBesideALookAside"},
 	{rule: "F14 what was read is not passed over", in: "consumer/internal/recordbatch", decl: "(*stream).resume",
 		old: "s.buf, s.at", new: "s.buf, 0", test: "TestF14PartsMakeTheWhole"},
 }

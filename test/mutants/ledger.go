@@ -31,7 +31,8 @@ func (m mutant) check() string {
 // caught returns which rows were caught: at this commit, and at any.
 func (l *ledger) caught(rows []mutant) (now, ever map[string]bool, err error) {
 	known, err := l.store.Read()
-	now, ever = map[string]bool{}, map[string]bool{}
+	now = map[string]bool{}
+	ever = map[string]bool{}
 	for _, m := range rows {
 		if r := known[m.check()]; r.Verdict == "caught" {
 			ever[m.rule] = true

@@ -107,7 +107,8 @@ func (p *playing) next() (m mutant, ok bool) {
 	if len(p.rows) == 0 {
 		return m, false
 	}
-	m, p.rows = p.rows[0], p.rows[1:]
+	m = p.rows[0]
+	p.rows = p.rows[1:]
 	return m, true
 }
 

@@ -34,7 +34,10 @@ func Bench(b *testing.B, filled func(b *testing.B, messages []queue.Delivery) qu
 	}{{"stored", storesAll}, {"applied", appliesAll}, {"by hand", byHand}} {
 		b.Run(side.name, func(b *testing.B) {
 			pool := pgtest.DB(b)
-			if _, err := pool.Exec(b.Context(), `create table effects (id bigint generated always as identity primary key, body bytea not null)`); err != nil {
+			if _, err := pool.Exec(
+				b.Context(),
+				`create table effects (id bigint generated always as identity primary key, body bytea not null)`,
+			); err != nil {
 				b.Fatal(err)
 			}
 			messages := make([]queue.Delivery, b.N)
@@ -76,14 +79,19 @@ func appliesAll(b *testing.B, pool *pgxpool.Pool, broker queue.Broker) {
 	ctx, stop := context.WithCancel(b.Context())
 	var left atomic.Int64
 	left.Store(int64(b.N))
-	c, err := consumer.New(pool, benchQueue(b, pool, broker, nil), consumer.HandlerFunc(func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
-		tx.Queue(effectSQL, m.Value)
-		return nil
-	}), consumer.Config{Scope: "q", BatchSize: benchBatch, Hooks: consumer.Hooks{Batch: func(d consumer.BatchResult) {
-		if left.Add(int64(-d.Handled)) == 0 {
-			stop()
-		}
-	}}})
+	c, err := consumer.New(
+		pool,
+		benchQueue(b, pool, broker, nil),
+		consumer.HandlerFunc(func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
+			tx.Queue(effectSQL, m.Value)
+			return nil
+		}),
+		consumer.Config{Scope: "q", BatchSize: benchBatch, Hooks: consumer.Hooks{Batch: func(d consumer.BatchResult) {
+			if left.Add(int64(-d.Handled)) == 0 {
+				stop()
+			}
+		}}},
+	)
 	if err != nil {
 		b.Fatal(err)
 	}

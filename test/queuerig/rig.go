@@ -34,7 +34,14 @@ func New(t *testing.T) *Rig {
 func (r *Rig) Queue(b queue.Broker, more ...func(*queue.Config)) *queue.Queue {
 	r.T.Helper()
 	logger, _ := pgtest.Logged()
-	cfg := queue.Config{Name: "q", CopiesWithin: time.Hour, Partitions: 4, PollInterval: 20 * time.Millisecond, LeaseTTL: 2 * time.Second, Logger: logger}
+	cfg := queue.Config{
+		Name:         "q",
+		CopiesWithin: time.Hour,
+		Partitions:   4,
+		PollInterval: 20 * time.Millisecond,
+		LeaseTTL:     2 * time.Second,
+		Logger:       logger,
+	}
 	for _, m := range more {
 		m(&cfg)
 	}
@@ -98,13 +105,17 @@ func (r *Rig) UntilStored(n int) {
 // again: a server that is away for long would otherwise be asked minutes after it is back.
 func (r *Rig) Relays(s outbox.Sink) (stop func()) {
 	r.T.Helper()
-	relay, err := outbox.NewRelay(r.Pool, outbox.RelayConfig{Sinks: []outbox.Sink{s}, Backoff: dedupe.Backoff{Min: 20 * time.Millisecond, Max: time.Second}})
+	relay, err := outbox.NewRelay(r.Pool, outbox.RelayConfig{
+		Sinks:   []outbox.Sink{s},
+		Backoff: dedupe.Backoff{Min: 20 * time.Millisecond, Max: time.Second},
+	})
 	if err != nil {
 		r.T.Fatal(err)
 	}
 	r.T.Cleanup(func() {
 		if r.T.Failed() {
-			r.T.Log("queuerig: calls: ", r.Strings(`select format('%s %s %s', count(*), state, max(error)) from onlyonce.calls group by state`))
+			r.T.Log("queuerig: calls: ",
+				r.Strings(`select format('%s %s %s', count(*), state, max(error)) from onlyonce.calls group by state`))
 		}
 	})
 	return r.runs(relay.Run)

@@ -33,7 +33,12 @@ const root = "github.com/onlyonce/onlyonce"
 
 // The nested modules that users can require, in the order of their requirements. The others are
 // tests and tools of this repository.
-var published = []string{"telemetry", "idempotency/grpcserver", "idempotency/mcpserver", "idempotency/rediscache", "sqltx/gormtx", "outbox/natssink", "outbox/rabbitsink", "outbox/sqssink", "queue/natsqueue", "queue/rabbitqueue", "queue/sqsqueue", "consumer/registry", "cmd/onlyoncevet", "cmd/idemcheck", "cmd/onlyonce-relay"}
+var published = []string{
+	"telemetry", "idempotency/grpcserver", "idempotency/mcpserver", "idempotency/rediscache",
+	"sqltx/gormtx", "outbox/natssink", "outbox/rabbitsink", "outbox/sqssink", "queue/natsqueue",
+	"queue/rabbitqueue", "queue/sqsqueue", "consumer/registry", "cmd/onlyoncevet", "cmd/idemcheck",
+	"cmd/onlyonce-relay",
+}
 
 // release is one run.
 type release struct {

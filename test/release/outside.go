@@ -51,8 +51,13 @@ func (r *release) from(version string) error {
 		get = append(get, root+"/"+m+"@"+r.version)
 	}
 	for _, args := range [][]string{
-		{"mod", "init", "example.com/stock"}, get, {"mod", "tidy"}, {"vet", "./..."}, {"build", "-o", "bin/", "./...", root + "/cmd/onlyonce"},
-		{"install", root + "/cmd/onlyoncevet@" + r.version}, {"vet", "-vettool=" + filepath.Join(dir, "bin/onlyoncevet"), "./..."},
+		{"mod", "init", "example.com/stock"},
+		get,
+		{"mod", "tidy"},
+		{"vet", "./..."},
+		{"build", "-o", "bin/", "./...", root + "/cmd/onlyonce"},
+		{"install", root + "/cmd/onlyoncevet@" + r.version},
+		{"vet", "-vettool=" + filepath.Join(dir, "bin/onlyoncevet"), "./..."},
 	} {
 		c := command(dir, "go", args...)
 		c.Env = r.goEnv("outside", "GOTOOLCHAIN="+version, "GOBIN="+filepath.Join(dir, "bin"))
@@ -60,7 +65,18 @@ func (r *release) from(version string) error {
 			return fmt.Errorf("go %s: %w", strings.Join(args, " "), err)
 		}
 	}
-	c := command(r.tree, "go", "run", "./test/devenv/run", "-postgres", "-kafka", "-require-real", "--", "sh", "-euc", script, "run.sh", dir)
+	c := command(r.tree, "go",
+		"run",
+		"./test/devenv/run",
+		"-postgres",
+		"-kafka",
+		"-require-real",
+		"--",
+		"sh",
+		"-euc",
+		script,
+		"run.sh",
+		dir)
 	if err := c.Run(); err != nil {
 		return fmt.Errorf("README's program: %w", err)
 	}

@@ -13,7 +13,10 @@ import (
 
 // Every nested module is published or named here, so that a new one is not forgotten.
 func TestEachModuleIsPublishedOrPrivate(t *testing.T) {
-	private := []string{".", "deploy/check", "idempotency/compat", "telemetry/test", "ops/console/e2e", "test/bench", "test/compat", "test/release", "test/site", "test/storm/queue"}
+	private := []string{
+		".", "deploy/check", "idempotency/compat", "telemetry/test", "ops/console/e2e",
+		"test/bench", "test/compat", "test/release", "test/site", "test/storm/queue",
+	}
 	known := append(slices.Clone(published), private...)
 	found := 0
 	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {

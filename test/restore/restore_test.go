@@ -110,14 +110,31 @@ func TestRestore(t *testing.T) {
 	for _, n := range d.keys {
 		again += min(n-1, 1)
 	}
-	t.Logf("restore: turns=%d messages_lost=%d calls=%d sent_again=%d requests_lost=%d webhooks_lost=%d parked=%d seconds=%.1f ok=%t",
-		endAt, lost["message"], len(d.keys), again, lost["request"], lost["webhook"], endAt/unfitEach, time.Since(began).Seconds(), !t.Failed())
+	t.Logf(
+		"restore: turns=%d messages_lost=%d calls=%d sent_again=%d requests_lost=%d webhooks_lost=%d parked=%d seconds=%.1f ok=%t",
+		endAt,
+		lost["message"],
+		len(d.keys),
+		again,
+		lost["request"],
+		lost["webhook"],
+		endAt/unfitEach,
+		time.Since(began).Seconds(),
+		!t.Failed(),
+	)
 }
 
 func newDrill(t *testing.T, address string) *drill {
 	t.Helper()
-	d := &drill{t: t, pool: pgtest.Pool(t, address), log: memlog.NewLog("orders", 2), keys: map[string]int{}, backedUp: make(chan struct{}), pointSet: make(chan struct{}),
-		done: map[string]*atomic.Int64{"message": {}, "request": {}, "webhook": {}}}
+	d := &drill{
+		t:        t,
+		pool:     pgtest.Pool(t, address),
+		log:      memlog.NewLog("orders", 2),
+		keys:     map[string]int{},
+		backedUp: make(chan struct{}),
+		pointSet: make(chan struct{}),
+		done:     map[string]*atomic.Int64{"message": {}, "request": {}, "webhook": {}},
+	}
 	conn, err := pgx.Connect(t.Context(), address)
 	d.must(err)
 	_, err = migrations.Apply(t.Context(), conn)
@@ -146,20 +163,33 @@ const effect = `insert into effects (kind, n) values ($1, $2)`
 
 // run starts the engines, and returns a function that stops them.
 func (d *drill) run() (stop func()) {
-	c, err := consumer.New(d.pool, &memlog.Source{Log: d.log, GroupID: "g"}, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		n := numberOf(string(m.Value))
-		if n%unfitEach == 0 {
-			return consumer.Permanent(errors.New("unfit"))
-		}
-		tx.Queue(effect, "message", n)
-		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/charges", Body: m.Value})
-	}), consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id")})
+	c, err := consumer.New(
+		d.pool,
+		&memlog.Source{Log: d.log, GroupID: "g"},
+		consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			n := numberOf(string(m.Value))
+			if n%unfitEach == 0 {
+				return consumer.Permanent(errors.New("unfit"))
+			}
+			tx.Queue(effect, "message", n)
+			return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/charges", Body: m.Value})
+		}),
+		consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id")},
+	)
 	d.must(err)
 	sink, err := httpsink.New(httpsink.Config{Name: "payments", BaseURL: d.remote.URL, KeyWindow: 24 * time.Hour, AllowPrivate: true})
 	d.must(err)
-	relay, err := outbox.NewRelay(d.pool, outbox.RelayConfig{Sinks: []outbox.Sink{sink}, PollInterval: 20 * time.Millisecond, LeaseTTL: 5 * time.Second})
+	relay, err := outbox.NewRelay(d.pool, outbox.RelayConfig{
+		Sinks:        []outbox.Sink{sink},
+		PollInterval: 20 * time.Millisecond,
+		LeaseTTL:     5 * time.Second,
+	})
 	d.must(err)
-	endpoint, err := webhook.New(d.pool, webhook.Config{Name: "github", Provider: webhook.GitHub{}, Secrets: []string{secret}, Mode: webhook.Inline,
+	endpoint, err := webhook.New(d.pool, webhook.Config{
+		Name:     "github",
+		Provider: webhook.GitHub{},
+		Secrets:  []string{secret},
+		Mode:     webhook.Inline,
 		Handler: consumer.HandlerFunc(func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 			e, err := webhook.EventOf(m)
 			if err != nil {
@@ -167,22 +197,29 @@ func (d *drill) run() (stop func()) {
 			}
 			tx.Queue(effect, "webhook", numberOf(e.ID))
 			return nil
-		})})
+		}),
+	})
 	d.must(err)
-	layer, err := idempotency.New(d.pool, idempotency.Config{Scope: idempotency.GlobalScope(), FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}}})
+	layer, err := idempotency.New(d.pool, idempotency.Config{
+		Scope:           idempotency.GlobalScope(),
+		FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}},
+	})
 	d.must(err)
-	charges, err := layer.Handle(idempotency.Route{Pattern: "/charges", NoCalls: true}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		tx, err := idempotency.TxOf(r)
-		if err == nil {
-			body, _ := io.ReadAll(r.Body)
-			_, err = tx.Exec(r.Context(), effect, "request", numberOf(string(body)))
-		}
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
-		}
-		w.WriteHeader(http.StatusCreated)
-	}))
+	charges, err := layer.Handle(
+		idempotency.Route{Pattern: "/charges", NoCalls: true},
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			tx, err := idempotency.TxOf(r)
+			if err == nil {
+				body, _ := io.ReadAll(r.Body)
+				_, err = tx.Exec(r.Context(), effect, "request", numberOf(string(body)))
+			}
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+			w.WriteHeader(http.StatusCreated)
+		}),
+	)
 	d.must(err)
 	mux := http.NewServeMux()
 	mux.Handle("/charges", charges)
@@ -191,7 +228,12 @@ func (d *drill) run() (stop func()) {
 	d.t.Cleanup(d.http.Close)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	for name, run := range map[string]func(context.Context) error{"consumer": c.Run, "relay": relay.Run, "endpoint": endpoint.Upkeep, "layer": layer.Run} {
+	for name, run := range map[string]func(context.Context) error{
+		"consumer": c.Run,
+		"relay":    relay.Run,
+		"endpoint": endpoint.Upkeep,
+		"layer":    layer.Run,
+	} {
 		running.Go(func() {
 			if err := run(ctx); err != nil {
 				d.t.Errorf("%s: %v", name, err)
@@ -219,7 +261,11 @@ func (d *drill) load() {
 			<-d.pointSet
 		}
 		id := fmt.Sprint(n)
-		d.log.AppendMessage(int32(n%2), &consumer.Message{Value: []byte(id), Time: time.Now(), Headers: []consumer.Header{{Name: "message-id", Value: []byte(id)}}})
+		d.log.AppendMessage(int32(n%2), &consumer.Message{
+			Value:   []byte(id),
+			Time:    time.Now(),
+			Headers: []consumer.Header{{Name: "message-id", Value: []byte(id)}},
+		})
 		d.done["message"].Add(1)
 		for _, part := range []struct {
 			kind string
@@ -243,7 +289,11 @@ func (d *drill) hook(n int) *http.Response {
 	body := fmt.Sprintf(`{"n":%d}`, n)
 	mac := hmac.New(sha256.New, []byte(secret))
 	_, _ = mac.Write([]byte(body))
-	return d.post("/hooks", body, http.Header{"X-Github-Event": {"push"}, "X-Github-Delivery": {fmt.Sprint(n)}, "X-Hub-Signature-256": {"sha256=" + hex.EncodeToString(mac.Sum(nil))}})
+	return d.post("/hooks", body, http.Header{
+		"X-Github-Event":      {"push"},
+		"X-Github-Delivery":   {fmt.Sprint(n)},
+		"X-Hub-Signature-256": {"sha256=" + hex.EncodeToString(mac.Sum(nil))},
+	})
 }
 
 func (d *drill) post(path, body string, header http.Header) *http.Response {
@@ -276,9 +326,17 @@ func (d *drill) lost(address string) map[string]int {
 	lost := map[string]int{}
 	for kind, done := range d.done {
 		n := 0
-		d.must(pool.QueryRow(d.t.Context(), `select count(*) from generate_series(0, $2 - 1) n where ($1 <> 'message' or n % $3 <> 0) and not exists (select from effects e where e.kind = $1 and e.n = n.n)`,
-			kind, done.Load(), unfitEach).Scan(&n))
-		if lost[kind] = n; n == 0 {
+		d.must(
+			pool.QueryRow(
+				d.t.Context(),
+				`select count(*) from generate_series(0, $2 - 1) n where ($1 <> 'message' or n % $3 <> 0) and not exists (select from effects e where e.kind = $1 and e.n = n.n)`,
+				kind,
+				done.Load(),
+				unfitEach,
+			).Scan(&n),
+		)
+		lost[kind] = n
+		if n == 0 {
 			d.t.Errorf("the restore lost no %s", kind)
 		}
 	}
@@ -330,8 +388,11 @@ func (d *drill) finds(lost map[string]int) {
 				fresh++
 			}
 		}
-		if once, all := d.count(onceSQL, kind), d.count(allSQL, kind); fresh != lost[kind] || once != endAt || all != endAt {
-			d.t.Errorf("%ss, repeated: %d were new, want %d; %d of %d effects are single, want %d", kind, fresh, lost[kind], once, all, endAt)
+		once := d.count(onceSQL, kind)
+		all := d.count(allSQL, kind)
+		if fresh != lost[kind] || once != endAt || all != endAt {
+			d.t.Errorf("%ss, repeated: %d were new, want %d; %d of %d effects are single, want %d",
+				kind, fresh, lost[kind], once, all, endAt)
 		}
 	}
 }

@@ -11,7 +11,9 @@ import (
 func TestStoreKeepsTheNewest(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "checks.jsonl")
-	before, now, changed := &Store{file, "abc"}, &Store{file, "def"}, &Store{file, "def+"}
+	before := &Store{file, "abc"}
+	now := &Store{file, "def"}
+	changed := &Store{file, "def+"}
 	if got, err := now.Read(); err != nil || len(got) != 0 {
 		t.Errorf("no file: %v, %v", got, err)
 	}

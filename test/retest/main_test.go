@@ -48,15 +48,63 @@ func TestOnlyWhoGaveUpWaitingRunsAgain(t *testing.T) {
 		again  []string
 		wrong  bool
 	}{
-		{"gave up", [][3]string{{"p", "TestA", "    a_test.go:3: a log"}, slow, kept}, []string{"p TestA", "p "}, []string{"p TestA"}, false},
-		{"an engine's fault while the test ends", [][3]string{slow, {"p", "TestA", "    main_test.go:9: failed: releasing lane 3: timeout"}}, []string{"p TestA", "p "}, []string{"p TestA"}, false},
-		{"gave up in a subtest", [][3]string{{"p", "TestA/x", slow[2]}, {"p", "TestA/y", slow[2]}}, []string{"p TestA/x", "p TestA/y", "p TestA", "p "}, []string{"p TestA"}, false},
-		{"gave up, and its rig says where calls stand", [][3]string{slow, {"p", "TestA", "    rig.go:107: queuerig: calls:  [20 retrying]"}}, []string{"p TestA", "p "}, []string{"p TestA"}, false},
-		{"a server that did not start", [][3]string{{"p", "", "gave up waiting after 2m0s: postgres"}}, []string{"p "}, []string{"p"}, false},
+		{
+			"gave up",
+			[][3]string{{"p", "TestA", "    a_test.go:3: a log"}, slow, kept},
+			[]string{"p TestA", "p "},
+			[]string{"p TestA"},
+			false,
+		},
+		{
+			"an engine's fault while the test ends",
+			[][3]string{slow, {"p", "TestA", "    main_test.go:9: failed: releasing lane 3: timeout"}},
+			[]string{"p TestA", "p "},
+			[]string{"p TestA"},
+			false,
+		},
+		{
+			"gave up in a subtest",
+			[][3]string{{"p", "TestA/x", slow[2]}, {"p", "TestA/y", slow[2]}},
+			[]string{"p TestA/x", "p TestA/y", "p TestA", "p "},
+			[]string{"p TestA"},
+			false,
+		},
+		{
+			"gave up, and its rig says where calls stand",
+			[][3]string{slow, {"p", "TestA", "    rig.go:107: queuerig: calls:  [20 retrying]"}},
+			[]string{"p TestA", "p "},
+			[]string{"p TestA"},
+			false,
+		},
+		{
+			"a server that did not start",
+			[][3]string{{"p", "", "gave up waiting after 2m0s: postgres"}},
+			[]string{"p "},
+			[]string{"p"},
+			false,
+		},
 		{"something wrong", [][3]string{{"p", "TestA", "    a_test.go:7: applied twice"}}, []string{"p TestA", "p "}, nil, true},
-		{"something wrong elsewhere", [][3]string{slow, {"q", "TestB", "    b_test.go:7: applied twice"}}, []string{"p TestA", "p ", "q TestB", "q "}, []string{"p TestA"}, true},
-		{"a checker that complains afterwards", [][3]string{slow, {"p", "TestA", "    check.go:7: I1: message 3 is lost"}}, []string{"p TestA", "p "}, nil, true},
-		{"a parent that complains", [][3]string{{"p", "TestA/x", slow[2]}, {"p", "TestA", "    a_test.go:9: lost"}}, []string{"p TestA/x", "p TestA", "p "}, []string{"p TestA"}, true},
+		{
+			"something wrong elsewhere",
+			[][3]string{slow, {"q", "TestB", "    b_test.go:7: applied twice"}},
+			[]string{"p TestA", "p ", "q TestB", "q "},
+			[]string{"p TestA"},
+			true,
+		},
+		{
+			"a checker that complains afterwards",
+			[][3]string{slow, {"p", "TestA", "    check.go:7: I1: message 3 is lost"}},
+			[]string{"p TestA", "p "},
+			nil,
+			true,
+		},
+		{
+			"a parent that complains",
+			[][3]string{{"p", "TestA/x", slow[2]}, {"p", "TestA", "    a_test.go:9: lost"}},
+			[]string{"p TestA/x", "p TestA", "p "},
+			[]string{"p TestA"},
+			true,
+		},
 		{"a data race beside it", [][3]string{slow, {"p", "", "WARNING: DATA RACE"}}, []string{"p TestA", "p "}, []string{"p TestA"}, true},
 		{"a panic", [][3]string{slow, {"p", "TestA", "panic: nil"}}, []string{"p TestA", "p "}, []string{"p TestA"}, true},
 		{"a build", [][3]string{{"p", "", "x.go:1:1: undefined: y"}}, []string{"p "}, nil, true},
@@ -91,7 +139,9 @@ func TestUnendedTestsAreShown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := out.String(); !strings.Contains(got, "panic: test timed out") || strings.Contains(got, "TestB") || strings.Contains(got, "skipped") {
+	if got := out.String(); !strings.Contains(got, "panic: test timed out") ||
+		strings.Contains(got, "TestB") ||
+		strings.Contains(got, "skipped") {
 		t.Errorf("printed %q", got)
 	}
 	if got := r.tests[name{"p", ""}].unended; !slices.Equal(got, []string{"TestA"}) {
@@ -106,7 +156,9 @@ func TestDivide(t *testing.T) {
 		t.Fatal(err)
 	}
 	const root = "github.com/onlyonce/onlyonce/test/"
-	if len(runs) != 2 || !slices.Equal(runs[0].args, []string{"test", "-race"}) || !slices.Equal(runs[0].packages, []string{root + "retest"}) ||
+	if len(runs) != 2 ||
+		!slices.Equal(runs[0].args, []string{"test", "-race"}) ||
+		!slices.Equal(runs[0].packages, []string{root + "retest"}) ||
 		!slices.Equal(runs[1].args, []string{"test"}) || !slices.Equal(runs[1].packages, []string{root + "words", root + "model"}) {
 		t.Errorf("divided into %v", runs)
 	}

@@ -50,7 +50,8 @@ func writeOverlay(ctx context.Context, dir string) (file string, err error) {
 		return "", err
 	}
 	latest := "const Latest = %d\n"
-	now, then := fmt.Sprintf(latest, migrations.Latest), fmt.Sprintf(latest, migrations.Latest+1)
+	now := fmt.Sprintf(latest, migrations.Latest)
+	then := fmt.Sprintf(latest, migrations.Latest+1)
 	if strings.Count(string(code), now) != 1 {
 		return "", fmt.Errorf("migrations.go does not say %q once", now)
 	}
@@ -59,7 +60,11 @@ func writeOverlay(ctx context.Context, dir string) (file string, err error) {
 	for _, f := range []struct{ replaced, name, content string }{
 		{filepath.Join(root, "migrations/migrations.go"), "migrations.go", strings.Replace(string(code), now, then, 1)},
 		{filepath.Join(chapters, "1_made_up.sql"), "made_up.sql", string(madeUp)},
-		{filepath.Join(chapters, "2_version.sql"), "version.sql", fmt.Sprintf("insert into onlyonce.schema_version (version) values (%d);\n", migrations.Latest+1)},
+		{
+			filepath.Join(chapters, "2_version.sql"),
+			"version.sql",
+			fmt.Sprintf("insert into onlyonce.schema_version (version) values (%d);\n", migrations.Latest+1),
+		},
 	} {
 		replace[f.replaced] = filepath.Join(dir, f.name)
 		if err := os.WriteFile(replace[f.replaced], []byte(f.content), 0o600); err != nil {

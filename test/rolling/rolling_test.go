@@ -27,7 +27,8 @@ const partitions = 4
 // version. Partitions move from one to the other and back, both handed over in order and taken from
 // killed workers. No message is lost, doubled or parked.
 func TestS1OldAndNewSideBySide(t *testing.T) {
-	before, next := build(t, false), build(t, true)
+	before := build(t, false)
+	next := build(t, true)
 	for _, c := range []struct {
 		name    string
 		brokers func(testing.TB) []string
@@ -106,9 +107,20 @@ type rig struct {
 
 func newRig(t *testing.T, brokers []string, keys bool) *rig {
 	t.Helper()
-	r := &rig{t: t, pool: pgtest.Empty(t), brokers: brokers, keys: keys, quit: make(chan struct{}), done: make(chan struct{}), sent: map[string]bool{}}
+	r := &rig{
+		t:       t,
+		pool:    pgtest.Empty(t),
+		brokers: brokers,
+		keys:    keys,
+		quit:    make(chan struct{}),
+		done:    make(chan struct{}),
+		sent:    map[string]bool{},
+	}
 	r.topic = kafkatest.Topic(t, brokers, partitions, nil)
-	if _, err := r.pool.Exec(t.Context(), `create table effects (value text, part int, off bigint, worker text, n bigint generated always as identity)`); err != nil {
+	if _, err := r.pool.Exec(
+		t.Context(),
+		`create table effects (value text, part int, off bigint, worker text, n bigint generated always as identity)`,
+	); err != nil {
 		t.Fatal(err)
 	}
 	return r
@@ -117,7 +129,11 @@ func newRig(t *testing.T, brokers []string, keys bool) *rig {
 // produce writes messages to all partitions until end is called. With keys, it writes every tenth
 // message twice, and the copy goes to the next partition.
 func (r *rig) produce() {
-	client, err := kgo.NewClient(kgo.SeedBrokers(r.brokers...), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.DefaultProduceTopic(r.topic))
+	client, err := kgo.NewClient(
+		kgo.SeedBrokers(r.brokers...),
+		kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		kgo.DefaultProduceTopic(r.topic),
+	)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -193,13 +209,17 @@ func (l *log) String() string {
 
 func (r *rig) start(program, name string, more ...string) *process {
 	r.t.Helper()
-	args := append([]string{"-postgres", r.pool.Config().ConnString(), "-brokers", strings.Join(r.brokers, ","), "-topic", r.topic, "-name", name,
-		fmt.Sprintf("-keys=%t", r.keys)}, more...)
+	args := append(
+		[]string{"-postgres", r.pool.Config().ConnString(), "-brokers", strings.Join(r.brokers, ","), "-topic", r.topic, "-name", name,
+			fmt.Sprintf("-keys=%t", r.keys)},
+		more...,
+	)
 	p := &process{name: name, cmd: exec.Command(program, args...), ended: make(chan struct{}), log: &log{}}
 	if _, err := p.cmd.StdinPipe(); err != nil { // its end shows the worker that this process is gone
 		r.t.Fatal(err)
 	}
-	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
+	p.cmd.Stdout = p.log
+	p.cmd.Stderr = p.log
 	if err := p.cmd.Start(); err != nil {
 		r.t.Fatal(err)
 	}
@@ -276,9 +296,11 @@ func (r *rig) everywhere(name string) {
 func (r *rig) both(old, joined string) {
 	r.t.Helper()
 	r.until(joined+" has partitions", func() bool { return r.count(`select count(*) from effects where worker = $1`, joined) > 0 })
-	one, two := r.made(old), r.made(joined)
+	one := r.made(old)
+	two := r.made(joined)
 	r.until(fmt.Sprintf("%s and %s work side by side", old, joined), func() bool {
-		a, b := one(), two()
+		a := one()
+		b := two()
 		return a > 0 && b > 0 && a+b >= partitions
 	})
 }
@@ -337,11 +359,15 @@ func (r *rig) check() {
 	}
 	// Order within a partition: the worker inserts in the order of offsets, and one partition's
 	// transactions follow each other.
-	if n := r.count(`select count(*) from (select off < lag(off) over (partition by part order by n) as back from effects) o where back`); n > 0 {
+	n := r.count(`select count(*) from (select off < lag(off) over (partition by part order by n) as back from effects) o where back`)
+	if n > 0 {
 		r.t.Errorf("%d effects are out of order", n)
 	}
 	r.t.Logf("%d messages, by worker: %s", len(r.sent), func() (s string) {
-		_ = r.pool.QueryRow(context.Background(), `select string_agg(format('%s %s', worker, c), ', ' order by worker) from (select worker, count(*) c from effects group by 1) w`).Scan(&s)
+		_ = r.pool.QueryRow(
+			context.Background(),
+			`select string_agg(format('%s %s', worker, c), ', ' order by worker) from (select worker, count(*) c from effects group by 1) w`,
+		).Scan(&s)
 		return s
 	}())
 }

@@ -93,8 +93,12 @@ func (x *Mix) Check(ctx context.Context, pool *pgxpool.Pool, done bool) ([]strin
 	defer x.mu.Unlock()
 	written := x.messages
 	n := len(written)
-	parts, offs, calls := make([]int32, n), make([]int64, n), make([]bool, n)
-	ords, ids, values := make([]string, n), make([]string, n), make([]string, n)
+	parts := make([]int32, n)
+	offs := make([]int64, n)
+	calls := make([]bool, n)
+	ords := make([]string, n)
+	ids := make([]string, n)
+	values := make([]string, n)
 	keyed := false
 	for i, m := range written {
 		parts[i], offs[i], ords[i], ids[i], values[i], calls[i] = m.Partition, m.Offset, m.Key, m.ID, m.Value, m.Calls
@@ -103,7 +107,21 @@ func (x *Mix) Check(ctx context.Context, pool *pgxpool.Pool, done bool) ([]strin
 		}
 		keyed = keyed || m.ID != ""
 	}
-	rows, err := pool.Query(ctx, checkSQL, x.Scope, x.Topic, keyed && !x.PositionsOnly, x.Ordered, done, parts, offs, ords, ids, values, calls)
+	rows, err := pool.Query(
+		ctx,
+		checkSQL,
+		x.Scope,
+		x.Topic,
+		keyed && !x.PositionsOnly,
+		x.Ordered,
+		done,
+		parts,
+		offs,
+		ords,
+		ids,
+		values,
+		calls,
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +135,8 @@ type Counts struct {
 }
 
 func (c Counts) String() string {
-	return fmt.Sprintf("%d effects, %d parked, %d resolved, %d calls, %d keys, position %d", c.Effects, c.Parked, c.Resolved, c.Calls, c.Keys, c.Position)
+	return fmt.Sprintf("%d effects, %d parked, %d resolved, %d calls, %d keys, position %d",
+		c.Effects, c.Parked, c.Resolved, c.Calls, c.Keys, c.Position)
 }
 
 const countSQL = `

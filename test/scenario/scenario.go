@@ -76,7 +76,14 @@ func (x *Mix) AddAs(partition int32, key, id, value, does string) Message {
 	}
 	x.mu.Lock() // for both: a checker must know of every effect that it may find applied
 	defer x.mu.Unlock()
-	out := Message{Partition: partition, Offset: x.log.AppendMessage(partition, m), Key: key, ID: id, Value: value, Calls: strings.Contains(does, "call")}
+	out := Message{
+		Partition: partition,
+		Offset:    x.log.AppendMessage(partition, m),
+		Key:       key,
+		ID:        id,
+		Value:     value,
+		Calls:     strings.Contains(does, "call"),
+	}
 	x.messages = append(x.messages, out)
 	return out
 }
@@ -192,7 +199,12 @@ func Handle(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		n, _ := strconv.Atoi(arg)
 		switch {
 		case name == "call":
-			if err := outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/charges", Body: m.Value}); err != nil {
+			if err := outbox.Enqueue(ctx, tx, outbox.Call{
+				Sink:   "payments",
+				Name:   "charge",
+				Target: "/charges",
+				Body:   m.Value,
+			}); err != nil {
 				return err
 			}
 		case name == "permanent":

@@ -76,7 +76,9 @@ func (s *Screen) clock() string { return fmt.Sprintf("%6.1f s", time.Since(s.sta
 
 // Live shows a line again and again, until End.
 func (s *Screen) Live(line func() string) {
-	s.line, s.quit, s.done = line, make(chan struct{}), make(chan struct{})
+	s.line = line
+	s.quit = make(chan struct{})
+	s.done = make(chan struct{})
 	every := repeatEvery
 	if s.terminal {
 		every = redrawEvery

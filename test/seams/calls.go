@@ -41,7 +41,11 @@ var attemptWays = []string{
 const rejectedWay = "rejected"
 
 func drawCalls(d *dice) (stage, []act) {
-	x := &calling{remote: of(d, plainRemote, plainRemote, keepingRemote, layerRemote, secretRemote), ordered: d.once(2), op: drawOperator(d)}
+	x := &calling{
+		remote:  of(d, plainRemote, plainRemote, keepingRemote, layerRemote, secretRemote),
+		ordered: d.once(2),
+		op:      drawOperator(d),
+	}
 	acts := []act{{"a call is enqueued", x.enqueue}}
 	if x.ordered {
 		acts = append(acts, act{"a call of the same ordering key is enqueued", x.enqueue})
@@ -125,14 +129,21 @@ func (x *calling) setUp(w *world) error {
 	if err != nil {
 		return err
 	}
-	w.remote.app, err = layer.Handle(idempotency.Route{Pattern: "/calls", KeyWindow: memory, DiscardBody: x.remote == secretRemote}, http.HandlerFunc(w.remote.behindLayer))
+	w.remote.app, err = layer.Handle(
+		idempotency.Route{Pattern: "/calls", KeyWindow: memory, DiscardBody: x.remote == secretRemote},
+		http.HandlerFunc(w.remote.behindLayer),
+	)
 	return err
 }
 
 // newLayer is an HTTP layer with one scope.
 func newLayer(w *world) (*idempotency.Layer, error) {
-	return idempotency.New(w.pool, idempotency.Config{Scope: idempotency.GlobalScope(), FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}},
-		Logger: w.logger(), TenantConns: 12})
+	return idempotency.New(w.pool, idempotency.Config{
+		Scope:           idempotency.GlobalScope(),
+		FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}},
+		Logger:          w.logger(),
+		TenantConns:     12,
+	})
 }
 
 // behindLayer is the application of a remote that has our HTTP layer.
@@ -210,7 +221,14 @@ func (x *calling) copy(w *world) error {
 }
 
 func (x *calling) call(n int) outbox.Call {
-	c := outbox.Call{Sink: sinkName, Name: "charge", Scope: "shop", ID: fmt.Sprint(n), Target: "/calls", Body: fmt.Appendf(nil, "call-%d", n)}
+	c := outbox.Call{
+		Sink:   sinkName,
+		Name:   "charge",
+		Scope:  "shop",
+		ID:     fmt.Sprint(n),
+		Target: "/calls",
+		Body:   fmt.Appendf(nil, "call-%d", n),
+	}
 	if x.ordered {
 		c.OrderingKey = "account-1"
 	}

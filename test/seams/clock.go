@@ -67,7 +67,8 @@ const ahead = "seams.ahead"
 
 // set gives a session the clock of now. It is called before each use of the session.
 func (c *clock) set(ctx context.Context, conn *pgx.Conn) (bool, error) {
-	of, now := conn.PgConn().CustomData(), c.now()
+	of := conn.PgConn().CustomData()
+	now := c.now()
 	if had, set := of[ahead].(time.Duration); set && had == now {
 		return true, nil
 	}

@@ -169,7 +169,8 @@ func (h history) shorten(ctx context.Context, w *worker, patience time.Duration,
 			return h, was, err
 		}
 		if len(out.breaches) > 0 {
-			h, was = shorter, out
+			h = shorter
+			was = out
 		}
 	}
 	return h, was, nil

@@ -85,7 +85,9 @@ func commit() string {
 
 // drawn are the histories that the options select.
 func (o *options) drawn() ([]history, error) {
-	kinds := slices.DeleteFunc(allKinds(), func(k *kind) bool { return o.only != "" && !slices.Contains(strings.Split(o.only, ","), k.name) })
+	kinds := slices.DeleteFunc(allKinds(), func(k *kind) bool {
+		return o.only != "" && !slices.Contains(strings.Split(o.only, ","), k.name)
+	})
 	if len(kinds) == 0 {
 		return nil, fmt.Errorf("there is no kind of histories %q", o.only)
 	}
@@ -151,7 +153,8 @@ func playAll(ctx context.Context, address string, o *options) (breached int, err
 	if breached > 0 {
 		verdict = "failed"
 	}
-	o.say("seams %s histories=%d breaches=%d seconds=%d seed=%s\n", verdict, len(picked), breached, int(time.Since(began).Seconds()), o.seed)
+	o.say("seams %s histories=%d breaches=%d seconds=%d seed=%s\n",
+		verdict, len(picked), breached, int(time.Since(began).Seconds()), o.seed)
 	return breached, nil
 }
 

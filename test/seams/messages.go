@@ -55,7 +55,13 @@ type consuming struct {
 const copiesWithin = 20 * time.Hour
 
 func drawMessages(d *dice) (stage, []act) {
-	x := &consuming{policy: of(d, consumer.ParkMessage, consumer.ParkOrderingKey), slots: of(d, 1, 1, 3), op: drawOperator(d), gives: d.once(4), sick: map[string]bool{}}
+	x := &consuming{
+		policy: of(d, consumer.ParkMessage, consumer.ParkOrderingKey),
+		slots:  of(d, 1, 1, 3),
+		op:     drawOperator(d),
+		gives:  d.once(4),
+		sick:   map[string]bool{},
+	}
 	x.positions = d.once(3)
 	if d.once(3) {
 		x.changes = of(d, "Prepare", "Key", "OnParked")
@@ -132,7 +138,12 @@ func (x *consuming) drawEvent(d *dice) []act {
 	case 2:
 		return []act{{"the cursor is adopted at its position", func(w *world) error {
 			partition := int32(0)
-			_, err := ops.AdoptCursor(w.ctx, w.pool, ops.By{Reason: "INC-6"}, ops.AdoptInput{Scope: scope, Topic: topic, Partition: &partition})
+			_, err := ops.AdoptCursor(
+				w.ctx,
+				w.pool,
+				ops.By{Reason: "INC-6"},
+				ops.AdoptInput{Scope: scope, Topic: topic, Partition: &partition},
+			)
 			w.say("operator: cursor adopt: %v", err)
 			return ignoreRefusal(err)
 		}}}
@@ -161,7 +172,11 @@ func (x *consuming) copy(w *world, n int) error {
 		return nil
 	}
 	m := x.sent[n%len(x.sent)]
-	parked, err := one[bool](w, `select exists (select from onlyonce.parked where kind = 'message' and settled_at is null and convert_from(body, 'UTF8') = $1)`, m.token)
+	parked, err := one[bool](
+		w,
+		`select exists (select from onlyonce.parked where kind = 'message' and settled_at is null and convert_from(body, 'UTF8') = $1)`,
+		m.token,
+	)
 	if err == nil && (parked || w.now()-m.from < copiesWithin) {
 		x.append(w, m)
 	}
@@ -187,12 +202,21 @@ func (x *consuming) handle(ctx context.Context, tx consumer.Tx, m *consumer.Mess
 // consume is the consumer.
 func (x *consuming) consume(w *world) engine {
 	return func(ctx context.Context) error {
-		cfg := consumer.Config{Scope: scope, PositionsOnly: x.positions, OnFailure: x.policy, Concurrency: x.slots, MaxAttempts: 1, Linger: time.Millisecond,
-			Brake: consumer.Brake{Off: true}, Backoff: dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond}, Logger: w.logger(),
+		cfg := consumer.Config{
+			Scope:         scope,
+			PositionsOnly: x.positions,
+			OnFailure:     x.policy,
+			Concurrency:   x.slots,
+			MaxAttempts:   1,
+			Linger:        time.Millisecond,
+			Brake:         consumer.Brake{Off: true},
+			Backoff:       dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond},
+			Logger:        w.logger(),
 			Hooks: consumer.Hooks{Halted: func(h *consumer.HaltError) {
 				x.halted.Store(true)
 				w.say("the partition halts: %s", h.Reason)
-			}}}
+			}},
+		}
 		if len(x.slow) > 0 {
 			// A slot keeps its batch until all of it is done, so those behind a slow message wait
 			// for it; and one that is parked waits no more.
@@ -239,16 +263,26 @@ func (x *consuming) decide(w *world) error {
 
 // replay has the last messages handled again.
 func (x *consuming) replay(w *world, back int64) error {
-	position, err := one[*int64](w, `select next_offset from onlyonce.positions where scope = $1 and topic = $2 and partition = 0`, scope, topic)
+	position, err := one[*int64](w, `select next_offset from onlyonce.positions where scope = $1 and topic = $2 and partition = 0`,
+		scope, topic)
 	if err != nil || position == nil || *position == 0 {
 		return ignoreNoRow(err)
 	}
 	from := max(0, *position-back)
-	waiting, err := all(w, pgx.RowTo[string], `select convert_from(body, 'UTF8') from onlyonce.parked where kind = 'message' and settled_at is null`)
+	waiting, err := all(
+		w,
+		pgx.RowTo[string],
+		`select convert_from(body, 'UTF8') from onlyonce.parked where kind = 'message' and settled_at is null`,
+	)
 	if err != nil {
 		return err
 	}
-	_, err = ops.Replay(w.ctx, w.pool, ops.By{Reason: "INC-3"}, ops.ReplayInput{CursorName: ops.CursorName{Scope: scope, Topic: topic}, From: from})
+	_, err = ops.Replay(
+		w.ctx,
+		w.pool,
+		ops.By{Reason: "INC-3"},
+		ops.ReplayInput{CursorName: ops.CursorName{Scope: scope, Topic: topic}, From: from},
+	)
 	w.say("operator: replay -from %d: %v", from, err)
 	if err != nil {
 		return ignoreRefusal(err)
@@ -269,17 +303,27 @@ func (x *consuming) promiseAgain(w *world, from, to int64, parked []string) {
 
 // setBack sets the position back by cursor adopt -at. Messages without ids are applied again.
 func (x *consuming) setBack(w *world, back int64) error {
-	position, err := one[*int64](w, `select next_offset from onlyonce.positions where scope = $1 and topic = $2 and partition = 0`, scope, topic)
+	position, err := one[*int64](w, `select next_offset from onlyonce.positions where scope = $1 and topic = $2 and partition = 0`,
+		scope, topic)
 	if err != nil || position == nil || *position == 0 {
 		return ignoreNoRow(err)
 	}
-	waiting, err := all(w, pgx.RowTo[string], `select convert_from(body, 'UTF8') from onlyonce.parked where kind = 'message' and settled_at is null`)
+	waiting, err := all(
+		w,
+		pgx.RowTo[string],
+		`select convert_from(body, 'UTF8') from onlyonce.parked where kind = 'message' and settled_at is null`,
+	)
 	if err != nil {
 		return err
 	}
 	partition := int32(0)
 	at := max(0, *position-back)
-	_, err = ops.AdoptCursor(w.ctx, w.pool, ops.By{Reason: "INC-2"}, ops.AdoptInput{Scope: scope, Topic: topic, Partition: &partition, At: fmt.Sprint(at)})
+	_, err = ops.AdoptCursor(
+		w.ctx,
+		w.pool,
+		ops.By{Reason: "INC-2"},
+		ops.AdoptInput{Scope: scope, Topic: topic, Partition: &partition, At: fmt.Sprint(at)},
+	)
 	w.say("operator: cursor adopt -at %d: %v", at, err)
 	if err != nil {
 		return ignoreRefusal(err)

@@ -24,7 +24,11 @@ type operating struct {
 }
 
 func drawOperations(d *dice) (stage, []act) {
-	x := &operating{client: client{path: "/exports", told: map[string]told1{}}, ttl: of(d, 10*time.Minute, 2*time.Hour, 48*time.Hour), discards: d.once(4)}
+	x := &operating{
+		client:   client{path: "/exports", told: map[string]told1{}},
+		ttl:      of(d, 10*time.Minute, 2*time.Hour, 48*time.Hour),
+		discards: d.once(4),
+	}
 	acts := []act{{"a request", x.request}}
 	for range 2 + d.IntN(4) {
 		switch d.IntN(10) {
@@ -44,7 +48,12 @@ func drawOperations(d *dice) (stage, []act) {
 			acts = append(acts, act{"the clock is a week ahead", func(w *world) error { return w.jump((*world).forget, x.request) }})
 		case 8:
 			between := of(d, act{"a copy", x.request}, act{"the work is done", x.work})
-			acts = append(acts, act{actKeep, (*world).keep}, between, act{actPromote, func(w *world) error { x.void(); return w.promote() }})
+			acts = append(
+				acts,
+				act{actKeep, (*world).keep},
+				between,
+				act{actPromote, func(w *world) error { x.void(); return w.promote() }},
+			)
 		default:
 			acts = append(acts, act{"what has expired is deleted", (*world).forget})
 		}
@@ -58,16 +67,23 @@ func (x *operating) setUp(w *world) error {
 	if err != nil {
 		return err
 	}
-	x.operations, err = idempotency.NewOperations(layer, idempotency.OperationsConfig{PollInterval: 10 * time.Millisecond, Partitions: 2, MaxAttempts: 1,
-		Backoff: dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond}, Logger: w.logger()}, map[string]idempotency.Work{"export": x.export})
+	x.operations, err = idempotency.NewOperations(
+		layer,
+		idempotency.OperationsConfig{PollInterval: 10 * time.Millisecond, Partitions: 2, MaxAttempts: 1,
+			Backoff: dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond}, Logger: w.logger()},
+		map[string]idempotency.Work{"export": x.export},
+	)
 	if err != nil {
 		return err
 	}
-	x.handler, err = layer.Handle(idempotency.Route{Pattern: x.path, TTL: x.ttl, NoCalls: true}, http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
-		if err := x.operations.Accept(rw, req, idempotency.Request{Name: "export", Input: []byte("export-1")}); err != nil {
-			http.Error(rw, err.Error(), http.StatusInternalServerError)
-		}
-	}))
+	x.handler, err = layer.Handle(
+		idempotency.Route{Pattern: x.path, TTL: x.ttl, NoCalls: true},
+		http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+			if err := x.operations.Accept(rw, req, idempotency.Request{Name: "export", Input: []byte("export-1")}); err != nil {
+				http.Error(rw, err.Error(), http.StatusInternalServerError)
+			}
+		}),
+	)
 	return err
 }
 

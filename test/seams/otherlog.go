@@ -15,7 +15,10 @@ type rewriting struct {
 }
 
 func drawOtherLog(d *dice) (stage, []act) {
-	x := &rewriting{consuming: consuming{slots: 3, positions: d.once(2), sick: map[string]bool{}, slow: map[string]bool{}}, above: 2 + d.IntN(3)}
+	x := &rewriting{
+		consuming: consuming{slots: 3, positions: d.once(2), sick: map[string]bool{}, slow: map[string]bool{}},
+		above:     2 + d.IntN(3),
+	}
 	x.keeps = d.IntN(x.above)
 	return x, []act{
 		{"a message whose handler waits, and others behind it", x.fill},
@@ -83,7 +86,12 @@ func (x *rewriting) settle(w *world) error {
 			return w.settleParked("message", x.work, x.decide)
 		}
 		partition := int32(0)
-		_, err = ops.AdoptCursor(w.ctx, w.pool, ops.By{Reason: "INC-1"}, ops.AdoptInput{Scope: scope, Topic: topic, Partition: &partition, At: "0"})
+		_, err = ops.AdoptCursor(
+			w.ctx,
+			w.pool,
+			ops.By{Reason: "INC-1"},
+			ops.AdoptInput{Scope: scope, Topic: topic, Partition: &partition, At: "0"},
+		)
 		w.say("operator: cursor adopt -at 0: %v", err)
 		if err != nil {
 			return err

@@ -51,8 +51,14 @@ func drawPartly(d *dice) (stage, []act) {
 // setUp implements stage.
 func (x *partly) setUp(w *world) error {
 	var err error
-	x.endpoint, err = webhook.New(w.pool, webhook.Config{Name: endpointName, Provider: twilio.Provider{URL: hookURL}, Secrets: []string{webhookSecret},
-		Mode: webhook.Inline, Handler: consumer.HandlerFunc(x.handle), Logger: w.logger()})
+	x.endpoint, err = webhook.New(w.pool, webhook.Config{
+		Name:     endpointName,
+		Provider: twilio.Provider{URL: hookURL},
+		Secrets:  []string{webhookSecret},
+		Mode:     webhook.Inline,
+		Handler:  consumer.HandlerFunc(x.handle),
+		Logger:   w.logger(),
+	})
 	return err
 }
 

@@ -113,12 +113,24 @@ func (x *queuing) handle(_ context.Context, tx consumer.Tx, m *consumer.Message)
 
 func (x *queuing) work(w *world) error {
 	run := func(ctx context.Context) error {
-		q, err := queue.New(w.pool, x.broker.Connect(), queue.Config{Name: queueName, CopiesWithin: 72 * time.Hour, Partitions: 1, PollInterval: 10 * time.Millisecond, Logger: w.logger()})
+		q, err := queue.New(w.pool, x.broker.Connect(), queue.Config{
+			Name:         queueName,
+			CopiesWithin: 72 * time.Hour,
+			Partitions:   1,
+			PollInterval: 10 * time.Millisecond,
+			Logger:       w.logger(),
+		})
 		if err != nil {
 			return err
 		}
-		c, err := consumer.New(w.pool, q, consumer.HandlerFunc(x.handle), consumer.Config{Scope: scope, MaxAttempts: 1, Linger: time.Millisecond, Brake: consumer.Brake{Off: true},
-			Backoff: dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond}, Logger: w.logger()})
+		c, err := consumer.New(w.pool, q, consumer.HandlerFunc(x.handle), consumer.Config{
+			Scope:       scope,
+			MaxAttempts: 1,
+			Linger:      time.Millisecond,
+			Brake:       consumer.Brake{Off: true},
+			Backoff:     dedupe.Backoff{Min: time.Millisecond, Max: time.Millisecond},
+			Logger:      w.logger(),
+		})
 		if err != nil {
 			return err
 		}

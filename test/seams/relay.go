@@ -245,7 +245,11 @@ func (w *world) settleCalls(o operator) error {
 		}
 		o.newKey = o.newKey || w.remote.keepsRejections // what is rejected again needs one
 	}
-	left, err := all(w, pgx.RowTo[string], `select format('%s %s %s', c.id, c.state, c.error) from onlyonce.calls c where c.state not in ('delivered', 'discarded')`)
+	left, err := all(
+		w,
+		pgx.RowTo[string],
+		`select format('%s %s %s', c.id, c.state, c.error) from onlyonce.calls c where c.state not in ('delivered', 'discarded')`,
+	)
 	w.breach("calls are never settled: %v", left)
 	return errors.Join(err, errStands)
 }

@@ -93,7 +93,12 @@ type requesting struct {
 const requestKey = "order-17"
 
 func drawRequests(d *dice) (stage, []act) {
-	x := &requesting{client: client{path: "/charges", told: map[string]told1{}}, mode: of(d, transactional, transactional, leased, do), ordered: d.once(3), op: drawOperator(d)}
+	x := &requesting{
+		client:  client{path: "/charges", told: map[string]told1{}},
+		mode:    of(d, transactional, transactional, leased, do),
+		ordered: d.once(3),
+		op:      drawOperator(d),
+	}
 	if d.once(4) {
 		x.scheduled = of(d, 30*time.Hour, 60*time.Hour, 100*time.Hour)
 	}
@@ -172,9 +177,16 @@ func (x *requesting) handle(w *world, rw http.ResponseWriter, req *http.Request)
 // do is the program's function. Its answers look as the layer's.
 func (x *requesting) do(w *world, doer *idempotency.Doer, rw http.ResponseWriter, req *http.Request) {
 	body, _ := io.ReadAll(req.Body)
-	_, mark, err := idempotency.Do(req.Context(), doer, idempotency.Scope{}, req.Header.Get("Idempotency-Key"), string(body), func(ctx context.Context, tx consumer.Tx) (string, error) {
-		return "done", x.effect(ctx, w, tx, string(body))
-	})
+	_, mark, err := idempotency.Do(
+		req.Context(),
+		doer,
+		idempotency.Scope{},
+		req.Header.Get("Idempotency-Key"),
+		string(body),
+		func(ctx context.Context, tx consumer.Tx) (string, error) {
+			return "done", x.effect(ctx, w, tx, string(body))
+		},
+	)
 	rw.Header().Set("Idempotency-Status", string(mark))
 	if err != nil {
 		http.Error(rw, err.Error(), http.StatusConflict)

@@ -50,7 +50,9 @@ func TestDrawn(t *testing.T) {
 	}
 	seen := map[string]bool{}
 	for i, h := range first {
-		if a, b := names(h), names(second[i]); h.kind.name != second[i].kind.name || !slices.Equal(a, b) {
+		a := names(h)
+		b := names(second[i])
+		if h.kind.name != second[i].kind.name || !slices.Equal(a, b) {
 			t.Errorf("history %d: %s %v and %s %v", h.n, h.kind.name, a, second[i].kind.name, b)
 		}
 		seen[h.kind.name] = true

@@ -80,8 +80,14 @@ func (x *receiving) possible(d *dice) [][]act {
 		all = append(all, []act{{"an event is delivered again, rendered anew", func(w *world) error { return x.anew(w, n) }}})
 	}
 	if !x.signed {
-		all = append(all, []act{{"a recorded body comes under an id that is made up", func(w *world) error { return x.recorded(w, n, "") }}},
-			[]act{{"a recorded body comes under the id of the next event", func(w *world) error { return x.recorded(w, n, fmt.Sprint("evt_", len(x.sent)+1)) }}})
+		all = append(
+			all,
+			[]act{{"a recorded body comes under an id that is made up", func(w *world) error { return x.recorded(w, n, "") }}},
+			[]act{{
+				"a recorded body comes under the id of the next event",
+				func(w *world) error { return x.recorded(w, n, fmt.Sprint("evt_", len(x.sent)+1)) },
+			}},
+		)
 	}
 	all = append(all, []act{{"an operator decides", x.decide}})
 	if x.backfill {
@@ -92,8 +98,14 @@ func (x *receiving) possible(d *dice) [][]act {
 
 // setUp implements stage.
 func (x *receiving) setUp(w *world) error {
-	cfg := webhook.Config{Name: endpointName, Provider: webhook.GitHub{}, Secrets: []string{webhookSecret}, Partitions: 1, Logger: w.logger(),
-		PollInterval: 10 * time.Millisecond}
+	cfg := webhook.Config{
+		Name:         endpointName,
+		Provider:     webhook.GitHub{},
+		Secrets:      []string{webhookSecret},
+		Partitions:   1,
+		Logger:       w.logger(),
+		PollInterval: 10 * time.Millisecond,
+	}
 	if x.signed {
 		cfg.Provider = webhook.Stripe{}
 	}
@@ -113,7 +125,13 @@ func (x *receiving) setUp(w *world) error {
 	if err != nil || x.inline {
 		return err
 	}
-	worker, err := consumer.New(w.pool, x.endpoint, consumer.HandlerFunc(x.handle), consumer.Config{Scope: webhook.Scope(endpointName), MaxAttempts: 1, Linger: time.Millisecond, Brake: consumer.Brake{Off: true}, Logger: w.logger()})
+	worker, err := consumer.New(w.pool, x.endpoint, consumer.HandlerFunc(x.handle), consumer.Config{
+		Scope:       webhook.Scope(endpointName),
+		MaxAttempts: 1,
+		Linger:      time.Millisecond,
+		Brake:       consumer.Brake{Off: true},
+		Logger:      w.logger(),
+	})
 	if err != nil {
 		return err
 	}
@@ -296,18 +314,33 @@ func (x *receiving) workAside(w *world) error {
 	if !x.inline {
 		return x.work(w)
 	}
-	return w.work("redriven events were handled", w.is(`select exists (select from onlyonce.positions) and `+strings.TrimPrefix(strings.TrimSpace(storedSQL), "select"),
-		webhook.Scope(endpointName), webhook.Topic(endpointName)), func(ctx context.Context) error {
-		source, err := webhook.NewSource(w.pool, webhook.SourceConfig{Group: endpointName, Endpoints: []string{endpointName}, Partitions: 1, PollInterval: 10 * time.Millisecond, Logger: w.logger()})
-		if err != nil {
-			return err
-		}
-		c, err := consumer.New(w.pool, source, consumer.HandlerFunc(x.handle), consumer.Config{Scope: webhook.Scope(endpointName), MaxAttempts: 1, Linger: time.Millisecond, Logger: w.logger()})
-		if err != nil {
-			return err
-		}
-		return c.Run(ctx)
-	})
+	return w.work(
+		"redriven events were handled",
+		w.is(`select exists (select from onlyonce.positions) and `+strings.TrimPrefix(strings.TrimSpace(storedSQL), "select"),
+			webhook.Scope(endpointName), webhook.Topic(endpointName)),
+		func(ctx context.Context) error {
+			source, err := webhook.NewSource(w.pool, webhook.SourceConfig{
+				Group:        endpointName,
+				Endpoints:    []string{endpointName},
+				Partitions:   1,
+				PollInterval: 10 * time.Millisecond,
+				Logger:       w.logger(),
+			})
+			if err != nil {
+				return err
+			}
+			c, err := consumer.New(w.pool, source, consumer.HandlerFunc(x.handle), consumer.Config{
+				Scope:       webhook.Scope(endpointName),
+				MaxAttempts: 1,
+				Linger:      time.Millisecond,
+				Logger:      w.logger(),
+			})
+			if err != nil {
+				return err
+			}
+			return c.Run(ctx)
+		},
+	)
 }
 
 // forget lets ids and bodies go whose retention has passed: Endpoint.Upkeep does so when it begins.
@@ -329,7 +362,11 @@ func (x *receiving) decide(w *world) error {
 		Reason string
 		Body   []byte
 	}
-	rows, err := all(w, pgx.RowToStructByPos[row], `select id, reason, body from onlyonce.parked where kind = 'event' and settled_at is null and state = 'waiting' order by id`)
+	rows, err := all(
+		w,
+		pgx.RowToStructByPos[row],
+		`select id, reason, body from onlyonce.parked where kind = 'event' and settled_at is null and state = 'waiting' order by id`,
+	)
 	if err != nil {
 		return err
 	}
@@ -347,7 +384,12 @@ func (x *receiving) decide(w *world) error {
 		if err != nil {
 			return err
 		}
-		stored, err := one[bool](w, `select exists (select from onlyonce.parked p where p.kind = 'event' and p.id < $1 and p.settled_at is null and p.body = $2)`, r.ID, r.Body)
+		stored, err := one[bool](
+			w,
+			`select exists (select from onlyonce.parked p where p.kind = 'event' and p.id < $1 and p.settled_at is null and p.body = $2)`,
+			r.ID,
+			r.Body,
+		)
 		if err != nil {
 			return err
 		}

@@ -57,7 +57,8 @@ func (w *world) close() { w.remote.close() }
 // say adds a line to the timeline, with the day and the hour of the history.
 func (w *world) say(format string, args ...any) {
 	now := w.now()
-	w.Say(histories.Plain, "day %d %02d:%02d  %s", int(now.Hours())/24, int(now.Hours())%24, int(now.Minutes())%60, fmt.Sprintf(format, args...))
+	w.Say(histories.Plain, "day %d %02d:%02d  %s",
+		int(now.Hours())/24, int(now.Hours())%24, int(now.Minutes())%60, fmt.Sprintf(format, args...))
 }
 
 // breach notes that something does not hold.

@@ -1,8 +1,10 @@
-// Command site makes a static site of README.md and docs/: a page for each, a search over their
-// sections, and llms.txt. It fails if a link leads nowhere.
+// Command site makes a static site of README.md, docs/ and the packages: a page for each, a search
+// over their sections, llms.txt and llms-full.txt. A reader needs no other server. It fails if a
+// link leads nowhere.
 //
-//	make site            # writes dist/site
-//	make site CHECK=1    # opens ten pages in Chromium, too, and searches
+//	make site                   # writes dist/site
+//	make site VERSION=v0.1.0    # writes dist/site/v0.1.0, beside other versions
+//	make site CHECK=1           # opens pages in Chromium, too, and searches
 package main
 
 import (
@@ -53,6 +55,7 @@ type page struct {
 	Path, URL, Title, Summary string
 	source                    []byte
 	root                      ast.Node
+	html                      string // of a page that is no Markdown
 	ids                       map[string]bool
 	links                     []string // pages that it leads to, in order
 }
@@ -72,16 +75,22 @@ type site struct {
 	byPath   map[string]*page
 	sections []section
 	faults   []error
+	version  string // or which commit it is of
 }
 
 func main() {
 	root := flag.String("root", "../..", "the repository")
 	out := flag.String("out", "../../dist/site", "where the site is written")
-	check := flag.Bool("check", false, "open ten pages in Chromium, and search")
+	version := flag.String("version", "", "a released version, which gets a folder of its own")
+	check := flag.Bool("check", false, "open pages in Chromium, and search")
 	flag.Parse()
-	s, err := build(*root, *out)
+	folder := filepath.Join(*out, *version)
+	s, err := build(*root, folder, *version)
+	if err == nil && *version != "" {
+		err = listVersions(*out)
+	}
 	if err == nil && *check {
-		err = s.browse(*out)
+		err = s.browse(folder)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "site:", err)
@@ -90,14 +99,22 @@ func main() {
 	fmt.Printf("site ok pages=%d sections=%d %s\n", len(s.pages), len(s.sections), *out)
 }
 
-func build(root, out string) (*site, error) {
-	s := &site{root: root, byPath: map[string]*page{}, markdown: goldmark.New(goldmark.WithExtensions(extension.GFM), goldmark.WithParserOptions(parser.WithAutoHeadingID()))}
+func build(root, out, version string) (*site, error) {
+	s := &site{
+		root:     root,
+		byPath:   map[string]*page{},
+		markdown: goldmark.New(goldmark.WithExtensions(extension.GFM), goldmark.WithParserOptions(parser.WithAutoHeadingID())),
+	}
 	list, err := exec.Command("git", "-C", root, "ls-files", "*.md").Output() //nolint:gosec,noctx // its own repository
 	if err != nil {
 		return nil, err
 	}
 	for name := range strings.FieldsSeq(string(list)) {
-		if name == "README.md" || name == "CHANGELOG.md" || name == "CONTRIBUTING.md" || name == "SECURITY.md" || strings.HasPrefix(name, "docs/") {
+		if name == "README.md" ||
+			name == "CHANGELOG.md" ||
+			name == "CONTRIBUTING.md" ||
+			name == "SECURITY.md" ||
+			strings.HasPrefix(name, "docs/") {
 			source, err := os.ReadFile(filepath.Join(s.root, name))
 			if err != nil {
 				return nil, err
@@ -117,6 +134,12 @@ func build(root, out string) (*site, error) {
 		s.lead(p)
 	}
 	s.order()
+	if err := s.reference(); err != nil {
+		return nil, err
+	}
+	if s.version, err = s.edition(version); err != nil {
+		return nil, err
+	}
 	if err := errors.Join(s.faults...); err != nil {
 		return nil, err
 	}
@@ -260,33 +283,52 @@ func (s *site) write(out string) error {
 	if err != nil {
 		return err
 	}
-	var llms bytes.Buffer
-	fmt.Fprintf(&llms, "# onlyonce\n\n> %s\n\n## Documentation\n\n", s.pages[0].Summary)
-	files := map[string][]byte{"style.css": styleCSS, "search.js": append(append([]byte("const sections = "), append(index, ";\n"...)...), searchJS...)}
+	drawer, err := mermaid()
+	if err != nil {
+		return err
+	}
+	llms, err := s.llms()
+	if err != nil {
+		return err
+	}
+	files := map[string][]byte{
+		"style.css":      styleCSS,
+		"mermaid.min.js": drawer,
+		"llms.txt":       llms,
+		"llms-full.txt":  s.whole(),
+		"search.js":      append(append([]byte("const sections = "), append(index, ";\n"...)...), searchJS...),
+	}
 	for _, p := range s.pages {
 		var body, whole bytes.Buffer
-		if err := s.markdown.Renderer().Render(&body, p.source, p.root); err != nil {
-			return err
+		body.WriteString(p.html)
+		if p.root != nil {
+			if err := s.markdown.Renderer().Render(&body, p.source, p.root); err != nil {
+				return err
+			}
 		}
 		up := strings.Repeat("../", strings.Count(p.URL, "/"))
-		err := layout.Execute(&whole, map[string]any{"Page": p, "Up": up, "Pages": s.pages, "Diagrams": bytes.Contains(p.source, []byte("```mermaid")),
-			"Body": template.HTML(body.String())}) //nolint:gosec // of our own documents
+		err := layout.Execute(&whole, map[string]any{
+			"Page":     p,
+			"Up":       up,
+			"Pages":    s.pages,
+			"Version":  s.version,
+			"Diagrams": bytes.Contains(p.source, []byte("```mermaid")),
+			"Body":     template.HTML(body.String()), //nolint:gosec // of our own documents
+		})
 		if err != nil {
 			return err
 		}
 		files[p.URL] = whole.Bytes()
-		if p.Path != rulesByName {
-			fmt.Fprintf(&llms, "- [%s](%s%s): %s\n", p.Title, repository, p.Path, p.Summary)
-		}
 	}
-	files["llms.txt"] = llms.Bytes()
-	images, err := filepath.Glob(filepath.Join(s.root, "docs/guide/img/*.png"))
-	if err != nil {
-		return err
-	}
-	for _, i := range images {
-		if files["docs/guide/img/"+filepath.Base(i)], err = os.ReadFile(i); err != nil {
+	for _, pattern := range []string{"docs/guide/img/*.png", "docs/charts/*.svg"} {
+		images, err := filepath.Glob(filepath.Join(s.root, pattern))
+		if err != nil {
 			return err
+		}
+		for _, i := range images {
+			if files[path.Dir(pattern)+"/"+filepath.Base(i)], err = os.ReadFile(i); err != nil { //nolint:gosec // of this repository
+				return err
+			}
 		}
 	}
 	for name, content := range files {

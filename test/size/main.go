@@ -5,6 +5,10 @@
 //	go run ./test/size                     # HEAD: every package, and totals
 //	go run ./test/size fe6af5d8 HEAD       # what changed from one commit to another
 //	go run ./test/size -md fe6af5d8 HEAD   # the same as Markdown, of packages with 1,000 lines or more
+//	go run ./test/size -density            # what is too dense in the working tree; 1 if anything is
+//
+// Lines are printed, and are no bar. Density is one: see package density. It is that of the last
+// commit given, by package, and the last line is "density ok" or the number of findings.
 //
 // References: an edge leads from a file to another file of its package if an identifier in the
 // first names something that the second declares at package level, or a method of it; each pair of
@@ -70,22 +74,34 @@ var totals = []struct {
 var columns = []struct {
 	name string
 	kind int
-}{{"files", files}, {"lines", lines}, {"tests", tests}, {"names", names}, {"fields", fields}, {"long", long}, {"against", backwards}, {"of", references}, {"Markdown KB", markdown}, {"SQL", sql}}
+}{
+	{"files", files}, {"lines", lines}, {"tests", tests}, {"names", names}, {"fields", fields},
+	{"long", long}, {"against", backwards}, {"of", references}, {"Markdown KB", markdown},
+	{"SQL", sql},
+}
 
 func main() {
 	md := flag.Bool("md", false, "print a Markdown table of packages with at least 1,000 lines")
+	lintOnly := flag.Bool("density", false, "print only what is too dense in the working tree, and exit with 1 if anything is")
 	flag.Parse()
+	if *lintOnly {
+		os.Exit(lint(os.Stdout))
+	}
 	commits := flag.Args()
 	if len(commits) == 0 {
 		commits = []string{"HEAD"}
 	}
 	var runs []map[string]*size
+	var last *dense
 	for _, commit := range commits {
 		src, err := read(commit)
 		if err == nil {
 			var sizes map[string]*size
 			sizes, err = measure(src)
 			runs = append(runs, sizes)
+		}
+		if err == nil {
+			last, err = readDensity(src)
 		}
 		if err != nil {
 			fmt.Fprintf(os.Stderr, "size: %s: %v\n", commit, err)
@@ -99,6 +115,7 @@ func main() {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	table(runs, 0, func(cells []string) { _, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) })
 	_ = w.Flush()
+	last.print(os.Stdout)
 }
 
 // read returns the files of a commit by their path.
@@ -128,9 +145,11 @@ func read(commit string) (map[string][]byte, error) {
 // table makes a row of each directory that has at least some lines in one of the runs, and of the
 // totals.
 func table(runs []map[string]*size, least int, row func(cells []string)) {
-	head, rule := []string{""}, []string{"---"}
+	head := []string{""}
+	rule := []string{"---"}
 	for _, c := range columns {
-		head, rule = append(head, c.name), append(rule, "--:")
+		head = append(head, c.name)
+		rule = append(rule, "--:")
 	}
 	row(head)
 	if least > 0 {

@@ -8,7 +8,8 @@ import (
 func TestMeasure(t *testing.T) {
 	t.Parallel()
 	src := map[string][]byte{
-		"p/a.go":            []byte("// Package p is measured.\npackage p\n\nimport \"fmt\"\n\n// A has fields.\ntype A struct {\n\tX, y int\n\tIn struct{ Z int }\n}\n\nfunc (a *A) M() { fmt.Println(b) }\n"),
+		"p/a.go": []byte("// Package p is measured.\npackage p\n\nimport \"fmt\"\n\n// A has " +
+			"fields.\ntype A struct {\n\tX, y int\n\tIn struct{ Z int }\n}\n\nfunc (a *A) M() { fmt.Println(b) }\n"),
 		"p/b.go":            []byte("package p\n\nvar b = new(A)\n\nfunc c() { b.M() }\n"),
 		"p/c.go":            []byte("package p\n\n// E is exported.\nconst E = 1\n\nfunc d() { c(); " + strings.Repeat("\n", 80) + "}\n"),
 		"p/c_windows.go":    []byte("package p\n\nconst F, g = 1, 2\n\nfunc e() { d() }\n"),
@@ -26,7 +27,9 @@ func TestMeasure(t *testing.T) {
 	if got := *sizes["p"]; got != want {
 		t.Errorf("%v, want %v", got, want)
 	}
-	if got, want := *sizes["p/internal/q"], (size{files: 1, lines: 3}); got != want {
+	got := *sizes["p/internal/q"]
+	want = (size{files: 1, lines: 3})
+	if got != want {
 		t.Errorf("%v, want %v", got, want)
 	}
 }

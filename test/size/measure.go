@@ -37,9 +37,15 @@ const (
 // measure returns the size of each directory of the files, which are named by their path.
 func measure(src map[string][]byte) (map[string]*size, error) {
 	sizes := map[string]*size{}
-	p := &packages{fset: token.NewFileSet(), files: map[string][]*ast.File{}, done: map[string]*types.Package{}, uses: map[string]map[*ast.Ident]types.Object{}}
+	p := &packages{
+		fset:  token.NewFileSet(),
+		files: map[string][]*ast.File{},
+		done:  map[string]*types.Package{},
+		uses:  map[string]map[*ast.Ident]types.Object{},
+	}
 	for _, name := range slices.Sorted(maps.Keys(src)) {
-		dir, n := path.Dir(name), bytes.Count(src[name], []byte("\n"))
+		dir := path.Dir(name)
+		n := bytes.Count(src[name], []byte("\n"))
 		s := sizes[dir]
 		if s == nil {
 			s = &size{}
@@ -92,7 +98,9 @@ func (p *packages) parse(dir, name string, src []byte, s *size) error {
 		surface(f, s)
 	}
 	c := build.Default
-	c.GOOS, c.GOARCH, c.BuildTags = "linux", "amd64", nil
+	c.GOOS = "linux"
+	c.GOARCH = "amd64"
+	c.BuildTags = nil
 	c.OpenFile = func(string) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(src)), nil }
 	built, err := c.MatchFile(dir, path.Base(name))
 	if built {

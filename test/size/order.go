@@ -11,14 +11,16 @@ type edge struct{ from, to int }
 func against(n int, edges []edge) (count int) {
 	place := make([]int, n) // from 1; 0: not taken yet
 	for front, back := 1, n; front <= back; {
-		out, in := make([]int, n), make([]int, n)
+		out := make([]int, n)
+		in := make([]int, n)
 		for _, e := range edges {
 			if place[e.from] == 0 && place[e.to] == 0 {
 				out[e.from]++
 				in[e.to]++
 			}
 		}
-		best, most := -1, 0
+		best := -1
+		most := 0
 		for node := range n {
 			rank := out[node] - in[node]
 			if in[node] == 0 {
@@ -28,13 +30,16 @@ func against(n int, edges []edge) (count int) {
 				rank = n + 1
 			}
 			if place[node] == 0 && (best < 0 || rank > most) {
-				best, most = node, rank
+				best = node
+				most = rank
 			}
 		}
 		if most > n {
-			place[best], back = back, back-1
+			place[best] = back
+			back = back - 1
 		} else {
-			place[best], front = front, front+1
+			place[best] = front
+			front = front + 1
 		}
 	}
 	for _, e := range edges {

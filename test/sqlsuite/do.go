@@ -66,7 +66,9 @@ func doAppliesOnce(t *testing.T, drivers []Driver) {
 		}
 		// With OnConflict, its writes commit.
 		cfg := sqltx.DoConfig{OnConflict: writes("aside", &runs)}
-		if got, err := cfg.Do(t.Context(), db, Key("a", "2"), writes("a", &runs)); got != dedupe.Conflict || err != nil || count(t, pool, "effects where id = 'aside'") != 1 {
+		if got, err := cfg.Do(t.Context(), db, Key("a", "2"), writes("a", &runs)); got != dedupe.Conflict ||
+			err != nil ||
+			count(t, pool, "effects where id = 'aside'") != 1 {
 			t.Errorf("%v, %v", got, err)
 		}
 		// An error of the function, or a panic, takes the claim with it.
@@ -82,7 +84,9 @@ func doAppliesOnce(t *testing.T, drivers []Driver) {
 		if n := db.Stats().InUse; n != 0 {
 			t.Errorf("%d connections are out", n)
 		}
-		if got, err := sqltx.Do(t.Context(), db, Key("b", "1"), writes("b", &runs)); got != dedupe.Fresh || err != nil || count(t, pool, "effects where id = 'b'") != 1 {
+		if got, err := sqltx.Do(t.Context(), db, Key("b", "1"), writes("b", &runs)); got != dedupe.Fresh ||
+			err != nil ||
+			count(t, pool, "effects where id = 'b'") != 1 {
 			t.Errorf("%v, %v", got, err)
 		}
 		// The caller's context has ended before, and while the function runs.
@@ -162,7 +166,8 @@ func doWhoseCommitComesLate(t *testing.T, drivers []Driver) {
 				db := through(t, d, base, first(what), hold)
 				var runs atomic.Int32
 				short := sqltx.DoConfig{MaxAttempts: 2, Timeouts: dedupe.Timeouts{Commit: time.Second, Lock: 50 * time.Millisecond}}
-				if got, err := short.Do(t.Context(), db, Key("a", "1"), writes("a", &runs)); got != 0 || !errors.Is(err, dedupe.ErrOutcomeUnknown) {
+				if got, err := short.Do(t.Context(), db, Key("a", "1"), writes("a", &runs)); got != 0 ||
+					!errors.Is(err, dedupe.ErrOutcomeUnknown) {
 					t.Errorf("%v, %v", got, err)
 				}
 				if n := count(t, base, "effects"); n != 0 || runs.Load() != 1 {
@@ -170,7 +175,9 @@ func doWhoseCommitComesLate(t *testing.T, drivers []Driver) {
 				}
 				close(hold)
 				patient := sqltx.DoConfig{MaxAttempts: 100, Timeouts: dedupe.Timeouts{Lock: patience}}
-				if got, err := patient.Do(t.Context(), db, Key("a", "1"), writes("a", &runs)); err != nil || got != want || count(t, base, "effects") != 1 {
+				if got, err := patient.Do(t.Context(), db, Key("a", "1"), writes("a", &runs)); err != nil ||
+					got != want ||
+					count(t, base, "effects") != 1 {
 					t.Errorf("the next delivery: %v, %v", got, err)
 				}
 			})
@@ -202,7 +209,8 @@ func doOnAStaleConnection(t *testing.T, drivers []Driver) {
 			}
 		})
 		var runs atomic.Int32
-		if got, err := (sqltx.DoConfig{MaxAttempts: 2}).Do(t.Context(), db, Key("a", "1"), writes("a", &runs)); err != nil || got != dedupe.Fresh {
+		if got, err := (sqltx.DoConfig{MaxAttempts: 2}).Do(t.Context(), db, Key("a", "1"), writes("a", &runs)); err != nil ||
+			got != dedupe.Fresh {
 			t.Errorf("%v, %v", got, err)
 		}
 		if n := count(t, pool, "effects"); n != 1 || runs.Load() != 1 || db.Stats().OpenConnections != 1 {
@@ -233,7 +241,10 @@ func doRunsAgain(t *testing.T, drivers []Driver) {
 						}
 						return err
 					})
-					if got != want || (err == nil) != (want != 0) || runs.Load() != 3 || (count(t, pool, "effects where id = '"+id+"'") == 1) != (want == dedupe.Fresh) {
+					if got != want ||
+						(err == nil) != (want != 0) ||
+						runs.Load() != 3 ||
+						(count(t, pool, "effects where id = '"+id+"'") == 1) != (want == dedupe.Fresh) {
 						t.Errorf("%s: %v, %v, %d runs", id, got, err, runs.Load())
 					}
 				}
@@ -245,7 +256,10 @@ func doRunsAgain(t *testing.T, drivers []Driver) {
 				return err
 			},
 			"a deferred constraint": func(ctx context.Context, tx *sql.Tx) error {
-				_, err := tx.ExecContext(ctx, `create table twins (id int unique deferrable initially deferred); insert into twins values (1), (1)`)
+				_, err := tx.ExecContext(
+					ctx,
+					`create table twins (id int unique deferrable initially deferred); insert into twins values (1), (1)`,
+				)
 				return err
 			},
 			"a ROLLBACK":   func(context.Context, *sql.Tx) error { return nil },
@@ -272,12 +286,18 @@ func doBounds(t *testing.T, drivers []Driver) {
 	t.Parallel()
 	Each(t, drivers, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
 		db.SetMaxOpenConns(1)
-		cfg := sqltx.DoConfig{Isolation: sql.LevelSerializable, Timeouts: dedupe.Timeouts{Lock: 1234 * time.Millisecond, Statement: 5 * time.Minute, Idle: 6 * time.Minute}}
+		cfg := sqltx.DoConfig{
+			Isolation: sql.LevelSerializable,
+			Timeouts:  dedupe.Timeouts{Lock: 1234 * time.Millisecond, Statement: 5 * time.Minute, Idle: 6 * time.Minute},
+		}
 		show := func(q interface {
 			QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 		}) (s string) {
-			err := q.QueryRowContext(t.Context(), `select concat_ws(' ', current_setting('lock_timeout'), current_setting('statement_timeout'),
-				current_setting('idle_in_transaction_session_timeout'), current_setting('transaction_isolation'))`).Scan(&s)
+			err := q.QueryRowContext(
+				t.Context(),
+				`select concat_ws(' ', current_setting('lock_timeout'), current_setting('statement_timeout'),
+				current_setting('idle_in_transaction_session_timeout'), current_setting('transaction_isolation'))`,
+			).Scan(&s)
 			if err != nil {
 				t.Error(err)
 			}
@@ -300,13 +320,20 @@ func doBounds(t *testing.T, drivers []Driver) {
 
 func doFaults(t *testing.T, _ []Driver) {
 	t.Parallel()
-	_, err := (sqltx.DoConfig{Isolation: sql.LevelLinearizable, MaxAttempts: 101, Backoff: dedupe.Backoff{Min: time.Minute, Max: time.Second},
-		Timeouts: dedupe.Timeouts{Lock: 1, Statement: 1, Idle: -1, Commit: 2 * time.Hour}}).Do(t.Context(), nil, dedupe.Key{}, nil)
+	_, err := (sqltx.DoConfig{
+		Isolation:   sql.LevelLinearizable,
+		MaxAttempts: 101,
+		Backoff:     dedupe.Backoff{Min: time.Minute, Max: time.Second},
+		Timeouts:    dedupe.Timeouts{Lock: 1, Statement: 1, Idle: -1, Commit: 2 * time.Hour},
+	}).Do(t.Context(), nil, dedupe.Key{}, nil)
 	if !errors.Is(err, dedupe.ErrConfig) || !errors.Is(err, dedupe.ErrKey) {
 		t.Fatal(err)
 	}
-	for _, field := range []string{"DoConfig.Isolation", "DoConfig.MaxAttempts", "DoConfig.Backoff.Max", "DoConfig.Timeouts.Lock", "DoConfig.Timeouts.Statement",
-		"DoConfig.Timeouts.Idle", "DoConfig.Timeouts.Commit", "db", "fn", "Scope", "ID", "Fingerprint"} {
+	for _, field := range []string{
+		"DoConfig.Isolation", "DoConfig.MaxAttempts", "DoConfig.Backoff.Max",
+		"DoConfig.Timeouts.Lock", "DoConfig.Timeouts.Statement", "DoConfig.Timeouts.Idle",
+		"DoConfig.Timeouts.Commit", "db", "fn", "Scope", "ID", "Fingerprint",
+	} {
 		if !strings.Contains(err.Error(), ": "+field+": ") {
 			t.Errorf("%v does not name %s", err, field)
 		}

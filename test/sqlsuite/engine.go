@@ -33,7 +33,12 @@ func ConsumeBatch(t *testing.T, pool *pgxpool.Pool, handle consumer.BatchHandler
 	})
 }
 
-func consume(t *testing.T, pool *pgxpool.Pool, values []string, build func(consumer.Source, consumer.Config) (*consumer.Consumer, error)) (reasons, errs map[string]string) {
+func consume(
+	t *testing.T,
+	pool *pgxpool.Pool,
+	values []string,
+	build func(consumer.Source, consumer.Config) (*consumer.Consumer, error),
+) (reasons, errs map[string]string) {
 	t.Helper()
 	log := memlog.NewLog("orders", 1)
 	for _, v := range values {
@@ -52,7 +57,8 @@ func consume(t *testing.T, pool *pgxpool.Pool, values []string, build func(consu
 		t.Fatal(err)
 	}
 	defer rows.Close()
-	reasons, errs = map[string]string{}, map[string]string{}
+	reasons = map[string]string{}
+	errs = map[string]string{}
 	for rows.Next() {
 		var value, reason, text string
 		if err := rows.Scan(&value, &reason, &text); err != nil {

@@ -163,7 +163,11 @@ func claims(t *testing.T, drivers []Driver) {
 func uncommittedCopies(t *testing.T, drivers []Driver) {
 	t.Parallel()
 	Each(t, drivers, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
-		for level, want := range map[sql.IsolationLevel]string{sql.LevelReadCommitted: "duplicate", sql.LevelRepeatableRead: "40001", sql.LevelSerializable: "40001"} {
+		for level, want := range map[sql.IsolationLevel]string{
+			sql.LevelReadCommitted:  "duplicate",
+			sql.LevelRepeatableRead: "40001",
+			sql.LevelSerializable:   "40001",
+		} {
 			k := Key(level.String(), "1")
 			first, err := db.BeginTx(t.Context(), nil)
 			if err != nil {
@@ -211,7 +215,10 @@ func waiting(t *testing.T, pool *pgxpool.Pool) {
 	defer tick.Stop()
 	for deadline := time.Now().Add(patience); ; <-tick.C {
 		var n int
-		err := pool.QueryRow(t.Context(), `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`).Scan(&n)
+		err := pool.QueryRow(
+			t.Context(),
+			`select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`,
+		).Scan(&n)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -235,9 +242,21 @@ func calls() []outbox.Call {
 	}
 	return []outbox.Call{
 		{Sink: "payments", Name: "charge", Scope: "checkout", ID: "1", Body: all},
-		{Sink: "payments", Name: hostile, Scope: hostile, Tenant: hostile, ID: hostile, OrderingKey: hostile, Method: "PUT", Target: "/a%20b?c=%22",
-			Header: http.Header{"X-Quoted": {`"a\b", {c}`}, "Accept": {"*/*"}}, Trace: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\na=b,c=d",
-			Capture: true, NotBefore: time.Date(2030, 1, 2, 3, 4, 5, 6000, time.FixedZone("x", 3600)), Body: []byte("NULL")},
+		{
+			Sink:        "payments",
+			Name:        hostile,
+			Scope:       hostile,
+			Tenant:      hostile,
+			ID:          hostile,
+			OrderingKey: hostile,
+			Method:      "PUT",
+			Target:      "/a%20b?c=%22",
+			Header:      http.Header{"X-Quoted": {`"a\b", {c}`}, "Accept": {"*/*"}},
+			Trace:       "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\na=b,c=d",
+			Capture:     true,
+			NotBefore:   time.Date(2030, 1, 2, 3, 4, 5, 6000, time.FixedZone("x", 3600)),
+			Body:        []byte("NULL"),
+		},
 		{Sink: "NULL", Name: "NULL", Scope: "NULL", ID: "", OrderingKey: "NULL"},
 		{Sink: "mail", Name: "hello", Scope: "checkout", ID: "3", OrderingKey: "k", Sealer: reversing{}, Body: []byte("secret")},
 	}

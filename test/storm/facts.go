@@ -140,14 +140,20 @@ func (s *storm) sample(ctx context.Context) {
 			return err
 		}
 		if asking != calls {
-			s.Breaches = append(s.Breaches, fmt.Sprintf("I4 in one snapshot: %d effects ask for a call, and %d calls are in the outbox", asking, calls))
+			s.Breaches = append(
+				s.Breaches,
+				fmt.Sprintf("I4 in one snapshot: %d effects ask for a call, and %d calls are in the outbox", asking, calls),
+			)
 		}
 		if beyond > 0 {
 			s.Breaches = append(s.Breaches, fmt.Sprintf("I4 in one snapshot: %d effects of records that the cursor has not passed", beyond))
 		}
 		for p, offset := range committed {
 			if offset > at[p] && !s.opts.failover {
-				s.Breaches = append(s.Breaches, fmt.Sprintf("I7 partition %d: Kafka's committed offset %d is ahead of the position %d", p, offset, at[p]))
+				s.Breaches = append(
+					s.Breaches,
+					fmt.Sprintf("I7 partition %d: Kafka's committed offset %d is ahead of the position %d", p, offset, at[p]),
+				)
 			}
 		}
 		return nil
@@ -190,9 +196,12 @@ func (s *storm) judge(ctx context.Context, r *report) error {
 	if err != nil {
 		return fmt.Errorf("reading the outcome: %w", err)
 	}
-	r.Produced, r.Delivered, r.Redelivered = len(f.History.Log), delivered, refetched
+	r.Produced = len(f.History.Log)
+	r.Delivered = delivered
+	r.Redelivered = refetched
 	r.Effects, r.Parked = check.Sum(f.Effects), check.Sum(f.Parked)
-	r.Duplicates, r.Retried = r.Produced-r.Effects-r.Parked, len(f.History.Resolved)
+	r.Duplicates = r.Produced - r.Effects - r.Parked
+	r.Retried = len(f.History.Resolved)
 	for _, fault := range v.Faults {
 		r.Breaches = append(r.Breaches, fault.Rule+" "+fault.String())
 	}
@@ -217,12 +226,16 @@ func (s *storm) redone(ctx context.Context, v *check.Verdict) error {
 	for i, m := range s.marks {
 		for partition, position := range m.positions {
 			var again, early int
-			if err := s.pool.QueryRow(ctx, redoneSQL, s.topic, partition, m.lastN, position, m.done[partition]).Scan(&again, &early); err != nil {
+			if err := s.pool.QueryRow(ctx, redoneSQL, s.topic, partition, m.lastN, position, m.done[partition]).Scan(
+				&again,
+				&early,
+			); err != nil {
 				return err
 			}
 			if again+early > 0 {
 				v.Note("I2", fmt.Sprintf("failover %d did not redo exactly what was lost", i+1),
-					[]string{fmt.Sprintf("partition %d: %d effects below position %d written after it, %d above it before", partition, again, position, early)})
+					[]string{fmt.Sprintf("partition %d: %d effects below position %d written after it, %d above it before",
+						partition, again, position, early)})
 			}
 		}
 	}
@@ -291,7 +304,13 @@ func (s *storm) collect(ctx context.Context) (f check.Facts, err error) {
 			return
 		}
 		f.Parked[id]++
-		h.Parked = append(h.Parked, check.Parked{ID: id, Key: s.stream.byID[id].Key, Partition: at.partition, Offset: at.offset, State: state})
+		h.Parked = append(h.Parked, check.Parked{
+			ID:        id,
+			Key:       s.stream.byID[id].Key,
+			Partition: at.partition,
+			Offset:    at.offset,
+			State:     state,
+		})
 	}); err != nil {
 		return f, err
 	}
@@ -328,7 +347,8 @@ func (s *storm) readInbox(ctx context.Context, claimed map[string]bool) error {
 		ids = append(ids, m.ID)
 	}
 	for part := range slices.Chunk(ids, 5000) {
-		keys, of := make([]uuid.UUID, len(part)), make(map[uuid.UUID]string, len(part))
+		keys := make([]uuid.UUID, len(part))
+		of := make(map[uuid.UUID]string, len(part))
 		for i, id := range part {
 			keys[i] = dedupe.Key{Scope: s.topic, ID: id, Fingerprint: dedupe.NoFingerprint}.Hash()
 			of[keys[i]] = id
@@ -350,7 +370,8 @@ func (s *storm) readLog(ctx context.Context, ends map[int32]int64) ([]check.Reco
 	from := map[int32]kgo.Offset{}
 	next := map[int32]int64{}
 	for p := range ends {
-		from[p], next[p] = kgo.NewOffset().At(0), 0
+		from[p] = kgo.NewOffset().At(0)
+		next[p] = 0
 	}
 	cl, err := kgo.NewClient(kgo.SeedBrokers(s.kafka.Brokers...), kgo.FetchIsolationLevel(kgo.ReadCommitted()),
 		kgo.KeepControlRecords(), // they show that we have passed an aborted end

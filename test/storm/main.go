@@ -84,12 +84,20 @@ func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 	fs.IntVar(&o.replicas, "replicas", 1, "brokers of the cluster, and replicas of the topic: 1 or 3")
 	fs.Float64Var(&o.duplicates, "duplicates", 0.1, "`fraction` of the messages that is produced twice, 0 to 1")
 	fs.BoolVar(&o.failover, "failover", false, "promote a standby that lacks the last commits, instead of restarting Postgres")
-	fs.IntVar(&o.failovers, "failovers", 0, "with so many failovers, to the nearest hundredth of the kills; 0: none, or three in ten with -failover")
+	fs.IntVar(&o.failovers, "failovers",
+		0,
+		"with so many failovers, to the nearest hundredth of the kills; 0: none, or three in ten with -failover")
 	fs.BoolVar(&o.idle, "idle", false, "with -failover: one more at the end, after which no message comes")
 	fs.BoolVar(&o.positions, "positions", false, "without keys and copies: nothing finds what the fence lets through")
-	fs.BoolVar(&o.mixed, "mixed", false, "migrate to a made-up next version after a third of the stream, and run workers of both versions from then on")
-	fs.StringVar(&o.source, "source", sourceKafkaGo, "what workers consume through: kafka-go, or franz (cooperative rebalances, half of the members static)")
-	fs.StringVar(&o.policy, "policy", policyPark, "what becomes of messages that fail: park sets them aside, key sets their whole ordering key aside and tries it again")
+	fs.BoolVar(&o.mixed, "mixed",
+		false,
+		"migrate to a made-up next version after a third of the stream, and run workers of both versions from then on")
+	fs.StringVar(&o.source, "source",
+		sourceKafkaGo,
+		"what workers consume through: kafka-go, or franz (cooperative rebalances, half of the members static)")
+	fs.StringVar(&o.policy, "policy",
+		policyPark,
+		"what becomes of messages that fail: park sets them aside, key sets their whole ordering key aside and tries it again")
 	fs.IntVar(&o.atOnce, "concurrency", 1, "transactions of a partition at once (consumer.Config.Concurrency), 1 to 64")
 	fs.StringVar(&o.isolation, "isolation", isolations[0], "the database's default_transaction_isolation: "+strings.Join(isolations, ", "))
 	fs.BoolVar(&o.pgBouncer, "pgbouncer", false, "workers connect through PgBouncer in transaction mode")
@@ -120,7 +128,8 @@ func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 		fs.Fault("-idle: only with -failover")
 	}
 	if o.mixed && (o.failover || o.Kills < 8) {
-		fs.Fault("-mixed: not with failovers, which may undo the migration; and with 8 kills at least, so that workers of both versions are started")
+		fs.Fault("-mixed: not with failovers, which may undo the migration; and with 8 kills at least, so " +
+			"that workers of both versions are started")
 	}
 	return o, fs.Err()
 }

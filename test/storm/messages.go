@@ -65,7 +65,9 @@ func makeStream(n int, duplicates float64, random *rand.Rand) *stream {
 		k := random.IntN(keys)
 		last[k]++
 		m := message{ID: fmt.Sprintf("m-%07d", i+1), Key: fmt.Sprintf("key-%03d", k), Seq: last[k]}
-		s.messages[i], s.byID[m.ID], order[i] = m, m, i
+		s.messages[i] = m
+		s.byID[m.ID] = m
+		order[i] = i
 	}
 	s.records = workload.Arrange(order, duplicates, random)
 	for i := range abortedTimes * abortedEach {

@@ -118,7 +118,10 @@ func (s *storm) judgeMixed(ctx context.Context, r *report) error {
 		return err
 	}
 	if r.NextEffects == 0 || old == 0 {
-		s.Breaches = append(s.Breaches, fmt.Sprintf("S1 after the migration workers of the next version made %d effects, and those of this one %d", r.NextEffects, old))
+		s.Breaches = append(
+			s.Breaches,
+			fmt.Sprintf("S1 after the migration workers of the next version made %d effects, and those of this one %d", r.NextEffects, old),
+		)
 	}
 	return nil
 }

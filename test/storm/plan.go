@@ -13,6 +13,13 @@ const (
 )
 
 var (
-	usual     = fleet.Shares{{blowRebalance, 10}, {rig.KindFreeze, 10}, {rig.KindPostgres, 6}, {blowBroker, 4}, {rig.KindSwitchover, 4}, {rig.KindClock, 3}}
+	usual = fleet.Shares{
+		{blowRebalance, 10},
+		{rig.KindFreeze, 10},
+		{rig.KindPostgres, 6},
+		{blowBroker, 4},
+		{rig.KindSwitchover, 4},
+		{rig.KindClock, 3},
+	}
 	failovers = fleet.Shares{{blowFailover, 30}, {blowRebalance, 10}, {rig.KindFreeze, 10}, {blowBroker, 4}}
 )

@@ -42,11 +42,14 @@ type report struct {
 func (r *report) count(s *storm) {
 	r.Summary.Count(&s.Rig)
 	r.PostgresKills += s.Struck[blowFailover]
-	r.Rebalances, r.BrokerKills, r.Failovers = s.Struck[blowRebalance], s.Struck[blowBroker], s.Struck[blowFailover]
+	r.Rebalances = s.Struck[blowRebalance]
+	r.BrokerKills = s.Struck[blowBroker]
+	r.Failovers = s.Struck[blowFailover]
 	if s.standby == nil {
 		r.NoStandby = "no-standby"
 	}
-	r.KillsInBatch, r.KillsInRetry = s.inBatch, s.inRetry
+	r.KillsInBatch = s.inBatch
+	r.KillsInRetry = s.inRetry
 	for _, m := range s.marks {
 		r.Lost += m.lost
 	}
@@ -57,8 +60,37 @@ func (r *report) Details() []string { return nil }
 
 // Line returns the summary line.
 func (r *report) Line(verdict string) string {
-	return fmt.Sprintf("storm %s seed=%d unique=%d produced=%d delivered=%d effects=%d duplicates=%d redelivered=%d parked=%d retried=%d kills=%d kills_in_batch=%d"+
-		" kills_in_retry=%d freezes=%d rebalances=%d postgres_kills=%d broker_kills=%d failovers=%d lost=%d next_effects=%d restarts=%d source=%s policy=%s seconds=%.1f concurrency=%d isolation=%q pgbouncer=%t",
-		verdict, r.Seed, r.Unique, r.Produced, r.Delivered, r.Effects, r.Duplicates, r.Redelivered, r.Parked, r.Retried, r.Kills, r.KillsInBatch, r.KillsInRetry,
-		r.Freezes, r.Rebalances, r.PostgresKills, r.BrokerKills, r.Failovers, r.Lost, r.NextEffects, r.Restarts, r.Source, r.Policy, r.Seconds, r.Concurrency, r.Isolation, r.PgBouncer)
+	return fmt.Sprintf(
+		"storm %s seed=%d unique=%d produced=%d delivered=%d effects=%d duplicates=%d redelivered=%d "+
+			"parked=%d retried=%d kills=%d kills_in_batch=%d"+
+			" kills_in_retry=%d freezes=%d rebalances=%d postgres_kills=%d broker_kills=%d failovers=%d "+
+			"lost=%d next_effects=%d restarts=%d source=%s policy=%s seconds=%.1f concurrency=%d isolation=%q pgbouncer=%t",
+		verdict,
+		r.Seed,
+		r.Unique,
+		r.Produced,
+		r.Delivered,
+		r.Effects,
+		r.Duplicates,
+		r.Redelivered,
+		r.Parked,
+		r.Retried,
+		r.Kills,
+		r.KillsInBatch,
+		r.KillsInRetry,
+		r.Freezes,
+		r.Rebalances,
+		r.PostgresKills,
+		r.BrokerKills,
+		r.Failovers,
+		r.Lost,
+		r.NextEffects,
+		r.Restarts,
+		r.Source,
+		r.Policy,
+		r.Seconds,
+		r.Concurrency,
+		r.Isolation,
+		r.PgBouncer,
+	)
 }

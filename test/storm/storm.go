@@ -68,7 +68,15 @@ func newStorm(o options, to *screen.Screen, tamper func(context.Context, *storm)
 		of[0].Percent = (100*o.failovers + o.Kills/2) / o.Kills
 	}
 	s := &storm{opts: o, tamper: tamper, stream: makeStream(o.messages, o.duplicates, source(1)), topic: fmt.Sprintf("storm-%d", o.Seed)}
-	s.Rig = rig.Rig{Options: o.Options, Screen: to, Plan: fleet.Plan(o.Kills, of, source(2)), Random: source(3), Struck: map[string]int{}, Progress: s.progress, Stuck: s.stuck}
+	s.Rig = rig.Rig{
+		Options:  o.Options,
+		Screen:   to,
+		Plan:     fleet.Plan(o.Kills, of, source(2)),
+		Random:   source(3),
+		Struck:   map[string]int{},
+		Progress: s.progress,
+		Stuck:    s.stuck,
+	}
 	if o.mixed {
 		s.Plan = withMigration(s.Plan)
 	}
@@ -83,7 +91,11 @@ func (s *storm) Open(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	o := devenv.Options{Own: true, Brokers: s.opts.replicas, Log: func(line string) { s.Screen.Say("%s", screen.Wrap(line, screen.Width, "  ")) }}
+	o := devenv.Options{
+		Own:     true,
+		Brokers: s.opts.replicas,
+		Log:     func(line string) { s.Screen.Say("%s", screen.Wrap(line, screen.Width, "  ")) },
+	}
 	if s.Clock, err = rig.NewClock(); err != nil {
 		return err
 	}
@@ -96,7 +108,8 @@ func (s *storm) Open(ctx context.Context) (err error) {
 		return err
 	}
 	if s.postgres.PID() == 0 || s.kafka.PID() == 0 {
-		return fmt.Errorf("a storm kills its servers, and can do that only to processes of this machine: do without %s=%s, and have a JVM and PostgreSQL installed",
+		return fmt.Errorf("a storm kills its servers, and can do that only to processes of this machine: do "+
+			"without %s=%s, and have a JVM and PostgreSQL installed",
 			devenv.EnvForce, devenv.KindDocker)
 	}
 	if s.forward, err = rig.NewForwarder(rig.HostPort(s.postgres)); err != nil {
@@ -132,10 +145,16 @@ func (s *storm) Open(ctx context.Context) (err error) {
 		}
 		address = s.pooler.Exec()
 	}
-	s.Fleet, err = fleet.New(fleet.Config{Name: "storm", Resilient: true, Verbose: s.Screen.Verbose, Traps: s.Traps(s.opts.messages, session), Template: workerConfig{
-		Postgres: address, Brokers: s.kafka.Brokers, Topic: s.topic, Scope: s.topic, Session: session, BatchSize: s.batchSize(),
-		Pool: s.poolSize(), Positions: s.opts.positions, Source: s.opts.source, Policy: s.opts.policy, Concurrency: s.opts.atOnce,
-	}})
+	s.Fleet, err = fleet.New(fleet.Config{
+		Name:      "storm",
+		Resilient: true,
+		Verbose:   s.Screen.Verbose,
+		Traps:     s.Traps(s.opts.messages, session),
+		Template: workerConfig{
+			Postgres: address, Brokers: s.kafka.Brokers, Topic: s.topic, Scope: s.topic, Session: session, BatchSize: s.batchSize(),
+			Pool: s.poolSize(), Positions: s.opts.positions, Source: s.opts.source, Policy: s.opts.policy, Concurrency: s.opts.atOnce,
+		},
+	})
 	if err != nil {
 		return err
 	}
@@ -143,7 +162,9 @@ func (s *storm) Open(ctx context.Context) (err error) {
 		return err
 	}
 	s.Screen.Live(s.line)
-	return s.Until(ctx, "every partition to have an owner", func(context.Context) (bool, error) { return s.Fleet.Settled(0, s.opts.partitions), nil })
+	return s.Until(ctx, "every partition to have an owner", func(context.Context) (bool, error) {
+		return s.Fleet.Settled(0, s.opts.partitions), nil
+	})
 }
 
 // serverConnections is how many connections PgBouncer has to the server: fewer than the workers
@@ -187,7 +208,11 @@ func (s *storm) createTables(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		_, err = c.Exec(ctx, fmt.Sprintf("alter database %s set default_transaction_isolation = '%s'", pgx.Identifier{c.Conn().Config().Database}.Sanitize(), s.opts.isolation))
+		_, err = c.Exec(
+			ctx,
+			fmt.Sprintf("alter database %s set default_transaction_isolation = '%s'",
+				pgx.Identifier{c.Conn().Config().Database}.Sanitize(), s.opts.isolation),
+		)
 		return err
 	})
 }
@@ -195,7 +220,16 @@ func (s *storm) createTables(ctx context.Context) error {
 // Rage produces, strikes, waits until all is settled, and judges.
 func (s *storm) Rage(ctx context.Context) (rig.Report, error) {
 	begun := time.Now()
-	r := &report{Summary: rig.Summary{Seed: s.Seed, Postgres: s.postgres.How}, Unique: len(s.stream.messages), Source: s.opts.source, Policy: s.opts.policy, Concurrency: s.opts.atOnce, Kafka: s.kafka.How, Isolation: s.opts.isolation, PgBouncer: s.opts.pgBouncer}
+	r := &report{
+		Summary:     rig.Summary{Seed: s.Seed, Postgres: s.postgres.How},
+		Unique:      len(s.stream.messages),
+		Source:      s.opts.source,
+		Policy:      s.opts.policy,
+		Concurrency: s.opts.atOnce,
+		Kafka:       s.kafka.How,
+		Isolation:   s.opts.isolation,
+		PgBouncer:   s.opts.pgBouncer,
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	produced := make(chan error, 1)

@@ -57,12 +57,27 @@ func TestDoctoredOutcomeFails(t *testing.T) {
 			args []any
 		}{
 			{`delete from storm.effects where id = $1`, []any{lost}},
-			{`insert into storm.effects (scope, id, key, seq, part, off, worker, called) select scope, id, key, seq, part, off, worker, called from storm.effects where id = $1`, []any{doubled}},
-			{`insert into storm.effects (scope, id, key, seq, part, off, worker, called) values ($1, 'x-001', 'x-001', 1, 0, 0, 1, false)`, []any{s.topic}},
-			{`with gone as (delete from storm.effects where id = $1 returning *)
-				insert into storm.effects (scope, id, key, seq, part, off, worker, called) select scope, id, key, seq, part, off, worker, called from gone`, []any{earlier}},
-			{`update onlyonce.batches set target = case target when '/' || $1 then '/x-001' else target end, targets = array_replace(targets, '/' || $1, '/x-001')`, []any{uncalled}},
-			{`insert into onlyonce.parked (kind, reason, scope, partition, "offset") select 'message', 'permanent', scope, part, off from storm.effects where scope = $1 and id = $2`, []any{s.topic, reparked}},
+			{
+				`insert into storm.effects (scope, id, key, seq, part, off, worker, called) select scope, id, key, seq, part, off, worker, called from storm.effects where id = $1`,
+				[]any{doubled},
+			},
+			{
+				`insert into storm.effects (scope, id, key, seq, part, off, worker, called) values ($1, 'x-001', 'x-001', 1, 0, 0, 1, false)`,
+				[]any{s.topic},
+			},
+			{
+				`with gone as (delete from storm.effects where id = $1 returning *)
+				insert into storm.effects (scope, id, key, seq, part, off, worker, called) select scope, id, key, seq, part, off, worker, called from gone`,
+				[]any{earlier},
+			},
+			{
+				`update onlyonce.batches set target = case target when '/' || $1 then '/x-001' else target end, targets = array_replace(targets, '/' || $1, '/x-001')`,
+				[]any{uncalled},
+			},
+			{
+				`insert into onlyonce.parked (kind, reason, scope, partition, "offset") select 'message', 'permanent', scope, part, off from storm.effects where scope = $1 and id = $2`,
+				[]any{s.topic, reparked},
+			},
 		} {
 			if _, err := s.pool.Exec(ctx, change.sql, change.args...); err != nil {
 				return err
@@ -71,7 +86,13 @@ func TestDoctoredOutcomeFails(t *testing.T) {
 		return nil
 	}
 	var stdout, stderr bytes.Buffer
-	status := run(t.Context(), []string{"-json", "-messages", "300", "-kills", "0", "-partitions", "3", "-workers", "2", "-seed", "7"}, &stdout, &stderr, doctor)
+	status := run(
+		t.Context(),
+		[]string{"-json", "-messages", "300", "-kills", "0", "-partitions", "3", "-workers", "2", "-seed", "7"},
+		&stdout,
+		&stderr,
+		doctor,
+	)
 	if status == rig.StatusEnvironment {
 		if os.Getenv("CI") == "true" {
 			t.Fatal(&stderr)
@@ -87,10 +108,13 @@ func TestDoctoredOutcomeFails(t *testing.T) {
 	}
 	all := strings.Join(r.Breaches, "\n")
 	for _, want := range []string{
-		"I1 neither applied nor parked: lost: 1 (" + lost + ")", "I2 applied more than once: 1 (" + doubled + ")",
-		"I3 applied or parked, and never produced: 1 (x-001)", "I6 applied after a later message of their ordering key: 1 (" + earlier + ")",
+		"I1 neither applied nor parked: lost: 1 (" + lost + ")",
+		"I2 applied more than once: 1 (" + doubled + ")",
+		"I3 applied or parked, and never produced: 1 (x-001)",
+		"I6 applied after a later message of their ordering key: 1 (" + earlier + ")",
 		"I4 a key in the inbox, and neither applied nor parked: 1 (" + lost + ")",
-		"I4 an effect that asks for a call, and none in the outbox: 1 (" + uncalled + ")", "I5 applied and parked: 1 (" + reparked + ")",
+		"I4 an effect that asks for a call, and none in the outbox: 1 (" + uncalled + ")",
+		"I5 applied and parked: 1 (" + reparked + ")",
 		"I7 below the cursor, and neither applied nor parked: 1 (" + lost,
 	} {
 		if !strings.Contains(all, want) {
@@ -133,12 +157,20 @@ func TestDoctoredRetriesFail(t *testing.T) {
 				insert into storm.effects (scope, id, key, seq, part, off, worker, called)
 				select scope, convert_from(header_values[1], 'UTF8'), convert_from(record_key, 'UTF8'), (convert_from(body, 'UTF8')::json->>'seq')::int,
 				       partition, "offset", 1, false from gone returning id`, nil, &passed},
-			{`update onlyonce.parked set state = 'retrying' where id = (select p.id from onlyonce.parked p where p.state = 'waiting' and not exists (
+			{
+				`update onlyonce.parked set state = 'retrying' where id = (select p.id from onlyonce.parked p where p.state = 'waiting' and not exists (
 					select from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null and f.partition < p.partition) order by id limit 1)
-				returning convert_from(header_values[1], 'UTF8')`, nil, &left},
-			{`update onlyonce.parked p set state = 'blocked' where id = (select p.id from onlyonce.parked p where p.state = 'waiting' and not exists (
+				returning convert_from(header_values[1], 'UTF8')`,
+				nil,
+				&left,
+			},
+			{
+				`update onlyonce.parked p set state = 'blocked' where id = (select p.id from onlyonce.parked p where p.state = 'waiting' and not exists (
 					select from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null and f.partition < p.partition) order by id limit 1)
-				returning convert_from(header_values[1], 'UTF8')`, nil, &stranded},
+				returning convert_from(header_values[1], 'UTF8')`,
+				nil,
+				&stranded,
+			},
 		} {
 			if err := s.pool.QueryRow(ctx, change.sql, change.args...).Scan(change.id); err != nil {
 				return fmt.Errorf("%s: %w", change.sql, err)
@@ -147,7 +179,10 @@ func TestDoctoredRetriesFail(t *testing.T) {
 		return nil
 	}
 	var stdout, stderr bytes.Buffer
-	args := []string{"-json", "-messages", "1500", "-kills", "0", "-partitions", "3", "-workers", "2", "-seed", "7", "-policy", "key", "-source", "franz"}
+	args := []string{
+		"-json", "-messages", "1500", "-kills", "0", "-partitions", "3", "-workers", "2", "-seed",
+		"7", "-policy", "key", "-source", "franz",
+	}
 	status := run(t.Context(), args, &stdout, &stderr, doctor)
 	if status == rig.StatusEnvironment {
 		if os.Getenv("CI") == "true" {
@@ -178,9 +213,15 @@ func TestDoctoredRetriesFail(t *testing.T) {
 func TestSeedFixesTheStorm(t *testing.T) {
 	t.Parallel()
 	make := func(seed uint64) *storm {
-		return newStorm(options{Options: rig.Options{Kills: 40, Seed: seed, Workers: 3}, messages: 5000, duplicates: 0.1, partitions: 6}, nil, nil)
+		return newStorm(
+			options{Options: rig.Options{Kills: 40, Seed: seed, Workers: 3}, messages: 5000, duplicates: 0.1, partitions: 6},
+			nil,
+			nil,
+		)
 	}
-	a, b, c := make(1), make(1), make(2)
+	a := make(1)
+	b := make(1)
+	c := make(2)
 	if !reflect.DeepEqual(a.Plan, b.Plan) || !reflect.DeepEqual(a.stream, b.stream) {
 		t.Error("two storms of one seed differ")
 	}
@@ -191,7 +232,8 @@ func TestSeedFixesTheStorm(t *testing.T) {
 		t.Errorf("%d ids, %d records", len(a.stream.byID), len(a.stream.records))
 	}
 	seq := map[string]int{}
-	faulty, calls := 0, 0
+	faulty := 0
+	calls := 0
 	for _, m := range a.stream.messages {
 		if m.Seq != seq[m.Key]+1 {
 			t.Fatalf("%+v follows number %d", m, seq[m.Key])
@@ -254,7 +296,8 @@ func TestFlags(t *testing.T) {
 		"-seed 0x10 -partitions 0": "-partitions: 0 is not from 1",
 	} {
 		var stderr bytes.Buffer
-		if status := run(t.Context(), strings.Fields(args), io.Discard, &stderr, nil); status != rig.StatusEnvironment || !strings.Contains(stderr.String(), want) {
+		if status := run(t.Context(), strings.Fields(args), io.Discard, &stderr, nil); status != rig.StatusEnvironment ||
+			!strings.Contains(stderr.String(), want) {
 			t.Errorf("%s: exit status %d, %s", args, status, &stderr)
 		}
 	}

@@ -129,7 +129,8 @@ func (s *storm) failOver(ctx context.Context) error {
 	if err := s.standby.Detach(ctx); err != nil {
 		return err
 	}
-	from, begun := s.Fleet.Reached(), time.Now()
+	from := s.Fleet.Reached()
+	begun := time.Now()
 	s.producer.let(s.producer.gate.Load() + s.toLose())
 	err := s.Until(ctx, "commits for a failover to lose", func(context.Context) (bool, error) {
 		return s.Fleet.Reached() >= from+s.toLose() || time.Since(begun) > lossPatience && s.Fleet.Reached() > from, nil
@@ -155,7 +156,8 @@ func (s *storm) tail() int {
 // failOverIdle is a failover without traffic. The last messages of the stream are handled and lost,
 // and no later message comes that would make a worker check its position.
 func (s *storm) failOverIdle(ctx context.Context) error {
-	if err := s.Until(ctx, "every record but the last ones to be acknowledged", s.acknowledged(len(s.stream.records)-s.tail())); err != nil {
+	if err := s.Until(ctx, "every record but the last ones to be acknowledged",
+		s.acknowledged(len(s.stream.records)-s.tail())); err != nil {
 		return err
 	}
 	if err := s.Until(ctx, "every record but the last ones to be handled", s.handled); err != nil {

@@ -84,7 +84,11 @@ func TestHelpHasEachTarget(t *testing.T) {
 	if err := printHelp(&out); err != nil {
 		t.Fatal(err)
 	}
-	for _, line := range []string{"help            list the targets\n", "storm-key       the same with messages", "zones           make test with"} {
+	for _, line := range []string{
+		"help            list the targets\n",
+		"storm-key       the same with messages",
+		"zones           make test with",
+	} {
 		if !strings.Contains(out.String(), line) {
 			t.Errorf("help has no line %q:\n%s", line, &out)
 		}

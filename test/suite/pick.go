@@ -13,16 +13,22 @@ import (
 // Folders whose tests are not among those of behaviour.
 var (
 	// laboratory compares with other libraries, or checks the checkers.
-	laboratory = []string{"test/bench", "test/adversary", "test/callcheck", "test/check", "test/compat", "test/devenv", "test/growth", "test/model",
-		"test/mutants", "test/remotes", "test/results", "test/retest", "test/rolling", "test/seams", "test/storm"}
+	laboratory = []string{
+		"test/bench", "test/adversary", "test/callcheck", "test/check", "test/compat",
+		"test/devenv", "test/growth", "test/model", "test/mutants", "test/remotes", "test/results",
+		"test/retest", "test/rolling", "test/seams", "test/storm",
+	}
 	// checks are the tests of make check.
 	checks = []string{"test/api", "test/docs/...", "test/layout", "test/suite", "test/words", "deploy/monitoring"}
 	// unraced have nothing for the race detector to find: they compare with other libraries, or
 	// compute on one processor, which takes it minutes.
 	unraced = []string{"test/bench", "test/compat", "cmd/onlyoncevet", "ops/console/e2e", "test/model", "test/mutants"}
 	// longest are packages of which each takes minutes: they begin first.
-	longest = []string{"./consumer", "./cmd/onlyonce", "./onlyoncetest", "./queue/sqsqueue", "./outbox/sqssink", "./ops/console", "./outbox",
-		"./consumer/franzsource", "./consumer/kafkasource", "./outbox/rabbitsink", "./cmd/onlyoncevet", "./examples/quickstart"}
+	longest = []string{
+		"./consumer", "./cmd/onlyonce", "./onlyoncetest", "./queue/sqsqueue", "./outbox/sqssink",
+		"./ops/console", "./outbox", "./consumer/franzsource", "./consumer/kafkasource",
+		"./outbox/rabbitsink", "./cmd/onlyoncevet", "./examples/quickstart",
+	}
 )
 
 var (

@@ -22,7 +22,8 @@ func testBehaviour(o options) error {
 		}
 		flags = append(flags, "-skip", exactly(others))
 	}
-	fmt.Printf("make test: tests of behaviour, and %s of each rule; make test-long has the long ones and the laboratory's, make check those of documents\n", which)
+	fmt.Printf("make test: tests of behaviour, and %s of each rule; make test-long has the long ones and "+
+		"the laboratory's, make check those of documents\n", which)
 	long := o.part
 	if long == "" {
 		long = "1/20"

@@ -38,7 +38,10 @@ func (s set) add(text string) {
 func TestNamesInCommentsExist(t *testing.T) {
 	t.Parallel()
 	fset := token.NewFileSet()
-	files, byFile, byPackage, all := map[string]*ast.File{}, map[string]set{}, map[string]set{}, set{}
+	files := map[string]*ast.File{}
+	byFile := map[string]set{}
+	byPackage := map[string]set{}
+	all := set{}
 	for _, name := range tracked(t, "*.sql", "*.html", "*.proto", "*.py", "*.yaml", "*.json", "*.js") {
 		all.add(read(t, name))
 	}
@@ -110,7 +113,8 @@ func TestNamesInCommentsExist(t *testing.T) {
 			}
 			w := firstWord.FindString(fn.Doc.Text())
 			lower := w != "" && w[0] >= 'a' && w[0] <= 'z' && !testFunction.MatchString(fn.Name.Name)
-			if w != fn.Name.Name && (lower || fn.Name.IsExported() && !strings.HasSuffix(name, "_test.go") && functions[path.Dir(name)][w]) {
+			if w != fn.Name.Name &&
+				(lower || fn.Name.IsExported() && !strings.HasSuffix(name, "_test.go") && functions[path.Dir(name)][w]) {
 				t.Errorf("%s: the comment of %s begins with %s", fset.Position(fn.Pos()), fn.Name.Name, w)
 			}
 		}

@@ -49,7 +49,12 @@ func TestMarkdownEndsAt100Columns(t *testing.T) {
 			text := strings.TrimSpace(line)
 			fence := strings.HasPrefix(text, "```")
 			code = code != fence
-			if !code && !fence && !strings.HasPrefix(text, "|") && !strings.HasPrefix(text, "#") && width(line) > columns && !longCode.MatchString(line) {
+			if !code &&
+				!fence &&
+				!strings.HasPrefix(text, "|") &&
+				!strings.HasPrefix(text, "#") &&
+				width(line) > columns &&
+				!longCode.MatchString(line) {
 				t.Errorf("%s:%d: %d columns", f, i+1, width(line))
 			}
 		}

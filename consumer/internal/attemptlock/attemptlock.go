@@ -64,7 +64,8 @@ func (l *Lock) Acquire(ctx context.Context, alone bool, bound time.Duration) (re
 		select {
 		case <-changed:
 		case <-late:
-			err = fmt.Errorf("a message that may have killed a process waits for a moment in which this process handles nothing else, and found none in %v", bound)
+			err = fmt.Errorf("a message that may have killed a process waits for a moment in which this "+
+				"process handles nothing else, and found none in %v", bound)
 		case <-ctx.Done():
 			err = ctx.Err()
 		}

@@ -31,7 +31,8 @@ func TestF9TurnsApart(t *testing.T) {
 		}()
 		return entered
 	}
-	first, second := <-enter(false), <-enter(false)
+	first := <-enter(false)
+	second := <-enter(false)
 
 	late, cancel := context.WithCancel(ctx)
 	cancel()
@@ -76,7 +77,8 @@ func TestF9TurnsApart(t *testing.T) {
 // F9: the turns are the process's: a process that dies takes all of its consumers with it.
 func TestF9TurnsAreTheProcesss(t *testing.T) {
 	t.Parallel()
-	one, other := attemptlock.Of(t.Context()), attemptlock.Of(context.Background())
+	one := attemptlock.Of(t.Context())
+	other := attemptlock.Of(context.Background())
 	if one != other {
 		t.Error("two consumers of one process do not know of each other")
 	}

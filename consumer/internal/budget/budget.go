@@ -75,7 +75,8 @@ func (b *Budget) Add(s *Share, n int64) {
 }
 
 func (b *Budget) setHeld(s *Share, held int64) {
-	freed, lent := held < s.held, b.excess(s)
+	freed := held < s.held
+	lent := b.excess(s)
 	b.used += held - s.held
 	s.held = held
 	returned := lent - b.excess(s)
@@ -126,8 +127,10 @@ func (b *Budget) Reserve(ctx context.Context, s *Share, more bool) (int64, bool)
 
 // room returns how many bytes a partition may fetch now, 0 for none.
 func (b *Budget) room(s *Share, more bool) int64 {
-	part, lendable := b.quota(), b.Limit-b.Limit/2
-	own, loan := max(part-s.held, 0), int64(0)
+	part := b.quota()
+	lendable := b.Limit - b.Limit/2
+	own := max(part-s.held, 0)
+	loan := int64(0)
 	if more && b.lent < lendable {
 		loan = min(lendable-b.lent, max(lendable/8, 1))
 	}

@@ -66,11 +66,13 @@ func TestF14BudgetModel(t *testing.T) {
 			}
 			var used, over, lent int64
 			for _, p := range all {
-				used, lent = used+p.s.held, lent+b.excess(p.s)
+				used = used + p.s.held
+				lent = lent + b.excess(p.s)
 				over += p.over
 			}
 			if used > limit+over || used != b.used || lent != b.lent {
-				t.Fatalf("%d bytes are held, of %d, with %d for single messages (counted: %d, and %d lent for %d)", used, limit, over, b.used, b.lent, lent)
+				t.Fatalf("%d bytes are held, of %d, with %d for single messages (counted: %d, and %d lent for %d)",
+					used, limit, over, b.used, b.lent, lent)
 			}
 		}
 	})

@@ -104,7 +104,11 @@ func Topics(ctx context.Context, c Cluster, names ...string) (map[string]Topic, 
 			continue
 		}
 		if t.ErrorCode != 0 {
-			return nil, &TopicError{Topic: *t.Topic, Err: c.Error(t.ErrorCode), gone: t.ErrorCode == kerr.UnknownTopicOrPartition.Code}
+			return nil, &TopicError{
+				Topic: *t.Topic,
+				Err:   c.Error(t.ErrorCode),
+				gone:  t.ErrorCode == kerr.UnknownTopicOrPartition.Code,
+			}
 		}
 		info := Topic{ID: t.TopicID, Partitions: make(map[int32]Leadership, len(t.Partitions))}
 		if resp.ClusterID != nil {

@@ -22,13 +22,21 @@ const (
 
 // Configs asks for configurations of topics, by topic and name. A value that the broker does not
 // report is missing in the result. An error about one topic is a *TopicError.
-func Configs(ctx context.Context, c Cluster, limit time.Duration, topics []string, names ...string) (map[string]map[string]string, error) {
+func Configs(
+	ctx context.Context,
+	c Cluster,
+	limit time.Duration,
+	topics []string,
+	names ...string,
+) (map[string]map[string]string, error) {
 	found := make(map[string]map[string]string, len(topics))
 	err := RetryTransient(ctx, c, limit, func() error {
 		req := kmsg.NewPtrDescribeConfigsRequest()
 		for _, t := range topics {
 			r := kmsg.NewDescribeConfigsRequestResource()
-			r.ResourceType, r.ResourceName, r.ConfigNames = kmsg.ConfigResourceTypeTopic, t, names
+			r.ResourceType = kmsg.ConfigResourceTypeTopic
+			r.ResourceName = t
+			r.ConfigNames = names
 			req.Resources = append(req.Resources, r)
 		}
 		resp, err := ask[*kmsg.DescribeConfigsResponse](ctx, c, nil, req)
@@ -87,7 +95,8 @@ func (l *Log) Retained(ctx context.Context, offset int64) (time.Time, error) {
 	}
 	defer func(read lastRead, rest *unreadResponse) { // a look aside is no part of what is read in order
 		l.dropUnread()
-		l.lastRead, l.unread = read, rest
+		l.lastRead = read
+		l.unread = rest
 	}(l.lastRead, l.unread)
 	l.unread = nil
 	for {

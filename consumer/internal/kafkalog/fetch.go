@@ -74,7 +74,8 @@ func (l *Log) outOfRange(ctx context.Context, from int64) error {
 		l.recheck = true
 		return err
 	case start <= from && from <= end:
-		return fmt.Errorf("a broker takes offset %d for out of range, although the log holds %d to %d: %w", from, start, end, l.cluster.Error(kerr.OffsetNotAvailable.Code))
+		return fmt.Errorf("a broker takes offset %d for out of range, although the log holds %d to %d: %w",
+			from, start, end, l.cluster.Error(kerr.OffsetNotAvailable.Code))
 	}
 	return &source.OutOfRangeError{Offset: from, Start: start, End: end}
 }
@@ -89,9 +90,13 @@ func (l *Log) checkEpoch(ctx context.Context, from int64) error {
 	}
 	req := kmsg.NewPtrOffsetForLeaderEpochRequest()
 	req.ReplicaID = -1
-	rt, rp := kmsg.NewOffsetForLeaderEpochRequestTopic(), kmsg.NewOffsetForLeaderEpochRequestTopicPartition()
-	rp.Partition, rp.CurrentLeaderEpoch, rp.LeaderEpoch = l.index, l.leader.Epoch, r.epoch
-	rt.Topic, rt.Partitions = l.topic, append(rt.Partitions, rp)
+	rt := kmsg.NewOffsetForLeaderEpochRequestTopic()
+	rp := kmsg.NewOffsetForLeaderEpochRequestTopicPartition()
+	rp.Partition = l.index
+	rp.CurrentLeaderEpoch = l.leader.Epoch
+	rp.LeaderEpoch = r.epoch
+	rt.Topic = l.topic
+	rt.Partitions = append(rt.Partitions, rp)
 	req.Topics = append(req.Topics, rt)
 	resp, err := ask[*kmsg.OffsetForLeaderEpochResponse](ctx, l.cluster, &l.leader.Leader, req)
 	if err != nil {
@@ -135,7 +140,12 @@ func (l *Log) fetchOnce(ctx context.Context, from int64, most int) (source.Fetch
 	}
 	l.fetchesByName = resp.Version < FetchByID
 	r := l.partOf(resp)
-	if r != nil && len(r.RecordBatches) == 0 && r.ErrorCode == 0 && from < r.LastStableOffset && resp.ThrottleMillis == 0 && r.PreferredReadReplica < 0 {
+	if r != nil &&
+		len(r.RecordBatches) == 0 &&
+		r.ErrorCode == 0 &&
+		from < r.LastStableOffset &&
+		resp.ThrottleMillis == 0 &&
+		r.PreferredReadReplica < 0 {
 		return l.passEmptyRange(ctx, r, from)
 	}
 	if r == nil || len(r.RecordBatches) == 0 && r.ErrorCode == 0 && from < r.LastStableOffset {
@@ -144,7 +154,8 @@ func (l *Log) fetchOnce(ctx context.Context, from int64, most int) (source.Fetch
 			// over (KIP-219).
 			l.opts.Throttled(l.topic, l.index, throttle)
 			pace.Sleep(ctx, throttle)
-			return source.Fetched[*consumer.Message]{}, fmt.Errorf("%w: it throttles this client, by %v", errEmptyResponse, throttle)
+			return source.Fetched[*consumer.Message]{}, fmt.Errorf("%w: it throttles this client, by %v",
+				errEmptyResponse, throttle)
 		}
 		return source.Fetched[*consumer.Message]{}, errEmptyResponse
 	}
@@ -174,7 +185,11 @@ type emptyAnswers struct {
 // A broker that does not get old batches from its slow storage in time may answer the same. So the
 // answer counts if the same leader has given it several times. No batch says which leader epoch the
 // hole has: it has none above the leader's own (F6).
-func (l *Log) passEmptyRange(ctx context.Context, r *kmsg.FetchResponseTopicPartition, from int64) (source.Fetched[*consumer.Message], error) {
+func (l *Log) passEmptyRange(
+	ctx context.Context,
+	r *kmsg.FetchResponseTopicPartition,
+	from int64,
+) (source.Fetched[*consumer.Message], error) {
 	compacted, err := l.Compacted(ctx)
 	switch {
 	case err != nil:
@@ -189,7 +204,12 @@ func (l *Log) passEmptyRange(ctx context.Context, r *kmsg.FetchResponseTopicPart
 		return source.Fetched[*consumer.Message]{}, errEmptyResponse
 	}
 	l.lastRead = lastRead{next: r.LastStableOffset, epoch: l.leader.Epoch, checkedUnder: l.leader.Epoch}
-	return source.Fetched[*consumer.Message]{Next: r.LastStableOffset, LeaderEpoch: l.leader.Epoch, HighWatermark: r.HighWatermark, LastStable: r.LastStableOffset}, nil
+	return source.Fetched[*consumer.Message]{
+		Next:          r.LastStableOffset,
+		LeaderEpoch:   l.leader.Epoch,
+		HighWatermark: r.HighWatermark,
+		LastStable:    r.LastStableOffset,
+	}, nil
 }
 
 // minRequestBytes is how much is asked for however little there is room for: it stays compressed
@@ -198,15 +218,29 @@ const minRequestBytes = 64 << 10
 
 func (l *Log) fetchRequest(from int64, most int) *kmsg.FetchRequest {
 	req := kmsg.NewPtrFetchRequest()
-	req.ReplicaID, req.IsolationLevel = -1, isolationCommitted
+	req.ReplicaID = -1
+	req.IsolationLevel = isolationCommitted
 	// The limit is the partition's, of which there is one. (kfake, where it hits the request's,
 	// lists no aborted transactions.)
-	req.MinBytes, req.MaxBytes, req.MaxWaitMillis = 1, math.MaxInt32, int32(l.opts.MaxWait.Milliseconds())
-	req.SessionID, req.SessionEpoch = 0, -1 // no fetch session
-	rt, rp := kmsg.NewFetchRequestTopic(), kmsg.NewFetchRequestTopicPartition()
-	rp.Partition, rp.FetchOffset, rp.PartitionMaxBytes = l.index, from, int32(min(l.opts.MaxBytes, max(most, minRequestBytes)))
-	rp.CurrentLeaderEpoch, rp.LastFetchedEpoch, rp.LogStartOffset = l.leader.Epoch, -1, -1
-	rt.Topic, rt.TopicID, rt.Partitions = l.topic, l.identity.TopicID, append(rt.Partitions, rp)
+	req.MinBytes = 1
+	req.MaxBytes = math.MaxInt32
+	req.MaxWaitMillis = int32(l.opts.MaxWait.Milliseconds())
+	// no fetch session
+	req.SessionID = 0
+	req.SessionEpoch = -1
+	rt := kmsg.NewFetchRequestTopic()
+	rp := kmsg.NewFetchRequestTopicPartition()
+	rp.Partition = l.index
+	rp.FetchOffset = from
+	rp.PartitionMaxBytes = int32(
+		min(l.opts.MaxBytes, max(most, minRequestBytes)),
+	)
+	rp.CurrentLeaderEpoch = l.leader.Epoch
+	rp.LastFetchedEpoch = -1
+	rp.LogStartOffset = -1
+	rt.Topic = l.topic
+	rt.TopicID = l.identity.TopicID
+	rt.Partitions = append(rt.Partitions, rp)
 	req.Topics = append(req.Topics, rt)
 	return req
 }
@@ -228,7 +262,11 @@ func (l *Log) partOf(resp *kmsg.FetchResponse) *kmsg.FetchResponseTopicPartition
 }
 
 // openBatches takes the batches apart and keeps what is committed (F8).
-func (l *Log) openBatches(r *kmsg.FetchResponseTopicPartition, from int64, most int) (source.Fetched[*consumer.Message], error) {
+func (l *Log) openBatches(
+	r *kmsg.FetchResponseTopicPartition,
+	from int64,
+	most int,
+) (source.Fetched[*consumer.Message], error) {
 	section := recordbatch.Section{Topic: l.topic, Partition: l.index, From: from, Stable: r.LastStableOffset}
 	for _, a := range r.AbortedTransactions {
 		section.Aborted = append(section.Aborted, recordbatch.Aborted{Producer: a.ProducerID, First: a.FirstOffset})
@@ -238,9 +276,16 @@ func (l *Log) openBatches(r *kmsg.FetchResponseTopicPartition, from int64, most 
 	case err != nil:
 		return source.Fetched[*consumer.Message]{}, err
 	case c.Batches > 0 && c.Last < from:
-		return source.Fetched[*consumer.Message]{}, fmt.Errorf("%w at or above offset %d, and %d batches below it", errEmptyResponse, from, c.Batches)
+		return source.Fetched[*consumer.Message]{}, fmt.Errorf("%w at or above offset %d, and %d batches below it",
+			errEmptyResponse, from, c.Batches)
 	}
-	l.unread = &unreadResponse{contents: c, next: from, highWatermark: r.HighWatermark, lastStable: r.LastStableOffset, leaderEpoch: l.leader.Epoch}
+	l.unread = &unreadResponse{
+		contents:      c,
+		next:          from,
+		highWatermark: r.HighWatermark,
+		lastStable:    r.LastStableOffset,
+		leaderEpoch:   l.leader.Epoch,
+	}
 	return l.nextMessages(from, most)
 }
 
@@ -255,10 +300,17 @@ func (l *Log) nextMessages(from int64, most int) (source.Fetched[*consumer.Messa
 	if p.Next > from {
 		l.lastRead = lastRead{next: p.Next, epoch: p.Epoch, checkedUnder: r.leaderEpoch}
 	}
-	if r.next = p.Next; !p.More {
+	r.next = p.Next
+	if !p.More {
 		l.unread = nil
 	}
-	return source.Fetched[*consumer.Message]{Messages: p.Messages, Next: p.Next, LeaderEpoch: l.lastRead.epoch, HighWatermark: r.highWatermark, LastStable: r.lastStable}, nil
+	return source.Fetched[*consumer.Message]{
+		Messages:      p.Messages,
+		Next:          p.Next,
+		LeaderEpoch:   l.lastRead.epoch,
+		HighWatermark: r.highWatermark,
+		LastStable:    r.lastStable,
+	}, nil
 }
 
 // dropUnread gives up what is left of the last response.

@@ -58,7 +58,13 @@ func (l *Losses) Wait() time.Duration {
 // that a person has to correct, before the process joins the group: a process that cannot work must
 // not take partitions from those that can. rights names the permissions that the adapter needs
 // (S1).
-func FindTopics(ctx context.Context, c Cluster, pkg string, brokers, topics []string, rights string) (found map[string]Topic, err error) {
+func FindTopics(
+	ctx context.Context,
+	c Cluster,
+	pkg string,
+	brokers, topics []string,
+	rights string,
+) (found map[string]Topic, err error) {
 	ctx, cancel := context.WithTimeout(ctx, firstPatience)
 	defer cancel()
 	var unreachable error
@@ -80,7 +86,8 @@ func FindTopics(ctx context.Context, c Cluster, pkg string, brokers, topics []st
 	case hasCode(c, err, kerr.TopicAuthorizationFailed):
 		return nil, fmt.Errorf("%s: %w: this user needs the permissions %s on the topic", pkg, err, rights)
 	case hasCode(c, err, kerr.UnknownTopicOrPartition) && errors.As(err, &about):
-		return nil, fmt.Errorf("%s: topic %q does not exist on %s: create it first (it is not left to the brokers' auto-creation, which would choose its number of partitions)",
+		return nil, fmt.Errorf("%s: topic %q does not exist on %s: create it first (it is not left to the "+
+			"brokers' auto-creation, which would choose its number of partitions)",
 			pkg, about.Topic, strings.Join(brokers, ", "))
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", pkg, err)
@@ -96,7 +103,9 @@ func Unreachable(c Cluster, pkg string, brokers []string, err error) error {
 	case refused:
 		return fmt.Errorf("%s: [%s] refused the connection: %w: check Config.SASL and Config.TLS", pkg, all, err)
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
-		return fmt.Errorf("%s: [%s] closed the connection: %w: do the brokers expect TLS or SASL (Config.TLS, Config.SASL)?", pkg, all, err)
+		return fmt.Errorf("%s: [%s] closed the connection: %w: do the brokers expect TLS or SASL "+
+			"(Config.TLS, Config.SASL)?", pkg, all, err)
 	}
-	return fmt.Errorf("%s: cannot reach any of [%s]: %w: is the broker running? check the addresses (Config.Brokers; -brokers in our programs)", pkg, all, err)
+	return fmt.Errorf("%s: cannot reach any of [%s]: %w: is the broker running? check the addresses "+
+		"(Config.Brokers; -brokers in our programs)", pkg, all, err)
 }

@@ -89,7 +89,10 @@ func (l *Log) Identity(ctx context.Context) (source.Identity, error) {
 	err := RetryTransient(ctx, l.cluster, leaderPatience, func() error {
 		id, at, err := l.locate(ctx)
 		if err == nil {
-			l.identity, l.leader, l.identified, l.recheck = id, at, true, false
+			l.identity = id
+			l.leader = at
+			l.identified = true
+			l.recheck = false
 		}
 		return err
 	})
@@ -110,8 +113,12 @@ func (l *Log) locate(ctx context.Context) (source.Identity, Leadership, error) {
 	if !ok {
 		return source.Identity{}, Leadership{}, noTopic(l.cluster, l.topic)
 	}
-	return source.Identity{ClusterID: t.ClusterID, TopicID: t.ID, TopicPartition: source.TopicPartition{Topic: l.topic, Partition: l.index},
-		Partitions: int32(len(t.Partitions))}, at, nil
+	return source.Identity{
+		ClusterID:      t.ClusterID,
+		TopicID:        t.ID,
+		TopicPartition: source.TopicPartition{Topic: l.topic, Partition: l.index},
+		Partitions:     int32(len(t.Partitions)),
+	}, at, nil
 }
 
 // confirmTopic looks again where there is doubt: after an error, and, where fetches name the topic
@@ -130,9 +137,11 @@ func (l *Log) confirmTopic(ctx context.Context) error {
 			return err
 		}
 	} else {
-		l.identity, l.identified = id, true
+		l.identity = id
+		l.identified = true
 	}
-	l.leader, l.recheck = at, false
+	l.leader = at
+	l.recheck = false
 	return nil
 }
 
@@ -141,9 +150,11 @@ func sameIncarnation(was, is source.Identity) error {
 	unknown := [16]byte{}
 	switch {
 	case was.ClusterID != is.ClusterID:
-		return fmt.Errorf("%w: %s/%d was in cluster %q, and the brokers now are cluster %q", source.ErrIncarnation, was.Topic, was.Partition, was.ClusterID, is.ClusterID)
+		return fmt.Errorf("%w: %s/%d was in cluster %q, and the brokers now are cluster %q",
+			source.ErrIncarnation, was.Topic, was.Partition, was.ClusterID, is.ClusterID)
 	case was.TopicID != is.TopicID && was.TopicID != unknown && is.TopicID != unknown:
-		return fmt.Errorf("%w: the id of %q was %x and is %x", source.ErrIncarnation, was.Topic, was.TopicID, is.TopicID)
+		return fmt.Errorf("%w: the id of %q was %x and is %x",
+			source.ErrIncarnation, was.Topic, was.TopicID, is.TopicID)
 	}
 	return nil
 }
@@ -205,7 +216,8 @@ func (l *Log) Verify(ctx context.Context, at int64, epoch int32) error {
 		if err == nil {
 			l.lastRead = lastRead{next: at, epoch: epoch, checkedUnder: -1}
 			if epoch < 0 {
-				l.lastRead.epoch, l.lastRead.checkedUnder = l.leader.Epoch, l.leader.Epoch
+				l.lastRead.epoch = l.leader.Epoch
+				l.lastRead.checkedUnder = l.leader.Epoch
 			}
 			err = l.checkEpoch(ctx, at)
 		}
@@ -228,10 +240,16 @@ func (l *Log) askBounds(ctx context.Context) (start, end int64, err error) {
 
 func (l *Log) listOffset(ctx context.Context, which int64) (int64, error) {
 	req := kmsg.NewPtrListOffsetsRequest()
-	req.ReplicaID, req.IsolationLevel = -1, isolationCommitted
-	rt, rp := kmsg.NewListOffsetsRequestTopic(), kmsg.NewListOffsetsRequestTopicPartition()
-	rp.Partition, rp.CurrentLeaderEpoch, rp.Timestamp, rp.MaxNumOffsets = l.index, l.leader.Epoch, which, 1
-	rt.Topic, rt.Partitions = l.topic, append(rt.Partitions, rp)
+	req.ReplicaID = -1
+	req.IsolationLevel = isolationCommitted
+	rt := kmsg.NewListOffsetsRequestTopic()
+	rp := kmsg.NewListOffsetsRequestTopicPartition()
+	rp.Partition = l.index
+	rp.CurrentLeaderEpoch = l.leader.Epoch
+	rp.Timestamp = which
+	rp.MaxNumOffsets = 1
+	rt.Topic = l.topic
+	rt.Partitions = append(rt.Partitions, rp)
 	req.Topics = append(req.Topics, rt)
 	resp, err := ask[*kmsg.ListOffsetsResponse](ctx, l.cluster, &l.leader.Leader, req)
 	if err != nil {

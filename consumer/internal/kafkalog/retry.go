@@ -46,7 +46,8 @@ const answerPatience = 5 * time.Second
 // returns at once. A single broker has all the time that ctx has.
 func TryBrokers(ctx context.Context, brokers int, f func(context.Context) error) error {
 	for {
-		attempt, cancel := ctx, context.CancelFunc(func() {})
+		attempt := ctx
+		cancel := context.CancelFunc(func() {})
 		if brokers > 1 {
 			attempt, cancel = context.WithTimeout(ctx, answerPatience)
 		}
@@ -64,19 +65,26 @@ func TryBrokers(ctx context.Context, brokers int, f func(context.Context) error)
 // with which brokers say that leaders or coordinators move, or that they have not heard of
 // something yet.
 func isTransient(c Cluster, err error) bool {
-	if _, is := errors.AsType[*source.OutOfRangeError](err); is || errors.Is(err, source.ErrOwnershipLost) || errors.Is(err, source.ErrIncarnation) {
+	if _, is := errors.AsType[*source.OutOfRangeError](err); is ||
+		errors.Is(err, source.ErrOwnershipLost) ||
+		errors.Is(err, source.ErrIncarnation) {
 		return false
 	}
 	if _, ok := c.Code(err); !ok {
 		return !errors.Is(err, ErrClosed)
 	}
-	return hasCode(c, err,
+	return hasCode(
+		c, err,
 		// Not known yet, or not any more.
 		kerr.UnknownTopicOrPartition, kerr.UnknownTopicID, kerr.InconsistentTopicID,
-		kerr.LeaderNotAvailable, kerr.NotLeaderForPartition, kerr.FencedLeaderEpoch, kerr.UnknownLeaderEpoch,
-		kerr.ReplicaNotAvailable, kerr.BrokerNotAvailable, kerr.OffsetNotAvailable, kerr.KafkaStorageError,
+		kerr.LeaderNotAvailable, kerr.NotLeaderForPartition, kerr.FencedLeaderEpoch,
+		kerr.UnknownLeaderEpoch,
+		kerr.ReplicaNotAvailable, kerr.BrokerNotAvailable, kerr.OffsetNotAvailable,
+		kerr.KafkaStorageError,
 		kerr.CoordinatorLoadInProgress, kerr.CoordinatorNotAvailable, kerr.NotCoordinator,
-		kerr.RequestTimedOut, kerr.NetworkException, kerr.CorruptMessage, kerr.ThrottlingQuotaExceeded, kerr.UnstableOffsetCommit)
+		kerr.RequestTimedOut, kerr.NetworkException, kerr.CorruptMessage,
+		kerr.ThrottlingQuotaExceeded, kerr.UnstableOffsetCommit,
+	)
 }
 
 // AsOwnershipLost turns the codes with which a coordinator says that this process is no member of

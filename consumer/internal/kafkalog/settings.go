@@ -69,7 +69,9 @@ func (s Settings) Faults(pkg string) []error {
 		field string
 		value time.Duration
 	}{
-		{"SessionTimeout", s.SessionTimeout}, {"RebalanceTimeout", s.RebalanceTimeout}, {"HeartbeatInterval", s.HeartbeatInterval},
+		{"SessionTimeout", s.SessionTimeout},
+		{"RebalanceTimeout", s.RebalanceTimeout},
+		{"HeartbeatInterval", s.HeartbeatInterval},
 		{"FetchMaxWait", s.FetchMaxWait},
 	}
 	for _, d := range durations {
@@ -83,7 +85,10 @@ func (s Settings) Faults(pkg string) []error {
 		}
 	}
 	if w := s.WithDefaults(); w.SessionTimeout > 0 && w.HeartbeatInterval >= w.SessionTimeout {
-		fault("HeartbeatInterval", "is %v: must be below SessionTimeout, %v, and should be at most a third of it", w.HeartbeatInterval, w.SessionTimeout)
+		fault("HeartbeatInterval",
+			"is %v: must be below SessionTimeout, %v, and should be at most a third of it",
+			w.HeartbeatInterval,
+			w.SessionTimeout)
 	}
 	if s.FetchMaxBytes < 0 || s.FetchMaxBytes > math.MaxInt32 {
 		fault("FetchMaxBytes", "is %d: must be positive and fit into 32 bits, or 0 for the default", s.FetchMaxBytes)

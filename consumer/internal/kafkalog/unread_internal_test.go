@@ -48,15 +48,19 @@ func (b *brokers) Ask(_ context.Context, req kmsg.Request) (kmsg.Response, error
 		p := kmsg.NewMetadataResponseTopicPartition()
 		p.LeaderEpoch = b.leader
 		topic := kmsg.NewMetadataResponseTopic()
-		topic.Topic, topic.TopicID, topic.Partitions = kmsg.StringPtr("t"), [16]byte{1}, append(topic.Partitions, p)
+		topic.Topic = kmsg.StringPtr("t")
+		topic.TopicID = [16]byte{1}
+		topic.Partitions = append(topic.Partitions, p)
 		resp := req.ResponseKind().(*kmsg.MetadataResponse)
-		resp.ClusterID, resp.Topics = kmsg.StringPtr("c"), append(resp.Topics, topic)
+		resp.ClusterID = kmsg.StringPtr("c")
+		resp.Topics = append(resp.Topics, topic)
 		return resp, nil
 	case *kmsg.DescribeConfigsRequest:
 		c := kmsg.NewDescribeConfigsResponseResourceConfig()
 		c.Name, c.Value = retentionMs, kmsg.StringPtr("1000")
 		r := kmsg.NewDescribeConfigsResponseResource()
-		r.ResourceName, r.Configs = "t", append(r.Configs, c)
+		r.ResourceName = "t"
+		r.Configs = append(r.Configs, c)
 		resp := req.ResponseKind().(*kmsg.DescribeConfigsResponse)
 		resp.Resources = append(resp.Resources, r)
 		return resp, nil
@@ -70,7 +74,8 @@ func (b *brokers) AskLeader(_ context.Context, _ int32, req kmsg.Request) (kmsg.
 	case *kmsg.OffsetForLeaderEpochRequest:
 		asked := req.Topics[0].Partitions[0]
 		p := kmsg.NewOffsetForLeaderEpochResponseTopicPartition()
-		if p.LeaderEpoch, p.EndOffset = asked.LeaderEpoch, b.end(); b.cutOff > 0 {
+		p.LeaderEpoch, p.EndOffset = asked.LeaderEpoch, b.end()
+		if b.cutOff > 0 {
 			p.EndOffset = b.cutOff
 		}
 		if asked.CurrentLeaderEpoch != b.leader {
@@ -79,24 +84,28 @@ func (b *brokers) AskLeader(_ context.Context, _ int32, req kmsg.Request) (kmsg.
 			b.checks = append(b.checks, asked.LeaderEpoch)
 		}
 		topic := kmsg.NewOffsetForLeaderEpochResponseTopic()
-		topic.Topic, topic.Partitions = "t", append(topic.Partitions, p)
+		topic.Topic = "t"
+		topic.Partitions = append(topic.Partitions, p)
 		resp := req.ResponseKind().(*kmsg.OffsetForLeaderEpochResponse)
 		resp.Topics = append(resp.Topics, topic)
 		return resp, nil
 	case *kmsg.ListOffsetsRequest:
 		asked := req.Topics[0].Partitions[0]
 		p := kmsg.NewListOffsetsResponseTopicPartition()
-		switch p.Offset = b.end(); {
+		p.Offset = b.end()
+		switch {
 		case asked.Timestamp == earliest:
 			p.Offset = 0
 		case asked.Timestamp >= 0: // no record is that young, and right after the answer one is
-			p.Offset, b.epochs = -1, append(b.epochs, b.leader)
+			p.Offset = -1
+			b.epochs = append(b.epochs, b.leader)
 		}
 		if asked.CurrentLeaderEpoch != b.leader {
 			p.ErrorCode = kerr.FencedLeaderEpoch.Code
 		}
 		topic := kmsg.NewListOffsetsResponseTopic()
-		topic.Topic, topic.Partitions = "t", append(topic.Partitions, p)
+		topic.Topic = "t"
+		topic.Partitions = append(topic.Partitions, p)
 		resp := req.ResponseKind().(*kmsg.ListOffsetsResponse)
 		resp.Topics = append(resp.Topics, topic)
 		return resp, nil
@@ -115,9 +124,12 @@ func (b *brokers) AskLeader(_ context.Context, _ int32, req kmsg.Request) (kmsg.
 			}
 		}
 		topic := kmsg.NewFetchResponseTopic()
-		topic.Topic, topic.TopicID, topic.Partitions = "t", [16]byte{1}, append(topic.Partitions, p)
+		topic.Topic = "t"
+		topic.TopicID = [16]byte{1}
+		topic.Partitions = append(topic.Partitions, p)
 		resp := req.ResponseKind().(*kmsg.FetchResponse)
-		resp.Version, resp.Topics = FetchByID, append(resp.Topics, topic)
+		resp.Version = FetchByID
+		resp.Topics = append(resp.Topics, topic)
 		return resp, nil
 	}
 	b.t.Errorf("the leader was asked for %T", req)
@@ -132,7 +144,15 @@ func batchOf(base int64, epoch int32) []byte {
 		r.Length = int32(len(r.AppendTo(nil)) - 1) // a length of 0 takes one byte
 		body = r.AppendTo(body)
 	}
-	k := kmsg.RecordBatch{FirstOffset: base, PartitionLeaderEpoch: epoch, Magic: 2, LastOffsetDelta: inBatch - 1, ProducerID: -1, NumRecords: inBatch, Records: body}
+	k := kmsg.RecordBatch{
+		FirstOffset:          base,
+		PartitionLeaderEpoch: epoch,
+		Magic:                2,
+		LastOffsetDelta:      inBatch - 1,
+		ProducerID:           -1,
+		NumRecords:           inBatch,
+		Records:              body,
+	}
 	raw := k.AppendTo(nil)
 	binary.BigEndian.PutUint32(raw[8:], uint32(len(raw)-12))
 	binary.BigEndian.PutUint32(raw[17:], crc32.Checksum(raw[21:], crc32.MakeTable(crc32.Castagnoli)))
@@ -166,7 +186,8 @@ func TestF5EpochsOfAResponseInParts(t *testing.T) {
 	for at := range b.end() {
 		f := fetch(at)
 		if want := b.epochs[at/inBatch]; f.LeaderEpoch != want || f.Messages[0].LeaderEpoch != want {
-			t.Errorf("offset %d is of epoch %d, and what was read up to it of %d, want %d", at, f.Messages[0].LeaderEpoch, f.LeaderEpoch, want)
+			t.Errorf("offset %d is of epoch %d, and what was read up to it of %d, want %d",
+				at, f.Messages[0].LeaderEpoch, f.LeaderEpoch, want)
 		}
 		if f.HighWatermark != b.end()+1 || f.LastStable != b.end() || f.Kept != (at > 0) {
 			t.Errorf("fetch at %d: %+v", at, f)
@@ -184,7 +205,8 @@ func TestF5LeaderChangesWhileAResponseIsReadInParts(t *testing.T) {
 	l, fetch := reading(t, b)
 	fetch(0)
 	fetch(1)
-	b.epochs, b.leader = []int32{2, 8, 8}, 8
+	b.epochs = []int32{2, 8, 8}
+	b.leader = 8
 	if at, err := l.Bounds(t.Context()); err != nil || at.LeaderEpoch != 8 {
 		t.Fatalf("%+v, %v", at, err)
 	}
@@ -214,7 +236,9 @@ func TestF5VerifyGivesUpTheRest(t *testing.T) {
 	if f := fetch(1); f.Kept || b.fetches != 2 {
 		t.Errorf("the record behind the position was kept from before Verify")
 	}
-	b.epochs, b.leader, b.cutOff = []int32{2, 8, 8}, 8, 1
+	b.epochs = []int32{2, 8, 8}
+	b.leader = 8
+	b.cutOff = 1
 	l.dropUnread()
 	l.recheck = true
 	var out *source.OutOfRangeError

@@ -89,8 +89,11 @@ func parseBatch(b []byte) (batch, error) {
 	case len(b) < headerSize:
 		return batch{}, fmt.Errorf("%w at offset %d: %d bytes long", ErrMalformed, base, len(b))
 	}
-	if crc, want := crc32.Checksum(b[crcFrom:], castagnoli), binary.BigEndian.Uint32(b[crcAt:]); crc != want {
-		return batch{}, fmt.Errorf("%w at offset %d: its checksum is %08x, and should be %08x", ErrMalformed, base, crc, want)
+	crc := crc32.Checksum(b[crcFrom:], castagnoli)
+	want := binary.BigEndian.Uint32(b[crcAt:])
+	if crc != want {
+		return batch{}, fmt.Errorf("%w at offset %d: its checksum is %08x, and should be %08x",
+			ErrMalformed, base, crc, want)
 	}
 	out := batch{
 		base: base, last: base + int64(int32(binary.BigEndian.Uint32(b[23:]))),
@@ -101,7 +104,8 @@ func parseBatch(b []byte) (batch, error) {
 		count:    int(int32(binary.BigEndian.Uint32(b[57:]))), payload: b[headerSize:],
 	}
 	if out.last < out.base || out.count < 0 {
-		return batch{}, fmt.Errorf("%w at offset %d: %d records up to offset %d", ErrMalformed, base, out.count, out.last)
+		return batch{}, fmt.Errorf("%w at offset %d: %d records up to offset %d",
+			ErrMalformed, base, out.count, out.last)
 	}
 	return out, nil
 }

@@ -83,9 +83,17 @@ func genBatch(t *rapid.T, base int64) (batch, []rawRecord) {
 	recs := make([]rawRecord, rapid.IntRange(0, 8).Draw(t, "records"))
 	for i := range recs {
 		delta += rapid.Int64Range(1, 3).Draw(t, "step")
-		recs[i] = rawRecord{delta: delta, time: rapid.Int64Range(-1000, 1<<35).Draw(t, "time"), key: genBytes(t, "key"), value: genBytes(t, "value")}
+		recs[i] = rawRecord{
+			delta: delta,
+			time:  rapid.Int64Range(-1000, 1<<35).Draw(t, "time"),
+			key:   genBytes(t, "key"),
+			value: genBytes(t, "value"),
+		}
 		for range rapid.IntRange(0, 3).Draw(t, "headers") {
-			recs[i].headers = append(recs[i].headers, consumer.Header{Name: rapid.StringN(0, 5, -1).Draw(t, "name"), Value: genBytes(t, "header")})
+			recs[i].headers = append(recs[i].headers, consumer.Header{
+				Name:  rapid.StringN(0, 5, -1).Draw(t, "name"),
+				Value: genBytes(t, "header"),
+			})
 		}
 	}
 	b.last = base + max(delta, 0) + rapid.Int64Range(0, 3).Draw(t, "tail")
@@ -148,7 +156,8 @@ func equalMessages(t interface{ Fatalf(string, ...any) }, got, want []*consumer.
 		t.Fatalf("%d messages, want %d", len(got), len(want))
 	}
 	for i := range got {
-		g, w := got[i], want[i]
+		g := got[i]
+		w := want[i]
 		ok := g.Topic == w.Topic && g.Partition == w.Partition && g.Offset == w.Offset && g.Time.Equal(w.Time) &&
 			g.LogAppendTime == w.LogAppendTime && g.LeaderEpoch == w.LeaderEpoch && same(g.Key, w.Key) && same(g.Value, w.Value) &&
 			len(g.Headers) == len(w.Headers)
@@ -271,7 +280,10 @@ func TestOldMessages(t *testing.T) {
 // returns them.
 func FuzzBatches(f *testing.F) {
 	f.Add(encodeBatch(batch{base: 7, last: 8, producer: -1}, []rawRecord{{value: []byte("abc")}, {delta: 1, key: []byte("def")}}))
-	f.Add(encodeBatch(batch{base: 7, last: 7, producer: 3, attributes: attrControl | attrTransactional}, []rawRecord{{key: []byte{0, 0, 0, 1}, value: []byte("v")}}))
+	f.Add(encodeBatch(
+		batch{base: 7, last: 7, producer: 3, attributes: attrControl | attrTransactional},
+		[]rawRecord{{key: []byte{0, 0, 0, 1}, value: []byte("v")}},
+	))
 	f.Add(encodeBatch(batch{base: 7, last: 9, producer: 3, attributes: 1}, []rawRecord{{headers: []consumer.Header{{Name: "n"}}}}))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		if len(raw) >= headerSize && raw[magicAt] == 2 { // let the fuzzer past the checksum

@@ -70,7 +70,8 @@ func (c *Codecs) releaseSlot() { <-c.slots }
 func (c *Codecs) keep(u *unpacker) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.kept, c.size = append(c.kept, u), c.size+u.size
+	c.kept = append(c.kept, u)
+	c.size = c.size + u.size
 	for c.size > c.most {
 		c.drop(0).close()
 	}
@@ -106,7 +107,13 @@ var (
 	lz4s  = sync.Pool{New: func() any { return lz4.NewReader(nil) }}
 	zstds = sync.Pool{New: func() any {
 		// It decodes in the calling goroutine, and never the whole payload at once.
-		d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecodeBuffersBelow(0))
+		d, err := zstd.NewReader(
+			nil,
+			zstd.WithDecoderConcurrency(1),
+			zstd.WithDecoderLowmem(true),
+			zstd.WithDecoderMaxWindow(maxWindow),
+			zstd.WithDecodeBuffersBelow(0),
+		)
 		if err != nil {
 			panic(err) // its options are wrong
 		}
@@ -135,7 +142,11 @@ func unpack(codec Compression, src []byte) (*unpacker, error) {
 			return nil, err
 		}
 		r := zstds.Get().(*zstd.Decoder)
-		return &unpacker{Reader: r, size: int(min(h.WindowSize, maxWindow)) + 512<<10, close: func() { _ = r.Reset(nil); zstds.Put(r) }},
+		return &unpacker{
+				Reader: r,
+				size:   int(min(h.WindowSize, maxWindow)) + 512<<10,
+				close:  func() { _ = r.Reset(nil); zstds.Put(r) },
+			},
 			r.Reset(bytes.NewReader(src))
 	}
 	return nil, errCodec

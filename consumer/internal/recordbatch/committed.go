@@ -21,7 +21,12 @@ type Aborted struct {
 // producer enters the set of aborted ones at the first offset of a listed transaction, and leaves
 // it at its next abort marker. In between, all its transactional batches are void. Commit markers
 // need no attention, because the transactions that they end are not listed.
-func readCommitted(batches []batch, aborted []Aborted, from, stable int64, codecs *Codecs) (kept []batch, next int64, err error) {
+func readCommitted(
+	batches []batch,
+	aborted []Aborted,
+	from, stable int64,
+	codecs *Codecs,
+) (kept []batch, next int64, err error) {
 	aborted = slices.Clone(aborted)
 	slices.SortFunc(aborted, func(a, b Aborted) int { return cmp.Compare(a.First, b.First) })
 	void := make(map[int64]bool, len(aborted))

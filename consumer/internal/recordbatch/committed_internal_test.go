@@ -50,7 +50,14 @@ func genLog(t *rapid.T) (log []event, aborted []span, stable int64) {
 			}
 		}
 		b.last = b.base + int64(len(recs)) - 1
-		log = append(log, event{raw: encodeBatch(b, recs), base: b.base, last: b.last, producer: producer, control: control, visible: producer < 0})
+		log = append(log, event{
+			raw:      encodeBatch(b, recs),
+			base:     b.base,
+			last:     b.last,
+			producer: producer,
+			control:  control,
+			visible:  producer < 0,
+		})
 		next = b.last + 1
 		return len(log) - 1
 	}
@@ -100,7 +107,8 @@ func TestReadCommittedModel(t *testing.T) {
 		// offset, and the aborted transactions that touch them.
 		var raw []byte
 		var want []int64
-		upper, wantNext := from, from
+		upper := from
+		wantNext := from
 		limit := rapid.IntRange(1, 30).Draw(t, "limit")
 		for _, e := range log {
 			if e.last < from || e.base >= stable || limit == 0 {
@@ -108,7 +116,8 @@ func TestReadCommittedModel(t *testing.T) {
 			}
 			limit--
 			raw = append(raw, e.raw...)
-			upper, wantNext = e.last+1, e.last+1
+			upper = e.last + 1
+			wantNext = e.last + 1
 			for o := max(e.base, from); e.visible && !e.control && o <= e.last; o++ {
 				want = append(want, o)
 			}

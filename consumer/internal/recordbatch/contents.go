@@ -97,7 +97,8 @@ func (c *Contents) Read(most int) (Part, error) {
 	case c.failed != nil:
 		p.Next = p.Messages[len(p.Messages)-1].Offset + 1
 	}
-	p.More, p.Epoch = len(c.kept) > 0, -1
+	p.More = len(c.kept) > 0
+	p.Epoch = -1
 	for _, e := range c.epochs {
 		if e.from < p.Next {
 			p.Epoch = e.under
@@ -151,7 +152,8 @@ func (c *Contents) batch(p *Part, most *int) (over bool, err error) {
 			return false, err
 		}
 		free = free[1:]
-		m.Topic, m.Partition = c.section.Topic, c.section.Partition
+		m.Topic = c.section.Topic
+		m.Partition = c.section.Partition
 		*most -= m.Size()
 		p.Messages = append(p.Messages, m)
 	}
@@ -166,5 +168,6 @@ func (c *Contents) Close() {
 	if c.reading != nil {
 		c.reading.in.discard()
 	}
-	c.kept, c.reading = nil, nil
+	c.kept = nil
+	c.reading = nil
 }

@@ -39,7 +39,9 @@ func readParts(t *rapid.T, c *Contents, from int64) (msgs []*consumer.Message, n
 		if p.More && len(p.Messages) == 0 {
 			t.Fatalf("no message, and more to come")
 		}
-		msgs, next, more = append(msgs, p.Messages...), p.Next, p.More
+		msgs = append(msgs, p.Messages...)
+		next = p.Next
+		more = p.More
 	}
 	return msgs, next, nil
 }
@@ -74,7 +76,8 @@ func TestF14PartsMakeTheWhole(t *testing.T) {
 				if i == n-1 && n > 1 && rapid.Bool().Draw(t, "cut") {
 					one = one[:rapid.IntRange(0, len(one)-1).Draw(t, "cut at")]
 				}
-				raw, base = append(raw, one...), b.last+1
+				raw = append(raw, one...)
+				base = b.last + 1
 			}
 		}
 		batches, err := splitBatches(raw)
@@ -225,7 +228,8 @@ func TestF14RecordTooLarge(t *testing.T) {
 			if errs[0] != nil || len(p.Messages) != 1 || p.Next != 8 || !p.More || p.Messages[0].Offset != 7 {
 				t.Fatalf("%v: what lies before it: %+v, %v", c, p, errs[0])
 			}
-			if want := fmt.Sprintf("offset 8 is %d bytes", n+3); !errors.Is(errs[1], ErrTooLarge) || !strings.Contains(errs[1].Error(), want) {
+			if want := fmt.Sprintf("offset 8 is %d bytes", n+3); !errors.Is(errs[1], ErrTooLarge) ||
+				!strings.Contains(errs[1].Error(), want) {
 				t.Errorf("%v: %v", c, errs[1])
 			}
 			if limit := uint64(40 << 20); took > limit {
@@ -281,7 +285,8 @@ func TestF14ReadTakesWhatThereIsRoomFor(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		next, most := int64(0), uint64(0)
+		next := int64(0)
+		most := uint64(0)
 		for next < n/10 {
 			took := allocated(func() {
 				p, err := read.Read(room)

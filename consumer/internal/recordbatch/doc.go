@@ -5,6 +5,8 @@
 // Kafka clients have decoders too, but those hide what a consumer of exact positions must know.
 // kafka-go's hides the last offset of a batch, without which a batch whose end was removed cannot
 // be skipped. It also hides the largest timestamp, without which records of topics with
-// message.timestamp.type=LogAppendTime get their producer's time. franz-go's returns records only,
-// and not how far the log was looked at after the last of them.
+// message.timestamp.type=LogAppendTime get their producer's time. franz-go's,
+// kgo.ProcessFetchPartition, returns the offset to go on from, but unpacks a whole response at
+// once, which leaves memory without a bound. At a batch that it cannot unpack it ends without an
+// error if any record came before.
 package recordbatch

@@ -10,7 +10,8 @@ type byteReader struct {
 }
 
 func (r *byteReader) fail() {
-	r.b, r.failed = nil, true
+	r.b = nil
+	r.failed = true
 }
 
 // varint reads a number in zigzag form, as Kafka and encoding/binary write it.

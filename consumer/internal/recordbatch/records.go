@@ -27,7 +27,13 @@ func (b *batch) openRecords(codecs *Codecs, most int) (*records, error) {
 	if b.compression() > Zstd {
 		return nil, fmt.Errorf("%w at offset %d: compression %d is not known", ErrMalformed, b.base, b.compression())
 	}
-	r := &records{b: b, most: most, left: b.count, length: -1, in: stream{codecs: codecs, codec: b.compression(), src: b.payload}}
+	r := &records{
+		b:      b,
+		most:   most,
+		left:   b.count,
+		length: -1,
+		in:     stream{codecs: codecs, codec: b.compression(), src: b.payload},
+	}
 	if b.magic < 2 {
 		return r, r.openOld()
 	}
@@ -36,7 +42,8 @@ func (b *batch) openRecords(codecs *Codecs, most int) (*records, error) {
 
 // malformed adds the place in the batch to an error.
 func (r *records) malformed(why error) error {
-	return fmt.Errorf("%w at offset %d: %v: %d records before its end: %w", ErrMalformed, r.b.base, r.b.compression(), r.left, why)
+	return fmt.Errorf("%w at offset %d: %v: %d records before its end: %w",
+		ErrMalformed, r.b.base, r.b.compression(), r.left, why)
 }
 
 func (r *records) resume() error {
@@ -122,7 +129,9 @@ func (r *records) readRecord(m *consumer.Message, a *arena, offset int64) error 
 		// The broker wrote only this, and did not change the records.
 		m.Time = time.UnixMilli(r.b.maxTime).UTC()
 	}
-	m.LogAppendTime, m.LeaderEpoch, m.Offset = r.b.logAppendTime(), r.b.epoch, offset
+	m.LogAppendTime = r.b.logAppendTime()
+	m.LeaderEpoch = r.b.epoch
+	m.Offset = offset
 	return r.recordDone()
 }
 
@@ -158,7 +167,8 @@ func (r *records) openOld() error {
 		return nil
 	}
 	if b.magic == 0 {
-		return fmt.Errorf("%w at offset %d: compressed messages of format 0 (Kafka 0.9 and older) are not read", ErrMalformed, b.base)
+		return fmt.Errorf("%w at offset %d: compressed messages of format 0 (Kafka 0.9 and older) are not read",
+			ErrMalformed, b.base)
 	}
 	_, value, err := b.oldFields()
 	if err != nil {

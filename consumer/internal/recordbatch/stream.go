@@ -41,7 +41,8 @@ func (s *stream) resume() error {
 		return nil
 	}
 	in, err := unpack(s.codec, s.src)
-	s.in, s.buf = in, nil
+	s.in = in
+	s.buf = nil
 	if err != nil {
 		return err
 	}
@@ -209,5 +210,6 @@ func (a *arena) name(b []byte) string {
 var ErrTooLarge = errors.New("record is too large")
 
 func tooLarge(offset, size int64, most int) error {
-	return fmt.Errorf("%w: the one at offset %d is %d bytes long uncompressed, and Config.MaxRecordBytes allows %d", ErrTooLarge, offset, size, most)
+	return fmt.Errorf("%w: the one at offset %d is %d bytes long uncompressed, and Config.MaxRecordBytes allows %d",
+		ErrTooLarge, offset, size, most)
 }

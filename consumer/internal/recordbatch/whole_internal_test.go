@@ -63,8 +63,13 @@ func (b *batch) wholeMessages(msgs []*consumer.Message, topic string, partition 
 			continue
 		}
 		m := &slab[i]
-		m.Topic, m.Partition, m.Offset, m.LeaderEpoch = topic, partition, offset, b.epoch
-		m.Key, m.Value, m.Headers = rec.key, rec.value, rec.headers
+		m.Topic = topic
+		m.Partition = partition
+		m.Offset = offset
+		m.LeaderEpoch = b.epoch
+		m.Key = rec.key
+		m.Value = rec.value
+		m.Headers = rec.headers
 		m.Time, m.LogAppendTime = time.UnixMilli(b.firstTime+rec.timeDelta).UTC(), b.logAppendTime()
 		if m.LogAppendTime {
 			// The broker wrote only this, and left the records alone.
@@ -99,7 +104,8 @@ func (b *batch) wholeOldMessages(msgs []*consumer.Message, topic string, partiti
 		}
 	}
 	for i := range set {
-		one, offset := &set[i], b.base
+		one := &set[i]
+		offset := b.base
 		if b.compression() != None {
 			if one.magic != 1 || one.compression() != None {
 				return nil, fmt.Errorf("%w at offset %d: not a set of plain messages of format 1", ErrMalformed, b.base)

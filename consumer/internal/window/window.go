@@ -73,7 +73,8 @@ func (w *Window[M]) Add(e *Entry[M]) (done bool) {
 			k = &order[M]{last: -1}
 			w.keys[e.Key.Bytes] = k
 		}
-		e.After, k.last = k.last, e.Offset
+		e.After = k.last
+		k.last = e.Offset
 		k.entries++
 	}
 	w.entries = append(w.entries, e)
@@ -118,10 +119,13 @@ func (w *Window[M]) Ready(below int64, most int) (n int) {
 }
 
 // Take gives the oldest messages that are ready to a slot: at most most, and about size bytes of
-// values. Nil: none is ready. Messages of one ordering key are given to one slot at a time (C2).
+// values. Nil: none is ready. Messages of one ordering key are given to one slot at a time (C2):
+// the task has the keys until Finish has its messages of them. What a task leaves undone keeps its
+// keys, because then the work of the partition ends.
 func (w *Window[M]) Take(below int64, most, size int) *Task[M] {
 	t := &Task[M]{Low: w.Low}
-	bytes, full := 0, false
+	bytes := 0
+	full := false
 	w.waiting = slices.DeleteFunc(w.waiting, func(e *Entry[M]) bool {
 		full = full || len(t.Entries) == most || e.Offset >= below || len(t.Entries) > 0 && bytes+e.Size > size
 		if full {
@@ -136,7 +140,8 @@ func (w *Window[M]) Take(below int64, most, size int) *Task[M] {
 			k.held++
 		}
 		bytes += e.Size
-		t.Entries, t.Messages = append(t.Entries, e), append(t.Messages, e.Message)
+		t.Entries = append(t.Entries, e)
+		t.Messages = append(t.Messages, e.Message)
 		return true
 	})
 	t.Left = len(t.Entries)
@@ -147,7 +152,8 @@ func (w *Window[M]) Take(below int64, most, size int) *Task[M] {
 }
 
 // TakeHead gives one message below an offset to a slot: the nth of those that wait for no earlier
-// one of their ordering key, counted in turns. Nil: there is none.
+// one of their ordering key, counted in turns. Nil: there is none. The key is the task's, as in
+// Take.
 func (w *Window[M]) TakeHead(below int64, n int) *Task[M] {
 	var heads []*Entry[M]
 	seen := map[[16]byte]bool{}
@@ -166,7 +172,8 @@ func (w *Window[M]) TakeHead(below int64, n int) *Task[M] {
 	t := &Task[M]{Entries: []*Entry[M]{e}, Messages: []M{e.Message}, Low: w.Low, Left: 1}
 	if e.Key.Valid {
 		k := w.keys[e.Key.Bytes]
-		k.task, k.held = t, 1
+		k.task = t
+		k.held = 1
 	}
 	w.waiting = slices.DeleteFunc(w.waiting, func(other *Entry[M]) bool { return other == e })
 	return t
@@ -220,12 +227,14 @@ func (w *Window[M]) Empty(next int64) (from, until []int64) {
 			break
 		}
 		if e.Offset > at {
-			from, until = append(from, at), append(until, e.Offset)
+			from = append(from, at)
+			until = append(until, e.Offset)
 		}
 		at = e.Offset + 1
 	}
 	if next > at {
-		from, until = append(from, at), append(until, next)
+		from = append(from, at)
+		until = append(until, next)
 	}
 	return from, until
 }

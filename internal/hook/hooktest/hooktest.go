@@ -78,7 +78,8 @@ func each[H any](t *testing.T, hooks H, check func(name string, call func())) {
 		}
 		args := make([]reflect.Value, hook.Type().NumIn())
 		for j := range args {
-			if args[j] = reflect.Zero(hook.Type().In(j)); hook.Type().In(j) == reflect.TypeFor[context.Context]() {
+			args[j] = reflect.Zero(hook.Type().In(j))
+			if hook.Type().In(j) == reflect.TypeFor[context.Context]() {
 				args[j] = reflect.ValueOf(context.Background())
 			}
 		}

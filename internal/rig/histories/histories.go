@@ -78,7 +78,10 @@ func NewTimeline() *Timeline { return &Timeline{began: time.Now()} }
 func (t *Timeline) Say(m Mark, format string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.lines = append(t.lines, Line{fmt.Sprintf("%6.0f ms  ", float64(time.Since(t.began).Microseconds())/1000) + fmt.Sprintf(format, args...), m})
+	t.lines = append(t.lines, Line{
+		fmt.Sprintf("%6.0f ms  ", float64(time.Since(t.began).Microseconds())/1000) + fmt.Sprintf(format, args...),
+		m,
+	})
 }
 
 // Lines returns all lines.
@@ -98,12 +101,15 @@ func (t *Timeline) Answered(who string, a wire.Answer) {
 
 // Logger returns a logger that adds what is logged at a level or above.
 func (t *Timeline) Logger(who string, level slog.Level) *slog.Logger {
-	return slog.New(slog.NewTextHandler(logged{t, who}, &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-		if a.Key == slog.TimeKey || a.Key == slog.LevelKey {
-			return slog.Attr{}
-		}
-		return a
-	}}))
+	return slog.New(slog.NewTextHandler(
+		logged{t, who},
+		&slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey || a.Key == slog.LevelKey {
+				return slog.Attr{}
+			}
+			return a
+		}},
+	))
 }
 
 type logged struct {

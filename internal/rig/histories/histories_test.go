@@ -29,7 +29,8 @@ func TestEach(t *testing.T) {
 		mu.Unlock()
 		mu.Lock()
 		defer mu.Unlock()
-		busy[worker], done = false, append(done, item)
+		busy[worker] = false
+		done = append(done, item)
 		return nil
 	})
 	slices.Sort(done)

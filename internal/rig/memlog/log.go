@@ -248,7 +248,13 @@ func (l *Log) AddPartitions(n int) {
 func (l *Log) Identity() source.Identity {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return source.Identity{ClusterID: l.clusterID, TopicID: l.topicID, TopicPartition: source.TopicPartition{Topic: l.topic}, Partitions: int32(len(l.partitions)), Compacted: l.compacted}
+	return source.Identity{
+		ClusterID:      l.clusterID,
+		TopicID:        l.topicID,
+		TopicPartition: source.TopicPartition{Topic: l.topic},
+		Partitions:     int32(len(l.partitions)),
+		Compacted:      l.compacted,
+	}
 }
 
 // Committed returns a group's committed offset and its metadata, or -1 if there is none.
@@ -293,12 +299,21 @@ func (l *Log) notify() {
 // fetch returns up to limit records of up to most bytes from an offset. It waits for the first
 // until ctx is done or wait is over. epoch is the epoch of what was read below, or -1 if the fetch
 // does not continue an earlier one.
-func (l *Log) fetch(ctx context.Context, partition int32, topicID [16]byte, from int64, epoch int32, limit, most int, wait time.Duration) (source.Fetched[*consumer.Message], error) {
+func (l *Log) fetch(
+	ctx context.Context,
+	partition int32,
+	topicID [16]byte,
+	from int64,
+	epoch int32,
+	limit, most int,
+	wait time.Duration,
+) (source.Fetched[*consumer.Message], error) {
 	timeout := time.NewTimer(wait)
 	defer timeout.Stop()
 	for {
 		l.mu.Lock()
-		p, changed := l.partitions[partition], l.changed
+		p := l.partitions[partition]
+		changed := l.changed
 		switch {
 		case topicID != l.topicID:
 			l.mu.Unlock()
@@ -369,7 +384,8 @@ func (p *partitionLog) from(offset int64, limit, most int) source.Fetched[*consu
 	}
 	for i, m := range found {
 		if most -= m.Size(); most < 0 && i > 0 {
-			found, next = found[:i], m.Offset
+			found = found[:i]
+			next = m.Offset
 			break
 		}
 	}
@@ -398,7 +414,8 @@ func (p *partitionLog) stableFrom(offset int64) []*consumer.Message {
 // copyBytes gives messages their own bytes, as each fetch from a broker does, so that a handler
 // that changes them does not change the log.
 func copyBytes(msgs []*consumer.Message) {
-	size, headers := 0, 0
+	size := 0
+	headers := 0
 	for _, m := range msgs {
 		size += len(m.Key) + len(m.Value)
 		headers += len(m.Headers)
@@ -406,7 +423,8 @@ func copyBytes(msgs []*consumer.Message) {
 			size += len(h.Value)
 		}
 	}
-	all, of := make([]byte, 0, size), make([]consumer.Header, 0, headers)
+	all := make([]byte, 0, size)
+	of := make([]consumer.Header, 0, headers)
 	own := func(b []byte) []byte {
 		if b == nil {
 			return nil

@@ -135,7 +135,8 @@ func (m *Member) Until(what string, cond func(has map[string]*Held, seen int) bo
 	deadline := time.After(Patience)
 	for {
 		m.mu.Lock()
-		ok, wakeup := cond(m.has, m.seen), m.wakeup
+		ok := cond(m.has, m.seen)
+		wakeup := m.wakeup
 		m.mu.Unlock()
 		if ok {
 			return
@@ -241,7 +242,8 @@ func (x *Held) ReadTo(t testing.TB, from, end int64) []*consumer.Message {
 		if f.Next < from {
 			t.Fatalf("position went back from %d to %d", from, f.Next)
 		}
-		msgs, from = append(msgs, f.Messages...), f.Next
+		msgs = append(msgs, f.Messages...)
+		from = f.Next
 		if time.Now().After(deadline) {
 			gaveUp(t, fmt.Sprintf("position %d is not %d yet", from, end))
 		}

@@ -117,7 +117,8 @@ type partition struct {
 
 func (p *partition) Identity(context.Context) (source.Identity, error) {
 	id := p.s.Log.Identity()
-	id.Partition, p.topicID = p.id, id.TopicID
+	id.Partition = p.id
+	p.topicID = id.TopicID
 	return id, nil
 }
 
@@ -172,7 +173,8 @@ func (p *partition) Verify(ctx context.Context, at int64, epoch int32) error {
 		}
 		epoch = b.LeaderEpoch
 	}
-	p.next, p.epoch = at, epoch
+	p.next = at
+	p.epoch = epoch
 	return p.s.Log.verify(p.id, at, epoch)
 }
 
@@ -188,7 +190,8 @@ func (p *partition) Fetch(ctx context.Context, from int64, most int) (source.Fet
 	}
 	got, err := p.s.Log.fetch(ctx, p.id, p.topicID, from, epoch, p.s.FetchLimit, most, 500*time.Millisecond)
 	if err == nil && got.Next > from {
-		p.next, p.epoch = got.Next, got.LeaderEpoch
+		p.next = got.Next
+		p.epoch = got.LeaderEpoch
 	}
 	return got, err
 }

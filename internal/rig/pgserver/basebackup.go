@@ -22,7 +22,8 @@ func (c *Cluster) Clone(ctx context.Context, name string, cfg Config) (*Cluster,
 	if err != nil {
 		return nil, err
 	}
-	follows := fmt.Sprintf("primary_conninfo = 'host=127.0.0.1 port=%d user=postgres sslmode=disable application_name=%s'\nprimary_slot_name = '%s'\n", c.port, name, name)
+	follows := fmt.Sprintf("primary_conninfo = 'host=127.0.0.1 port=%d user=postgres sslmode=disable "+
+		"application_name=%s'\nprimary_slot_name = '%s'\n", c.port, name, name)
 	err = errors.Join(s.write("postgresql.auto.conf", follows), s.write("standby.signal", ""))
 	if err == nil {
 		err = s.startAnywhere(ctx)
@@ -42,7 +43,11 @@ func Archiving() map[string]string {
 // backup is of to a named restore point, and promotes it.
 func (c *Cluster) Recover(ctx context.Context, from *Cluster, point string) error {
 	c.settings = maps.Clone(c.settings)
-	maps.Copy(c.settings, map[string]string{"restore_command": "cp '" + filepath.Join(from.sup.Dir(), "archive") + "/%f' %p", "recovery_target_name": point, "recovery_target_action": "promote"})
+	maps.Copy(c.settings, map[string]string{
+		"restore_command":        "cp '" + filepath.Join(from.sup.Dir(), "archive") + "/%f' %p",
+		"recovery_target_name":   point,
+		"recovery_target_action": "promote",
+	})
 	if err := c.write("recovery.signal", ""); err != nil {
 		return err
 	}
@@ -68,9 +73,11 @@ func (c *Cluster) Backup(ctx context.Context, cfg Config) (_ *Cluster, err error
 		return nil, err
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }() // also ends a backup that was not stopped
-	start, stop := "select pg_backup_start('copy', true)", "select labelfile from pg_backup_stop()"
+	start := "select pg_backup_start('copy', true)"
+	stop := "select labelfile from pg_backup_stop()"
 	if strings.HasPrefix(c.Version(), "14.") {
-		start, stop = "select pg_start_backup('copy', true, false)", "select labelfile from pg_stop_backup(false)"
+		start = "select pg_start_backup('copy', true, false)"
+		stop = "select labelfile from pg_stop_backup(false)"
 	}
 	if _, err := conn.Exec(ctx, start); err != nil {
 		return nil, err

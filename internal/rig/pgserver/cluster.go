@@ -181,7 +181,12 @@ func (c *Cluster) start(ctx context.Context) error {
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		argv = append(argv, "-c", name+"="+settings[name])
 	}
-	srv, err := c.sup.StartServer(ctx, supervise.Command{Argv: argv, Env: append(c.env(), c.extra...), As: c.user, Stop: supervise.StopInterrupt})
+	srv, err := c.sup.StartServer(ctx, supervise.Command{
+		Argv: argv,
+		Env:  append(c.env(), c.extra...),
+		As:   c.user,
+		Stop: supervise.StopInterrupt,
+	})
 	if err != nil {
 		return err
 	}
@@ -217,7 +222,8 @@ func Programs() (dir string, err error) {
 	best := -1
 	for _, d := range dirs {
 		if v := postgresMajor(d); v > best {
-			dir, best = d, v
+			dir = d
+			best = v
 		}
 	}
 	if best < 0 {

@@ -66,7 +66,8 @@ func checkTimezone(ctx context.Context, address string) error {
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 	if has := conn.PgConn().ParameterStatus("TimeZone"); has != zone {
-		return fmt.Errorf("%s: the server's time zone is %s, and %s asks for %s: set it there (alter system set timezone)", EnvURL, has, envTimezone, zone)
+		return fmt.Errorf("%s: the server's time zone is %s, and %s asks for %s: set it there (alter system set timezone)",
+			EnvURL, has, envTimezone, zone)
 	}
 	return nil
 }

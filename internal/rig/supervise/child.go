@@ -179,7 +179,8 @@ func (c *child) start(id int, spec *Command, isRun bool) error {
 	p.cmd = exec.Command(spec.Argv[0], spec.Argv[1:]...)
 	p.cmd.Env = spec.Env
 	p.cmd.Dir = c.dir
-	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.Stdout = log
+	p.cmd.Stderr = log
 	p.cmd.SysProcAttr = commandAttr(spec.As)
 	if err := p.cmd.Start(); err != nil {
 		return err

@@ -45,7 +45,8 @@ func enterable(dir string, u *User) error {
 		if err != nil {
 			return err
 		}
-		mode, sys := st.Mode().Perm(), st.Sys().(*syscall.Stat_t)
+		mode := st.Mode().Perm()
+		sys := st.Sys().(*syscall.Stat_t)
 		switch {
 		case sys.Uid == u.UID:
 			mode >>= 6

@@ -104,7 +104,9 @@ func TestServerThatEnds(t *testing.T) {
 	if want := "exit status 3"; srv.Status() != want {
 		t.Errorf("status %q, want %q", srv.Status(), want)
 	}
-	if got, want := sup.LogTail("server.log"), "out of order"; got != want {
+	got := sup.LogTail("server.log")
+	want := "out of order"
+	if got != want {
 		t.Errorf("log %q, want %q", got, want)
 	}
 	startServer(t, sup, `exec sleep 1000`) // the place is free again

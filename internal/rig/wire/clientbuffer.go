@@ -40,7 +40,8 @@ func (x *clientBuffer) fail(err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.withheld {
-		x.data, x.withheld = nil, false
+		x.data = nil
+		x.withheld = false
 	}
 	if x.err == nil {
 		x.err = err

@@ -73,7 +73,8 @@ func (c *conn) Write(b []byte) (int, error) {
 			}
 			c.expectAnswers(m, data[at+n:])
 			c.mu.Lock()
-			c.holding, c.discarding = true, true
+			c.holding = true
+			c.discarding = true
 			c.mu.Unlock()
 			return len(b), nil
 		case Stalled:
@@ -82,7 +83,8 @@ func (c *conn) Write(b []byte) (int, error) {
 			}
 			<-c.wire.releaseGate()
 			c.expectAnswer(m)
-			data, at = data[at:], n
+			data = data[at:]
+			at = n
 			continue
 		case Unsent:
 			_ = c.forward(data[:at])
@@ -108,7 +110,10 @@ func (c *conn) hold(action Action, data []byte) {
 		c.toClient.fail(ErrCut)
 	}
 	c.mu.Lock()
-	c.detached, c.holding, c.discarding, c.closeOnRelease = true, true, action == Dropped || action == Silent, action == Dropped
+	c.detached = true
+	c.holding = true
+	c.discarding = action == Dropped || action == Silent
+	c.closeOnRelease = action == Dropped
 	c.held = append([]byte(nil), data...)
 	c.mu.Unlock()
 	c.wire.mu.Lock()
@@ -125,7 +130,8 @@ func (c *conn) hold(action Action, data []byte) {
 // choose returns the action for a message.
 func (c *conn) choose(m Message) Action {
 	c.mu.Lock()
-	holding, breaking := c.holding, c.breaking
+	holding := c.holding
+	breaking := c.breaking
 	c.mu.Unlock()
 	if holding || breaking {
 		return Pass // a connection gets one fault

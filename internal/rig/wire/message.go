@@ -72,7 +72,8 @@ func (c *conn) parseMessage(b []byte) Message {
 	case Parse: // name, statement
 		name, rest := text(body)
 		m.SQL, _ = text(rest)
-		c.statements[name], c.lastSQL = m.SQL, m.SQL
+		c.statements[name] = m.SQL
+		c.lastSQL = m.SQL
 	case Bind: // portal, name
 		_, rest := text(body)
 		name, _ := text(rest)

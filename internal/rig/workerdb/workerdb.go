@@ -268,7 +268,8 @@ func (d *DB) make(ctx context.Context) error {
 	if d.Pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
 		return err
 	}
-	d.used, d.saved = 0, false
+	d.used = 0
+	d.saved = false
 	if d.setUp != nil {
 		if err := d.setUp(ctx, d.Pool); err != nil {
 			return err

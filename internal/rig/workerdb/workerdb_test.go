@@ -72,7 +72,11 @@ func TestRestore(t *testing.T) {
 	})
 	before := text(t, d, state)
 	for range 2 {
-		exec(t, d, `update stock set held = held + 1; insert into stock (sku) values ('c'); insert into lines values (3, 1); insert into onlyonce.leases (name) values ('x')`)
+		exec(
+			t,
+			d,
+			`update stock set held = held + 1; insert into stock (sku) values ('c'); insert into lines values (3, 1); insert into onlyonce.leases (name) values ('x')`,
+		)
 		if text(t, d, state) == before {
 			t.Fatal("nothing was changed")
 		}
@@ -164,7 +168,10 @@ func TestClear(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tx.Exec(t.Context(), `create schema shop; create table shop.orders (n integer); create table orders (n integer); insert into onlyonce.leases (name) values ('x')`); err != nil {
+	if _, err := tx.Exec(
+		t.Context(),
+		`create schema shop; create table shop.orders (n integer); create table orders (n integer); insert into onlyonce.leases (name) values ('x')`,
+	); err != nil {
 		t.Fatal(err)
 	}
 	exec(t, d, `create table stock (n integer); create schema mine; insert into onlyonce.leases (name) values ('y')`)
@@ -183,7 +190,8 @@ select (select count(*) from onlyonce.leases where name in ('x', 'y'))::text || 
 
 // Two processes do not get one database.
 func TestNumbers(t *testing.T) {
-	a, b := newServer(t), newServer(t)
+	a := newServer(t)
+	b := newServer(t)
 	seen := map[string]bool{}
 	for _, s := range []*workerdb.Server{a, b, a, b} {
 		d := take(t, s, nil)
@@ -238,7 +246,10 @@ func TestRestoreWithoutRights(t *testing.T) {
 	t.Cleanup(func() {
 		admin := pgtest.Pool(t, pgtest.ServerURL(t))
 		var name string
-		if err := admin.QueryRow(context.Background(), `select datname from pg_database where datname like 'onlyonce_workerdb_creator_template_%'`).Scan(&name); err == nil {
+		if err := admin.QueryRow(
+			context.Background(),
+			`select datname from pg_database where datname like 'onlyonce_workerdb_creator_template_%'`,
+		).Scan(&name); err == nil {
 			_, _ = admin.Exec(context.Background(), `drop database `+name+` with (force)`)
 		}
 	})

@@ -89,7 +89,8 @@ func (r *run) viewer(ctx context.Context, pool *pgxpool.Pool, at string) error {
 		}
 		posts++
 		path = strings.NewReplacer("{id}", "1", "{key}", "1").Replace(path)
-		status, err := eval[int](r, `fetch("`+path+`", {method: "`+method+`", body: new URLSearchParams({id: 1, scope: "stock", sink: "payments", kind: "message", reason: "x", shown: "{}", count: 1, up_to: 9})}).then(a => a.status)`)
+		status, err := eval[int](r, `fetch("`+path+`", {method: "`+method+
+			`", body: new URLSearchParams({id: 1, scope: "stock", sink: "payments", kind: "message", reason: "x", shown: "{}", count: 1, up_to: 9})}).then(a => a.status)`)
 		if err != nil {
 			return err
 		}
@@ -109,12 +110,17 @@ func (r *run) otherOrigin(ctx context.Context, s *server, pool *pgxpool.Pool) er
 	}
 	evil, err := s.serve(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
-		_, _ = w.Write([]byte(`<main>evil<form method="post" action="` + operator + `/act/pause?scope=stock"><input name="scope" value="stock"><input name="shown" value="{}"><input name="reason" value="x"><button>go</button></form></main>`))
+		_, _ = w.Write([]byte(`<main>evil<form method="post" action="` + operator +
+			`/act/pause?scope=stock"><input name="scope" value="stock"><input name="shown" value="{}"><input name="reason" value="x"><button>go</button></form></main>`))
 	}))
 	if err != nil {
 		return err
 	}
-	if err := r.do(chromedp.Navigate(evil), chromedp.Click(chromedp.CSS("button")), chromedp.WaitReady(chromedp.CSS(".notice"))); err != nil {
+	if err := r.do(
+		chromedp.Navigate(evil),
+		chromedp.Click(chromedp.CSS("button")),
+		chromedp.WaitReady(chromedp.CSS(".notice")),
+	); err != nil {
 		return err
 	}
 	text, err := r.text()
@@ -130,7 +136,8 @@ func (r *run) otherOrigin(ctx context.Context, s *server, pool *pgxpool.Pool) er
 	if err := r.do(chromedp.Navigate(evil), chromedp.WaitReady(chromedp.CSS("main"))); err != nil {
 		return err
 	}
-	framed, err := eval[bool](r, `new Promise(done => { const f = document.createElement("iframe"); f.src = "`+operator+`/"; f.onload = () => { let d = null; try { d = f.contentDocument; } catch {} done(d !== null && d.querySelector("nav") !== null); }; document.body.append(f); })`)
+	framed, err := eval[bool](r, `new Promise(done => { const f = document.createElement("iframe"); f.src = "`+
+		operator+`/"; f.onload = () => { let d = null; try { d = f.contentDocument; } catch {} done(d !== null && d.querySelector("nav") !== null); }; document.body.append(f); })`)
 	r.check(!framed, "it cannot be framed")
 	return err
 }
@@ -138,7 +145,11 @@ func (r *run) otherOrigin(ctx context.Context, s *server, pool *pgxpool.Pool) er
 // mounted checks a console below a prefix, behind a proxy that strips it and one that does not, and
 // over several databases.
 func (r *run) mounted(s *server, pool *pgxpool.Pool) error {
-	h, err := console.New(nil, console.Config{Authorize: as("ann", console.View), Prefix: "/tools/once", Pools: map[string]*pgxpool.Pool{"east": pool, "west": pool}})
+	h, err := console.New(nil, console.Config{
+		Authorize: as("ann", console.View),
+		Prefix:    "/tools/once",
+		Pools:     map[string]*pgxpool.Pool{"east": pool, "west": pool},
+	})
 	if err != nil {
 		return err
 	}
@@ -152,7 +163,12 @@ func (r *run) mounted(s *server, pool *pgxpool.Pool) error {
 		if err := r.open(at + "/tools/once/"); err != nil {
 			return err
 		}
-		if err := r.do(chromedp.Click(chromedp.CSS("#databases a")), chromedp.WaitReady(chromedp.CSS("#topics")), chromedp.Click(chromedp.CSS(`nav a[href$="/parked"]`)), chromedp.WaitReady(chromedp.CSS("#rows"))); err != nil {
+		if err := r.do(
+			chromedp.Click(chromedp.CSS("#databases a")),
+			chromedp.WaitReady(chromedp.CSS("#topics")),
+			chromedp.Click(chromedp.CSS(`nav a[href$="/parked"]`)),
+			chromedp.WaitReady(chromedp.CSS("#rows")),
+		); err != nil {
 			return err
 		}
 		where, err := eval[string](r, `location.pathname`)

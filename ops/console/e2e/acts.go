@@ -23,7 +23,12 @@ import (
 
 // confirm fills in the reason and sends the form of an act.
 func (r *run) confirm(reason string, ready string) error {
-	return r.do(chromedp.WaitReady(chromedp.CSS("#reason")), chromedp.SetValue(chromedp.CSS("#reason"), reason), chromedp.Click(chromedp.CSS("button.go")), chromedp.WaitReady(chromedp.CSS(ready)))
+	return r.do(
+		chromedp.WaitReady(chromedp.CSS("#reason")),
+		chromedp.SetValue(chromedp.CSS("#reason"), reason),
+		chromedp.Click(chromedp.CSS("button.go")),
+		chromedp.WaitReady(chromedp.CSS(ready)),
+	)
 }
 
 // acts plays each act once, as a person does.
@@ -35,11 +40,36 @@ func (r *run) acts(ctx context.Context, s *server) error {
 	for _, a := range []struct{ what, path, action, sql string }{
 		{"redrive", "/act/redrive?id=1", "parked redrive", `select count(*) from onlyonce.parked where id = 1 and state = 'retrying'`},
 		{"discard", "/act/discard?id=2", "parked discard", `select count(*) from onlyonce.parked where id = 2 and state = 'discarded'`},
-		{"pause", "/act/pause?scope=stock&topic=orders&partition=1", "cursor pause", `select count(*) from onlyonce.pauses where scope = 'stock' and partition = 1 and actor = 'ann'`},
-		{"resume", "/act/resume?scope=billing&topic=payments&partition=2", "cursor resume", `select 1 - count(*) from onlyonce.pauses where scope = 'billing'`},
-		{"pause a sink", "/act/pause-sink?sink=payments", "outbox pause", `select count(*) from onlyonce.sinks where name = 'payments' and paused_at is not null`},
-		{"resume a sink", "/act/resume-sink?sink=warehouse", "outbox resume", `select count(*) from onlyonce.sinks where name = 'warehouse' and paused_at is null`},
-		{"adopt", "/act/adopt?scope=stock&topic=orders&partition=4&at=52300", "cursor adopt", `select count(*) from onlyonce.positions where scope = 'stock' and partition = 4 and next_offset = 52300`},
+		{
+			"pause",
+			"/act/pause?scope=stock&topic=orders&partition=1",
+			"cursor pause",
+			`select count(*) from onlyonce.pauses where scope = 'stock' and partition = 1 and actor = 'ann'`,
+		},
+		{
+			"resume",
+			"/act/resume?scope=billing&topic=payments&partition=2",
+			"cursor resume",
+			`select 1 - count(*) from onlyonce.pauses where scope = 'billing'`,
+		},
+		{
+			"pause a sink",
+			"/act/pause-sink?sink=payments",
+			"outbox pause",
+			`select count(*) from onlyonce.sinks where name = 'payments' and paused_at is not null`,
+		},
+		{
+			"resume a sink",
+			"/act/resume-sink?sink=warehouse",
+			"outbox resume",
+			`select count(*) from onlyonce.sinks where name = 'warehouse' and paused_at is null`,
+		},
+		{
+			"adopt",
+			"/act/adopt?scope=stock&topic=orders&partition=4&at=52300",
+			"cursor adopt",
+			`select count(*) from onlyonce.positions where scope = 'stock' and partition = 4 and next_offset = 52300`,
+		},
 	} {
 		if err := r.open(at + a.path); err != nil {
 			return err
@@ -53,7 +83,10 @@ func (r *run) acts(ctx context.Context, s *server) error {
 			return err
 		}
 		var by string
-		if err := pool.QueryRow(ctx, `select concat_ws('/', actor, action, reason) from onlyonce.audit order by id desc limit 1`).Scan(&by); err != nil {
+		if err := pool.QueryRow(
+			ctx,
+			`select concat_ws('/', actor, action, reason) from onlyonce.audit order by id desc limit 1`,
+		).Scan(&by); err != nil {
 			return err
 		}
 		r.check(n == 1 && by == "ann/"+a.action+"/INC-1 "+a.what, "%s: done, with an audit row (%s)", a.what, by)
@@ -74,7 +107,10 @@ func (r *run) refusals(ctx context.Context, pool *pgxpool.Pool, at string) error
 		return err
 	}
 	r.check(here, "the form asks for a reason")
-	status, err := eval[int](r, `fetch("/act/discard", {method: "POST", body: new URLSearchParams({id: 4, reason: "  ", shown: document.querySelector("[name=shown]").value})}).then(a => a.status)`)
+	status, err := eval[int](
+		r,
+		`fetch("/act/discard", {method: "POST", body: new URLSearchParams({id: 4, reason: "  ", shown: document.querySelector("[name=shown]").value})}).then(a => a.status)`,
+	)
 	if err != nil {
 		return err
 	}
@@ -119,7 +155,12 @@ func newShop(ctx context.Context, pool *pgxpool.Pool, topic string, events int, 
 	if err != nil {
 		return nil, err
 	}
-	source, err := eventsource.NewSource(pool, eventsource.Config{Group: topic, Topics: []string{topic}, PollInterval: 50 * time.Millisecond, Logger: quiet})
+	source, err := eventsource.NewSource(pool, eventsource.Config{
+		Group:        topic,
+		Topics:       []string{topic},
+		PollInterval: 50 * time.Millisecond,
+		Logger:       quiet,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -161,14 +202,22 @@ func (r *run) bulk(ctx context.Context, s *server) error {
 	}
 	defer func() { _ = h.stop() }()
 	waiting := `select count(*) from onlyonce.parked where state = 'waiting'`
-	if err := r.until("1,200 events are parked", func() (bool, error) { n, err := count(ctx, pool, waiting); return n == rows, err }); err != nil {
+	if err := r.until("1,200 events are parked", func() (bool, error) {
+		n, err := count(ctx, pool, waiting)
+		return n == rows, err
+	}); err != nil {
 		return err
 	}
 	h.repaired.Store(true)
 	if err := r.open(at + "/parked"); err != nil {
 		return err
 	}
-	if err := r.do(chromedp.Click(chromedp.CSS("#groups a.open")), chromedp.WaitReady(chromedp.CSS("p.acts a")), chromedp.Click(chromedp.CSS("p.acts a")), chromedp.WaitReady(chromedp.CSS("#bulk-count"))); err != nil {
+	if err := r.do(
+		chromedp.Click(chromedp.CSS("#groups a.open")),
+		chromedp.WaitReady(chromedp.CSS("p.acts a")),
+		chromedp.Click(chromedp.CSS("p.acts a")),
+		chromedp.WaitReady(chromedp.CSS("#bulk-count")),
+	); err != nil {
 		return err
 	}
 	matching, err := eval[string](r, `document.getElementById("bulk-count").value`)
@@ -182,7 +231,10 @@ func (r *run) bulk(ctx context.Context, s *server) error {
 	}
 	r.check(n == 5, "and shows 5 examples (%d)", n)
 	// One is discarded, and one is parked, after the dry run.
-	if _, err := pool.Exec(ctx, `update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where id = (select max(id) from onlyonce.parked)`); err != nil {
+	if _, err := pool.Exec(
+		ctx,
+		`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where id = (select max(id) from onlyonce.parked)`,
+	); err != nil {
 		return err
 	}
 	if err := consoledata.Park(ctx, pool, 1); err != nil {
@@ -206,8 +258,12 @@ func (r *run) bulk(ctx context.Context, s *server) error {
 		return err
 	}
 	r.check(h.applied.Load() == rows-1, "once (%d)", h.applied.Load())
-	n, err = count(ctx, pool, `select count(*) from onlyonce.audit where action = 'parked redrive' and reason = 'INC-3' and actor = 'ann' and detail->>'changed' = '1199'
-		and detail->>'skipped' = '1' and jsonb_array_length(detail->'ids') = 1199`)
+	n, err = count(
+		ctx,
+		pool,
+		`select count(*) from onlyonce.audit where action = 'parked redrive' and reason = 'INC-3' and actor = 'ann' and detail->>'changed' = '1199'
+		and detail->>'skipped' = '1' and jsonb_array_length(detail->'ids') = 1199`,
+	)
 	if err != nil {
 		return err
 	}
@@ -256,7 +312,10 @@ func (r *run) recovers(h *shop) error {
 	if err := r.do(chromedp.Focus(chromedp.CSS("#topics a"))); err != nil {
 		return err
 	}
-	at, err := eval[[]float64](r, `(() => { const b = document.querySelector("#topics tbody tr").getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()`)
+	at, err := eval[[]float64](
+		r,
+		`(() => { const b = document.querySelector("#topics tbody tr").getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()`,
+	)
 	if err != nil {
 		return err
 	}

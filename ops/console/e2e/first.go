@@ -32,7 +32,10 @@ func (r *run) first(ctx context.Context, s *server) error {
 		return err
 	}
 	r.check(strings.Contains(text, "cannot deliver: sink invoices, 9 calls not delivered"), "a remote that is down is among the needs")
-	fault, err := eval[string](r, `[...document.querySelectorAll("#owners tr")].map(t => t.innerText).find(t => t.includes("relay-5d7b-0")) || ""`)
+	fault, err := eval[string](
+		r,
+		`[...document.querySelectorAll("#owners tr")].map(t => t.innerText).find(t => t.includes("relay-5d7b-0")) || ""`,
+	)
 	if err != nil {
 		return err
 	}
@@ -40,11 +43,18 @@ func (r *run) first(ctx context.Context, s *server) error {
 	if err := r.open(at + "/outbox"); err != nil {
 		return err
 	}
-	sink, err := eval[string](r, `[...document.querySelectorAll("#sinks tr")].map(t => t.innerText).find(t => t.includes("invoices")) || ""`)
+	sink, err := eval[string](
+		r,
+		`[...document.querySelectorAll("#sinks tr")].map(t => t.innerText).find(t => t.includes("invoices")) || ""`,
+	)
 	if err != nil {
 		return err
 	}
-	r.check(strings.Contains(sink, "9") && strings.Contains(sink, "HTTP 500"), "the sink has its unsent calls and their last error (%q)", sink)
+	r.check(
+		strings.Contains(sink, "9") && strings.Contains(sink, "HTTP 500"),
+		"the sink has its unsent calls and their last error (%q)",
+		sink,
+	)
 	if err := r.fates(at); err != nil {
 		return err
 	}
@@ -61,7 +71,10 @@ func (r *run) sentence() error {
 	if err != nil {
 		return err
 	}
-	is, err := eval[bool](r, `new RegExp("^" + document.querySelectorAll(".need").length + " things need you: the first is .+\\.$").test(document.querySelector("h1").innerText)`)
+	is, err := eval[bool](
+		r,
+		`new RegExp("^" + document.querySelectorAll(".need").length + " things need you: the first is .+\\.$").test(document.querySelector("h1").innerText)`,
+	)
 	r.check(is, "the first line says what needs a person, with %d needs (%q)", needs, line)
 	return err
 }
@@ -82,7 +95,12 @@ func (r *run) charts() error {
 		if err != nil {
 			return err
 		}
-		r.check(strings.HasPrefix(said, "img ") && strings.Contains(said, ", the last hour In the last "), "the chart of %s is said in words (%q)", id, said)
+		r.check(
+			strings.HasPrefix(said, "img ") && strings.Contains(said, ", the last hour In the last "),
+			"the chart of %s is said in words (%q)",
+			id,
+			said,
+		)
 	}
 	return nil
 }
@@ -111,7 +129,11 @@ func (r *run) fates(at string) error {
 
 // nothing checks the first line of a database that needs nobody.
 func (r *run) nothing(ctx context.Context, s *server) error {
-	_, at, err := s.filled(ctx, console.Config{Authorize: as("vic", console.View)}, func(context.Context, *pgxpool.Pool) error { return nil })
+	_, at, err := s.filled(
+		ctx,
+		console.Config{Authorize: as("vic", console.View)},
+		func(context.Context, *pgxpool.Pool) error { return nil },
+	)
 	if err != nil {
 		return err
 	}
@@ -144,7 +166,10 @@ func (r *run) stacked(what string) error {
 		return err
 	}
 	r.check(high == "", "%s: no row is higher than what is seen of it (%s)", what, high)
-	lines, err := eval[float64](r, `Math.max(0, ...[...document.querySelectorAll(".ledger dd:not(.sub)")].map(d => d.getBoundingClientRect().height / 26))`)
+	lines, err := eval[float64](
+		r,
+		`Math.max(0, ...[...document.querySelectorAll(".ledger dd:not(.sub)")].map(d => d.getBoundingClientRect().height / 26))`,
+	)
 	r.check(lines < 4.5, "%s: no card has more than four lines (%.1f)", what, lines)
 	return err
 }

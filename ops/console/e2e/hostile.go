@@ -12,7 +12,14 @@ import (
 // hostile checks that no text of a stranger runs, loads or changes anything on any page, also where
 // payloads are shown.
 func (r *run) hostile(ctx context.Context, s *server) error {
-	_, at, err := s.filled(ctx, console.Config{Authorize: as(console.Actor(consoledata.Hostile[1]), console.Operate), Bodies: func(console.Actor, console.Kind) bool { return true }}, consoledata.FillHostile)
+	_, at, err := s.filled(
+		ctx,
+		console.Config{
+			Authorize: as(console.Actor(consoledata.Hostile[1]), console.Operate),
+			Bodies:    func(console.Actor, console.Kind) bool { return true },
+		},
+		consoledata.FillHostile,
+	)
 	if err != nil {
 		return err
 	}
@@ -21,7 +28,16 @@ func (r *run) hostile(ctx context.Context, s *server) error {
 		paths = append(paths, "/parked/"+itoa(id+1))
 	}
 	for _, text := range consoledata.Hostile {
-		for _, in := range []string{"/explain?q=", "/parked?error=", "/parked?scope=", "/consumers?scope=", "/outbox?sink=", "/requests?scope=", "/audit?actor=", "/events?topic="} {
+		for _, in := range []string{
+			"/explain?q=",
+			"/parked?error=",
+			"/parked?scope=",
+			"/consumers?scope=",
+			"/outbox?sink=",
+			"/requests?scope=",
+			"/audit?actor=",
+			"/events?topic=",
+		} {
 			paths = append(paths, in+escape(text))
 		}
 	}

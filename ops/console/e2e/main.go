@@ -83,7 +83,9 @@ func main() {
 	flag.StringVar(&r.shots, "shots", "", "write a screenshot of each page into this `folder`")
 	flag.BoolVar(&r.each, "all", false, "with -shots: each page in each look")
 	axe := flag.String("axe", "testdata/axe.min.js", "the `file` with axe-core")
-	flag.StringVar(&r.only, "only", "", "play this `group` of checks only: pages, first, hostile, access, acts, again, bulk, links, adoption, halt or outage")
+	flag.StringVar(&r.only, "only",
+		"",
+		"play this `group` of checks only: pages, first, hostile, access, acts, again, bulk, links, adoption, halt or outage")
 	flag.BoolVar(&r.verbose, "v", false, "print each check")
 	flag.Parse()
 	os.Exit(r.main(*axe))
@@ -134,7 +136,11 @@ func (r *run) all(ctx context.Context) error {
 	for _, group := range []struct {
 		name string
 		play func(ctx context.Context, s *server) error
-	}{{"pages", r.pages}, {"first", r.first}, {"hostile", r.hostile}, {"access", r.access}, {"acts", r.acts}, {"again", r.again}, {"bulk", r.bulk}, {"links", r.links}, {"adoption", r.adoption}, {"halt", r.halt}, {"outage", r.outage}} {
+	}{
+		{"pages", r.pages}, {"first", r.first}, {"hostile", r.hostile}, {"access", r.access},
+		{"acts", r.acts}, {"again", r.again}, {"bulk", r.bulk}, {"links", r.links},
+		{"adoption", r.adoption}, {"halt", r.halt}, {"outage", r.outage},
+	} {
 		if r.only != "" && r.only != group.name {
 			continue
 		}

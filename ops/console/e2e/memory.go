@@ -41,7 +41,8 @@ func (r *run) again(ctx context.Context, s *server) error {
 	if err := r.do(chromedp.Click(chromedp.CSS("#rows a.open")), chromedp.WaitReady(chromedp.CSS(".timeline"))); err != nil {
 		return err
 	}
-	if err := r.until("a redrive that fails again is seen as such", r.shows("redriven, and failed again after 1 attempt: it is waiting")); err != nil {
+	if err := r.until("a redrive that fails again is seen as such",
+		r.shows("redriven, and failed again after 1 attempt: it is waiting")); err != nil {
 		return err
 	}
 	text, err := r.text()
@@ -83,7 +84,11 @@ func (r *run) links(ctx context.Context, s *server) error {
 	if err != nil {
 		return err
 	}
-	r.check(strings.Contains(fault, "group billing-v1 not joined: dial tcp 10.2.0.21:9092: i/o timeout"), "a process shows its present fault (%s)", fault)
+	r.check(
+		strings.Contains(fault, "group billing-v1 not joined: dial tcp 10.2.0.21:9092: i/o timeout"),
+		"a process shows its present fault (%s)",
+		fault,
+	)
 	if err := r.open(at + "/parked?kind=message&scope=stock"); err != nil {
 		return err
 	}
@@ -106,8 +111,17 @@ func (r *run) links(ctx context.Context, s *server) error {
 	if err != nil {
 		return err
 	}
-	r.check(strings.HasPrefix(id, "order-") && strings.Contains(header, id) && !strings.Contains(text, "Bearer"), "the header that is the key is shown, and no other (%s)", header)
-	if err := r.do(chromedp.Click(chromedp.CSS(`.facts a[href*="/explain?"]`)), chromedp.WaitReady(chromedp.CSS(`a[href$="`+row+`"]`)), chromedp.Click(chromedp.CSS(`a[href$="`+row+`"]`)), chromedp.WaitReady(chromedp.CSS("#headers"))); err != nil {
+	r.check(
+		strings.HasPrefix(id, "order-") && strings.Contains(header, id) && !strings.Contains(text, "Bearer"),
+		"the header that is the key is shown, and no other (%s)",
+		header,
+	)
+	if err := r.do(
+		chromedp.Click(chromedp.CSS(`.facts a[href*="/explain?"]`)),
+		chromedp.WaitReady(chromedp.CSS(`a[href$="`+row+`"]`)),
+		chromedp.Click(chromedp.CSS(`a[href$="`+row+`"]`)),
+		chromedp.WaitReady(chromedp.CSS("#headers")),
+	); err != nil {
 		return err
 	}
 	back, err := eval[string](r, `location.pathname`)
@@ -123,20 +137,34 @@ const halted = 60
 
 // adoption resolves the halts of a topic in one act, from the first page on.
 func (r *run) adoption(ctx context.Context, s *server) error {
-	pool, at, err := s.filled(ctx, console.Config{Authorize: as("ann", console.Operate)}, func(ctx context.Context, pool *pgxpool.Pool) error { return consoledata.Halt(ctx, pool, halted) })
+	pool, at, err := s.filled(
+		ctx,
+		console.Config{Authorize: as("ann", console.Operate)},
+		func(ctx context.Context, pool *pgxpool.Pool) error { return consoledata.Halt(ctx, pool, halted) },
+	)
 	if err != nil {
 		return err
 	}
 	if err := r.open(at + "/"); err != nil {
 		return err
 	}
-	commands, err := eval[int](r, `document.querySelectorAll(".need.halt").length * 100 + document.querySelectorAll(".need.halt .command").length`)
+	commands, err := eval[int](
+		r,
+		`document.querySelectorAll(".need.halt").length * 100 + document.querySelectorAll(".need.halt .command").length`,
+	)
 	if err != nil {
 		return err
 	}
 	r.check(commands == 101, "the first page has one command for all of them (%d)", commands)
-	if err := r.do(chromedp.Click(chromedp.CSS(".need.halt a")), chromedp.WaitReady(chromedp.CSS(`a.act[href*="halted=new-topic"]`)), chromedp.Click(chromedp.CSS(`a.act[href*="halted=new-topic"]`)),
-		chromedp.WaitReady(chromedp.CSS("#f-at")), chromedp.SetValue(chromedp.CSS("#f-at"), "first"), chromedp.Click(chromedp.CSS("#input button")), chromedp.WaitReady(chromedp.CSS("#would-rows"))); err != nil {
+	if err := r.do(
+		chromedp.Click(chromedp.CSS(".need.halt a")),
+		chromedp.WaitReady(chromedp.CSS(`a.act[href*="halted=new-topic"]`)),
+		chromedp.Click(chromedp.CSS(`a.act[href*="halted=new-topic"]`)),
+		chromedp.WaitReady(chromedp.CSS("#f-at")),
+		chromedp.SetValue(chromedp.CSS("#f-at"), "first"),
+		chromedp.Click(chromedp.CSS("#input button")),
+		chromedp.WaitReady(chromedp.CSS("#would-rows")),
+	); err != nil {
 		return err
 	}
 	if err := r.confirm("INC-5: the topic was made anew", ".notice.good"); err != nil {
@@ -146,7 +174,11 @@ func (r *run) adoption(ctx context.Context, s *server) error {
 	if err != nil {
 		return err
 	}
-	audits, err := count(ctx, pool, `select count(*) from onlyonce.audit where actor = 'ann' and jsonb_array_length(detail->'partitions') = 60`)
+	audits, err := count(
+		ctx,
+		pool,
+		`select count(*) from onlyonce.audit where actor = 'ann' and jsonb_array_length(detail->'partitions') = 60`,
+	)
 	if err != nil {
 		return err
 	}
@@ -178,7 +210,10 @@ func (r *run) outage(ctx context.Context, s *server) error {
 		return err
 	}
 	if err := r.until("an open page dims its last answer, and says so", func() (bool, error) {
-		return eval[bool](r, `document.body.innerText.includes("The database does not answer") && getComputedStyle(document.querySelector(".stale")).opacity === "0.5" && document.querySelector(".stale #topics") !== null`)
+		return eval[bool](
+			r,
+			`document.body.innerText.includes("The database does not answer") && getComputedStyle(document.querySelector(".stale")).opacity === "0.5" && document.querySelector(".stale #topics") !== null`,
+		)
 	}); err != nil {
 		return err
 	}

@@ -18,11 +18,16 @@ import (
 
 // shown are the pages over the sample, by the names of their screenshots.
 var shown = [][2]string{
-	{"overview", "/"}, {"consumers", "/consumers"}, {"cursor", "/consumers/cursor?scope=stock&topic=orders&partition=4"}, {"parked", "/parked"},
-	{"parked-group", "/parked?kind=message&scope=stock&parked-for=exhausted&state=waiting"}, {"parked-row", "/parked/1"}, {"explain", "/explain?q=order-1"}, {"outbox", "/outbox"},
-	{"calls", "/outbox?sink=payments"}, {"requests", "/requests"}, {"events", "/events"}, {"event", "/events/at?topic=webhook.stripe&partition=0&offset=1"}, {"keys", "/keys"}, {"places", "/places"},
-	{"audit", "/audit"}, {"doctor", "/doctor"}, {"act-adopt", "/act/adopt?scope=stock&topic=orders&partition=4&at=52300"},
-	{"bulk", "/act/redrive?all=1&kind=message&scope=stock&parked-for=exhausted&state=waiting"}, {"decision", "/audit/3"},
+	{"overview", "/"}, {"consumers", "/consumers"},
+	{"cursor", "/consumers/cursor?scope=stock&topic=orders&partition=4"}, {"parked", "/parked"},
+	{"parked-group", "/parked?kind=message&scope=stock&parked-for=exhausted&state=waiting"},
+	{"parked-row", "/parked/1"}, {"explain", "/explain?q=order-1"}, {"outbox", "/outbox"},
+	{"calls", "/outbox?sink=payments"}, {"requests", "/requests"}, {"events", "/events"},
+	{"event", "/events/at?topic=webhook.stripe&partition=0&offset=1"}, {"keys", "/keys"},
+	{"places", "/places"}, {"audit", "/audit"}, {"doctor", "/doctor"},
+	{"act-adopt", "/act/adopt?scope=stock&topic=orders&partition=4&at=52300"},
+	{"bulk", "/act/redrive?all=1&kind=message&scope=stock&parked-for=exhausted&state=waiting"},
+	{"decision", "/audit/3"},
 }
 
 // look is a window and a color scheme.
@@ -37,7 +42,14 @@ const (
 	narrow = 400
 )
 
-var looks = []look{{"wide, light", 1280, 900, false}, {"wide, dark", 1280, 900, true}, {"middle, light", middle, 1100, false}, {"middle, dark", middle, 1100, true}, {"narrow, light", narrow, 844, false}, {"narrow, dark", narrow, 844, true}}
+var looks = []look{
+	{"wide, light", 1280, 900, false},
+	{"wide, dark", 1280, 900, true},
+	{"middle, light", middle, 1100, false},
+	{"middle, dark", middle, 1100, true},
+	{"narrow, light", narrow, 844, false},
+	{"narrow, dark", narrow, 844, true},
+}
 
 func (r *run) set(l look) error {
 	scheme := "light"
@@ -45,7 +57,9 @@ func (r *run) set(l look) error {
 		scheme = "dark"
 	}
 	return r.do(chromedp.EmulateViewport(l.width, l.height), chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
-		_, err := cdp.Call(ctx, t, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}})
+		_, err := cdp.Call(ctx, t, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+			Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
+		})
 		return err
 	}))
 }
@@ -109,7 +123,10 @@ func (r *run) accessible(what string) error {
 	if _, err := eval[int](r, r.axe+"; 0"); err != nil {
 		return fmt.Errorf("axe: %w", err)
 	}
-	text, err := eval[string](r, `axe.run(document, {resultTypes: ["violations"]}).then(a => JSON.stringify(a.violations.map(v => ({ID: v.id, Impact: v.impact, Nodes: v.nodes.map(n => ({HTML: n.html}))}))))`)
+	text, err := eval[string](
+		r,
+		`axe.run(document, {resultTypes: ["violations"]}).then(a => JSON.stringify(a.violations.map(v => ({ID: v.id, Impact: v.impact, Nodes: v.nodes.map(n => ({HTML: n.html}))}))))`,
+	)
 	if err != nil {
 		return fmt.Errorf("axe: %w", err)
 	}
@@ -151,14 +168,19 @@ func (r *run) keyboard(at string) error {
 	if err != nil {
 		return err
 	}
-	r.check(strings.Contains(text, "order-1 of scope stock was claimed") && !strings.Contains(text, "onlyonce_segments.consumer_keys_0"), "an id is explained in sentences, and the rest is folded")
+	r.check(
+		strings.Contains(text, "order-1 of scope stock was claimed") && !strings.Contains(text, "onlyonce_segments.consumer_keys_0"),
+		"an id is explained in sentences, and the rest is folded",
+	)
 	if err := r.open(at + "/parked"); err != nil {
 		return err
 	}
 	if err := r.do(chromedp.KeyEvent("jj"), chromedp.KeyEvent(kb.Enter)); err != nil {
 		return err
 	}
-	if err := r.until("Enter opens", func() (bool, error) { return eval[bool](r, `document.querySelector("form.filter a") !== null`) }); err != nil {
+	if err := r.until("Enter opens", func() (bool, error) {
+		return eval[bool](r, `document.querySelector("form.filter a") !== null`)
+	}); err != nil {
 		return err
 	}
 	where, err := eval[string](r, `location.search`)
@@ -170,7 +192,10 @@ func (r *run) keyboard(at string) error {
 // chromedp.KeyEvent types it in an event of its own, which the page cannot prevent.
 func press(key string) chromedp.Action[chromedp.Void] {
 	return chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
-		for _, e := range []input.DispatchKeyEventParams{{Type: input.DispatchKeyEventTypeKeyDown, Key: key, Text: key}, {Type: input.DispatchKeyEventTypeKeyUp, Key: key}} {
+		for _, e := range []input.DispatchKeyEventParams{
+			{Type: input.DispatchKeyEventTypeKeyDown, Key: key, Text: key},
+			{Type: input.DispatchKeyEventTypeKeyUp, Key: key},
+		} {
 			if _, err := cdp.Call(ctx, t, input.DispatchKeyEvent, e); err != nil {
 				return err
 			}

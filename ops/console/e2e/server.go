@@ -77,7 +77,11 @@ func (s *server) database(ctx context.Context) (*pgxpool.Pool, error) {
 }
 
 // filled makes a database, fills it (nil: with nothing), and serves a console of it at an address.
-func (s *server) filled(ctx context.Context, c console.Config, fill func(context.Context, *pgxpool.Pool) error) (pool *pgxpool.Pool, at string, err error) {
+func (s *server) filled(
+	ctx context.Context,
+	c console.Config,
+	fill func(context.Context, *pgxpool.Pool) error,
+) (pool *pgxpool.Pool, at string, err error) {
 	if pool, err = s.database(ctx); err == nil && fill != nil {
 		err = fill(ctx, pool)
 	}

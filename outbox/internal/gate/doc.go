@@ -41,9 +41,9 @@
 // and end. The goroutine of a call only notes that it has returned (Returned). If the lane is over
 // by then, nobody else is left, and it ends the ticket itself.
 //
-// [Gate.Close] reports each ticket that has had no end, or two: both are faults of the program. A
-// slot that is lost is lost until the relay ends, and a slot that is given back twice is one too
-// many.
+// No call starts with a ticket that has had its end, or that another call has. [Gate.Close] reports
+// that, and each ticket that has had no end, or two: all are faults of the program. A slot that is
+// lost is lost until the relay ends, and a slot that is given back twice is one too many.
 //
 // # Interleavings
 //

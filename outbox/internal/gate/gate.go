@@ -33,13 +33,14 @@ type Gate struct {
 
 	open      int // tickets that have had no end, but those of calls that were abandoned
 	abandoned int
-	endedBad  int // tickets that were ended twice
+	misused   int // how often a ticket was used that had its end, or had it twice
 
 	// needed holds a token when there is something to ask or to write.
 	needed chan struct{}
 	// freed holds a token while a slot may be free. A goroutine that wants a slot waits for the
 	// token, and takes what is free. While fewer slots than there are are taken, there is a token,
-	// or a goroutine that has received it is about to take.
+	// or a goroutine that has received it is about to take. If the sink has no permit for the slot,
+	// the token comes with the answer that brings one (Regained).
 	freed chan struct{}
 }
 
@@ -97,15 +98,16 @@ func (g *Gate) Regained() bool {
 	return true
 }
 
-// Close reports tickets that have had no end, or two: the lanes of the sink have ended. Calls that
-// were abandoned and have not returned are no fault.
+// Close reports tickets that have had no end, or were used after it: the lanes of the sink have
+// ended. Calls that were abandoned and have not returned are no fault.
 func (g *Gate) Close() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.open == 0 && g.endedBad == 0 {
+	if g.open == 0 && g.misused == 0 {
 		return nil
 	}
-	return fmt.Errorf("a fault of the relay: %d slots were not given back, and %d were given back twice", g.open, g.endedBad)
+	return fmt.Errorf("a fault of the relay: %d slots were not given back, and %d were used after that, or given back twice",
+		g.open, g.misused)
 }
 
 // Abandoned is how many calls were abandoned and have not returned.
@@ -298,8 +300,11 @@ func (g *Gate) SetLimits(all []Limit, asked time.Time) {
 	}
 	g.limits = limits
 	g.prefixes = prefixes
-	for k, held := range g.holds { // not written yet
-		g.heldLimit(k).heldUntil = held.until
+	for k, held := range g.holds { // not written yet: what the database has may be longer
+		l := g.heldLimit(k)
+		if held.until.After(l.heldUntil) {
+			l.heldUntil = held.until
+		}
 	}
 	pace.Signal(g.freed) // a rate may be gone
 }

@@ -270,6 +270,26 @@ func TestO14HoldBeforeItIsWritten(t *testing.T) {
 	if r.held(All, time.Now()) {
 		t.Error("it holds, although the database knows of none")
 	}
+	r.Hold(acme, time.Second, false, "")
+	r.SetLimits([]Limit{{Key: acme, Held: time.Minute}}, time.Now())
+	if !r.held(acme, time.Now().Add(time.Minute-time.Second)) {
+		t.Error("a hold that is not written yet has cut another relay's short")
+	}
+}
+
+// A relay gives back its shares when it stops, also if the answer to its only question was lost:
+// the database may have given it some.
+func TestO15QuestionWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	r := New(8, time.Second)
+	r.SetLimits([]Limit{{Key: acme, Shared: true}}, time.Now())
+	if asked, _ := r.AskedForShares(); asked {
+		t.Error("it has asked for nothing")
+	}
+	r.AskFor(map[Key]int{acme: 1})
+	if asked, _ := r.AskedForShares(); !asked {
+		t.Error("it leaves what the database may have given it")
+	}
 }
 
 // bounded returns what a relay knows of a tenant of whose calls it may have n under way.
@@ -379,7 +399,8 @@ func TestO15ShareIsGivenUpFirst(t *testing.T) {
 	r := bounded(5)
 	l := r.limits[acme]
 	r.takes(acme, 2)
-	l.short, l.asked = time.Time{}, time.Now().Add(-time.Hour)
+	l.short = time.Time{}
+	l.asked = time.Now().Add(-time.Hour)
 	q := r.Ask(time.Now())
 	if len(q.Parts) != 1 || q.Parts[0].Held != 2 || q.Parts[0].Wants != 2 || r.takes(acme, 9) != 0 {
 		t.Fatalf("it claims %+v, and has two under way", q)

@@ -23,7 +23,8 @@ func (l *limit) set(limited, bounded bool) {
 	if !bounded {
 		l.share = share{}
 	}
-	l.limited, l.bounded = limited, bounded
+	l.limited = limited
+	l.bounded = bounded
 }
 
 // used reports whether the relay may have something of it: permits or a share, or has asked for

@@ -20,7 +20,7 @@ const (
 // others (O16). It also has the tenants whose calls have failed in a way that holds others, and
 // decides whose calls try whether the remote is back (O14). The gate's lock guards it.
 type loads struct {
-	total int // calls under way
+	total int // calls under way, but those that were abandoned
 	of    map[string]*load
 
 	// streak is how many tenants have become suspects since the remote answered a call for good. It
@@ -33,7 +33,7 @@ type loads struct {
 	probes  int // calls under way that were started in this round
 	began   time.Time
 	// While it probes, calls of suspects go one at a time beside that, and none before
-	// suspectsFrom.
+	// suspectsFrom. Those that were abandoned are not counted.
 	suspectCalls int
 	suspectsFrom time.Time
 }
@@ -41,7 +41,8 @@ type loads struct {
 // load is a tenant with calls under way, or a suspect. The empty name has the calls without a
 // tenant.
 type load struct {
-	underWay int
+	underWay int           // calls, with those that were abandoned
+	left     int           // of these: abandoned, and not returned
 	active   time.Time     // when a call last began or returned
 	takes    time.Duration // of a call on average: the last eight count most
 	suspect  bool          // a call held others, and none was answered for good since
@@ -57,7 +58,8 @@ func (l *loads) tenant(tenant string) load {
 
 // room is how many more calls of a tenant may start: each only if the tenant has fewer under way
 // than slots are free. So a tenant that is alone has half of the slots, and two of them leave a
-// quarter, whatever their remotes do. Of a suspect one call is under way at a time (O16).
+// quarter, whatever their remotes do. Of a suspect one call is under way at a time, beside those
+// that were abandoned: they take up no more than as many slots as there are (O16, O18).
 func (l *loads) room(tenant string, slots int, bounded bool, now time.Time) int {
 	t := l.tenant(tenant)
 	free := slots - l.total
@@ -65,7 +67,7 @@ func (l *loads) room(tenant string, slots int, bounded bool, now time.Time) int 
 	case t.suspect && l.probing && (l.suspectCalls > 0 || now.Before(l.suspectsFrom)):
 		return 0
 	case t.suspect:
-		return max(min(1-t.underWay, free), 0)
+		return max(min(1-t.underWay+t.left, slots-t.underWay, free), 0)
 	case tenant == "" || bounded: // those that have not returned in time have left their slots
 		return max(min(free, 2*slots-t.underWay), 0)
 	}
@@ -102,6 +104,17 @@ func (l *loads) add(tenant string, n int, now time.Time) {
 		l.suspectCalls += n
 	}
 	l.forget(tenant, t)
+}
+
+// abandon notes that n calls of a tenant have left their slots, and do not return, or with -1 that
+// one of them is about to be taken off like any other.
+func (l *loads) abandon(tenant string, n int) {
+	t := l.of[tenant]
+	t.left += n
+	l.total -= n
+	if t.suspect {
+		l.suspectCalls -= n
+	}
 }
 
 // forget forgets a tenant of which nothing is to be known.
@@ -164,7 +177,7 @@ func (l *loads) failed(tenant string, until time.Time) (holdsAll bool) {
 		return false
 	}
 	t.suspect = true
-	l.suspectCalls += t.underWay
+	l.suspectCalls += t.underWay - t.left
 	l.streak++
 	if l.streak >= 2 {
 		l.suspectsFrom = until
@@ -181,7 +194,7 @@ func (l *loads) answered(tenant string) (back bool) {
 	l.streak = 0
 	if t := l.of[tenant]; t != nil && t.suspect {
 		t.suspect = false
-		l.suspectCalls -= t.underWay
+		l.suspectCalls -= t.underWay - t.left
 		l.forget(tenant, t)
 	}
 	return back

@@ -172,7 +172,9 @@ func TestO14SuspectHasOneCallUnderWay(t *testing.T) {
 // for.
 func TestO14SinkIsHeldByThreeTenants(t *testing.T) {
 	t.Parallel()
-	a, b, c := Key{Tenant: "a"}, Key{Tenant: "b"}, Key{Tenant: "c"}
+	a := Key{Tenant: "a"}
+	b := Key{Tenant: "b"}
+	c := Key{Tenant: "c"}
 	for name, play := range map[string]struct {
 		play   func(r *Gate)
 		want   time.Duration // for which the sink is held
@@ -348,5 +350,45 @@ func TestO14SuspectsWaitForTheHold(t *testing.T) {
 	l.add("a", 1, now.Add(time.Minute))
 	if n := l.room("b", 8, false, now.Add(time.Minute)); n != 0 {
 		t.Errorf("beside another suspect's call there is room for %d", n)
+	}
+}
+
+// A suspect has one call under way at a time, and one that was given up counts as none: else the
+// tenant, and while the relay finds out about the remote each other suspect, waits for a call that
+// does not return. Such calls take up no more than as many slots as there are.
+func TestO18SuspectsCallIsGivenUp(t *testing.T) {
+	t.Parallel()
+	r := New(3, time.Second)
+	r.Hold(acme, 0, true, "")
+	r.Hold(Key{Tenant: "other"}, 0, true, "")
+	r.NoteWaiting(acme)
+	var abandoned []*Ticket
+	for range r.slots {
+		one, got, _ := r.try("acme")
+		if got != Admitted {
+			t.Fatalf("%d calls were given up, and the next: %v", len(abandoned), got)
+		}
+		if _, got, _ := r.try("acme"); got != SetAside {
+			t.Fatalf("a second call beside a suspect's: %v", got)
+		}
+		r.Regained()
+		one.Abandon()
+		if !r.Regained() {
+			t.Error("the lanes are not woken")
+		}
+		abandoned = append(abandoned, one)
+	}
+	if _, got, _ := r.try("acme"); got != SetAside {
+		t.Errorf("as many calls were given up as there are slots, and the next: %v", got)
+	}
+	other, got, _ := r.try("other")
+	if got != Admitted {
+		t.Errorf("another suspect's call beside those: %v", got)
+	}
+	r.Answered("acme")
+	r.Done(append(abandoned, other)...)
+	r.Answered("other")
+	if len(r.underWay) > 0 || r.loads.total != 0 || len(r.loads.of) > 0 || r.loads.suspectCalls != 0 {
+		t.Errorf("under way: %v, %+v", r.underWay, r.loads)
 	}
 }

@@ -248,12 +248,13 @@ func (l *limit) receive(grant Grant, asked time.Time) bool {
 }
 
 // AskedForShares reports whether the relay has asked for shares, and returns whose calls are under
-// way: those shares it keeps.
+// way: those shares it keeps. A question counts whose answer was lost, because the database may
+// have given what it asked for.
 func (g *Gate) AskedForShares() (asked bool, busy []Key) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, l := range g.limits {
-		asked = asked || !l.asked.IsZero()
+		asked = asked || l.number > 0
 	}
 	for k := range g.underWay {
 		busy = append(busy, k)

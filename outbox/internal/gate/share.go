@@ -24,7 +24,7 @@ type share struct {
 	soon    bool      // it is to ask at once
 	debt    bool      // the database still counts more than n, because so many were under way
 	peak    int       // most calls under way since it asked
-	number  int64     // of the last question
+	number  int64     // of the last question; 0: there was none
 	wanted  int       // what it asked for
 }
 
@@ -75,7 +75,9 @@ func (s *share) ask(number int64, now time.Time, underWay, capacity int) (held, 
 		wants = max(capacity, underWay)
 	}
 	s.n = min(s.may(now), wants) // it gives up what it does not want, before the database knows
-	s.peak, s.soon, s.wanted = underWay, false, wants
+	s.peak = underWay
+	s.soon = false
+	s.wanted = wants
 	return max(s.n, underWay), wants
 }
 
@@ -85,6 +87,9 @@ func (s *share) granted(number int64, n, held int, asked time.Time) bool {
 	if number != s.number {
 		return false
 	}
-	s.n, s.asked, s.lapse, s.debt = n, asked, asked.Add(shareLife), n < held
+	s.n = n
+	s.asked = asked
+	s.lapse = asked.Add(shareLife)
+	s.debt = n < held
 	return true
 }

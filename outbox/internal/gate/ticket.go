@@ -36,6 +36,7 @@ func (g *Gate) Take(n int) []*Ticket {
 	defer g.mu.Unlock()
 	now := time.Now()
 	if g.paused || !g.loads.open(now) {
+		pace.Signal(g.freed) // the caller may have received the token: it is for whoever may take next
 		return nil
 	}
 	if g.loads.probing {
@@ -62,6 +63,11 @@ func (g *Gate) Take(n int) []*Ticket {
 func (g *Gate) Reserve(k Key, blank []*Ticket) int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	for _, t := range blank {
+		if t.placed || !t.mayStart() {
+			return 0
+		}
+	}
 	now := time.Now()
 	n, rate := g.take(k, min(len(blank), g.available(k, now)), now)
 	for _, t := range blank[:n] {
@@ -87,6 +93,9 @@ func (t *Ticket) Admit(e Entrant) (v Verdict, waitsFor Key) {
 	g := t.gate
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if !t.mayStart() {
+		return NotYet, All
+	}
 	now := time.Now()
 	if t.placed {
 		v, waitsFor = g.admitReserved(t, e, now)
@@ -98,6 +107,16 @@ func (t *Ticket) Admit(e Entrant) (v Verdict, waitsFor Key) {
 		t.sink = permit{}
 	}
 	return v, waitsFor
+}
+
+// mayStart reports whether a call may start with the ticket: none has, and it has had no end. What
+// a call took with another ticket, nobody would give back.
+func (t *Ticket) mayStart() bool {
+	if t.ended || !t.began.IsZero() {
+		t.gate.misused++
+		return false
+	}
+	return true
 }
 
 // admit is Admit of a blank ticket.
@@ -208,8 +227,12 @@ func (t *Ticket) Follow(e Entrant) (v Verdict, waitsFor Key) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
+	if t.ended || t.noSlot {
+		g.end(t, now)
+		return NotYet, All
+	}
 	sink, may := g.followingPermit(now)
-	if !may || t.noSlot {
+	if !may {
 		g.end(t, now)
 		return NotYet, All
 	}
@@ -275,24 +298,30 @@ func (t *Ticket) Abandon() {
 	g := t.gate
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if t.ended || t.noSlot {
+		g.misused++
+		return
+	}
 	g.loads.returned(t.probe)
 	t.probe = 0
 	t.noSlot = true
-	g.loads.total--
+	g.loads.abandon(t.tenant, 1)
+	g.noteRoom(Key{Tenant: t.tenant})
 	g.open--
 	g.abandoned++
 	g.count(All, -1, time.Now())
 }
 
-// end gives back all that a ticket has, once.
+// end gives back all that a ticket has, once: slot, places and the turn of a probe. The caller has
+// given its permits back before, if no call was made.
 func (g *Gate) end(t *Ticket, now time.Time) {
 	if t.ended {
-		g.endedBad++
+		g.misused++
 		return
 	}
 	t.ended = true
 	if t.noSlot {
-		g.loads.total++ // which leave takes back
+		g.loads.abandon(t.tenant, -1) // leave takes it off as any other call
 		g.abandoned--
 	} else {
 		g.open--

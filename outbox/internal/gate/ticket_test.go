@@ -109,6 +109,11 @@ func fault() step {
 	}
 }
 
+// nothingTaken is whether nothing is taken any more.
+func nothingTaken(s *scene) string {
+	return fmt.Sprint(len(s.underWay) == 0 && s.loads.total == 0 && len(s.loads.of) == 0 && s.Abandoned() == 0)
+}
+
 // Each way of a ticket through its states, by what may start before, beside and after it.
 func TestO14TicketsHaveOneEnd(t *testing.T) {
 	t.Parallel()
@@ -145,7 +150,12 @@ func TestO14TicketsHaveOneEnd(t *testing.T) {
 			{done("1 2"), ""}, {available(All), "1"}, {fault(), "none"},
 		},
 		"set aside, and the ticket goes to the next call": {
-			{acmeRate, ""}, {take("1"), "1"}, {admit("1", a), "set aside for acme"}, {admit("1", b), "admitted"}, {done("1"), ""}, {fault(), "none"},
+			{acmeRate, ""},
+			{take("1"), "1"},
+			{admit("1", a), "set aside for acme"},
+			{admit("1", b), "admitted"},
+			{done("1"), ""},
+			{fault(), "none"},
 		},
 		"reserved, used": {
 			{acmeRate, ""}, {want(acme), ""}, {grant(1, 0), "1"}, {take("1 2"), "2"}, {reserve(acme, "1 2"), "1"},
@@ -186,17 +196,66 @@ func TestO14TicketsHaveOneEnd(t *testing.T) {
 			{limits(Limit{Key: acme, Shared: true}), ""}, {want(acme), ""}, {grant(0, 2), "1"}, {available(acme), "2"},
 			{sleep(shareLife), ""}, {available(acme), "0"},
 		},
+		"a call follows on a ticket that was ended": {
+			{take("1"), "1"}, {admit("1", a), "admitted"}, {done("1"), ""}, {follow("1", a), "not yet"}, {fault(), "some"}, {nothingTaken, "true"},
+		},
+		"a call is admitted with a ticket that was ended": {
+			{acmeRate, ""}, {want(acme), ""}, {grant(1, 0), "1"}, {take("1"), "1"}, {unused("1"), ""},
+			{admit("1", a), "not yet"}, {reserve(acme, "1"), "0"}, {available(acme), "1"}, {fault(), "some"}, {nothingTaken, "true"},
+		},
+		"a ticket that was ended is given up": {
+			{take("1"), "1"}, {admit("1", a), "admitted"}, {done("1"), ""}, {abandon("1"), ""}, {fault(), "some"}, {nothingTaken, "true"},
+		},
+		"given up twice": {
+			{take("1"), "1"}, {admit("1", a), "admitted"}, {abandon("1"), ""}, {fault(), "none"}, {abandon("1"), ""}, {fault(), "some"},
+			{done("1"), ""}, {nothingTaken, "true"},
+		},
+		"no call follows in a slot that was given up, and it takes no permit": {
+			{sinkRate, ""}, {take("1"), "0"}, {grant(2, 0), "1"}, {take("1"), "1"}, {admit("1", a), "admitted"}, {available(All), "1"},
+			{abandon("1"), ""}, {follow("1", a), "not yet"}, {available(All), "1"}, {fault(), "none"}, {nothingTaken, "true"},
+		},
+		"the rate of its tenant ends while a ticket is out": {
+			{acmeRate, ""}, {want(acme), ""}, {grant(2, 0), "1"}, {take("1 2"), "2"}, {admit("1", a), "admitted"}, {reserve(acme, "2"), "0"},
+			{limits(), ""}, {unused("2"), ""}, {done("1"), ""}, {fault(), "none"}, {nothingTaken, "true"},
+		},
+		"the rate of its prefix ends and comes back while tickets are out": {
+			{limits(Limit{Key: prefix, Prefix: prefixA, Rated: true, Shared: true}), ""}, {want(prefix), ""}, {grant(4, 2), "1"},
+			{want(prefix), ""}, {sleep(shareSoon), ""}, {grant(4, 2), "1"}, {take("1 2"), "2"}, {reserve(prefix, "1"), "1"}, {admit("1", inA), "admitted"},
+			{limits(), ""}, {admit("2", inA), "not yet"}, {limits(Limit{Key: prefix, Prefix: prefixA, Rated: true, Shared: true}), ""},
+			{available(prefix), "0"}, {unused("2"), ""}, {done("1"), ""}, {fault(), "none"}, {nothingTaken, "true"},
+		},
+		"paused, and the slot is free for others": {
+			{func(s *scene) string { <-s.Freed(); s.SetPaused(true); return "" }, ""}, {take("1"), "0"},
+			{func(s *scene) string { s.SetPaused(false); <-s.Freed(); return "" }, ""}, {take("1"), "1"}, {unused("1"), ""}, {fault(), "none"},
+		},
 		"given up": {
-			{take("1 2"), "2"}, {admit("1", a), "admitted"}, {admit("2", nobody), "admitted"}, {abandon("1"), ""}, {fault(), "some"},
-			{take("3"), "1"}, {admit("3", nobody), "admitted"}, {done("2 3"), ""}, {fault(), "none"}, {take("2"), "1"},
-			{admit("2", a), "admitted"}, {take("3"), "1"}, {admit("3", a), "not yet"}, {unused("3"), ""}, {done("1 2"), ""}, {fault(), "none"},
+			{take("1 2"), "2"},
+			{admit("1", a), "admitted"},
+			{admit("2", nobody), "admitted"},
+			{abandon("1"), ""},
+			{fault(), "some"},
+			{take("3"), "1"},
+			{admit("3", nobody), "admitted"},
+			{done("2 3"), ""},
+			{fault(), "none"},
+			{take("2"), "1"},
+			{admit("2", a), "admitted"},
+			{take("3"), "1"},
+			{admit("3", a), "not yet"},
+			{unused("3"), ""},
+			{done("1 2"), ""},
+			{fault(), "none"},
 		},
 		"held, and then one call at a time": {
 			{hold(All, time.Minute), ""}, {sleep(time.Minute), ""}, {take("1 2"), "1"}, {admit("1", nobody), "admitted"}, {take("2"), "0"},
 			{sleep(probePatience), ""}, {take("2"), "1"}, {admit("2", nobody), "admitted"}, {done("1 2"), ""}, {fault(), "none"},
 		},
 		"new calls wait behind those that wait": {
-			{acmeRate, ""}, {waits(a), "false acme"}, {func(s *scene) string { s.NoteWaiting(acme); return "" }, ""}, {waits(a), "true acme"}, {waits(b), "false other"},
+			{acmeRate, ""},
+			{waits(a), "false acme"},
+			{func(s *scene) string { s.NoteWaiting(acme); return "" }, ""},
+			{waits(a), "true acme"},
+			{waits(b), "false other"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -94,7 +94,8 @@ func startPrometheus(ctx context.Context, monitoring, target string) (*prometheu
 	if err != nil {
 		return nil, err
 	}
-	config := fmt.Sprintf("global: {scrape_interval: 2s, scrape_timeout: 2s, evaluation_interval: 2s}\nrule_files: [%q]\nscrape_configs:\n- job_name: workload\n  static_configs: [{targets: [%q]}]\n", rules, target)
+	config := fmt.Sprintf("global: {scrape_interval: 2s, scrape_timeout: 2s, evaluation_interval: "+
+		"2s}\nrule_files: [%q]\nscrape_configs:\n- job_name: workload\n  static_configs: [{targets: [%q]}]\n", rules, target)
 	if err := os.WriteFile(filepath.Join(dir, "prometheus.yml"), []byte(config), 0o600); err != nil {
 		return nil, err
 	}
@@ -107,8 +108,13 @@ func startPrometheus(ctx context.Context, monitoring, target string) (*prometheu
 		return nil, err
 	}
 	defer func() { _ = log.Close() }()
-	p := &prometheus{url: "http://" + address, dir: dir, done: make(chan error, 1), cmd: exec.CommandContext(ctx, "prometheus", //nolint:gosec // arguments of our own
-		"--config.file="+filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+address)}
+	p := &prometheus{url: "http://" + address, dir: dir, done: make(chan error, 1), cmd: exec.CommandContext(
+		ctx,
+		"prometheus", //nolint:gosec // arguments of our own
+		"--config.file="+filepath.Join(dir, "prometheus.yml"),
+		"--storage.tsdb.path="+filepath.Join(dir, "data"),
+		"--web.listen-address="+address,
+	)}
 	p.cmd.Stderr = log
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("prometheus (apt-get install prometheus): %w", err)

@@ -85,7 +85,8 @@ func (w *workload) end() {
 func (w *workload) start(ctx context.Context) error {
 	w.life++
 	process := exec.Command(os.Args[0]) //nolint:gosec // this program
-	process.Env = append(os.Environ(), envWorker+"="+strconv.Itoa(w.life), envDatabase+"="+w.name, envRemote+"="+w.remote.URL, envAddress+"="+w.address)
+	process.Env = append(os.Environ(), envWorker+"="+strconv.Itoa(w.life),
+		envDatabase+"="+w.name, envRemote+"="+w.remote.URL, envAddress+"="+w.address)
 	process.Stderr = os.Stderr
 	if err := process.Start(); err != nil {
 		return err
@@ -150,7 +151,10 @@ func (w *workload) run(ctx context.Context, p *prometheus) error {
 	if err != nil {
 		return err
 	}
-	if _, err := w.pool.Exec(ctx, `update onlyonce.segments set opened_at = opened_at - interval '2 days' where ring = 'consumer_keys'`); err != nil {
+	if _, err := w.pool.Exec(
+		ctx,
+		`update onlyonce.segments set opened_at = opened_at - interval '2 days' where ring = 'consumer_keys'`,
+	); err != nil {
 		return err
 	}
 	if err := w.sees(ctx, p, free+" < "+before); err != nil {

@@ -74,7 +74,14 @@ func (s *System) Run(ctx context.Context, serve func(http.Handler)) error {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true}))
 	var parts []func(context.Context) error
 	var faults []error
-	for _, begin := range []func(*http.ServeMux) (func(context.Context) error, error){s.stock, s.audit, s.relay, s.layer, s.endpoint, s.queue} {
+	for _, begin := range []func(*http.ServeMux) (func(context.Context) error, error){
+		s.stock,
+		s.audit,
+		s.relay,
+		s.layer,
+		s.endpoint,
+		s.queue,
+	} {
 		run, err := begin(mux)
 		parts, faults = append(parts, run), append(faults, err)
 	}
@@ -98,23 +105,28 @@ func (s *System) stock(*http.ServeMux) (func(context.Context) error, error) {
 	if err := telemetry.Instrument(&cfg, s.Telemetry); err != nil {
 		return nil, err
 	}
-	c, err := consumer.New(s.Pool, &memlog.Source{Log: s.Orders, GroupID: "stock"}, consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		switch text := string(m.Value); {
-		case text == Poison:
-			return consumer.Permanent(errors.New("this message is not valid"))
-		case text == Failing && m.Attempt < 2:
-			return errOnce
-		}
-		for sink, path := range map[string]string{Sink: "/pay", Brief: "/note"} {
-			if sink == Brief && m.Offset%50 != 0 {
-				continue
+	c, err := consumer.New(
+		s.Pool,
+		&memlog.Source{Log: s.Orders, GroupID: "stock"},
+		consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			switch text := string(m.Value); {
+			case text == Poison:
+				return consumer.Permanent(errors.New("this message is not valid"))
+			case text == Failing && m.Attempt < 2:
+				return errOnce
 			}
-			if err := outbox.Enqueue(ctx, tx, outbox.Call{Sink: sink, Name: "order", Target: path, Body: m.Value}); err != nil {
-				return err
+			for sink, path := range map[string]string{Sink: "/pay", Brief: "/note"} {
+				if sink == Brief && m.Offset%50 != 0 {
+					continue
+				}
+				if err := outbox.Enqueue(ctx, tx, outbox.Call{Sink: sink, Name: "order", Target: path, Body: m.Value}); err != nil {
+					return err
+				}
 			}
-		}
-		return nil
-	}), cfg)
+			return nil
+		}),
+		cfg,
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +138,12 @@ func (s *System) audit(*http.ServeMux) (func(context.Context) error, error) {
 	if err := telemetry.Instrument(&cfg, s.Telemetry); err != nil {
 		return nil, err
 	}
-	c, err := consumer.New(s.Pool, &memlog.Source{Log: s.Audits, GroupID: "audit"}, consumer.HandlerFunc(func(context.Context, consumer.Tx, *consumer.Message) error { return nil }), cfg)
+	c, err := consumer.New(
+		s.Pool,
+		&memlog.Source{Log: s.Audits, GroupID: "audit"},
+		consumer.HandlerFunc(func(context.Context, consumer.Tx, *consumer.Message) error { return nil }),
+		cfg,
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +154,13 @@ func (s *System) relay(*http.ServeMux) (func(context.Context) error, error) {
 	cfg := outbox.RelayConfig{PollInterval: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)}
 	var sinks []*httpsink.Sink
 	for name, window := range map[string]time.Duration{Sink: time.Hour, Brief: 3 * time.Second} {
-		sink, err := httpsink.New(httpsink.Config{Name: name, BaseURL: s.Remote, KeyWindow: window, Timeout: time.Second, AllowPrivate: true})
+		sink, err := httpsink.New(httpsink.Config{
+			Name:         name,
+			BaseURL:      s.Remote,
+			KeyWindow:    window,
+			Timeout:      time.Second,
+			AllowPrivate: true,
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -171,7 +194,10 @@ func (s *System) layer(mux *http.ServeMux) (func(context.Context) error, error) 
 	if err != nil {
 		return nil, err
 	}
-	handler, err := layer.Handle(idempotency.Route{Pattern: Route, KeyWindow: 24 * time.Hour}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }))
+	handler, err := layer.Handle(
+		idempotency.Route{Pattern: Route, KeyWindow: 24 * time.Hour},
+		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }),
+	)
 	mux.Handle("POST "+Route, handler)
 	return layer.Run, err
 }
@@ -181,7 +207,12 @@ func (s *System) endpoint(mux *http.ServeMux) (func(context.Context) error, erro
 		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: Sink, Name: "event", Target: "/pay", Body: m.Value})
 	}
 	work := consumer.Config{Scope: webhook.Scope(Endpoint), Logger: slog.New(slog.DiscardHandler)}
-	cfg := webhook.Config{Name: Endpoint, Provider: webhook.GitHub{}, Secrets: []string{secret}, Partitions: 2, Logger: slog.New(slog.DiscardHandler),
+	cfg := webhook.Config{
+		Name:       Endpoint,
+		Provider:   webhook.GitHub{},
+		Secrets:    []string{secret},
+		Partitions: 2,
+		Logger:     slog.New(slog.DiscardHandler),
 		Backfill: &webhook.Backfill{Every: time.Second, List: func(_ context.Context, _ time.Time, each func(*webhook.Event) error) error {
 			for _, e := range s.Missed {
 				if err := each(e); err != nil {
@@ -189,7 +220,8 @@ func (s *System) endpoint(mux *http.ServeMux) (func(context.Context) error, erro
 				}
 			}
 			return nil
-		}}}
+		}},
+	}
 	if err := errors.Join(telemetry.Instrument(&cfg, s.Telemetry), telemetry.Instrument(&work, s.Telemetry)); err != nil {
 		return nil, err
 	}
@@ -239,5 +271,9 @@ func Sign(h http.Header, id string, body []byte) {
 // Order appends an order to a log. Its id and time follow from n, so that another process that
 // appends the same orders has the same log.
 func Order(l *memlog.Log, n int, payload string, at time.Time, more ...consumer.Header) {
-	l.AppendMessage(0, &consumer.Message{Value: []byte(payload), Time: at, Headers: append(more, consumer.Header{Name: "message-id", Value: fmt.Appendf(nil, "order-%d", n)})})
+	l.AppendMessage(0, &consumer.Message{
+		Value:   []byte(payload),
+		Time:    at,
+		Headers: append(more, consumer.Header{Name: "message-id", Value: fmt.Appendf(nil, "order-%d", n)}),
+	})
 }

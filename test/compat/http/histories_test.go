@@ -164,8 +164,15 @@ func (h *history) node() *node {
 	layer.AcquireTimeout, layer.Timeouts.Commit = 700*time.Millisecond, time.Second
 	layer.Hooks.StoreFailed = nil
 	n.rig = newRigOn(h.t, pgtest.Wired(h.t, base, pgx.QueryExecModeCacheStatement, w, nil), h.pool, layer)
-	n.handle(idempotency.Route{Pattern: h.path, Mode: h.mode, Isolation: []pgx.TxIsoLevel{"", pgx.RepeatableRead, pgx.Serializable}[h.rnd.IntN(3)],
-		Wait: []time.Duration{0, 50 * time.Millisecond}[h.rnd.IntN(2)]}, work)
+	n.handle(
+		idempotency.Route{
+			Pattern:   h.path,
+			Mode:      h.mode,
+			Isolation: []pgx.TxIsoLevel{"", pgx.RepeatableRead, pgx.Serializable}[h.rnd.IntN(3)],
+			Wait:      []time.Duration{0, 50 * time.Millisecond}[h.rnd.IntN(2)],
+		},
+		work,
+	)
 	return n
 }
 
@@ -184,7 +191,9 @@ func work(w http.ResponseWriter, req *http.Request) {
 	body, _ := io.ReadAll(req.Body)
 	name := req.Header.Get("Idempotency-Key")
 	if req.Header.Get("X-Step") != "" {
-		if _, err := idempotency.Step(req.Context(), "step", func(_ context.Context, key string) ([]byte, error) { return []byte(key), nil }); err != nil {
+		if _, err := idempotency.Step(req.Context(), "step", func(_ context.Context, key string) ([]byte, error) {
+			return []byte(key), nil
+		}); err != nil {
 			w.WriteHeader(http.StatusBadGateway)
 			return
 		}
@@ -295,7 +304,10 @@ func (h *history) play() {
 
 // stealable ends every lease, by the database's clock; its owner does not notice.
 func (h *history) stealable() {
-	if _, err := h.pool.Exec(context.Background(), `update onlyonce.leases set until = clock_timestamp() where until is not null`); err != nil {
+	if _, err := h.pool.Exec(
+		context.Background(),
+		`update onlyonce.leases set until = clock_timestamp() where until is not null`,
+	); err != nil {
 		h.t.Error(err)
 	}
 }
@@ -327,7 +339,15 @@ func TestHistories(t *testing.T) {
 
 // judged plays a history and judges it by I12.
 func judged(t *testing.T, n uint64) {
-	h := &history{t: t, mode: idempotency.RouteMode(n % 2), pool: pgtest.DB(t), rnd: rand.New(rand.NewPCG(n, 1)), dice: rand.New(rand.NewPCG(n, 2)), path: "/charges", begun: time.Now()}
+	h := &history{
+		t:     t,
+		mode:  idempotency.RouteMode(n % 2),
+		pool:  pgtest.DB(t),
+		rnd:   rand.New(rand.NewPCG(n, 1)),
+		dice:  rand.New(rand.NewPCG(n, 2)),
+		path:  "/charges",
+		begun: time.Now(),
+	}
 	r := &rig{t: t, pool: h.pool}
 	r.exec(`create table effects (v text not null)`)
 	h.play()
@@ -353,7 +373,9 @@ func judged(t *testing.T, n uint64) {
 			}
 		}
 		for run := range runs {
-			if got := one[[]string](r, `select array_agg(v) from effects where v like $1 || ' %'`, key); len(runs) != 1 || len(got) != 1 || got[0] != run {
+			if got := one[[]string](r, `select array_agg(v) from effects where v like $1 || ' %'`, key); len(runs) != 1 ||
+				len(got) != 1 ||
+				got[0] != run {
 				t.Errorf("-seed %d -histories 1: %s: effects %v, answers %v:\n%s", n, key, got, runs, told())
 			}
 		}

@@ -88,7 +88,10 @@ func TestH21LayerWithRedis(t *testing.T) {
 		// Reading another key is an answer of the database, which shows that its history is still
 		// the same.
 		r.post("/charges", "another", "x")
-		if g := r.post("/charges", "k1", "10 EUR"); g.status == first.status && g.body == first.body && g.mark() == "replayed" && g.header.Get("Location") == "/effects/1" {
+		if g := r.post("/charges", "k1", "10 EUR"); g.status == first.status &&
+			g.body == first.body &&
+			g.mark() == "replayed" &&
+			g.header.Get("Location") == "/effects/1" {
 			fromRedis = true
 			break
 		}
@@ -254,7 +257,14 @@ func TestH21RedisThatHangs(t *testing.T) {
 // H21: a listener that accepts and sends nothing, and one that sends what Redis never sends.
 func TestH21WhatIsNotRedis(t *testing.T) {
 	t.Parallel()
-	for _, says := range []string{"", "HTTP/1.1 400 Bad Request\r\n\r\n", "$1000000000\r\n", "*1\r\n*1\r\n*1\r\n", "+OK\r\n+OK\r\n+OK\r\n+OK\r\n", "\x00\x00\x00"} {
+	for _, says := range []string{
+		"",
+		"HTTP/1.1 400 Bad Request\r\n\r\n",
+		"$1000000000\r\n",
+		"*1\r\n*1\r\n*1\r\n",
+		"+OK\r\n+OK\r\n+OK\r\n+OK\r\n",
+		"\x00\x00\x00",
+	} {
 		t.Run(fmt.Sprintf("%q", says), func(t *testing.T) {
 			t.Parallel()
 			l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -22,39 +22,54 @@ import (
 // layer, still works.
 func TestRouters(t *testing.T) {
 	t.Parallel()
-	for name, build := range map[string]func(wrap func(http.Handler) http.Handler, capture func(id func(*http.Request) string) http.Handler) http.Handler{
+	for name, build := range map[string]func(
+		wrap func(http.Handler) http.Handler,
+		capture func(id func(*http.Request) string) http.Handler,
+	) http.Handler{
 		"ServeMux": func(wrap func(http.Handler) http.Handler, capture func(func(*http.Request) string) http.Handler) http.Handler {
 			mux := http.NewServeMux()
 			mux.Handle("POST /v1/charges/{id}/capture", wrap(capture(func(r *http.Request) string { return r.PathValue("id") })))
 			return mux
 		},
-		"ServeMux in a ServeMux": func(wrap func(http.Handler) http.Handler, capture func(func(*http.Request) string) http.Handler) http.Handler {
+		"ServeMux in a ServeMux": func(
+			wrap func(http.Handler) http.Handler,
+			capture func(func(*http.Request) string) http.Handler,
+		) http.Handler {
 			inner, outer := http.NewServeMux(), http.NewServeMux()
 			inner.Handle("POST /charges/{id}/capture", wrap(capture(func(r *http.Request) string { return r.PathValue("id") })))
 			outer.Handle("/v1/", http.StripPrefix("/v1", inner))
 			return outer
 		},
-		"ServeMux behind the layer": func(wrap func(http.Handler) http.Handler, capture func(func(*http.Request) string) http.Handler) http.Handler {
+		"ServeMux behind the layer": func(
+			wrap func(http.Handler) http.Handler,
+			capture func(func(*http.Request) string) http.Handler,
+		) http.Handler {
 			mux := http.NewServeMux()
 			mux.Handle("POST /v1/charges/{id}/capture", capture(func(r *http.Request) string { return r.PathValue("id") }))
 			return wrap(mux)
 		},
 		"chi": func(wrap func(http.Handler) http.Handler, capture func(func(*http.Request) string) http.Handler) http.Handler {
 			r := chi.NewRouter()
-			r.Method(http.MethodPost, "/v1/charges/{id}/capture", wrap(capture(func(r *http.Request) string { return chi.URLParam(r, "id") })))
+			r.Method(http.MethodPost, "/v1/charges/{id}/capture",
+				wrap(capture(func(r *http.Request) string { return chi.URLParam(r, "id") })))
 			return r
 		},
-		"chi, as middleware": func(wrap func(http.Handler) http.Handler, capture func(func(*http.Request) string) http.Handler) http.Handler {
+		"chi, as middleware": func(
+			wrap func(http.Handler) http.Handler,
+			capture func(func(*http.Request) string) http.Handler,
+		) http.Handler {
 			r := chi.NewRouter()
 			r.Use(middleware.RequestID, middleware.Recoverer)
 			r.Route("/v1/charges", func(r chi.Router) {
-				r.With(wrap, middleware.NoCache).Method(http.MethodPost, "/{id}/capture", capture(func(r *http.Request) string { return chi.URLParam(r, "id") }))
+				r.With(wrap, middleware.NoCache).Method(http.MethodPost, "/{id}/capture",
+					capture(func(r *http.Request) string { return chi.URLParam(r, "id") }))
 			})
 			return r
 		},
 		"chi, mounted": func(wrap func(http.Handler) http.Handler, capture func(func(*http.Request) string) http.Handler) http.Handler {
 			inner, outer := chi.NewRouter(), chi.NewRouter()
-			inner.With(wrap).Method(http.MethodPost, "/charges/{id}/capture", capture(func(r *http.Request) string { return chi.URLParam(r, "id") }))
+			inner.With(wrap).Method(http.MethodPost, "/charges/{id}/capture",
+				capture(func(r *http.Request) string { return chi.URLParam(r, "id") }))
 			outer.Mount("/v1", inner)
 			return outer
 		},
@@ -121,10 +136,16 @@ func TestRouters(t *testing.T) {
 				t.Errorf("a panic: %+v", first)
 			}
 			made, again := post("/v1/charges/ch_1/capture", "k"), post("/v1/charges/ch_1/capture", "k")
-			if made.status != 201 || made.mark() != "created" || made.body != "captured ch_1, run 2" || again.status != 201 || again.mark() != "replayed" || again.body != made.body {
+			if made.status != 201 ||
+				made.mark() != "created" ||
+				made.body != "captured ch_1, run 2" ||
+				again.status != 201 ||
+				again.mark() != "replayed" ||
+				again.body != made.body {
 				t.Errorf("made %+v\nagain %+v", made, again)
 			}
-			if other := post("/v1/charges/ch_2/capture", "k"); other.status != http.StatusUnprocessableEntity || other.mark() != "mismatch" {
+			if other := post("/v1/charges/ch_2/capture", "k"); other.status != http.StatusUnprocessableEntity ||
+				other.mark() != "mismatch" {
 				t.Errorf("the key for another charge: %+v", other)
 			}
 			if none := post("/v1/nothing", "k2"); none.status != http.StatusNotFound {

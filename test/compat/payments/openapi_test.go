@@ -60,7 +60,8 @@ func (c *contract) check(s exchange, good bool) {
 	defer c.mu.Unlock()
 	if err != nil {
 		if c.wrong++; c.wrong <= 5 {
-			c.t.Errorf("%s %s answered %d (%s): not as openapi.yaml says: %v\n%s\n%s", s.Request.Method, s.Request.URL, s.Status, s.Outcome, err, s.Sent, s.Body)
+			c.t.Errorf("%s %s answered %d (%s): not as openapi.yaml says: %v\n%s\n%s",
+				s.Request.Method, s.Request.URL, s.Status, s.Outcome, err, s.Sent, s.Body)
 		}
 	}
 }
@@ -86,8 +87,13 @@ func (c *contract) compare(s exchange, good bool) error {
 	c.mu.Lock()
 	c.answered[fmt.Sprintf("%s %s %d %s", req.Method, route.Path, s.Status, s.Outcome)]++
 	c.mu.Unlock()
-	return openapi3filter.ValidateResponse(context.Background(), &openapi3filter.ResponseValidationInput{RequestValidationInput: in, Status: s.Status,
-		Header: s.Header, Body: io.NopCloser(bytes.NewReader(s.Body)), Options: in.Options})
+	return openapi3filter.ValidateResponse(context.Background(), &openapi3filter.ResponseValidationInput{
+		RequestValidationInput: in,
+		Status:                 s.Status,
+		Header:                 s.Header,
+		Body:                   io.NopCloser(bytes.NewReader(s.Body)),
+		Options:                in.Options,
+	})
 }
 
 // The description has every status that the load and the table have met, and the table here meets
@@ -102,7 +108,10 @@ func TestOpenAPI(t *testing.T) {
 		c.check(got, got.Status < 300)
 		return got
 	}
-	made := ask("POST", "/v1/charges", "k1", `{"amount":500,"currency":"eur","source":"tok_visa","capture":false,"metadata":{"reference":"a"}}`)
+	made := ask("POST",
+		"/v1/charges",
+		"k1",
+		`{"amount":500,"currency":"eur","source":"tok_visa","capture":false,"metadata":{"reference":"a"}}`)
 	location := made.Header.Get("Location")
 	for _, e := range []struct {
 		method, path, key, body string
@@ -110,7 +119,15 @@ func TestOpenAPI(t *testing.T) {
 		status                  int
 		code                    string
 	}{
-		{"POST", "/v1/charges", "k1", `{"amount":500,"currency":"eur","source":"tok_visa","capture":false,"metadata":{"reference":"a"}}`, nil, 201, ""},
+		{
+			"POST",
+			"/v1/charges",
+			"k1",
+			`{"amount":500,"currency":"eur","source":"tok_visa","capture":false,"metadata":{"reference":"a"}}`,
+			nil,
+			201,
+			"",
+		},
 		{"POST", "/v1/charges", "k1", `{"amount":501,"currency":"eur","source":"tok_visa"}`, nil, 422, "key-reused"},
 		{"POST", "/v1/charges", "", `{"amount":500,"currency":"eur","source":"tok_visa"}`, nil, 400, "key-missing"},
 		{"POST", "/v1/charges", `"open`, `{"amount":500,"currency":"eur","source":"tok_visa"}`, nil, 400, "key-invalid"},
@@ -120,20 +137,68 @@ func TestOpenAPI(t *testing.T) {
 		{"POST", "/v1/charges", "k35", `{"amount":500.5,"currency":"eur","source":"tok_visa"}`, nil, 400, "invalid"},
 		{"POST", "/v1/charges", "k36", `{"amount":"500","currency":"eur","source":"tok_visa"}`, nil, 400, "invalid"},
 		{"POST", "/v1/charges", "k37", `{"amount":500,"currency":"eur","source":"tok_visa","capture":null}`, nil, 400, "invalid"},
-		{"POST", "/v1/charges", "k38", `{"amount":500,"currency":"eur","source":"tok_visa","metadata":{"reference":null}}`, nil, 400, "invalid"},
+		{
+			"POST",
+			"/v1/charges",
+			"k38",
+			`{"amount":500,"currency":"eur","source":"tok_visa","metadata":{"reference":null}}`,
+			nil,
+			400,
+			"invalid",
+		},
 		{"POST", "/v1/charges", "k4", `<xml/>`, []string{"Content-Type", "application/xml"}, 415, "unsupported-media-type"},
 		{"POST", "/v1/charges", "k5", `{"amount":500,"currency":"eur","source":"tok_chargeDeclined"}`, nil, 402, "card-declined"},
 		{"POST", "/v1/charges", "k6", `{"amount":500,"currency":"xau","source":"tok_visa"}`, nil, 422, "invalid"},
-		{"POST", "/v1/charges", "k30", `{"amount":500,"currency":"eur","source":"tok_visa","metadata":{"reference":"a"}}`, nil, 422, "reference-used"},
+		{
+			"POST",
+			"/v1/charges",
+			"k30",
+			`{"amount":500,"currency":"eur","source":"tok_visa","metadata":{"reference":"a"}}`,
+			nil,
+			422,
+			"reference-used",
+		},
 		{"POST", "/v1/payouts", "k31", `{"amount":900,"destination":"ba_blocked"}`, nil, 403, "destination-blocked"},
 		{"POST", "/v1/payouts", "k31", `{"amount":900,"destination":"ba_blocked"}`, nil, 403, "destination-blocked"},
 		{"POST", "/v1/charges", "k7", `{"x":"` + strings.Repeat("x", 1<<20) + `"}`, nil, 413, "request-too-large"},
-		{"POST", "/v1/charges", "k8", `amount=700&currency=usd&source=tok_visa&metadata[reference]=b`, []string{"Content-Type", "application/x-www-form-urlencoded"}, 201, ""},
+		{
+			"POST",
+			"/v1/charges",
+			"k8",
+			`amount=700&currency=usd&source=tok_visa&metadata[reference]=b`,
+			[]string{"Content-Type", "application/x-www-form-urlencoded"},
+			201,
+			"",
+		},
 		{"POST", "/v1/charges", "k9", `{}`, []string{"Authorization", "Bearer nobody"}, 401, "unauthenticated"},
 		{"POST", "/v1/charges", "k9", `{}`, []string{"Authorization", "sk_test_1"}, 401, "unauthenticated"}, // no scheme
-		{"POST", "/v1/charges", "k24", "amount=700&currency=usd%00&source=tok_visa", []string{"Content-Type", "application/x-www-form-urlencoded"}, 400, "invalid"},
-		{"POST", "/v1/charges", "k25", `{"amount":500,"currency":"eur","source":"tok_visa","metadata":{"reference":"\u0000"}}`, nil, 400, "invalid"},
-		{"POST", "/v1/charges", "k26", "amount=700&currency=usd&source=tok_visa&metadata[reference]=%ff", []string{"Content-Type", "application/x-www-form-urlencoded"}, 400, "invalid"},
+		{
+			"POST",
+			"/v1/charges",
+			"k24",
+			"amount=700&currency=usd%00&source=tok_visa",
+			[]string{"Content-Type", "application/x-www-form-urlencoded"},
+			400,
+			"invalid",
+		},
+		{
+			"POST",
+			"/v1/charges",
+			"k25",
+			`{"amount":500,"currency":"eur","source":"tok_visa","metadata":{"reference":"\u0000"}}`,
+			nil,
+			400,
+			"invalid",
+		},
+		{
+			"POST",
+			"/v1/charges",
+			"k26",
+			"amount=700&currency=usd&source=tok_visa&metadata[reference]=%ff",
+			[]string{"Content-Type", "application/x-www-form-urlencoded"},
+			400,
+			"invalid",
+		},
 		{"POST", "/v1/charges", "k27", `{"amount":500,"currency":"eur","source":""}`, nil, 400, "invalid"},
 		{"POST", "/v1/charges/ch_%00/capture", "k28", ``, nil, 404, "charge-not-found"},
 		{"POST", "/v1/payouts", "k29", `{"amount":900,"destination":"ba_\u0000"}`, nil, 400, "invalid"}, // before the provider is asked
@@ -142,7 +207,15 @@ func TestOpenAPI(t *testing.T) {
 		{"POST", location + "/capture", "k12", ``, nil, 200, ""},
 		{"POST", location + "/capture", "k13", ``, nil, 422, "capture-too-large"},
 		{"POST", "/v1/charges/ch_none/capture", "k14", ``, nil, 404, "charge-not-found"},
-		{"POST", "/v1/refunds", "k15", `{"charge":"` + strings.TrimPrefix(location, "/v1/charges/") + `","amount":501}`, nil, 422, "refund-too-large"},
+		{
+			"POST",
+			"/v1/refunds",
+			"k15",
+			`{"charge":"` + strings.TrimPrefix(location, "/v1/charges/") + `","amount":501}`,
+			nil,
+			422,
+			"refund-too-large",
+		},
 		{"POST", "/v1/refunds", "k16", `{"charge":"` + strings.TrimPrefix(location, "/v1/charges/") + `"}`, nil, 201, ""},
 		{"POST", "/v1/refunds", "k17", `{"charge":"ch_none"}`, nil, 404, "charge-not-found"},
 		{"POST", "/v1/refunds", "k18", `{}`, nil, 400, "invalid"},
@@ -166,15 +239,20 @@ func TestOpenAPI(t *testing.T) {
 			t.Errorf("%s %s %q %.80s: answered %d, want %d %s\n%s", e.method, e.path, e.key, e.body, got.Status, e.status, e.code, got.Body)
 		}
 	}
-	operators, err := idempotency.New(s.pool, idempotency.Config{FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: secret}},
-		Scope: func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{}, nil }})
+	operators, err := idempotency.New(s.pool, idempotency.Config{
+		FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: secret}},
+		Scope:           func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{}, nil },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := operators.Erase(t.Context(), "acct_1", "http POST /v1/charges", "k1"); err != nil {
 		t.Error(err)
 	}
-	if got := ask("POST", "/v1/charges", "k1", `{"amount":500,"currency":"eur","source":"tok_visa","capture":false,"metadata":{"reference":"a"}}`); got.Status != http.StatusGone {
+	if got := ask("POST",
+		"/v1/charges",
+		"k1",
+		`{"amount":500,"currency":"eur","source":"tok_visa","capture":false,"metadata":{"reference":"a"}}`); got.Status != http.StatusGone {
 		t.Errorf("erased: %d %s", got.Status, got.Body)
 	}
 	paid := 0
@@ -196,7 +274,8 @@ func TestOpenAPI(t *testing.T) {
 		t.Errorf("without the provider: %d %s", got.Status, got.Body)
 	}
 	s.pool.Close()
-	if got := ask("POST", "/v1/charges", "k23", `{"amount":900,"currency":"eur","source":"tok_visa"}`); got.Status != http.StatusServiceUnavailable {
+	if got := ask("POST",
+		"/v1/charges", "k23", `{"amount":900,"currency":"eur","source":"tok_visa"}`); got.Status != http.StatusServiceUnavailable {
 		t.Errorf("without the database: %d %s", got.Status, got.Body)
 	}
 }
@@ -212,7 +291,10 @@ func TestOpenAPIInProgress(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = held.Rollback(context.WithoutCancel(t.Context())) }()
-	if _, err := held.Exec(t.Context(), `insert into onlyonce_payments.charges (id, account, reference, amount, currency, at_once) values ('x', 'acct_1', 'a', 1, 'eur', true)`); err != nil {
+	if _, err := held.Exec(
+		t.Context(),
+		`insert into onlyonce_payments.charges (id, account, reference, amount, currency, at_once) values ('x', 'acct_1', 'a', 1, 'eur', true)`,
+	); err != nil {
 		t.Fatal(err)
 	}
 	const body = `{"amount":500,"currency":"eur","source":"tok_visa","metadata":{"reference":"a"}}`
@@ -220,7 +302,8 @@ func TestOpenAPIInProgress(t *testing.T) {
 	go func() { first <- s.ask("POST", "/v1/charges", "k1", body) }()
 	pgtest.Until(t, pgtest.Patience(10*time.Second), "the first request to be under way", func() bool {
 		var waits bool
-		err := s.pool.QueryRow(t.Context(), `select exists (select from pg_stat_activity where $1 = any(pg_blocking_pids(pid)))`, int32(held.Conn().PgConn().PID())).Scan(&waits)
+		err := s.pool.QueryRow(t.Context(), `select exists (select from pg_stat_activity where $1 = any(pg_blocking_pids(pid)))`,
+			int32(held.Conn().PgConn().PID())).Scan(&waits)
 		return err == nil && waits
 	})
 	second := s.ask("POST", "/v1/charges", "k1", body)
@@ -251,18 +334,51 @@ func TestOpenAPIFindsWhatIsWrong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	header := http.Header{"Content-Type": {"application/json"}, "Location": {"/v1/charges/ch_aaaaaaaaaaaaaaaaaaaaaaaaaa"}, "Idempotency-Status": {"created"},
-		"Idempotency-Expires": {"Sun, 22 Nov 2026 09:00:00 GMT"}}
+	header := http.Header{
+		"Content-Type":        {"application/json"},
+		"Location":            {"/v1/charges/ch_aaaaaaaaaaaaaaaaaaaaaaaaaa"},
+		"Idempotency-Status":  {"created"},
+		"Idempotency-Expires": {"Sun, 22 Nov 2026 09:00:00 GMT"},
+	}
 	for what, s := range map[string]exchange{
-		"":                  {Request: request("/v1/charges"), Status: 201, Header: header, Body: good},
-		"status":            {Request: request("/v1/charges"), Status: 299, Header: header, Body: good},
-		"a field too many":  {Request: request("/v1/charges"), Status: 201, Header: header, Body: bytes.Replace(good, []byte("{"), []byte(`{"secret":1,`), 1)},
-		"a field of a kind": {Request: request("/v1/charges"), Status: 201, Header: header, Body: bytes.Replace(good, []byte(`"amount":500`), []byte(`"amount":"500"`), 1)},
-		"no mark":           {Request: request("/v1/charges"), Status: 201, Header: http.Header{"Content-Type": {"application/json"}, "Location": header["Location"], "Idempotency-Expires": header["Idempotency-Expires"]}, Body: good},
-		"a wrong mark": {Request: request("/v1/charges"), Status: 201, Header: http.Header{"Content-Type": {"application/json"}, "Location": header["Location"],
-			"Idempotency-Status": {"mismatch"}, "Idempotency-Expires": header["Idempotency-Expires"]}, Body: good},
-		"no expiry": {Request: request("/v1/charges"), Status: 201, Header: http.Header{"Content-Type": {"application/json"}, "Location": header["Location"],
-			"Idempotency-Status": {"created"}}, Body: good},
+		"":       {Request: request("/v1/charges"), Status: 201, Header: header, Body: good},
+		"status": {Request: request("/v1/charges"), Status: 299, Header: header, Body: good},
+		"a field too many": {
+			Request: request("/v1/charges"),
+			Status:  201,
+			Header:  header,
+			Body:    bytes.Replace(good, []byte("{"), []byte(`{"secret":1,`), 1),
+		},
+		"a field of a kind": {
+			Request: request("/v1/charges"),
+			Status:  201,
+			Header:  header,
+			Body:    bytes.Replace(good, []byte(`"amount":500`), []byte(`"amount":"500"`), 1),
+		},
+		"no mark": {
+			Request: request("/v1/charges"),
+			Status:  201,
+			Header: http.Header{
+				"Content-Type":        {"application/json"},
+				"Location":            header["Location"],
+				"Idempotency-Expires": header["Idempotency-Expires"],
+			},
+			Body: good,
+		},
+		"a wrong mark": {
+			Request: request("/v1/charges"),
+			Status:  201,
+			Header: http.Header{"Content-Type": {"application/json"}, "Location": header["Location"],
+				"Idempotency-Status": {"mismatch"}, "Idempotency-Expires": header["Idempotency-Expires"]},
+			Body: good,
+		},
+		"no expiry": {
+			Request: request("/v1/charges"),
+			Status:  201,
+			Header: http.Header{"Content-Type": {"application/json"}, "Location": header["Location"],
+				"Idempotency-Status": {"created"}},
+			Body: good,
+		},
 	} {
 		if err := c.compare(s, false); (err == nil) != (what == "") {
 			t.Errorf("%q: %v", what, err)

@@ -23,8 +23,19 @@ func TestSchemathesis(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), program, "--config-file", filepath.Join(here, "testdata", "schemathesis.toml"), "run", filepath.Join(here, description),
-		"--url", s.url, "--header", "Authorization: Bearer sk_test_1", "--no-color")
+	cmd := exec.CommandContext(
+		t.Context(),
+		program,
+		"--config-file",
+		filepath.Join(here, "testdata", "schemathesis.toml"),
+		"run",
+		filepath.Join(here, description),
+		"--url",
+		s.url,
+		"--header",
+		"Authorization: Bearer sk_test_1",
+		"--no-color",
+	)
 	cmd.Dir = t.TempDir() // which it leaves files in
 	out, err := cmd.CombinedOutput()
 	t.Logf("%s", out)

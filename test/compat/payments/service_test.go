@@ -57,8 +57,12 @@ func newService(t *testing.T, around func(http.Handler) http.Handler) *service {
 	}
 	s.provider.Takes = 6 * time.Millisecond
 	t.Cleanup(func() { _ = s.provider.Close() })
-	a, err := api.New(s.pool, api.Config{Accounts: map[string]string{"sk_test_1": "acct_1", "sk_test_2": "acct_2"}, Sink: "payments-api-test",
-		Provider: s.provider.URL, Secret: secret})
+	a, err := api.New(s.pool, api.Config{
+		Accounts: map[string]string{"sk_test_1": "acct_1", "sk_test_2": "acct_2"},
+		Sink:     "payments-api-test",
+		Provider: s.provider.URL,
+		Secret:   secret,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +106,14 @@ func (s *service) ask(method, path, key, body string, headers ...string) exchang
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return exchange{Request: req, Sent: []byte(body), Status: resp.StatusCode, Header: resp.Header, Body: got, Outcome: idempotency.ServeOutcome(resp.Header.Get("Idempotency-Status"))}
+	return exchange{
+		Request: req,
+		Sent:    []byte(body),
+		Status:  resp.StatusCode,
+		Header:  resp.Header,
+		Body:    got,
+		Outcome: idempotency.ServeOutcome(resp.Header.Get("Idempotency-Status")),
+	}
 }
 
 // delivered waits until the outbox has made all its calls.
@@ -132,8 +143,14 @@ func TestFormsAndJSON(t *testing.T) {
 	s := newService(t, nil)
 	form := []string{"Content-Type", "application/x-www-form-urlencoded"}
 	a := s.ask("POST", "/v1/charges", "k1", `amount=500&currency=EUR&source=tok_visa&capture=false&metadata[reference]=a`, form...)
-	b := s.ask("POST", "/v1/charges", "k2", `{"amount":500,"currency":"EUR","source":"tok_visa","capture":false,"metadata":{"reference":"b"}}`)
-	mixed := s.ask("POST", "/v1/charges", "k1", `{"amount":500,"currency":"EUR","source":"tok_visa","capture":false,"metadata":{"reference":"a"}}`)
+	b := s.ask("POST",
+		"/v1/charges",
+		"k2",
+		`{"amount":500,"currency":"EUR","source":"tok_visa","capture":false,"metadata":{"reference":"b"}}`)
+	mixed := s.ask("POST",
+		"/v1/charges",
+		"k1",
+		`{"amount":500,"currency":"EUR","source":"tok_visa","capture":false,"metadata":{"reference":"a"}}`)
 	same := func(b []byte) string { // but for id and time
 		return string(b[bytes.Index(b, []byte(`"object"`)):bytes.Index(b, []byte(`"created"`))])
 	}

@@ -75,8 +75,13 @@ func (c *cutter) requests() (n int) {
 
 // stripeClient is Stripe's library, which asks again by itself, with another address than Stripe's.
 func stripeClient(url string, client *http.Client) *stripe.Client {
-	backend := stripe.GetBackendWithConfig(stripe.APIBackend, &stripe.BackendConfig{URL: stripe.String(url), MaxNetworkRetries: stripe.Int64(4),
-		HTTPClient: client, LeveledLogger: &stripe.LeveledLogger{Level: stripe.LevelNull}, EnableTelemetry: stripe.Bool(false)})
+	backend := stripe.GetBackendWithConfig(stripe.APIBackend, &stripe.BackendConfig{
+		URL:               stripe.String(url),
+		MaxNetworkRetries: stripe.Int64(4),
+		HTTPClient:        client,
+		LeveledLogger:     &stripe.LeveledLogger{Level: stripe.LevelNull},
+		EnableTelemetry:   stripe.Bool(false),
+	})
 	return stripe.NewClient("sk_test_1", stripe.WithBackends(&stripe.Backends{API: backend, Connect: backend, Uploads: backend}))
 }
 
@@ -138,7 +143,11 @@ func TestStripesLibrary(t *testing.T) {
 				t.Errorf("%d requests: not a connection was cut", n)
 			}
 			s.delivered()
-			if keys, changed := s.provider.ByReference(); len(keys) != 3 || keys["stripe-charge"] != 1 || keys["stripe-capture"] != 1 || keys["stripe-refund"] != 1 || changed != 0 {
+			if keys, changed := s.provider.ByReference(); len(keys) != 3 ||
+				keys["stripe-charge"] != 1 ||
+				keys["stripe-capture"] != 1 ||
+				keys["stripe-refund"] != 1 ||
+				changed != 0 {
 				t.Errorf("at the provider: %v, %d changed", keys, changed)
 			}
 		})
@@ -150,7 +159,11 @@ func TestStripesLibraryTakesARefusal(t *testing.T) {
 	t.Parallel()
 	c := &cutter{seen: map[string]int{}}
 	s := newService(t, func(h http.Handler) http.Handler { c.next = h; return c })
-	params := &stripe.ChargeCreateParams{Amount: stripe.Int64(2000), Currency: stripe.String("usd"), Source: &stripe.PaymentSourceSourceParams{Token: stripe.String("tok_chargeDeclined")}}
+	params := &stripe.ChargeCreateParams{
+		Amount:   stripe.Int64(2000),
+		Currency: stripe.String("usd"),
+		Source:   &stripe.PaymentSourceSourceParams{Token: stripe.String("tok_chargeDeclined")},
+	}
 	params.AddMetadata("reference", "declined")
 	params.SetIdempotencyKey("order-17")
 	for range 2 {

@@ -18,7 +18,13 @@ import (
 
 var (
 	libpq = []sqlsuite.Driver{{Name: "pq", Driver: "postgres"}, {Name: "pq binary", Driver: "postgres", Options: "binary_parameters=yes"}}
-	all   = append([]sqlsuite.Driver{{Name: "pgx", Driver: "pgx"}, {Name: "pgx simple", Driver: "pgx", Options: "default_query_exec_mode=simple_protocol"}}, libpq...)
+	all   = append(
+		[]sqlsuite.Driver{
+			{Name: "pgx", Driver: "pgx"},
+			{Name: "pgx simple", Driver: "pgx", Options: "default_query_exec_mode=simple_protocol"},
+		},
+		libpq...,
+	)
 )
 
 func TestLibpq(t *testing.T) {
@@ -57,7 +63,12 @@ func TestT12DoOnAStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.End(pool)
-	got, err := (sqltx.DoConfig{MaxAttempts: 2}).Do(t.Context(), db, sqlsuite.Key("a", "1"), func(context.Context, *sql.Tx) error { return nil })
+	got, err := (sqltx.DoConfig{MaxAttempts: 2}).Do(
+		t.Context(),
+		db,
+		sqlsuite.Key("a", "1"),
+		func(context.Context, *sql.Tx) error { return nil },
+	)
 	if err != nil || got != dedupe.Fresh {
 		t.Errorf("%v, %v", got, err)
 	}

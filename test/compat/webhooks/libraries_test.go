@@ -125,7 +125,12 @@ func TestStricterThanStandardLibraries(t *testing.T) {
 	for name, lib := range standardLibraries(t, standardSecret) {
 		at, body := time.Now(), `{"test": 2432232314}`
 		sign := func(id, ts, body string) http.Header {
-			return headers(lib.family+"-Id", id, lib.family+"-Timestamp", ts, lib.family+"-Signature", "v1,"+b64(standardMAC(t, standardSecret, id, unix(at), body)))
+			return headers(lib.family+"-Id",
+				id,
+				lib.family+"-Timestamp",
+				ts,
+				lib.family+"-Signature",
+				"v1,"+b64(standardMAC(t, standardSecret, id, unix(at), body)))
 		}
 		both := sign(msgID, unix(at), body)
 		both.Add(lib.family+"-Id", "msg_other")
@@ -156,13 +161,16 @@ func TestStripeLibrary(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		id := rapid.StringMatching(`evt_[0-9A-Za-z]{1,40}`).Draw(t, "id")
 		text := rapid.String().Draw(t, "text")
-		body := fmt.Appendf(nil, `{"id":%q,"object":"event","api_version":%q,"type":"plan.created","data":{"object":{"id":"x","text":%s}}}`, id, stripe.APIVersion, quoted(text))
+		body := fmt.Appendf(nil, `{"id":%q,"object":"event","api_version":%q,"type":"plan.created","data":{"object":{"id":"x","text":%s}}}`,
+			id, stripe.APIVersion, quoted(text))
 		at := time.Now().Add(time.Duration(rapid.IntRange(-290, 0).Draw(t, "off")) * time.Second)
 		for _, s := range []string{secret, rolled} {
 			p := stripewebhook.GenerateTestSignedPayload(&stripewebhook.UnsignedPayload{Payload: body, Secret: s, Timestamp: at})
 			header := p.Header
 			if s == rolled { // signed with the old and the new one, and with what counts for nothing, as in stripe-go's tests
-				header += fmt.Sprintf(",v1=%x,v0=%x", stripewebhook.ComputeSignature(at, body, secret), stripewebhook.ComputeSignature(at, body, "v0"))
+				header += fmt.Sprintf(",v1=%x,v0=%x",
+					stripewebhook.ComputeSignature(at, body, secret),
+					stripewebhook.ComputeSignature(at, body, "v0"))
 			}
 			e, err := v.Verify(headers("Stripe-Signature", header), body)
 			if err != nil || e.ID != id || e.Type != "plan.created" || e.Time.Unix() != at.Unix() {
@@ -177,7 +185,12 @@ func TestStripeLibrary(t *testing.T) {
 				t.Fatalf("ours is refused there: %v", err)
 			}
 		}
-		other := stripewebhook.GenerateTestSignedPayload(&stripewebhook.UnsignedPayload{Payload: body, Secret: secret, Timestamp: at, Scheme: "v0"})
+		other := stripewebhook.GenerateTestSignedPayload(&stripewebhook.UnsignedPayload{
+			Payload:   body,
+			Secret:    secret,
+			Timestamp: at,
+			Scheme:    "v0",
+		})
 		if _, err := v.Verify(headers("Stripe-Signature", other.Header), body); err == nil {
 			t.Fatal("scheme v0 is accepted")
 		}

@@ -55,7 +55,9 @@ func TestTwilioLibraryOnForms(t *testing.T) {
 		}
 		want := theirs.Validate(address, params, signature)
 		_, err := v.VerifyRequest(t.Context(), webhook.Request{
-			Header: headers("X-Twilio-Signature", signature, "Content-Type", "application/x-www-form-urlencoded"), Query: query, Body: []byte(form.Encode()),
+			Header: headers("X-Twilio-Signature", signature, "Content-Type", "application/x-www-form-urlencoded"),
+			Query:  query,
+			Body:   []byte(form.Encode()),
 		})
 		if (err == nil) != want {
 			t.Fatalf("%q %q: theirs says %t, ours %v", query, form.Encode(), want, err)
@@ -78,7 +80,11 @@ func TestTwilioLibraryOnBodies(t *testing.T) {
 			body = append(body, 'x')
 		}
 		want := theirs.ValidateBody(address, body, signature)
-		_, err := v.VerifyRequest(t.Context(), webhook.Request{Header: headers("X-Twilio-Signature", signature, "Content-Type", "application/json"), Query: query, Body: body})
+		_, err := v.VerifyRequest(t.Context(), webhook.Request{
+			Header: headers("X-Twilio-Signature", signature, "Content-Type", "application/json"),
+			Query:  query,
+			Body:   body,
+		})
 		if (err == nil) != want {
 			t.Fatalf("%q: theirs says %t, ours %v", body, want, err)
 		}
@@ -89,12 +95,28 @@ func TestTwilioLibraryOnBodies(t *testing.T) {
 func TestTwilioLibraryOnPorts(t *testing.T) {
 	t.Parallel()
 	theirs := client.NewRequestValidator(twilioToken)
-	for _, base := range []string{"https://a.example/t", "https://a.example:8443/t", "http://a.example/t", "http://a.example:8080/t", "https://a.example:443/t"} {
+	for _, base := range []string{
+		"https://a.example/t",
+		"https://a.example:8443/t",
+		"http://a.example/t",
+		"http://a.example:8080/t",
+		"https://a.example:443/t",
+	} {
 		v := verifier(t, twilio.Provider{URL: base}, twilioToken)
-		for _, signed := range []string{"https://a.example/t", "https://a.example:443/t", "https://a.example:8443/t", "http://a.example/t", "http://a.example:80/t", "http://a.example:8080/t"} {
+		for _, signed := range []string{
+			"https://a.example/t",
+			"https://a.example:443/t",
+			"https://a.example:8443/t",
+			"http://a.example/t",
+			"http://a.example:80/t",
+			"http://a.example:8080/t",
+		} {
 			signature := signTwilio(signed, "A", "1")
 			want := theirs.Validate(base, map[string]string{"A": "1"}, signature)
-			_, err := v.VerifyRequest(t.Context(), webhook.Request{Header: headers("X-Twilio-Signature", signature, "Content-Type", "application/x-www-form-urlencoded"), Body: []byte("A=1")})
+			_, err := v.VerifyRequest(t.Context(), webhook.Request{
+				Header: headers("X-Twilio-Signature", signature, "Content-Type", "application/x-www-form-urlencoded"),
+				Body:   []byte("A=1"),
+			})
 			if (err == nil) != want {
 				t.Errorf("%s, signed as %s: theirs says %t, ours %v", base, signed, want, err)
 			}
@@ -108,7 +130,10 @@ func TestStricterThanTwilioLibrary(t *testing.T) {
 	signature := signTwilio(twilioURL)
 	v := verifier(t, twilio.Provider{URL: twilioURL}, twilioToken)
 	for _, kind := range []string{"application/json", ""} {
-		_, err := v.VerifyRequest(t.Context(), webhook.Request{Header: headers("X-Twilio-Signature", signature, "Content-Type", kind), Body: []byte(`{"paid":true}`)})
+		_, err := v.VerifyRequest(t.Context(), webhook.Request{
+			Header: headers("X-Twilio-Signature", signature, "Content-Type", kind),
+			Body:   []byte(`{"paid":true}`),
+		})
 		if err == nil {
 			t.Errorf("a body of type %q that nothing signs is accepted", kind)
 		}

@@ -25,7 +25,9 @@ func TestFlags(t *testing.T) {
 	if _, err := parse("-x"); err == nil || !strings.HasSuffix(err.Error(), "; -h lists the flags") || stdout.Len() > 0 {
 		t.Errorf("%v, %q", err, &stdout)
 	}
-	if _, err := parse("-h"); !errors.Is(err, flag.ErrHelp) || !strings.HasPrefix(stdout.String(), "head\n  -json") || !strings.HasSuffix(stdout.String(), "\ntail\n") {
+	if _, err := parse("-h"); !errors.Is(err, flag.ErrHelp) ||
+		!strings.HasPrefix(stdout.String(), "head\n  -json") ||
+		!strings.HasSuffix(stdout.String(), "\ntail\n") {
 		t.Errorf("%v, %q", err, &stdout)
 	}
 

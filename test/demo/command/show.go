@@ -43,11 +43,22 @@ type Start func(ctx context.Context, f servers.Flags, log, verbose func(line str
 
 // Show finds or starts the servers, runs the demo that newDemo makes for them, and returns the exit
 // status. stopped names the demo's processes that an interrupt has stopped.
-func (p *Program) Show(ctx context.Context, start Start, f servers.Flags, looking, stopped string, newDemo func(*servers.Servers, *screen.Screen) Demo) int {
+func (p *Program) Show(
+	ctx context.Context,
+	start Start,
+	f servers.Flags,
+	looking, stopped string,
+	newDemo func(*servers.Servers, *screen.Screen) Demo,
+) int {
 	to := screen.New(p.Human(), p.Verbose)
 	to.Say("%s", looking)
 	to.Live(func() string { return "not there yet" })
-	srv, err := start(ctx, f, func(line string) { to.Say("%s", screen.Wrap(line, screen.Width, "  ")) }, func(line string) { to.Verbose("%s", line) })
+	srv, err := start(
+		ctx,
+		f,
+		func(line string) { to.Say("%s", screen.Wrap(line, screen.Width, "  ")) },
+		func(line string) { to.Verbose("%s", line) },
+	)
 	to.End()
 	if err != nil {
 		if ctx.Err() != nil {
@@ -84,7 +95,8 @@ func (p *Program) show(ctx context.Context, d Demo, to *screen.Screen, stopped s
 			status = Failed
 		}
 		if ctx.Err() != nil {
-			status, err = Interrupted, fmt.Errorf("interrupted: the %s are stopped", stopped)
+			status = Interrupted
+			err = fmt.Errorf("interrupted: the %s are stopped", stopped)
 		}
 		return status, errors.Join(err, p.object(d.Unfinished(err)))
 	}

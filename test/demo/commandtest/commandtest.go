@@ -35,7 +35,8 @@ func Program(t *testing.T, report any, fields []string, args ...string) (stderr 
 	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
 	cmd.Env = slices.DeleteFunc(append(os.Environ(), envProgram+"=1"), func(v string) bool { return strings.HasPrefix(v, "ONLYONCE_ENV=") })
 	var out, errors bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errors
+	cmd.Stdout = &out
+	cmd.Stderr = &errors
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%v\n%s", err, &errors)
 	}
@@ -91,7 +92,9 @@ func Refuses(t *testing.T, run Run, words map[string][]string) {
 func Helps(t *testing.T, run Run, flag string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	if status := run(t.Context(), []string{"-h"}, &stdout, &stderr); status != command.Good || !strings.Contains(stdout.String(), flag) || stderr.Len() > 0 {
+	if status := run(t.Context(), []string{"-h"}, &stdout, &stderr); status != command.Good ||
+		!strings.Contains(stdout.String(), flag) ||
+		stderr.Len() > 0 {
 		t.Errorf("-h: exit status %d, %s%s", status, &stdout, &stderr)
 	}
 }
@@ -107,7 +110,9 @@ func NothingLeft(t *testing.T, url string, tables ...string) {
 	defer pool.Close()
 	for _, table := range tables {
 		var left string
-		if err := pool.QueryRow(t.Context(), `select coalesce(string_agg(r::text, e'\n'), '') from (select * from `+table+`) r`).Scan(&left); err != nil || left != "" {
+		err := pool.QueryRow(t.Context(), `select coalesce(string_agg(r::text, e'\n'), '') from (select * from `+table+`) r`).Scan(&left)
+		if err != nil ||
+			left != "" {
 			t.Errorf("rows are left in %s, %v:\n%s", table, err, left)
 		}
 	}

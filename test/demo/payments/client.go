@@ -116,7 +116,12 @@ func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	resp.Body = io.NopCloser(bytes.NewReader(body))
-	a := &answer{status: resp.StatusCode, header: resp.Header, body: body, mark: idempotency.ServeOutcome(resp.Header.Get("Idempotency-Status"))}
+	a := &answer{
+		status: resp.StatusCode,
+		header: resp.Header,
+		body:   body,
+		mark:   idempotency.ServeOutcome(resp.Header.Get("Idempotency-Status")),
+	}
 	w.marks[a.mark]++
 	op.take(a)
 	return resp, nil
@@ -145,7 +150,12 @@ const origin = "http://payments-api.test"
 // try makes one attempt, or with client.Transport as many as that makes. Unless the answer is
 // final, the outcome of the operation is open.
 func (op *operation) try(ctx context.Context, caller *http.Client, header string) (final bool, status int, mark string, err error) {
-	req, err := http.NewRequestWithContext(context.WithValue(ctx, operationKey{}, op), http.MethodPost, origin+op.path, bytes.NewReader(op.body))
+	req, err := http.NewRequestWithContext(
+		context.WithValue(ctx, operationKey{}, op),
+		http.MethodPost,
+		origin+op.path,
+		bytes.NewReader(op.body),
+	)
 	if err != nil {
 		return false, 0, "", err
 	}
@@ -163,7 +173,9 @@ func (op *operation) try(ctx context.Context, caller *http.Client, header string
 	}
 	_ = resp.Body.Close()
 	mark = resp.Header.Get("Idempotency-Status")
-	return resp.StatusCode < 500 && resp.StatusCode != http.StatusConflict && mark != string(idempotency.Released), resp.StatusCode, mark, nil
+	return resp.StatusCode < 500 &&
+		resp.StatusCode != http.StatusConflict &&
+		mark != string(idempotency.Released), resp.StatusCode, mark, nil
 }
 
 // byTransport sends an operation with client.Transport, under the key of the context, until there
@@ -203,7 +215,9 @@ func (d *demo) race(ctx context.Context, op *operation) (status int, mark string
 			s, m, failed := d.naive(ctx, op)
 			mu.Lock()
 			defer mu.Unlock()
-			status, mark, err = s, m, errors.Join(err, failed)
+			status = s
+			mark = m
+			err = errors.Join(err, failed)
 		})
 	}
 	runners.Wait()

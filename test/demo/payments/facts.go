@@ -51,7 +51,8 @@ func awaitWriters(ctx context.Context, pool *pgxpool.Pool) {
 	}
 	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		var ended bool
-		if err := pool.QueryRow(ctx, `select pg_snapshot_xmin(pg_current_snapshot()) >= $1::text::xid8`, newest).Scan(&ended); err != nil || ended {
+		if err := pool.QueryRow(ctx, `select pg_snapshot_xmin(pg_current_snapshot()) >= $1::text::xid8`, newest).Scan(&ended); err != nil ||
+			ended {
 			return
 		}
 	}

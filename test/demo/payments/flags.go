@@ -77,7 +77,8 @@ func (o *options) check(rest []string) error {
 	case !o.fixedKills:
 		o.kills = min(o.kills, o.requests/100)
 	case o.requests < perKill*o.kills:
-		faults.Add("-kills: %d requests are too few for %d kills, each of which needs some to hit: at least %d", o.requests, o.kills, perKill*o.kills)
+		faults.Add("-kills: %d requests are too few for %d kills, each of which needs some to hit: at least %d",
+			o.requests, o.kills, perKill*o.kills)
 	}
 	return faults.Err()
 }

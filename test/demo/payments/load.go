@@ -75,7 +75,10 @@ func (d *demo) Perform(ctx context.Context) (err error) {
 		return err
 	}
 	d.provider.Takes = 6 * time.Millisecond
-	cfg := serverConfig{Postgres: d.servers.Postgres.URL, API: payments.Config{Accounts: map[string]string{}, Sink: d.sink(), Provider: d.provider.URL}}
+	cfg := serverConfig{
+		Postgres: d.servers.Postgres.URL,
+		API:      payments.Config{Accounts: map[string]string{}, Sink: d.sink(), Provider: d.provider.URL},
+	}
 	_, _ = crand.Read(cfg.API.Secret[:]) // never fails
 	for i, key := range d.apiKeys {
 		cfg.API.Accounts[key] = d.accounts[i]
@@ -99,7 +102,9 @@ func (d *demo) Perform(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if err := d.until(ctx, "the servers to serve", func(context.Context) (bool, error) { return len(d.fleet.Addresses()) == d.opts.processes, nil }); err != nil {
+	if err := d.until(ctx, "the servers to serve", func(context.Context) (bool, error) {
+		return len(d.fleet.Addresses()) == d.opts.processes, nil
+	}); err != nil {
 		return err
 	}
 	d.opened = true
@@ -188,11 +193,13 @@ func (d *demo) attack(ctx context.Context, over <-chan struct{}) error {
 			if err != nil {
 				return err
 			}
-			shot, missed = nil, !down.InBatch
+			shot = nil
+			missed = !down.InBatch
 			if down.InBatch {
 				d.kills++
 			}
-			d.screen.Step("kill %d of %d: server %d (pid %d) got SIGKILL; server %d replaces it", d.kills, d.opts.kills, down.Worker, down.PID, p.Number)
+			d.screen.Step("kill %d of %d: server %d (pid %d) got SIGKILL; server %d replaces it",
+				d.kills, d.opts.kills, down.Worker, down.PID, p.Number)
 		}
 	}
 }
@@ -211,7 +218,13 @@ func (d *demo) new(customer int, path string, status int, fields map[string]any)
 	if !ok {
 		return nil
 	}
-	op := &operation{apiKey: d.apiKeys[customer], path: path, status: status, reference: fmt.Sprintf("op-%07d", number), key: client.NewV7()}
+	op := &operation{
+		apiKey:    d.apiKeys[customer],
+		path:      path,
+		status:    status,
+		reference: fmt.Sprintf("op-%07d", number),
+		key:       client.NewV7(),
+	}
 	if rand.IntN(4) == 0 {
 		op.hasty = 1 + rand.IntN(3)
 	}
@@ -284,7 +297,8 @@ func (d *demo) session(ctx context.Context) error {
 		_, err := d.get(ctx, op)
 		return err
 	}
-	amount, atOnce := 100+rand.IntN(50_000), rand.IntN(3) == 0
+	amount := 100 + rand.IntN(50_000)
+	atOnce := rand.IntN(3) == 0
 	fields := map[string]any{"amount": amount, "currency": "eur", "source": "tok_visa"}
 	if !atOnce {
 		fields["capture"] = false
@@ -303,7 +317,11 @@ func (d *demo) session(ctx context.Context) error {
 		return err
 	}
 	if rand.IntN(20) == 0 { // the other customer happens to choose the same key: nothing to do with this one
-		if twin := d.new(1-customer, "/v1/charges", http.StatusCreated, map[string]any{"amount": amount, "currency": "eur", "source": "tok_visa"}); twin != nil {
+		if twin := d.new(1-customer, "/v1/charges", http.StatusCreated, map[string]any{
+			"amount":   amount,
+			"currency": "eur",
+			"source":   "tok_visa",
+		}); twin != nil {
 			twin.key = op.key
 			if _, err := d.get(ctx, twin); err != nil {
 				return err
@@ -315,7 +333,10 @@ func (d *demo) session(ctx context.Context) error {
 	if !atOnce {
 		path := "/v1/charges/" + id + "/capture"
 		if rand.IntN(10) == 0 {
-			if _, err := d.get(ctx, d.new(customer, path, http.StatusUnprocessableEntity, map[string]any{"amount": amount + 1})); err != nil {
+			if _, err := d.get(
+				ctx,
+				d.new(customer, path, http.StatusUnprocessableEntity, map[string]any{"amount": amount + 1}),
+			); err != nil {
 				return err
 			}
 		}
@@ -331,7 +352,10 @@ func (d *demo) session(ctx context.Context) error {
 		return nil
 	}
 	if rand.IntN(4) == 0 {
-		if _, err := d.get(ctx, d.new(customer, "/v1/refunds", http.StatusUnprocessableEntity, map[string]any{"charge": id, "amount": captured + 1})); err != nil {
+		if _, err := d.get(
+			ctx,
+			d.new(customer, "/v1/refunds", http.StatusUnprocessableEntity, map[string]any{"charge": id, "amount": captured + 1}),
+		); err != nil {
 			return err
 		}
 	}
@@ -340,13 +364,16 @@ func (d *demo) session(ctx context.Context) error {
 }
 
 func (d *demo) payOut(ctx context.Context, customer int) error {
-	amount, status := 1000+rand.IntN(100_000), http.StatusCreated
+	amount := 1000 + rand.IntN(100_000)
+	status := http.StatusCreated
 	if rand.IntN(10) == 0 {
-		amount, status = remote.RefusedAmount, http.StatusPaymentRequired
+		amount = remote.RefusedAmount
+		status = http.StatusPaymentRequired
 	}
 	destination := "ba_17"
 	if rand.IntN(10) == 0 {
-		destination, status = "ba_blocked", http.StatusForbidden
+		destination = "ba_blocked"
+		status = http.StatusForbidden
 	}
 	_, err := d.get(ctx, d.new(customer, "/v1/payouts", status, map[string]any{"amount": amount, "destination": destination}))
 	return err
@@ -356,10 +383,18 @@ func (d *demo) payOut(ctx context.Context, customer int) error {
 func (d *demo) line() string {
 	_, paid, _ := d.provider.Count()
 	d.wire.mu.Lock()
-	requests, replayed := d.wire.requests, d.wire.marks[idempotency.Replayed]
+	requests := d.wire.requests
+	replayed := d.wire.marks[idempotency.Replayed]
 	d.wire.mu.Unlock()
-	return fmt.Sprintf("answered %s of %s  requests %s  replays %s  paid %s  servers %d", screen.Count(d.ended.Load()), screen.Count(int64(d.opts.requests)),
-		screen.Count(int64(requests)), screen.Count(int64(replayed)), screen.Count(int64(paid)), d.fleet.Size())
+	return fmt.Sprintf(
+		"answered %s of %s  requests %s  replays %s  paid %s  servers %d",
+		screen.Count(d.ended.Load()),
+		screen.Count(int64(d.opts.requests)),
+		screen.Count(int64(requests)),
+		screen.Count(int64(replayed)),
+		screen.Count(int64(paid)),
+		d.fleet.Size(),
+	)
 }
 
 // follow waits until an operation that was accepted has succeeded, and its result is the one that
@@ -380,7 +415,10 @@ func (d *demo) follow(ctx context.Context, op *operation, location string) error
 		if resp, err := d.wire.base.RoundTrip(req); err == nil {
 			err = json.NewDecoder(resp.Body).Decode(&now)
 			_ = resp.Body.Close()
-			if err == nil && resp.StatusCode == http.StatusOK && now.State == "succeeded" && now.Result.Metadata["reference"] == op.reference {
+			if err == nil &&
+				resp.StatusCode == http.StatusOK &&
+				now.State == "succeeded" &&
+				now.Result.Metadata["reference"] == op.reference {
 				return nil
 			}
 			if now.State == "failed" || now.State == "succeeded" {

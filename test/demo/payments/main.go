@@ -71,9 +71,11 @@ func serve(ctx context.Context, c *fleet.Child, cfg serverConfig) error {
 	if err != nil {
 		return err
 	}
-	handler, last := api.Handler(), atomic.Int32{}
+	handler := api.Handler()
+	last := atomic.Int32{}
 	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		n, begun := last.Add(1), time.Now()
+		n := last.Add(1)
+		begun := time.Now()
 		c.Tell(fleet.Event{Kind: fleet.Begin, Partition: n})
 		defer func() {
 			c.Tell(fleet.Event{Kind: fleet.Done, Partition: n, Micros: time.Since(begun).Microseconds()})

@@ -26,9 +26,18 @@ func TestPayments(t *testing.T) {
 	url := pgtest.URL(t)
 	var r report
 	stderr := commandtest.Program(t, &r,
-		[]string{"requests", "unique", "effects", "refused", "replays", "in_progress", "mismatches", "kills", "payment_calls", "payments", "ok"},
+		[]string{
+			"requests", "unique", "effects", "refused", "replays", "in_progress", "mismatches",
+			"kills", "payment_calls", "payments", "ok",
+		},
 		"-json", "-v", "-requests", "300", "-clients", "8", "-kills", "2", "-postgres", url)
-	if !r.OK || r.Unique != 300 || r.Effects+r.Refused != 300 || r.Payments != r.Effects || r.Kills != 2 || r.Requests <= 300 || r.Replays == 0 ||
+	if !r.OK ||
+		r.Unique != 300 ||
+		r.Effects+r.Refused != 300 ||
+		r.Payments != r.Effects ||
+		r.Kills != 2 ||
+		r.Requests <= 300 ||
+		r.Replays == 0 ||
 		r.PaymentCalls < r.Payments {
 		t.Errorf("%+v\n%s", r, stderr)
 	}
@@ -39,8 +48,12 @@ func TestPayments(t *testing.T) {
 // nothingLeft fails the test if a run has left rows in the user's own database.
 func nothingLeft(t *testing.T, url string) {
 	t.Helper()
-	commandtest.NothingLeft(t, url, "onlyonce.http_records", "onlyonce.http_steps", "onlyonce.outbox_log", "onlyonce.sinks", "onlyonce.parked", "onlyonce.leases where name !~ '^(ring|filters)/'",
-		"onlyonce_payments.charges", "onlyonce_payments.captures", "onlyonce_payments.settlements", "onlyonce.operations", "onlyonce.streams", "onlyonce.cursors", "onlyonce_payments.payouts")
+	commandtest.NothingLeft(
+		t, url, "onlyonce.http_records", "onlyonce.http_steps", "onlyonce.outbox_log",
+		"onlyonce.sinks", "onlyonce.parked", "onlyonce.leases where name !~ '^(ring|filters)/'",
+		"onlyonce_payments.charges", "onlyonce_payments.captures", "onlyonce_payments.settlements",
+		"onlyonce.operations", "onlyonce.streams", "onlyonce.cursors", "onlyonce_payments.payouts",
+	)
 }
 
 // with is the program, whose outcome is tampered with.
@@ -62,7 +75,10 @@ func TestTamperedOutcomeFails(t *testing.T) {
 			}
 		}
 		for _, step := range []struct{ sql, reference string }{
-			{`insert into onlyonce_payments.payouts (id, account, reference, amount, destination) select id || 'x', account, reference, amount, '' from onlyonce_payments.charges where reference = $1`, done[0]},
+			{
+				`insert into onlyonce_payments.payouts (id, account, reference, amount, destination) select id || 'x', account, reference, amount, '' from onlyonce_payments.charges where reference = $1`,
+				done[0],
+			},
 			{`delete from onlyonce_payments.charges where reference = $1`, done[1]},
 		} {
 			if _, err := pool.Exec(ctx, step.sql, step.reference); err != nil {
@@ -73,11 +89,27 @@ func TestTamperedOutcomeFails(t *testing.T) {
 		return nil
 	}
 	var r report
-	status, stderr := commandtest.JSON(t, &r, with(tamper), "-json", "-requests", "40", "-clients", "4", "-kills", "0", "-retries", "0", "-postgres", pgtest.URL(t))
+	status, stderr := commandtest.JSON(
+		t,
+		&r,
+		with(tamper),
+		"-json",
+		"-requests",
+		"40",
+		"-clients",
+		"4",
+		"-kills",
+		"0",
+		"-retries",
+		"0",
+		"-postgres",
+		pgtest.URL(t),
+	)
 	if status != command.Failed || r.OK || r.Missing < 1 || r.Doubled != 1 || r.Differing != 1 {
 		t.Errorf("exit status %d, %+v", status, r)
 	}
-	commandtest.Contains(t, stderr, "answered with success, and not there", "done more than once: 1", "answers that differ: 1", "paid, and not done", "kept: ")
+	commandtest.Contains(t, stderr, "answered with success, and not there",
+		"done more than once: 1", "answers that differ: 1", "paid, and not done", "kept: ")
 }
 
 // Ctrl-C in the middle: everything stops, nothing is left, and the exit status says so.
@@ -100,7 +132,14 @@ func TestUsage(t *testing.T) {
 	run := with(nil)
 	commandtest.Refuses(t, run, map[string][]string{
 		"-bogus": {"-bogus", "-h lists"},
-		"-requests 0 -clients 0 -retries 1.5 -kills -1 -servers 99 -patience 1ms": {"-requests", "-clients", "-retries", "-kills", "-servers", "-patience"},
+		"-requests 0 -clients 0 -retries 1.5 -kills -1 -servers 99 -patience 1ms": {
+			"-requests",
+			"-clients",
+			"-retries",
+			"-kills",
+			"-servers",
+			"-patience",
+		},
 		"-requests 100 -kills 50":            {"at least 1500"},
 		"stray":                              {`unexpected argument "stray"`},
 		"-postgres postgres://127.0.0.1:1/x": {"cannot reach postgres at postgres://127.0.0.1:1/x", "connection refused"},

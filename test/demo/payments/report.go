@@ -62,10 +62,23 @@ func (d *demo) Judge(ctx context.Context, took time.Duration) (command.Report, e
 	if err != nil {
 		return nil, fmt.Errorf("reading the outcome: %w", err)
 	}
-	c, m := d.wire.counts, d.wire.marks
-	r := report{Requests: c.requests, Unique: len(d.wants), Effects: check.Sum(rows), Replays: m[idempotency.Replayed], InProgress: m[idempotency.InProgress],
-		Mismatches: m[idempotency.Mismatch], TimedOut: c.timeouts, Broken: c.broken, Kills: d.kills, Seconds: took.Seconds(),
-		Postgres: d.servers.Postgres.How, Run: d.run, kills: d.opts.kills}
+	c := d.wire.counts
+	m := d.wire.marks
+	r := report{
+		Requests:   c.requests,
+		Unique:     len(d.wants),
+		Effects:    check.Sum(rows),
+		Replays:    m[idempotency.Replayed],
+		InProgress: m[idempotency.InProgress],
+		Mismatches: m[idempotency.Mismatch],
+		TimedOut:   c.timeouts,
+		Broken:     c.broken,
+		Kills:      d.kills,
+		Seconds:    took.Seconds(),
+		Postgres:   d.servers.Postgres.How,
+		Run:        d.run,
+		kills:      d.opts.kills,
+	}
 	for mark, n := range m {
 		switch mark {
 		case idempotency.Created, idempotency.Replayed, idempotency.InProgress, idempotency.Mismatch:
@@ -80,7 +93,8 @@ func (d *demo) Judge(ctx context.Context, took time.Duration) (command.Report, e
 	known := map[string]bool{}
 	for _, w := range d.wants {
 		known[w.reference] = true
-		n, paid := rows[w.reference], charged[w.reference]
+		n := rows[w.reference]
+		paid := charged[w.reference]
 		succeeded := w.first != nil && w.first.status < http.StatusBadRequest
 		if !succeeded {
 			r.Refused++
@@ -89,8 +103,14 @@ func (d *demo) Judge(ctx context.Context, took time.Duration) (command.Report, e
 			wrong bool
 			list  *[]string
 		}{
-			{succeeded && n == 0, &missing}, {n > 1, &doubled}, {!succeeded && n > 0, &without}, {w.differ, &differ}, {w.created > 1, &twice},
-			{n > 0 && paid == 0, &unpaid}, {paid > 1, &paidTwice}, {n == 0 && paid > 0, &paidWithout},
+			{succeeded && n == 0, &missing},
+			{n > 1, &doubled},
+			{!succeeded && n > 0, &without},
+			{w.differ, &differ},
+			{w.created > 1, &twice},
+			{n > 0 && paid == 0, &unpaid},
+			{paid > 1, &paidTwice},
+			{n == 0 && paid > 0, &paidWithout},
 		} {
 			if f.wrong {
 				*f.list = append(*f.list, w.reference)
@@ -109,7 +129,9 @@ func (d *demo) Judge(ctx context.Context, took time.Duration) (command.Report, e
 		}
 	}
 	slices.Sort(unbalanced)
-	r.Missing, r.Doubled, r.Differing = len(missing), len(doubled), len(differ)
+	r.Missing = len(missing)
+	r.Doubled = len(doubled)
+	r.Differing = len(differ)
 	v := &r.verdict
 	v.Note("I1", "answered with success, and not there", missing)
 	v.Note("I2", "done more than once", doubled)
@@ -122,10 +144,16 @@ func (d *demo) Judge(ctx context.Context, took time.Duration) (command.Report, e
 	v.Note("I9", "paid, and not done", paidWithout)
 	v.Note("I2", "charges that do not add up", unbalanced)
 	if changed > 0 {
-		v.Faults = append(v.Faults, check.Fault{Rule: "I9", What: fmt.Sprintf("%d calls came with other bytes than their key's first", changed)})
+		v.Faults = append(v.Faults, check.Fault{
+			Rule: "I9",
+			What: fmt.Sprintf("%d calls came with other bytes than their key's first", changed),
+		})
 	}
 	if r.Kills < r.kills {
-		v.Faults = append(v.Faults, check.Fault{Rule: "I1", What: fmt.Sprintf("%d of %d kills hit a server with requests under way", r.Kills, r.kills)})
+		v.Faults = append(v.Faults, check.Fault{
+			Rule: "I1",
+			What: fmt.Sprintf("%d of %d kills hit a server with requests under way", r.Kills, r.kills),
+		})
 	}
 	r.OK = v.OK() && r.Effects+r.Refused == r.Unique && r.Payments == r.Effects
 	return r, nil
@@ -135,7 +163,11 @@ func (d *demo) Judge(ctx context.Context, took time.Duration) (command.Report, e
 func (r report) Write(t *command.Table) {
 	t.Space()
 	t.Row("unique", r.Unique, "operations, each under a key of its own")
-	t.Row("requests", r.Requests, "sent: %s given up by clients, %s broken off", screen.Count(int64(r.TimedOut)), screen.Count(int64(r.Broken)))
+	t.Row("requests",
+		r.Requests,
+		"sent: %s given up by clients, %s broken off",
+		screen.Count(int64(r.TimedOut)),
+		screen.Count(int64(r.Broken)))
 	t.Row("replays", r.Replays, "answers that were given again: byte for byte, but a settlement's state")
 	t.Row("in_progress", r.InProgress, "409: the first request was still under way")
 	t.Row("mismatches", r.Mismatches, "422: the key belonged to another request")
@@ -160,9 +192,14 @@ func (r report) Write(t *command.Table) {
 
 // sentence says what the table proves, and no more.
 func (r report) sentence() string {
-	s := fmt.Sprintf("Asked for at least once, done once: each of the %s operations has exactly one effect (%s) or a final refusal and none (%s), each effect "+
-		"was paid under exactly one key, and all answers under a key were the same bytes, although ", screen.Count(int64(r.Unique)), screen.Count(int64(r.Effects)),
-		screen.Count(int64(r.Refused)))
+	s := fmt.Sprintf(
+		"Asked for at least once, done once: each of the %s operations has exactly one effect (%s) or a "+
+			"final refusal and none (%s), each effect "+
+			"was paid under exactly one key, and all answers under a key were the same bytes, although ",
+		screen.Count(int64(r.Unique)),
+		screen.Count(int64(r.Effects)),
+		screen.Count(int64(r.Refused)),
+	)
 	if r.Kills > 0 {
 		s += fmt.Sprintf("%s, ", screen.Plural(r.Kills, "server process was", "server processes were")+" killed with SIGKILL")
 	}

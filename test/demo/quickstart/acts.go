@@ -52,7 +52,8 @@ func (d *demo) killUntil(ctx context.Context, wanted int) error {
 		if err != nil {
 			return err
 		}
-		d.showKill("kill %d of %d: worker %d (pid %d) got SIGKILL %s; worker %d replaces it", d.inBatch, d.opts.kills, down.Worker, down.PID, where, p.Number)
+		d.showKill("kill %d of %d: worker %d (pid %d) got SIGKILL %s; worker %d replaces it",
+			d.inBatch, d.opts.kills, down.Worker, down.PID, where, p.Number)
 		if err := d.waitOwned(ctx, mark); err != nil {
 			return err
 		}
@@ -79,7 +80,8 @@ func (d *demo) produceUntilHit(ctx context.Context, s *fleet.Shot) (down *fleet.
 			return nil, err
 		}
 		if !more {
-			return nil, fmt.Errorf("%d of %d kills hit a batch in progress, and the stream is at its end: use more -messages", d.inBatch, d.opts.kills)
+			return nil, fmt.Errorf("%d of %d kills hit a batch in progress, and the stream is at its end: use more -messages",
+				d.inBatch, d.opts.kills)
 		}
 		err = d.wait(ctx, "a batch in progress, to be hit by a kill", func(ctx context.Context) (bool, string, error) {
 			select {
@@ -194,7 +196,8 @@ func (d *demo) resetOffsets(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.screen.Step("reset: the workers went on from Postgres; effects before %s, after %s", screen.Count(int64(before)), screen.Count(int64(after)))
+	d.screen.Step("reset: the workers went on from Postgres; effects before %s, after %s",
+		screen.Count(int64(before)), screen.Count(int64(after)))
 	return nil
 }
 

@@ -72,9 +72,25 @@ func TestText(t *testing.T) {
 			t.Errorf("%d: %s, want %s", n, got, want)
 		}
 	}
-	r := Report{Unique: 5_000_000, Produced: 20_000_000, Effects: 5_000_000, Payments: 5_000_000, Delivered: 12_345_678, Redelivered: 10_123_456,
-		DuplicatesByKey: 15_000_000, DuplicatesByFence: 10_000_000, Duplicates: 25_000_000, Kills: 1000, KillsInBatch: 1000, OK: true,
-		PaymentCalls: 5_555_555, PaymentFaults: 155_555, parkedBy: map[string]int{"permanent": 10_000}, Parked: 10_000, afterKill: 123_456}
+	r := Report{
+		Unique:            5_000_000,
+		Produced:          20_000_000,
+		Effects:           5_000_000,
+		Payments:          5_000_000,
+		Delivered:         12_345_678,
+		Redelivered:       10_123_456,
+		DuplicatesByKey:   15_000_000,
+		DuplicatesByFence: 10_000_000,
+		Duplicates:        25_000_000,
+		Kills:             1000,
+		KillsInBatch:      1000,
+		OK:                true,
+		PaymentCalls:      5_555_555,
+		PaymentFaults:     155_555,
+		parkedBy:          map[string]int{"permanent": 10_000},
+		Parked:            10_000,
+		afterKill:         123_456,
+	}
 	var b strings.Builder
 	r.Write(&command.Table{Out: &b, Paint: func(_, s string) string { return s }})
 	for line := range strings.SplitSeq(b.String(), "\n") {

@@ -56,7 +56,10 @@ func parseFlags(program *command.Program, args []string) (o options, err error) 
 	fs.StringVar(&o.pointer, "key", "", "with -input: JSON `pointer` (RFC 6901) to a message's id (default /id)")
 	o.servers.Register(fs)
 	fs.DurationVar(&o.patience, "patience", time.Minute, "give up when nothing has moved for so long")
-	fs.BoolVar(&o.keep, "keep", false, "leave the servers that it started running until Ctrl-C, to look at them with onlyonce ui;\nor topic, group and rows of this run in your own servers")
+	fs.BoolVar(&o.keep, "keep",
+		false,
+		"leave the servers that it started running until Ctrl-C, to look at them with onlyonce ui;\nor "+
+			"topic, group and rows of this run in your own servers")
 	program.Register(fs)
 	given, err := program.Parse(fs, args, usageHead, usageTail)
 	if err != nil {
@@ -107,7 +110,8 @@ func (o *options) fit(messages int) error {
 	case !o.fixedKills:
 		o.kills = min(o.kills, messages/perKill)
 	case messages < perKill*o.kills:
-		return fmt.Errorf("-kills: %d messages are too few for %d kills, each of which needs batches to hit: at least %d", messages, o.kills, perKill*o.kills)
+		return fmt.Errorf("-kills: %d messages are too few for %d kills, each of which needs batches to hit: at least %d",
+			messages, o.kills, perKill*o.kills)
 	}
 	return nil
 }

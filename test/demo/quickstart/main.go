@@ -35,7 +35,13 @@ func Main(s Service) {
 
 // Run is the program without its process. A test may tamper with the rows of a run before they are
 // judged.
-func Run(ctx context.Context, service Service, args []string, stdout, stderr io.Writer, tamper func(ctx context.Context, pool *pgxpool.Pool, run string) error) int {
+func Run(
+	ctx context.Context,
+	service Service,
+	args []string,
+	stdout, stderr io.Writer,
+	tamper func(ctx context.Context, pool *pgxpool.Pool, run string) error,
+) int {
 	program := &command.Program{Name: "quickstart", Stdout: stdout, Stderr: stderr}
 	o, err := parseFlags(program, args)
 	switch {
@@ -67,7 +73,8 @@ func (d *demo) Keep(ctx context.Context) {
 	if !d.opts.keep || d.servers.Postgres.Given {
 		return
 	}
-	d.screen.Say("The servers go on until Ctrl-C. The console over this run, in another terminal:\n\n  go run ./cmd/onlyonce ui -operate -postgres '%s'\n", d.servers.Postgres.URL)
+	d.screen.Say("The servers go on until Ctrl-C. The console over this run, in another terminal:\n\n  go "+
+		"run ./cmd/onlyonce ui -operate -postgres '%s'\n", d.servers.Postgres.URL)
 	<-ctx.Done()
 }
 

@@ -71,10 +71,23 @@ func (d *demo) Judge(ctx context.Context, took time.Duration) (command.Report, e
 		return nil, fmt.Errorf("reading the outcome: %w", err)
 	}
 	r := Report{
-		Unique: len(f.IDs), Delivered: delivered, Effects: check.Sum(f.Effects), Parked: check.Sum(f.Parked), DuplicatesByFence: int(d.rewound),
-		Redelivered: refetched + d.second, Kills: d.kills + d.fleet.StrayKills(), KillsInBatch: d.inBatch, Seconds: took.Seconds(),
-		Postgres: d.servers.Postgres.How, Kafka: d.servers.Kafka.How, Scope: d.run, verdict: check.Judge(f.Facts), parkedBy: f.reasons,
-		kills: d.opts.kills, afterKill: refetched, userMessages: d.stream.lines != nil,
+		Unique:            len(f.IDs),
+		Delivered:         delivered,
+		Effects:           check.Sum(f.Effects),
+		Parked:            check.Sum(f.Parked),
+		DuplicatesByFence: int(d.rewound),
+		Redelivered:       refetched + d.second,
+		Kills:             d.kills + d.fleet.StrayKills(),
+		KillsInBatch:      d.inBatch,
+		Seconds:           took.Seconds(),
+		Postgres:          d.servers.Postgres.How,
+		Kafka:             d.servers.Kafka.How,
+		Scope:             d.run,
+		verdict:           check.Judge(f.Facts),
+		parkedBy:          f.reasons,
+		kills:             d.opts.kills,
+		afterKill:         refetched,
+		userMessages:      d.stream.lines != nil,
 	}
 	for _, end := range ends {
 		r.Produced += int(end)
@@ -102,7 +115,11 @@ func (r Report) Write(t *command.Table) {
 	t.Row("produced", r.Produced, "records: copies, and everything a second time")
 	t.Row("delivered", r.Delivered, "times the handler was entered")
 	t.Row("redelivered", r.Redelivered, "%s after a kill, the rest by second production", screen.Count(int64(r.afterKill)))
-	t.Row("duplicates", r.Duplicates, "suppressed: %s by key, %s by fence", screen.Count(int64(r.DuplicatesByKey)), screen.Count(int64(r.DuplicatesByFence)))
+	t.Row("duplicates",
+		r.Duplicates,
+		"suppressed: %s by key, %s by fence",
+		screen.Count(int64(r.DuplicatesByKey)),
+		screen.Count(int64(r.DuplicatesByFence)))
 	t.Row("kills", r.Kills, "SIGKILLs, %d of them in mid-batch", r.KillsInBatch)
 	t.Row("effects", r.Effects, "rows written by the handler")
 	t.Row("parked", r.Parked, "%s", r.parkedNote())
@@ -126,8 +143,13 @@ func (r Report) Write(t *command.Table) {
 
 // sentence says what the table proves, and no more.
 func (r Report) sentence() string {
-	s := fmt.Sprintf("Delivered at least once, applied once: each of the %s messages has exactly one effect (%s) or is parked (%s), never both, "+
-		"and each effect was charged under exactly one key, although ", screen.Count(int64(r.Unique)), screen.Count(int64(r.Effects)), screen.Count(int64(r.Parked)))
+	s := fmt.Sprintf(
+		"Delivered at least once, applied once: each of the %s messages has exactly one effect (%s) or is parked (%s), never both, "+
+			"and each effect was charged under exactly one key, although ",
+		screen.Count(int64(r.Unique)),
+		screen.Count(int64(r.Effects)),
+		screen.Count(int64(r.Parked)),
+	)
 	if r.Kills > 0 {
 		s += fmt.Sprintf("%s, ", screen.Plural(r.Kills, "worker process was", "worker processes were")+" killed with SIGKILL")
 	}

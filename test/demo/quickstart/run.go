@@ -52,9 +52,25 @@ const slice = 2000
 
 // newDemo names a run. Its scope, topic, group, sink and rows are its own, so that one database
 // serves any number of runs.
-func newDemo(o options, service Service, s *stream, srv *servers.Servers, to *screen.Screen, tamper func(context.Context, *pgxpool.Pool, string) error) *demo {
-	return &demo{opts: o, service: service, stream: s, rest: s.records, servers: srv, screen: to, run: "quickstart-" + strings.ToLower(crand.Text()[:8]),
-		random: rand.New(rand.NewPCG(rand.Uint64(), 0)), tamper: tamper}
+func newDemo(
+	o options,
+	service Service,
+	s *stream,
+	srv *servers.Servers,
+	to *screen.Screen,
+	tamper func(context.Context, *pgxpool.Pool, string) error,
+) *demo {
+	return &demo{
+		opts:    o,
+		service: service,
+		stream:  s,
+		rest:    s.records,
+		servers: srv,
+		screen:  to,
+		run:     "quickstart-" + strings.ToLower(crand.Text()[:8]),
+		random:  rand.New(rand.NewPCG(rand.Uint64(), 0)),
+		tamper:  tamper,
+	}
 }
 
 // Opened is true once there are workers at work.
@@ -68,7 +84,14 @@ func (d *demo) Perform(ctx context.Context) (err error) {
 	defer func() {
 		err = errors.Join(err, d.fleet.Stop(stopTimeout), d.writer.Close(), d.payments.Close())
 	}()
-	for _, act := range []func(context.Context) error{d.firstKills, d.rebalance, d.otherKills, d.finishStream, d.resetOffsets, d.produceAgain} {
+	for _, act := range []func(context.Context) error{
+		d.firstKills,
+		d.rebalance,
+		d.otherKills,
+		d.finishStream,
+		d.resetOffsets,
+		d.produceAgain,
+	} {
 		if err := act(ctx); err != nil {
 			return err
 		}

@@ -103,7 +103,9 @@ func readInput(name, pointer string, duplicates float64) (*stream, error) {
 func parseInput(in io.Reader, name, pointer string, duplicates float64) (*stream, error) {
 	s := &stream{lines: [][]byte{}}
 	key := consumer.JSONKey(pointer)
-	index, first := map[string]int{}, []int{} // id -> message; message -> the line where it stands first
+	// id -> message; message -> the line where it stands first
+	index := map[string]int{}
+	first := []int{}
 	var copies []int
 	var faults []error
 	n := 0
@@ -133,7 +135,9 @@ func parseInput(in io.Reader, name, pointer string, duplicates float64) (*stream
 		case !known:
 			i = len(s.ids)
 			index[id] = i
-			s.ids, s.lines, first = append(s.ids, id), append(s.lines, line), append(first, n)
+			s.ids = append(s.ids, id)
+			s.lines = append(s.lines, line)
+			first = append(first, n)
 		case string(s.lines[i]) != string(line):
 			fault("id %q is in line %d too, with another message: is -key %s a message's id, or an entity's?", id, first[i], pointer)
 			continue

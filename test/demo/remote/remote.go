@@ -133,9 +133,15 @@ func (p *Payments) pay(path, key string, body []byte) (status int, said []byte) 
 	}
 	done, known := p.paid[key]
 	if !known {
-		done = Paid{Path: path, Body: body, Reference: in.Reference, Answer: fmt.Appendf(nil, `{"id":"pp_%s"}`, strings.ToLower(rand.Text()))}
+		done = Paid{
+			Path:      path,
+			Body:      body,
+			Reference: in.Reference,
+			Answer:    fmt.Appendf(nil, `{"id":"pp_%s"}`, strings.ToLower(rand.Text())),
+		}
 		if path == "/payouts" && in.Amount == RefusedAmount {
-			done.Refused, done.Answer = true, []byte(`{"refused":"no funds"}`)
+			done.Refused = true
+			done.Answer = []byte(`{"refused":"no funds"}`)
 		}
 		p.paid[key] = done
 	}

@@ -44,16 +44,23 @@ var mechanisms = []string{"plain", "scram-sha-256", "scram-sha-512"}
 
 // RegisterPostgres declares the flag for the database alone.
 func (f *Flags) RegisterPostgres(fs *flag.FlagSet) {
-	fs.StringVar(&f.Postgres, "postgres", "", "your own database, as a `URL`: postgres://user@host:5432/name\n(default: $"+devenv.EnvPostgresURL+", else one is found or started)")
+	fs.StringVar(&f.Postgres, "postgres",
+		"",
+		"your own database, as a `URL`: postgres://user@host:5432/name\n(default: $"+devenv.EnvPostgresURL+
+			", else one is found or started)")
 }
 
 // Register declares the flags.
 func (f *Flags) Register(fs *flag.FlagSet) {
 	f.RegisterPostgres(fs)
-	fs.StringVar(&f.Brokers, "brokers", "", "your own Kafka, as `host:port,...`\n(default: $"+devenv.EnvKafkaBrokers+", else one is found or started)")
+	fs.StringVar(&f.Brokers, "brokers",
+		"",
+		"your own Kafka, as `host:port,...`\n(default: $"+devenv.EnvKafkaBrokers+", else one is found or started)")
 	fs.BoolVar(&f.TLS, "tls", false, "connect to the brokers with TLS")
 	fs.StringVar(&f.TLSCA, "tls-ca", "", "trust the certificates in this `file` (PEM) and no others; needs -tls")
-	fs.StringVar(&f.SASL, "sasl", "", "authenticate at the brokers: `"+strings.Join(mechanisms, "|")+"`;\nuser and password from $"+envUser+" and $"+envPassword)
+	fs.StringVar(&f.SASL, "sasl",
+		"",
+		"authenticate at the brokers: `"+strings.Join(mechanisms, "|")+"`;\nuser and password from $"+envUser+" and $"+envPassword)
 }
 
 // Faults returns everything that is wrong with the flags.
@@ -125,7 +132,8 @@ func (a KafkaAddress) Security() (config *tls.Config, mechanism sasl.Mechanism, 
 		}
 	}
 	if a.SASL != "" {
-		user, password := os.Getenv(envUser), os.Getenv(envPassword)
+		user := os.Getenv(envUser)
+		password := os.Getenv(envPassword)
 		switch {
 		case !slices.Contains(mechanisms, a.SASL):
 			faults = append(faults, fmt.Errorf("-sasl: %q is not one of %s", a.SASL, strings.Join(mechanisms, ", ")))

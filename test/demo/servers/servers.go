@@ -106,7 +106,9 @@ func startPostgres(ctx context.Context, f Flags, o devenv.Options) (p *Postgres,
 		if err != nil {
 			return nil, nil, err
 		}
-		p, stop, from = &Postgres{URL: started.URL, How: started.How}, started.Stop, "devenv"
+		p = &Postgres{URL: started.URL, How: started.How}
+		stop = started.Stop
+		from = "devenv"
 	}
 	name := nameOf(p.URL)
 	cfg, err := pgxpool.ParseConfig(p.URL)
@@ -168,7 +170,8 @@ func postgresError(ctx context.Context, name, from string, err error) error {
 	case errors.Is(err, migrations.ErrSchema):
 		return fmt.Errorf("postgres at %s: %w", name, err)
 	case errors.As(err, &pg) && pg.Code == "42501":
-		return fmt.Errorf("postgres at %s: %s (SQLSTATE %s): connect as a role that may create schemas, or run `onlyonce migrate` as one", name, pg.Message, pg.Code)
+		return fmt.Errorf("postgres at %s: %s (SQLSTATE %s): connect as a role that may create schemas, or run `onlyonce migrate` as one",
+			name, pg.Message, pg.Code)
 	case errors.As(err, &pg):
 		return fmt.Errorf("postgres at %s refused: %s (SQLSTATE %s): correct %s", name, pg.Message, pg.Code, from)
 	case errors.Is(err, context.DeadlineExceeded):
@@ -186,7 +189,10 @@ func startKafka(ctx context.Context, f Flags, o devenv.Options) (k *Kafka, stop 
 		if err != nil {
 			return nil, nil, err
 		}
-		k.Address, k.Given, k.How, stop = KafkaAddress{Brokers: started.Brokers}, false, started.How, started.Stop
+		k.Address = KafkaAddress{Brokers: started.Brokers}
+		k.Given = false
+		k.How = started.How
+		stop = started.Stop
 	}
 	config, mechanism, err := k.Address.Security()
 	if err != nil {

@@ -56,7 +56,8 @@ func TestSecuredBrokers(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "-sasl") {
 				t.Errorf("with a wrong password: %v", err)
 			}
-			f.TLS, f.TLSCA = false, ""
+			f.TLS = false
+			f.TLSCA = ""
 			_, err = servers.Start(t.Context(), f, discard, discard)
 			if err == nil || !strings.Contains(err.Error(), "-tls") {
 				t.Errorf("without TLS: %v", err)
@@ -110,7 +111,12 @@ func TestKafka(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := k.Writer("orders")
-	if err := w.WriteMessages(t.Context(), kafka.Message{WriterData: 2}, kafka.Message{WriterData: 2}, kafka.Message{WriterData: 0}); err != nil {
+	if err := w.WriteMessages(
+		t.Context(),
+		kafka.Message{WriterData: 2},
+		kafka.Message{WriterData: 2},
+		kafka.Message{WriterData: 0},
+	); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.Close(); err != nil {

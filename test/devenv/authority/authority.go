@@ -46,12 +46,21 @@ func (a *Authority) Issue(name string, serial int64) (*x509.Certificate, *ecdsa.
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: name}, IsCA: a.Cert == nil, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign}
-	parent, signer := a.Cert, a.key
+	template := &x509.Certificate{
+		SerialNumber:          big.NewInt(serial),
+		Subject:               pkix.Name{CommonName: name},
+		IsCA:                  a.Cert == nil,
+		BasicConstraintsValid: true,
+		NotBefore:             time.Now().Add(-time.Hour),
+		NotAfter:              time.Now().Add(time.Hour),
+		IPAddresses:           []net.IP{net.IPv4(127, 0, 0, 1)},
+		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+	}
+	parent := a.Cert
+	signer := a.key
 	if parent == nil {
-		parent, signer = template, key
+		parent = template
+		signer = key
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
 	if err != nil {
@@ -61,7 +70,10 @@ func (a *Authority) Issue(name string, serial int64) (*x509.Certificate, *ecdsa.
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	for ending, block := range map[string]*pem.Block{".crt": {Type: "CERTIFICATE", Bytes: der}, ".key": {Type: "PRIVATE KEY", Bytes: pkcs8}} {
+	for ending, block := range map[string]*pem.Block{
+		".crt": {Type: "CERTIFICATE", Bytes: der},
+		".key": {Type: "PRIVATE KEY", Bytes: pkcs8},
+	} {
 		if err := os.WriteFile(a.File(name+ending), pem.EncodeToMemory(block), 0o600); err != nil {
 			a.t.Fatal(err)
 		}
@@ -94,7 +106,8 @@ func (a *Authority) Keys() string {
 		a.t.Fatal(err)
 	}
 	part := base64.RawURLEncoding.EncodeToString
-	text := fmt.Sprintf(`{"keys":[{"kty":"EC","crv":"P-256","alg":"ES256","use":"sig","kid":"ca","x":%q,"y":%q}]}`, part(point[1:33]), part(point[33:]))
+	text := fmt.Sprintf(`{"keys":[{"kty":"EC","crv":"P-256","alg":"ES256","use":"sig","kid":"ca","x":%q,"y":%q}]}`,
+		part(point[1:33]), part(point[33:]))
 	if err := os.WriteFile(a.File("keys.json"), []byte(text), 0o600); err != nil {
 		a.t.Fatal(err)
 	}

@@ -78,7 +78,12 @@ func Harness(t testing.TB, brokers []string, newSource NewSource) consumertest.H
 			if err != nil {
 				t.Fatalf("kafkatest: %v", err)
 			}
-			return source.Identity{ClusterID: meta.Cluster, TopicID: topics[topic].ID, TopicPartition: source.TopicPartition{Topic: topic}, Partitions: int32(len(topics[topic].Partitions))}
+			return source.Identity{
+				ClusterID:      meta.Cluster,
+				TopicID:        topics[topic].ID,
+				TopicPartition: source.TopicPartition{Topic: topic},
+				Partitions:     int32(len(topics[topic].Partitions)),
+			}
 		},
 		Source: func(_ testing.TB, group string, rebalance time.Duration, topics ...string) consumer.Source {
 			return newSource(brokers, group, rebalance, topics...)
@@ -188,7 +193,9 @@ func Expel(t testing.TB, brokers []string, group, member string) {
 	one := kmsg.NewLeaveGroupRequestMember()
 	one.MemberID = member
 	req := kmsg.NewPtrLeaveGroupRequest()
-	req.Group, req.MemberID, req.Members = group, member, []kmsg.LeaveGroupRequestMember{one}
+	req.Group = group
+	req.MemberID = member
+	req.Members = []kmsg.LeaveGroupRequestMember{one}
 	if _, err := req.RequestWith(context.Background(), Client(t, brokers)); err != nil {
 		t.Fatalf("kafkatest: removing a member: %v", err)
 	}

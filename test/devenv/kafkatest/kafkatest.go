@@ -188,13 +188,17 @@ func TopicOn(t testing.TB, brokers []string, configs map[string]string, replicas
 	t.Helper()
 	name := TopicName(t)
 	rt := kmsg.NewCreateTopicsRequestTopic()
-	rt.Topic, rt.NumPartitions, rt.ReplicationFactor = name, -1, -1
+	rt.Topic = name
+	rt.NumPartitions = -1
+	rt.ReplicationFactor = -1
 	ra := kmsg.NewCreateTopicsRequestTopicReplicaAssignment()
-	ra.Partition, ra.Replicas = 0, replicas
+	ra.Partition = 0
+	ra.Replicas = replicas
 	rt.ReplicaAssignment = append(rt.ReplicaAssignment, ra)
 	for k, v := range configs {
 		rc := kmsg.NewCreateTopicsRequestTopicConfig()
-		rc.Name, rc.Value = k, &v
+		rc.Name = k
+		rc.Value = &v
 		rt.Configs = append(rt.Configs, rc)
 	}
 	req := kmsg.NewPtrCreateTopicsRequest()

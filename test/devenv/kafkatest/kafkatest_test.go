@@ -59,7 +59,9 @@ func roundTrip(t *testing.T, brokers []string) {
 	cl := &kafka.Client{Addr: kafka.TCP(brokers...), Transport: &kafka.Transport{}}
 	total := int64(0)
 	for p := range 3 {
-		offs, err := cl.ListOffsets(ctx, &kafka.ListOffsetsRequest{Topics: map[string][]kafka.OffsetRequest{topic: {kafka.LastOffsetOf(p)}}})
+		offs, err := cl.ListOffsets(ctx, &kafka.ListOffsetsRequest{Topics: map[string][]kafka.OffsetRequest{topic: {
+			kafka.LastOffsetOf(p),
+		}}})
 		if err != nil {
 			t.Fatal(err)
 		}

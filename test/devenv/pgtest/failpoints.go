@@ -21,7 +21,8 @@ func WithFailpoints(t testing.TB) string {
 		return self
 	}
 	bin := filepath.Join(t.TempDir(), "faults.test")
-	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-tags", "onlyonce_fault", "-o", bin, ".").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go",
+		"test", "-c", "-vet=off", "-tags", "onlyonce_fault", "-o", bin, ".").CombinedOutput(); err != nil {
 		t.Fatalf("pgtest: go test -c: %v\n%s", err, out)
 	}
 	return bin

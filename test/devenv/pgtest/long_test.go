@@ -10,7 +10,8 @@ import (
 // Each case is in one part.
 func TestLong(t *testing.T) {
 	for i := range 100 {
-		name, played := fmt.Sprint("case ", i), 0
+		name := fmt.Sprint("case ", i)
+		played := 0
 		for k := range 3 {
 			t.Setenv("ONLYONCE_TEST_LONG", fmt.Sprintf("%d/3", k+1))
 			if pgtest.Long(name) != (pgtest.Drawn(name) && !testing.Short()) {

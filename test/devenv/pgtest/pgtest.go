@@ -160,7 +160,8 @@ func pool(t testing.TB, url string) *pgxpool.Pool {
 			if t.Failed() {
 				complain = t.Logf
 			}
-			complain("pgtest: a connection of the pool is in use %v after the end of the test, for example by a transaction that it has not ended", closeTimeout)
+			complain("pgtest: a connection of the pool is in use %v after the end of the test, for example "+
+				"by a transaction that it has not ended", closeTimeout)
 		}
 	})
 	return p

@@ -12,7 +12,8 @@ import (
 
 func TestDatabaseOfItsOwn(t *testing.T) {
 	t.Parallel()
-	a, b := pgtest.DB(t), pgtest.DB(t)
+	a := pgtest.DB(t)
+	b := pgtest.DB(t)
 	exec(t, a, `create table only_here (id int)`)
 	if hasTable(t, b, "only_here") {
 		t.Error("a table made in one database is seen in another")

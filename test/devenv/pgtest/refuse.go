@@ -19,12 +19,26 @@ func Refuse(t testing.TB, pool *pgxpool.Pool, code string, functions ...string) 
 		name, _, _ := strings.Cut(f, "(")
 		text := map[string]string{"55000": "wal_level must be set to ''logical''", "42501": "permission denied for function " + name}[code]
 		var arguments, result string
-		if err := pool.QueryRow(t.Context(), `select pg_get_function_arguments(f), pg_get_function_result(f) from (select $1::text::regprocedure) x(f)`, f).Scan(&arguments, &result); err != nil {
+		if err := pool.QueryRow(
+			t.Context(),
+			`select pg_get_function_arguments(f), pg_get_function_result(f) from (select $1::text::regprocedure) x(f)`,
+			f,
+		).Scan(
+			&arguments,
+			&result,
+		); err != nil {
 			t.Fatal(err)
 		}
 		for _, sql := range []string{
 			fmt.Sprintf(`alter function pg_catalog.%s rename to refused_%s`, f, name),
-			fmt.Sprintf(`create function pg_catalog.%s(%s) returns %s language plpgsql as $$ begin raise exception '%s' using errcode = '%s'; end $$`, name, arguments, result, text, code),
+			fmt.Sprintf(
+				`create function pg_catalog.%s(%s) returns %s language plpgsql as $$ begin raise exception '%s' using errcode = '%s'; end $$`,
+				name,
+				arguments,
+				result,
+				text,
+				code,
+			),
 		} {
 			if _, err := pool.Exec(t.Context(), sql); err != nil {
 				t.Fatalf("%s: %v", sql, err)

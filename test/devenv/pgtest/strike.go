@@ -108,7 +108,8 @@ func (s *striker) sent(m wire.Message) wire.Action {
 	}
 	c.synced = m.Kind == wire.Query
 	hits := c.next(m.SQL, s.strikes)
-	action, behind := wire.Pass, []*strike(nil)
+	action := wire.Pass
+	behind := []*strike(nil)
 	for _, k := range hits {
 		switch {
 		case k.after && k.action != "error":

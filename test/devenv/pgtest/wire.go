@@ -72,7 +72,13 @@ func Proxied(t testing.TB, base *pgxpool.Pool, w *Wire, hold <-chan struct{}) (a
 	}
 	end := releasing(below, hold, cancel)
 	t.Cleanup(func() { end(); <-served })
-	u := url.URL{Scheme: "postgres", User: url.UserPassword(of.User, of.Password), Host: at.String(), Path: of.Database, RawQuery: "sslmode=disable"}
+	u := url.URL{
+		Scheme:   "postgres",
+		User:     url.UserPassword(of.User, of.Password),
+		Host:     at.String(),
+		Path:     of.Database,
+		RawQuery: "sslmode=disable",
+	}
 	return u.String()
 }
 
@@ -93,7 +99,8 @@ func (w *Wire) below() *wire.Wire {
 // releasing delivers what is kept back when hold is closed. It returns what ends that: it calls
 // end, and then closes the wire.
 func releasing(below *wire.Wire, hold <-chan struct{}, end func()) (cleanup func()) {
-	ended, released := make(chan struct{}), make(chan struct{})
+	ended := make(chan struct{})
+	released := make(chan struct{})
 	go func() {
 		defer close(released)
 		select {

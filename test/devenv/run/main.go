@@ -39,7 +39,9 @@ func run(args []string, stderr io.Writer) int {
 	fs := flag.NewFlagSet("run", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	postgres := fs.Bool("postgres", false, "find or start Postgres")
-	version := fs.String("postgres-version", "", "major version of Postgres to fetch and start ("+strings.Join(devenv.PostgresVersions(), ", ")+"); implies -postgres")
+	version := fs.String("postgres-version",
+		"",
+		"major version of Postgres to fetch and start ("+strings.Join(devenv.PostgresVersions(), ", ")+"); implies -postgres")
 	kafka := fs.Bool("kafka", false, "find or start a real Kafka broker")
 	requireReal := fs.Bool("require-real", false, "with -kafka: exit 2 where there is no real broker")
 	fs.Usage = func() {
@@ -92,7 +94,11 @@ type environment struct {
 }
 
 func (e *environment) start(ctx context.Context, postgres, kafka, requireReal bool) error {
-	o := devenv.Options{Log: func(line string) { _, _ = fmt.Fprintln(e.stderr, line) }, PostgresVersion: e.version, PostgresSettings: devenv.ThrowawaySettings()}
+	o := devenv.Options{
+		Log:              func(line string) { _, _ = fmt.Fprintln(e.stderr, line) },
+		PostgresVersion:  e.version,
+		PostgresSettings: devenv.ThrowawaySettings(),
+	}
 	if postgres {
 		p, err := devenv.StartPostgres(ctx, o)
 		if err != nil {
@@ -130,7 +136,9 @@ func (e *environment) stop() error {
 func command(argv, vars []string, signals <-chan os.Signal) (int, error) {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), vars...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Stdin = os.Stdin
+	cmd.Stdout = os.Stdout
+	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
 		return statusEnvironment, err
 	}

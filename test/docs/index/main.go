@@ -79,7 +79,11 @@ func readRules(root string) (all index, err error) {
 		}
 		c := chapter{letter: letter, title: string(title[1])}
 		for _, m := range rule.FindAllStringSubmatch(string(text), -1) {
-			c.rules = append(c.rules, ruleOf{id: m[1], letter: strings.ToLower(m[2]), title: strings.TrimRight(strings.Join(strings.Fields(m[3]), " "), ",.")})
+			c.rules = append(c.rules, ruleOf{
+				id:     m[1],
+				letter: strings.ToLower(m[2]),
+				title:  strings.TrimRight(strings.Join(strings.Fields(m[3]), " "), ",."),
+			})
 		}
 		all.chapters = append(all.chapters, c)
 	}
@@ -89,7 +93,8 @@ func readRules(root string) (all index, err error) {
 // page returns the index as Markdown.
 func (x index) page() string {
 	var b strings.Builder
-	b.WriteString("# The rules by name\n\nEach rule with the functions and the tests that name it. `TestT1*` are those whose names begin so: `go test -run 'TestT1[A-Z]' ./...`\n")
+	b.WriteString("# The rules by name\n\nEach rule with the functions and the tests that name it. " +
+		"`TestT1*` are those whose names begin so: `go test -run 'TestT1[A-Z]' ./...`\n")
 	for _, c := range x.chapters {
 		fmt.Fprintf(&b, "\n## [%s](%s.md)\n\n", c.title, c.letter)
 		for _, r := range c.rules {
@@ -149,7 +154,8 @@ func (r byRule) starred(id string) byRule {
 
 // rulesInTheCode reads what names a rule: product code with its SQL, and all tests.
 func rulesInTheCode(root string) (functions, tests byRule, err error) {
-	functions, tests = byRule{}, byRule{}
+	functions = byRule{}
+	tests = byRule{}
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			if d != nil && (d.Name() == "testdata" || d.Name() == ".git") {
@@ -198,12 +204,14 @@ func described(file *ast.File, decl ast.Decl) (name, comment string) {
 	var doc *ast.CommentGroup
 	switch d := decl.(type) {
 	case *ast.FuncDecl:
-		doc, name = d.Doc, d.Name.Name
+		doc = d.Doc
+		name = d.Name.Name
 		if d.Recv != nil {
 			recv := d.Recv.List[0].Type
 			star := ""
 			if s, ok := recv.(*ast.StarExpr); ok {
-				recv, star = s.X, "*"
+				recv = s.X
+				star = "*"
 			}
 			if x, ok := recv.(*ast.IndexExpr); ok {
 				recv = x.X

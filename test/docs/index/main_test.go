@@ -31,10 +31,12 @@ func TestEachRuleIsNamed(t *testing.T) {
 			seen[r.id] = true
 			// T10 is the shape of the code: no test can take it out.
 			if len(all.functions[r.id]) == 0 || len(all.tests[r.id]) == 0 && r.id != "T10" {
-				t.Errorf("rule %s: functions %s, tests %s: want one of each whose comment names it, for example (%s)", r.id, all.functions.list(r.id), all.tests.list(r.id), r.id)
+				t.Errorf("rule %s: functions %s, tests %s: want one of each whose comment names it, for example (%s)",
+					r.id, all.functions.list(r.id), all.tests.list(r.id), r.id)
 			}
 		}
-		first, last := c.rules[0].id, c.rules[len(c.rules)-1].id
+		first := c.rules[0].id
+		last := c.rules[len(c.rules)-1].id
 		if row := fmt.Sprintf("\n| [%s to %s](%s.md) | ", first, last, c.letter); !strings.Contains(string(overview), row) {
 			t.Errorf("docs/rules/README.md has no row for chapter %s: want one that begins with %q", c.letter, row)
 		}

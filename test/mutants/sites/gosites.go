@@ -70,7 +70,8 @@ func (m *goMutator) source(n ast.Node) string { return m.text[m.offset(n.Pos()):
 
 // add adds the site that replaces the text between two positions.
 func (m *goMutator) add(operator string, from, to token.Pos, with string) {
-	begin, end := m.offset(from), m.offset(to)
+	begin := m.offset(from)
+	end := m.offset(to)
 	m.sites = append(m.sites, Site{
 		File: m.file, From: begin, To: end, New: with,
 		Operator: operator, Decl: m.decl, Line: m.files.Position(from).Line, Old: m.text[begin:end], Moot: m.words,
@@ -290,8 +291,10 @@ func (m *goMutator) call(e *ast.CallExpr) {
 		return
 	}
 	for i := range len(e.Args) - 1 {
-		a, b := e.Args[i], e.Args[i+1]
-		left, right := m.info.Types[a], m.info.Types[b]
+		a := e.Args[i]
+		b := e.Args[i+1]
+		left := m.info.Types[a]
+		right := m.info.Types[b]
 		if left.Type == nil || right.Type == nil || !types.Identical(left.Type, right.Type) || m.source(a) == m.source(b) {
 			continue
 		}
@@ -335,7 +338,8 @@ func (m *goMutator) unwrap(e *ast.CallExpr) {
 	if len(e.Args) != 1 || m.info.Types[e.Fun].IsType() {
 		return
 	}
-	in, out := m.info.Types[e.Args[0]], m.info.Types[e]
+	in := m.info.Types[e.Args[0]]
+	out := m.info.Types[e]
 	if in.Type != nil && out.Type != nil && in.Value == nil && types.Identical(in.Type, out.Type) && !copies[m.source(e.Fun)] {
 		m.add("unwrap call", e.Pos(), e.End(), m.source(e.Args[0]))
 	}

@@ -315,7 +315,8 @@ func (m *sqlMutator) condition(i int) {
 	}
 	for n := i + 1; n < len(m.words) && m.word(n) != ";"; n++ {
 		if m.word(n) == "then" && m.depth[n] == m.depth[i] {
-			from, to := m.words[i+1].From, m.before[n]
+			from := m.words[i+1].From
+			to := m.before[n]
 			m.add("negate condition", from, to, "not coalesce(("+m.text[from:to]+"), false)")
 			return
 		}

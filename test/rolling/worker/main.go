@@ -70,8 +70,14 @@ func work(ctx context.Context, postgres, brokers, topic, name string, keys bool)
 		Brokers: strings.Split(brokers, ","), GroupID: topic, Topics: []string{topic}, Logger: logger,
 		SessionTimeout: 2 * time.Second, RebalanceTimeout: 10 * time.Second, HeartbeatInterval: 200 * time.Millisecond,
 	})
-	cfg := consumer.Config{Scope: "rolling", BatchSize: 20, Linger: time.Millisecond, Backoff: dedupe.Backoff{Min: 10 * time.Millisecond, Max: 200 * time.Millisecond},
-		DrainTimeout: 3 * time.Second, Logger: logger}
+	cfg := consumer.Config{
+		Scope:        "rolling",
+		BatchSize:    20,
+		Linger:       time.Millisecond,
+		Backoff:      dedupe.Backoff{Min: 10 * time.Millisecond, Max: 200 * time.Millisecond},
+		DrainTimeout: 3 * time.Second,
+		Logger:       logger,
+	}
 	if keys {
 		cfg.Key = consumer.HeaderKey("message-id")
 	} else {

@@ -207,7 +207,13 @@ func (w *writer) nested(ctx context.Context, tx pgx.Tx, id string) error {
 		if err != nil {
 			return err
 		}
-		if err := callcheck.Write(ctx, sub, fmt.Sprintf("%s-sub-%t", id, keep), []callcheck.Planned{{Body: callcheck.Body{Sink: sinkMain}}}, false); err != nil {
+		if err := callcheck.Write(
+			ctx,
+			sub,
+			fmt.Sprintf("%s-sub-%t", id, keep),
+			[]callcheck.Planned{{Body: callcheck.Body{Sink: sinkMain}}},
+			false,
+		); err != nil {
 			return err
 		}
 		if keep {

@@ -63,11 +63,18 @@ func serve(ctx context.Context, c *fleet.Child, cfg relayConfig) error {
 				return err
 			}
 			defer s.Close()
-			sinks, rates = append(sinks, &watched{s, c}), append(rates, outbox.Rate{Sink: name, EachTenant: true, InFlight: 4})
+			sinks = append(sinks, &watched{s, c})
+			rates = append(rates, outbox.Rate{Sink: name, EachTenant: true, InFlight: 4})
 		}
 		relay, err := outbox.NewRelay(pool, outbox.RelayConfig{
-			Sinks: sinks, PollInterval: 50 * time.Millisecond, LeaseTTL: leaseTTL, Backoff: dedupe.Backoff{Min: 20 * time.Millisecond, Max: 500 * time.Millisecond},
-			DrainTimeout: 3 * time.Second, PassOn: names[0] != sinkStrict, Rates: rates, Hooks: hooks(c),
+			Sinks:        sinks,
+			PollInterval: 50 * time.Millisecond,
+			LeaseTTL:     leaseTTL,
+			Backoff:      dedupe.Backoff{Min: 20 * time.Millisecond, Max: 500 * time.Millisecond},
+			DrainTimeout: 3 * time.Second,
+			PassOn:       names[0] != sinkStrict,
+			Rates:        rates,
+			Hooks:        hooks(c),
 		})
 		if err != nil {
 			return err

@@ -32,7 +32,8 @@ func (r *report) count(s *storm) {
 	if s.Standby == nil {
 		r.NoStandby = "no-standby"
 	}
-	r.KillsInCall, r.Changes = s.Rig.KillsInBatch, s.Struck[rig.KindChange]
+	r.KillsInCall = s.Rig.KillsInBatch
+	r.Changes = s.Struck[rig.KindChange]
 	r.Faults = s.remote.Faults()
 	s.producer.mu.Lock()
 	r.Transactions = maps.Clone(s.producer.kinds)
@@ -64,7 +65,10 @@ func (r *report) judged(f *callcheck.Facts) {
 
 // Details returns what the remote and the producers did.
 func (r *report) Details() []string {
-	return append([]string{fmt.Sprintf("faults of the remote: %v", r.Faults), fmt.Sprintf("transactions: %v", r.Transactions)}, r.Endings...)
+	return append(
+		[]string{fmt.Sprintf("faults of the remote: %v", r.Faults), fmt.Sprintf("transactions: %v", r.Transactions)},
+		r.Endings...,
+	)
 }
 
 // Line returns the summary line.
@@ -73,8 +77,28 @@ func (r *report) Line(verdict string) string {
 	for _, n := range r.Faults {
 		failed += n
 	}
-	return fmt.Sprintf("storm-outbox %s seed=%d calls=%d requests=%d repeated=%d failed=%d delivered=%d rejected=%d reconcile=%d blocked=%d rolled_back=%d held=%d"+
-		" kills=%d kills_in_call=%d freezes=%d changes=%d postgres_kills=%d restarts=%d seconds=%.1f",
-		verdict, r.Seed, r.Calls, r.Requests, r.Repeated, failed, r.Delivered, r.Rejected, r.Reconcile, r.Blocked, r.Transactions["rolled back"], r.Transactions["held"],
-		r.Kills, r.KillsInCall, r.Freezes, r.Changes, r.PostgresKills, r.Restarts, r.Seconds)
+	return fmt.Sprintf(
+		"storm-outbox %s seed=%d calls=%d requests=%d repeated=%d failed=%d delivered=%d rejected=%d "+
+			"reconcile=%d blocked=%d rolled_back=%d held=%d"+
+			" kills=%d kills_in_call=%d freezes=%d changes=%d postgres_kills=%d restarts=%d seconds=%.1f",
+		verdict,
+		r.Seed,
+		r.Calls,
+		r.Requests,
+		r.Repeated,
+		failed,
+		r.Delivered,
+		r.Rejected,
+		r.Reconcile,
+		r.Blocked,
+		r.Transactions["rolled back"],
+		r.Transactions["held"],
+		r.Kills,
+		r.KillsInCall,
+		r.Freezes,
+		r.Changes,
+		r.PostgresKills,
+		r.Restarts,
+		r.Seconds,
+	)
 }

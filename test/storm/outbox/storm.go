@@ -35,7 +35,15 @@ type storm struct {
 func newStorm(o options, to *screen.Screen, tamper func(*callcheck.Facts)) *storm {
 	source := func(n uint64) *rand.Rand { return rand.New(rand.NewPCG(o.Seed, 1<<32+n)) }
 	s := &storm{opts: o, tamper: tamper}
-	s.Rig = rig.Rig{Options: o.Options, Screen: to, Plan: fleet.Plan(o.Kills, shares, source(1)), Random: source(2), Struck: map[string]int{}, Progress: s.progress, Stuck: s.stuck}
+	s.Rig = rig.Rig{
+		Options:  o.Options,
+		Screen:   to,
+		Plan:     fleet.Plan(o.Kills, shares, source(1)),
+		Random:   source(2),
+		Struck:   map[string]int{},
+		Progress: s.progress,
+		Stuck:    s.stuck,
+	}
 	return s
 }
 
@@ -50,8 +58,12 @@ func (s *storm) Open(ctx context.Context) (err error) {
 		if _, err := c.Exec(ctx, callcheck.TablesSQL, pgx.QueryExecModeSimpleProtocol); err != nil {
 			return err
 		}
-		_, err := c.Exec(ctx, `insert into storm.seqs select s, 'k' || to_char(k, 'FM000') from unnest($1::text[]) s, generate_series(0, $2 - 1) k`,
-			[]string{sinkMain, sinkStrict, sinkShort}, orderingKeys)
+		_, err := c.Exec(
+			ctx,
+			`insert into storm.seqs select s, 'k' || to_char(k, 'FM000') from unnest($1::text[]) s, generate_series(0, $2 - 1) k`,
+			[]string{sinkMain, sinkStrict, sinkShort},
+			orderingKeys,
+		)
 		return err
 	})
 	if err != nil {
@@ -64,8 +76,13 @@ func (s *storm) Open(ctx context.Context) (err error) {
 	if s.remote, err = callcheck.NewRemote(callcheck.Faulty(s.Seed, s.opts.failures)); err != nil {
 		return err
 	}
-	s.Fleet, err = fleet.New(fleet.Config{Name: "storm-outbox", Resilient: true, Verbose: s.Screen.Verbose, Traps: s.Traps(s.opts.calls, leaseTTL),
-		Template: relayConfig{Postgres: s.Address, Remote: s.remote.Address}})
+	s.Fleet, err = fleet.New(fleet.Config{
+		Name:      "storm-outbox",
+		Resilient: true,
+		Verbose:   s.Screen.Verbose,
+		Traps:     s.Traps(s.opts.calls, leaseTTL),
+		Template:  relayConfig{Postgres: s.Address, Remote: s.remote.Address},
+	})
 	if err != nil {
 		return err
 	}

@@ -38,7 +38,15 @@ func natsMain(dir string) int {
 		return 2
 	}
 	// What it acknowledges is on the disk.
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: dir, SyncAlways: true, NoSigs: true, NoLog: true})
+	s, err := server.NewServer(&server.Options{
+		Host:       "127.0.0.1",
+		Port:       port,
+		JetStream:  true,
+		StoreDir:   dir,
+		SyncAlways: true,
+		NoSigs:     true,
+		NoLog:      true,
+	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 2

@@ -47,7 +47,10 @@ func (b *sqsBroker) publish(ctx context.Context, m rig.Message, body []byte) err
 }
 
 func (b *sqsBroker) left(ctx context.Context) (left bool, state string, err error) {
-	out, err := b.client.GetQueueAttributes(ctx, &sqs.GetQueueAttributesInput{QueueUrl: &b.queue, AttributeNames: []types.QueueAttributeName{types.QueueAttributeNameAll}})
+	out, err := b.client.GetQueueAttributes(ctx, &sqs.GetQueueAttributesInput{
+		QueueUrl:       &b.queue,
+		AttributeNames: []types.QueueAttributeName{types.QueueAttributeNameAll},
+	})
 	if err != nil {
 		return false, "", err
 	}

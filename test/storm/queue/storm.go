@@ -41,7 +41,15 @@ type storm struct {
 func newStorm(o options, to *screen.Screen) *storm {
 	source := func(n uint64) *rand.Rand { return rand.New(rand.NewPCG(o.Seed, 1<<33+n)) } //nolint:gosec // drawn from the seed
 	s := &storm{opts: o, producer: &producer{messages: stream(o.messages, source(3)), copies: o.copies, random: source(4)}}
-	s.Rig = rig.Rig{Options: o.Options, Screen: to, Plan: fleet.Plan(o.Kills, shares(kinds[o.broker].killed), source(1)), Random: source(2), Struck: map[string]int{}, Progress: s.progress, Stuck: s.stuck}
+	s.Rig = rig.Rig{
+		Options:  o.Options,
+		Screen:   to,
+		Plan:     fleet.Plan(o.Kills, shares(kinds[o.broker].killed), source(1)),
+		Random:   source(2),
+		Struck:   map[string]int{},
+		Progress: s.progress,
+		Stuck:    s.stuck,
+	}
 	return s
 }
 
@@ -58,7 +66,12 @@ func (s *storm) Open(ctx context.Context) (err error) {
 		return err
 	}
 	s.producer.broker = s.broker
-	s.Fleet, err = fleet.New(fleet.Config{Name: "storm-queue", Resilient: true, Verbose: s.Screen.Verbose, Template: workerConfig{Postgres: s.Address, Kind: s.opts.broker, Broker: s.broker.url()}})
+	s.Fleet, err = fleet.New(fleet.Config{
+		Name:      "storm-queue",
+		Resilient: true,
+		Verbose:   s.Screen.Verbose,
+		Template:  workerConfig{Postgres: s.Address, Kind: s.opts.broker, Broker: s.broker.url()},
+	})
 	if err != nil {
 		return err
 	}
@@ -133,16 +146,21 @@ func (s *storm) strikeAll(ctx context.Context) error {
 
 func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
 	more := func() { s.producer.let(s.producer.gate.Load() + s.ahead()) }
-	return s.StrikeUsual(ctx, b, rig.Usual{Database: &s.Database, Lease: leaseTTL, More: more, Own: func(ctx context.Context, b fleet.Blow) error {
-		if b.Kind != blowBroker {
-			return rig.NoBlow(ctx, b)
-		}
-		if err := s.broker.kill(ctx); err != nil {
-			return err
-		}
-		fleet.Pause(ctx, b.Wait)
-		return s.broker.restart(ctx)
-	}})
+	return s.StrikeUsual(ctx, b, rig.Usual{
+		Database: &s.Database,
+		Lease:    leaseTTL,
+		More:     more,
+		Own: func(ctx context.Context, b fleet.Blow) error {
+			if b.Kind != blowBroker {
+				return rig.NoBlow(ctx, b)
+			}
+			if err := s.broker.kill(ctx); err != nil {
+				return err
+			}
+			fleet.Pause(ctx, b.Wait)
+			return s.broker.restart(ctx)
+		},
+	})
 }
 
 // ahead is how many messages may be published beyond what the next blow waits for.
@@ -216,8 +234,14 @@ func (s *storm) stuck(ctx context.Context) (lines []string) {
 
 // line is the live line of a run.
 func (s *storm) line() string {
-	return fmt.Sprintf("published %s  applied %s  events %d of %d  workers %d", screen.Count(s.producer.published.Load()), screen.Count(s.Fleet.Reached()),
-		s.Events(), len(s.Plan), s.Fleet.Size())
+	return fmt.Sprintf(
+		"published %s  applied %s  events %d of %d  workers %d",
+		screen.Count(s.producer.published.Load()),
+		screen.Count(s.Fleet.Reached()),
+		s.Events(),
+		len(s.Plan),
+		s.Fleet.Size(),
+	)
 }
 
 // Close stops whatever was started.
@@ -254,6 +278,24 @@ func (r *report) Details() []string { return r.Endings }
 
 // Line returns the summary line.
 func (r *report) Line(verdict string) string {
-	return fmt.Sprintf("storm-queue %s seed=%d broker=%s messages=%d stored=%d again=%d effects=%d kills=%d kills_in_batch=%d freezes=%d changes=%d broker_kills=%d postgres_kills=%d restarts=%d first_stored=%.1f seconds=%.1f",
-		verdict, r.Seed, r.Broker, r.Messages, r.Stored, r.Again, r.Effects, r.Kills, r.KillsInBatch, r.Freezes, r.Changes, r.BrokerKills, r.PostgresKills, r.Restarts, r.FirstStored, r.Seconds)
+	return fmt.Sprintf(
+		"storm-queue %s seed=%d broker=%s messages=%d stored=%d again=%d effects=%d kills=%d "+
+			"kills_in_batch=%d freezes=%d changes=%d broker_kills=%d postgres_kills=%d restarts=%d first_stored=%.1f seconds=%.1f",
+		verdict,
+		r.Seed,
+		r.Broker,
+		r.Messages,
+		r.Stored,
+		r.Again,
+		r.Effects,
+		r.Kills,
+		r.KillsInBatch,
+		r.Freezes,
+		r.Changes,
+		r.BrokerKills,
+		r.PostgresKills,
+		r.Restarts,
+		r.FirstStored,
+		r.Seconds,
+	)
 }

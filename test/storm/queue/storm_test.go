@@ -43,7 +43,8 @@ func TestFlags(t *testing.T) {
 		"-messages 50 -kills 0 -v ": "-messages: 50 is not from 100",
 	} {
 		var stderr bytes.Buffer
-		if status := run(t.Context(), strings.Fields(args), io.Discard, &stderr); status != rig.StatusEnvironment || !strings.Contains(stderr.String(), want) {
+		if status := run(t.Context(), strings.Fields(args), io.Discard, &stderr); status != rig.StatusEnvironment ||
+			!strings.Contains(stderr.String(), want) {
 			t.Errorf("%s: exit status %d, %s", args, status, &stderr)
 		}
 	}

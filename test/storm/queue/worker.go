@@ -46,7 +46,13 @@ func work(ctx context.Context, c *fleet.Child, cfg workerConfig) error {
 	}
 	defer closed()
 	q, err := queue.New(pool, broker, queue.Config{
-		Name: queueName, CopiesWithin: time.Hour, Ordered: !kinds[cfg.Kind].ordersKeys, Batch: batchSize, Partitions: partitions, PollInterval: 50 * time.Millisecond, LeaseTTL: leaseTTL,
+		Name:         queueName,
+		CopiesWithin: time.Hour,
+		Ordered:      !kinds[cfg.Kind].ordersKeys,
+		Batch:        batchSize,
+		Partitions:   partitions,
+		PollInterval: 50 * time.Millisecond,
+		LeaseTTL:     leaseTTL,
 		Identify: func(d *queue.Delivery) error {
 			d.Key = []byte(d.Header(kinds[cfg.Kind].key))
 			return nil

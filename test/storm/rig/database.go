@@ -23,12 +23,18 @@ type Database struct {
 }
 
 // OpenDatabase starts the primary, applies the migrations, and makes the storm's tables.
-func (d *Database) OpenDatabase(ctx context.Context, o devenv.Options, connections int32, tables func(context.Context, *pgxpool.Conn) error) (err error) {
+func (d *Database) OpenDatabase(
+	ctx context.Context,
+	o devenv.Options,
+	connections int32,
+	tables func(context.Context, *pgxpool.Conn) error,
+) (err error) {
 	if d.Primary, err = devenv.StartPostgres(ctx, o); err != nil {
 		return err
 	}
 	if d.Primary.PID() == 0 {
-		return fmt.Errorf("a storm kills its server, and can do that only to processes of this machine: do without %s=%s, and have PostgreSQL installed",
+		return fmt.Errorf("a storm kills its server, and can do that only to processes of this machine: do "+
+			"without %s=%s, and have PostgreSQL installed",
 			devenv.EnvForce, devenv.KindDocker)
 	}
 	if d.Forward, err = NewForwarder(HostPort(d.Primary)); err != nil {

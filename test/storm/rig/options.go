@@ -32,7 +32,9 @@ type Flags struct {
 func NewFlags(name, worker string, o *Options, stderr io.Writer) *Flags {
 	f := &Flags{FlagSet: flag.NewFlagSet(name, flag.ContinueOnError)}
 	f.SetOutput(stderr)
-	f.IntVar(&o.Kills, "kills", 100, "events: most are kills of a "+worker+", the others stop and continue one, let one join or leave, and kill the servers")
+	f.IntVar(&o.Kills, "kills",
+		100,
+		"events: most are kills of a "+worker+", the others stop and continue one, let one join or leave, and kill the servers")
 	f.Uint64Var(&o.Seed, "seed", 0, "seed of the stream and the events (default: a random one)")
 	f.IntVar(&o.Workers, worker+"s", 3, worker+" processes, 2 to 16")
 	f.BoolVar(&o.JSON, "json", false, "print one JSON object to standard output, and the rest to standard error")

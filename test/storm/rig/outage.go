@@ -122,15 +122,26 @@ func (s *Summary) gapLine() string {
 		}
 		return fmt.Sprintf("%s=%d", what, n)
 	}
-	return fmt.Sprintf("traps=%d %s %s gap=%.1f gap_switchover=%.1f resumed=%.1f", s.Traps, without("switchovers", s.Switchovers, s.NoStandby),
-		without("clock_steps", s.ClockSteps, s.NoClock), s.Gap, s.GapSwitchover, s.Resumed)
+	return fmt.Sprintf(
+		"traps=%d %s %s gap=%.1f gap_switchover=%.1f resumed=%.1f",
+		s.Traps,
+		without("switchovers", s.Switchovers, s.NoStandby),
+		without("clock_steps", s.ClockSteps, s.NoClock),
+		s.Gap,
+		s.GapSwitchover,
+		s.Resumed,
+	)
 }
 
 // Clock makes a Postgres' clock one that [Rig.StepClock] moves, by libfaketime.
 type Clock struct{ library, file string }
 
 // libraries are where distributions install libfaketime.
-var libraries = []string{"/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1", "/usr/local/lib/faketime/libfaketime.so.1"}
+var libraries = []string{
+	"/usr/lib/*/faketime/libfaketime.so.1",
+	"/usr/lib*/faketime/libfaketime.so.1",
+	"/usr/local/lib/faketime/libfaketime.so.1",
+}
 
 // NewClock returns nil if the machine has no libfaketime.
 func NewClock() (*Clock, error) {
@@ -160,7 +171,13 @@ func (c *Clock) Env() []string {
 	if c == nil {
 		return nil
 	}
-	return []string{"LD_PRELOAD=" + c.library, "FAKETIME_TIMESTAMP_FILE=" + c.file, "FAKETIME_CACHE_DURATION=1", "FAKETIME_DONT_FAKE_MONOTONIC=1", "FAKETIME_DISABLE_SHM=1"}
+	return []string{
+		"LD_PRELOAD=" + c.library,
+		"FAKETIME_TIMESTAMP_FILE=" + c.file,
+		"FAKETIME_CACHE_DURATION=1",
+		"FAKETIME_DONT_FAKE_MONOTONIC=1",
+		"FAKETIME_DISABLE_SHM=1",
+	}
 }
 
 func (c *Clock) set(offset string) error {

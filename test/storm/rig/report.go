@@ -51,9 +51,12 @@ func (s *Summary) Shared() *Summary { return s }
 
 // Count copies what the run has counted.
 func (s *Summary) Count(r *Rig) {
-	s.Kills, s.Freezes, s.PostgresKills = r.Struck[KindKill]+r.Fleet.StrayKills(), r.Struck[KindFreeze], r.Struck[KindPostgres]
+	s.Kills = r.Struck[KindKill] + r.Fleet.StrayKills()
+	s.Freezes = r.Struck[KindFreeze]
+	s.PostgresKills = r.Struck[KindPostgres]
 	s.Traps, s.Restarts, s.Endings = r.Fleet.Trapped(), r.Fleet.Restarts(), r.Fleet.Endings()
-	s.Switchovers, s.ClockSteps = r.Struck[KindSwitchover], r.Struck[KindClock]
+	s.Switchovers = r.Struck[KindSwitchover]
+	s.ClockSteps = r.Struck[KindClock]
 	if r.Clock == nil {
 		s.NoClock = "no-libfaketime"
 	}

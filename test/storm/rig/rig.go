@@ -91,7 +91,12 @@ func Main(worker func() int, run func(ctx context.Context, args []string, stdout
 
 // Run is the program without its process: start parses the flags, and makes the storm that prints
 // to a screen. It returns the exit status.
-func Run(ctx context.Context, name string, stdout, stderr io.Writer, start func() (o Options, make func(*screen.Screen) Storm, err error)) int {
+func Run(
+	ctx context.Context,
+	name string,
+	stdout, stderr io.Writer,
+	start func() (o Options, make func(*screen.Screen) Storm, err error),
+) int {
 	fail := func(status int, err error) int {
 		for line := range strings.SplitSeq(err.Error(), "\n") {
 			_, _ = fmt.Fprintf(stderr, "%s: %s\n", name, line)
@@ -169,8 +174,16 @@ func (r *Rig) Until(ctx context.Context, what string, is func(context.Context) (
 
 // Strike waits until a blow's part of the stream is done, for example for "1200 records to be
 // handled", and strikes.
-func (r *Rig) Strike(ctx context.Context, n int, part string, done func() bool, strike func(ctx context.Context, b fleet.Blow) error) error {
-	if err := r.Until(ctx, fmt.Sprintf("%s, for event %d", part, n+1), func(context.Context) (bool, error) { return done(), nil }); err != nil {
+func (r *Rig) Strike(
+	ctx context.Context,
+	n int,
+	part string,
+	done func() bool,
+	strike func(ctx context.Context, b fleet.Blow) error,
+) error {
+	if err := r.Until(ctx, fmt.Sprintf("%s, for event %d", part, n+1), func(context.Context) (bool, error) {
+		return done(), nil
+	}); err != nil {
 		return err
 	}
 	b := r.Plan[n]

@@ -51,8 +51,31 @@ func (r *report) Details() []string { return r.Endings }
 
 // Line returns the summary line.
 func (r *report) Line(verdict string) string {
-	return fmt.Sprintf("storm-webhook %s seed=%d events=%d requests=%d refused=%d effects=%d lost=%d double=%d disorder=%d forged=%d parked=%d sets=%d largest_set=%d"+
-		" kills=%d kills_in_work=%d freezes=%d changes=%d cuts=%d failovers=%d postgres_kills=%d restarts=%d seconds=%.1f",
-		verdict, r.Seed, r.Events, r.Requests, r.Refused, r.Effects, r.Lost, r.Double, r.Disorder, r.Forged, r.Parked, r.Sets, r.LargestSet,
-		r.Kills, r.KillsInWork, r.Freezes, r.Changes, r.Cuts, r.Failovers, r.PostgresKills, r.Restarts, r.Seconds)
+	return fmt.Sprintf(
+		"storm-webhook %s seed=%d events=%d requests=%d refused=%d effects=%d lost=%d double=%d disorder=%d "+
+			"forged=%d parked=%d sets=%d largest_set=%d"+
+			" kills=%d kills_in_work=%d freezes=%d changes=%d cuts=%d failovers=%d postgres_kills=%d restarts=%d seconds=%.1f",
+		verdict,
+		r.Seed,
+		r.Events,
+		r.Requests,
+		r.Refused,
+		r.Effects,
+		r.Lost,
+		r.Double,
+		r.Disorder,
+		r.Forged,
+		r.Parked,
+		r.Sets,
+		r.LargestSet,
+		r.Kills,
+		r.KillsInWork,
+		r.Freezes,
+		r.Changes,
+		r.Cuts,
+		r.Failovers,
+		r.PostgresKills,
+		r.Restarts,
+		r.Seconds,
+	)
 }

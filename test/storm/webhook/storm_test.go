@@ -37,7 +37,9 @@ func TestSeedFixesTheStorm(t *testing.T) {
 	of := func(seed uint64) *storm {
 		return newStorm(options{Options: rig.Options{Kills: 40, Seed: seed, Workers: 4}, events: 5000, senders: 48}, nil)
 	}
-	a, b, c := of(1), of(1), of(2)
+	a := of(1)
+	b := of(1)
+	c := of(2)
 	if !reflect.DeepEqual(a.Plan, b.Plan) || !slices.Equal(a.senders.events, b.senders.events) {
 		t.Error("two storms of one seed differ")
 	}
@@ -102,7 +104,8 @@ func TestFlags(t *testing.T) {
 		"-events 50 -kills 0 -v ": "-events: 50 is not from 100",
 	} {
 		var stderr bytes.Buffer
-		if status := run(context.Background(), strings.Fields(args), io.Discard, &stderr); status != rig.StatusEnvironment || !strings.Contains(stderr.String(), want) {
+		if status := run(context.Background(), strings.Fields(args), io.Discard, &stderr); status != rig.StatusEnvironment ||
+			!strings.Contains(stderr.String(), want) {
 			t.Errorf("%s: exit status %d, %s", args, status, &stderr)
 		}
 	}

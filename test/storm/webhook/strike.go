@@ -15,7 +15,14 @@ const (
 )
 
 // shares are how many of a hundred blows are of a kind; the others are kills.
-var shares = fleet.Shares{{rig.KindChange, 8}, {rig.KindFreeze, 12}, {rig.KindPostgres, 8}, {blowCut, 8}, {rig.KindSwitchover, 4}, {blowFailover, 6}}
+var shares = fleet.Shares{
+	{rig.KindChange, 8},
+	{rig.KindFreeze, 12},
+	{rig.KindPostgres, 8},
+	{blowCut, 8},
+	{rig.KindSwitchover, 4},
+	{blowFailover, 6},
+}
 
 // strikeAll plays the plan: each blow when its part of the stream was answered.
 func (s *storm) strikeAll(ctx context.Context, sent chan error) error {
@@ -42,16 +49,21 @@ func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
 		return s.killPostgres(ctx, b)
 	}
 	more := func() { s.senders.let(s.senders.gate.Load() + s.ahead()) }
-	return s.StrikeUsual(ctx, b, rig.Usual{Database: &s.Database, Lease: leaseTTL, More: more, Own: func(ctx context.Context, b fleet.Blow) error {
-		switch b.Kind {
-		case blowCut:
-			s.Forward.Cut(rig.HostPort(s.Primary))
-			return nil
-		case blowFailover:
-			return s.failOver(ctx)
-		}
-		return rig.NoBlow(ctx, b)
-	}})
+	return s.StrikeUsual(ctx, b, rig.Usual{
+		Database: &s.Database,
+		Lease:    leaseTTL,
+		More:     more,
+		Own: func(ctx context.Context, b fleet.Blow) error {
+			switch b.Kind {
+			case blowCut:
+				s.Forward.Cut(rig.HostPort(s.Primary))
+				return nil
+			case blowFailover:
+				return s.failOver(ctx)
+			}
+			return rig.NoBlow(ctx, b)
+		},
+	})
 }
 
 // killPostgres kills Postgres, and waits until the standby has what it recovers: a COMMIT that had
