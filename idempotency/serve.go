@@ -108,7 +108,7 @@ func (rh *routeHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rep, status := reply{mark: Released}, 0 // if the handler panics or calls runtime.Goexit
 	defer func() {
 		if hooks.ServeEnd != nil {
-			hooks.ServeEnd(r.Context(), Served{ServeStart: started, Tenant: req.scope.Tenant, Outcome: req.outcome(rep), Code: string(rep.code),
+			hooks.ServeEnd(r.Context(), ServeEnd{ServeStart: started, Tenant: req.scope.Tenant, Outcome: req.outcome(rep), Code: string(rep.code),
 				Status: status, Runs: req.runs, Took: time.Since(begun)})
 		}
 	}()
