@@ -11,8 +11,9 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// reach goes through a handler and all that it calls. It follows calls, method values and interfaces
-// within the package, and takes facts for other packages. Either it reports, or it fills a summary.
+// reach goes through a handler and all that it calls. It follows calls, method values and
+// interfaces within the package, and takes facts for other packages. Either it reports, or it
+// fills a summary.
 type reach struct {
 	p        *program
 	into     *summary // nil to report
@@ -30,8 +31,8 @@ type finding struct {
 // maxCalls bounds how deep reach goes.
 const maxCalls = 6
 
-// visit looks at a function. via is the handler's call that leads to it, or 0 in the handler itself.
-// In a step requests are allowed.
+// visit looks at a function. via is the handler's call that leads to it, or 0 in the handler
+// itself. In a step requests are allowed.
 func (r *reach) visit(fn *ssa.Function, at *frame, via token.Pos, step bool) {
 	if len(r.stack) > maxCalls || slices.Contains(r.stack, fn) {
 		return

@@ -6,11 +6,11 @@
 // outside of its transaction can happen twice, and a value that differs between two runs must not
 // become part of a key or of a call's bytes.
 //
-// A rule follows calls, method values and interfaces through the functions of one package, and knows
-// by facts what functions of the module's other packages do. It cannot see what another package puts
-// into an interface: facts go from a package to those that import it, and main, which makes the
-// parts, imports all of them. So silence proves nothing: package onlyoncetest runs a handler, and
-// this finds the line while it is written.
+// A rule follows calls, method values and interfaces through the functions of one package, and
+// knows by facts what functions of the module's other packages do. It cannot see what another
+// package puts into an interface: facts go from a package to those that import it, and main,
+// which makes the parts, imports all of them. So silence proves nothing: package onlyoncetest
+// runs a handler, and this finds the line while it is written.
 //
 // Files that end in _test.go are not judged. A comment that gives a reason switches all rules off
 // for its own line and the next one:

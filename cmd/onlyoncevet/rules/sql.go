@@ -16,8 +16,8 @@ var (
 )
 
 // statementDoes says whether a text of statements only reads. What could be a query is read by
-// PostgreSQL's parser, which takes seconds to start: so it starts only if a handler has a query past
-// its transaction. A text that it cannot read is not known.
+// PostgreSQL's parser, which takes seconds to start: so it starts only if a handler has a query
+// past its transaction. A text that it cannot read is not known.
 func statementDoes(sql string) sqlVerdict {
 	if !queries.MatchString(leading.ReplaceAllString(sql, "")) {
 		if strings.TrimSpace(sql) == "" {

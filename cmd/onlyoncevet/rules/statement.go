@@ -104,7 +104,8 @@ func (p *program) each(vs []ssa.Value, at *frame, deep int) (all []string) {
 	return all
 }
 
-// joined are all texts that begin with one of a and end with one of b. One of the two may be a hole.
+// joined are all texts that begin with one of a and end with one of b. One of the two may be a
+// hole.
 func joined(a, b []string) (all []string) {
 	if len(a) == 0 || len(a)*len(b) > 16 {
 		return nil // without its beginning a statement is not known

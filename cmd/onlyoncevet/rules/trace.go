@@ -10,14 +10,15 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// tracer finds where a value may come from: backwards through the functions of one package, through
-// what the package stores in a field or a variable, and through what facts say of functions of other
-// packages. It returns origins: connections, transactions, functions, constants, and parameters that
-// nothing is known of.
+// tracer finds where a value may come from: backwards through the functions of one package,
+// through what the package stores in a field or a variable, and through what facts say of
+// functions of other packages. It returns origins: connections, transactions, functions,
+// constants, and parameters that nothing is known of.
 type tracer struct {
 	p    *program
 	seen map[step]bool
-	// callers: a parameter of a function that nothing is known of gets what the package's calls pass.
+	// callers: a parameter of a function that nothing is known of gets what the package's calls
+	// pass.
 	callers bool
 	found   []origin
 }
