@@ -214,7 +214,7 @@ FUZZTIME ?= 20s
 fuzz:
 	@$(SUITE) fuzz $(FUZZTIME)
 
-## restore a base backup with WAL to a point in the middle of a load, and compare with docs/operations.md
+## restore a base backup with WAL to a point in the middle of a load, and compare with docs/operations/restore.md
 drill-restore:
 	$(GO) test -count=1 -v -run '^TestRestore$$' ./test/restore
 

@@ -196,8 +196,8 @@ type Config struct {
 	// all partitions of this process together. Messages count by [Message.Size]. Each partition may
 	// exceed it by one message, so that a message larger than the bound still gets through. Half of
 	// it is divided evenly between the partitions; the other half is lent to partitions that have
-	// more to read. If there is no room, fetched batches stay compressed. See docs/operations.md,
-	// "Memory", for how large a container has to be. Defaults to 10 MiB.
+	// more to read. If there is no room, fetched batches stay compressed. See
+	// docs/operations/deploy.md, "Memory", for how large a container has to be. Defaults to 10 MiB.
 	PrefetchBytes int
 
 	// MaxAttempts is how often a message that is alone in its transaction is tried before it is
@@ -240,9 +240,9 @@ type Config struct {
 	// DrainTimeout is how long the current batch may still take when the partition is given up or
 	// Run's context ends. After that the batch's context ends and it rolls back. If its COMMIT was
 	// already sent, the consumer waits for the answer, and the commit counts. DrainTimeout also
-	// bounds each commit of an offset to Kafka. A whole stop takes longer: see docs/operations.md,
-	// "How long a stop takes", for the sum, and for the least rebalance timeout of the group.
-	// Defaults to 10 s.
+	// bounds each commit of an offset to Kafka. A whole stop takes longer: see
+	// docs/operations/deploy.md, "How long a stop takes", for the sum, and for the least rebalance
+	// timeout of the group. Defaults to 10 s.
 	DrainTimeout time.Duration
 
 	// Hooks are called at events; see [Hooks]. Defaults to none.

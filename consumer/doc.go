@@ -147,8 +147,8 @@
 // When ctx ends, Run takes no more messages and lets the current batch finish. The batch's context
 // ends after Config.DrainTimeout; a handler that ignores its context gets HangTimeout more. Then
 // Run commits the offsets, marks the cursors as cleanly released, leaves the group and returns nil.
-// If an abandoned handler is still running, it returns [ErrHandlerHung]. See docs/operations.md,
-// "How long a stop takes", for the sum of these bounds.
+// If an abandoned handler is still running, it returns [ErrHandlerHung]. See
+// docs/operations/deploy.md, "How long a stop takes", for the sum of these bounds.
 //
 // Numbers in brackets, for example (D6), name rules of docs/rules: what each prevents, and
 // the tests that fail without it.

@@ -29,8 +29,9 @@ type PartitionStatus struct {
 	LastStable int64
 
 	// WaitingSince is when this process first found that it had read everything below LastStable
-	// while an open Kafka transaction holds back the records above it; see docs/operations.md,
-	// "When a partition waits for a transaction". Zero if the partition does not wait for one.
+	// while an open Kafka transaction holds back the records above it; see
+	// docs/operations/partitions.md, "When a partition waits for a transaction". Zero if the
+	// partition does not wait for one.
 	WaitingSince time.Time
 
 	// BlockedBy is the message that holds up Position although later ones are done. Nil if no

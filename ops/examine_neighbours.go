@@ -77,7 +77,7 @@ func (d *examiner) leftBehind(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	for _, s := range behind {
-		d.add(levelFail, check, "onlyonce outbox rebase -reason WHY (docs/operations.md, Move a database)",
+		d.add(levelFail, check, "onlyonce outbox rebase -reason WHY (docs/operations/restore.md, Move a database)",
 			"the sequence %s stands at %d, and %d is in use: logical replication does not copy sequences. New rows get ids that are taken", s.Name, s.Stands, s.Needs)
 	}
 	d.unless(check, "none is behind")

@@ -313,7 +313,7 @@ func (d *examiner) history(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	for _, sink := range strange {
-		d.add(levelFail, "history", "onlyonce outbox rebase -reason WHY (docs/operations.md, After a restore)", "cursors or rows of sink %s are another database cluster's: relays send nothing of their lanes", sink)
+		d.add(levelFail, "history", "onlyonce outbox rebase -reason WHY (docs/operations/restore.md, After a restore)", "cursors or rows of sink %s are another database cluster's: relays send nothing of their lanes", sink)
 	}
 	if err := d.leftBehind(ctx, tx); err != nil {
 		return err

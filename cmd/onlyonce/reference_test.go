@@ -7,13 +7,13 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the reference of docs/operations.md")
+var update = flag.Bool("update", false, "write the reference of docs/operations/commands.md")
 
 // common removes the flags that the page explains once, above the list. A -postgres that may be
 // given several times is none of them, and stays.
 var common = strings.NewReplacer("[-postgres URL]...", "[-postgres URL]...", "[-postgres URL]", "", "[-json]", "", "-reason WHY [-yes | -dry-run]", "")
 
-// reference is the list of commands in docs/operations.md.
+// reference is the list of commands in docs/operations/commands.md.
 func reference() string {
 	var b strings.Builder
 	for _, g := range groups() {
@@ -44,7 +44,7 @@ func checkTable() string {
 func TestReference(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ file, is string }{
-		"commands": {"../../docs/operations.md", reference()},
+		"commands": {"../../docs/operations/commands.md", reference()},
 		"checks":   {"../../docs/guide/deployment.md", checkTable()},
 	} {
 		begin, end := "<!-- "+name+": begin -->\n", "<!-- "+name+": end -->"

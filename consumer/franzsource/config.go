@@ -49,7 +49,7 @@ type Config struct {
 	// RebalanceTimeout is how long this process may take to release a partition. Partitions that
 	// stay are not affected. After it the partition goes to another member, which handles
 	// uncommitted messages again; each still takes effect once. Set it above the time that a
-	// release may take: see docs/operations.md, "How long a stop takes". Defaults to 30 s.
+	// release may take: see docs/operations/deploy.md, "How long a stop takes". Defaults to 30 s.
 	RebalanceTimeout time.Duration
 
 	// HeartbeatInterval is the time between two signs of life, and so how soon this process learns

@@ -55,8 +55,8 @@
 //   - own does not return. The process claims the partition in rebalances while own works, for at
 //     most Config.RebalanceTimeout, so that no other member gets it. After that the process no
 //     longer claims it, and its commits are refused in the next generation. The process does not
-//     get the partition again before that own has returned. See docs/operations.md, "How long a
-//     stop takes".
+//     get the partition again before that own has returned. See docs/operations/deploy.md, "How
+//     long a stop takes".
 //   - Heartbeats stop while a partition drains, and the group removes the member. So heartbeats are
 //     independent of all work and continue until own has returned.
 //   - own returns ErrOwnershipLost, because the database has another owner. The process stops

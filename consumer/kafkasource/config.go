@@ -42,7 +42,7 @@ type Config struct {
 	// RebalanceTimeout is how long a rebalance waits for this process to release its partitions. A
 	// member that is late loses them, and another member handles uncommitted messages again; each
 	// still takes effect once. Set it above the time that a release may take: see
-	// docs/operations.md, "How long a stop takes". Defaults to 30 s.
+	// docs/operations/deploy.md, "How long a stop takes". Defaults to 30 s.
 	RebalanceTimeout time.Duration
 
 	// HeartbeatInterval is the time between two signs of life, and so how soon this process learns

@@ -33,7 +33,7 @@
 // kafka-go stops its heartbeats when a generation ends. This package sends its own until every own
 // has returned, so that a drain may take longer than the session timeout. It may not take longer
 // than the rebalance timeout, after which the coordinator continues without the member. See
-// docs/operations.md, "How long a stop takes". Run itself waits as long as own takes. In a
+// docs/operations/deploy.md, "How long a stop takes". Run itself waits as long as own takes. In a
 // JoinGroup kafka-go may hang for as long as another member drains; Run interrupts it when it is to
 // end.
 //

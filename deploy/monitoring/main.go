@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 )
 
@@ -60,8 +59,8 @@ func write(dir string) error {
 	return nil
 }
 
-// checkAlerts checks that the files are the program's, that promtool accepts the rules and their
-// tests pass, and that each runbook exists and has a command.
+// checkAlerts checks that the files are the program's, that promtool accepts the rules, and that
+// their tests pass.
 func checkAlerts(dir string) error {
 	if err := upToDate(dir); err != nil {
 		return err
@@ -71,19 +70,6 @@ func checkAlerts(dir string) error {
 		cmd.Dir = dir
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("promtool %s: %w\n%s", strings.Join(args, " "), err, out)
-		}
-	}
-	text, err := os.ReadFile(filepath.Join(dir, "..", "..", "docs", "operations.md"))
-	if err != nil {
-		return err
-	}
-	for _, a := range alerts() {
-		section, ok := sectionOf(string(text), a.anchor)
-		if !ok {
-			return fmt.Errorf("%s: docs/operations.md has no heading for #%s", a.name, a.anchor)
-		}
-		if !strings.Contains(section, "```") {
-			return fmt.Errorf("%s: the section #%s of docs/operations.md has no command to run", a.name, a.anchor)
 		}
 	}
 	fmt.Printf("alerts ok n=%d\n", len(alerts()))
@@ -105,28 +91,4 @@ func upToDate(dir string) error {
 		}
 	}
 	return nil
-}
-
-var notInAnchors = regexp.MustCompile(`[^a-z0-9 -]`)
-
-// sectionOf returns the text below the heading with an anchor, with the sections below it.
-func sectionOf(page, anchor string) (text string, ok bool) {
-	level := 0
-	for line := range strings.Lines(page) {
-		title := strings.TrimLeft(line, "#")
-		if n := len(line) - len(title); n > 0 && strings.HasPrefix(title, " ") {
-			if level > 0 && n <= level {
-				break
-			}
-			slug := notInAnchors.ReplaceAllString(strings.ToLower(strings.TrimSpace(title)), "")
-			if level == 0 && strings.ReplaceAll(slug, " ", "-") == anchor {
-				level = n
-				continue
-			}
-		}
-		if level > 0 {
-			text += line
-		}
-	}
-	return text, level > 0
 }

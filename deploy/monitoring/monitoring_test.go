@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -226,6 +227,56 @@ func TestDashboardsNameTheDataSourceOnlyByItsVariable(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Whoever is paged opens the table of alerts.md: it has each alert, with its severity and its
+// runbook, and each runbook begins with a command to run.
+func TestEachAlertHasARunbook(t *testing.T) {
+	t.Parallel()
+	const pages = "../../docs/operations"
+	read := func(name string) string {
+		text, err := os.ReadFile(filepath.Join(pages, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	table := read("alerts.md")
+	for _, a := range alerts() {
+		name, anchor, _ := strings.Cut(a.runbook, "#")
+		section, ok := sectionOf(read(name), anchor)
+		if !ok || !strings.Contains(section, "```") {
+			t.Errorf("%s: docs/operations/%s: is there a section (%v), with a command to run?", a.name, a.runbook, ok)
+		}
+		row := regexp.MustCompile(`(?m)^\| ` + "`" + a.name + "`" + ` \| ` + a.severity + ` \| \[.*\]\(` + strings.TrimPrefix(a.runbook, "alerts.md") + `\) \|$`)
+		if !row.MatchString(table) {
+			t.Errorf("%s: docs/operations/alerts.md has no row of it that is %s and leads to %s", a.name, a.severity, a.runbook)
+		}
+	}
+}
+
+var notInAnchors = regexp.MustCompile(`[^a-z0-9 -]`)
+
+// sectionOf returns the text below the heading with an anchor, with the sections below it.
+func sectionOf(page, anchor string) (text string, ok bool) {
+	level := 0
+	for line := range strings.Lines(page) {
+		title := strings.TrimLeft(line, "#")
+		if n := len(line) - len(title); n > 0 && strings.HasPrefix(title, " ") {
+			if level > 0 && n <= level {
+				break
+			}
+			slug := notInAnchors.ReplaceAllString(strings.ToLower(strings.TrimSpace(title)), "")
+			if level == 0 && strings.ReplaceAll(slug, " ", "-") == anchor {
+				level = n
+				continue
+			}
+		}
+		if level > 0 {
+			text += line
+		}
+	}
+	return text, level > 0
 }
 
 func TestSectionOf(t *testing.T) {

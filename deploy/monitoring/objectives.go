@@ -16,7 +16,7 @@ type objective struct {
 	summed    string // labels that are summed up
 	of        string // the label that names what is late
 	summary   string
-	anchor    string
+	runbook   string
 	series    string // labels of a series, in tests
 }
 
@@ -40,14 +40,14 @@ var burns = []burn{
 func objectives() []objective {
 	return []objective{
 		{record: "consumer_delay", alert: "OnlyonceDelayBudgetBurns", histogram: "onlyonce_consumer_delay_seconds", le: "30", summed: "instance, pod, topic", of: "scope",
-			summary: "messages of scope {{ $labels.scope }} take longer than 30 s from their record to the commit of their effects", anchor: "effects-come-late",
+			summary: "messages of scope {{ $labels.scope }} take longer than 30 s from their record to the commit of their effects", runbook: "alerts.md#effects-come-late",
 			series: `scope="s",topic="t"`},
 		{record: "outbox_delay", alert: "OnlyonceCallBudgetBurns", histogram: "onlyonce_outbox_delay_seconds", le: "60", summed: "instance, pod", of: "sink",
-			summary: "calls to {{ $labels.sink }} take longer than a minute from their commit to the final answer", anchor: "calls-come-late",
+			summary: "calls to {{ $labels.sink }} take longer than a minute from their commit to the final answer", runbook: "alerts.md#calls-come-late",
 			series: `sink="payments"`},
 		{record: "webhook_duration", alert: "OnlyonceWebhookBudgetBurns", histogram: "onlyonce_webhook_duration_seconds", le: "5", good: `, status!~"5.."`,
 			summed: "instance, pod, status", of: "endpoint",
-			summary: "webhooks of {{ $labels.endpoint }} are answered with 5xx, or later than their sender waits", anchor: "webhooks-are-answered-late",
+			summary: "webhooks of {{ $labels.endpoint }} are answered with 5xx, or later than their sender waits", runbook: "alerts.md#webhooks-are-answered-late",
 			series: `endpoint="stripe",status="200"`},
 	}
 }
@@ -73,7 +73,7 @@ func (o *objective) rules(b *strings.Builder) {
 func (o *objective) alerts() (all []alert) {
 	for _, w := range burns {
 		limit := fmt.Sprint(w.times * budget)
-		a := alert{name: o.alert + w.name, severity: w.severity, hold: w.hold, anchor: o.anchor, at: "7h",
+		a := alert{name: o.alert + w.name, severity: w.severity, hold: w.hold, runbook: o.runbook, at: "7h",
 			expr:    o.ratio(w.long) + " > " + limit + " and " + o.ratio(w.short) + " > " + limit,
 			summary: "{{ $value | humanizePercentage }} of the " + o.summary}
 		a.fires = o.tested(w.times*budget*1.2, "")

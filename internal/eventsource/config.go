@@ -44,8 +44,8 @@ type Config struct {
 
 	// HandoverTimeout is how long work on a partition may go on after the partition is due to
 	// another member: at least 100 ms. After that, the member releases the lease even if the work
-	// has not ended. Do not set it below the time that a stop may take: docs/operations.md, "How
-	// long a stop takes". Defaults to 30 s.
+	// has not ended. Do not set it below the time that a stop may take: docs/operations/deploy.md,
+	// "How long a stop takes". Defaults to 30 s.
 	HandoverTimeout time.Duration
 
 	// FetchBytes is how many bytes one fetch reads; the last event may exceed it. Defaults to 1

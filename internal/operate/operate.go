@@ -1,6 +1,6 @@
 // Package operate describes each decision of package ops once, for people. The program's commands
-// with their flags and help, the console's forms and pages, and the reference in docs/operations.md
-// are made from these descriptions.
+// with their flags and help, the console's forms and pages, and the reference in
+// docs/operations/commands.md are made from these descriptions.
 //
 // # A decision
 //

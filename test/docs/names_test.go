@@ -35,6 +35,7 @@ var (
 	laboratory = regexp.MustCompile(`^(test|examples|ops/console/e2e|telemetry/test)/|_test\.go$`)
 	sqlstate   = regexp.MustCompile(`\bOO\d{3}\b`)
 	flagName   = regexp.MustCompile(`(?:^| )-([a-z][a-z-]*)`)
+	alertName  = regexp.MustCompile(`- alert: (\w+)`)
 	commandOf  = regexp.MustCompile(`^onlyonce (?:help )?([a-z]+)(?: ([a-z]+))?`)
 )
 
@@ -52,6 +53,9 @@ func readCode(t *testing.T) *code {
 		}
 		if path.Ext(name) != ".go" {
 			c.add(string(text))
+			for _, m := range alertName.FindAllStringSubmatch(string(text), -1) {
+				c.strings[m[1]] = true
+			}
 			continue
 		}
 		f, err := parser.ParseFile(fset, name, text, parser.SkipObjectResolution)

@@ -148,7 +148,7 @@ func logicalServer(t *testing.T) *pgxpool.Pool {
 
 func address(pool *pgxpool.Pool) string { return pool.Config().ConnString() }
 
-// shell runs a line of docs/operations.md; OLD and NEW are the addresses.
+// shell runs a line of docs/operations/restore.md; OLD and NEW are the addresses.
 func shell(t *testing.T, old, to, line string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), pgtest.Patience(2*time.Minute))
@@ -200,6 +200,6 @@ func dataOnly(major string) func(*testing.T, *pgxpool.Pool) *pgxpool.Pool {
 	}
 }
 
-// emptySQL empties what the migration has written, as docs/operations.md has it.
+// emptySQL empties what the migration has written, as docs/operations/restore.md has it.
 const emptySQL = `do $$ begin execute (select 'truncate ' || string_agg(c.oid::regclass::text, ', ') from pg_class c
 where c.relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and c.relkind in ('r', 'p')); end $$`

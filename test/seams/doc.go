@@ -9,7 +9,7 @@
 // A history has a kind (calls, requests, operations and so on), and acts that its seed draws. For
 // example, a request comes, a relay makes an attempt, two days pass, a record is purged, an
 // operator redrives, a standby without the last commits is promoted. Then copies arrive and
-// operators decide as docs/operations.md shows, everything is drained, and the judge compares what
+// operators decide as docs/operations shows, everything is drained, and the judge compares what
 // clients and operators were told with what took effect:
 //
 //   - what was accepted took effect once, within the remote's memory of keys

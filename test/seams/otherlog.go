@@ -65,7 +65,7 @@ func (x *rewriting) rewrite(w *world) error {
 }
 
 // settle implements stage: the first message is well, and if the partition halts, its position is
-// adopted at the first offset whose record was not handled (docs/operations.md).
+// adopted at the first offset whose record was not handled (docs/operations/partitions.md).
 func (x *rewriting) settle(w *world) error {
 	clear(x.slow)
 	for range 3 {

@@ -135,7 +135,7 @@ func (w *world) checkTold() error {
 
 // operator is how the operators of a history decide about calls that the remote has rejected.
 type operator struct {
-	newKey  bool // under a new key, as docs/operations.md says for remotes that keep their rejections
+	newKey  bool // under a new key, as docs/operations/calls.md says for remotes that keep their rejections
 	discard bool
 	waits   time.Duration // before that
 }
@@ -144,7 +144,7 @@ func drawOperator(d *dice) operator {
 	return operator{newKey: d.once(4), discard: d.once(8), waits: of(d, 0, 2*time.Hour, 48*time.Hour)}
 }
 
-// decide decides about each call that waits for an operator, as docs/operations.md shows: an
+// decide decides about each call that waits for an operator, as docs/operations/calls.md shows: an
 // operator who is asked whether a call was applied looks at the remote.
 func (w *world) decide(o operator) (decided int, err error) {
 	calls, err := w.waiting()

@@ -122,7 +122,7 @@ func (x *requesting) drawEvent(d *dice) []act {
 	case 1:
 		return []act{{"the request is erased", x.erase}}
 	case 2:
-		if x.scheduled == 0 { // what is scheduled is sent a week early then (docs/operations.md)
+		if x.scheduled == 0 { // what is scheduled is sent a week early then (docs/operations/keys.md)
 			return []act{{"the clock is a week ahead", func(w *world) error {
 				return w.jump(func(w *world) error { return w.send() }, (*world).forget, x.copy)
 			}}}

@@ -291,7 +291,7 @@ func (x *receiving) work(w *world) error {
 }
 
 // workAside lets a consumer apply what an operator has redriven. An inline endpoint has none by
-// itself, and no stream (docs/operations.md).
+// itself, and no stream (docs/operations/webhooks.md).
 func (x *receiving) workAside(w *world) error {
 	if !x.inline {
 		return x.work(w)
