@@ -33,7 +33,7 @@ var (
 	errReplaced = errors.New("another process receives from the queue now")
 	errIdentify = errors.New("Config.Identify does not return")
 	errDatabase = errors.New("the database does not answer")
-	errRefused  = errors.New("the database refuses to store or park a message: the broker keeps it")
+	errRefused  = errors.New("message can be neither stored nor parked; leaving it with the broker")
 )
 
 // receiver is one run of Receive. It is the queue's way in.
