@@ -3,7 +3,10 @@ package consumer
 import (
 	"fmt"
 	"strings"
+	"sync/atomic"
+	"time"
 
+	brakes "github.com/onlyonce/onlyonce/internal/brake"
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
@@ -79,4 +82,15 @@ func (e *engine) firstBraked(p *plan, dispositions []*disposition) (at int, err 
 		return at, &brakeError{of(at)}
 	}
 	return 0, nil
+}
+
+// brake is the brake of one partition. The partition's worker and retrier share it.
+type brake struct {
+	*brakes.Window
+	every time.Duration
+	halt  atomic.Pointer[HaltError]
+}
+
+func newBrake(cfg Brake) *brake {
+	return &brake{Window: brakes.Settings(cfg).New(), every: cfg.ProbeInterval}
 }

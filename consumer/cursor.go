@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
@@ -252,4 +253,19 @@ func classesOf(class string, before *string) []string {
 		return []string{class}
 	}
 	return slices.DeleteFunc(ring.Classes(), func(c string) bool { return c != class && c != *before })
+}
+
+// readOwnCursor reads the cursor. It returns errMoved if an operator has taken over the cursor to
+// set its position, and ErrOwnershipLost if it has another owner.
+func (e *engine) readOwnCursor(ctx context.Context) (*cursor, error) {
+	cur, err := e.c.readCursor(ctx, e.id.Topic, e.id.Partition)
+	switch {
+	case err != nil:
+		return nil, err
+	case cur != nil && cur.epoch == e.cur.epoch && cur.nonce == e.cur.nonce:
+		return cur, nil
+	case cur != nil && (cur.run != e.cur.run || cur.retired):
+		return nil, errMoved
+	}
+	return nil, fmt.Errorf("%w: cursor %d has another owner", source.ErrOwnershipLost, e.cur.id)
 }

@@ -2,20 +2,90 @@ package consumer
 
 import (
 	"context"
-	"fmt"
 	"slices"
-	"sync/atomic"
-	"time"
 
-	"github.com/cenkalti/backoff/v4"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/consumer/internal/attemptlock"
 	"github.com/onlyonce/onlyonce/consumer/source"
-	brakes "github.com/onlyonce/onlyonce/internal/brake"
-	"github.com/onlyonce/onlyonce/internal/guard"
-	"github.com/onlyonce/onlyonce/internal/primary"
 )
+
+// How a message is handled, in values:
+//
+//	plan     what one transaction is to do; nobody writes it after it is made
+//	outcome  what became of it; each run of the transaction makes a new one
+//	count    what is known of the attempts at a message that is alone, when one of them begins
+//	verdict  what follows from policy, count and outcome.err: see judge
+//
+// A batch is a plan; if its outcome is an error, the batch is repeated or divided (handleBatch). A
+// message that is alone is tried until it is settled (handleAlone, for rows retryNext), and a try
+// is always the same four steps: it begins, the plan runs, judge judges, and the verdict is
+// settled. To set a message aside is another plan, with the disposition in park.
+
+// plan is what one transaction is to do. Nobody writes it after it is made. Its address is what the
+// brake knows it by, so it is passed as a pointer.
+type plan struct {
+	msgs  []*Message
+	alone bool         // one message by itself: only such a plan counts against a message
+	park  *disposition // set: each message that the database does not object to is parked so, and no handler runs
+	fence fence
+
+	// alreadyParked means that the message is a parked row, so no disposition parks it again.
+	alreadyParked bool
+	// skipClaim leaves the claim out, because the fence makes it.
+	skipClaim bool
+}
+
+// plan returns the plan for messages of the log, up to next.
+func (ap *applier) plan(msgs []*Message, next int64) *plan {
+	return &plan{msgs: msgs, fence: ap.fenceOf(msgs, next)}
+}
+
+// planAlone returns the plan for a message by itself. If park is set, that sets the message aside.
+func (ap *applier) planAlone(m *Message, next int64, park *disposition) *plan {
+	p := ap.plan([]*Message{m}, next)
+	p.alone = true
+	p.park = park
+	return p
+}
+
+// batch describes the plan for hooks.
+func (e *engine) batch(p *plan) Batch {
+	from, _ := p.fence.span()
+	return Batch{TopicPartition: e.id.TopicPartition, From: from, Messages: len(p.msgs), Alone: p.alone}
+}
+
+// outcome is what became of a plan. Each run of the transaction makes a new one; the last one
+// counts.
+type outcome struct {
+	// err is nil if the plan is done. It is a *handlerFailure because of the handler, and otherwise
+	// the error of a fault of the server, of the way to it, or of what else is away.
+	err error
+
+	result      BatchResult
+	parked      []ParkedEvent
+	reasons     []string      // of the messages that were applied or parked, in their order: "", or the reason
+	blockedKeys []pgtype.UUID // ordering keys of messages that were parked because an earlier one is
+
+	handlerCalled bool // a handler was called
+	answerLost    bool // an earlier run has done it, so what it parked is not known: see fence.explain
+}
+
+// newOutcome returns the outcome of a run that begins.
+func (e *engine) newOutcome(p *plan) outcome {
+	_, next := p.fence.span()
+	return outcome{result: BatchResult{Batch: e.batch(p), Next: next}}
+}
+
+// doneBefore returns the outcome of a plan that an earlier run has done. What that run did cannot
+// be known; it may have parked messages.
+func (e *engine) doneBefore(p *plan, o outcome) outcome {
+	before := e.newOutcome(p)
+	before.result.Fallback = o.result.Fallback
+	before.result.Duration = o.result.Duration
+	before.answerLost = true
+	return before
+}
 
 // Steps of the engine's statements.
 const (
@@ -62,17 +132,6 @@ type engine struct {
 // it does not ask, the server raises unless all keys are fresh, and no ordering key is blocked.
 type caution struct{ claim, order bool }
 
-// brake is the brake of one partition. The partition's worker and retrier share it.
-type brake struct {
-	*brakes.Window
-	every time.Duration
-	halt  atomic.Pointer[HaltError]
-}
-
-func newBrake(cfg Brake) *brake {
-	return &brake{Window: brakes.Settings(cfg).New(), every: cfg.ProbeInterval}
-}
-
 // blockedKeys are ordering keys that were blocked when the database was last asked. It is a guess:
 // the database decides.
 type blockedKeys map[pgtype.UUID]struct{}
@@ -96,67 +155,6 @@ func (b *blockedKeys) note(key pgtype.UUID, blocked bool) {
 	case len(*b) < maxBlockedKeys:
 		(*b)[key] = struct{}{}
 	}
-}
-
-// handlerGoroutine is the goroutine in which a partition's handlers run, one transaction after
-// another.
-type handlerGoroutine struct {
-	work chan func()
-	id   uint64
-	gone chan struct{}
-}
-
-// startHandlerGoroutine starts the goroutine. The engine that has it ends it, with stopHandlers;
-// one that is abandoned ends when its handler does.
-func startHandlerGoroutine() *handlerGoroutine {
-	h := &handlerGoroutine{work: make(chan func()), gone: make(chan struct{})}
-	named := make(chan struct{})
-	go func() {
-		defer close(h.gone)
-		h.id = guard.GoroutineID()
-		close(named)
-		for f := range h.work {
-			f()
-		}
-	}()
-	<-named
-	return h
-}
-
-func (e *engine) haltErrorAt(pos int64, reason HaltReason, detail string, args ...any) *HaltError {
-	h := &HaltError{Scope: e.c.cfg.Scope, Group: e.c.source.Group(), TopicPartition: e.id.TopicPartition, Position: pos,
-		Reason: reason, Shard: e.c.shard}
-	if e.cur != nil && e.cur.replayUntil != nil {
-		detail += "; a replay is under way up to offset %d, which interrupted the work at offset %d"
-		args = append(args, *e.cur.replayUntil, e.cur.replayResume)
-		h.resume = &e.cur.replayResume
-	}
-	h.Detail = fmt.Sprintf(detail, args...)
-	return h
-}
-
-// reportRetry reports that something is tried again, and returns the wait before that.
-func (e *engine) reportRetry(r RetryEvent, b backoff.BackOff) time.Duration {
-	r.Topic, r.Partition, r.Wait = e.id.Topic, e.id.Partition, primary.Wait(r.Err, waitAtLeast(r.Err, b.NextBackOff()))
-	e.c.cfg.Logger.Warn("onlyonce: trying again", "scope", e.c.cfg.Scope, "topic", r.Topic, "partition", r.Partition,
-		"offset", r.Offset, "messages", r.Messages, "attempt", r.Attempt, "wait", r.Wait, "error", r.Err)
-	emit(e.c.cfg.Hooks.Retry, r)
-	return r.Wait
-}
-
-// readOwnCursor reads the cursor. It returns errMoved if an operator has taken over the cursor to
-// set its position, and ErrOwnershipLost if it has another owner.
-func (e *engine) readOwnCursor(ctx context.Context) (*cursor, error) {
-	cur, err := e.c.readCursor(ctx, e.id.Topic, e.id.Partition)
-	switch {
-	case err != nil:
-		return nil, err
-	case cur != nil && cur.epoch == e.cur.epoch && cur.nonce == e.cur.nonce:
-		return cur, nil
-	case cur != nil && (cur.run != e.cur.run || cur.retired):
-		return nil, errMoved
-	}
-	return nil, fmt.Errorf("%w: cursor %d has another owner", source.ErrOwnershipLost, e.cur.id)
 }
 
 // acquireLock waits until the engine may begin an attempt, and returns the function that releases

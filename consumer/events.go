@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
+
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/primary"
 )
 
 // begin calls the first hook of a pair, and returns the context of the step. end calls the second.
@@ -93,3 +96,12 @@ func (l *haltLog) due(halt *HaltError) bool {
 
 // logHaltEvery is how often an unchanged halt is logged. Hooks.Halted is called each time.
 const logHaltEvery = 5 * time.Minute
+
+// reportRetry reports that something is tried again, and returns the wait before that.
+func (e *engine) reportRetry(r RetryEvent, b backoff.BackOff) time.Duration {
+	r.Topic, r.Partition, r.Wait = e.id.Topic, e.id.Partition, primary.Wait(r.Err, waitAtLeast(r.Err, b.NextBackOff()))
+	e.c.cfg.Logger.Warn("onlyonce: trying again", "scope", e.c.cfg.Scope, "topic", r.Topic, "partition", r.Partition,
+		"offset", r.Offset, "messages", r.Messages, "attempt", r.Attempt, "wait", r.Wait, "error", r.Err)
+	emit(e.c.cfg.Hooks.Retry, r)
+	return r.Wait
+}

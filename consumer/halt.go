@@ -287,3 +287,15 @@ func (e *HaltError) scopeCommand(verb, shard string, more ...string) string {
 	args = append(args, "-scope", show.Quote(e.Scope))
 	return strings.Join(append(append(args, more...), "-reason", "WHY"), " ")
 }
+
+func (e *engine) haltErrorAt(pos int64, reason HaltReason, detail string, args ...any) *HaltError {
+	h := &HaltError{Scope: e.c.cfg.Scope, Group: e.c.source.Group(), TopicPartition: e.id.TopicPartition, Position: pos,
+		Reason: reason, Shard: e.c.shard}
+	if e.cur != nil && e.cur.replayUntil != nil {
+		detail += "; a replay is under way up to offset %d, which interrupted the work at offset %d"
+		args = append(args, *e.cur.replayUntil, e.cur.replayResume)
+		h.resume = &e.cur.replayResume
+	}
+	h.Detail = fmt.Sprintf(detail, args...)
+	return h
+}

@@ -354,3 +354,28 @@ func (e *engine) bytesChanged(p *plan) bool {
 	}
 	return true
 }
+
+// handlerGoroutine is the goroutine in which a partition's handlers run, one transaction after
+// another.
+type handlerGoroutine struct {
+	work chan func()
+	id   uint64
+	gone chan struct{}
+}
+
+// startHandlerGoroutine starts the goroutine. The engine that has it ends it, with stopHandlers;
+// one that is abandoned ends when its handler does.
+func startHandlerGoroutine() *handlerGoroutine {
+	h := &handlerGoroutine{work: make(chan func()), gone: make(chan struct{})}
+	named := make(chan struct{})
+	go func() {
+		defer close(h.gone)
+		h.id = guard.GoroutineID()
+		close(named)
+		for f := range h.work {
+			f()
+		}
+	}()
+	<-named
+	return h
+}

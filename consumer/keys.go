@@ -5,10 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/inbox"
+	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/rfc"
 )
 
@@ -242,4 +245,135 @@ func isTimed(key KeyFunc) bool {
 		_, _ = key(probe)
 	}()
 	return probe.timed
+}
+
+// findIDs finds the messages' ids. It returns a disposition for each message without one, and nil
+// for the others.
+func (e *engine) findIDs(msgs []*Message) []*disposition {
+	dispositions := make([]*disposition, len(msgs))
+	e.c.identifyAll(msgs, e.c.identify)
+	for i, m := range msgs {
+		m.mayRepeat = m.Offset < e.redoUntil
+		m.idInTopic = e.idInTopic
+		switch err := m.idErr; {
+		case errors.Is(err, ErrSkip):
+			dispositions[i] = &disposition{reason: reasonSkipped, err: err}
+		case err != nil:
+			dispositions[i] = &disposition{reason: parked.NoKey, err: err}
+		}
+	}
+	return dispositions
+}
+
+// identifyAll gives the messages what the consumer knows of all of them, and finds the ids of those
+// that have none yet, by find: identify or identifyInOrder. The program's functions run in a
+// goroutine of their own, which may end.
+func (c *Consumer) identifyAll(msgs []*Message, find func(*Message) error) {
+	next := 0
+	rest := func() error {
+		for next < len(msgs) {
+			m := msgs[next]
+			next++
+			m.scope = c.cfg.Scope
+			m.traceOf = c.cfg.Trace
+			if !m.identified {
+				_ = find(m) // kept in the message
+			}
+		}
+		return nil
+	}
+	if !c.identifyMayKill() || !slices.ContainsFunc(msgs, func(m *Message) bool { return !m.identified }) {
+		_ = rest()
+	}
+	for next < len(msgs) {
+		_ = callApart(rest)
+	}
+}
+
+// identify finds the tenant and the id of a message. If a user's function panics, ends its
+// goroutine or ends the process, the message counts as one without an id, because the function
+// would do so again in each process. It runs in identifyAll, or in a test.
+func (c *Consumer) identify(m *Message) (err error) {
+	was := *m
+	if c.copyBytes.Load() {
+		m.ownBytes()
+	}
+	err = errNoReturn // unless the functions return
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: Config.Key, Fingerprint, Tenant or OrderingKey panicked: %v", ErrNoKey, p)
+		}
+		m.identified = true
+		m.idErr = err
+		m.restore(&was)
+	}()
+	if c.events {
+		m.tenant = m.eventTenant
+	} else if c.cfg.Tenant != nil {
+		m.tenant = c.cfg.Tenant(m)
+	}
+	if c.cfg.OnFailure == ParkOrderingKey {
+		m.orderKey = c.orderOf(m)
+	}
+	key := c.cfg.Key
+	if c.events {
+		key = eventKey
+	}
+	if key == nil {
+		return nil
+	}
+	id, keyErr := key(m)
+	switch {
+	case keyErr != nil:
+		return keyErr
+	case id == "":
+		return ErrNoKey
+	case m.timed && c.cfg.TooOld == tooOldUnset:
+		return fmt.Errorf("%w: Config.Key calls one of TimedKey: it must be that one itself, with Config.TooOld",
+			ErrConfig)
+	}
+	if c.cfg.Fingerprint != nil {
+		m.fingerprint = inbox.Compared(c.cfg.Fingerprint(m))
+	}
+	m.id = id
+	return nil
+}
+
+// identifyInOrder is identify for a message that is handled beside others: it also finds the
+// ordering key by which it waits for earlier messages, under any policy.
+func (c *Consumer) identifyInOrder(m *Message) error {
+	_ = c.identify(m) // an error is the message's, and is met again
+	if c.cfg.OnFailure == ParkOrderingKey {
+		m.inOrder = m.orderKey
+		return nil
+	}
+	was := *m
+	found := m.idErr
+	if c.copyBytes.Load() {
+		m.ownBytes()
+	}
+	m.idErr = errNoReturn // unless it returns
+	defer m.restore(&was)
+	if err := recoverPanic(func() error { m.inOrder = c.orderOf(m); return nil }); err != nil {
+		found = fmt.Errorf("%w: Config.OrderingKey panicked: %w", ErrNoKey, err)
+	}
+	m.idErr = found
+	return nil
+}
+
+// identifyMayKill reports whether the program has functions that find ids and ordering keys.
+func (c *Consumer) identifyMayKill() bool {
+	return c.cfg.Key != nil || c.cfg.Tenant != nil || c.cfg.OrderingKey != nil
+}
+
+// orderOf returns the stored form of a message's ordering key.
+func (c *Consumer) orderOf(m *Message) orderHash {
+	key := m.Key // the record's
+	if c.cfg.OrderingKey != nil {
+		key = c.cfg.OrderingKey(m)
+	}
+	if len(key) == 0 {
+		return orderHash{}
+	}
+	return orderHash{Bytes: parked.MessageOrder(m.tenant, c.cfg.Scope, m.Topic, string(key)), Valid: true}
 }

@@ -293,7 +293,7 @@ func (p *poller) pollOnce(ctx context.Context) error {
 	}
 	answers, err := p.query(ctx, members, report)
 	if err != nil {
-		err = fmt.Errorf("asking what operators and time have done: %w", err)
+		err = fmt.Errorf("polling partition state: %w", err)
 		if ctx.Err() != nil {
 			return err
 		}

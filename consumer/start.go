@@ -126,7 +126,7 @@ func (w *worker) joinScope(ctx context.Context) error {
 			return fmt.Errorf("noting what ids mean in the scope: %w", err)
 		}
 	}
-	return fmt.Errorf("others change what ids mean in scope %q again and again", c.cfg.Scope)
+	return fmt.Errorf("scope %q: its id settings keep changing concurrently; giving up", c.cfg.Scope)
 }
 
 // makeScope writes the scope's row for the first time. If another shard has one, it copies that
@@ -147,7 +147,7 @@ func (w *worker) makeScope(ctx context.Context, chosen *string) error {
 		}
 		there, err := other.readScope(ctx)
 		if err != nil {
-			return fmt.Errorf("asking shard %q: %w", other.shard, err)
+			return fmt.Errorf("querying shard %q: %w", other.shard, err)
 		}
 		if there != nil {
 			row = *there
@@ -221,7 +221,7 @@ func (w *worker) checkOtherShards(ctx context.Context, cur *cursor) (first int32
 			&partitions,
 		)
 		if err != nil {
-			return 0, fmt.Errorf("asking shard %q for a cursor of %s/%d: %w",
+			return 0, fmt.Errorf("querying shard %q for a cursor of %s/%d: %w",
 				other.shard, w.id.Topic, w.id.Partition, err)
 		}
 		if partitions != nil && (first == 0 || *partitions < first) {

@@ -408,8 +408,8 @@ func TestH19EveryAnswerSaysUntilWhen(t *testing.T) {
 func TestServeEndAfterPanics(t *testing.T) {
 	t.Parallel()
 	cfg := leasedConfig()
-	served := make(chan idempotency.Served, 10)
-	cfg.Hooks.ServeEnd = func(_ context.Context, s idempotency.Served) { served <- s }
+	served := make(chan idempotency.ServeEnd, 10)
+	cfg.Hooks.ServeEnd = func(_ context.Context, s idempotency.ServeEnd) { served <- s }
 	r := newRig(t, cfg)
 	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		for name, end := range map[string]func(){"panic": func() { panic(http.ErrAbortHandler) }, "goexit": runtime.Goexit} {

@@ -74,4 +74,4 @@ func Reference(r *http.Request, reference string) error {
 
 // ErrReferenceGone is for Route.Render to return, also wrapped, if the referenced object no longer
 // exists. The client gets 410 (code "response-not-replayable").
-var ErrReferenceGone = errors.New("idempotency: what the reference names does not exist any more")
+var ErrReferenceGone = errors.New("idempotency: the referenced object no longer exists")

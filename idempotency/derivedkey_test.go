@@ -21,7 +21,7 @@ func TestH34EqualRequestsAreOne(t *testing.T) {
 	cfg := testConfig()
 	var mu sync.Mutex
 	seen := map[idempotency.ServeOutcome]int{}
-	cfg.Hooks.ServeEnd = func(_ context.Context, s idempotency.Served) {
+	cfg.Hooks.ServeEnd = func(_ context.Context, s idempotency.ServeEnd) {
 		mu.Lock()
 		defer mu.Unlock()
 		seen[s.Outcome]++

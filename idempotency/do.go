@@ -156,7 +156,7 @@ func (req *servedRequest) serve(d *Doer) (rep reply) {
 	rep = reply{mark: Released} // if fn panics or calls runtime.Goexit
 	defer func() {
 		if hooks.ServeEnd != nil {
-			hooks.ServeEnd(req.caller, Served{ServeStart: started, Tenant: req.scope.Tenant, Outcome: rep.mark, Code: string(rep.code),
+			hooks.ServeEnd(req.caller, ServeEnd{ServeStart: started, Tenant: req.scope.Tenant, Outcome: rep.mark, Code: string(rep.code),
 				Runs: req.runs, Took: time.Since(begun)})
 		}
 	}()

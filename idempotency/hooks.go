@@ -20,7 +20,7 @@ type Hooks struct {
 	// of [Do], even if the handler panics. The handler's context has the values of ServeStart's
 	// result, which must derive from its argument. ServeEnd gets that result too, after the answer.
 	ServeStart func(ctx context.Context, s ServeStart) context.Context
-	ServeEnd   func(ctx context.Context, s Served)
+	ServeEnd   func(ctx context.Context, s ServeEnd)
 	// Purged is called by [Layer.Run] when it has deleted records.
 	Purged func(records int)
 	// StoreFailed is called for an error of the store that made the layer answer a request 5xx or
@@ -34,8 +34,8 @@ type ServeStart struct {
 	Method  string // empty for a call of Do
 }
 
-// Served describes how a request was answered.
-type Served struct {
+// ServeEnd describes how a request was answered.
+type ServeEnd struct {
 	ServeStart
 	Tenant string
 	// Outcome is the value of the answer header Idempotency-Status.
@@ -75,7 +75,7 @@ const (
 // own ServeStart returned. The other hooks of h are called before b's. If a hook panics, the other
 // hook of that event may be skipped.
 func (h Hooks) Join(b Hooks) Hooks {
-	type pair = hook.Pair[ServeStart, Served]
+	type pair = hook.Pair[ServeStart, ServeEnd]
 	serve := hook.JoinPair(pair{Start: h.ServeStart, End: h.ServeEnd}, pair{Start: b.ServeStart, End: b.ServeEnd})
 	return Hooks{
 		ServeStart: serve.Start, ServeEnd: serve.End,

@@ -25,7 +25,7 @@ func TestHooksOfRequests(t *testing.T) {
 			}
 			return context.WithValue(ctx, spanKey{}, span)
 		},
-		ServeEnd: func(ctx context.Context, s idempotency.Served) {
+		ServeEnd: func(ctx context.Context, s idempotency.ServeEnd) {
 			of, _ := ctx.Value(spanKey{}).(string)
 			ended <- string(s.Outcome) + " " + of
 		},

@@ -166,9 +166,9 @@ func TestH9OutcomesOfEqualStatus(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()
 	cfg.Headers = []string{"X-Op"}
-	var served []idempotency.Served
+	var served []idempotency.ServeEnd
 	var mu sync.Mutex
-	cfg.Hooks.ServeEnd = func(_ context.Context, s idempotency.Served) {
+	cfg.Hooks.ServeEnd = func(_ context.Context, s idempotency.ServeEnd) {
 		mu.Lock()
 		defer mu.Unlock()
 		served = append(served, s)

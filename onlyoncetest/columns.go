@@ -174,9 +174,9 @@ func (r *relation) text(depth int) string {
 	return "row(" + strings.Join(all, ", ") + ")::text"
 }
 
-// timed returns what is compared of a column: a time between $1 and $2 is one of this run, and equal
-// to any other. Most programs note when a row was written, by their clock or the server's, and no
-// fault follows from that. A column without a time zone holds UTC or the session's time.
+// timed returns what is compared of a column: a time between $1 and $2 is one of this run, and
+// equal to any other. Most programs note when a row was written, by their clock or the server's,
+// and no fault follows from that. A column without a time zone holds UTC or the session's time.
 func timed(column, kind string) string {
 	within := ""
 	switch kind {

@@ -47,9 +47,10 @@
 //	moved        ... in another partition
 //	single       no fault: each message is a batch of its own, as with BatchSize 1
 //
-// When a process dies, all of its connections break, it cannot open new ones, its context ends, and
-// Run starts a successor with Start and Serve. before and after strike at every statement; cut, lost, rebalance and reset at the fence and the COMMIT of a batch, or
-// of an attempt at a parked message; zombie at the fence.
+// When a process dies, all of its connections break, it cannot open new ones, its context ends,
+// and Run starts a successor with Start and Serve. before and after strike at every statement;
+// cut, lost, rebalance and reset at the fence and the COMMIT of a batch, or of an attempt at a
+// parked message; zombie at the fence.
 //
 // Run compares the user's tables (not the schema onlyonce), the enqueued calls, the parked
 // messages, the requests that a relay does not send, the effects at remotes, and the status of each

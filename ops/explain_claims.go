@@ -94,7 +94,7 @@ type Claim struct {
 	ClaimedAfter  *time.Time   `json:"claimed_after"`
 	ClaimedBefore *time.Time   `json:"claimed_before" doc:"nil: the segment is open"`
 	Fingerprint   *string      `json:"fingerprint" doc:"the first 16 digits of the payload's SHA-256. Nil: payloads are not compared"`
-	Transaction   *Transaction `json:"transaction" doc:"the one that claimed the key. Nil: not known any more"`
+	Transaction   *Transaction `json:"transaction" doc:"the one that claimed the key. Nil: no longer known"`
 }
 
 // String describes the transaction: its id, its state, and when it committed.

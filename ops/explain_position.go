@@ -78,7 +78,7 @@ type ExplainedCursor struct {
 type MovingBatch struct {
 	From        int64        `json:"from_offset" doc:"its first offset"`
 	Next        int64        `json:"next_offset" doc:"the position after it"`
-	Transaction *Transaction `json:"transaction" doc:"nil: not known any more"`
+	Transaction *Transaction `json:"transaction" doc:"nil: no longer known"`
 }
 
 type movedRow struct {

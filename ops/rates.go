@@ -195,8 +195,8 @@ func (q *rating) read(ctx context.Context, tx pgx.Tx) (*RateSet, error) {
 	return set, nil
 }
 
-// differs reports whether another rate would be set than was agreed to: what is not given comes
-// from what is set already. What it replaces does not matter.
+// differs reports whether the confirmed rate would no longer be the one set: a bound that is not
+// given comes from the rate in force. The rate that it replaces does not matter.
 func (q *rating) differs(shown, now *RateSet) bool {
 	return !equal(shown.PerSecond, now.PerSecond) || !equal(shown.InFlight, now.InFlight)
 }

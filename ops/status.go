@@ -31,7 +31,7 @@ select pg_is_in_recovery(),
 type StatusReport struct {
 	Needs         []Need `json:"needs" doc:"what goes on only when a person does something, halts first"`
 	SchemaVersion int    `json:"schema_version"`
-	Standby       bool   `json:"standby" doc:"the server is a standby: what it shows may be late"`
+	Standby       bool   `json:"standby" doc:"the server is a standby: its data may lag"`
 
 	Faults  []Fault              `json:"faults" doc:"what keeps processes from their work now, by scope"`
 	Cursors []Cursor             `json:"cursors" doc:"by scope, topic and partition"`

@@ -41,10 +41,3 @@ func (c *captures) settled(a *callAttempt, settlement CallState) {
 			"sink", a.Sink, "name", a.Name)
 	}
 }
-
-// reportSettled reports what became of a call whose settlement is committed.
-func (s *relaySink) reportSettled(a *callAttempt) {
-	d := s.dispositionOf(a)
-	s.captures.settled(a, d.settlement)
-	s.emit.settled(d.event(a))
-}

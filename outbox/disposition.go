@@ -158,8 +158,8 @@ func (d *disposition) answerColumns() (status *int32, headers *string, body []by
 }
 
 // event returns what hooks receive about an attempt.
-func (d disposition) event(a *callAttempt) Settled {
-	e := Settled{AttemptEvent: a.describe(), State: d.settlement, Open: d.open, Reason: d.lastError, Err: a.result.Err}
+func (d disposition) event(a *callAttempt) SettledEvent {
+	e := SettledEvent{AttemptEvent: a.describe(), State: d.settlement, Open: d.open, Reason: d.lastError, Err: a.result.Err}
 	e.Final = e.State != CallRetry && e.State != CallAccepted
 	e.Age = a.waited + time.Since(a.readAt)
 	if d.settlement == CallRetry {
@@ -215,4 +215,11 @@ func storedText(s string) string {
 		s = s[:len(s)-1]
 	}
 	return s + "..."
+}
+
+// reportSettled reports what became of a call whose settlement is committed.
+func (s *relaySink) reportSettled(a *callAttempt) {
+	d := s.dispositionOf(a)
+	s.captures.settled(a, d.settlement)
+	s.emit.settled(d.event(a))
 }

@@ -92,7 +92,7 @@ func (h *heldLane) release() error {
 
 // emitLost emits that the lane was lost, or that it was released if there is no cause.
 func (h *heldLane) emitLost(cause error) {
-	h.sink.emit.lease(LeaseChange{Lane: int(h.number), Epoch: h.lease.Epoch, Err: cause})
+	h.sink.emit.lease(LeaseEvent{Lane: int(h.number), Epoch: h.lease.Epoch, Err: cause})
 }
 
 // fenceSQL is the first statement of every write of a lane's owner. In: lease, epoch, nonce;

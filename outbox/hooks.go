@@ -28,11 +28,11 @@ type Hooks struct {
 	AttemptStart func(ctx context.Context, a AttemptEvent) context.Context
 	AttemptEnd   func(ctx context.Context, a AttemptEvent, r Result)
 	// Settled is called for each attempt after its outcome is committed.
-	Settled func(Settled)
+	Settled func(SettledEvent)
 	// Lease is called when this relay takes, loses or releases a lane.
-	Lease func(LeaseChange)
+	Lease func(LeaseEvent)
 	// Paused is called when this relay finds a sink paused or resumed.
-	Paused func(Paused)
+	Paused func(PausedEvent)
 	// TransactionFailed is called when a transaction of the relay has failed and will be tried
 	// again.
 	TransactionFailed func(TransactionFailedEvent)
@@ -84,8 +84,8 @@ const (
 	CallReconcile CallState = "reconcile"
 )
 
-// Settled describes the end of an attempt.
-type Settled struct {
+// SettledEvent describes the end of an attempt.
+type SettledEvent struct {
 	AttemptEvent
 	// State is the new state of the call.
 	State CallState
@@ -106,8 +106,8 @@ type Settled struct {
 	Err error
 }
 
-// LeaseChange reports that this relay took, lost or released a lane of a sink.
-type LeaseChange struct {
+// LeaseEvent reports that this relay took, lost or released a lane of a sink.
+type LeaseEvent struct {
 	Sink  string
 	Lane  int
 	Epoch int64
@@ -125,8 +125,8 @@ type TransactionFailedEvent struct {
 	Wait time.Duration
 }
 
-// Paused reports that an operator paused or resumed a sink.
-type Paused struct {
+// PausedEvent reports that an operator paused or resumed a sink.
+type PausedEvent struct {
 	Sink   string
 	Paused bool
 }
@@ -171,7 +171,7 @@ type emitter struct {
 	sink  string
 }
 
-func (e emitter) settled(s Settled) {
+func (e emitter) settled(s SettledEvent) {
 	s.Sink = e.sink
 	if e.hooks.Settled != nil {
 		e.hooks.Settled(s)
@@ -195,7 +195,7 @@ func (e emitter) settled(s Settled) {
 		"open", s.Open, "wait", s.Wait, "reason", s.Reason)
 }
 
-func (e emitter) lease(c LeaseChange) {
+func (e emitter) lease(c LeaseEvent) {
 	c.Sink = e.sink
 	if e.hooks.Lease != nil {
 		e.hooks.Lease(c)
@@ -230,7 +230,7 @@ func (e emitter) purged(rows int64) {
 
 func (e emitter) paused(is bool) {
 	if e.hooks.Paused != nil {
-		e.hooks.Paused(Paused{Sink: e.sink, Paused: is})
+		e.hooks.Paused(PausedEvent{Sink: e.sink, Paused: is})
 	}
 	msg := "onlyonce: an operator resumed the sink"
 	if is {

@@ -24,7 +24,7 @@ func TestNoHooksAllocateNothing(t *testing.T) {
 	ctx := t.Context()
 	if n := testing.AllocsPerRun(100, func() {
 		a.ended(a.began(ctx, &e.hooks), &e.hooks)
-		e.settled(Settled{})
+		e.settled(SettledEvent{})
 	}); n > 0 {
 		t.Errorf("%v allocations, want none", n)
 	}

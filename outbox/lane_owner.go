@@ -206,8 +206,8 @@ func (o *laneOwner) useSlot(parkedNeedSlot, rowsNeedSlot bool) error {
 	return nil
 }
 
-// runDue does what is due, unless the wait after a database error goes on. It returns an error for
-// a fault that waiting does not heal.
+// runDue runs the due clocks, unless the relay is backing off after a database error. It returns an
+// error for a fault that waiting does not heal.
 func (o *laneOwner) runDue(now time.Time) error {
 	if now.Before(o.clocks.retryAt) {
 		return nil

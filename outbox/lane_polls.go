@@ -151,7 +151,7 @@ func (l *heldLanes) acquire(lane int16) error {
 	}
 	o := newLaneOwner(l.ctx, l.relaySink, got, lane)
 	l.owners[lane] = o
-	l.emit.lease(LeaseChange{Lane: int(lane), Epoch: got.Epoch, Held: true})
+	l.emit.lease(LeaseEvent{Lane: int(lane), Epoch: got.Epoch, Held: true})
 	go func() {
 		defer func() { l.ended <- o }()
 		o.err = o.run()

@@ -15,7 +15,7 @@ import (
 func (r *rig) counted(cfg outbox.RelayConfig) (*running, *atomic.Int64) {
 	r.t.Helper()
 	var held atomic.Int64
-	cfg.Hooks.Lease = func(c outbox.LeaseChange) {
+	cfg.Hooks.Lease = func(c outbox.LeaseEvent) {
 		if c.Held {
 			held.Add(1)
 		} else {

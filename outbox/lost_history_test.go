@@ -112,7 +112,7 @@ select coalesce(max(format(
 			until(t, "the attempt is told", func() bool {
 				r.mu.Lock()
 				defer r.mu.Unlock()
-				return slices.ContainsFunc(r.settled, func(s outbox.Settled) bool { return s.Key == key && s.Number == c.attempt })
+				return slices.ContainsFunc(r.settled, func(s outbox.SettledEvent) bool { return s.Key == key && s.Number == c.attempt })
 			})
 			if got := state(); got != want {
 				t.Errorf("the attempt at the call that was lost made the other one %q, want %q", got, want)

@@ -41,8 +41,8 @@ type rig struct {
 	pool *pgxpool.Pool
 
 	mu      sync.Mutex
-	settled []outbox.Settled
-	leases  []outbox.LeaseChange
+	settled []outbox.SettledEvent
+	leases  []outbox.LeaseEvent
 	gates   []*gate
 	paused  atomic.Bool
 }
@@ -63,9 +63,9 @@ func testConfig(sinks ...outbox.Sink) outbox.RelayConfig {
 func (r *rig) relay(cfg outbox.RelayConfig) *outbox.Relay {
 	r.t.Helper()
 	cfg.Hooks = cfg.Hooks.Join(outbox.Hooks{
-		Settled:           func(s outbox.Settled) { r.mu.Lock(); defer r.mu.Unlock(); r.settled = append(r.settled, s) },
-		Lease:             func(c outbox.LeaseChange) { r.mu.Lock(); defer r.mu.Unlock(); r.leases = append(r.leases, c) },
-		Paused:            func(p outbox.Paused) { r.paused.Store(p.Paused) },
+		Settled:           func(s outbox.SettledEvent) { r.mu.Lock(); defer r.mu.Unlock(); r.settled = append(r.settled, s) },
+		Lease:             func(c outbox.LeaseEvent) { r.mu.Lock(); defer r.mu.Unlock(); r.leases = append(r.leases, c) },
+		Paused:            func(p outbox.PausedEvent) { r.paused.Store(p.Paused) },
 		TransactionFailed: func(f outbox.TransactionFailedEvent) { r.t.Logf("failed: %.300v", f.Err) },
 	})
 	relay, err := outbox.NewRelay(r.pool, cfg)
@@ -214,9 +214,9 @@ func (r *rig) holds(n int) {
 }
 
 // told waits until n attempts were reported as settled, and returns them.
-func (r *rig) told(n int) []outbox.Settled {
+func (r *rig) told(n int) []outbox.SettledEvent {
 	r.t.Helper()
-	var all []outbox.Settled
+	var all []outbox.SettledEvent
 	until(r.t, fmt.Sprintf("%d attempts are told", n), func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -240,7 +240,7 @@ func (r *rig) as() (all []string) {
 func (r *rig) lost() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.ContainsFunc(r.leases, func(c outbox.LeaseChange) bool { return c.Err != nil })
+	return slices.ContainsFunc(r.leases, func(c outbox.LeaseEvent) bool { return c.Err != nil })
 }
 
 // scripted is a sink that does what a function says.

@@ -78,7 +78,7 @@ func TestPauseStopsCallsThatWaitBehindAnother(t *testing.T) {
 	})
 	paused := make(chan bool, 10)
 	cfg := testConfig(sink)
-	cfg.Hooks.Paused = func(p outbox.Paused) { paused <- p.Paused }
+	cfg.Hooks.Paused = func(p outbox.PausedEvent) { paused <- p.Paused }
 	relay, err := outbox.NewRelay(r.pool, cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -50,8 +50,8 @@ const chunkLife = 10 * time.Second
 
 // chunkDue is when the chunk's end is to be written: if nothing more happens to it; if its last
 // calls take longer than chunkPatience; or if its whole rest waits for the sink's rate for too
-// long. Then it is read anew: the windows of its keys count from when it was read, and none of the
-// calls that wait was made (O14).
+// long. Then it is read anew: key windows start at the read, and none of the waiting calls has been
+// sent (O14).
 func (p *lanePass) chunkDue() time.Time {
 	c := p.chunk
 	switch {

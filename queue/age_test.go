@@ -46,7 +46,7 @@ func TestK9MessagesOfAQueue(t *testing.T) {
 	r.until("all are acknowledged", func() bool { return r.broker.Left() == 0 })
 	r.broker.Publish(storedAt("a", 5*time.Hour))
 	r.until("the copy is acknowledged", func() bool { return r.broker.Left() == 0 })
-	if got := r.stored(); got != (queue.Stored{Fresh: 3, Copies: 1, Parked: 2}) || q.Healthy() != nil {
+	if got := r.stored(); got != (queue.StoredEvent{Fresh: 3, Copies: 1, Parked: 2}) || q.Healthy() != nil {
 		t.Errorf("%+v, %v", got, q.Healthy())
 	}
 	if got := one[string](
@@ -78,7 +78,7 @@ func TestK9AgeCannotBeRead(t *testing.T) {
 		err := q.Healthy()
 		return err != nil && strings.Contains(err.Error(), "it took too long")
 	})
-	if got := r.stored(); got != (queue.Stored{}) || r.broker.Left() != 1 {
+	if got := r.stored(); got != (queue.StoredEvent{}) || r.broker.Left() != 1 {
 		t.Errorf("%+v is stored, and the broker has %d messages left", got, r.broker.Left())
 	}
 	r.exec(as)
@@ -164,7 +164,7 @@ func TestQ6DeliveredAnew(t *testing.T) {
 		defer stop()
 		q := r.queue(r.pool, anew{r.broker.Connect(), ago}, func(c *queue.Config) {
 			c.CopiesWithin = 24 * time.Hour
-			c.OnStored = func(queue.Stored) { stop() }
+			c.OnStored = func(queue.StoredEvent) { stop() }
 		})
 		return q.Receive(ctx)
 	}

@@ -92,9 +92,9 @@ func TestQ7DatabaseRefusesEverything(t *testing.T) {
 			r.exec(`drop trigger refuse on onlyonce.event_log`)
 		}
 		r.until("all are acknowledged", func() bool { return r.broker.Left() == 0 && q.Healthy() == nil })
-		want := queue.Stored{Fresh: 1, Parked: 30}
+		want := queue.StoredEvent{Fresh: 1, Parked: 30}
 		if ordered {
-			want = queue.Stored{Fresh: 12, Parked: 19}
+			want = queue.StoredEvent{Fresh: 12, Parked: 19}
 		}
 		if got := r.stored(); got != want {
 			t.Errorf("ordered %t: %+v, want %+v", ordered, got, want)
@@ -109,14 +109,14 @@ func TestQ7DoesNotBrake(t *testing.T) {
 	for name, c := range map[string]struct {
 		all  func() []queue.Delivery
 		set  func(*queue.Config)
-		want queue.Stored
+		want queue.StoredEvent
 	}{
 		"every other one has no id": {func() (all []queue.Delivery) {
 			for n := range 100 {
 				all = append(all, message(fmt.Sprint("m", n)), message("", "no id"))
 			}
 			return all
-		}, func(c *queue.Config) { c.Batch = 7; c.Brake.ProbeInterval = time.Hour }, queue.Stored{Fresh: 100, Parked: 100}},
+		}, func(c *queue.Config) { c.Batch = 7; c.Brake.ProbeInterval = time.Hour }, queue.StoredEvent{Fresh: 100, Parked: 100}},
 		"copies do not count": {func() (all []queue.Delivery) {
 			for range 100 {
 				all = append(all, message("a"))
@@ -125,19 +125,19 @@ func TestQ7DoesNotBrake(t *testing.T) {
 				all = append(all, message("", "no id"))
 			}
 			return append(all, messages(0, 2)...)
-		}, nil, queue.Stored{Fresh: 3, Copies: 99, Parked: 18}},
+		}, nil, queue.StoredEvent{Fresh: 3, Copies: 99, Parked: 18}},
 		"conflicts": {func() (all []queue.Delivery) {
 			for n := range 100 {
 				all = append(all, message("a", fmt.Sprint(n)))
 			}
 			return all
-		}, nil, queue.Stored{Fresh: 1, Parked: 99}},
+		}, nil, queue.StoredEvent{Fresh: 1, Parked: 99}},
 		"off": {func() (all []queue.Delivery) {
 			for range 100 {
 				all = append(all, message("", "no id"))
 			}
 			return all
-		}, func(c *queue.Config) { c.Brake = consumer.Brake{Off: true} }, queue.Stored{Parked: 100}},
+		}, func(c *queue.Config) { c.Brake = consumer.Brake{Off: true} }, queue.StoredEvent{Parked: 100}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

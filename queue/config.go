@@ -102,15 +102,15 @@ type Config struct {
 
 	// OnStored is called after messages were stored, before they are acknowledged. It must be safe
 	// for concurrent use. Defaults to none.
-	OnStored func(Stored)
+	OnStored func(StoredEvent)
 
 	// Logger receives events that cannot be returned as an error, never bodies, headers or ids.
 	// Defaults to slog.Default(), at WARN and above.
 	Logger *slog.Logger
 }
 
-// Stored counts messages that were stored together.
-type Stored struct {
+// StoredEvent counts messages that were stored together.
+type StoredEvent struct {
 	Fresh  int // appended to the stream
 	Copies int // known before
 	Parked int // without an id, or with the id of another body

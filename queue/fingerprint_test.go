@@ -19,11 +19,11 @@ func TestQ2WhatIsCompared(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		fingerprint func(*queue.Delivery) []byte
-		want        queue.Stored
+		want        queue.StoredEvent
 	}{
-		"the body":     {nil, queue.Stored{Fresh: 1, Parked: 3}},
-		"a part":       {before, queue.Stored{Fresh: 1, Copies: 2, Parked: 1}},
-		"the id alone": {queue.IDAlone, queue.Stored{Fresh: 1, Copies: 3}},
+		"the body":     {nil, queue.StoredEvent{Fresh: 1, Parked: 3}},
+		"a part":       {before, queue.StoredEvent{Fresh: 1, Copies: 2, Parked: 1}},
+		"the id alone": {queue.IDAlone, queue.StoredEvent{Fresh: 1, Copies: 3}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

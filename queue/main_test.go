@@ -39,7 +39,7 @@ type rig struct {
 	broker queuetest.Memory
 
 	mu   sync.Mutex
-	done queue.Stored // by all receivers
+	done queue.StoredEvent // by all receivers
 }
 
 func newRig(t *testing.T) *rig {
@@ -74,10 +74,10 @@ func (r *rig) config(more ...func(*queue.Config)) queue.Config {
 		PollInterval: 20 * time.Millisecond,
 		LeaseTTL:     2 * time.Second,
 		Logger:       logger,
-		OnStored: func(s queue.Stored) {
+		OnStored: func(s queue.StoredEvent) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			r.done = queue.Stored{Fresh: r.done.Fresh + s.Fresh, Copies: r.done.Copies + s.Copies, Parked: r.done.Parked + s.Parked}
+			r.done = queue.StoredEvent{Fresh: r.done.Fresh + s.Fresh, Copies: r.done.Copies + s.Copies, Parked: r.done.Parked + s.Parked}
 		},
 	}
 	for _, m := range more {
@@ -87,7 +87,7 @@ func (r *rig) config(more ...func(*queue.Config)) queue.Config {
 }
 
 // stored returns what receivers have stored so far.
-func (r *rig) stored() queue.Stored {
+func (r *rig) stored() queue.StoredEvent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.done

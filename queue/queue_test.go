@@ -72,7 +72,7 @@ func TestQ2Copies(t *testing.T) {
 	r.until("all are acknowledged", func() bool { return r.broker.Left() == 0 })
 	r.broker.Publish(message("b"), message("a"))
 	r.until("all are acknowledged", func() bool { return r.broker.Left() == 0 })
-	if got := r.stored(); got != (queue.Stored{Fresh: 3, Copies: 3}) || r.count("onlyonce.event_log") != 3 {
+	if got := r.stored(); got != (queue.StoredEvent{Fresh: 3, Copies: 3}) || r.count("onlyonce.event_log") != 3 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -118,7 +118,7 @@ func TestQ2Parked(t *testing.T) {
 	r.until("all are acknowledged", func() bool { return r.broker.Left() == 0 })
 	r.broker.Publish(message("a", "other"))
 	r.until("all are acknowledged", func() bool { return r.broker.Left() == 0 })
-	if got := r.stored(); got != (queue.Stored{Fresh: 1, Copies: 2, Parked: 11}) {
+	if got := r.stored(); got != (queue.StoredEvent{Fresh: 1, Copies: 2, Parked: 11}) {
 		t.Errorf("%+v", got)
 	}
 	got := one[string](
@@ -200,7 +200,7 @@ func TestQ3DatabaseAway(t *testing.T) {
 	if n := taken.deliveries.Load(); n != 20 || q.Healthy() != nil {
 		t.Errorf("%d deliveries, want 20, each once; %v", n, q.Healthy())
 	}
-	if got := r.stored(); got != (queue.Stored{Fresh: 20}) {
+	if got := r.stored(); got != (queue.StoredEvent{Fresh: 20}) {
 		t.Errorf("%+v", got)
 	}
 }
@@ -494,7 +494,7 @@ func TestLargeMessages(t *testing.T) {
 	large.Body = make([]byte, 20<<20)
 	r.broker.Publish(large)
 	var transactions atomic.Int64
-	q := r.queue(r.pool, r.broker.Connect(), func(c *queue.Config) { c.OnStored = func(queue.Stored) { transactions.Add(1) } })
+	q := r.queue(r.pool, r.broker.Connect(), func(c *queue.Config) { c.OnStored = func(queue.StoredEvent) { transactions.Add(1) } })
 	r.applies(q, effect)
 	r.until("all are applied", func() bool { return r.count("effects") == 6 })
 	if n := transactions.Load(); n != 4 {

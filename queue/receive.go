@@ -33,7 +33,7 @@ var (
 	errReplaced = errors.New("another process receives from the queue now")
 	errIdentify = errors.New("Config.Identify does not return")
 	errDatabase = errors.New("the database does not answer")
-	errRefused  = errors.New("the database refuses to store or park a message: the broker keeps it")
+	errRefused  = errors.New("message can be neither stored nor parked; leaving it with the broker")
 )
 
 // receiver is one run of Receive. It is the queue's way in.
@@ -189,7 +189,7 @@ func (r *receiver) begin(ctx context.Context) error {
 // store stores deliveries, for as long as that takes and the place is held, and acknowledges those
 // that are stored (Q1, Q3). refused says why some of them stay at the broker; with Ordered all
 // later ones do.
-func (r *receiver) store(ctx context.Context, all []*Delivery) (done Stored, refused, err error) {
+func (r *receiver) store(ctx context.Context, all []*Delivery) (done StoredEvent, refused, err error) {
 	wait := primary.Backoff(r.cfg.LeaseTTL)
 	left := r.identify(all)
 	next := len(left) // so many are stored next
@@ -244,7 +244,7 @@ func (r *receiver) keep(ctx context.Context) error {
 
 // stored is what became of deliveries.
 type stored struct {
-	counts  Stored
+	counts  StoredEvent
 	left    []*incoming // to be tried again
 	refused error       // why the database does not take some of them, which stay at the broker
 	failed  error       // why those of left are not stored
@@ -255,7 +255,7 @@ type stored struct {
 func (r *receiver) storeOnce(ctx context.Context, all []*incoming) (o stored, err error) {
 	ctx = context.WithoutCancel(ctx)
 	for part := range r.storing.Each(ctx, all) {
-		var counts Stored
+		var counts StoredEvent
 		var kept []*Delivery
 		for _, in := range part {
 			r.brake.Ended(in)
@@ -302,8 +302,8 @@ func (r *receiver) judge(o *stored, in *incoming) bool {
 	return false
 }
 
-func (s Stored) plus(o Stored) Stored {
-	return Stored{
+func (s StoredEvent) plus(o StoredEvent) StoredEvent {
+	return StoredEvent{
 		Fresh:  s.Fresh + o.Fresh,
 		Copies: s.Copies + o.Copies,
 		Parked: s.Parked + o.Parked,
@@ -311,7 +311,7 @@ func (s Stored) plus(o Stored) Stored {
 }
 
 // count counts a message.
-func (s *Stored) count(o intake.Outcome) {
+func (s *StoredEvent) count(o intake.Outcome) {
 	switch o {
 	case intake.Taken:
 		s.Fresh++

@@ -84,7 +84,7 @@ func TestQ4RaiseException(t *testing.T) {
 	r.broker.Publish(message("a"), message("b", "bad"), message("c"))
 	r.receives()
 	r.until("all are acknowledged", func() bool { return r.broker.Left() == 0 })
-	if got := r.stored(); got != (queue.Stored{Fresh: 2, Parked: 1}) {
+	if got := r.stored(); got != (queue.StoredEvent{Fresh: 2, Parked: 1}) {
 		t.Errorf("%+v", got)
 	}
 }
@@ -147,11 +147,11 @@ func TestQ4CopyThatWaitsHoldsUpNoOther(t *testing.T) {
 		r.broker.Publish(message("a"), message("b"), message("c"))
 		r.receives()
 		r.until("the others are acknowledged", func() bool { return r.broker.Left() == 1 && r.stored().Fresh == 2 })
-		want := queue.Stored{Fresh: 2, Copies: 1}
+		want := queue.StoredEvent{Fresh: 2, Copies: 1}
 		end := tx.Commit
 		if !commits {
 			end = tx.Rollback
-			want = queue.Stored{Fresh: 3}
+			want = queue.StoredEvent{Fresh: 3}
 		}
 		if err := end(t.Context()); err != nil {
 			t.Fatal(err)

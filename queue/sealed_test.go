@@ -31,7 +31,7 @@ func TestW22MessagesAreSealed(t *testing.T) {
 	r.until("all are acknowledged", func() bool { return r.broker.Left() == 0 })
 	r.broker.Publish(message("b", "secret b"))
 	r.until("the copy is acknowledged", func() bool { return r.broker.Left() == 0 })
-	if got := r.stored(); got != (queue.Stored{Fresh: 2, Copies: 2, Parked: 3}) {
+	if got := r.stored(); got != (queue.StoredEvent{Fresh: 2, Copies: 2, Parked: 3}) {
 		t.Errorf("%+v", got)
 	}
 	r.exec(`drop trigger refuse on onlyonce.event_log`)

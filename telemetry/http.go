@@ -41,7 +41,7 @@ func instrumentLayer(c *idempotency.Config, t Config) error {
 		ServeStart: func(ctx context.Context, s idempotency.ServeStart) context.Context {
 			return r.startRequest(ctx, "serve "+s.Pattern, attribute.String(attrRoute, s.Pattern))
 		},
-		ServeEnd: func(ctx context.Context, s idempotency.Served) {
+		ServeEnd: func(ctx context.Context, s idempotency.ServeEnd) {
 			route := attribute.String("route", s.Pattern)
 			if _, had := routes.LoadOrStore(s.Pattern, true); !had { // so that each outcome is there, from 0
 				for _, outcome := range metrics.HTTPRequests.Outcomes {
@@ -92,7 +92,7 @@ func instrumentEndpoint(c *webhook.Config, t Config) error {
 			duration.Record(ctx, e.Duration.Seconds(), metric.WithAttributes(endpoint, status))
 			endRequest(ctx, e.Err, attribute.String(attrOutcome, outcome), attribute.Int(attrStatus, e.Status))
 		},
-		Backfilled: func(e webhook.Backfilled) {
+		Backfilled: func(e webhook.BackfilledEvent) {
 			missed.Add(context.Background(), int64(e.Missed), metric.WithAttributes(endpoint))
 		},
 	})

@@ -17,7 +17,7 @@ func instrumentQueue(c *queue.Config, t Config) error {
 		return r.err
 	}
 	name, then := attribute.String("queue", c.Name), c.OnStored
-	count := func(s queue.Stored) {
+	count := func(s queue.StoredEvent) {
 		for outcome, n := range map[string]int{"fresh": s.Fresh, "copy": s.Copies, "parked": s.Parked} {
 			received.Add(
 				context.Background(),
@@ -26,8 +26,8 @@ func instrumentQueue(c *queue.Config, t Config) error {
 			)
 		}
 	}
-	count(queue.Stored{}) // so that the counters are there, at 0
-	c.OnStored = func(s queue.Stored) {
+	count(queue.StoredEvent{}) // so that the counters are there, at 0
+	c.OnStored = func(s queue.StoredEvent) {
 		if then != nil {
 			then(s)
 		}

@@ -81,7 +81,7 @@ func instrumentRelay(c *outbox.RelayConfig, t Config) error {
 			}
 			end(of.span, result.Err, attribute.String(attrOutcome, result.Outcome.String()))
 		},
-		Settled: func(s outbox.Settled) {
+		Settled: func(s outbox.SettledEvent) {
 			attempts.Add(
 				context.Background(),
 				1,

@@ -52,7 +52,7 @@ type backfilling struct {
 	from     *time.Time // the time from which it lists; nil: there was none before
 	begun    time.Time  // by the database's clock
 
-	listed, missed, old int // see Backfilled
+	listed, missed, old int // see BackfilledEvent
 }
 
 // backfillIfDue runs a backfill if one is due and no other process runs one. It returns when
@@ -83,7 +83,7 @@ func (ep *Endpoint) backfillIfDue(ctx context.Context) (wait time.Duration, err 
 		_, err = ep.pool.Exec(context.WithoutCancel(ctx), backfilledSQL, ep.cfg.Name, r.begun)
 	}
 	if ep.cfg.Hooks.Backfilled != nil {
-		ep.cfg.Hooks.Backfilled(Backfilled{Listed: r.listed, Missed: r.missed, Old: r.old, Err: err})
+		ep.cfg.Hooks.Backfilled(BackfilledEvent{Listed: r.listed, Missed: r.missed, Old: r.old, Err: err})
 	}
 	return wait, err
 }

@@ -87,8 +87,8 @@
 // transaction.
 //
 // A lost answer to COMMIT: the transaction may or may not have committed, so the endpoint repeats
-// it on another connection. Its claim waits for the old transaction, if the server still runs it,
-// and then either finds the event or does not. Only a claim can tell: a plain read would not wait.
+// it on another connection. The new claim blocks on the old transaction, if the server still runs
+// it, and then either finds the event (committed) or stores it. A plain read would not block.
 //
 // A sender that hangs up: once the request is verified, the work no longer depends on it. The work
 // continues for as long as the sender would have waited.

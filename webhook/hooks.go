@@ -43,8 +43,8 @@ type ReceiveEnd struct {
 	Duration time.Duration
 }
 
-// Backfilled describes a backfill by this process.
-type Backfilled struct {
+// BackfilledEvent describes a backfill by this process.
+type BackfilledEvent struct {
 	Listed int // events that the provider listed
 	Missed int // of them, those that were new
 	Old    int // of them, those that happened longer ago than Config.Retention: passed over
@@ -71,7 +71,7 @@ type Hooks struct {
 	Forgotten func(records int64)
 
 	// Backfilled is called at the end of each backfill by this process.
-	Backfilled func(Backfilled)
+	Backfilled func(BackfilledEvent)
 }
 
 // Join returns hooks that call those of h and of b, for example your own and those of package

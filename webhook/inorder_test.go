@@ -228,7 +228,7 @@ func TestReconcile(t *testing.T) {
 			}
 			return nil
 		}}
-		c.Hooks.Backfilled = func(of webhook.Backfilled) {
+		c.Hooks.Backfilled = func(of webhook.BackfilledEvent) {
 			mu.Lock()
 			defer mu.Unlock()
 			told = append(told, fmt.Sprint(of.Listed, of.Missed, of.Err != nil))
@@ -266,7 +266,7 @@ func TestReconcile(t *testing.T) {
 func TestW10ReconciliationGoesOn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	told := make(chan webhook.Backfilled, 100)
+	told := make(chan webhook.BackfilledEvent, 100)
 	x := r.receiver(samples(t)["Stripe"], func(c *webhook.Config) {
 		c.Mode = webhook.Inline
 		c.Handler = consumer.HandlerFunc(func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
@@ -283,7 +283,7 @@ func TestW10ReconciliationGoesOn(t *testing.T) {
 			}
 			return nil
 		}}
-		c.Hooks.Backfilled = func(of webhook.Backfilled) { told <- of }
+		c.Hooks.Backfilled = func(of webhook.BackfilledEvent) { told <- of }
 	})
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -341,7 +341,7 @@ func listedSince(t *testing.T, r *rig, last string) (since, before, after time.T
 			asked <- since
 			return nil
 		}}
-		c.Hooks.Backfilled = func(webhook.Backfilled) { close(recorded) }
+		c.Hooks.Backfilled = func(webhook.BackfilledEvent) { close(recorded) }
 	})
 	before = one[time.Time](r, `select clock_timestamp()`)
 	ctx, stop := context.WithCancel(t.Context())

@@ -31,7 +31,7 @@ func (h *relayHealth) set(why string) {
 }
 
 // lease counts the lanes that this relay has.
-func (h *relayHealth) lease(c outbox.LeaseChange) {
+func (h *relayHealth) lease(c outbox.LeaseEvent) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if c.Held {

@@ -75,7 +75,7 @@ func measureRelay(h *outbox.Hooks, sinks []outbox.Sink) *metrics.Registry {
 			r.Observe(metrics.OutboxAttemptDuration, time.Since(at).Seconds(), a.Sink)
 		}
 	}
-	h.Settled = func(s outbox.Settled) {
+	h.Settled = func(s outbox.SettledEvent) {
 		r.Add(metrics.OutboxAttempts, 1, s.Sink, string(s.State))
 		if s.Final {
 			r.Observe(metrics.OutboxDelay, s.Age.Seconds(), s.Sink)

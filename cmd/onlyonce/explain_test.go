@@ -145,12 +145,12 @@ func TestExplainKey(t *testing.T) {
 				"between 2026-01-01 00:00:00Z and 2026-01-02 00:00:00Z",
 				", committed",
 			},
-			"not known any more",
+			"no longer known",
 		},
 		"closed, and its number stands for another transaction": {
 			closed + `update onlyonce.segments set bound = '4' where ring = 'consumer_keys' and slot = 0;` + segment("consumer_keys_0"),
 			nil,
-			[]string{"transaction     not known any more"},
+			[]string{"transaction     no longer known"},
 			"committed",
 		},
 		"two segments": {

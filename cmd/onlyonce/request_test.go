@@ -90,7 +90,7 @@ func TestRequestResolve(t *testing.T) {
 	f.run("request", "resolve", "-id", applied, "-step", "charge", "-applied", "-result", "ch_1", "-reason", "found it", "-yes").want(
 		t,
 		statusGood,
-		"had its effect",
+		"was applied",
 		"audit row",
 	)
 	f.run("request", "resolve", "-id", absent, "-step", "charge", "-not-applied", "-reason", "not there", "-yes").want(
@@ -144,7 +144,7 @@ func TestRequestResolveSeals(t *testing.T) {
 	if n := one[int](f, `select count(*) from onlyonce.http_steps where done_at is null`); n != 1 {
 		t.Fatal("a refused command has changed the step")
 	}
-	resolve("-applied", "-result", "ch_1", "-seal-keys", keys).want(t, statusGood, "had its effect")
+	resolve("-applied", "-result", "ch_1", "-seal-keys", keys).want(t, statusGood, "was applied")
 	sealer, err := seal.New(seal.Keys{Current: 7, ByID: map[uint32]seal.Key{7: {1}}})
 	if err != nil {
 		t.Fatal(err)

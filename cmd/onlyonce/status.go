@@ -75,7 +75,7 @@ func (a *app) writeStatus(r *ops.StatusReport, each bool) {
 	a.writeSinks(r)
 	a.say("\nschema version %d", r.SchemaVersion)
 	if r.Standby {
-		a.say("This server is a standby: what it shows may be late, and nothing can be decided here.")
+		a.say("This server is a standby: its data may lag, and nothing can be decided here.")
 	}
 }
 

@@ -49,6 +49,7 @@ func TestFindsFaults(t *testing.T) {
 		for _, want := range []string{
 			"pool.go:26:", "pgxpool.Pool.Exec commits", "remote.go:", "http.Post reaches a remote", "goroutine.go:", "the transaction reaches another goroutine",
 			"value.go:", "outbox.Call.ID comes from uuid.NewString",
+			"services.go:", "store.Queries.InsertOrder sends its statement (store.go:",
 		} {
 			if !strings.Contains(out, want) {
 				t.Errorf("%v does not print %q:\n%s", way, want, out)

@@ -55,8 +55,8 @@ func (c compose) part(service string) *part {
 // manifests are rendered objects of Kubernetes, each decoded strictly as its kind.
 type manifests []any
 
-// renderChart renders deploy/chart with these values above its own.
-func renderChart(values map[string]any) (manifests, error) {
+// renderFiles renders deploy/chart with these values above its own.
+func renderFiles(values map[string]any) (map[string]string, error) {
 	chart, err := chartloader.LoadDir(filepath.Join(top, "deploy", "chart"))
 	if err != nil {
 		return nil, err
@@ -66,7 +66,12 @@ func renderChart(values map[string]any) (manifests, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := helmengine.Render(chart, rendered)
+	return helmengine.Render(chart, rendered)
+}
+
+// renderChart is renderFiles, with the objects decoded.
+func renderChart(values map[string]any) (manifests, error) {
+	files, err := renderFiles(values)
 	if err != nil {
 		return nil, err
 	}

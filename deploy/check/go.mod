@@ -11,6 +11,7 @@ require (
 	github.com/onlyonce/onlyonce v0.0.0-00010101000000-000000000000
 	github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring v0.95.2
 	github.com/testcontainers/testcontainers-go v0.45.0
+	github.com/yannh/kubeconform v0.7.0
 	helm.sh/helm/v3 v3.21.4
 	k8s.io/api v0.37.2
 	sigs.k8s.io/yaml v1.6.0
@@ -63,6 +64,8 @@ require (
 	github.com/gobwas/glob v0.2.3 // indirect
 	github.com/google/gnostic-models v0.7.0 // indirect
 	github.com/google/uuid v1.6.0 // indirect
+	github.com/hashicorp/go-cleanhttp v0.5.2 // indirect
+	github.com/hashicorp/go-retryablehttp v0.7.7 // indirect
 	github.com/huandu/xstrings v1.5.0 // indirect
 	github.com/jackc/pgpassfile v1.0.0 // indirect
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect

@@ -89,7 +89,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*API, error) {
 		},
 		FingerprintKeys: seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: cfg.Secret}},
 		LeaseTTL:        3 * time.Second, // after that, another process continues the payouts of a process that was killed
-		Hooks: idempotency.Hooks{ServeEnd: func(_ context.Context, s idempotency.Served) {
+		Hooks: idempotency.Hooks{ServeEnd: func(_ context.Context, s idempotency.ServeEnd) {
 			if s.Outcome == idempotency.Created {
 				a.relay.Wake() // sends the request's calls now, not at the next poll
 			}

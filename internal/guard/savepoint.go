@@ -14,8 +14,8 @@ import (
 // transaction is undone, and the transaction goes on; that error is returned. Errors that say that
 // the transaction is broken, or must be run again, stay.
 //
-// What another goroutine writes while fn runs would be undone with it, and that goroutine does not
-// learn of it: then nothing is forgiven, and the transaction fails.
+// If another goroutine writes while fn runs, its writes would be undone without its knowledge: in
+// that case the whole transaction fails.
 func (h *Handle) Savepoint(ctx context.Context, fn func() error) error {
 	name, marks, late, err := h.beginSavepoint(ctx, true)
 	if err != nil {

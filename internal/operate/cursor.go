@@ -40,7 +40,7 @@ Example:
 			}
 			return s
 		},
-		then: "the owner stops within two seconds, behind its current batch.",
+		then: "the owner stops within two seconds, after its current batch.",
 	}.decision()
 }
 

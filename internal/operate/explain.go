@@ -362,7 +362,7 @@ func CursorFate(c *ops.ExplainedCursor) string {
 func CursorBatch(c *ops.ExplainedCursor) string {
 	switch m := c.Moved; {
 	case m != nil && m.Transaction == nil:
-		return fmt.Sprintf("It was in the batch from %d to %d, of a transaction that is not known any more.",
+		return fmt.Sprintf("It was in the batch from %d to %d, of a transaction that is no longer known.",
 			m.From, m.Next)
 	case m != nil:
 		return fmt.Sprintf("It was in the batch from %d to %d, of transaction %s.", m.From, m.Next, m.Transaction)

@@ -110,7 +110,7 @@ func NextOfRequest(r *ops.Request) []Step {
 	switch r.State {
 	case "reconcile":
 		for _, step := range r.Unknown {
-			add("if step "+step+" had its effect at the provider",
+			add("if step "+step+" was applied by the provider",
 				"resolve", " -step "+show.Quote(step)+" -applied -result TEXT")
 			add("if it had none", "resolve", " -step "+show.Quote(step)+" -not-applied")
 		}

@@ -251,8 +251,8 @@ func eraseCall() *Decision {
 			Name:    "outbox erase",
 			Summary: "erase the body of a call that is settled",
 			Help: `
-Erases the body of a call, in the log and where it was parked, and the remote's answer: for a person
-who asks to be forgotten. The call must be delivered or discarded; one that is still to be sent
+Erases the body of a call, in the log and where it was parked, and the remote's answer: for a
+data-erasure request. The call must be delivered or discarded; one that is still to be sent
 needs its body ("onlyonce parked discard" gives it up). The row stays, with target, headers and the
 rest, until its segment of the log is dropped, so that the call is recognised when it is enqueued
 again. A call that was erased cannot be redriven. Backups, and standbys that lag, hold the body

@@ -382,7 +382,7 @@ func eraseParked() *Decision {
 			Summary: "erase what settled parked rows hold",
 			Help: `
 Erases body, headers and error of parked messages, events and calls that are settled, and a remote's
-answer: for a person who asks to be forgotten. Of calls and events it also erases the body in their
+answer: for a data-erasure request. Of calls and events it also erases the body in their
 log, as "onlyonce outbox erase" and "onlyonce events erase" do, which find also those that were
 never parked. Headers of calls stay. Rows that are not settled must be redriven or discarded first.
 
@@ -427,8 +427,8 @@ func eraseEvents() *Decision {
 			Name:    "events erase",
 			Summary: "erase events that were handled",
 			Help: `
-Erases bodies and headers of events in the log, and where they were parked: for a person who asks to
-be forgotten. Every consumer that reads the stream must have handled them ("onlyonce cursor retire"
+Erases bodies and headers of events in the log, and where they were parked: for a data-erasure
+request. Every consumer that reads the stream must have handled them ("onlyonce cursor retire"
 gives one up), and parked ones must be redriven or discarded. The rows stay until their segment is
 emptied; a replay passes over them. Backups, and standbys that lag, hold the bytes longer.
 

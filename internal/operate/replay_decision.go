@@ -21,7 +21,7 @@ The range is all that it knows. If a record in the range is a copy of a message 
 earlier offset, or another partition), it is applied, although that message was applied and is not
 undone. Choose a range that has such a copy's original in it, or undo the original's effect too.
 Copies that arrive after the replay are duplicates, also of messages that only the replay handled.
-Messages are applied however old their ids are: Config.TooOld does not count in a replay.
+Config.TooOld is ignored during a replay.
 
 In one transaction the owner is fenced out, the position is set, the replay gets a number that is
 part of its messages' keys, and an audit row says who did it and why. A consumer that runs begins

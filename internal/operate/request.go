@@ -30,13 +30,13 @@ func (in *Resolve) Check() error {
 
 func resolveFields(in *Resolve) []Field {
 	result := At(&in.Result, "result", "TEXT", "what the step returns, TEXT").
-		asked("Result", "What the step returns to the handler. Only if it had its effect.")
+		asked("Result", "What the step returns to the handler. Only if it was applied.")
 	result.blank = true
 	return []Field{
 		At(&in.ID, "id", "ID", "the request's ID, as onlyonce request list shows it").needed(),
 		At(&in.Step, "step", "NAME", "the step's NAME").needed(),
-		Option(&in.Applied, "applied", "it had its effect").
-			asked("It had its effect at the provider", ""),
+		Option(&in.Applied, "applied", "the step was applied").
+			asked("The provider applied it", ""),
 		Option(&in.NotApplied, "not-applied", "it had no effect").
 			asked("It had none: the call is made again, under its key", ""),
 		result,
@@ -78,7 +78,7 @@ Example:
 		would: func(in *Resolve, d *ops.RequestChange) Said {
 			s := request(d)
 			if in.Applied {
-				s.say("Step %s: it had its effect. The next copy of the request continues after it.", in.Step)
+				s.say("Step %s was applied. The next copy of the request continues after it.", in.Step)
 			} else {
 				s.say("Step %s: it had no effect. The next copy of the request calls the provider again, "+
 					"under the same key.", in.Step)
@@ -138,8 +138,8 @@ func eraseRequest() *Decision {
 			Name:    "request erase",
 			Summary: "erase the stored answer to a request",
 			Help: `
-Erases the stored answer to a request, and what its steps have remembered: for a person who asks to
-be forgotten. Of an operation that it has made, the result and the input are erased too, also if the
+Erases the stored answer to a request, and what its steps have remembered: for a data-erasure
+request. Of an operation that it has made, the result and the input are erased too, also if the
 record has expired before. The request must be completed, and its operation must have ended. The
 record stays until it expires, so that copies get 410 and do not run again. A cache of the layer may
 serve the answer until its entries expire (Config.CacheTTL); backups, and standbys that lag, hold it

@@ -177,7 +177,7 @@ func WholeClaim(c *ops.Claim) []Labelled {
 	if c.Fingerprint != nil {
 		fingerprint = *c.Fingerprint
 	}
-	transaction := "not known any more"
+	transaction := "no longer known"
 	if c.Transaction != nil {
 		transaction = c.Transaction.String()
 	}

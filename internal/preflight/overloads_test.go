@@ -131,7 +131,7 @@ func TestS2OverloadsOfOthersDoNotRun(t *testing.T) {
 		},
 		Complete: func(context.Context, dedupe.GuardedTx, *outbox.Attempt, *outbox.Response) error { return nil },
 		Hooks: outbox.Hooks{
-			Settled: func(s outbox.Settled) { t.Logf("%s: %s %s", s.Name, s.State, s.Reason) },
+			Settled: func(s outbox.SettledEvent) { t.Logf("%s: %s %s", s.Name, s.State, s.Reason) },
 			TransactionFailed: func(f outbox.TransactionFailedEvent) {
 				mu.Lock()
 				defer mu.Unlock()

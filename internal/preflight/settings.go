@@ -101,9 +101,9 @@ func (s serverSettings) faults() (faults []error) {
 	return faults
 }
 
-// warnings returns the settings that weaken the promise, or cost. None is an error, because each
-// can be intended, and effects stay single with each of them: the position is lost together with
-// the effects, and what was lost is done again if Kafka holds it.
+// warnings returns the settings that weaken the promise, or cost throughput. None is an error: each
+// may be deliberate, and effects are applied once regardless. A position is lost together with its
+// effects, which are made again if Kafka still has the messages.
 func (s serverSettings) warnings() (warnings []string) {
 	for _, n := range s.findings() {
 		if !n.Fault {

@@ -30,7 +30,7 @@ type KeyPlan struct {
 	Keys         float64 `json:"keys_at_most"`
 	DiskBytes    float64 `json:"disk_bytes"`
 	FilterBytes  float64 `json:"filter_bytes_per_consumer" doc:"of memory"`
-	BuildBytes   float64 `json:"build_bytes" doc:"of memory, for a moment"`
+	BuildBytes   float64 `json:"build_bytes" doc:"peak memory"`
 	MostSegments int     `json:"closed_segments_at_most"`
 }
 

@@ -69,7 +69,7 @@ func quick() ring.Config {
 type rotator struct {
 	*ring.Rotator
 	stepped []ring.StepResult
-	leases  []ring.LeaseChange
+	leases  []ring.LeaseEvent
 }
 
 func (r *rig) rotator(cfg ring.Config) *rotator {
@@ -77,7 +77,7 @@ func (r *rig) rotator(cfg ring.Config) *rotator {
 	x := &rotator{}
 	cfg.Hooks = ring.Hooks{
 		Stepped: func(o ring.StepResult) { x.stepped = append(x.stepped, o) },
-		Lease:   func(c ring.LeaseChange) { x.leases = append(x.leases, c) },
+		Lease:   func(c ring.LeaseEvent) { x.leases = append(x.leases, c) },
 		Failed:  func(err error) { r.t.Logf("failed: %v", err) },
 	}
 	var err error

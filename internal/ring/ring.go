@@ -137,8 +137,8 @@ func (o StepResult) Changed() bool {
 	return false
 }
 
-// LeaseChange says that this rotator took, lost or released the ring's lease.
-type LeaseChange struct {
+// LeaseEvent says that this rotator took, lost or released the ring's lease.
+type LeaseEvent struct {
 	Epoch int64
 	Held  bool
 	Err   error // why it was lost; nil if it was released in order
@@ -152,7 +152,7 @@ type Hooks struct {
 	// free (Full).
 	Stepped func(StepResult)
 	// Lease is called when this rotator takes, loses or releases the lease.
-	Lease func(LeaseChange)
+	Lease func(LeaseEvent)
 	// Failed is called for errors that Run waits out.
 	Failed func(error)
 }

@@ -114,7 +114,7 @@ func (r *Rotator) dropLease(why error) {
 	r.carry = nil
 	r.busy = 0
 	if r.cfg.Hooks.Lease != nil {
-		r.cfg.Hooks.Lease(LeaseChange{Epoch: epoch, Err: why})
+		r.cfg.Hooks.Lease(LeaseEvent{Epoch: epoch, Err: why})
 	}
 }
 
@@ -225,7 +225,7 @@ func (r *Rotator) holdLease(ctx context.Context) (bool, error) {
 	}
 	r.lease = l
 	if r.cfg.Hooks.Lease != nil {
-		r.cfg.Hooks.Lease(LeaseChange{Epoch: l.Epoch, Held: true})
+		r.cfg.Hooks.Lease(LeaseEvent{Epoch: l.Epoch, Held: true})
 	}
 	return true, nil
 }

@@ -105,7 +105,7 @@ func TestR1RotatorThatWasReplaced(t *testing.T) {
 			r.due(action)
 			heir := r.takeOver()
 			before := r.row()
-			told := func() ring.LeaseChange { return x.leases[len(x.leases)-1] }
+			told := func() ring.LeaseEvent { return x.leases[len(x.leases)-1] }
 			pgtest.Until(t, patience, "the rotator is told that it was replaced", func() bool {
 				// It may have an id to wait by, while others write to this server.
 				if out := r.step(x); out.Changed() {

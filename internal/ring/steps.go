@@ -146,7 +146,7 @@ func (r *Rotator) runRepair(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
 	if _, err := r.pool.Exec(bounded, r.ring.Repair); err != nil {
-		return fmt.Errorf("mending what the clock has left: %w", err)
+		return fmt.Errorf("repairing rows written while the clock was ahead: %w", err)
 	}
 	return nil
 }

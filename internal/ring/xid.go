@@ -22,7 +22,7 @@ func OwnXid(ctx context.Context, pool *primary.Pool) (xid string, err error) {
 func XidPassed(ctx context.Context, pool *primary.Pool, xid string) (passed bool, err error) {
 	if err := pool.QueryRow(ctx, `select pg_snapshot_xmin(pg_current_snapshot()) >= $1::text::xid8`,
 		xid).Scan(&passed); err != nil {
-		return false, fmt.Errorf("asking for open transactions: %w", err)
+		return false, fmt.Errorf("listing open transactions: %w", err)
 	}
 	return passed, nil
 }

@@ -21,7 +21,7 @@ func (v *visit) overview() error {
 	if s != nil {
 		if s.Standby {
 			c.Notices = append(c.Notices, notice{
-				Text: "This server is a standby: what it shows may be late, and nothing can be decided here.",
+				Text: "This server is a standby: its data may lag, and nothing can be decided here.",
 			})
 		}
 		ended := ""

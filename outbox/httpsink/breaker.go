@@ -41,7 +41,7 @@ type Breaker struct {
 var (
 	errHostDown    = errors.New("the host did not answer, or with 502, 503 or 504, or it could not be asked")
 	errNoHost      = errors.New("there was no connection to the host, whichever the call")
-	errHostUnknown = errors.New("nothing was learned about the host")
+	errHostUnknown = errors.New("no evidence about the host's health")
 )
 
 // withDefaults fills in the defaults, and notes every fault.

@@ -80,7 +80,7 @@ func TestProducerThatSendsAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, ".fifo", nil)
 	var copies atomic.Int64
-	r.Receives(r.broker(r.url), func(c *queue.Config) { c.OnStored = func(s queue.Stored) { copies.Add(int64(s.Copies)) } })
+	r.Receives(r.broker(r.url), func(c *queue.Config) { c.OnStored = func(s queue.StoredEvent) { copies.Add(int64(s.Copies)) } })
 	for n := range 3 {
 		r.publish(r.url, numbered(0, 1)...)
 		pgtest.Until(t, patience, "it was delivered", func() bool { return copies.Load() == int64(n) && len(r.Stored()) == 1 })
@@ -270,7 +270,7 @@ func TestPartOfADeleteFails(t *testing.T) {
 		in.Entries[1]["ReceiptHandle"] = "expired"
 		return json.Marshal(in)
 	}), func(c *queue.Config) {
-		c.Logger, c.OnStored = logger, func(s queue.Stored) { copies.Add(int64(s.Copies)) }
+		c.Logger, c.OnStored = logger, func(s queue.StoredEvent) { copies.Add(int64(s.Copies)) }
 	})
 	r.untilEmpty(r.url)
 	ids := r.Stored() // without a key, in any order

@@ -218,7 +218,7 @@ func startRelay(ctx context.Context, pool *pgxpool.Pool, sink outbox.Sink, concu
 	relay, err := outbox.NewRelay(pool, outbox.RelayConfig{
 		Sinks: []outbox.Sink{sink}, Concurrency: concurrency, PollInterval: 100 * time.Millisecond,
 		Hooks: outbox.Hooks{
-			Settled: func(s outbox.Settled) {
+			Settled: func(s outbox.SettledEvent) {
 				if s.State != "delivered" {
 					fail(fmt.Errorf("call %d: %s: %s (%w)", s.Row, s.State, s.Reason, s.Err))
 					return

@@ -64,7 +64,7 @@ func Bench(b *testing.B, filled func(b *testing.B, messages []queue.Delivery) qu
 func storesAll(b *testing.B, pool *pgxpool.Pool, broker queue.Broker) {
 	ctx, stop := context.WithCancel(b.Context())
 	stored := 0
-	q := benchQueue(b, pool, broker, func(s queue.Stored) {
+	q := benchQueue(b, pool, broker, func(s queue.StoredEvent) {
 		if stored += s.Fresh; stored >= b.N {
 			stop()
 		}
@@ -100,7 +100,7 @@ func appliesAll(b *testing.B, pool *pgxpool.Pool, broker queue.Broker) {
 	}
 }
 
-func benchQueue(b *testing.B, pool *pgxpool.Pool, broker queue.Broker, stored func(queue.Stored)) *queue.Queue {
+func benchQueue(b *testing.B, pool *pgxpool.Pool, broker queue.Broker, stored func(queue.StoredEvent)) *queue.Queue {
 	q, err := queue.New(pool, broker, queue.Config{Name: "q", CopiesWithin: time.Hour, Partitions: 4, Batch: benchBatch, OnStored: stored})
 	if err != nil {
 		b.Fatal(err)

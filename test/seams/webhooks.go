@@ -114,7 +114,7 @@ func (x *receiving) setUp(w *world) error {
 		cfg.Handler = consumer.HandlerFunc(x.handle)
 	}
 	if x.backfill {
-		cfg.Hooks.Backfilled = func(webhook.Backfilled) { x.listed.Store(true) }
+		cfg.Hooks.Backfilled = func(webhook.BackfilledEvent) { x.listed.Store(true) }
 		cfg.Backfill = &webhook.Backfill{List: func(_ context.Context, since time.Time, each func(*webhook.Event) error) error {
 			return x.each(w, since, each)
 		}}

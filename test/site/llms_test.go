@@ -11,7 +11,8 @@ import (
 )
 
 // Each name of onlyonce that a program of llms.txt uses is among its signatures, and so is each
-// field that it sets: nobody has to guess. The programs are packages of this module, so they compile.
+// field that it sets: nobody has to guess. The programs are packages of this module, so they
+// compile.
 func TestLLMsHasWhatItsProgramsUse(t *testing.T) {
 	t.Parallel()
 	s := &site{root: "../..", pages: []*page{{Summary: "what it is"}}}

@@ -15,7 +15,7 @@ import (
 // the functions of one package. Conditions do not count: a value that only decides what happens is
 // not followed. Elements of a slice, array or map are not told apart; fields of a struct are.
 type flow struct {
-	pkg  *ssa.Package
+	p    *program
 	seen map[step]bool
 }
 
@@ -39,6 +39,11 @@ type frame struct {
 	args  []ssa.Value
 	up    *frame
 	depth int
+	// recvAt is the frame in which args[0] is, if that is not up: the receiver of a method that an
+	// interface holds.
+	recvAt *frame
+	// closure is what is called, if it is a function literal or a method value.
+	closure *ssa.MakeClosure
 }
 
 // maxDepth bounds how many calls flow goes into, one inside of the other.
@@ -177,7 +182,12 @@ func (f *flow) result(c *ssa.Call, index int, path []int, at *frame) *source {
 		return f.any(c.Call.Args, at)
 	}
 	fn := c.Call.StaticCallee()
-	if fn == nil || fn.Pkg != f.pkg || at != nil && at.depth >= maxDepth {
+	if fn != nil && index == 0 && len(path) == 0 {
+		if known := f.p.fact(fn); known != nil && known.Differs != "" {
+			return &source{c.Pos(), name{pkg: n.pkg, recv: n.recv, fn: n.fn + ", by " + known.Differs}}
+		}
+	}
+	if fn == nil || fn.Pkg != f.p.pkg || at != nil && at.depth >= maxDepth {
 		return nil
 	}
 	in := &frame{fn: fn, args: c.Call.Args, up: at, depth: 1}

@@ -1,12 +1,9 @@
 package rules
 
 import (
-	"go/constant"
 	"go/token"
 	"go/types"
 	"iter"
-	"regexp"
-	"slices"
 	"strings"
 
 	"golang.org/x/tools/go/analysis"
@@ -19,13 +16,16 @@ var Pool = &analysis.Analyzer{
 	Doc: `report statements of a handler that are not sent through its transaction
 
 A statement on a *pgxpool.Pool, *pgx.Conn, *sql.DB or the like commits by itself. If the handler's
-transaction rolls back, the handler runs again, and so does the statement. Reads are not reported:
-a constant statement that begins with SELECT and writes nothing. Nor are those on a *sql.DB that
-sql.OpenDB makes of a connector of the same package: where that one leads is not known, for example
-to the transaction itself.
+transaction rolls back, the handler runs again, and so does the statement. It is found in the handler
+and in all that it calls: methods of repositories, the Queries of sqlc, functions of the module's
+other packages. Statements that only read are not reported. They are read by PostgreSQL's own parser:
+constants, embedded files, and those that fmt.Sprintf or + put together. What a function of your own
+does in a SELECT is not known. Nor are statements reported on a *sql.DB that sql.OpenDB makes of a
+connector of the same package: where that one leads is not known, for example to the transaction
+itself.
 
-A pool that is passed where the transaction would fit is reported too, for example to the function
-New that sqlc generates: what that sends is not looked at.`,
+A pool that is passed where the transaction would fit is reported too, if what gets it is in another
+module.`,
 	Requires: []*analysis.Analyzer{handlers},
 	Run:      runPool,
 }
@@ -43,40 +43,17 @@ var sends = map[string]bool{
 	"ExecParams": true, "ExecPrepared": true, "ExecBatch": true,
 }
 
-func runPool(pass *analysis.Pass) (any, error) {
+func runPool(pass *analysis.Pass) (any, error) { return reportFound(pass, false) }
+
+// reportFound reports what handlers has found.
+func reportFound(pass *analysis.Pass, remote bool) (any, error) {
 	p := pass.ResultOf[handlers].(*program)
-	for _, fn := range p.reached(p.handlers) {
-		for call := range calls(fn) {
-			c := call.Common()
-			n := nameOf(c)
-			switch {
-			case connections[n.pkg+"."+n.recv] && sends[n.fn] && !reads(c) && !p.ownConnector(c):
-			case n.pkg == "github.com/jackc/pgx" && (n.fn == "BeginFunc" || n.fn == "BeginTxFunc") && len(c.Args) > 1 && connections[typeName(unwrapped(c.Args[1]).Type())]:
-			default:
-				if at := p.instead(fn, c); at != "" {
-					p.report(pass, call.Pos(), "%v gets a %s where the handler's transaction would fit: what it writes commits outside of it, and is written again if the message is handled again. Pass tx instead.", n, at)
-				}
-				continue
-			}
-			p.report(pass, call.Pos(), "%v commits outside of the handler's transaction: if the message is handled again, the write is made again. Use tx instead.", n)
+	for _, f := range p.findings {
+		if f.remote == remote {
+			p.report(pass, f.pos, "%s", f.text)
 		}
 	}
 	return nil, nil
-}
-
-// reached are these functions, and those of the package that they call, directly or through
-// others, for example the methods of a repository.
-func (p *program) reached(from []*ssa.Function) []*ssa.Function {
-	all := slices.Clone(from)
-	for i := 0; i < len(all); i++ {
-		for call := range calls(all[i]) {
-			fn := call.Common().StaticCallee()
-			if fn != nil && slices.Contains(p.funcs, fn) && !slices.Contains(all, fn) {
-				all = append(all, fn)
-			}
-		}
-	}
-	return all
 }
 
 // instead returns the type of a connection that a call in a handler passes as an interface for
@@ -170,25 +147,4 @@ func stored(v ssa.Value) ssa.Value {
 		return v
 	}
 	return only
-}
-
-var (
-	comment = regexp.MustCompile(`--[^\n]*`)
-	begins  = regexp.MustCompile(`(?i)^\s*(select|with|values|table|show)\b`)
-	writes  = regexp.MustCompile(`(?i)\b(insert|update|delete|merge|into|nextval|setval)\b`)
-)
-
-// reads reports whether a call sends a constant statement that only reads.
-func reads(c *ssa.CallCommon) bool {
-	for _, arg := range c.Args {
-		if k, ok := arg.(*ssa.Const); ok && k.Value != nil && k.Value.Kind() == constant.String {
-			return readsOnly(constant.StringVal(k.Value))
-		}
-	}
-	return false
-}
-
-func readsOnly(sql string) bool {
-	sql = comment.ReplaceAllString(sql, "")
-	return begins.MatchString(sql) && !writes.MatchString(sql)
 }

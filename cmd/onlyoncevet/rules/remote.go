@@ -1,8 +1,6 @@
 package rules
 
 import (
-	"slices"
-
 	"golang.org/x/tools/go/analysis"
 	"golang.org/x/tools/go/ssa"
 )
@@ -45,18 +43,10 @@ var remotes = func() map[name]bool {
 	return all
 }()
 
-func runRemote(pass *analysis.Pass) (any, error) {
-	p := pass.ResultOf[handlers].(*program)
-	from := slices.DeleteFunc(slices.Clone(p.handlers), inStep)
-	for _, fn := range p.reached(from) {
-		for call := range calls(fn) {
-			if n := nameOf(call.Common()); remotes[n] {
-				p.report(pass, call.Pos(), "%v reaches a remote, and a rollback does not take that back: if the message is handled again, it is reached again. Enqueue an outbox.Call in tx, which is sent after the commit. A consumer looks things up in Config.Prepare, before the transaction.", n)
-			}
-		}
-	}
-	return nil, nil
-}
+func runRemote(pass *analysis.Pass) (any, error) { return reportFound(pass, true) }
+
+// reachesRemote is what the rule says of a call.
+const reachesRemote = "%s reaches a remote, and a rollback does not take that back: if the message is handled again, it is reached again. Enqueue an outbox.Call in tx, which is sent after the commit. A consumer looks things up in Config.Prepare, before the transaction."
 
 // inStep reports whether a function literal, or one around it, is what an idempotency.Step runs.
 func inStep(fn *ssa.Function) bool {

@@ -6,9 +6,11 @@
 // outside of its transaction can happen twice, and a value that differs between two runs must not
 // become part of a key or of a call's bytes.
 //
-// A rule follows direct calls, and values through the functions of one package. It never guesses
-// what a function of another package or the method of an interface does. So silence proves nothing:
-// package onlyoncetest runs a handler, and this finds the line while it is written.
+// A rule follows calls, method values and interfaces through the functions of one package, and
+// knows by facts what functions of the module's other packages do. It cannot see what another
+// package puts into an interface: facts go from a package to those that import it, and main,
+// which makes the parts, imports all of them. So silence proves nothing: package onlyoncetest
+// runs a handler, and this finds the line while it is written.
 //
 // Files that end in _test.go are not judged. A comment that gives a reason switches all rules off
 // for its own line and the next one:
@@ -42,21 +44,30 @@ type program struct {
 	funcs    []*ssa.Function // all of them, literals included, without those of tests
 	handlers []*ssa.Function // those that run in a transaction of onlyonce
 	ignored  map[string]map[int]bool
+	findings []finding // of oncepool and onceremote
+
+	pass    *analysis.Pass // of handlers
+	fields  map[fieldKey][]ssa.Value
+	globals map[*ssa.Global][]ssa.Value
+	callers map[*ssa.Function][]*ssa.CallCommon
+	embeds  map[string]string // what //go:embed puts into variables
 }
 
-// handlers finds the package's handlers. It does not use package buildssa, which wants facts about
-// all dependencies: then go vet would analyze those too.
+// handlers finds the package's handlers, and what they reach. Its facts are about functions of the
+// module that is judged: of other modules it makes none, and does not look at their code.
 var handlers = &analysis.Analyzer{
 	Name:       "oncehandlers",
 	Doc:        "find functions that run in a transaction of onlyonce",
 	Run:        findHandlers,
 	ResultType: reflect.TypeFor[*program](),
+	FactTypes:  []analysis.Fact{new(summary)},
 }
 
 func findHandlers(pass *analysis.Pass) (any, error) {
-	p := &program{ignored: map[string]map[int]bool{}}
-	if !slices.ContainsFunc(pass.Pkg.Imports(), func(i *types.Package) bool { return strings.HasPrefix(i.Path(), module) }) {
-		return p, nil // it can name no transaction
+	p := &program{ignored: map[string]map[int]bool{}, pass: pass, embeds: map[string]string{}}
+	names := slices.ContainsFunc(pass.Pkg.Imports(), func(i *types.Package) bool { return strings.HasPrefix(i.Path(), module) })
+	if !inModule(pass) && !names {
+		return p, nil // it can name no transaction, and no facts are made about it
 	}
 	prog := ssa.NewProgram(pass.Fset, 0)
 	for _, i := range pass.Pkg.Imports() {
@@ -76,7 +87,18 @@ func findHandlers(pass *analysis.Pass) (any, error) {
 		}
 		for _, decl := range file.Decls {
 			p.add(pass, decl)
+			p.embed(decl, filepath.Dir(name))
 		}
+	}
+	p.index()
+	for _, fn := range p.handlers {
+		if fn.Parent() == nil || !slices.Contains(p.handlers, fn.Parent()) {
+			r := &reach{p: p, reported: map[string]bool{}}
+			r.visit(fn, nil, 0, inStep(fn))
+		}
+	}
+	if inModule(pass) {
+		p.export()
 	}
 	return p, nil
 }

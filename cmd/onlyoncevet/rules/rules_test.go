@@ -62,13 +62,27 @@ func TestTypeName(t *testing.T) {
 	}
 }
 
-func TestReadsOnly(t *testing.T) {
-	for sql, want := range map[string]bool{
-		"select 1": true, "\n -- insert\n SELECT updated_at from t": true, "with a as (select 1) table a": true, "show timezone": true,
-		"select 1 for update": false, "with a as (delete from t returning 1) select * from a": false, "select nextval('s')": false, "insert into t values (1)": false, "": false,
+// Statements are read by PostgreSQL's parser: words in literals, names and comments do not count.
+func TestStatements(t *testing.T) {
+	for sql, want := range map[string]sqlVerdict{
+		"select 1": reads, "\n -- insert\n SELECT updated_at from t": reads, "with a as (select 1) table a": reads, "show timezone": reads,
+		"/* delete */ select fee from fees where action = 'delete'": reads, "(select 1) union all (select 2)": reads, "values (1)": reads,
+		`select "update" from t where note = 'insert into x'`: reads, "select coalesce(max(id), 0) from x where x.x = $1 limit 1": reads,
+		"explain select 1":    reads,
+		"select 1 for update": writes, "with a as (delete from t returning 1) select * from a": writes, "select nextval('s')": writes,
+		"insert into t values (1)": writes, "select 1; delete from t": writes, "select 1 into t2": writes, "select pg_catalog.pg_notify('a', 'b')": writes,
+		"explain analyze delete from t": writes, "/* select */ update t set a = 1": writes, "merge into t using s on true when matched then do nothing": writes,
+		"call p()": writes, "select from where": unknown, "": unknown,
 	} {
-		if got := readsOnly(sql); got != want {
-			t.Errorf("%q: %v", sql, got)
+		if got := statementDoes(sql); got != want {
+			t.Errorf("%q: %v, want %v", sql, got, want)
 		}
+	}
+}
+
+func TestFormats(t *testing.T) {
+	got := formatted([]string{"select %s from %q where a = %d and b = '%s' and c like '100%%' limit %[1]d"})
+	if want := `select x from "x" where a = 1 and b = 'x' and c like '100%' limit 1`; len(got) != 1 || got[0] != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -42,7 +42,7 @@ const (
 )
 
 func runValue(pass *analysis.Pass) (any, error) {
-	v := values{pass: pass, p: pass.ResultOf[handlers].(*program), reported: map[finding]bool{}}
+	v := values{pass: pass, p: pass.ResultOf[handlers].(*program), reported: map[sourceIn]bool{}}
 	for _, fn := range v.p.funcs {
 		handler := slices.Contains(v.p.handlers, fn) || takesMessage(fn)
 		for i := range instructions(fn) {
@@ -68,8 +68,8 @@ func takesMessage(fn *ssa.Function) bool {
 	})
 }
 
-// finding is one source in one field.
-type finding struct {
+// sourceIn is one source in one field.
+type sourceIn struct {
 	source token.Pos
 	field  string
 }
@@ -77,7 +77,7 @@ type finding struct {
 type values struct {
 	pass     *analysis.Pass
 	p        *program
-	reported map[finding]bool
+	reported map[sourceIn]bool
 }
 
 // stored judges a value that is stored in a field of a call, in a handler, or of a key, anywhere.
@@ -118,10 +118,10 @@ func (v *values) judge(val ssa.Value, path []int, of, field string, pos token.Po
 	if why == "" {
 		return
 	}
-	s := (&flow{pkg: v.p.pkg, seen: map[step]bool{}}).from(val, path, nil)
-	if s == nil || v.reported[finding{s.pos, of + field}] {
+	s := (&flow{p: v.p, seen: map[step]bool{}}).from(val, path, nil)
+	if s == nil || v.reported[sourceIn{s.pos, of + field}] {
 		return
 	}
-	v.reported[finding{s.pos, of + field}] = true
+	v.reported[sourceIn{s.pos, of + field}] = true
 	v.p.report(v.pass, pos, "%s.%s comes from %s%s: %s", of[len(module):], field, s.name, where(v.pass, s.pos, pos), why)
 }

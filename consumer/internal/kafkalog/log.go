@@ -63,7 +63,7 @@ type unreadResponse struct {
 	leaderEpoch   int32 // leader epoch that the leader had
 }
 
-// lastRead is what was fetched last, of which the log must still be made.
+// lastRead is the last record fetched; the next fetch checks that the log still contains it.
 type lastRead struct {
 	next  int64 // position behind it
 	epoch int32 // leader epoch that no batch below next exceeded: its last batch's

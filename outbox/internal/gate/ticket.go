@@ -298,7 +298,7 @@ func (t *Ticket) Abandon() {
 	g := t.gate
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if t.ended || t.noSlot {
+	if t.ended || t.noSlot || t.began.IsZero() {
 		g.misused++
 		return
 	}

@@ -100,12 +100,12 @@ func (w *Worker) ConsumerHooks(relay *outbox.Relay) consumer.Hooks {
 // RelayHooks report what the relay does.
 func (w *Worker) RelayHooks() outbox.Hooks {
 	return outbox.Hooks{
-		Settled: func(s outbox.Settled) {
+		Settled: func(s outbox.SettledEvent) {
 			if s.State == "rejected" || s.State == "reconcile" {
 				w.child.Tell(fleet.Event{Kind: fleet.Rejected, Text: string(s.State) + ": " + s.Reason})
 			}
 		},
-		Lease: func(c outbox.LeaseChange) {
+		Lease: func(c outbox.LeaseEvent) {
 			if !c.Held && c.Err != nil {
 				w.child.Tell(fleet.Event{Kind: fleet.Lease, Text: "the relay has lost its lease: " + c.Err.Error()})
 			}

@@ -114,8 +114,8 @@ func hooks(c *fleet.Child) outbox.Hooks {
 			c.Trap("attempt-start", strconv.FormatInt(a.Row, 10))
 			return ctx
 		},
-		Settled: func(s outbox.Settled) { c.Trap("settled", strconv.FormatInt(s.Row, 10)) },
-		Lease: func(l outbox.LeaseChange) {
+		Settled: func(s outbox.SettledEvent) { c.Trap("settled", strconv.FormatInt(s.Row, 10)) },
+		Lease: func(l outbox.LeaseEvent) {
 			if l.Err != nil {
 				c.Tell(fleet.Event{Kind: fleet.Lease, Text: fmt.Sprintf("lane %d of %s: %v", l.Lane, l.Sink, l.Err)})
 			}

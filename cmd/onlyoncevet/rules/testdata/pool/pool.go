@@ -136,11 +136,11 @@ func (o *orders) generated(ctx context.Context, tx consumer.Tx, m *consumer.Mess
 	if err := newQueries(tx).insertOrder(ctx, m.ID()); err != nil {
 		return err
 	}
-	if err := newQueries(o.pool).with(o.pool).insertOrder(ctx, m.ID()); err != nil { // want `pool.newQueries gets a pgxpool.Pool where the handler's transaction would fit: what it writes commits outside of it, and is written again if the message is handled again. Pass tx instead.` `pool.queries.with gets a pgxpool.Pool`
+	if err := newQueries(o.pool).with(o.pool).insertOrder(ctx, m.ID()); err != nil { // want `this reaches pgxpool.Pool.Exec \(pool.go:\d+\): it commits outside of the handler's transaction`
 		return err
 	}
 	return tx.Savepoint(ctx, func() error {
-		return newQueries(o.pool).insertOrder(ctx, m.ID()) // want `pool.newQueries gets a pgxpool.Pool`
+		return newQueries(o.pool).insertOrder(ctx, m.ID()) // want `this reaches pgxpool.Pool.Exec`
 	})
 }
 
@@ -150,7 +150,7 @@ func (o *orders) serve(_ http.ResponseWriter, r *http.Request) {
 		return
 	}
 	_ = newQueries(tx).insertOrder(r.Context(), "1")
-	_ = newQueries(o.pool).insertOrder(r.Context(), "2") // want `pool.newQueries gets a pgxpool.Pool`
+	_ = newQueries(o.pool).insertOrder(r.Context(), "2") // want `this reaches pgxpool.Pool.Exec`
 }
 
 type sqlDB interface {
@@ -167,7 +167,7 @@ func (o *orders) overSQL(ctx context.Context, tx consumer.Tx, m *consumer.Messag
 		if err := insertBySQL(ctx, tx, m.ID()); err != nil {
 			return err
 		}
-		return insertBySQL(ctx, o.db, m.ID()) // want `pool.insertBySQL gets a sql.DB`
+		return insertBySQL(ctx, o.db, m.ID()) // want `this reaches sql.DB.ExecContext`
 	})
 }
 

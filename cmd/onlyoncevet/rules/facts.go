@@ -1,0 +1,167 @@
+package rules
+
+import (
+	"fmt"
+	"go/types"
+	"slices"
+
+	"golang.org/x/tools/go/analysis"
+	"golang.org/x/tools/go/ssa"
+)
+
+// summary is the fact about a function of the module: what a handler of another package does if it
+// calls the function. Facts go from a package to those that import it. So what main gives to a
+// service by an interface is not known where the service is: its package does not import main.
+type summary struct {
+	// Effects happen at each call.
+	Effects []effect
+	// Through happen if the argument, or the field of it, is a connection.
+	Through []through
+	// Returns say where results come from.
+	Returns []returned
+	// Differs is the clock or random value that the first result comes from, if there is one.
+	Differs string
+}
+
+// AFact implements analysis.Fact.
+func (*summary) AFact() {}
+
+func (s *summary) String() string {
+	return fmt.Sprintf("%d effects, %d by an argument", len(s.Effects), len(s.Through))
+}
+
+// effect is something that a rollback does not take back.
+type effect struct {
+	Remote bool   // a request, and not a statement
+	What   string // for example pgxpool.Pool.Exec
+	Where  string // file:line
+}
+
+// through is an effect on what a parameter is.
+type through struct {
+	Param int
+	Path  []int
+	Where string
+}
+
+// returned says that part of a result is part of a parameter, or a connection.
+type returned struct {
+	Result int
+	Path   []int
+	Conn   string
+
+	Param     int
+	ParamPath []int
+}
+
+// most bounds each list of a fact.
+const most = 4
+
+// inModule reports whether a package is the user's own: facts about others would only cost time.
+func inModule(pass *analysis.Pass) bool {
+	return pass.Module != nil && pass.Module.Path != "" && pass.Module.Version == ""
+}
+
+// fact returns what is known of a function of another package, or nil.
+func (p *program) fact(fn *ssa.Function) *summary {
+	if fn.Origin() != nil {
+		fn = fn.Origin()
+	}
+	f, ok := fn.Object().(*types.Func)
+	if !ok {
+		return nil
+	}
+	return p.factOf(f)
+}
+
+func (p *program) factOf(f *types.Func) *summary {
+	if f == nil || f.Pkg() == nil || f.Pkg() == p.pkg.Pkg {
+		return nil
+	}
+	s := &summary{}
+	if !p.pass.ImportObjectFact(f, s) {
+		return nil
+	}
+	return s
+}
+
+// export makes the facts about a package's functions. Those that take a transaction of onlyonce are
+// judged where they are, as handlers.
+func (p *program) export() {
+	for _, fn := range p.funcs {
+		f, ok := fn.Object().(*types.Func)
+		if !ok || slices.Contains(p.handlers, fn) {
+			continue
+		}
+		s := &summary{}
+		r := &reach{p: p, into: s, reported: map[string]bool{}}
+		r.visit(fn, nil, 0, false)
+		s.Returns = p.returns(fn)
+		if src := p.differs(fn); src != nil {
+			s.Differs = src.name.String()
+		}
+		if len(s.Effects)+len(s.Through)+len(s.Returns) > 0 || s.Differs != "" {
+			p.pass.ExportObjectFact(f, s)
+		}
+	}
+}
+
+// differs returns the source of a function's first result, if that differs from run to run.
+func (p *program) differs(fn *ssa.Function) *source {
+	for i := range instructions(fn) {
+		if ret, ok := i.(*ssa.Return); ok && len(ret.Results) > 0 {
+			if s := (&flow{p: p, seen: map[step]bool{}}).from(ret.Results[0], nil, nil); s != nil {
+				return s
+			}
+		}
+	}
+	return nil
+}
+
+// returns finds which parameters and connections a function's results hold, two fields deep.
+func (p *program) returns(fn *ssa.Function) (all []returned) {
+	for i := range instructions(fn) {
+		ret, ok := i.(*ssa.Return)
+		if !ok {
+			continue
+		}
+		for n, res := range ret.Results {
+			for _, path := range paths(res.Type(), 2) {
+				for _, o := range p.origins(res, path, nil, false) {
+					r := returned{Result: n, Path: path, Conn: o.connection()}
+					if param, is := o.v.(*ssa.Parameter); is && param.Parent() == fn {
+						r.Conn = ""
+						r.Param = slices.Index(fn.Params, param)
+						r.ParamPath = o.path
+					} else if r.Conn == "" {
+						continue
+					}
+					if len(all) < 4*most {
+						all = append(all, r)
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+// paths are the parts of a type that may be, or may hold, a connection.
+func paths(t types.Type, deep int) (all [][]int) {
+	if _, is := t.Underlying().(*types.Interface); is || connections[typeName(t)] {
+		return [][]int{nil}
+	}
+	if ptr, ok := t.Underlying().(*types.Pointer); ok {
+		t = ptr.Elem()
+	}
+	s, ok := t.Underlying().(*types.Struct)
+	if !ok || deep == 0 {
+		return nil
+	}
+	for i := range s.NumFields() {
+		for _, rest := range paths(s.Field(i).Type(), deep-1) {
+			all = append(all, slices.Concat([]int{i}, rest))
+		}
+	}
+	return all
+}

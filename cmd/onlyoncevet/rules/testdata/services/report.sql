@@ -1,0 +1,3 @@
+/* what was inserted today */
+(select count(*) from orders where note = 'update')
+union all (select 0)
