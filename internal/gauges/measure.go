@@ -148,10 +148,8 @@ func (m *Measures) readWindows(ctx context.Context, tx pgx.Tx, limit time.Durati
 	}
 	for i := range groups {
 		g := &groups[i]
-		if g.Tried == nil ||
-			g.Sink == nil ||
-			g.Reason == "completion" ||
-			g.State != "retrying" && g.State != "blocked" {
+		unanswered := g.State == "retrying" || g.State == "blocked"
+		if !unanswered || g.Tried == nil || g.Sink == nil || g.Reason == "completion" {
 			continue
 		}
 		for j := range m.Windows {
