@@ -149,7 +149,8 @@ func (m *Measures) readWindows(ctx context.Context, tx pgx.Tx, limit time.Durati
 	for i := range groups {
 		g := &groups[i]
 		unanswered := g.State == "retrying" || g.State == "blocked"
-		if !unanswered || g.Tried == nil || g.Sink == nil || g.Reason == "completion" {
+		tried := g.Tried != nil && g.Sink != nil
+		if !unanswered || !tried || g.Reason == "completion" {
 			continue
 		}
 		for j := range m.Windows {

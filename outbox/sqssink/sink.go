@@ -388,7 +388,8 @@ func storable(text []byte) bool {
 		r, n := utf8.DecodeRune(text)
 		invalid := r == utf8.RuneError && n == 1
 		control := r < ' ' && !strings.ContainsRune("\t\n\r", r)
-		if invalid || control || r == 0xFFFE || r == 0xFFFF {
+		noCharacter := r == 0xFFFE || r == 0xFFFF
+		if invalid || control || noCharacter {
 			return false
 		}
 		text = text[n:]
