@@ -175,7 +175,8 @@ const (
 //
 // Messages of a replay are exempt, and so are parked ones: an operator has decided on them.
 func (e *engine) checkAge(ctx context.Context, tx *guard.Tx, p *plan, dispositions []*disposition, claimFirst bool) {
-	if e.c.cfg.TooOld != ParkTooOld || p.alreadyParked || len(p.msgs) == 0 || p.msgs[0].replay > 0 {
+	exempt := p.alreadyParked || len(p.msgs) == 0 || p.msgs[0].replay > 0
+	if exempt || e.c.cfg.TooOld != ParkTooOld {
 		return
 	}
 	oldest := time.Time{}
