@@ -14,7 +14,17 @@ import (
 // takeCursorSQL raises the epoch and records the new owner of the cursor. Out: one row with the new
 // epoch, or null if another owner was faster. It waits for the old owner's transactions, as long as
 // one may last by what that owner has declared (T14).
-const takeCursorSQL = `select onlyonce.take_cursor($1, $2, $3, $4, $5, $6, $7, $8)`
+const takeCursorSQL = `
+select onlyonce.take_cursor(
+  cursor_id => $1,
+  seen_epoch => $2,
+  new_nonce => $3,
+  group_id => $4,
+  cluster_id => $5,
+  topic_id => $6,
+  longest => $7,
+  lock_timeout => $8
+)`
 
 // acquire makes this process the owner of the partition's cursor, in the order that the protocol
 // requires: it reads the row, proves membership after that read, and raises the epoch that it read.

@@ -69,7 +69,9 @@ func TestF9NeighboursOfAMessageThatKills(t *testing.T) {
 		if !killed(runChild(t, "neighbours", r.pool.Config().ConnString()+separator+"pool_max_conns=10")) {
 			break
 		}
-		r.dump(`select partition, "offset", attempts, answers from onlyonce.cursors join onlyonce.attempts on cursor_id = id order by 1, 2`)
+		r.dump(`
+select partition, "offset", attempts, answers
+  from onlyonce.cursors join onlyonce.attempts on cursor_id = id order by 1, 2`)
 	}
 	cfg := testConfig()
 	stop := r.start(queued, cfg)

@@ -107,8 +107,13 @@ func TestT7TimeoutsHoldFromBegin(t *testing.T) {
 		ask := func() (got string, err error) {
 			err = tx.QueryRow(
 				ctx,
-				`select concat_ws(' ', current_setting('transaction_isolation'), current_setting('lock_timeout'), current_setting('statement_timeout'),
-				current_setting('idle_in_transaction_session_timeout'))`,
+				`select concat_ws(
+  ' ',
+  current_setting('transaction_isolation'),
+  current_setting('lock_timeout'),
+  current_setting('statement_timeout'),
+  current_setting('idle_in_transaction_session_timeout')
+)`,
 			).Scan(&got)
 			return got, err
 		}

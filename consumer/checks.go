@@ -21,9 +21,19 @@ import (
 // scope, topic, partition, offsets. Out: one row of arrays, empty if there are none. By the index
 // parked_position.
 const stillParkedSQL = `
-select coalesce(array_agg(p."offset"), '{}'), array_agg(p.topic_id), array_agg(p.record_time), array_agg(p.record_key), array_agg(p.body), array_agg(p.sealed)
+select coalesce(array_agg(p."offset"), '{}'),
+       array_agg(p.topic_id),
+       array_agg(p.record_time),
+       array_agg(p.record_key),
+       array_agg(p.body),
+       array_agg(p.sealed)
   from onlyonce.parked p
- where p.kind = $1 and p.settled_at is null and p.scope = $2 and p.topic = $3 and p.partition = $4 and p."offset" = any($5::bigint[])`
+ where p.kind = $1
+   and p.settled_at is null
+   and p.scope = $2
+   and p.topic = $3
+   and p.partition = $4
+   and p."offset" = any($5::bigint[])`
 
 // skipStillParked takes messages out of a plan that are read again, and whose first handling is
 // still to come, because they are parked. It is the one check for all that sets a position back:
@@ -208,19 +218,28 @@ func (e *engine) checkAge(ctx context.Context, tx *guard.Tx, p *plan, dispositio
 }
 
 // A scope's keys are claimed in the ring of its class. While the class changes, they are claimed in
-// both rings, in the order of ring.Classes, so that two claims do not deadlock (K10). The
-// statements of each class; see the functions' comments in the migration. In: keys, fingerprints,
-// and the result of inbox.Filters.Ask.
+// both rings, in the order of ring.Classes, so that two claims do not deadlock (K10). See the
+// functions' comments in the migration. In: keys, fingerprints, and the result of
+// inbox.Filters.Ask.
+const claimArgsSQL = `(
+  keys => $1,
+  fingerprints => $2,
+  asked => $3,
+  hit_uses => $4,
+  hits => $5
+)`
+
+// The statements of each class.
 var (
 	claimSQL = map[string]string{
-		ring.Standard: `select onlyonce.claim_consumer($1, $2, $3, $4, $5)`,
-		ring.Short:    `select onlyonce.claim_consumer_short($1, $2, $3, $4, $5)`,
-		ring.Long:     `select onlyonce.claim_consumer_long($1, $2, $3, $4, $5)`,
+		ring.Standard: `select onlyonce.claim_consumer` + claimArgsSQL,
+		ring.Short:    `select onlyonce.claim_consumer_short` + claimArgsSQL,
+		ring.Long:     `select onlyonce.claim_consumer_long` + claimArgsSQL,
 	}
 	claimFreshSQL = map[string]string{
-		ring.Standard: `select onlyonce.claim_consumer_fresh($1, $2, $3, $4, $5)`,
-		ring.Short:    `select onlyonce.claim_consumer_short_fresh($1, $2, $3, $4, $5)`,
-		ring.Long:     `select onlyonce.claim_consumer_long_fresh($1, $2, $3, $4, $5)`,
+		ring.Standard: `select onlyonce.claim_consumer_fresh` + claimArgsSQL,
+		ring.Short:    `select onlyonce.claim_consumer_short_fresh` + claimArgsSQL,
+		ring.Long:     `select onlyonce.claim_consumer_long_fresh` + claimArgsSQL,
 	}
 )
 

@@ -371,7 +371,9 @@ func TestK10ConflictLeavesNoOtherFingerprint(t *testing.T) {
 		}
 	}
 	// Several keys at once, one of them twice: each result is at its place.
-	got, err := c.claim(`select onlyonce.claim_both('standard', 'short', array_agg(onlyonce.key('', 'stock', k)), array_agg(1::bigint)) from unnest('{new,short,new,standard,other}'::text[]) k`)
+	got, err := c.claim(`
+select onlyonce.claim_both('standard', 'short', array_agg(onlyonce.key('', 'stock', k)), array_agg(1::bigint))
+  from unnest('{new,short,new,standard,other}'::text[]) k`)
 	if err != nil || fmt.Sprint(got) != "[0 1 1 1 0]" {
 		t.Errorf("%v, %v", got, err)
 	}
@@ -393,7 +395,14 @@ func TestK10ClaimsInBothRingsDoNotDeadlock(t *testing.T) {
 			for i := range 40 {
 				classes := [][2]string{{"standard", "long"}, {"long", "standard"}}[worker%2]
 				_, err := c.claim(
-					`select onlyonce.claim_both($1, $2, array_agg(onlyonce.key('', 'stock', $3 || '-' || k) order by random()), array_agg(0::bigint)) from generate_series(1, 20) k`,
+					`
+select onlyonce.claim_both(
+  $1,
+  $2,
+  array_agg(onlyonce.key('', 'stock', $3 || '-' || k) order by random()),
+  array_agg(0::bigint)
+)
+  from generate_series(1, 20) k`,
 					classes[0],
 					classes[1],
 					fmt.Sprint(i),
@@ -477,13 +486,18 @@ func TestK10ChangePasses(t *testing.T) {
 	// The segment of the old ring that was opened later has keys of the scope, and is not kept for
 	// it.
 	r.exec(`update onlyonce.frontiers set frontier = clock_timestamp() - interval '10 days'`)
-	r.exec(`update onlyonce.segments s set closed_at = clock_timestamp() from onlyonce.rings r where r.name = 'consumer_keys' and s.ring = r.name and s.slot = r.cur`)
+	r.exec(`
+update onlyonce.segments s
+   set closed_at = clock_timestamp()
+  from onlyonce.rings r where r.name = 'consumer_keys' and s.ring = r.name and s.slot = r.cur`)
 	var why *string
 	sql := strings.NewReplacer("SLOT", "(select cur from onlyonce.rings where name = 'consumer_keys')").Replace(ring.ConsumerKeys().Needed)
 	if err := r.pool.QueryRow(t.Context(), sql).Scan(&why); err != nil || why != nil {
 		t.Errorf("the old ring is kept: %v, %v", why, err)
 	}
-	r.exec(`update onlyonce.segments s set closed_at = null from onlyonce.rings r where r.name = 'consumer_keys' and s.ring = r.name and s.slot = r.cur`)
+	r.exec(`
+update onlyonce.segments s
+   set closed_at = null from onlyonce.rings r where r.name = 'consumer_keys' and s.ring = r.name and s.slot = r.cur`)
 	stop = r.start(queued, testConfig())
 	if h := r.halted(); h.Reason != consumer.HaltClass {
 		t.Errorf("a process of the old class: %v", h)
@@ -526,7 +540,9 @@ func TestK10CursorMadeDuringAChange(t *testing.T) {
 	changed := make(chan error, 1)
 	go func() { changed <- r.changes("long") }()
 	until(t, "the change to wait", func() bool {
-		return r.count(`select count(*) from pg_locks l join pg_stat_activity a using (pid) where not l.granted and a.datname = current_database()`) > 0
+		return r.count(`
+select count(*)
+  from pg_locks l join pg_stat_activity a using (pid) where not l.granted and a.datname = current_database()`) > 0
 	})
 	maker.exec(`commit`)
 	if err := pgtest.Receive(t, patience, "changed", changed); !errors.Is(err, ops.ErrChanged) {
@@ -548,10 +564,14 @@ func TestK10CursorMadeDuringAChange(t *testing.T) {
 func TestK10TooOldFollowsTheClass(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
-	r.exec(`insert into onlyonce.scopes (scope, topics, first_topic, created_at) values ('stock', '{orders}', 'orders', clock_timestamp() - interval '100 hours')`)
+	r.exec(`
+insert into onlyonce.scopes (scope, topics, first_topic, created_at)
+  values ('stock', '{orders}', 'orders', clock_timestamp() - interval '100 hours')`)
 	forgets := func(name string, hours float64) {
 		r.exec(
-			`update onlyonce.rings set forgotten = clock_timestamp() - make_interval(secs => 3600 * $2), horizon = '1 second' where name = $1`,
+			`
+update onlyonce.rings
+   set forgotten = clock_timestamp() - make_interval(secs => 3600 * $2), horizon = '1 second' where name = $1`,
 			name,
 			hours,
 		)
@@ -572,7 +592,9 @@ func TestK10TooOldFollowsTheClass(t *testing.T) {
 	until("none") // both are other scopes'
 	forgets("consumer_keys", 50)
 	until("50")
-	r.exec(`update onlyonce.scopes set class = 'short', class_before = 'standard', class_changed_at = clock_timestamp() - interval '20 hours'`)
+	r.exec(`
+update onlyonce.scopes
+   set class = 'short', class_before = 'standard', class_changed_at = clock_timestamp() - interval '20 hours'`)
 	until("1")
 	r.exec(`update onlyonce.scopes set class = 'long'`)
 	until("50") // what long has forgotten until 30 hours ago was not of this scope
@@ -663,7 +685,9 @@ func TestK10CopyOfAParkedMessageMeanwhile(t *testing.T) {
 	until(t, "the row to be settled", func() bool { return r.count(`select count(*) from onlyonce.parked where settled_at is null`) == 0 })
 	stop()
 	// The segment that was open at the change is forgotten. The key is in a later one.
-	r.exec(`update onlyonce.segments set opened_at = clock_timestamp() + interval '2 minutes' where ring = 'consumer_keys' and slot = 0`)
+	r.exec(`
+update onlyonce.segments
+   set opened_at = clock_timestamp() + interval '2 minutes' where ring = 'consumer_keys' and slot = 0`)
 	r.log.Append(0, "v", id("v"))
 	stop = r.start(h.handle, classConfig(consumer.HorizonLong))
 	r.reaches(0, 3)

@@ -284,8 +284,13 @@ func TestK8ParkedAndReplayedWithinTopics(t *testing.T) {
 	r.noEffects("a", "b")
 	stop()
 	// As `onlyonce replay -from 0` does, of both.
-	r.exec(`with c as (update onlyonce.cursors set run = run + 1, run_start = 0, replay_no = 1, replay_until = 2, replay_resume = 2 returning id)
-		update onlyonce.leases l set epoch = epoch + 1, nonce = gen_random_uuid() from c where l.id = c.id`)
+	r.exec(`with c as (update onlyonce.cursors set run = run + 1,
+                                                   run_start = 0,
+                                                   replay_no = 1,
+                                                   replay_until = 2,
+                                                   replay_resume = 2
+                                                 returning id)
+  update onlyonce.leases l set epoch = epoch + 1, nonce = gen_random_uuid() from c where l.id = c.id`)
 	stop = r.startOn(both, r.pool, handle, cfg)
 	until(t, "the replays' end", func() bool {
 		return r.count(`select count(*) from onlyonce.cursors where replay_until is not null`) == 0

@@ -29,11 +29,34 @@ const readDoneSQL = `select "offset", hash, unproven from onlyonce.done where cu
 // epochs of the scope's cursors, so what is read with an epoch holds for as long as that does
 // (K10).
 const readCursorSQL = `
-select id, run, epoch, nonce, group_id, cluster_id, topic_id, clean, next_offset, anchor_offset, anchor_epoch, anchor_hash,
-       coalesce(leader_epoch, -1), coalesce(run_epoch, -1), retired_at is not null, coalesce(extract(epoch from longest) * 1000, 0)::bigint, replay_no, replay_until, replay_resume, replay_resend,
-       redo_until, redo_topic_id, done_until,
-       array(select a."offset" from onlyonce.attempts a where a.cursor_id = id and a."offset" >= next_offset and a.attempts > 0 order by a."offset"),
-       coalesce((select s.class from onlyonce.scopes s where s.scope = $1), 'standard'), onlyonce.class_before($1)
+select id,
+       run,
+       epoch,
+       nonce,
+       group_id,
+       cluster_id,
+       topic_id,
+       clean,
+       next_offset,
+       anchor_offset,
+       anchor_epoch,
+       anchor_hash,
+       coalesce(leader_epoch, -1),
+       coalesce(run_epoch, -1),
+       retired_at is not null,
+       coalesce(extract(epoch from longest) * 1000, 0)::bigint,
+       replay_no,
+       replay_until,
+       replay_resume,
+       replay_resend,
+       redo_until,
+       redo_topic_id,
+       done_until,
+       array(select a."offset"
+               from onlyonce.attempts a
+              where a.cursor_id = id and a."offset" >= next_offset and a.attempts > 0 order by a."offset"),
+       coalesce((select s.class from onlyonce.scopes s where s.scope = $1), 'standard'),
+       onlyonce.class_before($1)
   from onlyonce.positions
  where scope = $1 and topic = $2 and partition = $3`
 

@@ -402,8 +402,9 @@ var handlerRows = []row{
 	}},
 	{"handler", "error in a queued statement: of a deferred trigger that does not end", func(f *faults) {
 		f.setUp = `create table child (id int);
-			create function endless() returns trigger language plpgsql as 'begin perform pg_sleep(3600); return null; end';
-			create constraint trigger endless after insert on child deferrable initially deferred for each row execute function endless()`
+   create function endless() returns trigger language plpgsql as 'begin perform pg_sleep(3600); return null; end';
+   create constraint trigger endless after insert on child deferrable initially deferred
+                                             for each row execute function endless()`
 		f.misbehaves(exhausted, func(_ context.Context, tx consumer.Tx, _ *consumer.Message) error {
 			tx.Queue(`insert into child values (1)`)
 			return nil

@@ -47,7 +47,22 @@ type fence interface {
 }
 
 // fenceSQL moves the cursor or raises; see the function's comment in the migration.
-const fenceSQL = `select onlyonce.fence($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`
+const fenceSQL = `
+select onlyonce.fence(
+  cursor_id => $1,
+  epoch => $2,
+  nonce => $3,
+  run => $4,
+  expected => $5,
+  next => $6,
+  anchor_offset => $7,
+  anchor_epoch => $8,
+  anchor_hash => $9,
+  leader_epoch => $10,
+  lock_timeout => $11,
+  statement_timeout => $12,
+  idle_timeout => $13
+)`
 
 // positionFence is the fence of a worker without slots: it moves the position.
 type positionFence struct {
@@ -138,7 +153,20 @@ func (c *Consumer) emitCommitted(p *plan, o *outcome) {
 func readAnew(err error) error { return fmt.Errorf("%w: %w", errMoved, err) }
 
 // fenceSlotSQL records offsets as done or raises; see the function's comment in the migration.
-const fenceSlotSQL = `select onlyonce.fence_slot($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`
+const fenceSlotSQL = `
+select onlyonce.fence_slot(
+  cursor_id => $1,
+  epoch => $2,
+  nonce => $3,
+  run => $4,
+  low => $5,
+  offsets => $6,
+  hashes => $7,
+  after => $8,
+  lock_timeout => $9,
+  statement_timeout => $10,
+  idle_timeout => $11
+)`
 
 // stillDoneSQL finds out what became of offsets. In: cursor, epoch, nonce, run, offsets. Out: one
 // row with whether the cursor is still this owner's, and how many of the offsets are done; no row

@@ -242,8 +242,10 @@ func TestHaltedPartitionLeavesOthersAlone(t *testing.T) {
 	r.numbered(1, 5)
 	r.reaches(1, 5)
 	// What `onlyonce cursor adopt -at 6` does.
-	r.exec(`with c as (update onlyonce.cursors set run = run + 1, run_start = 6 where partition = 0 returning id), a as (delete from onlyonce.attempts)
-		update onlyonce.leases l set epoch = epoch + 1, nonce = gen_random_uuid() from c where l.id = c.id`)
+	r.exec(`with c as (update onlyonce.cursors
+                          set run = run + 1, run_start = 6
+                        where partition = 0 returning id), a as (delete from onlyonce.attempts)
+  update onlyonce.leases l set epoch = epoch + 1, nonce = gen_random_uuid() from c where l.id = c.id`)
 	r.reaches(0, 7)
 	stop()
 	if n := r.count(`select count(*) from effects where value = 'after'`); n != 1 {
@@ -343,7 +345,22 @@ func TestT6CommitNeedsFenceAndSealInOneTransaction(t *testing.T) {
 	stop := r.start(queued, testConfig())
 	r.reaches(0, 1)
 	stop()
-	const fence = `select onlyonce.fence(l.id, l.epoch, l.nonce, 0, %d, %d, null, null, null, null, '1s', '1s', '1s') from onlyonce.leases l`
+	const fence = `
+select onlyonce.fence(
+  l.id,
+  l.epoch,
+  l.nonce,
+  0,
+  %d,
+  %d,
+  null,
+  null,
+  null,
+  null,
+  '1s',
+  '1s',
+  '1s'
+) from onlyonce.leases l`
 	for _, c := range []struct {
 		name string
 		sql  []string

@@ -91,8 +91,19 @@ func TestD8BodiesGoWithTheSettlement(t *testing.T) {
 	stop := r.start(h, testConfig())
 	until(t, "both are parked", func() bool { return r.count(`select count(*) from onlyonce.parked`) == 2 })
 	stop()
-	const holding = `select count(*) from onlyonce.parked where body is not null and error <> '' and header_names <> '{}' and header_values <> '{}' and erased_at is null`
-	const empty = `select count(*) from onlyonce.parked where body is null and error = '' and header_names = '{}' and header_values = '{}' and erased_at is not null and key is not null`
+	const holding = `
+select count(*)
+  from onlyonce.parked
+ where body is not null and error <> '' and header_names <> '{}' and header_values <> '{}' and erased_at is null`
+	const empty = `
+select count(*)
+  from onlyonce.parked
+ where body is null
+   and error = ''
+   and header_names = '{}'
+   and header_values = '{}'
+   and erased_at is not null
+   and key is not null`
 	if n := r.count(holding); n != 2 {
 		t.Fatalf("%d of 2 rows have what they hold", n)
 	}

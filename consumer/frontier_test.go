@@ -52,7 +52,10 @@ func TestK6FrontierOfAClockThatWasAhead(t *testing.T) {
 	for range 2 {
 		stop := r.start(queued, testConfig())
 		until(t, "the frontier is noted", func() bool {
-			return r.count(`select count(*) from onlyonce.frontiers f join onlyonce.cursors c on c.id = f.cursor_id and c.run = f.run where f.frontier <= clock_timestamp()`) == 1
+			return r.count(`
+select count(*)
+  from onlyonce.frontiers f
+  join onlyonce.cursors c on c.id = f.cursor_id and c.run = f.run where f.frontier <= clock_timestamp()`) == 1
 		})
 		stop()
 		// As the rotator leaves it.

@@ -59,7 +59,10 @@ func TestF15LaterOfTwoScopesHalts(t *testing.T) {
 	stop := r.startOn(src, r.pool, queued, testConfig())
 	until(t, "a halt of partition 0", func() bool {
 		return r.count(`select count(*) from effects`) > 0 ||
-			r.count(`select count(*) from onlyonce.owners o, jsonb_array_elements(o.partitions) p where p->>'partition' = '0' and p->>'halted' = 'foreign-scope'`) == 1
+			r.count(`
+select count(*)
+  from onlyonce.owners o, jsonb_array_elements(o.partitions) p
+ where p->>'partition' = '0' and p->>'halted' = 'foreign-scope'`) == 1
 	})
 	stop()
 	if n := r.count(`select count(*) from effects`); n != 0 {

@@ -33,7 +33,10 @@ func unlike(t *testing.T, reason string, bad consumer.HandlerFunc) *rig {
 	if got != want {
 		t.Errorf("parked: %s, want %s", got, want)
 	}
-	n := r.count(`select count(*) from onlyonce.parked where body = 'p0-7'::bytea and attempts > 0 and "offset" = 7 and header_values = array['p0-7'::bytea]`)
+	n := r.count(`
+select count(*)
+  from onlyonce.parked
+ where body = 'p0-7'::bytea and attempts > 0 and "offset" = 7 and header_values = array['p0-7'::bytea]`)
 	if n != 1 {
 		t.Errorf("the message is not whole in onlyonce.parked")
 	}

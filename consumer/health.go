@@ -10,7 +10,10 @@ import (
 // parkedCountSQL counts parked messages that are not settled. In: scope. Out: one row for each
 // topic and partition, with the number in each state. It uses the partial index parked_position.
 const parkedCountSQL = `
-select topic, partition, count(*) filter (where state = 'waiting'), count(*) filter (where state = 'retrying'),
+select topic,
+       partition,
+       count(*) filter (where state = 'waiting'),
+       count(*) filter (where state = 'retrying'),
        count(*) filter (where state = 'blocked')
   from onlyonce.parked where scope = $1 and settled_at is null and kind <> 'call' group by topic, partition`
 

@@ -34,11 +34,21 @@ func TestD3MessageOfAnyTimeIsParked(t *testing.T) {
 	if n := r.count(`select count(*) from onlyonce.parked`); n != 1 {
 		t.Errorf("%d rows are parked, want 1", n)
 	}
-	n := r.count(`select count(*) from onlyonce.parked where "offset" = 1 and state = 'waiting' and reason = 'permanent' and error = 'boom' and body = 'odd'
-		and key = onlyonce.key('', 'stock', 'odd') and record_time = '9999-12-31 23:59:59Z'`)
+	n := r.count(`select count(*)
+                    from onlyonce.parked
+                   where "offset" = 1 and state = 'waiting' and reason = 'permanent' and error = 'boom' and body = 'odd'
+  and key = onlyonce.key('', 'stock', 'odd') and record_time = '9999-12-31 23:59:59Z'`)
 	if n != 1 {
 		t.Error("the message is not parked as it came")
-		r.dump(`select "offset", state, reason, error, body, key, record_time from onlyonce.parked`)
+		r.dump(`
+select "offset",
+       state,
+       reason,
+       error,
+       body,
+       key,
+       record_time
+  from onlyonce.parked`)
 	}
 	if got := r.reasons(); len(got) != 1 || got["1"] != "permanent" {
 		t.Errorf("told of: %v", got)

@@ -249,7 +249,9 @@ func TestF9OnParkedOfARetriedMessageKills(t *testing.T) {
 	retriedKiller(func(*consumer.Message) { t.Error("OnParked is called again for the message that kills") })(&cfg)
 	stop := r.start(failsAtKiller, cfg)
 	until(t, "the message to wait for an operator", func() bool {
-		return r.count(`select count(*) from onlyonce.parked where state = 'waiting' and reason = 'crashed' and error like '%OnParked was not called%'`) == 1
+		return r.count(`
+select count(*)
+  from onlyonce.parked where state = 'waiting' and reason = 'crashed' and error like '%OnParked was not called%'`) == 1
 	})
 	r.reaches(0, r.log.End(0))
 	stop()

@@ -81,7 +81,13 @@ func TestStopAndReplayAreLogged(t *testing.T) {
 	stop := r.start(effect, testConfig())
 	r.reaches(0, 5)
 	stop()
-	r.exec(`update onlyonce.cursors set run = run + 1, run_start = 0, replay_no = 1, replay_until = 5, replay_resume = 5, replay_resend = true`)
+	r.exec(`
+update onlyonce.cursors set run = run + 1,
+                            run_start = 0,
+                            replay_no = 1,
+                            replay_until = 5,
+                            replay_resume = 5,
+                            replay_resend = true`)
 	r.log.Append(0, "later", id("later"))
 	cfg := testConfig()
 	var text func() string

@@ -66,7 +66,9 @@ func TestD6HandlerThatChangesItsMessage(t *testing.T) {
 					r.log.Append(0, "12345third", id("d"))
 					r.reaches(0, 5)
 					until(t, "the sick one to be left to an operator", func() bool {
-						return r.count(`select count(*) from onlyonce.parked where state = 'waiting' and body = '12345sick' and "offset" = 3 and header_values[1] = 'c'`) == 1
+						return r.count(`
+select count(*)
+  from onlyonce.parked where state = 'waiting' and body = '12345sick' and "offset" = 3 and header_values[1] = 'c'`) == 1
 					})
 					mended.Store(true)
 					r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp()`)

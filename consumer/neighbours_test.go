@@ -68,8 +68,27 @@ func TestS6SequenceBehindIsNotTheMessages(t *testing.T) {
 	cfg := testConfig()
 	cfg.BlockedAfter = 50 * time.Millisecond
 	r.exec(`alter sequence onlyonce.parked_id_seq minvalue 1 maxvalue 2 restart 1 cycle`) // behind, however often it is asked
-	r.exec(`insert into onlyonce.parked (kind, state, reason, error, scope, topic, partition, "offset", settled_at)
-		select 'message', 'discarded', 'permanent', '', 'other', 't', 0, n, now() from generate_series(1, 2) n`)
+	r.exec(`insert into onlyonce.parked (
+  kind,
+  state,
+  reason,
+  error,
+  scope,
+  topic,
+  partition,
+  "offset",
+  settled_at
+)
+  select 'message',
+         'discarded',
+         'permanent',
+         '',
+         'other',
+         't',
+         0,
+         n,
+         now()
+    from generate_series(1, 2) n`)
 	stop := r.start(permanentAtOne, cfg)
 	h := r.halted()
 	if h.Reason != consumer.HaltBlocked || h.Position != 1 || !strings.Contains(h.Detail, "onlyonce outbox rebase") ||

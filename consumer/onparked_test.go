@@ -336,7 +336,9 @@ func TestD3DeadLettersAreTold(t *testing.T) {
 	if got := letters(); got != 1 {
 		t.Errorf("%d letters of the first time", got)
 	}
-	r.exec(`update onlyonce.parked set state = 'retrying', redrives = redrives + 1, attempts = 0, next_attempt_at = clock_timestamp()`)
+	r.exec(`
+update onlyonce.parked
+   set state = 'retrying', redrives = redrives + 1, attempts = 0, next_attempt_at = clock_timestamp()`)
 	until(t, "it to be left to an operator again", func() bool {
 		return r.count(`select count(*) from onlyonce.parked where state = 'waiting' and redrives = 1`) == 1
 	})

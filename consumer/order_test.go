@@ -240,7 +240,17 @@ func TestD4OrderHoldsThroughFailuresAndTakeOvers(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			r.dump(`select id, state, reason, attempts, "offset", order_key, next_attempt_at, clock_timestamp(), left(error, 80) from onlyonce.parked where settled_at is null`)
+			r.dump(`
+select id,
+       state,
+       reason,
+       attempts,
+       "offset",
+       order_key,
+       next_attempt_at,
+       clock_timestamp(),
+       left(error, 80)
+  from onlyonce.parked where settled_at is null`)
 		}
 	})
 	until(t, "all applied", func() bool { return r.count(`select count(*) from effects`) >= keys*each })
@@ -324,7 +334,9 @@ func TestF1RetryOfAReplacedOwnerIsFenced(t *testing.T) {
 	pgtest.Receive(t, patience, "in", in)
 	// The raise waits for the transaction: the row's settlement has taken the lease. So this one is
 	// made to look as if it came before.
-	r.exec(`select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and state = 'idle in transaction'`)
+	r.exec(`
+select pg_terminate_backend(pid)
+  from pg_stat_activity where datname = current_database() and state = 'idle in transaction'`)
 	until(t, "a new epoch", func() bool {
 		_, err := r.pool.Exec(t.Context(), `select onlyonce.raise_epoch(id, epoch, gen_random_uuid()) from onlyonce.leases`)
 		return err == nil
@@ -375,7 +387,19 @@ func TestF1SettlingNeedsOwnerAttemptAndSeal(t *testing.T) {
 	}, orderConfig())
 	until(t, "parked", func() bool { return r.count(`select count(*) from onlyonce.parked where state = 'retrying'`) == 1 })
 	stop()
-	const settle = `select onlyonce.settle(l.id, l.epoch, l.nonce, p.id, p.attempts, null, null, '1s', '1s', '1s') from onlyonce.leases l, onlyonce.parked p`
+	const settle = `
+select onlyonce.settle(
+  l.id,
+  l.epoch,
+  l.nonce,
+  p.id,
+  p.attempts,
+  null,
+  null,
+  '1s',
+  '1s',
+  '1s'
+) from onlyonce.leases l, onlyonce.parked p`
 	for _, c := range []struct {
 		name, sql, seal, code string
 	}{
@@ -440,8 +464,13 @@ func TestK7ReplayLeavesACopyOfAParkedMessageAlone(t *testing.T) {
 	stop()
 	h.heal()
 	// As `onlyonce replay -from 1` does.
-	r.exec(`with c as (update onlyonce.cursors set run = run + 1, run_start = 1, replay_no = 1, replay_until = 3, replay_resume = 3 returning id)
-		update onlyonce.leases l set epoch = epoch + 1, nonce = gen_random_uuid() from c where l.id = c.id`)
+	r.exec(`with c as (update onlyonce.cursors set run = run + 1,
+                                                   run_start = 1,
+                                                   replay_no = 1,
+                                                   replay_until = 3,
+                                                   replay_resume = 3
+                                                 returning id)
+  update onlyonce.leases l set epoch = epoch + 1, nonce = gen_random_uuid() from c where l.id = c.id`)
 	stop = r.start(h.handle, testConfig())
 	r.reaches(0, 3)
 	until(t, "w again", func() bool { return r.count(`select count(*) from effects where value = 'w'`) == 2 })
@@ -496,7 +525,9 @@ func TestT9DueTimeOfTheFuture(t *testing.T) {
 	}, cfg)
 	r.reaches(0, 2)
 	until(t, "its next attempt is in an hour or so", func() bool {
-		return r.count(`select count(*) from onlyonce.parked where state = 'retrying' and next_attempt_at > clock_timestamp() + interval '20 minutes'`) == 1
+		return r.count(`
+select count(*)
+  from onlyonce.parked where state = 'retrying' and next_attempt_at > clock_timestamp() + interval '20 minutes'`) == 1
 	})
 	well.Store(true)
 	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() + interval '6 days' where state = 'retrying'`)

@@ -24,7 +24,9 @@ type outage struct {
 func (o *outage) passes(d time.Duration) {
 	o.t.Helper()
 	o.exec(
-		`update onlyonce.segments set opened_at = opened_at - make_interval(secs => $1), closed_at = closed_at - make_interval(secs => $1)`,
+		`
+update onlyonce.segments
+   set opened_at = opened_at - make_interval(secs => $1), closed_at = closed_at - make_interval(secs => $1)`,
 		d.Seconds(),
 	)
 	o.exec(`update onlyonce.scopes set created_at = created_at - make_interval(secs => $1)`, d.Seconds())

@@ -24,19 +24,46 @@ import (
 const takeParkedSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share),
 due as (
-  select d.id from (values (timestamptz '-infinity', clock_timestamp()), (clock_timestamp() + make_interval(secs => $8), 'infinity')) r (after, until)
+  select d.id
+    from (values (timestamptz '-infinity', clock_timestamp()),
+                 (clock_timestamp() + make_interval(secs => $8), 'infinity')) r (after, until)
    cross join lateral (
      select p.id, p.next_attempt_at, p."offset" from onlyonce.parked p
-      where p.scope = $4 and p.topic = $5 and p.partition = $6 and p.state = 'retrying' and p.next_attempt_at > r.after and p.next_attempt_at <= r.until
+      where p.scope = $4
+        and p.topic = $5
+        and p.partition = $6
+        and p.state = 'retrying'
+        and p.next_attempt_at > r.after
+        and p.next_attempt_at <= r.until
         and not exists (select 1 from onlyonce.parked f
-                         where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset") offset 0)
+                         where f.order_key = p.order_key
+                           and f.settled_at is null
+                           and (f.partition, f."offset") < (p.partition, p."offset")
+                        offset 0)
       order by p.next_attempt_at, p."offset" limit 1) d
    order by d.next_attempt_at, d."offset" limit 1)
 update onlyonce.parked p set attempts = p.attempts + 1, next_attempt_at = clock_timestamp() + make_interval(secs => $7)
   from held where p.id = (select due.id from due) and p.state = 'retrying'
-returning p.id, p.attempts, p.reason, p.tenant, p.key, p."offset", p.record_time, p.record_key, p.header_names, p.header_values,
-          p.body, p.order_key, coalesce(p.cluster_id, ''), p.topic_id, p.log_append_time, p.replay_no, p.replay_resend,
-          coalesce(p.event_id, ''), p.sealed, p.redrives`
+returning p.id,
+          p.attempts,
+          p.reason,
+          p.tenant,
+          p.key,
+          p."offset",
+          p.record_time,
+          p.record_key,
+          p.header_names,
+          p.header_values,
+          p.body,
+          p.order_key,
+          coalesce(p.cluster_id, ''),
+          p.topic_id,
+          p.log_append_time,
+          p.replay_no,
+          p.replay_resend,
+          coalesce(p.event_id, ''),
+          p.sealed,
+          p.redrives`
 
 // settleParkedSQL is the fence of an attempt at a parked row; see the function's comment in the
 // migration. In: cursor, epoch, nonce, row, attempt, key, fingerprint, the three timeouts; the
@@ -46,9 +73,22 @@ returning p.id, p.attempts, p.reason, p.tenant, p.key, p."offset", p.record_time
 // The message is compared because a failover may lose the row while its handler runs (O3). The
 // server then gives the id to another message, which has been attempted as often by now.
 const settleParkedSQL = `
-select onlyonce.settle($1, $2, $3,
-  coalesce((select p.id from onlyonce.parked p join onlyonce.cursors c on c.id = $1 and (c.scope, c.topic, c.partition) = (p.scope, p.topic, p.partition)
-             where p.id = $4 and p."offset" = $11), 0), $5, $6, $7, $8, $9, $10)`
+select onlyonce.settle(
+  cursor_id => $1,
+  epoch => $2,
+  nonce => $3,
+  parked_id => coalesce((select p.id
+                           from onlyonce.parked p
+                           join onlyonce.cursors c
+                             on c.id = $1 and (c.scope, c.topic, c.partition) = (p.scope, p.topic, p.partition)
+                          where p.id = $4 and p."offset" = $11), 0),
+  attempts => $5,
+  key => $6,
+  fingerprint => $7,
+  lock_timeout => $8,
+  statement_timeout => $9,
+  idle_timeout => $10
+)`
 
 // failParkedSQL writes the result of an attempt at a parked row that did not settle it. In: cursor,
 // epoch, nonce, row, state, reason, error, attempts to take back, seconds until it is due again,
@@ -57,10 +97,17 @@ select onlyonce.settle($1, $2, $3,
 const failParkedSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
 update onlyonce.parked p
-   set state = $5, reason = case when p.reason in ('conflict', 'no-key') then p.reason else $6 end, error = $7, attempts = greatest(p.attempts - $8, 0),
+   set state = $5,
+       reason = case when p.reason in ('conflict', 'no-key') then p.reason else $6 end,
+       error = $7,
+       attempts = greatest(p.attempts - $8, 0),
        next_attempt_at = case when $5 = 'retrying' then clock_timestamp() + make_interval(secs => $9) end
   from held join onlyonce.cursors c on c.id = held.id
- where p.id = $4 and p.state = 'retrying' and p.attempts = $10 and p."offset" = $11 and (p.scope, p.topic, p.partition) = (c.scope, c.topic, c.partition)`
+ where p.id = $4
+   and p.state = 'retrying'
+   and p.attempts = $10
+   and p."offset" = $11
+   and (p.scope, p.topic, p.partition) = (c.scope, c.topic, c.partition)`
 
 // failParkedInTxSQL is failParkedSQL as the fence of a transaction in which Config.OnParked writes:
 // it allows the seal. Out: no row if there was nothing to update.

@@ -225,10 +225,15 @@ func TestT1PgBouncerKilledBeforeCommit(t *testing.T) {
 
 // sessionSQL is what a session has that outlives its transactions.
 const sessionSQL = `
-select current_setting('lock_timeout'), current_setting('statement_timeout'), current_setting('idle_in_transaction_session_timeout'),
-       current_setting('transaction_isolation'), current_setting('synchronous_commit'),
-       coalesce(current_setting('onlyonce.fenced', true), ''), coalesce(current_setting('onlyonce.sealed', true), ''),
-       (select count(*) from pg_prepared_statements where name <> ''), (select count(*) from pg_cursors where name <> ''),
+select current_setting('lock_timeout'),
+       current_setting('statement_timeout'),
+       current_setting('idle_in_transaction_session_timeout'),
+       current_setting('transaction_isolation'),
+       current_setting('synchronous_commit'),
+       coalesce(current_setting('onlyonce.fenced', true), ''),
+       coalesce(current_setting('onlyonce.sealed', true), ''),
+       (select count(*) from pg_prepared_statements where name <> ''),
+       (select count(*) from pg_cursors where name <> ''),
        (select count(*) from pg_locks where pid = pg_backend_pid() and locktype = 'advisory')`
 
 // The engine sets everything for one transaction only. The next client of the one server connection

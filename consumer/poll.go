@@ -43,31 +43,65 @@ const (
 // clock (K6).
 const pollSQL = `
 with asked as (
-  select * from unnest($2::text[], $3::integer[], $4::bigint[], $5::bigint[], $6::uuid[], $7::integer[], $8::timestamptz[])
+  select * from unnest(
+    $2::text[],
+    $3::integer[],
+    $4::bigint[],
+    $5::bigint[],
+    $6::uuid[],
+    $7::integer[],
+    $8::timestamptz[]
+  )
            with ordinality as a (topic, partition, cursor_id, epoch, nonce, run, frontier, n)),
 held as (
   select l.id from asked a join onlyonce.leases l on l.id = a.cursor_id and l.epoch = a.epoch and l.nonce = a.nonce
    where a.frontier is not null for share of l skip locked),
 noted as (
   insert into onlyonce.frontiers as f (cursor_id, run, frontier)
-  select a.cursor_id, a.run, a.frontier from asked a join held on held.id = a.cursor_id where a.frontier <= clock_timestamp()
+  select a.cursor_id, a.run, a.frontier
+    from asked a join held on held.id = a.cursor_id where a.frontier <= clock_timestamp()
   on conflict (cursor_id) do update set run = excluded.run,
-    frontier = case when f.run = excluded.run and f.frontier <= clock_timestamp() then greatest(f.frontier, excluded.frontier) else excluded.frontier end
+    frontier = case when f.run = excluded.run
+                      and f.frontier <= clock_timestamp() then greatest(f.frontier, excluded.frontier)
+                    else excluded.frontier end
   returning f.cursor_id),
 reported as (
-  insert into onlyonce.owners as o (id, scope, host, pid, partitions, faults)
-  select $9::uuid, $1::text, $10::text, $11::integer, $12::text::jsonb, $13::text::jsonb where $12::text is not null
-  on conflict (id) do update set seen_at = clock_timestamp(), partitions = excluded.partitions, faults = excluded.faults),
+  insert into onlyonce.owners as o (
+    id,
+    scope,
+    host,
+    pid,
+    partitions,
+    faults
+  )
+  select $9::uuid,
+         $1::text,
+         $10::text,
+         $11::integer,
+         $12::text::jsonb,
+         $13::text::jsonb
+   where $12::text is not null
+  on conflict (id) do update
+     set seen_at = clock_timestamp(), partitions = excluded.partitions, faults = excluded.faults),
 forgotten as (
-  delete from onlyonce.owners where $12::text is not null and part = 'consumer' and scope = $1::text and seen_at < clock_timestamp() - interval '1 day')
+  delete from onlyonce.owners
+   where $12::text is not null
+     and part = 'consumer'
+     and scope = $1::text
+     and seen_at < clock_timestamp() - interval '1 day')
 select a.n,
        exists (select 1 from onlyonce.leases l where l.id = a.cursor_id and l.epoch = a.epoch and l.nonce = a.nonce),
        coalesce((select p.next_offset from onlyonce.positions p where p.id = a.cursor_id), -1),
-       exists (select 1 from onlyonce.pauses p where p.scope = $1::text and p.topic in ('', a.topic) and p.partition in (-1, a.partition)),
+       exists (select 1
+                 from onlyonce.pauses p
+                where p.scope = $1::text and p.topic in ('', a.topic) and p.partition in (-1, a.partition)),
        (select extract(epoch from p.next_attempt_at - clock_timestamp())::float8 from onlyonce.parked p
          where p.scope = $1::text and p.topic = a.topic and p.partition = a.partition and p.state = 'retrying'
            and not exists (select 1 from onlyonce.parked f
-                            where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset") offset 0)
+                            where f.order_key = p.order_key
+                              and f.settled_at is null
+                              and (f.partition, f."offset") < (p.partition, p."offset")
+                           offset 0)
          order by p.next_attempt_at limit 1),
        exists (select 1 from noted n where n.cursor_id = a.cursor_id),
        clock_timestamp()

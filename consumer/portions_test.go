@@ -18,16 +18,54 @@ func TestO1KeysAreNotedInPortions(t *testing.T) {
 			stop()
 			// A transaction that notes more has no time for that.
 			r.exec(`create function bounded() returns trigger language plpgsql as $$
-				begin
-				  perform set_config('test.noted', (coalesce(nullif(current_setting('test.noted', true), ''), '0')::integer + (select count(*) from noted))::text, true);
-				  if current_setting('test.noted')::integer > 30000 then raise exception using errcode = '57014', message = 'it took too long'; end if;
-				  return null;
-				end $$`)
+    begin
+      perform set_config(
+        'test.noted',
+        (coalesce(nullif(current_setting('test.noted', true), ''), '0')::integer + (select count(*) from noted))::text,
+        true
+      );
+      if current_setting('test.noted')::integer > 30000 then raise exception using errcode = '57014',
+                                                               message = 'it took too long'; end if;
+      return null;
+    end $$`)
 			r.exec(`create trigger bounded after insert on onlyonce.call_keys referencing new table as noted for each statement execute function bounded()`)
-			r.exec(`insert into onlyonce.batches (slot, id, n, bytes, sink, lane, keys, tenant, scope, name, method, target, header, bodies)
-				select 0, (i + 1000) * 1024, $2::int, 0, 's', i % 16, array(select gen_random_uuid() from generate_series(1, $2::int) where i > 0), '', 'x', 'n', 'POST', '', '', array_fill(''::bytea, array[$2::int])
-				  from generate_series(1, $1::int) i`, batches, size)
-			r.exec(`update onlyonce.cursors set run = run + 1, run_start = 0, replay_no = 1, replay_until = 5, replay_resume = 5`)
+			r.exec(`insert into onlyonce.batches (
+  slot,
+  id,
+  n,
+  bytes,
+  sink,
+  lane,
+  keys,
+  tenant,
+  scope,
+  name,
+  method,
+  target,
+  header,
+  bodies
+)
+    select 0,
+           (i + 1000) * 1024,
+           $2::int,
+           0,
+           's',
+           i % 16,
+           array(select gen_random_uuid() from generate_series(1, $2::int) where i > 0),
+           '',
+           'x',
+           'n',
+           'POST',
+           '',
+           '',
+           array_fill(''::bytea, array[$2::int])
+      from generate_series(1, $1::int) i`, batches, size)
+			r.exec(`
+update onlyonce.cursors set run = run + 1,
+                            run_start = 0,
+                            replay_no = 1,
+                            replay_until = 5,
+                            replay_resume = 5`)
 			r.log.Append(0, "later", id("later"))
 			stop = r.start(h, testConfig())
 			r.reaches(0, 6)
@@ -66,10 +104,11 @@ func TestC5OldRowsInPortions(t *testing.T) {
 			r := newRig(t, 1)
 			// A statement that deletes more has no time for that.
 			r.exec(`create function bounded() returns trigger language plpgsql as $$
-				begin
-				  if (select count(*) from gone) > 5000 then raise exception using errcode = '57014', message = 'it took too long'; end if;
-				  return null;
-				end $$`)
+    begin
+      if (select count(*) from gone) > 5000 then raise exception using errcode = '57014',
+                                                   message = 'it took too long'; end if;
+      return null;
+    end $$`)
 			r.exec(`create trigger bounded after delete on onlyonce.done referencing old table as gone for each statement execute function bounded()`)
 			open, err := r.pool.Begin(t.Context())
 			if err != nil {
@@ -85,7 +124,20 @@ func TestC5OldRowsInPortions(t *testing.T) {
 				stop()
 			}
 			r.exec(
-				`insert into onlyonce.done (cursor_id, "offset", hash, run, last) select c.id, i, 1, 0, false from onlyonce.cursors c, generate_series(10, $1) i`,
+				`
+insert into onlyonce.done (
+  cursor_id,
+  "offset",
+  hash,
+  run,
+  last
+)
+  select c.id,
+         i,
+         1,
+         0,
+         false
+    from onlyonce.cursors c, generate_series(10, $1) i`,
 				old,
 			)
 			if err := open.Rollback(t.Context()); err != nil {

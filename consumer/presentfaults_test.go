@@ -64,7 +64,14 @@ func TestS3PresentFaults(t *testing.T) {
 		until(t, what, func() bool {
 			rows, err := r.pool.Query(
 				t.Context(),
-				`select concat_ws(' ', f ->> 'kind', f ->> 'topic', f ->> 'partitions', f ->> 'text') from onlyonce.owners, jsonb_array_elements(faults) f where scope = 'stock'`,
+				`
+select concat_ws(
+  ' ',
+  f ->> 'kind',
+  f ->> 'topic',
+  f ->> 'partitions',
+  f ->> 'text'
+) from onlyonce.owners, jsonb_array_elements(faults) f where scope = 'stock'`,
 			)
 			if err != nil {
 				t.Fatal(err)

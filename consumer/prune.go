@@ -22,7 +22,9 @@ const openTransactionsSQL = `
 select coalesce(array_agg(l.virtualxid), '{}') from pg_locks l
  where l.locktype = 'virtualxid' and l.granted and l.pid <> pg_backend_pid()
    and not exists (select from pg_stat_activity a
-                    where a.pid = l.pid and (a.usesysid is null or a.datid <> (select d.oid from pg_database d where d.datname = current_database())))`
+                    where a.pid = l.pid
+                      and (a.usesysid is null
+                           or a.datid <> (select d.oid from pg_database d where d.datname = current_database())))`
 
 // pruneSQL deletes rows of progress. In: cursor, run and offset of the lower bound, run and offset
 // of the upper bound, most rows to delete. Out: one row with how many were deleted, and the run and
@@ -36,8 +38,10 @@ with old as materialized (
      and exists (select from onlyonce.progress where cursor_id = $1 and (run, from_offset) >= ($4, $5))
    order by run, from_offset limit $6),
 gone as (
-  delete from onlyonce.progress p using old where p.cursor_id = $1 and p.run = old.run and p.from_offset = old.from_offset)
-select count(*), coalesce(max(run), 0), coalesce(max(from_offset) filter (where run = (select max(run) from old)), 0) from old`
+  delete from onlyonce.progress p
+   using old where p.cursor_id = $1 and p.run = old.run and p.from_offset = old.from_offset)
+select count(*), coalesce(max(run), 0), coalesce(max(from_offset) filter (where run = (select max(run) from old)), 0)
+  from old`
 
 // progressRow is the place of a row of progress, or of done, within a cursor.
 type progressRow struct {
@@ -169,7 +173,8 @@ old as materialized (
    order by run, "offset" limit $8),
 gone as (
   delete from onlyonce.done d using old where d.cursor_id = $1 and d.run = old.run and d."offset" = old."offset")
-select count(*), coalesce(max(run), 0), coalesce(max("offset") filter (where run = (select max(run) from old)), 0) from old`
+select count(*), coalesce(max(run), 0), coalesce(max("offset") filter (where run = (select max(run) from old)), 0)
+  from old`
 
 // oldestDone is where the rows of onlyonce.done begin that may be pruned. During a replay those of
 // the run that it interrupts are needed when it ends.

@@ -83,7 +83,9 @@ func TestO6SetBackAndTakenOverTwice(t *testing.T) {
 func TestO6LostCommitsOfALivingOwner(t *testing.T) {
 	t.Parallel()
 	r, stop := calledFor(t, keyless())
-	r.exec(`with p as (delete from onlyonce.progress returning 1), l as (delete from onlyonce.batches returning 1) delete from effects`)
+	r.exec(`
+with p as (delete from onlyonce.progress
+           returning 1), l as (delete from onlyonce.batches returning 1) delete from effects`)
 	r.log.Append(0, "later")
 	r.reaches(0, 6)
 	stop()
@@ -97,7 +99,13 @@ func TestReplayThatSendsAgainIsNoRedo(t *testing.T) {
 	t.Parallel()
 	r, stop := calledFor(t, testConfig())
 	stop()
-	r.exec(`update onlyonce.cursors set run = run + 1, run_start = 0, replay_no = 1, replay_until = 5, replay_resume = 5, replay_resend = true`)
+	r.exec(`
+update onlyonce.cursors set run = run + 1,
+                            run_start = 0,
+                            replay_no = 1,
+                            replay_until = 5,
+                            replay_resume = 5,
+                            replay_resend = true`)
 	r.log.Append(0, "later", id("later"))
 	stop = r.start(calling, testConfig())
 	r.reaches(0, 6)
@@ -119,7 +127,9 @@ func TestO1RedrivenConflict(t *testing.T) {
 	stop := r.start(calling, testConfig())
 	r.reaches(0, 3)
 	// As `parked redrive` does.
-	r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where reason = 'conflict'`)
+	r.exec(`
+update onlyonce.parked
+   set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where reason = 'conflict'`)
 	until(t, "all applied", func() bool { return r.count(`select count(*) from effects`) == 3 })
 	stop()
 	r.once("first", "second", "third")

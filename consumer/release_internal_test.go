@@ -21,7 +21,23 @@ func TestF9LateReleaseLeavesTheNextOwnersCursor(t *testing.T) {
 		ctx,
 		`
 with l as (insert into onlyonce.leases (name, epoch, nonce) values ('cursor/r/orders/0', 7, $1) returning id)
-insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy) select id, 'r', 'orders', 0, 0, 0, 'earliest' from l returning id`,
+insert into onlyonce.cursors (
+  id,
+  scope,
+  topic,
+  partition,
+  start_offset,
+  run_start,
+  start_policy
+)
+  select id,
+         'r',
+         'orders',
+         0,
+         0,
+         0,
+         'earliest'
+    from l returning id`,
 		old,
 	).Scan(&id)
 	if err != nil {

@@ -8,7 +8,8 @@ import (
 // endReplaySQL ends a replay, in the transaction that moves the position to where the replay
 // interrupted the work.
 const endReplaySQL = `
-update onlyonce.cursors set replay_until = null, replay_resume = null, replay_resend = false where id = $1 and replay_no = $2`
+update onlyonce.cursors
+   set replay_until = null, replay_resume = null, replay_resend = false where id = $1 and replay_no = $2`
 
 // resumeDoneSQL takes over what was done above the position that a replay has interrupted, in the
 // transaction that ends the replay. In: cursor, its run, the interrupted position. The rows below
@@ -20,7 +21,8 @@ update onlyonce.done set run = $2 where cursor_id = $1 and run = $2::integer - 1
 const endReplayHeldSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $3 and nonce = $4 for share),
 resumed as (
-  update onlyonce.done d set run = $5 from held where d.cursor_id = held.id and d.run = $5::integer - 1 and d."offset" >= $6)
+  update onlyonce.done d
+     set run = $5 from held where d.cursor_id = held.id and d.run = $5::integer - 1 and d."offset" >= $6)
 update onlyonce.cursors c set replay_until = null, replay_resume = null, replay_resend = false
   from held where c.id = held.id and c.replay_no = $2`
 

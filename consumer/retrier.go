@@ -25,9 +25,15 @@ with recursive keys (order_key) as (
   union all
   select n.order_key from keys cross join lateral (
     select p.order_key from onlyonce.parked p
-     where p.scope = $1 and p.topic = $2 and p.partition = $3 and p.kind <> 'call' and p.state = 'blocked' and p.order_key > keys.order_key
+     where p.scope = $1
+       and p.topic = $2
+       and p.partition = $3
+       and p.kind <> 'call'
+       and p.state = 'blocked'
+       and p.order_key > keys.order_key
      order by p.order_key limit 1) n)
-select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.order_key desc))[1] from (select order_key from keys limit 1000) k`
+select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.order_key desc))[1]
+  from (select order_key from keys limit 1000) k`
 
 // promoteBlocked makes rows due that waited for a row which is settled by now.
 func (r *retrier) promoteBlocked(ctx context.Context) error {

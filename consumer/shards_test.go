@@ -77,8 +77,23 @@ func (r *rig) retire(partition int32) {
 func (r *rig) adopt(partition int32, at int64) {
 	r.t.Helper()
 	r.exec(`with l as (insert into onlyonce.leases (name) values ('cursor/stock/orders/' || $1::integer) returning id)
-		insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy)
-		select id, 'stock', 'orders', $1::integer, $2::bigint, $2::bigint, 'adopted' from l`, partition, at)
+  insert into onlyonce.cursors (
+    id,
+    scope,
+    topic,
+    partition,
+    start_offset,
+    run_start,
+    start_policy
+  )
+  select id,
+         'stock',
+         'orders',
+         $1::integer,
+         $2::bigint,
+         $2::bigint,
+         'adopted'
+    from l`, partition, at)
 }
 
 func TestShardsAreChecked(t *testing.T) {

@@ -24,7 +24,23 @@ func newSlotRig(t *testing.T) *slotRig {
 	s := &slotRig{rig: newRig(t, 1)}
 	err := s.pool.QueryRow(t.Context(), `
 with l as (insert into onlyonce.leases (name) values ('cursor/stock/orders/0') returning id)
-insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy) select id, 'stock', 'orders', 0, 10, 10, 'earliest' from l
+insert into onlyonce.cursors (
+  id,
+  scope,
+  topic,
+  partition,
+  start_offset,
+  run_start,
+  start_policy
+)
+  select id,
+         'stock',
+         'orders',
+         0,
+         10,
+         10,
+         'earliest'
+    from l
 returning id`).Scan(&s.id)
 	if err != nil {
 		t.Fatal(err)
@@ -34,7 +50,17 @@ returning id`).Scan(&s.id)
 }
 
 // raiseSQL takes a cursor over. In: its id.
-const raiseSQL = `select onlyonce.take_cursor($1, (select epoch from onlyonce.leases where id = $1), gen_random_uuid(), 'stock', null, null, null, '5s')`
+const raiseSQL = `
+select onlyonce.take_cursor(
+  $1,
+  (select epoch from onlyonce.leases where id = $1),
+  gen_random_uuid(),
+  'stock',
+  null,
+  null,
+  null,
+  '5s'
+)`
 
 // raise takes the cursor over.
 func (s *slotRig) raise() {
@@ -85,14 +111,44 @@ func (c *session) run(sql string, args ...any) string {
 
 // fence records offsets as done, by the owner that the rig knows.
 func (s *slotRig) fence(c *session, low int64, offsets, after []int64) string {
-	return c.run(`select onlyonce.fence_slot($1, $2, $3::text::uuid, 0, $4, $5, $6, $7, '5s', '5s', '5s')`,
+	return c.run(`
+select onlyonce.fence_slot(
+  $1,
+  $2,
+  $3::text::uuid,
+  0,
+  $4,
+  $5,
+  $6,
+  $7,
+  '5s',
+  '5s',
+  '5s'
+)`,
 		s.id, s.epoch, s.nonce, low, offsets, make([]int64, len(offsets)), after)
 }
 
 // sweep moves the position over what is done, and over an empty range.
 func (s *slotRig) sweep(c *session, from, to int64, emptyFrom, emptyUntil []int64) string {
 	return c.run(
-		`select onlyonce.sweep($1, (select epoch from onlyonce.leases where id = $1), $2::text::uuid, 0, $3, $4, null, null, null, null, $5, $6, '5s', '5s', '5s')`,
+		`
+select onlyonce.sweep(
+  $1,
+  (select epoch from onlyonce.leases where id = $1),
+  $2::text::uuid,
+  0,
+  $3,
+  $4,
+  null,
+  null,
+  null,
+  null,
+  $5,
+  $6,
+  '5s',
+  '5s',
+  '5s'
+)`,
 		s.id,
 		s.nonce,
 		from,

@@ -261,7 +261,9 @@ func TestC4LostTransactionAboveThePosition(t *testing.T) {
 		return effect(ctx, tx, m)
 	}, cfg)
 	until(t, "all others are done", func() bool { return r.count(`select count(*) from effects`) == 40 })
-	r.exec(`with lost as (delete from onlyonce.done where "offset" in (11, 23) returning 1) delete from effects where off in (11, 23)`)
+	r.exec(`
+with lost as (delete from onlyonce.done where "offset" in (11, 23) returning 1) delete from effects
+    where off in (11, 23)`)
 	close(hold)
 	r.reaches(0, 50)
 	stop()

@@ -95,7 +95,23 @@ func TestK6FrontierAheadOfTheClock(t *testing.T) {
 	nonce := newNonce()
 	err := pool.QueryRow(t.Context(), `
 with l as (insert into onlyonce.leases (name, epoch, nonce) values ('cursor/stock/orders/0', 7, $1) returning id, epoch)
-insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy) select id, 'stock', 'orders', 0, 0, 0, 'earliest' from l
+insert into onlyonce.cursors (
+  id,
+  scope,
+  topic,
+  partition,
+  start_offset,
+  run_start,
+  start_policy
+)
+  select id,
+         'stock',
+         'orders',
+         0,
+         0,
+         0,
+         'earliest'
+    from l
 returning id, (select epoch from l)`, nonce).Scan(&id, &epoch)
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +166,8 @@ func TestF1PruningKeepsTheNewestRow(t *testing.T) {
 		}
 		if _, err := tx.Exec(t.Context(), `
 insert into onlyonce.progress (cursor_id, run, from_offset, next_offset)
-select 7, r, o, o + 10 from (values (0, 0), (0, 50), (1, 0), (1, 10), (1, 20), (1, 30)) v(r, o) union all select 8, 0, 0, 10`); err != nil {
+select 7, r, o, o + 10
+  from (values (0, 0), (0, 50), (1, 0), (1, 10), (1, 20), (1, 30)) v(r, o) union all select 8, 0, 0, 10`); err != nil {
 			t.Fatal(err)
 		}
 		var n, run, last, other int
@@ -159,7 +176,9 @@ select 7, r, o, o + 10 from (values (0, 0), (0, 50), (1, 0), (1, 10), (1, 20), (
 			t.Fatal(err)
 		}
 		if err := tx.QueryRow(t.Context(), `
-select string_agg(run || ':' || from_offset, ' ' order by run, from_offset) filter (where cursor_id = 7), count(*) filter (where cursor_id = 8) from onlyonce.progress`).Scan(
+select string_agg(run || ':' || from_offset, ' ' order by run, from_offset) filter (where cursor_id = 7),
+       count(*) filter (where cursor_id = 8)
+  from onlyonce.progress`).Scan(
 			&left,
 			&other,
 		); err != nil {
@@ -229,8 +248,36 @@ func TestC5PruningKeepsWhatIsAhead(t *testing.T) {
 	nonce := newNonce()
 	err := pool.QueryRow(t.Context(), `
 with l as (insert into onlyonce.leases (name, epoch, nonce) values ('cursor/stock/orders/0', 7, $1) returning id),
-c as (insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy) select id, 'stock', 'orders', 0, 10, 10, 'earliest' from l returning id),
-d as (insert into onlyonce.done (cursor_id, "offset", hash, run, last) select id, o, 0, 0, false from l, generate_series(5, 14) o)
+c as (insert into onlyonce.cursors (
+  id,
+  scope,
+  topic,
+  partition,
+  start_offset,
+  run_start,
+  start_policy
+)
+  select id,
+         'stock',
+         'orders',
+         0,
+         10,
+         10,
+         'earliest'
+    from l returning id),
+d as (insert into onlyonce.done (
+  cursor_id,
+  "offset",
+  hash,
+  run,
+  last
+)
+  select id,
+         o,
+         0,
+         0,
+         false
+    from l, generate_series(5, 14) o)
 select id from c`, nonce).Scan(&id)
 	if err != nil {
 		t.Fatal(err)

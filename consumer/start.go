@@ -17,17 +17,36 @@ import (
 )
 
 // readScopeSQL reads what ids mean in a scope. In: scope. Out: at most one row, by the primary key.
-const readScopeSQL = `select topics, copies, first_topic, class, onlyonce.class_before(scope) from onlyonce.scopes where scope = $1`
+const readScopeSQL = `
+select topics,
+       copies,
+       first_topic,
+       class,
+       onlyonce.class_before(scope)
+  from onlyonce.scopes where scope = $1`
 
 // makeScopeSQL records what ids mean in a scope for the first time. In: scope, topics, choice
 // (null: none), first topic, class of horizon. An existing row stays as it is.
 const makeScopeSQL = `
-insert into onlyonce.scopes (scope, topics, copies, first_topic, class) values ($1, $2, $3, $4, $5) on conflict do nothing`
+insert into onlyonce.scopes (
+  scope,
+  topics,
+  copies,
+  first_topic,
+  class
+) values (
+  $1,
+  $2,
+  $3,
+  $4,
+  $5
+) on conflict do nothing`
 
 // joinScopeSQL adds a topic, and the choice if none was made. In: scope, topic, choice, topics and
 // choice as they were read. Out: a row, unless another consumer has changed it meanwhile.
 const joinScopeSQL = `
-update onlyonce.scopes set topics = case when $2::text = any (topics) then topics else topics || $2::text end, copies = coalesce(copies, $3)
+update onlyonce.scopes
+   set topics = case when $2::text = any (topics) then topics else topics || $2::text end, copies = coalesce(copies, $3)
  where scope = $1 and topics = $4::text[] and copies is not distinct from $5::text`
 
 // scopeRow is a row of onlyonce.scopes.
@@ -241,7 +260,8 @@ func (w *worker) checkOtherShards(ctx context.Context, cur *cursor) (first int32
 // time. In: scope, topic, partitions. Out: one row with the number that was recorded first.
 const firstPartitionsSQL = `
 with noted as (
-  insert into onlyonce.topics (scope, topic, partitions) values ($1, $2, $3) on conflict do nothing returning partitions)
+  insert into onlyonce.topics (scope, topic, partitions)
+    values ($1, $2, $3) on conflict do nothing returning partitions)
 select partitions from noted union all select partitions from onlyonce.topics where scope = $1 and topic = $2 limit 1`
 
 // firstPartitions returns how many partitions the topic had when this scope began to read it, or 0

@@ -67,7 +67,9 @@ func TestF3StartAtATime(t *testing.T) {
 	r.reaches(0, 5)
 	stop()
 	r.once(want...)
-	n := r.count(`select count(*) from onlyonce.cursors where start_policy = 'time' and start_offset = case partition when 0 then 2 else 0 end`)
+	n := r.count(`
+select count(*)
+  from onlyonce.cursors where start_policy = 'time' and start_offset = case partition when 0 then 2 else 0 end`)
 	if n != 2 {
 		t.Error("the cursors do not say where they began")
 		r.dump(`select partition, start_offset, start_policy from onlyonce.cursors`)

@@ -415,7 +415,10 @@ func TestOneStatementForAllPartitions(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, "a row that says what is paused", func() bool {
-		return r.count(`select count(*) from onlyonce.owners o, jsonb_array_elements(o.partitions) p where (p ->> 'paused')::boolean and (p ->> 'partition')::int = 3`) == 1
+		return r.count(`
+select count(*)
+  from onlyonce.owners o, jsonb_array_elements(o.partitions) p
+ where (p ->> 'paused')::boolean and (p ->> 'partition')::int = 3`) == 1
 	})
 	stop()
 	if n := r.count(`select count(*) from onlyonce.owners`); n != 0 {

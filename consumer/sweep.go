@@ -16,7 +16,24 @@ import (
 
 // sweepSQL moves the position over what is done or raises; see the function's comment in the
 // migration.
-const sweepSQL = `select onlyonce.sweep($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`
+const sweepSQL = `
+select onlyonce.sweep(
+  cursor_id => $1,
+  epoch => $2,
+  nonce => $3,
+  run => $4,
+  expected => $5,
+  next => $6,
+  anchor_offset => $7,
+  anchor_epoch => $8,
+  anchor_hash => $9,
+  leader_epoch => $10,
+  empty_from => $11,
+  empty_until => $12,
+  lock_timeout => $13,
+  statement_timeout => $14,
+  idle_timeout => $15
+)`
 
 // sweeper is the scheduler's clock that moves the position over what is done: one sweep at a time,
 // beside the scheduler.

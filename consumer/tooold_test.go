@@ -44,9 +44,12 @@ func timedConfig() consumer.Config {
 // minutes ago are not too old.
 func (r *rig) forgets() {
 	r.t.Helper()
-	r.exec(`insert into onlyonce.scopes (scope, topics, first_topic, created_at) values ('stock', '{orders}', 'orders', clock_timestamp() - interval '2 hours')
-		on conflict (scope) do update set created_at = excluded.created_at`)
-	r.exec(`update onlyonce.rings set forgotten = clock_timestamp() - interval '1 hour', horizon = '1 hour' where name = 'consumer_keys'`)
+	r.exec(`insert into onlyonce.scopes (scope, topics, first_topic, created_at)
+              values ('stock', '{orders}', 'orders', clock_timestamp() - interval '2 hours')
+  on conflict (scope) do update set created_at = excluded.created_at`)
+	r.exec(`
+update onlyonce.rings
+   set forgotten = clock_timestamp() - interval '1 hour', horizon = '1 hour' where name = 'consumer_keys'`)
 }
 
 // K9: what is too old follows from what the ring has forgotten, and not from the clock. Nothing is
@@ -132,7 +135,9 @@ func TestK9SegmentRetiredWhileAClaimWaits(t *testing.T) {
 			cfg.Timeouts.Lock = pgtest.Patience(2 * time.Second)
 			stop := r.start(queued, cfg)
 			until(t, "the claim to wait", func() bool {
-				return r.count(`select count(*) from pg_locks l join pg_stat_activity a using (pid) where not l.granted and a.datname = current_database()`) > 0
+				return r.count(`
+select count(*)
+  from pg_locks l join pg_stat_activity a using (pid) where not l.granted and a.datname = current_database()`) > 0
 			})
 			r.forgets()
 			on(`rollback`)
@@ -170,7 +175,10 @@ func TestK9PoliciesForATooOldMessage(t *testing.T) {
 			r.reaches(0, 2)
 			stop()
 			r.once("a-1")
-			n := r.count(`select count(*) from onlyonce.parked where reason = 'too-old' and state = 'waiting' and key is not null and error like 'its id was made at %'`)
+			n := r.count(`
+select count(*)
+  from onlyonce.parked
+ where reason = 'too-old' and state = 'waiting' and key is not null and error like 'its id was made at %'`)
 			if n != 1 {
 				t.Errorf("%d rows", n)
 			}
@@ -240,13 +248,20 @@ func TestK9WhatIsExempt(t *testing.T) {
 	r.reaches(0, 2)
 	r.once("new")
 	// As `parked redrive` does.
-	r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where reason = 'too-old'`)
+	r.exec(`
+update onlyonce.parked
+   set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where reason = 'too-old'`)
 	until(t, "the redriven message", func() bool { return r.count(`select count(*) from onlyonce.parked where state = 'resolved'`) == 1 })
 	stop()
 	r.once("new", "old")
 	// As `onlyonce replay -from 0` does.
-	r.exec(`with c as (update onlyonce.cursors set run = run + 1, run_start = 0, replay_no = 1, replay_until = 2, replay_resume = 2 returning id)
-		update onlyonce.leases l set epoch = epoch + 1, nonce = gen_random_uuid() from c where l.id = c.id`)
+	r.exec(`with c as (update onlyonce.cursors set run = run + 1,
+                                                   run_start = 0,
+                                                   replay_no = 1,
+                                                   replay_until = 2,
+                                                   replay_resume = 2
+                                                 returning id)
+  update onlyonce.leases l set epoch = epoch + 1, nonce = gen_random_uuid() from c where l.id = c.id`)
 	stop = r.start(queued, timedConfig())
 	until(t, "the replay's end", func() bool {
 		return r.count(`select count(*) from onlyonce.cursors where replay_until is not null`) == 0

@@ -50,7 +50,9 @@ func TestTraceOfCalls(t *testing.T) {
 			stop := start(r)
 			r.reaches(0, 3)
 			stop()
-			n := r.count(`select count(*) from onlyonce.outbox_log where trace = case name when 'in' then '` + ofHandler + `' else '` + ofMessage + `' end`)
+			n := r.count(`
+select count(*)
+  from onlyonce.outbox_log where trace = case name when 'in' then '` + ofHandler + `' else '` + ofMessage + `' end`)
 			if n != 6 {
 				t.Errorf("%d calls have the right trace, want 6", n)
 			}

@@ -155,13 +155,16 @@ const countAttemptSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share),
 passed as (
   select a."offset" from onlyonce.attempts a
-   where a.cursor_id = $1 and a."offset" < (select p.next_offset from onlyonce.positions p where p.id = $1) and a."offset" <> $4
+   where a.cursor_id = $1
+     and a."offset" < (select p.next_offset from onlyonce.positions p where p.id = $1)
+     and a."offset" <> $4
    limit 1000 for update skip locked),
 gone as (
   delete from onlyonce.attempts a using passed where a.cursor_id = $1 and a."offset" = passed."offset")
 insert into onlyonce.attempts as a (cursor_id, "offset", attempts, answers)
 select $1, $4, 1, 0 where exists (select from held)
-on conflict (cursor_id, "offset") do update set attempts = greatest(a.attempts - $5::integer, 0) + 1, answers = a.answers + $6::integer
+on conflict (cursor_id, "offset") do update
+   set attempts = greatest(a.attempts - $5::integer, 0) + 1, answers = a.answers + $6::integer
 returning attempts, attempts - 1 - answers`
 
 // takeBackSQL takes back an attempt that this process counted, if the process then had to stop for

@@ -22,7 +22,10 @@ import (
 // waitedSQL finds out whether a session waits for the lock of an owner that long. In: an interval.
 const waitedSQL = `
 select count(*) from pg_locks k join pg_stat_activity a using (pid)
- where a.datname = current_database() and k.locktype = 'advisory' and not k.granted and clock_timestamp() - k.waitstart > $1::interval`
+ where a.datname = current_database()
+   and k.locktype = 'advisory'
+   and not k.granted
+   and clock_timestamp() - k.waitstart > $1::interval`
 
 // T14: a take-over gets the lock of an owner whose slots overlap each other without a gap: those
 // that come while it waits wait behind it, at each isolation level.
@@ -56,7 +59,17 @@ func TestT14SlotsComeAfterATakeOverThatWaits(t *testing.T) {
 // then says whom it waited for.
 func TestT14TakeOverWaitsAsLongAsDeclared(t *testing.T) {
 	t.Parallel()
-	const sql = `select onlyonce.take_cursor($1, (select epoch from onlyonce.leases where id = $1), gen_random_uuid(), 'stock', null, null, $2::text::interval, '50ms')`
+	const sql = `
+select onlyonce.take_cursor(
+  $1,
+  (select epoch from onlyonce.leases where id = $1),
+  gen_random_uuid(),
+  'stock',
+  null,
+  null,
+  $2::text::interval,
+  '50ms'
+)`
 	s := newSlotRig(t)
 	working := s.session()
 	owner := s.session()
@@ -90,7 +103,28 @@ func TestT14AttemptThatWaitsForATakeOver(t *testing.T) {
 		t.Run(level, func(t *testing.T) {
 			t.Parallel()
 			s := newSlotRig(t)
-			s.exec(`insert into onlyonce.parked (kind, state, reason, attempts, next_attempt_at, scope, topic, partition, "offset") values ('message', 'retrying', 'failed', 1, now(), 'stock', 'orders', 0, 3)`)
+			s.exec(`
+insert into onlyonce.parked (
+  kind,
+  state,
+  reason,
+  attempts,
+  next_attempt_at,
+  scope,
+  topic,
+  partition,
+  "offset"
+) values (
+  'message',
+  'retrying',
+  'failed',
+  1,
+  now(),
+  'stock',
+  'orders',
+  0,
+  3
+)`)
 			attempt := s.session()
 			owner := s.session()
 			owner.want("begin", owner.run("begin"), "")
@@ -98,7 +132,19 @@ func TestT14AttemptThatWaitsForATakeOver(t *testing.T) {
 			attempt.want("begin", attempt.run("begin isolation level "+level), "")
 			answer := make(chan string, 1)
 			go func() {
-				answer <- attempt.run(`select onlyonce.settle($1, $2, $3::text::uuid, 1, 1, null, null, '5s', '5s', '5s')`,
+				answer <- attempt.run(`
+select onlyonce.settle(
+  $1,
+  $2,
+  $3::text::uuid,
+  1,
+  1,
+  null,
+  null,
+  '5s',
+  '5s',
+  '5s'
+)`,
 					s.id, s.epoch, s.nonce)
 			}()
 			waits(t, s.pool, &claimer{conn: attempt.Conn})

@@ -297,7 +297,7 @@ func TestH25CallsAtOnce(t *testing.T) {
 // two processes: each key has one effect, and all of its callers get one result.
 func TestH25RetryStorm(t *testing.T) {
 	t.Parallel()
-	for _, statement := range []string{"commit", "select onlyonce.http_begin($1, $2, $3, $4, $5)", "select onlyonce.http_complete($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"} {
+	for _, statement := range []string{"commit", "select onlyonce.http_begin(", "select onlyonce.http_complete("} {
 		for _, what := range []pgtest.Cut{pgtest.Unsent, pgtest.Unheard} {
 			t.Run(fmt.Sprint(what, statement[:min(len(statement), 26)]), func(t *testing.T) {
 				t.Parallel()

@@ -30,9 +30,26 @@ type Request struct {
 // id, its request's id, stream, tenant, principal, name, how long it is kept after its end, how
 // many may be running. It counts at most that many entries of the index operations_running.
 const acceptSQL = `
-insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep)
-select $1, $2, $3, $4, $5, $6, $7
- where $4 = '' or (select count(*) from (select from onlyonce.operations o where o.topic = $3 and o.tenant = $4 and o.state = 'running' limit $8) s) < $8`
+insert into onlyonce.operations (
+  id,
+  record_id,
+  topic,
+  tenant,
+  principal,
+  name,
+  keep
+)
+select $1,
+       $2,
+       $3,
+       $4,
+       $5,
+       $6,
+       $7
+ where $4 = ''
+   or (select count(*)
+         from (select from onlyonce.operations o
+                where o.topic = $3 and o.tenant = $4 and o.state = 'running' limit $8) s) < $8`
 
 // Accept stores an operation in the request's transaction, and answers 202 with the operation's URL
 // and state. A copy of the request gets the operation's present state: 202 with Retry-After while

@@ -198,9 +198,12 @@ func (o *Operations) check(ctx context.Context) error {
 // subquery, bounds the scan of the index operations_expired.
 const purgeOperationsSQL = `
 with old as (
-  select id from onlyonce.operations where expires_at <= (select clock_timestamp()) and onlyonce.has_expired(expires_at, watched_at, keep)
+  select id
+    from onlyonce.operations
+   where expires_at <= (select clock_timestamp()) and onlyonce.has_expired(expires_at, watched_at, keep)
    order by expires_at limit $1 for update skip locked)
-delete from onlyonce.operations o using old where o.id = old.id and onlyonce.has_expired(o.expires_at, o.watched_at, o.keep)`
+delete from onlyonce.operations o
+ using old where o.id = old.id and onlyonce.has_expired(o.expires_at, o.watched_at, o.keep)`
 
 func (o *Operations) purge(ctx context.Context) {
 	tick := time.NewTicker(o.layer.cfg.PurgeInterval)

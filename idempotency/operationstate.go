@@ -65,15 +65,35 @@ func (o *Operations) copyReply(route *Route, state *operationState, resp *stored
 // findOperationSQL finds an operation within a scope. In: id, tenant, principal, its key among
 // parked rows. Out: at most one row. Expired operations count as absent (H23).
 const findOperationSQL = `
-select o.name, case when o.state = 'running' and exists (select from onlyonce.parked p where p.kind = 'event' and p.key = $4 and p.settled_at is null
-                                                            and p.reason <> 'conflict' and p.state = 'waiting') then 'suspended' else o.state end,
-       o.result, o.sealed, o.error_code, coalesce(o.error_text, ''), o.created_at, o.completed_at, s.percent, coalesce(s.text, ''), s.updated_at, s.cancel_at is not null, o.erased_at is not null
+select o.name,
+       case
+         when o.state = 'running'
+              and exists (select from onlyonce.parked p
+                           where p.kind = 'event'
+                             and p.key = $4
+                             and p.settled_at is null
+                             and p.reason <> 'conflict'
+                             and p.state = 'waiting') then 'suspended'
+         else o.state
+       end,
+       o.result,
+       o.sealed,
+       o.error_code,
+       coalesce(o.error_text, ''),
+       o.created_at,
+       o.completed_at,
+       s.percent,
+       coalesce(s.text, ''),
+       s.updated_at,
+       s.cancel_at is not null,
+       o.erased_at is not null
   from onlyonce.operations o left join onlyonce.operation_signals s on s.id = o.id
  where o.id = $1 and o.tenant = $2 and o.principal = $3 and not onlyonce.has_expired(o.expires_at, o.watched_at, o.keep)`
 
 // cancelSQL records a client's request to cancel an operation that is not done. In: id.
 const cancelSQL = `
-insert into onlyonce.operation_signals (id, cancel_at) select o.id, clock_timestamp() from onlyonce.operations o where o.id = $1 and o.state = 'running'
+insert into onlyonce.operation_signals (id, cancel_at)
+  select o.id, clock_timestamp() from onlyonce.operations o where o.id = $1 and o.state = 'running'
 on conflict (id) do update set cancel_at = coalesce(operation_signals.cancel_at, excluded.cancel_at)`
 
 // ServeHTTP serves GET {Path}{id} and POST {Path}{id}/cancel, which requests a cancellation and

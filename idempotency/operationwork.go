@@ -23,8 +23,15 @@ select o.name, o.principal, o.state, s.cancel_at is not null
 // endOperationSQL writes an operation's end, in the transaction of its work. In: id, state, result,
 // whether it is sealed, code, text (H23).
 const endOperationSQL = `
-update onlyonce.operations set state = $2, result = $3, sealed = $4, error_code = $5, error_text = $6, completed_at = clock_timestamp(),
-       expires_at = clock_timestamp() + keep, watched_at = (select w.at from onlyonce.watched w)
+update onlyonce.operations
+   set state = $2,
+       result = $3,
+       sealed = $4,
+       error_code = $5,
+       error_text = $6,
+       completed_at = clock_timestamp(),
+       expires_at = clock_timestamp() + keep,
+       watched_at = (select w.at from onlyonce.watched w)
  where id = $1 and state = 'running'`
 
 // applyEvent is the consumer's handler.

@@ -23,7 +23,10 @@ import (
 // The timeline comes from the WAL position, because the one of pg_control_checkpoint() lags after a
 // promotion. On a standby pg_current_wal_insert_lsn raises 55000: nothing is committed there.
 const findRecordAndHistorySQL = `
-select c.system_identifier, ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint, clock_timestamp(), r.*
+select c.system_identifier,
+       ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint,
+       clock_timestamp(),
+       r.*
   from pg_control_system() c left join (` + findRecordSQL + `) r on true`
 
 // findRecordAndHistory is findRecord for a layer with a cache.
@@ -49,37 +52,121 @@ func (l *Layer) findRecordAndHistory(ctx context.Context, id [16]byte) (*storedR
 // findRecordSQL finds a record that has not expired. In: id. Out: at most one row. Uses the primary
 // key; takes no lock (T11, H19).
 const findRecordSQL = `
-select r.state, r.fingerprint, r.token, r.response, r.sealed, r.erased_at is not null as erased, coalesce(r.refusal, 0) as refusal, r.expires_at, coalesce(r.lease_id, 0) as lease
+select r.state,
+       r.fingerprint,
+       r.token,
+       r.response,
+       r.sealed,
+       r.erased_at is not null as erased,
+       coalesce(r.refusal, 0) as refusal,
+       r.expires_at,
+       coalesce(r.lease_id, 0) as lease
   from onlyonce.http_records r
  where r.id = $1 and not onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at)`
 
 // findLeaseSQL finds the lease of a running record. In: lease. Out: at most one row: epoch, nonce,
 // whether it has ended, seconds until it ends.
 const findLeaseSQL = `
-select l.epoch, l.nonce, l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour', coalesce(extract(epoch from l.until - clock_timestamp()), 0)::float8
+select l.epoch,
+       l.nonce,
+       l.until is null
+       or l.until <= clock_timestamp()
+       or l.until > clock_timestamp() + interval '1 hour',
+       coalesce(extract(epoch from l.until - clock_timestamp()), 0)::float8
   from onlyonce.leases l where l.id = $1`
 
 // beginSQL claims a key in transactional mode, openSQL opens a transaction without one. The last
 // parameter of both, and of claimSQL and takeOverSQL, is the tenant if it must live in this
 // database (N2). The migration documents the functions.
 const (
-	beginSQL    = `select onlyonce.http_begin($1, $2, $3, $4, $5)`
+	beginSQL = `
+select onlyonce.http_begin(
+  id => $1,
+  lock_timeout => $2,
+  statement_timeout => $3,
+  idle_timeout => $4,
+  place => $5
+)`
 	openSQL     = `select onlyonce.http_open($1, $2, $3, $4)`
-	completeSQL = `select onlyonce.http_complete($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)`
+	completeSQL = `
+select onlyonce.http_complete(
+  id => $1,
+  tenant => $2,
+  scope => $3,
+  fingerprint => $4,
+  token => $5,
+  response => $6,
+  sealed => $7,
+  keep => $8,
+  look => $9,
+  operation => $10,
+  calls => $11,
+  call_sinks => $12,
+  call_lanes => $13,
+  refusal => $14
+)`
 )
 
 // claimSQL claims a key in lease mode. Out: one row of lease and epoch, or no row if there is a
 // record. takeOverSQL takes over a lease that has ended; it returns null if another process was
 // faster.
 const (
-	claimSQL     = `select lease, epoch from onlyonce.http_claim($1, $2, $3, $4, $5, $6, $7, $8)`
-	takeOverSQL  = `select onlyonce.raise_epoch($1, $2, $3, $4, place => $5)`
-	holdSQL      = `select onlyonce.hold($1, $2, $3)`
-	finishSQL    = `select onlyonce.http_finish($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`
+	claimSQL = `
+select lease, epoch from onlyonce.http_claim(
+  id => $1,
+  tenant => $2,
+  scope => $3,
+  fingerprint => $4,
+  token => $5,
+  keep => $6,
+  ttl => $7,
+  place => $8
+)`
+	takeOverSQL = `
+select onlyonce.raise_epoch(
+  lease => $1,
+  seen_epoch => $2,
+  new_nonce => $3,
+  ttl => $4,
+  place => $5
+)`
+	holdSQL   = `select onlyonce.hold($1, $2, $3)`
+	finishSQL = `
+select onlyonce.http_finish(
+  id => $1,
+  lease => $2,
+  epoch => $3,
+  nonce => $4,
+  response => $5,
+  sealed => $6,
+  look => $7,
+  calls => $8,
+  call_sinks => $9,
+  call_lanes => $10,
+  refusal => $11
+)`
 	releaseSQL   = `select onlyonce.http_release($1, $2, $3, $4)`
 	reconcileSQL = `select onlyonce.http_reconcile($1, $2, $3, $4)`
-	stepSQL      = `select done, result, sealed, late from onlyonce.http_step($1, $2, $3, $4, $5, $6, $7)`
-	stepDoneSQL  = `select onlyonce.http_step_done($1, $2, $3, $4, $5, $6, $7)`
+	stepSQL      = `
+select done, result, sealed, late from onlyonce.http_step(
+  lease => $1,
+  epoch => $2,
+  nonce => $3,
+  record_id => $4,
+  name => $5,
+  within => $6,
+  seals => $7
+)`
+	stepDoneSQL = `
+select onlyonce.http_step_done(
+  lease => $1,
+  epoch => $2,
+  nonce => $3,
+  record_id => $4,
+  name => $5,
+  result => $6,
+  sealed => $7
+)`
 )
 
 // isolationSQL holds the statement for each level, so that no statement is assembled from strings.

@@ -41,7 +41,9 @@ var ErrSchema = errors.New("schema does not fit this version of onlyonce")
 // lockSQL serialises Apply across processes: a two-int advisory key ("once", 1) that the
 // transaction holds. It also pins the search_path of the transaction, so that no function in
 // another schema runs in place of PostgreSQL's own with the rights of the role that migrates.
-const lockSQL = `select pg_catalog.set_config('search_path', 'pg_catalog', true), pg_catalog.pg_advisory_xact_lock(` + names.MigrationLocks + `, 1)`
+const lockSQL = `
+select pg_catalog.set_config('search_path', 'pg_catalog', true),
+       pg_catalog.pg_advisory_xact_lock(` + names.MigrationLocks + `, 1)`
 
 // versionSQL returns one row: the highest version applied, or null. It fails with 42P01 if the
 // schema is missing.

@@ -24,7 +24,17 @@ type Call struct {
 }
 
 const callsSQL = `
-select id, sink, name, key::text, method, target, headers, body, sealed, coalesce(order_key::text, '') from onlyonce.outbox_log where id > $1 order by id`
+select id,
+       sink,
+       name,
+       key::text,
+       method,
+       target,
+       headers,
+       body,
+       sealed,
+       coalesce(order_key::text, '')
+  from onlyonce.outbox_log where id > $1 order by id`
 
 // Calls returns all calls enqueued in the pool's database, in that order, whether a relay has sent
 // them or not.

@@ -30,11 +30,16 @@ with defaults as (
           join pg_proc p on p.oid = f[1]::oid
          where (p.oid < 16384 or exists (select from pg_depend e where e.objid = p.oid and e.deptype = 'e'))
            and (p.provolatile = 'v'
-             or p.proname in ('now', 'transaction_timestamp', 'statement_timestamp', 'txid_current', 'pg_current_xact_id')))
+             or p.proname in ('now', 'transaction_timestamp', 'statement_timestamp',
+                              'txid_current', 'pg_current_xact_id')))
 )
-select c.oid, case n.nspname when 'public' then c.relname::text else n.nspname || '.' || c.relname end,
-       format('%I.%I', n.nspname, c.relname), c.relkind = 'r', array_agg(a.attnum order by a.attnum),
-       array_agg(a.attname::text order by a.attnum), array_agg(format_type(a.atttypid, null) order by a.attnum),
+select c.oid,
+       case n.nspname when 'public' then c.relname::text else n.nspname || '.' || c.relname end,
+       format('%I.%I', n.nspname, c.relname),
+       c.relkind = 'r',
+       array_agg(a.attnum order by a.attnum),
+       array_agg(a.attname::text order by a.attnum),
+       array_agg(format_type(a.atttypid, null) order by a.attnum),
        array_agg(
          a.attidentity <> ''
          or a.attgenerated = '' and exists (select from drawn d where d.adrelid = c.oid and d.adnum = a.attnum)

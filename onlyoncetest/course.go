@@ -215,7 +215,8 @@ func (x *play) finish(ctx context.Context) error {
 const endBlockingSQL = `
 select count(pg_terminate_backend(z.pid)) from pg_stat_activity z
  where z.datname = current_database() and z.application_name = $1
-   and z.pid in (select unnest(pg_blocking_pids(w.pid)) from pg_stat_activity w where w.datname = current_database() and w.wait_event_type = 'Lock')`
+   and z.pid in (select unnest(pg_blocking_pids(w.pid))
+                   from pg_stat_activity w where w.datname = current_database() and w.wait_event_type = 'Lock')`
 
 // endBlocking ends the session of a process that has stopped, if another one waits for it, for
 // example because it has claimed the messages. In production the server does that by itself

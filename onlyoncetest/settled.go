@@ -13,15 +13,18 @@ select exists (select from onlyonce.sinks) and exists (
   select from onlyonce.calls c
    where exists (select from onlyonce.sinks s where s.name = c.sink) and (c.state in ('pending', 'retrying')
       or c.state = 'blocked' and not exists (
-           select from onlyonce.parked f where f.order_key = c.order_key and f.settled_at is null and f.state in ('waiting', 'reconcile'))))`
+           select from onlyonce.parked f
+            where f.order_key = c.order_key and f.settled_at is null and f.state in ('waiting', 'reconcile'))))`
 
 // unreadSQL returns one row: whether events wait for a consumer that has begun to read their
 // stream.
 const unreadSQL = `
 select exists (
-  select from (select s.topic, l.partition, max(l."offset") + 1 as next from onlyonce.event_log l join onlyonce.streams s on s.id = l.stream group by 1, 2) e
+  select from (select s.topic, l.partition, max(l."offset") + 1 as next
+                 from onlyonce.event_log l join onlyonce.streams s on s.id = l.stream group by 1, 2) e
    where exists (select from onlyonce.cursors c where c.topic = e.topic)
-     and not exists (select from onlyonce.positions p where p.topic = e.topic and p.partition = e.partition and p.next_offset >= e.next))`
+     and not exists (select from onlyonce.positions p
+                      where p.topic = e.topic and p.partition = e.partition and p.next_offset >= e.next))`
 
 // unsentSQL returns one row: whether calls wait for a relay that has not begun.
 const unsentSQL = `select exists (select from onlyonce.batches) and not exists (select from onlyonce.sinks)`
@@ -59,9 +62,15 @@ func (x *play) unbegun(ctx context.Context, db pgx.Tx) (what string, err error) 
 // more. $1 the scope, or null for each of them.
 const owingSQL = `
 select exists (
-  select from onlyonce.parked p where p.id > 0 and p.kind <> 'call' and p.settled_at is null and ($1::text is null or p.scope = $1) and (p.state = 'retrying'
+  select from onlyonce.parked p
+   where p.id > 0
+     and p.kind <> 'call'
+     and p.settled_at is null
+     and ($1::text is null or p.scope = $1)
+     and (p.state = 'retrying'
       or p.state = 'blocked' and not exists (
-           select from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null and f.state in ('waiting', 'reconcile'))))`
+           select from onlyonce.parked f
+            where f.order_key = p.order_key and f.settled_at is null and f.state in ('waiting', 'reconcile'))))`
 
 // atEndSQL returns one row: how many partitions of a topic have come to these offsets. $1
 // partitions, $2 topics, $3 offsets.

@@ -42,10 +42,12 @@ type state struct {
 
 // idleSQL returns a row for each kind of work that nothing has done.
 const idleSQL = `
-select 'the sending of calls (no relay runs)' where exists (select from onlyonce.batches) and not exists (select from onlyonce.sinks)
+select 'the sending of calls (no relay runs)'
+ where exists (select from onlyonce.batches) and not exists (select from onlyonce.sinks)
 union all
 select format('the handling of events (no part reads those of %s)', s.topic) from onlyonce.streams s
- where exists (select from onlyonce.event_log l where l.stream = s.id) and not exists (select from onlyonce.cursors c where c.topic = s.topic)
+ where exists (select from onlyonce.event_log l where l.stream = s.id)
+   and not exists (select from onlyonce.cursors c where c.topic = s.topic)
  order by 1`
 
 // table is the contents of one table of the user's.
@@ -62,7 +64,14 @@ const mostRows = 2000
 // have no offset, and one row for each reason: a queue's messages without an id are parked as often
 // as they are delivered.
 const parkedSQL = `
-select distinct format('%s of %s/%s at %s: %s', kind, topic, partition, "offset", reason) from onlyonce.parked
+select distinct format(
+  '%s of %s/%s at %s: %s',
+  kind,
+  topic,
+  partition,
+  "offset",
+  reason
+) from onlyonce.parked
  where kind in ('message', 'event') and state not in ('resolved', 'discarded') order by 1`
 
 // idsSQL returns a row for each stored event: its stream and id.
@@ -84,9 +93,17 @@ type parkedAt struct {
 
 // parkedForSQL returns a row for each message that is parked because its handler failed.
 const parkedForSQL = `
-select topic, partition, "offset", format('%s/%s at %s (%s): %s', topic, partition, "offset", reason, left(error, 300)) from onlyonce.parked
+select topic, partition, "offset", format(
+  '%s/%s at %s (%s): %s',
+  topic,
+  partition,
+  "offset",
+  reason,
+  left(error, 300)
+) from onlyonce.parked
  where kind in ('message', 'event') and topic is not null and "offset" is not null
-   and reason in ('exhausted', 'crashed', 'failed', 'permanent') and state not in ('resolved', 'discarded') order by 1, 2, 3`
+   and reason in ('exhausted', 'crashed', 'failed', 'permanent') and state not in ('resolved', 'discarded')
+ order by 1, 2, 3`
 
 // capture reads the state. Rows of a table are read if it has few, and if it differs from want's.
 func capture(ctx context.Context, pool *pgxpool.Pool, c *Case) (*state, error) {
@@ -111,7 +128,9 @@ func capture(ctx context.Context, pool *pgxpool.Pool, c *Case) (*state, error) {
 			row = "regexp_replace(" + row + ", '" + strings.ReplaceAll(c.Mask, "'", "''") + "', '#', 'g')"
 		}
 		// The sum of hashes does not depend on the rows' order, and needs no sort.
-		hash := `select count(*), coalesce(sum(('x' || left(md5(` + row + `), 15))::bit(60)::bigint), 0)::text from ` + x.quoted + ` t0 where ` + useTimes
+		hash := `
+select count(*), coalesce(sum(('x' || left(md5(` + row + `), 15))::bit(60)::bigint), 0)::text
+  from ` + x.quoted + ` t0 where ` + useTimes
 		if err := pool.QueryRow(ctx, hash, from, to).Scan(&t.rows, &t.hash); err != nil {
 			return nil, err
 		}

@@ -60,7 +60,8 @@ func keptBy(whose string, of func(class string) ring.Ring) map[string]kept {
 	all := map[string]kept{}
 	for _, class := range ring.Classes() {
 		all[class] = kept{keptIn(of(class)), `
-select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_class('` + class + `', $1, $2, '` + whose + `')) o`}
+select count(*) filter (where o = 0), count(*) filter (where o = 2)
+  from unnest(onlyonce.claim_class('` + class + `', $1, $2, '` + whose + `')) o`}
 	}
 	return all
 }

@@ -19,9 +19,29 @@ func cursors(t *testing.T, pool *pgxpool.Pool, n int) {
 	exec(
 		t,
 		pool,
-		`with l as (insert into onlyonce.leases (name) select 'cursor/stock/orders/' || p from generate_series(0, $1::int - 1) p returning id, name)
-		insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, start_offset, run_start, start_policy)
-		select id, 'stock', 'orders', substr(name, 21)::int, 'g1', 'c1', 5, 5, 'earliest' from l`,
+		`with l as (insert into onlyonce.leases (name)
+                      select 'cursor/stock/orders/' || p from generate_series(0, $1::int - 1) p returning id, name)
+  insert into onlyonce.cursors (
+    id,
+    scope,
+    topic,
+    partition,
+    group_id,
+    cluster_id,
+    start_offset,
+    run_start,
+    start_policy
+  )
+  select id,
+         'stock',
+         'orders',
+         substr(name, 21)::int,
+         'g1',
+         'c1',
+         5,
+         5,
+         'earliest'
+    from l`,
 		n,
 	)
 }
@@ -123,11 +143,39 @@ func TestAdoptHalted(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
 	cursors(t, pool, 4)
-	exec(t, pool, `insert into onlyonce.owners (id, scope, host, pid, seen_at, partitions) values
-		(gen_random_uuid(), 'stock', 'new', 1, clock_timestamp(), '[{"topic": "orders", "partition": 0, "epoch": 2, "halted": "new-topic", "high_watermark": 30},
-			{"topic": "orders", "partition": 2, "epoch": 2, "halted": "gap", "log_start": 8}, {"topic": "orders", "partition": 3, "epoch": 2, "halted": "new-topic", "log_start": 2, "high_watermark": 33}]'),
-		(gen_random_uuid(), 'stock', 'late', 2, clock_timestamp(), '[{"topic": "orders", "partition": 1, "epoch": 1, "halted": "new-topic"}]'),
-		(gen_random_uuid(), 'stock', 'next', 3, clock_timestamp(), '[{"topic": "orders", "partition": 1, "epoch": 2}]')`)
+	exec(t, pool, `insert into onlyonce.owners (
+  id,
+  scope,
+  host,
+  pid,
+  seen_at,
+  partitions
+) values
+  (
+    gen_random_uuid(),
+    'stock',
+    'new',
+    1,
+    clock_timestamp(),
+    '[{"topic": "orders", "partition": 0, "epoch": 2, "halted": "new-topic", "high_watermark": 30},
+			{"topic": "orders", "partition": 2, "epoch": 2, "halted": "gap", "log_start": 8}, {"topic": "orders", "partition": 3, "epoch": 2, "halted": "new-topic", "log_start": 2, "high_watermark": 33}]'
+  ),
+  (
+    gen_random_uuid(),
+    'stock',
+    'late',
+    2,
+    clock_timestamp(),
+    '[{"topic": "orders", "partition": 1, "epoch": 1, "halted": "new-topic"}]'
+  ),
+  (
+    gen_random_uuid(),
+    'stock',
+    'next',
+    3,
+    clock_timestamp(),
+    '[{"topic": "orders", "partition": 1, "epoch": 2}]'
+  )`)
 	positions := func() string {
 		return one[string](t, pool, `select string_agg(next_offset || '@' || run, ' ' order by partition) from onlyonce.positions`)
 	}
@@ -189,8 +237,27 @@ func TestF13AdoptionMayTakeLong(t *testing.T) {
 	from := pgtest.DB(t)
 	to := pgtest.DB(t)
 	exec(t, from, `insert into onlyonce.leases (name) values ('cursor/stock/orders/0')`)
-	exec(t, from, `insert into onlyonce.cursors (id, scope, topic, partition, group_id, start_offset, run_start, start_policy, retired_at)
-		select id, 'stock', 'orders', 0, 'g', 0, 100, 'earliest', clock_timestamp() from onlyonce.leases`)
+	exec(t, from, `insert into onlyonce.cursors (
+  id,
+  scope,
+  topic,
+  partition,
+  group_id,
+  start_offset,
+  run_start,
+  start_policy,
+  retired_at
+)
+  select id,
+         'stock',
+         'orders',
+         0,
+         'g',
+         0,
+         100,
+         'earliest',
+         clock_timestamp()
+    from onlyonce.leases`)
 	var there, here []string
 	_, err := ops.AdoptCursor(
 		t.Context(),

@@ -28,7 +28,9 @@ const (
 // bulkAuditSQL adds the counts and ids of one more transaction to the audit row of a bulk act. In:
 // the row's id, the detail without ids, the ids of that transaction. By the primary key.
 const bulkAuditSQL = `
-update onlyonce.audit set detail = $2::jsonb || jsonb_build_object('ids', coalesce(detail->'ids', '[]') || to_jsonb($3::bigint[])) where id = $1`
+update onlyonce.audit
+   set detail = $2::jsonb || jsonb_build_object('ids', coalesce(detail->'ids', '[]') || to_jsonb($3::bigint[]))
+ where id = $1`
 
 // all changes all rows that match (U3).
 func (q *selection) all(ctx context.Context, db DB, k kind, by By) (*ParkedChange, error) {

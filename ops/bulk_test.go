@@ -45,7 +45,9 @@ func TestU3BulkEndsInTheMiddle(t *testing.T) {
 		if got := one[string](
 			t,
 			pool,
-			`select concat_ws(' ', count(*), max(detail->>'changed'), max(jsonb_array_length(detail->'ids'))) from onlyonce.audit where reason = $1`,
+			`
+select concat_ws(' ', count(*), max(detail->>'changed'), max(jsonb_array_length(detail->'ids')))
+  from onlyonce.audit where reason = $1`,
 			reason,
 		); got != want {
 			t.Errorf("%s: %s", reason, got)

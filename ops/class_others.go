@@ -14,7 +14,10 @@ import (
 // its ring has to be asked too. In: scope; null: all. A row for each that has one; by the primary
 // key, in its order.
 const otherScopesSQL = `
-select scope, class, case when onlyonce.still_asked(onlyonce.class_ring(class_before, 'standard'), changed_at) then class_before end as class_before
+select scope,
+       class,
+       case when onlyonce.still_asked(onlyonce.class_ring(class_before, 'standard'), changed_at)
+              then class_before end as class_before
   from onlyonce.horizons where $1::text is null or scope = $1 order by scope`
 
 // otherScope is a row of onlyonce.horizons.
@@ -32,8 +35,17 @@ const lockOthersSQL = `select name from onlyonce.rings where name = any ($1::tex
 // another change the ring before the one until now has forgotten what was claimed there.
 const otherClassSQL = `
 insert into onlyonce.horizons as h (scope, class, class_before, changed_at)
-values ($1, $2, $3::text, greatest(clock_timestamp(), (select max(g.opened_at) from onlyonce.segments g where g.ring = onlyonce.class_ring($3::text, 'standard'))))
-on conflict (scope) do update set class = excluded.class, class_before = excluded.class_before, changed_at = excluded.changed_at,
+values (
+  $1,
+  $2,
+  $3::text,
+  greatest(
+    clock_timestamp(),
+    (select max(g.opened_at) from onlyonce.segments g where g.ring = onlyonce.class_ring($3::text, 'standard'))
+  )
+)
+on conflict (scope) do update
+  set class = excluded.class, class_before = excluded.class_before, changed_at = excluded.changed_at,
   forgotten = h.changed_at + interval '1 minute'`
 
 // readOtherClass returns the class of a scope; one without a row is of the class standard.

@@ -63,7 +63,9 @@ func (l *loops) in(scope string) string {
 	return one[string](
 		l.T,
 		l.pool,
-		`select coalesce(string_agg(distinct regexp_replace(segment, '_keys_\d$', ''), ' '), '') from onlyonce.inbox where key = onlyonce.key('', $1, '1')`,
+		`
+select coalesce(string_agg(distinct regexp_replace(segment, '_keys_\d$', ''), ' '), '')
+  from onlyonce.inbox where key = onlyonce.key('', $1, '1')`,
 		scope,
 	)
 }
@@ -209,7 +211,9 @@ func TestK10NoSegmentDuringAChange(t *testing.T) {
 		return one[bool](
 			t,
 			l.pool,
-			`select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%onlyonce.horizons%')`,
+			`
+select exists (select from pg_stat_activity
+                where datname = current_database() and wait_event_type = 'Lock' and query like '%onlyonce.horizons%')`,
 		)
 	})
 	if did, err := l.rotators[0].Step(t.Context()); err == nil && did.Action == ring.Announced {

@@ -25,7 +25,8 @@ const (
 // auditSQL records a decision. In: action, reason, detail, actor (null: the role of the
 // connection). One row: its id.
 const auditSQL = `
-insert into onlyonce.audit (action, reason, detail, actor) values ($1::text, $2::text, $3::jsonb, coalesce($4::text, current_user)) returning id`
+insert into onlyonce.audit (action, reason, detail, actor)
+  values ($1::text, $2::text, $3::jsonb, coalesce($4::text, current_user)) returning id`
 
 // patienceSQL bounds each wait for a lock: by how long a decision may take, and a transaction of
 // any owner by what the owners have declared, together. In: the former, in milliseconds. Out: one

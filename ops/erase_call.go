@@ -14,9 +14,16 @@ import (
 const (
 	lockStoredSQL = `
 select p.id from onlyonce.parked p
- where p.kind = 'call' and (p.key = $1::uuid or p.first_key = $1::uuid or p.row_id in (select r.id from onlyonce.outbox_log r where r.key = $1::uuid)) order by p.id for update`
+ where p.kind = 'call'
+   and (p.key = $1::uuid
+        or p.first_key = $1::uuid
+        or p.row_id in (select r.id from onlyonce.outbox_log r where r.key = $1::uuid))
+ order by p.id for update`
 	lockStoredLaneSQL = `
-select l.id from onlyonce.lanes l where (l.sink, l.lane) in (select r.sink, r.lane from onlyonce.batches r where $1::uuid = any (r.keys)) order by l.id for update`
+select l.id
+  from onlyonce.lanes l
+ where (l.sink, l.lane) in (select r.sink, r.lane from onlyonce.batches r where $1::uuid = any (r.keys))
+ order by l.id for update`
 )
 
 // eraseLogSQL and eraseParkedSQL erase calls in the log, and parked rows. In: ids; of the log also
@@ -32,13 +39,15 @@ update onlyonce.batches b
   from onlyonce.batches r
  cross join lateral (
    select array_agg(case when u.gone then ''::bytea else u.body end order by u.i) as bodies,
-          array_agg(case when u.gone then coalesce(u.erased, clock_timestamp()) else u.erased end order by u.i) as erased
+          array_agg(case when u.gone then coalesce(u.erased, clock_timestamp())
+                         else u.erased end order by u.i) as erased
      from (select v.i, v.body, v.erased, r.id + v.i - 1 = any ($1::bigint[]) and v.key = any ($2::uuid[]) as gone
              from unnest(r.keys, r.bodies, r.erased) with ordinality as v(key, body, erased, i)) u) c
  where r.keys && $2::uuid[] and exists (select from unnest($1::bigint[]) i where i between r.id and r.id + r.n - 1)
    and b.slot = r.slot and b.sink = r.sink and b.lane = r.lane and b.xid = r.xid and b.id = r.id`
 	eraseParkedSQL = `
-update onlyonce.parked set erased_at = clock_timestamp() where id = any ($1::bigint[]) and erased_at is null and settled_at is not null`
+update onlyonce.parked
+   set erased_at = clock_timestamp() where id = any ($1::bigint[]) and erased_at is null and settled_at is not null`
 )
 
 // EraseCallInput is the input of [EraseCall].

@@ -17,13 +17,37 @@ import (
 // cannot be in: nothing but its offset finds an event by an index.
 const storedEventsSQL = `
 with logged as (
-  select l."offset" as id, l.partition::bigint as partition, l.id as event, l.erased_at, l.body,` + reports.EventState + `
+  select l."offset" as id,
+         l.partition::bigint as partition,
+         l.id as event,
+         l.erased_at,
+         l.body,
+         ` + reports.EventState + `
     from onlyonce.streams s join onlyonce.event_log l on l.stream = s.id
    where s.topic = $1 and ($2::text is null or l.id = $2)
-     and ($3::text is null or l.order_key = convert_to($3, 'UTF8') and l.partition = onlyonce.stream_partition(convert_to($3, 'UTF8'), s.partitions)))
-select 'log' as "table", id, partition, event, erased_at, coalesce(octet_length(body), 0)::bigint as bytes, state, null::text as key, '' as sink from logged
+     and ($3::text is null
+          or l.order_key = convert_to($3, 'UTF8')
+          and l.partition = onlyonce.stream_partition(convert_to($3, 'UTF8'), s.partitions)))
+select 'log' as "table",
+       id,
+       partition,
+       event,
+       erased_at,
+       coalesce(octet_length(body), 0)::bigint as bytes,
+       state,
+       null::text as key,
+       '' as sink
+  from logged
 union all
-select 'parked', p.id, p.partition::bigint, p.event_id, p.erased_at, coalesce(octet_length(p.body), 0), p.state, null, ''
+select 'parked',
+       p.id,
+       p.partition::bigint,
+       p.event_id,
+       p.erased_at,
+       coalesce(octet_length(p.body), 0),
+       p.state,
+       null,
+       ''
   from onlyonce.parked p
  where p.kind = 'event' and p.topic = $1
    and (($2::text is null or p.event_id = $2) and ($3::text is null or p.record_key = convert_to($3, 'UTF8'))

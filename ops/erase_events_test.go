@@ -34,12 +34,46 @@ func TestEraseEvents(t *testing.T) {
 		t.Errorf("an event that no consumer has handled: %v", err)
 	}
 	exec(t, pool, `with l as (insert into onlyonce.leases (name) values ('cursor/stock/hooks/0') returning id)
-		insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, start_offset, run_start, start_policy)
-		select id, 'stock', 'hooks', 0, 'g1', 'postgres', 1, 1, 'earliest' from l`)
+  insert into onlyonce.cursors (
+    id,
+    scope,
+    topic,
+    partition,
+    group_id,
+    cluster_id,
+    start_offset,
+    run_start,
+    start_policy
+  )
+  select id,
+         'stock',
+         'hooks',
+         0,
+         'g1',
+         'postgres',
+         1,
+         1,
+         'earliest'
+    from l`)
 	// A copy of the body under another id, as a webhook's receiver sets it aside, and another
 	// event.
-	exec(t, pool, `insert into onlyonce.parked (kind, state, reason, scope, topic, event_id, body)
-		select 'event', 'waiting', 'same-body', 'webhook.hooks', 'hooks', 'evt_' || n, convert_to(case n when 2 then 'private' else 'other' end, 'UTF8') from generate_series(2, 3) n`)
+	exec(t, pool, `insert into onlyonce.parked (
+  kind,
+  state,
+  reason,
+  scope,
+  topic,
+  event_id,
+  body
+)
+  select 'event',
+         'waiting',
+         'same-body',
+         'webhook.hooks',
+         'hooks',
+         'evt_' || n,
+         convert_to(case n when 2 then 'private' else 'other' end, 'UTF8')
+    from generate_series(2, 3) n`)
 	if _, err := ops.EraseEvents(t.Context(), pool, ops.By{Reason: "GDPR-4"}, in); !errors.Is(err, ops.ErrRefused) {
 		t.Errorf("a copy that waits: %v", err)
 	}

@@ -17,17 +17,30 @@ import (
 // (each may be null: any), how many. By the primary key or by the indexes of keys; by an ordering
 // key it reads onlyonce.parked as a whole, without bodies.
 const pickErasedSQL = `
-select p.id, p.kind, p.state, p.topic, p.event_id as event, coalesce(p.key, p.first_key)::text as key, coalesce(p.sink, '') as sink, p.partition::bigint as partition,
-       p.erased_at, (coalesce(octet_length(p.body), 0) + coalesce(octet_length(p.response_body), 0))::bigint as bytes
+select p.id,
+       p.kind,
+       p.state,
+       p.topic,
+       p.event_id as event,
+       coalesce(p.key, p.first_key)::text as key,
+       coalesce(p.sink, '') as sink,
+       p.partition::bigint as partition,
+       p.erased_at,
+       (coalesce(octet_length(p.body), 0) + coalesce(octet_length(p.response_body), 0))::bigint as bytes
   from onlyonce.parked p
  where ($1::bigint is null or p.id = $1) and ($2::uuid is null or p.key = $2 or p.first_key = $2)
-   and ($4::text is null or p.order_key = any ($3::uuid[]) or p.kind <> 'call' and p.record_key = convert_to($4, 'UTF8'))
+   and ($4::text is null
+        or p.order_key = any ($3::uuid[])
+        or p.kind <> 'call' and p.record_key = convert_to($4, 'UTF8'))
  order by p.id limit $5`
 
 // orderedSQL lists what the stored forms of ordering keys are made of. Reads onlyonce.parked as a
 // whole, without bodies.
 const orderedSQL = `
-select distinct p.kind = 'call' as call, p.tenant, p.scope, coalesce(case when p.kind = 'call' then p.sink else p.topic end, '') as "to"
+select distinct p.kind = 'call' as call,
+                p.tenant,
+                p.scope,
+                coalesce(case when p.kind = 'call' then p.sink else p.topic end, '') as "to"
   from onlyonce.parked p where p.order_key is not null`
 
 // mostErased is how many parked rows one decision erases. The log is searched for each call and

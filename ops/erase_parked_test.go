@@ -16,15 +16,52 @@ import (
 func TestEraseParked(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
-	const held = `select coalesce(string_agg(reason, ' ' order by reason), '') from onlyonce.parked where coalesce(octet_length(body), 0) > 0 and error <> ''`
+	const held = `
+select coalesce(string_agg(reason, ' ' order by reason), '')
+  from onlyonce.parked where coalesce(octet_length(body), 0) > 0 and error <> ''`
 	put := func(name, kind, recordKey string, order [16]byte, key string) {
 		t.Helper()
 		exec(
 			t,
 			pool,
-			`insert into onlyonce.parked (kind, state, settled_at, reason, error, scope, tenant, topic, event_id, sink, key, record_key, order_key, header_names, header_values, body, response_body)
-			values ($1, 'resolved', now(), $2, 'x', 'stock', 'acme', case when $1 <> 'call' then 'orders' end, case when $1 = 'event' then $2 end, case when $1 = 'call' then 'mail' end,
-			        $3::uuid, nullif($4, '')::bytea, $5::uuid, array['h'::bytea], array['v'::bytea], 'private', case when $1 = 'call' then 'private'::bytea end)`,
+			`insert into onlyonce.parked (
+  kind,
+  state,
+  settled_at,
+  reason,
+  error,
+  scope,
+  tenant,
+  topic,
+  event_id,
+  sink,
+  key,
+  record_key,
+  order_key,
+  header_names,
+  header_values,
+  body,
+  response_body
+)
+   values (
+     $1,
+     'resolved',
+     now(),
+     $2,
+     'x',
+     'stock',
+     'acme',
+     case when $1 <> 'call' then 'orders' end,
+     case when $1 = 'event' then $2 end,
+     case when $1 = 'call' then 'mail' end,
+     $3::uuid,
+     nullif($4, '')::bytea,
+     $5::uuid,
+     array['h'::bytea],
+     array['v'::bytea],
+     'private',
+     case when $1 = 'call' then 'private'::bytea end
+   )`,
 			kind,
 			name,
 			key,
@@ -70,7 +107,13 @@ func TestEraseParked(t *testing.T) {
 	if n := one[int](
 		t,
 		pool,
-		`select count(*) from onlyonce.parked where erased_at is not null and key is not null and response_body is null and (kind = 'call' or body is null and header_names = '{}' and header_values = '{}')`,
+		`
+select count(*)
+  from onlyonce.parked
+ where erased_at is not null
+   and key is not null
+   and response_body is null
+   and (kind = 'call' or body is null and header_names = '{}' and header_values = '{}')`,
 	); n != 4 {
 		t.Errorf("%d of 4 rows are erased and have their keys", n)
 	}

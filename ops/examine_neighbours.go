@@ -21,9 +21,14 @@ const advisorySQL = `
 with held as materialized (
   select k.pid, k.objsubid, k.classid::bigint as class, k.classid::bigint << 32 | k.objid::bigint as key
     from pg_locks k
-   where k.locktype = 'advisory' and k.granted and k.database = (select d.oid from pg_database d where d.datname = current_database())),
+   where k.locktype = 'advisory'
+     and k.granted
+     and k.database = (select d.oid from pg_database d where d.datname = current_database())),
 strange as materialized (
-  select h.*, a.usename::text as login, a.application_name as application, extract(epoch from clock_timestamp() - a.backend_start)::float8 as age
+  select h.*,
+         a.usename::text as login,
+         a.application_name as application,
+         extract(epoch from clock_timestamp() - a.backend_start)::float8 as age
     from held h
     join pg_stat_activity a on a.pid = h.pid
    where not has_any_column_privilege(a.usesysid, 'onlyonce.leases', 'update')),
@@ -31,10 +36,19 @@ ours as (
   select s.*, l.name from strange s join onlyonce.leases l on s.objsubid = 1 and onlyonce.owner_lock(l.id) = s.key
   union all
   select s.*, c.name from strange s
-    join (values (` + names.PlaceLocks + `::bigint, 'places'), (` + names.PurgeLocks + `, 'deleting what is settled'), (` + names.StripeLocks + `, 'ordering keys of calls'),
-                 (` + names.RequestLocks + `, 'requests'), (` + names.AppendLocks + `, 'streams'), (` + names.MigrationLocks + `, 'migrations')) c (class, name)
+    join (values (` + names.PlaceLocks + `::bigint, 'places'),
+                 (` + names.PurgeLocks + `, 'deleting what is settled'),
+                 (` + names.StripeLocks + `, 'ordering keys of calls'),
+                 (` + names.RequestLocks + `, 'requests'),
+                 (` + names.AppendLocks + `, 'streams'),
+                 (` + names.MigrationLocks + `, 'migrations')) c (class, name)
       on s.objsubid = 2 and c.class = s.class)
-select pid, coalesce(login, '') as login, coalesce(application, '') as application, coalesce(age, 0)::float8 as age, count(*) as locks, min(name) as name
+select pid,
+       coalesce(login, '') as login,
+       coalesce(application, '') as application,
+       coalesce(age, 0)::float8 as age,
+       count(*) as locks,
+       min(name) as name
   from ours group by pid, login, application, age order by pid limit 5`
 
 // strangers looks for sessions that stop an engine by a lock that needs no right (S2).
@@ -111,10 +125,15 @@ const publishedSQL = `
 with none as (
   select c.oid::regclass::text as name from pg_class c
    where c.relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and c.relkind = 'r'
-     and (c.relreplident = 'n' or c.relreplident = 'd' and not exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)
-          or c.relreplident = 'i' and not exists (select from pg_index i where i.indrelid = c.oid and i.indisreplident)))
-select p.pubname::text as name, count(*) as tables, coalesce((select string_agg(n.name, ', ' order by n.name) from none n), '') as refused
-  from pg_publication_tables p where p.schemaname in ('onlyonce', 'onlyonce_segments') group by p.pubname order by p.pubname`
+     and (c.relreplident = 'n'
+          or c.relreplident = 'd' and not exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)
+          or c.relreplident = 'i'
+          and not exists (select from pg_index i where i.indrelid = c.oid and i.indisreplident)))
+select p.pubname::text as name,
+       count(*) as tables,
+       coalesce((select string_agg(n.name, ', ' order by n.name) from none n), '') as refused
+  from pg_publication_tables p
+ where p.schemaname in ('onlyonce', 'onlyonce_segments') group by p.pubname order by p.pubname`
 
 // published looks for publications that have tables of ours, such as Debezium makes by default.
 func (d *examiner) published(ctx context.Context, tx pgx.Tx) error {

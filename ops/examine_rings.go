@@ -20,12 +20,17 @@ import (
 // endpointsSQL lists the endpoints that have ids of webhooks, with the age of each one's oldest. By
 // the index webhook_ids_age, two looks for each.
 const endpointsSQL = idsOfEndpoints + `
-select o.endpoint, (select extract(epoch from clock_timestamp() - w.seen_at)::float8 from onlyonce.webhook_ids w where w.endpoint = o.endpoint order by w.seen_at limit 1) as oldest
+select o.endpoint,
+       (select extract(epoch from clock_timestamp() - w.seen_at)::float8
+          from onlyonce.webhook_ids w where w.endpoint = o.endpoint order by w.seen_at limit 1) as oldest
   from of_ids o where o.endpoint is not null order by 1`
 
 // rotatorSQL counts the processes that hold the lease to rotate a ring. In: name of its lease. By
 // the unique index.
-const rotatorSQL = `select count(*) from onlyonce.leases where name = $1 and nonce is not null and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
+const rotatorSQL = `
+select count(*)
+  from onlyonce.leases
+ where name = $1 and nonce is not null and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
 
 // leastWebhooks is what package webhook asks of a receiver at least (W10).
 const leastWebhooks = 24 * time.Hour
@@ -84,7 +89,9 @@ func (d *examiner) remembers(
 
 // classScopesSQL lists the classes that scopes have chosen, with those scopes. In: the class of
 // scopes that choose nothing.
-const classScopesSQL = `select class, string_agg(scope, ', ' order by scope) as scopes from onlyonce.scopes where class <> $1 group by class order by class`
+const classScopesSQL = `
+select class, string_agg(scope, ', ' order by scope) as scopes
+  from onlyonce.scopes where class <> $1 group by class order by class`
 
 // otherClasses reports the scopes that have chosen a class whose ring remembers keys for less than
 // that. It is no fault: copies of their messages may come sooner, and only their consumers know

@@ -20,8 +20,10 @@ import (
 // PostgreSQL 17. This transaction has its own idle_in_transaction_session_timeout (bound), so what
 // its session began with is read.
 const settingsSQL = `
-select current_setting('track_commit_timestamp') as track, (select reset_val from pg_settings where name = 'idle_in_transaction_session_timeout') as idle_in_transaction,
-       current_setting('idle_session_timeout') as idle, coalesce(current_setting('transaction_timeout', true), '0') as transaction,
+select current_setting('track_commit_timestamp') as track,
+       (select reset_val from pg_settings where name = 'idle_in_transaction_session_timeout') as idle_in_transaction,
+       current_setting('idle_session_timeout') as idle,
+       coalesce(current_setting('transaction_timeout', true), '0') as transaction,
        current_setting('max_prepared_transactions')::int as prepared`
 
 type settings struct {
@@ -33,10 +35,17 @@ type settings struct {
 // rotator waits for every one that has an id, and vacuum for every one of a client that has a
 // snapshot. In: age in seconds. If the activity of a login is hidden (hiddenSQL), it has no rows.
 const openSQL = `
-select pid, coalesce(usename::text, '') as login, coalesce(application_name, '') as application, state, extract(epoch from clock_timestamp() - xact_start)::float8 as age,
+select pid,
+       coalesce(usename::text, '') as login,
+       coalesce(application_name, '') as application,
+       state,
+       extract(epoch from clock_timestamp() - xact_start)::float8 as age,
        backend_xid is not null as writes
   from pg_stat_activity
- where xact_start < clock_timestamp() - make_interval(secs => $1) and (backend_xid is not null or backend_xmin is not null) and backend_type = 'client backend' and pid <> pg_backend_pid()
+ where xact_start < clock_timestamp() - make_interval(secs => $1)
+   and (backend_xid is not null or backend_xmin is not null)
+   and backend_type = 'client backend'
+   and pid <> pg_backend_pid()
  order by xact_start limit 5`
 
 // hiddenSQL reads whether the activity of other logins is hidden from this one.
@@ -44,14 +53,19 @@ const hiddenSQL = `select not pg_has_role(current_user, 'pg_read_all_stats', 'us
 
 // slotsSQL lists replication slots that no client uses and that hold something back.
 const slotsSQL = `
-select slot_name::text as name, slot_type as type, xmin is not null or catalog_xmin is not null as rows, coalesce(wal_status, '') as wal
-  from pg_replication_slots where not active and (restart_lsn is not null or xmin is not null or catalog_xmin is not null) order by 1`
+select slot_name::text as name,
+       slot_type as type,
+       xmin is not null or catalog_xmin is not null as rows,
+       coalesce(wal_status, '') as wal
+  from pg_replication_slots
+ where not active and (restart_lsn is not null or xmin is not null or catalog_xmin is not null) order by 1`
 
 // standbySQL reads whether the server is a standby. One row; replay: how old the last replayed
 // change is, null on a primary or if nothing was replayed.
 const standbySQL = `
 select pg_is_in_recovery() as standby,
-       extract(epoch from clock_timestamp() - pg_last_xact_replay_timestamp())::float8 as replay, (select count(*) from pg_stat_replication) as standbys,
+       extract(epoch from clock_timestamp() - pg_last_xact_replay_timestamp())::float8 as replay,
+       (select count(*) from pg_stat_replication) as standbys,
        current_setting('synchronous_standby_names') <> '' as synchronous`
 
 // strangeLanesSQL lists sinks with lanes that relays halt on (O3): their cursor belongs to another
@@ -60,7 +74,9 @@ const strangeLanesSQL = `
 select distinct l.sink from onlyonce.lanes l, pg_control_system() c
  where l.system_id <> c.system_identifier and l.xmin <> l.written::xid
     or pg_snapshot_xmax(pg_current_snapshot()) < greatest(l.written, pg_snapshot_xmax(coalesce(l.target, l.prev)))
-    or exists (select from onlyonce.batches r where r.sink = l.sink and r.lane = l.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot())) order by 1`
+    or exists (select from onlyonce.batches r
+                where r.sink = l.sink and r.lane = l.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot()))
+ order by 1`
 
 const (
 	oldTransaction = 5 * time.Minute
@@ -144,13 +160,20 @@ func (d *examiner) roles(ctx context.Context, tx pgx.Tx) error {
 // waits; the latest of each; the call (null: there is none). Reads both tables' rows that are in
 // use, each once.
 const inUseSQL = `
-select l.*, p.parked, p.last_due, p.tried[2] as tried_id, (select o.sink from onlyonce.parked o where o.id = p.tried[2]) as tried_sink,
+select l.*,
+       p.parked,
+       p.last_due,
+       p.tried[2] as tried_id,
+       (select o.sink from onlyonce.parked o where o.id = p.tried[2]) as tried_sink,
        (extract(epoch from clock_timestamp()) - p.tried[1] / 1e6)::float8 as tried_age
-  from (select count(*) filter (where until > clock_timestamp() + interval '1 hour') as leases, max(until) as last_lease from onlyonce.leases) l,
+  from (select count(*) filter (where until > clock_timestamp() + interval '1 hour') as leases, max(until) as last_lease
+          from onlyonce.leases) l,
        (select count(*) filter (where timed_at > clock_timestamp() + interval '1 second'
                                    or onlyonce.due_ahead(next_attempt_at, reason, clock_timestamp())) as parked,
                max(next_attempt_at) filter (where reason <> 'scheduled') as last_due,
-               min(case when kind = 'call' and open then array[(extract(epoch from first_attempt_at) * 1000000)::bigint, id] end) as tried
+               min(case when kind = 'call'
+                          and open
+                          then array[(extract(epoch from first_attempt_at) * 1000000)::bigint, id] end) as tried
           from onlyonce.parked where id > 0 and settled_at is null) p`
 
 type inUse struct {
@@ -240,7 +263,10 @@ func (d *examiner) address(_ context.Context, tx pgx.Tx) error {
 
 // usedSQL counts the connections to the server, and of those the ones to this database. One row.
 // pg_stat_activity would not do: without pg_read_all_stats it shows a login only what its own are.
-const usedSQL = `select coalesce(sum(numbackends), 0)::int, coalesce(max(numbackends) filter (where datname = current_database()), 0)::int from pg_stat_database`
+const usedSQL = `
+select coalesce(sum(numbackends), 0)::int,
+       coalesce(max(numbackends) filter (where datname = current_database()), 0)::int
+  from pg_stat_database`
 
 // connections compares how many there are with how many the server and the database accept.
 func (d *examiner) connections(ctx context.Context, tx pgx.Tx) error {

@@ -13,9 +13,17 @@ import (
 // heldSQL lists the pauses, and how many cursors in use each one holds. Reads onlyonce.pauses,
 // which is small, and cursors by the unique index on (scope, topic, partition).
 const heldSQL = `
-select u.scope, u.topic, u.partition, u.paused_at, u.actor, u.reason,
+select u.scope,
+       u.topic,
+       u.partition,
+       u.paused_at,
+       u.actor,
+       u.reason,
        (select count(*) from onlyonce.cursors c
-         where c.scope = u.scope and u.topic in ('', c.topic) and u.partition in (-1, c.partition) and c.retired_at is null) as cursors
+         where c.scope = u.scope
+           and u.topic in ('', c.topic)
+           and u.partition in (-1, c.partition)
+           and c.retired_at is null) as cursors
   from onlyonce.pauses u order by 1, 2, 3`
 
 type heldRow struct {
@@ -228,8 +236,14 @@ func (d *examiner) fingerprintKeys(ctx context.Context, tx pgx.Tx) error {
 // stalledPlacesSQL lists places that have been between two databases for an hour. Out: place,
 // state, where it goes, since when. Reads onlyonce.places.
 const stalledPlacesSQL = `
-select place, state, moves, coalesce(other, '') as other, changed_at from onlyonce.places
- where state in ('claimed', 'leaving') and changed_at < clock_timestamp() - interval '1 hour' order by changed_at limit 20`
+select place,
+       state,
+       moves,
+       coalesce(other, '') as other,
+       changed_at
+  from onlyonce.places
+ where state in ('claimed', 'leaving') and changed_at < clock_timestamp() - interval '1 hour'
+ order by changed_at limit 20`
 
 // places looks for tenants whose move was begun and did not end.
 func (d *examiner) places(ctx context.Context, tx pgx.Tx) error {

@@ -15,9 +15,19 @@ import (
 // callsOfSQL lists the calls that a transaction wrote. In: its number, how many. By the index
 // batches_new, one look for each lane of each sink.
 const callsOfSQL = reports.SinksOfLog + `
-select c.id, c.key::text as key, c.sink, c.name, c.tenant, c.scope, c.state, c.parked_id, c.created_at
+select c.id,
+       c.key::text as key,
+       c.sink,
+       c.name,
+       c.tenant,
+       c.scope,
+       c.state,
+       c.parked_id,
+       c.created_at
   from of_log s cross join generate_series(0, 15) n(lane)
- cross join lateral (select * from onlyonce.calls c where c.sink = s.sink and c.lane = n.lane and c.xid = ($1::bigint)::text::xid8 offset 0) c
+ cross join lateral (select *
+                       from onlyonce.calls c
+                      where c.sink = s.sink and c.lane = n.lane and c.xid = ($1::bigint)::text::xid8 offset 0) c
  order by c.id limit $2`
 
 // ExplainedCall is a call that a message's transaction enqueued.

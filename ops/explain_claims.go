@@ -16,8 +16,11 @@ import (
 // null if track_commit_timestamp is off, or if the server has forgotten it. NEXT is replaced by the
 // number after the last.
 const transactionSQL = `case when XMIN::text::bigint >= 3 then (NEXT - mod(NEXT - XMIN::text::bigint, 4294967296)) end as xid,
-       case when XMIN::text::bigint >= 3 then pg_xact_status((NEXT - mod(NEXT - XMIN::text::bigint, 4294967296))::text::xid8) end as xact_status,
-       case when XMIN::text::bigint >= 3 and current_setting('track_commit_timestamp') = 'on' then pg_xact_commit_timestamp(XMIN) end as committed_at`
+       case when XMIN::text::bigint >= 3
+              then pg_xact_status((NEXT - mod(NEXT - XMIN::text::bigint, 4294967296))::text::xid8) end as xact_status,
+       case when XMIN::text::bigint >= 3
+              and current_setting('track_commit_timestamp') = 'on'
+              then pg_xact_commit_timestamp(XMIN) end as committed_at`
 
 func transactionOf(xmin, next string) string {
 	return strings.NewReplacer("XMIN", xmin, "NEXT", next).Replace(transactionSQL)
@@ -45,9 +48,17 @@ var claimsSQL = func() string {
 		}
 	}
 	return `
-select f.ring, f.segment, f.fingerprint, s.opened_at, s.closed_at, s.bound::text::bigint as bound,
-       case when f.slot = r.cur then 'current' when f.slot = r.draining then 'draining' when f.slot = any (r.closed) then 'closed'
-            when f.slot = r.retired then 'retired' else 'forgotten' end as state,
+select f.ring,
+       f.segment,
+       f.fingerprint,
+       s.opened_at,
+       s.closed_at,
+       s.bound::text::bigint as bound,
+       case when f.slot = r.cur then 'current'
+            when f.slot = r.draining then 'draining'
+            when f.slot = any (r.closed) then 'closed'
+            when f.slot = r.retired then 'retired'
+            else 'forgotten' end as state,
        ` + transactionOf("f.xmin", "n.xid") + `
   from (` + strings.Join(places, " union all\n        ") + `) f
   join onlyonce.rings r on r.name = f.ring

@@ -18,11 +18,18 @@ import (
 // parked_key_unresolved and parked_first_key; the log is read whole, without its bodies.
 const copiesSQL = `
 select exists (select from onlyonce.parked p
-                where p.kind in ('message', 'event') and p.key = $1::uuid and p.settled_at is null and p.reason <> 'conflict') as parked,
+                where p.kind in ('message', 'event')
+                  and p.key = $1::uuid
+                  and p.settled_at is null
+                  and p.reason <> 'conflict') as parked,
        exists (select from onlyonce.parked p
-                where p.kind in ('message', 'event') and p.key = $2::uuid and p.settled_at is null and p.reason <> 'conflict') as first,
+                where p.kind in ('message', 'event')
+                  and p.key = $2::uuid
+                  and p.settled_at is null
+                  and p.reason <> 'conflict') as first,
        exists (select from onlyonce.batches b where $1::uuid = any (b.keys))
-         or exists (select from onlyonce.parked p where p.kind = 'call' and p.key = $1::uuid and p.settled_at is null and p.reason <> 'conflict')
+         or exists (select from onlyonce.parked p
+                     where p.kind = 'call' and p.key = $1::uuid and p.settled_at is null and p.reason <> 'conflict')
          or exists (select from onlyonce.parked p where p.first_key = $1::uuid) as stored`
 
 // copyRow is what the database holds of a key besides its claims.

@@ -32,7 +32,8 @@ const runStartSQL = `select run_start from onlyonce.cursors where id = $1`
 // each segment.
 const eventSQL = `
 select l.id, l.tenant, l.appended_at, l.erased_at
-  from onlyonce.streams s join onlyonce.event_log l on l.stream = s.id and l.partition = $2 and l."offset" = $3 where s.topic = $1`
+  from onlyonce.streams s
+  join onlyonce.event_log l on l.stream = s.id and l.partition = $2 and l."offset" = $3 where s.topic = $1`
 
 // PositionReport is the database's state of a position.
 type PositionReport struct {

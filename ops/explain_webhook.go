@@ -19,7 +19,8 @@ const idsOfEndpoints = `
 with recursive of_ids as (
   (select w.endpoint from onlyonce.webhook_ids w order by w.endpoint limit 1)
   union all
-  select (select w.endpoint from onlyonce.webhook_ids w where w.endpoint > o.endpoint order by w.endpoint limit 1) from of_ids o where o.endpoint is not null)`
+  select (select w.endpoint from onlyonce.webhook_ids w where w.endpoint > o.endpoint order by w.endpoint limit 1)
+    from of_ids o where o.endpoint is not null)`
 
 // webhookSQL finds when a receiver claimed a key. In: key, from when, until when (null: any). By
 // the index webhook_ids_age within each endpoint; if no segment bounds the time it reads all, hence
@@ -27,7 +28,9 @@ with recursive of_ids as (
 const webhookSQL = idsOfEndpoints + `
 select w.endpoint, w.seen_at as claimed_at
   from of_ids o join onlyonce.webhook_ids w on w.endpoint = o.endpoint
- where w.key = $1 and w.seen_at >= coalesce($2::timestamptz, '-infinity') and w.seen_at <= coalesce($3::timestamptz, 'infinity')
+ where w.key = $1
+   and w.seen_at >= coalesce($2::timestamptz, '-infinity')
+   and w.seen_at <= coalesce($3::timestamptz, 'infinity')
  order by w.seen_at`
 
 // providers are those of package webhook. Others name themselves (webhook.HMAC).
@@ -39,7 +42,9 @@ var providers = []string{"github", "shopify", "slack", "standard", "stripe"}
 const providersSQL = `
 select distinct split_part(i.id, '/', 2) as provider
   from (select e.id from onlyonce.streams s cross join generate_series(0, s.partitions - 1) n
-         cross join lateral (select l.id from onlyonce.event_log l where l.stream = s.id and l.partition = n order by l."offset" desc limit 1000) e
+         cross join lateral (select l.id
+                               from onlyonce.event_log l
+                              where l.stream = s.id and l.partition = n order by l."offset" desc limit 1000) e
          where s.topic = '` + names.WebhookStreams + `' || $1::text
         union all select p.event_id from onlyonce.parked p where p.kind = 'event' and p.scope = $2) i(id)
  where starts_with(i.id, $1::text || '/') and split_part(i.id, '/', 2) <> ''`

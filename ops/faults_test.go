@@ -11,8 +11,26 @@ import (
 )
 
 // report inserts what a process reports. At: its age.
-const report = `insert into onlyonce.owners (id, scope, host, pid, started_at, seen_at, partitions, faults)
-	values (gen_random_uuid(), 'stock', 'h', 1, clock_timestamp() - $1::interval - interval '1 h', clock_timestamp() - $1::interval, $2::jsonb, $3::jsonb)`
+const report = `insert into onlyonce.owners (
+  id,
+  scope,
+  host,
+  pid,
+  started_at,
+  seen_at,
+  partitions,
+  faults
+)
+ values (
+   gen_random_uuid(),
+   'stock',
+   'h',
+   1,
+   clock_timestamp() - $1::interval - interval '1 h',
+   clock_timestamp() - $1::interval,
+   $2::jsonb,
+   $3::jsonb
+ )`
 
 const (
 	owns     = `[{"topic": "orders", "partition": 0}]`

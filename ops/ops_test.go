@@ -38,7 +38,14 @@ func TestDecisionsAreAudited(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := one[string](t, pool, `select concat_ws(' ', actor, reason, action, detail->>'topic') from onlyonce.audit where id = $1`,
+	if got := one[string](t, pool, `
+select concat_ws(
+  ' ',
+  actor,
+  reason,
+  action,
+  detail->>'topic'
+) from onlyonce.audit where id = $1`,
 		done.AuditID); got != "ann INC-9 cursor pause orders" {
 		t.Error(got)
 	}

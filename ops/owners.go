@@ -14,7 +14,15 @@ import (
 // ownersSQL lists the parts of processes that have described themselves, by what they are and their
 // scope. A process that was killed leaves its row for a day.
 const ownersSQL = `
-select part, scope, host, pid, started_at, seen_at, extract(epoch from clock_timestamp() - seen_at)::float8 as seen_age_seconds, partitions, faults
+select part,
+       scope,
+       host,
+       pid,
+       started_at,
+       seen_at,
+       extract(epoch from clock_timestamp() - seen_at)::float8 as seen_age_seconds,
+       partitions,
+       faults
   from onlyonce.owners order by part, scope, host, pid, started_at`
 
 // silentAfter is the age after which a process's row no longer describes the present. A process

@@ -23,12 +23,16 @@ import (
 // index parked_position if a scope is given. No bodies.
 const pickSQL = reports.ParkedRow + `p.kind = any ($8::text[]) and p.settled_at is null and p.state = any ($6::text[])
    and ($1::bigint[] is null or p.id = any ($1))
-   and ($2::text is null or p.scope = $2) and ($3::text is null or p.topic = $3) and ($4::integer is null or p.partition = $4)
+   and ($2::text is null or p.scope = $2)
+   and ($3::text is null or p.topic = $3)
+   and ($4::integer is null or p.partition = $4)
    and case when $5::text is not null then p.reason = $5 else $1::bigint[] is not null or p.reason <> 'conflict' end
    and ($9::text is null or p.sink = $9) and ($10::text is null or p.call_name = $10)
    and (p.kind <> 'call' or $11::boolean or p.erased_at is null and p.key is not null) and ($12::boolean is null or ` +
 	parked.CallOpen + ` = $12)
-   and ($13::text is null or starts_with(p.error, $13)) and ($14::bigint is null or p.id <= $14) and p.id > coalesce($15::bigint, 0)
+   and ($13::text is null or starts_with(p.error, $13))
+   and ($14::bigint is null or p.id <= $14)
+   and p.id > coalesce($15::bigint, 0)
    and (not $16::boolean or p.reason in ('rejected', 'conflict'))
  order by p.id limit $7`
 
@@ -40,7 +44,13 @@ select min(p.topic) from onlyonce.parked p
 
 // oneSQL reads why a row cannot be picked. In: id. One row, or none. By the primary key.
 const oneSQL = `
-select p.kind, p.state, p.reason, p.key::text as key, p.erased_at is not null as erased, ` + parked.CallOpen + ` as open from onlyonce.parked p where p.id = $1`
+select p.kind,
+       p.state,
+       p.reason,
+       p.key::text as key,
+       p.erased_at is not null as erased,
+       ` + parked.CallOpen + ` as open
+  from onlyonce.parked p where p.id = $1`
 
 // oneRow is a row that could not be picked.
 type oneRow struct {

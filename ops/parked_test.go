@@ -15,8 +15,37 @@ import (
 )
 
 const parkSQL = `
-insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, topic, partition, "offset", key, header_names, header_values, body)
-select 'message', 'waiting', 'exhausted', 'HTTP 503', 10, '', 'stock', 'orders', 0, n, gen_random_uuid(), '{}', '{}', '' from generate_series(1, $1::int) n`
+insert into onlyonce.parked (
+  kind,
+  state,
+  reason,
+  error,
+  attempts,
+  tenant,
+  scope,
+  topic,
+  partition,
+  "offset",
+  key,
+  header_names,
+  header_values,
+  body
+)
+select 'message',
+       'waiting',
+       'exhausted',
+       'HTTP 503',
+       10,
+       '',
+       'stock',
+       'orders',
+       0,
+       n,
+       gen_random_uuid(),
+       '{}',
+       '{}',
+       ''
+  from generate_series(1, $1::int) n`
 
 func parks(t *testing.T, pool *pgxpool.Pool, n int) {
 	t.Helper()
@@ -101,7 +130,9 @@ func TestT13RedrivenRowsOfAKeyWait(t *testing.T) {
 		got := one[string](
 			t,
 			pool,
-			`select string_agg(state || case when next_attempt_at is null then '' else ' due' end, ', ' order by "offset") from onlyonce.parked`,
+			`
+select string_agg(state || case when next_attempt_at is null then '' else ' due' end, ', ' order by "offset")
+  from onlyonce.parked`,
 		)
 		if got != want {
 			t.Errorf("%s, want %s", got, want)
@@ -184,10 +215,49 @@ func TestO6DecisionsAboutEachCall(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
 	const insert = `
-insert into onlyonce.parked (kind, state, reason, attempts, scope, key, sink, lane, partition, "offset", row_id, call_name, method, target, body, first_attempt_at, open, response_status)
-values ('call', $1, $2, 3, 'shop', gen_random_uuid(), 'payments', 0, 0, $4::bigint, $4::bigint, 'charge', 'POST', '/', '', case when $3::boolean then clock_timestamp() end, $3::boolean,
-        case when $2 = 'completion' then 201 end) returning id`
-	const known = `select state, reason, settled_at is null and response_status is null and (open or state = 'reconcile') from onlyonce.parked where id = $1`
+insert into onlyonce.parked (
+  kind,
+  state,
+  reason,
+  attempts,
+  scope,
+  key,
+  sink,
+  lane,
+  partition,
+  "offset",
+  row_id,
+  call_name,
+  method,
+  target,
+  body,
+  first_attempt_at,
+  open,
+  response_status
+)
+values (
+  'call',
+  $1,
+  $2,
+  3,
+  'shop',
+  gen_random_uuid(),
+  'payments',
+  0,
+  0,
+  $4::bigint,
+  $4::bigint,
+  'charge',
+  'POST',
+  '/',
+  '',
+  case when $3::boolean then clock_timestamp() end,
+  $3::boolean,
+  case when $2 = 'completion' then 201 end
+) returning id`
+	const known = `
+select state, reason, settled_at is null and response_status is null and (open or state = 'reconcile')
+  from onlyonce.parked where id = $1`
 	inputs := map[parked.Decision]ops.ParkedInput{
 		parked.SendAgain: {}, parked.VerifiedApplied: {VerifiedApplied: true}, parked.VerifiedNotApplied: {VerifiedNotApplied: true},
 		parked.AnotherKey: {NewKey: true}, parked.AnotherKeyVerified: {NewKey: true, VerifiedNotApplied: true}, parked.GiveUp: {},
@@ -246,8 +316,42 @@ func TestO6NewKeyOfAnOpenCall(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
 	pgtest.Exec(t, pool, `
-insert into onlyonce.parked (kind, state, reason, attempts, scope, key, sink, lane, partition, "offset", row_id, call_name, method, target, body, first_attempt_at, open)
-select 'call', 'waiting', 'rejected', 3, 'shop', gen_random_uuid(), 'payments', 0, 0, n, n, 'charge', 'POST', '/', '', case when n <= 2 then clock_timestamp() end, n <= 2
+insert into onlyonce.parked (
+  kind,
+  state,
+  reason,
+  attempts,
+  scope,
+  key,
+  sink,
+  lane,
+  partition,
+  "offset",
+  row_id,
+  call_name,
+  method,
+  target,
+  body,
+  first_attempt_at,
+  open
+)
+select 'call',
+       'waiting',
+       'rejected',
+       3,
+       'shop',
+       gen_random_uuid(),
+       'payments',
+       0,
+       0,
+       n,
+       n,
+       'charge',
+       'POST',
+       '/',
+       '',
+       case when n <= 2 then clock_timestamp() end,
+       n <= 2
   from generate_series(1, 5) n`)
 	filter := ops.ParkedFilter{Kind: "call", Sink: "payments"}
 	for _, c := range []struct {

@@ -11,14 +11,59 @@ import (
 )
 
 // part inserts what a part of a process reports. At: its age.
-const part = `insert into onlyonce.owners (id, part, scope, host, pid, seen_at, partitions, faults)
-	values (gen_random_uuid(), $1, $2, 'h', 7, clock_timestamp() - $3::interval, '[]', $4::jsonb)`
+const part = `insert into onlyonce.owners (
+  id,
+  part,
+  scope,
+  host,
+  pid,
+  seen_at,
+  partitions,
+  faults
+)
+ values (
+   gen_random_uuid(),
+   $1,
+   $2,
+   'h',
+   7,
+   clock_timestamp() - $3::interval,
+   '[]',
+   $4::jsonb
+ )`
 
 // call parks a call to the sink payments, which was enqueued so long ago. At: state, reason, age,
 // error, when it is due.
-const call = `insert into onlyonce.parked (kind, state, reason, scope, sink, lane, call_name, method, target, record_time, error, next_attempt_at, settled_at)
-	values ('call', $1, $2, 'checkout', 'payments', 0, 'charge', 'POST', '/charges', clock_timestamp() - $3::interval, $4, clock_timestamp() + $5::interval,
-	        case when $1 in ('resolved', 'discarded') then clock_timestamp() end)`
+const call = `insert into onlyonce.parked (
+  kind,
+  state,
+  reason,
+  scope,
+  sink,
+  lane,
+  call_name,
+  method,
+  target,
+  record_time,
+  error,
+  next_attempt_at,
+  settled_at
+)
+ values (
+   'call',
+   $1,
+   $2,
+   'checkout',
+   'payments',
+   0,
+   'charge',
+   'POST',
+   '/charges',
+   clock_timestamp() - $3::interval,
+   $4,
+   clock_timestamp() + $5::interval,
+   case when $1 in ('resolved', 'discarded') then clock_timestamp() end
+ )`
 
 // S3: relays, receivers, endpoints and layers say what keeps them from their work, and one that was
 // killed is missed until another one like it runs.
@@ -87,7 +132,9 @@ func TestS3Parts(t *testing.T) {
 		"of the future": {[]reported{{"layer", "", "-1 h", `[]`}}, "", nil},
 		"a secret is wrong": {
 			nil,
-			`insert into onlyonce.http_fingerprint_keys (id, check_value, refused_at) values (3, '\x00', clock_timestamp() - interval '1 min')`,
+			`
+insert into onlyonce.http_fingerprint_keys (id, check_value, refused_at)
+  values (3, '\x00', clock_timestamp() - interval '1 min')`,
 			[]string{"wrong secret: HTTP layer: a process has another secret under the id 3 of FingerprintKeys"},
 		},
 	} {
@@ -99,7 +146,20 @@ func TestS3Parts(t *testing.T) {
 			exec(
 				t,
 				pool,
-				`insert into onlyonce.lanes (sink, lane, id, prev, target) select 'payments', 0, id, pg_current_snapshot(), pg_current_snapshot() from onlyonce.leases`,
+				`
+insert into onlyonce.lanes (
+  sink,
+  lane,
+  id,
+  prev,
+  target
+)
+  select 'payments',
+         0,
+         id,
+         pg_current_snapshot(),
+         pg_current_snapshot()
+    from onlyonce.leases`,
 			)
 			exec(t, pool, call, "retrying", "failed", "6 min", "status 500", "1 min")
 			exec(t, pool, call, "blocked", "behind", "5 min", "", "1 min")

@@ -16,13 +16,22 @@ import (
 // pausesSQL reads the pauses that hold a partition, or a scope as a whole, and those of single
 // partitions of that scope. In: scope. By the primary key.
 const pausesSQL = `
-select scope, topic, partition, paused_at, actor, reason from onlyonce.pauses where scope = $1 order by topic, partition`
+select scope,
+       topic,
+       partition,
+       paused_at,
+       actor,
+       reason
+  from onlyonce.pauses where scope = $1 order by topic, partition`
 
 // knownSQL counts the cursors that a pause is about. In: scope, topic, partition (each of the
 // latter may be null: any).
 const knownSQL = `
 select count(*) from onlyonce.cursors
- where scope = $1 and ($2::text is null or topic = $2) and ($3::integer is null or partition = $3) and retired_at is null`
+ where scope = $1
+   and ($2::text is null or topic = $2)
+   and ($3::integer is null or partition = $3)
+   and retired_at is null`
 
 // Pause is a pause of a partition, a whole topic or a whole scope.
 type Pause struct {

@@ -16,7 +16,10 @@ import (
 const remainingSQL = `
 select (select count(*) from onlyonce.operations o where o.tenant = $1 and o.completed_at is null),
        (select count(*) from onlyonce.parked p
-         where p.id > 0 and p.kind = 'event' and p.settled_at is null and (p.tenant = $1 or p.tenant = '' and p.topic = '` + names.WebhookStreams + `' || $1))`
+         where p.id > 0
+           and p.kind = 'event'
+           and p.settled_at is null
+           and (p.tenant = $1 or p.tenant = '' and p.topic = '` + names.WebhookStreams + `' || $1))`
 
 // unhandledSQL counts events of a place that a consumer has not handled, or that none has begun to
 // read. An event without a tenant belongs to the place that is named as its endpoint. In: place;
@@ -24,14 +27,22 @@ select (select count(*) from onlyonce.operations o where o.tenant = $1 and o.com
 // After an earlier count it counts only above where that has ended, unless a position was set back
 // since: offsets rise in the order of commits. Reads the log from the lowest position on.
 const unhandledSQL = `
-select s.id as stream, g.partition, b.floor, c.upto, c.events
+select s.id as stream,
+       g.partition,
+       b.floor,
+       c.upto,
+       c.events
   from onlyonce.streams s cross join lateral generate_series(0, s.partitions - 1) g (partition)
-  left join unnest($2::integer[], $3::integer[], $4::bigint[], $5::bigint[]) n (stream, partition, floor, upto) on n.stream = s.id and n.partition = g.partition
+  left join unnest($2::integer[], $3::integer[], $4::bigint[], $5::bigint[]) n (stream, partition, floor, upto)
+    on n.stream = s.id and n.partition = g.partition
  cross join lateral (
-   select coalesce(min(p.next_offset), 0) as floor from onlyonce.positions p where p.topic = s.topic and p.partition = g.partition and p.retired_at is null) b
+   select coalesce(min(p.next_offset), 0) as floor
+     from onlyonce.positions p where p.topic = s.topic and p.partition = g.partition and p.retired_at is null) b
  cross join lateral (select case when b.floor < n.floor then b.floor else greatest(b.floor, n.upto) end as start) f
  cross join lateral (
-   select coalesce(max(l."offset") + 1, f.start) as upto, count(*) filter (where l.tenant = $1 or l.tenant = '' and s.topic = '` + names.WebhookStreams + `' || $1) as events
+   select coalesce(max(l."offset") + 1, f.start) as upto,
+          count(*) filter (where l.tenant = $1
+                             or l.tenant = '' and s.topic = '` + names.WebhookStreams + `' || $1) as events
      from onlyonce.event_log l where l.stream = s.id and l.partition = g.partition and l."offset" >= f.start) c`
 
 // leaveTimeout bounds LeavePlace, which may have a large log to count.

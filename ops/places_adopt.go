@@ -14,7 +14,12 @@ import (
 // adoptPlaceSQL makes a place live here. In: place, the number of its move, where it came from.
 const adoptPlaceSQL = `
 insert into onlyonce.places as h (place, state, moves, other) values ($1, 'here', $2, nullif($3, ''))
-on conflict (place) do update set state = 'here', moves = excluded.moves, other = excluded.other, nonce = null, changed_at = clock_timestamp()`
+on conflict (place) do update
+    set state = 'here',
+        moves = excluded.moves,
+        other = excluded.other,
+        nonce = null,
+        changed_at = clock_timestamp()`
 
 // forgetRequestsSQL deletes what is here of a tenant's requests and operations, from an earlier
 // time at which the tenant lived here. A lease stays, and is used again by its name. In: tenant.
@@ -27,9 +32,12 @@ var forgetRequestsSQL = []string{
 // next request takes them over. In: tenant, what begins the names of requests' leases.
 const leaseRequestsSQL = `
 with leased as (
-  insert into onlyonce.leases as l (name, epoch, until) select $2::text || r.id, 1, clock_timestamp() from onlyonce.http_records r where r.tenant = $1 and r.expires_at is null
+  insert into onlyonce.leases as l (name, epoch, until)
+    select $2::text || r.id, 1, clock_timestamp()
+      from onlyonce.http_records r where r.tenant = $1 and r.expires_at is null
   on conflict (name) do update set epoch = l.epoch + 1, nonce = null, until = excluded.until returning l.id, l.name)
-update onlyonce.http_records r set lease_id = leased.id from leased where r.tenant = $1 and leased.name = $2::text || r.id`
+update onlyonce.http_records r
+   set lease_id = leased.id from leased where r.tenant = $1 and leased.name = $2::text || r.id`
 
 // broughtTable is a table whose rows move with a place: a query for the rows there, as JSON, and a
 // statement that inserts such rows here. In, of the first: tenant. In, of the second: text[].
@@ -40,33 +48,70 @@ type broughtTable struct{ rows, insert string }
 // its whole time from now on (H31).
 var requestTables = []broughtTable{
 	{
-		`select (to_jsonb(r) - 'lease_id' || case when r.look_at is null then '{}' else jsonb_build_object('look_at', null, 'expires_at', clock_timestamp() + r.keep) end)::text from onlyonce.http_records r where r.tenant = $1 and not onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at)`,
-		`insert into onlyonce.http_records select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.http_records, j::jsonb || jsonb_build_object('watched_at', (select w.at from onlyonce.watched w))) p`,
+		`
+select (to_jsonb(r) - 'lease_id' || case when r.look_at is null then '{}'
+                                         else jsonb_build_object(
+                                           'look_at',
+                                           null,
+                                           'expires_at',
+                                           clock_timestamp() + r.keep
+                                         ) end)::text
+  from onlyonce.http_records r
+ where r.tenant = $1 and not onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at)`,
+		`
+insert into onlyonce.http_records
+  select p.*
+    from unnest($1::text[]) j
+   cross join lateral jsonb_populate_record(
+     null::onlyonce.http_records,
+     j::jsonb || jsonb_build_object('watched_at', (select w.at from onlyonce.watched w))
+   ) p`,
 	},
 	{`select to_jsonb(s)::text from onlyonce.http_steps s join onlyonce.http_records r on r.id = s.record_id
 	   where r.tenant = $1 and not onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at)`,
-		`insert into onlyonce.http_steps select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.http_steps, j::jsonb) p`},
+		`
+insert into onlyonce.http_steps
+  select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.http_steps, j::jsonb) p`},
 	{`select to_jsonb(o)::text from onlyonce.operations o where o.tenant = $1 and o.expires_at is not null
 	     and not onlyonce.has_expired(o.expires_at, o.watched_at, o.keep)`,
-		`insert into onlyonce.operations select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.operations, j::jsonb || jsonb_build_object('watched_at', (select w.at from onlyonce.watched w))) p`},
+		`
+insert into onlyonce.operations
+  select p.*
+    from unnest($1::text[]) j
+   cross join lateral jsonb_populate_record(
+     null::onlyonce.operations,
+     j::jsonb || jsonb_build_object('watched_at', (select w.at from onlyonce.watched w))
+   ) p`},
 }
 
 // memoryTables are of webhooks, besides the keys. They have no tenant: rows of other places come
 // along.
 var memoryTables = []broughtTable{
 	{`select to_jsonb(b)::text from onlyonce.webhook_bodies b where $1::text is not null`,
-		`insert into onlyonce.webhook_bodies as b select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.webhook_bodies, j::jsonb) p
-		 on conflict (endpoint, digest) do update set seen_at = greatest(b.seen_at, excluded.seen_at), named = b.named or excluded.named`},
+		`insert into onlyonce.webhook_bodies as b
+           select p.*
+             from unnest($1::text[]) j
+            cross join lateral jsonb_populate_record(null::onlyonce.webhook_bodies, j::jsonb) p
+   on conflict (endpoint, digest) do update
+              set seen_at = greatest(b.seen_at, excluded.seen_at), named = b.named or excluded.named`},
 	{`select to_jsonb(o)::text from onlyonce.webhook_objects o where $1::text is not null`,
-		`insert into onlyonce.webhook_objects as o select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.webhook_objects, j::jsonb) p
-		 on conflict (scope, object) do update set version = greatest(o.version, excluded.version), changed_at = greatest(o.changed_at, excluded.changed_at)`},
+		`insert into onlyonce.webhook_objects as o
+           select p.*
+             from unnest($1::text[]) j
+            cross join lateral jsonb_populate_record(null::onlyonce.webhook_objects, j::jsonb) p
+   on conflict (scope, object) do update
+              set version = greatest(o.version, excluded.version),
+                  changed_at = greatest(o.changed_at, excluded.changed_at)`},
 }
 
 // standardForgottenSQL reports whether keys that were claimed before a time may be forgotten. In:
 // the time. One row.
 const standardForgottenSQL = `
 select bool_or(coalesce($1::timestamptz < clock_timestamp() - r.horizon, false)) from onlyonce.rings r
- where r.name = 'standard_keys' or exists (select from onlyonce.horizons h where r.name in (onlyonce.class_ring(h.class, 'standard'), onlyonce.class_ring(h.class_before, 'standard')))`
+ where r.name = 'standard_keys'
+   or exists (select from onlyonce.horizons h
+               where r.name in (onlyonce.class_ring(h.class, 'standard'),
+                                onlyonce.class_ring(h.class_before, 'standard')))`
 
 // AdoptPlaceInput is the input of [AdoptPlace].
 type AdoptPlaceInput struct {

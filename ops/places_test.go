@@ -115,12 +115,40 @@ func TestLeavingWaitsForWhatWasBegun(t *testing.T) {
 	a := pgtest.DB(t)
 	exec(t, a, `insert into onlyonce.places (place, state) values ('acme', 'here')`)
 	exec(t, a, `insert into onlyonce.streams (topic, partitions) values ('webhook.acme', 1)`)
-	exec(t, a, `select onlyonce.append_events('{webhook.acme}', '{0}', '{""}', '{evt_1}', '{null}', '{0}', '{}', '{}', '{null}')`)
+	exec(t, a, `
+select onlyonce.append_events(
+  '{webhook.acme}',
+  '{0}',
+  '{""}',
+  '{evt_1}',
+  '{null}',
+  '{0}',
+  '{}',
+  '{}',
+  '{null}'
+)`)
 	exec(t, a, `insert into onlyonce.parked (kind, reason, tenant, scope) values ('event', 'permanent', 'acme', 's')`)
 	exec(
 		t,
 		a,
-		`insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep) values (gen_random_uuid(), gen_random_uuid(), 'operations', 'acme', '', 'export', '1 day')`,
+		`
+insert into onlyonce.operations (
+  id,
+  record_id,
+  topic,
+  tenant,
+  principal,
+  name,
+  keep
+) values (
+  gen_random_uuid(),
+  gen_random_uuid(),
+  'operations',
+  'acme',
+  '',
+  'export',
+  '1 day'
+)`,
 	)
 	in := ops.LeavePlaceInput{Place: "acme", To: "b"}
 	done, err := ops.LeavePlace(t.Context(), a, ops.By{Reason: "OPS-40"}, in)
@@ -196,7 +224,11 @@ func TestN2LeavingCountsBeforeItLocks(t *testing.T) {
 			var waiting bool
 			err := a.QueryRow(
 				ctx,
-				`select exists (select from pg_locks where locktype = $1 and not granted and database = (select oid from pg_database where datname = current_database()))`,
+				`
+select exists (select from pg_locks
+                where locktype = $1
+                  and not granted
+                  and database = (select oid from pg_database where datname = current_database()))`,
 				locktype,
 			).Scan(&waiting)
 			return err == nil && waiting
@@ -219,7 +251,18 @@ func TestN2LeavingCountsBeforeItLocks(t *testing.T) {
 	waits("it waits for the request", "advisory")
 	if _, err := request.Exec(
 		ctx,
-		`select onlyonce.append_events('{webhook.acme}', '{0}', '{""}', '{evt_1}', '{null}', '{0}', '{}', '{}', '{null}')`,
+		`
+select onlyonce.append_events(
+  '{webhook.acme}',
+  '{0}',
+  '{""}',
+  '{evt_1}',
+  '{null}',
+  '{0}',
+  '{}',
+  '{}',
+  '{null}'
+)`,
 	); err != nil {
 		t.Fatal(err)
 	}

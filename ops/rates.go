@@ -17,10 +17,33 @@ const lockRateSQL = `select sink from onlyonce.rates where sink = $1 and calls_o
 // second and calls under way (null: none is set); reason; actor (null: the role of the connection);
 // the stored form of a prefix (null: it is none). By the primary key.
 const setRateSQL = `
-insert into onlyonce.rates as r (sink, calls_of, order_prefix, per_second, in_flight, set_at, set_by, reason)
-values ($1, $2, $7, $3, $6, clock_timestamp(), coalesce($5::text, current_user), $4)
+insert into onlyonce.rates as r (
+  sink,
+  calls_of,
+  order_prefix,
+  per_second,
+  in_flight,
+  set_at,
+  set_by,
+  reason
+)
+values (
+  $1,
+  $2,
+  $7,
+  $3,
+  $6,
+  clock_timestamp(),
+  coalesce($5::text, current_user),
+  $4
+)
 on conflict (sink, calls_of) do update
-  set per_second = excluded.per_second, in_flight = excluded.in_flight, set_at = excluded.set_at, set_by = excluded.set_by, reason = excluded.reason, held_until = null`
+    set per_second = excluded.per_second,
+        in_flight = excluded.in_flight,
+        set_at = excluded.set_at,
+        set_by = excluded.set_by,
+        reason = excluded.reason,
+        held_until = null`
 
 // RateSet is the result of [SetRate].
 type RateSet struct {

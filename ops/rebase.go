@@ -71,39 +71,87 @@ const lockRingSQL = `select name from onlyonce.rings where name = 'outbox' for u
 // It is treated as the others are, because it cannot be recognized for certain. That loses nothing,
 // because the row is young.
 const judgedSQL = `
-(select j.slot, j.id, j.xid, j.sink, j.lane, j.batch, j.redo, j.origin_time,
+(select j.slot,
+        j.id,
+        j.xid,
+        j.sink,
+        j.lane,
+        j.batch,
+        j.redo,
+        j.origin_time,
         j.parked or j.erased_at is not null or j.seen and not j.ours as done,
         j.redo or j.not_before is null or j.not_before <= clock_timestamp() as called,
         case when j.redo then least(coalesce(j.origin_time, '2000-01-01 00:00:00+00'), j.created_at)
-             else greatest(least(j.origin_time, j.created_at, case when j.pass and not j.ours then j.started_at end), j.not_before) end as since,
+             else greatest(
+               least(j.origin_time, j.created_at, case when j.pass and not j.ours then j.started_at end),
+               j.not_before
+             ) end as since,
         j.created_at
-   from (select r.slot, r.id, r.xid, r.sink, r.lane, r.batch, r.redo, r.not_before, r.origin_time, r.created_at, r.erased_at, l.started_at,
+   from (select r.slot,
+                r.id,
+                r.xid,
+                r.sink,
+                r.lane,
+                r.batch,
+                r.redo,
+                r.not_before,
+                r.origin_time,
+                r.created_at,
+                r.erased_at,
+                l.started_at,
                 exists (select 1 from onlyonce.parked p where p.row_id = r.id) as parked,
                 l.id is not null and (pg_visible_in_snapshot(r.xid, l.prev)
                   or l.target is not null and pg_visible_in_snapshot(r.xid, l.target) and r.id <= l.last_id) as seen,
                 (l.target is not null and pg_visible_in_snapshot(r.xid, l.target)) is true as pass,
                 (l.system_id <> c.system_identifier and r.created_at > l.started_at - interval '10 minutes'
                   and r.xid::text::bigint between n.made and n.xid - mod(n.xid - r.writer, 4294967296)) is true as ours
-           from (select b.slot, b.sink, b.lane, b.xid, b.id as batch, b.id + u.i - 1 as id, coalesce(u.redo, false) as redo, u.not_before,
-                        coalesce(u.origin_time, b.origin_time) as origin_time, b.created_at, u.erased as erased_at, b.xmin::text::bigint as writer
+           from (select b.slot,
+                        b.sink,
+                        b.lane,
+                        b.xid,
+                        b.id as batch,
+                        b.id + u.i - 1 as id,
+                        coalesce(u.redo, false) as redo,
+                        u.not_before,
+                        coalesce(u.origin_time, b.origin_time) as origin_time,
+                        b.created_at,
+                        u.erased as erased_at,
+                        b.xmin::text::bigint as writer
                    from onlyonce.batches b
-                  cross join lateral unnest(b.keys, b.redo, b.not_before, b.origin_times, b.erased)
+                  cross join lateral unnest(
+                    b.keys,
+                    b.redo,
+                    b.not_before,
+                    b.origin_times,
+                    b.erased
+                  )
                         with ordinality as u(key, redo, not_before, origin_time, erased, i)) r
            left join onlyonce.lanes l on l.sink = r.sink and l.lane = r.lane,
                 pg_control_system() c,
                 (select x.xid, min(x.xid - mod(x.xid - v.xmin::text::bigint, 4294967296)) as made
-                   from onlyonce.schema_version v, (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as xid) x group by x.xid) n
+                   from onlyonce.schema_version v,
+                 (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as xid) x
+                  group by x.xid) n
           where $1::text is null or r.sink = $1) j)`
 
 // rebaseLanesSQL counts what is to be sent. In: sink (null: any). One row for each lane that has
 // something, including lanes without a cursor.
 const rebaseLanesSQL = `
-select coalesce(l.sink, j.sink) as sink, coalesce(l.lane, j.lane) as lane, l.id is not null as listed, coalesce(j.pending, 0) as pending, j.oldest,
-       (e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour' and e.nonce is not null) is true as held, coalesce(e.epoch, 0) as epoch, e.until,
+select coalesce(l.sink, j.sink) as sink,
+       coalesce(l.lane, j.lane) as lane,
+       l.id is not null as listed,
+       coalesce(j.pending, 0) as pending,
+       j.oldest,
+       (e.until > clock_timestamp()
+        and e.until <= clock_timestamp() + interval '1 hour'
+        and e.nonce is not null) is true as held,
+       coalesce(e.epoch, 0) as epoch,
+       e.until,
        coalesce(l.version, 0) as version
   from (select * from onlyonce.lanes where $1::text is null or sink = $1) l
   join onlyonce.leases e on e.id = l.id
-  full join (select sink, lane, count(*) as pending, min(created_at) as oldest from ` + judgedSQL + ` d where not done group by sink, lane) j
+  full join (select sink, lane, count(*) as pending, min(created_at) as oldest
+               from ` + judgedSQL + ` d where not done group by sink, lane) j
     on j.sink = l.sink and j.lane = l.lane
  order by 1, 2`
 
@@ -119,28 +167,109 @@ select coalesce(l.sink, j.sink) as sink, coalesce(l.lane, j.lane) as lane, l.id 
 const rebaseRowsSQL = `
 with judged as materialized (select * from ` + judgedSQL + ` d),
 marked as (
-  select d.*, d.done is distinct from lag(d.done) over (partition by d.slot, d.batch order by d.id) as first from judged d
-   where (d.slot, d.batch) in (select j.slot, j.batch from judged j where not (j.done and j.xid < pg_snapshot_xmin($2::text::pg_snapshot)))),
+  select d.*, d.done is distinct from lag(d.done) over (partition by d.slot, d.batch order by d.id) as first
+    from judged d
+   where (d.slot, d.batch) in (select j.slot, j.batch
+                                 from judged j where not (j.done and j.xid < pg_snapshot_xmin($2::text::pg_snapshot)))),
 numbered as (
   select m.*, count(*) filter (where m.first) over (partition by m.slot, m.batch order by m.id) as run from marked m),
 runs as (
-  select r.slot, r.sink, r.lane, r.xid, r.batch, r.done, (min(r.id) - r.batch + 1)::integer as lo, (max(r.id) - r.batch + 1)::integer as hi,
+  select r.slot,
+         r.sink,
+         r.lane,
+         r.xid,
+         r.batch,
+         r.done,
+         (min(r.id) - r.batch + 1)::integer as lo,
+         (max(r.id) - r.batch + 1)::integer as hi,
          array_agg(r.redo or r.called and not r.done order by r.id) as redo,
          array_agg(case when r.called and not r.done then r.since else r.origin_time end order by r.id) as origin_times
     from numbered r group by r.slot, r.sink, r.lane, r.xid, r.batch, r.run, r.done),
 gone as (
-  delete from onlyonce.batches b using (select distinct slot, sink, lane, xid, batch from runs) r
+  delete from onlyonce.batches b
+   using (select distinct slot,
+                          sink,
+                          lane,
+                          xid,
+                          batch
+            from runs) r
    where b.slot = r.slot and b.sink = r.sink and b.lane = r.lane and b.xid = r.xid and b.id = r.batch
   returning b.*),
 moved as (
-  insert into onlyonce.batches (slot, lane, id, n, bytes, xid, sink, created_at, keys, order_key, order_keys, order_prefix, order_prefixes, tenant, tenants, scope, scopes,
-                                name, names, method, methods, target, targets, header, headers, trace, traces, body, bodies, origin_times, not_before, redo, capture, sealed, erased)
-  select b.slot, b.lane, b.id + r.lo - 1, r.hi - r.lo + 1, case when b.body is null then onlyonce.octets(b.bodies[r.lo:r.hi]) else b.bytes end,
-         case when r.done then '3'::xid8 else pg_current_xact_id() end, b.sink, b.created_at, b.keys[r.lo:r.hi], b.order_key, b.order_keys[r.lo:r.hi],
-         b.order_prefix, b.order_prefixes[r.lo:r.hi], b.tenant, b.tenants[r.lo:r.hi], b.scope, b.scopes[r.lo:r.hi], b.name, b.names[r.lo:r.hi], b.method, b.methods[r.lo:r.hi],
-         b.target, b.targets[r.lo:r.hi], b.header, b.headers[r.lo:r.hi], b.trace, b.traces[r.lo:r.hi], b.body, b.bodies[r.lo:r.hi],
-         r.origin_times, b.not_before[r.lo:r.hi], r.redo, b.capture[r.lo:r.hi], b.sealed[r.lo:r.hi], b.erased[r.lo:r.hi]
-    from gone b join runs r on r.slot = b.slot and r.sink = b.sink and r.lane = b.lane and r.xid = b.xid and r.batch = b.id
+  insert into onlyonce.batches (
+    slot,
+    lane,
+    id,
+    n,
+    bytes,
+    xid,
+    sink,
+    created_at,
+    keys,
+    order_key,
+    order_keys,
+    order_prefix,
+    order_prefixes,
+    tenant,
+    tenants,
+    scope,
+    scopes,
+    name,
+    names,
+    method,
+    methods,
+    target,
+    targets,
+    header,
+    headers,
+    trace,
+    traces,
+    body,
+    bodies,
+    origin_times,
+    not_before,
+    redo,
+    capture,
+    sealed,
+    erased
+  )
+  select b.slot,
+         b.lane,
+         b.id + r.lo - 1,
+         r.hi - r.lo + 1,
+         case when b.body is null then onlyonce.octets(b.bodies[r.lo:r.hi]) else b.bytes end,
+         case when r.done then '3'::xid8 else pg_current_xact_id() end,
+         b.sink,
+         b.created_at,
+         b.keys[r.lo:r.hi],
+         b.order_key,
+         b.order_keys[r.lo:r.hi],
+         b.order_prefix,
+         b.order_prefixes[r.lo:r.hi],
+         b.tenant,
+         b.tenants[r.lo:r.hi],
+         b.scope,
+         b.scopes[r.lo:r.hi],
+         b.name,
+         b.names[r.lo:r.hi],
+         b.method,
+         b.methods[r.lo:r.hi],
+         b.target,
+         b.targets[r.lo:r.hi],
+         b.header,
+         b.headers[r.lo:r.hi],
+         b.trace,
+         b.traces[r.lo:r.hi],
+         b.body,
+         b.bodies[r.lo:r.hi],
+         r.origin_times,
+         b.not_before[r.lo:r.hi],
+         r.redo,
+         b.capture[r.lo:r.hi],
+         b.sealed[r.lo:r.hi],
+         b.erased[r.lo:r.hi]
+    from gone b
+    join runs r on r.slot = b.slot and r.sink = b.sink and r.lane = b.lane and r.xid = b.xid and r.batch = b.id
   returning n, xid)
 select coalesce(sum(n) filter (where xid <> '3'::xid8), 0)::bigint from moved`
 
@@ -159,9 +288,18 @@ const rebaseRequestsSQL = `update onlyonce.http_records set calls_xid = null whe
 // lost. In: sink (null: any).
 const rebaseParkedSQL = `
 update onlyonce.parked p
-   set first_attempt_at = least(p.first_attempt_at, case when p.reason = 'scheduled' then greatest(p.parked_at, p.next_attempt_at, p.waits_since) else p.parked_at end),
+   set first_attempt_at = least(
+     p.first_attempt_at,
+     case when p.reason = 'scheduled' then greatest(p.parked_at, p.next_attempt_at, p.waits_since)
+          else p.parked_at end
+   ),
        open = true
- where p.id > 0 and p.kind = 'call' and p.settled_at is null and not p.open and p.row_id is not null and ($1::text is null or p.sink = $1)
+ where p.id > 0
+   and p.kind = 'call'
+   and p.settled_at is null
+   and not p.open
+   and p.row_id is not null
+   and ($1::text is null or p.sink = $1)
    and not (p.reason = 'scheduled' and p.next_attempt_at > clock_timestamp())`
 
 // fenceLanesSQL fences out the relays that work on the lanes: their running work fails. In: sink
@@ -175,8 +313,15 @@ update onlyonce.leases e set epoch = e.epoch + 1, nonce = null, until = null, fr
 // snapshot. Under the locks.
 const moveLanesSQL = `
 update onlyonce.lanes l
-   set prev = $2::text::pg_snapshot, target = null, last_id = 0, started_at = clock_timestamp(), version = l.version + 1,
-       system_id = (select c.system_identifier from pg_control_system() c), timeline = null, history_at = clock_timestamp(), written = pg_current_xact_id()
+   set prev = $2::text::pg_snapshot,
+       target = null,
+       last_id = 0,
+       started_at = clock_timestamp(),
+       version = l.version + 1,
+       system_id = (select c.system_identifier from pg_control_system() c),
+       timeline = null,
+       history_at = clock_timestamp(),
+       written = pg_current_xact_id()
  where $1::text is null or l.sink = $1`
 
 // rebaseRingSQL records in the ring that this transaction wrote into its segments. The bound of a
@@ -191,7 +336,8 @@ update onlyonce.lanes l
 // lock on the ring.
 const (
 	rebaseBoundsSQL = `
-update onlyonce.segments set bound = (pg_current_xact_id()::text::numeric + 1)::text::xid8 where ring = 'outbox' and bound is not null`
+update onlyonce.segments
+   set bound = (pg_current_xact_id()::text::numeric + 1)::text::xid8 where ring = 'outbox' and bound is not null`
 	rebaseRingSQL = `
 update onlyonce.rings set version = greatest(version + 1, nextval('onlyonce.outbox_version')) where name = 'outbox'`
 	rebaseSequenceSQL = `select setval('onlyonce.outbox_version', version) from onlyonce.rings where name = 'outbox'`

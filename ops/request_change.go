@@ -28,12 +28,18 @@ const lockOperationsSQL = `
 select o.id from onlyonce.operations o where o.record_id = $1 order by o.id for update`
 
 const lockRequestLeaseSQL = `
-select l.id from onlyonce.leases l where l.id = (select r.lease_id from onlyonce.http_records r where r.id = $1) for update`
+select l.id
+  from onlyonce.leases l where l.id = (select r.lease_id from onlyonce.http_records r where r.id = $1) for update`
 
 // requestOperationsSQL finds the operations that a request has made and that are not erased. In:
 // id. By the index operations_record.
 const requestOperationsSQL = `
-select o.id::text as id, o.topic, o.state, o.tenant, o.created_at from onlyonce.operations o
+select o.id::text as id,
+       o.topic,
+       o.state,
+       o.tenant,
+       o.created_at
+  from onlyonce.operations o
  where o.record_id = $1 and o.erased_at is null order by o.id`
 
 // eraseRequestSQL erases an answer, what its steps have remembered, and its operations. In: id. See
@@ -46,11 +52,15 @@ const eraseRequestSQL = `select onlyonce.http_erase($1)`
 // whether that is sealed.
 const (
 	stepAppliedSQL = `
-update onlyonce.http_steps set done_at = clock_timestamp(), result = $3, sealed = $4 where record_id = $1 and name = $2 and done_at is null`
+update onlyonce.http_steps
+   set done_at = clock_timestamp(), result = $3, sealed = $4 where record_id = $1 and name = $2 and done_at is null`
 	stepAbsentSQL = `delete from onlyonce.http_steps where record_id = $1 and name = $2 and done_at is null`
 	reopenSQL     = `update onlyonce.http_records set state = 'running' where id = $1 and state = 'reconcile'`
 	stepSealedSQL = `select sealed from onlyonce.http_steps where record_id = $1 and name = $2 and done_at is null`
-	freeSQL       = `update onlyonce.leases set until = clock_timestamp(), nonce = null where id = (select r.lease_id from onlyonce.http_records r where r.id = $1)`
+	freeSQL       = `
+update onlyonce.leases
+   set until = clock_timestamp(), nonce = null
+ where id = (select r.lease_id from onlyonce.http_records r where r.id = $1)`
 )
 
 // openSealSQL, closeSQL and closeSealSQL complete a request without an answer: a record that
@@ -58,9 +68,17 @@ update onlyonce.http_steps set done_at = clock_timestamp(), result = $3, sealed 
 // take the request over: it no longer finds the epoch that it has read. In: id.
 const (
 	openSealSQL = `select onlyonce.http_open('10s', '30s', '30s')`
-	fenceOffSQL = `update onlyonce.leases set epoch = epoch + 1, nonce = null, until = clock_timestamp() where id = (select r.lease_id from onlyonce.http_records r where r.id = $1)`
-	closeSQL    = `
-update onlyonce.http_records set state = 'completed', response = null, completed_at = clock_timestamp(), erased_at = clock_timestamp(), expires_at = clock_timestamp() + keep,
+	fenceOffSQL = `
+update onlyonce.leases
+   set epoch = epoch + 1, nonce = null, until = clock_timestamp()
+ where id = (select r.lease_id from onlyonce.http_records r where r.id = $1)`
+	closeSQL = `
+update onlyonce.http_records
+   set state = 'completed',
+       response = null,
+       completed_at = clock_timestamp(),
+       erased_at = clock_timestamp(),
+       expires_at = clock_timestamp() + keep,
        watched_at = (select w.at from onlyonce.watched w)
  where id = $1 and state in ('running', 'reconcile')`
 	closeSealSQL = `select onlyonce.seal()`

@@ -20,7 +20,16 @@ func leaves(t *testing.T, pool *pgxpool.Pool, key, step string) (id string) {
 	t.Helper()
 	const scope = "http POST /v1/charges"
 	id = one[string](t, pool, `select onlyonce.key('', $1, $2)::text`, scope, key)
-	exec(t, pool, `select onlyonce.http_claim($1, '', $2, '', gen_random_uuid(), '2 days', '-1 second')`, id, scope)
+	exec(t, pool, `
+select onlyonce.http_claim(
+  $1,
+  '',
+  $2,
+  '',
+  gen_random_uuid(),
+  '2 days',
+  '-1 second'
+)`, id, scope)
 	exec(t, pool, `insert into onlyonce.http_steps (record_id, name) values ($1, $2)`, id, step)
 	return id
 }
@@ -148,8 +157,26 @@ func TestCloseAndEraseRequest(t *testing.T) {
 func TestEraseRequestAndItsOperation(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
-	exec(t, pool, `insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep, result)
-		values ('0b7e6a52-9c1d-4e6f-8a10-000000000001', onlyonce.key('acme', 'http POST /exports', 'k1'), 'operations', 'acme', 'ann', 'export', '7 days', '"Jane Roe"')`)
+	exec(t, pool, `insert into onlyonce.operations (
+  id,
+  record_id,
+  topic,
+  tenant,
+  principal,
+  name,
+  keep,
+  result
+)
+  values (
+    '0b7e6a52-9c1d-4e6f-8a10-000000000001',
+    onlyonce.key('acme', 'http POST /exports', 'k1'),
+    'operations',
+    'acme',
+    'ann',
+    'export',
+    '7 days',
+    '"Jane Roe"'
+  )`)
 	in := ops.RequestInput{Tenant: "acme", Scope: "http POST /exports", Key: "k1"}
 	by := ops.By{Reason: "GDPR-4"}
 	if _, err := ops.EraseRequest(t.Context(), pool, by, in); !errors.Is(err, ops.ErrRefused) ||

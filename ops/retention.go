@@ -14,7 +14,9 @@ import (
 const (
 	lockRetentionSQL = `select kind from onlyonce.retentions where kind = $1 for no key update`
 	retentionSQL     = `
-select r.kind, extract(epoch from r.keep)::float8 as was, extract(epoch from onlyonce.webhook_horizon())::float8 as horizon
+select r.kind,
+       extract(epoch from r.keep)::float8 as was,
+       extract(epoch from onlyonce.webhook_horizon())::float8 as horizon
   from onlyonce.retentions r where r.kind = $1`
 	setRetentionSQL = `update onlyonce.retentions set keep = make_interval(secs => $2::float8) where kind = $1`
 )

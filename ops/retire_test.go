@@ -99,12 +99,32 @@ func TestWholeTopics(t *testing.T) {
 	pool := pgtest.DB(t)
 	cursors(t, pool, 1)
 	exec(t, pool, `insert into onlyonce.leases (name, epoch) values ('a', 1), ('b', 1);
-		insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, start_offset, run_start, start_policy)
-		select l.id, 'stock', case l.name when 'a' then 'orders' else 'other' end, 1, 'g1', 'c1', 5, 5, 'earliest' from onlyonce.leases l where l.name in ('a', 'b')`)
+  insert into onlyonce.cursors (
+    id,
+    scope,
+    topic,
+    partition,
+    group_id,
+    cluster_id,
+    start_offset,
+    run_start,
+    start_policy
+  )
+  select l.id,
+         'stock',
+         case l.name when 'a' then 'orders' else 'other' end,
+         1,
+         'g1',
+         'c1',
+         5,
+         5,
+         'earliest'
+    from onlyonce.leases l where l.name in ('a', 'b')`)
 	by := ops.By{Reason: "why"}
 	paused := func() string {
 		return one[string](t, pool, `select string_agg(c.topic || c.partition, ' ' order by c.topic, c.partition) from onlyonce.cursors c
-			where exists (select from onlyonce.pauses u where u.scope = c.scope and u.topic in ('', c.topic) and u.partition in (-1, c.partition))`)
+   where exists (select from onlyonce.pauses u
+                  where u.scope = c.scope and u.topic in ('', c.topic) and u.partition in (-1, c.partition))`)
 	}
 	topic := ops.CursorName{Scope: "stock", Topic: "orders", Partition: -1}
 	d, err := ops.PauseCursor(t.Context(), pool, by, topic)

@@ -14,7 +14,15 @@ import (
 // scopeSQL reads what ids mean in a scope, until when its keys were forgotten and ids are too old,
 // its class of horizon, and the class before if its ring has to be asked too. In: scope. At most
 // one row; by the primary key.
-const scopeSQL = `select topics, copies, first_topic, onlyonce.forgotten(scope) as forgotten, onlyonce.too_old(scope) as too_old, class, onlyonce.class_before(scope) as class_before from onlyonce.scopes where scope = $1`
+const scopeSQL = `
+select topics,
+       copies,
+       first_topic,
+       onlyonce.forgotten(scope) as forgotten,
+       onlyonce.too_old(scope) as too_old,
+       class,
+       onlyonce.class_before(scope) as class_before
+  from onlyonce.scopes where scope = $1`
 
 // scopeRow is a row of onlyonce.scopes.
 type scopeRow struct {

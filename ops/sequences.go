@@ -27,8 +27,12 @@ with used as materialized (
          (select coalesce(max(id), 0) from onlyonce.audit) as audit,
          (select coalesce(max(id), 0) from onlyonce.parked) as parked,
          (select coalesce(max(id), 0)::bigint from onlyonce.streams) as streams,
-         greatest((select max(id) from onlyonce.batches), (select max(row_id) from onlyonce.parked where row_id is not null),
-                  (select max(last_id) from onlyonce.lanes), 0) / 1024 * 1024 as batches),
+         greatest(
+           (select max(id) from onlyonce.batches),
+           (select max(row_id) from onlyonce.parked where row_id is not null),
+           (select max(last_id) from onlyonce.lanes),
+           0
+         ) / 1024 * 1024 as batches),
 stand as (
   select 'leases_id_seq' as name, case when is_called then last_value else 0 end as stands, u.leases as needs
     from onlyonce.leases_id_seq, used u
@@ -37,7 +41,8 @@ stand as (
   union all
   select 'parked_id_seq', case when is_called then last_value else 0 end, u.parked from onlyonce.parked_id_seq, used u
   union all
-  select 'streams_id_seq', case when is_called then last_value else 0 end, u.streams from onlyonce.streams_id_seq, used u
+  select 'streams_id_seq', case when is_called then last_value else 0 end, u.streams
+    from onlyonce.streams_id_seq, used u
   union all
   select 'outbox_id', case when is_called then last_value else 0 end, u.batches from onlyonce.outbox_id, used u)
 select name, stands, needs, false as ring from stand where stands < needs order by name`

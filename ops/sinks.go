@@ -21,8 +21,10 @@ const lockSinkSQL = `select name from onlyonce.sinks where name = $1 for no key 
 // the connection). By the primary key, under the lock on the row.
 const (
 	pauseSinkSQL = `
-insert into onlyonce.sinks (name, paused_at, paused_by, pause_reason) values ($1, clock_timestamp(), coalesce($3::text, current_user), $2::text)
-on conflict (name) do update set paused_at = excluded.paused_at, paused_by = excluded.paused_by, pause_reason = excluded.pause_reason`
+insert into onlyonce.sinks (name, paused_at, paused_by, pause_reason)
+  values ($1, clock_timestamp(), coalesce($3::text, current_user), $2::text)
+on conflict (name) do update
+  set paused_at = excluded.paused_at, paused_by = excluded.paused_by, pause_reason = excluded.pause_reason`
 	resumeSinkSQL = `update onlyonce.sinks set paused_at = null, paused_by = null, pause_reason = null where name = $1`
 )
 

@@ -14,15 +14,18 @@ import (
 // By the index http_records_held. One whose client has come back counts until it is completed, or
 // its next step begins.
 const openRequestsSQL = `
-select count(*) filter (where h.state = 'reconcile') as reconcile, count(*) filter (where h.state = 'running') as abandoned
+select count(*) filter (where h.state = 'reconcile') as reconcile,
+       count(*) filter (where h.state = 'running') as abandoned
   from (select r.state from onlyonce.http_records r
-         where r.expires_at is null and (r.state = 'reconcile' or r.abandoned_at is not null) order by r.created_at limit 1000) h`
+         where r.expires_at is null and (r.state = 'reconcile' or r.abandoned_at is not null)
+         order by r.created_at limit 1000) h`
 
 // recoverySQL reports whether the server is a standby, and whether it is set to read-only for more
 // than this login or session.
 const recoverySQL = `
-select pg_is_in_recovery(), coalesce((select setting = 'on' and source not in ('user', 'database user', 'client', 'session')
-                                        from pg_settings where name = 'default_transaction_read_only'), false)`
+select pg_is_in_recovery(),
+       coalesce((select setting = 'on' and source not in ('user', 'database user', 'client', 'session')
+                   from pg_settings where name = 'default_transaction_read_only'), false)`
 
 // StatusReport is the result of [Status]: the needs for a person, and the progress of the work.
 type StatusReport struct {
@@ -60,7 +63,9 @@ type RequestCounts struct {
 // timedAheadSQL counts the parked rows whose due time was written while the clock was ahead. One
 // row. By the index parked_timed.
 const timedAheadSQL = `
-select count(*) from (select from onlyonce.parked where timed_at > (select clock_timestamp() + interval '1 second') order by timed_at desc limit 1000) a`
+select count(*)
+  from (select from onlyonce.parked
+         where timed_at > (select clock_timestamp() + interval '1 second') order by timed_at desc limit 1000) a`
 
 // StatusQuestion is the input of [Status].
 type StatusQuestion struct {

@@ -24,14 +24,32 @@ func TestT14DecisionsWaitForLongBatches(t *testing.T) {
 		act  func(ctx context.Context, db ops.DB) error
 	}{
 		"replay": {
-			`select onlyonce.enter(id, epoch, nonce, 0, '1s', '1s', '1min') from onlyonce.leases where name = 'cursor/stock/orders/0'`,
+			`
+select onlyonce.enter(
+  id,
+  epoch,
+  nonce,
+  0,
+  '1s',
+  '1s',
+  '1min'
+) from onlyonce.leases where name = 'cursor/stock/orders/0'`,
 			func(ctx context.Context, db ops.DB) error {
 				_, err := ops.Replay(ctx, db, by, ops.ReplayInput{CursorName: at, From: 3})
 				return err
 			},
 		},
 		"class": {
-			`select onlyonce.enter(id, epoch, nonce, 0, '1s', '1s', '1min') from onlyonce.leases where name = 'cursor/stock/orders/0'`,
+			`
+select onlyonce.enter(
+  id,
+  epoch,
+  nonce,
+  0,
+  '1s',
+  '1s',
+  '1min'
+) from onlyonce.leases where name = 'cursor/stock/orders/0'`,
 			func(ctx context.Context, db ops.DB) error {
 				_, err := ops.ChangeClass(ctx, db, by, ops.ClassInput{Scope: "stock", Class: "long"})
 				return err

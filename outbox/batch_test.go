@@ -262,7 +262,19 @@ func TestWokenRelayAsksTheDatabase(t *testing.T) {
 	if err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
 		_, err := tx.Exec(
 			t.Context(),
-			`select onlyonce.enqueue(gen_random_uuid(), '', 'checkout', 'payments', 'charge', 'POST', '/charges', '{}'::text[], '{}'::text[], '')`,
+			`
+select onlyonce.enqueue(
+  gen_random_uuid(),
+  '',
+  'checkout',
+  'payments',
+  'charge',
+  'POST',
+  '/charges',
+  '{}'::text[],
+  '{}'::text[],
+  ''
+)`,
 		)
 		return err
 	}); err != nil {

@@ -73,7 +73,9 @@ func TestO2BatchThatHasMoved(t *testing.T) {
 	})
 	r.start(testConfig(sink))
 	g.wait()
-	r.exec(`update onlyonce.batches set erased = array_fill(null::timestamptz, array[n::integer]) where id = (select max(id) from onlyonce.batches)`)
+	r.exec(`
+update onlyonce.batches
+   set erased = array_fill(null::timestamptz, array[n::integer]) where id = (select max(id) from onlyonce.batches)`)
 	g.release()
 	r.states("delivered")
 	if n := len(sink.calls()); n != 1200 {
@@ -184,8 +186,19 @@ func TestCallsOfABatchDiffer(t *testing.T) {
 			}
 			rows := one[[]string](
 				r,
-				`select array_agg(format('%s %s %s %s %s %s "%s" %s %s %s', key, tenant, scope, name, method, target, coalesce(trace, ''),
-				(order_key is not null)::text, (order_prefix is not null)::text, sealed::text) order by key) from onlyonce.outbox_log`,
+				`select array_agg(format(
+  '%s %s %s %s %s %s "%s" %s %s %s',
+  key,
+  tenant,
+  scope,
+  name,
+  method,
+  target,
+  coalesce(trace, ''),
+  (order_key is not null)::text,
+  (order_prefix is not null)::text,
+  sealed::text
+) order by key) from onlyonce.outbox_log`,
 			)
 			slices.Sort(rows)
 			if !slices.Equal(rows, stored) {
@@ -222,7 +235,10 @@ func TestCallsOfABatchAreParkedAlone(t *testing.T) {
 	}
 	if n := one[int](
 		r,
-		`select count(*) from onlyonce.parked p join onlyonce.outbox_log r on r.id = p.row_id and r.key = p.key and r.body = p.body and r.target = p.target`,
+		`
+select count(*)
+  from onlyonce.parked p
+  join onlyonce.outbox_log r on r.id = p.row_id and r.key = p.key and r.body = p.body and r.target = p.target`,
 	); n != 3 {
 		t.Errorf("%d parked calls are as the log has them", n)
 	}
@@ -453,7 +469,9 @@ func TestK10CallHasAClass(t *testing.T) {
 	r.enqueueAll(outbox.Call{Sink: "payments", Name: "n", Scope: "s", ID: "3", Target: "/x"})
 	if got := one[string](
 		r,
-		`select string_agg(r.scope || ' ' || regexp_replace(i.segment, '_keys_\d$', ''), ', ' order by r.id) from onlyonce.outbox_log r join onlyonce.inbox i on i.key = r.key`,
+		`
+select string_agg(r.scope || ' ' || regexp_replace(i.segment, '_keys_\d$', ''), ', ' order by r.id)
+  from onlyonce.outbox_log r join onlyonce.inbox i on i.key = r.key`,
 	); got != "checkout standard, s standard_long, s standard_long" {
 		t.Error(got)
 	}
@@ -472,7 +490,17 @@ func TestFingerprintsAgree(t *testing.T) {
 	calls[2].Sealer = sealer{}
 	r.enqueueAll(calls...)
 	if n := one[int](r, `select count(*) from onlyonce.outbox_log r join onlyonce.inbox i on i.key = r.key
-		and i.fingerprint = onlyonce.call_fingerprint(r.sink, r.tenant, r.scope, r.name, r.method, r.target, r.headers, r.body, r.sealed)`); n != 3 {
+  and i.fingerprint = onlyonce.call_fingerprint(
+    r.sink,
+    r.tenant,
+    r.scope,
+    r.name,
+    r.method,
+    r.target,
+    r.headers,
+    r.body,
+    r.sealed
+  )`); n != 3 {
 		t.Errorf("%d fingerprints of 3 agree", n)
 	}
 }

@@ -21,7 +21,8 @@ func TestT11KeysWhileTheClockIsBack(t *testing.T) {
 	r.states("retrying")
 	x.stop()
 	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp(), first_attempt_at = clock_timestamp()
-		- case convert_from(body, 'UTF8') when '{"order":"in time"}' then interval '1 hour' else interval '23 hours 59 minutes 30 seconds' end`)
+  - case convert_from(body, 'UTF8') when '{"order":"in time"}' then interval '1 hour'
+                                    else interval '23 hours 59 minutes 30 seconds' end`)
 	r.exec(`update onlyonce.watched set at = clock_timestamp()`)
 	pgtest.ShiftClock(t, r.pool)("-7 days")
 	r.enqueue(charge("new"))
@@ -69,7 +70,10 @@ func TestT11KeysAfterTheClockWasAhead(t *testing.T) {
 	x = r.start(testConfig(no))
 	r.states("reconcile", "retrying")
 	x.stop()
-	r.exec(`update onlyonce.parked set first_attempt_at = first_attempt_at + interval '7 days', next_attempt_at = clock_timestamp() where state = 'retrying'`)
+	r.exec(`
+update onlyonce.parked
+   set first_attempt_at = first_attempt_at + interval '7 days', next_attempt_at = clock_timestamp()
+ where state = 'retrying'`)
 	r.start(testConfig(sink))
 	r.states("reconcile")
 	if n := len(sink.calls()); n != 0 {

@@ -379,7 +379,19 @@ func TestEnqueueAll(t *testing.T) {
 func TestEnqueueBySQL(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	const sql = `select onlyonce.enqueue('51825619-b4aa-834b-8c96-7435425d5a3b', 'acme', 'checkout', 'payments', 'charge', 'POST', '/charges', '{X-A}', '{1}', convert_to($1, 'UTF8'))`
+	const sql = `
+select onlyonce.enqueue(
+  '51825619-b4aa-834b-8c96-7435425d5a3b',
+  'acme',
+  'checkout',
+  'payments',
+  'charge',
+  'POST',
+  '/charges',
+  '{X-A}',
+  '{1}',
+  convert_to($1, 'UTF8')
+)`
 	r.exec(sql, "one")
 	r.exec(sql, "one")
 	if _, err := r.pool.Exec(t.Context(), sql, "two"); err == nil || !strings.Contains(err.Error(), "OO004") {
@@ -405,13 +417,42 @@ func TestEnqueueSeesCallsOfArrays(t *testing.T) {
 	again := func(body string) error {
 		_, err := r.pool.Exec(
 			context.Background(),
-			`select onlyonce.enqueue('6da350e3-397e-83b8-b350-bb37daa8f1fe', '', 's', 'payments', 'n', 'POST', '/x', '{}', '{}', $1)`,
+			`
+select onlyonce.enqueue(
+  '6da350e3-397e-83b8-b350-bb37daa8f1fe',
+  '',
+  's',
+  'payments',
+  'n',
+  'POST',
+  '/x',
+  '{}',
+  '{}',
+  $1
+)`,
 			[]byte(body),
 		)
 		return err
 	}
-	r.exec(`select onlyonce.enqueue_calls('{2}', '{6da350e3-397e-83b8-b350-bb37daa8f1fe}', '{null}', '{payments}', '{""}', '{s}', '{n}', '{POST}', '{/x}', '{""}',
-		'{null}', array['a'::bytea], '{null}', '{null}', '{f}', '{f}', '{f}')`)
+	r.exec(`select onlyonce.enqueue_calls(
+  '{2}',
+  '{6da350e3-397e-83b8-b350-bb37daa8f1fe}',
+  '{null}',
+  '{payments}',
+  '{""}',
+  '{s}',
+  '{n}',
+  '{POST}',
+  '{/x}',
+  '{""}',
+  '{null}',
+  array['a'::bytea],
+  '{null}',
+  '{null}',
+  '{f}',
+  '{f}',
+  '{f}'
+)`)
 	if err := again("a"); err != nil {
 		t.Fatal(err)
 	}
@@ -445,7 +486,18 @@ func TestO12LineEndsMakeNoHeaders(t *testing.T) {
 		{"'POST'", "'/x'", `array['X-Note'], array[E'thank\tyou, Zoë: 1']`, ""},
 		{"'POST'", "''", `'{}', '{}'`, ""},
 	} {
-		_, err := r.pool.Exec(t.Context(), `select onlyonce.enqueue(gen_random_uuid(), '', 's', 'payments', 'n', `+c.method+`, `+c.target+`, `+c.headers+`, '')`)
+		_, err := r.pool.Exec(t.Context(), `
+select onlyonce.enqueue(
+  gen_random_uuid(),
+  '',
+  's',
+  'payments',
+  'n',
+  `+c.method+`,
+  `+c.target+`,
+  `+c.headers+`,
+  ''
+)`)
 		switch {
 		case c.names == "" && err != nil:
 			t.Errorf("%s, %s: %v", c.target, c.headers, err)
@@ -476,7 +528,18 @@ func TestEnqueueOfHalfHeaders(t *testing.T) {
 		`'{}', '{1}'`:                   "22023",
 		`'{X-A}', '{1}'`:                "",
 	} {
-		_, err := r.pool.Exec(t.Context(), `select onlyonce.enqueue(gen_random_uuid(), '', 's', 'payments', 'n', 'POST', '/x', `+headers+`, '')`)
+		_, err := r.pool.Exec(t.Context(), `
+select onlyonce.enqueue(
+  gen_random_uuid(),
+  '',
+  's',
+  'payments',
+  'n',
+  'POST',
+  '/x',
+  `+headers+`,
+  ''
+)`)
 		if guard.SQLState(err) != code || code == "" && err != nil {
 			t.Errorf("headers %s: %v, want %q", headers, err, code)
 		}

@@ -362,10 +362,24 @@ func (f *relayFaults) settled() {
 // tellLanes logs what is left to do.
 func (f *relayFaults) tellLanes() {
 	const sql = `
-select format('%s calls are %s in lane %s: cursor %s of prev %s, target %s, last id %s, server %s, lease until %s, rows %s', count(*), c.state, c.lane, a.version, a.prev::text, a.target::text, a.last_id,
-         a.server, l.until, min(r.xid::text::bigint) || '-' || max(r.xid::text::bigint)) || format(', now %s, started %s', pg_current_snapshot(), pg_postmaster_start_time())
-  from onlyonce.calls c join onlyonce.outbox_log r on r.id = c.id join onlyonce.lanes a on a.sink = c.sink and a.lane = c.lane join onlyonce.leases l on l.id = a.id
- where c.state in ('pending', 'retrying', 'blocked') group by c.state, c.lane, a.server, a.version, a.prev::text, a.target::text, a.last_id, l.until`
+select format(
+  '%s calls are %s in lane %s: cursor %s of prev %s, target %s, last id %s, server %s, lease until %s, rows %s',
+  count(*),
+  c.state,
+  c.lane,
+  a.version,
+  a.prev::text,
+  a.target::text,
+  a.last_id,
+  a.server,
+  l.until,
+  min(r.xid::text::bigint) || '-' || max(r.xid::text::bigint)
+) || format(', now %s, started %s', pg_current_snapshot(), pg_postmaster_start_time())
+  from onlyonce.calls c
+  join onlyonce.outbox_log r on r.id = c.id
+  join onlyonce.lanes a on a.sink = c.sink and a.lane = c.lane join onlyonce.leases l on l.id = a.id
+ where c.state in ('pending', 'retrying', 'blocked')
+ group by c.state, c.lane, a.server, a.version, a.prev::text, a.target::text, a.last_id, l.until`
 	rows, err := f.pool.Query(context.Background(), sql)
 	if err != nil {
 		f.t.Log(err)

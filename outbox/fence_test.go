@@ -191,7 +191,9 @@ func (r *rig) namedPool(name string) *pgxpool.Pool {
 func TestRaiseAsksForTheEndAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.exec(`insert into onlyonce.leases (name, epoch, nonce, until) values ('relay/x', 7, gen_random_uuid(), clock_timestamp() - interval '1 second')`)
+	r.exec(`
+insert into onlyonce.leases (name, epoch, nonce, until)
+  values ('relay/x', 7, gen_random_uuid(), clock_timestamp() - interval '1 second')`)
 	id := one[int64](r, `select id from onlyonce.leases`)
 	// The late renewal.
 	r.exec(`update onlyonce.leases set until = clock_timestamp() + interval '1 hour'`)

@@ -33,8 +33,35 @@ func TestO1CallBeyondTheHorizon(t *testing.T) {
 		return c
 	}
 	r.enqueue(plain("order-17"))
-	r.exec(`insert into onlyonce.parked (kind, state, reason, key, tenant, scope, sink, lane, row_id, call_name, method, target, body)
-	  select 'call', 'reconcile', 'window', key, tenant, scope, sink, lane, id, name, method, target, body from onlyonce.outbox_log order by id limit 1`)
+	r.exec(`insert into onlyonce.parked (
+  kind,
+  state,
+  reason,
+  key,
+  tenant,
+  scope,
+  sink,
+  lane,
+  row_id,
+  call_name,
+  method,
+  target,
+  body
+)
+   select 'call',
+          'reconcile',
+          'window',
+          key,
+          tenant,
+          scope,
+          sink,
+          lane,
+          id,
+          name,
+          method,
+          target,
+          body
+     from onlyonce.outbox_log order by id limit 1`)
 	r.exec(`truncate onlyonce.batches`)
 	r.exec(`delete from onlyonce.inbox`)
 	other := plain("order-17")
@@ -264,7 +291,19 @@ func TestO1RedrivenUnderANewKey(t *testing.T) {
 		"by SQL": func(r *rig, _ origin.Origin, body string) error {
 			_, err := r.pool.Exec(
 				t.Context(),
-				`select onlyonce.enqueue('51825619-b4aa-834b-8c96-7435425d5a3b', '', 'stock', 'payments', 'charge', 'POST', '/charges', '{}', '{}', $1)`,
+				`
+select onlyonce.enqueue(
+  '51825619-b4aa-834b-8c96-7435425d5a3b',
+  '',
+  'stock',
+  'payments',
+  'charge',
+  'POST',
+  '/charges',
+  '{}',
+  '{}',
+  $1
+)`,
 				[]byte(body),
 			)
 			return err
@@ -278,8 +317,33 @@ func TestO1RedrivenUnderANewKey(t *testing.T) {
 			}
 			derived := one[string](r, `select keys[1]::text from onlyonce.batches`)
 			r.exec(`with gone as (delete from onlyonce.batches returning *)
-				insert into onlyonce.parked (kind, state, reason, scope, key, sink, lane, row_id, call_name, method, target, body)
-				select 'call', 'waiting', 'rejected', scope, keys[1], sink, lane, id, name, method, target, body from gone`)
+    insert into onlyonce.parked (
+      kind,
+      state,
+      reason,
+      scope,
+      key,
+      sink,
+      lane,
+      row_id,
+      call_name,
+      method,
+      target,
+      body
+    )
+    select 'call',
+           'waiting',
+           'rejected',
+           scope,
+           keys[1],
+           sink,
+           lane,
+           id,
+           name,
+           method,
+           target,
+           body
+      from gone`)
 			known := func(when string) {
 				t.Helper()
 				r.exec(`delete from onlyonce.inbox`)
@@ -322,7 +386,12 @@ func TestO1RedrivenUnderANewKey(t *testing.T) {
 			if got := one[string](r, `select first_key::text from onlyonce.parked where key <> first_key`); got != derived {
 				t.Errorf("the first key is %s, want %s", got, derived)
 			}
-			r.exec(`update onlyonce.parked set state = 'resolved', next_attempt_at = null, parked_at = '2001-01-01Z', settled_at = clock_timestamp() - interval '8 days'`)
+			r.exec(`
+update onlyonce.parked
+   set state = 'resolved',
+       next_attempt_at = null,
+       parked_at = '2001-01-01Z',
+       settled_at = clock_timestamp() - interval '8 days'`)
 			known("delivered")
 			r.exec(outbox.Statements["purge"], "payments", "7 days", 10, "9 days")
 			r.exec(outbox.Statements["purge"], "payments", "7 days", 10, nil)
@@ -346,8 +415,37 @@ func TestO1HandledAgain(t *testing.T) {
 	for name, sql := range map[string]string{
 		"in the log": `select`,
 		"parked": `with gone as (delete from onlyonce.batches returning *)
-			insert into onlyonce.parked (kind, state, reason, scope, key, sink, lane, row_id, call_name, method, target, header_names, header_values, body)
-			select 'call', 'waiting', 'rejected', scope, keys[1], sink, lane, id, name, method, target, '{Content-Type}', '{application/json}', body from gone`,
+   insert into onlyonce.parked (
+     kind,
+     state,
+     reason,
+     scope,
+     key,
+     sink,
+     lane,
+     row_id,
+     call_name,
+     method,
+     target,
+     header_names,
+     header_values,
+     body
+   )
+   select 'call',
+          'waiting',
+          'rejected',
+          scope,
+          keys[1],
+          sink,
+          lane,
+          id,
+          name,
+          method,
+          target,
+          '{Content-Type}',
+          '{application/json}',
+          body
+     from gone`,
 		"in the index of keys": `select onlyonce.index_calls()`,
 	} {
 		t.Run(name, func(t *testing.T) {

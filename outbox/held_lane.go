@@ -108,10 +108,18 @@ func (h *heldLane) emitLost(cause error) {
 // about, because they were written to the log before it. It pins the search_path, see
 // primary.PinSQL (O3, S2).
 const fenceSQL = `
-select pg_catalog.set_config('search_path', 'pg_catalog', true), set_config('lock_timeout', $4, true), set_config('statement_timeout', $5, true),
-       set_config('idle_in_transaction_session_timeout', $6, true), set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true),
+select pg_catalog.set_config('search_path', 'pg_catalog', true),
+       set_config('lock_timeout', $4, true),
+       set_config('statement_timeout', $5, true),
+       set_config('idle_in_transaction_session_timeout', $6, true),
+       set_config('enable_seqscan', 'off', true),
+       set_config('plan_cache_mode', 'force_generic_plan', true),
        set_config('synchronous_commit',
-         case current_setting('synchronous_commit') when 'off' then 'local' else current_setting('synchronous_commit') end, true),
+                  case current_setting('synchronous_commit')
+                    when 'off' then 'local'
+                    else current_setting('synchronous_commit')
+                  end,
+                  true),
        onlyonce.hold($1, $2, $3::uuid)`
 
 // fenced runs statements in a transaction that commits only while the lease is ours, followed by
@@ -176,7 +184,11 @@ func queueReads(b *pgx.Batch, queue func(b *pgx.Batch)) {
 		return
 	}
 	b.Queue(`begin isolation level read committed read only`)
-	b.Queue(`select pg_catalog.set_config('search_path', 'pg_catalog', true), set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('jit', 'off', true)`)
+	b.Queue(`
+select pg_catalog.set_config('search_path', 'pg_catalog', true),
+       set_config('enable_seqscan', 'off', true),
+       set_config('plan_cache_mode', 'force_generic_plan', true),
+       set_config('jit', 'off', true)`)
 	b.QueuedQueries = append(b.QueuedQueries, reads.QueuedQueries...)
 	b.Queue(`commit`)
 }

@@ -62,7 +62,9 @@ func TestO6WindowAfterLostHistory(t *testing.T) {
 				r.enqueue(charge("a"))
 			}
 			r.exec(`update onlyonce.batches set created_at = created_at - interval '30 h'`)
-			r.exec(`update onlyonce.parked set parked_at = parked_at - interval '30 h', next_attempt_at = clock_timestamp() - interval '28 h'`)
+			r.exec(`
+update onlyonce.parked
+   set parked_at = parked_at - interval '30 h', next_attempt_at = clock_timestamp() - interval '28 h'`)
 			// A failover, or a base backup that was restored.
 			if got := one[bool](
 				r,
@@ -70,7 +72,9 @@ func TestO6WindowAfterLostHistory(t *testing.T) {
 			); got != (managed != "") {
 				t.Fatalf("the history is named by the server's start: %v", got)
 			}
-			r.exec(`update onlyonce.lanes set server = null, timeline = case when timeline like 'started %' then 'started 1' else 'FFFFFFFF' end`)
+			r.exec(`
+update onlyonce.lanes
+   set server = null, timeline = case when timeline like 'started %' then 'started 1' else 'FFFFFFFF' end`)
 			r.start(testConfig(sink))
 			r.states("delivered", "reconcile")
 			if got := sink.bodies(); got != "before" {
@@ -111,7 +115,9 @@ func TestO6FirstAttemptIsNotAfterTheCall(t *testing.T) {
 	until(t, "a transaction of the lane waits for its lease", func() bool {
 		return one[bool](
 			r,
-			`select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%onlyonce.hold%')`,
+			`
+select exists (select from pg_stat_activity
+                where datname = current_database() and wait_event_type = 'Lock' and query like '%onlyonce.hold%')`,
 		)
 	})
 	_ = tx.Rollback(context.Background())

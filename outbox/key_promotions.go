@@ -22,14 +22,19 @@ const promotedAtOnce = 1000
 const sweepSQL = `
 with recursive keys (order_key) as (
   (select p.order_key from onlyonce.parked p
-    where p.kind = 'call' and p.sink = $1 and p.lane = $2 and p.state = 'blocked' and p.order_key > coalesce($3::uuid, '00000000-0000-0000-0000-000000000000')
+    where p.kind = 'call'
+      and p.sink = $1
+      and p.lane = $2
+      and p.state = 'blocked'
+      and p.order_key > coalesce($3::uuid, '00000000-0000-0000-0000-000000000000')
     order by p.order_key limit 1)
   union all
   select n.order_key from keys cross join lateral (
     select p.order_key from onlyonce.parked p
      where p.kind = 'call' and p.sink = $1 and p.lane = $2 and p.state = 'blocked' and p.order_key > keys.order_key
      order by p.order_key limit 1) n)
-select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.order_key desc))[1] from (select order_key from keys limit 1000) k`
+select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.order_key desc))[1]
+  from (select order_key from keys limit 1000) k`
 
 // keyPromotions makes parked calls of a lane due that are blocked by a call of their ordering key
 // which is settled by now.

@@ -34,7 +34,9 @@ func TestConnectionsCut(t *testing.T) {
 	g.wait()
 	if n := one[int](
 		r,
-		`select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database() and application_name = 'relay'`,
+		`
+select count(pg_terminate_backend(pid))
+  from pg_stat_activity where datname = current_database() and application_name = 'relay'`,
 	); n == 0 {
 		t.Fatal("there was no connection to cut")
 	}
@@ -89,7 +91,9 @@ func TestManyCuts(t *testing.T) {
 			before = now
 			_, _ = admin.Exec(
 				context.Background(),
-				`select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name like 'relay-%'`,
+				`
+select pg_terminate_backend(pid)
+  from pg_stat_activity where datname = current_database() and application_name like 'relay-%'`,
 			)
 		}
 	})

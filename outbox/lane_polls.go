@@ -37,10 +37,17 @@ on conflict do nothing`
 // row: how many relays list the sink; whether an operator paused it; lanes that no relay holds, in
 // random order. By the unique names of leases, of which requests may have millions (T13).
 const pollLanesSQL = `
-select (select count(*) from onlyonce.leases where name >= $2::text and name < left($2, -1) || '0' and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'),
+select (select count(*)
+          from onlyonce.leases
+         where name >= $2::text
+           and name < left($2, -1) || '0'
+           and until > clock_timestamp()
+           and until <= clock_timestamp() + interval '1 hour'),
        coalesce((select paused_at is not null from onlyonce.sinks where name = $1), false),
        array(select a.lane from onlyonce.lanes a join onlyonce.leases l on l.id = a.id
-              where a.sink = $1 and (l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour') order by random())`
+              where a.sink = $1
+                and (l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour')
+              order by random())`
 
 // pollWorkSQL reads which lanes have something to do. In: sink, lanes; whether
 // RelayConfig.Reconcile decides about calls of unknown outcome; versions of the lanes that their
@@ -52,16 +59,27 @@ const pollWorkSQL = `
 with t as materialized (select ` + dueTimes + `)
 select * from (
   select a.lane,
-         exists (select 1 from onlyonce.batches r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(coalesce(a.target, a.prev))
+         exists (select 1
+                   from onlyonce.batches r
+                  where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(coalesce(a.target, a.prev))
                     and r.xid < pg_snapshot_xmax(pg_current_snapshot()))
          or exists (select 1 from pg_snapshot_xip(coalesce(a.target, a.prev)) x cross join lateral (
-                      select 1 from onlyonce.batches r where r.sink = a.sink and r.lane = a.lane and r.xid = x offset 0) r) as fresh,
+                      select 1
+                        from onlyonce.batches r
+                       where r.sink = a.sink and r.lane = a.lane and r.xid = x offset 0) r) as fresh,
          exists (select 1 from (` + dueRanges + `) r cross join lateral (
                    select 1 from onlyonce.parked p
-                    where p.kind = 'call' and p.sink = $1 and p.lane = a.lane and ` + dueClass + ` = r.class and p.next_attempt_at > r.after and p.next_attempt_at <= r.until
-                      and p.state in ('retrying', 'reconcile') order by p.next_attempt_at limit 1) p where r.class < 2 or $3) as due,
+                    where p.kind = 'call'
+                      and p.sink = $1
+                      and p.lane = a.lane
+                      and ` + dueClass + ` = r.class
+                      and p.next_attempt_at > r.after
+                      and p.next_attempt_at <= r.until
+                      and p.state in ('retrying', 'reconcile') order by p.next_attempt_at limit 1) p
+                  where r.class < 2 or $3) as due,
          a.version < m.version as lost
-    from onlyonce.lanes a join unnest($2::smallint[], $4::bigint[]) as m(lane, version) on m.lane = a.lane where a.sink = $1) s
+    from onlyonce.lanes a
+    join unnest($2::smallint[], $4::bigint[]) as m(lane, version) on m.lane = a.lane where a.sink = $1) s
  where fresh or due or lost`
 
 // heldLanes are the lanes that a relay holds of a sink. It is the clock of their leases: it renews

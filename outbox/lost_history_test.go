@@ -24,10 +24,17 @@ func (r *rig) remember() {
 func (r *rig) forget() {
 	r.t.Helper()
 	r.exec(`with log as (delete from onlyonce.batches), p as (delete from onlyonce.parked),
-		s as (select setval('onlyonce.outbox_id', last_value, is_called), setval('onlyonce.parked_id_seq', parked, parked_called) from public.drawn)
-		update onlyonce.lanes l set prev = k.prev, target = k.target, last_id = k.last_id, started_at = k.started_at, version = k.version,
-		  server = null, timeline = 'FFFFFFFF'
-		  from public.kept k, s where k.id = l.id`)
+  s as (
+    select setval('onlyonce.outbox_id', last_value, is_called), setval('onlyonce.parked_id_seq', parked, parked_called)
+      from public.drawn)
+  update onlyonce.lanes l set prev = k.prev,
+                              target = k.target,
+                              last_id = k.last_id,
+                              started_at = k.started_at,
+                              version = k.version,
+                              server = null,
+                              timeline = 'FFFFFFFF'
+    from public.kept k, s where k.id = l.id`)
 }
 
 // idle waits until each lane has read to its end.
@@ -89,7 +96,14 @@ func TestO3AttemptAtACallThatAFailoverLost(t *testing.T) {
 			state := func() string {
 				return one[string](
 					r,
-					`select coalesce(max(format('%s %s %s after %s', row_id, id, state, attempts)), '') from onlyonce.parked`,
+					`
+select coalesce(max(format(
+  '%s %s %s after %s',
+  row_id,
+  id,
+  state,
+  attempts
+)), '') from onlyonce.parked`,
 				)
 			}
 			want := fmt.Sprintf("%s retrying after %d", ids, c.attempt)

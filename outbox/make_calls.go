@@ -398,8 +398,18 @@ func (c *laneCalls) openBody(a *callAttempt) bool {
 // the call's row, so that the completion's writes commit once, together with that. If another call
 // has the row's id by now (see settleSQL), it asks for row 0, which there is not: OO001 (O3).
 var completeSQL = newStatement(`
-select onlyonce.settle(@lease, @epoch, @nonce::uuid, coalesce((select p.id from onlyonce.parked p where p.id = @parked and p.key = @key::uuid), 0), @attempt, null, null,
-                       @timeout, @timeout, @timeout)`)
+select onlyonce.settle(
+  cursor_id => @lease,
+  epoch => @epoch,
+  nonce => @nonce::uuid,
+  parked_id => coalesce((select p.id from onlyonce.parked p where p.id = @parked and p.key = @key::uuid), 0),
+  attempts => @attempt,
+  key => null,
+  fingerprint => null,
+  lock_timeout => @timeout,
+  statement_timeout => @timeout,
+  idle_timeout => @timeout
+)`)
 
 // complete passes an answer to RelayConfig.Complete, in a transaction that settles the call.
 func (c *laneCalls) complete(ctx context.Context, a *callAttempt) {

@@ -181,13 +181,18 @@ func TestO6AgeOfAKeyCountsFromARefusedAttempt(t *testing.T) {
 					return int(n.Load()) == i+1 &&
 						one[int](
 							r,
-							`select count(*) from onlyonce.parked where not open and coalesce(next_attempt_at > clock_timestamp() + interval '30 minutes', true)`,
+							`
+select count(*)
+  from onlyonce.parked where not open and coalesce(next_attempt_at > clock_timestamp() + interval '30 minutes', true)`,
 						) == 1
 				})
 				if i == 0 {
 					r.exec(`update onlyonce.parked set parked_at = parked_at - interval '30 hours', record_time = record_time - interval '30 hours'`)
 				}
-				r.exec(`update onlyonce.parked set first_attempt_at = first_attempt_at - interval '30 hours' where first_attempt_at > clock_timestamp() - interval '1 hour'`)
+				r.exec(`
+update onlyonce.parked
+   set first_attempt_at = first_attempt_at - interval '30 hours'
+ where first_attempt_at > clock_timestamp() - interval '1 hour'`)
 				if i < len(c.first)-1 || c.first[i].Outcome != outbox.Rejected {
 					r.exec(`update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp()`)
 				} else if err := r.redrive(ops.ParkedInput{NewKey: c.newKey}); err != nil {
@@ -261,7 +266,10 @@ func TestO14ExpiredCredentialsHoldTheirTenant(t *testing.T) {
 	until(t, "acme has tried several times", func() bool { return len(m.calls()) > 8 })
 	if n := one[int](
 		r,
-		`select count(*) from onlyonce.parked where tenant = 'acme' and state = 'retrying' and not open or tenant = 'acme' and next_attempt_at > clock_timestamp()`,
+		`
+select count(*)
+  from onlyonce.parked
+ where tenant = 'acme' and state = 'retrying' and not open or tenant = 'acme' and next_attempt_at > clock_timestamp()`,
 	); n != 2 {
 		t.Errorf("%d of acme's calls wait without an open attempt", n)
 	}

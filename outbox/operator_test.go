@@ -49,11 +49,16 @@ func TestRedrivenCallDoesNotWaitForTheLanesNextRetry(t *testing.T) {
 	until(t, "parked", func() bool {
 		return one[int](
 			r,
-			`select count(*) from onlyonce.parked where state = 'waiting' or state = 'retrying' and next_attempt_at > now() + interval '30 min'`,
+			`
+select count(*)
+  from onlyonce.parked where state = 'waiting' or state = 'retrying' and next_attempt_at > now() + interval '30 min'`,
 		) == 2
 	})
 	ok.Store(true)
-	r.exec(`update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = 0, first_attempt_at = null where state = 'waiting'`)
+	r.exec(`
+update onlyonce.parked
+   set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = 0, first_attempt_at = null
+ where state = 'waiting'`)
 	until(t, "it is sent again", func() bool {
 		return one[int](r, `select count(*) from onlyonce.parked where state = 'resolved'`) == 1
 	})
@@ -114,9 +119,16 @@ func TestOperatorDecidesDuringReconcile(t *testing.T) {
 	r.enqueue(c)
 	r.start(cfg)
 	until(t, "parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 1 })
-	r.exec(`update onlyonce.parked set state = 'reconcile', reason = 'window', first_attempt_at = clock_timestamp() - interval '30 h', attempts = 3, next_attempt_at = clock_timestamp()`)
+	r.exec(`
+update onlyonce.parked set state = 'reconcile',
+                           reason = 'window',
+                           first_attempt_at = clock_timestamp() - interval '30 h',
+                           attempts = 3,
+                           next_attempt_at = clock_timestamp()`)
 	g.wait()
-	r.exec(`update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = 0, first_attempt_at = null`)
+	r.exec(`
+update onlyonce.parked
+   set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = 0, first_attempt_at = null`)
 	g.release()
 	r.states("delivered")
 }
@@ -155,7 +167,9 @@ func TestOrderBehindACallDiscardedWhileUnderWay(t *testing.T) {
 			until(t, "the second is parked", func() bool {
 				return one[int](r, `select count(*) from onlyonce.parked where state = 'blocked'`) == 1
 			})
-			r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp(), next_attempt_at = null where state = 'retrying'`)
+			r.exec(`
+update onlyonce.parked
+   set state = 'discarded', settled_at = clock_timestamp(), next_attempt_at = null where state = 'retrying'`)
 			r.exec(`select onlyonce.promote(order_key) from onlyonce.parked`)
 			// In the log after the third, and due as a retry after the second: when it is tried
 			// again, the lane has passed both.
@@ -198,8 +212,39 @@ func TestBlockedBehindNothingIsFoundByALaneThatIsHeld(t *testing.T) {
 func TestT13KeysArePromotedInPortions(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.exec(`insert into onlyonce.parked (kind, state, reason, scope, key, order_key, sink, lane, partition, "offset", row_id, call_name, method, target, body)
-		select 'call', 'blocked', 'behind', '', gen_random_uuid(), gen_random_uuid(), 'payments', 3, 3, n, n, 'charge', 'POST', '/', '{}' from generate_series(1, 2100) n`)
+	r.exec(`insert into onlyonce.parked (
+  kind,
+  state,
+  reason,
+  scope,
+  key,
+  order_key,
+  sink,
+  lane,
+  partition,
+  "offset",
+  row_id,
+  call_name,
+  method,
+  target,
+  body
+)
+  select 'call',
+         'blocked',
+         'behind',
+         '',
+         gen_random_uuid(),
+         gen_random_uuid(),
+         'payments',
+         3,
+         3,
+         n,
+         n,
+         'charge',
+         'POST',
+         '/',
+         '{}'
+    from generate_series(1, 2100) n`)
 	r.start(testConfig(newScripted(accept)))
 	until(t, "all are delivered", func() bool { return one[int](r, `select count(*) from onlyonce.parked where settled_at is null`) == 0 })
 }
@@ -208,9 +253,41 @@ func TestT13KeysArePromotedInPortions(t *testing.T) {
 func TestT13CallsBehindThoseOfATenantWithARate(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.exec(`insert into onlyonce.parked (kind, state, reason, scope, tenant, key, sink, lane, partition, "offset", row_id, call_name, method, target, body, next_attempt_at)
-		select 'call', 'retrying', 'failed', '', case when n <= 2500 then 'slow' else 'other' end, gen_random_uuid(), 'payments', 3, 3, n, n, 'charge', 'POST', '/', '{}',
-		       clock_timestamp() + (n - 3000) * interval '1 ms' from generate_series(1, 2510) n`)
+	r.exec(`insert into onlyonce.parked (
+  kind,
+  state,
+  reason,
+  scope,
+  tenant,
+  key,
+  sink,
+  lane,
+  partition,
+  "offset",
+  row_id,
+  call_name,
+  method,
+  target,
+  body,
+  next_attempt_at
+)
+  select 'call',
+         'retrying',
+         'failed',
+         '',
+         case when n <= 2500 then 'slow' else 'other' end,
+         gen_random_uuid(),
+         'payments',
+         3,
+         3,
+         n,
+         n,
+         'charge',
+         'POST',
+         '/',
+         '{}',
+         clock_timestamp() + (n - 3000) * interval '1 ms'
+    from generate_series(1, 2510) n`)
 	cfg := testConfig(newScripted(accept))
 	cfg.Rates = []outbox.Rate{{Sink: "payments", Tenant: "slow", PerSecond: 0.001}}
 	r.start(cfg)
@@ -232,8 +309,37 @@ func TestT13BatchesBehindManyParkedCalls(t *testing.T) {
 	r.exec(outbox.Statements["make lanes"], "payments", nil, names.Lanes("payments").List(16))
 	r.exec(`update onlyonce.lanes set target = pg_current_snapshot()`)
 	r.exec(
-		`insert into onlyonce.batches (slot, lane, n, bytes, keys, order_key, sink, tenant, scope, name, method, target, header, body)
-		select 0, 3, 1, 2, array[gen_random_uuid()], md5('one')::uuid, 'payments', 'a', 'c', 'n', 'POST', '/', '', '\x7b7d' from generate_series(1, $1::int)`,
+		`insert into onlyonce.batches (
+  slot,
+  lane,
+  n,
+  bytes,
+  keys,
+  order_key,
+  sink,
+  tenant,
+  scope,
+  name,
+  method,
+  target,
+  header,
+  body
+)
+  select 0,
+         3,
+         1,
+         2,
+         array[gen_random_uuid()],
+         md5('one')::uuid,
+         'payments',
+         'a',
+         'c',
+         'n',
+         'POST',
+         '/',
+         '',
+         '\x7b7d'
+    from generate_series(1, $1::int)`,
 		batches,
 	)
 	conn, err := r.pool.Acquire(t.Context())

@@ -320,7 +320,10 @@ func TestO4HandlersDoNotDeadlock(t *testing.T) {
 	// Within a key ids rise in the order of commits: a later commit never has a lower id.
 	if n := one[int](
 		r,
-		`select count(*) from onlyonce.outbox_log a join onlyonce.outbox_log b using (order_key) where a.id < b.id and a.created_at > b.created_at`,
+		`
+select count(*)
+  from onlyonce.outbox_log a
+  join onlyonce.outbox_log b using (order_key) where a.id < b.id and a.created_at > b.created_at`,
 	); n != 0 {
 		t.Errorf("%d pairs of a key out of order", n)
 	}
@@ -392,7 +395,10 @@ func TestO4BlockedCallKeepsItsTime(t *testing.T) {
 	until(t, "the next call is scheduled", func() bool {
 		return one[int](
 			r,
-			`select count(*) from onlyonce.parked where state = 'retrying' and reason = 'scheduled' and next_attempt_at > clock_timestamp() + interval '2 days'`,
+			`
+select count(*)
+  from onlyonce.parked
+ where state = 'retrying' and reason = 'scheduled' and next_attempt_at > clock_timestamp() + interval '2 days'`,
 		) == 1
 	})
 	if got := ofKey(sink, "account-"); got != "0" {

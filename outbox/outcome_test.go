@@ -116,7 +116,9 @@ func TestO6RejectedAfterAnUnknownAttempt(t *testing.T) {
 			if err := r.redrive(ops.ParkedInput{NewKey: true}); err == nil {
 				t.Error("it may have been applied, and was sent under a new key")
 			}
-			r.exec(`update onlyonce.parked set first_attempt_at = first_attempt_at - interval '48 hours', parked_at = parked_at - interval '48 hours'`)
+			r.exec(`
+update onlyonce.parked
+   set first_attempt_at = first_attempt_at - interval '48 hours', parked_at = parked_at - interval '48 hours'`)
 			b.repair(true)
 			if err := r.redrive(ops.ParkedInput{}); err != nil {
 				t.Fatal(err)

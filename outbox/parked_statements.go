@@ -14,8 +14,12 @@ import (
 const (
 	dueTimes  = `clock_timestamp() as now, clock_timestamp() + interval '2 days' as ahead`
 	dueClass  = `(case when p.state = 'reconcile' then 2 when p.reason = 'scheduled' then 1 else 0 end)`
-	dueRanges = `select v.class, v.after, v.until from t, lateral (values (0, timestamptz '-infinity', t.now), (1, '-infinity', t.now), (2, '-infinity', t.now),
-              (0, t.ahead, 'infinity'), (2, t.ahead, 'infinity')) v (class, after, until)`
+	dueRanges = `select v.class, v.after, v.until
+                   from t, lateral (values (0, timestamptz '-infinity', t.now),
+                                           (1, '-infinity', t.now),
+                                           (2, '-infinity', t.now),
+                                           (0, t.ahead, 'infinity'),
+                                           (2, t.ahead, 'infinity')) v (class, after, until)`
 	// dueIn is a condition on a parked call p: it is in a range r. The function onlyonce.is_due has
 	// the same rule for a row that is found already.
 	dueIn = `p.kind = 'call' and p.sink = @sink and p.lane = @lane and ` + dueClass +
@@ -34,8 +38,12 @@ const ofLimitedTenant = `(p.tenant = any (@tenants::text[]) or @each::boolean an
 // firstOfKey is a condition on a parked call p: no unsettled call of its ordering key precedes it.
 // By the index parked_order; the OFFSET keeps the planner from making it a join over all rows.
 const firstOfKey = `(p.order_key is null or not exists (
-                select 1 from onlyonce.parked f
-                 where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset") offset 0))`
+                select 1
+                  from onlyonce.parked f
+                 where f.order_key = p.order_key
+                   and f.settled_at is null
+                   and (f.partition, f."offset") < (p.partition, p."offset")
+                offset 0))`
 
 // pickSQL picks parked calls that are due, and calls that wait for a rate for which there are
 // permits, the longest waiting first, and journals their attempts. Out: a row each, in no order. By
@@ -80,7 +88,8 @@ due as materialized (
     from (` + dueRanges + `) r
    cross join lateral (
      select case
-              when cardinality(@tenants::text[]) + cardinality(@prefixes::bigint[]) = 0 and not @each::boolean then r.until
+              when cardinality(@tenants::text[]) + cardinality(@prefixes::bigint[]) = 0
+                and not @each::boolean then r.until
               else coalesce((select p.next_attempt_at
                                from onlyonce.parked p
                               where ` + dueIn + `
@@ -125,20 +134,27 @@ update onlyonce.parked o
    set picks = o.picks + 1,
        attempts = o.attempts + case
                     when o.state = 'reconcile' then 0
-                    when o.response_status is null and o.open and o.first_attempt_at <= (select late from t) - @start_window::interval then 0
+                    when o.response_status is null
+                      and o.open
+                      and o.first_attempt_at <= (select late from t) - @start_window::interval then 0
                     else 1
                   end,
        first_attempt_at = case
                             when o.state = 'reconcile' or o.response_status is not null then o.first_attempt_at
-                            when onlyonce.attempt_may_be_lost(o.open, o.reason, o.parked_at, (select history from t)) then
-                              least(o.first_attempt_at,
-                                    case o.reason when 'scheduled' then greatest(o.parked_at, o.next_attempt_at, o.waits_since) else o.parked_at end)
+                            when onlyonce.attempt_may_be_lost(o.open, o.reason, o.parked_at, (select history from t))
+                              then least(o.first_attempt_at,
+                                         case o.reason
+                                           when 'scheduled'
+                                             then greatest(o.parked_at, o.next_attempt_at, o.waits_since)
+                                           else o.parked_at
+                                         end)
                             else coalesce(o.first_attempt_at, greatest(clock_timestamp(), (select late from t)))
                           end,
        open = o.open or o.state <> 'reconcile' and o.response_status is null,
        next_attempt_at = clock_timestamp() + @lease_ttl::interval
  where o.id = any (array(select p.id from picked p))
-   and (onlyonce.is_due(o.next_attempt_at, o.reason, (select now from t)) or o.next_attempt_at is null and o.waits_for is not null)
+   and (onlyonce.is_due(o.next_attempt_at, o.reason, (select now from t))
+        or o.next_attempt_at is null and o.waits_for is not null)
 returning o.id,
           coalesce(o.row_id, 0) as row_id,
           o.key,
@@ -155,14 +171,24 @@ returning o.id,
           o.capture,
           o.sealed,
           coalesce(o.first_key, o.key) as first_key,
-          (select not (b.open or onlyonce.attempt_may_be_lost(b.open, b.reason, b.parked_at, (select history from t))) from onlyonce.parked b where b.id = o.id) as none_open,
-          (select b.first_attempt_at is not null or onlyonce.attempt_may_be_lost(b.open, b.reason, b.parked_at, (select history from t)) from onlyonce.parked b where b.id = o.id) as maybe_called_before,
+          (select not (b.open or onlyonce.attempt_may_be_lost(b.open, b.reason, b.parked_at, (select history from t)))
+             from onlyonce.parked b where b.id = o.id) as none_open,
+          (
+            select b.first_attempt_at is not null
+            or onlyonce.attempt_may_be_lost(b.open, b.reason, b.parked_at, (select history from t))
+              from onlyonce.parked b where b.id = o.id) as maybe_called_before,
           o.attempts,
           o.picks,
           o.state,
           case
             when o.first_attempt_at > (select late from t) + interval '1 minute' ` + ageUnknown + `
-            else coalesce((extract(epoch from greatest(clock_timestamp(), (select late from t)) - o.first_attempt_at) * 1000000)::bigint, 0)
+            else coalesce(
+              (extract(epoch from greatest(
+                clock_timestamp(),
+                (select late from t)
+              ) - o.first_attempt_at) * 1000000)::bigint,
+              0
+            )
           end as age,
           (extract(epoch from clock_timestamp() - coalesce(o.record_time, o.parked_at)) * 1000000)::bigint as waited,
           o.response_status,
@@ -185,7 +211,11 @@ due as materialized (
   select p.*
     from (` + dueRanges + `) r
    cross join lateral (
-     select p.id, p.row_id, p.tenant, p.order_prefix, p.next_attempt_at
+     select p.id,
+            p.row_id,
+            p.tenant,
+            p.order_prefix,
+            p.next_attempt_at
        from onlyonce.parked p
       where ` + dueIn + `
         and p.state = 'retrying'
@@ -197,7 +227,11 @@ limited as materialized (
   select l.id
     from due p
    cross join lateral (
-     select l.id, l.state, l.reason, l.response_status, l.next_attempt_at
+     select l.id,
+            l.state,
+            l.reason,
+            l.response_status,
+            l.next_attempt_at
        from onlyonce.parked l
       where l.id = p.id for no key update skip locked) l
    where (` + ofLimitedTenant + ` or p.order_prefix = any (@prefixes::bigint[]))
@@ -209,7 +243,8 @@ update onlyonce.parked o
    set waits_for = coalesce((select r.calls_of
                                from unnest(@prefixes::bigint[], @prefixes_calls_of::text[]) as r(prefix, calls_of)
                               where r.prefix = o.order_prefix), 'tenant ' || o.tenant),
-       waits_since = case when o.reason = 'behind' then o.parked_at else least(o.next_attempt_at, (select now from t)) end,
+       waits_since = case when o.reason = 'behind' then o.parked_at
+                          else least(o.next_attempt_at, (select now from t)) end,
        next_attempt_at = null
  where o.id = any (array(select l.id from limited l))`)
 
@@ -217,9 +252,14 @@ update onlyonce.parked o
 // none. Its parameters are those of pickSQL. By the index parked_calls_due.
 var nextDueSQL = newStatement(`
 with t as materialized (select ` + dueTimes + `)
-select (extract(epoch from min(case when r.class <> 1 and r.after > '-infinity' then t.now else d.at end) - clock_timestamp()) * 1000000)::bigint
-  from t cross join lateral (values (0, timestamptz '-infinity', t.ahead), (1, '-infinity', 'infinity'), (2, '-infinity', t.ahead),
-                                    (0, t.ahead, 'infinity'), (2, t.ahead, 'infinity')) r (class, after, until)
+select (extract(epoch from min(case when r.class <> 1 and r.after > '-infinity' then t.now else d.at end)
+                             - clock_timestamp()) * 1000000)::bigint
+  from t
+ cross join lateral (values (0, timestamptz '-infinity', t.ahead),
+                            (1, '-infinity', 'infinity'),
+                            (2, '-infinity', t.ahead),
+                            (0, t.ahead, 'infinity'),
+                            (2, t.ahead, 'infinity')) r (class, after, until)
  cross join lateral (
    select p.next_attempt_at as at from onlyonce.parked p
     where ` + dueIn + ` and p.state in ('retrying', 'reconcile') and ` + notUnderWay + ` and ` + keyNotUnderWay + `
@@ -244,7 +284,15 @@ type endings struct {
 
 const (
 	endingArrays  = `@states::text[], @reasons::text[], @errors::text[], @delays::bigint[], @statuses::int[], @headers::text[], @bodies::bytea[], @waits_for::text[]`
-	endingColumns = `state, reason, error, delay, status, response_headers, response_body, waits_for`
+	endingColumns = `
+state,
+reason,
+error,
+delay,
+status,
+response_headers,
+response_body,
+waits_for`
 )
 
 // add adds an attempt.
@@ -307,20 +355,36 @@ func (e *endings) queue(b *pgx.Batch, s *statement, passOn bool, args pgx.NamedA
 // call another key only when no attempt at it is under way (O6, O13).
 var settleSQL = newStatement(`
 update onlyonce.parked p
-   set state = s.state, reason = case when s.reason = '' or s.waits_for <> '' then p.reason else s.reason end,
+   set state = s.state,
+       reason = case when s.reason = '' or s.waits_for <> '' then p.reason else s.reason end,
        error = case when s.waits_for <> '' then p.error else s.error end,
-       waits_for = nullif(s.waits_for, ''), waits_since = case when s.waits_for <> '' then coalesce(p.waits_since, p.parked_at) end,
+       waits_for = nullif(s.waits_for, ''),
+       waits_since = case when s.waits_for <> '' then coalesce(p.waits_since, p.parked_at) end,
        attempts = p.attempts - case when s.none then 1 else 0 end,
        next_attempt_at = clock_timestamp() + s.delay * interval '1 microsecond',
-       first_attempt_at = case when s.unseen then null else p.first_attempt_at end, open = s.open,
+       first_attempt_at = case when s.unseen then null else p.first_attempt_at end,
+       open = s.open,
        settled_at = case when s.state = 'resolved' then onlyonce.steady_clock() end,
        order_key = case when @pass_on and s.state in ('waiting', 'reconcile') then null else p.order_key end,
-       response_status = coalesce(s.status, p.response_status), response_headers = coalesce(s.response_headers, p.response_headers),
+       response_status = coalesce(s.status, p.response_status),
+       response_headers = coalesce(s.response_headers, p.response_headers),
        response_body = coalesce(s.response_body, p.response_body)
-  from unnest(@ids::bigint[], @rows::bigint[], @keys::uuid[], @picks::int[], @asked::boolean[], @open::boolean[], @unseen::boolean[], @none::boolean[],
-              ` + endingArrays + `)
+  from unnest(
+    @ids::bigint[],
+    @rows::bigint[],
+    @keys::uuid[],
+    @picks::int[],
+    @asked::boolean[],
+    @open::boolean[],
+    @unseen::boolean[],
+    @none::boolean[],
+    ` + endingArrays + `
+  )
        as s(id, row_id, key, pick, asked, open, unseen, none, ` + endingColumns + `)
- where p.key = any (@keys::uuid[]) and (p.id = s.id or s.id = 0 and p.row_id = s.row_id) and p.kind = 'call' and p.key = s.key
+ where p.key = any (@keys::uuid[])
+   and (p.id = s.id or s.id = 0 and p.row_id = s.row_id)
+   and p.kind = 'call'
+   and p.key = s.key
    and p.state = case when s.asked then 'reconcile' else 'retrying' end and p.picks = s.pick`)
 
 // parkSQL copies calls of the log, whole, to onlyonce.parked, from which they are tried again. Its
@@ -346,23 +410,70 @@ update onlyonce.parked p
 // way, accepted or given up goes by its own answer. Two relays that park for two lanes at once may
 // not see each other's calls: then both are tried again, under one key (O1).
 var parkSQL = newStatement(`
-insert into onlyonce.parked (kind, state, reason, error, attempts, picks, tenant, scope, key, order_key, order_prefix, sink, lane, partition, row_id, "offset", call_name, method,
-                             target, header_names, header_values, body, trace, capture, sealed, not_before, next_attempt_at, first_attempt_at, open, record_time,
-                             response_status, response_headers, response_body, waits_for, waits_since)
+insert into onlyonce.parked (
+  kind,
+  state,
+  reason,
+  error,
+  attempts,
+  picks,
+  tenant,
+  scope,
+  key,
+  order_key,
+  order_prefix,
+  sink,
+  lane,
+  partition,
+  row_id,
+  "offset",
+  call_name,
+  method,
+  target,
+  header_names,
+  header_values,
+  body,
+  trace,
+  capture,
+  sealed,
+  not_before,
+  next_attempt_at,
+  first_attempt_at,
+  open,
+  record_time,
+  response_status,
+  response_headers,
+  response_body,
+  waits_for,
+  waits_since
+)
 with d as materialized (
-  select * from unnest(@ids::bigint[], @xids::text[]::xid8[], @batches::bigint[], @attempts::int[], @open::boolean[], @seen::boolean[],
-                       ` + endingArrays + `)
+  select * from unnest(
+    @ids::bigint[],
+    @xids::text[]::xid8[],
+    @batches::bigint[],
+    @attempts::int[],
+    @open::boolean[],
+    @seen::boolean[],
+    ` + endingArrays + `
+  )
     as d(id, xid, batch, attempts, open, seen, ` + endingColumns + `)),
 b as materialized (select distinct xid, batch from d),
 r as materialized (
   select r.*, row_number() over (partition by r.key order by r.id) as nth
     from b
-   cross join lateral (select * from onlyonce.outbox_log r where r.sink = @sink and r.lane = @lane and r.xid = b.xid and r.batch = b.batch offset 0) r
+   cross join lateral (select *
+                         from onlyonce.outbox_log r
+                        where r.sink = @sink and r.lane = @lane and r.xid = b.xid and r.batch = b.batch offset 0) r
    where r.id = any (@ids::bigint[])),
 k as materialized (
   select d.id,
-         coalesce((select p.id from onlyonce.parked p where p.kind = 'call' and p.settled_at is null and p.key = r.key and p.row_id <> r.id limit 1),
-                  (select p.id from (select * from onlyonce.parked f where f.first_key = r.key offset 0) p where p.settled_at is null and p.row_id <> r.id limit 1),
+         coalesce((select p.id
+                     from onlyonce.parked p
+                    where p.kind = 'call' and p.settled_at is null and p.key = r.key and p.row_id <> r.id limit 1),
+                  (select p.id
+                     from (select * from onlyonce.parked f where f.first_key = r.key offset 0) p
+                    where p.settled_at is null and p.row_id <> r.id limit 1),
                   case when r.nth > 1 then 0 end) as other
     from d join r on r.id = d.id
    where d.state in ('retrying', 'blocked') and d.status is null and d.reason <> 'under-way')
@@ -379,7 +490,9 @@ select 'call' as kind,
        r.tenant,
        r.scope,
        r.key,
-       case when @pass_on and (d.state in ('waiting', 'reconcile') or k.other is not null) then null else r.order_key end as order_key,
+       case when @pass_on
+              and (d.state in ('waiting', 'reconcile') or k.other is not null) then null
+            else r.order_key end as order_key,
        r.order_prefix,
        r.sink,
        r.lane,
@@ -389,8 +502,12 @@ select 'call' as kind,
        r.name as call_name,
        r.method,
        r.target,
-       array(select convert_to(split_part(l, ': ', 1), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n) as header_names,
-       array(select convert_to(substr(l, strpos(l, ': ') + 2), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n) as header_values,
+       array(select convert_to(split_part(l, ': ', 1), 'UTF8')
+               from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n)
+              where l <> '' order by n) as header_names,
+       array(select convert_to(substr(l, strpos(l, ': ') + 2), 'UTF8')
+               from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n)
+              where l <> '' order by n) as header_values,
        r.body,
        r.trace,
        r.capture,

@@ -12,7 +12,15 @@ import (
 
 // advanceSQL moves the cursor; see the function's comment in the migration. In: lane id, version,
 // last id, freeze, keep started_at, quiet.
-const advanceSQL = `select onlyonce.advance($1, $2, $3, $4, $5, $6)`
+const advanceSQL = `
+select onlyonce.advance(
+  lane_id => $1,
+  seen => $2,
+  last_id => $3,
+  freeze => $4,
+  keep_started => $5,
+  quiet => $6
+)`
 
 // lanePass is the clock of a lane's passes: it moves the cursor, and begins the calls of the chunk
 // that was read.

@@ -29,10 +29,16 @@ const (
 // onlyonce.advance checks the last for each pass that begins; it is read here because a pass that
 // was begun in another cluster must not go on either.
 const loadCursorSQL = `
-select a.version, a.last_id, a.target is not null, isfinite(a.started_at),
-       coalesce(a.system_id <> (select c.system_identifier from pg_control_system() c), false) and a.xmin <> a.written::xid
-       or pg_snapshot_xmax(pg_current_snapshot()) < greatest(a.written, pg_snapshot_xmax(coalesce(a.target, a.prev)))
-       or exists (select 1 from onlyonce.batches r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot()))
+select a.version,
+       a.last_id,
+       a.target is not null,
+       isfinite(a.started_at),
+       coalesce(a.system_id <> (select c.system_identifier from pg_control_system() c), false)
+       and a.xmin <> a.written::xid
+         or pg_snapshot_xmax(pg_current_snapshot()) < greatest(a.written, pg_snapshot_xmax(coalesce(a.target, a.prev)))
+         or exists (select 1
+                      from onlyonce.batches r
+                     where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot()))
   from onlyonce.lanes a where a.id = $1`
 
 // passRefs reads places (slot, ctid) of the batches of a lane's pass, in the order of (xid, id) and
@@ -42,15 +48,36 @@ select a.version, a.last_id, a.target is not null, isfinite(a.started_at),
 // batches the pass has. "offset 0" keeps the planner from making the second half a join, for which
 // it would read all of a lane.
 const passRefs = `(
-  (select r.xid, r.id, r.n, r.slot, r.ctid, r.bytes from onlyonce.batches r
-    where r.sink = a.sink and r.lane = a.lane and (r.xid, r.id) > ($3::bigint::text::xid8, $4::bigint)
-      and r.xid >= pg_snapshot_xmax(a.prev) and r.xid < pg_snapshot_xmax(a.target) and pg_visible_in_snapshot(r.xid, a.target)
+  (select r.xid,
+          r.id,
+          r.n,
+          r.slot,
+          r.ctid,
+          r.bytes
+     from onlyonce.batches r
+    where r.sink = a.sink
+      and r.lane = a.lane
+      and (r.xid, r.id) > ($3::bigint::text::xid8, $4::bigint)
+      and r.xid >= pg_snapshot_xmax(a.prev)
+      and r.xid < pg_snapshot_xmax(a.target)
+      and pg_visible_in_snapshot(r.xid, a.target)
     order by r.xid, r.id limit $5)
   union all
-  select r.* from pg_snapshot_xip(a.prev) x cross join lateral (
-    select r.xid, r.id, r.n, r.slot, r.ctid, r.bytes from onlyonce.batches r
-     where r.sink = a.sink and r.lane = a.lane and r.xid = x and (r.xid, r.id) > ($3::bigint::text::xid8, $4::bigint)
-     order by r.id limit $5 offset 0) r
+  select r.*
+    from pg_snapshot_xip(a.prev) x
+   cross join lateral (
+     select r.xid,
+            r.id,
+            r.n,
+            r.slot,
+            r.ctid,
+            r.bytes
+       from onlyonce.batches r
+      where r.sink = a.sink
+        and r.lane = a.lane
+        and r.xid = x
+        and (r.xid, r.id) > ($3::bigint::text::xid8, $4::bigint)
+      order by r.id limit $5 offset 0) r
    where pg_visible_in_snapshot(x, a.target))`
 
 // firstCallTime is when a call under a call's key can first have been made: at the pass's start.
@@ -61,7 +88,8 @@ const passRefs = `(
 const (
 	historyLost   = `(r.redo or coalesce(r.origin_time < a.history_at, false) or coalesce(r.created_at < a.history_at, false))`
 	firstCallTime = `case when ` + historyLost + ` then
-                       least(case when r.redo then coalesce(r.origin_time, '2000-01-01 00:00:00+00') else r.origin_time end,
+                       least(case when r.redo then coalesce(r.origin_time, '2000-01-01 00:00:00+00')
+                                  else r.origin_time end,
                              greatest(r.created_at, r.not_before), a.started_at)
                      else a.started_at end`
 )
@@ -127,8 +155,17 @@ const batchColumns = `
                      when ` + firstCallTime + ` > ` + keyNow + ` + interval '1 minute' ` + ageUnknown + `
                      else (date_part('epoch', ` + keyNow + ` - ` + firstCallTime + `) * 1000000)::bigint
                    end order by r.i))
-            from (select coalesce(u.redo, false) as redo, coalesce(u.origin_time, b.origin_time) as origin_time, b.created_at, u.not_before, u.i
-                    from unnest(b.keys, b.redo, b.origin_times, b.not_before) with ordinality as u(key, redo, origin_time, not_before, i)) r)
+            from (select coalesce(u.redo, false) as redo,
+                         coalesce(u.origin_time, b.origin_time) as origin_time,
+                         b.created_at,
+                         u.not_before,
+                         u.i
+                    from unnest(
+                      b.keys,
+                      b.redo,
+                      b.origin_times,
+                      b.not_before
+                    ) with ordinality as u(key, redo, origin_time, not_before, i)) r)
        end as lost_ages,
        case when b.order_key is not null or b.order_keys is not null then
          array_send(array(
@@ -146,7 +183,13 @@ const firstBatchesSQL = `
 select` + batchColumns + `, p.found
   from onlyonce.lanes a
  cross join lateral (
-   select p.id, p.slot, p.ctid, p.found, sum(p.bytes) over (order by p.id) - p.bytes as before, sum(p.n) over (order by p.id) as calls from (
+   select p.id,
+          p.slot,
+          p.ctid,
+          p.found,
+          sum(p.bytes) over (order by p.id) - p.bytes as before,
+          sum(p.n) over (order by p.id) as calls
+     from (
      select p.*, count(*) over () as found from ` + passRefs + ` p order by p.id limit $6) p) p
  cross join lateral (select * from onlyonce.batches b where b.slot = p.slot and b.ctid = p.ctid offset 0) b
  where a.id = $1 and a.version = $2 and p.before < 4194304 and p.calls <= 1024 -- maxChunkBytes, maxChunk
@@ -156,7 +199,12 @@ select` + batchColumns + `, p.found
 // id of the last one before (0 and 0 at first), how many. Out: xid, id, number of calls, slot,
 // ctid, bytes of the bodies.
 const collectRefsSQL = `
-select p.xid::text::bigint, p.id, p.n, p.slot, p.ctid, p.bytes
+select p.xid::text::bigint,
+       p.id,
+       p.n,
+       p.slot,
+       p.ctid,
+       p.bytes
   from onlyonce.lanes a cross join lateral ` + passRefs + ` p
  where a.id = $1 and a.version = $2
  order by p.xid, p.id limit $5`

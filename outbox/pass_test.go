@@ -161,9 +161,39 @@ func TestO4PassOfManyPortions(t *testing.T) {
 		}
 		_, err = tx.Exec(
 			t.Context(),
-			`insert into onlyonce.batches (slot, lane, n, id, bytes, keys, order_key, sink, tenant, scope, name, method, target, header, body)
-			select (select cur from onlyonce.rings where name = 'outbox'), 3, 1, $2::bigint + i, 2, array[gen_random_uuid()], md5('one')::uuid, 'payments', 'a', 'c', 'n', 'POST', '/', '', '\x7b7d'
-			  from generate_series(1, $1::int) i`,
+			`insert into onlyonce.batches (
+  slot,
+  lane,
+  n,
+  id,
+  bytes,
+  keys,
+  order_key,
+  sink,
+  tenant,
+  scope,
+  name,
+  method,
+  target,
+  header,
+  body
+)
+   select (select cur from onlyonce.rings where name = 'outbox'),
+          3,
+          1,
+          $2::bigint + i,
+          2,
+          array[gen_random_uuid()],
+          md5('one')::uuid,
+          'payments',
+          'a',
+          'c',
+          'n',
+          'POST',
+          '/',
+          '',
+          '\x7b7d'
+     from generate_series(1, $1::int) i`,
 			rows,
 			firstID,
 		)
@@ -359,7 +389,9 @@ func TestO3AnotherCluster(t *testing.T) {
 	t.Parallel()
 	for name, sql := range map[string]string{
 		"restored into another cluster": `update onlyonce.lanes set system_id = system_id + 1 where sink = 'payments'`,
-		"target of a larger cluster":    `update onlyonce.lanes set target = (pg_snapshot_xmin(target)::text || ':999999999999:')::pg_snapshot where sink = 'payments'`,
+		"target of a larger cluster":    `
+update onlyonce.lanes
+   set target = (pg_snapshot_xmin(target)::text || ':999999999999:')::pg_snapshot where sink = 'payments'`,
 		"prev of a larger cluster":      `update onlyonce.lanes set target = null, prev = '999999999998:999999999999:' where sink = 'payments'`,
 		"rows of a larger cluster":      `update onlyonce.batches set xid = '999999999999'`,
 	} {
@@ -422,8 +454,11 @@ func TestO3TransactionIDsGoOn(t *testing.T) {
 	x := r.start(testConfig(sink))
 	r.states("delivered")
 	x.stop()
-	r.exec(`update onlyonce.lanes set system_id = system_id + 1, server = null, history_at = null, written = pg_current_xact_id(),
-		timeline = replace(timeline, system_id::text, (system_id + 1)::text)`)
+	r.exec(`update onlyonce.lanes set system_id = system_id + 1,
+                                      server = null,
+                                      history_at = null,
+                                      written = pg_current_xact_id(),
+                                      timeline = replace(timeline, system_id::text, (system_id + 1)::text)`)
 	r.enqueue(charge("2"))
 	relay := r.relay(testConfig(sink))
 	r.run(relay)
@@ -434,7 +469,9 @@ func TestO3TransactionIDsGoOn(t *testing.T) {
 	if err := relay.Healthy(); err != nil {
 		t.Error(err)
 	}
-	const moved = `select count(*) from onlyonce.lanes l, pg_control_system() c where l.system_id = c.system_identifier and l.history_at is not null`
+	const moved = `
+select count(*)
+  from onlyonce.lanes l, pg_control_system() c where l.system_id = c.system_identifier and l.history_at is not null`
 	if one[int](r, moved) == 0 {
 		t.Error("the cursor that was moved is not of this cluster, or has the history of the other")
 	}
@@ -451,8 +488,9 @@ func TestO3RowAheadOfTheServerWakesNoLane(t *testing.T) {
 	x.stop()
 	woken := func() (lanes []int16) {
 		t.Helper()
-		rows, err := r.pool.Query(t.Context(), `with m as (select array_agg(l.lane order by l.lane) lanes, array_agg(l.version order by l.lane) versions from onlyonce.lanes l)
-			select w.lane from m, lateral (`+strings.NewReplacer("$1",
+		rows, err := r.pool.Query(t.Context(), `with m as (select array_agg(l.lane order by l.lane) lanes, array_agg(l.version order by l.lane) versions
+                                                             from onlyonce.lanes l)
+   select w.lane from m, lateral (`+strings.NewReplacer("$1",
 			"'payments'", "$2::smallint[]", "m.lanes", "$3", "false", "$4::bigint[]", "m.versions").Replace(
 			outbox.Statements["poll work"],
 		)+`) w`)
@@ -464,8 +502,37 @@ func TestO3RowAheadOfTheServerWakesNoLane(t *testing.T) {
 		}
 		return lanes
 	}
-	const insert = `insert into onlyonce.batches (slot, lane, n, bytes, xid, sink, keys, tenant, scope, name, method, target, header, body)
-		select cur, 3, 1, 1, %s, 'payments', array[gen_random_uuid()], '', 's', 'n', 'POST', '/x', '', 'x' from onlyonce.rings where name = 'outbox'`
+	const insert = `insert into onlyonce.batches (
+  slot,
+  lane,
+  n,
+  bytes,
+  xid,
+  sink,
+  keys,
+  tenant,
+  scope,
+  name,
+  method,
+  target,
+  header,
+  body
+)
+  select cur,
+         3,
+         1,
+         1,
+         %s,
+         'payments',
+         array[gen_random_uuid()],
+         '',
+         's',
+         'n',
+         'POST',
+         '/x',
+         '',
+         'x'
+    from onlyonce.rings where name = 'outbox'`
 	r.exec(fmt.Sprintf(insert, `'999999999999'`))
 	if got := woken(); len(got) != 0 {
 		t.Errorf("lanes %v are woken", got)

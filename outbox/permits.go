@@ -16,7 +16,16 @@ import (
 // comment in the migration. Those after @question are arrays of one length: whose calls, how
 // many permits, and of calls under way how many it may have until now and how many it wants. Out:
 // whose calls, granted, microseconds until there is another, share.
-var takePermitsSQL = newStatement(`select calls_of, granted, wait, share from onlyonce.take_permits(@sink, @relay, @question, @calls_of, @permits, @held, @wants)`)
+var takePermitsSQL = newStatement(`
+select calls_of, granted, wait, share from onlyonce.take_permits(
+  sink => @sink,
+  relay => @relay,
+  asked => @question,
+  limits => @calls_of,
+  wanted => @permits,
+  held => @held,
+  wants => @wants
+)`)
 
 // leaveSharesSQL gives back what a relay may have under way, but for some calls. In: sink, relay,
 // whose.
@@ -30,7 +39,9 @@ select $1, h.calls_of, clock_timestamp() + h.micros * interval '1 microsecond', 
   from unnest($2::text[], $3::bigint[], $4::text[]) as h(calls_of, micros, why)
  order by h.calls_of collate "C"
 on conflict (sink, calls_of) do update
-  set held_until = case when r.held_until <= clock_timestamp() + interval '1 hour' then greatest(r.held_until, excluded.held_until) else excluded.held_until end,
+  set held_until = case when r.held_until <= clock_timestamp() + interval '1 hour'
+                          then greatest(r.held_until, excluded.held_until)
+                        else excluded.held_until end,
       held_why = excluded.held_why`
 
 // configureRatesSQL writes the rates of a sink that a relay is configured with, and forgets those
@@ -38,24 +49,54 @@ on conflict (sink, calls_of) do update
 // is none), rates, calls under way (0: no limit). By the primary key; it locks no row that stays as
 // it is.
 const configureRatesSQL = `
-with c as materialized (select calls_of, nullif(prefix, 0) as prefix, nullif(rate, 0) as rate, nullif(in_flight, 0) as in_flight
-                          from unnest($2::text[], $3::bigint[], $4::float8[], $5::int[]) as c(calls_of, prefix, rate, in_flight)),
+with c as materialized (
+  select calls_of, nullif(prefix, 0) as prefix, nullif(rate, 0) as rate, nullif(in_flight, 0) as in_flight
+                          from unnest(
+                            $2::text[],
+                            $3::bigint[],
+                            $4::float8[],
+                            $5::int[]
+                          ) as c(calls_of, prefix, rate, in_flight)),
 gone as (update onlyonce.rates r set configured = null, configured_in_flight = null
-          where r.sink = $1 and (r.configured is not null or r.configured_in_flight is not null) and r.calls_of not in (select calls_of from c))
-insert into onlyonce.rates as r (sink, calls_of, order_prefix, configured, configured_in_flight) select $1, calls_of, prefix, rate, in_flight from c order by calls_of collate "C"
-on conflict (sink, calls_of) do update set configured = excluded.configured, configured_in_flight = excluded.configured_in_flight
-  where r.configured is distinct from excluded.configured or r.configured_in_flight is distinct from excluded.configured_in_flight`
+          where r.sink = $1
+            and (r.configured is not null or r.configured_in_flight is not null)
+            and r.calls_of not in (select calls_of from c))
+insert into onlyonce.rates as r (
+  sink,
+  calls_of,
+  order_prefix,
+  configured,
+  configured_in_flight
+)
+  select $1,
+         calls_of,
+         prefix,
+         rate,
+         in_flight
+    from c order by calls_of collate "C"
+on conflict (sink, calls_of) do update
+     set configured = excluded.configured, configured_in_flight = excluded.configured_in_flight
+  where r.configured is distinct from excluded.configured
+    or r.configured_in_flight is distinct from excluded.configured_in_flight`
 
 // ratesSQL reads the rates of a sink, by the index rates_limits. In: sink. Out: whose calls; the
 // stored form of a prefix (null: it is none); whether a rate is set; whether it is set how many
 // calls may be under way; for how many microseconds the remote wants no calls (null: it takes
 // them). A time more than an hour ahead was written while the clock was ahead.
 const ratesSQL = `
-select r.calls_of, r.order_prefix, coalesce(r.per_second, r.configured) is not null, coalesce(r.in_flight, r.configured_in_flight) is not null,
+select r.calls_of,
+       r.order_prefix,
+       coalesce(r.per_second, r.configured) is not null,
+       coalesce(r.in_flight, r.configured_in_flight) is not null,
        case when r.held_until > clock_timestamp() and r.held_until <= clock_timestamp() + interval '1 hour'
             then (extract(epoch from r.held_until - clock_timestamp()) * 1000000)::bigint end
   from onlyonce.rates r
- where r.sink = $1 and (r.per_second is not null or r.configured is not null or r.in_flight is not null or r.configured_in_flight is not null or r.held_until is not null)`
+ where r.sink = $1
+   and (r.per_second is not null
+        or r.configured is not null
+        or r.in_flight is not null
+        or r.configured_in_flight is not null
+        or r.held_until is not null)`
 
 // forgetRatesSQL deletes rows that limit nothing, an hour after the remote took calls again, and
 // buckets of tenants by [Rate].EachTenant that are full, after an hour. Calls that wait say whose
@@ -64,8 +105,15 @@ select r.calls_of, r.order_prefix, coalesce(r.per_second, r.configured) is not n
 const forgetRatesSQL = `
 with dead as (delete from onlyonce.shares where sink = $1 and until < clock_timestamp() - interval '1 hour')
 delete from onlyonce.rates
- where sink = $1 and per_second is null and configured is null and in_flight is null and configured_in_flight is null and set_at is null
-   and (held_until is null or held_until < clock_timestamp() - interval '1 hour' or held_until > clock_timestamp() + interval '2 hours')
+ where sink = $1
+   and per_second is null
+   and configured is null
+   and in_flight is null
+   and configured_in_flight is null
+   and set_at is null
+   and (held_until is null
+        or held_until < clock_timestamp() - interval '1 hour'
+        or held_until > clock_timestamp() + interval '2 hours')
    and (filled_at > clock_timestamp() + interval '2 hours'
         or filled_at < clock_timestamp() - interval '1 hour' - interval '1 second' * coalesce((
              select 1 / greatest(coalesce(e.per_second, e.configured), 1e-6) from onlyonce.rates e
@@ -77,12 +125,20 @@ delete from onlyonce.rates
 const waitingSQL = `
 with recursive w as (
   (select p.waits_for, p.lane from onlyonce.parked p
-    where p.sink = $1 and p.waits_for is not null and p.state = 'retrying' and p.next_attempt_at is null and (p.waits_for, p.lane) > ($2, $3::smallint)
+    where p.sink = $1
+      and p.waits_for is not null
+      and p.state = 'retrying'
+      and p.next_attempt_at is null
+      and (p.waits_for, p.lane) > ($2, $3::smallint)
     order by p.waits_for, p.lane limit 1)
   union all
   select n.* from w cross join lateral (
     select p.waits_for, p.lane from onlyonce.parked p
-     where p.sink = $1 and p.waits_for is not null and p.state = 'retrying' and p.next_attempt_at is null and (p.waits_for, p.lane) > (w.waits_for, w.lane)
+     where p.sink = $1
+       and p.waits_for is not null
+       and p.state = 'retrying'
+       and p.next_attempt_at is null
+       and (p.waits_for, p.lane) > (w.waits_for, w.lane)
      order by p.waits_for, p.lane limit 1) n)
 select waits_for, lane from w limit 4096` // maxWaiting
 

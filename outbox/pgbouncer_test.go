@@ -106,10 +106,15 @@ func TestRelayBehindPgBouncerLosesConnections(t *testing.T) {
 func leftInSessions(t *testing.T, pooled string, direct *pgxpool.Pool) {
 	t.Helper()
 	const settings = `
-		select format('%s %s %s %s, %s statements, %s advisory locks', current_setting('lock_timeout'), current_setting('statement_timeout'),
-		              current_setting('idle_in_transaction_session_timeout'), current_setting('synchronous_commit'),
-		              (select count(*) from pg_prepared_statements where name <> ''),
-		              (select count(*) from pg_locks where pid = pg_backend_pid() and locktype = 'advisory'))`
+  select format(
+    '%s %s %s %s, %s statements, %s advisory locks',
+    current_setting('lock_timeout'),
+    current_setting('statement_timeout'),
+    current_setting('idle_in_transaction_session_timeout'),
+    current_setting('synchronous_commit'),
+    (select count(*) from pg_prepared_statements where name <> ''),
+    (select count(*) from pg_locks where pid = pg_backend_pid() and locktype = 'advisory')
+  )`
 	fresh, err := pgx.Connect(t.Context(), direct.Config().ConnString()+"&default_query_exec_mode=exec")
 	if err != nil {
 		t.Fatal(err)

@@ -24,7 +24,10 @@ import (
 const purgeSQL = `
 delete from onlyonce.parked
  where id = any (array(
-         select p.id from (values (true, $2::interval), (false, case when $4::interval is not null then greatest($2::interval, $4) end)) as kept (same, retention)
+         select p.id
+           from (values (true, $2::interval),
+                        (false, case when $4::interval is not null then greatest($2::interval, $4) end))
+                  as kept (same, retention)
           cross join lateral (
             select p.id, p.parked_at from onlyonce.parked p
              where p.kind = 'call' and p.sink = $1 and (p.first_key is null) = kept.same

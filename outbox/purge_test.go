@@ -80,7 +80,11 @@ func TestD8CopyOfAnErasedCall(t *testing.T) {
 	}
 	if n := one[int](
 		r,
-		`select (select count(*) from onlyonce.parked where octet_length(body) > 0 or error <> '') + (select count(*) from onlyonce.outbox_log where octet_length(body) > 0)`,
+		`
+select (select count(*)
+          from onlyonce.parked
+         where octet_length(body) > 0 or error <> '') + (select count(*)
+                                                           from onlyonce.outbox_log where octet_length(body) > 0)`,
 	); n != 0 {
 		t.Errorf("%d places still hold the body or the error", n)
 	}

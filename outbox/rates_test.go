@@ -80,7 +80,10 @@ func TestO14TenantOverItsRateHoldsUpNoOther(t *testing.T) {
 	// A relay that loses a lane leaves calls that it may have made, and their windows have begun.
 	if n := one[int](
 		r,
-		`select count(*) from onlyonce.parked where waits_for is not null and next_attempt_at is null and (attempts > 0 or first_attempt_at is not null)`,
+		`
+select count(*)
+  from onlyonce.parked
+ where waits_for is not null and next_attempt_at is null and (attempts > 0 or first_attempt_at is not null)`,
 	); n > 0 &&
 		!r.lost() {
 		t.Errorf("%d calls that wait have an attempt, a window or a due time", n)
@@ -172,7 +175,16 @@ func TestO14BucketOfEachTenant(t *testing.T) {
 	take := func(tenant string, wanted int) int {
 		return one[int](
 			r,
-			`select granted from onlyonce.take_permits('s', gen_random_uuid(), 1, array['tenant ' || $1], array[$2::int], '{0}', '{0}')`,
+			`
+select granted from onlyonce.take_permits(
+  's',
+  gen_random_uuid(),
+  1,
+  array['tenant ' || $1],
+  array[$2::int],
+  '{0}',
+  '{0}'
+)`,
 			tenant,
 			wanted,
 		)
@@ -210,7 +222,16 @@ func TestO14RateNearZero(t *testing.T) {
 	for _, want := range []string{"1,1", "0,0"} {
 		if n := one[string](
 			r,
-			`select string_agg(granted::text, ',' order by calls_of) from onlyonce.take_permits('s', gen_random_uuid(), 1, '{tenant a,tenant b}', '{9,50}', '{0,0}', '{0,0}')`,
+			`
+select string_agg(granted::text, ',' order by calls_of) from onlyonce.take_permits(
+  's',
+  gen_random_uuid(),
+  1,
+  '{tenant a,tenant b}',
+  '{9,50}',
+  '{0,0}',
+  '{0,0}'
+)`,
 		); n != want {
 			t.Errorf("took %s of two tenants, want %s", n, want)
 		}
@@ -342,7 +363,13 @@ func TestO14RateOfAPrefixSetAndTakenBackWhileCallsWait(t *testing.T) {
 	}
 	if n := one[int](
 		r,
-		`select count(*) from onlyonce.parked where waits_for is not null and state = 'retrying' and next_attempt_at is null and (attempts > 0 or first_attempt_at is not null or reason <> 'rate')`,
+		`
+select count(*)
+  from onlyonce.parked
+ where waits_for is not null
+   and state = 'retrying'
+   and next_attempt_at is null
+   and (attempts > 0 or first_attempt_at is not null or reason <> 'rate')`,
 	); n > 0 {
 		t.Errorf("%d calls that wait have an attempt, a window or another reason", n)
 	}
@@ -479,7 +506,10 @@ func TestO14RetryAfter(t *testing.T) {
 			until(t, "the hold is known", func() bool {
 				return one[int](
 					r,
-					`select count(*) from onlyonce.rates where held_until between clock_timestamp() + interval '50 min' and clock_timestamp() + interval '1 hour'`,
+					`
+select count(*)
+  from onlyonce.rates
+ where held_until between clock_timestamp() + interval '50 min' and clock_timestamp() + interval '1 hour'`,
 				) == 1
 			})
 			until(t, "it is parked", func() bool {
@@ -494,7 +524,9 @@ func TestO14RetryAfter(t *testing.T) {
 				until(t, "the tenant's call waits", func() bool {
 					return one[int](
 						r,
-						`select count(*) from onlyonce.parked where waits_for = 'tenant ' || $1::text and attempts = 0 and first_attempt_at is null`,
+						`
+select count(*)
+  from onlyonce.parked where waits_for = 'tenant ' || $1::text and attempts = 0 and first_attempt_at is null`,
 						c.tenant,
 					) == 1
 				})
@@ -612,7 +644,16 @@ func TestO14Bucket(t *testing.T) {
 	take := func(wanted int) int {
 		return one[int](
 			r,
-			`select granted from onlyonce.take_permits('s', gen_random_uuid(), 1, '{"",tenant a}', array[9, $1::int], '{0,0}', '{0,0}') where calls_of = 'tenant a'`,
+			`
+select granted from onlyonce.take_permits(
+  's',
+  gen_random_uuid(),
+  1,
+  '{"",tenant a}',
+  array[9, $1::int],
+  '{0,0}',
+  '{0,0}'
+) where calls_of = 'tenant a'`,
 			wanted,
 		)
 	}

@@ -173,9 +173,24 @@ func TestFinalRejectionIsParkedWhole(t *testing.T) {
 			t.Errorf("%d: %d requests, want one for each row", code, len(got))
 		}
 		got := one[string](r, `
-			select concat_ws('|', p.kind, p.state, p.reason, p.attempts, p.tenant, p.scope, p.sink, p.call_name, p.method, p.target,
-			         convert_from(p.header_names[1], 'UTF8'), convert_from(p.header_values[1], 'UTF8'), convert_from(p.body, 'UTF8'), p.key = o.key)
-			  from onlyonce.parked p join onlyonce.calls o on o.parked_id = p.id`)
+   select concat_ws(
+     '|',
+     p.kind,
+     p.state,
+     p.reason,
+     p.attempts,
+     p.tenant,
+     p.scope,
+     p.sink,
+     p.call_name,
+     p.method,
+     p.target,
+     convert_from(p.header_names[1], 'UTF8'),
+     convert_from(p.header_values[1], 'UTF8'),
+     convert_from(p.body, 'UTF8'),
+     p.key = o.key
+   )
+     from onlyonce.parked p join onlyonce.calls o on o.parked_id = p.id`)
 		if want := `call|waiting|rejected|1|`; !strings.HasPrefix(got, want) ||
 			!strings.Contains(got, `|checkout|payments|charge|POST|/charges|Content-Type|application/json|{"order":"`) ||
 			!strings.HasSuffix(got, "|t") {

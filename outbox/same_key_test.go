@@ -73,7 +73,9 @@ func TestO1ParkingKeepsCallsOfOneKey(t *testing.T) {
 			})
 			if got := one[string](
 				r,
-				`select state || ' ' || reason || ', key of its own ' || (key <> $1::uuid) from onlyonce.parked where body like '%order-18%'`,
+				`
+select state || ' ' || reason || ', key of its own ' || (key <> $1::uuid)
+  from onlyonce.parked where body like '%order-18%'`,
 				key,
 			); got != "waiting conflict, key of its own false" {
 				t.Errorf("the second call is parked as %s", got)
@@ -185,15 +187,44 @@ func TestO1KeyOfOnesOwnStandsForOneCall(t *testing.T) {
 	r := newRig(t)
 	const key = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
 	single := func(sink, tenant, scope, name string) error {
-		_, err := r.pool.Exec(t.Context(), `select onlyonce.enqueue($1, $2, $3, $4, $5, 'POST', '/orders', '{}', '{}', '{}'::bytea)`,
+		_, err := r.pool.Exec(t.Context(), `
+select onlyonce.enqueue(
+  $1,
+  $2,
+  $3,
+  $4,
+  $5,
+  'POST',
+  '/orders',
+  '{}',
+  '{}',
+  '{}'::bytea
+)`,
 			key, tenant, scope, sink, name)
 		return err
 	}
 	several := func(sink, tenant, scope, name string) error {
 		_, err := r.pool.Exec(
 			t.Context(),
-			`select onlyonce.enqueue_calls('{2}', array[$1]::uuid[], array[null]::uuid[], array[$4], array[$2], array[$3], array[$5], '{POST}', '{/orders}', '{""}',
-			array[null]::text[], array['{}'::bytea], array[null]::timestamptz[], array[null]::timestamptz[], '{false}', '{false}', '{false}')`,
+			`select onlyonce.enqueue_calls(
+  '{2}',
+  array[$1]::uuid[],
+  array[null]::uuid[],
+  array[$4],
+  array[$2],
+  array[$3],
+  array[$5],
+  '{POST}',
+  '{/orders}',
+  '{""}',
+  array[null]::text[],
+  array['{}'::bytea],
+  array[null]::timestamptz[],
+  array[null]::timestamptz[],
+  '{false}',
+  '{false}',
+  '{false}'
+)`,
 			key,
 			tenant,
 			scope,

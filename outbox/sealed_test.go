@@ -26,8 +26,9 @@ func (s *openWith) Open(_ [16]byte, body []byte) ([]byte, error) {
 }
 
 // sealedRow is all that a try to open leaves in the row.
-const sealedRow = `select state || ' ' || reason || ' ' || attempts || case when first_attempt_at is null then ' unused' else ' used' end ||
-	case when next_attempt_at is null then ' by hand' else ' by itself' end from onlyonce.parked`
+const sealedRow = `select state || ' ' || reason || ' ' || attempts || case when first_attempt_at is null then ' unused'
+    else ' used' end ||
+ case when next_attempt_at is null then ' by hand' else ' by itself' end from onlyonce.parked`
 
 // O13: a body that will never open is parked for an operator, from the log and from the parked
 // table, without an attempt and without a call. Its key's window has not begun.

@@ -139,7 +139,17 @@ func TestO15ShareOfARelayThatDied(t *testing.T) {
 	c, open := newCrowd(t)
 	open()
 	r.exec(`insert into onlyonce.rates (sink, calls_of, in_flight) values ('payments', 'tenant slow', 2)`)
-	r.exec(`insert into onlyonce.shares values ('payments', 'tenant slow', gen_random_uuid(), 2, 2, clock_timestamp(), clock_timestamp() + interval '30 seconds', 1)`)
+	r.exec(`
+insert into onlyonce.shares values (
+  'payments',
+  'tenant slow',
+  gen_random_uuid(),
+  2,
+  2,
+  clock_timestamp(),
+  clock_timestamp() + interval '30 seconds',
+  1
+)`)
 	r.enqueueMany("slow", 50)
 	r.start(testConfig(newScripted(c.send)))
 	until(t, "all wait", func() bool { return r.waitingFor("tenant slow") == 50 })
@@ -155,7 +165,17 @@ func TestO15ShareOfARelayThatDied(t *testing.T) {
 		return one[int](r, `select count(*) from onlyonce.shares where share > 0`) == 0
 	})
 	r.exec(`update onlyonce.rates set in_flight = 1`)
-	r.exec(`insert into onlyonce.shares values ('payments', 'tenant slow', gen_random_uuid(), 1, 1, clock_timestamp(), clock_timestamp() + interval '30 seconds', 1)`)
+	r.exec(`
+insert into onlyonce.shares values (
+  'payments',
+  'tenant slow',
+  gen_random_uuid(),
+  1,
+  1,
+  clock_timestamp(),
+  clock_timestamp() + interval '30 seconds',
+  1
+)`)
 	r.enqueue(chargeOf("slow", "another"))
 	until(t, "it waits", func() bool { return r.waitingFor("tenant slow") == 1 })
 	r.exec(`delete from onlyonce.rates`)
@@ -238,7 +258,16 @@ func TestO15LongestWaitsFirst(t *testing.T) {
 	asked := 0
 	ask := func(relay, held int) int {
 		asked++
-		return one[int](r, `select onlyonce.take_share('s', '', $1, $2, 1, $3, 8)`, relays[relay], asked, held)
+		return one[int](r, `
+select onlyonce.take_share(
+  's',
+  '',
+  $1,
+  $2,
+  1,
+  $3,
+  8
+)`, relays[relay], asked, held)
 	}
 	for i, c := range []struct{ relay, held, want int }{
 		{0, 0, 1}, {1, 0, 0}, {2, 0, 0}, // 0 has the place, 1 waits, then 2
@@ -261,7 +290,16 @@ func TestO15EarlierQuestionIsIgnored(t *testing.T) {
 	a := uuid.New()
 	b := uuid.New()
 	ask := func(relay uuid.UUID, number, held, wants int) string {
-		return one[string](r, `select coalesce(onlyonce.take_share('s', '', $1, $2, 8, $3, $4)::text, 'ignored')`,
+		return one[string](r, `
+select coalesce(onlyonce.take_share(
+  's',
+  '',
+  $1,
+  $2,
+  8,
+  $3,
+  $4
+)::text, 'ignored')`,
 			relay, number, held, wants)
 	}
 	got := []string{ask(a, 1, 0, 5), ask(a, 3, 5, 8), ask(a, 2, 5, 5), ask(a, 3, 5, 5), ask(b, 1, 0, 8)}
@@ -282,7 +320,16 @@ func TestO15EqualParts(t *testing.T) {
 		for range 3 {
 			for i, want := range wants {
 				asked++
-				may[i] = one[int](r, `select onlyonce.take_share('s', '', $1, $2, 9, $3, $4)`, relays[i], asked, min(may[i], want), want)
+				may[i] = one[int](r, `
+select onlyonce.take_share(
+  's',
+  '',
+  $1,
+  $2,
+  9,
+  $3,
+  $4
+)`, relays[i], asked, min(may[i], want), want)
 			}
 		}
 	}
@@ -331,7 +378,16 @@ func TestO15Shares(t *testing.T) {
 				number := a.asked
 				held := max(a.may, a.underWay)
 				ask := func() *int {
-					return one[*int](r, `select onlyonce.take_share($1, '', $2, $3, $4, $5, $6)`, sink, a.relay, number, most, held, wants)
+					return one[*int](r, `
+select onlyonce.take_share(
+  $1,
+  '',
+  $2,
+  $3,
+  $4,
+  $5,
+  $6
+)`, sink, a.relay, number, most, held, wants)
 				}
 				if random.IntN(5) == 0 {
 					a.late = append(a.late, func() { ask() })
@@ -370,8 +426,25 @@ func TestO15Shares(t *testing.T) {
 func TestO15SharesOfDeadRelaysAreForgotten(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.exec(`insert into onlyonce.shares (sink, calls_of, relay, share, wants, since, until, asked)
-		select 's', 'tenant ' || h, gen_random_uuid(), 1, 1, now(), clock_timestamp() - h * interval '1 hour', 1 from generate_series(0, 3) h`)
+	r.exec(`insert into onlyonce.shares (
+  sink,
+  calls_of,
+  relay,
+  share,
+  wants,
+  since,
+  until,
+  asked
+)
+  select 's',
+         'tenant ' || h,
+         gen_random_uuid(),
+         1,
+         1,
+         now(),
+         clock_timestamp() - h * interval '1 hour',
+         1
+    from generate_series(0, 3) h`)
 	r.exec(outbox.Statements["forget rates"], "s")
 	if s := one[string](r, `select string_agg(calls_of, ',') from onlyonce.shares`); s != "tenant 0" {
 		t.Errorf("shares of %s are left", s)

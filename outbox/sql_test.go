@@ -73,14 +73,59 @@ func TestPlans(t *testing.T) {
 			r.exec(outbox.Statements["make lanes"], "payments", nil, names.Lanes("payments").List(16))
 			if state != "empty" {
 				r.exec(`
-					insert into onlyonce.batches (slot, lane, n, bytes, keys, sink, tenant, scope, name, method, target, header, body)
-					select 0, n % 16, 1, 0, array[gen_random_uuid()], case when n % 10 = 0 then 'mail' else 'payments' end, '', '', 'charge', 'POST', '', '', ''
-					  from generate_series(1, 20000) n`)
+     insert into onlyonce.batches (
+       slot,
+       lane,
+       n,
+       bytes,
+       keys,
+       sink,
+       tenant,
+       scope,
+       name,
+       method,
+       target,
+       header,
+       body
+     )
+     select 0,
+            n % 16,
+            1,
+            0,
+            array[gen_random_uuid()],
+            case when n % 10 = 0 then 'mail' else 'payments' end,
+            '',
+            '',
+            'charge',
+            'POST',
+            '',
+            '',
+            ''
+       from generate_series(1, 20000) n`)
 				r.exec(`
-					insert into onlyonce.parked (kind, state, reason, scope, key, sink, lane, row_id, next_attempt_at, settled_at)
-					select 'call', case when n % 2 = 0 then 'retrying' else 'resolved' end, 'failed', '', gen_random_uuid(), 'payments', n % 16, n,
-					       case when n % 2 = 0 then clock_timestamp() + n * interval '1 second' end, case when n % 2 = 1 then clock_timestamp() end
-					  from generate_series(1, 20000) n`)
+     insert into onlyonce.parked (
+       kind,
+       state,
+       reason,
+       scope,
+       key,
+       sink,
+       lane,
+       row_id,
+       next_attempt_at,
+       settled_at
+     )
+     select 'call',
+            case when n % 2 = 0 then 'retrying' else 'resolved' end,
+            'failed',
+            '',
+            gen_random_uuid(),
+            'payments',
+            n % 16,
+            n,
+            case when n % 2 = 0 then clock_timestamp() + n * interval '1 second' end,
+            case when n % 2 = 1 then clock_timestamp() end
+       from generate_series(1, 20000) n`)
 			}
 			if state != "full and not analyzed" {
 				r.exec(`analyze`)

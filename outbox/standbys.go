@@ -14,7 +14,8 @@ import (
 // replicasSQL reads which standbys stream from this server, and whether this role may see how far
 // they are. One row.
 const replicasSQL = `
-select array(select coalesce(application_name, '') from pg_stat_replication), pg_has_role(current_user, 'pg_read_all_stats', 'usage')`
+select array(select coalesce(application_name, '') from pg_stat_replication),
+       pg_has_role(current_user, 'pg_read_all_stats', 'usage')`
 
 // walPositionSQL reads the server's timeline and how far its log has been written, which includes
 // the commits that its session has seen.
@@ -23,7 +24,8 @@ const walPositionSQL = `select substr(pg_walfile_name(pg_current_wal_insert_lsn(
 // standbysSQL counts the named standbys that have flushed the log up to a position, and reads
 // whether the position is of the server's timeline. In: names, position. One row.
 const standbysSQL = `
-select count(distinct application_name), substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) = split_part($2, ' ', 1)
+select count(distinct application_name),
+       substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) = split_part($2, ' ', 1)
   from pg_stat_replication where application_name = any ($1) and flush_lsn >= split_part($2, ' ', 2)::pg_lsn`
 
 // checkStandbys returns an error if the relay would wait for ever, and warns of standbys that it

@@ -49,7 +49,10 @@ func TestO16HangingRemoteOfATenantHoldsUpNoOther(t *testing.T) {
 	until(t, "the tenants' calls wait", func() bool { return r.waitingFor("tenant first") > 180 && r.waitingFor("tenant second") > 180 })
 	if n := one[int](
 		r,
-		`select count(*) from onlyonce.parked where waits_for = 'tenant first' and next_attempt_at is null and (attempts > 0 or first_attempt_at is not null)`,
+		`
+select count(*)
+  from onlyonce.parked
+ where waits_for = 'tenant first' and next_attempt_at is null and (attempts > 0 or first_attempt_at is not null)`,
 	); n > 0 &&
 		!r.lost() {
 		t.Errorf("%d calls that wait have an attempt or a window", n)

@@ -99,7 +99,10 @@ func TestT14TakeOverWaitsForACompletion(t *testing.T) {
 	until(t, "the take-over waits", func() bool {
 		return one[int](
 			r,
-			`select count(*) from pg_locks k join pg_stat_activity a using (pid) where a.datname = current_database() and k.locktype = 'advisory' and not k.granted`,
+			`
+select count(*)
+  from pg_locks k
+  join pg_stat_activity a using (pid) where a.datname = current_database() and k.locktype = 'advisory' and not k.granted`,
 		) == 1
 	})
 	g.release()

@@ -49,7 +49,8 @@ func TestO6WindowPassed(t *testing.T) {
 	// The age of the row does not matter.
 	r.exec(`update onlyonce.batches set created_at = clock_timestamp() - interval '30 days'`)
 	r.exec(`update onlyonce.parked set attempts = 3, next_attempt_at = clock_timestamp(), first_attempt_at = clock_timestamp()
-		- case convert_from(body, 'UTF8') when '{"order":"in time"}' then interval '23 hours' else interval '23 hours 59 minutes 30 seconds' end`)
+  - case convert_from(body, 'UTF8') when '{"order":"in time"}' then interval '23 hours'
+                                    else interval '23 hours 59 minutes 30 seconds' end`)
 	sink := newScripted(accept)
 	r.start(testConfig(sink))
 	r.states("delivered", "reconcile")
@@ -107,9 +108,19 @@ func TestO6JournalOfAPass(t *testing.T) {
 		want        string
 	}{{false, false, "now"}, {true, false, "before"}, {false, true, "never"}} {
 		r.exec(`update onlyonce.lanes set started_at = clock_timestamp() - interval '2 days'`)
-		r.exec(`select onlyonce.advance(a.id, a.version, 0, true, $1, $2) from onlyonce.lanes a`, c.keep, c.quiet)
+		r.exec(`
+select onlyonce.advance(
+  a.id,
+  a.version,
+  0,
+  true,
+  $1,
+  $2
+) from onlyonce.lanes a`, c.keep, c.quiet)
 		const since = `
-select string_agg(distinct case when not isfinite(started_at) then 'never' when started_at < clock_timestamp() - interval '1 day' then 'before' else 'now' end, ' ')
+select string_agg(distinct case when not isfinite(started_at) then 'never'
+                                when started_at < clock_timestamp() - interval '1 day' then 'before'
+                                else 'now' end, ' ')
   from onlyonce.lanes`
 		if got := one[string](r, since); got != c.want {
 			t.Errorf("keep %t, quiet %t: calls may have been made since %s, want %s", c.keep, c.quiet, got, c.want)
@@ -166,7 +177,9 @@ func TestForever(t *testing.T) {
 	x := r.start(testConfig(no))
 	r.states("retrying")
 	x.stop()
-	r.exec(`update onlyonce.parked set attempts = 3, first_attempt_at = clock_timestamp() - interval '10 years', next_attempt_at = clock_timestamp()`)
+	r.exec(`
+update onlyonce.parked
+   set attempts = 3, first_attempt_at = clock_timestamp() - interval '10 years', next_attempt_at = clock_timestamp()`)
 	sink := newScripted(accept)
 	sink.limits.KeyWindow = outbox.Forever
 	r.start(testConfig(sink))
@@ -367,7 +380,15 @@ func TestNotBefore(t *testing.T) {
 	r.states("retrying", "blocked", "delivered")
 	if got := one[string](
 		r,
-		`select string_agg(state || reason || attempts || (first_attempt_at is null) || coalesce((next_attempt_at > clock_timestamp() + interval '50 minutes')::text, ''), ' ' order by row_id) from onlyonce.parked`,
+		`
+select string_agg(
+  state
+    || reason
+    || attempts
+    || (first_attempt_at is null) || coalesce((next_attempt_at > clock_timestamp() + interval '50 minutes')::text, ''),
+  ' ' order by row_id
+)
+  from onlyonce.parked`,
 	); got !=
 		"retryingscheduled0truetrue blockedbehind0true" {
 		t.Errorf("parked %s", got)

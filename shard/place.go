@@ -18,7 +18,8 @@ import (
 // what the first one inserted, and returns no row then.
 const claimPlaceSQL = `
 with mine as (
-  insert into onlyonce.places (place, state, nonce) values ($1, 'claimed', $2) on conflict (place) do nothing returning state, nonce, other)
+  insert into onlyonce.places (place, state, nonce)
+    values ($1, 'claimed', $2) on conflict (place) do nothing returning state, nonce, other)
 select state, nonce, coalesce(other, '') from mine
 union all select state, nonce, coalesce(other, '') from onlyonce.places where place = $1`
 
@@ -29,7 +30,10 @@ const stateSQL = `select state, coalesce(other, '') from onlyonce.places where p
 // row is the one that was there when the other databases were asked. releasePlaceSQL deletes that
 // row.
 const (
-	confirmPlaceSQL = `update onlyonce.places set state = 'here', nonce = null, changed_at = clock_timestamp() where place = $1 and nonce = $2 and state = 'claimed'`
+	confirmPlaceSQL = `
+update onlyonce.places
+   set state = 'here', nonce = null, changed_at = clock_timestamp()
+ where place = $1 and nonce = $2 and state = 'claimed'`
 	releasePlaceSQL = `delete from onlyonce.places where place = $1 and nonce = $2 and state = 'claimed'`
 )
 

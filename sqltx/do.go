@@ -78,8 +78,11 @@ func (c DoConfig) withDefaults() (DoConfig, error) {
 // openSQL sets the bounds of the transaction, and lets onlyonce.seal() succeed in this very one.
 // In: nothing; the three bounds in milliseconds are part of its text, so that it needs one round
 // trip with every driver. Out: one row of text. No index, no lock.
-const openSQL = `select set_config('lock_timeout', '%s', true), set_config('statement_timeout', '%s', true), set_config('jit', 'off', true),
-  set_config('idle_in_transaction_session_timeout', '%s', true), set_config('onlyonce.fenced', pg_current_xact_id()::text, true)`
+const openSQL = `select set_config('lock_timeout', '%s', true),
+                        set_config('statement_timeout', '%s', true),
+                        set_config('jit', 'off', true),
+                        set_config('idle_in_transaction_session_timeout', '%s', true),
+                        set_config('onlyonce.fenced', pg_current_xact_id()::text, true)`
 
 // sealSQL checks deferred constraints, and that this is the transaction that openSQL has seen. One
 // row of void.

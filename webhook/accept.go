@@ -20,7 +20,23 @@ import (
 
 // receiveSQL claims a set of events, and is the transaction's fence; see the function's comment in
 // the migration. One row: what it found of each.
-const receiveSQL = `select onlyonce.receive_webhooks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)`
+const receiveSQL = `
+select onlyonce.receive_webhooks(
+  endpoint => $1,
+  keys => $2,
+  fingerprints => $3,
+  digests => $4,
+  others => $5,
+  asides => $6,
+  named => $7,
+  handled => $8,
+  body_window => $9,
+  places => $10,
+  wait => $11,
+  lock_timeout => $12,
+  statement_timeout => $13,
+  idle_timeout => $14
+)`
 
 // parkUnsignedSQL parks an event whose id or body came before. The bytes of a day are bounded. In:
 // those of intake.ParkedColumns; endpoint, most bytes of a day. One row: 1, or 0 if the day's bytes
@@ -28,7 +44,10 @@ const receiveSQL = `select onlyonce.receive_webhooks($1, $2, $3, $4, $5, $6, $7,
 const parkUnsignedSQL = `
 with item as (
   select (clock_timestamp() at time zone 'UTC')::date as today,
-         500 + octet_length($10::bytea) + coalesce((select sum(octet_length(h)) from unnest($8::bytea[] || $9::bytea[]) h), 0)::bigint as bytes),
+         500 + octet_length($10::bytea) + coalesce(
+           (select sum(octet_length(h)) from unnest($8::bytea[] || $9::bytea[]) h),
+           0
+         )::bigint as bytes),
 day as (
   insert into onlyonce.webhook_endpoints as e (endpoint, aside_on, aside)
     select $12, i.today, i.bytes from item i
@@ -38,8 +57,39 @@ day as (
     where excluded.aside + case when e.aside_on = excluded.aside_on then e.aside else 0 end <= $13
   returning 1),
 kept as (
-  insert into onlyonce.parked (kind, state, reason, error, tenant, scope, key, topic, record_time, record_key, header_names, header_values, body, event_id, log_append_time)
-    select 'event', 'waiting', $1, $2, $3, $4, $5, $6, clock_timestamp(), $7, $8, $9, $10, $11, true from day
+  insert into onlyonce.parked (
+    kind,
+    state,
+    reason,
+    error,
+    tenant,
+    scope,
+    key,
+    topic,
+    record_time,
+    record_key,
+    header_names,
+    header_values,
+    body,
+    event_id,
+    log_append_time
+  )
+    select 'event',
+           'waiting',
+           $1,
+           $2,
+           $3,
+           $4,
+           $5,
+           $6,
+           clock_timestamp(),
+           $7,
+           $8,
+           $9,
+           $10,
+           $11,
+           true
+      from day
   returning id)
 select count(*) from kept`
 

@@ -30,12 +30,17 @@ func (ep *Endpoint) elsewhere(i *incomingEvent) (bool, error) {
 const (
 	backfillDueSQL = `
 select case when last <= now then extract(epoch from last + $2::interval - now) else 0 end::float8,
-       case when last > now then now - $2::interval else last end - $3::interval, now
-  from (select max(backfilled_at) as last, clock_timestamp() as now from onlyonce.webhook_endpoints where endpoint = $1) e`
+       case when last > now then now - $2::interval else last end - $3::interval,
+       now
+  from (select max(backfilled_at) as last, clock_timestamp() as now
+          from onlyonce.webhook_endpoints where endpoint = $1) e`
 	backfilledSQL = `
 insert into onlyonce.webhook_endpoints (endpoint, backfilled_at) values ($1, $2)
-on conflict (endpoint) do update set backfilled_at = case when webhook_endpoints.backfilled_at > clock_timestamp() then excluded.backfilled_at
-                                                          else greatest(webhook_endpoints.backfilled_at, excluded.backfilled_at) end`
+on conflict (endpoint) do update
+  set backfilled_at = case
+                        when webhook_endpoints.backfilled_at > clock_timestamp() then excluded.backfilled_at
+                        else greatest(webhook_endpoints.backfilled_at, excluded.backfilled_at)
+                      end`
 )
 
 const backfillLease = time.Minute

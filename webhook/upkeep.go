@@ -20,7 +20,9 @@ import (
 // the index webhook_ids_age; skips rows that another process has locked (T11).
 const purgeIDsSQL = `
 with old as (
-  select ctid as at from onlyonce.webhook_ids where endpoint = $1 and seen_at < (select least(clock_timestamp(), w.at) from onlyonce.watched w) - $2::interval
+  select ctid as at
+    from onlyonce.webhook_ids
+   where endpoint = $1 and seen_at < (select least(clock_timestamp(), w.at) from onlyonce.watched w) - $2::interval
    order by seen_at limit 500 for update skip locked),
 gone as (delete from onlyonce.webhook_ids w using old where w.ctid = old.at)
 select count(*) from old`
@@ -30,9 +32,14 @@ select count(*) from old`
 // request has renewed meanwhile stays (T11).
 const purgeBodiesSQL = `
 with old as (
-  select digest from onlyonce.webhook_bodies where endpoint = $1 and seen_at < (select least(clock_timestamp(), w.at) from onlyonce.watched w) - $2::interval order by seen_at limit 500),
+  select digest
+    from onlyonce.webhook_bodies
+   where endpoint = $1 and seen_at < (select least(clock_timestamp(), w.at) from onlyonce.watched w) - $2::interval
+   order by seen_at limit 500),
 gone as (
-  delete from onlyonce.webhook_bodies b using old where b.endpoint = $1 and b.digest = old.digest and b.seen_at < clock_timestamp() - $2::interval returning 1)
+  delete from onlyonce.webhook_bodies b
+   using old
+   where b.endpoint = $1 and b.digest = old.digest and b.seen_at < clock_timestamp() - $2::interval returning 1)
 select count(*) from gone`
 
 const (

@@ -42,7 +42,12 @@ type order struct {
 }
 
 // sessionColumns is what scanSession reads.
-const sessionColumns = `id, status, item, quantity, unit_price`
+const sessionColumns = `
+id,
+status,
+item,
+quantity,
+unit_price`
 
 func scanSession(row pgx.Row) (*session, error) {
 	c := &session{Currency: "eur"}
@@ -66,7 +71,19 @@ func (in *request) item() (id string, quantity int, price int64, err error) {
 
 // createSQL makes a session. In: id, agent, item, quantity, price.
 const createSQL = `
-insert into acp_sessions (id, agent, item, quantity, unit_price) values ($1, $2, $3, $4, $5)
+insert into acp_sessions (
+  id,
+  agent,
+  item,
+  quantity,
+  unit_price
+) values (
+  $1,
+  $2,
+  $3,
+  $4,
+  $5
+)
 returning ` + sessionColumns
 
 func (s *shop) create(ctx context.Context, tx consumer.Tx, in *request) (*session, error) {

@@ -24,7 +24,13 @@ import (
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 )
 
-const schema = `create table if not exists orders (id text primary key, customer text not null, card text not null, state text not null default 'placed')`
+const schema = `
+create table if not exists orders (
+  id text primary key,
+  customer text not null,
+  card text not null,
+  state text not null default 'placed'
+)`
 
 // placeOrder commits an order and the call that charges its card. Calls of one customer arrive in
 // the order of their commits.

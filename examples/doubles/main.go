@@ -145,8 +145,11 @@ create table if not exists onlyonce_doubles.processed (run text not null, id tex
 // countSQL returns one row: messages that have several effects, of the copied ones ($4, $5) and of
 // the others, and messages without an effect. $1 run, $2 loop, $3 messages.
 const countSQL = `
-select count(*) filter (where rows > 1 and n % $4 = $5), count(*) filter (where rows > 1 and n % $4 <> $5), count(*) filter (where rows = 0)
-  from (select n, (select count(*) from onlyonce_doubles.effects e where e.run = $1 and e.loop = $2 and e.n = m.n) as rows
+select count(*) filter (where rows > 1 and n % $4 = $5),
+       count(*) filter (where rows > 1 and n % $4 <> $5),
+       count(*) filter (where rows = 0)
+  from (
+    select n, (select count(*) from onlyonce_doubles.effects e where e.run = $1 and e.loop = $2 and e.n = m.n) as rows
           from generate_series(0, $3::int - 1) as m (n)) each`
 
 func compare(ctx context.Context, srv *servers.Servers, stdout io.Writer) error {

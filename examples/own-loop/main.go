@@ -19,7 +19,13 @@ import (
 // twice would show.
 const tableSQL = `
 create table if not exists applied (order_id text not null, body bytea not null);
-create table if not exists set_aside ("partition" int, "offset" bigint, order_id text not null, body bytea not null, primary key ("partition", "offset"))`
+create table if not exists set_aside (
+  "partition" int,
+  "offset" bigint,
+  order_id text not null,
+  body bytea not null,
+  primary key ("partition", "offset")
+)`
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -41,12 +41,35 @@ const (
 
 // insertChargeSQL writes a charge and returns a row of chargeColumns.
 const insertChargeSQL = `
-insert into onlyonce_payments.charges (id, account, reference, amount, currency, at_once, captured) values ($1, $2, $3, $4, $5, $6, $7)
+insert into onlyonce_payments.charges (
+  id,
+  account,
+  reference,
+  amount,
+  currency,
+  at_once,
+  captured
+) values (
+  $1,
+  $2,
+  $3,
+  $4,
+  $5,
+  $6,
+  $7
+)
 returning ` + chargeColumns
 
 // chargeColumns is what scanCharge reads: id, amount, captured, refunded, created, currency,
 // reference.
-const chargeColumns = `id, amount, captured, refunded, extract(epoch from created_at)::bigint, currency, reference`
+const chargeColumns = `
+id,
+amount,
+captured,
+refunded,
+extract(epoch from created_at)::bigint,
+currency,
+reference`
 
 func scanCharge(row pgx.Row) (*charge, error) {
 	c := &charge{Object: "charge", Paid: true, Status: "succeeded"}
@@ -119,7 +142,19 @@ returning ` + chargeColumns
 // insertCaptureSQL inserts a capture. Its amount is the charge's captured sum minus that of its
 // captures so far.
 const insertCaptureSQL = `
-insert into onlyonce_payments.captures (id, charge, account, reference, amount) values ($1, $2, $3, $4, $5)`
+insert into onlyonce_payments.captures (
+  id,
+  charge,
+  account,
+  reference,
+  amount
+) values (
+  $1,
+  $2,
+  $3,
+  $4,
+  $5
+)`
 
 func (a *API) capture(r *http.Request, in *params) (*answer, error) {
 	amount := in.optionalAmount("amount")

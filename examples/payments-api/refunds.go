@@ -37,7 +37,19 @@ update onlyonce_payments.charges c set refunded = c.refunded + coalesce($3, c.ca
 returning was.refunded, c.refunded, c.currency`
 
 const insertRefundSQL = `
-insert into onlyonce_payments.refunds (id, charge, account, reference, amount) values ($1, $2, $3, $4, $5)
+insert into onlyonce_payments.refunds (
+  id,
+  charge,
+  account,
+  reference,
+  amount
+) values (
+  $1,
+  $2,
+  $3,
+  $4,
+  $5
+)
 returning extract(epoch from created_at)::bigint`
 
 func (a *API) refund(r *http.Request, in *params) (*answer, error) {
@@ -79,7 +91,19 @@ type payout struct {
 const blockedDestination = "ba_blocked"
 
 const insertPayoutSQL = `
-insert into onlyonce_payments.payouts (id, account, reference, amount, destination) values ($1, $2, $3, $4, $5)
+insert into onlyonce_payments.payouts (
+  id,
+  account,
+  reference,
+  amount,
+  destination
+) values (
+  $1,
+  $2,
+  $3,
+  $4,
+  $5
+)
 returning extract(epoch from created_at)::bigint`
 
 // payout calls the provider while the client waits. The provider's answer is remembered as a step.
@@ -132,7 +156,8 @@ func newPayout(id string, amount int64, destination, reference string) *payout {
 
 // showPayoutSQL returns the account's payout. $1 id, $2 account. By the primary key.
 const showPayoutSQL = `
-select amount, destination, reference, extract(epoch from created_at)::bigint from onlyonce_payments.payouts where id = $1 and account = $2`
+select amount, destination, reference, extract(epoch from created_at)::bigint
+  from onlyonce_payments.payouts where id = $1 and account = $2`
 
 // renderPayout makes the body of a payout's answer again. A payout never changes, so the bytes are
 // those of the first answer.

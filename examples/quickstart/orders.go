@@ -19,7 +19,11 @@ import (
 // would show.
 const tableSQL = `
 create schema if not exists onlyonce_quickstart;
-create table if not exists onlyonce_quickstart.effects (run text not null, order_id text not null, amount_cents bigint not null);
+create table if not exists onlyonce_quickstart.effects (
+  run text not null,
+  order_id text not null,
+  amount_cents bigint not null
+);
 create index if not exists effects_run on onlyonce_quickstart.effects (run)`
 
 // order is the content of a message.

@@ -14,7 +14,12 @@ import (
 // tableSQL makes the handler's table. It has no unique constraint: an event that was applied twice
 // would show.
 const tableSQL = `create table if not exists webhook_ingest_effects (
-  at bigserial, endpoint text not null, id text not null, object text not null, version bigint not null)`
+  at bigserial,
+  endpoint text not null,
+  id text not null,
+  object text not null,
+  version bigint not null
+)`
 
 // ingest is the side that receives.
 type ingest struct {

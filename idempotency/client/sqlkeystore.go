@@ -40,7 +40,9 @@ func NewSQLKeyStore(db *sql.DB, table string) (*SQLKeyStore, error) {
 	return &SQLKeyStore{
 		db:     db,
 		schema: in(`create table TABLE (intent text primary key, key text not null, made_at timestamp not null)`),
-		keep:   in(`insert into TABLE as t (intent, key, made_at) values ($1, $2, $3) on conflict (intent) do update set intent = t.intent returning key`),
+		keep: in(`
+insert into TABLE as t (intent, key, made_at)
+  values ($1, $2, $3) on conflict (intent) do update set intent = t.intent returning key`),
 		forget: in(`delete from TABLE where intent = $1`),
 		expire: in(`delete from TABLE where made_at < $1`),
 	}, errors.Join(faults...)

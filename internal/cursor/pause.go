@@ -4,8 +4,20 @@ package cursor
 // partition (-1 for the whole scope), reason, actor (null: the role of the connection). A pause
 // that exists already keeps its reason. One row: paused_at; none if it was paused already.
 const PauseSQL = `
-insert into onlyonce.pauses (scope, topic, partition, reason, actor)
-values ($1::text, $2::text, $3::integer, $4::text, coalesce($5::text, current_user))
+insert into onlyonce.pauses (
+  scope,
+  topic,
+  partition,
+  reason,
+  actor
+)
+values (
+  $1::text,
+  $2::text,
+  $3::integer,
+  $4::text,
+  coalesce($5::text, current_user)
+)
 on conflict do nothing returning paused_at`
 
 // ResumeSQL removes a pause. In: scope, topic and partition as the pause has them. One row:

@@ -14,8 +14,31 @@ with scope as materialized (select scope from onlyonce.scopes where scope = $1 f
 lease as (
   insert into onlyonce.leases (name) values ($10)
   on conflict (name) do update set name = excluded.name returning id)
-insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, topic_id, start_offset, run_start, start_policy, run_epoch, run)
-select id, $1::text, $2::text, $3::integer, $4::text, $5::text, $6::uuid, $7::bigint, $7::bigint, $8::text, $9::integer,
+insert into onlyonce.cursors (
+  id,
+  scope,
+  topic,
+  partition,
+  group_id,
+  cluster_id,
+  topic_id,
+  start_offset,
+  run_start,
+  start_policy,
+  run_epoch,
+  run
+)
+select id,
+       $1::text,
+       $2::text,
+       $3::integer,
+       $4::text,
+       $5::text,
+       $6::uuid,
+       $7::bigint,
+       $7::bigint,
+       $8::text,
+       $9::integer,
        coalesce(greatest((select max(p.run) from onlyonce.progress p where p.cursor_id = lease.id),
                          (select max(d.run) from onlyonce.done d where d.cursor_id = lease.id)) + 1, 0)
   from lease cross join (select count(*) from scope) held
@@ -58,7 +81,10 @@ update onlyonce.cursors
        replay_resume  = case when $3::bigint is null then replay_resume end,
        replay_resend  = case when $3::bigint is null then replay_resend else false end,
        redo_until     = case when $3::bigint is null then redo_until
-                        else greatest($4::bigint, (select max(d."offset") + 1 from onlyonce.done d where d.cursor_id = $1 and d.run = $6)) end,
+                        else greatest(
+                          $4::bigint,
+                          (select max(d."offset") + 1 from onlyonce.done d where d.cursor_id = $1 and d.run = $6)
+                        ) end,
        redo_topic_id  = case when $3::bigint is null then redo_topic_id else $5::uuid end
  where id = $1`
 
@@ -78,8 +104,19 @@ const ForgetAttemptsSQL = `delete from onlyonce.attempts where cursor_id = $1`
 // hashes. ReadDoneSQL reads it there. In: id, run, position (C7).
 const (
 	BringDoneSQL = `
-insert into onlyonce.done (cursor_id, "offset", hash, run, last)
-select $1, u.o, u.h, $2, false from unnest($3::bigint[], $4::bigint[]) u (o, h)`
+insert into onlyonce.done (
+  cursor_id,
+  "offset",
+  hash,
+  run,
+  last
+)
+select $1,
+       u.o,
+       u.h,
+       $2,
+       false
+  from unnest($3::bigint[], $4::bigint[]) u (o, h)`
 	ReadDoneSQL = `select "offset", hash from onlyonce.done where cursor_id = $1 and run = $2 and "offset" >= $3`
 )
 
@@ -88,14 +125,20 @@ select $1, u.o, u.h, $2, false from unnest($3::bigint[], $4::bigint[]) u (o, h)`
 // cluster, topic id, leader epoch below it (each null: not known), replay number. By the primary
 // key, under the lock on the lease.
 const StampSQL = `
-update onlyonce.cursors set group_id = $2, cluster_id = $3, topic_id = $4, run_epoch = $5, replay_no = greatest(replay_no, $6)
+update onlyonce.cursors
+   set group_id = $2,
+       cluster_id = $3,
+       topic_id = $4,
+       run_epoch = $5,
+       replay_no = greatest(replay_no, $6)
  where id = $1`
 
 // RedoSQL records that messages below an offset of a topic (null: not known) may have been handled
 // before (O6). It compares no owner: the highest offset that any process knows of counts.
 const RedoSQL = `
 update onlyonce.cursors
-   set redo_until = case when redo_topic_id <> $3::uuid then $2 else greatest(redo_until, $2) end, redo_topic_id = coalesce($3::uuid, redo_topic_id)
+   set redo_until = case when redo_topic_id <> $3::uuid then $2
+                         else greatest(redo_until, $2) end, redo_topic_id = coalesce($3::uuid, redo_topic_id)
  where id = $1`
 
 // LockReplaysSQL lets one replay of a scope be made at a time: two at once would get the same
@@ -115,7 +158,13 @@ const ReplayNoSQL = `select coalesce(max(replay_no), 0) + 1 from onlyonce.cursor
 // interrupted position, and counts there again when the work goes on (F5, F10).
 const ReplaySQL = `
 update onlyonce.cursors
-   set run = run + 1, run_start = $2, run_epoch = $7, replay_no = $5, replay_until = $3, replay_resume = $4, replay_resend = $6
+   set run = run + 1,
+       run_start = $2,
+       run_epoch = $7,
+       replay_no = $5,
+       replay_until = $3,
+       replay_resume = $4,
+       replay_resend = $6
  where id = $1`
 
 // RetireSQL retires a cursor. In: id. By the primary key, under the lock on its lease.
@@ -128,13 +177,38 @@ const RetireSQL = `update onlyonce.cursors set retired_at = clock_timestamp() wh
 // are in its current segment here, so the change counts from now on, or from when that segment was
 // opened by a clock that has gone back since (see ClassSQL, K9).
 const BringScopeSQL = `
-insert into onlyonce.scopes as s (scope, topics, copies, first_topic, forgotten, class, class_before, too_old, class_changed_at)
-values ($1, $2::text[], $3, $4, $5, $6, $7::text, $8,
-  case when $7::text is not null then greatest(clock_timestamp(), (select max(g.opened_at) from onlyonce.segments g where g.ring = onlyonce.class_ring($7::text))) end)
-on conflict (scope) do update set copies = coalesce(s.copies, excluded.copies), forgotten = greatest(s.forgotten, excluded.forgotten),
-  too_old = greatest(s.too_old, excluded.too_old),
-  class_changed_at = coalesce(excluded.class_changed_at, s.class_changed_at),
-  topics = (select array_agg(distinct t) from unnest(s.topics || excluded.topics) t)`
+insert into onlyonce.scopes as s (
+  scope,
+  topics,
+  copies,
+  first_topic,
+  forgotten,
+  class,
+  class_before,
+  too_old,
+  class_changed_at
+)
+values (
+  $1,
+  $2::text[],
+  $3,
+  $4,
+  $5,
+  $6,
+  $7::text,
+  $8,
+  case when $7::text is not null
+         then greatest(
+           clock_timestamp(),
+           (select max(g.opened_at) from onlyonce.segments g where g.ring = onlyonce.class_ring($7::text))
+         ) end
+)
+on conflict (scope) do update
+    set copies = coalesce(s.copies, excluded.copies),
+        forgotten = greatest(s.forgotten, excluded.forgotten),
+        too_old = greatest(s.too_old, excluded.too_old),
+        class_changed_at = coalesce(excluded.class_changed_at, s.class_changed_at),
+        topics = (select array_agg(distinct t) from unnest(s.topics || excluded.topics) t)`
 
 // LockScopeOwnersSQL has all cursors of a scope to itself, one after another; see LockOwnerSQL.
 // Out: a row for each. LockScopeRowSQL locks the scope's row after that: it waits for transactions
@@ -155,6 +229,14 @@ select onlyonce.lock_owner(o.id) from (select c.id from onlyonce.cursors c where
 // segment was opened: otherwise the change would be over at once, and the keys in it would not be
 // found (K9, K10).
 const ClassSQL = `
-update onlyonce.scopes s set forgotten = onlyonce.forgotten(s.scope), too_old = onlyonce.too_old(s.scope), class_before = s.class, class = $2,
-  class_changed_at = greatest(clock_timestamp(), (select max(g.opened_at) from onlyonce.segments g where g.ring = onlyonce.class_ring(s.class)))
+update onlyonce.scopes s
+   set forgotten = onlyonce.forgotten(s.scope),
+       too_old = onlyonce.too_old(s.scope),
+       class_before = s.class,
+       class = $2,
+       class_changed_at = greatest(
+         clock_timestamp(),
+         (select max(g.opened_at)
+            from onlyonce.segments g where g.ring = onlyonce.class_ring(s.class))
+       )
  where s.scope = $1`

@@ -52,12 +52,24 @@ var validTopic = regexp.MustCompile(`^[A-Za-z0-9._-]{1,249}$`)
 
 // appendSQL appends events; see the function's comment in the migration. In: arrays of one length,
 // except for those of the headers.
-const appendSQL = `select onlyonce.append_events($1, $2, $3, $4, $5, $6, $7, $8, $9)`
+const appendSQL = `
+select onlyonce.append_events(
+  topics => $1,
+  parts => $2,
+  tenants => $3,
+  ids => $4,
+  order_keys => $5,
+  header_ends => $6,
+  header_names => $7,
+  header_values => $8,
+  bodies => $9
+)`
 
 // makeStreamSQL makes a stream if there is none. In: topic, partitions. Out: one row: how many
 // partitions it has. No row if another session made it after this statement began.
 const makeStreamSQL = `
-with made as (insert into onlyonce.streams (topic, partitions) values ($1, $2) on conflict (topic) do nothing returning partitions)
+with made as (insert into onlyonce.streams (topic, partitions)
+                values ($1, $2) on conflict (topic) do nothing returning partitions)
 select partitions from made union all select partitions from onlyonce.streams where topic = $1 limit 1`
 
 // DB is what MakeStream needs: *pgxpool.Pool and *pgx.Conn implement it.

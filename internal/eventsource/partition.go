@@ -25,22 +25,44 @@ const streamSQL = `select id, incarnation, partitions from onlyonce.streams wher
 // boundsSQL reads a stream, and the first and next offsets of one of its partitions. In: topic,
 // partition. Out: at most one row. The log must be locked before its snapshot, see reading.
 const boundsSQL = `
-select s.id, s.incarnation, s.partitions, b.first_offset, b.next_offset
+select s.id,
+       s.incarnation,
+       s.partitions,
+       b.first_offset,
+       b.next_offset
   from onlyonce.streams s cross join lateral onlyonce.stream_bounds(s.id, $2::smallint) b where s.topic = $1`
 
 // offsetAtSQL finds the first event of a time or later. In: stream, partition, time. Out: at most
 // one row. By the unique indexes of the segments; it reads the events before that one, once for a
 // partition.
 const offsetAtSQL = `
-select "offset" from onlyonce.event_log where stream = $1 and partition = $2::smallint and appended_at >= date_trunc('milliseconds', $3::timestamptz) order by "offset" limit 1`
+select "offset"
+  from onlyonce.event_log
+ where stream = $1 and partition = $2::smallint and appended_at >= date_trunc('milliseconds', $3::timestamptz)
+ order by "offset" limit 1`
 
 // pageSQL reads events. In: stream, partition, first offset, bytes of bodies after which it stops.
 // Out: rows by offset. By the unique indexes of the segments. Bodies that are stored out of line
 // are measured without being read.
 const pageSQL = `
-select "offset", tenant, id, order_key, header_names, header_values, body, appended_at, erased_at is not null
-  from (select x.*, sum(coalesce(octet_length(x.body), 0)) over (order by x."offset") - coalesce(octet_length(x.body), 0) as before
-          from (select * from onlyonce.event_log where stream = $1 and partition = $2 and "offset" >= $3 order by "offset" limit 500) x) y
+select "offset",
+       tenant,
+       id,
+       order_key,
+       header_names,
+       header_values,
+       body,
+       appended_at,
+       erased_at is not null
+  from (
+    select x.*,
+           sum(coalesce(octet_length(x.body), 0)) over (order by x."offset") - coalesce(
+             octet_length(x.body),
+             0
+           ) as before
+          from (select *
+                  from onlyonce.event_log
+                 where stream = $1 and partition = $2 and "offset" >= $3 order by "offset" limit 500) x) y
  where before < $4 order by "offset"`
 
 // committedSQL reads what a group has committed. In: group, stream, partition. Out: at most one
@@ -56,7 +78,17 @@ select s.topic, o.partition::integer, o.metadata
 
 // commitSQL commits an offset under the partition's lease; see the function's comment in the
 // migration.
-const commitSQL = `select onlyonce.commit_stream_offset($1, $2, $3::uuid, $4, $5, $6, $7, $8)`
+const commitSQL = `
+select onlyonce.commit_stream_offset(
+  lease => $1,
+  epoch => $2,
+  nonce => $3::uuid,
+  group_id => $4,
+  stream => $5,
+  partition => $6,
+  "offset" => $7,
+  metadata => $8
+)`
 
 const codeFenceLost = "OO001"
 

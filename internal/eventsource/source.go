@@ -34,12 +34,18 @@ const ClusterID = "postgres"
 // topic, id, incarnation, partitions, number of members, partitions without a holder, in no order.
 // By the unique names of leases, of which requests may have millions (T13). Takes no lock.
 const streamsSQL = `
-select s.topic, s.id, s.incarnation, s.partitions,
-       (select count(*) from onlyonce.leases l where l.name >= t.members and l.name < left(t.members, -1) || '0' and l.until > clock_timestamp()
+select s.topic,
+       s.id,
+       s.incarnation,
+       s.partitions,
+       (select count(*)
+          from onlyonce.leases l
+         where l.name >= t.members and l.name < left(t.members, -1) || '0' and l.until > clock_timestamp()
           and l.until <= clock_timestamp() + interval '1 hour'),
        array(select n::smallint from generate_series(0, s.partitions - 1) n
                left join lateral (select l.until from onlyonce.leases l where l.name = t.leases || n offset 0) l on true
-              where l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour' order by random())
+              where l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour'
+              order by random())
   from unnest($1::text[], $2::text[], $3::text[]) t(topic, members, leases) join onlyonce.streams s on s.topic = t.topic`
 
 // endsSQL reads the ends of partitions. In: topics and partitions, of one length. Out: a row for

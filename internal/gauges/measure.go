@@ -21,7 +21,9 @@ select name as sink, extract(epoch from start_window)::float8 as window_seconds,
 // scope, age in seconds by the clock (null: a cursor's owner has not said). Reads one row of
 // onlyonce.cursors and one of onlyonce.frontiers for each cursor in use.
 const scopeFrontiersSQL = `
-select c.scope, case when bool_and(f.frontier is not null) then extract(epoch from clock_timestamp() - min(f.frontier))::float8 end as behind
+select c.scope,
+       case when bool_and(f.frontier is not null)
+              then extract(epoch from clock_timestamp() - min(f.frontier))::float8 end as behind
   from onlyonce.cursors c left join onlyonce.frontiers f on f.cursor_id = c.id and f.run = c.run
  where c.retired_at is null and c.cluster_id is distinct from 'postgres'
  group by c.scope order by c.scope`
@@ -31,14 +33,16 @@ select c.scope, case when bool_and(f.frontier is not null) then extract(epoch fr
 // its own.
 const writingSQL = `
 select current_database()::text as database,
-       extract(epoch from clock_timestamp() - least((select min(xact_start) from pg_stat_activity where backend_xid is not null and pid <> pg_backend_pid()),
-                                                    (select min(prepared) from pg_prepared_xacts)))::float8 as oldest_transaction`
+       extract(epoch from clock_timestamp() - least(
+         (select min(xact_start) from pg_stat_activity where backend_xid is not null and pid <> pg_backend_pid()),
+         (select min(prepared) from pg_prepared_xacts)))::float8 as oldest_transaction`
 
 // overdueSQL finds how long ago the retention of the oldest row of each kind has passed, by the
 // indexes that rows are deleted by. A row for each kind that is not kept for ever.
 const overdueSQL = `
 select r.kind as rows, coalesce(greatest(0, extract(epoch from clock_timestamp() - r.keep - case r.kind
-         when 'parked' then (select min(p.settled_at) from onlyonce.parked p where p.kind <> 'call' and p.settled_at is not null)
+         when 'parked'
+           then (select min(p.settled_at) from onlyonce.parked p where p.kind <> 'call' and p.settled_at is not null)
          when 'audit' then (select min(a.at) from onlyonce.audit a)
          else (select min(o.changed_at) from onlyonce.webhook_objects o) end)), 0)::float8 as seconds
   from onlyonce.retentions r where r.kind <> 'bodies' and r.keep is not null

@@ -29,13 +29,16 @@ select c.slot, r.uses[c.slot + 1], f.parts, f.built
   from onlyonce.rings r cross join lateral unnest(r.closed) as c(slot)
   left join lateral (
     select f.parts, array_agg(f.part) as built, count(*) = f.parts as whole from onlyonce.filters f
-     where f.ring = r.name and f.use = r.uses[c.slot + 1] group by f.parts order by count(*) = f.parts desc, f.parts limit 1) f on true
+     where f.ring = r.name and f.use = r.uses[c.slot + 1]
+     group by f.parts order by count(*) = f.parts desc, f.parts limit 1) f on true
  where r.name = $1 and r.uses[c.slot + 1] is not null and f.whole is not true
  order by c.slot`
 
 // stillClosedSQL reads whether a segment is still the one that was closed in a use. In: ring, slot,
 // use. While the table is locked, the answer does not change.
-const stillClosedSQL = `select exists (select from onlyonce.rings where name = $1 and $2::smallint = any (closed) and uses[$2::smallint + 1] = $3)`
+const stillClosedSQL = `
+select exists (select from onlyonce.rings
+                where name = $1 and $2::smallint = any (closed) and uses[$2::smallint + 1] = $3)`
 
 // keyCountSQL estimates how many keys a segment holds, by the size of a row. In: the table.
 const keyCountSQL = `select pg_relation_size($1::text::regclass) / 52`
@@ -53,12 +56,31 @@ const partSQL = `copy (select key from %s where get_byte(uuid_send(key), 15) * %
 
 // storeSQL stores a part, unless another builder has stored it. In: ring, use, parts, part, keys,
 // digest, filter.
-const storeSQL = `insert into onlyonce.filters (ring, use, parts, part, keys, digest, filter) values ($1, $2, $3, $4, $5, $6, $7) on conflict do nothing`
+const storeSQL = `
+insert into onlyonce.filters (
+  ring,
+  use,
+  parts,
+  part,
+  keys,
+  digest,
+  filter
+) values (
+  $1,
+  $2,
+  $3,
+  $4,
+  $5,
+  $6,
+  $7
+) on conflict do nothing`
 
 // deleteUnusedSQL deletes filters of segments that are not closed any more. In: ring.
 const deleteUnusedSQL = `
 delete from onlyonce.filters f
- where f.ring = $1 and not exists (select from onlyonce.rings r cross join lateral unnest(r.closed) as c(slot) where r.name = f.ring and r.uses[c.slot + 1] = f.use)`
+ where f.ring = $1
+   and not exists (select from onlyonce.rings r
+                    cross join lateral unnest(r.closed) as c(slot) where r.name = f.ring and r.uses[c.slot + 1] = f.use)`
 
 // Builder builds the filters of a ring's closed segments, under a lease. It must be used by one
 // goroutine.

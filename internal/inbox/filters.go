@@ -17,7 +17,9 @@ import (
 // parts counts. By primary keys.
 const listSQL = `
 select distinct on (f.use) f.use, array_agg(f.keys order by f.part), array_agg(f.digest order by f.part)
-  from onlyonce.rings r cross join lateral unnest(r.closed) as c(slot) join onlyonce.filters f on f.ring = r.name and f.use = r.uses[c.slot + 1]
+  from onlyonce.rings r
+ cross join lateral unnest(r.closed) as c(slot)
+  join onlyonce.filters f on f.ring = r.name and f.use = r.uses[c.slot + 1]
  where r.name = $1 group by f.use, f.parts having count(*) = f.parts order by f.use, f.parts`
 
 // loadSQL reads a part. In: ring, use, parts, part. Out: at most one row. By the primary key.

@@ -19,7 +19,11 @@ var ErrHorizon = errors.New("the inbox's horizon is too short")
 // whose class may name another one. Out: a row with the ring; null: for ever.
 const horizonSQL = `
 select name, extract(epoch from horizon)::float8
-  from onlyonce.rings where name = coalesce((select onlyonce.class_ring(h.class, 'standard') from onlyonce.horizons h where h.scope = $2), $1)`
+  from onlyonce.rings
+ where name = coalesce(
+   (select onlyonce.class_ring(h.class, 'standard') from onlyonce.horizons h where h.scope = $2),
+   $1
+ )`
 
 // DB is what Holds queries: a pool, a connection or a transaction.
 type DB interface {

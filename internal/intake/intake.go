@@ -26,8 +26,40 @@ import (
 // parkSQL parks a whole event that is not accepted. In: reason, error, tenant, scope, key, topic,
 // ordering key, names and values of headers, body, event id. By no index; locks nothing.
 const parkSQL = `
-insert into onlyonce.parked (kind, state, reason, error, tenant, scope, key, topic, record_time, record_key, header_names, header_values, body, event_id, log_append_time)
-values ('event', 'waiting', $1, $2, $3, $4, $5, $6, clock_timestamp(), $7, $8, $9, $10, $11, true)`
+insert into onlyonce.parked (
+  kind,
+  state,
+  reason,
+  error,
+  tenant,
+  scope,
+  key,
+  topic,
+  record_time,
+  record_key,
+  header_names,
+  header_values,
+  body,
+  event_id,
+  log_append_time
+)
+values (
+  'event',
+  'waiting',
+  $1,
+  $2,
+  $3,
+  $4,
+  $5,
+  $6,
+  clock_timestamp(),
+  $7,
+  $8,
+  $9,
+  $10,
+  $11,
+  true
+)`
 
 // isolationSQL is the first statement of a transaction that has only our own statements: at READ
 // COMMITTED none of them fails for its snapshot, so none has to run again.

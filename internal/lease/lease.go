@@ -63,7 +63,8 @@ update onlyonce.leases l set until = clock_timestamp() + $4::interval from mine 
 // releaseSQL gives a lease back, so that another process takes over at once. In: lease, epoch,
 // nonce. Without the nonce nothing that its owner may still have under way passes onlyonce.hold.
 const releaseSQL = `
-update onlyonce.leases set until = null, nonce = null, freed_at = clock_timestamp() where id = $1 and epoch = $2 and nonce = $3::uuid`
+update onlyonce.leases
+   set until = null, nonce = null, freed_at = clock_timestamp() where id = $1 and epoch = $2 and nonce = $3::uuid`
 
 // expireSQL ends all leases on time, as the clock does later. In, out: nothing. Locks the rows that
 // it changes in the order of their ids, as renewSQL does: a process that has died may still have

@@ -19,11 +19,36 @@ import (
 // primary key; its place among the unsettled rows of its ordering key by the partial index
 // parked_order.
 const parkedDetailSQL = `
-select ` + reports.ParkedColumns + `, p.error, p.event_id, p.cluster_id, p.topic_id::text as topic_id, p.record_time, p.log_append_time, p.record_key,
-       p.header_names, p.header_values, p.method, p.target, p.replay_no as replay, p.replay_resend, coalesce(o.ahead, 0) as ahead, coalesce(o.behind, 0) as behind,
-       octet_length(p.body) as body_bytes, p.row_id, p.lane, p.first_attempt_at as first_attempt, p.erased_at, p.capture, p.sealed,
-       p.first_key::text as first_key, p.trace, p.response_status, p.response_headers, octet_length(p.response_body) as response_bytes,
-       case when $2::boolean then p.body end as body, case when $2::boolean then p.response_body end as response_body
+select ` + reports.ParkedColumns + `,
+       p.error,
+       p.event_id,
+       p.cluster_id,
+       p.topic_id::text as topic_id,
+       p.record_time,
+       p.log_append_time,
+       p.record_key,
+       p.header_names,
+       p.header_values,
+       p.method,
+       p.target,
+       p.replay_no as replay,
+       p.replay_resend,
+       coalesce(o.ahead, 0) as ahead,
+       coalesce(o.behind, 0) as behind,
+       octet_length(p.body) as body_bytes,
+       p.row_id,
+       p.lane,
+       p.first_attempt_at as first_attempt,
+       p.erased_at,
+       p.capture,
+       p.sealed,
+       p.first_key::text as first_key,
+       p.trace,
+       p.response_status,
+       p.response_headers,
+       octet_length(p.response_body) as response_bytes,
+       case when $2::boolean then p.body end as body,
+       case when $2::boolean then p.response_body end as response_body
   from onlyonce.parked p
   left join lateral (
     select count(*) filter (where (f.partition, f."offset") < (p.partition, p."offset")) as ahead,

@@ -6,14 +6,65 @@ import "time"
 // past the message and has claimed its key, so a copy of a parked message is a duplicate. An event
 // that an operator has had appended may have the id of one that is parked: it has no key then (W7).
 const InsertMessageSQL = `
-insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, topic, partition, "offset", record_time,
-                             record_key, header_names, header_values, body, order_key, next_attempt_at, cluster_id, topic_id,
-                             log_append_time, replay_no, replay_resend, event_id, sealed)
-values ($23, $1, $2, $3, $4, $5, $6,
-        case when $23 = 'event' and exists (select from onlyonce.parked p
-                                             where p.kind = 'event' and p.key = $7::uuid and p.settled_at is null and p.reason <> 'conflict')
-             then null else $7::uuid end, $8, $9, $10, $11, $12, $13, $14, $15, $16,
-        case when $1 = 'retrying' then clock_timestamp() + make_interval(secs => $17) end, $18, $19, $20, $21, $22, $24, $25)`
+insert into onlyonce.parked (
+  kind,
+  state,
+  reason,
+  error,
+  attempts,
+  tenant,
+  scope,
+  key,
+  topic,
+  partition,
+  "offset",
+  record_time,
+  record_key,
+  header_names,
+  header_values,
+  body,
+  order_key,
+  next_attempt_at,
+  cluster_id,
+  topic_id,
+  log_append_time,
+  replay_no,
+  replay_resend,
+  event_id,
+  sealed
+)
+values (
+  $23,
+  $1,
+  $2,
+  $3,
+  $4,
+  $5,
+  $6,
+  case when $23 = 'event' and exists (select from onlyonce.parked p
+                                       where p.kind = 'event'
+                                         and p.key = $7::uuid
+                                         and p.settled_at is null
+                                         and p.reason <> 'conflict')
+       then null else $7::uuid end,
+  $8,
+  $9,
+  $10,
+  $11,
+  $12,
+  $13,
+  $14,
+  $15,
+  $16,
+  case when $1 = 'retrying' then clock_timestamp() + make_interval(secs => $17) end,
+  $18,
+  $19,
+  $20,
+  $21,
+  $22,
+  $24,
+  $25
+)`
 
 // RightDueTimesSQL has rows wait anew whose due time was written while the database's clock was
 // ahead: each as long as it was to wait, from now on. Without it a row whose wait is seconds waits
@@ -46,7 +97,10 @@ const LockSQL = `select id from onlyonce.parked where id = any ($1::bigint[]) or
 // parked_order; the OFFSET keeps the planner from making it a join over all rows.
 const notFirst = `exists (
          select 1 from onlyonce.parked f
-          where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset") offset 0)`
+          where f.order_key = p.order_key
+            and f.settled_at is null
+            and (f.partition, f."offset") < (p.partition, p."offset")
+         offset 0)`
 
 // redriven are the assignments that make a row due that an operator redrives, or have it wait for
 // those of its ordering key. A row that is being retried keeps its attempts, because its consumer,
@@ -61,7 +115,10 @@ const redriven = `state = case when p.state <> 'retrying' and ` + notFirst + ` t
 const RedriveSQL = `
 update onlyonce.parked p
    set ` + redriven + `
- where p.id = any ($1::bigint[]) and p.kind in ('message', 'event') and p.state in ('waiting', 'retrying') and (p.kind = 'message' or p."offset" is not null)`
+ where p.id = any ($1::bigint[])
+   and p.kind in ('message', 'event')
+   and p.state in ('waiting', 'retrying')
+   and (p.kind = 'message' or p."offset" is not null)`
 
 // AppendSQL appends events to their streams that a receiver has parked before they were appended;
 // see the function's comment in the migration.
@@ -71,14 +128,18 @@ const AppendSQL = `select onlyonce.append_parked($1)`
 // them. In: ids. Under the lock on the rows.
 const DiscardSQL = `
 update onlyonce.parked set state = 'discarded', settled_at = onlyonce.steady_clock(), next_attempt_at = null
- where id = any ($1::bigint[]) and (state in ('waiting', 'blocked', 'retrying') or kind = 'call' and state = 'reconcile')`
+ where id = any ($1::bigint[])
+   and (state in ('waiting', 'blocked', 'retrying') or kind = 'call' and state = 'reconcile')`
 
 // EndGivenUpSQL ends the operations of the HTTP layer whose events are given up: otherwise they run
 // for ever, and are neither forgotten nor erased. It writes what idempotency.endOperationSQL writes
 // (H23). In: ids, settled by now. By the index operations_running.
 const EndGivenUpSQL = `
 update onlyonce.operations o
-   set state = 'failed', error_code = 'failed', completed_at = clock_timestamp(), expires_at = clock_timestamp() + o.keep,
+   set state = 'failed',
+       error_code = 'failed',
+       completed_at = clock_timestamp(),
+       expires_at = clock_timestamp() + o.keep,
        watched_at = (select w.at from onlyonce.watched w)
   from onlyonce.parked p
  where p.id = any ($1::bigint[]) and p.kind = 'event' and p.state = 'discarded'
@@ -92,13 +153,18 @@ update onlyonce.operations o
 const ClaimGivenUpSQL = `
 with given_up as (
   select p.kind, p.scope, p.key from onlyonce.parked p
-   where p.id = any ($1::bigint[]) and p.kind in ('message', 'event') and p.key is not null and p.reason not in ('conflict', 'no-key')
+   where p.id = any ($1::bigint[])
+     and p.kind in ('message', 'event')
+     and p.key is not null
+     and p.reason not in ('conflict', 'no-key')
      and (p.kind = 'message' or p."offset" is null))
 select onlyonce.claim_scope(m.scope, m.keys, array_fill(0::bigint, array[cardinality(m.keys)]))
-  from (select scope, array_agg(key) as keys from given_up where kind = 'message' group by scope order by scope offset 0) m
+  from (select scope, array_agg(key) as keys
+          from given_up where kind = 'message' group by scope order by scope offset 0) m
  union all
 select onlyonce.claim(e.keys, array_fill(0::bigint, array[cardinality(e.keys)]), e.scopes)
-  from (select array_agg(key order by key) as keys, array_agg(scope order by key) as scopes from given_up where kind = 'event' having count(*) > 0) e`
+  from (select array_agg(key order by key) as keys, array_agg(scope order by key) as scopes
+          from given_up where kind = 'event' having count(*) > 0) e`
 
 // RedriveCallsSQL makes parked calls due. In: ids, the key that each is sent under from now on
 // (null: its own), and whether an operator has verified that they were not applied. Under the lock
@@ -127,5 +193,10 @@ update onlyonce.parked p
 // ResolveCallsSQL settles parked calls that were applied, as an operator has verified. In: ids.
 // Under the lock on the rows.
 const ResolveCallsSQL = `
-update onlyonce.parked set state = 'resolved', settled_at = onlyonce.steady_clock(), next_attempt_at = null, redrives = redrives + 1, redriven_at = clock_timestamp()
+update onlyonce.parked
+   set state = 'resolved',
+       settled_at = onlyonce.steady_clock(),
+       next_attempt_at = null,
+       redrives = redrives + 1,
+       redriven_at = clock_timestamp()
  where id = any ($1::bigint[]) and kind = 'call' and state in ('waiting', 'reconcile')`

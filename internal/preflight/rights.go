@@ -199,7 +199,8 @@ with s as (select oid, nspname::text as name from pg_namespace where nspname in 
 select 'USAGE on schema ' || s.name from s where not has_schema_privilege($3::name, s.oid, 'USAGE')
 union all
 select needed.privilege || coalesce(' (' || needed.col || ')', '') || ' on ' || s.name || '.' || needed.name
-  from s, (select n.name, split_part(n.privilege, ':', 1), nullif(split_part(n.privilege, ':', 2), '') from unnest($1::text[], $2::text[]) as n(name, privilege))
+  from s, (select n.name, split_part(n.privilege, ':', 1), nullif(split_part(n.privilege, ':', 2), '')
+             from unnest($1::text[], $2::text[]) as n(name, privilege))
           as needed(name, privilege, col)
   join pg_class c on c.relname = needed.name
   left join pg_attribute a on a.attrelid = c.oid and a.attname = needed.col
@@ -210,7 +211,9 @@ union all
 select 'EXECUTE on function onlyonce.' || p.proname::text from s join pg_proc p on p.pronamespace = s.oid
  where p.proacl is not null and not has_function_privilege($3::name, p.oid, 'EXECUTE')
 union all
-select 'EXECUTE on function ' || f.name from pg_catalog.unnest($4::text[]) f(name) where not pg_catalog.has_function_privilege($3::name, to_regprocedure('pg_catalog.' || f.name)::oid, 'EXECUTE')
+select 'EXECUTE on function ' || f.name
+  from pg_catalog.unnest($4::text[]) f(name)
+ where not pg_catalog.has_function_privilege($3::name, to_regprocedure('pg_catalog.' || f.name)::oid, 'EXECUTE')
 order by 1`
 
 // missingRights returns which rights a role lacks, on functions of the server too if they are

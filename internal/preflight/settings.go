@@ -15,9 +15,16 @@ import (
 // serverSQL returns one row. Every role may read these settings. It reads default_transaction_* and
 // not transaction_*, because a pooler may have put this statement into any transaction.
 const serverSQL = `
-select current_user::text, pg_backend_pid(), pg_is_in_recovery(), current_setting('server_version_num')::int,
-       current_setting('server_version'), current_setting('default_transaction_read_only') = 'on', current_setting('default_transaction_isolation'),
-       current_setting('synchronous_commit'), current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on',
+select current_user::text,
+       pg_backend_pid(),
+       pg_is_in_recovery(),
+       current_setting('server_version_num')::int,
+       current_setting('server_version'),
+       current_setting('default_transaction_read_only') = 'on',
+       current_setting('default_transaction_isolation'),
+       current_setting('synchronous_commit'),
+       current_setting('fsync') = 'on',
+       current_setting('full_page_writes') = 'on',
        current_setting('server_encoding')`
 
 // serverSettings is a row of serverSQL.
@@ -186,11 +193,19 @@ select string_agg(distinct quote_ident(c.login::text), ', '), string_agg(distinc
   from (select r.rolname as login, n.nspname as schema
           from pg_roles r, pg_namespace n, pg_database d
          where d.datname = current_database() and r.rolcanlogin and not r.rolsuper and r.rolname <> current_user
-           and case when current_setting('search_path') <> 'pg_catalog' then n.nspname = any (current_schemas(false))
-                    else strpos(',' || replace(replace(replace((select s.reset_val from pg_settings s where s.name = 'search_path'), ' ', ''), '"', ''), '$user', current_user::text) || ',',
-                                ',' || n.nspname::text || ',') > 0 end
+           and case
+                 when current_setting('search_path') <> 'pg_catalog' then n.nspname = any (current_schemas(false))
+                 else strpos(',' || replace(replace(replace((select s.reset_val
+                                                               from pg_settings s
+                                                              where s.name = 'search_path'),
+                                                            ' ', ''),
+                                                    '"', ''),
+                                            '$user', current_user::text) || ',',
+                             ',' || n.nspname::text || ',') > 0
+               end
            and has_schema_privilege(r.oid, n.oid, 'CREATE') and not pg_has_role(r.oid, d.datdba, 'USAGE')
-           and not exists (select from pg_namespace o where o.nspname = 'onlyonce' and pg_has_role(r.oid, o.nspowner, 'USAGE'))) c
+           and not exists (select from pg_namespace o
+                            where o.nspname = 'onlyonce' and pg_has_role(r.oid, o.nspowner, 'USAGE'))) c
 having count(*) > 0`
 
 // creatorsWarnings warns if other logins could have their functions run with this one's rights.

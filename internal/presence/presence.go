@@ -62,10 +62,26 @@ func Since(kind string, since time.Time, err error) []Fault {
 // and the index owners_scope.
 const writeSQL = `
 with reported as (
-  insert into onlyonce.owners as o (id, part, scope, host, pid, partitions, faults)
-  select r.id, $1, r.scope, $2, $3, '[]', r.faults::jsonb from unnest($4::uuid[], $5::text[], $6::text[]) as r(id, scope, faults)
+  insert into onlyonce.owners as o (
+    id,
+    part,
+    scope,
+    host,
+    pid,
+    partitions,
+    faults
+  )
+  select r.id,
+         $1,
+         r.scope,
+         $2,
+         $3,
+         '[]',
+         r.faults::jsonb
+    from unnest($4::uuid[], $5::text[], $6::text[]) as r(id, scope, faults)
   on conflict (id) do update set seen_at = clock_timestamp(), faults = excluded.faults)
-delete from onlyonce.owners where part = $1 and scope = any ($5::text[]) and seen_at < clock_timestamp() - interval '1 day'`
+delete from onlyonce.owners
+ where part = $1 and scope = any ($5::text[]) and seen_at < clock_timestamp() - interval '1 day'`
 
 // deleteSQL deletes the rows of a part that stops in order. In: ids.
 const deleteSQL = `delete from onlyonce.owners where id = any ($1::uuid[])`

@@ -16,7 +16,10 @@ import (
 // table was empty, and keeps that plan (T13), and it turns off the compiler of plans: if only a
 // large sum of estimates crosses its threshold, it takes a second to compile what takes a
 // millisecond to run.
-const PinSQL = `select pg_catalog.set_config('search_path', 'pg_catalog', true), set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)`
+const PinSQL = `
+select pg_catalog.set_config('search_path', 'pg_catalog', true),
+       set_config('enable_seqscan', 'off', true),
+       set_config('jit', 'off', true)`
 
 // Pinned returns the pool for engines whose role may do what others may not: relays, rotators.
 // Exec, Query, QueryRow and InTx run with PinSQL, the first three in a transaction of one statement

@@ -16,7 +16,12 @@ import (
 // which id (null: from the newest), how many rows. Walks the primary key backwards until it has
 // that many.
 const auditRowsSQL = `
-select id, at, actor, action, reason, detail
+select id,
+       at,
+       actor,
+       action,
+       reason,
+       detail
   from onlyonce.audit
  where ($1::text is null or action = $1) and ($2::text is null or actor = $2) and ($3::bigint is null or id < $3)
  order by id desc limit $4`
@@ -57,7 +62,12 @@ func AuditRows(ctx context.Context, db DB, f AuditFilter) (rows []AuditRow, more
 // decisionsSQL lists the decisions about a parked row, oldest first. In: its id. Reads the audit
 // rows of redrives and discards.
 const decisionsSQL = `
-select id, at, actor, action, reason from onlyonce.audit
+select id,
+       at,
+       actor,
+       action,
+       reason
+  from onlyonce.audit
  where action in ('parked redrive', 'parked discard') and detail->'ids' @> to_jsonb($1::bigint) order by id`
 
 // RowDecision is a decision about a parked row. AuditID is its row of the audit.

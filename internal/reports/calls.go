@@ -18,7 +18,8 @@ const SinksOfLog = `
 with recursive of_log as (
   (select r.sink from onlyonce.batches r order by r.sink limit 1)
   union all
-  select (select r.sink from onlyonce.batches r where r.sink > s.sink order by r.sink limit 1) from of_log s where s.sink is not null)`
+  select (select r.sink from onlyonce.batches r where r.sink > s.sink order by r.sink limit 1)
+    from of_log s where s.sink is not null)`
 
 // pendingOf finds, for each lane of each sink of the log, the calls that no cursor has passed, the
 // oldest transaction first. In: sink (null: any), how many of each lane; more conditions may follow
@@ -48,30 +49,87 @@ pending as (
 // pendingCallsSQL lists calls that are to be sent, oldest first. In: sink (null: any), how many,
 // scope, name (null: any). Reads that many calls of each lane. No bodies.
 const pendingCallsSQL = pendingOf + `
-         and ($3::text is null or $3 = any (coalesce(b.scopes, array[b.scope]))) and ($4::text is null or $4 = any (coalesce(b.names, array[b.name])))` +
+         and ($3::text is null or $3 = any (coalesce(b.scopes, array[b.scope])))
+         and ($4::text is null or $4 = any (coalesce(b.names, array[b.name])))` +
 	pendingEnd + `
-select id, key::text as key, sink, lane, name, tenant, scope, method, target, listed, created_at, not_before, octet_length(body)::bigint as bytes
-  from pending where ($3::text is null or scope = $3) and ($4::text is null or name = $4) order by created_at, id limit $2`
+select id,
+       key::text as key,
+       sink,
+       lane,
+       name,
+       tenant,
+       scope,
+       method,
+       target,
+       listed,
+       created_at,
+       not_before,
+       octet_length(body)::bigint as bytes
+  from pending
+ where ($3::text is null or scope = $3) and ($4::text is null or name = $4) order by created_at, id limit $2`
 
 // pendingOldestSQL finds the oldest call that is to be sent of each sink. In: sink (null: any), 1.
 // Reads one call of each lane.
 const pendingOldestSQL = pendingOf + pendingEnd + `
-select sink, bool_and(listed) as listed, min(created_at) as created_at, extract(epoch from clock_timestamp() - min(created_at))::float8 as age_seconds
+select sink,
+       bool_and(listed) as listed,
+       min(created_at) as created_at,
+       extract(epoch from clock_timestamp() - min(created_at))::float8 as age_seconds
   from pending group by sink order by sink`
 
 // BatchesOfKey finds the batches that hold a call of a key, $1, as a table expression. It reads the
 // log whole, without its bodies.
-const BatchesOfKey = `(select b.slot, b.sink, b.lane, b.xid, b.id as batch from onlyonce.batches b where $1::uuid = any (b.keys) offset 0)`
+const BatchesOfKey = `(select b.slot,
+       b.sink,
+       b.lane,
+       b.xid,
+       b.id as batch
+  from onlyonce.batches b
+ where $1::uuid = any (b.keys) offset 0)`
 
 // callSQL reads one call of the log. In: key, whether with its body. One row, or none.
 const callSQL = `
-select r.id, r.key::text as key, r.sink, r.lane, r.name, r.tenant, r.scope, r.method, r.target, r.headers, r.trace, r.order_key::text as order_key,
-       r.created_at, r.not_before, r.erased_at, r.capture, r.sealed, octet_length(r.body)::bigint as bytes, case when $2::boolean then r.body end as body,
-       c.state, c.parked_id, c.attempts, c.error, c.settled_at, k.paused_at, k.paused_by, k.pause_reason,
+select r.id,
+       r.key::text as key,
+       r.sink,
+       r.lane,
+       r.name,
+       r.tenant,
+       r.scope,
+       r.method,
+       r.target,
+       r.headers,
+       r.trace,
+       r.order_key::text as order_key,
+       r.created_at,
+       r.not_before,
+       r.erased_at,
+       r.capture,
+       r.sealed,
+       octet_length(r.body)::bigint as bytes,
+       case when $2::boolean then r.body end as body,
+       c.state,
+       c.parked_id,
+       c.attempts,
+       c.error,
+       c.settled_at,
+       k.paused_at,
+       k.paused_by,
+       k.pause_reason,
        exists (select 1 from onlyonce.lanes l where l.sink = r.sink) as listed
   from ` + BatchesOfKey + ` b
- cross join lateral (select * from onlyonce.outbox_log r where r.slot = b.slot and r.sink = b.sink and r.lane = b.lane and r.xid = b.xid and r.batch = b.batch offset 0) r
- cross join lateral (select * from onlyonce.calls c where c.sink = b.sink and c.lane = b.lane and c.xid = b.xid and c.batch = b.batch and c.id = r.id offset 0) c
+ cross join lateral (select *
+                       from onlyonce.outbox_log r
+                      where r.slot = b.slot
+                        and r.sink = b.sink
+                        and r.lane = b.lane
+                        and r.xid = b.xid
+                        and r.batch = b.batch
+                     offset 0) r
+ cross join lateral (select *
+                       from onlyonce.calls c
+                      where c.sink = b.sink and c.lane = b.lane and c.xid = b.xid and c.batch = b.batch and c.id = r.id
+                     offset 0) c
   left join onlyonce.sinks k on k.name = r.sink
  where r.key = $1::uuid order by r.id desc limit 1`
 

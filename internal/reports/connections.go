@@ -146,7 +146,10 @@ func PlanConnections(q *ConnectionQuestion, room *ServerRoom) *ConnectionPlan {
 // PostgreSQL 16.
 const roomSQL = `
 select current_setting('max_connections')::int as most,
-       current_setting('superuser_reserved_connections')::int + coalesce(current_setting('reserved_connections', true), '0')::int as reserved,
+       current_setting('superuser_reserved_connections')::int + coalesce(
+         current_setting('reserved_connections', true),
+         '0'
+       )::int as reserved,
        (select datconnlimit from pg_database where datname = current_database()) as database`
 
 // ServerRoom is how many connections a server accepts.

@@ -13,17 +13,39 @@ import (
 // comes before that of the partition.
 const cursorsSQL = `
 with paused as materialized (select * from onlyonce.pauses u where $1::text is null or u.scope = $1)
-select id, scope, topic, partition, next_offset as position, run, start_offset, start_policy,
-       group_id as "group", cluster_id, topic_id::text as topic_id, epoch, clean,
-       coalesce(a.attempts, 0) as attempts, a."offset" as attempt_offset, anchor_offset, leader_epoch,
-       retired_at, (select reason from paused u
-                     where u.scope = p.scope and u.topic in ('', p.topic) and u.partition in (-1, p.partition)
-                     order by u.topic, u.partition limit 1) as paused,
-       replay_no as replay, replay_until, replay_resume, replay_resend, redo_until, redo_topic_id::text as redo_topic_id,
-       done_until, extract(epoch from clock_timestamp() - released_at)::float8 as released_age
+select id,
+       scope,
+       topic,
+       partition,
+       next_offset as position,
+       run,
+       start_offset,
+       start_policy,
+       group_id as "group",
+       cluster_id,
+       topic_id::text as topic_id,
+       epoch,
+       clean,
+       coalesce(a.attempts, 0) as attempts,
+       a."offset" as attempt_offset,
+       anchor_offset,
+       leader_epoch,
+       retired_at,
+       (select reason from paused u
+         where u.scope = p.scope and u.topic in ('', p.topic) and u.partition in (-1, p.partition)
+         order by u.topic, u.partition limit 1) as paused,
+       replay_no as replay,
+       replay_until,
+       replay_resume,
+       replay_resend,
+       redo_until,
+       redo_topic_id::text as redo_topic_id,
+       done_until,
+       extract(epoch from clock_timestamp() - released_at)::float8 as released_age
   from onlyonce.positions p
   left join lateral (select t."offset", t.attempts from onlyonce.attempts t
-                      where t.cursor_id = p.id and t."offset" >= p.next_offset and t.attempts > 0 order by t."offset" limit 1) a on true
+                      where t.cursor_id = p.id and t."offset" >= p.next_offset and t.attempts > 0
+                      order by t."offset" limit 1) a on true
  where ($1::text is null or scope = $1) and ($2::text is null or topic = $2) and ($3::integer is null or partition = $3)
  order by scope, topic, partition`
 

@@ -17,19 +17,43 @@ import (
 // first consumer that has not handled it), parked by SCOPE (the first one that has it parked, by
 // the index parked_position), or handled.
 const EventState = `
-       coalesce((select case when count(*) = 0 then 'unread'
-                             else 'before ' || min(c.scope) filter (where c.retired_at is null and coalesce(q.next_offset, c.run_start) <= l."offset") end
+       coalesce((select case
+                          when count(*) = 0 then 'unread'
+                          else 'before ' || min(c.scope) filter (
+                            where c.retired_at is null and coalesce(q.next_offset, c.run_start) <= l."offset")
+                        end
                    from onlyonce.cursors c
-                   left join lateral (select q.next_offset from onlyonce.progress q where q.cursor_id = c.id and q.run = c.run order by q.from_offset desc limit 1) q on true
-                  where c.topic = s.topic and c.partition = l.partition
-                    and (c.topic_id = s.incarnation or c.topic_id is null and coalesce(c.cluster_id, 'postgres') = 'postgres')),
-                (select 'parked by ' || c.scope from onlyonce.cursors c join onlyonce.parked k on k.scope = c.scope and k.topic = c.topic and k.partition = c.partition
-                  where c.topic = s.topic and c.partition = l.partition and c.retired_at is null
-                    and k."offset" = l."offset" and k.settled_at is null and k.scope is not null order by c.scope limit 1), 'handled') as state`
+                   left join lateral (
+                     select q.next_offset
+                       from onlyonce.progress q
+                      where q.cursor_id = c.id and q.run = c.run
+                      order by q.from_offset desc limit 1) q on true
+                  where c.topic = s.topic
+                    and c.partition = l.partition
+                    and (c.topic_id = s.incarnation
+                         or c.topic_id is null and coalesce(c.cluster_id, 'postgres') = 'postgres')),
+                (select 'parked by ' || c.scope
+                   from onlyonce.cursors c
+                   join onlyonce.parked k on k.scope = c.scope and k.topic = c.topic and k.partition = c.partition
+                  where c.topic = s.topic
+                    and c.partition = l.partition
+                    and c.retired_at is null
+                    and k."offset" = l."offset"
+                    and k.settled_at is null
+                    and k.scope is not null
+                  order by c.scope limit 1),
+                'handled') as state`
 
 // eventColumns are what a list of events reads. No bodies.
 const eventColumns = `
-select s.topic, l.partition::integer as partition, l."offset", l.id, l.tenant, l.appended_at, l.erased_at, coalesce(octet_length(l.body), 0)::bigint as bytes,` + EventState
+select s.topic,
+       l.partition::integer as partition,
+       l."offset",
+       l.id,
+       l.tenant,
+       l.appended_at,
+       l.erased_at,
+       coalesce(octet_length(l.body), 0)::bigint as bytes,` + EventState
 
 // eventsSQL lists events, newest first. In: topic, partition, id as stored or its last part (each
 // may be null: any), how many. By the unique indexes of the segments, that many of each partition;
@@ -38,7 +62,9 @@ const eventsSQL = eventColumns + `
   from onlyonce.streams s cross join lateral generate_series(0, s.partitions - 1) n
  cross join lateral (
    select l.* from onlyonce.event_log l
-    where l.stream = s.id and l.partition = n::smallint and ($3::text is null or l.id = $3 or right(l.id, length($3) + 1) = '/' || $3)
+    where l.stream = s.id
+      and l.partition = n::smallint
+      and ($3::text is null or l.id = $3 or right(l.id, length($3) + 1) = '/' || $3)
     order by l."offset" desc limit $4) l
  where ($1::text is null or s.topic = $1) and ($2::integer is null or n = $2)
  order by l.appended_at desc, l."offset" desc limit $4`

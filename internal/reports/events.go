@@ -15,17 +15,26 @@ const StreamsSQL = `
 with recursive scopes as (
   (select k.scope from onlyonce.parked k where k.settled_at is null and k.scope is not null order by k.scope limit 1)
   union all
-  select (select k.scope from onlyonce.parked k where k.settled_at is null and k.scope > o.scope order by k.scope limit 1)
+  select (select k.scope
+            from onlyonce.parked k where k.settled_at is null and k.scope > o.scope order by k.scope limit 1)
     from scopes o where o.scope is not null)
-select s.topic, s.partitions::bigint as partitions, c.scope, c.group_id as "group",
+select s.topic,
+       s.partitions::bigint as partitions,
+       c.scope,
+       c.group_id as "group",
        sum(b.next_offset - b.first_offset)::bigint as kept,
-       case when c.scope is not null then sum(b.next_offset - coalesce(p.next_offset, b.first_offset))::bigint end as behind,
+       case when c.scope is not null
+              then sum(b.next_offset - coalesce(p.next_offset, b.first_offset))::bigint end as behind,
        count(*) filter (where c.scope is not null and p.scope is null) as unread,
        (select count(*) from scopes o cross join lateral (
-          select from onlyonce.parked k where k.scope = o.scope and k.topic = s.topic and k.kind = 'event' and k.settled_at is null offset 0) k
-         where o.scope = c.scope or c.scope is null and not exists (select 1 from onlyonce.cursors x where x.scope = o.scope and x.topic = s.topic)) as parked
+          select from onlyonce.parked k
+           where k.scope = o.scope and k.topic = s.topic and k.kind = 'event' and k.settled_at is null offset 0) k
+         where o.scope = c.scope
+           or c.scope is null
+           and not exists (select 1 from onlyonce.cursors x where x.scope = o.scope and x.topic = s.topic)) as parked
   from onlyonce.streams s
-  left join (select distinct x.topic, x.scope, max(x.group_id) over (partition by x.topic, x.scope) as group_id from onlyonce.cursors x
+  left join (select distinct x.topic, x.scope, max(x.group_id) over (partition by x.topic, x.scope) as group_id
+               from onlyonce.cursors x
               where x.retired_at is null and (x.cluster_id is null or x.cluster_id = 'postgres')) c on c.topic = s.topic
   cross join lateral generate_series(0, s.partitions - 1) n
   cross join lateral onlyonce.stream_bounds(s.id, n::smallint) b
@@ -35,9 +44,15 @@ select s.topic, s.partitions::bigint as partitions, c.scope, c.group_id as "grou
 
 // EventRingSQL reads the log's segments. The sizes hold indexes and bodies.
 const EventRingSQL = `
-select s.slot::bigint as slot, case when s.slot = r.cur then 'current' when s.slot = r.draining then 'draining' when s.slot = r.retired then 'retired'
-                    when s.slot = any (r.closed) then 'closed' else 'free' end as state,
-       s.opened_at, s.closed_at, pg_total_relation_size(format('onlyonce_segments.event_log_%s', s.slot)::regclass) as bytes
+select s.slot::bigint as slot,
+       case when s.slot = r.cur then 'current'
+            when s.slot = r.draining then 'draining'
+            when s.slot = r.retired then 'retired'
+         when s.slot = any (r.closed) then 'closed'
+            else 'free' end as state,
+       s.opened_at,
+       s.closed_at,
+       pg_total_relation_size(format('onlyonce_segments.event_log_%s', s.slot)::regclass) as bytes
   from onlyonce.rings r join onlyonce.segments s on s.ring = r.name
  where r.name = 'events' order by s.slot`
 

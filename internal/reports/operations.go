@@ -10,14 +10,36 @@ import (
 // ones walk operations_expired backwards. A parked event has the key of its stream, tenant and
 // operation: parked is asked by key, for each row that is returned (T13).
 const operationsSQL = `
-select o.id::text as id, case when o.state = 'running' and w.id is not null then 'suspended' else o.state end as state, o.tenant, o.principal, o.name, o.created_at, o.completed_at,
-       o.expires_at, octet_length(o.result)::bigint as bytes, o.error_code, s.percent, s.text as progress, s.updated_at, s.cancel_at, w.id as parked_id
-  from (select x.*, case when x.state = 'running' then onlyonce.key(x.tenant, x.topic, x.id::text) end as event_key from onlyonce.operations x
-         where ($1 or x.completed_at is null) and ($2::text is null or x.tenant = $2) and ($3::text is null or x.name = $3) and ($5::uuid is null or x.id = $5)
+select o.id::text as id,
+       case when o.state = 'running' and w.id is not null then 'suspended' else o.state end as state,
+       o.tenant,
+       o.principal,
+       o.name,
+       o.created_at,
+       o.completed_at,
+       o.expires_at,
+       octet_length(o.result)::bigint as bytes,
+       o.error_code,
+       s.percent,
+       s.text as progress,
+       s.updated_at,
+       s.cancel_at,
+       w.id as parked_id
+  from (select x.*, case when x.state = 'running' then onlyonce.key(x.tenant, x.topic, x.id::text) end as event_key
+          from onlyonce.operations x
+         where ($1 or x.completed_at is null)
+           and ($2::text is null or x.tenant = $2)
+           and ($3::text is null or x.name = $3)
+           and ($5::uuid is null or x.id = $5)
          order by x.expires_at desc nulls first, x.created_at desc limit $4) o
   left join onlyonce.operation_signals s on s.id = o.id
   left join lateral (select p.id from onlyonce.parked p
-                      where p.key = o.event_key and p.kind = 'event' and p.settled_at is null and p.reason <> 'conflict' and p.state = 'waiting' offset 0) w on true
+                      where p.key = o.event_key
+                        and p.kind = 'event'
+                        and p.settled_at is null
+                        and p.reason <> 'conflict'
+                        and p.state = 'waiting'
+                     offset 0) w on true
  order by o.expires_at desc nulls first, o.created_at desc`
 
 // Operation is an operation of the HTTP layer: a request that was answered 202, and whose work is

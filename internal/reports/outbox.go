@@ -13,7 +13,11 @@ import (
 // logSinksSQL lists the sinks that a relay has listed, or that have calls in the log. In: sink
 // (null: any). The log's are found by the index batches_new, one look for each sink.
 const logSinksSQL = SinksOfLog + `
-select n.sink, exists (select 1 from onlyonce.lanes l where l.sink = n.sink) as listed, k.paused_at, k.paused_by, k.pause_reason
+select n.sink,
+       exists (select 1 from onlyonce.lanes l where l.sink = n.sink) as listed,
+       k.paused_at,
+       k.paused_by,
+       k.pause_reason
   from (select sink from of_log where sink is not null
         union select name from onlyonce.sinks) n
   left join onlyonce.sinks k on k.name = n.sink
@@ -23,10 +27,19 @@ select n.sink, exists (select 1 from onlyonce.lanes l where l.sink = n.sink) as 
 // LanesSQL reads the lanes and the relays that own them, by the database's clock. In: sink (null:
 // any). By the index on (sink, lane).
 const LanesSQL = `
-select sink, lane, epoch, until, held,
+select sink,
+       lane,
+       epoch,
+       until,
+       held,
        case when not held then extract(epoch from clock_timestamp() - freed)::float8 end as unheld
-  from (select l.sink, l.lane, e.epoch, e.until,
-               (e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') is true as held,
+  from (select l.sink,
+               l.lane,
+               e.epoch,
+               e.until,
+               (e.nonce is not null
+                and e.until > clock_timestamp()
+                and e.until <= clock_timestamp() + interval '1 hour') is true as held,
                coalesce(e.until, e.freed_at) as freed
           from onlyonce.lanes l join onlyonce.leases e on e.id = l.id
          where $1::text is null or l.sink = $1) x
@@ -38,18 +51,43 @@ select sink, lane, epoch, until, held,
 // of those are in the running pass. Of a batch that the cursor is in, the calls up to last_id are
 // done. A parked call needs no exception: parking it moves the cursor past it.
 const WaitingCallsSQL = SinksOfLog + `
-select l.sink, l.lane, p.slot, p.calls, p.in_pass, extract(epoch from clock_timestamp() - p.oldest)::float8 as age
+select l.sink,
+       l.lane,
+       p.slot,
+       p.calls,
+       p.in_pass,
+       extract(epoch from clock_timestamp() - p.oldest)::float8 as age
   from onlyonce.lanes l,
-       lateral (select r.slot, sum(r.n - r.done) as calls, coalesce(sum(r.n - r.done) filter (where r.pass), 0) as in_pass, min(r.created_at) as oldest
-                  from (select b.slot, b.n, b.created_at, b.pass, case when b.pass then greatest(least(l.last_id - b.id + 1, b.n), 0) else 0 end as done
-                          from (select r.slot, r.id, r.n, r.created_at, coalesce(pg_visible_in_snapshot(r.xid, l.target), false) as pass
+       lateral (
+         select r.slot,
+                sum(r.n - r.done) as calls,
+                coalesce(sum(r.n - r.done) filter (where r.pass), 0) as in_pass,
+                min(r.created_at) as oldest
+                  from (select b.slot,
+                               b.n,
+                               b.created_at,
+                               b.pass,
+                               case when b.pass then greatest(least(l.last_id - b.id + 1, b.n), 0) else 0 end as done
+                          from (select r.slot,
+                                       r.id,
+                                       r.n,
+                                       r.created_at,
+                                       coalesce(pg_visible_in_snapshot(r.xid, l.target), false) as pass
                                   from onlyonce.batches r
-                                 where r.sink = l.sink and r.lane = l.lane and r.xid >= pg_snapshot_xmin(l.prev) and not pg_visible_in_snapshot(r.xid, l.prev)) b) r
+                                 where r.sink = l.sink
+                                   and r.lane = l.lane
+                                   and r.xid >= pg_snapshot_xmin(l.prev)
+                                   and not pg_visible_in_snapshot(r.xid, l.prev)) b) r
                  where r.done < r.n
                  group by r.slot) p
  where $1::text is null or l.sink = $1
 union all
-select r.sink, null, r.slot, sum(r.n), 0, extract(epoch from clock_timestamp() - min(r.created_at))::float8
+select r.sink,
+       null,
+       r.slot,
+       sum(r.n),
+       0,
+       extract(epoch from clock_timestamp() - min(r.created_at))::float8
   from of_log s cross join generate_series(0, 15) n(lane)
  cross join lateral (select b.* from onlyonce.batches b where b.sink = s.sink and b.lane = n.lane offset 0) r
  where s.sink is not null and ($1::text is null or s.sink = $1)
@@ -61,11 +99,21 @@ select r.sink, null, r.slot, sum(r.n), 0, extract(epoch from clock_timestamp() -
 // name, with a lane whose cursor is older than the last transaction that may have written into a
 // closed segment. The counts of calls show whether the cursor has seen all of that segment.
 const RingSQL = `
-select s.slot, case when s.slot = r.cur then 'current' when s.slot = r.draining then 'draining' when s.slot = r.retired then 'retired'
-                    when s.slot = any (r.closed) then 'closed' else 'free' end as state,
-       s.use_no, s.opened_at, s.closed_at, extract(epoch from clock_timestamp() - s.opened_at)::float8 as age,
+select s.slot,
+       case when s.slot = r.cur then 'current'
+            when s.slot = r.draining then 'draining'
+            when s.slot = r.retired then 'retired'
+            when s.slot = any (r.closed) then 'closed'
+            else 'free' end as state,
+       s.use_no,
+       s.opened_at,
+       s.closed_at,
+       extract(epoch from clock_timestamp() - s.opened_at)::float8 as age,
        pg_total_relation_size(format('onlyonce_segments.batches_%s', s.slot)::regclass) as bytes,
-       array(select distinct l.sink from onlyonce.lanes l where (s.slot = any (r.closed) or s.slot = r.retired) and pg_snapshot_xmax(l.prev) < s.bound order by 1)::text[] as behind
+       array(select distinct l.sink
+               from onlyonce.lanes l
+              where (s.slot = any (r.closed) or s.slot = r.retired) and pg_snapshot_xmax(l.prev) < s.bound
+              order by 1)::text[] as behind
   from onlyonce.rings r join onlyonce.segments s on s.ring = r.name
  where r.name = 'outbox' order by s.slot`
 

@@ -17,14 +17,35 @@ import (
 // unsettled row of its ordering key is found by the partial index parked_order. ParkedRow is the
 // row with its error cut, because that may be a stack. Bodies and headers are not read.
 const (
-	ParkedColumns = `p.id, p.kind, p.state, p.reason, p.tenant, p.scope, p.topic, p.partition, p."offset", p.sink, p.call_name as name, p.key::text as key,
-       p.order_key::text as order_key, p.attempts, ` + parked.CallOpen + ` as may_be_applied, p.redrives, p.redriven_at, p.parked_at, p.settled_at, p.next_attempt_at,
-       (select f.id from onlyonce.parked f
-         where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")
-         order by f.partition, f."offset" limit 1) as head`
+	ParkedColumns = `p.id,
+                     p.kind,
+                     p.state,
+                     p.reason,
+                     p.tenant,
+                     p.scope,
+                     p.topic,
+                     p.partition,
+                     p."offset",
+                     p.sink,
+                     p.call_name as name,
+                     p.key::text as key,
+                     p.order_key::text as order_key,
+                     p.attempts,
+                     ` + parked.CallOpen + ` as may_be_applied,
+                     p.redrives,
+                     p.redriven_at,
+                     p.parked_at,
+                     p.settled_at,
+                     p.next_attempt_at,
+                     (select f.id from onlyonce.parked f
+                       where f.order_key = p.order_key
+                         and f.settled_at is null
+                         and (f.partition, f."offset") < (p.partition, p."offset")
+                       order by f.partition, f."offset" limit 1) as head`
 	ParkedRow = `
 select ` + ParkedColumns + `, case when length(l.line) > 1000 then left(l.line, 999) || '…' else l.line end as error
-  from onlyonce.parked p cross join lateral (select btrim(split_part(btrim(left(p.error, 4000), E' \t\r\n'), E'\n', 1), E' \t\r') as line) l
+  from onlyonce.parked p
+ cross join lateral (select btrim(split_part(btrim(left(p.error, 4000), E' \t\r\n'), E'\n', 1), E' \t\r') as line) l
  where `
 )
 
@@ -121,10 +142,25 @@ const (
 // the first attempt of those was. By the index parked_open, or parked_position if a scope is given;
 // without bodies.
 const parkedCountsSQL = `
-select kind, scope, sink, reason, state, error, count(*) as count, min(parked_at) as oldest,
+select kind,
+       scope,
+       sink,
+       reason,
+       state,
+       error,
+       count(*) as count,
+       min(parked_at) as oldest,
        extract(epoch from clock_timestamp() - min(parked_at))::float8 as oldest_age_seconds,
-       count(*) filter (where open) as open, extract(epoch from clock_timestamp() - min(first_attempt_at) filter (where open))::float8 as tried
-  from (select kind, scope, sink, reason, state, parked_at, first_attempt_at, ` + parked.CallOpen + ` as open,
+       count(*) filter (where open) as open,
+       extract(epoch from clock_timestamp() - min(first_attempt_at) filter (where open))::float8 as tried
+  from (select kind,
+               scope,
+               sink,
+               reason,
+               state,
+               parked_at,
+               first_attempt_at,
+               ` + parked.CallOpen + ` as open,
                case when $13::boolean then left(split_part(error, E'\n', 1), 80) else '' end as error
           from onlyonce.parked p where id > 0 and settled_at is null and ` + parkedFilter + `) p
  group by kind, scope, sink, reason, state, error
@@ -135,13 +171,15 @@ select kind, scope, sink, reason, state, error, count(*) as count, min(parked_at
 // the index parked_troubled.
 const settledCountSQL = `
 select count(*) as count from (
-  select from onlyonce.parked where id > 0 and settled_at is not null and not ` + parked.CapturedCall + ` and ` + parkedFilter + ` limit $4) p`
+  select from onlyonce.parked
+   where id > 0 and settled_at is not null and not ` + parked.CapturedCall + ` and ` + parkedFilter + ` limit $4) p`
 
 // capturedCountSQL counts the calls that were delivered with a captured answer, up to a number. In:
 // as settledCountSQL. By the index parked_captured.
 const capturedCountSQL = `
 select count(*) as count from (
-  select from onlyonce.parked where id > 0 and settled_at is not null and ` + parked.CapturedCall + ` and ` + parkedFilter + ` limit $4) p`
+  select from onlyonce.parked
+   where id > 0 and settled_at is not null and ` + parked.CapturedCall + ` and ` + parkedFilter + ` limit $4) p`
 
 // ParkedCount counts the parked rows of one group.
 type ParkedCount struct {

@@ -10,7 +10,12 @@ import (
 // placesSQL lists places. In: place (null: any), state (null: any), how many rows. By the primary
 // key.
 const placesSQL = `
-select place, state, moves, coalesce(other, '') as other, changed_at from onlyonce.places
+select place,
+       state,
+       moves,
+       coalesce(other, '') as other,
+       changed_at
+  from onlyonce.places
  where ($1::text is null or place = $1) and ($2::text is null or state = $2) order by place limit $3`
 
 // Place is a database's state of a place, for example of a tenant.

@@ -17,29 +17,53 @@ import (
 // their own are added up in that of each tenant, if there is one.
 const sinkRatesSQL = `
 with own as materialized (
-  select * from onlyonce.rates where ($1::text is null or sink = $1) and coalesce(configured, per_second, configured_in_flight, in_flight) is not null),
+  select *
+    from onlyonce.rates
+   where ($1::text is null or sink = $1)
+     and coalesce(configured, per_second, configured_in_flight, in_flight) is not null),
 r as materialized (
   select * from own union all
-  select * from onlyonce.rates where ($1::text is null or sink = $1) and coalesce(configured, per_second, configured_in_flight, in_flight) is null and (held_until > clock_timestamp() or set_at is not null)),
+  select *
+    from onlyonce.rates
+   where ($1::text is null or sink = $1)
+     and coalesce(configured, per_second, configured_in_flight, in_flight) is null
+     and (held_until > clock_timestamp() or set_at is not null)),
 u as (
   select sink, waits_for as used_by, 0 as share, count(*) as calls from onlyonce.parked
-   where waits_for is not null and state = 'retrying' and next_attempt_at is null and ($1::text is null or sink = $1) group by 1, 2
+   where waits_for is not null and state = 'retrying' and next_attempt_at is null and ($1::text is null or sink = $1)
+   group by 1, 2
   union all
-  select sink, calls_of, share, 0 from onlyonce.shares where until > clock_timestamp() and ($1::text is null or sink = $1)),
+  select sink, calls_of, share, 0
+    from onlyonce.shares where until > clock_timestamp() and ($1::text is null or sink = $1)),
 w as (
-  select u.sink, coalesce(e.calls_of, u.used_by) as calls_of, sum(u.share)::bigint as taken, sum(u.calls)::bigint as calls
+  select u.sink,
+         coalesce(e.calls_of, u.used_by) as calls_of,
+         sum(u.share)::bigint as taken,
+         sum(u.calls)::bigint as calls
     from u left join own e on e.calls_of = 'tenants' and e.sink = u.sink and u.used_by like 'tenant %' and not exists (
            select from own o where o.sink = u.sink and o.calls_of = u.used_by) group by 1, 2)
-select x.sink, case when x.calls_of like 'tenant %' then substr(x.calls_of, 8) else '' end as tenant,
+select x.sink,
+       case when x.calls_of like 'tenant %' then substr(x.calls_of, 8) else '' end as tenant,
        case when x.calls_of like 'key %' then substr(x.calls_of, 5) else '' end as ordering_key_prefix,
-       x.calls_of = 'tenants' as each_tenant, r.configured, r.per_second, r.configured_in_flight, r.in_flight,
-       coalesce(w.taken, 0) as taken, r.set_at, r.set_by, r.reason,
-       case when r.held_until > clock_timestamp() and r.held_until <= clock_timestamp() + interval '1 hour' then r.held_until end as held_until, r.held_why,
+       x.calls_of = 'tenants' as each_tenant,
+       r.configured,
+       r.per_second,
+       r.configured_in_flight,
+       r.in_flight,
+       coalesce(w.taken, 0) as taken,
+       r.set_at,
+       r.set_by,
+       r.reason,
+       case when r.held_until > clock_timestamp()
+              and r.held_until <= clock_timestamp() + interval '1 hour' then r.held_until end as held_until,
+       r.held_why,
        coalesce(w.calls, 0) as waiting
   from r full join w on w.sink = r.sink and w.calls_of = r.calls_of
  cross join lateral (select coalesce(r.sink, w.sink) as sink, coalesce(r.calls_of, w.calls_of) as calls_of) x
  where ($2::text is null or x.calls_of = $2)
-   and (coalesce(r.configured, r.per_second, r.configured_in_flight, r.in_flight) is not null or r.held_until > clock_timestamp() or w.calls > 0)
+   and (coalesce(r.configured, r.per_second, r.configured_in_flight, r.in_flight) is not null
+        or r.held_until > clock_timestamp()
+        or w.calls > 0)
  order by x.sink, x.calls_of`
 
 // SinkRate is the rate of a sink, of one of its tenants or each of them, or of ordering keys with a

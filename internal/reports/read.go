@@ -29,7 +29,11 @@ const (
 // BoundsSQL bounds the transaction's waits. In: lock_timeout, idle_in_transaction_session_timeout.
 // Statements are not compiled: they read few rows, and compiling one of the longer ones takes a
 // second, or several if the server is busy. It pins the search_path, see primary.PinSQL (S2).
-const BoundsSQL = `select pg_catalog.set_config('search_path', 'pg_catalog', true), set_config('jit', 'off', true), set_config('lock_timeout', $1, true), set_config('idle_in_transaction_session_timeout', $2, true)`
+const BoundsSQL = `
+select pg_catalog.set_config('search_path', 'pg_catalog', true),
+       set_config('jit', 'off', true),
+       set_config('lock_timeout', $1, true),
+       set_config('idle_in_transaction_session_timeout', $2, true)`
 
 // Bound is the first statement of each transaction of this package (T7).
 func Bound(ctx context.Context, tx pgx.Tx) error {

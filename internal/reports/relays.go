@@ -15,10 +15,19 @@ import (
 // relaysSQL lists the relays that send the calls of each sink, by the database's clock. One row for
 // a sink's lanes together.
 const relaysSQL = `
-select l.sink, max(e.epoch) as epoch, max(e.until) as until,
-       bool_or((e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') is true) as held, count(*) as lanes,
-       count(*) filter (where e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') as lanes_held,
-       k.paused_at, k.paused_by, k.pause_reason
+select l.sink,
+       max(e.epoch) as epoch,
+       max(e.until) as until,
+       bool_or((e.nonce is not null
+                and e.until > clock_timestamp()
+                and e.until <= clock_timestamp() + interval '1 hour') is true) as held,
+       count(*) as lanes,
+       count(*) filter (where e.nonce is not null
+                          and e.until > clock_timestamp()
+                          and e.until <= clock_timestamp() + interval '1 hour') as lanes_held,
+       k.paused_at,
+       k.paused_by,
+       k.pause_reason
   from onlyonce.lanes l join onlyonce.leases e on e.id = l.id left join onlyonce.sinks k on k.name = l.sink
  group by l.sink, k.name order by l.sink`
 
@@ -26,7 +35,10 @@ select l.sink, max(e.epoch) as epoch, max(e.until) as until,
 // them. In: what begins their names, and no other lease's (S5).
 const membersSQL = `
 select name from onlyonce.leases
- where name >= $1::text and name < left($1, -1) || '0' and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
+ where name >= $1::text
+   and name < left($1, -1) || '0'
+   and until > clock_timestamp()
+   and until <= clock_timestamp() + interval '1 hour'`
 
 // SinkRelays describes the relays that send a sink's calls.
 type SinkRelays struct {

@@ -11,12 +11,28 @@ import (
 // (null: any), how many rows, id (null: any). One by its id; others walk http_records_expired
 // backwards, where the open ones come first. The lease and the steps are read of those rows only.
 const requestsSQL = `
-select r.id::text as id, case when r.state = 'running' and coalesce(l.until > clock_timestamp() and l.until <= clock_timestamp() + interval '1 hour', false) then 'running'
-                              when r.state = 'running' then case when r.abandoned_at is null then 'left' else 'abandoned' end else r.state end as state,
-       r.tenant, r.scope, r.created_at, r.completed_at, r.expires_at, r.erased_at, octet_length(r.response)::bigint as bytes,
-       coalesce(s.unknown, '{}') as unknown, coalesce(s.done, '{}') as done, s.unknown_since
+select r.id::text as id,
+       case
+         when r.state = 'running'
+              and coalesce(l.until > clock_timestamp() and l.until <= clock_timestamp() + interval '1 hour', false)
+           then 'running'
+         when r.state = 'running' then case when r.abandoned_at is null then 'left' else 'abandoned' end
+         else r.state
+       end as state,
+       r.tenant,
+       r.scope,
+       r.created_at,
+       r.completed_at,
+       r.expires_at,
+       r.erased_at,
+       octet_length(r.response)::bigint as bytes,
+       coalesce(s.unknown, '{}') as unknown,
+       coalesce(s.done, '{}') as done,
+       s.unknown_since
   from (select r.* from onlyonce.http_records r
-         where ($1 or r.expires_at is null) and ($2::text is null or r.tenant = $2) and ($3::text is null or r.scope = $3)
+         where ($1 or r.expires_at is null)
+           and ($2::text is null or r.tenant = $2)
+           and ($3::text is null or r.scope = $3)
            and ($5::uuid is null or r.id = $5)
          order by r.expires_at desc nulls first, r.created_at desc limit $4) r
   left join onlyonce.leases l on l.id = r.lease_id

@@ -15,7 +15,10 @@ import (
 // row for each, in that order: horizon in seconds (null: forever), filters, their bytes. By the
 // primary keys.
 const keyRingsSQL = `
-select r.name as ring, extract(epoch from r.horizon)::float8 as horizon, count(distinct f.use) as filters, coalesce(sum(octet_length(f.filter)), 0)::bigint as filter_bytes
+select r.name as ring,
+       extract(epoch from r.horizon)::float8 as horizon,
+       count(distinct f.use) as filters,
+       coalesce(sum(octet_length(f.filter)), 0)::bigint as filter_bytes
   from onlyonce.rings r left join onlyonce.filters f on f.ring = r.name
  where r.name = any ($1::text[]) group by r.name order by array_position($1::text[], r.name)`
 
@@ -116,13 +119,21 @@ const ClockAhead = time.Minute
 // shorter, because its tables suffice for less. In: how many seconds count as ahead. Reads one row
 // of onlyonce.cursors and one of onlyonce.frontiers for each cursor in use.
 const frontiersSQL = `
-select c.scope, c.topic, c.partition, extract(epoch from clock_timestamp() - f.frontier)::float8 as behind,
+select c.scope,
+       c.topic,
+       c.partition,
+       extract(epoch from clock_timestamp() - f.frontier)::float8 as behind,
        (select r.name from onlyonce.rings r
-         where r.name in (onlyonce.class_ring(coalesce(s.class, 'standard')), onlyonce.class_ring(case when s.class_before is not null then onlyonce.class_before(s.scope) end))
+         where r.name in (onlyonce.class_ring(coalesce(s.class, 'standard')),
+                          onlyonce.class_ring(
+                            case when s.class_before is not null then onlyonce.class_before(s.scope) end))
          order by r.horizon limit 1) as ring
-  from onlyonce.cursors c left join onlyonce.frontiers f on f.cursor_id = c.id and f.run = c.run left join onlyonce.scopes s on s.scope = c.scope
+  from onlyonce.cursors c
+  left join onlyonce.frontiers f on f.cursor_id = c.id and f.run = c.run
+  left join onlyonce.scopes s on s.scope = c.scope
  where c.retired_at is null and c.cluster_id is distinct from 'postgres'
- order by (f.frontier > clock_timestamp() + make_interval(secs => $1)) is true desc, f.frontier nulls first, 1, 2, 3 limit 10`
+ order by (f.frontier > clock_timestamp() + make_interval(secs => $1)) is true desc, f.frontier nulls first, 1, 2, 3
+ limit 10`
 
 // Frontier is the time, by the database's clock, up to which a cursor has certainly passed its log.
 type Frontier struct {

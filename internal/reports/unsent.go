@@ -18,28 +18,47 @@ const mostUnsent = 100_000
 // parked_unsent: it reads no row but the oldest. A scheduled call counts once its time has come, by
 // parked_calls_due.
 const unsentSQL = `
-select k.name as sink, s.state, n.calls, extract(epoch from clock_timestamp() - o.record_time)::float8 as age, o.error as last_error
+select k.name as sink,
+       s.state,
+       n.calls,
+       extract(epoch from clock_timestamp() - o.record_time)::float8 as age,
+       o.error as last_error
   from onlyonce.sinks k
  cross join (values ('retrying'), ('blocked')) s(state)
  cross join lateral (
    select count(*) as calls from (
      select from onlyonce.parked p
-      where p.kind = 'call' and p.state in ('retrying', 'blocked') and p.reason not in ('completion', 'scheduled') and p.sink is not null
+      where p.kind = 'call'
+        and p.state in ('retrying', 'blocked')
+        and p.reason not in ('completion', 'scheduled')
+        and p.sink is not null
         and p.sink = k.name and p.state = s.state limit $2) c) n
  cross join lateral (
    select p.record_time, case when p.error = '' then null else left(p.error, 300) end as error from onlyonce.parked p
-    where p.kind = 'call' and p.state in ('retrying', 'blocked') and p.reason not in ('completion', 'scheduled') and p.sink is not null
+    where p.kind = 'call'
+      and p.state in ('retrying', 'blocked')
+      and p.reason not in ('completion', 'scheduled')
+      and p.sink is not null
       and p.sink = k.name and p.state = s.state
     order by p.record_time limit 1) o
  where ($1::text is null or k.name = $1)
 union all
-select k.name, 'scheduled', sum(n.calls)::bigint, max(n.age), null
+select k.name,
+       'scheduled',
+       sum(n.calls)::bigint,
+       max(n.age),
+       null
   from onlyonce.sinks k cross join generate_series(0, 15) l(lane)
  cross join lateral (
    select count(*) as calls, extract(epoch from clock_timestamp() - min(c.next_attempt_at))::float8 as age from (
      select p.next_attempt_at from onlyonce.parked p
-      where p.kind = 'call' and p.next_attempt_at is not null and p.sink is not null and p.sink = k.name and p.lane = l.lane
-        and case when p.state = 'reconcile' then 2 when p.reason = 'scheduled' then 1 else 0 end = 1 and p.next_attempt_at < clock_timestamp()
+      where p.kind = 'call'
+        and p.next_attempt_at is not null
+        and p.sink is not null
+        and p.sink = k.name
+        and p.lane = l.lane
+        and case when p.state = 'reconcile' then 2 when p.reason = 'scheduled' then 1 else 0 end = 1
+        and p.next_attempt_at < clock_timestamp()
       order by p.next_attempt_at limit $2) c) n
  where ($1::text is null or k.name = $1) and n.calls > 0
  group by k.name

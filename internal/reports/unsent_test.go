@@ -16,9 +16,25 @@ func TestUnsentReadsItsIndexAlone(t *testing.T) {
 	pool := pgtest.DB(t)
 	for _, sql := range []string{
 		`insert into onlyonce.sinks (name) values ('payments'), ('mail')`,
-		`insert into onlyonce.parked (kind, state, reason, scope, sink, lane, record_time, settled_at)
-		 select 'call', case when n % 10 = 0 then 'retrying' when n % 10 = 1 then 'blocked' else 'resolved' end, 'failed', 's', 'payments', n % 16,
-		        clock_timestamp() - n * interval '1 s', case when n % 10 > 1 then clock_timestamp() end from generate_series(1, 20000) n`,
+		`insert into onlyonce.parked (
+  kind,
+  state,
+  reason,
+  scope,
+  sink,
+  lane,
+  record_time,
+  settled_at
+)
+   select 'call',
+          case when n % 10 = 0 then 'retrying' when n % 10 = 1 then 'blocked' else 'resolved' end,
+          'failed',
+          's',
+          'payments',
+          n % 16,
+          clock_timestamp() - n * interval '1 s',
+          case when n % 10 > 1 then clock_timestamp() end
+     from generate_series(1, 20000) n`,
 		`vacuum analyze onlyonce.parked`,
 	} {
 		if _, err := pool.Exec(t.Context(), sql); err != nil {

@@ -43,7 +43,8 @@ const purgeParkedSQL = `
 delete from onlyonce.parked
  where ` + alone + ` and settled_at is not null and id = any (array(
    select p.id from onlyonce.parked p
-    where p.kind <> 'call' and p.settled_at <= (select ` + nowSQL + ` - r.keep from onlyonce.retentions r where r.kind = 'parked')
+    where p.kind <> 'call'
+      and p.settled_at <= (select ` + nowSQL + ` - r.keep from onlyonce.retentions r where r.kind = 'parked')
     order by p.settled_at limit $1))`
 
 // purgeAuditSQL deletes audit rows. In: how many rows. By the index audit_age.
@@ -61,7 +62,10 @@ delete from onlyonce.audit
 // meanwhile changes its ctid, and the row stays.
 const purgeObjectsSQL = `
 with bound as materialized (
-  select ` + nowSQL + ` as now, k.keep, k.keep / 2 as late, case when exists (select from onlyonce.event_log) then min(s.opened_at) end as logged
+  select ` + nowSQL + ` as now,
+         k.keep,
+         k.keep / 2 as late,
+         case when exists (select from onlyonce.event_log) then min(s.opened_at) end as logged
     from (select greatest(r.keep, 2 * onlyonce.webhook_horizon()) + interval '1 day' as keep from onlyonce.retentions r
            where r.kind = 'webhook_objects' and r.keep is not null) k
     left join onlyonce.segments s on s.ring = 'events'
@@ -73,9 +77,12 @@ old as materialized (
 busy as materialized (
   select s.scope, (select case when bool_or(f.frontier is null) then '-infinity' else min(f.frontier) end
                      from onlyonce.cursors c left join onlyonce.frontiers f on f.cursor_id = c.id and f.run = c.run
-                    where c.scope = s.scope and c.retired_at is null and c.cluster_id is distinct from 'postgres') as handled
+                    where c.scope = s.scope
+                      and c.retired_at is null
+                      and c.cluster_id is distinct from 'postgres') as handled
     from (select distinct scope from old) s
-   where not exists (select from onlyonce.parked p where p.scope = s.scope and p.kind <> 'call' and p.settled_at is null))
+   where not exists (select from onlyonce.parked p
+                      where p.scope = s.scope and p.kind <> 'call' and p.settled_at is null))
 delete from onlyonce.webhook_objects
  where ` + alone + ` and ctid = any (array(
    select o.at from old o join busy b on b.scope = o.scope

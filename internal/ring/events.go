@@ -27,10 +27,12 @@ with recursive present as (
   (select s.stream, s.partition from SEGMENT s order by s.stream, s.partition limit 1)
   union all
   select n.stream, n.partition from present p cross join lateral (
-    select s.stream, s.partition from SEGMENT s where (s.stream, s.partition) > (p.stream, p.partition) order by s.stream, s.partition limit 1) n),
+    select s.stream, s.partition
+      from SEGMENT s where (s.stream, s.partition) > (p.stream, p.partition) order by s.stream, s.partition limit 1) n),
 ends as (
   select p.stream, p.partition, e."offset" + 1 as next_offset from present p cross join lateral (
-    select s."offset" from SEGMENT s where s.stream = p.stream and s.partition = p.partition order by s."offset" desc limit 1) e)`
+    select s."offset"
+      from SEGMENT s where s.stream = p.stream and s.partition = p.partition order by s."offset" desc limit 1) e)`
 
 // eventsNeeded reads which consumer has not passed a segment of the event log. Out: one text, null
 // if every cursor has.
@@ -42,7 +44,12 @@ ends as (
 const eventsNeeded = partitionsPresent + `
 select (
   select case when c.scope is null then format('events of %s, which no consumer has begun to read', st.topic)
-              else format('events of %s, partition %s, which consumer %s has not passed', st.topic, e.partition, c.scope) end
+              else format(
+                'events of %s, partition %s, which consumer %s has not passed',
+                st.topic,
+                e.partition,
+                c.scope
+              ) end
     from ends e
     join onlyonce.streams st on st.id = e.stream
     left join onlyonce.positions c on c.topic = st.topic and c.partition = e.partition

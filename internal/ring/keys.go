@@ -111,11 +111,20 @@ const clockNeeded = `select null::text where SLOT is not null`
 const clockCarry = `
 with portion as materialized (
   select p.* from (
-    select b.xid, b.id, b.n, b.keys, l.target, l.last_id, sum(b.n) over (order by b.xid, b.id) - b.n as before
+    select b.xid,
+           b.id,
+           b.n,
+           b.keys,
+           l.target,
+           l.last_id,
+           sum(b.n) over (order by b.xid, b.id) - b.n as before
       from (select 1) one left join onlyonce.lanes l on l.sink = $1 and l.lane = $2
      cross join lateral (
        select b.xid, b.id, b.n, b.keys from onlyonce.batches b
-        where b.sink = $1 and b.lane = $2 and (b.xid, b.id) > ($3::text::xid8, $4::bigint) and b.xid >= coalesce(pg_snapshot_xmin(l.prev), '0'::xid8)
+        where b.sink = $1
+          and b.lane = $2
+          and (b.xid, b.id) > ($3::text::xid8, $4::bigint)
+          and b.xid >= coalesce(pg_snapshot_xmin(l.prev), '0'::xid8)
           and not coalesce(pg_visible_in_snapshot(b.xid, l.prev), false)
         order by b.xid, b.id limit $5) b) p
    where p.before < $5),
@@ -126,7 +135,10 @@ carried as (
    cross join lateral (select s.key, s.fingerprint from SEGMENT s where s.key = u.key limit 1) c
    where not coalesce(pg_visible_in_snapshot(b.xid, b.target) and b.id + u.i - 1 <= b.last_id, false)
   on conflict do nothing)
-select sum(b.n)::bigint, (array_agg(b.xid order by b.xid desc))[1]::text, (array_agg(b.id order by b.xid desc, b.id desc))[1] from portion b`
+select sum(b.n)::bigint,
+       (array_agg(b.xid order by b.xid desc))[1]::text,
+       (array_agg(b.id order by b.xid desc, b.id desc))[1]
+  from portion b`
 
 // consumerRepair makes frontiers void that were noted while the clock was ahead. When the clock has
 // caught up with them, they would claim that what was appended in between is handled. The owner's
@@ -149,13 +161,28 @@ const consumerRepair = `update onlyonce.frontiers set run = -1 where run >= 0 an
 // (K10). A scope without a row claims no ids of messages; its cursors keep consumer_keys (K6).
 const consumerNeeded = `
 select (
-  select case when f.frontier is null then format('consumer %s has not said yet how far it is in %s, partition %s', c.scope, c.topic, c.partition)
-              else format('consumer %s is in %s, partition %s, at what was appended until %s', c.scope, c.topic, c.partition, to_char(f.frontier, 'YYYY-MM-DD HH24:MI:SSOF')) end
+  select case when f.frontier is null
+                then format(
+                  'consumer %s has not said yet how far it is in %s, partition %s',
+                  c.scope,
+                  c.topic,
+                  c.partition
+                )
+              else format(
+                'consumer %s is in %s, partition %s, at what was appended until %s',
+                c.scope,
+                c.topic,
+                c.partition,
+                to_char(f.frontier, 'YYYY-MM-DD HH24:MI:SSOF')
+              ) end
     from onlyonce.cursors c
     left join onlyonce.frontiers f on f.cursor_id = c.id and f.run = c.run
     left join onlyonce.scopes s on s.scope = c.scope
-   where (coalesce(s.class, 'standard') = 'CLASS' or s.class_before = 'CLASS' and g.opened_at <= s.class_changed_at + interval '1 minute')
-     and (c.retired_at is null or c.retired_at > (select least(clock_timestamp(), w.at) from onlyonce.watched w) - r.horizon) and c.cluster_id is distinct from 'postgres'
+   where (coalesce(s.class, 'standard') = 'CLASS'
+          or s.class_before = 'CLASS' and g.opened_at <= s.class_changed_at + interval '1 minute')
+     and (c.retired_at is null
+          or c.retired_at > (select least(clock_timestamp(), w.at) from onlyonce.watched w) - r.horizon)
+     and c.cluster_id is distinct from 'postgres'
      and (f.frontier is null or f.frontier < g.closed_at + r.horizon)
    order by f.frontier nulls first
    limit 1)

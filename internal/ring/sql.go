@@ -18,11 +18,19 @@ import (
 // a step commits between the two, they differ without a fault; the repair is harmless then, because
 // the row's version fences it (T11, K6).
 const stateSQL = `
-select r.slots, r.cur, r.draining, r.closed, r.retired, r.version, v.last_value,
+select r.slots,
+       r.cur,
+       r.draining,
+       r.closed,
+       r.retired,
+       r.version,
+       v.last_value,
        pg_relation_size(t.cur) > 0 and (r.horizon is not null or not $6)
-         and (pg_table_size(t.cur) >= $3 or coalesce(c.opened_at + case when $6 then r.horizon / 7 else $4::interval end <= n.now, false)),
+         and (pg_table_size(t.cur) >= $3
+              or coalesce(c.opened_at + case when $6 then r.horizon / 7 else $4::interval end <= n.now, false)),
        coalesce(o.closed_at + case when $6 then r.horizon else $5::interval end <= n.now, false),
-       exists (select from onlyonce.segments s where s.ring = r.name and greatest(s.opened_at, s.closed_at) > clock_timestamp() + interval '1 minute')
+       exists (select from onlyonce.segments s
+                where s.ring = r.name and greatest(s.opened_at, s.closed_at) > clock_timestamp() + interval '1 minute')
   from onlyonce.rings r
   cross join SEQUENCE v
   cross join lateral (select ($2::text[])[r.cur + 1]::regclass as cur) t
@@ -47,9 +55,11 @@ select needed.privilege || ' on ' || needed.name
         union all select 'INSERT', t from unnest($5::text[]) t) needed
  where not has_table_privilege(WHO, needed.name, needed.privilege)
 union all
-select 'USAGE on schema ' || n from unnest(array['onlyonce', 'onlyonce_segments']) n where not has_schema_privilege(WHO, n, 'USAGE')
+select 'USAGE on schema ' || n
+  from unnest(array['onlyonce', 'onlyonce_segments']) n where not has_schema_privilege(WHO, n, 'USAGE')
 union all
-select p || ' on ' || $2::text from unnest(array['SELECT', 'UPDATE']) p where not has_sequence_privilege(WHO, $2::text, p)
+select p || ' on ' || $2::text
+  from unnest(array['SELECT', 'UPDATE']) p where not has_sequence_privilege(WHO, $2::text, p)
 order by 1`
 
 // rotatorsSQL lists the logins that may rotate. In: as rightsSQL.
@@ -63,8 +73,12 @@ var rotatorsSQL = `select l.rolname::text from pg_roles l where l.rolcanlogin an
 // sequential scan is possible, its cost seems huge, and the JIT compiler would run for a second.
 // In: lock_timeout, idle_in_transaction_session_timeout.
 const settingsSQL = `
-select set_config('lock_timeout', $1, true), set_config('idle_in_transaction_session_timeout', $2, true),
-       set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true), set_config('jit', 'off', true)`
+select set_config('lock_timeout', $1, true),
+       set_config('idle_in_transaction_session_timeout', $2, true),
+       set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
+       set_config('enable_sort', 'off', true),
+       set_config('jit', 'off', true)`
 
 // holdSQL raises OO001 for a rotator that was replaced, and blocks a take-over until the
 // transaction ends. In: lease, epoch, nonce.
@@ -90,7 +104,8 @@ update onlyonce.segments s set use_no = s.use_no + 1, opened_at = clock_timestam
 	// wrote into it; the number of the use.
 	closeSQL = `
 with moved as (
-  update onlyonce.rings set closed = array_prepend(draining, closed), uses[draining + 1] = $6, draining = null, version = $3
+  update onlyonce.rings
+     set closed = array_prepend(draining, closed), uses[draining + 1] = $6, draining = null, version = $3
    where name = $1 and version = $2 returning name)
 update onlyonce.segments s set closed_at = clock_timestamp(), bound = $5::text::xid8
   from moved m where s.ring = m.name and s.slot = $4::smallint`
@@ -100,11 +115,18 @@ update onlyonce.segments s set closed_at = clock_timestamp(), bound = $5::text::
 	// ring's horizon is the retention. It is compared again, because an operator may have set
 	// another one since the step was derived, and their command says that it holds (K9).
 	retireSQL = `
-update onlyonce.rings r set retired = closed[cardinality(closed)], closed = closed[:cardinality(closed) - 1], version = $3,
-       forgotten = greatest(r.forgotten, (select s.closed_at from onlyonce.segments s where s.ring = r.name and s.slot = r.closed[cardinality(r.closed)]))
+update onlyonce.rings r
+   set retired = closed[cardinality(closed)], closed = closed[:cardinality(closed) - 1], version = $3,
+       forgotten = greatest(
+         r.forgotten,
+         (select s.closed_at
+            from onlyonce.segments s where s.ring = r.name and s.slot = r.closed[cardinality(r.closed)])
+       )
  where name = $1 and version = $2
    and (not $4 or exists (select from onlyonce.segments s, onlyonce.watched w
-                           where s.ring = r.name and s.slot = r.closed[cardinality(r.closed)] and s.closed_at + r.horizon <= least(clock_timestamp(), w.at)))`
+                           where s.ring = r.name
+                             and s.slot = r.closed[cardinality(r.closed)]
+                             and s.closed_at + r.horizon <= least(clock_timestamp(), w.at)))`
 
 	repairSQL = `update onlyonce.rings set version = $3 where name = $1 and version = $2`
 

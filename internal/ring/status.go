@@ -40,11 +40,21 @@ type DB interface {
 // standby has no statistics, and a server loses them in a crash. Takes an ACCESS SHARE lock on each
 // segment for a moment.
 const statusSQL = `
-select r.version, v.last_value, s.slot,
-       case when s.slot = r.cur then 'current' when s.slot = r.draining then 'draining' when s.slot = any (r.closed) then 'closed'
-            when s.slot = r.retired then 'retired' else 'free' end,
-       t.name, s.use_no, pg_table_size(t.name::regclass),
-       coalesce(nullif(pg_stat_get_live_tuples(t.name::regclass), 0), (select greatest(reltuples, 0)::bigint from pg_class where oid = t.name::regclass)),
+select r.version,
+       v.last_value,
+       s.slot,
+       case when s.slot = r.cur then 'current'
+            when s.slot = r.draining then 'draining'
+            when s.slot = any (r.closed) then 'closed'
+            when s.slot = r.retired then 'retired'
+            else 'free' end,
+       t.name,
+       s.use_no,
+       pg_table_size(t.name::regclass),
+       coalesce(
+         nullif(pg_stat_get_live_tuples(t.name::regclass), 0),
+         (select greatest(reltuples, 0)::bigint from pg_class where oid = t.name::regclass)
+       ),
        (extract(epoch from clock_timestamp() - s.opened_at) * 1000)::bigint,
        (extract(epoch from clock_timestamp() - s.closed_at) * 1000)::bigint
   from onlyonce.rings r

@@ -7,20 +7,23 @@
 
 create schema onlyonce;
 comment on schema onlyonce is
-  'onlyonce: at-least-once delivery, effects applied once. Inbox of dedupe keys, consumer cursors, outbox of outbound calls, parked work.';
+  'onlyonce: at-least-once delivery, effects applied once. Inbox of dedupe keys, consumer cursors, '
+  'outbox of outbound calls, parked work.';
 
--- Segments are the tables of rings, see onlyonce.rings: seventy-eight of few shapes. They stand apart,
--- so that a list of the tables of schema onlyonce shows those that mean something each. Whoever uses
--- the engines needs USAGE on both schemas, because functions name segments.
+-- Segments are the tables of rings, see onlyonce.rings: seventy-eight of few shapes. They stand
+-- apart, so that a list of the tables of schema onlyonce shows those that mean something each.
+-- Whoever uses the engines needs USAGE on both schemas, because functions name segments.
 create schema onlyonce_segments;
 comment on schema onlyonce_segments is
-  'Segments of onlyonce''s rings: keys of onlyonce.inbox, and partitions of onlyonce.batches, onlyonce.call_keys and onlyonce.event_log. onlyonce.rings says what each is used for.';
+  'Segments of onlyonce''s rings: keys of onlyonce.inbox, and partitions of onlyonce.batches, '
+  'onlyonce.call_keys and onlyonce.event_log. onlyonce.rings says what each is used for.';
 
 create table onlyonce.schema_version (
   version    integer     primary key,
   applied_at timestamptz not null default clock_timestamp()
 );
-comment on table onlyonce.schema_version is 'One row for each migration that was applied. Code accepts its own version and the next one.';
+comment on table onlyonce.schema_version is
+  'One row for each migration that was applied. Code accepts its own version and the next one.';
 
 -- ---------------------------------------------------------------- leases
 
@@ -33,13 +36,25 @@ create table onlyonce.leases (
   longest    interval,
   freed_at   timestamptz not null default clock_timestamp()
 );
-comment on table  onlyonce.leases is 'Owners: one row for each cursor, lane of a sink, ring and running request. Every write of an owner compares (epoch, nonce) here.';
-comment on column onlyonce.leases.name  is 'What is owned: for example cursor/<scope>/<topic>/<partition>, relay/<sink>/<lane> or ring/<name>, with escaped names (S5).';
+comment on table  onlyonce.leases is
+  'Owners: one row for each cursor, lane of a sink, ring and running request. Every write of an owner '
+  'compares (epoch, nonce) here.';
+comment on column onlyonce.leases.name  is
+  'What is owned: for example cursor/<scope>/<topic>/<partition>, relay/<sink>/<lane> or ring/<name>, '
+  'with escaped names (S5).';
 comment on column onlyonce.leases.epoch is 'Rises by one with each owner.';
-comment on column onlyonce.leases.nonce is 'Random for each acquisition: after a failover that loses a raise, epochs repeat and nonces do not. Null: it has no owner.';
-comment on column onlyonce.leases.longest is 'How long a transaction of the owner may last, by its configuration: who has to wait for the owner waits as long (onlyonce.lock_owner). Null: it has not said.';
-comment on column onlyonce.leases.until is 'When a lease on time ends, by the database clock. Null: the lease has no owner, or it ends only when the epoch is raised (cursors: Kafka''s group decides which process may raise it).';
-comment on column onlyonce.leases.freed_at is 'When its last owner gave it back, or when it was made. Reports say by it for how long a lane has had no owner; nothing is decided by it.';
+comment on column onlyonce.leases.nonce is
+  'Random for each acquisition: after a failover that loses a raise, epochs repeat and nonces do not. '
+  'Null: it has no owner.';
+comment on column onlyonce.leases.longest is
+  'How long a transaction of the owner may last, by its configuration: who has to wait for the owner '
+  'waits as long (onlyonce.lock_owner). Null: it has not said.';
+comment on column onlyonce.leases.until is
+  'When a lease on time ends, by the database clock. Null: the lease has no owner, or it ends only when '
+  'the epoch is raised (cursors: Kafka''s group decides which process may raise it).';
+comment on column onlyonce.leases.freed_at is
+  'When its last owner gave it back, or when it was made. Reports say by it for how long a lane has had '
+  'no owner; nothing is decided by it.';
 
 -- owner_lock is the advisory lock of a lease's owner. Transactions of the owner that may last share
 -- it: those of a cursor's owner (onlyonce.enter), and attempts at parked rows (onlyonce.settle).
@@ -50,19 +65,26 @@ create function onlyonce.owner_lock(lease bigint) returns bigint
 language sql immutable strict parallel safe as $$
   select hashint8extended(lease, 1869507695)
 $$;
-comment on function onlyonce.owner_lock(bigint) is 'The advisory lock that transactions of a lease''s owner share, and that a take-over has to itself.';
+comment on function onlyonce.owner_lock is
+  'The advisory lock that transactions of a lease''s owner share, and that a take-over has to itself.';
 
 -- lock_holders describes the sessions that have an advisory lock, for people.
 create function onlyonce.lock_holders(key bigint) returns text
 language sql stable as $$
-  select coalesce(string_agg(format('session %s (login %s, application %L)', a.pid, a.usename, a.application_name), ', ' order by a.pid), 'sessions that have ended')
+  select coalesce(
+    string_agg(
+      format('session %s (login %s, application %L)', a.pid, a.usename, a.application_name),
+      ', ' order by a.pid
+    ),
+    'sessions that have ended'
+  )
     from pg_locks k
     join pg_stat_activity a on a.pid = k.pid
    where k.locktype = 'advisory' and k.granted and k.objsubid = 1
      and k.database = (select d.oid from pg_database d where d.datname = current_database())
      and (k.classid::bigint << 32 | k.objid::bigint) = lock_holders.key
 $$;
-comment on function onlyonce.lock_holders(bigint) is 'The sessions that have this advisory lock, in words.';
+comment on function onlyonce.lock_holders is 'The sessions that have this advisory lock, in words.';
 
 -- lock_owner has a lease to itself until the transaction ends: first the owner's lock, then the
 -- lease's row, which statements of the owner lock for a moment. Every take-over and every command
@@ -88,18 +110,26 @@ begin
   end if;
   if not pg_try_advisory_xact_lock(onlyonce.owner_lock(lock_owner.lease)) then
     others := onlyonce.lock_holders(onlyonce.owner_lock(lock_owner.lease));
-    raise notice 'onlyonce: waiting up to % for transactions of the owner of %: %', current_setting('lock_timeout'), owned, others;
+    raise notice 'onlyonce: waiting up to % for transactions of the owner of %: %',
+      current_setting('lock_timeout'), owned, others;
     begin
       perform pg_advisory_xact_lock(onlyonce.owner_lock(lock_owner.lease));
     exception when lock_not_available then
       raise exception using errcode = 'lock_not_available',
-        message = format('onlyonce: waited %s in vain for transactions of the owner of %s: %s', current_setting('lock_timeout'), owned, others);
+        message = format(
+          'onlyonce: waited %s in vain for transactions of the owner of %s: %s',
+          current_setting('lock_timeout'),
+          owned,
+          others
+        );
     end;
   end if;
   perform 1 from onlyonce.leases l where l.id = lock_owner.lease for no key update;
   ignored := set_config('lock_timeout', bound, true);
 end $$;
-comment on function onlyonce.lock_owner(bigint) is 'Waits for the transactions of a lease''s owner, as long as one may last, and keeps out later ones and take-overs until the transaction ends.';
+comment on function onlyonce.lock_owner is
+  'Waits for the transactions of a lease''s owner, as long as one may last, and keeps out later ones and '
+  'take-overs until the transaction ends.';
 
 -- hold raises OO001 unless the caller owns the lease, and prevents a take-over until the
 -- transaction ends. It locks FOR SHARE, not FOR KEY SHARE: raising the epoch is a non-key UPDATE,
@@ -116,23 +146,25 @@ begin
       detail = pg_catalog.format('lease %s is no longer held under epoch %s', hold.lease, hold.epoch);
   end if;
 end $$;
-comment on function onlyonce.hold(bigint, bigint, uuid) is
+comment on function onlyonce.hold is
   'Raises OO001 unless (epoch, nonce) own the lease; blocks a take-over until the transaction ends.';
 
--- hold_long is hold for a transaction in which a function of the user runs. It shares the owner's lock
--- in place of the row. A renewal updates the row, and would wait for such transactions: PostgreSQL
--- grants FOR SHARE past an UPDATE that waits, so beside several of them it would never come to its
--- turn (T14). Above READ COMMITTED the row is locked besides: see onlyonce.enter.
+-- hold_long is hold for a transaction in which a function of the user runs. It shares the owner's
+-- lock in place of the row. A renewal updates the row, and would wait for such transactions:
+-- PostgreSQL grants FOR SHARE past an UPDATE that waits, so beside several of them it would never
+-- come to its turn (T14). Above READ COMMITTED the row is locked besides: see onlyonce.enter.
 create function onlyonce.hold_long(lease bigint, epoch bigint, nonce uuid) returns void
 language plpgsql as $$
 begin
   perform pg_advisory_xact_lock_shared(onlyonce.owner_lock(hold_long.lease));
   if current_setting('transaction_isolation') <> 'read committed'
-     or not exists (select from onlyonce.leases l where l.id = hold_long.lease and l.epoch = hold_long.epoch and l.nonce = hold_long.nonce) then
+     or not exists (select from onlyonce.leases l
+                     where l.id = hold_long.lease and l.epoch = hold_long.epoch and l.nonce = hold_long.nonce)
+    then
     perform onlyonce.hold(hold_long.lease, hold_long.epoch, hold_long.nonce);
   end if;
 end $$;
-comment on function onlyonce.hold_long(bigint, bigint, uuid) is
+comment on function onlyonce.hold_long is
   'Raises OO001 unless (epoch, nonce) own the lease; blocks a take-over until the transaction ends, and no renewal.';
 
 -- raise_epoch takes over a lease. It compares and sets the epoch that the caller read before it
@@ -148,10 +180,15 @@ comment on function onlyonce.hold_long(bigint, bigint, uuid) is
 --
 -- It waits for transactions of the owner, by onlyonce.lock_owner, in a statement before the UPDATE:
 -- for those that share the owner's lock, and those that lock the lease's row by onlyonce.hold.
--- `longest` is how long a transaction of the new owner may last. `place` is a tenant that must live in
--- this database, see onlyonce.enter_place; null: none (T9, C3, O5, T14, N2).
+-- `longest` is how long a transaction of the new owner may last. `place` is a tenant that must live
+-- in this database, see onlyonce.enter_place; null: none (T9, C3, O5, T14, N2).
 create function onlyonce.raise_epoch(
-  lease bigint, seen_epoch bigint, new_nonce uuid, ttl interval default null, longest interval default null, place text default null
+  lease bigint,
+  seen_epoch bigint,
+  new_nonce uuid,
+  ttl interval default null,
+  longest interval default null,
+  place text default null
 ) returns bigint
 language plpgsql as $$
 declare
@@ -168,8 +205,9 @@ begin
     returning l.epoch into raised;
   return raised;
 end $$;
-comment on function onlyonce.raise_epoch(bigint, bigint, uuid, interval, interval, text) is
-  'Takes a lease over if its epoch is still the one that was read and its time, if it has one, is over, or lies more than an hour ahead (written by a clock that was wrong); returns the new epoch or null.';
+comment on function onlyonce.raise_epoch is
+  'Takes a lease over if its epoch is still the one that was read and its time, if it has one, is over, '
+  'or lies more than an hour ahead (written by a clock that was wrong); returns the new epoch or null.';
 
 -- ---------------------------------------------------------------- seal
 
@@ -194,7 +232,7 @@ begin
   ignored := set_config('onlyonce.sealed', pg_current_xact_id()::text, true);
   set constraints all immediate;
 end $$;
-comment on function onlyonce.seal() is
+comment on function onlyonce.seal is
   'Last statement before COMMIT of a fenced transaction: checks deferred constraints, then allows the COMMIT.';
 
 -- require_seal refuses a COMMIT that the engine has not allowed (T6).
@@ -204,17 +242,18 @@ begin
   if current_setting('onlyonce.sealed', true) is distinct from pg_current_xact_id()::text then
     raise exception using errcode = 'OO002',
       message = 'onlyonce: not sealed: COMMIT before the engine was done',
-      hint = 'A handler must not COMMIT. If it ran SET CONSTRAINTS ALL IMMEDIATE, it must name its constraints instead.';
+      hint = 'A handler must not COMMIT. If it ran SET CONSTRAINTS ALL IMMEDIATE, it must name its '
+             'constraints instead.';
   end if;
   return null;
 end $$;
-comment on function onlyonce.require_seal() is 'Deferred trigger: refuses a COMMIT that onlyonce.seal() did not allow.';
+comment on function onlyonce.require_seal is 'Deferred trigger: refuses a COMMIT that onlyonce.seal() did not allow.';
 
 -- ---------------------------------------------------------------- durations
 
 -- count_hours stores a duration of so many days or months as hours: a day is 24, a month 30 days. A
--- day that is added to a time is one of the session's time zone, and has 23 hours when the clocks go
--- forward there (T15).
+-- day that is added to a time is one of the session's time zone, and has 23 hours when the clocks
+-- go forward there (T15).
 create function onlyonce.count_hours() returns trigger
 language plpgsql as $$
 begin
@@ -225,7 +264,7 @@ begin
   end if;
   return new;
 end $$;
-comment on function onlyonce.count_hours() is 'Stores a duration of days or months as hours.';
+comment on function onlyonce.count_hours is 'Stores a duration of days or months as hours.';
 
 -- ---------------------------------------------------------------- rings
 
@@ -244,15 +283,26 @@ create table onlyonce.rings (
 );
 create trigger hours before insert or update of horizon on onlyonce.rings
   for each row execute function onlyonce.count_hours();
-comment on table  onlyonce.rings is 'A ring of tables of one shape (segments): one is inserted into, the closed ones are only read, and the oldest is emptied whole.';
+comment on table  onlyonce.rings is
+  'A ring of tables of one shape (segments): one is inserted into, the closed ones are only read, and '
+  'the oldest is emptied whole.';
 comment on column onlyonce.rings.cur      is 'Slot that is inserted into.';
-comment on column onlyonce.rings.draining is 'Slot that was current before: transactions that began before the announcement may still insert into it.';
+comment on column onlyonce.rings.draining is
+  'Slot that was current before: transactions that began before the announcement may still insert into it.';
 comment on column onlyonce.rings.closed   is 'Slots that are only read, youngest first.';
 comment on column onlyonce.rings.retired  is 'Slot that is about to be emptied.';
-comment on column onlyonce.rings.version  is 'Rises with each step. A sequence of the ring holds the same number outside of MVCC: above READ COMMITTED a transaction whose snapshot is older than the last step sees the two differ.';
-comment on column onlyonce.rings.uses     is 'By slot (the first is slot 0): a random number of its last close. Slots are used again, and after a failover closed again; a use is not.';
-comment on column onlyonce.rings.horizon  is 'Rings of keys: how long a key is remembered at least, after its segment was closed. Null: for ever, and nothing is rotated.';
-comment on column onlyonce.rings.forgotten is 'When the youngest segment was closed that was retired: what was inserted until then may be gone. Null: nothing was retired.';
+comment on column onlyonce.rings.version  is
+  'Rises with each step. A sequence of the ring holds the same number outside of MVCC: above READ '
+  'COMMITTED a transaction whose snapshot is older than the last step sees the two differ.';
+comment on column onlyonce.rings.uses     is
+  'By slot (the first is slot 0): a random number of its last close. Slots are used again, and after a '
+  'failover closed again; a use is not.';
+comment on column onlyonce.rings.horizon  is
+  'Rings of keys: how long a key is remembered at least, after its segment was closed. Null: for ever, '
+  'and nothing is rotated.';
+comment on column onlyonce.rings.forgotten is
+  'When the youngest segment was closed that was retired: what was inserted until then may be gone. '
+  'Null: nothing was retired.';
 
 create table onlyonce.segments (
   ring      text     not null references onlyonce.rings (name),
@@ -265,7 +315,8 @@ create table onlyonce.segments (
 );
 comment on table  onlyonce.segments is 'Times and bounds of each slot of a ring; its state is in onlyonce.rings.';
 comment on column onlyonce.segments.use_no is 'How often the slot was opened: a slot is used again and again.';
-comment on column onlyonce.segments.bound  is 'Every transaction that wrote into the segment is below, and has ended. Set when it is closed.';
+comment on column onlyonce.segments.bound  is
+  'Every transaction that wrote into the segment is below, and has ended. Set when it is closed.';
 
 -- ---------------------------------------------------------------- watched time
 
@@ -273,12 +324,15 @@ create table onlyonce.watched (
   id smallint    primary key default 1 check (id = 1),
   at timestamptz not null default clock_timestamp()
 );
-comment on table onlyonce.watched is 'Watched time, in one row: it follows the clock, between half and twice as fast as the own clocks of the processes that watch it. Nothing is forgotten before it is old by both.';
+comment on table onlyonce.watched is
+  'Watched time, in one row: it follows the clock, between half and twice as fast as the own clocks of '
+  'the processes that watch it. Nothing is forgotten before it is old by both.';
 insert into onlyonce.watched default values;
 
 -- watch moves watched time on, and returns it. A process passes the watched time that its last call
--- returned, and how long ago that was by its own monotonic clock; at its first call, nulls. If other
--- processes have moved it nearly as far, it writes nothing. Package internal/watch has the protocol (T11).
+-- returned, and how long ago that was by its own monotonic clock; at its first call, nulls. If
+-- other processes have moved it nearly as far, it writes nothing. Package internal/watch has the
+-- protocol (T11).
 create function onlyonce.watch(seen timestamptz, elapsed interval) returns timestamptz
 language plpgsql as $$
 declare
@@ -290,17 +344,18 @@ begin
   end if;
   return (select w.at from onlyonce.watched w);
 end $$;
-comment on function onlyonce.watch(timestamptz, interval) is 'Moves watched time on by what has passed for the caller since it saw it last, and returns it.';
+comment on function onlyonce.watch is
+  'Moves watched time on by what has passed for the caller since it saw it last, and returns it.';
 
--- steady_clock is the clock, but never before watched time. By it rows are dated that are kept for a
--- time, and by it the ages of keys are counted that a remote forgets. So if the clock is back, these
--- rows do not look old when it is right again, and these keys do not look young. If watched time is
--- infinity, as in tests that age rows, it is the clock alone (T11).
+-- steady_clock is the clock, but never before watched time. By it rows are dated that are kept for
+-- a time, and by it the ages of keys are counted that a remote forgets. So if the clock is back,
+-- these rows do not look old when it is right again, and these keys do not look young. If watched
+-- time is infinity, as in tests that age rows, it is the clock alone (T11).
 create function onlyonce.steady_clock() returns timestamptz
 language sql volatile as $$
   select greatest(clock_timestamp(), nullif(w.at, 'infinity')) from onlyonce.watched w where w.id = 1
 $$;
-comment on function onlyonce.steady_clock() is 'The clock, but never before watched time.';
+comment on function onlyonce.steady_clock is 'The clock, but never before watched time.';
 
 -- ---------------------------------------------------------------- retentions
 
@@ -311,9 +366,13 @@ create table onlyonce.retentions (
 create trigger hours before insert or update of keep on onlyonce.retentions
   for each row execute function onlyonce.count_hours();
 comment on table  onlyonce.retentions is 'For how long rows are kept that nothing needs: see onlyonce retention.';
-comment on column onlyonce.retentions.kind is 'parked: settled messages and events. bodies: what settled parked rows hold. audit: rows of onlyonce.audit. webhook_objects: objects that no event touched.';
-comment on column onlyonce.retentions.keep is 'Null: for ever; of bodies: as long as their rows. 0, of bodies only: they are erased when their row is settled.';
-insert into onlyonce.retentions values ('parked', '30 days'), ('bodies', null), ('audit', '400 days'), ('webhook_objects', '180 days');
+comment on column onlyonce.retentions.kind is
+  'parked: settled messages and events. bodies: what settled parked rows hold. audit: rows of '
+  'onlyonce.audit. webhook_objects: objects that no event touched.';
+comment on column onlyonce.retentions.keep is
+  'Null: for ever; of bodies: as long as their rows. 0, of bodies only: they are erased when their row is settled.';
+insert into onlyonce.retentions
+  values ('parked', '30 days'), ('bodies', null), ('audit', '400 days'), ('webhook_objects', '180 days');
 
 -- ---------------------------------------------------------------- audit
 
@@ -334,10 +393,11 @@ create function onlyonce.keep_audit() returns trigger
 language plpgsql as $$
 begin
   if old.at > clock_timestamp() - (select r.keep from onlyonce.retentions r where r.kind = 'audit') is not false then
-    raise exception using errcode = '42501', message = 'onlyonce: an audit row must not be deleted before its retention has passed',
+    raise exception using errcode = '42501',
+      message = 'onlyonce: an audit row must not be deleted before its retention has passed',
       hint = 'onlyonce retention says how long that is.';
   end if;
   return old;
 end $$;
-comment on function onlyonce.keep_audit() is 'Refuses to delete an audit row within its retention.';
+comment on function onlyonce.keep_audit is 'Refuses to delete an audit row within its retention.';
 create trigger kept before delete on onlyonce.audit for each row execute function onlyonce.keep_audit();

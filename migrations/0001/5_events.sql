@@ -10,8 +10,10 @@ create table onlyonce.streams (
   created_at  timestamptz not null default clock_timestamp()
 );
 comment on table  onlyonce.streams is 'Topics of onlyonce.event_log.';
-comment on column onlyonce.streams.incarnation is 'The topic_id in onlyonce.cursors: a stream that is deleted and made again has another one.';
-comment on column onlyonce.streams.partitions  is 'Never changes, because it decides which partition an event belongs to.';
+comment on column onlyonce.streams.incarnation is
+  'The topic_id in onlyonce.cursors: a stream that is deleted and made again has another one.';
+comment on column onlyonce.streams.partitions  is
+  'Never changes, because it decides which partition an event belongs to.';
 
 create table onlyonce.event_log (
   slot          smallint    not null,
@@ -27,9 +29,13 @@ create table onlyonce.event_log (
   appended_at   timestamptz not null default clock_timestamp(),
   erased_at     timestamptz
 ) partition by list (slot);
-comment on table  onlyonce.event_log is 'Events, append-only: see onlyonce.append_events. Offsets of a partition are dense, and rise in the order of commits. A segment is emptied when every cursor has passed it.';
-comment on column onlyonce.event_log.id        is 'The appending program makes it unique; consumers do not claim it again.';
-comment on column onlyonce.event_log.order_key is 'What the event is about. It decided the partition. Null: the id did.';
+comment on table  onlyonce.event_log is
+  'Events, append-only: see onlyonce.append_events. Offsets of a partition are dense, and rise in the '
+  'order of commits. A segment is emptied when every cursor has passed it.';
+comment on column onlyonce.event_log.id        is
+  'The appending program makes it unique; consumers do not claim it again.';
+comment on column onlyonce.event_log.order_key is
+  'What the event is about. It decided the partition. Null: the id did.';
 comment on column onlyonce.event_log.erased_at is 'When headers and body were erased, after the event was handled.';
 
 -- The index is unique within a segment. It is not on the parent, whose unique indexes would have to
@@ -37,15 +43,28 @@ comment on column onlyonce.event_log.erased_at is 'When headers and body were er
 do $$
 begin
   for slot in 0 .. 5 loop
-    execute format('create table onlyonce_segments.event_log_%s partition of onlyonce.event_log for values in (%s)', slot, slot);
-    execute format('create unique index event_log_%s_position on onlyonce_segments.event_log_%s (stream, partition, "offset")', slot, slot);
-    execute format('comment on table onlyonce_segments.event_log_%s is %L', slot, 'Segment of onlyonce.event_log; onlyonce.rings says what it is used for.');
+    execute format(
+      'create table onlyonce_segments.event_log_%s partition of onlyonce.event_log for values in (%s)',
+      slot,
+      slot
+    );
+    execute format(
+      'create unique index event_log_%s_position on onlyonce_segments.event_log_%s (stream, partition, "offset")',
+      slot,
+      slot
+    );
+    execute format(
+      'comment on table onlyonce_segments.event_log_%s is %L',
+      slot,
+      'Segment of onlyonce.event_log; onlyonce.rings says what it is used for.'
+    );
   end loop;
 end $$;
 
 insert into onlyonce.rings (name, slots) values ('events', 6);
 insert into onlyonce.segments (ring, slot, use_no, opened_at)
-  select 'events', s, case s when 0 then 1 else 0 end, case s when 0 then clock_timestamp() end from generate_series(0, 5) s;
+  select 'events', s, case s when 0 then 1 else 0 end, case s when 0 then clock_timestamp() end
+    from generate_series(0, 5) s;
 create sequence onlyonce.events_version start 1 cache 1;
 select setval('onlyonce.events_version', 1); -- never nextval, see onlyonce.outbox_version
 
@@ -55,7 +74,9 @@ create table onlyonce.stream_floors (
   next_offset bigint   not null,
   primary key (stream, partition)
 );
-comment on table onlyonce.stream_floors is 'The next offset of a partition is at least next_offset. Written when a segment is emptied, because the partition may have no event in the others.';
+comment on table onlyonce.stream_floors is
+  'The next offset of a partition is at least next_offset. Written when a segment is emptied, because '
+  'the partition may have no event in the others.';
 
 create table onlyonce.stream_offsets (
   group_id     text        not null,
@@ -66,14 +87,17 @@ create table onlyonce.stream_offsets (
   committed_at timestamptz not null default clock_timestamp(),
   primary key (group_id, stream, partition)
 ) with (fillfactor = 50);
-comment on table onlyonce.stream_offsets is 'The offsets that a group has committed, as in Kafka: for lag, and as a proof of membership. The position is in onlyonce.cursors.';
+comment on table onlyonce.stream_offsets is
+  'The offsets that a group has committed, as in Kafka: for lag, and as a proof of membership. The '
+  'position is in onlyonce.cursors.';
 
 -- stream_partition returns the partition of an event, by its ordering key or its id.
 create function onlyonce.stream_partition(key bytea, partitions smallint) returns smallint
 language sql immutable strict parallel safe as $$
   select (('x' || encode(substr(sha256(key), 1, 3), 'hex'))::bit(24)::integer % partitions)::smallint
 $$;
-comment on function onlyonce.stream_partition(bytea, smallint) is 'Partition of an ordering key, or of an event that has none by its id.';
+comment on function onlyonce.stream_partition is
+  'Partition of an ordering key, or of an event that has none by its id.';
 
 -- append_events appends events in the caller's transaction. The arrays have one length, with an
 -- element for each event, in their order. `parts` has a partition if the key is not to choose it.
@@ -99,8 +123,15 @@ comment on function onlyonce.stream_partition(bytea, smallint) is 'Partition of 
 -- one, which late transactions still insert into. A segment that was announced or emptied since is
 -- found by the ring's sequence. In both cases it raises 40001: run the transaction again (E1).
 create function onlyonce.append_events(
-  topics text[], parts smallint[], tenants text[], ids text[], order_keys bytea[], header_ends integer[], header_names text[],
-  header_values bytea[], bodies bytea[]
+  topics text[],
+  parts smallint[],
+  tenants text[],
+  ids text[],
+  order_keys bytea[],
+  header_ends integer[],
+  header_names text[],
+  header_values bytea[],
+  bodies bytea[]
 ) returns void
 language plpgsql as $$
 declare
@@ -130,7 +161,10 @@ begin
       end if;
     end if;
     of[n] := found_in.id;
-    at[n] := coalesce(parts[n], onlyonce.stream_partition(coalesce(order_keys[n], convert_to(ids[n], 'UTF8')), found_in.partitions));
+    at[n] := coalesce(
+      parts[n],
+      onlyonce.stream_partition(coalesce(order_keys[n], convert_to(ids[n], 'UTF8')), found_in.partitions)
+    );
     keys[n] := (of[n] & 65535) << 15 | at[n];
   end loop;
 
@@ -147,7 +181,9 @@ begin
     pair := (of[n]::bigint << 16) | at[n];
     nth[n] := array_position(pairs, pair);
     if nth[n] is null then
-      select l."offset" into top from onlyonce.event_log l where l.stream = of[n] and l.partition = at[n] order by l."offset" desc limit 1;
+      select l."offset"
+        into top
+        from onlyonce.event_log l where l.stream = of[n] and l.partition = at[n] order by l."offset" desc limit 1;
       select f.next_offset into floor from onlyonce.stream_floors f where f.stream = of[n] and f.partition = at[n];
       pairs := pairs || pair;
       nexts := nexts || greatest(coalesce(top + 1, 0), coalesce(floor, 0));
@@ -159,77 +195,175 @@ begin
   select * into ring from onlyonce.rings r where r.name = 'events';
   if current_setting('transaction_isolation') <> 'read committed' then
     begin
-      insert into onlyonce.event_log (slot, stream, partition, "offset", tenant, id, header_names, header_values)
-        select v, (h.pair >> 16)::integer, (h.pair & 65535)::smallint, h.next, '', '', '{}', '{}'
+      insert into onlyonce.event_log (
+        slot,
+        stream,
+        partition,
+        "offset",
+        tenant,
+        id,
+        header_names,
+        header_values
+      )
+        select v,
+               (h.pair >> 16)::integer,
+               (h.pair & 65535)::smallint,
+               h.next,
+               '',
+               '',
+               '{}',
+               '{}'
           from unnest(pairs, nexts) h(pair, next), unnest(array_remove(array[ring.cur, ring.draining], null)) v;
       raise exception using errcode = 'OO000';
     exception
       when sqlstate 'OO000' then null;
       when unique_violation then
-        raise exception using errcode = '40001', message = 'onlyonce: another transaction has appended to the stream since this one began: run it again';
+        raise exception using errcode = '40001',
+          message = 'onlyonce: another transaction has appended to the stream since this one began: run it again';
     end;
     if ring.version <> (select last_value from onlyonce.events_version) then
-      raise exception using errcode = '40001', message = 'onlyonce: the event log changed its segment since this transaction began: run it again';
+      raise exception using errcode = '40001',
+        message = 'onlyonce: the event log changed its segment since this transaction began: run it again';
     end if;
   end if;
 
   if cardinality(topics) = 1 then
-    insert into onlyonce.event_log (slot, stream, partition, "offset", tenant, id, order_key, header_names, header_values, body)
-      values (ring.cur, of[1], at[1], nexts[1], tenants[1], ids[1], order_keys[1], header_names, header_values, bodies[1]);
+    insert into onlyonce.event_log (
+      slot,
+      stream,
+      partition,
+      "offset",
+      tenant,
+      id,
+      order_key,
+      header_names,
+      header_values,
+      body
+    )
+      values (
+        ring.cur,
+        of[1],
+        at[1],
+        nexts[1],
+        tenants[1],
+        ids[1],
+        order_keys[1],
+        header_names,
+        header_values,
+        bodies[1]
+      );
   else
-    insert into onlyonce.event_log (slot, stream, partition, "offset", tenant, id, order_key, header_names, header_values, body)
-      select ring.cur, u.stream, u.partition, nexts[u.pair] + row_number() over (partition by u.pair order by u.n) - 1, u.tenant, u.id, u.order_key,
-             header_names[1 + lag(u.header_end, 1, 0) over (order by u.n) : u.header_end], header_values[1 + lag(u.header_end, 1, 0) over (order by u.n) : u.header_end], u.body
-        from unnest(of, at, nth, tenants, ids, order_keys, header_ends, bodies) with ordinality u(stream, partition, pair, tenant, id, order_key, header_end, body, n);
+    insert into onlyonce.event_log (
+      slot,
+      stream,
+      partition,
+      "offset",
+      tenant,
+      id,
+      order_key,
+      header_names,
+      header_values,
+      body
+    )
+      select ring.cur,
+             u.stream,
+             u.partition,
+             nexts[u.pair] + row_number() over (partition by u.pair order by u.n) - 1,
+             u.tenant,
+             u.id,
+             u.order_key,
+             header_names[1 + lag(u.header_end, 1, 0) over (order by u.n) : u.header_end],
+             header_values[1 + lag(u.header_end, 1, 0) over (order by u.n) : u.header_end],
+             u.body
+        from unnest(
+          of,
+          at,
+          nth,
+          tenants,
+          ids,
+          order_keys,
+          header_ends,
+          bodies
+        ) with ordinality u(stream, partition, pair, tenant, id, order_key, header_end, body, n);
   end if;
 end $$;
-comment on function onlyonce.append_events(text[], smallint[], text[], text[], bytea[], integer[], text[], bytea[], bytea[]) is
-  'Appends events to streams in the caller''s transaction; consumers read them after COMMIT, in the order of their offsets.';
+comment on function onlyonce.append_events is
+  'Appends events to streams in the caller''s transaction; consumers read them after COMMIT, in the '
+  'order of their offsets.';
 
 -- stream_bounds returns the first offset that a partition has, and the next one that it will give
 -- out. The caller must have locked onlyonce.event_log before its snapshot was taken, because
 -- snapshots do not delay the emptying of a segment.
-create function onlyonce.stream_bounds(stream integer, partition smallint, out first_offset bigint, out next_offset bigint)
+create function onlyonce.stream_bounds(
+  stream integer,
+  partition smallint,
+  out first_offset bigint,
+  out next_offset bigint
+)
 language plpgsql stable as $$
 begin
-  select greatest(coalesce((select l."offset" + 1 from onlyonce.event_log l
-                             where l.stream = stream_bounds.stream and l.partition = stream_bounds.partition order by l."offset" desc limit 1), 0),
+  select greatest(coalesce((select l."offset" + 1
+                              from onlyonce.event_log l
+                             where l.stream = stream_bounds.stream and l.partition = stream_bounds.partition
+                             order by l."offset" desc limit 1), 0),
                   coalesce((select f.next_offset from onlyonce.stream_floors f
                              where f.stream = stream_bounds.stream and f.partition = stream_bounds.partition), 0))
     into next_offset;
-  select coalesce((select l."offset" from onlyonce.event_log l
-                    where l.stream = stream_bounds.stream and l.partition = stream_bounds.partition order by l."offset" limit 1), next_offset)
+  select coalesce(
+    (select l."offset" from onlyonce.event_log l
+      where l.stream = stream_bounds.stream and l.partition = stream_bounds.partition order by l."offset" limit 1),
+    next_offset
+  )
     into first_offset;
 end $$;
-comment on function onlyonce.stream_bounds(integer, smallint) is 'First and next offset of a partition of the event log.';
+comment on function onlyonce.stream_bounds is 'First and next offset of a partition of the event log.';
 
 -- commit_stream_offset commits a group's offset if the caller holds the partition's lease;
 -- otherwise it raises OO001 (E3).
 create function onlyonce.commit_stream_offset(
-  lease bigint, epoch bigint, nonce uuid, group_id text, stream integer, partition smallint, "offset" bigint, metadata text
+  lease bigint,
+  epoch bigint,
+  nonce uuid,
+  group_id text,
+  stream integer,
+  partition smallint,
+  "offset" bigint,
+  metadata text
 ) returns void
 language plpgsql as $$
 begin
   perform onlyonce.hold(commit_stream_offset.lease, commit_stream_offset.epoch, commit_stream_offset.nonce);
-  insert into onlyonce.stream_offsets as o (group_id, stream, partition, "offset", metadata)
-    values (commit_stream_offset.group_id, commit_stream_offset.stream, commit_stream_offset.partition, commit_stream_offset."offset",
-            commit_stream_offset.metadata)
+  insert into onlyonce.stream_offsets as o (
+    group_id,
+    stream,
+    partition,
+    "offset",
+    metadata
+  )
+    values (
+      commit_stream_offset.group_id,
+      commit_stream_offset.stream,
+      commit_stream_offset.partition,
+      commit_stream_offset."offset",
+      commit_stream_offset.metadata
+    )
     on conflict on constraint stream_offsets_pkey
     do update set "offset" = excluded."offset", metadata = excluded.metadata, committed_at = excluded.committed_at;
 end $$;
-comment on function onlyonce.commit_stream_offset(bigint, bigint, uuid, text, integer, smallint, bigint, text) is
+comment on function onlyonce.commit_stream_offset is
   'Commits a group''s offset in a partition of the event log, while the caller owns it; raises OO001 otherwise.';
 
 -- queue_too_old returns until when a broker must have stored a message for its key to be one that
--- may be forgotten: a key is claimed after its message was stored. The broker's clock may be ahead by
--- a tenth of the horizon, and an hour at most. It is null if nothing was forgotten since the queue
--- began, which is when its stream was made (K9).
+-- may be forgotten: a key is claimed after its message was stored. The broker's clock may be ahead
+-- by a tenth of the horizon, and an hour at most. It is null if nothing was forgotten since the
+-- queue began, which is when its stream was made (K9).
 create function onlyonce.queue_too_old(scope text, topic text) returns timestamptz
 language sql stable as $$
   select greatest(
       case when h.forgotten > s.created_at then h.forgotten end,
       (select r.forgotten from onlyonce.rings r
-        where r.name = onlyonce.class_ring(coalesce(h.class, 'standard'), 'standard') and r.forgotten > greatest(s.created_at, h.changed_at)),
+        where r.name = onlyonce.class_ring(coalesce(h.class, 'standard'), 'standard')
+          and r.forgotten > greatest(s.created_at, h.changed_at)),
       (select least(r.forgotten, h.changed_at + interval '1 minute') from onlyonce.rings r
         where r.name = onlyonce.class_ring(h.class_before, 'standard') and r.forgotten > s.created_at))
       + (select least(coalesce(r.horizon, interval '0') * 0.1, interval '1 hour') from onlyonce.rings r
@@ -237,7 +371,8 @@ language sql stable as $$
     from onlyonce.streams s left join onlyonce.horizons h on h.scope = queue_too_old.scope
    where s.topic = queue_too_old.topic
 $$;
-comment on function onlyonce.queue_too_old(text, text) is 'Messages of a queue that its broker stored until this time may be copies whose key is forgotten; null: none.';
+comment on function onlyonce.queue_too_old is
+  'Messages of a queue that its broker stored until this time may be copies whose key is forgotten; null: none.';
 
 -- ---------------------------------------------------------------- parked events
 
@@ -254,17 +389,29 @@ declare
   n bigint := 0;
 begin
   perform onlyonce.claim(k.keys, array_fill(0::bigint, array[cardinality(k.keys)]), k.scopes)
-     from (select array_agg(p.key order by p.key) as keys, array_agg(p.scope order by p.key) as scopes from onlyonce.parked p
+     from (select array_agg(p.key order by p.key) as keys, array_agg(p.scope order by p.key) as scopes
+             from onlyonce.parked p
             where p.id = any (ids) and p.kind = 'event' and p.state = 'waiting' and p."offset" is null
               and p.key is not null and p.reason not in ('conflict', 'no-key')
            having count(*) > 0) k;
-  for r in select * from onlyonce.parked p where p.id = any (ids) and p.kind = 'event' and p.state = 'waiting' and p."offset" is null order by p.id for update loop
-    perform onlyonce.append_events(array[r.topic], array[null::smallint], array[r.tenant], array[r.event_id], array[r.record_key],
-      array[cardinality(r.header_names)], array(select convert_from(h, 'UTF8') from unnest(r.header_names) with ordinality u(h, i) order by i),
-      r.header_values, array[r.body]);
+  for r in select *
+             from onlyonce.parked p
+            where p.id = any (ids) and p.kind = 'event' and p.state = 'waiting' and p."offset" is null
+            order by p.id for update loop
+    perform onlyonce.append_events(
+      array[r.topic],
+      array[null::smallint],
+      array[r.tenant],
+      array[r.event_id],
+      array[r.record_key],
+      array[cardinality(r.header_names)],
+      array(select convert_from(h, 'UTF8') from unnest(r.header_names) with ordinality u(h, i) order by i),
+      r.header_values,
+      array[r.body]
+    );
     update onlyonce.parked p set state = 'resolved', settled_at = onlyonce.steady_clock() where p.id = r.id;
     n := n + 1;
   end loop;
   return n;
 end $$;
-comment on function onlyonce.append_parked(bigint[]) is 'Appends to their streams events that a receiver had set aside.';
+comment on function onlyonce.append_parked is 'Appends to their streams events that a receiver had set aside.';

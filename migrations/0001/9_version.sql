@@ -1,9 +1,9 @@
 -- onlyonce schema, version 1: every chapter was applied.
 
--- Tables without a primary key: if a publication has them (FOR ALL TABLES, as Debezium makes by default, and
--- as a move by logical replication needs), PostgreSQL refuses UPDATE and DELETE of rows that a subscriber
--- could not tell apart. The old row goes into the log in their place, only where wal_level is logical. A
--- table that a chapter makes is included, whatever it is (S6).
+-- Tables without a primary key: if a publication has them (FOR ALL TABLES, as Debezium makes by
+-- default, and as a move by logical replication needs), PostgreSQL refuses UPDATE and DELETE of
+-- rows that a subscriber could not tell apart. The old row goes into the log in their place, only
+-- where wal_level is logical. A table that a chapter makes is included, whatever it is (S6).
 do $$
 declare
   t record;

@@ -206,7 +206,9 @@ func (x *consuming) check(r *rig) ([]string, error) {
 	var kept bool
 	err = r.db.Pool.QueryRow(
 		r.ctx,
-		`select exists (select from onlyonce.progress where from_offset = 0) or exists (select from onlyonce.done where "offset" = 0)`,
+		`
+select exists (select from onlyonce.progress where from_offset = 0)
+or exists (select from onlyonce.done where "offset" = 0)`,
 	).Scan(&kept)
 	if err != nil {
 		return nil, err

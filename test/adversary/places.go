@@ -132,7 +132,9 @@ func (x *moving) leave(ctx context.Context, r *rig, nearURL string) error {
 // looked for. In: milliseconds.
 const abandonedSQL = `
 select pg_terminate_backend(pid) from pg_stat_activity
- where datname = current_database() and state = 'idle in transaction' and state_change < clock_timestamp() - $1 * interval '1 ms'`
+ where datname = current_database()
+   and state = 'idle in transaction'
+   and state_change < clock_timestamp() - $1 * interval '1 ms'`
 
 func (x *moving) adopt(ctx context.Context, r *rig, nearURL, farURL string) error {
 	_, err := r.command(ctx, farURL, "place", "adopt", "-place", "t", "-from", nearURL, "-as", far, "-without-keys", "-reason", "x", "-yes")

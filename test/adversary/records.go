@@ -18,7 +18,23 @@ type keyed struct {
 
 const cursorSQL = `
 with l as (insert into onlyonce.leases (name) values ('cursor/x/t/0') returning id),
-     c as (insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy) select id, 'x', 't', 0, 0, 0, 'earliest' from l returning id)
+     c as (insert into onlyonce.cursors (
+       id,
+       scope,
+       topic,
+       partition,
+       start_offset,
+       run_start,
+       start_policy
+     )
+       select id,
+              'x',
+              't',
+              0,
+              0,
+              0,
+              'earliest'
+         from l returning id)
 insert into onlyonce.frontiers (cursor_id, run, frontier) select id, 0, clock_timestamp() from c`
 
 func (k *keyed) setUp(r *rig) (err error) {
@@ -55,17 +71,45 @@ type called struct{}
 const (
 	sinkSQL = `
 with s as (insert into onlyonce.sinks (name) values ('main')),
-     l as (insert into onlyonce.leases (name) select 'relay/main/' || n from generate_series(0, 15) n returning id, name)
+     l as (insert into onlyonce.leases (name)
+             select 'relay/main/' || n from generate_series(0, 15) n returning id, name)
 insert into onlyonce.lanes (id, sink, lane) select id, 'main', split_part(name, '/', 3)::smallint from l`
 	callSQL = `
-select onlyonce.enqueue_calls(array[0::smallint], array[$1::uuid], array[null::uuid], array['main'], array['t'], array['s'], array[$2::text],
-  array['POST'], array['/'], array[''], array[null::text], array['x'::bytea], array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false])`
-	passSQL   = `select onlyonce.advance(id, version, 0, true, false) from onlyonce.lanes`
+select onlyonce.enqueue_calls(
+  checks => array[0::smallint],
+  keys => array[$1::uuid],
+  order_keys => array[null::uuid],
+  sinks => array['main'],
+  tenants => array['t'],
+  scopes => array['s'],
+  names => array[$2::text],
+  methods => array['POST'],
+  targets => array['/'],
+  headers => array[''],
+  traces => array[null::text],
+  bodies => array['x'::bytea],
+  not_before => array[null::timestamptz],
+  origin_times => array[null::timestamptz],
+  redo => array[false],
+  capture => array[false],
+  sealed => array[false]
+)`
+	passSQL = `
+select onlyonce.advance(
+  lane_id => id,
+  seen => version,
+  last_id => 0,
+  freeze => true,
+  keep_started => false
+) from onlyonce.lanes`
 	passedSQL = `
 select r.name from onlyonce.lanes l cross join lateral (
-    select n.name, n.xid from onlyonce.outbox_log n where n.sink = l.sink and n.lane = l.lane and n.xid >= pg_snapshot_xmax(l.prev)
+    select n.name, n.xid
+      from onlyonce.outbox_log n where n.sink = l.sink and n.lane = l.lane and n.xid >= pg_snapshot_xmax(l.prev)
     union all
-    select n.name, n.xid from onlyonce.outbox_log n where n.sink = l.sink and n.lane = l.lane and n.xid in (select pg_snapshot_xip(l.prev))) r
+    select n.name, n.xid
+      from onlyonce.outbox_log n
+     where n.sink = l.sink and n.lane = l.lane and n.xid in (select pg_snapshot_xip(l.prev))) r
  where pg_visible_in_snapshot(r.xid, l.target)`
 )
 
@@ -106,8 +150,27 @@ type appended struct{ next int64 }
 const (
 	readerSQL = `
 with l as (insert into onlyonce.leases (name) values ('cursor/x/` + topic + `/0') returning id)
-insert into onlyonce.cursors (id, scope, topic, partition, cluster_id, topic_id, start_offset, start_policy, run_start)
-select l.id, 'x', s.topic, 0, 'postgres', s.incarnation, 0, 'earliest', 0 from l, onlyonce.streams s where s.topic = '` + topic + `'`
+insert into onlyonce.cursors (
+  id,
+  scope,
+  topic,
+  partition,
+  cluster_id,
+  topic_id,
+  start_offset,
+  start_policy,
+  run_start
+)
+select l.id,
+       'x',
+       s.topic,
+       0,
+       'postgres',
+       s.incarnation,
+       0,
+       'earliest',
+       0
+  from l, onlyonce.streams s where s.topic = '` + topic + `'`
 	eventsSQL  = `select "offset", id from onlyonce.event_log where "offset" >= $1 order by "offset"`
 	handledSQL = `update onlyonce.cursors set run_start = $1`
 )

@@ -246,7 +246,14 @@ func texts(ctx context.Context, pool *pgxpool.Pool, sql string) ([]string, error
 // sessions describes what the server's sessions do.
 func (r *rig) sessions() []string {
 	found, err := texts(r.ctx, r.db.Pool, `
-select format('pid %s %s %s blocked by %s: %s', pid, state, coalesce(wait_event, '-'), pg_blocking_pids(pid), left(regexp_replace(query, '\s+', ' ', 'g'), 70))
+select format(
+  'pid %s %s %s blocked by %s: %s',
+  pid,
+  state,
+  coalesce(wait_event, '-'),
+  pg_blocking_pids(pid),
+  left(regexp_replace(query, '\s+', ' ', 'g'), 70)
+)
   from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()`)
 	if err != nil {
 		return []string{err.Error()}
@@ -268,7 +275,9 @@ func (r *rig) inTheWay() (blocks bool, err error) {
 	}
 	err = r.db.Pool.QueryRow(r.ctx, `
 select exists (select from pg_locks l, unnest(pg_blocking_pids(l.pid)) b where not l.granted and b = any ($1::int[]))
-    or $2 and exists (select from pg_stat_activity where pid = any ($1::int[]) and coalesce(backend_xid, backend_xmin) is not null)`,
+    or $2
+and exists (select from pg_stat_activity
+             where pid = any ($1::int[]) and coalesce(backend_xid, backend_xmin) is not null)`,
 		of, r.scene.snapshots && r.waitedFor() > 5*r.bound).Scan(&blocks)
 	return blocks, err
 }

@@ -90,9 +90,19 @@ type rotating struct {
 const (
 	// horizonSQL. In: ring.
 	horizonSQL = `update onlyonce.rings set horizon = '1 hour' where name = $1`
-	ringSQL    = `select cur, draining, closed, retired, version, (select last_value from SEQUENCE) from onlyonce.rings where name = $1`
+	ringSQL    = `
+select cur,
+       draining,
+       closed,
+       retired,
+       version,
+       (select last_value from SEQUENCE)
+  from onlyonce.rings where name = $1`
 	// ageSQL makes segments two hours older. In: ring, slots.
-	ageSQL = `update onlyonce.segments set opened_at = opened_at - interval '2 hours', closed_at = closed_at - interval '2 hours' where ring = $1 and slot = any ($2)`
+	ageSQL = `
+update onlyonce.segments
+   set opened_at = opened_at - interval '2 hours', closed_at = closed_at - interval '2 hours'
+ where ring = $1 and slot = any ($2)`
 )
 
 // setUp implements stage.

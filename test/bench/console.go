@@ -31,9 +31,31 @@ func consolePage(context.Context, *server, options) (wrapped, plain side, err er
 
 // parkMillionSQL parks rows of 20 groups. In: how many.
 const parkMillionSQL = `
-insert into onlyonce.parked (kind, state, reason, error, attempts, scope, topic, partition, "offset", key, body)
-select 'message', 'waiting', case when n % 4 = 0 then 'permanent' else 'exhausted' end, 'error ' || n % 10, 10, 'scope-' || n % 2, 'orders', n % 8, n, gen_random_uuid(),
-       convert_to('{"id": ' || n || '}', 'UTF8') from generate_series(1, $1::int) n`
+insert into onlyonce.parked (
+  kind,
+  state,
+  reason,
+  error,
+  attempts,
+  scope,
+  topic,
+  partition,
+  "offset",
+  key,
+  body
+)
+select 'message',
+       'waiting',
+       case when n % 4 = 0 then 'permanent' else 'exhausted' end,
+       'error ' || n % 10,
+       10,
+       'scope-' || n % 2,
+       'orders',
+       n % 8,
+       n,
+       gen_random_uuid(),
+       convert_to('{"id": ' || n || '}', 'UTF8')
+  from generate_series(1, $1::int) n`
 
 func consoleSide(ctx context.Context, db *database, w *window) (sample, error) {
 	pool, err := db.open(ctx, 4)

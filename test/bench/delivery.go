@@ -141,7 +141,16 @@ func readBack(ctx context.Context, pool *pgxpool.Pool) (func(context.Context, in
 		}
 		committed := time.Now()
 		var r queued
-		err := pool.QueryRow(ctx, `select id, key, sink, name, method, target, headers, body from queue where id = $1`, id).
+		err := pool.QueryRow(ctx, `
+select id,
+       key,
+       sink,
+       name,
+       method,
+       target,
+       headers,
+       body
+  from queue where id = $1`, id).
 			Scan(&r.id, &r.key, &r.sink, &r.name, &r.method, &r.target, &r.headers, &r.body)
 		return time.Since(committed), err
 	}, func() error { return nil }, nil

@@ -134,10 +134,25 @@ func inBatches(rows int, write func(bodies [][]byte) error) error {
 // enqueueSQL writes calls as consumers do: the fence excludes that they are stored already, so no
 // check reads for them (checks is 0). $1 target, $2 bodies. Out: one row of void.
 const enqueueSQL = `
-select onlyonce.enqueue_calls(array_agg(0::smallint), array_agg(gen_random_uuid()), array_agg(null::uuid), array_agg('bench'::text),
-         array_agg(''::text), array_agg('bench'::text), array_agg('event'::text), array_agg('POST'::text), array_agg($1::text), array_agg(''::text),
-         array_agg(null::text), array_agg(b), array_agg(null::timestamptz), array_agg(null::timestamptz),
-         array_agg(false), array_agg(false), array_agg(false))
+select onlyonce.enqueue_calls(
+  checks => array_agg(0::smallint),
+  keys => array_agg(gen_random_uuid()),
+  order_keys => array_agg(null::uuid),
+  sinks => array_agg('bench'::text),
+  tenants => array_agg(''::text),
+  scopes => array_agg('bench'::text),
+  names => array_agg('event'::text),
+  methods => array_agg('POST'::text),
+  targets => array_agg($1::text),
+  headers => array_agg(''::text),
+  traces => array_agg(null::text),
+  bodies => array_agg(b),
+  not_before => array_agg(null::timestamptz),
+  origin_times => array_agg(null::timestamptz),
+  redo => array_agg(false),
+  capture => array_agg(false),
+  sealed => array_agg(false)
+)
   from unnest($2::bytea[]) b`
 
 // pendingSQL returns one row: how many calls are there, and how many of them are not delivered.

@@ -16,7 +16,10 @@ const expiryKeys = 1_000_000
 // found. Half of the rows are old.
 const usualSQL = `
 create table usual (key uuid primary key, fingerprint bigint not null, created_at timestamptz not null);
-insert into usual select gen_random_uuid(), 0, now() - case when g <= %[1]d then interval '8 days' else interval '1 day' end - g * interval '10 milliseconds' from generate_series(1, 2 * %[1]d) g;
+insert into usual
+  select gen_random_uuid(), 0, now() - case when g <= %[1]d then interval '8 days'
+                                            else interval '1 day' end - g * interval '10 milliseconds'
+    from generate_series(1, 2 * %[1]d) g;
 create index on usual (created_at);
 analyze usual`
 
@@ -52,7 +55,10 @@ func expireRing(ctx context.Context, db *database, _ *window) (got sample, err e
 	if err := k.loadRing(ctx, 1, expiryKeys); err != nil {
 		return sample{}, err
 	}
-	if err := k.exec(ctx, `update onlyonce.segments set closed_at = closed_at - interval '8 days', opened_at = opened_at - interval '8 days' where ring = 'consumer_keys' and slot = 1`); err != nil {
+	if err := k.exec(ctx, `
+update onlyonce.segments
+   set closed_at = closed_at - interval '8 days', opened_at = opened_at - interval '8 days'
+ where ring = 'consumer_keys' and slot = 1`); err != nil {
 		return sample{}, err
 	}
 	var before, emptied usage

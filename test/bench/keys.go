@@ -109,7 +109,8 @@ func (k *keyStore) loadRing(ctx context.Context, segments, keys int) error {
 		}
 	}
 	err := k.exec(ctx, fmt.Sprintf(`update onlyonce.rings r set closed = array(select s from generate_series(%[1]d, 1, -1) s),
-	     uses = array(select case when s between 1 and %[1]d then s end::bigint from generate_series(0, 9) s order by s) where r.name = 'consumer_keys'`, segments),
+      uses = array(select case when s between 1 and %[1]d then s end::bigint from generate_series(0, 9) s order by s)
+                                     where r.name = 'consumer_keys'`, segments),
 		fmt.Sprintf(`update onlyonce.segments set closed_at = clock_timestamp(), opened_at = clock_timestamp() - interval '1 day', use_no = 1
 	     where ring = 'consumer_keys' and slot between 1 and %d`, segments))
 	if err != nil {
@@ -178,8 +179,10 @@ func (k *keyStore) rotate(ctx context.Context) error {
 	if err := k.build(ctx, bigSegments+1); err != nil {
 		return err
 	}
-	err := k.exec(ctx, `update onlyonce.segments s set closed_at = s.closed_at - interval '8 days', opened_at = s.opened_at - interval '8 days' from onlyonce.rings r
-	   where r.name = 'consumer_keys' and s.ring = r.name and s.slot = r.closed[1]`,
+	err := k.exec(ctx, `update onlyonce.segments s
+                           set closed_at = s.closed_at - interval '8 days', opened_at = s.opened_at - interval '8 days'
+                          from onlyonce.rings r
+    where r.name = 'consumer_keys' and s.ring = r.name and s.slot = r.closed[1]`,
 		`update onlyonce.rings set closed = closed[2:] || closed[1] where name = 'consumer_keys'`)
 	if err != nil {
 		return err
@@ -215,7 +218,14 @@ type claimWork struct {
 }
 
 const (
-	claimFreshSQL = `select onlyonce.claim_consumer_fresh($1, $2, $3, $4, $5)`
+	claimFreshSQL = `
+select onlyonce.claim_consumer_fresh(
+  keys => $1,
+  fingerprints => $2,
+  asked => $3,
+  hit_uses => $4,
+  hits => $5
+)`
 	claimTableSQL = `insert into onlyonce.one_table (key, fingerprint) select unnest($1::uuid[]), unnest($2::bigint[]) order by 1`
 	setEffectsSQL = `insert into effects (account, payload) select unnest($1::bigint[]), unnest($2::bytea[])`
 )

@@ -42,7 +42,8 @@ const watermillFillSQL = `
 do $$ begin
   for i in 1..%[2]d loop
     insert into %[1]s (uuid, payload, metadata, transaction_id)
-      select gen_random_uuid(), decode(repeat(md5(i::text || g::text), 19) , 'hex'), '{}', pg_current_xact_id() from generate_series(1, 100) g;
+      select gen_random_uuid(), decode(repeat(md5(i::text || g::text), 19) , 'hex'), '{}', pg_current_xact_id()
+        from generate_series(1, 100) g;
     commit;
   end loop;
 end $$`

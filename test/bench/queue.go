@@ -13,16 +13,30 @@ import (
 const queueSQL = `
 create table queue (
   id bigint generated always as identity primary key,
-  key uuid not null default gen_random_uuid(), sink text not null default 'bench', name text not null default 'event',
-  method text not null default 'POST', target text not null default '/event', headers text not null default '',
-  created_at timestamptz not null default clock_timestamp(), body bytea not null)`
+  key uuid not null default gen_random_uuid(),
+  sink text not null default 'bench',
+  name text not null default 'event',
+  method text not null default 'POST',
+  target text not null default '/event',
+  headers text not null default '',
+  created_at timestamptz not null default clock_timestamp(),
+  body bytea not null
+)`
 
 // queueTakeSQL takes the next rows. $1 the last id that was taken, $2 how many. Rows are deleted by
 // their ctid, which needs no second search of the index. Starting after the last id avoids the
 // entries of deleted rows, which the index keeps until vacuum.
 const queueTakeSQL = `
-delete from queue where ctid = any (array(select ctid from queue where id > $1 order by id limit $2 for update skip locked))
-returning id, key, sink, name, method, target, headers, body`
+delete from queue
+ where ctid = any (array(select ctid from queue where id > $1 order by id limit $2 for update skip locked))
+returning id,
+          key,
+          sink,
+          name,
+          method,
+          target,
+          headers,
+          body`
 
 const queueConnections = 2
 

@@ -25,10 +25,25 @@ do $$
 declare began timestamptz := clock_timestamp();
 begin
   for i in 1..%[1]d loop
-    perform onlyonce.enqueue_calls(array_agg(0::smallint), array_agg(gen_random_uuid()), array_agg(null::uuid), array_agg('bench'::text),
-              array_agg(''::text), array_agg('bench'::text), array_agg('event'::text), array_agg('POST'::text), array_agg('/event'::text), array_agg(''::text),
-              array_agg(null::text), array_agg(decode(repeat(md5(i::text || g::text), 19), 'hex')), array_agg(null::timestamptz), array_agg(null::timestamptz),
-              array_agg(false), array_agg(false), array_agg(false))
+    perform onlyonce.enqueue_calls(
+      checks => array_agg(0::smallint),
+      keys => array_agg(gen_random_uuid()),
+      order_keys => array_agg(null::uuid),
+      sinks => array_agg('bench'::text),
+      tenants => array_agg(''::text),
+      scopes => array_agg('bench'::text),
+      names => array_agg('event'::text),
+      methods => array_agg('POST'::text),
+      targets => array_agg('/event'::text),
+      headers => array_agg(''::text),
+      traces => array_agg(null::text),
+      bodies => array_agg(decode(repeat(md5(i::text || g::text), 19), 'hex')),
+      not_before => array_agg(null::timestamptz),
+      origin_times => array_agg(null::timestamptz),
+      redo => array_agg(false),
+      capture => array_agg(false),
+      sealed => array_agg(false)
+    )
        from generate_series(1, %[2]d) g;
     commit;
     perform pg_sleep(greatest(0, i * %[3]f - extract(epoch from clock_timestamp() - began)));

@@ -32,16 +32,29 @@ const (
 )
 
 const (
-	moveSQL      = `update onlyonce.segments set opened_at = opened_at - make_interval(secs => $1), closed_at = closed_at - make_interval(secs => $1) where ring = 'consumer_keys'`
-	simClaimSQL  = `select onlyonce.claim_consumer_fresh($1, $2, $3, $4, $5)`
+	moveSQL = `
+update onlyonce.segments
+   set opened_at = opened_at - make_interval(secs => $1), closed_at = closed_at - make_interval(secs => $1)
+ where ring = 'consumer_keys'`
+	simClaimSQL = `
+select onlyonce.claim_consumer_fresh(
+  keys => $1,
+  fingerprints => $2,
+  asked => $3,
+  hit_uses => $4,
+  hits => $5
+)`
 	simTableSQL  = `create table usual (key uuid primary key, fingerprint bigint not null, created_at timestamptz not null)`
 	simIndexSQL  = `create index on usual (created_at)`
 	simInsertSQL = `insert into usual select unnest($1::uuid[]), unnest($2::bigint[]), $3 order by 1`
 	simDeleteSQL = `delete from usual where created_at < $1`
 	ringSizeSQL  = `
-select coalesce(sum(pg_relation_size(c.oid)), 0)::bigint, coalesce(sum(pg_indexes_size(c.oid)), 0)::bigint,
-       (select pg_total_relation_size('onlyonce.filters')), (select coalesce(sum(octet_length(filter)), 0)::bigint from onlyonce.filters)
-  from pg_class c where c.relnamespace = 'onlyonce_segments'::regnamespace and c.relname like 'consumer\_keys\__' and c.relkind = 'r'`
+select coalesce(sum(pg_relation_size(c.oid)), 0)::bigint,
+       coalesce(sum(pg_indexes_size(c.oid)), 0)::bigint,
+       (select pg_total_relation_size('onlyonce.filters')),
+       (select coalesce(sum(octet_length(filter)), 0)::bigint from onlyonce.filters)
+  from pg_class c
+ where c.relnamespace = 'onlyonce_segments'::regnamespace and c.relname like 'consumer\_keys\__' and c.relkind = 'r'`
 	usualSizeSQL = `select pg_relation_size('usual'), pg_indexes_size('usual')`
 	ringKeysSQL  = `select count(*) from (select key from onlyonce.inbox where segment like 'consumer_keys%') k`
 )
@@ -124,7 +137,9 @@ func (x sim) ring(ctx context.Context, db *database) (most sizes, claims, rotati
 			if _, err := builder.Step(ctx); err != nil {
 				return err
 			}
-			err := pool.QueryRow(ctx, `select cardinality(closed) > (select count(*) from onlyonce.filters where ring = 'consumer_keys') from onlyonce.rings where name = 'consumer_keys'`).Scan(&missing)
+			err := pool.QueryRow(ctx, `
+select cardinality(closed) > (select count(*) from onlyonce.filters where ring = 'consumer_keys')
+  from onlyonce.rings where name = 'consumer_keys'`).Scan(&missing)
 			if err != nil {
 				return err
 			}

@@ -22,7 +22,11 @@ import (
 // plainest table of a service. A more expensive effect would cost both sides the same, and make
 // every ratio look better.
 const effectsSQL = `
-create table effects (id bigint generated always as identity primary key, account bigint not null, payload bytea not null)`
+create table effects (
+  id bigint generated always as identity primary key,
+  account bigint not null,
+  payload bytea not null
+)`
 
 // effectSQL is the effect of one message. $1 account, $2 payload.
 const effectSQL = `insert into effects (account, payload) values ($1, $2)`

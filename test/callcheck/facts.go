@@ -52,7 +52,14 @@ type Facts struct {
 }
 
 const rowsSQL = `
-select convert_from(r.body, 'UTF8')::jsonb->>'id', r.key::text, r.sink, c.state, coalesce(p.reason, ''), coalesce(r.order_key::text, ''), coalesce(p.attempts, 0), r.id
+select convert_from(r.body, 'UTF8')::jsonb->>'id',
+       r.key::text,
+       r.sink,
+       c.state,
+       coalesce(p.reason, ''),
+       coalesce(r.order_key::text, ''),
+       coalesce(p.attempts, 0),
+       r.id
   from onlyonce.outbox_log r join onlyonce.calls c on c.id = r.id left join onlyonce.parked p on p.row_id = r.id`
 
 // oddSQL returns a row for each thing that must not be once all relays have left in order. Leases
@@ -60,7 +67,11 @@ select convert_from(r.body, 'UTF8')::jsonb->>'id', r.key::text, r.sink, c.state,
 // to a minute for that, and are not checked. The pattern of the last part does not match its own
 // text, which another connection of the checker's pool may have had before.
 const oddSQL = `
-select format('I14 lease %s is held', name) from onlyonce.leases where until > clock_timestamp() and until < clock_timestamp() + interval '1 hour' and (name like 'relay/%' or name = 'ring/outbox')
+select format('I14 lease %s is held', name)
+  from onlyonce.leases
+ where until > clock_timestamp()
+   and until < clock_timestamp() + interval '1 hour'
+   and (name like 'relay/%' or name = 'ring/outbox')
 union all
 select format('I13 call %s is parked as %s and nothing is said of it in the log', p.id, p.state) from onlyonce.parked p
  where p.kind = 'call' and not exists (select from onlyonce.outbox_log r where r.id = p.row_id and r.key = p.key)
@@ -77,7 +88,8 @@ const UnsettledSQL = `
 select count(*) from onlyonce.calls c
  where c.state = 'pending' or c.state = 'retrying'
     or c.state = 'blocked' and not exists (
-         select from onlyonce.parked f where f.order_key = c.order_key and f.settled_at is null and f.state in ('waiting', 'reconcile'))`
+         select from onlyonce.parked f
+          where f.order_key = c.order_key and f.settled_at is null and f.state in ('waiting', 'reconcile'))`
 
 // Gather reads everything. The relays have left. Leases of the killed ones get a grace period to
 // end.
@@ -94,7 +106,13 @@ func Gather(ctx context.Context, pool *pgxpool.Pool, m *Remote, grace time.Durat
 			break
 		}
 	}
-	if f.Ledger, err = collect(ctx, pool, `select id, sink, key, seq, fate from storm.calls`, pgx.RowToStructByPos[Entry]); err != nil {
+	if f.Ledger, err = collect(ctx, pool, `
+select id,
+       sink,
+       key,
+       seq,
+       fate
+  from storm.calls`, pgx.RowToStructByPos[Entry]); err != nil {
 		return nil, err
 	}
 	if f.Rows, err = collect(ctx, pool, rowsSQL, pgx.RowToStructByPos[Row]); err != nil {

@@ -16,7 +16,14 @@ import (
 // order of their commits, because its row is locked until then.
 const TablesSQL = `
 create schema storm;
-create table storm.calls (id text primary key, tx text not null, sink text not null, key text not null, seq bigint not null, fate text not null);
+create table storm.calls (
+  id text primary key,
+  tx text not null,
+  sink text not null,
+  key text not null,
+  seq bigint not null,
+  fate text not null
+);
 create index on storm.calls (tx);
 create table storm.seqs (sink text, key text, n bigint not null default 0, primary key (sink, key))`
 
@@ -24,8 +31,22 @@ const (
 	nextSQL = `
 insert into storm.seqs as s values ($1, $2, 1) on conflict (sink, key) do update set n = s.n + 1 returning n`
 	ledgerSQL = `
-insert into storm.calls (id, tx, sink, key, seq, fate)
-select * from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[])`
+insert into storm.calls (
+  id,
+  tx,
+  sink,
+  key,
+  seq,
+  fate
+)
+select * from unnest(
+  $1::text[],
+  $2::text[],
+  $3::text[],
+  $4::text[],
+  $5::bigint[],
+  $6::text[]
+)`
 )
 
 // Scope is who enqueues.

@@ -91,7 +91,10 @@ func (p *Postgres) Detach(ctx context.Context) error {
 		return err
 	}
 	return p.awaitTrue(ctx, "the standby receives nothing any more",
-		`select pg_is_in_recovery() and current_setting('primary_conninfo') = '' and not exists (select from pg_stat_wal_receiver)`)
+		`
+select pg_is_in_recovery()
+and current_setting('primary_conninfo') = ''
+and not exists (select from pg_stat_wal_receiver)`)
 }
 
 // Promote makes a standby a primary, on a timeline of its own, and returns when it takes writes.

@@ -243,7 +243,9 @@ func (e *engines) claims(ctx context.Context, ids []string) error {
 }
 
 // behindSQL counts the consumers of a log that have not come to its end.
-const behindSQL = `select 2 - count(*) from onlyonce.positions p where p.scope in ('` + scope + `', '` + slotScope + `') and p.next_offset >= $1`
+const behindSQL = `
+select 2 - count(*)
+  from onlyonce.positions p where p.scope in ('` + scope + `', '` + slotScope + `') and p.next_offset >= $1`
 
 // least is how long a round is at least: relays and housekeeping work beside the messages.
 const least = 4 * time.Second

@@ -10,18 +10,105 @@ import (
 const (
 	// open are calls of the sink; state, reason, next_attempt_at, settled_at, order_key and
 	// waits_for follow.
-	calls = `insert into onlyonce.parked (kind, scope, sink, lane, row_id, key, call_name, method, target, body, partition, "offset", parked_at, record_time, tenant, ` +
-		`state, reason, next_attempt_at, timed_at, settled_at, order_key, waits_for, waits_since)
-		select 'call', 'c', 's', i % 16, -i, gen_random_uuid(), 'n', 'POST', '/', '\x7b7d', i % 16, -i, now() - interval '40 days', now() - interval '40 days', 'a', `
+	calls = `insert into onlyonce.parked (
+  kind,
+  scope,
+  sink,
+  lane,
+  row_id,
+  key,
+  call_name,
+  method,
+  target,
+  body,
+  partition,
+  "offset",
+  parked_at,
+  record_time,
+  tenant,
+  state,
+  reason,
+  next_attempt_at,
+  timed_at,
+  settled_at,
+  order_key,
+  waits_for,
+  waits_since
+)
+  select 'call',
+         'c',
+         's',
+         i % 16,
+         -i,
+         gen_random_uuid(),
+         'n',
+         'POST',
+         '/',
+         '\x7b7d',
+         i % 16,
+         -i,
+         now() - interval '40 days',
+         now() - interval '40 days',
+         'a', `
 	// messages are those of the partition of the keyed consumer, far above its position; the same
 	// follows.
-	messages = `insert into onlyonce.parked (kind, scope, topic, partition, "offset", key, body, cluster_id, record_time, tenant, ` +
-		`state, reason, next_attempt_at, timed_at, settled_at, order_key)
-		select 'message', 'c', 't', 0, 1000000 + i, gen_random_uuid(), '\x7b7d', 'k', now(), 'a', `
+	messages = `insert into onlyonce.parked (
+  kind,
+  scope,
+  topic,
+  partition,
+  "offset",
+  key,
+  body,
+  cluster_id,
+  record_time,
+  tenant,
+  state,
+  reason,
+  next_attempt_at,
+  timed_at,
+  settled_at,
+  order_key
+)
+  select 'message',
+         'c',
+         't',
+         0,
+         1000000 + i,
+         gen_random_uuid(),
+         '\x7b7d',
+         'k',
+         now(),
+         'a', `
 	// aside are events that the receiver has set aside.
-	aside = `insert into onlyonce.parked (kind, scope, topic, partition, "offset", key, body, event_id, record_time, tenant, ` +
-		`state, reason, next_attempt_at, timed_at, settled_at, order_key)
-		select 'event', 'webhook/e', 'webhook.e', 0, 1000000 + i, gen_random_uuid(), '\x7b7d', i::text, now(), 'a', `
+	aside = `insert into onlyonce.parked (
+  kind,
+  scope,
+  topic,
+  partition,
+  "offset",
+  key,
+  body,
+  event_id,
+  record_time,
+  tenant,
+  state,
+  reason,
+  next_attempt_at,
+  timed_at,
+  settled_at,
+  order_key
+)
+  select 'event',
+         'webhook/e',
+         'webhook.e',
+         0,
+         1000000 + i,
+         gen_random_uuid(),
+         '\x7b7d',
+         i::text,
+         now(),
+         'a', `
 	each   = ` from generate_series(1, ROWS) i`
 	half   = ` from generate_series(1, ROWS / 2) i`
 	ownKey = `md5(i::text)::uuid`
@@ -145,8 +232,36 @@ func calls2(rest string) string {
 
 // batches are calls in the log.
 func batches(sink, lane, orderKey string) string {
-	return `insert into onlyonce.batches (slot, lane, n, bytes, sink, keys, order_key, tenant, scope, name, method, target, header, body)
-		select (select cur from onlyonce.rings where name = 'outbox'), ` + lane + `, 1, 2, ` + sink + `, array[gen_random_uuid()], ` + orderKey + `, 'a', 'c', 'n', 'POST', '/', '', '\x7b7d'` + each
+	return `insert into onlyonce.batches (
+  slot,
+  lane,
+  n,
+  bytes,
+  sink,
+  keys,
+  order_key,
+  tenant,
+  scope,
+  name,
+  method,
+  target,
+  header,
+  body
+)
+  select (select cur from onlyonce.rings where name = 'outbox'),
+         ` + lane + `,
+         1,
+         2,
+         ` + sink + `,
+         array[gen_random_uuid()],
+         ` + orderKey + `,
+         'a',
+         'c',
+         'n',
+         'POST',
+         '/',
+         '',
+         '\x7b7d'` + each
 }
 
 // stream makes a topic that is not there.
@@ -156,27 +271,98 @@ func stream(topic string) string {
 
 // events are stored events of a topic, behind those that are there.
 func events(topic string) string {
-	return `insert into onlyonce.event_log (slot, stream, partition, "offset", tenant, id, header_names, header_values, body)
-		select (select cur from onlyonce.rings where name = 'events'), s.id, 0, b.next_offset + i - 1, 'a', '-' || i, '{}', '{}', '\x7b7d'
-		  from onlyonce.streams s, onlyonce.stream_bounds(s.id, 0::smallint) b, generate_series(1, ROWS / 4) i where s.topic = '` + topic + `'`
+	return `insert into onlyonce.event_log (
+  slot,
+  stream,
+  partition,
+  "offset",
+  tenant,
+  id,
+  header_names,
+  header_values,
+  body
+)
+  select (select cur from onlyonce.rings where name = 'events'),
+         s.id,
+         0,
+         b.next_offset + i - 1,
+         'a',
+         '-' || i,
+         '{}',
+         '{}',
+         '\x7b7d'
+    from onlyonce.streams s, onlyonce.stream_bounds(s.id, 0::smallint) b, generate_series(1, ROWS / 4) i
+   where s.topic = '` + topic + `'`
 }
 
 // records are requests of the HTTP layer, each with a step.
 func records(state, completed, expires, look, lease string) string {
-	return `insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, lease_id, response, keep, created_at, completed_at, expires_at, watched_at, look_at, look)
-		select md5(i::text)::uuid, 'a', 's', '\x00', gen_random_uuid(), ` + state + `, ` + lease + `, '\x00', interval '1 day', now() - interval '9 days', ` + completed + `, ` + expires +
-		`, now() - interval '9 days', ` + look + `, interval '1 day'` + each + `;
-		insert into onlyonce.http_steps (record_id, name, done_at, result) select md5(i::text)::uuid, 'x', now(), '\x00'` + each
+	return `insert into onlyonce.http_records (
+  id,
+  tenant,
+  scope,
+  fingerprint,
+  token,
+  state,
+  lease_id,
+  response,
+  keep,
+  created_at,
+  completed_at,
+  expires_at,
+  watched_at,
+  look_at,
+  look
+)
+  select md5(i::text)::uuid,
+         'a',
+         's',
+         '\x00',
+         gen_random_uuid(),
+         ` + state + `,
+         ` + lease + `,
+         '\x00',
+         interval '1 day',
+         now() - interval '9 days',
+         ` + completed + `,
+         ` + expires +
+		`,
+         now() - interval '9 days',
+         ` + look + `,
+         interval '1 day'` + each + `;
+  insert into onlyonce.http_steps (record_id, name, done_at, result) select md5(i::text)::uuid, 'x', now(), '\x00'` + each
 }
 
 func operations(tenant, state, expires string) string {
-	return `insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, state, keep, expires_at, watched_at)
-		select md5(i::text)::uuid, md5(i::text)::uuid, 'operations', ` + tenant + `, '', 'work', ` + state + `, interval '1 day', ` + expires + `, now() - interval '9 days'` + each
+	return `insert into onlyonce.operations (
+  id,
+  record_id,
+  topic,
+  tenant,
+  principal,
+  name,
+  state,
+  keep,
+  expires_at,
+  watched_at
+)
+  select md5(i::text)::uuid,
+         md5(i::text)::uuid,
+         'operations',
+         ` + tenant + `,
+         '',
+         'work',
+         ` + state + `,
+         interval '1 day',
+         ` + expires + `,
+         now() - interval '9 days'` + each
 }
 
 func webhooks(endpoint, seen string) string {
-	return `insert into onlyonce.webhook_ids (endpoint, key, seen_at) select ` + endpoint + `, gen_random_uuid(), ` + seen + each + `;
-		insert into onlyonce.webhook_bodies (endpoint, digest, key, seen_at) select ` + endpoint + `, decode(md5(i::text), 'hex'), gen_random_uuid(), ` + seen + each
+	return `insert into onlyonce.webhook_ids (endpoint, key, seen_at)
+              select ` + endpoint + `, gen_random_uuid(), ` + seen + each + `;
+  insert into onlyonce.webhook_bodies (endpoint, digest, key, seen_at)
+    select ` + endpoint + `, decode(md5(i::text), 'hex'), gen_random_uuid(), ` + seen + each
 }
 
 func history(at string) string {
@@ -186,9 +372,21 @@ func history(at string) string {
 
 // positions are rows of cursors that nobody works on, or of runs that have ended.
 func positions(cursor string) string {
-	return `insert into onlyonce.progress (cursor_id, run, from_offset, next_offset) select ` + cursor + `, -1, i, i + 1` + each + `;
-		insert into onlyonce.done (cursor_id, "offset", hash, run, last) select ` + cursor + `, i, i, -1, false` + each + `;
-		insert into onlyonce.attempts (cursor_id, "offset", attempts, answers) select 0 - i, i, 1, 0` + each + `;
-		insert into onlyonce_segments.consumer_keys_0 (key, fingerprint) select gen_random_uuid(), 0` + each + `;
-		insert into onlyonce_segments.standard_keys_0 (key, fingerprint) select gen_random_uuid(), 0` + each
+	return `insert into onlyonce.progress (cursor_id, run, from_offset, next_offset)
+              select ` + cursor + `, -1, i, i + 1` + each + `;
+  insert into onlyonce.done (
+    cursor_id,
+    "offset",
+    hash,
+    run,
+    last
+  )
+    select ` + cursor + `,
+           i,
+           i,
+           -1,
+           false` + each + `;
+  insert into onlyonce.attempts (cursor_id, "offset", attempts, answers) select 0 - i, i, 1, 0` + each + `;
+  insert into onlyonce_segments.consumer_keys_0 (key, fingerprint) select gen_random_uuid(), 0` + each + `;
+  insert into onlyonce_segments.standard_keys_0 (key, fingerprint) select gen_random_uuid(), 0` + each
 }

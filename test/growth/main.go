@@ -177,9 +177,12 @@ func play(ctx context.Context, address string, s scene, r *rig) (failed int, err
 // one that is made of rows that are there costs a fraction of one that is kept while they come.
 func indexes(ctx context.Context, conn *pgx.Conn) (drop, create string, err error) {
 	err = conn.QueryRow(ctx, `
-		select string_agg('drop index ' || i.indexrelid::regclass, ';'), string_agg(replace(pg_get_indexdef(i.indexrelid), ' ON ONLY ', ' ON '), ';')
-		  from pg_index i join pg_class c on c.oid = i.indexrelid
-		 where c.relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and not i.indisunique and not c.relispartition`).Scan(
+  select string_agg('drop index ' || i.indexrelid::regclass, ';'),
+         string_agg(replace(pg_get_indexdef(i.indexrelid), ' ON ONLY ', ' ON '), ';')
+    from pg_index i join pg_class c on c.oid = i.indexrelid
+   where c.relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace)
+     and not i.indisunique
+     and not c.relispartition`).Scan(
 		&drop,
 		&create,
 	)

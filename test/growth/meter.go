@@ -157,7 +157,8 @@ func (m *meter) end() {
 
 const indexesSQL = `
 select c.relname::text, count(i.indexrelid) from pg_class c left join pg_index i on i.indrelid = c.oid
- where c.relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and c.relkind in ('r', 'p') group by c.relname`
+ where c.relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and c.relkind in ('r', 'p')
+ group by c.relname`
 
 // learn reads how many indexes each table has.
 func (m *meter) learn(ctx context.Context, conn *pgx.Conn) error {

@@ -25,22 +25,109 @@ type probe struct {
 const (
 	// oneSink makes a sink with its lanes, whose cursors stand before everything.
 	oneSink = `insert into onlyonce.sinks (name) values ('s');
-		insert into onlyonce.leases (name) select 'relay/s/' || n from generate_series(0, 15) n;
-		insert into onlyonce.lanes (id, sink, lane, target, version) select l.id, 's', split_part(l.name, '/', 3)::smallint, pg_current_snapshot(), 1 from onlyonce.leases l;`
+  insert into onlyonce.leases (name) select 'relay/s/' || n from generate_series(0, 15) n;
+  insert into onlyonce.lanes (
+    id,
+    sink,
+    lane,
+    target,
+    version
+  )
+    select l.id,
+           's',
+           split_part(l.name, '/', 3)::smallint,
+           pg_current_snapshot(),
+           1
+      from onlyonce.leases l;`
 	// oldCalls closes and opens the log's segments after the calls of the scene were parked.
-	oldCalls = `update onlyonce.segments set opened_at = clock_timestamp() where ring = 'outbox'; update onlyonce.watched set at = clock_timestamp();`
+	oldCalls = `
+update onlyonce.segments
+   set opened_at = clock_timestamp() where ring = 'outbox'; update onlyonce.watched set at = clock_timestamp();`
 	// parkedCalls inserts calls. State, next_attempt_at, settled_at, tenant and order_key follow.
-	parkedCalls = `insert into onlyonce.parked (kind, scope, sink, lane, row_id, key, call_name, method, target, body, partition, "offset", parked_at, record_time, reason, ` +
-		`state, next_attempt_at, settled_at, tenant, order_key)
-		select 'call', 'c', 's', i % 16, i, gen_random_uuid(), 'n', 'POST', '/', '\x7b7d', i % 16, i, now() - interval '40 days', now() - interval '40 days', 'failed', `
+	parkedCalls = `insert into onlyonce.parked (
+  kind,
+  scope,
+  sink,
+  lane,
+  row_id,
+  key,
+  call_name,
+  method,
+  target,
+  body,
+  partition,
+  "offset",
+  parked_at,
+  record_time,
+  reason,
+  state,
+  next_attempt_at,
+  settled_at,
+  tenant,
+  order_key
+)
+  select 'call',
+         'c',
+         's',
+         i % 16,
+         i,
+         gen_random_uuid(),
+         'n',
+         'POST',
+         '/',
+         '\x7b7d',
+         i % 16,
+         i,
+         now() - interval '40 days',
+         now() - interval '40 days',
+         'failed', `
 	from = ` from generate_series(1, ROWS) i`
 	// parkedMessages is the same for messages of one partition.
-	parkedMessages = `insert into onlyonce.parked (kind, scope, topic, partition, "offset", key, body, cluster_id, record_time, reason, state, next_attempt_at, order_key)
-		select 'message', 'c', 't', 0, i, gen_random_uuid(), '\x7b7d', 'k', now(), 'failed', `
+	parkedMessages = `insert into onlyonce.parked (
+  kind,
+  scope,
+  topic,
+  partition,
+  "offset",
+  key,
+  body,
+  cluster_id,
+  record_time,
+  reason,
+  state,
+  next_attempt_at,
+  order_key
+)
+  select 'message',
+         'c',
+         't',
+         0,
+         i,
+         gen_random_uuid(),
+         '\x7b7d',
+         'k',
+         now(),
+         'failed', `
 	key = `md5((i % 1000)::text)::uuid` // one of 1,000 ordering keys
 	// oneCursor makes a cursor, lease 1, with an owner.
 	oneCursor = `insert into onlyonce.leases (name, epoch, nonce) values ('cursor', 1, '00000000-0000-0000-0000-000000000001');
-		insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start) values (1, 'c', 't', 0, 0, 'earliest', 0);`
+  insert into onlyonce.cursors (
+    id,
+    scope,
+    topic,
+    partition,
+    start_offset,
+    start_policy,
+    run_start
+  ) values (
+    1,
+    'c',
+    't',
+    0,
+    0,
+    'earliest',
+    0
+  );`
 	nonce = "00000000-0000-0000-0000-000000000001"
 )
 
@@ -114,7 +201,9 @@ var scenes = []scene{
 	{
 		"settled calls that the log still has",
 		[]string{oneSink, parkedCalls + `'resolved', null, now() - interval '40 days', 'a', null` + from,
-			`update onlyonce.segments set opened_at = now() - interval '50 days' where ring = 'outbox'; update onlyonce.watched set at = clock_timestamp()`},
+			`
+update onlyonce.segments
+   set opened_at = now() - interval '50 days' where ring = 'outbox'; update onlyonce.watched set at = clock_timestamp()`},
 		[]probe{
 			{sql: "outbox.purgeSQL", args: []any{"s", 30 * 24 * time.Hour, 1000, never}},
 		},
@@ -155,10 +244,38 @@ var scenes = []scene{
 	{
 		"calls that wait for others of their ordering keys",
 		[]string{oneSink, parkedCalls + `case when i <= 1000 then 'waiting' else 'blocked' end, null, null, 'a', ` + key + from,
-			`insert into onlyonce.batches (slot, lane, n, bytes, sink, keys, order_key, tenant, scope, name, method, target, header, body)
-		select (select cur from onlyonce.rings where name = 'outbox'), 0, 1, 2, 's', array[gen_random_uuid()], md5('7')::uuid, 'a', 'c', 'n', 'POST', '/', '', '\x7b7d'
-		  from generate_series(1, 1024);
-		update onlyonce.lanes set target = pg_current_snapshot()`},
+			`insert into onlyonce.batches (
+  slot,
+  lane,
+  n,
+  bytes,
+  sink,
+  keys,
+  order_key,
+  tenant,
+  scope,
+  name,
+  method,
+  target,
+  header,
+  body
+)
+  select (select cur from onlyonce.rings where name = 'outbox'),
+         0,
+         1,
+         2,
+         's',
+         array[gen_random_uuid()],
+         md5('7')::uuid,
+         'a',
+         'c',
+         'n',
+         'POST',
+         '/',
+         '',
+         '\x7b7d'
+    from generate_series(1, 1024);
+  update onlyonce.lanes set target = pg_current_snapshot()`},
 		[]probe{
 			nextDue, pollWork,
 			{name: "outbox.firstBatchesSQL, 1,024 of a key", sql: "outbox.firstBatchesSQL", args: []any{1, 1, 0, 0, 8192, 1024}},
@@ -175,8 +292,34 @@ var scenes = []scene{
 		"calls in the log",
 		[]string{
 			oneSink,
-			`insert into onlyonce.batches (slot, lane, n, bytes, sink, keys, tenant, scope, name, method, target, header, body)
-		select (select cur from onlyonce.rings where name = 'outbox'), i % 16, 1, 2, 's', array[gen_random_uuid()], 'a', 'c', 'n', 'POST', '/', '', '\x7b7d'` + from,
+			`insert into onlyonce.batches (
+  slot,
+  lane,
+  n,
+  bytes,
+  sink,
+  keys,
+  tenant,
+  scope,
+  name,
+  method,
+  target,
+  header,
+  body
+)
+  select (select cur from onlyonce.rings where name = 'outbox'),
+         i % 16,
+         1,
+         2,
+         's',
+         array[gen_random_uuid()],
+         'a',
+         'c',
+         'n',
+         'POST',
+         '/',
+         '',
+         '\x7b7d'` + from,
 			`update onlyonce.lanes set target = pg_current_snapshot()`,
 		},
 		[]probe{
@@ -215,7 +358,19 @@ var scenes = []scene{
 	}},
 	{"positions and messages that are done", []string{oneCursor,
 		`insert into onlyonce.progress (cursor_id, run, from_offset, next_offset) select 1, 0, i, i + 1` + from,
-		`insert into onlyonce.done (cursor_id, "offset", hash, run, last) select 1, i, i, 0, false` + from,
+		`
+insert into onlyonce.done (
+  cursor_id,
+  "offset",
+  hash,
+  run,
+  last
+)
+  select 1,
+         i,
+         i,
+         0,
+         false` + from,
 		`insert into onlyonce.attempts (cursor_id, "offset", attempts, answers) select 1, i, 1, 0` + from}, []probe{
 		{sql: "consumer.pruneSQL", args: []any{1, 0, 0, 0, 1 << 40, 4096}},
 		{
@@ -230,8 +385,32 @@ var scenes = []scene{
 	{
 		"answers that have expired",
 		[]string{
-			`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, keep, created_at, completed_at, expires_at, watched_at)
-		select gen_random_uuid(), 'a', 's', '\x00', gen_random_uuid(), 'completed', '\x00', interval '1 day', now() - interval '9 days', now() - interval '9 days', now() - interval '8 days', now() - interval '9 days'` + from,
+			`insert into onlyonce.http_records (
+  id,
+  tenant,
+  scope,
+  fingerprint,
+  token,
+  state,
+  response,
+  keep,
+  created_at,
+  completed_at,
+  expires_at,
+  watched_at
+)
+  select gen_random_uuid(),
+         'a',
+         's',
+         '\x00',
+         gen_random_uuid(),
+         'completed',
+         '\x00',
+         interval '1 day',
+         now() - interval '9 days',
+         now() - interval '9 days',
+         now() - interval '8 days',
+         now() - interval '9 days'` + from,
 			oldCalls,
 		},
 		[]probe{
@@ -242,8 +421,32 @@ var scenes = []scene{
 	{
 		"answers that are kept",
 		[]string{
-			`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, keep, created_at, completed_at, expires_at, watched_at)
-		select gen_random_uuid(), 'a', 's', '\x00', gen_random_uuid(), 'completed', '\x00', interval '1 day', now(), now(), now() + interval '1 day', now()` + from,
+			`insert into onlyonce.http_records (
+  id,
+  tenant,
+  scope,
+  fingerprint,
+  token,
+  state,
+  response,
+  keep,
+  created_at,
+  completed_at,
+  expires_at,
+  watched_at
+)
+  select gen_random_uuid(),
+         'a',
+         's',
+         '\x00',
+         gen_random_uuid(),
+         'completed',
+         '\x00',
+         interval '1 day',
+         now(),
+         now(),
+         now() + interval '1 day',
+         now()` + from,
 		},
 		[]probe{
 			{sql: "idempotency.purgeSQL", args: []any{500}},
@@ -252,8 +455,26 @@ var scenes = []scene{
 	{
 		"requests whose clients did not come back",
 		[]string{oldCalls, `insert into onlyonce.leases (name, epoch, until) select 'http/' || i, 1, now() - interval '9 days'` + from,
-			`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, lease_id, keep, created_at)
-		select md5(i::text)::uuid, 'a', 's', '\x00', gen_random_uuid(), 'running', i, interval '1 day', now() - interval '9 days'` + from,
+			`insert into onlyonce.http_records (
+  id,
+  tenant,
+  scope,
+  fingerprint,
+  token,
+  state,
+  lease_id,
+  keep,
+  created_at
+)
+  select md5(i::text)::uuid,
+         'a',
+         's',
+         '\x00',
+         gen_random_uuid(),
+         'running',
+         i,
+         interval '1 day',
+         now() - interval '9 days'` + from,
 			`insert into onlyonce.http_steps (record_id, name, done_at, result) select md5(i::text)::uuid, 'x', now(), '\x00'` + from},
 		[]probe{
 			{
@@ -267,8 +488,28 @@ var scenes = []scene{
 	{
 		"requests that an operator knows of",
 		[]string{oldCalls, `insert into onlyonce.leases (name, epoch, until) select 'http/' || i, 1, now() - interval '9 days'` + from,
-			`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, lease_id, keep, created_at, abandoned_at)
-		select md5(i::text)::uuid, 'a', 's', '\x00', gen_random_uuid(), 'running', i, interval '1 day', now() - interval '9 days', now() - interval '8 days'` + from,
+			`insert into onlyonce.http_records (
+  id,
+  tenant,
+  scope,
+  fingerprint,
+  token,
+  state,
+  lease_id,
+  keep,
+  created_at,
+  abandoned_at
+)
+  select md5(i::text)::uuid,
+         'a',
+         's',
+         '\x00',
+         gen_random_uuid(),
+         'running',
+         i,
+         interval '1 day',
+         now() - interval '9 days',
+         now() - interval '8 days'` + from,
 			`insert into onlyonce.http_steps (record_id, name, done_at, result) select md5(i::text)::uuid, 'x', now(), '\x00'` + from},
 		[]probe{
 			{sql: "idempotency.abandonSQL", args: []any{500}},
@@ -278,7 +519,9 @@ var scenes = []scene{
 		"ids and bodies of webhooks whose retention has passed",
 		[]string{oldCalls,
 			`insert into onlyonce.webhook_ids (endpoint, key, seen_at) select 'e', gen_random_uuid(), now() - interval '40 days'` + from,
-			`insert into onlyonce.webhook_bodies (endpoint, digest, key, seen_at) select 'e', decode(md5(i::text), 'hex'), gen_random_uuid(), now() - interval '40 days'` + from},
+			`
+insert into onlyonce.webhook_bodies (endpoint, digest, key, seen_at)
+  select 'e', decode(md5(i::text), 'hex'), gen_random_uuid(), now() - interval '40 days'` + from},
 		[]probe{
 			{sql: "webhook.purgeIDsSQL", args: []any{"e", 30 * 24 * time.Hour}, left: `select count(*) from onlyonce.webhook_ids`},
 			{sql: "webhook.purgeBodiesSQL", args: []any{"e", 30 * 24 * time.Hour}, left: `select count(*) from onlyonce.webhook_bodies`},
@@ -302,8 +545,26 @@ var scenes = []scene{
 		{sql: "internal/retention.purgeObjectsSQL", args: []any{1000}},
 	}},
 	{"events in the log", []string{`insert into onlyonce.streams (topic, partitions) values ('t', 1);
-		insert into onlyonce.event_log (slot, stream, partition, "offset", tenant, id, header_names, header_values, body)
-		select (select cur from onlyonce.rings where name = 'events'), 1, 0, i, 'a', i::text, '{}', '{}', '\x7b7d'` + from}, []probe{
+  insert into onlyonce.event_log (
+    slot,
+    stream,
+    partition,
+    "offset",
+    tenant,
+    id,
+    header_names,
+    header_values,
+    body
+  )
+  select (select cur from onlyonce.rings where name = 'events'),
+         1,
+         0,
+         i,
+         'a',
+         i::text,
+         '{}',
+         '{}',
+         '\x7b7d'` + from}, []probe{
 		{sql: "internal/eventsource.pageSQL", args: []any{1, 0, 7, 1 << 20}},
 		{sql: "internal/eventsource.boundsSQL", args: []any{"t", 0}},
 	}},

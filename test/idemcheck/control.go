@@ -23,7 +23,8 @@ const countSQL = `select (select count(*) from onlyonce_payments.charges) + (sel
 // ageSQL makes each stored answer as old as it is kept for, by the clock and by watched time. The
 // calls of its request are made by then: see expire.
 const ageSQL = `
-update onlyonce.http_records set expires_at = clock_timestamp(), watched_at = watched_at - keep, look_at = null where expires_at is not null`
+update onlyonce.http_records
+   set expires_at = clock_timestamp(), watched_at = watched_at - keep, look_at = null where expires_at is not null`
 
 func (w *world) controls() http.Handler {
 	mux := http.NewServeMux()

@@ -14,29 +14,50 @@ import (
 // each violation.
 const checkSQL = `
 with written as (
-  select * from unnest($6::int[], $7::bigint[], $8::text[], $9::text[], $10::text[], $11::bool[])
+  select * from unnest(
+    $6::int[],
+    $7::bigint[],
+    $8::text[],
+    $9::text[],
+    $10::text[],
+    $11::bool[]
+  )
     with ordinality as u(part, off, ord, id, value, calls, seq)),
 message as (select distinct on (value) * from written order by value, seq),
 effect as (select value, part, off, n from effects),
 position as (select partition as part, next_offset as at from onlyonce.positions where scope = $1 and topic = $2),
 done as (
-  select c.partition as part, d."offset" as off from onlyonce.done d join onlyonce.cursors c on c.id = d.cursor_id and c.run = d.run
+  select c.partition as part, d."offset" as off
+    from onlyonce.done d join onlyonce.cursors c on c.id = d.cursor_id and c.run = d.run
    where c.scope = $1 and c.topic = $2),
 set_aside as (
-  select w.value, w.ord, w.id, w.seq, p.state, p.reason, p.settled_at, p.key, p.partition, p."offset"
+  select w.value,
+         w.ord,
+         w.id,
+         w.seq,
+         p.state,
+         p.reason,
+         p.settled_at,
+         p.key,
+         p.partition,
+         p."offset"
     from onlyonce.parked p left join written w on (w.part, w.off) = (p.partition, p."offset")
    where p.kind = 'message' and p.scope = $1 and p.topic = $2),
 aside as (select * from set_aside where settled_at is null),
-call as (select convert_from(body, 'UTF8') as value, count(*) as n from onlyonce.outbox_log where scope = $1 group by 1),
+call as (select convert_from(body, 'UTF8') as value, count(*) as n
+           from onlyonce.outbox_log where scope = $1 group by 1),
 found(what, value) as (
   select 'I1 lost', m.value from message m
-   where $5 and not exists (select 1 from effect e where e.value = m.value) and not exists (select 1 from aside a where a.value = m.value)
+   where $5
+     and not exists (select 1 from effect e where e.value = m.value)
+     and not exists (select 1 from aside a where a.value = m.value)
   union all
   select 'I2 applied ' || count(*) || ' times', e.value from effect e group by e.value having count(*) > 1
   union all
   select 'I3 invented', e.value from effect e where not exists (select 1 from message m where m.value = e.value)
   union all
-  select 'I3 parked what was never written, at offset', a.partition || '/' || a."offset" from set_aside a where a.value is null
+  select 'I3 parked what was never written, at offset', a.partition || '/' || a."offset"
+    from set_aside a where a.value is null
   union all
   select 'I3 parked twice', a.value from aside a group by a.value, a.id having count(*) > 1 and a.id <> ''
   union all
@@ -44,13 +65,15 @@ found(what, value) as (
    where $3 and not exists (select 1 from onlyonce.inbox i where i.key = onlyonce.key('', $1, m.id))
   union all
   select 'I4 key without effect or parked row', i.key::text from onlyonce.inbox i
-   where $3 and not exists (select 1 from effect e join message m using (value) where onlyonce.key('', $1, m.id) = i.key)
+   where $3
+     and not exists (select 1 from effect e join message m using (value) where onlyonce.key('', $1, m.id) = i.key)
      and not exists (select 1 from aside a where a.key = i.key)
   union all
   select 'I4 applied without its call', e.value from effect e join message m using (value)
    where m.calls and not exists (select 1 from call c where c.value = m.value)
   union all
-  select 'I4 call without its effect', c.value from call c where not exists (select 1 from effect e where e.value = c.value)
+  select 'I4 call without its effect', c.value
+    from call c where not exists (select 1 from effect e where e.value = c.value)
   union all
   select 'I4 ' || c.n || ' calls', c.value from call c where c.n > 1
   union all
@@ -58,7 +81,8 @@ found(what, value) as (
    where e.off >= coalesce((select at from position p where p.part = e.part), 0)
      and not exists (select 1 from done d where d.part = e.part and d.off = e.off)
   union all
-  select 'I5 applied and parked', a.value from aside a join effect e using (value) where a.reason not in ('conflict', 'no-key')
+  select 'I5 applied and parked', a.value
+    from aside a join effect e using (value) where a.reason not in ('conflict', 'no-key')
   union all
   select 'I5 resolved without effect', a.value from set_aside a
    where a.state = 'resolved' and not exists (select 1 from effect e where e.value = a.value)
@@ -73,8 +97,10 @@ found(what, value) as (
    where $4 and m.ord <> ''
   union all
   select 'I7 passed over', w.value from written w
-   where (exists (select 1 from position p where p.part = w.part and w.off < p.at) or exists (select 1 from done d where d.part = w.part and d.off = w.off))
-     and not exists (select 1 from effect e where e.value = w.value) and not exists (select 1 from aside a where a.value = w.value)
+   where (exists (select 1 from position p where p.part = w.part and w.off < p.at)
+          or exists (select 1 from done d where d.part = w.part and d.off = w.off))
+     and not exists (select 1 from effect e where e.value = w.value)
+     and not exists (select 1 from aside a where a.value = w.value)
   union all
   select 'I13 not reached', w.value from written w
    where $5 and w.off >= coalesce((select at from position p where p.part = w.part), 0)

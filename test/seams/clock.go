@@ -16,7 +16,8 @@ import (
 // clock_timestamp, in defaults and functions too, is ahead of the machine's clock by the session's
 // setting seams.ahead. The rows' times stay as they were written, as in real time.
 const clockSQL = `
-create or replace function pg_catalog.seams_clock() returns timestamptz language internal volatile strict parallel safe as 'clock_timestamp';
+create or replace function pg_catalog.seams_clock() returns timestamptz
+  language internal volatile strict parallel safe as 'clock_timestamp';
 create or replace function pg_catalog.clock_timestamp() returns timestamptz language sql volatile parallel safe as $$
   select pg_catalog.seams_clock() + coalesce(nullif(pg_catalog.current_setting('seams.ahead', true), ''), '0')::interval
 $$`

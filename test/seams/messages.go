@@ -174,7 +174,9 @@ func (x *consuming) copy(w *world, n int) error {
 	m := x.sent[n%len(x.sent)]
 	parked, err := one[bool](
 		w,
-		`select exists (select from onlyonce.parked where kind = 'message' and settled_at is null and convert_from(body, 'UTF8') = $1)`,
+		`
+select exists (select from onlyonce.parked
+                where kind = 'message' and settled_at is null and convert_from(body, 'UTF8') = $1)`,
 		m.token,
 	)
 	if err == nil && (parked || w.now()-m.from < copiesWithin) {
@@ -242,7 +244,10 @@ select coalesce((select next_offset from onlyonce.positions where scope = $1 and
    and not exists (select from onlyonce.parked p
                     where p.kind <> 'call' and p.scope = $1 and p.settled_at is null
                       and (p.state = 'retrying' or p.state = 'blocked' and not exists (select from onlyonce.parked f
-                            where f.kind = p.kind and f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset"))))`
+                            where f.kind = p.kind
+                              and f.order_key = p.order_key
+                              and f.settled_at is null
+                              and (f.partition, f."offset") < (p.partition, p."offset"))))`
 
 func (x *consuming) work(w *world) error {
 	return w.work("all messages were handled", w.is(appliedSQL, scope, topic, x.log.End(0)), x.consume(w))

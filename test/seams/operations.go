@@ -121,7 +121,9 @@ func (x *operating) request(w *world) error {
 // idleSQL reports whether no work is to be done: each operation has ended, or its event is parked.
 const idleSQL = `
 select not exists (select from onlyonce.operations o
-                    where o.state = 'running' and not exists (select from onlyonce.parked p where p.event_id = o.id::text and p.settled_at is null and p.state = 'waiting'))`
+                    where o.state = 'running'
+                      and not exists (select from onlyonce.parked p
+                                       where p.event_id = o.id::text and p.settled_at is null and p.state = 'waiting'))`
 
 func (x *operating) work(w *world) error {
 	return w.work("all work was done", w.is(idleSQL), x.operations.Run)

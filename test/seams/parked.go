@@ -14,7 +14,8 @@ type parkedItem struct {
 }
 
 const parkedItemsSQL = `
-select p.id, p.reason, convert_from(p.body, 'UTF8') from onlyonce.parked p where p.kind = $1 and p.settled_at is null and p.state = 'waiting' order by p.id`
+select p.id, p.reason, convert_from(p.body, 'UTF8')
+  from onlyonce.parked p where p.kind = $1 and p.settled_at is null and p.state = 'waiting' order by p.id`
 
 // decideParked redrives all of a kind that is parked, after its cause is mended, or gives it up. It
 // returns what was parked.

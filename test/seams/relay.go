@@ -45,9 +45,13 @@ const quietSQL = `
 select not exists (select from onlyonce.calls c where c.state = 'pending')
    and not exists (select from onlyonce.parked p
                     where p.kind = 'call' and p.settled_at is null
-                      and (p.state = 'retrying' and (p.next_attempt_at is null or p.next_attempt_at < clock_timestamp() + interval '20 minutes')
+                      and (p.state = 'retrying'
+                           and (p.next_attempt_at is null
+                                or p.next_attempt_at < clock_timestamp() + interval '20 minutes')
                            or p.state = 'blocked' and not exists (select from onlyonce.parked f
-                                where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset"))))`
+                                where f.order_key = p.order_key
+                                  and f.settled_at is null
+                                  and (f.partition, f."offset") < (p.partition, p."offset"))))`
 
 // dueSQL returns how long it takes until a call is due that is to be tried again; null: none is.
 const dueSQL = `
@@ -91,7 +95,13 @@ type parkedCall struct {
 }
 
 const waitingSQL = `
-select p.id, p.state, p.reason, coalesce(p.error, ''), convert_from(p.body, 'UTF8'), ` + parked.CallOpen + ` from onlyonce.parked p
+select p.id,
+       p.state,
+       p.reason,
+       coalesce(p.error, ''),
+       convert_from(p.body, 'UTF8'),
+       ` + parked.CallOpen + `
+  from onlyonce.parked p
  where p.kind = 'call' and p.settled_at is null and p.state in ('waiting', 'reconcile') order by p.id`
 
 func (w *world) waiting() ([]parkedCall, error) {
@@ -100,7 +110,8 @@ func (w *world) waiting() ([]parkedCall, error) {
 
 // deliveredSQL lists the calls that count as delivered.
 const deliveredSQL = `
-select convert_from(l.body, 'UTF8') from onlyonce.calls c join onlyonce.outbox_log l on l.id = c.id where c.state = 'delivered' and c.erased_at is null`
+select convert_from(l.body, 'UTF8')
+  from onlyonce.calls c join onlyonce.outbox_log l on l.id = c.id where c.state = 'delivered' and c.erased_at is null`
 
 // checkTold compares what an operator reads of calls with what the remote has applied. After a
 // failover that lost commits, what is read may be older than that (docs/guarantees.md).

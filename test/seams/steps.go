@@ -119,7 +119,9 @@ func (x *stepping) request(w *world) error {
 
 // asideSQL lists requests that wait for an operator, with the step that is open.
 const asideSQL = `
-select r.id::text, s.name from onlyonce.http_records r join onlyonce.http_steps s on s.record_id = r.id where r.state = 'reconcile' and s.done_at is null`
+select r.id::text, s.name
+  from onlyonce.http_records r
+  join onlyonce.http_steps s on s.record_id = r.id where r.state = 'reconcile' and s.done_at is null`
 
 // decide is the command request resolve, by one who has looked at the remote.
 func (x *stepping) decide(w *world) error {

@@ -298,8 +298,16 @@ func (x *receiving) list(w *world) error {
 // storedSQL reports whether all stored events were handled. In: scope, topic.
 const storedSQL = `
 select coalesce((select next_offset from onlyonce.positions where scope = $1 and topic = $2), 0)
-        >= coalesce((select max(b.next_offset) from onlyonce.streams s, onlyonce.stream_bounds(s.id, 0::smallint) b where s.topic = $2), 0)
-   and not exists (select from onlyonce.parked p where p.kind = 'event' and p.scope = $1 and p.settled_at is null and p.state in ('retrying', 'blocked'))`
+        >= coalesce(
+          (select max(b.next_offset)
+             from onlyonce.streams s, onlyonce.stream_bounds(s.id, 0::smallint) b where s.topic = $2),
+          0
+        )
+   and not exists (select from onlyonce.parked p
+                    where p.kind = 'event'
+                      and p.scope = $1
+                      and p.settled_at is null
+                      and p.state in ('retrying', 'blocked'))`
 
 func (x *receiving) work(w *world) error {
 	if x.inline {
@@ -365,7 +373,9 @@ func (x *receiving) decide(w *world) error {
 	rows, err := all(
 		w,
 		pgx.RowToStructByPos[row],
-		`select id, reason, body from onlyonce.parked where kind = 'event' and settled_at is null and state = 'waiting' order by id`,
+		`
+select id, reason, body
+  from onlyonce.parked where kind = 'event' and settled_at is null and state = 'waiting' order by id`,
 	)
 	if err != nil {
 		return err
@@ -386,7 +396,9 @@ func (x *receiving) decide(w *world) error {
 		}
 		stored, err := one[bool](
 			w,
-			`select exists (select from onlyonce.parked p where p.kind = 'event' and p.id < $1 and p.settled_at is null and p.body = $2)`,
+			`
+select exists (select from onlyonce.parked p
+                where p.kind = 'event' and p.id < $1 and p.settled_at is null and p.body = $2)`,
 			r.ID,
 			r.Body,
 		)

@@ -295,8 +295,13 @@ func doBounds(t *testing.T, drivers []Driver) {
 		}) (s string) {
 			err := q.QueryRowContext(
 				t.Context(),
-				`select concat_ws(' ', current_setting('lock_timeout'), current_setting('statement_timeout'),
-				current_setting('idle_in_transaction_session_timeout'), current_setting('transaction_isolation'))`,
+				`select concat_ws(
+  ' ',
+  current_setting('lock_timeout'),
+  current_setting('statement_timeout'),
+  current_setting('idle_in_transaction_session_timeout'),
+  current_setting('transaction_isolation')
+)`,
 			).Scan(&s)
 			if err != nil {
 				t.Error(err)

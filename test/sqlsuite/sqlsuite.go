@@ -275,7 +275,23 @@ func (r reversing) Open(key [16]byte, body []byte) ([]byte, error) { return r.Se
 // rowsSQL reads everything that Enqueue decides about a call, but for what it chooses at random:
 // the lane of a call without an ordering key.
 const rowsSQL = `select r::text || encode(body, 'hex') from (
-  select key, order_key, case when order_key is not null then lane end as lane, sink, tenant, scope, name, method, target, headers, trace, not_before, origin_time, redo, capture, sealed, body
+  select key,
+         order_key,
+         case when order_key is not null then lane end as lane,
+         sink,
+         tenant,
+         scope,
+         name,
+         method,
+         target,
+         headers,
+         trace,
+         not_before,
+         origin_time,
+         redo,
+         capture,
+         sealed,
+         body
     from onlyonce.outbox_log order by key) r`
 
 // O1: the rows are byte for byte those that pgx writes, and a call that one stack has enqueued is

@@ -48,7 +48,8 @@ func (s *storm) positionsAt(ctx context.Context, url string) (at map[int32]int64
 // doneSQL returns a row for each message that is done above its cursor's position: partition,
 // offset. $1 the scope.
 const doneSQL = `
-select p.partition, d."offset" from onlyonce.positions p join onlyonce.done d on d.cursor_id = p.id and d.run = p.run and d."offset" >= p.next_offset
+select p.partition, d."offset"
+  from onlyonce.positions p join onlyonce.done d on d.cursor_id = p.id and d.run = p.run and d."offset" >= p.next_offset
  where p.scope = $1`
 
 // lastEffectSQL returns one row: the number of the last effect.
@@ -117,8 +118,12 @@ func (s *storm) committed(ctx context.Context) (map[int32]int64, error) {
 const sampleSQL = `
 select (select count(*) from storm.effects where scope = $1 and called),
        (select count(*) from onlyonce.outbox_log where sink = $1),
-       (select count(*) from storm.effects e join onlyonce.positions p on p.scope = e.scope and p.partition = e.part where e.scope = $1 and e.off >= p.next_offset
-           and not exists (select from onlyonce.done d where d.cursor_id = p.id and d.run = p.run and d."offset" = e.off))`
+       (select count(*)
+          from storm.effects e
+          join onlyonce.positions p on p.scope = e.scope and p.partition = e.part
+         where e.scope = $1 and e.off >= p.next_offset
+           and not exists (select from onlyonce.done d
+                            where d.cursor_id = p.id and d.run = p.run and d."offset" = e.off))`
 
 // sample checks one committed snapshot in the middle of the storm. Effects, calls and positions
 // agree at every moment (I4). Kafka's committed offset is never ahead of the position (I7), except
@@ -161,7 +166,10 @@ func (s *storm) sample(ctx context.Context) {
 }
 
 // sessionsSQL returns one row: how many other sessions the database has.
-const sessionsSQL = `select count(*) from pg_stat_activity where backend_type = 'client backend' and datname = current_database() and pid <> pg_backend_pid()`
+const sessionsSQL = `
+select count(*)
+  from pg_stat_activity
+ where backend_type = 'client backend' and datname = current_database() and pid <> pg_backend_pid()`
 
 // quiet waits until no connection of a worker is left (I14).
 func (s *storm) quiet(ctx context.Context) error {
@@ -243,7 +251,13 @@ func (s *storm) redone(ctx context.Context, v *check.Verdict) error {
 }
 
 // effectsSQL returns a row for each effect, in the order in which they came.
-const effectsSQL = `select id, key, seq, part, off from storm.effects where scope = $1 order by n`
+const effectsSQL = `
+select id,
+       key,
+       seq,
+       part,
+       off
+  from storm.effects where scope = $1 order by n`
 
 // parkedSQL returns a row for each message that was ever parked: the place of its record, and its
 // outcome.

@@ -105,7 +105,8 @@ func (s *storm) migrateUnderKills(ctx context.Context, down time.Duration) error
 // bySideSQL returns one row: how many effects workers of the next version made, and how many the
 // others made after the migration. $1 numbers of the former, $2 the last effect before it.
 const bySideSQL = `
-select count(*) filter (where worker = any ($1)), count(*) filter (where worker <> all ($1) and n > $2) from storm.effects`
+select count(*) filter (where worker = any ($1)), count(*) filter (where worker <> all ($1) and n > $2)
+  from storm.effects`
 
 // judgeMixed adds a breach if only one version has worked after the migration: then nothing was
 // tested.

@@ -300,7 +300,10 @@ const unsettledSQL = `
 select count(*) from onlyonce.parked p
  where p.scope = $1 and p.settled_at is null
    and p.state in ('retrying', 'blocked') and not exists (
-     select from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset"))`
+     select from onlyonce.parked f
+      where f.order_key = p.order_key
+        and f.settled_at is null
+        and (f.partition, f."offset") < (p.partition, p."offset"))`
 
 // handled returns true if the cursors are at the end of the log, and nothing is left to be tried
 // again.

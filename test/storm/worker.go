@@ -34,7 +34,26 @@ type workerConfig struct {
 
 // effectSQL is the handler's own write. The table has no unique constraint, so that a repeated
 // effect is possible and shows.
-const effectSQL = `insert into storm.effects (scope, id, key, seq, part, off, worker, called) values ($1, $2, $3, $4, $5, $6, $7, $8)`
+const effectSQL = `
+insert into storm.effects (
+  scope,
+  id,
+  key,
+  seq,
+  part,
+  off,
+  worker,
+  called
+) values (
+  $1,
+  $2,
+  $3,
+  $4,
+  $5,
+  $6,
+  $7,
+  $8
+)`
 
 var (
 	errFaulty = errors.New("a message that nobody can handle")

@@ -19,14 +19,24 @@ const watchedSQL = `update onlyonce.watched set at = 'infinity'`
 //
 // onlyonce_saved stands for the schema that the rows are kept in: see in.
 const saveSQL = `
-create table onlyonce_saved.tables (n integer primary key, oid oid not null, name text not null, cols text not null, kept boolean not null default false);
+create table onlyonce_saved.tables (
+  n integer primary key,
+  oid oid not null,
+  name text not null,
+  cols text not null,
+  kept boolean not null default false
+);
 create table onlyonce_saved.sequences (name text not null, value bigint, called boolean);
 
 create function onlyonce_saved.shapes() returns table (oid oid, name text, cols text) language sql stable as $$
-  select c.oid, format('%I.%I', n.nspname, c.relname), coalesce(string_agg(quote_ident(a.attname), ', ' order by a.attnum), '')
+  select c.oid,
+         format('%I.%I', n.nspname, c.relname),
+         coalesce(string_agg(quote_ident(a.attname), ', ' order by a.attnum), '')
     from pg_class c join pg_namespace n on n.oid = c.relnamespace
     left join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
-   where c.relkind = 'r' and (n.nspname in ('onlyonce', 'onlyonce_segments') or ` + UserSchemas + `) and c.relpersistence <> 't'
+   where c.relkind = 'r'
+     and (n.nspname in ('onlyonce', 'onlyonce_segments') or ` + UserSchemas + `)
+     and c.relpersistence <> 't'
      and not exists (select from pg_depend d where d.objid = c.oid and d.deptype = 'e')
    group by c.oid, n.nspname, c.relname
 $$;
@@ -35,15 +45,24 @@ $$;
 create function onlyonce_saved.restore() returns boolean language plpgsql set session_replication_role = replica as $$
 declare t record; filled boolean;
 begin
-  if exists (select oid, name, cols from onlyonce_saved.shapes() except select oid, name, cols from onlyonce_saved.tables)
-     or exists (select oid, name, cols from onlyonce_saved.tables except select oid, name, cols from onlyonce_saved.shapes()) then
+  if exists (select oid, name, cols
+               from onlyonce_saved.shapes() except select oid, name, cols from onlyonce_saved.tables)
+     or exists (select oid, name, cols
+                  from onlyonce_saved.tables except select oid, name, cols from onlyonce_saved.shapes())
+    then
     return false;
   end if;
   for t in select * from onlyonce_saved.tables loop
     execute format('select exists (select from %s)', t.name) into filled;
     if filled then execute 'delete from ' || t.name; end if;
     if t.kept and t.cols <> '' then
-      execute format('insert into %s (%s) overriding system value select %s from onlyonce_saved.rows_%s', t.name, t.cols, t.cols, t.n);
+      execute format(
+        'insert into %s (%s) overriding system value select %s from onlyonce_saved.rows_%s',
+        t.name,
+        t.cols,
+        t.cols,
+        t.n
+      );
     end if;
   end loop;
   for t in select * from onlyonce_saved.sequences loop
@@ -56,10 +75,17 @@ do $$ declare t record; filled boolean; i integer := 0; begin
   for t in select * from onlyonce_saved.shapes() loop
     i := i + 1;
     execute format('select exists (select from %s)', t.name) into filled;
-    insert into onlyonce_saved.tables values (i, t.oid, t.name, t.cols, filled);
+    insert into onlyonce_saved.tables values (
+      i,
+      t.oid,
+      t.name,
+      t.cols,
+      filled
+    );
     if filled then execute format('create table onlyonce_saved.rows_%s as table %s', i, t.name); end if;
   end loop;
-  for t in select format('%I.%I', n.nspname, c.relname) as name from pg_class c join pg_namespace n on n.oid = c.relnamespace
+  for t in select format('%I.%I', n.nspname, c.relname) as name
+             from pg_class c join pg_namespace n on n.oid = c.relnamespace
             where c.relkind = 'S' and (n.nspname in ('onlyonce', 'onlyonce_segments') or ` + UserSchemas + `) loop
     execute format('insert into onlyonce_saved.sequences select %L, last_value, is_called from %s', t.name, t.name);
   end loop;

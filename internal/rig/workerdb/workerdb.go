@@ -67,7 +67,8 @@ func NewServer(ctx context.Context, address, prefix string) (*Server, error) {
 	var may bool
 	err = conn.QueryRow(ctx, `
 select rolcreatedb or rolsuper,
-       case when current_setting('fsync') = 'off' and current_setting('server_version_num')::integer >= 150000 then ' strategy file_copy' else '' end
+       case when current_setting('fsync') = 'off'
+              and current_setting('server_version_num')::integer >= 150000 then ' strategy file_copy' else '' end
   from pg_roles where rolname = current_user`).Scan(&may, &s.strategy)
 	if err == nil && !may {
 		err = errors.New("the role has no right to create databases: grant it with ALTER ROLE ... CREATEDB, or use another role")
@@ -228,7 +229,12 @@ func (s *Server) Take(ctx context.Context, setUp func(context.Context, *pgxpool.
 		var free bool
 		// A session may take its own lock twice: those that it holds are asked for first.
 		if err := s.conn.QueryRow(ctx, `
-select case when exists (select from pg_locks where locktype = 'advisory' and classid::bigint = $1::int and objid::bigint = $2::int and objsubid = 2) then false
+select case when exists (select from pg_locks
+                          where locktype = 'advisory'
+                            and classid::bigint = $1::int
+                            and objid::bigint = $2::int
+                            and objsubid = 2)
+              then false
        else pg_try_advisory_lock($1::int, $2::int) end`, class, n).Scan(&free); err != nil {
 			return nil, err
 		}

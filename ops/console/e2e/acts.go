@@ -233,7 +233,9 @@ func (r *run) bulk(ctx context.Context, s *server) error {
 	// One is discarded, and one is parked, after the dry run.
 	if _, err := pool.Exec(
 		ctx,
-		`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where id = (select max(id) from onlyonce.parked)`,
+		`
+update onlyonce.parked
+   set state = 'discarded', settled_at = clock_timestamp() where id = (select max(id) from onlyonce.parked)`,
 	); err != nil {
 		return err
 	}
@@ -261,8 +263,10 @@ func (r *run) bulk(ctx context.Context, s *server) error {
 	n, err = count(
 		ctx,
 		pool,
-		`select count(*) from onlyonce.audit where action = 'parked redrive' and reason = 'INC-3' and actor = 'ann' and detail->>'changed' = '1199'
-		and detail->>'skipped' = '1' and jsonb_array_length(detail->'ids') = 1199`,
+		`select count(*)
+           from onlyonce.audit
+          where action = 'parked redrive' and reason = 'INC-3' and actor = 'ann' and detail->>'changed' = '1199'
+  and detail->>'skipped' = '1' and jsonb_array_length(detail->'ids') = 1199`,
 	)
 	if err != nil {
 		return err

@@ -348,7 +348,9 @@ func (w *written) Write(b []byte) (int, error) { return io.Discard.Write(b) }
 // sizesSQL returns one row: bytes of the table, of its indexes, and of its TOAST table with its
 // index.
 const sizesSQL = `
-select pg_relation_size(c.oid)::float8, pg_indexes_size(c.oid)::float8, coalesce(pg_total_relation_size(nullif(c.reltoastrelid, 0)), 0)::float8
+select pg_relation_size(c.oid)::float8,
+       pg_indexes_size(c.oid)::float8,
+       coalesce(pg_total_relation_size(nullif(c.reltoastrelid, 0)), 0)::float8
   from pg_class c where c.oid = 'onlyonce.http_records'::regclass`
 
 func wal(ctx context.Context, pool *pgxpool.Pool) (n int64, err error) {

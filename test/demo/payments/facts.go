@@ -22,7 +22,11 @@ const unbalancedSQL = `
 select c.reference from onlyonce_payments.charges c
  where c.account = any($1)
    and (c.refunded <> coalesce((select sum(amount) from onlyonce_payments.refunds r where r.charge = c.id), 0)
-        or c.captured <> case when c.at_once then c.amount else coalesce((select sum(amount) from onlyonce_payments.captures k where k.charge = c.id), 0) end)`
+        or c.captured <> case when c.at_once then c.amount
+                              else coalesce(
+                                (select sum(amount) from onlyonce_payments.captures k where k.charge = c.id),
+                                0
+                              ) end)`
 
 // effects counts effects by reference, and finds charges that do not add up.
 func effects(ctx context.Context, pool *pgxpool.Pool, accounts []string) (found map[string]int, unbalanced []string, err error) {
@@ -64,15 +68,25 @@ var tidySQL = []string{
 	`delete from onlyonce_payments.payouts where account = any($1) and $2 <> ''`,
 	`delete from onlyonce_payments.settlements where account = any($1) and $2 <> ''`,
 	`delete from onlyonce.operations where tenant = any($1) and $2 <> ''`,
-	`delete from onlyonce.progress p using onlyonce.cursors c where c.scope = $2 and p.cursor_id = c.id and $1::text[] is not null`,
+	`
+delete from onlyonce.progress p
+ using onlyonce.cursors c where c.scope = $2 and p.cursor_id = c.id and $1::text[] is not null`,
 	`delete from onlyonce.topics where scope = $2 and $1::text[] is not null`,
 	`delete from onlyonce.scopes where scope = $2 and $1::text[] is not null`,
-	`delete from onlyonce.leases where (starts_with(name, 'cursor/' || $2 || '/') or starts_with(name, 'events/' || $2 || '/') or starts_with(name, 'readers/' || $2 || '/')) and $1::text[] is not null`,
+	`
+delete from onlyonce.leases
+ where (starts_with(name, 'cursor/' || $2 || '/')
+        or starts_with(name, 'events/' || $2 || '/')
+        or starts_with(name, 'readers/' || $2 || '/'))
+   and $1::text[] is not null`,
 	`delete from onlyonce.streams where topic = $2 and $1::text[] is not null`,
 	`delete from onlyonce.leases where id in (select lease_id from onlyonce.http_records where tenant = any($1)) and $2 <> ''`,
 	`delete from onlyonce.http_records where tenant = any($1) and $2 <> ''`,
 	`delete from onlyonce.batches where sink = $2 and $1::text[] is not null`,
 	`delete from onlyonce.parked where sink = $2 and $1::text[] is not null`,
-	`delete from onlyonce.leases where (starts_with(name, 'relay/' || $2 || '/') or starts_with(name, 'relays/' || $2 || '/')) and $1::text[] is not null`,
+	`
+delete from onlyonce.leases
+ where (starts_with(name, 'relay/' || $2 || '/') or starts_with(name, 'relays/' || $2 || '/'))
+   and $1::text[] is not null`,
 	`delete from onlyonce.sinks where name = $2 and $1::text[] is not null`,
 }

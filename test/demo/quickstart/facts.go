@@ -97,7 +97,11 @@ var tidySQL = []string{
 	`delete from onlyonce.batches where sink = $1`,
 	`delete from onlyonce.parked where scope = $1`,
 	`delete from onlyonce.progress where cursor_id in (select id from onlyonce.cursors where scope = $1)`,
-	`delete from onlyonce.leases where (starts_with(name, 'relay/' || $1 || '/') or starts_with(name, 'relays/' || $1 || '/') or id in (select id from onlyonce.cursors where scope = $1))`,
+	`
+delete from onlyonce.leases
+ where (starts_with(name, 'relay/' || $1 || '/')
+        or starts_with(name, 'relays/' || $1 || '/')
+        or id in (select id from onlyonce.cursors where scope = $1))`,
 	`delete from onlyonce.scopes where scope = $1`,
 	`delete from onlyonce.sinks where name = $1`,
 }

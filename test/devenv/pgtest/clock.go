@@ -21,7 +21,9 @@ func ShiftClock(t testing.TB, pool *pgxpool.Pool) (ahead func(interval string)) 
 	exec(`create table fake.offset_of_the_clock as select interval '0' as by`)
 	// In its place, because transactions of ours see no other schema (primary.PinSQL).
 	exec(`alter function pg_catalog.clock_timestamp() rename to unshifted_clock_timestamp`)
-	exec(`create function pg_catalog.clock_timestamp() returns timestamptz language sql as 'select pg_catalog.unshifted_clock_timestamp() + by from fake.offset_of_the_clock'`)
+	exec(`
+create function pg_catalog.clock_timestamp() returns timestamptz
+  language sql as 'select pg_catalog.unshifted_clock_timestamp() + by from fake.offset_of_the_clock'`)
 	pool.Reset()
 	return func(interval string) {
 		t.Helper()

@@ -32,7 +32,9 @@ func Refuse(t testing.TB, pool *pgxpool.Pool, code string, functions ...string) 
 		for _, sql := range []string{
 			fmt.Sprintf(`alter function pg_catalog.%s rename to refused_%s`, f, name),
 			fmt.Sprintf(
-				`create function pg_catalog.%s(%s) returns %s language plpgsql as $$ begin raise exception '%s' using errcode = '%s'; end $$`,
+				`
+create function pg_catalog.%s(%s) returns %s
+  language plpgsql as $$ begin raise exception '%s' using errcode = '%s'; end $$`,
 				name,
 				arguments,
 				result,

@@ -18,7 +18,8 @@ import (
 // Wire runs a test's action at the messages that carry one statement, however it is sent (prepared,
 // unnamed or simple). It is package wire for tests that have one statement and one action.
 type Wire struct {
-	// Statement is the statement that it waits for.
+	// Statement is the statement that it waits for, or the beginning of that, up to and with a
+	// parenthesis.
 	Statement string
 	// At returns the action for the n-th time, counted over all connections from 1 on.
 	At func(n int32) Cut
@@ -85,7 +86,7 @@ func Proxied(t testing.TB, base *pgxpool.Pool, w *Wire, hold <-chan struct{}) (a
 // below is the wire that counts and acts for w.
 func (w *Wire) below() *wire.Wire {
 	return &wire.Wire{At: func(m wire.Message) wire.Action {
-		if m.Kind != wire.Bind && m.Kind != wire.Query || !strings.EqualFold(m.SQL, w.Statement) {
+		if m.Kind != wire.Bind && m.Kind != wire.Query || !w.is(m.SQL) {
 			return Pass
 		}
 		what := w.At(w.Seen.Add(1))
@@ -115,4 +116,13 @@ func releasing(below *wire.Wire, hold <-chan struct{}, end func()) (cleanup func
 		<-released
 		below.Close()
 	}
+}
+
+// is reports whether sql is the statement that w waits for.
+func (w *Wire) is(sql string) bool {
+	sql = strings.TrimSpace(sql)
+	if n := len(w.Statement); strings.HasSuffix(w.Statement, "(") && len(sql) > n {
+		sql = sql[:n]
+	}
+	return strings.EqualFold(sql, w.Statement)
 }

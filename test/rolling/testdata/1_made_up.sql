@@ -1,10 +1,12 @@
--- The made-up next version of the schema. It only adds, as a migration does that workers of the version before live through.
+-- The made-up next version of the schema. It only adds, as a migration does that workers of the
+-- version before live through.
 --
--- leases first: every transaction of an engine begins with its lease, so it waits there, while it holds nothing that this
--- transaction waits for.
+-- leases first: every transaction of an engine begins with its lease, so it waits there, while it
+-- holds nothing that this transaction waits for.
 lock table onlyonce.leases in access exclusive mode;
 
--- Workers have prepared their statements before, and must go on with them on tables that have another shape.
+-- Workers have prepared their statements before, and must go on with them on tables that have
+-- another shape.
 do $$
 declare
   grown regclass;

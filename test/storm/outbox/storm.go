@@ -183,11 +183,48 @@ func (s *storm) progress() string {
 // stuck describes the calls that are not settled, and the sessions.
 func (s *storm) stuck(ctx context.Context) (lines []string) {
 	for _, sql := range []string{
-		`select format('%s calls of sink %s are %s, the first is %s in lane %s', count(*), sink, state, min(id), min(lane)) from onlyonce.calls where state <> 'delivered' group by sink, state`,
-		`select format('lane %s: version %s, last id %s, prev %s, target %s, held until %s', l.name, a.version, a.last_id, a.prev, a.target, l.until) from onlyonce.lanes a join onlyonce.leases l on l.id = a.id
-		  where exists (select from onlyonce.calls c where c.sink = a.sink and c.lane = a.lane and c.state in ('pending', 'retrying', 'blocked')) limit 10`,
-		`select format('parked %s: row %s, %s %s, due %s, attempts %s, %s', id, row_id, state, reason, next_attempt_at, attempts, error) from onlyonce.parked where state in ('retrying', 'blocked') order by id limit 10`,
-		`select format('session %s: %s, %s, waits for %s, since %s: %s', pid, application_name, state, wait_event, state_change, left(query, 80)) from pg_stat_activity where datname = current_database() and state <> 'idle' limit 20`,
+		`
+select format(
+  '%s calls of sink %s are %s, the first is %s in lane %s',
+  count(*),
+  sink,
+  state,
+  min(id),
+  min(lane)
+) from onlyonce.calls where state <> 'delivered' group by sink, state`,
+		`select format(
+  'lane %s: version %s, last id %s, prev %s, target %s, held until %s',
+  l.name,
+  a.version,
+  a.last_id,
+  a.prev,
+  a.target,
+  l.until
+) from onlyonce.lanes a join onlyonce.leases l on l.id = a.id
+    where exists (select from onlyonce.calls c
+                   where c.sink = a.sink and c.lane = a.lane and c.state in ('pending', 'retrying', 'blocked'))
+          limit 10`,
+		`
+select format(
+  'parked %s: row %s, %s %s, due %s, attempts %s, %s',
+  id,
+  row_id,
+  state,
+  reason,
+  next_attempt_at,
+  attempts,
+  error
+) from onlyonce.parked where state in ('retrying', 'blocked') order by id limit 10`,
+		`
+select format(
+  'session %s: %s, %s, waits for %s, since %s: %s',
+  pid,
+  application_name,
+  state,
+  wait_event,
+  state_change,
+  left(query, 80)
+) from pg_stat_activity where datname = current_database() and state <> 'idle' limit 20`,
 	} {
 		rows, err := s.Pool.Query(ctx, sql)
 		if err != nil {

@@ -168,7 +168,8 @@ func (s *storm) ahead() int64 { return int64(max(s.opts.messages/(s.Kills+1), 20
 
 // appliedSQL returns one row: whether each stored message has been passed by its cursor.
 const appliedSQL = `
-select (select count(*) from onlyonce.event_log) = (select coalesce(sum(next_offset), 0) from onlyonce.positions where scope = $1)`
+select (select count(*)
+          from onlyonce.event_log) = (select coalesce(sum(next_offset), 0) from onlyonce.positions where scope = $1)`
 
 // acknowledged reports whether the broker has nothing left, and what it had is applied.
 func (s *storm) acknowledged(ctx context.Context) (bool, error) {
@@ -220,8 +221,14 @@ func (s *storm) stuck(ctx context.Context) (lines []string) {
 		lines = append(lines, "broker: "+state)
 	}
 	rows, err := s.Pool.Query(ctx, `
-		select format('lease %s until %s', name, until) from onlyonce.leases
-		 union all select format('session %s: %s, waits for %s: %s', pid, state, wait_event, left(query, 80)) from pg_stat_activity where datname = current_database() and state <> 'idle'`)
+  select format('lease %s until %s', name, until) from onlyonce.leases
+   union all select format(
+     'session %s: %s, waits for %s: %s',
+     pid,
+     state,
+     wait_event,
+     left(query, 80)
+   ) from pg_stat_activity where datname = current_database() and state <> 'idle'`)
 	if err != nil {
 		return append(lines, err.Error())
 	}

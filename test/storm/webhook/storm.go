@@ -219,10 +219,16 @@ func (s *storm) progress() string {
 func (s *storm) stuck(ctx context.Context) (lines []string) {
 	lines = append(lines, fmt.Sprintf("%d events are answered, receivers: %v", s.senders.answered.Load(), s.Fleet.Addresses()))
 	rows, err := s.Pool.Query(ctx, `
-		select format('lease %s until %s', name, until) from onlyonce.leases
-		 union all
-		select format('session %s: %s, waits for %s: %s', pid, state, wait_event, left(query, 80))
-		  from pg_stat_activity where datname = current_database() and state <> 'idle'`)
+  select format('lease %s until %s', name, until) from onlyonce.leases
+   union all
+  select format(
+    'session %s: %s, waits for %s: %s',
+    pid,
+    state,
+    wait_event,
+    left(query, 80)
+  )
+    from pg_stat_activity where datname = current_database() and state <> 'idle'`)
 	if err != nil {
 		return append(lines, err.Error())
 	}
