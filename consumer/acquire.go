@@ -60,7 +60,8 @@ func (w *worker) acquire(ctx context.Context) error {
 			}
 			continue
 		}
-		if w.cur != nil && cur.nonce != w.cur.nonce && cur.run == w.cur.run && !cur.retired {
+		sameRun := w.cur != nil && cur.run == w.cur.run && !cur.retired
+		if sameRun && cur.nonce != w.cur.nonce {
 			// This process has raised the epoch in this generation, and another process has raised
 			// it since; it was not an operator. A process raises at most once in a generation.
 			// Otherwise two processes that both believe they own the partition would take turns for
@@ -286,9 +287,7 @@ func (w *worker) verifyAnchor(ctx context.Context) error {
 		return w.haltError(HaltTruncated, "the log ends at offset %d", out.End)
 	case err != nil:
 		return fmt.Errorf("reading the record before the position: %w", err)
-	case w.id.Compacted &&
-		w.id.TopicID != [16]byte{} &&
-		(len(f.Messages) == 0 || f.Messages[0].Offset > w.anchor.offset):
+	case w.id.Compacted && w.id.TopicID != [16]byte{} && behindAnchor(f, w.anchor.offset):
 		// Compaction has removed it, as far as can be known: the topic's id has to suffice.
 		return nil
 	case len(f.Messages) == 0 || f.Messages[0].Offset != w.anchor.offset || !w.anchor.matches(f.Messages[0]):
@@ -319,4 +318,9 @@ func (w *worker) readDone(ctx context.Context) error {
 	}
 	w.acknowledged = nil
 	return w.recordRedo(ctx, w.cur, redo)
+}
+
+// behindAnchor reports whether a fetch begins behind the anchor, or found nothing.
+func behindAnchor(f source.Fetched[*Message], anchor int64) bool {
+	return len(f.Messages) == 0 || f.Messages[0].Offset > anchor
 }

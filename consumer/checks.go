@@ -185,7 +185,8 @@ const (
 //
 // Messages of a replay are exempt, and so are parked ones: an operator has decided on them.
 func (e *engine) checkAge(ctx context.Context, tx *guard.Tx, p *plan, dispositions []*disposition, claimFirst bool) {
-	if e.c.cfg.TooOld != ParkTooOld || p.alreadyParked || len(p.msgs) == 0 || p.msgs[0].replay > 0 {
+	exempt := p.alreadyParked || len(p.msgs) == 0 || p.msgs[0].replay > 0
+	if exempt || e.c.cfg.TooOld != ParkTooOld {
 		return
 	}
 	oldest := time.Time{}
@@ -217,61 +218,28 @@ func (e *engine) checkAge(ctx context.Context, tx *guard.Tx, p *plan, dispositio
 }
 
 // A scope's keys are claimed in the ring of its class. While the class changes, they are claimed in
-// both rings, in the order of ring.Classes, so that two claims do not deadlock (K10). The
-// statements of each class; see the functions' comments in the migration. In: keys, fingerprints,
-// and the result of inbox.Filters.Ask.
+// both rings, in the order of ring.Classes, so that two claims do not deadlock (K10). See the
+// functions' comments in the migration. In: keys, fingerprints, and the result of
+// inbox.Filters.Ask.
+const claimArgsSQL = `(
+  keys => $1,
+  fingerprints => $2,
+  asked => $3,
+  hit_uses => $4,
+  hits => $5
+)`
+
+// The statements of each class.
 var (
 	claimSQL = map[string]string{
-		ring.Standard: `
-select onlyonce.claim_consumer(
-  keys => $1,
-  fingerprints => $2,
-  asked => $3,
-  hit_uses => $4,
-  hits => $5
-)`,
-		ring.Short: `
-select onlyonce.claim_consumer_short(
-  keys => $1,
-  fingerprints => $2,
-  asked => $3,
-  hit_uses => $4,
-  hits => $5
-)`,
-		ring.Long: `
-select onlyonce.claim_consumer_long(
-  keys => $1,
-  fingerprints => $2,
-  asked => $3,
-  hit_uses => $4,
-  hits => $5
-)`,
+		ring.Standard: `select onlyonce.claim_consumer` + claimArgsSQL,
+		ring.Short:    `select onlyonce.claim_consumer_short` + claimArgsSQL,
+		ring.Long:     `select onlyonce.claim_consumer_long` + claimArgsSQL,
 	}
 	claimFreshSQL = map[string]string{
-		ring.Standard: `
-select onlyonce.claim_consumer_fresh(
-  keys => $1,
-  fingerprints => $2,
-  asked => $3,
-  hit_uses => $4,
-  hits => $5
-)`,
-		ring.Short: `
-select onlyonce.claim_consumer_short_fresh(
-  keys => $1,
-  fingerprints => $2,
-  asked => $3,
-  hit_uses => $4,
-  hits => $5
-)`,
-		ring.Long: `
-select onlyonce.claim_consumer_long_fresh(
-  keys => $1,
-  fingerprints => $2,
-  asked => $3,
-  hit_uses => $4,
-  hits => $5
-)`,
+		ring.Standard: `select onlyonce.claim_consumer_fresh` + claimArgsSQL,
+		ring.Short:    `select onlyonce.claim_consumer_short_fresh` + claimArgsSQL,
+		ring.Long:     `select onlyonce.claim_consumer_long_fresh` + claimArgsSQL,
 	}
 )
 

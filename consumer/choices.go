@@ -46,8 +46,13 @@ const (
 
 // databaseWord returns the choice's word in the database.
 func (c Copies) databaseWord() *string {
-	word := map[Copies]string{WithinTopic: "within", AcrossTopics: "across"}[c]
-	if word == "" {
+	word := ""
+	switch c {
+	case WithinTopic:
+		word = "within"
+	case AcrossTopics:
+		word = "across"
+	default:
 		return nil
 	}
 	return &word

@@ -38,8 +38,9 @@ func (c Config) faults(events bool) error {
 	if len(c.Scope) > maxScope {
 		l.Add("Scope", "has %d bytes: must have at most %d", len(c.Scope), maxScope)
 	}
+	identifies := c.Key != nil || c.PositionsOnly || c.Tenant != nil
 	switch {
-	case events && (c.Key != nil || c.PositionsOnly || c.Tenant != nil):
+	case events && identifies:
 		l.Add("Key",
 			"must not be set, nor PositionsOnly and Tenant: the source is one of events, which have their "+
 				"ids and tenants from where they were appended")
@@ -125,6 +126,7 @@ func (c *Config) checkHorizon(l *fields.List) {
 // its own ids.
 func (c Config) copiesFault(events bool, topics []string) error {
 	rule := ""
+	severalIDs := !events && c.Key != nil && len(topics) > 1
 	switch {
 	case c.Copies < copiesUnset || c.Copies > AcrossTopics:
 		rule = fmt.Sprintf("is %d: must be WithinTopic or AcrossTopics, or 0 for not set", c.Copies)
@@ -132,7 +134,7 @@ func (c Config) copiesFault(events bool, topics []string) error {
 		rule = "must not be set: the source is one of events, whose ids count within their topic"
 	case c.Copies != copiesUnset && c.PositionsOnly:
 		rule = "is set, and PositionsOnly is too: there are no ids"
-	case c.Copies == copiesUnset && !events && c.Key != nil && len(topics) > 1:
+	case c.Copies == copiesUnset && severalIDs:
 		rule = fmt.Sprintf(
 			"is not set, and the source reads %d topics: choose WithinTopic if the same id in two of them "+
 				"means two messages (an order's id in `created` and in `paid`), "+

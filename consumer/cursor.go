@@ -145,7 +145,8 @@ type cursor struct {
 // redoOffset returns the offset below which messages of a topic may have been handled before; 0:
 // none.
 func (c *cursor) redoOffset(topic [16]byte) int64 {
-	if c.redoUntil == nil || c.redoTopicID.Valid && topic != [16]byte{} && c.redoTopicID.Bytes != topic {
+	ofAnother := c.redoTopicID.Valid && topic != [16]byte{} && c.redoTopicID.Bytes != topic
+	if c.redoUntil == nil || ofAnother {
 		return 0
 	}
 	return *c.redoUntil

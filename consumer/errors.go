@@ -197,10 +197,8 @@ func firstFailed(err error, msgs []*Message) int {
 			return
 		case *messageError:
 			for i, m := range msgs {
-				if m.Topic == e.m.Topic &&
-					m.Partition == e.m.Partition &&
-					m.Offset == e.m.Offset &&
-					(first < 0 || i < first) {
+				same := m.Topic == e.m.Topic && m.Partition == e.m.Partition && m.Offset == e.m.Offset
+				if same && (first < 0 || i < first) {
 					first = i
 				}
 			}

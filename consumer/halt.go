@@ -198,11 +198,11 @@ func (e *HaltError) remedy() (r remedy) {
 	case HaltEverythingFails:
 		goOn("to continue at once", at(strconv.FormatInt(e.Position, 10)), halted("position"))
 		for i, reason := range e.failed {
-			add(
-				[]string{"once the cause is repaired, to retry the parked messages", ""}[min(i, 1)],
-				e.redrive(reason, &e.Partition),
-				e.redrive(reason, nil),
-			)
+			when := ""
+			if i == 0 {
+				when = "once the cause is repaired, to retry the parked messages"
+			}
+			add(when, e.redrive(reason, &e.Partition), e.redrive(reason, nil))
 		}
 	case HaltForeignGroup: // by name: otherwise the old group, if it is alive, may be faster
 		group := []string{"-group", show.Quote(e.Group)}

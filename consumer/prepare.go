@@ -56,7 +56,9 @@ func (e *engine) prepare(work context.Context, p *plan) (context.Context, error)
 		select {
 		case <-h.done:
 		case <-grace.C:
-			h.hung, h.stack, h.timeoutErr = true, stackOf(e.goroutine.id), context.Cause(ctx)
+			h.hung = true
+			h.stack = stackOf(e.goroutine.id)
+			h.timeoutErr = context.Cause(ctx)
 			close(e.goroutine.work) // it ends when Prepare does
 			e.goroutine = nil
 			return work, e.reportHung(work, h, false)

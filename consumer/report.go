@@ -89,10 +89,9 @@ func (c *Consumer) statusReport(group, handlers *ready.Link, known *string) (*st
 			o.WaitingFor = time.Since(s.WaitingSince).Seconds()
 		}
 		if h := s.Halted; h != nil {
-			o.Halted, o.Detail, o.HaltedFor = string(h.Reason), codec.TextUpTo(
-				h.Detail,
-				512,
-			), time.Since(s.HaltedSince).Seconds()
+			o.Halted = string(h.Reason)
+			o.Detail = codec.TextUpTo(h.Detail, 512)
+			o.HaltedFor = time.Since(s.HaltedSince).Seconds()
 			r := h.remedy()
 			o.Resolve, o.Remedy = codec.TextUpTo(r.text(), 2048), codec.TextUpTo(r.words(), 512)
 			o.Commands, o.ForTopic = r.commands()
@@ -173,7 +172,8 @@ func (c *Consumer) presentFaults(group, handlers *ready.Link) []presence.Fault {
 	c.partitions.mu.Lock()
 	defer c.partitions.mu.Unlock()
 	for s := range c.partitions.all {
-		if s.topic != "" && s.shard != c.shard || s.halted.Load() != nil || s.paused.Load() {
+		elsewhere := s.topic != "" && s.shard != c.shard
+		if elsewhere || s.halted.Load() != nil || s.paused.Load() {
 			continue
 		}
 		read, apply := s.readTroubles()

@@ -314,7 +314,8 @@ func (s *slots) await(under func() bool) error {
 // drain waits for everything that is under way, and ends the slots. It returns the first error.
 func (s *slots) drain() (first error) {
 	s.draining = true
-	for s.identifying || s.pruner.stepping || s.sweeper.sweeping || s.busy() > 0 {
+	underWay := func() bool { return s.identifying || s.pruner.stepping || s.sweeper.sweeping || s.busy() > 0 }
+	for underWay() {
 		happened := <-s.events
 		if err := happened(); first == nil {
 			first = err

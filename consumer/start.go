@@ -228,7 +228,11 @@ func (w *worker) checkOtherShards(ctx context.Context, cur *cursor) (first int32
 			first = *partitions
 		}
 		another := topic.Valid && w.id.TopicID != [16]byte{} && topic.Bytes != w.id.TopicID
-		if at == nil || (retired && cur != nil && (another || *at <= cur.highestPosition(w.id.TopicID))) {
+		if at == nil {
+			continue
+		}
+		passed := cur != nil && (another || *at <= cur.highestPosition(w.id.TopicID))
+		if retired && passed {
 			continue
 		}
 		if cur == nil {

@@ -177,7 +177,8 @@ func (e *engine) transact(work context.Context, p *plan) (o outcome) {
 
 // firstCaution returns with how much caution a plan is run for the first time.
 func (e *engine) firstCaution(p *plan) caution {
-	if p.alone || p.park != nil || e.c.batch != nil || e.c.cfg.ClaimFirst || e.claimFirstLeft > 0 {
+	claims := e.c.batch != nil || e.c.cfg.ClaimFirst || e.claimFirstLeft > 0
+	if claims || p.alone || p.park != nil {
 		return caution{claim: true, order: true}
 	}
 	return caution{}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"strconv"
 
 	"github.com/jackc/pgx/v5"
@@ -75,7 +76,7 @@ func (in *AdoptInput) Check() error {
 			"for those that are halted for one reason")
 	case in.Partition == nil && in.At == "" && in.Group == "":
 		return failf(ErrInvalid, "missing: `Partition`, or `Group` for all partitions of the topic")
-	case in.Halted == "" && (in.At == atPosition || in.At == atFirst || in.At == atLast):
+	case in.Halted == "" && slices.Contains([]string{atPosition, atFirst, atLast}, in.At):
 		return failf(ErrInvalid, "`At` %s: only with `Halted`", in.At)
 	case in.Group != "":
 		return checkText("the group", in.Group)
@@ -195,6 +196,16 @@ func (q *adoption) check() error {
 
 func (q *adoption) lock(ctx context.Context, tx pgx.Tx) error { return q.name.lockLease(ctx, tx) }
 
+// mayRun reports whether another group may still work on the cursor: it has not handed it over, and
+// nobody has said that its processes died.
+func (q *adoption) mayRun(before *Cursor) bool {
+	if before == nil || before.RetiredAt != nil || before.Group == nil {
+		return false
+	}
+	other := q.Group != "" && *before.Group != q.Group
+	return other && !before.Clean && !q.OldGroupStopped
+}
+
 func (q *adoption) read(ctx context.Context, tx pgx.Tx) (*CursorChange, error) {
 	before, err := q.name.readOne(ctx, tx)
 	if err == nil && q.origin != nil {
@@ -211,13 +222,7 @@ func (q *adoption) read(ctx context.Context, tx pgx.Tx) (*CursorChange, error) {
 	case before != nil && before.RetiredAt != nil && q.at == nil:
 		return nil, failf(ErrRefused, "the cursor is retired, and nothing was done: -at OFFSET brings it "+
 			"back, from that offset on")
-	case before != nil &&
-		before.RetiredAt == nil &&
-		q.Group != "" &&
-		before.Group != nil &&
-		*before.Group != q.Group &&
-		!before.Clean &&
-		!q.OldGroupStopped:
+	case q.mayRun(before):
 		return nil, failf(
 			ErrRefused,
 			"group %q has not let the cursor go, and nothing was done: if it is another service, give one of the two another Config.Scope; if it was renamed, stop its processes; if they died, say so with -old-group-stopped",

@@ -107,14 +107,13 @@ func bringClasses(ctx context.Context, there, tx pgx.Tx, from string) error {
 		o := &scopes[i]
 		here, err := readOtherClass(ctx, tx, o.Scope)
 		asked := func(class string) bool { return slices.Contains(here.classes(), class) }
+		standardBefore := o.ClassBefore == nil || *o.ClassBefore == ring.Standard
 		switch {
 		case err != nil:
 			return err
 		case asked(o.Class) && (o.ClassBefore == nil || asked(*o.ClassBefore)):
 			continue
-		case here.Class != ring.Standard ||
-			here.ClassBefore != nil ||
-			o.ClassBefore != nil && *o.ClassBefore != ring.Standard:
+		case here.Class != ring.Standard || here.ClassBefore != nil || !standardBefore:
 			return failf(ErrRefused, "keys of scope %s are of class %s here and of class %s in %s, and "+
 				"nothing was done: keys that came along would not be found",
 				o.Scope, here.text(), o.text(), from).

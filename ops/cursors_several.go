@@ -103,7 +103,8 @@ func (in *AdoptInput) pick(ctx context.Context, tx pgx.Tx, inUse []Cursor) (each
 		if in.Halted == "" {
 			p = &OwnedPartition{}
 		}
-		if p == nil || in.At == "" && c.Group != nil && *c.Group == in.Group {
+		hasGroup := c.Group != nil && *c.Group == in.Group
+		if p == nil || in.At == "" && hasGroup {
 			continue
 		}
 		if in.At != "" &&

@@ -81,7 +81,9 @@ func Examine(ctx context.Context, db DB, q ExamineQuestion) (*Examination, error
 	if err != nil {
 		return nil, err
 	}
-	r.Fail, r.Warn, r.Findings = d.count(levelFail), d.count(levelWarn), d.findings
+	r.Fail = d.count(levelFail)
+	r.Warn = d.count(levelWarn)
+	r.Findings = d.findings
 	return r, nil
 }
 

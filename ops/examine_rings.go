@@ -288,7 +288,9 @@ func (d *examiner) ring(k *reports.KeyRing, held bool, who []string) {
 		case "draining":
 			draining = true
 		}
-		if s.Opened != nil && *s.Opened < -60 || s.Closed != nil && *s.Closed < -60 {
+		opensLater := s.Opened != nil && *s.Opened < -60
+		closesLater := s.Closed != nil && *s.Closed < -60
+		if opensLater || closesLater {
 			d.add(
 				levelFail,
 				check,
@@ -322,7 +324,8 @@ func (d *examiner) ring(k *reports.KeyRing, held bool, who []string) {
 			"no login has the rights to rotate it: nothing is forgotten, and the tables grow",
 		)
 	}
-	if current != nil && current.Bytes > 0 && current.Opened != nil && show.Seconds(*current.Opened) > seventh+late {
+	holds := current != nil && current.Bytes > 0 && current.Opened != nil
+	if holds && show.Seconds(*current.Opened) > seventh+late {
 		age := show.Seconds(*current.Opened)
 		switch {
 		case free == 0:
@@ -360,12 +363,12 @@ func (d *examiner) ring(k *reports.KeyRing, held bool, who []string) {
 				seventh)
 		}
 	}
+	rotated := "no process rotates it just now, and nothing is due"
+	if held {
+		rotated = "a process rotates it"
+	}
 	d.unless(check, "remembered %s; goes on each %s; %d tables hold that, also of cursors that are %s "+
-		"behind; %d free; %s", show.Remembered(k.Horizon), seventh, slots, seventh, free,
-		map[bool]string{
-			true:  "a process rotates it",
-			false: "no process rotates it just now, and nothing is due",
-		}[held])
+		"behind; %d free; %s", show.Remembered(k.Horizon), seventh, slots, seventh, free, rotated)
 }
 
 // frontiers judges the cursors that hold back what the consumers' rings forget. If a frontier is

@@ -160,7 +160,9 @@ func (r *KeyReport) known() bool {
 
 // explain answers on a snapshot.
 func (r *KeyReport) explain(ctx context.Context, tx pgx.Tx, q ExplainQuestion) error {
-	if r.Of != nil && q.Scope == "" || strings.HasPrefix(q.Scope, "http ") && q.Tenant == "" {
+	withoutScope := r.Of != nil && q.Scope == ""
+	withoutTenant := strings.HasPrefix(q.Scope, "http ") && q.Tenant == ""
+	if withoutScope || withoutTenant {
 		only, err := r.find(ctx, tx, q)
 		switch {
 		case err != nil:
@@ -348,10 +350,8 @@ func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, q ExplainQuestion) erro
 // readScopes reads the scopes there are, unless the question's scope is one of them or something is
 // stored. Any scope may be one of dedupe.Claim, of which no row says that it exists.
 func (r *KeyReport) readScopes(ctx context.Context, tx pgx.Tx) error {
-	if r.Of == nil ||
-		strings.HasPrefix(r.Of.Scope, "http ") ||
-		len(r.Claims)+len(r.Webhooks)+len(r.Call)+len(r.Parked) > 0 ||
-		r.Request != nil {
+	found := r.Request != nil || len(r.Claims)+len(r.Webhooks)+len(r.Call)+len(r.Parked) > 0
+	if found || r.Of == nil || strings.HasPrefix(r.Of.Scope, "http ") {
 		return nil
 	}
 	scopes, err := knownScopes(ctx, tx)

@@ -19,7 +19,9 @@ const tooOldSQL = `select onlyonce.too_old(scope) as too_old from onlyonce.scope
 func (r *KeyReport) findFirst() {
 	for i := range r.Claims {
 		c := &r.Claims[i]
-		if f := r.FirstSeen; f != nil && (c.ClaimedAfter == nil || f.After != nil && !c.ClaimedAfter.Before(*f.After)) {
+		f := r.FirstSeen
+		notEarlier := c.ClaimedAfter == nil || f != nil && f.After != nil && !c.ClaimedAfter.Before(*f.After)
+		if f != nil && notEarlier {
 			continue
 		}
 		first := fresh(&r.FirstSeen)
@@ -43,8 +45,10 @@ func (r *KeyReport) readAge(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	age := fresh(&r.Age)
-	age.MadeAt, age.TooOldUntil, age.TooOld = made, rows[0].TooOld, rows[0].TooOld != nil &&
-		!made.After(*rows[0].TooOld)
+	until := rows[0].TooOld
+	age.MadeAt = made
+	age.TooOldUntil = until
+	age.TooOld = until != nil && !made.After(*until)
 	return nil
 }
 

@@ -173,11 +173,9 @@ func explainCursor(ctx context.Context, tx pgx.Tx, c *Cursor, offset int64) (*Ex
 	}
 	m := rows[0]
 	batch := fresh(&e.Moved)
-	batch.From, batch.Next, batch.Transaction = m.FromOffset, m.NextOffset, transactionFrom(
-		m.Xid,
-		m.XactStatus,
-		m.CommittedAt,
-	)
+	batch.From = m.FromOffset
+	batch.Next = m.NextOffset
+	batch.Transaction = transactionFrom(m.Xid, m.XactStatus, m.CommittedAt)
 	if batch.Transaction == nil {
 		return e, nil
 	}
@@ -205,8 +203,9 @@ func explainCursor(ctx context.Context, tx pgx.Tx, c *Cursor, offset int64) (*Ex
 // judgeOffset returns what a cursor's position means for an offset, as a word and as a sentence.
 // The run began at runStart; a replay is a run of its own.
 func judgeOffset(c *Cursor, offset, runStart int64) (word, means string) {
+	replays := c.ReplayUntil != nil && c.ReplayResume != nil
 	switch {
-	case c.ReplayUntil != nil && c.ReplayResume != nil && offset >= c.Position && offset < *c.ReplayResume:
+	case replays && offset >= c.Position && offset < *c.ReplayResume:
 		if offset < *c.ReplayUntil {
 			return offsetReplaying, fmt.Sprintf("it was behind the cursor when replay %d began, and is to "+
 				"be handled once more in it", c.Replay)

@@ -146,7 +146,11 @@ func (r *StatusReport) ignored() []Need {
 	more := map[CursorName]int64{}
 	for _, p := range living(r.Owners) {
 		g := p.Ignored
-		if g == nil || g.For+p.seen > ignoredWithin.Seconds() || g.Offset > g.Position && g.Offset <= p.Position {
+		if g == nil || g.For+p.seen > ignoredWithin.Seconds() {
+			continue
+		}
+		passed := g.Offset > g.Position && g.Offset <= p.Position
+		if passed {
 			continue
 		}
 		topic := CursorName{Scope: p.scope, Topic: p.Topic}
@@ -223,10 +227,8 @@ func (r *StatusReport) crashes() []Need {
 	ended := map[string][]*Owner{}
 	for i := range r.Owners {
 		o := &r.Owners[i]
-		if r.ended(o) &&
-			o.SeenAgeSeconds > 0 &&
-			o.SeenAgeSeconds <= crashWithin.Seconds() &&
-			o.SeenAt.Sub(o.StartedAt) <= crashLife {
+		recently := o.SeenAgeSeconds > 0 && o.SeenAgeSeconds <= crashWithin.Seconds()
+		if recently && r.ended(o) && o.SeenAt.Sub(o.StartedAt) <= crashLife {
 			ended[o.Scope] = append(ended[o.Scope], o)
 		}
 	}

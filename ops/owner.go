@@ -140,7 +140,9 @@ func (c *Cursor) redo() (until *int64, topic pgtype.UUID) {
 	if c.RedoTopicID != nil && c.TopicID != nil && *c.RedoTopicID != *c.TopicID {
 		until = nil
 	}
-	if at := c.stood(); (c.AnchorOffset != nil || c.ReplayResume != nil) && (until == nil || *until < at) {
+	at := c.stood()
+	known := c.AnchorOffset != nil || c.ReplayResume != nil
+	if known && (until == nil || *until < at) {
 		until = &at
 	}
 	if c.TopicID == nil {

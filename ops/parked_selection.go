@@ -108,18 +108,21 @@ func (q *selection) check() error {
 	if err := q.checkCalls(); err != nil && (q.ID == 0 || !filtered) {
 		return err
 	}
+	oneByOne := q.ID != 0 || q.Limit != 0 || q.NewKey
+	negative := q.ID < 0 || q.Limit < 0 || q.Partition != nil && *q.Partition < 0
+	unnamed := q.ID == 0 && q.Scope == "" && q.Sink == ""
 	switch {
-	case q.All && (q.ID != 0 || q.Limit != 0 || q.NewKey):
+	case q.All && oneByOne:
 		return failf(ErrInvalid, "`All` goes with none of `ID`, `Limit` and `NewKey`")
-	case q.ID < 0 || q.Limit < 0 || q.Limit > reports.MostLimit || q.Partition != nil && *q.Partition < 0:
+	case negative || q.Limit > reports.MostLimit:
 		return failf(ErrInvalid, "`ID` and `Partition` must not be negative, and `Limit` not be above %d",
 			reports.MostLimit)
 	case q.ID != 0 && (q.Scope != "" || filtered):
 		return failf(ErrInvalid, "`ID` picks one row: it goes with none of `Scope`, `Topic`, `Partition`, "+
 			"`Sink`, `Name`, `State`, `Reason`, `ErrorPrefix` and `Limit`")
-	case q.ID == 0 && q.Kind == parked.Call && q.Scope == "" && q.Sink == "":
+	case unnamed && q.Kind == parked.Call:
 		return failf(ErrInvalid, "missing: `ID`, `Sink` or `Scope`")
-	case q.ID == 0 && q.Scope == "" && q.Sink == "":
+	case unnamed:
 		return failf(ErrInvalid, "missing: `ID` or `Scope`")
 	case q.Partition != nil && q.Topic == "":
 		return failf(ErrInvalid, "`Partition` needs `Topic`")
@@ -213,7 +216,9 @@ func (q *selection) redriveCalls(ctx context.Context, tx pgx.Tx, now *ParkedChan
 			if r.Offset != nil {
 				logged = *r.Offset
 			}
-			k.ID, k.OldKey, k.NewKey = r.ID, *r.Key, parked.NewKey(*r.Key, logged, int64(r.Redrives))
+			k.ID = r.ID
+			k.OldKey = *r.Key
+			k.NewKey = parked.NewKey(*r.Key, logged, int64(r.Redrives))
 			keys[i] = &k.NewKey
 		}
 	}

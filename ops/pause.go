@@ -151,7 +151,8 @@ func (q *pausing) read(ctx context.Context, tx pgx.Tx) (*Paused, error) {
 	var whole *Pause
 	for i := range pauses {
 		p := &pauses[i]
-		if p.Partition < 0 && (p.Topic == "" || p.Topic == topic) && partition >= 0 {
+		covers := p.Partition < 0 && (p.Topic == "" || p.Topic == topic)
+		if covers && partition >= 0 {
 			whole = p
 		}
 		if p.Topic == topic && p.Partition == partition {
@@ -160,6 +161,7 @@ func (q *pausing) read(ctx context.Context, tx pgx.Tx) (*Paused, error) {
 			d.Others = append(d.Others, *p)
 		}
 	}
+	partsPaused := partition < 0 && len(pauses) > 0
 	switch {
 	case !q.resume && d.Was != nil:
 		return nil, failf(ErrNothing, "%s was paused already, at %s by %s (%s): nothing was changed.",
@@ -172,7 +174,7 @@ func (q *pausing) read(ctx context.Context, tx pgx.Tx) (*Paused, error) {
 		return nil, failf(ErrNothing, "It is not paused itself, but %s is, since %s by %s (%s): nothing was "+
 			"changed; to end that, leave out `Partition`%s.",
 			whole.String(), show.Instant(whole.PausedAt), whole.Actor, whole.Reason, andTopic)
-	case q.resume && d.Was == nil && len(pauses) > 0 && partition < 0:
+	case q.resume && d.Was == nil && partsPaused:
 		return nil, failf(ErrNothing, "It is not paused as a whole: nothing was changed. Paused is %s: give "+
 			"its `Topic` and `Partition`.", pauses[0].String())
 	case q.resume && d.Was == nil:

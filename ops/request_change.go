@@ -209,8 +209,9 @@ func (in *RequestInput) decide(ctx context.Context, db DB, by By, action string,
 
 // Check returns an error of kind ErrInvalid unless the fields go together.
 func (in *RequestInput) Check() error {
+	named := in.Tenant != "" || in.Scope != "" || in.Key != ""
 	switch {
-	case in.ID != "" && (in.Tenant != "" || in.Scope != "" || in.Key != ""):
+	case in.ID != "" && named:
 		return failf(ErrInvalid, "`ID`: names the request by itself")
 	case in.ID == "" && (in.Scope == "" || in.Key == ""):
 		return failf(ErrInvalid, "missing: `ID`, or `Scope` and `Key`")

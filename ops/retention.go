@@ -102,7 +102,8 @@ func (q *retention) read(ctx context.Context, tx pgx.Tx) (*RetentionChange, erro
 	if equal(r.Was, secondsOf(q.Keep, q.Forever)) {
 		return nil, failf(ErrNothing, "That is the retention of %s already: nothing was changed.", q.Of)
 	}
-	if q.Of == "webhook_objects" && !q.Forever && r.Horizon != nil && q.Keep.Seconds() < 2**r.Horizon {
+	ofObjects := q.Of == "webhook_objects" && !q.Forever
+	if ofObjects && r.Horizon != nil && q.Keep.Seconds() < 2**r.Horizon {
 		return nil, failf(ErrRefused, "the ids of webhooks are remembered for longer than half of that, and "+
 			"an event that comes so late would be taken for the newest of its object: keep webhook_objects "+
 			"for longer, or shorten the horizon with `onlyonce inbox horizon`")

@@ -94,7 +94,8 @@ func (r *scopeRow) agrees(ctx context.Context, tx pgx.Tx, scope, from string) er
 	if err != nil || here == nil || r == nil {
 		return err
 	}
-	if here.FirstTopic != r.FirstTopic || here.Copies != nil && r.Copies != nil && *here.Copies != *r.Copies {
+	otherCopies := here.Copies != nil && r.Copies != nil && *here.Copies != *r.Copies
+	if otherCopies || here.FirstTopic != r.FirstTopic {
 		return failf(
 			ErrRefused,
 			"ids of the scope do not mean here what they mean in %s (here: %s; there: %s), and nothing was "+

@@ -168,7 +168,9 @@ func (r *batchReader) readOrder(b *batch, each func(string, []byte, func(*callAt
 		_ = forElements(r.blocked, n, func(_ int, element []byte) { blocked[uuid.UUID(element)] = true })
 	}
 	set := func(a *callAttempt, key uuid.UUID) {
-		a.order, a.Order, a.keyParked = &key, key.String(), blocked[key]
+		a.order = &key
+		a.Order = key.String()
+		a.keyParked = blocked[key]
 	}
 	if r.order.Valid {
 		for _, a := range b.calls {

@@ -68,7 +68,12 @@ var enqueueOneSQL = enqueueSQL(1)
 func enqueueSQL(batches int) string {
 	var text strings.Builder
 	for i := range batches {
-		text.WriteString([]string{"select onlyonce.enqueue_batch(", ", onlyonce.enqueue_batch("}[min(i, 1)])
+		if i == 0 {
+			text.WriteString("select ")
+		} else {
+			text.WriteString(", ")
+		}
+		text.WriteString("onlyonce.enqueue_batch(")
 		for n := range enqueueArgs {
 			if n > 0 {
 				text.WriteString(", ")

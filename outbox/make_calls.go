@@ -268,7 +268,7 @@ func (c *laneCalls) recordResult(a *callAttempt, r Result) {
 	c.lane.sink.remote.answered(a, a.result)
 	a.result = c.lane.sink.refusals.judge(a.Tenant, a.result)
 	switch r := a.result; {
-	case r.Outcome == Delivered || r.Outcome == Rejected || r.Outcome == Never || r.Outcome == Unsafe:
+	case slices.Contains([]AttemptOutcome{Delivered, Rejected, Never, Unsafe}, r.Outcome):
 		c.lane.sink.gate.Answered(a.Tenant)
 	case r.Outcome.answer().Again && r.RetryScope != RetryCall && max(r.RetryAfter, r.HoldFor) > 0:
 		c.lane.sink.holdCalls(a.Tenant, r)

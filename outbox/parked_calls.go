@@ -162,8 +162,9 @@ func (p *parkedCalls) settled(a *callAttempt) {
 		return
 	}
 	// A completion's transaction may have settled its call even if it reported an error.
-	if a.order != nil && (d.state == parked.Resolved || a.completing() ||
-		sink.cfg.PassOn && (d.state == parked.Waiting || d.state == parked.Reconcile)) {
+	settled := d.state == parked.Resolved || a.completing()
+	passedOn := sink.cfg.PassOn && (d.state == parked.Waiting || d.state == parked.Reconcile)
+	if a.order != nil && (settled || passedOn) {
 		p.promotions.add(*a.order)
 	}
 	if d.due && (d.state == parked.Retrying || sink.cfg.Reconcile != nil) {
@@ -349,9 +350,13 @@ func (s *relaySink) scanParked(row pgx.CollectableRow) (*callAttempt, error) {
 	if a.order != nil {
 		a.Order = a.order.String()
 	}
-	a.Key, a.Sink, a.Header = a.key.String(), s.name, frozen.Parse(headers)
+	a.Key = a.key.String()
+	a.Sink = s.name
+	a.Header = frozen.Parse(headers)
 	a.waitsFor = parseCallsOf(waitedFor)
-	a.age, a.waited = max(fromMicros(age), 0), max(fromMicros(waited), 0) // the database's clock may have been set back
+	// The database's clock may have been set back.
+	a.age = max(fromMicros(age), 0)
+	a.waited = max(fromMicros(waited), 0)
 	switch {
 	case status != nil:
 		a.answer = &Response{Status: int(*status), Header: frozen.Parse(answerHeaders), Body: answer}

@@ -184,7 +184,9 @@ func (p *lanePass) chunkCommitted(toPark []*callAttempt) {
 	p.chunk = nil
 	for _, a := range toPark {
 		d := sink.dispositionOf(a)
-		if d.due && d.state == parked.Retrying || d.state == parked.Reconcile && sink.cfg.Reconcile != nil {
+		tried := d.due && d.state == parked.Retrying
+		reconciled := d.state == parked.Reconcile && sink.cfg.Reconcile != nil
+		if tried || reconciled {
 			p.parked.dueIn(d.delay)
 		}
 		if a.state == attemptRated {

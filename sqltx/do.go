@@ -311,7 +311,11 @@ func (t *own) within(end func() error) error {
 
 // commit seals and commits; unknown says that the server may have committed in spite of the error.
 func (t *own) commit() (err error, unknown bool) { //nolint:revive // the error is half of the answer
-	const sealing, committing, givenUp = 0, 1, 2
+	const (
+		sealing = iota
+		committing
+		givenUp
+	)
 	var step atomic.Int32
 	err = withSQLState(t.within(func() error {
 		if _, err := t.tx.ExecContext(t.base, sealSQL); err != nil {

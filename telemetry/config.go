@@ -198,7 +198,8 @@ func parse[text string | []byte](p text) trace.SpanContext {
 	var b [55]byte // whose indexes need no checks
 	copy(b[:], p)
 	flags := b[54] - '0'
-	if b[35] != '-' || b[52] != '-' || b[53] != '0' || flags > 3 {
+	separated := b[35] == '-' && b[52] == '-'
+	if !separated || b[53] != '0' || flags > 3 {
 		return trace.SpanContext{}
 	}
 	c := trace.SpanContextConfig{TraceFlags: trace.TraceFlags(flags), Remote: true}

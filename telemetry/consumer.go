@@ -54,7 +54,9 @@ func instrumentConsumer(c *consumer.Config, t Config) error {
 		topics:   map[string]*topicSets{},
 		kind:     []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer)},
 	}
-	r.messages, r.retries, r.hung = r.counter(metrics.ConsumerMessages), r.counter(metrics.ConsumerRetries), r.counter(metrics.ConsumerHung)
+	r.messages = r.counter(metrics.ConsumerMessages)
+	r.retries = r.counter(metrics.ConsumerRetries)
+	r.hung = r.counter(metrics.ConsumerHung)
 	r.delay = r.histogram(metrics.ConsumerDelay)
 	r.processed = r.messaging(messagingConsumed, "Messages of transactions that ended, also of those that failed.",
 		messagingProcess, "Time that a transaction took.")

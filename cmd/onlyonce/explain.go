@@ -106,7 +106,9 @@ func explain[R any](ctx context.Context, a *app, address, what string, asJSON bo
 		r, err = ask(ctx, db, *q)
 		return err
 	})
-	if k, is := any(r).(*ops.KeyReport); err != nil || asJSON && !(is && k.Key == "") {
+	k, ofKey := any(r).(*ops.KeyReport)
+	nothing := ofKey && k.Key == ""
+	if err != nil || asJSON && !nothing {
 		if err == nil {
 			err = a.writeJSON(r)
 		}
@@ -181,7 +183,10 @@ func (a *app) writeExplainedCalls(calls []ops.ExplainedCall, all bool) {
 }
 
 func more(n int) string {
-	return map[bool]string{true: ", and perhaps more"}[n == reports.ExplainLimit]
+	if n == reports.ExplainLimit {
+		return ", and perhaps more"
+	}
+	return ""
 }
 
 func (a *app) writeExplainedParked(parked []ops.ParkedRow) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"math"
 	"reflect"
 	"strconv"
 	"strings"
@@ -89,13 +88,15 @@ func (a *app) writeNextFrontiers(frontiers []reports.Frontier) {
 
 // parseRate parses a number of keys per unit of time, and returns it per second.
 func parseRate(s string) (float64, error) {
+	seconds := map[string]float64{"s": 1, "m": 60, "h": 3600, "d": 86400}
 	number, unit, found := strings.Cut(s, "/")
-	per := map[string]float64{"s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
+	per := seconds[unit]
 	if !found {
 		per = 1
 	}
 	n, err := strconv.ParseFloat(number, 64)
-	if err != nil || per == 0 || !(n > 0) || math.IsInf(n, 0) || n > 1e9 {
+	inRange := n > 0 && n <= 1e9 // not-a-number is not, nor infinity
+	if err != nil || per == 0 || !inRange {
 		return 0, errors.New("must be a number of keys in a second, minute, hour or day, such as 1000/s or 1e7/d")
 	}
 	return n / per, nil

@@ -110,7 +110,11 @@ func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 	if !r.Counted {
 		say("pending calls are not counted: that took over %v\n", a.countLimit)
 	}
-	say("\nLanes%s: %d\n", map[bool]string{false: " with calls to send"}[all], len(lanes))
+	listed := " with calls to send"
+	if all {
+		listed = ""
+	}
+	say("\nLanes%s: %d\n", listed, len(lanes))
 	writeRows(a, operate.LaneColumns, lanes)
 
 	rows = nil

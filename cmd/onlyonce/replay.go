@@ -133,7 +133,8 @@ func followed(parts []ops.Replayed, replay int32, cursors []ops.Cursor) progress
 		f.offsets += p.To - p.From
 		left := int64(0)
 		for _, c := range cursors {
-			if c.Topic == p.Topic && c.Partition == p.Partition && c.Replay == replay && c.ReplayUntil != nil {
+			samePartition := c.Topic == p.Topic && c.Partition == p.Partition
+			if samePartition && c.Replay == replay && c.ReplayUntil != nil {
 				f.underWay++
 				left = p.To - c.Position
 			}

@@ -89,7 +89,11 @@ func (a *app) writeNeeds(needs []ops.Need) {
 	for _, n := range needs {
 		a.say("- %s", cell(n.Text))
 		if n.Remedy != "" {
-			a.say("  %s%s", oneLine(n.Remedy), map[bool]string{true: ":"}[len(n.Commands) > 0])
+			end := ""
+			if len(n.Commands) > 0 {
+				end = ":"
+			}
+			a.say("  %s%s", oneLine(n.Remedy), end)
 		}
 		for _, c := range n.Commands {
 			a.paste(cell(c))

@@ -99,7 +99,8 @@ func distance(a, b string) int {
 			default:
 				rows[i][j] = 1 + min(rows[i-1][j-1], rows[i-1][j], rows[i][j-1])
 			}
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+			exchanged := i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1]
+			if exchanged {
 				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
 			}
 		}

@@ -141,9 +141,9 @@ func narrow(header []string, rows [][]string, width int, least func(header strin
 	for ; over > 0; over-- {
 		widest := -1
 		for i, h := range header {
-			if n := least(h); n > 0 &&
-				widths[i] > max(n, utf8.RuneCountInString(h)) &&
-				(widest < 0 || widths[i] > widths[widest]) {
+			n := least(h)
+			shrinks := n > 0 && widths[i] > max(n, utf8.RuneCountInString(h))
+			if shrinks && (widest < 0 || widths[i] > widths[widest]) {
 				widest = i
 			}
 		}

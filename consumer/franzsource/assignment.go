@@ -121,7 +121,7 @@ func (m *membership) ownPartition(h *heldPartition) {
 	lost := false
 	h.cancel()
 	switch {
-	case ended && (err == nil || errors.Is(err, context.Canceled) || errors.Is(err, source.ErrOwnershipLost)):
+	case ended && endsQuietly(err):
 	case errors.Is(err, source.ErrOwnershipLost):
 		lost = true
 	case err == nil:
@@ -182,4 +182,9 @@ func (m *membership) waitForNextGeneration(ctx context.Context, p *partition, wa
 		return moved || p.frozen || !m.joining
 	})
 	return moved
+}
+
+// endsQuietly reports whether err is what is left when a partition is given back.
+func endsQuietly(err error) bool {
+	return err == nil || errors.Is(err, context.Canceled) || errors.Is(err, source.ErrOwnershipLost)
 }

@@ -282,8 +282,11 @@ func responsePart(resp *kmsg.FetchResponse, a *pendingFetch, shared bool) *kmsg.
 	want := a.req.Topics[0]
 	for i := range resp.Topics {
 		t := &resp.Topics[i]
-		if resp.Version < kafkalog.FetchByID && t.Topic != want.Topic ||
-			resp.Version >= kafkalog.FetchByID && t.TopicID != want.TopicID {
+		same := t.TopicID == want.TopicID
+		if resp.Version < kafkalog.FetchByID {
+			same = t.Topic == want.Topic
+		}
+		if !same {
 			continue
 		}
 		for _, p := range t.Partitions {

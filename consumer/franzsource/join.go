@@ -66,7 +66,10 @@ func (m *membership) joinGroup(ctx context.Context) (*kmsg.JoinGroupResponse, er
 		owned := m.claimedPartitions()
 		m.mu.Unlock()
 		req := kmsg.NewPtrJoinGroupRequest()
-		req.Group, req.MemberID, req.InstanceID, req.ProtocolType = cfg.GroupID, as.member, cfg.instance(), "consumer"
+		req.Group = cfg.GroupID
+		req.MemberID = as.member
+		req.InstanceID = cfg.instance()
+		req.ProtocolType = "consumer"
 		req.SessionTimeoutMillis = int32(cfg.SessionTimeout.Milliseconds())
 		req.RebalanceTimeoutMillis = int32(cfg.RebalanceTimeout.Milliseconds())
 		protocol := kmsg.NewJoinGroupRequestProtocol()
@@ -112,7 +115,10 @@ func (m *membership) syncGroup(ctx context.Context, joined *kmsg.JoinGroupRespon
 	cfg := m.net.cfg
 	as := groupMember{joined.MemberID, joined.Generation}
 	req := kmsg.NewPtrSyncGroupRequest()
-	req.Group, req.Generation, req.MemberID, req.InstanceID = cfg.GroupID, as.generation, as.member, cfg.instance()
+	req.Group = cfg.GroupID
+	req.Generation = as.generation
+	req.MemberID = as.member
+	req.InstanceID = cfg.instance()
 	protocol := "consumer"
 	req.ProtocolType = &protocol
 	req.Protocol = joined.Protocol

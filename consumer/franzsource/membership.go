@@ -199,7 +199,10 @@ func (m *membership) heartbeat(ctx context.Context) error {
 	cfg := m.net.cfg
 	as := m.currentMember()
 	req := kmsg.NewPtrHeartbeatRequest()
-	req.Group, req.Generation, req.MemberID, req.InstanceID = cfg.GroupID, as.generation, as.member, cfg.instance()
+	req.Group = cfg.GroupID
+	req.Generation = as.generation
+	req.MemberID = as.member
+	req.InstanceID = cfg.instance()
 	ctx, cancel := context.WithTimeout(ctx, cfg.SessionTimeout)
 	defer cancel()
 	sent := time.Now()

@@ -140,7 +140,10 @@ func (p *partition) commit(ctx context.Context, as groupMember, offset int64, me
 	rt.Topic = p.key.topic
 	rt.Partitions = append(rt.Partitions, rp)
 	req := kmsg.NewPtrOffsetCommitRequest()
-	req.Group, req.Generation, req.MemberID, req.InstanceID = cfg.GroupID, as.generation, as.member, cfg.instance()
+	req.Group = cfg.GroupID
+	req.Generation = as.generation
+	req.MemberID = as.member
+	req.InstanceID = cfg.instance()
 	req.Topics = append(req.Topics, rt)
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

@@ -48,7 +48,8 @@ func (w *Window) StopsAt(attempt any, reasons ...string) (at int, yes bool) {
 	}
 	var own []string
 	for i, reason := range reasons {
-		if reason != "" && !w.Counts(reason) && !(w.probing && reason == parked.Behind) {
+		behindProbe := w.probing && reason == parked.Behind
+		if reason != "" && !w.Counts(reason) && !behindProbe {
 			continue // while the partition is halted, nothing is set aside
 		}
 		last = w.push(last, reason)

@@ -288,8 +288,9 @@ func HostMatches(host string, patterns []string) bool {
 	host = strings.ToLower(strings.TrimSuffix(host, "."))
 	for _, p := range patterns {
 		p = strings.ToLower(strings.TrimSuffix(p, "."))
-		if below, wild := strings.CutPrefix(p, "*"); host == p ||
-			wild && len(host) > len(below) && strings.HasSuffix(host, below) {
+		below, wild := strings.CutPrefix(p, "*")
+		matches := wild && len(host) > len(below) && strings.HasSuffix(host, below)
+		if host == p || matches {
 			return true
 		}
 	}

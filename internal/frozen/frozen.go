@@ -46,7 +46,9 @@ func Target(t string) error {
 		return fmt.Errorf("%q must be empty or start with / or ?: it is a path below the sink's base URL", clip(t))
 	}
 	for i := range len(t) {
-		if c := t[i]; c <= ' ' || c >= 0x7f || c == '#' || c == '\\' {
+		c := t[i]
+		printable := c > ' ' && c < 0x7f
+		if !printable || c == '#' || c == '\\' {
 			return fmt.Errorf("%q holds %q: percent-encode spaces, control characters, #, \\ and all that is not ASCII",
 				clip(t), c)
 		}

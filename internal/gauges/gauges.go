@@ -236,7 +236,7 @@ func (s *samples) outbox(m *Measures) {
 			s.add(metrics.OutboxUnheld, unheld[sink], sink)
 		}
 		s.add(metrics.OutboxRelays, float64(relays), sink)
-		s.add(metrics.OutboxPaused, map[bool]float64{true: 1}[paused], sink)
+		s.add(metrics.OutboxPaused, oneIf(paused), sink)
 	}
 	for i := range m.Status.Relays {
 		r := &m.Status.Relays[i]
@@ -278,4 +278,12 @@ func orZero(p *float64) float64 {
 		return 0
 	}
 	return *p
+}
+
+// oneIf is the value of a gauge that says yes or no.
+func oneIf(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
 }

@@ -152,10 +152,9 @@ func (m *Measures) readWindows(ctx context.Context, tx pgx.Tx, limit time.Durati
 	}
 	for i := range groups {
 		g := &groups[i]
-		if g.Tried == nil ||
-			g.Sink == nil ||
-			g.Reason == "completion" ||
-			g.State != "retrying" && g.State != "blocked" {
+		unanswered := g.State == "retrying" || g.State == "blocked"
+		tried := g.Tried != nil && g.Sink != nil
+		if !unanswered || !tried || g.Reason == "completion" {
 			continue
 		}
 		for j := range m.Windows {

@@ -109,7 +109,7 @@ func (r *Rounds) Samples() []metrics.Sample {
 		return nil
 	}
 	all := []metrics.Sample{
-		{Metric: metrics.DatabaseUp, Values: []string{r.Database}, Value: map[bool]float64{true: 1}[r.up]},
+		{Metric: metrics.DatabaseUp, Values: []string{r.Database}, Value: oneIf(r.up)},
 		{Metric: metrics.ObserveFailed, Values: []string{r.Database}, Value: r.failed},
 	}
 	if !r.answered.IsZero() && time.Since(r.answered) < KeptIntervals*cmp.Or(r.Interval, Interval) {

@@ -209,7 +209,8 @@ func (t *Tx) Rollback(timeout time.Duration) {
 	t.gate.mu.Lock()
 	abandoned := t.gate.abandoned
 	t.gate.mu.Unlock()
-	if pc.IsClosed() || pc.TxStatus() == 'I' && !t.sticky && !abandoned {
+	clean := !t.sticky && !abandoned
+	if pc.IsClosed() || clean && pc.TxStatus() == 'I' {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)

@@ -32,7 +32,8 @@ func (t *Tx) query(ctx context.Context, sql string, args []any) *result {
 		t.failAt(t.step, t.statements, sql, err)
 		return &result{tx: t, step: t.step, finished: true}
 	}
-	if t.batch.Len() > 0 || len(opts) == 0 && (len(args) == 0 || rewriter) {
+	plain := len(args) == 0 || rewriter
+	if t.batch.Len() > 0 || plain && len(opts) == 0 {
 		t.queueStatement(sql, args)
 		return t.queryLast(ctx)
 	}

@@ -105,7 +105,8 @@ func sqlWordOf(sql string) (w sqlWord, rest string, ok bool) {
 	for end < len(sql) && nameByte(sql[end], end == 0) {
 		end++
 	}
-	if end == 0 || end < len(sql) && (sql[end] >= 0x80 || sql[end] == '&') {
+	goesOn := end < len(sql) && (sql[end] >= 0x80 || sql[end] == '&')
+	if end == 0 || goesOn {
 		return w, "", false
 	}
 	// The keywords are shorter, so that cutting a name off makes no keyword of it.

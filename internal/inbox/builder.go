@@ -323,7 +323,10 @@ func (c *copyParser) Write(p []byte) (int, error) {
 		c.headed = true
 		at = at[copyHeader:]
 	}
-	for c.headed && len(at) >= 2 && !c.ended && !c.broken {
+	for c.headed && len(at) >= 2 {
+		if c.ended || c.broken {
+			break
+		}
 		switch fields := int16(binary.BigEndian.Uint16(at)); {
 		case fields == -1:
 			c.ended = true

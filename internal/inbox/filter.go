@@ -100,8 +100,9 @@ func decode(stored, digest []byte, keys int64) (*filter, error) {
 	rest = rest[24:]
 	length := uint64(x.SegmentLength)
 	count := uint64(x.SegmentCount)
-	if length == 0 || length&(length-1) != 0 || uint64(x.SegmentLengthMask) != length-1 || count == 0 ||
-		uint64(x.SegmentCountLength) != count*length || uint64(len(rest)) != 2*(count+2)*length {
+	powerOfTwo := length != 0 && length&(length-1) == 0
+	fits := count != 0 && uint64(x.SegmentCountLength) == count*length && uint64(len(rest)) == 2*(count+2)*length
+	if !powerOfTwo || !fits || uint64(x.SegmentLengthMask) != length-1 {
 		return nil, fmt.Errorf("%w: its sizes do not fit each other", errFilter)
 	}
 	x.Fingerprints = make([]uint16, len(rest)/2)

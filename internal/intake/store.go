@@ -339,7 +339,8 @@ func parts[E Entry](set []E) iter.Seq[[]E] {
 			for n < len(set) {
 				it := set[n].Entry()
 				size += len(it.Body)
-				if n > 0 && (size > maxSetBytes || it.Digest != nil && digests[string(it.Digest)]) {
+				same := it.Digest != nil && digests[string(it.Digest)]
+				if n > 0 && (size > maxSetBytes || same) {
 					break
 				}
 				digests[string(it.Digest)] = true

@@ -159,7 +159,9 @@ func RenewAll(ctx context.Context, db DB, leases []*Lease, ttl time.Duration) (l
 	epochs := make([]int64, len(leases))
 	nonces := make([]string, len(leases))
 	for i, l := range leases {
-		ids[i], epochs[i], nonces[i] = l.ID, l.Epoch, l.Nonce
+		ids[i] = l.ID
+		epochs[i] = l.Epoch
+		nonces[i] = l.Nonce
 	}
 	sent := time.Now()
 	rows, err := db.Query(ctx, renewSQL, ids, epochs, nonces, ttl)

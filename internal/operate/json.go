@@ -1,6 +1,7 @@
 package operate
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"reflect"
@@ -28,7 +29,8 @@ func JSON(report reflect.Type) []string {
 		names := jsonNames(t)
 		for _, f := range reflect.VisibleFields(t) {
 			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-			if len(f.Index) > 1 && !f.IsExported() || name == "" || name == "-" {
+			hidden := len(f.Index) > 1 && !f.IsExported()
+			if hidden || name == "" || name == "-" {
 				continue
 			}
 			of, many := elem(f.Type)
@@ -40,8 +42,7 @@ func JSON(report reflect.Type) []string {
 				of != reflect.TypeFor[time.Time]() &&
 				!of.Implements(reflect.TypeFor[json.Marshaler]())
 			if at, is := seen[of]; part && is {
-				doc = strings.TrimPrefix(doc+"; fields as of "+
-					map[bool]string{true: at, false: "the whole"}[at != ""], "; ")
+				doc = strings.TrimPrefix(doc+"; fields as of "+cmp.Or(at, "the whole"), "; ")
 				part = false
 			}
 			if doc == "" && !part {

@@ -75,8 +75,9 @@ func NextOfParked(d *ParkedDetail) []Step {
 		}
 		add("or give it up", "discard", "")
 	}
+	hasPosition := d.Topic != nil && d.Partition != nil && d.Offset != nil
 	switch {
-	case d.Kind != parked.Call && d.Topic != nil && d.Partition != nil && d.Offset != nil:
+	case hasPosition && d.Kind != parked.Call:
 		steps = append(steps, Step{
 			"what became of its position",
 			fmt.Sprintf("onlyonce explain -topic %s -partition %d -offset %d",

@@ -355,8 +355,11 @@ func (s Said) limited(d *ops.ParkedChange) Said {
 // promoted says what became of the rows that were blocked.
 func (s *Said) promoted(d *ops.ParkedChange) []string {
 	if d.UpTo > 0 {
-		s.say("%d of %d rows were changed, and %d had changed before%s.",
-			d.Changed, d.Count, d.Skipped, map[bool]string{true: "; it was stopped"}[d.Stopped])
+		stopped := ""
+		if d.Stopped {
+			stopped = "; it was stopped"
+		}
+		s.say("%d of %d rows were changed, and %d had changed before%s.", d.Changed, d.Count, d.Skipped, stopped)
 	}
 	switch {
 	case d.Unpromoted != nil:

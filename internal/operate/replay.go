@@ -208,7 +208,8 @@ func (in *Replaying) findTopic(ctx context.Context, db ops.DB, cursors []ops.Cur
 			to = -1 // the range ends at the position
 		}
 		if in.several() {
-			if from < 0 || from >= c.Position || to >= 0 && to <= from {
+			empty := to >= 0 && to <= from
+			if from < 0 || from >= c.Position || empty {
 				*in.without++
 				continue
 			}

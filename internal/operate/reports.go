@@ -33,12 +33,12 @@ func within[F, T any](
 
 func refused(err error) error {
 	if r, is := errors.AsType[*reports.Refusal](err); is {
-		kind := map[reports.Kind]error{
+		kinds := map[reports.Kind]error{
 			reports.Invalid:  ops.ErrInvalid,
 			reports.NotFound: ops.ErrNotFound,
 			reports.Refused:  ops.ErrRefused,
-		}[r.Kind]
-		return &ops.Error{Kind: kind, Reason: r.Reason, Remedy: r.Remedy}
+		}
+		return &ops.Error{Kind: kinds[r.Kind], Reason: r.Reason, Remedy: r.Remedy}
 	}
 	return err
 }

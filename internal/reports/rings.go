@@ -84,7 +84,8 @@ func Memory(ctx context.Context, tx pgx.Tx) (all []RingMemory, err error) {
 	for _, k := range rings {
 		m := RingMemory{Ring: k.Ring, Horizon: k.Horizon}
 		for _, s := range k.Segments {
-			if s.Opened != nil && (s.State == "current" || s.State == "draining" || s.State == "closed") {
+			asked := s.State == "current" || s.State == "draining" || s.State == "closed"
+			if asked && s.Opened != nil {
 				m.CompleteFor = max(m.CompleteFor, *s.Opened)
 			}
 		}

@@ -25,7 +25,9 @@ func ParsePointer(pointer string) ([]string, error) {
 
 // ParseIndex reads a token as an element's number: digits without leading zeros (section 4).
 func ParseIndex(token string) (int, bool) {
-	if token == "" || len(token) > 9 || len(token) > 1 && token[0] == '0' || strings.Trim(token, "0123456789") != "" {
+	short := token != "" && len(token) <= 9
+	leadingZero := len(token) > 1 && token[0] == '0'
+	if !short || leadingZero || strings.Trim(token, "0123456789") != "" {
 		return 0, false
 	}
 	n := 0

@@ -130,8 +130,8 @@ func (r *Rotator) Step(ctx context.Context) (StepResult, error) {
 		r.lastReported = StepResult{}
 	}
 	tell := out.Changed()
-	if (out.Action == Needed || out.Action == Full) &&
-		(out.Action != r.lastReported.Action || out.Slot != r.lastReported.Slot) {
+	waits := out.Action == Needed || out.Action == Full
+	if waits && (out.Action != r.lastReported.Action || out.Slot != r.lastReported.Slot) {
 		// not again for another lane of the same segment
 		r.lastReported = out
 		tell = true

@@ -35,9 +35,9 @@ type ringState struct {
 func (s *ringState) freeSlot() (int16, bool) {
 	for i := int16(1); i < s.slots; i++ {
 		slot := (s.cur + i) % s.slots
-		if !slices.Contains(s.closed, slot) &&
-			(s.retired == nil || *s.retired != slot) &&
-			(s.draining == nil || *s.draining != slot) {
+		retired := s.retired != nil && *s.retired == slot
+		draining := s.draining != nil && *s.draining == slot
+		if !slices.Contains(s.closed, slot) && !retired && !draining {
 			return slot, true
 		}
 	}

@@ -104,11 +104,7 @@ func (v *visit) propose(d *operate.Decision, status int, failed error) error {
 	switch {
 	case err != nil && len(p.Asks) > 0 && !answered: // the form comes first
 		err = nil
-	case d.Page == "redrive" &&
-		f.Get("all") != "" &&
-		f.Get("kind") == string(Call) &&
-		f.Get("state") == "reconcile" &&
-		f.Get("verified-applied")+f.Get("verified-not-applied") == "":
+	case d.Page == "redrive" && ofAllToReconcile(f):
 		p.Ways = [][2]string{
 			{"verified-applied", "I have verified that all were applied: resolve them"},
 			{"verified-not-applied", "I have verified that none was applied: send them again"},
@@ -185,4 +181,12 @@ func (v *visit) carryOut(d *operate.Decision) error {
 	v.db.live.forget()
 	http.Redirect(v.w, v.r, v.Link("/audit/"+strconv.FormatInt(done.AuditID, 10), "done", "1"), http.StatusSeeOther)
 	return nil
+}
+
+// ofAllToReconcile reports whether a form is about all calls whose outcome is unknown, and does not
+// say yet what became of them.
+func ofAllToReconcile(f url.Values) bool {
+	unknown := f.Get("kind") == string(Call) && f.Get("state") == "reconcile"
+	verified := f.Get("verified-applied")+f.Get("verified-not-applied") != ""
+	return f.Get("all") != "" && unknown && !verified
 }

@@ -136,9 +136,12 @@ func (v *visit) start(j *job, try *operate.Try, by ops.By, shown *operate.Result
 	if by.Reason == "" {
 		return &ops.Error{Kind: ops.ErrInvalid, Reason: "the reason must not be empty"}
 	}
-	j.ID, j.Title, j.Actor, j.Reason, j.Began, j.done = rand.Text(), try.Title+" all of these", v.actor, by.Reason, time.Now(), ops.ParkedChange{
-		Count: shown.Bulk().Count,
-	}
+	j.ID = rand.Text()
+	j.Title = try.Title + " all of these"
+	j.Actor = v.actor
+	j.Reason = by.Reason
+	j.Began = time.Now()
+	j.done = ops.ParkedChange{Count: shown.Bulk().Count}
 	j.Filter = filterOf(try.Decision, v.r.PostForm)
 	if !v.db.jobs.add(j) {
 		return &ops.Error{

@@ -105,7 +105,8 @@ type visit struct {
 func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	secure(w.Header())
 	path := strings.TrimPrefix(r.URL.Path, c.Prefix)
-	if c.Prefix != "" && path != r.URL.Path && path != "" && path[0] != '/' {
+	cut := c.Prefix != "" && path != r.URL.Path
+	if cut && path != "" && path[0] != '/' {
 		path = r.URL.Path // for example /onlyonce2: the proxy has stripped the prefix
 	}
 	path = cmp.Or(path, "/")
@@ -230,14 +231,15 @@ func (v *visit) describe(err error) (status int, text, remedy string) {
 	var pg *pgconn.PgError
 	switch {
 	case errors.As(err, &e):
-		status = map[error]int{
+		statuses := map[error]int{
 			ops.ErrInvalid:        http.StatusUnprocessableEntity,
 			ops.ErrNotFound:       http.StatusNotFound,
 			ops.ErrRefused:        http.StatusConflict,
 			ops.ErrNothing:        http.StatusConflict,
 			ops.ErrChanged:        http.StatusConflict,
 			ops.ErrOutcomeUnknown: http.StatusBadGateway,
-		}[e.Kind]
+		}
+		status = statuses[e.Kind]
 		return status, sentence(operate.Flags(e.Reason, "", " ")), sentence(operate.Flags(e.Remedy, "", " "))
 	case errors.Is(err, migrations.ErrSchema):
 		return http.StatusServiceUnavailable, "The schema of this database does not fit this console.", sentence(err.Error())

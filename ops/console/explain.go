@@ -67,7 +67,9 @@ func (v *visit) explain() error {
 	q := ops.ExplainQuestion{Tenant: v.Query("tenant"), CountLimit: countLimit}
 	switch {
 	case v.Query("scope") != "":
-		q.Scope, q.ID, q.Topic = v.Query("scope"), asked, v.Query("topic")
+		q.Scope = v.Query("scope")
+		q.ID = asked
+		q.Topic = v.Query("topic")
 	case uuid.Validate(asked) == nil:
 		q.Key = asked
 	default:
@@ -136,7 +138,8 @@ func positionIn(asked string, query func(string) string) *ops.ExplainQuestion {
 	}
 	p, err := strconv.ParseInt(partition, 10, 32)
 	o, err2 := strconv.ParseInt(offset, 10, 64)
-	if topic == "" || err != nil || err2 != nil || p < 0 || o < 0 {
+	valid := err == nil && err2 == nil && p >= 0 && o >= 0
+	if !valid || topic == "" {
 		return nil
 	}
 	n := int32(p)

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"fmt"
 	"html/template"
 	"reflect"
@@ -133,37 +134,37 @@ func instant(t time.Time) template.HTML {
 	return template.HTML(`<time datetime="` + t.UTC().Format(time.RFC3339) + `" title="` + show.Instant(t) + `">` + away + `</time>`) //nolint:gosec // made of times
 }
 
-// tag shows a state. Its class decides the color: what waits for a person, what is wrong, what goes
-// on by itself, and what is over.
+// classes decide the color of a state: what is wrong, what waits for a person, and what goes on by
+// itself. All others are over, and quiet.
+var classes = map[string]string{
+	"halted":     "bad",
+	"fail":       "bad",
+	"reconcile":  "bad",
+	"silent":     "bad",
+	"waiting":    "warn",
+	"suspended":  "warn",
+	"warn":       "warn",
+	"paused":     "warn",
+	"abandoned":  "warn",
+	"not listed": "warn",
+	"no owner":   "warn",
+	"left":       "warn",
+	"blocked":    "mild",
+	"retrying":   "mild",
+	"running":    "mild",
+	"claimed":    "mild",
+	"leaving":    "mild",
+	"replaying":  "mild",
+	"info":       "mild",
+	"pending":    "mild",
+}
+
+// tag shows a state.
 func tag(state string) template.HTML {
 	if state == "" {
 		return ""
 	}
-	class := map[string]string{
-		"halted":     "bad",
-		"fail":       "bad",
-		"reconcile":  "bad",
-		"silent":     "bad",
-		"waiting":    "warn",
-		"suspended":  "warn",
-		"warn":       "warn",
-		"paused":     "warn",
-		"abandoned":  "warn",
-		"not listed": "warn",
-		"no owner":   "warn",
-		"left":       "warn",
-		"blocked":    "mild",
-		"retrying":   "mild",
-		"running":    "mild",
-		"claimed":    "mild",
-		"leaving":    "mild",
-		"replaying":  "mild",
-		"info":       "mild",
-		"pending":    "mild",
-	}[state]
-	if class == "" {
-		class = "quiet"
-	}
+	class := cmp.Or(classes[state], "quiet")
 	return template.HTML(`<span class="tag `+class+`">`) + escaped(state) + `</span>` //nolint:gosec // escaped
 }
 

@@ -84,10 +84,8 @@ func (s *Sink) targetURL(target string) (*url.URL, error) {
 	if err != nil {
 		return nil, errors.New("target: is not a path")
 	}
-	if u.Scheme != s.base.Scheme ||
-		u.Host != s.base.Host ||
-		u.User != nil ||
-		!strings.HasPrefix(u.Path, strings.TrimSuffix(s.base.Path, "/")) {
+	sameHost := u.Scheme == s.base.Scheme && u.Host == s.base.Host && u.User == nil
+	if !sameHost || !strings.HasPrefix(u.Path, strings.TrimSuffix(s.base.Path, "/")) {
 		return nil, errors.New("target: leaves the base URL")
 	}
 	return u, nil
@@ -122,16 +120,9 @@ func (s *Sink) authorize(req *callRequest) error {
 	if err := s.cfg.Authorize(req.Request); err != nil {
 		return err
 	}
-	if req.Method != method ||
-		req.Host != host ||
-		req.URL == nil ||
-		req.URL.Scheme != before.Scheme ||
-		req.URL.Host != before.Host ||
-		req.URL.Opaque != "" ||
-		req.URL.EscapedPath() != before.EscapedPath() ||
-		req.URL.User != nil ||
-		len(req.TransferEncoding) > 0 ||
-		len(req.Trailer) > 0 {
+	framed := len(req.TransferEncoding) > 0 || len(req.Trailer) > 0
+	sameMethod := req.Method == method && req.Host == host
+	if framed || !sameMethod || !samePath(&before, req.URL) {
 		return errors.New("httpsink: Authorize changed the method, the host, the path or the framing")
 	}
 	if !onlyAppendsToQuery(&before, req.URL) {
@@ -186,4 +177,12 @@ func queryNames(query string) (names []string) {
 		names = append(names, name)
 	}
 	return names
+}
+
+// samePath reports whether Authorize has left the address alone, but for its query.
+func samePath(before, now *url.URL) bool {
+	if now == nil || now.Scheme != before.Scheme || now.Host != before.Host {
+		return false
+	}
+	return now.User == nil && now.Opaque == "" && now.EscapedPath() == before.EscapedPath()
 }

@@ -234,17 +234,20 @@ func (cfg *Config) checkAddresses(l *fields.List, base *url.URL) *dialguard.Guar
 
 func parseBaseURL(s string) (*url.URL, error) {
 	u, err := url.Parse(s)
-	switch {
-	case err != nil:
+	if err != nil {
 		// The parser's error quotes the URL, which may hold a password.
 		return nil, errors.New("is not a URL")
+	}
+	query := u.RawQuery != "" || u.ForceQuery
+	fragment := u.Fragment != "" || strings.HasSuffix(s, "#")
+	switch {
 	case u.Scheme != "http" && u.Scheme != "https":
 		return nil, errors.New("must start with https:// or http://")
 	case u.Hostname() == "":
 		return nil, errors.New("must name a host")
 	case u.User != nil:
 		return nil, errors.New("must not hold a user or password: use Authorize")
-	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || strings.HasSuffix(s, "#"):
+	case query || fragment:
 		return nil, errors.New("must not hold a query or fragment: Call.Target adds to its path")
 	}
 	if err := frozen.Target(u.EscapedPath()); err != nil {

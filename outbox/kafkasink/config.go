@@ -83,7 +83,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	for _, b := range c.Brokers {
 		host, port, err := net.SplitHostPort(b)
-		if n, bad := strconv.ParseUint(port, 10, 16); err != nil || host == "" || bad != nil || n == 0 {
+		n, bad := strconv.ParseUint(port, 10, 16)
+		named := err == nil && host != ""
+		if !named || bad != nil || n == 0 {
 			l.Add("Brokers", "%q is not host:port", b)
 		}
 	}

@@ -101,7 +101,9 @@ func (cfg *Config) check(l *fields.List) {
 	}
 	l.Span("Timeout", &cfg.Timeout, DefaultTimeout, 100*time.Millisecond, 10*time.Minute)
 	for _, m := range cfg.Monitors {
-		if u, err := url.Parse(m); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		u, err := url.Parse(m)
+		web := err == nil && (u.Scheme == "http" || u.Scheme == "https")
+		if !web || u.Host == "" {
 			l.Add("Monitors", "%q is not an address, as http://nats-1:8222", m)
 		}
 	}

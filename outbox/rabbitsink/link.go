@@ -68,7 +68,8 @@ func (l *link) take(ctx context.Context) (*channel, error) {
 	}
 	for n := len(l.idle); n > 0; n = len(l.idle) {
 		ch := l.idle[n-1]
-		if l.idle = l.idle[:n-1]; !ch.IsClosed() {
+		l.idle = l.idle[:n-1]
+		if !ch.IsClosed() {
 			return ch, nil
 		}
 	}
@@ -127,7 +128,9 @@ func (l *link) connect(ctx context.Context) error {
 			blocked.Store(b.Active)
 		}
 	}()
-	l.conn, l.blocked, l.idle = conn, blocked, nil
+	l.conn = conn
+	l.blocked = blocked
+	l.idle = nil
 	return nil
 }
 

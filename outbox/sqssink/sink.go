@@ -210,7 +210,7 @@ func (s *Sink) request(ctx context.Context, queue string, calls []*call, ended f
 	out, err := s.client.SendMessageBatch(ctx, in, once)
 	var api smithy.APIError
 	switch {
-	case err != nil && len(byID) > 1 && errors.As(err, &api) && refused(api.ErrorCode()):
+	case len(byID) > 1 && errors.As(err, &api) && refused(api.ErrorCode()):
 		// SQS has taken none, because of one of them: each is asked for alone.
 		for _, c := range byID {
 			s.request(ctx, queue, []*call{c}, ended)
@@ -386,10 +386,10 @@ func (s *Sink) queueOf(target string) (string, error) {
 func storable(text []byte) bool {
 	for len(text) > 0 {
 		r, n := utf8.DecodeRune(text)
-		if r == utf8.RuneError && n == 1 ||
-			r < ' ' && r != '\t' && r != '\n' && r != '\r' ||
-			r == 0xFFFE ||
-			r == 0xFFFF {
+		invalid := r == utf8.RuneError && n == 1
+		control := r < ' ' && !strings.ContainsRune("\t\n\r", r)
+		noCharacter := r == 0xFFFE || r == 0xFFFF
+		if invalid || control || noCharacter {
 			return false
 		}
 		text = text[n:]

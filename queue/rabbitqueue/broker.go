@@ -129,7 +129,9 @@ func (b *Broker) End() {
 	if b.conn != nil {
 		_ = b.conn.CloseDeadline(time.Now().Add(closeTimeout)) // without it the server notices by itself
 	}
-	b.conn, b.channel, b.deliveries = nil, nil, nil
+	b.conn = nil
+	b.channel = nil
+	b.deliveries = nil
 }
 
 // Receive implements queue.Broker.

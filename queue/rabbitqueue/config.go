@@ -77,9 +77,9 @@ func (b *Broker) Validate() error {
 // checkLimit returns an error if the server drops messages after so many deliveries (Q3).
 func (b *Broker) checkLimit(version string) error {
 	major, _, _ := strings.Cut(version, ".")
-	if n, err := strconv.Atoi(major); err == nil && n < 4 ||
-		b.cfg.NoLimitByPolicy ||
-		fmt.Sprint(b.cfg.Arguments[argLimit]) == "-1" {
+	n, err := strconv.Atoi(major)
+	without := err == nil && n < 4 // before 4.0 there is no limit
+	if without || b.cfg.NoLimitByPolicy || fmt.Sprint(b.cfg.Arguments[argLimit]) == "-1" {
 		return nil
 	}
 	return b.refused("Arguments",

@@ -180,7 +180,7 @@ var inboxRules = []mutant{
 	{rule: "K9 brake", in: "internal/brake", decl: "GivenUp",
 		old: "|| reason == parked.TooOld", new: "", pkg: "consumer", test: "TestK9PoliciesForATooOldMessage/brake"},
 	{rule: "K9 redrives are exempt", in: "consumer", decl: "(*engine).checkAge",
-		old: "|| p.alreadyParked", new: "", test: "TestK9WhatIsExempt"},
+		old: "p.alreadyParked ||", new: "", test: "TestK9WhatIsExempt"},
 	{rule: "K9 a move brings what is forgotten", in: "internal/cursor", decl: "BringScopeSQL",
 		old: "$3, $4, $5, $6", new: "$3, $4, case when $5::timestamptz is null then null end, $6",
 		pkg: "cmd/onlyonce", test: "TestK9MoveBringsWhatIsForgotten"},

@@ -51,7 +51,11 @@ func (l *Lock) Acquire(ctx context.Context, alone bool, bound time.Duration) (re
 	}
 	defer l.mu.Unlock()
 	for {
-		if alone && l.holders == 0 || !alone && !l.exclusive && l.exclusiveWaiting == 0 {
+		free := !l.exclusive && l.exclusiveWaiting == 0
+		if alone {
+			free = l.holders == 0
+		}
+		if free {
 			l.holders++
 			l.exclusive = alone
 			return sync.OnceFunc(l.release), nil

@@ -85,7 +85,8 @@ func (l *Log) outOfRange(ctx context.Context, from int64) error {
 // be within bounds, while the records below it are others (F5).
 func (l *Log) checkEpoch(ctx context.Context, from int64) error {
 	r := l.lastRead
-	if r.next != from || r.epoch < 0 || r.next == 0 || r.checkedUnder == l.leader.Epoch {
+	known := r.next == from && r.next != 0 && r.epoch >= 0
+	if !known || r.checkedUnder == l.leader.Epoch {
 		return nil
 	}
 	req := kmsg.NewPtrOffsetForLeaderEpochRequest()
@@ -140,15 +141,12 @@ func (l *Log) fetchOnce(ctx context.Context, from int64, most int) (source.Fetch
 	}
 	l.fetchesByName = resp.Version < FetchByID
 	r := l.partOf(resp)
-	if r != nil &&
-		len(r.RecordBatches) == 0 &&
-		r.ErrorCode == 0 &&
-		from < r.LastStableOffset &&
-		resp.ThrottleMillis == 0 &&
-		r.PreferredReadReplica < 0 {
+	// The broker has sent nothing of what the partition holds behind from.
+	empty := r != nil && len(r.RecordBatches) == 0 && r.ErrorCode == 0 && from < r.LastStableOffset
+	if empty && resp.ThrottleMillis == 0 && r.PreferredReadReplica < 0 {
 		return l.passEmptyRange(ctx, r, from)
 	}
-	if r == nil || len(r.RecordBatches) == 0 && r.ErrorCode == 0 && from < r.LastStableOffset {
+	if r == nil || empty {
 		if throttle := time.Duration(resp.ThrottleMillis) * time.Millisecond; throttle > 0 {
 			// A quota is used up: the answer is empty, and the next one comes when this time is
 			// over (KIP-219).
@@ -249,7 +247,11 @@ func (l *Log) fetchRequest(from int64, most int) *kmsg.FetchRequest {
 func (l *Log) partOf(resp *kmsg.FetchResponse) *kmsg.FetchResponseTopicPartition {
 	for i := range resp.Topics {
 		t := &resp.Topics[i]
-		if l.fetchesByName && t.Topic != l.topic || !l.fetchesByName && t.TopicID != l.identity.TopicID {
+		same := t.TopicID == l.identity.TopicID
+		if l.fetchesByName {
+			same = t.Topic == l.topic
+		}
+		if !same {
 			continue
 		}
 		for j := range t.Partitions {

@@ -125,7 +125,8 @@ func (l *Log) locate(ctx context.Context) (source.Identity, Leadership, error) {
 // by its name only, when so much time has passed that the topic may have been deleted and created
 // again. It fails with ErrIncarnation when that is so (F4).
 func (l *Log) confirmTopic(ctx context.Context) error {
-	if l.identified && !l.recheck && !(l.fetchesByName && time.Since(l.lastFetchAt) > identityTrustedFor) {
+	stale := l.fetchesByName && time.Since(l.lastFetchAt) > identityTrustedFor
+	if l.identified && !l.recheck && !stale {
 		return nil
 	}
 	id, at, err := l.locate(ctx)

@@ -155,8 +155,9 @@ func unpack(codec Compression, src []byte) (*unpacker, error) {
 // lz4Size is how much memory an unpacker of lz4 takes: two blocks, of the size that the frame's
 // header gives.
 func lz4Size(src []byte) int {
-	const flagsAt, least, most = 5, 4, 7
-	size := 8 << 20 // a frame of the first format
+	const flagsAt = 5
+	const least, most = 4, 7 // of the field that says how large blocks are
+	size := 8 << 20          // a frame of the first format
 	if len(src) > flagsAt && binary.LittleEndian.Uint32(src) == 0x184D2204 {
 		size = 1 << (8 + 2*min(max(src[flagsAt]>>4&7, least), most))
 	}

@@ -86,7 +86,8 @@ func (w *Window[M]) Add(e *Entry[M]) (done bool) {
 
 // finish marks an entry as done, and returns its message.
 func (e *Entry[M]) finish() (m M) {
-	m, e.Message, e.done = e.Message, m, true
+	m, e.Message = e.Message, m
+	e.done = true
 	return m
 }
 
@@ -158,7 +159,8 @@ func (w *Window[M]) TakeHead(below int64, n int) *Task[M] {
 	var heads []*Entry[M]
 	seen := map[[16]byte]bool{}
 	for _, e := range w.waiting {
-		if e.Offset < below && (!e.Key.Valid || !seen[e.Key.Bytes] && w.keys[e.Key.Bytes].task == nil) {
+		first := !e.Key.Valid || !seen[e.Key.Bytes] && w.keys[e.Key.Bytes].task == nil
+		if first && e.Offset < below {
 			heads = append(heads, e)
 		}
 		if e.Key.Valid {

@@ -138,7 +138,10 @@ func (l *Log) AppendMessage(partition int32, m *consumer.Message) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.partitions[partition]
-	m.Topic, m.Partition, m.Offset, m.LeaderEpoch = l.topic, partition, p.end, l.known(p.leader())
+	m.Topic = l.topic
+	m.Partition = partition
+	m.Offset = p.end
+	m.LeaderEpoch = l.known(p.leader())
 	if m.Time.IsZero() {
 		m.Time = time.UnixMilli(1_700_000_000_000 + p.end)
 	}

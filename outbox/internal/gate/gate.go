@@ -292,7 +292,8 @@ func (g *Gate) SetLimits(all []Limit, asked time.Time) {
 		}
 	}
 	for k, l := range g.limits { // by the rate of each tenant
-		if limits[k] == nil && k.Tenant != "" && g.each.needed() && g.inUse(k, l, asked) {
+		fallsBack := limits[k] == nil && k.Tenant != "" && g.each.needed()
+		if fallsBack && g.inUse(k, l, asked) {
 			l.set(g.each.limited, g.each.bounded)
 			l.heldUntil = time.Time{}
 			limits[k] = l

@@ -63,8 +63,9 @@ func (l *loads) tenant(tenant string) load {
 func (l *loads) room(tenant string, slots int, bounded bool, now time.Time) int {
 	t := l.tenant(tenant)
 	free := slots - l.total
+	waits := l.probing && (l.suspectCalls > 0 || now.Before(l.suspectsFrom))
 	switch {
-	case t.suspect && l.probing && (l.suspectCalls > 0 || now.Before(l.suspectsFrom)):
+	case t.suspect && waits:
 		return 0
 	case t.suspect:
 		return max(min(1-t.underWay+t.left, slots-t.underWay, free), 0)

@@ -47,6 +47,7 @@ func (s *share) wantMore(now time.Time, shortFor time.Duration) (fresh bool) {
 // dueAt returns when to ask the database.
 func (s *share) dueAt(now time.Time, underWay int) time.Time {
 	short := now.Before(s.short)
+	idle := s.n == 0 && underWay == 0 && s.wanted == 0
 	switch {
 	case s.asked.IsZero() && (short || underWay > 0):
 		return time.Time{}
@@ -54,7 +55,7 @@ func (s *share) dueAt(now time.Time, underWay int) time.Time {
 		return never
 	case s.soon, s.owes(underWay):
 		return s.asked.Add(shareSoon)
-	case !short && s.n == 0 && underWay == 0 && s.wanted == 0: // else the database keeps a place for it
+	case !short && idle: // else the database keeps a place for it
 		return never
 	case underWay == 0, short && s.n == 0:
 		return s.asked.Add(shareRetry)

@@ -14,7 +14,8 @@ func (g *Gate) Waits(e Entrant) (k Key, waits bool) {
 	now := time.Now()
 	k = g.keyOf(e, now)
 	l := g.limit(k)
-	if k != All && l != nil && (g.held(k, now) || l.needed() && g.waiting[k]) {
+	limited := l != nil && (g.held(k, now) || l.needed() && g.waiting[k])
+	if k != All && limited {
 		return k, true
 	}
 	if g.room(e.Tenant, now) == 0 && g.slow(e.Tenant, now) {
@@ -100,8 +101,10 @@ func (g *Gate) Limited() (all Limited) {
 	now := time.Now()
 	all.Each = g.each.needed()
 	for k, l := range g.limits {
+		free := k == All || !l.needed() && !now.Before(l.heldUntil)
 		switch {
-		case k == All || !l.needed() && !now.Before(l.heldUntil) || all.Each && k.Tenant != "":
+		case free:
+		case all.Each && k.Tenant != "":
 		case k.Prefix == "":
 			all.Tenants = append(all.Tenants, k.Tenant)
 		case l.needed():
@@ -109,7 +112,8 @@ func (g *Gate) Limited() (all Limited) {
 		}
 	}
 	for tenant, load := range g.loads.of {
-		if tenant == "" || all.Each || load.underWay == 0 && !g.loads.probing {
+		idle := load.underWay == 0 && !g.loads.probing
+		if idle || tenant == "" || all.Each {
 			continue
 		}
 		if g.room(tenant, now) == 0 && !slices.Contains(all.Tenants, tenant) {
