@@ -11,8 +11,8 @@ comment on schema onlyonce is
   'outbox of outbound calls, parked work.';
 
 -- Segments are the tables of rings, see onlyonce.rings: seventy-eight of few shapes. They stand
--- apart, so that a list of the tables of schema onlyonce shows those that mean something each.
--- Whoever uses the engines needs USAGE on both schemas, because functions name segments.
+-- apart, so that a list of the tables of schema onlyonce shows those that mean something each. A
+-- role that uses the engines needs USAGE on both schemas, because functions name segments.
 create schema onlyonce_segments;
 comment on schema onlyonce_segments is
   'Segments of onlyonce''s rings: keys of onlyonce.inbox, and partitions of onlyonce.batches, '
@@ -47,8 +47,8 @@ comment on column onlyonce.leases.nonce is
   'Random for each acquisition: after a failover that loses a raise, epochs repeat and nonces do not. '
   'Null: it has no owner.';
 comment on column onlyonce.leases.longest is
-  'How long a transaction of the owner may last, by its configuration: who has to wait for the owner '
-  'waits as long (onlyonce.lock_owner). Null: it has not said.';
+  'How long a transaction of the owner may last, by its configuration. A process that has to wait for '
+  'the owner waits as long (onlyonce.lock_owner). Null: the owner has declared no bound.';
 comment on column onlyonce.leases.until is
   'When a lease on time ends, by the database clock. Null: the lease has no owner, or it ends only when '
   'the epoch is raised (cursors: Kafka''s group decides which process may raise it).';
@@ -57,10 +57,10 @@ comment on column onlyonce.leases.freed_at is
   'no owner; nothing is decided by it.';
 
 -- owner_lock is the advisory lock of a lease's owner. Transactions of the owner that may last share
--- it: those of a cursor's owner (onlyonce.enter), and attempts at parked rows (onlyonce.settle).
--- Whoever raises the epoch has it to himself, from before the UPDATE until COMMIT. Unlike a lock on
--- the lease's row it writes nothing, any number of transactions may share it without a multixact,
--- and no renewal waits for it.
+-- it: those of a cursor's owner (onlyonce.enter), and attempts at parked rows (onlyonce.settle). A
+-- process that raises the epoch holds it exclusively, from before the UPDATE until COMMIT. Unlike a
+-- lock on the lease's row it writes nothing, any number of transactions may share it without a
+-- multixact, and no renewal waits for it.
 create function onlyonce.owner_lock(lease bigint) returns bigint
 language sql immutable strict parallel safe as $$
   select hashint8extended(lease, 1869507695)
@@ -93,7 +93,7 @@ comment on function onlyonce.lock_holders is 'The sessions that have this adviso
 -- It waits as long as the owner has declared that a transaction of it may last, also if
 -- lock_timeout is shorter. PostgreSQL grants the lock in the order of the requests: transactions of
 -- the owner that come later wait behind it. So it gets the lock when those have ended that had it
--- before. It names them, in a notice when the wait begins, and in the error if it was in vain
+-- before. It names them in a notice when the wait begins, and in the error if the wait times out
 -- (C3, T14).
 create function onlyonce.lock_owner(lease bigint) returns void
 language plpgsql as $$
@@ -117,7 +117,7 @@ begin
     exception when lock_not_available then
       raise exception using errcode = 'lock_not_available',
         message = format(
-          'onlyonce: waited %s in vain for transactions of the owner of %s: %s',
+          'onlyonce: gave up after %s: transactions of the owner of %s still run: %s',
           current_setting('lock_timeout'),
           owned,
           others
@@ -301,8 +301,8 @@ comment on column onlyonce.rings.horizon  is
   'Rings of keys: how long a key is remembered at least, after its segment was closed. Null: for ever, '
   'and nothing is rotated.';
 comment on column onlyonce.rings.forgotten is
-  'When the youngest segment was closed that was retired: what was inserted until then may be gone. '
-  'Null: nothing was retired.';
+  'When the youngest of the retired segments was closed: rows inserted until then may be gone. Null: '
+  'nothing was retired.';
 
 create table onlyonce.segments (
   ring      text     not null references onlyonce.rings (name),
@@ -345,7 +345,7 @@ begin
   return (select w.at from onlyonce.watched w);
 end $$;
 comment on function onlyonce.watch is
-  'Moves watched time on by what has passed for the caller since it saw it last, and returns it.';
+  'Moves watched time on by the time that has passed for the caller since its last call, and returns it.';
 
 -- steady_clock is the clock, but never before watched time. By it rows are dated that are kept for
 -- a time, and by it the ages of keys are counted that a remote forgets. So if the clock is back,

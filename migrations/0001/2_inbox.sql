@@ -267,7 +267,7 @@ begin
       if duplicate then
         raise exception using errcode = '23505',
           message = 'onlyonce: one of these keys was claimed before',
-          detail = format('It stands in slot %s of ring RING_keys.', slot);
+          detail = format('The key is in slot %s of ring RING_keys.', slot);
       end if;
     end loop;
   end if;
@@ -350,8 +350,8 @@ begin
 end $do$;
 comment on function onlyonce.claim_consumer is
   'Claims keys of Kafka messages: 0 fresh, 1 duplicate, 2 same key with another payload. Waits for '
-  'uncommitted copies. The last three arguments: the closed segments whose filters the caller has asked, '
-  'and the keys that these could not exclude.';
+  'uncommitted copies. The last three arguments: the closed segments whose filters the caller has '
+  'tested, and the keys that these could not exclude.';
 comment on function onlyonce.claim_standard is
   'Claims keys whose retention is by the clock: 0 fresh, 1 duplicate, 2 same key with another payload. '
   'Waits for uncommitted copies.';
@@ -415,8 +415,8 @@ end $$;
 comment on function onlyonce.claim_class is
   'Claims keys in the ring of a class: as claim_consumer, or with ''standard'' as claim_standard.';
 
--- find_keys looks for keys in the segments of a ring that claims ask. It inserts nothing and waits
--- for nothing, so what it does not find may be claimed at any moment.
+-- find_keys looks for keys in the segments of a ring that claims search. It inserts nothing and
+-- waits for nothing, so what it does not find may be claimed at any moment.
 create function onlyonce.find_keys(ring text, keys uuid[]) returns table (key uuid, fingerprint bigint)
 language plpgsql as $$
 declare
@@ -441,7 +441,7 @@ comment on function onlyonce.find_keys is 'Which of these keys a ring remembers.
 -- could deadlock. A key that the second ring remembers is not inserted into the first, and one that
 -- the first remembers is not inserted into the second: the payload's fingerprint there would be
 -- that of a copy, and if it is another one (a conflict), a later copy of the first message would be
--- a conflict too. Only what is claimed in the second ring between the look and the claim is
+-- a conflict too. Only a key that is claimed in the second ring between the look and the claim is
 -- inserted into both.
 --
 -- A key that is a duplicate only because its message is parked is new in the rings, so it is
@@ -516,7 +516,7 @@ comment on table  onlyonce.horizons is
 comment on column onlyonce.horizons.class        is
   'In which ring its keys are claimed: onlyonce.class_ring(class, ''standard'').';
 comment on column onlyonce.horizons.class_before is
-  'Class before the last change. Its ring is asked too, as long as it may remember keys from before.';
+  'Class before the last change. Claims search its ring too, as long as it may remember keys from before.';
 comment on column onlyonce.horizons.changed_at   is
   'When the class was changed: the ring before announced no segment from then until COMMIT.';
 comment on column onlyonce.horizons.forgotten    is
@@ -529,8 +529,8 @@ comment on column onlyonce.horizons.forgotten    is
 -- The classes are read behind the transaction's id, and no lock is needed. A change locks the row
 -- of the ring before, so that no segment of it is announced until the change has committed. A claim
 -- that has read the former class therefore inserts into a segment that was open at the change: into
--- the one that drains, if another was announced since. Later claims ask that segment too, and it is
--- not closed before this transaction has ended.
+-- the one that drains, if another was announced since. Later claims search that segment too, and it
+-- is not closed before this transaction has ended.
 create function onlyonce.claim(keys uuid[], fingerprints bigint[], scopes text[] default null) returns smallint[]
 language plpgsql as $$
 declare

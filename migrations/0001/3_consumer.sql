@@ -63,8 +63,8 @@ comment on column onlyonce.cursors.replay_resend  is
 comment on column onlyonce.cursors.redo_topic_id  is
   'In which topic redo_until lies: it means nothing in one that was made anew. Null: not known.';
 comment on column onlyonce.cursors.redo_until     is
-  'Messages below it may have been handled in a history that this database does not know, or that an '
-  'operator has set back: calls under their keys may have been made. Null: none.';
+  'Messages below it may have been handled in a history that this database has lost, or that an operator '
+  'has set back. Calls under their keys may have been made. Null: none.';
 
 create table onlyonce.progress (
   cursor_id     bigint  not null,
@@ -92,8 +92,8 @@ comment on column onlyonce.progress.anchor_epoch  is 'Leader epoch of that recor
 comment on column onlyonce.progress.anchor_hash   is
   'SHA-256 of that record: it distinguishes a log that was truncated and written anew from the one that was read.';
 comment on column onlyonce.progress.leader_epoch  is
-  'Leader epoch that no batch below next_offset exceeded when it was read; what is written there after '
-  'an unclean election has a higher one. Null: the source has no leader epochs.';
+  'Leader epoch that no batch below next_offset exceeded when it was read; records written there after '
+  'an unclean election have a higher one. Null: the source has no leader epochs.';
 
 create table onlyonce.done (
   cursor_id bigint  not null,
@@ -255,8 +255,8 @@ comment on column onlyonce.scopes.first_topic is
 comment on column onlyonce.scopes.class  is
   'Class of horizon: in which ring its keys are claimed (onlyonce.class_ring).';
 comment on column onlyonce.scopes.class_before is
-  'Class before the last change. Its ring is asked too, as long as it may remember keys from before: see '
-  'onlyonce.class_before. Null: never changed.';
+  'Class before the last change. Claims search its ring too, as long as it may remember keys from '
+  'before: see onlyonce.class_before. Null: never changed.';
 comment on column onlyonce.scopes.class_changed_at is
   'When the class was changed: every claim of an earlier owner had ended by then.';
 comment on column onlyonce.scopes.forgotten is
@@ -277,7 +277,7 @@ language sql stable as $$
      and onlyonce.still_asked(onlyonce.class_ring(s.class_before), s.class_changed_at)
 $$;
 comment on function onlyonce.class_before is
-  'The class of horizon that a scope had before, while its ring has to be asked too; null: it has not.';
+  'The class of horizon that a scope had before, while claims have to search its ring too. Null: they need not.';
 
 -- claim_scope claims keys in the rings of a scope, for transactions that do not own a cursor. The
 -- lock on the scope's row excludes a change of its class until the transaction ends; owners are
@@ -298,8 +298,8 @@ begin
   return onlyonce.claim_both(now_in, was_in, claim_scope.keys, claim_scope.fingerprints);
 end $$;
 comment on function onlyonce.claim_scope is
-  'Claims keys of Kafka messages in the ring of their scope''s class, and of the one before while that '
-  'has to be asked.';
+  'Claims keys of Kafka messages in the ring of their scope''s class, and of the class before, while '
+  'claims have to search that ring too.';
 
 -- forgotten returns the time until which keys of the scope may have been forgotten, here or in a
 -- database from which a partition was moved here. A key that was claimed later is remembered. It is
@@ -416,7 +416,7 @@ comment on column onlyonce.owners.faults     is
 --
 -- Its statements have an order:
 --
---   the id    The transaction gets its id before it reads the position. Whoever prunes rows waits
+-- the id The transaction gets its id before it reads the position. A process that prunes rows waits
 --             for each transaction that may have read an older position (T4, C5).
 --   the lock  Shared, and in a statement of its own: a later statement sees everything that
 --             committed before the lock was granted. In one statement with the read, the snapshot
@@ -772,7 +772,7 @@ comment on column onlyonce.parked.reason           is
   'postponed, scheduled, behind, cut, under-way, completion, rejected, unopened, window, unsafe or rate '
   'for calls.';
 comment on column onlyonce.parked.next_attempt_at  is
-  'In state retrying: when it is due. In state reconcile: when it is asked about again.';
+  'In state retrying: when it is due. In state reconcile: when the relay asks the remote about it again.';
 comment on column onlyonce.parked.timed_at         is
   'When next_attempt_at was written, by the same clock. Null: nothing is due, or the program has scheduled the call.';
 comment on column onlyonce.parked.redrives         is
@@ -798,7 +798,7 @@ comment on column onlyonce.parked.not_before       is
   'Of a call: when it may be made at the earliest, as the program has enqueued it. An operator who '
   'redrives it has it made at once.';
 comment on column onlyonce.parked.first_attempt_at is
-  'Of a call: since when the remote may know its key, whatever it has answered; written before that '
+  'Of a call: since when the remote may have seen its key, whatever it has answered; written before that '
   'attempt is made. The remote''s key window counts from here. Null: no attempt can have reached it.';
 comment on column onlyonce.parked.open             is
   'Of a call: whether an attempt is open, so that the remote may have applied it; written before that attempt is made.';
@@ -811,7 +811,7 @@ comment on column onlyonce.parked.waits_for        is
   'Of a call in state retrying without next_attempt_at: whose rate it waits for, as onlyonce.rates.calls_of has it.';
 comment on column onlyonce.parked.waits_since      is 'Its place among those that wait for the same rate.';
 comment on column onlyonce.parked.response_status  is
-  'The remote has accepted the call and answered this; what is left is to complete it.';
+  'The remote has accepted the call with this status. The relay still has to complete it.';
 
 create unique index parked_key_unresolved on onlyonce.parked (key, kind)
   where settled_at is null and reason <> 'conflict' and kind <> 'call';
@@ -868,9 +868,9 @@ language sql stable as $$
   select is_due.at <= is_due.now or onlyonce.due_ahead(is_due.at, is_due.reason, is_due.now)
 $$;
 comment on function onlyonce.is_due is 'Whether a row of onlyonce.parked with this due time is due now.';
--- attempt_may_be_lost says of a call of which no attempt is open here that one may have been in a
--- history that the database has lost since the call was parked (onlyonce.lanes.history_at), unless
--- a person has closed it (reason failed) (O6).
+-- attempt_may_be_lost is for a call without an open attempt here. It reports whether an attempt may
+-- have been made in a history that the database has lost since the call was parked
+-- (onlyonce.lanes.history_at). It is false if a person has closed the call (reason failed) (O6).
 create function onlyonce.attempt_may_be_lost(
   open boolean,
   reason text,
@@ -937,14 +937,14 @@ begin
   return new;
 end $$;
 comment on function onlyonce.erase_parked is
-  'Erases what a settled parked row holds, if that is asked for, or if bodies are kept no longer.';
+  'Erases the content of a settled parked row, on request or if bodies are kept no longer.';
 create trigger erased before update on onlyonce.parked
   for each row when (new.settled_at is not null
                      and (old.settled_at is null or old.erased_at is null and new.erased_at is not null))
   execute function onlyonce.erase_parked();
 
--- time_parked notes when a due time was written, whoever writes it. So a row shows how long it was
--- to wait, and whether that was counted from a time that is still to come (T9).
+-- time_parked notes when a due time was written, by any writer. So a row shows how long it was to
+-- wait, and whether that was counted from a time that is still to come (T9).
 create function onlyonce.time_parked() returns trigger
 language plpgsql as $$
 begin

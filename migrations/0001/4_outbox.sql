@@ -91,8 +91,8 @@ create table onlyonce.batches (
 ) partition by list (slot);
 alter sequence onlyonce.outbox_id owned by onlyonce.batches.id;
 comment on table  onlyonce.batches is
-  'The outbox''s log: outbound calls in batches, append-only. A batch commits with the effects that ask '
-  'for its calls. A column holds what all calls of the batch have in common, the array of its plural '
+  'The outbox''s log: outbound calls in batches, append-only. A batch commits with the effects that '
+  'enqueue its calls. A column holds what all calls of the batch have in common, the array of its plural '
   'what differs. Relays read it with a snapshot cursor a lane, see onlyonce.lanes; what fails goes to '
   'onlyonce.parked.';
 comment on column onlyonce.batches.id         is
@@ -110,11 +110,11 @@ comment on column onlyonce.batches.order_prefix is
   'no prefix, or there is none.';
 comment on column onlyonce.batches.header     is 'Headers of a call: a line "Name: value" for each, sorted by name.';
 comment on column onlyonce.batches.trace      is
-  'W3C trace context of the transaction that asks: traceparent, and tracestate in a second line. No part '
-  'of the frozen bytes.';
+  'W3C trace context of the transaction that enqueues: traceparent, and tracestate in a second line. No '
+  'part of the frozen bytes.';
 comment on column onlyonce.batches.body       is 'Body of a batch of one call. Other batches have bodies.';
 comment on column onlyonce.batches.origin_time is
-  'When the message that asks for the call was appended to its log. Null: there is none.';
+  'When the message that caused the call was appended to its log. Null: no message did.';
 comment on column onlyonce.batches.not_before is
   'When the calls may be made at the earliest. Null, of all or of one: at once.';
 comment on column onlyonce.batches.redo       is
@@ -340,9 +340,10 @@ comment on column onlyonce.outbox_log.erased_at   is 'When the body was erased, 
 -- ---------------------------------------------------------------- calls by their keys
 
 -- A call is looked for by its key only if its message may have been handled before, for example in
--- a replay. So keys are indexed when that is asked, and not when a call is written, which would
--- cost as much again. call_keys holds what was visible in call_index.snapshot; whoever looks reads
--- what became visible since from the log itself, by lane and transaction, as a relay does.
+-- a replay. So keys are indexed when a replay asks, and not when a call is written, which would
+-- cost as much again. call_keys holds the calls that were visible in call_index.snapshot. A search
+-- reads the calls that became visible later from the log itself, by lane and transaction, as a
+-- relay does.
 create table onlyonce.call_keys (
   slot  smallint not null,
   lane  smallint not null,
@@ -962,7 +963,7 @@ comment on function onlyonce.logged_calls is 'Calls of a sink that the log holds
 --      fingerprint. That key is remembered for as long as the call is to be sent (K6).
 -- A call that is parked is found in each case, however long it waits for an operator: a message's
 -- id may be forgotten by then, and come again. With 0 a body that cannot be compared counts as
--- another one, because what asks is new here, and must not lose its call.
+-- another one: the message is new here, and must not lose its call.
 --
 -- If a parked call was redriven under a new key, it is found by its first one, with 1 and 2 also
 -- when it is settled: the remote would not recognise the first key (O1).
@@ -1721,7 +1722,7 @@ begin
                    where r.sink = l.sink and r.lane = l.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot())) then
       raise exception using errcode = 'OO007',
         message = format(
-          'onlyonce: lane %s of sink %L was written by another database cluster: its transaction ids mean nothing here',
+          'onlyonce: lane %s of sink %L was written by another database cluster: its transaction ids do not apply here',
           l.lane,
           l.sink
         ),
@@ -1750,8 +1751,8 @@ begin
   end if;
 end $$;
 comment on function onlyonce.advance is
-  'Moves a lane''s cursor from the version that its owner knows; raises OO008 if it has moved, OO007 if '
-  'the log was written by another cluster.';
+  'Moves a lane''s cursor from the version that its owner has read; raises OO008 if it has moved, OO007 '
+  'if the log was written by another cluster.';
 
 -- all_parked raises unless each of these calls of the log is parked. A relay asks in the
 -- transaction that parks them, because its cursor moves past them: a call that is not there would
@@ -1765,7 +1766,7 @@ begin
     into missing from unnest(row_ids) u (id) where not exists (select from onlyonce.parked p where p.row_id = u.id);
   if missing is not null then
     raise exception using errcode = 'no_data_found',
-      message = format('onlyonce: call %s was to be parked, and is not', missing);
+      message = format('onlyonce: call %s should be parked and is not', missing);
   end if;
 end $$;
 comment on function onlyonce.all_parked is 'Raises unless each of these calls of the log is parked.';

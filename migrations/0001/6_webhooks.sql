@@ -74,7 +74,7 @@ comment on column onlyonce.webhook_endpoints.aside_on      is
   'Day, in UTC, of the last event that was set aside for its id or its body.';
 comment on column onlyonce.webhook_endpoints.aside         is 'Bytes of such events on that day.';
 
--- claim_received claims those of an endpoint's keys that are asked for, in the ring of its ids.
+-- claim_received claims the keys in `asked` for an endpoint, in the ring of its ids.
 create function onlyonce.claim_received(
   endpoint text,
   keys uuid[],
@@ -126,9 +126,9 @@ comment on function onlyonce.claim_received is 'Claims the keys at these places,
 -- first rolls back, the second is fresh. A body that came before never claims an id: when the
 -- sender of that id comes again, its event is fresh. A body under the id of another event is an
 -- event of its own (4) if its sender delivers an event in the same bytes each time. If it does not,
--- or nobody knows, there is no other key, and the body stays free for its own id; but not if the
--- digest is of what was signed (PayPal): then anybody can make such a body. If the window is over,
--- the id alone tells a copy, for as long as ids are remembered.
+-- or that is not known, there is no other key, and the body stays free for its own id; but not if
+-- the digest is of what was signed (PayPal): then anybody can make such a body. If the window is
+-- over, the id alone tells a copy, for as long as ids are remembered.
 --
 -- It waits for an uncommitted copy, at most `wait`, and then raises 55P03. It fences the
 -- transaction, which needs onlyonce.seal() before COMMIT. `places` are those that must live in this

@@ -711,7 +711,7 @@ create table onlyonce.http_fingerprint_keys (
 comment on table  onlyonce.http_fingerprint_keys is
   'The secrets that requests are hashed with, by Config.FingerprintKeys. A secret itself is not kept.';
 comment on column onlyonce.http_fingerprint_keys.check_value is
-  'A keyed hash of the id, by the first process that had it: who gets another hash has another secret.';
+  'A keyed hash of the id, by the first process that had it. A process that gets another hash has another secret.';
 comment on column onlyonce.http_fingerprint_keys.refused_at  is
   'When a process with another secret under the id was last refused. At most every 10 s.';
 

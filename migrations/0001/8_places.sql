@@ -13,8 +13,9 @@ comment on table  onlyonce.places is
   'Places, for example tenants, that live in this database, or did. A place''s keys, records and effects '
   'are in one of several databases, its shard.';
 comment on column onlyonce.places.state is
-  'claimed: a process asks the other databases whether the place lives there. here. leaving: nothing new '
-  'begins, and what was begun ends. left: nothing of the place changes here any more.';
+  'claimed: a process asks the other databases whether the place lives there. here: it lives in this '
+  'database. leaving: nothing new begins, and work under way ends. left: nothing of the place changes '
+  'here any more.';
 comment on column onlyonce.places.moves is
   'How often the place had moved when the row was written. A database whose number is lower has an older '
   'state of the place.';

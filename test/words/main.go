@@ -1,7 +1,7 @@
 // Command words counts, in the string literals of the product, the words of the register that the
 // house has given up: help, errors, log lines and SQL's raise texts are read at night. It exits
-// with status 1 if there is one. The package's tests check the width of lines in comments and
-// Markdown, and that names in comments exist.
+// with status 1 if there is one. The package's tests check the width of lines in comments, Markdown
+// and SQL, that a long list in SQL has one column a line, and that names in comments exist.
 //
 //	go run ./test/words
 package main
