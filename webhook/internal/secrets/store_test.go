@@ -315,8 +315,9 @@ func TestW24Failures(t *testing.T) {
 				}
 				time.Sleep(maxAge / 6)
 				for name, secret := range map[string]string{"a": "s1", "b": "s1"} {
-					if err := r.send(name, secret); !unavailable(err) {
-						t.Errorf("%s: %v", name, err)
+					began := time.Now()
+					if err := r.send(name, secret); !unavailable(err) || time.Since(began) > 3*timeout {
+						t.Errorf("%s: %v after %v", name, err, time.Since(began))
 					}
 				}
 				r.lock.Lock()
