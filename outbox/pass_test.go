@@ -389,11 +389,11 @@ func TestO3AnotherCluster(t *testing.T) {
 	t.Parallel()
 	for name, sql := range map[string]string{
 		"restored into another cluster": `update onlyonce.lanes set system_id = system_id + 1 where sink = 'payments'`,
-		"target of a larger cluster":    `
+		"target of a larger cluster": `
 update onlyonce.lanes
    set target = (pg_snapshot_xmin(target)::text || ':999999999999:')::pg_snapshot where sink = 'payments'`,
-		"prev of a larger cluster":      `update onlyonce.lanes set target = null, prev = '999999999998:999999999999:' where sink = 'payments'`,
-		"rows of a larger cluster":      `update onlyonce.batches set xid = '999999999999'`,
+		"prev of a larger cluster": `update onlyonce.lanes set target = null, prev = '999999999998:999999999999:' where sink = 'payments'`,
+		"rows of a larger cluster": `update onlyonce.batches set xid = '999999999999'`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
