@@ -90,7 +90,10 @@ func TestH6BodyThatWasReadOutside(t *testing.T) {
 			}
 			if name != "parsed and given back" {
 				for _, g := range answers {
-					if g.status != http.StatusInternalServerError || g.code() != "body-consumed" || g.mark() != "rejected" || !strings.Contains(g.body, `"retryable":false`) {
+					if g.status != http.StatusInternalServerError ||
+						g.code() != "body-consumed" ||
+						g.mark() != "rejected" ||
+						!strings.Contains(g.body, `"retryable":false`) {
 						t.Errorf("%s: %v", route.Pattern, g)
 					}
 					if err := wait(t, "the operator is told", failed); !strings.Contains(err.Error(), "before the layer got it") {
@@ -137,7 +140,8 @@ func TestH6BodyOfUnknownLength(t *testing.T) {
 	h2.StartTLS()
 	t.Cleanup(h2.Close)
 	post := func(srv *httptest.Server, path, key, body string, trailer http.Header) got {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, srv.URL+path, io.MultiReader(strings.NewReader(body))) // of no length
+		// of no length
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, srv.URL+path, io.MultiReader(strings.NewReader(body)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -163,12 +167,20 @@ func TestH6BodyOfUnknownLength(t *testing.T) {
 	} {
 		for _, path := range []string{"/keyed", "/optional"} {
 			for _, body := range []string{`{"amount":10}`, `{"amount":99}`} {
-				if g := post(c.srv, path, name, body+c.end, c.trailer); g.status != http.StatusInternalServerError || g.code() != "body-consumed" || g.mark() != "rejected" {
+				if g := post(c.srv, path, name, body+c.end, c.trailer); g.status != http.StatusInternalServerError ||
+					g.code() != "body-consumed" ||
+					g.mark() != "rejected" {
 					t.Errorf("%s, %s %s: %v", name, path, body, g)
 				}
 			}
 		}
-		first, again, other := post(c.srv, "/unread", name, "10"+c.end, c.trailer), post(c.srv, "/unread", name, "10"+c.end, c.trailer), post(c.srv, "/unread", name, "9999"+c.end, c.trailer)
+		first, again, other := post(
+			c.srv,
+			"/unread",
+			name,
+			"10"+c.end,
+			c.trailer,
+		), post(c.srv, "/unread", name, "10"+c.end, c.trailer), post(c.srv, "/unread", name, "9999"+c.end, c.trailer)
 		if first.mark() != "created" || again.mark() != "replayed" || other.mark() != "mismatch" {
 			t.Errorf("%s, nobody has read it: %v, %v, %v", name, first, again, other)
 		}
@@ -196,7 +208,8 @@ func TestH2ScopeThatParsesTheForm(t *testing.T) {
 	if g := r.post("/charges", "k", "account=a&amount=9999", form...); g.mark() != "mismatch" {
 		t.Errorf("%v", g)
 	}
-	if g := r.post("/charges", "k", "account=b&amount=10", form...); g.mark() != "created" || one[int](r, `select count(distinct tenant) from onlyonce.http_records`) != 2 {
+	if g := r.post("/charges", "k", "account=b&amount=10", form...); g.mark() != "created" ||
+		one[int](r, `select count(distinct tenant) from onlyonce.http_records`) != 2 {
 		t.Errorf("%v", g)
 	}
 }
@@ -225,8 +238,10 @@ func TestH11FilesOfFormsAreRemoved(t *testing.T) {
 	r := newRig(t, cfg)
 	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		for name, end := range map[string]func(w http.ResponseWriter){
-			"created": func(w http.ResponseWriter) { w.WriteHeader(http.StatusCreated) }, "released": func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadGateway) },
-			"panics": func(http.ResponseWriter) { panic("x") }, "goexit": func(http.ResponseWriter) { runtime.Goexit() },
+			"created":  func(w http.ResponseWriter) { w.WriteHeader(http.StatusCreated) },
+			"released": func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadGateway) },
+			"panics":   func(http.ResponseWriter) { panic("x") },
+			"goexit":   func(http.ResponseWriter) { runtime.Goexit() },
 		} {
 			path := fmt.Sprintf("/%s/%d", name, mode)
 			r.handle(idempotency.Route{Pattern: path, Mode: mode}, func(w http.ResponseWriter, req *http.Request) {
@@ -389,13 +404,19 @@ func TestH19EveryAnswerSaysUntilWhen(t *testing.T) {
 	var p provider
 	r.handle(idempotency.Route{Pattern: "/transactional"}, effect)
 	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased}, charge(p.pay))
-	r.handle(idempotency.Route{Pattern: "/without-tx", Mode: idempotency.Leased}, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) })
+	r.handle(
+		idempotency.Route{Pattern: "/without-tx", Mode: idempotency.Leased},
+		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) },
+	)
 	r.handle(idempotency.Route{Pattern: "/released"}, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
 	for _, path := range []string{"/transactional", "/leased", "/without-tx"} {
 		first, again := r.post(path, "k", "x"), r.post(path, "k", "x")
 		said, err := http.ParseTime(first.header.Get("Idempotency-Expires"))
 		stored := one[time.Time](r, `select expires_at from onlyonce.http_records where scope = $1`, "http POST "+path)
-		if err != nil || !said.Equal(stored.Truncate(time.Second)) || again.header.Get("Idempotency-Expires") != first.header.Get("Idempotency-Expires") || again.mark() != "replayed" {
+		if err != nil ||
+			!said.Equal(stored.Truncate(time.Second)) ||
+			again.header.Get("Idempotency-Expires") != first.header.Get("Idempotency-Expires") ||
+			again.mark() != "replayed" {
 			t.Errorf("%s: %v: %v, stored %v, then %v", path, err, first.header, stored, again.header)
 		}
 	}

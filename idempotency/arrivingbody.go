@@ -80,7 +80,8 @@ func (b *arrivingBody) leave() {
 }
 
 // errConsumed is a fault of the program around the layer.
-var errConsumed = errors.New("idempotency: the request's body was read before the layer got it (for example by ParseForm, FormValue or a logger): " +
+var errConsumed = errors.New("idempotency: the request's body was read before the layer got it (for example " +
+	"by ParseForm, FormValue or a logger): " +
 	"move that inside the layer, or put the body back")
 
 // lateBody is a body that is read at the first Read.

@@ -180,7 +180,8 @@ func (c *jsonCanonicalizer) object(depth int) error {
 			seen[foldCase(m.name)] = struct{}{}
 		}
 		if len(seen) < len(members) {
-			return c.fault("the object that ends here has a member twice (names that differ only in case count as the same)")
+			return c.fault("the object that ends here has a member twice (names that differ only in case " +
+				"count as the same)")
 		}
 	}
 	c.out = append(c.out, '}')

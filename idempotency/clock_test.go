@@ -61,7 +61,8 @@ func TestT11ClockThatJumpsForgetsNoRequest(t *testing.T) {
 		if n := one[int](r, `select onlyonce.http_begin($1, '1s', '1s', '1s')`, id); n != 2 {
 			t.Errorf("http_begin returns %d for a record of %s, want 2", n, path)
 		}
-		if n := one[int](r, `select count(*) from onlyonce.http_claim($1, '', 's', '\x00', gen_random_uuid(), '1 day', '1 minute')`, id); n != 0 {
+		if n := one[int](r, `select count(*) from onlyonce.http_claim($1, '', 's', '\x00', gen_random_uuid(), '1 day', '1 minute')`,
+			id); n != 0 {
 			t.Errorf("http_claim claims the key of a record of %s", path)
 		}
 	}
@@ -174,14 +175,17 @@ func TestT11StepsWhoseAgeIsInDoubt(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, leasedConfig())
 			calls := map[string]int{}
-			r.handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased, TTL: 10 * time.Hour, KeyWindow: 5 * time.Hour}, func(w http.ResponseWriter, req *http.Request) {
-				if _, err := idempotency.Step(req.Context(), "charge", func(_ context.Context, key string) ([]byte, error) {
-					calls[key]++
-					return nil, errors.New("no answer")
-				}); err != nil {
-					w.WriteHeader(http.StatusBadGateway)
-				}
-			})
+			r.handle(
+				idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased, TTL: 10 * time.Hour, KeyWindow: 5 * time.Hour},
+				func(w http.ResponseWriter, req *http.Request) {
+					if _, err := idempotency.Step(req.Context(), "charge", func(_ context.Context, key string) ([]byte, error) {
+						calls[key]++
+						return nil, errors.New("no answer")
+					}); err != nil {
+						w.WriteHeader(http.StatusBadGateway)
+					}
+				},
+			)
 			r.post("/charges", "old", "x")
 			r.exec(`update onlyonce.http_steps set first_at = clock_timestamp() + $1::text::interval`, c.first)
 			r.exec(`update onlyonce.watched set at = clock_timestamp()`)

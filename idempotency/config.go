@@ -155,7 +155,8 @@ type Config struct {
 func (c Config) withDefaults() (Config, error) {
 	l := fields.List{Sentinel: ErrConfig, Struct: "Config"}
 	if c.Scope == nil {
-		l.Add("Scope", "must be set: it returns the owner of a request; use GlobalScope() if all clients share their keys (H2)")
+		l.Add("Scope",
+			"must be set: it returns the owner of a request; use GlobalScope() if all clients share their keys (H2)")
 	}
 	if len(c.FingerprintKeys.ByID) == 0 {
 		l.Add("FingerprintKeys", "must not be empty: requests are hashed with a secret key")

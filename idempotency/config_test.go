@@ -20,7 +20,14 @@ func TestConfigOfACache(t *testing.T) {
 		want []string
 	}{
 		{none, []string{"Config.CacheTTL: must be 0 without a Cache, and so must CacheTimeout"}},
-		{bounds, []string{"Config.Cache: needs a Sealer", "Config.CacheTTL: is 1ms: must be from 1s to 24h0m0s", "Config.CacheTimeout: is 1m0s: must be from 1ms to 10s"}},
+		{
+			bounds,
+			[]string{
+				"Config.Cache: needs a Sealer",
+				"Config.CacheTTL: is 1ms: must be from 1s to 24h0m0s",
+				"Config.CacheTimeout: is 1m0s: must be from 1ms to 10s",
+			},
+		},
 	} {
 		_, err := idempotency.New(nil, c.cfg)
 		if !errors.Is(err, idempotency.ErrConfig) {

@@ -83,15 +83,18 @@ func TestH18RenewalsHaveAConnection(t *testing.T) {
 	r, layers := smallRig(t, leasedConfig(), 2)
 	g := newGate(t)
 	lost := make(chan error, 1)
-	r.handle(idempotency.Route{Pattern: "/long", Mode: idempotency.Leased, HandlerTimeout: time.Hour}, func(w http.ResponseWriter, req *http.Request) {
-		g.begun <- struct{}{}
-		select {
-		case <-g.open:
-		case <-req.Context().Done():
-			lost <- context.Cause(req.Context())
-		}
-		effect(w, req)
-	})
+	r.handle(
+		idempotency.Route{Pattern: "/long", Mode: idempotency.Leased, HandlerTimeout: time.Hour},
+		func(w http.ResponseWriter, req *http.Request) {
+			g.begun <- struct{}{}
+			select {
+			case <-g.open:
+			case <-req.Context().Done():
+				lost <- context.Cause(req.Context())
+			}
+			effect(w, req)
+		},
+	)
 	answer := r.background("/long", "k", "x")
 	wait(t, "it runs", g.begun)
 	var held []*pgxpool.Conn
@@ -127,24 +130,40 @@ func TestH23OperationsOfATenant(t *testing.T) {
 	t.Parallel()
 	r, _ := smallRig(t, testConfig(), 12)
 	begun, end := make(chan string, 100), make(chan struct{})
-	work := map[string]idempotency.Work{"export": func(ctx context.Context, _ consumer.Tx, op *idempotency.Operation) (json.RawMessage, error) {
-		begun <- op.Scope.Tenant
-		if op.Scope.Tenant == "greedy" {
-			select {
-			case <-end:
-			case <-ctx.Done():
+	work := map[string]idempotency.Work{
+		"export": func(ctx context.Context, _ consumer.Tx, op *idempotency.Operation) (json.RawMessage, error) {
+			begun <- op.Scope.Tenant
+			if op.Scope.Tenant == "greedy" {
+				select {
+				case <-end:
+				case <-ctx.Done():
+				}
 			}
-		}
-		return nil, ctx.Err()
-	}}
-	if _, err := idempotency.NewOperations(r.layer, idempotency.OperationsConfig{Partitions: 9}, work); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "at least 13") {
+			return nil, ctx.Err()
+		},
+	}
+	if _, err := idempotency.NewOperations(
+		r.layer,
+		idempotency.OperationsConfig{Partitions: 9},
+		work,
+	); !errors.Is(err, idempotency.ErrConfig) ||
+		!strings.Contains(err.Error(), "at least 13") {
 		t.Errorf("a pool of 12 for 9 operations: %v", err)
 	}
 	// S5: the stream of a queue is no stream of operations.
-	if _, err := idempotency.NewOperations(r.layer, idempotency.OperationsConfig{Stream: "queue.orders"}, work); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "OperationsConfig.Stream") {
+	if _, err := idempotency.NewOperations(
+		r.layer,
+		idempotency.OperationsConfig{Stream: "queue.orders"},
+		work,
+	); !errors.Is(err, idempotency.ErrConfig) ||
+		!strings.Contains(err.Error(), "OperationsConfig.Stream") {
 		t.Errorf("the stream of a queue: %v", err)
 	}
-	ops, err := idempotency.NewOperations(r.layer, idempotency.OperationsConfig{Partitions: 8, TenantRunning: 10, PollInterval: 20 * time.Millisecond}, work)
+	ops, err := idempotency.NewOperations(
+		r.layer,
+		idempotency.OperationsConfig{Partitions: 8, TenantRunning: 10, PollInterval: 20 * time.Millisecond},
+		work,
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,11 +177,15 @@ func TestH23OperationsOfATenant(t *testing.T) {
 	r.handle(idempotency.Route{Pattern: "/quick"}, effect)
 	var last got
 	for i := range 10 {
-		if last = r.post("/exports", fmt.Sprint(i), "x", "X-Tenant", "greedy", "X-Order", fmt.Sprint(i)); last.status != http.StatusAccepted {
+		if last = r.post("/exports",
+			fmt.Sprint(i), "x", "X-Tenant", "greedy", "X-Order", fmt.Sprint(i)); last.status != http.StatusAccepted {
 			t.Fatalf("%v", last)
 		}
 	}
-	if a := r.post("/exports", "more", "x", "X-Tenant", "greedy"); a.status != http.StatusTooManyRequests || a.code() != "over-capacity" || a.header.Get("Retry-After") != "2" || a.mark() != "released" {
+	if a := r.post("/exports", "more", "x", "X-Tenant", "greedy"); a.status != http.StatusTooManyRequests ||
+		a.code() != "over-capacity" ||
+		a.header.Get("Retry-After") != "2" ||
+		a.mark() != "released" {
 		t.Errorf("an 11th: %v %v", a, a.header)
 	}
 	for range 2 {

@@ -85,19 +85,22 @@ func TestStepsOfRequestsWithoutAKeyHaveKeysOfTheirOwn(t *testing.T) {
 	r := newRig(t, leasedConfig())
 	var mu sync.Mutex
 	var keys []string
-	r.handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased, KeyOptional: true}, func(w http.ResponseWriter, req *http.Request) {
-		for _, name := range []string{"authorize", "capture"} {
-			if _, err := idempotency.Step(req.Context(), name, func(_ context.Context, key string) ([]byte, error) {
-				mu.Lock()
-				defer mu.Unlock()
-				keys = append(keys, key)
-				return nil, nil
-			}); err != nil {
-				t.Error(err)
+	r.handle(
+		idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased, KeyOptional: true},
+		func(w http.ResponseWriter, req *http.Request) {
+			for _, name := range []string{"authorize", "capture"} {
+				if _, err := idempotency.Step(req.Context(), name, func(_ context.Context, key string) ([]byte, error) {
+					mu.Lock()
+					defer mu.Unlock()
+					keys = append(keys, key)
+					return nil, nil
+				}); err != nil {
+					t.Error(err)
+				}
 			}
-		}
-		w.WriteHeader(http.StatusCreated)
-	})
+			w.WriteHeader(http.StatusCreated)
+		},
+	)
 	for range 2 {
 		if g := r.post("/charges", "", "10 EUR"); g.status != http.StatusCreated || g.mark() != "bypassed" {
 			t.Errorf("%v", g)
@@ -114,7 +117,10 @@ func TestErasedAnswerIsGone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
 	r.handle(idempotency.Route{Pattern: "/charges"}, effect)
-	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased}, charge(func(context.Context, string) ([]byte, error) { return []byte("secret"), nil }))
+	r.handle(
+		idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased},
+		charge(func(context.Context, string) ([]byte, error) { return []byte("secret"), nil }),
+	)
 	for _, path := range []string{"/charges", "/leased"} {
 		r.post(path, "k", "x", "X-Principal", "a b")
 		if err := r.layer.Erase(t.Context(), "", "http POST "+path+" a%20b", "k"); err != nil {
@@ -160,7 +166,10 @@ func TestEraseOfWhatIsNotCompleted(t *testing.T) {
 		if err := r.layer.Erase(t.Context(), "", "http POST /payouts", "k"); !errors.Is(err, idempotency.ErrNoRecord) {
 			t.Errorf("%s: %v", state, err)
 		}
-		if after := one[string](r, `select r::text || s::text from onlyonce.http_records r join onlyonce.http_steps s on s.record_id = r.id`); after != before {
+		if after := one[string](
+			r,
+			`select r::text || s::text from onlyonce.http_records r join onlyonce.http_steps s on s.record_id = r.id`,
+		); after != before {
 			t.Errorf("%s: %s, was %s", state, after, before)
 		}
 	}
@@ -198,21 +207,24 @@ func TestHangingHandlerKeepsNothing(t *testing.T) {
 		release := sync.OnceFunc(func() { close(open) })
 		t.Cleanup(release)
 		hung := make(chan struct{}, 1)
-		r.handle(idempotency.Route{Pattern: "/charges", Mode: mode, HandlerTimeout: time.Second}, func(w http.ResponseWriter, req *http.Request) {
-			if r.runs.Load() > 1 {
-				effect(w, req)
-				return
-			}
-			tx, err := idempotency.TxOf(req)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			_, _ = tx.Exec(req.Context(), `insert into effects values ('hung')`)
-			hung <- struct{}{}
-			<-open
-			w.WriteHeader(http.StatusCreated)
-		})
+		r.handle(
+			idempotency.Route{Pattern: "/charges", Mode: mode, HandlerTimeout: time.Second},
+			func(w http.ResponseWriter, req *http.Request) {
+				if r.runs.Load() > 1 {
+					effect(w, req)
+					return
+				}
+				tx, err := idempotency.TxOf(req)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_, _ = tx.Exec(req.Context(), `insert into effects values ('hung')`)
+				hung <- struct{}{}
+				<-open
+				w.WriteHeader(http.StatusCreated)
+			},
+		)
 		answered := make(chan got, 1)
 		go func() {
 			g, _ := r.try(context.Background(), http.MethodPost, "/charges", "k", "x")
@@ -482,10 +494,14 @@ func TestWithoutPreparedStatements(t *testing.T) {
 			}
 		}
 	}
-	r.handle(idempotency.Route{Pattern: "/unknown", Mode: idempotency.Leased}, charge(func(context.Context, string) ([]byte, error) { return nil, errors.New("no answer") }))
+	r.handle(
+		idempotency.Route{Pattern: "/unknown", Mode: idempotency.Leased},
+		charge(func(context.Context, string) ([]byte, error) { return nil, errors.New("no answer") }),
+	)
 	r.post("/unknown", "k", "x")
 	r.exec(`update onlyonce.http_steps set first_at = first_at - interval '2 days'`)
-	if g := r.post("/unknown", "k", "x"); g.code() != "commit-unknown" || one[int](r, `select count(*) from onlyonce.http_records where state = 'reconcile'`) != 1 {
+	if g := r.post("/unknown", "k", "x"); g.code() != "commit-unknown" ||
+		one[int](r, `select count(*) from onlyonce.http_records where state = 'reconcile'`) != 1 {
 		t.Errorf("%v", g)
 	}
 	if r.effects() != 2 {
@@ -503,7 +519,10 @@ func TestUnknownCommitWithoutAKey(t *testing.T) {
 	r := wiredRig(t, leasedConfig(), &pgtest.Wire{Statement: "commit", At: func(int32) pgtest.Cut { return pgtest.Unheard }}, nil)
 	r.handle(idempotency.Route{Pattern: "/charges", KeyOptional: true}, effect)
 	g := r.post("/charges", "", "x")
-	if g.code() != "commit-unknown" || !strings.Contains(g.body, `"retryable":false`) || g.header.Get("Retry-After") != "" || r.effects() != 1 {
+	if g.code() != "commit-unknown" ||
+		!strings.Contains(g.body, `"retryable":false`) ||
+		g.header.Get("Retry-After") != "" ||
+		r.effects() != 1 {
 		t.Errorf("%v %v", g, g.header)
 	}
 }

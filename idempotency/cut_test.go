@@ -37,7 +37,10 @@ func TestH17CommitWithoutAnAnswer(t *testing.T) {
 				work = charge(p.pay)
 			}
 			r.handle(idempotency.Route{Pattern: "/charges", Mode: mode}, work)
-			r.handle(idempotency.Route{Pattern: "/bare", Mode: mode}, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) })
+			r.handle(
+				idempotency.Route{Pattern: "/bare", Mode: mode},
+				func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) },
+			)
 			const n = 8
 			for i := range n {
 				first := r.post("/charges", fmt.Sprint(i), fmt.Sprint(i))
@@ -93,7 +96,9 @@ func TestH17CommitThatIsStillUnderWay(t *testing.T) {
 				t.Errorf("mode %d, cut %d: %v", mode, what, first)
 			}
 			for _, one := range []*rig{r, other} {
-				if g := one.post("/charges", "k", "x"); first.code() == "commit-unknown" && mode == idempotency.Transactional && g.code() != "request-in-progress" {
+				if g := one.post("/charges", "k", "x"); first.code() == "commit-unknown" &&
+					mode == idempotency.Transactional &&
+					g.code() != "request-in-progress" {
 					t.Errorf("mode %d, cut %d, meanwhile: %v", mode, what, g)
 				}
 			}
@@ -151,7 +156,10 @@ func TestH17ClaimBesideAPurge(t *testing.T) {
 			}
 			second := other.background("/charges", "k", "x")
 			pgtest.Until(t, time.Minute, "the claim waits for the purge", func() bool {
-				return one[bool](r, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%http_begin%')`)
+				return one[bool](
+					r,
+					`select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%http_begin%')`,
+				)
 			})
 			if err := purge.Commit(t.Context()); err != nil {
 				t.Fatal(err)

@@ -40,13 +40,37 @@ func TestH27HandlerDecides(t *testing.T) {
 			marks, code string
 			effects     int
 		}{
-			"final 503":                    {idempotency.Route{}, decides(503, idempotency.Final), "created replayed", "", 0},
-			"final 503 whose writes count": {idempotency.Route{KeepWrites: true}, decides(503, idempotency.Final), "created replayed", "", 1},
-			"final 409":                    {idempotency.Route{}, decides(409, idempotency.Final), "created replayed", "", 0},
-			"final 201":                    {idempotency.Route{}, decides(201, idempotency.Final), "created replayed", "", 1},
-			"transient 402":                {idempotency.Route{KeepWrites: true}, decides(402, idempotency.Transient), "released released", "", 0},
-			"transient 201":                {idempotency.Route{}, decides(201, idempotency.Transient), "rejected rejected", "rolled-back", 0},
-			"the last one counts":          {idempotency.Route{}, decides(402, idempotency.Final, idempotency.Transient), "released released", "", 0},
+			"final 503": {idempotency.Route{}, decides(503, idempotency.Final), "created replayed", "", 0},
+			"final 503 whose writes count": {
+				idempotency.Route{KeepWrites: true},
+				decides(503, idempotency.Final),
+				"created replayed",
+				"",
+				1,
+			},
+			"final 409": {idempotency.Route{}, decides(409, idempotency.Final), "created replayed", "", 0},
+			"final 201": {idempotency.Route{}, decides(201, idempotency.Final), "created replayed", "", 1},
+			"transient 402": {
+				idempotency.Route{KeepWrites: true},
+				decides(402, idempotency.Transient),
+				"released released",
+				"",
+				0,
+			},
+			"transient 201": {
+				idempotency.Route{},
+				decides(201, idempotency.Transient),
+				"rejected rejected",
+				"rolled-back",
+				0,
+			},
+			"the last one counts": {
+				idempotency.Route{},
+				decides(402, idempotency.Final, idempotency.Transient),
+				"released released",
+				"",
+				0,
+			},
 		} {
 			r.exec(`truncate effects`)
 			c.route.Pattern, c.route.Mode = "/"+strings.ReplaceAll(name, " ", "-"), mode
@@ -70,38 +94,41 @@ func TestH27OpenStepKeepsNothing(t *testing.T) {
 				path := fmt.Sprintf("/charges/%d%s/%s", status, name, later)
 				var p provider
 				runs, asked, finished := 0, make(chan struct{}), make(chan struct{})
-				r.handle(idempotency.Route{Pattern: path, Mode: idempotency.Leased, KeepWrites: true}, func(w http.ResponseWriter, req *http.Request) {
-					runs++
-					if runs == 3 { // does not ask for the step any more
-						w.WriteHeader(status)
-						return
-					}
-					first, stepping := runs == 1, make(chan struct{})
-					call := func(ctx context.Context, key string) ([]byte, error) {
-						result, err := p.pay(ctx, key)
-						if !first {
-							return result, err
+				r.handle(
+					idempotency.Route{Pattern: path, Mode: idempotency.Leased, KeepWrites: true},
+					func(w http.ResponseWriter, req *http.Request) {
+						runs++
+						if runs == 3 { // does not ask for the step any more
+							w.WriteHeader(status)
+							return
 						}
-						close(stepping)
-						if later == "leaves" {
-							<-asked
+						first, stepping := runs == 1, make(chan struct{})
+						call := func(ctx context.Context, key string) ([]byte, error) {
+							result, err := p.pay(ctx, key)
+							if !first {
+								return result, err
+							}
+							close(stepping)
+							if later == "leaves" {
+								<-asked
+							}
+							return nil, errors.New("no answer")
 						}
-						return nil, errors.New("no answer")
-					}
-					if first && later == "leaves" { // the handler returns while the step runs
-						go func() {
-							defer close(finished)
+						if first && later == "leaves" { // the handler returns while the step runs
+							go func() {
+								defer close(finished)
+								_, _ = idempotency.Step(req.Context(), "charge", call)
+							}()
+							<-stepping
+						} else {
 							_, _ = idempotency.Step(req.Context(), "charge", call)
-						}()
-						<-stepping
-					} else {
-						_, _ = idempotency.Step(req.Context(), "charge", call)
-					}
-					if decide != nil {
-						decide(req)
-					}
-					w.WriteHeader(status)
-				})
+						}
+						if decide != nil {
+							decide(req)
+						}
+						w.WriteHeader(status)
+					},
+				)
 				first := r.post(path, "k", "x")
 				close(asked)
 				if later == "leaves" {
@@ -114,7 +141,8 @@ func TestH27OpenStepKeepsNothing(t *testing.T) {
 				if first.mark() != mark || first.code() != code {
 					t.Errorf("%s: %v", path, first)
 				}
-				if n := one[int](r, `select count(*) from onlyonce.http_records where completed_at is not null and scope = $1`, "http POST "+path); n != 0 {
+				if n := one[int](r, `select count(*) from onlyonce.http_records where completed_at is not null and scope = $1`,
+					"http POST "+path); n != 0 {
 					t.Errorf("%s: completed while the step's outcome is unknown", path)
 				}
 				runs = 2 // a run that takes another way
@@ -123,7 +151,8 @@ func TestH27OpenStepKeepsNothing(t *testing.T) {
 				}
 				runs = 1
 				kept := status < 500 || name != ""
-				if g, again := r.post(path, "k", "x"), r.post(path, "k", "x"); g.status != status || kept && (g.mark() != "created" || again.mark() != "replayed") {
+				if g, again := r.post(path, "k", "x"), r.post(path, "k", "x"); g.status != status ||
+					kept && (g.mark() != "created" || again.mark() != "replayed") {
 					t.Errorf("%s: the outcome is known: %v, %v", path, g, again)
 				}
 			}
@@ -156,11 +185,18 @@ func TestH28BodiesByReference(t *testing.T) {
 			t.Errorf("mode %d: the body is stored", mode)
 		}
 		again := func() got { return r.post("/charges", "k", "x", "X-Tenant", "acme") }
-		if g := again(); g.status != 201 || g.mark() != "replayed" || g.body != "rendered ch_17 for acme" || g.header.Get("Location") != "/charges/ch_17" || g.header.Get("Idempotency-Expires") == "" {
+		if g := again(); g.status != 201 ||
+			g.mark() != "replayed" ||
+			g.body != "rendered ch_17 for acme" ||
+			g.header.Get("Location") != "/charges/ch_17" ||
+			g.header.Get("Idempotency-Expires") == "" {
 			t.Errorf("mode %d: %v", mode, g)
 		}
 		fails = errors.New("down")
-		if g := again(); g.status != 503 || g.code() != "response-not-rendered" || g.mark() != "in-progress" || g.header.Get("Retry-After") == "" {
+		if g := again(); g.status != 503 ||
+			g.code() != "response-not-rendered" ||
+			g.mark() != "in-progress" ||
+			g.header.Get("Retry-After") == "" {
 			t.Errorf("mode %d: %v", mode, g)
 		}
 		fails = fmt.Errorf("ch_17: %w", idempotency.ErrReferenceGone)
@@ -171,7 +207,10 @@ func TestH28BodiesByReference(t *testing.T) {
 			t.Errorf("mode %d: %d runs", mode, r.runs.Load())
 		}
 		// Without a reference the bound holds, and without Render there is none.
-		r.handle(idempotency.Route{Pattern: "/long", Mode: mode, MaxResponse: 1000, Render: render}, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, secret) })
+		r.handle(
+			idempotency.Route{Pattern: "/long", Mode: mode, MaxResponse: 1000, Render: render},
+			func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, secret) },
+		)
 		if g := r.post("/long", "k", "x"); g.code() != "response-too-large" {
 			t.Errorf("mode %d: %v", mode, g)
 		}
@@ -188,9 +227,11 @@ func TestH28BodiesByReference(t *testing.T) {
 func TestH23CopiesSeeTheOperation(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
-	ops := r.operations(map[string]idempotency.Work{"export": func(context.Context, consumer.Tx, *idempotency.Operation) (json.RawMessage, error) {
-		return json.RawMessage(`{"rows":3}`), nil
-	}})
+	ops := r.operations(map[string]idempotency.Work{
+		"export": func(context.Context, consumer.Tx, *idempotency.Operation) (json.RawMessage, error) {
+			return json.RawMessage(`{"rows":3}`), nil
+		},
+	})
 	accept := func(w http.ResponseWriter, req *http.Request) {
 		if err := ops.Accept(w, req, idempotency.Request{Name: "export"}); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -199,7 +240,10 @@ func TestH23CopiesSeeTheOperation(t *testing.T) {
 	r.handle(idempotency.Route{Pattern: "/accepted"}, accept)
 	first := r.post("/accepted", "k", "x")
 	location := first.header.Get("Location")
-	if again := r.post("/accepted", "k", "x"); first.status != 202 || again.header.Get("Retry-After") != "2" || again.status != 202 || again.mark() != "replayed" ||
+	if again := r.post("/accepted", "k", "x"); first.status != 202 ||
+		again.header.Get("Retry-After") != "2" ||
+		again.status != 202 ||
+		again.mark() != "replayed" ||
 		!strings.Contains(again.body, `"state":"running"`) || again.header.Get("Location") != location {
 		t.Errorf("%v, %v", first, again)
 	}
@@ -207,7 +251,12 @@ func TestH23CopiesSeeTheOperation(t *testing.T) {
 	r.untilState(location, "succeeded")
 	g := r.post("/accepted", "k", "x")
 	var s state
-	if err := json.Unmarshal([]byte(g.body), &s); err != nil || g.status != 200 || g.mark() != "replayed" || s.State != "succeeded" || string(s.Result) != `{"rows":3}` || g.header.Get("Retry-After") != "" {
+	if err := json.Unmarshal([]byte(g.body), &s); err != nil ||
+		g.status != 200 ||
+		g.mark() != "replayed" ||
+		s.State != "succeeded" ||
+		string(s.Result) != `{"rows":3}` ||
+		g.header.Get("Retry-After") != "" {
 		t.Errorf("%v, %v", g, err)
 	}
 	r.exec(`delete from onlyonce.operations`)
@@ -224,7 +273,8 @@ func TestH9ProblemsInTheAPIsEnvelope(t *testing.T) {
 		if r.URL.Path == "/default" {
 			return "", nil
 		}
-		return "application/vnd.acme+json", fmt.Appendf(nil, `{"error":{"type":%q,"retryable":%v,"path":%q}}`, p.Code, p.Retryable, r.URL.Path)
+		return "application/vnd.acme+json", fmt.Appendf(nil, `{"error":{"type":%q,"retryable":%v,"path":%q}}`,
+			p.Code, p.Retryable, r.URL.Path)
 	}
 	scope := cfg.Scope
 	cfg.Scope = func(r *http.Request) (idempotency.Scope, error) {
@@ -237,14 +287,19 @@ func TestH9ProblemsInTheAPIsEnvelope(t *testing.T) {
 	for _, path := range []string{"/charges", "/default"} {
 		r.handle(idempotency.Route{Pattern: path}, effect)
 	}
-	if g := r.post("/charges", "", "x"); g.status != 400 || g.mark() != "rejected" || g.header.Get("Content-Type") != "application/vnd.acme+json" ||
+	if g := r.post("/charges", "", "x"); g.status != 400 ||
+		g.mark() != "rejected" ||
+		g.header.Get("Content-Type") != "application/vnd.acme+json" ||
 		g.body != `{"error":{"type":"key-missing","retryable":false,"path":"/charges"}}` {
 		t.Errorf("%v", g)
 	}
-	if g := r.post("/charges", "k", "x", "X-Anonymous", "1"); g.status != 403 || g.body != `{"error":{"type":"scope-missing","retryable":false,"path":"/charges"}}` {
+	if g := r.post("/charges", "k", "x", "X-Anonymous", "1"); g.status != 403 ||
+		g.body != `{"error":{"type":"scope-missing","retryable":false,"path":"/charges"}}` {
 		t.Errorf("%v", g)
 	}
-	if g := r.post("/default", "", "x"); g.status != 400 || g.code() != "key-missing" || g.header.Get("Content-Type") != "application/problem+json" {
+	if g := r.post("/default", "", "x"); g.status != 400 ||
+		g.code() != "key-missing" ||
+		g.header.Get("Content-Type") != "application/problem+json" {
 		t.Errorf("%v", g)
 	}
 }

@@ -44,7 +44,10 @@ func TestH34EqualRequestsAreOne(t *testing.T) {
 		if first.status != http.StatusCreated || first.mark() != "derived" || first.header.Get("Idempotent-Replayed") != "" {
 			t.Errorf("%v: %v", request, first)
 		}
-		if again.status != first.status || again.body != first.body || again.mark() != "derived" || again.header.Get("Idempotent-Replayed") != "true" {
+		if again.status != first.status ||
+			again.body != first.body ||
+			again.mark() != "derived" ||
+			again.header.Get("Idempotent-Replayed") != "true" {
 			t.Errorf("%v, again: %v", request, again)
 		}
 		expires, err := http.ParseTime(first.header.Get("Idempotency-Expires"))
@@ -62,7 +65,8 @@ func TestH34EqualRequestsAreOne(t *testing.T) {
 	mu.Unlock()
 	runs := r.effects()
 	r.aged()
-	if g := r.post("/orders/1", "", `{"a":1,"b":2}`, "X-Tenant", "acme"); g.header.Get("Idempotent-Replayed") != "" || r.effects() != runs+1 {
+	if g := r.post("/orders/1", "", `{"a":1,"b":2}`, "X-Tenant", "acme"); g.header.Get("Idempotent-Replayed") != "" ||
+		r.effects() != runs+1 {
 		t.Errorf("after its time: %v", g)
 	}
 	if g := r.post("/orders/1", "k", `{"a":1,"b":2}`, "X-Tenant", "acme"); g.mark() != "created" {
@@ -157,9 +161,11 @@ func TestH34NoCallDerives(t *testing.T) {
 func TestH34OperationDoesNotProlong(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
-	ops := r.operations(map[string]idempotency.Work{"export": func(context.Context, consumer.Tx, *idempotency.Operation) (json.RawMessage, error) {
-		return nil, nil
-	}})
+	ops := r.operations(map[string]idempotency.Work{
+		"export": func(context.Context, consumer.Tx, *idempotency.Operation) (json.RawMessage, error) {
+			return nil, nil
+		},
+	})
 	r.handle(idempotency.Route{Pattern: "/derived", DeriveKeyFor: time.Minute}, func(w http.ResponseWriter, req *http.Request) {
 		if err := ops.Accept(w, req, idempotency.Request{Name: "export"}); err != nil {
 			t.Error(err)
@@ -198,7 +204,9 @@ func TestH34ContradictionsAreRefused(t *testing.T) {
 	} {
 		route.Pattern = "/orders"
 		_, err := r.layer.Handle(calling(route), http.HandlerFunc(effect))
-		if !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "Route.DeriveKeyFor") || !strings.Contains(err.Error(), why) {
+		if !errors.Is(err, idempotency.ErrConfig) ||
+			!strings.Contains(err.Error(), "Route.DeriveKeyFor") ||
+			!strings.Contains(err.Error(), why) {
 			t.Errorf("%s: %v", why, err)
 		}
 	}

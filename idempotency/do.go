@@ -40,7 +40,14 @@ import (
 // undoes the writes and panics with the same value.
 //
 // Do holds one connection of the pool while fn runs, and none while it waits (H25).
-func Do[T any](ctx context.Context, d *Doer, scope Scope, key string, request any, fn func(ctx context.Context, tx consumer.Tx) (T, error)) (T, ServeOutcome, error) {
+func Do[T any](
+	ctx context.Context,
+	d *Doer,
+	scope Scope,
+	key string,
+	request any,
+	fn func(ctx context.Context, tx consumer.Tx) (T, error),
+) (T, ServeOutcome, error) {
 	var result T
 	err := d.check(scope, key)
 	if fn == nil {
@@ -134,9 +141,20 @@ func (d *Doer) check(scope Scope, key string) error {
 
 // newCall makes the request that stands for a call (H25).
 func (d *Doer) newCall(ctx context.Context, scope Scope, key string, asked []byte) *servedRequest {
-	req := &servedRequest{handler: d.handler, layer: d.handler.layer, scope: scope, caller: ctx, work: ctx, ctx: context.WithoutCancel(ctx)}
+	req := &servedRequest{
+		handler: d.handler,
+		layer:   d.handler.layer,
+		scope:   scope,
+		caller:  ctx,
+		work:    ctx,
+		ctx:     context.WithoutCancel(ctx),
+	}
 	req.key, req.ttl = key, d.handler.route.TTL
-	req.subject = fingerprintSubject{Tenant: scope.Tenant, Scope: withPrincipal("do "+d.handler.route.Pattern, scope), Body: asked}
+	req.subject = fingerprintSubject{
+		Tenant: scope.Tenant,
+		Scope:  withPrincipal("do "+d.handler.route.Pattern, scope),
+		Body:   asked,
+	}
 	if d.handler.route.FingerprintJSON {
 		req.subject.Mode = fingerprintJSON
 	}
@@ -156,8 +174,14 @@ func (req *servedRequest) serve(d *Doer) (rep reply) {
 	rep = reply{mark: Released} // if fn panics or calls runtime.Goexit
 	defer func() {
 		if hooks.ServeEnd != nil {
-			hooks.ServeEnd(req.caller, ServeEnd{ServeStart: started, Tenant: req.scope.Tenant, Outcome: rep.mark, Code: string(rep.code),
-				Runs: req.runs, Took: time.Since(begun)})
+			hooks.ServeEnd(req.caller, ServeEnd{
+				ServeStart: started,
+				Tenant:     req.scope.Tenant,
+				Outcome:    rep.mark,
+				Code:       string(rep.code),
+				Runs:       req.runs,
+				Took:       time.Since(begun),
+			})
 		}
 	}()
 	layer, err := d.handler.layer.ofTenant(req.ctx, req.scope.Tenant)
@@ -181,5 +205,10 @@ func (req *servedRequest) refusal(rep reply) error {
 	if errors.Is(cause, errLate) && req.work.Err() != nil {
 		cause = context.Cause(req.work)
 	}
-	return &RefusedError{Code: string(rep.code), Retryable: rep.code.retryable() && !rep.final, RetryAfter: rep.retryAfter, Err: cause}
+	return &RefusedError{
+		Code:       string(rep.code),
+		Retryable:  rep.code.retryable() && !rep.final,
+		RetryAfter: rep.retryAfter,
+		Err:        cause,
+	}
 }

@@ -376,10 +376,24 @@ func TestH25CallsOfTheOutbox(t *testing.T) {
 func TestH25Config(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
-	if _, err := idempotency.NewDoer(nil, idempotency.DoerConfig{Scope: "a b", KeyWindow: 24 * time.Hour, MaxResult: -1, TTL: time.Hour, HandlerTimeout: -1, Wait: 3 * time.Minute}); !errors.Is(err, idempotency.ErrConfig) {
+	if _, err := idempotency.NewDoer(nil, idempotency.DoerConfig{
+		Scope:          "a b",
+		KeyWindow:      24 * time.Hour,
+		MaxResult:      -1,
+		TTL:            time.Hour,
+		HandlerTimeout: -1,
+		Wait:           3 * time.Minute,
+	}); !errors.Is(err, idempotency.ErrConfig) {
 		t.Error(err)
 	} else {
-		for _, field := range []string{"layer", "DoerConfig.Scope", "DoerConfig.MaxResult", "DoerConfig.TTL", "DoerConfig.HandlerTimeout", "DoerConfig.Wait"} {
+		for _, field := range []string{
+			"layer",
+			"DoerConfig.Scope",
+			"DoerConfig.MaxResult",
+			"DoerConfig.TTL",
+			"DoerConfig.HandlerTimeout",
+			"DoerConfig.Wait",
+		} {
 			if !strings.Contains(err.Error(), field+":") {
 				t.Errorf("no fault of %s in %v", field, err)
 			}
@@ -393,7 +407,9 @@ func TestH25Config(t *testing.T) {
 	}
 	_, mark, err := idempotency.Do(t.Context(), doer, idempotency.Scope{Tenant: "\x00"}, "k", nil, never)
 	wantDo(t, "tenant", mark, idempotency.Rejected, err, idempotency.ErrConfig)
-	if _, mark, err = idempotency.Do(t.Context(), doer, acme, "k", make(chan int), never); err == nil || mark != idempotency.Rejected || !strings.Contains(err.Error(), "encoding the request") {
+	if _, mark, err = idempotency.Do(t.Context(), doer, acme, "k", make(chan int), never); err == nil ||
+		mark != idempotency.Rejected ||
+		!strings.Contains(err.Error(), "encoding the request") {
 		t.Errorf("a request that cannot be encoded: %v, %v", mark, err)
 	}
 	_, mark, err = idempotency.Do[int](t.Context(), doer, acme, "k", nil, nil)
@@ -407,20 +423,30 @@ func TestH26NoCalls(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
 	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
-		r.handle(idempotency.Route{Pattern: fmt.Sprint("/", mode), Mode: mode, NoCalls: true, TTL: time.Minute}, func(w http.ResponseWriter, req *http.Request) {
-			if _, err := idempotency.Step(req.Context(), "charge", func(context.Context, string) ([]byte, error) { return nil, nil }); !errors.Is(err, idempotency.ErrStep) {
-				t.Errorf("a step: %v", err)
-			}
-			tx, err := idempotency.TxOf(req)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			if err := outbox.Enqueue(req.Context(), tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/charges", Body: []byte("{}")}); err == nil {
-				t.Error("a call got a key that is made of the request's")
-			}
-			effect(w, req)
-		})
+		r.handle(
+			idempotency.Route{Pattern: fmt.Sprint("/", mode), Mode: mode, NoCalls: true, TTL: time.Minute},
+			func(w http.ResponseWriter, req *http.Request) {
+				if _, err := idempotency.Step(req.Context(), "charge", func(context.Context, string) ([]byte, error) {
+					return nil, nil
+				}); !errors.Is(err, idempotency.ErrStep) {
+					t.Errorf("a step: %v", err)
+				}
+				tx, err := idempotency.TxOf(req)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := outbox.Enqueue(req.Context(), tx, outbox.Call{
+					Sink:   "payments",
+					Name:   "charge",
+					Target: "/charges",
+					Body:   []byte("{}"),
+				}); err == nil {
+					t.Error("a call got a key that is made of the request's")
+				}
+				effect(w, req)
+			},
+		)
 		if g := r.post(fmt.Sprint("/", mode), "k", "x"); g.mark() != "created" {
 			t.Errorf("%v", g)
 		}

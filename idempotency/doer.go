@@ -97,8 +97,18 @@ func NewDoer(layer *Layer, cfg DoerConfig) (*Doer, error) {
 	if cfg.Codec == nil {
 		cfg.Codec = jsonCodec{}
 	}
-	route := Route{Pattern: cfg.Scope, MaxResponse: cfg.MaxResult, KeepWrites: cfg.KeepWrites, Isolation: cfg.Isolation,
-		FingerprintJSON: cfg.FingerprintJSON, TTL: cfg.TTL, KeyWindow: cfg.KeyWindow, NoCalls: cfg.NoCalls, HandlerTimeout: cfg.HandlerTimeout, Wait: cfg.Wait}
+	route := Route{
+		Pattern:         cfg.Scope,
+		MaxResponse:     cfg.MaxResult,
+		KeepWrites:      cfg.KeepWrites,
+		Isolation:       cfg.Isolation,
+		FingerprintJSON: cfg.FingerprintJSON,
+		TTL:             cfg.TTL,
+		KeyWindow:       cfg.KeyWindow,
+		NoCalls:         cfg.NoCalls,
+		HandlerTimeout:  cfg.HandlerTimeout,
+		Wait:            cfg.Wait,
+	}
 	route.checkShared(&l, sharedFields{name: "Scope", maxResponse: "MaxResult"})
 	if err := l.Err(); err != nil {
 		return nil, err

@@ -46,14 +46,21 @@ func TestDoer(t *testing.T) {
 	in := 0
 	for i := range doKeys {
 		until(t, "a result", func() bool {
-			got, _, err := idempotency.Do(t.Context(), doer, acme, fmt.Sprint(i), order{i}, func(ctx context.Context, tx consumer.Tx) (int64, error) {
-				_, err := tx.Exec(ctx, `insert into effects values ($1)`, fmt.Sprint(i))
-				fmt.Println("in", i)
-				if in++; in == nth && nth%2 == 1 {
-					select {}
-				}
-				return rand.Int64(), err
-			})
+			got, _, err := idempotency.Do(
+				t.Context(),
+				doer,
+				acme,
+				fmt.Sprint(i),
+				order{i},
+				func(ctx context.Context, tx consumer.Tx) (int64, error) {
+					_, err := tx.Exec(ctx, `insert into effects values ($1)`, fmt.Sprint(i))
+					fmt.Println("in", i)
+					if in++; in == nth && nth%2 == 1 {
+						select {}
+					}
+					return rand.Int64(), err
+				},
+			)
 			if in == nth && nth > 0 {
 				select {}
 			}

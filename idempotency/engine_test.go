@@ -27,7 +27,12 @@ func TestH17OneTransaction(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		if err := outbox.Enqueue(req.Context(), tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/charges", Body: []byte("{}")}); err != nil {
+		if err := outbox.Enqueue(req.Context(), tx, outbox.Call{
+			Sink:   "payments",
+			Name:   "charge",
+			Target: "/charges",
+			Body:   []byte("{}"),
+		}); err != nil {
 			t.Error(err)
 		}
 		if r.runs.Load() == 1 {
@@ -38,7 +43,10 @@ func TestH17OneTransaction(t *testing.T) {
 		effect(w, req)
 	})
 	counts := func() string {
-		return one[string](r, `select (select count(*) from effects) || ' ' || (select count(*) from onlyonce.calls) || ' ' || (select count(*) from onlyonce.http_records)`)
+		return one[string](
+			r,
+			`select (select count(*) from effects) || ' ' || (select count(*) from onlyonce.calls) || ' ' || (select count(*) from onlyonce.http_records)`,
+		)
 	}
 	first := r.background("/charges", "k", "x")
 	wait(t, "it runs", g.begun)
@@ -176,7 +184,8 @@ func TestH17SerializationFailuresRunAgain(t *testing.T) {
 				if g.status != status || r.runs.Load() != 4 {
 					t.Errorf("%s, %d failures: %v, %d runs", state, fails, g, r.runs.Load())
 				}
-				if status == 201 && (g.body != "effect of x" || g.header.Get("X-Seen") != "1" || len(g.header.Values("X-Run")) != 1 || r.effects() != 1) {
+				if status == 201 &&
+					(g.body != "effect of x" || g.header.Get("X-Seen") != "1" || len(g.header.Values("X-Run")) != 1 || r.effects() != 1) {
 					t.Errorf("a run is not a new one: %v %v", g, g.header)
 				}
 				if status == 503 && (r.effects() != 0 || g.header.Get("Retry-After") == "" || g.code() != "rolled-back") {
@@ -224,7 +233,8 @@ func TestH17IsolationLevels(t *testing.T) {
 				return on.try(context.Background(), http.MethodPost, path, fmt.Sprint(i%keys), fmt.Sprint(i%keys))
 			})
 			for k := range keys {
-				if g := r.settled(path, fmt.Sprint(k), fmt.Sprint(k)); g.status != http.StatusCreated || g.body != fmt.Sprint("effect of ", k) {
+				if g := r.settled(path, fmt.Sprint(k), fmt.Sprint(k)); g.status != http.StatusCreated ||
+					g.body != fmt.Sprint("effect of ", k) {
 					t.Errorf("%s: %v", level, g)
 				}
 			}
@@ -260,7 +270,10 @@ func TestH18LongTransactionAboveReadCommitted(t *testing.T) {
 				t.Error(err)
 			}
 			begun <- struct{}{}
-			if _, err := tx.Exec(req.Context(), `select pg_sleep(extract(epoch from max(until) - clock_timestamp()) + 0.5) from onlyonce.leases`); err != nil {
+			if _, err := tx.Exec(
+				req.Context(),
+				`select pg_sleep(extract(epoch from max(until) - clock_timestamp()) + 0.5) from onlyonce.leases`,
+			); err != nil {
 				t.Error(err)
 			}
 			effect(w, req)
@@ -314,17 +327,25 @@ func TestH19ExpiredIsAbsent(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
 	r.handle(idempotency.Route{Pattern: "/tx", TTL: 2 * time.Hour, KeyWindow: time.Second}, effect)
-	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased, TTL: 3 * time.Hour, KeyWindow: time.Hour}, charge(func(context.Context, string) ([]byte, error) { return []byte("paid"), nil }))
+	r.handle(
+		idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased, TTL: 3 * time.Hour, KeyWindow: time.Hour},
+		charge(func(context.Context, string) ([]byte, error) { return []byte("paid"), nil }),
+	)
 	for path, hours := range map[string]float64{"/tx": 2, "/leased": 3} {
 		r.post(path, "k", "x")
-		if h := one[float64](r, `select extract(epoch from expires_at - completed_at) / 3600 from onlyonce.http_records where scope = $1`, "http POST "+path); h < hours-0.01 || h > hours+0.01 {
+		if h := one[float64](r, `select extract(epoch from expires_at - completed_at) / 3600 from onlyonce.http_records where scope = $1`,
+			"http POST "+path); h < hours-0.01 ||
+			h > hours+0.01 {
 			t.Errorf("%s is kept for %v h", path, h)
 		}
 		r.exec(`update onlyonce.http_records set expires_at = clock_timestamp() where scope = $1`, "http POST "+path)
 		before := r.effects()
 		other := newRigOn(t, r.pool, r.pool, leasedConfig())
 		other.handle(idempotency.Route{Pattern: "/tx"}, effect)
-		other.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased}, charge(func(context.Context, string) ([]byte, error) { return []byte("paid"), nil }))
+		other.handle(
+			idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased},
+			charge(func(context.Context, string) ([]byte, error) { return []byte("paid"), nil }),
+		)
 		answers := r.all(30, func(i int) (got, error) { // another request: nothing of the old one counts
 			return []*rig{r, other}[i%2].try(context.Background(), http.MethodPost, path, "k", "another")
 		})
@@ -340,7 +361,10 @@ func TestH19ExpiredIsAbsent(t *testing.T) {
 		if created != 1 || r.effects() != before+1 {
 			t.Errorf("%s: %d winners, %d effects", path, created, r.effects()-before)
 		}
-		if n := one[int](r, `select count(*) from onlyonce.http_steps s join onlyonce.http_records r on r.id = s.record_id where s.first_at < r.created_at`); n != 0 {
+		if n := one[int](
+			r,
+			`select count(*) from onlyonce.http_steps s join onlyonce.http_records r on r.id = s.record_id where s.first_at < r.created_at`,
+		); n != 0 {
 			t.Error("steps of the record that has expired are still there")
 		}
 	}
@@ -390,7 +414,10 @@ func TestH20Purge(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) }) // or the pool would wait for it
-	if _, err := tx.Exec(t.Context(), `select from onlyonce.http_records where id = onlyonce.key('0', 'http POST /charges', '3') for update`); err != nil {
+	if _, err := tx.Exec(
+		t.Context(),
+		`select from onlyonce.http_records where id = onlyonce.key('0', 'http POST /charges', '3') for update`,
+	); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -411,7 +438,10 @@ func TestH20Purge(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				_, _ = r.pool.Exec(context.Background(), `update onlyonce.http_records set expires_at = clock_timestamp() where tenant = 'busy'`)
+				_, _ = r.pool.Exec(
+					context.Background(),
+					`update onlyonce.http_records set expires_at = clock_timestamp() where tenant = 'busy'`,
+				)
 			}
 		}
 	})
@@ -476,7 +506,10 @@ func TestH22StoreDown(t *testing.T) {
 	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased}, effect)
 	r.pool.Close()
 	for _, path := range []string{"/tx", "/leased"} {
-		if g := r.post(path, "k", "x"); g.status != 503 || g.code() != "store-unavailable" || g.header.Get("Retry-After") == "" || r.runs.Load() != 0 {
+		if g := r.post(path, "k", "x"); g.status != 503 ||
+			g.code() != "store-unavailable" ||
+			g.header.Get("Retry-After") == "" ||
+			r.runs.Load() != 0 {
 			t.Errorf("%s: %v", path, g)
 		}
 	}

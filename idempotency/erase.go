@@ -55,7 +55,8 @@ func (l *Layer) Erase(ctx context.Context, tenant, scope, key string) error {
 		return nil
 	}
 	if err := l.cache.remove(ctx, id); err != nil {
-		return fmt.Errorf("idempotency: erased in the database, but the cache may serve the answer until Config.CacheTTL has passed: %w", err)
+		return fmt.Errorf("idempotency: erased in the database, but the cache may serve the answer until "+
+			"Config.CacheTTL has passed: %w", err)
 	}
 	return nil
 }

@@ -63,10 +63,13 @@ func ExampleFinal() {
 		fmt.Println(err)
 		return
 	}
-	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/payouts", NoCalls: true}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		idempotency.Final(r)
-		http.Error(w, "the bank does not exist any more", http.StatusServiceUnavailable)
-	})))
+	server := httptest.NewServer(layer.MustHandle(
+		idempotency.Route{Pattern: "/v1/payouts", NoCalls: true},
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			idempotency.Final(r)
+			http.Error(w, "the bank does not exist any more", http.StatusServiceUnavailable)
+		}),
+	))
 	defer server.Close()
 
 	show(server.URL, "payout-4", "")
@@ -107,7 +110,10 @@ func ExampleReference() {
 		}
 		_, _ = w.Write(body("card_1", "4242 4242"))
 	}
-	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/cards", NoCalls: true, Render: render}, http.HandlerFunc(issue)))
+	server := httptest.NewServer(layer.MustHandle(
+		idempotency.Route{Pattern: "/v1/cards", NoCalls: true, Render: render},
+		http.HandlerFunc(issue),
+	))
 	defer server.Close()
 
 	show(server.URL, "card-7", "")

@@ -28,14 +28,22 @@ func ExampleDo() {
 		Cents   int64
 	}
 	pay := func(ctx context.Context, id string, p payout) {
-		number, mark, err := idempotency.Do(ctx, payouts, idempotency.Scope{}, id, p, func(ctx context.Context, tx consumer.Tx) (int64, error) {
-			if p.Cents > 100_00 {
-				return 0, idempotency.Permanent("over-limit", "a payout has at most 100 EUR")
-			}
-			var number int64
-			err := tx.QueryRow(ctx, `insert into payouts (account, cents) values ($1, $2) returning id`, p.Account, p.Cents).Scan(&number)
-			return number, err
-		})
+		number, mark, err := idempotency.Do(
+			ctx,
+			payouts,
+			idempotency.Scope{},
+			id,
+			p,
+			func(ctx context.Context, tx consumer.Tx) (int64, error) {
+				if p.Cents > 100_00 {
+					return 0, idempotency.Permanent("over-limit", "a payout has at most 100 EUR")
+				}
+				var number int64
+				err := tx.QueryRow(ctx, `insert into payouts (account, cents) values ($1, $2) returning id`,
+					p.Account, p.Cents).Scan(&number)
+				return number, err
+			},
+		)
 		switch {
 		case errors.Is(err, idempotency.ErrKeyReused):
 			fmt.Println(mark, "another payout has this id")

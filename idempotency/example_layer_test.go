@@ -48,7 +48,8 @@ func charges(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, secret
 	if err != nil {
 		return err
 	}
-	mux.Handle("POST /v1/charges", layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", NoCalls: true}, http.HandlerFunc(createCharge)))
+	mux.Handle("POST /v1/charges",
+		layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", NoCalls: true}, http.HandlerFunc(createCharge)))
 	return layer.Run(ctx) // purges answers whose time has passed
 }
 
@@ -68,7 +69,10 @@ func customerOf(r *http.Request) (idempotency.Scope, error) {
 func TestReadmeRequests(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
-	if _, err := pool.Exec(t.Context(), `create table charges (id bigint generated always as identity primary key, amount bigint not null)`); err != nil {
+	if _, err := pool.Exec(
+		t.Context(),
+		`create table charges (id bigint generated always as identity primary key, amount bigint not null)`,
+	); err != nil {
 		t.Fatal(err)
 	}
 	mux := http.NewServeMux()

@@ -46,7 +46,12 @@ func ExampleLayer() {
 		var id int64
 		err = tx.QueryRow(r.Context(), `insert into charges (amount) values ($1) returning id`, in.Amount).Scan(&id)
 		if err == nil { // its key derives from the request's: no need to make one
-			err = outbox.Enqueue(r.Context(), tx, outbox.Call{Sink: "bank", Name: "charge", Target: "/charges", Body: fmt.Appendf(nil, `{"amount":%d}`, in.Amount)})
+			err = outbox.Enqueue(r.Context(), tx, outbox.Call{
+				Sink:   "bank",
+				Name:   "charge",
+				Target: "/charges",
+				Body:   fmt.Appendf(nil, `{"amount":%d}`, in.Amount),
+			})
 		}
 		if err != nil {
 			http.Error(w, "internal", http.StatusInternalServerError)
@@ -57,7 +62,8 @@ func ExampleLayer() {
 		fmt.Fprintf(w, "charge %d", id)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("POST /v1/charges", layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", KeyWindow: 24 * time.Hour}, http.HandlerFunc(charge)))
+	mux.Handle("POST /v1/charges",
+		layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", KeyWindow: 24 * time.Hour}, http.HandlerFunc(charge)))
 	server := httptest.NewServer(mux)
 	defer server.Close()
 
@@ -65,7 +71,10 @@ func ExampleLayer() {
 	show(server.URL+"/v1/charges", "order-17", `{"amount":500}`) // a retry
 	show(server.URL+"/v1/charges", "order-17", `{"amount":900}`) // a mistake
 	var charges, calls int
-	err = pool.QueryRow(context.Background(), `select (select count(*) from charges), (select count(*) from onlyonce.outbox_log)`).Scan(&charges, &calls)
+	err = pool.QueryRow(context.Background(), `select (select count(*) from charges), (select count(*) from onlyonce.outbox_log)`).Scan(
+		&charges,
+		&calls,
+	)
 	fmt.Println(charges, "charge,", calls, "call to the bank", err)
 	// Output:
 	// 201 created: charge 1
@@ -104,7 +113,10 @@ func ExampleStep() {
 		tx.Queue(`insert into payouts values ($1)`, string(reference))
 		fmt.Fprintf(w, "paid out, %s", reference)
 	}
-	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/payouts", KeyWindow: 24 * time.Hour, Mode: idempotency.Leased}, http.HandlerFunc(payout)))
+	server := httptest.NewServer(layer.MustHandle(
+		idempotency.Route{Pattern: "/v1/payouts", KeyWindow: 24 * time.Hour, Mode: idempotency.Leased},
+		http.HandlerFunc(payout),
+	))
 	defer server.Close()
 
 	show(server.URL+"/v1/payouts", "payout-3", `{"amount":500}`)
@@ -141,7 +153,10 @@ func ExampleRoute_wait() {
 		tx.Queue(`insert into charges values (500)`)
 		fmt.Fprint(w, "charged")
 	}
-	server := httptest.NewServer(layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", KeyWindow: 24 * time.Hour, Wait: 10 * time.Second}, http.HandlerFunc(charge)))
+	server := httptest.NewServer(layer.MustHandle(
+		idempotency.Route{Pattern: "/v1/charges", KeyWindow: 24 * time.Hour, Wait: 10 * time.Second},
+		http.HandlerFunc(charge),
+	))
 	defer server.Close()
 
 	var all sync.WaitGroup

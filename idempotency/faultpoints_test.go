@@ -47,7 +47,11 @@ func child() error {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/tx", layer.MustHandle(idempotency.Route{Pattern: "/tx", KeyWindow: 24 * time.Hour}, http.HandlerFunc(effect)))
-	mux.Handle("/leased", layer.MustHandle(idempotency.Route{Pattern: "/leased", KeyWindow: 24 * time.Hour, Mode: idempotency.Leased}, charge(payOver(os.Getenv(childProvider)))))
+	mux.Handle("/leased",
+		layer.MustHandle(
+			idempotency.Route{Pattern: "/leased", KeyWindow: 24 * time.Hour, Mode: idempotency.Leased},
+			charge(payOver(os.Getenv(childProvider))),
+		))
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -228,7 +232,14 @@ func (p pointCase) run(t *testing.T, bin string) {
 	}))
 	defer paying.Close()
 	db := pool.Config().ConnString()
-	first := startServer(t, bin, db, paying.URL, fmt.Sprintf("ONLYONCE_FAULT=%s=%s@%d", p.point, p.action, p.at), "ONLYONCE_FAULT_HANG=2500ms")
+	first := startServer(
+		t,
+		bin,
+		db,
+		paying.URL,
+		fmt.Sprintf("ONLYONCE_FAULT=%s=%s@%d", p.point, p.action, p.at),
+		"ONLYONCE_FAULT_HANG=2500ms",
+	)
 	second := startServer(t, bin, db, paying.URL)
 	client := &http.Client{Transport: &http.Transport{}}
 	defer client.CloseIdleConnections()

@@ -160,7 +160,17 @@ func (f *fingerprinter) hashWith(version byte, mode fingerprintMode, id uint32, 
 		number(len(text))
 		head = append(head, text...)
 	}
-	for _, v := range []string{string(s.Record[:]), s.Tenant, s.Scope, s.Key, s.Method, s.Path, s.Query, media, coding} {
+	for _, v := range []string{
+		string(s.Record[:]),
+		s.Tenant,
+		s.Scope,
+		s.Key,
+		s.Method,
+		s.Path,
+		s.Query,
+		media,
+		coding,
+	} {
 		field(v)
 	}
 	for _, fields := range headers {
@@ -225,7 +235,8 @@ func normalizedMediaType(field string) string {
 const checkKeysSQL = `select onlyonce.http_check_keys($1, $2)`
 
 // errKeyChanged is returned if the database knows another secret under an id than this process has.
-var errKeyChanged = errors.New("idempotency: Config.FingerprintKeys has another secret under an id than earlier processes had")
+var errKeyChanged = errors.New("idempotency: Config.FingerprintKeys has another secret under an id than " +
+	"earlier processes had")
 
 // checkValues returns the ids of the keys, and a check value for each: an HMAC of its id. The first
 // byte keeps it apart from a fingerprint, which begins with its version.
@@ -259,8 +270,12 @@ func (l *Layer) checkKeys(ctx context.Context) error {
 		return fmt.Errorf("idempotency: checking the keys of fingerprints: %w", err)
 	}
 	if len(changed) > 0 {
-		return fmt.Errorf("%w: ids %d: retries would look like other requests under their keys; "+
-			"give this process the secret that earlier ones had, or give the new secret an id of its own", errKeyChanged, changed)
+		return fmt.Errorf(
+			"%w: ids %d: retries would look like other requests under their keys; "+
+				"give this process the secret that earlier ones had, or give the new secret an id of its own",
+			errKeyChanged,
+			changed,
+		)
 	}
 	l.keysChecked.Store(true)
 	return nil

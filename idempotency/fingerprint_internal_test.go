@@ -33,8 +33,18 @@ func testPrinter(t testing.TB, current uint32, ids ...byte) *fingerprinter {
 
 func wholeSubject() *fingerprintSubject {
 	return &fingerprintSubject{
-		Record: [16]byte{1, 2, 3}, Tenant: "tenant", Scope: "scope", Key: "key", Method: "POST", Path: "/a%2Fb", Query: "q=1&r=2", MediaType: "application/json", Coding: "gzip",
-		Headers: [][2]string{{"X-A", "1"}, {"X-B", "2"}}, Trailers: [][2]string{{"X-Sum", "3"}}, Body: []byte(`{"amount":1}`),
+		Record:    [16]byte{1, 2, 3},
+		Tenant:    "tenant",
+		Scope:     "scope",
+		Key:       "key",
+		Method:    "POST",
+		Path:      "/a%2Fb",
+		Query:     "q=1&r=2",
+		MediaType: "application/json",
+		Coding:    "gzip",
+		Headers:   [][2]string{{"X-A", "1"}, {"X-B", "2"}},
+		Trailers:  [][2]string{{"X-Sum", "3"}},
+		Body:      []byte(`{"amount":1}`),
 	}
 }
 
@@ -161,10 +171,16 @@ func TestH7MediaType(t *testing.T) {
 		a, b string
 		same bool
 	}{
-		{"application/json", "Application/JSON", true}, {"application/json", "application/json; charset=utf-8", true}, {"application/json", `application/json;charset="UTF-8"`, true},
-		{"a/b; x=1; y=2", `a/b;Y=2;X="1"`, true}, {"text/plain; charset=latin1", "text/plain", false}, {"a/b; x=1", "a/b; x=2", false}, {"a/b; x=A", "a/b; x=a", false},
-		{"multipart/form-data; boundary=a", "multipart/form-data; boundary=b", false}, {"a/b; x=1; x=2", "a/b; x=1", false}, {"a/b; x=1; x=2", "a/b; x=1; x=2", true},
-		{"", "application/json", false}, {"", "", true}, {"a/b;;", "a/b;;", true}, {"?a/b", "a/b", false},
+		{"application/json", "Application/JSON", true},
+		{"application/json", "application/json; charset=utf-8", true},
+		{"application/json", `application/json;charset="UTF-8"`, true},
+		{"a/b; x=1; y=2", `a/b;Y=2;X="1"`, true},
+		{"text/plain; charset=latin1", "text/plain", false}, {"a/b; x=1", "a/b; x=2", false},
+		{"a/b; x=A", "a/b; x=a", false},
+		{"multipart/form-data; boundary=a", "multipart/form-data; boundary=b", false},
+		{"a/b; x=1; x=2", "a/b; x=1", false}, {"a/b; x=1; x=2", "a/b; x=1; x=2", true},
+		{"", "application/json", false}, {"", "", true}, {"a/b;;", "a/b;;", true},
+		{"?a/b", "a/b", false},
 	} {
 		a, b := wholeSubject(), wholeSubject()
 		a.MediaType, b.MediaType = c.a, c.b
@@ -206,8 +222,13 @@ func TestH7StoredFingerprints(t *testing.T) {
 		t.Errorf("one of JSON, and a body that is none: %v, %v", equal, err)
 	}
 	for name, bad := range map[string][]byte{
-		"no key of it": append([]byte{1, 0, 0, 0, 0, 9}, made[6:]...), "version": append([]byte{2}, made[1:]...), "version 0": append([]byte{0}, made[1:]...),
-		"mode": append([]byte{1, 4}, made[2:]...), "short": made[:37], "long": append(slices.Clone(made), 0), "none": nil,
+		"no key of it": append([]byte{1, 0, 0, 0, 0, 9}, made[6:]...),
+		"version":      append([]byte{2}, made[1:]...),
+		"version 0":    append([]byte{0}, made[1:]...),
+		"mode":         append([]byte{1, 4}, made[2:]...),
+		"short":        made[:37],
+		"long":         append(slices.Clone(made), 0),
+		"none":         nil,
 	} {
 		if equal, err := old.matches(bad, wholeSubject(), nil); equal || !errors.Is(err, errFingerprint) {
 			t.Errorf("%s: %v, %v", name, equal, err)
@@ -230,7 +251,9 @@ func TestH7StoredFingerprints(t *testing.T) {
 func TestFingerprintKeysAreChecked(t *testing.T) {
 	t.Parallel()
 	for want, keys := range map[string]map[uint32]seal.Key{
-		"the current key, 1,": {2: {1}}, "key 1 is all zeros": {1: {}}, "key 3 is all zeros\nkey 4 is all zeros\nthe current key, 1,": {4: {}, 3: {}},
+		"the current key, 1,": {2: {1}},
+		"key 1 is all zeros":  {1: {}},
+		"key 3 is all zeros\nkey 4 is all zeros\nthe current key, 1,": {4: {}, 3: {}},
 	} {
 		if _, err := newFingerprinter(seal.Keys{Current: 1, ByID: keys}); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%v; want %s", err, want)
@@ -241,12 +264,28 @@ func TestFingerprintKeysAreChecked(t *testing.T) {
 func TestH7CanonicalJSON(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
-		`{}`: `{}`, `[]`: `[]`, ` { } `: `{}`, "\t[\r\n] ": `[]`, `null`: `null`, ` true`: `true`, `false `: `false`, `""`: `""`, `0`: `0`,
-		`{"b":1,"a":2}`: `{"a":2,"b":1}`, `{"b":{"d":1,"c":[{"f":1,"e":2}]},"a":2}`: `{"a":2,"b":{"c":[{"e":2,"f":1}],"d":1}}`, `[3,1,2]`: `[3,1,2]`,
-		`{"aa":1,"a":2,"":3}`: `{"":3,"a":2,"aa":1}`, `{"\u0061":1,"B":2}`: `{"B":2,"a":1}`, `{"é":1,"z":2}`: `{"z":2,"é":1}`,
+		`{}`:            `{}`,
+		`[]`:            `[]`,
+		` { } `:         `{}`,
+		"\t[\r\n] ":     `[]`,
+		`null`:          `null`,
+		` true`:         `true`,
+		`false `:        `false`,
+		`""`:            `""`,
+		`0`:             `0`,
+		`{"b":1,"a":2}`: `{"a":2,"b":1}`,
+		`{"b":{"d":1,"c":[{"f":1,"e":2}]},"a":2}`: `{"a":2,"b":{"c":[{"e":2,"f":1}],"d":1}}`,
+		`[3,1,2]`:             `[3,1,2]`,
+		`{"aa":1,"a":2,"":3}`: `{"":3,"a":2,"aa":1}`,
+		`{"\u0061":1,"B":2}`:  `{"B":2,"a":1}`,
+		`{"é":1,"z":2}`:       `{"z":2,"é":1}`,
 		`[1,1.0,1e0,1E+0,-0,0.10,1e400,123456789012345678901234567890]`: `[1,1,1,1,0,1e-1,1e400,12345678901234567890123456789e1]`,
 		`"\u00e9\/\b\f\n\r\t\"\\\u0000\u001F\u007f\u2028"`:              "\"é/\\u0008\\u000c\\u000a\\u000d\\u0009\\\"\\\\\\u0000\\u001f\x7f\u2028\"",
-		`"\ud83d\ude00"`: `"😀"`, `"\uD83D\uDE00"`: `"😀"`, `"😀"`: `"😀"`, `"\ufffd"`: "\"\ufffd\"", `"<>&"`: `"<>&"`,
+		`"\ud83d\ude00"`: `"😀"`,
+		`"\uD83D\uDE00"`: `"😀"`,
+		`"😀"`:            `"😀"`,
+		`"\ufffd"`:       "\"\ufffd\"",
+		`"<>&"`:          `"<>&"`,
 		strings.Repeat("[", 64) + strings.Repeat("]", 64): strings.Repeat("[", 64) + strings.Repeat("]", 64),
 	} {
 		if got, err := canonicalJSON([]byte(text)); err != nil || string(got) != want {
@@ -254,15 +293,75 @@ func TestH7CanonicalJSON(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		``: "missing", ` `: "missing", `{`: "name", `{"a"}`: "':'", `{"a":}`: "missing", `{"a":1,}`: "name", `{,}`: "name", `{"a":1 "b":2}`: "','", `{a:1}`: "name", `{"a":1`: "','", `{1:2}`: "name",
-		`[`: "missing", `[1`: "','", `[1,]`: "missing", `[,]`: "missing", `[1 2]`: "','", `]`: "missing", `1 2`: "after the JSON value", `{}{}`: "after the JSON value", "\ufeff{}": "missing", `nul`: "missing", `True`: "missing", "null\x00": "after the JSON value",
-		`01`: "number is malformed", `-`: "number", `+1`: "missing", `1.`: "number", `.1`: "missing", `1e`: "number", `1e+`: "number", `0x1`: "after the JSON value", `-01`: "number is malformed", `NaN`: "missing", `-a`: "number", `1e1234567890123456789`: "exponent", `0e-1000000000000000000`: "exponent",
-		`"`: "end", `"\"`: "end", `"\x"`: "escape", `"\u12"`: "escape", `"\u12g4"`: "escape", `"\u+123"`: "escape", `"\u1_23"`: "escape", `"\`: "escape", "\"\n\"": "control", "\"\x00\"": "control", `'a'`: "missing",
-		`"\ud800"`: "surrogate", `"\udc00"`: "surrogate", `"\ud800\ud800"`: "surrogate", `"\ud800x"`: "surrogate", `"\ud83d\n"`: "surrogate", `"\udc00\ud800"`: "surrogate",
-		"\"\xff\"": "UTF-8", "\"\xc3\"": "UTF-8", "\"\xed\xa0\x80\"": "UTF-8", "\"\xc0\x80\"": "UTF-8", "{\"\xff\":1}": "UTF-8",
-		`{"a":1,"a":1}`: "twice", `{"a":1,"b":2,"\u0061":1}`: "twice", `[{"x":{"":1,"":2}}]`: "twice", `{"é":1,"\u00e9":2}`: "twice",
-		`{"amount":1,"Amount":2}`: "case", `[{"x":{"É":1,"b":2,"\u00e9":3}}]`: "case", `{"k":1,"\u212a":2}`: "case", `{"ſ":1,"S":2}`: "case",
-		strings.Repeat("[", 65) + strings.Repeat("]", 65): "nested", strings.Repeat(`{"a":`, 65) + "1" + strings.Repeat("}", 65): "nested", strings.Repeat("[", 1<<20): "nested",
+		``:                                 "missing",
+		` `:                                "missing",
+		`{`:                                "name",
+		`{"a"}`:                            "':'",
+		`{"a":}`:                           "missing",
+		`{"a":1,}`:                         "name",
+		`{,}`:                              "name",
+		`{"a":1 "b":2}`:                    "','",
+		`{a:1}`:                            "name",
+		`{"a":1`:                           "','",
+		`{1:2}`:                            "name",
+		`[`:                                "missing",
+		`[1`:                               "','",
+		`[1,]`:                             "missing",
+		`[,]`:                              "missing",
+		`[1 2]`:                            "','",
+		`]`:                                "missing",
+		`1 2`:                              "after the JSON value",
+		`{}{}`:                             "after the JSON value",
+		"\ufeff{}":                         "missing",
+		`nul`:                              "missing",
+		`True`:                             "missing",
+		"null\x00":                         "after the JSON value",
+		`01`:                               "number is malformed",
+		`-`:                                "number",
+		`+1`:                               "missing",
+		`1.`:                               "number",
+		`.1`:                               "missing",
+		`1e`:                               "number",
+		`1e+`:                              "number",
+		`0x1`:                              "after the JSON value",
+		`-01`:                              "number is malformed",
+		`NaN`:                              "missing",
+		`-a`:                               "number",
+		`1e1234567890123456789`:            "exponent",
+		`0e-1000000000000000000`:           "exponent",
+		`"`:                                "end",
+		`"\"`:                              "end",
+		`"\x"`:                             "escape",
+		`"\u12"`:                           "escape",
+		`"\u12g4"`:                         "escape",
+		`"\u+123"`:                         "escape",
+		`"\u1_23"`:                         "escape",
+		`"\`:                               "escape",
+		"\"\n\"":                           "control",
+		"\"\x00\"":                         "control",
+		`'a'`:                              "missing",
+		`"\ud800"`:                         "surrogate",
+		`"\udc00"`:                         "surrogate",
+		`"\ud800\ud800"`:                   "surrogate",
+		`"\ud800x"`:                        "surrogate",
+		`"\ud83d\n"`:                       "surrogate",
+		`"\udc00\ud800"`:                   "surrogate",
+		"\"\xff\"":                         "UTF-8",
+		"\"\xc3\"":                         "UTF-8",
+		"\"\xed\xa0\x80\"":                 "UTF-8",
+		"\"\xc0\x80\"":                     "UTF-8",
+		"{\"\xff\":1}":                     "UTF-8",
+		`{"a":1,"a":1}`:                    "twice",
+		`{"a":1,"b":2,"\u0061":1}`:         "twice",
+		`[{"x":{"":1,"":2}}]`:              "twice",
+		`{"é":1,"\u00e9":2}`:               "twice",
+		`{"amount":1,"Amount":2}`:          "case",
+		`[{"x":{"É":1,"b":2,"\u00e9":3}}]`: "case",
+		`{"k":1,"\u212a":2}`:               "case",
+		`{"ſ":1,"S":2}`:                    "case",
+		strings.Repeat("[", 65) + strings.Repeat("]", 65):           "nested",
+		strings.Repeat(`{"a":`, 65) + "1" + strings.Repeat("}", 65): "nested",
+		strings.Repeat("[", 1<<20):                                  "nested",
 	} {
 		got, err := canonicalJSON([]byte(text))
 		if !errors.Is(err, errJSON) || !strings.Contains(err.Error(), want) || got != nil {
@@ -319,7 +418,9 @@ func anyJSON(depth int) *rapid.Generator[any] {
 	leaf := rapid.OneOf(
 		rapid.Map(rapid.String(), func(s string) any { return s }),
 		rapid.Map(rapid.Int64(), func(n int64) any { return json.Number(strconv.FormatInt(n, 10)) }),
-		rapid.Map(rapid.StringMatching(`-?(0|[1-9][0-9]{0,20})\.[0-9]{1,5}([eE][+-]?[0-9]{1,3})?`), func(s string) any { return json.Number(s) }),
+		rapid.Map(rapid.StringMatching(`-?(0|[1-9][0-9]{0,20})\.[0-9]{1,5}([eE][+-]?[0-9]{1,3})?`), func(s string) any {
+			return json.Number(s)
+		}),
 		rapid.SampledFrom([]any{nil, true, false}),
 	)
 	if depth == 0 {
@@ -390,14 +491,24 @@ func TestH7CanonicalJSONOfAnyValue(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Printed, because an empty array is not nil and an empty one that was drawn may be.
-		if got, want := fmt.Sprintf("%#v", byValue(back)), fmt.Sprintf("%#v", byValue(v)); got != strings.ReplaceAll(want, "[]interface {}(nil)", "[]interface {}{}") {
+		if got, want := fmt.Sprintf("%#v",
+			byValue(back)), fmt.Sprintf("%#v", byValue(v)); got != strings.ReplaceAll(want, "[]interface {}(nil)", "[]interface {}{}") {
 			t.Fatalf("%s became %s: %s, was %s", a, one, got, want)
 		}
 	})
 }
 
 func FuzzCanonicalJSON(f *testing.F) {
-	for _, s := range []string{`{"b":1,"a":[1.0,-0e5,"\ud83d\ude00\u0000",{}]}`, `{"a":1,"\u0061":2}`, `"\ud800"`, "\"\xff\"", `[[[[1]]]] `, `{"a":{"c":1,"b":2},"":null}`, "1e400", "\ufefftrue"} {
+	for _, s := range []string{
+		`{"b":1,"a":[1.0,-0e5,"\ud83d\ude00\u0000",{}]}`,
+		`{"a":1,"\u0061":2}`,
+		`"\ud800"`,
+		"\"\xff\"",
+		`[[[[1]]]] `,
+		`{"a":{"c":1,"b":2},"":null}`,
+		"1e400",
+		"\ufefftrue",
+	} {
 		f.Add([]byte(s), uint64(1))
 	}
 	f.Fuzz(func(t *testing.T, text []byte, seed uint64) {

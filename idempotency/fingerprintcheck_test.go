@@ -54,7 +54,10 @@ func TestH30SecretReplacedUnderItsID(t *testing.T) {
 		for _, path := range []string{"/charges", "/leased"} {
 			for _, key := range []string{"k", "new"} {
 				g := after.post(path, key, "x")
-				if g.status != http.StatusServiceUnavailable || g.code() != "fingerprint-key-changed" || !strings.Contains(g.body, `"retryable":true`) || g.header.Get("Retry-After") == "" {
+				if g.status != http.StatusServiceUnavailable ||
+					g.code() != "fingerprint-key-changed" ||
+					!strings.Contains(g.body, `"retryable":true`) ||
+					g.header.Get("Retry-After") == "" {
 					t.Errorf("%s: %s %s: %v", name, path, key, g)
 				}
 			}
@@ -156,7 +159,11 @@ func TestH30KeysAreComparedReadOnly(t *testing.T) {
 	r.post("/charges", "k", "x")
 	readOnly := pgtest.Pool(t, r.pool.Config().ConnString()+"&default_transaction_read_only=on")
 	var changed []int64
-	if err := readOnly.QueryRow(t.Context(), `select onlyonce.http_check_keys(array_agg(id), array_agg(check_value)) from onlyonce.http_fingerprint_keys`).Scan(&changed); err != nil || len(changed) != 0 {
+	if err := readOnly.QueryRow(
+		t.Context(),
+		`select onlyonce.http_check_keys(array_agg(id), array_agg(check_value)) from onlyonce.http_fingerprint_keys`,
+	).Scan(&changed); err != nil ||
+		len(changed) != 0 {
 		t.Errorf("%v, %v", changed, err)
 	}
 }

@@ -177,7 +177,14 @@ func (f *flights) end(one *flight) {
 // wait waits until the request with the key ends, or, if another process works on it, until it is
 // time to look again. It returns false if the caller must not wait any longer. It holds no
 // connection.
-func (f *flights) wait(client context.Context, id [16]byte, tenant string, ahead <-chan struct{}, n int, deadline time.Time) bool {
+func (f *flights) wait(
+	client context.Context,
+	id [16]byte,
+	tenant string,
+	ahead <-chan struct{},
+	n int,
+	deadline time.Time,
+) bool {
 	f.mu.Lock()
 	load := f.tenants[tenant]
 	if load.waiting >= tenantWaiters || f.waiting[id] >= keyWaiters {

@@ -70,7 +70,10 @@ func (run *handlerRun) runHandler(ctx context.Context, rec *recorder) (panicked 
 	ctx, cancel := context.WithTimeout(ctx, run.handler.route.HandlerTimeout)
 	defer cancel()
 	abandoned := make(chan struct{})
-	abandoning := time.AfterFunc(run.handler.route.HandlerTimeout+abandonGrace, func() { defer close(abandoned); run.abandon() })
+	abandoning := time.AfterFunc(run.handler.route.HandlerTimeout+abandonGrace, func() {
+		defer close(abandoned)
+		run.abandon()
+	})
 	defer func() {
 		panicked, run.late = recover(), ctx.Err() != nil
 		run.asking.Lock()
@@ -188,7 +191,8 @@ func (run *handlerRun) decideKept(rec *recorder) keptDecision {
 	if tx := run.tx; tx != nil && tx.Failure() != nil {
 		switch failure := tx.Failure(); {
 		case mustRerun(failure) || tx.Lost() || status < http.StatusBadRequest:
-			return keptDecision{outcome: run.outcomeOfFailure(failure)} // the answer speaks of writes that were rolled back
+			// the answer speaks of writes that were rolled back
+			return keptDecision{outcome: run.outcomeOfFailure(failure)}
 		case keep == keepAll:
 			keep = keepAnswer
 		}
@@ -216,7 +220,8 @@ func unkeptReply(rep reply, why error) reply {
 // cut off is never sent.
 func (run *handlerRun) tooLong(rec *recorder) bool {
 	route := &run.handler.route
-	return rec.exceeded() || len(rec.body()) > route.MaxResponse && run.reference == "" && !route.AllowLargeOnce && !route.DiscardBody
+	return rec.exceeded() ||
+		len(rec.body()) > route.MaxResponse && run.reference == "" && !route.AllowLargeOnce && !route.DiscardBody
 }
 
 // keepPolicy returns what is kept of an answer with a status. The handler's own decision comes

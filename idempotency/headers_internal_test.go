@@ -17,21 +17,63 @@ func TestH14StoredHeaders(t *testing.T) {
 	for name, c := range map[string]struct{ h, want http.Header }{
 		"none": {h: nil, want: http.Header{}},
 		"the list": {
-			h: http.Header{"Content-Type": {"a/b"}, "Content-Language": {"de"}, "Content-Encoding": {"gzip"}, "Content-Disposition": {"inline"}, "Content-Location": {"/a"}, "Location": {"/b"},
-				"Etag": {`"1"`}, "Last-Modified": {"Sat, 21 Nov 2026 12:00:10 GMT"}, "Link": {"</c>"}, "Cache-Control": {"private"}, "Vary": {"Accept"}},
-			want: http.Header{"Content-Type": {"a/b"}, "Content-Language": {"de"}, "Content-Encoding": {"gzip"}, "Content-Disposition": {"inline"}, "Content-Location": {"/a"}, "Location": {"/b"},
-				"Etag": {`"1"`}, "Last-Modified": {"Sat, 21 Nov 2026 12:00:10 GMT"}, "Link": {"</c>"}, "Cache-Control": {"private"}, "Vary": {"Accept"}},
+			h: http.Header{
+				"Content-Type":        {"a/b"},
+				"Content-Language":    {"de"},
+				"Content-Encoding":    {"gzip"},
+				"Content-Disposition": {"inline"},
+				"Content-Location":    {"/a"},
+				"Location":            {"/b"},
+				"Etag":                {`"1"`},
+				"Last-Modified":       {"Sat, 21 Nov 2026 12:00:10 GMT"},
+				"Link":                {"</c>"},
+				"Cache-Control":       {"private"},
+				"Vary":                {"Accept"},
+			},
+			want: http.Header{
+				"Content-Type":        {"a/b"},
+				"Content-Language":    {"de"},
+				"Content-Encoding":    {"gzip"},
+				"Content-Disposition": {"inline"},
+				"Content-Location":    {"/a"},
+				"Location":            {"/b"},
+				"Etag":                {`"1"`},
+				"Last-Modified":       {"Sat, 21 Nov 2026 12:00:10 GMT"},
+				"Link":                {"</c>"},
+				"Cache-Control":       {"private"},
+				"Vary":                {"Accept"},
+			},
 		},
-		"values and their order": {h: http.Header{"Link": {"</c>", "</a>", "</b>", "</a>"}}, want: http.Header{"Link": {"</c>", "</a>", "</b>", "</a>"}}},
-		"not listed":             {h: http.Header{"X-Other": {"1"}, "Server": {"x"}}, want: http.Header{}},
-		"configured":             {h: http.Header{"X-Request-Cost": {"1", "2"}, "X-Lower": {"3"}}, want: http.Header{"X-Request-Cost": {"1", "2"}, "X-Lower": {"3"}}},
-		"names in another case":  {h: http.Header{"content-TYPE": {"a/b"}, "ETag": {"1"}, "set-cookie": {"a=b"}}, want: http.Header{"Content-Type": {"a/b"}, "Etag": {"1"}}},
-		"a name in two cases":    {h: http.Header{"vary": {"b"}, "Vary": {"a"}}, want: http.Header{"Vary": {"a", "b"}}},
-		"named by Connection":    {h: http.Header{"Connection": {"close, connection-named", "Vary"}, "Connection-Named": {"1"}, "Vary": {"a"}, "Link": {"</a>"}}, want: http.Header{"Link": {"</a>"}}},
-		"by connection":          {h: http.Header{"connection": {"\tlink"}, "Link": {"</a>"}}, want: http.Header{}},
-		"a line end in a value":  {h: http.Header{"Location": {"/a\r\nSet-Cookie: a=b"}, "Link": {"</a>\n", "</b>", "</c>\x00"}}, want: http.Header{"Link": {"</b>"}}},
-		"no values":              {h: http.Header{"Content-Type": nil, "Vary": {}}, want: http.Header{}},
-		"an empty value":         {h: http.Header{"Vary": {""}}, want: http.Header{"Vary": {""}}},
+		"values and their order": {
+			h:    http.Header{"Link": {"</c>", "</a>", "</b>", "</a>"}},
+			want: http.Header{"Link": {"</c>", "</a>", "</b>", "</a>"}},
+		},
+		"not listed": {h: http.Header{"X-Other": {"1"}, "Server": {"x"}}, want: http.Header{}},
+		"configured": {
+			h:    http.Header{"X-Request-Cost": {"1", "2"}, "X-Lower": {"3"}},
+			want: http.Header{"X-Request-Cost": {"1", "2"}, "X-Lower": {"3"}},
+		},
+		"names in another case": {
+			h:    http.Header{"content-TYPE": {"a/b"}, "ETag": {"1"}, "set-cookie": {"a=b"}},
+			want: http.Header{"Content-Type": {"a/b"}, "Etag": {"1"}},
+		},
+		"a name in two cases": {h: http.Header{"vary": {"b"}, "Vary": {"a"}}, want: http.Header{"Vary": {"a", "b"}}},
+		"named by Connection": {
+			h: http.Header{
+				"Connection":       {"close, connection-named", "Vary"},
+				"Connection-Named": {"1"},
+				"Vary":             {"a"},
+				"Link":             {"</a>"},
+			},
+			want: http.Header{"Link": {"</a>"}},
+		},
+		"by connection": {h: http.Header{"connection": {"\tlink"}, "Link": {"</a>"}}, want: http.Header{}},
+		"a line end in a value": {
+			h:    http.Header{"Location": {"/a\r\nSet-Cookie: a=b"}, "Link": {"</a>\n", "</b>", "</c>\x00"}},
+			want: http.Header{"Link": {"</b>"}},
+		},
+		"no values":      {h: http.Header{"Content-Type": nil, "Vary": {}}, want: http.Header{}},
+		"an empty value": {h: http.Header{"Vary": {""}}, want: http.Header{"Vary": {""}}},
 	} {
 		got, _ := headersToStore(c.h, nil, c.h, extra)
 		if !maps.EqualFunc(got, c.want, slices.Equal) {
@@ -44,8 +86,11 @@ func TestH14StoredHeaders(t *testing.T) {
 func TestH14NeverStored(t *testing.T) {
 	t.Parallel()
 	never := []string{
-		"Set-Cookie", "Set-Cookie2", "Cookie", "Authorization", "WWW-Authenticate", "Authentication-Info", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "Connection", "Keep-Alive", "TE", "Trailer",
-		"Transfer-Encoding", "Upgrade", "Content-Length", "Date", "Age", "Access-Control-Allow-Origin", "Access-Control-Expose-Headers", "access-control-max-age", "set-cookie", "SET-COOKIE",
+		"Set-Cookie", "Set-Cookie2", "Cookie", "Authorization", "WWW-Authenticate",
+		"Authentication-Info", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection",
+		"Connection", "Keep-Alive", "TE", "Trailer", "Transfer-Encoding", "Upgrade",
+		"Content-Length", "Date", "Age", "Access-Control-Allow-Origin",
+		"Access-Control-Expose-Headers", "access-control-max-age", "set-cookie", "SET-COOKIE",
 	}
 	for _, name := range never {
 		if err := checkKeepHeaders([]string{name}); err == nil || !strings.Contains(err.Error(), name) {
@@ -73,13 +118,34 @@ func TestH14NeverStored(t *testing.T) {
 func TestH14FieldsThatCanBeSent(t *testing.T) {
 	t.Parallel()
 	for value, want := range map[string]bool{
-		"": true, "a b\tc": true, "ü": true, "\xff": true, "~!": true, "a\r\nb": false, "a\nb": false, "a\rb": false, "\x00": false, "a\x7f": false, "\x1b[0m": false,
+		"":        true,
+		"a b\tc":  true,
+		"ü":       true,
+		"\xff":    true,
+		"~!":      true,
+		"a\r\nb":  false,
+		"a\nb":    false,
+		"a\rb":    false,
+		"\x00":    false,
+		"a\x7f":   false,
+		"\x1b[0m": false,
 	} {
 		if protocol.ValidHeader("X-A", value) != want {
 			t.Errorf("value %q: %v", value, !want)
 		}
 	}
-	for name, want := range map[string]bool{"X-A": true, "a!#$%&'*+-.^_`|~1": true, "": false, "a b": false, "a:": false, ":status": false, "ü": false, "a\n": false, "a\x00": false, `"a"`: false} {
+	for name, want := range map[string]bool{
+		"X-A":               true,
+		"a!#$%&'*+-.^_`|~1": true,
+		"":                  false,
+		"a b":               false,
+		"a:":                false,
+		":status":           false,
+		"ü":                 false,
+		"a\n":               false,
+		"a\x00":             false,
+		`"a"`:               false,
+	} {
 		if protocol.ValidHeader(name, "a") != want {
 			t.Errorf("name %q: %v", name, !want)
 		}
@@ -89,9 +155,19 @@ func TestH14FieldsThatCanBeSent(t *testing.T) {
 func TestRestore(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ to, set, added, want http.Header }{
-		{http.Header{"X": {"1"}, "Vary": {"Origin"}}, http.Header{"Vary": {"a", "b"}, "Content-Type": {"a/b"}}, nil, http.Header{"X": {"1"}, "Vary": {"a", "b"}, "Content-Type": {"a/b"}}},
+		{
+			http.Header{"X": {"1"}, "Vary": {"Origin"}},
+			http.Header{"Vary": {"a", "b"}, "Content-Type": {"a/b"}},
+			nil,
+			http.Header{"X": {"1"}, "Vary": {"a", "b"}, "Content-Type": {"a/b"}},
+		},
 		{http.Header{}, http.Header{"Vary": {"a"}}, nil, http.Header{"Vary": {"a"}, "Content-Type": nil}},
-		{http.Header{"Vary": {"Origin"}}, nil, http.Header{"Vary": {"a", "b"}, "Link": {"</a>"}}, http.Header{"Vary": {"Origin", "a", "b"}, "Link": {"</a>"}, "Content-Type": nil}},
+		{
+			http.Header{"Vary": {"Origin"}},
+			nil,
+			http.Header{"Vary": {"a", "b"}, "Link": {"</a>"}},
+			http.Header{"Vary": {"Origin", "a", "b"}, "Link": {"</a>"}, "Content-Type": nil},
+		},
 		{http.Header{"vary": {"Origin"}}, http.Header{"Vary": {"a"}}, nil, http.Header{"Vary": {"a"}, "Content-Type": nil}},
 	} {
 		applyHeaders(c.to, c.set, c.added)

@@ -107,13 +107,16 @@ func TestLoopOverAHolder(t *testing.T) {
 		runs     int
 		released int
 	}{
-		"stored":                               {holder: scriptedHolder{stores: []error{nil}}, runs: 1},
-		"refusal is not kept":                  {status: 503, runs: 1, released: 1},
-		"another request has the key":          {holder: scriptedHolder{claims: []runOutcome{busy}}, code: codeInProgress},
-		"another request was faster, and left": {holder: scriptedHolder{claims: []runOutcome{again, claimed}, stores: []error{nil}}, runs: 1},
-		"others are always faster":             {holder: scriptedHolder{claims: []runOutcome{again}}, code: codeKeyContended},
-		"lost while the handler ran":           {holder: scriptedHolder{taken: true}, code: codeInProgress, runs: 1},
-		"panic":                                {ends: "panic", runs: 1, released: 1},
+		"stored":                      {holder: scriptedHolder{stores: []error{nil}}, runs: 1},
+		"refusal is not kept":         {status: 503, runs: 1, released: 1},
+		"another request has the key": {holder: scriptedHolder{claims: []runOutcome{busy}}, code: codeInProgress},
+		"another request was faster, and left": {
+			holder: scriptedHolder{claims: []runOutcome{again, claimed}, stores: []error{nil}},
+			runs:   1,
+		},
+		"others are always faster":   {holder: scriptedHolder{claims: []runOutcome{again}}, code: codeKeyContended},
+		"lost while the handler ran": {holder: scriptedHolder{taken: true}, code: codeInProgress, runs: 1},
+		"panic":                      {ends: "panic", runs: 1, released: 1},
 		"panic after a rerun": {
 			holder: scriptedHolder{writes: true, stores: []error{serialization}}, ends: "panic later", runs: 2, released: 1},
 		"Goexit": {ends: "goexit", runs: 1, released: 1},
@@ -123,15 +126,47 @@ func TestLoopOverAHolder(t *testing.T) {
 		"serialization failures without end": {
 			holder: scriptedHolder{writes: true, stores: []error{serialization, serialization, serialization, serialization}},
 			code:   codeRolledBack, runs: 4, released: 1},
-		"constraint":                {holder: scriptedHolder{writes: true, stores: []error{refused("23503")}}, code: codeRolledBack, runs: 1, released: 1},
-		"step without an outcome":   {holder: scriptedHolder{writes: true, stores: []error{refused(stepUnknown)}}, code: codeRolledBack, runs: 1, released: 1},
-		"record without writes":     {holder: scriptedHolder{stores: []error{away, serialization, away, nil}}, runs: 1},
-		"fence, stored by itself":   {holder: scriptedHolder{stores: []error{away, refused(fenceLost)}, fates: []fate{fateOpen, fateStored}}, runs: 1},
-		"fence, taken over":         {holder: scriptedHolder{stores: []error{refused(fenceLost)}, fates: []fate{fateTaken}}, code: codeInProgress, runs: 1},
-		"fence, undone":             {holder: scriptedHolder{stores: []error{refused(fenceLost), nil}, fates: []fate{fateUndone}}, runs: 2},
-		"fence, another's record":   {holder: scriptedHolder{stores: []error{refused(fenceLost), nil}, fates: []fate{fateRecorded}}, runs: 2},
-		"fence, nobody can know":    {holder: scriptedHolder{stores: []error{refused(fenceLost)}, fates: []fate{fateForgotten}}, code: codeCommitUnknown, runs: 1},
-		"fence, undone without end": {holder: scriptedHolder{stores: []error{refused(fenceLost), refused(fenceLost), refused(fenceLost), refused(fenceLost)}, fates: []fate{fateUndone, fateUndone, fateUndone, fateUndone}}, code: codeRolledBack, runs: 4, released: 1},
+		"constraint": {
+			holder:   scriptedHolder{writes: true, stores: []error{refused("23503")}},
+			code:     codeRolledBack,
+			runs:     1,
+			released: 1,
+		},
+		"step without an outcome": {
+			holder:   scriptedHolder{writes: true, stores: []error{refused(stepUnknown)}},
+			code:     codeRolledBack,
+			runs:     1,
+			released: 1,
+		},
+		"record without writes": {holder: scriptedHolder{stores: []error{away, serialization, away, nil}}, runs: 1},
+		"fence, stored by itself": {
+			holder: scriptedHolder{stores: []error{away, refused(fenceLost)}, fates: []fate{fateOpen, fateStored}},
+			runs:   1,
+		},
+		"fence, taken over": {
+			holder: scriptedHolder{stores: []error{refused(fenceLost)}, fates: []fate{fateTaken}},
+			code:   codeInProgress,
+			runs:   1,
+		},
+		"fence, undone": {holder: scriptedHolder{stores: []error{refused(fenceLost), nil}, fates: []fate{fateUndone}}, runs: 2},
+		"fence, another's record": {
+			holder: scriptedHolder{stores: []error{refused(fenceLost), nil}, fates: []fate{fateRecorded}},
+			runs:   2,
+		},
+		"fence, nobody can know": {
+			holder: scriptedHolder{stores: []error{refused(fenceLost)}, fates: []fate{fateForgotten}},
+			code:   codeCommitUnknown,
+			runs:   1,
+		},
+		"fence, undone without end": {
+			holder: scriptedHolder{
+				stores: []error{refused(fenceLost), refused(fenceLost), refused(fenceLost), refused(fenceLost)},
+				fates:  []fate{fateUndone, fateUndone, fateUndone, fateUndone},
+			},
+			code:     codeRolledBack,
+			runs:     4,
+			released: 1,
+		},
 		"record of another process": {holder: scriptedHolder{writes: true, stores: []error{recordExists(), nil}}, runs: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -156,7 +191,8 @@ func TestLoopOverAHolder(t *testing.T) {
 			}()
 			panicked := pgtest.Receive(t, pgtest.Patience(time.Minute), "the loop's end", ended)
 			if rep.code != c.code || req.runs != c.runs || h.released != c.released || h.ended != c.runs {
-				t.Errorf("code %q, %d runs, %d released, %d ended: want %q, %d, %d", rep.code, req.runs, h.released, h.ended, c.code, c.runs, c.released)
+				t.Errorf("code %q, %d runs, %d released, %d ended: want %q, %d, %d",
+					rep.code, req.runs, h.released, h.ended, c.code, c.runs, c.released)
 			}
 			if (panicked != nil) != (c.ends == "panic" || c.ends == "panic later") {
 				t.Errorf("panicked: %v", panicked)

@@ -64,10 +64,13 @@ const (
 	Replayed   ServeOutcome = "replayed"    // the answer is the stored one
 	InProgress ServeOutcome = "in-progress" // a request with the key is running, or its outcome is not known yet
 	Mismatch   ServeOutcome = "mismatch"    // the key was used for another request
-	Derived    ServeOutcome = "derived"     // as Created and Replayed, of a request whose key the layer has derived: see Route.DeriveKeyFor
-	Bypassed   ServeOutcome = "bypassed"    // the handler ran without protection: no key and none required, or another method
-	Rejected   ServeOutcome = "rejected"    // refused before the handler ran, or undone by the layer
-	Released   ServeOutcome = "released"    // the handler's own answer, not stored: its writes are undone, and the next request runs again
+	// as Created and Replayed, of a request whose key the layer has derived: see Route.DeriveKeyFor
+	Derived ServeOutcome = "derived"
+	// the handler ran without protection: no key and none required, or another method
+	Bypassed ServeOutcome = "bypassed"
+	Rejected ServeOutcome = "rejected" // refused before the handler ran, or undone by the layer
+	// the handler's own answer, not stored: its writes are undone, and the next request runs again
+	Released ServeOutcome = "released"
 )
 
 // Join returns hooks that call those of h and of b, for example your own and those of package

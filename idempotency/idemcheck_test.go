@@ -45,7 +45,8 @@ func TestIdemcheckFindsNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			config := filepath.Join(t.TempDir(), "check.json")
-			replaced := strings.NewReplacer("PROFILE", name, "URL", r.srv.URL, `"WINDOW"`, fmt.Sprint(int(one.ttl.Seconds()))).Replace(string(text))
+			replaced := strings.NewReplacer("PROFILE",
+				name, "URL", r.srv.URL, `"WINDOW"`, fmt.Sprint(int(one.ttl.Seconds()))).Replace(string(text))
 			if err := os.WriteFile(config, []byte(replaced), 0o600); err != nil {
 				t.Fatal(err)
 			}

@@ -276,7 +276,12 @@ func TestFinalRefusalIsKeptWithoutItsWrites(t *testing.T) {
 		w.WriteHeader(http.StatusPaymentRequired)
 	})
 	first, again := r.post("/charges", "k1", "x"), r.post("/charges", "k1", "x")
-	if first.status != 402 || first.mark() != "created" || again.status != 402 || again.mark() != "replayed" || r.effects() != 0 || r.runs.Load() != 1 {
+	if first.status != 402 ||
+		first.mark() != "created" ||
+		again.status != 402 ||
+		again.mark() != "replayed" ||
+		r.effects() != 0 ||
+		r.runs.Load() != 1 {
 		t.Errorf("%+v, %+v, %d effects, %d runs", first, again, r.effects(), r.runs.Load())
 	}
 }
@@ -307,7 +312,12 @@ func TestLeaseModeRemembersSteps(t *testing.T) {
 		_, _ = w.Write(result)
 	})
 	first, second, third := r.post("/charges", "k1", "x"), r.post("/charges", "k1", "x"), r.post("/charges", "k1", "x")
-	if first.status != 502 || first.mark() != "released" || second.status != 200 || second.mark() != "created" || third.mark() != "replayed" || third.body != "paid" {
+	if first.status != 502 ||
+		first.mark() != "released" ||
+		second.status != 200 ||
+		second.mark() != "created" ||
+		third.mark() != "replayed" ||
+		third.body != "paid" {
 		t.Errorf("%+v\n%+v\n%+v", first, second, third)
 	}
 	if len(keys) != 1 || r.effects() != 1 || r.runs.Load() != 2 {

@@ -333,15 +333,21 @@ func TestH18FenceOfTheLastStatement(t *testing.T) {
 	ctx := t.Context()
 	var lease, epoch int64
 	nonce, next, id := "00000000-0000-8000-8000-000000000001", "00000000-0000-8000-8000-000000000002", "00000000-0000-8000-8000-000000000003"
-	if err := r.pool.QueryRow(ctx, `select lease, epoch from onlyonce.http_claim($1, '', 's', '\x00', $2, '1 day', '0')`, id, nonce).Scan(&lease, &epoch); err != nil {
+	if err := r.pool.QueryRow(ctx, `select lease, epoch from onlyonce.http_claim($1, '', 's', '\x00', $2, '1 day', '0')`, id, nonce).Scan(
+		&lease,
+		&epoch,
+	); err != nil {
 		t.Fatal(err)
 	}
 	if n := one[int64](r, `select onlyonce.raise_epoch($1, $2, $3::uuid, '1 hour'::interval)`, lease, epoch, next); n != epoch+1 {
 		t.Fatalf("epoch %d", n)
 	}
 	for name, sql := range map[string]string{
-		"finish": `select onlyonce.http_finish($1, $2, $3, $4, '\x00', false)`, "release": `select onlyonce.http_release($1, $2, $3, $4)`, "reconcile": `select onlyonce.http_reconcile($1, $2, $3, $4)`,
-		"step": `select onlyonce.http_step($2, $3, $4, $1, 's', '1 hour', false)`, "step done": `select onlyonce.http_step_done($2, $3, $4, $1, 's', '\x00', false)`,
+		"finish":    `select onlyonce.http_finish($1, $2, $3, $4, '\x00', false)`,
+		"release":   `select onlyonce.http_release($1, $2, $3, $4)`,
+		"reconcile": `select onlyonce.http_reconcile($1, $2, $3, $4)`,
+		"step":      `select onlyonce.http_step($2, $3, $4, $1, 's', '1 hour', false)`,
+		"step done": `select onlyonce.http_step_done($2, $3, $4, $1, 's', '\x00', false)`,
 	} {
 		if _, err := r.pool.Exec(ctx, sql, id, lease, epoch, nonce); err == nil || !strings.Contains(err.Error(), "OO001") {
 			t.Errorf("%s: %v", name, err)

@@ -22,7 +22,8 @@ const maxParts = 1000
 // of a line, because some readers would divide it there. media is the Content-Type without the
 // boundary.
 func multipartParts(contentType string, body []byte) (media string, parts [][]byte, ok bool) {
-	if len(contentType) < len(multipartPrefix) || strings.ToLower(contentType[:len(multipartPrefix)]) != multipartPrefix {
+	if len(contentType) < len(multipartPrefix) ||
+		strings.ToLower(contentType[:len(multipartPrefix)]) != multipartPrefix {
 		return "", nil, false
 	}
 	if strings.Contains(contentType, "*") { // readers differ in which parameter counts

@@ -29,7 +29,11 @@ func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 	}
 	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
 	l := &Layer{pool: primary.Of(pool, cfg.Logger), cfg: cfg, purgeBatch: 1000}
-	l.timeoutArgs = []any{guard.Millis(cfg.Timeouts.Lock), guard.Millis(cfg.Timeouts.Statement), guard.Millis(cfg.Timeouts.Idle)}
+	l.timeoutArgs = []any{
+		guard.Millis(cfg.Timeouts.Lock),
+		guard.Millis(cfg.Timeouts.Statement),
+		guard.Millis(cfg.Timeouts.Idle),
+	}
 	if l.fingerprints, err = newFingerprinter(cfg.FingerprintKeys); err != nil {
 		return nil, err
 	}
@@ -57,7 +61,8 @@ func NewSharded(set *shard.Set, cfg Config) (*Layer, error) {
 		return nil, fmt.Errorf("%w: set: must not be nil", ErrConfig)
 	}
 	if places, _ := set.Routes(); !places {
-		return nil, fmt.Errorf("%w: set: shard.Config.OfPlace: must not be nil: it names the database of a tenant", ErrConfig)
+		return nil, fmt.Errorf("%w: set: shard.Config.OfPlace: must not be nil: it names the database of a tenant",
+			ErrConfig)
 	}
 	all := &Layer{set: set, shards: map[string]*Layer{}}
 	for _, db := range set.Databases() {
@@ -80,8 +85,11 @@ func (l *Layer) Handle(r Route, next http.Handler) (http.Handler, error) {
 	r, err := r.withDefaults()
 	err = errors.Join(profileErr, err)
 	if least := bodies.LeastRoom(int64(r.MaxBody)); int64(l.cfg.TenantBytes) < least {
-		err = errors.Join(err, fmt.Errorf("%w: Route.MaxBody: is %d: must be at most three quarters of Config.TenantBytes, which is %d",
-			ErrConfig, r.MaxBody, l.cfg.TenantBytes))
+		err = errors.Join(
+			err,
+			fmt.Errorf("%w: Route.MaxBody: is %d: must be at most three quarters of Config.TenantBytes, which is %d",
+				ErrConfig, r.MaxBody, l.cfg.TenantBytes),
+		)
 	}
 	if next == nil {
 		err = errors.Join(err, fmt.Errorf("%w: Handle: the handler must not be nil", ErrConfig))
@@ -89,7 +97,12 @@ func (l *Layer) Handle(r Route, next http.Handler) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &routeHandler{layer: l, route: r, next: next, keyRule: keyRule{headers: l.cfg.Headers, pointer: r.KeyPointer}}, nil
+	return &routeHandler{
+		layer:   l,
+		route:   r,
+		next:    next,
+		keyRule: keyRule{headers: l.cfg.Headers, pointer: r.KeyPointer},
+	}, nil
 }
 
 // MustHandle is Handle for routes that are constant in the program. It panics if the route is

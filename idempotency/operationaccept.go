@@ -64,7 +64,8 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	}
 	switch {
 	case !ok || run.unprotected || run.handler.route.Mode != Transactional || run.layer != o.layer:
-		return fmt.Errorf("%w: Accept must be called in a handler behind the same layer, in transactional mode", ErrNoTx)
+		return fmt.Errorf("%w: Accept must be called in a handler behind the same layer, in transactional mode",
+			ErrNoTx)
 	case o.work[req.Name] == nil:
 		return fmt.Errorf("%w: Request.Name: there is no work %q", ErrConfig, req.Name)
 	case len(req.Input) > maxStored:
@@ -89,7 +90,18 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	if err != nil {
 		return err
 	}
-	inserted, err := tx.Exec(r.Context(), acceptSQL, id, codec.UUID(run.id), o.cfg.Stream, run.scope.Tenant, run.scope.Principal, req.Name, o.cfg.TTL, o.cfg.TenantRunning)
+	inserted, err := tx.Exec(
+		r.Context(),
+		acceptSQL,
+		id,
+		codec.UUID(run.id),
+		o.cfg.Stream,
+		run.scope.Tenant,
+		run.scope.Principal,
+		req.Name,
+		o.cfg.TTL,
+		o.cfg.TenantRunning,
+	)
 	if err != nil {
 		return err
 	}
@@ -98,7 +110,14 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 		o.layer.writeRefusal(w, r, codeOverCapacity)
 		return nil
 	}
-	e := eventsource.Event{Topic: o.cfg.Stream, Tenant: run.scope.Tenant, ID: id.String(), Body: input, Partition: o.partitionOf(run.scope.Tenant, req.OrderingKey), Headers: []consumer.Header{{Name: headerSealed, Value: []byte(sealedMark[sealed])}}}
+	e := eventsource.Event{
+		Topic:     o.cfg.Stream,
+		Tenant:    run.scope.Tenant,
+		ID:        id.String(),
+		Body:      input,
+		Partition: o.partitionOf(run.scope.Tenant, req.OrderingKey),
+		Headers:   []consumer.Header{{Name: headerSealed, Value: []byte(sealedMark[sealed])}},
+	}
 	if req.OrderingKey != "" {
 		e.Key = []byte(req.OrderingKey)
 	}

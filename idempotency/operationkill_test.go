@@ -31,22 +31,26 @@ func TestOperationsWorker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ops, err := idempotency.NewOperations(layer, idempotency.OperationsConfig{Partitions: 4, LeaseTTL: time.Second, PollInterval: 20 * time.Millisecond}, map[string]idempotency.Work{
-		"export": func(ctx context.Context, tx consumer.Tx, _ *idempotency.Operation) (json.RawMessage, error) {
-			if _, err := tx.Exec(ctx, `insert into effects values ($1)`, "export"); err != nil {
-				return nil, err
-			}
-			fmt.Println("begun")
-			var ends bool
-			if err := tx.QueryRow(ctx, `select exists (select from effects where v = 'go on')`).Scan(&ends); err != nil {
-				return nil, err
-			}
-			if !ends {
-				<-ctx.Done()
-				return nil, ctx.Err()
-			}
-			return json.RawMessage(`"done"`), nil
-		}})
+	ops, err := idempotency.NewOperations(
+		layer,
+		idempotency.OperationsConfig{Partitions: 4, LeaseTTL: time.Second, PollInterval: 20 * time.Millisecond},
+		map[string]idempotency.Work{
+			"export": func(ctx context.Context, tx consumer.Tx, _ *idempotency.Operation) (json.RawMessage, error) {
+				if _, err := tx.Exec(ctx, `insert into effects values ($1)`, "export"); err != nil {
+					return nil, err
+				}
+				fmt.Println("begun")
+				var ends bool
+				if err := tx.QueryRow(ctx, `select exists (select from effects where v = 'go on')`).Scan(&ends); err != nil {
+					return nil, err
+				}
+				if !ends {
+					<-ctx.Done()
+					return nil, ctx.Err()
+				}
+				return json.RawMessage(`"done"`), nil
+			}},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -106,7 +106,8 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 	}
 	for name, w := range work {
 		if w == nil || name == "" || len(name) > maxStepName {
-			l.Join(fmt.Errorf("%w: work: %q must have a name of 1 to %d bytes, and a function", ErrConfig, name, maxStepName))
+			l.Join(fmt.Errorf("%w: work: %q must have a name of 1 to %d bytes, and a function",
+				ErrConfig, name, maxStepName))
 		}
 	}
 	if err := l.Err(); err != nil {
@@ -129,8 +130,15 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 func (l *Layer) checkOperationConns(faults *fields.List, partitions int) {
 	check := func(whose string, pool *primary.Pool) {
 		if most := pool.MaxConns(); most < partitions+preflight.SparedConns {
-			faults.Add("Partitions", "%d operations hold a connection each, and %s has %d: it needs at least %d (pool_max_conns), or fewer Partitions",
-				partitions, whose, most, partitions+preflight.SparedConns)
+			faults.Add(
+				"Partitions",
+				"%d operations hold a connection each, and %s has %d: it needs at least %d "+
+					"(pool_max_conns), or fewer Partitions",
+				partitions,
+				whose,
+				most,
+				partitions+preflight.SparedConns,
+			)
 		}
 	}
 	for name, one := range l.shards {
@@ -145,18 +153,31 @@ func (l *Layer) checkOperationConns(faults *fields.List, partitions int) {
 func newOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*Operations, error) {
 	o := &Operations{layer: layer, cfg: cfg, work: work}
 	var err error
-	if o.source, err = eventsource.NewSource(layer.pool.Raw(), eventsource.Config{Topics: []string{cfg.Stream}, Partitions: cfg.Partitions,
-		PollInterval: cfg.PollInterval, LeaseTTL: cfg.LeaseTTL, Logger: cfg.Logger}); err != nil {
+	if o.source, err = eventsource.NewSource(layer.pool.Raw(), eventsource.Config{
+		Topics:       []string{cfg.Stream},
+		Partitions:   cfg.Partitions,
+		PollInterval: cfg.PollInterval,
+		LeaseTTL:     cfg.LeaseTTL,
+		Logger:       cfg.Logger,
+	}); err != nil {
 		return nil, fmt.Errorf("%w: OperationsConfig: %w", ErrConfig, err)
 	}
 	if o.worker, err = consumer.New(layer.pool.Raw(), o.source, consumer.HandlerFunc(o.applyEvent), consumer.Config{
-		Scope: cfg.Stream, BatchSize: 1, MaxAttempts: cfg.MaxAttempts, Backoff: cfg.Backoff,
-		HandlerTimeout: cfg.HandlerTimeout, BatchTimeout: cfg.HandlerTimeout, Timeouts: dedupe.Timeouts{Statement: cfg.HandlerTimeout, Idle: cfg.HandlerTimeout}, Hooks: cfg.Hooks, Logger: cfg.Logger,
+		Scope:          cfg.Stream,
+		BatchSize:      1,
+		MaxAttempts:    cfg.MaxAttempts,
+		Backoff:        cfg.Backoff,
+		HandlerTimeout: cfg.HandlerTimeout,
+		BatchTimeout:   cfg.HandlerTimeout,
+		Timeouts:       dedupe.Timeouts{Statement: cfg.HandlerTimeout, Idle: cfg.HandlerTimeout},
+		Hooks:          cfg.Hooks,
+		Logger:         cfg.Logger,
 	}); err != nil {
 		return nil, fmt.Errorf("%w: OperationsConfig: %w", ErrConfig, err)
 	}
 	if _, taken := layer.operations.LoadOrStore(cfg.Stream, o); taken {
-		return nil, fmt.Errorf("%w: OperationsConfig.Stream: %q: the layer has Operations of this stream already", ErrConfig, cfg.Stream)
+		return nil, fmt.Errorf("%w: OperationsConfig.Stream: %q: the layer has Operations of this stream already",
+			ErrConfig, cfg.Stream)
 	}
 	return o, nil
 }
@@ -165,7 +186,9 @@ func newOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 // It then lets running operations finish, within the bounds of a consumer, and returns nil.
 func (o *Operations) Run(ctx context.Context) error {
 	if o.shards != nil {
-		return process.Together(ctx, o.layer.shards, func(ctx context.Context, one *Layer) error { return o.shards[one].Run(ctx) })
+		return process.Together(ctx, o.layer.shards, func(ctx context.Context, one *Layer) error {
+			return o.shards[one].Run(ctx)
+		})
 	}
 	if err := o.check(ctx); err != nil {
 		if ctx.Err() != nil {

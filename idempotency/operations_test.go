@@ -25,7 +25,11 @@ func (r *rig) operations(work map[string]idempotency.Work) *idempotency.Operatio
 		r.t.Fatal(err)
 	}
 	r.handle(idempotency.Route{Pattern: "/exports"}, func(w http.ResponseWriter, req *http.Request) {
-		if err := ops.Accept(w, req, idempotency.Request{Name: "export", Input: []byte("input"), OrderingKey: req.Header.Get("X-Order")}); err != nil {
+		if err := ops.Accept(w, req, idempotency.Request{
+			Name:        "export",
+			Input:       []byte("input"),
+			OrderingKey: req.Header.Get("X-Order"),
+		}); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 		}
 	})
@@ -88,17 +92,23 @@ func (r *rig) untilIs(is func(state) bool, location string, header ...string) (s
 func TestH23OperationIsAcceptedOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
-	ops := r.operations(map[string]idempotency.Work{"export": func(ctx context.Context, tx consumer.Tx, op *idempotency.Operation) (json.RawMessage, error) {
-		if err := op.Progress(ctx, 50, "half"); err != nil {
-			return nil, err
-		}
-		tx.Queue(`insert into effects values ($1)`, op.Scope.Tenant+string(op.Input))
-		return json.RawMessage(`{"rows": 3}`), nil
-	}})
+	ops := r.operations(map[string]idempotency.Work{
+		"export": func(ctx context.Context, tx consumer.Tx, op *idempotency.Operation) (json.RawMessage, error) {
+			if err := op.Progress(ctx, 50, "half"); err != nil {
+				return nil, err
+			}
+			tx.Queue(`insert into effects values ($1)`, op.Scope.Tenant+string(op.Input))
+			return json.RawMessage(`{"rows": 3}`), nil
+		},
+	})
 	first := r.post("/exports", "k1", "x", "X-Tenant", "acct_1")
 	again := r.post("/exports", "k1", "x", "X-Tenant", "acct_1")
 	location := first.header.Get("Location")
-	if first.status != http.StatusAccepted || again.status != http.StatusAccepted || location == "" || again.header.Get("Location") != location || again.mark() != "replayed" {
+	if first.status != http.StatusAccepted ||
+		again.status != http.StatusAccepted ||
+		location == "" ||
+		again.header.Get("Location") != location ||
+		again.mark() != "replayed" {
 		t.Fatalf("%+v\n%+v", first, again)
 	}
 	if s := r.state(location, "X-Tenant", "acct_1"); s.State != "running" {
@@ -126,15 +136,18 @@ func TestH23OperationIsAcceptedOnce(t *testing.T) {
 func TestH23WhoSeesAnOperation(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
-	ops := r.operations(map[string]idempotency.Work{"export": func(context.Context, consumer.Tx, *idempotency.Operation) (json.RawMessage, error) {
-		return json.RawMessage(`"private"`), nil
-	}})
+	ops := r.operations(map[string]idempotency.Work{
+		"export": func(context.Context, consumer.Tx, *idempotency.Operation) (json.RawMessage, error) {
+			return json.RawMessage(`"private"`), nil
+		},
+	})
 	mine := []string{"X-Tenant", "acct_1", "X-Principal", "p"}
 	location := r.post("/exports", "k", "x", mine...).header.Get("Location")
 	absent := func(why string, headers ...string) {
 		t.Helper()
 		for _, ask := range []struct{ method, path string }{{http.MethodGet, location}, {http.MethodPost, location + "/cancel"}} {
-			if g := r.send(ask.method, ask.path, "", "", headers...); g.status != http.StatusNotFound || strings.Contains(g.body, "export") {
+			if g := r.send(ask.method, ask.path, "", "", headers...); g.status != http.StatusNotFound ||
+				strings.Contains(g.body, "export") {
 				t.Errorf("%s, %s %s: %v", why, ask.method, ask.path, g)
 			}
 		}
@@ -142,7 +155,13 @@ func TestH23WhoSeesAnOperation(t *testing.T) {
 			t.Errorf("%s: it was cancelled", why)
 		}
 	}
-	for _, other := range [][]string{{"X-Tenant", "acct_1"}, {"X-Tenant", "acct_1", "X-Principal", "q"}, {"X-Tenant", "acct_2", "X-Principal", "p"}, {"X-Principal", "p"}, {}} {
+	for _, other := range [][]string{
+		{"X-Tenant", "acct_1"},
+		{"X-Tenant", "acct_1", "X-Principal", "q"},
+		{"X-Tenant", "acct_2", "X-Principal", "p"},
+		{"X-Principal", "p"},
+		{},
+	} {
 		absent("to "+strings.Join(other, " "), other...)
 	}
 	r.works(ops)
@@ -150,7 +169,8 @@ func TestH23WhoSeesAnOperation(t *testing.T) {
 	r.exec(`update onlyonce.operations set expires_at = clock_timestamp()`)
 	absent("expired", mine...)
 	r.exec(`update onlyonce.operations set expires_at = clock_timestamp() + interval '1 day', state = 'running'`)
-	if g := r.send(http.MethodPost, location+"/cancel", "", "", mine...); g.status != http.StatusOK || !strings.Contains(g.body, `"cancelling":true`) {
+	if g := r.send(http.MethodPost, location+"/cancel", "", "", mine...); g.status != http.StatusOK ||
+		!strings.Contains(g.body, `"cancelling":true`) {
 		t.Errorf("its own client cancels it: %v", g)
 	}
 }
@@ -159,22 +179,24 @@ func TestH23OperationsEnd(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
 	begun := make(chan struct{}, 10)
-	ops := r.operations(map[string]idempotency.Work{"export": func(ctx context.Context, tx consumer.Tx, op *idempotency.Operation) (json.RawMessage, error) {
-		tx.Queue(`insert into effects values ('undone')`)
-		switch op.Scope.Principal {
-		case "refused":
-			return nil, idempotency.Permanent("too-large", "more than can be exported")
-		case "permanent":
-			return nil, consumer.Permanent(errors.New("private words"))
-		case "fails":
-			return nil, errors.New("private words")
-		case "not-json":
-			return json.RawMessage(`{`), nil
-		}
-		begun <- struct{}{}
-		<-ctx.Done()
-		return nil, ctx.Err()
-	}})
+	ops := r.operations(map[string]idempotency.Work{
+		"export": func(ctx context.Context, tx consumer.Tx, op *idempotency.Operation) (json.RawMessage, error) {
+			tx.Queue(`insert into effects values ('undone')`)
+			switch op.Scope.Principal {
+			case "refused":
+				return nil, idempotency.Permanent("too-large", "more than can be exported")
+			case "permanent":
+				return nil, consumer.Permanent(errors.New("private words"))
+			case "fails":
+				return nil, errors.New("private words")
+			case "not-json":
+				return json.RawMessage(`{`), nil
+			}
+			begun <- struct{}{}
+			<-ctx.Done()
+			return nil, ctx.Err()
+		},
+	})
 	r.works(ops)
 	end := func(principal string) state {
 		g := r.post("/exports", "k", "x", "X-Principal", principal)
@@ -207,12 +229,19 @@ func TestH23OperationsEnd(t *testing.T) {
 func TestH23WorkThatIsGivenUp(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
-	r.works(r.operations(map[string]idempotency.Work{"export": func(context.Context, consumer.Tx, *idempotency.Operation) (json.RawMessage, error) {
-		panic("each time")
-	}}))
+	r.works(r.operations(map[string]idempotency.Work{
+		"export": func(context.Context, consumer.Tx, *idempotency.Operation) (json.RawMessage, error) {
+			panic("each time")
+		},
+	}))
 	location := r.post("/exports", "k", "x", "X-Tenant", "acme").header.Get("Location")
 	r.untilIs(func(s state) bool { return s.State == "suspended" }, location, "X-Tenant", "acme")
-	if _, err := ops.Discard(t.Context(), r.pool, ops.By{Reason: "it panics"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "event", Scope: "operations"}}); err != nil {
+	if _, err := ops.Discard(
+		t.Context(),
+		r.pool,
+		ops.By{Reason: "it panics"},
+		ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "event", Scope: "operations"}},
+	); err != nil {
 		t.Fatal(err)
 	}
 	if s := r.state(location, "X-Tenant", "acme"); s.State != "failed" || s.Error.Code != "failed" {
@@ -276,13 +305,17 @@ func TestH19ErasedRequestKeepsNoOperation(t *testing.T) {
 		t.Errorf("an operation that outlived its record: %v", err)
 	}
 	for _, location := range []string{first, second} {
-		if g := r.send(http.MethodGet, location, "", "", "X-Tenant", "acme"); g.status != http.StatusGone || g.code() != "response-not-replayable" {
+		if g := r.send(http.MethodGet, location, "", "", "X-Tenant", "acme"); g.status != http.StatusGone ||
+			g.code() != "response-not-replayable" {
 			t.Errorf("%+v", g)
 		}
 	}
-	if n := one[int](r, `select (select count(*) from onlyonce.operations where coalesce(result, convert_to(error_text, 'UTF8')) is not null or erased_at is null)
+	if n := one[int](
+		r,
+		`select (select count(*) from onlyonce.operations where coalesce(result, convert_to(error_text, 'UTF8')) is not null or erased_at is null)
 		+ (select count(*) from onlyonce.operation_signals where text is not null) + (select count(*) from onlyonce.event_log where body is not null)
-		+ (select count(*) from onlyonce.parked where body is not null)`); n != 0 {
+		+ (select count(*) from onlyonce.parked where body is not null)`,
+	); n != 0 {
 		t.Errorf("%d places keep something of the person", n)
 	}
 }

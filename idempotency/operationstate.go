@@ -52,7 +52,14 @@ func (o *Operations) copyReply(route *Route, state *operationState, resp *stored
 		rep.retryAfter = o.cfg.RetryAfter
 		return rep
 	}
-	rep := reply{mark: Replayed, status: http.StatusAccepted, set: maps.Clone(resp.Header), added: resp.Added, body: state.encode(), expires: expires}
+	rep := reply{
+		mark:    Replayed,
+		status:  http.StatusAccepted,
+		set:     maps.Clone(resp.Header),
+		added:   resp.Added,
+		body:    state.encode(),
+		expires: expires,
+	}
 	if running {
 		rep.retryAfter = o.cfg.RetryAfter
 		return rep
@@ -166,8 +173,17 @@ func (o *Operations) findState(ctx context.Context, id uuid.UUID, scope Scope) (
 	var text, said string
 	var percent *int
 	var updated *time.Time
-	err := o.layer.pool.QueryRow(ctx, findOperationSQL, id, scope.Tenant, scope.Principal, o.parkedKey(scope.Tenant, s.ID)).Scan(
-		&s.Name, &s.State, &result, &sealed, &code, &text, &s.CreatedAt, &s.CompletedAt, &percent, &said, &updated, &s.Cancelling, &erased)
+	err := o.layer.pool.QueryRow(
+		ctx,
+		findOperationSQL,
+		id,
+		scope.Tenant,
+		scope.Principal,
+		o.parkedKey(scope.Tenant, s.ID),
+	).Scan(
+		&s.Name, &s.State, &result, &sealed, &code, &text, &s.CreatedAt, &s.CompletedAt, &percent,
+		&said, &updated, &s.Cancelling, &erased,
+	)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}

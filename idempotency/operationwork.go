@@ -52,10 +52,15 @@ func (o *Operations) applyEvent(ctx context.Context, tx consumer.Tx, m *consumer
 	case cancelled:
 		return o.writeEnd(tx, op, operationCancelled, nil, nil)
 	case o.work[op.Name] == nil:
-		return fmt.Errorf("idempotency: this process has no Work for the operation %q: pass it to NewOperations", op.Name)
+		return fmt.Errorf("idempotency: this process has no Work for the operation %q: pass it to NewOperations",
+			op.Name)
 	}
 	sealed, _ := m.Header(headerSealed)
-	if op.Input, err = o.layer.unseal(sealPlace{op.id, sealedInput, ""}, m.Value, string(sealed) == sealedMark[true]); err != nil {
+	if op.Input, err = o.layer.unseal(
+		sealPlace{op.id, sealedInput, ""},
+		m.Value,
+		string(sealed) == sealedMark[true],
+	); err != nil {
 		if errors.Is(err, errNoSealer) { // another process may have a Sealer
 			return err
 		}
@@ -83,7 +88,8 @@ func (o *Operations) runWork(ctx context.Context, tx consumer.Tx, op *Operation,
 	case err == nil:
 		return o.writeEnd(tx, op, operationSucceeded, result, nil)
 	case errors.Is(context.Cause(watched), ErrCancelled):
-		return o.writeEnd(tx, op, operationCancelled, nil, nil) // if the connection is lost, the next attempt finds it cancelled before it begins
+		// if the connection is lost, the next attempt finds it cancelled before it begins
+		return o.writeEnd(tx, op, operationCancelled, nil, nil)
 	case isPermanent:
 		return o.writeEnd(tx, op, operationFailed, nil, permanent)
 	case consumer.IsPermanent(err) || attempt >= o.cfg.MaxAttempts:
@@ -112,7 +118,13 @@ const (
 	maxFailureText = 2000
 )
 
-func (o *Operations) writeEnd(tx consumer.Tx, op *Operation, state string, result []byte, f *PermanentError) (err error) {
+func (o *Operations) writeEnd(
+	tx consumer.Tx,
+	op *Operation,
+	state string,
+	result []byte,
+	f *PermanentError,
+) (err error) {
 	sealed := false
 	if result != nil {
 		if result, sealed, err = o.layer.seal(sealPlace{op.id, sealedResult, ""}, result); err != nil {
@@ -172,7 +184,13 @@ func (op *Operation) Progress(ctx context.Context, percent int, text string) err
 	}
 	ctx, cancel := context.WithTimeout(ctx, op.ops.layer.cfg.AcquireTimeout)
 	defer cancel()
-	if _, err := op.ops.layer.pool.Exec(ctx, progressSQL, op.id, percent, codec.TextUpTo(text, maxStepName)); err != nil {
+	if _, err := op.ops.layer.pool.Exec(
+		ctx,
+		progressSQL,
+		op.id,
+		percent,
+		codec.TextUpTo(text, maxStepName),
+	); err != nil {
 		return fmt.Errorf("idempotency: writing progress: %w", err)
 	}
 	return nil

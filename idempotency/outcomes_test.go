@@ -77,7 +77,10 @@ func TestH9EveryOutcomeIsTold(t *testing.T) {
 		effect(w, req)
 	})
 	r.handle(idempotency.Route{Pattern: "/once", DiscardBody: true}, effect)
-	r.handle(idempotency.Route{Pattern: "/unsure", Mode: idempotency.Leased}, charge(func(context.Context, string) ([]byte, error) { return nil, errors.New("no answer") }))
+	r.handle(
+		idempotency.Route{Pattern: "/unsure", Mode: idempotency.Leased},
+		charge(func(context.Context, string) ([]byte, error) { return nil, errors.New("no answer") }),
+	)
 	r.post("/charges", "known", "x")
 	r.post("/charges", "broken", "x")
 	r.exec(`update onlyonce.http_records set response = '\x00' where id = onlyonce.key('', 'http POST /charges', 'broken')`)
@@ -87,7 +90,11 @@ func TestH9EveryOutcomeIsTold(t *testing.T) {
 	first, waiting := r.background("/slow", "busy", "x"), r.background("/wait", "busy", "x")
 	wait(t, "a handler runs", g.begun)
 	wait(t, "the other one runs", g.begun)
-	crowd := []<-chan got{r.background("/held", "1", "x", "X-Tenant", "many"), r.background("/held", "2", "x", "X-Tenant", "many"), r.background("/held", "3", "x", "X-Tenant", "many")}
+	crowd := []<-chan got{
+		r.background("/held", "1", "x", "X-Tenant", "many"),
+		r.background("/held", "2", "x", "X-Tenant", "many"),
+		r.background("/held", "3", "x", "X-Tenant", "many"),
+	}
 	for range crowd {
 		wait(t, "the crowd runs", g.begun)
 	}
@@ -128,11 +135,18 @@ func TestH9EveryOutcomeIsTold(t *testing.T) {
 			t.Errorf("%s: %v: %v", c.name, c.g, err)
 			continue
 		}
-		if c.g.status != c.status || p.Status != c.status || p.Code != c.code || c.g.mark() != c.mark || p.Retryable == nil || *p.Retryable != c.retryable ||
+		if c.g.status != c.status ||
+			p.Status != c.status ||
+			p.Code != c.code ||
+			c.g.mark() != c.mark ||
+			p.Retryable == nil ||
+			*p.Retryable != c.retryable ||
 			p.Type != "urn:onlyonce:problem:"+c.code || p.Title == "" {
 			t.Errorf("%s: %v", c.name, c.g)
 		}
-		if h := c.g.header; h.Get("Content-Type") != "application/problem+json" || h.Get("Cache-Control") != "no-store" || h.Get("Location") != c.location {
+		if h := c.g.header; h.Get("Content-Type") != "application/problem+json" ||
+			h.Get("Cache-Control") != "no-store" ||
+			h.Get("Location") != c.location {
 			t.Errorf("%s: headers %v", c.name, h)
 		}
 		if after, err := strconv.Atoi(c.g.header.Get("Retry-After")); c.after != (err == nil) || c.after && (after < 1 || after > 5) {
@@ -155,7 +169,9 @@ func TestH9EveryOutcomeIsTold(t *testing.T) {
 			t.Errorf("%v", g)
 		}
 	}
-	if again := r.post("/charges", "known", "x"); again.mark() != "replayed" || again.header.Get("Idempotent-Replayed") != "true" || again.header.Get("Idempotency-Expires") == "" ||
+	if again := r.post("/charges", "known", "x"); again.mark() != "replayed" ||
+		again.header.Get("Idempotent-Replayed") != "true" ||
+		again.header.Get("Idempotency-Expires") == "" ||
 		again.header.Get("Idempotency-Key") != `"known"` {
 		t.Errorf("a replay: %v %v", again, again.header)
 	}
@@ -174,8 +190,12 @@ func TestH9OutcomesOfEqualStatus(t *testing.T) {
 		served = append(served, s)
 	}
 	r := newRig(t, cfg)
-	r.handle(idempotency.Route{Pattern: "/charges"}, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnprocessableEntity) })
-	first, again, other := r.post("/charges", "", "x", "X-Op", "k"), r.post("/charges", "", "x", "X-Op", "k"), r.post("/charges", "", "y", "X-Op", "k")
+	r.handle(
+		idempotency.Route{Pattern: "/charges"},
+		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnprocessableEntity) },
+	)
+	first, again, other := r.post("/charges",
+		"", "x", "X-Op", "k"), r.post("/charges", "", "x", "X-Op", "k"), r.post("/charges", "", "y", "X-Op", "k")
 	for n, c := range []struct {
 		g    got
 		mark string
@@ -184,12 +204,19 @@ func TestH9OutcomesOfEqualStatus(t *testing.T) {
 			t.Errorf("%d: %v %v", n, c.g, c.g.header)
 		}
 	}
-	if again.header.Get("Idempotent-Replayed") != "true" || again.header.Get("Idempotency-Expires") == "" || first.header.Get("Idempotent-Replayed") != "" {
+	if again.header.Get("Idempotent-Replayed") != "true" ||
+		again.header.Get("Idempotency-Expires") == "" ||
+		first.header.Get("Idempotent-Replayed") != "" {
 		t.Errorf("%v", again.header)
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if len(served) != 3 || served[0].Outcome != idempotency.Created || served[0].Runs != 1 || served[1].Runs != 0 || served[2].Code != "key-reused" || served[2].Status != 422 {
+	if len(served) != 3 ||
+		served[0].Outcome != idempotency.Created ||
+		served[0].Runs != 1 ||
+		served[1].Runs != 0 ||
+		served[2].Code != "key-reused" ||
+		served[2].Status != 422 {
 		t.Errorf("%+v", served)
 	}
 }
@@ -254,7 +281,10 @@ func TestH10WaitersOfATenant(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
 	g := newGate(t)
-	r.handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased, Wait: 30 * time.Second}, g.before(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }))
+	r.handle(
+		idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased, Wait: 30 * time.Second},
+		g.before(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }),
+	)
 	const keys, each = 9, 8 // 72 of which 64 may wait
 	var firsts []<-chan got
 	for k := range keys {
@@ -337,12 +367,15 @@ func TestH11WhatIsKept(t *testing.T) {
 				if n := one[int](r, `select count(*) from effects where v = $1`, key); n != map[bool]int{true: 3}[c.written] {
 					t.Errorf("%s: %d writes stand, written: %v", key, n, c.written)
 				}
-				if n := one[int](r, `select count(*) from onlyonce.http_records where id = onlyonce.key('', $1, $2)`, "http POST "+route.Pattern, key); n != map[bool]int{true: 1}[c.stored] {
+				if n := one[int](r, `select count(*) from onlyonce.http_records where id = onlyonce.key('', $1, $2)`,
+					"http POST "+route.Pattern, key); n != map[bool]int{true: 1}[c.stored] {
 					t.Errorf("%s: %d records", key, n)
 				}
 				runs := r.runs.Load()
 				again := r.post(route.Pattern, key, "x", "X-Status", fmt.Sprint(status))
-				if mark := map[bool]string{true: "replayed", false: "released"}[c.stored]; again.status != status || again.mark() != mark || again.body != first.body ||
+				if mark := map[bool]string{true: "replayed", false: "released"}[c.stored]; again.status != status ||
+					again.mark() != mark ||
+					again.body != first.body ||
 					c.stored != (r.runs.Load() == runs) {
 					t.Errorf("%s again: %v", key, again)
 				}
@@ -365,13 +398,16 @@ func TestH11PanicAndDeadline(t *testing.T) {
 				_, _ = tx.Exec(req.Context(), `insert into effects values ('undone')`)
 			}
 		}
-		wrapped, err := r.layer.Handle(idempotency.Route{Pattern: "/panic", KeyWindow: 24 * time.Hour, Mode: mode}, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			if r.runs.Add(1) == 1 {
-				write(req)
-				panic("raised by the handler")
-			}
-			effect(w, req)
-		}))
+		wrapped, err := r.layer.Handle(
+			idempotency.Route{Pattern: "/panic", KeyWindow: 24 * time.Hour, Mode: mode},
+			http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+				if r.runs.Add(1) == 1 {
+					write(req)
+					panic("raised by the handler")
+				}
+				effect(w, req)
+			}),
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -392,11 +428,14 @@ func TestH11PanicAndDeadline(t *testing.T) {
 		}
 		for _, status := range []int{200, 402, 504} { // whatever a handler that is out of time says
 			path := fmt.Sprintf("/late/%d", status)
-			r.handle(idempotency.Route{Pattern: path, Mode: mode, HandlerTimeout: 50 * time.Millisecond}, func(w http.ResponseWriter, req *http.Request) {
-				write(req)
-				<-req.Context().Done()
-				w.WriteHeader(status)
-			})
+			r.handle(
+				idempotency.Route{Pattern: path, Mode: mode, HandlerTimeout: 50 * time.Millisecond},
+				func(w http.ResponseWriter, req *http.Request) {
+					write(req)
+					<-req.Context().Done()
+					w.WriteHeader(status)
+				},
+			)
 			if g := r.post(path, "k", "x"); g.status < 500 || g.mark() == "created" {
 				t.Errorf("mode %d, late %d: %v", mode, status, g)
 			}
@@ -412,14 +451,21 @@ func TestH11PanicAndDeadline(t *testing.T) {
 func TestH11RefusalBeforeTheFirstStatement(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
-	r.handle(idempotency.Route{Pattern: "/optional", KeyOptional: true}, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) })
+	r.handle(
+		idempotency.Route{Pattern: "/optional", KeyOptional: true},
+		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) },
+	)
 	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
 		if _, err := idempotency.TxOf(req); err != nil {
 			t.Error(err)
 		}
 		w.WriteHeader(http.StatusNotFound)
 	})
-	for _, c := range []struct{ path, key, mark string }{{"/optional", "", "bypassed"}, {"/optional", "k", "created"}, {"/leased", "k", "created"}} {
+	for _, c := range []struct{ path, key, mark string }{
+		{"/optional", "", "bypassed"},
+		{"/optional", "k", "created"},
+		{"/leased", "k", "created"},
+	} {
 		if g := r.post(c.path, c.key, "x"); g.status != http.StatusNotFound || g.mark() != c.mark {
 			t.Errorf("%v: %v", c, g)
 		}

@@ -34,19 +34,27 @@ func (r *rig) purged() {
 
 // charges handles requests whose calls derive their keys from the request's.
 func (r *rig) charges(mode idempotency.RouteMode) {
-	r.handle(idempotency.Route{Pattern: "/charges", Mode: mode, TTL: 48 * time.Hour, KeyWindow: 24 * time.Hour}, func(w http.ResponseWriter, req *http.Request) {
-		tx, err := idempotency.TxOf(req)
-		if err != nil {
-			r.t.Error(err)
-			return
-		}
-		for n := range 2 {
-			if err := outbox.Enqueue(req.Context(), tx, outbox.Call{Sink: "payments", Name: "charge", ID: strconv.Itoa(n), Body: []byte("{}")}); err != nil {
+	r.handle(
+		idempotency.Route{Pattern: "/charges", Mode: mode, TTL: 48 * time.Hour, KeyWindow: 24 * time.Hour},
+		func(w http.ResponseWriter, req *http.Request) {
+			tx, err := idempotency.TxOf(req)
+			if err != nil {
 				r.t.Error(err)
+				return
 			}
-		}
-		w.WriteHeader(http.StatusCreated)
-	})
+			for n := range 2 {
+				if err := outbox.Enqueue(req.Context(), tx, outbox.Call{
+					Sink: "payments",
+					Name: "charge",
+					ID:   strconv.Itoa(n),
+					Body: []byte("{}"),
+				}); err != nil {
+					r.t.Error(err)
+				}
+			}
+			w.WriteHeader(http.StatusCreated)
+		},
+	)
 }
 
 // listed makes the lanes of the sink, as a relay does that lists it.
@@ -70,15 +78,21 @@ func TestH31RecordOutlivesItsCalls(t *testing.T) {
 	for name, c := range map[string]struct{ open, settle string }{
 		"no relay lists the sink": {"select 1", listedSQL + `; update onlyonce.lanes set prev = pg_current_snapshot()`},
 		"in the log":              {listedSQL, `update onlyonce.lanes set prev = pg_current_snapshot()`},
-		"in a pass":               {listedSQL + `; update onlyonce.lanes set target = pg_current_snapshot()`, `update onlyonce.lanes set last_id = 9000000`},
-		"rejected":                {parked("waiting", "rejected"), ""},
-		"scheduled":               {parked("retrying", "scheduled"), ""},
-		"waits for a rate":        {parked("retrying", "rate"), ""},
-		"blocked":                 {parked("blocked", "behind"), ""},
-		"of unknown outcome":      {parked("reconcile", "window"), ""},
-		"a conflict":              {parked("waiting", "conflict"), ""},
-		"under a new key":         {fmt.Sprintf(parkedSQL, "retrying", "rejected", "gen_random_uuid(), key"), ""},
-		"after a rebase":          {listedSQL + `; update onlyonce.http_records set calls_xid = null`, `update onlyonce.lanes set prev = pg_current_snapshot()`},
+		"in a pass": {
+			listedSQL + `; update onlyonce.lanes set target = pg_current_snapshot()`,
+			`update onlyonce.lanes set last_id = 9000000`,
+		},
+		"rejected":           {parked("waiting", "rejected"), ""},
+		"scheduled":          {parked("retrying", "scheduled"), ""},
+		"waits for a rate":   {parked("retrying", "rate"), ""},
+		"blocked":            {parked("blocked", "behind"), ""},
+		"of unknown outcome": {parked("reconcile", "window"), ""},
+		"a conflict":         {parked("waiting", "conflict"), ""},
+		"under a new key":    {fmt.Sprintf(parkedSQL, "retrying", "rejected", "gen_random_uuid(), key"), ""},
+		"after a rebase": {
+			listedSQL + `; update onlyonce.http_records set calls_xid = null`,
+			`update onlyonce.lanes set prev = pg_current_snapshot()`,
+		},
 	} {
 		for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 			t.Run(fmt.Sprint(name, " ", mode), func(t *testing.T) {
@@ -109,7 +123,11 @@ func TestH31RecordOutlivesItsCalls(t *testing.T) {
 				if r.aged() != 1 {
 					t.Fatal("the record was purged when the call was settled: the remote remembers its key")
 				}
-				if left := one[float64](r, `select extract(epoch from expires_at - clock_timestamp()) / 3600 from onlyonce.http_records where look_at is null`); left < 23 || left > 24 {
+				if left := one[float64](
+					r,
+					`select extract(epoch from expires_at - clock_timestamp()) / 3600 from onlyonce.http_records where look_at is null`,
+				); left < 23 ||
+					left > 24 {
 					t.Errorf("it is kept for %.1f hours, want those of KeyWindow", left)
 				}
 				if r.aged() != 0 {
@@ -155,9 +173,16 @@ func TestH31RecordOfDoOutlivesItsCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	do := func(body string) (idempotency.ServeOutcome, error) {
-		_, outcome, err := idempotency.Do(t.Context(), doer, idempotency.Scope{}, "k", body, func(ctx context.Context, tx consumer.Tx) (string, error) {
-			return "done", outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Body: []byte(body)})
-		})
+		_, outcome, err := idempotency.Do(
+			t.Context(),
+			doer,
+			idempotency.Scope{},
+			"k",
+			body,
+			func(ctx context.Context, tx consumer.Tx) (string, error) {
+				return "done", outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Body: []byte(body)})
+			},
+		)
 		return outcome, err
 	}
 	if outcome, err := do("10 EUR"); err != nil || outcome != idempotency.Created {
@@ -178,12 +203,14 @@ func TestH31RecordOutlivesItsOperation(t *testing.T) {
 	cfg := testConfig()
 	r := newRig(t, cfg)
 	g := newGate(t)
-	ops := r.operations(map[string]idempotency.Work{"export": func(_ context.Context, tx consumer.Tx, op *idempotency.Operation) (json.RawMessage, error) {
-		g.begun <- struct{}{}
-		<-g.open
-		tx.Queue(`insert into effects values ($1)`, op.ID)
-		return json.RawMessage(`"done"`), nil
-	}})
+	ops := r.operations(map[string]idempotency.Work{
+		"export": func(_ context.Context, tx consumer.Tx, op *idempotency.Operation) (json.RawMessage, error) {
+			g.begun <- struct{}{}
+			<-g.open
+			tx.Queue(`insert into effects values ($1)`, op.ID)
+			return json.RawMessage(`"done"`), nil
+		},
+	})
 	r.works(ops)
 	location := r.post("/exports", "k", "x", "X-Tenant", "acct_1").header.Get("Location")
 	wait(t, "it runs", g.begun)
@@ -192,7 +219,8 @@ func TestH31RecordOutlivesItsOperation(t *testing.T) {
 			t.Fatal("the record was purged while its operation runs")
 		}
 		r.exec(`update onlyonce.http_records set expires_at = clock_timestamp() - interval '1 s'`)
-		if copied := r.post("/exports", "k", "x", "X-Tenant", "acct_1"); copied.status != http.StatusAccepted || copied.header.Get("Location") != location {
+		if copied := r.post("/exports", "k", "x", "X-Tenant", "acct_1"); copied.status != http.StatusAccepted ||
+			copied.header.Get("Location") != location {
 			t.Errorf("a copy: %v, Location %q, want %q", copied, copied.header.Get("Location"), location)
 		}
 	}

@@ -76,13 +76,17 @@ var problems = map[code]struct {
 	title     string
 	retryable bool
 }{
-	codeKeyMissing:       {http.StatusBadRequest, "An idempotency key is required", false},
-	codeKeyInvalid:       {http.StatusBadRequest, "The idempotency key is invalid", false},
-	codeBodyInvalid:      {http.StatusBadRequest, "The request body cannot be compared", false},
-	codeRequestTooLarge:  {http.StatusRequestEntityTooLarge, "The request body is too large", false},
-	codeKeyReused:        {http.StatusUnprocessableEntity, "The idempotency key belongs to another request", false},
-	codeInProgress:       {http.StatusConflict, "A request with this idempotency key is in progress", true},
-	codeKeyContended:     {http.StatusServiceUnavailable, "Other requests with this idempotency key come and go faster than this one can answer", true},
+	codeKeyMissing:      {http.StatusBadRequest, "An idempotency key is required", false},
+	codeKeyInvalid:      {http.StatusBadRequest, "The idempotency key is invalid", false},
+	codeBodyInvalid:     {http.StatusBadRequest, "The request body cannot be compared", false},
+	codeRequestTooLarge: {http.StatusRequestEntityTooLarge, "The request body is too large", false},
+	codeKeyReused:       {http.StatusUnprocessableEntity, "The idempotency key belongs to another request", false},
+	codeInProgress:      {http.StatusConflict, "A request with this idempotency key is in progress", true},
+	codeKeyContended: {
+		http.StatusServiceUnavailable,
+		"Other requests with this idempotency key come and go faster than this one can answer",
+		true,
+	},
 	codeOverCapacity:     {http.StatusTooManyRequests, "Too many requests with idempotency keys", true},
 	codeStoreUnavailable: {http.StatusServiceUnavailable, "The store of idempotency keys is unavailable", true},
 	codeCommitUnknown:    {http.StatusServiceUnavailable, "Whether the request took effect is not known yet", true},
@@ -91,10 +95,18 @@ var problems = map[code]struct {
 	codeRecordUnreadable: {http.StatusInternalServerError, "The stored response cannot be read", false},
 	codeScopeMissing:     {http.StatusForbidden, "The owner of the request cannot be determined", false},
 	codeBodyUnreadable:   {http.StatusBadRequest, "The request body could not be read", true},
-	codeBodyConsumed:     {http.StatusInternalServerError, "The request body was read before it could be compared", false},
-	codeRolledBack:       {http.StatusInternalServerError, "The request was rolled back", true},
-	codeNotRendered:      {http.StatusServiceUnavailable, "The request took effect, but its response cannot be rendered now", true},
-	codeKeyChanged:       {http.StatusServiceUnavailable, "The request cannot be compared with earlier ones now", true},
+	codeBodyConsumed: {
+		http.StatusInternalServerError,
+		"The request body was read before it could be compared",
+		false,
+	},
+	codeRolledBack: {http.StatusInternalServerError, "The request was rolled back", true},
+	codeNotRendered: {
+		http.StatusServiceUnavailable,
+		"The request took effect, but its response cannot be rendered now",
+		true,
+	},
+	codeKeyChanged: {http.StatusServiceUnavailable, "The request cannot be compared with earlier ones now", true},
 }
 
 func (c code) status() int { return problems[c].status }
@@ -119,7 +131,15 @@ func newProblem(status int, c code, detail, instance string, retryable bool) Pro
 		}
 		return s
 	}
-	return Problem{problemType + string(c), problems[c].title, status, short(detail), short(instance), string(c), retryable}
+	return Problem{
+		problemType + string(c),
+		problems[c].title,
+		status,
+		short(detail),
+		short(instance),
+		string(c),
+		retryable,
+	}
 }
 
 // writeRefusal answers with a code and its usual status.

@@ -24,11 +24,21 @@ func TestProblems(t *testing.T) {
 		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
 			t.Fatal(err)
 		}
-		want := map[string]any{"type": "urn:onlyonce:problem:" + string(c), "title": p.title, "status": float64(p.status), "detail": "the detail", "instance": "urn:uuid:1", "code": string(c), "retryable": p.retryable}
+		want := map[string]any{
+			"type":      "urn:onlyonce:problem:" + string(c),
+			"title":     p.title,
+			"status":    float64(p.status),
+			"detail":    "the detail",
+			"instance":  "urn:uuid:1",
+			"code":      string(c),
+			"retryable": p.retryable,
+		}
 		if !maps.Equal(got, want) || w.Code != p.status || p.title == "" {
 			t.Errorf("%s: %d %v", c, w.Code, got)
 		}
-		if h := w.Header(); h.Get("Content-Type") != "application/problem+json" || h.Get("Cache-Control") != "no-store" || h.Get("Content-Length") != "" {
+		if h := w.Header(); h.Get("Content-Type") != "application/problem+json" ||
+			h.Get("Cache-Control") != "no-store" ||
+			h.Get("Content-Length") != "" {
 			t.Errorf("%s: %v", c, h)
 		}
 		// The client's side must not give up what can end well, and must not repeat what cannot.
@@ -66,7 +76,11 @@ func TestProblemsAreShort(t *testing.T) {
 		w := httptest.NewRecorder()
 		newProblem(http.StatusTeapot, codeKeyReused, strings.Repeat("\x00", n), strings.Repeat("<", n), true).Write(w)
 		var got map[string]any
-		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || w.Body.Len() > outcome.MaxProblem || w.Code != http.StatusTeapot || got["status"] != 418.0 || got["retryable"] != true {
+		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil ||
+			w.Body.Len() > outcome.MaxProblem ||
+			w.Code != http.StatusTeapot ||
+			got["status"] != 418.0 ||
+			got["retryable"] != true {
 			t.Errorf("%d bytes, %v, %.200s", w.Body.Len(), err, w.Body)
 		}
 		if _, has := got["detail"]; has != (n <= maxProblemText) {

@@ -55,7 +55,11 @@ func (p Profile) setConfig(l *fields.List, c *Config) {
 	c.Headers = []string{header}
 	c.Problem = func(_ *http.Request, problem Problem) (string, []byte) {
 		if p == ProfileACP {
-			return "application/json", encodeProfile(acpError{acpType(problem.Status), profileCode(problem.Code), problem.Title})
+			return "application/json", encodeProfile(acpError{
+				acpType(problem.Status),
+				profileCode(problem.Code),
+				problem.Title,
+			})
 		}
 		return "application/json", encodeProfile(ucpError{profileCode(problem.Code), problem.Title})
 	}
@@ -83,7 +87,8 @@ func (p Profile) setRoute(r *Route) error {
 		l.Add("DiscardBody", "must be false with a Config.Profile, whose clients get the first answer again")
 	}
 	if r.AllowLargeOnce {
-		l.Add("AllowLargeOnce", "must be false with a Config.Profile, whose clients get the first answer again: raise MaxResponse")
+		l.Add("AllowLargeOnce",
+			"must be false with a Config.Profile, whose clients get the first answer again: raise MaxResponse")
 	}
 	r.FingerprintBodyOnly = true
 	conflict := http.StatusUnprocessableEntity
@@ -109,7 +114,8 @@ func setACPRoute(l *fields.List, r *Route) {
 	}
 	for i, method := range r.Methods {
 		if method != http.MethodPost {
-			l.Add(fmt.Sprintf("Methods[%d]", i), "%q cannot be used with ProfileACP, whose requests are all POST", method)
+			l.Add(fmt.Sprintf("Methods[%d]", i), "%q cannot be used with ProfileACP, whose requests are all POST",
+				method)
 		}
 	}
 	if r.Methods == nil {

@@ -84,14 +84,31 @@ func TestH32ACPEqualBodies(t *testing.T) {
 	if g := r.post("/sessions", "k", body, "Content-Type", "application/json"); g.mark() != "created" {
 		t.Fatalf("%v", g)
 	}
-	for _, same := range []string{body, `{"b":[1,2],"a":1,"c":{"d":null}}`, `{"a":1.0,"b":[1e0,20e-1],"c":{"d":null}}`, ` { "a" : 1, "b":[1, 2], "c":{"d":null}}`} {
-		if g := r.post("/sessions", "k", same, "Content-Type", "application/vnd.other+json", "Api-Version", "other"); g.mark() != "replayed" ||
+	for _, same := range []string{
+		body,
+		`{"b":[1,2],"a":1,"c":{"d":null}}`,
+		`{"a":1.0,"b":[1e0,20e-1],"c":{"d":null}}`,
+		` { "a" : 1, "b":[1, 2], "c":{"d":null}}`,
+	} {
+		if g := r.post("/sessions",
+			"k", same, "Content-Type", "application/vnd.other+json", "Api-Version", "other"); g.mark() != "replayed" ||
 			g.header.Get("Idempotent-Replayed") != "true" || g.status != http.StatusCreated {
 			t.Errorf("%s: %v", same, g)
 		}
 	}
-	for _, other := range []string{`{"a":2,"b":[1,2],"c":{"d":null}}`, `{"a":1,"b":[2,1],"c":{"d":null}}`, `{"a":1,"b":[1,2],"c":{}}`, `{"a":1,"b":[1,2],"c":{"d":null},"extension":1}`} {
-		wantACP(t, r.post("/sessions", "k", other, "Content-Type", "application/json"), http.StatusUnprocessableEntity, "invalid_request", "idempotency_conflict")
+	for _, other := range []string{
+		`{"a":2,"b":[1,2],"c":{"d":null}}`,
+		`{"a":1,"b":[2,1],"c":{"d":null}}`,
+		`{"a":1,"b":[1,2],"c":{}}`,
+		`{"a":1,"b":[1,2],"c":{"d":null},"extension":1}`,
+	} {
+		wantACP(
+			t,
+			r.post("/sessions", "k", other, "Content-Type", "application/json"),
+			http.StatusUnprocessableEntity,
+			"invalid_request",
+			"idempotency_conflict",
+		)
 	}
 	if n := r.runs.Load(); n != 1 {
 		t.Errorf("%d runs", n)
@@ -175,7 +192,8 @@ func TestH32ContradictionsAreRefused(t *testing.T) {
 	} {
 		route.Pattern = "/a"
 		route.NoCalls = true
-		if _, err := r.layer.Handle(route, handler); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "Route."+field) {
+		if _, err := r.layer.Handle(route, handler); !errors.Is(err, idempotency.ErrConfig) ||
+			!strings.Contains(err.Error(), "Route."+field) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
@@ -202,7 +220,8 @@ func TestH32ContradictionsAreRefused(t *testing.T) {
 		cfg := testConfig()
 		cfg.Profile = idempotency.ProfileACP
 		change(&cfg)
-		if _, err := idempotency.New(r.pool, cfg); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "Config."+field) {
+		if _, err := idempotency.New(r.pool, cfg); !errors.Is(err, idempotency.ErrConfig) ||
+			!strings.Contains(err.Error(), "Config."+field) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
@@ -215,7 +234,10 @@ func TestH7ConflictStatus(t *testing.T) {
 	for status, path := range map[int]string{422: "/422", 409: "/409", 400: "/400"} {
 		r.handle(idempotency.Route{Pattern: path, ConflictStatus: status}, effect)
 		r.post(path, "k", "x")
-		if g := r.post(path, "k", "y"); g.status != status || g.code() != "key-reused" || g.mark() != "mismatch" || g.header.Get("Retry-After") != "" {
+		if g := r.post(path, "k", "y"); g.status != status ||
+			g.code() != "key-reused" ||
+			g.mark() != "mismatch" ||
+			g.header.Get("Retry-After") != "" {
 			t.Errorf("%s: %v", path, g)
 		}
 	}

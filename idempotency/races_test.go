@@ -146,13 +146,16 @@ func TestH11ClientThatGoesAway(t *testing.T) {
 		r := newRig(t, testConfig())
 		g := newGate(t)
 		done := make(chan error, 1)
-		wrapped := r.layer.MustHandle(idempotency.Route{Pattern: "/charges", NoCalls: true, Mode: mode}, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			r.runs.Add(1)
-			g.begun <- struct{}{}
-			<-g.open
-			done <- req.Context().Err()
-			effect(w, req)
-		}))
+		wrapped := r.layer.MustHandle(
+			idempotency.Route{Pattern: "/charges", NoCalls: true, Mode: mode},
+			http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+				r.runs.Add(1)
+				g.begun <- struct{}{}
+				<-g.open
+				done <- req.Context().Err()
+				effect(w, req)
+			}),
+		)
 		gone := make(chan struct{})
 		r.mux.HandleFunc("/charges", func(w http.ResponseWriter, req *http.Request) {
 			stop := context.AfterFunc(req.Context(), func() { close(gone) })

@@ -37,7 +37,9 @@ func (l *Layer) findRecordAndHistory(ctx context.Context, id [16]byte) (*storedR
 	var o databaseHistory
 	var clock time.Time
 	row := recordRow{}
-	err := l.pool.QueryRow(ctx, findRecordAndHistorySQL, codec.UUID(id)).Scan(append([]any{&o.System, &o.Timeline, &clock}, row.targets()...)...)
+	err := l.pool.QueryRow(ctx, findRecordAndHistorySQL, codec.UUID(id)).Scan(
+		append([]any{&o.System, &o.Timeline, &clock}, row.targets()...)...,
+	)
 	if err != nil {
 		return nil, fmt.Errorf("idempotency: looking up a record: %w", err)
 	}
@@ -214,7 +216,10 @@ type recordRow struct {
 }
 
 func (w *recordRow) targets() []any {
-	return []any{&w.state, &w.values.fingerprint, &w.token, &w.values.response, &w.sealed, &w.erased, &w.refusal, &w.values.expires, &w.lease}
+	return []any{
+		&w.state, &w.values.fingerprint, &w.token, &w.values.response, &w.sealed, &w.erased,
+		&w.refusal, &w.values.expires, &w.lease,
+	}
 }
 
 func (w *recordRow) record() *storedRecord {
@@ -237,7 +242,10 @@ func (l *Layer) findRecord(ctx context.Context, id [16]byte) (*storedRecord, err
 	// Not by recordRow: a column that may be null is scanned at twice the cost.
 	r := &storedRecord{}
 	var token pgtype.UUID
-	err := l.pool.QueryRow(ctx, findRecordSQL, codec.UUID(id)).Scan(&r.state, &r.fingerprint, &token, &r.response, &r.sealed, &r.erased, &r.refusal, &r.expires, &r.lease)
+	err := l.pool.QueryRow(ctx, findRecordSQL, codec.UUID(id)).Scan(
+		&r.state, &r.fingerprint, &token, &r.response, &r.sealed, &r.erased, &r.refusal,
+		&r.expires, &r.lease,
+	)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -280,10 +288,17 @@ func mustRerun(err error) bool { return guard.RunAgain(guard.SQLState(err)) }
 // isRecordExists reports whether another process has written a record under the key.
 func isRecordExists(err error) bool {
 	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.Code == uniqueViolation && pg.SchemaName == "onlyonce" && pg.TableName == "http_records"
+	return errors.As(err, &pg) &&
+		pg.Code == uniqueViolation &&
+		pg.SchemaName == "onlyonce" &&
+		pg.TableName == "http_records"
 }
 
 // retryBackoff returns the waits between two looks at work that is still under way.
 func retryBackoff() *backoff.ExponentialBackOff {
-	return backoff.NewExponentialBackOff(backoff.WithInitialInterval(10*time.Millisecond), backoff.WithMaxInterval(500*time.Millisecond), backoff.WithMaxElapsedTime(0))
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(10*time.Millisecond),
+		backoff.WithMaxInterval(500*time.Millisecond),
+		backoff.WithMaxElapsedTime(0),
+	)
 }

@@ -116,7 +116,9 @@ func sendableHeaders(live http.Header) http.Header {
 		if !protocol.ValidName(name) || strings.HasPrefix(name, http.TrailerPrefix) {
 			continue
 		}
-		values := slices.DeleteFunc(slices.Clone(live[name]), func(v string) bool { return !protocol.ValidHeader(name, v) })
+		values := slices.DeleteFunc(slices.Clone(live[name]), func(v string) bool {
+			return !protocol.ValidHeader(name, v)
+		})
 		if len(values) > 0 && h[canonical] == nil {
 			h[canonical] = values
 		} else if len(values) > 0 {

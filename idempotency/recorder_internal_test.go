@@ -162,7 +162,11 @@ func TestRecorderSendsNothing(t *testing.T) {
 	c := http.NewResponseController(r)
 	_, _, hijack := c.Hijack()
 	for what, err := range map[string]error{
-		"Flush": c.Flush(), "Hijack": hijack, "SetReadDeadline": c.SetReadDeadline(time.Time{}), "SetWriteDeadline": c.SetWriteDeadline(time.Time{}), "EnableFullDuplex": c.EnableFullDuplex(),
+		"Flush":            c.Flush(),
+		"Hijack":           hijack,
+		"SetReadDeadline":  c.SetReadDeadline(time.Time{}),
+		"SetWriteDeadline": c.SetWriteDeadline(time.Time{}),
+		"EnableFullDuplex": c.EnableFullDuplex(),
 	} {
 		if !errors.Is(err, http.ErrNotSupported) {
 			t.Errorf("%s: %v", what, err)
@@ -215,7 +219,14 @@ func TestRecorderDropsFramingAndWhatCannotBeSent(t *testing.T) {
 	r := newRecorder(100)
 	r.Header()["X-Nothing"] = nil
 	maps.Copy(r.Header(), http.Header{
-		"Content-Length": {"17"}, "content-length": {"18"}, "Transfer-Encoding": {"identity"}, "Trailer": {"Sum"}, http.TrailerPrefix + "Sum": {"1"}, "X-A": {"1\r\nSet-Cookie: a=b", "2", "\x00"}, "X-B": {"\n"}, "x-a": {"3"},
+		"Content-Length":           {"17"},
+		"content-length":           {"18"},
+		"Transfer-Encoding":        {"identity"},
+		"Trailer":                  {"Sum"},
+		http.TrailerPrefix + "Sum": {"1"},
+		"X-A":                      {"1\r\nSet-Cookie: a=b", "2", "\x00"},
+		"X-B":                      {"\n"},
+		"x-a":                      {"3"},
 	})
 	fmt.Fprint(r, "ok")
 	want := http.Header{"X-A": {"2", "3"}, "Content-Type": {"text/plain; charset=utf-8"}, "X-Nothing": nil}

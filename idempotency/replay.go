@@ -39,17 +39,23 @@ func (req *servedRequest) cacheRecord(r *storedRecord, resp *storedResponse) {
 	}
 	go func(ctx context.Context, id [16]byte) {
 		defer func() { <-l.cachePuts }()
-		l.cache.put(ctx, id, &cacheEntry{Origin: r.readFrom, Expires: *r.expires, Fingerprint: r.fingerprint, Response: resp}, func(ctx context.Context) (bool, error) {
-			now, err := l.findRecord(ctx, id)
-			return err == nil && now != nil && now.token == r.token && !now.erased, err
-		})
+		l.cache.put(
+			ctx,
+			id,
+			&cacheEntry{Origin: r.readFrom, Expires: *r.expires, Fingerprint: r.fingerprint, Response: resp},
+			func(ctx context.Context) (bool, error) {
+				now, err := l.findRecord(ctx, id)
+				return err == nil && now != nil && now.token == r.token && !now.erased, err
+			},
+		)
 	}(context.WithoutCancel(req.ctx), req.id)
 }
 
 // replyFromRecord answers a request from the record under its key (H7, H16).
 func (req *servedRequest) replyFromRecord(r *storedRecord) reply {
 	same, err := req.layer.fingerprints.matches(r.fingerprint, &req.subject, req.fingerprint)
-	if errors.Is(err, errJSON) { // the record was made when the route compared bodies as JSON, and this body is not JSON
+	// the record was made when the route compared bodies as JSON, and this body is not JSON
+	if errors.Is(err, errJSON) {
 		same, err = false, nil
 	}
 	if err != nil {
@@ -101,7 +107,15 @@ func (req *servedRequest) replayReply(resp *storedResponse, expires *time.Time) 
 		}
 		body = rendered
 	}
-	return reply{mark: Replayed, status: resp.Status, set: resp.Header, added: resp.Added, body: body, trailer: resp.Trailer, expires: expires}
+	return reply{
+		mark:    Replayed,
+		status:  resp.Status,
+		set:     resp.Header,
+		added:   resp.Added,
+		body:    body,
+		trailer: resp.Trailer,
+		expires: expires,
+	}
 }
 
 // renderBody calls Route.Render. If it fails, ok is false (H28).
@@ -148,9 +162,10 @@ type lookup struct {
 type lookupKind int
 
 const (
-	lookupNothing    lookupKind = iota // no record, or one that has expired
-	lookupAnswered                     // a record that answers the request: it is complete, runs, or is another request's
-	lookupLeaseEnded                   // a request in lease mode whose owner is gone: its lease can be taken over
+	lookupNothing lookupKind = iota // no record, or one that has expired
+	// a record that answers the request: it is complete, runs, or is another request's
+	lookupAnswered
+	lookupLeaseEnded // a request in lease mode whose owner is gone: its lease can be taken over
 )
 
 // lookUp looks for the key's record in the cache, and then in the database. If the database does

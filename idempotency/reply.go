@@ -24,10 +24,12 @@ const (
 
 // reply is an answer of the layer: a problem, or the handler's answer.
 type reply struct {
-	mark       ServeOutcome
-	code       code        // of a problem; empty for the handler's answer
-	status     int         // of a problem, 0 means its code's
-	set, added http.Header // of the handler's answer: headers that replace those of middleware around the layer, and values appended to them
+	mark   ServeOutcome
+	code   code // of a problem; empty for the handler's answer
+	status int  // of a problem, 0 means its code's
+	// of the handler's answer: headers that replace those of middleware around the layer, and
+	// values appended to them
+	set, added http.Header
 	body       []byte
 	trailer    http.Header // of the handler's answer
 	expires    *time.Time
@@ -98,7 +100,11 @@ func (req *servedRequest) writeReply(rep reply) int {
 		if rep.status != 0 {
 			status = rep.status
 		}
-		req.layer.writeProblem(req.w, req.http, newProblem(status, rep.code, req.detail, req.problemInstance(), rep.code.retryable() && !rep.final))
+		req.layer.writeProblem(
+			req.w,
+			req.http,
+			newProblem(status, rep.code, req.detail, req.problemInstance(), rep.code.retryable() && !rep.final),
+		)
 		return status
 	}
 	trailers := sortedNames(rep.trailer)
@@ -164,8 +170,9 @@ func (req *servedRequest) encodeResponse(run *handlerRun, rec *recorder) (a reco
 // It lists what is allowed, not what is forbidden, so that a header that we did not think of goes
 // to the first client only.
 var storedHeaders = []string{
-	"Accept-Patch", "Accept-Post", "Allow", "Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language", "Content-Location",
-	"Content-Range", "Content-Type", "Etag", "Last-Modified", "Link", "Location", "Retry-After", "Vary",
+	"Accept-Patch", "Accept-Post", "Allow", "Cache-Control", "Content-Disposition",
+	"Content-Encoding", "Content-Language", "Content-Location", "Content-Range", "Content-Type",
+	"Etag", "Last-Modified", "Link", "Location", "Retry-After", "Vary",
 }
 
 // checkKeepHeaders checks the names in Route.KeepHeaders. Its error lists every fault.
@@ -213,9 +220,12 @@ func connectionNames(h http.Header) map[string]bool {
 // order.
 func storedSubset(h http.Header, named map[string]bool, extra []string) http.Header {
 	keep := make(http.Header, len(h))
-	for _, name := range sortedNames(h) { // sorted, so that a name that occurs in two cases gets its values in the same order each time
+	// sorted, so that a name that occurs in two cases gets its values in the same order each time
+	for _, name := range sortedNames(h) {
 		canonical := http.CanonicalHeaderKey(name)
-		if protocol.NeverStored(canonical) != "" || !slices.Contains(storedHeaders, canonical) && !slices.ContainsFunc(extra, func(e string) bool { return http.CanonicalHeaderKey(e) == canonical }) {
+		if protocol.NeverStored(canonical) != "" ||
+			!slices.Contains(storedHeaders, canonical) &&
+				!slices.ContainsFunc(extra, func(e string) bool { return http.CanonicalHeaderKey(e) == canonical }) {
 			continue
 		}
 		for _, value := range h[name] {

@@ -31,7 +31,8 @@ func TestH1MethodsThatKeysCountFor(t *testing.T) {
 		path, method string
 		counts       bool
 	}{
-		{"/default", "POST", true}, {"/default", "PATCH", true}, {"/default", "PUT", false}, {"/default", "DELETE", false}, {"/default", "GET", false}, {"/default", "OPTIONS", false},
+		{"/default", "POST", true}, {"/default", "PATCH", true}, {"/default", "PUT", false},
+		{"/default", "DELETE", false}, {"/default", "GET", false}, {"/default", "OPTIONS", false},
 		{"/all", "PUT", true}, {"/all", "DELETE", true}, {"/all", "GET", false},
 	} {
 		for n, want := range []string{"created", "replayed"} {
@@ -70,8 +71,15 @@ func TestH2ReplayNeedsTheScope(t *testing.T) {
 	r := newRig(t, cfg)
 	r.handle(idempotency.Route{Pattern: "/charges"}, effect)
 	scopes := [][]string{
-		{}, {"X-Tenant", "a"}, {"X-Tenant", "b"}, {"X-Tenant", "a", "X-Principal", "p"}, {"X-Tenant", "a", "X-Principal", "q"}, {"X-Principal", "p"}, {"X-Tenant", "ap"},
-		{"X-Tenant", "a", "X-Principal", "p q"}, {"X-Tenant", "a", "X-Principal", "p%20q"},
+		{},
+		{"X-Tenant", "a"},
+		{"X-Tenant", "b"},
+		{"X-Tenant", "a", "X-Principal", "p"},
+		{"X-Tenant", "a", "X-Principal", "q"},
+		{"X-Principal", "p"},
+		{"X-Tenant", "ap"},
+		{"X-Tenant", "a", "X-Principal", "p q"},
+		{"X-Tenant", "a", "X-Principal", "p%20q"},
 	}
 	for _, s := range scopes {
 		if g := r.post("/charges", "k", "of "+strings.Join(s, " "), s...); g.mark() != "created" {
@@ -79,7 +87,8 @@ func TestH2ReplayNeedsTheScope(t *testing.T) {
 		}
 	}
 	for _, s := range scopes {
-		if g := r.post("/charges", "k", "of "+strings.Join(s, " "), s...); g.mark() != "replayed" || g.body != "effect of of "+strings.Join(s, " ") {
+		if g := r.post("/charges", "k", "of "+strings.Join(s, " "), s...); g.mark() != "replayed" ||
+			g.body != "effect of of "+strings.Join(s, " ") {
 			t.Errorf("%v: %v", s, g)
 		}
 	}
@@ -109,7 +118,12 @@ func TestH3SourcesOfAKey(t *testing.T) {
 	if g := r.post("/charges", "k", body); g.mark() != "created" || g.header.Get("Idempotency-Key") != `"k"` {
 		t.Errorf("%v, %v", g, g.header)
 	}
-	for _, h := range [][]string{{}, {"X-Idempotency-Key", "k"}, {"Paypal-Request-Id", `"k"`}, {"X-Idempotency-Key", "k", "Paypal-Request-Id", "k"}} {
+	for _, h := range [][]string{
+		{},
+		{"X-Idempotency-Key", "k"},
+		{"Paypal-Request-Id", `"k"`},
+		{"X-Idempotency-Key", "k", "Paypal-Request-Id", "k"},
+	} {
 		if g := r.post("/charges", "", body, h...); g.mark() != "replayed" {
 			t.Errorf("%v: %v", h, g)
 		}
@@ -148,7 +162,9 @@ func TestH4KeysAsTheyAreWritten(t *testing.T) {
 		t.Errorf("a comma in quotes: %v", g)
 	}
 	for _, bad := range []string{`a,b`, `"a`, `""`, strings.Repeat("x", 256)} {
-		if g := r.post("/lenient", bad, "x"); g.status != http.StatusBadRequest || g.code() != "key-invalid" || g.header.Get("Idempotency-Key") != "" {
+		if g := r.post("/lenient", bad, "x"); g.status != http.StatusBadRequest ||
+			g.code() != "key-invalid" ||
+			g.header.Get("Idempotency-Key") != "" {
 			t.Errorf("%.20q: %v", bad, g)
 		}
 	}
@@ -162,7 +178,10 @@ func TestH5RequestsWithoutAKey(t *testing.T) {
 	r := newRig(t, testConfig())
 	r.handle(idempotency.Route{Pattern: "/required"}, effect)
 	r.handle(idempotency.Route{Pattern: "/optional", KeyOptional: true}, effect)
-	if g := r.post("/required", "", "x"); g.status != http.StatusBadRequest || g.code() != "key-missing" || !strings.Contains(g.body, "send a key in the header Idempotency-Key") || r.runs.Load() != 0 {
+	if g := r.post("/required", "", "x"); g.status != http.StatusBadRequest ||
+		g.code() != "key-missing" ||
+		!strings.Contains(g.body, "send a key in the header Idempotency-Key") ||
+		r.runs.Load() != 0 {
 		t.Errorf("required: %v", g)
 	}
 	for range 2 {
@@ -250,11 +269,22 @@ func TestH7AnotherRequestUnderTheKey(t *testing.T) {
 			return r.post("/raw/a?q=1", "k", `{"a":1}`, "Content-Type", "application/json", "X-Account", "8")
 		},
 	} {
-		if g := other(); g.status != http.StatusUnprocessableEntity || g.code() != "key-reused" || g.mark() != "mismatch" || strings.Contains(g.body, "effect") {
+		if g := other(); g.status != http.StatusUnprocessableEntity ||
+			g.code() != "key-reused" ||
+			g.mark() != "mismatch" ||
+			strings.Contains(g.body, "effect") {
 			t.Errorf("another %s: %v", name, g)
 		}
 	}
-	if g := r.post("/raw/a?q=1", "k", `{"a":1}`, "Content-Type", "Application/JSON; charset=utf-8", "X-Account", "7", "X-Trace", "other"); g.mark() != "replayed" {
+	if g := r.post("/raw/a?q=1",
+		"k",
+		`{"a":1}`,
+		"Content-Type",
+		"Application/JSON; charset=utf-8",
+		"X-Account",
+		"7",
+		"X-Trace",
+		"other"); g.mark() != "replayed" {
 		t.Errorf("the same: %v", g)
 	}
 	r.post("/json", "k", `{"a":1,"b":[1.0]}`)
@@ -263,7 +293,12 @@ func TestH7AnotherRequestUnderTheKey(t *testing.T) {
 			t.Errorf("JSON written in another way: %v", g)
 		}
 	}
-	for _, other := range []string{`{"a":1,"b":[1.1]}`, `{"a":1.00000000000000000001,"b":[1]}`, `{"a":1,"b":["1"]}`, `{"a":1,"b":[1],"c":null}`} {
+	for _, other := range []string{
+		`{"a":1,"b":[1.1]}`,
+		`{"a":1.00000000000000000001,"b":[1]}`,
+		`{"a":1,"b":["1"]}`,
+		`{"a":1,"b":[1],"c":null}`,
+	} {
 		if g := r.post("/json", "k", other); g.mark() != "mismatch" {
 			t.Errorf("JSON that says something else: %v", g)
 		}
@@ -296,7 +331,8 @@ func TestH7HandlerGetsTheWholeBody(t *testing.T) {
 		b, err := io.ReadAll(req.Body)
 		_ = json.NewEncoder(w).Encode(map[string]any{"body": string(b), "length": req.ContentLength, "err": err, "path": req.URL.Path})
 	})
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.srv.URL+"/charges", io.MultiReader(strings.NewReader("ab"), strings.NewReader("cd")))
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.srv.URL+"/charges",
+		io.MultiReader(strings.NewReader("ab"), strings.NewReader("cd")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -331,7 +367,10 @@ func TestH8RecordsAreApart(t *testing.T) {
 	if n := one[int](r, `select count(*) from onlyonce.http_records where id = onlyonce.key(tenant, scope, 'k')`); n != 5 {
 		t.Errorf("%d records under key k, want 5", n)
 	}
-	scopes := one[[]string](r, `select array_agg(scope || '|' || tenant order by scope, tenant) from onlyonce.http_records where id = onlyonce.key(tenant, scope, 'k')`)
+	scopes := one[[]string](
+		r,
+		`select array_agg(scope || '|' || tenant order by scope, tenant) from onlyonce.http_records where id = onlyonce.key(tenant, scope, 'k')`,
+	)
 	if got := strings.Join(scopes, ", "); got != "http PATCH /a|, http POST /a|, http POST /b|, http POST /b|t, http POST /b t|" {
 		t.Error(got)
 	}
@@ -422,12 +461,15 @@ func TestH7CodingTrailersAndHost(t *testing.T) {
 	if g := send("/charges", "", sum("1"), "Content-Encoding", "x-ours"); g.mark() != "created" {
 		t.Errorf("%v", g)
 	}
-	if g := send("/charges", "other.example.com", sum("1"), "Content-Encoding", "identity", "Content-Encoding", "X-Ours"); g.mark() != "replayed" {
+	if g := send("/charges",
+		"other.example.com", sum("1"), "Content-Encoding", "identity", "Content-Encoding", "X-Ours"); g.mark() != "replayed" {
 		t.Errorf("the same: %v", g)
 	}
 	for name, g := range map[string]got{
-		"no coding": send("/charges", "", sum("1")), "another coding": send("/charges", "", sum("1"), "Content-Encoding", "gzip"),
-		"another trailer": send("/charges", "", sum("2"), "Content-Encoding", "x-ours"), "no trailer": send("/charges", "", nil, "Content-Encoding", "x-ours"),
+		"no coding":       send("/charges", "", sum("1")),
+		"another coding":  send("/charges", "", sum("1"), "Content-Encoding", "gzip"),
+		"another trailer": send("/charges", "", sum("2"), "Content-Encoding", "x-ours"),
+		"no trailer":      send("/charges", "", nil, "Content-Encoding", "x-ours"),
 	} {
 		if g.mark() != "mismatch" {
 			t.Errorf("%s: %v", name, g)
@@ -439,7 +481,11 @@ func TestH7CodingTrailersAndHost(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"Transfer-Encoding", "trailer"} {
-		if _, err := r.layer.Handle(idempotency.Route{Pattern: "/x", NoCalls: true, FingerprintHeaders: []string{name}}, http.NotFoundHandler()); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "FingerprintHeaders[0]") {
+		if _, err := r.layer.Handle(
+			idempotency.Route{Pattern: "/x", NoCalls: true, FingerprintHeaders: []string{name}},
+			http.NotFoundHandler(),
+		); !errors.Is(err, idempotency.ErrConfig) ||
+			!strings.Contains(err.Error(), "FingerprintHeaders[0]") {
 			t.Errorf("%s may be configured: %v", name, err)
 		}
 		cfg := testConfig()

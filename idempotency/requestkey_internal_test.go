@@ -31,26 +31,45 @@ func TestH3SourcesOfAKey(t *testing.T) {
 		"body, with what bare keys lack": {body: member(`"a, b"`), want: "a, b"},
 		"a quoted body agrees":           {h: http.Header{primary: {`"a, b"`}}, body: member(`"a, b"`), want: "a, b"},
 
-		"two headers disagree":                {h: http.Header{primary: {"secret-k"}, alias: {"secret-l"}}, fails: "header Idempotency-Key and header X-Idempotency-Key name different keys"},
-		"the last one disagrees":              {h: http.Header{primary: {"secret-k"}, older: {"secret-l"}}, fails: "different keys"},
-		"two aliases disagree":                {h: http.Header{alias: {"secret-k"}, older: {"secret-l"}}, fails: "different keys"},
-		"header and body disagree":            {h: http.Header{primary: {"secret-k"}}, body: member(`"secret-l"`), fails: "header Idempotency-Key and body member /payment/idempotency_key name different keys"},
-		"two lines":                           {h: http.Header{primary: {"secret-k", "secret-l"}}, fails: "2 times"},
-		"two lines that agree":                {h: http.Header{primary: {"secret-k", "secret-k"}}, fails: "2 times"},
-		"two lines, in two cases":             {h: http.Header{primary: {"secret-k"}, "idempotency-key": {"secret-k"}}, fails: "2 times"},
-		"two lines of an alias":               {h: http.Header{primary: {"secret-k"}, alias: {"secret-k", "secret-k"}}, fails: "header X-Idempotency-Key occurs 2 times"},
-		"a good one and a bad one":            {h: http.Header{primary: {"secret-k"}, alias: {"secret,l"}}, fails: "header X-Idempotency-Key: the key"},
-		"an empty line":                       {h: http.Header{primary: {""}}, fails: "0 bytes"},
-		"an empty line beside a key":          {h: http.Header{primary: {"secret-k"}, alias: {""}}, fails: "0 bytes"},
-		"body, no string":                     {body: member(`17`), fails: "must be a string"},
-		"body, null":                          {body: member(`null`), fails: "must be a string"},
-		"body, object":                        {body: member(`{"secret":1}`), fails: "must be a string"},
-		"body, empty":                         {body: member(`""`), fails: "0 bytes"},
-		"body, not ASCII":                     {body: member(`"secret-ü"`), fails: "ASCII"},
-		"body, lone surrogate":                {body: member(`"secret-\ud800"`), fails: "ASCII"},
-		"body, too long":                      {body: member(`"` + strings.Repeat("secret", 50) + `"`), fails: "300 bytes"},
-		"body, the member twice":              {body: `{"payment":{"idempotency_key":"secret-k","idempotency_key":"secret-k"}}`, fails: "twice"},
-		"body, twice in other escapes":        {body: `{"payment":{"idempotency_key":"secret-k","\u0069dempotency_key":"secret-l"}}`, fails: "twice"},
+		"two headers disagree": {
+			h:     http.Header{primary: {"secret-k"}, alias: {"secret-l"}},
+			fails: "header Idempotency-Key and header X-Idempotency-Key name different keys",
+		},
+		"the last one disagrees": {h: http.Header{primary: {"secret-k"}, older: {"secret-l"}}, fails: "different keys"},
+		"two aliases disagree":   {h: http.Header{alias: {"secret-k"}, older: {"secret-l"}}, fails: "different keys"},
+		"header and body disagree": {
+			h:     http.Header{primary: {"secret-k"}},
+			body:  member(`"secret-l"`),
+			fails: "header Idempotency-Key and body member /payment/idempotency_key name different keys",
+		},
+		"two lines":               {h: http.Header{primary: {"secret-k", "secret-l"}}, fails: "2 times"},
+		"two lines that agree":    {h: http.Header{primary: {"secret-k", "secret-k"}}, fails: "2 times"},
+		"two lines, in two cases": {h: http.Header{primary: {"secret-k"}, "idempotency-key": {"secret-k"}}, fails: "2 times"},
+		"two lines of an alias": {
+			h:     http.Header{primary: {"secret-k"}, alias: {"secret-k", "secret-k"}},
+			fails: "header X-Idempotency-Key occurs 2 times",
+		},
+		"a good one and a bad one": {
+			h:     http.Header{primary: {"secret-k"}, alias: {"secret,l"}},
+			fails: "header X-Idempotency-Key: the key",
+		},
+		"an empty line":              {h: http.Header{primary: {""}}, fails: "0 bytes"},
+		"an empty line beside a key": {h: http.Header{primary: {"secret-k"}, alias: {""}}, fails: "0 bytes"},
+		"body, no string":            {body: member(`17`), fails: "must be a string"},
+		"body, null":                 {body: member(`null`), fails: "must be a string"},
+		"body, object":               {body: member(`{"secret":1}`), fails: "must be a string"},
+		"body, empty":                {body: member(`""`), fails: "0 bytes"},
+		"body, not ASCII":            {body: member(`"secret-ü"`), fails: "ASCII"},
+		"body, lone surrogate":       {body: member(`"secret-\ud800"`), fails: "ASCII"},
+		"body, too long":             {body: member(`"` + strings.Repeat("secret", 50) + `"`), fails: "300 bytes"},
+		"body, the member twice": {
+			body:  `{"payment":{"idempotency_key":"secret-k","idempotency_key":"secret-k"}}`,
+			fails: "twice",
+		},
+		"body, twice in other escapes": {
+			body:  `{"payment":{"idempotency_key":"secret-k","\u0069dempotency_key":"secret-l"}}`,
+			fails: "twice",
+		},
 		"body, the way there twice":           {body: `{"payment":{"idempotency_key":"secret-k"},"payment":{}}`, fails: "twice"},
 		"body, the way there twice, and null": {body: `{"payment":null,"payment":{"idempotency_key":"secret-k"}}`, fails: "twice"},
 
@@ -88,7 +107,16 @@ func checkFind(t *testing.T, rule keyRule, h http.Header, body, want, fails stri
 
 func TestH3PointerIntoArrays(t *testing.T) {
 	t.Parallel()
-	for pointer, want := range map[string]string{"/0/key": "a", "/1/key": "b", "/01/key": "", "/2/key": "", "/-/key": "", "/key": "", "/1/": "c", "/1/a~1b~0": "d"} {
+	for pointer, want := range map[string]string{
+		"/0/key":    "a",
+		"/1/key":    "b",
+		"/01/key":   "",
+		"/2/key":    "",
+		"/-/key":    "",
+		"/key":      "",
+		"/1/":       "c",
+		"/1/a~1b~0": "d",
+	} {
 		checkFind(t, keyRule{pointer: pointer}, nil, `[{"key":"a"},{"key":"b","":"c","a/b~":"d"}]`, want, "")
 	}
 }

@@ -133,7 +133,9 @@ func (rc *responseCache) observe(o databaseHistory, clock, asked time.Time) {
 	next := &sighting{o, clock, asked}
 	for {
 		last := rc.latest.Load()
-		if last != nil && last.System == o.System && (o.Timeline < last.Timeline || o.Timeline == last.Timeline && !asked.After(last.asked)) {
+		if last != nil &&
+			last.System == o.System &&
+			(o.Timeline < last.Timeline || o.Timeline == last.Timeline && !asked.After(last.asked)) {
 			return
 		}
 		if last != nil && last.System != o.System && !asked.After(last.asked) {
@@ -191,7 +193,12 @@ func (rc *responseCache) get(ctx context.Context, id [16]byte) (*cacheEntry, boo
 // the same attempt is there. If it is not, or if the check fails, put removes the entry again. It
 // may run after the request was answered; its errors are dropped, because a missing entry costs
 // only a query.
-func (rc *responseCache) put(ctx context.Context, id [16]byte, c *cacheEntry, isStillThere func(context.Context) (bool, error)) {
+func (rc *responseCache) put(
+	ctx context.Context,
+	id [16]byte,
+	c *cacheEntry,
+	isStillThere func(context.Context) (bool, error),
+) {
 	o, clock, ok := rc.currentHistory()
 	if !ok || c.Origin != o {
 		return // get would refuse it

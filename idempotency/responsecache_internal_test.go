@@ -114,8 +114,10 @@ func see(t *responseCache, o databaseHistory) {
 
 func entry() *cacheEntry {
 	return &cacheEntry{
-		Origin: here, Expires: time.Now().Add(5*time.Hour + 24*time.Hour).Truncate(time.Microsecond), Fingerprint: bytes.Repeat([]byte{9}, 38),
-		Response: &storedResponse{Status: 201, Header: http.Header{"Location": {"/a"}}, Body: []byte(`{"a": 1.0}`)},
+		Origin:      here,
+		Expires:     time.Now().Add(5*time.Hour + 24*time.Hour).Truncate(time.Microsecond),
+		Fingerprint: bytes.Repeat([]byte{9}, 38),
+		Response:    &storedResponse{Status: 201, Header: http.Header{"Location": {"/a"}}, Body: []byte(`{"a": 1.0}`)},
 	}
 }
 
@@ -131,7 +133,11 @@ func wants(t *testing.T, tier *responseCache, want *cacheEntry) {
 	switch {
 	case ok != (want != nil):
 		t.Errorf("found: %v", ok)
-	case ok && (got.Origin != want.Origin || !got.Expires.Equal(want.Expires) || !bytes.Equal(got.Fingerprint, want.Fingerprint) || !equalResponses(got.Response, want.Response)):
+	case ok &&
+		(got.Origin != want.Origin ||
+			!got.Expires.Equal(want.Expires) ||
+			!bytes.Equal(got.Fingerprint, want.Fingerprint) ||
+			!equalResponses(got.Response, want.Response)):
 		t.Errorf("%+v, want %+v", got, want)
 	}
 }
@@ -238,7 +244,9 @@ func TestH21OldSightings(t *testing.T) {
 func TestH21EntriesEnd(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ expires, ttl, want time.Duration }{
-		"by its TTL": {24 * time.Hour, time.Minute, time.Minute}, "with its recID": {10 * time.Second, time.Minute, 10 * time.Second}, "by the default": {24 * time.Hour, 0, 5 * time.Minute},
+		"by its TTL":     {24 * time.Hour, time.Minute, time.Minute},
+		"with its recID": {10 * time.Second, time.Minute, 10 * time.Second},
+		"by the default": {24 * time.Hour, 0, 5 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -304,9 +312,17 @@ func TestH21Garbage(t *testing.T) {
 		s.entries[recID] = under(entryName(recID), plain)
 		wants(t, tier, entry()) // so the following fail for their own reasons
 		for name, bad := range map[string][]byte{
-			"not sealed": plain, "of another recID": under(entryName([16]byte{2}), plain), "sealed as a row is": under(codec.SealPlace(recID, sealedAnswer, ""), plain), "a row's answer": under(entryName(recID), entry().Response.encode()),
-			"version": under(entryName(recID), append([]byte{2}, plain[1:]...)), "empty": under(entryName(recID), nil), "cut off": under(entryName(recID), plain[:len(plain)-1]), "longer": under(entryName(recID), append(bytes.Clone(plain), 0)),
-			"a huge fingerprint": under(entryName(recID), append(append(bytes.Clone(plain[:29]), 0xff, 0xff, 0xff, 0xff), plain[33:]...)), "text": []byte("OK"), "no bytes": {},
+			"not sealed":         plain,
+			"of another recID":   under(entryName([16]byte{2}), plain),
+			"sealed as a row is": under(codec.SealPlace(recID, sealedAnswer, ""), plain),
+			"a row's answer":     under(entryName(recID), entry().Response.encode()),
+			"version":            under(entryName(recID), append([]byte{2}, plain[1:]...)),
+			"empty":              under(entryName(recID), nil),
+			"cut off":            under(entryName(recID), plain[:len(plain)-1]),
+			"longer":             under(entryName(recID), append(bytes.Clone(plain), 0)),
+			"a huge fingerprint": under(entryName(recID), append(append(bytes.Clone(plain[:29]), 0xff, 0xff, 0xff, 0xff), plain[33:]...)),
+			"text":               []byte("OK"),
+			"no bytes":           {},
 		} {
 			s.entries[recID] = bad
 			if _, ok := tier.get(t.Context(), recID); ok {
@@ -417,7 +433,11 @@ func TestH21ErasedStaysErased(t *testing.T) {
 				tier.put(t.Context(), recID, entry(), func(ctx context.Context) (bool, error) { erase(); return still(ctx) })
 			},
 			"erase behind the look": func() {
-				tier.put(t.Context(), recID, entry(), func(ctx context.Context) (bool, error) { there, err := still(ctx); erase(); return there, err })
+				tier.put(t.Context(), recID, entry(), func(ctx context.Context) (bool, error) {
+					there, err := still(ctx)
+					erase()
+					return there, err
+				})
 			},
 			"the row deleted between, then forgotten": func() {
 				tier.put(t.Context(), recID, entry(), func(context.Context) (bool, error) { return true, nil })
@@ -484,7 +504,12 @@ func FuzzCacheEntry(f *testing.F) {
 			return
 		}
 		again, untilAgain, ok := decodeEntry(c.encode(until))
-		if !ok || !untilAgain.Equal(until) || again.Origin != c.Origin || !again.Expires.Equal(c.Expires) || !bytes.Equal(again.Fingerprint, c.Fingerprint) || !maps.EqualFunc(again.Response.Header, c.Response.Header, slices.Equal) {
+		if !ok ||
+			!untilAgain.Equal(until) ||
+			again.Origin != c.Origin ||
+			!again.Expires.Equal(c.Expires) ||
+			!bytes.Equal(again.Fingerprint, c.Fingerprint) ||
+			!maps.EqualFunc(again.Response.Header, c.Response.Header, slices.Equal) {
 			t.Fatalf("%+v, %+v", c, again)
 		}
 	})

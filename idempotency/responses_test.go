@@ -47,7 +47,9 @@ func TestH12NothingLeavesBeforeCommit(t *testing.T) {
 			tx.Queue(`select 1 / 0`) // fails with COMMIT, behind the last word of the handler
 		})
 		for range 2 {
-			if g := r.post(path, "k", "x"); g.status != http.StatusInternalServerError || g.code() != "rolled-back" || strings.Contains(g.body, "news") {
+			if g := r.post(path, "k", "x"); g.status != http.StatusInternalServerError ||
+				g.code() != "rolled-back" ||
+				strings.Contains(g.body, "news") {
 				t.Errorf("%v", g)
 			}
 		}
@@ -99,11 +101,20 @@ func TestH13ReplayIsTheSameBytes(t *testing.T) {
 			if first.mark() != "created" || again.mark() != "replayed" || first.status != again.status || first.body != again.body {
 				t.Errorf("%s: %.80v, then %.80v", path, first, again)
 			}
-			if again.header.Get("Access-Control-Allow-Origin") != "https://b" || again.header.Get("X-Request-Id") != "2" || again.header.Get("Date") == "" {
+			if again.header.Get("Access-Control-Allow-Origin") != "https://b" ||
+				again.header.Get("X-Request-Id") != "2" ||
+				again.header.Get("Date") == "" {
 				t.Errorf("%s: %v", path, again.header)
 			}
 			a, b := first.header.Clone(), again.header.Clone()
-			for _, own := range []string{"Date", "Access-Control-Allow-Origin", "X-Request-Id", "Idempotency-Status", "Idempotent-Replayed", "Idempotency-Expires"} {
+			for _, own := range []string{
+				"Date",
+				"Access-Control-Allow-Origin",
+				"X-Request-Id",
+				"Idempotency-Status",
+				"Idempotent-Replayed",
+				"Idempotency-Expires",
+			} {
 				a.Del(own)
 				b.Del(own)
 			}
@@ -118,25 +129,48 @@ func TestH14HeadersThatAreKept(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
 	kept := map[string]string{
-		"Content-Type": "text/x", "Content-Language": "de", "Content-Encoding": "identity", "Content-Disposition": "inline", "Content-Location": "/c", "Location": "/l",
-		"Etag": `"e"`, "Last-Modified": "Tue, 15 Nov 1994 12:45:26 GMT", "Link": "</n>", "Cache-Control": "private", "Vary": "Accept", "X-Ours": "kept",
-		"Allow": "GET, HEAD", "Accept-Post": "application/json", "Accept-Patch": "text/x", "Retry-After": "2", "Content-Range": "bytes 0-9/10",
+		"Content-Type":        "text/x",
+		"Content-Language":    "de",
+		"Content-Encoding":    "identity",
+		"Content-Disposition": "inline",
+		"Content-Location":    "/c",
+		"Location":            "/l",
+		"Etag":                `"e"`,
+		"Last-Modified":       "Tue, 15 Nov 1994 12:45:26 GMT",
+		"Link":                "</n>",
+		"Cache-Control":       "private",
+		"Vary":                "Accept",
+		"X-Ours":              "kept",
+		"Allow":               "GET, HEAD",
+		"Accept-Post":         "application/json",
+		"Accept-Patch":        "text/x",
+		"Retry-After":         "2",
+		"Content-Range":       "bytes 0-9/10",
 	}
 	dropped := map[string]string{
-		"Set-Cookie": "session=1", "Authorization": "Bearer s", "Www-Authenticate": "Basic", "Proxy-Authenticate": "Basic", "Access-Control-Allow-Origin": "https://a", "Age": "1",
-		"X-Other": "not listed", "Keep-Alive": "timeout=5",
+		"Set-Cookie":                  "session=1",
+		"Authorization":               "Bearer s",
+		"Www-Authenticate":            "Basic",
+		"Proxy-Authenticate":          "Basic",
+		"Access-Control-Allow-Origin": "https://a",
+		"Age":                         "1",
+		"X-Other":                     "not listed",
+		"Keep-Alive":                  "timeout=5",
 	}
-	r.handle(idempotency.Route{Pattern: "/charges", KeepHeaders: []string{"x-ours", "X-Named"}}, func(w http.ResponseWriter, _ *http.Request) {
-		for name, v := range kept {
-			w.Header().Set(name, v)
-		}
-		for name, v := range dropped {
-			w.Header().Set(name, v)
-		}
-		w.Header().Set("Connection", "X-Named")
-		w.Header().Set("X-Named", "for this connection")
-		w.WriteHeader(http.StatusCreated)
-	})
+	r.handle(
+		idempotency.Route{Pattern: "/charges", KeepHeaders: []string{"x-ours", "X-Named"}},
+		func(w http.ResponseWriter, _ *http.Request) {
+			for name, v := range kept {
+				w.Header().Set(name, v)
+			}
+			for name, v := range dropped {
+				w.Header().Set(name, v)
+			}
+			w.Header().Set("Connection", "X-Named")
+			w.Header().Set("X-Named", "for this connection")
+			w.WriteHeader(http.StatusCreated)
+		},
+	)
 	first, again := r.post("/charges", "k", "x"), r.post("/charges", "k", "x")
 	for name, v := range kept {
 		if first.header.Get(name) != v || again.header.Get(name) != v {
@@ -161,7 +195,11 @@ func TestH14HeadersThatAreKept(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"Set-Cookie", "authorization", "Proxy-Anything", "Access-Control-Allow-Origin", "Date", "Connection"} {
-		if _, err := r.layer.Handle(idempotency.Route{Pattern: "/x", NoCalls: true, KeepHeaders: []string{name}}, http.NotFoundHandler()); err == nil || !strings.Contains(err.Error(), "KeepHeaders") {
+		if _, err := r.layer.Handle(
+			idempotency.Route{Pattern: "/x", NoCalls: true, KeepHeaders: []string{name}},
+			http.NotFoundHandler(),
+		); err == nil ||
+			!strings.Contains(err.Error(), "KeepHeaders") {
 			t.Errorf("%s may be configured: %v", name, err)
 		}
 	}
@@ -217,7 +255,9 @@ func TestH15LongAnswers(t *testing.T) {
 			t.Errorf("%s: %d, %d bytes", path, g.status, len(g.body))
 		}
 		for range 2 {
-			if g := r.post(path, "long", "x", "X-More", "y"); g.code() != "response-too-large" || g.status != 500 || g.mark() != "rejected" {
+			if g := r.post(path, "long", "x", "X-More", "y"); g.code() != "response-too-large" ||
+				g.status != 500 ||
+				g.mark() != "rejected" {
 				t.Errorf("%s: %d %s", path, g.status, g.code())
 			}
 		}
@@ -231,7 +271,9 @@ func TestH15LongAnswers(t *testing.T) {
 			t.Errorf("%s: the first caller: %d, %d bytes", path, g.status, len(g.body))
 		}
 		for range 2 {
-			if g := r.post(path, "k", "x", "X-More", "y"); g.status != http.StatusGone || g.code() != "response-not-replayable" || g.header.Get("Location") != "/long/1" {
+			if g := r.post(path, "k", "x", "X-More", "y"); g.status != http.StatusGone ||
+				g.code() != "response-not-replayable" ||
+				g.header.Get("Location") != "/long/1" {
 				t.Errorf("%s: the others: %d %s %v", path, g.status, g.code(), g.header)
 			}
 		}
@@ -241,7 +283,10 @@ func TestH15LongAnswers(t *testing.T) {
 	}
 	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		path := fmt.Sprintf("/secret/%d", mode)
-		r.handle(idempotency.Route{Pattern: path, DiscardBody: true, Mode: mode}, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "shown once") })
+		r.handle(
+			idempotency.Route{Pattern: path, DiscardBody: true, Mode: mode},
+			func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "shown once") },
+		)
 		if g := r.post(path, "k", "x"); g.body != "shown once" {
 			t.Errorf("%v", g)
 		}
@@ -262,10 +307,17 @@ func TestH15RefusalKeepsItsStatus(t *testing.T) {
 	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		for _, status := range []int{http.StatusUnprocessableEntity, http.StatusGone} {
 			path := fmt.Sprintf("/refuses/%d/%d", mode, status)
-			r.handle(idempotency.Route{Pattern: path, DiscardBody: true, Mode: mode}, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", status) })
+			r.handle(
+				idempotency.Route{Pattern: path, DiscardBody: true, Mode: mode},
+				func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", status) },
+			)
 			for n, mark := range []string{"created", "replayed"} {
 				g := r.post(path, "k", "x")
-				if g.status != status || g.mark() != mark || g.code() != "" || g.header.Get("Idempotency-Expires") == "" || (n == 0) != (g.body == "no\n") {
+				if g.status != status ||
+					g.mark() != mark ||
+					g.code() != "" ||
+					g.header.Get("Idempotency-Expires") == "" ||
+					(n == 0) != (g.body == "no\n") {
 					t.Errorf("%s, request %d: %d %s %q %q", path, n, g.status, g.mark(), g.code(), g.body)
 				}
 				if a, is := outcome.Marked(g.status, g.header, []byte(g.body)); !is || a.Applied != outcome.NotApplied {
@@ -283,7 +335,10 @@ func TestH15ErasedRefusalKeepsItsStatus(t *testing.T) {
 	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		for _, status := range []int{http.StatusUnprocessableEntity, http.StatusGone} {
 			path := fmt.Sprintf("/refuses/%d/%d", mode, status)
-			r.handle(idempotency.Route{Pattern: path, Mode: mode}, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no, Ms X", status) })
+			r.handle(
+				idempotency.Route{Pattern: path, Mode: mode},
+				func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no, Ms X", status) },
+			)
 			r.post(path, "k", "x")
 			if err := r.layer.Erase(t.Context(), "", "http POST "+path, "k"); err != nil {
 				t.Fatal(err)
@@ -330,21 +385,28 @@ func TestH16AnswersAreSealed(t *testing.T) {
 	for name, c := range map[string]struct {
 		g, of got
 	}{
-		"by its own key": {one1.post("/charges", "k", "x"), first}, "after a rotation": {two.post("/charges", "k", "x"), first}, "by the new key": {only2.post("/charges", "k2", "x"), later},
+		"by its own key":         {one1.post("/charges", "k", "x"), first},
+		"after a rotation":       {two.post("/charges", "k", "x"), first},
+		"by the new key":         {only2.post("/charges", "k2", "x"), later},
 		"one that is not sealed": {two.post("/charges", "plain", "x"), plain},
 	} {
 		if c.g.mark() != "replayed" || c.g.body != c.of.body {
 			t.Errorf("%s: %v", name, c.g)
 		}
 	}
-	if n := one[int](r, `select count(*) from onlyonce.http_records where sealed and position('effect of'::bytea in response) = 0`); n != 2 {
+	if n := one[int](
+		r,
+		`select count(*) from onlyonce.http_records where sealed and position('effect of'::bytea in response) = 0`,
+	); n != 2 {
 		t.Errorf("%d records are sealed", n)
 	}
 	runs := only2.runs.Load() + r.runs.Load()
 	r.exec(`update onlyonce.http_records a set response = b.response from onlyonce.http_records b
 	         where a.id = onlyonce.key('', 'http POST /charges', 'k2') and b.id = onlyonce.key('', 'http POST /charges', 'k')`)
 	for name, g := range map[string]got{
-		"a key that is gone": only2.post("/charges", "k", "x"), "no sealer": r.post("/charges", "k", "x"), "another record's answer": two.post("/charges", "k2", "x"),
+		"a key that is gone":      only2.post("/charges", "k", "x"),
+		"no sealer":               r.post("/charges", "k", "x"),
+		"another record's answer": two.post("/charges", "k2", "x"),
 	} {
 		if g.status != 500 || g.code() != "record-unreadable" || strings.Contains(g.body, "effect of") {
 			t.Errorf("%s: %v", name, g)
@@ -417,9 +479,11 @@ func TestH24OperationsAreSealedInTheirPlaces(t *testing.T) {
 	cfg := testConfig()
 	cfg.Sealer, cfg.RequireSealed = testSealer(t), true
 	r := newRig(t, cfg)
-	ops := r.operations(map[string]idempotency.Work{"export": func(_ context.Context, _ consumer.Tx, op *idempotency.Operation) (json.RawMessage, error) {
-		return json.Marshal(string(op.Input))
-	}})
+	ops := r.operations(map[string]idempotency.Work{
+		"export": func(_ context.Context, _ consumer.Tx, op *idempotency.Operation) (json.RawMessage, error) {
+			return json.Marshal(string(op.Input))
+		},
+	})
 	location := r.post("/exports", "k", "x").header.Get("Location")
 	input := one[[]byte](r, `select body from onlyonce.event_log`)
 	if bytes.Contains(input, []byte("input")) {
@@ -449,7 +513,8 @@ func TestRequireSealedNeedsASealer(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()
 	cfg.RequireSealed = true
-	if _, err := idempotency.New(nil, cfg); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "Config.RequireSealed") {
+	if _, err := idempotency.New(nil, cfg); !errors.Is(err, idempotency.ErrConfig) ||
+		!strings.Contains(err.Error(), "Config.RequireSealed") {
 		t.Errorf("%v", err)
 	}
 }

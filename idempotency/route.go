@@ -209,7 +209,12 @@ func (r Route) withDefaults() (Route, error) {
 	}
 	r.FingerprintHeaders = slices.Clone(r.FingerprintHeaders)
 	for i := range r.FingerprintHeaders {
-		if protocol.CheckRequestHeaderName(&l, fmt.Sprintf("FingerprintHeaders[%d]", i), &r.FingerprintHeaders[i], ""); r.FingerprintHeaders[i] == "" {
+		if protocol.CheckRequestHeaderName(
+			&l,
+			fmt.Sprintf("FingerprintHeaders[%d]", i),
+			&r.FingerprintHeaders[i],
+			"",
+		); r.FingerprintHeaders[i] == "" {
 			l.Add(fmt.Sprintf("FingerprintHeaders[%d]", i), "is empty")
 		}
 	}
@@ -217,7 +222,10 @@ func (r Route) withDefaults() (Route, error) {
 		l.Add("FingerprintHeaders", "must be empty with FingerprintBodyOnly, which compares no header")
 	}
 	r.ConflictStatus = cmp.Or(r.ConflictStatus, http.StatusUnprocessableEntity)
-	if !slices.Contains([]int{http.StatusUnprocessableEntity, http.StatusConflict, http.StatusBadRequest}, r.ConflictStatus) {
+	if !slices.Contains(
+		[]int{http.StatusUnprocessableEntity, http.StatusConflict, http.StatusBadRequest},
+		r.ConflictStatus,
+	) {
 		l.Add("ConflictStatus", "is %d: must be 422, 409 or 400", r.ConflictStatus)
 	}
 	slices.Sort(r.FingerprintHeaders)
@@ -244,7 +252,9 @@ func (r *Route) checkDerivedKeys(l *fields.List) {
 		l.Add("DeriveKeyFor", "is %v: must be 0, or from 1s to %v", r.DeriveKeyFor, maxDerivedKey)
 	}
 	if r.Mode == Leased {
-		l.Add("DeriveKeyFor", "must be 0 in lease mode: the key expires long before the provider forgets the keys of its steps, so it would take the steps of the next equal request for copies")
+		l.Add("DeriveKeyFor",
+			"must be 0 in lease mode: the key expires long before the provider forgets the keys of its "+
+				"steps, so it would take the steps of the next equal request for copies")
 	}
 	if r.KeyOptional {
 		l.Add("DeriveKeyFor", "must be 0 with KeyOptional, which runs each request without a key")
@@ -271,14 +281,20 @@ func (r *Route) checkShared(l *fields.List, names sharedFields) {
 	l.Span("TTL", &r.TTL, 2*day, time.Second, 400*day)
 	switch {
 	case r.NoCalls && r.KeyWindow != 0:
-		l.Add("NoCalls", "must not be set with KeyWindow: that is how long the remotes that are called remember their keys")
+		l.Add("NoCalls",
+			"must not be set with KeyWindow: that is how long the remotes that are called remember their keys")
 	case r.NoCalls:
 	case r.KeyWindow == 0:
 		l.Add("KeyWindow", "must be set: how long the remotes that are called remember their keys; or NoCalls")
 	default:
 		l.Span("KeyWindow", &r.KeyWindow, day, time.Second, 400*day)
 		if r.TTL < r.KeyWindow+stepMargin {
-			l.Add("TTL", "is %v: must be at least KeyWindow, %v, plus an hour: otherwise a remote could take the call of a key that is used again for a copy of the old one (H18). If no calls are made, set NoCalls", r.TTL, r.KeyWindow)
+			l.Add("TTL",
+				"is %v: must be at least KeyWindow, %v, plus an hour: otherwise a remote could take the "+
+					"call of a key that is used again for a copy of the old one (H18). If no calls are "+
+					"made, set NoCalls",
+				r.TTL,
+				r.KeyWindow)
 		}
 	}
 	l.Span("HandlerTimeout", &r.HandlerTimeout, 30*time.Second, time.Millisecond, time.Hour)

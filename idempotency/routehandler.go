@@ -39,8 +39,9 @@ func (rh *routeHandler) logRefusal(method string, status int, c code, detail str
 	if detail != "" {
 		text += ": " + detail
 	}
-	rh.layer.cfg.Logger.Warn("onlyonce: request refused", "route", rh.route.Pattern, "method", method, "status", status, "code", string(c),
-		"error", text, "not_logged", held)
+	rh.layer.cfg.Logger.Warn("onlyonce: request refused",
+		"route", rh.route.Pattern, "method", method, "status", status, "code", string(c), "error", text,
+		"not_logged", held)
 }
 
 // scopeOf returns the request's owner. Config.Scope gets a copy of the request with a body of its

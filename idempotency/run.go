@@ -35,7 +35,8 @@ func (l *Layer) Run(ctx context.Context) error {
 	}
 	err := l.run(ctx)
 	if err != nil {
-		l.cfg.Logger.Error("onlyonce: this process does not serve requests by their Idempotency-Key as it should", "error", err)
+		l.cfg.Logger.Error("onlyonce: this process does not serve requests by their Idempotency-Key as it should",
+			"error", err)
 	}
 	return err
 }
@@ -148,10 +149,12 @@ func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 		return false, fmt.Errorf("idempotency: looking for abandoned requests: %w", err)
 	}
 	if aside > 0 {
-		l.cfg.Logger.Error("onlyonce: requests have a step whose outcome is unknown; decide on each: `onlyonce request list` shows them", "requests", aside)
+		l.cfg.Logger.Error("onlyonce: requests have a step whose outcome is unknown; decide on each: "+
+			"`onlyonce request list` shows them", "requests", aside)
 	}
 	if abandoned > 0 {
-		l.cfg.Logger.Error("onlyonce: requests made external calls and were not completed, and their clients did not retry: `onlyonce request list` shows them", "requests", abandoned)
+		l.cfg.Logger.Error("onlyonce: requests made external calls and were not completed, and their "+
+			"clients did not retry: `onlyonce request list` shows them", "requests", abandoned)
 	}
 	if purged+deleted > 0 && l.cfg.Hooks.Purged != nil {
 		l.cfg.Hooks.Purged(purged + deleted)

@@ -22,12 +22,14 @@ func TestH23RunningConflict(t *testing.T) {
 			t.Parallel()
 			r := profileRig(t, profile)
 			var panics atomic.Bool
-			ops := r.operations(map[string]idempotency.Work{"export": func(context.Context, consumer.Tx, *idempotency.Operation) (json.RawMessage, error) {
-				if panics.Load() {
-					panic("each time")
-				}
-				return json.RawMessage(`"done"`), nil
-			}})
+			ops := r.operations(map[string]idempotency.Work{
+				"export": func(context.Context, consumer.Tx, *idempotency.Operation) (json.RawMessage, error) {
+					if panics.Load() {
+						panic("each time")
+					}
+					return json.RawMessage(`"done"`), nil
+				},
+			})
 			accept := func(w http.ResponseWriter, req *http.Request) {
 				if err := ops.Accept(w, req, idempotency.Request{Name: "export"}); err != nil {
 					t.Error(err)
@@ -53,11 +55,15 @@ func TestH23RunningConflict(t *testing.T) {
 			r.post("/waits", "k", `{}`)
 			waiting := r.background("/waits", "k", `{}`)
 			r.works(ops)
-			if g := wait(t, "the operation's end", waiting); g.status != http.StatusOK || g.mark() != "replayed" || !strings.Contains(g.body, `"done"`) {
+			if g := wait(t, "the operation's end", waiting); g.status != http.StatusOK ||
+				g.mark() != "replayed" ||
+				!strings.Contains(g.body, `"done"`) {
 				t.Errorf("a copy that waited: %v", g)
 			}
 			r.untilState(location, "succeeded")
-			if g := r.post("/conflict", "k", `{}`); g.status != http.StatusOK || g.mark() != "replayed" || g.header.Get("Location") != location {
+			if g := r.post("/conflict", "k", `{}`); g.status != http.StatusOK ||
+				g.mark() != "replayed" ||
+				g.header.Get("Location") != location {
 				t.Errorf("after its end: %v", g)
 			}
 			panics.Store(true)

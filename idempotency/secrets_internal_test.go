@@ -100,7 +100,8 @@ func unsafeComparisons(files *token.FileSet, file *ast.File) (found []string, sa
 				safe++
 			case "bytes.Equal", "bytes.Compare":
 				found = append(found, fmt.Sprintf("%s: %s", files.Position(n.Pos()), name))
-			case "slices.Equal", "slices.Compare", "reflect.DeepEqual", "strings.Compare", "cmp.Compare", "strings.EqualFold", "bytes.HasPrefix":
+			case "slices.Equal", "slices.Compare", "reflect.DeepEqual", "strings.Compare",
+				"cmp.Compare", "strings.EqualFold", "bytes.HasPrefix":
 				if slices.ContainsFunc(n.Args, isSecret) {
 					found = append(found, fmt.Sprintf("%s: %s", files.Position(n.Pos()), name))
 				}
@@ -142,9 +143,27 @@ func TestH7SecretsAreComparedInConstantTime(t *testing.T) {
 func TestUnsafeComparisonsAreFound(t *testing.T) {
 	t.Parallel()
 	for expr, want := range map[string]int{
-		"bytes.Equal(a, b)": 1, "bytes.Compare(a, b) == 0": 1, "fingerprint == other": 1, "string(r.Fingerprint) != string(b)": 1, "a == [32]byte(mac)": 1, "rowFingerprint[0] == b[0]": 1, "mac[:6] == b": 1,
-		"slices.Equal(s.mac, b)": 1, "reflect.DeepEqual(a, storedDigest)": 1, "*row.stored_fingerprint == b": 1, "string(mac.Sum(nil)) == b": 1, "(secret) == b": 1,
-		"hmac.Equal(fingerprint, b)": 0, "fingerprint == nil": 0, "len(fingerprint) == 38": 0, "mode == fingerprintJSON": 0, "slices.Equal(methods, other)": 0, "a == b": 0, "machine == b": 0, "len(mac) != n": 0, "n == fingerprintLen": 0,
+		"bytes.Equal(a, b)":                  1,
+		"bytes.Compare(a, b) == 0":           1,
+		"fingerprint == other":               1,
+		"string(r.Fingerprint) != string(b)": 1,
+		"a == [32]byte(mac)":                 1,
+		"rowFingerprint[0] == b[0]":          1,
+		"mac[:6] == b":                       1,
+		"slices.Equal(s.mac, b)":             1,
+		"reflect.DeepEqual(a, storedDigest)": 1,
+		"*row.stored_fingerprint == b":       1,
+		"string(mac.Sum(nil)) == b":          1,
+		"(secret) == b":                      1,
+		"hmac.Equal(fingerprint, b)":         0,
+		"fingerprint == nil":                 0,
+		"len(fingerprint) == 38":             0,
+		"mode == fingerprintJSON":            0,
+		"slices.Equal(methods, other)":       0,
+		"a == b":                             0,
+		"machine == b":                       0,
+		"len(mac) != n":                      0,
+		"n == fingerprintLen":                0,
 	} {
 		files := token.NewFileSet()
 		file, err := parser.ParseFile(files, "x.go", "package x\nfunc f() { _ = "+expr+" }\n", parser.SkipObjectResolution)

@@ -53,7 +53,13 @@ type ownRecord struct {
 // setRecordID computes the record's id, and the origin from which the keys of calls are derived
 // (H8).
 func (req *servedRequest) setRecordID(trace string) {
-	req.origin = origin.Origin{Tenant: req.scope.Tenant, Scope: req.subject.Scope, ID: req.key, Trace: trace, TraceOf: req.layer.cfg.Trace}
+	req.origin = origin.Origin{
+		Tenant:  req.scope.Tenant,
+		Scope:   req.subject.Scope,
+		ID:      req.key,
+		Trace:   trace,
+		TraceOf: req.layer.cfg.Trace,
+	}
 	req.id = dedupe.Key{Tenant: req.scope.Tenant, Scope: req.subject.Scope, ID: req.key}.Hash()
 	req.subject.Record, req.subject.Key = req.id, req.key
 }
@@ -108,8 +114,15 @@ func (rh *routeHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rep, status := reply{mark: Released}, 0 // if the handler panics or calls runtime.Goexit
 	defer func() {
 		if hooks.ServeEnd != nil {
-			hooks.ServeEnd(r.Context(), ServeEnd{ServeStart: started, Tenant: req.scope.Tenant, Outcome: req.outcome(rep), Code: string(rep.code),
-				Status: status, Runs: req.runs, Took: time.Since(begun)})
+			hooks.ServeEnd(r.Context(), ServeEnd{
+				ServeStart: started,
+				Tenant:     req.scope.Tenant,
+				Outcome:    req.outcome(rep),
+				Code:       string(rep.code),
+				Status:     status,
+				Runs:       req.runs,
+				Took:       time.Since(begun),
+			})
 		}
 	}()
 	rep = req.serveRequest(r)

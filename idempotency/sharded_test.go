@@ -83,7 +83,12 @@ func leave(t *testing.T, db *pgxpool.Pool, to string) string {
 
 func adopt(t *testing.T, db, from *pgxpool.Pool, as string) *ops.AdoptedPlace {
 	t.Helper()
-	done, err := ops.AdoptPlace(t.Context(), db, ops.By{Reason: "OPS-40"}, ops.AdoptPlaceInput{Place: "acme", From: &ops.Origin{DB: from, Name: "the other", As: as}})
+	done, err := ops.AdoptPlace(
+		t.Context(),
+		db,
+		ops.By{Reason: "OPS-40"},
+		ops.AdoptPlaceInput{Place: "acme", From: &ops.Origin{DB: from, Name: "the other", As: as}},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +201,9 @@ func TestN2NoTakeOverAfterLeaving(t *testing.T) {
 	t.Parallel()
 	d := newTwoDatabases(t)
 	d.handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
-		if _, err := idempotency.Step(req.Context(), "charge", func(context.Context, string) ([]byte, error) { return []byte("ch_1"), nil }); err != nil {
+		if _, err := idempotency.Step(req.Context(), "charge", func(context.Context, string) ([]byte, error) {
+			return []byte("ch_1"), nil
+		}); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
@@ -227,10 +234,17 @@ func TestN2WhatElseIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	do := func() (string, error) {
-		out, _, err := idempotency.Do(t.Context(), doer, idempotency.Scope{Tenant: "acme"}, "k", "x", func(ctx context.Context, tx consumer.Tx) (string, error) {
-			_, err := tx.Exec(ctx, `insert into effects values ('done')`)
-			return "result", err
-		})
+		out, _, err := idempotency.Do(
+			t.Context(),
+			doer,
+			idempotency.Scope{Tenant: "acme"},
+			"k",
+			"x",
+			func(ctx context.Context, tx consumer.Tx) (string, error) {
+				_, err := tx.Exec(ctx, `insert into effects values ('done')`)
+				return "result", err
+			},
+		)
 		return out, err
 	}
 	if out, err := do(); out != "result" || err != nil {
@@ -259,15 +273,17 @@ func TestN2OperationsEndFirst(t *testing.T) {
 	t.Parallel()
 	d := newTwoDatabases(t)
 	g := newGate(t)
-	o := d.operations(map[string]idempotency.Work{"export": func(ctx context.Context, tx consumer.Tx, _ *idempotency.Operation) (json.RawMessage, error) {
-		g.begun <- struct{}{}
-		select {
-		case <-g.open:
-		case <-ctx.Done():
-		}
-		tx.Queue(`insert into effects values ('exported')`)
-		return json.RawMessage(`"file"`), nil
-	}})
+	o := d.operations(map[string]idempotency.Work{
+		"export": func(ctx context.Context, tx consumer.Tx, _ *idempotency.Operation) (json.RawMessage, error) {
+			g.begun <- struct{}{}
+			select {
+			case <-g.open:
+			case <-ctx.Done():
+			}
+			tx.Queue(`insert into effects values ('exported')`)
+			return json.RawMessage(`"file"`), nil
+		},
+	})
 	d.works(o)
 	accepted := d.post("/exports", "k", "x", "X-Tenant", "acme")
 	if accepted.status != http.StatusAccepted {
@@ -287,7 +303,8 @@ func TestN2OperationsEndFirst(t *testing.T) {
 	if s := d.state(accepted.header.Get("Location"), "X-Tenant", "acme"); s.State != "succeeded" || string(s.Result) != `"file"` {
 		t.Errorf("%+v", s)
 	}
-	if copied := d.post("/exports", "k", "x", "X-Tenant", "acme"); copied.status != http.StatusOK || !strings.Contains(copied.body, "file") {
+	if copied := d.post("/exports", "k", "x", "X-Tenant", "acme"); copied.status != http.StatusOK ||
+		!strings.Contains(copied.body, "file") {
 		t.Errorf("a copy: %v", copied)
 	}
 }
@@ -316,11 +333,15 @@ func TestShardedLayerRuns(t *testing.T) {
 // A set that was made for consumers does not say where a tenant lives.
 func TestSetWithoutPlacesIsRefused(t *testing.T) {
 	t.Parallel()
-	set, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"a": pgtest.DB(t)}, OfPartition: func(string, int32) string { return "a" }})
+	set, err := shard.New(shard.Config{
+		Pools:       map[string]*pgxpool.Pool{"a": pgtest.DB(t)},
+		OfPartition: func(string, int32) string { return "a" },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := idempotency.NewSharded(set, leasedConfig()); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "OfPlace: must not be nil") {
+	if _, err := idempotency.NewSharded(set, leasedConfig()); !errors.Is(err, idempotency.ErrConfig) ||
+		!strings.Contains(err.Error(), "OfPlace: must not be nil") {
 		t.Errorf("%v", err)
 	}
 }

@@ -74,7 +74,8 @@ func TestH6IdleBodiesTakeNoPlace(t *testing.T) {
 	}
 	pgtest.Until(t, patience, "all have reached the layer", func() bool { return arrived.Load() == idle })
 	for i := range 20 {
-		if g := r.post("/charges", fmt.Sprint("k-", i), "x", "X-Tenant", "acme", "X-Principal", "checkout"); g.status != http.StatusCreated {
+		if g := r.post("/charges",
+			fmt.Sprint("k-", i), "x", "X-Tenant", "acme", "X-Principal", "checkout"); g.status != http.StatusCreated {
 			t.Fatalf("%v", g)
 		}
 	}

@@ -10,7 +10,10 @@ import (
 // was none.
 func TestT13PlansOfAnEmptyTable(t *testing.T) {
 	t.Parallel()
-	if plan := pgtest.GenericPlan(t, pgtest.DB(t), endOperationSQL, `gen_random_uuid(), 'done', '', false, '', ''`); pgtest.ReadsAll(plan, "operations") {
+	if plan := pgtest.GenericPlan(t, pgtest.DB(t), endOperationSQL, `gen_random_uuid(), 'done', '', false, '', ''`); pgtest.ReadsAll(
+		plan,
+		"operations",
+	) {
 		t.Errorf("%s\n%s", endOperationSQL, plan)
 	}
 }

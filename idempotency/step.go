@@ -17,7 +17,8 @@ var (
 	// ErrOutcomeUnknown is returned if another call of a step could repeat its effect: an earlier
 	// attempt may have had it, but so long ago that the provider may have forgotten the key. The
 	// layer sets the request aside for an operator, whatever the handler answers.
-	ErrOutcomeUnknown = errors.New("idempotency: the step's outcome is unknown, and the provider may have forgotten its key")
+	ErrOutcomeUnknown = errors.New("idempotency: the step's outcome is unknown, and the provider may have " +
+		"forgotten its key")
 )
 
 // maxStepName bounds a step's name, maxStepResult its result, in bytes.
@@ -55,9 +56,11 @@ func Step(ctx context.Context, name string, fn func(ctx context.Context, key str
 	case !ok:
 		return nil, fmt.Errorf("%w: the context does not belong to a request of a Layer", ErrStep)
 	case run.handler.route.Mode != Leased:
-		return nil, fmt.Errorf("%w: Route.Mode is Transactional: enqueue calls through package outbox, or choose Leased", ErrStep)
+		return nil, fmt.Errorf("%w: Route.Mode is Transactional: enqueue calls through package outbox, or "+
+			"choose Leased", ErrStep)
 	case run.handler.route.NoCalls:
-		return nil, fmt.Errorf("%w: Route.NoCalls is set: set Route.KeyWindow to how long the provider remembers keys in its place", ErrStep)
+		return nil, fmt.Errorf("%w: Route.NoCalls is set: set Route.KeyWindow to how long the provider "+
+			"remembers keys in its place", ErrStep)
 	case name == "" || len(name) > maxStepName:
 		return nil, fmt.Errorf("%w: a step's name must have 1 to %d bytes", ErrStep, maxStepName)
 	}
@@ -79,9 +82,11 @@ func (run *handlerRun) takeStepName(name string) error {
 	case run.returned.Load():
 		return fmt.Errorf("%w: step %q was called after the handler's return", ErrStep, name)
 	case run.tx != nil:
-		return fmt.Errorf("%w: step %q was called after Tx: call it before, because no external call may be made while a transaction is open", ErrStep, name)
+		return fmt.Errorf("%w: step %q was called after Tx: call it before, because no external call may be "+
+			"made while a transaction is open", ErrStep, name)
 	case known && state <= stepRunning:
-		return fmt.Errorf("%w: step %q is used for the second time in one run of the handler, and its call would not be made: give each call its own name", ErrStep, name)
+		return fmt.Errorf("%w: step %q is used for the second time in one run of the handler, and its call "+
+			"would not be made: give each call its own name", ErrStep, name)
 	}
 	if run.steps == nil {
 		run.steps = make(map[string]stepState)
@@ -108,7 +113,11 @@ func (run *handlerRun) openStep() (state stepState) {
 	return state
 }
 
-func (run *handlerRun) runStep(ctx context.Context, name string, fn func(ctx context.Context, key string) ([]byte, error)) (result []byte, state stepState, err error) {
+func (run *handlerRun) runStep(
+	ctx context.Context,
+	name string,
+	fn func(ctx context.Context, key string) ([]byte, error),
+) (result []byte, state stepState, err error) {
 	key := run.stepKey(name)
 	if run.unprotected {
 		if result, err = fn(ctx, key); err != nil {
@@ -132,7 +141,8 @@ func (run *handlerRun) runStep(ctx context.Context, name string, fn func(ctx con
 		return nil, stepFailed, err
 	}
 	if len(result) > maxStepResult {
-		return nil, stepFailed, fmt.Errorf("idempotency: step %q: its result has %d bytes, at most %d are remembered", name, len(result), maxStepResult)
+		return nil, stepFailed, fmt.Errorf("idempotency: step %q: its result has %d bytes, at most %d are remembered",
+			name, len(result), maxStepResult)
 	}
 	if err := run.endStep(name, result); err != nil {
 		return nil, stepFailed, err
@@ -142,7 +152,11 @@ func (run *handlerRun) runStep(ctx context.Context, name string, fn func(ctx con
 
 // reconcileStep asks the provider what became of a step whose key it may have forgotten (H29). If
 // nothing is found out, the request is set aside for an operator.
-func (run *handlerRun) reconcileStep(ctx context.Context, name, key string, unknown error) (done bool, result []byte, state stepState, err error) {
+func (run *handlerRun) reconcileStep(
+	ctx context.Context,
+	name, key string,
+	unknown error,
+) (done bool, result []byte, state stepState, err error) {
 	ask := run.handler.route.Reconcile
 	if ask == nil {
 		return false, nil, stepAside, unknown
@@ -156,7 +170,8 @@ func (run *handlerRun) reconcileStep(ctx context.Context, name, key string, unkn
 	case outcome != StepTookEffect:
 		return false, nil, stepAside, unknown
 	case len(result) > maxStepResult:
-		return false, nil, stepFailed, fmt.Errorf("idempotency: step %q: Route.Reconcile: the result has %d bytes, at most %d are remembered", name, len(result), maxStepResult)
+		return false, nil, stepFailed, fmt.Errorf("idempotency: step %q: Route.Reconcile: the result has %d "+
+			"bytes, at most %d are remembered", name, len(result), maxStepResult)
 	}
 	if err := run.endStep(name, result); err != nil {
 		return false, nil, stepFailed, err
@@ -184,8 +199,17 @@ func (run *handlerRun) beginStep(ctx context.Context, name string) (done bool, r
 	defer cancel()
 	l := run.held.lease
 	var sealed, tooLate bool
-	err = run.layer.pool.QueryRow(ctx, stepSQL, l.ID, l.Epoch, l.Nonce, codec.UUID(run.id), name, run.handler.route.KeyWindow-min(stepMargin, run.handler.route.KeyWindow/2),
-		run.layer.cfg.Sealer != nil).
+	err = run.layer.pool.QueryRow(
+		ctx,
+		stepSQL,
+		l.ID,
+		l.Epoch,
+		l.Nonce,
+		codec.UUID(run.id),
+		name,
+		run.handler.route.KeyWindow-min(stepMargin, run.handler.route.KeyWindow/2),
+		run.layer.cfg.Sealer != nil,
+	).
 		Scan(&done, &result, &sealed, &tooLate)
 	if err != nil {
 		return false, nil, run.stepError(name, err)

@@ -25,20 +25,23 @@ func TestH18OutcomeThatIsUnknownForGood(t *testing.T) {
 	r := newRig(t, leasedConfig())
 	var calls atomic.Int64
 	var seen []string
-	r.handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased, TTL: 10 * time.Hour, KeyWindow: 5 * time.Hour}, func(w http.ResponseWriter, req *http.Request) {
-		_, err := idempotency.Step(req.Context(), "charge", func(_ context.Context, key string) ([]byte, error) {
-			seen = append(seen, key)
-			if calls.Add(1) < 3 {
-				return nil, errors.New("in use: the attempt before may be under way")
+	r.handle(
+		idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased, TTL: 10 * time.Hour, KeyWindow: 5 * time.Hour},
+		func(w http.ResponseWriter, req *http.Request) {
+			_, err := idempotency.Step(req.Context(), "charge", func(_ context.Context, key string) ([]byte, error) {
+				seen = append(seen, key)
+				if calls.Add(1) < 3 {
+					return nil, errors.New("in use: the attempt before may be under way")
+				}
+				return nil, errors.New("no answer")
+			})
+			if errors.Is(err, idempotency.ErrOutcomeUnknown) {
+				w.WriteHeader(http.StatusOK) // whatever it says
+				return
 			}
-			return nil, errors.New("no answer")
-		})
-		if errors.Is(err, idempotency.ErrOutcomeUnknown) {
-			w.WriteHeader(http.StatusOK) // whatever it says
-			return
-		}
-		w.WriteHeader(http.StatusBadGateway)
-	})
+			w.WriteHeader(http.StatusBadGateway)
+		},
+	)
 	for range 2 {
 		if g := r.post("/charges", "k", "x"); g.status != http.StatusBadGateway || g.mark() != "released" {
 			t.Errorf("%v", g)
@@ -74,10 +77,16 @@ func TestH29ProviderIsAsked(t *testing.T) {
 		mark, answer string
 		state        string
 	}{
-		"took effect":       {[]asked{{outcome: idempotency.StepTookEffect}}, 1, "created", "found", "completed"},
-		"no effect":         {[]asked{{outcome: idempotency.StepNoEffect}}, 2, "created", "paid", "completed"},
-		"cannot tell":       {[]asked{{outcome: idempotency.StepUnknown}}, 1, "in-progress", "", "reconcile"},
-		"down, then can":    {[]asked{{err: errors.New("down")}, {outcome: idempotency.StepTookEffect}}, 1, "created", "found", "completed"},
+		"took effect": {[]asked{{outcome: idempotency.StepTookEffect}}, 1, "created", "found", "completed"},
+		"no effect":   {[]asked{{outcome: idempotency.StepNoEffect}}, 2, "created", "paid", "completed"},
+		"cannot tell": {[]asked{{outcome: idempotency.StepUnknown}}, 1, "in-progress", "", "reconcile"},
+		"down, then can": {
+			[]asked{{err: errors.New("down")}, {outcome: idempotency.StepTookEffect}},
+			1,
+			"created",
+			"found",
+			"completed",
+		},
 		"down, then cannot": {[]asked{{err: errors.New("down")}, {outcome: idempotency.StepUnknown}}, 1, "in-progress", "", "reconcile"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -90,31 +99,44 @@ func TestH29ProviderIsAsked(t *testing.T) {
 				says := c.says[asks.Add(1)-1]
 				return says.outcome, []byte("found"), says.err
 			}
-			r.handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased, TTL: 10 * time.Hour, KeyWindow: 5 * time.Hour, Reconcile: reconcile}, func(w http.ResponseWriter, req *http.Request) {
-				result, err := idempotency.Step(req.Context(), "charge", func(_ context.Context, key string) ([]byte, error) {
-					keys["charge"+key] = true
-					if calls.Add(1) == 1 {
-						return nil, errors.New("no answer")
+			r.handle(
+				idempotency.Route{
+					Pattern:   "/charges",
+					Mode:      idempotency.Leased,
+					TTL:       10 * time.Hour,
+					KeyWindow: 5 * time.Hour,
+					Reconcile: reconcile,
+				},
+				func(w http.ResponseWriter, req *http.Request) {
+					result, err := idempotency.Step(req.Context(), "charge", func(_ context.Context, key string) ([]byte, error) {
+						keys["charge"+key] = true
+						if calls.Add(1) == 1 {
+							return nil, errors.New("no answer")
+						}
+						return []byte("paid"), nil
+					})
+					if err != nil {
+						w.WriteHeader(http.StatusBadGateway)
+						return
 					}
-					return []byte("paid"), nil
-				})
-				if err != nil {
-					w.WriteHeader(http.StatusBadGateway)
-					return
-				}
-				if r.runs.Load() == int64(len(c.says))+1 { // the result must outlive a failure after it
-					w.WriteHeader(http.StatusInternalServerError)
-					return
-				}
-				_, _ = w.Write(result)
-			})
+					if r.runs.Load() == int64(len(c.says))+1 { // the result must outlive a failure after it
+						w.WriteHeader(http.StatusInternalServerError)
+						return
+					}
+					_, _ = w.Write(result)
+				},
+			)
 			r.post("/charges", "k", "x")
 			r.exec(`update onlyonce.http_steps set first_at = clock_timestamp() - interval '4 hours 1 minute'`)
 			var last got
 			for range len(c.says) + 1 {
 				last = r.post("/charges", "k", "x")
 			}
-			if last.mark() != c.mark || c.answer != "" && last.body != c.answer || calls.Load() != c.calls || asks.Load() != int64(len(c.says)) || len(keys) != 1 {
+			if last.mark() != c.mark ||
+				c.answer != "" && last.body != c.answer ||
+				calls.Load() != c.calls ||
+				asks.Load() != int64(len(c.says)) ||
+				len(keys) != 1 {
 				t.Errorf("%v; %d calls, asked %d times, %d keys", last, calls.Load(), asks.Load(), len(keys))
 			}
 			if s := one[string](r, `select state from onlyonce.http_records`); s != c.state {
@@ -217,41 +239,45 @@ func TestH18OneCallAName(t *testing.T) {
 		var calls []string
 		path := "/refunds/" + key
 		var again atomic.Bool
-		r.handle(idempotency.Route{Pattern: path, Mode: idempotency.Leased, KeyOptional: true}, func(w http.ResponseWriter, req *http.Request) {
-			refund := func(name string) error {
-				_, err := idempotency.Step(req.Context(), name, func(_ context.Context, key string) ([]byte, error) {
-					calls = append(calls, name)
-					if len(calls) == 1 {
-						return nil, errors.New("no answer")
-					}
-					_, err := idempotency.Step(req.Context(), name, func(context.Context, string) ([]byte, error) {
-						t.Error("a call within the call of that name")
-						return nil, nil
+		r.handle(
+			idempotency.Route{Pattern: path, Mode: idempotency.Leased, KeyOptional: true},
+			func(w http.ResponseWriter, req *http.Request) {
+				refund := func(name string) error {
+					_, err := idempotency.Step(req.Context(), name, func(_ context.Context, key string) ([]byte, error) {
+						calls = append(calls, name)
+						if len(calls) == 1 {
+							return nil, errors.New("no answer")
+						}
+						_, err := idempotency.Step(req.Context(), name, func(context.Context, string) ([]byte, error) {
+							t.Error("a call within the call of that name")
+							return nil, nil
+						})
+						if !errors.Is(err, idempotency.ErrStep) {
+							t.Errorf("while it is under way: %v", err)
+						}
+						return []byte("refunded"), nil
 					})
-					if !errors.Is(err, idempotency.ErrStep) {
-						t.Errorf("while it is under way: %v", err)
+					return err
+				}
+				if !again.Load() {
+					if err := refund("refund a"); err == nil || errors.Is(err, idempotency.ErrStep) {
+						t.Errorf("the first: %v", err)
 					}
-					return []byte("refunded"), nil
-				})
-				return err
-			}
-			if !again.Load() {
-				if err := refund("refund a"); err == nil || errors.Is(err, idempotency.ErrStep) {
-					t.Errorf("the first: %v", err)
 				}
-			}
-			for _, name := range []string{"refund a", "refund b"} {
-				if err := refund(name); err != nil {
-					t.Errorf("%s: %v", name, err)
+				for _, name := range []string{"refund a", "refund b"} {
+					if err := refund(name); err != nil {
+						t.Errorf("%s: %v", name, err)
+					}
+					if err := refund(name); !errors.Is(err, idempotency.ErrStep) ||
+						!strings.Contains(err.Error(), "give each call its own name") {
+						t.Errorf("%s again: %v", name, err)
+					}
 				}
-				if err := refund(name); !errors.Is(err, idempotency.ErrStep) || !strings.Contains(err.Error(), "give each call its own name") {
-					t.Errorf("%s again: %v", name, err)
+				if !again.Load() {
+					w.WriteHeader(http.StatusBadGateway)
 				}
-			}
-			if !again.Load() {
-				w.WriteHeader(http.StatusBadGateway)
-			}
-		})
+			},
+		)
 		r.post(path, key, "x")
 		if s := strings.Join(calls, ","); s != "refund a,refund a,refund b" {
 			t.Errorf("calls: %s", s)
@@ -274,7 +300,9 @@ func TestH18StepsAtTheSameTime(t *testing.T) {
 	r.handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
 		for _, name := range []string{"a", "b", "c"} {
 			left.Go(func() {
-				_, _ = idempotency.Step(req.Context(), name, func(context.Context, string) ([]byte, error) { return nil, errors.New("no answer") })
+				_, _ = idempotency.Step(req.Context(), name, func(context.Context, string) ([]byte, error) {
+					return nil, errors.New("no answer")
+				})
 			})
 		}
 		if !leaves.Load() {
@@ -328,7 +356,9 @@ func TestH18StepsThatAreNone(t *testing.T) {
 		}
 	}
 	r.handle(idempotency.Route{Pattern: "/long", Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
-		if _, err := idempotency.Step(req.Context(), "long", func(context.Context, string) ([]byte, error) { return make([]byte, 1<<20+1), nil }); err == nil {
+		if _, err := idempotency.Step(req.Context(), "long", func(context.Context, string) ([]byte, error) {
+			return make([]byte, 1<<20+1), nil
+		}); err == nil {
 			t.Error("a result that is too long is kept")
 		}
 		_, _ = io.WriteString(w, "ok")
@@ -409,14 +439,20 @@ func TestH18AbandonedRequests(t *testing.T) {
 	earlier := func(hours int) {
 		r.exec(`update onlyonce.http_records set created_at = created_at - make_interval(hours => $1)`, hours)
 		r.exec(`update onlyonce.leases set until = until - make_interval(hours => $1) where until <= clock_timestamp()`, hours)
-		r.exec(`update onlyonce.http_steps set first_at = first_at - make_interval(hours => $1), done_at = done_at - make_interval(hours => $1)`, hours)
+		r.exec(
+			`update onlyonce.http_steps set first_at = first_at - make_interval(hours => $1), done_at = done_at - make_interval(hours => $1)`,
+			hours,
+		)
 	}
 	earlier(47)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- r.layer.Run(ctx) }()
 	states := func() string {
-		return one[string](r, `select coalesce(string_agg(substr(scope, 11) || ' ' || case when abandoned_at is null then state else 'abandoned' end, ', ' order by scope), '') from onlyonce.http_records`)
+		return one[string](
+			r,
+			`select coalesce(string_agg(substr(scope, 11) || ' ' || case when abandoned_at is null then state else 'abandoned' end, ', ' order by scope), '') from onlyonce.http_records`,
+		)
 	}
 	r.exec(`select onlyonce.http_abandon(100)`)
 	if s := states(); s != "/alive running, /known running, /stepless running, /unknown running" {
@@ -452,12 +488,17 @@ func TestH18StepThatBeginsAtTheRelease(t *testing.T) {
 	ctx := t.Context()
 	var lease, epoch int64
 	nonce, id := "00000000-0000-8000-8000-000000000001", "00000000-0000-8000-8000-000000000003"
-	if err := r.pool.QueryRow(ctx, `select lease, epoch from onlyonce.http_claim($1, '', 's', '\x00', $2, '1 day', '1 minute')`, id, nonce).Scan(&lease, &epoch); err != nil {
+	if err := r.pool.QueryRow(ctx, `select lease, epoch from onlyonce.http_claim($1, '', 's', '\x00', $2, '1 day', '1 minute')`,
+		id, nonce).Scan(
+		&lease,
+		&epoch,
+	); err != nil {
 		t.Fatal(err)
 	}
 	released := make(chan error, 1)
 	err := pgx.BeginFunc(ctx, r.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `select onlyonce.http_step($2, $3, $4, $1, 'charge', '1 hour', false)`, id, lease, epoch, nonce); err != nil {
+		if _, err := tx.Exec(ctx, `select onlyonce.http_step($2, $3, $4, $1, 'charge', '1 hour', false)`,
+			id, lease, epoch, nonce); err != nil {
 			return err
 		}
 		go func() {
@@ -465,7 +506,10 @@ func TestH18StepThatBeginsAtTheRelease(t *testing.T) {
 			released <- err
 		}()
 		until(t, "the release waits", func() bool {
-			return one[bool](r, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%http_release%')`)
+			return one[bool](
+				r,
+				`select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%http_release%')`,
+			)
 		})
 		return nil
 	})
@@ -475,7 +519,10 @@ func TestH18StepThatBeginsAtTheRelease(t *testing.T) {
 	if err := pgtest.Receive(t, patience, "it is released", released); err != nil {
 		t.Error(err)
 	}
-	if got := one[string](r, `select count(*) || ' ' || coalesce(max(r.state), '') from onlyonce.http_steps s join onlyonce.http_records r on r.id = s.record_id`); got != "1 running" {
+	if got := one[string](
+		r,
+		`select count(*) || ' ' || coalesce(max(r.state), '') from onlyonce.http_steps s join onlyonce.http_records r on r.id = s.record_id`,
+	); got != "1 running" {
 		t.Errorf("steps and the state of their request: %s", got)
 	}
 	if n := one[int](r, `select count(*) from onlyonce.leases where until <= clock_timestamp()`); n != 1 {
@@ -492,7 +539,9 @@ func TestH18StepAfterItWasAbandoned(t *testing.T) {
 	r.handle(idempotency.Route{Pattern: "/pay", Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
 		_, _ = idempotency.Step(req.Context(), "charge", p.pay)
 		if again.Load() {
-			_, _ = idempotency.Step(req.Context(), "ship", func(context.Context, string) ([]byte, error) { return nil, errors.New("no answer") })
+			_, _ = idempotency.Step(req.Context(), "ship", func(context.Context, string) ([]byte, error) {
+				return nil, errors.New("no answer")
+			})
 		}
 		w.WriteHeader(http.StatusServiceUnavailable)
 	})

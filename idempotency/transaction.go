@@ -24,7 +24,8 @@ func (l *Layer) tenantConnLimit(tenant string) int {
 
 // ErrNoTx is returned if a request has no transaction: it did not come through a [Layer], or the
 // layer let it pass without protection, for example because of its method.
-var ErrNoTx = errors.New("idempotency: the request has no transaction: it did not come through a Layer, or passed it without protection")
+var ErrNoTx = errors.New("idempotency: the request has no transaction: it did not come through a Layer, or " +
+	"passed it without protection")
 
 // ErrBusy is wrapped by the error of [TxOf] if other handlers of the request's tenant hold all of
 // the tenant's connections. A handler should answer 429 or 503 with Retry-After.
@@ -104,7 +105,11 @@ func (run *handlerRun) isolation(ctx context.Context) (level pgx.TxIsoLevel, err
 	if known, is := run.layer.serverLevel.Load().(pgx.TxIsoLevel); is {
 		return known, nil
 	}
-	if err := run.tx.EngineRow(ctx, stepOpen, `select current_setting('transaction_isolation')`).Scan(&level); err != nil {
+	if err := run.tx.EngineRow(
+		ctx,
+		stepOpen,
+		`select current_setting('transaction_isolation')`,
+	).Scan(&level); err != nil {
 		return "", err
 	}
 	run.layer.serverLevel.Store(level)
@@ -139,7 +144,8 @@ func (run *handlerRun) beginTx(ctx context.Context, level pgx.TxIsoLevel) error 
 
 // reportLateStatement logs a statement that a handler queued after its return (T6).
 func (run *handlerRun) reportLateStatement(err error) {
-	run.layer.cfg.Logger.Error("onlyonce: a request's handler queued a statement after it had returned; the statement was not sent", "route", run.handler.route.Pattern, "error", err)
+	run.layer.cfg.Logger.Error("onlyonce: a request's handler queued a statement after it had returned; the "+
+		"statement was not sent", "route", run.handler.route.Pattern, "error", err)
 }
 
 // endTx rolls back the transaction, if it is still open, and gives the connection back, with its

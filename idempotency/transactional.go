@@ -40,9 +40,25 @@ func (txHolder) holds(*handlerRun) (rep reply, ours bool) { return rep, true }
 
 func (txHolder) store(run *handlerRun, answer recordedAnswer) error {
 	if run.key != "" {
-		run.tx.SealBy([]any{&run.expires}, stepRecord, completeSQL, codec.UUID(run.id), run.scope.Tenant, run.subject.Scope,
-			run.fingerprint, codec.UUID(run.token), answer.bytes, answer.sealed, run.ttl, run.lookInterval(),
-			run.outlives(), run.callKeys, run.callSinks, run.callLanes, answer.refusal)
+		run.tx.SealBy(
+			[]any{&run.expires},
+			stepRecord,
+			completeSQL,
+			codec.UUID(run.id),
+			run.scope.Tenant,
+			run.subject.Scope,
+			run.fingerprint,
+			codec.UUID(run.token),
+			answer.bytes,
+			answer.sealed,
+			run.ttl,
+			run.lookInterval(),
+			run.outlives(),
+			run.callKeys,
+			run.callSinks,
+			run.callLanes,
+			answer.refusal,
+		)
 	}
 	return run.tx.Commit(run.layer.cfg.Timeouts.Commit)
 }
@@ -154,7 +170,10 @@ func (run *handlerRun) openTx() (out runOutcome, ours bool) {
 	}
 	if err != nil {
 		run.layer.forgetPlace(run.scope.Tenant, err)
-		return finalOutcome(problemReply(codeStoreUnavailable, fmt.Errorf("idempotency: claiming a key: %w", err))), false
+		return finalOutcome(problemReply(
+			codeStoreUnavailable,
+			fmt.Errorf("idempotency: claiming a key: %w", err),
+		)), false
 	}
 	return runOutcome{reply: inProgressReply(time.Second), recorded: n == claimRecorded}, n == claimMine
 }
@@ -183,7 +202,8 @@ func (run *handlerRun) claimKeyAlone() (int, error) {
 	defer run.endTx()
 	ctx, cancel := context.WithTimeout(run.ctx, run.layer.cfg.AcquireTimeout)
 	defer cancel()
-	if err := run.beginTx(ctx, pgx.ReadCommitted); err != nil { // a snapshot from before the lock would not show the record
+	// a snapshot from before the lock would not show the record
+	if err := run.beginTx(ctx, pgx.ReadCommitted); err != nil {
 		return 0, err
 	}
 	return run.claimKey(ctx)

@@ -114,14 +114,17 @@ func (a *applying) watch(cfg consumer.Config) consumer.Config {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.NewTextHandler(a.lines, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	}
-	cfg.Middleware = append(slices.Clone(cfg.Middleware), func(ctx context.Context, _ consumer.Tx, msgs []*consumer.Message, next func(context.Context) error) error {
-		if ran, ok := ctx.Value(attemptKey{}).(*[]place); ok {
-			for _, m := range msgs {
-				*ran = append(*ran, placeOf(m))
+	cfg.Middleware = append(
+		slices.Clone(cfg.Middleware),
+		func(ctx context.Context, _ consumer.Tx, msgs []*consumer.Message, next func(context.Context) error) error {
+			if ran, ok := ctx.Value(attemptKey{}).(*[]place); ok {
+				for _, m := range msgs {
+					*ran = append(*ran, placeOf(m))
+				}
 			}
-		}
-		return next(ctx)
-	})
+			return next(ctx)
+		},
+	)
 	attempts := consumer.Hooks{
 		AttemptStart: func(ctx context.Context, _ consumer.Batch) context.Context {
 			return context.WithValue(ctx, attemptKey{}, &[]place{})
@@ -169,7 +172,11 @@ func reached(ctx context.Context, pool *pgxpool.Pool, scope string, ends map[pla
 	}
 	at := map[place]bool{}
 	var p place
-	if _, err := pgx.ForEachRow(rows, []any{&p.topic, &p.partition, &p.offset}, func() error { at[p] = true; return nil }); err != nil {
+	if _, err := pgx.ForEachRow(
+		rows,
+		[]any{&p.topic, &p.partition, &p.offset},
+		func() error { at[p] = true; return nil },
+	); err != nil {
 		return false, err
 	}
 	for end := range ends {
@@ -183,7 +190,13 @@ func reached(ctx context.Context, pool *pgxpool.Pool, scope string, ends map[pla
 }
 
 // settled waits until all messages are settled.
-func (a *applying) settled(ctx context.Context, pool *pgxpool.Pool, cfg consumer.Config, ends map[place]bool, ended chan error) error {
+func (a *applying) settled(
+	ctx context.Context,
+	pool *pgxpool.Pool,
+	cfg consumer.Config,
+	ends map[place]bool,
+	ended chan error,
+) error {
 	tick := time.NewTicker(3 * time.Millisecond)
 	defer tick.Stop()
 	late := time.NewTimer(patience)

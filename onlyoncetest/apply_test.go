@@ -45,7 +45,13 @@ func effect(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 	case "bad":
 		return consumer.Permanent(errors.New("a bad one"))
 	case "call":
-		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: "send", Target: "/" + m.ID(), Body: []byte("hello"), Header: map[string][]string{"X-Kind": {"a", "b"}}})
+		return outbox.Enqueue(ctx, tx, outbox.Call{
+			Sink:   "mail",
+			Name:   "send",
+			Target: "/" + m.ID(),
+			Body:   []byte("hello"),
+			Header: map[string][]string{"X-Kind": {"a", "b"}},
+		})
 	default:
 		_, err := tx.Exec(ctx, `insert into effects values ($1)`, v)
 		return err
@@ -82,12 +88,25 @@ func TestApply(t *testing.T) {
 	if p := got.Parked[1]; p.Reason != "no-key" {
 		t.Errorf("%+v", p)
 	}
-	if c := got.Calls[0]; c.Sink != "mail" || c.Name != "send" || c.Target != "/3" || c.Method != "POST" || string(c.Body) != "hello" || fmt.Sprint(c.Header) != "map[X-Kind:[a b]]" || len(c.Key) != 36 {
+	if c := got.Calls[0]; c.Sink != "mail" ||
+		c.Name != "send" ||
+		c.Target != "/3" ||
+		c.Method != "POST" ||
+		string(c.Body) != "hello" ||
+		fmt.Sprint(c.Header) != "map[X-Kind:[a b]]" ||
+		len(c.Key) != 36 {
 		t.Errorf("%+v", c)
 	}
 	// A copy, the same id with another payload, and one that is new.
-	got = onlyoncetest.Apply(t, pool, consumer.HandlerFunc(effect), consumer.Config{},
-		onlyoncetest.Message{ID: "1", Value: "one"}, onlyoncetest.Message{ID: "1", Value: "other"}, onlyoncetest.Message{ID: "4", Value: "four"})
+	got = onlyoncetest.Apply(
+		t,
+		pool,
+		consumer.HandlerFunc(effect),
+		consumer.Config{},
+		onlyoncetest.Message{ID: "1", Value: "one"},
+		onlyoncetest.Message{ID: "1", Value: "other"},
+		onlyoncetest.Message{ID: "4", Value: "four"},
+	)
 	if len(got.Applied) != 1 || len(got.Skipped) != 1 || len(got.Parked) != 1 || got.Parked[0].Reason != "conflict" || len(got.Calls) != 0 {
 		t.Errorf("%s", said(got))
 	}
@@ -126,7 +145,13 @@ func TestApplyRetries(t *testing.T) {
 		}
 		return effect(ctx, tx, m)
 	}
-	got := onlyoncetest.Apply(t, pool, consumer.HandlerFunc(handle), consumer.Config{OnFailure: consumer.ParkOrderingKey}, onlyoncetest.Message{ID: "1", Key: "k", Value: "one"})
+	got := onlyoncetest.Apply(
+		t,
+		pool,
+		consumer.HandlerFunc(handle),
+		consumer.Config{OnFailure: consumer.ParkOrderingKey},
+		onlyoncetest.Message{ID: "1", Key: "k", Value: "one"},
+	)
 	if len(got.Applied) != 1 || len(got.Parked) != 0 || effects(t, pool) != "one" {
 		t.Errorf("%s: %s", said(got), effects(t, pool))
 	}
@@ -141,12 +166,27 @@ func TestApplyEvents(t *testing.T) {
 		if err != nil {
 			return consumer.Permanent(err)
 		}
-		_, err = tx.Exec(ctx, `insert into effects values ($1)`, fmt.Sprintf("%s is %s (%s, %d headers)", e.ID, e.Type, m.ID(), len(e.Header)))
+		_, err = tx.Exec(ctx, `insert into effects values ($1)`,
+			fmt.Sprintf("%s is %s (%s, %d headers)", e.ID, e.Type, m.ID(), len(e.Header)))
 		return err
 	}
-	paid := &webhook.Event{Provider: "stripe", ID: "evt_1", Type: "invoice.paid", Header: http.Header{"Content-Type": {"application/json"}}, Body: []byte(`{}`)}
+	paid := &webhook.Event{
+		Provider: "stripe",
+		ID:       "evt_1",
+		Type:     "invoice.paid",
+		Header:   http.Header{"Content-Type": {"application/json"}},
+		Body:     []byte(`{}`),
+	}
 	stored := onlyoncetest.FromMessage(paid.Message("pay"))
-	got := onlyoncetest.Apply(t, pool, consumer.HandlerFunc(handle), consumer.Config{Scope: webhook.Scope("pay")}, stored, stored, onlyoncetest.Message{Topic: webhook.Topic("pay"), ID: "none", Value: "no event"})
+	got := onlyoncetest.Apply(
+		t,
+		pool,
+		consumer.HandlerFunc(handle),
+		consumer.Config{Scope: webhook.Scope("pay")},
+		stored,
+		stored,
+		onlyoncetest.Message{Topic: webhook.Topic("pay"), ID: "none", Value: "no event"},
+	)
 	if len(got.Applied) != 1 || len(got.Skipped) != 1 || len(got.Parked) != 1 {
 		t.Errorf("%s", said(got))
 	}
@@ -164,13 +204,27 @@ func TestSend(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := layer.Handle(idempotency.Route{Pattern: "/charges", KeyWindow: 24 * time.Hour, Mode: idempotency.Transactional, HandlerTimeout: 2 * time.Second}, charge(nil))
+	h, err := layer.Handle(
+		idempotency.Route{Pattern: "/charges", KeyWindow: 24 * time.Hour, Mode: idempotency.Transactional, HandlerTimeout: 2 * time.Second},
+		charge(nil),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	one := onlyoncetest.Request{Path: "/charges", Key: "k-1", Body: "1"}
-	got := onlyoncetest.Send(t, h, one, one, onlyoncetest.Request{Path: "/charges", Key: "k-1", Body: "2"}, onlyoncetest.Request{Path: "/charges", Body: "3"})
-	if got[0].Code != http.StatusCreated || got[0].Body.String() != "charged 1" || got[1].Body.String() != "charged 1" || got[2].Code != http.StatusUnprocessableEntity || got[3].Code != http.StatusBadRequest {
+	got := onlyoncetest.Send(
+		t,
+		h,
+		one,
+		one,
+		onlyoncetest.Request{Path: "/charges", Key: "k-1", Body: "2"},
+		onlyoncetest.Request{Path: "/charges", Body: "3"},
+	)
+	if got[0].Code != http.StatusCreated ||
+		got[0].Body.String() != "charged 1" ||
+		got[1].Body.String() != "charged 1" ||
+		got[2].Code != http.StatusUnprocessableEntity ||
+		got[3].Code != http.StatusBadRequest {
 		t.Errorf("%+v", got)
 	}
 	if text := failing(t, func(t testing.TB) {

@@ -56,7 +56,11 @@ func TestHandlerThatExits(t *testing.T) {
 		return nil
 	})
 	v, text := verdictOf(t, c)
-	if v == nil || v.Kind != kindExited || !strings.Contains(v.What, "exit status 3") || !strings.Contains(v.What, "the handler for messages/0 at 1") || v.History != "nothing" {
+	if v == nil ||
+		v.Kind != kindExited ||
+		!strings.Contains(v.What, "exit status 3") ||
+		!strings.Contains(v.What, "the handler for messages/0 at 1") ||
+		v.History != "nothing" {
 		t.Errorf("%v", v)
 	}
 	if !strings.Contains(text, "again: go test -run '^TestHandlerThatExits$' -onlyonce.exec -onlyonce.history='nothing'") {
@@ -177,13 +181,23 @@ func TestCasesThatCannotBePlayed(t *testing.T) {
 	for want, c := range map[string]onlyoncetest.Case{
 		"Case.Start: must be set":          {Messages: three()},
 		"Case.Messages: must not be empty": {Start: start},
-		"Case.Requests: must not be empty": {Serve: func(*onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) { return nil, nil, nil }},
-		"Case.Mask: must be a regular":     {Start: start, Messages: three(), Mask: "("},
-		"Case.Migrate: no tables for you":  {Start: start, Messages: three(), Migrate: func(context.Context, *pgxpool.Pool) error { return errors.New("no tables for you") }},
-		"Case.Migrate: ERROR: relation \"no\"": {Start: start, Messages: three(), Migrate: func(ctx context.Context, p *pgxpool.Pool) error {
-			_, err := p.Exec(ctx, `select * from no`)
-			return err
+		"Case.Requests: must not be empty": {Serve: func(*onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
+			return nil, nil, nil
 		}},
+		"Case.Mask: must be a regular": {Start: start, Messages: three(), Mask: "("},
+		"Case.Migrate: no tables for you": {
+			Start:    start,
+			Messages: three(),
+			Migrate:  func(context.Context, *pgxpool.Pool) error { return errors.New("no tables for you") },
+		},
+		"Case.Migrate: ERROR: relation \"no\"": {
+			Start:    start,
+			Messages: three(),
+			Migrate: func(ctx context.Context, p *pgxpool.Pool) error {
+				_, err := p.Exec(ctx, `select * from no`)
+				return err
+			},
+		},
 	} {
 		if v, text := verdictOf(t, c); v != nil || !strings.Contains(text, want) {
 			t.Errorf("%q, want %q; %v", text, want, v)

@@ -90,9 +90,13 @@ func (c *Case) check() error {
 
 // The flags of go test.
 var (
-	budgetFlag  = flag.Duration("onlyonce.budget", -1, "how long `duration` a case of onlyoncetest.Run plays histories: 0 plays all single faults; default 10s, or 3s with -short")
+	budgetFlag = flag.Duration("onlyonce.budget",
+		-1,
+		"how long `duration` a case of onlyoncetest.Run plays histories: 0 plays all single faults; default "+
+			"10s, or 3s with -short")
 	seedFlag    = flag.Uint64("onlyonce.seed", 1, "the `seed` of the pairs of faults that onlyoncetest.Run draws")
-	historyFlag = flag.String("onlyonce.history", "", "the one `history` that onlyoncetest.Run plays, as a failed test has printed it")
+	historyFlag = flag.String("onlyonce.history",
+		"", "the one `history` that onlyoncetest.Run plays, as a failed test has printed it")
 )
 
 func (c *Case) budget() time.Duration {

@@ -7,7 +7,8 @@ import (
 )
 
 // inMemory is the likeliest cause if two clean runs do not do the same, and no value tells another.
-const inMemory = "most likely something that is kept in memory from one run to the next, then the clock, then the order of a map or of goroutines"
+const inMemory = "most likely something that is kept in memory from one run to the next, then the clock, " +
+	"then the order of a map or of goroutines"
 
 // aside returns a verdict if a clean run has set messages aside for reasons that the case does not
 // name: nothing was wrong with them but their ids.
@@ -19,12 +20,14 @@ func (s *state) aside(allowed []string) *Verdict {
 		why := "is that what the message deserves?"
 		switch reason {
 		case "conflict":
-			why = "its id was claimed by another message with another payload: Config.Key or Identify gives two messages one id, and the second one is never handled"
+			why = "its id was claimed by another message with another payload: Config.Key or Identify gives " +
+				"two messages one id, and the second one is never handled"
 		case "no-key":
 			why = "it has no id: see Config.Key, or Identify"
 		}
 		return &Verdict{Kind: kindParkedWrongly,
-			What: fmt.Sprintf("a message is set aside as %s without a fault: %s; if that is meant, name the reason in Case.Parks", reason, why)}
+			What: fmt.Sprintf("a message is set aside as %s without a fault: %s; if that is meant, name the "+
+				"reason in Case.Parks", reason, why)}
 	}
 	return nil
 }
@@ -63,7 +66,8 @@ func (s *state) outcome(messages int) string {
 func notDeterministic(found []Difference, a, b *state) *Verdict {
 	v := &Verdict{Kind: kindNotDeterministic, Differences: found}
 	if onlyA, onlyB := multisets(a.ids, b.ids); len(onlyA) > 0 && len(onlyB) > 0 {
-		v.What = fmt.Sprintf("two clean runs give a message other ids, %s: a copy would be handled again; Identify has to take it from the message",
+		v.What = fmt.Sprintf("two clean runs give a message other ids, %s: a copy would be handled again; "+
+			"Identify has to take it from the message",
 			looksLike(onlyA[0], onlyB[0]))
 		return v
 	}
@@ -79,13 +83,16 @@ func notDeterministic(found []Difference, a, b *state) *Verdict {
 		return v
 	}
 	if d, differs := of[orderOfCalls]; differs {
-		v.What = "two clean runs enqueue calls under one OrderingKey in different orders, for example of a map or of goroutines: " + d.Note
+		v.What = "two clean runs enqueue calls under one OrderingKey in different orders, for example of a " +
+			"map or of goroutines: " +
+			d.Note
 		return v
 	}
 	if d, differ := of["requests"]; differ && len(d.Missing) > 0 && len(d.Extra) > 0 {
 		from := originOfRequest(b.requests, d.Extra[0])
 		v.Where = from.where()
-		v.What = fmt.Sprintf("two clean runs send another request at %s: it differs %s; make body and key from the message, or in a step use the key that it gets",
+		v.What = fmt.Sprintf("two clean runs send another request at %s: it differs %s; make body and key "+
+			"from the message, or in a step use the key that it gets",
 			from.at(), looksLike(d.Missing[0], d.Extra[0]))
 		return v
 	}

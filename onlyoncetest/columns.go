@@ -154,11 +154,15 @@ func (r *relation) text(depth int) string {
 		for i, num := range l.cols {
 			key := l.to.column(l.keys[i])
 			refers[num] = refers[num] || l.to.drawn[key]
-			same[i] = fmt.Sprintf("t%d.%s = %s.%s", depth+1, quoted(l.to.cols[key]), alias, quoted(r.cols[r.column(num)]))
+			same[i] = fmt.Sprintf("t%d.%s = %s.%s",
+				depth+1, quoted(l.to.cols[key]), alias, quoted(r.cols[r.column(num)]))
 		}
 		if depth < maxLinks {
-			linked = append(linked, fmt.Sprintf("(select %s from %s t%d where %s)", l.to.text(depth+1), l.to.quoted, depth+1,
-				strings.Join(same, " and ")))
+			linked = append(
+				linked,
+				fmt.Sprintf("(select %s from %s t%d where %s)", l.to.text(depth+1), l.to.quoted, depth+1,
+					strings.Join(same, " and ")),
+			)
 		}
 	}
 	var all []string
@@ -183,7 +187,8 @@ func timed(column, kind string) string {
 	case "timestamp with time zone":
 		within = column + " between $1 and $2"
 	case "timestamp without time zone":
-		within = fmt.Sprintf("%[1]s::timestamptz between $1 and $2 or %[1]s at time zone 'UTC' between $1 and $2", column)
+		within = fmt.Sprintf("%[1]s::timestamptz between $1 and $2 or %[1]s at time zone 'UTC' between $1 and $2",
+			column)
 	default:
 		return column
 	}

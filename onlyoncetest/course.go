@@ -240,7 +240,8 @@ func (x *play) stuck() error {
 		}
 	}
 	if x.awaited != "" {
-		return fmt.Errorf("%w within %v: %s was made, and has not begun to work: return it from Start or Serve, or what runs it", errStuck, perPlay, x.awaited)
+		return fmt.Errorf("%w within %v: %s was made, and has not begun to work: return it from Start or "+
+			"Serve, or what runs it", errStuck, perPlay, x.awaited)
 	}
 	return fmt.Errorf("%w within %v", errStuck, perPlay)
 }

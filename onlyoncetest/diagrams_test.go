@@ -49,17 +49,64 @@ func scenes(t *testing.T) []scene {
 	}
 	return []scene{
 		{"A message", "Position, id and effect are one transaction.", "nothing", plain, ""},
-		{"The process dies before COMMIT", "Postgres rolls back. The successor begins at the same offset.", "before:commit.bind.1", plain, ""},
-		{"The answer to COMMIT is lost", "The message runs again, and the fence finds that the position has moved.", "lost:commit.sync.2", plain, ""},
+		{
+			"The process dies before COMMIT",
+			"Postgres rolls back. The successor begins at the same offset.",
+			"before:commit.bind.1",
+			plain,
+			"",
+		},
+		{
+			"The answer to COMMIT is lost",
+			"The message runs again, and the fence finds that the position has moved.",
+			"lost:commit.sync.2",
+			plain,
+			"",
+		},
 		{"A process stops, and wakes up later", "Its fence finds another owner.", "zombie:fence.bind.1", plain, ""},
-		{"The group's offsets are gone", "The position in the database counts: the second message is next.", "after:commit.sync.2,reset", two, ""},
+		{
+			"The group's offsets are gone",
+			"The position in the database counts: the second message is next.",
+			"after:commit.sync.2,reset",
+			two,
+			"",
+		},
 		{"A copy at another offset", "The claim finds its id. In the second transaction only the position moves.", "copies", plain, ""},
-		{"The same id, another payload", "The second message is parked as a conflict.", "nothing", of(consumer.Config{BatchSize: 1}, sound, one[0], onlyoncetest.Message{ID: "order-17", Value: "coffee"}), ""},
-		{"A message that can never be applied", "It is parked, and its neighbour applies.", "nothing", of(consumer.Config{BatchSize: 1}, refused, onlyoncetest.Message{ID: "order-1", Value: "no order"}, onlyoncetest.Message{ID: "order-2", Value: "tea"}), ""},
+		{
+			"The same id, another payload",
+			"The second message is parked as a conflict.",
+			"nothing",
+			of(consumer.Config{BatchSize: 1}, sound, one[0], onlyoncetest.Message{ID: "order-17", Value: "coffee"}),
+			"",
+		},
+		{
+			"A message that can never be applied",
+			"It is parked, and its neighbour applies.",
+			"nothing",
+			of(
+				consumer.Config{BatchSize: 1},
+				refused,
+				onlyoncetest.Message{ID: "order-1", Value: "no order"},
+				onlyoncetest.Message{ID: "order-2", Value: "tea"},
+			),
+			"",
+		},
 		{"A failover that loses a commit", "Position and effect are lost together, and done again.", "failover:commit.bind.1", plain, ""},
-		{"The relay dies when the remote has answered", "Its successor sends the call again, with the same key.", "after:request.1", relay, `request|starts|enqueue_batch`},
+		{
+			"The relay dies when the remote has answered",
+			"Its successor sends the call again, with the same key.",
+			"after:request.1",
+			relay,
+			`request|starts|enqueue_batch`,
+		},
 		{"An HTTP request whose answer is lost", "The client sends it again, and gets the stored answer.", "after:commit.sync.2", http, ""},
-		{"A webhook that comes twice", "The second gets 200, and has no effect.", "nothing", hook, `receive_webhooks?|insert into effects|seal|answers`},
+		{
+			"A webhook that comes twice",
+			"The second gets 200, and has no effect.",
+			"nothing",
+			hook,
+			`receive_webhooks?|insert into effects|seal|answers`,
+		},
 	}
 }
 
@@ -72,13 +119,16 @@ func TestDiagrams(t *testing.T) {
 	defer enter()()
 	const page = "../docs/guide/diagrams.md"
 	var b strings.Builder
-	b.WriteString("# What happens when\n\nEach diagram is the trace of a run in which [the test kit](testing.md) has brought the fault about.\nP1 is a process and P2 its successor; answers of Postgres are in capitals.\n`go test ./onlyoncetest -run TestDiagrams -update` writes this page.\n")
+	b.WriteString("# What happens when\n\nEach diagram is the trace of a run in which [the test " +
+		"kit](testing.md) has brought the fault about.\nP1 is a process and P2 its successor; answers of " +
+		"Postgres are in capitals.\n`go test ./onlyoncetest -run TestDiagrams -update` writes this page.\n")
 	for _, s := range scenes(t) {
 		lines, err := onlyoncetest.Trace(t.Context(), s.c, s.history)
 		if err != nil {
 			t.Fatalf("%s: %v", s.title, err)
 		}
-		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n```mermaid\nsequenceDiagram\n%s```\n", s.title, s.text, diagram(lines, regexp.MustCompile(s.only)))
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n```mermaid\nsequenceDiagram\n%s```\n",
+			s.title, s.text, diagram(lines, regexp.MustCompile(s.only)))
 	}
 	if *update {
 		if err := os.WriteFile(page, []byte(b.String()), 0o600); err != nil {
@@ -94,7 +144,8 @@ func TestDiagrams(t *testing.T) {
 		for i < min(len(got), len(want)) && got[i] == want[i] {
 			i++
 		}
-		t.Errorf("line %d of %s is not what happens: -update writes it anew. It is now:\n%s", i+1, page, strings.Join(got[i:min(i+12, len(got))], "\n"))
+		t.Errorf("line %d of %s is not what happens: -update writes it anew. It is now:\n%s",
+			i+1, page, strings.Join(got[i:min(i+12, len(got))], "\n"))
 	}
 }
 

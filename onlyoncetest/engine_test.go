@@ -75,7 +75,18 @@ func programs() []judged {
 		// Without ids only the fence keeps a batch from being applied twice.
 		{name: "positions", c: of(consumer.Config{BatchSize: 2, PositionsOnly: true})},
 		// Several transactions at once, each with a fence of its own.
-		{name: "slots", c: onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(consumer.HandlerFunc(sound), consumer.Config{BatchSize: 1, PositionsOnly: true, Concurrency: 3})}},
+		{
+			name: "slots",
+			c: onlyoncetest.Case{
+				Migrate:  migrate,
+				Messages: three(),
+				Start: onlyoncetest.Consume(consumer.HandlerFunc(sound), consumer.Config{
+					BatchSize:     1,
+					PositionsOnly: true,
+					Concurrency:   3,
+				}),
+			},
+		},
 		// A batch handler counts its messages: a copy among them would be one too many.
 		{name: "batches", c: batch(func(*onlyoncetest.Process) consumer.BatchHandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {

@@ -27,8 +27,12 @@ import (
 //
 // If the child ends without a report, the calls that have not returned are in that file.
 var (
-	execFlag  = flag.Bool("onlyonce.exec", false, "whether onlyoncetest.Run plays in a child process, so that a handler that ends the process (os.Exit, log.Fatal) gets a verdict")
-	childFlag = flag.String("onlyonce.child", "", "set by -onlyonce.exec: `number:file` of the Run that the child plays")
+	execFlag = flag.Bool("onlyonce.exec",
+		false,
+		"whether onlyoncetest.Run plays in a child process, so that a handler that ends the process "+
+			"(os.Exit, log.Fatal) gets a verdict")
+	childFlag = flag.String("onlyonce.child",
+		"", "set by -onlyonce.exec: `number:file` of the Run that the child plays")
 )
 
 // note is a line of the file.
@@ -123,9 +127,16 @@ func inChild(t testing.TB, number int) (*Report, error) {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		return nil, err
 	}
-	args := []string{"-test.run=" + onlyTest(t.Name()), "-test.count=1", fmt.Sprintf("-onlyonce.child=%d:%s", number, path)}
+	args := []string{
+		"-test.run=" + onlyTest(t.Name()),
+		"-test.count=1",
+		fmt.Sprintf("-onlyonce.child=%d:%s", number, path),
+	}
 	flag.Visit(func(f *flag.Flag) {
-		if slices.Contains([]string{"onlyonce.budget", "onlyonce.seed", "onlyonce.history", "test.short", "test.timeout"}, f.Name) {
+		if slices.Contains(
+			[]string{"onlyonce.budget", "onlyonce.seed", "onlyonce.history", "test.short", "test.timeout"},
+			f.Name,
+		) {
 			args = append(args, "-"+f.Name+"="+f.Value.String())
 		}
 	})
@@ -192,7 +203,11 @@ func read(text []byte) (*Report, error) {
 // exited returns the verdict on a child that has ended without a report. Plays run side by side, so
 // several calls may be open: the last one that began is named.
 func exited(text []byte, status string) *Verdict {
-	v := &Verdict{Kind: kindExited, What: fmt.Sprintf("the process ended (%s) while no handler ran", status), History: history{}.String()}
+	v := &Verdict{
+		Kind:    kindExited,
+		What:    fmt.Sprintf("the process ended (%s) while no handler ran", status),
+		History: history{}.String(),
+	}
 	plays, open := map[int]string{}, []note{}
 	for _, n := range notes(text) {
 		same := func(o note) bool { return o.Play == n.Play && (o.Name == n.Name || n.What == noteEnds) }
@@ -208,7 +223,8 @@ func exited(text []byte, status string) *Verdict {
 	if len(open) > 0 {
 		n := open[len(open)-1]
 		v.History = plays[n.Play]
-		v.What = fmt.Sprintf("the process ended (%s) while %s ran: os.Exit or log.Fatal in it, or a fatal error of the runtime; return an error instead", status, n.Name)
+		v.What = fmt.Sprintf("the process ended (%s) while %s ran: os.Exit or log.Fatal in it, or a fatal "+
+			"error of the runtime; return an error instead", status, n.Name)
 	}
 	return v
 }

@@ -30,9 +30,11 @@ const (
 	copies    = "copies"    // in the end each message comes again, at another offset
 	moved     = "moved"     // ... in another partition
 	reset     = "reset"     // when a process has died, the group's offsets are gone
-	failover  = "failover"  // a standby without that COMMIT takes over before the next batch's fence, or when all work is done
-	rewind    = "rewind"    // ... when all work is done, in any case
-	single    = "single"    // no fault: each message is a batch of its own (BatchSize 1)
+	// a standby without that COMMIT takes over before the next batch's fence, or when all work is
+	// done
+	failover = "failover"
+	rewind   = "rewind" // ... when all work is done, in any case
+	single   = "single" // no fault: each message is a batch of its own (BatchSize 1)
 )
 
 func (e event) String() string {
@@ -63,7 +65,8 @@ func (h history) String() string {
 // parseHistory reads what String has written.
 func parseHistory(s string) (h history, err error) {
 	bad := func() (history, error) {
-		return history{}, fmt.Errorf("%q is no history: copy it from the test's output, for example before:insert-stock#1a2b.bind.2,copies@0.1", s)
+		return history{}, fmt.Errorf("%q is no history: copy it from the test's output, for example "+
+			"before:insert-stock#1a2b.bind.2,copies@0.1", s)
 	}
 	events, only, some := strings.Cut(s, "@")
 	if some {
@@ -90,7 +93,22 @@ func parseHistory(s string) (h history, err error) {
 }
 
 // pointed are all events, and whether they have a point.
-var pointed = map[string]bool{before: true, after: true, cut: true, lost: true, zombie: true, rebalance: true, fail40001: true, fail40P01: true, copies: false, moved: false, reset: false, failover: true, rewind: true, single: false}
+var pointed = map[string]bool{
+	before:    true,
+	after:     true,
+	cut:       true,
+	lost:      true,
+	zombie:    true,
+	rebalance: true,
+	fail40001: true,
+	fail40P01: true,
+	copies:    false,
+	moved:     false,
+	reset:     false,
+	failover:  true,
+	rewind:    true,
+	single:    false,
+}
 
 // point is something that happens in a clean run.
 type point struct {
@@ -114,7 +132,9 @@ func (p point) transactional() bool {
 // isFence reports whether a label is the fence of a batch, of a transaction beside others, or of an
 // attempt at a parked message.
 func isFence(label string) bool {
-	return strings.HasPrefix(label, "fence.") || strings.HasPrefix(label, "fence_slot.") || strings.HasPrefix(label, "settle.")
+	return strings.HasPrefix(label, "fence.") ||
+		strings.HasPrefix(label, "fence_slot.") ||
+		strings.HasPrefix(label, "settle.")
 }
 
 // committing reports whether a point is the COMMIT of a batch, before the server gets it.

@@ -114,14 +114,21 @@ func post(ctx context.Context, client *http.Client, address, body string) error 
 
 // serving returns a case of the HTTP layer in front of a handler.
 func serving(mode idempotency.RouteMode, handler func(p *onlyoncetest.Process) http.HandlerFunc) onlyoncetest.Case {
-	return onlyoncetest.Case{Migrate: migrate, Requests: requests(), Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
-		layer, err := idempotency.New(p.Pool, layerConfig())
-		if err != nil {
-			return nil, nil, err
-		}
-		h, err := layer.Handle(idempotency.Route{Pattern: "/charges", KeyWindow: 24 * time.Hour, Mode: mode, HandlerTimeout: 2 * time.Second}, handler(p))
-		return h, layer, err
-	}}
+	return onlyoncetest.Case{
+		Migrate:  migrate,
+		Requests: requests(),
+		Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
+			layer, err := idempotency.New(p.Pool, layerConfig())
+			if err != nil {
+				return nil, nil, err
+			}
+			h, err := layer.Handle(
+				idempotency.Route{Pattern: "/charges", KeyWindow: 24 * time.Hour, Mode: mode, HandlerTimeout: 2 * time.Second},
+				handler(p),
+			)
+			return h, layer, err
+		},
+	}
 }
 
 func layerConfig() idempotency.Config {
@@ -161,8 +168,17 @@ func charge(more func(r *http.Request) error) http.HandlerFunc {
 func stored(handler func(p *onlyoncetest.Process) consumer.HandlerFunc) onlyoncetest.Case {
 	c := events(nil)
 	c.Serve = func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
-		e, err := webhook.New(p.Pool, webhook.Config{Name: "e", Provider: webhook.Stripe{}, Secrets: []string{webhookSecret}, Partitions: 1, Logger: p.Logger(),
-			DuplicateWait: 100 * time.Millisecond, RetryAfter: time.Second, PollInterval: 20 * time.Millisecond, LeaseTTL: time.Second})
+		e, err := webhook.New(p.Pool, webhook.Config{
+			Name:          "e",
+			Provider:      webhook.Stripe{},
+			Secrets:       []string{webhookSecret},
+			Partitions:    1,
+			Logger:        p.Logger(),
+			DuplicateWait: 100 * time.Millisecond,
+			RetryAfter:    time.Second,
+			PollInterval:  20 * time.Millisecond,
+			LeaseTTL:      time.Second,
+		})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -186,14 +202,27 @@ func events(handler func(p *onlyoncetest.Process) consumer.HandlerFunc) onlyonce
 			r.Header.Set("Stripe-Signature", "t="+at+",v1="+hex.EncodeToString(mac.Sum(nil)))
 		}})
 	}
-	return onlyoncetest.Case{Migrate: migrate, Requests: rs, Repeat: true, Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
-		e, err := webhook.New(p.Pool, webhook.Config{Name: "e", Provider: webhook.Stripe{}, Secrets: []string{webhookSecret}, Mode: webhook.Inline, Partitions: 1,
-			DuplicateWait: 100 * time.Millisecond, RetryAfter: time.Second, Handler: handler(p)})
-		if err != nil {
-			return nil, nil, err
-		}
-		return e, onlyoncetest.RunnerFunc(e.Upkeep), nil
-	}}
+	return onlyoncetest.Case{
+		Migrate:  migrate,
+		Requests: rs,
+		Repeat:   true,
+		Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
+			e, err := webhook.New(p.Pool, webhook.Config{
+				Name:          "e",
+				Provider:      webhook.Stripe{},
+				Secrets:       []string{webhookSecret},
+				Mode:          webhook.Inline,
+				Partitions:    1,
+				DuplicateWait: 100 * time.Millisecond,
+				RetryAfter:    time.Second,
+				Handler:       handler(p),
+			})
+			if err != nil {
+				return nil, nil, err
+			}
+			return e, onlyoncetest.RunnerFunc(e.Upkeep), nil
+		},
+	}
 }
 
 // received returns a case of messages that a queue's receiver stores, one of them without an id,
@@ -212,15 +241,21 @@ func received(more func(*queue.Config)) onlyoncetest.Case {
 		}
 		return err
 	}
-	return onlyoncetest.Case{Migrate: migrate, Messages: all, Parks: []string{"no-key"}, Check: handled, Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
-		cfg := queue.Config{Name: "q", CopiesWithin: time.Hour, Partitions: 2, PollInterval: 20 * time.Millisecond}
-		more(&cfg)
-		q, err := queue.New(p.Pool, p.Broker("orders"), cfg)
-		if err != nil {
-			return nil, err
-		}
-		return consumer.New(p.Pool, q, consumer.HandlerFunc(sound), p.Tune(consumer.Config{BatchSize: 2}))
-	}}
+	return onlyoncetest.Case{
+		Migrate:  migrate,
+		Messages: all,
+		Parks:    []string{"no-key"},
+		Check:    handled,
+		Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
+			cfg := queue.Config{Name: "q", CopiesWithin: time.Hour, Partitions: 2, PollInterval: 20 * time.Millisecond}
+			more(&cfg)
+			q, err := queue.New(p.Pool, p.Broker("orders"), cfg)
+			if err != nil {
+				return nil, err
+			}
+			return consumer.New(p.Pool, q, consumer.HandlerFunc(sound), p.Tune(consumer.Config{BatchSize: 2}))
+		},
+	}
 }
 
 // named has a queue take its ids from a function.
@@ -375,7 +410,8 @@ func faulty(t *testing.T) []judged {
 			}
 		}), kindCallsDiffer, "in another order than in a clean run"},
 		{"state of a session", alone(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-			_, err := tx.Exec(ctx, `select set_config('app.first', $1, true) where coalesce(current_setting('app.first', true), '') = ''`, string(m.Value))
+			_, err := tx.Exec(ctx, `select set_config('app.first', $1, true) where coalesce(current_setting('app.first', true), '') = ''`,
+				string(m.Value))
 			if err == nil {
 				_, err = tx.Exec(ctx, `insert into audit values (current_setting('app.first'))`)
 			}
@@ -461,10 +497,20 @@ func faulty(t *testing.T) []judged {
 			return err
 		}), kindNotDeterministic, "audit"},
 		{"memory of commits", remembering(), kindEffectsDiffer, "effects"},
-		{"key of an offset", onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(consumer.HandlerFunc(sound), consumer.Config{
-			Key: func(m *consumer.Message) (string, error) { return fmt.Sprint(m.Partition, "-", m.Offset), nil }})}, kindEffectsDiffer, "effects"},
-		{"key of a partition", onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(consumer.HandlerFunc(sound), consumer.Config{
-			Key: func(m *consumer.Message) (string, error) { return fmt.Sprint(m.Partition, "-", m.Headers), nil }})}, kindEffectsDiffer, "effects"},
+		{
+			"key of an offset",
+			onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(consumer.HandlerFunc(sound), consumer.Config{
+				Key: func(m *consumer.Message) (string, error) { return fmt.Sprint(m.Partition, "-", m.Offset), nil }})},
+			kindEffectsDiffer,
+			"effects",
+		},
+		{
+			"key of a partition",
+			onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(consumer.HandlerFunc(sound), consumer.Config{
+				Key: func(m *consumer.Message) (string, error) { return fmt.Sprint(m.Partition, "-", m.Headers), nil }})},
+			kindEffectsDiffer,
+			"effects",
+		},
 		{"order of all messages", ordered(), kindEffectsDiffer, "messages/0 at 1 was handled before messages/0 at 0"},
 		{"batch past the transaction", batch(func(p *onlyoncetest.Process) consumer.BatchHandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
@@ -491,16 +537,28 @@ func faulty(t *testing.T) []judged {
 		{"http calls", serving(idempotency.Transactional, func(p *onlyoncetest.Process) http.HandlerFunc {
 			return charge(func(r *http.Request) error { return post(r.Context(), p.HTTP, remote+"/send", "charged") })
 		}), kindCalledOutside, "POST"},
-		{"http without the layer", onlyoncetest.Case{Migrate: migrate, Requests: requests(), Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
-			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				var id int64
-				if err := p.Pool.QueryRow(r.Context(), `insert into effects (value) values ('x') returning id`).Scan(&id); err != nil {
-					http.Error(w, "again", http.StatusInternalServerError)
-					return
-				}
-				_, _ = fmt.Fprint(w, id)
-			}), nil, nil
-		}}, kindAnswersDiffer, "when it comes again"},
+		{
+			"http without the layer",
+			onlyoncetest.Case{
+				Migrate:  migrate,
+				Requests: requests(),
+				Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
+					return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+						var id int64
+						if err := p.Pool.QueryRow(
+							r.Context(),
+							`insert into effects (value) values ('x') returning id`,
+						).Scan(&id); err != nil {
+							http.Error(w, "again", http.StatusInternalServerError)
+							return
+						}
+						_, _ = fmt.Fprint(w, id)
+					}), nil, nil
+				},
+			},
+			kindAnswersDiffer,
+			"when it comes again",
+		},
 		{"event past the transaction", events(func(p *onlyoncetest.Process) consumer.HandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				_, err := p.Pool.Exec(ctx, insertSQL, m.ID())
@@ -518,8 +576,18 @@ func faulty(t *testing.T) []judged {
 				return err
 			}
 		}), kindWrittenOutside, "effects"},
-		{"queue whose ids name the attempt", named(func(d *queue.Delivery) string { return fmt.Sprint(d.ID, d.Redelivered) }), kindEffectsDiffer, "effects"},
-		{"queue whose ids name the time", named(func(d *queue.Delivery) string { return fmt.Sprint(d.ID, time.Now().UnixNano()) }), kindEffectsDiffer, "effects"},
+		{
+			"queue whose ids name the attempt",
+			named(func(d *queue.Delivery) string { return fmt.Sprint(d.ID, d.Redelivered) }),
+			kindEffectsDiffer,
+			"effects",
+		},
+		{
+			"queue whose ids name the time",
+			named(func(d *queue.Delivery) string { return fmt.Sprint(d.ID, time.Now().UnixNano()) }),
+			kindEffectsDiffer,
+			"effects",
+		},
 		{"queue with ids of its broker", named(func(d *queue.Delivery) string { // a producer's copy gets another one
 			id, _ := handles.LoadOrStore(d.Handle, fmt.Sprint(counter.Add(1)))
 			return id.(string)
@@ -546,7 +614,9 @@ func faulty(t *testing.T) []judged {
 
 func soundCases(t *testing.T) []judged {
 	remote := mailbox(t)
-	provider := onlyoncetest.NewRemote(t, onlyoncetest.RemoteOptions{Answer: func(_ string, n int) string { return map[int]string{1: "500+", 2: "reset"}[n] }})
+	provider := onlyoncetest.NewRemote(t, onlyoncetest.RemoteOptions{Answer: func(_ string, n int) string {
+		return map[int]string{1: "500+", 2: "reset"}[n]
+	}})
 	return []judged{
 		{"messages", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			return outbox.Enqueue(ctx, tx, call(m.Value))
@@ -601,7 +671,16 @@ func soundCases(t *testing.T) []judged {
 				return sound(ctx, tx, m)
 			}
 		}), "", ""},
-		{"positions", onlyoncetest.Case{Migrate: migrate, Messages: three(), Start: onlyoncetest.Consume(consumer.HandlerFunc(sound), consumer.Config{PositionsOnly: true})}, "", ""},
+		{
+			"positions",
+			onlyoncetest.Case{
+				Migrate:  migrate,
+				Messages: three(),
+				Start:    onlyoncetest.Consume(consumer.HandlerFunc(sound), consumer.Config{PositionsOnly: true}),
+			},
+			"",
+			"",
+		},
 		{"batch", batch(func(*onlyoncetest.Process) consumer.BatchHandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
 				var values []string

@@ -40,7 +40,14 @@ type Message struct {
 // FromMessage returns a message with the id, topic, partition, key, value and headers of another
 // one, for example of a webhook endpoint's stored event: see webhook.Event.Message.
 func FromMessage(m *consumer.Message) Message {
-	return Message{Topic: m.Topic, Partition: m.Partition, ID: m.ID(), Key: string(m.Key), Value: string(m.Value), from: m}
+	return Message{
+		Topic:     m.Topic,
+		Partition: m.Partition,
+		ID:        m.ID(),
+		Key:       string(m.Key),
+		Value:     string(m.Value),
+		from:      m,
+	}
 }
 
 // idHeader is the header for Message.ID, and what ids are read from if a Config does not say.

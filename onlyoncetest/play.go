@@ -72,8 +72,20 @@ var perPlay = time.Minute
 
 // newPlay prepares one.
 func newPlay(ctx context.Context, db *workerdb.DB, c *Case, h history) *play {
-	return &play{ctx: ctx, db: db, c: c, h: h, logs: newLogs(c.sent), wakeup: make(chan struct{}), counts: map[string]int{},
-		struck: make([]bool, len(h.events)), calling: map[string]time.Time{}, refused: map[place]bool{}, brokers: map[string]*queuetest.Memory{}, timeline: histories.NewTimeline()}
+	return &play{
+		ctx:      ctx,
+		db:       db,
+		c:        c,
+		h:        h,
+		logs:     newLogs(c.sent),
+		wakeup:   make(chan struct{}),
+		counts:   map[string]int{},
+		struck:   make([]bool, len(h.events)),
+		calling:  map[string]time.Time{},
+		refused:  map[place]bool{},
+		brokers:  map[string]*queuetest.Memory{},
+		timeline: histories.NewTimeline(),
+	}
 }
 
 // changed wakes the loop.
@@ -228,7 +240,8 @@ func (x *play) request(p *Process, r request, over bool) error {
 			}
 		}
 	}
-	x.say(p, map[bool]histories.Mark{true: histories.Fault}[what != ""], "request %.100s %s", r.text, map[string]string{before: " <<< dies before it", after: " <<< dies after its answer"}[what])
+	x.say(p, map[bool]histories.Mark{true: histories.Fault}[what != ""], "request %.100s %s",
+		r.text, map[string]string{before: " <<< dies before it", after: " <<< dies after its answer"}[what])
 	if what == "" {
 		return nil
 	}
@@ -238,7 +251,12 @@ func (x *play) request(p *Process, r request, over bool) error {
 }
 
 // handled is the middleware of each consumer.
-func (x *play) handled(ctx context.Context, _ consumer.Tx, msgs []*consumer.Message, next func(context.Context) error) error {
+func (x *play) handled(
+	ctx context.Context,
+	_ consumer.Tx,
+	msgs []*consumer.Message,
+	next func(context.Context) error,
+) error {
 	x.mu.Lock()
 	name := placeOf(msgs[0]).String()
 	what := x.strikes(handlePoint, "", false, fail40001, fail40P01)

@@ -29,7 +29,8 @@ var server = sync.OnceValues(func() (*workerdb.Server, error) {
 	if address == "" {
 		bin, err := pgserver.Programs()
 		if err != nil {
-			return nil, fmt.Errorf("%w; install PostgreSQL, or set %s to the address of a server on which tests may create databases", err, pgserver.EnvURL)
+			return nil, fmt.Errorf("%w; install PostgreSQL, or set %s to the address of a server on which "+
+				"tests may create databases", err, pgserver.EnvURL)
 		}
 		c, err := pgserver.Start(ctx, pgserver.Config{Bin: bin, Settings: pgserver.Throwaway()})
 		if err != nil {

@@ -124,7 +124,10 @@ func (x *play) newProcess() (*Process, error) {
 	x.processes = append(x.processes, p)
 	p.number = len(x.processes)
 	x.mu.Unlock()
-	p.wire = &wire.Wire{At: func(m wire.Message) wire.Action { return x.at(p, m) }, Answered: func(a wire.Answer) { x.timeline.Answered(p.who(), a) }}
+	p.wire = &wire.Wire{
+		At:       func(m wire.Message) wire.Action { return x.at(p, m) },
+		Answered: func(a wire.Answer) { x.timeline.Answered(p.who(), a) },
+	}
 	cfg, err := pgxpool.ParseConfig(x.db.Address())
 	if err != nil {
 		return nil, err

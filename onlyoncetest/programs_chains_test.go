@@ -22,19 +22,23 @@ import (
 
 // chained is a case of a queue, a consumer of its messages, and a relay that sends their calls.
 func chained(remote *onlyoncetest.Remote, identify func(*queue.Delivery) error, h consumer.HandlerFunc) onlyoncetest.Case {
-	return onlyoncetest.Case{Migrate: migrateShop, Messages: shopMessages(), Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
-		q, err := queue.New(p.Pool, p.Broker("messages"), queue.Config{Name: "orders", CopiesWithin: time.Hour, Identify: identify,
-			PollInterval: 20 * time.Millisecond})
-		if err != nil {
-			return nil, err
-		}
-		run, err := consumer.New(p.Pool, q, h, p.Tune(consumer.Config{}))
-		if err != nil || remote == nil {
-			return run, err
-		}
-		relay, err := relayTo(p, remote, nil)
-		return onlyoncetest.All(run, relay), err
-	}}
+	return onlyoncetest.Case{
+		Migrate:  migrateShop,
+		Messages: shopMessages(),
+		Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
+			q, err := queue.New(p.Pool, p.Broker("messages"), queue.Config{Name: "orders", CopiesWithin: time.Hour, Identify: identify,
+				PollInterval: 20 * time.Millisecond})
+			if err != nil {
+				return nil, err
+			}
+			run, err := consumer.New(p.Pool, q, h, p.Tune(consumer.Config{}))
+			if err != nil || remote == nil {
+				return run, err
+			}
+			relay, err := relayTo(p, remote, nil)
+			return onlyoncetest.All(run, relay), err
+		},
+	}
 }
 
 // relayTo returns a relay of the sink "mail".
@@ -81,14 +85,18 @@ func paid(remote *onlyoncetest.Remote) onlyoncetest.Case {
 		_, err := tx.Exec(ctx, `update orders set payment_id = $1, status = 'paid' where id = $2`, string(payment.ID), string(d.Body))
 		return err
 	}
-	return onlyoncetest.Case{Migrate: migrateShop, Messages: shopMessages(), Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
-		run, err := consumer.New(p.Pool, p.Source(), consumer.HandlerFunc(handler), p.Tune(consumer.Config{}))
-		if err != nil {
-			return nil, err
-		}
-		relay, err := relayTo(p, remote, complete)
-		return onlyoncetest.All(run, relay), err
-	}}
+	return onlyoncetest.Case{
+		Migrate:  migrateShop,
+		Messages: shopMessages(),
+		Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
+			run, err := consumer.New(p.Pool, p.Source(), consumer.HandlerFunc(handler), p.Tune(consumer.Config{}))
+			if err != nil {
+				return nil, err
+			}
+			relay, err := relayTo(p, remote, complete)
+			return onlyoncetest.All(run, relay), err
+		},
+	}
 }
 
 // charges is a case of an HTTP route that pays in a step, under a key of key's.
@@ -172,12 +180,30 @@ func chainPrograms(t *testing.T) []program {
 	byShipment.Messages = shipments.Messages
 	return []program{
 		{name: "queue, outbox, relay", first: kindNotDeterministic, c: chained(remote, nil, mails)},
-		{name: "queue, outbox with a random id", first: kindNotDeterministic, faulty: true, kind: []string{kindNotDeterministic}, c: chained(remote, nil, mailsWithRandomID)},
+		{
+			name:   "queue, outbox with a random id",
+			first:  kindNotDeterministic,
+			faulty: true,
+			kind:   []string{kindNotDeterministic},
+			c:      chained(remote, nil, mailsWithRandomID),
+		},
 		{name: "webhook, events, relay", first: kindNotDeterministic, c: hooked(remote, mails)},
-		{name: "webhook, call with a random id", first: kindNotDeterministic, faulty: true, kind: []string{kindNotDeterministic}, c: hooked(remote, mailsWithRandomID)},
+		{
+			name:   "webhook, call with a random id",
+			first:  kindNotDeterministic,
+			faulty: true,
+			kind:   []string{kindNotDeterministic},
+			c:      hooked(remote, mailsWithRandomID),
+		},
 		{name: "provider's id by Complete", first: kindNotDeterministic, c: paid(remote)},
 		{name: "provider's id by a step", first: kindNotDeterministic, c: charges(remote, func(step string) string { return step })},
-		{name: "random key in a step", first: kindNotDeterministic, faulty: true, kind: []string{kindNotDeterministic}, c: charges(remote, func(string) string { return uuid.NewString() })},
+		{
+			name:   "random key in a step",
+			first:  kindNotDeterministic,
+			faulty: true,
+			kind:   []string{kindNotDeterministic},
+			c:      charges(remote, func(string) string { return uuid.NewString() }),
+		},
 		{name: "queue, id of the order", faulty: true, kind: []string{kindParkedWrongly}, c: shipments},
 		{name: "queue, id of the shipment", c: byShipment},
 	}

@@ -98,6 +98,11 @@ func linkPrograms() []program {
 		{name: "head kept in memory", faulty: true, kind: []string{kindEffectsDiffer}, c: remembers},
 		{name: "head and line in one message", c: shop(consumer.Config{}, always(headWithLine))},
 		{name: "answers within a table", c: shop(consumer.Config{}, always(answersFirst))},
-		{name: "answers to a random comment", faulty: true, kind: []string{kindNotDeterministic}, c: shop(consumer.Config{}, always(answersAny))},
+		{
+			name:   "answers to a random comment",
+			faulty: true,
+			kind:   []string{kindNotDeterministic},
+			c:      shop(consumer.Config{}, always(answersAny)),
+		},
 	}
 }

@@ -133,7 +133,12 @@ type orderService struct {
 }
 
 func newOrderService(p *onlyoncetest.Process) *orderService {
-	return &orderService{orders: &orderRepository{p.Pool}, queries: newShopQueries(p.Pool), tries: map[string]int{}, known: map[string]int64{}}
+	return &orderService{
+		orders:  &orderRepository{p.Pool},
+		queries: newShopQueries(p.Pool),
+		tries:   map[string]int{},
+		known:   map[string]int64{},
+	}
 }
 
 // saves is a fault: the repository has the pool.
@@ -331,19 +336,55 @@ func orderPrograms() []program {
 		})
 	}
 	return []program{
-		{name: "repository with the pool", first: kindWrittenOutside, faulty: true, kind: []string{kindWrittenOutside}, c: method((*orderService).saves)},
+		{
+			name:   "repository with the pool",
+			first:  kindWrittenOutside,
+			faulty: true,
+			kind:   []string{kindWrittenOutside},
+			c:      method((*orderService).saves),
+		},
 		{name: "repository with tx", c: method((*orderService).savesIn)},
-		{name: "sqlc, WithTx forgotten", first: kindWrittenOutside, faulty: true, kind: []string{kindWrittenOutside}, c: method((*orderService).forgetsWithTx)},
+		{
+			name:   "sqlc, WithTx forgotten",
+			first:  kindWrittenOutside,
+			faulty: true,
+			kind:   []string{kindWrittenOutside},
+			c:      method((*orderService).forgetsWithTx),
+		},
 		{name: "sqlc, WithTx", c: method((*orderService).withTx)},
 		{name: "attempts counted in memory", faulty: true, kind: []string{kindEffectsDiffer}, c: method((*orderService).countsTries)},
 		{name: "total kept in memory", faulty: true, kind: []string{kindEffectsDiffer}, c: method((*orderService).keepsTotal)},
-		{name: "customers cached before COMMIT", first: kindParkedWrongly, faulty: true, kind: []string{kindParkedWrongly}, c: method((*orderService).cachesCustomers)},
+		{
+			name:   "customers cached before COMMIT",
+			first:  kindParkedWrongly,
+			faulty: true,
+			kind:   []string{kindParkedWrongly},
+			c:      method((*orderService).cachesCustomers),
+		},
 		{name: "orders of customers", c: shop(consumer.Config{}, always(ofCustomers))},
-		{name: "statements in an errgroup", first: kindParkedWrongly, faulty: true, kind: []string{kindParkedWrongly}, c: shop(consumer.Config{}, always(inGroup))},
+		{
+			name:   "statements in an errgroup",
+			first:  kindParkedWrongly,
+			faulty: true,
+			kind:   []string{kindParkedWrongly},
+			c:      shop(consumer.Config{}, always(inGroup)),
+		},
 		{name: "prices in an errgroup", c: shop(consumer.Config{}, always(pricesInGroup))},
-		{name: "tables per tenant by the pool", first: kindWrittenOutside, faulty: true, kind: []string{kindWrittenOutside}, c: by(inTenantsTable, true)},
+		{
+			name:   "tables per tenant by the pool",
+			first:  kindWrittenOutside,
+			faulty: true,
+			kind:   []string{kindWrittenOutside},
+			c:      by(inTenantsTable, true),
+		},
 		{name: "tables per tenant", c: by(inTenantsTable, false)},
-		{name: "partitioned ledger by the pool", first: kindWrittenOutside, faulty: true, kind: []string{kindWrittenOutside}, c: by(sourced, true)},
+		{
+			name:   "partitioned ledger by the pool",
+			first:  kindWrittenOutside,
+			faulty: true,
+			kind:   []string{kindWrittenOutside},
+			c:      by(sourced, true),
+		},
 		{name: "partitioned ledger", c: by(sourced, false)},
 	}
 }

@@ -74,16 +74,26 @@ func published(remote *onlyoncetest.Remote, event func(m *consumer.Message, o sh
 		if err != nil {
 			return err
 		}
-		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "topics", Name: "order.placed", Target: "/orders", OrderingKey: o.Customer, Body: body})
+		return outbox.Enqueue(ctx, tx, outbox.Call{
+			Sink:        "topics",
+			Name:        "order.placed",
+			Target:      "/orders",
+			OrderingKey: o.Customer,
+			Body:        body,
+		})
 	}
-	return onlyoncetest.Case{Migrate: migrateShop, Messages: shopMessages(), Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
-		run, err := consumer.New(p.Pool, p.Source(), consumer.HandlerFunc(handler), p.Tune(consumer.Config{}))
-		if err != nil {
-			return nil, err
-		}
-		relay, err := newRelay(p, &topicSink{p, p.Reach(remote)})
-		return onlyoncetest.All(run, relay), err
-	}}
+	return onlyoncetest.Case{
+		Migrate:  migrateShop,
+		Messages: shopMessages(),
+		Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
+			run, err := consumer.New(p.Pool, p.Source(), consumer.HandlerFunc(handler), p.Tune(consumer.Config{}))
+			if err != nil {
+				return nil, err
+			}
+			relay, err := newRelay(p, &topicSink{p, p.Reach(remote)})
+			return onlyoncetest.All(run, relay), err
+		},
+	}
 }
 
 // placed is the event of an order.
@@ -197,8 +207,12 @@ func redeems(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		return err
 	}
 	var code string
-	err = tx.QueryRow(ctx, `update vouchers set used_by = $1
-		where code = (select code from vouchers where used_by is null order by code limit 1 for update skip locked) returning code`, o.ID).Scan(&code)
+	err = tx.QueryRow(
+		ctx,
+		`update vouchers set used_by = $1
+		where code = (select code from vouchers where used_by is null order by code limit 1 for update skip locked) returning code`,
+		o.ID,
+	).Scan(&code)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return consumer.Permanent(err)
 	}
@@ -207,9 +221,13 @@ func redeems(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 
 // batched is a case of a handler of batches.
 func batched(handle consumer.BatchHandlerFunc) onlyoncetest.Case {
-	return onlyoncetest.Case{Migrate: migrateShop, Messages: shopMessages(), Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
-		return consumer.New(p.Pool, p.Source(), handle, p.Tune(consumer.Config{BatchSize: 4}))
-	}}
+	return onlyoncetest.Case{
+		Migrate:  migrateShop,
+		Messages: shopMessages(),
+		Start: func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
+			return consumer.New(p.Pool, p.Source(), handle, p.Tune(consumer.Config{BatchSize: 4}))
+		},
+	}
 }
 
 // inOneBatch is sound: all statements of a batch in one round trip.
@@ -253,16 +271,46 @@ func morePrograms(t *testing.T) []program {
 	}
 	return []program{
 		{name: "outbox to a topic", c: published(remote, placedOf)},
-		{name: "outbox to a topic, time in the event", first: kindNotDeterministic, faulty: true, kind: []string{kindNotDeterministic}, c: published(remote, placedNow)},
-		{name: "outbox to a topic, lines of a map", first: kindNotDeterministic, faulty: true, kind: []string{kindNotDeterministic}, c: published(remote, placedOfMap)},
+		{
+			name:   "outbox to a topic, time in the event",
+			first:  kindNotDeterministic,
+			faulty: true,
+			kind:   []string{kindNotDeterministic},
+			c:      published(remote, placedNow),
+		},
+		{
+			name:   "outbox to a topic, lines of a map",
+			first:  kindNotDeterministic,
+			faulty: true,
+			kind:   []string{kindNotDeterministic},
+			c:      published(remote, placedOfMap),
+		},
 		{name: "HTTP, two steps", c: checkout(remote, nil)},
-		{name: "HTTP, mail beside the steps", first: kindCalledOutside, faulty: true, kind: []string{kindCalledOutside}, c: checkout(remote, mail)},
+		{
+			name:   "HTTP, mail beside the steps",
+			first:  kindCalledOutside,
+			faulty: true,
+			kind:   []string{kindCalledOutside},
+			c:      checkout(remote, mail),
+		},
 		{name: "trigger sets updated_at", first: kindNotDeterministic, c: dated},
-		{name: "trigger fired by the pool", first: kindWrittenOutside, faulty: true, kind: []string{kindWrittenOutside}, c: shop(consumer.Config{}, basketsByPool)},
+		{
+			name:   "trigger fired by the pool",
+			first:  kindWrittenOutside,
+			faulty: true,
+			kind:   []string{kindWrittenOutside},
+			c:      shop(consumer.Config{}, basketsByPool),
+		},
 		{name: "now() in the statement", first: kindNotDeterministic, c: shop(consumer.Config{}, always(seenNow))},
 		{name: "the program's clock in a row", first: kindNotDeterministic, c: shop(consumer.Config{}, always(seenByClock))},
 		{name: "voucher for update", c: shop(consumer.Config{BatchSize: 1}, always(redeems))},
 		{name: "a batch in one round trip", c: batched(inOneBatch)},
-		{name: "a row for each batch", first: kindEffectsDiffer, faulty: true, kind: []string{kindEffectsDiffer, kindNotDeterministic}, c: batched(onePerBatch)},
+		{
+			name:   "a row for each batch",
+			first:  kindEffectsDiffer,
+			faulty: true,
+			kind:   []string{kindEffectsDiffer, kindNotDeterministic},
+			c:      batched(onePerBatch),
+		},
 	}
 }

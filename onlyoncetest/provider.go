@@ -63,7 +63,15 @@ type Effect struct {
 // NewRemote starts a remote on loopback, which ends with the test.
 func NewRemote(t testing.TB, o RemoteOptions) *Remote {
 	t.Helper()
-	r := &Remote{t: t, o: o, known: map[string]remembered{}, asked: map[string]int{}, made: map[string]int{}, callers: map[string]*Process{}, names: map[*Process]string{}}
+	r := &Remote{
+		t:       t,
+		o:       o,
+		known:   map[string]remembered{},
+		asked:   map[string]int{},
+		made:    map[string]int{},
+		callers: map[string]*Process{},
+		names:   map[*Process]string{},
+	}
 	s := httptest.NewServer(r)
 	t.Cleanup(s.Close)
 	r.URL = s.URL

@@ -48,7 +48,11 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if remote {
 		r.Header.Set(countedHeader, "1")
 	}
-	sent := request{key: r.Header.Get("Idempotency-Key"), text: fmt.Sprintf("%s %s %s", r.Method, address, body), origin: originOf()}
+	sent := request{
+		key:    r.Header.Get("Idempotency-Key"),
+		text:   fmt.Sprintf("%s %s %s", r.Method, address, body),
+		origin: originOf(),
+	}
 	if err := p.run.request(p, sent, false); err != nil {
 		return nil, err
 	}

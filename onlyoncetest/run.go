@@ -61,7 +61,8 @@ func Run(t testing.TB, c Case) *Report {
 		return r.rep
 	}
 	if v := r.rep.Verdict; v != nil {
-		t.Errorf("onlyoncetest: %s  again: go test -run '%s'%s -onlyonce.history='%s'\n  %s", v, onlyTest(t.Name()), again, v.History, r.rep)
+		t.Errorf("onlyoncetest: %s  again: go test -run '%s'%s -onlyonce.history='%s'\n  %s",
+			v, onlyTest(t.Name()), again, v.History, r.rep)
 	} else {
 		t.Logf("onlyoncetest: %s", r.rep)
 		if r.notes == nil && !testing.Verbose() { // then go test drops what t.Logf writes
@@ -164,7 +165,10 @@ func (r *runner) clean(ctx context.Context, c *Case, only []int) (s *state, poin
 		switch {
 		case v != nil:
 		case len(x.points) == 0:
-			v = &Verdict{Kind: kindNotUsed, What: "it has sent nothing through Process.Pool: give it to what Start makes"}
+			v = &Verdict{
+				Kind: kindNotUsed,
+				What: "it has sent nothing through Process.Pool: give it to what Start makes",
+			}
 		case i == 1:
 			if found := compare(s, got); len(found) > 0 {
 				v = notDeterministic(found, s, got)

@@ -101,7 +101,10 @@ func (x *play) serveAll(ctx context.Context) {
 				first[i] = got
 				x.answers = append(x.answers, fmt.Sprintf("%s: %d", r, status))
 			} else if got != first[i] && r.Key != "" && x.wrong == nil {
-				x.wrong = &Verdict{Kind: kindAnswersDiffer, What: fmt.Sprintf("%s is answered %.200q, and when it comes again %.200q", r, first[i], got)}
+				x.wrong = &Verdict{
+					Kind: kindAnswersDiffer,
+					What: fmt.Sprintf("%s is answered %.200q, and when it comes again %.200q", r, first[i], got),
+				}
 			}
 			x.mu.Unlock()
 		}
@@ -144,7 +147,8 @@ func (x *play) ask(ctx context.Context, r Request) (status int, body string, err
 			stop()
 			cancel()
 			if ok && !p.dead.Load() {
-				x.say(p, histories.Plain, "answers %s with %d %.100s", r, rec.Code, strings.TrimSpace(rec.Body.String()))
+				x.say(p, histories.Plain, "answers %s with %d %.100s",
+					r, rec.Code, strings.TrimSpace(rec.Body.String()))
 				switch rec.Code {
 				case http.StatusConflict, http.StatusTooEarly, http.StatusTooManyRequests:
 				default:

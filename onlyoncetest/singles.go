@@ -167,7 +167,12 @@ func failovers(points []point, can able) (all []oneFault) {
 	for i, p := range commits {
 		name, nth := p.statement()
 		add := func(what string) {
-			all = append(all, oneFault{history: history{events: []event{{what, p.name}}}, name: name, nth: nth, class: p.class()})
+			all = append(all, oneFault{
+				history: history{events: []event{{what, p.name}}},
+				name:    name,
+				nth:     nth,
+				class:   p.class(),
+			})
 		}
 		add(failover)
 		if i < len(commits)-1 { // else nothing comes between

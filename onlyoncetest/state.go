@@ -135,7 +135,8 @@ select count(*), coalesce(sum(('x' || left(md5(` + row + `), 15))::bit(60)::bigi
 			return nil, err
 		}
 		if t.rows <= mostRows && (want == nil || want.tables[x.name].hash != t.hash) {
-			if t.text, err = texts(ctx, pool, `select `+row+` from `+x.quoted+` t0 where `+useTimes+` order by 1`, from, to); err != nil {
+			if t.text, err = texts(ctx, pool, `select `+row+` from `+x.quoted+` t0 where `+useTimes+` order by 1`,
+				from, to); err != nil {
 				return nil, err
 			}
 		}
@@ -265,7 +266,13 @@ func compare(clean, got *state) (found []Difference) {
 	for _, x := range []struct {
 		what        string
 		clean, this []string
-	}{{"calls", callLines(clean.calls), callLines(got.calls)}, {"parked", clean.parked, got.parked}, {"answers", clean.answers, got.answers}, {"remotes", clean.remotes, got.remotes}, {"requests", requestLines(clean.requests), requestLines(got.requests)}} {
+	}{
+		{"calls", callLines(clean.calls), callLines(got.calls)},
+		{"parked", clean.parked, got.parked},
+		{"answers", clean.answers, got.answers},
+		{"remotes", clean.remotes, got.remotes},
+		{"requests", requestLines(clean.requests), requestLines(got.requests)},
+	} {
 		if missing, extra := multisets(x.clean, x.this); len(missing)+len(extra) > 0 {
 			found = append(found, Difference{What: x.what, Missing: missing, Extra: extra})
 		}

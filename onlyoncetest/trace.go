@@ -40,10 +40,22 @@ func (o origin) where() string { return cmp.Or(o.outer, o.caller) }
 const ourModule = "github.com/onlyonce/onlyonce/"
 
 // carriers are the prefixes of functions that only pass a call on.
-var carriers = []string{"github.com/jackc/pgx/", "github.com/jackc/puddle/", "database/sql.", "runtime.", "net/http.", ourModule + "onlyoncetest.(*transport)", ourModule + "onlyoncetest.tracer", ourModule + "onlyoncetest.originOf"}
+var carriers = []string{
+	"github.com/jackc/pgx/",
+	"github.com/jackc/puddle/",
+	"database/sql.",
+	"runtime.",
+	"net/http.",
+	ourModule + "onlyoncetest.(*transport)",
+	ourModule + "onlyoncetest.tracer",
+	ourModule + "onlyoncetest.originOf",
+}
 
 // engines are the folders of our module whose functions are the engine's.
-var engines = []string{"consumer", "outbox", "webhook", "queue", "idempotency", "dedupe", "sqltx", "seal", "migrations", "ops", "internal/", "onlyoncetest.", "onlyoncetest/"}
+var engines = []string{
+	"consumer", "outbox", "webhook", "queue", "idempotency", "dedupe", "sqltx", "seal",
+	"migrations", "ops", "internal/", "onlyoncetest.", "onlyoncetest/",
+}
 
 // lenders are those of them that call the user's code with a transaction.
 var lenders = []string{"consumer.", "webhook.", "idempotency.", "dedupe."}

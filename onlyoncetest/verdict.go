@@ -90,7 +90,11 @@ func judge(x *play, clean, got *state) *Verdict {
 	if len(found) == 0 {
 		return nil
 	}
-	v := &Verdict{Kind: kindEffectsDiffer, What: fmt.Sprintf("the state of %s is not that of a clean run", names(found)), Differences: found}
+	v := &Verdict{
+		Kind:        kindEffectsDiffer,
+		What:        fmt.Sprintf("the state of %s is not that of a clean run", names(found)),
+		Differences: found,
+	}
 	for _, d := range found {
 		if w := x.writer(d.What); w != nil {
 			v.Kind, v.Where = kindWrittenOutside, w.from.where()
@@ -111,7 +115,9 @@ func judge(x *play, clean, got *state) *Verdict {
 			v.Kind, v.What = kindCallsDiffer, callsDiffer(clean.calls, got.calls)
 			return v
 		case orderOfCalls:
-			v.Kind, v.What = kindCallsDiffer, "calls under one OrderingKey are enqueued in another order than in a clean run: "+d.Note
+			v.Kind, v.What = kindCallsDiffer, "calls under one OrderingKey are enqueued in another order "+
+				"than in a clean run: "+
+				d.Note
 		case "remotes":
 			v.Kind, v.What = kindRemotesDiffer, "a call took effect at a remote more than once, or never"
 		case "parked":
@@ -121,7 +127,8 @@ func judge(x *play, clean, got *state) *Verdict {
 		}
 	}
 	if a, b, other := reordered(clean.order, got.order); v.Kind == kindEffectsDiffer && other {
-		v.What += fmt.Sprintf("; %s was handled before %s, and in a clean run after it: is that order kept, or only that of messages with one ordering key?", b, a)
+		v.What += fmt.Sprintf("; %s was handled before %s, and in a clean run after it: is that order kept, "+
+			"or only that of messages with one ordering key?", b, a)
 	}
 	return v
 }
@@ -172,7 +179,8 @@ func (x *play) writer(table string) *write {
 var certain = regexp.MustCompile(`(?is)^\s*((insert|delete|merge)\b|(update|copy|truncate)\s|with\b.*\b(insert\s+into|update|delete\s+from|merge\s+into)\s)`)
 
 // singleHint is what a verdict adds if each message was a batch of its own.
-const singleHint = "; each message was a batch of its own: does the handler leave something in its session, for example by set_config or a temporary table, or does it count on its batch?"
+const singleHint = "; each message was a batch of its own: does the handler leave something in its session, " +
+	"for example by set_config or a temporary table, or does it count on its batch?"
 
 // headed puts a write that a handler has sent past its transaction in front of a verdict. The cause
 // may be that write although its table is as after a clean run: a second attempt fails if the row
@@ -188,7 +196,8 @@ func (x *play) headed(v *Verdict) *Verdict {
 		return v
 	}
 	w := x.writes[i]
-	v.What = fmt.Sprintf("a handler writes past its transaction at %s: %.120s; besides, %s: %s", w.from.at(), w.sql, v.Kind, v.What)
+	v.What = fmt.Sprintf("a handler writes past its transaction at %s: %.120s; besides, %s: %s",
+		w.from.at(), w.sql, v.Kind, v.What)
 	v.Kind, v.Where = kindWrittenOutside, w.from.where()
 	return v
 }
@@ -224,7 +233,8 @@ func callsDiffer(a, b []Call) string {
 	case x.Method != y.Method:
 		return of + "its method differs"
 	case x.Key != y.Key:
-		return of + "its key differs: Call.ID or Call.Scope is not the same in each run, for example a random value, a counter or a time"
+		return of + "its key differs: Call.ID or Call.Scope is not the same in each run, for example a " +
+			"random value, a counter or a time"
 	}
 	return of + "its headers differ, " + looksLike(x.line(), y.line())
 }
@@ -247,7 +257,8 @@ var shapes = []shape{
 		"a sum of floats depends on the order of its parts: add numeric or integers"},
 	{"a Unix time", regexp.MustCompile(`\b1[6-9]\d{8}(\d{3}|\d{6}|\d{9})?\b`), ifMeant},
 	{"a number", regexp.MustCompile(`-?\b\d+\b`),
-		"most likely a counter in memory, then a number that is read and added to without a lock, for example max(id)+1, then a random one: make it from the message, or let the database draw it (identity)"},
+		"most likely a counter in memory, then a number that is read and added to without a lock, for " +
+			"example max(id)+1, then a random one: make it from the message, or let the database draw it (identity)"},
 	{"a random value", regexp.MustCompile(`\b[0-9A-Za-z_-]{16,}\b`), ifMeant},
 }
 
@@ -272,7 +283,8 @@ func likeness(a, b string) (text, advice string) {
 	slices.Sort(x)
 	slices.Sort(y)
 	if string(x) == string(y) {
-		return fmt.Sprintf("by the order of its parts, for example of a map: %.100q and %.100q", a, b), "sort them first"
+		return fmt.Sprintf("by the order of its parts, for example of a map: %.100q and %.100q",
+			a, b), "sort them first"
 	}
 	return fmt.Sprintf("%.100q and %.100q", a, b), ifMeant
 }

@@ -159,7 +159,13 @@ func (d *disposition) answerColumns() (status *int32, headers *string, body []by
 
 // event returns what hooks receive about an attempt.
 func (d disposition) event(a *callAttempt) SettledEvent {
-	e := SettledEvent{AttemptEvent: a.describe(), State: d.settlement, Open: d.open, Reason: d.lastError, Err: a.result.Err}
+	e := SettledEvent{
+		AttemptEvent: a.describe(),
+		State:        d.settlement,
+		Open:         d.open,
+		Reason:       d.lastError,
+		Err:          a.result.Err,
+	}
 	e.Final = e.State != CallRetry && e.State != CallAccepted
 	e.Age = a.waited + time.Since(a.readAt)
 	if d.settlement == CallRetry {

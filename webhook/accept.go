@@ -202,7 +202,8 @@ func (ep *Endpoint) classifyError(i *incomingEvent, err error) error {
 
 // reportLateStatement logs a write that a handler has queued after it returned (T6).
 func (ep *Endpoint) reportLateStatement(err error) {
-	ep.cfg.Logger.Error("onlyonce: a webhook's handler queued a statement after it had returned; the statement was not sent", "endpoint", ep.cfg.Name, "error", err)
+	ep.cfg.Logger.Error("onlyonce: a webhook's handler queued a statement after it had returned; the "+
+		"statement was not sent", "endpoint", ep.cfg.Name, "error", err)
 }
 
 // way is the endpoint's way in. It claims ids and bodies, forwards what is fresh, and runs the
@@ -212,7 +213,12 @@ type way struct{ *Endpoint }
 var _ intake.Way[*incomingEvent] = way{}
 
 // Claim implements intake.Way: it finds out whether ids or bodies came before.
-func (w way) Claim(ctx context.Context, tx *guard.Tx, set []*incomingEvent, wait time.Duration) ([]intake.Found, error) {
+func (w way) Claim(
+	ctx context.Context,
+	tx *guard.Tx,
+	set []*incomingEvent,
+	wait time.Duration,
+) ([]intake.Found, error) {
 	if w.cfg.Mode != Inline {
 		intake.ReadCommitted(tx)
 	}
@@ -223,9 +229,25 @@ func (w way) Claim(ctx context.Context, tx *guard.Tx, set []*incomingEvent, wait
 	if w.set == nil {
 		c.places = nil
 	}
-	err := tx.EngineRow(ctx, stepClaim, receiveSQL,
-		w.cfg.Name, c.keys, c.fingerprints, c.digests, c.others, c.asides, c.named, c.handled, w.cfg.BodyWindow, c.places,
-		guard.Millis(min(wait, bound)), guard.Millis(bound), guard.Millis(bound), guard.Millis(w.cfg.deadline)).Scan(&found)
+	err := tx.EngineRow(
+		ctx,
+		stepClaim,
+		receiveSQL,
+		w.cfg.Name,
+		c.keys,
+		c.fingerprints,
+		c.digests,
+		c.others,
+		c.asides,
+		c.named,
+		c.handled,
+		w.cfg.BodyWindow,
+		c.places,
+		guard.Millis(min(wait, bound)),
+		guard.Millis(bound),
+		guard.Millis(bound),
+		guard.Millis(w.cfg.deadline),
+	).Scan(&found)
 	if err == nil {
 		for n, i := range set {
 			i.take(i.keys.own)
@@ -373,6 +395,7 @@ func (w way) parkUnsigned(ctx context.Context, tx *guard.Tx, i *incomingEvent) e
 // logRendered says that a body differs from the one that was accepted under its signed id.
 func (w way) logRendered() {
 	if held, yes := w.refusals.Let("rendered anew", time.Now(), pace.Refusals); yes {
-		w.cfg.Logger.Info("onlyonce: a webhook whose sender signs its id came again with another body: it is a duplicate, and not kept", "endpoint", w.cfg.Name, "not_logged", held)
+		w.cfg.Logger.Info("onlyonce: a webhook whose sender signs its id came again with another body: it "+
+			"is a duplicate, and not kept", "endpoint", w.cfg.Name, "not_logged", held)
 	}
 }

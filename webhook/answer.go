@@ -45,8 +45,10 @@ func (ep *Endpoint) writeAccepted(w http.ResponseWriter, outcome ReceiveOutcome,
 }
 
 // refusalKinds are the errors whose refusals are logged apart.
-var refusalKinds = []error{ErrTooLarge, ErrMalformed, ErrSignature, ErrStale, ErrUnavailable, ErrPending, ErrStore, ErrHandler, ErrTenant, ErrBusy, ErrQuarantineFull,
-	errMethod, errBodyUnreadable, errBodySlow}
+var refusalKinds = []error{
+	ErrTooLarge, ErrMalformed, ErrSignature, ErrStale, ErrUnavailable, ErrPending, ErrStore,
+	ErrHandler, ErrTenant, ErrBusy, ErrQuarantineFull, errMethod, errBodyUnreadable, errBodySlow,
+}
 
 // refusalKind names the kind of a refusal, for the bound on log lines.
 func refusalKind(err error) string {
@@ -70,7 +72,8 @@ func (ep *Endpoint) writeRefusal(w http.ResponseWriter, status int, err error) a
 		if status == http.StatusServiceUnavailable {
 			err = ep.pool.WhileAway(err)
 		}
-		ep.cfg.Logger.Warn("onlyonce: webhook refused", "endpoint", ep.cfg.Name, "status", status, "error", err, "not_logged", held)
+		ep.cfg.Logger.Warn("onlyonce: webhook refused",
+			"endpoint", ep.cfg.Name, "status", status, "error", err, "not_logged", held)
 	}
 	return answer{status: status, err: err}
 }

@@ -89,7 +89,11 @@ func (ep *Endpoint) backfillIfDue(ctx context.Context) (wait time.Duration, err 
 }
 
 func (r *backfilling) readDue(ctx context.Context) error {
-	return r.pool.QueryRow(ctx, backfillDueSQL, r.cfg.Name, r.cfg.Backfill.Every, r.cfg.Backfill.Overlap).Scan(&r.untilDue, &r.from, &r.begun)
+	return r.pool.QueryRow(ctx, backfillDueSQL, r.cfg.Name, r.cfg.Backfill.Every, r.cfg.Backfill.Overlap).Scan(
+		&r.untilDue,
+		&r.from,
+		&r.begun,
+	)
 }
 
 // listUnderLease lists events and accepts each, while it renews the lease (W10).
@@ -116,7 +120,8 @@ func (r *backfilling) listUnderLease(ctx context.Context, l *lease.Lease) error 
 	stop(nil)
 	renewing.Wait()
 	if r.old > 0 {
-		r.cfg.Logger.Warn("onlyonce: a backfill of webhooks listed events that are older than ids are remembered; they are passed over",
+		r.cfg.Logger.Warn("onlyonce: a backfill of webhooks listed events that are older than ids are "+
+			"remembered; they are passed over",
 			"endpoint", r.cfg.Name, "events", r.old, "remembered_since", r.remembered())
 	}
 	return err
@@ -133,7 +138,8 @@ func (r *backfilling) since() time.Time {
 		return remembered
 	}
 	if r.from.Before(remembered) {
-		r.cfg.Logger.Warn("onlyonce: the last backfill of webhooks is longer ago than ids are remembered; events in between are not listed",
+		r.cfg.Logger.Warn("onlyonce: the last backfill of webhooks is longer ago than ids are remembered; "+
+			"events in between are not listed",
 			"endpoint", r.cfg.Name, "since", *r.from, "listed_since", remembered)
 		return remembered
 	}
@@ -168,10 +174,12 @@ func (r *backfilling) acceptListed(ctx context.Context, e *Event) error {
 		return errors.New("webhook: Backfill.List: an event's ID must be 1 to 255 visible ASCII characters")
 	}
 	if e.Body == nil || len(e.Body) > r.cfg.verifier.maxBody {
-		return fmt.Errorf("webhook: Backfill.List: an event's Body must be set, and not longer than %d bytes", r.cfg.verifier.maxBody)
+		return fmt.Errorf("webhook: Backfill.List: an event's Body must be set, and not longer than %d bytes",
+			r.cfg.verifier.maxBody)
 	}
 	if e.Time.IsZero() {
-		return errors.New("webhook: Backfill.List: an event's Time must be set to when it happened: whether its id may be forgotten depends on it")
+		return errors.New("webhook: Backfill.List: an event's Time must be set to when it happened: whether " +
+			"its id may be forgotten depends on it")
 	}
 	if e.Time.Before(r.remembered()) {
 		r.old++

@@ -114,11 +114,18 @@ func TestW10ListedEventsThatAreRefused(t *testing.T) {
 }
 
 // lists returns an endpoint, and a function that has it backfilled once from a list.
-func (r *rig) lists(s sample, of func(each func(*webhook.Event) error) error, more ...func(*webhook.Config)) (e *endpoint, list func() webhook.BackfilledEvent) {
+func (r *rig) lists(
+	s sample,
+	of func(each func(*webhook.Event) error) error,
+	more ...func(*webhook.Config),
+) (e *endpoint, list func() webhook.BackfilledEvent) {
 	r.t.Helper()
 	told := make(chan webhook.BackfilledEvent, 100)
 	backfilled := func(c *webhook.Config) {
-		c.Backfill = &webhook.Backfill{Every: time.Hour, List: func(_ context.Context, _ time.Time, each func(*webhook.Event) error) error { return of(each) }}
+		c.Backfill = &webhook.Backfill{
+			Every: time.Hour,
+			List:  func(_ context.Context, _ time.Time, each func(*webhook.Event) error) error { return of(each) },
+		}
 		c.Hooks.Backfilled = func(of webhook.BackfilledEvent) { told <- of }
 	}
 	return r.serve(s, more...), func() webhook.BackfilledEvent {

@@ -87,9 +87,15 @@ func (r *rig) receiveOne(endpoint string, key func(int) string, row, id, event s
 	if n := r.count("onlyonce.webhook_ids") - ids; (n == 1) != (got == 0 || got == 4) {
 		r.t.Errorf("row %s, id %s: found %d, and %d ids are noted", row, id, got, n)
 	}
-	after = one[string](r, `select coalesce((select case key when $2 then 'this' when $3 then 'its other' else 'third' end || case when named then ' named' else '' end
+	after = one[string](
+		r,
+		`select coalesce((select case key when $2 then 'this' when $3 then 'its other' else 'third' end || case when named then ' named' else '' end
 		|| case when seen_at > clock_timestamp() - interval '20 minutes' then ' new' else ' as it was' end
-		from onlyonce.webhook_bodies where endpoint = $1 and seen_at > '-infinity'), 'none')`, endpoint, this, key(2))
+		from onlyonce.webhook_bodies where endpoint = $1 and seen_at > '-infinity'), 'none')`,
+		endpoint,
+		this,
+		key(2),
+	)
 	return fmt.Sprint(got), after
 }
 

@@ -11,7 +11,11 @@ import (
 // readBody reads the whole body, but no more than the verifier takes, whatever Content-Length says
 // (W2), at a least rate and in memory of ep.bodies (W17). It returns how much of that the body
 // holds, also with an error; the caller gives that back.
-func (ep *Endpoint) readBody(w http.ResponseWriter, req *http.Request, deadline time.Time) (body []byte, held int64, status int, err error) {
+func (ep *Endpoint) readBody(
+	w http.ResponseWriter,
+	req *http.Request,
+	deadline time.Time,
+) (body []byte, held int64, status int, err error) {
 	body, held, err = bodies.Read(w, req, int64(ep.cfg.verifier.maxBody), ep.bodies, deadline)
 	var tooLarge *http.MaxBytesError
 	switch {
@@ -22,7 +26,10 @@ func (ep *Endpoint) readBody(w http.ResponseWriter, req *http.Request, deadline 
 	case errors.Is(err, bodies.ErrSlow):
 		return nil, held, http.StatusRequestTimeout, errBodySlow
 	case errors.As(err, &tooLarge):
-		return nil, held, http.StatusRequestEntityTooLarge, &Error{Provider: ep.cfg.verifier.scheme.Name, Check: ErrTooLarge}
+		return nil, held, http.StatusRequestEntityTooLarge, &Error{
+			Provider: ep.cfg.verifier.scheme.Name,
+			Check:    ErrTooLarge,
+		}
 	}
 	return nil, held, http.StatusBadRequest, errBodyUnreadable
 }

@@ -46,7 +46,10 @@ func (ep *Endpoint) identifyBody(i *incomingEvent) {
 	}
 	key := codec.Hash("onlyonce/webhook-aside/1", i.item.Tenant, ofID, i.Type, string(sum[:]))
 	i.keys.named = named
-	i.keys.aside = pgtype.UUID{Valid: true, Bytes: dedupe.Key{Scope: names.WebhookAside(ep.cfg.Name), ID: hex.EncodeToString(key[:])}.Hash()}
+	i.keys.aside = pgtype.UUID{
+		Valid: true,
+		Bytes: dedupe.Key{Scope: names.WebhookAside(ep.cfg.Name), ID: hex.EncodeToString(key[:])}.Hash(),
+	}
 	if i.IDSigned || ep.cfg.verifier.scheme.Repeats {
 		return
 	}

@@ -287,7 +287,8 @@ func (c *Config) checkMode(l *fields.List) {
 	case c.Handler == nil && c.Mode == Inline:
 		l.Add("Handler", "must be set in mode Inline")
 	case c.Handler != nil && c.Mode == Stored:
-		l.Add("Handler", "must not be set in mode Stored: give the handler to consumer.New, whose source is the endpoint")
+		l.Add("Handler",
+			"must not be set in mode Stored: give the handler to consumer.New, whose source is the endpoint")
 	case c.Handler != nil && c.Mode == ForwardOnly:
 		l.Add("Handler", "must not be set in mode ForwardOnly: nothing would call it")
 	}
@@ -317,11 +318,15 @@ func (c *Config) boundSizes(l *fields.List) {
 	}
 	c.MaxBytes = cmp.Or(c.MaxBytes, max(64<<20, 4*int64(c.verifier.maxBody)))
 	if least := bodies.LeastRoom(int64(c.verifier.maxBody)); c.MaxBytes < least {
-		l.Add("MaxBytes", "is %d: must be at least %d: one body of MaxBody, and a quarter for small ones", c.MaxBytes, least)
+		l.Add("MaxBytes",
+			"is %d: must be at least %d: one body of MaxBody, and a quarter for small ones",
+			c.MaxBytes,
+			least)
 	}
 	c.MaxQuarantineBytes = cmp.Or(c.MaxQuarantineBytes, max(256<<20, 4*int64(c.verifier.maxBody)))
 	if least := int64(c.verifier.maxBody) + 64<<10; c.MaxQuarantineBytes < least {
-		l.Add("MaxQuarantineBytes", "is %d: must be at least %d: one body of MaxBody, and 64 KiB", c.MaxQuarantineBytes, least)
+		l.Add("MaxQuarantineBytes",
+			"is %d: must be at least %d: one body of MaxBody, and 64 KiB", c.MaxQuarantineBytes, least)
 	}
 }
 
@@ -349,7 +354,12 @@ func (c *Config) boundTimes(l *fields.List, sender *scheme.Scheme, past, future 
 		answer, longest = defaultAnswer, maxUnknown
 	}
 	// W12.
-	duration("HandlerTimeout", &c.HandlerTimeout, answer*3/5, 375*time.Millisecond, longest, ": the sender waits no longer for an answer")
+	duration("HandlerTimeout",
+		&c.HandlerTimeout,
+		answer*3/5,
+		375*time.Millisecond,
+		longest,
+		": the sender waits no longer for an answer")
 	c.deadline = c.HandlerTimeout * 4 / 3
 	duration("DuplicateWait", &c.DuplicateWait, maxDuplicateWait, time.Millisecond, maxDuplicateWait, "")
 	duration("RetryAfter", &c.RetryAfter, 5*time.Second, time.Second, never, "")

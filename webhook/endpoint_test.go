@@ -232,7 +232,10 @@ func TestW7UnsignedIDs(t *testing.T) {
 			t.Errorf("outcome %s", r.last())
 		}
 		e.sendAs("d-3", "another "+c.body).want(t, 200, false)
-		got := one[string](r, `select string_agg(kind || ' ' || state || ' ' || reason || ' ' || event_id || ' ' || convert_from(body, 'UTF8'), ', ') from onlyonce.parked`)
+		got := one[string](
+			r,
+			`select string_agg(kind || ' ' || state || ' ' || reason || ' ' || event_id || ' ' || convert_from(body, 'UTF8'), ', ') from onlyonce.parked`,
+		)
 		if got != "event waiting same-body e/github/d-2 "+c.body {
 			t.Errorf("set aside: %s", got)
 		}
@@ -242,7 +245,10 @@ func TestW7UnsignedIDs(t *testing.T) {
 		e.sendAs("d-5", c.body).want(t, 200, false)
 		e.sendAs("d-6", c.body).want(t, 200, true) // the window began anew
 		e.sendAs("d-7", c.body).want(t, 200, true)
-		if got := one[string](r, `select string_agg(id, ' ' order by appended_at) from onlyonce.event_log`); got != "e/github/d-1 e/github/d-3 e/github/d-5" {
+		if got := one[string](
+			r,
+			`select string_agg(id, ' ' order by appended_at) from onlyonce.event_log`,
+		); got != "e/github/d-1 e/github/d-3 e/github/d-5" {
 			t.Errorf("stored: %s", got)
 		}
 		if n := r.count("onlyonce.parked"); n != c.aside {
@@ -305,7 +311,10 @@ func TestW7AnotherBodyUnderAKnownID(t *testing.T) {
 	for _, id := range []string{"d-1", "d-1"} {
 		e.sendAs(id, "other").want(t, 200, true)
 	}
-	if got := one[string](r, `select string_agg(state || ' ' || reason || ' ' || event_id || ' ' || convert_from(body, 'UTF8'), ', ') from onlyonce.parked`); got != "waiting divergent e/acme/d-1 other" {
+	if got := one[string](
+		r,
+		`select string_agg(state || ' ' || reason || ' ' || event_id || ' ' || convert_from(body, 'UTF8'), ', ') from onlyonce.parked`,
+	); got != "waiting divergent e/acme/d-1 other" {
 		t.Errorf("set aside: %s", got)
 	}
 	if s := text(); strings.Count(s, "level=WARN") != 1 || !strings.Contains(s, "reason=divergent") || strings.Contains(s, "d-1") {
@@ -340,10 +349,16 @@ func TestW7BodyUnderAnIDThatWasUsedUp(t *testing.T) {
 	}
 	e.sendAs("made-up", push("b")).want(t, 200, true)
 	e.sendAs("d-a", push("a")).want(t, 200, true) // it is applied already, and kept for a person
-	if got := one[string](r, `select string_agg(regexp_replace(id, '#[0-9a-f]{32}$', '#hash'), ' ' order by at) from effects`); got != "d-b d-b#hash" {
+	if got := one[string](
+		r,
+		`select string_agg(regexp_replace(id, '#[0-9a-f]{32}$', '#hash'), ' ' order by at) from effects`,
+	); got != "d-b d-b#hash" {
 		t.Errorf("effects of %s", got)
 	}
-	if got := one[string](r, `select string_agg(reason || ' ' || event_id, ', ' order by id) from onlyonce.parked`); got != "same-body e/github/made-up, same-body e/github/d-a" {
+	if got := one[string](
+		r,
+		`select string_agg(reason || ' ' || event_id, ', ' order by id) from onlyonce.parked`,
+	); got != "same-body e/github/made-up, same-body e/github/d-a" {
 		t.Errorf("set aside: %s", got)
 	}
 }
@@ -366,7 +381,12 @@ func (r *rig) appliesTwoEventsOfOneID(apply consumer.HandlerFunc) {
 	e.sendAs("d-1", "push").want(r.t, 200, false)
 	e.sendAs("d-1", "other").want(r.t, 200, true)
 	redrive := func() {
-		if _, err := ops.Redrive(r.t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "event", Scope: webhook.Scope("e")}}); err != nil {
+		if _, err := ops.Redrive(
+			r.t.Context(),
+			r.pool,
+			ops.By{Reason: "a test"},
+			ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "event", Scope: webhook.Scope("e")}},
+		); err != nil {
 			r.t.Fatal(err)
 		}
 	}
@@ -412,7 +432,12 @@ func TestW7TwoEventsOfOneIDFailAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.sendAs("d-1", "other").want(t, 200, true)
-	if _, err := ops.Redrive(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "event", Scope: webhook.Scope("e")}}); err != nil {
+	if _, err := ops.Redrive(
+		t.Context(),
+		r.pool,
+		ops.By{Reason: "a test"},
+		ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "event", Scope: webhook.Scope("e")}},
+	); err != nil {
 		t.Fatal(err)
 	}
 	pgtest.Until(t, patience, "the second to wait for the first", func() bool {
@@ -435,7 +460,12 @@ func TestW7CallsOfTwoEventsOfOneID(t *testing.T) {
 	})
 	for partition := range int32(4) {
 		// It is refused for those that hold no event.
-		_, _ = ops.Replay(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ReplayInput{CursorName: ops.CursorName{Scope: webhook.Scope("e"), Topic: "webhook.e", Partition: partition}})
+		_, _ = ops.Replay(
+			t.Context(),
+			r.pool,
+			ops.By{Reason: "a test"},
+			ops.ReplayInput{CursorName: ops.CursorName{Scope: webhook.Scope("e"), Topic: "webhook.e", Partition: partition}},
+		)
 	}
 	pgtest.Until(t, patience, "both to be handled again", func() bool { return r.count("effects") == 4 })
 	if n := r.count("onlyonce.outbox_log"); n != 2 {
@@ -452,7 +482,8 @@ func TestW7CopiesOfADayAreBounded(t *testing.T) {
 	e := r.serve(s, func(c *webhook.Config) { c.MaxBody, c.MaxQuarantineBytes = 1<<10, 65<<10+1 })
 	e.sendAs("d-1", "push").want(t, 200, false)
 	e.sendAs("d-2", "push").want(t, 200, true)
-	if n := one[int](r, `select aside from onlyonce.webhook_endpoints where aside_on = (now() at time zone 'UTC')::date`); n < 504 || n > 2000 {
+	if n := one[int](r, `select aside from onlyonce.webhook_endpoints where aside_on = (now() at time zone 'UTC')::date`); n < 504 ||
+		n > 2000 {
 		t.Errorf("%d bytes are counted", n)
 	}
 	r.exec(`update onlyonce.webhook_endpoints set aside = 65 << 10`)
@@ -487,7 +518,12 @@ func TestW8Stored(t *testing.T) {
 	r := newRig(t)
 	failed := false
 	r.work(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		if e, err := webhook.EventOf(m); err != nil || webhook.Topic(e.Endpoint) != m.Topic || e.Provider != "stripe" || e.Type != "invoice.paid" || !e.IDSigned || e.Time.IsZero() ||
+		if e, err := webhook.EventOf(m); err != nil ||
+			webhook.Topic(e.Endpoint) != m.Topic ||
+			e.Provider != "stripe" ||
+			e.Type != "invoice.paid" ||
+			!e.IDSigned ||
+			e.Time.IsZero() ||
 			string(e.Body) != stripeBody(e.ID, " ") || m.Tenant() != "t1" || string(m.Key) != "in_1" {
 			return consumer.Permanent(fmt.Errorf("%+v, %w", e, err))
 		}
@@ -506,7 +542,10 @@ func TestW8Stored(t *testing.T) {
 	}
 	e.send(stripeBody("evt_3", " ")).want(t, 200, true)
 	r.until("all are applied", func() bool { return r.count("effects") >= 10 })
-	if got := one[string](r, `select string_agg(id, ' ' order by at) from effects`); got != "evt_0 evt_1 evt_2 evt_3 evt_4 evt_5 evt_6 evt_7 evt_8 evt_9" {
+	if got := one[string](
+		r,
+		`select string_agg(id, ' ' order by at) from effects`,
+	); got != "evt_0 evt_1 evt_2 evt_3 evt_4 evt_5 evt_6 evt_7 evt_8 evt_9" {
 		t.Errorf("applied: %s", got)
 	}
 	if n := r.count("onlyonce.parked"); n != 0 {
@@ -590,7 +629,12 @@ func TestW8NothingCommitsWithoutTheSeal(t *testing.T) {
 		t.Fatal(err)
 	}
 	var found []int16
-	if err := tx.QueryRow(t.Context(), `select onlyonce.receive_webhooks('e', array[gen_random_uuid()], array[1::bigint], null, null, null, null, null, '1h', null, '1000', '1000', '1000', '1000')`).Scan(&found); err != nil || len(found) != 1 || found[0] != 0 {
+	if err := tx.QueryRow(
+		t.Context(),
+		`select onlyonce.receive_webhooks('e', array[gen_random_uuid()], array[1::bigint], null, null, null, null, null, '1h', null, '1000', '1000', '1000', '1000')`,
+	).Scan(&found); err != nil ||
+		len(found) != 1 ||
+		found[0] != 0 {
 		t.Fatalf("%v, %v", found, err)
 	}
 	if err := tx.Commit(t.Context()); guard.SQLState(err) != "OO002" {
@@ -628,7 +672,8 @@ func TestW9DuplicatesInParallel(t *testing.T) {
 							if a.status != 200 {
 								t.Errorf("%d %s", a.status, a.body)
 							}
-							if n := one[int](r, `select count(*) from onlyonce.inbox where key = onlyonce.key('', 'webhook/e', $1)`, fmt.Sprint("e/stripe/evt_", i)); n != 1 {
+							if n := one[int](r, `select count(*) from onlyonce.inbox where key = onlyonce.key('', 'webhook/e', $1)`,
+								fmt.Sprint("e/stripe/evt_", i)); n != 1 {
 								t.Error("answered before it was committed")
 							}
 							if a.header.Get("Webhook-Duplicate") == "" {
@@ -675,7 +720,10 @@ func TestW9UncommittedFirstCopy(t *testing.T) {
 	waiting := func() {
 		t.Helper()
 		r.until("a copy waits", func() bool {
-			return one[bool](r, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`)
+			return one[bool](
+				r,
+				`select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`,
+			)
 		})
 	}
 
@@ -730,7 +778,10 @@ func TestW9Divergence(t *testing.T) {
 func TestW10Retention(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	long := altered{webhook.HMAC{Name: "acme", SignatureHeader: "X-S", IDHeader: "X-Id"}, func(s *scheme.Scheme) { s.Redeliveries = 30 * 24 * time.Hour }}
+	long := altered{
+		webhook.HMAC{Name: "acme", SignatureHeader: "X-S", IDHeader: "X-Id"},
+		func(s *scheme.Scheme) { s.Redeliveries = 30 * 24 * time.Hour },
+	}
 	for _, c := range []struct {
 		provider  webhook.Provider
 		secret    string
@@ -760,7 +811,9 @@ func TestW10Horizon(t *testing.T) {
 	x := r.receiver(samples(t)["GitHub"])
 	short := func(ring string) {
 		t.Helper()
-		if err := x.Upkeep(t.Context()); err == nil || !strings.Contains(err.Error(), "Config.Retention") || !strings.Contains(err.Error(), "onlyonce inbox horizon -ring "+ring+" ") {
+		if err := x.Upkeep(t.Context()); err == nil ||
+			!strings.Contains(err.Error(), "Config.Retention") ||
+			!strings.Contains(err.Error(), "onlyonce inbox horizon -ring "+ring+" ") {
 			t.Errorf("%v", err)
 		}
 	}
@@ -792,8 +845,11 @@ func TestT11IdsWhileTheClockIsBack(t *testing.T) {
 	e := r.serve(samples(t)["GitHub"])
 	r.exec(`update onlyonce.watched set at = clock_timestamp() + interval '7 days'`)
 	e.sendAs("1", "body").want(t, 200, false)
-	if n := one[int](r, `select count(*) from (select seen_at from onlyonce.webhook_ids union all select seen_at from onlyonce.webhook_bodies) s, onlyonce.watched w
-		where seen_at >= w.at`); n != 2 {
+	if n := one[int](
+		r,
+		`select count(*) from (select seen_at from onlyonce.webhook_ids union all select seen_at from onlyonce.webhook_bodies) s, onlyonce.watched w
+		where seen_at >= w.at`,
+	); n != 2 {
 		t.Errorf("%d of an id and a body are dated by watched time", n)
 	}
 }
@@ -833,7 +889,8 @@ func TestW10Purge(t *testing.T) {
 		t.Error(err)
 	}
 	if forgotten != 4 || r.count("onlyonce.webhook_ids") != 1 || r.count("onlyonce.webhook_bodies") != 1 {
-		t.Errorf("%d ids and bodies were forgotten; %d, %d are left", forgotten, r.count("onlyonce.webhook_ids"), r.count("onlyonce.webhook_bodies"))
+		t.Errorf("%d ids and bodies were forgotten; %d, %d are left",
+			forgotten, r.count("onlyonce.webhook_ids"), r.count("onlyonce.webhook_bodies"))
 	}
 	e.sendAs("old", "old").want(t, 200, true) // its segment is there still
 	r.exec(`delete from onlyonce.inbox`)      // the horizon has passed
@@ -890,7 +947,10 @@ func TestW12Deadline(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.until("what was under way is undone", func() bool {
-		return one[bool](r, `select not exists (select from pg_stat_activity where application_name = 'receiver' and datname = current_database() and state <> 'idle')`)
+		return one[bool](
+			r,
+			`select not exists (select from pg_stat_activity where application_name = 'receiver' and datname = current_database() and state <> 'idle')`,
+		)
 	})
 	a := e.send(e.body)
 	if a.status != 200 || r.count("onlyonce.event_log") != 1 {
@@ -947,7 +1007,8 @@ func TestW12SlowBody(t *testing.T) {
 			}
 		}
 	}()
-	r.until("an event is taken meanwhile", func() bool { return e.send(e.body).status == 200 }) // there is one place; and the deadline is short
+	// there is one place; and the deadline is short
+	r.until("an event is taken meanwhile", func() bool { return e.send(e.body).status == 200 })
 	pgtest.Receive(t, patience, "it is done", done)
 	writer.Close()
 }
@@ -960,7 +1021,8 @@ func TestW13ProbesAreAnswered(t *testing.T) {
 	r.asks(false, func() {
 		a := slack.send(`{"type":"url_verification","challenge":"3eZbrw1aBm2rZgRNFdxV2595E9CY3gmdALWMmHkvFXO7tYXAYM8P"}`)
 		a.want(t, 200, false)
-		if a.body != "3eZbrw1aBm2rZgRNFdxV2595E9CY3gmdALWMmHkvFXO7tYXAYM8P" || !strings.HasPrefix(a.header.Get("Content-Type"), "text/plain") {
+		if a.body != "3eZbrw1aBm2rZgRNFdxV2595E9CY3gmdALWMmHkvFXO7tYXAYM8P" ||
+			!strings.HasPrefix(a.header.Get("Content-Type"), "text/plain") {
 			t.Errorf("answered %q as %s", a.body, a.header.Get("Content-Type"))
 		}
 		body := `{"zen":"Keep it logically awesome."}`
@@ -982,8 +1044,14 @@ func TestW14StoredHeaders(t *testing.T) {
 	for _, id := range []string{"d-1", "d-2"} {
 		h := e.sign(e.secret, time.Now(), "push")
 		h.Set("X-GitHub-Delivery", id)
-		for name, value := range map[string]string{"Authorization": "Bearer secret", "Cookie": "secret", "X-Other": "secret", "X-Forwarded-For": "secret",
-			"Onlyonce-Id": "secret", "Content-Type": "application/json"} {
+		for name, value := range map[string]string{
+			"Authorization":   "Bearer secret",
+			"Cookie":          "secret",
+			"X-Other":         "secret",
+			"X-Forwarded-For": "secret",
+			"Onlyonce-Id":     "secret",
+			"Content-Type":    "application/json",
+		} {
 			h.Set(name, value)
 		}
 		if a := e.do(e.request(h, "push")); a.status != 200 {
@@ -1019,7 +1087,13 @@ func TestBytesArriveAsTheyWere(t *testing.T) {
 		return nil
 	})
 	e := r.serve(samples(t)["GitHub"])
-	want := map[string]string{"empty": "", "nul": "a\x00b", "latin": "\xff\xfe\x00", "json": "{ \"a\" :1,\r\n\"a\":2}", "long": strings.Repeat("x", 1<<20)}
+	want := map[string]string{
+		"empty": "",
+		"nul":   "a\x00b",
+		"latin": "\xff\xfe\x00",
+		"json":  "{ \"a\" :1,\r\n\"a\":2}",
+		"long":  strings.Repeat("x", 1<<20),
+	}
 	for id, body := range want {
 		e.sendAs(id, body).want(t, 200, false)
 	}

@@ -20,7 +20,10 @@ func TestEndpointIsASource(t *testing.T) {
 	r := newRig(t)
 	s := samples(t)["Stripe"]
 	endpoint := r.receiver(s, func(c *webhook.Config) { c.PollInterval = time.Hour })
-	worker, err := consumer.New(r.recv, endpoint, consumer.HandlerFunc(effect), consumer.Config{Scope: webhook.Scope("e"), Linger: time.Millisecond})
+	worker, err := consumer.New(r.recv, endpoint, consumer.HandlerFunc(effect), consumer.Config{
+		Scope:  webhook.Scope("e"),
+		Linger: time.Millisecond,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +94,8 @@ func TestEndpointWithoutStoredEvents(t *testing.T) {
 		c.Forward = &webhook.Forward{Sink: "s", Target: "/t"}
 	}} {
 		x := r.receiver(samples(t)["Stripe"], c)
-		if _, err := consumer.New(r.recv, x, consumer.HandlerFunc(effect), consumer.Config{Scope: "e"}); err == nil || !strings.Contains(err.Error(), "Config.Mode is not Stored") {
+		if _, err := consumer.New(r.recv, x, consumer.HandlerFunc(effect), consumer.Config{Scope: "e"}); err == nil ||
+			!strings.Contains(err.Error(), "Config.Mode is not Stored") {
 			t.Errorf("%v", err)
 		}
 	}

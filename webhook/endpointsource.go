@@ -58,7 +58,10 @@ func (ep *Endpoint) GroupMetadata(ctx context.Context) (map[source.TopicPartitio
 
 // Run implements [consumer.Source]: it hands over partitions of the stored events, and does the
 // work of [Endpoint.Upkeep]. It ends with an error if that does.
-func (ep *Endpoint) Run(ctx context.Context, own func(context.Context, source.Partition[*consumer.Message]) error) error {
+func (ep *Endpoint) Run(
+	ctx context.Context,
+	own func(context.Context, source.Partition[*consumer.Message]) error,
+) error {
 	if err := ep.errNoSource(); err != nil {
 		return fmt.Errorf("webhook: endpoint %s: %w", ep.cfg.Name, err)
 	}
@@ -98,7 +101,8 @@ func (ep *Endpoint) Healthy() error {
 		}
 	}
 	if since, err := ep.storing.Trouble(); err != nil {
-		return fmt.Errorf("webhook: endpoint %s: no event was stored since %s: %w", ep.cfg.Name, since.UTC().Format(time.RFC3339), err)
+		return fmt.Errorf("webhook: endpoint %s: no event was stored since %s: %w",
+			ep.cfg.Name, since.UTC().Format(time.RFC3339), err)
 	}
 	return nil
 }

@@ -43,7 +43,8 @@ var (
 
 	// ErrQuarantineFull: today's events that were set aside, because their id or body came before,
 	// have reached Config.MaxQuarantineBytes; this one was not stored. 503.
-	ErrQuarantineFull = errors.New("webhook: the events that were set aside today have reached Config.MaxQuarantineBytes")
+	ErrQuarantineFull = errors.New("webhook: the events that were set aside today have reached " +
+		"Config.MaxQuarantineBytes")
 
 	errMethod         = errors.New("webhook: the method is not POST")
 	errBodyUnreadable = errors.New("webhook: the body could not be read")
@@ -112,7 +113,11 @@ func (e *Error) Status() int {
 // refusal converts an error of a provider's code to an *Error of this provider.
 func refusal(provider string, err error) error {
 	if r, is := errors.AsType[*received.Refusal](err); is {
-		check := []error{received.IsMalformed: ErrMalformed, received.IsForged: ErrSignature, received.IsUnavailable: ErrUnavailable}[r.Check]
+		check := []error{
+			received.IsMalformed:   ErrMalformed,
+			received.IsForged:      ErrSignature,
+			received.IsUnavailable: ErrUnavailable,
+		}[r.Check]
 		return &Error{Provider: provider, Check: check, Field: r.Field, Reason: r.Reason, Cause: r.Cause}
 	}
 	var e *Error

@@ -30,7 +30,13 @@ func child(url, mode string) error {
 	if err != nil {
 		return err
 	}
-	cfg := webhook.Config{Name: "e", Provider: webhook.GitHub{}, Secrets: []string{"It's a Secret to Everybody"}, HandlerTimeout: 1500 * time.Millisecond, Partitions: 4}
+	cfg := webhook.Config{
+		Name:           "e",
+		Provider:       webhook.GitHub{},
+		Secrets:        []string{"It's a Secret to Everybody"},
+		HandlerTimeout: 1500 * time.Millisecond,
+		Partitions:     4,
+	}
 	if mode == "inline" {
 		inline(effect)(&cfg)
 	}
@@ -105,7 +111,11 @@ func TestFaultPoints(t *testing.T) {
 				t.Run(mode+" "+point+"="+action, func(t *testing.T) {
 					t.Parallel()
 					r := newRig(t)
-					e := &endpoint{rig: r, sample: samples(t)["GitHub"], client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+					e := &endpoint{
+						rig:    r,
+						sample: samples(t)["GitHub"],
+						client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
+					}
 					p := r.process(mode, "ONLYONCE_FAULT="+point+"="+action+"@2", "ONLYONCE_FAULT_HANG=2500ms")
 					e.url = p.url
 					deliver := func(id string) {
@@ -125,7 +135,8 @@ func TestFaultPoints(t *testing.T) {
 							if resp.StatusCode != 200 {
 								continue
 							}
-							if n := one[int](r, `select count(*) from onlyonce.inbox where key = onlyonce.key('', 'webhook/e', $1)`, "e/github/"+id); n != 1 {
+							if n := one[int](r, `select count(*) from onlyonce.inbox where key = onlyonce.key('', 'webhook/e', $1)`,
+								"e/github/"+id); n != 1 {
 								t.Errorf("%s: 200 without a committed row", id)
 							}
 							return
@@ -144,7 +155,8 @@ func TestFaultPoints(t *testing.T) {
 						r.work(effect)
 					}
 					r.until("all are applied", func() bool { return r.count("effects") >= 3 })
-					if got := one[string](r, `select string_agg(id, ' ' order by id) from effects`); got != "d-1 d-2 d-3" || r.count("onlyonce.parked") != 0 {
+					if got := one[string](r, `select string_agg(id, ' ' order by id) from effects`); got != "d-1 d-2 d-3" ||
+						r.count("onlyonce.parked") != 0 {
 						t.Errorf("effects: %s; %d are parked", got, r.count("onlyonce.parked"))
 					}
 				})
@@ -171,7 +183,11 @@ func TestFaultPointsOfSets(t *testing.T) {
 			t.Run(point+"="+action, func(t *testing.T) {
 				t.Parallel()
 				r := newRig(t)
-				e := &endpoint{rig: r, sample: samples(t)["GitHub"], client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+				e := &endpoint{
+					rig:    r,
+					sample: samples(t)["GitHub"],
+					client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
+				}
 				p := r.process("inbox", "ONLYONCE_FAULT="+point+"="+action+"@2", "ONLYONCE_FAULT_HANG=2500ms")
 				struck := p
 				left := map[string]bool{}

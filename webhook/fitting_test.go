@@ -50,9 +50,21 @@ func TestW15ForwardFitsWhatItCan(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ name, account, kind, target, header string }{
 		{"plain", "a b", "paid", "/payments?key=a%20b", "Webhook-Event-Type: paid"},
-		{"key that is long once it is escaped", strings.Repeat("ü", 350), "paid", fmt.Sprintf("/payments?key=sha256%%3A%x", sha256.Sum256([]byte(strings.Repeat("ü", 350)))), ""},
+		{
+			"key that is long once it is escaped",
+			strings.Repeat("ü", 350),
+			"paid",
+			fmt.Sprintf("/payments?key=sha256%%3A%x", sha256.Sum256([]byte(strings.Repeat("ü", 350)))),
+			"",
+		},
 		{"longest key that fits", strings.Repeat("a", 1024), "paid", "/payments?key=" + strings.Repeat("a", 1024), ""},
-		{"longer key", strings.Repeat("a", 1025), "paid", fmt.Sprintf("/payments?key=sha256%%3A%x", sha256.Sum256([]byte(strings.Repeat("a", 1025)))), ""},
+		{
+			"longer key",
+			strings.Repeat("a", 1025),
+			"paid",
+			fmt.Sprintf("/payments?key=sha256%%3A%x", sha256.Sum256([]byte(strings.Repeat("a", 1025)))),
+			"",
+		},
 		{"type that ends with a space", "a", "paid ", "/payments?key=a", "-Event-Type"},
 		{"type that begins with a space", "a", " paid", "/payments?key=a", "-Event-Type"},
 		{"type that is no ASCII", "a", "bezahlt für", "/payments?key=a", "-Event-Type"},
@@ -61,14 +73,21 @@ func TestW15ForwardFitsWhatItCan(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
 			e := r.serve(membersSample(), func(c *webhook.Config) {
-				c.Mode, c.Forward, c.OrderingKey = webhook.ForwardOnly, &webhook.Forward{Sink: "kafka", Target: "/payments", KeyInTarget: true}, member("account")
+				c.Mode, c.Forward, c.OrderingKey = webhook.ForwardOnly, &webhook.Forward{
+					Sink:        "kafka",
+					Target:      "/payments",
+					KeyInTarget: true,
+				}, member("account")
 			})
 			e.send(membersBody(t, map[string]string{"id": "1", "type": c.kind, "account": c.account})).want(t, 200, false)
 			if got := one[string](r, `select target from onlyonce.outbox_log`); got != c.target {
 				t.Errorf("target %.120s, want %.120s", got, c.target)
 			}
 			without := strings.HasPrefix(c.header, "-")
-			if got := one[string](r, `select headers from onlyonce.outbox_log`); strings.Contains(got, strings.TrimPrefix(c.header, "-")) == without {
+			if got := one[string](
+				r,
+				`select headers from onlyonce.outbox_log`,
+			); strings.Contains(got, strings.TrimPrefix(c.header, "-")) == without {
 				t.Errorf("headers %s, want %s", got, c.header)
 			}
 			if one[bool](r, `select order_key is null from onlyonce.outbox_log`) {
@@ -85,7 +104,12 @@ func TestW15EventThatCannotBeForwarded(t *testing.T) {
 		r := newRig(t)
 		s := membersSample()
 		e := r.serve(s, func(c *webhook.Config) {
-			c.KeepHeaders, c.Mode, c.Forward = []string{"X-A", "X-B", "X-C", "X-D"}, mode, &webhook.Forward{Sink: "kafka", Target: "/payments"}
+			c.KeepHeaders, c.Mode, c.Forward = []string{
+				"X-A",
+				"X-B",
+				"X-C",
+				"X-D",
+			}, mode, &webhook.Forward{Sink: "kafka", Target: "/payments"}
 			if mode == webhook.Inline {
 				c.Handler = consumer.HandlerFunc(effect)
 			}
@@ -100,7 +124,10 @@ func TestW15EventThatCannotBeForwarded(t *testing.T) {
 			t.Errorf("mode %d: outcome %s", mode, got)
 		}
 		e.do(e.request(h, body)).want(t, 200, true)
-		if got := one[string](r, `select string_agg(kind || ' ' || state || ' ' || reason || ' ' || event_id, ', ') from onlyonce.parked where error like '%16384%'`); got != "event waiting forward e/acme/1" {
+		if got := one[string](
+			r,
+			`select string_agg(kind || ' ' || state || ' ' || reason || ' ' || event_id, ', ') from onlyonce.parked where error like '%16384%'`,
+		); got != "event waiting forward e/acme/1" {
 			t.Errorf("mode %d: parked %q", mode, got)
 		}
 		if got := one[string](r, `select convert_from(body, 'UTF8') from onlyonce.parked`); got != body {
@@ -123,13 +150,32 @@ func TestW15FaultsOfForward(t *testing.T) {
 	}
 	scheme.Name = "grüße"
 	for want, cfg := range map[string]webhook.Config{
-		"Target: \"payments\"": {Forward: &webhook.Forward{Sink: "s", Target: "payments"}, Provider: s.provider, Secrets: []string{s.secret}},
-		"are more than 2048":   {Forward: &webhook.Forward{Sink: "s", Target: "/" + strings.Repeat("x", 1980), KeyInTarget: true}, Provider: s.provider, Secrets: []string{s.secret}},
-		"X-Auth-Token":         {Forward: &webhook.Forward{Sink: "s", Target: "/payments"}, Provider: s.provider, Secrets: []string{s.secret}, KeepHeaders: []string{"X-Auth-Token"}},
-		"the provider's name":  {Forward: &webhook.Forward{Sink: "s", Target: "/payments"}, Provider: broken{scheme}, Secrets: []string{s.secret}},
+		"Target: \"payments\"": {
+			Forward:  &webhook.Forward{Sink: "s", Target: "payments"},
+			Provider: s.provider,
+			Secrets:  []string{s.secret},
+		},
+		"are more than 2048": {
+			Forward:  &webhook.Forward{Sink: "s", Target: "/" + strings.Repeat("x", 1980), KeyInTarget: true},
+			Provider: s.provider,
+			Secrets:  []string{s.secret},
+		},
+		"X-Auth-Token": {
+			Forward:     &webhook.Forward{Sink: "s", Target: "/payments"},
+			Provider:    s.provider,
+			Secrets:     []string{s.secret},
+			KeepHeaders: []string{"X-Auth-Token"},
+		},
+		"the provider's name": {
+			Forward:  &webhook.Forward{Sink: "s", Target: "/payments"},
+			Provider: broken{scheme},
+			Secrets:  []string{s.secret},
+		},
 	} {
 		cfg.Name, cfg.Mode = "e", webhook.ForwardOnly
-		if _, err := webhook.New(r.pool, cfg); !errors.Is(err, webhook.ErrConfig) || !strings.Contains(err.Error(), "Config.Forward") || !strings.Contains(err.Error(), want) {
+		if _, err := webhook.New(r.pool, cfg); !errors.Is(err, webhook.ErrConfig) ||
+			!strings.Contains(err.Error(), "Config.Forward") ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}

@@ -54,7 +54,11 @@ func (f *Forward) check(l *fields.List, v *Verifier) {
 		return
 	}
 	if v.maxBody > outbox.MaxBody {
-		l.Add("MaxBody", "is %d, by default the longest body that the sender sends: with Forward set at most %d, the longest body of a call; longer events get 413", v.maxBody, outbox.MaxBody)
+		l.Add("MaxBody",
+			"is %d, by default the longest body that the sender sends: with Forward set at most %d, the "+
+				"longest body of a call; longer events get 413",
+			v.maxBody,
+			outbox.MaxBody)
 	}
 	if err := frozen.Value(headerForwarded+"Provider", v.scheme.Name); err != nil {
 		l.Add("Forward", "the provider's name: %v", err)

@@ -16,8 +16,17 @@ import (
 
 // A list in Standard's header can be written again, and is then the same.
 func FuzzStandardSignatures(f *testing.F) {
-	for _, s := range []string{"", " ", ",", "v1,", "v1a,", "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=", "v9,x v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE= ",
-		"v1a,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5BdqzCInXqYXFymVJaA7AZdpXwVLPo3mNl8EM+m7TBAg==", strings.Repeat("v1, ", 20)} {
+	for _, s := range []string{
+		"",
+		" ",
+		",",
+		"v1,",
+		"v1a,",
+		"v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=",
+		"v9,x v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE= ",
+		"v1a,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5BdqzCInXqYXFymVJaA7AZdpXwVLPo3mNl8EM+m7TBAg==",
+		strings.Repeat("v1, ", 20),
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, list string) {
@@ -41,7 +50,18 @@ func FuzzStandardSignatures(f *testing.F) {
 }
 
 func FuzzStripeSignature(f *testing.F) {
-	for _, s := range []string{"", "t=1", "t=1,v1=", "v1=aa,t=1", "t=1,t=1", "t=01", "t=+1", "t=1,v1=" + strings.Repeat("ab", 32), "t=1,v1=" + strings.Repeat("AB", 32) + ",v0=x,=,a", strings.Repeat("v1=,", 20)} {
+	for _, s := range []string{
+		"",
+		"t=1",
+		"t=1,v1=",
+		"v1=aa,t=1",
+		"t=1,t=1",
+		"t=01",
+		"t=+1",
+		"t=1,v1=" + strings.Repeat("ab", 32),
+		"t=1,v1=" + strings.Repeat("AB", 32) + ",v0=x,=,a",
+		strings.Repeat("v1=,", 20),
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, list string) {
@@ -59,7 +79,10 @@ func FuzzStripeSignature(f *testing.F) {
 }
 
 func FuzzUnixTime(f *testing.F) {
-	for _, s := range []string{"", "0", "00", "1", "-1", "+1", " 1", "1e3", "0x1", "1_0", "٣", "99999999999", "999999999999", "99999999999999", "999999999999999"} {
+	for _, s := range []string{
+		"", "0", "00", "1", "-1", "+1", " 1", "1e3", "0x1", "1_0", "٣", "99999999999",
+		"999999999999", "99999999999999", "999999999999999",
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
@@ -90,7 +113,10 @@ func FuzzDecode(f *testing.F) {
 // The members that package webhook finds in a body are those that encoding/json finds, if that can
 // be compared.
 func FuzzMembers(f *testing.F) {
-	for _, s := range []string{"", "{}", "{", "[]", `{"id":"a"}`, `{"id":"a","id":"b"}`, `{"ID":"a"}`, `{"id":{"id":"a"}}`, `{"id":"a"}{}`, `{"x":"\ud800","id":"\u0061"}`, `{"id":1}`} {
+	for _, s := range []string{
+		"", "{}", "{", "[]", `{"id":"a"}`, `{"id":"a","id":"b"}`, `{"ID":"a"}`,
+		`{"id":{"id":"a"}}`, `{"id":"a"}{}`, `{"x":"\ud800","id":"\u0061"}`, `{"id":1}`,
+	} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
@@ -101,7 +127,9 @@ func FuzzMembers(f *testing.F) {
 			t.Fatalf("an object: %v, encoding/json: %v", found != nil, object)
 		}
 		var want string
-		if json.Unmarshal(all["id"], &want) == nil && received.String(found["id"]) != want && bytes.Count(body, []byte("id"))+bytes.Count(body, []byte("\\")) == 1 {
+		if json.Unmarshal(all["id"], &want) == nil &&
+			received.String(found["id"]) != want &&
+			bytes.Count(body, []byte("id"))+bytes.Count(body, []byte("\\")) == 1 {
 			t.Fatalf("%s, encoding/json has %q", found["id"], want)
 		}
 	})

@@ -72,7 +72,12 @@ func genuine(t *testing.T, random *rand.Rand, examples []example) (all []deliver
 		}
 		seen[kind] = true
 		for i, body := range e.changes(t, 5) {
-			all = append(all, delivery{kind: e.Event, id: fmt.Sprintf("%s-%d", strings.ReplaceAll(kind, "/", "."), i), body: body, named: e.Names != ""})
+			all = append(all, delivery{
+				kind:  e.Event,
+				id:    fmt.Sprintf("%s-%d", strings.ReplaceAll(kind, "/", "."), i),
+				body:  body,
+				named: e.Names != "",
+			})
 		}
 	}
 	random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
@@ -111,7 +116,10 @@ func (s *show) play(events []delivery) {
 		recorded.recorded = true
 		s.send(recorded)
 	}
-	ids := one[[]string](s.rig, `select array_agg(split_part(id, '/', 3)) from (select id from onlyonce.event_log union all select event_id from onlyonce.parked where body is not null) e`)
+	ids := one[[]string](
+		s.rig,
+		`select array_agg(split_part(id, '/', 3)) from (select id from onlyonce.event_log union all select event_id from onlyonce.parked where body is not null) e`,
+	)
 	for _, e := range events {
 		if !slices.Contains(ids, e.id) {
 			s.t.Errorf("%s of %s is gone", e.id, e.kind)
@@ -133,7 +141,8 @@ func (s *show) send(e delivery) {
 		want = webhook.Duplicate
 	}
 	if got := s.post(e); got != want {
-		s.t.Errorf("%s of %s, which names itself: %t, recorded: %t, is %s, want %s; it came %d times before", e.id, e.kind, e.named, e.recorded, got, want, before)
+		s.t.Errorf("%s of %s, which names itself: %t, recorded: %t, is %s, want %s; it came %d times before",
+			e.id, e.kind, e.named, e.recorded, got, want, before)
 	}
 }
 
@@ -196,7 +205,13 @@ func TestW7NamedBodyUnderAnotherName(t *testing.T) {
 	for i, c := range []struct {
 		kind string
 		want webhook.ReceiveOutcome
-	}{{"push", webhook.Accepted}, {"watch", webhook.SameBody}, {"watch", webhook.SameBody}, {"push", webhook.SameBody}, {"push", webhook.Duplicate}} {
+	}{
+		{"push", webhook.Accepted},
+		{"watch", webhook.SameBody},
+		{"watch", webhook.SameBody},
+		{"push", webhook.SameBody},
+		{"push", webhook.Duplicate},
+	} {
 		if got := x.post(delivery{kind: c.kind, id: fmt.Sprint("d-", i), body: push("1")}); got != c.want {
 			t.Errorf("%d, %s: %s, want %s", i, c.kind, got, c.want)
 		}
@@ -238,11 +253,18 @@ func TestW7GenuineEventAfterAFalseName(t *testing.T) {
 		kind string
 		want webhook.ReceiveOutcome
 	}{{"push", webhook.Accepted}, {"push", webhook.SameBody}, {"member", webhook.SameBody}, {"member", webhook.SameBody}} {
-		if got := x.post(delivery{kind: c.kind, id: fmt.Sprint("d-", i), body: `{"action":"added","repository":{"pushed_at":1}}`}); got != c.want {
+		if got := x.post(delivery{
+			kind: c.kind,
+			id:   fmt.Sprint("d-", i),
+			body: `{"action":"added","repository":{"pushed_at":1}}`,
+		}); got != c.want {
 			t.Errorf("%d, %s: %s, want %s", i, c.kind, got, c.want)
 		}
 	}
-	if got := one[string](r, `select string_agg(event_id, ' ' order by id) from onlyonce.parked`); got != "e/github/d-1 e/github/d-2 e/github/d-3" {
+	if got := one[string](
+		r,
+		`select string_agg(event_id, ' ' order by id) from onlyonce.parked`,
+	); got != "e/github/d-1 e/github/d-2 e/github/d-3" {
 		t.Errorf("kept: %s", got)
 	}
 }
@@ -257,7 +279,10 @@ func TestW7BodiesWithoutAnID(t *testing.T) {
 	}{
 		{`{"object":"page","entry":[{"id":"1","time":1764360000}]}`, webhook.Duplicate},
 		{`{"object":"page","entry":[{"id":"1","time":1764360000},{"id":"2"}]}`, webhook.SameBody},
-		{`{"object":"whatsapp_business_account","entry":[{"changes":[{"value":{"statuses":[{"id":"1","timestamp":"1"}]}}]}]}`, webhook.Duplicate},
+		{
+			`{"object":"whatsapp_business_account","entry":[{"changes":[{"value":{"statuses":[{"id":"1","timestamp":"1"}]}}]}]}`,
+			webhook.Duplicate,
+		},
 		{`{"object":"whatsapp_business_account","entry":[{"changes":[{"value":{"messages":[{"id":"1"}]}}]}]}`, webhook.SameBody},
 		{`{"object":"page","entry":[]}`, webhook.SameBody},
 	} {
@@ -274,9 +299,13 @@ func TestW7BodiesWithoutAnID(t *testing.T) {
 
 func ofMeta() sample {
 	const secret = "e0b3d1bb44d6a1d2c9f8"
-	return sample{provider: meta.Provider{VerifyToken: metaToken}, secret: secret, sign: func(secret string, _ time.Time, body string) http.Header {
-		return headers("X-Hub-Signature-256", fmt.Sprintf("sha256=%x", mac256(secret, body)))
-	}}
+	return sample{
+		provider: meta.Provider{VerifyToken: metaToken},
+		secret:   secret,
+		sign: func(secret string, _ time.Time, body string) http.Header {
+			return headers("X-Hub-Signature-256", fmt.Sprintf("sha256=%x", mac256(secret, body)))
+		},
+	}
 }
 
 // W7, Twilio: the same characters as other parameters are no copy. A stranger sends them first,
@@ -289,7 +318,13 @@ func TestW7OtherParametersThatComeFirst(t *testing.T) {
 	e := r.serve(sample{provider: twilio.Provider{URL: "https://a.example/t"}, secret: secret})
 	form := url.Values{"Body": {"STOP"}, "MessageSid": {"SM1"}}
 	h := headers("X-Twilio-Signature", signTwilio(secret, "https://a.example/t", form), "Content-Type", formType)
-	for i, body := range []string{"BodySTOP=&MessageSid=SM1", "Body=STOPMessageSidSM1", "BodySTOP=&MessageSidSM1=", form.Encode(), form.Encode()} {
+	for i, body := range []string{
+		"BodySTOP=&MessageSid=SM1",
+		"Body=STOPMessageSidSM1",
+		"BodySTOP=&MessageSidSM1=",
+		form.Encode(),
+		form.Encode(),
+	} {
 		e.do(e.request(h, body)).want(t, http.StatusOK, i > 0)
 	}
 	if n := one[int](r, `select count(*) from onlyonce.parked where body = $1`, []byte(form.Encode())); n != 1 {

@@ -48,9 +48,14 @@ func TestW13MetaHandshake(t *testing.T) {
 		}
 	}
 	for name, values := range map[string][]string{
-		"hub.mode": {"unsubscribe", ""}, "hub.challenge": {"", "<b>", strings.Repeat("1", 1025)}, "hub.verify_token": {"another token of 16"},
+		"hub.mode":         {"unsubscribe", ""},
+		"hub.challenge":    {"", "<b>", strings.Repeat("1", 1025)},
+		"hub.verify_token": {"another token of 16"},
 	} {
-		for _, lines := range append([][]string{nil, {metaHandshake(metaToken).Get(name), metaHandshake(metaToken).Get(name)}}, apart(values)...) {
+		for _, lines := range append(
+			[][]string{nil, {metaHandshake(metaToken).Get(name), metaHandshake(metaToken).Get(name)}},
+			apart(values)...,
+		) {
 			q := metaHandshake(metaToken)
 			q[name] = lines
 			text, is, err := v.Handshake(http.MethodGet, q.Encode())
@@ -62,7 +67,11 @@ func TestW13MetaHandshake(t *testing.T) {
 			}
 		}
 	}
-	if _, err := webhook.NewVerifier(webhook.Config{Provider: meta.Provider{VerifyToken: "short"}, Secrets: []string{"0123456789abcdef"}}); err == nil || !strings.Contains(err.Error(), "meta.Provider.VerifyToken: must have 16") {
+	if _, err := webhook.NewVerifier(webhook.Config{
+		Provider: meta.Provider{VerifyToken: "short"},
+		Secrets:  []string{"0123456789abcdef"},
+	}); err == nil ||
+		!strings.Contains(err.Error(), "meta.Provider.VerifyToken: must have 16") {
 		t.Errorf("a short token: %v", err)
 	}
 }
@@ -89,7 +98,9 @@ func TestW13MetaHandshakeAtAnEndpoint(t *testing.T) {
 	r.asks(false, func() {
 		a := get(metaHandshake(metaToken).Encode())
 		a.want(t, 200, false)
-		if a.body != "1158201444" || a.header.Get("Content-Type") != "text/plain; charset=utf-8" || a.header.Get("X-Content-Type-Options") != "nosniff" {
+		if a.body != "1158201444" ||
+			a.header.Get("Content-Type") != "text/plain; charset=utf-8" ||
+			a.header.Get("X-Content-Type-Options") != "nosniff" {
 			t.Errorf("answered %q, %v", a.body, a.header)
 		}
 		get(metaHandshake("another token of 16").Encode()).want(t, 401, false)
@@ -115,11 +126,25 @@ func TestW13GraphHandshake(t *testing.T) {
 		const token = "Validation: Testing client application reachability for subscription Request-Id: 7d6a3b2c"
 		a := ask("tenant=7&validationToken=" + url.QueryEscape(token))
 		a.want(t, 200, false)
-		if a.body != token || a.header.Get("Content-Type") != "text/plain; charset=utf-8" || a.header.Get("X-Content-Type-Options") != "nosniff" {
+		if a.body != token ||
+			a.header.Get("Content-Type") != "text/plain; charset=utf-8" ||
+			a.header.Get("X-Content-Type-Options") != "nosniff" {
 			t.Errorf("answered %q, %v", a.body, a.header)
 		}
 		for _, token := range []string{
-			"", "<script>alert(1)</script>", "a<b", "a>b", "a&b", `a"b`, "a'b", "é", "a\x00b", "a\r\nb", "\xff", strings.Repeat("a", 1025), strings.Repeat("a", 5000),
+			"",
+			"<script>alert(1)</script>",
+			"a<b",
+			"a>b",
+			"a&b",
+			`a"b`,
+			"a'b",
+			"é",
+			"a\x00b",
+			"a\r\nb",
+			"\xff",
+			strings.Repeat("a", 1025),
+			strings.Repeat("a", 5000),
 		} {
 			a := ask("validationToken=" + url.QueryEscape(token))
 			a.want(t, 400, false)
@@ -178,7 +203,8 @@ func TestW4ClientStates(t *testing.T) {
 	} {
 		refuses(t, v, nil, body, clientState, want)
 	}
-	if _, err := webhook.NewVerifier(webhook.Config{Provider: graph.Provider{}, Secrets: []string{strings.Repeat("x", 129)}}); err == nil || !strings.Contains(err.Error(), "Secrets[0]: must have 128 characters or less") {
+	if _, err := webhook.NewVerifier(webhook.Config{Provider: graph.Provider{}, Secrets: []string{strings.Repeat("x", 129)}}); err == nil ||
+		!strings.Contains(err.Error(), "Secrets[0]: must have 128 characters or less") {
 		t.Errorf("a long clientState: %v", err)
 	}
 }
@@ -220,7 +246,11 @@ func TestNoHandshake(t *testing.T) {
 	if _, is, err := v.Handshake(http.MethodGet, "%zz"); is || err != nil {
 		t.Errorf("%t %v", is, err)
 	}
-	_, err := v.VerifyRequest(context.Background(), webhook.Request{Header: s.sign(s.secret, now, s.body), Query: strings.Repeat("\xff", 5000), Body: []byte(s.body)})
+	_, err := v.VerifyRequest(context.Background(), webhook.Request{
+		Header: s.sign(s.secret, now, s.body),
+		Query:  strings.Repeat("\xff", 5000),
+		Body:   []byte(s.body),
+	})
 	if err != nil {
 		t.Error(err)
 	}

@@ -83,7 +83,8 @@ func (h HMAC) Scheme() (*scheme.Scheme, error) {
 		fault("SignatureHeader: must be a header's name")
 	}
 	header := func(field, name string) {
-		if name != "" && (!isToken(name) || http.CanonicalHeaderKey(name) == http.CanonicalHeaderKey(h.SignatureHeader)) {
+		if name != "" &&
+			(!isToken(name) || http.CanonicalHeaderKey(name) == http.CanonicalHeaderKey(h.SignatureHeader)) {
 			fault("%s: %q must be a header's name, and not the signature's", field, name)
 		}
 	}
@@ -121,9 +122,12 @@ func (h HMAC) Scheme() (*scheme.Scheme, error) {
 		return nil, errors.Join(faults...)
 	}
 	s := &scheme.Scheme{
-		Name: h.Name, IDSigned: l.id || h.IDMember != "", SignatureHeaders: []string{h.SignatureHeader}, Key: scheme.RawKey(h.Algorithm),
-		Read:  func(f scheme.Fields) (scheme.Signed, error) { return h.read(f, l) },
-		Event: h.event,
+		Name:             h.Name,
+		IDSigned:         l.id || h.IDMember != "",
+		SignatureHeaders: []string{h.SignatureHeader},
+		Key:              scheme.RawKey(h.Algorithm),
+		Read:             func(f scheme.Fields) (scheme.Signed, error) { return h.read(f, l) },
+		Event:            h.event,
 	}
 	for _, name := range []string{h.IDHeader, h.TypeHeader} {
 		if name != "" {
@@ -156,7 +160,14 @@ func (h HMAC) read(f scheme.Fields, l signedLayout) (s scheme.Signed, err error)
 		if at := strings.IndexAny(list, ",;"); at >= 0 {
 			names.separator = list[at : at+1]
 		}
-		if written, s.Time, s.Signatures, err = timedPairs(h.SignatureHeader, list, names, h.Algorithm, h.Encoding, unit); err != nil {
+		if written, s.Time, s.Signatures, err = timedPairs(
+			h.SignatureHeader,
+			list,
+			names,
+			h.Algorithm,
+			h.Encoding,
+			unit,
+		); err != nil {
 			return scheme.Signed{}, err
 		}
 	} else {

@@ -75,10 +75,37 @@ func TestHMACDeclaresWhatTheProvidersDo(t *testing.T) {
 	t.Parallel()
 	all := samples(t)
 	for name, h := range map[string]webhook.HMAC{
-		"Stripe":  {Name: "stripe", SignatureHeader: "Stripe-Signature", SignaturePart: "v1", Time: "t", Layout: "{time}.{body}", IDMember: "id", TypeMember: "type"},
-		"GitHub":  {Name: "github", SignatureHeader: "X-Hub-Signature-256", Prefix: "sha256=", IDHeader: "X-GitHub-Delivery", TypeHeader: "X-GitHub-Event"},
-		"Shopify": {Name: "shopify", SignatureHeader: "X-Shopify-Hmac-SHA256", Encoding: scheme.Base64, IDHeader: "X-Shopify-Webhook-Id", TypeHeader: "X-Shopify-Topic"},
-		"Slack":   {Name: "slack", SignatureHeader: "X-Slack-Signature", Prefix: "v0=", Time: "X-Slack-Request-Timestamp", Layout: "v0:{time}:{body}", IDMember: "event_id"},
+		"Stripe": {
+			Name:            "stripe",
+			SignatureHeader: "Stripe-Signature",
+			SignaturePart:   "v1",
+			Time:            "t",
+			Layout:          "{time}.{body}",
+			IDMember:        "id",
+			TypeMember:      "type",
+		},
+		"GitHub": {
+			Name:            "github",
+			SignatureHeader: "X-Hub-Signature-256",
+			Prefix:          "sha256=",
+			IDHeader:        "X-GitHub-Delivery",
+			TypeHeader:      "X-GitHub-Event",
+		},
+		"Shopify": {
+			Name:            "shopify",
+			SignatureHeader: "X-Shopify-Hmac-SHA256",
+			Encoding:        scheme.Base64,
+			IDHeader:        "X-Shopify-Webhook-Id",
+			TypeHeader:      "X-Shopify-Topic",
+		},
+		"Slack": {
+			Name:            "slack",
+			SignatureHeader: "X-Slack-Signature",
+			Prefix:          "v0=",
+			Time:            "X-Slack-Request-Timestamp",
+			Layout:          "v0:{time}:{body}",
+			IDMember:        "event_id",
+		},
 	} {
 		s := all[name]
 		for _, secret := range []string{s.secret, "another secret, 16"} {
@@ -87,7 +114,8 @@ func TestHMACDeclaresWhatTheProvidersDo(t *testing.T) {
 			got, err := verifier(t, h, s.secret).VerifyAt(now, header, []byte(s.body))
 			if (err == nil) != (wantErr == nil) {
 				t.Errorf("%s: %v and %v", name, err, wantErr)
-			} else if err == nil && (got.ID != want.ID || !got.Time.Equal(want.Time) || got.IDSigned != want.IDSigned || got.Provider != want.Provider) {
+			} else if err == nil &&
+				(got.ID != want.ID || !got.Time.Equal(want.Time) || got.IDSigned != want.IDSigned || got.Provider != want.Provider) {
 				t.Errorf("%s: %+v and %+v", name, got, want)
 			}
 		}
@@ -114,7 +142,14 @@ func TestHMACBorders(t *testing.T) {
 	}
 	type request struct{ id, time, body string }
 	for _, layout := range []string{
-		"{id}.{time}.{body}", "{time}.{id}.{body}", "v0:{time}:{id}:{body}", "{id}.{body}.{time}", "{body}.{time}.{id}", "{id}.{body}", "1.{id}-1{body}", "{body}:-{id}1",
+		"{id}.{time}.{body}",
+		"{time}.{id}.{body}",
+		"v0:{time}:{id}:{body}",
+		"{id}.{body}.{time}",
+		"{body}.{time}.{id}",
+		"{id}.{body}",
+		"1.{id}-1{body}",
+		"{body}:-{id}1",
 	} {
 		p := webhook.HMAC{Name: "acme", SignatureHeader: "X-Sig", Layout: layout, IDHeader: "X-Id"}
 		times := []string{""}
@@ -139,7 +174,11 @@ func TestHMACBorders(t *testing.T) {
 			shared++
 			sig, n := hex.EncodeToString(mac(sha256.New, secret, bytes)), 0
 			for _, r := range requests {
-				if _, err := v.VerifyAt(time.Unix(50, 0), headers("X-Id", r.id, "X-Time", r.time, "X-Sig", sig), []byte(r.body)); err == nil {
+				if _, err := v.VerifyAt(
+					time.Unix(50, 0),
+					headers("X-Id", r.id, "X-Time", r.time, "X-Sig", sig),
+					[]byte(r.body),
+				); err == nil {
 					n++
 				}
 			}

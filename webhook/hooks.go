@@ -13,9 +13,10 @@ type ReceiveOutcome string
 
 // Outcomes of a verified event.
 const (
-	Accepted    ReceiveOutcome = "accepted"    // new; stored, handled or forwarded
-	Duplicate   ReceiveOutcome = "duplicate"   // accepted before
-	Divergent   ReceiveOutcome = "divergent"   // this id was accepted before with another body: parked, unless its sender signs ids
+	Accepted  ReceiveOutcome = "accepted"  // new; stored, handled or forwarded
+	Duplicate ReceiveOutcome = "duplicate" // accepted before
+	// this id was accepted before with another body: parked, unless its sender signs ids
+	Divergent   ReceiveOutcome = "divergent"
 	SameBody    ReceiveOutcome = "same-body"   // this body was accepted lately under another id: parked
 	Stale       ReceiveOutcome = "stale"       // older than what its handler has applied: parked
 	Unforwarded ReceiveOutcome = "unforwarded" // no call can be made of it ([Forward]): not handled, parked
@@ -80,7 +81,10 @@ type Hooks struct {
 // other hook of that event may be skipped.
 func (h Hooks) Join(b Hooks) Hooks {
 	type pair = hook.Pair[ReceiveStart, ReceiveEnd]
-	receive := hook.JoinPair(pair{Start: h.ReceiveStart, End: h.ReceiveEnd}, pair{Start: b.ReceiveStart, End: b.ReceiveEnd})
+	receive := hook.JoinPair(
+		pair{Start: h.ReceiveStart, End: h.ReceiveEnd},
+		pair{Start: b.ReceiveStart, End: b.ReceiveEnd},
+	)
 	return Hooks{
 		ReceiveStart: receive.Start, ReceiveEnd: receive.End,
 		Forgotten:  hook.JoinEvent(h.Forgotten, b.Forgotten),

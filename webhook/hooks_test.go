@@ -89,7 +89,11 @@ func TestStoredEventCarriesTheTrace(t *testing.T) {
 		m := &consumer.Message{Topic: webhook.Topic("e")}
 		var names []string
 		var values [][]byte
-		if err := r.pool.QueryRow(t.Context(), `select header_names, header_values from onlyonce.event_log where id like '%/' || $1`, id).Scan(&names, &values); err != nil {
+		if err := r.pool.QueryRow(t.Context(), `select header_names, header_values from onlyonce.event_log where id like '%/' || $1`,
+			id).Scan(
+			&names,
+			&values,
+		); err != nil {
 			t.Fatal(err)
 		}
 		for i, name := range names {

@@ -53,7 +53,13 @@ func (ep *Endpoint) newIncomingEvent(ctx context.Context, e *Event, reconciled b
 	item.Key = ep.orderingKey(e)
 	trace := origin.Origin{TraceOf: ep.cfg.Trace}.TraceIn(ctx)
 	item.Headers = append(item.Headers, traceHeaders(trace)...)
-	item.Origin = &origin.Origin{Tenant: item.Tenant, Scope: Scope(ep.cfg.Name), ID: item.ID, Time: time.Now(), Trace: trace}
+	item.Origin = &origin.Origin{
+		Tenant: item.Tenant,
+		Scope:  Scope(ep.cfg.Name),
+		ID:     item.ID,
+		Time:   time.Now(),
+		Trace:  trace,
+	}
 	if ep.cfg.Mode == Inline {
 		item.Origin.TraceOf = ep.cfg.Trace // of the context in which the handler enqueues
 	}
@@ -80,7 +86,10 @@ func (ep *Endpoint) orderingKey(e *Event) []byte {
 // event's handler is a part of the request's trace.
 func traceHeaders(trace string) (all []consumer.Header) {
 	parent, state := codec.SplitTrace(trace)
-	for _, h := range []consumer.Header{{Name: headerTraceparent, Value: []byte(parent)}, {Name: headerTracestate, Value: []byte(state)}} {
+	for _, h := range []consumer.Header{
+		{Name: headerTraceparent, Value: []byte(parent)},
+		{Name: headerTracestate, Value: []byte(state)},
+	} {
 		if len(h.Value) > 0 {
 			all = append(all, h)
 		}

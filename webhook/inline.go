@@ -17,8 +17,9 @@ import (
 var (
 	// errHandlerHangs: the handler did not return even after its context had ended. Its connection
 	// is cut, so that the server rolls back.
-	errHandlerHangs = fields.Named("webhook: the handler did not return after its context had ended", intake.ErrAbandoned)
-	errGoexit       = errors.New("webhook: the handler called runtime.Goexit")
+	errHandlerHangs = fields.Named("webhook: the handler did not return after its context had ended",
+		intake.ErrAbandoned)
+	errGoexit = errors.New("webhook: the handler called runtime.Goexit")
 )
 
 // runHandler runs the handler in a goroutine of its own, so that a Goexit in it ends nothing else.

@@ -22,7 +22,8 @@ var ErrOvertaken = errors.New("webhook: the event is older than one that was app
 
 // errForeignTx: objects are compared within a scope, which only the consumer's or the endpoint's Tx
 // knows. Under another scope, an event of another consumer could overtake this one.
-var errForeignTx = errors.New("webhook: InOrder: tx is not the Tx that the consumer or the endpoint gave to its handler")
+var errForeignTx = errors.New("webhook: InOrder: tx is not the Tx that the consumer or the endpoint gave to " +
+	"its handler")
 
 // Ordered configures [InOrder]. Senders deliver in any order, and a failed event arrives again
 // later.

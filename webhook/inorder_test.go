@@ -39,7 +39,14 @@ func versionOf(e *webhook.Event) (string, int64, error) {
 
 func inOrder(t *testing.T, drop bool, told *sync.Map) consumer.HandlerFunc {
 	t.Helper()
-	h, err := webhook.InOrder(webhook.Ordered{Version: versionOf, DropStale: drop, Stale: func(m *consumer.Message, _ string, _ int64) { told.Store(m.ID(), true) }}, consumer.HandlerFunc(effect))
+	h, err := webhook.InOrder(
+		webhook.Ordered{
+			Version:   versionOf,
+			DropStale: drop,
+			Stale:     func(m *consumer.Message, _ string, _ int64) { told.Store(m.ID(), true) },
+		},
+		consumer.HandlerFunc(effect),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +98,10 @@ func TestStaleEvents(t *testing.T) {
 				}
 				e.send(sent[2]).want(t, 200, true)
 				if mode == "inline" && parked > 0 {
-					if got := one[string](r, `select string_agg(state || ' ' || reason, ' ') from onlyonce.parked`); got != "waiting stale waiting stale" {
+					if got := one[string](
+						r,
+						`select string_agg(state || ' ' || reason, ' ') from onlyonce.parked`,
+					); got != "waiting stale waiting stale" {
 						t.Errorf("set aside as %s", got)
 					}
 				}
@@ -163,8 +173,17 @@ func TestForward(t *testing.T) {
 		if n := r.count("onlyonce.outbox_log where sink = 'kafka'"); n != 2 {
 			t.Errorf("mode %d: %d calls, want 2", mode, n)
 		}
-		got := one[string](r, `select name || ' ' || target || ' ' || convert_from(body, 'UTF8') || E'\n' || headers from onlyonce.outbox_log where sink = 'kafka' order by id limit 1`)
-		for _, want := range []string{"forward /hooks?key=in%2F1%20%26 push", "Webhook-Event-Id: d-1", "Webhook-Provider: github", "Webhook-Event-Type: push", "X-Github-Delivery: d-1"} {
+		got := one[string](
+			r,
+			`select name || ' ' || target || ' ' || convert_from(body, 'UTF8') || E'\n' || headers from onlyonce.outbox_log where sink = 'kafka' order by id limit 1`,
+		)
+		for _, want := range []string{
+			"forward /hooks?key=in%2F1%20%26 push",
+			"Webhook-Event-Id: d-1",
+			"Webhook-Provider: github",
+			"Webhook-Event-Type: push",
+			"X-Github-Delivery: d-1",
+		} {
 			if !strings.Contains(got, want) {
 				t.Errorf("mode %d: %s lacks %s", mode, got, want)
 			}
@@ -213,21 +232,30 @@ func TestReconcile(t *testing.T) {
 	var told []string
 	fail := true
 	reconcile := func(c *webhook.Config) {
-		c.Backfill = &webhook.Backfill{Every: time.Second, Overlap: time.Minute, List: func(_ context.Context, from time.Time, each func(*webhook.Event) error) error {
-			mu.Lock()
-			defer mu.Unlock()
-			since = append(since, from)
-			for _, id := range []string{"evt_came", "evt_missed"} {
-				if err := each(&webhook.Event{ID: id, Type: "invoice.paid", Time: time.Now(), Body: []byte(stripeBody(id, `,"rendered":"anew"`))}); err != nil {
-					return err
+		c.Backfill = &webhook.Backfill{
+			Every:   time.Second,
+			Overlap: time.Minute,
+			List: func(_ context.Context, from time.Time, each func(*webhook.Event) error) error {
+				mu.Lock()
+				defer mu.Unlock()
+				since = append(since, from)
+				for _, id := range []string{"evt_came", "evt_missed"} {
+					if err := each(&webhook.Event{
+						ID:   id,
+						Type: "invoice.paid",
+						Time: time.Now(),
+						Body: []byte(stripeBody(id, `,"rendered":"anew"`)),
+					}); err != nil {
+						return err
+					}
 				}
-			}
-			if fail {
-				fail = false
-				return errors.New("the provider is down")
-			}
-			return nil
-		}}
+				if fail {
+					fail = false
+					return errors.New("the provider is down")
+				}
+				return nil
+			},
+		}
 		c.Hooks.Backfilled = func(of webhook.BackfilledEvent) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -256,7 +284,10 @@ func TestReconcile(t *testing.T) {
 		t.Errorf("looked since %v: the first two know of no complete one", since)
 	}
 	e.send(stripeBody("evt_missed", "")).want(t, 200, true)
-	if got := one[string](r, `select string_agg(id, ' ' order by appended_at) from onlyonce.event_log`); got != "e/stripe/evt_came e/stripe/evt_missed" {
+	if got := one[string](
+		r,
+		`select string_agg(id, ' ' order by appended_at) from onlyonce.event_log`,
+	); got != "e/stripe/evt_came e/stripe/evt_missed" {
 		t.Errorf("stored: %s", got)
 	}
 }
@@ -275,20 +306,30 @@ func TestW10ReconciliationGoesOn(t *testing.T) {
 			}
 			return nil
 		})
-		c.Backfill = &webhook.Backfill{Every: time.Second, List: func(_ context.Context, _ time.Time, each func(*webhook.Event) error) error {
-			for _, id := range []string{"evt_fails", "evt_missed"} {
-				if err := each(&webhook.Event{ID: id, Type: "invoice.paid", Time: time.Now(), Body: []byte(stripeBody(id, ""))}); err != nil {
-					return err
+		c.Backfill = &webhook.Backfill{
+			Every: time.Second,
+			List: func(_ context.Context, _ time.Time, each func(*webhook.Event) error) error {
+				for _, id := range []string{"evt_fails", "evt_missed"} {
+					if err := each(&webhook.Event{
+						ID:   id,
+						Type: "invoice.paid",
+						Time: time.Now(),
+						Body: []byte(stripeBody(id, "")),
+					}); err != nil {
+						return err
+					}
 				}
-			}
-			return nil
-		}}
+				return nil
+			},
+		}
 		c.Hooks.Backfilled = func(of webhook.BackfilledEvent) { told <- of }
 	})
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- x.Upkeep(ctx) }()
-	if of := pgtest.Receive(t, patience, "a reconciliation", told); of.Listed != 2 || of.Missed != 1 || !errors.Is(of.Err, webhook.ErrHandler) {
+	if of := pgtest.Receive(t, patience, "a reconciliation", told); of.Listed != 2 ||
+		of.Missed != 1 ||
+		!errors.Is(of.Err, webhook.ErrHandler) {
 		t.Errorf("%+v", of)
 	}
 	stop()
@@ -306,7 +347,8 @@ func TestW10ReconciliationAfterALongPause(t *testing.T) {
 	t.Parallel()
 	since, before, after := listedSince(t, newRig(t), "-40 days")
 	if since.Before(before.Add(-retention)) || since.After(after.Add(-retention)) {
-		t.Errorf("it lists what came since %v; ids are remembered from between %v and %v on", since, before.Add(-retention), after.Add(-retention))
+		t.Errorf("it lists what came since %v; ids are remembered from between %v and %v on",
+			since, before.Add(-retention), after.Add(-retention))
 	}
 }
 
@@ -365,10 +407,30 @@ func listedSince(t *testing.T, r *rig, last string) (since, before, after time.T
 
 func TestEndpointFaults(t *testing.T) {
 	t.Parallel()
-	_, err := webhook.New(nil, webhook.Config{Name: "a/b", Mode: 7, Forward: &webhook.Forward{}, Partitions: -1,
-		Retention: 1, BodyWindow: 1, DuplicateWait: time.Hour, HandlerTimeout: 1, RetryAfter: 1, MaxInFlight: -1, Backfill: &webhook.Backfill{Every: 1}, Group: "\xff", PollInterval: 1, LeaseTTL: 1, KeepEvents: -1})
-	for _, field := range []string{"pool", "Config.Name", "Provider: must be set", "Secrets: ", "Config.Mode", "Forward.Sink: ", "Forward.Target: ", "Partitions", "Retention", "BodyWindow", "DuplicateWait",
-		"HandlerTimeout", "RetryAfter", "MaxInFlight", "Backfill: List", "Backfill.Every", "Config.Group", "Config.PollInterval", "Config.LeaseTTL", "Config.KeepEvents"} {
+	_, err := webhook.New(nil, webhook.Config{
+		Name:           "a/b",
+		Mode:           7,
+		Forward:        &webhook.Forward{},
+		Partitions:     -1,
+		Retention:      1,
+		BodyWindow:     1,
+		DuplicateWait:  time.Hour,
+		HandlerTimeout: 1,
+		RetryAfter:     1,
+		MaxInFlight:    -1,
+		Backfill:       &webhook.Backfill{Every: 1},
+		Group:          "\xff",
+		PollInterval:   1,
+		LeaseTTL:       1,
+		KeepEvents:     -1,
+	})
+	for _, field := range []string{
+		"pool", "Config.Name", "Provider: must be set", "Secrets: ", "Config.Mode",
+		"Forward.Sink: ", "Forward.Target: ", "Partitions", "Retention", "BodyWindow",
+		"DuplicateWait", "HandlerTimeout", "RetryAfter", "MaxInFlight", "Backfill: List",
+		"Backfill.Every", "Config.Group", "Config.PollInterval", "Config.LeaseTTL",
+		"Config.KeepEvents",
+	} {
 		if err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%v does not name %s", err, field)
 		}
@@ -376,10 +438,12 @@ func TestEndpointFaults(t *testing.T) {
 	if _, err := webhook.New(nil, webhook.Config{Mode: webhook.Inline}); err == nil || !strings.Contains(err.Error(), "Handler") {
 		t.Errorf("inline without a handler: %v", err)
 	}
-	if _, err := webhook.New(nil, webhook.Config{Mode: webhook.ForwardOnly, Handler: consumer.HandlerFunc(effect)}); err == nil || !strings.Contains(err.Error(), "Config.Handler") {
+	if _, err := webhook.New(nil, webhook.Config{Mode: webhook.ForwardOnly, Handler: consumer.HandlerFunc(effect)}); err == nil ||
+		!strings.Contains(err.Error(), "Config.Handler") {
 		t.Errorf("a handler that nothing calls: %v", err)
 	}
-	if _, err := webhook.New(nil, webhook.Config{Handler: consumer.HandlerFunc(effect)}); err == nil || !strings.Contains(err.Error(), "Config.Handler: must not be set in mode Stored: give the handler to consumer.New") {
+	if _, err := webhook.New(nil, webhook.Config{Handler: consumer.HandlerFunc(effect)}); err == nil ||
+		!strings.Contains(err.Error(), "Config.Handler: must not be set in mode Stored: give the handler to consumer.New") {
 		t.Errorf("a handler that the consumer has: %v", err)
 	}
 	if _, err := webhook.New(nil, webhook.Config{Mode: webhook.ForwardOnly}); err == nil || !strings.Contains(err.Error(), "Forward") {
@@ -396,7 +460,12 @@ func TestD8CopyOfAnErasedEvent(t *testing.T) {
 	e := r.serve(samples(t)["Stripe"], inline(inOrder(t, false, &told)))
 	e.send(versioned("evt_a2", "a", 2)).want(t, 200, false)
 	e.send(versioned("evt_a1", "a", 1)).want(t, 200, false)
-	if _, err := ops.Discard(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: 1}}); err != nil {
+	if _, err := ops.Discard(
+		t.Context(),
+		r.pool,
+		ops.By{Reason: "a test"},
+		ops.ParkedInput{ParkedFilter: ops.ParkedFilter{ID: 1}},
+	); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := ops.EraseParked(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.EraseParkedInput{ID: 1}); err != nil {

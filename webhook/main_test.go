@@ -294,11 +294,21 @@ func (r *rig) work(h consumer.HandlerFunc, more ...func(*consumer.Config)) {
 // consumer returns a consumer of the stored events.
 func (r *rig) consumer(h consumer.HandlerFunc, more ...func(*consumer.Config)) *consumer.Consumer {
 	r.t.Helper()
-	source, err := webhook.NewSource(r.pool, webhook.SourceConfig{Group: "g", Endpoints: []string{"e"}, Partitions: 4, PollInterval: 20 * time.Millisecond, LeaseTTL: 3 * time.Second})
+	source, err := webhook.NewSource(r.pool, webhook.SourceConfig{
+		Group:        "g",
+		Endpoints:    []string{"e"},
+		Partitions:   4,
+		PollInterval: 20 * time.Millisecond,
+		LeaseTTL:     3 * time.Second,
+	})
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	cfg := consumer.Config{Scope: webhook.Scope("e"), Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 10 * time.Millisecond}, Linger: time.Millisecond}
+	cfg := consumer.Config{
+		Scope:   webhook.Scope("e"),
+		Backoff: dedupe.Backoff{Min: time.Millisecond, Max: 10 * time.Millisecond},
+		Linger:  time.Millisecond,
+	}
 	for _, m := range more {
 		m(&cfg)
 	}

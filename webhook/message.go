@@ -83,7 +83,14 @@ func EventOf(m *consumer.Message) (*Event, error) {
 //	paid := &webhook.Event{Provider: "stripe", ID: "evt_1", Type: "invoice.paid", Body: body}
 //	got := onlyoncetest.Apply(t, pool, consumer.HandlerFunc(handle), consumer.Config{}, onlyoncetest.FromMessage(paid.Message("stripe")))
 func (e *Event) Message(endpoint string) *consumer.Message {
-	m := &consumer.Message{Topic: Topic(endpoint), Offset: -1, Value: e.Body, Headers: headersOf(e), LeaderEpoch: -1, Attempt: 1}
+	m := &consumer.Message{
+		Topic:       Topic(endpoint),
+		Offset:      -1,
+		Value:       e.Body,
+		Headers:     headersOf(e),
+		LeaderEpoch: -1,
+		Attempt:     1,
+	}
 	claimed.Set(m, e.Tenant, messageID(endpoint, e))
 	return m
 }

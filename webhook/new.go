@@ -88,7 +88,8 @@ func NewSharded(set *shard.Set, cfg Config) (*Endpoint, error) {
 		return nil, fmt.Errorf("%w: set: must not be nil", ErrConfig)
 	}
 	if places, _ := set.Routes(); !places {
-		return nil, fmt.Errorf("%w: set: shard.Config.OfPlace: must not be nil: it names the database of an event", ErrConfig)
+		return nil, fmt.Errorf("%w: set: shard.Config.OfPlace: must not be nil: it names the database of an event",
+			ErrConfig)
 	}
 	var all *Endpoint
 	shards := map[string]*Endpoint{}
@@ -100,7 +101,13 @@ func NewSharded(set *shard.Set, cfg Config) (*Endpoint, error) {
 		one.set, one.name = set, db.Name
 		one.events = nil
 		shards[db.Name] = one
-		all = &Endpoint{cfg: one.cfg, slots: make(chan struct{}, one.cfg.MaxInFlight), bodies: bodies.NewRoom(one.cfg.MaxBytes), set: set, shards: shards}
+		all = &Endpoint{
+			cfg:    one.cfg,
+			slots:  make(chan struct{}, one.cfg.MaxInFlight),
+			bodies: bodies.NewRoom(one.cfg.MaxBytes),
+			set:    set,
+			shards: shards,
+		}
 	}
 	return all, nil
 }

@@ -20,7 +20,14 @@ const (
 )
 
 // neverKept are headers with which a reader of the stored event could act as another user (W14).
-var neverKept = []string{"Authorization", "Cookie", "Proxy-Authorization", "Set-Cookie", "Www-Authenticate", "X-Api-Key"}
+var neverKept = []string{
+	"Authorization",
+	"Cookie",
+	"Proxy-Authorization",
+	"Set-Cookie",
+	"Www-Authenticate",
+	"X-Api-Key",
+}
 
 // NewVerifier makes a Verifier of a configuration's Provider, Secrets or TenantSecrets, Tolerance,
 // MaxBody, KeepHeaders and Logger, and returns every fault of these at once. It does not read the
@@ -34,7 +41,11 @@ func newVerifier(cfg *Config, shortest int) (*Verifier, error) {
 		l.Add("Provider", "must be set: it says how the sender signs")
 	} else if s, err := cfg.Provider.Scheme(); err != nil {
 		l.Add("Provider", "%v", err)
-	} else if s == nil || s.Name == "" || s.Key == nil && s.Keys == nil && s.Certificates == nil || s.Read == nil || s.Event == nil {
+	} else if s == nil ||
+		s.Name == "" ||
+		s.Key == nil && s.Keys == nil && s.Certificates == nil ||
+		s.Read == nil ||
+		s.Event == nil {
 		l.Add("Provider", "its scheme lacks Name, Key, Read or Event")
 	} else {
 		copied := *s
@@ -156,5 +167,6 @@ func holdsSecret(canonical string, signatures []string) bool {
 
 // isToken reports whether s is a token of RFC 9110 section 5.6.2.
 func isToken(s string) bool {
-	return s != "" && strings.Trim(s, "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") == ""
+	return s != "" &&
+		strings.Trim(s, "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") == ""
 }

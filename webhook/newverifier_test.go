@@ -38,7 +38,10 @@ func TestConfigFaults(t *testing.T) {
 		want []string
 	}{
 		{webhook.Config{}, []string{"Provider: must be set", "Secrets: must list 1 to 8 secrets, not 0"}},
-		{webhook.Config{MaxBody: -1, Tolerance: -1, KeepHeaders: []string{"Cookie"}}, []string{"Provider: ", "Secrets: ", "MaxBody: ", "Tolerance: ", "KeepHeaders[0]: "}},
+		{
+			webhook.Config{MaxBody: -1, Tolerance: -1, KeepHeaders: []string{"Cookie"}},
+			[]string{"Provider: ", "Secrets: ", "MaxBody: ", "Tolerance: ", "KeepHeaders[0]: "},
+		},
 		{webhook.Config{Provider: broken{}, Secrets: []string{good}}, []string{"Provider: its scheme lacks"}},
 		{webhook.Config{Provider: broken{&scheme.Scheme{Name: "x"}}, Secrets: []string{good}}, []string{"Provider: its scheme lacks"}},
 		{stripe(many...), []string{"Secrets: must list 1 to 8 secrets, not 9"}},
@@ -47,14 +50,20 @@ func TestConfigFaults(t *testing.T) {
 		{stripe("0123456789abcde"), []string{"Secrets[0]: must have 16"}},
 		{stripe(good + "\n"), []string{"Secrets[0]: begins or ends with white space"}},
 		{stripe(" " + good), []string{"Secrets[0]: begins or ends with white space"}},
-		{standard("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaS", "whsec_!!!!!!!!!!!!!!!!"), []string{"Secrets[0]: must be \"whsec_\"", "Secrets[1]: must be \"whsec_\""}},
+		{
+			standard("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaS", "whsec_!!!!!!!!!!!!!!!!"),
+			[]string{"Secrets[0]: must be \"whsec_\"", "Secrets[1]: must be \"whsec_\""},
+		},
 		{standard("whsec_" + strings.Repeat("A", 28)), []string{"Secrets[0]: must be \"whsec_\""}},
 		{standard("whsec_" + strings.Repeat("A", 88)), []string{"Secrets[0]: must be \"whsec_\""}},
 		{standard("whsec_whsec_" + strings.Repeat("A", 32)), []string{"Secrets[0]: must be \"whsec_\""}},
 		{standard("whsk_" + privateKey), []string{"Secrets[0]: is the sender's private key"}},
 		{standard("whpk_" + privateKey), []string{"Secrets[0]: is not an Ed25519 public key"}},
 		{standard("whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4"), []string{"Secrets[0]: must be \"whpk_\""}},
-		{webhook.Config{Provider: webhook.GitHub{}, Secrets: []string{good}, Tolerance: time.Minute}, []string{"Tolerance: must be 0: github signs no time"}},
+		{
+			webhook.Config{Provider: webhook.GitHub{}, Secrets: []string{good}, Tolerance: time.Minute},
+			[]string{"Tolerance: must be 0: github signs no time"},
+		},
 		{webhook.Config{Provider: webhook.Slack{}, Secrets: []string{good}, Tolerance: 25 * time.Hour}, []string{"Tolerance: is 25h0m0s"}},
 		{webhook.Config{Provider: webhook.Slack{}, Secrets: []string{good}, Tolerance: time.Millisecond}, []string{"Tolerance: is 1ms"}},
 		{webhook.Config{Provider: webhook.Slack{}, Secrets: []string{good}, MaxBody: 32<<20 + 1}, []string{"MaxBody: "}},

@@ -70,7 +70,8 @@ func githubTable(t *testing.T) string {
 		if names[event]["*"] == "" {
 			others = append(others, "all others")
 		}
-		table += fmt.Sprintf("| %s | %s | %s |\n", event, cmp.Or(strings.Join(named, "; "), "none"), cmp.Or(strings.Join(others, ", "), "none"))
+		table += fmt.Sprintf("| %s | %s | %s |\n",
+			event, cmp.Or(strings.Join(named, "; "), "none"), cmp.Or(strings.Join(others, ", "), "none"))
 	}
 	return strings.ReplaceAll(table, "*: ", "any other: ") + "\n"
 }

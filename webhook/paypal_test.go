@@ -75,7 +75,11 @@ func TestPayPal(t *testing.T) {
 	for range 20 {
 		all.Go(func() {
 			e, err := v.Verify(good, []byte(payPalBody))
-			if err != nil || e.ID != "WH-0G2756385H040842W-5Y612302CV158622M" || e.Type != "PAYMENT.SALE.COMPLETED" || e.IDSigned || !e.Time.Equal(at) {
+			if err != nil ||
+				e.ID != "WH-0G2756385H040842W-5Y612302CV158622M" ||
+				e.Type != "PAYMENT.SALE.COMPLETED" ||
+				e.IDSigned ||
+				!e.Time.Equal(at) {
 				t.Errorf("%v %+v", err, e)
 			}
 		})
@@ -93,7 +97,14 @@ func TestPayPal(t *testing.T) {
 		"Paypal-Transmission-Id":   {"", "x", transmission + "|x", transmission[:35]},
 		"Paypal-Transmission-Time": {"", "x", "2015-05-18", at.Add(time.Second).UTC().Format(time.RFC3339), "2015-05-18T15:45:13Z|x"},
 		"Paypal-Auth-Algo":         {"", "SHA1withRSA", "SHA256withECDSA", "none"},
-		"Paypal-Transmission-Sig":  {"", "x", "AAAA", good.Get("Paypal-Transmission-Sig") + "=", b64(make([]byte, 256)), b64(make([]byte, 2000))},
+		"Paypal-Transmission-Sig": {
+			"",
+			"x",
+			"AAAA",
+			good.Get("Paypal-Transmission-Sig") + "=",
+			b64(make([]byte, 256)),
+			b64(make([]byte, 2000)),
+		},
 	} {
 		for _, value := range values {
 			bad := good.Clone()
@@ -148,10 +159,16 @@ func refusesNow(t testing.TB, v *webhook.Verifier, h http.Header, body string, c
 func TestPayPalFaults(t *testing.T) {
 	t.Parallel()
 	for want, cfg := range map[string]webhook.Config{
-		"paypal.Provider.WebhookID":             {Provider: paypal.Provider{WebhookID: "a|b"}},
-		"Secrets: must be empty":                {Provider: paypal.Provider{WebhookID: "A"}, Secrets: []string{"0123456789abcdef"}},
-		"paypal.Provider.Fetch.Timeout: is 11s": {Provider: paypal.Provider{WebhookID: "A", Fetch: scheme.Fetch{Timeout: 11 * time.Second}}},
-		"paypal.Provider.Fetch.Transport: Prox": {Provider: paypal.Provider{WebhookID: "A", Fetch: scheme.Fetch{Transport: http.DefaultTransport.(*http.Transport)}}},
+		"paypal.Provider.WebhookID": {Provider: paypal.Provider{WebhookID: "a|b"}},
+		"Secrets: must be empty":    {Provider: paypal.Provider{WebhookID: "A"}, Secrets: []string{"0123456789abcdef"}},
+		"paypal.Provider.Fetch.Timeout: is 11s": {Provider: paypal.Provider{
+			WebhookID: "A",
+			Fetch:     scheme.Fetch{Timeout: 11 * time.Second},
+		}},
+		"paypal.Provider.Fetch.Transport: Prox": {Provider: paypal.Provider{
+			WebhookID: "A",
+			Fetch:     scheme.Fetch{Transport: http.DefaultTransport.(*http.Transport)},
+		}},
 		"paypal.Provider.Fetch.Transport: Dial": {Provider: paypal.Provider{WebhookID: "A", Fetch: scheme.Fetch{Transport: insecure()}}},
 		"paypal.Provider.Fetch.AllowNetworks":   {Provider: paypal.Provider{WebhookID: "A", Fetch: scheme.Fetch{AllowNetworks: noNetwork}}},
 	} {
@@ -177,13 +194,37 @@ func TestW18CertificateFromElsewhere(t *testing.T) {
 	good := payPalRequest(t, h.key, time.Now(), payPalBody)
 	const path = "/v1/notifications/certs/CERT-360caa42"
 	for _, address := range []string{
-		"", "x", path, "http://api.paypal.com" + path, "https://api.paypal.com.evil.example" + path, "https://evil.example" + path, "https://evil.example/api.paypal.com" + path,
-		"https://api.paypal.com@evil.example" + path, "https://user@api.paypal.com" + path, "https://api.paypal.com:8443" + path, "https://api.paypal.com:443" + path,
-		"https://api.sandbox.paypal.com" + path, "https://www.paypal.com" + path, "https://api.paypal.com/redirect" + path, "https://api.paypal.com/v1/notifications/certs/../x",
-		"https://api.paypal.com/v1/notifications/certs/", "https://api.paypal.com/v1/notifications/certs/a/b", "https://api.paypal.com/v1/notifications/certs/%2e%2e",
-		"https://api.paypal.com/v1/notifications%2fcerts/a", "https://api.paypal.com" + path + "?x=1", "https://api.paypal.com" + path + "?", "https://api.paypal.com" + path + "#x",
-		"https://api.paypal.com" + path + "#", "https://api.paypal.com\\@evil.example" + path, "file:///etc/passwd", "https:api.paypal.com" + path, "//api.paypal.com" + path,
-		"https://127.0.0.1" + path, "https://[::1]" + path, "https://169.254.169.254" + path, "HTTPS://api.paypal.com" + path,
+		"",
+		"x",
+		path,
+		"http://api.paypal.com" + path,
+		"https://api.paypal.com.evil.example" + path,
+		"https://evil.example" + path,
+		"https://evil.example/api.paypal.com" + path,
+		"https://api.paypal.com@evil.example" + path,
+		"https://user@api.paypal.com" + path,
+		"https://api.paypal.com:8443" + path,
+		"https://api.paypal.com:443" + path,
+		"https://api.sandbox.paypal.com" + path,
+		"https://www.paypal.com" + path,
+		"https://api.paypal.com/redirect" + path,
+		"https://api.paypal.com/v1/notifications/certs/../x",
+		"https://api.paypal.com/v1/notifications/certs/",
+		"https://api.paypal.com/v1/notifications/certs/a/b",
+		"https://api.paypal.com/v1/notifications/certs/%2e%2e",
+		"https://api.paypal.com/v1/notifications%2fcerts/a",
+		"https://api.paypal.com" + path + "?x=1",
+		"https://api.paypal.com" + path + "?",
+		"https://api.paypal.com" + path + "#x",
+		"https://api.paypal.com" + path + "#",
+		"https://api.paypal.com\\@evil.example" + path,
+		"file:///etc/passwd",
+		"https:api.paypal.com" + path,
+		"//api.paypal.com" + path,
+		"https://127.0.0.1" + path,
+		"https://[::1]" + path,
+		"https://169.254.169.254" + path,
+		"HTTPS://api.paypal.com" + path,
 	} {
 		bad := good.Clone()
 		bad.Set("Paypal-Cert-Url", address)
@@ -237,7 +278,10 @@ func TestW18CertificatesThatDoNotCount(t *testing.T) {
 			return pemFile(h.sign(&x509.Certificate{DNSNames: []string{payPalName}}, h.middle, h.middleKey, short.Public()), h.middle.Raw)
 		},
 		"another kind of key": func(h *senderHost) []byte {
-			return pemFile(h.sign(&x509.Certificate{DNSNames: []string{payPalName}}, h.middle, h.middleKey, newECKey(h.t).Public()), h.middle.Raw)
+			return pemFile(
+				h.sign(&x509.Certificate{DNSNames: []string{payPalName}}, h.middle, h.middleKey, newECKey(h.t).Public()),
+				h.middle.Raw,
+			)
 		},
 		"no PEM": func(*senderHost) []byte { return []byte("<html>") },
 		"empty":  func(*senderHost) []byte { return nil },
@@ -245,11 +289,24 @@ func TestW18CertificatesThatDoNotCount(t *testing.T) {
 			return []byte("-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n")
 		},
 		"too many": func(h *senderHost) []byte {
-			return pemFile(h.signing(payPalName), h.middle.Raw, h.middle.Raw, h.middle.Raw, h.middle.Raw, h.middle.Raw, h.middle.Raw, h.middle.Raw, h.middle.Raw)
+			return pemFile(
+				h.signing(payPalName),
+				h.middle.Raw,
+				h.middle.Raw,
+				h.middle.Raw,
+				h.middle.Raw,
+				h.middle.Raw,
+				h.middle.Raw,
+				h.middle.Raw,
+				h.middle.Raw,
+			)
 		},
 		"signature of another key": func(h *senderHost) []byte {
 			h.key = short
-			return pemFile(h.sign(&x509.Certificate{DNSNames: []string{payPalName}}, h.middle, h.middleKey, signingKey().Public()), h.middle.Raw)
+			return pemFile(
+				h.sign(&x509.Certificate{DNSNames: []string{payPalName}}, h.middle, h.middleKey, signingKey().Public()),
+				h.middle.Raw,
+			)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -258,7 +315,9 @@ func TestW18CertificatesThatDoNotCount(t *testing.T) {
 			h.put(payPalFile, certify(h))
 			_, err := v.Verify(payPalRequest(t, h.key, time.Now(), payPalBody), []byte(payPalBody))
 			var refused *webhook.Error
-			if !errors.As(err, &refused) || !errors.Is(err, webhook.ErrSignature) || (refused.Field == "certificate") != (name != "signature of another key") {
+			if !errors.As(err, &refused) ||
+				!errors.Is(err, webhook.ErrSignature) ||
+				(refused.Field == "certificate") != (name != "signature of another key") {
 				t.Errorf("%v", err)
 			}
 		})
@@ -382,14 +441,34 @@ func TestW18Issuers(t *testing.T) {
 		issuer  func(h *senderHost) []byte
 		want    error
 	}{
-		"DER":             {"http://cacerts.digicert.com/middle.crt", func(h *senderHost) []byte { return h.middle.Raw }, nil},
-		"PEM":             {"http://cacerts.digicert.com/middle.pem", func(h *senderHost) []byte { return pemFile(h.middle.Raw) }, nil},
-		"another one":     {"http://cacerts.digicert.com/middle.crt", func(h *senderHost) []byte { return newSenderHost(h.t).middle.Raw }, webhook.ErrSignature},
-		"no certificate":  {"http://cacerts.digicert.com/middle.crt", func(*senderHost) []byte { return []byte("x") }, webhook.ErrSignature},
-		"not there":       {"http://cacerts.digicert.com/other.crt", nil, webhook.ErrUnavailable},
-		"another host":    {"http://cacerts.evil.example/middle.crt", func(h *senderHost) []byte { return h.middle.Raw }, webhook.ErrSignature},
-		"another port":    {"http://cacerts.digicert.com:80/middle.crt", func(h *senderHost) []byte { return h.middle.Raw }, webhook.ErrSignature},
-		"another network": {"ldap://cacerts.digicert.com/middle.crt", func(h *senderHost) []byte { return h.middle.Raw }, webhook.ErrSignature},
+		"DER": {"http://cacerts.digicert.com/middle.crt", func(h *senderHost) []byte { return h.middle.Raw }, nil},
+		"PEM": {"http://cacerts.digicert.com/middle.pem", func(h *senderHost) []byte { return pemFile(h.middle.Raw) }, nil},
+		"another one": {
+			"http://cacerts.digicert.com/middle.crt",
+			func(h *senderHost) []byte { return newSenderHost(h.t).middle.Raw },
+			webhook.ErrSignature,
+		},
+		"no certificate": {
+			"http://cacerts.digicert.com/middle.crt",
+			func(*senderHost) []byte { return []byte("x") },
+			webhook.ErrSignature,
+		},
+		"not there": {"http://cacerts.digicert.com/other.crt", nil, webhook.ErrUnavailable},
+		"another host": {
+			"http://cacerts.evil.example/middle.crt",
+			func(h *senderHost) []byte { return h.middle.Raw },
+			webhook.ErrSignature,
+		},
+		"another port": {
+			"http://cacerts.digicert.com:80/middle.crt",
+			func(h *senderHost) []byte { return h.middle.Raw },
+			webhook.ErrSignature,
+		},
+		"another network": {
+			"ldap://cacerts.digicert.com/middle.crt",
+			func(h *senderHost) []byte { return h.middle.Raw },
+			webhook.ErrSignature,
+		},
 	} {
 		h, v := payPal(t)
 		file := c.address[strings.Index(c.address, "//")+2:]
@@ -450,7 +529,8 @@ func TestW18StrangersBesideConfiguredCertificates(t *testing.T) {
 		t.Errorf("%d and %d fetches", a, b)
 	}
 	for _, address := range []string{"", "https://evil.example/x", "https://" + snsFile, "https://" + payPalFile + "?"} {
-		if _, err := (paypal.Provider{WebhookID: "A", CertURLs: []string{address}}).Scheme(); err == nil || !strings.Contains(err.Error(), "paypal.Provider.CertURLs") {
+		if _, err := (paypal.Provider{WebhookID: "A", CertURLs: []string{address}}).Scheme(); err == nil ||
+			!strings.Contains(err.Error(), "paypal.Provider.CertURLs") {
 			t.Errorf("%q: %v", address, err)
 		}
 	}
@@ -584,11 +664,18 @@ func TestW18FetchOutlivesItsRequest(t *testing.T) {
 // W5: an old transmission is stale, once its signature is right.
 func TestW5OldTransmissions(t *testing.T) {
 	t.Parallel()
-	for tolerance, limits := range map[time.Duration][2]time.Duration{0: {72*time.Hour + 5*time.Minute, 5 * time.Minute}, time.Minute: {time.Minute, time.Minute}} {
+	for tolerance, limits := range map[time.Duration][2]time.Duration{
+		0:           {72*time.Hour + 5*time.Minute, 5 * time.Minute},
+		time.Minute: {time.Minute, time.Minute},
+	} {
 		h, v := payPal(t, func(cfg *webhook.Config, _ *paypal.Provider) { cfg.Tolerance = tolerance })
 		at := time.Now().Truncate(time.Second)
 		for off, want := range map[time.Duration]error{
-			-limits[0]: nil, -limits[0] - time.Second: webhook.ErrStale, limits[1]: nil, limits[1] + time.Second: webhook.ErrStale, -1000 * time.Hour: webhook.ErrStale,
+			-limits[0]:               nil,
+			-limits[0] - time.Second: webhook.ErrStale,
+			limits[1]:                nil,
+			limits[1] + time.Second:  webhook.ErrStale,
+			-1000 * time.Hour:        webhook.ErrStale,
 		} {
 			request := payPalRequest(t, h.key, at.Add(off), payPalBody)
 			if _, err := v.VerifyAt(at, request, []byte(payPalBody)); !errors.Is(err, want) || (err == nil) != (want == nil) {

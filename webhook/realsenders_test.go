@@ -33,7 +33,14 @@ func TestW15SlackEventWithoutAnID(t *testing.T) {
 			t.Errorf("%v: %v %+v", at, err, e)
 		}
 	}
-	for _, other := range []string{`{}`, `{"type":""}`, `{"type":7}`, `{"type":"a","event_id":null}`, `{"type":"a","event_id":"b","event_id":"b"}`, "payload=%7B%22type%22%3A%22a%22%7D"} {
+	for _, other := range []string{
+		`{}`,
+		`{"type":""}`,
+		`{"type":7}`,
+		`{"type":"a","event_id":null}`,
+		`{"type":"a","event_id":"b","event_id":"b"}`,
+		"payload=%7B%22type%22%3A%22a%22%7D",
+	} {
 		refuses(t, v, s.sign(s.secret, now, other), other, s.secret, webhook.ErrMalformed)
 	}
 }
@@ -93,8 +100,12 @@ func TestW7ShopifysFamiliesOfHeaders(t *testing.T) {
 	t.Parallel()
 	s := samples(t)["Shopify"]
 	signature := b64(mac256(s.secret, s.body))
-	without := headers("Shopify-Hmac-Sha256", signature, "Shopify-Topic", "product", "Shopify-Action", "update", "Shopify-Webhook-Id", "w-1",
-		"Shopify-Event-Id", "e-1", "Shopify-Shop-Domain", "a.myshopify.com", "Shopify-API-Version", "2026-04", "Shopify-Triggered-At", "2026-01-01T00:00:00Z", "Shopify-Handle", "h")
+	without := headers(
+		"Shopify-Hmac-Sha256", signature, "Shopify-Topic", "product", "Shopify-Action", "update",
+		"Shopify-Webhook-Id", "w-1", "Shopify-Event-Id", "e-1", "Shopify-Shop-Domain",
+		"a.myshopify.com", "Shopify-API-Version", "2026-04", "Shopify-Triggered-At",
+		"2026-01-01T00:00:00Z", "Shopify-Handle", "h",
+	)
 	with := func(h http.Header, pairs ...string) http.Header {
 		h = h.Clone()
 		for i := 0; i < len(pairs); i += 2 {
@@ -110,7 +121,8 @@ func TestW7ShopifysFamiliesOfHeaders(t *testing.T) {
 	if len(e.Header) != 8 || e.Header.Get("Shopify-Action") != "update" {
 		t.Errorf("kept: %v", e.Header)
 	}
-	if e, err := verifier(t, webhook.Shopify{ByEvent: true}, s.secret).Verify(without, []byte(s.body)); err != nil || e.ID != "product/e-1" {
+	if e, err := verifier(t, webhook.Shopify{ByEvent: true}, s.secret).Verify(without, []byte(s.body)); err != nil ||
+		e.ID != "product/e-1" {
 		t.Errorf("by event: %v %+v", err, e)
 	}
 	both := with(without, "X-Shopify-Hmac-Sha256", signature, "X-Shopify-Topic", "products/update", "X-Shopify-Webhook-Id", "w-0")
@@ -120,7 +132,11 @@ func TestW7ShopifysFamiliesOfHeaders(t *testing.T) {
 	refuses(t, v, with(both, "Shopify-Hmac-Sha256", b64(make([]byte, 32))), s.body, s.secret, webhook.ErrSignature)
 	both.Del("Shopify-Webhook-Id") // the other family's does not stand in for it
 	refuses(t, v, both, s.body, s.secret, webhook.ErrMalformed)
-	if _, err := webhook.NewVerifier(webhook.Config{Provider: webhook.Shopify{}, Secrets: []string{s.secret}, KeepHeaders: []string{"Shopify-Hmac-Sha256"}}); err == nil {
+	if _, err := webhook.NewVerifier(webhook.Config{
+		Provider:    webhook.Shopify{},
+		Secrets:     []string{s.secret},
+		KeepHeaders: []string{"Shopify-Hmac-Sha256"},
+	}); err == nil {
 		t.Error("the new signature may be kept")
 	}
 }
@@ -159,13 +175,24 @@ func TestStandardSecrets(t *testing.T) {
 func TestW4ListsWithSemicolons(t *testing.T) {
 	t.Parallel()
 	const secret = "pdl_ntfset_0123456789abcdef"
-	paddle := webhook.HMAC{Name: "paddle", SignatureHeader: "Paddle-Signature", SignaturePart: "h1", Time: "ts", Layout: "{time}:{body}", IDMember: "event_id", TypeMember: "event_type"}
+	paddle := webhook.HMAC{
+		Name:            "paddle",
+		SignatureHeader: "Paddle-Signature",
+		SignaturePart:   "h1",
+		Time:            "ts",
+		Layout:          "{time}:{body}",
+		IDMember:        "event_id",
+		TypeMember:      "event_type",
+	}
 	v := verifier(t, paddle, secret)
 	const body = `{"event_id":"evt_1","event_type":"transaction.completed"}`
 	good := hex.EncodeToString(mac256(secret, unix(now), ":", body))
 	zero := strings.Repeat("0", 64)
 	for _, list := range []string{
-		"ts=" + unix(now) + ";h1=" + good, "ts=" + unix(now) + ",h1=" + good, "h1=" + zero + ";h1=" + good + ";ts=" + unix(now) + ";h2=x", "h1=" + good + ",ts=" + unix(now),
+		"ts=" + unix(now) + ";h1=" + good,
+		"ts=" + unix(now) + ",h1=" + good,
+		"h1=" + zero + ";h1=" + good + ";ts=" + unix(now) + ";h2=x",
+		"h1=" + good + ",ts=" + unix(now),
 	} {
 		e, err := v.VerifyAt(now, headers("Paddle-Signature", list), []byte(body))
 		if err != nil || e.ID != "evt_1" || e.Type != "transaction.completed" || !e.Time.Equal(now) {
@@ -173,8 +200,14 @@ func TestW4ListsWithSemicolons(t *testing.T) {
 		}
 	}
 	for _, list := range []string{
-		"ts=" + unix(now) + ";h1=" + good + ",h1=" + good, "ts=" + unix(now) + ",h1=" + good + ";h1=" + good, "ts=" + unix(now) + "; h1=" + good, "ts=" + unix(now) + ";h1=" + good + ";",
-		"ts=" + unix(now) + ";ts=" + unix(now) + ";h1=" + good, ";ts=" + unix(now) + ";h1=" + good, "ts=" + unix(now) + "&h1=" + good, "ts=" + unix(now) + strings.Repeat(";h1="+zero, 17) + ";h1=" + good,
+		"ts=" + unix(now) + ";h1=" + good + ",h1=" + good,
+		"ts=" + unix(now) + ",h1=" + good + ";h1=" + good,
+		"ts=" + unix(now) + "; h1=" + good,
+		"ts=" + unix(now) + ";h1=" + good + ";",
+		"ts=" + unix(now) + ";ts=" + unix(now) + ";h1=" + good,
+		";ts=" + unix(now) + ";h1=" + good,
+		"ts=" + unix(now) + "&h1=" + good,
+		"ts=" + unix(now) + strings.Repeat(";h1="+zero, 17) + ";h1=" + good,
 	} {
 		refuses(t, v, headers("Paddle-Signature", list), body, secret, webhook.ErrMalformed)
 	}
@@ -197,7 +230,10 @@ func TestW19WritingsOfAQuery(t *testing.T) {
 	v := ofTwilio(t, twilioURL, twilioToken)
 	form := url.Values{"MessageSid": {"SM1"}, "MessageStatus": {"sent"}}
 	verify := func(signed, sent string) (*webhook.Event, error) {
-		return v.VerifyRequest(t.Context(), twilioRequest(signTwilio(twilioToken, twilioURL+"?"+signed, form), formType, sent, form.Encode()))
+		return v.VerifyRequest(
+			t.Context(),
+			twilioRequest(signTwilio(twilioToken, twilioURL+"?"+signed, form), formType, sent, form.Encode()),
+		)
 	}
 	ids := map[string]bool{}
 	for _, c := range []struct {
@@ -259,7 +295,10 @@ func TestW4TwilioSharedKeys(t *testing.T) {
 		"bad":  func(string) ([]scheme.Key, error) { return nil, fmt.Errorf("is bad") },
 	} {
 		p := altered{webhook.GitHub{}, func(s *scheme.Scheme) { s.Keys = keys }}
-		if _, err := webhook.NewVerifier(webhook.Config{Provider: p, Secrets: []string{"0123456789abcdef"}}); !errors.Is(err, webhook.ErrConfig) {
+		if _, err := webhook.NewVerifier(webhook.Config{
+			Provider: p,
+			Secrets:  []string{"0123456789abcdef"},
+		}); !errors.Is(err, webhook.ErrConfig) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

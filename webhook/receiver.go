@@ -19,7 +19,15 @@ func (ep *Endpoint) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	e, a := ep.serve(w, req, start)
 	if hooks.ReceiveEnd != nil {
-		hooks.ReceiveEnd(req.Context(), ReceiveEnd{ReceiveStart: begun, Type: e.Type, ID: e.ID, Outcome: a.outcome, Status: a.status, Err: a.err, Duration: time.Since(start)})
+		hooks.ReceiveEnd(req.Context(), ReceiveEnd{
+			ReceiveStart: begun,
+			Type:         e.Type,
+			ID:           e.ID,
+			Outcome:      a.outcome,
+			Status:       a.status,
+			Err:          a.err,
+			Duration:     time.Since(start),
+		})
 	}
 }
 

@@ -153,11 +153,17 @@ func TestW5Tolerance(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for off, want := range map[time.Duration]error{-tolerance: nil, tolerance: nil, -tolerance - time.Second: webhook.ErrStale, tolerance + time.Second: webhook.ErrStale} {
+			for off, want := range map[time.Duration]error{
+				-tolerance:               nil,
+				tolerance:                nil,
+				-tolerance - time.Second: webhook.ErrStale,
+				tolerance + time.Second:  webhook.ErrStale,
+			} {
 				if past && off > 0 {
 					want = nil
 				}
-				if _, err := v.VerifyAt(now, s.sign(s.secret, now.Add(off), s.body), []byte(s.body)); !errors.Is(err, want) || (want == nil) != (err == nil) {
+				if _, err := v.VerifyAt(now, s.sign(s.secret, now.Add(off), s.body), []byte(s.body)); !errors.Is(err, want) ||
+					(want == nil) != (err == nil) {
 					t.Errorf("%v, %v off: %v", tolerance, off, err)
 				}
 			}
@@ -224,7 +230,10 @@ func TestW6ErrorsOfAProvider(t *testing.T) {
 	t.Parallel()
 	s := samples(t)["GitHub"]
 	_, err := verifier(t, careless{}, s.secret).VerifyAt(now, s.sign(s.secret, now, s.body), []byte(s.body))
-	if !errors.Is(err, webhook.ErrMalformed) || !errors.Is(err, errCareless) || strings.Contains(err.Error(), "hush") || !strings.Contains(err.Error(), "careless") {
+	if !errors.Is(err, webhook.ErrMalformed) ||
+		!errors.Is(err, errCareless) ||
+		strings.Contains(err.Error(), "hush") ||
+		!strings.Contains(err.Error(), "careless") {
 		t.Errorf("%v", err)
 	}
 }
@@ -282,7 +291,19 @@ func TestW7HeadersWithIDs(t *testing.T) {
 	for name, header := range map[string]string{"GitHub": "X-Github-Delivery", "Shopify": "X-Shopify-Webhook-Id"} {
 		s := all[name]
 		v := verifier(t, s.provider, s.secret)
-		for _, lines := range [][]string{nil, {""}, {"a", "a"}, {"a", "b"}, {"a b"}, {" a"}, {"a\x00"}, {"é"}, {"\xff"}, {strings.Repeat("a", 256)}, {strings.Repeat("a", 1<<20)}} {
+		for _, lines := range [][]string{
+			nil,
+			{""},
+			{"a", "a"},
+			{"a", "b"},
+			{"a b"},
+			{" a"},
+			{"a\x00"},
+			{"é"},
+			{"\xff"},
+			{strings.Repeat("a", 256)},
+			{strings.Repeat("a", 1<<20)},
+		} {
 			h := s.sign(s.secret, now, s.body)
 			h[header] = lines
 			refuses(t, v, h, s.body, s.secret, webhook.ErrMalformed)
@@ -319,7 +340,11 @@ func TestW13Probes(t *testing.T) {
 func TestW14KeptHeaders(t *testing.T) {
 	t.Parallel()
 	s := samples(t)["GitHub"]
-	v, err := webhook.NewVerifier(webhook.Config{Provider: s.provider, Secrets: []string{s.secret}, KeepHeaders: []string{"x-request-id", "X-Github-Event", "Traceparent"}})
+	v, err := webhook.NewVerifier(webhook.Config{
+		Provider:    s.provider,
+		Secrets:     []string{s.secret},
+		KeepHeaders: []string{"x-request-id", "X-Github-Event", "Traceparent"},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -334,14 +359,27 @@ func TestW14KeptHeaders(t *testing.T) {
 	}
 	h := request()
 	e, err := v.VerifyAt(now, h, []byte(s.body))
-	want := http.Header{"Content-Type": {"application/json"}, "X-Github-Delivery": {s.id}, "X-Github-Event": {"push"}, "X-Request-Id": {"b", "a\tc"}}
+	want := http.Header{
+		"Content-Type":      {"application/json"},
+		"X-Github-Delivery": {s.id},
+		"X-Github-Event":    {"push"},
+		"X-Request-Id":      {"b", "a\tc"},
+	}
 	if err != nil || !reflect.DeepEqual(e.Header, want) {
 		t.Errorf("%v %v", err, e)
 	}
 	if h["X-Request-Id"][0] = "changed"; e.Header.Get("X-Request-Id") != "b" {
 		t.Error("the event's headers are the request's")
 	}
-	for _, lines := range [][]string{{"\x00"}, {"\xff"}, {"é"}, {"a\nb"}, {strings.Repeat("a", 4097)}, slices.Repeat([]string{strings.Repeat("a", 4000)}, 5), slices.Repeat([]string{""}, 2000)} {
+	for _, lines := range [][]string{
+		{"\x00"},
+		{"\xff"},
+		{"é"},
+		{"a\nb"},
+		{strings.Repeat("a", 4097)},
+		slices.Repeat([]string{strings.Repeat("a", 4000)}, 5),
+		slices.Repeat([]string{""}, 2000),
+	} {
 		h := request()
 		h["X-Request-Id"] = lines
 		refuses(t, v, h, s.body, s.secret, webhook.ErrMalformed)
@@ -353,7 +391,11 @@ func TestW14KeptHeaders(t *testing.T) {
 	}
 	each(t, func(t *testing.T, s sample, _ *webhook.Verifier) {
 		for _, name := range []string{s.sigs, strings.ToLower(s.sigs), "authorization", "Cookie", "a b", ""} {
-			_, err := webhook.NewVerifier(webhook.Config{Provider: s.provider, Secrets: []string{s.secret}, KeepHeaders: []string{"X-Request-Id", name}})
+			_, err := webhook.NewVerifier(webhook.Config{
+				Provider:    s.provider,
+				Secrets:     []string{s.secret},
+				KeepHeaders: []string{"X-Request-Id", name},
+			})
 			if err == nil || !strings.Contains(err.Error(), "KeepHeaders[1]") {
 				t.Errorf("%q: %v", name, err)
 			}
@@ -377,7 +419,11 @@ func (bare) Scheme() (*scheme.Scheme, error) {
 			list, err := f.One("X-Sigs")
 			for text := range strings.SplitSeq(list, " ") {
 				value, _ := scheme.Hex.Decode(text)
-				s.Signatures = append(s.Signatures, scheme.Signature{Value: value}, scheme.Signature{Algorithm: scheme.Ed25519, Value: value})
+				s.Signatures = append(
+					s.Signatures,
+					scheme.Signature{Value: value},
+					scheme.Signature{Algorithm: scheme.Ed25519, Value: value},
+				)
 			}
 			return s, err
 		},

@@ -59,11 +59,20 @@ func newSenderHost(t testing.TB) *senderHost {
 	tlsKey := newECKey(t)
 	served := &x509.Certificate{
 		Subject: pkix.Name{CommonName: "server"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames: []string{"sns.eu-west-1.amazonaws.com", "sns.us-gov-east-1.amazonaws.com", "sns.cn-north-1.amazonaws.com.cn", "api.paypal.com", "api.sandbox.paypal.com"},
+		DNSNames: []string{
+			"sns.eu-west-1.amazonaws.com",
+			"sns.us-gov-east-1.amazonaws.com",
+			"sns.cn-north-1.amazonaws.com.cn",
+			"api.paypal.com",
+			"api.sandbox.paypal.com",
+		},
 	}
 	der := h.sign(served, h.root, rootKey, tlsKey.Public())
 	secure := httptest.NewUnstartedServer(h)
-	secure.TLS = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: tlsKey}}}
+	secure.TLS = &tls.Config{
+		MinVersion:   tls.VersionTLS12,
+		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: tlsKey}},
+	}
 	secure.StartTLS()
 	plain := httptest.NewServer(h)
 	t.Cleanup(func() { secure.CloseClientConnections(); secure.Close(); plain.Close() })

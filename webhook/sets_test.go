@@ -104,7 +104,8 @@ func TestW7SetsFindWhatSinglesFind(t *testing.T) {
 			t.Fatalf("round %d: %+v: %s is remembered, want %s", round, events, together, alone)
 		}
 		if random.IntN(4) == 0 {
-			r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '2 hours' where digest = $1`, fmt.Append(nil, random.IntN(6)))
+			r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '2 hours' where digest = $1`,
+				fmt.Append(nil, random.IntN(6)))
 		}
 	}
 	for found := range int16(6) {
@@ -123,7 +124,14 @@ type drawnEvent struct {
 // drawSet draws up to five events, no two of one body.
 func drawSet(random *rand.Rand) (all []drawnEvent) {
 	for _, body := range random.Perm(6)[:1+random.IntN(5)] {
-		e := drawnEvent{ID: random.IntN(6), Body: body, NoDigest: random.IntN(6) == 0, Listed: random.IntN(6) == 0, Named: random.IntN(2) == 0, NoOther: random.IntN(4) == 0}
+		e := drawnEvent{
+			ID:       random.IntN(6),
+			Body:     body,
+			NoDigest: random.IntN(6) == 0,
+			Listed:   random.IntN(6) == 0,
+			Named:    random.IntN(2) == 0,
+			NoOther:  random.IntN(4) == 0,
+		}
 		e.Handled = !e.Named && !e.NoOther && random.IntN(2) == 0
 		all = append(all, e)
 	}
@@ -155,8 +163,16 @@ func (e drawnEvent) addTo(s *set, end string) {
 // remembered is what is remembered of an endpoint's events, whose keys end so.
 func (r *rig) remembered(endpoint, end string) string {
 	r.t.Helper()
-	bodies := one[string](r, `select coalesce(string_agg(encode(digest, 'escape') || left(key::text, 13) || named || (seen_at = '-infinity'), ' ' order by digest), '') from onlyonce.webhook_bodies where endpoint = $1`, endpoint)
-	keys := one[string](r, `select coalesce(string_agg(left(key::text, 13) || fingerprint, ' ' order by key), '') from onlyonce.inbox where key::text like '%00000000000' || $1`, end)
+	bodies := one[string](
+		r,
+		`select coalesce(string_agg(encode(digest, 'escape') || left(key::text, 13) || named || (seen_at = '-infinity'), ' ' order by digest), '') from onlyonce.webhook_bodies where endpoint = $1`,
+		endpoint,
+	)
+	keys := one[string](
+		r,
+		`select coalesce(string_agg(left(key::text, 13) || fingerprint, ' ' order by key), '') from onlyonce.inbox where key::text like '%00000000000' || $1`,
+		end,
+	)
 	return bodies + " " + keys
 }
 
@@ -189,7 +205,11 @@ func TestW9CopyThatWaitsHoldsUpNobody(t *testing.T) {
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // on a slow machine it is not committed
 	var found []int16
-	if err := tx.QueryRow(t.Context(), `select onlyonce.receive_webhooks('e', array[onlyonce.key('', 'webhook/e', 'e/github/d-1')], array[$1::bigint], null, null, null, null, null, '1h', null, '1000', '1000', '0', '0')`, dedupe.FingerprintOf([]byte("push")).Int64()).Scan(&found); err != nil {
+	if err := tx.QueryRow(
+		t.Context(),
+		`select onlyonce.receive_webhooks('e', array[onlyonce.key('', 'webhook/e', 'e/github/d-1')], array[$1::bigint], null, null, null, null, null, '1h', null, '1000', '1000', '0', '0')`,
+		dedupe.FingerprintOf([]byte("push")).Int64(),
+	).Scan(&found); err != nil {
 		t.Fatal(err)
 	}
 	copied := make(chan answer, 1)
@@ -224,7 +244,8 @@ func TestW15EventThatTheDatabaseRefuses(t *testing.T) {
 	r.exec(`create function refuse() returns trigger language plpgsql as $$ begin
 		if new.id like '%evt_3' then raise exception 'not this one'; end if; return new; end $$`)
 	for i := range 6 {
-		r.exec(fmt.Sprintf(`create trigger refuse before insert on onlyonce_segments.event_log_%d for each row execute function refuse()`, i))
+		r.exec(fmt.Sprintf(`create trigger refuse before insert on onlyonce_segments.event_log_%d for each row execute function refuse()`,
+			i))
 	}
 	var sending sync.WaitGroup
 	for i := range 12 {
@@ -234,7 +255,10 @@ func TestW15EventThatTheDatabaseRefuses(t *testing.T) {
 	if n := r.count("onlyonce.event_log"); n != 12 {
 		t.Errorf("%d events are stored, want 12", n)
 	}
-	if got := one[string](r, `select string_agg(event_id || ' ' || reason || ' ' || state, ', ') from onlyonce.parked`); got != "e/stripe/evt_3 permanent waiting" {
+	if got := one[string](
+		r,
+		`select string_agg(event_id || ' ' || reason || ' ' || state, ', ') from onlyonce.parked`,
+	); got != "e/stripe/evt_3 permanent waiting" {
 		t.Errorf("parked: %s", got)
 	}
 	e.send(stripeBody("evt_3", "")).want(t, 200, true)
@@ -269,8 +293,11 @@ func TestW23ConnectionsOfTheStoringSide(t *testing.T) {
 	if n := r.recv.Stat().TotalConns(); n > 2 {
 		t.Errorf("%d connections, want at most 2", n)
 	}
-	if n := one[int](r, `select count(*) from (select id, row_number() over (partition by order_key order by "offset") - 1 n from onlyonce.event_log) e
-		where right(id, 1) <> n::text`); n != 0 || r.count("onlyonce.event_log") != 640 {
+	if n := one[int](
+		r,
+		`select count(*) from (select id, row_number() over (partition by order_key order by "offset") - 1 n from onlyonce.event_log) e
+		where right(id, 1) <> n::text`,
+	); n != 0 || r.count("onlyonce.event_log") != 640 {
 		t.Errorf("%d of %d events are out of order", n, r.count("onlyonce.event_log"))
 	}
 }
@@ -361,12 +388,18 @@ func TestK7CopyOfAnEventThatWasRedrivenLate(t *testing.T) {
 	e := r.serve(samples(t)["Stripe"])
 	r.exec(`create function refuse() returns trigger language plpgsql as $$ begin raise exception 'not this one'; end $$`)
 	for i := range 6 {
-		r.exec(fmt.Sprintf(`create trigger refuse before insert on onlyonce_segments.event_log_%d for each row execute function refuse()`, i))
+		r.exec(fmt.Sprintf(`create trigger refuse before insert on onlyonce_segments.event_log_%d for each row execute function refuse()`,
+			i))
 	}
 	e.send(stripeBody("evt_1", "")).want(t, 200, false)
 	r.exec(`drop function refuse() cascade`)
 	r.exec(`delete from onlyonce.inbox`)
-	if _, err := ops.Redrive(t.Context(), r.pool, ops.By{Reason: "a test"}, ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "event", Scope: webhook.Scope("e")}}); err != nil {
+	if _, err := ops.Redrive(
+		t.Context(),
+		r.pool,
+		ops.By{Reason: "a test"},
+		ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "event", Scope: webhook.Scope("e")}},
+	); err != nil {
 		t.Fatal(err)
 	}
 	e.send(stripeBody("evt_1", "")).want(t, 200, true)

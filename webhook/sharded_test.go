@@ -81,7 +81,8 @@ func TestN2EndpointMoves(t *testing.T) {
 	e.send(stripeBody("evt_0", "")).want(t, 200, true)
 	e.send(stripeBody("evt_1", "")).want(t, 200, false)
 	b.until("the new event is handled in b", func() bool { return b.count("effects") == 1 })
-	if ids := one[string](a, `select string_agg(id, ' ') from effects`) + " " + one[string](b, `select string_agg(id, ' ') from effects`); ids != "evt_0 evt_1" {
+	if ids := one[string](a, `select string_agg(id, ' ') from effects`) + " " +
+		one[string](b, `select string_agg(id, ' ') from effects`); ids != "evt_0 evt_1" {
 		t.Errorf("effects %s", ids)
 	}
 	moved.Store(false) // a process with the old function
@@ -94,7 +95,8 @@ func TestN2EndpointMoves(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := consumer.New(a.recv, endpoint, consumer.HandlerFunc(effect), consumer.Config{Scope: "e"}); err == nil || !strings.Contains(err.Error(), "consume the events of each with webhook.NewSource") {
+	if _, err := consumer.New(a.recv, endpoint, consumer.HandlerFunc(effect), consumer.Config{Scope: "e"}); err == nil ||
+		!strings.Contains(err.Error(), "consume the events of each with webhook.NewSource") {
 		t.Errorf("a consumer of several databases: %v", err)
 	}
 }
@@ -104,16 +106,28 @@ func TestN2EndpointMoves(t *testing.T) {
 func TestShardedEndpointByTenant(t *testing.T) {
 	t.Parallel()
 	a, b := newRig(t), newRig(t)
-	set, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"a": a.recv, "b": b.recv}, OfPlace: func(place string) string { return place }})
+	set, err := shard.New(shard.Config{
+		Pools:   map[string]*pgxpool.Pool{"a": a.recv, "b": b.recv},
+		OfPlace: func(place string) string { return place },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := samples(t)["Stripe"]
-	cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, Mode: webhook.Inline, Handler: consumer.HandlerFunc(effect),
-		Tenant: func(e *webhook.Event) string { return strings.Split(e.ID, "_")[0] },
+	cfg := webhook.Config{
+		Name:     "e",
+		Provider: s.provider,
+		Secrets:  []string{s.secret},
+		Mode:     webhook.Inline,
+		Handler:  consumer.HandlerFunc(effect),
+		Tenant:   func(e *webhook.Event) string { return strings.Split(e.ID, "_")[0] },
 		Backfill: &webhook.Backfill{List: func(_ context.Context, _ time.Time, each func(*webhook.Event) error) error {
-			return errors.Join(each(&webhook.Event{ID: "a_0", Time: time.Now(), Body: []byte("{}")}), each(&webhook.Event{ID: "b_2", Time: time.Now(), Body: []byte("{}")}))
-		}}}
+			return errors.Join(
+				each(&webhook.Event{ID: "a_0", Time: time.Now(), Body: []byte("{}")}),
+				each(&webhook.Event{ID: "b_2", Time: time.Now(), Body: []byte("{}")}),
+			)
+		}},
+	}
 	endpoint, err := webhook.NewSharded(set, cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -130,7 +144,8 @@ func TestShardedEndpointByTenant(t *testing.T) {
 	go func() { done <- endpoint.Upkeep(ctx) }()
 	b.until("the missed event is taken", func() bool { return b.count("effects") == 2 })
 	a.until("both databases have listed", func() bool {
-		return a.count("onlyonce.webhook_endpoints where backfilled_at is not null") == 1 && b.count("onlyonce.webhook_endpoints where backfilled_at is not null") == 1
+		return a.count("onlyonce.webhook_endpoints where backfilled_at is not null") == 1 &&
+			b.count("onlyonce.webhook_endpoints where backfilled_at is not null") == 1
 	})
 	if a.count("effects") != 1 || b.count("effects") != 2 {
 		t.Errorf("%d and %d effects", a.count("effects"), b.count("effects"))
@@ -156,11 +171,15 @@ func TestShardedEndpointByTenant(t *testing.T) {
 // A set that was made for consumers does not say where a webhook lives.
 func TestSetWithoutPlacesIsRefused(t *testing.T) {
 	t.Parallel()
-	set, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"a": pgtest.DB(t)}, OfPartition: func(string, int32) string { return "a" }})
+	set, err := shard.New(shard.Config{
+		Pools:       map[string]*pgxpool.Pool{"a": pgtest.DB(t)},
+		OfPartition: func(string, int32) string { return "a" },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := webhook.NewSharded(set, webhook.Config{}); !errors.Is(err, webhook.ErrConfig) || !strings.Contains(err.Error(), "OfPlace: must not be nil") {
+	if _, err := webhook.NewSharded(set, webhook.Config{}); !errors.Is(err, webhook.ErrConfig) ||
+		!strings.Contains(err.Error(), "OfPlace: must not be nil") {
 		t.Errorf("%v", err)
 	}
 }

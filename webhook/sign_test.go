@@ -105,7 +105,12 @@ func samples(t testing.TB) map[string]sample {
 			signed: []string{"Webhook-Id", "Webhook-Timestamp", "Webhook-Signature"}, sigs: "Webhook-Signature",
 			body: `{"type":"user.created","data":{}}`, id: msgID, kind: "user.created",
 			sign: func(secret string, at time.Time, body string) http.Header {
-				return headers("webhook-id", msgID, "webhook-timestamp", unix(at), "webhook-signature", "v1,"+b64(standardMAC(secret, msgID, unix(at), body)))
+				return headers("webhook-id",
+					msgID,
+					"webhook-timestamp",
+					unix(at),
+					"webhook-signature",
+					"v1,"+b64(standardMAC(secret, msgID, unix(at), body)))
 			},
 			raw: func(b []byte) string { return "v1," + b64(b) },
 		},
@@ -119,14 +124,23 @@ func samples(t testing.TB) map[string]sample {
 					seed := sha256.Sum256([]byte(secret))
 					key = ed25519.NewKeyFromSeed(seed[:])
 				}
-				return headers("svix-id", msgID, "svix-timestamp", unix(at), "svix-signature", "v1a,"+b64(ed25519.Sign(key, []byte(msgID+"."+unix(at)+"."+body))))
+				return headers("svix-id",
+					msgID,
+					"svix-timestamp",
+					unix(at),
+					"svix-signature",
+					"v1a,"+b64(ed25519.Sign(key, []byte(msgID+"."+unix(at)+"."+body))))
 			},
 			raw: func(b []byte) string { return "v1a," + b64(b) },
 		},
 		"Stripe": {
-			provider: webhook.Stripe{}, secret: "whsec_test_secret",
-			signed: []string{"Stripe-Signature"}, sigs: "Stripe-Signature",
-			body: `{"id":"evt_1","object":"event","type":"invoice.paid","data":{"object":{"id":"in_1"}}}`, id: "evt_1", kind: "invoice.paid",
+			provider: webhook.Stripe{},
+			secret:   "whsec_test_secret",
+			signed:   []string{"Stripe-Signature"},
+			sigs:     "Stripe-Signature",
+			body:     `{"id":"evt_1","object":"event","type":"invoice.paid","data":{"object":{"id":"in_1"}}}`,
+			id:       "evt_1",
+			kind:     "invoice.paid",
 			sign: func(secret string, at time.Time, body string) http.Header {
 				return headers("Stripe-Signature", "t="+unix(at)+",v1="+hex.EncodeToString(mac(sha256.New, secret, unix(at), ".", body)))
 			},
@@ -137,7 +151,12 @@ func samples(t testing.TB) map[string]sample {
 			signed: []string{"X-Hub-Signature-256"}, sigs: "X-Hub-Signature-256", untimed: true, renamed: true,
 			body: "Hello, World!", id: "72d3162e-cc78-11e3-81ab-4c9367dc0958", kind: "push",
 			sign: func(secret string, _ time.Time, body string) http.Header {
-				return headers("X-GitHub-Delivery", "72d3162e-cc78-11e3-81ab-4c9367dc0958", "X-GitHub-Event", "push", "X-Hub-Signature-256", hex256(mac(sha256.New, secret, body)))
+				return headers("X-GitHub-Delivery",
+					"72d3162e-cc78-11e3-81ab-4c9367dc0958",
+					"X-GitHub-Event",
+					"push",
+					"X-Hub-Signature-256",
+					hex256(mac(sha256.New, secret, body)))
 			},
 			raw: hex256,
 		},
@@ -146,7 +165,12 @@ func samples(t testing.TB) map[string]sample {
 			signed: []string{"X-Shopify-Hmac-Sha256"}, sigs: "X-Shopify-Hmac-Sha256", untimed: true, renamed: true,
 			body: `{"id":1234567890}`, id: "b54557e4-bdd9-4b37-8a5f-bf7d70bcd043", kind: "orders/create",
 			sign: func(secret string, _ time.Time, body string) http.Header {
-				return headers("X-Shopify-Webhook-Id", "b54557e4-bdd9-4b37-8a5f-bf7d70bcd043", "X-Shopify-Topic", "orders/create", "X-Shopify-Hmac-Sha256", b64(mac(sha256.New, secret, body)))
+				return headers("X-Shopify-Webhook-Id",
+					"b54557e4-bdd9-4b37-8a5f-bf7d70bcd043",
+					"X-Shopify-Topic",
+					"orders/create",
+					"X-Shopify-Hmac-Sha256",
+					b64(mac(sha256.New, secret, body)))
 			},
 			raw: b64,
 		},
@@ -155,28 +179,51 @@ func samples(t testing.TB) map[string]sample {
 			signed: []string{"X-Slack-Signature", "X-Slack-Request-Timestamp"}, sigs: "X-Slack-Signature",
 			body: `{"type":"event_callback","event":{"type":"app_mention"},"event_id":"Ev1"}`, id: "Ev1", kind: "app_mention",
 			sign: func(secret string, at time.Time, body string) http.Header {
-				return headers("X-Slack-Request-Timestamp", unix(at), "X-Slack-Signature", "v0="+hex.EncodeToString(mac(sha256.New, secret, "v0:", unix(at), ":", body)))
+				return headers("X-Slack-Request-Timestamp",
+					unix(at),
+					"X-Slack-Signature",
+					"v0="+hex.EncodeToString(mac(sha256.New, secret, "v0:", unix(at), ":", body)))
 			},
 			raw: func(b []byte) string { return "v0=" + hex.EncodeToString(b) },
 		},
 		"Meta": {
-			provider: meta.Provider{VerifyToken: metaToken}, secret: "e0b3d1bb44d6a1d2c9f8",
-			signed: []string{"X-Hub-Signature-256"}, sigs: "X-Hub-Signature-256", untimed: true,
-			body: `{"object":"page","entry":[{"id":"1","time":1614265330}]}`, id: contentID(`{"object":"page","entry":[{"id":"1","time":1614265330}]}`), kind: "page",
+			provider: meta.Provider{VerifyToken: metaToken},
+			secret:   "e0b3d1bb44d6a1d2c9f8",
+			signed:   []string{"X-Hub-Signature-256"},
+			sigs:     "X-Hub-Signature-256",
+			untimed:  true,
+			body:     `{"object":"page","entry":[{"id":"1","time":1614265330}]}`,
+			id:       contentID(`{"object":"page","entry":[{"id":"1","time":1614265330}]}`),
+			kind:     "page",
 			sign: func(secret string, _ time.Time, body string) http.Header {
 				return headers("X-Hub-Signature-256", hex256(mac(sha256.New, secret, body)))
 			},
 			raw: hex256,
 		},
 		"HMAC": {
-			provider: webhook.HMAC{Name: "acme", Algorithm: scheme.HMACSHA512, SignatureHeader: "x-acme-signature", Encoding: scheme.Base64, Prefix: "sig ",
-				Time: "X-Acme-Time", TimeUnit: time.Millisecond, Layout: "v2:{time}:{body}|{id}", IDHeader: "X-Acme-Id", TypeMember: "kind"},
+			provider: webhook.HMAC{
+				Name:            "acme",
+				Algorithm:       scheme.HMACSHA512,
+				SignatureHeader: "x-acme-signature",
+				Encoding:        scheme.Base64,
+				Prefix:          "sig ",
+				Time:            "X-Acme-Time",
+				TimeUnit:        time.Millisecond,
+				Layout:          "v2:{time}:{body}|{id}",
+				IDHeader:        "X-Acme-Id",
+				TypeMember:      "kind",
+			},
 			secret: "0123456789abcdef",
 			signed: []string{"X-Acme-Signature", "X-Acme-Time", "X-Acme-Id"}, sigs: "X-Acme-Signature",
 			body: `{"kind":"moved"}`, id: "e/1", kind: "moved",
 			sign: func(secret string, at time.Time, body string) http.Header {
 				ms := strconv.FormatInt(at.UnixMilli(), 10)
-				return headers("X-Acme-Id", "e/1", "X-Acme-Time", ms, "X-Acme-Signature", "sig "+b64(mac(sha512.New, secret, "v2:", ms, ":", body, "|e/1")))
+				return headers("X-Acme-Id",
+					"e/1",
+					"X-Acme-Time",
+					ms,
+					"X-Acme-Signature",
+					"sig "+b64(mac(sha512.New, secret, "v2:", ms, ":", body, "|e/1")))
 			},
 			raw: func(b []byte) string { return "sig " + b64(b) },
 		},
@@ -187,7 +234,10 @@ func samples(t testing.TB) map[string]sample {
 			signed: []string{"X-Acme-Signature"}, sigs: "X-Acme-Signature",
 			body: `{"id":"e-1"}`, id: "e-1", kind: "moved",
 			sign: func(secret string, at time.Time, body string) http.Header {
-				return headers("X-Acme-Type", "moved", "X-Acme-Signature", "at="+unix(at)+",s="+hex.EncodeToString(mac(sha256.New, secret, unix(at), ".", body)))
+				return headers("X-Acme-Type",
+					"moved",
+					"X-Acme-Signature",
+					"at="+unix(at)+",s="+hex.EncodeToString(mac(sha256.New, secret, unix(at), ".", body)))
 			},
 			raw: func(b []byte) string { return "s=" + hex.EncodeToString(b) },
 		},

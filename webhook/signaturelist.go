@@ -59,7 +59,13 @@ type pairNames struct {
 
 // timedPairs parses a list of pairs with exactly one time, and signatures. It skips other names
 // (W4).
-func timedPairs(field, list string, names pairNames, a scheme.Algorithm, enc scheme.Encoding, unit time.Duration) (written string, at time.Time, found []scheme.Signature, err error) {
+func timedPairs(
+	field, list string,
+	names pairNames,
+	a scheme.Algorithm,
+	enc scheme.Encoding,
+	unit time.Duration,
+) (written string, at time.Time, found []scheme.Signature, err error) {
 	g := signatureList{field: field}
 	err = eachPair(field, list, names.separator, func(name, value string) (err error) {
 		switch name {

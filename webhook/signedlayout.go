@@ -37,7 +37,10 @@ func parseLayout(s string) (l signedLayout, faults []error) {
 		switch {
 		case !p.isField():
 			if strings.ContainsAny(string(p), "{}") || !received.Printable(string(p)) {
-				faults = append(faults, errors.New("HMAC.Layout: between fields must be printable ASCII without braces"))
+				faults = append(
+					faults,
+					errors.New("HMAC.Layout: between fields must be printable ASCII without braces"),
+				)
 			}
 			return
 		case p != "{time}" && p != "{id}" || seen[p]:
@@ -48,7 +51,15 @@ func parseLayout(s string) (l signedLayout, faults []error) {
 		l.time, l.id = l.time || p == "{time}", l.id || p == "{id}"
 		next := i + step
 		if next < 0 || next >= len(all) || all[next].isField() {
-			faults = append(faults, fmt.Errorf("HMAC.Layout: %s must be set apart from the field that is next to it; a sender that signs it so needs a Provider of your own, whose scheme.Scheme closes the gap in another way", p))
+			faults = append(
+				faults,
+				fmt.Errorf(
+					"HMAC.Layout: %s must be set apart from the field that is next to it; a sender "+
+						"that signs it so needs a Provider of your own, whose scheme.Scheme closes the gap "+
+						"in another way",
+					p,
+				),
+			)
 			return
 		}
 		b := border(all[next])

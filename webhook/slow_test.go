@@ -155,7 +155,12 @@ func TestW17UnsignedRequestOnASharedConnection(t *testing.T) {
 	send := func(id int, signed bool) (status int, reused bool) {
 		body := fmt.Sprintf(`{"n":%d}`, id)
 		trace := &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) { reused = c.Reused }}
-		req, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), http.MethodPost, server.URL, strings.NewReader(body))
+		req, err := http.NewRequestWithContext(
+			httptrace.WithClientTrace(t.Context(), trace),
+			http.MethodPost,
+			server.URL,
+			strings.NewReader(body),
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -230,7 +235,8 @@ func TestW17MemoryOfBodies(t *testing.T) {
 	e := r.serveMux(s, receiver, "")
 	e.send(`{"id":"small"}`).want(t, 200, false)
 	large := `{"id":"large","x":"` + strings.Repeat("x", 60_000) + `"}`
-	req, w := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(large)), httptest.NewRecorder() // a server would hang up while the client writes
+	// a server would hang up while the client writes
+	req, w := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(large)), httptest.NewRecorder()
 	req.Header = e.sign(e.secret, time.Now(), large)
 	if receiver.ServeHTTP(w, req); w.Code != http.StatusServiceUnavailable {
 		t.Errorf("a large body beside them: status %d", w.Code)
@@ -267,7 +273,8 @@ func TestW17LargeBodiesLeaveRoomForSmallOnes(t *testing.T) {
 		}
 	}
 	for range 9 { // doubling would take a MiB for each
-		if one := stall(t, receiver, unsigned, 512<<10+1, 1<<20); one.answer.Code != http.StatusOK { // a recorder's code until there is an answer
+		// a recorder's code until there is an answer
+		if one := stall(t, receiver, unsigned, 512<<10+1, 1<<20); one.answer.Code != http.StatusOK {
 			t.Fatalf("half a body holds more than its half: status %d", one.answer.Code)
 		}
 	}

@@ -29,8 +29,14 @@ const (
 // snsMessage is Amazon's published example of a notification, at a time.
 func snsMessage(at time.Time) map[string]string {
 	return map[string]string{
-		"Type": "Notification", "MessageId": "22b80b92-fdea-4c2c-8f9d-bdfb0c7bf324", "TopicArn": snsTopic, "Subject": "My First Message", "Message": "Hello world!",
-		"Timestamp": at.UTC().Format("2006-01-02T15:04:05.000Z"), "SignatureVersion": "2", "SigningCertURL": "https://" + snsFile,
+		"Type":             "Notification",
+		"MessageId":        "22b80b92-fdea-4c2c-8f9d-bdfb0c7bf324",
+		"TopicArn":         snsTopic,
+		"Subject":          "My First Message",
+		"Message":          "Hello world!",
+		"Timestamp":        at.UTC().Format("2006-01-02T15:04:05.000Z"),
+		"SignatureVersion": "2",
+		"SigningCertURL":   "https://" + snsFile,
 	}
 }
 
@@ -39,7 +45,8 @@ func snsConfirmation(at time.Time) map[string]string {
 	m := snsMessage(at)
 	delete(m, "Subject")
 	m["Type"], m["Token"] = "SubscriptionConfirmation", "2336412f37fb687f5d51e6e2425c464de12884"
-	m["Message"] = "You have chosen to subscribe to the topic " + snsTopic + ".\nTo confirm the subscription, visit the SubscribeURL included in this message."
+	m["Message"] = "You have chosen to subscribe to the topic " + snsTopic +
+		".\nTo confirm the subscription, visit the SubscribeURL included in this message."
 	m["SubscribeURL"] = "https://sns.eu-west-1.amazonaws.com/?Action=ConfirmSubscription&TopicArn=" + snsTopic + "&Token=" + m["Token"]
 	return m
 }
@@ -88,7 +95,10 @@ func overSNS(t testing.TB, change ...func(*sns.Provider)) (*senderHost, *webhook
 	h := newSenderHost(t)
 	const issuer = "crt.r2m01.amazontrust.com/r2m01.cer"
 	h.put(issuer, h.middle.Raw)
-	h.put(snsFile, pemFile(h.signing("sns.amazonaws.com", func(c *x509.Certificate) { c.IssuingCertificateURL = []string{"http://" + issuer} })))
+	h.put(
+		snsFile,
+		pemFile(h.signing("sns.amazonaws.com", func(c *x509.Certificate) { c.IssuingCertificateURL = []string{"http://" + issuer} })),
+	)
 	p := sns.Provider{Topics: []string{snsTopic, snsTopic + ".fifo"}, Roots: h.roots, Fetch: h.fetch()}
 	for _, f := range change {
 		f(&p)
@@ -137,7 +147,12 @@ func TestSNS(t *testing.T) {
 	if n := h.times(snsFile); n != 1 {
 		t.Errorf("the certificate was fetched %d times", n)
 	}
-	null := strings.Replace(snsBody(t, h.key, snsMessage(at), snsText(func() map[string]string { m := snsMessage(at); delete(m, "Subject"); return m }())), `"My First Message"`, "null", 1)
+	null := strings.Replace(
+		snsBody(t, h.key, snsMessage(at), snsText(func() map[string]string { m := snsMessage(at); delete(m, "Subject"); return m }())),
+		`"My First Message"`,
+		"null",
+		1,
+	)
 	if _, err := v.Verify(snsHeaders, []byte(null)); err != nil {
 		t.Errorf("a Subject that is null: %v", err)
 	}
@@ -154,7 +169,14 @@ func TestSNS(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	for name, value := range map[string]string{"SignatureVersion": "3", "Signature": "%%", "Type": "Other", "Timestamp": "yesterday", "MessageId": "a b", "Subject": "a\nb"} {
+	for name, value := range map[string]string{
+		"SignatureVersion": "3",
+		"Signature":        "%%",
+		"Type":             "Other",
+		"Timestamp":        "yesterday",
+		"MessageId":        "a b",
+		"Subject":          "a\nb",
+	} {
 		bad := maps.Clone(m)
 		bad[name] = value
 		if _, err := v.Verify(snsHeaders, []byte(snsBody(t, h.key, bad, snsText(bad)))); !errors.Is(err, webhook.ErrMalformed) {
@@ -187,7 +209,11 @@ func TestW3OnlySignedMembers(t *testing.T) {
 	attributes := `{"kind": {"Type": "String", "Value": "order.refunded"}}`
 	rendered := func(more string) []byte { return []byte(" {" + more + ", " + signed[1:] + "\n") }
 	for _, more := range []string{
-		`"MessageAttributes": ` + attributes, `"UnsubscribeURL": "https://x.example"`, `"Token": "x"`, `"SubscribeURL": "https://x.example"`, `"message": "x"`,
+		`"MessageAttributes": ` + attributes,
+		`"UnsubscribeURL": "https://x.example"`,
+		`"Token": "x"`,
+		`"SubscribeURL": "https://x.example"`,
+		`"message": "x"`,
 	} {
 		e, err := v.Verify(snsHeaders, rendered(more))
 		if err != nil || string(e.Body) != string(genuine.Body) || e.ID != genuine.ID {
@@ -206,7 +232,8 @@ func TestW3OnlySignedMembers(t *testing.T) {
 	if err := json.Unmarshal(e.Body, &got); err != nil {
 		t.Fatal(err)
 	}
-	if kept, _ := json.Marshal(got["MessageAttributes"]); string(kept) != `{"kind":{"Type":"String","Value":"order.refunded"}}` || got["UnsubscribeURL"] != nil {
+	if kept, _ := json.Marshal(got["MessageAttributes"]); string(kept) != `{"kind":{"Type":"String","Value":"order.refunded"}}` ||
+		got["UnsubscribeURL"] != nil {
 		t.Errorf("with UnsignedAttributes: %s", e.Body)
 	}
 }
@@ -244,10 +271,14 @@ func TestW5OldMessages(t *testing.T) {
 	h, v := overSNS(t)
 	at := time.Now().Truncate(time.Second)
 	for off, want := range map[time.Duration]error{
-		-65 * time.Minute: nil, -65*time.Minute - time.Second: webhook.ErrStale, 5 * time.Minute: nil, 5*time.Minute + time.Second: webhook.ErrStale,
+		-65 * time.Minute:             nil,
+		-65*time.Minute - time.Second: webhook.ErrStale,
+		5 * time.Minute:               nil,
+		5*time.Minute + time.Second:   webhook.ErrStale,
 	} {
 		for _, m := range []map[string]string{snsMessage(at.Add(off)), snsConfirmation(at.Add(off))} {
-			if _, err := v.VerifyAt(at, snsHeaders, []byte(snsBody(t, h.key, m, snsText(m)))); !errors.Is(err, want) || (err == nil) != (want == nil) {
+			if _, err := v.VerifyAt(at, snsHeaders, []byte(snsBody(t, h.key, m, snsText(m)))); !errors.Is(err, want) ||
+				(err == nil) != (want == nil) {
 				t.Errorf("%s %v off: %v", m["Type"], off, err)
 			}
 		}
@@ -260,7 +291,12 @@ func TestW20OtherTopics(t *testing.T) {
 	t.Parallel()
 	h, v := overSNS(t)
 	for _, topic := range []string{
-		"", "arn:aws:sns:eu-west-1:999999999999:MyTopic", "arn:aws:sns:us-east-1:123456789012:MyTopic", snsTopic + "2", strings.ToLower(snsTopic), strings.TrimSuffix(snsTopic, "c"),
+		"",
+		"arn:aws:sns:eu-west-1:999999999999:MyTopic",
+		"arn:aws:sns:us-east-1:123456789012:MyTopic",
+		snsTopic + "2",
+		strings.ToLower(snsTopic),
+		strings.TrimSuffix(snsTopic, "c"),
 	} {
 		for _, m := range []map[string]string{snsMessage(time.Now()), snsConfirmation(time.Now())} {
 			m["TopicArn"] = topic
@@ -288,13 +324,24 @@ func TestW20SubscribeURLs(t *testing.T) {
 	const token = "2336412f37fb687f5d51e6e2425c464de12884"
 	query := "?Action=ConfirmSubscription&TopicArn=" + snsTopic + "&Token=" + token
 	for _, address := range []string{
-		"", "x", "http://sns.eu-west-1.amazonaws.com/" + query, "https://evil.example/" + query, "https://sns.eu-west-1.amazonaws.com.evil.example/" + query,
-		"https://sns.eu-west-1.amazonaws.com:8443/" + query, "https://user@sns.eu-west-1.amazonaws.com/" + query, "https://sns.eu-west-1.amazonaws.com/other" + query,
-		"https://sns.eu-west-1.amazonaws.com@evil.example/" + query, "https://sns.eu-west-1.amazonaws.com/" + query + "#x", "https://127.0.0.1/" + query,
-		"https://sqs.eu-west-1.amazonaws.com/" + query, "https://bucket.sns.eu-west-1.amazonaws.com/" + query,
+		"",
+		"x",
+		"http://sns.eu-west-1.amazonaws.com/" + query,
+		"https://evil.example/" + query,
+		"https://sns.eu-west-1.amazonaws.com.evil.example/" + query,
+		"https://sns.eu-west-1.amazonaws.com:8443/" + query,
+		"https://user@sns.eu-west-1.amazonaws.com/" + query,
+		"https://sns.eu-west-1.amazonaws.com/other" + query,
+		"https://sns.eu-west-1.amazonaws.com@evil.example/" + query,
+		"https://sns.eu-west-1.amazonaws.com/" + query + "#x",
+		"https://127.0.0.1/" + query,
+		"https://sqs.eu-west-1.amazonaws.com/" + query,
+		"https://bucket.sns.eu-west-1.amazonaws.com/" + query,
 		"https://sns.eu-west-1.amazonaws.com/" + strings.Replace(query, "ConfirmSubscription", "Unsubscribe", 1),
-		"https://sns.eu-west-1.amazonaws.com/" + strings.Replace(query, "MyTopic", "Other", 1), "https://sns.eu-west-1.amazonaws.com/" + query + "1",
-		"https://sns.eu-west-1.amazonaws.com/" + query + "&Action=Unsubscribe", "https://sns.eu-west-1.amazonaws.com/" + query + "&%zz",
+		"https://sns.eu-west-1.amazonaws.com/" + strings.Replace(query, "MyTopic", "Other", 1),
+		"https://sns.eu-west-1.amazonaws.com/" + query + "1",
+		"https://sns.eu-west-1.amazonaws.com/" + query + "&Action=Unsubscribe",
+		"https://sns.eu-west-1.amazonaws.com/" + query + "&%zz",
 	} {
 		m := snsConfirmation(time.Now())
 		m["SubscribeURL"] = address
@@ -330,7 +377,10 @@ func TestW20Confirmation(t *testing.T) {
 			t.Errorf("%d fetches for confirmations that do not count", n)
 		}
 		e.do(e.request(snsHeaders, good)).want(t, 200, false)
-		if n := h.times(at); n != 1 || asked.Get("Token") != m["Token"] || asked.Get("TopicArn") != snsTopic || asked.Get("Action") != "ConfirmSubscription" {
+		if n := h.times(at); n != 1 ||
+			asked.Get("Token") != m["Token"] ||
+			asked.Get("TopicArn") != snsTopic ||
+			asked.Get("Action") != "ConfirmSubscription" {
 			t.Errorf("%d fetches, with %v", n, asked)
 		}
 		h.handle(at, func(w http.ResponseWriter, req *http.Request) {
@@ -362,9 +412,19 @@ func TestW20Confirmation(t *testing.T) {
 func TestW18NamesOfRegions(t *testing.T) {
 	t.Parallel()
 	for host, names := range map[string]map[string]bool{
-		"sns.eu-west-1.amazonaws.com":     {"sns.amazonaws.com": true, "sns-signing.eu-west-1.amazonaws.com": true, "sns-signing.af-south-1.amazonaws.com": false, "sns.eu-west-1.amazonaws.com": false, "amazonaws.com": false},
+		"sns.eu-west-1.amazonaws.com": {
+			"sns.amazonaws.com":                    true,
+			"sns-signing.eu-west-1.amazonaws.com":  true,
+			"sns-signing.af-south-1.amazonaws.com": false,
+			"sns.eu-west-1.amazonaws.com":          false,
+			"amazonaws.com":                        false,
+		},
 		"sns.us-gov-east-1.amazonaws.com": {"sns-us-gov-west-1.amazonaws.com": true, "sns.amazonaws.com": false},
-		"sns.cn-north-1.amazonaws.com.cn": {"sns-cn-north-1.amazonaws.com.cn": true, "sns.amazonaws.com": false, "sns-cn-northwest-1.amazonaws.com.cn": false},
+		"sns.cn-north-1.amazonaws.com.cn": {
+			"sns-cn-north-1.amazonaws.com.cn":     true,
+			"sns.amazonaws.com":                   false,
+			"sns-cn-northwest-1.amazonaws.com.cn": false,
+		},
 	} {
 		for name, want := range names {
 			h, v := overSNS(t)
@@ -386,11 +446,21 @@ func TestW18SigningCertURLs(t *testing.T) {
 	h, v := overSNS(t)
 	const file = "/SimpleNotificationService-f3ecfb7224c7233fe7bb5f59f96de52f.pem"
 	for _, address := range []string{
-		"", "http://sns.eu-west-1.amazonaws.com" + file, "https://sns.eu-west-1.amazonaws.com.evil.example" + file, "https://sns.amazonaws.com" + file,
-		"https://sns.eu.west.amazonaws.com" + file, "https://snsxeu-west-1.amazonaws.com" + file, "https://sns.eu-west-1.amazonaws.com.cn.evil" + file,
-		"https://s3.amazonaws.com/sns.eu-west-1.amazonaws.com" + file, "https://sns.eu-west-1.amazonaws.com/evil.pem", "https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-.pem",
-		"https://sns.eu-west-1.amazonaws.com/a" + file, "https://sns.eu-west-1.amazonaws.com" + file + "?x", "https://sns.eu-west-1.amazonaws.com" + file + "/x",
-		"https://sns.eu-west-1.amazonaws.com/?Action=GetTopicAttributes&x=" + file, "https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-%2e.pem",
+		"",
+		"http://sns.eu-west-1.amazonaws.com" + file,
+		"https://sns.eu-west-1.amazonaws.com.evil.example" + file,
+		"https://sns.amazonaws.com" + file,
+		"https://sns.eu.west.amazonaws.com" + file,
+		"https://snsxeu-west-1.amazonaws.com" + file,
+		"https://sns.eu-west-1.amazonaws.com.cn.evil" + file,
+		"https://s3.amazonaws.com/sns.eu-west-1.amazonaws.com" + file,
+		"https://sns.eu-west-1.amazonaws.com/evil.pem",
+		"https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-.pem",
+		"https://sns.eu-west-1.amazonaws.com/a" + file,
+		"https://sns.eu-west-1.amazonaws.com" + file + "?x",
+		"https://sns.eu-west-1.amazonaws.com" + file + "/x",
+		"https://sns.eu-west-1.amazonaws.com/?Action=GetTopicAttributes&x=" + file,
+		"https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-%2e.pem",
 	} {
 		m := snsMessage(time.Now())
 		m["SigningCertURL"] = address

@@ -30,7 +30,8 @@ const standardID, standardTime, standardSignature = "Id", "Timestamp", "Signatur
 func (Standard) Scheme() (*scheme.Scheme, error) {
 	return &scheme.Scheme{
 		Name: "standard", Past: 5 * time.Minute, Future: 5 * time.Minute, IDSigned: true,
-		Answer: 15 * time.Second, Redeliveries: 75*time.Hour + 35*time.Minute, // the specification's example of a schedule
+		// the specification's example of a schedule
+		Answer: 15 * time.Second, Redeliveries: 75*time.Hour + 35*time.Minute,
 		SignatureHeaders: []string{"Webhook-" + standardSignature, "Svix-" + standardSignature},
 		Key:              standardKey,
 		Read:             readStandard,
@@ -90,7 +91,8 @@ func readStandard(f scheme.Fields) (scheme.Signed, error) {
 		// about which one counts.
 		for _, name := range []string{standardID, standardTime, standardSignature} {
 			if f.Has("Webhook-" + name) {
-				return scheme.Signed{}, scheme.Malformed("Webhook-"+name, "must not be sent together with Svix's headers")
+				return scheme.Signed{}, scheme.Malformed("Webhook-"+name,
+					"must not be sent together with Svix's headers")
 			}
 		}
 	}

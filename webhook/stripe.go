@@ -26,7 +26,14 @@ func (Stripe) Scheme() (*scheme.Scheme, error) {
 			if err != nil {
 				return scheme.Signed{}, err
 			}
-			written, at, found, err := timedPairs(header, list, pairNames{",", "t", "v1"}, scheme.HMACSHA256, scheme.Hex, time.Second)
+			written, at, found, err := timedPairs(
+				header,
+				list,
+				pairNames{",", "t", "v1"},
+				scheme.HMACSHA256,
+				scheme.Hex,
+				time.Second,
+			)
 			return scheme.Signed{Before: written + ".", Signatures: found, Time: at}, err
 		},
 		Event: func(_ scheme.Fields, e *scheme.Event) (err error) {

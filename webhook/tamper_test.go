@@ -26,7 +26,12 @@ func TestGoodRequests(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if e.ID != s.id || e.Type != s.kind || string(e.Body) != s.body || e.Probe || e.Time.IsZero() != s.untimed || !s.untimed && !e.Time.Equal(now) {
+		if e.ID != s.id ||
+			e.Type != s.kind ||
+			string(e.Body) != s.body ||
+			e.Probe ||
+			e.Time.IsZero() != s.untimed ||
+			!s.untimed && !e.Time.Equal(now) {
 			t.Errorf("%+v", e)
 		}
 	})
@@ -49,7 +54,14 @@ func TestW3EveryBitOfTheBodyCounts(t *testing.T) {
 		var indented bytes.Buffer
 		_ = json.Indent(&indented, []byte(s.body), "", "  ")
 		for _, other := range []string{
-			"\ufeff" + s.body, s.body + "\n", s.body + "\x00", s.body + "\xff", " " + s.body, s.body + s.body, strings.ToUpper(s.body), indented.String() + " ",
+			"\ufeff" + s.body,
+			s.body + "\n",
+			s.body + "\x00",
+			s.body + "\xff",
+			" " + s.body,
+			s.body + s.body,
+			strings.ToUpper(s.body),
+			indented.String() + " ",
 		} {
 			refuses(t, v, h, other, s.secret, webhook.ErrSignature)
 		}
@@ -142,14 +154,39 @@ func TestW4SignaturesThatAreNone(t *testing.T) {
 		}
 		tag := s.raw(nil)
 		for _, text := range []string{
-			s.raw(nil), s.raw(bits[:1]), s.raw(bits[:len(bits)-1]), s.raw(append(bits[:len(bits):len(bits)], 0)), s.raw(append(bits[:len(bits):len(bits)], bits...)),
-			s.raw(make([]byte, len(bits))), s.raw(make([]byte, 64)), s.raw(make([]byte, 32)),
-			tag + strings.ToUpper(hex.EncodeToString(bits)), tag + "0x" + hex.EncodeToString(bits),
-			tag + base64.RawStdEncoding.EncodeToString(bits), tag + base64.URLEncoding.EncodeToString(bits) + "\n",
-			tag + b64(bits)[:20] + "\n" + b64(bits)[20:], tag + b64(bits) + "\r\n", tag + b64(bits)[:4] + " " + b64(bits)[4:],
-			tag + stray(b64(bits)), tag + string(bits), strings.TrimPrefix(whole, tag) + tag,
-			"v0=" + hex.EncodeToString(bits) + "0", "v9," + b64(bits), "V1," + b64(bits), "v1a," + b64(bits) + "=", "sha1=" + hex.EncodeToString(bits[:20]),
-			"none", "v1=", "v1,", "v1a,", "v0=", "sha256=", "=", ",", " ", "{}",
+			s.raw(nil),
+			s.raw(bits[:1]),
+			s.raw(bits[:len(bits)-1]),
+			s.raw(append(bits[:len(bits):len(bits)], 0)),
+			s.raw(append(bits[:len(bits):len(bits)], bits...)),
+			s.raw(make([]byte, len(bits))),
+			s.raw(make([]byte, 64)),
+			s.raw(make([]byte, 32)),
+			tag + strings.ToUpper(hex.EncodeToString(bits)),
+			tag + "0x" + hex.EncodeToString(bits),
+			tag + base64.RawStdEncoding.EncodeToString(bits),
+			tag + base64.URLEncoding.EncodeToString(bits) + "\n",
+			tag + b64(bits)[:20] + "\n" + b64(bits)[20:],
+			tag + b64(bits) + "\r\n",
+			tag + b64(bits)[:4] + " " + b64(bits)[4:],
+			tag + stray(b64(bits)),
+			tag + string(bits),
+			strings.TrimPrefix(whole, tag) + tag,
+			"v0=" + hex.EncodeToString(bits) + "0",
+			"v9," + b64(bits),
+			"V1," + b64(bits),
+			"v1a," + b64(bits) + "=",
+			"sha1=" + hex.EncodeToString(bits[:20]),
+			"none",
+			"v1=",
+			"v1,",
+			"v1a,",
+			"v0=",
+			"sha256=",
+			"=",
+			",",
+			" ",
+			"{}",
 		} {
 			if text != whole {
 				refuses(t, v, write(text), s.body, s.secret, webhook.ErrMalformed, webhook.ErrSignature)
@@ -204,14 +241,26 @@ func TestW4PublicKeyIsNoSecret(t *testing.T) {
 	for _, secret := range []string{public, string(raw), strings.TrimPrefix(public, "whpk_")} {
 		sum := mac(sha256.New, secret, msgID, ".", unix(now), ".", body)
 		for _, version := range []string{"v1", "v1a", "v1,v1a", "v1a,v1"} {
-			refuses(t, v, headers("webhook-id", msgID, "webhook-timestamp", unix(now), "webhook-signature", version+","+b64(sum)), body, standardSecret)
+			refuses(
+				t,
+				v,
+				headers("webhook-id", msgID, "webhook-timestamp", unix(now), "webhook-signature", version+","+b64(sum)),
+				body,
+				standardSecret,
+			)
 		}
 	}
 	// The other way round: an Ed25519 signature by a key made of the HMAC's secret.
 	seed := sha256.Sum256([]byte(standardSecret))
 	sig := ed25519.Sign(ed25519.NewKeyFromSeed(seed[:]), []byte(msgID+"."+unix(now)+"."+body))
 	for _, version := range []string{"v1", "v1a"} {
-		refuses(t, v, headers("webhook-id", msgID, "webhook-timestamp", unix(now), "webhook-signature", version+","+b64(sig)), body, standardSecret)
+		refuses(
+			t,
+			v,
+			headers("webhook-id", msgID, "webhook-timestamp", unix(now), "webhook-signature", version+","+b64(sig)),
+			body,
+			standardSecret,
+		)
 	}
 }
 
@@ -224,7 +273,14 @@ func TestBordersOfSignedFields(t *testing.T) {
 	v := verifier(t, webhook.Standard{}, standardSecret)
 	const body = "x"
 	sum := "v1," + b64(standardMAC(standardSecret, "a.1614265330", "1614265331", body))
-	refuses(t, v, headers("webhook-id", "a.1614265330", "webhook-timestamp", "1614265331", "webhook-signature", sum), body, standardSecret, webhook.ErrMalformed)
+	refuses(
+		t,
+		v,
+		headers("webhook-id", "a.1614265330", "webhook-timestamp", "1614265331", "webhook-signature", sum),
+		body,
+		standardSecret,
+		webhook.ErrMalformed,
+	)
 	h := headers("webhook-id", "a", "webhook-timestamp", "1614265330", "webhook-signature", sum)
 	if _, err := v.VerifyAt(now, h, []byte("1614265331."+body)); err != nil {
 		t.Fatalf("the test does not sign what it should: %v", err)
@@ -287,7 +343,18 @@ func TestBytesThatAreNoText(t *testing.T) {
 	for _, name := range []string{"Standard v1", "Svix v1a", "GitHub", "Shopify"} {
 		s := all[name]
 		v := verifier(t, s.provider, s.secret)
-		for _, body := range []string{"", "\x00", "\xff\xfe", "a=b&c=%00", strings.Repeat("[", 100_000), `{"type":"a` + "\x00" + `"}`, `{"type":"\ud800"`, `{"type":7}`, `{"type":"a","type":"a"}`, `[{"type":"a"}]`} {
+		for _, body := range []string{
+			"",
+			"\x00",
+			"\xff\xfe",
+			"a=b&c=%00",
+			strings.Repeat("[", 100_000),
+			`{"type":"a` + "\x00" + `"}`,
+			`{"type":"\ud800"`,
+			`{"type":7}`,
+			`{"type":"a","type":"a"}`,
+			`[{"type":"a"}]`,
+		} {
 			e, err := v.VerifyAt(now, s.sign(s.secret, now, body), []byte(body))
 			if err != nil || string(e.Body) != body || e.ID != s.id {
 				t.Errorf("%s, %.20q: %v", name, body, err)
@@ -302,9 +369,34 @@ func TestBytesThatAreNoText(t *testing.T) {
 		v := verifier(t, s.provider, s.secret)
 		member := map[string]string{"Stripe": "id", "Slack": "event_id", "HMAC with pairs": "id"}[name]
 		for _, body := range []string{
-			"", "\x00", "\xff", "null", "[]", `""`, "{}", "{", `{"%s":"a"}{}`, `{"%s":"a"} x`, `{"%s":7}`, `{"%s":null}`, `{"%s":""}`, `{"%s":["a"]}`, `{"%s":{"%[1]s":"a"}}`,
-			`{"%s":"a","%[1]s":"b"}`, `{"%s":"a","%[1]s":"a"}`, `{"%s":"a b"}`, `{"%s":"é"}`, `{"%s":"\u0000"}`, `{"%s":"` + "\xff" + `"}`, `{"x":{"%s":"a"}}`, `{" %s":"a"}`,
-			`{"%s":"` + strings.Repeat("a", 256) + `"}`, "\ufeff" + `{"%s":"a"}`, `{'%s':'a'}`, "%s=a", strings.Repeat("[", 100_000),
+			"",
+			"\x00",
+			"\xff",
+			"null",
+			"[]",
+			`""`,
+			"{}",
+			"{",
+			`{"%s":"a"}{}`,
+			`{"%s":"a"} x`,
+			`{"%s":7}`,
+			`{"%s":null}`,
+			`{"%s":""}`,
+			`{"%s":["a"]}`,
+			`{"%s":{"%[1]s":"a"}}`,
+			`{"%s":"a","%[1]s":"b"}`,
+			`{"%s":"a","%[1]s":"a"}`,
+			`{"%s":"a b"}`,
+			`{"%s":"é"}`,
+			`{"%s":"\u0000"}`,
+			`{"%s":"` + "\xff" + `"}`,
+			`{"x":{"%s":"a"}}`,
+			`{" %s":"a"}`,
+			`{"%s":"` + strings.Repeat("a", 256) + `"}`,
+			"\ufeff" + `{"%s":"a"}`,
+			`{'%s':'a'}`,
+			"%s=a",
+			strings.Repeat("[", 100_000),
 		} {
 			if strings.Contains(body, "%") {
 				body = fmt.Sprintf(body, member)
@@ -312,7 +404,10 @@ func TestBytesThatAreNoText(t *testing.T) {
 			refuses(t, v, s.sign(s.secret, now, body), body, s.secret, webhook.ErrMalformed)
 		}
 		for body, want := range map[string]string{
-			`{"%s":"a"}`: "a", ` {"x":"\ud800","%s" : "\u0061"} `: "a", `{"ID":"b","Id":"b","EVENT_ID":"b","%s":"a"}`: "a", `{"%s":"` + strings.Repeat("a", 255) + `"}`: strings.Repeat("a", 255),
+			`{"%s":"a"}`:                                  "a",
+			` {"x":"\ud800","%s" : "\u0061"} `:            "a",
+			`{"ID":"b","Id":"b","EVENT_ID":"b","%s":"a"}`: "a",
+			`{"%s":"` + strings.Repeat("a", 255) + `"}`:   strings.Repeat("a", 255),
 		} {
 			body = fmt.Sprintf(body, member)
 			if e, err := v.VerifyAt(now, s.sign(s.secret, now, body), []byte(body)); err != nil || e.ID != want {

@@ -151,7 +151,8 @@ func (f *failedLookups) report(err error) {
 	if refused, is := errors.AsType[*received.Refusal](err); is {
 		reason, cause = refused.Reason, refused.Cause
 	}
-	f.log.Warn("onlyonce: a look-up for webhooks has failed: "+reason, "endpoint", f.endpoint, "error", cause, "not_logged", held)
+	f.log.Warn("onlyonce: a look-up for webhooks has failed: "+reason,
+		"endpoint", f.endpoint, "error", cause, "not_logged", held)
 }
 
 // verifyHTTP verifies a request whose body was read.

@@ -157,14 +157,17 @@ func TestW16TenantOfTheSecret(t *testing.T) {
 	r.exec(`create table owners (tenant text, id text)`)
 	s := samples(t)["Stripe"]
 	mux := http.NewServeMux()
-	mux.Handle("/hooks/orders/{customer}", r.receiver(s, ofPath(known), inline(func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
-		event, err := webhook.EventOf(m)
-		if err != nil {
-			return err
-		}
-		tx.Queue(`insert into owners values ($1, $2)`, event.Tenant, event.ID)
-		return nil
-	})))
+	mux.Handle(
+		"/hooks/orders/{customer}",
+		r.receiver(s, ofPath(known), inline(func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
+			event, err := webhook.EventOf(m)
+			if err != nil {
+				return err
+			}
+			tx.Queue(`insert into owners values ($1, $2)`, event.Tenant, event.ID)
+			return nil
+		})),
+	)
 	e := r.serveMux(s, mux, "")
 	body := stripeBody("evt_1", "")
 	for _, customer := range []string{"alice", "bob"} {
@@ -189,7 +192,10 @@ func known(_ context.Context, customer string) ([]string, error) {
 func ofPath(secrets func(context.Context, string) ([]string, error)) func(*webhook.Config) {
 	return func(c *webhook.Config) {
 		c.Secrets = nil
-		c.TenantSecrets = &webhook.TenantSecrets{Tenant: func(req *http.Request) string { return req.PathValue("customer") }, Secrets: secrets}
+		c.TenantSecrets = &webhook.TenantSecrets{
+			Tenant:  func(req *http.Request) string { return req.PathValue("customer") },
+			Secrets: secrets,
+		}
 	}
 }
 
@@ -256,10 +262,13 @@ func TestW17MalformedRequestsAreNotLookedUp(t *testing.T) {
 	e := r.serve(s, func(c *webhook.Config) {
 		c.MaxBody = 100
 		c.Secrets = nil
-		c.TenantSecrets = &webhook.TenantSecrets{Tenant: func(*http.Request) string { return "alice" }, Secrets: func(context.Context, string) ([]string, error) {
-			asked.Add(1)
-			return []string{s.secret}, nil
-		}}
+		c.TenantSecrets = &webhook.TenantSecrets{
+			Tenant: func(*http.Request) string { return "alice" },
+			Secrets: func(context.Context, string) ([]string, error) {
+				asked.Add(1)
+				return []string{s.secret}, nil
+			},
+		}
 	})
 	e.do(e.request(headers("Stripe-Signature", "none"), "{}")).want(t, 400, false)
 	e.do(e.request(e.sign(s.secret, time.Now(), ""), strings.Repeat("x", 101))).want(t, 413, false)
@@ -278,14 +287,26 @@ func TestW24SecretsThatCannotBeHad(t *testing.T) {
 		secrets func(context.Context, string) ([]string, error)
 		want    string
 	}{
-		"error": {nil, func(context.Context, string) ([]string, error) { return nil, errors.New("the vault is sealed") }, "the vault is sealed"},
+		"error": {
+			nil,
+			func(context.Context, string) ([]string, error) { return nil, errors.New("the vault is sealed") },
+			"the vault is sealed",
+		},
 		"panic": {nil, func(context.Context, string) ([]string, error) { panic("no vault") }, "no vault"},
 		"hangs": {nil, func(ctx context.Context, _ string) ([]string, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}, "deadline"},
-		"short":           {nil, func(context.Context, string) ([]string, error) { return []string{"hush"}, nil }, "TenantSecrets.Secrets[0]: must have 16"},
-		"too many":        {nil, func(context.Context, string) ([]string, error) { return strings.Split("123456789", ""), nil }, "must list 1 to 8"},
+		"short": {
+			nil,
+			func(context.Context, string) ([]string, error) { return []string{"hush"}, nil },
+			"TenantSecrets.Secrets[0]: must have 16",
+		},
+		"too many": {
+			nil,
+			func(context.Context, string) ([]string, error) { return strings.Split("123456789", ""), nil },
+			"must list 1 to 8",
+		},
 		"no tenant":       {func(*http.Request) string { panic("hush") }, known, "Tenant panicked"},
 		"tenant of a row": {func(req *http.Request) string { return req.Header["X-Customer"][0] }, known, "Tenant panicked"},
 	} {
@@ -347,9 +368,22 @@ func TestTenantSecretsFaults(t *testing.T) {
 		{webhook.Config{Provider: webhook.Stripe{}, TenantSecrets: none}, []string{"TenantSecrets: Tenant and Secrets must be set"}},
 		{webhook.Config{Provider: webhook.Stripe{}, TenantSecrets: full(webhook.TenantSecrets{}), Secrets: []string{"0123456789abcdef"},
 			Tenant: func(*webhook.Event) string { return "" }}, []string{"and Secrets exclude", "and Tenant exclude"}},
-		{webhook.Config{Provider: webhook.Stripe{}, TenantSecrets: full(webhook.TenantSecrets{MaxAge: time.Second, Timeout: time.Minute, Lookups: 65, MaxTenants: -1})},
-			[]string{"TenantSecrets.MaxAge: is 1s", "TenantSecrets.Timeout: is 1m0s", "TenantSecrets.Lookups: is 65", "TenantSecrets.MaxTenants: is -1"}},
-		{webhook.Config{Provider: paypal.Provider{WebhookID: "A"}, TenantSecrets: full(webhook.TenantSecrets{})}, []string{"TenantSecrets: must be nil"}},
+		{
+			webhook.Config{
+				Provider:      webhook.Stripe{},
+				TenantSecrets: full(webhook.TenantSecrets{MaxAge: time.Second, Timeout: time.Minute, Lookups: 65, MaxTenants: -1}),
+			},
+			[]string{
+				"TenantSecrets.MaxAge: is 1s",
+				"TenantSecrets.Timeout: is 1m0s",
+				"TenantSecrets.Lookups: is 65",
+				"TenantSecrets.MaxTenants: is -1",
+			},
+		},
+		{
+			webhook.Config{Provider: paypal.Provider{WebhookID: "A"}, TenantSecrets: full(webhook.TenantSecrets{})},
+			[]string{"TenantSecrets: must be nil"},
+		},
 	} {
 		_, err := webhook.NewVerifier(c.cfg)
 		if !errors.Is(err, webhook.ErrConfig) || strings.Count(err.Error(), "\n")+1 != len(c.want) {
@@ -375,7 +409,8 @@ func TestVerifierOfATenant(t *testing.T) {
 	}
 	body := stripeBody("evt_1", "")
 	header := samples(t)["Stripe"].sign(ownSecret("bob", 1), time.Now(), body)
-	if e, err := v.VerifyRequest(t.Context(), webhook.Request{Header: header, Body: []byte(body), Tenant: "bob"}); err != nil || e.Tenant != "bob" {
+	if e, err := v.VerifyRequest(t.Context(), webhook.Request{Header: header, Body: []byte(body), Tenant: "bob"}); err != nil ||
+		e.Tenant != "bob" {
 		t.Errorf("%+v, %v", e, err)
 	}
 	if _, err := v.Verify(header, []byte(body)); !errors.Is(err, webhook.ErrSignature) {
@@ -400,7 +435,12 @@ func BenchmarkTenantSecrets(b *testing.B) {
 			b.ReportAllocs()
 			b.RunParallel(func(pb *testing.PB) {
 				for pb.Next() {
-					if _, err := v.VerifyRequest(b.Context(), webhook.Request{Header: header, Body: body, Tenant: "bob", Time: now}); err != nil {
+					if _, err := v.VerifyRequest(b.Context(), webhook.Request{
+						Header: header,
+						Body:   body,
+						Tenant: "bob",
+						Time:   now,
+					}); err != nil {
 						b.Error(err)
 						return
 					}

@@ -102,13 +102,24 @@ func TestW19EveryParameterCounts(t *testing.T) {
 			try(name+" "+what, webhook.ErrSignature, twilioRequest(good, formType, query, form.Encode()))
 		}
 	}
-	for _, q := range []string{"", "foo=1", "bar=2&foo=1", "foo=1&bar=2&x=1", "foo=1&bar=3", "FOO=1&bar=2", "foo=%32&bar=2", "foo=1&bar=2&bar=2"} {
+	for _, q := range []string{
+		"",
+		"foo=1",
+		"bar=2&foo=1",
+		"foo=1&bar=2&x=1",
+		"foo=1&bar=3",
+		"FOO=1&bar=2",
+		"foo=%32&bar=2",
+		"foo=1&bar=2&bar=2",
+	} {
 		try("query "+q, webhook.ErrSignature, twilioRequest(good, formType, q, twilioForm.Encode()))
 	}
 	try("a query of any length", webhook.ErrMalformed, twilioRequest(good, formType, "a="+strings.Repeat("b", 5000), twilioForm.Encode()))
 	try("a query that cannot be parsed", webhook.ErrMalformed, twilioRequest(good, formType, "a=%zz", twilioForm.Encode()))
 	try("a body that is no form", webhook.ErrMalformed, twilioRequest(good, formType, query, "a=%zz"))
-	try("another secret", webhook.ErrSignature, twilioRequest(signTwilio("54321", twilioURL+"?"+query, twilioForm), formType, query, twilioForm.Encode()))
+	try("another secret",
+		webhook.ErrSignature,
+		twilioRequest(signTwilio("54321", twilioURL+"?"+query, twilioForm), formType, query, twilioForm.Encode()))
 	try("SHA-256", webhook.ErrMalformed, twilioRequest(b64(mac256(twilioToken, twilioURL)), formType, "", ""))
 }
 
@@ -124,7 +135,15 @@ func TestW19NoBodyIsUnsigned(t *testing.T) {
 	if _, err := v.VerifyRequest(t.Context(), twilioRequest(bare, "", "", "")); err != nil {
 		t.Errorf("without a body: %v", err)
 	}
-	for _, kind := range []string{"", "application/json", "text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded2", ";", formType + ", application/json"} {
+	for _, kind := range []string{
+		"",
+		"application/json",
+		"text/plain",
+		"multipart/form-data; boundary=x",
+		"application/x-www-form-urlencoded2",
+		";",
+		formType + ", application/json",
+	} {
 		if _, err := v.VerifyRequest(t.Context(), twilioRequest(bare, kind, "", body)); !errors.Is(err, webhook.ErrMalformed) {
 			t.Errorf("a body of type %q that nothing signs: %v", kind, err)
 		}
@@ -164,7 +183,14 @@ func TestW19NoBodyIsUnsigned(t *testing.T) {
 func TestW19URLIsConfiguration(t *testing.T) {
 	t.Parallel()
 	for base, signed := range map[string]map[string]bool{
-		"https://a.example/t":      {"https://a.example/t": true, "https://a.example:443/t": true, "http://a.example/t": false, "https://b.example/t": false, "https://a.example/": false, "https://a.example:80/t": false},
+		"https://a.example/t": {
+			"https://a.example/t":     true,
+			"https://a.example:443/t": true,
+			"http://a.example/t":      false,
+			"https://b.example/t":     false,
+			"https://a.example/":      false,
+			"https://a.example:80/t":  false,
+		},
 		"https://a.example:8443/t": {"https://a.example:8443/t": true, "https://a.example/t": true, "https://a.example:443/t": false},
 		"http://u:p@a.example":     {"http://u:p@a.example": true, "http://u:p@a.example:80": true, "http://a.example": false},
 		"https://[::1]:8443/a/":    {"https://[::1]:8443/a/": true, "https://[::1]/a/": true, "https://[::1]/a": false},
@@ -180,7 +206,11 @@ func TestW19URLIsConfiguration(t *testing.T) {
 			}
 		}
 	}
-	for _, base := range []string{"", "a.example/t", "/t", "ftp://a.example/t", "https:///t", "https://a.example/t?x=1", "https://a.example/t?", "https://a.example/t#f", "https://a.example/t#", "https://a.example/é"} {
+	for _, base := range []string{
+		"", "a.example/t", "/t", "ftp://a.example/t", "https:///t", "https://a.example/t?x=1",
+		"https://a.example/t?", "https://a.example/t#f", "https://a.example/t#",
+		"https://a.example/é",
+	} {
 		if _, err := (twilio.Provider{URL: base}).Scheme(); err == nil || !strings.Contains(err.Error(), "twilio.Provider.URL: must be") {
 			t.Errorf("%q: %v", base, err)
 		}

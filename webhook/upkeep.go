@@ -62,7 +62,9 @@ const (
 // An endpoint of several databases does this in each, and ends if one of them fails.
 func (ep *Endpoint) Upkeep(ctx context.Context) error {
 	if ep.shards != nil {
-		return process.Together(ctx, ep.shards, func(ctx context.Context, one *Endpoint) error { return one.Upkeep(ctx) })
+		return process.Together(ctx, ep.shards, func(ctx context.Context, one *Endpoint) error {
+			return one.Upkeep(ctx)
+		})
 	}
 	if !ep.kept.CompareAndSwap(false, true) {
 		return fmt.Errorf("webhook: endpoint %s: Run or Upkeep of this Endpoint works already", ep.cfg.Name)
@@ -80,7 +82,12 @@ func (ep *Endpoint) Upkeep(ctx context.Context) error {
 		}
 		return fmt.Errorf("webhook: endpoint %s: %w", ep.cfg.Name, err)
 	}
-	remembered := inbox.Need{Ring: ring.StandardKeys().Name, Scope: Scope(ep.cfg.Name), Copies: ep.cfg.Retention, Whose: "endpoint " + ep.cfg.Name + ": Config.Retention"}
+	remembered := inbox.Need{
+		Ring:   ring.StandardKeys().Name,
+		Scope:  Scope(ep.cfg.Name),
+		Copies: ep.cfg.Retention,
+		Whose:  "endpoint " + ep.cfg.Name + ": Config.Retention",
+	}
 	if err := inbox.CheckHorizon(startCtx, ep.pool.Raw(), remembered); err != nil {
 		if ctx.Err() != nil {
 			return nil

@@ -110,7 +110,13 @@ func (v *Verifier) Confirm(ctx context.Context, e *Event) error {
 	if v.scheme.Confirm == nil || !e.Probe {
 		return nil
 	}
-	if err := v.scheme.Confirm(ctx, &scheme.Event{Body: e.Body, ID: e.ID, Type: e.Type, Probe: true, Challenge: e.Challenge}); err != nil {
+	if err := v.scheme.Confirm(ctx, &scheme.Event{
+		Body:      e.Body,
+		ID:        e.ID,
+		Type:      e.Type,
+		Probe:     true,
+		Challenge: e.Challenge,
+	}); err != nil {
 		return refusal(v.scheme.Name, err)
 	}
 	return nil
@@ -218,7 +224,9 @@ func authentic(keys []scheme.Key, s scheme.Signed, body []byte) bool {
 	}
 	right := make([]int, len(s.Signatures))
 	for _, key := range keys {
-		if !slices.ContainsFunc(s.Signatures, func(sig scheme.Signature) bool { return sig.Algorithm == key.Algorithm() }) {
+		if !slices.ContainsFunc(s.Signatures, func(sig scheme.Signature) bool {
+			return sig.Algorithm == key.Algorithm()
+		}) {
 			continue
 		}
 		for _, message := range messages {
@@ -276,5 +284,7 @@ func (v *Verifier) headersToKeep(f scheme.Fields) (http.Header, error) {
 
 // validType reports whether s can be an event's type. It rejects text that should not be in a log.
 func validType(s string) bool {
-	return len(s) <= 255 && utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
+	return len(s) <= 255 &&
+		utf8.ValidString(s) &&
+		strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
 }

@@ -36,7 +36,8 @@ func TestW9OnlyTheClaimIsImpatient(t *testing.T) {
 	answered := make(chan answer, 1)
 	go func() { answered <- e.send(stripeBody("evt_1", "")) }()
 	r.until("the event has waited for longer than a claim does", func() bool {
-		return len(answered) > 0 || one[bool](r, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'
+		return len(answered) > 0 ||
+			one[bool](r, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'
 			and clock_timestamp() - query_start > interval '150 milliseconds')`)
 	})
 	if err := tx.Rollback(t.Context()); err != nil {
@@ -91,8 +92,12 @@ func TestW9CopyIsTriedAgain(t *testing.T) {
 func (r *rig) claims(tx pgx.Tx, id, body string) {
 	r.t.Helper()
 	var found []int16
-	err := tx.QueryRow(r.t.Context(), `select onlyonce.receive_webhooks('e', array[onlyonce.key('', 'webhook/e', $1)], array[$2::bigint], null, null, null, null, null, '1h', null, '1000', '1000', '0', '0')`,
-		id, dedupe.FingerprintOf([]byte(body)).Int64()).Scan(&found)
+	err := tx.QueryRow(
+		r.t.Context(),
+		`select onlyonce.receive_webhooks('e', array[onlyonce.key('', 'webhook/e', $1)], array[$2::bigint], null, null, null, null, null, '1h', null, '1000', '1000', '0', '0')`,
+		id,
+		dedupe.FingerprintOf([]byte(body)).Int64(),
+	).Scan(&found)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -111,8 +116,14 @@ func TestN2PlaceThatLeavesInASet(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := samples(t)["Stripe"]
-	endpoint, err := webhook.NewSharded(set, webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, Partitions: 4, Hooks: r.hooks(),
-		Tenant: func(e *webhook.Event) string { return strings.Split(e.ID, "_")[0] }})
+	endpoint, err := webhook.NewSharded(set, webhook.Config{
+		Name:       "e",
+		Provider:   s.provider,
+		Secrets:    []string{s.secret},
+		Partitions: 4,
+		Hooks:      r.hooks(),
+		Tenant:     func(e *webhook.Event) string { return strings.Split(e.ID, "_")[0] },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -54,7 +54,10 @@ func TestStatusAndReports(t *testing.T) {
 		}
 		verdicts[r.Name] = r.Verdict
 	}
-	if verdicts["replay/body"] != suite.Failed || verdicts["replay/status"] != suite.Passed || verdicts["replay/once"] != suite.Skipped || len(verdicts) != len(suite.Checks()) {
+	if verdicts["replay/body"] != suite.Failed ||
+		verdicts["replay/status"] != suite.Passed ||
+		verdicts["replay/once"] != suite.Skipped ||
+		len(verdicts) != len(suite.Checks()) {
 		t.Errorf("%v", verdicts)
 	}
 	written, err := os.ReadFile(report)
@@ -62,11 +65,21 @@ func TestStatusAndReports(t *testing.T) {
 		t.Fatal(err)
 	}
 	var junit testSuite
-	if err := xml.Unmarshal(written, &junit); err != nil || junit.Tests != len(verdicts) || len(junit.Cases) != junit.Tests || junit.Failures == 0 || junit.Skipped == 0 {
+	if err := xml.Unmarshal(written, &junit); err != nil ||
+		junit.Tests != len(verdicts) ||
+		len(junit.Cases) != junit.Tests ||
+		junit.Failures == 0 ||
+		junit.Skipped == 0 {
 		t.Errorf("%v: %+v", err, junit)
 	}
 	out.Reset()
-	if status := run(t.Context(), []string{"-config", config, "-url", careless(t), "-only", "replay/status"}, &out, io.Discard); status != 0 || !strings.Contains(out.String(), "1 passed, 0 failed, 0 skipped") {
+	if status := run(
+		t.Context(),
+		[]string{"-config", config, "-url", careless(t), "-only", "replay/status"},
+		&out,
+		io.Discard,
+	); status != 0 ||
+		!strings.Contains(out.String(), "1 passed, 0 failed, 0 skipped") {
 		t.Errorf("status %d: %s", status, out.String())
 	}
 }
@@ -86,7 +99,8 @@ func TestUsage(t *testing.T) {
 		}
 	}
 	var out strings.Builder
-	if status := run(t.Context(), []string{"-list"}, &out, io.Discard); status != 0 || strings.Count(out.String(), "\n") != len(suite.Checks()) {
+	if status := run(t.Context(), []string{"-list"}, &out, io.Discard); status != 0 ||
+		strings.Count(out.String(), "\n") != len(suite.Checks()) {
 		t.Errorf("status %d: %s", status, out.String())
 	}
 }

@@ -15,7 +15,8 @@ func printText(out io.Writer, r suite.Result) {
 	_, _ = fmt.Fprintf(out, "%-8s%-24s%s\n", r.Verdict, r.Name, r.Clause)
 	switch r.Verdict {
 	case suite.Failed:
-		_, _ = fmt.Fprintf(out, "        sent      %s\n        expected  %s\n        came      %s\n", r.Sends, r.Expects, r.Came)
+		_, _ = fmt.Fprintf(out, "        sent      %s\n        expected  %s\n        came      %s\n",
+			r.Sends, r.Expects, r.Came)
 	case suite.Skipped:
 		_, _ = fmt.Fprintf(out, "        %s\n", r.Came)
 	}
@@ -39,7 +40,8 @@ func countOf(all []suite.Result, verdict string) (n int) {
 }
 
 func printSummary(out io.Writer, all []suite.Result) {
-	_, _ = fmt.Fprintf(out, "\n%d passed, %d failed, %d skipped\n", countOf(all, suite.Passed), countOf(all, suite.Failed), countOf(all, suite.Skipped))
+	_, _ = fmt.Fprintf(out, "\n%d passed, %d failed, %d skipped\n",
+		countOf(all, suite.Passed), countOf(all, suite.Failed), countOf(all, suite.Skipped))
 }
 
 // The elements of a JUnit report.
@@ -65,7 +67,12 @@ type (
 )
 
 func writeJUnit(path string, all []suite.Result) error {
-	report := testSuite{Name: "idemcheck", Tests: len(all), Failures: countOf(all, suite.Failed), Skipped: countOf(all, suite.Skipped)}
+	report := testSuite{
+		Name:     "idemcheck",
+		Tests:    len(all),
+		Failures: countOf(all, suite.Failed),
+		Skipped:  countOf(all, suite.Skipped),
+	}
 	for _, r := range all {
 		one := testCase{Class: r.Clause, Name: r.Name, Time: r.Seconds}
 		switch r.Verdict {

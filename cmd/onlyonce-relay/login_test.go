@@ -45,15 +45,30 @@ func TestRelayClientCertificate(t *testing.T) {
 	remote.TLS = &tls.Config{Certificates: []tls.Certificate{server}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool}
 	remote.StartTLS()
 	t.Cleanup(remote.Close)
-	config := fileOf(t, fmt.Sprintf(`{"poll_interval": "20ms", "sinks": [{"type": "http", "name": "payments", "base_url": %q, "key_window": "forever",
-		"allow_private": true, "tls_ca": %q, "tls_cert": %q, "tls_key": %q}]}`, remote.URL, ca.File("ca.crt"), ca.File("relay.crt"), ca.File("relay.key")))
+	config := fileOf(
+		t,
+		fmt.Sprintf(
+			`{"poll_interval": "20ms", "sinks": [{"type": "http", "name": "payments", "base_url": %q, "key_window": "forever",
+		"allow_private": true, "tls_ca": %q, "tls_cert": %q, "tls_key": %q}]}`,
+			remote.URL,
+			ca.File("ca.crt"),
+			ca.File("relay.crt"),
+			ca.File("relay.key"),
+		),
+	)
 	p := start(t, []string{program.EnvPostgres + "=" + f.url}, "-config", config)
 	for _, serial := range []int64{3, 4} {
 		if serial == 4 {
 			ca.Issue("relay", serial)
 		}
 		if err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
-			return outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "payments", Target: "/", Name: "n", ID: fmt.Sprint(serial), Scope: "checkout"})
+			return outbox.Enqueue(t.Context(), tx, outbox.Call{
+				Sink:   "payments",
+				Target: "/",
+				Name:   "n",
+				ID:     fmt.Sprint(serial),
+				Scope:  "checkout",
+			})
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -85,7 +100,8 @@ func TestLoginFaults(t *testing.T) {
 		`"token": {"command": ["echo", "s3cret"]}`:                                                         "oauthbearer where there is a token",
 		fmt.Sprintf(`"tls": true, "tls_cert": %q, "tls_key": %q`, ca.File("ca.crt"), ca.File("other.key")): "private key does not match",
 	} {
-		config := fileOf(t, `{"sinks": [{"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h", `+fields+`}]}`)
+		config := fileOf(t, `{"sinks": [{"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h", `+
+			fields+`}]}`)
 		r := s.run("-config", config, "-check").want(t, statusEnvironment, want)
 		if strings.Contains(r.err, "s3cret") {
 			t.Errorf("a secret is shown: %s", r.err)
@@ -123,7 +139,8 @@ func TestPostgresLogin(t *testing.T) {
 	// The server writes its files itself, as the user that has to own them.
 	write := func(name, text string) {
 		t.Helper()
-		exec("copy (select line from unnest(string_to_array('" + strings.TrimSpace(text) + "', chr(10))) line) to program 'umask 077; cat > " + name + "'")
+		exec("copy (select line from unnest(string_to_array('" + strings.TrimSpace(text) +
+			"', chr(10))) line) to program 'umask 077; cat > " + name + "'")
 	}
 	for name, file := range map[string]string{"server.crt": "server.crt", "server.key": "server.key", "root.crt": "ca.crt"} {
 		text, err := os.ReadFile(ca.File(file))
@@ -152,7 +169,10 @@ func TestPostgresLogin(t *testing.T) {
 	}
 	u := strings.Replace(strings.Replace(server.URL, "postgres@", "relay@", 1), "sslmode=disable", "sslmode=verify-full", 1) +
 		"&sslrootcert=" + ca.File("ca.crt") + "&sslcert=" + ca.File("relay.crt") + "&sslkey=" + ca.File("relay.key")
-	config := fileOf(t, `{"poll_interval": "20ms", "sinks": [{"type": "kafka", "name": "a", "brokers": ["127.0.0.1:1"], "topics": ["t"], "key_window": "forever"}]}`)
+	config := fileOf(
+		t,
+		`{"poll_interval": "20ms", "sinks": [{"type": "kafka", "name": "a", "brokers": ["127.0.0.1:1"], "topics": ["t"], "key_window": "forever"}]}`,
+	)
 	session{t: t, url: u}.run("-config", config).want(t, statusEnvironment, "refused the connection", "password")
 	u += "&password_file=" + password
 	p := start(t, []string{program.EnvPostgres + "=" + u}, "-config", config)
@@ -160,8 +180,12 @@ func TestPostgresLogin(t *testing.T) {
 		t.Helper()
 		pgtest.Until(t, patience, fmt.Sprintf("the relay works with certificate %d", serial), func() bool {
 			var n, other int
-			if err := admin.QueryRow(t.Context(), `select count(*) filter (where client_serial = $1), count(*) filter (where client_serial <> $1)
-				from pg_stat_ssl join pg_stat_activity using (pid) where usename = 'relay'`, serial).Scan(&n, &other); err != nil {
+			if err := admin.QueryRow(
+				t.Context(),
+				`select count(*) filter (where client_serial = $1), count(*) filter (where client_serial <> $1)
+				from pg_stat_ssl join pg_stat_activity using (pid) where usename = 'relay'`,
+				serial,
+			).Scan(&n, &other); err != nil {
 				t.Fatal(err)
 			}
 			return n > 0 && other == 0
@@ -206,15 +230,26 @@ func TestBrokerLogin(t *testing.T) {
 		ca.File("ca.crt"), ca.File("relay.crt"), ca.File("relay.key"), file)
 	expires := time.Now().Add(15 * time.Second)
 	token(ca, expires)
-	p := start(t, []string{program.EnvPostgres + "=" + f.url}, "-config", fileOf(t, fmt.Sprintf(`{"poll_interval": "20ms", "backoff_min": "50ms", "backoff_max": "200ms", "sinks": [
-		{"type": "kafka", "name": "events", "brokers": [%q], "topics": [%q], "key_window": "forever", %s}]}`, address, topic, login)))
+	p := start(
+		t,
+		[]string{program.EnvPostgres + "=" + f.url},
+		"-config",
+		fileOf(t, fmt.Sprintf(`{"poll_interval": "20ms", "backoff_min": "50ms", "backoff_max": "200ms", "sinks": [
+		{"type": "kafka", "name": "events", "brokers": [%q], "topics": [%q], "key_window": "forever", %s}]}`, address, topic, login)),
+	)
 	for n := 1; n <= 2; n++ {
 		if n == 2 {
 			eventually(t, "the token expires", func() bool { return time.Now().After(expires) })
 			token(ca, time.Now().Add(time.Hour))
 		}
 		if err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
-			return outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "events", Target: "/" + topic, Name: "n", ID: fmt.Sprint(n), Scope: "checkout"})
+			return outbox.Enqueue(t.Context(), tx, outbox.Call{
+				Sink:   "events",
+				Target: "/" + topic,
+				Name:   "n",
+				ID:     fmt.Sprint(n),
+				Scope:  "checkout",
+			})
 		}); err != nil {
 			t.Fatal(err)
 		}

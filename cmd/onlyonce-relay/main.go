@@ -51,7 +51,8 @@ func run(ctx context.Context, args []string, out, errs io.Writer, env func(strin
 	fs := flag.NewFlagSet("onlyonce-relay", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	var o options
-	fs.StringVar(&o.postgres, "postgres", "", "the database, as a `URL`: postgres://user@host:5432/name (default: $"+program.EnvPostgres+")")
+	fs.StringVar(&o.postgres, "postgres",
+		"", "the database, as a `URL`: postgres://user@host:5432/name (default: $"+program.EnvPostgres+")")
 	fs.StringVar(&o.config, "config", "", "the configuration, a `FILE` in JSON")
 	textVar(fs, &o.at.health, "health", "serve /healthz at `ADDR`, as 127.0.0.1:8098")
 	textVar(fs, &o.at.metrics, "metrics", "serve /metrics at `ADDR`, as 127.0.0.1:9466")
@@ -66,7 +67,8 @@ func run(ctx context.Context, args []string, out, errs io.Writer, env func(strin
 	case fs.NArg() > 0:
 		err = fmt.Errorf("unexpected argument %q: values follow their flags; see onlyonce-relay -help", fs.Arg(0))
 	case *version:
-		_, err = fmt.Fprintf(out, "onlyonce-relay %s, %s %s/%s, schema version %d\n", built(), runtime.Version(), runtime.GOOS, runtime.GOARCH, migrations.Latest)
+		_, err = fmt.Fprintf(out, "onlyonce-relay %s, %s %s/%s, schema version %d\n",
+			built(), runtime.Version(), runtime.GOOS, runtime.GOARCH, migrations.Latest)
 	case o.config == "":
 		err = errors.New("-config: say which file describes the sinks; see onlyonce-relay -help")
 	default:

@@ -35,7 +35,11 @@ func (at addresses) serve(health http.Handler, measured *metrics.Registry, log *
 	handle("-metrics", at.metrics, "/metrics", metrics.Handler(func() []metrics.Sample {
 		samples := measured.Samples()
 		for database, n := range primary.Refusals() {
-			samples = append(samples, metrics.Sample{Metric: metrics.DatabaseRefusals, Values: []string{database}, Value: float64(n)})
+			samples = append(samples, metrics.Sample{
+				Metric: metrics.DatabaseRefusals,
+				Values: []string{database},
+				Value:  float64(n),
+			})
 		}
 		return samples
 	}))

@@ -31,17 +31,28 @@ func TestRelay(t *testing.T) {
 		body, _ := io.ReadAll(r.Body)
 		mu.Lock()
 		defer mu.Unlock()
-		got = append(got, fmt.Sprint(r.URL.Path, " ", r.Header.Get("Authorization"), " ", r.Header.Get("Idempotency-Key") != "", " ", string(body)))
+		got = append(
+			got,
+			fmt.Sprint(r.URL.Path, " ", r.Header.Get("Authorization"), " ", r.Header.Get("Idempotency-Key") != "", " ", string(body)),
+		)
 	}))
 	t.Cleanup(remote.Close)
 	brokers := kafkatest.Fake(t)
 	topic := kafkatest.Topic(t, brokers, 1, nil)
-	file := fileOf(t, fmt.Sprintf(`{"poll_interval": "20ms", "sinks": [
+	file := fileOf(t, fmt.Sprintf(
+		`{"poll_interval": "20ms", "sinks": [
 		{"type": "http", "name": "payments", "base_url": "%s/v1", "key_window": "forever", "allow_private": true, "headers": {"Authorization": {"env": "PAYMENTS_TOKEN", "prefix": "Bearer "}}},
-		{"type": "kafka", "name": "events", "brokers": ["%s"], "topics": ["%s"], "key_window": "forever"}]}`, remote.URL, brokers[0], topic))
+		{"type": "kafka", "name": "events", "brokers": ["%s"], "topics": ["%s"], "key_window": "forever"}]}`,
+		remote.URL,
+		brokers[0],
+		topic,
+	))
 	p := start(t, []string{program.EnvPostgres + "=" + f.url, "PAYMENTS_TOKEN=s3cret"}, "-config", file, "-health", "127.0.0.1:0")
 	err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
-		for _, c := range []outbox.Call{{Sink: "payments", Target: "/charges", Body: []byte("charge")}, {Sink: "events", Target: "/" + topic, Body: []byte("event")}} {
+		for _, c := range []outbox.Call{
+			{Sink: "payments", Target: "/charges", Body: []byte("charge")},
+			{Sink: "events", Target: "/" + topic, Body: []byte("event")},
+		} {
 			c.Name, c.ID, c.Scope = "n", "1", "checkout"
 			if err := outbox.Enqueue(t.Context(), tx, c); err != nil {
 				return err
@@ -54,7 +65,10 @@ func TestRelay(t *testing.T) {
 	}
 	eventually(t, "both are delivered, and the relay has all lanes", func() bool {
 		return one[int](f, `select count(*) from onlyonce.calls where state = 'delivered'`) == 2 &&
-			one[int](f, `select count(*) from onlyonce.lanes a join onlyonce.leases l on l.id = a.id where l.until > clock_timestamp()`) == 32
+			one[int](
+				f,
+				`select count(*) from onlyonce.lanes a join onlyonce.leases l on l.id = a.id where l.until > clock_timestamp()`,
+			) == 32
 	})
 	mu.Lock()
 	if len(got) != 1 || got[0] != "/v1/charges Bearer s3cret true charge" {
@@ -90,7 +104,10 @@ func TestRelay(t *testing.T) {
 	}
 	defer admin.Close(context.Background())
 	for _, sql := range []string{`alter database ` + name + ` allow_connections false`,
-		`select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() and datname = '` + strings.Trim(name, `"`) + `'`} {
+		`select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() and datname = '` + strings.Trim(
+			name,
+			`"`,
+		) + `'`} {
 		if _, err := admin.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)
 		}
@@ -146,7 +163,13 @@ func TestRelayMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, target := range []string{"/taken", "/refused"} {
-		if err := outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "payments", Target: target, Name: target, ID: "1", Scope: "checkout"}); err != nil {
+		if err := outbox.Enqueue(t.Context(), tx, outbox.Call{
+			Sink:   "payments",
+			Target: target,
+			Name:   target,
+			ID:     "1",
+			Scope:  "checkout",
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -49,7 +49,12 @@ func (s *httpSink) make(f *settings.File, path string, _ *slog.Logger) (closer, 
 		Outcomes:        s.outcomes(f, path),
 	}
 	if s.TLS.Given() {
-		cfg.Transport = &http.Transport{TLSClientConfig: s.TLS.Config(), MaxIdleConnsPerHost: 100, IdleConnTimeout: 90 * time.Second} // as httpsink's own
+		// as httpsink's own
+		cfg.Transport = &http.Transport{
+			TLSClientConfig:     s.TLS.Config(),
+			MaxIdleConnsPerHost: 100,
+			IdleConnTimeout:     90 * time.Second,
+		}
 	}
 	if len(s.Headers) > 0 {
 		cfg.Authorize = s.authorize

@@ -32,7 +32,13 @@ type natsSink struct {
 
 func (s *natsSink) make(f *settings.File, path string, log *slog.Logger) (closer, error) {
 	s.check(f, path)
-	cfg := natssink.Config{Name: s.Name, Subjects: s.Subjects, KeyWindow: s.window(), Timeout: s.timeout(), Monitors: s.Monitors}
+	cfg := natssink.Config{
+		Name:      s.Name,
+		Subjects:  s.Subjects,
+		KeyWindow: s.window(),
+		Timeout:   s.timeout(),
+		Monitors:  s.Monitors,
+	}
 	return &natsConnection{servers: strings.Join(s.Servers, ","), options: s.options(log), cfg: cfg}, cfg.Validate()
 }
 
@@ -47,7 +53,8 @@ func (s *natsSink) check(f *settings.File, path string) {
 		case err != nil || u.Host == "" || u.Scheme != "nats" && u.Scheme != "tls":
 			f.Fault(path+"servers", "must be addresses, as nats://nats-1:4222") // err may quote a password
 		case u.User != nil:
-			f.Fault(path+"servers", "must not hold a login: secrets do not stand in this file; see user, password and token")
+			f.Fault(path+"servers",
+				"must not hold a login: secrets do not stand in this file; see user, password and token")
 		}
 	}
 	if (s.User == nil) != (s.Password == nil) {

@@ -38,7 +38,8 @@ func (s *sqsSink) make(f *settings.File, path string, _ *slog.Logger) (closer, e
 		f.Fault(path+"region", "must not be empty, as eu-central-1")
 	}
 	if (s.AccessKeyID == nil) != (s.SecretAccessKey == nil) || s.SessionToken != nil && s.AccessKeyID == nil {
-		f.Fault(path+"access_key_id", "needs secret_access_key, and secret_access_key and session_token need access_key_id")
+		f.Fault(path+"access_key_id",
+			"needs secret_access_key, and secret_access_key and session_token need access_key_id")
 	}
 	// The SDK's own client: it also takes the authorities of AWS_CA_BUNDLE.
 	client := awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
@@ -63,7 +64,12 @@ func (s *sqsSink) make(f *settings.File, path string, _ *slog.Logger) (closer, e
 			o.BaseEndpoint = &s.Endpoint
 		}
 	})
-	sink, err := sqssink.New(queues, sqssink.Config{Name: s.Name, Queues: s.Queues, KeyWindow: s.window(), Timeout: s.timeout()})
+	sink, err := sqssink.New(queues, sqssink.Config{
+		Name:      s.Name,
+		Queues:    s.Queues,
+		KeyWindow: s.window(),
+		Timeout:   s.timeout(),
+	})
 	if err != nil {
 		return nil, err
 	}

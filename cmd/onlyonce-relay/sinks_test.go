@@ -82,8 +82,18 @@ func ends(t *testing.T, p *self.Program, secrets ...string) {
 func TestNATS(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	nats1, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, HTTPHost: "127.0.0.1", HTTPPort: server.RANDOM_PORT,
-		JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true, Username: "shop", Password: "right-word"})
+	nats1, err := server.NewServer(&server.Options{
+		Host:      "127.0.0.1",
+		Port:      server.RANDOM_PORT,
+		HTTPHost:  "127.0.0.1",
+		HTTPPort:  server.RANDOM_PORT,
+		JetStream: true,
+		StoreDir:  t.TempDir(),
+		NoLog:     true,
+		NoSigs:    true,
+		Username:  "shop",
+		Password:  "right-word",
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,8 +116,13 @@ func TestNATS(t *testing.T) {
 		t.Fatal(err)
 	}
 	password := newSecret(t, "wrong-word")
-	p := f.starts(fmt.Sprintf(`{"type": "nats", "name": "events", "servers": [%q], "subjects": ["orders.>"], "key_window": "1h", "monitors": ["http://%s"],
-		"user": {"command": ["echo", "shop"]}, "password": {"file": %q}}`, nats1.ClientURL(), nats1.MonitorAddr(), password.file))
+	p := f.starts(fmt.Sprintf(
+		`{"type": "nats", "name": "events", "servers": [%q], "subjects": ["orders.>"], "key_window": "1h", "monitors": ["http://%s"],
+		"user": {"command": ["echo", "shop"]}, "password": {"file": %q}}`,
+		nats1.ClientURL(),
+		nats1.MonitorAddr(),
+		password.file,
+	))
 	eventually(t, "it warns of messages that are not on disk", func() bool { return strings.Contains(p.Stderr(), "sync_interval: always") })
 	f.enqueue(outbox.Call{Sink: "events", Target: "/orders.placed", ID: "1", Body: []byte("event")})
 	refused(t, p)
@@ -163,8 +178,15 @@ func TestSQS(t *testing.T) {
 	t.Parallel()
 	moto := servertest.Moto(t)
 	f := newFixture(t)
-	client := sqs.New(sqs.Options{Region: "eu-central-1", BaseEndpoint: &moto.URL, Credentials: credentials.NewStaticCredentialsProvider("test", "test", "")})
-	made, err := client.CreateQueue(t.Context(), &sqs.CreateQueueInput{QueueName: aws.String("orders.fifo"), Attributes: map[string]string{"FifoQueue": "true"}})
+	client := sqs.New(sqs.Options{
+		Region:       "eu-central-1",
+		BaseEndpoint: &moto.URL,
+		Credentials:  credentials.NewStaticCredentialsProvider("test", "test", ""),
+	})
+	made, err := client.CreateQueue(t.Context(), &sqs.CreateQueueInput{
+		QueueName:  aws.String("orders.fifo"),
+		Attributes: map[string]string{"FifoQueue": "true"},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,9 +205,13 @@ func TestSQS(t *testing.T) {
 	}))
 	t.Cleanup(proxy.Close)
 	key := newSecret(t, "AKIAONE")
-	p := f.starts(fmt.Sprintf(`{"type": "sqs", "name": "events", "region": "eu-central-1", "endpoint": %q, "queues": [%q], "key_window": "5m",
+	p := f.starts(fmt.Sprintf(
+		`{"type": "sqs", "name": "events", "region": "eu-central-1", "endpoint": %q, "queues": [%q], "key_window": "5m",
 		"access_key_id": {"file": %q}, "secret_access_key": {"command": ["echo", "s3cret"]}, "session_token": {"command": ["echo", "t0ken"]}}`,
-		proxy.URL, *made.QueueUrl, key.file))
+		proxy.URL,
+		*made.QueueUrl,
+		key.file,
+	))
 	for i, id := range []string{"AKIAONE", "AKIATWO"} {
 		key.change(id)
 		f.enqueue(outbox.Call{Sink: "events", Target: "/orders.fifo", ID: id, Body: []byte(id)})

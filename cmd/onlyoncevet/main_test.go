@@ -47,9 +47,10 @@ func TestFindsFaults(t *testing.T) {
 			t.Errorf("%v: status 0", way)
 		}
 		for _, want := range []string{
-			"pool.go:26:", "pgxpool.Pool.Exec commits", "remote.go:", "http.Post reaches a remote", "goroutine.go:", "the transaction reaches another goroutine",
-			"value.go:", "outbox.Call.ID comes from uuid.NewString",
-			"services.go:", "store.Queries.InsertOrder sends its statement (store.go:",
+			"pool.go:26:", "pgxpool.Pool.Exec commits", "remote.go:", "http.Post reaches a remote",
+			"goroutine.go:", "the transaction reaches another goroutine", "value.go:",
+			"outbox.Call.ID comes from uuid.NewString", "services.go:",
+			"store.Queries.InsertOrder sends its statement (store.go:",
 		} {
 			if !strings.Contains(out, want) {
 				t.Errorf("%v does not print %q:\n%s", way, want, out)
@@ -59,7 +60,8 @@ func TestFindsFaults(t *testing.T) {
 			t.Errorf("%v:\n%s", way, out)
 		}
 	}
-	if out, _ := run(t, "rules/testdata", tool, "-oncepool=false", "./..."); strings.Contains(out, "commits outside") || !strings.Contains(out, "http.Post reaches a remote") {
+	if out, _ := run(t, "rules/testdata", tool, "-oncepool=false", "./..."); strings.Contains(out, "commits outside") ||
+		!strings.Contains(out, "http.Post reaches a remote") {
 		t.Errorf("without the rule oncepool:\n%s", out)
 	}
 }

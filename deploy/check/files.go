@@ -42,7 +42,8 @@ func loadCompose(ctx context.Context) (compose, error) {
 // part returns a service as the run starts it.
 func (c compose) part(service string) *part {
 	s := c.Services[service]
-	p := &part{name: service, image: image, program: s.Entrypoint, args: s.Command, env: map[string]string{}, grace: 10 * time.Second} // Docker's default
+	// Docker's default
+	p := &part{name: service, image: image, program: s.Entrypoint, args: s.Command, env: map[string]string{}, grace: 10 * time.Second}
 	if s.StopGracePeriod != nil {
 		p.grace = time.Duration(*s.StopGracePeriod)
 	}
@@ -152,7 +153,15 @@ func (m manifests) pods() map[string]corev1.PodSpec {
 // part returns a pod's container as the run starts it.
 func (m manifests) part(name string) *part {
 	spec := m.pods()[name]
-	p := &part{name: name, image: image, program: spec.Containers[0].Command, args: spec.Containers[0].Args, env: map[string]string{}, grace: 30 * time.Second} // Kubernetes' default
+	// Kubernetes' default
+	p := &part{
+		name:    name,
+		image:   image,
+		program: spec.Containers[0].Command,
+		args:    spec.Containers[0].Args,
+		env:     map[string]string{},
+		grace:   30 * time.Second,
+	}
 	if s := spec.TerminationGracePeriodSeconds; s != nil {
 		p.grace = time.Duration(*s) * time.Second
 	}

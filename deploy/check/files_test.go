@@ -109,7 +109,10 @@ func TestPodValues(t *testing.T) {
 	chart, err := renderChart(map[string]any{
 		"image": map[string]any{"pullSecrets": []any{"registry"}},
 		"pod": map[string]any{
-			"env":          []any{map[string]any{"name": "PGPASSWORD", "valueFrom": map[string]any{"secretKeyRef": map[string]any{"name": "pg", "key": "password"}}}},
+			"env": []any{map[string]any{
+				"name":      "PGPASSWORD",
+				"valueFrom": map[string]any{"secretKeyRef": map[string]any{"name": "pg", "key": "password"}},
+			}},
 			"volumes":      []any{map[string]any{"name": "ca", "secret": map[string]any{"secretName": "pg-ca"}}},
 			"volumeMounts": []any{map[string]any{"name": "ca", "mountPath": "/etc/postgres", "readOnly": true}},
 			"nodeSelector": map[string]any{"pool": "apps"},
@@ -143,7 +146,10 @@ func TestPodValues(t *testing.T) {
 		if !slices.Equal(paths, mounts[name]) {
 			t.Errorf("%s mounts %q, want %q", name, paths, mounts[name])
 		}
-		if len(pod.ImagePullSecrets) != 1 || pod.ImagePullSecrets[0].Name != "registry" || pod.NodeSelector["pool"] != "apps" || len(pod.Tolerations) != 1 {
+		if len(pod.ImagePullSecrets) != 1 ||
+			pod.ImagePullSecrets[0].Name != "registry" ||
+			pod.NodeSelector["pool"] != "apps" ||
+			len(pod.Tolerations) != 1 {
 			t.Errorf("%s: pull secrets %v, nodes %v, tolerations %v", name, pod.ImagePullSecrets, pod.NodeSelector, pod.Tolerations)
 		}
 		if len(c.Env) != 2 || c.Env[1].ValueFrom.SecretKeyRef.Name != "pg" {
@@ -170,7 +176,11 @@ func TestMonitoringValues(t *testing.T) {
 		}
 	}
 	on := map[string]any{"enabled": true}
-	chart, err := renderChart(map[string]any{"monitoring": map[string]any{"podMonitor": on, "prometheusRule": on, "labels": map[string]any{"release": "prom"}}})
+	chart, err := renderChart(map[string]any{"monitoring": map[string]any{
+		"podMonitor":     on,
+		"prometheusRule": on,
+		"labels":         map[string]any{"release": "prom"},
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -165,7 +165,13 @@ func (s *stack) database(ctx context.Context) error {
 	s.url = "postgres://postgres@127.0.0.1:" + port + "/postgres?sslmode=disable"
 	p, err := s.start(ctx, &part{
 		name: "postgres", image: postgresImage, user: "1000:1000", tmpfs: map[string]string{"/data": "mode=1777", "/tmp": "mode=1777"},
-		args: []string{"/bin/sh", "-c", "initdb -D /data/pg -U postgres -A trust -E UTF8 --no-locale >/dev/null && exec postgres -D /data/pg -c listen_addresses=127.0.0.1 -c unix_socket_directories=/tmp -p " + port},
+		args: []string{
+			"/bin/sh",
+			"-c",
+			"initdb -D /data/pg -U postgres -A trust -E UTF8 --no-locale >/dev/null && exec postgres -D " +
+				"/data/pg -c listen_addresses=127.0.0.1 -c unix_socket_directories=/tmp -p " +
+				port,
+		},
 	})
 	if err != nil {
 		return err
@@ -187,7 +193,14 @@ func (s *stack) enqueue(ctx context.Context) error {
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: sinkName, Name: "charge", Target: "/charges", ID: "order-17", Scope: "shop", Body: []byte(`{}`)})
+		return outbox.Enqueue(ctx, tx, outbox.Call{
+			Sink:   sinkName,
+			Name:   "charge",
+			Target: "/charges",
+			ID:     "order-17",
+			Scope:  "shop",
+			Body:   []byte(`{}`),
+		})
 	})
 }
 

@@ -43,16 +43,23 @@ func TestObjectsFitTheirSchemas(t *testing.T) {
 	all := map[string]any{
 		"image": map[string]any{"pullSecrets": []any{"registry"}},
 		"pod": map[string]any{
-			"env":          []any{map[string]any{"name": "PGPASSWORD", "valueFrom": map[string]any{"secretKeyRef": map[string]any{"name": "pg", "key": "password"}}}},
+			"env": []any{map[string]any{
+				"name":      "PGPASSWORD",
+				"valueFrom": map[string]any{"secretKeyRef": map[string]any{"name": "pg", "key": "password"}},
+			}},
 			"volumes":      []any{map[string]any{"name": "ca", "secret": map[string]any{"secretName": "pg-ca"}}},
 			"volumeMounts": []any{map[string]any{"name": "ca", "mountPath": "/etc/postgres", "readOnly": true}},
 			"affinity":     map[string]any{"podAntiAffinity": map[string]any{}},
 			"nodeSelector": map[string]any{"pool": "apps"},
 			"tolerations":  []any{map[string]any{"key": "apps", "operator": "Exists"}},
 		},
-		"relay":      map[string]any{"envSecret": "logins"},
-		"console":    map[string]any{"enabled": true, "operate": true},
-		"monitoring": map[string]any{"podMonitor": map[string]any{"enabled": true, "interval": "30s"}, "prometheusRule": on, "labels": map[string]any{"release": "prom"}},
+		"relay":   map[string]any{"envSecret": "logins"},
+		"console": map[string]any{"enabled": true, "operate": true},
+		"monitoring": map[string]any{
+			"podMonitor":     map[string]any{"enabled": true, "interval": "30s"},
+			"prometheusRule": on,
+			"labels":         map[string]any{"release": "prom"},
+		},
 	}
 	for name, c := range map[string]struct {
 		values map[string]any

@@ -46,24 +46,71 @@ func (d *dashboard) json() (string, error) {
 	for i, p := range d.panels {
 		targets := make([]object, len(p.queries))
 		for j, q := range p.queries {
-			targets[j] = object{"datasource": source, "expr": q.expr, "legendFormat": q.legend, "refId": string(rune('A' + j)), "range": true}
+			targets[j] = object{
+				"datasource":   source,
+				"expr":         q.expr,
+				"legendFormat": q.legend,
+				"refId":        string(rune('A' + j)),
+				"range":        true,
+			}
 		}
 		panels[i] = object{
-			"id": i + 1, "type": "timeseries", "title": p.title, "description": p.about.Help + " " + p.about.Bad, "datasource": source, "targets": targets,
+			"id":          i + 1,
+			"type":        "timeseries",
+			"title":       p.title,
+			"description": p.about.Help + " " + p.about.Bad,
+			"datasource":  source,
+			"targets":     targets,
 			"gridPos":     object{"x": 12 * (i % 2), "y": 8 * (i / 2), "w": 12, "h": 8},
-			"fieldConfig": object{"defaults": object{"unit": p.unit, "custom": object{"showPoints": "never", "spanNulls": false}}, "overrides": []any{}},
-			"options":     object{"legend": object{"displayMode": "list", "placement": "bottom", "showLegend": true}, "tooltip": object{"mode": "multi", "sort": "desc"}},
+			"fieldConfig": object{
+				"defaults":  object{"unit": p.unit, "custom": object{"showPoints": "never", "spanNulls": false}},
+				"overrides": []any{},
+			},
+			"options": object{
+				"legend":  object{"displayMode": "list", "placement": "bottom", "showLegend": true},
+				"tooltip": object{"mode": "multi", "sort": "desc"},
+			},
 		}
 	}
 	all := object{
-		"uid": d.uid, "title": d.title, "description": d.about, "tags": []string{"onlyonce"}, "schemaVersion": 39, "version": 1, "editable": true, "graphTooltip": 1,
-		"time": object{"from": "now-3h", "to": "now"}, "refresh": "1m", "timezone": "", "annotations": object{"list": []any{}}, "links": []any{},
-		"panels": panels,
+		"uid":           d.uid,
+		"title":         d.title,
+		"description":   d.about,
+		"tags":          []string{"onlyonce"},
+		"schemaVersion": 39,
+		"version":       1,
+		"editable":      true,
+		"graphTooltip":  1,
+		"time":          object{"from": "now-3h", "to": "now"},
+		"refresh":       "1m",
+		"timezone":      "",
+		"annotations":   object{"list": []any{}},
+		"links":         []any{},
+		"panels":        panels,
 		"templating": object{"list": []object{
-			{"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "hide": 0, "multi": false, "includeAll": false},
-			{"name": "job", "label": "Job", "type": "query", "datasource": source, "hide": 0, "multi": true, "includeAll": true, "allValue": ".+", "refresh": 2, "sort": 1,
+			{
+				"name":       "datasource",
+				"label":      "Data source",
+				"type":       "datasource",
+				"query":      "prometheus",
+				"hide":       0,
+				"multi":      false,
+				"includeAll": false,
+			},
+			{
+				"name":       "job",
+				"label":      "Job",
+				"type":       "query",
+				"datasource": source,
+				"hide":       0,
+				"multi":      true,
+				"includeAll": true,
+				"allValue":   ".+",
+				"refresh":    2,
+				"sort":       1,
 				"definition": "label_values(" + seriesOf(d.jobOf) + ", job)",
-				"query":      object{"query": "label_values(" + seriesOf(d.jobOf) + ", job)", "refId": "job"}},
+				"query":      object{"query": "label_values(" + seriesOf(d.jobOf) + ", job)", "refId": "job"},
+			},
 		}},
 	}
 	var b strings.Builder
@@ -95,7 +142,10 @@ func rates(m *metrics.Metric, by string, matchers ...string) string {
 // quantiles are the median and the 99th percentile of a histogram, by labels.
 func quantiles(m *metrics.Metric, by, legend string) []query {
 	of := "sum by (" + by + ", le) (rate(" + selected(m.Prometheus()+"_bucket") + "[$__rate_interval]))"
-	return []query{{"histogram_quantile(0.99, " + of + ")", legend + " p99"}, {"histogram_quantile(0.5, " + of + ")", legend + " p50"}}
+	return []query{
+		{"histogram_quantile(0.99, " + of + ")", legend + " p99"},
+		{"histogram_quantile(0.5, " + of + ")", legend + " p50"},
+	}
 }
 
 // gauge sums or compares the values of a gauge, by labels.

@@ -216,7 +216,10 @@ func TestDashboardsNameTheDataSourceOnlyByItsVariable(t *testing.T) {
 		if err := json.Unmarshal([]byte(text), &whole); err != nil {
 			t.Fatal(err)
 		}
-		if len(whole.Panels) != len(d.panels) || len(whole.Templating.List) != 2 || whole.Templating.List[0].Type != "datasource" || whole.Templating.List[1].Name != "job" {
+		if len(whole.Panels) != len(d.panels) ||
+			len(whole.Templating.List) != 2 ||
+			whole.Templating.List[0].Type != "datasource" ||
+			whole.Templating.List[1].Name != "job" {
 			t.Errorf("%s: not its panels, or not the variables datasource and job", d.title)
 		}
 		for _, p := range whole.Panels {
@@ -248,7 +251,8 @@ func TestEachAlertHasARunbook(t *testing.T) {
 		if !ok || !strings.Contains(section, "```") {
 			t.Errorf("%s: docs/operations/%s: is there a section (%v), with a command to run?", a.name, a.runbook, ok)
 		}
-		row := regexp.MustCompile(`(?m)^\| ` + "`" + a.name + "`" + ` \| ` + a.severity + ` \| \[.*\]\(` + strings.TrimPrefix(a.runbook, "alerts.md") + `\) \|$`)
+		row := regexp.MustCompile(`(?m)^\| ` + "`" + a.name + "`" + ` \| ` + a.severity + ` \| \[.*\]\(` +
+			strings.TrimPrefix(a.runbook, "alerts.md") + `\) \|$`)
 		if !row.MatchString(table) {
 			t.Errorf("%s: docs/operations/alerts.md has no row of it that is %s and leads to %s", a.name, a.severity, a.runbook)
 		}
@@ -282,7 +286,12 @@ func sectionOf(page, anchor string) (text string, ok bool) {
 func TestSectionOf(t *testing.T) {
 	t.Parallel()
 	const text = "# A\nx\n## What's it: B?\ny\nz\n### C\nw\n## D\n"
-	for anchor, want := range map[string]string{"a": "x\n## What's it: B?\ny\nz\n### C\nw\n## D\n", "whats-it-b": "y\nz\n### C\nw\n", "c": "w\n", "d": ""} {
+	for anchor, want := range map[string]string{
+		"a":          "x\n## What's it: B?\ny\nz\n### C\nw\n## D\n",
+		"whats-it-b": "y\nz\n### C\nw\n",
+		"c":          "w\n",
+		"d":          "",
+	} {
 		if got, ok := sectionOf(text, anchor); !ok || got != want {
 			t.Errorf("%s: %q, %v", anchor, got, ok)
 		}

@@ -39,16 +39,41 @@ var burns = []burn{
 
 func objectives() []objective {
 	return []objective{
-		{record: "consumer_delay", alert: "OnlyonceDelayBudgetBurns", histogram: "onlyonce_consumer_delay_seconds", le: "30", summed: "instance, pod, topic", of: "scope",
-			summary: "messages of scope {{ $labels.scope }} take longer than 30 s from their record to the commit of their effects", runbook: "alerts.md#effects-come-late",
-			series: `scope="s",topic="t"`},
-		{record: "outbox_delay", alert: "OnlyonceCallBudgetBurns", histogram: "onlyonce_outbox_delay_seconds", le: "60", summed: "instance, pod", of: "sink",
-			summary: "calls to {{ $labels.sink }} take longer than a minute from their commit to the final answer", runbook: "alerts.md#calls-come-late",
-			series: `sink="payments"`},
-		{record: "webhook_duration", alert: "OnlyonceWebhookBudgetBurns", histogram: "onlyonce_webhook_duration_seconds", le: "5", good: `, status!~"5.."`,
-			summed: "instance, pod, status", of: "endpoint",
-			summary: "webhooks of {{ $labels.endpoint }} are answered with 5xx, or later than their sender waits", runbook: "alerts.md#webhooks-are-answered-late",
-			series: `endpoint="stripe",status="200"`},
+		{
+			record:    "consumer_delay",
+			alert:     "OnlyonceDelayBudgetBurns",
+			histogram: "onlyonce_consumer_delay_seconds",
+			le:        "30",
+			summed:    "instance, pod, topic",
+			of:        "scope",
+			summary: "messages of scope {{ $labels.scope }} take longer than 30 s from their record to " +
+				"the commit of their effects",
+			runbook: "alerts.md#effects-come-late",
+			series:  `scope="s",topic="t"`,
+		},
+		{
+			record:    "outbox_delay",
+			alert:     "OnlyonceCallBudgetBurns",
+			histogram: "onlyonce_outbox_delay_seconds",
+			le:        "60",
+			summed:    "instance, pod",
+			of:        "sink",
+			summary:   "calls to {{ $labels.sink }} take longer than a minute from their commit to the final answer",
+			runbook:   "alerts.md#calls-come-late",
+			series:    `sink="payments"`,
+		},
+		{
+			record:    "webhook_duration",
+			alert:     "OnlyonceWebhookBudgetBurns",
+			histogram: "onlyonce_webhook_duration_seconds",
+			le:        "5",
+			good:      `, status!~"5.."`,
+			summed:    "instance, pod, status",
+			of:        "endpoint",
+			summary:   "webhooks of {{ $labels.endpoint }} are answered with 5xx, or later than their sender waits",
+			runbook:   "alerts.md#webhooks-are-answered-late",
+			series:    `endpoint="stripe",status="200"`,
+		},
 	}
 }
 
@@ -89,7 +114,10 @@ func (o *objective) tested(bad float64, suffix string) []series {
 	const perMinute = 1000
 	n := int(7*time.Hour/time.Minute) + 10
 	return []series{
-		{fmt.Sprintf(`%s_bucket{%s,le="%s%s"}`, o.histogram, o.series, o.le, suffix), fmt.Sprintf("0+%.0fx%d", perMinute*(1-bad), n)},
+		{
+			fmt.Sprintf(`%s_bucket{%s,le="%s%s"}`, o.histogram, o.series, o.le, suffix),
+			fmt.Sprintf("0+%.0fx%d", perMinute*(1-bad), n),
+		},
 		{fmt.Sprintf(`%s_count{%s}`, o.histogram, o.series), fmt.Sprintf("0+%dx%d", perMinute, n)},
 	}
 }

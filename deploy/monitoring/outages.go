@@ -25,10 +25,17 @@ func outages() []outage {
 		return series{`onlyonce_outbox_pending{database="shop",sink="payments",state="` + state + `"}`, values}
 	}
 	parked := func(state, reason, values string) series {
-		return series{`onlyonce_parked{database="shop",kind="call",scope="checkout",sink="payments",state="` + state + `",reason="` + reason + `"}`, values}
+		return series{
+			`onlyonce_parked{database="shop",kind="call",scope="checkout",sink="payments",state="` + state +
+				`",reason="` + reason + `"}`,
+			values,
+		}
 	}
 	fault := func(kind string) series {
-		return series{`onlyonce_faults{database="shop",part="relay",scope="payments",topic="",kind="` + kind + `"}`, "1+0x60"}
+		return series{
+			`onlyonce_faults{database="shop",part="relay",scope="payments",topic="",kind="` + kind + `"}`,
+			"1+0x60",
+		}
 	}
 	always := []series{
 		{`onlyonce_database_up{database="shop"}`, "1+0x60"},
@@ -42,16 +49,50 @@ func outages() []outage {
 	}
 	oldest := series{`onlyonce_outbox_oldest_seconds` + sink, "0+60x60"}
 	return []outage{
-		of(outage{name: "answers 500", page: "OnlyonceRemoteDown"}, oldest, fault("remote"),
-			pending("log", "0+0x60"), pending("retrying", "30+30x60"), pending("blocked", "20+20x60"), parked("retrying", "failed", "30+30x60"), parked("blocked", "behind", "20+20x60")),
-		of(outage{name: "hangs", page: "OnlyonceRemoteDown"}, oldest, fault("remote"),
-			pending("log", "2+100x60"), pending("retrying", "8+0x60"), pending("blocked", "19+0x60"), parked("retrying", "under-way", "8+0x60"), parked("blocked", "behind", "19+0x60")),
-		of(outage{name: "refuses connections", page: "OnlyonceRemoteDown"}, oldest, fault("remote"),
-			pending("log", "30+100x60"), pending("retrying", "10+0x60"), pending("blocked", "0+0x60"), parked("retrying", "failed", "10+0x60")),
-		of(outage{name: "answers 401", page: "OnlyonceFault", ticket: "OnlyonceParkedWaiting"}, oldest, fault("refused"),
-			pending("log", "80+100x60"), pending("retrying", "1+0x60"), pending("blocked", "0+0x60"), parked("waiting", "rejected", "19+0x60")),
-		of(outage{name: "answers 401 to few calls", ticket: "OnlyonceParkedWaiting"},
-			series{`onlyonce_outbox_oldest_seconds` + sink, "0+0x60"}, pending("log", "0+0x60"), parked("waiting", "rejected", "5+0x60")),
+		of(
+			outage{name: "answers 500", page: "OnlyonceRemoteDown"},
+			oldest,
+			fault("remote"),
+			pending("log", "0+0x60"),
+			pending("retrying", "30+30x60"),
+			pending("blocked", "20+20x60"),
+			parked("retrying", "failed", "30+30x60"),
+			parked("blocked", "behind", "20+20x60"),
+		),
+		of(
+			outage{name: "hangs", page: "OnlyonceRemoteDown"},
+			oldest,
+			fault("remote"),
+			pending("log", "2+100x60"),
+			pending("retrying", "8+0x60"),
+			pending("blocked", "19+0x60"),
+			parked("retrying", "under-way", "8+0x60"),
+			parked("blocked", "behind", "19+0x60"),
+		),
+		of(
+			outage{name: "refuses connections", page: "OnlyonceRemoteDown"},
+			oldest,
+			fault("remote"),
+			pending("log", "30+100x60"),
+			pending("retrying", "10+0x60"),
+			pending("blocked", "0+0x60"),
+			parked("retrying", "failed", "10+0x60"),
+		),
+		of(
+			outage{name: "answers 401", page: "OnlyonceFault", ticket: "OnlyonceParkedWaiting"},
+			oldest,
+			fault("refused"),
+			pending("log", "80+100x60"),
+			pending("retrying", "1+0x60"),
+			pending("blocked", "0+0x60"),
+			parked("waiting", "rejected", "19+0x60"),
+		),
+		of(
+			outage{name: "answers 401 to few calls", ticket: "OnlyonceParkedWaiting"},
+			series{`onlyonce_outbox_oldest_seconds` + sink, "0+0x60"},
+			pending("log", "0+0x60"),
+			parked("waiting", "rejected", "5+0x60"),
+		),
 		// Without what relays report, for example of a version before, the age alone tells.
 		of(outage{name: "answers 500, and no relay reports it", page: "OnlyonceOutboxOld"}, oldest,
 			pending("retrying", "30+30x60"), parked("retrying", "failed", "30+30x60")),
@@ -68,7 +109,8 @@ func outageTests(b *strings.Builder) {
 				continue
 			}
 			count := fmt.Sprintf(`count(ALERTS{alertname="%s", alertstate="firing"})`, name)
-			fmt.Fprintf(b, "      - expr: %s\n        eval_time: %s\n        exp_samples:\n          - labels: '{}'\n            value: 1\n", quote(count), outageSeen)
+			fmt.Fprintf(b, "      - expr: %s\n        eval_time: %s\n        exp_samples:\n          - "+
+				"labels: '{}'\n            value: 1\n", quote(count), outageSeen)
 		}
 	}
 }

@@ -70,7 +70,10 @@ var healthy = []series{
 	{`onlyonce_consumer_processes{database="shop",scope="s"}`, "2+0x1500"},
 	{`onlyonce_consumer_stalled_seconds{database="shop",scope="s",topic="t",partition="0"}`, "3+0x1500"},
 	{`onlyonce_consumer_hung_total{scope="s",topic="t"}`, "0+0x1500"},
-	{`onlyonce_parked{database="shop",kind="call",scope="s",sink="payments",state="retrying",reason="failed"}`, "1+0x1500"},
+	{
+		`onlyonce_parked{database="shop",kind="call",scope="s",sink="payments",state="retrying",reason="failed"}`,
+		"1+0x1500",
+	},
 	{`onlyonce_outbox_relays{database="shop",sink="payments"}`, "2+0x1500"},
 	{`onlyonce_outbox_unheld{database="shop",sink="payments"}`, "0+0x1500"},
 	{`onlyonce_outbox_paused{database="shop",sink="payments"}`, "0+0x1500"},
@@ -95,7 +98,8 @@ func test(b *strings.Builder, name string, of []series) {
 // firing asserts that exactly one alert of the name fires, and that it is not there at once.
 func firing(b *strings.Builder, a *alert) {
 	count := fmt.Sprintf(`count(ALERTS{alertname="%s", alertstate="firing"})`, a.name)
-	fmt.Fprintf(b, "    promql_expr_test:\n      - expr: %s\n        eval_time: %s\n        exp_samples:\n          - labels: '{}'\n            value: 1\n", quote(count), a.at)
+	fmt.Fprintf(b, "    promql_expr_test:\n      - expr: %s\n        eval_time: %s\n        exp_samples:\n  "+
+		"        - labels: '{}'\n            value: 1\n", quote(count), a.at)
 }
 
 func quiet(b *strings.Builder, a *alert) {

@@ -17,7 +17,8 @@ func TestCheckoutOnce(t *testing.T) {
 	header := http.Header{"Authorization": {"Bearer key-1"}}
 	onlyoncetest.Run(t, onlyoncetest.Case{
 		Migrate: func(ctx context.Context, pool *pgxpool.Pool) error {
-			_, err := pool.Exec(ctx, schema+`insert into acp_sessions (id, agent, item, quantity, unit_price) values ('cs_1', 'agent', 'tea', 2, 450)`)
+			_, err := pool.Exec(ctx, schema+
+				`insert into acp_sessions (id, agent, item, quantity, unit_price) values ('cs_1', 'agent', 'tea', 2, 450)`)
 			return err
 		},
 		Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {

@@ -152,7 +152,11 @@ func (s *shop) serve(run operation) http.Handler {
 		case errors.As(err, &refused):
 			status, answer = refused.status, refused
 		case err != nil:
-			status, answer = http.StatusInternalServerError, &refusal{Type: "processing_error", Code: "internal", Message: "something went wrong"}
+			status, answer = http.StatusInternalServerError, &refusal{
+				Type:    "processing_error",
+				Code:    "internal",
+				Message: "something went wrong",
+			}
 		default:
 			answer = made
 			if r.PathValue("id") == "" {

@@ -54,7 +54,11 @@ func TestCheckoutsUnderKills(t *testing.T) {
 	calls, charges, faults := provider.Count()
 	keys, changed := provider.ByReference()
 	orders := pgtest.One[int](t, pool, `select count(*) from acp_orders where amount = 900`)
-	canceled := pgtest.One[int](t, pool, `select count(*) from acp_sessions s where status = 'canceled' and not exists (select from acp_orders where session = s.id)`)
+	canceled := pgtest.One[int](
+		t,
+		pool,
+		`select count(*) from acp_sessions s where status = 'canceled' and not exists (select from acp_orders where session = s.id)`,
+	)
 	sessions := pgtest.One[int](t, pool, `select count(*) from acp_sessions`)
 	if orders != checkouts || charges != checkouts || len(keys) != checkouts || changed != 0 {
 		t.Errorf("%d checkouts: %d orders, %d charges of %d sessions, %d changed calls", checkouts, orders, charges, len(keys), changed)

@@ -112,7 +112,10 @@ func withOnlyonce(ctx context.Context, w *worker, pool *pgxpool.Pool) error {
 	handler := func(ctx context.Context, tx consumer.Tx, _ *consumer.Message, o order) error {
 		return w.hold(ctx, tx, o)
 	}
-	c, err := consumer.New(pool, source, consumer.Decode(consumer.JSON, handler), consumer.Config{Scope: w.topic(), Key: consumer.HeaderKey(idHeader)})
+	c, err := consumer.New(pool, source, consumer.Decode(consumer.JSON, handler), consumer.Config{
+		Scope: w.topic(),
+		Key:   consumer.HeaderKey(idHeader),
+	})
 	if err != nil {
 		return err
 	}

@@ -173,7 +173,8 @@ func compare(ctx context.Context, srv *servers.Servers, stdout io.Writer) error 
 	if err := all.Wait(); err != nil {
 		return err
 	}
-	_, _ = fmt.Fprintf(stdout, "\n  %d messages, %d of them twice, %d kills\n\n  %-41s %15s %17s %5s\n", messages, messages/every, kills, "", "copies applied", "doubled by kills", "lost")
+	_, _ = fmt.Fprintf(stdout, "\n  %d messages, %d of them twice, %d kills\n\n  %-41s %15s %17s %5s\n",
+		messages, messages/every, kills, "", "copies applied", "doubled by kills", "lost")
 	var faults []error
 	for i, l := range loops {
 		var copies, doubled, lost int
@@ -182,7 +183,10 @@ func compare(ctx context.Context, srv *servers.Servers, stdout io.Writer) error 
 		}
 		_, _ = fmt.Fprintf(stdout, "  %-41s %15d %17d %5d\n", l.name, copies, doubled, lost)
 		if clean, ours := copies+doubled+lost == 0, l.name == "onlyonce"; clean != ours {
-			faults = append(faults, fmt.Errorf("%s: %d copies applied, %d doubled, %d lost: not as it should be", l.name, copies, doubled, lost))
+			faults = append(
+				faults,
+				fmt.Errorf("%s: %d copies applied, %d doubled, %d lost: not as it should be", l.name, copies, doubled, lost),
+			)
 		}
 	}
 	if len(faults) == 0 {

@@ -40,7 +40,10 @@ func serve(ctx context.Context) error {
 	source := kafkasource.New(kafkasource.Config{
 		Brokers: []string{os.Getenv("ONLYONCE_KAFKA_BROKERS")}, GroupID: "billing", Topics: []string{"orders"},
 	})
-	orders, err := consumer.New(pool, source, consumer.HandlerFunc(charge), consumer.Config{Scope: "billing", Key: consumer.HeaderKey("message-id")})
+	orders, err := consumer.New(pool, source, consumer.HandlerFunc(charge), consumer.Config{
+		Scope: "billing",
+		Key:   consumer.HeaderKey("message-id"),
+	})
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,10 @@ func createPaid(ctx context.Context, pool *pgxpool.Pool) error {
 
 // An order asks for one charge, whatever breaks.
 func TestChargeOnce(t *testing.T) {
-	onlyoncetest.Run(t, onlyoncetest.Case{Start: onlyoncetest.Consume(consumer.HandlerFunc(charge), consumer.Config{}), Messages: []onlyoncetest.Message{{ID: "1", Value: "a"}, {ID: "2", Value: "b"}}})
+	onlyoncetest.Run(t, onlyoncetest.Case{
+		Start:    onlyoncetest.Consume(consumer.HandlerFunc(charge), consumer.Config{}),
+		Messages: []onlyoncetest.Message{{ID: "1", Value: "a"}, {ID: "2", Value: "b"}},
+	})
 }
 
 // An invoice that Stripe reports twice is written down once, and other events are passed over.
@@ -32,9 +35,20 @@ func TestPaid(t *testing.T) {
 		e := &webhook.Event{Provider: "stripe", ID: id, Type: kind, Header: http.Header{}, Body: []byte(id)}
 		return onlyoncetest.FromMessage(e.Message("stripe"))
 	}
-	got := onlyoncetest.Apply(t, pool, consumer.HandlerFunc(paid), consumer.Config{}, event("1", "invoice.paid"), event("1", "invoice.paid"), event("2", "invoice.voided"))
+	got := onlyoncetest.Apply(
+		t,
+		pool,
+		consumer.HandlerFunc(paid),
+		consumer.Config{},
+		event("1", "invoice.paid"),
+		event("1", "invoice.paid"),
+		event("2", "invoice.voided"),
+	)
 	var n int
-	if err := pool.QueryRow(t.Context(), `select count(*) from paid`).Scan(&n); err != nil || n != 1 || len(got.Applied) != 2 || len(got.Skipped) != 1 {
+	if err := pool.QueryRow(t.Context(), `select count(*) from paid`).Scan(&n); err != nil ||
+		n != 1 ||
+		len(got.Applied) != 2 ||
+		len(got.Skipped) != 1 {
 		t.Errorf("%d rows, %v; %+v", n, err, got)
 	}
 }

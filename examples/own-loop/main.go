@@ -37,7 +37,11 @@ func main() {
 	if _, err := pool.Exec(ctx, tableSQL); err != nil {
 		log.Fatal(err)
 	}
-	reader := kafka.NewReader(kafka.ReaderConfig{Brokers: strings.Split(os.Getenv("ONLYONCE_KAFKA_BROKERS"), ","), GroupID: "own-loop", Topic: "orders"})
+	reader := kafka.NewReader(kafka.ReaderConfig{
+		Brokers: strings.Split(os.Getenv("ONLYONCE_KAFKA_BROKERS"), ","),
+		GroupID: "own-loop",
+		Topic:   "orders",
+	})
 	if err := loop(ctx, pool, reader); err != nil {
 		log.Fatal(err)
 	}

@@ -21,11 +21,19 @@ func TestLoop(t *testing.T) {
 	}
 	var all []kafka.Message
 	for i := range 30 {
-		all = append(all, kafka.Message{Key: fmt.Appendf(nil, "order-%d", i%20), Headers: []kafka.Header{{Key: "message-id", Value: fmt.Appendf(nil, "order-%d", i%20)}}, Value: fmt.Appendf(nil, "order %d", i%20)})
+		all = append(all, kafka.Message{
+			Key:     fmt.Appendf(nil, "order-%d", i%20),
+			Headers: []kafka.Header{{Key: "message-id", Value: fmt.Appendf(nil, "order-%d", i%20)}},
+			Value:   fmt.Appendf(nil, "order %d", i%20),
+		})
 	}
 	all = append(all, kafka.Message{Key: all[0].Key, Headers: all[0].Headers, Value: []byte("another order")})
 	client := &kafka.Client{Addr: kafka.TCP(brokers...)}
-	if _, err := client.CreateTopics(t.Context(), &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{Topic: "orders", NumPartitions: 4, ReplicationFactor: 1}}}); err != nil {
+	if _, err := client.CreateTopics(t.Context(), &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{
+		Topic:             "orders",
+		NumPartitions:     4,
+		ReplicationFactor: 1,
+	}}}); err != nil {
 		t.Fatal(err)
 	}
 	w := &kafka.Writer{Addr: kafka.TCP(brokers...), Topic: "orders", Balancer: &kafka.Hash{}, RequiredAcks: kafka.RequireAll}
@@ -52,7 +60,14 @@ func TestLoop(t *testing.T) {
 		}
 	}
 	var applied, orders, aside int
-	err := pool.QueryRow(t.Context(), `select (select count(*) from applied), (select count(distinct order_id) from applied), (select count(*) from set_aside)`).Scan(&applied, &orders, &aside)
+	err := pool.QueryRow(
+		t.Context(),
+		`select (select count(*) from applied), (select count(distinct order_id) from applied), (select count(*) from set_aside)`,
+	).Scan(
+		&applied,
+		&orders,
+		&aside,
+	)
 	if err != nil || applied != 20 || orders != 20 || aside != 1 {
 		t.Errorf("%d rows of %d orders, %d set aside, %v", applied, orders, aside, err)
 	}
@@ -61,7 +76,10 @@ func TestLoop(t *testing.T) {
 // committed is the sum of a group's offsets.
 func committed(t *testing.T, client *kafka.Client, group string) (n int64) {
 	t.Helper()
-	offsets, err := client.OffsetFetch(t.Context(), &kafka.OffsetFetchRequest{GroupID: group, Topics: map[string][]int{"orders": {0, 1, 2, 3}}})
+	offsets, err := client.OffsetFetch(t.Context(), &kafka.OffsetFetchRequest{
+		GroupID: group,
+		Topics:  map[string][]int{"orders": {0, 1, 2, 3}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -99,8 +99,13 @@ func New(pool *pgxpool.Pool, cfg Config) (*API, error) {
 		return nil, err
 	}
 	a.operations, err = idempotency.NewOperations(a.layer, idempotency.OperationsConfig{
-		Path: "/v1/settlements/", Stream: cfg.Sink, Partitions: 4, PollInterval: 50 * time.Millisecond, RetryAfter: time.Second, LeaseTTL: 3 * time.Second,
-		Hooks: consumer.Hooks{Batch: func(consumer.BatchResult) { a.relay.Wake() }},
+		Path:         "/v1/settlements/",
+		Stream:       cfg.Sink,
+		Partitions:   4,
+		PollInterval: 50 * time.Millisecond,
+		RetryAfter:   time.Second,
+		LeaseTTL:     3 * time.Second,
+		Hooks:        consumer.Hooks{Batch: func(consumer.BatchResult) { a.relay.Wake() }},
 	}, map[string]idempotency.Work{"settle": a.settleWork})
 	return a, err
 }
@@ -126,7 +131,8 @@ func (a *API) Handler() http.Handler {
 		mux.Handle("POST "+r.route.Pattern, a.layer.MustHandle(r.route, r.run))
 	}
 	// A settlement's work goes on after the answer.
-	mux.Handle("POST /v1/settlements", a.layer.MustHandle(idempotency.Route{Pattern: "/v1/settlements", KeyWindow: keyWindow, TTL: keep}, http.HandlerFunc(a.settle)))
+	mux.Handle("POST /v1/settlements",
+		a.layer.MustHandle(idempotency.Route{Pattern: "/v1/settlements", KeyWindow: keyWindow, TTL: keep}, http.HandlerFunc(a.settle)))
 	mux.Handle("GET /v1/settlements/{id}", a.operations)
 	mux.Handle("GET /v1/charges/{id}", operation(a.showCharge))
 	return a.authenticated(mux)

@@ -96,7 +96,17 @@ func (a *API) charge(r *http.Request, in *params) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := scanCharge(tx.QueryRow(r.Context(), insertChargeSQL, newID("ch"), in.account, in.reference, amount, strings.ToLower(currency), atOnce, captured))
+	c, err := scanCharge(tx.QueryRow(
+		r.Context(),
+		insertChargeSQL,
+		newID("ch"),
+		in.account,
+		in.reference,
+		amount,
+		strings.ToLower(currency),
+		atOnce,
+		captured,
+	))
 	if err != nil {
 		return nil, constraintProblem(err)
 	}
@@ -239,7 +249,8 @@ func constraintProblem(err error) error {
 	}
 	switch pg.Code {
 	case uniqueViolation:
-		return newProblem(http.StatusUnprocessableEntity, "reference-used", "there is one with this reference already, which was asked for under another key")
+		return newProblem(http.StatusUnprocessableEntity, "reference-used",
+			"there is one with this reference already, which was asked for under another key")
 	case checkViolation, foreignKeyViolation:
 	default:
 		return err

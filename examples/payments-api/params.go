@@ -44,7 +44,8 @@ func readParams(r *http.Request) (*params, error) {
 			return nil, newProblem(http.StatusBadRequest, "invalid", "the body is not a form")
 		}
 	default:
-		return nil, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "send application/json or application/x-www-form-urlencoded")
+		return nil, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type",
+			"send application/json or application/x-www-form-urlencoded")
 	}
 	p.reference, _ = p.value("metadata[reference]", `"`)
 	if raw, given := p.json["metadata"]; given {

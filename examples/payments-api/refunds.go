@@ -61,7 +61,13 @@ func (a *API) refund(r *http.Request, in *params) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := refund{ID: newID("re"), Object: "refund", Charge: of, Metadata: map[string]string{"reference": in.reference}, Status: "succeeded"}
+	out := refund{
+		ID:       newID("re"),
+		Object:   "refund",
+		Charge:   of,
+		Metadata: map[string]string{"reference": in.reference},
+		Status:   "succeeded",
+	}
 	var before, after int64
 	if err := tx.QueryRow(r.Context(), takeBackSQL, of, in.account, amount).Scan(&before, &after, &out.Currency); err != nil {
 		return nil, constraintProblem(err)
@@ -144,14 +150,29 @@ func (a *API) payout(r *http.Request, in *params) (*answer, error) {
 		return nil, err
 	}
 	out := newPayout(result.ID, amount, destination, in.reference)
-	if err := tx.QueryRow(r.Context(), insertPayoutSQL, out.ID, in.account, in.reference, amount, destination).Scan(&out.Created); err != nil {
+	if err := tx.QueryRow(
+		r.Context(),
+		insertPayoutSQL,
+		out.ID,
+		in.account,
+		in.reference,
+		amount,
+		destination,
+	).Scan(&out.Created); err != nil {
 		return nil, constraintProblem(err)
 	}
 	return &answer{status: http.StatusCreated, object: out}, idempotency.Reference(r, out.ID)
 }
 
 func newPayout(id string, amount int64, destination, reference string) *payout {
-	return &payout{ID: id, Object: "payout", Amount: amount, Destination: destination, Metadata: map[string]string{"reference": reference}, Status: "paid"}
+	return &payout{
+		ID:          id,
+		Object:      "payout",
+		Amount:      amount,
+		Destination: destination,
+		Metadata:    map[string]string{"reference": reference},
+		Status:      "paid",
+	}
 }
 
 // showPayoutSQL returns the account's payout. $1 id, $2 account. By the primary key.

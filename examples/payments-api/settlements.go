@@ -50,7 +50,12 @@ func (a *API) settleWork(ctx context.Context, tx consumer.Tx, op *idempotency.Op
 	if err := json.Unmarshal(op.Input, &order); err != nil {
 		return nil, err
 	}
-	out := settlement{ID: "se_" + op.ID, Object: "settlement", Amount: order.Amount, Metadata: map[string]string{"reference": order.Reference}}
+	out := settlement{
+		ID:       "se_" + op.ID,
+		Object:   "settlement",
+		Amount:   order.Amount,
+		Metadata: map[string]string{"reference": order.Reference},
+	}
 	if _, err := tx.Exec(ctx, insertSettlementSQL, out.ID, op.Scope.Tenant, order.Reference, order.Amount); err != nil {
 		if referenceUsed(err) {
 			return nil, idempotency.Permanent("reference-used", "there is a settlement with this reference already")

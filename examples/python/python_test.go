@@ -123,7 +123,10 @@ func TestWorker(t *testing.T) {
 	interpreter := python(t)
 	pool := pgtest.DB(t)
 	// No unique constraint: doubles show.
-	if _, err := pool.Exec(t.Context(), `create table orders (id text, sku text, cents integer); create table set_aside (id text, payload bytea)`); err != nil {
+	if _, err := pool.Exec(
+		t.Context(),
+		`create table orders (id text, sku text, cents integer); create table set_aside (id text, payload bytea)`,
+	); err != nil {
 		t.Fatal(err)
 	}
 	const orders = 120
@@ -151,11 +154,18 @@ func TestWorker(t *testing.T) {
 		})
 	}
 	loops.Wait()
-	deliver(t, interpreter, pool.Config().ConnString(), []string{`{"id":"order-7","sku":"another","cents":1}`}, 0, func(id, outcome string) {
-		if outcome != "conflict" {
-			t.Errorf("%s: %s", id, outcome)
-		}
-	})
+	deliver(
+		t,
+		interpreter,
+		pool.Config().ConnString(),
+		[]string{`{"id":"order-7","sku":"another","cents":1}`},
+		0,
+		func(id, outcome string) {
+			if outcome != "conflict" {
+				t.Errorf("%s: %s", id, outcome)
+			}
+		},
+	)
 	t.Logf("acknowledged: %v", outcomes)
 	if outcomes["duplicate"] == 0 || outcomes["conflict"] != 0 {
 		t.Errorf("acknowledged: %v", outcomes)
@@ -198,12 +208,23 @@ func sameCallInGo(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	before := count(t, pool, `select count(*) from onlyonce.outbox_log`)
 	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-		o, err := dedupe.Claim(t.Context(), tx, dedupe.Key{Scope: "shop", ID: "order-3", Fingerprint: dedupe.FingerprintOf([]byte(`{"cents":103,"id":"order-3","sku":"a\"b\\c'd"}`))})
+		o, err := dedupe.Claim(t.Context(), tx, dedupe.Key{
+			Scope:       "shop",
+			ID:          "order-3",
+			Fingerprint: dedupe.FingerprintOf([]byte(`{"cents":103,"id":"order-3","sku":"a\"b\\c'd"}`)),
+		})
 		if err != nil || o != dedupe.Duplicate {
 			t.Errorf("the key in Go: %v, %v", o, err)
 		}
-		return outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "payments", Name: "charge", Scope: "shop", ID: "order-3", Target: "/charges",
-			Header: http.Header{"Content-Type": {"application/json"}}, Body: []byte(`{"order": "order-3", "cents": 103}`)})
+		return outbox.Enqueue(t.Context(), tx, outbox.Call{
+			Sink:   "payments",
+			Name:   "charge",
+			Scope:  "shop",
+			ID:     "order-3",
+			Target: "/charges",
+			Header: http.Header{"Content-Type": {"application/json"}},
+			Body:   []byte(`{"order": "order-3", "cents": 103}`),
+		})
 	})
 	if err != nil || count(t, pool, `select count(*) from onlyonce.outbox_log`) != before {
 		t.Errorf("the call in Go is another one: %v", err)

@@ -35,7 +35,10 @@ func TestQuickstart(t *testing.T) {
 	url := pgtest.URL(t)
 	var r quickstart.Report
 	stderr := commandtest.Program(t, &r,
-		[]string{"produced", "unique", "delivered", "effects", "duplicates", "redelivered", "parked", "kills", "payment_calls", "payments", "ok"},
+		[]string{
+			"produced", "unique", "delivered", "effects", "duplicates", "redelivered", "parked",
+			"kills", "payment_calls", "payments", "ok",
+		},
 		"-json", "-v", "-messages", "300", "-kills", "2", "-partitions", "4", "-postgres", url, "-brokers", brokers(t))
 	if !r.OK || r.Unique != 300 || r.Produced != 660 || r.Effects+r.Parked != 300 || r.Parked != 1 || r.Payments != r.Effects ||
 		r.KillsInBatch != 2 || r.Kills < 2 || r.Redelivered < 330 || r.DuplicatesByKey != 360 || r.DuplicatesByFence != 330 ||
@@ -49,8 +52,11 @@ func TestQuickstart(t *testing.T) {
 // nothingLeft fails the test if a run has left rows in the user's own database.
 func nothingLeft(t *testing.T, url string) {
 	t.Helper()
-	commandtest.NothingLeft(t, url, "onlyonce.inbox", "onlyonce.outbox_log", "onlyonce.sinks", "onlyonce.parked", "onlyonce.leases where name !~ '^(ring|filters)/'", "onlyonce.progress",
-		"onlyonce_quickstart.effects")
+	commandtest.NothingLeft(
+		t, url, "onlyonce.inbox", "onlyonce.outbox_log", "onlyonce.sinks", "onlyonce.parked",
+		"onlyonce.leases where name !~ '^(ring|filters)/'", "onlyonce.progress",
+		"onlyonce_quickstart.effects",
+	)
 }
 
 // A run whose outcome was tampered with must fail: the checker is no rubber stamp.
@@ -105,7 +111,9 @@ func TestOwnMessages(t *testing.T) {
 	if err := os.WriteFile(name, []byte(lines), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	args := slices.DeleteFunc(small(t, "-json", "-kills", "1", "-input", name, "-key", "/order/id"), func(a string) bool { return a == "-messages" || a == "60" })
+	args := slices.DeleteFunc(small(t, "-json", "-kills", "1", "-input", name, "-key", "/order/id"), func(a string) bool {
+		return a == "-messages" || a == "60"
+	})
 	var r quickstart.Report
 	status, stderr := commandtest.JSON(t, &r, with(nil), args...)
 	if status != command.Good || r.Unique != 100 || r.Produced != 2*(101+10) || r.Effects != 100 || r.Parked != 0 || r.Payments != 100 {
@@ -150,15 +158,27 @@ func TestUsage(t *testing.T) {
 	commandtest.Refuses(t, run, map[string][]string{
 		"-bogus":                               {"-bogus", "-h lists"},
 		"-messages 0 -duplicates 1.5 -kills x": {"-kills"},
-		"-messages 0 -duplicates 1.5 -kills -1 -partitions 0 -workers 99 -patience 1ms": {"-messages", "-duplicates", "-kills", "-partitions", "-workers", "-patience"},
+		"-messages 0 -duplicates 1.5 -kills -1 -partitions 0 -workers 99 -patience 1ms": {
+			"-messages",
+			"-duplicates",
+			"-kills",
+			"-partitions",
+			"-workers",
+			"-patience",
+		},
 		"-messages 100 -kills 50":        {"at least 5000"},
 		"-key /id":                       {"only with -input"},
 		"-input x -key id -messages 500": {"begins with '/'", "-messages: not with -input"},
 		"-input " + missing:              {"none.jsonl", "no such file"},
 		"stray":                          {`unexpected argument "stray"`},
 		"-tls":                           {"say for which brokers"},
-		"-brokers 127.0.0.1:1 -postgres postgres://127.0.0.1:1/x": {"cannot reach kafka at 127.0.0.1:1", "cannot reach postgres at postgres://127.0.0.1:1/x", "connection refused", "is -brokers right?"},
-		"-brokers nowhere -sasl plain -tls-ca none.pem":           {"not host:port", "ONLYONCE_KAFKA_USER", "needs -tls"},
+		"-brokers 127.0.0.1:1 -postgres postgres://127.0.0.1:1/x": {
+			"cannot reach kafka at 127.0.0.1:1",
+			"cannot reach postgres at postgres://127.0.0.1:1/x",
+			"connection refused",
+			"is -brokers right?",
+		},
+		"-brokers nowhere -sasl plain -tls-ca none.pem": {"not host:port", "ONLYONCE_KAFKA_USER", "needs -tls"},
 	})
 	commandtest.Helps(t, run, "-patience")
 }

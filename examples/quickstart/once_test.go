@@ -14,8 +14,12 @@ import (
 func TestOrdersOnce(t *testing.T) {
 	s := &orders{run: "payments"}
 	onlyoncetest.Run(t, onlyoncetest.Case{
-		Migrate:  func(ctx context.Context, pool *pgxpool.Pool) error { _, err := pool.Exec(ctx, tableSQL); return err },
-		Start:    onlyoncetest.Consume(consumer.HandlerFunc(s.apply), consumer.Config{BatchSize: 2}),
-		Messages: []onlyoncetest.Message{{ID: "1", Value: `{"id":"1","amount_cents":100}`}, {ID: "2", Value: `{"id":`}, {ID: "3", Value: `{"id":"3","amount_cents":5}`}},
+		Migrate: func(ctx context.Context, pool *pgxpool.Pool) error { _, err := pool.Exec(ctx, tableSQL); return err },
+		Start:   onlyoncetest.Consume(consumer.HandlerFunc(s.apply), consumer.Config{BatchSize: 2}),
+		Messages: []onlyoncetest.Message{
+			{ID: "1", Value: `{"id":"1","amount_cents":100}`},
+			{ID: "2", Value: `{"id":`},
+			{ID: "3", Value: `{"id":"3","amount_cents":5}`},
+		},
 	})
 }

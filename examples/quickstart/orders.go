@@ -86,9 +86,13 @@ func serve(ctx context.Context, w *quickstart.Worker) error {
 	}
 	defer payments.Close()
 	relay, err := outbox.NewRelay(w.RelayPool, outbox.RelayConfig{
-		Sinks: []outbox.Sink{payments}, Concurrency: 64, PollInterval: 100 * time.Millisecond,
-		LeaseTTL: 3 * time.Second, Backoff: dedupe.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Second}, DrainTimeout: 5 * time.Second,
-		Hooks: w.RelayHooks(),
+		Sinks:        []outbox.Sink{payments},
+		Concurrency:  64,
+		PollInterval: 100 * time.Millisecond,
+		LeaseTTL:     3 * time.Second,
+		Backoff:      dedupe.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Second},
+		DrainTimeout: 5 * time.Second,
+		Hooks:        w.RelayHooks(),
 	})
 	if err != nil {
 		return err

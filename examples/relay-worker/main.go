@@ -62,8 +62,14 @@ func enqueue(ctx context.Context, pool *pgxpool.Pool, run string, n int) error {
 	undone := errors.New("rolled back on purpose")
 	for i := range 2 * n {
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			err := outbox.Enqueue(ctx, tx, outbox.Call{Sink: "relay-worker", Name: "notify", Scope: "relay-worker/" + run, ID: fmt.Sprint(i),
-				Target: "/notify", Body: fmt.Appendf(nil, `{"run": %q, "number": %d}`, run, i)})
+			err := outbox.Enqueue(ctx, tx, outbox.Call{
+				Sink:   "relay-worker",
+				Name:   "notify",
+				Scope:  "relay-worker/" + run,
+				ID:     fmt.Sprint(i),
+				Target: "/notify",
+				Body:   fmt.Appendf(nil, `{"run": %q, "number": %d}`, run, i),
+			})
 			if err == nil && i%2 == 1 {
 				err = undone
 			}

@@ -21,7 +21,8 @@ import (
 func TestRelayWorker(t *testing.T) {
 	url := pgtest.URL(t)
 	bin := filepath.Join(t.TempDir(), "onlyonce-relay")
-	if out, err := exec.CommandContext(t.Context(), "go", "-C", "../../cmd/onlyonce-relay", "build", "-o", bin, ".").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go",
+		"-C", "../../cmd/onlyonce-relay", "build", "-o", bin, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -17,7 +17,12 @@ func TestCallsOnce(t *testing.T) {
 	remote := onlyoncetest.NewRemote(t, onlyoncetest.RemoteOptions{})
 	onlyoncetest.Run(t, onlyoncetest.Case{
 		Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
-			sink, err := httpsink.New(httpsink.Config{Name: "relay-worker", BaseURL: p.Reach(remote), KeyWindow: time.Hour, AllowPrivate: true})
+			sink, err := httpsink.New(httpsink.Config{
+				Name:         "relay-worker",
+				BaseURL:      p.Reach(remote),
+				KeyWindow:    time.Hour,
+				AllowPrivate: true,
+			})
 			if err != nil {
 				return nil, nil, err
 			}

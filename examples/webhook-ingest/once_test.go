@@ -41,12 +41,22 @@ func TestEventsOnce(t *testing.T) {
 		Migrate: func(ctx context.Context, pool *pgxpool.Pool) error { _, err := pool.Exec(ctx, tableSQL); return err },
 		Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
 			in := &ingest{pool: p.Pool}
-			e, err := webhook.New(p.Pool, webhook.Config{Name: "standard", Provider: webhook.Standard{}, Secrets: []string{"whsec_" + base64.StdEncoding.EncodeToString(key)},
-				Logger: p.Logger(), Partitions: 1, PollInterval: 20 * time.Millisecond, LeaseTTL: time.Second})
+			e, err := webhook.New(p.Pool, webhook.Config{
+				Name:         "standard",
+				Provider:     webhook.Standard{},
+				Secrets:      []string{"whsec_" + base64.StdEncoding.EncodeToString(key)},
+				Logger:       p.Logger(),
+				Partitions:   1,
+				PollInterval: 20 * time.Millisecond,
+				LeaseTTL:     time.Second,
+			})
 			if err != nil {
 				return nil, nil, err
 			}
-			worker, err := consumer.New(p.Pool, e, consumer.HandlerFunc(in.handle), consumer.Config{Scope: webhook.Scope("standard"), Logger: p.Logger()})
+			worker, err := consumer.New(p.Pool, e, consumer.HandlerFunc(in.handle), consumer.Config{
+				Scope:  webhook.Scope("standard"),
+				Logger: p.Logger(),
+			})
 			return e, worker, err
 		},
 		Requests: []onlyoncetest.Request{{Path: "/hooks/standard", Body: body, Sign: sign}},
@@ -84,8 +94,14 @@ func TestEndpoints(t *testing.T) {
 		name, signature, id string
 		version, want       int
 	}{
-		{"shopify", "", "s-2", 2, 200}, {"shopify", "", "s-1", 1, 200}, {"shopify", "", "s-2", 2, 200}, // overtaken, and a copy
-		{"github", "sha256=", "g-1", 1, 200}, {"github", "sha1=", "g-2", 2, 400}, {"stripe", "", "", 1, 400}, {"slack", "", "", 1, 400}, {"acme", "", "", 1, 400},
+		{"shopify", "", "s-2", 2, 200},
+		{"shopify", "", "s-1", 1, 200},
+		{"shopify", "", "s-2", 2, 200}, // overtaken, and a copy
+		{"github", "sha256=", "g-1", 1, 200},
+		{"github", "sha1=", "g-2", 2, 400},
+		{"stripe", "", "", 1, 400},
+		{"slack", "", "", 1, 400},
+		{"acme", "", "", 1, 400},
 	} {
 		if got := post(c.name, c.signature, c.id, c.version); got != c.want {
 			t.Errorf("%+v: answered %d", c, got)

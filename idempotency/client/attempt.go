@@ -126,7 +126,8 @@ func (a *sentAttempt) readProblem() []byte {
 func (a *sentAttempt) inMemory() *http.Response {
 	a.timer.Reset(drainTime)
 	defer a.timer.Stop()
-	kept, _ := io.ReadAll(io.LimitReader(a.resp.Body, outcome.MaxProblem)) // a body that breaks off is kept as far as it came
+	// a body that breaks off is kept as far as it came
+	kept, _ := io.ReadAll(io.LimitReader(a.resp.Body, outcome.MaxProblem))
 	_ = a.resp.Body.Close()
 	resp := *a.resp
 	resp.Body = io.NopCloser(bytes.NewReader(kept))

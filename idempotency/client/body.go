@@ -45,7 +45,8 @@ func loadBody(req *http.Request, limit int64) (*replayableBody, error) {
 		}
 	}
 	if req.GetBody == nil {
-		return nil, fmt.Errorf("%w: the body is longer than Config.MaxBody, %d bytes: raise MaxBody, or set Request.GetBody", ErrBody, limit)
+		return nil, fmt.Errorf("%w: the body is longer than Config.MaxBody, %d bytes: raise MaxBody, or set "+
+			"Request.GetBody", ErrBody, limit)
 	}
 	b.bytes, b.getBody = nil, req.GetBody
 	return b, nil

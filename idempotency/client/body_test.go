@@ -43,8 +43,18 @@ func TestBodies(t *testing.T) {
 		"a GetBody that was left behind": {body: "new", length: 3, getBody: again("old"), want: "new", announced: 3},
 		"shorter than announced":         {body: "abc", length: 4, fails: "ContentLength is 4"},
 		"longer than announced":          {body: "abcde", length: 4, fails: "ContentLength is 4"},
-		"GetBody that fails":             {body: ten + "x", length: 11, getBody: func() (io.ReadCloser, error) { return nil, io.ErrNoProgress }, fails: "GetBody"},
-		"GetBody that returns none":      {body: ten + "x", length: 11, getBody: func() (io.ReadCloser, error) { return nil, nil }, fails: "GetBody"},
+		"GetBody that fails": {
+			body:    ten + "x",
+			length:  11,
+			getBody: func() (io.ReadCloser, error) { return nil, io.ErrNoProgress },
+			fails:   "GetBody",
+		},
+		"GetBody that returns none": {
+			body:    ten + "x",
+			length:  11,
+			getBody: func() (io.ReadCloser, error) { return nil, nil },
+			fails:   "GetBody",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -106,7 +116,10 @@ func TestTrailers(t *testing.T) {
 	})
 	req := post(t, t.Context(), start(t, server), "")
 	req.Trailer = http.Header{"Sum": nil}
-	req.Body, req.ContentLength, req.GetBody = &stream{Reader: io.MultiReader(strings.NewReader("x"), atEnd(func() { req.Trailer.Set("Sum", "1") }))}, -1, nil
+	req.Body, req.ContentLength, req.GetBody = &stream{Reader: io.MultiReader(
+		strings.NewReader("x"),
+		atEnd(func() { req.Trailer.Set("Sum", "1") }),
+	)}, -1, nil
 	resp, err := transport(t, client.Config{}).RoundTrip(req)
 	if err != nil {
 		t.Fatal(err)

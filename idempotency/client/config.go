@@ -86,7 +86,8 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.RequestIDHeader != "" && !protocol.ValidName(c.RequestIDHeader) {
 		l.Add("RequestIDHeader", "is %q: must be the name of a header", c.RequestIDHeader)
-	} else if c.RequestIDHeader != "" && http.CanonicalHeaderKey(c.RequestIDHeader) == http.CanonicalHeaderKey(c.Header) {
+	} else if c.RequestIDHeader != "" &&
+		http.CanonicalHeaderKey(c.RequestIDHeader) == http.CanonicalHeaderKey(c.Header) {
 		l.Add("RequestIDHeader", "must differ from Header: the key is the same at each attempt")
 	}
 	if c.Form != FormString && c.Form != FormBare {

@@ -40,7 +40,8 @@ var errRefusedLater = errors.New("an earlier attempt got no answer, and may have
 
 func (e *TransportError) Error() string {
 	if e.Response != nil {
-		return fmt.Sprintf("idempotency/client: status %d under key %q, attempt %d: %v", e.Response.StatusCode, e.Key, e.Attempts, e.Err)
+		return fmt.Sprintf("idempotency/client: status %d under key %q, attempt %d: %v",
+			e.Response.StatusCode, e.Key, e.Attempts, e.Err)
 	}
 	return fmt.Sprintf("idempotency/client: no answer under key %q, attempt %d: %v", e.Key, e.Attempts, e.Err)
 }

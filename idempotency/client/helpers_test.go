@@ -63,7 +63,12 @@ type play struct {
 }
 
 func (s *script) RoundTrip(req *http.Request) (*http.Response, error) {
-	got := sent{at: time.Now(), key: strings.Join(req.Header["Idempotency-Key"], "|") + strings.Join(req.Header[strings.ToLower("Idempotency-Key")], "|"), requestID: req.Header.Get("X-Request-Id"), contentLength: req.ContentLength}
+	got := sent{
+		at:            time.Now(),
+		key:           strings.Join(req.Header["Idempotency-Key"], "|") + strings.Join(req.Header[strings.ToLower("Idempotency-Key")], "|"),
+		requestID:     req.Header.Get("X-Request-Id"),
+		contentLength: req.ContentLength,
+	}
 	if req.Body != nil {
 		b, err := io.ReadAll(req.Body)
 		_ = req.Body.Close()

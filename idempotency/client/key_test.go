@@ -129,8 +129,16 @@ func TestH1MethodsThatGetAKey(t *testing.T) {
 		method  string
 		want    bool
 	}{
-		{nil, "POST", true}, {nil, "PATCH", true}, {nil, "PUT", false}, {nil, "DELETE", false}, {nil, "GET", false}, {nil, "", false}, {nil, "HEAD", false},
-		{[]string{"PUT", "DELETE"}, "PUT", true}, {[]string{"PUT", "DELETE"}, "DELETE", true}, {[]string{"PUT"}, "POST", false},
+		{nil, "POST", true},
+		{nil, "PATCH", true},
+		{nil, "PUT", false},
+		{nil, "DELETE", false},
+		{nil, "GET", false},
+		{nil, "", false},
+		{nil, "HEAD", false},
+		{[]string{"PUT", "DELETE"}, "PUT", true},
+		{[]string{"PUT", "DELETE"}, "DELETE", true},
+		{[]string{"PUT"}, "POST", false},
 	} {
 		s := &script{plays: []play{{status: 503}, {status: 200}}}
 		req := post(t, client.WithKey(t.Context(), "k"), url, "x")

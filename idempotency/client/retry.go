@@ -16,7 +16,11 @@ import (
 // planRetry returns what the attempts so far say of the operation, and whether another one follows,
 // after which wait. If one does, planRetry has closed the answer. If the wait would end after the
 // deadline, it returns false: the answer at hand says more to the caller than a timeout would.
-func (o *operation) planRetry(ctx context.Context, n int, a *sentAttempt) (next outcome.Next, wait time.Duration, again bool) {
+func (o *operation) planRetry(
+	ctx context.Context,
+	n int,
+	a *sentAttempt,
+) (next outcome.Next, wait time.Duration, again bool) {
 	now := time.Now()
 	var retryAfter time.Duration
 	hasRetryAfter := false
@@ -99,7 +103,8 @@ func answerOfStatus(status int, retryAfter bool) outcome.Answer {
 		return outcome.Answer{Again: true}
 	case status == http.StatusTooEarly, status == http.StatusTooManyRequests:
 		return outcome.Answer{Applied: outcome.NotApplied, Again: true}
-	case status == http.StatusNotImplemented, status == http.StatusHTTPVersionNotSupported, status == http.StatusNetworkAuthenticationRequired:
+	case status == http.StatusNotImplemented, status == http.StatusHTTPVersionNotSupported,
+		status == http.StatusNetworkAuthenticationRequired:
 		return outcome.Answer{}
 	case status >= http.StatusInternalServerError:
 		return outcome.Answer{Again: true}

@@ -76,7 +76,14 @@ func TestH22BypassedFailureIsNotRetried(t *testing.T) {
 	for _, c := range []struct {
 		status, want int
 		is           string
-	}{{500, 1, "bypassed"}, {503, 1, " Bypassed"}, {429, 2, "bypassed"}, {503, 2, "rejected"}, {500, 2, "released"}, {409, 2, "in-progress"}} {
+	}{
+		{500, 1, "bypassed"},
+		{503, 1, " Bypassed"},
+		{429, 2, "bypassed"},
+		{503, 2, "rejected"},
+		{500, 2, "released"},
+		{409, 2, "in-progress"},
+	} {
 		if n := attempts(t, play{status: c.status, header: header("Idempotency-Status", c.is, "Retry-After", "1")}); n != c.want {
 			t.Errorf("%d %s: %d attempts, want %d", c.status, c.is, n, c.want)
 		}
@@ -85,7 +92,11 @@ func TestH22BypassedFailureIsNotRetried(t *testing.T) {
 
 func TestMismatchIsNeverRetried(t *testing.T) {
 	t.Parallel()
-	p := play{status: 422, header: header("Retry-After", "1", "Content-Type", "application/problem+json"), body: `{"code":"key-reused","retryable":true}`}
+	p := play{
+		status: 422,
+		header: header("Retry-After", "1", "Content-Type", "application/problem+json"),
+		body:   `{"code":"key-reused","retryable":true}`,
+	}
 	if n := attempts(t, p); n != 1 {
 		t.Errorf("%d attempts", n)
 	}
@@ -135,7 +146,10 @@ func TestMarksOfOurServer(t *testing.T) {
 		{402, "created", "1", 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			s := &script{plays: []play{{status: c.status, header: header("Idempotency-Status", c.mark, "Retry-After", c.retryAfter)}, {status: 200}}}
+			s := &script{plays: []play{
+				{status: c.status, header: header("Idempotency-Status", c.mark, "Retry-After", c.retryAfter)},
+				{status: 200},
+			}}
 			resp, err := slow(t, client.Config{Base: s}).RoundTrip(post(t, t.Context(), url, "x"))
 			if err != nil {
 				t.Fatal(err)
@@ -315,7 +329,9 @@ func TestTimeIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		s := &script{plays: []play{{status: 503}}}
-		resp, err := slow(t, client.Config{Base: s, MaxAttempts: 100, TotalTime: 20 * time.Second}).RoundTrip(post(t, t.Context(), url, "x"))
+		resp, err := slow(t, client.Config{Base: s, MaxAttempts: 100, TotalTime: 20 * time.Second}).RoundTrip(
+			post(t, t.Context(), url, "x"),
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -354,7 +370,9 @@ func TestAttemptsAreBounded(t *testing.T) {
 
 		start = time.Now()
 		s = &script{plays: []play{{hang: time.Hour}}}
-		_, err = slow(t, client.Config{Base: s, AttemptTimeout: 5 * time.Second, TotalTime: 8 * time.Second}).RoundTrip(post(t, t.Context(), url, "x"))
+		_, err = slow(t, client.Config{Base: s, AttemptTimeout: 5 * time.Second, TotalTime: 8 * time.Second}).RoundTrip(
+			post(t, t.Context(), url, "x"),
+		)
 		var failed *client.TransportError
 		if !errors.As(err, &failed) || !failed.Timeout() || failed.Attempts != 2 || time.Since(start) != 8*time.Second {
 			t.Errorf("%v after %v", err, time.Since(start))
@@ -367,7 +385,9 @@ func TestAnswerMayBeReadForLonger(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{plays: []play{{status: 200, body: "done"}}}
-		resp, err := slow(t, client.Config{Base: s, AttemptTimeout: time.Second, TotalTime: time.Second}).RoundTrip(post(t, t.Context(), url, "x"))
+		resp, err := slow(t, client.Config{Base: s, AttemptTimeout: time.Second, TotalTime: time.Second}).RoundTrip(
+			post(t, t.Context(), url, "x"),
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -383,7 +403,10 @@ func TestAnswerMayBeReadForLonger(t *testing.T) {
 
 func TestCancellation(t *testing.T) {
 	t.Parallel()
-	for name, p := range map[string]play{"in an attempt": {hang: time.Hour}, "between attempts": {status: 503, header: header("Retry-After", "50")}} {
+	for name, p := range map[string]play{
+		"in an attempt":    {hang: time.Hour},
+		"between attempts": {status: 503, header: header("Retry-After", "50")},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
@@ -409,7 +432,11 @@ func TestCancellation(t *testing.T) {
 func TestAnswersOfFailedAttemptsAreDrained(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := &script{plays: []play{{status: 503, body: strings.Repeat("x", 10<<10)}, {status: 503, body: strings.Repeat("x", 1<<20)}, {status: 200, body: "ok"}}}
+		s := &script{plays: []play{
+			{status: 503, body: strings.Repeat("x", 10<<10)},
+			{status: 503, body: strings.Repeat("x", 1<<20)},
+			{status: 200, body: "ok"},
+		}}
 		resp, err := slow(t, client.Config{Base: s}).RoundTrip(post(t, t.Context(), url, "x"))
 		if err != nil {
 			t.Fatal(err)
@@ -437,7 +464,11 @@ func TestHooksComeInPairs(t *testing.T) {
 				return context.WithValue(ctx, mark{}, s.Attempt)
 			},
 			AttemptEnd: func(ctx context.Context, e client.AttemptEnd) {
-				log = append(log, fmt.Sprintf("end %d %v %s %d %v again=%v wait=%v", e.Attempt, ctx.Value(mark{}), e.Key, e.Status, e.Err, e.Again, e.Wait > 0))
+				log = append(
+					log,
+					fmt.Sprintf("end %d %v %s %d %v again=%v wait=%v",
+						e.Attempt, ctx.Value(mark{}), e.Key, e.Status, e.Err, e.Again, e.Wait > 0),
+				)
 			},
 		}
 		s := &script{plays: []play{{err: io.EOF}, {status: 503}, {status: 200}}}
@@ -467,7 +498,12 @@ func TestErrorNamesTheKey(t *testing.T) {
 		caller := &http.Client{Transport: slow(t, client.Config{Base: s, MaxAttempts: 3})}
 		_, err := caller.Do(post(t, client.WithKey(t.Context(), "order-17"), url, "x"))
 		var failed *client.TransportError
-		if !errors.As(err, &failed) || failed.Key != "order-17" || failed.Attempts != 3 || !errors.Is(err, io.EOF) || len(s.got) != 3 || failed.Timeout() {
+		if !errors.As(err, &failed) ||
+			failed.Key != "order-17" ||
+			failed.Attempts != 3 ||
+			!errors.Is(err, io.EOF) ||
+			len(s.got) != 3 ||
+			failed.Timeout() {
 			t.Errorf("%v", err)
 		}
 	})
@@ -483,9 +519,20 @@ func TestO6RefusalAfterALostAnswer(t *testing.T) {
 		lost   bool // an attempt before got no answer
 		open   bool
 	}{
-		{401, "", true, true}, {403, "", true, true}, {404, "", true, true}, {409, "", true, true}, {413, "", true, true}, {422, "", true, true},
-		{422, "mismatch", true, true}, {403, "rejected", true, true}, {422, "created", true, false}, {422, "replayed", true, false}, {410, "replayed", true, false},
-		{201, "", true, false}, {401, "", false, false}, {404, "", false, false},
+		{401, "", true, true},
+		{403, "", true, true},
+		{404, "", true, true},
+		{409, "", true, true},
+		{413, "", true, true},
+		{422, "", true, true},
+		{422, "mismatch", true, true},
+		{403, "rejected", true, true},
+		{422, "created", true, false},
+		{422, "replayed", true, false},
+		{410, "replayed", true, false},
+		{201, "", true, false},
+		{401, "", false, false},
+		{404, "", false, false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := &script{plays: []play{{status: c.status, header: header("Idempotency-Status", c.mark)}}}
@@ -499,7 +546,10 @@ func TestO6RefusalAfterALostAnswer(t *testing.T) {
 				t.Errorf("%+v: %v", c, err)
 			case !c.open:
 				read(t, resp)
-			case !errors.As(err, &open) || open.Response == nil || open.Response.StatusCode != c.status || !strings.Contains(err.Error(), strconv.Itoa(c.status)):
+			case !errors.As(err, &open) ||
+				open.Response == nil ||
+				open.Response.StatusCode != c.status ||
+				!strings.Contains(err.Error(), strconv.Itoa(c.status)):
 				t.Errorf("%+v: %v", c, err)
 			default:
 				read(t, open.Response)

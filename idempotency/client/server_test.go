@@ -88,7 +88,8 @@ func TestConnectionThatDiesAfterApplying(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got, want := read(t, resp), fmt.Sprintf("effect %d of %s", op+1, body); got != want || resp.Header.Get("Idempotent-Replayed") != "true" {
+			if got, want := read(t, resp), fmt.Sprintf("effect %d of %s", op+1, body); got != want ||
+				resp.Header.Get("Idempotent-Replayed") != "true" {
 				t.Errorf("%.50q, want %.50q", got, want)
 			}
 			got, _ := s.requests()

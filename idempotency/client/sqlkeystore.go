@@ -31,7 +31,11 @@ func NewSQLKeyStore(db *sql.DB, table string) (*SQLKeyStore, error) {
 		faults = append(faults, fmt.Errorf("%w: db: must not be nil", ErrConfig))
 	}
 	if !tableName.MatchString(table) {
-		faults = append(faults, fmt.Errorf("%w: table: %q must be a name of letters, digits and underscores, with at most one dot", ErrConfig, table))
+		faults = append(
+			faults,
+			fmt.Errorf("%w: table: %q must be a name of letters, digits and underscores, with at most one dot",
+				ErrConfig, table),
+		)
 	}
 	in := func(statement string) string { return strings.ReplaceAll(statement, "TABLE", table) }
 	// Keep updates a row that exists to itself, because "returning" returns only rows that were

@@ -95,7 +95,13 @@ func (o *operation) runAttempts(ctx context.Context) (*http.Response, error) {
 		attemptCtx := o.cfg.Hooks.emitStart(ctx, started)
 		a := o.sendAttempt(attemptCtx)
 		next, wait, again := o.planRetry(ctx, n, a)
-		o.cfg.Hooks.emitEnd(attemptCtx, AttemptEnd{AttemptStart: started, Status: a.status(), Err: a.err, Again: again, Wait: wait})
+		o.cfg.Hooks.emitEnd(attemptCtx, AttemptEnd{
+			AttemptStart: started,
+			Status:       a.status(),
+			Err:          a.err,
+			Again:        again,
+			Wait:         wait,
+		})
 		switch {
 		case again:
 		case a.err != nil:
@@ -106,7 +112,11 @@ func (o *operation) runAttempts(ctx context.Context) (*http.Response, error) {
 			return a.resp, nil
 		}
 		if err := sleepContext(ctx, wait); err != nil {
-			return nil, &TransportError{Key: o.key, Attempts: n, Err: fmt.Errorf("waiting for the next attempt: %w", err)}
+			return nil, &TransportError{
+				Key:      o.key,
+				Attempts: n,
+				Err:      fmt.Errorf("waiting for the next attempt: %w", err),
+			}
 		}
 	}
 }

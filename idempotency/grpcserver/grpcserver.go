@@ -107,7 +107,10 @@ type method struct {
 // New checks the configuration without connecting. If it is wrong, the error lists every fault and
 // wraps idempotency.ErrConfig. The layer's Run purges the records.
 func New(layer *idempotency.Layer, cfg Config) (*Interceptor, error) {
-	l := fields.List{Sentinel: fields.Named("grpcserver: invalid configuration", idempotency.ErrConfig), Struct: "Config"}
+	l := fields.List{
+		Sentinel: fields.Named("grpcserver: invalid configuration", idempotency.ErrConfig),
+		Struct:   "Config",
+	}
 	if cfg.Scope == nil {
 		l.Add("Scope", "must be set: it returns the owner of a call")
 	}
@@ -120,8 +123,13 @@ func New(layer *idempotency.Layer, cfg Config) (*Interceptor, error) {
 	i := &Interceptor{scope: cfg.Scope, methods: make(map[string]*method)}
 	for name, m := range cfg.Methods {
 		field := fmt.Sprintf("Methods[%q]", name)
-		if service, of, ok := strings.Cut(strings.TrimPrefix(name, "/"), "/"); !ok || name[0] != '/' || service == "" || of == "" || strings.Contains(of, "/") {
-			l.Add(field, "must be a full name, for example /pay.v1.Payments/Charge: no call would have this one, and all would run unprotected")
+		if service, of, ok := strings.Cut(strings.TrimPrefix(name, "/"), "/"); !ok ||
+			name[0] != '/' ||
+			service == "" ||
+			of == "" ||
+			strings.Contains(of, "/") {
+			l.Add(field, "must be a full name, for example /pay.v1.Payments/Charge: no call would have this "+
+				"one, and all would run unprotected")
 		}
 		if m.Doer.Scope != "" || m.Doer.Codec != nil || m.Doer.FingerprintJSON {
 			l.Add(field+".Doer", "Scope, Codec and FingerprintJSON must be empty")
@@ -130,7 +138,13 @@ func New(layer *idempotency.Layer, cfg Config) (*Interceptor, error) {
 			l.Add(field+".Final", "OK is no error")
 		}
 		if m.Final == nil {
-			m.Final = []codes.Code{codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition, codes.OutOfRange}
+			m.Final = []codes.Code{
+				codes.InvalidArgument,
+				codes.NotFound,
+				codes.AlreadyExists,
+				codes.FailedPrecondition,
+				codes.OutOfRange,
+			}
 		}
 		m.Doer.Scope, m.Doer.Codec = name, codec{}
 		doer, err := idempotency.NewDoer(layer, m.Doer)
@@ -157,7 +171,10 @@ func (i *Interceptor) Check(server interface {
 			unary["/"+service+"/"+m.Name] = !m.IsClientStream && !m.IsServerStream
 		}
 	}
-	l := fields.List{Sentinel: fields.Named("grpcserver: invalid configuration", idempotency.ErrConfig), Struct: "Config"}
+	l := fields.List{
+		Sentinel: fields.Named("grpcserver: invalid configuration", idempotency.ErrConfig),
+		Struct:   "Config",
+	}
 	for _, name := range slices.Sorted(maps.Keys(i.methods)) {
 		protects, has := unary[name]
 		switch {
@@ -212,23 +229,36 @@ func (i *Interceptor) Unary() grpc.UnaryServerInterceptor {
 }
 
 // call runs the handler, or returns what an earlier call has stored.
-func (m *method) call(ctx context.Context, scope idempotency.Scope, key string, req any, handler grpc.UnaryHandler) (any, error) {
+func (m *method) call(
+	ctx context.Context,
+	scope idempotency.Scope,
+	key string,
+	req any,
+	handler grpc.UnaryHandler,
+) (any, error) {
 	var last answerMetadata // of the latest run: if one was committed, of that one
-	stored, how, err := idempotency.Do(ctx, m.doer, scope, key, req, func(ctx context.Context, tx consumer.Tx) (*storedAnswer, error) {
-		run := &runMetadata{method: m.name}
-		ctx = grpc.NewContextWithServerTransportStream(ctx, run)
-		answer, err := handler(context.WithValue(ctx, txKey{}, tx), req)
-		last = run.taken()
-		if err != nil {
-			return nil, m.storable(err, last)
-		}
-		message, ok := answer.(proto.Message)
-		if !ok {
-			return nil, fmt.Errorf("grpcserver: the handler returned %T, which is no protobuf message", answer)
-		}
-		packed, err := anypb.New(message)
-		return &storedAnswer{packed, last}, err
-	})
+	stored, how, err := idempotency.Do(
+		ctx,
+		m.doer,
+		scope,
+		key,
+		req,
+		func(ctx context.Context, tx consumer.Tx) (*storedAnswer, error) {
+			run := &runMetadata{method: m.name}
+			ctx = grpc.NewContextWithServerTransportStream(ctx, run)
+			answer, err := handler(context.WithValue(ctx, txKey{}, tx), req)
+			last = run.taken()
+			if err != nil {
+				return nil, m.storable(err, last)
+			}
+			message, ok := answer.(proto.Message)
+			if !ok {
+				return nil, fmt.Errorf("grpcserver: the handler returned %T, which is no protobuf message", answer)
+			}
+			packed, err := anypb.New(message)
+			return &storedAnswer{packed, last}, err
+		},
+	)
 	mark(ctx, how)
 	if how == idempotency.Created || how == idempotency.Released {
 		last.send(ctx)
@@ -244,11 +274,13 @@ func (m *method) call(ctx context.Context, scope idempotency.Scope, key string, 
 		return nil, err
 	case errors.As(err, &refused):
 		if refused.Err != nil {
-			m.logger.ErrorContext(ctx, "onlyonce: call refused", "method", m.name, "code", refused.Code, "error", refused.Err)
+			m.logger.ErrorContext(ctx, "onlyonce: call refused",
+				"method", m.name, "code", refused.Code, "error", refused.Err)
 		}
 		return nil, refusal(ctx, refused)
 	case errors.Is(err, idempotency.ErrConfig): // of the key: all else was checked by New
-		return nil, problem(codes.InvalidArgument, "key-invalid", "metadata "+KeyMetadata+" must be 1 to 255 printable ASCII characters", 0)
+		return nil, problem(codes.InvalidArgument, "key-invalid",
+			"metadata "+KeyMetadata+" must be 1 to 255 printable ASCII characters", 0)
 	case err != nil:
 		return nil, err
 	}
@@ -281,7 +313,10 @@ func (m *method) storable(err error, with answerMetadata) error {
 	if marshalErr != nil {
 		return errors.Join(err, marshalErr)
 	}
-	return &idempotency.PermanentError{Code: finalStatus, Detail: base64.StdEncoding.EncodeToString(encodeStored(encoded, with))}
+	return &idempotency.PermanentError{
+		Code:   finalStatus,
+		Detail: base64.StdEncoding.EncodeToString(encodeStored(encoded, with)),
+	}
 }
 
 // restored returns the status of a stored error, and its metadata.
@@ -346,7 +381,8 @@ func problem(c codes.Code, reason, text string, retryAfter time.Duration) error 
 
 // mark says in the answer's header what was done.
 func mark(ctx context.Context, how idempotency.ServeOutcome) {
-	_ = grpc.SetHeader(ctx, metadata.Pairs(StatusMetadata, string(how))) // fails if the header was sent, by a handler that streams none
+	// fails if the header was sent, by a handler that streams none
+	_ = grpc.SetHeader(ctx, metadata.Pairs(StatusMetadata, string(how)))
 }
 
 // codec stores messages as protobuf. Equal messages have equal bytes within one version of the

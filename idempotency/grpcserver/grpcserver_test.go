@@ -45,16 +45,24 @@ type payments struct {
 func (p *payments) desc() *grpc.ServiceDesc {
 	d := &grpc.ServiceDesc{ServiceName: "pay.v1.Payments", HandlerType: (*any)(nil)}
 	for _, name := range []string{"Charge", "Preview", "LookUp"} {
-		d.Methods = append(d.Methods, grpc.MethodDesc{MethodName: name, Handler: func(_ any, ctx context.Context, decode func(any) error, around grpc.UnaryServerInterceptor) (any, error) {
-			in := &wrapperspb.StringValue{}
-			if err := decode(in); err != nil {
-				return nil, err
-			}
-			return around(ctx, in, &grpc.UnaryServerInfo{Server: p, FullMethod: "/pay.v1.Payments/" + name}, func(ctx context.Context, req any) (any, error) {
-				p.runs.Add(1)
-				return p.handle(ctx, req.(*wrapperspb.StringValue).GetValue())
-			})
-		}})
+		d.Methods = append(d.Methods, grpc.MethodDesc{
+			MethodName: name,
+			Handler: func(_ any, ctx context.Context, decode func(any) error, around grpc.UnaryServerInterceptor) (any, error) {
+				in := &wrapperspb.StringValue{}
+				if err := decode(in); err != nil {
+					return nil, err
+				}
+				return around(
+					ctx,
+					in,
+					&grpc.UnaryServerInfo{Server: p, FullMethod: "/pay.v1.Payments/" + name},
+					func(ctx context.Context, req any) (any, error) {
+						p.runs.Add(1)
+						return p.handle(ctx, req.(*wrapperspb.StringValue).GetValue())
+					},
+				)
+			},
+		})
 	}
 	return d
 }
@@ -82,7 +90,10 @@ func newRigOn(t *testing.T, layers, pool *pgxpool.Pool) *rig {
 		t.Fatal(err)
 	}
 	r.svc.handle = r.pay
-	layer, err := idempotency.New(layers, idempotency.Config{Scope: idempotency.GlobalScope(), FingerprintKeys: seal.Keys{ByID: map[uint32]seal.Key{0: {1}}}})
+	layer, err := idempotency.New(layers, idempotency.Config{
+		Scope:           idempotency.GlobalScope(),
+		FingerprintKeys: seal.Keys{ByID: map[uint32]seal.Key{0: {1}}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,8 +104,11 @@ func newRigOn(t *testing.T, layers, pool *pgxpool.Pool) *rig {
 			}
 			return idempotency.Scope{}, errors.New("who is it?")
 		},
-		Methods: map[string]grpcserver.Method{charge: {Doer: idempotency.DoerConfig{NoCalls: true}}, preview: {KeyOptional: true, Doer: idempotency.DoerConfig{NoCalls: true}}},
-		Logger:  slog.New(slog.DiscardHandler),
+		Methods: map[string]grpcserver.Method{
+			charge:  {Doer: idempotency.DoerConfig{NoCalls: true}},
+			preview: {KeyOptional: true, Doer: idempotency.DoerConfig{NoCalls: true}},
+		},
+		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -200,8 +214,13 @@ func TestKeysAndScopes(t *testing.T) {
 		reason string
 		mark   string
 	}{
-		"no key":            {r.call(charge, "x", "tenant", "acme"), codes.InvalidArgument, "key-missing", "rejected"},
-		"two keys":          {r.call(charge, "x", "tenant", "acme", grpcserver.KeyMetadata, "a", grpcserver.KeyMetadata, "b"), codes.InvalidArgument, "key-invalid", "rejected"},
+		"no key": {r.call(charge, "x", "tenant", "acme"), codes.InvalidArgument, "key-missing", "rejected"},
+		"two keys": {
+			r.call(charge, "x", "tenant", "acme", grpcserver.KeyMetadata, "a", grpcserver.KeyMetadata, "b"),
+			codes.InvalidArgument,
+			"key-invalid",
+			"rejected",
+		},
 		"empty key":         {r.charge("", "x"), codes.InvalidArgument, "key-invalid", "rejected"},
 		"no scope":          {r.call(charge, "x", grpcserver.KeyMetadata, "k"), codes.PermissionDenied, "", ""},
 		"optional":          {r.call(preview, "x", "tenant", "acme"), codes.OK, "", "bypassed"},
@@ -255,7 +274,18 @@ func TestH13Metadata(t *testing.T) {
 		r := newRig(t)
 		r.svc.handle = func(ctx context.Context, in string) (proto.Message, error) {
 			run := fmt.Sprint(r.svc.runs.Load())
-			header := metadata.Pairs("x-run", run, "x-two", "1", "x-two", "2", "x-raw-bin", "\xff\x00", "set-cookie", "session=1", grpcserver.StatusMetadata, "mine")
+			header := metadata.Pairs("x-run",
+				run,
+				"x-two",
+				"1",
+				"x-two",
+				"2",
+				"x-raw-bin",
+				"\xff\x00",
+				"set-cookie",
+				"session=1",
+				grpcserver.StatusMetadata,
+				"mine")
 			if err := errors.Join(grpc.SendHeader(ctx, header), grpc.SetTrailer(ctx, metadata.Pairs("x-sum", run))); err != nil {
 				t.Error(err)
 			}
@@ -276,7 +306,12 @@ func TestH13Metadata(t *testing.T) {
 			if a.code() != status.Code(c.err) || a.mark != mark {
 				t.Fatalf("%s: %+v, want %s", c.name, a, mark)
 			}
-			for name, want := range map[string][]string{"x-run": {"2"}, "x-two": {"1", "2"}, "x-raw-bin": {"\xff\x00"}, grpcserver.StatusMetadata: {mark}} {
+			for name, want := range map[string][]string{
+				"x-run":                   {"2"},
+				"x-two":                   {"1", "2"},
+				"x-raw-bin":               {"\xff\x00"},
+				grpcserver.StatusMetadata: {mark},
+			} {
 				if got := a.header.Get(name); !slices.Equal(got, want) {
 					t.Errorf("%s, %s: header %s is %q, want %q", c.name, mark, name, got, want)
 				}
@@ -304,7 +339,10 @@ func TestCheck(t *testing.T) {
 	desc.Streams = []grpc.StreamDesc{{StreamName: "Charge", ServerStreams: true}}
 	streaming.RegisterService(desc, r.svc)
 	err := r.guard.Check(streaming)
-	if !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), charge) || !strings.Contains(err.Error(), "streams") || strings.Contains(err.Error(), preview) {
+	if !errors.Is(err, idempotency.ErrConfig) ||
+		!strings.Contains(err.Error(), charge) ||
+		!strings.Contains(err.Error(), "streams") ||
+		strings.Contains(err.Error(), preview) {
 		t.Error(err)
 	}
 	err = r.guard.Check(grpc.NewServer())
@@ -354,7 +392,10 @@ func TestCallsAtOnceAndLostCommits(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	t.Parallel()
-	_, err := grpcserver.New(nil, grpcserver.Config{Methods: map[string]grpcserver.Method{charge: {Doer: idempotency.DoerConfig{Scope: "s", NoCalls: true, MaxResult: -1}, Final: []codes.Code{codes.OK}}}})
+	_, err := grpcserver.New(nil, grpcserver.Config{Methods: map[string]grpcserver.Method{charge: {
+		Doer:  idempotency.DoerConfig{Scope: "s", NoCalls: true, MaxResult: -1},
+		Final: []codes.Code{codes.OK},
+	}}})
 	if !errors.Is(err, idempotency.ErrConfig) {
 		t.Fatal(err)
 	}
@@ -362,7 +403,16 @@ func TestConfig(t *testing.T) {
 		t.Error(err)
 	}
 	const wrong = "must be a full name"
-	for name, want := range map[string]bool{charge: false, "": true, "/": true, "//": true, charge[1:]: true, charge + "/": true, "/Charge": true, "Charge": true} {
+	for name, want := range map[string]bool{
+		charge:       false,
+		"":           true,
+		"/":          true,
+		"//":         true,
+		charge[1:]:   true,
+		charge + "/": true,
+		"/Charge":    true,
+		"Charge":     true,
+	} {
 		_, err := grpcserver.New(nil, grpcserver.Config{Methods: map[string]grpcserver.Method{name: {}}})
 		if strings.Contains(err.Error(), wrong) != want {
 			t.Errorf("%q: %v", name, err)

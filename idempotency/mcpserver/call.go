@@ -38,14 +38,27 @@ type notKept struct{ result *mcp.CallToolResult }
 func (*notKept) Error() string { return "mcpserver: the result is not kept" }
 
 // call runs the tool, or returns what an earlier call has stored (H25, H35).
-func (t *tool) call(ctx context.Context, scope idempotency.Scope, key string, params *mcp.CallToolParamsRaw, run runTool) (*mcp.CallToolResult, error) {
-	result, how, err := idempotency.Do(ctx, t.doer, scope, key, requestOf(params), func(ctx context.Context, tx consumer.Tx) (*mcp.CallToolResult, error) {
-		result, err := run(context.WithValue(ctx, txKey{}, tx))
-		if err != nil {
-			return nil, err
-		}
-		return result, keep(result)
-	})
+func (t *tool) call(
+	ctx context.Context,
+	scope idempotency.Scope,
+	key string,
+	params *mcp.CallToolParamsRaw,
+	run runTool,
+) (*mcp.CallToolResult, error) {
+	result, how, err := idempotency.Do(
+		ctx,
+		t.doer,
+		scope,
+		key,
+		requestOf(params),
+		func(ctx context.Context, tx consumer.Tx) (*mcp.CallToolResult, error) {
+			result, err := run(context.WithValue(ctx, txKey{}, tx))
+			if err != nil {
+				return nil, err
+			}
+			return result, keep(result)
+		},
+	)
 	var unkept *notKept
 	var permanent *idempotency.PermanentError
 	var refused *idempotency.RefusedError
@@ -58,7 +71,8 @@ func (t *tool) call(ctx context.Context, scope idempotency.Scope, key string, pa
 		return marked(result, how), nil
 	case errors.As(err, &refused):
 		if refused.Err != nil {
-			t.guard.cfg.Logger.ErrorContext(ctx, "onlyonce: tool call refused", "tool", t.name, "code", refused.Code, "error", refused.Err)
+			t.guard.cfg.Logger.ErrorContext(ctx, "onlyonce: tool call refused",
+				"tool", t.name, "code", refused.Code, "error", refused.Err)
 		}
 		told := &idempotency.RefusedError{Code: refused.Code} // without the cause
 		return nil, problem(codeServer, refused.Code, told.Error(), refused.Retryable, refused.RetryAfter)

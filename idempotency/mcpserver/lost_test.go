@@ -99,10 +99,13 @@ func byHTTP(url string) dialed {
 	return func(t *testing.T, _ *rig, loss *lossy) *mcp.ClientSession {
 		t.Helper()
 		base := &http.Transport{DisableKeepAlives: true}
-		cutting := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
-			return lossyConn{conn, loss}, err
-		}}
+		cutting := &http.Transport{
+			DisableKeepAlives: true,
+			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+				conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+				return lossyConn{conn, loss}, err
+			},
+		}
 		s := connect(t, overHTTP(url, "joe", callsBy{base, cutting}))
 		t.Cleanup(func() { _ = s.Close() })
 		return s
@@ -173,7 +176,8 @@ func TestH35AnswersAreLostAtEachByte(t *testing.T) {
 					t.Fatalf("call %d: %+v, first %+v", n, again, result)
 				}
 				out := again.StructuredContent.(map[string]any)
-				if number := pgtest.One[string](t, one.pool, `select max(number) from orders where item = $1`, fmt.Sprint("item ", n)); out["number"] != number {
+				if number := pgtest.One[string](t, one.pool, `select max(number) from orders where item = $1`,
+					fmt.Sprint("item ", n)); out["number"] != number {
 					t.Errorf("call %d: %v, its order has %s", n, out, number)
 				}
 			}
@@ -185,7 +189,8 @@ func TestH35AnswersAreLostAtEachByte(t *testing.T) {
 				cuts++
 			}
 			if cuts < calls || servers[0].runs.Load() == 0 || servers[1].runs.Load() == 0 {
-				t.Errorf("answers were lost after each of 0 to %d bytes, runs: %d and %d", cuts-1, servers[0].runs.Load(), servers[1].runs.Load())
+				t.Errorf("answers were lost after each of 0 to %d bytes, runs: %d and %d",
+					cuts-1, servers[0].runs.Load(), servers[1].runs.Load())
 			}
 			t.Logf("%d calls, %d attempts, lost after each of 0 to %d bytes: %d orders", calls, turn, cuts-1, one.orders())
 		})

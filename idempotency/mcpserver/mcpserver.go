@@ -110,7 +110,10 @@ type tool struct {
 // New checks the configuration without connecting. If it is wrong, the error lists every fault and
 // wraps idempotency.ErrConfig. The layer's Run purges the records.
 func New(layer *idempotency.Layer, cfg Config) (*Guard, error) {
-	l := fields.List{Sentinel: fields.Named("mcpserver: invalid configuration", idempotency.ErrConfig), Struct: "Config"}
+	l := fields.List{
+		Sentinel: fields.Named("mcpserver: invalid configuration", idempotency.ErrConfig),
+		Struct:   "Config",
+	}
 	if cfg.Scope == nil {
 		l.Add("Scope", "must be set: it returns the owner of a call")
 	}
@@ -172,7 +175,10 @@ func (g *Guard) Check(ctx context.Context, server *mcp.Server) error {
 		}
 		has[t.Name] = true
 	}
-	l := fields.List{Sentinel: fields.Named("mcpserver: invalid configuration", idempotency.ErrConfig), Struct: "Config"}
+	l := fields.List{
+		Sentinel: fields.Named("mcpserver: invalid configuration", idempotency.ErrConfig),
+		Struct:   "Config",
+	}
 	for _, name := range slices.Sorted(maps.Keys(g.tools)) {
 		if !has[name] {
 			l.Add(fmt.Sprintf("Tools[%q]", name), "the server has no such tool: its calls would run unprotected")
@@ -223,7 +229,8 @@ func (g *Guard) Middleware() mcp.Middleware {
 func (t *tool) serve(ctx context.Context, call *mcp.CallToolRequest, run runTool) (*mcp.CallToolResult, error) {
 	scope, err := t.guard.cfg.Scope(ctx, call)
 	if err != nil {
-		t.guard.cfg.Logger.WarnContext(ctx, "onlyonce: tool call refused", "tool", t.name, "code", "scope-missing", "error", err)
+		t.guard.cfg.Logger.WarnContext(ctx, "onlyonce: tool call refused",
+			"tool", t.name, "code", "scope-missing", "error", err)
 		return nil, problem(codeServer, "scope-missing", "the owner of the call cannot be determined", false, 0)
 	}
 	name, value, has := t.guard.keyOf(call.Params)
@@ -232,14 +239,16 @@ func (t *tool) serve(ctx context.Context, call *mcp.CallToolRequest, run runTool
 		return marked(result, idempotency.Bypassed), err
 	}
 	if !has {
-		return nil, problem(jsonrpc.CodeInvalidParams, "key-missing", fmt.Sprintf("send a key in %s, the same at each attempt", name), false, 0)
+		return nil, problem(jsonrpc.CodeInvalidParams, "key-missing",
+			fmt.Sprintf("send a key in %s, the same at each attempt", name), false, 0)
 	}
 	key, is := value.(string)
 	if !is {
 		return nil, problem(jsonrpc.CodeInvalidParams, "key-invalid", name+" must be a string", false, 0)
 	}
 	if err := protocol.CheckKey(key); err != nil {
-		return nil, problem(jsonrpc.CodeInvalidParams, "key-invalid", fmt.Sprintf("%s: the key %v", name, err), false, 0)
+		return nil, problem(jsonrpc.CodeInvalidParams, "key-invalid",
+			fmt.Sprintf("%s: the key %v", name, err), false, 0)
 	}
 	return t.call(ctx, scope, key, call.Params, run)
 }

@@ -99,7 +99,9 @@ func TestH35KeyInArguments(t *testing.T) {
 		`{"item":"tea","amount":1,"meta":{"idempotency-key":"a b\u0000"}}`: {jsonrpc.CodeInvalidParams, "key-invalid"},
 	} {
 		_, err := call(t.Context(), s, "place_order", "k", arguments) // the key in _meta does not count
-		if rpc, p := problemOf(err); rpc != want.rpc || p.Code != want.code || rpc != serverError && !strings.Contains(err.Error(), `arguments.meta["idempotency-key"]`) {
+		if rpc, p := problemOf(err); rpc != want.rpc ||
+			p.Code != want.code ||
+			rpc != serverError && !strings.Contains(err.Error(), `arguments.meta["idempotency-key"]`) {
 			t.Errorf("%s: %v, %+v", arguments, err, p)
 		}
 	}
@@ -113,13 +115,22 @@ func TestH5CallsWithoutAKey(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	s := r.session()
-	for code, key := range map[string]any{"key-missing": nil, "key-invalid": 7.0, "key-invalid ": "", "key-invalid  ": strings.Repeat("k", 256), "key-invalid   ": "a\nb"} {
+	for code, key := range map[string]any{
+		"key-missing":    nil,
+		"key-invalid":    7.0,
+		"key-invalid ":   "",
+		"key-invalid  ":  strings.Repeat("k", 256),
+		"key-invalid   ": "a\nb",
+	} {
 		params := &mcp.CallToolParams{Name: "place_order", Arguments: order{Item: "tea", Amount: 1}, Meta: mcp.Meta{}}
 		if key != nil {
 			params.Meta["idempotency-key"] = key
 		}
 		_, err := s.CallTool(t.Context(), params)
-		if rpc, p := problemOf(err); rpc != jsonrpc.CodeInvalidParams || p.Code != strings.TrimSpace(code) || p.Retryable || !strings.Contains(err.Error(), `_meta["idempotency-key"]`) {
+		if rpc, p := problemOf(err); rpc != jsonrpc.CodeInvalidParams ||
+			p.Code != strings.TrimSpace(code) ||
+			p.Retryable ||
+			!strings.Contains(err.Error(), `_meta["idempotency-key"]`) {
 			t.Errorf("%v: %v", key, err)
 		}
 	}
@@ -150,7 +161,9 @@ func TestH2NobodyCalls(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	for user, want := range map[string]string{"joe": "joe", "": ""} {
-		scope, err := mcpserver.TokenScope(t.Context(), &mcp.CallToolRequest{Extra: &mcp.RequestExtra{TokenInfo: &auth.TokenInfo{UserID: user}}})
+		scope, err := mcpserver.TokenScope(t.Context(), &mcp.CallToolRequest{Extra: &mcp.RequestExtra{TokenInfo: &auth.TokenInfo{
+			UserID: user,
+		}}})
 		if scope.Tenant != want || (err == nil) != (want != "") {
 			t.Errorf("%q: %v, %v", user, scope, err)
 		}
@@ -183,12 +196,14 @@ func TestH10CallInFlight(t *testing.T) {
 	}()
 	pgtest.Receive(t, patience, "the tool runs", begun)
 	_, err := call(t.Context(), copies, "place_order", "k", `{"item":"tea","amount":1}`)
-	if code, p := problemOf(err); code != serverError || p != (mcpserver.Problem{Code: "request-in-progress", Retryable: true, RetryAfter: 1}) {
+	if code, p := problemOf(err); code != serverError ||
+		p != (mcpserver.Problem{Code: "request-in-progress", Retryable: true, RetryAfter: 1}) {
 		t.Errorf("%v, %+v", err, p)
 	}
 	close(release)
 	result := pgtest.Receive(t, patience, "its result", first)
-	if again := r.must(copies, "place_order", "k", `{"item":"tea","amount":1}`); status(again) != "replayed" || text(t, again) != text(t, result) {
+	if again := r.must(copies, "place_order", "k", `{"item":"tea","amount":1}`); status(again) != "replayed" ||
+		text(t, again) != text(t, result) {
 		t.Errorf("%+v", again)
 	}
 	if n := r.orders(); n != 1 || other.runs.Load() != 0 {
@@ -235,7 +250,11 @@ func TestH11WhatIsKept(t *testing.T) {
 				t.Errorf("%+v", first)
 			}
 			again := r.must(s, "place_order", "k", `{"item":"tea","amount":1}`)
-			if again.IsError != c.kept || c.kept && (status(again) != "replayed" || text(t, again) != text(t, first) || !strings.Contains(text(t, again), "card-declined: the card was declined")) {
+			if again.IsError != c.kept ||
+				c.kept &&
+					(status(again) != "replayed" ||
+						text(t, again) != text(t, first) ||
+						!strings.Contains(text(t, again), "card-declined: the card was declined")) {
 				t.Errorf("%s, first %s", text(t, again), text(t, first))
 			}
 			if n := r.orders(); n != c.orders {
@@ -266,8 +285,11 @@ func TestH35ResultThatAsksForInput(t *testing.T) {
 	})
 	ask := func(state string) *mcp.CallToolResult {
 		t.Helper()
-		made, err := run(t.Context(), "tools/call", &mcp.CallToolRequest{Params: &mcp.CallToolParamsRaw{Name: "place_order", RequestState: state,
-			Meta: mcp.Meta{"idempotency-key": "k"}}})
+		made, err := run(t.Context(), "tools/call", &mcp.CallToolRequest{Params: &mcp.CallToolParamsRaw{
+			Name:         "place_order",
+			RequestState: state,
+			Meta:         mcp.Meta{"idempotency-key": "k"},
+		}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -295,7 +317,10 @@ func TestH13ResultAsItWas(t *testing.T) {
 	}
 	run := r.guard.Middleware()(func(context.Context, string, mcp.Request) (mcp.Result, error) { return made, nil })
 	for _, want := range []string{"created", "replayed"} {
-		got, err := run(t.Context(), "tools/call", &mcp.CallToolRequest{Params: &mcp.CallToolParamsRaw{Name: "book_table", Meta: mcp.Meta{"idempotency-key": "k"}}})
+		got, err := run(t.Context(), "tools/call", &mcp.CallToolRequest{Params: &mcp.CallToolParamsRaw{
+			Name: "book_table",
+			Meta: mcp.Meta{"idempotency-key": "k"},
+		}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -313,7 +338,12 @@ func TestH22StoreDown(t *testing.T) {
 	s := r.session()
 	pgtest.Exec(t, r.pool, `alter function onlyonce.http_begin(uuid, text, text, text, text) rename to http_begun`)
 	_, err := call(t.Context(), s, "place_order", "k", `{"item":"tea","amount":1}`)
-	if code, p := problemOf(err); code != serverError || p.Code != "store-unavailable" || !p.Retryable || p.RetryAfter != 1 || r.runs.Load() != 0 || strings.Contains(err.Error(), "http_begin") {
+	if code, p := problemOf(err); code != serverError ||
+		p.Code != "store-unavailable" ||
+		!p.Retryable ||
+		p.RetryAfter != 1 ||
+		r.runs.Load() != 0 ||
+		strings.Contains(err.Error(), "http_begin") {
 		t.Errorf("%v, %+v", err, p)
 	}
 }
@@ -340,7 +370,9 @@ func TestConfig(t *testing.T) {
 	}
 	empty := mcp.NewServer(&mcp.Implementation{Name: "other", Version: "1"}, nil)
 	mcp.AddTool(empty, &mcp.Tool{Name: "place_order"}, place)
-	if err := r.guard.Check(t.Context(), empty); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), `Tools["book_table"]`) || strings.Contains(err.Error(), "place_order") {
+	if err := r.guard.Check(t.Context(), empty); !errors.Is(err, idempotency.ErrConfig) ||
+		!strings.Contains(err.Error(), `Tools["book_table"]`) ||
+		strings.Contains(err.Error(), "place_order") {
 		t.Errorf("%v", err)
 	}
 }

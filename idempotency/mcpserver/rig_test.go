@@ -96,8 +96,12 @@ func newRigOn(t *testing.T, pool *pgxpool.Pool, change ...func(*mcpserver.Config
 	}
 	doer := idempotency.DoerConfig{NoCalls: true}
 	cfg := mcpserver.Config{
-		Scope:  ownerOf,
-		Tools:  map[string]mcpserver.Tool{"place_order": {Doer: doer}, "book_table": {Doer: doer}, "optional": {Doer: doer, KeyOptional: true}},
+		Scope: ownerOf,
+		Tools: map[string]mcpserver.Tool{
+			"place_order": {Doer: doer},
+			"book_table":  {Doer: doer},
+			"optional":    {Doer: doer, KeyOptional: true},
+		},
 		Logger: slog.New(slog.DiscardHandler),
 	}
 	for _, one := range change {
@@ -170,7 +174,12 @@ func (o owned) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func overHTTP(url, owner string, base http.RoundTripper) *mcp.StreamableClientTransport {
-	return &mcp.StreamableClientTransport{Endpoint: url, MaxRetries: -1, DisableStandaloneSSE: true, HTTPClient: &http.Client{Transport: owned{owner, base}}}
+	return &mcp.StreamableClientTransport{
+		Endpoint:             url,
+		MaxRetries:           -1,
+		DisableStandaloneSSE: true,
+		HTTPClient:           &http.Client{Transport: owned{owner, base}},
+	}
 }
 
 // call calls a tool; a key of "" is none.

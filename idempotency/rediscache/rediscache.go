@@ -74,7 +74,8 @@ func (c *Cache) Get(ctx context.Context, id [16]byte) ([]byte, error) {
 	// memory. For a missing key it returns an empty string.
 	entry, err := c.client.GetRange(ctx, c.key(id), 0, maxEntry-1).Bytes()
 	switch {
-	case errors.Is(err, redis.Nil), redis.HasErrorPrefix(err, "WRONGTYPE"): // for example a list: not an entry, and not a failure of Redis
+	case errors.Is(err, redis.Nil), redis.HasErrorPrefix(err, "WRONGTYPE"):
+		// for example a list: not an entry, and not a failure of Redis
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("rediscache: %w", err)

@@ -130,7 +130,11 @@ func TestErrorsOfRedis(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, getErr := cache.Get(t.Context(), [16]byte{})
-	for _, err := range []error{getErr, cache.Put(t.Context(), [16]byte{}, []byte("x"), time.Minute), cache.Delete(t.Context(), [16]byte{})} {
+	for _, err := range []error{
+		getErr,
+		cache.Put(t.Context(), [16]byte{}, []byte("x"), time.Minute),
+		cache.Delete(t.Context(), [16]byte{}),
+	} {
 		if err == nil || !strings.HasPrefix(err.Error(), "rediscache: ") {
 			t.Errorf("down: %v", err)
 		}

@@ -87,7 +87,8 @@ func (a across) paced(ctx context.Context, pool *pgxpool.Pool, arrived chan time
 	at := func(percent int) time.Duration {
 		return took[min(len(took)*percent/100, len(took)-1)].Round(100 * time.Microsecond)
 	}
-	_, err := fmt.Fprintf(stdout, "commit to call, %d calls, one each %v: p50 %v, p90 %v, p99 %v, max %v\n", len(took), a.every, at(50), at(90), at(99), at(100))
+	_, err := fmt.Fprintf(stdout, "commit to call, %d calls, one each %v: p50 %v, p90 %v, p99 %v, max %v\n",
+		len(took), a.every, at(50), at(90), at(99), at(100))
 	return err
 }
 
@@ -116,7 +117,8 @@ func startProgram(ctx context.Context, db *database, url string) (pid int, stop 
 	}
 	remove := func() error { return os.RemoveAll(dir) }
 	program, file := filepath.Join(dir, "onlyonce-relay"), filepath.Join(dir, "relay.json")
-	if out, err := exec.CommandContext(ctx, "go", "-C", "../../cmd/onlyonce-relay", "build", "-o", program, ".").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, "go",
+		"-C", "../../cmd/onlyonce-relay", "build", "-o", program, ".").CombinedOutput(); err != nil {
 		return 0, nil, errors.Join(fmt.Errorf("building the program: %w: %s", err, out), remove())
 	}
 	sink := map[string]any{"type": "http", "name": sinkName, "base_url": url, "key_window": "24h", "allow_private": true}

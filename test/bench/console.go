@@ -68,7 +68,9 @@ func consoleSide(ctx context.Context, db *database, w *window) (sample, error) {
 	if _, err := pool.Exec(ctx, `vacuum analyze onlyonce.parked`); err != nil {
 		return sample{}, err
 	}
-	h, err := console.New(pool, console.Config{Authorize: func(*http.Request) (console.Actor, console.Access, error) { return "bench", console.View, nil }})
+	h, err := console.New(pool, console.Config{Authorize: func(*http.Request) (console.Actor, console.Access, error) {
+		return "bench", console.View, nil
+	}})
 	if err != nil {
 		return sample{}, err
 	}

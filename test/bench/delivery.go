@@ -35,13 +35,22 @@ func besideWriter(context.Context, *server, options) (wrapped, plain side, err e
 func delays(name string, bar, late float64) []metric {
 	return []metric{
 		{name: name + "a", bar: bar, atMost: true, of: slowdown},
-		{name: name + "b", bar: late, atMost: true, shown: late == 0, of: func(w, p sample) (float64, bool) { return w.p99.Seconds() / p.p99.Seconds(), true }},
+		{
+			name:   name + "b",
+			bar:    late,
+			atMost: true,
+			shown:  late == 0,
+			of:     func(w, p sample) (float64, bool) { return w.p99.Seconds() / p.p99.Seconds(), true },
+		},
 	}
 }
 
 // timed prepares an action that is run once each time, and returns how long the measured part of it
 // took.
-type timed func(ctx context.Context, pool *pgxpool.Pool) (once func(ctx context.Context, n int, body []byte) (time.Duration, error), stop func() error, err error)
+type timed func(
+	ctx context.Context,
+	pool *pgxpool.Pool,
+) (once func(ctx context.Context, n int, body []byte) (time.Duration, error), stop func() error, err error)
 
 // timedSide does it at a pace, one at a time, and takes the percentiles of all but the first fifth.
 func timedSide(ready timed, writer bool) side {
@@ -166,7 +175,14 @@ func applyEnqueued(ctx context.Context, pool *pgxpool.Pool, n int, body []byte) 
 	if _, err := tx.Exec(ctx, effectSQL, n, body); err != nil {
 		return err
 	}
-	if err := outbox.Enqueue(ctx, tx, outbox.Call{Sink: sinkName, Name: "event", Scope: "bench", ID: fmt.Sprintf("order-%d", n), Target: "/event", Body: body}); err != nil {
+	if err := outbox.Enqueue(ctx, tx, outbox.Call{
+		Sink:   sinkName,
+		Name:   "event",
+		Scope:  "bench",
+		ID:     fmt.Sprintf("order-%d", n),
+		Target: "/event",
+		Body:   body,
+	}); err != nil {
 		return err
 	}
 	return tx.Commit(ctx)

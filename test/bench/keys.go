@@ -111,8 +111,11 @@ func (k *keyStore) loadRing(ctx context.Context, segments, keys int) error {
 	err := k.exec(ctx, fmt.Sprintf(`update onlyonce.rings r set closed = array(select s from generate_series(%[1]d, 1, -1) s),
       uses = array(select case when s between 1 and %[1]d then s end::bigint from generate_series(0, 9) s order by s)
                                      where r.name = 'consumer_keys'`, segments),
-		fmt.Sprintf(`update onlyonce.segments set closed_at = clock_timestamp(), opened_at = clock_timestamp() - interval '1 day', use_no = 1
-	     where ring = 'consumer_keys' and slot between 1 and %d`, segments))
+		fmt.Sprintf(
+			`update onlyonce.segments set closed_at = clock_timestamp(), opened_at = clock_timestamp() - interval '1 day', use_no = 1
+	     where ring = 'consumer_keys' and slot between 1 and %d`,
+			segments,
+		))
 	if err != nil {
 		return err
 	}

@@ -109,7 +109,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	case o.keep != 0 && o.keep < smallShare*bigSegments:
 		return o, fmt.Errorf("-kept is %d: must be at least %d", o.keep, smallShare*bigSegments)
 	case o.sim.horizon < 1 || o.sim.days < o.sim.horizon*8/7+2:
-		return o, fmt.Errorf("-days is %d, -horizon %d: must be at least 1, and days 8/7 of it and 2 more, so that a segment is forgotten", o.sim.days, o.sim.horizon)
+		return o, fmt.Errorf("-days is %d, -horizon %d: must be at least 1, and days 8/7 of it and 2 more, so that a segment is forgotten",
+			o.sim.days, o.sim.horizon)
 	case o.sim.keys < 1000:
 		return o, fmt.Errorf("-keys is %d: must be at least 1000", o.sim.keys)
 	case o.sim.scale < 1:

@@ -117,7 +117,13 @@ func (p partition) Fetch(ctx context.Context, from int64, most int) (source.Fetc
 		<-ctx.Done()
 		return source.Fetched[*consumer.Message]{}, ctx.Err()
 	}
-	got := source.Fetched[*consumer.Message]{Messages: p.t.messages(p.id, from, n), Next: from + n, LeaderEpoch: -1, HighWatermark: end, LastStable: end}
+	got := source.Fetched[*consumer.Message]{
+		Messages:      p.t.messages(p.id, from, n),
+		Next:          from + n,
+		LeaderEpoch:   -1,
+		HighWatermark: end,
+		LastStable:    end,
+	}
 	for i, m := range got.Messages {
 		if most -= m.Size(); most < 0 && i > 0 {
 			got.Messages, got.Next = got.Messages[:i], m.Offset

@@ -57,13 +57,21 @@ func forwarderDrain() drain {
 			if err := errors.Join(sub.SubscribeInitialize(forwarderTopic), sub.Close()); err != nil {
 				return err
 			}
-			insert := fmt.Sprintf(`insert into %s (uuid, payload, metadata, transaction_id)
-				select gen_random_uuid(), p, '{}', pg_current_xact_id() from unnest($1::json[]) p`, forwarderSchema.MessagesTable(forwarderTopic))
+			insert := fmt.Sprintf(
+				`insert into %s (uuid, payload, metadata, transaction_id)
+				select gen_random_uuid(), p, '{}', pg_current_xact_id() from unnest($1::json[]) p`,
+				forwarderSchema.MessagesTable(forwarderTopic),
+			)
 			return inBatches(rows, func(bodies [][]byte) error {
 				envelopes := make([]json.RawMessage, len(bodies))
 				for i, b := range bodies {
 					var err error
-					if envelopes[i], err = json.Marshal(forwarderEnvelope{DestinationTopic: "event", UUID: uuid.NewString(), Payload: b, Metadata: map[string]string{}}); err != nil {
+					if envelopes[i], err = json.Marshal(forwarderEnvelope{
+						DestinationTopic: "event",
+						UUID:             uuid.NewString(),
+						Payload:          b,
+						Metadata:         map[string]string{},
+					}); err != nil {
 						return err
 					}
 				}

@@ -131,7 +131,8 @@ func (s sample) String() string {
 		return fmt.Sprintf("%.0f MiB", s.peak)
 	}
 	if s.p50 > 0 {
-		return fmt.Sprintf("p50 %v, p99 %v (%.0f/s, %.0f us of CPU each)", s.p50.Round(time.Microsecond), s.p99.Round(time.Microsecond), s.rate(), s.cpu())
+		return fmt.Sprintf("p50 %v, p99 %v (%.0f/s, %.0f us of CPU each)",
+			s.p50.Round(time.Microsecond), s.p99.Round(time.Microsecond), s.rate(), s.cpu())
 	}
 	return fmt.Sprintf("%.0f/s (client %.1f us, server %.1f us, WAL %.0f B)", s.rate(), per(s.used.client), per(s.used.server),
 		float64(s.used.wal)/float64(s.messages))

@@ -59,10 +59,18 @@ func TestJudge(t *testing.T) {
 		values []float64
 		want   string
 	}{
-		{metric{name: "P2a", bar: 0.75}, []float64{0.7, 0.81, 0.9, 0.8, 0.85}, "P2a 0.81 bar 0.75 ok (open: 4 of 5 rounds meet it; a verdict takes about 11)"},
+		{
+			metric{name: "P2a", bar: 0.75},
+			[]float64{0.7, 0.81, 0.9, 0.8, 0.85},
+			"P2a 0.81 bar 0.75 ok (open: 4 of 5 rounds meet it; a verdict takes about 11)",
+		},
 		{metric{name: "P2a", bar: 0.75}, []float64{0.76, 0.81, 0.9, 0.8, 0.85}, "P2a 0.81 bar 0.75 ok"},
 		{metric{name: "P1a", bar: 1}, []float64{0.9}, "P1a 0.90 bar 1 short (open: 0 of 1 rounds meet it; a verdict takes about 5)"},
-		{metric{name: "P1a", bar: 1}, []float64{0.9, 1.1, 0.9, 1.1}, "P1a 1.00 bar 1 ok (open: 2 of 4 rounds meet it; a verdict takes about 200)"},
+		{
+			metric{name: "P1a", bar: 1},
+			[]float64{0.9, 1.1, 0.9, 1.1},
+			"P1a 1.00 bar 1 ok (open: 2 of 4 rounds meet it; a verdict takes about 200)",
+		},
 		{metric{name: "P7b", bar: 190, atMost: true, unit: "B"}, slices.Repeat([]float64{191.6}, 5), "P7b 192 bar 190 short"},
 		{metric{name: "P7a", bar: 4, atMost: true, unit: "us of CPU"}, slices.Repeat([]float64{3.14}, 5), "P7a 3.1 bar 4 ok"},
 		{metric{name: "P2b", shown: true}, []float64{0.5}, "P2b 0.50 no bar"},
@@ -90,7 +98,10 @@ func TestPick(t *testing.T) {
 		return strings.Join(all, " ")
 	}
 	for only, want := range map[string]string{
-		"":       "P1a P1b P2a,P7d P2b,P7a,P7b,P7c P3,P7e P4 P6a P6b P8a P8b,P8c P8d,P8e P9a,P9b,P9c P10a P10b P10c P11a,P11b P12a,P12b P13a,P13f P13b P13c P13d P13e P14 P15 P16a P16b P16c P16d P17 P18 P19,P19c P19b P20a,P20b,P20e P20c,P20f,P20g P20d,P20h,P20i P20j,P20k,P20l P21 P22a P22b P23a,P23b,P23c P23d,P23e,P23f P24a,P24b P25a P25b P25c P25d P26a P26b P27",
+		"": "P1a P1b P2a,P7d P2b,P7a,P7b,P7c P3,P7e P4 P6a P6b P8a P8b,P8c P8d,P8e P9a,P9b,P9c P10a " +
+			"P10b P10c P11a,P11b P12a,P12b P13a,P13f P13b P13c P13d P13e P14 P15 P16a P16b P16c P16d P17 " +
+			"P18 P19,P19c P19b P20a,P20b,P20e P20c,P20f,P20g P20d,P20h,P20i P20j,P20k,P20l P21 P22a P22b " +
+			"P23a,P23b,P23c P23d,P23e,P23f P24a,P24b P25a P25b P25c P25d P26a P26b P27",
 		"P2,P3":  "P2a P2b P3",
 		"P7":     "P7d P7a,P7b,P7c P7e",
 		"P1b":    "P1b",
@@ -103,7 +114,16 @@ func TestPick(t *testing.T) {
 }
 
 func TestUsageErrors(t *testing.T) {
-	for _, args := range [][]string{{"-only", "P99"}, {"-rounds", "0"}, {"-seconds", "0"}, {"-nonsense"}, {"P2"}, {"-days", "30"}, {"-keys", "1"}, {"-scale", "0"}} {
+	for _, args := range [][]string{
+		{"-only", "P99"},
+		{"-rounds", "0"},
+		{"-seconds", "0"},
+		{"-nonsense"},
+		{"P2"},
+		{"-days", "30"},
+		{"-keys", "1"},
+		{"-scale", "0"},
+	} {
 		var out, err bytes.Buffer
 		if code := run(t.Context(), args, &out, &err); code != 2 || err.Len() == 0 {
 			t.Errorf("%v: exit status %d, %q", args, code, &err)

@@ -180,10 +180,28 @@ func (c child) javaPeak(ctx context.Context, srv *server, group string) (float64
 	if err := os.WriteFile(file, drainJava, 0o600); err != nil {
 		return 0, err
 	}
-	if out, err := exec.CommandContext(ctx, filepath.Join(filepath.Dir(java), "javac"), "-cp", classes, "-d", dir, file).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(
+		ctx,
+		filepath.Join(filepath.Dir(java), "javac"),
+		"-cp",
+		classes,
+		"-d",
+		dir,
+		file,
+	).CombinedOutput(); err != nil {
 		return 0, fmt.Errorf("javac: %w: %s", err, out)
 	}
-	return peakOf(ctx, []string{java, javaHeap, "-cp", dir + string(filepath.ListSeparator) + classes, "Drain", c.Brokers[0], c.Topic, group, fmt.Sprint(c.Messages)})
+	return peakOf(ctx, []string{
+		java,
+		javaHeap,
+		"-cp",
+		dir + string(filepath.ListSeparator) + classes,
+		"Drain",
+		c.Brokers[0],
+		c.Topic,
+		group,
+		fmt.Sprint(c.Messages),
+	})
 }
 
 // childMain is main of a child.
@@ -263,12 +281,15 @@ func (c child) consume(ctx context.Context) error {
 		tx.Queue(effectSQL, m.Offset, m.Value[:1])
 		return nil
 	}
-	consuming, err := consumer.New(pool, source, consumer.HandlerFunc(handler), consumer.Config{Scope: "bench-" + c.Adapter, PositionsOnly: true,
+	consuming, err := consumer.New(pool, source, consumer.HandlerFunc(handler), consumer.Config{
+		Scope:         "bench-" + c.Adapter,
+		PositionsOnly: true,
 		Hooks: consumer.Hooks{AttemptEnd: func(_ context.Context, d consumer.BatchResult, err error) {
 			if err == nil && handled.Add(int64(d.Handled)) >= c.Messages {
 				stop()
 			}
-		}}})
+		}},
+	})
 	if err != nil {
 		return err
 	}

@@ -48,7 +48,10 @@ func enqueues(s side) side {
 			return got, err
 		}
 		var effects, calls int64
-		if err := db.pool.QueryRow(ctx, `select (select count(*) from effects), (select count(*) from onlyonce.outbox_log)`).Scan(&effects, &calls); err != nil {
+		if err := db.pool.QueryRow(ctx, `select (select count(*) from effects), (select count(*) from onlyonce.outbox_log)`).Scan(
+			&effects,
+			&calls,
+		); err != nil {
 			return got, err
 		}
 		if effects != calls {

@@ -102,7 +102,8 @@ func relayPacedSide(length time.Duration, pin bool) side {
 		go func() {
 			defer close(ended)
 			n := int((length+time.Minute)/relayPacedEvery) + 1
-			if _, err := db.pool.Exec(producing, fmt.Sprintf(produceSQL, n, relayPacedRows, relayPacedEvery.Seconds())); err != nil && producing.Err() == nil {
+			if _, err := db.pool.Exec(producing, fmt.Sprintf(produceSQL, n, relayPacedRows, relayPacedEvery.Seconds())); err != nil &&
+				producing.Err() == nil {
 				select {
 				case r.failed <- err:
 				default:

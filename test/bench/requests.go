@@ -42,7 +42,8 @@ func requests(replays, network bool) func(context.Context, *server, options) (wr
 
 // receipt is an answer as a service of payments gives it.
 func receipt(n int64, body []byte) []byte {
-	return fmt.Appendf(nil, `{"id":"ch_%020d","object":"charge","amount":2000,"currency":"eur","status":"succeeded","description":%q}`, n, fmt.Sprintf("%x", body[:100]))
+	return fmt.Appendf(nil, `{"id":"ch_%020d","object":"charge","amount":2000,"currency":"eur","status":"succeeded","description":%q}`,
+		n, fmt.Sprintf("%x", body[:100]))
 }
 
 func answer(w http.ResponseWriter, body []byte) {
@@ -64,21 +65,24 @@ func layered(pool *pgxpool.Pool, cfg idempotency.Config) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return layer.Handle(idempotency.Route{Pattern: "/v1/charges", NoCalls: true}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, err := io.ReadAll(r.Body)
-		if err != nil {
-			panic(err)
-		}
-		tx, err := idempotency.TxOf(r)
-		if err == nil {
-			_, err = tx.Exec(r.Context(), effectSQL, int64(len(body)), body)
-		}
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
-		}
-		answer(w, receipt(1, body))
-	}))
+	return layer.Handle(
+		idempotency.Route{Pattern: "/v1/charges", NoCalls: true},
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, err := io.ReadAll(r.Body)
+			if err != nil {
+				panic(err)
+			}
+			tx, err := idempotency.TxOf(r)
+			if err == nil {
+				_, err = tx.Exec(r.Context(), effectSQL, int64(len(body)), body)
+			}
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+			answer(w, receipt(1, body))
+		}),
+	)
 }
 
 // bareService does the same in a transaction of its own.

@@ -96,16 +96,20 @@ func (x sim) ring(ctx context.Context, db *database) (most sizes, claims, rotati
 	if err != nil {
 		return
 	}
-	if _, err = pool.Exec(ctx, `update onlyonce.rings set horizon = make_interval(days => $1) where name = 'consumer_keys'`, x.horizon); err != nil {
+	if _, err = pool.Exec(ctx, `update onlyonce.rings set horizon = make_interval(days => $1) where name = 'consumer_keys'`,
+		x.horizon); err != nil {
 		return
 	}
 	log := slog.New(slog.DiscardHandler)
 	builder, filters := inbox.NewBuilder(pool, ring.ConsumerKeys(), log), inbox.NewFilters(pool, "consumer_keys", log)
-	rotator, err := ring.New(pool, ring.ConsumerKeys(), ring.Config{MaxBytes: math.MaxInt64, Hooks: ring.Hooks{Stepped: func(o ring.StepResult) {
-		if o.Action == ring.Closed {
-			segments++
-		}
-	}}})
+	rotator, err := ring.New(pool, ring.ConsumerKeys(), ring.Config{
+		MaxBytes: math.MaxInt64,
+		Hooks: ring.Hooks{Stepped: func(o ring.StepResult) {
+			if o.Action == ring.Closed {
+				segments++
+			}
+		}},
+	})
 	if err != nil {
 		return
 	}
@@ -290,17 +294,43 @@ func (x sim) simulate(ctx context.Context, srv *server, out io.Writer) error {
 	claimed := float64(x.keys) * float64(x.days)
 	forgotten := float64(x.keys) * float64(expired.times)
 	say("%d days, %d random keys a day, remembered for %d days; PostgreSQL %s", x.days, x.keys, x.horizon, srv.version)
-	say("ring:  %d keys at most (of %.1f days); heap %.1f and index %.1f bytes a key; filters %.2f bytes a key of a closed segment in memory, %.2f in the database",
-		rung.keys, float64(rung.keys)/float64(x.keys), rung.each(rung.heap), rung.each(rung.index), float64(rung.filters)/float64(filterKeys), float64(rung.stored)/float64(filterKeys))
-	say("       claims %.0f a second, %.0f B of WAL a key; rotation with filters %v for each of %d segments, %.2f B of WAL and %.2f us a key claimed",
-		claimed/claims.took.Seconds(), float64(claims.wal)/claimed, (rotation.took / time.Duration(segments)).Round(time.Millisecond), segments, float64(rotation.wal)/claimed, rotation.took.Seconds()*1e6/claimed)
+	say(
+		"ring:  %d keys at most (of %.1f days); heap %.1f and index %.1f bytes a key; filters %.2f bytes a "+
+			"key of a closed segment in memory, %.2f in the database",
+		rung.keys,
+		float64(rung.keys)/float64(x.keys),
+		rung.each(rung.heap),
+		rung.each(rung.index),
+		float64(rung.filters)/float64(filterKeys),
+		float64(rung.stored)/float64(filterKeys),
+	)
+	say(
+		"       claims %.0f a second, %.0f B of WAL a key; rotation with filters %v for each of %d "+
+			"segments, %.2f B of WAL and %.2f us a key claimed",
+		claimed/claims.took.Seconds(),
+		float64(claims.wal)/claimed,
+		(rotation.took / time.Duration(segments)).Round(time.Millisecond),
+		segments,
+		float64(rotation.wal)/claimed,
+		rotation.took.Seconds()*1e6/claimed,
+	)
 	say("table: %d keys at most; heap %.1f and indexes %.1f bytes a key", tabled.keys, tabled.each(tabled.heap), tabled.each(tabled.index))
-	say("       inserts %.0f a second, %.0f B of WAL a key; DELETE and VACUUM %v each of %d days, %.0f B of WAL and %.2f us a key forgotten",
-		claimed/inserts.took.Seconds(), float64(inserts.wal)/claimed, (expired.took / time.Duration(expired.times)).Round(time.Millisecond), expired.times, float64(expired.wal)/forgotten, expired.took.Seconds()*1e6/forgotten)
+	say(
+		"       inserts %.0f a second, %.0f B of WAL a key; DELETE and VACUUM %v each of %d days, %.0f B of "+
+			"WAL and %.2f us a key forgotten",
+		claimed/inserts.took.Seconds(),
+		float64(inserts.wal)/claimed,
+		(expired.took / time.Duration(expired.times)).Round(time.Millisecond),
+		expired.times,
+		float64(expired.wal)/forgotten,
+		expired.took.Seconds()*1e6/forgotten,
+	)
 	up := x.scale / float64(x.keys)
 	gb := func(bytes float64) float64 { return bytes * up / 1e9 }
 	say("for %.3g keys a day:", x.scale)
-	say("ring:  %.3g keys, %.1f GB of disk, and %.2f GB of filters in each consumer and in the database", float64(rung.keys)*up, gb(float64(rung.heap+rung.index)), gb(float64(rung.filters)))
-	say("table: %.3g keys, %.1f GB of disk; with a record of 1 KB, as usual (not measured) %.0f GB", float64(tabled.keys)*up, gb(float64(tabled.heap+tabled.index)), gb(float64(tabled.keys)*1024))
+	say("ring:  %.3g keys, %.1f GB of disk, and %.2f GB of filters in each consumer and in the database",
+		float64(rung.keys)*up, gb(float64(rung.heap+rung.index)), gb(float64(rung.filters)))
+	say("table: %.3g keys, %.1f GB of disk; with a record of 1 KB, as usual (not measured) %.0f GB",
+		float64(tabled.keys)*up, gb(float64(tabled.heap+tabled.index)), gb(float64(tabled.keys)*1024))
 	return nil
 }

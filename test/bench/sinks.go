@@ -136,11 +136,20 @@ const (
 func writerDrain(brokers []string, name string) drain {
 	bodies := newBodies(rand.NewChaCha8([32]byte{5}))
 	return drain{connections: 1, run: func(ctx context.Context, _ *pgxpool.Pool, m *meter) error {
-		w := &kafka.Writer{Addr: kafka.TCP(brokers...), Topic: name, RequiredAcks: kafka.RequireAll, BatchSize: writerBatch, BatchTimeout: time.Millisecond}
+		w := &kafka.Writer{
+			Addr:         kafka.TCP(brokers...),
+			Topic:        name,
+			RequiredAcks: kafka.RequireAll,
+			BatchSize:    writerBatch,
+			BatchTimeout: time.Millisecond,
+		}
 		err := loops(ctx, m, writerLoops, writerBatch, func(n int) error {
 			messages := make([]kafka.Message, min(writerBatch, int(m.rows)-n))
 			for i := range messages {
-				messages[i] = kafka.Message{Value: bodies[(n+i)%len(bodies)], Headers: []kafka.Header{{Key: kafkasink.MessageID, Value: []byte(uuid.NewString())}}}
+				messages[i] = kafka.Message{
+					Value:   bodies[(n+i)%len(bodies)],
+					Headers: []kafka.Header{{Key: kafkasink.MessageID, Value: []byte(uuid.NewString())}},
+				}
 			}
 			return w.WriteMessages(ctx, messages...)
 		})
@@ -160,7 +169,10 @@ func franzDrain(brokers []string, name string) drain {
 		return loops(ctx, m, writerLoops, writerBatch, func(n int) error {
 			records := make([]*kgo.Record, min(writerBatch, int(m.rows)-n))
 			for i := range records {
-				records[i] = &kgo.Record{Value: bodies[(n+i)%len(bodies)], Headers: []kgo.RecordHeader{{Key: kafkasink.MessageID, Value: []byte(uuid.NewString())}}}
+				records[i] = &kgo.Record{
+					Value:   bodies[(n+i)%len(bodies)],
+					Headers: []kgo.RecordHeader{{Key: kafkasink.MessageID, Value: []byte(uuid.NewString())}},
+				}
 			}
 			return client.ProduceSync(ctx, records...).FirstErr()
 		})

@@ -40,7 +40,11 @@ func observed(messages bool) func(context.Context, *server, options) (side, side
 				_ = meters.Shutdown(context.WithoutCancel(ctx))
 			}()
 			seen := cfg
-			if err := telemetry.Instrument(&seen, telemetry.Config{TracerProvider: spans, MeterProvider: meters, Messages: messages}); err != nil {
+			if err := telemetry.Instrument(&seen, telemetry.Config{
+				TracerProvider: spans,
+				MeterProvider:  meters,
+				Messages:       messages,
+			}); err != nil {
 				return sample{}, err
 			}
 			return wrappedSide(t, handlerQueued, seen)(ctx, db, w)

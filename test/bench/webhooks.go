@@ -43,12 +43,19 @@ func answers(rate, p99 metric, p50 string) []metric {
 }
 
 func receiverService(_ context.Context, pool *pgxpool.Pool) (http.Handler, error) {
-	return webhook.New(pool, webhook.Config{Name: "bench", Secrets: []string{webhookSecret}, Provider: webhook.HMAC{Name: "bench", SignatureHeader: "X-Signature",
-		IDHeader: "X-Id", Layout: "{id}.{body}"}})
+	return webhook.New(pool, webhook.Config{
+		Name:    "bench",
+		Secrets: []string{webhookSecret},
+		Provider: webhook.HMAC{Name: "bench", SignatureHeader: "X-Signature",
+			IDHeader: "X-Id", Layout: "{id}.{body}"},
+	})
 }
 
 func insertService(ctx context.Context, pool *pgxpool.Pool) (http.Handler, error) {
-	if _, err := pool.Exec(ctx, `create table events (id bigint generated always as identity primary key, body bytea not null)`); err != nil {
+	if _, err := pool.Exec(
+		ctx,
+		`create table events (id bigint generated always as identity primary key, body bytea not null)`,
+	); err != nil {
 		return nil, err
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -40,7 +40,13 @@ func wrappedSide(t *tape, h consumer.HandlerFunc, cfg consumer.Config) side {
 // consumerSide runs a consumer over a source that is made anew in each run. It is watched from its
 // first batch on, and has run dry when a partition has reached end. All messages are new, and none
 // fails, except under ParkOrderingKey.
-func consumerSide(partitions int, end int64, h consumer.HandlerFunc, cfg consumer.Config, from func(context.Context) (consumer.Source, error)) side {
+func consumerSide(
+	partitions int,
+	end int64,
+	h consumer.HandlerFunc,
+	cfg consumer.Config,
+	from func(context.Context) (consumer.Source, error),
+) side {
 	return func(ctx context.Context, db *database, w *window) (sample, error) {
 		pool, err := db.open(ctx, partitions*max(cfg.Concurrency, 1))
 		if err != nil {

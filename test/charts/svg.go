@@ -80,11 +80,13 @@ func (c chart) svg() string {
 	for i, s := range c.series {
 		if len(c.series) > 1 {
 			at := 12 + 150*i
-			fmt.Fprintf(&head, `<rect class="s%d" x="%d" y="56" width="12" height="12"/><text x="%d" y="66">%s</text>`+"\n", i, at, at+18, html.EscapeString(s))
+			fmt.Fprintf(&head, `<rect class="s%d" x="%d" y="56" width="12" height="12"/><text x="%d" y="66">%s</text>`+"\n",
+				i, at, at+18, html.EscapeString(s))
 		}
 	}
 	height := bottom + 28
-	return fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" width="%d" height="%.0f" role="img">`+"\n<title>%s</title>\n", width, height, width, height, html.EscapeString(c.title)) +
+	return fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" width="%d" height="%.0f" role="img">`+
+		"\n<title>%s</title>\n", width, height, width, height, html.EscapeString(c.title)) +
 		style + head.String() + scale.String() + b.String() + "</svg>\n"
 }
 

@@ -18,7 +18,12 @@ var (
 )
 
 // notOurs are files that the pages have the reader write, and those of specifications.
-var notOurs = []string{"produce/main.go", "rfcs/rfc.agentic_checkout.md", "docs/specification/checkout-rest.md", "docs/specification/checkout-mcp.md"}
+var notOurs = []string{
+	"produce/main.go",
+	"rfcs/rfc.agentic_checkout.md",
+	"docs/specification/checkout-rest.md",
+	"docs/specification/checkout-mcp.md",
+}
 
 // fileText is a file of the repository.
 func fileText(t *testing.T, name string) string {
@@ -122,7 +127,11 @@ func rows(t *testing.T, page, head string) (n int) {
 // A number in words is the number of things.
 func TestDocumentsCountRight(t *testing.T) {
 	t.Parallel()
-	words := []string{"zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"}
+	words := []string{
+		"zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
+		"eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen",
+		"nineteen", "twenty",
+	}
 	senders := rows(t, "docs/guide/webhooks.md", "| Sender | Signs |") - 1 // HMAC is no sender
 	faults := strings.Count(fileText(t, "docs/guide/diagrams.md"), "\n## ")
 	sinks, err := filepath.Glob(root + "/outbox/*sink")

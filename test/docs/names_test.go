@@ -42,7 +42,15 @@ var (
 )
 
 // others are names of other libraries, which no code of ours has.
-var others = map[string]bool{"otelpgx": true, "kotel": true, "kgo.WithHooks": true, "Reader": true, "RequireAll": true, "RunAsTransaction": true, "AllISRAcks": true}
+var others = map[string]bool{
+	"otelpgx":          true,
+	"kotel":            true,
+	"kgo.WithHooks":    true,
+	"Reader":           true,
+	"RequireAll":       true,
+	"RunAsTransaction": true,
+	"AllISRAcks":       true,
+}
 
 func readCode(t *testing.T) *code {
 	t.Helper()

@@ -21,7 +21,12 @@ type route struct {
 // text is no reference: two references may not be equal, and an expired key is to have its effect
 // once more.
 var members = map[string]string{
-	"amount": "5", "currency": `"eur"`, "source": `"tok_visa"`, "destination": `"ba_1"`, "metadata": `{"order":"{{unique}}"}`, "note": `"n"`,
+	"amount":      "5",
+	"currency":    `"eur"`,
+	"source":      `"tok_visa"`,
+	"destination": `"ba_1"`,
+	"metadata":    `{"order":"{{unique}}"}`,
+	"note":        `"n"`,
 }
 
 // Amounts for which this program lets the outside misbehave: Postgres at a charge, and the provider

@@ -19,8 +19,9 @@ const (
 	// of the statement that compares.
 	enterOwner  = "l.epoch = enter.epoch and l.nonce = enter.nonce"
 	enterShared = "ignored := pg_advisory_xact_lock_shared(onlyonce.owner_lock(enter.cursor_id))::text;"
-	enterRow    = " if current_setting('transaction_isolation') <> 'read committed' then perform 1 from onlyonce.leases l where l.id = enter.cursor_id for share; end if;"
-	enterRead   = ` select coalesce((select p.next_offset from onlyonce.progress p where p.cursor_id = l.id and p.run = enter.run order by p.from_offset desc limit 1),
+	enterRow    = " if current_setting('transaction_isolation') <> 'read committed' then perform 1 from " +
+		"onlyonce.leases l where l.id = enter.cursor_id for share; end if;"
+	enterRead = ` select coalesce((select p.next_offset from onlyonce.progress p where p.cursor_id = l.id and p.run = enter.run order by p.from_offset desc limit 1),
                   (select c.run_start from onlyonce.cursors c where c.id = l.id and c.run = enter.run))
     into stands
     from onlyonce.leases l `
@@ -41,4 +42,8 @@ const (
 //   - S2 (rights) is a file that its tests read when they run, out of an overlay's reach. The
 //     comparison of that file with the server has one.
 //   - H7's comparison of fingerprints in constant time is checked in the source.
-var table = slices.Concat(adversaryRules, seamsRules, kitRules, consumerRules, slotRules, guardRules, kafkaLogRules, inboxRules, outboxRules, eventsRules, webhooksRules, intakeRules, queueRules, httpRules, httpClientRules, httpCacheRules, placesRules, sealRules, loginRules, consoleRules, nightRules)
+var table = slices.Concat(
+	adversaryRules, seamsRules, kitRules, consumerRules, slotRules, guardRules, kafkaLogRules,
+	inboxRules, outboxRules, eventsRules, webhooksRules, intakeRules, queueRules, httpRules,
+	httpClientRules, httpCacheRules, placesRules, sealRules, loginRules, consoleRules, nightRules,
+)

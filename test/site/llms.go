@@ -92,7 +92,11 @@ func (s *site) whole() []byte {
 	var b bytes.Buffer
 	for _, p := range s.pages {
 		guide := strings.HasPrefix(p.Path, "docs/guide/") || strings.HasPrefix(p.Path, "docs/operations/")
-		if guide || slices.Contains([]string{"README.md", "docs/http.md", "docs/sql.md", "docs/guarantees.md", "docs/glossary.md", "docs/metrics.md"}, p.Path) {
+		if guide ||
+			slices.Contains(
+				[]string{"README.md", "docs/http.md", "docs/sql.md", "docs/guarantees.md", "docs/glossary.md", "docs/metrics.md"},
+				p.Path,
+			) {
 			fmt.Fprintf(&b, "<!-- %s -->\n\n%s\n", p.Path, bytes.TrimSpace(p.source))
 			b.WriteByte('\n')
 		}

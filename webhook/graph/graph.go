@@ -117,7 +117,8 @@ func readStates(_ scheme.Fields, body []byte, s *scheme.Signed) error {
 	for _, one := range all {
 		state := received.String(received.Members(one, "clientState")["clientState"])
 		if state == "" || len(state) > maxClientState {
-			return scheme.Malformed(member, "must occur exactly once in each notification, as a string of 1 to 128 characters")
+			return scheme.Malformed(member, "must occur exactly once in each notification, as a string of 1 "+
+				"to 128 characters")
 		}
 		if slices.Contains(states, state) {
 			continue

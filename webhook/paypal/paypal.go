@@ -65,7 +65,8 @@ var (
 // Scheme implements webhook.Provider.
 func (p Provider) Scheme() (*scheme.Scheme, error) {
 	if !webhookID.MatchString(p.WebhookID) {
-		return nil, fmt.Errorf("paypal.Provider.WebhookID: %q must be the webhook's id, 1 to 50 letters and digits", p.WebhookID)
+		return nil, fmt.Errorf("paypal.Provider.WebhookID: %q must be the webhook's id, 1 to 50 letters and digits",
+			p.WebhookID)
 	}
 	fetch, err := certificates.NewFetcher(p.Fetch)
 	if err != nil {

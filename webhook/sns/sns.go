@@ -99,7 +99,8 @@ var signatureMembers = []string{"SignatureVersion", "Signature", "SigningCertURL
 // Scheme implements webhook.Provider.
 func (s Provider) Scheme() (*scheme.Scheme, error) {
 	if len(s.Topics) == 0 || len(s.Topics) > 64 {
-		return nil, fmt.Errorf("sns.Provider.Topics: must list 1 to 64 topics, not %d: SNS signs the messages of all topics, also of other accounts", len(s.Topics))
+		return nil, fmt.Errorf("sns.Provider.Topics: must list 1 to 64 topics, not %d: SNS signs the "+
+			"messages of all topics, also of other accounts", len(s.Topics))
 	}
 	for _, topic := range s.Topics {
 		if !topicARN.MatchString(topic) {
@@ -129,7 +130,9 @@ func (s Provider) Scheme() (*scheme.Scheme, error) {
 			_, err := f.One("X-Amz-Sns-Message-Type")
 			return scheme.Signed{}, err
 		},
-		ReadBody: func(_ scheme.Fields, body []byte, signed *scheme.Signed) error { return s.readBody(body, c, signed) },
+		ReadBody: func(_ scheme.Fields, body []byte, signed *scheme.Signed) error {
+			return s.readBody(body, c, signed)
+		},
 		Event: func(_ scheme.Fields, e *scheme.Event) error {
 			m, err := readMessage(e.Body)
 			if err != nil {
@@ -184,7 +187,10 @@ func certNames(from string) []string {
 // the members, and only Message may hold one. So no text that is published can pass for other
 // members: read from its end, what is signed has one meaning.
 func readMessage(body []byte) (map[string]string, error) {
-	names := slices.Concat([]string{"Message", "MessageId", "Subject", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"}, signatureMembers)
+	names := slices.Concat(
+		[]string{"Message", "MessageId", "Subject", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"},
+		signatureMembers,
+	)
 	raw := received.Members(body, names...)
 	m := map[string]string{}
 	for name, value := range raw {
@@ -282,9 +288,17 @@ func (s Provider) signedPart(m map[string]string, body []byte) []byte {
 // subscribeURL returns the address that confirms a subscription, if it is one of SNS's and does
 // this and nothing else (W20).
 func subscribeURL(m map[string]string) (*url.URL, error) {
-	const field, reason = "body's member SubscribeURL", "is not an address at which SNS confirms this topic's subscription"
+	const field, reason = "body's member SubscribeURL", "is not an address at which SNS confirms this " +
+		"topic's subscription"
 	u, err := url.Parse(m["SubscribeURL"])
-	if err != nil || u.Scheme != "https" || u.User != nil || u.Port() != "" || u.Fragment != "" || u.Opaque != "" || u.Path != "/" && u.Path != "" || !host.MatchString(u.Host) {
+	if err != nil ||
+		u.Scheme != "https" ||
+		u.User != nil ||
+		u.Port() != "" ||
+		u.Fragment != "" ||
+		u.Opaque != "" ||
+		u.Path != "/" && u.Path != "" ||
+		!host.MatchString(u.Host) {
 		return nil, scheme.Malformed(field, reason)
 	}
 	query, err := url.ParseQuery(u.RawQuery)

@@ -184,8 +184,16 @@ func encodedAnew(query string) string {
 func (t Provider) bases() ([]string, error) {
 	u, err := url.Parse(t.URL)
 	ports := map[string]string{"https": "443", "http": "80"}
-	if err != nil || ports[u.Scheme] == "" || u.Hostname() == "" || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || strings.HasSuffix(t.URL, "#") || !received.Printable(t.URL) {
-		return nil, errors.New("twilio.Provider.URL: must be the endpoint's public URL, https or http, without a query and a fragment")
+	if err != nil ||
+		ports[u.Scheme] == "" ||
+		u.Hostname() == "" ||
+		u.RawQuery != "" ||
+		u.ForceQuery ||
+		u.Fragment != "" ||
+		strings.HasSuffix(t.URL, "#") ||
+		!received.Printable(t.URL) {
+		return nil, errors.New("twilio.Provider.URL: must be the endpoint's public URL, https or http, " +
+			"without a query and a fragment")
 	}
 	_, rest, _ := strings.Cut(t.URL, "://")
 	authority, path := rest, ""
@@ -229,7 +237,8 @@ func signedText(f scheme.Fields, body []byte) (raw string, parameters []byte, er
 	if len(body) > 0 {
 		kind, _, err := mime.ParseMediaType(f.Header.Get("Content-Type"))
 		if err != nil || kind != "application/x-www-form-urlencoded" || len(f.Header["Content-Type"]) > 1 {
-			return "", nil, scheme.Malformed("Content-Type", "must be application/x-www-form-urlencoded, unless the URL has the parameter bodySHA256")
+			return "", nil, scheme.Malformed("Content-Type",
+				"must be application/x-www-form-urlencoded, unless the URL has the parameter bodySHA256")
 		}
 	}
 	form, err := url.ParseQuery(string(body))

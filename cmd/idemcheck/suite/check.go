@@ -25,7 +25,10 @@ type need struct {
 }
 
 var (
-	needCount    = need{"count_url or count_command", func(c *Config) bool { return c.CountURL != "" || len(c.CountCommand) > 0 }}
+	needCount = need{
+		"count_url or count_command",
+		func(c *Config) bool { return c.CountURL != "" || len(c.CountCommand) > 0 },
+	}
 	needNumber   = need{"number", func(c *Config) bool { return c.Number != "" }}
 	needFree     = need{"free", func(c *Config) bool { return c.Free != "" }}
 	needSlow     = need{"slow", func(c *Config) bool { return len(c.Slow) > 0 }}
@@ -34,7 +37,10 @@ var (
 	needPath     = need{"other_path", func(c *Config) bool { return c.OtherPath != "" }}
 	needIdentity = need{"other_headers", func(c *Config) bool { return len(c.OtherHeaders) > 0 }}
 	needWindow   = need{"window", func(c *Config) bool { return c.Window > 0 }}
-	needExpiry   = need{"window or expire_command", func(c *Config) bool { return c.Window > 0 || len(c.ExpireCommand) > 0 }}
+	needExpiry   = need{
+		"window or expire_command",
+		func(c *Config) bool { return c.Window > 0 || len(c.ExpireCommand) > 0 },
+	}
 	needRestart  = need{"restart_command", func(c *Config) bool { return len(c.RestartCommand) > 0 }}
 	needRequired = need{"declares.key_required", func(c *Config) bool { return c.Declares.KeyRequired }}
 	needLimit    = need{"declares.key_limit", func(c *Config) bool { return c.Declares.KeyLimit }}
@@ -56,7 +62,10 @@ func needProfile(name string) need {
 // Checks returns all checks, in the order in which they run. Those that restart the server are
 // last.
 func Checks() []Check {
-	return slices.Concat(keyChecks, bodyChecks, replayChecks, conflictChecks, scopeChecks, errorChecks, flightChecks, hangChecks, timeChecks)
+	return slices.Concat(
+		keyChecks, bodyChecks, replayChecks, conflictChecks, scopeChecks, errorChecks,
+		flightChecks, hangChecks, timeChecks,
+	)
 }
 
 // Result is what came of a check.

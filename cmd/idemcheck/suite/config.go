@@ -113,7 +113,12 @@ func (c Config) withDefaults() (Config, error) {
 	if len(c.Members) == 0 {
 		add("members: must not be empty: they make the request's body")
 	}
-	for name, values := range map[string]map[string]string{"members": c.Members, "slow": c.Slow, "refused": c.Refused, "broken": c.Broken} {
+	for name, values := range map[string]map[string]string{
+		"members": c.Members,
+		"slow":    c.Slow,
+		"refused": c.Refused,
+		"broken":  c.Broken,
+	} {
 		for member, value := range values {
 			if !json.Valid([]byte(strings.ReplaceAll(value, unique, "1"))) {
 				add("%s.%s: is %q: must be JSON text", name, member, value)

@@ -95,49 +95,109 @@ func beside(other func(s *session) call, judge func(slow, other answer) error) f
 }
 
 var flightChecks = []Check{
-	{"flight/two", "ACP 6.4", "a slow request twice at once", "the same answer twice, or 409 for one", []need{needSlow}, flight(2, oneAnswer)},
-	{"flight/two-effects", "ACP 6.3", "a slow request twice at once", "one effect", []need{needSlow, needCount}, func(s *session) error {
-		return s.effects(1, func() error { return flight(2, func(*session, []outcome) error { return nil })(s) })
-	}},
-	{"flight/fifty", "ACP 6.4", "a slow request 50 times at once", "one answer, or 409", []need{needSlow}, flight(50, oneAnswer)},
-	{"flight/fifty-effects", "ACP 6.3", "a slow request 50 times at once", "one effect", []need{needSlow, needCount}, func(s *session) error {
-		return s.effects(1, func() error { return flight(50, func(*session, []outcome) error { return nil })(s) })
-	}},
-	{"flight/retry-after", "ACP 6.4", "a slow request ten times at once", "Retry-After in each 409", []need{needSlow, needAfter}, flight(10, each409(func(a answer) error {
-		if a.header.Get("Retry-After") == "" {
-			return came("without Retry-After", a)
-		}
-		return nil
-	}))},
-	{"flight/acp-code", "ACP 6.4", "a slow request ten times at once", "code idempotency_in_flight in each 409", []need{needSlow, needProfile("acp")},
-		flight(10, each409(func(a answer) error { return wantCode(a, 409, "idempotency_in_flight", "type", "message") }))},
-	{"flight/afterwards", "ACP 6.3", "a slow request twice at once, and once more", "the first answer", []need{needSlow}, flight(2, func(s *session, all []outcome) error {
-		again, err := s.post(slowBody(s))
-		if err != nil {
-			return err
-		}
-		for _, one := range all {
-			if one.ok() && (one.body != again.body || one.status != again.status) {
-				return fmt.Errorf("one of them: %v; afterwards: %v", one.answer, again)
+	{
+		"flight/two",
+		"ACP 6.4",
+		"a slow request twice at once",
+		"the same answer twice, or 409 for one",
+		[]need{needSlow},
+		flight(2, oneAnswer),
+	},
+	{
+		"flight/two-effects",
+		"ACP 6.3",
+		"a slow request twice at once",
+		"one effect",
+		[]need{needSlow, needCount},
+		func(s *session) error {
+			return s.effects(1, func() error { return flight(2, func(*session, []outcome) error { return nil })(s) })
+		},
+	},
+	{
+		"flight/fifty",
+		"ACP 6.4",
+		"a slow request 50 times at once",
+		"one answer, or 409",
+		[]need{needSlow},
+		flight(50, oneAnswer),
+	},
+	{
+		"flight/fifty-effects",
+		"ACP 6.3",
+		"a slow request 50 times at once",
+		"one effect",
+		[]need{needSlow, needCount},
+		func(s *session) error {
+			return s.effects(1, func() error { return flight(50, func(*session, []outcome) error { return nil })(s) })
+		},
+	},
+	{
+		"flight/retry-after",
+		"ACP 6.4",
+		"a slow request ten times at once",
+		"Retry-After in each 409",
+		[]need{needSlow, needAfter},
+		flight(10, each409(func(a answer) error {
+			if a.header.Get("Retry-After") == "" {
+				return came("without Retry-After", a)
 			}
-		}
-		if !again.ok() {
-			return came("afterwards", again)
-		}
-		return nil
-	})},
-	{"flight/other-body", "ACP 6.4", "another body under the key of a slow request, at once", "not both 2xx", []need{needSlow, needConflict},
+			return nil
+		})),
+	},
+	{
+		"flight/acp-code",
+		"ACP 6.4",
+		"a slow request ten times at once",
+		"code idempotency_in_flight in each 409",
+		[]need{needSlow, needProfile("acp")},
+		flight(
+			10,
+			each409(func(a answer) error { return wantCode(a, 409, "idempotency_in_flight", "type", "message") }),
+		),
+	},
+	{
+		"flight/afterwards",
+		"ACP 6.3",
+		"a slow request twice at once, and once more",
+		"the first answer",
+		[]need{needSlow},
+		flight(2, func(s *session, all []outcome) error {
+			again, err := s.post(slowBody(s))
+			if err != nil {
+				return err
+			}
+			for _, one := range all {
+				if one.ok() && (one.body != again.body || one.status != again.status) {
+					return fmt.Errorf("one of them: %v; afterwards: %v", one.answer, again)
+				}
+			}
+			if !again.ok() {
+				return came("afterwards", again)
+			}
+			return nil
+		}),
+	},
+	{
+		"flight/other-body",
+		"ACP 6.4",
+		"another body under the key of a slow request, at once",
+		"not both 2xx",
+		[]need{needSlow, needConflict},
 		beside(body(changed), func(slow, other answer) error {
 			if slow.ok() && other.ok() {
 				return fmt.Errorf("the slow request: %v; the other: %v", slow, other)
 			}
 			return nil
-		})},
+		}),
+	},
 	{"flight/other-key", "IETF 2.2", "a slow request under two keys at once", "2xx twice", []need{needSlow},
-		beside(func(s *session) call { return call{keys: []string{s.key + "-2"}, body: slowBody(s)} }, func(slow, other answer) error {
-			if !slow.ok() || !other.ok() {
-				return fmt.Errorf("the slow request: %v; the other: %v", slow, other)
-			}
-			return nil
-		})},
+		beside(
+			func(s *session) call { return call{keys: []string{s.key + "-2"}, body: slowBody(s)} },
+			func(slow, other answer) error {
+				if !slow.ok() || !other.ok() {
+					return fmt.Errorf("the slow request: %v; the other: %v", slow, other)
+				}
+				return nil
+			},
+		)},
 }

@@ -128,37 +128,107 @@ func restart(s *session) error { return s.run(s.config.RestartCommand) }
 func noJudge(_, _ answer) error { return nil }
 
 var hangChecks = []Check{
-	{"hang/half-header", "IETF 2.6", "a third of a request; then the whole", "one effect", []need{needCount}, hungUp(0.3, 0)},
-	{"hang/half-body", "IETF 2.6", "a request but for its end; then the whole", "one effect", []need{needCount}, hungUp(0.95, 0)},
+	{
+		"hang/half-header",
+		"IETF 2.6",
+		"a third of a request; then the whole",
+		"one effect",
+		[]need{needCount},
+		hungUp(0.3, 0),
+	},
+	{
+		"hang/half-body",
+		"IETF 2.6",
+		"a request but for its end; then the whole",
+		"one effect",
+		[]need{needCount},
+		hungUp(0.95, 0),
+	},
 	{"hang/half-no-effect", "IETF 2.6", "a request but for its end", "no effect", []need{needCount}, noEffectOf(0.95)},
-	{"hang/no-answer", "IETF 2.6", "a request whose answer is not read; then again", "one effect", []need{needCount}, hungUp(1, 0)},
-	{"hang/first-byte", "IETF 2.6", "a request of whose answer one byte is read; then again", "one effect", []need{needCount}, hungUp(1, 1)},
-	{"hang/status-line", "IETF 2.6", "a request of whose answer the status is read; then again", "one effect", []need{needCount}, hungUp(1, 15)},
+	{
+		"hang/no-answer",
+		"IETF 2.6",
+		"a request whose answer is not read; then again",
+		"one effect",
+		[]need{needCount},
+		hungUp(1, 0),
+	},
+	{
+		"hang/first-byte",
+		"IETF 2.6",
+		"a request of whose answer one byte is read; then again",
+		"one effect",
+		[]need{needCount},
+		hungUp(1, 1),
+	},
+	{
+		"hang/status-line",
+		"IETF 2.6",
+		"a request of whose answer the status is read; then again",
+		"one effect",
+		[]need{needCount},
+		hungUp(1, 15),
+	},
 }
 
 var timeChecks = []Check{
-	{"time/kept", "ACP 6.6", "a request, and again after half of the window", "the first answer", []need{needWindow}, later(halfWindow, func(a, b answer) error {
-		if a.status != b.status || a.body != b.body {
-			return fmt.Errorf("the first: %v; after half of the window: %v", a, b)
-		}
-		return nil
-	})},
-	{"time/expired", "ACP 6.6", "a request, and again when its answer has expired", "2xx, and no error", []need{needExpiry}, later(expiry, func(_, b answer) error {
-		if !b.ok() {
-			return came("after the expiry", b)
-		}
-		return nil
-	})},
-	{"time/expired-effects", "ACP 6.6", "a request, and again when its answer has expired", "two effects", []need{needExpiry, needCount}, func(s *session) error {
-		return s.effects(2, func() error { return later(expiry, noJudge)(s) })
-	}},
-	{"time/restart", "provider documentation", "a request; the server is killed; the request again", "the first answer", []need{needRestart}, later(restart, func(a, b answer) error {
-		if a.status != b.status || a.body != b.body {
-			return fmt.Errorf("before: %v; after: %v", a, b)
-		}
-		return nil
-	})},
-	{"time/restart-effects", "provider documentation", "a request; the server is killed; the request again", "one effect", []need{needRestart, needCount}, func(s *session) error {
-		return s.effects(1, func() error { return later(restart, noJudge)(s) })
-	}},
+	{
+		"time/kept",
+		"ACP 6.6",
+		"a request, and again after half of the window",
+		"the first answer",
+		[]need{needWindow},
+		later(halfWindow, func(a, b answer) error {
+			if a.status != b.status || a.body != b.body {
+				return fmt.Errorf("the first: %v; after half of the window: %v", a, b)
+			}
+			return nil
+		}),
+	},
+	{
+		"time/expired",
+		"ACP 6.6",
+		"a request, and again when its answer has expired",
+		"2xx, and no error",
+		[]need{needExpiry},
+		later(expiry, func(_, b answer) error {
+			if !b.ok() {
+				return came("after the expiry", b)
+			}
+			return nil
+		}),
+	},
+	{
+		"time/expired-effects",
+		"ACP 6.6",
+		"a request, and again when its answer has expired",
+		"two effects",
+		[]need{needExpiry, needCount},
+		func(s *session) error {
+			return s.effects(2, func() error { return later(expiry, noJudge)(s) })
+		},
+	},
+	{
+		"time/restart",
+		"provider documentation",
+		"a request; the server is killed; the request again",
+		"the first answer",
+		[]need{needRestart},
+		later(restart, func(a, b answer) error {
+			if a.status != b.status || a.body != b.body {
+				return fmt.Errorf("before: %v; after: %v", a, b)
+			}
+			return nil
+		}),
+	},
+	{
+		"time/restart-effects",
+		"provider documentation",
+		"a request; the server is killed; the request again",
+		"one effect",
+		[]need{needRestart, needCount},
+		func(s *session) error {
+			return s.effects(1, func() error { return later(restart, noJudge)(s) })
+		},
+	},
 }

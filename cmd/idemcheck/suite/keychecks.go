@@ -118,20 +118,94 @@ func wantCode(a answer, status int, code string, members ...string) error {
 }
 
 var keyChecks = []Check{
-	{"key/bare", "ACP 6.1", "a key of letters and digits without quotes", "2xx", nil, accepts(func(s *session) string { return s.key })},
+	{
+		"key/bare",
+		"ACP 6.1",
+		"a key of letters and digits without quotes",
+		"2xx",
+		nil,
+		accepts(func(s *session) string { return s.key }),
+	},
 	{"key/quoted", "IETF 2.1", "a key as a quoted string of structured fields", "2xx", nil, accepts(quoted)},
 	{"key/uuid", "ACP 6.1", "a UUID as the key", "2xx", nil, accepts(func(s *session) string {
-		hex := strings.NewReplacer("g", "a", "h", "b", "i", "c", "j", "d", "k", "e", "l", "f", "m", "0", "n", "1", "o", "2", "p", "3", "q", "4", "r", "5", "s", "6", "t", "7", "u", "8", "v", "9", "w", "a", "x", "b", "y", "c", "z", "d").Replace(s.key)
+		hex := strings.NewReplacer("g",
+			"a",
+			"h",
+			"b",
+			"i",
+			"c",
+			"j",
+			"d",
+			"k",
+			"e",
+			"l",
+			"f",
+			"m",
+			"0",
+			"n",
+			"1",
+			"o",
+			"2",
+			"p",
+			"3",
+			"q",
+			"4",
+			"r",
+			"5",
+			"s",
+			"6",
+			"t",
+			"7",
+			"u",
+			"8",
+			"v",
+			"9",
+			"w",
+			"a",
+			"x",
+			"b",
+			"y",
+			"c",
+			"z",
+			"d").Replace(s.key)
 		return hex[:8] + "-" + hex[8:12] + "-4" + hex[13:16] + "-8" + hex[17:20] + "-" + hex[:12]
 	})},
-	{"key/one-key", "IETF 2.1", "a bare key, then the same one in quotes", "the first answer", []need{needOneKey}, samePair(plain, keyed(quoted))},
+	{
+		"key/one-key",
+		"IETF 2.1",
+		"a bare key, then the same one in quotes",
+		"the first answer",
+		[]need{needOneKey},
+		samePair(plain, keyed(quoted)),
+	},
 	{"key/255", "ACP 6.1", "a key of 255 characters", "2xx", nil, accepts(long(255))},
 	{"key/256", "ACP 6.1", "a key of 256 characters", "4xx", []need{needLimit}, refuses(keyed(long(256)))},
-	{"key/256-no-effect", "ACP 6.1", "a key of 256 characters", "no effect", []need{needLimit, needCount}, noEffect(keyed(long(256)))},
+	{
+		"key/256-no-effect",
+		"ACP 6.1",
+		"a key of 256 characters",
+		"no effect",
+		[]need{needLimit, needCount},
+		noEffect(keyed(long(256))),
+	},
 	{"key/empty", "IETF 2.1", "an empty key", "4xx", []need{needRequired}, refuses(emptyKey)},
-	{"key/empty-no-effect", "IETF 2.1", "an empty key", "no effect", []need{needRequired, needCount}, noEffect(emptyKey)},
+	{
+		"key/empty-no-effect",
+		"IETF 2.1",
+		"an empty key",
+		"no effect",
+		[]need{needRequired, needCount},
+		noEffect(emptyKey),
+	},
 	{"key/twice", "IETF 2.1", "two lines with different keys", "4xx", nil, refuses(twoKeys)},
-	{"key/twice-no-effect", "IETF 2.1", "two lines with different keys", "no effect", []need{needCount}, noEffect(twoKeys)},
+	{
+		"key/twice-no-effect",
+		"IETF 2.1",
+		"two lines with different keys",
+		"no effect",
+		[]need{needCount},
+		noEffect(twoKeys),
+	},
 	{"key/missing", "ACP 6.1", "no key", "400", []need{needRequired}, func(s *session) error {
 		a, err := s.send(noKey(s))
 		if err == nil && a.status != 400 {
@@ -140,27 +214,61 @@ var keyChecks = []Check{
 		return err
 	}},
 	{"key/missing-no-effect", "ACP 6.1", "no key", "no effect", []need{needRequired, needCount}, noEffect(noKey)},
-	{"key/missing-code", "ACP 6.1", "no key", "400 with code idempotency_key_required", []need{needProfile("acp")}, func(s *session) error {
-		a, err := s.send(noKey(s))
-		if err != nil {
-			return err
-		}
-		return wantCode(a, 400, "idempotency_key_required")
-	}},
-	{"key/missing-object", "ACP 6.1", "no key", "a flat object with type invalid_request and message", []need{needProfile("acp")}, func(s *session) error {
-		a, err := s.send(noKey(s))
-		if err != nil {
-			return err
-		}
-		if !strings.Contains(a.body, `"invalid_request"`) {
-			return came("the refusal", a)
-		}
-		return wantCode(a, 400, "", "type", "message")
-	}},
-	{"key/case", "IETF 2.1", "two keys that differ in case", "two effects", []need{needCount}, twoOperations(plain, keyed(func(s *session) string { return strings.ToUpper(s.key) }))},
-	{"key/prefix", "ACP 6.1", "two keys of 255 characters that differ in the last one", "two effects", []need{needCount},
-		twoOperations(keyed(long(255)), keyed(func(s *session) string { return long(255)(s)[:254] + "x" }))},
+	{
+		"key/missing-code",
+		"ACP 6.1",
+		"no key",
+		"400 with code idempotency_key_required",
+		[]need{needProfile("acp")},
+		func(s *session) error {
+			a, err := s.send(noKey(s))
+			if err != nil {
+				return err
+			}
+			return wantCode(a, 400, "idempotency_key_required")
+		},
+	},
+	{
+		"key/missing-object",
+		"ACP 6.1",
+		"no key",
+		"a flat object with type invalid_request and message",
+		[]need{needProfile("acp")},
+		func(s *session) error {
+			a, err := s.send(noKey(s))
+			if err != nil {
+				return err
+			}
+			if !strings.Contains(a.body, `"invalid_request"`) {
+				return came("the refusal", a)
+			}
+			return wantCode(a, 400, "", "type", "message")
+		},
+	},
+	{
+		"key/case",
+		"IETF 2.1",
+		"two keys that differ in case",
+		"two effects",
+		[]need{needCount},
+		twoOperations(plain, keyed(func(s *session) string { return strings.ToUpper(s.key) })),
+	},
+	{
+		"key/prefix",
+		"ACP 6.1",
+		"two keys of 255 characters that differ in the last one",
+		"two effects",
+		[]need{needCount},
+		twoOperations(keyed(long(255)), keyed(func(s *session) string { return long(255)(s)[:254] + "x" })),
+	},
 	{"key/header-case", "RFC 9110 5.1", "the header's name in lower case, then as it is", "the first answer", nil,
 		samePair(func(s *session) call { return call{name: strings.ToLower(s.config.KeyHeader)} }, plain)},
-	{"key/other-key", "IETF 2.2", "the same body under two keys", "two effects", []need{needCount}, twoOperations(plain, keyed(func(s *session) string { return s.key + "-2" }))},
+	{
+		"key/other-key",
+		"IETF 2.2",
+		"the same body under two keys",
+		"two effects",
+		[]need{needCount},
+		twoOperations(plain, keyed(func(s *session) string { return s.key + "-2" })),
+	},
 }

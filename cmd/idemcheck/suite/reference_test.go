@@ -393,7 +393,13 @@ func (r *reference) compared(req *http.Request, body []byte) string {
 	case r.is("body/other-header"):
 		added = req.Header.Get("X-Request-Id")
 	}
-	marks := map[string]string{"body/space": "\n", "body/escape": `\u`, "body/trailing-zero": ".0", "body/exponent": "e0", "body/power": "e2"}
+	marks := map[string]string{
+		"body/space":         "\n",
+		"body/escape":        `\u`,
+		"body/trailing-zero": ".0",
+		"body/exponent":      "e0",
+		"body/power":         "e2",
+	}
 	if mark, has := marks[r.fault]; has && strings.Contains(raw, mark) || r.is("body/order", "body/nested-order") {
 		return raw
 	}
@@ -421,7 +427,8 @@ func (r *reference) simplified(value any) any {
 		for name, member := range v {
 			_, nested := member.(map[string]any)
 			switch {
-			case r.is("body/number") && name == "amount", r.is("body/added") && name == "meta", r.is("body/null") && member == nil, r.is("body/nested") && nested:
+			case r.is("body/number") && name == "amount", r.is("body/added") && name == "meta",
+				r.is("body/null") && member == nil, r.is("body/nested") && nested:
 				continue
 			}
 			out[name] = r.simplified(member)

@@ -147,9 +147,13 @@ func (s *session) send(c call) (answer, error) {
 	}
 	transport := &http.Transport{DisableKeepAlives: true}
 	defer transport.CloseIdleConnections()
-	resp, err := (&http.Client{Transport: transport, Timeout: answerWithin, CheckRedirect: func(*http.Request, []*http.Request) error {
-		return http.ErrUseLastResponse
-	}}).Do(req)
+	resp, err := (&http.Client{
+		Transport: transport,
+		Timeout:   answerWithin,
+		CheckRedirect: func(*http.Request, []*http.Request) error {
+			return http.ErrUseLastResponse
+		},
+	}).Do(req)
 	if err != nil {
 		return answer{}, fmt.Errorf("no answer: %w", err)
 	}

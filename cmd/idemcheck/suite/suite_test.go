@@ -37,11 +37,21 @@ func configOf(t *testing.T, url, profile string) Config {
 		keeps = "no"
 	}
 	c, err := Config{
-		URL: url, Path: "/orders", OtherPath: "/orders2", CountURL: url + "/count", RestartCommand: []string{program, "get", url + "/restart"}, Window: window,
-		Headers: map[string]string{"X-Client": "1"}, OtherHeaders: map[string]string{"X-Client": "2"},
-		Members: map[string]string{"ref": `"{{unique}}"`, "amount": "5", "meta": `"m"`, "mode": `""`}, Number: "amount", Free: "meta",
-		Slow: map[string]string{"mode": `"slow"`}, Refused: map[string]string{"mode": `"refuse"`}, Broken: map[string]string{"mode": `"break"`},
-		Declares: Declares{Profile: profile, OneKey: true, Replayed: true, RetryAfter: true, Keeps4xx: keeps},
+		URL:            url,
+		Path:           "/orders",
+		OtherPath:      "/orders2",
+		CountURL:       url + "/count",
+		RestartCommand: []string{program, "get", url + "/restart"},
+		Window:         window,
+		Headers:        map[string]string{"X-Client": "1"},
+		OtherHeaders:   map[string]string{"X-Client": "2"},
+		Members:        map[string]string{"ref": `"{{unique}}"`, "amount": "5", "meta": `"m"`, "mode": `""`},
+		Number:         "amount",
+		Free:           "meta",
+		Slow:           map[string]string{"mode": `"slow"`},
+		Refused:        map[string]string{"mode": `"refuse"`},
+		Broken:         map[string]string{"mode": `"break"`},
+		Declares:       Declares{Profile: profile, OneKey: true, Replayed: true, RetryAfter: true, Keeps4xx: keeps},
 	}.withDefaults()
 	if err != nil {
 		t.Fatal(err)
@@ -145,7 +155,11 @@ func TestChecksAreDescribed(t *testing.T) {
 // What a check needs and the configuration does not have is named.
 func TestSkippedChecksSayWhy(t *testing.T) {
 	t.Parallel()
-	c, err := Config{URL: newReference(t, "acp", "", time.Hour).URL, Path: "/orders", Members: map[string]string{"ref": `"{{unique}}"`}}.withDefaults()
+	c, err := Config{
+		URL:     newReference(t, "acp", "", time.Hour).URL,
+		Path:    "/orders",
+		Members: map[string]string{"ref": `"{{unique}}"`},
+	}.withDefaults()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +178,10 @@ func TestSkippedChecksSayWhy(t *testing.T) {
 // A configuration's faults are named, all at once.
 func TestConfigIsChecked(t *testing.T) {
 	t.Parallel()
-	_, err := ReadConfig([]byte(`{"url":"ftp://a","path":"x","members":{"a":"{"},"number":"n","window":99,"declares":{"profile":"x","keeps_4xx":"maybe"}}`), "")
+	_, err := ReadConfig(
+		[]byte(`{"url":"ftp://a","path":"x","members":{"a":"{"},"number":"n","window":99,"declares":{"profile":"x","keeps_4xx":"maybe"}}`),
+		"",
+	)
 	for _, field := range []string{"url:", "path:", "members.a:", "number:", "window:", "declares.profile:", "declares.keeps_4xx:"} {
 		if err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s is missing: %v", field, err)

@@ -102,7 +102,8 @@ func (f *flow) from(v ssa.Value, path []int, at *frame) *source {
 		return either(f.from(v.X, path, at), func() *source { return f.into(v, path, at) })
 	case *ssa.Alloc, *ssa.MakeMap, *ssa.MakeSlice:
 		return f.into(v, path, at)
-	case *ssa.Phi, *ssa.BinOp, *ssa.MakeInterface, *ssa.ChangeType, *ssa.ChangeInterface, *ssa.Convert, *ssa.MultiConvert, *ssa.SliceToArrayPointer, *ssa.TypeAssert:
+	case *ssa.Phi, *ssa.BinOp, *ssa.MakeInterface, *ssa.ChangeType, *ssa.ChangeInterface,
+		*ssa.Convert, *ssa.MultiConvert, *ssa.SliceToArrayPointer, *ssa.TypeAssert:
 		return f.operands(v.(ssa.Instruction), path, at)
 	case *ssa.Parameter:
 		for ; at != nil; at = at.up {

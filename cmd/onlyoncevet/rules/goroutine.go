@@ -45,7 +45,14 @@ func runGoroutine(pass *analysis.Pass) (any, error) {
 				}
 			}
 			if by != "" {
-				p.report(pass, i.Pos(), "the transaction reaches another goroutine through %s: a statement after the handler's return or beside another one fails, and the message is handled again. Use tx in the handler's own goroutine.", by)
+				p.report(
+					pass,
+					i.Pos(),
+					"the transaction reaches another goroutine through %s: a statement "+
+						"after the handler's return or beside another one fails, and the message is handled "+
+						"again. Use tx in the handler's own goroutine.",
+					by,
+				)
 			}
 		}
 	}

@@ -32,15 +32,32 @@ module.`,
 
 // connections are the types whose methods send statements past a handler's transaction.
 var connections = map[string]bool{
-	"github.com/jackc/pgx/pgxpool.Pool": true, "github.com/jackc/pgx/pgxpool.Conn": true, "github.com/jackc/pgx.Conn": true,
-	"github.com/jackc/pgx/pgconn.PgConn": true, "database/sql.DB": true, "database/sql.Conn": true,
+	"github.com/jackc/pgx/pgxpool.Pool":  true,
+	"github.com/jackc/pgx/pgxpool.Conn":  true,
+	"github.com/jackc/pgx.Conn":          true,
+	"github.com/jackc/pgx/pgconn.PgConn": true,
+	"database/sql.DB":                    true,
+	"database/sql.Conn":                  true,
 }
 
 // sends are the methods that send a statement, or begin what will.
 var sends = map[string]bool{
-	"Exec": true, "Query": true, "QueryRow": true, "SendBatch": true, "CopyFrom": true, "CopyTo": true, "Begin": true, "BeginTx": true,
-	"ExecContext": true, "QueryContext": true, "QueryRowContext": true, "Prepare": true, "PrepareContext": true,
-	"ExecParams": true, "ExecPrepared": true, "ExecBatch": true,
+	"Exec":            true,
+	"Query":           true,
+	"QueryRow":        true,
+	"SendBatch":       true,
+	"CopyFrom":        true,
+	"CopyTo":          true,
+	"Begin":           true,
+	"BeginTx":         true,
+	"ExecContext":     true,
+	"QueryContext":    true,
+	"QueryRowContext": true,
+	"Prepare":         true,
+	"PrepareContext":  true,
+	"ExecParams":      true,
+	"ExecPrepared":    true,
+	"ExecBatch":       true,
 }
 
 func runPool(pass *analysis.Pass) (any, error) { return reportFound(pass, false) }
@@ -120,7 +137,10 @@ func (p *program) leadsHere(db ssa.Value) bool {
 	if !ok || nameOf(open.Common()) != (name{"database/sql", "", "OpenDB"}) {
 		return false
 	}
-	return strings.HasPrefix(typeName(stored(unwrapped(open.Common().Args[0])).Type()), unversioned(p.pkg.Pkg.Path())+".")
+	return strings.HasPrefix(
+		typeName(stored(unwrapped(open.Common().Args[0])).Type()),
+		unversioned(p.pkg.Pkg.Path())+".",
+	)
 }
 
 // stored returns the value of a variable that is assigned once, and another value as it is. A

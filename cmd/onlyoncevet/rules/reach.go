@@ -100,7 +100,12 @@ func (r *reach) call(fn *ssa.Function, call ssa.CallInstruction, at *frame, via 
 		if known := r.p.fact(callee); known != nil {
 			r.apply(known, n, c.Args, at, own, step)
 		} else if conn := r.p.instead(fn, c); conn != "" && r.into == nil {
-			r.report(false, call.Pos(), fmt.Sprintf("%v gets a %s where the handler's transaction would fit: what it writes commits outside of it, and is written again if the message is handled again. Pass tx instead.", n, conn))
+			r.report(
+				false,
+				call.Pos(),
+				fmt.Sprintf("%v gets a %s where the handler's transaction would fit: what it writes commits "+
+					"outside of it, and is written again if the message is handled again. Pass tx instead.", n, conn),
+			)
 		}
 	}
 }
@@ -201,7 +206,11 @@ func (r *reach) apply(known *summary, n name, args []ssa.Value, at *frame, via t
 			case conn != "" && r.into != nil:
 				r.add(effect{What: short(conn), Where: t.Where})
 			case conn != "":
-				r.report(false, via, fmt.Sprintf("%v sends its statement (%s) on a %s: it %s", n, t.Where, short(conn), commits))
+				r.report(
+					false,
+					via,
+					fmt.Sprintf("%v sends its statement (%s) on a %s: it %s", n, t.Where, short(conn), commits),
+				)
 			case r.into != nil:
 				r.throughAt(o, t.Where)
 			}
@@ -222,8 +231,11 @@ func (r *reach) statement(call ssa.CallInstruction, n name, at *frame) {
 
 // Texts of the rule oncepool.
 const (
-	commits    = "commits outside of the handler's transaction: if the message is handled again, the write is made again. Use tx instead."
-	cannotTell = "%v sends a statement that is put together as the program runs, so whether it writes cannot be told: if it does, it commits outside of the handler's transaction, and again if the message is handled again. Use tx, or give the reason in a comment onlyoncevet:ignore."
+	commits = "commits outside of the handler's transaction: if the message is handled again, the write " +
+		"is made again. Use tx instead."
+	cannotTell = "%v sends a statement that is put together as the program runs, so whether it writes " +
+		"cannot be told: if it does, it commits outside of the handler's transaction, and again if the " +
+		"message is handled again. Use tx, or give the reason in a comment onlyoncevet:ignore."
 )
 
 func committed(what string) string { return what + " " + commits }

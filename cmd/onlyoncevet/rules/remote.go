@@ -20,12 +20,18 @@ second request. A request in a function that idempotency.Step runs is not report
 var remotes = func() map[name]bool {
 	all := map[name]bool{}
 	for of, fns := range map[[2]string][]string{
-		{"net/http", ""}:                               {"Get", "Head", "Post", "PostForm"},
-		{"net/http", "Client"}:                         {"Do", "Get", "Head", "Post", "PostForm"},
-		{"net/http", "RoundTripper"}:                   {"RoundTrip"},
-		{"net/http", "Transport"}:                      {"RoundTrip"},
-		{"net", ""}:                                    {"Dial", "DialTimeout", "DialTCP", "DialUDP", "DialIP", "DialUnix"},
-		{"net", "Dialer"}:                              {"Dial", "DialContext", "DialTCP", "DialUDP", "DialIP", "DialUnix"},
+		{"net/http", ""}:             {"Get", "Head", "Post", "PostForm"},
+		{"net/http", "Client"}:       {"Do", "Get", "Head", "Post", "PostForm"},
+		{"net/http", "RoundTripper"}: {"RoundTrip"},
+		{"net/http", "Transport"}:    {"RoundTrip"},
+		{
+			"net",
+			"",
+		}: {"Dial", "DialTimeout", "DialTCP", "DialUDP", "DialIP", "DialUnix"},
+		{
+			"net",
+			"Dialer",
+		}: {"Dial", "DialContext", "DialTCP", "DialUDP", "DialIP", "DialUnix"},
 		{"crypto/tls", ""}:                             {"Dial", "DialWithDialer"},
 		{"crypto/tls", "Dialer"}:                       {"Dial", "DialContext"},
 		{"net/smtp", ""}:                               {"SendMail", "Dial"},
@@ -46,7 +52,9 @@ var remotes = func() map[name]bool {
 func runRemote(pass *analysis.Pass) (any, error) { return reportFound(pass, true) }
 
 // reachesRemote is what the rule says of a call.
-const reachesRemote = "%s reaches a remote, and a rollback does not take that back: if the message is handled again, it is reached again. Enqueue an outbox.Call in tx, which is sent after the commit. A consumer looks things up in Config.Prepare, before the transaction."
+const reachesRemote = "%s reaches a remote, and a rollback does not take that back: if the message is " +
+	"handled again, it is reached again. Enqueue an outbox.Call in tx, which is sent after the commit. A " +
+	"consumer looks things up in Config.Prepare, before the transaction."
 
 // inStep reports whether a function literal, or one around it, is what an idempotency.Step runs.
 func inStep(fn *ssa.Function) bool {

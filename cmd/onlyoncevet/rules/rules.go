@@ -65,7 +65,9 @@ var handlers = &analysis.Analyzer{
 
 func findHandlers(pass *analysis.Pass) (any, error) {
 	p := &program{ignored: map[string]map[int]bool{}, pass: pass, embeds: map[string]string{}}
-	names := slices.ContainsFunc(pass.Pkg.Imports(), func(i *types.Package) bool { return strings.HasPrefix(i.Path(), module) })
+	names := slices.ContainsFunc(pass.Pkg.Imports(), func(i *types.Package) bool {
+		return strings.HasPrefix(i.Path(), module)
+	})
 	if !inModule(pass) && !names {
 		return p, nil // it can name no transaction, and no facts are made about it
 	}

@@ -65,14 +65,29 @@ func TestTypeName(t *testing.T) {
 // Statements are read by PostgreSQL's parser: words in literals, names and comments do not count.
 func TestStatements(t *testing.T) {
 	for sql, want := range map[string]sqlVerdict{
-		"select 1": reads, "\n -- insert\n SELECT updated_at from t": reads, "with a as (select 1) table a": reads, "show timezone": reads,
-		"/* delete */ select fee from fees where action = 'delete'": reads, "(select 1) union all (select 2)": reads, "values (1)": reads,
-		`select "update" from t where note = 'insert into x'`: reads, "select coalesce(max(id), 0) from x where x.x = $1 limit 1": reads,
-		"explain select 1":    reads,
-		"select 1 for update": writes, "with a as (delete from t returning 1) select * from a": writes, "select nextval('s')": writes,
-		"insert into t values (1)": writes, "select 1; delete from t": writes, "select 1 into t2": writes, "select pg_catalog.pg_notify('a', 'b')": writes,
-		"explain analyze delete from t": writes, "/* select */ update t set a = 1": writes, "merge into t using s on true when matched then do nothing": writes,
-		"call p()": writes, "select from where": unknown, "": unknown,
+		"select 1": reads,
+		"\n -- insert\n SELECT updated_at from t":                   reads,
+		"with a as (select 1) table a":                              reads,
+		"show timezone":                                             reads,
+		"/* delete */ select fee from fees where action = 'delete'": reads,
+		"(select 1) union all (select 2)":                           reads,
+		"values (1)":                                                reads,
+		`select "update" from t where note = 'insert into x'`:       reads,
+		"select coalesce(max(id), 0) from x where x.x = $1 limit 1": reads,
+		"explain select 1":                                          reads,
+		"select 1 for update":                                       writes,
+		"with a as (delete from t returning 1) select * from a":     writes,
+		"select nextval('s')":                                       writes,
+		"insert into t values (1)":                                  writes,
+		"select 1; delete from t":                                   writes,
+		"select 1 into t2":                                          writes,
+		"select pg_catalog.pg_notify('a', 'b')":                     writes,
+		"explain analyze delete from t":                             writes,
+		"/* select */ update t set a = 1":                           writes,
+		"merge into t using s on true when matched then do nothing": writes,
+		"call p()":          writes,
+		"select from where": unknown,
+		"":                  unknown,
 	} {
 		if got := statementDoes(sql); got != want {
 			t.Errorf("%q: %v, want %v", sql, got, want)

@@ -37,15 +37,32 @@ func statementDoes(sql string) sqlVerdict {
 
 // changing are the nodes of a tree that write, or lock rows.
 var changing = map[protoreflect.Name]bool{
-	"InsertStmt": true, "UpdateStmt": true, "DeleteStmt": true, "MergeStmt": true, "IntoClause": true, "LockingClause": true,
+	"InsertStmt":    true,
+	"UpdateStmt":    true,
+	"DeleteStmt":    true,
+	"MergeStmt":     true,
+	"IntoClause":    true,
+	"LockingClause": true,
 }
 
 // effects are PostgreSQL's own functions that do something: of a user's function nothing is known.
 var effects = map[string]bool{
-	"nextval": true, "setval": true, "set_config": true, "pg_notify": true, "pg_logical_emit_message": true,
-	"pg_advisory_lock": true, "pg_advisory_lock_shared": true, "pg_try_advisory_lock": true, "pg_try_advisory_lock_shared": true,
-	"pg_terminate_backend": true, "pg_cancel_backend": true, "dblink_exec": true, "lo_create": true, "lo_from_bytea": true,
-	"lo_put": true, "lo_unlink": true,
+	"nextval":                     true,
+	"setval":                      true,
+	"set_config":                  true,
+	"pg_notify":                   true,
+	"pg_logical_emit_message":     true,
+	"pg_advisory_lock":            true,
+	"pg_advisory_lock_shared":     true,
+	"pg_try_advisory_lock":        true,
+	"pg_try_advisory_lock_shared": true,
+	"pg_terminate_backend":        true,
+	"pg_cancel_backend":           true,
+	"dblink_exec":                 true,
+	"lo_create":                   true,
+	"lo_from_bytea":               true,
+	"lo_put":                      true,
+	"lo_unlink":                   true,
 }
 
 // changes reports whether a tree has a node that writes.

@@ -28,17 +28,29 @@ var fields = map[string]map[string]string{
 		"Method": otherBytes, "Target": otherBytes, "Header": otherBytes, "Body": otherBytes,
 	},
 	module + "queue.Delivery": {"Tenant": otherID, "ID": otherID, "Key": otherPlace},
-	module + "dedupe.Key":     {"Tenant": otherKey, "Scope": otherKey, "Topic": otherKey, "ID": otherKey, "Fingerprint": otherPayload},
+	module + "dedupe.Key": {
+		"Tenant":      otherKey,
+		"Scope":       otherKey,
+		"Topic":       otherKey,
+		"ID":          otherKey,
+		"Fingerprint": otherPayload,
+	},
 }
 
 const (
-	otherCall    = "if the message is handled again, the call gets another key, and the remote applies it twice. Take it from the message, for example from its id."
-	otherOrder   = "if the message is handled again, the call is no longer in order with others about the same thing. Take it from the message."
-	otherBytes   = "if the message is handled again, it differs from the call that is stored, and Enqueue refuses it. Take it from the message, for example from its Time."
-	otherKey     = "the next delivery claims another key, and the message is applied again. Take it from the message, for example from a header."
-	otherID      = "the next delivery is another message, and is applied again. Take it from the delivery, for example from a header."
+	otherCall = "if the message is handled again, the call gets another key, and the remote applies it " +
+		"twice. Take it from the message, for example from its id."
+	otherOrder = "if the message is handled again, the call is no longer in order with others about the " +
+		"same thing. Take it from the message."
+	otherBytes = "if the message is handled again, it differs from the call that is stored, and Enqueue " +
+		"refuses it. Take it from the message, for example from its Time."
+	otherKey = "the next delivery claims another key, and the message is applied again. Take it from " +
+		"the message, for example from a header."
+	otherID = "the next delivery is another message, and is applied again. Take it from the delivery, " +
+		"for example from a header."
 	otherPlace   = "messages about the same thing are no longer in order. Take it from the delivery."
-	otherPayload = "the next delivery counts as another message under the same id, a conflict. Use dedupe.FingerprintOf of the payload."
+	otherPayload = "the next delivery counts as another message under the same id, a conflict. Use " +
+		"dedupe.FingerprintOf of the payload."
 )
 
 func runValue(pass *analysis.Pass) (any, error) {
@@ -50,7 +62,9 @@ func runValue(pass *analysis.Pass) (any, error) {
 			case *ssa.Store:
 				v.stored(i, handler)
 			case *ssa.Call:
-				if n := nameOf(&i.Call); handler && n.pkg == module+"outbox" && (n.fn == "Enqueue" || n.fn == "EnqueueAll") {
+				if n := nameOf(&i.Call); handler &&
+					n.pkg == module+"outbox" &&
+					(n.fn == "Enqueue" || n.fn == "EnqueueAll") {
 					v.enqueued(i)
 				}
 			}
@@ -123,5 +137,6 @@ func (v *values) judge(val ssa.Value, path []int, of, field string, pos token.Po
 		return
 	}
 	v.reported[sourceIn{s.pos, of + field}] = true
-	v.p.report(v.pass, pos, "%s.%s comes from %s%s: %s", of[len(module):], field, s.name, where(v.pass, s.pos, pos), why)
+	v.p.report(v.pass, pos, "%s.%s comes from %s%s: %s",
+		of[len(module):], field, s.name, where(v.pass, s.pos, pos), why)
 }

@@ -23,7 +23,8 @@ func CheckHeaderName(l *fields.List, field string, name *string, initial string)
 func CheckRequestHeaderName(l *fields.List, field string, name *string, initial string) {
 	CheckHeaderName(l, field, name, initial)
 	if *name == "Transfer-Encoding" || *name == "Trailer" {
-		l.Add(field, "%q cannot be used: net/http removes it from the request's header, and it is for one connection only", *name)
+		l.Add(field, "%q cannot be used: net/http removes it from the request's header, and it is for one "+
+			"connection only", *name)
 	}
 }
 

@@ -28,7 +28,11 @@ func TestTable(t *testing.T) {
 	if !strings.HasSuffix(text, "kit ok programs=2 wrong=0\n") || strings.Index(text, "\na ") > strings.Index(text, "\nb ") {
 		t.Errorf("%s", text)
 	}
-	wrong := slices.Concat(kept, []Row{{Name: "c", Faulty: true, Want: []string{"x"}}, {Name: "d", Got: "x"}, {Name: "e", Faulty: true, Want: []string{"x"}, Got: "z"}})
+	wrong := slices.Concat(kept, []Row{
+		{Name: "c", Faulty: true, Want: []string{"x"}},
+		{Name: "d", Got: "x"},
+		{Name: "e", Faulty: true, Want: []string{"x"}, Got: "z"},
+	})
 	if text := Table(wrong); !strings.HasSuffix(text, "kit FAILED programs=5 wrong=3\n") {
 		t.Errorf("%s", text)
 	}

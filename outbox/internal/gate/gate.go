@@ -106,7 +106,8 @@ func (g *Gate) Close() error {
 	if g.open == 0 && g.misused == 0 {
 		return nil
 	}
-	return fmt.Errorf("a fault of the relay: %d slots were not given back, and %d were used after that, or given back twice",
+	return fmt.Errorf("a fault of the relay: %d slots were not given back, and %d were used after that, or "+
+		"given back twice",
 		g.open, g.misused)
 }
 

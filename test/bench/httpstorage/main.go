@@ -45,20 +45,22 @@ type options struct {
 
 // result is what is printed. Bytes are for each record.
 type result struct {
-	Records     int     `json:"records"`
-	Answer      int     `json:"answer"` // bytes of body and headers as the client gets them
-	Sealed      bool    `json:"sealed"`
-	Table       float64 `json:"table"`
-	Indexes     float64 `json:"indexes"`
-	Toast       float64 `json:"toast"`
-	WAL         float64 `json:"wal"`           // of a request, COMMIT included
-	WALPurged   float64 `json:"wal_purged"`    // of a record's deletion
-	Written     float64 `json:"written"`       // requests a second, alone
-	Purged      float64 `json:"purged"`        // records a second, beside traffic
-	Beside      float64 `json:"beside"`        // requests a second, beside the purge
-	AloneP99    float64 `json:"alone_p99_ms"`  // of a request, alone
-	BesideP99   float64 `json:"beside_p99_ms"` // of a request, beside the purge
-	AfterVacuum float64 `json:"after_vacuum"`  // bytes of all of it for each record that had been there, behind purge and vacuum: what is reused and not given back
+	Records   int     `json:"records"`
+	Answer    int     `json:"answer"` // bytes of body and headers as the client gets them
+	Sealed    bool    `json:"sealed"`
+	Table     float64 `json:"table"`
+	Indexes   float64 `json:"indexes"`
+	Toast     float64 `json:"toast"`
+	WAL       float64 `json:"wal"`           // of a request, COMMIT included
+	WALPurged float64 `json:"wal_purged"`    // of a record's deletion
+	Written   float64 `json:"written"`       // requests a second, alone
+	Purged    float64 `json:"purged"`        // records a second, beside traffic
+	Beside    float64 `json:"beside"`        // requests a second, beside the purge
+	AloneP99  float64 `json:"alone_p99_ms"`  // of a request, alone
+	BesideP99 float64 `json:"beside_p99_ms"` // of a request, beside the purge
+	// bytes of all of it for each record that had been there, behind purge and vacuum: what is
+	// reused and not given back
+	AfterVacuum float64 `json:"after_vacuum"`
 }
 
 const workers = 16
@@ -290,7 +292,8 @@ func load(ctx context.Context, h http.Handler, more func(n int64) bool) ([]time.
 }
 
 func post(ctx context.Context, h http.Handler) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://bench/v1/charges", bytes.NewReader([]byte(`{"amount":2000,"currency":"eur","source":"tok_visa"}`)))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://bench/v1/charges",
+		bytes.NewReader([]byte(`{"amount":2000,"currency":"eur","source":"tok_visa"}`)))
 	if err != nil {
 		return err
 	}
@@ -388,9 +391,13 @@ func (r result) print(w io.Writer) {
 		value float64
 		unit  string
 	}{
-		{"table", r.Table, "B a record"}, {"indexes", r.Indexes, "B a record"}, {"TOAST", r.Toast, "B a record"}, {"together", total, "B a record"},
+		{"table", r.Table, "B a record"},
+		{"indexes", r.Indexes, "B a record"},
+		{"TOAST", r.Toast, "B a record"},
+		{"together", total, "B a record"},
 		{"behind purge and vacuum", r.AfterVacuum, "B a record, which are used again"},
-		{"WAL of a request", r.WAL, "B"}, {"WAL of a deletion", r.WALPurged, "B"},
+		{"WAL of a request", r.WAL, "B"},
+		{"WAL of a deletion", r.WALPurged, "B"},
 		{"requests alone", r.Written, fmt.Sprintf("a second, p99 %.1f ms", r.AloneP99)},
 		{"requests beside the purge", r.Beside, fmt.Sprintf("a second, p99 %.1f ms", r.BesideP99)},
 		{"purged beside them", r.Purged, "records a second"},

@@ -76,7 +76,11 @@ func (b *binaries) run(ctx context.Context, dir string, env, names []string) (ou
 	if err != nil {
 		return outcome{}, err
 	}
-	cmd := exec.Command(name, "-test.short", "-test.failfast", "-test.timeout="+patience.String(), "-test.run", "^("+strings.Join(names, "|")+")$")
+	cmd := exec.Command(name, "-test.short",
+		"-test.failfast",
+		"-test.timeout="+patience.String(),
+		"-test.run",
+		"^("+strings.Join(names, "|")+")$")
 	cmd.Dir = filepath.Join(b.root, dir)
 	return play(ctx, cmd, env), nil
 }

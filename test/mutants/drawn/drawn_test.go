@@ -73,7 +73,12 @@ func TestChoose(t *testing.T) {
 		t.Fatal(err)
 	}
 	through := func(dir, test, hash, decl string, line int) *covered {
-		return &covered{Dir: dir, Test: test, Seconds: 1, Files: map[string]passage{"p/p.go": {Hash: hash, Lines: []lines{{line, line}}, Decls: []string{decl}}}}
+		return &covered{
+			Dir:     dir,
+			Test:    test,
+			Seconds: 1,
+			Files:   map[string]passage{"p/p.go": {Hash: hash, Lines: []lines{{line, line}}, Decls: []string{decl}}},
+		}
 	}
 	tests := []*covered{
 		through("p", "TestA", read.Hash, "a", 3), through("q", "TestB", read.Hash, "b", 6),

@@ -47,7 +47,8 @@ func (t *tally) print(out io.Writer, atOnce int) {
 	_, _ = fmt.Fprintf(out, "%-28s %7s %9s %10s %11s\n", "directory", killed, survived, uncovered, equivalent)
 	for _, dir := range dirs {
 		c := t.counts[dir]
-		_, _ = fmt.Fprintf(out, "%-28s %7d %9d %10d %11d\n", strings.TrimPrefix(dir, "./"), c[killed], c[survived], c[uncovered], c[equivalent])
+		_, _ = fmt.Fprintf(out, "%-28s %7d %9d %10d %11d\n",
+			strings.TrimPrefix(dir, "./"), c[killed], c[survived], c[uncovered], c[equivalent])
 	}
 	played := t.sum(killed) + t.lived() + t.sum(equivalent)
 	each := t.spent.Seconds() / float64(max(played, 1)) / float64(atOnce)

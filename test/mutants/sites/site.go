@@ -32,7 +32,11 @@ type Site struct {
 // ID names the site as long as its declaration keeps that piece of source, wherever it stands.
 func (s Site) ID() string {
 	change := sha256.Sum256([]byte(s.Old + "\x00" + s.New))
-	id := fmt.Sprintf("%s %s %s %s", filepath.Dir(s.File), strings.ReplaceAll(s.Decl, " ", "_"), strings.ReplaceAll(s.Operator, " ", "-"), hex.EncodeToString(change[:4]))
+	id := fmt.Sprintf("%s %s %s %s",
+		filepath.Dir(s.File),
+		strings.ReplaceAll(s.Decl, " ", "_"),
+		strings.ReplaceAll(s.Operator, " ", "-"),
+		hex.EncodeToString(change[:4]))
 	if s.nth > 0 {
 		id += fmt.Sprint("#", s.nth+1)
 	}
@@ -84,7 +88,13 @@ func All(root string, list *source.Listing, dirs []string) (all []Site, err erro
 		all = append(all, inSQL...)
 	}
 	slices.SortFunc(all, func(a, b Site) int {
-		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To), cmp.Compare(a.Operator, b.Operator), cmp.Compare(a.New, b.New))
+		return cmp.Or(
+			cmp.Compare(a.File, b.File),
+			cmp.Compare(a.From, b.From),
+			cmp.Compare(a.To, b.To),
+			cmp.Compare(a.Operator, b.Operator),
+			cmp.Compare(a.New, b.New),
+		)
 	})
 	seen := map[string]int{}
 	for i := range all {

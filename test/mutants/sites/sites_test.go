@@ -120,7 +120,8 @@ func TestSites(t *testing.T) {
 			"negate condition: `p.a <= 3` -> `!(p.a <= 3)`\nshift bound: `<=` -> `<`\n" +
 			"drop statement: `p.a++` -> ``\ndrop continue: `continue` -> ``\n" +
 			"drop statement: `*p = pair{a: 1, b: 2}` -> ``\ndrop field: `a: 1,` -> ``\ndrop field: `b: 2` -> ``",
-		"clip2": "unwrap call: `double(int(x))` -> `int(x)`\ndrop case: `case !(x == y): return double(int(x))` -> ``\ndrop not: `!(x == y)` -> `(x == y)`\n" +
+		"clip2": "unwrap call: `double(int(x))` -> `int(x)`\ndrop case: `case !(x == y): return " +
+			"double(int(x))` -> ``\ndrop not: `!(x == y)` -> `(x == y)`\n" +
 			"turn comparison: `==` -> `!=`\ndrop case: `default: return y` -> ``",
 		"readSQL": "drop predicate: `a > $1` -> `true`\nshift bound: `>` -> `>=`\n" +
 			"drop predicate: `and b between $2 and $3` -> ``\ndrop predicate: `and kind = 'x and y'` -> ``\n" +

@@ -324,7 +324,15 @@ func (m *sqlMutator) condition(i int) {
 }
 
 // dropped are the words that begin a statement of PL/pgSQL that is dropped.
-var dropped = map[string]bool{"perform": true, "update": true, "delete": true, "insert": true, "raise": true, "exit": true, "continue": true}
+var dropped = map[string]bool{
+	"perform":  true,
+	"update":   true,
+	"delete":   true,
+	"insert":   true,
+	"raise":    true,
+	"exit":     true,
+	"continue": true,
+}
 
 // statement drops the statement of PL/pgSQL that begins at i.
 func (m *sqlMutator) statement(i int) {

@@ -104,7 +104,15 @@ func New(cfg Config, addresses []string) (*Store, error) {
 // that could lead elsewhere is refused (W18).
 func (c *Store) CheckURL(field, address string) (*url.URL, error) {
 	u, err := url.Parse(address)
-	if err != nil || u.Scheme != "https" || u.User != nil || u.Port() != "" || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || u.Opaque != "" || u.RawPath != "" ||
+	if err != nil ||
+		u.Scheme != "https" ||
+		u.User != nil ||
+		u.Port() != "" ||
+		u.RawQuery != "" ||
+		u.ForceQuery ||
+		u.Fragment != "" ||
+		u.Opaque != "" ||
+		u.RawPath != "" ||
 		u.String() != address || !c.Match(u) {
 		return nil, received.Malformed(field, "is not an address of the sender's certificates")
 	}
@@ -134,7 +142,8 @@ func (c *Store) find(ctx context.Context, at time.Time, address *url.URL) (valid
 	if one == nil {
 		if o := c.other; o != nil && o.address != name && (o.fetching != nil || now.Before(o.due)) {
 			c.lock.Unlock()
-			return validity{}, received.Unavailable("its certificate is not known, and another unknown one was just fetched: CertURLs can name it", nil)
+			return validity{}, received.Unavailable("its certificate is not known, and another unknown one "+
+				"was just fetched: CertURLs can name it", nil)
 		} else if o == nil || o.address != name {
 			c.other = &certificate{address: name}
 		}
@@ -268,12 +277,22 @@ func (c *Store) checkLeaf(leaf *x509.Certificate, host string) error {
 
 // chain returns when a chain from the certificate to a root is valid. If an issuer is missing, it
 // is fetched from where the certificate says, once.
-func (c *Store) chain(ctx context.Context, leaf *x509.Certificate, more []*x509.Certificate, at time.Time) (begin, end time.Time, err error) {
+func (c *Store) chain(
+	ctx context.Context,
+	leaf *x509.Certificate,
+	more []*x509.Certificate,
+	at time.Time,
+) (begin, end time.Time, err error) {
 	between := x509.NewCertPool()
 	for _, one := range more {
 		between.AddCert(one)
 	}
-	options := x509.VerifyOptions{Roots: c.Roots, Intermediates: between, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}
+	options := x509.VerifyOptions{
+		Roots:         c.Roots,
+		Intermediates: between,
+		CurrentTime:   at,
+		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	}
 	chains, err := leaf.Verify(options)
 	if errors.As(err, &x509.UnknownAuthorityError{}) {
 		issuer, fetchErr := c.issuer(ctx, leaf)
@@ -304,7 +323,11 @@ func (c *Store) chain(ctx context.Context, leaf *x509.Certificate, more []*x509.
 func (c *Store) issuer(ctx context.Context, leaf *x509.Certificate) (*x509.Certificate, error) {
 	for _, address := range leaf.IssuingCertificateURL {
 		u, err := url.Parse(address)
-		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.User != nil || u.Port() != "" || !c.Issuers.MatchString(u.Hostname()) {
+		if err != nil ||
+			u.Scheme != "http" && u.Scheme != "https" ||
+			u.User != nil ||
+			u.Port() != "" ||
+			!c.Issuers.MatchString(u.Hostname()) {
 			continue
 		}
 		file, _, err := c.Fetch.Get(ctx, u)

@@ -41,9 +41,14 @@ func NewFetcher(f scheme.Fetch) (*Fetcher, error) {
 		t = &http.Transport{IdleConnTimeout: 10 * time.Second}
 	}
 	if t.DialTLSContext != nil || t.TLSClientConfig != nil && t.TLSClientConfig.InsecureSkipVerify {
-		return nil, errors.New("Fetch.Transport: DialTLSContext and InsecureSkipVerify are refused: TLS proves whose certificates these are")
+		return nil, errors.New("Fetch.Transport: DialTLSContext and InsecureSkipVerify are refused: TLS " +
+			"proves whose certificates these are")
 	}
-	guard := &dialguard.Guard{AllowPrivate: f.AllowPrivate, AllowNetworks: slices.Clone(f.AllowNetworks), ConnectTimeout: f.Timeout}
+	guard := &dialguard.Guard{
+		AllowPrivate:   f.AllowPrivate,
+		AllowNetworks:  slices.Clone(f.AllowNetworks),
+		ConnectTimeout: f.Timeout,
+	}
 	guarded, err := guard.Transport(t, maxFetched)
 	if err != nil {
 		return nil, fmt.Errorf("Fetch.Transport: %w", err)

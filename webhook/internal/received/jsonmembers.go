@@ -53,7 +53,8 @@ func String(raw json.RawMessage) string {
 func IDMember(found map[string]json.RawMessage, name string) (string, error) {
 	id := String(found[name])
 	if !ValidID(id) {
-		return "", Malformed("body's member "+name, "must occur exactly once, as a string of 1 to 255 visible ASCII characters")
+		return "", Malformed("body's member "+name,
+			"must occur exactly once, as a string of 1 to 255 visible ASCII characters")
 	}
 	return id, nil
 }

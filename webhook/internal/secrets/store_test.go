@@ -109,11 +109,19 @@ func play(t *testing.T, f func(*rig), more ...func(*secrets.Config)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		r := &rig{t: t, table: &table{secrets: map[string][]string{}}}
-		cfg := secrets.Config{Find: r.find, MaxAge: maxAge, Timeout: timeout, MaxTenants: 100, AtOnce: 2, MaxBytes: 1000, Failed: func(err error) {
-			r.lock.Lock()
-			defer r.lock.Unlock()
-			r.failed = append(r.failed, err)
-		}}
+		cfg := secrets.Config{
+			Find:       r.find,
+			MaxAge:     maxAge,
+			Timeout:    timeout,
+			MaxTenants: 100,
+			AtOnce:     2,
+			MaxBytes:   1000,
+			Failed: func(err error) {
+				r.lock.Lock()
+				defer r.lock.Unlock()
+				r.failed = append(r.failed, err)
+			},
+		}
 		for _, m := range more {
 			m(&cfg)
 		}
