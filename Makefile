@@ -147,8 +147,8 @@ kit: export ONLYONCE_TEST_CRASHES := all
 kit: export ONLYONCE_KIT_ROWS := $(CURDIR)/bin/kit-rows
 kit:
 	$(DEVENV) -postgres $(REAL) -- $(KIT) -run '^Test(Judges|SoundProgram.*)$$' ./onlyoncetest -args -seeds $(SEEDS)
-	@rm -f bin/kit-rows; mkdir -p bin
-	$(DEVENV) -postgres $(REAL) -- $(KIT) -C test/compat -run '^TestGORMPrograms$$' ./sql
+	mkdir -p bin && rm -f bin/kit-rows && \
+		$(DEVENV) -postgres $(REAL) -- $(KIT) -C test/compat -run '^TestGORMPrograms$$' ./sql
 	$(DEVENV) -postgres $(REAL) -- $(KIT) -run '^TestSoundAndFaultyPrograms$$' ./onlyoncetest -args -sound 20s
 
 MUTANTS := ./test/mutants$(if $(RANDOM),/drawn -n $(RANDOM)) $(if $(NEW),-new)

@@ -174,13 +174,15 @@ func TestH6BodyOfUnknownLength(t *testing.T) {
 				}
 			}
 		}
-		first, again, other := post(
+		first := post(
 			c.srv,
 			"/unread",
 			name,
 			"10"+c.end,
 			c.trailer,
-		), post(c.srv, "/unread", name, "10"+c.end, c.trailer), post(c.srv, "/unread", name, "9999"+c.end, c.trailer)
+		)
+		again := post(c.srv, "/unread", name, "10"+c.end, c.trailer)
+		other := post(c.srv, "/unread", name, "9999"+c.end, c.trailer)
 		if first.mark() != "created" || again.mark() != "replayed" || other.mark() != "mismatch" {
 			t.Errorf("%s, nobody has read it: %v, %v, %v", name, first, again, other)
 		}
@@ -410,7 +412,8 @@ func TestH19EveryAnswerSaysUntilWhen(t *testing.T) {
 	)
 	r.handle(idempotency.Route{Pattern: "/released"}, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
 	for _, path := range []string{"/transactional", "/leased", "/without-tx"} {
-		first, again := r.post(path, "k", "x"), r.post(path, "k", "x")
+		first := r.post(path, "k", "x")
+		again := r.post(path, "k", "x")
 		said, err := http.ParseTime(first.header.Get("Idempotency-Expires"))
 		stored := one[time.Time](r, `select expires_at from onlyonce.http_records where scope = $1`, "http POST "+path)
 		if err != nil ||

@@ -12,9 +12,12 @@ import (
 // What a cache is given is judged with all the rest, each fault once.
 func TestConfigOfACache(t *testing.T) {
 	t.Parallel()
-	none, bounds := testConfig(), testConfig()
+	none := testConfig()
+	bounds := testConfig()
 	none.CacheTTL = time.Minute
-	bounds.Cache, bounds.CacheTTL, bounds.CacheTimeout = &watched{}, time.Millisecond, time.Minute
+	bounds.Cache = &watched{}
+	bounds.CacheTTL = time.Millisecond
+	bounds.CacheTimeout = time.Minute
 	for _, c := range []struct {
 		cfg  idempotency.Config
 		want []string

@@ -129,7 +129,8 @@ func TestH18RenewalsHaveAConnection(t *testing.T) {
 func TestH23OperationsOfATenant(t *testing.T) {
 	t.Parallel()
 	r, _ := smallRig(t, testConfig(), 12)
-	begun, end := make(chan string, 100), make(chan struct{})
+	begun := make(chan string, 100)
+	end := make(chan struct{})
 	work := map[string]idempotency.Work{
 		"export": func(ctx context.Context, _ consumer.Tx, op *idempotency.Operation) (json.RawMessage, error) {
 			begun <- op.Scope.Tenant
@@ -262,7 +263,8 @@ func TestH17DeferredTriggerIsBounded(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
 		cfg := testConfig()
-		cfg.Timeouts.Statement, cfg.Timeouts.Commit = 500*time.Millisecond, time.Minute
+		cfg.Timeouts.Statement = 500 * time.Millisecond
+		cfg.Timeouts.Commit = time.Minute
 		r := newRig(t, cfg)
 		r.exec(`create function hangs() returns trigger language plpgsql as 'begin perform pg_sleep(3600); return null; end'`)
 		r.exec(`create constraint trigger hangs after insert on effects deferrable initially deferred for each row execute function hangs()`)

@@ -46,7 +46,9 @@ func charge(provider func(ctx context.Context, key string) ([]byte, error)) http
 // leasedConfig has short leases.
 func leasedConfig() idempotency.Config {
 	cfg := testConfig()
-	cfg.LeaseTTL, cfg.AcquireTimeout, cfg.Timeouts.Commit = time.Second, 2*time.Second, 3*time.Second
+	cfg.LeaseTTL = time.Second
+	cfg.AcquireTimeout = 2 * time.Second
+	cfg.Timeouts.Commit = 3 * time.Second
 	return cfg
 }
 
@@ -309,7 +311,8 @@ func TestT6ForkedRequest(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			src, first := &waitingSource{make(chan struct{}), make(chan struct{})}, make(chan error)
+			src := &waitingSource{make(chan struct{}), make(chan struct{})}
+			first := make(chan error)
 			go func() {
 				_, err := tx.CopyFrom(req.Context(), pgx.Identifier{"effects"}, []string{"v"}, src)
 				first <- err
@@ -366,7 +369,8 @@ func unserializable(r *rig, n int64) http.HandlerFunc {
 func TestWaitersAreCappedAcrossProcesses(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
-	open, begun := make(chan struct{}), make(chan struct{}, 1)
+	open := make(chan struct{})
+	begun := make(chan struct{}, 1)
 	release := sync.OnceFunc(func() { close(open) })
 	t.Cleanup(release)
 	slow := func(w http.ResponseWriter, req *http.Request) {

@@ -73,9 +73,11 @@ func TestH27HandlerDecides(t *testing.T) {
 			},
 		} {
 			r.exec(`truncate effects`)
-			c.route.Pattern, c.route.Mode = "/"+strings.ReplaceAll(name, " ", "-"), mode
+			c.route.Pattern = "/" + strings.ReplaceAll(name, " ", "-")
+			c.route.Mode = mode
 			r.handle(c.route, c.handler)
-			first, again := r.post(c.route.Pattern, "k", "x"), r.post(c.route.Pattern, "k", "x")
+			first := r.post(c.route.Pattern, "k", "x")
+			again := r.post(c.route.Pattern, "k", "x")
 			if first.mark()+" "+again.mark() != c.marks || first.code() != c.code || r.effects() != c.effects {
 				t.Errorf("mode %d, %s: %v, %v, %d effects", mode, name, first, again, r.effects())
 			}
@@ -93,7 +95,9 @@ func TestH27OpenStepKeepsNothing(t *testing.T) {
 			for _, later := range []string{"waits", "leaves"} {
 				path := fmt.Sprintf("/charges/%d%s/%s", status, name, later)
 				var p provider
-				runs, asked, finished := 0, make(chan struct{}), make(chan struct{})
+				runs := 0
+				asked := make(chan struct{})
+				finished := make(chan struct{})
 				r.handle(
 					idempotency.Route{Pattern: path, Mode: idempotency.Leased, KeepWrites: true},
 					func(w http.ResponseWriter, req *http.Request) {
@@ -102,7 +106,8 @@ func TestH27OpenStepKeepsNothing(t *testing.T) {
 							w.WriteHeader(status)
 							return
 						}
-						first, stepping := runs == 1, make(chan struct{})
+						first := runs == 1
+						stepping := make(chan struct{})
 						call := func(ctx context.Context, key string) ([]byte, error) {
 							result, err := p.pay(ctx, key)
 							if !first {
@@ -134,9 +139,11 @@ func TestH27OpenStepKeepsNothing(t *testing.T) {
 				if later == "leaves" {
 					<-finished
 				}
-				mark, code := "released", ""
+				mark := "released"
+				code := ""
 				if status < 400 {
-					mark, code = "rejected", "rolled-back"
+					mark = "rejected"
+					code = "rolled-back"
 				}
 				if first.mark() != mark || first.code() != code {
 					t.Errorf("%s: %v", path, first)
@@ -151,7 +158,8 @@ func TestH27OpenStepKeepsNothing(t *testing.T) {
 				}
 				runs = 1
 				kept := status < 500 || name != ""
-				if g, again := r.post(path, "k", "x"), r.post(path, "k", "x"); g.status != status ||
+				g, again := r.post(path, "k", "x"), r.post(path, "k", "x")
+				if g.status != status ||
 					kept && (g.mark() != "created" || again.mark() != "replayed") {
 					t.Errorf("%s: the outcome is known: %v, %v", path, g, again)
 				}

@@ -149,7 +149,8 @@ func (d *Doer) newCall(ctx context.Context, scope Scope, key string, asked []byt
 		work:    ctx,
 		ctx:     context.WithoutCancel(ctx),
 	}
-	req.key, req.ttl = key, d.handler.route.TTL
+	req.key = key
+	req.ttl = d.handler.route.TTL
 	req.subject = fingerprintSubject{
 		Tenant: scope.Tenant,
 		Scope:  withPrincipal("do "+d.handler.route.Pattern, scope),
@@ -165,11 +166,14 @@ func (d *Doer) newCall(ctx context.Context, scope Scope, key string, asked []byt
 
 // serve runs the call, or finds the answer of an earlier one.
 func (req *servedRequest) serve(d *Doer) (rep reply) {
-	begun, hooks := time.Now(), &req.layer.cfg.Hooks
+	begun := time.Now()
+	hooks := &req.layer.cfg.Hooks
 	started := ServeStart{Pattern: d.handler.route.Pattern}
 	if hooks.ServeStart != nil {
 		ctx := hooks.ServeStart(req.caller, started)
-		req.caller, req.work, req.ctx = ctx, ctx, context.WithoutCancel(ctx)
+		req.caller = ctx
+		req.work = ctx
+		req.ctx = context.WithoutCancel(ctx)
 	}
 	rep = reply{mark: Released} // if fn panics or calls runtime.Goexit
 	defer func() {

@@ -84,7 +84,8 @@ func TestH25ProcessesAreKilled(t *testing.T) {
 	const kills = 6 // of each of the two
 	r := newRig(t, leasedConfig())
 	var mu sync.Mutex
-	results, killed := map[string]string{}, 0
+	results := map[string]string{}
+	killed := 0
 	saw := func(line string) {
 		mu.Lock()
 		defer mu.Unlock()

@@ -94,7 +94,8 @@ func ExampleStep() {
 		fmt.Println(err)
 		return
 	}
-	runs, calls := 0, 0
+	runs := 0
+	calls := 0
 	payout := func(w http.ResponseWriter, r *http.Request) {
 		runs++
 		reference, err := idempotency.Step(r.Context(), "payout", func(ctx context.Context, key string) ([]byte, error) {
@@ -141,7 +142,8 @@ func ExampleRoute_wait() {
 		fmt.Println(err)
 		return
 	}
-	entered, proceed := make(chan struct{}), make(chan struct{})
+	entered := make(chan struct{})
+	proceed := make(chan struct{})
 	charge := func(w http.ResponseWriter, r *http.Request) {
 		close(entered) // a second run would panic
 		<-proceed

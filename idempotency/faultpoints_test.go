@@ -329,7 +329,8 @@ func (p pointCase) run(t *testing.T, bin string) {
 		}
 	}
 	n := len(answers)
-	if effects, distinct := r.effects(), one[int](r, `select count(distinct v) from effects`); effects != n || distinct != n {
+	effects, distinct := r.effects(), one[int](r, `select count(distinct v) from effects`)
+	if effects != n || distinct != n {
 		t.Errorf("%d effects, %d distinct, of %d operations", effects, distinct, n)
 	}
 	if keys, calls := remote.keys(); p.path == "/leased" && (keys != n || calls > 2*n) {

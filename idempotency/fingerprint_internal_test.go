@@ -79,33 +79,48 @@ func TestH7EachFieldCounts(t *testing.T) {
 		t.Error("the same request has two fingerprints")
 	}
 	for name, change := range map[string]func(*fingerprintSubject){
-		"record":                   func(s *fingerprintSubject) { s.Record[15] = 1 },
-		"tenant":                   func(s *fingerprintSubject) { s.Tenant = "other" },
-		"scope":                    func(s *fingerprintSubject) { s.Scope = "other" },
-		"key":                      func(s *fingerprintSubject) { s.Key = "other" },
-		"method":                   func(s *fingerprintSubject) { s.Method = "PATCH" },
-		"path":                     func(s *fingerprintSubject) { s.Path = "/a/b" },
-		"query":                    func(s *fingerprintSubject) { s.Query = "r=2&q=1" },
-		"no query":                 func(s *fingerprintSubject) { s.Query = "" },
-		"media type":               func(s *fingerprintSubject) { s.MediaType = "application/xml" },
-		"coding":                   func(s *fingerprintSubject) { s.Coding = "br" },
-		"no coding":                func(s *fingerprintSubject) { s.Coding = "" },
-		"a coding more":            func(s *fingerprintSubject) { s.Coding = "gzip, br" },
-		"trailer's value":          func(s *fingerprintSubject) { s.Trailers[0][1] = "4" },
-		"no trailer":               func(s *fingerprintSubject) { s.Trailers = nil },
-		"trailer into header":      func(s *fingerprintSubject) { s.Headers, s.Trailers = append(s.Headers, s.Trailers...), nil },
-		"header's value":           func(s *fingerprintSubject) { s.Headers[0][1] = "2" },
-		"header's name":            func(s *fingerprintSubject) { s.Headers[0][0] = "X-C" },
-		"a header less":            func(s *fingerprintSubject) { s.Headers = s.Headers[:1] },
-		"a header's second line":   func(s *fingerprintSubject) { s.Headers = append(s.Headers, [2]string{"X-B", "3"}) },
-		"body":                     func(s *fingerprintSubject) { s.Body[0] = ' ' },
-		"no body":                  func(s *fingerprintSubject) { s.Body = nil },
-		"white space":              func(s *fingerprintSubject) { s.Body = []byte(`{"amount": 1}`) },
-		"mode":                     func(s *fingerprintSubject) { s.Mode = fingerprintJSON },
-		"tenant into scope":        func(s *fingerprintSubject) { s.Tenant, s.Scope = "tenants", "cope" },
-		"path into query":          func(s *fingerprintSubject) { s.Path, s.Query = "/a%2Fbq", "=1&r=2" },
-		"query into path":          func(s *fingerprintSubject) { s.Path, s.Query = "/a%2Fbq=1&r=2", "" },
-		"header into body":         func(s *fingerprintSubject) { s.Headers, s.Body = nil, append([]byte("x-a1x-b2"), s.Body...) },
+		"record":          func(s *fingerprintSubject) { s.Record[15] = 1 },
+		"tenant":          func(s *fingerprintSubject) { s.Tenant = "other" },
+		"scope":           func(s *fingerprintSubject) { s.Scope = "other" },
+		"key":             func(s *fingerprintSubject) { s.Key = "other" },
+		"method":          func(s *fingerprintSubject) { s.Method = "PATCH" },
+		"path":            func(s *fingerprintSubject) { s.Path = "/a/b" },
+		"query":           func(s *fingerprintSubject) { s.Query = "r=2&q=1" },
+		"no query":        func(s *fingerprintSubject) { s.Query = "" },
+		"media type":      func(s *fingerprintSubject) { s.MediaType = "application/xml" },
+		"coding":          func(s *fingerprintSubject) { s.Coding = "br" },
+		"no coding":       func(s *fingerprintSubject) { s.Coding = "" },
+		"a coding more":   func(s *fingerprintSubject) { s.Coding = "gzip, br" },
+		"trailer's value": func(s *fingerprintSubject) { s.Trailers[0][1] = "4" },
+		"no trailer":      func(s *fingerprintSubject) { s.Trailers = nil },
+		"trailer into header": func(s *fingerprintSubject) {
+			s.Headers = append(s.Headers, s.Trailers...)
+			s.Trailers = nil
+		},
+		"header's value":         func(s *fingerprintSubject) { s.Headers[0][1] = "2" },
+		"header's name":          func(s *fingerprintSubject) { s.Headers[0][0] = "X-C" },
+		"a header less":          func(s *fingerprintSubject) { s.Headers = s.Headers[:1] },
+		"a header's second line": func(s *fingerprintSubject) { s.Headers = append(s.Headers, [2]string{"X-B", "3"}) },
+		"body":                   func(s *fingerprintSubject) { s.Body[0] = ' ' },
+		"no body":                func(s *fingerprintSubject) { s.Body = nil },
+		"white space":            func(s *fingerprintSubject) { s.Body = []byte(`{"amount": 1}`) },
+		"mode":                   func(s *fingerprintSubject) { s.Mode = fingerprintJSON },
+		"tenant into scope": func(s *fingerprintSubject) {
+			s.Tenant = "tenants"
+			s.Scope = "cope"
+		},
+		"path into query": func(s *fingerprintSubject) {
+			s.Path = "/a%2Fbq"
+			s.Query = "=1&r=2"
+		},
+		"query into path": func(s *fingerprintSubject) {
+			s.Path = "/a%2Fbq=1&r=2"
+			s.Query = ""
+		},
+		"header into body": func(s *fingerprintSubject) {
+			s.Headers = nil
+			s.Body = append([]byte("x-a1x-b2"), s.Body...)
+		},
 		"header's name into value": func(s *fingerprintSubject) { s.Headers[0] = [2]string{"X-", "A1"} },
 	} {
 		s := wholeSubject()
@@ -131,7 +146,8 @@ func TestH7EachFieldCounts(t *testing.T) {
 		"names' order":  func(s *fingerprintSubject) { slices.Reverse(s.Headers) },
 		"an empty body": func(s *fingerprintSubject) { s.Body = []byte{} },
 	} {
-		s, base := wholeSubject(), wholeSubject()
+		s := wholeSubject()
+		base := wholeSubject()
 		if name == "an empty body" {
 			base.Body = nil
 		}
@@ -182,8 +198,10 @@ func TestH7MediaType(t *testing.T) {
 		{"", "application/json", false}, {"", "", true}, {"a/b;;", "a/b;;", true},
 		{"?a/b", "a/b", false},
 	} {
-		a, b := wholeSubject(), wholeSubject()
-		a.MediaType, b.MediaType = c.a, c.b
+		a := wholeSubject()
+		b := wholeSubject()
+		a.MediaType = c.a
+		b.MediaType = c.b
 		if sameFingerprint(t, f, a, b) != c.same {
 			t.Errorf("%q and %q: %v", c.a, c.b, !c.same)
 		}
@@ -213,7 +231,8 @@ func TestH7StoredFingerprints(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Mode, s.Body = fingerprintRaw, []byte(` { "amount" : 1 } `)
+	s.Mode = fingerprintRaw
+	s.Body = []byte(` { "amount" : 1 } `)
 	if equal, err := old.matches(inJSON, s, nil); !equal || err != nil {
 		t.Errorf("one of JSON, on a route that is raw now: %v, %v", equal, err)
 	}
@@ -475,7 +494,8 @@ func TestH7CanonicalJSONOfAnyValue(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		v := anyJSON(3).Draw(t, "value")
 		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
-		a, b := rewriteJSON(r, v), rewriteJSON(r, v)
+		a := rewriteJSON(r, v)
+		b := rewriteJSON(r, v)
 		one, err := canonicalJSON([]byte(a))
 		if err != nil {
 			t.Fatalf("%s: %v", a, err)
@@ -491,8 +511,9 @@ func TestH7CanonicalJSONOfAnyValue(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Printed, because an empty array is not nil and an empty one that was drawn may be.
-		if got, want := fmt.Sprintf("%#v",
-			byValue(back)), fmt.Sprintf("%#v", byValue(v)); got != strings.ReplaceAll(want, "[]interface {}(nil)", "[]interface {}{}") {
+		got, want := fmt.Sprintf("%#v",
+			byValue(back)), fmt.Sprintf("%#v", byValue(v))
+		if got != strings.ReplaceAll(want, "[]interface {}(nil)", "[]interface {}{}") {
 			t.Fatalf("%s became %s: %s, was %s", a, one, got, want)
 		}
 	})
@@ -565,7 +586,8 @@ func FuzzFingerprint(f *testing.F) {
 			t.Fatalf("a byte was added: %v, %v", equal, err)
 		}
 		moved := *s
-		moved.Method, moved.Path = method+path, ""
+		moved.Method = method + path
+		moved.Path = ""
 		if equal, _ := prints.matches(made, &moved, nil); equal != (path == "") {
 			t.Fatalf("method and path run into each other")
 		}

@@ -126,7 +126,9 @@ const abandonGrace = 5 * time.Second
 // the run in its context.
 func (run *handlerRun) handlerRequest(ctx context.Context) *http.Request {
 	r := run.http.Clone(context.WithValue(ctx, runKey{}, run))
-	r.Body, r.ContentLength, r.TransferEncoding = io.NopCloser(bytes.NewReader(run.body)), int64(len(run.body)), nil
+	r.Body = io.NopCloser(bytes.NewReader(run.body))
+	r.ContentLength = int64(len(run.body))
+	r.TransferEncoding = nil
 	if len(run.body) == 0 {
 		r.Body = http.NoBody
 	}

@@ -275,7 +275,8 @@ func TestFinalRefusalIsKeptWithoutItsWrites(t *testing.T) {
 		tx.Queue(`insert into effects values ('undone too')`)
 		w.WriteHeader(http.StatusPaymentRequired)
 	})
-	first, again := r.post("/charges", "k1", "x"), r.post("/charges", "k1", "x")
+	first := r.post("/charges", "k1", "x")
+	again := r.post("/charges", "k1", "x")
 	if first.status != 402 ||
 		first.mark() != "created" ||
 		again.status != 402 ||
@@ -311,7 +312,9 @@ func TestLeaseModeRemembersSteps(t *testing.T) {
 		}
 		_, _ = w.Write(result)
 	})
-	first, second, third := r.post("/charges", "k1", "x"), r.post("/charges", "k1", "x"), r.post("/charges", "k1", "x")
+	first := r.post("/charges", "k1", "x")
+	second := r.post("/charges", "k1", "x")
+	third := r.post("/charges", "k1", "x")
 	if first.status != 502 ||
 		first.mark() != "released" ||
 		second.status != 200 ||

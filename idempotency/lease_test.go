@@ -233,7 +233,9 @@ func TestH18StuckCommitKeepsNoOtherLease(t *testing.T) {
 		return pgtest.Pass
 	}}
 	cfg := leasedConfig()
-	cfg.LeaseTTL, cfg.Timeouts.Commit = 3*time.Second, 7*time.Second // on a busy machine a renewal may take a second
+	// on a busy machine a renewal may take a second
+	cfg.LeaseTTL = 3 * time.Second
+	cfg.Timeouts.Commit = 7 * time.Second
 	r := wiredRig(t, cfg, w, hold)
 	t.Cleanup(release)
 	g := newGate(t)
@@ -272,7 +274,8 @@ func TestH18ZombieBesideItsSuccessor(t *testing.T) {
 		r := newRig(t, cfg)
 		other := newRigOn(t, r.pool, r.pool, cfg)
 		var p provider
-		first, second := newGate(t), newGate(t)
+		first := newGate(t)
+		second := newGate(t)
 		handler := func(g *gate, zombie bool) http.HandlerFunc {
 			return func(w http.ResponseWriter, req *http.Request) {
 				stand := func(here string) {
@@ -332,7 +335,9 @@ func TestH18FenceOfTheLastStatement(t *testing.T) {
 	r := newRig(t, leasedConfig())
 	ctx := t.Context()
 	var lease, epoch int64
-	nonce, next, id := "00000000-0000-8000-8000-000000000001", "00000000-0000-8000-8000-000000000002", "00000000-0000-8000-8000-000000000003"
+	nonce := "00000000-0000-8000-8000-000000000001"
+	next := "00000000-0000-8000-8000-000000000002"
+	id := "00000000-0000-8000-8000-000000000003"
 	if err := r.pool.QueryRow(ctx, `select lease, epoch from onlyonce.http_claim($1, '', 's', '\x00', $2, '1 day', '0')`, id, nonce).Scan(
 		&lease,
 		&epoch,

@@ -59,7 +59,8 @@ func (k *leaseKeeper) startRenewing(l *lease.Lease, cancel context.CancelCauseFu
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if len(k.held) == 0 {
-		k.held, k.stop = make(map[*heldLease]struct{}), make(chan struct{})
+		k.held = make(map[*heldLease]struct{})
+		k.stop = make(chan struct{})
 		go k.renewLoop(k.stop)
 	}
 	k.held[h] = struct{}{}
@@ -83,7 +84,9 @@ func (k *leaseKeeper) stopRenewing(h *heldLease) {
 func (k *leaseKeeper) renewLoop(stop <-chan struct{}) {
 	ttl := k.layer.cfg.LeaseTTL
 	cfg := k.layer.pool.Raw().Config()
-	cfg.MinConns, cfg.MinIdleConns, cfg.MaxConns = 0, 0, 1
+	cfg.MinConns = 0
+	cfg.MinIdleConns = 0
+	cfg.MaxConns = 1
 	raw, err := pgxpool.NewWithConfig(context.Background(), cfg)
 	if err != nil { // only if the configuration is wrong, and the layer's pool has the same
 		k.layer.reportError(err)

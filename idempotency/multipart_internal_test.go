@@ -108,7 +108,8 @@ func TestH7MultipartAsReadersSeeIt(t *testing.T) {
 			return form(b, "--"+b+"\r\n"+strings.ReplaceAll(body, "|", "\r\n--"+b+"\r\n")+"\r\n--"+b+"--")
 		}
 		other := rapid.SampledFrom([]string{"yy", "x", "zz", "xxx"}).Draw(t, "other")
-		a, b := framed("xx"), framed(other)
+		a := framed("xx")
+		b := framed(other)
 		one, err := f.sum(a)
 		if err != nil {
 			t.Fatal(err)
@@ -117,7 +118,8 @@ func TestH7MultipartAsReadersSeeIt(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if first, second := read(a, "xx"), read(b, other); bytes.Equal(one, two) && first != second {
+		first, second := read(a, "xx"), read(b, other)
+		if bytes.Equal(one, two) && first != second {
 			t.Fatalf("%q and %q: %s, %s", a.Body, b.Body, first, second)
 		}
 	})

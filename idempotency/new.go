@@ -72,7 +72,8 @@ func NewSharded(set *shard.Set, cfg Config) (*Layer, error) {
 		}
 		one.set = set
 		all.shards[db.Name] = one
-		all.cfg, all.fingerprints = one.cfg, one.fingerprints
+		all.cfg = one.cfg
+		all.fingerprints = one.fingerprints
 		all.unscoped = one.unscoped
 	}
 	return all, nil

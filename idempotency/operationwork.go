@@ -133,8 +133,10 @@ func (o *Operations) writeEnd(
 	}
 	var code, text *string
 	if f != nil {
-		c, t := codec.TextUpTo(f.Code, maxFailureCode), codec.TextUpTo(f.Detail, maxFailureText)
-		code, text = &c, &t
+		c := codec.TextUpTo(f.Code, maxFailureCode)
+		t := codec.TextUpTo(f.Detail, maxFailureText)
+		code = &c
+		text = &t
 	}
 	tx.Queue(endOperationSQL, op.id, state, result, sealed, code, text)
 	return nil

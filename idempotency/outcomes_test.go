@@ -87,7 +87,8 @@ func TestH9EveryOutcomeIsTold(t *testing.T) {
 	r.post("/once", "shown", "x")
 	r.post("/unsure", "k", "x")
 	r.exec(`update onlyonce.http_steps set first_at = first_at - interval '2 days'`)
-	first, waiting := r.background("/slow", "busy", "x"), r.background("/wait", "busy", "x")
+	first := r.background("/slow", "busy", "x")
+	waiting := r.background("/wait", "busy", "x")
 	wait(t, "a handler runs", g.begun)
 	wait(t, "the other one runs", g.begun)
 	crowd := []<-chan got{
@@ -194,8 +195,10 @@ func TestH9OutcomesOfEqualStatus(t *testing.T) {
 		idempotency.Route{Pattern: "/charges"},
 		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnprocessableEntity) },
 	)
-	first, again, other := r.post("/charges",
-		"", "x", "X-Op", "k"), r.post("/charges", "", "x", "X-Op", "k"), r.post("/charges", "", "y", "X-Op", "k")
+	first := r.post("/charges",
+		"", "x", "X-Op", "k")
+	again := r.post("/charges", "", "x", "X-Op", "k")
+	other := r.post("/charges", "", "y", "X-Op", "k")
 	for n, c := range []struct {
 		g    got
 		mark string
@@ -323,7 +326,9 @@ func TestH10WaitersOfATenant(t *testing.T) {
 func TestH11WhatIsKept(t *testing.T) {
 	t.Parallel()
 	type want struct{ stored, written bool }
-	keep, answer, nothing := want{true, true}, want{true, false}, want{}
+	keep := want{true, true}
+	answer := want{true, false}
+	nothing := want{}
 	classes := map[string]map[int]want{"default": {}, "keep writes": {}}
 	for _, status := range []int{200, 201, 202, 204, 301, 302, 303, 304} {
 		for _, profile := range classes {
@@ -342,7 +347,8 @@ func TestH11WhatIsKept(t *testing.T) {
 	profiles := map[string]idempotency.Route{"default": {}, "keep writes": {KeepWrites: true}}
 	for name, route := range profiles {
 		for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
-			route.Mode, route.Pattern = mode, fmt.Sprintf("/%s/%d", strings.Fields(name)[0], mode)
+			route.Mode = mode
+			route.Pattern = fmt.Sprintf("/%s/%d", strings.Fields(name)[0], mode)
 			r.handle(route, func(w http.ResponseWriter, req *http.Request) {
 				tx, err := idempotency.TxOf(req)
 				if err != nil {
@@ -359,7 +365,8 @@ func TestH11WhatIsKept(t *testing.T) {
 				_, _ = io.WriteString(w, "n")
 			})
 			for _, status := range slices.Sorted(maps.Keys(classes[name])) {
-				c, key := classes[name][status], fmt.Sprintf("%s-%d-%d", strings.Fields(name)[0], mode, status)
+				c := classes[name][status]
+				key := fmt.Sprintf("%s-%d-%d", strings.Fields(name)[0], mode, status)
 				first := r.post(route.Pattern, key, "x", "X-Status", fmt.Sprint(status))
 				if mark := map[bool]string{true: "created", false: "released"}[c.stored]; first.status != status || first.mark() != mark {
 					t.Errorf("%s: %v, want %d %s", key, first, status, mark)

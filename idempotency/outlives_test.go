@@ -148,12 +148,14 @@ func TestH31EachLookKeepsTheRecord(t *testing.T) {
 	at := func(column string) float64 {
 		return one[float64](r, `select extract(epoch from `+column+` - clock_timestamp()) / 3600 from onlyonce.http_records`)
 	}
-	if look, expires := at("look_at"), at("expires_at"); look < 23 || look > 24 || expires < 47 || expires > 48 {
+	look, expires := at("look_at"), at("expires_at")
+	if look < 23 || look > 24 || expires < 47 || expires > 48 {
 		t.Errorf("the first look is in %.1f hours, and its time over in %.1f; want 24 and 48", look, expires)
 	}
 	r.exec(`update onlyonce.http_records set look_at = clock_timestamp(), expires_at = clock_timestamp() + interval '24 hours'`)
 	r.purged()
-	if look, expires := at("look_at"), at("expires_at"); look < 23 || look > 24 || expires < 47 || expires > 48 {
+	look, expires = at("look_at"), at("expires_at")
+	if look < 23 || look > 24 || expires < 47 || expires > 48 {
 		t.Errorf("the next look is in %.1f hours, and its time over in %.1f; want 24 and 48", look, expires)
 	}
 	// A request that has begun nothing is not looked at.

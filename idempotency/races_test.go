@@ -228,19 +228,23 @@ func TestModeOfARouteChanges(t *testing.T) {
 		})
 	}
 	for i, first := range modes {
-		second, key := modes[1-i], fmt.Sprint("k", i)
-		a, b := first.post("/charges", key, "x"), second.post("/charges", key, "x")
+		second := modes[1-i]
+		key := fmt.Sprint("k", i)
+		a := first.post("/charges", key, "x")
+		b := second.post("/charges", key, "x")
 		if a.mark() != "created" || b.mark() != "replayed" || a.body != b.body {
 			t.Errorf("mode %d first: %v, %v", i, a, b)
 		}
 	}
-	if a, b := modes[0].runs.Load(), modes[1].runs.Load(); r.effects() != 2 || a != 1 || b != 1 {
+	a, b := modes[0].runs.Load(), modes[1].runs.Load()
+	if r.effects() != 2 || a != 1 || b != 1 {
 		t.Errorf("%d effects, %d and %d runs", r.effects(), a, b)
 	}
 	// In flight in one mode: whichever of the two comes through, only one does.
 	for i, first := range modes {
 		g := newGate(t)
-		key, path := fmt.Sprint("s", i), fmt.Sprint("/slow", i)
+		key := fmt.Sprint("s", i)
+		path := fmt.Sprint("/slow", i)
 		for j, one := range modes {
 			h := effect
 			if i == j {

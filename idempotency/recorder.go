@@ -197,7 +197,8 @@ func (r *recorder) headerChanges() *comparedHeaders {
 		return r.compared
 	}
 	final := r.header()
-	set, added := make(http.Header, len(final)), http.Header{}
+	set := make(http.Header, len(final))
+	added := http.Header{}
 	for name, values := range final {
 		before, had := r.before[name]
 		switch more := len(values) - len(before); {

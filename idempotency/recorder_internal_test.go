@@ -114,7 +114,8 @@ func TestRecorderDoesAsNetHTTP(t *testing.T) {
 			}
 			r := newRecorder(1 << 20)
 			handler(r)
-			if got, want := answerText(r.status(), r.header(), r.body()), answerText(resp.StatusCode, resp.Header, body); got != want {
+			got, want := answerText(r.status(), r.header(), r.body()), answerText(resp.StatusCode, resp.Header, body)
+			if got != want {
 				t.Errorf("recorded:\n%s\nnet/http:\n%s", got, want)
 			}
 			if r.exceeded() {

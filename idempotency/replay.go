@@ -56,7 +56,8 @@ func (req *servedRequest) replyFromRecord(r *storedRecord) reply {
 	same, err := req.layer.fingerprints.matches(r.fingerprint, &req.subject, req.fingerprint)
 	// the record was made when the route compared bodies as JSON, and this body is not JSON
 	if errors.Is(err, errJSON) {
-		same, err = false, nil
+		same = false
+		err = nil
 	}
 	if err != nil {
 		return problemReply(codeRecordUnreadable, err)

@@ -51,7 +51,8 @@ func problemReply(c code, failed error) reply {
 	case codeStoreUnavailable, codeOverCapacity, codeRolledBack, codeKeyChanged:
 		rep.retryAfter = time.Second
 	case codeCommitUnknown, codeNotRendered, codeKeyContended:
-		rep.mark, rep.retryAfter = InProgress, time.Second
+		rep.mark = InProgress
+		rep.retryAfter = time.Second
 	case codeKeyReused:
 		rep.mark = Mismatch
 	case codeInProgress:
@@ -69,7 +70,8 @@ func inProgressReply(left time.Duration) reply {
 
 // writeReply writes the reply and returns its status (H9).
 func (req *servedRequest) writeReply(rep reply) int {
-	h, cfg := req.w.Header(), &req.layer.cfg
+	h := req.w.Header()
+	cfg := &req.layer.cfg
 	if rep.code == "" {
 		applyHeaders(h, rep.set, rep.added)
 	} else if location := rep.set.Get("Location"); location != "" {
@@ -137,11 +139,13 @@ func (run *handlerRun) storedResponse(rec *recorder) *storedResponse {
 	r := &storedResponse{Status: rec.status(), Body: rec.body(), Trailer: rec.trailer(), Operation: run.operation}
 	r.Header, r.Added = headersToStore(h.set, h.added, h.final, route.KeepHeaders)
 	if run.reference != "" {
-		r.Body, r.Reference = nil, run.reference
+		r.Body = nil
+		r.Reference = run.reference
 		return r
 	}
 	if route.DiscardBody && len(r.Body) > 0 || len(r.Body) > route.MaxResponse {
-		r.Body, r.Tombstone = nil, true
+		r.Body = nil
+		r.Tombstone = true
 	}
 	return r
 }

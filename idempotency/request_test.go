@@ -94,7 +94,8 @@ func TestH2ReplayNeedsTheScope(t *testing.T) {
 	}
 	// Another tenant learns nothing about a key: its own refusal is the one that it would get for
 	// any key.
-	known, unknown := r.post("/charges", "k", "", "X-Anonymous", "1"), r.post("/charges", "no such key", "", "X-Anonymous", "1")
+	known := r.post("/charges", "k", "", "X-Anonymous", "1")
+	unknown := r.post("/charges", "no such key", "", "X-Anonymous", "1")
 	if known.status != http.StatusForbidden || known.code() != "scope-missing" || known.body != unknown.body {
 		t.Errorf("%v, %v", known, unknown)
 	}
@@ -448,7 +449,8 @@ func TestH7CodingTrailersAndHost(t *testing.T) {
 		for i := 0; i < len(headers); i += 2 {
 			req.Header.Add(headers[i], headers[i+1])
 		}
-		req.Host, req.Trailer = host, trailer
+		req.Host = host
+		req.Trailer = trailer
 		resp, err := r.srv.Client().Do(req)
 		if err != nil {
 			t.Fatal(err)

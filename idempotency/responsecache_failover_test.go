@@ -92,7 +92,9 @@ func TestH21LossyFailover(t *testing.T) {
 func rigOn(t *testing.T, url string, cache idempotency.Cache) *rig {
 	t.Helper()
 	cfg := testConfig()
-	cfg.Sealer, cfg.Cache, cfg.CacheTimeout = testSealer(t), cache, 10*time.Second
+	cfg.Sealer = testSealer(t)
+	cfg.Cache = cache
+	cfg.CacheTimeout = 10 * time.Second
 	r := &rig{t: t, pool: pgtest.Pool(t, url), mux: http.NewServeMux()}
 	var err error
 	if r.layer, err = idempotency.New(r.pool, cfg); err != nil {

@@ -49,7 +49,10 @@ func (s *shelf) Get(ctx context.Context, id [16]byte) (entry []byte, err error) 
 }
 
 func (s *shelf) Put(ctx context.Context, id [16]byte, entry []byte, ttl time.Duration) error {
-	return s.do(ctx, func() { s.entries[id], s.ttl = bytes.Clone(entry), ttl })
+	return s.do(ctx, func() {
+		s.entries[id] = bytes.Clone(entry)
+		s.ttl = ttl
+	})
 }
 
 func (s *shelf) Delete(ctx context.Context, id [16]byte) error {
@@ -92,7 +95,8 @@ func testTier(t testing.TB, cfg Config) (*responseCache, *shelf) {
 	if cfg.Sealer == nil {
 		cfg.Sealer = testSealer(t, 1, 1)
 	}
-	cfg.Scope, cfg.FingerprintKeys = GlobalScope(), seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}}
+	cfg.Scope = GlobalScope()
+	cfg.FingerprintKeys = seal.Keys{Current: 1, ByID: map[uint32]seal.Key{1: {1}}}
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		t.Fatal(err)
@@ -353,7 +357,8 @@ func TestH21CacheThatFails(t *testing.T) {
 				tier, s := testTier(t, Config{})
 				see(tier, here)
 				tier.put(t.Context(), recID, entry(), yes)
-				s.calls, s.before = 0, before
+				s.calls = 0
+				s.before = before
 				start := time.Now()
 				for range 100 {
 					see(tier, here)

@@ -106,7 +106,8 @@ func TestH13ReplayIsTheSameBytes(t *testing.T) {
 				again.header.Get("Date") == "" {
 				t.Errorf("%s: %v", path, again.header)
 			}
-			a, b := first.header.Clone(), again.header.Clone()
+			a := first.header.Clone()
+			b := again.header.Clone()
 			for _, own := range []string{
 				"Date",
 				"Access-Control-Allow-Origin",
@@ -171,7 +172,8 @@ func TestH14HeadersThatAreKept(t *testing.T) {
 			w.WriteHeader(http.StatusCreated)
 		},
 	)
-	first, again := r.post("/charges", "k", "x"), r.post("/charges", "k", "x")
+	first := r.post("/charges", "k", "x")
+	again := r.post("/charges", "k", "x")
 	for name, v := range kept {
 		if first.header.Get(name) != v || again.header.Get(name) != v {
 			t.Errorf("%s: %q, then %q", name, first.header.Get(name), again.header.Get(name))
@@ -379,7 +381,9 @@ func TestH16AnswersAreSealed(t *testing.T) {
 		r.handle(idempotency.Route{Pattern: "/charges"}, effect)
 		return r
 	}
-	one1, two, only2 := on(sealer(1, 1)), on(sealer(2, 1, 2)), on(sealer(2, 2))
+	one1 := on(sealer(1, 1))
+	two := on(sealer(2, 1, 2))
+	only2 := on(sealer(2, 2))
 	first := one1.post("/charges", "k", "x")
 	later := two.post("/charges", "k2", "x")
 	for name, c := range map[string]struct {
@@ -422,7 +426,8 @@ func TestH16AnswersAreSealed(t *testing.T) {
 func TestH24SealedInItsPlace(t *testing.T) {
 	t.Parallel()
 	cfg := leasedConfig()
-	cfg.Sealer, cfg.RequireSealed = testSealer(t), true
+	cfg.Sealer = testSealer(t)
+	cfg.RequireSealed = true
 	r := newRig(t, cfg)
 	var healthy atomic.Bool
 	var opened atomic.Pointer[string]
@@ -477,7 +482,8 @@ func TestH24SealedInItsPlace(t *testing.T) {
 func TestH24OperationsAreSealedInTheirPlaces(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()
-	cfg.Sealer, cfg.RequireSealed = testSealer(t), true
+	cfg.Sealer = testSealer(t)
+	cfg.RequireSealed = true
 	r := newRig(t, cfg)
 	ops := r.operations(map[string]idempotency.Work{
 		"export": func(_ context.Context, _ consumer.Tx, op *idempotency.Operation) (json.RawMessage, error) {

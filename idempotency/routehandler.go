@@ -79,7 +79,8 @@ func (rh *routeHandler) fingerprintSubject(scope Scope, r *http.Request, body []
 		Body:   body,
 		Mode:   mode,
 	}
-	s.MediaType, s.Coding = r.Header.Get("Content-Type"), strings.Join(r.Header.Values("Content-Encoding"), ",")
+	s.MediaType = r.Header.Get("Content-Type")
+	s.Coding = strings.Join(r.Header.Values("Content-Encoding"), ",")
 	for _, name := range rh.route.FingerprintHeaders {
 		if name == "Host" { // net/http moves it from the header to Request.Host
 			s.Headers = append(s.Headers, [2]string{name, strings.ToLower(r.Host)})

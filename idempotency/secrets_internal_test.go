@@ -119,7 +119,9 @@ func TestH7SecretsAreComparedInConstantTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, total, read := token.NewFileSet(), 0, 0
+	files := token.NewFileSet()
+	total := 0
+	read := 0
 	for _, e := range entries {
 		if !strings.HasSuffix(e.Name(), ".go") || strings.HasSuffix(e.Name(), "_test.go") {
 			continue
@@ -132,7 +134,8 @@ func TestH7SecretsAreComparedInConstantTime(t *testing.T) {
 		for _, f := range found {
 			t.Errorf("%s on a secret: use hmac.Equal", f)
 		}
-		total, read = total+safe, read+1
+		total = total + safe
+		read = read + 1
 	}
 	if total == 0 || read < 10 {
 		t.Errorf("%d files with %d comparisons in constant time: this test has looked at nothing", read, total)

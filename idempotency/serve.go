@@ -61,7 +61,8 @@ func (req *servedRequest) setRecordID(trace string) {
 		TraceOf: req.layer.cfg.Trace,
 	}
 	req.id = dedupe.Key{Tenant: req.scope.Tenant, Scope: req.subject.Scope, ID: req.key}.Hash()
-	req.subject.Record, req.subject.Key = req.id, req.key
+	req.subject.Record = req.id
+	req.subject.Key = req.key
 }
 
 // newRecorder makes the ResponseWriter for one run of the handler.
@@ -107,11 +108,14 @@ func (rh *routeHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		rh.next.ServeHTTP(w, r)
 		return
 	}
-	hooks, started := &rh.layer.cfg.Hooks, ServeStart{Pattern: rh.route.Pattern, Method: r.Method}
+	hooks := &rh.layer.cfg.Hooks
+	started := ServeStart{Pattern: rh.route.Pattern, Method: r.Method}
 	if hooks.ServeStart != nil {
 		r = r.WithContext(hooks.ServeStart(r.Context(), started))
 	}
-	rep, status := reply{mark: Released}, 0 // if the handler panics or calls runtime.Goexit
+	// if the handler panics or calls runtime.Goexit
+	rep := reply{mark: Released}
+	status := 0
 	defer func() {
 		if hooks.ServeEnd != nil {
 			hooks.ServeEnd(r.Context(), ServeEnd{

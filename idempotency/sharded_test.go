@@ -149,7 +149,8 @@ func TestN2TenantMoves(t *testing.T) {
 			t.Errorf("%s, back in a: %v", key, g)
 		}
 	}
-	if a, b := d.effects(t, d.a), d.effects(t, d.b); a != "k1 other other2" || b != "k3" {
+	a, b := d.effects(t, d.a), d.effects(t, d.b)
+	if a != "k1 other other2" || b != "k3" {
 		t.Errorf("effects %q and %q", a, b)
 	}
 	if err := d.layer.Erase(t.Context(), "acme", "http POST /charges", "k3"); err != nil {
@@ -190,7 +191,8 @@ func TestN2LeasedRequestIsCutOff(t *testing.T) {
 	if answer := d.settled("/charges", "k", "x", "X-Tenant", "acme"); answer.mark() != "created" {
 		t.Errorf("%v", answer)
 	}
-	if a, b := d.effects(t, d.a), d.effects(t, d.b); a != "" || b != "x" || calls.Load() != 1 {
+	a, b := d.effects(t, d.a), d.effects(t, d.b)
+	if a != "" || b != "x" || calls.Load() != 1 {
 		t.Errorf("effects %q and %q, %d calls", a, b, calls.Load())
 	}
 }

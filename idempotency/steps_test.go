@@ -183,7 +183,8 @@ func TestH18KeysOfSteps(t *testing.T) {
 	}
 	requests := [][]string{{"/a", "k"}, {"/b", "k"}, {"/a", "k2"}, {"/a", "k", "X-Tenant", "t"}, {"/a", "k", "X-Principal", "p"}}
 	for _, q := range requests {
-		first, second := r.post(q[0], q[1], "x", q[2:]...), r.post(q[0], q[1], "x", q[2:]...)
+		first := r.post(q[0], q[1], "x", q[2:]...)
+		second := r.post(q[0], q[1], "x", q[2:]...)
 		if first.mark() != "released" || second.mark() != "created" {
 			t.Errorf("%v: %v, %v", q, first, second)
 		}
@@ -222,7 +223,8 @@ func TestH18ConfigOfLeases(t *testing.T) {
 		"not as long":      {idempotency.Route{TTL: 3 * time.Hour, KeyWindow: 2*time.Hour + time.Second}, false},
 		"window by itself": {idempotency.Route{KeyWindow: 30 * 24 * time.Hour}, false},
 	} {
-		c.route.Pattern, c.route.Mode = "/x", idempotency.Leased
+		c.route.Pattern = "/x"
+		c.route.Mode = idempotency.Leased
 		if _, err := r.layer.Handle(calling(c.route), http.NotFoundHandler()); c.fits != (err == nil) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -487,7 +489,8 @@ func TestH18StepThatBeginsAtTheRelease(t *testing.T) {
 	r := newRig(t, leasedConfig())
 	ctx := t.Context()
 	var lease, epoch int64
-	nonce, id := "00000000-0000-8000-8000-000000000001", "00000000-0000-8000-8000-000000000003"
+	nonce := "00000000-0000-8000-8000-000000000001"
+	id := "00000000-0000-8000-8000-000000000003"
 	if err := r.pool.QueryRow(ctx, `select lease, epoch from onlyonce.http_claim($1, '', 's', '\x00', $2, '1 day', '1 minute')`,
 		id, nonce).Scan(
 		&lease,

@@ -159,7 +159,8 @@ func (run *handlerRun) endTx() {
 		run.tx.Rollback(run.layer.cfg.AcquireTimeout)
 		run.conn.Release()
 		run.mu.Lock()
-		run.tx, run.conn = nil, nil
+		run.tx = nil
+		run.conn = nil
 		run.mu.Unlock()
 	}
 }

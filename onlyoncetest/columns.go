@@ -109,7 +109,8 @@ func readCatalog(ctx context.Context, pool *pgxpool.Pool, volatile []string) (*c
 	var from, to uint32
 	var cols, keys []int16
 	_, err = pgx.ForEachRow(rows, []any{&from, &cols, &to, &keys}, func() error {
-		r, target := c.byOID[from], c.byOID[to]
+		r := c.byOID[from]
+		target := c.byOID[to]
 		if r != nil && target != nil {
 			r.links = append(r.links, link{cols, target, keys})
 		}

@@ -158,7 +158,9 @@ func (x *play) finish(ctx context.Context) error {
 	defer tick.Stop()
 	for {
 		x.mu.Lock()
-		p, z, wakeup := x.live, x.zombie, x.wakeup
+		p := x.live
+		z := x.zombie
+		wakeup := x.wakeup
 		x.mu.Unlock()
 		switch {
 		case p.dead.Load():

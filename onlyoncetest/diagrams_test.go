@@ -139,7 +139,8 @@ func TestDiagrams(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := strings.Split(b.String(), "\n"), strings.Split(string(has), "\n"); !slices.Equal(got, want) {
+	got, want := strings.Split(b.String(), "\n"), strings.Split(string(has), "\n")
+	if !slices.Equal(got, want) {
 		i := 0
 		for i < min(len(got), len(want)) && got[i] == want[i] {
 			i++
@@ -201,7 +202,8 @@ func (d *drawing) arrow(from, kind, to, text string) {
 func (d *drawing) process(who, text string) {
 	wrong := ""
 	if m := fault.FindStringSubmatch(text); m != nil {
-		text, wrong = fault.ReplaceAllString(text, ""), m[1]
+		text = fault.ReplaceAllString(text, "")
+		wrong = m[1]
 	}
 	name := strings.Join(slices.DeleteFunc(append(work.FindStringSubmatch(text), "")[1:], func(s string) bool { return s == "" }), " ")
 	if (text == "commit" || text == "rollback") && d.open[who] {
@@ -216,7 +218,8 @@ func (d *drawing) process(who, text string) {
 	case name != "" && !never:
 		d.send(who, name)
 	case strings.HasPrefix(wrong, "stops"):
-		d.stopped[who], wrong = name, "stops before "+name
+		d.stopped[who] = name
+		wrong = "stops before " + name
 	case name != "":
 		d.arrow(who, "-x", "Postgres", name)
 	case answered && d.open[who]:

@@ -143,7 +143,8 @@ func inChild(t testing.TB, number int) (*Report, error) {
 	child := exec.CommandContext(context.Background(), os.Args[0], args...) //nolint:gosec // this program
 	child.Env = append(os.Environ(), pgserver.EnvURL+"="+s.Address())
 	var output bytes.Buffer
-	child.Stdout, child.Stderr = &output, &output
+	child.Stdout = &output
+	child.Stderr = &output
 	ended := child.Run()
 	text, err := os.ReadFile(path) //nolint:gosec // ours
 	if err != nil {
@@ -208,12 +209,14 @@ func exited(text []byte, status string) *Verdict {
 		What:    fmt.Sprintf("the process ended (%s) while no handler ran", status),
 		History: history{}.String(),
 	}
-	plays, open := map[int]string{}, []note{}
+	plays := map[int]string{}
+	open := []note{}
 	for _, n := range notes(text) {
 		same := func(o note) bool { return o.Play == n.Play && (o.Name == n.Name || n.What == noteEnds) }
 		switch n.What {
 		case notePlays:
-			plays[n.Play], v.History = n.Name, n.Name
+			plays[n.Play] = n.Name
+			v.History = n.Name
 		case noteCalls:
 			open = append(open, n)
 		case noteReturns, noteEnds:

@@ -16,7 +16,10 @@ func SetPerPlay(d time.Duration) (undo func()) {
 }
 
 // Draws makes Run play pairs of faults that are drawn with a seed, and nothing else.
-func Draws(c *Case, seed uint64, pairs int) { c.seed, c.draws = seed, pairs }
+func Draws(c *Case, seed uint64, pairs int) {
+	c.seed = seed
+	c.draws = pairs
+}
 
 // Crashes makes Run play one of so many crashes. It plays all other faults.
 func Crashes(c *Case, oneOf int) { c.oneOf = oneOf }
@@ -41,7 +44,8 @@ func Trace(ctx context.Context, c Case, text string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.sent, c.parts = time.Now().Add(-age).Truncate(time.Millisecond), &parts{}
+	c.sent = time.Now().Add(-age).Truncate(time.Millisecond)
+	c.parts = &parts{}
 	r := &runner{c: &c, rep: &Report{Played: map[string]int{}}}
 	if err := r.open(ctx); err != nil {
 		return nil, err

@@ -93,7 +93,8 @@ func (x *play) promote() {
 		x.unstrike(s.event)
 	}
 	close(s.gone)
-	s.gone, s.event = nil, ""
+	s.gone = nil
+	s.event = ""
 	x.mu.Unlock()
 	x.changed()
 }

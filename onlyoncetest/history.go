@@ -153,7 +153,8 @@ type able struct {
 // pair draws a history with two faults.
 func pair(all []history, random *rand.Rand) history {
 	for {
-		a, b := all[random.IntN(len(all))], all[random.IntN(len(all))]
+		a := all[random.IntN(len(all))]
+		b := all[random.IntN(len(all))]
 		if a.String() != b.String() {
 			return history{events: slices.Concat(a.events, b.events)}
 		}

@@ -726,7 +726,10 @@ func soundCases(t *testing.T) []judged {
 			}
 		}), "", ""},
 		{"messages of a queue", received(func(*queue.Config) {}), "", ""},
-		{"messages of a queue in order", received(func(c *queue.Config) { c.Ordered, c.Batch = true, 1 }), "", ""},
+		{"messages of a queue in order", received(func(c *queue.Config) {
+			c.Ordered = true
+			c.Batch = 1
+		}), "", ""},
 		{"messages of a queue under ids of their bodies", named(func(d *queue.Delivery) string { return string(d.Body) }), "", ""},
 		{"sql", with(func(*onlyoncetest.Process) consumer.HandlerFunc {
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {

@@ -43,7 +43,8 @@ func (s *parts) start(runners []Runner) {
 	relays, readers, known := kinds(runners)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.relayIdle, s.readersIdle = known && !relays, known && !readers
+	s.relayIdle = known && !relays
+	s.readersIdle = known && !readers
 }
 
 // sends reports whether the program sends its calls.
@@ -71,7 +72,9 @@ func kinds(runners []Runner) (relays, readers, known bool) {
 		switch r := r.(type) {
 		case all:
 			x, y, z := kinds(r)
-			relays, readers, known = relays || x, readers || y, known && z
+			relays = relays || x
+			readers = readers || y
+			known = known && z
 		case interface{ Wake() }: // an outbox.Relay, whose package this one does not link
 			relays, known = true, known && isPart(r)
 		case *consumer.Consumer:

@@ -44,7 +44,8 @@ func TestLatePartsAreAwaited(t *testing.T) {
 	relay := after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		return outbox.Enqueue(ctx, tx, call(m.Value))
 	})
-	address, consume := mailbox(t), relay.Start
+	address := mailbox(t)
+	consume := relay.Start
 	relay.Start = func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
 		run, err := consume(p)
 		if err != nil {

@@ -236,7 +236,8 @@ func (x *play) request(p *Process, r request, over bool) error {
 	} else {
 		for i, e := range x.h.events { // the point was counted when the request was sent
 			if e.what == after && e.at == fmt.Sprintf("%s%d", requestPoint, x.counts[requestPoint]) && !x.struck[i] {
-				x.struck[i], what = true, after
+				x.struck[i] = true
+				what = after
 			}
 		}
 	}

@@ -100,7 +100,8 @@ func takeIdle(ctx context.Context) (*workerdb.DB, error) {
 	idle.Lock()
 	var db *workerdb.DB
 	if n := len(idle.dbs); n > 0 {
-		db, idle.dbs = idle.dbs[n-1], idle.dbs[:n-1]
+		db = idle.dbs[n-1]
+		idle.dbs = idle.dbs[:n-1]
 	}
 	idle.Unlock()
 	if db != nil {

@@ -94,7 +94,8 @@ func (p *Process) Reach(r *Remote) string {
 	name, known := r.names[p]
 	if !known {
 		name = fmt.Sprintf("process-%d", len(r.callers)+1)
-		r.callers[name], r.names[p] = p, name
+		r.callers[name] = p
+		r.names[p] = name
 		p.mu.Lock()
 		p.reached = append(p.reached, remoteAddress{r.URL + "/" + name, r.URL})
 		p.mu.Unlock()

@@ -81,13 +81,15 @@ func watchDefaultClient() (undo func()) {
 	d.Lock()
 	defer d.Unlock()
 	if d.users++; d.users == 1 && http.DefaultClient.Transport == nil {
-		http.DefaultClient.Transport, d.ours = &transport{base: http.DefaultTransport}, true
+		http.DefaultClient.Transport = &transport{base: http.DefaultTransport}
+		d.ours = true
 	}
 	return sync.OnceFunc(func() {
 		d.Lock()
 		defer d.Unlock()
 		if d.users--; d.users == 0 && d.ours {
-			http.DefaultClient.Transport, d.ours = nil, false
+			http.DefaultClient.Transport = nil
+			d.ours = false
 		}
 	})
 }

@@ -40,7 +40,9 @@ func Run(t testing.TB, c Case) *Report {
 	defer cancel()
 	r := &runner{c: &c, rep: &Report{Played: map[string]int{}}}
 	t.Cleanup(func() { waitFor(&r.dead) })
-	number, mine, err := nextRun(t.Name()), false, error(nil)
+	number := nextRun(t.Name())
+	mine := false
+	err := error(nil)
 	if r.notes, mine, err = asChild(number); !mine {
 		return r.rep
 	}
@@ -182,10 +184,12 @@ func (r *runner) clean(ctx context.Context, c *Case, only []int) (s *state, poin
 			v.History, v.Timeline = history{only: only}.String(), x.lines()
 			return nil, nil, v, nil
 		}
-		r.copied, r.tuned = x.copies.Load(), x.tuned.Load()
+		r.copied = x.copies.Load()
+		r.tuned = x.tuned.Load()
 		r.queues, r.logs = len(x.brokers) > 0, !x.logs.empty()
 		if i == 0 {
-			s, first = got, x.points
+			s = got
+			first = x.points
 			continue
 		}
 		for _, p := range first {

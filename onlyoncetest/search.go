@@ -18,8 +18,10 @@ type failing struct {
 // many plays the single faults, and then pairs, until the budget is used up or a verdict is found.
 func (r *runner) many(ctx context.Context, list []history) (found *failing, err error) {
 	random := rand.New(rand.NewPCG(*seedFlag, 1)) //nolint:gosec // reproducible by intent
-	limit, from := r.c.budget(), time.Now()
-	next, pairs := 0, 0
+	limit := r.c.budget()
+	from := time.Now()
+	next := 0
+	pairs := 0
 	if r.c.draws > 0 {
 		next = len(list)
 		random = rand.New(rand.NewPCG(r.c.seed, 1)) //nolint:gosec // reproducible by intent
@@ -114,12 +116,15 @@ func ddmin[T any](all []T, fails func(part []T) bool) []T {
 		before := len(all)
 		for at := 0; at < len(all) && len(all) == before; at += size {
 			end := min(at+size, len(all))
-			part, rest := slices.Clone(all[at:end]), slices.Concat(all[:at], all[end:])
+			part := slices.Clone(all[at:end])
+			rest := slices.Concat(all[:at], all[end:])
 			switch {
 			case parts > 2 && fails(part): // of two halves, each is the other one's rest
-				all, parts = part, 2
+				all = part
+				parts = 2
 			case fails(rest):
-				all, parts = rest, max(parts-1, 2)
+				all = rest
+				parts = max(parts-1, 2)
 			}
 		}
 		switch {

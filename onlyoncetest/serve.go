@@ -34,7 +34,8 @@ type Request struct {
 
 // http returns a new request.
 func (r Request) http(ctx context.Context) *http.Request {
-	method, path := cmp.Or(r.Method, http.MethodPost), cmp.Or(r.Path, "/")
+	method := cmp.Or(r.Method, http.MethodPost)
+	path := cmp.Or(r.Path, "/")
 	req := httptest.NewRequestWithContext(ctx, method, path, strings.NewReader(r.Body))
 	req.Header.Set("Content-Type", "application/json")
 	maps.Copy(req.Header, r.Header)
@@ -121,7 +122,8 @@ func (x *play) ask(ctx context.Context, r Request) (status int, body string, err
 	defer tick.Stop()
 	for {
 		x.mu.Lock()
-		p, wakeup := x.live, x.wakeup
+		p := x.live
+		wakeup := x.wakeup
 		x.mu.Unlock()
 		p.mu.Lock()
 		h := p.handler

@@ -87,10 +87,12 @@ select count(distinct (u.t, u.p)) from unnest($2::text[], $1::int[]) as u (t, p)
 func (x *play) toHandle() (topics []string, partitions []int32, offsets []int64) {
 	for p := range x.logs.ends() {
 		if p.offset > 0 {
-			topics, partitions, offsets = append(
+			topics = append(
 				topics,
 				p.topic,
-			), append(partitions, p.partition), append(offsets, p.offset)
+			)
+			partitions = append(partitions, p.partition)
+			offsets = append(offsets, p.offset)
 		}
 	}
 	return topics, partitions, offsets

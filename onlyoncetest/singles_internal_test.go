@@ -49,12 +49,14 @@ func TestEachPointOnceBeforeAnyTwice(t *testing.T) {
 func TestReportNamesItsShare(t *testing.T) {
 	t.Parallel()
 	r := &Report{Singles: 2000, Left: 1980, Clean: "3 messages, 1 parked as conflict"}
-	if got, want := r.short(), "without a fault 3 messages, 1 parked as conflict; 20 of 2000 single faults "+
-		"played (1 %); -onlyonce.budget=0 plays all"; got != want {
+	got, want := r.short(), "without a fault 3 messages, 1 parked as conflict; 20 of 2000 single faults "+
+		"played (1 %); -onlyonce.budget=0 plays all"
+	if got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	r.Left = 0
-	if got, want := r.short(), "without a fault 3 messages, 1 parked as conflict; 2000 of 2000 single faults played (100 %)"; got != want {
+	got, want = r.short(), "without a fault 3 messages, 1 parked as conflict; 2000 of 2000 single faults played (100 %)"
+	if got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -299,7 +299,8 @@ func otherOrder(clean, got *state) (d Difference, other bool) {
 		}
 		return of
 	}
-	a, b := sequences(clean.calls), sequences(got.calls)
+	a := sequences(clean.calls)
+	b := sequences(got.calls)
 	for _, key := range slices.Sorted(maps.Keys(a)) {
 		if missing, extra := multisets(a[key], b[key]); len(missing)+len(extra) > 0 {
 			continue // the calls themselves differ

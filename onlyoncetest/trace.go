@@ -74,18 +74,24 @@ func isEngine(f runtime.Frame) bool {
 func originOf() (o origin) {
 	pcs := make([]uintptr, 64)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs)])
-	nearer, left, file := false, false, "" // the engine is nearer than the user; the user's frames are over
+	// the engine is nearer than the user; the user's frames are over
+	nearer := false
+	left := false
+	file := ""
 	for {
 		f, more := frames.Next()
 		line := fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line)
 		switch {
 		case f.Function == "" || hasPrefix(f.Function, carriers):
 		case isEngine(f):
-			nearer, left = true, o.caller != ""
+			nearer = true
+			left = o.caller != ""
 			o.within = o.within || left && hasPrefix(strings.TrimPrefix(f.Function, ourModule), lenders)
 		case strings.HasPrefix(f.Function, "testing."):
 		case o.caller == "":
-			o.caller, o.direct, file = line, !nearer, f.File
+			o.caller = line
+			o.direct = !nearer
+			file = f.File
 		case o.outer == "" && !left && f.File != file:
 			o.outer = line
 		}

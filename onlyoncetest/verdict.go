@@ -115,15 +115,19 @@ func judge(x *play, clean, got *state) *Verdict {
 			v.Kind, v.What = kindCallsDiffer, callsDiffer(clean.calls, got.calls)
 			return v
 		case orderOfCalls:
-			v.Kind, v.What = kindCallsDiffer, "calls under one OrderingKey are enqueued in another order "+
-				"than in a clean run: "+
+			v.Kind = kindCallsDiffer
+			v.What = "calls under one OrderingKey are enqueued in another order " +
+				"than in a clean run: " +
 				d.Note
 		case "remotes":
-			v.Kind, v.What = kindRemotesDiffer, "a call took effect at a remote more than once, or never"
+			v.Kind = kindRemotesDiffer
+			v.What = "a call took effect at a remote more than once, or never"
 		case "parked":
-			v.Kind, v.What = kindParkedWrongly, "the parked messages are not those of a clean run"
+			v.Kind = kindParkedWrongly
+			v.What = "the parked messages are not those of a clean run"
 		case "answers":
-			v.Kind, v.What = kindAnswersDiffer, "a request is answered otherwise than in a clean run"
+			v.Kind = kindAnswersDiffer
+			v.What = "a request is answered otherwise than in a clean run"
 		}
 	}
 	if a, b, other := reordered(clean.order, got.order); v.Kind == kindEffectsDiffer && other {
@@ -137,8 +141,10 @@ func judge(x *play, clean, got *state) *Verdict {
 // opposite order in another one.
 func reordered(clean, got []place) (a, b place, other bool) {
 	for i := 1; i < len(clean); i++ {
-		a, b = clean[i-1], clean[i]
-		first, second := slices.Index(got, a), slices.Index(got, b)
+		a = clean[i-1]
+		b = clean[i]
+		first := slices.Index(got, a)
+		second := slices.Index(got, b)
 		if first >= 0 && second >= 0 && second < first {
 			return a, b, true
 		}
@@ -271,7 +277,8 @@ func looksLike(a, b string) string {
 // likeness is looksLike, with advice for columns.
 func likeness(a, b string) (text, advice string) {
 	for _, s := range shapes {
-		inA, inB := s.re.FindAllString(a, -1), s.re.FindAllString(b, -1)
+		inA := s.re.FindAllString(a, -1)
+		inB := s.re.FindAllString(b, -1)
 		if !slices.Equal(inA, inB) && s.re.ReplaceAllString(a, "#") == s.re.ReplaceAllString(b, "#") {
 			onlyA, onlyB := multisets(inA, inB)
 			if len(onlyA) > 0 && len(onlyB) > 0 {
@@ -279,7 +286,8 @@ func likeness(a, b string) (text, advice string) {
 			}
 		}
 	}
-	x, y := []byte(a), []byte(b)
+	x := []byte(a)
+	y := []byte(b)
 	slices.Sort(x)
 	slices.Sort(y)
 	if string(x) == string(y) {

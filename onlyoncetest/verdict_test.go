@@ -70,7 +70,8 @@ func TestProgramWithoutLoggerIsQuiet(t *testing.T) {
 		return &mailSink{p, remote, func(d *outbox.Attempt) string { return d.Key }}, nil
 	})
 	serve := serving(0, func(*onlyoncetest.Process) http.HandlerFunc { return charge(nil) })
-	c.Serve, c.Requests = serve.Serve, serve.Requests
+	c.Serve = serve.Serve
+	c.Requests = serve.Requests
 	c.Budget = 3 * time.Second
 	if rep := onlyoncetest.Run(t, c); rep.Verdict != nil {
 		return

@@ -373,9 +373,11 @@ func (w way) Aside(ctx context.Context, tx *guard.Tx, set []*incomingEvent) erro
 
 // parkUnsigned parks the whole event if the bytes of the day allow it (W7).
 func (w way) parkUnsigned(ctx context.Context, tx *guard.Tx, i *incomingEvent) error {
-	reason, why := parked.Divergent, errDivergent
+	reason := parked.Divergent
+	why := errDivergent
 	if i.item.Found == intake.SameBody {
-		reason, why = parked.SameBody, errSameBody
+		reason = parked.SameBody
+		why = errSameBody
 	}
 	var kept int
 	args := w.store.ParkedColumns(tx, &i.item.Event, reason, why)

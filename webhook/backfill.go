@@ -107,7 +107,8 @@ func (r *backfilling) listUnderLease(ctx context.Context, l *lease.Lease) error 
 		r.listed++
 		err := r.acceptListed(listing, e)
 		if errors.Is(err, ErrHandler) || errors.Is(err, ErrTenant) || errors.Is(err, ErrQuarantineFull) {
-			failed, err = err, nil
+			failed = err
+			err = nil
 		}
 		return err
 	})
@@ -186,7 +187,8 @@ func (r *backfilling) acceptListed(ctx context.Context, e *Event) error {
 		return nil
 	}
 	listed := *e
-	listed.Provider, listed.IDSigned = r.cfg.verifier.scheme.Name, r.cfg.verifier.scheme.IDSigned
+	listed.Provider = r.cfg.verifier.scheme.Name
+	listed.IDSigned = r.cfg.verifier.scheme.IDSigned
 	incoming, err := r.newIncomingEvent(ctx, &listed, true)
 	if err != nil {
 		return err

@@ -48,7 +48,10 @@ func TestW7RowsOfBodies(t *testing.T) {
 // receiveOne receives an event of an endpoint, after what came before as TestW7RowsOfBodies says.
 func (r *rig) receiveOne(endpoint string, key func(int) string, row, id, event string) (found, after string) {
 	r.t.Helper()
-	this, other, aside, third := key(1), key(2), key(3), key(4)
+	this := key(1)
+	other := key(2)
+	aside := key(3)
+	third := key(4)
 	has := func(text, word string) bool { return one[bool](r, `select $1 like '%' || $2 || '%'`, text, word) }
 	claim := func(key string, print int64) {
 		s := &set{endpoint: endpoint}

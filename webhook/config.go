@@ -266,7 +266,9 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 	if c.verifier, err = newVerifier(&c, received.MinSecret); err != nil {
 		l.Join(err)
 	} else {
-		sender, past, future = c.verifier.scheme, c.verifier.past, c.verifier.future
+		sender = c.verifier.scheme
+		past = c.verifier.past
+		future = c.verifier.future
 		if strings.ContainsAny(sender.Name, "/\x00") {
 			l.Add("Provider", "its name, %q, must not contain a slash", sender.Name)
 		}
@@ -349,9 +351,11 @@ func (c *Config) boundTimes(l *fields.List, sender *scheme.Scheme, past, future 
 		window = max(window, past+future) // for as long as the signature counts
 	}
 	duration("BodyWindow", &c.BodyWindow, window, time.Minute, max(c.Retention, time.Minute), "")
-	answer, longest := sender.Answer, sender.Answer*3/4
+	answer := sender.Answer
+	longest := sender.Answer * 3 / 4
 	if answer == 0 {
-		answer, longest = defaultAnswer, maxUnknown
+		answer = defaultAnswer
+		longest = maxUnknown
 	}
 	// W12.
 	duration("HandlerTimeout",

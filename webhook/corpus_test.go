@@ -153,7 +153,8 @@ func (e *example) changes(t testing.TB, n int) (all []string) {
 // The member that is said to name a change is in each example of it.
 func TestCorpus(t *testing.T) {
 	t.Parallel()
-	github, shopify := githubExamples(t), shopifyExamples(t)
+	github := githubExamples(t)
+	shopify := shopifyExamples(t)
 	if len(github) != 329 || len(shopify) < 30 {
 		t.Fatalf("%d and %d examples", len(github), len(shopify))
 	}

@@ -66,7 +66,8 @@ func TestW2ChunkedBodies(t *testing.T) {
 		for _, announced := range []bool{true, false} {
 			body := &endless{}
 			req := e.request(e.sign(e.secret, time.Now(), ""), "")
-			req.Body, req.ContentLength = io.NopCloser(io.LimitReader(body, 10<<20)), -1
+			req.Body = io.NopCloser(io.LimitReader(body, 10<<20))
+			req.ContentLength = -1
 			if announced {
 				req.ContentLength = 10 << 20
 			}
@@ -86,7 +87,8 @@ func TestW2ChunkedBodies(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		req.Header, req.ContentLength = e.sign(e.secret, time.Now(), ""), length
+		req.Header = e.sign(e.secret, time.Now(), "")
+		req.ContentLength = length
 		w := &discard{header: http.Header{}}
 		receiver.ServeHTTP(w, req)
 		return w.status
@@ -195,7 +197,8 @@ func TestW7SignedIDs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	stripe := samples(t)["Stripe"]
-	e, other := r.serve(stripe), r.serve(stripe, func(c *webhook.Config) { c.Name = "other" })
+	e := r.serve(stripe)
+	other := r.serve(stripe, func(c *webhook.Config) { c.Name = "other" })
 	e.send(stripeBody("evt_1", "")).want(t, 200, false)
 	e.send(stripeBody("evt_1", "")).want(t, 200, true)
 	e.send(stripeBody("evt_2", "")).want(t, 200, false)
@@ -479,7 +482,10 @@ func TestW7CopiesOfADayAreBounded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	s := unknownSender()
-	e := r.serve(s, func(c *webhook.Config) { c.MaxBody, c.MaxQuarantineBytes = 1<<10, 65<<10+1 })
+	e := r.serve(s, func(c *webhook.Config) {
+		c.MaxBody = 1 << 10
+		c.MaxQuarantineBytes = 65<<10 + 1
+	})
 	e.sendAs("d-1", "push").want(t, 200, false)
 	e.sendAs("d-2", "push").want(t, 200, true)
 	if n := one[int](r, `select aside from onlyonce.webhook_endpoints where aside_on = (now() at time zone 'UTC')::date`); n < 504 ||
@@ -702,7 +708,8 @@ func TestW9DuplicatesInParallel(t *testing.T) {
 func TestW9UncommittedFirstCopy(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	entered, leave := make(chan struct{}), make(chan error)
+	entered := make(chan struct{})
+	leave := make(chan error)
 	handler := inline(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		entered <- struct{}{}
 		if err := <-leave; err != nil {
@@ -768,7 +775,8 @@ func TestW9Divergence(t *testing.T) {
 	if s := text(); strings.Count(s, "came again with another body") != 1 || strings.Contains(s, "evt_1") {
 		t.Errorf("log: %s", s)
 	}
-	if stored, parked := r.count("onlyonce.event_log"), r.count("onlyonce.parked"); stored != 1 || parked != 0 {
+	stored, parked := r.count("onlyonce.event_log"), r.count("onlyonce.parked")
+	if stored != 1 || parked != 0 {
 		t.Errorf("%d events are stored, %d set aside", stored, parked)
 	}
 }
@@ -974,7 +982,10 @@ func (b *told) Read(p []byte) (int, error) {
 func TestW12SlowBody(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	receiver := r.receiver(samples(t)["Slack"], func(c *webhook.Config) { c.HandlerTimeout, c.MaxInFlight = 375*time.Millisecond, 1 })
+	receiver := r.receiver(samples(t)["Slack"], func(c *webhook.Config) {
+		c.HandlerTimeout = 375 * time.Millisecond
+		c.MaxInFlight = 1
+	})
 	begun := make(chan struct{})
 	e := r.serveMux(samples(t)["Slack"], http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.ContentLength < 0 {
@@ -985,7 +996,8 @@ func TestW12SlowBody(t *testing.T) {
 	body, writer := io.Pipe()
 	defer writer.Close()
 	req := e.request(e.sign(e.secret, time.Now(), e.body), "")
-	req.Body, req.ContentLength = body, -1
+	req.Body = body
+	req.ContentLength = -1
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -1017,7 +1029,8 @@ func TestW12SlowBody(t *testing.T) {
 func TestW13ProbesAreAnswered(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	slack, github := r.serve(samples(t)["Slack"]), r.serve(samples(t)["GitHub"])
+	slack := r.serve(samples(t)["Slack"])
+	github := r.serve(samples(t)["GitHub"])
 	r.asks(false, func() {
 		a := slack.send(`{"type":"url_verification","challenge":"3eZbrw1aBm2rZgRNFdxV2595E9CY3gmdALWMmHkvFXO7tYXAYM8P"}`)
 		a.want(t, 200, false)
@@ -1113,7 +1126,8 @@ func TestBytesArriveAsTheyWere(t *testing.T) {
 func TestT5ClientThatLeaves(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	entered, leave := make(chan struct{}), make(chan struct{})
+	entered := make(chan struct{})
+	leave := make(chan struct{})
 	receiver := r.receiver(samples(t)["Stripe"], inline(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		close(entered)
 		select {
@@ -1165,7 +1179,8 @@ func TestW7SameBodyInParallel(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if stored, parked := r.count("onlyonce.event_log"), r.count("onlyonce.parked"); stored != 1 || parked != aside {
+		stored, parked := r.count("onlyonce.event_log"), r.count("onlyonce.parked")
+		if stored != 1 || parked != aside {
 			t.Errorf("%s: %d are stored, %d set aside, want %d", body, stored, parked, aside)
 		}
 	}

@@ -104,12 +104,14 @@ func TestW15EventThatCannotBeForwarded(t *testing.T) {
 		r := newRig(t)
 		s := membersSample()
 		e := r.serve(s, func(c *webhook.Config) {
-			c.KeepHeaders, c.Mode, c.Forward = []string{
+			c.KeepHeaders = []string{
 				"X-A",
 				"X-B",
 				"X-C",
 				"X-D",
-			}, mode, &webhook.Forward{Sink: "kafka", Target: "/payments"}
+			}
+			c.Mode = mode
+			c.Forward = &webhook.Forward{Sink: "kafka", Target: "/payments"}
 			if mode == webhook.Inline {
 				c.Handler = consumer.HandlerFunc(effect)
 			}
@@ -172,7 +174,8 @@ func TestW15FaultsOfForward(t *testing.T) {
 			Secrets:  []string{s.secret},
 		},
 	} {
-		cfg.Name, cfg.Mode = "e", webhook.ForwardOnly
+		cfg.Name = "e"
+		cfg.Mode = webhook.ForwardOnly
 		if _, err := webhook.New(r.pool, cfg); !errors.Is(err, webhook.ErrConfig) ||
 			!strings.Contains(err.Error(), "Config.Forward") ||
 			!strings.Contains(err.Error(), want) {

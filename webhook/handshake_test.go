@@ -92,7 +92,8 @@ func TestW13MetaHandshakeAtAnEndpoint(t *testing.T) {
 	e := r.serve(samples(t)["Meta"])
 	get := func(query string) answer {
 		req := e.request(nil, "")
-		req.Method, req.URL.RawQuery = http.MethodGet, query
+		req.Method = http.MethodGet
+		req.URL.RawQuery = query
 		return e.do(req)
 	}
 	r.asks(false, func() {
@@ -155,7 +156,8 @@ func TestW13GraphHandshake(t *testing.T) {
 		ask("validationToken=a&validationToken=b").want(t, 400, false)
 		ask("validationToken=%zz").want(t, 400, false)
 		req := e.request(nil, "")
-		req.Method, req.URL.RawQuery = http.MethodGet, "validationToken=a"
+		req.Method = http.MethodGet
+		req.URL.RawQuery = "validationToken=a"
 		e.do(req).want(t, 405, false)
 	})
 }
@@ -233,7 +235,8 @@ func TestW7NotificationsOfTheSameBytes(t *testing.T) {
 		}
 	}
 	e.do(e.request(nil, notification("another clientState"))).want(t, 401, false)
-	if stored, parked := r.count("onlyonce.event_log"), r.count("onlyonce.parked"); stored != 7 || parked != 0 {
+	stored, parked := r.count("onlyonce.event_log"), r.count("onlyonce.parked")
+	if stored != 7 || parked != 0 {
 		t.Errorf("%d events are stored, %d set aside", stored, parked)
 	}
 }

@@ -135,7 +135,8 @@ func (h HMAC) Scheme() (*scheme.Scheme, error) {
 		}
 	}
 	if timed {
-		s.Past, s.Future = 5*time.Minute, 5*time.Minute
+		s.Past = 5 * time.Minute
+		s.Future = 5 * time.Minute
 	}
 	return s, nil
 }

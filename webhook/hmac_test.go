@@ -34,9 +34,15 @@ func TestHMACFaults(t *testing.T) {
 		{func(h *webhook.HMAC) { h.IDHeader = "x-sig" }, "not the signature's"},
 		{func(h *webhook.HMAC) { h.TypeHeader = "a b" }, "must be a header's name"},
 		{func(h *webhook.HMAC) { h.Prefix = "v\n" }, "HMAC.Prefix"},
-		{func(h *webhook.HMAC) { h.Prefix, h.SignaturePart = "v1=", "v1" }, "HMAC.Prefix"},
+		{func(h *webhook.HMAC) {
+			h.Prefix = "v1="
+			h.SignaturePart = "v1"
+		}, "HMAC.Prefix"},
 		{func(h *webhook.HMAC) { h.SignaturePart = "v=1" }, "HMAC.SignaturePart and Time"},
-		{func(h *webhook.HMAC) { h.SignaturePart, h.Time = "t", "t" }, "HMAC.SignaturePart and Time"},
+		{func(h *webhook.HMAC) {
+			h.SignaturePart = "t"
+			h.Time = "t"
+		}, "HMAC.SignaturePart and Time"},
 		{func(h *webhook.HMAC) { h.Time = "X-Sig" }, "HMAC.Time"},
 		{func(h *webhook.HMAC) { h.TimeUnit = time.Microsecond }, "HMAC.TimeUnit"},
 		{func(h *webhook.HMAC) { h.Time = "" }, timed},
@@ -56,10 +62,20 @@ func TestHMACFaults(t *testing.T) {
 		{func(h *webhook.HMAC) { h.Layout = "{time}.{{body}" }, "HMAC.Layout"},
 		{func(h *webhook.HMAC) { h.Layout = "{time}.}{body}" }, "without braces"},
 		{func(h *webhook.HMAC) { h.Layout = "{time}.\n{body}" }, "printable"},
-		{func(h *webhook.HMAC) { h.IDHeader, h.IDMember = "", "" }, "one must be set"},
+		{func(h *webhook.HMAC) {
+			h.IDHeader = ""
+			h.IDMember = ""
+		}, "one must be set"},
 		{func(h *webhook.HMAC) { h.IDMember = "id" }, "one must be set"},
-		{func(h *webhook.HMAC) { h.IDHeader, h.IDMember, h.Layout = "", "id", "{id}.{time}.{body}" }, "{id} needs IDHeader"},
-		{func(h *webhook.HMAC) { h.TypeHeader, h.TypeMember = "X-Type", "type" }, "exclude each other"},
+		{func(h *webhook.HMAC) {
+			h.IDHeader = ""
+			h.IDMember = "id"
+			h.Layout = "{id}.{time}.{body}"
+		}, "{id} needs IDHeader"},
+		{func(h *webhook.HMAC) {
+			h.TypeHeader = "X-Type"
+			h.TypeMember = "type"
+		}, "exclude each other"},
 	} {
 		h := good()
 		c.change(&h)
@@ -154,7 +170,8 @@ func TestHMACBorders(t *testing.T) {
 		p := webhook.HMAC{Name: "acme", SignatureHeader: "X-Sig", Layout: layout, IDHeader: "X-Id"}
 		times := []string{""}
 		if strings.Contains(layout, "{time}") {
-			p.Time, times = "X-Time", []string{"1", "11", "111"}
+			p.Time = "X-Time"
+			times = []string{"1", "11", "111"}
 		}
 		v := verifier(t, p, secret)
 		same := map[string][]request{}
@@ -166,13 +183,15 @@ func TestHMACBorders(t *testing.T) {
 				}
 			}
 		}
-		shared, accepted := 0, 0
+		shared := 0
+		accepted := 0
 		for bytes, requests := range same {
 			if len(requests) < 2 {
 				continue
 			}
 			shared++
-			sig, n := hex.EncodeToString(mac(sha256.New, secret, bytes)), 0
+			sig := hex.EncodeToString(mac(sha256.New, secret, bytes))
+			n := 0
 			for _, r := range requests {
 				if _, err := v.VerifyAt(
 					time.Unix(50, 0),
@@ -182,7 +201,8 @@ func TestHMACBorders(t *testing.T) {
 					n++
 				}
 			}
-			if accepted += n; n > 1 {
+			accepted += n
+			if n > 1 {
 				t.Fatalf("%s: %q is the signature of %d requests among %+v", layout, bytes, n, requests)
 			}
 		}

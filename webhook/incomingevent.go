@@ -119,7 +119,8 @@ func (ep *Endpoint) setTenant(e *Event) (err error) {
 func tenantOf(f func(*Event) string, e *Event) (name string, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			name, err = "", fmt.Errorf("%w: it panicked: %v", ErrTenant, p)
+			name = ""
+			err = fmt.Errorf("%w: it panicked: %v", ErrTenant, p)
 		}
 	}()
 	name = f(e)

@@ -29,7 +29,8 @@ func (w way) runHandler(ctx context.Context, tx *guard.Tx, i *incomingEvent) err
 	at, _ := ctx.Deadline()
 	work, cancel := context.WithDeadlineCause(ctx, at.Add(-w.cfg.deadline/4), consumer.ErrHandlerTimeout)
 	defer cancel()
-	done, lent := make(chan error, 1), tx.Handle
+	done := make(chan error, 1)
+	lent := tx.Handle
 	go func() {
 		err := errGoexit // unless the handler returns
 		defer func() {

@@ -152,7 +152,8 @@ func TestForward(t *testing.T) {
 	for _, mode := range []webhook.EndpointMode{webhook.ForwardOnly, webhook.Stored, webhook.Inline} {
 		r := newRig(t)
 		e := r.serve(samples(t)["GitHub"], forward, func(c *webhook.Config) {
-			if c.Mode = mode; mode == webhook.Inline {
+			c.Mode = mode
+			if mode == webhook.Inline {
 				c.Handler = consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 					if err := outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: "tell", Body: m.Value}); err != nil {
 						return err
@@ -376,7 +377,8 @@ func listedSince(t *testing.T, r *rig, last string) (since, before, after time.T
 	t.Helper()
 	r.exec(`insert into onlyonce.webhook_endpoints (endpoint, backfilled_at) values ('e', clock_timestamp() + $1::text::interval)`, last)
 	r.exec(`update onlyonce.rings set horizon = '11 days' where name = 'standard_keys'`)
-	asked, recorded := make(chan time.Time, 1), make(chan struct{})
+	asked := make(chan time.Time, 1)
+	recorded := make(chan struct{})
 	x := r.receiver(samples(t)["Stripe"], func(c *webhook.Config) {
 		c.Retention = retention
 		c.Backfill = &webhook.Backfill{List: func(_ context.Context, since time.Time, _ func(*webhook.Event) error) error {

@@ -82,7 +82,8 @@ func (r *rig) open(url string) *pgxpool.Pool {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	cfg.MaxConns, cfg.ConnConfig.Tracer = 12, &r.counter
+	cfg.MaxConns = 12
+	cfg.ConnConfig.Tracer = &r.counter
 	cfg.ConnConfig.RuntimeParams["application_name"] = "receiver"
 	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
 	if err != nil {
@@ -172,7 +173,10 @@ func (r *rig) serve(s sample, more ...func(*webhook.Config)) *endpoint {
 
 // inline is a mode with a handler.
 func inline(h consumer.HandlerFunc) func(*webhook.Config) {
-	return func(c *webhook.Config) { c.Mode, c.Handler = webhook.Inline, h }
+	return func(c *webhook.Config) {
+		c.Mode = webhook.Inline
+		c.Handler = h
+	}
 }
 
 // effect writes a row under the event's id.

@@ -98,7 +98,8 @@ func NewSharded(set *shard.Set, cfg Config) (*Endpoint, error) {
 		if err != nil {
 			return nil, err // the same for each database
 		}
-		one.set, one.name = set, db.Name
+		one.set = set
+		one.name = db.Name
 		one.events = nil
 		shards[db.Name] = one
 		all = &Endpoint{

@@ -41,7 +41,8 @@ func payPal(t testing.TB, change ...func(*webhook.Config, *paypal.Provider)) (*s
 	t.Helper()
 	h := newSenderHost(t)
 	h.put(payPalFile, pemFile(h.signing(payPalName), h.middle.Raw))
-	p, cfg := paypal.Provider{WebhookID: payPalWebhook, Roots: h.roots, Fetch: h.fetch()}, webhook.Config{}
+	p := paypal.Provider{WebhookID: payPalWebhook, Roots: h.roots, Fetch: h.fetch()}
+	cfg := webhook.Config{}
 	for _, f := range change {
 		f(&cfg, &p)
 	}
@@ -271,7 +272,10 @@ func TestW18CertificatesThatDoNotCount(t *testing.T) {
 			return pemFile(h.sign(&x509.Certificate{DNSNames: []string{payPalName}}, by, h.key, h.key.Public()), by.Raw, h.middle.Raw)
 		},
 		"an authority's": func(h *senderHost) []byte {
-			return pemFile(h.signing(payPalName, func(c *x509.Certificate) { c.IsCA, c.BasicConstraintsValid = true, true }), h.middle.Raw)
+			return pemFile(h.signing(payPalName, func(c *x509.Certificate) {
+				c.IsCA = true
+				c.BasicConstraintsValid = true
+			}), h.middle.Raw)
 		},
 		"short key": func(h *senderHost) []byte {
 			h.key = short
@@ -401,7 +405,8 @@ func TestW18Fetches(t *testing.T) {
 					t.Fatalf("%v", err)
 				}
 			}
-			if n, other := h.times(payPalFile), h.times(elsewhere); n != 1 || other != 0 {
+			n, other := h.times(payPalFile), h.times(elsewhere)
+			if n != 1 || other != 0 {
 				t.Errorf("%d fetches, and %d from where it leads", n, other)
 			}
 			h.put(payPalFile, good(h))
@@ -501,8 +506,10 @@ func TestW18StrangersBesideConfiguredCertificates(t *testing.T) {
 	t.Parallel()
 	h, v := payPal(t, func(_ *webhook.Config, p *paypal.Provider) { p.CertURLs = []string{"https://" + payPalFile} })
 	h2, v2 := overSNS(t, func(p *sns.Provider) { p.CertURLs = []string{"https://" + snsFile} })
-	request, message := payPalRequest(t, h.key, time.Now(), payPalBody), snsMessage(time.Now())
-	event, made := snsBody(t, h2.key, message, snsText(message)), maps.Clone(message)
+	request := payPalRequest(t, h.key, time.Now(), payPalBody)
+	message := snsMessage(time.Now())
+	event := snsBody(t, h2.key, message, snsText(message))
+	made := maps.Clone(message)
 	n := 0
 	for minute := range 10 {
 		webhook.HoldCertificates(v, time.Duration(minute)*61*time.Second)
@@ -522,10 +529,12 @@ func TestW18StrangersBesideConfiguredCertificates(t *testing.T) {
 			}
 		}
 	}
-	if a, b := h.times(payPalFile), h2.times(snsFile); a != 1 || b != 1 {
+	a, b := h.times(payPalFile), h2.times(snsFile)
+	if a != 1 || b != 1 {
 		t.Errorf("the certificates were fetched %d and %d times", a, b)
 	}
-	if a, b := h.times(""), h2.times(""); a != 11 || b != 12 { // one of each minute's strangers; SNS's issuer
+	a, b = h.times(""), h2.times("")
+	if a != 11 || b != 12 { // one of each minute's strangers; SNS's issuer
 		t.Errorf("%d and %d fetches", a, b)
 	}
 	for _, address := range []string{"", "https://evil.example/x", "https://" + snsFile, "https://" + payPalFile + "?"} {
@@ -589,7 +598,8 @@ func TestW18StrangersBesideLearnedCertificates(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n, kept := h.times(payPalFile), webhook.KnownCertificates(v); n != 1 || kept != 64 {
+	n, kept := h.times(payPalFile), webhook.KnownCertificates(v)
+	if n != 1 || kept != 64 {
 		t.Errorf("the genuine certificate was fetched %d times; %d are kept", n, kept)
 	}
 	later := time.Now().Add(101 * time.Hour) // the certificate is valid for 100
@@ -640,7 +650,8 @@ func TestW18KnownCertificateServesMeanwhile(t *testing.T) {
 func TestW18FetchOutlivesItsRequest(t *testing.T) {
 	t.Parallel()
 	h, v := payPal(t, func(_ *webhook.Config, p *paypal.Provider) { p.Fetch.Timeout = 10 * time.Second })
-	begun, goOn := make(chan struct{}), make(chan struct{})
+	begun := make(chan struct{})
+	goOn := make(chan struct{})
 	h.handle(payPalFile, func(w http.ResponseWriter, _ *http.Request) {
 		close(begun)
 		<-goOn
@@ -744,7 +755,8 @@ func TestW7OtherBodyOfATransmission(t *testing.T) {
 	h := newSenderHost(t)
 	h.put(payPalFile, pemFile(h.signing(payPalName), h.middle.Raw))
 	e := r.serve(sample{}, func(c *webhook.Config) {
-		c.Provider, c.Secrets = paypal.Provider{WebhookID: payPalWebhook, Roots: h.roots, Fetch: h.fetch()}, nil
+		c.Provider = paypal.Provider{WebhookID: payPalWebhook, Roots: h.roots, Fetch: h.fetch()}
+		c.Secrets = nil
 	})
 	recorded := payPalRequest(t, h.key, time.Now(), payPalBody)
 	forged := sameCRC(t, payPalBody, `{"id":"WH-made-up","event_type":"PAYMENT.SALE.COMPLETED","x":"`+strings.Repeat("0", 40)+`"}`)

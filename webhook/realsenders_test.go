@@ -269,7 +269,8 @@ func TestW4TwilioSharedKeys(t *testing.T) {
 	t.Parallel()
 	v := ofTwilio(t, twilioURL, twilioToken)
 	text := twilioURL + "A1"
-	with1, with256 := b64(mac(sha1.New, twilioToken, text)), b64(mac(sha256.New, twilioToken, text))
+	with1 := b64(mac(sha1.New, twilioToken, text))
+	with256 := b64(mac(sha256.New, twilioToken, text))
 	try := func(signature string, want error, settings ...string) {
 		t.Helper()
 		r := twilioRequest(signature, formType, "", "A=1")

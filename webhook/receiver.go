@@ -12,7 +12,8 @@ import (
 // ServeHTTP implements http.Handler. It answers 2xx only if the event or its first copy is
 // committed, or if the request is a probe (W1, W17).
 func (ep *Endpoint) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	start, hooks := time.Now(), &ep.cfg.Hooks
+	start := time.Now()
+	hooks := &ep.cfg.Hooks
 	begun := ReceiveStart{Endpoint: ep.cfg.Name, Provider: ep.cfg.verifier.scheme.Name}
 	if hooks.ReceiveStart != nil {
 		req = req.WithContext(hooks.ReceiveStart(req.Context(), begun))

@@ -65,7 +65,8 @@ func TestS2ReceiverAndWorkerWithLeastPrivileges(t *testing.T) {
 	r.recv = as("sweeper")
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	purged, done := make(chan int64, 1), make(chan error, 1)
+	purged := make(chan int64, 1)
+	done := make(chan error, 1)
 	x := r.receiver(e.sample, func(c *webhook.Config) { c.Hooks.Forgotten = func(n int64) { purged <- n } })
 	go func() { done <- x.Upkeep(ctx) }()
 	if n := pgtest.Receive(t, patience, "purged", purged); n != 3 {

@@ -94,7 +94,8 @@ func TestW4UnknownVersionsArePassedOver(t *testing.T) {
 func TestW4TwoFamiliesOfHeaders(t *testing.T) {
 	t.Parallel()
 	all := samples(t)
-	a, b := all["Standard v1"], all["Svix v1a"]
+	a := all["Standard v1"]
+	b := all["Svix v1a"]
 	v := verifier(t, webhook.Standard{}, a.secret, b.secret)
 	for _, mine := range []sample{a, b} {
 		for _, name := range slices.Concat(a.signed, b.signed) {
@@ -124,9 +125,11 @@ func TestW5SignatureThenFreshness(t *testing.T) {
 			refuses(t, v, s.sign(s.secret+"x", now.Add(off), s.body), s.body, s.secret, webhook.ErrSignature)
 		}
 		const limit, second = 5 * time.Minute, time.Second
-		past, future := webhook.ErrStale, webhook.ErrStale
+		past := webhook.ErrStale
+		future := webhook.ErrStale
 		if s.untimed {
-			past, future = nil, nil
+			past = nil
+			future = nil
 		}
 		if _, ok := s.provider.(webhook.Stripe); ok {
 			future = nil
@@ -368,7 +371,8 @@ func TestW14KeptHeaders(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(e.Header, want) {
 		t.Errorf("%v %v", err, e)
 	}
-	if h["X-Request-Id"][0] = "changed"; e.Header.Get("X-Request-Id") != "b" {
+	h["X-Request-Id"][0] = "changed"
+	if e.Header.Get("X-Request-Id") != "b" {
 		t.Error("the event's headers are the request's")
 	}
 	for _, lines := range [][]string{

@@ -26,7 +26,8 @@ func TestW22EventsAreSealed(t *testing.T) {
 		return err
 	}
 	e := r.serve(samples(t)["GitHub"], func(c *webhook.Config) {
-		c.Sealer, c.Forward = pgtest.Sealer(t, 1), &webhook.Forward{Sink: "payments", Target: "/events"}
+		c.Sealer = pgtest.Sealer(t, 1)
+		c.Forward = &webhook.Forward{Sink: "payments", Target: "/events"}
 		c.MaxBody = 1 << 20
 	})
 	for _, id := range []string{"1", "2", "3"} {
@@ -35,10 +36,11 @@ func TestW22EventsAreSealed(t *testing.T) {
 	e.sendAs("1", "secret 1").want(t, 200, true)
 	e.sendAs("4", "secret 1").want(t, 200, true) // the same body under another id is set aside
 	const stored = `select body from onlyonce.event_log union all select body from onlyonce.parked union all select body from onlyonce.outbox_log`
-	if all, open := one[int](r, `select count(*) from (`+stored+`) x`), one[int](
+	all, open := one[int](r, `select count(*) from (`+stored+`) x`), one[int](
 		r,
 		`select count(*) from (`+stored+`) x where position('secret'::bytea in body) > 0`,
-	); all != 7 ||
+	)
+	if all != 7 ||
 		open != 0 {
 		t.Errorf("%d bodies are stored, %d of them open", all, open)
 	}

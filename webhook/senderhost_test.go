@@ -144,7 +144,8 @@ func (h *senderHost) authority(name string, by *x509.Certificate, byKey crypto.S
 	key := newECKey(h.t)
 	c := &x509.Certificate{Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
 	if by == nil {
-		by, byKey = c, key
+		by = c
+		byKey = key
 	}
 	made, err := x509.ParseCertificate(h.sign(c, by, byKey, key.Public()))
 	if err != nil {

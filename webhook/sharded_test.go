@@ -23,7 +23,8 @@ import (
 // afterwards.
 func TestN2EndpointMoves(t *testing.T) {
 	t.Parallel()
-	a, b := newRig(t), newRig(t)
+	a := newRig(t)
+	b := newRig(t)
 	var moved atomic.Bool
 	set, err := shard.New(shard.Config{Pools: map[string]*pgxpool.Pool{"a": a.recv, "b": b.recv}, OfPlace: func(place string) string {
 		if place != "e" {
@@ -105,7 +106,8 @@ func TestN2EndpointMoves(t *testing.T) {
 // a list of the sender's.
 func TestShardedEndpointByTenant(t *testing.T) {
 	t.Parallel()
-	a, b := newRig(t), newRig(t)
+	a := newRig(t)
+	b := newRig(t)
 	set, err := shard.New(shard.Config{
 		Pools:   map[string]*pgxpool.Pool{"a": a.recv, "b": b.recv},
 		OfPlace: func(place string) string { return place },

@@ -48,7 +48,8 @@ func parseLayout(s string) (l signedLayout, faults []error) {
 			return
 		}
 		seen[p] = true
-		l.time, l.id = l.time || p == "{time}", l.id || p == "{id}"
+		l.time = l.time || p == "{time}"
+		l.id = l.id || p == "{id}"
 		next := i + step
 		if next < 0 || next >= len(all) || all[next].isField() {
 			faults = append(
@@ -87,7 +88,8 @@ func layoutPieces(s string) (all []layoutPiece) {
 		if n <= 0 {
 			n = len(s)
 		}
-		all, s = append(all, layoutPiece(s[:n])), s[n:]
+		all = append(all, layoutPiece(s[:n]))
+		s = s[n:]
 	}
 	return all
 }

@@ -53,7 +53,8 @@ func stall(t *testing.T, h http.Handler, header http.Header, sent, announced int
 	t.Helper()
 	in, out := io.Pipe()
 	req := httptest.NewRequest(http.MethodPost, "/", in)
-	req.Header, req.ContentLength = header, int64(announced)
+	req.Header = header
+	req.ContentLength = int64(announced)
 	s := &stalled{answer: httptest.NewRecorder(), body: out, done: make(chan struct{})}
 	go func() {
 		defer close(s.done)
@@ -76,9 +77,11 @@ func TestW17UnsignedBodiesTakeNoPlace(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	s := patient()
-	entered, leave := make(chan struct{}), make(chan struct{})
+	entered := make(chan struct{})
+	leave := make(chan struct{})
 	receiver := r.receiver(s, func(c *webhook.Config) {
-		c.MaxInFlight, c.Mode = 1, webhook.Inline
+		c.MaxInFlight = 1
+		c.Mode = webhook.Inline
 		c.Handler = consumer.HandlerFunc(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if string(m.Value) == `{"id":"held"}` {
 				entered <- struct{}{}
@@ -220,7 +223,10 @@ func TestW17MemoryOfBodies(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	s := patient()
-	receiver := r.receiver(s, func(c *webhook.Config) { c.MaxBody, c.MaxBytes = 64<<10, 200_000 })
+	receiver := r.receiver(s, func(c *webhook.Config) {
+		c.MaxBody = 64 << 10
+		c.MaxBytes = 200_000
+	})
 	unsigned := headers("X-Sig", strings.Repeat("0", 64))
 	a := stall(t, receiver, unsigned, 60_000, 64<<10)
 	b := stall(t, receiver, unsigned, 60_000, 64<<10)
@@ -236,7 +242,8 @@ func TestW17MemoryOfBodies(t *testing.T) {
 	e.send(`{"id":"small"}`).want(t, 200, false)
 	large := `{"id":"large","x":"` + strings.Repeat("x", 60_000) + `"}`
 	// a server would hang up while the client writes
-	req, w := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(large)), httptest.NewRecorder()
+	req := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(large))
+	w := httptest.NewRecorder()
 	req.Header = e.sign(e.secret, time.Now(), large)
 	if receiver.ServeHTTP(w, req); w.Code != http.StatusServiceUnavailable {
 		t.Errorf("a large body beside them: status %d", w.Code)

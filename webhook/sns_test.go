@@ -68,10 +68,13 @@ func snsText(m map[string]string) (text string) {
 // snsBody signs a text, and writes it into a message.
 func snsBody(t testing.TB, key *rsa.PrivateKey, m map[string]string, text string) string {
 	t.Helper()
-	kind, sum256, sum1 := crypto.SHA256, sha256.Sum256([]byte(text)), sha1.Sum([]byte(text))
+	kind := crypto.SHA256
+	sum256 := sha256.Sum256([]byte(text))
+	sum1 := sha1.Sum([]byte(text))
 	sum := sum256[:]
 	if m["SignatureVersion"] == "1" {
-		kind, sum = crypto.SHA1, sum1[:]
+		kind = crypto.SHA1
+		sum = sum1[:]
 	}
 	signature, err := rsa.SignPKCS1v15(rand.Reader, key, kind, sum)
 	if err != nil {
@@ -359,7 +362,8 @@ func TestW20Confirmation(t *testing.T) {
 	r := newRig(t)
 	h, _ := overSNS(t)
 	e := r.serve(sample{}, func(c *webhook.Config) {
-		c.Provider, c.Secrets = sns.Provider{Topics: []string{snsTopic}, Roots: h.roots, Fetch: h.fetch()}, nil
+		c.Provider = sns.Provider{Topics: []string{snsTopic}, Roots: h.roots, Fetch: h.fetch()}
+		c.Secrets = nil
 	})
 	const at = "sns.eu-west-1.amazonaws.com/"
 	var asked url.Values

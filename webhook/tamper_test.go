@@ -135,9 +135,11 @@ func TestW4SignaturesThatAreNone(t *testing.T) {
 			}
 		}
 		value := good.Get(s.sigs)
-		lead, last := value[:strings.LastIndexAny(value, ", ")+1], value[strings.LastIndexAny(value, ", ")+1:]
+		lead := value[:strings.LastIndexAny(value, ", ")+1]
+		last := value[strings.LastIndexAny(value, ", ")+1:]
 		if strings.HasPrefix(value, "v1") { // Standard's comma is inside of the signature
-			lead, last = "", value
+			lead = ""
+			last = value
 		}
 		bits := decode(t, last)
 		write := func(text string) http.Header {

@@ -149,7 +149,8 @@ func (f *failedLookups) report(err error) {
 	var reason string
 	var cause error
 	if refused, is := errors.AsType[*received.Refusal](err); is {
-		reason, cause = refused.Reason, refused.Cause
+		reason = refused.Reason
+		cause = refused.Cause
 	}
 	f.log.Warn("onlyonce: a look-up for webhooks has failed: "+reason,
 		"endpoint", f.endpoint, "error", cause, "not_logged", held)

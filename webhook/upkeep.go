@@ -122,7 +122,8 @@ func (ep *Endpoint) reporter() *presence.Reporter {
 
 // purgeAndBackfill does both, each at its time, until ctx ends.
 func (ep *Endpoint) purgeAndBackfill(ctx context.Context) {
-	purgeAt, reconcileAt := time.Now(), time.Now()
+	purgeAt := time.Now()
+	reconcileAt := time.Now()
 	deniedLogged := false
 	timer := time.NewTimer(0)
 	defer timer.Stop()

@@ -162,7 +162,8 @@ func (v *Verifier) names(e *Event) (by string, named bool) {
 
 // verify checks the signature over the bytes that came, before anything reads them (W2).
 func (v *Verifier) verify(ctx context.Context, r Request) (*Event, error) {
-	f, body := scheme.Fields{Header: r.Header, RawQuery: r.Query}, r.Body
+	f := scheme.Fields{Header: r.Header, RawQuery: r.Query}
+	body := r.Body
 	if len(body) > v.maxBody { // W2
 		return nil, &Error{Check: ErrTooLarge}
 	}
@@ -196,7 +197,10 @@ func (v *Verifier) verify(ctx context.Context, r Request) (*Event, error) {
 	if err := v.scheme.Event(f, &read); err != nil {
 		return nil, err
 	}
-	e.ID, e.Type, e.Probe, e.Challenge = read.ID, read.Type, read.Probe, read.Challenge
+	e.ID = read.ID
+	e.Type = read.Type
+	e.Probe = read.Probe
+	e.Challenge = read.Challenge
 	e.Body = read.Body
 	if read.Content != nil {
 		v.identify(e, read.Content)
@@ -267,7 +271,8 @@ func (v *Verifier) checkTime(signed, now time.Time) error {
 // store as text, or that would fill the table, refuses the request. If it were left out instead,
 // the loss would be noticed much later.
 func (v *Verifier) headersToKeep(f scheme.Fields) (http.Header, error) {
-	kept, size := http.Header{}, 0
+	kept := http.Header{}
+	size := 0
 	for _, name := range v.keptHeaders {
 		for _, value := range f.Header[name] {
 			if size += len(name) + len(value); len(value) > received.MaxField || size > maxKeptBytes {

@@ -262,7 +262,8 @@ func workAlerts() []alert {
 	}
 	good := series{`onlyonce_webhook_received_total{endpoint="stripe",outcome="accepted",status="200"}`, "0+100x90"}
 	bad := `onlyonce_webhook_received_total{endpoint="stripe",outcome="refused",status="401"}`
-	refused.fires, refused.quiet = []series{good, {bad, "0+50x90"}}, []series{good, {bad, "0+5x90"}}
+	refused.fires = []series{good, {bad, "0+50x90"}}
+	refused.quiet = []series{good, {bad, "0+5x90"}}
 	return []alert{waiting, reconcile, window, relay, down, old, paused, open, refused}
 }
 

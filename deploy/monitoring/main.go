@@ -52,7 +52,8 @@ func write(dir string) error {
 		return err
 	}
 	for name, text := range all {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil { //nolint:gosec // for all to read
+		err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644)
+		if err != nil { //nolint:gosec // for all to read
 			return err
 		}
 	}

@@ -150,7 +150,8 @@ func fromTheDatabase(t *testing.T, expr string) bool {
 func TestDashboards(t *testing.T) {
 	t.Parallel()
 	known := []string{seconds, perSecond, count, bytes, share}
-	shown, uids := "", map[string]bool{}
+	shown := ""
+	uids := map[string]bool{}
 	for _, d := range dashboards() {
 		if uids[d.uid] || d.title == "" || d.about == "" || d.jobOf == nil {
 			t.Errorf("%s: no uid of its own, no title, no text, or no job", d.uid)

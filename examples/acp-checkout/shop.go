@@ -146,13 +146,16 @@ func refuse(status int, code, message string) *refusal {
 // is kept, and the agent may try again under its key.
 func (s *shop) serve(run operation) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		status, answer := http.StatusOK, any(nil)
+		status := http.StatusOK
+		answer := any(nil)
 		made, err := s.operate(run, r)
 		switch refused := (*refusal)(nil); {
 		case errors.As(err, &refused):
-			status, answer = refused.status, refused
+			status = refused.status
+			answer = refused
 		case err != nil:
-			status, answer = http.StatusInternalServerError, &refusal{
+			status = http.StatusInternalServerError
+			answer = &refusal{
 				Type:    "processing_error",
 				Code:    "internal",
 				Message: "something went wrong",

@@ -20,9 +20,11 @@ import (
 // now and then: each checkout is one order and one charge, and each retry gets the first answer.
 func TestCheckoutsUnderKills(t *testing.T) {
 	t.Parallel()
-	checkouts, lasts := 20, time.Duration(0)
+	checkouts := 20
+	lasts := time.Duration(0)
 	if pgtest.Long("200 checkouts") {
-		checkouts, lasts = 200, 10*time.Second
+		checkouts = 200
+		lasts = 10 * time.Second
 	}
 	pool := pgtest.DB(t)
 	pgtest.Exec(t, pool, schema)

@@ -85,7 +85,8 @@ func handleThenMark(ctx context.Context, w *worker, pool *pgxpool.Pool) error {
 		if err != nil {
 			return err
 		}
-		id, known := string(m.Headers[0].Value), false
+		id := string(m.Headers[0].Value)
+		known := false
 		const query = `select exists (select from onlyonce_doubles.processed where run = $1 and id = $2)`
 		if err := pool.QueryRow(ctx, query, w.Run, id).Scan(&known); err != nil {
 			return err

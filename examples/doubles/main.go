@@ -153,7 +153,8 @@ select count(*) filter (where rows > 1 and n % $4 = $5),
           from generate_series(0, $3::int - 1) as m (n)) each`
 
 func compare(ctx context.Context, srv *servers.Servers, stdout io.Writer) error {
-	began, pool := time.Now(), srv.Postgres.Pool
+	began := time.Now()
+	pool := srv.Postgres.Pool
 	if err := servers.CreateTables(ctx, pool, tablesSQL); err != nil {
 		return err
 	}
@@ -182,7 +183,8 @@ func compare(ctx context.Context, srv *servers.Servers, stdout io.Writer) error 
 			return err
 		}
 		_, _ = fmt.Fprintf(stdout, "  %-41s %15d %17d %5d\n", l.name, copies, doubled, lost)
-		if clean, ours := copies+doubled+lost == 0, l.name == "onlyonce"; clean != ours {
+		clean, ours := copies+doubled+lost == 0, l.name == "onlyonce"
+		if clean != ours {
 			faults = append(
 				faults,
 				fmt.Errorf("%s: %d copies applied, %d doubled, %d lost: not as it should be", l.name, copies, doubled, lost),
@@ -208,7 +210,8 @@ func play(ctx context.Context, w worker, srv *servers.Servers) (err error) {
 		defer func() { err = errors.Join(err, srv.Kafka.Remove(context.WithoutCancel(ctx), w.topic(), w.topic())) }()
 	}
 	for k := range kills {
-		w.Dies, w.Where = (k+1)*messages/(kills+2)/every*every, []string{before, after, soon}[k%3]
+		w.Dies = (k + 1) * messages / (kills + 2) / every * every
+		w.Where = []string{before, after, soon}[k%3]
 		var killed *exec.ExitError
 		if err := w.process(ctx, nil); !errors.As(err, &killed) || killed.Exited() {
 			return fmt.Errorf("a process that was to be killed ended with: %w", err)

@@ -15,7 +15,8 @@ import (
 // The loop over a topic with copies, and another order under a known id, in a group that reads
 // everything a second time, as after a reset of its offsets.
 func TestLoop(t *testing.T) {
-	pool, brokers := pgtest.DB(t), kafkatest.Fake(t)
+	pool := pgtest.DB(t)
+	brokers := kafkatest.Fake(t)
 	if _, err := pool.Exec(t.Context(), tableSQL); err != nil {
 		t.Fatal(err)
 	}

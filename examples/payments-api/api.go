@@ -210,7 +210,8 @@ type stripeError struct {
 func (p *problem) Error() string { return p.Title }
 
 func newProblem(status int, code, format string, args ...any) *problem {
-	title, kind := fmt.Sprintf(format, args...), "invalid_request_error"
+	title := fmt.Sprintf(format, args...)
+	kind := "invalid_request_error"
 	switch {
 	case status == http.StatusPaymentRequired:
 		kind = "card_error"
@@ -230,14 +231,19 @@ func write(w http.ResponseWriter, a *answer, err error) {
 	case err != nil:
 		p = newProblem(http.StatusInternalServerError, "internal", "something went wrong")
 	}
-	status, contentType, object := 0, "application/json", any(nil)
+	status := 0
+	contentType := "application/json"
+	object := any(nil)
 	if p != nil {
-		status, contentType, object = p.Status, "application/problem+json", p
+		status = p.Status
+		contentType = "application/problem+json"
+		object = p
 		if p.Retryable {
 			w.Header().Set("Retry-After", "1")
 		}
 	} else {
-		status, object = a.status, a.object
+		status = a.status
+		object = a.object
 		if a.location != "" {
 			w.Header().Set("Location", a.location)
 		}

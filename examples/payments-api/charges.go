@@ -77,15 +77,19 @@ func scanCharge(row pgx.Row) (*charge, error) {
 	if err := row.Scan(&c.ID, &c.Amount, &c.AmountCaptured, &c.AmountRefunded, &c.Created, &c.Currency, &reference); err != nil {
 		return nil, err
 	}
-	c.Captured, c.Metadata = c.AmountCaptured > 0, map[string]string{"reference": reference}
+	c.Captured = c.AmountCaptured > 0
+	c.Metadata = map[string]string{"reference": reference}
 	return c, nil
 }
 
 // charge authorises a payment, and captures it unless capture is false. The row, the call to the
 // provider and the answer commit together.
 func (a *API) charge(r *http.Request, in *params) (*answer, error) {
-	amount, currency, source := in.amount("amount"), in.text("currency"), in.text("source")
-	atOnce, captured := in.optionalBool("capture", true), amount
+	amount := in.amount("amount")
+	currency := in.text("currency")
+	source := in.text("source")
+	atOnce := in.optionalBool("capture", true)
+	captured := amount
 	if !atOnce {
 		captured = 0
 	}

@@ -84,7 +84,8 @@ func (p *params) value(name, begins string) (text string, given bool) {
 	raw, given := p.json[name]
 	switch {
 	case !given:
-		given, text = p.form.Has(name), p.form.Get(name)
+		given = p.form.Has(name)
+		text = p.form.Get(name)
 	case strings.IndexByte(begins, raw[0]) < 0:
 	case raw[0] != '"':
 		text = string(raw)

@@ -53,7 +53,8 @@ insert into onlyonce_payments.refunds (
 returning extract(epoch from created_at)::bigint`
 
 func (a *API) refund(r *http.Request, in *params) (*answer, error) {
-	of, amount := in.text("charge"), in.optionalAmount("amount")
+	of := in.text("charge")
+	amount := in.optionalAmount("amount")
 	if err := in.fault(); err != nil {
 		return nil, err
 	}
@@ -116,7 +117,8 @@ returning extract(epoch from created_at)::bigint`
 // If this process dies after the call, the next one continues with the same answer. If it died
 // before the answer was stored, the next one repeats the call under the same key.
 func (a *API) payout(r *http.Request, in *params) (*answer, error) {
-	amount, destination := in.amount("amount"), in.text("destination")
+	amount := in.amount("amount")
+	destination := in.text("destination")
 	if err := in.fault(); err != nil {
 		return nil, err
 	}

@@ -235,7 +235,8 @@ func sameCallInGo(t *testing.T, pool *pgxpool.Pool) {
 func relayed(t *testing.T, pool *pgxpool.Pool, n int) map[string]string {
 	t.Helper()
 	var mu sync.Mutex
-	charged, all := map[string]string{}, make(chan struct{})
+	charged := map[string]string{}
+	all := make(chan struct{})
 	done := sync.OnceFunc(func() { close(all) }) // a call may come more than once
 	remote := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -248,7 +249,8 @@ func relayed(t *testing.T, pool *pgxpool.Pool, n int) map[string]string {
 		if r.URL.Path != "/charges" || r.Header.Get("Content-Type") != "application/json" {
 			t.Errorf("%s %v", r.URL, r.Header)
 		}
-		if charged[key] = string(body); len(charged) == n {
+		charged[key] = string(body)
+		if len(charged) == n {
 			done()
 		}
 	}))

@@ -48,7 +48,8 @@ func loadBody(req *http.Request, limit int64) (*replayableBody, error) {
 		return nil, fmt.Errorf("%w: the body is longer than Config.MaxBody, %d bytes: raise MaxBody, or set "+
 			"Request.GetBody", ErrBody, limit)
 	}
-	b.bytes, b.getBody = nil, req.GetBody
+	b.bytes = nil
+	b.getBody = req.GetBody
 	return b, nil
 }
 

@@ -61,7 +61,9 @@ func TestBodies(t *testing.T) {
 			s := &script{plays: []play{{err: io.EOF}, {status: 503}, {status: 200}}}
 			b := &stream{Reader: strings.NewReader(c.body)}
 			req := post(t, t.Context(), url, "")
-			req.Body, req.ContentLength, req.GetBody = b, c.length, c.getBody
+			req.Body = b
+			req.ContentLength = c.length
+			req.GetBody = c.getBody
 			resp, err := transport(t, client.Config{Base: s, MaxBody: 10}).RoundTrip(req)
 			if b.closed == 0 {
 				t.Error("the body is open")
@@ -92,7 +94,9 @@ func TestBodyThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	req := post(t, t.Context(), url, "")
 	b := &stream{Reader: io.MultiReader(strings.NewReader("half"), failing{})}
-	req.Body, req.ContentLength, req.GetBody = b, -1, nil
+	req.Body = b
+	req.ContentLength = -1
+	req.GetBody = nil
 	got, err := send(t, client.Config{}, req)
 	if !errors.Is(err, client.ErrBody) || !errors.Is(err, io.ErrClosedPipe) || len(got) > 0 || b.closed == 0 {
 		t.Errorf("%v after %d requests", err, len(got))
@@ -116,10 +120,12 @@ func TestTrailers(t *testing.T) {
 	})
 	req := post(t, t.Context(), start(t, server), "")
 	req.Trailer = http.Header{"Sum": nil}
-	req.Body, req.ContentLength, req.GetBody = &stream{Reader: io.MultiReader(
+	req.Body = &stream{Reader: io.MultiReader(
 		strings.NewReader("x"),
 		atEnd(func() { req.Trailer.Set("Sum", "1") }),
-	)}, -1, nil
+	)}
+	req.ContentLength = -1
+	req.GetBody = nil
 	resp, err := transport(t, client.Config{}).RoundTrip(req)
 	if err != nil {
 		t.Fatal(err)

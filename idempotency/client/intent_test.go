@@ -99,7 +99,8 @@ func TestIntentsDoNotRunIntoEachOther(t *testing.T) {
 				Parts: rapid.SliceOfN(text, 1, 3).Draw(t, label),
 			}
 		}
-		a, b := draw("a"), draw("b")
+		a := draw("a")
+		b := draw("b")
 		ka, err := client.Derive(a)
 		if err != nil {
 			t.Fatal(err)

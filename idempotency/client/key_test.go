@@ -115,7 +115,8 @@ func TestRequestIsLeftAlone(t *testing.T) {
 	if len(req.Header) > 0 || req.GetBody == nil || req.ContentLength != 1 {
 		t.Errorf("%+v", req)
 	}
-	req.Header, req.Body = nil, nil
+	req.Header = nil
+	req.Body = nil
 	req.ContentLength = 0
 	if got, err := send(t, client.Config{}, req); err != nil || got[0].key == "" || req.Header != nil {
 		t.Errorf("%+v %v", got, err)

@@ -43,7 +43,8 @@ func (s *table) Forget(_ context.Context, intent string) error {
 // A client that dies after sending finds its key again: the server applies the operation once.
 func TestStoredKeySurvivesTheClient(t *testing.T) {
 	t.Parallel()
-	store, s := &table{}, &server{drop: func(n int) bool { return n == 1 }}
+	store := &table{}
+	s := &server{drop: func(n int) bool { return n == 1 }}
 	url := start(t, s)
 	client := func() error { // everything but the store is new
 		key, err := client.StoredKey(t.Context(), store, "form 17")

@@ -177,7 +177,8 @@ func TestRequestIDOfAnAttempt(t *testing.T) {
 				t.Fatal(err)
 			}
 			read(t, resp)
-			ids, keys := map[string]bool{}, map[string]bool{}
+			ids := map[string]bool{}
+			keys := map[string]bool{}
 			for _, got := range s.got {
 				ids[got.requestID], keys[got.key] = true, true
 			}

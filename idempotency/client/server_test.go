@@ -101,7 +101,8 @@ func TestConnectionThatDiesAfterApplying(t *testing.T) {
 		if effects != 2 || len(got) != 5 {
 			t.Fatalf("%d effects of %d requests", effects, len(got))
 		}
-		if first, second := got[:3], got[3:]; first[0].key == second[0].key || first[0].key == "" {
+		first, second := got[:3], got[3:]
+		if first[0].key == second[0].key || first[0].key == "" {
 			t.Errorf("keys %s and %s", first[0].key, second[0].key)
 		}
 		for i, g := range got {

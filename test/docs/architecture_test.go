@@ -80,14 +80,17 @@ func TestMapsOfTheCodeNameWhatIsThere(t *testing.T) {
 			t.Fatal(err)
 		}
 		plain := linkTarget.ReplaceAllString(fence.ReplaceAllString(string(text), ""), "]")
-		name, end := "", 0 // the last name, and where it ends
+		// the last name, and where it ends
+		name := ""
+		end := 0
 		for _, at := range mention.FindAllStringIndex(plain, -1) {
 			word := strings.Trim(plain[at[0]:at[1]], "`")
 			if !goFile.MatchString(word) {
 				if gone := missingAnywhere(c, all, word); gone != "" {
 					t.Errorf("%s: %s in `%s` does not exist", page, gone, word)
 				}
-				name, end = word, at[1]
+				name = word
+				end = at[1]
 				continue
 			}
 			exists, declares := declaring(all, word, name)

@@ -422,8 +422,6 @@ var httpRules = []mutant{
 		old: "StepNoEffect", new: "StepNoEffect, outcome == StepUnknown", test: "TestH29ProviderIsAsked"},
 	{rule: "H29 result is remembered", in: "idempotency", decl: "(*handlerRun).reconcileStep",
 		old: "err := run.endStep(name, result); err != nil", new: "false", test: "TestH29ProviderIsAsked"},
-	{rule: "H28 body of a reference", in: "idempotency", decl: "(*handlerRun).storedResponse",
-		old: "r.Body, r.Reference = nil, run.reference", new: "r.Reference = run.reference", test: "TestH28BodiesByReference"},
 	{rule: "H28 what is gone", in: "idempotency", decl: "(*servedRequest).renderBody",
 		old: "errors.Is(err, ErrReferenceGone)", new: "false", test: "TestH28BodiesByReference"},
 	{rule: "H25 request compared", in: "idempotency", decl: "(*Doer).newCall",

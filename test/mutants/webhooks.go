@@ -243,8 +243,6 @@ var webhooksRules = []mutant{
 		new:  `(startCtx, ep.pool.Raw(), inbox.Need{Ring: "standard_keys"})`,
 		test: "TestW10Horizon",
 	},
-	{rule: "W10 event that fails keeps others out", in: "webhook", decl: "(*backfilling).listUnderLease",
-		old: "failed, err = err, nil", new: "failed = err", test: "TestW10ReconciliationGoesOn"},
 	{rule: "W10 id of a parked event", in: schema, decl: "function onlyonce.claim_RING",
 		old: "p.key = any (rest) and p.kind <> 'call'", new: "p.key = any (rest) and p.kind = 'message'",
 		pkg: "webhook", test: "TestW10Purge"},

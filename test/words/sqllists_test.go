@@ -29,7 +29,8 @@ func tokens(text string) (all []lexeme) {
 		if m == nil { // comments and white space are left
 			break
 		}
-		before, word := text[at:at+m[2]], text[at+m[2]:at+m[3]]
+		before := text[at : at+m[2]]
+		word := text[at+m[2] : at+m[3]]
 		line += strings.Count(before, "\n")
 		t := lexeme{
 			text:   strings.ToLower(word),
@@ -76,7 +77,8 @@ var keywords = strings.Fields(`select from where and or on join left right full 
 // in parentheses after the name of a function.
 func lists(all []lexeme) (found [][]int) {
 	for i, t := range all {
-		from, to := i+1, i+1
+		from := i + 1
+		to := i + 1
 		stop, columns := ends[t.text]
 		switch {
 		case t.text == "(" && t.mate > 0 && isList(all, i):

@@ -141,6 +141,7 @@ func (p Provider) read(f scheme.Fields, c *certificates.Store) (s scheme.Signed,
 		return scheme.Signed{}, err
 	}
 	one, err := certificates.Signature(signature, text, scheme.RSASHA256)
-	s.Before, s.Signatures = id+"|"+written+"|"+p.WebhookID+"|", []scheme.Signature{one}
+	s.Before = id + "|" + written + "|" + p.WebhookID + "|"
+	s.Signatures = []scheme.Signature{one}
 	return s, err
 }

@@ -138,7 +138,8 @@ func (s Provider) Scheme() (*scheme.Scheme, error) {
 			if err != nil {
 				return err
 			}
-			e.ID, e.Type = m["MessageId"], m["Type"]
+			e.ID = m["MessageId"]
+			e.Type = m["Type"]
 			e.Body = s.signedPart(m, e.Body)
 			if e.Type == "SubscriptionConfirmation" {
 				e.Probe = true
@@ -327,7 +328,8 @@ func (b *budget) take(now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if now.Sub(b.begun) >= time.Minute {
-		b.begun, b.n = now, 0
+		b.begun = now
+		b.n = 0
 	}
 	b.n++
 	return b.n <= maxConfirmations

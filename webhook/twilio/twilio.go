@@ -196,9 +196,11 @@ func (t Provider) bases() ([]string, error) {
 			"without a query and a fragment")
 	}
 	_, rest, _ := strings.Cut(t.URL, "://")
-	authority, path := rest, ""
+	authority := rest
+	path := ""
 	if at := strings.IndexByte(rest, '/'); at >= 0 {
-		authority, path = rest[:at], rest[at:]
+		authority = rest[:at]
+		path = rest[at:]
 	}
 	port := cmp.Or(u.Port(), ports[u.Scheme])
 	bare := u.Scheme + "://" + strings.TrimSuffix(authority, ":"+u.Port())

@@ -137,7 +137,8 @@ func (c *Store) Keys(ctx context.Context, at time.Time, s scheme.Signed) ([]sche
 // began it, because others may wait for it.
 func (c *Store) find(ctx context.Context, at time.Time, address *url.URL) (validity, error) {
 	c.lock.Lock()
-	now, name := c.clock(), address.String()
+	now := c.clock()
+	name := address.String()
 	one := c.known[name]
 	if one == nil {
 		if o := c.other; o != nil && o.address != name && (o.fetching != nil || now.Before(o.due)) {
@@ -154,7 +155,9 @@ func (c *Store) find(ctx context.Context, at time.Time, address *url.URL) (valid
 		one.fetching = make(chan struct{})
 		go c.load(context.WithoutCancel(ctx), one, at, address)
 	}
-	found, err, fetching := one.validity, one.err, one.fetching
+	found := one.validity
+	err := one.err
+	fetching := one.fetching
 	c.lock.Unlock()
 	if fetching == nil || found.key != nil {
 		return found, err
@@ -177,13 +180,17 @@ func (c *Store) load(ctx context.Context, one *certificate, at time.Time, addres
 	defer c.lock.Unlock()
 	now := c.clock()
 	close(one.fetching)
-	one.fetching, one.due = nil, now.Add(fetchPause)
+	one.fetching = nil
+	one.due = now.Add(fetchPause)
 	switch {
 	case err == nil:
-		one.validity, one.err, one.due = found, nil, now.Add(certificateFor)
+		one.validity = found
+		one.err = nil
+		one.due = now.Add(certificateFor)
 		c.keep(one)
 	case one.key == nil || !unavailable(err):
-		one.validity, one.err = validity{}, err
+		one.validity = validity{}
+		one.err = err
 	}
 }
 
@@ -206,7 +213,8 @@ func (c *Store) keep(one *certificate) {
 		if k.configured {
 			continue
 		}
-		if learned++; oldest == nil || k.lastNamed.Before(oldest.lastNamed) {
+		learned++
+		if oldest == nil || k.lastNamed.Before(oldest.lastNamed) {
 			oldest = k
 		}
 	}

@@ -71,7 +71,8 @@ func ParseQuery(query string) (url.Values, error) {
 // SameSecret compares a secret with one that was received. The comparison takes constant time, also
 // for values of different lengths.
 func SameSecret(mine, received string) bool {
-	a, b := sha256.Sum256([]byte(mine)), sha256.Sum256([]byte(received))
+	a := sha256.Sum256([]byte(mine))
+	b := sha256.Sum256([]byte(received))
 	return subtle.ConstantTimeCompare(a[:], b[:]) == 1
 }
 
