@@ -21,15 +21,8 @@ func TestHold(t *testing.T) {
 		t.Fatal(err)
 	}
 	order := onlyoncetest.Message{ID: "order-1", Value: `{"sku":"tea","qty":3}`}
-	got := onlyoncetest.Apply(
-		t,
-		pool,
-		consumer.Decode(consumer.JSON, hold),
-		consumer.Config{},
-		order,
-		order,
-		onlyoncetest.Message{ID: "order-2", Value: "no order"},
-	)
+	broken := onlyoncetest.Message{ID: "order-2", Value: "no order"}
+	got := onlyoncetest.Apply(t, pool, consumer.Decode(consumer.JSON, hold), consumer.Config{}, order, order, broken)
 	if len(got.Applied) != 1 || len(got.Skipped) != 1 || len(got.Parked) != 1 {
 		t.Errorf("%+v", got)
 	}
