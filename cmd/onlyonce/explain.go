@@ -107,7 +107,7 @@ func explain[R any](ctx context.Context, a *app, address, what string, asJSON bo
 		return err
 	})
 	k, ofKey := any(r).(*ops.KeyReport)
-	nothing := ofKey && k.Key == ""
+	nothing := err == nil && ofKey && k.Key == ""
 	if err != nil || asJSON && !nothing {
 		if err == nil {
 			err = a.writeJSON(r)
