@@ -121,8 +121,9 @@ func releasing(below *wire.Wire, hold <-chan struct{}, end func()) (cleanup func
 // is reports whether sql is the statement that w waits for.
 func (w *Wire) is(sql string) bool {
 	sql = strings.TrimSpace(sql)
-	if n := len(w.Statement); strings.HasSuffix(w.Statement, "(") && len(sql) > n {
+	want := strings.TrimSpace(w.Statement)
+	if n := len(want); strings.HasSuffix(want, "(") && len(sql) > n {
 		sql = sql[:n]
 	}
-	return strings.EqualFold(sql, w.Statement)
+	return strings.EqualFold(sql, want)
 }
