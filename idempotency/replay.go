@@ -180,7 +180,7 @@ func (req *servedRequest) lookUp() lookup {
 	case err != nil:
 		return lookup{kind: lookupAnswered, reply: problemReply(codeStoreUnavailable, err)}
 	case rec == nil:
-		return lookup{}
+		return lookup{kind: lookupNothing}
 	}
 	rep := req.replyFromRecord(rec) // a different request under such a key gets 422 as usual
 	if req.handler.route.Mode == Leased && rec.leaseEnded && rep.code == codeInProgress {

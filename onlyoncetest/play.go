@@ -241,9 +241,13 @@ func (x *play) request(p *Process, r request, over bool) error {
 			}
 		}
 	}
-	x.say(p, map[bool]histories.Mark{true: histories.Fault}[what != ""], "request %.100s %s",
-		r.text, map[string]string{before: " <<< dies before it", after: " <<< dies after its answer"}[what])
-	if what == "" {
+	switch what {
+	case before:
+		x.say(p, histories.Fault, "request %.100s  <<< dies before it", r.text)
+	case after:
+		x.say(p, histories.Fault, "request %.100s  <<< dies after its answer", r.text)
+	default:
+		x.say(p, histories.Plain, "request %.100s ", r.text)
 		return nil
 	}
 	p.dead.Store(true)

@@ -224,7 +224,41 @@ func (r *runner) all(ctx context.Context) error {
 	if err != nil || found == nil {
 		return err
 	}
+	if v := r.unsteady(ctx, found.v); v != nil {
+		r.rep.Verdict = v
+		return nil
+	}
 	r.rep.Verdict = r.shrunk(ctx, found)
+	return nil
+}
+
+// moreCleanRuns is how many clean runs are compared besides the first two, before a fault is blamed
+// for a difference: two runs of a program that is not deterministic can be alike by chance.
+const moreCleanRuns = 4
+
+// unsteady returns the verdict that the case is not deterministic, if clean runs differ as those
+// under a fault did.
+func (r *runner) unsteady(ctx context.Context, blamed *Verdict) *Verdict {
+	if len(blamed.Differences) == 0 || blamed.Where != "" {
+		return nil // it is not a difference, or its line is known
+	}
+	c := *r.c
+	c.clean = nil
+	for range moreCleanRuns {
+		x, got, err := r.play(ctx, &c, history{})
+		if err != nil || got == nil {
+			return nil
+		}
+		r.rep.Played["without a fault"]++
+		found := compare(r.c.clean, got)
+		if len(found) == 0 {
+			continue
+		}
+		v := x.headed(notDeterministic(found, r.c.clean, got))
+		v.History = history{}.String()
+		v.Timeline = x.lines()
+		return v
+	}
 	return nil
 }
 

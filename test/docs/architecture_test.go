@@ -4,7 +4,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -18,7 +17,6 @@ var (
 	method  = regexp.MustCompile(`^\(\*?(\w+)\)\.(\w+)$`)
 	// beside is what stands between a name and its file.
 	beside     = regexp.MustCompile(`^[\s,(\[]*$`)
-	fence      = regexp.MustCompile("(?ms)^```.*?^```")
 	linkTarget = regexp.MustCompile(`\]\([^)]*\)`)
 )
 
@@ -75,11 +73,7 @@ func TestMapsOfTheCodeNameWhatIsThere(t *testing.T) {
 	all := declarations(t)
 	pairs := 0
 	for _, page := range []string{"docs/architecture.md", "CONTRIBUTING.md"} {
-		text, err := os.ReadFile(filepath.Join(root, page))
-		if err != nil {
-			t.Fatal(err)
-		}
-		plain := linkTarget.ReplaceAllString(fence.ReplaceAllString(string(text), ""), "]")
+		plain := linkTarget.ReplaceAllString(codeBlock.ReplaceAllString(fileText(t, page), ""), "]")
 		// the last name, and where it ends
 		name := ""
 		end := 0

@@ -78,7 +78,7 @@ var keywords = strings.Fields(`select from where and or on join left right full 
 func lists(all []lexeme) (found [][]int) {
 	for i, t := range all {
 		from := i + 1
-		to := i + 1
+		var to int
 		stop, columns := ends[t.text]
 		switch {
 		case t.text == "(" && t.mate > 0 && isList(all, i):

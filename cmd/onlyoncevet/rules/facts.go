@@ -58,9 +58,11 @@ type returned struct {
 // most bounds each list of a fact.
 const most = 4
 
-// inModule reports whether a package is the user's own: facts about others would only cost time.
+// inModule reports whether a package is the user's own. Facts about others would only cost time,
+// and what this library's own functions write is theirs to answer for.
 func inModule(pass *analysis.Pass) bool {
-	return pass.Module != nil && pass.Module.Path != "" && pass.Module.Version == ""
+	m := pass.Module
+	return m != nil && m.Path != "" && m.Version == "" && !strings.HasPrefix(m.Path+"/", module)
 }
 
 // fact returns what is known of a function of another package, or nil.
@@ -78,9 +80,6 @@ func (p *program) fact(fn *ssa.Function) *summary {
 func (p *program) factOf(f *types.Func) *summary {
 	if f == nil || f.Pkg() == nil || f.Pkg() == p.pkg.Pkg {
 		return nil
-	}
-	if strings.HasPrefix(f.Pkg().Path(), module) {
-		return nil // this library: what its functions write is theirs to answer for
 	}
 	s := &summary{}
 	if !p.pass.ImportObjectFact(f, s) {

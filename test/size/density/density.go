@@ -24,8 +24,10 @@ const (
 	values   = 2 // in one assignment
 	operands = 3 // of one condition
 	tab      = 4 // columns
+)
 
-	// Product and Laboratory are the last columns of a line.
+// The last columns of a line.
+const (
 	Product    = 120
 	Laboratory = 140
 )
