@@ -3,7 +3,8 @@
 //	go run ./test/retest [-race [-unraced test/model,test/bench]] [-short] [-run REGEXP] [-skip REGEXP] [-p N] [-parallel N] [-timeout 15m] [-flaky FILE] packages...
 //
 // A slow machine can make a test give up waiting, or a server start late, although the project is
-// right. Such a test runs once more, alone, and is named in the last lines and in FILE. Nothing
+// right. Such a test runs once more, alone, and is named in the last lines and in FILE. If the
+// machine stood still meanwhile, which is measured and printed, every failed test does. Nothing
 // else is tried again: a test that found something wrong, a data race, a panic and a build that
 // fails end with status 1, however many others were merely slow.
 package main
@@ -93,7 +94,10 @@ func divide(args, packages, unraced []string) ([]goTests, error) {
 }
 
 func run(args, packages []string, file string, out io.Writer) int {
+	m := watch()
 	first, err := goTest(args, packages, out)
+	m.end()
+	_, _ = fmt.Fprintln(out, "retest:", m)
 	if err != nil {
 		_, _ = fmt.Fprintln(out, "retest:", err)
 		return 1
@@ -103,7 +107,7 @@ func run(args, packages []string, file string, out io.Writer) int {
 			_, _ = fmt.Fprintf(out, "retest: %s did not end: %s\n", n, strings.Join(first.tests[n].unended, ", "))
 		}
 	}
-	again, wrong := first.judge()
+	again, wrong := first.judge(m.stalled())
 	if wrong || len(again) == 0 {
 		if wrong || first.failed {
 			return 1
@@ -111,7 +115,7 @@ func run(args, packages []string, file string, out io.Writer) int {
 		return 0
 	}
 	for _, t := range again {
-		_, _ = fmt.Fprintf(out, "retest: %s gave up waiting; it runs once more, alone\n", t)
+		_, _ = fmt.Fprintf(out, "retest: %s was slow; it runs once more, alone\n", t)
 		second, err := goTest(append(slices.Clone(args), "-count=1", "-run", t.pattern()), []string{t.pkg}, out)
 		if err != nil || second.failed || !second.ran(t) {
 			_, _ = fmt.Fprintf(out, "retest: %s failed again (%v)\n", t, err)
@@ -278,9 +282,9 @@ var (
 	never = regexp.MustCompile(`DATA RACE|^panic: |^fatal error: |BREACH|test timed out|goleak: `)
 )
 
-// judge returns the tests that only gave up waiting, outermost first and each once. wrong says that
-// something else failed too.
-func (r *results) judge() (again []name, wrong bool) {
+// judge returns the tests that only gave up waiting, outermost first and each once. If the machine
+// stalled, all failed tests count as such. wrong says that something else failed too.
+func (r *results) judge(stalled bool) (again []name, wrong bool) {
 	var failed []name
 	for _, n := range r.order {
 		t := r.tests[n]
@@ -294,9 +298,9 @@ func (r *results) judge() (again []name, wrong bool) {
 	for _, n := range failed {
 		leaf := !slices.ContainsFunc(failed, n.parentOf)
 		switch {
-		case leaf && !r.tests[n].merelySlow():
+		case leaf && !stalled && !r.tests[n].merelySlow():
 			wrong = true
-		case !leaf && n.test != "" && r.tests[n].complains():
+		case !leaf && !stalled && n.test != "" && r.tests[n].complains():
 			wrong = true
 		case leaf && !slices.Contains(again, n.top()):
 			again = append(again, n.top())

@@ -10,7 +10,7 @@ import (
 
 // played is the judgement of output that tests have printed: package, test, and its lines; the
 // tests named in failed have failed.
-func played(t *testing.T, lines [][3]string, failed ...string) (again []string, wrong bool) {
+func played(t *testing.T, stalled bool, lines [][3]string, failed ...string) (again []string, wrong bool) {
 	t.Helper()
 	var all strings.Builder
 	put := func(e event) {
@@ -31,7 +31,7 @@ func played(t *testing.T, lines [][3]string, failed ...string) (again []string, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	names, wrong := r.judge()
+	names, wrong := r.judge(stalled)
 	for _, n := range names {
 		again = append(again, n.String())
 	}
@@ -109,10 +109,32 @@ func TestOnlyWhoGaveUpWaitingRunsAgain(t *testing.T) {
 		{"a panic", [][3]string{slow, {"p", "TestA", "panic: nil"}}, []string{"p TestA", "p "}, []string{"p TestA"}, true},
 		{"a build", [][3]string{{"p", "", "x.go:1:1: undefined: y"}}, []string{"p "}, nil, true},
 	} {
-		again, wrong := played(t, c.lines, c.failed...)
+		again, wrong := played(t, false, c.lines, c.failed...)
 		if !slices.Equal(again, c.again) || wrong != c.wrong {
 			t.Errorf("%s: again %v, wrong %v; want %v, %v", c.name, again, wrong, c.again, c.wrong)
 		}
+	}
+}
+
+// If the machine stood still, what failed is the machine's fault until it fails again. A data race
+// never is.
+func TestAfterAPauseEveryFailedTestRunsAgain(t *testing.T) {
+	lost := [3]string{"p", "TestA/x", "    a_test.go:7: the lease was not renewed in time"}
+	parent := [3]string{"p", "TestA", "    a_test.go:9: lost"}
+	again, wrong := played(t, true, [][3]string{lost, parent}, "p TestA/x", "p TestA", "p ")
+	if !slices.Equal(again, []string{"p TestA"}) || wrong {
+		t.Errorf("again %v, wrong %v", again, wrong)
+	}
+	race := [3]string{"p", "TestA/x", "WARNING: DATA RACE"}
+	if _, wrong := played(t, true, [][3]string{lost, race}, "p TestA/x", "p TestA", "p "); !wrong {
+		t.Error("a data race was excused")
+	}
+}
+
+func TestStolenTime(t *testing.T) {
+	total, steal := ticksOf("cpu  10 20 30 40 50 0 0 60 7 0")
+	if total != 210 || steal != 60 {
+		t.Errorf("total %v, stolen %v", total, steal)
 	}
 }
 
