@@ -278,9 +278,9 @@ func TestQ4RefusedByTheDatabase(t *testing.T) {
 	r.broker.Publish(message("a"), message("b", "bad"), message("c", "worst"), message("d"), message("b", "bad"))
 	q, _ := r.receives()
 	r.until("all that can be stored is acknowledged", func() bool { return r.broker.Left() == 1 })
-	r.until("the receiver says what is refused", func() bool {
+	r.until("the receiver reports the refused message", func() bool {
 		err := q.Healthy()
-		return err != nil && strings.Contains(err.Error(), "the database refuses")
+		return err != nil && strings.Contains(err.Error(), "neither stored nor parked")
 	})
 	if got := one[string](r, `select string_agg(event_id || ' ' || reason, ' ') from onlyonce.parked`); got != "b permanent" ||
 		r.count("onlyonce.event_log") != 2 {

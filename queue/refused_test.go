@@ -115,9 +115,9 @@ func TestQ5RefusedMessage(t *testing.T) {
 		c.Ordered = true
 		c.Identify = func(d *queue.Delivery) error { d.Key = []byte("one"); return nil }
 	})
-	r.until("the receiver says what is refused", func() bool {
+	r.until("the receiver reports the refused message", func() bool {
 		err := q.Healthy()
-		return err != nil && strings.Contains(err.Error(), "the database refuses")
+		return err != nil && strings.Contains(err.Error(), "neither stored nor parked")
 	})
 	if got := r.order(); got != "1" || r.broker.Left() != 3 {
 		t.Errorf("stored: %s; %d are left", got, r.broker.Left())
