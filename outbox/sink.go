@@ -288,6 +288,18 @@ func Failure(reason string, err error) Result {
 	return r
 }
 
+// BrokerFailure is [Failure] for a sink whose remote is a broker that remembers no keys: those who
+// read its messages do. notStored says that the error shows that the broker has not stored the
+// message; the attempt is then not counted. A refused attempt is [Result.Unseen] too.
+func BrokerFailure(reason string, err error, notStored bool) Result {
+	r := Failure(reason, err)
+	if r.Outcome == Retry && notStored {
+		r.Outcome = Postponed
+	}
+	r.Unseen = r.Outcome == Postponed || r.Outcome == Rejected
+	return r
+}
+
 // notStarted reports whether an attempt was not started, so that it is not counted (O6). One that
 // came too late is, so that the relay waits longer each time while clocks disagree.
 func (r Result) notStarted() bool {

@@ -65,7 +65,7 @@ func (c *natsConnection) Send(ctx context.Context, d *outbox.Attempt) outbox.Res
 	sink, err := c.connected()
 	if err != nil {
 		err = fmt.Errorf("connecting to NATS: %w", err)
-		return outbox.Result{Outcome: outbox.Postponed, Reason: err.Error(), Err: err, Unseen: true}
+		return outbox.BrokerFailure(err.Error(), err, true)
 	}
 	return sink.Send(ctx, d)
 }

@@ -47,39 +47,37 @@ func isContentError(err error) bool {
 // was written: a partition whose leader changes while it waits for its replicas answers as one that
 // was asked of the wrong broker.
 func (s *Sink) classify(ctx context.Context, err error) outbox.Result {
-	r := s.classifyError(ctx, err)
-	if r.Outcome == outbox.Retry && (errors.Is(err, errUnsent) || errors.Is(err, kafka.NotEnoughReplicas)) {
-		r.Outcome = outbox.Postponed
+	if err == nil {
+		return outbox.Result{Outcome: outbox.Delivered}
 	}
-	r.Unseen = r.Outcome == outbox.Postponed || r.Outcome == outbox.Rejected // consumers remember ids, not brokers
-	return r
+	notStored := errors.Is(err, errUnsent) || errors.Is(err, kafka.NotEnoughReplicas)
+	reason, err := s.explain(ctx, err)
+	return outbox.BrokerFailure(reason, err, notStored)
 }
 
-// classifyError classifies an error. Reasons hold the meaning of the broker's code and nothing that
-// the broker quotes.
-func (s *Sink) classifyError(ctx context.Context, err error) outbox.Result {
+// explain returns the reason of an error, and marks the error as permanent if it is. Reasons hold
+// the meaning of the broker's code and nothing that the broker quotes.
+func (s *Sink) explain(ctx context.Context, err error) (reason string, marked error) {
 	var code kafka.Error
 	switch {
-	case err == nil:
-		return outbox.Result{Outcome: outbox.Delivered}
 	case errors.Is(err, errRefused):
-		return outbox.Failure(err.Error(), outbox.Permanent(err))
+		return err.Error(), outbox.Permanent(err)
 	case errors.Is(err, outbox.ErrNotStarted):
-		return outbox.Failure(err.Error(), err)
+		return err.Error(), err
 	case errors.As(err, &code):
 		reason := fmt.Sprintf("[%d] %s", int(code), code.Title())
 		// InvalidMessage means that a checksum does not match, which a bad line causes too. It
 		// divides a batch and is tried again.
 		if slices.Contains(refusalErrors, code) || isContentError(err) && code != kafka.InvalidMessage {
-			return outbox.Failure(reason, outbox.Permanent(err))
+			return reason, outbox.Permanent(err)
 		}
-		return outbox.Failure(reason, err)
+		return reason, err
 	case errors.Is(ctx.Err(), context.DeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
-		return outbox.Failure(fmt.Sprintf("no acknowledgement within %v", s.cfg.Timeout), err)
+		return fmt.Sprintf("no acknowledgement within %v", s.cfg.Timeout), err
 	case ctx.Err() != nil:
-		return outbox.Failure("cut off: the relay stopped or lost its lease", err)
+		return "cut off: the relay stopped or lost its lease", err
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return outbox.Failure("the connection broke off before there was an answer", err)
+		return "the connection broke off before there was an answer", err
 	}
-	return outbox.Failure(err.Error(), err)
+	return err.Error(), err
 }

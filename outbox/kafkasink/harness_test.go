@@ -76,6 +76,9 @@ func wantOutcome(t *testing.T, r outbox.Result, want outbox.AttemptOutcome) {
 	if r.Outcome != want {
 		t.Errorf("%v: %s (%v), want %v", r.Outcome, r.Reason, r.Err, want)
 	}
+	if unseen := want == outbox.Postponed || want == outbox.Rejected; r.Unseen != unseen {
+		t.Errorf("%v: unseen %v, want %v", want, r.Unseen, unseen)
+	}
 }
 
 // read returns the first n records of a topic, of all its partitions, each partition's in order.

@@ -61,7 +61,7 @@ func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Attempt, ended fun
 		r, err := s.newRecord(d, &last)
 		if err != nil {
 			// The row cannot be sent as it is, now or later, so no call is made.
-			ended(i, outbox.Failure(err.Error(), outbox.Permanent(err)))
+			ended(i, outbox.BrokerFailure(err.Error(), outbox.Permanent(err), true))
 			continue
 		}
 		c := &queuedCall{callRecord: r, group: g, index: i, mayStart: d.MayStart}

@@ -122,21 +122,16 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
 	msg, err := s.message(d)
 	if err != nil {
 		// The row cannot be sent as it is, now or later, so no call is made.
-		return outbox.Failure(err.Error(), outbox.Permanent(err))
+		return outbox.BrokerFailure(err.Error(), outbox.Permanent(err), true)
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	if err := d.MayStart(); err != nil {
-		return outbox.Failure(err.Error(), err)
+		return outbox.BrokerFailure(err.Error(), err, true)
 	}
 	// One attempt: the client would otherwise repeat a call that no stream answers.
 	if _, err := s.js.PublishMsg(ctx, msg, jetstream.WithRetryAttempts(0)); err != nil {
-		r := outbox.Failure(err.Error(), classify(err))
-		if r.Outcome == outbox.Retry && notStored(err) {
-			r.Outcome = outbox.Postponed
-		}
-		r.Unseen = r.Outcome == outbox.Postponed || r.Outcome == outbox.Rejected // consumers remember ids
-		return r
+		return outbox.BrokerFailure(err.Error(), classify(err), notStored(err))
 	}
 	return outbox.Result{Outcome: outbox.Delivered}
 }

@@ -197,16 +197,16 @@ func TestAnswers(t *testing.T) {
 		"maximum payload":               call(key, "/orders.placed", strings.Repeat("x", 1<<17)),
 		"message size exceeds":          call(key, "/orders.placed", strings.Repeat("x", 1<<15)),
 	} {
-		if got := s.Send(t.Context(), d); got.Outcome != outbox.Rejected || !strings.Contains(got.Reason, want) {
+		if got := s.Send(t.Context(), d); got.Outcome != outbox.Rejected || !got.Unseen || !strings.Contains(got.Reason, want) {
 			t.Errorf("%s: %+v", want, got)
 		}
 	}
-	if got := s.Send(t.Context(), call(key, "/lost.a", "")); got.Outcome != outbox.Postponed { // no stream has the subject
+	if got := s.Send(t.Context(), call(key, "/lost.a", "")); got.Outcome != outbox.Postponed || !got.Unseen { // no stream has the subject
 		t.Errorf("%+v", got)
 	}
 	r.stop()
 	pgtest.Until(t, patience, "the client notices", func() bool { return !r.js.Conn().IsConnected() })
-	if got := s.Send(t.Context(), call(key, "/orders.late", "")); got.Outcome != outbox.Postponed { // no connection
+	if got := s.Send(t.Context(), call(key, "/orders.late", "")); got.Outcome != outbox.Postponed || !got.Unseen { // no connection
 		t.Errorf("%+v", got)
 	}
 	r.start()

@@ -98,18 +98,18 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
 	key, msg, err := s.message(d)
 	if err != nil {
 		// The row cannot be sent as it is, now or later, so no call is made.
-		return outbox.Failure(err.Error(), outbox.Permanent(err))
+		return outbox.BrokerFailure(err.Error(), outbox.Permanent(err), true)
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	ch, err := s.link.take(ctx)
 	if err != nil {
 		err = fmt.Errorf("rabbitsink: connecting: %w", err)
-		return outbox.Result{Outcome: outbox.Postponed, Reason: err.Error(), Err: err, Unseen: true}
+		return outbox.BrokerFailure(err.Error(), err, true)
 	}
 	if err := d.MayStart(); err != nil {
 		s.link.give(ch)
-		return outbox.Failure(err.Error(), err)
+		return outbox.BrokerFailure(err.Error(), err, true)
 	}
 	if err := ch.publish(ctx, s.cfg.Exchange, key, msg); err != nil {
 		_, returned := errors.AsType[unroutable](err)
@@ -118,12 +118,7 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		} else {
 			s.link.drop(ch)
 		}
-		r := outbox.Failure(err.Error(), classify(err))
-		if r.Outcome == outbox.Retry && notStored(err) {
-			r.Outcome = outbox.Postponed
-		}
-		r.Unseen = r.Outcome == outbox.Postponed || r.Outcome == outbox.Rejected // consumers remember ids
-		return r
+		return outbox.BrokerFailure(err.Error(), classify(err), notStored(err))
 	}
 	s.link.give(ch)
 	return outbox.Result{Outcome: outbox.Delivered}

@@ -172,13 +172,13 @@ func TestAnswers(t *testing.T) {
 		"at most 255 bytes":     call(key, "/"+strings.Repeat("x", 256), ""),
 		"is larger than config": call(key, "/placed.eu", strings.Repeat("x", 2<<20)),
 	} {
-		if got := s.Send(t.Context(), d); got.Outcome != outbox.Rejected || !strings.Contains(got.Reason, want) {
+		if got := s.Send(t.Context(), d); got.Outcome != outbox.Rejected || !got.Unseen || !strings.Contains(got.Reason, want) {
 			t.Errorf("%s: %+v", want, got)
 		}
 	}
 	retried := func(s *rabbitsink.Sink, target, want string) {
 		t.Helper()
-		if got := s.Send(t.Context(), call(key, target, "")); got.Outcome != outbox.Postponed || !strings.Contains(got.Reason, want) {
+		if got := s.Send(t.Context(), call(key, target, "")); got.Outcome != outbox.Postponed || !got.Unseen || !strings.Contains(got.Reason, want) {
 			t.Errorf("%s: %+v", want, got)
 		}
 	}

@@ -149,7 +149,7 @@ func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Attempt, ended fun
 		queue, err := s.message(c)
 		if err != nil {
 			// The row cannot be sent as it is, now or later, so no call is made.
-			ended(i, outbox.Failure(err.Error(), outbox.Permanent(err)))
+			ended(i, outbox.BrokerFailure(err.Error(), outbox.Permanent(err), true))
 			continue
 		}
 		if waiting[queue] == nil {
@@ -198,7 +198,7 @@ func (s *Sink) request(ctx context.Context, queue string, calls []*call, ended f
 			err = errOutOfTime
 		}
 		if err != nil {
-			ended(c.index, outbox.Failure(err.Error(), err))
+			ended(c.index, outbox.BrokerFailure(err.Error(), err, true))
 			continue
 		}
 		byID[*c.entry.Id] = c
@@ -220,11 +220,7 @@ func (s *Sink) request(ctx context.Context, queue string, calls []*call, ended f
 		if errors.As(err, &api) && refused(api.ErrorCode()) {
 			err = outbox.Permanent(err)
 		}
-		r := outbox.Failure(err.Error(), err)
-		if r.Outcome == outbox.Retry && notStored(err) {
-			r.Outcome = outbox.Postponed
-		}
-		r.Unseen = r.Outcome == outbox.Postponed || r.Outcome == outbox.Rejected // consumers remember ids
+		r := outbox.BrokerFailure(err.Error(), err, notStored(err))
 		for _, c := range byID {
 			ended(c.index, r)
 		}
@@ -236,12 +232,7 @@ func (s *Sink) request(ctx context.Context, queue string, calls []*call, ended f
 			if refused(aws.ToString(f.Code)) {
 				err = outbox.Permanent(err)
 			}
-			r := outbox.Failure(err.Error(), err)
-			if r.Outcome == outbox.Retry && f.SenderFault {
-				r.Outcome = outbox.Postponed
-			}
-			r.Unseen = r.Outcome == outbox.Postponed || r.Outcome == outbox.Rejected
-			ended(c.index, r)
+			ended(c.index, outbox.BrokerFailure(err.Error(), err, f.SenderFault))
 			delete(byID, *f.Id)
 		}
 	}
@@ -252,13 +243,11 @@ func (s *Sink) request(ctx context.Context, queue string, calls []*call, ended f
 		}
 	}
 	for _, c := range byID {
-		ended(
-			c.index,
-			outbox.Failure("SQS's answer does not name the message",
-				errors.New("sqssink: SQS's answer does not name the message")),
-		)
+		ended(c.index, outbox.BrokerFailure(errUnnamed.Error(), errUnnamed, false))
 	}
 }
+
+var errUnnamed = errors.New("sqssink: SQS's answer does not name the message")
 
 // refused reports whether a code says that a message will never be stored.
 func refused(code string) bool {

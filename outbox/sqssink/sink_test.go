@@ -203,18 +203,18 @@ func TestAnswers(t *testing.T) {
 		"at most 1048576":             call(key, "/orders", strings.Repeat("x", 1<<20)),
 		"must be shorter than 16384":  call(key, "/orders", strings.Repeat("x", 1<<15)),
 	} {
-		if got := s.Send(t.Context(), d); got.Outcome != outbox.Rejected || !strings.Contains(got.Reason, want) {
+		if got := s.Send(t.Context(), d); got.Outcome != outbox.Rejected || !got.Unseen || !strings.Contains(got.Reason, want) {
 			t.Errorf("%s: %+v", want, got)
 		}
 	}
-	if got := s.Send(t.Context(), call(key, "/lost", "x")); got.Outcome != outbox.Postponed ||
+	if got := s.Send(t.Context(), call(key, "/lost", "x")); got.Outcome != outbox.Postponed || !got.Unseen ||
 		!strings.Contains(got.Reason, "does not exist") {
 		t.Errorf("%+v", got)
 	}
 	if err := r.moto.Kill(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := s.Send(t.Context(), call(key, "/orders", "late")); got.Outcome != outbox.Postponed { // no connection
+	if got := s.Send(t.Context(), call(key, "/orders", "late")); got.Outcome != outbox.Postponed || !got.Unseen { // no connection
 		t.Errorf("%+v", got)
 	}
 	if err := r.moto.Restart(t.Context()); err != nil {
