@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/outbox/internal/gate"
 )
+
+// maxRetryAfter bounds how long a remote may make a call wait.
+const maxRetryAfter = gate.MaxHold
 
 // relaySink is what the sender of a sink shares with the sink's lanes. It does not change while the
 // relay runs, but for its gate and its halts.
@@ -120,6 +124,23 @@ func (s *relaySink) whenOpen(now, at time.Time) time.Time {
 		return at
 	}
 	return now.Add(s.cfg.PollInterval)
+}
+
+// holdCalls holds the calls that a result selects, see [RetryAuto], and logs the first time that it
+// is so.
+func (s *relaySink) holdCalls(tenant string, r Result) {
+	d := cmp.Or(r.RetryAfter, r.HoldFor)
+	why := storedText(r.HoldReason)
+	k := gate.Key{Tenant: tenant}
+	if r.RetryScope == RetrySink {
+		k = gate.All
+	}
+	if !s.gate.Hold(k, d, r.RetryScope != RetryTenant, why) {
+		return
+	}
+	s.cfg.Logger.Warn("onlyonce: calls of a sink are held; one is tried then",
+		"sink", s.name, "tenant", tenant, "for", min(d, maxRetryAfter),
+		"why", cmp.Or(why, "the remote asks for it (Retry-After)"))
 }
 
 // needsOperator reports whether err means that our statements do not fit the schema or our rights
