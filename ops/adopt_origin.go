@@ -115,7 +115,7 @@ type OriginError struct {
 }
 
 func (e *OriginError) Error() string {
-	return e.Name + ": " + e.Err.Error() + ". Nothing was done, here or there: run the command again when that database answers"
+	return e.Name + ": " + e.Err.Error() + ". Nothing was done, here or there: when it answers, run the command again"
 }
 
 // Unwrap returns the error of the database.
