@@ -119,11 +119,11 @@ func (c *Consumer) statusReport(group, handlers *ready.Link, known *string) (*st
 	}
 	partitions, err := json.Marshal(owned)
 	if err != nil {
-		return nil, fmt.Errorf("writing what this process knows of its partitions: %w", err)
+		return nil, fmt.Errorf("reporting this process's partitions: %w", err)
 	}
 	faults, err := json.Marshal(present)
 	if err != nil {
-		return nil, fmt.Errorf("writing what keeps this process from its work: %w", err)
+		return nil, fmt.Errorf("reporting this process's faults: %w", err)
 	}
 	return &statusReport{string(partitions), string(faults), shape}, nil
 }

@@ -52,7 +52,7 @@ const (
 const lookupLimit = 20
 
 // errGaveUp is why a request gave up its key.
-var errGaveUp = errors.New("idempotency: gave up a key: another request was faster at each of 20 looks")
+var errGaveUp = errors.New("idempotency: gave up a key: another request was faster at each of 20 attempts")
 
 // serveHeld runs the handler under the request's key, again if the database asks for that (H17), or
 // answers from the record of another request that was faster.

@@ -137,7 +137,7 @@ func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 	}
 	var looked, purged, deleted, aside, abandoned int
 	if err := l.pool.QueryRow(ctx, lookSQL, l.purgeBatch).Scan(&looked); err != nil {
-		return false, fmt.Errorf("idempotency: looking whether calls and operations of requests are settled: %w", err)
+		return false, fmt.Errorf("idempotency: checking whether calls and operations of requests are settled: %w", err)
 	}
 	if looked == l.purgeBatch {
 		return true, nil

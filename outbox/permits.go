@@ -229,7 +229,7 @@ func (s *relaySink) writeHolds(ctx context.Context) error {
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
 	if _, err := s.pool.Exec(bounded, holdSQL, s.name, all, micros, reasons); err != nil {
-		return fmt.Errorf("noting that calls of sink %s wait: %w", s.name, err)
+		return fmt.Errorf("recording that calls of sink %s wait: %w", s.name, err)
 	}
 	s.gate.Written(holds)
 	return nil

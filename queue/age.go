@@ -49,7 +49,7 @@ func (r *receiver) checkAge(ctx context.Context, tx *guard.Tx, set []*incoming, 
 			in.item.Refuse(
 				parked.TooOld,
 				fmt.Errorf("the broker stored it at %s, and ids of messages that it stored until %s may be "+
-					"forgotten: the database does not know whether it is a copy",
+					"forgotten: the database cannot tell whether it is a copy",
 					in.delivery.Time.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339)),
 			)
 		}

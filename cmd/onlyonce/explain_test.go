@@ -378,7 +378,8 @@ func TestExplainPosition(t *testing.T) {
 			strings.Replace(batch, "'earliest'", "'adopted'", 1),
 			"9",
 			"before-start",
-			[]string{"an operator set the cursor's beginning after it", "another database may have handled it before"},
+			[]string{"an operator set the cursor's start above it", "another database, or an earlier cursor " +
+				"in this one"},
 		},
 		"committed": {
 			strings.Replace(batch, "'earliest'", "'committed'", 1),

@@ -112,8 +112,8 @@ func PlanConnections(q *ConnectionQuestion, room *ServerRoom) *ConnectionPlan {
 		"%s, each with 1 for leases and 1 for the transactions of its lanes; %d for itself",
 		show.Count(int64(q.Sinks), "sink"),
 		relayOwn)
-	add("exporter", q.Exporters, 1, 0, "one round of questions at a time")
-	add("console", q.Consoles, consoleOwn, 0, "%d questions at once", consoleOwn)
+	add("exporter", q.Exporters, 1, 0, "one round of queries at a time")
+	add("console", q.Consoles, consoleOwn, 0, "%d queries at once", consoleOwn)
 	add("command", 1, commandOwn, 0, "onlyonce migrate, or an operator")
 	add("other", min(q.Other, 1), q.Other, 0, "all else, by -other")
 	p.Server = p.Total

@@ -226,7 +226,7 @@ func (l *Log) Verify(ctx context.Context, at int64, epoch int32) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("%v: whether the log below offset %d is the one that was read: %w", l, at, err)
+		return fmt.Errorf("%v: checking that the log below offset %d is the one that was read: %w", l, at, err)
 	}
 	return nil
 }
