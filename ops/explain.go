@@ -74,7 +74,7 @@ type KeyReport struct {
 	Calls    []ExplainedCall      `json:"calls" doc:"calls that the claiming transaction enqueued, at most 100"`
 	Call     []Stored             `json:"call" doc:"where the call is stored, if the key is a call's"`
 	Parked   []ParkedRow          `json:"parked" doc:"rows that are parked under the key, newest first, at most 100; then those of the same event's id under another key, for example because its body differs"`
-	Events   []reports.Event      `json:"events" doc:"the stored events with the id, of a webhook or a queue; nil: looking took longer than CountLimit"`
+	Events   []reports.Event      `json:"events" doc:"the stored events with the id, of a webhook or a queue; nil: the search took longer than CountLimit"`
 	Request  *Request             `json:"request" doc:"the HTTP request, if the key is a request's"`
 	Memory   []reports.RingMemory `json:"memory" doc:"how long the rings remember keys"`
 	// Scopes are those of consumers and webhook endpoints, at most 100, if the id's scope is not

@@ -30,7 +30,7 @@ const (
 // now (needFault).
 type Need struct {
 	Kind     string   `json:"kind" doc:"halt, fault, offset, crash, consumer, parked, relay, request or clock"`
-	Text     string   `json:"text" doc:"what is the matter, in one sentence"`
+	Text     string   `json:"text" doc:"the problem, in one sentence"`
 	Remedy   string   `json:"remedy" doc:"what to do, in words. Empty: the commands say it"`
 	Commands []string `json:"commands" doc:"for a POSIX shell, in their order. WHY, OFFSET and ID are to be filled in"`
 	// Where names what it is about: the fields that apply of scope, topic, partition, sink, kind

@@ -12,7 +12,7 @@ import (
 
 // Step is something that an operator can do next.
 type Step struct {
-	What    string `json:"what" doc:"what the command does here, without an end"`
+	What    string `json:"what" doc:"what the command does here, without a full stop"`
 	Command string `json:"command" doc:"for a POSIX shell; WHY is to be filled in"`
 }
 

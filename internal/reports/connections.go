@@ -51,7 +51,7 @@ type ConnectionPart struct {
 // ConnectionPlan is how many connections a database needs.
 type ConnectionPlan struct {
 	Parts  []ConnectionPart `json:"parts"`
-	Total  int              `json:"connections" doc:"of all parts: what a pooler must be able to make, or the server if there is none"`
+	Total  int              `json:"connections" doc:"of all parts: so many a pooler must be able to make, or the server must accept if there is none"`
 	Server int              `json:"server_connections" doc:"connections that the server must accept"`
 	Room   int              `json:"server_room" doc:"connections that the server accepts from programs"`
 	Faults []string         `json:"faults" doc:"which setting is too low, and what to set it to"`
