@@ -11,10 +11,10 @@ import (
 	"github.com/onlyonce/onlyonce/internal/process"
 )
 
-// lookSQL looks at a batch of records whether what their requests have begun is settled, by the
-// index http_records_look (H31). purgeSQL deletes a batch of expired records. abandonSQL handles
-// requests in lease mode whose clients did not come back (H18). They use the index
-// http_records_expired, lock only the rows that they delete, and skip locked rows.
+// lookSQL checks for a batch of records whether the calls and operations of their requests are
+// settled, by the index http_records_look (H31). purgeSQL deletes a batch of expired records.
+// abandonSQL handles requests in lease mode whose clients did not come back (H18). They use the
+// index http_records_expired, lock only the rows that they delete, and skip locked rows.
 const (
 	lookSQL    = `select onlyonce.http_look($1)`
 	purgeSQL   = `select onlyonce.http_purge($1)`

@@ -57,7 +57,7 @@ func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 	return d.webhookCopies(ctx, tx)
 }
 
-// remembers checks that keys of a ring are remembered for as long as copies of whose messages come.
+// remembers checks that a ring remembers keys for as long as copies of their messages may come.
 func (d *examiner) remembers(
 	ctx context.Context,
 	tx pgx.Tx,

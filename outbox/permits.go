@@ -101,7 +101,8 @@ select r.calls_of,
 // forgetRatesSQL deletes rows that limit nothing, an hour after the remote took calls again, and
 // buckets of tenants by [Rate].EachTenant that are full, after an hour. Calls that wait say whose
 // rate it is, and are found without the row. It deletes shares too that ended an hour ago: a relay
-// that died does not give its own back, and of a tenant without calls nobody asks. In: sink.
+// that died does not give its own back, and nobody asks for one of a tenant without calls. In:
+// sink.
 const forgetRatesSQL = `
 with dead as (delete from onlyonce.shares where sink = $1 and until < clock_timestamp() - interval '1 hour')
 delete from onlyonce.rates

@@ -30,7 +30,7 @@ const (
 const (
 	// Every is how often a part writes what has not changed.
 	Every = 10 * time.Second
-	// lookEvery is how often it looks whether something has changed.
+	// lookEvery is how often it checks whether something has changed.
 	lookEvery = time.Second
 	// writeTimeout bounds a write. A database that is away says so elsewhere.
 	writeTimeout = 5 * time.Second
