@@ -116,7 +116,7 @@ func TestDoctorFindings(t *testing.T) {
 			[]string{"transactions of postgres are read-only"},
 		},
 		"clocks":               {"", nil, "clocks", "ok", []string{"agree"}},
-		"copies, not declared": {"", nil, "copies", "warn", []string{"was not told", "-copies-within"}},
+		"copies, not declared": {"", nil, "copies", "warn", []string{"-copies-within was not given"}},
 		"copies, shorter":      {"", []string{"-copies-within", "7d"}, "copies", "ok", []string{"at least 7d"}},
 		"copies, longer": {
 			"",
@@ -132,7 +132,7 @@ func TestDoctorFindings(t *testing.T) {
 			"ok",
 			nil,
 		},
-		"relays, not declared": {"", nil, "relay-retries", "ok", []string{"was not told"}},
+		"relays, not declared": {"", nil, "relay-retries", "ok", []string{"was not given"}},
 		"relays, shorter":      {"", []string{"-relay-retries", "24h"}, "relay-retries", "ok", []string{"at least 1d"}},
 		"relays, longer": {
 			"",
@@ -283,7 +283,7 @@ func TestDoctorFindings(t *testing.T) {
 			nil,
 			"frontiers",
 			"fail",
-			[]string{"partition 11 is noted"},
+			[]string{"partition 11 is recorded"},
 		},
 		"ahead, and for ever": {
 			frontier("-1 hour") + `update onlyonce.rings set horizon = null`,

@@ -140,7 +140,7 @@ func TestRedriveKeepsOrder(t *testing.T) {
 	s.until(`select count(*) = 3 from onlyonce.parked where state = 'waiting'`)
 	b.mend()
 	s.redrive("-scope", "stock", "-parked-for", "no-key").want(t, statusFailed, "no parked row that could be changed")
-	s.redrive("-scope", "stock", "-parked-for", "conflict").want(t, statusGood, "1 of them stand behind others", "Done: 1 are due now")
+	s.redrive("-scope", "stock", "-parked-for", "conflict").want(t, statusGood, "1 of them are blocked by others", "Done: 1 are due now")
 	s.redrive("-id", s.parkedID("single")).want(t, statusGood)
 	s.until(`select count(*) = 2 from effects`)
 	if got := s.states(); got != "head:waiting conflict:blocked single:resolved" {
