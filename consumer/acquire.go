@@ -297,8 +297,8 @@ func (w *worker) verifyAnchor(ctx context.Context) error {
 	return nil
 }
 
-// readDone reads what is done above the position, if slots work on the partition. It runs after the
-// raise, which has waited for each slot's transaction (C3).
+// readDone reads the messages that are done above the position, if slots work on the partition. It
+// runs after the raise, which has waited for each slot's transaction (C3).
 func (w *worker) readDone(ctx context.Context) error {
 	w.doneBefore = nil
 	w.unproven = nil

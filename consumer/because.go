@@ -15,7 +15,7 @@ func (ap *applier) because(ctx context.Context, h *hindrance) string {
 	}
 	var holders string
 	if err := ap.c.queryRow(ctx, holdersSQL, ap.cur.id).Scan(&holders); err != nil {
-		return "" // the hindrance itself is what has to be told
+		return "" // the hindrance itself must be reported
 	}
 	return "; the lock of the partition's owner is held by " + holders +
 		" (`onlyonce doctor` tells which of them has no right to it)"

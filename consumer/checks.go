@@ -210,8 +210,8 @@ func (e *engine) checkAge(ctx context.Context, tx *guard.Tx, p *plan, dispositio
 	for i, m := range p.msgs {
 		if until != nil && dispositions[i] == nil && !m.madeAt.After(*until) {
 			dispositions[i] = &disposition{reason: parked.TooOld, err: fmt.Errorf(
-				"its id was made at %s, and ids that were made until %s may be forgotten: the database does "+
-					"not know whether it is a copy",
+				"its id was made at %s, and ids that were made until %s may be forgotten: the database "+
+					"cannot tell whether it is a copy",
 				m.madeAt.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339))}
 		}
 	}

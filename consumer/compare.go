@@ -19,10 +19,10 @@ with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and no
 delete from onlyonce.done d using held
  where d.cursor_id = held.id and d.run = $4 and d."offset" = any($5::bigint[]) and d.unproven`
 
-// compare compares what is done above the position with the records that were fetched. One that the
-// log does not have halts the partition (C8). If an operator has set the position since it was
-// done, its row says nothing of this log: it is deleted, and the record is handled. It looks at the
-// offsets that the fetch spans, of what may be millions.
+// compare compares the messages that are done above the position with the records that were
+// fetched. One that the log does not have halts the partition (C8). If an operator has set the
+// position since it was done, its row says nothing of this log: it is deleted, and the record is
+// handled. Of what may be millions it looks at the offsets that the fetch spans.
 func (s *slots) compare(ctx context.Context, got fetchResult) error {
 	before := s.window.Before
 	next := got.Next

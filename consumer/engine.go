@@ -99,7 +99,7 @@ const (
 	stepSeal  = "seal"
 )
 
-// ownership is what this process knows of a partition that it owns. The worker and its retrier, two
+// ownership is this process's state of a partition that it owns. The worker and its retrier, two
 // goroutines, share it: after the take-over it does not change.
 type ownership struct {
 	c     *Consumer
@@ -128,8 +128,9 @@ type engine struct {
 	blocked        blockedKeys
 }
 
-// caution is what a transaction asks before its handlers run, at the cost of a round trip each. If
-// it does not ask, the server raises unless all keys are fresh, and no ordering key is blocked.
+// caution has the checks that a transaction makes before its handlers run, at the cost of a round
+// trip each. If it does not ask, the server raises unless all keys are fresh, and no ordering key
+// is blocked.
 type caution struct{ claim, order bool }
 
 // blockedKeys are ordering keys that were blocked when the database was last asked. It is a guess:

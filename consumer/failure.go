@@ -41,9 +41,9 @@ func (ap *applier) tryAlone(until stop, t *tries, next int64) error {
 	if err != nil {
 		return err
 	}
-	// Deferred, and so after ended has taken the count back: as long as an exclusive attempt stands
-	// in the database without being one, no other attempt of this process may begin. If that one
-	// killed the process, the next owner would hold the count against this message (F9).
+	// Deferred, and so after ended has taken the count back: while the database has an attempt as
+	// exclusive that is none, no other attempt of this process may begin. If that one killed the
+	// process, the next owner would hold the count against this message (F9).
 	defer release()
 	if err := t.begin(until.working); err != nil {
 		return err

@@ -28,7 +28,7 @@ func (c *Consumer) readMarks(ctx context.Context) (marks groupMarks, err error) 
 	defer cancel()
 	committed, err := reader.GroupMetadata(ctx)
 	if err != nil {
-		return marks, fmt.Errorf("looking whose the group is: %w", err)
+		return marks, fmt.Errorf("reading which scope has the group: %w", err)
 	}
 	for at, metadata := range committed {
 		scope, ours := names.Marked(metadata)
@@ -54,7 +54,8 @@ func (c *Consumer) foreignScope(id, at source.TopicPartition, pos int64, scope s
 		Reason:         HaltForeignScope,
 		Shard:          c.shard,
 		Detail: fmt.Sprintf(
-			"group %q is that of scope %q in partition %s/%d, and this consumer has scope %q: they would divide the messages between them",
+			"group %q belongs to scope %q in partition %s/%d, and this consumer has scope %q: the two would "+
+				"share out the messages between them",
 			c.source.Group(),
 			scope,
 			at.Topic,

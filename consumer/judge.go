@@ -35,7 +35,7 @@ type policy struct {
 	wait func(attempt int) time.Duration // Config.Backoff
 }
 
-// count is what is known of the attempts at a message when one of them begins.
+// count has the attempts at a message, as known when one of them begins.
 type count struct {
 	attempt    int // its number, from 1: Message.Attempt
 	counted    int // attempts, this one included, that can have ended a process

@@ -58,15 +58,14 @@ type reportedBlocker struct {
 	Done   int     `json:"done"`
 }
 
-// statusReport is what a process writes of itself, as JSON.
+// statusReport is a process's report about itself, as JSON.
 type statusReport struct {
 	partitions, faults string
 	shape              string // the part that is written at once if it changes
 }
 
-// statusReport returns what this process knows of its partitions in this database, and what keeps
-// it from its work; nil if that has the known shape. The links know since when there are faults of
-// the process.
+// statusReport returns this process's partitions in this database, and its faults; nil if that has
+// the known shape. The links have the times since which the process has faults.
 func (c *Consumer) statusReport(group, handlers *ready.Link, known *string) (*statusReport, error) {
 	shape := ""
 	owned := []reportedPartition{}
@@ -119,11 +118,11 @@ func (c *Consumer) statusReport(group, handlers *ready.Link, known *string) (*st
 	}
 	partitions, err := json.Marshal(owned)
 	if err != nil {
-		return nil, fmt.Errorf("writing what this process knows of its partitions: %w", err)
+		return nil, fmt.Errorf("reporting this process's partitions: %w", err)
 	}
 	faults, err := json.Marshal(present)
 	if err != nil {
-		return nil, fmt.Errorf("writing what keeps this process from its work: %w", err)
+		return nil, fmt.Errorf("reporting this process's faults: %w", err)
 	}
 	return &statusReport{string(partitions), string(faults), shape}, nil
 }

@@ -80,7 +80,7 @@ func (c *Consumer) readScope(ctx context.Context) (*scopeRow, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading what ids mean in the scope: %w", err)
+		return nil, fmt.Errorf("reading the scope's id settings: %w", err)
 	}
 	return &r, nil
 }
@@ -123,7 +123,7 @@ func (w *worker) joinScope(ctx context.Context) error {
 			return nil
 		}
 		if err := c.exec(ctx, joinScopeSQL, c.cfg.Scope, topic, chosen, row.topics, row.copies); err != nil {
-			return fmt.Errorf("noting what ids mean in the scope: %w", err)
+			return fmt.Errorf("storing the scope's id settings: %w", err)
 		}
 	}
 	return fmt.Errorf("scope %q: its id settings keep changing concurrently; giving up", c.cfg.Scope)
@@ -160,7 +160,7 @@ func (w *worker) makeScope(ctx context.Context, chosen *string) error {
 // insertScope writes the scope's row, unless there is one.
 func (c *Consumer) insertScope(ctx context.Context, row scopeRow) error {
 	if err := c.exec(ctx, makeScopeSQL, c.cfg.Scope, row.topics, row.copies, row.firstTopic, row.class); err != nil {
-		return fmt.Errorf("noting what ids mean in the scope: %w", err)
+		return fmt.Errorf("storing the scope's id settings: %w", err)
 	}
 	return nil
 }
@@ -277,7 +277,7 @@ func (c *Consumer) firstPartitions(ctx context.Context, id source.Identity) (int
 		err = c.queryRow(ctx, firstPartitionsSQL, c.cfg.Scope, id.Topic, id.Partitions).Scan(&was)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("noting the partitions of %s: %w", id.Topic, err)
+		return 0, fmt.Errorf("recording the partitions of %s: %w", id.Topic, err)
 	}
 	if id.Partitions <= was {
 		return was, nil
@@ -418,7 +418,7 @@ func (w *worker) recordRedo(ctx context.Context, cur *cursor, offset int64) erro
 		return nil
 	}
 	if err := w.c.exec(ctx, cursors.RedoSQL, cur.id, offset, uuidOrNull(w.id.TopicID)); err != nil {
-		return fmt.Errorf("noting which messages are handled again: %w", err)
+		return fmt.Errorf("recording which messages are handled again: %w", err)
 	}
 	return nil
 }

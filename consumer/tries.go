@@ -102,7 +102,7 @@ func (t *tries) hindered(ctx context.Context, err error) error {
 	switch {
 	case h.keptOut() && since < cfg.longest():
 	case since >= cfg.BlockedAfter:
-		const detail = "the message at offset %d is tried again, and fails for a reason that is not its own: %v%s"
+		const detail = "the message at offset %d keeps failing, for a reason that is not the message's: %v%s"
 		return t.ap.haltBlocked(t.m, detail, t.m.Offset, h, t.ap.because(ctx, h))
 	}
 	return err

@@ -16,9 +16,9 @@ import (
 // for all runs of the request's handler. Its methods are called in the order below; release is the
 // last one, and called once, by [servedRequest.serveHeld] alone.
 type holder interface {
-	// claim takes the key for a run, or keeps it for a further one. found is what stood under the
-	// key before. If the key is not the run's, ours is false, and out is what becomes of the
-	// request.
+	// claim takes the key for a run, or keeps it for a further one. found is the record that was
+	// under the key before. If the key is not the run's, ours is false, and out is what becomes of
+	// the request.
 	claim(run *handlerRun, found lookup) (out runOutcome, ours bool)
 	// work returns the context of the handler. end ends what the holder does beside the run; the
 	// run calls it once, when its transaction has ended.
@@ -52,7 +52,7 @@ const (
 const lookupLimit = 20
 
 // errGaveUp is why a request gave up its key.
-var errGaveUp = errors.New("idempotency: gave up a key: another request was faster at each of 20 looks")
+var errGaveUp = errors.New("idempotency: gave up a key: another request was faster at each of 20 attempts")
 
 // serveHeld runs the handler under the request's key, again if the database asks for that (H17), or
 // answers from the record of another request that was faster.

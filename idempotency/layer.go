@@ -60,7 +60,7 @@ func (l *Layer) ofTenant(ctx context.Context, tenant string) (*Layer, error) {
 
 // reportError reports an error that cannot be returned to a caller.
 func (l *Layer) reportError(err error) {
-	l.cfg.Logger.Error("onlyonce: the HTTP layer met an error that it tells no client", "error", err)
+	l.cfg.Logger.Error("onlyonce: the HTTP layer met an error whose text no client gets", "error", err)
 	if l.cfg.Hooks.StoreFailed != nil {
 		l.cfg.Hooks.StoreFailed(err)
 	}

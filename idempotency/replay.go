@@ -152,8 +152,8 @@ func goneReply(resp *storedResponse, expires *time.Time) reply {
 	return rep
 }
 
-// lookup is what stands under a request's key in the store, as it was found before the request
-// takes the key.
+// lookup is the store's record under a request's key, as it was found before the request takes the
+// key.
 type lookup struct {
 	kind   lookupKind
 	reply  reply         // lookupAnswered

@@ -11,10 +11,10 @@ import (
 	"github.com/onlyonce/onlyonce/internal/process"
 )
 
-// lookSQL looks at a batch of records whether what their requests have begun is settled, by the
-// index http_records_look (H31). purgeSQL deletes a batch of expired records. abandonSQL handles
-// requests in lease mode whose clients did not come back (H18). They use the index
-// http_records_expired, lock only the rows that they delete, and skip locked rows.
+// lookSQL checks for a batch of records whether the calls and operations of their requests are
+// settled, by the index http_records_look (H31). purgeSQL deletes a batch of expired records.
+// abandonSQL handles requests in lease mode whose clients did not come back (H18). They use the
+// index http_records_expired, lock only the rows that they delete, and skip locked rows.
 const (
 	lookSQL    = `select onlyonce.http_look($1)`
 	purgeSQL   = `select onlyonce.http_purge($1)`
@@ -137,7 +137,7 @@ func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 	}
 	var looked, purged, deleted, aside, abandoned int
 	if err := l.pool.QueryRow(ctx, lookSQL, l.purgeBatch).Scan(&looked); err != nil {
-		return false, fmt.Errorf("idempotency: looking whether calls and operations of requests are settled: %w", err)
+		return false, fmt.Errorf("idempotency: checking whether calls and operations of requests are settled: %w", err)
 	}
 	if looked == l.purgeBatch {
 		return true, nil

@@ -248,11 +248,11 @@ func (req *servedRequest) serveKeyed() reply {
 	}
 }
 
-// tryOnce asks up to three questions, of which the first to know decides: whether another request
-// of this process has the key, whether the store has a record under it, and whether this request
-// can take it. Stored answers are read without taking the key, so that copies that arrive together
-// do not wait for each other. If another request of this process has the key, ahead is closed when
-// that one ends (H10, H22).
+// tryOnce makes up to three checks, and the first that has an answer decides: whether another
+// request of this process has the key, whether the store has a record under it, and whether this
+// request can take it. Stored answers are read without taking the key, so that copies that arrive
+// together do not wait for each other. If another request of this process has the key, ahead is
+// closed when that one ends (H10, H22).
 func (req *servedRequest) tryOnce() (rep reply, ahead <-chan struct{}) {
 	if rep, changed := req.refuseChangedKey(); changed {
 		return rep, nil

@@ -106,11 +106,12 @@ func (run *handlerRun) lendOrigin() {
 	run.tx.Lend(&from)
 }
 
-// operationLook is how often the purge looks whether a request's operation has ended, at least.
+// operationLook is how often, at least, the purge checks whether a request's operation has ended.
 const operationLook = time.Hour
 
-// lookInterval returns how often the purge looks whether what the request has begun is settled.
-// Between two looks and the record's end remotes can forget the keys of its calls (H26, H31).
+// lookInterval returns how often the purge checks whether the calls and operations of the request
+// are settled. Between two looks and the record's end remotes can forget the keys of its calls
+// (H26, H31).
 func (run *handlerRun) lookInterval() time.Duration {
 	look := run.ttl
 	if run.derivesCalls() {

@@ -306,10 +306,10 @@ func (q *adoption) readOrigin(ctx context.Context, here *Cursor) error {
 	if here != nil && here.stood() > there.Position {
 		return failf(
 			ErrRefused,
-			"the cursor was retired here at offset %d, which is ahead of %d, where it stands in %s, and "+
-				"nothing was done: the partition was here after it had been there, and would be handled again. "+
-				"Take it from where it was last; or, if the topic is another one by now, set the position "+
-				"yourself (cursor adopt -at)",
+			"the cursor was retired here at offset %d, which is ahead of %d, its offset in %s, and nothing "+
+				"was done: the partition was here after it had been there, and messages would be handled "+
+				"again. Take it from the database where it was last; or, if the topic is another one by now, "+
+				"set the position yourself (cursor adopt -at)",
 			here.stood(),
 			there.Position,
 			q.origin.Name,

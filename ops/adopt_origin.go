@@ -115,7 +115,8 @@ type OriginError struct {
 }
 
 func (e *OriginError) Error() string {
-	return e.Name + ": " + e.Err.Error() + ". Nothing was done, here or there: when it answers, run the command again"
+	return e.Name + ": " + e.Err.Error() + ". Nothing was done, here or there: run the command again when " +
+		"that database answers"
 }
 
 // Unwrap returns the error of the database.

@@ -48,8 +48,8 @@ type ClassChange struct {
 	Scope   string   `json:"scope"`
 	Class   string   `json:"class"`
 	Was     string   `json:"was"`
-	Ring    string   `json:"ring" doc:"in which keys are claimed from now on"`
-	Before  string   `json:"was_ring" doc:"in which they are claimed too until it has forgotten what it holds"`
+	Ring    string   `json:"ring" doc:"the ring in which keys are claimed from now on"`
+	Before  string   `json:"was_ring" doc:"the ring in which they are claimed too, until it has forgotten its keys"`
 	Lasts   *float64 `json:"lasts_seconds"`
 	Cursors int      `json:"cursors" doc:"how many cursors the scope has. Their owners are fenced out, and go on with both rings"`
 }

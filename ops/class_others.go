@@ -31,8 +31,8 @@ type otherScope struct {
 const lockOthersSQL = `select name from onlyonce.rings where name = any ($1::text[]) order by name for update`
 
 // otherClassSQL changes the class of such a scope. In: scope, class, the class until now. The time
-// of the change is never before that of a segment of the earlier ring: see cursor.ClassSQL. At
-// another change the ring before the one until now has forgotten what was claimed there.
+// of the change is never before that of a segment of the earlier ring: see cursor.ClassSQL. When a
+// class changes again, the ring from before the last change has forgotten its keys.
 const otherClassSQL = `
 insert into onlyonce.horizons as h (scope, class, class_before, changed_at)
 values (

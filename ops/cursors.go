@@ -28,7 +28,7 @@ type Cursor struct {
 	Attempts      int32  `json:"attempts" doc:"at the message at AttemptOffset, which is tried alone"`
 	AttemptOffset *int64 `json:"attempt_offset"`
 	AnchorOffset  *int64 `json:"anchor_offset" doc:"of the last record seen below the position"`
-	LeaderEpoch   *int32 `json:"leader_epoch" doc:"Kafka's, up to which the log was read below the position"`
+	LeaderEpoch   *int32 `json:"leader_epoch" doc:"Kafka's leader epoch up to which the log was read below the position"`
 
 	RetiredAt    *time.Time `json:"retired_at"`
 	Paused       *string    `json:"paused" doc:"why it is paused"`
@@ -39,7 +39,7 @@ type Cursor struct {
 	RedoUntil    *int64     `json:"redo_until" doc:"messages below this offset may have been handled before"`
 	RedoTopicID  *string    `json:"redo_topic_id"`
 
-	DoneUntil *int64 `json:"done_until" doc:"the end of what is done above the position, where several transactions run at once. Nil: nothing is"`
+	DoneUntil *int64 `json:"done_until" doc:"the end of the messages that are done above the position, if several transactions run at once. Nil: none is"`
 
 	ReleasedAge *float64 `json:"-"` // seconds since the last owner released it; nil: it has not
 }

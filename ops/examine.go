@@ -23,16 +23,16 @@ const (
 
 // Finding is the result of one check.
 type Finding struct {
-	Check  string `json:"check" doc:"what was looked at, for example \"outbox\""`
+	Check  string `json:"check" doc:"name of the check, for example \"outbox\""`
 	Level  string `json:"level" doc:"ok, info, warn or fail"`
-	Text   string `json:"text" doc:"what is the case"`
+	Text   string `json:"text" doc:"the finding, in a sentence"`
 	Remedy string `json:"change" doc:"what to do, usually a command of the program onlyonce. Words in capitals are placeholders for values. It is empty if there is nothing to do"`
 }
 
 // Examination is the result of [Examine].
 type Examination struct {
 	SchemaVersion int       `json:"schema_version"`
-	Fail          int       `json:"fail" doc:"findings of fail"`
+	Fail          int       `json:"fail" doc:"how many findings are fail"`
 	Warn          int       `json:"warn" doc:"findings of warn"`
 	Findings      []Finding `json:"findings"`
 }

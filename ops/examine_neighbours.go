@@ -108,7 +108,7 @@ func (d *examiner) leftBehind(ctx context.Context, tx pgx.Tx) error {
 			levelFail,
 			check,
 			"onlyonce outbox rebase -reason WHY (docs/operations/restore.md, Move a database)",
-			"the sequence %s stands at %d, and %d is in use: logical replication does not copy sequences. "+
+			"the sequence %s is at %d, and %d is in use: logical replication does not copy sequences. "+
 				"New rows get ids that are taken",
 			s.Name,
 			s.Stands,

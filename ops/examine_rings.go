@@ -44,8 +44,8 @@ func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 	if d.ask.CopiesWithin == nil {
 		d.add(levelWarn, "copies",
 			"onlyonce doctor -copies-within D",
-			"doctor was not told how long producers go on trying, and has not compared it with the horizon "+
-				"of consumer_keys; a consumer with Config.CopiesWithin does so itself, as long as it runs")
+			"-copies-within was not given, so the horizon of consumer_keys was not compared with how long "+
+				"producers retry; a consumer with Config.CopiesWithin compares it, as long as it runs")
 	} else if err := d.remembers(ctx, tx, "copies", "consumer_keys", *d.ask.CopiesWithin, "producers"); err != nil {
 		return err
 	} else if err := d.otherClasses(ctx, tx, "copies", *d.ask.CopiesWithin, "producers"); err != nil {
@@ -57,7 +57,7 @@ func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 	return d.webhookCopies(ctx, tx)
 }
 
-// remembers checks that keys of a ring are remembered for as long as copies of whose messages come.
+// remembers checks that a ring remembers keys for as long as copies of their messages may come.
 func (d *examiner) remembers(
 	ctx context.Context,
 	tx pgx.Tx,
@@ -171,8 +171,8 @@ func (d *examiner) relayRetries(ctx context.Context, tx pgx.Tx) error {
 		}
 	}
 	d.unless("relay-retries",
-		"no call was tried for longer than consumer_keys remembers at least; doctor was not told how long "+
-			"relays go on (-relay-retries)")
+		"no call was tried for longer than consumer_keys remembers at least; how long relays retry was not "+
+			"given (-relay-retries)")
 	return nil
 }
 
@@ -194,7 +194,7 @@ func (d *examiner) webhookCopies(ctx context.Context, tx pgx.Tx) error {
 		whose = "webhooks"
 	}
 	if len(endpoints) == 0 && d.ask.WebhookRetention == nil {
-		d.ok("webhooks", "no endpoint has received anything that is remembered")
+		d.ok("webhooks", "no endpoint has received an event whose id is remembered")
 		return nil
 	}
 	if err := d.remembers(ctx, tx, "webhooks", "standard_keys", want, whose); err != nil {
@@ -226,8 +226,8 @@ func (d *examiner) webhookCopies(ctx context.Context, tx pgx.Tx) error {
 			d.add(
 				levelWarn,
 				"webhooks",
-				"set the horizon of "+which+" to the endpoint's webhook.Config.Retention at least; or let "+
-					"Endpoint.Upkeep of a login with onlyonce_rotator run, which deletes them",
+				"set the horizon of "+which+" to the endpoint's webhook.Config.Retention at least; or run "+
+					"Endpoint.Upkeep under a login with onlyonce_rotator: it deletes them",
 				"endpoint %s has ids that are %s old, older than %s remembers at least: its Retention is "+
 					"longer, or nothing deletes them",
 				e.Endpoint,
@@ -294,8 +294,8 @@ func (d *examiner) ring(k *reports.KeyRing, held bool, who []string) {
 			d.add(
 				levelFail,
 				check,
-				"see to the clock of the database's server; rotation goes on by itself "+
-					"when it has caught up",
+				"correct the clock of the database's server; rotation continues by itself when the clock has "+
+					"caught up",
 				"%s was opened or closed in the future: the clock went back, and rotation is halted",
 				s.Table,
 			)
@@ -363,11 +363,11 @@ func (d *examiner) ring(k *reports.KeyRing, held bool, who []string) {
 				seventh)
 		}
 	}
-	rotated := "no process rotates it just now, and nothing is due"
+	rotated := "no process rotates it now, and nothing is due"
 	if held {
 		rotated = "a process rotates it"
 	}
-	d.unless(check, "remembered %s; goes on each %s; %d tables hold that, also of cursors that are %s "+
+	d.unless(check, "remembered %s; a new segment each %s; %d tables hold that, even for cursors that are %s "+
 		"behind; %d free; %s", show.Remembered(k.Horizon), seventh, slots, seventh, free, rotated)
 }
 
@@ -390,10 +390,10 @@ func (d *examiner) frontiers(rings []reports.KeyRing, all []reports.Frontier) {
 			d.add(
 				levelFail,
 				check,
-				"see to the clock of the database's server; a process that rotates then "+
-					"makes it void within seconds, and the partition's owner notes another one",
-				"%s is noted as handled up to %s ahead of the database's clock, which went back: while that "+
-					"stands, %s may forget keys of which it has copies yet to come",
+				"correct the clock of the database's server; then a process that rotates voids the record "+
+					"within seconds, and the partition's owner writes another one",
+				"%s is recorded as handled up to %s ahead of the database's clock, which went back: until "+
+					"that is corrected, %s may forget keys whose copies are yet to come",
 				where,
 				show.Seconds(-*f.Behind),
 				f.Ring,
@@ -404,7 +404,7 @@ func (d *examiner) frontiers(rings []reports.KeyRing, all []reports.Frontier) {
 				levelWarn,
 				check,
 				retire,
-				"%s has not said how far it is: while it has not, %s forgets nothing",
+				"%s has not reported its progress: until it does, %s forgets nothing",
 				where,
 				f.Ring,
 			)

@@ -102,8 +102,9 @@ func (d *examiner) server(ctx context.Context, tx pgx.Tx) error {
 	s := all[0]
 	if s.Track != "on" {
 		d.add(levelInfo, "server",
-			"set track_commit_timestamp = on and start the server again, if times are worth some space",
-			"track_commit_timestamp is off: onlyonce explain tells between which times a key was claimed, and not when")
+			"set track_commit_timestamp = on and restart the server, if exact times are worth some disk space",
+			"track_commit_timestamp is off: onlyonce explain shows two times between which a key was "+
+				"claimed, and not the time itself")
 	}
 	if s.IdleInTransaction == "0" {
 		d.add(levelInfo, "server",
@@ -114,13 +115,13 @@ func (d *examiner) server(ctx context.Context, tx pgx.Tx) error {
 	if s.Idle != "0" {
 		d.add(levelInfo, "server",
 			"set idle_session_timeout = 0 for the logins of consumers and relays",
-			"idle_session_timeout is %s: connections of pools are cut when they idle for so long, and are made again",
+			"idle_session_timeout is %s: connections of pools that idle for so long are cut, and made again",
 			s.Idle)
 	}
 	if s.Transaction != "0" {
 		d.add(levelInfo, "server",
-			"see that it is longer than consumer.Config.BatchTimeout",
-			"transaction_timeout is %s: it ends longer transactions, handlers' too",
+			"make sure that it is longer than consumer.Config.BatchTimeout",
+			"transaction_timeout is %s: it ends longer transactions, those of handlers too",
 			s.Transaction)
 	}
 	if s.Prepared > 0 {
@@ -142,7 +143,7 @@ func (d *examiner) roles(ctx context.Context, tx pgx.Tx) error {
 	}
 	if len(lack) == 0 {
 		d.add(levelInfo, check, "",
-			"none of the roles of docs/roles.sql is on this server: programs look at their own rights when they start")
+			"this server has none of the roles of docs/roles.sql: programs check their own rights when they start")
 		return nil
 	}
 	for _, name := range slices.Sorted(maps.Keys(lack)) {
@@ -210,8 +211,8 @@ func (d *examiner) clocks(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	const correct = "see that the database's clock is right now, and keep it so (NTP); programs of this " +
-		"version take these for over, and go on"
+	const correct = "make sure that the database's clock is right, and keep it so (NTP); programs of this " +
+		"version treat these leases as ended, and go on"
 	if a.Leases > 0 {
 		d.add(
 			levelFail,
@@ -257,7 +258,7 @@ func (d *examiner) address(_ context.Context, tx pgx.Tx) error {
 			"without target_session_attrs, a connection that is made during a switchover may lead to a "+
 				"standby, where each write fails")
 	}
-	d.unless("address", "it chooses servers by target_session_attrs")
+	d.unless("address", "the address chooses servers by target_session_attrs")
 	return nil
 }
 
@@ -334,7 +335,7 @@ func (d *examiner) transactions(ctx context.Context, tx pgx.Tx, age time.Duratio
 		d.add(
 			levelWarn,
 			check,
-			fmt.Sprintf("end it, or see that it ends: select pg_terminate_backend(%d)", o.Pid),
+			fmt.Sprintf("end it, or make sure that it ends: select pg_terminate_backend(%d)", o.Pid),
 			"process %d of login %s (%s) has a transaction open for %s, in state %s: it holds up %s",
 			o.Pid,
 			o.Login,
@@ -376,7 +377,7 @@ func (d *examiner) slots(ctx context.Context, tx pgx.Tx) error {
 		d.add(
 			levelWarn,
 			check,
-			fmt.Sprintf("let its reader come back, or drop it: select pg_drop_replication_slot('%s')",
+			fmt.Sprintf("bring its reader back, or drop the slot: select pg_drop_replication_slot('%s')",
 				strings.ReplaceAll(s.Name, "'", "''")),
 			"no client reads the %s replication slot %s: it holds back %s (wal_status %s)",
 			s.Type,
@@ -413,7 +414,7 @@ func (d *examiner) history(ctx context.Context, tx pgx.Tx) error {
 	for _, sink := range strange {
 		d.add(levelFail, "history",
 			"onlyonce outbox rebase -reason WHY (docs/operations/restore.md, After a restore)",
-			"cursors or rows of sink %s are another database cluster's: relays send nothing of their lanes",
+			"cursors or rows of sink %s belong to another database cluster: relays send no calls of their lanes",
 			sink)
 	}
 	if err := d.leftBehind(ctx, tx); err != nil {
@@ -425,9 +426,9 @@ func (d *examiner) history(ctx context.Context, tx pgx.Tx) error {
 	s := all[0]
 	switch {
 	case s.Standby:
-		age := "nothing was replayed yet"
+		age := "it has replayed nothing yet"
 		if s.Replay != nil {
-			age = "what it has replayed is " + show.Seconds(*s.Replay).String() + " old"
+			age = "its data are " + show.Seconds(*s.Replay).String() + " old"
 		}
 		d.add(levelInfo, "history", "", "a standby; %s", age)
 	default:
@@ -436,7 +437,7 @@ func (d *examiner) history(ctx context.Context, tx pgx.Tx) error {
 	if s.Standbys > 0 && !s.Synchronous {
 		d.add(levelInfo, "replication",
 			"set synchronous_standby_names, if a failover must lose nothing",
-			"standbys are asynchronous: a failover takes the last commits back, keys and positions with them")
+			"standbys are asynchronous: a failover undoes the last commits, with their keys and positions")
 	} else {
 		d.ok("replication", "no asynchronous standby would lose commits in a failover")
 	}

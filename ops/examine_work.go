@@ -96,7 +96,7 @@ func (d *examiner) outbox(ctx context.Context, tx pgx.Tx) error {
 	if !r.Counted {
 		d.add(levelInfo, check, "", "how many calls are pending is not known: counting took over %s", d.limit())
 	}
-	d.unless(check, "%d sinks; relays are at all that have something to send", len(r.Sinks))
+	d.unless(check, "%d sinks; relays hold all that have calls to send", len(r.Sinks))
 	return nil
 }
 
@@ -110,8 +110,8 @@ func (d *examiner) events(ctx context.Context, tx pgx.Tx) error {
 	for _, s := range streams {
 		if s.Scope == nil && s.Kept > 0 {
 			d.add(levelWarn, check, "start a consumer of it",
-				"no consumer has begun to read stream %s, which has %d events: they are kept, and all that "+
-					"was appended with them",
+				"no consumer has begun to read stream %s, which has %d events: they are kept, and so is "+
+					"everything in their segments",
 				s.Topic,
 				s.Kept)
 		}
@@ -130,7 +130,7 @@ func (d *examiner) faults(ctx context.Context, tx pgx.Tx) error {
 	for _, n := range needsOf(r.Faults) {
 		d.add(levelWarn, check, n.Remedy, "%s", n.Text)
 	}
-	d.unless(check, "no living process reports what keeps it from its work")
+	d.unless(check, "no living process reports a fault")
 	return nil
 }
 

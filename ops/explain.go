@@ -74,7 +74,7 @@ type KeyReport struct {
 	Calls    []ExplainedCall      `json:"calls" doc:"calls that the claiming transaction enqueued, at most 100"`
 	Call     []Stored             `json:"call" doc:"where the call is stored, if the key is a call's"`
 	Parked   []ParkedRow          `json:"parked" doc:"rows that are parked under the key, newest first, at most 100; then those of the same event's id under another key, for example because its body differs"`
-	Events   []reports.Event      `json:"events" doc:"the stored events with the id, of a webhook or a queue; nil: looking took longer than CountLimit"`
+	Events   []reports.Event      `json:"events" doc:"the stored events with the id, of a webhook or a queue; nil: the search took longer than CountLimit"`
 	Request  *Request             `json:"request" doc:"the HTTP request, if the key is a request's"`
 	Memory   []reports.RingMemory `json:"memory" doc:"how long the rings remember keys"`
 	// Scopes are those of consumers and webhook endpoints, at most 100, if the id's scope is not
@@ -208,7 +208,7 @@ func (q *ExplainQuestion) Check() error {
 func (q *ExplainQuestion) checkPosition() error {
 	switch {
 	case q.Key != "" || q.ID != "":
-		return failf(ErrInvalid, "a key %q and a position: ask for one of the two", q.Key+q.ID)
+		return failf(ErrInvalid, "a key %q and a position: give one of the two", q.Key+q.ID)
 	case q.Tenant != "" || q.Replay != 0 || q.Provider != "":
 		return failf(ErrInvalid, "`Tenant`, `Replay` and `Provider` go with a key")
 	case q.Topic == "" || q.Partition == nil || q.Offset == nil:
@@ -224,7 +224,7 @@ func (q *ExplainQuestion) checkKey() error {
 	case q.Key == "" && q.ID == "":
 		return failf(ErrInvalid, "the key must not be empty: give a key, or `Topic`, `Partition` and `Offset`")
 	case q.Key != "" && q.ID != "":
-		return failf(ErrInvalid, "a stored key and an id: ask for one of the two")
+		return failf(ErrInvalid, "a stored key and an id: give one of the two")
 	case q.Scope == "" && (q.Topic != "" || q.Replay != 0):
 		return failf(ErrInvalid, "missing: `Scope`: it goes with `Topic` and `Replay`")
 	case q.Provider != "" && q.endpoint() == "":
@@ -232,7 +232,7 @@ func (q *ExplainQuestion) checkKey() error {
 	}
 	if q.Key != "" {
 		if _, err := uuid.Parse(q.Key); err != nil {
-			return failf(ErrInvalid, "%q is no UUID, and so no stored key: say whose id it is with `Scope`", q.Key)
+			return failf(ErrInvalid, "%q is no UUID, and so no stored key: if it is an id, give its `Scope`", q.Key)
 		}
 	}
 	return nil
@@ -270,7 +270,7 @@ func (o *KeyOf) resolve(ctx context.Context, tx pgx.Tx, topic string) error {
 		topic = row.Topics[0]
 	case topic == "":
 		return failf(ErrInvalid, "ids of scope %s count within their topic", o.Scope).but(
-			"say with `Topic` which (%s)",
+			"choose one with `Topic` (%s)",
 			strings.Join(row.Topics, ", "),
 		)
 	}
@@ -368,7 +368,7 @@ func (r *KeyReport) leaveOpen() {
 		open("whether the key was claimed before what the rings remember, or by a transaction that has not committed")
 	}
 	if len(r.Claims) > 0 {
-		open("at which position the message stood: a key is not stored with one")
+		open("the message's position: a key is not stored with one")
 	}
 	for _, c := range r.Calls {
 		if c.Derived == nil {
@@ -388,6 +388,6 @@ func (r *KeyReport) leaveOpen() {
 			"the log was emptied")
 	}
 	if r.Webhooks == nil {
-		open("whether a webhook's receiver noted it: looking took too long")
+		open("whether a webhook's receiver recorded it: the search took too long")
 	}
 }

@@ -44,7 +44,7 @@ func (r *KeyReport) findRequests(ctx context.Context, tx pgx.Tx, q ExplainQuesti
 	}
 	if places == nil || len(places) > mostPlaces {
 		r.NotKnown = append(r.NotKnown, "whether it is the Idempotency-Key of a request: there are too many "+
-			"requests to look at; say which with -scope and -tenant")
+			"requests to search; choose one with -scope and -tenant")
 		return nil
 	}
 	found := map[string]ExplainQuestion{}

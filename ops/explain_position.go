@@ -207,13 +207,14 @@ func judgeOffset(c *Cursor, offset, runStart int64) (word, means string) {
 	switch {
 	case replays && offset >= c.Position && offset < *c.ReplayResume:
 		if offset < *c.ReplayUntil {
-			return offsetReplaying, fmt.Sprintf("it was behind the cursor when replay %d began, and is to "+
-				"be handled once more in it", c.Replay)
+			return offsetReplaying, fmt.Sprintf("it was below the position when replay %d began, and is to "+
+				"be handled once more by that replay", c.Replay)
 		}
-		return offsetHandled, fmt.Sprintf("it was behind the cursor when replay %d began, and is not part of that",
+		return offsetHandled, fmt.Sprintf("it was below the position when replay %d began, and is not part "+
+			"of that replay",
 			c.Replay)
 	case offset >= c.Position && c.RetiredAt != nil:
-		return offsetAhead, "the cursor was retired before it came to it, and handles nothing any more"
+		return offsetAhead, "the cursor was retired before it reached the message, and handles nothing any more"
 	case offset >= c.Position && c.AttemptOffset != nil && *c.AttemptOffset == offset:
 		return offsetAhead, fmt.Sprintf("it is tried alone, and was tried %d times", c.Attempts)
 	case offset >= c.Position:
@@ -226,8 +227,8 @@ func judgeOffset(c *Cursor, offset, runStart int64) (word, means string) {
 		return offsetBeforeStart, meansBeforeStart(c)
 	}
 	return offsetEarlierRun, fmt.Sprintf(
-		"the position was set since, to %d, by an operator or with a "+
-			"cursor that was made anew: whether it was handled before that, or passed over, the cursor does not tell",
+		"the position was set to %d since, by an operator or with a new cursor: whether the message was "+
+			"handled before that, or passed over, the cursor does not tell",
 		runStart,
 	)
 }
@@ -237,11 +238,11 @@ func judgeOffset(c *Cursor, offset, runStart int64) (word, means string) {
 func meansBeforeStart(c *Cursor) string {
 	switch c.StartPolicy {
 	case "adopted":
-		return "an operator set the cursor's beginning after it, and it was not handled since: another " +
-			"database may have handled it before, or an earlier cursor in this one"
+		return "an operator set the cursor's start above it, and it was not handled since: another database, " +
+			"or an earlier cursor in this one, may have handled it before"
 	case "committed":
-		return "the cursor began after it, at the group's offset, and never handled it: the program that " +
+		return "the cursor began above it, at the group's offset, and never handled it: the program that " +
 			"committed that offset may have"
 	}
-	return "the cursor began after it, and never handled it"
+	return "the cursor began above it, and never handled it"
 }

@@ -82,7 +82,7 @@ func (r *KeyReport) ofSender(ctx context.Context, tx pgx.Tx, endpoint string, li
 	}
 	r.NotKnown = append(
 		r.NotKnown,
-		fmt.Sprintf("whether it came from another provider than %s: say which with -provider", strings.Join(all, ", ")),
+		fmt.Sprintf("whether it came from another provider than %s: name it with -provider", strings.Join(all, ", ")),
 	)
 	return nil
 }

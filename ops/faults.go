@@ -36,7 +36,7 @@ const (
 // Fault is a present problem that keeps processes from their work (S3). It ends with its cause.
 type Fault struct {
 	Kind       string  `json:"kind"`
-	Part       string  `json:"part" doc:"whose it is: consumer, relay, receiver, endpoint or layer; empty: the database's"`
+	Part       string  `json:"part" doc:"the part that has it: consumer, relay, receiver, endpoint or layer; empty: the database"`
 	Scope      string  `json:"scope" doc:"of a relay: a sink; of a receiver or an endpoint: its name; empty: the whole database"`
 	Topic      string  `json:"topic" doc:"empty: all topics, or not known"`
 	Processes  int     `json:"processes"`
@@ -238,7 +238,7 @@ func needsOf(faults []Fault) []Need {
 			Where:    map[string]string{},
 		}
 		if f.Kind == faultRead && (names.IsReceived(f.Topic) || names.IsReceiver(f.Scope)) {
-			n.Remedy = "see that the database answers, which has the events; it goes on by itself"
+			n.Remedy = "check that the database answers, which has the events; the process continues by itself"
 		}
 		switch {
 		case f.Part == presence.Relay:
@@ -263,25 +263,25 @@ func needsOf(faults []Fault) []Need {
 }
 
 var faultRemedies = map[string]string{
-	faultGroup: "see that the brokers answer, and that the group admits the process; it goes on by itself",
-	faultRead:  "see that the brokers answer; it goes on by itself",
+	faultGroup: "check that the brokers answer, and that the group admits the process; it continues by itself",
+	faultRead:  "check that the brokers answer; the process continues by itself",
 	faultTopic: "if it was deleted by mistake, create it again, and its partitions say how to go on; " +
-		"otherwise take it out of the consumer's topics, and retire its cursors",
+		"otherwise remove it from the consumer's topics, and retire its cursors",
 	faultApply:   "see the log of the process: the message is tried again until it is applied or parked",
 	faultHandler: "restart the process: only that frees the handler's goroutine",
-	faultRemote: "see that the remote answers, and whether its address and credentials are right; the " +
-		"calls go out by themselves, each under its key",
-	faultRefused: "see why the remote refuses them, for example an expired token; when one is delivered, " +
-		"the others go on by themselves",
+	faultRemote: "check that the remote answers, and that its address and credentials are right; the calls " +
+		"then go out by themselves, each under its key",
+	faultRefused: "see why the remote refuses them, for example an expired token; when one is delivered, the " +
+		"others follow by themselves",
 	faultHalted: "run the command that the text names",
 	faultStuck: "restart the relay: only that frees the sink's goroutines; the calls are sent again " +
 		"under their keys",
 	faultDatabase: "see the log of the relay: it tries again",
-	faultReceive: "see that the broker and the database answer; it goes on by itself, and the broker keeps " +
-		"the messages meanwhile",
-	faultFull: "make room, or raise the limit at the broker: it refuses what producers send, who must " +
-		"send it again; a full queue that is being read gets room by itself",
-	faultStore: "see that the database answers; senders deliver the events again",
+	faultReceive: "check that the broker and the database answer; the receiver continues by itself, and the " +
+		"broker keeps the messages meanwhile",
+	faultFull: "make room, or raise the limit at the broker: it refuses new messages, and producers must " +
+		"send them again; a full queue that is being read gets room by itself",
+	faultStore: "check that the database answers; senders deliver the events again",
 	faultSecret: "give the process the secret that it had, or give the new secret an id of its own in " +
 		"FingerprintKeys and keep the old one for the longest TTL",
 	faultGone:    "see why it ended without a stop, and start it; if it is out of use, this line goes after a day",

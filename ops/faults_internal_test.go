@@ -14,10 +14,10 @@ func TestRemedyOfAReadFault(t *testing.T) {
 		scope, topic string
 		want         string
 	}{
-		"a topic of Kafka":       {"stock", "orders", "see that the brokers answer"},
-		"a stream of webhooks":   {"payments", "webhook.stripe", "see that the database answers"},
-		"a stream of a queue":    {"stock", "queue.orders", "see that the database answers"},
-		"the scope of a webhook": {"webhook/stripe", "", "see that the database answers"},
+		"a topic of Kafka":       {"stock", "orders", "check that the brokers answer"},
+		"a stream of webhooks":   {"payments", "webhook.stripe", "check that the database answers"},
+		"a stream of a queue":    {"stock", "queue.orders", "check that the database answers"},
+		"the scope of a webhook": {"webhook/stripe", "", "check that the database answers"},
 	} {
 		fault := Fault{Kind: faultRead, Part: presence.Consumer, Scope: c.scope, Topic: c.topic}
 		if got := needsOf([]Fault{fault})[0].Remedy; !strings.HasPrefix(got, c.want) {

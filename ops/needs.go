@@ -30,7 +30,7 @@ const (
 // now (needFault).
 type Need struct {
 	Kind     string   `json:"kind" doc:"halt, fault, offset, crash, consumer, parked, relay, request or clock"`
-	Text     string   `json:"text" doc:"what is the matter, in one sentence"`
+	Text     string   `json:"text" doc:"the problem, in one sentence"`
 	Remedy   string   `json:"remedy" doc:"what to do, in words. Empty: the commands say it"`
 	Commands []string `json:"commands" doc:"for a POSIX shell, in their order. WHY, OFFSET and ID are to be filled in"`
 	// Where names what it is about: the fields that apply of scope, topic, partition, sink, kind
@@ -418,8 +418,8 @@ func (r *StatusReport) unsent() []Need {
 }
 
 // lanesRemedy is what to do about lanes that no relay holds although relays list the sink (O5).
-const lanesRemedy = "see the logs of the sink's relays why they do not take these lanes, and restart those " +
-	"that have stopped working"
+const lanesRemedy = "the logs of the sink's relays say why they do not take these lanes; restart those that " +
+	"have stopped working"
 
 // needOfLanes describes calls in lanes that the relays of their sink do not take.
 func needOfLanes(s *reports.SinkRelays, u *reports.UnheldCalls) Need {
@@ -464,9 +464,10 @@ func (r *StatusReport) timedAhead() []Need {
 		return nil
 	}
 	return []Need{{
-		Kind:     needClock,
-		Text:     show.Count(r.TimedAhead, "parked row") + " got a due time while the database's clock was ahead",
-		Remedy:   "see that the clock is right; consumers and relays that run have them wait anew, within seconds",
+		Kind: needClock,
+		Text: show.Count(r.TimedAhead, "parked row") + " got a due time while the database's clock was ahead",
+		Remedy: "make sure that the clock is right; consumers and relays that run give them new due times " +
+			"within seconds",
 		Commands: []string{"onlyonce doctor"},
 	}}
 }

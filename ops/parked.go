@@ -116,7 +116,7 @@ func (in *ParkedInput) selection() *selection {
 type ParkedChange struct {
 	Audited
 
-	Filter  map[string]any `json:"filter" doc:"what was asked for"`
+	Filter  map[string]any `json:"filter" doc:"the selection"`
 	Count   int            `json:"count" doc:"rows that are changed; with All rows that match, or matched when they were shown"`
 	UpTo    int64          `json:"up_to,omitempty" doc:"with All: the greatest id of those"`
 	Changed int            `json:"changed,omitempty" doc:"with All: rows that were changed"`

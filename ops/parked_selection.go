@@ -466,8 +466,8 @@ func (q *selection) filter() map[string]any {
 // none returns why nothing was picked.
 func (q *selection) none(ctx context.Context, tx pgx.Tx) error {
 	if q.ID == 0 {
-		return failf(ErrRefused, "nothing is parked that this asks for and that could be changed: `onlyonce "+
-			"parked list` shows what there is")
+		return failf(ErrRefused, "no parked row that could be changed matches: `onlyonce parked list` shows "+
+			"all")
 	}
 	rows, err := reports.Collect[oneRow](ctx, tx, oneSQL, q.ID)
 	if err != nil {

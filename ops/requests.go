@@ -5,7 +5,7 @@ import "time"
 // Request is a request of the HTTP layer, without its key, fingerprint and answer. A nil pointer
 // means: not yet, or none.
 type Request struct {
-	ID string `json:"id" doc:"what the Idempotency-Key is stored as, a UUID"`
+	ID string `json:"id" doc:"stored form of the Idempotency-Key, a UUID"`
 	// State is one of: running; left, if its process died or its handler answered 5xx; abandoned,
 	// if its steps had their effect and its client has not retried; reconcile, if a step's outcome
 	// is unknown and too old to ask about; completed.

@@ -12,8 +12,8 @@ import (
 // and leaves sequences where they were.
 type SequenceBehind struct {
 	Name   string `json:"name" doc:"without the schema"`
-	Stands int64  `json:"stands" doc:"what it gave out last, 0 if nothing"`
-	Needs  int64  `json:"needs" doc:"what it must have given out at least"`
+	Stands int64  `json:"stands" doc:"the last number that it gave out; 0: none"`
+	Needs  int64  `json:"needs" doc:"the number that it must have given out at least"`
 	Ring   bool   `json:"-"` // it has the number of a ring's version
 }
 

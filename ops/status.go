@@ -29,14 +29,14 @@ select pg_is_in_recovery(),
 
 // StatusReport is the result of [Status]: the needs for a person, and the progress of the work.
 type StatusReport struct {
-	Needs         []Need `json:"needs" doc:"what goes on only when a person does something, halts first"`
+	Needs         []Need `json:"needs" doc:"problems that need a person, halts first"`
 	SchemaVersion int    `json:"schema_version"`
 	Standby       bool   `json:"standby" doc:"the server is a standby: its data may lag"`
 
-	Faults  []Fault              `json:"faults" doc:"what keeps processes from their work now, by scope"`
+	Faults  []Fault              `json:"faults" doc:"present faults of processes, by scope"`
 	Cursors []Cursor             `json:"cursors" doc:"by scope, topic and partition"`
 	Owners  []Owner              `json:"owners" doc:"consumer processes, by scope"`
-	Parts   []Owner              `json:"parts" doc:"the relays, receivers, endpoints and HTTP layers of processes, by what they are and scope"`
+	Parts   []Owner              `json:"parts" doc:"the relays, receivers, endpoints and HTTP layers of processes, by part and scope"`
 	Parked  reports.ParkedTotals `json:"parked"`
 	// Outbox counts by sink the calls that are not delivered, wherever they wait. If OutboxCounted
 	// is false, some are left out: counting took longer than CountLimit.

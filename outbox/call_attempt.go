@@ -70,7 +70,7 @@ type attemptResult struct {
 	decision    decision
 }
 
-// decision is what RelayConfig.Reconcile has found out about a call.
+// decision is the result of RelayConfig.Reconcile for a call.
 type decision int
 
 const (

@@ -101,7 +101,8 @@ select r.calls_of,
 // forgetRatesSQL deletes rows that limit nothing, an hour after the remote took calls again, and
 // buckets of tenants by [Rate].EachTenant that are full, after an hour. Calls that wait say whose
 // rate it is, and are found without the row. It deletes shares too that ended an hour ago: a relay
-// that died does not give its own back, and of a tenant without calls nobody asks. In: sink.
+// that died does not give its own back, and nobody asks for one of a tenant without calls. In:
+// sink.
 const forgetRatesSQL = `
 with dead as (delete from onlyonce.shares where sink = $1 and until < clock_timestamp() - interval '1 hour')
 delete from onlyonce.rates
@@ -229,7 +230,7 @@ func (s *relaySink) writeHolds(ctx context.Context) error {
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
 	if _, err := s.pool.Exec(bounded, holdSQL, s.name, all, micros, reasons); err != nil {
-		return fmt.Errorf("noting that calls of sink %s wait: %w", s.name, err)
+		return fmt.Errorf("recording that calls of sink %s wait: %w", s.name, err)
 	}
 	s.gate.Written(holds)
 	return nil

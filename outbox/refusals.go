@@ -161,7 +161,7 @@ func (b *refusals) postponed(r Result, holds RetryScope, whose string) Result {
 	r.HoldFor = b.cfg.ProbeInterval
 	r.RetryAfter = 0
 	r.HoldReason = "nearly all calls are refused alike: " + r.Reason
-	r.Reason = fmt.Sprintf("%s; nearly all calls end so: %s calls wait", r.Reason, whose)
+	r.Reason = fmt.Sprintf("%s; nearly all calls fail so: %s calls wait", r.Reason, whose)
 	return r
 }
 

@@ -172,12 +172,11 @@ func (r *Relay) Ready() error {
 }
 
 // Healthy returns an error that names each sink whose transactions have failed for longer than a
-// third of LeaseTTL, for example because the server does not answer, of which a lane has halted
+// third of LeaseTTL, for example because the server does not answer, that has a halted lane
 // ([ErrRebase]), whose calls wait because nearly all are refused ([Brake]), whose remote has given
-// no final answer for a minute although calls were tried, or of which calls have not returned
-// although their contexts have ended. Use it for alerts and status pages, and not as a
-// liveness probe: a restart does not repair that. Calls that wait for an operator are in
-// `onlyonce status`.
+// no final answer for a minute although calls were tried, or whose calls have not returned although
+// their contexts have ended. Use it for alerts and status pages, and not as a liveness probe: a
+// restart does not repair that. Calls that wait for an operator are in `onlyonce status`.
 func (r *Relay) Healthy() error {
 	var faults []error
 	for _, s := range r.senders {

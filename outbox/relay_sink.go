@@ -138,7 +138,7 @@ func (s *relaySink) holdCalls(tenant string, r Result) {
 	if !s.gate.Hold(k, d, r.RetryScope != RetryTenant, why) {
 		return
 	}
-	s.cfg.Logger.Warn("onlyonce: calls of a sink are held; one is tried then",
+	s.cfg.Logger.Warn("onlyonce: calls of a sink are held for a time; then one is tried",
 		"sink", s.name, "tenant", tenant, "for", min(d, maxRetryAfter),
 		"why", cmp.Or(why, "the remote asks for it (Retry-After)"))
 }

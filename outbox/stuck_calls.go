@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// errGaveUp is what a call gets that asks whether it may start after the relay has given it up.
+// errGaveUp is the answer to a call that asks whether it may start after the relay has given it up.
 var errGaveUp = fmt.Errorf("%w: the relay has given the attempt up", ErrNotStarted)
 
 // stuckCalls are the calls of a sink that the relay has given up: they had not returned long after

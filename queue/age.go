@@ -20,11 +20,12 @@ const tooOldSQL = `select onlyonce.queue_too_old($1, $2)`
 
 const stepAge = "age"
 
-// checkAge has fresh messages parked whose ids may be forgotten (K9). It runs after the claim: a
-// segment that the claim did not search counts as forgotten by then, whenever it was retired.
+// checkAge refuses fresh messages whose ids may be forgotten, so that they are parked (K9). It runs
+// after the claim: a segment that the claim did not search counts as forgotten by then, whenever it
+// was retired.
 //
 // What is forgotten while the receiver runs is older than CopiesWithin (Q6). So the database is
-// asked only about messages that are older than half of that, or that were too old when the session
+// queried only for messages that are older than half of that, or that were too old when the session
 // began.
 func (r *receiver) checkAge(ctx context.Context, tx *guard.Tx, set []*incoming, found []intake.Found) error {
 	since := time.Now().Add(-r.cfg.CopiesWithin / 2)
@@ -49,7 +50,7 @@ func (r *receiver) checkAge(ctx context.Context, tx *guard.Tx, set []*incoming, 
 			in.item.Refuse(
 				parked.TooOld,
 				fmt.Errorf("the broker stored it at %s, and ids of messages that it stored until %s may be "+
-					"forgotten: the database does not know whether it is a copy",
+					"forgotten: the database cannot tell whether it is a copy",
 					in.delivery.Time.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339)),
 			)
 		}
@@ -57,8 +58,8 @@ func (r *receiver) checkAge(ctx context.Context, tx *guard.Tx, set []*incoming, 
 	return nil
 }
 
-// beginAge reads what is too old when a session begins. It returns an error if the broker is about
-// to deliver again messages whose ids may be forgotten (Q6).
+// beginAge reads how old is too old when a session begins. It returns an error if the broker is
+// about to deliver again messages whose ids may be forgotten (Q6).
 func (r *receiver) beginAge(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()

@@ -53,7 +53,7 @@ func (in *incoming) parkedFor(found intake.Found) string {
 	return ""
 }
 
-// parkedWhy returns the error for which the brake would not have a message parked.
+// parkedWhy returns the error for which a message is about to be parked.
 func (in *incoming) parkedWhy() error {
 	if in.fault != nil {
 		return in.fault
@@ -76,8 +76,8 @@ func (r *receiver) record(in *incoming) {
 }
 
 // standStill holds the queue until a message is tried again, and keeps the place meanwhile. Then it
-// looks for the ids again, because a service that Identify asks may have been away. Without Ordered
-// another message is the first one to be tried.
+// looks for the ids again, because a service that Identify calls may have been away. Without
+// Ordered another message is the first one to be tried.
 func (r *receiver) standStill(ctx context.Context, stop *brakeError, left []*incoming) ([]*incoming, error) {
 	fresh := !r.brake.Stopped()
 	why := r.tripped(stop)

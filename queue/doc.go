@@ -1,5 +1,5 @@
-// Package queue applies messages of any broker once: NATS, RabbitMQ and others, whose own memory of
-// message ids is short or does not exist.
+// Package queue applies messages of any broker once: NATS, RabbitMQ and others, which remember
+// message ids only briefly or not at all.
 //
 // # Concept
 //

@@ -11,7 +11,7 @@ import (
 const (
 	// fullEvery is how often a receiver asks its broker whether the queue is full.
 	fullEvery = 5 * time.Second
-	// fullTimeout bounds one such question.
+	// fullTimeout bounds one such query.
 	fullTimeout = 5 * time.Second
 )
 
@@ -20,8 +20,8 @@ const (
 const faultFull = "full"
 
 // watchFull notes whether the broker's queue is full, until ctx ends. A full queue is no fault of
-// the receiver, which goes on: but nobody else says it to those who operate it, and what producers
-// cannot send they may lose.
+// the receiver, which goes on. But nobody else tells the operators, and producers may lose what
+// they cannot send.
 func (q *Queue) watchFull(ctx context.Context) {
 	b, says := q.broker.(BrokerFull)
 	if !says {

@@ -55,8 +55,8 @@ func (c *Config) identify(d *Delivery) (compared []byte, err error) {
 	return compared, err
 }
 
-// apart calls a function of the program. Its panic is an error, and so is the end of its goroutine,
-// without which nothing would be received any more (Q2).
+// apart calls a function of the program in a goroutine of its own. A panic is an error, and so is a
+// Goexit, which would end the receiver (Q2).
 func apart(field string, fn func() error) error {
 	err := hook.Apart(func() (err error) {
 		defer func() {

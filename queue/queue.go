@@ -130,7 +130,7 @@ func (q *Queue) check(ctx context.Context, need inbox.Need) error {
 	return inbox.CheckHorizon(ctx, q.pool.Raw(), need)
 }
 
-// receivePatience is for how long nothing may be received until that is reported: a session that is
+// receivePatience is how long nothing may be received before that is reported: a session that is
 // begun anew takes a moment.
 const receivePatience = 2 * time.Second
 

@@ -282,8 +282,8 @@ func (r *receiver) storeOnce(ctx context.Context, all []*incoming) (o stored, er
 	return o, nil
 }
 
-// judge reports whether a delivery is stored, and notes otherwise why it is not. Those that are
-// behind another one are tried again with it.
+// judge reports whether a delivery is stored, and otherwise records why not. Those behind a
+// delivery that is tried again are tried again with it.
 func (r *receiver) judge(o *stored, in *incoming) bool {
 	err := in.item.Err
 	switch {

@@ -160,7 +160,7 @@ func (ep *Endpoint) gatherUntilKnown(ctx context.Context, i *incomingEvent) erro
 	}
 }
 
-// outcomeOf is what a hook and the sender are told of an event that is committed.
+// outcomeOf returns the outcome of a committed event, for a hook and the sender.
 func outcomeOf(item *intake.Item) ReceiveOutcome {
 	switch {
 	case item.Outcome == intake.Taken:
@@ -179,8 +179,8 @@ func outcomeOf(item *intake.Item) ReceiveOutcome {
 	return Unstorable
 }
 
-// isHandlers reports whether the error of an inline event is its handler's, and not the database's:
-// also that of a statement that it has queued, or of a deferred constraint.
+// isHandlers reports whether the error of an inline event is its handler's and not the database's.
+// Errors of statements that it has queued, and of deferred constraints, are its handler's.
 func (i *incomingEvent) isHandlers(err error) bool {
 	var failed *guard.Failure
 	queued := errors.As(err, &failed) && (failed.Step == "" || failed.Step == "seal")
@@ -276,8 +276,8 @@ func (w way) Claim(
 	return nil, intake.AsPending(err)
 }
 
-// What onlyonce.receive_webhooks finds besides: an event that is one under its other key, and a
-// copy whose body is known from now on.
+// Further results of onlyonce.receive_webhooks: an event of its own under its other key, and a copy
+// whose body is known from now on.
 const (
 	freshOther intake.Found = 4
 	knownNoted intake.Found = 5
@@ -330,9 +330,9 @@ func (w way) Apply(ctx context.Context, tx *guard.Tx, i *incomingEvent) error {
 	return nil
 }
 
-// Refuses implements intake.Way. An event of which no call can be made, now or later, is parked,
-// and so is one that a handler finds stale. If only our own statements run, what the database never
-// takes is too: the sender would send it until it gives up (W15).
+// Refuses implements intake.Way. An event from which no call can be made, now or later, is parked,
+// and so is one that a handler finds stale. If only our own statements run, so is one that the
+// database never takes: the sender would send it until it gives up (W15).
 func (w way) Refuses(err error) (reason string) {
 	switch {
 	case errors.Is(err, errUnforwardable):
@@ -355,8 +355,8 @@ var (
 // Aside implements intake.Way. An event whose id and whole body are signed comes again with another
 // body because its sender renders it anew: it is a copy. Any other one is parked (W7).
 //
-// If the bytes of the day are used up, the error fails the set: what the claim has noted of it,
-// that it was set aside, is undone with it, and so it is not a copy when it comes again.
+// If the bytes of the day are used up, the error fails the set. That undoes the claim's note that
+// the event was set aside, so the event is not a copy when it comes again.
 func (w way) Aside(ctx context.Context, tx *guard.Tx, set []*incomingEvent) error {
 	for _, i := range set {
 		if !i.keys.aside.Valid {

@@ -12,8 +12,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/names"
 )
 
-// claimKeys is what a claim compares of an event besides its id, its fingerprint and its digest:
-// see onlyonce.receive_webhooks.
+// claimKeys are what a claim compares besides an event's id, fingerprint and digest: see
+// onlyonce.receive_webhooks.
 type claimKeys struct {
 	own   identity
 	other identity    // under which it is an event if its id came with another body; no hash: none
@@ -31,7 +31,7 @@ type identity struct {
 }
 
 // identifyBody sets the digest and the keys of an event. A sender that signs ids and the whole body
-// needs none of them: there the id alone tells a copy (W7).
+// needs none of them: there the id alone identifies a copy (W7).
 func (ep *Endpoint) identifyBody(i *incomingEvent) {
 	i.keys = claimKeys{own: identity{event: i.Event.ID, item: i.item.ID, hash: i.item.Hash}}
 	whole := i.signed == nil
@@ -74,8 +74,8 @@ func bodyDigest(by string, body []byte) []byte {
 	return sum[:]
 }
 
-// otherIdentity is under which id an event counts if its own came with another body. It has the
-// event's own in front, for a person to find.
+// otherIdentity returns the id under which an event counts if its own came with another body. It
+// begins with the event's own, so that a person finds it.
 func (ep *Endpoint) otherIdentity(i *incomingEvent, sum []byte) identity {
 	const most = 255 - 1 - 32
 	of := sha256.Sum256(append([]byte(i.Event.ID+"\n"), sum...))

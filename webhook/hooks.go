@@ -19,7 +19,7 @@ const (
 	Divergent   ReceiveOutcome = "divergent"
 	SameBody    ReceiveOutcome = "same-body"   // this body was accepted lately under another id: parked
 	Stale       ReceiveOutcome = "stale"       // older than what its handler has applied: parked
-	Unforwarded ReceiveOutcome = "unforwarded" // no call can be made of it ([Forward]): not handled, parked
+	Unforwarded ReceiveOutcome = "unforwarded" // no call can be made from it ([Forward]): not handled, parked
 	Unstorable  ReceiveOutcome = "unstorable"  // the database never takes it: parked
 	Probed      ReceiveOutcome = "probed"      // the provider only checks whether the endpoint answers
 )

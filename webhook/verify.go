@@ -137,8 +137,8 @@ func (v *Verifier) checkHeaders(header http.Header, query string, length int64) 
 	return nil
 }
 
-// identify gives an event of a sender without ids one. Of two events that have the same body, a
-// hash would make one (W7).
+// identify gives an event an id if its sender gives none. A hash would make one event of two that
+// have the same body (W7).
 func (v *Verifier) identify(e *Event, content []byte) {
 	if e.signed != nil {
 		sum := sha256.Sum256(content)

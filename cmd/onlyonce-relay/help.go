@@ -60,14 +60,14 @@ Sends the calls of the outbox to the sinks that a file describes, until SIGTERM
 or SIGINT: then it lets calls under way end, gives back its lanes and exits with
 status 0. Any number of relays may run; they share the 16 lanes of each sink out
 evenly, and take over those of one that stops or dies. It logs to standard
-error, and never what a call holds.
+error, and never the contents of a call.
 
 The file is JSON:
 
 ` + example + `
 
 Each sink has type, name, key_window (how long the remote remembers a key, or
-"forever"; required unless a profile knows it) and timeout. Further fields:
+"forever"; required unless the profile sets it) and timeout. Further fields:
 
   http      base_url, and profile (stripe, paypal, square, adyen, standard),
             key_header, quoted_key, request_id_header, connect_timeout,
@@ -85,8 +85,9 @@ Each sink has type, name, key_window (how long the remote remembers a key, or
             tls_cert, tls_key, and a login: user and password, token, or
             credentials_file (a JWT with its seed). A server may acknowledge a
             message minutes before it is on disk, unless its configuration has
-            sync_interval: always. monitors are the servers' addresses of
-            http_port: a relay that starts asks there, and logs a warning.
+            sync_interval: always. monitors are the servers' http_port
+            addresses: a relay reads this setting there when it starts, and
+            logs a warning.
   rabbitmq  url (without a login) and exchange, and user and password, or
             "sasl": "external" with a certificate; tls_ca, tls_cert, tls_key.
   sqs       region and queues, and endpoint, access_key_id, secret_access_key,
@@ -103,28 +104,28 @@ sent), rates ([{"sink": "payments", "tenant": "acme", "per_second": 10,
 calls whose ordering keys begin with it; with "each_tenant": true: each tenant
 without a rate of its own; without any: all of the sink), segment_bytes,
 seal_keys ([{"id": 1, "key": SECRET}], 32 bytes in base64, to open bodies that
-were sealed). Each means what go doc says of the sink's Config and of
+were sealed). go doc explains each in the sink's Config or in
 outbox.RelayConfig; an unknown field is an error.
 
 Secrets (user, password, token, access_key_id, secret_access_key, session_token,
-and the values of headers) do not stand in the file: {"env": "NAME"}, {"file":
-"PATH"} or {"command": ["PROGRAM", "ARGUMENT"]}, with an optional "prefix". They
-are read anew for each connection to a broker, for each request to SQS and for
-each call's headers, and so is the client's certificate (tls_cert, tls_key:
-files in PEM form) for each connection. A command has 10 s; its answer serves
-for a minute. In the database's address, sslcert, sslkey and sslrootcert are
-read anew for each connection, and so is the password if the address has
-password_file=PATH or password_command=PROGRAM%20ARGUMENT.
+and the values of headers) are not in the file itself. Each is {"env": "NAME"},
+{"file": "PATH"} or {"command": ["PROGRAM", "ARGUMENT"]}, with an optional
+"prefix". They are read anew for each connection to a broker, for each request
+to SQS and for each call's headers, and so is the client's certificate
+(tls_cert, tls_key: files in PEM form) for each connection. A command has 10 s;
+its answer serves for a minute. In the database's address, sslcert, sslkey and
+sslrootcert are read anew for each connection, and so is the password if the
+address has password_file=PATH or password_command=PROGRAM%20ARGUMENT.
 
--health ADDR serves http://ADDR/healthz: 200 with how many lanes of each sink
-this relay has, or 503 and why not: it is starting or stopping, or the database
-does not answer. However many ask, the database is asked once a second. A relay
-that has no lanes, because there are more than 16, is healthy.
+-health ADDR serves http://ADDR/healthz: 200 and the number of lanes that this
+relay holds of each sink, or 503 and the reason: it is starting or stopping, or
+the database does not answer. The database is queried at most once a second. A
+relay that has no lanes, because there are more than 16, is healthy.
 -metrics ADDR serves http://ADDR/metrics for Prometheus: attempts by outcome,
-how long they take, and how long calls take from when they were written to their
-final answer. ADDR may be that of -health. What waits in the database is served
-by "onlyonce exporter".
--check reads the configuration, says what is wrong with it, and ends.
+how long they take, and the time from enqueueing a call to its final answer.
+ADDR may be that of -health. "onlyonce exporter" serves the number of calls that
+wait.
+-check reads the configuration, lists its faults, and ends.
 
 Example:
   onlyonce-relay -config relay.json -health 127.0.0.1:8098 -metrics 127.0.0.1:9466

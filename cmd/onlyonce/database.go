@@ -71,6 +71,6 @@ func explainedOrigin(db *program.Database, err error) error {
 	if !errors.As(err, &there) {
 		return err
 	}
-	return fmt.Errorf("%w. Nothing was done, here or there: when it answers, run the command again",
+	return fmt.Errorf("%w. Nothing was done, here or there: run the command again when that database answers",
 		explainedBy(db, there.Err))
 }

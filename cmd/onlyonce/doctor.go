@@ -22,27 +22,27 @@ func doctorCommand() command {
 		summary: "examine a database: what is wrong, and what to change",
 		json:    []reflect.Type{reflect.TypeFor[ops.Examination]()},
 		help: `
-Examines a database, in one snapshot of it, and says of each thing whether it is in order and what
-to change where it is not. It changes nothing and works on a standby too, where it sees that
-server's transactions and not the primary's.
+Examines a database in one snapshot. For each check it reports whether all is in order and, if not,
+what to change. It changes nothing and works on a standby too, where it sees that server's
+transactions and not the primary's.
 
-Go through it before each deployment. What it checks, by the name in its findings, and what must be so:
+Run it before each deployment. These are the checks, by the name in their findings:
 
-` + checkList() + ` How long copies may come only you know, so say it: -copies-within is the longest
-time for which a producer or a mirror goes on trying (also Config.CopiesWithin), -relay-retries the
-same of relays that produce to topics which are consumed here (their key_window, or for ever: then
-the longest time for which you leave a call pending or parked), -webhook-retention the longest
-webhook.Config.Retention. Durations such as 7d or 36h. Answers to HTTP requests do not depend on the
-rings.
+` + checkList() + ` Only you know how late copies may come, so state it: -copies-within is the longest time for which
+a producer or a mirror retries (also Config.CopiesWithin), -relay-retries the same for relays that
+produce to topics consumed here (their key_window; if that is forever, the longest time for which
+you leave a call pending or parked), -webhook-retention the longest webhook.Config.Retention.
+Durations such as 7d or 36h. Answers to HTTP requests do not depend on the rings.
 
 -restore-within is how far back a restore of the database may go: the age of the oldest backup that
-you would restore, and how long it takes you to notice and to restore. With it, -brokers are asked
-for the retention of each topic that is consumed: what a restore undoes is handled again only if
-Kafka still has it. If they need TLS or a login, -broker-login names a file in JSON with the fields
-tls, tls_ca, tls_cert, tls_key, sasl, user, password, token and token_extensions, as a sink of type
-kafka has them (onlyonce help relay).
+you would restore, and how long it takes you to notice and to restore. With it, doctor reads the
+retention of each consumed topic from -brokers: messages whose effects a restore undoes are handled
+again only if Kafka still has them. If they need TLS or a login, -broker-login names a file in JSON
+with the fields tls, tls_ca, tls_cert, tls_key, sasl, user, password, token and token_extensions,
+as a sink of type kafka has them (onlyonce help relay).
 
-LEVEL is ok, info, warn or fail. Lines that are ok are left out unless -all is given. Status 1 if one is fail.
+LEVEL is ok, info, warn or fail. Lines that are ok are left out unless -all is given. The exit
+status is 1 if a check fails.
 
 Example:
   onlyonce doctor -copies-within 2d -relay-retries 24h`,

@@ -66,9 +66,9 @@ var doctorChecks = []doctorCheck{
 		[]string{"history", "replication"},
 		"Cursors of the outbox belong to this database cluster, and a failover loses no commit.",
 	},
-	{[]string{"restore"}, "Kafka keeps each topic for longer than a restore may go back, by `-restore-within`."},
+	{[]string{"restore"}, "Kafka keeps each topic for longer than `-restore-within`, how far back a restore may go."},
 	{[]string{"outbox", "events"}, "A relay serves each sink, and a consumer reads each stream."},
-	{[]string{"faults"}, "No process reports what keeps it from its work."},
+	{[]string{"faults"}, "No process reports a fault that keeps it from its work."},
 	{[]string{"fingerprint-keys"}, "Processes of the HTTP layer have the fingerprint secrets that they had before."},
 	{[]string{"places"}, "No tenant is between two databases."},
 	{

@@ -53,7 +53,7 @@ func examineRetention(
 	}
 	answer, err := brokers.DescribeConfigs(ctx, req)
 	if err != nil {
-		return fmt.Errorf("-brokers: asking %s for retention: %w", brokers.Addr, brokerRefusal(ctx, brokers, err))
+		return fmt.Errorf("-brokers: reading retentions from %s: %w", brokers.Addr, brokerRefusal(ctx, brokers, err))
 	}
 	for _, t := range answer.Resources {
 		f := ops.Finding{
@@ -158,7 +158,8 @@ func judgeRetention(topic string, configs map[string]string, within time.Duratio
 			Level: "warn",
 			Text: fmt.Sprintf("topic %s: retention.bytes is %s, so messages may be deleted before their time",
 				topic, configs["retention.bytes"]),
-			Remedy: "set retention.bytes to -1, or see that it is more than what is produced in " + show.Span(within),
+			Remedy: "set retention.bytes to -1, or make sure that it holds all that is produced in " +
+				"" + show.Span(within),
 		}
 	}
 	return ops.Finding{

@@ -116,7 +116,7 @@ func TestDoctorFindings(t *testing.T) {
 			[]string{"transactions of postgres are read-only"},
 		},
 		"clocks":               {"", nil, "clocks", "ok", []string{"agree"}},
-		"copies, not declared": {"", nil, "copies", "warn", []string{"was not told", "-copies-within"}},
+		"copies, not declared": {"", nil, "copies", "warn", []string{"-copies-within was not given"}},
 		"copies, shorter":      {"", []string{"-copies-within", "7d"}, "copies", "ok", []string{"at least 7d"}},
 		"copies, longer": {
 			"",
@@ -132,7 +132,7 @@ func TestDoctorFindings(t *testing.T) {
 			"ok",
 			nil,
 		},
-		"relays, not declared": {"", nil, "relay-retries", "ok", []string{"was not told"}},
+		"relays, not declared": {"", nil, "relay-retries", "ok", []string{"was not given"}},
 		"relays, shorter":      {"", []string{"-relay-retries", "24h"}, "relay-retries", "ok", []string{"at least 1d"}},
 		"relays, longer": {
 			"",
@@ -269,13 +269,13 @@ func TestDoctorFindings(t *testing.T) {
 			"warn",
 			[]string{"partition 0 is 25h", "cursor retire -scope stock -topic orders -partition 0 -reason WHY"},
 		},
-		"cursor not heard of": {oneCursor, nil, "frontiers", "warn", []string{"has not said how far it is"}},
+		"cursor not heard of": {oneCursor, nil, "frontiers", "warn", []string{"has not reported its progress"}},
 		"cursor ahead of the clock": {
 			frontier("-1 hour"),
 			nil,
 			"frontiers",
 			"fail",
-			[]string{"partition 0 is noted as handled up to ", "ahead of the database's clock", "see to the clock"},
+			[]string{"partition 0 is recorded as handled up to ", "ahead of the database's clock", "correct the clock"},
 		},
 		"cursor hardly ahead": {frontier("-30 seconds"), nil, "frontiers", "ok", nil},
 		"one ahead, and many": {
@@ -283,7 +283,7 @@ func TestDoctorFindings(t *testing.T) {
 			nil,
 			"frontiers",
 			"fail",
-			[]string{"partition 11 is noted"},
+			[]string{"partition 11 is recorded"},
 		},
 		"ahead, and for ever": {
 			frontier("-1 hour") + `update onlyonce.rings set horizon = null`,
@@ -444,11 +444,11 @@ func TestDoctorOutbox(t *testing.T) {
 	f.run("outbox", "pause", "-sink", "mail", "-reason", "why", "-yes").want(t, statusGood)
 	f.examines(false).has(t, "outbox", "info", "sink mail is paused", "outbox resume -sink mail")
 	f.exec(`update onlyonce.batches set xid = '999999999999'`)
-	f.examines(true).has(t, "history", "fail", "sink mail", "another database cluster's", "outbox rebase")
+	f.examines(true).has(t, "history", "fail", "sink mail", "another database cluster", "outbox rebase")
 	f.exec(`update onlyonce.batches set xid = pg_current_xact_id()`)
 	f.examines(false)
 	f.exec(`update onlyonce.lanes set system_id = 1`)
-	f.examines(true).has(t, "history", "fail", "another database cluster's", "outbox rebase")
+	f.examines(true).has(t, "history", "fail", "another database cluster", "outbox rebase")
 	if n := f.examines(true); n.Fail != 1 {
 		t.Errorf("%d fail", n.Fail)
 	}

@@ -16,9 +16,9 @@ func eventsShowCommand() command {
 		args:    "[-postgres URL] -topic T -partition N -offset O [-body [-seal-keys FILE]] [-json]",
 		summary: "show one event whole",
 		help: `
-Shows one event of the event log but its body, which may be private: -body adds that. A sealed body
-is opened with the keys in FILE, as of "onlyonce request resolve". "onlyonce events list" shows
-where it is. It changes nothing.
+Shows one event of the event log without its body, which may be private; -body adds it. A sealed
+body is opened with the keys in FILE ("onlyonce help request resolve" has its form). "onlyonce
+events list" shows T, N and O. It changes nothing.
 
 Example:
   onlyonce events show -topic webhook.stripe -partition 0 -offset 17`,

@@ -38,7 +38,7 @@ it; a stream without a consumer is kept.`,
 
 func (a *app) writeStreams(r *reports.EventsReport) {
 	if len(r.Streams) == 0 {
-		a.complain("there is no stream that this asks for")
+		a.complain("no stream matches")
 		return
 	}
 	writeRows(a, operate.StreamColumns, r.Streams)

@@ -131,7 +131,7 @@ func (a *app) elsewhere(r *ops.KeyReport, id string) error {
 	for i := range r.Found {
 		a.paste(cell(operate.ExplainCommand(&r.Found[i])))
 	}
-	return &refusal{"say with -scope which is meant"}
+	return &refusal{"choose one with -scope"}
 }
 
 func (a *app) writeKey(r *ops.KeyReport, id string, all bool) error {
@@ -208,7 +208,7 @@ func (a *app) writeNotKnown(open []string) {
 func (a *app) writePosition(r *ops.PositionReport, all bool) error {
 	a.say("%s, partition %d, offset %d", cell(r.Topic), r.Partition, r.Offset)
 	if len(r.Cursors) == 0 {
-		a.say("No cursor of this database is there.")
+		a.say("This database has no cursor for it.")
 	}
 	for i := range r.Cursors {
 		c := &r.Cursors[i]
@@ -228,8 +228,8 @@ func (a *app) writePosition(r *ops.PositionReport, all bool) error {
 		if e.Tenant != "" {
 			tenant = ", tenant " + cell(e.Tenant)
 		}
-		a.say("\nEvent %s%s, appended at %s%s. Its id was claimed then: onlyonce explain shows it with "+
-			"-scope of who appended it.", cell(e.ID), tenant, show.Instant(e.AppendedAt), erased)
+		a.say("\nEvent %s%s, appended at %s%s. Its id was claimed then: for that claim, give onlyonce "+
+			"explain the id and the -scope that appended it.", cell(e.ID), tenant, show.Instant(e.AppendedAt), erased)
 	}
 	a.writeNotKnown(r.NotKnown)
 	return nil

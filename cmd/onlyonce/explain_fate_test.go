@@ -69,7 +69,7 @@ func TestExplainFindsARequest(t *testing.T) {
 	d.explains(said, key, "-scope", "http POST /payments")
 	d.explains(said, key, "-scope", "http POST /payments", "-tenant", "shop")
 	d.explains("It is the Idempotency-Key of POST /payments, tenant other: answered at 20", "order-7")
-	d.run("explain", key).want(t, statusGood, "a copy gets that answer until").without(t, "was not claimed")
+	d.run("explain", key).want(t, statusGood, "a copy gets that answer until").without(t, "was never claimed")
 	d.run("explain", "order-8").want(t, statusFailed, "nothing is stored of the id")
 }
 

@@ -92,7 +92,7 @@ func TestExplainKey(t *testing.T) {
 				"claimed         after ",
 				"fingerprint     00000000000000ff",
 				", committed; its time is not known to Postgres",
-				"at which position",
+				"the message's position",
 			},
 			"remembers",
 		},
@@ -348,7 +348,7 @@ func TestExplainPosition(t *testing.T) {
 		word          string
 		want          []string
 	}{
-		"nobody": {"", "5", "", []string{"No cursor of this database is there", "keys are not stored by position"}},
+		"nobody": {"", "5", "", []string{"This database has no cursor for it", "keys are not stored by position"}},
 		"handled": {
 			batch,
 			"15",
@@ -373,12 +373,13 @@ func TestExplainPosition(t *testing.T) {
 			"ahead",
 			[]string{"at 20 (retired)", "handles nothing any more"},
 		},
-		"before start": {batch, "9", "before-start", []string{"began after it, and never handled it"}},
+		"before start": {batch, "9", "before-start", []string{"began above it, and never handled it"}},
 		"adopted": {
 			strings.Replace(batch, "'earliest'", "'adopted'", 1),
 			"9",
 			"before-start",
-			[]string{"an operator set the cursor's beginning after it", "another database may have handled it before"},
+			[]string{"an operator set the cursor's start above it", "another database, or an earlier cursor " +
+				"in this one"},
 		},
 		"committed": {
 			strings.Replace(batch, "'earliest'", "'committed'", 1),
@@ -402,7 +403,7 @@ func TestExplainPosition(t *testing.T) {
 			batch + `update onlyonce.cursors set run = 1, run_start = 40`,
 			"15",
 			"earlier-run",
-			[]string{"the position was set since, to 40"},
+			[]string{"the position was set to 40 since"},
 		},
 		"replayed later": {
 			batch + `update onlyonce.cursors set run = 1, run_start = 12, replay_no = 3, replay_until = 18, replay_resume = 20`,

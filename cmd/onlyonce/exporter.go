@@ -24,7 +24,7 @@ func exporterCommand() command {
 	return command{
 		name:    "exporter",
 		args:    "[-postgres URL]... [-listen ADDR] [-interval D] [-timeout D]",
-		summary: "serve what databases know to Prometheus, until it is stopped",
+		summary: "serve the state of databases to Prometheus, until it is stopped",
 		help: `
 Serves http://ADDR/metrics, until SIGTERM or SIGINT: lag, partitions by state with the reasons of
 halts, what is parked, calls to be sent and how old the oldest is, how long unanswered calls may
@@ -36,10 +36,10 @@ name, with host and port if two have the same. A standby will do, but it sees it
 transactions and not the primary's. The login needs what "onlyonce status" needs (onlyonce_operator,
 docs/roles.sql), and pg_read_all_stats to see how old other logins' transactions are.
 
-A scrape asks each database one round of questions, on one snapshot and for at most -timeout; a
-scrape within -interval of the last round gets the same values. If a database does not answer,
-onlyonce_database_up is 0, and after three intervals its other values are left out. One exporter for
-each database is enough: with two, alerts fire twice, and sums in dashboards count twice.
+A scrape queries each database once, in one snapshot and for at most -timeout; a scrape within
+-interval of the last one gets the same values. If a database does not answer, onlyonce_database_up
+is 0, and after three intervals its other values are left out. One exporter for each database is
+enough: with two, alerts fire twice, and sums in dashboards count twice.
 
 Example:
   onlyonce exporter -postgres postgres://monitor@db/shop -listen 127.0.0.1:9465`,

@@ -31,9 +31,10 @@ a key is remembered at least, the segments with their sizes, the filters of clos
 cursors that hold back the retention of the first three most. It changes nothing and works on a
 standby too.
 
-BEHIND is how old what a cursor has passed for sure is; "unknown" pins retention until its owner has
-said how far it is: start its consumer, or take the cursor out of use with "onlyonce cursor retire".
-"ahead by" says that the database's clock went back: see "onlyonce doctor".`,
+BEHIND is how far in the past a cursor is: all older messages are handled.
+"unknown" holds retention back until its owner reports: start its consumer, or
+take the cursor out of use with "onlyonce cursor retire". "ahead by" says that
+the database's clock went back: see "onlyonce doctor".`,
 	}, "reading the inbox", func(*flag.FlagSet) reading[reports.InboxReport] {
 		return reading[reports.InboxReport]{
 			read: func(ctx context.Context, _ *app, db ops.DB) (*reports.InboxReport, error) {
@@ -113,13 +114,14 @@ func inboxPlanCommand() command {
 		json:    []reflect.Type{reflect.TypeFor[reports.KeyPlan]()},
 		lines:   true,
 		help: `
-Works out what a ring of keys takes at a rate of new keys and a horizon: tables, disk, memory of
-each consumer for filters, how often it goes on in another segment. It asks no database and changes
-nothing. -rate is in keys a second, minute, hour or day (1000/s, 1e7/d), -horizon is a duration (7d,
-36h). Give both for each class of horizon that is used; with several, their sum is shown too.
+Works out what a ring of keys takes at a rate of new keys and a horizon: tables, disk, memory
+of each consumer for filters, how often a new segment begins. It needs no database and
+changes nothing. -rate is in keys a second, minute, hour or day (1000/s, 1e7/d), -horizon is
+a duration (7d, 36h). Give both for each class of horizon that is used; with several, their
+sum is shown too.
 
-The horizon has to be longer than any copy of a message may come after the first: the longest time
-that a producer, a mirror or an outbox relay goes on trying, or a sender of webhooks, for example
+The horizon must be longer than the longest time by which a copy may follow the first message: the
+time for which a producer, a mirror or an outbox relay retries, or a sender of webhooks, for example
 72h for GitHub. See "onlyonce inbox horizon" and "onlyonce inbox class".
 
 Examples:
@@ -180,7 +182,7 @@ func (a *app) writePlans(rates []float64, horizons []time.Duration, asJSON bool)
 		}
 	}
 	if len(rates) > 1 && !asJSON {
-		say("together: disk %s at most; memory %s at most, of which a consumer has what is of its own ring",
+		say("together: disk %s at most; memory %s at most, of which a consumer takes the part of its own ring",
 			show.Size(disk), show.Size(memory))
 	}
 	return nil

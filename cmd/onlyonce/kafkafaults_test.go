@@ -83,7 +83,7 @@ func TestS3FaultsOfKafka(t *testing.T) {
 		t.Fatal(err)
 	}
 	shown("Kafka hangs", any)
-	f.says("- cannot ", "see that the brokers answer") // a member may have lost its group by now
+	f.says("- cannot ", "check that the brokers answer") // a member may have lost its group by now
 	if out := f.run("doctor", "-all").out; strings.Contains(out, "faults: no living process") || !strings.Contains(out, "warn  faults: ") {
 		t.Errorf("%s", out)
 	}

@@ -264,7 +264,7 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"explain", "order-7", "order-8", "-scope", "s"}, `unexpected argument "order-8"`},
 		{[]string{"explain", "-topic", "t", "-offset", "1"}, "missing: -topic, -partition and -offset"},
 		{[]string{"explain", "-topic", "t", "-partition", "0", "-offset", "-1"}, "-offset: must be a whole number from 0"},
-		{[]string{"explain", "order-7", "-topic", "t", "-partition", "0", "-offset", "1"}, "ask for one of the two"},
+		{[]string{"explain", "order-7", "-topic", "t", "-partition", "0", "-offset", "1"}, "give one of the two"},
 		{
 			[]string{"explain", "-tenant", "t", "-topic", "t", "-partition", "0", "-offset", "1"},
 			"-tenant, -replay and -provider go with a key",

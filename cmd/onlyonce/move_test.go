@@ -290,7 +290,7 @@ func TestF13AdoptFrom(t *testing.T) {
 		t,
 		statusGood,
 		"Keys that came with it: 25000.",
-		"1 keys stand here for another payload",
+		"1 keys are claimed here for another payload",
 	)
 	var was, is ops.Cursor
 	for f, into := range map[*fixture]*ops.Cursor{s.a: &was, s.b: &is} {

@@ -17,9 +17,10 @@ func outboxShowCommand() command {
 		operand: true,
 		summary: "show one call whole, sent or not",
 		help: `
-Shows what the log of the outbox has of the call with the idempotency key KEY, but its body, which
-may be private: -body adds that. A call that was sent stays in the log until its segment is emptied.
-It ends with the commands for this call. It changes nothing.
+Shows the call with the idempotency key KEY in the outbox's log, without its
+body, which may be private; -body adds it. A call that was sent stays in the log
+until its segment is emptied. It ends with the commands for this call. It
+changes nothing.
 
 Example:
   onlyonce outbox show 6a1f0b52-93c1-8d0e-a3b4-0f1e2d3c4b5a`,
@@ -30,8 +31,8 @@ Example:
 			read: func(ctx context.Context, a *app, db ops.DB) (*reports.Call, error) {
 				c, err := operate.CallByKey(ctx, db, *a.operand, *body)
 				if err == nil && c == nil {
-					err = usagef("the log has no call with the key %s: `onlyonce explain %s` says what else "+
-						"is known of it", *a.operand, show.Quote(*a.operand))
+					err = usagef("the log has no call with the key %s: `onlyonce explain %s` shows what else "+
+						"is stored under it", *a.operand, show.Quote(*a.operand))
 				}
 				return c, err
 			},

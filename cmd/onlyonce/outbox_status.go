@@ -22,20 +22,20 @@ func outboxStatusCommand() command {
 		help: `
 Shows, from one snapshot of the database: for each sink how many calls are not delivered, wherever
 they wait, and the age of the oldest; how many of those are in the log; what is parked by state;
-whether the sink is paused, and its rates; its lanes, with who holds them; and the segments that the
-log is made of, with why one cannot be emptied. It changes nothing and works on a standby too.
+whether the sink is paused, and its rates; its lanes, with their holders; and the segments of the
+log, with the reason if one cannot be emptied. It changes nothing and works on a standby too.
 
 NOT DELIVERED counts the calls of the log, those that are under way or tried again (retrying), and
 later ones of their ordering keys (blocked). Calls that wait for a decision, and those that are
 scheduled for later, are not among them. A call whose attempt failed leaves the log.
 
 LANES is how many lanes relays hold, of how many; "not listed" means that no relay has this sink,
-and its calls wait. IN PASS counts those IN LOG that a relay is at. Lanes are listed if there is
-something to say: with -sink all of them. Segments: new calls go to the current one; one is draining
-until transactions that may still write into it have ended; closed ones are emptied once all in them
-is sent and retention has passed. HELD BY says what a segment waits for, retention apart: lanes that
-are behind, a sink that no relay lists (list it, or discard its calls), cursors that only a relay
-moves.`,
+and its calls wait. IN PASS counts those IN LOG that a relay is sending. Lanes are listed if there
+is something to say: with -sink all of them. Segments: new calls go to the current one; one is
+draining until transactions that may still write into it have ended; closed ones are emptied once
+all in them is sent and retention has passed. HELD BY says what a segment waits for, retention
+apart: lanes that are behind, a sink that no relay lists (list it, or discard its calls), cursors
+that only a relay moves.`,
 	}, "reading the outbox", func(fs *flag.FlagSet) reading[reports.OutboxReport] {
 		var sink *string
 		textVar(fs, &sink, "sink", "only the sink `S`")

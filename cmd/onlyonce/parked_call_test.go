@@ -84,7 +84,7 @@ func TestD5RedriveUnknownCalls(t *testing.T) {
 	behind := f.parks("d", "k", "blocked", "behind")
 	f.redrives("-id", a).want(t, statusFailed, "may have been applied", "-verified-applied or -verified-not-applied").lines(t, 1)
 	f.redrives("-id", a, "-new-key").want(t, statusFailed, "-new-key needs -verified-not-applied too").lines(t, 1)
-	f.redrives("-kind", "call", "-sink", "payments").want(t, statusFailed, "nothing is parked that this asks for").lines(t, 1)
+	f.redrives("-kind", "call", "-sink", "payments").want(t, statusFailed, "no parked row that could be changed").lines(t, 1)
 	if got := f.call(a); got != "reconcile 3 used own" {
 		t.Errorf("%s", got)
 	}

@@ -121,7 +121,7 @@ func TestDiscardBlocked(t *testing.T) {
 	if got := s.effects(); got != "other next" {
 		t.Errorf("effects: %s", got)
 	}
-	s.discard("-scope", "stock").want(t, statusFailed, "nothing is parked that this asks for").lines(t, 1)
+	s.discard("-scope", "stock").want(t, statusFailed, "no parked row that could be changed").lines(t, 1)
 }
 
 // D5: a message that was redriven is not applied before an unsettled one of its ordering key,
@@ -139,8 +139,8 @@ func TestRedriveKeepsOrder(t *testing.T) {
 	s.reaches(4)
 	s.until(`select count(*) = 3 from onlyonce.parked where state = 'waiting'`)
 	b.mend()
-	s.redrive("-scope", "stock", "-parked-for", "no-key").want(t, statusFailed, "nothing is parked that this asks for")
-	s.redrive("-scope", "stock", "-parked-for", "conflict").want(t, statusGood, "1 of them stand behind others", "Done: 1 are due now")
+	s.redrive("-scope", "stock", "-parked-for", "no-key").want(t, statusFailed, "no parked row that could be changed")
+	s.redrive("-scope", "stock", "-parked-for", "conflict").want(t, statusGood, "1 of them are blocked by others", "Done: 1 are due now")
 	s.redrive("-id", s.parkedID("single")).want(t, statusGood)
 	s.until(`select count(*) = 2 from effects`)
 	if got := s.states(); got != "head:waiting conflict:blocked single:resolved" {
@@ -190,8 +190,8 @@ func TestRedriveAndDiscardParkedMessages(t *testing.T) {
 	if got := s.effects(); got != "v0 v5 v1 v2 v4 end" {
 		t.Errorf("effects: %s", got)
 	}
-	s.redrive("-scope", "stock").want(t, statusFailed, "nothing is parked that this asks for")
-	s.discard("-scope", "stock").want(t, statusFailed, "nothing is parked that this asks for")
+	s.redrive("-scope", "stock").want(t, statusFailed, "no parked row that could be changed")
+	s.discard("-scope", "stock").want(t, statusFailed, "no parked row that could be changed")
 	s.redrive("-id", s.parkedID("conflict")).want(t, statusGood)
 	s.until(`select count(*) = 7 from effects`)
 	stop()

@@ -18,10 +18,10 @@ func parkedShowCommand() command {
 		operand: true,
 		summary: "show one parked row whole, with its next commands",
 		help: `
-Shows everything of the parked row N but its body, which may be private: -body adds that. Values are
-shown as text if they are UTF-8, and else as hexadecimal digits. A sealed body is opened with the
-keys in FILE, as of "onlyonce request resolve". It ends with the commands for this row; fill in WHY.
-It changes nothing.
+Shows the parked row N without its body, which may be private; -body adds it. Values are
+shown as text if they are UTF-8, and else as hexadecimal digits. A sealed body
+is opened with the keys in FILE ("onlyonce help request resolve" has its form).
+It ends with the commands for this row; fill in WHY. It changes nothing.
 
 Example:
   onlyonce parked show 4711 -body`,

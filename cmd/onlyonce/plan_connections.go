@@ -26,7 +26,7 @@ Works out from what runs against one database how many connections each process 
 transaction waits for one: set that as pool_max_conns in the address of its database. A process
 never has more, but for those beside the pool. With fewer nothing is lost: transactions wait for
 each other. Then it compares the sum with what the server accepts: max_connections without what is
-reserved, and the limit of the database. It asks the database for these unless -max-connections is
+reserved, and the limit of the database. It reads these from the server unless -max-connections is
 given, and changes nothing.
 
 Give how many processes run at once, with those of a rolling update that start before old ones end.
@@ -84,7 +84,7 @@ func setUpPlanConnections(fs *flag.FlagSet) func(context.Context, *app) error {
 			err := a.ask(
 				ctx,
 				*address,
-				"asking the server what it accepts",
+				"reading the server's limits",
 				func(ctx context.Context, db ops.DB) (err error) {
 					room, err = reports.Look(ctx, db, func(tx pgx.Tx) (*reports.ServerRoom, error) {
 						return reports.ReadServerRoom(ctx, tx)

@@ -24,7 +24,7 @@ func planStorageCommand() command {
 		lines:   true,
 		help: `
 Works out what the tables of onlyonce take on disk once rows are deleted as fast as they come: rate,
-size and retention of each kind that a program has. It asks no database and changes nothing. Give
+size and retention of each kind that a program has. It needs no database and changes nothing. Give
 the rates of those that you have, in a second, minute, hour or day (20/s, 1e6/d).
 
 KIND is: ` + storageHelp() + ` -KIND-bytes is the size of what your program stores in one.

@@ -32,7 +32,8 @@ func (a *app) offsetsAt(list, login string) (operate.OffsetsAt, error) {
 	return func(ctx context.Context, topic string, partitions []int32, at time.Time) (string, map[int32]int64, error) {
 		cluster, offsets, err := kafkaOffsetsAt(ctx, client, topic, partitions, at)
 		if err != nil {
-			err = fmt.Errorf("-brokers: asking %s for offsets of %s at %s: %w", list, topic, show.Instant(at), err)
+			err = fmt.Errorf("-brokers: reading from %s the offsets of %s at %s: "+
+				"%w", list, topic, show.Instant(at), err)
 		}
 		return cluster, offsets, err
 	}, nil

@@ -40,7 +40,7 @@ What needs a person, in this order:
   parked           messages, events or calls wait for your decision
   no relay         calls are to be sent, and no relay sends them
   HTTP requests    of unknown outcome, or given up by their clients
-What is paused is not among them, because a person has decided that; see STATE.
+Paused work is not listed, because a person paused it; see STATE.
 
 Cursors: OWNED is how many of the partitions a living process owns. LAG is how many messages they
 are behind the log: "or more" where a partition has no owner. LAST BATCH is when a batch was
@@ -49,7 +49,7 @@ Kafka transaction, or retired.
 
 Processes: each consumer, relay (of each sink), receiver of a queue, webhook endpoint and HTTP layer
 describes itself every 10 s (REPORTED). One that has not for 30 s is silent: it was killed, or
-cannot reach this database. After 5 minutes it is only counted. Kafka is not asked.
+cannot reach this database. After 5 minutes it is only counted. Kafka is not queried.
 
 Calls: those that are not delivered and wait for no decision, wherever they are: in the log, tried
 again (RETRIED), or BEHIND another one of their ordering key. OLDEST is since the oldest was

@@ -342,7 +342,7 @@ func TestO5LanesWithoutARelay(t *testing.T) {
 		f.run("status").want(t, statusGood, "1 thing needs you",
 			"lanes without a relay: sink events, "+unheld,
 			"15 of 16 lanes are held, by 1 relay",
-			"see the logs of the sink's relays",
+			"the logs of the sink's relays",
 			"onlyonce outbox status -sink events")
 		doctor("sink events: "+unheld, "; relays hold 15 of 16 lanes")
 		var got struct {

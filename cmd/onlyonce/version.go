@@ -18,8 +18,8 @@ func versionCommand() command {
 		help: `
 Shows the version of this program: that of its module, or the revision that it was built from, with
 "modified" if files had changed since; the Go version that built it; and the version of the schema
-that it was written for. It works with that schema and with the next. It asks no database: "onlyonce
-migrate -version" shows the version of the schema there.
+that it was written for. It works with that schema and with the next. It needs no database:
+"onlyonce migrate -version" shows the version of the schema in one.
 
 With -json, one object: version, revision, modified, go, os, arch, schema_version.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {

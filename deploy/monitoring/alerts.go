@@ -205,7 +205,7 @@ func workAlerts() []alert {
 		at:       "10m",
 		runbook:  "alerts.md#a-remote-is-down",
 		expr:     `sum without (topic) (onlyonce_faults{kind="remote"}) > 0`,
-		summary:  `No call to {{ $labels.scope }} is delivered, says each of {{ $value }} relays`,
+		summary:  `No call to {{ $labels.scope }} is delivered, by the report of each of {{ $value }} relays`,
 		fires: []series{{
 			`onlyonce_faults{database="shop",part="relay",scope="payments",topic="",kind="remote"}`,
 			"1+0x60",
@@ -218,7 +218,7 @@ func workAlerts() []alert {
 
 	old := alert{name: "OnlyonceOutboxOld", severity: page, hold: "1m", at: "20m", runbook: "alerts.md#calls-come-late",
 		expr:    `onlyonce_outbox_oldest_seconds > 600 and onlyonce_outbox_paused == 0`,
-		summary: `A call to {{ $labels.sink }} is not delivered for {{ $value | humanizeDuration }}`,
+		summary: `A call to {{ $labels.sink }} has not been delivered for {{ $value | humanizeDuration }}`,
 		fires: []series{
 			{`onlyonce_outbox_oldest_seconds` + of, "0+60x60"},
 			{`onlyonce_outbox_paused` + of, "0+0x60"},
@@ -298,7 +298,7 @@ func storageAlerts() []alert {
 		at:       "20m",
 		runbook:  "alerts.md#a-transaction-stays-open",
 		expr:     `onlyonce_oldest_transaction_seconds > 600`,
-		summary:  `A transaction that has written is open for {{ $value | humanizeDuration }}: calls wait for it`,
+		summary:  `A transaction that has written has been open for {{ $value | humanizeDuration }}: calls wait for it`,
 	}
 	open.fires, open.quiet = one(`onlyonce_oldest_transaction_seconds{database="shop"}`, "0+60", "599+0")
 

@@ -58,7 +58,7 @@ type Overdue struct {
 type KeyWindow struct {
 	Sink          string   `json:"sink"`
 	WindowSeconds float64  `json:"window_seconds" doc:"from a call's first attempt"`
-	LeftSeconds   *float64 `json:"left_seconds" doc:"how much of that the unanswered call that was tried first has left. Nil: no call waits for another attempt. Below 0: it is about to be set to reconcile"`
+	LeftSeconds   *float64 `json:"left_seconds" doc:"time left for the unanswered call that was tried first. Nil: no call waits for another attempt. Below 0: it is about to be set to reconcile"`
 }
 
 // ScopeFrontier is how far the slowest cursor of a scope is in the past.

@@ -20,8 +20,8 @@ const (
 	KeptIntervals = 3
 )
 
-// Rounds asks one database rounds of questions, and keeps what it answered last. Its methods may be
-// called concurrently. There is one round at a time, and Samples waits for none.
+// Rounds queries one database in rounds, and keeps its last answers. Its methods may be called
+// concurrently. There is one round at a time, and Samples waits for none.
 type Rounds struct {
 	Database string        // the attribute: see Name
 	DB       ops.DB        // whom to ask

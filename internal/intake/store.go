@@ -255,8 +255,8 @@ func (s *Store[E]) transact(ctx context.Context, set []E, wait time.Duration) er
 	return end.Err
 }
 
-// logParked tells an operator that a sender was told that it has the event, and that nobody handles
-// it: one line for each row.
+// logParked reports to an operator an event that was accepted from its sender and that nobody
+// handles: one line for each row.
 func (s *Store[E]) logParked(it *Item) {
 	s.Logger.Warn("onlyonce: event parked, see onlyonce parked list -kind event", "scope", s.Scope, "topic", s.Topic,
 		"reason", it.Reason, "error", it.why)

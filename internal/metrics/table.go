@@ -430,7 +430,7 @@ var (
 		Kind:       Gauge,
 		From:       FromDatabase,
 		Attributes: []string{"database"},
-		Help:       "1 if the database answered the last round of questions, or else 0.",
+		Help:       "1 if the database answered the last round of queries, or else 0.",
 		Bad:        "0: the other values are old, and vanish after three intervals.",
 		Do:         "See [The database does not answer](operations/alerts.md#the-database-does-not-answer).",
 	})
@@ -440,7 +440,7 @@ var (
 		Kind:       Counter,
 		From:       FromDatabase,
 		Attributes: []string{"database"},
-		Help:       "Rounds of questions that the database did not answer in time, or answered with an error.",
+		Help:       "Rounds of queries that the database did not answer in time, or answered with an error.",
 		Bad:        "It rises: see the log of the process that asks.",
 		Do:         "See [The database does not answer](operations/alerts.md#the-database-does-not-answer).",
 	})

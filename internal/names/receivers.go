@@ -17,7 +17,7 @@ func QueueStream(queue string) string { return QueueStreams + queue }
 // QueueScope is the scope in which a queue's ids are claimed.
 func QueueScope(queue string) string { return QueueScopes + queue }
 
-// QueueAside is the scope in which what a queue has parked is claimed.
+// QueueAside is the scope in which a queue claims the ids of messages that it has parked.
 func QueueAside(queue string) string { return QueueScopes + queue + "/aside" }
 
 // WebhookStream is the stream of an endpoint.

@@ -105,12 +105,13 @@ func retire() *Decision {
 			Summary: "take a cursor out of use, or those of a topic or scope",
 			Help: `
 Takes a cursor out of use: of a topic that is gone, or of a consumer that will not come back.
-Without -partition it does that with each cursor in use of the topic, and with -scope alone of the
-scope. In one transaction the owners are fenced out, the cursors are marked, and an audit row says
-who did it and why.
+Without -partition it does that with every cursor of the topic that is in use,
+and with -scope alone with every one of the scope. In one transaction the owners
+are fenced out, the cursors are marked, and an audit row says who did it and
+why.
 
-No consumer works on a retired cursor: one that gets its partition halts, with reason "retired". No
-message at or behind its position is handled, and its parked messages are not tried again. The
+No consumer works on a retired cursor: one that gets its partition halts, with reason "retired".
+No message at or after its position is handled, and its parked messages are not tried again. The
 cursor holds back retention for one horizon more, because it may be moved with its keys or brought
 back, and then no longer. The row stays, so that the partition is not started over by mistake:
 "onlyonce cursor adopt -at OFFSET" brings it back.
@@ -129,7 +130,7 @@ Example:
 				return retiredTopic(d)
 			}
 			s := cursorChange(d.Before, d.After)
-			s.say("It is out of use from then on: nothing at or behind offset %d is handled, until "+
+			s.say("It is out of use from then on: nothing at or after offset %d is handled, until "+
 				"`onlyonce cursor adopt -at OFFSET` brings it back.", d.Before.Position)
 			if *d.Parked > 0 {
 				s.say("%d parked messages of it are not settled. None is tried again: discard them, or "+
@@ -170,7 +171,7 @@ func retiredTopic(d *ops.CursorChange) Said {
 			held++
 		}
 	}
-	s.say("They are out of use from then on: nothing at or behind these positions is handled, until " +
+	s.say("They are out of use from then on: nothing at or after these positions is handled, until " +
 		"`onlyonce cursor adopt -at OFFSET` brings a partition back.")
 	if parked > 0 {
 		s.say("%d parked messages of them are not settled. None is tried again: discard them, or settle "+
@@ -289,7 +290,7 @@ With -from a partition moves here from another database (a shard; docs/scaling.m
 procedure). Its cursor there must be retired, for less than keys are remembered there (else -late
 says that no copies can come any more), not paused, and without parked messages that are not
 settled. Position, group, cluster and topic are taken from it, and every key of its scope's ring is
-claimed here too, so that copies of messages that were applied there are found; all in one
+claimed here too, so that copies of messages that were applied there are recognized; all in one
 transaction. It can take as long as the keys need: a million in seconds, or in a minute if the
 server is busy. -standard-keys brings those of standard_keys too, for handlers that claim keys
 themselves (dedupe.Claim): only if such ids mean the same in both databases, because an order 17 of
@@ -352,7 +353,7 @@ func adoptedTopic(d *ops.CursorChange) Said {
 		s.say("The positions stay as they are: nothing is skipped, and nothing is handled again.")
 	} else {
 		s.say("If the topic is still the same, %d offsets are skipped and never handled, and %d are handled "+
-			"again: keys that are still kept make duplicates of them.", skipped, repeated)
+			"again: those whose keys are still kept are duplicates.", skipped, repeated)
 	}
 	return s
 }
@@ -408,7 +409,7 @@ func adopted(d *ops.CursorChange) Said {
 		s.movedHere(d)
 		return s
 	case b == nil:
-		s.say("There was no cursor: work starts at offset %d. How many messages that skips or handles again "+
+		s.say("There was no cursor: work starts at offset %d. How many messages are skipped or handled again "+
 			"is not known here.", c.Position)
 		return s
 	}
@@ -425,8 +426,8 @@ func adopted(d *ops.CursorChange) Said {
 		s.say("Skipped, if the topic is still the same: %d offsets, %d to %d. They are never handled.",
 			*d.Skipped, c.Position-*d.Skipped, c.Position-1)
 	case *d.Repeated > 0:
-		s.say("Handled again, if the topic is still the same: %d offsets, %d to %d. Keys that are still "+
-			"kept make duplicates of them; without a key they are applied twice.",
+		s.say("Handled again, if the topic is still the same: %d offsets, %d to %d. Those whose keys are "+
+			"still kept are duplicates; the others are applied twice.",
 			*d.Repeated, c.Position, c.Position+*d.Repeated-1)
 		s.passesOver(*d.Parked)
 	case c.Run == b.Run:
@@ -464,6 +465,6 @@ func (s *Said) movedHere(d *ops.CursorChange) {
 	}
 	s.say("Keys that came with it: %d.", *d.From.Keys)
 	if *d.From.Conflicts > 0 {
-		s.say("%d keys stand here for another payload, and stay so.", *d.From.Conflicts)
+		s.say("%d keys are claimed here for another payload, and stay so.", *d.From.Conflicts)
 	}
 }

@@ -39,7 +39,7 @@ func claimed(r *ops.KeyReport) string {
 		return fmt.Sprintf("Nothing is stored of %s: no consumer and no webhook endpoint has that scope. "+
 			"There are: %s.", name, strings.Join(r.Scopes, ", "))
 	case len(r.Claims) == 0:
-		return name + " was not claimed, or is forgotten: no segment of the inbox holds it."
+		return name + " was never claimed, or is forgotten: no segment of the inbox holds it."
 	}
 	remembered := ", and is remembered."
 	if !r.Claimed {
@@ -65,7 +65,7 @@ func became(r *ops.KeyReport) string {
 	case len(r.Parked) > 0:
 		return strings.TrimSpace(parkedAs(r))
 	case len(r.Calls) > 0:
-		return fmt.Sprintf("Its transaction enqueued %s, of which none is known to be its own.",
+		return fmt.Sprintf("Its transaction enqueued %s; none is known to be its own.",
 			show.Count(int64(len(r.Calls)), "call"))
 	}
 	return "It is not known: nothing is parked under it, and no call, no event and no request of it is stored."
@@ -138,7 +138,7 @@ func eventFate(r *ops.KeyReport) string {
 		return fmt.Sprintf("It is not applied: the consumer of scope %s has parked it (%s).%s", scope, at, parkedAs(r))
 	}
 	return fmt.Sprintf("It is stored (%s), and not applied yet: it is %s.%s",
-		at, strings.Replace(e.State, "before ", "before the consumer of scope ", 1), parkedAs(r))
+		at, strings.Replace(e.State, "before ", "still to be handled by the consumer of scope ", 1), parkedAs(r))
 }
 
 // appliedByConsumer reports whether the key was claimed as consumers do: with the effects, in one
@@ -276,7 +276,7 @@ func ExplainedPosition(r *ops.PositionReport) []string {
 		all = append(all, fmt.Sprintf("Scope %s, at %d: %s.", c.Scope, c.Position, c.Means))
 	}
 	if len(all) == 0 {
-		all = []string{"No cursor of this database is there, and nothing of it is parked."}
+		all = []string{"This database has no cursor for it, and nothing of it is parked."}
 	}
 	return all[:min(len(all), 3)]
 }

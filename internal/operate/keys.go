@@ -62,18 +62,20 @@ func horizon() *Decision {
 			Name:    "inbox horizon",
 			Summary: "set how long claimed keys are remembered at least",
 			Help: `
-Sets how long a claimed key is remembered at least, behind the closing of its segment: of
-consumer_keys, consumer_short_keys and consumer_long_keys (Kafka's messages, by the class of their
-scope) in the time of the log, so that no key is forgotten while a consumer is down or behind; of
-standard_keys, standard_short_keys and standard_long_keys (all other keys, by the class of their
-scope: webhooks, dedupe.Claim, onlyonce.claim, calls that are enqueued outside of a consumer) by the
-database's clock. Answers to HTTP requests are in no ring: they live by Route.TTL. With "forever" no
-key is forgotten, and no segment rotated.
+Sets how long a claimed key is remembered at least, counted from the closing of
+its segment. For consumer_keys, consumer_short_keys and consumer_long_keys
+(Kafka's messages, by the class of their scope) the time of the log counts, so
+that no key is forgotten while a consumer is down or behind. For standard_keys,
+standard_short_keys and standard_long_keys (all other keys, by the class of
+their scope: webhooks, dedupe.Claim, onlyonce.claim, calls that are enqueued
+outside of a consumer) the database's clock counts. Answers to HTTP requests are
+in no ring: they live by Route.TTL. With "forever" no key is forgotten, and no
+segment rotated.
 
 A copy that arrives later than that is a new message, and is applied again. So the horizon must be
 longer than the longest time for which a producer, a mirror or an outbox relay retries, and than
-what webhook providers do. A shorter one takes effect when a rotator next looks, and what was
-forgotten does not come back.
+what webhook providers do. A shorter one takes effect when a rotator next looks, and forgotten keys
+do not come back.
 
 Example:
   onlyonce inbox horizon -ring consumer_keys -horizon 7d -reason "producers give up after 2 days, OPS-12"`,
@@ -146,7 +148,7 @@ func retention() *Decision {
 			Name:    "retention",
 			Summary: "set how long rows that nothing needs are kept",
 			Help: `
-Sets for how long rows are kept that nothing needs any more. Processes whose role has the rights of
+Sets how long rows that nothing needs any more are kept. Processes whose role has the rights of
 onlyonce_rotator delete them within minutes after that, in portions. -of is:
 
   parked           messages and events that were parked and are settled (30d in a new database).
@@ -209,8 +211,8 @@ within seconds.
 Keys that were claimed before stay in the earlier ring, for as long as it remembers them. Until it
 has forgotten the last of them, the scope's keys are claimed in both rings, and its consumers may
 run with either class in Config.Horizon: deploy the new one meanwhile. A consumer that still has the
-old one afterwards halts. A second change has to wait until then. A longer class does not extend for
-how long a key is remembered that was claimed before.
+old one afterwards halts. A second change has to wait until then. A longer class does not extend the
+memory of keys that were claimed before.
 
 With several shards, change it in each database.
 

@@ -132,10 +132,10 @@ adopted: by an operator). RUN rises each time an operator sets the position. GRO
 TOPIC ID say whose it is; "-" means that the next owner stamps its own. ANCHOR is the last record
 that was seen below the position, which must still be in the log when the next owner comes. EPOCH
 rises with each owner. CLEAN: the last owner released the cursor properly. ATTEMPTS are those at a
-message that is handled alone, with its offset. STATE is empty as usual, or one or more of: retired
+message that is handled alone, with its offset. STATE is usually empty, or one or more of: retired
 (no consumer works on it), paused, and "replay N to OFFSET" (replay number N is under way up to
 there; then the work continues where it was interrupted).`,
-		None:    "there is no cursor that this asks for",
+		None:    "no cursor matches",
 		Columns: CursorColumns,
 		fields:  cursorFilterFields,
 		read: func(ctx context.Context, tx pgx.Tx, f reports.CursorFilter) ([]ops.Cursor, bool, error) {
@@ -200,8 +200,8 @@ nothing.
 States: running; left, by a process that died or a handler that answered 5xx, until the client comes
 back; abandoned, for an operator, because its steps had their effect and no client has come back for
 as long as its answer would be kept: the next copy of it continues, or "onlyonce request close" ends
-it; reconcile, for an operator, because a step's outcome is unknown and too old to ask about
-("onlyonce request resolve"); completed.
+it; reconcile, for an operator, because a step's outcome is unknown and the provider may have
+forgotten its key ("onlyonce request resolve"); completed.
 
 Example:
   onlyonce request list -tenant acct_17`,

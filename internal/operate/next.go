@@ -12,7 +12,7 @@ import (
 
 // Step is something that an operator can do next.
 type Step struct {
-	What    string `json:"what" doc:"what the command does here, without an end"`
+	What    string `json:"what" doc:"what the command does here, without a full stop"`
 	Command string `json:"command" doc:"for a POSIX shell; WHY is to be filled in"`
 }
 
@@ -139,10 +139,10 @@ func NextOfFrontier(f *reports.Frontier) []Step {
 func (d *ParkedDetail) retry() string {
 	switch d.Reason {
 	case "no-key":
-		return "if Config.Key, or what it looks at, has changed since, retry it"
+		return "if Config.Key, or its input, has changed since, retry it"
 	case "too-old":
-		return "if it was never applied (its key may be forgotten: ask what your tables hold of it), apply " +
-			"it; its age is not looked at again"
+		return "if it was never applied (its key may be forgotten: look in your own tables), apply it; its " +
+			"age is not checked again"
 	case "conflict":
 		return "if it is another message than the first one of its id, apply it"
 	}

@@ -108,13 +108,14 @@ func rate() *Decision {
 			Help: `
 Sets how many calls a second relays start (-per-second), and how many they have under way at once
 (-in-flight), all relays together: to a sink, with -tenant for one of its tenants, or with
--key-prefix for ordering keys with a prefix, of any tenant. It counts instead of the relays'
-configuration (RelayConfig.Rates), and outlasts restarts. A limit that is not given stays as it was
-set before. Relays follow within two seconds, and so do calls that wait already.
+-key-prefix for ordering keys with a prefix, of any tenant. It replaces the
+relays' configuration (RelayConfig.Rates), and outlasts restarts. A limit that
+is not given stays as it was set before. Relays follow within two seconds, and
+so do calls that wait already.
 
 A call counts for the rate of its sink, and for one more at most: for that of its ordering key's
 prefix if there is one, or else for its tenant's. A prefix ends with its first colon or slash,
-because that much of an ordering key is known of a stored call.
+because only that part of an ordering key is stored with a call.
 
 -per-second may be a fraction: 0.1 is one call in 10 s. Repeated attempts count, too. Relays share
 -in-flight evenly, and what one does not need goes to the others; a relay that died keeps its part
@@ -124,9 +125,10 @@ Calls of a tenant or a prefix that are over its rate are set aside: they wait in
 hold up no others. The calls of a sink that is over its rate stay in the log. Neither begins the
 window of a key. "onlyonce outbox status" shows rates, and how many calls wait.
 
--unset takes back what was set here: the relays' configuration counts again, or no rate. Both also
-end what a remote has asked for by Retry-After. If nothing would change, nothing is written, and the
-status is 0.
+-unset takes back what was set here: the relays' configuration counts again, or
+no rate. Setting and unsetting a rate also end a wait that the remote asked for
+by Retry-After. If nothing would change, nothing is written, and the status is
+0.
 
 Examples:
   onlyonce outbox rate -sink payments -tenant acme -per-second 10 -reason "their import of 100,000 orders, INC-12"
@@ -232,7 +234,7 @@ func rebased(d *ops.Rebased) Said {
 		s.Rows = append(s.Rows, []string{sink, listed, strconv.Itoa(n), strconv.FormatInt(pending, 10), since})
 	}
 	for _, q := range d.Sequences {
-		s.say("The sequence %s stands at %d and is raised to %d, which is in use.", q.Name, q.Stands, q.Needs)
+		s.say("The sequence %s is at %d and is raised to %d, which is in use.", q.Name, q.Stands, q.Needs)
 	}
 	s.say("By the old cursors these calls are to be sent. Each may have been made by the cluster that the " +
 		"data come from: it is sent under its key, or goes to reconcile where that is too old.")

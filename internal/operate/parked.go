@@ -168,10 +168,10 @@ only once the earlier ones are settled, and those that it blocks follow by thems
 message cannot be redriven: redrive or discard the first of its key.
 
 Messages of reason conflict (an id that was used before for another payload) are left out unless -id
-or -parked-for conflict picks them. To redrive one says that it is another message than the first:
-its calls get keys of their own, which derive from its position. If it is the same one, rendered
-anew, discard it. Events are redriven as messages are, with -kind event or by their id. Events that
-a webhook receiver has set aside (same-body, divergent, stale, forward) are appended to the
+or -parked-for conflict picks them. Redriving one declares it another message than the first: its
+calls get keys of their own, which derive from its position. If it is the same one, rendered anew,
+discard it. Events are redriven as messages are, with -kind event or by their id. Events that a
+webhook receiver has set aside (same-body, divergent, stale, forward) are appended to the
 endpoint's stream, and handled as if they had come now.
 
 Calls are picked by their id, or with -kind call by sink, name, scope, state or reason. Their relay
@@ -221,7 +221,7 @@ Examples:
 				}
 			}
 			if behind > 0 {
-				s.say("%d of them stand behind others of their ordering key (BEHIND names the first), and "+
+				s.say("%d of them are blocked by others of their ordering key (BEHIND names the first), and "+
 					"are tried only once those are settled.", behind)
 			}
 			return s.limited(d)
@@ -334,11 +334,11 @@ func (s *Said) redriveMessages(d *ops.ParkedChange) {
 		reasons[d.Rows[i].Reason]++
 	}
 	if n := reasons["no-key"]; n > 0 {
-		s.say("%d of them had no key: that helps only if Config.Key, or where it looks, has changed since.", n)
+		s.say("%d of them had no key: a redrive helps only if Config.Key, or its input, has changed since.", n)
 	}
 	if n := reasons["too-old"]; n > 0 {
 		s.say("%d of them are too old for their keys to be remembered. They are applied, whether they are "+
-			"copies or not: a redrive does not look at their age.", n)
+			"copies or not: a redrive does not check their age.", n)
 	}
 }
 

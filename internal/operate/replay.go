@@ -180,7 +180,7 @@ func (in *Replaying) find(ctx context.Context, db ops.DB) error {
 	if in.several() && len(in.Ranges) == 0 {
 		return &ops.Error{
 			Kind: ops.ErrRefused,
-			Reason: fmt.Sprintf("`Since`: no message that was handled is of %s or later in this time, and "+
+			Reason: fmt.Sprintf("`Since`: no handled message is from %s or later and before `Until`, and "+
 				"nothing was done", show.Instant(in.Since.Time)),
 		}
 	}
@@ -281,7 +281,7 @@ func (in *Replaying) offsets(ctx context.Context, db ops.DB, cursors []ops.Curso
 	if in.Kafka == nil {
 		return nil, &ops.Error{
 			Kind:   ops.ErrInvalid,
-			Reason: "`Since`, `Until`: no brokers given, which know the times of topic " + topic,
+			Reason: "`Since`, `Until`: no brokers given, and only they have the times of topic " + topic,
 			Remedy: "add -brokers host:9092, or set ONLYONCE_KAFKA_BROKERS",
 		}
 	}

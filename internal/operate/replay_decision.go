@@ -17,7 +17,7 @@ Handles the messages from -from up to, and without, -to once more, although they
 handler was wrong and its effects were undone. Each of them is applied again, whatever its id;
 copies within the range are still applied once. Then the work continues where it is now.
 
-The range is all that it knows. If a record in the range is a copy of a message outside of it (an
+Only the range counts. If a record in the range is a copy of a message outside of it (an
 earlier offset, or another partition), it is applied, although that message was applied and is not
 undone. Choose a range that has such a copy's original in it, or undo the original's effect too.
 Copies that arrive after the replay are duplicates, also of messages that only the replay handled.

@@ -22,7 +22,7 @@ func (in *Resolve) Check() error {
 	case in.Applied && in.Result == nil:
 		return &ops.Error{
 			Kind:   ops.ErrInvalid,
-			Reason: "missing: `Result`, what the step returns to the handler (an empty text where that is nothing)",
+			Reason: "missing: `Result`, what the step returns to the handler (an empty text if it returns nothing)",
 		}
 	}
 	return nil
@@ -48,10 +48,10 @@ func resolveRequest() *Decision {
 	return entry[Resolve, ops.RequestChange]{
 		Decision: Decision{
 			Name:    "request resolve",
-			Summary: "say what became of a step whose outcome is unknown",
+			Summary: "record the outcome of a step whose outcome is unknown",
 			Help: `
-Says what became of an external call that a request in lease mode has begun, whose outcome is not
-known: ask the provider first. With -applied the handler gets TEXT as the step's result when the
+Records the outcome of an external call that a request in lease mode has begun and that is unknown
+here. Ask the provider first. With -applied the handler gets TEXT as the step's result when the
 request is sent again, and continues: give what the step would have returned, mostly the provider's
 answer (-result "" where it returns nothing). With -not-applied the call is made again, under the
 key that it had. The audit row does not have TEXT.
@@ -138,15 +138,15 @@ func eraseRequest() *Decision {
 			Name:    "request erase",
 			Summary: "erase the stored answer to a request",
 			Help: `
-Erases the stored answer to a request, and what its steps have remembered: for a data-erasure
-request. Of an operation that it has made, the result and the input are erased too, also if the
+Erases the stored answer to a request, and the stored results of its steps: for a data-erasure
+request. If it has made an operation, the operation's result and input are erased too, even if the
 record has expired before. The request must be completed, and its operation must have ended. The
 record stays until it expires, so that copies get 410 and do not run again. A cache of the layer may
 serve the answer until its entries expire (Config.CacheTTL); backups, and standbys that lag, hold it
 longer.
 
 KEY is the idempotency key, S the scope: "http POST /v1/charges", and the principal, URL-escaped,
-behind another space. If the answer is erased already, nothing is written, and the status is 0.
+after another space. If the answer is erased already, nothing is written, and the status is 0.
 
 Example:
   onlyonce request erase -tenant acct_17 -scope "http POST /v1/charges" -key order-118 -reason "GDPR request 118"`,

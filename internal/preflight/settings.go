@@ -133,7 +133,7 @@ func (s serverSettings) findings() (notes []Note) {
 	}
 	if s.encoding != "UTF8" {
 		fault("encoding",
-			"the database's encoding is %s, in which not every text can be stored: create it with encoding UTF8",
+			"the database's encoding is %s, which cannot store every text: create the database with encoding UTF8",
 			s.encoding)
 	}
 	if s.versionNumber < oldestVersion {
@@ -150,7 +150,7 @@ func (s serverSettings) findings() (notes []Note) {
 	if !s.fsync {
 		warn("fsync",
 			"fsync is off: a crash of the machine may corrupt the database, and nothing is promised after "+
-				"that. Use it only for servers that are thrown away")
+				"that. Switch it off only for servers that are thrown away")
 	}
 	if s.fsync && !s.fullPageWrites {
 		warn("full_page_writes",

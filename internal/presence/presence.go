@@ -30,7 +30,7 @@ const (
 const (
 	// Every is how often a part writes what has not changed.
 	Every = 10 * time.Second
-	// lookEvery is how often it looks whether something has changed.
+	// lookEvery is how often it checks whether something has changed.
 	lookEvery = time.Second
 	// writeTimeout bounds a write. A database that is away says so elsewhere.
 	writeTimeout = 5 * time.Second
@@ -116,7 +116,7 @@ func (r *Reporter) Run(ctx context.Context) {
 			continue
 		}
 		if err := r.write(ctx, host, faults); err != nil {
-			r.Logger.Debug("onlyonce: what this part of the process is was not reported", "part", r.Part, "error", err)
+			r.Logger.Debug("onlyonce: this part of the process was not reported", "part", r.Part, "error", err)
 			continue
 		}
 		written = time.Now()
@@ -159,8 +159,8 @@ func (r *Reporter) leave(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()
 	if _, err := r.Pool.Exec(bounded, deleteSQL, r.uuids()); err != nil {
-		r.Logger.Warn("onlyonce: this part stops in order, and could not say so: for a day it is shown as "+
-			"one that was killed", "part", r.Part, "error", err)
+		r.Logger.Warn("onlyonce: this part stops in order, but could not report that: for a day it is shown "+
+			"as killed", "part", r.Part, "error", err)
 	}
 }
 

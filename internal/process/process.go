@@ -25,12 +25,12 @@ type Process struct {
 	Pace Pace
 }
 
-// Pace says how often the engines do what no user has a reason to change, so that a test can: what
-// comes once in a hundred transactions has to come in a history of ten. The zero value of a field
-// is its default.
+// Pace says how often the engines do their own upkeep. No user has a reason to change it, but a
+// test has: what comes once in a hundred transactions has to come in a history of ten. The zero
+// value of a field is its default.
 type Pace struct {
-	// Start bounds what a process asks of its database before it begins to work. A server that has
-	// gone without a word is found out then, and not when TCP gives up, after a quarter of an hour.
+	// Start bounds the queries that a process makes before it begins to work. A server that has
+	// gone without a word is noticed then, and not when TCP gives up, after a quarter of an hour.
 	// Defaults to 10 s.
 	Start time.Duration
 	// Prune is how many transactions of a partition lie between two looks at the rows of progress

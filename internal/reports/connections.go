@@ -51,7 +51,7 @@ type ConnectionPart struct {
 // ConnectionPlan is how many connections a database needs.
 type ConnectionPlan struct {
 	Parts  []ConnectionPart `json:"parts"`
-	Total  int              `json:"connections" doc:"of all parts: what a pooler must be able to make, or the server if there is none"`
+	Total  int              `json:"connections" doc:"of all parts: so many a pooler must be able to make, or the server must accept if there is none"`
 	Server int              `json:"server_connections" doc:"connections that the server must accept"`
 	Room   int              `json:"server_room" doc:"connections that the server accepts from programs"`
 	Faults []string         `json:"faults" doc:"which setting is too low, and what to set it to"`
@@ -112,8 +112,8 @@ func PlanConnections(q *ConnectionQuestion, room *ServerRoom) *ConnectionPlan {
 		"%s, each with 1 for leases and 1 for the transactions of its lanes; %d for itself",
 		show.Count(int64(q.Sinks), "sink"),
 		relayOwn)
-	add("exporter", q.Exporters, 1, 0, "one round of questions at a time")
-	add("console", q.Consoles, consoleOwn, 0, "%d questions at once", consoleOwn)
+	add("exporter", q.Exporters, 1, 0, "one round of queries at a time")
+	add("console", q.Consoles, consoleOwn, 0, "%d queries at once", consoleOwn)
 	add("command", 1, commandOwn, 0, "onlyonce migrate, or an operator")
 	add("other", min(q.Other, 1), q.Other, 0, "all else, by -other")
 	p.Server = p.Total

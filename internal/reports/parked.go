@@ -189,7 +189,7 @@ type ParkedCount struct {
 	Reason           string    `json:"reason"`
 	Scope            string    `json:"scope"`
 	Sink             *string   `json:"sink" doc:"of calls"`
-	Error            string    `json:"error,omitempty" doc:"what the errors begin with, if they are counted by it"`
+	Error            string    `json:"error,omitempty" doc:"beginning of the errors, if rows are counted by it"`
 	Oldest           time.Time `json:"oldest" doc:"when the oldest of them was parked"`
 	OldestAgeSeconds float64   `json:"oldest_age_seconds" doc:"how long ago that was, by the database's clock"`
 }

@@ -45,8 +45,8 @@ func (w carryWalk) next(sink string, lane int16) carryWalk {
 // it; no row if there is none.
 const carrySinkSQL = `select sink from onlyonce.batches where sink > $1 order by sink limit 1`
 
-// carryOver writes what must outlast a closed segment into the current one, a portion of it, and
-// reports whether that was all. The segment is still asked by claims when this commits, and the
+// carryOver copies rows that must outlast a closed segment into the current one, a portion of them,
+// and reports whether that was all. The segment is still asked by claims when this commits, and the
 // current one is the ring's: its row is locked, and has not moved since it was read (K6).
 func (r *Rotator) carryOver(ctx context.Context, st *ringState, slot int16) (done bool, err error) {
 	if r.ring.Carry == "" {

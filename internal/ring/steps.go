@@ -208,7 +208,7 @@ func (r *Rotator) whyNeeded(ctx context.Context, slot int16) (string, error) {
 		},
 	)
 	if err != nil {
-		return "", fmt.Errorf("asking who needs segment %s: %w", r.ring.Tables[slot], err)
+		return "", fmt.Errorf("checking who needs segment %s: %w", r.ring.Tables[slot], err)
 	}
 	if why == nil {
 		return "", nil
@@ -276,7 +276,7 @@ func (r *Rotator) truncateSegment(ctx context.Context, st *ringState, passed boo
 		}
 		var why *string
 		if err := tx.QueryRow(ctx, r.segmentSQL(r.ring.Needed, slot)).Scan(&why); err != nil {
-			return fmt.Errorf("asking who needs segment %s: %w", r.ring.Tables[slot], err)
+			return fmt.Errorf("checking who needs segment %s: %w", r.ring.Tables[slot], err)
 		}
 		if why != nil {
 			out = StepResult{Action: Needed, Slot: slot, Why: *why}

@@ -5,7 +5,7 @@
 //
 // Watched time is one row, onlyonce.watched. It follows the database's clock, but never slower than
 // half as fast, and never faster than twice as fast, as the monotonic clocks of the processes that
-// watch it. While no process watches, it stands, and afterwards it catches up at twice the pace.
+// watch it. While no process watches, it stops, and afterwards it catches up at twice the pace.
 // What has a retention is forgotten when the retention has passed by the clock and by watched time.
 //
 // # Protocol
@@ -33,7 +33,7 @@
 //   - The clock is a week ahead for d = 25 s, then right. Watched time runs at 2 for 25 s: nothing
 //     is forgotten more than 25 s early. Then it runs at 1/2 until the clock has caught up with it:
 //     a key that is first used meanwhile looks up to 25 s too young to a remote, and by an interval
-//     more, because watched time stands between two looks.
+//     more, because watched time stops between two looks.
 //   - The clock is ahead for an hour: in the same way, an hour at most. If nobody corrects it, r
 //     has passed by watched time after r/2: nothing is ever forgotten before half of its retention.
 //   - The clock is a week back, then right. Watched time never goes back, and runs at 1/2

@@ -10,9 +10,10 @@ comment on schema onlyonce is
   'onlyonce: at-least-once delivery, effects applied once. Inbox of dedupe keys, consumer cursors, '
   'outbox of outbound calls, parked work.';
 
--- Segments are the tables of rings, see onlyonce.rings: seventy-eight of few shapes. They stand
--- apart, so that a list of the tables of schema onlyonce shows those that mean something each. A
--- role that uses the engines needs USAGE on both schemas, because functions name segments.
+-- Segments are the tables of rings, see onlyonce.rings: seventy-eight of few shapes. They are in a
+-- schema of their own, so that a list of the tables of schema onlyonce shows only tables that mean
+-- something each. A role that uses the engines needs USAGE on both schemas, because functions name
+-- segments.
 create schema onlyonce_segments;
 comment on schema onlyonce_segments is
   'Segments of onlyonce''s rings: keys of onlyonce.inbox, and partitions of onlyonce.batches, '
@@ -29,7 +30,7 @@ comment on table onlyonce.schema_version is
 
 create table onlyonce.leases (
   id         bigint generated always as identity primary key,
-  name       text        not null unique collate "C", -- whose names begin alike are a range of the index
+  name       text        not null unique collate "C", -- names with one prefix are a range of the index
   epoch      bigint      not null default 0,
   nonce      uuid,
   until      timestamptz,
@@ -53,8 +54,8 @@ comment on column onlyonce.leases.until is
   'When a lease on time ends, by the database clock. Null: the lease has no owner, or it ends only when '
   'the epoch is raised (cursors: Kafka''s group decides which process may raise it).';
 comment on column onlyonce.leases.freed_at is
-  'When its last owner gave it back, or when it was made. Reports say by it for how long a lane has had '
-  'no owner; nothing is decided by it.';
+  'When its last owner gave it back, or when it was made. Reports compute from it how long a lane has had no '
+  'owner; no decision depends on it.';
 
 -- owner_lock is the advisory lock of a lease's owner. Transactions of the owner that may last share
 -- it: those of a cursor's owner (onlyonce.enter), and attempts at parked rows (onlyonce.settle). A
@@ -91,10 +92,9 @@ comment on function onlyonce.lock_holders is 'The sessions that have this adviso
 -- that sets a cursor comes through here.
 --
 -- It waits as long as the owner has declared that a transaction of it may last, also if
--- lock_timeout is shorter. PostgreSQL grants the lock in the order of the requests: transactions of
--- the owner that come later wait behind it. So it gets the lock when those have ended that had it
--- before. It names them in a notice when the wait begins, and in the error if the wait times out
--- (C3, T14).
+-- lock_timeout is shorter. PostgreSQL grants the lock in the order of the requests: later
+-- transactions of the owner wait behind it. So it gets the lock when the earlier ones have ended.
+-- It names them in a notice when the wait begins, and in the error if the wait times out (C3, T14).
 create function onlyonce.lock_owner(lease bigint) returns void
 language plpgsql as $$
 declare
@@ -325,8 +325,8 @@ create table onlyonce.watched (
   at timestamptz not null default clock_timestamp()
 );
 comment on table onlyonce.watched is
-  'Watched time, in one row: it follows the clock, between half and twice as fast as the own clocks of '
-  'the processes that watch it. Nothing is forgotten before it is old by both.';
+  'Watched time, in one row: it follows the clock, between half and twice as fast as the monotonic clocks of '
+  'the processes that watch it. Nothing is forgotten before it is old by the clock and by watched time.';
 insert into onlyonce.watched default values;
 
 -- watch moves watched time on, and returns it. A process passes the watched time that its last call
@@ -347,10 +347,10 @@ end $$;
 comment on function onlyonce.watch is
   'Moves watched time on by the time that has passed for the caller since its last call, and returns it.';
 
--- steady_clock is the clock, but never before watched time. By it rows are dated that are kept for
--- a time, and by it the ages of keys are counted that a remote forgets. So if the clock is back,
--- these rows do not look old when it is right again, and these keys do not look young. If watched
--- time is infinity, as in tests that age rows, it is the clock alone (T11).
+-- steady_clock is the clock, but never before watched time. It dates rows that are kept for a time,
+-- and gives the ages of keys that a remote forgets. So if the clock is back, these rows do not look
+-- old when it is right again, and these keys do not look young. If watched time is infinity, as in
+-- tests that age rows, it is the clock alone (T11).
 create function onlyonce.steady_clock() returns timestamptz
 language sql volatile as $$
   select greatest(clock_timestamp(), nullif(w.at, 'infinity')) from onlyonce.watched w where w.id = 1
@@ -365,7 +365,7 @@ create table onlyonce.retentions (
 );
 create trigger hours before insert or update of keep on onlyonce.retentions
   for each row execute function onlyonce.count_hours();
-comment on table  onlyonce.retentions is 'For how long rows are kept that nothing needs: see onlyonce retention.';
+comment on table  onlyonce.retentions is 'How long rows that nothing needs are kept: see onlyonce retention.';
 comment on column onlyonce.retentions.kind is
   'parked: settled messages and events. bodies: what settled parked rows hold. audit: rows of '
   'onlyonce.audit. webhook_objects: objects that no event touched.';

@@ -113,7 +113,7 @@ begin
   if cur is null or current_setting('transaction_isolation') <> 'read committed'
      and version <> (select s.last_value from onlyonce.RING_keys_version s) then
     raise exception using errcode = '40001',
-      message = 'onlyonce: the inbox changed its segments since this transaction began: run it again';
+      message = 'onlyonce: the inbox changed its segments since this transaction began: run the transaction again';
   end if;
 
   ignored := set_config('enable_seqscan', 'off', true);
@@ -202,7 +202,7 @@ begin
   -- Neither fresh nor seen: another transaction has deleted the key in between.
   if coalesce(cardinality(rest), 0) + cardinality(seen) <> (select count(distinct k) from unnest(keys) k) then
     raise exception using errcode = '40001',
-      message = 'onlyonce: a key was claimed and forgotten while it was asked for: run it again';
+      message = 'onlyonce: a key was claimed and forgotten during this claim: run the transaction again';
   end if;
   select array_agg(case when u.first and i.fresh and not (u.k = any (coalesce(parked, '{}'))) then 0
                         when i.f = u.f or i.f = 0 or u.f = 0 then 1
@@ -250,7 +250,7 @@ begin
   if cur is null or current_setting('transaction_isolation') <> 'read committed'
      and version <> (select s.last_value from onlyonce.RING_keys_version s) then
     raise exception using errcode = '40001',
-      message = 'onlyonce: the inbox changed its segments since this transaction began: run it again';
+      message = 'onlyonce: the inbox changed its segments since this transaction began: run the transaction again';
   end if;
   ignored := set_config('enable_seqscan', 'off', true);
   if cardinality(closed) > 0 then
@@ -382,9 +382,9 @@ $$;
 comment on function onlyonce.class_ring is
   'The ring of a class of horizon (short, standard or long), of consumers'' keys or, with ''standard'', of all others.';
 
--- still_asked reports whether a ring has a segment that was open at a time: so long, keys that were
--- claimed in it until then are to be found there. Times of segments may be a minute apart from each
--- other, because a clock that goes back by less does not halt the ring (K10).
+-- still_asked reports whether a ring has a segment that was open at a time. While it has, claims
+-- must search it for the keys that were claimed in it until then. Times of segments may be a minute
+-- apart from each other, because a clock that goes back by less does not halt the ring (K10).
 create function onlyonce.still_asked(ring text, since timestamptz) returns boolean
 language sql stable as $$
   select exists (select from onlyonce.rings r join onlyonce.segments g on g.ring = r.name
@@ -526,11 +526,11 @@ comment on column onlyonce.horizons.forgotten    is
 -- database's clock. `scopes` has the scope of each key, whose class chooses the ring; null, or a
 -- null in it: the class standard (K3, K10, W9).
 --
--- The classes are read behind the transaction's id, and no lock is needed. A change locks the row
--- of the ring before, so that no segment of it is announced until the change has committed. A claim
--- that has read the former class therefore inserts into a segment that was open at the change: into
--- the one that drains, if another was announced since. Later claims search that segment too, and it
--- is not closed before this transaction has ended.
+-- The classes are read after the transaction has its id, so no lock is needed. A change locks the
+-- row of the ring before, so that no segment of it is announced until the change has committed. A
+-- claim that has read the former class therefore inserts into a segment that was open at the
+-- change: into the one that drains, if another was announced since. Later claims search that
+-- segment too, and it is not closed before this transaction has ended.
 create function onlyonce.claim(keys uuid[], fingerprints bigint[], scopes text[] default null) returns smallint[]
 language plpgsql as $$
 declare

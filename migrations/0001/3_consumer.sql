@@ -57,7 +57,7 @@ comment on column onlyonce.cursors.replay_no      is
   'were handled are handled again.';
 comment on column onlyonce.cursors.replay_until   is 'Where the replay ends. Null: none is under way.';
 comment on column onlyonce.cursors.replay_resume  is
-  'Position that the replay interrupted: from replay_until on, the cursor goes on there.';
+  'Position that the replay interrupted: when the replay has ended, the cursor goes on there.';
 comment on column onlyonce.cursors.replay_resend  is
   'Whether calls that are enqueued during the replay get keys of their own, so that the remote applies them again.';
 comment on column onlyonce.cursors.redo_topic_id  is
@@ -303,11 +303,11 @@ comment on function onlyonce.claim_scope is
 
 -- forgotten returns the time until which keys of the scope may have been forgotten, here or in a
 -- database from which a partition was moved here. A key that was claimed later is remembered. It is
--- null if nothing was forgotten since the scope began. The ring of the class before holds what was
--- claimed until the change; what it forgets of later claims, the other ring has too.
+-- null if nothing was forgotten since the scope began. The ring of the class before holds the keys
+-- that were claimed until the change; those of later claims are in the other ring too.
 --
--- With `ahead` it returns until when an id of such a key may have been made by a clock that is
--- ahead by that part of its ring's horizon; see onlyonce.too_old (K9).
+-- With `ahead` it returns the latest time at which the id of such a key may have been made, by a
+-- clock that is ahead by that part of its ring's horizon; see onlyonce.too_old (K9).
 create function onlyonce.forgotten(scope text, ahead double precision default 0) returns timestamptz
 language sql stable as $$
   select greatest(case when ahead = 0 then s.forgotten else s.too_old end,
@@ -320,10 +320,10 @@ language sql stable as $$
 $$;
 comment on function onlyonce.forgotten is 'Until when keys of a scope may have been forgotten; null: none was.';
 
--- too_old returns the time at or before which an id must have been made for its key to be one that
--- may be forgotten. Producers' clocks may be ahead by a tenth of the horizon: a key is claimed
--- after its id was made, but by the database's clock. What was forgotten under another horizon
--- keeps the tenth of that one: scopes.too_old has it (K9).
+-- too_old returns the latest time at which an id may have been made whose key may be forgotten.
+-- Producers' clocks may be ahead by a tenth of the horizon: a key is claimed after its id was made,
+-- but by the database's clock. What was forgotten under another horizon keeps the tenth of that
+-- one: scopes.too_old has it (K9).
 create function onlyonce.too_old(scope text) returns timestamptz
 language sql stable as $$
   select onlyonce.forgotten(too_old.scope, 0.1)
@@ -520,7 +520,7 @@ begin
   if stands is distinct from fence.expected then
     raise exception using errcode = 'OO001',
       message = 'onlyonce: fence lost: the position has moved',
-      detail = format('cursor %s stands at offset %s and not at %s', fence.cursor_id, stands, fence.expected);
+      detail = format('cursor %s is at offset %s and not at %s', fence.cursor_id, stands, fence.expected);
   end if;
   if fence.next <= fence.expected then
     raise exception using errcode = 'check_violation',
@@ -597,7 +597,7 @@ begin
     raise exception using errcode = 'OO001',
       message = 'onlyonce: fence lost: the position has moved',
       detail = format(
-        'cursor %s stands at offset %s, was seen at %s, and this transaction begins at %s',
+        'cursor %s is at offset %s, was seen at %s, and this transaction begins at %s',
         fence_slot.cursor_id,
         stands,
         fence_slot.low,

@@ -172,7 +172,7 @@ language plpgsql as $$
 declare
   broken  text;
   message text;
-  -- Of each column and its plural, how many are given. Of the last four neither need be.
+  -- How many of each column and its plural are given. Of the last four both may be missing.
   given   integer[] := array[num_nonnulls(new.tenant, new.tenants),
                              num_nonnulls(new.scope, new.scopes),
                              num_nonnulls(new.name, new.names),
@@ -185,7 +185,7 @@ declare
                              num_nonnulls(new.trace, new.traces),
                              num_nonnulls(new.origin_time, new.origin_times)];
   singles constant text := 'tenant scope name method target header body order_key order_prefix trace origin_time';
-  -- Of each array, how many elements it has. The first eight hold no null.
+  -- How many elements each array has. The first eight hold no null.
   lengths integer[] := array[cardinality(new.keys),
                              cardinality(new.tenants),
                              cardinality(new.scopes),
@@ -205,7 +205,7 @@ declare
                              cardinality(new.erased)];
   arrays  constant text := 'keys tenants scopes names methods targets headers bodies order_keys '
                            'order_prefixes traces origin_times not_before redo capture sealed erased';
-  -- Of the first eight, which hold a null.
+  -- Which of the first eight hold a null.
   holes   boolean[] := array[array_position(new.keys, null) is not null,
                              array_position(new.tenants, null) is not null,
                              array_position(new.scopes, null) is not null,
@@ -420,8 +420,8 @@ language sql stable as $$
 $$;
 comment on function onlyonce.log_sinks is 'Sinks of which the log holds calls.';
 
--- index_calls notes the keys of calls that became visible since it had last noted all: some more
--- than `most` keys, and returns whether that was the rest. Call it until it is, each time in a
+-- index_calls records the keys of calls that became visible since it last recorded all: `most` keys
+-- or somewhat more. It returns whether none are left. Call it until it returns true, each time in a
 -- transaction of its own, because it locks the row of call_index until the transaction ends. In
 -- portions, because the log may be large: one statement would reach its bound, and begin anew.
 --
@@ -431,8 +431,8 @@ comment on function onlyonce.log_sinks is 'Sinks of which the log holds calls.';
 -- are read lane by lane, by transaction and id. Notes of another cluster are left: by their
 -- transaction ids nothing is found, or what they mean.
 --
--- It runs with its owner's rights: who handles messages must not write what says which calls exist
--- (T13, O1).
+-- It runs with its owner's rights: the role that handles messages must not write the table that
+-- says which calls exist (T13, O1).
 create function onlyonce.index_calls(most integer default 5000) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $$
 declare
@@ -526,8 +526,8 @@ begin
   return noted < most;
 end $$;
 comment on function onlyonce.index_calls is
-  'Notes the keys of a portion of the calls in onlyonce.call_keys, so that a replay finds them; returns '
-  'whether that was the rest. Each call is a transaction of its own.';
+  'Records the keys of a portion of the calls in onlyonce.call_keys, so that a replay finds them; returns '
+  'whether none are left. Each call is a transaction of its own.';
 
 -- ---------------------------------------------------------------- sinks and lanes
 
@@ -618,9 +618,9 @@ comment on table  onlyonce.rates is
   'How many calls a second relays start to a sink, for one of its tenants, or for ordering keys with a '
   'prefix, and how many they may have under way.';
 comment on column onlyonce.rates.calls_of   is
-  'Whose calls: empty of all of the sink, ''tenant acme'' of the tenant acme, ''tenants'' of each tenant '
-  'without a rate of its own, whose bucket is then a row without a rate, ''key account-17:'' of those '
-  'whose ordering keys begin with ''account-17:''.';
+  'Whose calls. Empty: all of the sink. ''tenant acme'': the tenant acme''s. ''tenants'': each tenant''s '
+  'without a rate of its own, whose bucket is then a row without a rate. ''key account-17:'': those whose '
+  'ordering keys begin with ''account-17:''.';
 comment on column onlyonce.rates.order_prefix is 'Of a prefix: its hash, as onlyonce.batches.order_prefix has it.';
 comment on column onlyonce.rates.configured is
   'Calls a second, by RelayConfig.Rates of the relay that was started last. Null: no limit.';
@@ -656,16 +656,15 @@ comment on column onlyonce.shares.wants is 'How many it would like to have.';
 comment on column onlyonce.shares.since is 'Of a share of 0: since when the relay waits.';
 comment on column onlyonce.shares.until is 'The share is the relay''s until then, unless it asks again.';
 comment on column onlyonce.shares.asked is
-  'The number of the relay''s question that was answered last. An earlier one that arrives later is ignored.';
+  'The number of the relay''s request that was answered last. An earlier one that arrives later is ignored.';
 
 -- take_share returns how many calls a relay may have under way, and records it for ten seconds.
 -- `most` is how many all relays together may have, `held` how many this one may have had until now,
--- `wants` how many it would like to have. `asked` numbers its questions: if a later one was
--- answered before, null is returned. Relays that ask for as much get an equal part, and what one
--- does not want goes to the others. Nothing that a relay holds is taken away: if the result is
--- less, it starts no call until it has fewer under way, and asks again. With more relays than
--- calls, the one that has waited longest is next. The caller has locked the row of onlyonce.rates
--- (O15).
+-- `wants` how many it would like to have. `asked` numbers its requests: if a later one was answered
+-- before, it returns null. Relays that ask for as much get an equal part, and what one does not
+-- want goes to the others. Nothing that a relay holds is taken away: if the result is less, it
+-- starts no call until it has fewer under way, and asks again. With more relays than calls, the one
+-- that has waited longest is next. The caller has locked the row of onlyonce.rates (O15).
 create function onlyonce.take_share(
   sink text,
   calls_of text,
@@ -763,7 +762,7 @@ comment on function onlyonce.take_share is 'Takes a relay''s part of the calls t
 -- the order of names until the transaction ends. If the clock was set back by more than a minute,
 -- the bucket goes on from what it had. What has no rate is left out. wait: microseconds until the
 -- bucket has a permit. share: how many calls the relay may have under way; null: no number is set,
--- or a later question was answered before (O14, O15).
+-- or a later request was answered before (O14, O15).
 create function onlyonce.take_permits(
   sink text,
   relay uuid,
@@ -1208,7 +1207,7 @@ begin
   if current_setting('transaction_isolation') <> 'read committed'
      and version <> (select last_value from onlyonce.outbox_version) then
     raise exception using errcode = '40001',
-      message = 'onlyonce: the outbox changed its segment since this transaction began: run it again';
+      message = 'onlyonce: the outbox changed its segment since this transaction began: run the transaction again';
   end if;
   if cardinality(skip) > 0 then
     -- What is new among calls that exist is rare: each becomes a batch of its own.
@@ -1754,7 +1753,7 @@ comment on function onlyonce.advance is
   'Moves a lane''s cursor from the version that its owner has read; raises OO008 if it has moved, OO007 '
   'if the log was written by another cluster.';
 
--- all_parked raises unless each of these calls of the log is parked. A relay asks in the
+-- all_parked raises unless each of these calls of the log is parked. A relay calls it in the
 -- transaction that parks them, because its cursor moves past them: a call that is not there would
 -- never be sent (O1).
 create function onlyonce.all_parked(row_ids bigint[]) returns void

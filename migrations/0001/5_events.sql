@@ -219,11 +219,11 @@ begin
       when sqlstate 'OO000' then null;
       when unique_violation then
         raise exception using errcode = '40001',
-          message = 'onlyonce: another transaction has appended to the stream since this one began: run it again';
+          message = 'onlyonce: another transaction has appended to the stream since this one began: run this one again';
     end;
     if ring.version <> (select last_value from onlyonce.events_version) then
       raise exception using errcode = '40001',
-        message = 'onlyonce: the event log changed its segment since this transaction began: run it again';
+        message = 'onlyonce: the event log changed its segment since this transaction began: run the transaction again';
     end if;
   end if;
 

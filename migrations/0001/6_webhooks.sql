@@ -97,11 +97,11 @@ comment on function onlyonce.claim_received is 'Claims the keys at these places,
 --   3  the body came within the window, under another id: likewise
 --   4  fresh, under its other key: the id came before with another body
 --   5  a copy whose body is known from now on: the caller commits
--- Of each event, besides its key and its fingerprint (0: the id alone decides, as of an event that
+-- For each event, besides its key and its fingerprint (0: the id alone decides, as of an event that
 -- a backfill lists):
 --   digest   of what makes a body known; null: the id alone decides. No two of a set have the same
 --   other    the key under which it counts if its id came with another body; null: it is set aside
---   aside    what is set aside under this key once, in the inbox; null: what is 2 is no copy's matter
+--   aside    the key under which it is set aside once, in the inbox; null: 2 is set aside each time
 --   named    no other event has this body
 --   handled  it is an event although its body came under another id, unless that was a named one
 --

@@ -40,7 +40,7 @@ comment on column onlyonce.http_records.token        is
   'the one that committed.';
 comment on column onlyonce.http_records.state        is
   'running: a handler in lease mode works on it, or did so and ended without an answer. completed. '
-  'reconcile: a step''s outcome is unknown and too old to ask about under its key.';
+  'reconcile: a step''s outcome is unknown, and the provider may have forgotten its key.';
 comment on column onlyonce.http_records.lease_id     is
   'While running: its lease. Null in transactional mode, in which a record is visible only once it is completed.';
 comment on column onlyonce.http_records.response     is
@@ -55,11 +55,10 @@ comment on column onlyonce.http_records.expires_at   is
 comment on column onlyonce.http_records.watched_at   is
   'Watched time at its completion. It does not count as absent before watched_at + keep, whatever the clock says.';
 comment on column onlyonce.http_records.look_at      is
-  'When the purge looks whether what the request has begun is settled: its calls, and its operations. '
-  'Until it has found that, the record does not expire. Null: it has begun nothing, or all of it was '
-  'settled.';
+  'When the purge next checks whether the calls and operations of the request are settled. Until they are, '
+  'the record does not expire. Null: it has begun none, or all were settled.';
 comment on column onlyonce.http_records.look         is
-  'How often it looks: `keep`, less how long remotes remember the keys of its calls.';
+  'How often it checks: `keep`, less how long remotes remember the keys of its calls.';
 comment on column onlyonce.http_records.calls        is 'Derived keys of the calls that it has enqueued. Null: none.';
 comment on column onlyonce.http_records.call_sinks   is
   'With call_lanes: the lanes that it has written these calls to, each once.';
@@ -226,8 +225,8 @@ comment on function onlyonce.http_begin is
 -- record by now: the primary key refuses a second one. It returns the time until which the record
 -- is kept at least.
 --
--- `look` is how often the purge looks whether what the request has begun is settled: an operation,
--- or calls (H31).
+-- `look` is how often the purge checks whether the calls and operations of the request are settled
+-- (H31).
 --
 -- It does what onlyonce.seal() does, in the same statement (H17, H19).
 create function onlyonce.http_complete(
@@ -598,8 +597,8 @@ begin
   return looked;
 end $$;
 comment on function onlyonce.http_look is
-  'Looks whether what requests have begun is settled; until it is, their records do not expire. Returns '
-  'for how many it has looked.';
+  'Checks whether the calls and operations of requests are settled; until they are, the records do not '
+  'expire. Returns how many it has checked.';
 
 -- http_purge deletes at most `most` expired records, with the results of their steps, and with the
 -- leases of those that an operator has closed. It skips rows that another transaction has locked.

@@ -141,7 +141,7 @@ func TestU3Bulk(t *testing.T) {
 	if n := one[int](t, pool, `select count(*) from onlyonce.parked where state = 'waiting'`); n != 2 {
 		t.Errorf("%d rows wait, want those that were parked later", n)
 	}
-	c.ended(c.post("/act/redrive", page.confirms("INC-9"))).want(http.StatusOK, "Nothing is parked that this asks for")
+	c.ended(c.post("/act/redrive", page.confirms("INC-9"))).want(http.StatusOK, "No parked row that could be changed")
 	if n := one[int](t, pool, `select count(*) from onlyonce.audit`); n != 1 {
 		t.Errorf("%d audit rows", n)
 	}

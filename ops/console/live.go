@@ -21,7 +21,7 @@ const (
 	restsFor = 5               // a question rests for so many times as long as it took
 )
 
-// answer is what one question was answered, for all who look.
+// answer is the answer to one query, for all who look.
 type answer[T any] struct {
 	ask func(ctx context.Context, db ops.DB) (T, error)
 
@@ -35,7 +35,7 @@ type answer[T any] struct {
 }
 
 // get returns the answer, at most freshFor old, or the last one there was and the error of the
-// question since then. At most one question runs, whoever asks.
+// question since then. At most one query runs, however many ask.
 func (a *answer[T]) get(ctx context.Context, d *database) (value T, state asked) {
 	a.mu.Lock()
 	if a.running == nil && !time.Now().Before(a.next) {

@@ -14,7 +14,7 @@ import (
 // monitorTimeout bounds the question to one server.
 const monitorTimeout = 5 * time.Second
 
-// told is what a server's monitoring tells of JetStream (/jsz).
+// told is the part of a server's monitoring about JetStream (/jsz).
 type told struct {
 	Disabled bool `json:"disabled"`
 	Config   struct {

@@ -59,7 +59,7 @@ var _ outbox.Preflighter = (*Sink)(nil)
 // New checks the configuration and returns every fault of it at once. It does not connect. It uses
 // the connection of js, which should reconnect without end (nats.MaxReconnects(-1)), and must have
 // no buffer (nats.ReconnectBufSize(-1)): what is published without a connection would be sent later
-// than the attempt that the journal knows.
+// than the journal says.
 func New(js jetstream.JetStream, cfg Config) (*Sink, error) {
 	l := &fields.List{Sentinel: ErrConfig, Struct: "Config"}
 	if js == nil {

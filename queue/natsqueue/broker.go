@@ -192,8 +192,8 @@ func (b *Broker) info(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 	return info, nil
 }
 
-// takeBack takes all messages that are outstanding. It reports whether it has them all: then none
-// of them is anybody else's, and each message that is delivered later is a later one (Q5).
+// takeBack takes all messages that are outstanding. It reports whether it has them all: then nobody
+// else holds one, and each later delivery is of a later message (Q5).
 func (b *Broker) takeBack(ctx context.Context) (bool, error) {
 	before, err := b.info(ctx)
 	if err != nil {
@@ -263,7 +263,7 @@ func (b *Broker) makeConsumer(ctx context.Context) (err error) {
 
 var errDisconnected = errors.New("natsqueue: the connection to the server is lost")
 
-// errGap means that a message was delivered, and not to this session.
+// errGap means that a message was delivered to another session.
 var errGap = errors.New("natsqueue: the consumer has delivered a message to another receiver, or one that " +
 	"did not arrive")
 

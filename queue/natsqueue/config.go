@@ -65,7 +65,7 @@ func (b *Broker) consumerConfig() jetstream.ConsumerConfig {
 	}
 }
 
-// checkConsumer returns what of a consumer would lose messages (Q3).
+// checkConsumer returns the settings of a consumer that would lose messages (Q3).
 func checkConsumer(c jetstream.ConsumerConfig) error {
 	l := &fields.List{Sentinel: queue.ErrConfig, Struct: "consumer " + c.Durable}
 	if c.AckPolicy != jetstream.AckExplicitPolicy {

@@ -94,8 +94,8 @@ func (b *Broker) begin() (err error) {
 	if err := b.channel.Qos(b.cfg.Prefetch, 0, false); err != nil {
 		return err
 	}
-	// With a single active consumer the server delivers nothing to this one before the one before
-	// it is gone, and then first what that one had, in order (Q5).
+	// With a single active consumer the server delivers to this one only when its predecessor is
+	// gone, and then first what the predecessor had, in order (Q5).
 	b.deliveries, err = b.channel.Consume(b.cfg.Queue, "", false, false, false, false, nil)
 	return err
 }

@@ -76,8 +76,8 @@ type settings struct {
 	perGroup  bool // MessageDeduplicationIds of two groups have nothing to do with each other
 }
 
-// check reads the attributes of a queue, and returns what of them would lose messages (Q3), or
-// their order (Q5).
+// check reads the attributes of a queue, and returns those that would lose messages (Q3), or their
+// order (Q5).
 func (c Config) check(attributes map[string]string, ordered bool) (settings, error) {
 	l := &fields.List{Sentinel: queue.ErrConfig, Struct: "queue " + c.QueueURL}
 	get := func(name types.QueueAttributeName) string { return attributes[string(name)] }

@@ -69,8 +69,8 @@ type Scheme struct {
 	// [Challenge]. Defaults to none.
 	Handshake func(method string, query url.Values) (text string, is bool, err error)
 
-	// Names is of a sender that delivers an event in the same bytes each time: another body under a
-	// known id is then another event, whose first delivery a stranger has overtaken. If a sender
+	// Names is for a sender that delivers an event in the same bytes each time: another body under
+	// a known id is then another event, whose first delivery a stranger has overtaken. If a sender
 	// may render an event anew, Names must be nil.
 	//
 	// It says whether a body names itself: no other event has this body, because it contains the

@@ -1,4 +1,4 @@
-// Package budget bounds the memory of what a consumer fetches ahead.
+// Package budget bounds the memory of messages that a consumer fetches ahead.
 package budget
 
 import (

@@ -60,8 +60,8 @@ func Configs(
 	return found, err
 }
 
-// Compacted says whether the topic is compacted now. A user who may not see the configuration is
-// told that it is not, which makes a consumer look closer.
+// Compacted says whether the topic is compacted now. For a user who may not see the configuration
+// the answer is that it is not, which makes a consumer look closer.
 func (l *Log) Compacted(ctx context.Context) (bool, error) {
 	configs, err := Configs(ctx, l.cluster, leaderPatience, []string{l.topic}, CleanupPolicy)
 	if hasCode(l.cluster, err, kerr.TopicAuthorizationFailed) {

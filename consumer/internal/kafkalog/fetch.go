@@ -19,9 +19,9 @@ import (
 // isolationCommitted makes brokers stop at the last stable offset and list aborted transactions.
 const isolationCommitted = 1
 
-// errEmptyResponse is what a broker's empty answer to a question about offsets that exist comes to.
-// It must not be taken for the end of the log: a consumer that looks for a record that it has seen
-// before would take it for lost.
+// errEmptyResponse is a broker's empty answer about offsets that exist. It must not be taken for
+// the end of the log: a consumer that looks for a record that it has seen before would take it for
+// lost.
 var errEmptyResponse = errors.New("the broker returned nothing")
 
 // Fetch returns committed records at or above from, of up to most bytes. Where that is less than
@@ -174,11 +174,11 @@ type emptyAnswers struct {
 	count int
 }
 
-// passEmptyRange is what comes of an answer without a batch where the log goes on. A broker returns
-// the first batch at least, if there is one below the last stable offset. In a compacted topic
-// there may be none: the cleaner has removed all of them, and what comes next is not stable yet, or
-// not written. The position passes over such a hole as over any other. In other topics nothing
-// removes batches from the middle, and the answer is taken for no answer.
+// passEmptyRange handles an answer without a batch where the log goes on. A broker returns the
+// first batch at least, if there is one below the last stable offset. In a compacted topic there
+// may be none: the cleaner has removed all of them, and what comes next is not stable yet, or not
+// written. The position passes over such a hole as over any other. In other topics nothing removes
+// batches from the middle, and the answer is taken for no answer.
 //
 // A broker that does not get old batches from its slow storage in time may answer the same. So the
 // answer counts if the same leader has given it several times. No batch says which leader epoch the

@@ -14,8 +14,8 @@ import (
 const (
 	// leaderPatience is how long a request is repeated while a leader moves, an election included.
 	leaderPatience = 5 * time.Second
-	// identityTrustedFor is how long what was learned about a topic's incarnation is believed,
-	// where fetches do not say it themselves.
+	// identityTrustedFor is how long a topic's incarnation is trusted after it was read, if fetches
+	// do not carry it themselves.
 	identityTrustedFor = time.Second
 )
 
@@ -83,9 +83,9 @@ func (l *Log) String() string { return fmt.Sprintf("%s/%d", l.topic, l.index) }
 // called when the partition is given up.
 func (l *Log) Close() { l.dropUnread() }
 
-// Identity asks the cluster, and makes the answer what later fetches are compared with.
+// Identity queries the cluster. Later fetches are compared with the answer.
 func (l *Log) Identity(ctx context.Context) (source.Identity, error) {
-	l.dropUnread() // who asks this begins anew, and compares the log with what it knows
+	l.dropUnread() // the caller begins anew, and compares the log with its own state
 	err := RetryTransient(ctx, l.cluster, leaderPatience, func() error {
 		id, at, err := l.locate(ctx)
 		if err == nil {
@@ -226,7 +226,7 @@ func (l *Log) Verify(ctx context.Context, at int64, epoch int32) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("%v: whether the log below offset %d is the one that was read: %w", l, at, err)
+		return fmt.Errorf("%v: checking that the log below offset %d is the one that was read: %w", l, at, err)
 	}
 	return nil
 }

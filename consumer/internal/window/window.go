@@ -1,6 +1,6 @@
-// Package window keeps what a partition with several slots has read above its position. It decides
-// which messages a slot may be given next, and how far the position may move; the database checks
-// both.
+// Package window keeps the messages that a partition with several slots has read above its
+// position. It decides which messages a slot may be given next, and how far the position may move;
+// the database checks both.
 package window
 
 import (
@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// Window is what a partition with several slots knows of the log above its position: the messages
-// that were fetched, in the order of their offsets, and what became of each. It is for one
+// Window is a partition's state of the log above its position, if it has several slots: the
+// messages that were fetched, in the order of their offsets, and what became of each. It is for one
 // goroutine.
 type Window[M any] struct {
 	Low  int64 // position

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// limit is what a relay knows of the rate of a sink, of a tenant of it, or of a prefix.
+// limit is a relay's state of the rate of a sink, of a tenant of it, or of a prefix.
 type limit struct {
 	limited   bool  // a rate is set
 	prefix    int64 // of a prefix: its stored form

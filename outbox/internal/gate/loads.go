@@ -118,7 +118,7 @@ func (l *loads) abandon(tenant string, n int) {
 	}
 }
 
-// forget forgets a tenant of which nothing is to be known.
+// forget drops a tenant without any state.
 func (l *loads) forget(tenant string, t *load) {
 	if t.underWay == 0 && !t.suspect {
 		delete(l.of, tenant)

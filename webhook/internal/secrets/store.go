@@ -123,8 +123,8 @@ func (s *Store) lastOf(name string) (t *tenant, last result, came uint64) {
 	return t, t.last, s.begun
 }
 
-// prove reports whether a result that a request is right with still counts, and then notes that the
-// tenant is a real one. In the second half of the result's time it has the tenant looked up anew,
+// prove reports whether a result under which a request is right still counts, and if so records
+// that the tenant is a real one. In the second half of the result's time it begins another look-up,
 // and no request waits for that.
 func (s *Store) prove(ctx context.Context, t *tenant, with result) bool {
 	s.lock.Lock()
