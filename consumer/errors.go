@@ -231,11 +231,11 @@ var errChanged = errors.New("the handler has changed its message's bytes in plac
 var (
 	// ErrHandlerTimeout is the error of a handler whose context ended because Config.HandlerTimeout
 	// or Config.BatchTimeout had passed.
-	ErrHandlerTimeout = errors.New("handler took too long")
+	ErrHandlerTimeout = errors.New("consumer: handler took too long")
 
 	// ErrHandlerHung is the error of a handler that did not return within Config.HangTimeout after
 	// the end of its context. Run and Live return it too while such a handler is still running.
-	ErrHandlerHung = errors.New("handler does not return although its context has ended")
+	ErrHandlerHung = errors.New("consumer: handler does not return although its context has ended")
 	errGoexit      = hook.ErrGoexit
 )
 

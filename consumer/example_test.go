@@ -166,5 +166,5 @@ func ExampleTimedKey() {
 	fmt.Println(err)
 	// Output:
 	// 0167bf1e-8c00-7000-8000-000000000000 <nil>
-	// message has no id: id "order-17" is neither a UUIDv7 nor a ULID
+	// consumer: message has no id: id "order-17" is neither a UUIDv7 nor a ULID
 }

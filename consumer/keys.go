@@ -53,12 +53,12 @@ func IDAlone(*Message) []byte { return nil }
 type KeyFunc func(*Message) (string, error)
 
 // ErrNoKey means that a message has no id where its KeyFunc looks for it.
-var ErrNoKey = errors.New("message has no id")
+var ErrNoKey = errors.New("consumer: message has no id")
 
 // ErrSkip is for a KeyFunc that finds a record which is no message, for example a tombstone. The
 // consumer passes over such a record: it claims no id, calls no handler, parks nothing, and does
 // not count it for [Config.Brake]. A record is skipped for good: only a replay reads it again.
-var ErrSkip = errors.New("record is no message")
+var ErrSkip = errors.New("consumer: record is no message")
 
 // SkipTombstones returns a KeyFunc that passes over records without a value, and asks key for the
 // id of all others. Compacted topics have such records: Debezium, for example, writes one after

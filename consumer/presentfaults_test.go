@@ -113,7 +113,7 @@ select concat_ws(
 	src.member.Store(false)
 	reports("both", "group: no coordinator", "read orders 2: no broker answers")
 	away.Store(&gone)
-	reports("the topic is gone", "group: no coordinator", "topic orders 2: the topic does not exist")
+	reports("the topic is gone", "group: no coordinator", "topic orders 2: consumer/source: the topic does not exist")
 	away.Store(nil)
 	src.member.Store(true)
 	reports("all is well again")

@@ -36,7 +36,7 @@ var FS embed.FS
 const Latest = 1
 
 // ErrSchema is wrapped by every error of [Check] about a schema that does not fit the code.
-var ErrSchema = errors.New("schema does not fit this version of onlyonce")
+var ErrSchema = errors.New("migrations: schema does not fit this version of onlyonce")
 
 // lockSQL serialises Apply across processes: a two-int advisory key ("once", 1) that the
 // transaction holds. It also pins the search_path of the transaction, so that no function in

@@ -224,7 +224,7 @@ func (r *runner) all(ctx context.Context) error {
 	if err != nil || found == nil {
 		return err
 	}
-	if v := r.unsteady(ctx, found.v); v != nil {
+	if v := r.unsteady(ctx, r.c, nil, found.v); v != nil {
 		r.rep.Verdict = v
 		return nil
 	}
@@ -236,26 +236,27 @@ func (r *runner) all(ctx context.Context) error {
 // for a difference: two runs of a program that is not deterministic can be alike by chance.
 const moreCleanRuns = 4
 
-// unsteady returns the verdict that the case is not deterministic, if clean runs differ as those
-// under a fault did.
-func (r *runner) unsteady(ctx context.Context, blamed *Verdict) *Verdict {
-	if len(blamed.Differences) == 0 || blamed.Where != "" {
+// unsteady returns the verdict that the case is not deterministic, if clean runs differ as one under
+// a fault did. c has the state of a clean run of the messages or requests that only names.
+func (r *runner) unsteady(ctx context.Context, c *Case, only []int, blamed *Verdict) *Verdict {
+	if blamed == nil || len(blamed.Differences) == 0 || blamed.Where != "" {
 		return nil // it is not a difference, or its line is known
 	}
-	c := *r.c
-	c.clean = nil
+	clean := c.clean
+	again := *c
+	again.clean = nil
 	for range moreCleanRuns {
-		x, got, err := r.play(ctx, &c, history{})
+		x, got, err := r.play(ctx, &again, history{only: only})
 		if err != nil || got == nil {
 			return nil
 		}
 		r.rep.Played["without a fault"]++
-		found := compare(r.c.clean, got)
+		found := compare(clean, got)
 		if len(found) == 0 {
 			continue
 		}
-		v := x.headed(notDeterministic(found, r.c.clean, got))
-		v.History = history{}.String()
+		v := x.headed(notDeterministic(found, clean, got))
+		v.History = history{only: only}.String()
 		v.Timeline = x.lines()
 		return v
 	}
@@ -305,6 +306,9 @@ func (r *runner) one(ctx context.Context, h history) error {
 		c.clean = s
 	}
 	v, _, err := r.judged(ctx, &c, h)
+	if unsteady := r.unsteady(ctx, &c, h.only, v); unsteady != nil {
+		v = unsteady
+	}
 	r.rep.Verdict = v
 	return err
 }

@@ -2,13 +2,17 @@ package onlyoncetest_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/onlyoncetest"
 	"github.com/onlyonce/onlyonce/outbox"
 )
@@ -82,5 +86,57 @@ func TestProgramWithoutLoggerIsQuiet(t *testing.T) {
 	slog.InfoContext(context.Background(), "heard") // by the test's own logger
 	if !strings.Contains(out.String(), "heard") {
 		t.Error("the test does not hear what is logged")
+	}
+}
+
+// A program that is not deterministic, and does the same in the first two plays by chance, is called
+// that, in its rows, its calls and its answers: no fault is blamed for what it does without one too.
+func TestCleanRunsThatAgreeByChance(t *testing.T) {
+	t.Parallel()
+	// alike is what the program does in the first two plays, which are without a fault.
+	alike := func(plays *atomic.Int64, p *onlyoncetest.Process) string {
+		if p.Generation() == 1 {
+			plays.Add(1)
+		}
+		if plays.Load() <= 2 {
+			return "alike"
+		}
+		return "otherwise"
+	}
+	handling := func(more func(ctx context.Context, tx consumer.Tx, does string) error) onlyoncetest.Case {
+		var plays atomic.Int64
+		return with(func(p *onlyoncetest.Process) consumer.HandlerFunc {
+			does := alike(&plays, p)
+			return func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error { return more(ctx, tx, does) }
+		})
+	}
+	var plays atomic.Int64
+	for name, c := range map[string]onlyoncetest.Case{
+		"rows": handling(func(ctx context.Context, tx consumer.Tx, does string) error {
+			_, err := tx.Exec(ctx, `insert into audit values ($1)`, does)
+			return err
+		}),
+		"calls": handling(func(ctx context.Context, tx consumer.Tx, does string) error {
+			return outbox.Enqueue(ctx, tx, call([]byte(does)))
+		}),
+		"answers": serving(idempotency.Transactional, func(p *onlyoncetest.Process) http.HandlerFunc {
+			does := alike(&plays, p)
+			return func(w http.ResponseWriter, _ *http.Request) {
+				if does == "otherwise" {
+					w.WriteHeader(http.StatusAccepted)
+				}
+				_, _ = fmt.Fprint(w, does)
+			}
+		}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			defer enter()()
+			c.Budget = 2 * time.Minute // the first verdict ends it
+			v, text := verdictOf(t, c)
+			if v == nil || v.Kind != kindNotDeterministic || v.History != "nothing" {
+				t.Errorf("%v, %s", v, text)
+			}
+		})
 	}
 }

@@ -41,22 +41,22 @@ func (a *Audited) audited(id int64) { a.AuditID = id }
 // Kinds of [Error].
 var (
 	// ErrInvalid: the input is invalid for every database.
-	ErrInvalid = errors.New("invalid input")
+	ErrInvalid = errors.New("ops: invalid input")
 
 	// ErrNotFound: the database does not have the cursor, row, sink or key.
-	ErrNotFound = errors.New("not found")
+	ErrNotFound = errors.New("ops: not found")
 
 	// ErrRefused: the decision would lose or repeat work, or break a guarantee.
-	ErrRefused = errors.New("refused")
+	ErrRefused = errors.New("ops: refused")
 
 	// ErrNothing: the decision is already in force.
-	ErrNothing = errors.New("nothing to do")
+	ErrNothing = errors.New("ops: nothing to do")
 
 	// ErrChanged: the subject of the decision has changed since it was shown.
-	ErrChanged = errors.New("changed meanwhile")
+	ErrChanged = errors.New("ops: changed meanwhile")
 
 	// ErrOutcomeUnknown: COMMIT got no answer: the decision may or may not be in force.
-	ErrOutcomeUnknown = errors.New("outcome unknown")
+	ErrOutcomeUnknown = errors.New("ops: outcome unknown")
 )
 
 // Error is an error that a person can act on.

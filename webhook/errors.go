@@ -3,6 +3,7 @@ package webhook
 import (
 	"errors"
 	"net/http"
+	"strings"
 
 	"github.com/onlyonce/onlyonce/webhook/internal/received"
 )
@@ -10,18 +11,18 @@ import (
 // The checks of a Verifier. Each [Error] wraps one of them.
 var (
 	// ErrTooLarge: the body is longer than Config.MaxBody. 413.
-	ErrTooLarge = errors.New("too large")
+	ErrTooLarge = errors.New("webhook: too large")
 	// ErrMalformed: the request does not have the provider's form: a header is missing, occurs
 	// twice or cannot be parsed, or the body lacks the id. 400.
-	ErrMalformed = errors.New("malformed")
+	ErrMalformed = errors.New("webhook: malformed")
 	// ErrSignature: no signature of the request was made with one of the configured secrets, or
 	// those of its tenant. 401.
-	ErrSignature = errors.New("bad signature")
+	ErrSignature = errors.New("webhook: bad signature")
 	// ErrStale: the signature is right, but the signed time is too far from the clock. 401.
-	ErrStale = errors.New("stale")
+	ErrStale = errors.New("webhook: stale")
 	// ErrUnavailable: the check needs what could not be had now: a document from the sender's host,
 	// for example its certificate, or the tenant's secrets (TenantSecrets). 503.
-	ErrUnavailable = errors.New("cannot be checked now")
+	ErrUnavailable = errors.New("webhook: cannot be checked now")
 )
 
 // Errors of a request that an Endpoint refused for another reason than a Verifier's check.
@@ -73,7 +74,7 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	text := "webhook: " + e.Provider + ": " + e.Check.Error()
+	text := "webhook: " + e.Provider + ": " + strings.TrimPrefix(e.Check.Error(), "webhook: ")
 	if e.Field != "" {
 		text += ": " + e.Field
 	}

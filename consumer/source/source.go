@@ -146,15 +146,15 @@ type Fetched[M any] struct {
 
 // ErrOwnershipLost means that the group has given the partition to another member, or may have.
 // Uncommitted work is that member's now. Join again.
-var ErrOwnershipLost = errors.New("partition ownership lost")
+var ErrOwnershipLost = errors.New("consumer/source: partition ownership lost")
 
 // ErrIncarnation means that the topic was deleted and created again while it was being read. Its
 // offsets now mean other records.
-var ErrIncarnation = errors.New("topic was deleted and created again")
+var ErrIncarnation = errors.New("consumer/source: topic was deleted and created again")
 
 // ErrNoTopic means that the cluster has no such topic, or no such partition of it: for example it
 // was deleted.
-var ErrNoTopic = errors.New("the topic does not exist")
+var ErrNoTopic = errors.New("consumer/source: the topic does not exist")
 
 // OutOfRangeError means that the log does not hold an offset. Below Start it was deleted
 // (retention). Above End it was never written, or was lost (truncation).

@@ -20,7 +20,7 @@ import (
 
 // ErrAddress is wrapped by the error of a connection that was refused for its address. No byte was
 // sent.
-var ErrAddress = errors.New("address refused")
+var ErrAddress = errors.New("httpsink: address refused")
 
 // AddressError names the refused address and the kind of address it is.
 type AddressError struct {

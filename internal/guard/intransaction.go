@@ -10,7 +10,7 @@ import (
 )
 
 // ErrNoTransaction is dedupe.ErrNoTransaction.
-var ErrNoTransaction = errors.New("needs the transaction of the effects")
+var ErrNoTransaction = errors.New("dedupe: needs the transaction of the effects")
 
 // InTransaction returns ErrNoTransaction for a value that has the methods of a transaction but is
 // none, for example a pool. A write through it would commit by itself, even if the effects roll

@@ -78,7 +78,7 @@ type Config struct {
 }
 
 // ErrConfig is wrapped by each fault of a Config.
-var ErrConfig = errors.New("invalid config")
+var ErrConfig = errors.New("console: invalid configuration")
 
 var databaseName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
 

@@ -18,6 +18,8 @@ type summary struct {
 	Effects []effect
 	// Through happen if the argument, or the field of it, is a connection.
 	Through []through
+	// Keys are what becomes the idempotency key of a request.
+	Keys []through
 	// Returns say where results come from.
 	Returns []returned
 	// Differs is the clock or random value that the first result comes from, if there is one.
@@ -33,9 +35,9 @@ func (s *summary) String() string {
 
 // effect is something that a rollback does not take back.
 type effect struct {
-	Remote bool   // a request, and not a statement
-	What   string // for example pgxpool.Pool.Exec
-	Where  string // file:line
+	Rule  string // that reports it
+	What  string // for example pgxpool.Pool.Exec
+	Where string // file:line
 }
 
 // through is an effect on what a parameter is.
@@ -43,6 +45,7 @@ type through struct {
 	Param int
 	Path  []int
 	Where string
+	GORM  bool // it is a *gorm.DB, of which the type does not tell what it is on
 }
 
 // returned says that part of a result is part of a parameter, or a connection.
@@ -88,22 +91,25 @@ func (p *program) factOf(f *types.Func) *summary {
 	return s
 }
 
-// export makes the facts about a package's functions. Those that take a transaction of onlyonce are
-// judged where they are, as handlers.
+// export makes the facts about a package's functions. Effects of those that take a transaction of
+// onlyonce are reported where they are, as those of handlers.
 func (p *program) export() {
 	for _, fn := range p.funcs {
 		f, ok := fn.Object().(*types.Func)
-		if !ok || slices.Contains(p.handlers, fn) {
+		if !ok {
 			continue
 		}
 		s := &summary{}
 		r := &reach{p: p, into: s, reported: map[string]bool{}}
 		r.visit(fn, nil, 0, false)
+		if slices.Contains(p.handlers, fn) {
+			s.Effects = nil
+		}
 		s.Returns = p.returns(fn)
 		if src := p.differs(fn); src != nil {
 			s.Differs = src.name.String()
 		}
-		if len(s.Effects)+len(s.Through)+len(s.Returns) > 0 || s.Differs != "" {
+		if len(s.Effects)+len(s.Through)+len(s.Keys)+len(s.Returns) > 0 || s.Differs != "" {
 			p.pass.ExportObjectFact(f, s)
 		}
 	}
@@ -113,8 +119,8 @@ func (p *program) export() {
 func (p *program) differs(fn *ssa.Function) *source {
 	for i := range instructions(fn) {
 		if ret, ok := i.(*ssa.Return); ok && len(ret.Results) > 0 {
-			if s := (&flow{p: p, seen: map[step]bool{}}).from(ret.Results[0], nil, nil); s != nil {
-				return s
+			if s := p.sources(ret.Results[0], nil, nil); s.found != nil {
+				return s.found
 			}
 		}
 	}
@@ -123,25 +129,12 @@ func (p *program) differs(fn *ssa.Function) *source {
 
 // returns finds which parameters and connections a function's results hold, two fields deep.
 func (p *program) returns(fn *ssa.Function) (all []returned) {
-	for i := range instructions(fn) {
-		ret, ok := i.(*ssa.Return)
-		if !ok {
-			continue
-		}
-		for n, res := range ret.Results {
-			for _, path := range paths(res.Type(), 2) {
-				for _, o := range p.origins(res, path, nil, false) {
-					r := returned{Result: n, Path: path, Conn: o.connection()}
-					if param, is := o.v.(*ssa.Parameter); is && param.Parent() == fn {
-						r.Conn = ""
-						r.Param = slices.Index(fn.Params, param)
-						r.ParamPath = o.path
-					} else if r.Conn == "" {
-						continue
-					}
-					if len(all) < 4*most {
-						all = append(all, r)
-					}
+	results := fn.Signature.Results()
+	for n := range results.Len() {
+		for _, path := range paths(results.At(n).Type(), 2) {
+			for _, r := range p.returnsAt(fn, n, path) {
+				if len(all) < 4*most {
+					all = append(all, r)
 				}
 			}
 		}
@@ -149,13 +142,64 @@ func (p *program) returns(fn *ssa.Function) (all []returned) {
 	return all
 }
 
+// returnsAt finds what a field of one result is, wherever the function returns.
+func (p *program) returnsAt(fn *ssa.Function, n int, path []int) (all []returned) {
+	r := &reach{p: p, into: &summary{}, stack: []*ssa.Function{fn}}
+	for i := range instructions(fn) {
+		ret, ok := i.(*ssa.Return)
+		if !ok || n >= len(ret.Results) {
+			continue
+		}
+		for _, o := range p.origins(ret.Results[n], path, nil, false) {
+			at := returned{Result: n, Path: path, Conn: o.connection()}
+			switch i := r.ownParam(o); {
+			case i >= 0:
+				at.Conn = ""
+				at.Param = i
+				at.ParamPath = o.path
+			case at.Conn == "" && isGORM(typeAt(ret.Results[n].Type(), path)):
+				switch r.placeOf(o) {
+				case placeOutside:
+					at.Conn = gormDB
+				case placeNone:
+					continue
+				default:
+					return nil // it may be the transaction's
+				}
+			case at.Conn == "":
+				continue
+			}
+			all = append(all, at)
+		}
+	}
+	return all
+}
+
+// typeAt is the type of a field.
+func typeAt(t types.Type, path []int) types.Type {
+	for _, i := range path {
+		if ptr, ok := t.Underlying().(*types.Pointer); ok {
+			t = ptr.Elem()
+		}
+		t = t.Underlying().(*types.Struct).Field(i).Type()
+	}
+	return t
+}
+
 // paths are the parts of a type that may be, or may hold, a connection.
 func paths(t types.Type, deep int) (all [][]int) {
-	if _, is := t.Underlying().(*types.Interface); is || connections[typeName(t)] {
+	if isInterface(t) || isGORM(t) || isTx(t) || connections[typeName(t)] {
 		return [][]int{nil}
 	}
-	if ptr, ok := t.Underlying().(*types.Pointer); ok {
+	for { // what a function literal captures is a pointer to the variable
+		ptr, ok := t.Underlying().(*types.Pointer)
+		if !ok {
+			break
+		}
 		t = ptr.Elem()
+	}
+	if isInterface(t) {
+		return [][]int{nil}
 	}
 	s, ok := t.Underlying().(*types.Struct)
 	if !ok || deep == 0 {

@@ -31,9 +31,6 @@ func (p *program) addFunction(fn *ssa.Function) {
 		return
 	}
 	p.funcs = append(p.funcs, fn)
-	if inHandler(fn) {
-		p.handlers = append(p.handlers, fn)
-	}
 	for _, anon := range fn.AnonFuncs {
 		p.addFunction(anon)
 	}

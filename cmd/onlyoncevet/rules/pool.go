@@ -12,7 +12,7 @@ import (
 
 // Pool reports statements that a handler sends past its transaction.
 var Pool = &analysis.Analyzer{
-	Name: "oncepool",
+	Name: rulePool,
 	Doc: `report statements of a handler that are not sent through its transaction
 
 A statement on a *pgxpool.Pool, *pgx.Conn, *sql.DB or the like commits by itself. If the handler's
@@ -23,6 +23,10 @@ constants, embedded files, and those that fmt.Sprintf or + put together. What a 
 does in a SELECT is not known. Nor are statements reported on a *sql.DB that sql.OpenDB makes of a
 connector of the same package: where that one leads is not known, for example to the transaction
 itself.
+
+Writes by GORM are reported if each place where the *gorm.DB may come from was there before the
+handler's transaction, for example the handler's own field. They are not if it may be the
+transaction's: of sqltx.Within, of db.Transaction, or of a context.
 
 A pool that is passed where the transaction would fit is reported too, if what gets it is in another
 module.`,
@@ -60,13 +64,13 @@ var sends = map[string]bool{
 	"ExecBatch":       true,
 }
 
-func runPool(pass *analysis.Pass) (any, error) { return reportFound(pass, false) }
+func runPool(pass *analysis.Pass) (any, error) { return reportFound(pass, rulePool) }
 
-// reportFound reports what handlers has found.
-func reportFound(pass *analysis.Pass, remote bool) (any, error) {
+// reportFound reports what handlers has found for a rule.
+func reportFound(pass *analysis.Pass, rule string) (any, error) {
 	p := pass.ResultOf[handlers].(*program)
 	for _, f := range p.findings {
-		if f.remote == remote {
+		if f.rule == rule {
 			p.report(pass, f.pos, "%s", f.text)
 		}
 	}

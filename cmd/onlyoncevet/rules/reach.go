@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"cmp"
 	"fmt"
 	"go/token"
 	"go/types"
@@ -23,9 +24,9 @@ type reach struct {
 
 // finding is what a rule reports.
 type finding struct {
-	remote bool
-	pos    token.Pos
-	text   string
+	rule string
+	pos  token.Pos
+	text string
 }
 
 // maxCalls bounds how deep reach goes.
@@ -43,15 +44,18 @@ func (r *reach) visit(fn *ssa.Function, at *frame, via token.Pos, step bool) {
 		if c, ok := i.(*ssa.MakeClosure); ok && c.Fn.(*ssa.Function).Parent() != nil {
 			literal := c.Fn.(*ssa.Function)
 			in := &frame{fn: literal, closure: c, up: at, depth: at.level() + 1}
-			r.visit(literal, in, via, step || inStep(literal))
+			r.visit(literal, in, via, step || r.p.inStep(literal))
 		}
 		if call, ok := i.(ssa.CallInstruction); ok {
 			r.call(fn, call, at, via, step)
 		}
+		if v := keyOf(i); v != nil && (step || r.into != nil) {
+			r.key(v, cmp.Or(i.Pos(), v.Pos(), via), at)
+		}
 	}
 	for _, literal := range fn.AnonFuncs {
 		if len(literal.FreeVars) == 0 { // no closure is made of it
-			r.visit(literal, at, via, step || inStep(literal))
+			r.visit(literal, at, via, step || r.p.inStep(literal))
 		}
 	}
 }
@@ -63,6 +67,10 @@ func (r *reach) call(fn *ssa.Function, call ssa.CallInstruction, at *frame, via 
 	own := via
 	if !own.IsValid() {
 		own = call.Pos()
+	}
+	if n == runsStep {
+		r.steps(call, at, via)
+		return
 	}
 	for _, arg := range c.Args { // a method value may be called by what gets it, for example an errgroup
 		if f, ok := unwrapped(arg).(*ssa.MakeClosure); ok && f.Fn.(*ssa.Function).Parent() == nil {
@@ -78,12 +86,15 @@ func (r *reach) call(fn *ssa.Function, call ssa.CallInstruction, at *frame, via 
 		return
 	case n.pkg == "github.com/jackc/pgx" && (n.fn == "BeginFunc" || n.fn == "BeginTxFunc") && len(c.Args) > 1:
 		if connections[typeName(unwrapped(c.Args[1]).Type())] {
-			r.effect(false, call.Pos(), n.String(), committed(n.String()))
+			r.effect(rulePool, call.Pos(), n.String(), committed(n.String()))
 		}
+		return
+	case n.pkg == gormPath && (n.recv == "DB" || n.recv == "Association"):
+		r.gorm(call, n, at, via)
 		return
 	case remotes[n]:
 		if !step {
-			r.effect(true, call.Pos(), n.String(), fmt.Sprintf(reachesRemote, n.String()))
+			r.effect(ruleRemote, call.Pos(), n.String(), fmt.Sprintf(reachesRemote, n.String()))
 		}
 		return
 	case c.IsInvoke():
@@ -101,11 +112,37 @@ func (r *reach) call(fn *ssa.Function, call ssa.CallInstruction, at *frame, via 
 			r.apply(known, n, c.Args, at, own, step)
 		} else if conn := r.p.instead(fn, c); conn != "" && r.into == nil {
 			r.report(
-				false,
+				rulePool,
 				call.Pos(),
 				fmt.Sprintf("%v gets a %s where the handler's transaction would fit: what it writes commits "+
 					"outside of it, and is written again if the message is handled again. Pass tx instead.", n, conn),
 			)
+		}
+	}
+}
+
+// stepsOf follows the steps of a function that is no handler.
+func (r *reach) stepsOf(fn *ssa.Function) {
+	for call := range calls(fn) {
+		if nameOf(call.Common()) == runsStep {
+			r.steps(call, nil, 0)
+		}
+	}
+}
+
+// steps follows what an idempotency.Step runs. A function literal is judged at its own lines.
+func (r *reach) steps(call ssa.CallInstruction, at *frame, via token.Pos) {
+	for _, o := range r.p.origins(call.Common().Args[2], nil, at, r.into == nil) {
+		fn := function(o.v)
+		if fn == nil || len(fn.Blocks) == 0 || !r.p.follows(fn) {
+			continue
+		}
+		in := &frame{fn: fn, up: o.at, depth: at.level() + 1}
+		in.closure, _ = o.v.(*ssa.MakeClosure)
+		if fn.Parent() != nil {
+			r.visit(fn, in, via, true)
+		} else {
+			r.visit(fn, in, cmp.Or(via, call.Pos()), true)
 		}
 	}
 }
@@ -184,36 +221,49 @@ func methodName(f *types.Func) name {
 // apply judges a call by what is known of the callee.
 func (r *reach) apply(known *summary, n name, args []ssa.Value, at *frame, via token.Pos, step bool) {
 	for _, e := range known.Effects {
-		if e.Remote && step {
+		if e.Rule == ruleRemote && step || e.Rule == ruleValue && !step && r.into == nil {
 			continue
 		}
 		text := fmt.Sprintf("%v calls %s (%s): it %s", n, e.What, e.Where, commits)
-		if e.Remote {
+		switch e.Rule {
+		case ruleValue:
+			text = fmt.Sprintf(otherRequest, n, fmt.Sprintf("%s (%s)", e.What, e.Where))
+		case ruleRemote:
 			text = fmt.Sprintf(reachesRemote, fmt.Sprintf("%v, by %s (%s),", n, e.What, e.Where))
 		}
 		if r.into != nil {
 			r.add(e)
 			continue
 		}
-		r.report(e.Remote, via, text)
+		r.report(e.Rule, via, text)
 	}
 	for _, t := range known.Through {
 		if t.Param >= len(args) {
 			continue
 		}
-		for _, o := range r.p.origins(args[t.Param], t.Path, at, r.into == nil) {
+		all := r.p.origins(args[t.Param], t.Path, at, r.into == nil)
+		if t.GORM {
+			r.applyGORM(t, n, all, via)
+			continue
+		}
+		for _, o := range all {
 			switch conn := o.connection(); {
 			case conn != "" && r.into != nil:
-				r.add(effect{What: short(conn), Where: t.Where})
+				r.add(effect{rulePool, short(conn), t.Where})
 			case conn != "":
 				r.report(
-					false,
+					rulePool,
 					via,
 					fmt.Sprintf("%v sends its statement (%s) on a %s: it %s", n, t.Where, short(conn), commits),
 				)
 			case r.into != nil:
-				r.throughAt(o, t.Where)
+				r.throughAt(o, t.Where, false)
 			}
+		}
+	}
+	for _, k := range known.Keys {
+		if k.Param < len(args) && (step || r.into != nil) {
+			r.keyOf(r.p.sources(args[k.Param], k.Path, at), k.Where, via, n.String())
 		}
 	}
 }
@@ -223,9 +273,9 @@ func (r *reach) statement(call ssa.CallInstruction, n name, at *frame) {
 	switch verdict := r.p.judge(call.Common(), at); verdict {
 	case reads:
 	case unknown:
-		r.effect(false, call.Pos(), n.String(), fmt.Sprintf(cannotTell, n.String()))
+		r.effect(rulePool, call.Pos(), n.String(), fmt.Sprintf(cannotTell, n.String()))
 	default:
-		r.effect(false, call.Pos(), n.String(), committed(n.String()))
+		r.effect(rulePool, call.Pos(), n.String(), committed(n.String()))
 	}
 }
 
@@ -241,32 +291,32 @@ const (
 func committed(what string) string { return what + " " + commits }
 
 // effect reports an effect at its own line, or notes it in the summary.
-func (r *reach) effect(remote bool, pos token.Pos, what, text string) {
+func (r *reach) effect(rule string, pos token.Pos, what, text string) {
 	if r.into != nil {
-		r.add(effect{remote, what, r.p.where(pos)})
+		r.add(effect{rule, what, r.p.where(pos)})
 		return
 	}
-	r.report(remote, pos, text)
+	r.report(rule, pos, text)
 }
 
 // effectAt reports a statement of an interface at the handler's call: the same line is right if it
 // is called with a transaction.
 func (r *reach) effectAt(via, pos token.Pos, what string, verdict sqlVerdict) {
 	if r.into != nil {
-		r.add(effect{false, what, r.p.where(pos)})
+		r.add(effect{rulePool, what, r.p.where(pos)})
 		return
 	}
 	if verdict == unknown {
-		r.report(false, via, fmt.Sprintf(cannotTell, what+" ("+r.p.where(pos)+")"))
+		r.report(rulePool, via, fmt.Sprintf(cannotTell, what+" ("+r.p.where(pos)+")"))
 		return
 	}
-	r.report(false, via, fmt.Sprintf("this reaches %s (%s): it %s", what, r.p.where(pos), commits))
+	r.report(rulePool, via, fmt.Sprintf("this reaches %s (%s): it %s", what, r.p.where(pos), commits))
 }
 
-func (r *reach) report(remote bool, pos token.Pos, text string) {
+func (r *reach) report(rule string, pos token.Pos, text string) {
 	if key := fmt.Sprint(pos, text); !r.reported[key] {
 		r.reported[key] = true
-		r.p.findings = append(r.p.findings, finding{remote, pos, text})
+		r.p.findings = append(r.p.findings, finding{rule, pos, text})
 	}
 }
 
@@ -276,15 +326,23 @@ func (r *reach) add(e effect) {
 	}
 }
 
-func (r *reach) through(o origin, pos token.Pos) { r.throughAt(o, r.p.where(pos)) }
+func (r *reach) through(o origin, pos token.Pos) { r.throughAt(o, r.p.where(pos), false) }
 
 // throughAt notes a statement on a parameter of the function that the summary is of.
-func (r *reach) throughAt(o origin, where string) {
-	param, ok := o.v.(*ssa.Parameter)
-	if !ok || param.Parent() != r.stack[0] || len(r.into.Through) >= most {
-		return
+func (r *reach) throughAt(o origin, where string, gorm bool) {
+	if i := r.ownParam(o); i >= 0 && len(r.into.Through) < most {
+		r.into.Through = append(r.into.Through, through{i, o.path, where, gorm})
 	}
-	r.into.Through = append(r.into.Through, through{slices.Index(param.Parent().Params, param), o.path, where})
+}
+
+// ownParam is the index of an origin among the parameters of the function that the summary is of, or
+// -1.
+func (r *reach) ownParam(o origin) int {
+	param, ok := o.v.(*ssa.Parameter)
+	if !ok || r.into == nil || param.Parent() != r.stack[0] {
+		return -1
+	}
+	return slices.Index(param.Parent().Params, param)
 }
 
 // where is file:line.

@@ -7,7 +7,7 @@ import (
 
 // Remote reports calls to other systems that a handler makes by itself.
 var Remote = &analysis.Analyzer{
-	Name: "onceremote",
+	Name: ruleRemote,
 	Doc: `report requests, connections and mails of a handler
 
 If the handler's transaction fails after the request, the handler runs again, and the remote gets a
@@ -49,34 +49,17 @@ var remotes = func() map[name]bool {
 	return all
 }()
 
-func runRemote(pass *analysis.Pass) (any, error) { return reportFound(pass, true) }
+func runRemote(pass *analysis.Pass) (any, error) { return reportFound(pass, ruleRemote) }
 
 // reachesRemote is what the rule says of a call.
 const reachesRemote = "%s reaches a remote, and a rollback does not take that back: if the message is " +
 	"handled again, it is reached again. Enqueue an outbox.Call in tx, which is sent after the commit. A " +
 	"consumer looks things up in Config.Prepare, before the transaction."
 
-// inStep reports whether a function literal, or one around it, is what an idempotency.Step runs.
-func inStep(fn *ssa.Function) bool {
-	parent := fn.Parent()
-	if parent == nil {
-		return false
-	}
-	for call := range calls(parent) {
-		if nameOf(call.Common()) == (name{module + "idempotency", "", "Step"}) && literal(call.Common().Args[2]) == fn {
-			return true
-		}
-	}
-	return inStep(parent)
-}
+// runsStep runs a function whose requests may be sent again, under the key that it gets.
+var runsStep = name{module + "idempotency", "", "Step"}
 
-// literal returns the function that a value is, or nil if that is not known.
-func literal(v ssa.Value) *ssa.Function {
-	switch v := unwrapped(v).(type) {
-	case *ssa.MakeClosure:
-		return v.Fn.(*ssa.Function)
-	case *ssa.Function:
-		return v
-	}
-	return nil
+// inStep reports whether a function, or one around it, is what an idempotency.Step runs.
+func (p *program) inStep(fn *ssa.Function) bool {
+	return fn != nil && (p.steps[fn] || p.inStep(fn.Parent()))
 }

@@ -1,7 +1,8 @@
 // Package rules holds the analyzers of onlyoncevet.
 //
 // They look at handlers: functions that take a transaction of onlyonce (consumer.Tx
-// or dedupe.GuardedTx) or get one from idempotency.TxOf, and the function literals in them.
+// or dedupe.GuardedTx) or get one from idempotency.TxOf, sqltx.Do, sqltx.Within or gormtx.Of, and
+// the function literals in them.
 // A handler may run several times for one message, and only one of the runs commits. So an effect
 // outside of its transaction can happen twice, and a value that differs between two runs must not
 // become part of a key or of a call's bytes.
@@ -35,6 +36,14 @@ import (
 // All returns the rules.
 func All() []*analysis.Analyzer { return []*analysis.Analyzer{Pool, Remote, Goroutine, Value} }
 
+// Names of the rules.
+const (
+	rulePool   = "oncepool"
+	ruleRemote = "onceremote"
+	ruleGo     = "oncego"
+	ruleValue  = "oncevalue"
+)
+
 // module is the path of onlyonce's packages.
 const module = "github.com/onlyonce/onlyonce/"
 
@@ -44,13 +53,16 @@ type program struct {
 	funcs    []*ssa.Function // all of them, literals included, without those of tests
 	handlers []*ssa.Function // those that run in a transaction of onlyonce
 	ignored  map[string]map[int]bool
-	findings []finding // of oncepool and onceremote
+	findings []finding // of oncepool, onceremote and oncevalue
 
 	pass    *analysis.Pass // of handlers
 	fields  map[fieldKey][]ssa.Value
 	globals map[*ssa.Global][]ssa.Value
 	callers map[*ssa.Function][]*ssa.CallCommon
-	embeds  map[string]string // what //go:embed puts into variables
+	embeds  map[string]string      // what //go:embed puts into variables
+	pooled  map[*ssa.Function]bool // they give a *gorm.DB another connection
+	steps   map[*ssa.Function]bool // idempotency.Step runs them
+	given   map[*ssa.Function]bool // sqltx gives them a transaction
 }
 
 // handlers finds the package's handlers, and what they reach. Its facts are about functions of the
@@ -93,10 +105,19 @@ func findHandlers(pass *analysis.Pass) (any, error) {
 		}
 	}
 	p.index()
-	for _, fn := range p.handlers {
-		if fn.Parent() == nil || !slices.Contains(p.handlers, fn.Parent()) {
-			r := &reach{p: p, reported: map[string]bool{}}
-			r.visit(fn, nil, 0, inStep(fn))
+	for _, fn := range p.funcs {
+		if p.inHandler(fn) {
+			p.handlers = append(p.handlers, fn)
+		}
+	}
+	reported := map[string]bool{}
+	for _, fn := range p.funcs {
+		r := &reach{p: p, reported: reported}
+		switch {
+		case !slices.Contains(p.handlers, fn):
+			r.stepsOf(fn)
+		case fn.Parent() == nil || !slices.Contains(p.handlers, fn.Parent()):
+			r.visit(fn, nil, 0, p.inStep(fn))
 		}
 	}
 	if inModule(pass) {
@@ -119,8 +140,8 @@ func (p *program) ignore(text string, at token.Position) {
 }
 
 // inHandler reports whether a function runs in a transaction of onlyonce.
-func inHandler(fn *ssa.Function) bool {
-	if fn.Parent() != nil && inHandler(fn.Parent()) {
+func (p *program) inHandler(fn *ssa.Function) bool {
+	if p.given[fn] || fn.Parent() != nil && p.inHandler(fn.Parent()) {
 		return true
 	}
 	for _, param := range fn.Params {
@@ -129,8 +150,13 @@ func inHandler(fn *ssa.Function) bool {
 		}
 	}
 	for call := range calls(fn) {
-		if nameOf(call.Common()) == handlersTx {
+		switch c := call.Common(); nameOf(c) {
+		case handlersTx:
 			return true
+		case gormTx: // of db.Transaction, which gives it to this function
+			if param, ok := c.Args[0].(*ssa.Parameter); ok && param.Parent() == fn {
+				return true
+			}
 		}
 	}
 	return false
@@ -138,6 +164,12 @@ func inHandler(fn *ssa.Function) bool {
 
 // handlersTx returns the transaction of an HTTP handler.
 var handlersTx = name{module + "idempotency", "", "TxOf"}
+
+// sqlDo and sqlWithin give the function that is their last argument a *sql.Tx.
+var (
+	sqlDo     = name{module + "sqltx", "", "Do"}
+	sqlWithin = name{module + "sqltx", "", "Within"}
+)
 
 // isTx reports whether a type is a transaction of onlyonce, or a pointer to one: a function literal
 // captures its variables as pointers.

@@ -11,12 +11,17 @@ import (
 
 // Value reports times and random values that become part of a call or of a dedupe key.
 var Value = &analysis.Analyzer{
-	Name: "oncevalue",
+	Name: ruleValue,
 	Doc: `report times and random values in calls and keys
 
 A message that is handled again must ask for the same call, byte for byte, and every copy of a
 message must have the same key. So neither may come from the clock, a random value or a new uuid.
-Call.NotBefore, Call.Trace and values that are only written to tables are not reported.`,
+Call.NotBefore, Call.Trace and values that are only written to tables are not reported.
+
+A request of an idempotency.Step is sent again under the same key if its answer is not known. So the
+key of such a request may not come from there either: the headers Idempotency-Key,
+X-Idempotency-Key and PayPal-Request-Id, a field IdempotencyKey, and the argument of a method
+SetIdempotencyKey.`,
 	Requires: []*analysis.Analyzer{handlers},
 	Run:      runValue,
 }
@@ -70,7 +75,7 @@ func runValue(pass *analysis.Pass) (any, error) {
 			}
 		}
 	}
-	return nil, nil
+	return reportFound(pass, ruleValue)
 }
 
 // takesMessage reports whether a function makes something of a message, an event or a delivery, for
@@ -132,7 +137,7 @@ func (v *values) judge(val ssa.Value, path []int, of, field string, pos token.Po
 	if why == "" {
 		return
 	}
-	s := (&flow{p: v.p, seen: map[step]bool{}}).from(val, path, nil)
+	s := v.p.sources(val, path, nil).found
 	if s == nil || v.reported[sourceIn{s.pos, of + field}] {
 		return
 	}

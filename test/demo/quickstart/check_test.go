@@ -44,7 +44,7 @@ func TestInput(t *testing.T) {
 	for _, c := range []struct{ text, pointer, want string }{
 		{`{"id":"a"}` + "\n\n" + `{"id":7}` + "\n" + `{"id":"a"}`, "/id", ""},
 		{"", "/id", "mine.jsonl: no message in it"},
-		{"{}\n{", "/id", `mine.jsonl:1: no id at -key /id: message has no id: /id: no member "id"`},
+		{"{}\n{", "/id", `mine.jsonl:1: no id at -key /id: consumer: message has no id: /id: no member "id"`},
 		{"{}\n{", "/id", "mine.jsonl:2: not a JSON value"},
 		{`{"id":1.5}`, "/id", "mine.jsonl:1: no id"},
 		{`{"id":""}`, "/id", "mine.jsonl:1: no id"},

@@ -85,3 +85,26 @@ func NewID() string { return "o-" + uuid.NewString() }
 
 // IDOf is not.
 func IDOf(message string) string { return "o-" + message }
+
+// Provider is a client of a payment provider.
+type Provider struct{ client *http.Client }
+
+func (p *Provider) Charge(ctx context.Context, key string, _ int) error {
+	return p.Send(ctx, key)
+}
+
+// Refund draws its key: it is for operators.
+func (p *Provider) Refund(ctx context.Context, _ int) error { return p.Send(ctx, uuid.NewString()) }
+
+func (p *Provider) Send(ctx context.Context, key string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://pay.example", nil)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Idempotency-Key", key)
+	res, err := p.client.Do(req)
+	if err != nil {
+		return err
+	}
+	return res.Body.Close()
+}
