@@ -140,16 +140,16 @@ idemcheck:
 
 AT_ONCE ?= 4
 SEEDS   ?= 20
-KIT     := $(GO) test -count=1 -parallel $(AT_ONCE) -timeout 60m
+KIT     := test -count=1 -parallel $(AT_ONCE) -timeout 60m
 
 ## onlyoncetest against SEEDS seeds, and a table of programs: sound ones are never accused, faulty ones always are
 kit: export ONLYONCE_TEST_CRASHES := all
 kit: export ONLYONCE_KIT_ROWS := $(CURDIR)/bin/kit-rows
 kit:
-	$(DEVENV) -postgres $(REAL) -- $(KIT) -run '^Test(Judges|SoundProgram.*)$$' ./onlyoncetest -args -seeds $(SEEDS)
+	$(DEVENV) -postgres $(REAL) -- $(GO) $(KIT) -run '^Test(Judges|SoundProgram.*)$$' ./onlyoncetest -args -seeds $(SEEDS)
 	mkdir -p bin && rm -f bin/kit-rows && \
-		$(DEVENV) -postgres $(REAL) -- $(KIT) -C test/compat -run '^TestGORMPrograms$$' ./sql
-	$(DEVENV) -postgres $(REAL) -- $(KIT) -run '^TestSoundAndFaultyPrograms$$' ./onlyoncetest -args -sound 20s
+		$(DEVENV) -postgres $(REAL) -- $(GO) -C test/compat $(KIT) -run '^TestGORMPrograms$$' ./sql
+	$(DEVENV) -postgres $(REAL) -- $(GO) $(KIT) -run '^TestSoundAndFaultyPrograms$$' ./onlyoncetest -args -sound 20s
 
 MUTANTS := ./test/mutants$(if $(RANDOM),/drawn -n $(RANDOM)) $(if $(NEW),-new)
 
