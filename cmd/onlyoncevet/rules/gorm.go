@@ -116,14 +116,9 @@ func (r *reach) gorm(call ssa.CallInstruction, n name, at *frame, via token.Pos)
 	if len(c.Args) == 0 {
 		return
 	}
-	switch verdict := writes; {
-	case gormWrites[n]:
-	case n.recv == "DB" && (n.fn == "Exec" || n.fn == "Raw"):
-		if verdict = r.p.judge(c, at); verdict == reads || verdict == unknown {
-			return // what a query builder has put together is not known, and mostly reads
-		}
-	default:
-		return
+	text := n.recv == "DB" && (n.fn == "Exec" || n.fn == "Raw")
+	if !gormWrites[n] && (!text || r.p.judge(c, at) != writes) {
+		return // also if the text is not known: what a query builder puts together mostly reads
 	}
 	outside, params := r.places(r.p.origins(c.Args[0], nil, at, r.into == nil))
 	switch {
