@@ -140,6 +140,7 @@ idemcheck:
 
 AT_ONCE ?= 4
 SEEDS   ?= 20
+SERVED   = $(DEVENV) -postgres $(REAL) --
 KIT     := test -count=1 -parallel $(AT_ONCE) -timeout 60m
 
 ## onlyoncetest against SEEDS seeds, and a table of programs: sound ones are never accused, faulty ones always are
@@ -147,10 +148,10 @@ kit: export ONLYONCE_TEST_CRASHES := all
 kit: export ONLYONCE_KIT_ROWS := $(CURDIR)/bin/kit-rows
 kit: export ONLYONCE_KIT_TABLE := $(CURDIR)/bin/kit-table
 kit:
-	$(DEVENV) -postgres $(REAL) -- $(GO) $(KIT) -run '^Test(Judges|SoundProgram.*)$$' ./onlyoncetest -args -seeds $(SEEDS)
+	$(SERVED) $(GO) $(KIT) -run '^Test(Judges|SoundProgram.*)$$' ./onlyoncetest -args -seeds $(SEEDS)
 	mkdir -p bin && rm -f bin/kit-rows bin/kit-table && \
-		$(DEVENV) -postgres $(REAL) -- $(GO) -C test/compat $(KIT) -run '^TestGORMPrograms$$' ./sql
-	$(DEVENV) -postgres $(REAL) -- $(GO) $(KIT) -run '^TestSoundAndFaultyPrograms$$' ./onlyoncetest -args -sound 20s; \
+		$(SERVED) $(GO) -C test/compat $(KIT) -run '^TestGORMPrograms$$' ./sql
+	$(SERVED) $(GO) $(KIT) -run '^TestSoundAndFaultyPrograms$$' ./onlyoncetest -args -sound 20s; \
 		status=$$?; cat bin/kit-table; exit $$status
 
 MUTANTS := ./test/mutants$(if $(RANDOM),/drawn -n $(RANDOM)) $(if $(NEW),-new)

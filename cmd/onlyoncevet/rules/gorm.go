@@ -44,8 +44,8 @@ func isChain(n name) bool { return n.pkg == gormPath && n.recv == "DB" && n.fn !
 // gormTx returns the transaction of a *gorm.DB.
 var gormTx = name{module + "sqltx/gormtx", "", "Of"}
 
-// setsPool reports whether an instruction makes a *gorm.DB one of another connection:
-// g.Statement.ConnPool = sqlTx.
+// setsPool reports whether a field is ConnPool of a Statement: who sets it makes a *gorm.DB one of
+// another connection.
 func setsPool(to *ssa.FieldAddr) bool {
 	s, ok := to.X.Type().Underlying().(*types.Pointer).Elem().Underlying().(*types.Struct)
 	return ok && typeName(to.X.Type()) == gormPath+".Statement" && s.Field(to.Field).Name() == "ConnPool"
