@@ -140,16 +140,19 @@ idemcheck:
 
 AT_ONCE ?= 4
 SEEDS   ?= 20
-KIT     := $(GO) test -count=1 -parallel $(AT_ONCE) -timeout 60m
+SERVED   = $(DEVENV) -postgres $(REAL) --
+KIT     := test -count=1 -parallel $(AT_ONCE) -timeout 60m
 
 ## onlyoncetest against SEEDS seeds, and a table of programs: sound ones are never accused, faulty ones always are
 kit: export ONLYONCE_TEST_CRASHES := all
 kit: export ONLYONCE_KIT_ROWS := $(CURDIR)/bin/kit-rows
+kit: export ONLYONCE_KIT_TABLE := $(CURDIR)/bin/kit-table
 kit:
-	$(DEVENV) -postgres $(REAL) -- $(KIT) -run '^Test(Judges|SoundProgram.*)$$' ./onlyoncetest -args -seeds $(SEEDS)
-	mkdir -p bin && rm -f bin/kit-rows && \
-		$(DEVENV) -postgres $(REAL) -- $(KIT) -C test/compat -run '^TestGORMPrograms$$' ./sql
-	$(DEVENV) -postgres $(REAL) -- $(KIT) -run '^TestSoundAndFaultyPrograms$$' ./onlyoncetest -args -sound 20s
+	$(SERVED) $(GO) $(KIT) -run '^Test(Judges|SoundProgram.*)$$' ./onlyoncetest -args -seeds $(SEEDS)
+	mkdir -p bin && rm -f bin/kit-rows bin/kit-table && \
+		$(SERVED) $(GO) -C test/compat $(KIT) -run '^TestGORMPrograms$$' ./sql
+	$(SERVED) $(GO) $(KIT) -run '^TestSoundAndFaultyPrograms$$' ./onlyoncetest -args -sound 20s; \
+		status=$$?; cat bin/kit-table; exit $$status
 
 MUTANTS := ./test/mutants$(if $(RANDOM),/drawn -n $(RANDOM)) $(if $(NEW),-new)
 

@@ -117,10 +117,10 @@
 // the engine and the handler is a point, without failpoints or build tags.
 //
 // The judge compares states and knows no invariants. It first checks that two clean runs agree,
-// which any comparison requires. They can agree by chance, so it checks four more before it blames a
-// fault: a program that is not deterministic is then called that, in nearly all cases. A statement
-// or a request counts as "past the transaction" if the user's code is the innermost caller: the
-// judge reads the stack when it is sent.
+// which any comparison requires. They can agree by chance, so it checks four more before it blames
+// a fault: a program that is not deterministic is then called that, in nearly all cases. A
+// statement or a request counts as "past the transaction" if the user's code is the innermost
+// caller: the judge reads the stack when it is sent.
 //
 // test/adversary plays histories of the engine. Both have their faults and the names of points from
 // internal/rig/wire, their databases from workerdb, and timelines and workers from histories, all

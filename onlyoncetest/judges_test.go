@@ -484,14 +484,22 @@ func faulty(t *testing.T) []judged {
 			return err
 		}), kindParkedWrongly, "commit"},
 		{"panic", after(func(context.Context, consumer.Tx, *consumer.Message) error { panic("a bug") }), kindParkedWrongly, "a bug"},
-		{"memory", with(func(p *onlyoncetest.Process) consumer.HandlerFunc {
+		{"memory", with(func(*onlyoncetest.Process) consumer.HandlerFunc {
+			var own sync.Map
 			return func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-				if _, seen := memory.LoadOrStore(fmt.Sprint(p.Pool.Config().ConnConfig.Database, p.Generation(), m.ID()), true); seen {
+				if _, seen := own.LoadOrStore(m.ID(), true); seen {
 					return nil // "handled already"
 				}
 				return sound(ctx, tx, m)
 			}
 		}), kindEffectsDiffer, "effects"},
+		{"memory of the program", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			if _, seen := memory.LoadOrStore(m.ID(), true); seen { // in an earlier run
+				return nil
+			}
+			_, err := tx.Exec(ctx, `insert into audit values ($1)`, m.ID())
+			return err
+		}), kindNotDeterministic, "kept in memory from one run to the next"},
 		{"counter", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			_, err := tx.Exec(ctx, `insert into audit values ($1)`, fmt.Sprint(counter.Add(1)))
 			return err

@@ -2,8 +2,6 @@ package onlyoncetest_test
 
 import (
 	"flag"
-	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -72,5 +70,7 @@ func TestSoundAndFaultyPrograms(t *testing.T) {
 			})
 		}
 	})
-	_, _ = fmt.Fprint(os.Stdout, kittable.Table(rows))
+	if err := kittable.Show(rows); err != nil {
+		t.Error(err)
+	}
 }

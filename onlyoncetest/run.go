@@ -236,8 +236,8 @@ func (r *runner) all(ctx context.Context) error {
 // for a difference: two runs of a program that is not deterministic can be alike by chance.
 const moreCleanRuns = 4
 
-// unsteady returns the verdict that the case is not deterministic, if clean runs differ as one under
-// a fault did. c has the state of a clean run of the messages or requests that only names.
+// unsteady returns the verdict that the case is not deterministic, if clean runs differ as one
+// under a fault did. c has the state of a clean run of the messages or requests that only names.
 func (r *runner) unsteady(ctx context.Context, c *Case, only []int, blamed *Verdict) *Verdict {
 	if blamed == nil || len(blamed.Differences) == 0 || blamed.Where != "" {
 		return nil // it is not a difference, or its line is known

@@ -89,8 +89,9 @@ func TestProgramWithoutLoggerIsQuiet(t *testing.T) {
 	}
 }
 
-// A program that is not deterministic, and does the same in the first two plays by chance, is called
-// that, in its rows, its calls and its answers: no fault is blamed for what it does without one too.
+// A program that is not deterministic, and does the same in the first two plays by chance, is
+// called that, in its rows, its calls and its answers: no fault is blamed for what it does without
+// one too.
 func TestCleanRunsThatAgreeByChance(t *testing.T) {
 	t.Parallel()
 	// alike is what the program does in the first two plays, which are without a fault.

@@ -44,8 +44,8 @@ func isChain(n name) bool { return n.pkg == gormPath && n.recv == "DB" && n.fn !
 // gormTx returns the transaction of a *gorm.DB.
 var gormTx = name{module + "sqltx/gormtx", "", "Of"}
 
-// setsPool reports whether an instruction makes a *gorm.DB one of another connection:
-// g.Statement.ConnPool = sqlTx.
+// setsPool reports whether a field is ConnPool of a Statement: who sets it makes a *gorm.DB one of
+// another connection.
 func setsPool(to *ssa.FieldAddr) bool {
 	s, ok := to.X.Type().Underlying().(*types.Pointer).Elem().Underlying().(*types.Struct)
 	return ok && typeName(to.X.Type()) == gormPath+".Statement" && s.Field(to.Field).Name() == "ConnPool"
@@ -116,14 +116,9 @@ func (r *reach) gorm(call ssa.CallInstruction, n name, at *frame, via token.Pos)
 	if len(c.Args) == 0 {
 		return
 	}
-	switch verdict := writes; {
-	case gormWrites[n]:
-	case n.recv == "DB" && (n.fn == "Exec" || n.fn == "Raw"):
-		if verdict = r.p.judge(c, at); verdict == reads || verdict == unknown {
-			return // what a query builder has put together is not known, and mostly reads
-		}
-	default:
-		return
+	text := n.recv == "DB" && (n.fn == "Exec" || n.fn == "Raw")
+	if !gormWrites[n] && (!text || r.p.judge(c, at) != writes) {
+		return // also if the text is not known: what a query builder puts together mostly reads
 	}
 	outside, params := r.places(r.p.origins(c.Args[0], nil, at, r.into == nil))
 	switch {

@@ -335,8 +335,8 @@ func (r *reach) throughAt(o origin, where string, gorm bool) {
 	}
 }
 
-// ownParam is the index of an origin among the parameters of the function that the summary is of, or
-// -1.
+// ownParam is the index of an origin among the parameters of the function that the summary is of,
+// or -1.
 func (r *reach) ownParam(o origin) int {
 	param, ok := o.v.(*ssa.Parameter)
 	if !ok || r.into == nil || param.Parent() != r.stack[0] {

@@ -11,9 +11,9 @@ import (
 )
 
 // walk goes backwards from a value to where it may come from: through the functions of one package,
-// their variables, and what the package stores in fields. Conditions do not count: a value that only
-// decides what happens is not followed. Elements of a slice, array or map are not told apart; fields
-// of a struct are. A pointer is taken for what it points to.
+// their variables, and what the package stores in fields. Conditions do not count: a value that
+// only decides what happens is not followed. Elements of a slice, array or map are not told apart;
+// fields of a struct are. A pointer is taken for what it points to.
 type walk struct {
 	p   *program
 	ask question

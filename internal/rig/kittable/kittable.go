@@ -18,6 +18,18 @@ import (
 // EnvRows names a file for rows of programs that are in another module than the table.
 const EnvRows = "ONLYONCE_KIT_ROWS"
 
+// EnvTable names a file for the table: go test does not print what a test that passes has written.
+const EnvTable = "ONLYONCE_KIT_TABLE"
+
+// Show writes the table to that file, or prints it if none is named.
+func Show(rows []Row) error {
+	if path := os.Getenv(EnvTable); path != "" {
+		return os.WriteFile(path, []byte(Table(rows)), 0o600)
+	}
+	_, err := fmt.Print(Table(rows))
+	return err
+}
+
 // Row is what one program's run has shown.
 type Row struct {
 	Name   string

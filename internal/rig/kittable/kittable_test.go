@@ -1,6 +1,7 @@
 package kittable
 
 import (
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -35,5 +36,19 @@ func TestTable(t *testing.T) {
 	})
 	if text := Table(wrong); !strings.HasSuffix(text, "kit FAILED programs=5 wrong=3\n") {
 		t.Errorf("%s", text)
+	}
+}
+
+// The table is in the file that is named, whole, whatever was in it before.
+func TestShow(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "table")
+	t.Setenv(EnvTable, path)
+	for _, rows := range [][]Row{{{Name: "a"}, {Name: "b"}}, {{Name: "a"}}} {
+		if err := Show(rows); err != nil {
+			t.Fatal(err)
+		}
+		if text, err := os.ReadFile(path); err != nil || string(text) != Table(rows) {
+			t.Errorf("%s %v", text, err)
+		}
 	}
 }
