@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"regexp"
 	"slices"
@@ -44,8 +45,6 @@ func scenes(t *testing.T) []scene {
 	relay.Messages = one
 	http := serving(idempotency.Transactional, func(*onlyoncetest.Process) http.HandlerFunc { return charge(nil) })
 	http.Requests = http.Requests[:1]
-	leased := stepping(onlyoncetest.NewRemote(t, onlyoncetest.RemoteOptions{}))
-	leased.Requests = leased.Requests[:1]
 	hook := events(func(*onlyoncetest.Process) consumer.HandlerFunc { return sound })
 	hook.Requests = hook.Requests[:1]
 	refused := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
@@ -59,14 +58,14 @@ func scenes(t *testing.T) []scene {
 		{
 			"The process dies before COMMIT",
 			"Postgres rolls back. The successor begins at the same offset.",
-			"before:commit.bind.1",
+			"before:commit.bind.2",
 			plain,
 			"",
 		},
 		{
 			"The answer to COMMIT is lost",
 			"The message runs again, and the fence finds that the position has moved.",
-			"lost:commit.sync.2",
+			"lost:commit.sync.3",
 			plain,
 			"",
 		},
@@ -74,7 +73,7 @@ func scenes(t *testing.T) []scene {
 		{
 			"The group's offsets are gone",
 			"The position in the database counts: the second message is next.",
-			"after:commit.sync.2,reset",
+			"after:commit.sync.3,reset",
 			two,
 			"",
 		},
@@ -100,20 +99,20 @@ func scenes(t *testing.T) []scene {
 		},
 		{
 			"A rebalance in the middle of a batch",
-			"The partition is handed over again. The batch is given up, and runs anew for the next owner.",
+			"The owner finishes the batch and commits it. Only then is the partition handed over.",
 			"rebalance:fence.bind.1",
 			plain,
 			"",
 		},
 		{
 			"A parked key, and a redrive",
-			"Under `ParkOrderingKey` the next message of the customer waits behind the parked one. Both are " +
+			"Under `ParkOrderingKey` the next message of the customer waits behind the parked one. Both are\n" +
 				"applied in their order when an operator has mended the cause.",
 			"nothing",
 			parkedKey(),
 			"",
 		},
-		{"A failover that loses a commit", "Position and effect are lost together, and done again.", "failover:commit.bind.1", plain, ""},
+		{"A failover that loses a commit", "Position and effect are lost together, and done again.", "failover:commit.bind.2", plain, ""},
 		{
 			"The relay dies when the remote has answered",
 			"Its successor sends the call again, with the same key.",
@@ -123,20 +122,19 @@ func scenes(t *testing.T) []scene {
 		},
 		{
 			"A call outlives the remote's window",
-			"Nobody knows whether the remote has applied it, and the remote may have forgotten its key. So the call " +
-				"is not sent again: it waits for an operator, in the state reconcile.",
+			"Nobody knows whether the remote has applied it, and the remote may have forgotten its key. So the\n" +
+				"call is not sent again: it waits for an operator, in the state reconcile.",
 			"after:request.1",
 			outlived(t, one),
 			`request|starts|enqueue_batch|note|insert into onlyonce.parked`,
 		},
 		{"An HTTP request whose answer is lost", "The client sends it again, and gets the stored answer.", "after:commit.sync.2", http, ""},
 		{
-			"An HTTP request that is in flight when its process dies",
-			"A step has called the remote. Until the lease has ended a copy gets 409. Then it goes on, and repeats " +
-				"the call under the same key.",
-			"after:request.1",
-			leased,
-			`request|starts|http_|answers`,
+			"An HTTP request that is in flight",
+			"While its handler runs, a copy gets 409, or waits with `Route.Wait`. A later one gets the stored\nanswer.",
+			"nothing",
+			inFlight(),
+			`note|http_begin|insert into effects|http_complete|commit|COMMIT|answers`,
 		},
 		{
 			"An HTTP key that has expired",
@@ -197,7 +195,11 @@ func redrive(ctx context.Context, p *onlyoncetest.Process, mended *atomic.Bool) 
 	if err := note(ctx, p, "the product exists now, and an operator redrives"); err != nil {
 		return err
 	}
-	in := ops.ParkedInput{ParkedFilter: ops.ParkedFilter{State: "waiting"}, All: true}
+	var scope string
+	if err := p.Pool.QueryRow(ctx, `select scope from onlyonce.parked limit 1`).Scan(&scope); err != nil {
+		return err
+	}
+	in := ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: scope, Reason: "permanent"}, All: true}
 	if _, err := ops.Redrive(ctx, p.Pool, ops.By{Reason: "the product exists now"}, in); err != nil {
 		return err
 	}
@@ -250,6 +252,29 @@ func outlived(t *testing.T, messages []onlyoncetest.Message) onlyoncetest.Case {
 			}
 			return run.Run(ctx)
 		}), nil
+	}
+	return c
+}
+
+// inFlight is a case whose handler sends a copy of its own request, and goes on when that is
+// answered.
+func inFlight() onlyoncetest.Case {
+	var layered http.Handler
+	c := serving(idempotency.Transactional, func(p *onlyoncetest.Process) http.HandlerFunc {
+		return charge(func(r *http.Request) error {
+			again := httptest.NewRequestWithContext(r.Context(), r.Method, "/charges", strings.NewReader(`{"n":1}`))
+			again.Header.Set("Idempotency-Key", "k-1")
+			answer := httptest.NewRecorder()
+			layered.ServeHTTP(answer, again)
+			return note(r.Context(), p, fmt.Sprintf("a copy comes while the handler runs, and gets %d", answer.Code))
+		})
+	})
+	c.Requests = c.Requests[:1]
+	serve := c.Serve
+	c.Serve = func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
+		h, upkeep, err := serve(p)
+		layered = h
+		return h, upkeep, err
 	}
 	return c
 }

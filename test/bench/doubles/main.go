@@ -148,14 +148,15 @@ func compare(ctx context.Context, cfg settings, picked []tool, srv *servers.Serv
 	}
 	stream := newStream(cfg)
 	rows := make([]row, len(picked))
-	all, playing := errgroup.WithContext(ctx)
+	var all errgroup.Group
 	all.SetLimit(cfg.atOnce)
 	for i, t := range picked {
 		all.Go(func() error {
 			p := &play{cfg: cfg, tool: t, stream: stream, srv: srv, redis: redis}
 			start := time.Now()
-			v, err := p.run(playing)
+			v, err := p.run(ctx)
 			if err != nil {
+				say(fmt.Sprintf("%-18s %v", t.name, err)) // the others go on
 				return fmt.Errorf("%s: %w", t.name, err)
 			}
 			rows[i] = row{tool: t, verdict: v, took: time.Since(start)}

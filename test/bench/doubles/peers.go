@@ -225,11 +225,16 @@ func withDBOS(ctx context.Context, w *worker) error {
 
 // migrateDBOS makes DBOS's tables before two workers would at once.
 func migrateDBOS(ctx context.Context, p *play) error {
-	app, _, err := (&worker{pool: p.pool, seat: "none"}).openDBOS(ctx)
+	pool, err := pgxpool.New(ctx, p.url)
 	if err != nil {
 		return err
 	}
-	return dbos.Shutdown(app, time.Second)
+	defer pool.Close()
+	app, _, err := (&worker{pool: pool, seat: "none"}).openDBOS(ctx)
+	if err != nil {
+		return err
+	}
+	return dbos.Shutdown(app, time.Second) // closes the pool too
 }
 
 // openDBOS gives each seat an executor's id of its own, so that a process recovers the workflows of
