@@ -144,9 +144,11 @@ func doubles(root string) (chart, error) {
 	if err != nil {
 		return c, err
 	}
-	if c.note = played.FindString(string(text)); c.note == "" {
+	c.note = played.FindString(string(text))
+	if c.note == "" {
 		return c, fmt.Errorf("%s does not say what was played", page)
 	}
+	c.note += " The scale is logarithmic."
 	for _, cells := range table {
 		var counted, apart int
 		for _, cell := range cells[1:4] {

@@ -10,14 +10,13 @@ import (
 )
 
 const (
-	idHeader     = "message-id"
-	uuidHeader   = "_watermill_message_uuid" // Watermill's own, with the same id
-	partitions   = 4
-	keys         = 200
-	copiedEvery  = 20   // a message of so many comes twice
-	copyWithin   = 0.1  // of the stream: how far behind the first the copy is at most
-	resetBack    = 0.05 // of the stream
-	resetRecords = "a twentieth of the stream"
+	idHeader    = "message-id"
+	uuidHeader  = "_watermill_message_uuid" // Watermill's own, with the same id
+	partitions  = 4
+	keys        = 200
+	copiedEvery = 20   // a message of so many comes twice
+	copyWithin  = 0.1  // of the stream: how far behind the first the copy is at most
+	resetBack   = 0.05 // of the stream
 )
 
 // content is the content of a message.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
+	"regexp"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -127,12 +128,12 @@ func table(rows []row) string {
 }
 
 func (cfg settings) describe(s *stream) string {
-	return fmt.Sprintf("%d messages of %d keys in %d partitions, %d of them twice; %d workers, %d kills, %d resets by %s; seed %d.",
-		cfg.messages, keys, partitions, s.copies, workers, cfg.kills, cfg.resets, resetRecords, cfg.seed)
+	return fmt.Sprintf("%d messages of %d keys, %d of them twice; %d workers, %d kills, %d resets; seed %d.",
+		cfg.messages, keys, s.copies, workers, cfg.kills, cfg.resets, cfg.seed)
 }
 
 func serverVersion(ctx context.Context, srv *servers.Servers) (v string, err error) {
-	err = srv.Postgres.Pool.QueryRow(ctx, `select current_setting('server_version')`).Scan(&v)
+	err = srv.Postgres.Pool.QueryRow(ctx, `select split_part(current_setting('server_version'), ' ', 1)`).Scan(&v)
 	return v, err
 }
 
@@ -162,7 +163,7 @@ func commit() string {
 // page is docs/results/doubles.md.
 func page(cfg settings, s *stream, rows []row, postgres, kafka string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, pageHead, time.Now().UTC().Format(time.DateOnly), commit(), cfg.describe(s), postgres, kafka)
+	fmt.Fprintf(&b, pageHead, time.Now().UTC().Format(time.DateOnly), commit(), cfg.describe(s), postgres, nameOf(kafka))
 	b.WriteString(table(rows))
 	b.WriteString(pageMiddle)
 	for _, r := range rows {
@@ -174,15 +175,27 @@ func page(cfg settings, s *stream, rows []row, postgres, kafka string) string {
 
 const pageHead = `# Does it double
 
-` + "`make doubles WHOLE=1 PAGE=docs/results/doubles.md`" + ` has written this page on %s, at %s.
-[The guide](../guide/doubles.md) says how it is played, and how to play a loop of yours.
+` + "`make doubles WHOLE=1 PAGE=docs/results/doubles.md`" + ` has written this page on %s,
+at commit %s. [The guide](../guide/doubles.md) says how it is played, and how to play
+a loop of yours.
 
 ![Effects doubled and lost, by the way to consume](../charts/doubles.svg)
 
 %s
-PostgreSQL %s without fsync; %s.
+PostgreSQL %s without fsync, %s.
 
 `
+
+// kafkaVersion is what is known of a broker.
+var kafkaVersion = regexp.MustCompile(`kafka-([0-9.]+[0-9])`)
+
+// nameOf names a broker of which the line tells how it was found.
+func nameOf(how string) string {
+	if m := kafkaVersion.FindStringSubmatch(how); m != nil {
+		return "Apache Kafka " + m[1]
+	}
+	return "a broker of the environment"
+}
 
 const pageMiddle = `
 A number in brackets is of a fault against which the tool's own documentation promises nothing: it
