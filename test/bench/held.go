@@ -25,8 +25,12 @@ const (
 	heldEdge   = 5 * time.Minute // the first and the last part of a way, which are compared
 	heldTick   = 10 * time.Millisecond
 	heldSettle = 5 * time.Second
-	heldAlone  = 0.97 // of the rate: what a way reaches
 	heldHalves = 4
+
+	// A way reaches a rate if it consumes that share of it, or is so long behind at the end: PgQ
+	// hands over what has come in up to 3 seconds at once.
+	heldAlone  = 0.97
+	heldBehind = 5 * time.Second
 )
 
 // heldWay is a queue that is measured.
@@ -34,12 +38,14 @@ type heldWay struct {
 	name  string // of -ways
 	label string
 	how   string // what it is made of
-	open  func(ctx context.Context, db *database, rate int, length time.Duration) (*holding, error)
+
+	byItself bool // its events come by themselves, at the rate
+	open     func(ctx context.Context, db *database, rate int, length time.Duration) (*holding, error)
 }
 
 // holding is a way at work.
 type holding struct {
-	// produce writes events in one transaction. Nil: they come by themselves.
+	// produce writes events in one transaction. Nil: see heldWay.byItself.
 	produce func(ctx context.Context, bodies [][]byte) error
 	done    atomic.Int64 // events that were consumed
 	failed  chan error
@@ -117,13 +123,20 @@ func (h held) play(ctx context.Context, srv *server, w heldWay) (heldResult, err
 		if err != nil {
 			return r, err
 		}
-		if r.last >= heldAlone*float64(rate) {
+		if r.reaches(rate) {
 			return h.once(ctx, srv, w, rate, true)
 		}
 		srv.log(fmt.Sprintf("%s reaches %.0f of %d events a second alone", w.name, r.last, rate))
 		rate /= 2
 	}
 	return heldResult{}, fmt.Errorf("it does not reach %d events a second alone", rate)
+}
+
+func (r heldResult) reaches(rate int) bool {
+	if r.way.byItself {
+		return r.last >= heldAlone*float64(rate)
+	}
+	return float64(r.left) <= heldBehind.Seconds()*float64(rate)
 }
 
 // once runs a way for the length.
@@ -252,7 +265,7 @@ type heldSize struct{ size, dead int64 }
 // sizeSQL returns one row: the bytes of the database, and its dead rows.
 const sizeSQL = `
 select pg_database_size(current_database()),
-       (select coalesce(sum(n_dead_tup), 0)::bigint from pg_stat_all_tables where schemaname not in ('pg_catalog', 'pg_toast'))`
+       (select coalesce(sum(n_dead_tup), 0)::bigint from pg_stat_user_tables)`
 
 func (d *database) sizeAndDead(ctx context.Context) (s heldSize, err error) {
 	err = d.pool.QueryRow(ctx, sizeSQL).Scan(&s.size, &s.dead)

@@ -24,7 +24,7 @@ import (
 // heldWays are the queues in the order in which they are played.
 var heldWays = []heldWay{
 	{
-		name: "consumer", label: "onlyonce, consumer with positions and ids", open: heldConsumer,
+		name: "consumer", label: "onlyonce, consumer with positions and ids", byItself: true, open: heldConsumer,
 		how: "4 partitions, random ids, batches of up to 100, an INSERT for each event; the log is in the process",
 	},
 	{
@@ -238,13 +238,14 @@ func startPgqd(db *database, daemon string) (stop func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	text := fmt.Sprintf("[pgqd]\nbase_connstr = host=%s port=%d user=%s password=%s\ninitial_database = %s\ndatabase_list = %s\n",
+	text := fmt.Sprintf("[pgqd]\nbase_connstr = host=%s port=%d user=%s password='%s'\ninitial_database = %s\ndatabase_list = %s\n",
 		cfg.Host, cfg.Port, cfg.User, cfg.Password, db.name, db.name)
 	file := filepath.Join(dir, "pgqd.ini")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	cmd := exec.Command(daemon, file) //nolint:gosec // Debian's
+	cmd := exec.Command(daemon, "-q", file) //nolint:gosec // Debian's
+	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}

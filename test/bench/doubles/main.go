@@ -2,7 +2,7 @@
 // processes, and counts what each has doubled, lost and applied out of order.
 //
 //	go run ./doubles                       # a small run of all: a minute
-//	go run ./doubles -whole -page FILE     # the run of docs/results/doubles.md
+//	go run ./doubles -whole -page FILE     # the run of docs/results/doubles.md: a quarter of an hour
 //	go run ./doubles -only river           # one line of the table
 //	go run ./doubles -command './my-loop'  # a loop of yours, beside
 //
@@ -103,7 +103,7 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	if fs.NArg() > 0 {
 		faults = append(faults, fmt.Errorf("unexpected argument %q", fs.Arg(0)))
 	}
-	if cfg.messages < 100 || cfg.kills < 0 || cfg.resets < 0 || cfg.atOnce < 1 {
+	if min(cfg.kills, cfg.resets) < 0 || cfg.messages < 100 || cfg.atOnce < 1 {
 		faults = append(faults, errors.New("-messages is at least 100, -at-once 1, -kills and -resets 0"))
 	}
 	return cfg, errors.Join(faults...)
@@ -173,7 +173,8 @@ func compare(ctx context.Context, cfg settings, picked []tool, srv *servers.Serv
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(cfg.page, []byte(page(cfg, stream, rows, version, srv.Kafka.How)), 0o644); err != nil { //nolint:gosec // for all to read
+		text := page(cfg, stream, rows, version, srv.Kafka.How)
+		if err := os.WriteFile(cfg.page, []byte(text), 0o644); err != nil { //nolint:gosec // for all to read
 			return err
 		}
 	}

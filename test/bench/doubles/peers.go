@@ -241,7 +241,8 @@ func migrateDBOS(ctx context.Context, p *play) error {
 // the one that it replaces, and no others.
 func (w *worker) openDBOS(ctx context.Context) (dbos.Context, *dbos.DataSource, error) {
 	app, err := dbos.NewContext(ctx, dbos.Config{
-		AppName: "doubles", SystemDBPool: w.pool, ExecutorID: "seat-" + w.seat, ApplicationVersion: "1", Logger: slog.New(slog.DiscardHandler),
+		AppName: "doubles", SystemDBPool: w.pool, ExecutorID: "seat-" + w.seat, ApplicationVersion: "1",
+		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		return nil, nil, err

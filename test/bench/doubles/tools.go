@@ -59,14 +59,16 @@ var tools = []tool{
 		how: "`insert ... on conflict do nothing` in the transaction of the effect, then the offset",
 	},
 	{
-		name: "watermill-kafka", label: "Watermill, Kafka, with its deduplicator", module: "github.com/ThreeDotsLabs/watermill-kafka/v3",
-		lacks: lacks{kills: true, resets: true, copies: true}, work: watermillKafka,
+		name: "watermill-kafka", label: "Watermill, Kafka, with its deduplicator",
+		module: "github.com/ThreeDotsLabs/watermill-kafka/v3",
+		lacks:  lacks{kills: true, resets: true, copies: true}, work: watermillKafka,
 		how: "router, `middleware.Deduplicator` by UUID with its own repository, for an hour instead of a minute. " +
 			"Its documentation: in memory, not shared between instances",
 	},
 	{
-		name: "watermill-sql", label: "Watermill, SQL, in the subscriber's transaction", module: "github.com/ThreeDotsLabs/watermill-sql/v4",
-		lacks: lacks{copies: true}, noKafka: true, prepare: publishWatermill, work: watermillSQL,
+		name: "watermill-sql", label: "Watermill, SQL, in the subscriber's transaction",
+		module: "github.com/ThreeDotsLabs/watermill-sql/v4",
+		lacks:  lacks{copies: true}, noKafka: true, prepare: publishWatermill, work: watermillSQL,
 		left: `select coalesce((select max("offset") from "watermill_TOPIC"), 0) > ` +
 			`coalesce((select max(offset_acked) from "watermill_offsets_TOPIC"), 0)`,
 		how: "`TxFromContext`, as its exactly-once example does. The stream is in its table from the start: there is no Kafka",
