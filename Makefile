@@ -10,7 +10,7 @@ REAL   := $(if $(CI),-require-real)
 # flags turns variables that are set into flags: $(call flags,SEED ONLY) is -seed='1' if SEED is 1, and ONLY is not set.
 flags   = $(foreach v,$(1),$(if $($(v)),-$(shell echo $(v) | tr A-Z a-z)='$($(v))'))
 
-.PHONY: help map doubles quickstart test test-long long laboratory check lint vet oncevet density tidy words size \
+.PHONY: help map doubles held quickstart test test-long long laboratory check lint vet oncevet density tidy words size \
 	other-go site image release bench retention e2e alerts dashboards schemathesis idemcheck kit mutants \
 	adversary seams model matrix zones growth growth-shapes fuzz remotes histories faults drill-restore drill-move \
 	storm storm-franz storm-key storm-positions storm-failover storm-mixed storm-idle storm-keys \
@@ -24,9 +24,14 @@ help:
 map:
 	@$(SUITE) each $(GO) list -f '{{.ImportPath}}: {{.Doc}}' ./...
 
-## rows that three usual loops lose or double under kills, and the same handler with onlyonce: half a minute
+## what ten ways to consume double, lose and overtake under kills: a minute; ONLY=river picks, COMMAND=./yours joins
+## WHOLE=1 PAGE=docs/results/doubles.md plays the run of that page: half an hour; MESSAGES, KILLS, RESETS, SEED
+doubles: MESSAGES = 1000
+doubles: KILLS = 6
+doubles: flag_files = $(if $(PAGE),-page $(abspath $(PAGE))) $(if $(WHOLE),-whole)
 doubles:
-	$(GO) run ./examples/doubles
+	cd test/bench && $(GO) run ./doubles $(call flags,ONLY COMMAND MESSAGES KILLS RESETS SEED) $(flag_files)
+	$(if $(PAGE),$(GO) run ./test/charts)
 
 ## the main job, end to end
 quickstart:
@@ -117,6 +122,14 @@ bench:
 ## what remembering keys takes: 45 days with a horizon of 30 simulated; ARGS="-days 45 -keys 100000 -scale 1e7"
 retention:
 	cd test/bench && $(GO) run . -retention $(ARGS)
+
+LENGTH ?= 20m
+
+## queues beside a held snapshot, LENGTH each (20m), on a quiet machine; writes docs/results/held.md and its chart
+## WAYS=pgq,river picks; needs Debian's postgresql-15-pgq3 and pgqd
+held:
+	cd test/bench && $(GO) run . -held -page $(CURDIR)/docs/results/held.md $(call flags,LENGTH RATE WAYS)
+	$(GO) run ./test/charts
 
 ## the console in a real browser (Chromium), some 2 minutes; SHOTS=docs/guide/img writes screenshots
 e2e:

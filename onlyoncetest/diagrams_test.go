@@ -7,15 +7,21 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/onlyoncetest"
+	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/httpsink"
 )
 
 var update = flag.Bool("update", false, "write docs/guide/diagrams.md anew")
@@ -52,14 +58,14 @@ func scenes(t *testing.T) []scene {
 		{
 			"The process dies before COMMIT",
 			"Postgres rolls back. The successor begins at the same offset.",
-			"before:commit.bind.1",
+			"before:commit.bind.2",
 			plain,
 			"",
 		},
 		{
 			"The answer to COMMIT is lost",
 			"The message runs again, and the fence finds that the position has moved.",
-			"lost:commit.sync.2",
+			"lost:commit.sync.3",
 			plain,
 			"",
 		},
@@ -67,7 +73,7 @@ func scenes(t *testing.T) []scene {
 		{
 			"The group's offsets are gone",
 			"The position in the database counts: the second message is next.",
-			"after:commit.sync.2,reset",
+			"after:commit.sync.3,reset",
 			two,
 			"",
 		},
@@ -91,7 +97,22 @@ func scenes(t *testing.T) []scene {
 			),
 			"",
 		},
-		{"A failover that loses a commit", "Position and effect are lost together, and done again.", "failover:commit.bind.1", plain, ""},
+		{
+			"A rebalance in the middle of a batch",
+			"The owner finishes the batch and commits it. Only then is the partition handed over.",
+			"rebalance:fence.bind.1",
+			plain,
+			"",
+		},
+		{
+			"A parked key, and a redrive",
+			"Under `ParkOrderingKey` the next message of the customer waits behind the parked one. Both are\n" +
+				"applied in their order when an operator has mended the cause.",
+			"nothing",
+			parkedKey(),
+			"",
+		},
+		{"A failover that loses a commit", "Position and effect are lost together, and done again.", "failover:commit.bind.2", plain, ""},
 		{
 			"The relay dies when the remote has answered",
 			"Its successor sends the call again, with the same key.",
@@ -99,7 +120,29 @@ func scenes(t *testing.T) []scene {
 			relay,
 			`request|starts|enqueue_batch`,
 		},
+		{
+			"A call outlives the remote's window",
+			"Nobody knows whether the remote has applied it, and the remote may have forgotten its key. So the\n" +
+				"call is not sent again: it waits for an operator, in the state reconcile.",
+			"after:request.1",
+			outlived(t, one),
+			`request|starts|enqueue_batch|note|insert into onlyonce.parked`,
+		},
 		{"An HTTP request whose answer is lost", "The client sends it again, and gets the stored answer.", "after:commit.sync.2", http, ""},
+		{
+			"An HTTP request that is in flight",
+			"While its handler runs, a copy gets 409, or waits with `Route.Wait`. A later one gets the stored\nanswer.",
+			"nothing",
+			inFlight(),
+			`note|http_begin|insert into effects|http_complete|commit|COMMIT|answers`,
+		},
+		{
+			"An HTTP key that has expired",
+			"After the route's `TTL` nothing is known of the key: the request is a new one.",
+			"nothing",
+			expired(),
+			`note|http_begin|insert into effects|http_complete|commit|COMMIT|answers`,
+		},
 		{
 			"A webhook that comes twice",
 			"The second gets 200, and has no effect.",
@@ -108,6 +151,161 @@ func scenes(t *testing.T) []scene {
 			`receive_webhooks?|insert into effects|seal|answers`,
 		},
 	}
+}
+
+// note draws a note. Its text is the statement's, which the trace shows.
+func note(ctx context.Context, p *onlyoncetest.Process, text string) error {
+	_, err := p.Pool.Exec(ctx, "select '"+text+"' as note")
+	return err
+}
+
+// parkedKey is a case in which a request is an operator who mends the cause, and redrives.
+func parkedKey() onlyoncetest.Case {
+	var mended atomic.Bool
+	handler := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if m.Offset == 0 && !mended.Load() {
+			return consumer.Permanent(errors.New("no such product"))
+		}
+		return sound(ctx, tx, m)
+	}
+	return onlyoncetest.Case{
+		Migrate: migrate,
+		Messages: []onlyoncetest.Message{
+			{ID: "order-17", Key: "customer-9", Value: "tea"}, {ID: "order-18", Key: "customer-9", Value: "coffee"},
+		},
+		Requests: []onlyoncetest.Request{{Path: "/redrive"}},
+		Start:    onlyoncetest.Consume(consumer.HandlerFunc(handler), consumer.Config{BatchSize: 1, OnFailure: consumer.ParkOrderingKey}),
+		Serve: func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				err := redrive(r.Context(), p, &mended)
+				if err != nil {
+					http.Error(w, err.Error(), http.StatusInternalServerError)
+				}
+			}), nil, nil
+		},
+	}
+}
+
+// redrive waits until both messages are parked, and then until both are applied.
+func redrive(ctx context.Context, p *onlyoncetest.Process, mended *atomic.Bool) error {
+	if err := untilTrue(ctx, p, `select count(*) = 2 from onlyonce.parked`); err != nil {
+		return err
+	}
+	mended.Store(true)
+	if err := note(ctx, p, "the product exists now, and an operator redrives"); err != nil {
+		return err
+	}
+	var scope string
+	if err := p.Pool.QueryRow(ctx, `select scope from onlyonce.parked limit 1`).Scan(&scope); err != nil {
+		return err
+	}
+	in := ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: scope, Reason: "permanent"}, All: true}
+	if _, err := ops.Redrive(ctx, p.Pool, ops.By{Reason: "the product exists now"}, in); err != nil {
+		return err
+	}
+	return untilTrue(ctx, p, `select count(*) = 2 from effects`)
+}
+
+// untilTrue asks until the answer is yes.
+func untilTrue(ctx context.Context, p *onlyoncetest.Process, query string) error {
+	for {
+		var yes bool
+		if err := p.Pool.QueryRow(ctx, query).Scan(&yes); yes || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+const (
+	shortWindow  = 4 * time.Second // of a remote that forgets soon
+	shortTimeout = time.Second
+)
+
+// outlived is a case whose second process begins when the remote has forgotten the call's key.
+func outlived(t *testing.T, messages []onlyoncetest.Message) onlyoncetest.Case {
+	remote := onlyoncetest.NewRemote(t, onlyoncetest.RemoteOptions{})
+	c := sending(func(p *onlyoncetest.Process) (outbox.Sink, error) {
+		return httpsink.New(httpsink.Config{
+			Name: "mail", BaseURL: p.Reach(remote), KeyWindow: shortWindow, Timeout: shortTimeout, AllowPrivate: true,
+		})
+	})
+	c.Messages = messages
+	start := c.Start
+	c.Start = func(p *onlyoncetest.Process) (onlyoncetest.Runner, error) {
+		run, err := start(p)
+		if p.Generation() == 1 || err != nil {
+			return run, err
+		}
+		return onlyoncetest.RunnerFunc(func(ctx context.Context) error {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(shortWindow):
+			}
+			if err := note(ctx, p, "the window of the remote is over"); err != nil {
+				return err
+			}
+			return run.Run(ctx)
+		}), nil
+	}
+	return c
+}
+
+// inFlight is a case whose handler sends a copy of its own request, and goes on when that is
+// answered.
+func inFlight() onlyoncetest.Case {
+	var layered http.Handler
+	c := serving(idempotency.Transactional, func(p *onlyoncetest.Process) http.HandlerFunc {
+		return charge(func(r *http.Request) error {
+			again := httptest.NewRequestWithContext(r.Context(), r.Method, "/charges", strings.NewReader(`{"n":1}`))
+			again.Header.Set("Idempotency-Key", "k-1")
+			answer := httptest.NewRecorder()
+			layered.ServeHTTP(answer, again)
+			return note(r.Context(), p, fmt.Sprintf("a copy comes while the handler runs, and gets %d", answer.Code))
+		})
+	})
+	c.Requests = c.Requests[:1]
+	serve := c.Serve
+	c.Serve = func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
+		h, upkeep, err := serve(p)
+		layered = h
+		return h, upkeep, err
+	}
+	return c
+}
+
+// expired is a case whose request comes again when its key has expired.
+func expired() onlyoncetest.Case {
+	const ttl = time.Second
+	c := serving(idempotency.Transactional, nil)
+	c.Requests = c.Requests[:1]
+	c.Serve = func(p *onlyoncetest.Process) (http.Handler, onlyoncetest.Runner, error) {
+		layer, err := idempotency.New(p.Pool, layerConfig())
+		if err != nil {
+			return nil, nil, err
+		}
+		h, err := layer.Handle(idempotency.Route{Pattern: "/charges", NoCalls: true, TTL: ttl, HandlerTimeout: 2 * time.Second}, charge(nil))
+		var came atomic.Int32
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if came.Add(1) > 1 {
+				err := untilTrue(r.Context(), p, `select coalesce(max(expires_at), '-infinity') < now() from onlyonce.http_records`)
+				if err == nil {
+					err = note(r.Context(), p, "the TTL of the key is over")
+				}
+				if err != nil {
+					http.Error(w, err.Error(), http.StatusInternalServerError)
+					return
+				}
+			}
+			h.ServeHTTP(w, r)
+		}), layer, err
+	}
+	return c
 }
 
 // docs/guide/diagrams.md is what the kit has recorded.
@@ -153,6 +351,7 @@ func TestDiagrams(t *testing.T) {
 var (
 	ofProcess = regexp.MustCompile(`^process (\d+): (.*)$`)
 	work      = regexp.MustCompile(`onlyonce\.(fence|claim\w*|enqueue_batch|seal|http_begin|http_complete|receive_webhooks)\(|^(insert into effects)|(insert into) onlyonce\.(parked)|^(select r.state)`)
+	noted     = regexp.MustCompile(`^select '(.*)' as note`)
 	fault     = regexp.MustCompile(`\s*<<< (.*)$`)
 )
 
@@ -204,6 +403,10 @@ func (d *drawing) process(who, text string) {
 	if m := fault.FindStringSubmatch(text); m != nil {
 		text = fault.ReplaceAllString(text, "")
 		wrong = m[1]
+	}
+	if m := noted.FindStringSubmatch(text); m != nil {
+		d.arrow("Note over ", "", "Postgres", m[1])
+		return
 	}
 	name := strings.Join(slices.DeleteFunc(append(work.FindStringSubmatch(text), "")[1:], func(s string) bool { return s == "" }), " ")
 	if (text == "commit" || text == "rollback") && d.open[who] {

@@ -36,6 +36,8 @@ type options struct {
 	sim     sim
 	apart   bool // measure calls whose relay is another process, and no ratio
 	across  across
+	holds   bool // measure queues beside a held snapshot, and no ratio
+	held    held
 }
 
 func main() {
@@ -95,6 +97,11 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	fs.IntVar(&o.across.calls, "calls", 1000, "with -across: how many calls")
 	fs.DurationVar(&o.across.every, "every", time.Second, "with -across: the time between two calls")
 	fs.DurationVar(&o.across.idle, "idle", 10*time.Minute, "with -across: how long the relay is idle before that is measured")
+	fs.BoolVar(&o.holds, "held", false, "measure queues beside a held snapshot instead")
+	fs.DurationVar(&o.held.length, "length", 20*time.Minute, "with -held: how long each way takes")
+	fs.IntVar(&o.held.rate, "rate", 1000, "with -held: events a second")
+	fs.StringVar(&o.held.only, "ways", "", "with -held: which, by `names`: "+strings.Join(heldNames(), ",")+" (default: all)")
+	fs.StringVar(&o.held.page, "page", "", "with -held: write the page of results to this `file`")
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}
@@ -117,6 +124,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		return o, fmt.Errorf("-scale is %g: must be at least 1", o.sim.scale)
 	case o.across.calls < 1:
 		return o, fmt.Errorf("-calls is %d: must be at least 1", o.across.calls)
+	case o.held.length < time.Minute || o.held.rate < 100:
+		return o, fmt.Errorf("-length is %v, -rate %d: must be at least 1m and 100", o.held.length, o.held.rate)
 	case o.across.every <= 0:
 		return o, fmt.Errorf("-every is %v: must be positive", o.across.every)
 	}
@@ -181,6 +190,9 @@ func measureAll(ctx context.Context, o options, pairs []pair, stdout, stderr io.
 	}
 	if o.apart {
 		return false, o.across.measure(ctx, srv, stdout)
+	}
+	if o.holds {
+		return false, o.held.measure(ctx, srv, stdout)
 	}
 	commit := headCommit(ctx)
 	for _, p := range pairs {

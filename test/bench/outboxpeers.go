@@ -123,11 +123,7 @@ func riverDrain() drain {
 	return drain{
 		connections: riverDrainConnections,
 		fill: func(ctx context.Context, pool *pgxpool.Pool, rows int) error {
-			migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: slog.New(slog.DiscardHandler)})
-			if err != nil {
-				return err
-			}
-			if _, err := migrator.Migrate(ctx, rivermigrate.DirectionUp, nil); err != nil {
+			if err := migrateRiver(ctx, pool); err != nil {
 				return err
 			}
 			client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Logger: slog.New(slog.DiscardHandler)})
@@ -176,4 +172,14 @@ func riverDrain() drain {
 			return nil
 		},
 	}
+}
+
+// migrateRiver makes River's tables.
+func migrateRiver(ctx context.Context, pool *pgxpool.Pool) error {
+	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	_, err = migrator.Migrate(ctx, rivermigrate.DirectionUp, nil)
+	return err
 }

@@ -168,3 +168,20 @@ func TestTape(t *testing.T) {
 		t.Errorf("%d ids, want %d", len(ids), fetchLimit+10)
 	}
 }
+
+// A way that is a few seconds behind keeps up; one whose backlog grows does not.
+func TestHeldWayReachesItsRate(t *testing.T) {
+	for _, c := range []struct {
+		r    heldResult
+		want bool
+	}{
+		{heldResult{left: 2000, last: 700}, true},
+		{heldResult{left: 6000, last: 990}, false},
+		{heldResult{way: heldWay{byItself: true}, last: 980}, true},
+		{heldResult{way: heldWay{byItself: true}, last: 900}, false},
+	} {
+		if got := c.r.reaches(1000); got != c.want {
+			t.Errorf("%+v: %v", c.r, got)
+		}
+	}
+}

@@ -16,7 +16,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
-	"github.com/riverqueue/river/rivermigrate"
 )
 
 // against compares the consumer with a peer that does the same work: each message takes effect
@@ -185,11 +184,7 @@ func riverSide(options) side {
 		if err != nil {
 			return sample{}, err
 		}
-		migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			return sample{}, err
-		}
-		if _, err := migrator.Migrate(ctx, rivermigrate.DirectionUp, nil); err != nil {
+		if err := migrateRiver(ctx, pool); err != nil {
 			return sample{}, err
 		}
 		var count atomic.Int64

@@ -9,6 +9,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 )
@@ -22,13 +24,30 @@ func main() {
 
 // all are the charts, by the name of their file below docs/charts.
 var all = map[string]func(root string) (chart, error){
-	"cost.svg": cost,
+	"cost.svg":    cost,
+	"keys.svg":    keys,
+	"doubles.svg": doubles,
+	"held.svg":    snapshot,
+}
+
+// unmeasured is the page of a chart that a long run writes. Before the first there is no chart.
+var unmeasured = map[string]string{"held.svg": "docs/results/held.md"}
+
+// drawn are the charts whose figures exist below a root.
+func drawn(root string) map[string]func(root string) (chart, error) {
+	there := maps.Clone(all)
+	for name, page := range unmeasured {
+		if _, err := os.Stat(filepath.Join(root, page)); errors.Is(err, fs.ErrNotExist) {
+			delete(there, name)
+		}
+	}
+	return there
 }
 
 // write draws all charts below a root.
 func write(root string) error {
 	var faults []error
-	for name, figures := range all {
+	for name, figures := range drawn(root) {
 		c, err := figures(root)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(root, "docs/charts", name), []byte(c.svg()), 0o644) //nolint:gosec // for all to read

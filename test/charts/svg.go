@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"html"
+	"math"
 	"strings"
 )
 
@@ -12,6 +13,7 @@ type chart struct {
 	note   string // below the title: what is compared, where and when
 	series []string
 	most   float64 // the end of the scale
+	log    bool    // of 1 and the value
 	marks  []float64
 	rows   []row
 }
@@ -54,7 +56,11 @@ text { font: 13px system-ui, -apple-system, sans-serif; fill: #1b1f24; }
 
 // x is where a value is on the scale.
 func (c chart) x(value float64) float64 {
-	return left + (right-left)*min(value, c.most)/c.most
+	share := min(value, c.most) / c.most
+	if c.log {
+		share = math.Log1p(min(value, c.most)) / math.Log1p(c.most)
+	}
+	return left + (right-left)*share
 }
 
 // svg draws the chart.

@@ -18,7 +18,6 @@ var pending = []string{
 	"deploy/check",
 	"deploy/monitoring",
 	"examples/acp-checkout",
-	"examples/doubles",
 	"examples/one-process",
 	"examples/own-loop",
 	"examples/payments-api",

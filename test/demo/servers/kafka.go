@@ -154,15 +154,20 @@ func (k *Kafka) Committed(ctx context.Context, group, topic string, partitions i
 // Reset commits offset 0 for every partition of a group without members, as `kafka-consumer-groups
 // --reset-offsets --to-earliest --execute` does, and waits until the group says so.
 func (k *Kafka) Reset(ctx context.Context, group, topic string, partitions int) error {
+	return k.ResetTo(ctx, group, topic, make([]int64, partitions))
+}
+
+// ResetTo is Reset to an offset of each partition.
+func (k *Kafka) ResetTo(ctx context.Context, group, topic string, offsets []int64) error {
 	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
 	defer cancel()
-	var zero []kafka.OffsetCommit
-	for p := range partitions {
-		zero = append(zero, kafka.OffsetCommit{Partition: p})
+	var commits []kafka.OffsetCommit
+	for p, offset := range offsets {
+		commits = append(commits, kafka.OffsetCommit{Partition: p, Offset: offset})
 	}
 	err := until(ctx, func() error {
 		resp, err := k.client.OffsetCommit(ctx, &kafka.OffsetCommitRequest{GroupID: group, GenerationID: -1,
-			Topics: map[string][]kafka.OffsetCommit{topic: zero}})
+			Topics: map[string][]kafka.OffsetCommit{topic: commits}})
 		if err != nil {
 			return err
 		}
@@ -171,9 +176,9 @@ func (k *Kafka) Reset(ctx context.Context, group, topic string, partitions int) 
 				return p.Error
 			}
 		}
-		committed, err := k.Committed(ctx, group, topic, partitions)
+		committed, err := k.Committed(ctx, group, topic, len(offsets))
 		for p, offset := range committed {
-			if offset != 0 {
+			if offset != offsets[p] {
 				return fmt.Errorf("partition %d is at %d", p, offset)
 			}
 		}
