@@ -54,7 +54,8 @@ func (c *Consumer) foreignScope(id, at source.TopicPartition, pos int64, scope s
 		Reason:         HaltForeignScope,
 		Shard:          c.shard,
 		Detail: fmt.Sprintf(
-			"group %q is that of scope %q in partition %s/%d, and this consumer has scope %q: they would divide the messages between them",
+			"group %q is that of scope %q in partition %s/%d, and this consumer has scope %q: "+
+				"they would divide the messages between them",
 			c.source.Group(),
 			scope,
 			at.Topic,

@@ -23,10 +23,12 @@ const (
 
 // Finding is the result of one check.
 type Finding struct {
-	Check  string `json:"check" doc:"what was looked at, for example \"outbox\""`
-	Level  string `json:"level" doc:"ok, info, warn or fail"`
-	Text   string `json:"text" doc:"what is the case"`
-	Remedy string `json:"change" doc:"what to do, usually a command of the program onlyonce. Words in capitals are placeholders for values. It is empty if there is nothing to do"`
+	Check string `json:"check" doc:"what was looked at, for example \"outbox\""`
+	Level string `json:"level" doc:"ok, info, warn or fail"`
+	Text  string `json:"text" doc:"what is the case"`
+	// what to do, usually a command of the program onlyonce. Words in capitals are placeholders for
+	// values. It is empty if there is nothing to do
+	Remedy string `json:"change" doc:"above"`
 }
 
 // Examination is the result of [Examine].

@@ -632,7 +632,7 @@ var consumerRules = []mutant{
 	},
 	{rule: "F14 all is lent", in: "consumer/internal/budget", decl: "(*Budget).room",
 		old: "b.Limit-b.Limit/2", new: "b.Limit", test: "TestF14StuckPartitionsLeaveTheOthersTheirParts"},
-	{rule: "F13 ids of one database", in: "ops", decl: "(*origin).bring",
+	{rule: "F13 ids of one database", in: "ops", decl: "(*origin).bringKeys",
 		old: "!o.StandardKeys", new: "false", pkg: "cmd/onlyonce", test: "TestF13AdoptFrom"},
 	{rule: "F13 replays", in: "internal/cursor", decl: "StampSQL",
 		old: "greatest(replay_no, $6)", new: "replay_no + 0 * $6::integer", pkg: "cmd/onlyonce", test: "TestF13AdoptFrom"},

@@ -188,7 +188,9 @@ func (f *flow) result(c *ssa.Call, index int, path []int, at *frame) *source {
 			return &source{c.Pos(), name{pkg: n.pkg, recv: n.recv, fn: n.fn + ", by " + known.Differs}}
 		}
 	}
-	if fn == nil || fn.Pkg != f.p.pkg || at != nil && at.depth >= maxDepth {
+	elsewhere := fn == nil || fn.Pkg != f.p.pkg
+	tooDeep := at != nil && at.depth >= maxDepth
+	if elsewhere || tooDeep {
 		return nil
 	}
 	in := &frame{fn: fn, args: c.Call.Args, up: at, depth: 1}
