@@ -167,8 +167,11 @@ func TestRetryAfterIsWaitedFor(t *testing.T) {
 					t.Errorf("tried again: %+v", e)
 				}
 			}
-			// The first failure parks it.
-			if want := map[bool]int{false: 3, true: 2}[policy == consumer.ParkOrderingKey]; waits != want {
+			want := 3
+			if policy == consumer.ParkOrderingKey {
+				want = 2 // the first failure parks it
+			}
+			if waits != want {
 				t.Errorf("%d waits, want %d", waits, want)
 			}
 		})

@@ -321,7 +321,11 @@ func TestK10ClaimsMeetInEitherRing(t *testing.T) {
 			got <- out[0]
 		}()
 		waits(t, pool, b)
-		a.exec(map[bool]string{true: `commit`, false: `rollback`}[c.commit])
+		if c.commit {
+			a.exec(`commit`)
+		} else {
+			a.exec(`rollback`)
+		}
 		if o := <-got; o != c.want {
 			t.Errorf("%+v: outcome %d", c, o)
 		}
@@ -393,7 +397,10 @@ func TestK10ClaimsInBothRingsDoNotDeadlock(t *testing.T) {
 		c := newClaimer(t, pool)
 		all.Go(func() {
 			for i := range 40 {
-				classes := [][2]string{{"standard", "long"}, {"long", "standard"}}[worker%2]
+				classes := [2]string{"standard", "long"}
+				if worker%2 == 1 {
+					classes = [2]string{"long", "standard"}
+				}
 				_, err := c.claim(
 					`
 select onlyonce.claim_both(

@@ -355,7 +355,10 @@ func TestK8ShardsAgree(t *testing.T) {
 		if topic == "paid" {
 			return "b"
 		}
-		return []string{"a", "b"}[partition]
+		if partition == 0 {
+			return "a"
+		}
+		return "b"
 	})
 	r.log.Append(0, "a", id("1"))
 	r.log.Append(1, "b", id("2"))

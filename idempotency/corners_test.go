@@ -476,7 +476,10 @@ func TestWithoutPreparedStatements(t *testing.T) {
 	r.exec(`create table effects (v text not null)`)
 	var p provider
 	for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
-		path := []string{"/tx", "/leased"}[mode]
+		path := "/tx"
+		if mode == idempotency.Leased {
+			path = "/leased"
+		}
 		r.handle(idempotency.Route{Pattern: path, Mode: mode}, func(w http.ResponseWriter, req *http.Request) {
 			if req.URL.Query().Get("odd") != "" && r.runs.Load()%2 == 1 {
 				if mode == idempotency.Leased {

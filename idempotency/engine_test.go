@@ -228,9 +228,9 @@ func TestH17IsolationLevels(t *testing.T) {
 			r.handle(route, transfer)
 			other.handle(route, transfer)
 			const keys, copies = 5, 4
+			both := []*rig{r, other}
 			r.all(keys*copies, func(i int) (got, error) {
-				on := []*rig{r, other}[i%2]
-				return on.try(context.Background(), http.MethodPost, path, fmt.Sprint(i%keys), fmt.Sprint(i%keys))
+				return both[i%2].try(context.Background(), http.MethodPost, path, fmt.Sprint(i%keys), fmt.Sprint(i%keys))
 			})
 			for k := range keys {
 				if g := r.settled(path, fmt.Sprint(k), fmt.Sprint(k)); g.status != http.StatusCreated ||
@@ -346,8 +346,9 @@ func TestH19ExpiredIsAbsent(t *testing.T) {
 			idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased},
 			charge(func(context.Context, string) ([]byte, error) { return []byte("paid"), nil }),
 		)
+		both := []*rig{r, other}
 		answers := r.all(30, func(i int) (got, error) { // another request: nothing of the old one counts
-			return []*rig{r, other}[i%2].try(context.Background(), http.MethodPost, path, "k", "another")
+			return both[i%2].try(context.Background(), http.MethodPost, path, "k", "another")
 		})
 		created := 0
 		for _, g := range answers {

@@ -394,7 +394,8 @@ func TestH7CanonicalJSON(t *testing.T) {
 
 // rewriteJSON writes a value in one of the ways that say the same.
 func rewriteJSON(r *rand.Rand, v any) string {
-	space := func() string { return []string{"", "", " ", "\n\t"}[r.IntN(4)] }
+	spaces := []string{"", "", " ", "\n\t"}
+	space := func() string { return spaces[r.IntN(len(spaces))] }
 	var out string
 	switch v := v.(type) {
 	case map[string]any:
@@ -417,7 +418,7 @@ func rewriteJSON(r *rand.Rand, v any) string {
 			switch {
 			case r.IntN(3) == 0 && c > 0xffff:
 				fmt.Fprintf(&b, `\u%04x\u%04X`, 0xd800+(c-0x10000)>>10, 0xdc00+(c-0x10000)&0x3ff)
-			case r.IntN(3) == 0 && c <= 0xffff || c < ' ' || c == '"' || c == '\\':
+			case r.IntN(3) == 0 && c <= 0xffff, c < ' ', c == '"', c == '\\':
 				fmt.Fprintf(&b, `\u%04x`, c)
 			default:
 				b.WriteRune(c)

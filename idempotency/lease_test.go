@@ -109,7 +109,10 @@ func TestH18ZombieChangesNothing(t *testing.T) {
 		if z := wait(t, "the zombie is answered", first); z.status == http.StatusCreated && z.body != second.body || z.mark() == "created" {
 			t.Errorf("%s: the zombie: %v", at, z)
 		}
-		effects := map[bool]int{true: 0, false: 1}[at == "without Tx"]
+		effects := 1
+		if at == "without Tx" {
+			effects = 0
+		}
 		if keys, _ := p.keys(); keys != 1 || r.effects() != effects || r.leases() != 0 {
 			t.Errorf("%s: %d payments, %d effects, %d leases", at, keys, r.effects(), r.leases())
 		}
@@ -149,8 +152,9 @@ func TestH18OneThief(t *testing.T) {
 	}
 	broken.Store(false)
 	created := 0
+	both := []*rig{r, other}
 	for _, g := range r.all(30, func(i int) (got, error) {
-		return []*rig{r, other}[i%2].try(context.Background(), http.MethodPost, "/charges", "k", "x")
+		return both[i%2].try(context.Background(), http.MethodPost, "/charges", "k", "x")
 	}) {
 		if g.mark() == "created" {
 			created++

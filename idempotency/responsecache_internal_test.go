@@ -137,11 +137,10 @@ func wants(t *testing.T, tier *responseCache, want *cacheEntry) {
 	switch {
 	case ok != (want != nil):
 		t.Errorf("found: %v", ok)
-	case ok &&
-		(got.Origin != want.Origin ||
-			!got.Expires.Equal(want.Expires) ||
-			!bytes.Equal(got.Fingerprint, want.Fingerprint) ||
-			!equalResponses(got.Response, want.Response)):
+	case !ok:
+	case got.Origin != want.Origin || !got.Expires.Equal(want.Expires):
+		t.Errorf("%+v, want %+v", got, want)
+	case !bytes.Equal(got.Fingerprint, want.Fingerprint) || !equalResponses(got.Response, want.Response):
 		t.Errorf("%+v, want %+v", got, want)
 	}
 }

@@ -228,7 +228,11 @@ func (d *drawing) process(who, text string) {
 		d.arrow(who, "->>", "remote", text)
 		d.asking[who] = true
 	case strings.HasPrefix(text, "request "):
-		d.arrow("remote", map[bool]string{true: "-->>", false: "--x"}[wrong == ""], who, "answer")
+		arrow := "-->>"
+		if wrong != "" {
+			arrow = "--x"
+		}
+		d.arrow("remote", arrow, who, "answer")
 		d.asking[who] = false
 	case strings.HasPrefix(text, "answers "):
 		d.arrow(who, "-->>", "client", strings.TrimPrefix(text, "answers "))

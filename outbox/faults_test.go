@@ -472,8 +472,9 @@ var crashRows = []relayRow{
 	}},
 	{"crash with calls parked", func(f *relayFaults) {
 		f.begin()
+		ways := []string{"", "500", "", "409", ""}
 		f.decides(func(_ callcheck.Body, n int) string {
-			return []string{"", "500", "", "409", ""}[min(n, 2)*len(f.t.Name())%5]
+			return ways[min(n, 2)*len(f.t.Name())%5]
 		})
 		f.mix()
 		for _, after := range []int64{5, 9, 13} {

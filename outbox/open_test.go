@@ -248,7 +248,11 @@ func TestO14ExpiredCredentialsHoldTheirTenant(t *testing.T) {
 				w.WriteHeader(http.StatusOK)
 				return
 			}
-			w.WriteHeader([]int{http.StatusUnauthorized, http.StatusForbidden}[i%2])
+			status := http.StatusUnauthorized
+			if i%2 == 1 {
+				status = http.StatusForbidden
+			}
+			w.WriteHeader(status)
 		}
 	}
 	sink := m.sink(func(c *httpsink.Config) { c.Breaker.OpenFor = 100 * time.Millisecond })

@@ -232,7 +232,11 @@ func TestO6Redo(t *testing.T) {
 				r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp()`)
 			}
 			r.states(c.want)
-			if want := map[string]int{"delivered": 1}[c.want]; len(sink.calls()) != want {
+			want := 0
+			if c.want == "delivered" {
+				want = 1
+			}
+			if len(sink.calls()) != want {
 				t.Errorf("%d calls, want %d", len(sink.calls()), want)
 			}
 		})

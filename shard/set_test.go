@@ -94,8 +94,9 @@ func TestN1NewPlaceGetsOneShard(t *testing.T) {
 	pools := map[string]*pgxpool.Pool{"a": pgtest.DB(t), "b": pgtest.DB(t)}
 	const places, processes = 40, 6
 	var wg sync.WaitGroup
+	names := []string{"a", "b"}
 	for n := range processes {
-		of := []string{"a", "b"}[n%2]
+		of := names[n%2]
 		s := newSet(t, pools, func(string) string { return of })
 		wg.Go(func() {
 			for i := range places {

@@ -123,9 +123,8 @@ func TestRelayConfigOfPasses(t *testing.T) {
 
 func TestRelayConfigOfSealKeys(t *testing.T) {
 	t.Parallel()
-	env := func(name string) string {
-		return map[string]string{"GOOD": "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=", "SHORT": "AAEC"}[name]
-	}
+	keys := map[string]string{"GOOD": "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=", "SHORT": "AAEC"}
+	env := func(name string) string { return keys[name] }
 	c := parse([]byte(`{"seal_keys": [{"id": 7, "key": {"env": "GOOD"}}]}`), env, slog.Default())
 	cfg := c.relay
 	faults := c.file.Faults()
@@ -214,7 +213,8 @@ func TestSinkFields(t *testing.T) {
 		has := map[string]bool{}
 		for _, f := range reflect.VisibleFields(reflect.TypeOf(kinds[name]()).Elem()) {
 			tag := f.Tag.Get("json")
-			if has[tag] = true; tag != "" && !strings.Contains(help, tag) {
+			has[tag] = true
+			if tag != "" && !strings.Contains(help, tag) {
 				t.Errorf("%s: the help does not have %s", name, tag)
 			}
 		}

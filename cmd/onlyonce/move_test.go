@@ -66,9 +66,10 @@ func (s *twoShards) start(
 	if change != nil {
 		change(&cfg)
 	}
+	ofPartition := []string{"a", one}
 	shards, err := shard.New(shard.Config{
 		Pools:       map[string]*pgxpool.Pool{"a": s.a.pool, "b": s.b.pool},
-		OfPartition: func(_ string, partition int32) string { return []string{"a", one}[partition] },
+		OfPartition: func(_ string, partition int32) string { return ofPartition[partition] },
 	})
 	if err != nil {
 		s.t.Fatal(err)

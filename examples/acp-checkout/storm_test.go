@@ -150,10 +150,11 @@ func (a *agent) post(ctx context.Context, path, key, body string) ([]byte, error
 	defer pause.Stop()
 	for {
 		status, answer, err := a.try(ctx, path, fmt.Sprintf(`"%s %d"`, key, a.n), body)
+		later := status == http.StatusConflict || status == http.StatusTooManyRequests
 		switch {
 		case err == nil && status < http.StatusMultipleChoices:
 			return answer, nil
-		case err == nil && status < http.StatusInternalServerError && status != http.StatusConflict && status != http.StatusTooManyRequests:
+		case err == nil && status < http.StatusInternalServerError && !later:
 			return nil, fmt.Errorf("%s: %d %s", path, status, answer)
 		}
 		select {

@@ -209,9 +209,10 @@ func play(ctx context.Context, w worker, srv *servers.Servers) (err error) {
 	if srv.Kafka.Given {
 		defer func() { err = errors.Join(err, srv.Kafka.Remove(context.WithoutCancel(ctx), w.topic(), w.topic())) }()
 	}
+	places := []string{before, after, soon}
 	for k := range kills {
 		w.Dies = (k + 1) * messages / (kills + 2) / every * every
-		w.Where = []string{before, after, soon}[k%3]
+		w.Where = places[k%3]
 		var killed *exec.ExitError
 		if err := w.process(ctx, nil); !errors.As(err, &killed) || killed.Exited() {
 			return fmt.Errorf("a process that was to be killed ended with: %w", err)

@@ -547,10 +547,9 @@ func TestO6RefusalAfterALostAnswer(t *testing.T) {
 				t.Errorf("%+v: %v", c, err)
 			case !c.open:
 				read(t, resp)
-			case !errors.As(err, &open) ||
-				open.Response == nil ||
-				open.Response.StatusCode != c.status ||
-				!strings.Contains(err.Error(), strconv.Itoa(c.status)):
+			case !errors.As(err, &open) || open.Response == nil:
+				t.Errorf("%+v: %v", c, err)
+			case open.Response.StatusCode != c.status || !strings.Contains(err.Error(), strconv.Itoa(c.status)):
 				t.Errorf("%+v: %v", c, err)
 			default:
 				read(t, open.Response)

@@ -250,7 +250,11 @@ func TestErrors(t *testing.T) {
 			return nil, errors.Join(err, s.Err())
 		}
 		before := r.svc.runs.Load()
-		for n, mark := range map[bool][]string{true: {"created", "replayed"}, false: {"released", "released"}}[final] {
+		marks := []string{"released", "released"}
+		if final {
+			marks = []string{"created", "replayed"}
+		}
+		for n, mark := range marks {
 			a := r.charge(code.String(), "x")
 			s := status.Convert(a.err)
 			if a.code() != code || len(s.Details()) != 1 || a.mark != mark {

@@ -277,7 +277,10 @@ func TestE1ManyWriters(t *testing.T) {
 
 // write appends two events in each transaction, n times, or none if it rolls back.
 func (r *rig) write(writer, round, n int) {
-	iso := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead}[writer%2]
+	iso := pgx.ReadCommitted
+	if writer%2 == 1 {
+		iso = pgx.RepeatableRead
+	}
 	for i := range n {
 		id := fmt.Sprintf("%d-%d-%d", writer, round, i)
 		for {

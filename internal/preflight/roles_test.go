@@ -272,12 +272,13 @@ func TestS2OthersMayCreateFunctions(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.exec(`create schema shared; create schema "Odd_name"; grant create on schema shared, "Odd_name" to stock; grant usage on schema shared, "Odd_name" to payments, ops`)
+	roles := map[string]preflight.Role{"stock": preflight.App, "payments": preflight.Relay}
 	names := func(login string) string {
 		t.Helper()
 		warnings, err := preflight.Check(
 			t.Context(),
 			c.as(login),
-			map[string]preflight.Role{"stock": preflight.App, "payments": preflight.Relay}[login],
+			roles[login],
 		)
 		if err != nil {
 			t.Fatal(err)

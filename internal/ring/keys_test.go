@@ -150,7 +150,10 @@ func TestK3ConflictWithAClosedSegment(t *testing.T) {
 // transactions that have read the row before insert there.
 func TestK4ClaimWaitsForACopyInTheDrainingSegment(t *testing.T) {
 	for i, commit := range []bool{true, false, true, false} {
-		form := []string{"claim_consumer", "claim_consumer_fresh"}[i/2]
+		form := "claim_consumer"
+		if i >= 2 {
+			form = "claim_consumer_fresh"
+		}
 		r := newKeyRig(t, ring.ConsumerKeys())
 		a := uuid.New()
 		r.is(r.pool, "claim_consumer", uuid.New(), 0)

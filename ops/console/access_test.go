@@ -123,12 +123,11 @@ func TestU1OtherOriginsAreRefused(t *testing.T) {
 func TestAuthorizers(t *testing.T) {
 	t.Parallel()
 	basic := console.Basic(map[string]console.User{"ann": {Password: "secret", Access: console.Operate}, "none": {Access: console.Operate}})
+	granted := map[string]console.Access{"ann": console.Operate}
 	proxy := console.ProxyHeader(
 		"X-Forwarded-User",
 		[]netip.Prefix{netip.MustParsePrefix("10.0.0.5/32")},
-		func(name string) console.Access {
-			return map[string]console.Access{"ann": console.Operate}[name]
-		},
+		func(name string) console.Access { return granted[name] },
 	)
 	for name, c := range map[string]struct {
 		authorize console.Authorizer

@@ -236,8 +236,9 @@ func TestBatch(t *testing.T) {
 	r := newRig(t)
 	var calls []*outbox.Attempt
 	want := map[int]outbox.AttemptOutcome{}
+	targets := []string{"/orders", "/orders.fifo"}
 	for i := range 37 {
-		d := call(fmt.Sprintf("6f1c0c6e-7a3b-5d0e-9c55-0000000000%02d", i), []string{"/orders", "/orders.fifo"}[i%2], fmt.Sprint(i))
+		d := call(fmt.Sprintf("6f1c0c6e-7a3b-5d0e-9c55-0000000000%02d", i), targets[i%2], fmt.Sprint(i))
 		want[i] = outbox.Delivered
 		switch i {
 		case 3:

@@ -317,7 +317,8 @@ func (s *keyStores) keptAgainst(oneTable bool) func(context.Context, *server, op
 // rotation, from the announcement to the TRUNCATE.
 func (k *keyStore) claiming(o options) side {
 	return func(ctx context.Context, _ *database, w *window) (sample, error) {
-		if w.length = keysShort; o.long {
+		w.length = keysShort
+		if o.long {
 			w.length = keysLong
 		}
 		if err := k.srv.exec(ctx, "checkpoint"); err != nil {

@@ -249,7 +249,8 @@ func read(in io.Reader, out io.Writer) (*results, error) {
 func (r *results) printUnended(pkg name, out io.Writer) {
 	for _, n := range r.order {
 		t := r.tests[n]
-		if n.pkg != pkg.pkg || n.test == "" || t.failed || t.passed || t.skipped {
+		ended := t.failed || t.passed || t.skipped
+		if n.pkg != pkg.pkg || n.test == "" || ended {
 			continue
 		}
 		r.tests[pkg].unended = append(r.tests[pkg].unended, n.test)

@@ -268,9 +268,9 @@ func (r *reference) serve(w http.ResponseWriter, req *http.Request, key string, 
 
 // conflict refuses another body. The lock is held.
 func (r *reference) conflict(w http.ResponseWriter, old *record, other string) {
-	status := map[string]int{"ucp": 409}[r.profile]
-	if status == 0 {
-		status = 422
+	status := 422
+	if r.profile == "ucp" {
+		status = 409
 	}
 	old.refusals++
 	switch {

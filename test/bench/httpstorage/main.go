@@ -215,7 +215,8 @@ func phases(ctx context.Context, pool *pgxpool.Pool, o options) (r result, err e
 		if err := pool.QueryRow(ctx, `select onlyonce.http_purge(1000)`).Scan(&n); err != nil {
 			return r, err
 		}
-		if alone += n; n == 0 {
+		alone += n
+		if n == 0 {
 			return r, errors.New("nothing has expired")
 		}
 	}
