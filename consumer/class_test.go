@@ -587,7 +587,10 @@ update onlyonce.rings
 		t.Helper()
 		for _, function := range []string{"too_old", "forgotten"} {
 			var got string
-			err := r.pool.QueryRow(t.Context(), `select coalesce(round(extract(epoch from clock_timestamp() - onlyonce.`+function+`('stock')) / 3600)::text, 'none')`).Scan(&got)
+			err := r.pool.QueryRow(
+				t.Context(),
+				`select coalesce(round(extract(epoch from clock_timestamp() - onlyonce.`+function+`('stock')) / 3600)::text, 'none')`,
+			).Scan(&got)
 			if err != nil ||
 				got != want {
 				t.Errorf("%s is %s hours ago, want %s; %v", function, got, want, err)

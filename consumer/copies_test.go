@@ -121,7 +121,9 @@ func TestK8ChoiceIsAsked(t *testing.T) {
 			c.change(&cfg)
 		}
 		_, err := consumer.New(r.pool, c.source, consumer.HandlerFunc(queued), cfg)
-		if c.want == "" && err != nil || c.want != "" && (!errors.Is(err, consumer.ErrConfig) || !strings.Contains(err.Error(), c.want)) {
+		wrong := c.want == "" && err != nil ||
+			c.want != "" && (!errors.Is(err, consumer.ErrConfig) || !strings.Contains(err.Error(), c.want))
+		if wrong {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}

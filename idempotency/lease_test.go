@@ -160,7 +160,9 @@ func TestH18OneThief(t *testing.T) {
 			created++
 		}
 	}
-	if keys, calls := p.keys(); created != 1 || keys != 1 || calls != 1 || r.effects() != 1 {
+	keys, calls := p.keys()
+	good := created == 1 && keys == 1 && calls == 1 && r.effects() == 1
+	if !good {
 		t.Errorf("%d created, %d payments in %d calls, %d effects", created, keys, calls, r.effects())
 	}
 	// Another request under the key of one that was left is refused, and does not take it over.
@@ -283,7 +285,8 @@ func TestH18ZombieBesideItsSuccessor(t *testing.T) {
 		handler := func(g *gate, zombie bool) http.HandlerFunc {
 			return func(w http.ResponseWriter, req *http.Request) {
 				stand := func(here string) {
-					if zombie && here == at || !zombie && here == "in the call" {
+					wrong := zombie && here == at || !zombie && here == "in the call"
+					if wrong {
 						g.begun <- struct{}{}
 						<-g.open
 					}

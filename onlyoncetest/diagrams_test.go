@@ -152,8 +152,9 @@ func TestDiagrams(t *testing.T) {
 
 var (
 	ofProcess = regexp.MustCompile(`^process (\d+): (.*)$`)
-	work      = regexp.MustCompile(`onlyonce\.(fence|claim\w*|enqueue_batch|seal|http_begin|http_complete|receive_webhooks)\(|^(insert into effects)|(insert into) onlyonce\.(parked)|^(select r.state)`)
-	fault     = regexp.MustCompile(`\s*<<< (.*)$`)
+	work      = regexp.MustCompile(`onlyonce\.(fence|claim\w*|enqueue_batch|seal|http_begin|http_complete|receive_webhooks)\(|` +
+		`^(insert into effects)|(insert into) onlyonce\.(parked)|^(select r.state)`)
+	fault = regexp.MustCompile(`\s*<<< (.*)$`)
 )
 
 // drawing is a diagram under way. Its maps are by process.

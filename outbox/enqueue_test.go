@@ -400,11 +400,13 @@ select onlyonce.enqueue(
 	sink := newScripted(accept)
 	r.start(testConfig(sink))
 	r.states("delivered")
-	if c := sink.calls(); len(c) != 1 ||
-		c[0].Key != "51825619-b4aa-834b-8c96-7435425d5a3b" ||
-		string(c[0].Body) != "one" ||
-		c[0].Header.Get("X-A") != "1" ||
-		c[0].Tenant != "acme" {
+	c := sink.calls()
+	good := len(c) == 1 &&
+		c[0].Key == "51825619-b4aa-834b-8c96-7435425d5a3b" &&
+		string(c[0].Body) == "one" &&
+		c[0].Header.Get("X-A") == "1" &&
+		c[0].Tenant == "acme"
+	if !good {
 		t.Errorf("sent %+v", c)
 	}
 }

@@ -622,7 +622,8 @@ var otherRows = []relayRow{
 		if err := pgx.BeginFunc(f.t.Context(), f.pool, func(tx pgx.Tx) error {
 			_, err := tx.Exec(f.t.Context(), `update onlyonce.leases set until = clock_timestamp()`+lanes)
 			if err == nil {
-				_, err = tx.Exec(f.t.Context(), `select onlyonce.raise_epoch(id, epoch, gen_random_uuid(), interval '1 hour') from onlyonce.leases`+lanes)
+				_, err = tx.Exec(f.t.Context(), `select onlyonce.raise_epoch(id, epoch, gen_random_uuid(), interval '1 hour')
+					from onlyonce.leases`+lanes)
 			}
 			return err
 		}); err != nil {

@@ -187,7 +187,8 @@ select count(*)
 						) == 1
 				})
 				if i == 0 {
-					r.exec(`update onlyonce.parked set parked_at = parked_at - interval '30 hours', record_time = record_time - interval '30 hours'`)
+					r.exec(`update onlyonce.parked
+						set parked_at = parked_at - interval '30 hours', record_time = record_time - interval '30 hours'`)
 				}
 				r.exec(`
 update onlyonce.parked

@@ -207,7 +207,9 @@ func TestN2LeavingWaits(t *testing.T) {
 		return count(
 			t,
 			pool,
-			`select count(*) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database()) and not granted`,
+			`select count(*) from pg_locks
+				where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())
+				and not granted`,
 		) == 1
 	})
 	if _, err := inside.Exec(t.Context(), `insert into effects values (1)`); err != nil {

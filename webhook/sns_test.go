@@ -189,7 +189,11 @@ func TestSNS(t *testing.T) {
 	if _, err := v.Verify(nil, []byte(good)); !errors.Is(err, webhook.ErrMalformed) {
 		t.Errorf("without %s: %v", snsHeader, err)
 	}
-	_, strict := overSNS(t, func(p *sns.Provider) { p.Version2Only, p.Roots, p.Fetch = true, h.roots, h.fetch() })
+	_, strict := overSNS(t, func(p *sns.Provider) {
+		p.Version2Only = true
+		p.Roots = h.roots
+		p.Fetch = h.fetch()
+	})
 	m["SignatureVersion"] = "1"
 	refusesNow(t, strict, snsHeaders, snsBody(t, h.key, m, snsText(m)), webhook.ErrMalformed)
 	m["SignatureVersion"] = "2"
@@ -226,7 +230,11 @@ func TestW3OnlySignedMembers(t *testing.T) {
 	if again, err := v.Verify(snsHeaders, genuine.Body); err != nil || string(again.Body) != string(genuine.Body) {
 		t.Errorf("what is stored does not verify: %v", err)
 	}
-	_, open := overSNS(t, func(p *sns.Provider) { p.UnsignedAttributes, p.Roots, p.Fetch = true, h.roots, h.fetch() })
+	_, open := overSNS(t, func(p *sns.Provider) {
+		p.UnsignedAttributes = true
+		p.Roots = h.roots
+		p.Fetch = h.fetch()
+	})
 	e, err := open.Verify(snsHeaders, rendered(`"MessageAttributes": `+attributes+`, "UnsubscribeURL": "x"`))
 	if err != nil {
 		t.Fatal(err)

@@ -26,12 +26,13 @@ func TestGoodRequests(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if e.ID != s.id ||
+		wrong := e.ID != s.id ||
 			e.Type != s.kind ||
 			string(e.Body) != s.body ||
 			e.Probe ||
 			e.Time.IsZero() != s.untimed ||
-			!s.untimed && !e.Time.Equal(now) {
+			!s.untimed && !e.Time.Equal(now)
+		if wrong {
 			t.Errorf("%+v", e)
 		}
 	})

@@ -52,7 +52,8 @@ func TestRelayConfigFaults(t *testing.T) {
 			"sinks[0].base_url: must start with https", "sinks[0].key_window: must be set", "sinks[0].key_windw: is no field",
 			"sinks[0].timeout: must be a string", "sinks[0].headers.A: must be {", "lease_ttl: is 1ms: must be from", "retrys: is no field",
 			"poll_interval: -1s must be positive", "concurrency: must be a whole number"},
-		`{"sinks": [{"type": "kafka", "name": "a", "brokers": ["x"], "tls_ca": "/nowhere", "sasl": "plain", "user": {"env": "NOT_SET"}, "password": {"file": "/nowhere"}}, {"type": "smtp"}]}`: {
+		`{"sinks": [{"type": "kafka", "name": "a", "brokers": ["x"], "tls_ca": "/nowhere", "sasl": "plain", "user": {"env": ` +
+			`"NOT_SET"}, "password": {"file": "/nowhere"}}, {"type": "smtp"}]}`: {
 			`sinks[0].brokers: "x" is not host:port`,
 			"sinks[0].topics: must not be empty",
 			`sinks[0].tls_ca: needs "tls": true`,
@@ -60,9 +61,11 @@ func TestRelayConfigFaults(t *testing.T) {
 			"sinks[0].password: open /nowhere",
 			`sinks[1].type: "smtp" is none of http, kafka, nats, rabbitmq, sqs`,
 		},
-		`{"sinks": [{"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h", "password": {"env": "X", "file": "Y"}, "name": "b"}]}`: {
+		`{"sinks": [{"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h", "password": {"env": ` +
+			`"X", "file": "Y"}, "name": "b"}]}`: {
 			"sinks[0].name: is there twice", "sinks[0].password: must be {", "sinks[0].sasl: must be"},
-		`{"sinks": [{"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h"}, {"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h"}]}`: {
+		`{"sinks": [{"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h"}, {"type": "kafka", ` +
+			`"name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h"}]}`: {
 			`sinks[1]: a second sink named "a"`},
 	} {
 		file := fileOf(t, text)

@@ -171,7 +171,8 @@ func TestPostgresLogin(t *testing.T) {
 		"&sslrootcert=" + ca.File("ca.crt") + "&sslcert=" + ca.File("relay.crt") + "&sslkey=" + ca.File("relay.key")
 	config := fileOf(
 		t,
-		`{"poll_interval": "20ms", "sinks": [{"type": "kafka", "name": "a", "brokers": ["127.0.0.1:1"], "topics": ["t"], "key_window": "forever"}]}`,
+		`{"poll_interval": "20ms", "sinks": [{"type": "kafka", "name": "a", "brokers": ["127.0.0.1:1"], "topics": ["t"], `+
+			`"key_window": "forever"}]}`,
 	)
 	session{t: t, url: u}.run("-config", config).want(t, statusEnvironment, "refused the connection", "password")
 	u += "&password_file=" + password

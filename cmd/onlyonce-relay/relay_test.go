@@ -53,7 +53,9 @@ func TestRelay(t *testing.T) {
 			{Sink: "payments", Target: "/charges", Body: []byte("charge")},
 			{Sink: "events", Target: "/" + topic, Body: []byte("event")},
 		} {
-			c.Name, c.ID, c.Scope = "n", "1", "checkout"
+			c.Name = "n"
+			c.ID = "1"
+			c.Scope = "checkout"
 			if err := outbox.Enqueue(t.Context(), tx, c); err != nil {
 				return err
 			}

@@ -167,7 +167,8 @@ func TestRabbitMQ(t *testing.T) {
 	password.change("guest")
 	f.delivered(1)
 	msg, ok, err := ch.Get("relay", true)
-	if err != nil || !ok || string(msg.Body) != "event" || msg.MessageId == "" {
+	good := err == nil && ok && string(msg.Body) == "event" && msg.MessageId != ""
+	if !good {
 		t.Errorf("%v, %v, %v", msg, ok, err)
 	}
 	ends(t, p, "wrong-word")

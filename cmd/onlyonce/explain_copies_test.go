@@ -21,7 +21,9 @@ func TestExplainCopies(t *testing.T) {
 			`, case when '` + state + `' in ('resolved', 'discarded') then now() end); `
 	}
 	const enqueued = `select onlyonce.enqueue_calls(array[0::smallint], array[` + key + `], array[null::uuid], array['payments'], array[''], array['shop'], array['charge'],
-		array['POST'], array['/'], array[''], array[null::text], array[''::bytea], array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false]); `
+		array['POST'], array['/'], array[''], array[null::text], array[''::bytea], array[null::timestamptz], array[null::timestamptz],
+		array[false], array[false], array[false]);
+		`
 	for name, c := range map[string]struct {
 		setup      string
 		args       []string
@@ -156,9 +158,13 @@ func TestExplainClaimInASavepoint(t *testing.T) {
 	const unknown = "if it claimed the key within a savepoint"
 	f := newFixture(t)
 	f.exec(`do $$ begin
-		begin perform onlyonce.claim_standard(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint]); exception when division_by_zero then null; end;
-		perform onlyonce.enqueue_calls(array[0::smallint], array[onlyonce.key('', 'payments', 'a-1')], array[null::uuid], array['payments'], array[''], array['stock'], array['charge'],
-			array['POST'], array['/'], array[''], array[null::text], array[''::bytea], array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false]);
+		begin perform onlyonce.claim_standard(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint]);
+		exception when division_by_zero then null;
+		end;
+		perform onlyonce.enqueue_calls(array[0::smallint], array[onlyonce.key('', 'payments', 'a-1')], array[null::uuid],
+		array['payments'], array[''], array['stock'], array['charge'],
+			array['POST'], array['/'], array[''], array[null::text], array[''::bytea], array[null::timestamptz], array[null::timestamptz],
+			array[false], array[false], array[false]);
 		perform onlyonce.claim_standard(array[onlyonce.key('', 'stock', 'a-2')], array[0::bigint]);
 	end $$`)
 	f.run("explain", "a-1", "-scope", "stock", "-all").want(t, statusGood, unknown).without(t, "Calls of that transaction")

@@ -27,7 +27,9 @@ func (r *rig) waits(tx pgx.Tx, ids ...string) <-chan error {
 	r.until("a wait for the partition's lock", func() bool {
 		return one[bool](
 			r,
-			`select exists (select from pg_locks where locktype = 'advisory' and not granted and database = (select oid from pg_database where datname = current_database()))`,
+			`select exists (select from pg_locks
+				where locktype = 'advisory' and not granted
+				and database = (select oid from pg_database where datname = current_database()))`,
 		)
 	})
 	return done
@@ -329,7 +331,8 @@ func TestE1PartitionByKey(t *testing.T) {
 	r.commit(tx)
 	if n := one[int](
 		r,
-		`select max(n) from (select count(distinct partition) as n from onlyonce.event_log where order_key is not null group by order_key) s`,
+		`select max(n)
+			from (select count(distinct partition) as n from onlyonce.event_log where order_key is not null group by order_key) s`,
 	); n != 1 {
 		t.Errorf("a key is in %d partitions", n)
 	}

@@ -143,8 +143,12 @@ func TestO10Message(t *testing.T) {
 		send(d)
 		send(d) // within SQS's window, which moto ends when the message is deleted
 		m := r.take(r.fifo, 1)[0]
-		if a, want := attributes(m), "message-id="+key+" Content-Type=text/plain traceparent="+d.Trace; *m.Body != "17" || a != want ||
-			m.Attributes["MessageDeduplicationId"] != key || m.Attributes["MessageGroupId"] != d.Order {
+		a, want := attributes(m), "message-id="+key+" Content-Type=text/plain traceparent="+d.Trace
+		good := *m.Body == "17" &&
+			a == want &&
+			m.Attributes["MessageDeduplicationId"] == key &&
+			m.Attributes["MessageGroupId"] == d.Order
+		if !good {
 			t.Errorf("%q %s, want %s; %v", *m.Body, a, want, m.Attributes)
 		}
 	}
@@ -184,7 +188,9 @@ func TestAnswers(t *testing.T) {
 		d.Header.Set(name, value)
 		return d
 	}
-	get, many, twice := call(key, "/orders", "x"), call(key, "/orders", "x"), call(key, "/orders", "x")
+	get := call(key, "/orders", "x")
+	many := call(key, "/orders", "x")
+	twice := call(key, "/orders", "x")
 	get.Method = http.MethodGet
 	for n := range 9 {
 		many.Header.Set(fmt.Sprint("X-", n), "v")

@@ -86,7 +86,10 @@ func (s *slotState) read(k int) {
 		s.stop(k)
 		return
 	}
-	w.run, w.knows, w.position, w.pruneLow = s.db.run, s.db.set(), s.db.position, 0
+	w.run = s.db.run
+	w.knows = s.db.set()
+	w.position = s.db.position
+	w.pruneLow = 0
 }
 
 func (g *slotScope) work(s slotState, k int, to emit[slotState]) {

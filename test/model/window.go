@@ -280,7 +280,9 @@ func (g *windowScope) move(s windowState, i int, done uint8, reads bool, to emit
 		to(s, "relay %d moves the cursor, and reads nothing", who, 0)
 		return
 	}
-	r.stage, r.notAfter, r.lost = windowWorks, g.firstCall(&s)+g.window-1, d.history && !g.faults.historyOfLog
+	r.stage = windowWorks
+	r.notAfter = g.firstCall(&s) + g.window - 1
+	r.lost = d.history && !g.faults.historyOfLog
 	for x := r.last; x < g.calls; x++ {
 		r.rows[x] = tryReady
 		behind := g.keyed && x > 0

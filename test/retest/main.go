@@ -274,7 +274,8 @@ var (
 	said = regexp.MustCompile(`^\s+\S+\.go:\d+: `)
 	// harmless is what is logged of a test that has failed, and what an engine reports to its hook
 	// while the test ends it.
-	harmless = regexp.MustCompile(`pgtest: (the database is kept|the server of this test ends|a connection of the pool is in use)|queuerig: |_test\.go:\d+: failed: `)
+	harmless = regexp.MustCompile(`pgtest: (the database is kept|the server of this test ends|a connection of the pool is in ` +
+		`use)|queuerig: |_test\.go:\d+: failed: `)
 	// never is output that no second try excuses, of any program.
 	never = regexp.MustCompile(`DATA RACE|^panic: |^fatal error: |BREACH|test timed out|goleak: `)
 )

@@ -156,7 +156,10 @@ func (s *site) read(name string, source []byte) {
 		switch {
 		case heading:
 			id, _ := h.AttributeString("id")
-			s.sections = append(s.sections, section{URL: url + "#" + string(id.([]byte)), Title: content}) //nolint:forcetypeassert // goldmark's
+			s.sections = append(
+				s.sections,
+				section{URL: url + "#" + string(id.([]byte)), Title: content},
+			) //nolint:forcetypeassert // goldmark's
 			if p.Title == "" {
 				p.Title = content
 			}

@@ -29,7 +29,11 @@ func TestDensity(t *testing.T) {
 		t.Errorf("got\n%s", out.String())
 	}
 	open, left := d.open([]string{"test/p", "queue"})
-	if len(open) != 2 || open[0].File != "outbox/a.go" || len(left) != 1 || left[0] != "queue" {
+	good := len(open) == 2 &&
+		open[0].File == "outbox/a.go" &&
+		len(left) == 1 &&
+		left[0] == "queue"
+	if !good {
 		t.Errorf("open %v, left %v", open, left)
 	}
 }

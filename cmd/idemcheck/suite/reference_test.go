@@ -165,7 +165,11 @@ func (r *reference) keyOf(req *http.Request, body []byte) (key, refusal string) 
 			return "", "key_invalid"
 		}
 	}
-	if r.is("key/bare") && bare || r.is("key/quoted") && !bare || r.is("key/255") && len(key) == 255 || r.is("key/uuid") && len(key) == 36 {
+	wrong := r.is("key/bare") && bare ||
+		r.is("key/quoted") && !bare ||
+		r.is("key/255") && len(key) == 255 ||
+		r.is("key/uuid") && len(key) == 36
+	if wrong {
 		return "", "key_invalid"
 	}
 	switch {

@@ -73,7 +73,8 @@ func (r *run) sentence() error {
 	}
 	is, err := eval[bool](
 		r,
-		`new RegExp("^" + document.querySelectorAll(".need").length + " things need you: the first is .+\\.$").test(document.querySelector("h1").innerText)`,
+		`new RegExp("^" + document.querySelectorAll(".need").length + " things need you: the first is `+
+			`.+\\.$").test(document.querySelector("h1").innerText)`,
 	)
 	r.check(is, "the first line says what needs a person, with %d needs (%q)", needs, line)
 	return err

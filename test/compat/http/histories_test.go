@@ -74,7 +74,9 @@ func model(mode idempotency.RouteMode) porcupine.Model {
 		},
 		Init: func() []any { return []any{standing{}} },
 		Step: func(state, in, out any) []any {
-			s, q, a := state.(standing), in.(input), out.(output)
+			s := state.(standing)
+			q := in.(input)
+			a := out.(output)
 			switch a.kind {
 			case created:
 				if !s.done {
@@ -249,7 +251,11 @@ func (h *history) ask(client int, n *node, key, body string, headers ...string) 
 
 // play makes clients send at random, while nodes die and leases end.
 func (h *history) play() {
-	const clients, each, keys = 5, 6, 2
+	const (
+		clients = 5
+		each    = 6
+		keys    = 2
+	)
 	h.nodes = []*node{h.node(), h.node()}
 	type step struct {
 		node, key int
