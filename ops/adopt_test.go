@@ -168,7 +168,8 @@ func TestAdoptHalted(t *testing.T) {
     1,
     clock_timestamp(),
     '[{"topic": "orders", "partition": 0, "epoch": 2, "halted": "new-topic", "high_watermark": 30},
-			{"topic": "orders", "partition": 2, "epoch": 2, "halted": "gap", "log_start": 8}, {"topic": "orders", "partition": 3, "epoch": 2, "halted": "new-topic", "log_start": 2, "high_watermark": 33}]'
+			{"topic": "orders", "partition": 2, "epoch": 2, "halted": "gap", "log_start": 8},
+			{"topic": "orders", "partition": 3, "epoch": 2, "halted": "new-topic", "log_start": 2, "high_watermark": 33}]'
   ),
   (
     gen_random_uuid(),

@@ -411,7 +411,10 @@ select string_agg(
 func TestTrace(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	const ofMessage, own = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\nvendor=1", "00-11111111111111111111111111111111-2222222222222222-00"
+	const (
+		ofMessage = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\nvendor=1"
+		own       = "00-11111111111111111111111111111111-2222222222222222-00"
+	)
 	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		if d.Number == 1 {
 			return outbox.Failure("again", nil)

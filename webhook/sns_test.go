@@ -129,8 +129,13 @@ func TestSNS(t *testing.T) {
 		change(m)
 		body := snsBody(t, h.key, m, snsText(m))
 		e, err := v.Verify(snsHeaders, []byte(body))
-		if err != nil || e.ID != m["MessageId"] || e.Type != "Notification" || !e.IDSigned || !e.Time.Equal(at) || e.Probe {
-			t.Errorf("%s: %v %+v", name, err, e)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		named := e.ID == m["MessageId"] && e.IDSigned && e.Type == "Notification"
+		if !named || e.Probe || !e.Time.Equal(at) {
+			t.Errorf("%s: %+v", name, e)
 		}
 		var got map[string]string
 		if err := json.Unmarshal(e.Body, &got); err != nil {
@@ -389,11 +394,12 @@ func TestW20Confirmation(t *testing.T) {
 			t.Errorf("%d fetches for confirmations that do not count", n)
 		}
 		e.do(e.request(snsHeaders, good)).want(t, 200, false)
-		if n := h.times(at); n != 1 ||
-			asked.Get("Token") != m["Token"] ||
-			asked.Get("TopicArn") != snsTopic ||
-			asked.Get("Action") != "ConfirmSubscription" {
-			t.Errorf("%d fetches, with %v", n, asked)
+		if n := h.times(at); n != 1 {
+			t.Errorf("%d fetches", n)
+		}
+		ofTopic := asked.Get("TopicArn") == snsTopic && asked.Get("Token") == m["Token"]
+		if !ofTopic || asked.Get("Action") != "ConfirmSubscription" {
+			t.Errorf("fetched with %v", asked)
 		}
 		h.handle(at, func(w http.ResponseWriter, req *http.Request) {
 			http.Redirect(w, req, "https://"+snsFile, http.StatusFound)

@@ -47,7 +47,8 @@ func TestRelayConfigFaults(t *testing.T) {
 		`[]`:  {"the file: must be a JSON object"},
 		`{}x`: {"the file: holds more than one"},
 		`{}`:  {"sinks: must not be empty"},
-		`{"sinks": [{"type": "http", "name": "a", "base_url": "ftp://x", "key_windw": "1h", "timeout": 3, "headers": {"A": "Bearer secret"}}],
+		`{"sinks": [{"type": "http", "name": "a", "base_url": "ftp://x", "key_windw": "1h", "timeout": 3,
+		  "headers": {"A": "Bearer secret"}}],
 		  "lease_ttl": "1ms", "retrys": 1, "poll_interval": "-1s", "concurrency": 1.5}`: {
 			"sinks[0].base_url: must start with https", "sinks[0].key_window: must be set", "sinks[0].key_windw: is no field",
 			"sinks[0].timeout: must be a string", "sinks[0].headers.A: must be {", "lease_ttl: is 1ms: must be from", "retrys: is no field",
@@ -99,7 +100,8 @@ func TestRelayConfigOfPasses(t *testing.T) {
 	c := parse(
 		[]byte(`{"pass_on": true, "wait_for": ["standby-1", "standby-2"],
 		"rates": [{"sink": "payments", "per_second": 0.5}, {"sink": "payments", "tenant": "acme", "per_second": 10, "in_flight": 4},
-			{"sink": "payments", "ordering_key_prefix": "account-17:", "per_second": 1}, {"sink": "payments", "each_tenant": true, "in_flight": 2}]}`),
+			{"sink": "payments", "ordering_key_prefix": "account-17:", "per_second": 1},
+			{"sink": "payments", "each_tenant": true, "in_flight": 2}]}`),
 		nil,
 		slog.Default(),
 	)

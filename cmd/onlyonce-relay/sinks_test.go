@@ -208,7 +208,8 @@ func TestSQS(t *testing.T) {
 	key := newSecret(t, "AKIAONE")
 	p := f.starts(fmt.Sprintf(
 		`{"type": "sqs", "name": "events", "region": "eu-central-1", "endpoint": %q, "queues": [%q], "key_window": "5m",
-		"access_key_id": {"file": %q}, "secret_access_key": {"command": ["echo", "s3cret"]}, "session_token": {"command": ["echo", "t0ken"]}}`,
+		"access_key_id": {"file": %q}, "secret_access_key": {"command": ["echo", "s3cret"]},
+		"session_token": {"command": ["echo", "t0ken"]}}`,
 		proxy.URL,
 		*made.QueueUrl,
 		key.file,

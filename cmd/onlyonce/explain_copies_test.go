@@ -17,10 +17,12 @@ func TestExplainCopies(t *testing.T) {
 	t.Parallel()
 	const key = `onlyonce.key('', 'stock', 'a-1')`
 	parked := func(kind, state, reason, key string) string {
-		return `insert into onlyonce.parked (kind, state, reason, scope, key, settled_at) values ('` + kind + `', '` + state + `', '` + reason + `', 'stock', ` + key +
+		return `insert into onlyonce.parked (kind, state, reason, scope, key, settled_at)
+			values ('` + kind + `', '` + state + `', '` + reason + `', 'stock', ` + key +
 			`, case when '` + state + `' in ('resolved', 'discarded') then now() end); `
 	}
-	const enqueued = `select onlyonce.enqueue_calls(array[0::smallint], array[` + key + `], array[null::uuid], array['payments'], array[''], array['shop'], array['charge'],
+	const enqueued = `select onlyonce.enqueue_calls(array[0::smallint], array[` + key + `], array[null::uuid],
+		array['payments'], array[''], array['shop'], array['charge'],
 		array['POST'], array['/'], array[''], array[null::text], array[''::bytea], array[null::timestamptz], array[null::timestamptz],
 		array[false], array[false], array[false]);
 		`
@@ -57,12 +59,9 @@ func TestExplainCopies(t *testing.T) {
 			"is new",
 		},
 		"retired, and parked": {
-			`insert into onlyonce_segments.consumer_keys_0 values (` + key + `, 0); update onlyonce.rings set cur = 1, retired = 0 where name = 'consumer_keys'; ` + parked(
-				"message",
-				"blocked",
-				"behind",
-				key,
-			),
+			`insert into onlyonce_segments.consumer_keys_0 values (` + key + `, 0);
+				update onlyonce.rings set cur = 1, retired = 0 where name = 'consumer_keys';
+				` + parked("message", "blocked", "behind", key),
 			nil,
 			"parked",
 			"parked",

@@ -54,7 +54,8 @@ func TestExplainEachKindAndState(t *testing.T) {
 			values ('call', '` + state + `', '` + reason + `', 'status 422', 1, 'orders', '` + keyOf(
 			"call",
 			id,
-		) + `', 'payments', 0, 'charge', 'POST', '/charges', clock_timestamp(), ` + settled + `, (select 900000 + count(*) from onlyonce.parked)); `
+		) + `', 'payments', 0, 'charge', 'POST', '/charges', clock_timestamp(), ` + settled + `,
+			(select 900000 + count(*) from onlyonce.parked)); `
 	}
 	request := func(id, state, times string) string {
 		return `do $$ begin set local session_replication_role = replica;

@@ -206,7 +206,8 @@ func TestO3RebaseFromLargeNumbers(t *testing.T) {
 	f := newFixture(t)
 	f.history()
 	f.exec(`update onlyonce.batches set xid = (xid::text::bigint + 5000000000)::text::xid8`)
-	const moved = `(pg_snapshot_xmin(%[1]s)::text::bigint + 5000000000) || ':' || (pg_snapshot_xmax(%[1]s)::text::bigint + 5000000000) || ':' ||
+	const moved = `(pg_snapshot_xmin(%[1]s)::text::bigint + 5000000000) || ':' ||
+		(pg_snapshot_xmax(%[1]s)::text::bigint + 5000000000) || ':' ||
 		coalesce((select string_agg((x::text::bigint + 5000000000)::text, ',') from pg_snapshot_xip(%[1]s) x), '')`
 	f.exec(`update onlyonce.lanes set system_id = 1, prev = (` + strings.ReplaceAll(moved, "%[1]s", "prev") + `)::pg_snapshot, target = (` +
 		strings.ReplaceAll(moved, "%[1]s", "target") + `)::pg_snapshot`)

@@ -31,7 +31,11 @@ func (f *fixture) answers(tenant, key string) (id string) {
 	f.t.Helper()
 	const scope = "http POST /v1/charges"
 	id = one[string](f, `select onlyonce.key($1, $2, $3)::text`, tenant, scope, key)
-	f.exec(`begin; select onlyonce.http_open('1s', '1s', '1s'); select onlyonce.http_complete('` + id + `', '` + tenant + `', '` + scope + `', '', gen_random_uuid(), 'private', false, '1 day'); select onlyonce.seal(); commit`)
+	f.exec(`begin;
+		select onlyonce.http_open('1s', '1s', '1s');
+		select onlyonce.http_complete('` + id + `', '` + tenant + `', '` + scope + `', '', gen_random_uuid(), 'private', false, '1 day');
+		select onlyonce.seal();
+		commit`)
 	return id
 }
 

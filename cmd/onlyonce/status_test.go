@@ -244,7 +244,9 @@ func TestStatusOfProcesses(t *testing.T) {
 		(gen_random_uuid(), 'mail', 'pod-3', 9, clock_timestamp(),
 		(select jsonb_agg(jsonb_build_object('topic', 'orders', 'partition', p, 'epoch', 1, 'position', 5,
 			'high_watermark', 25, 'lag', 20, 'halted', 'foreign-group', 'detail', 'it is of group mail-1', 'halted_for', 60,
-			'resolve', 'if the group was renamed, stop the old one, and then: onlyonce cursor adopt -scope mail -topic orders -partition ' || p || ' -group mail-2 -reason WHY',
+			'resolve',
+			'if the group was renamed, stop the old one, and then: onlyonce cursor adopt -scope mail -topic orders -partition '
+				|| p || ' -group mail-2 -reason WHY',
 			'remedy', 'if the group was renamed, stop the old one, and then',
 			'commands',
 			jsonb_build_array('onlyonce cursor adopt -scope mail -topic orders -partition ' || p || ' -group mail-2 -reason WHY'),
@@ -267,7 +269,8 @@ func TestStatusOfProcesses(t *testing.T) {
 		(gen_random_uuid(), 'bills', 'pod-6', 3, clock_timestamp() - interval '2 minutes', '[]'),
 		(gen_random_uuid(), 'bills', 'pod-6', 4, clock_timestamp() - interval '3 minutes', '[]'),
 		(gen_random_uuid(), 'stock', 'pod-2', 8, clock_timestamp() - interval '1 hour', '[
-			{"topic": "orders", "partition": 2, "epoch": 3, "position": 5, "high_watermark": 9, "lag": 4, "halted": "blocked", "detail": "of the past", "halted_for": 1}]')`)
+			{"topic": "orders", "partition": 2, "epoch": 3, "position": 5, "high_watermark": 9, "lag": 4, "halted": "blocked",
+				"detail": "of the past", "halted_for": 1}]')`)
 	f.columns = 80
 	r := f.run("status").want(
 		t, statusGood, "5 things need you:\n- halted: scope bills",

@@ -41,7 +41,11 @@ const (
 		message Duration { int64 seconds = 1; int32 nanos = 2; }`
 	// Some serializers count the message that a map field makes.
 	mapProto = `syntax = "proto3"; package google.protobuf;
-		message DescriptorProto { map<string, int32> m = 1; message ExtensionRange { int32 start = 1; } message ReservedRange { int32 start = 1; } }`
+		message DescriptorProto {
+			map<string, int32> m = 1;
+			message ExtensionRange { int32 start = 1; }
+			message ReservedRange { int32 start = 1; }
+		}`
 )
 
 // decode decodes a value as a consumer would, and returns the error with which its message fails.

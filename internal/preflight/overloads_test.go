@@ -57,7 +57,9 @@ begin
           from unnest(x.types || array_fill('"any"'::text, array[tail - 1])) with ordinality u(a, i);
         result := case when x.proretset then 'setof ' else '' end || case when x.result in ('anyarray', 'anycompatiblearray')
         then t::text || '[]' when x.result like 'any%' then t::text else x.result end;
-        execute format('create or replace function public.%I(%s) returns %s language plpgsql as $b$ begin raise exception ''trap %1$s''; end $b$', x.proname, args, result);
+        execute format('create or replace function public.%I(%s) returns %s language plpgsql as $b$
+          begin raise exception ''trap %1$s''; end $b$',
+          x.proname, args, result);
         n := n + 1;
       end loop;
     end loop;
@@ -74,7 +76,9 @@ begin
       result := case when x.result ~ '^any.*array$' and x.result !~ 'nonarray' then t::text || '[]' when x.result ~ '^any' then t::text
       else x.result end;
       n := n + 1;
-      execute format('create function public.trap_%s(%s, %s) returns %s language plpgsql as $b$ begin raise exception ''trap %%'', %5$L; end $b$', n, l, r, result, x.oprname);
+      execute format('create function public.trap_%s(%s, %s) returns %s language plpgsql as $b$
+        begin raise exception ''trap %%'', %5$L; end $b$',
+        n, l, r, result, x.oprname);
       begin
         execute format('create operator public.%s (leftarg = %s, rightarg = %s, function = public.trap_%s)', x.oprname, l, r, n);
       exception when duplicate_function then null; -- of another polymorphic one

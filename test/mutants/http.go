@@ -302,7 +302,8 @@ var httpRules = []mutant{
 		rule: "H19 absent to a claim",
 		in:   schema,
 		decl: "function onlyonce.http_claim",
-		old:  "delete from onlyonce.http_records r where r.id = http_claim.id and onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at);",
+		old: "delete from onlyonce.http_records r where r.id = http_claim.id and onlyonce.has_expired(r.expires_at, r.watched_at, " +
+			"r.keep, r.look_at);",
 		new:  "",
 		pkg:  "idempotency",
 		test: "TestH19ExpiredIsAbsent",

@@ -1,6 +1,7 @@
 // Retest runs go test, and gives a test that only gave up waiting a second try.
 //
-//	go run ./test/retest [-race [-unraced test/model,test/bench]] [-short] [-run REGEXP] [-skip REGEXP] [-p N] [-parallel N] [-timeout 15m] [-flaky FILE] packages...
+//	go run ./test/retest [-race [-unraced test/model,test/bench]] [-short] [-run REGEXP] [-skip REGEXP]
+//		[-p N] [-parallel N] [-timeout 15m] [-flaky FILE] packages...
 //
 // A slow machine can make a test give up waiting, or a server start late, although the project is
 // right. Such a test runs once more, alone, and is named in the last lines and in FILE. Nothing
