@@ -57,7 +57,11 @@ func TestOnBeginSetsUpTheTransaction(t *testing.T) {
 					&tenant,
 					&lock,
 				)
-				if err != nil || level != "serializable" || tenant != "acme" || lock != "2s" {
+				good := err == nil &&
+					level == "serializable" &&
+					tenant == "acme" &&
+					lock == "2s"
+				if !good {
 					wrong.Store(fmt.Sprintf("%q %q %q %v", level, tenant, lock, err))
 				}
 				return queued(ctx, tx, m)
@@ -125,7 +129,8 @@ func TestT7TimeoutsHoldFromBegin(t *testing.T) {
 			return err
 		}
 		until(t, "the silent session's end", func() bool {
-			return r.count(`select count(*) from pg_stat_activity where datname = current_database() and state = 'idle in transaction'`) == 0
+			return r.count(`select count(*) from pg_stat_activity
+				where datname = current_database() and state = 'idle in transaction'`) == 0
 		})
 		_, err = ask()
 		ended.Store(err != nil)
@@ -388,7 +393,8 @@ func TestK2UncommittedCopyAtEveryLevel(t *testing.T) {
 				<-entered
 				r.log.Append(1, "same", id("one"))
 				until(t, "a session that waits for the copy", func() bool {
-					return r.count(`select count(*) from pg_stat_activity where datname = current_database() and cardinality(pg_blocking_pids(pid)) > 0`) > 0
+					return r.count(`select count(*) from pg_stat_activity
+						where datname = current_database() and cardinality(pg_blocking_pids(pid)) > 0`) > 0
 				})
 				close(release)
 				r.reaches(0, 1)

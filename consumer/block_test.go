@@ -82,8 +82,11 @@ func TestD3BlockedPartitionHalts(t *testing.T) {
 			}, blocking())
 			h := r.halted()
 			r.reaches(1, 30)
-			if h.Reason != consumer.HaltBlocked || h.Position != 7 || !strings.Contains(h.Detail, name) ||
-				!strings.HasPrefix(h.Command(), "onlyonce cursor adopt -scope stock -topic orders -partition 0 -at OFFSET") {
+			good := h.Reason == consumer.HaltBlocked &&
+				h.Position == 7 &&
+				strings.Contains(h.Detail, name) &&
+				strings.HasPrefix(h.Command(), "onlyonce cursor adopt -scope stock -topic orders -partition 0 -at OFFSET")
+			if !good {
 				t.Errorf("halt: %v", h)
 			}
 			until(t, "it looks again", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.halts) > 1 })
@@ -167,8 +170,11 @@ func TestRetryAfterIsWaitedFor(t *testing.T) {
 					t.Errorf("tried again: %+v", e)
 				}
 			}
-			// The first failure parks it.
-			if want := map[bool]int{false: 3, true: 2}[policy == consumer.ParkOrderingKey]; waits != want {
+			want := 3
+			if policy == consumer.ParkOrderingKey {
+				want = 2 // the first failure parks it
+			}
+			if waits != want {
 				t.Errorf("%d waits, want %d", waits, want)
 			}
 		})

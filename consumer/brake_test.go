@@ -108,10 +108,12 @@ func TestD7NoMessageHasAnID(t *testing.T) {
 	stop = r.start(queued, cfg)
 	h := r.stopped("no-key")
 	r.triedOn()
-	if n := r.count(`select count(*) from onlyonce.parked`); h.Position != 39 ||
-		r.position(0) != 39 ||
-		n != 19 ||
-		!strings.Contains(h.Detail, `"mesage-id" is missing`) {
+	n := r.count(`select count(*) from onlyonce.parked`)
+	good := h.Position == 39 &&
+		r.position(0) == 39 &&
+		n == 19 &&
+		strings.Contains(h.Detail, `"mesage-id" is missing`)
+	if !good {
 		t.Errorf("halted at %d, position %d, %d parked: %v", h.Position, r.position(0), n, h)
 	}
 	mended.Store(true)

@@ -321,7 +321,11 @@ func TestK10ClaimsMeetInEitherRing(t *testing.T) {
 			got <- out[0]
 		}()
 		waits(t, pool, b)
-		a.exec(map[bool]string{true: `commit`, false: `rollback`}[c.commit])
+		if c.commit {
+			a.exec(`commit`)
+		} else {
+			a.exec(`rollback`)
+		}
 		if o := <-got; o != c.want {
 			t.Errorf("%+v: outcome %d", c, o)
 		}
@@ -393,7 +397,10 @@ func TestK10ClaimsInBothRingsDoNotDeadlock(t *testing.T) {
 		c := newClaimer(t, pool)
 		all.Go(func() {
 			for i := range 40 {
-				classes := [][2]string{{"standard", "long"}, {"long", "standard"}}[worker%2]
+				classes := [2]string{"standard", "long"}
+				if worker%2 == 1 {
+					classes = [2]string{"long", "standard"}
+				}
 				_, err := c.claim(
 					`
 select onlyonce.claim_both(
@@ -580,7 +587,10 @@ update onlyonce.rings
 		t.Helper()
 		for _, function := range []string{"too_old", "forgotten"} {
 			var got string
-			err := r.pool.QueryRow(t.Context(), `select coalesce(round(extract(epoch from clock_timestamp() - onlyonce.`+function+`('stock')) / 3600)::text, 'none')`).Scan(&got)
+			err := r.pool.QueryRow(
+				t.Context(),
+				`select coalesce(round(extract(epoch from clock_timestamp() - onlyonce.`+function+`('stock')) / 3600)::text, 'none')`,
+			).Scan(&got)
 			if err != nil ||
 				got != want {
 				t.Errorf("%s is %s hours ago, want %s; %v", function, got, want, err)

@@ -21,7 +21,10 @@ import (
 
 // readDoneSQL reads what is done above the position. In: cursor, run, position. Out: one row for
 // each message. By the primary key.
-const readDoneSQL = `select "offset", hash, unproven from onlyonce.done where cursor_id = $1 and run = $2 and "offset" >= $3`
+const readDoneSQL = `
+select "offset", hash, unproven
+  from onlyonce.done
+ where cursor_id = $1 and run = $2 and "offset" >= $3`
 
 // readCursorSQL reads a cursor's position and owner. In: scope, topic, partition. Out: at most one
 // row, by the unique (scope, topic, partition). The last two columns are the scope's class of

@@ -99,7 +99,9 @@ const logHaltEvery = 5 * time.Minute
 
 // reportRetry reports that something is tried again, and returns the wait before that.
 func (e *engine) reportRetry(r RetryEvent, b backoff.BackOff) time.Duration {
-	r.Topic, r.Partition, r.Wait = e.id.Topic, e.id.Partition, primary.Wait(r.Err, waitAtLeast(r.Err, b.NextBackOff()))
+	r.Topic = e.id.Topic
+	r.Partition = e.id.Partition
+	r.Wait = primary.Wait(r.Err, waitAtLeast(r.Err, b.NextBackOff()))
 	e.c.cfg.Logger.Warn("onlyonce: trying again", "scope", e.c.cfg.Scope, "topic", r.Topic, "partition", r.Partition,
 		"offset", r.Offset, "messages", r.Messages, "attempt", r.Attempt, "wait", r.Wait, "error", r.Err)
 	emit(e.c.cfg.Hooks.Retry, r)

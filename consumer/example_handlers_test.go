@@ -174,7 +174,8 @@ func runTo(c *consumer.Consumer, offset int64) {
 	defer tick.Stop()
 	for deadline := time.After(patience); ; {
 		all, err := c.Status(ctx)
-		if err == nil && len(all) > 0 && all[0].Position == offset && all[0].ToRetry+all[0].Blocked == 0 {
+		there := err == nil && len(all) > 0 && all[0].Position == offset
+		if there && all[0].ToRetry+all[0].Blocked == 0 {
 			break
 		}
 		select {
@@ -236,9 +237,10 @@ func (s *stage) Fatal(a ...any)            { panic(fmt.Sprint(a...)) }
 // Partitions in several databases: each is whole in one.
 func ExampleNewSharded() {
 	consume := func(ctx context.Context, poolA, poolB *pgxpool.Pool, source consumer.Source, handle consumer.Handler) error {
+		names := []string{"a", "b"}
 		shards, err := shard.New(shard.Config{
 			Pools:       map[string]*pgxpool.Pool{"a": poolA, "b": poolB},
-			OfPartition: func(topic string, partition int32) string { return []string{"a", "b"}[partition%2] },
+			OfPartition: func(topic string, partition int32) string { return names[partition%2] },
 		})
 		if err != nil {
 			return err

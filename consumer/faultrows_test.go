@@ -685,9 +685,10 @@ func (f *faults) failsOver(adjust ...func(*faults)) {
 	data := filepath.Join(server.Dir, "data")
 	standby := filepath.Join(server.Dir, "standby")
 	restart("cp", "-a "+data+" "+standby)
+	fates := []string{"", "fail:1"}
 	for i := range 6 {
 		f.mix.Add(0, "k0", fmt.Sprint("k0-lost", i), "call")
-		f.mix.Add(0, "k1", fmt.Sprint("k1-lost", i), []string{"", "fail:1"}[i%2])
+		f.mix.Add(0, "k1", fmt.Sprint("k1-lost", i), fates[i%2])
 	}
 	f.done()
 	if f.takenOver { // the raise is lost too

@@ -360,9 +360,10 @@ var offsetRows = []row{
 		var commits, refused atomic.Int32
 		f.src.FetchLimit = 5
 		f.src.OnCommit = func(_ int32, offset int64) error {
+			codes := []int{22, 25, 27}
 			if n := commits.Add(1); n%3 == 0 && refused.Load() < 6 {
 				refused.Add(1)
-				return fmt.Errorf("%w: error %d", source.ErrOwnershipLost, []int{22, 25, 27}[n/3%3])
+				return fmt.Errorf("%w: error %d", source.ErrOwnershipLost, codes[n/3%3])
 			}
 			return nil
 		}

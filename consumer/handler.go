@@ -167,7 +167,9 @@ func (e *engine) callHandlers(ctx context.Context, tx *guard.Tx, h *handlerRun, 
 			h.failedIndex = h.index[i]
 			return err
 		case tx.Failure() != nil:
-			return nil //nolint:nilerr // a statement of its or a neighbour's failed: the one who waits knows what to make of it
+			// A statement of its or a neighbour's failed: the one who waits knows what to make of
+			// it.
+			return nil //nolint:nilerr
 		}
 		h.handled++
 	}

@@ -21,7 +21,11 @@ func TestBatchHandlerOfOneMessage(t *testing.T) {
 	})
 	m := &consumer.Message{Topic: "orders"}
 	err := consumer.Router{By: byTopic, Handlers: map[string]consumer.Handler{"orders": batch}}.Handle(t.Context(), nil, m)
-	if !errors.Is(err, errors.ErrUnsupported) || len(got) != 1 || len(got[0]) != 1 || got[0][0] != m {
+	good := errors.Is(err, errors.ErrUnsupported) &&
+		len(got) == 1 &&
+		len(got[0]) == 1 &&
+		got[0][0] == m
+	if !good {
 		t.Errorf("%v, %v", got, err)
 	}
 }
@@ -63,7 +67,11 @@ func TestW22BatchHandlerOfSealedMessages(t *testing.T) {
 	sealed := []consumer.Header{{Name: parked.HeaderSealed, Value: []byte("true")}}
 	msgs := []*consumer.Message{{Offset: 1, Value: []byte("open")}, {Offset: 2, Headers: sealed}, {Offset: 3, Value: []byte("too")}}
 	err := h.HandleBatch(t.Context(), nil, msgs)
-	if !errors.Is(err, consumer.ErrSealed) || !consumer.IsPermanent(err) || !strings.Contains(err.Error(), "/0/2") || got != nil {
+	good := errors.Is(err, consumer.ErrSealed) &&
+		consumer.IsPermanent(err) &&
+		strings.Contains(err.Error(), "/0/2") &&
+		got == nil
+	if !good {
 		t.Errorf("%q, %v", got, err)
 	}
 	if err := h.HandleBatch(t.Context(), nil, slices.Delete(msgs, 1, 2)); err != nil || !slices.Equal(got, []string{"open", "too"}) {

@@ -73,7 +73,8 @@ func TestD1DeadlineIsHeldAgainstItsMessage(t *testing.T) {
 				t.Error("the parked message does not say that its handler took too long")
 			}
 			until(t, "no statement is left running", func() bool {
-				return r.count(`select count(*) from pg_stat_activity where datname = current_database() and state <> 'idle' and pid <> pg_backend_pid()`) == 0
+				return r.count(`select count(*) from pg_stat_activity
+					where datname = current_database() and state <> 'idle' and pid <> pg_backend_pid()`) == 0
 			})
 			if len(r.hangs) > 0 {
 				t.Errorf("%d hangs: it returned when its context ended", len(r.hangs))

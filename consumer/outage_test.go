@@ -51,7 +51,8 @@ func (o *outage) rotates() map[ring.Action]int {
 		if _, err := o.builder.Step(o.t.Context()); err != nil {
 			o.t.Fatal(err)
 		}
-		return o.count(`select count(*) from onlyonce.filters where ring = 'consumer_keys'`) == o.count(`select cardinality(closed) from onlyonce.rings where name = 'consumer_keys'`)
+		filters := o.count(`select count(*) from onlyonce.filters where ring = 'consumer_keys'`)
+		return filters == o.count(`select cardinality(closed) from onlyonce.rings where name = 'consumer_keys'`)
 	})
 	if err := o.rotator.Release(o.t.Context()); err != nil {
 		o.t.Fatal(err)

@@ -28,7 +28,8 @@ func TestO1KeysAreNotedInPortions(t *testing.T) {
                                                                message = 'it took too long'; end if;
       return null;
     end $$`)
-			r.exec(`create trigger bounded after insert on onlyonce.call_keys referencing new table as noted for each statement execute function bounded()`)
+			r.exec(`create trigger bounded after insert on onlyonce.call_keys referencing new table as noted for each statement
+				execute function bounded()`)
 			r.exec(`insert into onlyonce.batches (
   slot,
   id,
@@ -109,7 +110,8 @@ func TestC5OldRowsInPortions(t *testing.T) {
                                                    message = 'it took too long'; end if;
       return null;
     end $$`)
-			r.exec(`create trigger bounded after delete on onlyonce.done referencing old table as gone for each statement execute function bounded()`)
+			r.exec(`create trigger bounded after delete on onlyonce.done referencing old table as gone for each statement
+				execute function bounded()`)
 			open, err := r.pool.Begin(t.Context())
 			if err != nil {
 				t.Fatal(err)

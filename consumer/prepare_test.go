@@ -34,7 +34,8 @@ func TestT10Prepare(t *testing.T) {
 			var reached atomic.Bool
 			cfg.Prepare = func(ctx context.Context, msgs []*consumer.Message) (context.Context, error) {
 				if slots == 1 { // else other slots have theirs
-					n := r.count(`select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'`)
+					n := r.count(`select count(*) from pg_stat_activity
+						where datname = current_database() and state like 'idle in transaction%'`)
 					if n > 0 {
 						t.Errorf("%d transactions are open", n)
 					}

@@ -32,7 +32,11 @@ func newEventLog(s consumer.Source) eventLog {
 // isolation level and whatever claims its messages have: the row of progress that stops it outlives
 // it. Behind it the rows go.
 func TestT4LateBatchDoesNotCommit(t *testing.T) {
-	const heldUp, first, more = 10, 20, 280
+	const (
+		heldUp = 10
+		first  = 20
+		more   = 280
+	)
 	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
 		for name, choose := range map[string]func(*consumer.Config){
 			"positions": func(c *consumer.Config) {

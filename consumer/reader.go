@@ -27,7 +27,8 @@ func (c *Consumer) reportStall(id source.Identity, state *partitionState, from i
 			"last stable offset can be read before it ends; if it does not end by itself, find its producer",
 			"scope", c.cfg.Scope, "topic", id.Topic, "partition", id.Partition,
 			"last_stable_offset", is.offset, "high_watermark", got.HighWatermark, "since", is.since,
-			"find", "kafka-transactions.sh --bootstrap-server BROKERS describe-producers --topic "+show.Quote(id.Topic)+" --partition "+strconv.Itoa(int(id.Partition)))
+			"find", "kafka-transactions.sh --bootstrap-server BROKERS describe-producers --topic "+show.Quote(id.Topic)+
+				" --partition "+strconv.Itoa(int(id.Partition)))
 	case was != nil && was.logged:
 		c.cfg.Logger.Info("onlyonce: partition continues: the Kafka transaction that it waited for has ended",
 			"scope", c.cfg.Scope, "topic", id.Topic, "partition", id.Partition,

@@ -19,7 +19,8 @@ import (
 func TestD1BatchThatNeedsTooMuchRoomIsDivided(t *testing.T) {
 	t.Parallel()
 	r := rigOn(t, pgtest.Pool(t, pgtest.Server(t, nil)), 1)
-	room := r.count(`select current_setting('max_locks_per_transaction')::int * (current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int)`)
+	room := r.count(`select current_setting('max_locks_per_transaction')::int * (current_setting('max_connections')::int + ` +
+		`current_setting('max_prepared_transactions')::int)`)
 	values := r.numbered(0, 10)
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if _, err := tx.Exec(ctx, `select count(pg_advisory_xact_lock($1, g)) from generate_series(1, $2) g`,
@@ -43,7 +44,8 @@ func TestD1DeferredTriggerThatMustNotWrite(t *testing.T) {
 	r := newRig(t, 1)
 	r.exec(`create function elsewhere() returns trigger language plpgsql as $$ begin
 		if new.value like '%-2' then raise exception using errcode = '25006'; end if; return null; end $$`)
-	r.exec(`create constraint trigger elsewhere after insert on effects deferrable initially deferred for each row execute function elsewhere()`)
+	r.exec(`create constraint trigger elsewhere after insert on effects deferrable initially deferred for each row
+		execute function elsewhere()`)
 	values := r.numbered(0, 5)
 	stop := r.start(effect, testConfig())
 	r.reaches(0, 5)
@@ -165,10 +167,11 @@ func TestD1RefusedMessageHaltsItsPartition(t *testing.T) {
 					return effect(ctx, tx, m)
 				}, cfg)
 				h := r.halted()
-				if h.Reason != consumer.HaltBlocked ||
-					h.Position != 2 ||
-					!strings.Contains(h.Detail, "offset 2") ||
-					!strings.Contains(h.Detail, "stale version") {
+				good := h.Reason == consumer.HaltBlocked &&
+					h.Position == 2 &&
+					strings.Contains(h.Detail, "offset 2") &&
+					strings.Contains(h.Detail, "stale version")
+				if !good {
 					t.Errorf("halt: %v", h)
 				}
 				if err := r.consumer.Healthy(); err == nil || !strings.Contains(err.Error(), "stale version") {

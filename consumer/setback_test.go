@@ -84,7 +84,8 @@ func TestK7SetBackOverParkedMessages(t *testing.T) {
 				if n := r.count(`select count(*) from onlyonce.parked`); n != rows {
 					t.Errorf("%d rows are parked, want %d", n, rows)
 				}
-				r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where state = 'waiting'`)
+				r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp()
+					where state = 'waiting'`)
 				until(t, "the rows to be settled", func() bool {
 					return r.count(`select count(*) from onlyonce.parked where settled_at is null`) == 0
 				})

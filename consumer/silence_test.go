@@ -134,10 +134,12 @@ func TestT7SilentServer(t *testing.T) {
 			if err := r.consumer.Live(); err != nil {
 				t.Errorf("Live: %v: no restart mends it", err)
 			}
-			if all, err := r.consumer.Status(t.Context()); err != nil ||
-				len(all) != 1 ||
-				all[0].Failing == nil ||
-				all[0].FailingSince.IsZero() {
+			all, err := r.consumer.Status(t.Context())
+			good := err == nil &&
+				len(all) == 1 &&
+				all[0].Failing != nil &&
+				!all[0].FailingSince.IsZero()
+			if !good {
 				t.Errorf("Status: %v, %v", all, err)
 			}
 			silent.Store(false)

@@ -104,7 +104,8 @@ func TestC7AdoptKeepsWhatIsDone(t *testing.T) {
 			return 1
 		},
 		30: func(o int64) int {
-			if o < 30 || o == 32 || o == 37 || o == 42 || o == 47 {
+			good := o >= 30 && o != 32 && o != 37 && o != 42 && o != 47
+			if !good {
 				return 1
 			}
 			return 2
@@ -304,15 +305,25 @@ func TestC6WindowFull(t *testing.T) {
 	case <-time.After(patience):
 		pgtest.GaveUp(t, patience, "the hook")
 	}
-	if f.Blocked == nil || f.Blocked.Offset != 7 || f.Partition != 0 || len(f.Blocked.Key) != 32 || f.Blocked.Done == 0 {
+	good := f.Blocked != nil &&
+		f.Blocked.Offset == 7 &&
+		f.Partition == 0 &&
+		len(f.Blocked.Key) == 32 &&
+		f.Blocked.Done != 0
+	if !good {
 		t.Errorf("hook: %+v", f)
 	}
 	status, err := r.consumer.Status(t.Context())
-	if err != nil || len(status) != 1 || status[0].BlockedBy == nil || status[0].BlockedBy.Offset != 7 {
+	good = err == nil &&
+		len(status) == 1 &&
+		status[0].BlockedBy != nil &&
+		status[0].BlockedBy.Offset == 7
+	if !good {
 		t.Errorf("status: %+v, %v", status, err)
 	}
 	until(t, "the database names it", func() bool {
-		return r.count(`select count(*) from onlyonce.owners o, jsonb_array_elements(o.partitions) p where p -> 'blocked_by' ->> 'offset' = '7'`) > 0
+		return r.count(`select count(*) from onlyonce.owners o, jsonb_array_elements(o.partitions) p
+			where p -> 'blocked_by' ->> 'offset' = '7'`) > 0
 	})
 	if top := r.count(`select max(off) from effects`); top > 7+20+5 {
 		t.Errorf("offset %d was handled: the window ends before it", top)

@@ -105,7 +105,8 @@ func TestC1SideBySideOnce(t *testing.T) {
 				stop()
 				r.once(values...)
 				r.inOrder()
-				n := r.count(`select count(*) from onlyonce.done d join onlyonce.positions p on p.id = d.cursor_id where d."offset" >= p.next_offset`)
+				n := r.count(`select count(*) from onlyonce.done d join onlyonce.positions p on p.id = d.cursor_id
+					where d."offset" >= p.next_offset`)
 				if n != 0 {
 					t.Errorf("%d messages are done above the position", n)
 				}
@@ -335,7 +336,11 @@ func TestC2LostPredecessor(t *testing.T) {
 // confluentinc/parallel-consumer#365, where what had ended came again.
 func TestC1RevokedInMidFlight(t *testing.T) {
 	t.Parallel()
-	const messages, atOnce, revocations = 400, 6, 20
+	const (
+		messages    = 400
+		atOnce      = 6
+		revocations = 20
+	)
 	r := newRig(t, 1)
 	values := r.rounds(40, messages)
 	cfg := slotConfig()

@@ -51,11 +51,9 @@ func TestWaitingAtTheLastStableOffset(t *testing.T) {
 			if c.since >= 0 {
 				t.Errorf("%s: it does not wait", c.what)
 			}
-		case c.since < 0 ||
-			!w.since.Equal(start.Add(c.since)) ||
-			w.logged != c.told ||
-			w.offset != c.got.LastStable ||
-			(was == nil) != c.begun:
+		case c.since < 0 || !w.since.Equal(start.Add(c.since)) || w.logged != c.told:
+			t.Errorf("%s: since %v, logged: %v", c.what, w.since, w.logged)
+		case w.offset != c.got.LastStable || (was == nil) != c.begun:
 			t.Errorf("%s: %+v", c.what, w)
 		}
 	}

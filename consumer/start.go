@@ -319,7 +319,8 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 			Reason:         HaltHistoryLost,
 			Shard:          c.shard,
 			Detail: fmt.Sprintf(
-				"group %q has committed offset %d with metadata %q, but this database has no cursor: is it another database, or an older copy?",
+				"group %q has committed offset %d with metadata %q, but this database has no cursor: "+
+					"is it another database, or an older copy?",
 				c.source.Group(),
 				offset,
 				metadata,

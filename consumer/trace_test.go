@@ -12,7 +12,10 @@ import (
 // Where Config.Trace knows none, they carry the message's.
 func TestTraceOfCalls(t *testing.T) {
 	t.Parallel()
-	const ofMessage, ofHandler = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "00-11111111111111111111111111111111-2222222222222222-00"
+	const (
+		ofMessage = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+		ofHandler = "00-11111111111111111111111111111111-2222222222222222-00"
+	)
 	cfg := testConfig()
 	cfg.Trace = func(ctx context.Context) string { s, _ := ctx.Value(ctxKey("span")).(string); return s }
 	cfg.Hooks.AttemptStart = func(ctx context.Context, _ consumer.Batch) context.Context {

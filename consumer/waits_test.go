@@ -79,10 +79,12 @@ select onlyonce.take_cursor(
 	working.want("fence", s.fence(working, 10, []int64{10}, nil), "")
 	_, err := owner.Exec(t.Context(), sql, s.id, "1h")
 	var pg *pgconn.PgError
-	if pid := strconv.Itoa(int(working.PgConn().PID())); !errors.As(err, &pg) ||
-		pg.Code != "55P03" ||
-		!strings.Contains(pg.Message, "gave up after 100ms") ||
-		!strings.Contains(pg.Message, "session "+pid) {
+	pid := strconv.Itoa(int(working.PgConn().PID()))
+	good := errors.As(err, &pg) &&
+		pg.Code == "55P03" &&
+		strings.Contains(pg.Message, "gave up after 100ms") &&
+		strings.Contains(pg.Message, "session "+pid)
+	if !good {
 		t.Errorf("the error names no session %s: %v", pid, err)
 	}
 	s.exec(`update onlyonce.leases set longest = '1h'`)

@@ -113,9 +113,11 @@ func TestT1ClaimNeedsATransaction(t *testing.T) {
 		"nil":               nil,
 		"ended":             ended,
 	} {
-		if o, err := dedupe.Claim(t.Context(), tx, key("a", "1")); err == nil ||
+		o, err := dedupe.Claim(t.Context(), tx, key("a", "1"))
+		wrong := err == nil ||
 			what != "ended" && !errors.Is(err, dedupe.ErrNoTransaction) ||
-			o.String() != "invalid" {
+			o.String() != "invalid"
+		if wrong {
 			t.Errorf("%s: %v %v", what, o, err)
 		}
 		if all, err := dedupe.ClaimAll(t.Context(), tx, []dedupe.Key{key("a", "1")}); err == nil || len(all) > 0 {
@@ -228,7 +230,11 @@ func blocked(t *testing.T, pool *pgxpool.Pool) {
 func TestClaimsOfManyWorkers(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
-	const workers, rounds, keys = 8, 30, 60
+	const (
+		workers = 8
+		rounds  = 30
+		keys    = 60
+	)
 	var mu sync.Mutex
 	fresh := map[int]int{}
 	var wg sync.WaitGroup
@@ -301,7 +307,8 @@ func TestClaimOfNulls(t *testing.T) {
 		_, err := pool.Exec(t.Context(), sql)
 		return err
 	}
-	err := exec(`select onlyonce.claim_consumer(array[onlyonce.key('', 's', 'a')], array[0]); update onlyonce.rings set closed = '{0}', cur = 1 where name = 'consumer_keys'`)
+	err := exec(`select onlyonce.claim_consumer(array[onlyonce.key('', 's', 'a')], array[0]);
+		update onlyonce.rings set closed = '{0}', cur = 1 where name = 'consumer_keys'`)
 	if err != nil {
 		t.Fatal(err)
 	}

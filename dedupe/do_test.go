@@ -136,7 +136,12 @@ func TestT4DoWhoseCommitHasNoAnswer(t *testing.T) {
 		pool := pgtest.Wired(t, base, pgx.QueryExecModeCacheDescribe, w, nil)
 		var runs atomic.Int32
 		got, err := dedupe.Do(t.Context(), pool, key("a", "1"), writes("a", &runs))
-		if err != nil || got != want.outcome || runs.Load() != want.runs || w.Cuts.Load() != 1 || count(t, base, "effects") != 1 {
+		good := err == nil &&
+			got == want.outcome &&
+			runs.Load() == want.runs &&
+			w.Cuts.Load() == 1 &&
+			count(t, base, "effects") == 1
+		if !good {
 			t.Errorf("cut %d: %v, %v; %d runs, %d effects", what, got, err, runs.Load(), count(t, base, "effects"))
 		}
 	}
@@ -195,10 +200,11 @@ func TestDoRunsAgain(t *testing.T) {
 				}
 				return nil
 			})
-			if got != want ||
-				(err == nil) != (want != 0) ||
-				runs.Load() != 3 ||
-				(count(t, pool, "effects where id = '"+id+"'") == 1) != (want == dedupe.Fresh) {
+			good := got == want &&
+				(err == nil) == (want != 0) &&
+				runs.Load() == 3 &&
+				(count(t, pool, "effects where id = '"+id+"'") == 1) == (want == dedupe.Fresh)
+			if !good {
 				t.Errorf("%s, %d times: %v, %v, %d runs", state, fails, got, err, runs.Load())
 			}
 		}
@@ -213,7 +219,11 @@ func TestDoRunsAgain(t *testing.T) {
 			_, _ = tx.Exec(ctx, sql)
 			return nil
 		})
-		if got != 0 || err == nil || runs.Load() != 1 || count(t, pool, "effects where id = '"+name+"'") != 0 {
+		good := got == 0 &&
+			err != nil &&
+			runs.Load() == 1 &&
+			count(t, pool, "effects where id = '"+name+"'") == 0
+		if !good {
 			t.Errorf("%s: %v, %v, %d runs", name, got, err, runs.Load())
 		}
 	}

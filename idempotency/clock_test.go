@@ -118,7 +118,8 @@ func TestT11ClockThatJumpsForgetsNoOperation(t *testing.T) {
 		return nil, nil
 	}})
 	location := r.post("/exports", "k", "x", "X-Tenant", "acct_1").header.Get("Location")
-	r.exec(`update onlyonce.operations set state = 'failed', completed_at = clock_timestamp(), expires_at = clock_timestamp() + keep, watched_at = clock_timestamp()`)
+	r.exec(`update onlyonce.operations
+		set state = 'failed', completed_at = clock_timestamp(), expires_at = clock_timestamp() + keep, watched_at = clock_timestamp()`)
 	r.exec(`update onlyonce.watched set at = clock_timestamp()`)
 	clock := pgtest.ShiftClock(t, r.pool)
 	clock("70 days")
@@ -147,7 +148,8 @@ func TestT11PurgeBehindWhatMustStay(t *testing.T) {
 		       case when n = 6 then clock_timestamp() - interval '2 hours' else clock_timestamp() end
 		  from generate_series(1, 6) n`)
 	r.exec(`set session_replication_role = replica;
-		insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, keep, completed_at, expires_at, watched_at)
+		insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, keep, completed_at, expires_at,
+		watched_at)
 		select gen_random_uuid(), name, 's', '', gen_random_uuid(), 'completed', '', keep, clock_timestamp(), expires_at, watched_at
 		  from onlyonce.operations;
 		set session_replication_role = origin`, pgx.QueryExecModeSimpleProtocol)

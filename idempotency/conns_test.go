@@ -183,10 +183,12 @@ func TestH23OperationsOfATenant(t *testing.T) {
 			t.Fatalf("%v", last)
 		}
 	}
-	if a := r.post("/exports", "more", "x", "X-Tenant", "greedy"); a.status != http.StatusTooManyRequests ||
-		a.code() != "over-capacity" ||
-		a.header.Get("Retry-After") != "2" ||
-		a.mark() != "released" {
+	a := r.post("/exports", "more", "x", "X-Tenant", "greedy")
+	good := a.status == http.StatusTooManyRequests &&
+		a.code() == "over-capacity" &&
+		a.header.Get("Retry-After") == "2" &&
+		a.mark() == "released"
+	if !good {
 		t.Errorf("an 11th: %v %v", a, a.header)
 	}
 	for range 2 {
@@ -267,7 +269,8 @@ func TestH17DeferredTriggerIsBounded(t *testing.T) {
 		cfg.Timeouts.Commit = time.Minute
 		r := newRig(t, cfg)
 		r.exec(`create function hangs() returns trigger language plpgsql as 'begin perform pg_sleep(3600); return null; end'`)
-		r.exec(`create constraint trigger hangs after insert on effects deferrable initially deferred for each row execute function hangs()`)
+		r.exec(`create constraint trigger hangs after insert on effects deferrable initially deferred for each row
+			execute function hangs()`)
 		r.handle(idempotency.Route{Pattern: "/charges", Mode: mode}, effect)
 		if a := r.post("/charges", "k", "x"); a.status != http.StatusInternalServerError || a.code() != "rolled-back" {
 			t.Errorf("mode %d: %v", mode, a)

@@ -158,7 +158,8 @@ func TestH17ClaimBesideAPurge(t *testing.T) {
 			pgtest.Until(t, time.Minute, "the claim waits for the purge", func() bool {
 				return one[bool](
 					r,
-					`select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%http_begin%')`,
+					`select exists (select from pg_stat_activity
+						where datname = current_database() and wait_event_type = 'Lock' and query like '%http_begin%')`,
 				)
 			})
 			if err := purge.Commit(t.Context()); err != nil {

@@ -159,8 +159,9 @@ func TestH27OpenStepKeepsNothing(t *testing.T) {
 				runs = 1
 				kept := status < 500 || name != ""
 				g, again := r.post(path, "k", "x"), r.post(path, "k", "x")
-				if g.status != status ||
-					kept && (g.mark() != "created" || again.mark() != "replayed") {
+				wrong := g.status != status ||
+					kept && (g.mark() != "created" || again.mark() != "replayed")
+				if wrong {
 					t.Errorf("%s: the outcome is known: %v, %v", path, g, again)
 				}
 			}
@@ -193,18 +194,22 @@ func TestH28BodiesByReference(t *testing.T) {
 			t.Errorf("mode %d: the body is stored", mode)
 		}
 		again := func() got { return r.post("/charges", "k", "x", "X-Tenant", "acme") }
-		if g := again(); g.status != 201 ||
-			g.mark() != "replayed" ||
-			g.body != "rendered ch_17 for acme" ||
-			g.header.Get("Location") != "/charges/ch_17" ||
-			g.header.Get("Idempotency-Expires") == "" {
+		g := again()
+		good := g.status == 201 &&
+			g.mark() == "replayed" &&
+			g.body == "rendered ch_17 for acme" &&
+			g.header.Get("Location") == "/charges/ch_17" &&
+			g.header.Get("Idempotency-Expires") != ""
+		if !good {
 			t.Errorf("mode %d: %v", mode, g)
 		}
 		fails = errors.New("down")
-		if g := again(); g.status != 503 ||
-			g.code() != "response-not-rendered" ||
-			g.mark() != "in-progress" ||
-			g.header.Get("Retry-After") == "" {
+		g = again()
+		good = g.status == 503 &&
+			g.code() == "response-not-rendered" &&
+			g.mark() == "in-progress" &&
+			g.header.Get("Retry-After") != ""
+		if !good {
 			t.Errorf("mode %d: %v", mode, g)
 		}
 		fails = fmt.Errorf("ch_17: %w", idempotency.ErrReferenceGone)
@@ -248,23 +253,28 @@ func TestH23CopiesSeeTheOperation(t *testing.T) {
 	r.handle(idempotency.Route{Pattern: "/accepted"}, accept)
 	first := r.post("/accepted", "k", "x")
 	location := first.header.Get("Location")
-	if again := r.post("/accepted", "k", "x"); first.status != 202 ||
-		again.header.Get("Retry-After") != "2" ||
-		again.status != 202 ||
-		again.mark() != "replayed" ||
-		!strings.Contains(again.body, `"state":"running"`) || again.header.Get("Location") != location {
+	again := r.post("/accepted", "k", "x")
+	good := first.status == 202 &&
+		again.header.Get("Retry-After") == "2" &&
+		again.status == 202 &&
+		again.mark() == "replayed" &&
+		strings.Contains(again.body, `"state":"running"`) &&
+		again.header.Get("Location") == location
+	if !good {
 		t.Errorf("%v, %v", first, again)
 	}
 	r.works(ops)
 	r.untilState(location, "succeeded")
 	g := r.post("/accepted", "k", "x")
 	var s state
-	if err := json.Unmarshal([]byte(g.body), &s); err != nil ||
-		g.status != 200 ||
-		g.mark() != "replayed" ||
-		s.State != "succeeded" ||
-		string(s.Result) != `{"rows":3}` ||
-		g.header.Get("Retry-After") != "" {
+	err := json.Unmarshal([]byte(g.body), &s)
+	good = err == nil &&
+		g.status == 200 &&
+		g.mark() == "replayed" &&
+		s.State == "succeeded" &&
+		string(s.Result) == `{"rows":3}` &&
+		g.header.Get("Retry-After") == ""
+	if !good {
 		t.Errorf("%v, %v", g, err)
 	}
 	r.exec(`delete from onlyonce.operations`)
@@ -295,10 +305,12 @@ func TestH9ProblemsInTheAPIsEnvelope(t *testing.T) {
 	for _, path := range []string{"/charges", "/default"} {
 		r.handle(idempotency.Route{Pattern: path}, effect)
 	}
-	if g := r.post("/charges", "", "x"); g.status != 400 ||
-		g.mark() != "rejected" ||
-		g.header.Get("Content-Type") != "application/vnd.acme+json" ||
-		g.body != `{"error":{"type":"key-missing","retryable":false,"path":"/charges"}}` {
+	g := r.post("/charges", "", "x")
+	good := g.status == 400 &&
+		g.mark() == "rejected" &&
+		g.header.Get("Content-Type") == "application/vnd.acme+json" &&
+		g.body == `{"error":{"type":"key-missing","retryable":false,"path":"/charges"}}`
+	if !good {
 		t.Errorf("%v", g)
 	}
 	if g := r.post("/charges", "k", "x", "X-Anonymous", "1"); g.status != 403 ||

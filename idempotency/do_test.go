@@ -209,7 +209,11 @@ func TestH25Undone(t *testing.T) {
 		return got, nil
 	})
 	var refused *idempotency.RefusedError
-	if !errors.As(err, &refused) || refused.Code != "rolled-back" || !refused.Retryable || mark != idempotency.Rejected {
+	good := errors.As(err, &refused) &&
+		refused.Code == "rolled-back" &&
+		refused.Retryable &&
+		mark == idempotency.Rejected
+	if !good {
 		t.Errorf("ignored error: %s, %v", mark, err)
 	}
 	_, mark, err = idempotency.Do(t.Context(), r.doer, acme, "k", order{}, func(ctx context.Context, tx consumer.Tx) (receipt, error) {

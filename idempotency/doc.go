@@ -6,7 +6,8 @@
 //	layer, err := idempotency.New(pool, idempotency.Config{Scope: tenantOf, FingerprintKeys: keys})
 //	...
 //	go layer.Run(ctx) // purges expired records
-//	mux.Handle("POST /v1/charges", layer.MustHandle(idempotency.Route{Pattern: "/v1/charges", KeyWindow: 24 * time.Hour}, http.HandlerFunc(charge)))
+//	route := idempotency.Route{Pattern: "/v1/charges", KeyWindow: 24 * time.Hour}
+//	mux.Handle("POST /v1/charges", layer.MustHandle(route, http.HandlerFunc(charge)))
 //
 //	func charge(w http.ResponseWriter, r *http.Request) {
 //		tx, err := idempotency.TxOf(r) // commits with the record of this request, before a byte of the answer is sent
@@ -30,7 +31,8 @@
 //
 // A header of each answer gives the layer's outcome:
 //
-//	Idempotency-Status   created, replayed, in-progress, mismatch, derived, bypassed, rejected, or released: the handler's own answer, not stored
+//	Idempotency-Status   created, replayed, in-progress, mismatch, derived, bypassed, rejected,
+//	                     or released: the handler's own answer, not stored
 //
 // # Transactional mode
 //

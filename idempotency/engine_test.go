@@ -45,7 +45,8 @@ func TestH17OneTransaction(t *testing.T) {
 	counts := func() string {
 		return one[string](
 			r,
-			`select (select count(*) from effects) || ' ' || (select count(*) from onlyonce.calls) || ' ' || (select count(*) from onlyonce.http_records)`,
+			`select (select count(*) from effects) || ' ' || (select count(*) from onlyonce.calls) || ' ' || (select count(*)
+				from onlyonce.http_records)`,
 		)
 	}
 	first := r.background("/charges", "k", "x")
@@ -131,14 +132,19 @@ func TestH17HandlersThatMisbehave(t *testing.T) {
 				// A final refusal is stored if the rollback to the savepoint undoes its statements;
 				// in all other cases it is not sent.
 				final := status == 402 && !slices.Contains([]string{"commit", "commit by name", "backend terminated", "unpreparable"}, name)
-				if final != (g.mark() == "created") || status == 201 && (g.status < 500 || g.mark() != "rejected") {
+				wrong := final != (g.mark() == "created") ||
+					status == 201 && (g.status < 500 || g.mark() != "rejected")
+				if wrong {
 					t.Errorf("%s: %v", path, g)
 				}
 				if n := one[int](r, `select count(*) from effects where v = $1`, path); n != 0 {
 					t.Errorf("%s: %d effects", path, n)
 				}
 				bad = false
-				if g := r.settledOr(path, status); final && g.mark() != "replayed" || !final && status == 201 && g.mark() != "created" {
+				g = r.settledOr(path, status)
+				wrong = final && g.mark() != "replayed" ||
+					!final && status == 201 && g.mark() != "created"
+				if wrong {
 					t.Errorf("%s, the next time: %v", path, g)
 				}
 			}
@@ -184,11 +190,14 @@ func TestH17SerializationFailuresRunAgain(t *testing.T) {
 				if g.status != status || r.runs.Load() != 4 {
 					t.Errorf("%s, %d failures: %v, %d runs", state, fails, g, r.runs.Load())
 				}
-				if status == 201 &&
-					(g.body != "effect of x" || g.header.Get("X-Seen") != "1" || len(g.header.Values("X-Run")) != 1 || r.effects() != 1) {
+				wrong := status == 201 &&
+					(g.body != "effect of x" || g.header.Get("X-Seen") != "1" || len(g.header.Values("X-Run")) != 1 || r.effects() != 1)
+				if wrong {
 					t.Errorf("a run is not a new one: %v %v", g, g.header)
 				}
-				if status == 503 && (r.effects() != 0 || g.header.Get("Retry-After") == "" || g.code() != "rolled-back") {
+				wrong = status == 503 &&
+					(r.effects() != 0 || g.header.Get("Retry-After") == "" || g.code() != "rolled-back")
+				if wrong {
 					t.Errorf("%v, %d effects", g, r.effects())
 				}
 			}
@@ -228,9 +237,9 @@ func TestH17IsolationLevels(t *testing.T) {
 			r.handle(route, transfer)
 			other.handle(route, transfer)
 			const keys, copies = 5, 4
+			both := []*rig{r, other}
 			r.all(keys*copies, func(i int) (got, error) {
-				on := []*rig{r, other}[i%2]
-				return on.try(context.Background(), http.MethodPost, path, fmt.Sprint(i%keys), fmt.Sprint(i%keys))
+				return both[i%2].try(context.Background(), http.MethodPost, path, fmt.Sprint(i%keys), fmt.Sprint(i%keys))
 			})
 			for k := range keys {
 				if g := r.settled(path, fmt.Sprint(k), fmt.Sprint(k)); g.status != http.StatusCreated ||
@@ -252,7 +261,8 @@ func TestH18LongTransactionAboveReadCommitted(t *testing.T) {
 	cfg := leasedConfig()
 	r := newRig(t, cfg)
 	other := newRigOn(t, r.pool, r.pool, cfg)
-	r.exec(`do $$ begin execute format('alter database %I set default_transaction_isolation = ''repeatable read''', current_database()); end $$`)
+	r.exec(`do $$ begin execute format('alter database %I set default_transaction_isolation = ''repeatable read''', current_database());
+		end $$`)
 	r.pool.Reset()
 	levels := []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable, "", ""} // the server's setting is asked for once
 	for n, level := range levels {
@@ -346,8 +356,9 @@ func TestH19ExpiredIsAbsent(t *testing.T) {
 			idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased},
 			charge(func(context.Context, string) ([]byte, error) { return []byte("paid"), nil }),
 		)
+		both := []*rig{r, other}
 		answers := r.all(30, func(i int) (got, error) { // another request: nothing of the old one counts
-			return []*rig{r, other}[i%2].try(context.Background(), http.MethodPost, path, "k", "another")
+			return both[i%2].try(context.Background(), http.MethodPost, path, "k", "another")
 		})
 		created := 0
 		for _, g := range answers {
@@ -376,7 +387,8 @@ func TestT13PurgeBesideKeptRecords(t *testing.T) {
 	r := newRig(t, testConfig())
 	const records = 100_000
 	r.exec(`set session_replication_role = replica;
-		insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, keep, completed_at, expires_at, watched_at, look, look_at, calls)
+		insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, keep, completed_at, expires_at,
+		watched_at, look, look_at, calls)
 		select gen_random_uuid(), 'a', 's', '', gen_random_uuid(), 'completed', '', '1 day', now(), now() + interval '1 day', now(),
 		       '1 hour', case when n % 2 = 0 then now() + interval '1 hour' end, case when n % 2 = 0 then array[gen_random_uuid()] end
 		  from generate_series(1, `+fmt.Sprint(records)+`) n;
@@ -506,10 +518,12 @@ func TestH22StoreDown(t *testing.T) {
 	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased}, effect)
 	r.pool.Close()
 	for _, path := range []string{"/tx", "/leased"} {
-		if g := r.post(path, "k", "x"); g.status != 503 ||
-			g.code() != "store-unavailable" ||
-			g.header.Get("Retry-After") == "" ||
-			r.runs.Load() != 0 {
+		g := r.post(path, "k", "x")
+		good := g.status == 503 &&
+			g.code() == "store-unavailable" &&
+			g.header.Get("Retry-After") != "" &&
+			r.runs.Load() == 0
+		if !good {
 			t.Errorf("%s: %v", path, g)
 		}
 	}
@@ -529,7 +543,8 @@ func TestH17RecordNeedsTheSeal(t *testing.T) {
 		values (gen_random_uuid(), '', 's', '\x00', gen_random_uuid(), 'completed', '1 day', now(), now() + interval '1 day')`
 	const running = `insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep)
 		values ('8d1f2c9a-0000-8000-8000-000000000001', '', 's', '\x00', gen_random_uuid(), 'running', '1 day')`
-	const completed = `update onlyonce.http_records set state = 'completed', completed_at = now(), expires_at = now() where state = 'running'`
+	const completed = `update onlyonce.http_records set state = 'completed', completed_at = now(), expires_at = now()
+		where state = 'running'`
 	const open, seal = `select onlyonce.http_open('1s', '1s', '1s')`, `select onlyonce.seal()`
 	for _, c := range []struct {
 		statements []string
@@ -551,7 +566,9 @@ func TestH17RecordNeedsTheSeal(t *testing.T) {
 			}
 			return err
 		})
-		if c.commits && err != nil || !c.commits && (err == nil || !strings.Contains(err.Error(), "OO002")) {
+		wrong := c.commits && err != nil ||
+			!c.commits && (err == nil || !strings.Contains(err.Error(), "OO002"))
+		if wrong {
 			t.Errorf("%q: %v", c.statements, err)
 		}
 	}

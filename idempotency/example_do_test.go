@@ -12,7 +12,8 @@ import (
 // A job that is started twice, for example by a scheduler that got no answer, pays once.
 func ExampleDo() {
 	ctx := context.Background()
-	pool, done := exampleDatabase(`create table payouts (id bigint generated always as identity primary key, account text not null, cents bigint not null)`)
+	pool, done := exampleDatabase(`create table payouts (id bigint generated always as identity primary key, account text not null,
+		cents bigint not null)`)
 	defer done()
 	layer, err := idempotency.New(pool, exampleConfig())
 	if err != nil {

@@ -264,8 +264,9 @@ func (p pointCase) run(t *testing.T, bin string) {
 		deadline := time.After(patience)
 		tick := time.NewTicker(20 * time.Millisecond)
 		defer tick.Stop()
+		both := []*process{first, second}
 		for n := 0; ; n++ {
-			g, err := ask([]*process{first, second}[n%2], key)
+			g, err := ask(both[n%2], key)
 			if err == nil && (g.mark() == "created" || g.mark() == "replayed") {
 				return g
 			}

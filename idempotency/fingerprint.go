@@ -126,33 +126,57 @@ func (f *fingerprinter) hashWith(version byte, mode fingerprintMode, id uint32, 
 	case !has:
 		return nil, fmt.Errorf("%w: key %d is not in Config.FingerprintKeys", errFingerprint, id)
 	}
-	body := s.Body
-	if mode.comparesJSON() && len(body) > 0 {
-		var err error
-		if body, err = canonicalJSON(body); err != nil {
-			return nil, err
-		}
-	}
-	media := normalizedMediaType(s.MediaType)
-	content := [][]byte{body}
-	coding := normalizedCoding(s.Coding)
-	headers := [][][2]string{s.Headers, s.Trailers}
-	if !mode.comparesHeaders() {
-		media = ""
-		coding = ""
-		headers = nil
-	}
-	if mode == fingerprintRaw && coding == "" {
-		if withoutBoundary, parts, ok := multipartParts(s.MediaType, body); ok {
-			media = "parts " + withoutBoundary // no other media type begins so
-			content = parts
-		}
+	c, err := s.compared(mode)
+	if err != nil {
+		return nil, err
 	}
 	out := make([]byte, fingerprintHead, fingerprintLen)
 	out[0], out[1] = version, byte(mode)
 	binary.BigEndian.PutUint32(out[2:], id)
+	mac := pool.Get().(hash.Hash)
+	defer pool.Put(mac)
+	mac.Reset()
 	// All but the body is hashed in one Write, which costs more than the few bytes of a field.
-	head := append(make([]byte, 0, 512), out...)
+	mac.Write(s.appendHead(append(make([]byte, 0, 512), out...), c))
+	for _, piece := range c.content {
+		mac.Write(piece)
+	}
+	return mac.Sum(out), nil
+}
+
+// comparedParts are what a mode makes of a subject's media type, coding, headers and body.
+type comparedParts struct {
+	media, coding string
+	headers       [][][2]string
+	content       [][]byte
+}
+
+// compared returns what a mode compares. The error is errJSON.
+func (s *fingerprintSubject) compared(mode fingerprintMode) (c comparedParts, err error) {
+	body := s.Body
+	if mode.comparesJSON() && len(body) > 0 {
+		if body, err = canonicalJSON(body); err != nil {
+			return c, err
+		}
+	}
+	c.content = [][]byte{body}
+	if mode.comparesHeaders() {
+		c.media = normalizedMediaType(s.MediaType)
+		c.coding = normalizedCoding(s.Coding)
+		c.headers = [][][2]string{s.Headers, s.Trailers}
+	}
+	if mode == fingerprintRaw && c.coding == "" {
+		if withoutBoundary, parts, ok := multipartParts(s.MediaType, body); ok {
+			c.media = "parts " + withoutBoundary // no other media type begins so
+			c.content = parts
+		}
+	}
+	return c, nil
+}
+
+// appendHead appends what is hashed before the body: the fields, and the lengths of the body's
+// pieces.
+func (s *fingerprintSubject) appendHead(head []byte, c comparedParts) []byte {
 	number := func(n int) { head = binary.BigEndian.AppendUint64(head, uint64(n)) }
 	// Each field is preceded by its length, so that the end of one cannot pass for the start of the
 	// next: "a", "bc" differs from "ab", "c".
@@ -168,12 +192,12 @@ func (f *fingerprinter) hashWith(version byte, mode fingerprintMode, id uint32, 
 		s.Method,
 		s.Path,
 		s.Query,
-		media,
-		coding,
+		c.media,
+		c.coding,
 	} {
 		field(v)
 	}
-	for _, fields := range headers {
+	for _, fields := range c.headers {
 		fields := slices.Clone(fields)
 		for i := range fields {
 			fields[i][0] = strings.ToLower(fields[i][0])
@@ -185,17 +209,10 @@ func (f *fingerprinter) hashWith(version byte, mode fingerprintMode, id uint32, 
 			field(f[1])
 		}
 	}
-	for _, piece := range content {
+	for _, piece := range c.content {
 		number(len(piece))
 	}
-	mac := pool.Get().(hash.Hash)
-	defer pool.Put(mac)
-	mac.Reset()
-	mac.Write(head)
-	for _, piece := range content {
-		mac.Write(piece)
-	}
-	return mac.Sum(out), nil
+	return head
 }
 
 // normalizedCoding normalizes a Content-Encoding: its codings in order, in lower case, without

@@ -299,7 +299,9 @@ func TestH7CanonicalJSON(t *testing.T) {
 		`{"\u0061":1,"B":2}`:  `{"B":2,"a":1}`,
 		`{"é":1,"z":2}`:       `{"z":2,"é":1}`,
 		`[1,1.0,1e0,1E+0,-0,0.10,1e400,123456789012345678901234567890]`: `[1,1,1,1,0,1e-1,1e400,12345678901234567890123456789e1]`,
-		`"\u00e9\/\b\f\n\r\t\"\\\u0000\u001F\u007f\u2028"`:              "\"é/\\u0008\\u000c\\u000a\\u000d\\u0009\\\"\\\\\\u0000\\u001f\x7f\u2028\"",
+
+		`"\u00e9\/\b\f\n\r\t\"\\\u0000\u001F\u007f\u2028"`: "\"é/\\u0008\\u000c\\u000a\\u000d\\u0009\\\"\\\\\\u0000\\u001f\x7f\u2028\"",
+
 		`"\ud83d\ude00"`: `"😀"`,
 		`"\uD83D\uDE00"`: `"😀"`,
 		`"😀"`:            `"😀"`,
@@ -394,7 +396,8 @@ func TestH7CanonicalJSON(t *testing.T) {
 
 // rewriteJSON writes a value in one of the ways that say the same.
 func rewriteJSON(r *rand.Rand, v any) string {
-	space := func() string { return []string{"", "", " ", "\n\t"}[r.IntN(4)] }
+	spaces := []string{"", "", " ", "\n\t"}
+	space := func() string { return spaces[r.IntN(len(spaces))] }
 	var out string
 	switch v := v.(type) {
 	case map[string]any:
@@ -417,7 +420,7 @@ func rewriteJSON(r *rand.Rand, v any) string {
 			switch {
 			case r.IntN(3) == 0 && c > 0xffff:
 				fmt.Fprintf(&b, `\u%04x\u%04X`, 0xd800+(c-0x10000)>>10, 0xdc00+(c-0x10000)&0x3ff)
-			case r.IntN(3) == 0 && c <= 0xffff || c < ' ' || c == '"' || c == '\\':
+			case r.IntN(3) == 0 && c <= 0xffff, c < ' ', c == '"', c == '\\':
 				fmt.Fprintf(&b, `\u%04x`, c)
 			default:
 				b.WriteRune(c)

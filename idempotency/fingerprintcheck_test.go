@@ -54,10 +54,11 @@ func TestH30SecretReplacedUnderItsID(t *testing.T) {
 		for _, path := range []string{"/charges", "/leased"} {
 			for _, key := range []string{"k", "new"} {
 				g := after.post(path, key, "x")
-				if g.status != http.StatusServiceUnavailable ||
-					g.code() != "fingerprint-key-changed" ||
-					!strings.Contains(g.body, `"retryable":true`) ||
-					g.header.Get("Retry-After") == "" {
+				good := g.status == http.StatusServiceUnavailable &&
+					g.code() == "fingerprint-key-changed" &&
+					strings.Contains(g.body, `"retryable":true`) &&
+					g.header.Get("Retry-After") != ""
+				if !good {
 					t.Errorf("%s: %s %s: %v", name, path, key, g)
 				}
 			}

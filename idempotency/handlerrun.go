@@ -238,8 +238,9 @@ func keepPolicy(status int, route *Route, own decision) keptPart {
 		return keepAll
 	}
 	switch status {
-	case http.StatusUnauthorized, http.StatusForbidden, http.StatusRequestTimeout, http.StatusConflict, http.StatusMisdirectedRequest, http.StatusLocked,
-		http.StatusTooEarly, http.StatusTooManyRequests: // may differ the next time
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusRequestTimeout, http.StatusConflict,
+		http.StatusMisdirectedRequest, http.StatusLocked, http.StatusTooEarly,
+		http.StatusTooManyRequests: // may differ the next time
 		return keepNothing
 	}
 	switch {

@@ -190,7 +190,11 @@ func TestLoopOverAHolder(t *testing.T) {
 				rep = req.serveHeld(&h, lookup{})
 			}()
 			panicked := pgtest.Receive(t, pgtest.Patience(time.Minute), "the loop's end", ended)
-			if rep.code != c.code || req.runs != c.runs || h.released != c.released || h.ended != c.runs {
+			good := rep.code == c.code &&
+				req.runs == c.runs &&
+				h.released == c.released &&
+				h.ended == c.runs
+			if !good {
 				t.Errorf("code %q, %d runs, %d released, %d ended: want %q, %d, %d",
 					rep.code, req.runs, h.released, h.ended, c.code, c.runs, c.released)
 			}

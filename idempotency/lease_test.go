@@ -109,7 +109,10 @@ func TestH18ZombieChangesNothing(t *testing.T) {
 		if z := wait(t, "the zombie is answered", first); z.status == http.StatusCreated && z.body != second.body || z.mark() == "created" {
 			t.Errorf("%s: the zombie: %v", at, z)
 		}
-		effects := map[bool]int{true: 0, false: 1}[at == "without Tx"]
+		effects := 1
+		if at == "without Tx" {
+			effects = 0
+		}
 		if keys, _ := p.keys(); keys != 1 || r.effects() != effects || r.leases() != 0 {
 			t.Errorf("%s: %d payments, %d effects, %d leases", at, keys, r.effects(), r.leases())
 		}
@@ -149,14 +152,17 @@ func TestH18OneThief(t *testing.T) {
 	}
 	broken.Store(false)
 	created := 0
+	both := []*rig{r, other}
 	for _, g := range r.all(30, func(i int) (got, error) {
-		return []*rig{r, other}[i%2].try(context.Background(), http.MethodPost, "/charges", "k", "x")
+		return both[i%2].try(context.Background(), http.MethodPost, "/charges", "k", "x")
 	}) {
 		if g.mark() == "created" {
 			created++
 		}
 	}
-	if keys, calls := p.keys(); created != 1 || keys != 1 || calls != 1 || r.effects() != 1 {
+	keys, calls := p.keys()
+	good := created == 1 && keys == 1 && calls == 1 && r.effects() == 1
+	if !good {
 		t.Errorf("%d created, %d payments in %d calls, %d effects", created, keys, calls, r.effects())
 	}
 	// Another request under the key of one that was left is refused, and does not take it over.
@@ -279,7 +285,8 @@ func TestH18ZombieBesideItsSuccessor(t *testing.T) {
 		handler := func(g *gate, zombie bool) http.HandlerFunc {
 			return func(w http.ResponseWriter, req *http.Request) {
 				stand := func(here string) {
-					if zombie && here == at || !zombie && here == "in the call" {
+					wrong := zombie && here == at || !zombie && here == "in the call"
+					if wrong {
 						g.begun <- struct{}{}
 						<-g.open
 					}

@@ -132,7 +132,9 @@ func (h *leaseHolder) fate(run *handlerRun, _ time.Time) (fate, *time.Time) {
 		return fateOpen, nil
 	case rec != nil && rec.state == stateCompleted && rec.token == run.token:
 		return fateStored, rec.expires
-	case rec == nil || rec.state != stateRunning || rec.nonce == nil || *rec.nonce != run.token:
+	}
+	held := rec != nil && rec.state == stateRunning
+	if !held || rec.nonce == nil || *rec.nonce != run.token {
 		return fateTaken, nil
 	}
 	sent := time.Now()

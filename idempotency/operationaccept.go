@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
@@ -62,8 +63,9 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	if ok && o.shards[run.layer] != nil {
 		o = o.shards[run.layer]
 	}
+	behind := ok && run.layer == o.layer && !run.unprotected
 	switch {
-	case !ok || run.unprotected || run.handler.route.Mode != Transactional || run.layer != o.layer:
+	case !behind || run.handler.route.Mode != Transactional:
 		return fmt.Errorf("%w: Accept must be called in a handler behind the same layer, in transactional mode",
 			ErrNoTx)
 	case o.work[req.Name] == nil:
@@ -71,12 +73,8 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	case len(req.Input) > maxStored:
 		return fmt.Errorf("%w: Request.Input: has %d bytes: must have at most %d", ErrConfig, len(req.Input), maxStored)
 	}
-	if o.partitions.Load() == 0 {
-		n, err := eventsource.MakeStream(r.Context(), o.layer.pool, o.cfg.Stream, o.cfg.Partitions)
-		if err != nil {
-			return err
-		}
-		o.partitions.Store(int32(n))
+	if err := o.makeStream(r.Context()); err != nil {
+		return err
 	}
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -121,13 +119,7 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	if req.OrderingKey != "" {
 		e.Key = []byte(req.OrderingKey)
 	}
-	if trace := run.origin.TraceIn(r.Context()); trace != "" {
-		parent, state := codec.SplitTrace(trace)
-		e.Headers = append(e.Headers, consumer.Header{Name: "traceparent", Value: []byte(parent)})
-		if state != "" {
-			e.Headers = append(e.Headers, consumer.Header{Name: "tracestate", Value: []byte(state)})
-		}
-	}
+	e.Headers = append(e.Headers, traceHeaders(run.origin.TraceIn(r.Context()))...)
 	if err := eventsource.Append(r.Context(), tx, e); err != nil {
 		return err
 	}
@@ -138,6 +130,32 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	w.Header().Set("Location", o.cfg.Path+id.String())
 	o.writeState(w, http.StatusAccepted, &operationState{ID: id.String(), Name: req.Name, State: operationRunning})
 	return nil
+}
+
+// makeStream makes the stream of operations, if this process has not seen it yet.
+func (o *Operations) makeStream(ctx context.Context) error {
+	if o.partitions.Load() != 0 {
+		return nil
+	}
+	n, err := eventsource.MakeStream(ctx, o.layer.pool, o.cfg.Stream, o.cfg.Partitions)
+	if err != nil {
+		return err
+	}
+	o.partitions.Store(int32(n))
+	return nil
+}
+
+// traceHeaders returns the headers of an event that continue a trace.
+func traceHeaders(trace string) []consumer.Header {
+	if trace == "" {
+		return nil
+	}
+	parent, state := codec.SplitTrace(trace)
+	headers := []consumer.Header{{Name: "traceparent", Value: []byte(parent)}}
+	if state != "" {
+		headers = append(headers, consumer.Header{Name: "tracestate", Value: []byte(state)})
+	}
+	return headers
 }
 
 // partitionOf returns the partition of an operation: one of its tenant's, the same for all of an

@@ -104,11 +104,12 @@ func TestH23OperationIsAcceptedOnce(t *testing.T) {
 	first := r.post("/exports", "k1", "x", "X-Tenant", "acct_1")
 	again := r.post("/exports", "k1", "x", "X-Tenant", "acct_1")
 	location := first.header.Get("Location")
-	if first.status != http.StatusAccepted ||
-		again.status != http.StatusAccepted ||
-		location == "" ||
-		again.header.Get("Location") != location ||
-		again.mark() != "replayed" {
+	good := first.status == http.StatusAccepted &&
+		again.status == http.StatusAccepted &&
+		location != "" &&
+		again.header.Get("Location") == location &&
+		again.mark() == "replayed"
+	if !good {
 		t.Fatalf("%+v\n%+v", first, again)
 	}
 	if s := r.state(location, "X-Tenant", "acct_1"); s.State != "running" {
@@ -287,7 +288,8 @@ func TestH19ErasedRequestKeepsNoOperation(t *testing.T) {
 	ended := func(s state) bool { return s.State == "succeeded" || s.State == "failed" }
 	r.untilIs(ended, first, "X-Tenant", "acme")
 	r.exec(`insert into onlyonce.parked (kind, state, reason, tenant, scope, topic, event_id, body)
-		select 'event', 'resolved', 'exhausted', tenant, 'operations', topic, id::text, convert_to('input', 'UTF8') from onlyonce.operations`)
+		select 'event', 'resolved', 'exhausted', tenant, 'operations', topic, id::text, convert_to('input', 'UTF8')
+		from onlyonce.operations`)
 	if err := erase("k1"); err != nil {
 		t.Fatal(err)
 	}
@@ -312,8 +314,10 @@ func TestH19ErasedRequestKeepsNoOperation(t *testing.T) {
 	}
 	if n := one[int](
 		r,
-		`select (select count(*) from onlyonce.operations where coalesce(result, convert_to(error_text, 'UTF8')) is not null or erased_at is null)
-		+ (select count(*) from onlyonce.operation_signals where text is not null) + (select count(*) from onlyonce.event_log where body is not null)
+		`select (select count(*) from onlyonce.operations
+			where coalesce(result, convert_to(error_text, 'UTF8')) is not null or erased_at is null)
+		+ (select count(*) from onlyonce.operation_signals where text is not null) + (select count(*) from onlyonce.event_log
+		where body is not null)
 		+ (select count(*) from onlyonce.parked where body is not null)`,
 	); n != 0 {
 		t.Errorf("%d places keep something of the person", n)

@@ -95,7 +95,10 @@ select o.name,
        s.cancel_at is not null,
        o.erased_at is not null
   from onlyonce.operations o left join onlyonce.operation_signals s on s.id = o.id
- where o.id = $1 and o.tenant = $2 and o.principal = $3 and not onlyonce.has_expired(o.expires_at, o.watched_at, o.keep)`
+ where o.id = $1
+   and o.tenant = $2
+   and o.principal = $3
+   and not onlyonce.has_expired(o.expires_at, o.watched_at, o.keep)`
 
 // cancelSQL records a client's request to cancel an operation that is not done. In: id.
 const cancelSQL = `

@@ -76,11 +76,13 @@ func TestProblemsAreShort(t *testing.T) {
 		w := httptest.NewRecorder()
 		newProblem(http.StatusTeapot, codeKeyReused, strings.Repeat("\x00", n), strings.Repeat("<", n), true).Write(w)
 		var got map[string]any
-		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil ||
-			w.Body.Len() > outcome.MaxProblem ||
-			w.Code != http.StatusTeapot ||
-			got["status"] != 418.0 ||
-			got["retryable"] != true {
+		err := json.Unmarshal(w.Body.Bytes(), &got)
+		good := err == nil &&
+			w.Body.Len() <= outcome.MaxProblem &&
+			w.Code == http.StatusTeapot &&
+			got["status"] == 418.0 &&
+			got["retryable"] == true
+		if !good {
 			t.Errorf("%d bytes, %v, %.200s", w.Body.Len(), err, w.Body)
 		}
 		if _, has := got["detail"]; has != (n <= maxProblemText) {

@@ -226,7 +226,10 @@ func (w *recordRow) record() *storedRecord {
 	if w.state == nil {
 		return nil
 	}
-	w.values.state, w.values.token, w.values.sealed, w.values.erased = *w.state, uuid.UUID(w.token.Bytes), *w.sealed, *w.erased
+	w.values.state = *w.state
+	w.values.token = uuid.UUID(w.token.Bytes)
+	w.values.sealed = *w.sealed
+	w.values.erased = *w.erased
 	w.values.refusal = *w.refusal
 	w.values.lease = *w.lease
 	return &w.values

@@ -144,7 +144,12 @@ func TestRecorderBounds(t *testing.T) {
 		t.Errorf("%q", r.body())
 	}
 	r = newRecorder(4)
-	if n, err := r.Write([]byte("abcde")); n != 0 || !errors.Is(err, ErrResponseTooLarge) || !r.exceeded() || r.status() != 200 {
+	n, err := r.Write([]byte("abcde"))
+	good := n == 0 &&
+		errors.Is(err, ErrResponseTooLarge) &&
+		r.exceeded() &&
+		r.status() == 200
+	if !good {
 		t.Errorf("%d, %v, %v", n, err, r.exceeded())
 	}
 	if n, err := r.Write([]byte("a")); n != 0 || !errors.Is(err, ErrResponseTooLarge) {
@@ -248,7 +253,11 @@ func TestRecorderOfARerun(t *testing.T) {
 	body := r.body()
 	r = newRecorder(4)
 	before.Set("X-B", "1")
-	if r.exceeded() || r.status() != 200 || len(r.header()) > 0 || len(r.body()) > 0 {
+	good := !r.exceeded() &&
+		r.status() == 200 &&
+		len(r.header()) <= 0 &&
+		len(r.body()) <= 0
+	if !good {
 		t.Errorf("%d %v %q", r.status(), r.header(), r.body())
 	}
 	fmt.Fprint(r, "wxyz")

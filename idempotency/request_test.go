@@ -179,10 +179,12 @@ func TestH5RequestsWithoutAKey(t *testing.T) {
 	r := newRig(t, testConfig())
 	r.handle(idempotency.Route{Pattern: "/required"}, effect)
 	r.handle(idempotency.Route{Pattern: "/optional", KeyOptional: true}, effect)
-	if g := r.post("/required", "", "x"); g.status != http.StatusBadRequest ||
-		g.code() != "key-missing" ||
-		!strings.Contains(g.body, "send a key in the header Idempotency-Key") ||
-		r.runs.Load() != 0 {
+	g := r.post("/required", "", "x")
+	good := g.status == http.StatusBadRequest &&
+		g.code() == "key-missing" &&
+		strings.Contains(g.body, "send a key in the header Idempotency-Key") &&
+		r.runs.Load() == 0
+	if !good {
 		t.Errorf("required: %v", g)
 	}
 	for range 2 {
@@ -270,10 +272,12 @@ func TestH7AnotherRequestUnderTheKey(t *testing.T) {
 			return r.post("/raw/a?q=1", "k", `{"a":1}`, "Content-Type", "application/json", "X-Account", "8")
 		},
 	} {
-		if g := other(); g.status != http.StatusUnprocessableEntity ||
-			g.code() != "key-reused" ||
-			g.mark() != "mismatch" ||
-			strings.Contains(g.body, "effect") {
+		g := other()
+		good := g.status == http.StatusUnprocessableEntity &&
+			g.code() == "key-reused" &&
+			g.mark() == "mismatch" &&
+			!strings.Contains(g.body, "effect")
+		if !good {
 			t.Errorf("another %s: %v", name, g)
 		}
 	}
@@ -370,7 +374,8 @@ func TestH8RecordsAreApart(t *testing.T) {
 	}
 	scopes := one[[]string](
 		r,
-		`select array_agg(scope || '|' || tenant order by scope, tenant) from onlyonce.http_records where id = onlyonce.key(tenant, scope, 'k')`,
+		`select array_agg(scope || '|' || tenant order by scope, tenant) from onlyonce.http_records
+			where id = onlyonce.key(tenant, scope, 'k')`,
 	)
 	if got := strings.Join(scopes, ", "); got != "http PATCH /a|, http POST /a|, http POST /b|, http POST /b|t, http POST /b t|" {
 		t.Error(got)

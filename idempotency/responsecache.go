@@ -133,18 +133,22 @@ func (rc *responseCache) observe(o databaseHistory, clock, asked time.Time) {
 	next := &sighting{o, clock, asked}
 	for {
 		last := rc.latest.Load()
-		if last != nil &&
-			last.System == o.System &&
-			(o.Timeline < last.Timeline || o.Timeline == last.Timeline && !asked.After(last.asked)) {
-			return
-		}
-		if last != nil && last.System != o.System && !asked.After(last.asked) {
+		if last != nil && !last.before(next) {
 			return
 		}
 		if rc.latest.CompareAndSwap(last, next) {
 			return
 		}
 	}
+}
+
+// before reports whether another sighting replaces this one: it has a later timeline of the same
+// system, or was asked later.
+func (s *sighting) before(other *sighting) bool {
+	if s.System == other.System && s.Timeline != other.Timeline {
+		return s.Timeline < other.Timeline
+	}
+	return other.asked.After(s.asked)
 }
 
 // currentHistory returns the database's history, and a time that is not before the database's
@@ -183,7 +187,10 @@ func (rc *responseCache) get(ctx context.Context, id [16]byte) (*cacheEntry, boo
 	// Read the clock after the cache has answered: it may have been slow, and a failover seen
 	// meanwhile.
 	o, clock, ok := rc.currentHistory()
-	if !ok || c.Origin != o || !clock.Before(until) || !clock.Before(c.Expires) {
+	if !ok || c.Origin != o {
+		return nil, false
+	}
+	if !clock.Before(until) || !clock.Before(c.Expires) {
 		return nil, false
 	}
 	return c, true

@@ -98,7 +98,11 @@ func TestH13ReplayIsTheSameBytes(t *testing.T) {
 			r.srv.Client().CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 			first := r.post(path, "k", "x", "Origin", "https://a", "X-Request-Id", "1")
 			again := r.post(path, "k", "x", "Origin", "https://b", "X-Request-Id", "2")
-			if first.mark() != "created" || again.mark() != "replayed" || first.status != again.status || first.body != again.body {
+			good := first.mark() == "created" &&
+				again.mark() == "replayed" &&
+				first.status == again.status &&
+				first.body == again.body
+			if !good {
 				t.Errorf("%s: %.80v, then %.80v", path, first, again)
 			}
 			if again.header.Get("Access-Control-Allow-Origin") != "https://b" ||
@@ -315,11 +319,12 @@ func TestH15RefusalKeepsItsStatus(t *testing.T) {
 			)
 			for n, mark := range []string{"created", "replayed"} {
 				g := r.post(path, "k", "x")
-				if g.status != status ||
-					g.mark() != mark ||
-					g.code() != "" ||
-					g.header.Get("Idempotency-Expires") == "" ||
-					(n == 0) != (g.body == "no\n") {
+				good := g.status == status &&
+					g.mark() == mark &&
+					g.code() == "" &&
+					g.header.Get("Idempotency-Expires") != "" &&
+					(n == 0) == (g.body == "no\n")
+				if !good {
 					t.Errorf("%s, request %d: %d %s %q %q", path, n, g.status, g.mark(), g.code(), g.body)
 				}
 				if a, is := outcome.Marked(g.status, g.header, []byte(g.body)); !is || a.Applied != outcome.NotApplied {
@@ -346,7 +351,11 @@ func TestH15ErasedRefusalKeepsItsStatus(t *testing.T) {
 				t.Fatal(err)
 			}
 			g := r.post(path, "k", "x")
-			if g.status != status || g.mark() != "replayed" || g.body != "" || g.header.Get("Idempotency-Expires") == "" {
+			good := g.status == status &&
+				g.mark() == "replayed" &&
+				g.body == "" &&
+				g.header.Get("Idempotency-Expires") != ""
+			if !good {
 				t.Errorf("%s: %d %s %q", path, g.status, g.mark(), g.body)
 			}
 			if a, is := outcome.Marked(g.status, g.header, []byte(g.body)); !is || a.Applied != outcome.NotApplied {
@@ -453,9 +462,10 @@ func TestH24SealedInItsPlace(t *testing.T) {
 	r.post("/charges", "k", "x")
 	r.exec(`create table kept as select name, result, sealed from onlyonce.http_steps`)
 	for what, sql := range map[string]string{
-		"another step's": `update onlyonce.http_steps a set result = b.result from kept b where a.name = 'charge' and b.name = 'risk-check'`,
-		"not sealed":     `update onlyonce.http_steps set result = 'approved', sealed = false where name = 'charge'`,
-		"none":           `update onlyonce.http_steps set result = null, sealed = false where name = 'charge'`,
+		"another step's": `update onlyonce.http_steps a set result = b.result from kept b
+			where a.name = 'charge' and b.name = 'risk-check'`,
+		"not sealed": `update onlyonce.http_steps set result = 'approved', sealed = false where name = 'charge'`,
+		"none":       `update onlyonce.http_steps set result = null, sealed = false where name = 'charge'`,
 	} {
 		opened.Store(nil)
 		r.exec(sql)

@@ -83,7 +83,10 @@ func unsafeComparisons(files *token.FileSet, file *ast.File) (found []string, sa
 	ast.Inspect(file, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.BinaryExpr:
-			if (n.Op == token.EQL || n.Op == token.NEQ) && !constant(n.X) && !constant(n.Y) && (isSecret(n.X) || isSecret(n.Y)) {
+			compares := n.Op == token.EQL || n.Op == token.NEQ
+			secret := isSecret(n.X) || isSecret(n.Y)
+			fixed := constant(n.X) || constant(n.Y)
+			if compares && secret && !fixed {
 				found = append(found, fmt.Sprintf("%s: %s", files.Position(n.Pos()), n.Op))
 			}
 		case *ast.CallExpr:

@@ -77,7 +77,8 @@ func (req *servedRequest) newRecorder(limit int) *recorder {
 // than Route.MaxResponse is sent is decided afterwards.
 func (req *servedRequest) bodyLimit() int {
 	route := &req.handler.route
-	if req.key == "" || route.DiscardBody || route.AllowLargeOnce || route.Render != nil {
+	unbounded := route.DiscardBody || route.AllowLargeOnce || route.Render != nil
+	if req.key == "" || unbounded {
 		return maxStored
 	}
 	return route.MaxResponse

@@ -132,11 +132,12 @@ func TestH29ProviderIsAsked(t *testing.T) {
 			for range len(c.says) + 1 {
 				last = r.post("/charges", "k", "x")
 			}
-			if last.mark() != c.mark ||
+			wrong := last.mark() != c.mark ||
 				c.answer != "" && last.body != c.answer ||
 				calls.Load() != c.calls ||
 				asks.Load() != int64(len(c.says)) ||
-				len(keys) != 1 {
+				len(keys) != 1
+			if wrong {
 				t.Errorf("%v; %d calls, asked %d times, %d keys", last, calls.Load(), asks.Load(), len(keys))
 			}
 			if s := one[string](r, `select state from onlyonce.http_records`); s != c.state {
@@ -442,7 +443,8 @@ func TestH18AbandonedRequests(t *testing.T) {
 		r.exec(`update onlyonce.http_records set created_at = created_at - make_interval(hours => $1)`, hours)
 		r.exec(`update onlyonce.leases set until = until - make_interval(hours => $1) where until <= clock_timestamp()`, hours)
 		r.exec(
-			`update onlyonce.http_steps set first_at = first_at - make_interval(hours => $1), done_at = done_at - make_interval(hours => $1)`,
+			`update onlyonce.http_steps
+				set first_at = first_at - make_interval(hours => $1), done_at = done_at - make_interval(hours => $1)`,
 			hours,
 		)
 	}
@@ -453,7 +455,10 @@ func TestH18AbandonedRequests(t *testing.T) {
 	states := func() string {
 		return one[string](
 			r,
-			`select coalesce(string_agg(substr(scope, 11) || ' ' || case when abandoned_at is null then state else 'abandoned' end, ', ' order by scope), '') from onlyonce.http_records`,
+			`select coalesce(string_agg(substr(scope, 11) || ' ' || case when abandoned_at is null then state else 'abandoned' end, ', '
+				order by scope),
+				'')
+				from onlyonce.http_records`,
 		)
 	}
 	r.exec(`select onlyonce.http_abandon(100)`)
@@ -511,7 +516,8 @@ func TestH18StepThatBeginsAtTheRelease(t *testing.T) {
 		until(t, "the release waits", func() bool {
 			return one[bool](
 				r,
-				`select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%http_release%')`,
+				`select exists (select from pg_stat_activity
+					where datname = current_database() and wait_event_type = 'Lock' and query like '%http_release%')`,
 			)
 		})
 		return nil
@@ -524,7 +530,8 @@ func TestH18StepThatBeginsAtTheRelease(t *testing.T) {
 	}
 	if got := one[string](
 		r,
-		`select count(*) || ' ' || coalesce(max(r.state), '') from onlyonce.http_steps s join onlyonce.http_records r on r.id = s.record_id`,
+		`select count(*) || ' ' || coalesce(max(r.state), '') from onlyonce.http_steps s
+			join onlyonce.http_records r on r.id = s.record_id`,
 	); got != "1 running" {
 		t.Errorf("steps and the state of their request: %s", got)
 	}

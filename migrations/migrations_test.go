@@ -79,7 +79,8 @@ func TestApplyThroughPgBouncer(t *testing.T) {
 	var locks int
 	if err := conn.QueryRow(
 		t.Context(),
-		`select count(*) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())`,
+		`select count(*) from pg_locks
+			where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())`,
 	).Scan(&locks); err != nil ||
 		locks != 0 {
 		t.Errorf("%d advisory locks left, %v", locks, err)
@@ -108,8 +109,9 @@ func TestS1SchemaMustFitTheCode(t *testing.T) {
 			t.Fatal(err)
 		}
 		err := migrations.Check(t.Context(), pool)
-		if (c.says == "") != (err == nil) ||
-			(err != nil && (!errors.Is(err, migrations.ErrSchema) || !strings.Contains(err.Error(), c.says))) {
+		wrong := (c.says == "") != (err == nil) ||
+			(err != nil && (!errors.Is(err, migrations.ErrSchema) || !strings.Contains(err.Error(), c.says)))
+		if wrong {
 			t.Errorf("version %d: %v, want %q", c.version, err, c.says)
 		}
 	}
@@ -148,7 +150,9 @@ func TestPrintedSQLMakesTheSchema(t *testing.T) {
 func TestEverythingIsCommented(t *testing.T) {
 	t.Parallel()
 	rows, err := pgtest.DB(t).Query(t.Context(), `
-		select relname::text from pg_class where relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and relkind in ('r', 'v') and obj_description(oid, 'pg_class') is null
+		select relname::text from pg_class
+		where relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and relkind in ('r', 'v')
+		and obj_description(oid, 'pg_class') is null
 		union all
 		select proname::text from pg_proc where pronamespace = 'onlyonce'::regnamespace and obj_description(oid, 'pg_proc') is null`)
 	if err != nil {
@@ -234,8 +238,13 @@ func TestCompressionOfBatches(t *testing.T) {
 	if err := conn.QueryRow(
 		t.Context(),
 		`
-		select count(*), coalesce(array_agg(a.attrelid::regclass || '.' || a.attname) filter (where case when a.attstorage = 'e' then 'stored as it is' else a.attcompression::text end <> $1), '{}')
-		  from pg_attribute a where a.attrelid::regclass::text ~ '^onlyonce(_segments)?\.batches(_\d)?$' and a.attnum > 0 and a.attstorage <> 'p' and a.attname <> 'sink'`,
+		select count(*),
+		coalesce(array_agg(a.attrelid::regclass || '.' || a.attname)
+		filter (where case when a.attstorage = 'e' then 'stored as it is' else a.attcompression::text end <> $1),
+		'{}')
+		  from pg_attribute a
+		  where a.attrelid::regclass::text ~ '^onlyonce(_segments)?\.batches(_\d)?$' and a.attnum > 0 and a.attstorage <> 'p'
+		  and a.attname <> 'sink'`,
 		want,
 	).Scan(
 		&columns,
@@ -326,7 +335,8 @@ func TestS6EveryTableCanBePublished(t *testing.T) {
 	rows, err := conn.Query(t.Context(), `
 		select c.oid::regclass::text, (select min(a.attname)::text from pg_attribute a where a.attrelid = c.oid and a.attnum > 0
 		                            and not a.attisdropped and a.attgenerated = '' and a.attidentity = '')
-		  from pg_class c where c.relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and c.relkind in ('r', 'p') order by 1`)
+		  from pg_class c
+		  where c.relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and c.relkind in ('r', 'p') order by 1`)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,13 +12,17 @@ import (
 
 const (
 	parkMessagesSQL = `
-insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, topic, partition, "offset", record_time, header_names, header_values, body)
+insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, topic, partition, "offset", record_time,
+header_names, header_values, body)
 select 'message', 'waiting', $2, 'x', 1, '', 'stock', gen_random_uuid(), 'orders', i % 16, i, now(), '{}', '{}', 'x'
   from generate_series(1, $1::integer) i`
-	settleSQL    = `update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp(), next_attempt_at = null where $1 or kind = 'message'`
+	settleSQL = `update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp(), next_attempt_at = null
+		where $1 or kind = 'message'`
 	parkCallsSQL = `
-insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, sink, lane, row_id, call_name, method, target, body, next_attempt_at)
-select 'call', 'retrying', 'failed', 'x', 1, '', 'stock', gen_random_uuid(), 'payments', i % 16, i, 'charge', 'POST', '/c', 'x', now() + interval '1 hour'
+insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, sink, lane, row_id, call_name, method, target, body,
+next_attempt_at)
+select 'call', 'retrying', 'failed', 'x', 1, '', 'stock', gen_random_uuid(), 'payments', i % 16, i, 'charge', 'POST', '/c', 'x',
+now() + interval '1 hour'
   from generate_series(1, $1::integer) i`
 )
 
@@ -103,13 +107,17 @@ func looks(t *testing.T, conn *pgx.Conn) (tooMany map[string]int) {
 	t.Helper()
 	tooMany = map[string]int{}
 	for what, sql := range map[string]string{
-		"claim_standard":       `select onlyonce.claim_standard(array_agg(gen_random_uuid()), array_agg(1::bigint)) from generate_series(1, $1)`,
-		"claim_consumer":       `select onlyonce.claim_consumer(array_agg(gen_random_uuid()), array_agg(1::bigint)) from generate_series(1, $1)`,
-		"claim_consumer_fresh": `select onlyonce.claim_consumer_fresh(array_agg(gen_random_uuid()), array_agg(1::bigint)) from generate_series(1, $1)`,
-		"blocked":              `select onlyonce.blocked(array_agg(gen_random_uuid())) from generate_series(1, $1)`,
-		"pass":                 `select onlyonce.pass(array_agg(gen_random_uuid())) from generate_series(1, $1)`,
+		"claim_standard": `select onlyonce.claim_standard(array_agg(gen_random_uuid()), array_agg(1::bigint))
+			from generate_series(1, $1)`,
+		"claim_consumer": `select onlyonce.claim_consumer(array_agg(gen_random_uuid()), array_agg(1::bigint))
+			from generate_series(1, $1)`,
+		"claim_consumer_fresh": `select onlyonce.claim_consumer_fresh(array_agg(gen_random_uuid()), array_agg(1::bigint))
+			from generate_series(1, $1)`,
+		"blocked": `select onlyonce.blocked(array_agg(gen_random_uuid())) from generate_series(1, $1)`,
+		"pass":    `select onlyonce.pass(array_agg(gen_random_uuid())) from generate_series(1, $1)`,
 		"enqueued_before": `
-select onlyonce.enqueued_before(null, null, 'payments', array_agg(gen_random_uuid()), '', null, 'shop', null, 'charge', null, 'POST', null, '/c', null, '', null, 'x', null, null)
+select onlyonce.enqueued_before(null, null, 'payments', array_agg(gen_random_uuid()), '', null, 'shop', null, 'charge', null, 'POST', null,
+'/c', null, '', null, 'x', null, null)
   from generate_series(1, $1)`,
 	} {
 		for _, n := range []int{1, 100} {

@@ -161,7 +161,10 @@ func (a *applying) watch(cfg consumer.Config) consumer.Config {
 }
 
 // positionsSQL returns a row for each partition of a scope. $1 the scope.
-const positionsSQL = `select topic, partition, next_offset from onlyonce.positions where scope = $1 and retired_at is null`
+const positionsSQL = `
+select topic, partition, next_offset
+  from onlyonce.positions
+ where scope = $1 and retired_at is null`
 
 // reached reports whether every partition of a scope has come to its end, and no message is going
 // to be tried again.

@@ -79,7 +79,11 @@ func TestApply(t *testing.T) {
 		onlyoncetest.Message{ID: "2", Value: "bad"},
 		onlyoncetest.Message{ID: "3", Value: "call"},
 		onlyoncetest.Message{Value: "without"})
-	if len(got.Applied) != 2 || len(got.Parked) != 2 || len(got.Skipped) != 0 || len(got.Calls) != 1 {
+	good := len(got.Applied) == 2 &&
+		len(got.Parked) == 2 &&
+		len(got.Skipped) == 0 &&
+		len(got.Calls) == 1
+	if !good {
 		t.Fatalf("%s, %d calls", said(got), len(got.Calls))
 	}
 	if p := got.Parked[0]; p.Reason != "permanent" || p.Message.ID != "2" || !strings.Contains(p.Err.Error(), "a bad one") {
@@ -88,13 +92,15 @@ func TestApply(t *testing.T) {
 	if p := got.Parked[1]; p.Reason != "no-key" {
 		t.Errorf("%+v", p)
 	}
-	if c := got.Calls[0]; c.Sink != "mail" ||
-		c.Name != "send" ||
-		c.Target != "/3" ||
-		c.Method != "POST" ||
-		string(c.Body) != "hello" ||
-		fmt.Sprint(c.Header) != "map[X-Kind:[a b]]" ||
-		len(c.Key) != 36 {
+	c := got.Calls[0]
+	good = c.Sink == "mail" &&
+		c.Name == "send" &&
+		c.Target == "/3" &&
+		c.Method == "POST" &&
+		string(c.Body) == "hello" &&
+		fmt.Sprint(c.Header) == "map[X-Kind:[a b]]" &&
+		len(c.Key) == 36
+	if !good {
 		t.Errorf("%+v", c)
 	}
 	// A copy, the same id with another payload, and one that is new.
@@ -107,7 +113,12 @@ func TestApply(t *testing.T) {
 		onlyoncetest.Message{ID: "1", Value: "other"},
 		onlyoncetest.Message{ID: "4", Value: "four"},
 	)
-	if len(got.Applied) != 1 || len(got.Skipped) != 1 || len(got.Parked) != 1 || got.Parked[0].Reason != "conflict" || len(got.Calls) != 0 {
+	good = len(got.Applied) == 1 &&
+		len(got.Skipped) == 1 &&
+		len(got.Parked) == 1 &&
+		got.Parked[0].Reason == "conflict" &&
+		len(got.Calls) == 0
+	if !good {
 		t.Errorf("%s", said(got))
 	}
 	if got := effects(t, pool); got != "four one" {
@@ -220,11 +231,12 @@ func TestSend(t *testing.T) {
 		onlyoncetest.Request{Path: "/charges", Key: "k-1", Body: "2"},
 		onlyoncetest.Request{Path: "/charges", Body: "3"},
 	)
-	if got[0].Code != http.StatusCreated ||
-		got[0].Body.String() != "charged 1" ||
-		got[1].Body.String() != "charged 1" ||
-		got[2].Code != http.StatusUnprocessableEntity ||
-		got[3].Code != http.StatusBadRequest {
+	good := got[0].Code == http.StatusCreated &&
+		got[0].Body.String() == "charged 1" &&
+		got[1].Body.String() == "charged 1" &&
+		got[2].Code == http.StatusUnprocessableEntity &&
+		got[3].Code == http.StatusBadRequest
+	if !good {
 		t.Errorf("%+v", got)
 	}
 	if text := failing(t, func(t testing.TB) {

@@ -56,11 +56,12 @@ func TestHandlerThatExits(t *testing.T) {
 		return nil
 	})
 	v, text := verdictOf(t, c)
-	if v == nil ||
-		v.Kind != kindExited ||
-		!strings.Contains(v.What, "exit status 3") ||
-		!strings.Contains(v.What, "the handler for messages/0 at 1") ||
-		v.History != "nothing" {
+	good := v != nil &&
+		v.Kind == kindExited &&
+		strings.Contains(v.What, "exit status 3") &&
+		strings.Contains(v.What, "the handler for messages/0 at 1") &&
+		v.History == "nothing"
+	if !good {
 		t.Errorf("%v", v)
 	}
 	if !strings.Contains(text, "again: go test -run '^TestHandlerThatExits$' -onlyonce.exec -onlyonce.history='nothing'") {

@@ -11,7 +11,8 @@ import (
 
 // Broker returns a broker with the case's messages of a topic, in place of the real one:
 //
-//	q, err := queue.New(p.Pool, p.Broker("orders"), queue.Config{Name: "orders", CopiesWithin: time.Hour, Identify: identify})
+//	cfg := queue.Config{Name: "orders", CopiesWithin: time.Hour, Identify: identify}
+//	q, err := queue.New(p.Pool, p.Broker("orders"), cfg)
 //	if err != nil {
 //		return nil, err
 //	}

@@ -55,7 +55,11 @@ select c.oid,
 
 // linksSQL returns a row for each foreign key: the table, its columns, the table that it refers to,
 // and the columns there.
-const linksSQL = `select conrelid, conkey, confrelid, confkey from pg_constraint where contype = 'f' order by conrelid, conname`
+const linksSQL = `
+select conrelid, conkey, confrelid, confkey
+  from pg_constraint
+ where contype = 'f'
+ order by conrelid, conname`
 
 // maxLinks is how many links are followed, one behind the other.
 const maxLinks = 3

@@ -350,9 +350,10 @@ func TestDiagrams(t *testing.T) {
 
 var (
 	ofProcess = regexp.MustCompile(`^process (\d+): (.*)$`)
-	work      = regexp.MustCompile(`onlyonce\.(fence|claim\w*|enqueue_batch|seal|http_begin|http_complete|receive_webhooks)\(|^(insert into effects)|(insert into) onlyonce\.(parked)|^(select r.state)`)
-	noted     = regexp.MustCompile(`^select '(.*)' as note`)
-	fault     = regexp.MustCompile(`\s*<<< (.*)$`)
+	work      = regexp.MustCompile(`onlyonce\.(fence|claim\w*|enqueue_batch|seal|http_begin|http_complete|receive_webhooks)\(|` +
+		`^(insert into effects)|(insert into) onlyonce\.(parked)|^(select r.state)`)
+	noted = regexp.MustCompile(`^select '(.*)' as note`)
+	fault = regexp.MustCompile(`\s*<<< (.*)$`)
 )
 
 // drawing is a diagram under way. Its maps are by process.
@@ -431,7 +432,11 @@ func (d *drawing) process(who, text string) {
 		d.arrow(who, "->>", "remote", text)
 		d.asking[who] = true
 	case strings.HasPrefix(text, "request "):
-		d.arrow("remote", map[bool]string{true: "-->>", false: "--x"}[wrong == ""], who, "answer")
+		arrow := "-->>"
+		if wrong != "" {
+			arrow = "--x"
+		}
+		d.arrow("remote", arrow, who, "answer")
 		d.asking[who] = false
 	case strings.HasPrefix(text, "answers "):
 		d.arrow(who, "-->>", "client", strings.TrimPrefix(text, "answers "))

@@ -622,9 +622,10 @@ func faulty(t *testing.T) []judged {
 
 func soundCases(t *testing.T) []judged {
 	remote := mailbox(t)
-	provider := onlyoncetest.NewRemote(t, onlyoncetest.RemoteOptions{Answer: func(_ string, n int) string {
-		return map[int]string{1: "500+", 2: "reset"}[n]
-	}})
+	ways := map[int]string{1: "500+", 2: "reset"}
+	provider := onlyoncetest.NewRemote(t, onlyoncetest.RemoteOptions{
+		Answer: func(_ string, n int) string { return ways[n] },
+	})
 	return []judged{
 		{"messages", after(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			return outbox.Enqueue(ctx, tx, call(m.Value))

@@ -167,7 +167,8 @@ func (x *play) at(p *Process, m wire.Message) wire.Action {
 	label := wire.Label(m)
 	sql := strings.Join(strings.Fields(m.SQL), " ")
 	what := x.strikes(label+".", m.Kind, isUsers(sql), before, after, cut, lost, zombie, rebalance, failover, rewind)
-	if what == "" && x.standby.event == failover && m.Kind == wire.Bind && isFence(label) {
+	fences := m.Kind == wire.Bind && isFence(label)
+	if what == "" && x.standby.event == failover && fences {
 		x.down() // the server is gone before it gets this batch
 		go x.promote()
 		return wire.Unsent

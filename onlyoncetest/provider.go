@@ -171,7 +171,8 @@ func (m *Remote) take(e Effect, memory string, p *Process) (way, answer string) 
 		}
 	}
 	old, known := m.known[id]
-	if known && e.Key != "" && !m.o.IgnoreKeys && (m.o.Window == 0 || time.Since(old.at) < m.o.Window) {
+	remembers := m.o.Window == 0 || time.Since(old.at) < m.o.Window
+	if byKey := e.Key != "" && !m.o.IgnoreKeys; known && byKey && remembers {
 		return way, old.body
 	}
 	if !badremote.Applied(way) {

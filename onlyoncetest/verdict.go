@@ -182,7 +182,10 @@ func (x *play) writer(table string) *write {
 }
 
 // certain matches a statement that writes, whatever the functions are that it calls.
-var certain = regexp.MustCompile(`(?is)^\s*((insert|delete|merge)\b|(update|copy|truncate)\s|with\b.*\b(insert\s+into|update|delete\s+from|merge\s+into)\s)`)
+var certain = regexp.MustCompile(`(?is)^\s*(` +
+	`(insert|delete|merge)\b|` +
+	`(update|copy|truncate)\s|` +
+	`with\b.*\b(insert\s+into|update|delete\s+from|merge\s+into)\s)`)
 
 // singleHint is what a verdict adds if each message was a batch of its own.
 const singleHint = "; each message was a batch of its own: does the handler leave something in its session, " +
@@ -224,7 +227,9 @@ func callsDiffer(a, b []Call) string {
 	// The one that is most alike: of the same sink and name, and with the same key if there is one.
 	y := find(b, onlyB[0])
 	for _, l := range onlyB {
-		if c := find(b, l); c.Sink == x.Sink && c.Name == x.Name && (c.Key == x.Key || y.Name != x.Name) {
+		c := find(b, l)
+		closer := c.Key == x.Key || y.Name != x.Name
+		if c.Sink == x.Sink && c.Name == x.Name && closer {
 			y = c
 		}
 	}

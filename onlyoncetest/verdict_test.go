@@ -35,9 +35,10 @@ func TestAdvice(t *testing.T) {
 		{"(Zm9vYmFyYmF6cXV4)", "(YmFyYmF6cXV4Zm9v)", "", "", false},
 	} {
 		text, advice := onlyoncetest.Likeness(c.a, c.b)
-		if !strings.Contains(text, c.text) ||
+		wrong := !strings.Contains(text, c.text) ||
 			!strings.Contains(advice, c.advice) ||
-			c.advice != "" && strings.Contains(advice, "Volatile") != c.volatile {
+			c.advice != "" && strings.Contains(advice, "Volatile") != c.volatile
+		if wrong {
 			t.Errorf("%s %s: %s; %s", c.a, c.b, text, advice)
 		}
 	}

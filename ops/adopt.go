@@ -225,7 +225,9 @@ func (q *adoption) read(ctx context.Context, tx pgx.Tx) (*CursorChange, error) {
 	case q.mayRun(before):
 		return nil, failf(
 			ErrRefused,
-			"group %q has not let the cursor go, and nothing was done: if it is another service, give one of the two another Config.Scope; if it was renamed, stop its processes; if they died, say so with -old-group-stopped",
+			"group %q has not let the cursor go, and nothing was done: "+
+				"if it is another service, give one of the two another Config.Scope; "+
+				"if it was renamed, stop its processes; if they died, say so with -old-group-stopped",
 			*before.Group,
 		)
 	}
@@ -367,7 +369,8 @@ func (q *adoption) create(ctx context.Context, tx pgx.Tx) error {
 		names.Cursor(q.Scope, q.Topic, q.name.Partition).String(),
 	).Scan(&id)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return failf(ErrChanged, "a consumer made the cursor at this moment, and nothing was done").but("run the command again to see how it stands")
+		return failf(ErrChanged, "a consumer made the cursor at this moment, and nothing was done").
+			but("run the command again to see how it stands")
 	}
 	if err != nil {
 		return err

@@ -228,12 +228,6 @@ func (o *origin) bring(
 	group *string,
 ) (keys, conflicts int64, err error) {
 	var done, hashes []int64
-	claim := func(there pgx.Tx, part kept) error {
-		k, c, err := part.claim(ctx, there, tx)
-		keys = keys + k
-		conflicts = conflicts + c
-		return err
-	}
 	err = o.snapshot(ctx, func(there pgx.Tx) error {
 		if err := bringSlowly(ctx, there, tx); err != nil {
 			return err
@@ -250,40 +244,13 @@ func (o *origin) bring(
 		if done, hashes, err = readDone(ctx, there, o.cursor); err != nil {
 			return err
 		}
-		for _, class := range ring.Classes() { // in the order of all claims, which excludes deadlocks
-			if !slices.Contains(o.scope.classes(), class) {
-				continue
-			}
-			if err := claim(there, consumerKeys[class]); err != nil {
-				return err
-			}
-		}
-		if !o.StandardKeys {
-			return nil
-		}
-		if err := bringClasses(ctx, there, tx, o.Name); err != nil {
-			return err
-		}
-		for _, class := range ring.Classes() {
-			if err := claim(there, otherKeys[class]); err != nil {
-				return err
-			}
-		}
-		return nil
+		keys, conflicts, err = o.bringKeys(ctx, there, tx)
+		return err
 	})
-	if err == nil {
-		err = o.scope.agrees(ctx, tx, f.Scope, o.Name)
-	}
-	if err == nil && o.scope != nil {
-		_, err = tx.Exec(
-			ctx, cursor.BringScopeSQL, f.Scope, o.scope.Topics, o.scope.Copies, o.scope.FirstTopic,
-			o.scope.Forgotten, o.scope.Class, o.scope.ClassBefore, o.scope.TooOld,
-		)
-		if err == nil { // a consumer may have made the row meanwhile; from here on it is locked
-			err = o.scope.agrees(ctx, tx, f.Scope, o.Name)
-		}
-	}
 	if err != nil {
+		return 0, 0, err
+	}
+	if err := o.bringScope(ctx, tx, f.Scope); err != nil {
 		return 0, 0, err
 	}
 	c := o.cursor
@@ -308,6 +275,52 @@ func (o *origin) bring(
 	}
 	_, err = tx.Exec(ctx, cursor.BringDoneSQL, id, run, codec.Bigints(done), codec.Bigints(hashes))
 	return keys, conflicts, err
+}
+
+// bringKeys claims the keys of the scope's classes, and all others if the origin's were asked for.
+func (o *origin) bringKeys(ctx context.Context, there, tx pgx.Tx) (keys, conflicts int64, err error) {
+	claim := func(part kept) error {
+		k, c, err := part.claim(ctx, there, tx)
+		keys = keys + k
+		conflicts = conflicts + c
+		return err
+	}
+	for _, class := range ring.Classes() { // in the order of all claims, which excludes deadlocks
+		if !slices.Contains(o.scope.classes(), class) {
+			continue
+		}
+		if err := claim(consumerKeys[class]); err != nil {
+			return 0, 0, err
+		}
+	}
+	if !o.StandardKeys {
+		return keys, conflicts, nil
+	}
+	if err := bringClasses(ctx, there, tx, o.Name); err != nil {
+		return 0, 0, err
+	}
+	for _, class := range ring.Classes() {
+		if err := claim(otherKeys[class]); err != nil {
+			return 0, 0, err
+		}
+	}
+	return keys, conflicts, nil
+}
+
+// bringScope makes the scope's row, unless there is one. That must agree with the origin's.
+func (o *origin) bringScope(ctx context.Context, tx pgx.Tx, scope string) error {
+	if err := o.scope.agrees(ctx, tx, scope, o.Name); err != nil || o.scope == nil {
+		return err
+	}
+	_, err := tx.Exec(
+		ctx, cursor.BringScopeSQL, scope, o.scope.Topics, o.scope.Copies, o.scope.FirstTopic,
+		o.scope.Forgotten, o.scope.Class, o.scope.ClassBefore, o.scope.TooOld,
+	)
+	if err != nil {
+		return err
+	}
+	// A consumer may have made the row meanwhile; from here on it is locked.
+	return o.scope.agrees(ctx, tx, scope, o.Name)
 }
 
 // readDone reads what is done above the position of a cursor.

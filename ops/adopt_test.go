@@ -59,12 +59,13 @@ func TestAdoptCursor(t *testing.T) {
 	cursors(t, pool, 1)
 	in := ops.AdoptInput{Scope: "stock", Topic: "orders", Partition: new(int32), At: "9"}
 	seen, err := ops.AdoptCursor(t.Context(), pool, ops.By{DryRun: true}, in)
-	if err != nil ||
-		seen.AuditID != 0 ||
-		seen.Before.Position != 5 ||
-		seen.After.Position != 9 ||
-		*seen.Skipped != 4 ||
-		*seen.Repeated != 0 {
+	good := err == nil &&
+		seen.AuditID == 0 &&
+		seen.Before.Position == 5 &&
+		seen.After.Position == 9 &&
+		*seen.Skipped == 4 &&
+		*seen.Repeated == 0
+	if !good {
 		t.Fatalf("%+v, %v", seen, err)
 	}
 	if c, err := cursorsOf(t, pool); err != nil || c[0].Position != 5 || c[0].Run != 0 {
@@ -72,7 +73,12 @@ func TestAdoptCursor(t *testing.T) {
 	}
 	in.Shown = seen
 	done, err := ops.AdoptCursor(t.Context(), pool, ops.By{Actor: "ann", Reason: "INC-7"}, in)
-	if err != nil || done.AuditID == 0 || done.After.Position != 9 || done.After.Run != 1 || done.After.ClusterID != nil {
+	good = err == nil &&
+		done.AuditID != 0 &&
+		done.After.Position == 9 &&
+		done.After.Run == 1 &&
+		done.After.ClusterID == nil
+	if !good {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	if _, err := ops.AdoptCursor(t.Context(), pool, ops.By{Reason: "again"}, in); !errors.Is(err, ops.ErrChanged) {
@@ -112,7 +118,11 @@ func TestAdoptTopic(t *testing.T) {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	for _, p := range done.Partitions {
-		if *p.After.Group != "g2" || p.After.Position != 5 || p.After.Run != 0 || p.After.ClusterID == nil {
+		good := *p.After.Group == "g2" &&
+			p.After.Position == 5 &&
+			p.After.Run == 0 &&
+			p.After.ClusterID != nil
+		if !good {
 			t.Errorf("%+v", p.After)
 		}
 	}
@@ -158,7 +168,8 @@ func TestAdoptHalted(t *testing.T) {
     1,
     clock_timestamp(),
     '[{"topic": "orders", "partition": 0, "epoch": 2, "halted": "new-topic", "high_watermark": 30},
-			{"topic": "orders", "partition": 2, "epoch": 2, "halted": "gap", "log_start": 8}, {"topic": "orders", "partition": 3, "epoch": 2, "halted": "new-topic", "log_start": 2, "high_watermark": 33}]'
+			{"topic": "orders", "partition": 2, "epoch": 2, "halted": "gap", "log_start": 8},
+			{"topic": "orders", "partition": 3, "epoch": 2, "halted": "new-topic", "log_start": 2, "high_watermark": 33}]'
   ),
   (
     gen_random_uuid(),

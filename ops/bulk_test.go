@@ -17,7 +17,11 @@ func TestU3BulkEndsInTheMiddle(t *testing.T) {
 	parks(t, pool, 1600)
 	in := ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Kind: "message", Scope: "stock"}, All: true}
 	shown, err := ops.Redrive(t.Context(), pool, ops.By{DryRun: true}, in)
-	if err != nil || shown.Count != 1600 || len(shown.Rows) != 5 || shown.AuditID != 0 {
+	good := err == nil &&
+		shown.Count == 1600 &&
+		len(shown.Rows) == 5 &&
+		shown.AuditID == 0
+	if !good {
 		t.Fatalf("%+v, %v", shown, err)
 	}
 	in.Shown = shown

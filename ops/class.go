@@ -45,13 +45,14 @@ type ClassInput struct {
 type ClassChange struct {
 	Audited
 
-	Scope   string   `json:"scope"`
-	Class   string   `json:"class"`
-	Was     string   `json:"was"`
-	Ring    string   `json:"ring" doc:"the ring in which keys are claimed from now on"`
-	Before  string   `json:"was_ring" doc:"the ring in which they are claimed too, until it has forgotten its keys"`
-	Lasts   *float64 `json:"lasts_seconds"`
-	Cursors int      `json:"cursors" doc:"how many cursors the scope has. Their owners are fenced out, and go on with both rings"`
+	Scope  string   `json:"scope"`
+	Class  string   `json:"class"`
+	Was    string   `json:"was"`
+	Ring   string   `json:"ring" doc:"the ring in which keys are claimed from now on"`
+	Before string   `json:"was_ring" doc:"the ring in which they are claimed too, until it has forgotten its keys"`
+	Lasts  *float64 `json:"lasts_seconds"`
+	// how many cursors the scope has. Their owners are fenced out, and go on with both rings
+	Cursors int `json:"cursors" doc:"above"`
 }
 
 // ChangeClass changes a scope's class of horizon, and with it the ring of its keys and how long
@@ -112,7 +113,8 @@ func (q *classing) lock(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	if int64(len(q.cursors)) != locked.RowsAffected() {
-		return failf(ErrChanged, "a consumer made a cursor of the scope at this moment, and nothing was done").but("run the command again")
+		return failf(ErrChanged, "a consumer made a cursor of the scope at this moment, and nothing was done").
+			but("run the command again")
 	}
 	return nil
 }

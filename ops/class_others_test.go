@@ -175,7 +175,11 @@ func TestK10OthersChange(t *testing.T) {
 		t.Errorf("a second change: %v", err)
 	}
 	r, err := ops.ExplainKey(t.Context(), l.pool, ops.ExplainQuestion{Scope: "imports", ID: "before"})
-	if err != nil || len(r.Copies) != 2 || r.Copies[1].Ring != "standard_long_keys" || !r.Copies[1].Duplicate {
+	good := err == nil &&
+		len(r.Copies) == 2 &&
+		r.Copies[1].Ring == "standard_long_keys" &&
+		r.Copies[1].Duplicate
+	if !good {
 		t.Errorf("explain: %+v, %v", r, err)
 	}
 	l.passes(8 * day)

@@ -39,7 +39,9 @@ type Cursor struct {
 	RedoUntil    *int64     `json:"redo_until" doc:"messages below this offset may have been handled before"`
 	RedoTopicID  *string    `json:"redo_topic_id"`
 
-	DoneUntil *int64 `json:"done_until" doc:"the end of the messages that are done above the position, if several transactions run at once. Nil: none is"`
+	// the end of the messages that are done above the position, if several transactions run at
+	// once. Nil: none is
+	DoneUntil *int64 `json:"done_until" doc:"above"`
 
 	ReleasedAge *float64 `json:"-"` // seconds since the last owner released it; nil: it has not
 }

@@ -79,7 +79,12 @@ func TestEraseEvents(t *testing.T) {
 	}
 	exec(t, pool, `update onlyonce.parked set state = 'discarded', settled_at = now()`)
 	seen, err := ops.EraseEvents(t.Context(), pool, ops.By{DryRun: true}, in)
-	if err != nil || len(seen.Rows) != 2 || *seen.Rows[0].Event != "evt_1" || seen.Rows[0].Bytes != 7 || *seen.Rows[1].Event != "evt_2" {
+	good := err == nil &&
+		len(seen.Rows) == 2 &&
+		*seen.Rows[0].Event == "evt_1" &&
+		seen.Rows[0].Bytes == 7 &&
+		*seen.Rows[1].Event == "evt_2"
+	if !good {
 		t.Fatalf("%+v, %v", seen, err)
 	}
 	in.Shown = seen

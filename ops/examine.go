@@ -23,10 +23,12 @@ const (
 
 // Finding is the result of one check.
 type Finding struct {
-	Check  string `json:"check" doc:"name of the check, for example \"outbox\""`
-	Level  string `json:"level" doc:"ok, info, warn or fail"`
-	Text   string `json:"text" doc:"the finding, in a sentence"`
-	Remedy string `json:"change" doc:"what to do, usually a command of the program onlyonce. Words in capitals are placeholders for values. It is empty if there is nothing to do"`
+	Check string `json:"check" doc:"name of the check, for example \"outbox\""`
+	Level string `json:"level" doc:"ok, info, warn or fail"`
+	Text  string `json:"text" doc:"the finding, in a sentence"`
+	// what to do, usually a command of the program onlyonce. Words in capitals are placeholders for
+	// values. It is empty if there is nothing to do
+	Remedy string `json:"change" doc:"above"`
 }
 
 // Examination is the result of [Examine].

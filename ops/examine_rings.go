@@ -115,7 +115,8 @@ func (d *examiner) otherClasses(
 			d.add(
 				levelInfo,
 				check,
-				"set Config.CopiesWithin in the consumers of these scopes; if their copies may come that late, change their class: onlyonce inbox class -scope S -class long -reason WHY",
+				"set Config.CopiesWithin in the consumers of these scopes; if their copies may come that late, "+
+					"change their class: onlyonce inbox class -scope S -class long -reason WHY",
 				"%s: copies may come for %s, and %s may forget keys before that, of the scopes that have "+
 					"chosen class %s: %s",
 				whose,
@@ -273,21 +274,8 @@ func (d *examiner) rings(ctx context.Context, tx pgx.Tx) error {
 // kept for the horizon after its closing, so up to 8 are closed and one is current.
 func (d *examiner) ring(k *reports.KeyRing, held bool, who []string) {
 	check := k.Ring
-	var current *reports.KeySegment
-	slots := 0
-	free := 0
-	draining := false
 	for i := range k.Segments {
 		s := &k.Segments[i]
-		slots++
-		switch s.State {
-		case "current":
-			current = s
-		case "free":
-			free++
-		case "draining":
-			draining = true
-		}
 		opensLater := s.Opened != nil && *s.Opened < -60
 		closesLater := s.Closed != nil && *s.Closed < -60
 		if opensLater || closesLater {
@@ -311,6 +299,7 @@ func (d *examiner) ring(k *reports.KeyRing, held bool, who []string) {
 		return
 	}
 	seventh := show.Seconds(*k.Horizon / 7)
+	slots := len(k.Segments)
 	if slots < reports.MostClosed+1 {
 		d.add(levelFail, check, "set onlyonce.rings.slots back to what the migration says",
 			"the ring has %d tables, and a horizon takes %d", slots, reports.MostClosed+1)
@@ -324,43 +313,11 @@ func (d *examiner) ring(k *reports.KeyRing, held bool, who []string) {
 			"no login has the rights to rotate it: nothing is forgotten, and the tables grow",
 		)
 	}
-	holds := current != nil && current.Bytes > 0 && current.Opened != nil
-	if holds && show.Seconds(*current.Opened) > seventh+late {
-		age := show.Seconds(*current.Opened)
-		switch {
-		case free == 0:
-			d.add(
-				levelWarn,
-				check,
-				"see the finding frontiers; a horizon that was made longer lets the "+
-					"ring fill for a while",
-				"no segment is free, and the current one grows: it is %s old, and should be %s at most",
-				age,
-				seventh,
-			)
-		case !held && len(who) > 0:
-			d.add(
-				levelFail,
-				check,
-				"start a consumer, a relay or an Endpoint.Upkeep under one of these "+
-					"logins and read its log, or run onlyonce inbox rotate",
-				"no process rotates it: the current segment is %s old, should be %s at most, and no process "+
-					"holds the lease, although %s may",
-				age,
-				seventh,
-				strings.Join(who, ", "),
-			)
-		case draining:
-			d.add(levelWarn, check, "see the finding transactions: end what has been open for so long",
-				"the current segment is %s old, should be %s at most, and the one before it drains: "+
-					"transactions that may write into it have not ended",
-				age,
-				seventh)
-		case held:
-			d.add(levelWarn, check, "read the log of the consumers, relays and receivers that rotate",
-				"the current segment is %s old and should be %s at most, although a process holds the lease",
-				age,
-				seventh)
+	d.rotation(k, held, who)
+	free := 0
+	for i := range k.Segments {
+		if k.Segments[i].State == "free" {
+			free++
 		}
 	}
 	rotated := "no process rotates it now, and nothing is due"
@@ -369,6 +326,58 @@ func (d *examiner) ring(k *reports.KeyRing, held bool, who []string) {
 	}
 	d.unless(check, "remembered %s; a new segment each %s; %d tables hold that, even for cursors that are %s "+
 		"behind; %d free; %s", show.Remembered(k.Horizon), seventh, slots, seventh, free, rotated)
+}
+
+// rotation says why a ring's current segment is older than a seventh of the horizon, if it is.
+func (d *examiner) rotation(k *reports.KeyRing, held bool, who []string) {
+	segments := map[string]*reports.KeySegment{} // one of each state
+	for i := range k.Segments {
+		segments[k.Segments[i].State] = &k.Segments[i]
+	}
+	current := segments["current"]
+	if current == nil || current.Bytes == 0 || current.Opened == nil {
+		return
+	}
+	age := show.Seconds(*current.Opened)
+	seventh := show.Seconds(*k.Horizon / 7)
+	if age <= seventh+late {
+		return
+	}
+	switch {
+	case segments["free"] == nil:
+		d.add(
+			levelWarn,
+			k.Ring,
+			"see the finding frontiers; a horizon that was made longer lets the "+
+				"ring fill for a while",
+			"no segment is free, and the current one grows: it is %s old, and should be %s at most",
+			age,
+			seventh,
+		)
+	case !held && len(who) > 0:
+		d.add(
+			levelFail,
+			k.Ring,
+			"start a consumer, a relay or an Endpoint.Upkeep under one of these "+
+				"logins and read its log, or run onlyonce inbox rotate",
+			"no process rotates it: the current segment is %s old, should be %s at most, and no process "+
+				"holds the lease, although %s may",
+			age,
+			seventh,
+			strings.Join(who, ", "),
+		)
+	case segments["draining"] != nil:
+		d.add(levelWarn, k.Ring, "see the finding transactions: end what has been open for so long",
+			"the current segment is %s old, should be %s at most, and the one before it drains: "+
+				"transactions that may write into it have not ended",
+			age,
+			seventh)
+	case held:
+		d.add(levelWarn, k.Ring, "read the log of the consumers, relays and receivers that rotate",
+			"the current segment is %s old and should be %s at most, although a process holds the lease",
+			age,
+			seventh)
+	}
 }
 
 // frontiers judges the cursors that hold back what the consumers' rings forget. If a frontier is

@@ -69,14 +69,19 @@ type KeyReport struct {
 	FirstSeen *FirstSeen `json:"first_seen"`
 	// Age compares the id's own time with what its scope has forgotten. Nil: the id has no time, or
 	// is none of a consumer.
-	Age      *IDAge               `json:"age"`
-	Webhooks []EndpointClaim      `json:"webhooks" doc:"the endpoints that have recorded the key. It is nil if the search took longer than CountLimit"`
-	Calls    []ExplainedCall      `json:"calls" doc:"calls that the claiming transaction enqueued, at most 100"`
-	Call     []Stored             `json:"call" doc:"where the call is stored, if the key is a call's"`
-	Parked   []ParkedRow          `json:"parked" doc:"rows that are parked under the key, newest first, at most 100; then those of the same event's id under another key, for example because its body differs"`
-	Events   []reports.Event      `json:"events" doc:"the stored events with the id, of a webhook or a queue; nil: the search took longer than CountLimit"`
-	Request  *Request             `json:"request" doc:"the HTTP request, if the key is a request's"`
-	Memory   []reports.RingMemory `json:"memory" doc:"how long the rings remember keys"`
+	Age *IDAge `json:"age"`
+	// the endpoints that have recorded the key. It is nil if the search took longer than CountLimit
+	Webhooks []EndpointClaim `json:"webhooks" doc:"above"`
+	Calls    []ExplainedCall `json:"calls" doc:"calls that the claiming transaction enqueued, at most 100"`
+	Call     []Stored        `json:"call" doc:"where the call is stored, if the key is a call's"`
+	// rows that are parked under the key, newest first, at most 100; then those of the same event's
+	// id under another key, for example because its body differs
+	Parked []ParkedRow `json:"parked" doc:"above"`
+	// the stored events with the id, of a webhook or a queue; nil: the search took longer than
+	// CountLimit
+	Events  []reports.Event      `json:"events" doc:"above"`
+	Request *Request             `json:"request" doc:"the HTTP request, if the key is a request's"`
+	Memory  []reports.RingMemory `json:"memory" doc:"how long the rings remember keys"`
 	// Scopes are those of consumers and webhook endpoints, at most 100, if the id's scope is not
 	// one of them and has no stored rows: it may be mistyped. Also if no Scope was given, and rows
 	// of the ID are stored in none or in several of them: Key is then empty. Otherwise nil.
@@ -97,8 +102,9 @@ type EndpointClaim struct {
 
 // IDAge compares an id's own time with what its scope has forgotten.
 type IDAge struct {
-	MadeAt      time.Time  `json:"made_at" doc:"as the id has it (a UUIDv7 or a ULID)"`
-	TooOldUntil *time.Time `json:"too_old_until" doc:"the time until which ids of the scope may be forgotten. Nil: none are"`
+	MadeAt time.Time `json:"made_at" doc:"as the id has it (a UUIDv7 or a ULID)"`
+	// the time until which ids of the scope may be forgotten. Nil: none are
+	TooOldUntil *time.Time `json:"too_old_until" doc:"above"`
 	// TooOld: a message with the id, if it is no duplicate, may be a copy whose key is
 	// forgotten.
 	TooOld bool `json:"too_old"`
@@ -108,7 +114,8 @@ type IDAge struct {
 type FirstSeen struct {
 	After  *time.Time `json:"after" doc:"nil: not known"`
 	Before *time.Time `json:"before" doc:"nil: the segment is open"`
-	At     *time.Time `json:"at" doc:"the claim's COMMIT; nil: not tracked by Postgres (track_commit_timestamp), or forgotten"`
+	// the claim's COMMIT; nil: not tracked by Postgres (track_commit_timestamp), or forgotten
+	At *time.Time `json:"at" doc:"above"`
 }
 
 // KeyOf is the input of a key's hash.

@@ -41,7 +41,8 @@ type ExplainedCall struct {
 	State     string    `json:"state" doc:"pending, delivered, waiting, retrying, blocked, reconcile or discarded"`
 	ParkedID  *int64    `json:"parked_id" doc:"its row of onlyonce.parked, if it was parked"`
 	CreatedAt time.Time `json:"created_at"`
-	Derived   *bool     `json:"derived" db:"-" doc:"true if its key derives from the message. Nil: that cannot be known"`
+	// true if its key derives from the message. Nil: that cannot be known
+	Derived *bool `json:"derived" db:"-" doc:"above"`
 }
 
 // callsOf lists the calls of a transaction.

@@ -15,7 +15,8 @@ import (
 // looks like a later one. Numbers below 3 are none: the row was written frozen. committed_at is
 // null if track_commit_timestamp is off, or if the server has forgotten it. NEXT is replaced by the
 // number after the last.
-const transactionSQL = `case when XMIN::text::bigint >= 3 then (NEXT - mod(NEXT - XMIN::text::bigint, 4294967296)) end as xid,
+const transactionSQL = `case when XMIN::text::bigint >= 3
+              then (NEXT - mod(NEXT - XMIN::text::bigint, 4294967296)) end as xid,
        case when XMIN::text::bigint >= 3
               then pg_xact_status((NEXT - mod(NEXT - XMIN::text::bigint, 4294967296))::text::xid8) end as xact_status,
        case when XMIN::text::bigint >= 3
@@ -35,16 +36,14 @@ var claimsSQL = func() string {
 	var places []string
 	for _, r := range ring.Keys() {
 		for slot, table := range r.Tables {
-			places = append(
-				places,
-				fmt.Sprintf(
-					"select '%s'::text as ring, %d::smallint as slot, '%s'::text as segment, k.xmin, k.fingerprint from %s k where k.key = $1",
-					r.Name,
-					slot,
-					table,
-					table,
-				),
-			)
+			places = append(places, fmt.Sprintf(`
+select '%s'::text as ring,
+       %d::smallint as slot,
+       '%s'::text as segment,
+       k.xmin,
+       k.fingerprint
+  from %s k
+ where k.key = $1`, r.Name, slot, table, table))
 		}
 	}
 	return `
@@ -87,14 +86,16 @@ type claimRow struct {
 
 // Claim is a claimed key in a segment of a ring.
 type Claim struct {
-	Ring          string       `json:"ring"`
-	Segment       string       `json:"segment" doc:"the table"`
-	State         string       `json:"state" doc:"current, draining or closed; or retired or forgotten: claims do not ask it any more"`
-	Remembered    bool         `json:"remembered" doc:"claims ask the segment"`
-	ClaimedAfter  *time.Time   `json:"claimed_after"`
-	ClaimedBefore *time.Time   `json:"claimed_before" doc:"nil: the segment is open"`
-	Fingerprint   *string      `json:"fingerprint" doc:"the first 16 digits of the payload's SHA-256. Nil: payloads are not compared"`
-	Transaction   *Transaction `json:"transaction" doc:"the one that claimed the key. Nil: no longer known"`
+	Ring    string `json:"ring"`
+	Segment string `json:"segment" doc:"the table"`
+	// current, draining or closed; or retired or forgotten: claims do not ask it any more
+	State         string     `json:"state" doc:"above"`
+	Remembered    bool       `json:"remembered" doc:"claims ask the segment"`
+	ClaimedAfter  *time.Time `json:"claimed_after"`
+	ClaimedBefore *time.Time `json:"claimed_before" doc:"nil: the segment is open"`
+	// the first 16 digits of the payload's SHA-256. Nil: payloads are not compared
+	Fingerprint *string      `json:"fingerprint" doc:"above"`
+	Transaction *Transaction `json:"transaction" doc:"the one that claimed the key. Nil: no longer known"`
 }
 
 // String describes the transaction: its id, its state, and when it committed.

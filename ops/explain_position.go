@@ -65,13 +65,16 @@ const (
 
 // ExplainedCursor is an offset's state by one cursor.
 type ExplainedCursor struct {
-	Scope    string          `json:"scope"`
-	Position int64           `json:"position"`
-	State    string          `json:"state" doc:"see [Cursor.State]"`
-	Offset   string          `json:"offset" doc:"handled, replaying (it is handled once more), ahead, earlier-run (the cursor does not say) or before-start"`
-	Means    string          `json:"means" doc:"the same in a sentence"`
-	Moved    *MovingBatch    `json:"moved" doc:"the batch that moved the position past the offset. It is nil if none has, or if it was pruned"`
-	Calls    []ExplainedCall `json:"calls" doc:"calls of that transaction, at most 100"`
+	Scope    string `json:"scope"`
+	Position int64  `json:"position"`
+	State    string `json:"state" doc:"see [Cursor.State]"`
+	// handled, replaying (it is handled once more), ahead, earlier-run (the cursor does not say) or
+	// before-start
+	Offset string `json:"offset" doc:"above"`
+	Means  string `json:"means" doc:"the same in a sentence"`
+	// the batch that moved the position past the offset. It is nil if none has, or if it was pruned
+	Moved *MovingBatch    `json:"moved" doc:"above"`
+	Calls []ExplainedCall `json:"calls" doc:"calls of that transaction, at most 100"`
 }
 
 // MovingBatch is the batch that moved a cursor past an offset.

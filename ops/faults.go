@@ -35,9 +35,11 @@ const (
 
 // Fault is a present problem that keeps processes from their work (S3). It ends with its cause.
 type Fault struct {
-	Kind       string  `json:"kind"`
-	Part       string  `json:"part" doc:"the part that has it: consumer, relay, receiver, endpoint or layer; empty: the database"`
-	Scope      string  `json:"scope" doc:"of a relay: a sink; of a receiver or an endpoint: its name; empty: the whole database"`
+	Kind string `json:"kind"`
+	// the part that has it: consumer, relay, receiver, endpoint or layer; empty: the database
+	Part string `json:"part" doc:"above"`
+	// of a relay: a sink; of a receiver or an endpoint: its name; empty: the whole database
+	Scope      string  `json:"scope" doc:"above"`
 	Topic      string  `json:"topic" doc:"empty: all topics, or not known"`
 	Processes  int     `json:"processes"`
 	Partitions int     `json:"partitions"`

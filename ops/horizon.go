@@ -13,7 +13,10 @@ import (
 // horizonSQL reads a ring's horizon, and setHorizonSQL sets it. In: ring; seconds, null for
 // forever. By the primary key.
 const (
-	horizonSQL     = `select name as ring, extract(epoch from horizon)::float8 as was from onlyonce.rings where name = $1`
+	horizonSQL = `
+select name as ring, extract(epoch from horizon)::float8 as was
+  from onlyonce.rings
+ where name = $1`
 	lockHorizonSQL = `select name from onlyonce.rings where name = $1 for no key update`
 	setHorizonSQL  = `update onlyonce.rings set horizon = make_interval(secs => $2::float8) where name = $1`
 )

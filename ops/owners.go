@@ -34,8 +34,10 @@ const endedAfter = 5 * time.Minute
 
 // Owner is a part of a process as reported by itself, for example a consumer.
 type Owner struct {
-	Part           string    `json:"part" doc:"consumer, relay, receiver (of a queue), endpoint (of webhooks) or layer (of the HTTP package)"`
-	Scope          string    `json:"scope" doc:"of a relay: a sink; of a receiver or an endpoint: its name; of a layer: empty"`
+	// consumer, relay, receiver (of a queue), endpoint (of webhooks) or layer (of the HTTP package)
+	Part string `json:"part" doc:"above"`
+	// of a relay: a sink; of a receiver or an endpoint: its name; of a layer: empty
+	Scope          string    `json:"scope" doc:"above"`
 	Host           string    `json:"host"`
 	PID            int32     `json:"pid"`
 	StartedAt      time.Time `json:"started_at"`
@@ -68,28 +70,35 @@ func (r *StatusReport) Ended() int { return len(r.Owners) + len(r.Parts) - len(r
 
 // OwnedPartition is a partition as reported by its owner. Ages are in seconds at Owner.SeenAt.
 type OwnedPartition struct {
-	Topic         string   `json:"topic"`
-	Partition     int32    `json:"partition"`
-	Epoch         int64    `json:"epoch"`
-	Position      int64    `json:"position"`
-	LogStart      int64    `json:"log_start" doc:"the log's first offset, when the process took the partition over or found it halted"`
-	HighWatermark int64    `json:"high_watermark" doc:"the log's end"`
-	Lag           int64    `json:"lag" doc:"messages between the position and the log's end"`
-	LastStable    int64    `json:"last_stable" doc:"offset below which every Kafka transaction has ended"`
-	WaitingFor    float64  `json:"waiting_for,omitempty"`
-	Paused        bool     `json:"paused,omitempty"`
-	Halted        string   `json:"halted,omitempty" doc:"the reason of a halt; empty: it is not halted"`
-	Detail        string   `json:"detail,omitempty" doc:"of the halt, at most 512 bytes"`
-	HaltedFor     float64  `json:"halted_for,omitempty"`
-	Resolve       string   `json:"resolve,omitempty" doc:"what resolves the halt, in words, with Commands"`
-	Remedy        string   `json:"remedy,omitempty" doc:"the same without the commands"`
-	Commands      []string `json:"commands,omitempty" doc:"for a POSIX shell, in their order; WHY and OFFSET are to be filled in"`
-	ForTopic      []string `json:"for_topic,omitempty" doc:"the same for all partitions of the topic that are halted for this reason"`
-	LastBatchAge  *float64 `json:"last_batch_age,omitempty" doc:"nil: none since the process owns it"`
+	Topic     string `json:"topic"`
+	Partition int32  `json:"partition"`
+	Epoch     int64  `json:"epoch"`
+	Position  int64  `json:"position"`
+	// the log's first offset, when the process took the partition over or found it halted
+	LogStart      int64   `json:"log_start" doc:"above"`
+	HighWatermark int64   `json:"high_watermark" doc:"the log's end"`
+	Lag           int64   `json:"lag" doc:"messages between the position and the log's end"`
+	LastStable    int64   `json:"last_stable" doc:"offset below which every Kafka transaction has ended"`
+	WaitingFor    float64 `json:"waiting_for,omitempty"`
+	Paused        bool    `json:"paused,omitempty"`
+	Halted        string  `json:"halted,omitempty" doc:"the reason of a halt; empty: it is not halted"`
+	Detail        string  `json:"detail,omitempty" doc:"of the halt, at most 512 bytes"`
+	HaltedFor     float64 `json:"halted_for,omitempty"`
+	Resolve       string  `json:"resolve,omitempty" doc:"what resolves the halt, in words, with Commands"`
+	Remedy        string  `json:"remedy,omitempty" doc:"the same without the commands"`
+	// for a POSIX shell, in their order; WHY and OFFSET are to be filled in
+	Commands []string `json:"commands,omitempty" doc:"above"`
+	// the same for all partitions of the topic that are halted for this reason
+	ForTopic     []string `json:"for_topic,omitempty" doc:"above"`
+	LastBatchAge *float64 `json:"last_batch_age,omitempty" doc:"nil: none since the process owns it"`
 
-	Ignored *IgnoredOffset `json:"ignored,omitempty" doc:"an offset that another program had committed to Kafka when the process took the partition over. Nil: none had"`
+	// an offset that another program had committed to Kafka when the process took the partition
+	// over. Nil: none had
+	Ignored *IgnoredOffset `json:"ignored,omitempty" doc:"above"`
 
-	BlockedBy *Blocker `json:"blocked_by,omitempty" doc:"the message that holds up the position although later ones are done, where several transactions run at once. Nil: none does"`
+	// the message that holds up the position although later ones are done, where several
+	// transactions run at once. Nil: none does
+	BlockedBy *Blocker `json:"blocked_by,omitempty" doc:"above"`
 }
 
 // IgnoredOffset is an offset of the group in Kafka that another program has committed. It moves

@@ -62,9 +62,10 @@ type ParkedRow struct {
 	OrderKey  *string `json:"order_key" doc:"the ordering key as stored"`
 	Head      *int64  `json:"head" doc:"the first unsettled row of its ordering key, if that is another one"`
 
-	ParkedAt      time.Time  `json:"parked_at"`
-	Attempts      int32      `json:"attempts" doc:"since it was parked, or redriven last"`
-	MayBeApplied  bool       `json:"may_be_applied" doc:"the call is open: an attempt had no final answer, so the remote may have applied it"`
+	ParkedAt time.Time `json:"parked_at"`
+	Attempts int32     `json:"attempts" doc:"since it was parked, or redriven last"`
+	// the call is open: an attempt had no final answer, so the remote may have applied it
+	MayBeApplied  bool       `json:"may_be_applied" doc:"above"`
 	NextAttemptAt *time.Time `json:"next_attempt_at" doc:"in state retrying: when it is due; nil: it waits for a rate"`
 	Redrives      int32      `json:"redrives" doc:"how often operators have redriven it"`
 	RedrivenAt    *time.Time `json:"redriven_at" doc:"when they did last"`
@@ -116,15 +117,17 @@ func (in *ParkedInput) selection() *selection {
 type ParkedChange struct {
 	Audited
 
-	Filter  map[string]any `json:"filter" doc:"the selection"`
-	Count   int            `json:"count" doc:"rows that are changed; with All rows that match, or matched when they were shown"`
-	UpTo    int64          `json:"up_to,omitempty" doc:"with All: the greatest id of those"`
-	Changed int            `json:"changed,omitempty" doc:"with All: rows that were changed"`
-	Skipped int            `json:"skipped,omitempty" doc:"rows that had changed since they were shown"`
-	Stopped bool           `json:"stopped,omitempty" doc:"with All: Progress or an error ended it before all were changed"`
-	IDs     []int64        `json:"ids,omitempty" doc:"of the rows that are changed"`
-	GivenUp []ParkedRow    `json:"rows,omitempty" doc:"those rows, of Discard"`
-	Keys    []RekeyedCall  `json:"keys,omitempty" doc:"with NewKey"`
+	Filter map[string]any `json:"filter" doc:"the selection"`
+	// rows that are changed; with All rows that match, or matched when they were shown
+	Count   int   `json:"count" doc:"above"`
+	UpTo    int64 `json:"up_to,omitempty" doc:"with All: the greatest id of those"`
+	Changed int   `json:"changed,omitempty" doc:"with All: rows that were changed"`
+	Skipped int   `json:"skipped,omitempty" doc:"rows that had changed since they were shown"`
+	// with All: Progress or an error ended it before all were changed
+	Stopped bool          `json:"stopped,omitempty" doc:"above"`
+	IDs     []int64       `json:"ids,omitempty" doc:"of the rows that are changed"`
+	GivenUp []ParkedRow   `json:"rows,omitempty" doc:"those rows, of Discard"`
+	Keys    []RekeyedCall `json:"keys,omitempty" doc:"with NewKey"`
 
 	Rows       []ParkedRow `json:"-"` // as they were before; with All the first 5
 	More       bool        `json:"-"` // the limit was reached

@@ -61,10 +61,11 @@ func TestRedriveOfWhatWasShown(t *testing.T) {
 	parks(t, pool, 5)
 	in := ops.ParkedInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Limit: 4}}
 	shown, err := ops.Redrive(t.Context(), pool, ops.By{DryRun: true}, in)
-	if err != nil ||
-		shown.Count != 4 ||
-		!shown.More ||
-		one[int](t, pool, `select count(*) from onlyonce.parked where state <> 'waiting'`) != 0 {
+	good := err == nil &&
+		shown.Count == 4 &&
+		shown.More &&
+		one[int](t, pool, `select count(*) from onlyonce.parked where state <> 'waiting'`) == 0
+	if !good {
 		t.Fatalf("%+v, %v", shown, err)
 	}
 	gone, err := ops.Discard(

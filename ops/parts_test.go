@@ -211,7 +211,12 @@ func TestS3UndeliveredCalls(t *testing.T) {
 		t.Fatalf("%+v", r.Outbox)
 	}
 	o := r.Outbox[0]
-	if o.Sink != "payments" || o.Count != 6 || o.Log != 0 || o.Retrying != 5 || o.Blocked != 1 {
+	good := o.Sink == "payments" &&
+		o.Count == 6 &&
+		o.Log == 0 &&
+		o.Retrying == 5 &&
+		o.Blocked == 1
+	if !good {
 		t.Errorf("%+v", o)
 	}
 	if o.OldestAgeSeconds == nil || *o.OldestAgeSeconds < 600 || *o.OldestAgeSeconds > 3600 {

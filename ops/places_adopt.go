@@ -71,7 +71,9 @@ insert into onlyonce.http_records
 	   where r.tenant = $1 and not onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at)`,
 		`
 insert into onlyonce.http_steps
-  select p.* from unnest($1::text[]) j cross join lateral jsonb_populate_record(null::onlyonce.http_steps, j::jsonb) p`},
+  select p.*
+    from unnest($1::text[]) j
+   cross join lateral jsonb_populate_record(null::onlyonce.http_steps, j::jsonb) p`},
 	{`select to_jsonb(o)::text from onlyonce.operations o where o.tenant = $1 and o.expires_at is not null
 	     and not onlyonce.has_expired(o.expires_at, o.watched_at, o.keep)`,
 		`

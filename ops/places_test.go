@@ -152,7 +152,12 @@ insert into onlyonce.operations (
 	)
 	in := ops.LeavePlaceInput{Place: "acme", To: "b"}
 	done, err := ops.LeavePlace(t.Context(), a, ops.By{Reason: "OPS-40"}, in)
-	if err != nil || done.After != "leaving" || done.Operations != 1 || done.Events != 1 || done.Parked != 1 {
+	good := err == nil &&
+		done.After == "leaving" &&
+		done.Operations == 1 &&
+		done.Events == 1 &&
+		done.Parked == 1
+	if !good {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	if err := adoptFrom(t, a, pgtest.DB(t), "b", false); !errors.Is(err, ops.ErrRefused) {

@@ -52,8 +52,9 @@ const lockRingSQL = `select name from onlyonce.rings where name = 'outbox' for u
 // halts relays, but not code that enqueues. The rows of that code have transaction ids of this
 // cluster, which mean nothing to a cursor of another one. For example:
 //
-//	the cursor says: everything below 1,000,000 is done; the dump is restored into a cluster that is at 5,000; a call is
-//	enqueued by transaction 5,010: by its number it is done, and would never be sent.
+//	the cursor says: everything below 1,000,000 is done;
+//	the dump is restored into a cluster that is at 5,000;
+//	a call is enqueued by transaction 5,010: by its number it is done, and would never be sent.
 //
 // The row version's xmin shows it. For a row of this cluster, xmin is the row's own transaction or
 // a later one (a savepoint, an erasure), of which 32 bits are stored. A row that was restored was
@@ -281,7 +282,10 @@ update onlyonce.call_index set snapshot = '1:1:', target = null`
 
 // rebaseRequestsSQL has records of requests look for their calls by lane and time: their batches
 // have other transaction ids now (H31). Reads the records that may have unsettled calls.
-const rebaseRequestsSQL = `update onlyonce.http_records set calls_xid = null where look_at is not null and calls is not null`
+const rebaseRequestsSQL = `
+update onlyonce.http_records
+   set calls_xid = null
+ where look_at is not null and calls is not null`
 
 // rebaseParkedSQL sets, for each parked call without a record of a call, since when its key counts:
 // the earliest moment at which a relay can have called under it. The record itself may be what was
@@ -328,8 +332,9 @@ update onlyonce.lanes l
 // closed segment must be above every transaction that wrote into it, because a segment is emptied
 // once all cursors are beyond its bound. With the old bound:
 //
-//	the segment was closed with bound 900; its undelivered calls now have xid 5,000; the cursors are at 4,990, beyond 900: it is emptied,
-//	and the calls are gone.
+//	the segment was closed with bound 900;
+//	its undelivered calls now have xid 5,000;
+//	the cursors are at 4,990, beyond 900: it is emptied, and the calls are gone.
 //
 // The version shows a rotator that is between two steps that what it read before is old. The
 // sequence moves with it, which also repairs one that the restore left too low. In: none. Under the

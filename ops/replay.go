@@ -54,17 +54,18 @@ func (in *ReplayInput) Check() error {
 type Replayed struct {
 	Audited
 
-	Scope     string  `json:"scope"`
-	Topic     string  `json:"topic"`
-	Partition int32   `json:"partition" doc:"-1: see partitions"`
-	From      int64   `json:"from"`
-	To        int64   `json:"to" doc:"the first offset that is not handled again"`
-	Resume    int64   `json:"resume" doc:"where the work then goes on"`
-	Replay    int32   `json:"replay" doc:"its number, which is part of the keys that its messages claim"`
-	Resend    bool    `json:"resend"`
-	Parked    int64   `json:"parked" doc:"messages of the range that are parked and not settled: the replay passes over them"`
-	Before    *Cursor `json:"before"` // nil: see Partitions
-	After     *Cursor `json:"after"`  // nil: see Partitions
+	Scope     string `json:"scope"`
+	Topic     string `json:"topic"`
+	Partition int32  `json:"partition" doc:"-1: see partitions"`
+	From      int64  `json:"from"`
+	To        int64  `json:"to" doc:"the first offset that is not handled again"`
+	Resume    int64  `json:"resume" doc:"where the work then goes on"`
+	Replay    int32  `json:"replay" doc:"its number, which is part of the keys that its messages claim"`
+	Resend    bool   `json:"resend"`
+	// messages of the range that are parked and not settled: the replay passes over them
+	Parked int64   `json:"parked" doc:"above"`
+	Before *Cursor `json:"before"` // nil: see Partitions
+	After  *Cursor `json:"after"`  // nil: see Partitions
 
 	Partitions []Replayed `json:"partitions,omitempty" doc:"of a replay of several, by topic and number"`
 }

@@ -18,7 +18,12 @@ func TestF10ReplayOfSeveral(t *testing.T) {
 	in := ops.ReplayInput{CursorName: ops.CursorName{Scope: "stock", Topic: "orders", Partition: -1},
 		Ranges: []ops.ReplayRange{{"orders", 2, 1, 4}, {"orders", 0, 2, 0}}}
 	seen, err := ops.Replay(t.Context(), pool, ops.By{DryRun: true}, in)
-	if err != nil || seen.AuditID != 0 || len(seen.Partitions) != 2 || seen.Partitions[0].Partition != 0 || seen.Partitions[0].To != 5 {
+	good := err == nil &&
+		seen.AuditID == 0 &&
+		len(seen.Partitions) == 2 &&
+		seen.Partitions[0].Partition == 0 &&
+		seen.Partitions[0].To == 5
+	if !good {
 		t.Fatalf("%+v, %v", seen, err)
 	}
 	in.Shown = seen

@@ -15,7 +15,12 @@ func TestReplay(t *testing.T) {
 	cursors(t, pool, 1)
 	in := ops.ReplayInput{CursorName: ops.CursorName{Scope: "stock", Topic: "orders"}, From: 2, To: 4}
 	seen, err := ops.Replay(t.Context(), pool, ops.By{DryRun: true}, in)
-	if err != nil || seen.AuditID != 0 || seen.From != 2 || seen.To != 4 || seen.Resume != 5 {
+	good := err == nil &&
+		seen.AuditID == 0 &&
+		seen.From == 2 &&
+		seen.To == 4 &&
+		seen.Resume == 5
+	if !good {
 		t.Fatalf("%+v, %v", seen, err)
 	}
 	if c, err := cursorsOf(t, pool); err != nil || c[0].Position != 5 || c[0].ReplayUntil != nil {
@@ -23,12 +28,13 @@ func TestReplay(t *testing.T) {
 	}
 	in.Shown = seen
 	done, err := ops.Replay(t.Context(), pool, ops.By{Reason: "the handler was wrong"}, in)
-	if err != nil ||
-		done.AuditID == 0 ||
-		done.After.Position != 2 ||
-		*done.After.ReplayUntil != 4 ||
-		*done.After.ReplayResume != 5 ||
-		done.After.Replay != 1 {
+	good = err == nil &&
+		done.AuditID != 0 &&
+		done.After.Position == 2 &&
+		*done.After.ReplayUntil == 4 &&
+		*done.After.ReplayResume == 5 &&
+		done.After.Replay == 1
+	if !good {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	in.Shown = nil

@@ -146,7 +146,9 @@ type RequestChange struct {
 	Step    *string `json:"step,omitempty"`
 	Applied *bool   `json:"applied,omitempty"`
 
-	Operations []RequestOperation `json:"operations,omitempty" doc:"those that the request has made, of which an erasure erases the result and the input. They may outlive the request's record: then its State is \"purged\""`
+	// those that the request has made, of which an erasure erases the result and the input. They
+	// may outlive the request's record: then its State is "purged"
+	Operations []RequestOperation `json:"operations,omitempty" doc:"above"`
 }
 
 // RequestOperation is an operation that a request has made.

@@ -61,12 +61,13 @@ func TestRequests(t *testing.T) {
 		t.Errorf("one of two: %+v, %v, %v", found, more, err)
 	}
 	found, more, err = requestsOf(t, pool, reports.RequestFilter{ID: one})
-	if err != nil ||
-		len(found) != 1 ||
-		more ||
-		found[0].ID != one ||
-		!slices.Equal(found[0].Unknown, []string{"charge"}) ||
-		found[0].UnknownSince == nil {
+	good := err == nil &&
+		len(found) == 1 &&
+		!more &&
+		found[0].ID == one &&
+		slices.Equal(found[0].Unknown, []string{"charge"}) &&
+		found[0].UnknownSince != nil
+	if !good {
 		t.Errorf("by id: %+v, %v, %v", found, more, err)
 	}
 	if got := requestStates(t, pool, reports.RequestFilter{Scope: "http POST /v1/refunds"}); got != nil {
@@ -82,7 +83,11 @@ func TestResolveRequest(t *testing.T) {
 	exec(t, pool, `update onlyonce.http_records set state = 'reconcile'`)
 	in := ops.ResolveRequestInput{ID: id, Step: "charge", Applied: true, Result: []byte("ch_1")}
 	seen, err := ops.ResolveRequest(t.Context(), pool, ops.By{DryRun: true}, in)
-	if err != nil || seen.AuditID != 0 || seen.State != "reconcile" || !*seen.Applied {
+	good := err == nil &&
+		seen.AuditID == 0 &&
+		seen.State == "reconcile" &&
+		*seen.Applied
+	if !good {
 		t.Fatalf("%+v, %v", seen, err)
 	}
 	in.Shown = seen
@@ -137,7 +142,12 @@ func TestCloseAndEraseRequest(t *testing.T) {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	after, _, err := requestsOf(t, pool, reports.RequestFilter{All: true, ID: id})
-	if err != nil || len(after) != 1 || after[0].State != "completed" || after[0].ExpiresAt == nil || after[0].ErasedAt == nil {
+	good := err == nil &&
+		len(after) == 1 &&
+		after[0].State == "completed" &&
+		after[0].ExpiresAt != nil &&
+		after[0].ErasedAt != nil
+	if !good {
 		t.Fatalf("%+v, %v", after, err)
 	}
 	if _, err := ops.EraseRequest(t.Context(), pool, ops.By{Reason: "GDPR-4"}, erase); !errors.Is(err, ops.ErrNothing) {
@@ -185,7 +195,11 @@ func TestEraseRequestAndItsOperation(t *testing.T) {
 	}
 	exec(t, pool, `update onlyonce.operations set state = 'succeeded', completed_at = now(), expires_at = now() + keep`)
 	shown, err := ops.EraseRequest(t.Context(), pool, ops.By{DryRun: true}, in)
-	if err != nil || shown.State != "purged" || len(shown.Operations) != 1 || shown.Operations[0].State != "succeeded" {
+	good := err == nil &&
+		shown.State == "purged" &&
+		len(shown.Operations) == 1 &&
+		shown.Operations[0].State == "succeeded"
+	if !good {
 		t.Fatalf("%+v, %v", shown, err)
 	}
 	in.Shown = shown

@@ -19,7 +19,12 @@ func TestRetireCursor(t *testing.T) {
 	parks(t, pool, 2)
 	in := ops.RetireInput{CursorName: ops.CursorName{Scope: "stock", Topic: "orders"}}
 	seen, err := ops.RetireCursor(t.Context(), pool, ops.By{DryRun: true}, in)
-	if err != nil || seen.AuditID != 0 || *seen.Parked != 2 || seen.Before.RetiredAt != nil || seen.After.RetiredAt == nil {
+	good := err == nil &&
+		seen.AuditID == 0 &&
+		*seen.Parked == 2 &&
+		seen.Before.RetiredAt == nil &&
+		seen.After.RetiredAt != nil
+	if !good {
 		t.Fatalf("%+v, %v", seen, err)
 	}
 	if one[bool](t, pool, `select exists (select from onlyonce.cursors where retired_at is not null)`) {
@@ -27,11 +32,12 @@ func TestRetireCursor(t *testing.T) {
 	}
 	in.Shown = seen
 	done, err := ops.RetireCursor(t.Context(), pool, ops.By{Actor: "ann", Reason: "the topic is gone"}, in)
-	if err != nil ||
-		done.AuditID == 0 ||
-		done.After.RetiredAt == nil ||
-		done.After.Epoch != seen.Before.Epoch+1 ||
-		done.After.Position != 5 {
+	good = err == nil &&
+		done.AuditID != 0 &&
+		done.After.RetiredAt != nil &&
+		done.After.Epoch == seen.Before.Epoch+1 &&
+		done.After.Position == 5
+	if !good {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	if got := one[string](
@@ -128,7 +134,12 @@ func TestWholeTopics(t *testing.T) {
 	}
 	topic := ops.CursorName{Scope: "stock", Topic: "orders", Partition: -1}
 	d, err := ops.PauseCursor(t.Context(), pool, by, topic)
-	if err != nil || d.Cursors != 2 || d.Topic == nil || d.Partition != nil || paused() != "orders0 orders1" {
+	good := err == nil &&
+		d.Cursors == 2 &&
+		d.Topic != nil &&
+		d.Partition == nil &&
+		paused() == "orders0 orders1"
+	if !good {
 		t.Fatalf("%+v, %v: %s", d, err, paused())
 	}
 	if _, err = ops.ResumeCursor(t.Context(), pool, by, ops.CursorName{Scope: "stock", Topic: "orders"}); !errors.Is(err, ops.ErrNothing) ||
@@ -158,10 +169,12 @@ func TestWholeTopics(t *testing.T) {
 		t.Fatalf("%+v, %v: %s", c, err, retired())
 	}
 	in.CursorName = ops.CursorName{Scope: "stock"}
-	if c, err := ops.RetireCursor(t.Context(), pool, by, in); err != nil ||
-		len(c.Partitions) != 1 ||
-		*c.Partitions[0].Parked != 0 ||
-		retired() != "orders0 orders1 other1" {
+	c, err := ops.RetireCursor(t.Context(), pool, by, in)
+	good = err == nil &&
+		len(c.Partitions) == 1 &&
+		*c.Partitions[0].Parked == 0 &&
+		retired() == "orders0 orders1 other1"
+	if !good {
 		t.Fatalf("%+v, %v: %s", c, err, retired())
 	}
 	if _, err := ops.RetireCursor(t.Context(), pool, by, in); !errors.Is(err, ops.ErrNotFound) {

@@ -33,17 +33,19 @@ type StatusReport struct {
 	SchemaVersion int    `json:"schema_version"`
 	Standby       bool   `json:"standby" doc:"the server is a standby: its data may lag"`
 
-	Faults  []Fault              `json:"faults" doc:"present faults of processes, by scope"`
-	Cursors []Cursor             `json:"cursors" doc:"by scope, topic and partition"`
-	Owners  []Owner              `json:"owners" doc:"consumer processes, by scope"`
-	Parts   []Owner              `json:"parts" doc:"the relays, receivers, endpoints and HTTP layers of processes, by part and scope"`
-	Parked  reports.ParkedTotals `json:"parked"`
+	Faults  []Fault  `json:"faults" doc:"present faults of processes, by scope"`
+	Cursors []Cursor `json:"cursors" doc:"by scope, topic and partition"`
+	Owners  []Owner  `json:"owners" doc:"consumer processes, by scope"`
+	// the relays, receivers, endpoints and HTTP layers of processes, by part and scope
+	Parts  []Owner              `json:"parts" doc:"above"`
+	Parked reports.ParkedTotals `json:"parked"`
 	// Outbox counts by sink the calls that are not delivered, wherever they wait. If OutboxCounted
 	// is false, some are left out: counting took longer than CountLimit.
 	Outbox        []reports.PendingCalls `json:"outbox"`
 	OutboxCounted bool                   `json:"outbox_counted"`
 	Relays        []reports.SinkRelays   `json:"relays" doc:"by sink"`
-	Unheld        []reports.UnheldCalls  `json:"unheld" doc:"calls in lanes that no relay has held for longer than a lease, by sink"`
+	// calls in lanes that no relay has held for longer than a lease, by sink
+	Unheld []reports.UnheldCalls `json:"unheld" doc:"above"`
 
 	// TimedAhead is how many parked rows got a due time while the database's clock was ahead. At
 	// most 1,000 are counted.

@@ -92,15 +92,17 @@ order by 1 desc, 2`
 
 // Stored is one place where a call or an event is stored.
 type Stored struct {
-	Table     string     `json:"table" doc:"log or parked"`
-	Partition *int64     `json:"partition" doc:"of an event"`
-	ID        int64      `json:"id" doc:"of the row in that place: of an event in the log its offset"`
-	Key       *string    `json:"key" doc:"the call's idempotency key, of a row of the log; else nil"`
-	Sink      string     `json:"sink" doc:"of a call"`
-	Event     *string    `json:"event" doc:"an event's id"`
-	State     string     `json:"state" doc:"of a call: pending, delivered, waiting, retrying, blocked, reconcile or discarded; of an event: handled, unread or before SCOPE, or of the parked row"`
-	Bytes     int64      `json:"bytes" doc:"size of its body, and of the answer that is kept"`
-	ErasedAt  *time.Time `json:"erased_at" doc:"nil: its body was not erased"`
+	Table     string  `json:"table" doc:"log or parked"`
+	Partition *int64  `json:"partition" doc:"of an event"`
+	ID        int64   `json:"id" doc:"of the row in that place: of an event in the log its offset"`
+	Key       *string `json:"key" doc:"the call's idempotency key, of a row of the log; else nil"`
+	Sink      string  `json:"sink" doc:"of a call"`
+	Event     *string `json:"event" doc:"an event's id"`
+	// of a call: pending, delivered, waiting, retrying, blocked, reconcile or discarded; of an
+	// event: handled, unread or before SCOPE, or of the parked row
+	State    string     `json:"state" doc:"above"`
+	Bytes    int64      `json:"bytes" doc:"size of its body, and of the answer that is kept"`
+	ErasedAt *time.Time `json:"erased_at" doc:"nil: its body was not erased"`
 }
 
 // Erased is the result of [EraseCall], [EraseEvents] and [EraseParked].

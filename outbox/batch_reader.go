@@ -113,21 +113,7 @@ func (r *batchReader) readRow(row pgx.CollectableRow) (*batch, error) {
 			a.orderPrefix = int64(binary.BigEndian.Uint64(element))
 		}
 	})
-	text := func(column string, c *textColumn, field func(a *callAttempt) *string) {
-		if c.many == nil {
-			one := string(c.one)
-			for _, a := range b.calls {
-				*field(a) = one
-			}
-		}
-		each(column, c.many, func(a *callAttempt, element []byte) { *field(a) = string(element) })
-	}
-	text("tenants", &r.tenant, func(a *callAttempt) *string { return &a.Tenant })
-	text("scopes", &r.scope, func(a *callAttempt) *string { return &a.Scope })
-	text("names", &r.name, func(a *callAttempt) *string { return &a.Name })
-	text("methods", &r.method, func(a *callAttempt) *string { return &a.Method })
-	text("targets", &r.target, func(a *callAttempt) *string { return &a.Target })
-	text("traces", &r.traces, func(a *callAttempt) *string { return &a.Trace })
+	r.readTexts(b, each)
 	if r.headers.many == nil {
 		header := frozen.Parse(string(r.headers.one)) // sinks must not change it
 		for _, a := range b.calls {
@@ -158,8 +144,30 @@ func (r *batchReader) readRow(row pgx.CollectableRow) (*batch, error) {
 	return b, err
 }
 
+// forEach calls a function for each element of a column.
+type forEach func(column string, array []byte, set func(a *callAttempt, element []byte))
+
+// readTexts reads the texts of a batch's calls.
+func (r *batchReader) readTexts(b *batch, each forEach) {
+	text := func(column string, c *textColumn, field func(a *callAttempt) *string) {
+		if c.many == nil {
+			one := string(c.one)
+			for _, a := range b.calls {
+				*field(a) = one
+			}
+		}
+		each(column, c.many, func(a *callAttempt, element []byte) { *field(a) = string(element) })
+	}
+	text("tenants", &r.tenant, func(a *callAttempt) *string { return &a.Tenant })
+	text("scopes", &r.scope, func(a *callAttempt) *string { return &a.Scope })
+	text("names", &r.name, func(a *callAttempt) *string { return &a.Name })
+	text("methods", &r.method, func(a *callAttempt) *string { return &a.Method })
+	text("targets", &r.target, func(a *callAttempt) *string { return &a.Target })
+	text("traces", &r.traces, func(a *callAttempt) *string { return &a.Trace })
+}
+
 // readOrder reads the ordering keys of a batch's calls, and which of them a parked call blocks.
-func (r *batchReader) readOrder(b *batch, each func(string, []byte, func(*callAttempt, []byte))) {
+func (r *batchReader) readOrder(b *batch, each forEach) {
 	if !r.order.Valid && r.orderKeys == nil {
 		return
 	}

@@ -40,7 +40,8 @@ func TestCompleteWithoutCapturedCalls(t *testing.T) {
 					return one[int](r, `select count(*) from onlyonce.calls where state <> 'delivered'`) == 0
 				})
 			}
-			const line = `level=WARN msg="onlyonce: RelayConfig.Complete is set, and the first call that was delivered does not ask for its answer`
+			const line = `level=WARN msg="onlyonce: RelayConfig.Complete is set, and the first call that was delivered does not ask ` +
+				`for its answer`
 			if n := strings.Count(text(), line); n != c.lines {
 				t.Errorf("%d lines, want %d:\n%s", n, c.lines, text())
 			}

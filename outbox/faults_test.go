@@ -472,8 +472,9 @@ var crashRows = []relayRow{
 	}},
 	{"crash with calls parked", func(f *relayFaults) {
 		f.begin()
+		ways := []string{"", "500", "", "409", ""}
 		f.decides(func(_ callcheck.Body, n int) string {
-			return []string{"", "500", "", "409", ""}[min(n, 2)*len(f.t.Name())%5]
+			return ways[min(n, 2)*len(f.t.Name())%5]
 		})
 		f.mix()
 		for _, after := range []int64{5, 9, 13} {
@@ -621,7 +622,8 @@ var otherRows = []relayRow{
 		if err := pgx.BeginFunc(f.t.Context(), f.pool, func(tx pgx.Tx) error {
 			_, err := tx.Exec(f.t.Context(), `update onlyonce.leases set until = clock_timestamp()`+lanes)
 			if err == nil {
-				_, err = tx.Exec(f.t.Context(), `select onlyonce.raise_epoch(id, epoch, gen_random_uuid(), interval '1 hour') from onlyonce.leases`+lanes)
+				_, err = tx.Exec(f.t.Context(), `select onlyonce.raise_epoch(id, epoch, gen_random_uuid(), interval '1 hour')
+					from onlyonce.leases`+lanes)
 			}
 			return err
 		}); err != nil {

@@ -107,10 +107,11 @@ func TestSettlementAfterTakeOverIsFenced(t *testing.T) {
 				r.states("delivered")
 				a := sink.calls()
 				b := again.calls()
-				if len(a) != 1 ||
-					len(b) != 1 ||
-					a[0].Key != b[0].Key ||
-					string(a[0].Body) != string(b[0].Body) {
+				good := len(a) == 1 &&
+					len(b) == 1 &&
+					a[0].Key == b[0].Key &&
+					string(a[0].Body) == string(b[0].Body)
+				if !good {
 					t.Errorf("calls %+v and %+v", a, b)
 				}
 			})

@@ -359,11 +359,12 @@ select onlyonce.enqueue(
 					t.Errorf("%s, with other bytes: %v, want a conflict", when, err)
 				}
 				stored, err := ops.ExplainKey(t.Context(), r.pool, ops.ExplainQuestion{Key: derived})
-				if err != nil ||
-					len(stored.Call) != 1 ||
-					len(stored.Parked) != 1 ||
-					len(stored.Copies) != 2 ||
-					!stored.Copies[1].Duplicate {
+				good := err == nil &&
+					len(stored.Call) == 1 &&
+					len(stored.Parked) == 1 &&
+					len(stored.Copies) == 2 &&
+					stored.Copies[1].Duplicate
+				if !good {
 					t.Errorf("%s, explained: %+v, %v", when, stored, err)
 				}
 			}

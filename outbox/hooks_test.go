@@ -174,7 +174,10 @@ func TestAttemptsWithHooksThatPanic(t *testing.T) {
 // function panics or returns no trace, it carries the message's.
 func TestTraceOfTheContext(t *testing.T) {
 	t.Parallel()
-	const ofMessage, ofContext = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "00-11111111111111111111111111111111-2222222222222222-00"
+	const (
+		ofMessage = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+		ofContext = "00-11111111111111111111111111111111-2222222222222222-00"
+	)
 	for name, c := range map[string]struct {
 		of   func(context.Context) string
 		want string

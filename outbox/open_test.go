@@ -187,7 +187,8 @@ select count(*)
 						) == 1
 				})
 				if i == 0 {
-					r.exec(`update onlyonce.parked set parked_at = parked_at - interval '30 hours', record_time = record_time - interval '30 hours'`)
+					r.exec(`update onlyonce.parked
+						set parked_at = parked_at - interval '30 hours', record_time = record_time - interval '30 hours'`)
 				}
 				r.exec(`
 update onlyonce.parked
@@ -248,7 +249,11 @@ func TestO14ExpiredCredentialsHoldTheirTenant(t *testing.T) {
 				w.WriteHeader(http.StatusOK)
 				return
 			}
-			w.WriteHeader([]int{http.StatusUnauthorized, http.StatusForbidden}[i%2])
+			status := http.StatusUnauthorized
+			if i%2 == 1 {
+				status = http.StatusForbidden
+			}
+			w.WriteHeader(status)
 		}
 	}
 	sink := m.sink(func(c *httpsink.Config) { c.Breaker.OpenFor = 100 * time.Millisecond })

@@ -302,8 +302,10 @@ func TestT13BatchesBehindManyParkedCalls(t *testing.T) {
 	r := newRig(t)
 	const parked, batches = 20_000, 200
 	r.exec(`set session_replication_role = replica;
-		insert into onlyonce.parked (kind, state, reason, scope, key, order_key, sink, lane, partition, "offset", row_id, call_name, method, target, body)
-		select 'call', 'blocked', 'behind', '', gen_random_uuid(), md5('one')::uuid, 'payments', 3, 3, n, n, 'charge', 'POST', '/', '{}' from generate_series(1, `+fmt.Sprint(parked)+`) n;
+		insert into onlyonce.parked (kind, state, reason, scope, key, order_key, sink, lane, partition, "offset", row_id, call_name,
+		method, target, body)
+		select 'call', 'blocked', 'behind', '', gen_random_uuid(), md5('one')::uuid, 'payments', 3, 3, n, n, 'charge', 'POST', '/', '{}'
+		from generate_series(1, `+fmt.Sprint(parked)+`) n;
 		set session_replication_role = origin;
 		analyze onlyonce.parked`, pgx.QueryExecModeSimpleProtocol)
 	r.exec(outbox.Statements["make lanes"], "payments", nil, names.Lanes("payments").List(16))

@@ -283,7 +283,15 @@ type endings struct {
 }
 
 const (
-	endingArrays  = `@states::text[], @reasons::text[], @errors::text[], @delays::bigint[], @statuses::int[], @headers::text[], @bodies::bytea[], @waits_for::text[]`
+	endingArrays = `
+    @states::text[],
+    @reasons::text[],
+    @errors::text[],
+    @delays::bigint[],
+    @statuses::int[],
+    @headers::text[],
+    @bodies::bytea[],
+    @waits_for::text[]`
 	endingColumns = `
 state,
 reason,

@@ -95,7 +95,11 @@ func TestO4PlacesThatAreKept(t *testing.T) {
 			t.Fatal("the list ends before its last portion")
 		}
 	}
-	if len(l.refs) != maxRefs || !l.cut || l.refs[0].id != 1024 || l.refs[maxRefs-1].id != maxRefs*1024 {
+	good := len(l.refs) == maxRefs &&
+		l.cut &&
+		l.refs[0].id == 1024 &&
+		l.refs[maxRefs-1].id == maxRefs*1024
+	if !good {
 		t.Errorf("%d places from %d to %d, cut %v: want %d from 1024 to %d",
 			len(l.refs), l.refs[0].id, l.refs[len(l.refs)-1].id, l.cut, maxRefs, maxRefs*1024)
 	}

@@ -86,7 +86,9 @@ const passRefs = `(
 // and its time is not known, neither is the age: it counts from the year 2000, before every window
 // (O6). Of a call r of the log and its lane a.
 const (
-	historyLost   = `(r.redo or coalesce(r.origin_time < a.history_at, false) or coalesce(r.created_at < a.history_at, false))`
+	historyLost = `(r.redo
+        or coalesce(r.origin_time < a.history_at, false)
+        or coalesce(r.created_at < a.history_at, false))`
 	firstCallTime = `case when ` + historyLost + ` then
                        least(case when r.redo then coalesce(r.origin_time, '2000-01-01 00:00:00+00')
                                   else r.origin_time end,

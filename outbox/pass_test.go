@@ -488,7 +488,8 @@ func TestO3RowAheadOfTheServerWakesNoLane(t *testing.T) {
 	x.stop()
 	woken := func() (lanes []int16) {
 		t.Helper()
-		rows, err := r.pool.Query(t.Context(), `with m as (select array_agg(l.lane order by l.lane) lanes, array_agg(l.version order by l.lane) versions
+		rows, err := r.pool.Query(t.Context(), `with m as (select array_agg(l.lane order by l.lane) lanes,
+			array_agg(l.version order by l.lane) versions
                                                              from onlyonce.lanes l)
    select w.lane from m, lateral (`+strings.NewReplacer("$1",
 			"'payments'", "$2::smallint[]", "m.lanes", "$3", "false", "$4::bigint[]", "m.versions").Replace(

@@ -62,9 +62,10 @@ func TestRelayBehindPgBouncer(t *testing.T) {
 				t.Errorf("%d delivered and %d parked of %d, want %d parked", delivered, parked, len(calls)+1, want)
 			}
 			for key, n := range tries {
-				if id := one[int64](direct, `select id from onlyonce.calls where key = $1::text::uuid`,
-					key); (id%5 == 0 && id%7 != 0 && n != 2) ||
-					(id%5 != 0 && n != 1) {
+				id := one[int64](direct, `select id from onlyonce.calls where key = $1::text::uuid`,
+					key)
+				wrong := (id%5 == 0 && id%7 != 0 && n != 2) || (id%5 != 0 && n != 1)
+				if wrong {
 					t.Errorf("row %d was tried %d times", id, n)
 				}
 			}

@@ -539,7 +539,8 @@ select count(*)
 				}
 			}
 			r.exec(`update onlyonce.rates set held_until = null`)
-			r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() where next_attempt_at is not null and settled_at is null`)
+			r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp()
+				where next_attempt_at is not null and settled_at is null`)
 			r.states("delivered")
 		})
 	}

@@ -103,12 +103,13 @@ func TestO17TenantWhoseCallsAreRefused(t *testing.T) {
 // off.
 func TestO17RefusalsThatHoldNothing(t *testing.T) {
 	t.Parallel()
+	oneInFive := []string{"", "a", "a", "a", "a"}
 	for name, c := range map[string]struct {
 		reason func(i int64) string // empty: it is delivered
 		off    bool
 	}{
 		"of ten kinds":       {func(i int64) string { return fmt.Sprint("status ", 400+i%10) }, false},
-		"one in five passes": {func(i int64) string { return []string{"", "a", "a", "a", "a"}[i%5] }, false},
+		"one in five passes": {func(i int64) string { return oneInFive[i%5] }, false},
 		"off":                {func(int64) string { return "a" }, true},
 	} {
 		t.Run(name, func(t *testing.T) {

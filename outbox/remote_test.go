@@ -68,8 +68,13 @@ func (m *remote) same(n int) {
 		m.t.Errorf("the remote saw %d requests, want %d", len(got), n)
 	}
 	for _, g := range got {
-		if g.key == "" || g.key != got[0].key || g.body != got[0].body || g.method != got[0].method || g.uri != got[0].uri ||
-			g.header.Get("Content-Type") != got[0].header.Get("Content-Type") {
+		good := g.key != "" &&
+			g.key == got[0].key &&
+			g.body == got[0].body &&
+			g.method == got[0].method &&
+			g.uri == got[0].uri &&
+			g.header.Get("Content-Type") == got[0].header.Get("Content-Type")
+		if !good {
 			m.t.Errorf("requests differ: %+v and %+v", got[0], g)
 		}
 	}

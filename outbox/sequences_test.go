@@ -249,7 +249,8 @@ var decisions = map[string]parked.Decision{
 // window. It returns how the call ends.
 func decide(call parked.KnownCall, r simulated, d parked.Decision, forgotten bool) (end parked.KnownCall, remote simulated, allowed bool) {
 	verifies := d == parked.VerifiedNotApplied || d == parked.AnotherKeyVerified
-	if d == parked.VerifiedApplied && r.applied == 0 || verifies && r.applied > 0 {
+	wrong := d == parked.VerifiedApplied && r.applied == 0 || verifies && r.applied > 0
+	if wrong {
 		return call, r, false // nobody says so who has asked the remote
 	}
 	next, refused := call.Decide(d)

@@ -46,7 +46,8 @@ var hot = map[string]struct {
 	"collect":       {`%lane, 0, 7, 1, 1000`, []string{"batches_%d_sink_lane_xid_id_idx"}},
 	"fetch":         {`%lane, 0, '{"(0,1)","(0,2)"}'`, nil},
 	"park": {
-		`'{1}', '{700}', '{1}', '{1}', '{t}', '{t}', '{retrying}', '{failed}', '{no}', '{1}', '{null}', '{null}', '{null}', '{f}', 'payments', 0, false`,
+		`'{1}', '{700}', '{1}', '{1}', '{t}', '{t}', '{retrying}', '{failed}', '{no}', '{1}', '{null}', '{null}', '{null}', '{f}', ` +
+			`'payments', 0, false`,
 		[]string{"batches_%d_sink_lane_xid_id_idx", "parked_calls_key", "parked_first_key"},
 	},
 	"pick": {
@@ -57,7 +58,9 @@ var hot = map[string]struct {
 	"waiting":   {`'payments', '', -1`, []string{"parked_waits"}},
 	"next":      {`'payments', 0, '{}', '{}', '{}', true`, []string{"parked_calls_due"}},
 	"settle": {
-		`false, '{1,3}', '{1,2}', array[gen_random_uuid(), gen_random_uuid()], '{1,1}', '{false,true}', '{false,false}', '{false,false}', '{false,false}', '{retrying,waiting}', '{failed,rejected}', '{a,b}', '{1000,null}', '{null,null}', '{null,null}', '{null,null}', '{"",key a:}'`,
+		`false, '{1,3}', '{1,2}', array[gen_random_uuid(), gen_random_uuid()], '{1,1}', '{false,true}', '{false,false}', '{false,false}',
+			'{false,false}', '{retrying,waiting}', '{failed,rejected}', '{a,b}', '{1000,null}', '{null,null}', '{null,null}',
+			'{null,null}', '{"",key a:}'`,
 		[]string{"parked_key"},
 	},
 	"purge": {`'payments', '7 days', 1000, '1 day'`, []string{"parked_settled", "parked_pkey"}},

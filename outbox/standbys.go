@@ -19,7 +19,8 @@ select array(select coalesce(application_name, '') from pg_stat_replication),
 
 // walPositionSQL reads the server's timeline and how far its log has been written, which includes
 // the commits that its session has seen.
-const walPositionSQL = `select substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) || ' ' || pg_current_wal_lsn()`
+const walPositionSQL = `
+select substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) || ' ' || pg_current_wal_lsn()`
 
 // standbysSQL counts the named standbys that have flushed the log up to a position, and reads
 // whether the position is of the server's timeline. In: names, position. One row.

@@ -232,7 +232,11 @@ func TestO6Redo(t *testing.T) {
 				r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp()`)
 			}
 			r.states(c.want)
-			if want := map[string]int{"delivered": 1}[c.want]; len(sink.calls()) != want {
+			want := 0
+			if c.want == "delivered" {
+				want = 1
+			}
+			if len(sink.calls()) != want {
 				t.Errorf("%d calls, want %d", len(sink.calls()), want)
 			}
 		})
@@ -407,7 +411,10 @@ select string_agg(
 func TestTrace(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	const ofMessage, own = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\nvendor=1", "00-11111111111111111111111111111111-2222222222222222-00"
+	const (
+		ofMessage = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\nvendor=1"
+		own       = "00-11111111111111111111111111111111-2222222222222222-00"
+	)
 	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		if d.Number == 1 {
 			return outbox.Failure("again", nil)

@@ -18,7 +18,8 @@ func (r *rig) forgets(ago time.Duration) {
 		r.exec(fmt.Sprintf(`truncate onlyonce_segments.standard_keys_%d`, segment))
 	}
 	r.exec(
-		`update onlyonce.rings set forgotten = clock_timestamp() - make_interval(secs => $1), horizon = '1 day' where name = 'standard_keys'`,
+		`update onlyonce.rings set forgotten = clock_timestamp() - make_interval(secs => $1), horizon = '1 day'
+			where name = 'standard_keys'`,
 		ago.Seconds(),
 	)
 }
@@ -135,7 +136,9 @@ func TestK9ClassesOfAQueue(t *testing.T) {
 	until("9")
 	ring("standard_keys", 2) // what was claimed there later is in the other ring too
 	until("7")
-	r.exec(`update onlyonce.horizons set class = 'short', class_before = 'long', forgotten = changed_at + interval '1 minute', changed_at = clock_timestamp() - interval '30 minutes'`)
+	r.exec(`update onlyonce.horizons
+		set class = 'short', class_before = 'long', forgotten = changed_at + interval '1 minute',
+		changed_at = clock_timestamp() - interval '30 minutes'`)
 	until("7")
 	ring("standard_long_keys", 4)
 	until("4")

@@ -65,7 +65,8 @@ func TestO5SinkNamedAsAnotherFeature(t *testing.T) {
 		return r.count("effects") == 1 &&
 			one[int](
 				r,
-				`select count(*) from onlyonce.leases where nonce is not null and name ~ '(queue.q|webhook.stripe)/0$' and name !~ '^(cursor|events)/'`,
+				`select count(*) from onlyonce.leases
+					where nonce is not null and name ~ '(queue.q|webhook.stripe)/0$' and name !~ '^(cursor|events)/'`,
 			) == 2
 	})
 

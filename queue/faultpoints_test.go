@@ -144,7 +144,9 @@ func TestQ1FaultPoints(t *testing.T) {
 					}
 					struck = struck || strings.Contains(said.String(), "fault: ")
 					var exit *exec.ExitError
-					if errors.As(err, &exit) && exit.ExitCode() != -1 || !ended && err != nil {
+					wrong := errors.As(err, &exit) && exit.ExitCode() != -1 ||
+						!ended && err != nil
+					if wrong {
 						t.Fatalf("the receiver ended with %v: %s", err, &said)
 					}
 					if r.count("broker") == 0 {

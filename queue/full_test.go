@@ -11,7 +11,8 @@ func TestAFullQueueIsReported(t *testing.T) {
 	reported := func() string {
 		return one[string](
 			r,
-			`select coalesce(string_agg(f->>'kind' || ': ' || (f->>'text'), ''), '') from onlyonce.owners o, jsonb_array_elements(o.faults) f where o.part = 'receiver'`,
+			`select coalesce(string_agg(f->>'kind' || ': ' || (f->>'text'), ''), '')
+				from onlyonce.owners o, jsonb_array_elements(o.faults) f where o.part = 'receiver'`,
 		)
 	}
 	r.until("it is reported", func() bool { return reported() == "full: it has its 3 messages" })

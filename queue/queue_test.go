@@ -37,8 +37,13 @@ func TestReceivesAndApplies(t *testing.T) {
 	r.broker.Publish(queue.Delivery{ID: "a", Tenant: "acme", Key: []byte("k"), Body: []byte("b\x00\xff"),
 		Headers: []consumer.Header{{Name: "h", Value: []byte{0, 0xff}}, {Name: "bad\xff\x00", Value: nil}}})
 	m := <-got
-	if m.ID() != "a" || m.Tenant() != "acme" || string(m.Key) != "k" || string(m.Value) != "b\x00\xff" || m.Topic != "queue.q" ||
-		fmt.Sprint(m.Headers) != fmt.Sprint([]consumer.Header{{Name: "h", Value: []byte{0, 0xff}}, {Name: "bad%FF%00", Value: []byte{}}}) {
+	good := m.ID() == "a" &&
+		m.Tenant() == "acme" &&
+		string(m.Key) == "k" &&
+		string(m.Value) == "b\x00\xff" &&
+		m.Topic == "queue.q" &&
+		fmt.Sprint(m.Headers) == fmt.Sprint([]consumer.Header{{Name: "h", Value: []byte{0, 0xff}}, {Name: "bad%FF%00", Value: []byte{}}})
+	if !good {
 		t.Errorf("%+v, id %q, tenant %q", m, m.ID(), m.Tenant())
 	}
 	r.until("it is applied and acknowledged", func() bool { return r.count("effects") == 1 && r.broker.Left() == 0 })
@@ -123,7 +128,8 @@ func TestQ2Parked(t *testing.T) {
 	}
 	got := one[string](
 		r,
-		`select string_agg(reason || ': ' || error, E'\n' order by id) from onlyonce.parked where kind = 'event' and state = 'waiting' and key is null`,
+		`select string_agg(reason || ': ' || error, E'\n' order by id) from onlyonce.parked
+			where kind = 'event' and state = 'waiting' and key is null`,
 	)
 	want := strings.Join([]string{
 		"no-key: the message has no id", "no-key: the message has no id",
@@ -226,7 +232,10 @@ func TestQ1CommitIsFlushed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.exec(`create table seen (setting text)`)
-	r.exec(`create function note() returns trigger language plpgsql as $$ begin insert into seen values (current_setting('synchronous_commit')); return null; end $$`)
+	r.exec(`create function note() returns trigger language plpgsql as $$ begin insert into seen
+		values (current_setting('synchronous_commit'));
+		return null;
+		end $$`)
 	r.exec(`create constraint trigger note after insert on onlyonce.event_log initially deferred for each row execute function note()`)
 	for set, want := range map[string]string{"off": "local", "remote_write": "remote_write"} {
 		cfg := r.pool.Config().Copy()
@@ -270,7 +279,8 @@ func TestQ4RefusedByTheDatabase(t *testing.T) {
 	r := newRig(t)
 	r.exec(`create function refuse() returns trigger language plpgsql as $$
 		begin
-			if convert_from(new.body, 'UTF8') like any (tg_argv::text[]) then raise exception using errcode = '22000', message = 'refused'; end if;
+			if convert_from(new.body, 'UTF8') like any (tg_argv::text[]) then raise exception using errcode = '22000', message = 'refused';
+			end if;
 			return new;
 		end $$`)
 	r.exec(`create trigger refuse before insert on onlyonce.event_log for each row execute function refuse('bad%', 'worst%')`)
@@ -527,7 +537,9 @@ func TestS2QueueWithLeastPrivileges(t *testing.T) {
 	}
 	r.exec(string(roles))
 	r.exec(`create role app login in role onlyonce_app`)
-	r.exec(`create table effects (id text not null, at bigserial); grant insert, select on effects to app; grant usage on sequence effects_at_seq to app`)
+	r.exec(`create table effects (id text not null, at bigserial);
+		grant insert, select on effects to app;
+		grant usage on sequence effects_at_seq to app`)
 	u, err := url.Parse(server)
 	if err != nil {
 		t.Fatal(err)

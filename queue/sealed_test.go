@@ -21,7 +21,9 @@ func TestW22MessagesAreSealed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	sealed := func(c *queue.Config) { c.Sealer = pgtest.Sealer(t, 1) }
-	r.exec(`create function refuse() returns trigger language plpgsql as $$ begin raise exception using errcode = '22000', message = 'refused'; end $$`)
+	r.exec(`create function refuse() returns trigger language plpgsql as $$ begin
+		raise exception using errcode = '22000', message = 'refused';
+		end $$`)
 	r.exec(`create trigger refuse before insert on onlyonce.event_log for each row when (new.id = 'refused') execute function refuse()`)
 	marked := message("b", "secret b") // a producer's own header does not look like ours
 	marked.Headers = []consumer.Header{{Name: "onlyonce-sealed", Value: []byte("true")}}
@@ -38,7 +40,8 @@ func TestW22MessagesAreSealed(t *testing.T) {
 	open := func() int {
 		return one[int](
 			r,
-			`select count(*) from (select body from onlyonce.event_log union all select body from onlyonce.parked) x where position('secret'::bytea in body) > 0`,
+			`select count(*) from (select body from onlyonce.event_log union all select body from onlyonce.parked) x
+				where position('secret'::bytea in body) > 0`,
 		)
 	}
 
@@ -115,7 +118,9 @@ func TestW22MessagesAreSealed(t *testing.T) {
 	})
 	if n := one[int](
 		r,
-		`select count(*) from (select body from onlyonce.event_log where id = 'a' union all select body from onlyonce.parked where event_id = 'a') x where body is not null`,
+		`select count(*)
+			from (select body from onlyonce.event_log where id = 'a' union all select body from onlyonce.parked where event_id = 'a') x
+			where body is not null`,
 	); n != 0 {
 		t.Errorf("%d bodies of the message are left", n)
 	}

@@ -94,8 +94,9 @@ func TestN1NewPlaceGetsOneShard(t *testing.T) {
 	pools := map[string]*pgxpool.Pool{"a": pgtest.DB(t), "b": pgtest.DB(t)}
 	const places, processes = 40, 6
 	var wg sync.WaitGroup
+	names := []string{"a", "b"}
 	for n := range processes {
-		of := []string{"a", "b"}[n%2]
+		of := names[n%2]
 		s := newSet(t, pools, func(string) string { return of })
 		wg.Go(func() {
 			for i := range places {
@@ -206,7 +207,9 @@ func TestN2LeavingWaits(t *testing.T) {
 		return count(
 			t,
 			pool,
-			`select count(*) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database()) and not granted`,
+			`select count(*) from pg_locks
+				where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())
+				and not granted`,
 		) == 1
 	})
 	if _, err := inside.Exec(t.Context(), `insert into effects values (1)`); err != nil {

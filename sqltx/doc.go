@@ -12,7 +12,8 @@
 //		if err != nil {
 //			return err
 //		}
-//		outcome, err := sqltx.Claim(ctx, tx, dedupe.Key{Scope: "stock", ID: id, Fingerprint: dedupe.FingerprintOf(payload)})
+//		key := dedupe.Key{Scope: "stock", ID: id, Fingerprint: dedupe.FingerprintOf(payload)}
+//		outcome, err := sqltx.Claim(ctx, tx, key)
 //		switch {
 //		case err != nil:
 //			return err // rolled back; deliver again
@@ -24,7 +25,8 @@
 //		if err := g.Create(&order).Error; err != nil {
 //			return err
 //		}
-//		return sqltx.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Scope: "checkout", ID: id, Body: charge})
+//		call := outbox.Call{Sink: "payments", Name: "charge", Scope: "checkout", ID: id, Body: charge}
+//		return sqltx.Enqueue(ctx, tx, call)
 //	})
 //
 // # Nested transactions

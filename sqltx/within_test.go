@@ -419,9 +419,12 @@ func TestT6WithinContexts(t *testing.T) {
 func TestWithinValuesAreThoseOfPgx(t *testing.T) {
 	t.Parallel()
 	pool := effects(t)
-	const query = `select true, null::text, 1::int2, 2::int4, 3::int8, 1.5::float4, 2.5::float8, 1.25::numeric, 'x'::text, 'y'::varchar(3), 'c'::char(2), '\x00ff'::bytea,
-		'{"a": 1}'::json, '{"a": 1}'::jsonb, '<a/>'::xml, '2026-11-22'::date, '2026-11-22 01:02:03.456'::timestamp, '2026-11-22 01:02:03.456Z'::timestamptz,
-		'01:02:03'::time, '1 day'::interval, 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'::uuid, array[1, 2], array['a', null], 7::oid, '8'::xid, '9'::cid,
+	const query = `select true, null::text, 1::int2, 2::int4, 3::int8, 1.5::float4, 2.5::float8, 1.25::numeric, 'x'::text, 'y'::varchar(3),
+		'c'::char(2), '\x00ff'::bytea,
+		'{"a": 1}'::json, '{"a": 1}'::jsonb, '<a/>'::xml, '2026-11-22'::date, '2026-11-22 01:02:03.456'::timestamp,
+		'2026-11-22 01:02:03.456Z'::timestamptz,
+		'01:02:03'::time, '1 day'::interval, 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'::uuid, array[1, 2], array['a', null], 7::oid, '8'::xid,
+		'9'::cid,
 		'10.0.0.1'::inet, int4range(1, 5), $1::text, $2::int4, $3::bytea, $4::timestamptz, $5::text[], $6::jsonb`
 	args := []any{"text", 5, []byte{0, 1}, time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC), []string{"a", "b"}, map[string]any{"k": 1}}
 	read := func(tx *sql.Tx) (lines []string) {

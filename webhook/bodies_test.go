@@ -72,7 +72,8 @@ func (r *rig) receiveOne(endpoint string, key func(int) string, row, id, event s
 	}
 	if row != "none" {
 		r.exec(`insert into onlyonce.webhook_bodies (endpoint, digest, key, seen_at, named)
-			select $1, 'd', case when starts_with($2, 'this') then $3::uuid when starts_with($2, 'its other') then $4::uuid else $5::uuid end,
+			select $1, 'd',
+			case when starts_with($2, 'this') then $3::uuid when starts_with($2, 'its other') then $4::uuid else $5::uuid end,
 			       clock_timestamp() - case when $2 like '%over' then interval '2 hours' else interval '30 minutes' end, $2 like '%named%'`,
 			endpoint, row, this, other, third)
 	}
@@ -92,7 +93,8 @@ func (r *rig) receiveOne(endpoint string, key func(int) string, row, id, event s
 	}
 	after = one[string](
 		r,
-		`select coalesce((select case key when $2 then 'this' when $3 then 'its other' else 'third' end || case when named then ' named' else '' end
+		`select coalesce((select case key when $2 then 'this' when $3 then 'its other' else 'third' end || case when named then ' named'
+			else '' end
 		|| case when seen_at > clock_timestamp() - interval '20 minutes' then ' new' else ' as it was' end
 		from onlyonce.webhook_bodies where endpoint = $1 and seen_at > '-infinity'), 'none')`,
 		endpoint,

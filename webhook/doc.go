@@ -8,7 +8,8 @@
 //	})
 //	...
 //	mux.Handle("/hooks/stripe", endpoint)
-//	events, err := consumer.New(pool, endpoint, consumer.HandlerFunc(handle), consumer.Config{Scope: webhook.Scope("stripe")})
+//	cfg := consumer.Config{Scope: webhook.Scope("stripe")}
+//	events, err := consumer.New(pool, endpoint, consumer.HandlerFunc(handle), cfg)
 //	...
 //	err = events.Run(ctx) // applies the events, and forgets old ids
 //

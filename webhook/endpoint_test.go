@@ -237,7 +237,8 @@ func TestW7UnsignedIDs(t *testing.T) {
 		e.sendAs("d-3", "another "+c.body).want(t, 200, false)
 		got := one[string](
 			r,
-			`select string_agg(kind || ' ' || state || ' ' || reason || ' ' || event_id || ' ' || convert_from(body, 'UTF8'), ', ') from onlyonce.parked`,
+			`select string_agg(kind || ' ' || state || ' ' || reason || ' ' || event_id || ' ' || convert_from(body, 'UTF8'), ', ')
+				from onlyonce.parked`,
 		)
 		if got != "event waiting same-body e/github/d-2 "+c.body {
 			t.Errorf("set aside: %s", got)
@@ -524,13 +525,17 @@ func TestW8Stored(t *testing.T) {
 	r := newRig(t)
 	failed := false
 	r.work(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		if e, err := webhook.EventOf(m); err != nil ||
-			webhook.Topic(e.Endpoint) != m.Topic ||
-			e.Provider != "stripe" ||
-			e.Type != "invoice.paid" ||
-			!e.IDSigned ||
-			e.Time.IsZero() ||
-			string(e.Body) != stripeBody(e.ID, " ") || m.Tenant() != "t1" || string(m.Key) != "in_1" {
+		e, err := webhook.EventOf(m)
+		good := err == nil &&
+			webhook.Topic(e.Endpoint) == m.Topic &&
+			e.Provider == "stripe" &&
+			e.Type == "invoice.paid" &&
+			e.IDSigned &&
+			!e.Time.IsZero() &&
+			string(e.Body) == stripeBody(e.ID, " ") &&
+			m.Tenant() == "t1" &&
+			string(m.Key) == "in_1"
+		if !good {
 			return consumer.Permanent(fmt.Errorf("%+v, %w", e, err))
 		}
 		if !failed {
@@ -637,7 +642,8 @@ func TestW8NothingCommitsWithoutTheSeal(t *testing.T) {
 	var found []int16
 	if err := tx.QueryRow(
 		t.Context(),
-		`select onlyonce.receive_webhooks('e', array[gen_random_uuid()], array[1::bigint], null, null, null, null, null, '1h', null, '1000', '1000', '1000', '1000')`,
+		`select onlyonce.receive_webhooks('e', array[gen_random_uuid()], array[1::bigint], null, null, null, null, null, '1h', null,
+			'1000', '1000', '1000', '1000')`,
 	).Scan(&found); err != nil ||
 		len(found) != 1 ||
 		found[0] != 0 {
@@ -855,7 +861,8 @@ func TestT11IdsWhileTheClockIsBack(t *testing.T) {
 	e.sendAs("1", "body").want(t, 200, false)
 	if n := one[int](
 		r,
-		`select count(*) from (select seen_at from onlyonce.webhook_ids union all select seen_at from onlyonce.webhook_bodies) s, onlyonce.watched w
+		`select count(*)
+			from (select seen_at from onlyonce.webhook_ids union all select seen_at from onlyonce.webhook_bodies) s, onlyonce.watched w
 		where seen_at >= w.at`,
 	); n != 2 {
 		t.Errorf("%d of an id and a body are dated by watched time", n)
@@ -872,7 +879,8 @@ func TestW10Purge(t *testing.T) {
 	}
 	e.sendAs("aside", "parked").want(t, 200, true)
 	r.exec(`update onlyonce.parked set key = onlyonce.key('', 'webhook/e', 'e/github/aside')`) // as if its handler had failed
-	r.exec(`update onlyonce.webhook_ids set seen_at = seen_at - interval '8 days' where key <> onlyonce.key('', 'webhook/e', 'e/github/young')`)
+	r.exec(`update onlyonce.webhook_ids set seen_at = seen_at - interval '8 days'
+		where key <> onlyonce.key('', 'webhook/e', 'e/github/young')`)
 	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '8 days' where digest <> sha256('young')`)
 	// T11: the clock is ahead, so that what is young looks old.
 	r.exec(`update onlyonce.watched set at = clock_timestamp()`)
@@ -957,7 +965,8 @@ func TestW12Deadline(t *testing.T) {
 	r.until("what was under way is undone", func() bool {
 		return one[bool](
 			r,
-			`select not exists (select from pg_stat_activity where application_name = 'receiver' and datname = current_database() and state <> 'idle')`,
+			`select not exists (select from pg_stat_activity
+				where application_name = 'receiver' and datname = current_database() and state <> 'idle')`,
 		)
 	})
 	a := e.send(e.body)

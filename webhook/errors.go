@@ -111,15 +111,21 @@ func (e *Error) Status() int {
 	return http.StatusBadRequest
 }
 
+// checkOf is the check that refused.
+func checkOf(r *received.Refusal) error {
+	switch r.Check {
+	case received.IsForged:
+		return ErrSignature
+	case received.IsUnavailable:
+		return ErrUnavailable
+	}
+	return ErrMalformed
+}
+
 // refusal converts an error of a provider's code to an *Error of this provider.
 func refusal(provider string, err error) error {
 	if r, is := errors.AsType[*received.Refusal](err); is {
-		check := []error{
-			received.IsMalformed:   ErrMalformed,
-			received.IsForged:      ErrSignature,
-			received.IsUnavailable: ErrUnavailable,
-		}[r.Check]
-		return &Error{Provider: provider, Check: check, Field: r.Field, Reason: r.Reason, Cause: r.Cause}
+		return &Error{Provider: provider, Check: checkOf(r), Field: r.Field, Reason: r.Reason, Cause: r.Cause}
 	}
 	var e *Error
 	if !errors.As(err, &e) {

@@ -73,11 +73,13 @@ func TestW15ForwardFitsWhatItCan(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
 			e := r.serve(membersSample(), func(c *webhook.Config) {
-				c.Mode, c.Forward, c.OrderingKey = webhook.ForwardOnly, &webhook.Forward{
+				c.Mode = webhook.ForwardOnly
+				c.Forward = &webhook.Forward{
 					Sink:        "kafka",
 					Target:      "/payments",
 					KeyInTarget: true,
-				}, member("account")
+				}
+				c.OrderingKey = member("account")
 			})
 			e.send(membersBody(t, map[string]string{"id": "1", "type": c.kind, "account": c.account})).want(t, 200, false)
 			if got := one[string](r, `select target from onlyonce.outbox_log`); got != c.target {
@@ -128,7 +130,8 @@ func TestW15EventThatCannotBeForwarded(t *testing.T) {
 		e.do(e.request(h, body)).want(t, 200, true)
 		if got := one[string](
 			r,
-			`select string_agg(kind || ' ' || state || ' ' || reason || ' ' || event_id, ', ') from onlyonce.parked where error like '%16384%'`,
+			`select string_agg(kind || ' ' || state || ' ' || reason || ' ' || event_id, ', ') from onlyonce.parked
+				where error like '%16384%'`,
 		); got != "event waiting forward e/acme/1" {
 			t.Errorf("mode %d: parked %q", mode, got)
 		}

@@ -31,7 +31,9 @@ func FuzzStandardSignatures(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, list string) {
 		found, err := webhook.StandardSignatures(list)
-		if err != nil && (found != nil || !errors.Is(err, webhook.ErrMalformed)) || len(found) > 16 {
+		wrong := err != nil && (found != nil || !errors.Is(err, webhook.ErrMalformed)) ||
+			len(found) > 16
+		if wrong {
 			t.Fatalf("%v %v", found, err)
 		}
 		at := 0
@@ -67,7 +69,11 @@ func FuzzStripeSignature(f *testing.F) {
 	f.Fuzz(func(t *testing.T, list string) {
 		written, at, found, err := webhook.StripePairs(list)
 		if err != nil {
-			if written != "" || found != nil || !at.IsZero() || !errors.Is(err, webhook.ErrMalformed) {
+			good := written == "" &&
+				found == nil &&
+				at.IsZero() &&
+				errors.Is(err, webhook.ErrMalformed)
+			if !good {
 				t.Fatalf("%q %v %v %v", written, at, found, err)
 			}
 			return
@@ -101,10 +107,14 @@ func FuzzDecode(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		if b, ok := scheme.Hex.Decode(s); ok && strings.TrimPrefix(hex256(b), "sha256=") != s || !ok && b != nil {
+		b, ok := scheme.Hex.Decode(s)
+		wrong := ok && strings.TrimPrefix(hex256(b), "sha256=") != s || !ok && b != nil
+		if wrong {
 			t.Fatalf("hexadecimal %q is %x", s, b)
 		}
-		if b, ok := scheme.Base64.Decode(s); ok && b64(b) != s || !ok && b != nil {
+		b, ok = scheme.Base64.Decode(s)
+		wrong = ok && b64(b) != s || !ok && b != nil
+		if wrong {
 			t.Fatalf("base64 %q is %x", s, b)
 		}
 	})

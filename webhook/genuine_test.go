@@ -118,7 +118,8 @@ func (s *show) play(events []delivery) {
 	}
 	ids := one[[]string](
 		s.rig,
-		`select array_agg(split_part(id, '/', 3)) from (select id from onlyonce.event_log union all select event_id from onlyonce.parked where body is not null) e`,
+		`select array_agg(split_part(id, '/', 3))
+			from (select id from onlyonce.event_log union all select event_id from onlyonce.parked where body is not null) e`,
 	)
 	for _, e := range events {
 		if !slices.Contains(ids, e.id) {

@@ -153,35 +153,12 @@ func (h HMAC) read(f scheme.Fields, l signedLayout) (s scheme.Signed, err error)
 	}
 	unit := cmp.Or(h.TimeUnit, time.Second)
 	if h.SignaturePart != "" {
-		list, err := f.One(h.SignatureHeader)
-		if err != nil {
-			return scheme.Signed{}, err
-		}
-		names := pairNames{separator: ",", time: h.Time, signature: h.SignaturePart}
-		if at := strings.IndexAny(list, ",;"); at >= 0 {
-			names.separator = list[at : at+1]
-		}
-		if written, s.Time, s.Signatures, err = timedPairs(
-			h.SignatureHeader,
-			list,
-			names,
-			h.Algorithm,
-			h.Encoding,
-			unit,
-		); err != nil {
-			return scheme.Signed{}, err
-		}
+		written, s.Time, s.Signatures, err = h.readPairs(f, unit)
 	} else {
-		one, err := f.Signature(h.SignatureHeader, h.Prefix, h.Algorithm, h.Encoding)
-		if err != nil {
-			return scheme.Signed{}, err
-		}
-		s.Signatures = []scheme.Signature{one}
-		if h.Time != "" {
-			if written, s.Time, err = f.Time(h.Time, unit); err != nil {
-				return scheme.Signed{}, err
-			}
-		}
+		written, s.Time, s.Signatures, err = h.readHeaders(f, unit)
+	}
+	if err != nil {
+		return scheme.Signed{}, err
 	}
 	fill := func(all []layoutPiece) string {
 		var b strings.Builder
@@ -199,6 +176,34 @@ func (h HMAC) read(f scheme.Fields, l signedLayout) (s scheme.Signed, err error)
 	}
 	s.Before, s.After = fill(l.before), fill(l.after)
 	return s, nil
+}
+
+// readPairs reads the signatures and the time from one header, for example "t=1,v1=abc".
+func (h HMAC) readPairs(
+	f scheme.Fields,
+	unit time.Duration,
+) (written string, at time.Time, all []scheme.Signature, err error) {
+	list, err := f.One(h.SignatureHeader)
+	if err != nil {
+		return "", time.Time{}, nil, err
+	}
+	names := pairNames{separator: ",", time: h.Time, signature: h.SignaturePart}
+	if at := strings.IndexAny(list, ",;"); at >= 0 {
+		names.separator = list[at : at+1]
+	}
+	return timedPairs(h.SignatureHeader, list, names, h.Algorithm, h.Encoding, unit)
+}
+
+// readHeaders reads the signature, and the time from a header of its own if there is one.
+func (h HMAC) readHeaders(
+	f scheme.Fields,
+	unit time.Duration,
+) (written string, at time.Time, all []scheme.Signature, err error) {
+	one, err := f.Signature(h.SignatureHeader, h.Prefix, h.Algorithm, h.Encoding)
+	if err == nil && h.Time != "" {
+		written, at, err = f.Time(h.Time, unit)
+	}
+	return written, at, []scheme.Signature{one}, err
 }
 
 func (h HMAC) event(f scheme.Fields, e *scheme.Event) (err error) {

@@ -19,7 +19,11 @@ func TestHMACFaults(t *testing.T) {
 	if _, err := good().Scheme(); err != nil {
 		t.Fatal(err)
 	}
-	const apart, once, timed = "must be set apart", "must have {body} once", "must have {time} if Time is set"
+	const (
+		apart = "must be set apart"
+		once  = "must have {body} once"
+		timed = "must have {time} if Time is set"
+	)
 	for i, c := range []struct {
 		change func(*webhook.HMAC)
 		want   string
@@ -130,8 +134,8 @@ func TestHMACDeclaresWhatTheProvidersDo(t *testing.T) {
 			got, err := verifier(t, h, s.secret).VerifyAt(now, header, []byte(s.body))
 			if (err == nil) != (wantErr == nil) {
 				t.Errorf("%s: %v and %v", name, err, wantErr)
-			} else if err == nil &&
-				(got.ID != want.ID || !got.Time.Equal(want.Time) || got.IDSigned != want.IDSigned || got.Provider != want.Provider) {
+			} else if wrong := err == nil &&
+				(got.ID != want.ID || !got.Time.Equal(want.Time) || got.IDSigned != want.IDSigned || got.Provider != want.Provider); wrong {
 				t.Errorf("%s: %+v and %+v", name, got, want)
 			}
 		}

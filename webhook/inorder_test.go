@@ -176,7 +176,8 @@ func TestForward(t *testing.T) {
 		}
 		got := one[string](
 			r,
-			`select name || ' ' || target || ' ' || convert_from(body, 'UTF8') || E'\n' || headers from onlyonce.outbox_log where sink = 'kafka' order by id limit 1`,
+			`select name || ' ' || target || ' ' || convert_from(body, 'UTF8') || E'\n' || headers from onlyonce.outbox_log
+				where sink = 'kafka' order by id limit 1`,
 		)
 		for _, want := range []string{
 			"forward /hooks?key=in%2F1%20%26 push",

@@ -81,7 +81,8 @@ func EventOf(m *consumer.Message) (*Event, error) {
 // In a test with package onlyoncetest:
 //
 //	paid := &webhook.Event{Provider: "stripe", ID: "evt_1", Type: "invoice.paid", Body: body}
-//	got := onlyoncetest.Apply(t, pool, consumer.HandlerFunc(handle), consumer.Config{}, onlyoncetest.FromMessage(paid.Message("stripe")))
+//	message := onlyoncetest.FromMessage(paid.Message("stripe"))
+//	got := onlyoncetest.Apply(t, pool, consumer.HandlerFunc(handle), consumer.Config{}, message)
 func (e *Event) Message(endpoint string) *consumer.Message {
 	m := &consumer.Message{
 		Topic:       Topic(endpoint),

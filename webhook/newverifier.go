@@ -41,11 +41,7 @@ func newVerifier(cfg *Config, shortest int) (*Verifier, error) {
 		l.Add("Provider", "must be set: it says how the sender signs")
 	} else if s, err := cfg.Provider.Scheme(); err != nil {
 		l.Add("Provider", "%v", err)
-	} else if s == nil ||
-		s.Name == "" ||
-		s.Key == nil && s.Keys == nil && s.Certificates == nil ||
-		s.Read == nil ||
-		s.Event == nil {
+	} else if !complete(s) {
 		l.Add("Provider", "its scheme lacks Name, Key, Read or Event")
 	} else {
 		copied := *s
@@ -64,6 +60,15 @@ func newVerifier(cfg *Config, shortest int) (*Verifier, error) {
 		return nil, err
 	}
 	return v, nil
+}
+
+// complete reports whether a scheme has what every scheme must have.
+func complete(s *scheme.Scheme) bool {
+	if s == nil {
+		return false
+	}
+	keys := s.Key != nil || s.Keys != nil || s.Certificates != nil
+	return s.Name != "" && keys && s.Read != nil && s.Event != nil
 }
 
 // setTolerance replaces the bounds of the scheme that are not zero.

@@ -27,7 +27,9 @@ func TestS2ReceiverAndWorkerWithLeastPrivileges(t *testing.T) {
 	r.exec(string(roles))
 	r.exec(`create role hooks login in role onlyonce_app`)
 	r.exec(`create role sweeper login in role onlyonce_app, onlyonce_rotator`)
-	r.exec(`create table effects (id text not null, at bigserial); grant insert, select on effects to hooks; grant usage on sequence effects_at_seq to hooks`)
+	r.exec(`create table effects (id text not null, at bigserial);
+		grant insert, select on effects to hooks;
+		grant usage on sequence effects_at_seq to hooks`)
 	as := func(login string) *pgxpool.Pool {
 		u, err := url.Parse(server)
 		if err != nil {

@@ -210,7 +210,11 @@ func TestW6Statuses(t *testing.T) {
 		for _, h := range []http.Header{nil, {}, headers(s.sigs, "x")} {
 			_, err := v.VerifyAt(now, h, []byte(s.body))
 			var e *webhook.Error
-			if !errors.As(err, &e) || e.Status() != 400 || e.Provider == "" || e.Field == "" {
+			good := errors.As(err, &e) &&
+				e.Status() == 400 &&
+				e.Provider != "" &&
+				e.Field != ""
+			if !good {
 				t.Errorf("%v: %v", h, err)
 			}
 		}
@@ -233,10 +237,11 @@ func TestW6ErrorsOfAProvider(t *testing.T) {
 	t.Parallel()
 	s := samples(t)["GitHub"]
 	_, err := verifier(t, careless{}, s.secret).VerifyAt(now, s.sign(s.secret, now, s.body), []byte(s.body))
-	if !errors.Is(err, webhook.ErrMalformed) ||
-		!errors.Is(err, errCareless) ||
-		strings.Contains(err.Error(), "hush") ||
-		!strings.Contains(err.Error(), "careless") {
+	good := errors.Is(err, webhook.ErrMalformed) &&
+		errors.Is(err, errCareless) &&
+		!strings.Contains(err.Error(), "hush") &&
+		strings.Contains(err.Error(), "careless")
+	if !good {
 		t.Errorf("%v", err)
 	}
 }
@@ -323,16 +328,22 @@ func TestW13Probes(t *testing.T) {
 	h := s.sign(s.secret, now, s.body)
 	h.Set("X-GitHub-Event", "ping")
 	e, err := v.VerifyAt(now, h, []byte(s.body))
-	if err != nil || !e.Probe || e.ID != s.id || e.Type != "ping" {
+	good := err == nil && e.Probe && e.ID == s.id && e.Type == "ping"
+	if !good {
 		t.Errorf("%v %+v", err, e)
 	}
 	refuses(t, v, h, s.body+"x", s.secret, webhook.ErrSignature)
 
 	s = all["Slack"]
 	v = verifier(t, s.provider, s.secret)
-	const body = `{"token":"Jhj5dZrVaK7ZwHHjRyZWjbDl","challenge":"3eZbrw1aBm2rZgRNFdxV2595E9CY3gmdALWMmHkvFXO7tYXAYM8P","type":"url_verification"}`
+	const body = `{"token":"Jhj5dZrVaK7ZwHHjRyZWjbDl","challenge":"3eZbrw1aBm2rZgRNFdxV2595E9CY3gmdALWMmHkvFXO7tYXAYM8P",` +
+		`"type":"url_verification"}`
 	e, err = v.VerifyAt(now, s.sign(s.secret, now, body), []byte(body))
-	if err != nil || !e.Probe || e.Challenge != "3eZbrw1aBm2rZgRNFdxV2595E9CY3gmdALWMmHkvFXO7tYXAYM8P" || e.ID != "" {
+	good = err == nil &&
+		e.Probe &&
+		e.Challenge == "3eZbrw1aBm2rZgRNFdxV2595E9CY3gmdALWMmHkvFXO7tYXAYM8P" &&
+		e.ID == ""
+	if !good {
 		t.Errorf("%v %+v", err, e)
 	}
 	refuses(t, v, s.sign(s.secret+"x", now, body), body, s.secret, webhook.ErrSignature)

@@ -35,7 +35,8 @@ func TestW22EventsAreSealed(t *testing.T) {
 	}
 	e.sendAs("1", "secret 1").want(t, 200, true)
 	e.sendAs("4", "secret 1").want(t, 200, true) // the same body under another id is set aside
-	const stored = `select body from onlyonce.event_log union all select body from onlyonce.parked union all select body from onlyonce.outbox_log`
+	const stored = `select body from onlyonce.event_log union all select body from onlyonce.parked union all select body
+		from onlyonce.outbox_log`
 	all, open := one[int](r, `select count(*) from (`+stored+`) x`), one[int](
 		r,
 		`select count(*) from (`+stored+`) x where position('secret'::bytea in body) > 0`,
@@ -44,7 +45,8 @@ func TestW22EventsAreSealed(t *testing.T) {
 		open != 0 {
 		t.Errorf("%d bodies are stored, %d of them open", all, open)
 	}
-	r.exec(`update onlyonce.event_log l set body = (select o.body from onlyonce.event_log o where o.id = 'e/github/2') where l.id = 'e/github/3'`)
+	r.exec(`update onlyonce.event_log l set body = (select o.body from onlyonce.event_log o where o.id = 'e/github/2')
+		where l.id = 'e/github/3'`)
 
 	run := func(sealer *seal.Sealer) (stop func()) {
 		x := r.receiver(e.sample, func(c *webhook.Config) { c.Sealer = sealer })
@@ -70,7 +72,9 @@ func TestW22EventsAreSealed(t *testing.T) {
 		pgtest.Until(t, time.Minute, "events that do not open are parked, sealed", func() bool {
 			return one[int](
 				r,
-				`select count(*) from onlyonce.parked where settled_at is null and state = 'waiting' and "offset" is not null and error like '%the event is sealed%' and position('secret'::bytea in body) = 0`,
+				`select count(*) from onlyonce.parked
+					where settled_at is null and state = 'waiting' and "offset" is not null and error like '%the event is sealed%'
+					and position('secret'::bytea in body) = 0`,
 			) == n
 		})
 	}

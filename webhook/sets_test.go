@@ -21,7 +21,8 @@ import (
 )
 
 // receiveSet is the first statement of a receiver's transaction.
-const receiveSet = `select onlyonce.receive_webhooks($1, $2::uuid[], $3::bigint[], $4::bytea[], $5::uuid[], $6::uuid[], $7::boolean[], $8::boolean[], '1h', null, '20000', '20000', '20000', '20000')`
+const receiveSet = `select onlyonce.receive_webhooks($1, $2::uuid[], $3::bigint[], $4::bytea[], $5::uuid[], $6::uuid[], $7::boolean[],
+	$8::boolean[], '1h', null, '20000', '20000', '20000', '20000')`
 
 // set is a set of events, as a receiver gives it to receiveSet.
 type set struct {
@@ -165,12 +166,16 @@ func (r *rig) remembered(endpoint, end string) string {
 	r.t.Helper()
 	bodies := one[string](
 		r,
-		`select coalesce(string_agg(encode(digest, 'escape') || left(key::text, 13) || named || (seen_at = '-infinity'), ' ' order by digest), '') from onlyonce.webhook_bodies where endpoint = $1`,
+		`select coalesce(string_agg(encode(digest, 'escape') || left(key::text, 13) || named || (seen_at = '-infinity'), ' '
+			order by digest),
+			'')
+			from onlyonce.webhook_bodies where endpoint = $1`,
 		endpoint,
 	)
 	keys := one[string](
 		r,
-		`select coalesce(string_agg(left(key::text, 13) || fingerprint, ' ' order by key), '') from onlyonce.inbox where key::text like '%00000000000' || $1`,
+		`select coalesce(string_agg(left(key::text, 13) || fingerprint, ' ' order by key), '') from onlyonce.inbox
+			where key::text like '%00000000000' || $1`,
 		end,
 	)
 	return bodies + " " + keys
@@ -207,7 +212,8 @@ func TestW9CopyThatWaitsHoldsUpNobody(t *testing.T) {
 	var found []int16
 	if err := tx.QueryRow(
 		t.Context(),
-		`select onlyonce.receive_webhooks('e', array[onlyonce.key('', 'webhook/e', 'e/github/d-1')], array[$1::bigint], null, null, null, null, null, '1h', null, '1000', '1000', '0', '0')`,
+		`select onlyonce.receive_webhooks('e', array[onlyonce.key('', 'webhook/e', 'e/github/d-1')], array[$1::bigint], null, null, null,
+			null, null, '1h', null, '1000', '1000', '0', '0')`,
 		dedupe.FingerprintOf([]byte("push")).Int64(),
 	).Scan(&found); err != nil {
 		t.Fatal(err)
@@ -312,7 +318,8 @@ func TestW7DayIsFullForOneEventOfASet(t *testing.T) {
 		c.MaxQuarantineBytes = 1000 + 64<<10
 	})
 	e.sendAs("d-1", "push").want(t, 200, false)
-	r.exec(`insert into onlyonce.webhook_endpoints (endpoint, aside_on, aside) values ('e', (clock_timestamp() at time zone 'UTC')::date, 1000 + (64 << 10))`)
+	r.exec(`insert into onlyonce.webhook_endpoints (endpoint, aside_on, aside)
+		values ('e', (clock_timestamp() at time zone 'UTC')::date, 1000 + (64 << 10))`)
 	var sending sync.WaitGroup
 	for i := range 20 {
 		sending.Go(func() {

@@ -129,8 +129,13 @@ func TestSNS(t *testing.T) {
 		change(m)
 		body := snsBody(t, h.key, m, snsText(m))
 		e, err := v.Verify(snsHeaders, []byte(body))
-		if err != nil || e.ID != m["MessageId"] || e.Type != "Notification" || !e.IDSigned || !e.Time.Equal(at) || e.Probe {
-			t.Errorf("%s: %v %+v", name, err, e)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		named := e.ID == m["MessageId"] && e.IDSigned && e.Type == "Notification"
+		if !named || e.Probe || !e.Time.Equal(at) {
+			t.Errorf("%s: %+v", name, e)
 		}
 		var got map[string]string
 		if err := json.Unmarshal(e.Body, &got); err != nil {
@@ -189,7 +194,11 @@ func TestSNS(t *testing.T) {
 	if _, err := v.Verify(nil, []byte(good)); !errors.Is(err, webhook.ErrMalformed) {
 		t.Errorf("without %s: %v", snsHeader, err)
 	}
-	_, strict := overSNS(t, func(p *sns.Provider) { p.Version2Only, p.Roots, p.Fetch = true, h.roots, h.fetch() })
+	_, strict := overSNS(t, func(p *sns.Provider) {
+		p.Version2Only = true
+		p.Roots = h.roots
+		p.Fetch = h.fetch()
+	})
 	m["SignatureVersion"] = "1"
 	refusesNow(t, strict, snsHeaders, snsBody(t, h.key, m, snsText(m)), webhook.ErrMalformed)
 	m["SignatureVersion"] = "2"
@@ -226,7 +235,11 @@ func TestW3OnlySignedMembers(t *testing.T) {
 	if again, err := v.Verify(snsHeaders, genuine.Body); err != nil || string(again.Body) != string(genuine.Body) {
 		t.Errorf("what is stored does not verify: %v", err)
 	}
-	_, open := overSNS(t, func(p *sns.Provider) { p.UnsignedAttributes, p.Roots, p.Fetch = true, h.roots, h.fetch() })
+	_, open := overSNS(t, func(p *sns.Provider) {
+		p.UnsignedAttributes = true
+		p.Roots = h.roots
+		p.Fetch = h.fetch()
+	})
 	e, err := open.Verify(snsHeaders, rendered(`"MessageAttributes": `+attributes+`, "UnsubscribeURL": "x"`))
 	if err != nil {
 		t.Fatal(err)
@@ -381,11 +394,12 @@ func TestW20Confirmation(t *testing.T) {
 			t.Errorf("%d fetches for confirmations that do not count", n)
 		}
 		e.do(e.request(snsHeaders, good)).want(t, 200, false)
-		if n := h.times(at); n != 1 ||
-			asked.Get("Token") != m["Token"] ||
-			asked.Get("TopicArn") != snsTopic ||
-			asked.Get("Action") != "ConfirmSubscription" {
-			t.Errorf("%d fetches, with %v", n, asked)
+		if n := h.times(at); n != 1 {
+			t.Errorf("%d fetches", n)
+		}
+		ofTopic := asked.Get("TopicArn") == snsTopic && asked.Get("Token") == m["Token"]
+		if !ofTopic || asked.Get("Action") != "ConfirmSubscription" {
+			t.Errorf("fetched with %v", asked)
 		}
 		h.handle(at, func(w http.ResponseWriter, req *http.Request) {
 			http.Redirect(w, req, "https://"+snsFile, http.StatusFound)

@@ -24,7 +24,12 @@ import (
 // refuses both as malformed.
 type Standard struct{}
 
-const standardID, standardTime, standardSignature = "Id", "Timestamp", "Signature"
+// The ends of a family's headers.
+const (
+	standardID        = "Id"
+	standardTime      = "Timestamp"
+	standardSignature = "Signature"
+)
 
 // Scheme implements Provider.
 func (Standard) Scheme() (*scheme.Scheme, error) {
@@ -62,7 +67,8 @@ func standardKey(secret string) (scheme.Key, error) {
 		return scheme.PublicKey(public)
 	}
 	if strings.HasPrefix(secret, "whsk_") {
-		return scheme.Key{}, errors.New(`is the sender's private key: configure the public one, which begins with "whpk_"`)
+		return scheme.Key{}, errors.New(
+			`is the sender's private key: configure the public one, which begins with "whpk_"`)
 	}
 	text := strings.TrimPrefix(secret, "whsec_")
 	if short := len(text) % 4; short != 0 { // some senders leave the padding out

@@ -132,7 +132,8 @@ func (ep *Endpoint) purgeAndBackfill(ctx context.Context) {
 			purgeAt = time.Now().Add(purgeEvery)
 			err := ep.purgeExpired(ctx)
 			denied := guard.SQLState(err) == insufficientPrivilege
-			if err != nil && ctx.Err() == nil && !(denied && deniedLogged) {
+			logged := denied && deniedLogged
+			if err != nil && ctx.Err() == nil && !logged {
 				deniedLogged = deniedLogged || denied
 				ep.cfg.Logger.Warn("onlyonce: deleting old webhook ids failed", "endpoint", ep.cfg.Name, "error", err)
 			}

@@ -134,7 +134,10 @@ func TestPublishedVectors(t *testing.T) {
 				"1531420618",
 				"X-Slack-Signature",
 				"v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503"),
-			"token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow&channel_id=G8PSS9T3V&channel_name=foobar&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text=&response_url=https%3A%2F%2Fhooks.slack.com%2Fcommands%2FT1DC2JH3J%2F397700885554%2F96rGlfmibIGlgcZRskXaIFfN&trigger_id=398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c",
+			"token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow&channel_id=G8PSS9T3V&channel_name=foobar&" +
+				"user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text=&" +
+				"response_url=https%3A%2F%2Fhooks.slack.com%2Fcommands%2FT1DC2JH3J%2F397700885554%2F96rGlfmibIGlgcZRskXaIFfN&" +
+				"trigger_id=398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c",
 			"",
 			"",
 			webhook.ErrMalformed,
@@ -148,7 +151,11 @@ func TestPublishedVectors(t *testing.T) {
 				"1531431954",
 				"X-Slack-Signature",
 				"v0=adada4ed31709aef585c2580ca3267678c6a8eaeb7e0c1aca3ee57b656886b2c"),
-			`{"token":"aF5ynEYQH0dFN9imlgcADxDB","team_id":"XXXXXXXXX","api_app_id":"YYYYYYYYY","event":{"type":"app_mention","user":"AAAAAAAAA","text":"<@EEEEEEEEE> hello world","client_msg_id":"477cc591-ch73-a14z-4db8-g0cd76321bec","ts":"1531431954.000073","channel":"TTTTTTTTT","event_ts":"1531431954.000073"},"type":"event_callback","event_id":"TvBP7LRED7","event_time":1531431954,"authed_users":["EEEEEEEEE"]}`,
+			`{"token":"aF5ynEYQH0dFN9imlgcADxDB","team_id":"XXXXXXXXX","api_app_id":"YYYYYYYYY","event":{"type":"app_mention",` +
+				`"user":"AAAAAAAAA","text":"<@EEEEEEEEE> hello ` +
+				`world","client_msg_id":"477cc591-ch73-a14z-4db8-g0cd76321bec","ts":"1531431954.000073","channel":"TTTTTTTTT",` +
+				`"event_ts":"1531431954.000073"},"type":"event_callback","event_id":"TvBP7LRED7","event_time":1531431954,` +
+				`"authed_users":["EEEEEEEEE"]}`,
 			"TvBP7LRED7",
 			"app_mention",
 			nil,
@@ -218,7 +225,8 @@ func TestPublishedVectors(t *testing.T) {
 			headers("X-Id",
 				"2",
 				"X-Mac",
-				"164b7a7bfcf819e2e395fbe73b56e0a387bd64222e831fd610270cd7ea2505549758bf75c05a994a6d034f65f8f0e6fdcaeab1a34d4a6b4b636e070a38bce737"),
+				"164b7a7bfcf819e2e395fbe73b56e0a387bd64222e831fd610270cd7ea250554"+
+					"9758bf75c05a994a6d034f65f8f0e6fdcaeab1a34d4a6b4b636e070a38bce737"),
 			"what do ya want for nothing?",
 			"2",
 			"",
@@ -253,7 +261,8 @@ func TestPublishedVectors(t *testing.T) {
 		e, err := v.VerifyAt(time.Unix(c.at, 0), c.header, []byte(c.body))
 		if !errors.Is(err, c.check) {
 			t.Errorf("%s: %v", name, err)
-		} else if err == nil && (e.ID != c.id || e.Type != c.kind || string(e.Body) != c.body) {
+		} else if wrong := err == nil &&
+			(e.ID != c.id || e.Type != c.kind || string(e.Body) != c.body); wrong {
 			t.Errorf("%s: %+v", name, e)
 		}
 		if _, err = v.VerifyAt(time.Unix(c.at, 0), c.header, []byte(c.body+" ")); !errors.Is(err, webhook.ErrSignature) {

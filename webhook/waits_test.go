@@ -94,7 +94,8 @@ func (r *rig) claims(tx pgx.Tx, id, body string) {
 	var found []int16
 	err := tx.QueryRow(
 		r.t.Context(),
-		`select onlyonce.receive_webhooks('e', array[onlyonce.key('', 'webhook/e', $1)], array[$2::bigint], null, null, null, null, null, '1h', null, '1000', '1000', '0', '0')`,
+		`select onlyonce.receive_webhooks('e', array[onlyonce.key('', 'webhook/e', $1)], array[$2::bigint], null, null, null, null, null,
+			'1h', null, '1000', '1000', '0', '0')`,
 		id,
 		dedupe.FingerprintOf([]byte(body)).Int64(),
 	).Scan(&found)

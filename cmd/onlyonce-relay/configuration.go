@@ -190,8 +190,9 @@ func adopt(f *settings.File, path string, err error) {
 			f.Fault(path, "%v", e)
 			continue
 		}
-		field, index, _ := strings.Cut(name, "[")
-		if field = inFile(field); index != "" {
+		field, index, indexed := strings.Cut(name, "[")
+		field = inFile(field)
+		if indexed {
 			field += "[" + index
 		}
 		if !noted.Faulty(path + field) {

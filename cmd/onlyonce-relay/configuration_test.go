@@ -47,12 +47,14 @@ func TestRelayConfigFaults(t *testing.T) {
 		`[]`:  {"the file: must be a JSON object"},
 		`{}x`: {"the file: holds more than one"},
 		`{}`:  {"sinks: must not be empty"},
-		`{"sinks": [{"type": "http", "name": "a", "base_url": "ftp://x", "key_windw": "1h", "timeout": 3, "headers": {"A": "Bearer secret"}}],
+		`{"sinks": [{"type": "http", "name": "a", "base_url": "ftp://x", "key_windw": "1h", "timeout": 3,
+		  "headers": {"A": "Bearer secret"}}],
 		  "lease_ttl": "1ms", "retrys": 1, "poll_interval": "-1s", "concurrency": 1.5}`: {
 			"sinks[0].base_url: must start with https", "sinks[0].key_window: must be set", "sinks[0].key_windw: is no field",
 			"sinks[0].timeout: must be a string", "sinks[0].headers.A: must be {", "lease_ttl: is 1ms: must be from", "retrys: is no field",
 			"poll_interval: -1s must be positive", "concurrency: must be a whole number"},
-		`{"sinks": [{"type": "kafka", "name": "a", "brokers": ["x"], "tls_ca": "/nowhere", "sasl": "plain", "user": {"env": "NOT_SET"}, "password": {"file": "/nowhere"}}, {"type": "smtp"}]}`: {
+		`{"sinks": [{"type": "kafka", "name": "a", "brokers": ["x"], "tls_ca": "/nowhere", "sasl": "plain", "user": {"env": ` +
+			`"NOT_SET"}, "password": {"file": "/nowhere"}}, {"type": "smtp"}]}`: {
 			`sinks[0].brokers: "x" is not host:port`,
 			"sinks[0].topics: must not be empty",
 			`sinks[0].tls_ca: needs "tls": true`,
@@ -60,9 +62,11 @@ func TestRelayConfigFaults(t *testing.T) {
 			"sinks[0].password: open /nowhere",
 			`sinks[1].type: "smtp" is none of http, kafka, nats, rabbitmq, sqs`,
 		},
-		`{"sinks": [{"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h", "password": {"env": "X", "file": "Y"}, "name": "b"}]}`: {
+		`{"sinks": [{"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h", "password": {"env": ` +
+			`"X", "file": "Y"}, "name": "b"}]}`: {
 			"sinks[0].name: is there twice", "sinks[0].password: must be {", "sinks[0].sasl: must be"},
-		`{"sinks": [{"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h"}, {"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h"}]}`: {
+		`{"sinks": [{"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h"}, {"type": "kafka", ` +
+			`"name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h"}]}`: {
 			`sinks[1]: a second sink named "a"`},
 	} {
 		file := fileOf(t, text)
@@ -96,7 +100,8 @@ func TestRelayConfigOfPasses(t *testing.T) {
 	c := parse(
 		[]byte(`{"pass_on": true, "wait_for": ["standby-1", "standby-2"],
 		"rates": [{"sink": "payments", "per_second": 0.5}, {"sink": "payments", "tenant": "acme", "per_second": 10, "in_flight": 4},
-			{"sink": "payments", "ordering_key_prefix": "account-17:", "per_second": 1}, {"sink": "payments", "each_tenant": true, "in_flight": 2}]}`),
+			{"sink": "payments", "ordering_key_prefix": "account-17:", "per_second": 1},
+			{"sink": "payments", "each_tenant": true, "in_flight": 2}]}`),
 		nil,
 		slog.Default(),
 	)
@@ -123,9 +128,8 @@ func TestRelayConfigOfPasses(t *testing.T) {
 
 func TestRelayConfigOfSealKeys(t *testing.T) {
 	t.Parallel()
-	env := func(name string) string {
-		return map[string]string{"GOOD": "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=", "SHORT": "AAEC"}[name]
-	}
+	keys := map[string]string{"GOOD": "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=", "SHORT": "AAEC"}
+	env := func(name string) string { return keys[name] }
 	c := parse([]byte(`{"seal_keys": [{"id": 7, "key": {"env": "GOOD"}}]}`), env, slog.Default())
 	cfg := c.relay
 	faults := c.file.Faults()
@@ -214,7 +218,8 @@ func TestSinkFields(t *testing.T) {
 		has := map[string]bool{}
 		for _, f := range reflect.VisibleFields(reflect.TypeOf(kinds[name]()).Elem()) {
 			tag := f.Tag.Get("json")
-			if has[tag] = true; tag != "" && !strings.Contains(help, tag) {
+			has[tag] = true
+			if tag != "" && !strings.Contains(help, tag) {
 				t.Errorf("%s: the help does not have %s", name, tag)
 			}
 		}

@@ -88,17 +88,18 @@ func TestLoginFaults(t *testing.T) {
 	ca := authority.New(t)
 	ca.Issue("other", 2)
 	s := session{t: t, url: "postgres://127.0.0.1:1/x"}
+	otherKey := fmt.Sprintf(`"tls": true, "tls_cert": %q, "tls_key": %q`, ca.File("ca.crt"), ca.File("other.key"))
 	for fields, want := range map[string]string{
-		`"tls": true, "tls_cert": "/nowhere"`:                                                              "sinks[0].tls_cert: needs tls_key",
-		`"tls": true, "tls_cert": "/nowhere", "tls_key": "/nowhere"`:                                       "sinks[0].tls_cert: certificate /nowhere with key /nowhere: open",
-		`"tls_cert": "/nowhere", "tls_key": "/nowhere"`:                                                    `sinks[0].tls_key: needs "tls": true`,
-		`"sasl": "oauthbearer"`:                                                                            "sinks[0].sasl: oauthbearer needs token",
-		`"sasl": "oauthbearer", "token": {"command": ["false"]}`:                                           "sinks[0].token: the command false: exit status 1",
-		`"sasl": "oauthbearer", "token": {"command": ["true"]}`:                                            "sinks[0].token: the command true printed nothing",
-		`"sasl": "oauthbearer", "token": {"command": ["x"], "file": "y"}`:                                  "sinks[0].token: must be {",
-		`"sasl": "plain", "token": {"command": ["echo", "s3cret"]}`:                                        "sinks[0].sasl: plain needs user and password, and no token",
-		`"token": {"command": ["echo", "s3cret"]}`:                                                         "oauthbearer where there is a token",
-		fmt.Sprintf(`"tls": true, "tls_cert": %q, "tls_key": %q`, ca.File("ca.crt"), ca.File("other.key")): "private key does not match",
+		`"tls": true, "tls_cert": "/nowhere"`:                             "sinks[0].tls_cert: needs tls_key",
+		`"tls": true, "tls_cert": "/nowhere", "tls_key": "/nowhere"`:      "sinks[0].tls_cert: certificate /nowhere with key /nowhere: ",
+		`"tls_cert": "/nowhere", "tls_key": "/nowhere"`:                   `sinks[0].tls_key: needs "tls": true`,
+		`"sasl": "oauthbearer"`:                                           "sinks[0].sasl: oauthbearer needs token",
+		`"sasl": "oauthbearer", "token": {"command": ["false"]}`:          "sinks[0].token: the command false: exit status 1",
+		`"sasl": "oauthbearer", "token": {"command": ["true"]}`:           "sinks[0].token: the command true printed nothing",
+		`"sasl": "oauthbearer", "token": {"command": ["x"], "file": "y"}`: "sinks[0].token: must be {",
+		`"sasl": "plain", "token": {"command": ["echo", "s3cret"]}`:       "sinks[0].sasl: plain needs user and password, and no token",
+		`"token": {"command": ["echo", "s3cret"]}`:                        "oauthbearer where there is a token",
+		otherKey: "private key does not match",
 	} {
 		config := fileOf(t, `{"sinks": [{"type": "kafka", "name": "a", "brokers": ["h:1"], "topics": ["t"], "key_window": "144h", `+
 			fields+`}]}`)
@@ -171,7 +172,8 @@ func TestPostgresLogin(t *testing.T) {
 		"&sslrootcert=" + ca.File("ca.crt") + "&sslcert=" + ca.File("relay.crt") + "&sslkey=" + ca.File("relay.key")
 	config := fileOf(
 		t,
-		`{"poll_interval": "20ms", "sinks": [{"type": "kafka", "name": "a", "brokers": ["127.0.0.1:1"], "topics": ["t"], "key_window": "forever"}]}`,
+		`{"poll_interval": "20ms", "sinks": [{"type": "kafka", "name": "a", "brokers": ["127.0.0.1:1"], "topics": ["t"], `+
+			`"key_window": "forever"}]}`,
 	)
 	session{t: t, url: u}.run("-config", config).want(t, statusEnvironment, "refused the connection", "password")
 	u += "&password_file=" + password

@@ -41,7 +41,8 @@ func TestRelay(t *testing.T) {
 	topic := kafkatest.Topic(t, brokers, 1, nil)
 	file := fileOf(t, fmt.Sprintf(
 		`{"poll_interval": "20ms", "sinks": [
-		{"type": "http", "name": "payments", "base_url": "%s/v1", "key_window": "forever", "allow_private": true, "headers": {"Authorization": {"env": "PAYMENTS_TOKEN", "prefix": "Bearer "}}},
+		{"type": "http", "name": "payments", "base_url": "%s/v1", "key_window": "forever", "allow_private": true,
+			"headers": {"Authorization": {"env": "PAYMENTS_TOKEN", "prefix": "Bearer "}}},
 		{"type": "kafka", "name": "events", "brokers": ["%s"], "topics": ["%s"], "key_window": "forever"}]}`,
 		remote.URL,
 		brokers[0],
@@ -53,7 +54,9 @@ func TestRelay(t *testing.T) {
 			{Sink: "payments", Target: "/charges", Body: []byte("charge")},
 			{Sink: "events", Target: "/" + topic, Body: []byte("event")},
 		} {
-			c.Name, c.ID, c.Scope = "n", "1", "checkout"
+			c.Name = "n"
+			c.ID = "1"
+			c.Scope = "checkout"
 			if err := outbox.Enqueue(t.Context(), tx, c); err != nil {
 				return err
 			}

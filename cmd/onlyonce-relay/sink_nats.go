@@ -49,8 +49,9 @@ func (s *natsSink) check(f *settings.File, path string) {
 	}
 	for _, server := range s.Servers {
 		u, err := url.Parse(server)
+		good := err == nil && u.Host != "" && (u.Scheme == "nats" || u.Scheme == "tls")
 		switch {
-		case err != nil || u.Host == "" || u.Scheme != "nats" && u.Scheme != "tls":
+		case !good:
 			f.Fault(path+"servers", "must be addresses, as nats://nats-1:4222") // err may quote a password
 		case u.User != nil:
 			f.Fault(path+"servers",

@@ -68,7 +68,8 @@ func (s *rabbitSink) login(ctx context.Context) (user, password string, err erro
 func (s *rabbitSink) address(f *settings.File, path string) string {
 	const good = "amqp://localhost"
 	u, err := url.Parse(s.URL)
-	if err != nil || u.Host == "" || u.Scheme != "amqp" && u.Scheme != "amqps" {
+	usable := err == nil && u.Host != "" && (u.Scheme == "amqp" || u.Scheme == "amqps")
+	if !usable {
 		f.Fault(path+"url", "must be an address, as amqps://rabbit:5671/vhost") // err may quote a password
 		return good
 	}

@@ -167,7 +167,8 @@ func TestRabbitMQ(t *testing.T) {
 	password.change("guest")
 	f.delivered(1)
 	msg, ok, err := ch.Get("relay", true)
-	if err != nil || !ok || string(msg.Body) != "event" || msg.MessageId == "" {
+	good := err == nil && ok && string(msg.Body) == "event" && msg.MessageId != ""
+	if !good {
 		t.Errorf("%v, %v, %v", msg, ok, err)
 	}
 	ends(t, p, "wrong-word")
@@ -207,7 +208,8 @@ func TestSQS(t *testing.T) {
 	key := newSecret(t, "AKIAONE")
 	p := f.starts(fmt.Sprintf(
 		`{"type": "sqs", "name": "events", "region": "eu-central-1", "endpoint": %q, "queues": [%q], "key_window": "5m",
-		"access_key_id": {"file": %q}, "secret_access_key": {"command": ["echo", "s3cret"]}, "session_token": {"command": ["echo", "t0ken"]}}`,
+		"access_key_id": {"file": %q}, "secret_access_key": {"command": ["echo", "s3cret"]},
+		"session_token": {"command": ["echo", "t0ken"]}}`,
 		proxy.URL,
 		*made.QueueUrl,
 		key.file,

@@ -82,15 +82,31 @@ func TestAdoptWithoutOffset(t *testing.T) {
 		"Group g1 did not release the cursor properly", "Done: the next offset is 17; audit row").lines(t, 0)
 	t.Log("\n" + r.out)
 	c := f.shown()
-	if c.Group != nil || c.Position != 17 || c.Run != 0 || c.Epoch != 5 || *c.ClusterID != "c1" || c.TopicID == nil ||
-		*c.AnchorOffset != 16 || c.Attempts != 2 || *c.AttemptOffset != 17 || c.StartPolicy != "earliest" || c.Clean {
+	good := c.Group == nil &&
+		c.Position == 17 &&
+		c.Run == 0 &&
+		c.Epoch == 5 &&
+		*c.ClusterID == "c1" &&
+		c.TopicID != nil &&
+		*c.AnchorOffset == 16 &&
+		c.Attempts == 2 &&
+		*c.AttemptOffset == 17 &&
+		c.StartPolicy == "earliest" &&
+		!c.Clean
+	if !good {
 		t.Errorf("cursor: %+v", c)
 	}
 	if now := one[string](f, `select nonce::text from onlyonce.leases where name = 'cursor/stock/orders/0'`); now == nonce {
 		t.Error("the nonce is the old owner's")
 	}
 	d := f.audited("INC-7")
-	if *d.Before.Group != "g1" || d.Before.Epoch != 4 || d.After.Group != nil || d.After.Epoch != 5 || *d.Skipped != 0 || *d.Repeated != 0 {
+	good = *d.Before.Group == "g1" &&
+		d.Before.Epoch == 4 &&
+		d.After.Group == nil &&
+		d.After.Epoch == 5 &&
+		*d.Skipped == 0 &&
+		*d.Repeated == 0
+	if !good {
 		t.Errorf("audit: %+v", d)
 	}
 	if other := f.run("cursor", "show", "-partition", "1", "-json"); !strings.Contains(other.out, `"epoch":0`) {
@@ -139,32 +155,35 @@ func TestAdoptWithOffset(t *testing.T) {
 			r := f.run(adoptArgs("-yes", "-at", c.at)...).want(t, statusGood, c.says, "Done: the next offset is "+c.at)
 			t.Log("\n" + r.out)
 			got := f.shown()
-			if got.Position != c.position ||
-				got.Run != 1 ||
-				got.Epoch != 5 ||
-				got.Group != nil ||
-				got.ClusterID != nil ||
-				got.TopicID != nil ||
-				got.AnchorOffset != nil ||
-				got.Attempts != 0 ||
-				got.AttemptOffset != nil ||
-				got.StartPolicy != "earliest" ||
-				got.StartOffset != 0 {
+			good := got.Position == c.position &&
+				got.Run == 1 &&
+				got.Epoch == 5 &&
+				got.Group == nil &&
+				got.ClusterID == nil &&
+				got.TopicID == nil &&
+				got.AnchorOffset == nil &&
+				got.Attempts == 0 &&
+				got.AttemptOffset == nil &&
+				got.StartPolicy == "earliest" &&
+				got.StartOffset == 0
+			if !good {
 				t.Errorf("cursor: %+v", got)
 			}
 			if n := one[int](
 				f,
-				`select count(*) from onlyonce.cursors c where run_start = $1 and not exists (select from onlyonce.attempts a where a.cursor_id = c.id)`,
+				`select count(*) from onlyonce.cursors c
+					where run_start = $1 and not exists (select from onlyonce.attempts a where a.cursor_id = c.id)`,
 				c.position,
 			); n != 1 {
 				t.Error("attempts are not those of a new run")
 			}
 			d := f.audited("INC-7")
-			if *d.Skipped != c.skipped ||
-				*d.Repeated != c.repeated ||
-				d.Before.Position != 17 ||
-				d.After.Position != c.position ||
-				*d.Before.TopicID == "" {
+			good = *d.Skipped == c.skipped &&
+				*d.Repeated == c.repeated &&
+				d.Before.Position == 17 &&
+				d.After.Position == c.position &&
+				*d.Before.TopicID != ""
+			if !good {
 				t.Errorf("audit: %+v", d)
 			}
 		})
@@ -190,16 +209,22 @@ func TestAdoptWithoutCursor(t *testing.T) {
 	)
 	t.Log("\n" + r.out)
 	c := f.shown()
-	if c.Position != 42 ||
-		c.StartOffset != 42 ||
-		c.StartPolicy != "adopted" ||
-		c.Run != 0 ||
-		*c.Group != "g2" ||
-		c.ClusterID != nil ||
-		c.AnchorOffset != nil {
+	good := c.Position == 42 &&
+		c.StartOffset == 42 &&
+		c.StartPolicy == "adopted" &&
+		c.Run == 0 &&
+		*c.Group == "g2" &&
+		c.ClusterID == nil &&
+		c.AnchorOffset == nil
+	if !good {
 		t.Errorf("cursor: %+v", c)
 	}
-	if d := f.audited("INC-7"); d.Before != nil || d.After.Position != 42 || d.Skipped != nil || d.Repeated != nil {
+	d := f.audited("INC-7")
+	good = d.Before == nil &&
+		d.After.Position == 42 &&
+		d.Skipped == nil &&
+		d.Repeated == nil
+	if !good {
 		t.Errorf("audit: %+v", d)
 	}
 	if name := one[string](f, `select name from onlyonce.leases`); name != "cursor/stock/orders/0" {
@@ -225,7 +250,8 @@ func TestO6AdoptNotesWhatIsHandledAgain(t *testing.T) {
 	// If the topic is made anew, and that part is handled, it no longer counts.
 	f.exec(`update onlyonce.cursors set topic_id = gen_random_uuid() where partition = 0`)
 	f.progress("cursor/stock/orders/0", 3, 2, 5)
-	f.exec(`update onlyonce.progress p set anchor_offset = 4, anchor_epoch = 0, anchor_hash = '\x02' from onlyonce.cursors c where c.id = p.cursor_id and c.run = p.run and c.partition = 0`)
+	f.exec(`update onlyonce.progress p set anchor_offset = 4, anchor_epoch = 0, anchor_hash = '\x02' from onlyonce.cursors c
+		where c.id = p.cursor_id and c.run = p.run and c.partition = 0`)
 	f.run(adoptArgs("-yes", "-at", "1")...).want(t, statusGood)
 	if c := f.shown(); *c.RedoUntil != 5 {
 		t.Errorf("cursor: %+v", c)
@@ -291,7 +317,8 @@ func TestAdoptWaitsForTheOwnersBatch(t *testing.T) {
 	}
 	ended := make(chan result, 1)
 	go func() { ended <- f.run(adoptArgs("-yes", "-at", "20")...) }()
-	f.until(`select count(*) = 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%lock_owner%'`)
+	f.until(`select count(*) = 1 from pg_stat_activity
+		where datname = current_database() and wait_event_type = 'Lock' and query like '%lock_owner%'`)
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -437,7 +464,8 @@ func TestAdoptRacesWithTheStart(t *testing.T) {
 	}
 	ended := make(chan result, 1)
 	go func() { ended <- f.run(adoptArgs("-yes", "-at", "42")...) }()
-	f.until(`select count(*) = 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%into onlyonce.cursors%'`)
+	f.until(`select count(*) = 1 from pg_stat_activity
+		where datname = current_database() and wait_event_type = 'Lock' and query like '%into onlyonce.cursors%'`)
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,8 @@ func (f *fixture) lists(sink string) {
 	f.t.Helper()
 	f.exec(`insert into onlyonce.sinks (name) values ($1) on conflict do nothing`, sink)
 	f.exec(
-		`with l as (insert into onlyonce.leases (name) select 'relay/' || $1::text || '/' || n from generate_series(0, 15) n returning id, name)
+		`with l as (insert into onlyonce.leases (name) select 'relay/' || $1::text || '/' || n from generate_series(0, 15) n
+			returning id, name)
 		insert into onlyonce.lanes (id, sink, lane) select id, $1, substr(name, length('relay/' || $1::text || '/') + 1)::smallint from l`,
 		sink,
 	)
@@ -28,9 +29,12 @@ func (f *fixture) enqueues(sink, orderKey string, names ...string) {
 
 // enqueueSQL enqueues a call whose key derives from its name.
 const enqueueSQL = `
-select onlyonce.enqueue_calls(array[0::smallint], array[onlyonce.key('', $1, $3)], array[case when $2::text <> '' then onlyonce.key('', 'order', $2) end],
-  array[$1::text], array[''], array['shop'], array[$3::text], array['POST'], array['/charges'], array['Content-Type: text/plain'], array[null::text],
-  array[convert_to('body of ' || $3, 'UTF8')], array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false])`
+select onlyonce.enqueue_calls(array[0::smallint], array[onlyonce.key('', $1, $3)],
+array[case when $2::text <> '' then onlyonce.key('', 'order', $2) end],
+  array[$1::text], array[''], array['shop'], array[$3::text], array['POST'], array['/charges'], array['Content-Type: text/plain'],
+  array[null::text],
+  array[convert_to('body of ' || $3, 'UTF8')], array[null::timestamptz], array[null::timestamptz], array[false], array[false],
+  array[false])`
 
 // delivers moves the cursors of a sink as relays do if they deliver every call up to an id and have
 // not ended the pass.
@@ -45,11 +49,14 @@ func (f *fixture) delivers(sink string, upTo int64) {
 func (f *fixture) park(name, state, reason string) (id int64) {
 	f.t.Helper()
 	return one[int64](f, `
-		insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, partition, "offset", sink, lane, row_id, order_key, call_name,
+		insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, partition, "offset", sink, lane, row_id,
+		order_key, call_name,
 			method, target, header_names, header_values, body, next_attempt_at, first_attempt_at, open, response_headers, response_body)
-		select 'call', $2, $3, 'HTTP 422', 3, tenant, scope, key, lane, id, sink, lane, id, order_key, name, method, target, array['Content-Type'::bytea],
+		select 'call', $2, $3, 'HTTP 422', 3, tenant, scope, key, lane, id, sink, lane, id, order_key, name, method, target,
+		array['Content-Type'::bytea],
 			array['text/plain'::bytea], body, case when $2 = 'retrying' then clock_timestamp() + interval '1 hour' end,
-			case when $3 not in ('behind', 'rejected') then clock_timestamp() - interval '1 hour' end, $3 not in ('behind', 'rejected'), 'X: y', 'private answer'
+			case when $3 not in ('behind', 'rejected') then clock_timestamp() - interval '1 hour' end, $3 not in ('behind', 'rejected'),
+			'X: y', 'private answer'
 		from onlyonce.outbox_log where name = $1 returning id`, name, state, reason)
 }
 
@@ -63,7 +70,8 @@ func (f *fixture) copyTo(to *fixture) {
 	f.t.Helper()
 	ctx := f.t.Context()
 	tables := []string{"leases", "rings", "segments", "sinks", "lanes", "parked", "batches"}
-	to.exec(`truncate onlyonce.leases, onlyonce.rings, onlyonce.segments, onlyonce.sinks, onlyonce.lanes, onlyonce.parked, onlyonce.batches cascade`)
+	to.exec(`truncate onlyonce.leases, onlyonce.rings, onlyonce.segments, onlyonce.sinks, onlyonce.lanes, onlyonce.parked, ` +
+		`onlyonce.batches cascade`)
 	for _, table := range tables {
 		rows, err := f.pool.Query(ctx, `select t::text from onlyonce.`+table+` t`)
 		if err != nil {
@@ -76,7 +84,8 @@ func (f *fixture) copyTo(to *fixture) {
 		_, err = to.pool.Exec(
 			ctx,
 			fmt.Sprintf(
-				`insert into onlyonce.%[1]s overriding system value select (t::onlyonce.%[1]s).* from unnest($1::text[]) with ordinality as u(t, n) order by n`,
+				`insert into onlyonce.%[1]s overriding system value select (t::onlyonce.%[1]s).*
+					from unnest($1::text[]) with ordinality as u(t, n) order by n`,
 				table,
 			),
 			texts,

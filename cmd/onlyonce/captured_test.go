@@ -14,7 +14,8 @@ func TestCapturedCallsAreCountedApart(t *testing.T) {
 	f := newFixture(t)
 	row := func(reason string) {
 		f.exec(
-			`insert into onlyonce.parked (kind, state, reason, scope, sink, call_name, settled_at) values ('call', 'resolved', $1, 'orders', 'payments', 'charge', clock_timestamp())`,
+			`insert into onlyonce.parked (kind, state, reason, scope, sink, call_name, settled_at)
+				values ('call', 'resolved', $1, 'orders', 'payments', 'charge', clock_timestamp())`,
 			reason,
 		)
 	}

@@ -85,7 +85,8 @@ func TestK10MoveBringsTheClass(t *testing.T) {
 	}
 	if got := one[string](
 		s.b,
-		`select string_agg(regexp_replace(segment, '_keys_\d$', ''), ' ' order by segment) from onlyonce.inbox where key = onlyonce.key('', 'stock', 'm0')`,
+		`select string_agg(regexp_replace(segment, '_keys_\d$', ''), ' ' order by segment) from onlyonce.inbox
+			where key = onlyonce.key('', 'stock', 'm0')`,
 	); got != "consumer" {
 		t.Errorf("a key from before the change is in %s", got)
 	}
@@ -101,7 +102,8 @@ func TestK10MoveAfterAChangeThatIsOver(t *testing.T) {
 	s.a.run(classArgs("long")...).want(t, statusGood)
 	// Ten days later. The segment of standard is forgotten.
 	s.a.exec(`update onlyonce.cursors set retired_at = retired_at - interval '10 days'`)
-	s.a.exec(`update onlyonce.scopes set class_changed_at = class_changed_at - interval '10 days', created_at = created_at - interval '11 days'`)
+	s.a.exec(`update onlyonce.scopes
+		set class_changed_at = class_changed_at - interval '10 days', created_at = created_at - interval '11 days'`)
 	s.a.exec(`update onlyonce.rings set forgotten = clock_timestamp() - interval '9 days' where name = 'consumer_keys'`)
 	s.a.exec(`update onlyonce.segments set opened_at = clock_timestamp() where ring = 'consumer_keys' and slot = 0`)
 	s.a.exec(`delete from onlyonce.inbox`)
@@ -119,7 +121,8 @@ func TestDoctorSeesTheRingBefore(t *testing.T) {
 	s.reaches(1)
 	stop()
 	s.run(classArgs("long")...).want(t, statusGood)
-	s.exec(`insert into onlyonce.frontiers (cursor_id, run, frontier) select id, run, clock_timestamp() - interval '2 days' from onlyonce.cursors
+	s.exec(`insert into onlyonce.frontiers (cursor_id, run, frontier) select id, run, clock_timestamp() - interval '2 days'
+		from onlyonce.cursors
 		on conflict (cursor_id) do update set run = excluded.run, frontier = excluded.frontier`)
 	r := s.run("doctor")
 	if want := "consumer_keys keeps keys for that much longer"; !strings.Contains(r.out, want) {
@@ -146,7 +149,8 @@ func TestK10RowThatIsMadeDuringAMove(t *testing.T) {
 	}
 	moved := make(chan result, 1)
 	go func() { moved <- s.b.run(moveArgs("adopt", "-from", s.a.url)...) }()
-	s.b.until(`select exists (select from pg_locks l join pg_stat_activity a using (pid) where not l.granted and a.datname = current_database())`)
+	s.b.until(`select exists (select from pg_locks l join pg_stat_activity a using (pid)
+		where not l.granted and a.datname = current_database())`)
 	if err := maker.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}

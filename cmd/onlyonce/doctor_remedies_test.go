@@ -20,7 +20,10 @@ func (r doctorReport) remediesWork(t *testing.T) (seen []string) {
 					args[i] = value
 				}
 				if args[i] == "ID" {
-					args[i] = map[bool]string{true: "5f0c1111-93c1-8d0e-a3b4-0f1e2d3c4b5a", false: "1"}[args[0] == "request"]
+					args[i] = "1"
+					if args[0] == "request" {
+						args[i] = "5f0c1111-93c1-8d0e-a3b4-0f1e2d3c4b5a"
+					}
 				}
 			}
 			s := session{t: t, url: "postgres://127.0.0.1:1/nowhere", terminal: true, timeout: 10 * time.Second}
@@ -100,10 +103,15 @@ func TestDoctorRemedies(t *testing.T) {
 	f.exec(frontier("25 hours") + `
 		insert into onlyonce.pauses (scope, reason) values ('it''s', 'x');
 		insert into onlyonce.pauses (scope, topic, partition, reason) values ('stock', 'orders', 0, 'x');
-		insert into onlyonce.parked (kind, state, reason, scope) values ('message', 'waiting', 'exhausted', 's'), ('event', 'waiting', 'stale', 's');
-		insert into onlyonce.parked (kind, state, reason, scope, sink, open, first_attempt_at) values ('call', 'reconcile', 'window', 's', 'p', true, now() - interval '8 days'), ('call', 'waiting', 'rejected', 's', 'p', false, null);
-		insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'reconcile', '1 day');
-		insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep, abandoned_at) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'running', '1 day', now());
+		insert into onlyonce.parked (kind, state, reason, scope)
+		values ('message', 'waiting', 'exhausted', 's'), ('event', 'waiting', 'stale', 's');
+		insert into onlyonce.parked (kind, state, reason, scope, sink, open, first_attempt_at)
+		values ('call', 'reconcile', 'window', 's', 'p', true, now() - interval '8 days'),
+		('call', 'waiting', 'rejected', 's', 'p', false, null);
+		insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep)
+		values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'reconcile', '1 day');
+		insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep, abandoned_at)
+		values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'running', '1 day', now());
 		update onlyonce.rings set horizon = null where name = 'standard_keys'; ` + oldCurrent)
 	f.lists("mail")
 	f.run("outbox", "pause", "-sink", "mail", "-reason", "why", "-yes").want(t, statusGood)
@@ -132,7 +140,8 @@ func TestDoctorRemedies(t *testing.T) {
 func TestDoctorRemedyEndsAPause(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.exec(oneCursor + `insert into onlyonce.pauses (scope, topic, partition, reason) values ('stock', 'orders', 0, 'x'), ('it''s', 'orders', 0, 'x')`)
+	f.exec(oneCursor + `insert into onlyonce.pauses (scope, topic, partition, reason)
+		values ('stock', 'orders', 0, 'x'), ('it''s', 'orders', 0, 'x')`)
 	for left := 2; left > 0; left-- {
 		var change string
 		n := 0

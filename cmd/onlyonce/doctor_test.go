@@ -51,16 +51,23 @@ func (r doctorReport) has(t *testing.T, check, level string, texts ...string) {
 }
 
 const (
-	oldCurrent = `insert into onlyonce_segments.consumer_keys_0 values (gen_random_uuid(), 0); update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'consumer_keys' and slot = 0; `
-	rotates    = `insert into onlyonce.leases (name, epoch, nonce, until) values ('ring/consumer_keys', 1, gen_random_uuid(), now() + interval '1 hour'); `
-	oneCursor  = `with l as (insert into onlyonce.leases (name) values ('cursor/stock/orders/0') returning id)
-		insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start) select id, 'stock', 'orders', 0, 0, 'earliest', 0 from l; `
+	oldCurrent = `insert into onlyonce_segments.consumer_keys_0 values (gen_random_uuid(), 0);
+		update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'consumer_keys' and slot = 0;
+		`
+	rotates = `insert into onlyonce.leases (name, epoch, nonce, until)
+		values ('ring/consumer_keys', 1, gen_random_uuid(), now() + interval '1 hour');
+		`
+	oneCursor = `with l as (insert into onlyonce.leases (name) values ('cursor/stock/orders/0') returning id)
+		insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start)
+		select id, 'stock', 'orders', 0, 0, 'earliest', 0 from l;
+		`
 )
 
 // cursors makes n cursors, of partitions from 0 on, without a frontier.
 func cursors(n int) string {
 	return fmt.Sprintf(
-		`with l as (insert into onlyonce.leases (name) select 'cursor/stock/orders/' || p from generate_series(0, %d - 1) p returning id, name)
+		`with l as (insert into onlyonce.leases (name) select 'cursor/stock/orders/' || p from generate_series(0, %d - 1) p
+			returning id, name)
 		insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start)
 		select id, 'stock', 'orders', split_part(name, '/', 4)::integer, 0, 'earliest', 0 from l; `,
 		n,
@@ -75,7 +82,8 @@ func frontier(ago string) string {
 func TestDoctorFindings(t *testing.T) {
 	t.Parallel()
 	plain := newFixture(t)
-	const full = `update onlyonce.rings set cur = 9, closed = '{8,7,6,5,4,3,2,1,0}' where name = 'consumer_keys'; insert into onlyonce_segments.consumer_keys_9 values (gen_random_uuid(), 0);
+	const full = `update onlyonce.rings set cur = 9, closed = '{8,7,6,5,4,3,2,1,0}' where name = 'consumer_keys';
+		insert into onlyonce_segments.consumer_keys_9 values (gen_random_uuid(), 0);
 		update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'consumer_keys' and slot = 9; `
 	for name, c := range map[string]struct {
 		setup        string
@@ -142,21 +150,25 @@ func TestDoctorFindings(t *testing.T) {
 			[]string{"relays: ", "inbox horizon"},
 		},
 		"call tried for long": {
-			`insert into onlyonce.parked (kind, state, reason, scope, sink, open, first_attempt_at) values ('call', 'waiting', 'rejected', 's', 'payments', true, now() - interval '8 days')`,
+			`insert into onlyonce.parked (kind, state, reason, scope, sink, open, first_attempt_at)
+				values ('call', 'waiting', 'rejected', 's', 'payments', true, now() - interval '8 days')`,
 			nil,
 			"relay-retries",
 			"warn",
 			[]string{"parked call 1 to sink payments was first tried 192h", "parked show -id 1"},
 		},
 		"call tried for less": {
-			`insert into onlyonce.parked (kind, state, reason, scope, sink, open, first_attempt_at) values ('call', 'waiting', 'rejected', 's', 'payments', true, now() - interval '6 days')`,
+			`insert into onlyonce.parked (kind, state, reason, scope, sink, open, first_attempt_at)
+				values ('call', 'waiting', 'rejected', 's', 'payments', true, now() - interval '6 days')`,
 			nil,
 			"relay-retries",
 			"ok",
 			nil,
 		},
 		"call tried for long for a class": {
-			`insert into onlyonce.parked (kind, state, reason, scope, sink, open, first_attempt_at) values ('call', 'waiting', 'rejected', 's', 'payments', true, now() - interval '2 days'); insert into onlyonce.scopes (scope, topics, first_topic, class) values ('stock', '{orders}', '', 'short')`,
+			`insert into onlyonce.parked (kind, state, reason, scope, sink, open, first_attempt_at)
+				values ('call', 'waiting', 'rejected', 's', 'payments', true, now() - interval '2 days');
+				insert into onlyonce.scopes (scope, topics, first_topic, class) values ('stock', '{orders}', '', 'short')`,
 			nil,
 			"relay-retries",
 			"info",
@@ -172,7 +184,8 @@ func TestDoctorFindings(t *testing.T) {
 			[]string{"-ring standard_keys", "a day at least"},
 		},
 		"webhooks, of a class": {
-			webhookID("1 minute") + `insert into onlyonce.horizons values ('webhook/gh', 'short', 'standard', now()); update onlyonce.rings set horizon = '12 hours' where name like '%short%'`,
+			webhookID("1 minute") + `insert into onlyonce.horizons values ('webhook/gh', 'short', 'standard', now());
+				update onlyonce.rings set horizon = '12 hours' where name like '%short%'`,
 			nil,
 			"webhooks",
 			"fail",
@@ -247,14 +260,16 @@ func TestDoctorFindings(t *testing.T) {
 			[]string{"1 leases end more than an hour ahead"},
 		},
 		"due in the future": {
-			`insert into onlyonce.parked (kind, state, reason, scope, next_attempt_at) values ('message', 'retrying', 'failed', 's', now() + interval '6 days')`,
+			`insert into onlyonce.parked (kind, state, reason, scope, next_attempt_at)
+				values ('message', 'retrying', 'failed', 's', now() + interval '6 days')`,
 			nil,
 			"clocks",
 			"fail",
 			[]string{"1 parked rows got their due time while the clock was ahead"},
 		},
 		"scheduled": {
-			`insert into onlyonce.parked (kind, state, reason, scope, next_attempt_at) values ('call', 'retrying', 'scheduled', 's', now() + interval '6 days')`,
+			`insert into onlyonce.parked (kind, state, reason, scope, next_attempt_at)
+				values ('call', 'retrying', 'scheduled', 's', now() + interval '6 days')`,
 			nil,
 			"clocks",
 			"ok",
@@ -279,7 +294,8 @@ func TestDoctorFindings(t *testing.T) {
 		},
 		"cursor hardly ahead": {frontier("-30 seconds"), nil, "frontiers", "ok", nil},
 		"one ahead, and many": {
-			cursors(12) + `insert into onlyonce.frontiers select id, 0, now() + interval '1 hour' from onlyonce.cursors where partition = 11`,
+			cursors(12) + `insert into onlyonce.frontiers select id, 0, now() + interval '1 hour' from onlyonce.cursors
+				where partition = 11`,
 			nil,
 			"frontiers",
 			"fail",
@@ -319,7 +335,8 @@ func TestDoctorFindings(t *testing.T) {
 		"outbox":      {"", nil, "outbox", "ok", []string{"0 sinks"}},
 		"events":      {"", nil, "events", "ok", nil},
 		"unread stream": {
-			`insert into onlyonce.streams (topic, partitions) values ('hooks', 1); select onlyonce.append_events('{hooks}', '{0}', '{t}', '{e1}', '{k}', '{0}', '{}', '{}', '{x}')`,
+			`insert into onlyonce.streams (topic, partitions) values ('hooks', 1);
+				select onlyonce.append_events('{hooks}', '{0}', '{t}', '{e1}', '{k}', '{0}', '{}', '{}', '{x}')`,
 			nil,
 			"events",
 			"warn",
@@ -348,7 +365,8 @@ func TestDoctorFindings(t *testing.T) {
 		},
 		"requests": {"", nil, "requests", "ok", nil},
 		"request abandoned": {
-			`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep, abandoned_at) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'running', '1 day', now())`,
+			`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep, abandoned_at)
+				values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'running', '1 day', now())`,
 			nil,
 			"requests",
 			"warn",
@@ -369,7 +387,8 @@ func TestDoctorFindings(t *testing.T) {
 			[]string{"was refused"},
 		},
 		"request set aside": {
-			`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'reconcile', '1 day')`,
+			`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep)
+				values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'reconcile', '1 day')`,
 			nil,
 			"requests",
 			"warn",
@@ -461,7 +480,9 @@ func TestDoctorDoesNotCountForEver(t *testing.T) {
 	f.lists("payments")
 	f.enqueues("payments", "k", "a")
 	f.exec(`alter table onlyonce.batches rename to batches_rows`)
-	f.exec(`create function slow(t timestamptz) returns timestamptz language plpgsql stable as $$ begin perform pg_sleep(3600); return t; end $$`)
+	f.exec(`create function slow(t timestamptz) returns timestamptz language plpgsql stable as $$ begin perform pg_sleep(3600);
+		return t;
+		end $$`)
 	f.exec(`create view onlyonce.batches as select slot, lane, id, n, xid, sink, slow(created_at) as created_at from onlyonce.batches_rows`)
 	f.count = 50 * time.Millisecond
 	f.examines(false).has(t, "outbox", "info", "counting took over 50ms")

@@ -126,7 +126,8 @@ func TestParkedEvents(t *testing.T) {
 	s.until(`select count(*) = 7 from effects`)
 	s.run("cursor", "show").want(t, statusGood, "hooks", "postgres")
 	s.run("status").want(t, statusGood, "hooks")
-	s.exec(`insert into onlyonce.streams (topic, partitions) values ('unread', 2); select onlyonce.append_events('{unread}', '{0}', '{t}', '{e1}', '{k}', '{0}', '{}', '{}', '{x}')`)
+	s.exec(`insert into onlyonce.streams (topic, partitions) values ('unread', 2);
+		select onlyonce.append_events('{unread}', '{0}', '{t}', '{e1}', '{k}', '{0}', '{}', '{}', '{x}')`)
 	s.until(`select count(*) = 7 from effects`)
 	r := s.run("events", "status").want(t, statusGood, "hooks", "stock", "unread", "0 current")
 	t.Log("\n" + r.out)
@@ -136,12 +137,15 @@ func TestParkedEvents(t *testing.T) {
 	if err := json.Unmarshal([]byte(s.run("events", "status", "-json").want(t, statusGood).out), &all); err != nil {
 		t.Fatal(err)
 	}
-	if len(all.Streams) != 2 ||
-		all.Streams[0].Kept != 6 ||
-		*all.Streams[0].Behind != 0 ||
-		*all.Streams[0].Scope != "stock" ||
-		all.Streams[0].Partitions != 1 ||
-		all.Streams[1].Scope != nil || all.Streams[1].Kept != 1 || all.Streams[1].Behind != nil {
+	good := len(all.Streams) == 2 &&
+		all.Streams[0].Kept == 6 &&
+		*all.Streams[0].Behind == 0 &&
+		*all.Streams[0].Scope == "stock" &&
+		all.Streams[0].Partitions == 1 &&
+		all.Streams[1].Scope == nil &&
+		all.Streams[1].Kept == 1 &&
+		all.Streams[1].Behind == nil
+	if !good {
 		t.Errorf("%+v", all)
 	}
 	s.run("events", "status", "-topic", "nowhere").want(t, statusGood)
@@ -155,7 +159,8 @@ func TestRedriveOfWhatWasNeverAppended(t *testing.T) {
 	t.Parallel()
 	s := newEventShop(t, consumer.ParkMessage)
 	s.exec(`insert into onlyonce.parked (kind, reason, scope, tenant, topic, event_id, record_key, header_names, header_values, body)
-		values ('event', 'same-body', 'webhook/x', 't', 'hooks', 'e1', 'a', '{h}', '{v}', 'e1'), ('event', 'same-body', 'webhook/x', 't', 'nowhere', 'e2', 'a', '{}', '{}', 'e2')`)
+		values ('event', 'same-body', 'webhook/x', 't', 'hooks', 'e1', 'a', '{h}', '{v}', 'e1'),
+		('event', 'same-body', 'webhook/x', 't', 'nowhere', 'e2', 'a', '{}', '{}', 'e2')`)
 	id := func(event string) string {
 		return one[string](s.fixture, `select id::text from onlyonce.parked where event_id = $1`, event)
 	}
@@ -211,6 +216,7 @@ func TestEventsErase(t *testing.T) {
 	s.until(`select count(*) = 5 from effects`)
 	s.times(map[int64]int{0: 1, 2: 1, 3: 2, 4: 1})
 
-	s.exec(`insert into onlyonce.streams (topic, partitions) values ('unread', 1); select onlyonce.append_events('{unread}', '{0}', '{t}', '{e1}', '{k}', '{0}', '{}', '{}', '{x}')`)
+	s.exec(`insert into onlyonce.streams (topic, partitions) values ('unread', 1);
+		select onlyonce.append_events('{unread}', '{0}', '{t}', '{e1}', '{k}', '{0}', '{}', '{}', '{x}')`)
 	s.run("events", "erase", "-topic", "unread", "-id", "e1", "-reason", "x", "-yes").want(t, statusFailed, "no consumer has begun")
 }

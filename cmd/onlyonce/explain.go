@@ -72,27 +72,11 @@ Examples:
 					return err
 				}
 				if q.OfPosition() {
-					return explain(
-						ctx,
-						a,
-						*address,
-						"looking at the position",
-						*asJSON,
-						&q,
-						ops.ExplainPosition,
-						func(r *ops.PositionReport) error { return a.writePosition(r, *all) },
-					)
+					write := func(r *ops.PositionReport) error { return a.writePosition(r, *all) }
+					return explain(ctx, a, *address, "looking at the position", *asJSON, &q, ops.ExplainPosition, write)
 				}
-				return explain(
-					ctx,
-					a,
-					*address,
-					"looking for the key",
-					*asJSON,
-					&q,
-					ops.ExplainKey,
-					func(r *ops.KeyReport) error { return a.writeKey(r, q.ID, *all) },
-				)
+				write := func(r *ops.KeyReport) error { return a.writeKey(r, q.ID, *all) }
+				return explain(ctx, a, *address, "looking for the key", *asJSON, &q, ops.ExplainKey, write)
 			}
 		},
 	}

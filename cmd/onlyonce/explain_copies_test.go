@@ -17,11 +17,15 @@ func TestExplainCopies(t *testing.T) {
 	t.Parallel()
 	const key = `onlyonce.key('', 'stock', 'a-1')`
 	parked := func(kind, state, reason, key string) string {
-		return `insert into onlyonce.parked (kind, state, reason, scope, key, settled_at) values ('` + kind + `', '` + state + `', '` + reason + `', 'stock', ` + key +
+		return `insert into onlyonce.parked (kind, state, reason, scope, key, settled_at)
+			values ('` + kind + `', '` + state + `', '` + reason + `', 'stock', ` + key +
 			`, case when '` + state + `' in ('resolved', 'discarded') then now() end); `
 	}
-	const enqueued = `select onlyonce.enqueue_calls(array[0::smallint], array[` + key + `], array[null::uuid], array['payments'], array[''], array['shop'], array['charge'],
-		array['POST'], array['/'], array[''], array[null::text], array[''::bytea], array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false]); `
+	const enqueued = `select onlyonce.enqueue_calls(array[0::smallint], array[` + key + `], array[null::uuid],
+		array['payments'], array[''], array['shop'], array['charge'],
+		array['POST'], array['/'], array[''], array[null::text], array[''::bytea], array[null::timestamptz], array[null::timestamptz],
+		array[false], array[false], array[false]);
+		`
 	for name, c := range map[string]struct {
 		setup      string
 		args       []string
@@ -55,12 +59,9 @@ func TestExplainCopies(t *testing.T) {
 			"is new",
 		},
 		"retired, and parked": {
-			`insert into onlyonce_segments.consumer_keys_0 values (` + key + `, 0); update onlyonce.rings set cur = 1, retired = 0 where name = 'consumer_keys'; ` + parked(
-				"message",
-				"blocked",
-				"behind",
-				key,
-			),
+			`insert into onlyonce_segments.consumer_keys_0 values (` + key + `, 0);
+				update onlyonce.rings set cur = 1, retired = 0 where name = 'consumer_keys';
+				` + parked("message", "blocked", "behind", key),
 			nil,
 			"parked",
 			"parked",
@@ -156,9 +157,13 @@ func TestExplainClaimInASavepoint(t *testing.T) {
 	const unknown = "if it claimed the key within a savepoint"
 	f := newFixture(t)
 	f.exec(`do $$ begin
-		begin perform onlyonce.claim_standard(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint]); exception when division_by_zero then null; end;
-		perform onlyonce.enqueue_calls(array[0::smallint], array[onlyonce.key('', 'payments', 'a-1')], array[null::uuid], array['payments'], array[''], array['stock'], array['charge'],
-			array['POST'], array['/'], array[''], array[null::text], array[''::bytea], array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false]);
+		begin perform onlyonce.claim_standard(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint]);
+		exception when division_by_zero then null;
+		end;
+		perform onlyonce.enqueue_calls(array[0::smallint], array[onlyonce.key('', 'payments', 'a-1')], array[null::uuid],
+		array['payments'], array[''], array['stock'], array['charge'],
+			array['POST'], array['/'], array[''], array[null::text], array[''::bytea], array[null::timestamptz], array[null::timestamptz],
+			array[false], array[false], array[false]);
 		perform onlyonce.claim_standard(array[onlyonce.key('', 'stock', 'a-2')], array[0::bigint]);
 	end $$`)
 	f.run("explain", "a-1", "-scope", "stock", "-all").want(t, statusGood, unknown).without(t, "Calls of that transaction")

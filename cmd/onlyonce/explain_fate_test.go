@@ -55,9 +55,10 @@ func TestExplainFindsARequest(t *testing.T) {
 		))
 	const key = "684047a3-2f0e-4c5e-9d8b-0e9b2c6a7f11"
 	for _, tenant := range []string{"shop", "other"} {
+		keyOf := map[string]string{"shop": key, "other": "order-7"}
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/payments", strings.NewReader("{}"))
 		r.Header.Set("X-Tenant", tenant)
-		r.Header.Set("Idempotency-Key", map[string]string{"shop": key, "other": "order-7"}[tenant])
+		r.Header.Set("Idempotency-Key", keyOf[tenant])
 		w := httptest.NewRecorder()
 		mux.ServeHTTP(w, r)
 		if w.Code != http.StatusCreated {

@@ -39,7 +39,8 @@ func TestExplainEachKindAndState(t *testing.T) {
 		if state == "resolved" || state == "discarded" {
 			settled = "clock_timestamp()"
 		}
-		return claimed(id) + `insert into onlyonce.parked (kind, state, reason, error, attempts, scope, key, topic, partition, "offset", settled_at)
+		return claimed(id) + `insert into onlyonce.parked (kind, state, reason, error, attempts, scope, key, topic, partition, "offset",
+			settled_at)
 			values ('message', '` + state + `', '` + reason + `', 'no such article', 3, 'stock', '` +
 			keyOf("stock", id) + `', 'orders', 0, 7, ` + settled + `); `
 	}
@@ -48,14 +49,17 @@ func TestExplainEachKindAndState(t *testing.T) {
 		if state == "resolved" || state == "discarded" {
 			settled = "clock_timestamp()"
 		}
-		return `insert into onlyonce.parked (kind, state, reason, error, attempts, scope, key, sink, lane, call_name, method, target, record_time, settled_at, row_id)
+		return `insert into onlyonce.parked (kind, state, reason, error, attempts, scope, key, sink, lane, call_name, method, target,
+			record_time, settled_at, row_id)
 			values ('call', '` + state + `', '` + reason + `', 'status 422', 1, 'orders', '` + keyOf(
 			"call",
 			id,
-		) + `', 'payments', 0, 'charge', 'POST', '/charges', clock_timestamp(), ` + settled + `, (select 900000 + count(*) from onlyonce.parked)); `
+		) + `', 'payments', 0, 'charge', 'POST', '/charges', clock_timestamp(), ` + settled + `,
+			(select 900000 + count(*) from onlyonce.parked)); `
 	}
 	request := func(id, state, times string) string {
-		return `do $$ begin set local session_replication_role = replica; insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep, completed_at, expires_at)
+		return `do $$ begin set local session_replication_role = replica;
+			insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep, completed_at, expires_at)
 			values ('` + uuid.UUID(dedupe.Key{Tenant: "shop", Scope: "http POST /payments", ID: id}.Hash()).String() +
 			`', 'shop', 'http POST /payments', '\x00', gen_random_uuid(), '` + state + `', '48 h', ` + times +
 			`); end $$`
@@ -165,14 +169,19 @@ func TestExplainEachKindAndState(t *testing.T) {
 		},
 		{
 			"event, set aside by a webhook",
-			`insert into onlyonce.parked (kind, state, reason, error, scope, topic, event_id) values ('event', 'waiting', 'same-body', 'its body came before under another id', 'webhook/gh', 'webhook.gh', 'd-9')`,
+			`insert into onlyonce.parked (kind, state, reason, error, scope, topic, event_id)
+				values ('event', 'waiting', 'same-body', 'its body came before under another id', 'webhook/gh', 'webhook.gh', 'd-9')`,
 			[]string{"d-9"},
 			"It is parked as row ",
 			"parked show",
 		},
 		{
 			"event, recorded by a webhook",
-			`do $$ begin perform onlyonce.receive_webhooks('gh', array[onlyonce.key('', 'webhook/gh', 'd-1')], array[1::bigint], null, null, null, null, null, '1 hour', null, '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$`,
+			`do $$ begin
+				perform onlyonce.receive_webhooks('gh', array[onlyonce.key('', 'webhook/gh', 'd-1')], array[1::bigint], null, null, null,
+				null, null, '1 hour', null, '1s', '1s', '1s', '1s');
+				perform onlyonce.seal();
+				end $$`,
 			[]string{"d-1", "-scope", "webhook/gh"},
 			"Endpoint gh recorded it at ",
 			"",

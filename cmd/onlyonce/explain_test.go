@@ -48,7 +48,8 @@ func TestExplainKey(t *testing.T) {
 		return `insert into onlyonce_segments.` + table + ` values (onlyonce.key('', 'stock', 'a-1'), 0)`
 	}
 	const closed = `update onlyonce.rings set cur = 1, closed = '{0}' where name = 'consumer_keys';
-		update onlyonce.segments set opened_at = '2026-01-01 00:00Z', closed_at = '2026-01-02 00:00Z', bound = '4611686018427387904' where ring = 'consumer_keys' and slot = 0;
+		update onlyonce.segments set opened_at = '2026-01-01 00:00Z', closed_at = '2026-01-02 00:00Z', bound = '4611686018427387904'
+		where ring = 'consumer_keys' and slot = 0;
 		update onlyonce.segments set opened_at = '2026-01-02 00:00Z' where ring = 'consumer_keys' and slot = 1;`
 	const within = `insert into onlyonce.scopes (scope, topics, copies, first_topic) values ('stock', '{orders,paid}', 'within', 'orders');`
 	for name, c := range map[string]struct {
@@ -154,7 +155,8 @@ func TestExplainKey(t *testing.T) {
 			"committed",
 		},
 		"two segments": {
-			`update onlyonce.rings set cur = 1, draining = 0 where name = 'consumer_keys'; select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`,
+			`update onlyonce.rings set cur = 1, draining = 0 where name = 'consumer_keys';
+				select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`,
 			nil,
 			[]string{"consumer_keys_0, draining", "consumer_keys_1, current"},
 			"",
@@ -171,13 +173,22 @@ func TestExplainKey(t *testing.T) {
 			"is remembered",
 		},
 		"webhook": {
-			`do $$ begin perform onlyonce.receive_webhooks('gh', array[onlyonce.key('', 'webhook/gh', 'a-1')], array[1::bigint], null, null, null, null, null, '1 hour', null, '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$`,
+			`do $$ begin
+				perform onlyonce.receive_webhooks('gh', array[onlyonce.key('', 'webhook/gh', 'a-1')], array[1::bigint], null, null, null,
+				null, null, '1 hour', null, '1s', '1s', '1s', '1s');
+				perform onlyonce.seal();
+				end $$`,
 			[]string{"a-1", "-scope", "webhook/gh"},
 			[]string{"standard_keys_0, current", "Webhook: endpoint gh claimed it at 20"},
 			"",
 		},
 		"webhook whose key was forgotten": {
-			`do $$ begin perform onlyonce.receive_webhooks('gh', array[onlyonce.key('', 'webhook/gh', 'a-1')], array[1::bigint], null, null, null, null, null, '1 hour', null, '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$; truncate onlyonce_segments.standard_keys_0`,
+			`do $$ begin
+				perform onlyonce.receive_webhooks('gh', array[onlyonce.key('', 'webhook/gh', 'a-1')], array[1::bigint], null, null, null,
+				null, null, '1 hour', null, '1s', '1s', '1s', '1s');
+				perform onlyonce.seal();
+				end $$;
+				truncate onlyonce_segments.standard_keys_0`,
 			[]string{"a-1", "-scope", "webhook/gh"},
 			[]string{"no segment", "Webhook: endpoint gh"},
 			"",
@@ -185,13 +196,15 @@ func TestExplainKey(t *testing.T) {
 		"conflict": {
 			`insert into onlyonce.parked (kind, state, reason, error, scope, key, topic, partition, "offset") values
 			('message', 'waiting', 'conflict', E'other bytes\nstack', 'stock', onlyonce.key('', 'stock', 'a-1'), 'orders', 0, 7),
-			('message', 'resolved', 'failed', '', 'stock', onlyonce.key('', 'stock', 'a-1'), 'orders', 0, 8), ('message', 'waiting', 'failed', '', 'stock', onlyonce.key('', 'stock', 'b'), 'orders', 0, 9)`,
+			('message', 'resolved', 'failed', '', 'stock', onlyonce.key('', 'stock', 'a-1'), 'orders', 0, 8),
+			('message', 'waiting', 'failed', '', 'stock', onlyonce.key('', 'stock', 'b'), 'orders', 0, 9)`,
 			nil,
 			[]string{"Parked: 2", "conflict", "orders/0@7", "orders/0@8", "other bytes"},
 			"stack",
 		},
 		"request": {
-			`select onlyonce.http_claim(onlyonce.key('acct', 'http POST /v1/charges', 'k'), 'acct', 'http POST /v1/charges', '', gen_random_uuid(), '2 days', '-1 second');
+			`select onlyonce.http_claim(onlyonce.key('acct', 'http POST /v1/charges', 'k'), 'acct', 'http POST /v1/charges', '',
+				gen_random_uuid(), '2 days', '-1 second');
 			insert into onlyonce.http_steps (record_id, name) select id, 'charge' from onlyonce.http_records`,
 			[]string{"k", "-scope", "http POST /v1/charges", "-tenant", "acct"},
 			[]string{
@@ -244,7 +257,11 @@ func TestExplainCalls(t *testing.T) {
 	}, nil)
 	s.reaches(2)
 	r := explains[ops.KeyReport](s.fixture, "a", "-scope", "stock")
-	if len(r.Claims) != 1 || !r.Claimed || r.Claims[0].Transaction == nil || len(r.Calls) < 2 {
+	good := len(r.Claims) == 1 &&
+		r.Claimed &&
+		r.Claims[0].Transaction != nil &&
+		len(r.Calls) >= 2
+	if !good {
 		t.Fatalf("%+v", r)
 	}
 	derived := 0
@@ -327,7 +344,9 @@ func TestExplainCommitTime(t *testing.T) {
 
 	f.exec(`alter table onlyonce.webhook_ids rename to webhook_ids_rows; alter table onlyonce.webhook_ids_rows disable trigger sealed;
 		insert into onlyonce.webhook_ids_rows values ('gh', onlyonce.key('', 'stock', 'a-1'))`)
-	f.exec(`create function slow(t timestamptz) returns timestamptz language plpgsql stable as $$ begin perform pg_sleep(3600); return t; end $$`)
+	f.exec(`create function slow(t timestamptz) returns timestamptz language plpgsql stable as $$ begin perform pg_sleep(3600);
+		return t;
+		end $$`)
 	f.exec(`create view onlyonce.webhook_ids as select endpoint, key, slow(seen_at) as seen_at from onlyonce.webhook_ids_rows`)
 	f.count = 50 * time.Millisecond
 	f.run("explain", "a-1", "-scope", "stock", "-all").want(t, statusGood, "looking took too long")
@@ -339,9 +358,13 @@ func TestExplainCommitTime(t *testing.T) {
 func TestExplainPosition(t *testing.T) {
 	t.Parallel()
 	const cursor = `with l as (insert into onlyonce.leases (name) values ('cursor/stock/orders/0') returning id)
-		insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start) select id, 'stock', 'orders', 0, 10, 'earliest', 10 from l; `
+		insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start)
+		select id, 'stock', 'orders', 0, 10, 'earliest', 10 from l;
+		`
 	// A batch from 10 to 20, as an engine of position 20 leaves it.
-	const batch = cursor + `do $$ declare c bigint; begin select id into c from onlyonce.cursors; perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
+	const batch = cursor + `do $$ declare c bigint;
+		begin select id into c from onlyonce.cursors;
+		perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
 		insert into onlyonce.progress (cursor_id, run, from_offset, next_offset) values (c, 0, 10, 20); perform onlyonce.seal(); end $$; `
 	for name, c := range map[string]struct {
 		setup, offset string
@@ -394,7 +417,11 @@ func TestExplainPosition(t *testing.T) {
 			[]string{"(paused)"},
 		},
 		"pruned batch": {
-			batch + `delete from onlyonce.progress; do $$ begin perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true); insert into onlyonce.progress (cursor_id, run, from_offset, next_offset) select id, 0, 20, 30 from onlyonce.cursors; perform onlyonce.seal(); end $$`,
+			batch + `delete from onlyonce.progress;
+				do $$ begin perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
+				insert into onlyonce.progress (cursor_id, run, from_offset, next_offset) select id, 0, 20, 30 from onlyonce.cursors;
+				perform onlyonce.seal();
+				end $$`,
 			"15",
 			"handled",
 			[]string{"not on record any more"},
@@ -412,7 +439,11 @@ func TestExplainPosition(t *testing.T) {
 			[]string{"at 12 (replay 3 to 18)", "once more"},
 		},
 		"replayed": {
-			batch + `update onlyonce.cursors set run = 1, run_start = 12, replay_no = 3, replay_until = 18, replay_resume = 20; do $$ begin perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true); insert into onlyonce.progress (cursor_id, run, from_offset, next_offset) select id, 1, 12, 16 from onlyonce.cursors; perform onlyonce.seal(); end $$`,
+			batch + `update onlyonce.cursors set run = 1, run_start = 12, replay_no = 3, replay_until = 18, replay_resume = 20;
+				do $$ begin perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
+				insert into onlyonce.progress (cursor_id, run, from_offset, next_offset) select id, 1, 12, 16 from onlyonce.cursors;
+				perform onlyonce.seal();
+				end $$`,
 			"15",
 			"handled",
 			[]string{"handled once more in replay 3", "in the batch from 12 to 16"},
@@ -430,13 +461,16 @@ func TestExplainPosition(t *testing.T) {
 			[]string{"still to be handled"},
 		},
 		"parked": {
-			batch + `insert into onlyonce.parked (kind, state, reason, scope, topic, partition, "offset") values ('message', 'waiting', 'failed', 'stock', 'orders', 0, 15), ('message', 'waiting', 'failed', 'stock', 'orders', 0, 16)`,
+			batch + `insert into onlyonce.parked (kind, state, reason, scope, topic, partition, "offset")
+				values ('message', 'waiting', 'failed', 'stock', 'orders', 0, 15),
+				('message', 'waiting', 'failed', 'stock', 'orders', 0, 16)`,
 			"15",
 			"handled",
 			[]string{"Parked: 1", "orders/0@15"},
 		},
 		"event": {
-			`insert into onlyonce.streams (topic, partitions) values ('orders', 1); select onlyonce.append_events('{orders}', '{0}', '{acct}', '{ev-1}', '{k}', '{0}', '{}', '{}', '{private}')`,
+			`insert into onlyonce.streams (topic, partitions) values ('orders', 1);
+				select onlyonce.append_events('{orders}', '{0}', '{acct}', '{ev-1}', '{k}', '{0}', '{}', '{}', '{private}')`,
 			"0",
 			"",
 			[]string{"Event ev-1, tenant acct, appended at 20"},
@@ -451,7 +485,9 @@ func TestExplainPosition(t *testing.T) {
 			args := []string{"-topic", "orders", "-partition", "0", "-offset", c.offset}
 			f.run(append([]string{"explain"}, args...)...).want(t, statusGood, c.want...).lines(t, 0).without(t, "private")
 			r := explains[ops.PositionReport](f, args...)
-			if c.word == "" && len(r.Cursors) != 0 || c.word != "" && (len(r.Cursors) != 1 || r.Cursors[0].Offset != c.word) {
+			wrong := c.word == "" && len(r.Cursors) != 0 ||
+				c.word != "" && (len(r.Cursors) != 1 || r.Cursors[0].Offset != c.word)
+			if wrong {
 				t.Errorf("%+v, want %s", r.Cursors, c.word)
 			}
 			if r := explains[ops.PositionReport](f, append(args, "-scope", "other")...); len(r.Cursors) != 0 || len(r.Parked) != 0 {

@@ -71,7 +71,8 @@ func replaysWithLogin(f *fixture, plain []string, login ...string) {
 			}
 		}
 		f.exec(`with l as (insert into onlyonce.leases (name) values ($1) returning id)
-			insert into onlyonce.cursors (id, scope, topic, partition, run_start, start_offset, start_policy) select id, 'several', $2, $3, 3, 0, 'earliest' from l`,
+			insert into onlyonce.cursors (id, scope, topic, partition, run_start, start_offset, start_policy)
+			select id, 'several', $2, $3, 3, 0, 'earliest' from l`,
 			fmt.Sprintf("cursor/several/%s/%d", topic, nr), topic, nr)
 	}
 	replay := append(
@@ -85,7 +86,8 @@ func replaysWithLogin(f *fixture, plain []string, login ...string) {
 	f.run(append(replay, "-yes")...).want(f.t, statusGood, "Done: replay 1 of 12 partitions")
 	if n := one[int](
 		f,
-		`select count(*) from onlyonce.cursors where scope = 'several' and run_start = 1 and replay_until = 2 and replay_resume = 3 and replay_no = 1`,
+		`select count(*) from onlyonce.cursors
+			where scope = 'several' and run_start = 1 and replay_until = 2 and replay_resume = 3 and replay_no = 1`,
 	); n != partitions {
 		f.t.Errorf("%d partitions are in the replay", n)
 	}

@@ -169,7 +169,11 @@ func TestHelp(t *testing.T) {
 		words := strings.Fields(c.name)
 		asked := s.run(append([]string{"help"}, words...)...).want(t, statusGood, "Usage: onlyonce "+c.name)
 		asked.fits(t, usualWidth)
-		if c.name != "inbox plan" && c.name != "plan storage" && c.name != "version" && !strings.Contains(asked.out, "-postgres URL") {
+		wrong := c.name != "inbox plan" &&
+			c.name != "plan storage" &&
+			c.name != "version" &&
+			!strings.Contains(asked.out, "-postgres URL")
+		if wrong {
 			t.Errorf("%s takes no database", c.name)
 		}
 		flagged := s.run(append(words, "-h")...).want(t, statusGood)

@@ -48,10 +48,29 @@ that only a relay moves.`,
 	})
 }
 
+// writeOutbox writes the sinks, their lanes and the log's segments. Lanes without calls to send are
+// left out unless all are asked for.
 func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
-	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format, args...) }
-	var rows [][]string
+	a.writeOutboxSinks(r)
+	listed := " with calls to send"
+	if all {
+		listed = ""
+	}
 	var lanes []reports.OutboxLane
+	for i := range r.Sinks {
+		for _, l := range r.Sinks[i].Lanes {
+			if all || l.Pending != nil && *l.Pending > 0 {
+				lanes = append(lanes, *l)
+			}
+		}
+	}
+	a.say("\nLanes%s: %d", listed, len(lanes))
+	writeRows(a, operate.LaneColumns, lanes)
+	a.writeLogSegments(r)
+}
+
+func (a *app) writeOutboxSinks(r *reports.OutboxReport) {
+	var rows [][]string
 	for i := range r.Sinks {
 		s := &r.Sinks[i]
 		held := 0
@@ -62,9 +81,6 @@ func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 			}
 			if l.InPass != nil {
 				inPass += *l.InPass
-			}
-			if all || l.Pending != nil && *l.Pending > 0 {
-				lanes = append(lanes, *l)
 			}
 		}
 		relays := fmt.Sprintf("%d of %d held", held, len(s.Lanes))
@@ -92,32 +108,28 @@ func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 			),
 		)
 	}
-	say("Sinks: %d\n", len(r.Sinks))
+	a.say("Sinks: %d", len(r.Sinks))
 	a.section([]string{"SINK", "LANES", "NOT DELIVERED", "OLDEST", "IN LOG", "IN PASS", "PARKED"}, rows)
 	for i := range r.Sinks {
 		s := &r.Sinks[i]
 		if s.PausedAt != nil {
-			say("Sink %s is paused %s\n",
+			a.say("Sink %s is paused %s",
 				cell(s.Sink), oneLine(reports.PauseText(s.PausedAt, s.PausedBy, s.PauseReason)))
 		}
 		if u := s.Undelivered; u != nil && u.LastError != nil {
-			say("Sink %s: the oldest call that is tried again: %s\n", cell(s.Sink), oneLine(*u.LastError))
+			a.say("Sink %s: the oldest call that is tried again: %s", cell(s.Sink), oneLine(*u.LastError))
 		}
 		for j := range s.Rates {
-			say("Rate of %s: %s\n", oneLine(s.Rates[j].Whose()), oneLine(s.Rates[j].String()))
+			a.say("Rate of %s: %s", oneLine(s.Rates[j].Whose()), oneLine(s.Rates[j].String()))
 		}
 	}
 	if !r.Counted {
-		say("pending calls are not counted: that took over %v\n", a.countLimit)
+		a.say("pending calls are not counted: that took over %v", a.countLimit)
 	}
-	listed := " with calls to send"
-	if all {
-		listed = ""
-	}
-	say("\nLanes%s: %d\n", listed, len(lanes))
-	writeRows(a, operate.LaneColumns, lanes)
+}
 
-	rows = nil
+func (a *app) writeLogSegments(r *reports.OutboxReport) {
+	var rows [][]string
 	for i := range r.Ring {
 		g := &r.Ring[i]
 		if g.State == "free" {
@@ -136,6 +148,6 @@ func (a *app) writeOutbox(r *reports.OutboxReport, all bool) {
 		})
 	}
 	free := slices.DeleteFunc(slices.Clone(r.Ring), func(g reports.OutboxSegment) bool { return g.State != "free" })
-	say("\nSegments: %d, and %d free\n", len(rows), len(free))
+	a.say("\nSegments: %d, and %d free", len(rows), len(free))
 	a.section([]string{"SLOT", "STATE", "SIZE", "AGE", "HELD BY"}, rows)
 }

@@ -31,7 +31,8 @@ func TestOutboxStatus(t *testing.T) {
 	f.enqueues("nobody", "", "u1", "u2")
 	f.park("done", "waiting", "rejected")
 	f.exec(`update onlyonce.batches set created_at = clock_timestamp() - interval '30 minutes' where name = 'next'`)
-	f.exec(`update onlyonce.leases set epoch = 5, nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 hour' where name like 'relay/payments/%'`)
+	f.exec(`update onlyonce.leases set epoch = 5, nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 hour'
+		where name like 'relay/payments/%'`)
 	f.run("outbox", "pause", "-sink", "payments", "-reason", "bank\nis down", "-yes").want(t, statusGood)
 
 	r := f.run("outbox", "status").want(
@@ -48,28 +49,41 @@ func TestOutboxStatus(t *testing.T) {
 	idle := got.Sinks[0]
 	nobody := got.Sinks[1]
 	payments := got.Sinks[2]
-	if !idle.Listed || *idle.Pending != 0 || idle.Age != nil || len(idle.Lanes) != 16 || idle.PausedAt != nil {
+	good := idle.Listed &&
+		*idle.Pending == 0 &&
+		idle.Age == nil &&
+		len(idle.Lanes) == 16 &&
+		idle.PausedAt == nil
+	if !good {
 		t.Errorf("%+v", idle)
 	}
 	if nobody.Listed || *nobody.Pending != 2 || len(nobody.Lanes) != 0 {
 		t.Errorf("%+v", nobody)
 	}
-	if *payments.Pending != 3 ||
-		*payments.Age < 1800 ||
-		len(payments.Parked) != 1 ||
-		payments.Parked[0].Count != 1 ||
-		*payments.PauseReason != "bank\nis down" {
+	good = *payments.Pending == 3 &&
+		*payments.Age >= 1800 &&
+		len(payments.Parked) == 1 &&
+		payments.Parked[0].Count == 1 &&
+		*payments.PauseReason == "bank\nis down"
+	if !good {
 		t.Errorf("%+v", payments)
 	}
 	for _, l := range payments.Lanes {
-		if busy := l.Lane == one[int16](f, `select lane from onlyonce.outbox_log where name = 'next'`); !l.Held ||
-			l.Epoch != 5 ||
-			busy != (*l.Pending == 3) ||
-			busy != (*l.InPass == 2) {
+		busy := l.Lane == one[int16](f, `select lane from onlyonce.outbox_log where name = 'next'`)
+		good := l.Held &&
+			l.Epoch == 5 &&
+			busy == (*l.Pending == 3) &&
+			busy == (*l.InPass == 2)
+		if !good {
 			t.Errorf("%+v", l)
 		}
 	}
-	if g := got.Ring[0]; g.State != "current" || len(g.HeldBy) != 0 || g.Bytes == 0 || g.OpenedAt == nil {
+	g := got.Ring[0]
+	good = g.State == "current" &&
+		len(g.HeldBy) == 0 &&
+		g.Bytes != 0 &&
+		g.OpenedAt != nil
+	if !good {
 		t.Errorf("%+v", g)
 	}
 	f.run("status").want(t, statusGood, "Calls: 5 not delivered", "16 of 16", "0 of 16")
@@ -84,7 +98,8 @@ func TestOutboxStatusOfSegments(t *testing.T) {
 	f.enqueues("payments", "k", "a", "b")
 	f.enqueues("nobody", "", "u1")
 	f.exec(`update onlyonce.rings set cur = 1, closed = '{0}', version = version + 1 where name = 'outbox'`)
-	f.exec(`update onlyonce.segments set closed_at = now(), bound = pg_snapshot_xmax(pg_current_snapshot()) where ring = 'outbox' and slot = 0`)
+	f.exec(`update onlyonce.segments set closed_at = now(), bound = pg_snapshot_xmax(pg_current_snapshot())
+		where ring = 'outbox' and slot = 0`)
 	f.exec(`update onlyonce.segments set opened_at = now(), use_no = 1 where ring = 'outbox' and slot = 1`)
 	why := func(args ...string) string {
 		var texts []string
@@ -121,7 +136,9 @@ func TestOutboxStatusDoesNotCountForEver(t *testing.T) {
 	f.lists("payments")
 	f.enqueues("payments", "k", "a")
 	f.exec(`alter table onlyonce.batches rename to batches_rows`)
-	f.exec(`create function slow(t timestamptz) returns timestamptz language plpgsql stable as $$ begin perform pg_sleep(3600); return t; end $$`)
+	f.exec(`create function slow(t timestamptz) returns timestamptz language plpgsql stable as $$ begin perform pg_sleep(3600);
+		return t;
+		end $$`)
 	f.exec(`create view onlyonce.batches as select slot, lane, id, n, xid, sink, slow(created_at) as created_at from onlyonce.batches_rows`)
 	f.count = 50 * time.Millisecond
 	f.run("outbox", "status").want(t, statusGood, "0 of 16 held", "pending calls are not counted: that took over 50ms")
@@ -160,7 +177,8 @@ func TestPauseAndResumeASink(t *testing.T) {
 	f.run(append(pause, "-yes")...).want(t, statusGood, "Pause sink payments", "Done; audit row")
 	if n := one[int](
 		f,
-		`select count(*) from onlyonce.sinks where name = 'payments' and paused_at is not null and paused_by = current_user and pause_reason = 'bank down'`,
+		`select count(*) from onlyonce.sinks
+			where name = 'payments' and paused_at is not null and paused_by = current_user and pause_reason = 'bank down'`,
 	); n != 1 {
 		t.Error("not paused")
 	}
@@ -195,7 +213,8 @@ func TestOutboxRate(t *testing.T) {
 	f.run(append(set, "-in-flight", "4")...).want(t, statusGood, "sink payments, tenant acme to 2.5 calls a "+
 		"second, 4 under way at once; until now: 2.5 calls a second, set by")
 	f.run(append(set, "-in-flight", "4")...).want(t, statusGood, "nothing was changed")
-	f.exec(`insert into onlyonce.shares values ('payments', 'tenant acme', gen_random_uuid(), 3, 3, now(), now() + interval '10 minutes', 1)`)
+	f.exec(`insert into onlyonce.shares
+		values ('payments', 'tenant acme', gen_random_uuid(), 3, 3, now(), now() + interval '10 minutes', 1)`)
 	f.exec(`insert into onlyonce.parked (kind, state, reason, scope, tenant, key, sink, lane, row_id, waits_for, waits_since)
 		values ('call', 'retrying', 'rate', '', 'acme', gen_random_uuid(), 'payments', 1, 7, 'tenant acme', now())`)
 	f.run("outbox", "rate", "-sink", "payments", "-key-prefix", "account-17", "-per-second", "1", "-reason", "refunds", "-yes").want(
@@ -257,7 +276,8 @@ func TestOutboxRate(t *testing.T) {
 	)
 	if n := one[int](
 		f,
-		`select count(*) from onlyonce.rates where coalesce(per_second::text, in_flight::text, held_until::text) is null and set_by = current_user`,
+		`select count(*) from onlyonce.rates
+			where coalesce(per_second::text, in_flight::text, held_until::text) is null and set_by = current_user`,
 	); n != 2 {
 		t.Error("something is left")
 	}
@@ -288,7 +308,8 @@ func TestErase(t *testing.T) {
 	erased := func() string {
 		return one[string](f, `select coalesce(string_agg(t, ' ' order by t), '') from (
 			select name as t from onlyonce.outbox_log where body = '' and erased_at is not null
-			union all select 'parked-' || call_name from onlyonce.parked where body = '' and response_body is null and response_headers is null and erased_at is not null) x`)
+			union all select 'parked-' || call_name from onlyonce.parked
+			where body = '' and response_body is null and response_headers is null and erased_at is not null) x`)
 	}
 	erase("pending").want(t, statusFailed, "is still to be sent", "parked discard").lines(t, 1)
 	erase("waiting").want(t, statusFailed, "may still be sent", "`onlyonce parked discard -id "+waiting+"`").lines(t, 1)
@@ -350,7 +371,8 @@ func TestEraseByAnyKey(t *testing.T) {
 		f.run(args...).want(t, statusGood)
 		if n := one[int](
 			f,
-			`select count(*) from onlyonce.outbox_log r join onlyonce.parked p on p.row_id = r.id where r.name = $1 and r.body = '' and p.body = ''
+			`select count(*) from onlyonce.outbox_log r join onlyonce.parked p on p.row_id = r.id
+				where r.name = $1 and r.body = '' and p.body = ''
 			and r.erased_at is not null and p.erased_at is not null`,
 			by,
 		); n != 1 {

@@ -31,9 +31,11 @@ func (f *fixture) call(id string) string {
 	f.t.Helper()
 	return one[string](
 		f,
-		`select state || case when next_attempt_at <= clock_timestamp() then ' due' when next_attempt_at is not null then ' later' else '' end
+		`select state || case when next_attempt_at <= clock_timestamp() then ' due' when next_attempt_at is not null then ' later' else ''
+			end
 		|| ' ' || attempts || case when open then ' used' else ' unused' end
-		|| case when key = onlyonce.key('', 'payments', call_name) then ' own' else ' new' end || case when settled_at is not null then ' settled' else '' end
+		|| case when key = onlyonce.key('', 'payments', call_name) then ' own' else ' new' end || case when settled_at is not null
+		then ' settled' else '' end
 		from onlyonce.parked where id = $1::bigint`,
 		id,
 	)
@@ -119,10 +121,11 @@ func TestD5RedriveUnderANewKey(t *testing.T) {
 	row := one[int64](f, `select row_id from onlyonce.parked`)
 	f.redrives("-kind", "call", "-sink", "payments", "-new-key").want(t, statusGood, "to the remote they are other calls")
 	key := one[string](f, `select key::text from onlyonce.parked`)
-	if key != parked.NewKey(old, row, 0) ||
-		key == old ||
-		uuid.MustParse(key).Version() != 8 ||
-		uuid.MustParse(key).Variant() != uuid.RFC4122 {
+	good := key == parked.NewKey(old, row, 0) &&
+		key != old &&
+		uuid.MustParse(key).Version() == 8 &&
+		uuid.MustParse(key).Variant() == uuid.RFC4122
+	if !good {
 		t.Errorf("key %s", key)
 	}
 	if n := one[int](

@@ -232,7 +232,8 @@ func TestDiscardWaitsForAnAttempt(t *testing.T) {
 		ended := make(chan result, 1)
 		id := s.parkedID("v0")
 		go func() { ended <- s.discard("-id", id) }()
-		s.until(`select count(*) = 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%for update%'`)
+		s.until(`select count(*) = 1 from pg_stat_activity
+			where datname = current_database() and wait_event_type = 'Lock' and query like '%for update%'`)
 		close(end)
 		r := <-ended
 		if succeeds {
@@ -285,7 +286,8 @@ func TestRedriveAsks(t *testing.T) {
 	}, strings.NewReader("y\n")}
 	f.run(redrive...).want(t, statusFailed, "changed while you were asked")
 	f.stdin = &reader{func() {
-		f.exec(`insert into onlyonce.parked (kind, reason, scope, topic, partition, "offset") values ('message', 'permanent', 'stock', 'orders', 0, 14)`)
+		f.exec(`insert into onlyonce.parked (kind, reason, scope, topic, partition, "offset")
+			values ('message', 'permanent', 'stock', 'orders', 0, 14)`)
 	}, strings.NewReader("y\n")}
 	f.run(redrive...).want(t, statusGood, "Done: 1 are due now")
 	if n := one[int](f, `select count(*) from onlyonce.parked where "offset" = 14 and state = 'waiting'`); n != 1 {
@@ -331,11 +333,12 @@ func TestParkedShow(t *testing.T) {
 	if err := json.Unmarshal([]byte(whole.out), &d); err != nil {
 		t.Fatal(err)
 	}
-	if string(d.Body) != "secret value" ||
-		string(d.RecordKey) != "k\x00\x1b[31m" ||
-		string(d.Headers[1].Value) != "\xff\x01" ||
-		d.Headers[2].Value != nil ||
-		d.Error == "" {
+	good := string(d.Body) == "secret value" &&
+		string(d.RecordKey) == "k\x00\x1b[31m" &&
+		string(d.Headers[1].Value) == "\xff\x01" &&
+		d.Headers[2].Value == nil &&
+		d.Error != ""
+	if !good {
 		t.Errorf("%s", whole.out)
 	}
 	s.run("parked", "show", "-id", row, "-body").want(t, statusGood, `"secret value"`)

@@ -148,7 +148,8 @@ func TestD9ShowOfSealedRows(t *testing.T) {
 	aside := one[int64](
 		f,
 		`insert into onlyonce.parked (kind, state, reason, scope, topic, event_id, body, header_names, header_values)
-		values ('event', 'waiting', 'same-body', 'webhook/gh', 'webhook.gh', 'gh/github/1', $1, array['`+parked.HeaderSealed+`'::bytea], array['true'::bytea]) returning id`,
+		values ('event', 'waiting', 'same-body', 'webhook/gh', 'webhook.gh', 'gh/github/1', $1, array['`+parked.HeaderSealed+`'::bytea],
+			array['true'::bytea]) returning id`,
 		event,
 	)
 	f.exec(`insert into onlyonce.streams (topic, partitions) values ('webhook.gh', 1)`)

@@ -58,12 +58,13 @@ func TestOutboxList(t *testing.T) {
 	oldest, err := reports.Look(t.Context(), f.pool, func(tx pgx.Tx) ([]reports.OldestCall, error) {
 		return reports.OldestCalls(t.Context(), tx)
 	})
-	if err != nil ||
-		len(oldest) != 2 ||
-		oldest[0].Sink != "payments" ||
-		oldest[0].AgeSeconds < 1800 ||
-		!oldest[0].Listed ||
-		oldest[1].Listed {
+	good := err == nil &&
+		len(oldest) == 2 &&
+		oldest[0].Sink == "payments" &&
+		oldest[0].AgeSeconds >= 1800 &&
+		oldest[0].Listed &&
+		!oldest[1].Listed
+	if !good {
 		t.Errorf("%+v, %v", oldest, err)
 	}
 }
@@ -111,7 +112,8 @@ func TestEventsListAndShow(t *testing.T) {
 	f.columns = 80
 	f.run("events", "list").want(t, statusGood, "No matching events.").lines(t, 0)
 	f.exec(`insert into onlyonce.streams (topic, partitions) values ('webhook.stripe', 2);
-		select onlyonce.append_events('{webhook.stripe}', '{0}', '{""}', '{stripe/stripe/evt_1}', '{k}', '{1}', '{type}', '{x}', '{secret}');
+		select onlyonce.append_events('{webhook.stripe}', '{0}', '{""}', '{stripe/stripe/evt_1}', '{k}', '{1}', '{type}', '{x}',
+		'{secret}');
 		select onlyonce.append_events('{webhook.stripe}', '{0}', '{""}', '{stripe/stripe/evt_2}', '{k}', '{0}', '{}', '{}', '{secret}')`)
 	r := f.run("events", "list").want(t, statusGood, "webhook.stripe", "evt_2", "unread", "6 B").lines(t, 0).fits(t, 80)
 	t.Log("\n" + r.out)
@@ -148,7 +150,8 @@ func TestEventsListAndShow(t *testing.T) {
 	// A consumer has handled evt_1, and not evt_2.
 	f.exec(`insert into onlyonce.leases (name) values ('cursor/mail/webhook.stripe/0'), ('cursor/mail/webhook.stripe/1')`)
 	f.exec(`insert into onlyonce.cursors (id, scope, topic, partition, cluster_id, start_offset, run_start, start_policy)
-		select id, 'mail', 'webhook.stripe', right(name, 1)::int, 'postgres', 0, case when right(name, 1)::int = $1 then 1 else 0 end, 'earliest'
+		select id, 'mail', 'webhook.stripe', right(name, 1)::int, 'postgres', 0, case when right(name, 1)::int = $1 then 1 else 0 end,
+		'earliest'
 		  from onlyonce.leases where name like 'cursor/mail/%'`, e.Partition)
 	r = f.run("events", "list", "-behind", "mail").want(t, statusGood, "evt_2", "before mail")
 	if strings.Contains(r.out, "evt_1") {

@@ -37,9 +37,14 @@ func TestPlanConnections(t *testing.T) {
 	s.run(append(plan, "-max-connections", "98")...).want(t, statusFailed, "there are too few connections")
 	short := s.run(append(plan, "-max-connections", "98", "-json")...)
 	var p reports.ConnectionPlan
-	if err := json.Unmarshal([]byte(short.out), &p); err != nil || p.Total != 96 || p.Room != 95 || len(p.Faults) != 1 || p.Faults[0] !=
-		"the server accepts 95 connections (max_connections is 98, of which 3 are reserved), and 96 are "+
-			"needed: set max_connections to 99 or more and start the server again, or put a pooler in front" {
+	err := json.Unmarshal([]byte(short.out), &p)
+	good := err == nil &&
+		p.Total == 96 &&
+		p.Room == 95 &&
+		len(p.Faults) == 1 &&
+		p.Faults[0] == "the server accepts 95 connections (max_connections is 98, of which 3 are reserved), and 96 are "+
+			"needed: set max_connections to 99 or more and start the server again, or put a pooler in front"
+	if !good {
 		t.Errorf("%+v, %v", p, err)
 	}
 	// Behind a pooler the server sees only the pooler's connections.
@@ -73,7 +78,8 @@ func TestPlanConnectionsAsksTheServer(t *testing.T) {
 	plan := []string{"plan", "connections", "-consumers", "1", "-partitions", "2"}
 	most := one[int](
 		f,
-		`select current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int - coalesce(current_setting('reserved_connections', true), '0')::int`,
+		`select current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int - `+
+			`coalesce(current_setting('reserved_connections', true), '0')::int`,
 	)
 	f.run(plan...).want(t, statusGood, "7 connections; the server must accept 7, and accepts "+strconv.Itoa(most))
 	name := one[string](f, `select quote_ident(current_database())`)
@@ -112,7 +118,11 @@ func (s *stuckSink) Send(ctx context.Context, _ *outbox.Attempt) outbox.Result {
 func TestPlanConnectionsIsWhatConnects(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	const partitions, concurrency, calls = 3, 2, 8
+	const (
+		partitions  = 3
+		concurrency = 2
+		calls       = 8
+	)
 	p := reports.PlanConnections(
 		&reports.ConnectionQuestion{Consumers: 1, Partitions: partitions, Concurrency: concurrency, Relays: 1, Sinks: 2},
 		&reports.ServerRoom{Most: 100, Database: -1},

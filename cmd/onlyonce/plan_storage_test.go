@@ -54,10 +54,14 @@ func TestPlanStorageAsMeasured(t *testing.T) {
 	t.Parallel()
 	parked := func(columns, values string) string {
 		return `insert into onlyonce.parked (kind, state, reason, attempts, scope, key, body, ` + columns + `)
-			select 'call', 'retrying', 'cut', 1, 'orders', gen_random_uuid(), decode(BODY, 'hex'), ` + values + ` from generate_series(FROM, UNTIL) i`
+			select 'call', 'retrying', 'cut', 1, 'orders', gen_random_uuid(),
+			decode(BODY, 'hex'), ` + values + ` from generate_series(FROM, UNTIL) i`
 	}
 	// A relay writes the row when the call is parked, when the remote has accepted it, and at last.
-	const ends = `update onlyonce.parked set next_attempt_at = clock_timestamp() + interval '30 s', picks = picks + 1, state = 'retrying', reason = 'completion', response_status = 200 where settled_at is null;
+	const ends = `update onlyonce.parked
+		set next_attempt_at = clock_timestamp() + interval '30 s', picks = picks + 1, state = 'retrying', reason = 'completion',
+		response_status = 200
+		where settled_at is null;
 		update onlyonce.parked set state = 'resolved', settled_at = clock_timestamp(), next_attempt_at = null where settled_at is null;
 		vacuum onlyonce.parked;`
 	for kind, m := range map[string]measured{
@@ -68,22 +72,27 @@ func TestPlanStorageAsMeasured(t *testing.T) {
 		},
 		"calls": {
 			"batches%",
-			`select onlyonce.enqueue_calls(array[0::smallint], array[gen_random_uuid()], array[null::uuid], array['payments'], array[''], array['orders'], array['charge'],
-			array['POST'], array['/charges'], array['Content-Type: application/json'], array[null::text], array[decode(BODY, 'hex')], array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false])
+			`select onlyonce.enqueue_calls(array[0::smallint], array[gen_random_uuid()], array[null::uuid], array['payments'], array[''],
+				array['orders'], array['charge'],
+			array['POST'], array['/charges'], array['Content-Type: application/json'], array[null::text], array[decode(BODY, 'hex')],
+			array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false])
 			from generate_series(FROM, UNTIL) i`,
 			``,
 		},
 		"captured": {
 			"parked",
 			parked(
-				`sink, lane, partition, row_id, "offset", call_name, method, target, capture, next_attempt_at, record_time, response_headers`,
-				`'payments', i % 16, i % 16, i, i, 'charge', 'POST', '/charges', true, clock_timestamp(), clock_timestamp(), 'Content-Type: application/json'`,
+				`sink, lane, partition, row_id, "offset", call_name, method, target, capture, next_attempt_at, record_time, `+
+					`response_headers`,
+				`'payments', i % 16, i % 16, i, i, 'charge', 'POST', '/charges', true, clock_timestamp(), clock_timestamp(), `+
+					`'Content-Type: application/json'`,
 			),
 			ends,
 		},
 		"events": {
 			"event%",
-			`select onlyonce.append_events(array['webhook.gh'], array[null::smallint], array[''], array[i::text], array[null::bytea], array[1], array['Content-Type'], array['application/json'::bytea], array[decode(BODY, 'hex')])
+			`select onlyonce.append_events(array['webhook.gh'], array[null::smallint], array[''], array[i::text], array[null::bytea],
+				array[1], array['Content-Type'], array['application/json'::bytea], array[decode(BODY, 'hex')])
 			from generate_series(FROM, UNTIL) i`,
 			``,
 		},
@@ -91,14 +100,17 @@ func TestPlanStorageAsMeasured(t *testing.T) {
 			"parked",
 			parked(`topic, partition, "offset", order_key, record_time, error`,
 				`'orders', i % 16, i, gen_random_uuid(), clock_timestamp(), 'no such customer'`),
-			`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where settled_at is null; vacuum onlyonce.parked;`,
+			`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where settled_at is null;
+				vacuum onlyonce.parked;`,
 		},
 		// As onlyonce.http_complete writes it, which only the layer may call.
 		"requests": {
 			"http_records",
 			`do $$ begin set local session_replication_role = replica;
-			insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, keep, completed_at, expires_at, watched_at)
-			select gen_random_uuid(), '', 'http POST /v1/charges', sha256(i::text::bytea), gen_random_uuid(), 'completed', decode(BODY, 'hex'), '48 h',
+			insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, keep, completed_at, expires_at,
+			watched_at)
+			select gen_random_uuid(), '', 'http POST /v1/charges', sha256(i::text::bytea), gen_random_uuid(), 'completed',
+			decode(BODY, 'hex'), '48 h',
 			       clock_timestamp(), clock_timestamp() + interval '48 h', clock_timestamp() from generate_series(FROM, UNTIL) i; end $$`,
 			``,
 		},

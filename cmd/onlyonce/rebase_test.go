@@ -21,7 +21,8 @@ func newCluster(t *testing.T) *fixture {
 func (f *fixture) fresh(sink string) string {
 	f.t.Helper()
 	return one[string](f, `
-		select coalesce(string_agg(r.name, ' ' order by r.lane, r.id), '') from onlyonce.lanes l join onlyonce.outbox_log r on r.sink = l.sink and r.lane = l.lane
+		select coalesce(string_agg(r.name, ' ' order by r.lane, r.id), '') from onlyonce.lanes l
+		join onlyonce.outbox_log r on r.sink = l.sink and r.lane = l.lane
 		 where l.sink = $1 and (r.xid >= pg_snapshot_xmax(l.prev) or r.xid in (select pg_snapshot_xip(l.prev)))
 		   and pg_visible_in_snapshot(r.xid, pg_current_snapshot())`, sink)
 }
@@ -43,7 +44,9 @@ func (f *fixture) history() {
 	f.exec(`update onlyonce.batches set not_before = array[clock_timestamp() + interval '1 hour'] where name = 'q2'`)
 	f.exec(`update onlyonce.batches set redo = array[true] where name = 'u1'`) // of a message whose time is not known
 	f.exec(`update onlyonce.batches set created_at = created_at - interval '1 hour'`)
-	f.exec(`update onlyonce.segments set bound = (select bound from (select pg_snapshot_xmax(pg_current_snapshot()) as bound) b), closed_at = now() where ring = 'outbox' and slot = 1`)
+	f.exec(`update onlyonce.segments
+		set bound = (select bound from (select pg_snapshot_xmax(pg_current_snapshot()) as bound) b), closed_at = now()
+		where ring = 'outbox' and slot = 1`)
 }
 
 // A dump is restored into another cluster, whose transaction ids are lower, or higher. The calls
@@ -79,8 +82,10 @@ func TestO3RebaseInAnotherCluster(t *testing.T) {
 			}
 			// Meanwhile applications have enqueued more, one of them within a savepoint.
 			f.enqueues("payments", "k", "n1")
-			f.exec(`do $$ begin begin perform onlyonce.enqueue_calls(array[0::smallint], array[gen_random_uuid()], array[onlyonce.key('', 'order', 'k')],
-				array['payments'], array[''], array['shop'], array['n2'], array['POST'], array['/'], array[''], array[null::text], array[''::bytea],
+			f.exec(`do $$ begin begin
+				perform onlyonce.enqueue_calls(array[0::smallint], array[gen_random_uuid()], array[onlyonce.key('', 'order', 'k')],
+				array['payments'], array[''], array['shop'], array['n2'], array['POST'], array['/'], array[''], array[null::text],
+				array[''::bytea],
 				array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false]);
 				exception when division_by_zero then null; end; end $$`)
 			// One of them has not committed yet.
@@ -126,13 +131,16 @@ func TestO3RebaseInAnotherCluster(t *testing.T) {
 			}
 			if n := one[int](
 				f,
-				`select count(*) from onlyonce.segments s where ring = 'outbox' and slot = 1 and bound > (select xid from onlyonce.outbox_log where redo order by xid desc limit 1)`,
+				`select count(*) from onlyonce.segments s
+					where ring = 'outbox' and slot = 1
+					and bound > (select xid from onlyonce.outbox_log where redo order by xid desc limit 1)`,
 			); n != 1 {
 				t.Error("a closed segment is emptied under calls that are to be sent")
 			}
 			if n := one[int](
 				f,
-				`select count(*) from onlyonce.rings where name = 'outbox' and version = (select last_value from onlyonce.outbox_version) and version > 1`,
+				`select count(*) from onlyonce.rings
+					where name = 'outbox' and version = (select last_value from onlyonce.outbox_version) and version > 1`,
 			); n != 1 {
 				t.Error("the ring's version")
 			}
@@ -143,7 +151,8 @@ func TestO3RebaseInAnotherCluster(t *testing.T) {
 			}
 			if n := one[int](
 				f,
-				`select count(*) from onlyonce.audit where action = 'outbox rebase' and reason = 'restored' and (detail->>'pending')::int = 7`,
+				`select count(*) from onlyonce.audit
+					where action = 'outbox rebase' and reason = 'restored' and (detail->>'pending')::int = 7`,
 			); n != 1 {
 				t.Error("audit row")
 			}
@@ -156,7 +165,10 @@ func TestO3RebaseInAnotherCluster(t *testing.T) {
 // burn uses up n transaction ids.
 func (f *fixture) burn(n int) {
 	f.t.Helper()
-	f.exec(`create procedure burn(n integer) language plpgsql as $$ begin for i in 1 .. n loop perform pg_current_xact_id(); commit; end loop; end $$`)
+	f.exec(`create procedure burn(n integer) language plpgsql as $$ begin for i in 1 .. n loop perform pg_current_xact_id();
+		commit;
+		end loop;
+		end $$`)
 	f.exec(`call burn($1::integer)`, n)
 }
 
@@ -194,7 +206,8 @@ func TestO3RebaseFromLargeNumbers(t *testing.T) {
 	f := newFixture(t)
 	f.history()
 	f.exec(`update onlyonce.batches set xid = (xid::text::bigint + 5000000000)::text::xid8`)
-	const moved = `(pg_snapshot_xmin(%[1]s)::text::bigint + 5000000000) || ':' || (pg_snapshot_xmax(%[1]s)::text::bigint + 5000000000) || ':' ||
+	const moved = `(pg_snapshot_xmin(%[1]s)::text::bigint + 5000000000) || ':' ||
+		(pg_snapshot_xmax(%[1]s)::text::bigint + 5000000000) || ':' ||
 		coalesce((select string_agg((x::text::bigint + 5000000000)::text, ',') from pg_snapshot_xip(%[1]s) x), '')`
 	f.exec(`update onlyonce.lanes set system_id = 1, prev = (` + strings.ReplaceAll(moved, "%[1]s", "prev") + `)::pg_snapshot, target = (` +
 		strings.ReplaceAll(moved, "%[1]s", "target") + `)::pg_snapshot`)
@@ -223,7 +236,8 @@ func TestO5RebaseFencesRelaysOut(t *testing.T) {
 		`no relay has listed a sink "payments"`,
 	)
 	f.history()
-	f.exec(`update onlyonce.leases set epoch = 3, nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 hour' where name = 'relay/payments/4'`)
+	f.exec(`update onlyonce.leases set epoch = 3, nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 hour'
+		where name = 'relay/payments/4'`)
 	f.run("outbox", "rebase", "-reason", "x", "-yes").want(t, statusFailed, "relays hold 1 lanes (payments/4 until", "-force").lines(t, 1)
 	f.terminal = true
 	f.stdin = strings.NewReader("n\n")
@@ -252,7 +266,8 @@ func TestO5RebaseFencesRelaysOut(t *testing.T) {
 	}
 	ended := make(chan result, 1)
 	go func() { ended <- f.run("outbox", "rebase", "-reason", "x", "-yes") }()
-	f.until(`select count(*) = 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%onlyonce.lock_owner(l.id)%'`)
+	f.until(`select count(*) = 1 from pg_stat_activity
+		where datname = current_database() and wait_event_type = 'Lock' and query like '%onlyonce.lock_owner(l.id)%'`)
 	select {
 	case r := <-ended:
 		t.Errorf("it did not wait: %+v", r)
@@ -274,9 +289,12 @@ func TestO3RebaseDividesBatches(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.lists("payments")
-	f.exec(`select onlyonce.enqueue_calls(array_agg(0::smallint), array_agg(onlyonce.key('', 's', n)), array_agg(onlyonce.key('', 'order', 'k')), array_agg('payments'::text),
-		array_agg(''::text), array_agg('shop'::text), array_agg(n), array_agg('POST'::text), array_agg('/'::text), array_agg(''::text), array_agg(null::text),
-		array_agg(convert_to('body of ' || n, 'UTF8')), array_agg(null::timestamptz), array_agg(null::timestamptz), array_agg(false), array_agg(false), array_agg(false),
+	f.exec(`select onlyonce.enqueue_calls(array_agg(0::smallint), array_agg(onlyonce.key('', 's', n)),
+		array_agg(onlyonce.key('', 'order', 'k')), array_agg('payments'::text),
+		array_agg(''::text), array_agg('shop'::text), array_agg(n), array_agg('POST'::text), array_agg('/'::text), array_agg(''::text),
+		array_agg(null::text),
+		array_agg(convert_to('body of ' || n, 'UTF8')), array_agg(null::timestamptz), array_agg(null::timestamptz), array_agg(false),
+		array_agg(false), array_agg(false),
 		order_prefixes => array_agg(ascii(n)))
 		from unnest('{a,b,c,d,e,f,g}'::text[]) n`)
 	if n := one[int](f, `select count(*) from onlyonce.batches`); n != 1 {
@@ -285,7 +303,8 @@ func TestO3RebaseDividesBatches(t *testing.T) {
 	contents := func() string {
 		return one[string](
 			f,
-			`select string_agg(concat_ws(' ', id, key, name, convert_from(body, 'UTF8'), order_key, order_prefix), '\n' order by id) from onlyonce.outbox_log`,
+			`select string_agg(concat_ws(' ', id, key, name, convert_from(body, 'UTF8'), order_key, order_prefix), '\n' order by id)
+				from onlyonce.outbox_log`,
 		)
 	}
 	before := contents()

@@ -94,7 +94,8 @@ func TestReplay(t *testing.T) {
 			again(2, 3, 4, 5, 6)
 			s.times(want)
 			if n := one[int](s.fixture, `select count(*) from onlyonce.audit where action = 'replay' and reason = 'INC-7'
-				and detail->>'from' = '2' and detail->>'to' = '8' and detail->>'resume' = '10' and detail->'before'->>'position' = '10'`); n != 1 {
+				and detail->>'from' = '2' and detail->>'to' = '8' and detail->>'resume' = '10'
+				and detail->'before'->>'position' = '10'`); n != 1 {
 				t.Error("no audit row")
 			}
 
@@ -292,7 +293,11 @@ func TestK9MoveBesideARotation(t *testing.T) {
 	}
 	defer func() { _ = rotation.Rollback(context.WithoutCancel(t.Context())) }()
 	for _, sql := range []string{
-		`do $$ declare of text; begin foreach of in array (select array_agg(distinct segment) from onlyonce.inbox) loop execute format('truncate onlyonce_segments.%I', of); end loop; end $$`,
+		`do $$ declare of text;
+			begin foreach of in array (select array_agg(distinct segment) from onlyonce.inbox) loop
+			execute format('truncate onlyonce_segments.%I', of);
+			end loop;
+			end $$`,
 		`update onlyonce.rings set forgotten = '2019-01-01Z' where name = 'consumer_keys'`,
 	} {
 		if _, err := rotation.Exec(t.Context(), sql); err != nil {
@@ -477,8 +482,17 @@ func TestReplayIsRefused(t *testing.T) {
 	f.run(adoptArgs("-at", "2", "-dry-run")...).want(t, statusGood, "Of these messages 2 are parked and not settled")
 	f.untouched(before)
 	f.run(replayArgs("-from", "14", "-yes")...).want(t, statusGood)
-	if c := f.shown(); c.Position != 14 || c.Run != 1 || c.Epoch != 5 || c.Replay != 1 || *c.ReplayUntil != 17 || *c.ReplayResume != 17 ||
-		c.Attempts != 0 || c.AnchorOffset != nil || *c.TopicID != *before.TopicID {
+	c := f.shown()
+	good := c.Position == 14 &&
+		c.Run == 1 &&
+		c.Epoch == 5 &&
+		c.Replay == 1 &&
+		*c.ReplayUntil == 17 &&
+		*c.ReplayResume == 17 &&
+		c.Attempts == 0 &&
+		c.AnchorOffset == nil &&
+		*c.TopicID == *before.TopicID
+	if !good {
 		t.Errorf("cursor: %+v", c)
 	}
 	// Another partition's replay has a number of its own, because copies may be in both.
@@ -489,7 +503,12 @@ func TestReplayIsRefused(t *testing.T) {
 	// far the replay was.
 	f.run(adoptArgs("-at", "17", "-yes")...).want(t, statusGood, "The replay that is under way up to offset 17 ends here",
 		"Nothing is skipped")
-	if c := f.shown(); c.Position != 17 || c.ReplayUntil != nil || c.ReplayResume != nil || c.Replay != 1 {
+	c = f.shown()
+	good = c.Position == 17 &&
+		c.ReplayUntil == nil &&
+		c.ReplayResume == nil &&
+		c.Replay == 1
+	if !good {
 		t.Errorf("cursor: %+v", c)
 	}
 }

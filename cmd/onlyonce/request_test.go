@@ -31,7 +31,11 @@ func (f *fixture) answers(tenant, key string) (id string) {
 	f.t.Helper()
 	const scope = "http POST /v1/charges"
 	id = one[string](f, `select onlyonce.key($1, $2, $3)::text`, tenant, scope, key)
-	f.exec(`begin; select onlyonce.http_open('1s', '1s', '1s'); select onlyonce.http_complete('` + id + `', '` + tenant + `', '` + scope + `', '', gen_random_uuid(), 'private', false, '1 day'); select onlyonce.seal(); commit`)
+	f.exec(`begin;
+		select onlyonce.http_open('1s', '1s', '1s');
+		select onlyonce.http_complete('` + id + `', '` + tenant + `', '` + scope + `', '', gen_random_uuid(), 'private', false, '1 day');
+		select onlyonce.seal();
+		commit`)
 	return id
 }
 
@@ -58,11 +62,13 @@ func TestRequestResolve(t *testing.T) {
 	)
 	var row ops.Request
 	out := f.run("request", "list", "-tenant", "acct_2", "-json").want(t, statusGood).lines(t, 0).out
-	if err := json.Unmarshal([]byte(out), &row); err != nil ||
-		row.ID != running ||
-		row.State != "running" ||
-		len(row.Unknown) != 1 ||
-		row.UnknownSince == nil {
+	err := json.Unmarshal([]byte(out), &row)
+	good := err == nil &&
+		row.ID == running &&
+		row.State == "running" &&
+		len(row.Unknown) == 1 &&
+		row.UnknownSince != nil
+	if !good {
 		t.Errorf("%v: %+v", err, row)
 	}
 
@@ -107,7 +113,8 @@ func TestRequestResolve(t *testing.T) {
 	}
 	if n := one[int](
 		f,
-		`select count(*) from onlyonce.http_records r join onlyonce.leases l on l.id = r.lease_id where r.state = 'running' and l.until <= clock_timestamp() and l.nonce is null`,
+		`select count(*) from onlyonce.http_records r join onlyonce.leases l on l.id = r.lease_id
+			where r.state = 'running' and l.until <= clock_timestamp() and l.nonce is null`,
 	); n != 2 {
 		t.Errorf("%d requests can be taken over, want 2", n)
 	}
@@ -176,7 +183,9 @@ func TestRequestClose(t *testing.T) {
 	f.run("request", "close", "-id", left, "-reason", "refunded by hand", "-yes").want(t, statusGood, "copies of it get 410", "audit row")
 	if n := one[int](
 		f,
-		`select count(*) from onlyonce.http_records where id = $1 and state = 'completed' and erased_at is not null and response is null and expires_at > clock_timestamp() + interval '47 hours'`,
+		`select count(*) from onlyonce.http_records
+			where id = $1 and state = 'completed' and erased_at is not null and response is null
+			and expires_at > clock_timestamp() + interval '47 hours'`,
 		left,
 	); n != 1 {
 		t.Error("it is not completed as one that is erased")

@@ -16,7 +16,8 @@ func (f *fixture) populate() {
 	f.t.Helper()
 	f.exec(`insert into onlyonce.leases (name, epoch, nonce, until) values
 		('cursor/stock/orders/0', 4, gen_random_uuid(), null), ('cursor/stock/orders/1', 0, null, null)`)
-	f.exec(`insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, topic_id, start_offset, run_start, start_policy,
+	f.exec(`insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, topic_id, start_offset, run_start,
+		start_policy,
 			released_at)
 		select id, 'stock', 'orders', 0, 'g1', 'c1', '00000000-0000-4000-8000-00000000000a'::uuid, 0, 0, 'earliest', null::timestamptz
 			from onlyonce.leases where name = 'cursor/stock/orders/0'
@@ -24,7 +25,9 @@ func (f *fixture) populate() {
 			from onlyonce.leases where name = 'cursor/stock/orders/1'`)
 	f.exec(`insert into onlyonce.attempts select id, case partition when 0 then 17 else 3 end, 2, 0 from onlyonce.cursors`)
 	f.progress("cursor/stock/orders/0", 0, 0, 17)
-	f.exec(`insert into onlyonce.parked (kind, state, reason, error, attempts, scope, topic, partition, "offset", sink, call_name, body, settled_at) values
+	f.exec(`insert into onlyonce.parked (kind, state, reason, error, attempts, scope, topic, partition, "offset", sink, call_name, body,
+		settled_at)
+		values
 		('message', 'waiting', 'exhausted', E'first line\nsecond line', 3, 'stock', 'orders', 0, 12, null, null, 'secret body', null),
 		('message', 'waiting', 'exhausted', E'red \x1b[31m text', 3, 'stock', 'orders', 0, 13, null, null, '', null),
 		('message', 'discarded', 'conflict', '', 0, 'other', 'orders', 1, 2, null, null, '', clock_timestamp()),
@@ -60,7 +63,8 @@ func (f *fixture) progress(lease string, run int, from, next int64) {
 	}{
 		{`set local session_replication_role = replica`, nil}, // no trigger: this is not an owner
 		{
-			`insert into onlyonce.progress select id, $2::integer, $3::bigint, $4::bigint, $4::bigint - 1, 0, '\x01' from onlyonce.leases where name = $1`,
+			`insert into onlyonce.progress select id, $2::integer, $3::bigint, $4::bigint, $4::bigint - 1, 0, '\x01' from onlyonce.leases
+				where name = $1`,
 			[]any{lease, run, from, next},
 		},
 	} {
@@ -77,8 +81,10 @@ func (f *fixture) progress(lease string, run int, from, next int64) {
 func (f *fixture) cursors(scope string, first, last int) {
 	f.t.Helper()
 	f.exec(
-		`with l as (insert into onlyonce.leases (name) select 'cursor/' || $1::text || '/orders/' || p from generate_series($2::int, $3::int) p returning id, name)
-		insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy) select id, $1, 'orders', split_part(name, '/', 4)::int, 5, 5, 'earliest' from l`,
+		`with l as (insert into onlyonce.leases (name) select 'cursor/' || $1::text || '/orders/' || p
+			from generate_series($2::int, $3::int) p returning id, name)
+		insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy)
+		select id, $1, 'orders', split_part(name, '/', 4)::int, 5, 5, 'earliest' from l`,
 		scope,
 		first,
 		last,
@@ -147,13 +153,16 @@ func TestStatusJSON(t *testing.T) {
 			t.Errorf("fields %s, want %s", got, want)
 		}
 	}
-	if report.SchemaVersion != migrations.Latest ||
-		len(report.Cursors) != 2 ||
-		report.Cursors[0].Position != 17 ||
-		report.Cursors[1].Position != 5 {
+	good := report.SchemaVersion == migrations.Latest &&
+		len(report.Cursors) == 2 &&
+		report.Cursors[0].Position == 17 &&
+		report.Cursors[1].Position == 5
+	if !good {
 		t.Errorf("cursors: %+v", report.Cursors)
 	}
-	if c := report.Cursors[0]; c.Attempts != 2 || *c.AttemptOffset != 17 || *c.Group != "g1" || c.Clean {
+	c := report.Cursors[0]
+	good = c.Attempts == 2 && *c.AttemptOffset == 17 && *c.Group == "g1" && !c.Clean
+	if !good {
 		t.Errorf("cursor: %+v", c)
 	}
 	if c := report.Cursors[1]; c.Attempts != 0 || c.AttemptOffset != nil || c.Group != nil {
@@ -179,14 +188,17 @@ func TestStatusJSON(t *testing.T) {
 	if len(counts) > 0 {
 		t.Errorf("more: %v", counts)
 	}
-	if p := report.Parked; !p.Counted || p.Settled == nil || *p.Settled != 1 || p.SettledMore {
+	p := report.Parked
+	good = p.Counted && p.Settled != nil && *p.Settled == 1 && !p.SettledMore
+	if !good {
 		t.Errorf("settled: %+v", p)
 	}
 	held := map[string]bool{}
 	for _, l := range report.Relays {
 		held[l.Sink] = l.Held
 	}
-	if len(held) != 3 || held["mail"] || held["gone"] || !held["payments"] {
+	good = len(held) == 3 && !held["mail"] && !held["gone"] && held["payments"]
+	if !good {
 		t.Errorf("relays: %v", held)
 	}
 }
@@ -222,28 +234,43 @@ func TestStatusOfProcesses(t *testing.T) {
 	f := newFixture(t)
 	f.exec(`insert into onlyonce.owners (id, scope, host, pid, seen_at, partitions) values
 		(gen_random_uuid(), 'stock', 'pod-1', 7, clock_timestamp(), '[
-			{"topic": "orders", "partition": 0, "epoch": 3, "position": 90, "high_watermark": 100, "lag": 10, "last_stable": 90, "waiting_for": 120, "last_batch_age": 2.5,
+			{"topic": "orders", "partition": 0, "epoch": 3, "position": 90, "high_watermark": 100, "lag": 10, "last_stable": 90,
+			"waiting_for": 120, "last_batch_age": 2.5,
 			 "blocked_by": {"offset": 90, "key": "0a0b", "for": 30, "done": 8}},
-			{"topic": "orders", "partition": 1, "epoch": 3, "position": 5, "high_watermark": 25, "lag": 20, "halted": "gap", "detail": "the log begins at 9", "halted_for": 3600,
+			{"topic": "orders", "partition": 1, "epoch": 3, "position": 5, "high_watermark": 25, "lag": 20, "halted": "gap",
+			"detail": "the log begins at 9", "halted_for": 3600,
 				"resolve": "to resolve it: onlyonce cursor adopt -scope stock -topic orders -partition 1 -at OFFSET -reason WHY",
 				"commands": ["onlyonce cursor adopt -scope stock -topic orders -partition 1 -at OFFSET -reason WHY"]}]'),
-		(gen_random_uuid(), 'mail', 'pod-3', 9, clock_timestamp(), (select jsonb_agg(jsonb_build_object('topic', 'orders', 'partition', p, 'epoch', 1, 'position', 5,
+		(gen_random_uuid(), 'mail', 'pod-3', 9, clock_timestamp(),
+		(select jsonb_agg(jsonb_build_object('topic', 'orders', 'partition', p, 'epoch', 1, 'position', 5,
 			'high_watermark', 25, 'lag', 20, 'halted', 'foreign-group', 'detail', 'it is of group mail-1', 'halted_for', 60,
-			'resolve', 'if the group was renamed, stop the old one, and then: onlyonce cursor adopt -scope mail -topic orders -partition ' || p || ' -group mail-2 -reason WHY',
+			'resolve',
+			'if the group was renamed, stop the old one, and then: onlyonce cursor adopt -scope mail -topic orders -partition '
+				|| p || ' -group mail-2 -reason WHY',
 			'remedy', 'if the group was renamed, stop the old one, and then',
-			'commands', jsonb_build_array('onlyonce cursor adopt -scope mail -topic orders -partition ' || p || ' -group mail-2 -reason WHY'),
-			'for_topic', jsonb_build_array('onlyonce cursor adopt -scope mail -topic orders -group mail-2 -reason WHY'))) from unnest(array[1, 4, 3]) p)),
-		(gen_random_uuid(), 'mail', 'pod-4', 2, clock_timestamp(), (select jsonb_agg(jsonb_build_object('topic', 'orders', 'partition', p, 'epoch', 0, 'position', 5,
+			'commands',
+			jsonb_build_array('onlyonce cursor adopt -scope mail -topic orders -partition ' || p || ' -group mail-2 -reason WHY'),
+			'for_topic', jsonb_build_array('onlyonce cursor adopt -scope mail -topic orders -group mail-2 -reason WHY')))
+			from unnest(array[1, 4, 3]) p)),
+		(gen_random_uuid(), 'mail', 'pod-4', 2, clock_timestamp(),
+		(select jsonb_agg(jsonb_build_object('topic', 'orders', 'partition', p, 'epoch', 0, 'position', 5,
 			'high_watermark', 25, 'lag', 20)) from generate_series(1, 4) p)),
-		(gen_random_uuid(), 'bills', 'pod-5', 2, clock_timestamp(), (select jsonb_agg(jsonb_build_object('topic', 'bills', 'partition', p, 'epoch', 1, 'position', 70 + p,
-			'high_watermark', 99, 'lag', 20, 'halted', case p % 2 when 0 then 'new-topic' else 'everything-fails' end, 'detail', 'see there', 'halted_for', 60,
-			'for_topic', case p % 2 when 0 then jsonb_build_array('onlyonce cursor adopt -scope bills -topic bills -halted new-topic -at first -reason WHY')
+		(gen_random_uuid(), 'bills', 'pod-5', 2, clock_timestamp(),
+		(select jsonb_agg(jsonb_build_object('topic', 'bills', 'partition', p, 'epoch', 1, 'position', 70 + p,
+			'high_watermark', 99, 'lag', 20, 'halted', case p % 2 when 0 then 'new-topic' else 'everything-fails' end, 'detail',
+			'see there', 'halted_for', 60,
+			'for_topic',
+			case p % 2 when 0
+			then jsonb_build_array('onlyonce cursor adopt -scope bills -topic bills -halted new-topic -at first -reason WHY')
 				else jsonb_build_array('onlyonce cursor adopt -scope bills -topic bills -halted everything-fails -at position -reason WHY',
-					'onlyonce parked redrive -scope bills -topic bills -kind message -parked-for no-key -limit 10000 -reason WHY') end)) from generate_series(0, 59) p)),
-		(gen_random_uuid(), 'bills', 'pod-6', 2, clock_timestamp() - interval '1 minute', '[]'), (gen_random_uuid(), 'bills', 'pod-6', 3, clock_timestamp() - interval '2 minutes', '[]'),
+					'onlyonce parked redrive -scope bills -topic bills -kind message -parked-for no-key -limit 10000 -reason WHY') end))
+					from generate_series(0, 59) p)),
+		(gen_random_uuid(), 'bills', 'pod-6', 2, clock_timestamp() - interval '1 minute', '[]'),
+		(gen_random_uuid(), 'bills', 'pod-6', 3, clock_timestamp() - interval '2 minutes', '[]'),
 		(gen_random_uuid(), 'bills', 'pod-6', 4, clock_timestamp() - interval '3 minutes', '[]'),
 		(gen_random_uuid(), 'stock', 'pod-2', 8, clock_timestamp() - interval '1 hour', '[
-			{"topic": "orders", "partition": 2, "epoch": 3, "position": 5, "high_watermark": 9, "lag": 4, "halted": "blocked", "detail": "of the past", "halted_for": 1}]')`)
+			{"topic": "orders", "partition": 2, "epoch": 3, "position": 5, "high_watermark": 9, "lag": 4, "halted": "blocked",
+				"detail": "of the past", "halted_for": 1}]')`)
 	f.columns = 80
 	r := f.run("status").want(
 		t, statusGood, "5 things need you:\n- halted: scope bills",
@@ -298,10 +325,14 @@ func TestStatusOfRelays(t *testing.T) {
 	f := newFixture(t)
 	f.exec(`insert into onlyonce.sinks (name) values ('a/b'), ('mail');
 		insert into onlyonce.leases (name) select 'relay/' || s || '/' || n from unnest(array['a%2Fb', 'mail']) s, generate_series(0, 15) n;
-		insert into onlyonce.lanes (id, sink, lane) select id, replace(split_part(name, '/', 2), '%2F', '/'), split_part(name, '/', 3)::smallint from onlyonce.leases;
-		update onlyonce.leases set nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 minute' where starts_with(name, 'relay/a%2Fb/');
-		insert into onlyonce.leases (name, nonce, until) values ('relays/a%2Fb/0', gen_random_uuid(), clock_timestamp() + interval '1 minute'),
-			('relays/a%2Fb/1', gen_random_uuid(), clock_timestamp() + interval '1 minute'), ('relays/mail/0', null, clock_timestamp() - interval '1 minute')`)
+		insert into onlyonce.lanes (id, sink, lane)
+		select id, replace(split_part(name, '/', 2), '%2F', '/'), split_part(name, '/', 3)::smallint from onlyonce.leases;
+		update onlyonce.leases set nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 minute'
+		where starts_with(name, 'relay/a%2Fb/');
+		insert into onlyonce.leases (name, nonce, until)
+		values ('relays/a%2Fb/0', gen_random_uuid(), clock_timestamp() + interval '1 minute'),
+			('relays/a%2Fb/1', gen_random_uuid(), clock_timestamp() + interval '1 minute'),
+			('relays/mail/0', null, clock_timestamp() - interval '1 minute')`)
 	r := f.run("status").want(t, statusGood, "Calls: 0 not delivered, 2 sinks", "16 of 16", "0 of 16")
 	if strings.Contains(r.out, "Relays:") {
 		t.Errorf("%s", r.out)
@@ -316,7 +347,8 @@ func TestO5LanesWithoutARelay(t *testing.T) {
 	f.lists("events")
 	f.enqueues("events", "order-17", "first", "second") // in one lane
 	lane := one[string](f, `select distinct 'relay/events/' || lane from onlyonce.batches`)
-	f.exec(`insert into onlyonce.leases (name, nonce, until) values ('relays/events/0', gen_random_uuid(), clock_timestamp() + interval '1 minute');
+	f.exec(`insert into onlyonce.leases (name, nonce, until)
+		values ('relays/events/0', gen_random_uuid(), clock_timestamp() + interval '1 minute');
 		update onlyonce.leases set nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 minute' where name <> '` + lane + `'`)
 	doctor := func(want ...string) {
 		t.Helper()
@@ -335,8 +367,11 @@ func TestO5LanesWithoutARelay(t *testing.T) {
 
 	const unheld = "2 calls in 1 lane that no relay has held for 5m" // and some seconds
 	for how, sql := range map[string]string{
-		"given back": `update onlyonce.leases set nonce = null, until = null, freed_at = clock_timestamp() - interval '5 minutes' where name = $1`,
-		"died":       `update onlyonce.leases set nonce = gen_random_uuid(), until = clock_timestamp() - interval '5 minutes', freed_at = clock_timestamp() - interval '1 day' where name = $1`,
+		"given back": `update onlyonce.leases set nonce = null, until = null, freed_at = clock_timestamp() - interval '5 minutes'
+			where name = $1`,
+		"died": `update onlyonce.leases
+			set nonce = gen_random_uuid(), until = clock_timestamp() - interval '5 minutes', freed_at = clock_timestamp() - interval '1 day'
+			where name = $1`,
 	} {
 		f.exec(sql, lane)
 		f.run("status").want(t, statusGood, "1 thing needs you",
@@ -352,11 +387,13 @@ func TestO5LanesWithoutARelay(t *testing.T) {
 				Seconds      float64
 			}
 		}
-		if r := f.run("status", "-json").want(t, statusGood); json.Unmarshal([]byte(r.out), &got) != nil ||
-			len(got.Unheld) != 1 ||
-			got.Unheld[0].Calls != 2 ||
-			got.Unheld[0].Lanes != 1 ||
-			got.Unheld[0].Seconds < 299 {
+		r := f.run("status", "-json").want(t, statusGood)
+		good := json.Unmarshal([]byte(r.out), &got) == nil &&
+			len(got.Unheld) == 1 &&
+			got.Unheld[0].Calls == 2 &&
+			got.Unheld[0].Lanes == 1 &&
+			got.Unheld[0].Seconds >= 299
+		if !good {
 			t.Errorf("%s: %+v", how, got)
 		}
 	}

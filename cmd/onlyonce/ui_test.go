@@ -271,9 +271,8 @@ func TestUI(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	out, in := io.Pipe()
-	a := newApp(strings.NewReader(""), in, io.Discard, func(name string) string {
-		return map[string]string{program.EnvPostgres: f.url}[name]
-	})
+	env := map[string]string{program.EnvPostgres: f.url}
+	a := newApp(strings.NewReader(""), in, io.Discard, func(name string) string { return env[name] })
 	ended := make(chan int, 1)
 	go func() { ended <- a.run(ctx, []string{"ui", "-listen", "127.0.0.1:0"}) }()
 	line, err := bufio.NewReader(out).ReadString('\n')

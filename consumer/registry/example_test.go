@@ -51,7 +51,8 @@ func ExampleAvro() {
 		panic(err)
 	}
 	ctx := context.Background()
-	schema := avro.MustParse(`{"type": "record", "name": "Order", "fields": [{"name": "sku", "type": "string"}, {"name": "qty", "type": "int"}]}`)
+	schema := avro.MustParse(`{"type": "record", "name": "Order", "fields": [{"name": "sku", "type": "string"}, {"name": "qty", ` +
+		`"type": "int"}]}`)
 	id, err := client.RegisterSchema(ctx, "orders-value", sr.Schema{Schema: schema.String()}, -1, -1)
 	if err != nil {
 		panic(err)

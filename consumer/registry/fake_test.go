@@ -80,7 +80,11 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			return
 		}
 		_ = json.NewEncoder(w).Encode(f.schemas[id-1])
-	case len(path) == 4 && path[0] == "subjects" && path[3] == "1" && f.subjects[path[1]] > 0:
+	case len(path) == 4 && path[0] == "subjects" && path[3] == "1":
+		if f.subjects[path[1]] == 0 {
+			none(40401, "Subject")
+			return
+		}
 		id := f.subjects[path[1]]
 		_ = json.NewEncoder(w).Encode(sr.SubjectSchema{Subject: path[1], Version: 1, ID: id, Schema: f.schemas[id-1]})
 	default:

@@ -41,7 +41,11 @@ const (
 		message Duration { int64 seconds = 1; int32 nanos = 2; }`
 	// Some serializers count the message that a map field makes.
 	mapProto = `syntax = "proto3"; package google.protobuf;
-		message DescriptorProto { map<string, int32> m = 1; message ExtensionRange { int32 start = 1; } message ReservedRange { int32 start = 1; } }`
+		message DescriptorProto {
+			map<string, int32> m = 1;
+			message ExtensionRange { int32 start = 1; }
+			message ReservedRange { int32 start = 1; }
+		}`
 )
 
 // decode decodes a value as a consumer would, and returns the error with which its message fails.
@@ -238,9 +242,10 @@ func TestUndecodable(t *testing.T) {
 		"another field": {only(t, registry.JSON[order](r)), framed(asJSON, []byte(`{"sku": 3}`)), `field "sku" is a JSON number`},
 	} {
 		err := c.err(c.in)
-		if !consumer.IsPermanent(err) ||
+		wrong := !consumer.IsPermanent(err) ||
 			!strings.Contains(err.Error(), c.want) ||
-			strings.Contains(name+err.Error(), "secret") && name != "broken schema" {
+			strings.Contains(name+err.Error(), "secret") && name != "broken schema"
+		if wrong {
 			t.Errorf("%s: permanent %t: %v, want %q", name, consumer.IsPermanent(err), err, c.want)
 		}
 	}
@@ -343,7 +348,8 @@ func TestRegistryThatIsAway(t *testing.T) {
 			if n := count(`select count(*) from effects`); n != 3 {
 				t.Errorf("%d effects, want 3", n)
 			}
-			if n := count(`select count(*) from onlyonce.parked where "offset" = 1 and reason = 'permanent' and error like '%the registry has no schema 4711%'`); n != 1 ||
+			if n := count(`select count(*) from onlyonce.parked
+				where "offset" = 1 and reason = 'permanent' and error like '%the registry has no schema 4711%'`); n != 1 ||
 				count(`select count(*) from onlyonce.parked`) != 1 {
 				t.Error("the message of an unknown schema is not parked, or others are")
 			}
@@ -411,7 +417,9 @@ func TestAvroThatAnnouncesTooMuch(t *testing.T) {
 				`}, {"name": "qty", "type": "int"}]}`,
 		})
 		got, err := decode(t, registry.Avro[order](r), framed(id, append(c.in, 6)))
-		if c.fits && (err != nil || got.Qty != 3) || !c.fits && !consumer.IsPermanent(err) {
+		wrong := c.fits && (err != nil || got.Qty != 3) ||
+			!c.fits && !consumer.IsPermanent(err)
+		if wrong {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
 	}
@@ -428,7 +436,8 @@ func TestAvroRecordThatContainsItself(t *testing.T) {
 	t.Parallel()
 	f := newFake(t)
 	r := registry.New(f.Client)
-	const remarks = `{"type": "record", "name": "Remark", "fields": [{"name": "text", "type": "string"}, {"name": "replies", "type": {"type": "array", "items": "Remark"}}]}`
+	const remarks = `{"type": "record", "name": "Remark", "fields": [{"name": "text", "type": "string"}, {"name": "replies", "type": ` +
+		`{"type": "array", "items": "Remark"}}]}`
 	value := remark{"a", []remark{{"b", []remark{}}}}
 	in, err := avro.MustParse(remarks).Encode(value)
 	if err != nil {

@@ -56,7 +56,10 @@ func (s *stack) start(ctx context.Context, p *part) (*part, error) {
 	request := testcontainers.ContainerRequest{
 		Image: p.image, Entrypoint: p.program, Cmd: args, Env: env, User: p.user,
 		HostConfigModifier: func(c *container.HostConfig) {
-			c.NetworkMode, c.ReadonlyRootfs, c.Binds, c.Tmpfs = "host", true, p.binds, p.tmpfs
+			c.NetworkMode = "host"
+			c.ReadonlyRootfs = true
+			c.Binds = p.binds
+			c.Tmpfs = p.tmpfs
 		},
 	}
 	c, err := testcontainers.GenericContainer(ctx, testcontainers.GenericContainerRequest{ContainerRequest: request, Started: true})

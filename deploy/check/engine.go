@@ -214,7 +214,11 @@ func addTrees(w *tar.Writer, roots []string) error {
 			if err != nil {
 				return err
 			}
-			h.Name, h.Uid, h.Gid, h.Uname, h.Gname = strings.TrimPrefix(path, "/"), 0, 0, "", ""
+			h.Name = strings.TrimPrefix(path, "/")
+			h.Uid = 0
+			h.Gid = 0
+			h.Uname = ""
+			h.Gname = ""
 			if err := w.WriteHeader(h); err != nil || info.IsDir() {
 				return err
 			}

@@ -31,9 +31,13 @@ func TestPods(t *testing.T) {
 	}
 	for name, pod := range pods {
 		c := pod.Containers[0]
-		if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken || !*pod.SecurityContext.RunAsNonRoot ||
-			!*c.SecurityContext.ReadOnlyRootFilesystem || *c.SecurityContext.AllowPrivilegeEscalation ||
-			!slices.Contains(c.SecurityContext.Capabilities.Drop, "ALL") {
+		good := pod.AutomountServiceAccountToken != nil &&
+			!*pod.AutomountServiceAccountToken &&
+			*pod.SecurityContext.RunAsNonRoot &&
+			*c.SecurityContext.ReadOnlyRootFilesystem &&
+			!*c.SecurityContext.AllowPrivilegeEscalation &&
+			slices.Contains(c.SecurityContext.Capabilities.Drop, "ALL")
+		if !good {
 			t.Errorf("%s has rights that it does not need", name)
 		}
 		if !slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool {
@@ -146,10 +150,11 @@ func TestPodValues(t *testing.T) {
 		if !slices.Equal(paths, mounts[name]) {
 			t.Errorf("%s mounts %q, want %q", name, paths, mounts[name])
 		}
-		if len(pod.ImagePullSecrets) != 1 ||
-			pod.ImagePullSecrets[0].Name != "registry" ||
-			pod.NodeSelector["pool"] != "apps" ||
-			len(pod.Tolerations) != 1 {
+		good := len(pod.ImagePullSecrets) == 1 &&
+			pod.ImagePullSecrets[0].Name == "registry" &&
+			pod.NodeSelector["pool"] == "apps" &&
+			len(pod.Tolerations) == 1
+		if !good {
 			t.Errorf("%s: pull secrets %v, nodes %v, tolerations %v", name, pod.ImagePullSecrets, pod.NodeSelector, pod.Tolerations)
 		}
 		if len(c.Env) != 2 || c.Env[1].ValueFrom.SecretKeyRef.Name != "pg" {

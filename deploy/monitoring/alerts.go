@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -35,8 +36,8 @@ func one(name, bad, good string) (fires, quiet []series) {
 
 // alerts returns all alerts.
 func alerts() []alert {
-	all := append(partitionAlerts(), workAlerts()...)
-	all = append(all, storageAlerts()...)
+	all := slices.Concat(partitionAlerts(), lateAlerts(), parkedAlerts())
+	all = slices.Concat(all, relayAlerts(), intakeAlerts(), storageAlerts())
 	for _, o := range objectives() {
 		all = append(all, o.alerts()...)
 	}
@@ -76,39 +77,14 @@ func partitionAlerts() []alert {
 		hold:     "15m",
 		at:       "30m",
 		runbook:  "alerts.md#no-consumer-runs",
-		expr:     `onlyonce_consumer_partitions{state="unowned"} > 0 and ignoring (state, reason) onlyonce_consumer_processes > 0`,
-		summary:  `{{ $value }} partitions of scope {{ $labels.scope }} have no owner, although consumers run`,
+		expr: `onlyonce_consumer_partitions{state="unowned"} > 0` +
+			` and ignoring (state, reason) onlyonce_consumer_processes > 0`,
+		summary: `{{ $value }} partitions of scope {{ $labels.scope }} have no owner, although consumers run`,
 	}
 	of := `onlyonce_consumer_partitions{database="shop",scope="s",state="unowned",reason=""}`
 	processes := `onlyonce_consumer_processes{database="shop",scope="s"}`
 	unowned.fires = []series{{of, "2+0x60"}, {processes, "1+0x60"}}
 	unowned.quiet = []series{{of, "2+0x60"}, {processes, "0+0x60"}} // the other alert fires
-
-	stalled := alert{
-		name:     "OnlyonceConsumerStalled",
-		severity: page,
-		hold:     "1m",
-		at:       "20m",
-		runbook:  "alerts.md#effects-come-late",
-		expr:     `max without (topic, partition) (onlyonce_consumer_stalled_seconds) > 600`,
-		summary:  `A partition of scope {{ $labels.scope }} has lag and has not committed for {{ $value | humanizeDuration }}`,
-	}
-	stalled.fires, stalled.quiet = one(
-		`onlyonce_consumer_stalled_seconds{database="shop",scope="s",topic="t",partition="0"}`,
-		"0+60",
-		"599+0",
-	)
-
-	hung := alert{
-		name:     "OnlyonceHandlerHung",
-		severity: page,
-		hold:     "0m",
-		at:       "5m",
-		runbook:  "alerts.md#a-handler-hangs",
-		expr:     `onlyonce_consumer_hung_total > 0`,
-		summary:  `A handler of scope {{ $labels.scope }} does not return: only a restart gets its goroutine back`,
-	}
-	hung.fires, hung.quiet = one(`onlyonce_consumer_hung_total{scope="s",topic="t"}`, "1+0", "0+0")
 
 	faults := alert{
 		name:     "OnlyonceFault",
@@ -128,10 +104,41 @@ func partitionAlerts() []alert {
 			{`onlyonce_faults{database="shop",part="relay",scope="payments",topic="",kind="remote"}`, "2+0x10"},
 		},
 	}
-	return []alert{halted, faults, none, unowned, stalled, hung}
+	return []alert{halted, faults, none, unowned}
 }
 
-func workAlerts() []alert {
+// lateAlerts are of messages whose effects come late.
+func lateAlerts() []alert {
+	stalled := alert{
+		name:     "OnlyonceConsumerStalled",
+		severity: page,
+		hold:     "1m",
+		at:       "20m",
+		runbook:  "alerts.md#effects-come-late",
+		expr:     `max without (topic, partition) (onlyonce_consumer_stalled_seconds) > 600`,
+		summary: `A partition of scope {{ $labels.scope }} has lag` +
+			` and has not committed for {{ $value | humanizeDuration }}`,
+	}
+	stalled.fires, stalled.quiet = one(
+		`onlyonce_consumer_stalled_seconds{database="shop",scope="s",topic="t",partition="0"}`,
+		"0+60",
+		"599+0",
+	)
+
+	hung := alert{
+		name:     "OnlyonceHandlerHung",
+		severity: page,
+		hold:     "0m",
+		at:       "5m",
+		runbook:  "alerts.md#a-handler-hangs",
+		expr:     `onlyonce_consumer_hung_total > 0`,
+		summary:  `A handler of scope {{ $labels.scope }} does not return: only a restart gets its goroutine back`,
+	}
+	hung.fires, hung.quiet = one(`onlyonce_consumer_hung_total{scope="s",topic="t"}`, "1+0", "0+0")
+	return []alert{stalled, hung}
+}
+
+func parkedAlerts() []alert {
 	waiting := alert{
 		name:     "OnlyonceParkedWaiting",
 		severity: ticket,
@@ -139,7 +146,8 @@ func workAlerts() []alert {
 		at:       "30m",
 		runbook:  "messages.md#what-is-parked-and-why",
 		expr:     `sum without (reason) (onlyonce_parked{state="waiting"}) > 0`,
-		summary:  `{{ $value }} parked rows of kind {{ $labels.kind }}, scope {{ $labels.scope }}, wait for an operator`,
+		summary: `{{ $value }} parked rows of kind {{ $labels.kind }}, scope {{ $labels.scope }},` +
+			` wait for an operator`,
 	}
 	waiting.fires = []series{{
 		`onlyonce_parked{database="shop",kind="message",scope="s",sink="",state="waiting",reason="permanent"}`,
@@ -168,6 +176,10 @@ func workAlerts() []alert {
 		"1+0x60",
 	}}
 
+	return []alert{waiting, reconcile}
+}
+
+func relayAlerts() []alert {
 	const of = `{database="shop",sink="payments"}`
 	window := alert{
 		name:     "OnlyonceKeyWindowRunsOut",
@@ -175,17 +187,19 @@ func workAlerts() []alert {
 		hold:     "1m",
 		at:       "20m",
 		runbook:  "alerts.md#a-key-window-runs-out",
-		expr:     `onlyonce_outbox_window_left_seconds < 3600 and onlyonce_outbox_window_left_seconds < 0.25 * onlyonce_outbox_window_seconds`,
-		summary:  `In {{ $value | humanizeDuration }} an unanswered call to {{ $labels.sink }} can no longer be repeated under its key, and must be reconciled by hand`,
+		expr: `onlyonce_outbox_window_left_seconds < 3600` +
+			` and onlyonce_outbox_window_left_seconds < 0.25 * onlyonce_outbox_window_seconds`,
+		summary: `In {{ $value | humanizeDuration }} an unanswered call to {{ $labels.sink }}` +
+			` can no longer be repeated under its key, and must be reconciled by hand`,
 		fires: []series{
 			{`onlyonce_outbox_window_left_seconds` + of, "4000-60x60"},
 			{`onlyonce_outbox_window_seconds` + of, "86400+0x60"},
 		},
-		quiet: []series{
+		quiet: []series{ // a short window, just begun
 			{`onlyonce_outbox_window_left_seconds` + of, "3000+0x60"},
 			{`onlyonce_outbox_window_seconds` + of, "3534+0x60"},
 		},
-	} // a short window, just begun
+	}
 
 	relay := alert{name: "OnlyonceNoRelay", severity: page, hold: "2m", at: "10m", runbook: "alerts.md#no-relay-runs",
 		expr: `(onlyonce_outbox_relays == 0 and onlyonce_outbox_oldest_seconds > 60)` +
@@ -212,9 +226,9 @@ func workAlerts() []alert {
 		}},
 		quiet: []series{{
 			`onlyonce_faults{database="shop",part="relay",scope="payments",topic="",kind="remote"}`,
-			"1x4 _x60",
+			"1x4 _x60", // it is back
 		}},
-	} // it is back
+	}
 
 	old := alert{name: "OnlyonceOutboxOld", severity: page, hold: "1m", at: "20m", runbook: "alerts.md#calls-come-late",
 		expr:    `onlyonce_outbox_oldest_seconds > 600 and onlyonce_outbox_paused == 0`,
@@ -238,7 +252,11 @@ func workAlerts() []alert {
 		summary:  `Calls to {{ $labels.sink }} have been paused for half a day`,
 	}
 	paused.fires, paused.quiet = one(`onlyonce_outbox_paused`+of, "1+0", "0+0")
+	return []alert{window, relay, down, old, paused}
+}
 
+// intakeAlerts are of HTTP requests and webhooks.
+func intakeAlerts() []alert {
 	open := alert{
 		name:     "OnlyonceHTTPRequestsWait",
 		severity: ticket,
@@ -256,15 +274,18 @@ func workAlerts() []alert {
 		hold:     "15m",
 		at:       "60m",
 		runbook:  "alerts.md#webhooks-are-refused",
-		expr: `sum without (instance, pod, outcome, status) (rate(onlyonce_webhook_received_total{status=~"401|503"}[15m]))` +
-			` / sum without (instance, pod, outcome, status) (rate(onlyonce_webhook_received_total[15m])) > 0.1`,
-		summary: `{{ $value | humanizePercentage }} of the requests to {{ $labels.endpoint }} are answered with 401 or 503`,
+		expr: `sum without (instance, pod, outcome, status)` +
+			` (rate(onlyonce_webhook_received_total{status=~"401|503"}[15m]))` +
+			` / sum without (instance, pod, outcome, status)` +
+			` (rate(onlyonce_webhook_received_total[15m])) > 0.1`,
+		summary: `{{ $value | humanizePercentage }} of the requests to {{ $labels.endpoint }}` +
+			` are answered with 401 or 503`,
 	}
 	good := series{`onlyonce_webhook_received_total{endpoint="stripe",outcome="accepted",status="200"}`, "0+100x90"}
 	bad := `onlyonce_webhook_received_total{endpoint="stripe",outcome="refused",status="401"}`
 	refused.fires = []series{good, {bad, "0+50x90"}}
 	refused.quiet = []series{good, {bad, "0+5x90"}}
-	return []alert{waiting, reconcile, window, relay, down, old, paused, open, refused}
+	return []alert{open, refused}
 }
 
 func storageAlerts() []alert {
@@ -321,7 +342,8 @@ func storageAlerts() []alert {
 		at:       "10m",
 		runbook:  "alerts.md#the-database-takes-no-writes",
 		expr:     `sum without (instance, pod) (increase(onlyonce_database_refusals_total[3m])) > 0`,
-		summary:  `The database {{ $labels.database }} has refused writes for minutes: its address leads to a standby, or it is set to read-only`,
+		summary: `The database {{ $labels.database }} has refused writes for minutes:` +
+			` its address leads to a standby, or it is set to read-only`,
 	}
 	standby.fires = []series{{`onlyonce_database_refusals_total{database="shop"}`, "0+6x1500"}}
 	standby.quiet = []series{{`onlyonce_database_refusals_total{database="shop"}`, "0x4 90+0x1500"}}

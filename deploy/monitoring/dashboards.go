@@ -1,6 +1,10 @@
 package main
 
-import m "github.com/onlyonce/onlyonce/internal/metrics"
+import (
+	"slices"
+
+	m "github.com/onlyonce/onlyonce/internal/metrics"
+)
 
 func dashboards() []dashboard {
 	return []dashboard{consumers(), outbox(), requests(), storage()}
@@ -8,95 +12,110 @@ func dashboards() []dashboard {
 
 func consumers() dashboard {
 	return dashboard{
-		uid:   "onlyonce-consumers",
-		title: "onlyonce / Consumers",
-		about: "Do messages take effect, how late, and what is in the way.",
-		jobOf: m.DatabaseUp,
-		panels: []panel{
-			{
-				"Messages by outcome",
-				m.ConsumerMessages,
-				perSecond,
-				[]query{{rates(m.ConsumerMessages, "scope, outcome"), "{{scope}} {{outcome}}"}},
-			},
-			{"Delay from record to commit", m.ConsumerDelay, seconds, quantiles(m.ConsumerDelay, "scope", "{{scope}}")},
-			{
-				"Messages later than 30 s",
-				m.ConsumerDelay,
-				share,
-				[]query{{
-					`1 - sum by (scope) (rate(` + selected(m.ConsumerDelay.Prometheus()+"_bucket", `le=~"30(\\.0)?"`) +
-						`[$__rate_interval])) / sum by (scope) (rate(` +
-						selected(m.ConsumerDelay.Prometheus()+"_count") + `[$__rate_interval]))`,
-					"{{scope}}",
-				}},
-			},
-			{
-				"Lag",
-				m.ConsumerLag,
-				count,
-				[]query{{gauge("sum", m.ConsumerLag, "database, scope, topic"), "{{scope}} {{topic}}"}},
-			},
-			{
-				"Longest without a commit",
-				m.ConsumerStalled,
-				seconds,
-				[]query{{gauge("max", m.ConsumerStalled, "database, scope, topic"), "{{scope}} {{topic}}"}},
-			},
-			{
-				"Longest held up by one message",
-				m.ConsumerBlocked,
-				seconds,
-				[]query{{gauge("max", m.ConsumerBlocked, "database, scope, topic"), "{{scope}} {{topic}}"}},
-			},
-			{
-				"Partitions by state",
-				m.ConsumerPartitions,
-				count,
-				[]query{{gauge("sum", m.ConsumerPartitions, "database, scope, state"), "{{scope}} {{state}}"}},
-			},
-			{
-				"Halted partitions",
-				m.ConsumerPartitions,
-				count,
-				[]query{{
-					gauge("sum", m.ConsumerPartitions, "database, scope, reason", `state="halted"`),
-					"{{scope}} {{reason}}",
-				}},
-			},
-			{
-				"Processes",
-				m.ConsumerProcesses,
-				count,
-				[]query{{gauge("max", m.ConsumerProcesses, "database, scope"), "{{scope}}"}},
-			},
-			{
-				"Processes that cannot work",
-				m.Faults,
-				count,
-				[]query{{gauge("sum", m.Faults, "database, scope, kind"), "{{scope}} {{kind}}"}},
-			},
-			{
-				"Parked messages and events",
-				m.Parked,
-				count,
-				[]query{{
-					gauge("sum", m.Parked, "database, scope, kind, state", `kind!="call"`),
-					"{{scope}} {{kind}} {{state}}",
-				}},
-			},
-			{
-				"Retries",
-				m.ConsumerRetries,
-				perSecond,
-				[]query{{rates(m.ConsumerRetries, "scope, topic"), "{{scope}} {{topic}}"}},
-			},
-			{
-				"Received from queues, by outcome",
-				m.QueueReceived,
-				perSecond,
-				[]query{{rates(m.QueueReceived, "queue, outcome"), "{{queue}} {{outcome}}"}},
-			},
+		uid:    "onlyonce-consumers",
+		title:  "onlyonce / Consumers",
+		about:  "Do messages take effect, how late, and what is in the way.",
+		jobOf:  m.DatabaseUp,
+		panels: slices.Concat(appliedPanels(), partitionPanels(), besidePanels()),
+	}
+}
+
+func appliedPanels() []panel {
+	return []panel{
+		{
+			"Messages by outcome",
+			m.ConsumerMessages,
+			perSecond,
+			[]query{{rates(m.ConsumerMessages, "scope, outcome"), "{{scope}} {{outcome}}"}},
+		},
+		{"Delay from record to commit", m.ConsumerDelay, seconds, quantiles(m.ConsumerDelay, "scope", "{{scope}}")},
+		{
+			"Messages later than 30 s",
+			m.ConsumerDelay,
+			share,
+			[]query{{
+				`1 - sum by (scope) (rate(` + selected(m.ConsumerDelay.Prometheus()+"_bucket", `le=~"30(\\.0)?"`) +
+					`[$__rate_interval])) / sum by (scope) (rate(` +
+					selected(m.ConsumerDelay.Prometheus()+"_count") + `[$__rate_interval]))`,
+				"{{scope}}",
+			}},
+		},
+	}
+}
+
+func partitionPanels() []panel {
+	return []panel{
+		{
+			"Lag",
+			m.ConsumerLag,
+			count,
+			[]query{{gauge("sum", m.ConsumerLag, "database, scope, topic"), "{{scope}} {{topic}}"}},
+		},
+		{
+			"Longest without a commit",
+			m.ConsumerStalled,
+			seconds,
+			[]query{{gauge("max", m.ConsumerStalled, "database, scope, topic"), "{{scope}} {{topic}}"}},
+		},
+		{
+			"Longest held up by one message",
+			m.ConsumerBlocked,
+			seconds,
+			[]query{{gauge("max", m.ConsumerBlocked, "database, scope, topic"), "{{scope}} {{topic}}"}},
+		},
+		{
+			"Partitions by state",
+			m.ConsumerPartitions,
+			count,
+			[]query{{gauge("sum", m.ConsumerPartitions, "database, scope, state"), "{{scope}} {{state}}"}},
+		},
+		{
+			"Halted partitions",
+			m.ConsumerPartitions,
+			count,
+			[]query{{
+				gauge("sum", m.ConsumerPartitions, "database, scope, reason", `state="halted"`),
+				"{{scope}} {{reason}}",
+			}},
+		},
+		{
+			"Processes",
+			m.ConsumerProcesses,
+			count,
+			[]query{{gauge("max", m.ConsumerProcesses, "database, scope"), "{{scope}}"}},
+		},
+		{
+			"Processes that cannot work",
+			m.Faults,
+			count,
+			[]query{{gauge("sum", m.Faults, "database, scope, kind"), "{{scope}} {{kind}}"}},
+		},
+	}
+}
+
+// besidePanels show what does not go through a partition's log.
+func besidePanels() []panel {
+	return []panel{
+		{
+			"Parked messages and events",
+			m.Parked,
+			count,
+			[]query{{
+				gauge("sum", m.Parked, "database, scope, kind, state", `kind!="call"`),
+				"{{scope}} {{kind}} {{state}}",
+			}},
+		},
+		{
+			"Retries",
+			m.ConsumerRetries,
+			perSecond,
+			[]query{{rates(m.ConsumerRetries, "scope, topic"), "{{scope}} {{topic}}"}},
+		},
+		{
+			"Received from queues, by outcome",
+			m.QueueReceived,
+			perSecond,
+			[]query{{rates(m.QueueReceived, "queue, outcome"), "{{queue}} {{outcome}}"}},
 		},
 	}
 }

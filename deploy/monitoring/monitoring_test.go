@@ -153,14 +153,20 @@ func TestDashboards(t *testing.T) {
 	shown := ""
 	uids := map[string]bool{}
 	for _, d := range dashboards() {
-		if uids[d.uid] || d.title == "" || d.about == "" || d.jobOf == nil {
+		good := !uids[d.uid] && d.title != "" && d.about != "" && d.jobOf != nil
+		if !good {
 			t.Errorf("%s: no uid of its own, no title, no text, or no job", d.uid)
 		}
 		uids[d.uid] = true
 		titles := map[string]bool{}
 		for _, p := range d.panels {
 			where := d.title + ": " + p.title
-			if p.title == "" || titles[p.title] || p.about == nil || !slices.Contains(known, p.unit) || len(p.queries) == 0 {
+			good := p.title != "" &&
+				!titles[p.title] &&
+				p.about != nil &&
+				slices.Contains(known, p.unit) &&
+				len(p.queries) != 0
+			if !good {
 				t.Errorf("%s: no title of its own, no text, no unit or no query", where)
 			}
 			titles[p.title] = true
@@ -217,10 +223,11 @@ func TestDashboardsNameTheDataSourceOnlyByItsVariable(t *testing.T) {
 		if err := json.Unmarshal([]byte(text), &whole); err != nil {
 			t.Fatal(err)
 		}
-		if len(whole.Panels) != len(d.panels) ||
-			len(whole.Templating.List) != 2 ||
-			whole.Templating.List[0].Type != "datasource" ||
-			whole.Templating.List[1].Name != "job" {
+		good := len(whole.Panels) == len(d.panels) &&
+			len(whole.Templating.List) == 2 &&
+			whole.Templating.List[0].Type == "datasource" &&
+			whole.Templating.List[1].Name == "job"
+		if !good {
 			t.Errorf("%s: not its panels, or not the variables datasource and job", d.title)
 		}
 		for _, p := range whole.Panels {

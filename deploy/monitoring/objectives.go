@@ -87,9 +87,10 @@ func (o *objective) ratio(window string) string {
 func (o *objective) rules(b *strings.Builder) {
 	for _, w := range burns {
 		for _, window := range []string{w.short, w.long} {
-			fmt.Fprintf(b, "      - record: %s\n        expr: %s\n", o.ratio(window), quote(fmt.Sprintf(
-				`1 - sum without (%[1]s, le) (rate(%[2]s_bucket{le=~"%[3]s(\\.0)?"%[4]s}[%[5]s])) / sum without (%[1]s) (rate(%[2]s_count[%[5]s]))`,
-				o.summed, o.histogram, o.le, o.good, window)))
+			good := fmt.Sprintf(`sum without (%s, le) (rate(%s_bucket{le=~"%s(\\.0)?"%s}[%s]))`,
+				o.summed, o.histogram, o.le, o.good, window)
+			all := fmt.Sprintf(`sum without (%s) (rate(%s_count[%s]))`, o.summed, o.histogram, window)
+			fmt.Fprintf(b, "      - record: %s\n        expr: %s\n", o.ratio(window), quote("1 - "+good+" / "+all))
 		}
 	}
 }

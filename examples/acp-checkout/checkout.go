@@ -62,10 +62,18 @@ func scanSession(row pgx.Row) (*session, error) {
 
 // item returns the one item that is asked for, and its price.
 func (in *request) item() (id string, quantity int, price int64, err error) {
-	if len(in.Items) != 1 || prices[in.Items[0].ID] == 0 || in.Items[0].Quantity < 1 || in.Items[0].Quantity > 1000 {
-		return "", 0, 0, refuse(http.StatusUnprocessableEntity, "invalid", "items must have one item of the catalogue, and 1 to 1000 of it")
+	refused := refuse(
+		http.StatusUnprocessableEntity,
+		"invalid",
+		"items must have one item of the catalogue, and 1 to 1000 of it",
+	)
+	if len(in.Items) != 1 {
+		return "", 0, 0, refused
 	}
 	one := in.Items[0]
+	if prices[one.ID] == 0 || one.Quantity < 1 || one.Quantity > 1000 {
+		return "", 0, 0, refused
+	}
 	return one.ID, one.Quantity, prices[one.ID], nil
 }
 

@@ -69,7 +69,8 @@ func TestLoop(t *testing.T) {
 		&orders,
 		&aside,
 	)
-	if err != nil || applied != 20 || orders != 20 || aside != 1 {
+	good := err == nil && applied == 20 && orders == 20 && aside == 1
+	if !good {
 		t.Errorf("%d rows of %d orders, %d set aside, %v", applied, orders, aside, err)
 	}
 }

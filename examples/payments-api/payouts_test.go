@@ -20,9 +20,10 @@ func TestPayoutOutcome(t *testing.T) {
 	for key, want := range map[string]idempotency.StepOutcome{"paid": idempotency.StepTookEffect, "refused": idempotency.StepTookEffect,
 		"none": idempotency.StepNoEffect, "busy": idempotency.StepUnknown} {
 		outcome, said, err := a.payoutOutcome(t.Context(), "payout", key)
-		if outcome != want ||
+		wrong := outcome != want ||
 			(err != nil) != (want == idempotency.StepUnknown) ||
-			want == idempotency.StepTookEffect && string(said) != "/payouts/"+key {
+			want == idempotency.StepTookEffect && string(said) != "/payouts/"+key
+		if wrong {
 			t.Errorf("%s: %v %s %v", key, outcome, said, err)
 		}
 	}

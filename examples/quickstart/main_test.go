@@ -40,9 +40,20 @@ func TestQuickstart(t *testing.T) {
 			"kills", "payment_calls", "payments", "ok",
 		},
 		"-json", "-v", "-messages", "300", "-kills", "2", "-partitions", "4", "-postgres", url, "-brokers", brokers(t))
-	if !r.OK || r.Unique != 300 || r.Produced != 660 || r.Effects+r.Parked != 300 || r.Parked != 1 || r.Payments != r.Effects ||
-		r.KillsInBatch != 2 || r.Kills < 2 || r.Redelivered < 330 || r.DuplicatesByKey != 360 || r.DuplicatesByFence != 330 ||
-		r.Delivered < r.Unique || r.PaymentCalls < r.Payments {
+	good := r.OK &&
+		r.Unique == 300 &&
+		r.Produced == 660 &&
+		r.Effects+r.Parked == 300 &&
+		r.Parked == 1 &&
+		r.Payments == r.Effects &&
+		r.KillsInBatch == 2 &&
+		r.Kills >= 2 &&
+		r.Redelivered >= 330 &&
+		r.DuplicatesByKey == 360 &&
+		r.DuplicatesByFence == 330 &&
+		r.Delivered >= r.Unique &&
+		r.PaymentCalls >= r.Payments
+	if !good {
 		t.Errorf("%+v\n%s", r, stderr)
 	}
 	commandtest.Contains(t, stderr, "applied once") // a sentence for people
@@ -64,7 +75,8 @@ func TestTamperedOutcomeFails(t *testing.T) {
 	t.Parallel()
 	tamper := func(ctx context.Context, pool *pgxpool.Pool, run string) error {
 		for _, sql := range []string{
-			`insert into onlyonce_quickstart.effects select * from onlyonce_quickstart.effects where run = $1 and order_id = 'order-0000007'`,
+			`insert into onlyonce_quickstart.effects select * from onlyonce_quickstart.effects
+				where run = $1 and order_id = 'order-0000007'`,
 			`delete from onlyonce_quickstart.effects where run = $1 and order_id = 'order-0000009'`,
 		} {
 			if _, err := pool.Exec(ctx, sql, run); err != nil {
@@ -75,7 +87,8 @@ func TestTamperedOutcomeFails(t *testing.T) {
 	}
 	var r quickstart.Report
 	status, stderr := commandtest.JSON(t, &r, with(tamper), small(t, "-json", "-kills", "0")...)
-	if status != command.Failed || r.OK || r.Missing != 1 || r.Doubled != 1 {
+	good := status == command.Failed && !r.OK && r.Missing == 1 && r.Doubled == 1
+	if !good {
 		t.Errorf("exit status %d, %+v", status, r)
 	}
 	commandtest.Contains(t, stderr, "lost: 1 (order-0000009)", "more than once: 1 (order-0000007)", "charged, and not applied", "kept: ")
@@ -116,7 +129,13 @@ func TestOwnMessages(t *testing.T) {
 	})
 	var r quickstart.Report
 	status, stderr := commandtest.JSON(t, &r, with(nil), args...)
-	if status != command.Good || r.Unique != 100 || r.Produced != 2*(101+10) || r.Effects != 100 || r.Parked != 0 || r.Payments != 100 {
+	good := status == command.Good &&
+		r.Unique == 100 &&
+		r.Produced == 2*(101+10) &&
+		r.Effects == 100 &&
+		r.Parked == 0 &&
+		r.Payments == 100
+	if !good {
 		t.Errorf("exit status %d, %+v\n%s", status, r, stderr)
 	}
 }

@@ -98,7 +98,11 @@ func TestBodyThatCannotBeRead(t *testing.T) {
 	req.ContentLength = -1
 	req.GetBody = nil
 	got, err := send(t, client.Config{}, req)
-	if !errors.Is(err, client.ErrBody) || !errors.Is(err, io.ErrClosedPipe) || len(got) > 0 || b.closed == 0 {
+	good := errors.Is(err, client.ErrBody) &&
+		errors.Is(err, io.ErrClosedPipe) &&
+		len(got) <= 0 &&
+		b.closed != 0
+	if !good {
 		t.Errorf("%v after %d requests", err, len(got))
 	}
 }

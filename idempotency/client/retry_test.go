@@ -182,7 +182,8 @@ func TestRequestIDOfAnAttempt(t *testing.T) {
 			for _, got := range s.got {
 				ids[got.requestID], keys[got.key] = true, true
 			}
-			if len(ids) != want || ids[""] || len(keys) != 1 || keys[""] {
+			good := len(ids) == want && !ids[""] && len(keys) == 1 && !keys[""]
+			if !good {
 				t.Errorf("ids %v, keys %v", ids, keys)
 			}
 		})
@@ -375,7 +376,11 @@ func TestAttemptsAreBounded(t *testing.T) {
 			post(t, t.Context(), url, "x"),
 		)
 		var failed *client.TransportError
-		if !errors.As(err, &failed) || !failed.Timeout() || failed.Attempts != 2 || time.Since(start) != 8*time.Second {
+		good := errors.As(err, &failed) &&
+			failed.Timeout() &&
+			failed.Attempts == 2 &&
+			time.Since(start) == 8*time.Second
+		if !good {
 			t.Errorf("%v after %v", err, time.Since(start))
 		}
 	})
@@ -417,7 +422,11 @@ func TestCancellation(t *testing.T) {
 				s := &script{plays: []play{p}}
 				_, err := slow(t, client.Config{Base: s}).RoundTrip(post(t, ctx, url, "x"))
 				var failed *client.TransportError
-				if !errors.Is(err, context.Canceled) || !errors.As(err, &failed) || failed.Key == "" || len(s.got) != 1 {
+				good := errors.Is(err, context.Canceled) &&
+					errors.As(err, &failed) &&
+					failed.Key != "" &&
+					len(s.got) == 1
+				if !good {
 					t.Errorf("%v after %d attempts", err, len(s.got))
 				}
 				if time.Since(start) != 10*time.Second {
@@ -443,7 +452,11 @@ func TestAnswersOfFailedAttemptsAreDrained(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, b := range s.drops[:2] {
-			if !b.closed || b.read < 10<<10 || b.read > 100<<10 || b.ctx.Err() == nil {
+			good := b.closed &&
+				b.read >= 10<<10 &&
+				b.read <= 100<<10 &&
+				b.ctx.Err() != nil
+			if !good {
 				t.Errorf("body %d: %d bytes read, closed: %v, context: %v", i, b.read, b.closed, b.ctx.Err())
 			}
 		}
@@ -499,12 +512,13 @@ func TestErrorNamesTheKey(t *testing.T) {
 		caller := &http.Client{Transport: slow(t, client.Config{Base: s, MaxAttempts: 3})}
 		_, err := caller.Do(post(t, client.WithKey(t.Context(), "order-17"), url, "x"))
 		var failed *client.TransportError
-		if !errors.As(err, &failed) ||
-			failed.Key != "order-17" ||
-			failed.Attempts != 3 ||
-			!errors.Is(err, io.EOF) ||
-			len(s.got) != 3 ||
-			failed.Timeout() {
+		good := errors.As(err, &failed) &&
+			failed.Key == "order-17" &&
+			failed.Attempts == 3 &&
+			errors.Is(err, io.EOF) &&
+			len(s.got) == 3 &&
+			!failed.Timeout()
+		if !good {
 			t.Errorf("%v", err)
 		}
 	})
@@ -547,10 +561,9 @@ func TestO6RefusalAfterALostAnswer(t *testing.T) {
 				t.Errorf("%+v: %v", c, err)
 			case !c.open:
 				read(t, resp)
-			case !errors.As(err, &open) ||
-				open.Response == nil ||
-				open.Response.StatusCode != c.status ||
-				!strings.Contains(err.Error(), strconv.Itoa(c.status)):
+			case !errors.As(err, &open) || open.Response == nil:
+				t.Errorf("%+v: %v", c, err)
+			case open.Response.StatusCode != c.status || !strings.Contains(err.Error(), strconv.Itoa(c.status)):
 				t.Errorf("%+v: %v", c, err)
 			default:
 				read(t, open.Response)

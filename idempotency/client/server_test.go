@@ -196,7 +196,12 @@ func TestRedirectKeepsTheKey(t *testing.T) {
 			t.Fatal(err)
 		}
 		read(t, resp)
-		if got, _ := s.requests(); len(got) != 1 || got[0].key == "" || got[0].key != first[0] || got[0].body != body {
+		got, _ := s.requests()
+		good := len(got) == 1 &&
+			got[0].key != "" &&
+			got[0].key == first[0] &&
+			got[0].body == body
+		if !good {
 			t.Errorf("%q, then %+v", first, got)
 		}
 	}

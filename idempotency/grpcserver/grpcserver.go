@@ -2,8 +2,10 @@
 // for unary methods what an idempotency.Layer does for handlers of HTTP, by idempotency.Do.
 //
 //	guard, err := grpcserver.New(layer, grpcserver.Config{
-//		Scope:   customerOf,
-//		Methods: map[string]grpcserver.Method{"/pay.v1.Payments/Charge": {Doer: idempotency.DoerConfig{NoCalls: true}}},
+//		Scope: customerOf,
+//		Methods: map[string]grpcserver.Method{
+//			"/pay.v1.Payments/Charge": {Doer: idempotency.DoerConfig{NoCalls: true}},
+//		},
 //	})
 //	...
 //	server := grpc.NewServer(grpc.ChainUnaryInterceptor(authenticate, guard.Unary()))
@@ -27,8 +29,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -104,6 +106,9 @@ type method struct {
 	logger *slog.Logger
 }
 
+// fullName matches a method's name as calls have it.
+var fullName = regexp.MustCompile(`^/[^/]+/[^/]+$`)
+
 // New checks the configuration without connecting. If it is wrong, the error lists every fault and
 // wraps idempotency.ErrConfig. The layer's Run purges the records.
 func New(layer *idempotency.Layer, cfg Config) (*Interceptor, error) {
@@ -123,11 +128,7 @@ func New(layer *idempotency.Layer, cfg Config) (*Interceptor, error) {
 	i := &Interceptor{scope: cfg.Scope, methods: make(map[string]*method)}
 	for name, m := range cfg.Methods {
 		field := fmt.Sprintf("Methods[%q]", name)
-		if service, of, ok := strings.Cut(strings.TrimPrefix(name, "/"), "/"); !ok ||
-			name[0] != '/' ||
-			service == "" ||
-			of == "" ||
-			strings.Contains(of, "/") {
+		if !fullName.MatchString(name) {
 			l.Add(field, "must be a full name, for example /pay.v1.Payments/Charge: no call would have this "+
 				"one, and all would run unprotected")
 		}

@@ -250,7 +250,11 @@ func TestErrors(t *testing.T) {
 			return nil, errors.Join(err, s.Err())
 		}
 		before := r.svc.runs.Load()
-		for n, mark := range map[bool][]string{true: {"created", "replayed"}, false: {"released", "released"}}[final] {
+		marks := []string{"released", "released"}
+		if final {
+			marks = []string{"created", "replayed"}
+		}
+		for n, mark := range marks {
 			a := r.charge(code.String(), "x")
 			s := status.Convert(a.err)
 			if a.code() != code || len(s.Details()) != 1 || a.mark != mark {
@@ -339,10 +343,11 @@ func TestCheck(t *testing.T) {
 	desc.Streams = []grpc.StreamDesc{{StreamName: "Charge", ServerStreams: true}}
 	streaming.RegisterService(desc, r.svc)
 	err := r.guard.Check(streaming)
-	if !errors.Is(err, idempotency.ErrConfig) ||
-		!strings.Contains(err.Error(), charge) ||
-		!strings.Contains(err.Error(), "streams") ||
-		strings.Contains(err.Error(), preview) {
+	good := errors.Is(err, idempotency.ErrConfig) &&
+		strings.Contains(err.Error(), charge) &&
+		strings.Contains(err.Error(), "streams") &&
+		!strings.Contains(err.Error(), preview)
+	if !good {
 		t.Error(err)
 	}
 	err = r.guard.Check(grpc.NewServer())
@@ -378,7 +383,11 @@ func TestCallsAtOnceAndLostCommits(t *testing.T) {
 		info, ok := d.(*errdetails.RetryInfo)
 		retry = retry || ok && info.GetRetryDelay().AsDuration() > 0
 	}
-	if a.code() != codes.Aborted || a.reason() != "request-in-progress" || a.mark != "in-progress" || !retry {
+	good := a.code() == codes.Aborted &&
+		a.reason() == "request-in-progress" &&
+		a.mark == "in-progress" &&
+		retry
+	if !good {
 		t.Errorf("%+v", a)
 	}
 	close(proceed)

@@ -27,7 +27,9 @@ type lossy struct {
 func (l *lossy) arm(bytes int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.armed, l.left, l.cut = true, bytes, false
+	l.armed = true
+	l.left = bytes
+	l.cut = false
 }
 
 // take returns how many of n bytes come through.

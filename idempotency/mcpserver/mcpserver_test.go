@@ -99,9 +99,11 @@ func TestH35KeyInArguments(t *testing.T) {
 		`{"item":"tea","amount":1,"meta":{"idempotency-key":"a b\u0000"}}`: {jsonrpc.CodeInvalidParams, "key-invalid"},
 	} {
 		_, err := call(t.Context(), s, "place_order", "k", arguments) // the key in _meta does not count
-		if rpc, p := problemOf(err); rpc != want.rpc ||
+		rpc, p := problemOf(err)
+		wrong := rpc != want.rpc ||
 			p.Code != want.code ||
-			rpc != serverError && !strings.Contains(err.Error(), `arguments.meta["idempotency-key"]`) {
+			rpc != serverError && !strings.Contains(err.Error(), `arguments.meta["idempotency-key"]`)
+		if wrong {
 			t.Errorf("%s: %v, %+v", arguments, err, p)
 		}
 	}
@@ -127,10 +129,12 @@ func TestH5CallsWithoutAKey(t *testing.T) {
 			params.Meta["idempotency-key"] = key
 		}
 		_, err := s.CallTool(t.Context(), params)
-		if rpc, p := problemOf(err); rpc != jsonrpc.CodeInvalidParams ||
-			p.Code != strings.TrimSpace(code) ||
-			p.Retryable ||
-			!strings.Contains(err.Error(), `_meta["idempotency-key"]`) {
+		rpc, p := problemOf(err)
+		good := rpc == jsonrpc.CodeInvalidParams &&
+			p.Code == strings.TrimSpace(code) &&
+			!p.Retryable &&
+			strings.Contains(err.Error(), `_meta["idempotency-key"]`)
+		if !good {
 			t.Errorf("%v: %v", key, err)
 		}
 	}
@@ -246,15 +250,20 @@ func TestH11WhatIsKept(t *testing.T) {
 			if n := r.orders(); n != 0 || failed == nil && !first.IsError {
 				t.Fatalf("%d orders, %+v", n, first)
 			}
-			if failed == nil && status(first) != map[bool]any{true: "created", false: "released"}[c.kept] {
+			mark := "released"
+			if c.kept {
+				mark = "created"
+			}
+			if failed == nil && status(first) != mark {
 				t.Errorf("%+v", first)
 			}
 			again := r.must(s, "place_order", "k", `{"item":"tea","amount":1}`)
-			if again.IsError != c.kept ||
+			wrong := again.IsError != c.kept ||
 				c.kept &&
 					(status(again) != "replayed" ||
 						text(t, again) != text(t, first) ||
-						!strings.Contains(text(t, again), "card-declined: the card was declined")) {
+						!strings.Contains(text(t, again), "card-declined: the card was declined"))
+			if wrong {
 				t.Errorf("%s, first %s", text(t, again), text(t, first))
 			}
 			if n := r.orders(); n != c.orders {
@@ -338,12 +347,14 @@ func TestH22StoreDown(t *testing.T) {
 	s := r.session()
 	pgtest.Exec(t, r.pool, `alter function onlyonce.http_begin(uuid, text, text, text, text) rename to http_begun`)
 	_, err := call(t.Context(), s, "place_order", "k", `{"item":"tea","amount":1}`)
-	if code, p := problemOf(err); code != serverError ||
-		p.Code != "store-unavailable" ||
-		!p.Retryable ||
-		p.RetryAfter != 1 ||
-		r.runs.Load() != 0 ||
-		strings.Contains(err.Error(), "http_begin") {
+	code, p := problemOf(err)
+	good := code == serverError &&
+		p.Code == "store-unavailable" &&
+		p.Retryable &&
+		p.RetryAfter == 1 &&
+		r.runs.Load() == 0 &&
+		!strings.Contains(err.Error(), "http_begin")
+	if !good {
 		t.Errorf("%v, %+v", err, p)
 	}
 }

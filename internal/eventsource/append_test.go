@@ -27,7 +27,9 @@ func (r *rig) waits(tx pgx.Tx, ids ...string) <-chan error {
 	r.until("a wait for the partition's lock", func() bool {
 		return one[bool](
 			r,
-			`select exists (select from pg_locks where locktype = 'advisory' and not granted and database = (select oid from pg_database where datname = current_database()))`,
+			`select exists (select from pg_locks
+				where locktype = 'advisory' and not granted
+				and database = (select oid from pg_database where datname = current_database()))`,
 		)
 	})
 	return done
@@ -277,7 +279,10 @@ func TestE1ManyWriters(t *testing.T) {
 
 // write appends two events in each transaction, n times, or none if it rolls back.
 func (r *rig) write(writer, round, n int) {
-	iso := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead}[writer%2]
+	iso := pgx.ReadCommitted
+	if writer%2 == 1 {
+		iso = pgx.RepeatableRead
+	}
 	for i := range n {
 		id := fmt.Sprintf("%d-%d-%d", writer, round, i)
 		for {
@@ -326,7 +331,8 @@ func TestE1PartitionByKey(t *testing.T) {
 	r.commit(tx)
 	if n := one[int](
 		r,
-		`select max(n) from (select count(distinct partition) as n from onlyonce.event_log where order_key is not null group by order_key) s`,
+		`select max(n)
+			from (select count(distinct partition) as n from onlyonce.event_log where order_key is not null group by order_key) s`,
 	); n != 1 {
 		t.Errorf("a key is in %d partitions", n)
 	}

@@ -68,7 +68,8 @@ func TestConformance(t *testing.T) {
 		Skip: func(t testing.TB, topic string, partition int32) {
 			exec(
 				t,
-				`insert into onlyonce.stream_floors select s.id, $2, b.next_offset + 3 from onlyonce.streams s, onlyonce.stream_bounds(s.id, $2::smallint) b
+				`insert into onlyonce.stream_floors select s.id, $2, b.next_offset + 3
+					from onlyonce.streams s, onlyonce.stream_bounds(s.id, $2::smallint) b
 				where s.topic = $1 on conflict (stream, partition) do update set next_offset = excluded.next_offset`,
 				topic,
 				partition,
@@ -77,7 +78,8 @@ func TestConformance(t *testing.T) {
 		DeleteBefore: func(t testing.TB, topic string, partition int32, offset int64) {
 			exec(
 				t,
-				`delete from onlyonce.event_log l using onlyonce.streams s where s.topic = $1 and l.stream = s.id and l.partition = $2 and l."offset" < $3`,
+				`delete from onlyonce.event_log l using onlyonce.streams s
+					where s.topic = $1 and l.stream = s.id and l.partition = $2 and l."offset" < $3`,
 				topic,
 				partition,
 				offset,

@@ -67,7 +67,10 @@ select "offset",
 
 // committedSQL reads what a group has committed. In: group, stream, partition. Out: at most one
 // row.
-const committedSQL = `select "offset", metadata from onlyonce.stream_offsets where group_id = $1 and stream = $2 and partition = $3`
+const committedSQL = `
+select "offset", metadata
+  from onlyonce.stream_offsets
+ where group_id = $1 and stream = $2 and partition = $3`
 
 // groupMetadataSQL reads the metadata of what a group has committed. In: group, topics. Out: a row
 // for each partition. By the primary key's first column.

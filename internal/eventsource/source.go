@@ -46,7 +46,8 @@ select s.topic,
                left join lateral (select l.until from onlyonce.leases l where l.name = t.leases || n offset 0) l on true
               where l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour'
               order by random())
-  from unnest($1::text[], $2::text[], $3::text[]) t(topic, members, leases) join onlyonce.streams s on s.topic = t.topic`
+  from unnest($1::text[], $2::text[], $3::text[]) t(topic, members, leases)
+  join onlyonce.streams s on s.topic = t.topic`
 
 // endsSQL reads the ends of partitions. In: topics and partitions, of one length. Out: a row for
 // each: topic, partition, incarnation (null: the stream is gone), next offset. It is a hint: it

@@ -64,7 +64,8 @@ func TestAnOutageIsOneLine(t *testing.T) {
 			}
 		}
 		fails()
-		const line = `level=ERROR msg="onlyonce: the database does not answer; what needs it is tried again" database=127.0.0.1:5432/shop error=timeout`
+		const line = `level=ERROR msg="onlyonce: the database does not answer; what needs it is tried again" ` +
+			`database=127.0.0.1:5432/shop error=timeout`
 		if s := out.String(); strings.Count(s, line+"\n") != 1 ||
 			strings.Count(s, "level=WARN")+strings.Count(s, "level=ERROR") != 1 ||
 			strings.Count(s, "level=DEBUG") != 64 {

@@ -56,9 +56,11 @@ type Overdue struct {
 
 // KeyWindow is how long calls of a sink are repeated under their keys.
 type KeyWindow struct {
-	Sink          string   `json:"sink"`
-	WindowSeconds float64  `json:"window_seconds" doc:"from a call's first attempt"`
-	LeftSeconds   *float64 `json:"left_seconds" doc:"time left for the unanswered call that was tried first. Nil: no call waits for another attempt. Below 0: it is about to be set to reconcile"`
+	Sink          string  `json:"sink"`
+	WindowSeconds float64 `json:"window_seconds" doc:"from a call's first attempt"`
+	// time left for the unanswered call that was tried first. Nil: no call waits for another
+	// attempt. Below 0: it is about to be set to reconcile
+	LeftSeconds *float64 `json:"left_seconds" doc:"above"`
 }
 
 // ScopeFrontier is how far the slowest cursor of a scope is in the past.
@@ -76,15 +78,17 @@ type RingUse struct {
 
 // Measures is the result of [Measure].
 type Measures struct {
-	Database          string               `json:"database" doc:"its name"`
-	Status            *ops.StatusReport    `json:"status"`
-	Oldest            []reports.OldestCall `json:"oldest_calls" doc:"by sink"`
-	Windows           []KeyWindow          `json:"windows" doc:"by sink; nil: not read within reports.CountLimit"`
-	Keys              []reports.KeyRing    `json:"keys"`
-	Rings             []RingUse            `json:"rings"`
-	Scopes            []ScopeFrontier      `json:"frontiers" doc:"by scope"`
-	Overdue           []Overdue            `json:"overdue" doc:"by kind"`
-	OldestTransaction *float64             `json:"oldest_transaction_seconds" doc:"the age in seconds of the oldest open transaction of the server that has written. Nil: there is none that the login may see"`
+	Database string               `json:"database" doc:"its name"`
+	Status   *ops.StatusReport    `json:"status"`
+	Oldest   []reports.OldestCall `json:"oldest_calls" doc:"by sink"`
+	Windows  []KeyWindow          `json:"windows" doc:"by sink; nil: not read within reports.CountLimit"`
+	Keys     []reports.KeyRing    `json:"keys"`
+	Rings    []RingUse            `json:"rings"`
+	Scopes   []ScopeFrontier      `json:"frontiers" doc:"by scope"`
+	Overdue  []Overdue            `json:"overdue" doc:"by kind"`
+	// the age in seconds of the oldest open transaction of the server that has written. Nil: there
+	// is none that the login may see
+	OldestTransaction *float64 `json:"oldest_transaction_seconds" doc:"above"`
 }
 
 // Measure returns what a monitor records of a database, on one snapshot: [ops.Status],

@@ -13,22 +13,20 @@ import (
 // never committed around.
 func TestT3BatchThatDidNotRunIsNoSuccess(t *testing.T) {
 	t.Parallel()
-	late, cancel := context.WithCancel(t.Context())
-	cancel()
 	for _, test := range []struct {
 		name    string
-		ctx     context.Context
+		ended   bool // the context has
 		fill    func(*pgx.Batch)
 		commits bool // it is only the caller's own code that failed: the statements have run
 	}{
-		{"context has ended", late, func(b *pgx.Batch) { b.Queue(`insert into effects values ($1)`, "a") }, false},
-		{"arguments are missing", t.Context(), func(b *pgx.Batch) {
+		{"context has ended", true, func(b *pgx.Batch) { b.Queue(`insert into effects values ($1)`, "a") }, false},
+		{"arguments are missing", false, func(b *pgx.Batch) {
 			b.Queue(`insert into effects values (@v)`, pgx.StrictNamedArgs{})
 		}, false},
-		{"callback fails", t.Context(), func(b *pgx.Batch) {
+		{"callback fails", false, func(b *pgx.Batch) {
 			b.Queue(`select 1`).QueryRow(func(pgx.Row) error { return errNo })
 		}, true},
-		{"no rows", t.Context(), func(b *pgx.Batch) {
+		{"no rows", false, func(b *pgx.Batch) {
 			var n int
 			b.Queue(`select 1 where false`).QueryRow(func(r pgx.Row) error { return r.Scan(&n) })
 		}, true},
@@ -41,7 +39,12 @@ func TestT3BatchThatDidNotRunIsNoSuccess(t *testing.T) {
 			}
 			b := &pgx.Batch{}
 			test.fill(b)
-			if err := tx.SendBatch(test.ctx, b).Close(); err == nil {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if test.ended {
+				cancel()
+			}
+			if err := tx.SendBatch(ctx, b).Close(); err == nil {
 				t.Error("Close returned nil")
 			} else if test.name == "callback fails" && !errors.Is(err, errNo) {
 				t.Errorf("%v, want the callback's error", err)

@@ -10,7 +10,9 @@ import (
 
 // AllowCommitSQL lets onlyonce.seal() allow the COMMIT of this very transaction, and of no later
 // one that a procedure began after ending it. One row of text; no index, no lock.
-const AllowCommitSQL = `select set_config('onlyonce.fenced', pg_current_xact_id()::text, true), set_config('jit', 'off', true)`
+const AllowCommitSQL = `
+select set_config('onlyonce.fenced', pg_current_xact_id()::text, true),
+       set_config('jit', 'off', true)`
 
 // Bound queues how long the transaction's statements may wait for a lock, how long each may run,
 // and how long the server waits for the next one, under the name of a step. It uses SET, which

@@ -135,7 +135,9 @@ func TestT6CallDuringAStatementFailsBoth(t *testing.T) {
 			for count(
 				t,
 				other,
-				`select count(*) from pg_locks where locktype = 'advisory' and not granted and database = (select oid from pg_database where datname = current_database())`,
+				`select count(*) from pg_locks
+					where locktype = 'advisory' and not granted
+					and database = (select oid from pg_database where datname = current_database())`,
 			) == 0 {
 				select {
 				case err := <-done:

@@ -26,7 +26,8 @@ func fenced(t *testing.T) (*Tx, *pgx.Conn) {
 	for _, sql := range []string{
 		`create table effects (v text)`,
 		`insert into onlyonce.leases (name, epoch, nonce) values ('cursor/s/t/0', 1, gen_random_uuid())`,
-		`insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start) select id, 's', 't', 0, 0, 'earliest', 0 from onlyonce.leases`,
+		`insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start)
+			select id, 's', 't', 0, 0, 'earliest', 0 from onlyonce.leases`,
 	} {
 		if _, err := conn.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)

@@ -118,10 +118,11 @@ func TestGuard(t *testing.T) {
 	if n := strings.Count(text, "hook=AttemptStart"); n != 1 {
 		t.Errorf("%d lines for one hook, want 1", n)
 	}
-	if hook.Event[int](g, "", nil) != nil ||
-		hook.Start[int](g, "", nil) != nil ||
-		hook.End[int](g, "", nil) != nil ||
-		hook.EndWith[int, error](g, "", nil) != nil {
+	good := hook.Event[int](g, "", nil) == nil &&
+		hook.Start[int](g, "", nil) == nil &&
+		hook.End[int](g, "", nil) == nil &&
+		hook.EndWith[int, error](g, "", nil) == nil
+	if !good {
 		t.Error("the guard of a nil hook is not nil")
 	}
 }

@@ -80,7 +80,8 @@ const deleteUnusedSQL = `
 delete from onlyonce.filters f
  where f.ring = $1
    and not exists (select from onlyonce.rings r
-                    cross join lateral unnest(r.closed) as c(slot) where r.name = f.ring and r.uses[c.slot + 1] = f.use)`
+                    cross join lateral unnest(r.closed) as c(slot)
+                    where r.name = f.ring and r.uses[c.slot + 1] = f.use)`
 
 // Builder builds the filters of a ring's closed segments, under a lease. It must be used by one
 // goroutine.

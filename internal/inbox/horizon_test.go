@@ -87,7 +87,11 @@ func TestT15Durations(t *testing.T) {
 	lasts := func(of string) time.Duration {
 		t.Helper()
 		return time.Duration(
-			pgtest.One[float64](t, pool, `select extract(epoch from b + `+of+` - b)::float8 from (select timestamptz '2026-03-08 00:00-08' as b) x`),
+			pgtest.One[float64](
+				t,
+				pool,
+				`select extract(epoch from b + `+of+` - b)::float8 from (select timestamptz '2026-03-08 00:00-08' as b) x`,
+			),
 		) * time.Second
 	}
 	if got := lasts(`interval '1 day'`); got != 23*time.Hour {
@@ -123,7 +127,9 @@ func TestT15Columns(t *testing.T) {
 	t.Parallel()
 	const sql = `select coalesce(string_agg(table_name || '.' || column_name, ' ' order by 1), '') from (
 		select table_name::text, column_name::text from information_schema.columns
-		 where table_schema in ('onlyonce', 'onlyonce_segments') and data_type in ('timestamp without time zone', 'time without time zone', 'date')) c`
+		
+		 where table_schema in ('onlyonce', 'onlyonce_segments')
+		 and data_type in ('timestamp without time zone', 'time without time zone', 'date')) c`
 	if got := pgtest.One[string](t, pgtest.DB(t), sql); got != "webhook_endpoints.aside_on" {
 		t.Error(got)
 	}

@@ -142,10 +142,9 @@ func TestK5FiltersOfClosedSegments(t *testing.T) {
 		t.Fatalf("%d filters are loaded", r.segments())
 	}
 	all(1)
-	if asked, uses, hits := r.filters.Ask([][16]byte{keys[0], uuid.New()}); len(asked) != 1 ||
-		len(uses) != 1 ||
-		len(hits) != 1 ||
-		hits[0] != keys[0] {
+	asked, uses, hits := r.filters.Ask([][16]byte{keys[0], uuid.New()})
+	good := len(asked) == 1 && len(uses) == 1 && len(hits) == 1 && hits[0] == keys[0]
+	if !good {
 		t.Fatalf("%v, %v, %v", asked, uses, hits)
 	}
 	if got := r.claim(uuid.New(), keys[1], uuid.New()); !slices.Equal(got, []int16{0, 1, 0}) {

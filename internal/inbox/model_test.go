@@ -106,13 +106,16 @@ begin
       execute 'truncate table ' || t;
     end if;
   end loop;
-  update onlyonce.rings set cur = 0, draining = null, closed = '{}', retired = null, version = version + 1, horizon = '1 hour' where name in ('consumer_keys', 'standard_keys');
+  update onlyonce.rings set cur = 0, draining = null, closed = '{}', retired = null, version = version + 1, horizon = '1 hour'
+  where name in ('consumer_keys', 'standard_keys');
   perform setval('onlyonce.consumer_keys_version', (select version from onlyonce.rings where name = 'consumer_keys')),
           setval('onlyonce.standard_keys_version', (select version from onlyonce.rings where name = 'standard_keys'));
-  update onlyonce.segments set opened_at = case slot when 0 then clock_timestamp() end, closed_at = null, bound = null where ring in ('consumer_keys', 'standard_keys');
+  update onlyonce.segments set opened_at = case slot when 0 then clock_timestamp() end, closed_at = null, bound = null
+  where ring in ('consumer_keys', 'standard_keys');
   update onlyonce.leases set until = null, nonce = null;
   delete from onlyonce.filters;
-  insert into onlyonce.frontiers select id, 0, clock_timestamp() from onlyonce.cursors on conflict (cursor_id) do update set frontier = excluded.frontier;
+  insert into onlyonce.frontiers select id, 0, clock_timestamp() from onlyonce.cursors on conflict (cursor_id) do update
+  set frontier = excluded.frontier;
 end $$`
 
 // newModel begins with empty rings.
@@ -210,7 +213,8 @@ func (m *model) end() {
 func (m *model) passes(steps int) {
 	m.now += steps
 	m.exec(
-		`update onlyonce.segments set opened_at = opened_at - $1 * interval '10 minutes', closed_at = closed_at - $1 * interval '10 minutes'`,
+		`update onlyonce.segments
+			set opened_at = opened_at - $1 * interval '10 minutes', closed_at = closed_at - $1 * interval '10 minutes'`,
 		steps,
 	)
 	m.exec(`update onlyonce.frontiers set frontier = frontier - $1 * interval '10 minutes'`, steps)
@@ -241,7 +245,11 @@ func (m *model) stands(rt *rapid.T) {
 			q := slot(g)
 			return p == nil && q == nil || p != nil && q != nil && *p == *q
 		}
-		if !same(&cur, x.cur) || !same(draining, x.draining) || !same(retired, x.retired) || len(closed) != len(x.closed) {
+		good := same(&cur, x.cur) &&
+			same(draining, x.draining) &&
+			same(retired, x.retired) &&
+			len(closed) == len(x.closed)
+		if !good {
 			rt.Fatalf("%s: current %v, draining %v, closed %v, retired %v, and in the model %+v", name, cur, draining, closed, retired, x)
 		}
 		for i, s := range closed {

@@ -135,7 +135,13 @@ func (p *play) check(step string) {
 			p.answer[i] = outcome(err)
 		default:
 		}
-		want := map[string]string{"s": "stored", "f": "failed", "p": "failed", "": ""}[p.ended[i]]
+		var want string
+		switch p.ended[i] {
+		case "s":
+			want = "stored"
+		case "f", "p":
+			want = "failed"
+		}
 		if step == fmt.Sprint("l", i) && want == "" {
 			want = "left"
 		}

@@ -68,7 +68,9 @@ const isolationSQL = `set transaction isolation level read committed`
 // flushSQL has COMMIT wait for its flush, whatever the session's synchronous_commit: a crash of the
 // server would lose a commit that was answered, and nobody sends its events again. In, out:
 // nothing.
-const flushSQL = `select set_config('synchronous_commit', 'local', true) where current_setting('synchronous_commit') = 'off'`
+const flushSQL = `
+select set_config('synchronous_commit', 'local', true)
+ where current_setting('synchronous_commit') = 'off'`
 
 // Steps of a receiving transaction.
 const (

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// JSON describes the JSON of a report, by the tags json and doc of its type: a line for each field
-// that has something to say, and one for those between them that do not. Fields of a part are
+// JSON describes the JSON of a report, by the tags json and [Doc] of its fields: a line for each
+// field that has something to say, and one for those between them that do not. Fields of a part are
 // indented behind it. A name that ends with "[]" is a list.
 func JSON(report reflect.Type) []string {
 	var lines, plain []string
@@ -37,7 +37,7 @@ func JSON(report reflect.Type) []string {
 			if many {
 				name += "[]"
 			}
-			doc := docOf(f.Tag.Get("doc"), names)
+			doc := docOf(Doc(t, &f), names)
 			part := of.Kind() == reflect.Struct &&
 				of != reflect.TypeFor[time.Time]() &&
 				!of.Implements(reflect.TypeFor[json.Marshaler]())

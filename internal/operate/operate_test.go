@@ -15,7 +15,13 @@ func TestDecisionsAreWhole(t *testing.T) {
 	t.Parallel()
 	names := map[string]bool{}
 	for _, d := range All() {
-		if names[d.Name] || d.Name == "" || d.Waits == "" || d.act == nil || d.would == nil || d.done == nil {
+		good := !names[d.Name] &&
+			d.Name != "" &&
+			d.Waits != "" &&
+			d.act != nil &&
+			d.would != nil &&
+			d.done != nil
+		if !good {
 			t.Errorf("%q is not whole, or there are two", d.Name)
 		}
 		names[d.Name] = true
@@ -92,7 +98,12 @@ func TestTopicsCountPartitionsOnce(t *testing.T) {
 		},
 	}
 	sums := Topics(r)
-	if len(sums) != 1 || sums[0].Partitions != 2 || sums[0].Owned != 1 || sums[0].Lag != 10+30 || !sums[0].AtLeast {
+	good := len(sums) == 1 &&
+		sums[0].Partitions == 2 &&
+		sums[0].Owned == 1 &&
+		sums[0].Lag == 10+30 &&
+		sums[0].AtLeast
+	if !good {
 		t.Errorf("%+v", sums[0])
 	}
 	r.Cursors[1].Position = 70

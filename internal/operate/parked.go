@@ -200,32 +200,7 @@ Examples:
 		fields: redriveFields,
 		shown:  shownParked,
 		do:     ops.Redrive,
-		would: func(in *ops.ParkedInput, d *ops.ParkedChange) Said {
-			s, behind := parkedRows(d)
-			switch {
-			case d.Rows[0].Kind != "call":
-				s.redriveMessages(d)
-			case in.VerifiedApplied:
-				s.say("Resolve %d, which you have verified to be applied: they are not sent again.", d.Count)
-			case in.NewKey:
-				s.say("Redrive %d under new keys: to the remote they are other calls, which it applies even "+
-					"if it has applied the old ones.", d.Count)
-			case in.VerifiedNotApplied:
-				s.say("Redrive %d, which you have verified not to be applied: each is sent again, under its "+
-					"key, with the whole window before it.", d.Count)
-			default:
-				s.say("Redrive %d: each is sent again, under its key.", d.Count)
-				if n := openCalls(d); n > 0 {
-					s.say("%d of them may have been applied: an attempt had no final answer. They are sent "+
-						"only while the remote remembers their keys.", n)
-				}
-			}
-			if behind > 0 {
-				s.say("%d of them are blocked by others of their ordering key (BEHIND names the first), and "+
-					"are tried only once those are settled.", behind)
-			}
-			return s.limited(d)
-		},
+		would:  redriveWould,
 		done: func(in *ops.ParkedInput, d *ops.ParkedChange) []string {
 			var s Said
 			switch first := &d.Rows[0]; {
@@ -244,6 +219,34 @@ Examples:
 			return s.promoted(d)
 		},
 	}.decision()
+}
+
+// redriveWould says what a redrive would do.
+func redriveWould(in *ops.ParkedInput, d *ops.ParkedChange) Said {
+	s, behind := parkedRows(d)
+	switch {
+	case d.Rows[0].Kind != "call":
+		s.redriveMessages(d)
+	case in.VerifiedApplied:
+		s.say("Resolve %d, which you have verified to be applied: they are not sent again.", d.Count)
+	case in.NewKey:
+		s.say("Redrive %d under new keys: to the remote they are other calls, which it applies even "+
+			"if it has applied the old ones.", d.Count)
+	case in.VerifiedNotApplied:
+		s.say("Redrive %d, which you have verified not to be applied: each is sent again, under its "+
+			"key, with the whole window before it.", d.Count)
+	default:
+		s.say("Redrive %d: each is sent again, under its key.", d.Count)
+		if n := openCalls(d); n > 0 {
+			s.say("%d of them may have been applied: an attempt had no final answer. They are sent "+
+				"only while the remote remembers their keys.", n)
+		}
+	}
+	if behind > 0 {
+		s.say("%d of them are blocked by others of their ordering key (BEHIND names the first), and "+
+			"are tried only once those are settled.", behind)
+	}
+	return s.limited(d)
 }
 
 func discard() *Decision {

@@ -63,8 +63,9 @@ type ParkedDetail struct {
 
 	Decisions []reports.RowDecision `json:"decisions" db:"-" doc:"redrives and discards of it, oldest first"`
 	Behind    int64                 `json:"behind" doc:"unsettled rows of its ordering key after it"`
-	Ahead     int64                 `json:"ahead" doc:"unsettled rows of its ordering key before it; Head is the first of those"`
-	EventID   *string               `json:"event_id" doc:"of an event"`
+	// unsettled rows of its ordering key before it; Head is the first of those
+	Ahead   int64   `json:"ahead" doc:"above"`
+	EventID *string `json:"event_id" doc:"of an event"`
 
 	// Of a message or event.
 	ClusterID     *string          `json:"cluster_id"`

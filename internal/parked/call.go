@@ -22,7 +22,10 @@ func CallOf(state, reason string, mayBeApplied bool) KnownCall {
 
 // CallOpen is KnownCall.Open of a row p of onlyonce.parked. A call in state reconcile is open,
 // whatever wrote its row.
-const CallOpen = `(p.kind = 'call' and p.settled_at is null and p.response_status is null and (p.open or p.state = 'reconcile'))`
+const CallOpen = `(p.kind = 'call'
+        and p.settled_at is null
+        and p.response_status is null
+        and (p.open or p.state = 'reconcile'))`
 
 // CapturedCall is a condition on a row of onlyonce.parked: a call that was delivered, whose answer
 // was captured (Call.Capture) and which is complete. It was never in trouble, so it is counted

@@ -107,7 +107,9 @@ const notFirst = `exists (
 // or its relay, settles it by them: it may be at work at this moment.
 const redriven = `state = case when p.state <> 'retrying' and ` + notFirst + ` then 'blocked' else 'retrying' end,
        next_attempt_at = case when p.state <> 'retrying' and ` + notFirst + ` then null else clock_timestamp() end,
-       attempts = case when p.state = 'retrying' then p.attempts else 0 end, redrives = p.redrives + 1, redriven_at = clock_timestamp()`
+       attempts = case when p.state = 'retrying' then p.attempts else 0 end,
+       redrives = p.redrives + 1,
+       redriven_at = clock_timestamp()`
 
 // RedriveSQL makes parked messages and events due, with all attempts before them. In: ids. Under
 // the lock on the rows; [PromoteSQL] follows after the COMMIT, because a row that blocks another

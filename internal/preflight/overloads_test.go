@@ -32,27 +32,53 @@ declare
   x record; t regtype; args text; tail int; n int := 0; l text; r text; result text;
 begin
   perform pg_catalog.set_config('search_path', 'pg_catalog', true);
-  foreach t in array array['text', 'uuid', 'bigint', 'integer', 'smallint', 'boolean', 'bytea', 'timestamptz', 'interval', 'xid8', 'float8', 'numeric', 'name', 'jsonb', 'oid', 'regclass', 'char']::regtype[] loop
-    for x in select p.proname, p.proretset, format_type(p.prorettype, null) as result, p.provariadic = '"any"'::regtype as variadic, array(select format_type(a, null) from unnest(p.proargtypes) with ordinality u(a, i) order by i) as types
-               from pg_proc p where p.pronamespace = 'pg_catalog'::regnamespace and p.prokind = 'f' and p.prorettype <> all (array['record', 'internal', 'cstring', 'anyenum', 'anyrange', 'anymultirange', 'anycompatiblerange', 'anycompatiblemultirange', 'trigger']::regtype[]::oid[]) and p.pronargs > 0
-                and p.proargtypes::oid[] && array['anyelement', 'anyarray', 'anynonarray', '"any"', 'anycompatible', 'anycompatiblearray', 'anycompatiblenonarray']::regtype[]::oid[]
-                and not p.proargtypes::oid[] && array['internal', 'cstring', 'anyenum', 'anyrange', 'anymultirange', 'anycompatiblerange', 'anycompatiblemultirange']::regtype[]::oid[] loop
+  foreach t in array array['text', 'uuid', 'bigint', 'integer', 'smallint', 'boolean', 'bytea', 'timestamptz', 'interval', 'xid8',
+  'float8', 'numeric', 'name', 'jsonb', 'oid', 'regclass', 'char']::regtype[] loop
+    for x in
+    select p.proname, p.proretset, format_type(p.prorettype, null) as result, p.provariadic = '"any"'::regtype as variadic,
+    array(select format_type(a, null) from unnest(p.proargtypes) with ordinality u(a, i) order by i) as types
+               from pg_proc p
+               where p.pronamespace = 'pg_catalog'::regnamespace and p.prokind = 'f'
+               and p.prorettype <> all (array['record', 'internal', 'cstring', 'anyenum', 'anyrange', 'anymultirange',
+               'anycompatiblerange', 'anycompatiblemultirange', 'trigger']::regtype[]::oid[])
+               and p.pronargs > 0
+
+                and p.proargtypes::oid[] && array['anyelement', 'anyarray', 'anynonarray', '"any"', 'anycompatible', 'anycompatiblearray',
+                'anycompatiblenonarray']::regtype[]::oid[]
+
+                and not p.proargtypes::oid[] && array['internal', 'cstring', 'anyenum', 'anyrange', 'anymultirange', 'anycompatiblerange',
+                'anycompatiblemultirange']::regtype[]::oid[] loop
       for tail in 1 .. case when x.variadic then 3 else 1 end loop
-        select string_agg(case when a in ('anyarray', 'anycompatiblearray') then t::text || '[]' when a like 'any%' or a = '"any"' then t::text else a end, ', ' order by i) into args
+
+        select string_agg(case when a in ('anyarray', 'anycompatiblearray') then t::text || '[]' when a like 'any%' or a = '"any"'
+        then t::text else a end,
+        ', '
+        order by i) into args
           from unnest(x.types || array_fill('"any"'::text, array[tail - 1])) with ordinality u(a, i);
-        result := case when x.proretset then 'setof ' else '' end || case when x.result in ('anyarray', 'anycompatiblearray') then t::text || '[]' when x.result like 'any%' then t::text else x.result end;
-        execute format('create or replace function public.%I(%s) returns %s language plpgsql as $b$ begin raise exception ''trap %1$s''; end $b$', x.proname, args, result);
+        result := case when x.proretset then 'setof ' else '' end || case when x.result in ('anyarray', 'anycompatiblearray')
+        then t::text || '[]' when x.result like 'any%' then t::text else x.result end;
+        execute format('create or replace function public.%I(%s) returns %s language plpgsql as $b$
+          begin raise exception ''trap %1$s''; end $b$',
+          x.proname, args, result);
         n := n + 1;
       end loop;
     end loop;
-    for x in select o.oprname, format_type(o.oprresult, null) as result, format_type(o.oprleft, null) as l, format_type(o.oprright, null) as r from pg_operator o
-              where o.oprnamespace = 'pg_catalog'::regnamespace and o.oprleft <> 0 and format_type(o.oprleft, null) || format_type(o.oprright, null) ~ '^any|any(array|nonarray|compatible|compatiblearray|element)$'
+    for x in
+    select o.oprname, format_type(o.oprresult, null) as result, format_type(o.oprleft, null) as l, format_type(o.oprright, null) as r
+    from pg_operator o
+
+              where o.oprnamespace = 'pg_catalog'::regnamespace and o.oprleft <> 0
+              and format_type(o.oprleft, null) || format_type(o.oprright,
+              null) ~ '^any|any(array|nonarray|compatible|compatiblearray|element)$'
                 and not format_type(o.oprleft, null) || format_type(o.oprright, null) ~ 'range|enum' loop
       l := case when x.l ~ '^any.*array$' and x.l !~ 'nonarray' then t::text || '[]' when x.l ~ '^any' then t::text else x.l end;
       r := case when x.r ~ '^any.*array$' and x.r !~ 'nonarray' then t::text || '[]' when x.r ~ '^any' then t::text else x.r end;
-      result := case when x.result ~ '^any.*array$' and x.result !~ 'nonarray' then t::text || '[]' when x.result ~ '^any' then t::text else x.result end;
+      result := case when x.result ~ '^any.*array$' and x.result !~ 'nonarray' then t::text || '[]' when x.result ~ '^any' then t::text
+      else x.result end;
       n := n + 1;
-      execute format('create function public.trap_%s(%s, %s) returns %s language plpgsql as $b$ begin raise exception ''trap %%'', %5$L; end $b$', n, l, r, result, x.oprname);
+      execute format('create function public.trap_%s(%s, %s) returns %s language plpgsql as $b$
+        begin raise exception ''trap %%'', %5$L; end $b$',
+        n, l, r, result, x.oprname);
       begin
         execute format('create operator public.%s (leftarg = %s, rightarg = %s, function = public.trap_%s)', x.oprname, l, r, n);
       exception when duplicate_function then null; -- of another polymorphic one
@@ -189,7 +215,8 @@ func TestS2OverloadsOfOthersDoNotRun(t *testing.T) {
 
 	// The command, as an operator.
 	c.exec(`insert into onlyonce.parked (kind, state, reason, scope, key, topic, partition, "offset", body, next_attempt_at)
-		select 'message', 'waiting', 'failed', 's', pg_catalog.gen_random_uuid(), 'orders', 0, i, '{}', null from pg_catalog.generate_series(1, 3) i`)
+		select 'message', 'waiting', 'failed', 's', pg_catalog.gen_random_uuid(), 'orders', 0, i, '{}', null
+		from pg_catalog.generate_series(1, 3) i`)
 	program := filepath.Join(t.TempDir(), "onlyonce")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../cmd/onlyonce").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -232,7 +232,8 @@ func TestS2RolesDoTheirWork(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	c.exec(`insert into onlyonce.streams (topic, partitions) values ('operations', 1);
-		insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep, state) values (gen_random_uuid(), '5f0c5f0c-0000-8000-8000-000000000000', 'operations', '', '', 'export', '7 days', 'failed')`)
+		insert into onlyonce.operations (id, record_id, topic, tenant, principal, name, keep, state)
+		values (gen_random_uuid(), '5f0c5f0c-0000-8000-8000-000000000000', 'operations', '', '', 'export', '7 days', 'failed')`)
 	for _, args := range []string{
 		"request erase -id 5f0c5f0c-0000-8000-8000-000000000000 -reason test -yes", "status",
 		"cursor show -scope stock -topic orders -partition 0", "parked list",
@@ -271,13 +272,17 @@ func (sink) Send(_ context.Context, d *outbox.Attempt) outbox.Result {
 func TestS2OthersMayCreateFunctions(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	c.exec(`create schema shared; create schema "Odd_name"; grant create on schema shared, "Odd_name" to stock; grant usage on schema shared, "Odd_name" to payments, ops`)
+	c.exec(`create schema shared;
+		create schema "Odd_name";
+		grant create on schema shared, "Odd_name" to stock;
+		grant usage on schema shared, "Odd_name" to payments, ops`)
+	roles := map[string]preflight.Role{"stock": preflight.App, "payments": preflight.Relay}
 	names := func(login string) string {
 		t.Helper()
 		warnings, err := preflight.Check(
 			t.Context(),
 			c.as(login),
-			map[string]preflight.Role{"stock": preflight.App, "payments": preflight.Relay}[login],
+			roles[login],
 		)
 		if err != nil {
 			t.Fatal(err)
@@ -356,7 +361,8 @@ func TestS2RolesCanDoNoMore(t *testing.T) {
 			`insert into onlyonce_segments.consumer_keys_0 values (gen_random_uuid(), 0)`,
 			`delete from onlyonce.leases`, `update onlyonce.cursors set released_at = null`,
 			`delete from onlyonce.progress`, `select from onlyonce.inbox`,
-			`insert into onlyonce.batches (slot, lane, n, bytes, keys, sink, tenant, scope, name, method, target, header, body) values (0, 0, 1, 0, array[gen_random_uuid()], 's', '', '', 'n', 'm', 't', '', '')`,
+			`insert into onlyonce.batches (slot, lane, n, bytes, keys, sink, tenant, scope, name, method, target, header, body)
+				values (0, 0, 1, 0, array[gen_random_uuid()], 's', '', '', 'n', 'm', 't', '', '')`,
 			`update onlyonce.batches set body = ''`, `truncate onlyonce_segments.batches_1`,
 			`update onlyonce.rings set cur = 1`,
 		},
@@ -421,14 +427,19 @@ func TestO3OnlyOwnNumbers(t *testing.T) {
 func TestS2RowsOfOtherRoles(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	c.exec(`create role web login in role onlyonce_http; create role dual login in role onlyonce_app, onlyonce_relay; create role mine login;
+	c.exec(`create role web login in role onlyonce_http;
+		create role dual login in role onlyonce_app, onlyonce_relay;
+		create role mine login;
 		grant usage on schema onlyonce, onlyonce_segments to mine; grant select, update on onlyonce.parked, onlyonce.leases to mine`)
 	c.exec(`insert into onlyonce.parked (kind, state, reason, scope, key, sink, lane, call_name, method, target, body, next_attempt_at)
 		values ('call', 'retrying', 'failed', 's', gen_random_uuid(), 'payments', 0, 'charge', 'POST', '/charges', '{}', clock_timestamp());
 		insert into onlyonce.parked (kind, state, reason, scope, key, topic, partition, "offset", body, next_attempt_at)
-		values ('message', 'retrying', 'failed', 's', gen_random_uuid(), 'orders', 0, 1, '{}', clock_timestamp()), ('event', 'waiting', 'same-body', 's', gen_random_uuid(), 'webhook.e', null, null, '{}', null);
+		values ('message', 'retrying', 'failed', 's', gen_random_uuid(), 'orders', 0, 1, '{}', clock_timestamp()),
+		('event', 'waiting', 'same-body', 's', gen_random_uuid(), 'webhook.e', null, null, '{}', null);
 		insert into onlyonce.leases (name, epoch, nonce, until) select n, 1, gen_random_uuid(), clock_timestamp() + interval '1 hour'
-		  from unnest(array['relay/payments/0', 'relays/payments/0', 'http/1', 'cursor/s/orders/0', 'webhook/e/backfill', 'readers/g/webhook.e/0', 'events/g/webhook.e/0',
+		
+		  from unnest(array['relay/payments/0', 'relays/payments/0', 'http/1', 'cursor/s/orders/0', 'webhook/e/backfill',
+		  'readers/g/webhook.e/0', 'events/g/webhook.e/0',
 		                    'ring/outbox', 'ring/consumer_keys', 'filters/standard_keys', 'observe', 'of nobody']) n`)
 	c.exec(`create role rot login in role onlyonce_rotator; create role dash login in role onlyonce_viewer; grant onlyonce_relay to dash`)
 	const own, denied = "", "42501"
@@ -446,7 +457,8 @@ func TestS2RowsOfOtherRoles(t *testing.T) {
 		{"payments", `update onlyonce.parked set target = '/payouts'`, 0, denied},
 		{
 			"stock",
-			`insert into onlyonce.parked (kind, state, reason, scope, sink, lane, method, target, body, next_attempt_at) values ('call', 'retrying', 'failed', 's', 'payments', 0, 'POST', '/payouts', '', now())`,
+			`insert into onlyonce.parked (kind, state, reason, scope, sink, lane, method, target, body, next_attempt_at)
+				values ('call', 'retrying', 'failed', 's', 'payments', 0, 'POST', '/payouts', '', now())`,
 			0,
 			denied,
 		},
@@ -538,7 +550,8 @@ func TestS2MissingRightsAreNamed(t *testing.T) {
 	}
 	rows, err := c.super.Query(
 		t.Context(),
-		`select relname::text from pg_class where relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and relkind in ('r', 'p', 'v')`,
+		`select relname::text from pg_class
+			where relnamespace in ('onlyonce'::regnamespace, 'onlyonce_segments'::regnamespace) and relkind in ('r', 'p', 'v')`,
 	)
 	if err != nil {
 		t.Fatal(err)

@@ -51,7 +51,10 @@ func TestJudgement(t *testing.T) {
 		s := good
 		c.change(&s)
 		fault := errors.Join(s.faults()...)
-		if (c.fault == "") != (fault == nil) || (fault != nil && !strings.Contains(fault.Error(), c.fault)) || len(s.faults()) > 1 {
+		wrong := (c.fault == "") != (fault == nil) ||
+			(fault != nil && !strings.Contains(fault.Error(), c.fault)) ||
+			len(s.faults()) > 1
+		if wrong {
 			t.Errorf("%s: fault %v, want %q", name, fault, c.fault)
 		}
 		warning := strings.Join(s.warnings(), "\n")
@@ -79,10 +82,11 @@ func TestLeftPreparedTransactions(t *testing.T) {
 		}
 	}
 	got, err := preparedWarnings(t.Context(), db, 0)
-	if err != nil ||
-		len(got) != 1 ||
-		!strings.Contains(got[0], `'it''s left' of postgres`) ||
-		!strings.Contains(got[0], "ROLLBACK PREPARED") {
+	good := err == nil &&
+		len(got) == 1 &&
+		strings.Contains(got[0], `'it''s left' of postgres`) &&
+		strings.Contains(got[0], "ROLLBACK PREPARED")
+	if !good {
 		t.Errorf("%v, %v", got, err)
 	}
 	if got, err := preparedWarnings(t.Context(), db, stalePrepared); err != nil || got != nil {

@@ -145,7 +145,8 @@ func (s serverSettings) findings() (notes []Note) {
 		warn("synchronous_commit",
 			"synchronous_commit is off: a crash of the server may lose the last commits. Messages of Kafka "+
 				"are handled again as long as it holds them, but HTTP requests that were answered are lost "+
-				"with their commit, and a program that has read the effects may see them disappear for a time. Relays and the receivers of webhooks and queues flush their own commits nevertheless")
+				"with their commit, and a program that has read the effects may see them disappear for a time. "+
+				"Relays and the receivers of webhooks and queues flush their own commits nevertheless")
 	}
 	if !s.fsync {
 		warn("fsync",

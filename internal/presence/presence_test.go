@@ -42,7 +42,9 @@ func TestS3Presence(t *testing.T) {
 		"('receiver', 'payments', '25 h')",
 	} {
 		exec(`insert into onlyonce.owners (id, part, scope, host, pid, seen_at, partitions)
-		      select gen_random_uuid(), d.part, d.scope, 'dead', 1, clock_timestamp() - d.age::interval, '[]' from (values ` + dead + `) d(part, scope, age)`)
+		
+		      select gen_random_uuid(), d.part, d.scope, 'dead', 1, clock_timestamp() - d.age::interval, '[]'
+		      from (values ` + dead + `) d(part, scope, age)`)
 	}
 	var away atomic.Pointer[time.Time]
 	r := &presence.Reporter{
@@ -70,7 +72,8 @@ func TestS3Presence(t *testing.T) {
 	away.Store(&since)
 	until(
 		"the fault is seen",
-		`select count(*) = 1 from onlyonce.owners where scope = 'payments' and faults->0->>'kind' = 'remote' and faults->0->>'text' = 'status 500'
+		`select count(*) = 1 from onlyonce.owners
+			where scope = 'payments' and faults->0->>'kind' = 'remote' and faults->0->>'text' = 'status 500'
 	                              and (faults->0->>'for')::float8 between 3600 and 7200`,
 	)
 	away.Store(nil)

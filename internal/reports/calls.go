@@ -223,7 +223,8 @@ type Call struct {
 	Bytes     int64      `json:"bytes" doc:"size of its body"`
 	Body      Octets     `json:"body,omitzero"`
 
-	ParkedID  *int64     `json:"parked_id" doc:"the row of a call that has failed; Attempts, Error and SettledAt are that row's"`
+	// the row of a call that has failed; Attempts, Error and SettledAt are that row's
+	ParkedID  *int64     `json:"parked_id" doc:"above"`
 	Attempts  *int32     `json:"attempts"`
 	Error     *string    `json:"error"`
 	SettledAt *time.Time `json:"settled_at"`

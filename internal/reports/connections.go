@@ -50,11 +50,28 @@ type ConnectionPart struct {
 
 // ConnectionPlan is how many connections a database needs.
 type ConnectionPlan struct {
-	Parts  []ConnectionPart `json:"parts"`
-	Total  int              `json:"connections" doc:"of all parts: so many a pooler must be able to make, or the server must accept if there is none"`
-	Server int              `json:"server_connections" doc:"connections that the server must accept"`
-	Room   int              `json:"server_room" doc:"connections that the server accepts from programs"`
-	Faults []string         `json:"faults" doc:"which setting is too low, and what to set it to"`
+	Parts []ConnectionPart `json:"parts"`
+	// of all parts: so many a pooler must be able to make, or the server must accept if there is
+	// none
+	Total  int      `json:"connections" doc:"above"`
+	Server int      `json:"server_connections" doc:"connections that the server must accept"`
+	Room   int      `json:"server_room" doc:"connections that the server accepts from programs"`
+	Faults []string `json:"faults" doc:"which setting is too low, and what to set it to"`
+}
+
+// consumerPool is how many connections a consumer's pool needs, and what for. The others take the
+// partitions of one that is down.
+func (q *ConnectionQuestion) consumerPool() (conns int, why string) {
+	left := max(1, q.Consumers-1)
+	owned := (q.Partitions + left - 1) / left
+	why = fmt.Sprintf("%s, each with %s and 1 for parked messages that are tried again; %d for itself",
+		show.Count(int64(owned), "partition"),
+		show.Count(int64(q.Concurrency), "transaction"),
+		consumerOwn)
+	if q.Consumers > 1 {
+		why = fmt.Sprintf("while one of %d is down: ", q.Consumers) + why
+	}
+	return max(preflight.LeastConns, owned*(q.Concurrency+retriesOfPart)+consumerOwn), why
 }
 
 // PlanConnections computes how many connections each part needs so that no transaction waits for
@@ -75,21 +92,8 @@ func PlanConnections(q *ConnectionQuestion, room *ServerRoom) *ConnectionPlan {
 		}
 	}
 	if q.Consumers > 0 {
-		left := max(1, q.Consumers-1)
-		owned := (q.Partitions + left - 1) / left
-		why := fmt.Sprintf("%s, each with %s and 1 for parked messages that are tried again; %d for itself",
-			show.Count(int64(owned), "partition"),
-			show.Count(int64(q.Concurrency), "transaction"),
-			consumerOwn)
-		if q.Consumers > 1 {
-			why = fmt.Sprintf("while one of %d is down: ", q.Consumers) + why
-		}
-		add("consumer",
-			q.Consumers,
-			max(preflight.LeastConns, owned*(q.Concurrency+retriesOfPart)+consumerOwn),
-			0,
-			"%s",
-			why)
+		pool, why := q.consumerPool()
+		add("consumer", q.Consumers, pool, 0, "%s", why)
 	}
 	operations := ""
 	if q.Operations > 0 {

@@ -90,12 +90,15 @@ const oneEventSQL = eventColumns +
 
 // Event is an event of the event log, without its body.
 type Event struct {
-	Topic      string     `json:"topic" doc:"\"webhook.\" and the endpoint for webhooks, \"queue.\" and its name for queues"`
-	Partition  int32      `json:"partition"`
-	Offset     int64      `json:"offset"`
-	ID         string     `json:"id" doc:"ENDPOINT/PROVIDER/ID for webhooks"`
-	Tenant     string     `json:"tenant"`
-	State      string     `json:"state" doc:"unread if no consumer has begun to read it; \"before SCOPE\" if the consumer of that scope has not handled it; \"parked by SCOPE\" if it is parked there and not settled; or handled, by all"`
+	// "webhook." and the endpoint for webhooks, "queue." and its name for queues
+	Topic     string `json:"topic" doc:"above"`
+	Partition int32  `json:"partition"`
+	Offset    int64  `json:"offset"`
+	ID        string `json:"id" doc:"ENDPOINT/PROVIDER/ID for webhooks"`
+	Tenant    string `json:"tenant"`
+	// unread if no consumer has begun to read it; "before SCOPE" if the consumer of that scope has
+	// not handled it; "parked by SCOPE" if it is parked there and not settled; or handled, by all
+	State      string     `json:"state" doc:"above"`
 	AppendedAt time.Time  `json:"appended_at"`
 	ErasedAt   *time.Time `json:"erased_at" doc:"when its body was erased"`
 	Bytes      int64      `json:"bytes" doc:"size of its body"`

@@ -46,8 +46,10 @@ select o.id::text as id,
 // an event. Its result and the text of its error are left out. A nil pointer means: not yet, or
 // none.
 type Operation struct {
-	ID          string     `json:"id" doc:"a UUID, as its client has it"`
-	State       string     `json:"state" doc:"one of: running, also while it waits to begin; suspended, if its work is parked and waits for an operator; succeeded; failed; cancelled"`
+	ID string `json:"id" doc:"a UUID, as its client has it"`
+	// one of: running, also while it waits to begin; suspended, if its work is parked and waits for
+	// an operator; succeeded; failed; cancelled
+	State       string     `json:"state" doc:"above"`
 	Tenant      string     `json:"tenant"`
 	Principal   string     `json:"principal"`
 	Name        string     `json:"name"`

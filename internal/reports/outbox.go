@@ -122,18 +122,20 @@ const sinkNamesSQL = `select name from onlyonce.sinks order by name limit 20`
 
 // OutboxSink is a sink: the calls to be sent to it, and the relays that send them.
 type OutboxSink struct {
-	Sink        string        `json:"sink"`
-	Listed      bool          `json:"listed" doc:"a relay has listed it; if none has, its calls wait"`
-	PausedAt    *time.Time    `json:"paused_at"`
-	PausedBy    *string       `json:"paused_by"`
-	PauseReason *string       `json:"pause_reason"`
-	Pending     *int64        `json:"pending" db:"-" doc:"how many calls of the log are to be sent. Nil: not counted"`
-	Age         *float64      `json:"oldest_age_seconds" db:"-" doc:"of the oldest of those; nil: none, or not counted"`
-	Undelivered *PendingCalls `json:"undelivered" db:"-" doc:"the calls that are not delivered, wherever they wait; nil: not counted"`
+	Sink        string     `json:"sink"`
+	Listed      bool       `json:"listed" doc:"a relay has listed it; if none has, its calls wait"`
+	PausedAt    *time.Time `json:"paused_at"`
+	PausedBy    *string    `json:"paused_by"`
+	PauseReason *string    `json:"pause_reason"`
+	Pending     *int64     `json:"pending" db:"-" doc:"how many calls of the log are to be sent. Nil: not counted"`
+	Age         *float64   `json:"oldest_age_seconds" db:"-" doc:"of the oldest of those; nil: none, or not counted"`
+	// the calls that are not delivered, wherever they wait; nil: not counted
+	Undelivered *PendingCalls `json:"undelivered" db:"-" doc:"above"`
 	Parked      []ParkedCalls `json:"parked" db:"-"`
 	Lanes       []*OutboxLane `json:"lanes" db:"-" doc:"none if the sink is not listed"`
-	Unheld      *UnheldCalls  `json:"unheld" db:"-" doc:"calls in lanes that no relay has held for longer than a lease; nil: none, or not counted"`
-	Rates       []SinkRate    `json:"rates" db:"-" doc:"of the sink, its tenants and prefixes, and what waits for them"`
+	// calls in lanes that no relay has held for longer than a lease; nil: none, or not counted
+	Unheld *UnheldCalls `json:"unheld" db:"-" doc:"above"`
+	Rates  []SinkRate   `json:"rates" db:"-" doc:"of the sink, its tenants and prefixes, and what waits for them"`
 }
 
 // OutboxLane is a sixteenth of a sink's calls.
@@ -220,7 +222,9 @@ func (h *HeldBy) String() string {
 // OutboxReport is the calls to be sent, the relays that send them, and the segments of the outbox's
 // log.
 type OutboxReport struct {
-	Counted bool            `json:"counted" doc:"false if counting calls took too long: then pending, undelivered, in_pass and ages are nil, and held_by names only cursors"`
+	// false if counting calls took too long: then pending, undelivered, in_pass and ages are nil,
+	// and held_by names only cursors
+	Counted bool            `json:"counted" doc:"above"`
 	Sinks   []OutboxSink    `json:"sinks" doc:"by name"`
 	Ring    []OutboxSegment `json:"ring" doc:"by slot"`
 }

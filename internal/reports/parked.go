@@ -53,10 +53,17 @@ select ` + ParkedColumns + `, case when length(l.line) > 1000 then left(l.line, 
 // null: any), how many rows, sink, name, key, topic, partition, offset, reason, what the error
 // begins with (null: any).
 const (
-	parkedFilter = `($1::text is null or scope = $1) and ($2::text is null or kind = $2) and ($3::text is null or state = $3)
-   and ($5::text is null or sink = $5) and ($6::text is null or call_name = $6)
-   and ($7::uuid is null or key = $7 or first_key = $7) and ($8::text is null or topic = $8) and ($9::integer is null or partition = $9) and ($10::bigint is null or "offset" = $10)
-   and ($11::text is null or reason = $11) and ($12::text is null or starts_with(error, $12))`
+	parkedFilter = `($1::text is null or scope = $1)
+   and ($2::text is null or kind = $2)
+   and ($3::text is null or state = $3)
+   and ($5::text is null or sink = $5)
+   and ($6::text is null or call_name = $6)
+   and ($7::uuid is null or key = $7 or first_key = $7)
+   and ($8::text is null or topic = $8)
+   and ($9::integer is null or partition = $9)
+   and ($10::bigint is null or "offset" = $10)
+   and ($11::text is null or reason = $11)
+   and ($12::text is null or starts_with(error, $12))`
 )
 
 // parkedSQL lists parked rows, newest first. In: see parkedFilter, below which id (null: from the
@@ -223,12 +230,15 @@ func (c *ParkedCount) At() string {
 // ParkedTotals counts parked rows by kind, scope, sink, reason and state, and the settled ones
 // together.
 type ParkedTotals struct {
-	Groups      []ParkedCount `json:"groups" doc:"the rows that are not settled, the largest group first, at most 1,000"`
+	// the rows that are not settled, the largest group first, at most 1,000
+	Groups      []ParkedCount `json:"groups" doc:"above"`
 	Counted     bool          `json:"counted" doc:"false if counting took over 5 s: groups is then empty"`
 	Settled     *int64        `json:"settled" doc:"how many rows are settled, up to 1,000. nil: that took over 5 s"`
 	SettledMore bool          `json:"settled_more" doc:"there are more than settled"`
 
-	Captured     *int64 `json:"captured" doc:"how many calls were delivered with a captured answer, up to 1,000; they were never in trouble. nil: that took over 5 s"`
+	// how many calls were delivered with a captured answer, up to 1,000; they were never in
+	// trouble. nil: that took over 5 s
+	Captured     *int64 `json:"captured" doc:"above"`
 	CapturedMore bool   `json:"captured_more" doc:"there are more than captured"`
 }
 

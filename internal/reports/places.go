@@ -20,8 +20,10 @@ select place,
 
 // Place is a database's state of a place, for example of a tenant.
 type Place struct {
-	Place     string    `json:"place"`
-	State     string    `json:"state" doc:"claimed, while a process asks the other databases whether the place lives there; here; leaving, while running work ends and new work is refused; or left"`
+	Place string `json:"place"`
+	// claimed, while a process asks the other databases whether the place lives there; here;
+	// leaving, while running work ends and new work is refused; or left
+	State     string    `json:"state" doc:"above"`
 	Other     string    `json:"other" doc:"where it goes, or came from"`
 	Moves     int64     `json:"moves" doc:"how often it had moved then"`
 	ChangedAt time.Time `json:"changed_at"`

@@ -84,8 +84,9 @@ type SinkRate struct {
 	SetBy     *string    `json:"set_by"`
 	Reason    *string    `json:"reason"`
 	HeldUntil *time.Time `json:"held_until" doc:"relays start none of its calls before; nil: they do"`
-	HeldWhy   *string    `json:"held_why" doc:"why, for example the breaker; nil: the remote has asked for it (Retry-After)"`
-	Waiting   int64      `json:"waiting" doc:"calls that are set aside until the rate allows them"`
+	// why, for example the breaker; nil: the remote has asked for it (Retry-After)
+	HeldWhy *string `json:"held_why" doc:"above"`
+	Waiting int64   `json:"waiting" doc:"calls that are set aside until the rate allows them"`
 }
 
 // Now is the rate that counts, in calls a second, or nil if there is none.

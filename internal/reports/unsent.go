@@ -83,10 +83,11 @@ func Unsent(ctx context.Context, tx pgx.Tx, limit time.Duration, sink *string) (
 // PendingCalls counts a sink's calls that are not delivered and wait for no operator, wherever they
 // are.
 type PendingCalls struct {
-	Sink             string   `json:"sink"`
-	Count            int64    `json:"count" doc:"all of them: the sum of the following"`
-	Log              int64    `json:"log" doc:"in the log: not tried yet, or under way"`
-	Retrying         int64    `json:"retrying" doc:"under way for longer, tried again, or held by a rate; at most 100,000"`
+	Sink  string `json:"sink"`
+	Count int64  `json:"count" doc:"all of them: the sum of the following"`
+	Log   int64  `json:"log" doc:"in the log: not tried yet, or under way"`
+	// under way for longer, tried again, or held by a rate; at most 100,000
+	Retrying         int64    `json:"retrying" doc:"above"`
 	Blocked          int64    `json:"blocked" doc:"behind an earlier one of their ordering key; at most 100,000"`
 	OldestAgeSeconds *float64 `json:"oldest_age_seconds" doc:"since the oldest of all was enqueued"`
 	LastError        *string  `json:"last_error" doc:"of the oldest that was tried; nil: none was, or none failed"`

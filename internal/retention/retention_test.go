@@ -106,7 +106,8 @@ func TestT11SettledRowsStay(t *testing.T) {
 	if n := one[int](
 		t,
 		pool,
-		`select (select count(*) from onlyonce.parked) + (select count(*) from onlyonce.audit) + (select count(*) from onlyonce.webhook_objects)`,
+		`select (select count(*) from onlyonce.parked) + (select count(*) from onlyonce.audit) + (select count(*)
+			from onlyonce.webhook_objects)`,
 	); n != 3 {
 		t.Errorf("%d of 3 rows are left", n)
 	}
@@ -120,13 +121,15 @@ func TestT13SettledRowsGoInPortions(t *testing.T) {
 	exec(
 		t,
 		pool,
-		`create function noted() returns trigger language plpgsql as 'begin insert into deletions values (pg_current_xact_id()); return null; end'`,
+		`create function noted() returns trigger language plpgsql as 'begin insert into deletions values (pg_current_xact_id()); `+
+			`return null; end'`,
 	)
 	exec(t, pool, `create trigger noted after delete on onlyonce.parked for each row execute function noted()`)
 	exec(
 		t,
 		pool,
-		`insert into onlyonce.parked (kind, state, scope, reason, settled_at) select 'message', 'resolved', 'stock', 'x', now() - interval '400 days' from generate_series(1, 2500)`,
+		`insert into onlyonce.parked (kind, state, scope, reason, settled_at)
+			select 'message', 'resolved', 'stock', 'x', now() - interval '400 days' from generate_series(1, 2500)`,
 	)
 	exec(t, pool, `alter function noted() set search_path = public`)
 	purge(t, pool)
@@ -174,11 +177,13 @@ func TestW21ObjectsGo(t *testing.T) {
 		"kept for ever":                 {`update onlyonce.retentions set keep = null`, false},
 		"ids are remembered for longer": {`update onlyonce.rings set horizon = '101 days'`, false},
 		"of an endpoint's class": {
-			`insert into onlyonce.horizons values ('webhook/e', 'long', 'standard', now()); update onlyonce.rings set horizon = '101 days' where name = 'standard_long_keys'`,
+			`insert into onlyonce.horizons values ('webhook/e', 'long', 'standard', now());
+				update onlyonce.rings set horizon = '101 days' where name = 'standard_long_keys'`,
 			false,
 		},
 		"of a loop's class": {
-			`insert into onlyonce.horizons values ('imports', 'long', 'standard', now()); update onlyonce.rings set horizon = '101 days' where name = 'standard_long_keys'`,
+			`insert into onlyonce.horizons values ('imports', 'long', 'standard', now());
+				update onlyonce.rings set horizon = '101 days' where name = 'standard_long_keys'`,
 			true,
 		},
 		"a parked event of the scope": {
@@ -221,13 +226,15 @@ func TestW21ObjectsGo(t *testing.T) {
 // logged puts an event into the log, whose segment was opened at a time that follows.
 func logged(opened string) string {
 	return `with s as (insert into onlyonce.streams (topic, partitions) values ('t', 1) returning id),
-	e as (insert into onlyonce.event_log (slot, stream, partition, "offset", tenant, id, header_names, header_values) select 0, s.id, 0, 0, '', 'x', '{}', '{}' from s)
+	e as (insert into onlyonce.event_log (slot, stream, partition, "offset", tenant, id, header_names, header_values)
+	select 0, s.id, 0, 0, '', 'x', '{}', '{}' from s)
 	update onlyonce.segments set opened_at = case when slot = 0 then ` + opened + ` end where ring = 'events'`
 }
 
 // cursor makes a cursor of the scope with a frontier.
 func cursor(frontier string) string {
 	return `with l as (insert into onlyonce.leases (name) values ('cursor/s/t/0') returning id),
-	c as (insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start, cluster_id) select l.id, 's', 't', 0, 0, 'earliest', 0, 'kafka' from l returning id, run)
+	c as (insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start, cluster_id)
+	select l.id, 's', 't', 0, 0, 'earliest', 0, 'kafka' from l returning id, run)
 	insert into onlyonce.frontiers (cursor_id, run, frontier) select c.id, c.run, ` + frontier + ` from c`
 }

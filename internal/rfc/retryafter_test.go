@@ -66,12 +66,14 @@ func FuzzRetryAfter(f *testing.F) {
 		if after < 0 || !ok && after != 0 {
 			t.Fatalf("%v, %v", after, ok)
 		}
-		if n, err := strconv.Atoi(value); err == nil &&
+		n, err := strconv.Atoi(value)
+		wrong := err == nil &&
 			n >= 0 &&
 			n < 1<<31 &&
 			value[0] != '+' &&
 			value[0] != '-' &&
-			after != time.Duration(n)*time.Second {
+			after != time.Duration(n)*time.Second
+		if wrong {
 			t.Fatalf("%v", after)
 		}
 	})

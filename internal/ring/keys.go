@@ -143,7 +143,10 @@ select sum(b.n)::bigint,
 // consumerRepair makes frontiers void that were noted while the clock was ahead. When the clock has
 // caught up with them, they would claim that what was appended in between is handled. The owner's
 // next sample replaces them (K6).
-const consumerRepair = `update onlyonce.frontiers set run = -1 where run >= 0 and frontier > clock_timestamp() + interval '1 minute'`
+const consumerRepair = `
+update onlyonce.frontiers
+   set run = -1
+ where run >= 0 and frontier > clock_timestamp() + interval '1 minute'`
 
 // consumerNeeded reads which cursor may still come to copies of messages whose keys are in a
 // segment. Out: one text. It is null if each cursor has passed what was in its partition when the

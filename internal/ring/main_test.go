@@ -129,7 +129,8 @@ func (r *rig) reach(x *rotator, want ring.Action) {
 // now have ended.
 func (r *rig) never(x *rotator, not ring.Action) {
 	r.t.Helper()
-	const others = `select coalesce(array_agg(backend_xid::text), '{}') from pg_stat_activity where datname <> current_database() and backend_xid is not null`
+	const others = `select coalesce(array_agg(backend_xid::text), '{}') from pg_stat_activity
+		where datname <> current_database() and backend_xid is not null`
 	open := one[[]string](r, others)
 	deadline := time.Now().Add(patience)
 	for n := 0; n < 5; {
@@ -203,8 +204,10 @@ func one[T any](r *rig, sql string, args ...any) T {
 }
 
 // enqueueSQL is a call that nothing but enqueue_calls gives a transaction id. In: key, sink.
-const enqueueSQL = `select onlyonce.enqueue_calls(array[0::smallint], array[$1::uuid], array[null::uuid], array[$2::text], array['t'], array['s'], array['n'],
-  array['POST'], array['/'], array[''], array[null::text], array['x'::bytea], array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false])`
+const enqueueSQL = `select onlyonce.enqueue_calls(array[0::smallint], array[$1::uuid], array[null::uuid], array[$2::text], array['t'],
+	array['s'], array['n'],
+  array['POST'], array['/'], array[''], array[null::text], array['x'::bytea], array[null::timestamptz], array[null::timestamptz],
+  array[false], array[false], array[false])`
 
 type execer interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
@@ -250,7 +253,8 @@ func (r *rig) sink(name string) {
 	  l as (insert into onlyonce.leases (name) select 'relay/' || $1 || '/' || n from generate_series(0, 15) n returning id, name)
 	  select 1 from l`, name)
 	r.exec(
-		`insert into onlyonce.lanes (id, sink, lane) select id, $1, split_part(name, '/', 3)::smallint from onlyonce.leases where name like 'relay/' || $1 || '/%'`,
+		`insert into onlyonce.lanes (id, sink, lane) select id, $1, split_part(name, '/', 3)::smallint from onlyonce.leases
+			where name like 'relay/' || $1 || '/%'`,
 		name,
 	)
 }
@@ -264,7 +268,8 @@ func (r *rig) pass() ([]string, error) {
 	rows, err := r.pool.Query(context.Background(), `select r.key::text from onlyonce.lanes l cross join lateral (
 	    select n.key, n.xid from onlyonce.outbox_log n where n.sink = l.sink and n.lane = l.lane and n.xid >= pg_snapshot_xmax(l.prev)
 	    union all
-	    select n.key, n.xid from onlyonce.outbox_log n where n.sink = l.sink and n.lane = l.lane and n.xid in (select pg_snapshot_xip(l.prev))) r
+	    select n.key, n.xid from onlyonce.outbox_log n
+	    where n.sink = l.sink and n.lane = l.lane and n.xid in (select pg_snapshot_xip(l.prev))) r
 	  where pg_visible_in_snapshot(r.xid, l.target)`)
 	if err != nil {
 		return nil, err

@@ -48,7 +48,9 @@ func TestReplacedAfterEachStep(t *testing.T) {
 func TestKilledInEachStep(t *testing.T) {
 	r := newRig(t)
 	r.sink("payments")
-	r.exec(`create function killed() returns trigger language plpgsql as $$ begin perform pg_terminate_backend(pg_backend_pid()); return null; end $$`)
+	r.exec(`create function killed() returns trigger language plpgsql as $$ begin perform pg_terminate_backend(pg_backend_pid());
+		return null;
+		end $$`)
 	for _, action := range turn {
 		r.due(action)
 		before := r.row()
@@ -246,7 +248,8 @@ func TestPlanOfNeeded(t *testing.T) {
 		}
 		if _, err := tx.Exec(
 			t.Context(),
-			`select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`,
+			`select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+				set_config('enable_sort', 'off', true)`,
 		); err != nil {
 			t.Fatal(err)
 		}

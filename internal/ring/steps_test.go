@@ -39,7 +39,8 @@ func TestSteps(t *testing.T) {
 	r.expect("cur 1 draining - closed [0] retired -")
 	if !one[bool](
 		r,
-		`select s.bound > l.xid and s.closed_at >= s.opened_at from onlyonce.segments s, onlyonce.batches l where s.ring = 'outbox' and s.slot = 0 and l.slot = 0`,
+		`select s.bound > l.xid and s.closed_at >= s.opened_at from onlyonce.segments s, onlyonce.batches l
+			where s.ring = 'outbox' and s.slot = 0 and l.slot = 0`,
 	) {
 		t.Error("the bound is not above what wrote into the segment")
 	}
@@ -62,7 +63,8 @@ func TestSteps(t *testing.T) {
 	}
 	if !one[bool](
 		r,
-		`select opened_at is null and closed_at is null and bound is null and use_no = 1 from onlyonce.segments where ring = 'outbox' and slot = 0`,
+		`select opened_at is null and closed_at is null and bound is null and use_no = 1 from onlyonce.segments
+			where ring = 'outbox' and slot = 0`,
 	) {
 		t.Error("slot 0 is not free again")
 	}
@@ -243,11 +245,13 @@ func TestStatus(t *testing.T) {
 	if got := strings.Join(states, " "); got != "closed current free free free free" || st.Version != st.Sequence || st.Version < 3 {
 		t.Errorf("%s, %+v", got, st)
 	}
-	if s := st.Segments[0]; s.Table != "onlyonce_segments.batches_0" ||
-		s.Bytes == 0 ||
-		s.OpenFor == nil ||
-		s.ClosedFor == nil ||
-		s.UseNo != 1 {
+	s := st.Segments[0]
+	good := s.Table == "onlyonce_segments.batches_0" &&
+		s.Bytes != 0 &&
+		s.OpenFor != nil &&
+		s.ClosedFor != nil &&
+		s.UseNo == 1
+	if !good {
 		t.Errorf("%+v", s)
 	}
 	if s := st.Segments[2]; s.OpenFor != nil || s.ClosedFor != nil || s.UseNo != 0 {

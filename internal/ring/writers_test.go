@@ -127,7 +127,8 @@ func (r *rig) blocked(like string) {
 	for deadline := time.Now().Add(patience); ; {
 		if one[bool](
 			r,
-			`select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like $1)`,
+			`select exists (select from pg_stat_activity
+				where datname = current_database() and wait_event_type = 'Lock' and query like $1)`,
 			like,
 		) {
 			return

@@ -35,7 +35,8 @@ type Secret struct {
 
 // Form is the text of the fault of a secret that stands in the file.
 func (*Secret) Form() string {
-	return `{"env": "NAME"}, {"file": "PATH"} or {"command": ["PROGRAM", "ARGUMENT"]}: secrets do not stand in this file`
+	return `{"env": "NAME"}, {"file": "PATH"} or {"command": ["PROGRAM", "ARGUMENT"]}: ` +
+		`secrets do not stand in this file`
 }
 
 // Check notes a reference that names no place or several, and a secret that cannot be read.

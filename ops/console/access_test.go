@@ -67,7 +67,8 @@ func TestU1ViewersChangeNothing(t *testing.T) {
 	}
 }
 
-const stateSQL = `select concat_ws(' ', (select count(*) from onlyonce.audit), (select count(*) from onlyonce.pauses), (select count(*) from onlyonce.parked where state = 'waiting'),
+const stateSQL = `select concat_ws(' ', (select count(*) from onlyonce.audit), (select count(*) from onlyonce.pauses),
+	(select count(*) from onlyonce.parked where state = 'waiting'),
 	(select count(*) from onlyonce.sinks where paused_at is not null))`
 
 // A form of another site is refused, and so is one of a browser that does not say where it is from
@@ -123,12 +124,11 @@ func TestU1OtherOriginsAreRefused(t *testing.T) {
 func TestAuthorizers(t *testing.T) {
 	t.Parallel()
 	basic := console.Basic(map[string]console.User{"ann": {Password: "secret", Access: console.Operate}, "none": {Access: console.Operate}})
+	granted := map[string]console.Access{"ann": console.Operate}
 	proxy := console.ProxyHeader(
 		"X-Forwarded-User",
 		[]netip.Prefix{netip.MustParsePrefix("10.0.0.5/32")},
-		func(name string) console.Access {
-			return map[string]console.Access{"ann": console.Operate}[name]
-		},
+		func(name string) console.Access { return granted[name] },
 	)
 	for name, c := range map[string]struct {
 		authorize console.Authorizer
@@ -200,11 +200,13 @@ func TestTokenIsUsedOnce(t *testing.T) {
 		t.Errorf("a preview of the link: %d, %v", preview.StatusCode, preview.Cookies())
 	}
 	first := do(path)
-	if cookies := first.Cookies(); first.StatusCode != http.StatusOK ||
-		len(cookies) != 1 ||
-		!cookies[0].HttpOnly ||
-		cookies[0].SameSite != http.SameSiteStrictMode ||
-		cookies[0].Path != "/of-a-day/" {
+	cookies := first.Cookies()
+	good := first.StatusCode == http.StatusOK &&
+		len(cookies) == 1 &&
+		cookies[0].HttpOnly &&
+		cookies[0].SameSite == http.SameSiteStrictMode &&
+		cookies[0].Path == "/of-a-day/"
+	if !good {
 		t.Fatalf("%d, %v", first.StatusCode, cookies)
 	}
 	if got := do("/", first.Cookies()...).StatusCode; got != http.StatusOK {

@@ -133,7 +133,8 @@ func TestU3Bulk(t *testing.T) {
 	if got := one[string](
 		t,
 		pool,
-		`select concat_ws(' ', count(*), max(actor), max(reason), max(detail->>'count'), max(detail->>'changed'), max(detail->>'skipped'), max(jsonb_array_length(detail->'ids')),
+		`select concat_ws(' ', count(*), max(actor), max(reason), max(detail->>'count'), max(detail->>'changed'), max(detail->>'skipped'),
+			max(jsonb_array_length(detail->'ids')),
 		max(detail->'filter'->>'error_prefix')) from onlyonce.audit`,
 	); got != "1 ann INC-8 1200 1197 3 1197 bu" {
 		t.Error(got)

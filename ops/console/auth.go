@@ -131,7 +131,8 @@ func (t *Token) Handler(root string, next http.Handler) http.Handler {
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
 		_, _ = fmt.Fprintf(
 			w,
-			`<!doctype html><title>onlyonce</title><meta http-equiv="refresh" content="0; url=%[1]s"><a href="%[1]s">Open the console</a>`,
+			`<!doctype html><title>onlyonce</title><meta http-equiv="refresh" content="0; url=%[1]s">`+
+				`<a href="%[1]s">Open the console</a>`,
 			html.EscapeString(root),
 		)
 	})

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/operate"
 	"github.com/onlyonce/onlyonce/internal/show"
 )
 
@@ -48,7 +49,7 @@ func col[T any](value func(row *T) any) column[T] {
 	if f := fieldAt(row, value(row.Addr().Interface().(*T))); f != nil {
 		c.points = true
 		c.field = jsonName(f)
-		c.doc = f.Tag.Get("doc")
+		c.doc = operate.Doc(row.Type(), f)
 		c.head = heading(cmp.Or(c.field, f.Name))
 	}
 	return c
@@ -188,11 +189,11 @@ func (c *column[T]) linked(v *visit, row *T, value reflect.Value) template.HTML 
 	if href == "" {
 		return s
 	}
-	class := ""
+	class := template.HTML("")
 	if c.own {
 		class = ` class="open"`
 	}
-	return template.HTML(`<a` + class + ` href="` + template.HTMLEscapeString(href) + `">` + string(s) + `</a>`) //nolint:gosec // escaped
+	return `<a` + class + ` href="` + escaped(href) + `">` + s + `</a>`
 }
 
 // none is shown if there is no value.
@@ -213,7 +214,7 @@ func shown(k kind, v reflect.Value) template.HTML {
 		return instant(of)
 	case payload:
 		if of.Hidden {
-			return template.HTML(`<span class="hidden">` + show.Size(float64(of.Bytes)) + `, hidden</span>`) //nolint:gosec // digits and units
+			return `<span class="hidden">` + escaped(show.Size(float64(of.Bytes))) + `, hidden</span>`
 		}
 		return escaped(of.Text)
 	case bool:

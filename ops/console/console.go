@@ -242,7 +242,9 @@ func (v *visit) describe(err error) (status int, text, remedy string) {
 		status = statuses[e.Kind]
 		return status, sentence(operate.Flags(e.Reason, "", " ")), sentence(operate.Flags(e.Remedy, "", " "))
 	case errors.Is(err, migrations.ErrSchema):
-		return http.StatusServiceUnavailable, "The schema of this database does not fit this console.", sentence(err.Error())
+		return http.StatusServiceUnavailable,
+			"The schema of this database does not fit this console.",
+			sentence(err.Error())
 	case errors.Is(err, errMissing):
 		return http.StatusNotFound, "There is no such thing here.", "It may have been removed meanwhile, or " +
 			"the address is wrong."
@@ -259,7 +261,9 @@ func (v *visit) describe(err error) (status int, text, remedy string) {
 	case errors.Is(err, context.DeadlineExceeded):
 		return http.StatusGatewayTimeout, "The database gave no answer in time.", "Look again in a moment."
 	case errors.As(err, &pg) && pg.Code == "42501":
-		return http.StatusForbidden, "The role of the console may not do this: " + pg.Message + ".", "Connect it as a member of onlyonce_viewer to look, or of onlyonce_operator to decide too."
+		return http.StatusForbidden,
+			"The role of the console may not do this: " + pg.Message + ".",
+			"Connect it as a member of onlyonce_viewer to look, or of onlyonce_operator to decide too."
 	case errors.As(err, &pg) && pg.Code == "25006":
 		return refusedByStandby()
 	case errors.As(err, &pg) && pg.Code == "40001":
@@ -287,7 +291,9 @@ var (
 )
 
 func refusedByStandby() (status int, text, remedy string) {
-	return http.StatusConflict, "This server is a standby, or set to read-only: nothing can be changed here.", "Decide on the primary."
+	return http.StatusConflict,
+		"This server is a standby, or set to read-only: nothing can be changed here.",
+		"Decide on the primary."
 }
 
 // writable refuses an act over a standby before a person gives a reason. The answer may be some

@@ -17,53 +17,62 @@ import (
 // explain shows what became of a key, an id or a position.
 func (v *visit) explain() error {
 	asked := strings.TrimSpace(v.Query("q"))
-	c := &content{Title: "Explain", Of: asked}
-	if asked == "" && v.Query("topic") == "" {
-		c.Parts = []part{{
-			Text: []string{
-				"What became of one message, webhook, call or request: when it was claimed, its calls and " +
-					"their attempts, what it waits for, and what a copy of it would be.",
-			},
-			Facts: []fact{
-				{Name: "By a key", Value: "The UUID that is stored, or that a remote saw as Idempotency-Key."},
-				{Name: "By an id", Value: "The id of a message or webhook: all scopes are searched."},
-				{Name: "By a position", Value: "TOPIC/PARTITION/OFFSET"},
-			},
-		}}
-		return v.showParts("/explain", c, page{})
-	}
 	if at := positionIn(asked, v.Query); at != nil {
-		c.Of = fmt.Sprintf("%s/%d/%d", at.Topic, at.Partition, at.Offset)
-		var r *ops.PositionReport
-		if err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
-			r, err = ops.ExplainPosition(ctx, db, *at)
-			return err
-		}); err != nil {
-			return err
-		}
-		for _, k := range r.Cursors {
-			c.Acts = append(c.Acts, act{
-				"The cursor of " + k.Scope,
-				v.Link("/consumers/cursor", "scope", k.Scope, "topic", r.Topic, "partition", r.Partition),
-			})
-		}
-		if r.Event != nil {
-			c.Acts = append(c.Acts, act{
-				"The event " + r.Event.ID,
-				v.Link("/events/at", "topic", r.Topic, "partition", r.Partition, "offset", r.Offset),
-			})
-		}
-		c.Parts = []part{
-			{Text: operate.ExplainedPosition(r)},
-			v.parkedPart(r.Parked),
-			{Title: "Cursors", Table: explainedCursors.table(v, "cursors", r.Cursors)},
-		}
-		for _, k := range r.Cursors {
-			c.Parts = append(c.Parts, v.callParts(k.Calls)...)
-		}
-		c.Parts = append(c.Parts, part{Title: "Not known", Folded: true, Text: r.NotKnown})
-		return v.showParts("/explain", c, page{Title: "Explain " + c.Of})
+		return v.explainPosition(at)
 	}
+	if asked != "" || v.Query("topic") != "" {
+		return v.explainKey(asked)
+	}
+	return v.showParts("/explain", &content{Title: "Explain", Parts: []part{{
+		Text: []string{
+			"What became of one message, webhook, call or request: when it was claimed, its calls and " +
+				"their attempts, what it waits for, and what a copy of it would be.",
+		},
+		Facts: []fact{
+			{Name: "By a key", Value: "The UUID that is stored, or that a remote saw as Idempotency-Key."},
+			{Name: "By an id", Value: "The id of a message or webhook: all scopes are searched."},
+			{Name: "By a position", Value: "TOPIC/PARTITION/OFFSET"},
+		},
+	}}}, page{})
+}
+
+// explainPosition shows what became of a position of a topic.
+func (v *visit) explainPosition(at *ops.ExplainQuestion) error {
+	c := &content{Title: "Explain", Of: fmt.Sprintf("%s/%d/%d", at.Topic, at.Partition, at.Offset)}
+	var r *ops.PositionReport
+	if err := v.ask(func(ctx context.Context, db ops.DB) (err error) {
+		r, err = ops.ExplainPosition(ctx, db, *at)
+		return err
+	}); err != nil {
+		return err
+	}
+	for _, k := range r.Cursors {
+		c.Acts = append(c.Acts, act{
+			"The cursor of " + k.Scope,
+			v.Link("/consumers/cursor", "scope", k.Scope, "topic", r.Topic, "partition", r.Partition),
+		})
+	}
+	if r.Event != nil {
+		c.Acts = append(c.Acts, act{
+			"The event " + r.Event.ID,
+			v.Link("/events/at", "topic", r.Topic, "partition", r.Partition, "offset", r.Offset),
+		})
+	}
+	c.Parts = []part{
+		{Text: operate.ExplainedPosition(r)},
+		v.parkedPart(r.Parked),
+		{Title: "Cursors", Table: explainedCursors.table(v, "cursors", r.Cursors)},
+	}
+	for _, k := range r.Cursors {
+		c.Parts = append(c.Parts, v.callParts(k.Calls)...)
+	}
+	c.Parts = append(c.Parts, part{Title: "Not known", Folded: true, Text: r.NotKnown})
+	return v.showParts("/explain", c, page{Title: "Explain " + c.Of})
+}
+
+// explainKey shows what became of a key, or of an id in the scope that the address names or in all.
+func (v *visit) explainKey(asked string) error {
+	c := &content{Title: "Explain", Of: asked}
 	q := ops.ExplainQuestion{Tenant: v.Query("tenant"), CountLimit: countLimit}
 	switch {
 	case v.Query("scope") != "":

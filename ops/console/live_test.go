@@ -65,10 +65,12 @@ func TestADatabaseHangs(t *testing.T) {
 		}
 		time.Sleep(patience)
 		got, state := a.get(t.Context(), d)
-		if since := asked.Add(patience); got != "fine" ||
-			!state.At.Equal(answered) ||
-			!state.Since.Equal(since) ||
-			!errors.Is(state.Err, context.DeadlineExceeded) {
+		since := asked.Add(patience)
+		good := got == "fine" &&
+			state.At.Equal(answered) &&
+			state.Since.Equal(since) &&
+			errors.Is(state.Err, context.DeadlineExceeded)
+		if !good {
 			t.Errorf("%q of %v, %v since %v: want an answer of %v, and none since %v",
 				got, state.At, state.Err, state.Since, answered, since)
 		}

@@ -44,7 +44,8 @@ func TestU1ReplayByTime(t *testing.T) {
 	if n := one[int](
 		t,
 		pool,
-		`select count(*) from onlyonce.cursors where scope = 'mail' and topic = 'orders' and retired_at is null and (replay_until is null or run_start <> 10 + partition)`,
+		`select count(*) from onlyonce.cursors
+			where scope = 'mail' and topic = 'orders' and retired_at is null and (replay_until is null or run_start <> 10 + partition)`,
 	); n != 0 {
 		t.Errorf("%d partitions are not replayed from the offset that was shown", n)
 	}

@@ -131,7 +131,8 @@ func instant(t time.Time) template.HTML {
 	if left > time.Second {
 		away = "in " + show.Span(left)
 	}
-	return template.HTML(`<time datetime="` + t.UTC().Format(time.RFC3339) + `" title="` + show.Instant(t) + `">` + away + `</time>`) //nolint:gosec // made of times
+	begin := `<time datetime="` + escaped(t.UTC().Format(time.RFC3339)) + `" title="` + escaped(show.Instant(t)) + `">`
+	return begin + escaped(away) + `</time>`
 }
 
 // classes decide the color of a state: what is wrong, what waits for a person, and what goes on by

@@ -77,8 +77,10 @@ func TestBreakerOpens(t *testing.T) {
 		}
 		for i := range 4 {
 			r := s.Send(t.Context(), delivery())
-			if holds := r.RetryAfter > 0; holds != (c.opens && i >= 2) ||
-				holds && (!again(r) || r.RetryScope != want || r.RetryAfter != time.Hour) {
+			holds := r.RetryAfter > 0
+			wrong := holds != (c.opens && i >= 2) ||
+				holds && (!again(r) || r.RetryScope != want || r.RetryAfter != time.Hour)
+			if wrong {
 				t.Errorf("%s: attempt %d: %+v", name, i+1, r)
 			}
 		}

@@ -56,11 +56,12 @@ func ExampleNew() {
 	_, err := httpsink.New(httpsink.Config{
 		Name: "hooks", BaseURL: "http://169.254.169.254/latest", Timeout: time.Hour,
 	})
-	fmt.Println(err)
+	fmt.Println(strings.ReplaceAll(err.Error(), " refused: ", " refused:\n  "))
 	// Output:
 	// httpsink: invalid configuration: Config.Timeout: is 1h0m0s: must be from 1ms to 10m0s
 	// httpsink: invalid configuration: Config.KeyWindow: must be set: how long the remote remembers a key, or outbox.Forever
-	// httpsink: invalid configuration: Config.BaseURL: its host cannot be called: address 169.254.169.254 refused: a cloud's metadata service, and allowed by neither AllowPrivate nor AllowNetworks
+	// httpsink: invalid configuration: Config.BaseURL: its host cannot be called: address 169.254.169.254 refused:
+	//   a cloud's metadata service, and allowed by neither AllowPrivate nor AllowNetworks
 }
 
 // A provider's profile says which header carries the key, in which form, and how long the provider

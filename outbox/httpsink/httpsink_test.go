@@ -85,10 +85,14 @@ func TestRequest(t *testing.T) {
 			if r := newSink(t, base+"/v1/", changes...).Send(t.Context(), d); r.Outcome != outbox.Delivered {
 				t.Fatalf("%+v", r)
 			}
-			if got.Method != "POST" || got.RequestURI != "/v1/charges/%2Fx?expand=1" || string(body) != "body" || got.ContentLength != 4 ||
-				got.Header.Get("Content-Type") != "text/plain" ||
-				fmt.Sprint(got.Header["X-Two"]) != "[b a]" ||
-				fmt.Sprint(got.Header[c.header]) != "["+c.key+"]" {
+			good := got.Method == "POST" &&
+				got.RequestURI == "/v1/charges/%2Fx?expand=1" &&
+				string(body) == "body" &&
+				got.ContentLength == 4 &&
+				got.Header.Get("Content-Type") == "text/plain" &&
+				fmt.Sprint(got.Header["X-Two"]) == "[b a]" &&
+				fmt.Sprint(got.Header[c.header]) == "["+c.key+"]"
+			if !good {
 				t.Errorf("%s %s %q %v", got.Method, got.RequestURI, body, got.Header)
 			}
 		})
@@ -120,8 +124,12 @@ func TestOutcomes(t *testing.T) {
 		for _, c := range codes {
 			before := requests.Load()
 			code.Store(int64(c))
-			if r := s.Send(t.Context(), delivery()); r.Outcome != want || !strings.HasPrefix(r.Reason, fmt.Sprintf("status %d", c)) ||
-				strings.Contains(r.Reason, "redirect, which is not followed") != (c/100 == 3) || strings.Contains(r.Reason, "elsewhere") {
+			r := s.Send(t.Context(), delivery())
+			good := r.Outcome == want &&
+				strings.HasPrefix(r.Reason, fmt.Sprintf("status %d", c)) &&
+				strings.Contains(r.Reason, "redirect, which is not followed") == (c/100 == 3) &&
+				!strings.Contains(r.Reason, "elsewhere")
+			if !good {
 				t.Errorf("%d: %+v, want %v", c, r, want)
 			}
 			if n := requests.Load() - before; n != 1 {

@@ -30,7 +30,11 @@ func FuzzTarget(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if u.Scheme != "https" || u.Host != "api.example.com:8443" || u.User != nil || u.Fragment != "" {
+		good := u.Scheme == "https" &&
+			u.Host == "api.example.com:8443" &&
+			u.User == nil &&
+			u.Fragment == ""
+		if !good {
 			t.Errorf("%q became %s", target, u)
 		}
 		if clean := path.Clean(strings.ReplaceAll(u.Path, `\`, "/")); clean != "/v1/x" && !strings.HasPrefix(clean, "/v1/x/") {

@@ -73,7 +73,9 @@ func TestO7ProxyOverTLS(t *testing.T) {
 				KeyWindow:    time.Hour,
 				AllowPrivate: true,
 				Transport: &http.Transport{
-					Proxy: http.ProxyURL(proxy), TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // this test's servers
+					Proxy: http.ProxyURL(proxy), TLSClientConfig: &tls.Config{
+						InsecureSkipVerify: true,
+					}, //nolint:gosec // this test's servers
 				},
 			})
 			if err != nil {
@@ -127,7 +129,10 @@ func TestO7NoRequestWithoutTheCheck(t *testing.T) {
 			server.Start()
 		}
 		t.Cleanup(server.Close)
-		transport, err := gatedTransport(&http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, &dialguard.Guard{AllowPrivate: true, ConnectTimeout: time.Minute}) //nolint:gosec // this test's server
+		transport, err := gatedTransport(
+			&http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}},
+			&dialguard.Guard{AllowPrivate: true, ConnectTimeout: time.Minute},
+		) //nolint:gosec // this test's server
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,7 +1,11 @@
 // Package natssink sends the outbox's calls to NATS JetStream. Each call becomes one message.
 //
 //	js, err := jetstream.New(nc)
-//	events, err := natssink.New(js, natssink.Config{Name: "events", Subjects: []string{"orders.>"}, KeyWindow: 6 * 24 * time.Hour})
+//	events, err := natssink.New(js, natssink.Config{
+//		Name:      "events",
+//		Subjects:  []string{"orders.>"},
+//		KeyWindow: 6 * 24 * time.Hour,
+//	})
 //	relay, err := outbox.NewRelay(pool, outbox.RelayConfig{Sinks: []outbox.Sink{events}})
 //
 // and in a handler or a transaction of your own

@@ -162,11 +162,13 @@ func TestO10Message(t *testing.T) {
 		return r.stored() == 2
 	})
 	for _, msg := range r.messages(2) {
-		if h := msg.Header; msg.Subject != "orders.placed" ||
-			string(msg.Data) != "17" ||
-			h.Get(nats.MsgIdHdr) != key ||
-			h.Get("Content-Type") != "text/plain" ||
-			h.Get("traceparent") != d.Trace {
+		h := msg.Header
+		good := msg.Subject == "orders.placed" &&
+			string(msg.Data) == "17" &&
+			h.Get(nats.MsgIdHdr) == key &&
+			h.Get("Content-Type") == "text/plain" &&
+			h.Get("traceparent") == d.Trace
+		if !good {
 			t.Errorf("%s %q %v", msg.Subject, msg.Data, h)
 		}
 	}

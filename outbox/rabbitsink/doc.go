@@ -1,7 +1,11 @@
 // Package rabbitsink sends the outbox's calls to an exchange of RabbitMQ. Each call becomes one
 // message.
 //
-//	events, err := rabbitsink.New("amqps://shop:secret@rabbit/", rabbitsink.Config{Name: "events", Exchange: "orders", KeyWindow: 6 * 24 * time.Hour})
+//	events, err := rabbitsink.New("amqps://shop:secret@rabbit/", rabbitsink.Config{
+//		Name:      "events",
+//		Exchange:  "orders",
+//		KeyWindow: 6 * 24 * time.Hour,
+//	})
 //	relay, err := outbox.NewRelay(pool, outbox.RelayConfig{Sinks: []outbox.Sink{events}})
 //
 // and in a handler or a transaction of your own

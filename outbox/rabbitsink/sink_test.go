@@ -141,12 +141,16 @@ func TestO10Message(t *testing.T) {
 		}
 	}
 	for _, m := range r.messages(2) {
-		if h := m.Headers; m.RoutingKey != "placed.eu" ||
-			string(m.Body) != "17" ||
-			m.MessageId != key ||
-			m.DeliveryMode != amqp.Persistent ||
-			m.ContentType != "text/plain" ||
-			h["X-Twice"] != "a, b" || h["traceparent"] != d.Trace || len(h) != 3 { // and the server's x-delivery-count
+		h := m.Headers
+		good := m.RoutingKey == "placed.eu" &&
+			string(m.Body) == "17" &&
+			m.MessageId == key &&
+			m.DeliveryMode == amqp.Persistent &&
+			m.ContentType == "text/plain" &&
+			h["X-Twice"] == "a, b" &&
+			h["traceparent"] == d.Trace &&
+			len(h) == 3
+		if !good { // and the server's x-delivery-count
 			t.Errorf("%+v", m)
 		}
 	}
@@ -221,7 +225,9 @@ func TestRelay(t *testing.T) {
 		db.Enqueues(20, 40, "/placed.eu")
 	})
 	r.declare() // SIGKILL can lose a binding whose queue is kept; until it is back, each call is answered NO_ROUTE
-	ch, bodies, ids := r.channel(), map[string]bool{}, map[string]bool{}
+	ch := r.channel()
+	bodies := map[string]bool{}
+	ids := map[string]bool{}
 	pgtest.Until(t, patience, "all are there", func() bool {
 		d, ok, err := ch.Get(r.name, true)
 		if err != nil {
@@ -273,10 +279,11 @@ func TestConfigFaults(t *testing.T) {
 		"Config.Timeout",
 		"Config.Client: Recovery",
 	} {
-		if err == nil ||
-			!strings.Contains(err.Error(), want) ||
-			!errors.Is(err, rabbitsink.ErrConfig) ||
-			strings.Contains(err.Error(), "secret") {
+		good := err != nil &&
+			strings.Contains(err.Error(), want) &&
+			errors.Is(err, rabbitsink.ErrConfig) &&
+			!strings.Contains(err.Error(), "secret")
+		if !good {
 			t.Errorf("no word of %s in %v", want, err)
 		}
 	}

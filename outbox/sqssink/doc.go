@@ -1,7 +1,11 @@
 // Package sqssink sends the outbox's calls to Amazon SQS, to standard and to FIFO queues. Each call
 // becomes one message.
 //
-//	events, err := sqssink.New(sqs.NewFromConfig(cfg), sqssink.Config{Name: "events", Queues: []string{url}, KeyWindow: 6 * 24 * time.Hour})
+//	events, err := sqssink.New(sqs.NewFromConfig(cfg), sqssink.Config{
+//		Name:      "events",
+//		Queues:    []string{url},
+//		KeyWindow: 6 * 24 * time.Hour,
+//	})
 //	relay, err := outbox.NewRelay(pool, outbox.RelayConfig{Sinks: []outbox.Sink{events}})
 //
 // and in a handler or a transaction of your own

@@ -143,8 +143,12 @@ func TestO10Message(t *testing.T) {
 		send(d)
 		send(d) // within SQS's window, which moto ends when the message is deleted
 		m := r.take(r.fifo, 1)[0]
-		if a, want := attributes(m), "message-id="+key+" Content-Type=text/plain traceparent="+d.Trace; *m.Body != "17" || a != want ||
-			m.Attributes["MessageDeduplicationId"] != key || m.Attributes["MessageGroupId"] != d.Order {
+		a, want := attributes(m), "message-id="+key+" Content-Type=text/plain traceparent="+d.Trace
+		good := *m.Body == "17" &&
+			a == want &&
+			m.Attributes["MessageDeduplicationId"] == key &&
+			m.Attributes["MessageGroupId"] == d.Order
+		if !good {
 			t.Errorf("%q %s, want %s; %v", *m.Body, a, want, m.Attributes)
 		}
 	}
@@ -184,7 +188,9 @@ func TestAnswers(t *testing.T) {
 		d.Header.Set(name, value)
 		return d
 	}
-	get, many, twice := call(key, "/orders", "x"), call(key, "/orders", "x"), call(key, "/orders", "x")
+	get := call(key, "/orders", "x")
+	many := call(key, "/orders", "x")
+	twice := call(key, "/orders", "x")
 	get.Method = http.MethodGet
 	for n := range 9 {
 		many.Header.Set(fmt.Sprint("X-", n), "v")
@@ -236,8 +242,9 @@ func TestBatch(t *testing.T) {
 	r := newRig(t)
 	var calls []*outbox.Attempt
 	want := map[int]outbox.AttemptOutcome{}
+	targets := []string{"/orders", "/orders.fifo"}
 	for i := range 37 {
-		d := call(fmt.Sprintf("6f1c0c6e-7a3b-5d0e-9c55-0000000000%02d", i), []string{"/orders", "/orders.fifo"}[i%2], fmt.Sprint(i))
+		d := call(fmt.Sprintf("6f1c0c6e-7a3b-5d0e-9c55-0000000000%02d", i), targets[i%2], fmt.Sprint(i))
 		want[i] = outbox.Delivered
 		switch i {
 		case 3:

@@ -194,7 +194,12 @@ func TestQ1LateAcknowledgement(t *testing.T) {
 	all, _ = messages(3, 4)
 	r.publish(all...)
 	second := receive()
-	if !second[0].Redelivered || second[0].ID != "m000" || second[1].ID != "m002" || second[2].ID != "m003" || second[2].Redelivered {
+	good := second[0].Redelivered &&
+		second[0].ID == "m000" &&
+		second[1].ID == "m002" &&
+		second[2].ID == "m003" &&
+		!second[2].Redelivered
+	if !good {
 		t.Errorf("came again: %+v %+v %+v", second[0], second[1], second[2])
 	}
 	for _, late := range [][]*queue.Delivery{first, first[1:2]} {

@@ -161,7 +161,8 @@ func (b *Broker) delivery(m *types.Message) *queue.Delivery {
 		}
 		d.Headers = append(d.Headers, consumer.Header{Name: name, Value: value})
 	}
-	group, deduplication := system(types.MessageSystemAttributeNameMessageGroupId), system(types.MessageSystemAttributeNameMessageDeduplicationId)
+	group := system(types.MessageSystemAttributeNameMessageGroupId)
+	deduplication := system(types.MessageSystemAttributeNameMessageDeduplicationId)
 	for _, h := range [][2]string{
 		{DeduplicationID, deduplication},
 		{GroupID, group},

@@ -112,7 +112,8 @@ func TestIdentity(t *testing.T) {
 	}
 	r.untilEmpty(r.url)
 	r.untilEmpty(deliveries)
-	all := r.Strings(`select s.topic || ' ' || case s.topic when 'queue.delivery' then '' else l.id end || ' ' || coalesce(convert_from(order_key, 'UTF8'), '')
+	all := r.Strings(`select s.topic || ' ' || case s.topic when 'queue.delivery' then '' else l.id
+		end || ' ' || coalesce(convert_from(order_key, 'UTF8'), '')
 		from onlyonce.event_log l join onlyonce.streams s on s.id = l.stream order by 1`)
 	if want := []string{
 		"queue.delivery  ",
@@ -394,9 +395,13 @@ func TestApplies(t *testing.T) {
 	for _, h := range m.Headers[:len(m.Headers)-1] {
 		fmt.Fprintf(&headers, "%s: %s\n", h.Name, h.Value)
 	}
-	if want := "X-H: v\nAWS.MessageDeduplicationId: a\nAWS.MessageGroupId: k\n"; headers.String() != want ||
-		m.Headers[len(m.Headers)-1].Name != sqsqueue.DeliveryID ||
-		m.ID() != "a" || string(m.Key) != "k" || string(m.Value) != "\x00\xff" {
+	want := "X-H: v\nAWS.MessageDeduplicationId: a\nAWS.MessageGroupId: k\n"
+	good := headers.String() == want &&
+		m.Headers[len(m.Headers)-1].Name == sqsqueue.DeliveryID &&
+		m.ID() == "a" &&
+		string(m.Key) == "k" &&
+		string(m.Value) == "\x00\xff"
+	if !good {
 		t.Errorf("%q %q %q %s", m.ID(), m.Key, m.Value, &headers)
 	}
 }

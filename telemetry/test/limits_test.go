@@ -80,7 +80,13 @@ func TestTopicsAndPartitionsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 10_000 {
-		b := consumer.BatchResult{Batch: consumer.Batch{TopicPartition: source.TopicPartition{Topic: fmt.Sprintf("tenant-%d", i), Partition: int32(i)}, Messages: 1}, Handled: 1} //nolint:gosec // small
+		b := consumer.BatchResult{
+			Batch: consumer.Batch{
+				TopicPartition: source.TopicPartition{Topic: fmt.Sprintf("tenant-%d", i), Partition: int32(i)},
+				Messages:       1,
+			},
+			Handled: 1,
+		} //nolint:gosec // small
 		c.Hooks.AttemptEnd(c.Hooks.AttemptStart(t.Context(), b.Batch), b, nil)
 	}
 	var all metricdata.ResourceMetrics

@@ -116,7 +116,9 @@ var (
 // shapes returns what a scrape says about each metric of a source but its values: its type, its
 // help and its labels. The SDK adds labels about itself.
 func shapes(text, source string) map[string]string {
-	types, helps, shapes := map[string]string{}, map[string]string{}, map[string]string{}
+	types := map[string]string{}
+	helps := map[string]string{}
+	shapes := map[string]string{}
 	for _, l := range typeLine.FindAllStringSubmatch(text, -1) {
 		types[l[1]] = l[2]
 	}

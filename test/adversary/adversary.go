@@ -86,7 +86,9 @@ func adversary(ctx context.Context, given string, o *options) (n counts, breache
 	}
 	_, _ = fmt.Fprintf(
 		o.out,
-		"left out: %d histories that were not drawn; %d that are equal to others (test/adversary/equal.go); %d messages that only some clean runs send; Describe, Execute, Close, Flush and Terminate, behind whose neighbours the server does nothing; requests to cancel; %d of %d late deliveries found their session ended\n",
+		"left out: %d histories that were not drawn; %d that are equal to others (test/adversary/equal.go); %d messages that only "+
+			"some clean runs send; Describe, Execute, Close, Flush and Terminate, behind whose neighbours the server does nothing; "+
+			"requests to cancel; %d of %d late deliveries found their session ended\n",
 		len(all)-len(picked),
 		n.spared,
 		n.unsteady,

@@ -73,13 +73,15 @@ func run() int {
 		}
 		o.part = &p
 	}
-	if flag.NArg() > 0 || o.workers < 1 || o.sample < 0 || o.bound < 100*time.Millisecond {
+	sensible := o.workers >= 1 && o.sample >= 0 && o.bound >= 100*time.Millisecond
+	if flag.NArg() > 0 || !sensible {
 		flag.Usage()
 		return statusEnvironment
 	}
 	o.command = "go run ./test/adversary -only "
 	var book *ledger
-	if o.part != nil && o.sample == 0 && *only == "" && !o.list { // the whole part
+	whole := o.sample == 0 && *only == ""
+	if o.part != nil && whole && !o.list {
 		var held bool
 		var err error
 		if book, held, err = openLedger(*o.part); err != nil {

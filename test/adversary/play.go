@@ -200,7 +200,8 @@ func (c *course) finish() error {
 			return false, c.x.more(c.r)
 		}
 		done, err := c.done()
-		if err != nil || !struck || c.r.target.fault.name != "late" || c.delivered {
+		late := struck && c.r.target.fault.name == "late"
+		if err != nil || !late || c.delivered {
 			return done, err
 		}
 		why := "the process has gone on"

@@ -241,7 +241,11 @@ func (x *rotating) done(r *rig) (bool, error) {
 		held := func(slot int16) bool {
 			return slices.Contains(w.closed, slot) || w.retired != nil && *w.retired == slot
 		}
-		if x.ring.Horizon && !slices.ContainsFunc(x.before, held) || !x.ring.Horizon && len(w.closed) == 0 && w.retired == nil {
+		gone := len(w.closed) == 0 && w.retired == nil
+		if x.ring.Horizon {
+			gone = !slices.ContainsFunc(x.before, held)
+		}
+		if gone {
 			x.stage = toWrite
 			x.round++
 		}

@@ -22,7 +22,8 @@ var update = flag.Bool("update", false, "write the files")
 
 // private are the directories whose packages users do not import: internal ones, the laboratory's
 // and programs.
-var private = regexp.MustCompile(`(^|/)internal(/|$)|^(test|examples|cmd|deploy/monitoring|ops/console/e2e|telemetry/test|idempotency/compat)(/|$)|testdata`)
+var private = regexp.MustCompile(`(^|/)internal(/|$)|^(test|examples|cmd|deploy/monitoring|ops/console/e2e|telemetry/test|` +
+	`idempotency/compat)(/|$)|testdata`)
 
 func TestSurface(t *testing.T) {
 	t.Parallel()

@@ -86,7 +86,9 @@ func kafkaGoSide(brokers []string, name string, newGroup func() string, end int6
 			return sample{}, err
 		}
 		var count atomic.Int64
-		begun, dry, failed := make(chan struct{}), make(chan struct{}), make(chan error, kafkaPartitions)
+		begun := make(chan struct{})
+		dry := make(chan struct{})
+		failed := make(chan error, kafkaPartitions)
 		var began, drained sync.Once
 		reading, stop := context.WithCancel(ctx)
 		defer stop()

@@ -261,7 +261,9 @@ func (c *claimWork) stop() {
 }
 
 func (c *claimWork) one(ctx context.Context, r *rand.ChaCha8, bodies [][]byte) error {
-	keys, raw, prints := make([]uuid.UUID, claimBatch), make([][16]byte, claimBatch), make([]int64, claimBatch)
+	keys := make([]uuid.UUID, claimBatch)
+	raw := make([][16]byte, claimBatch)
+	prints := make([]int64, claimBatch)
 	for i := range keys {
 		keys[i] = randomID(r, 0)
 		raw[i], prints[i] = keys[i], 7
@@ -317,7 +319,8 @@ func (s *keyStores) keptAgainst(oneTable bool) func(context.Context, *server, op
 // rotation, from the announcement to the TRUNCATE.
 func (k *keyStore) claiming(o options) side {
 	return func(ctx context.Context, _ *database, w *window) (sample, error) {
-		if w.length = keysShort; o.long {
+		w.length = keysShort
+		if o.long {
 			w.length = keysLong
 		}
 		if err := k.srv.exec(ctx, "checkpoint"); err != nil {

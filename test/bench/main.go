@@ -207,7 +207,9 @@ func measureAll(ctx context.Context, o options, pairs []pair, stdout, stderr io.
 		}
 		for _, r := range results {
 			short = short || !r.OK
-			r.Commit, r.Date, r.Postgres = commit, time.Now().UTC().Format(time.DateOnly), srv.version
+			r.Commit = commit
+			r.Date = time.Now().UTC().Format(time.DateOnly)
+			r.Postgres = srv.version
 			if err := r.print(stdout, o); err != nil {
 				return false, err
 			}

@@ -139,7 +139,9 @@ func (t *tape) messages(partition int32, from, n int64) []*consumer.Message {
 	if t.traceparents != nil {
 		each = 2
 	}
-	made, messages, headers := make([]*consumer.Message, n), make([]consumer.Message, n), make([]consumer.Header, int(n)*each)
+	made := make([]*consumer.Message, n)
+	messages := make([]consumer.Message, n)
+	headers := make([]consumer.Header, int(n)*each)
 	for i := range messages {
 		offset := from + int64(i)
 		its := headers[i*each : (i+1)*each : (i+1)*each]

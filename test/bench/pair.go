@@ -88,7 +88,11 @@ func (p pair) measure(ctx context.Context, srv *server, o options, progress func
 		for _, i := range order {
 			w := &window{length: o.window}
 			if round == last && o.profile != "" {
-				w.profile = filepath.Join(o.profile, p.metrics[0].name+[]string{"-wrapped", "-plain"}[i]+".pprof")
+				side := "-wrapped"
+				if i == 1 {
+					side = "-plain"
+				}
+				w.profile = filepath.Join(o.profile, p.metrics[0].name+side+".pprof")
 			}
 			if got[i], err = runSide(ctx, srv, sides[i], w); err != nil {
 				return nil, err

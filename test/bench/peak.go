@@ -77,7 +77,9 @@ func (p peaks) open(ctx context.Context, srv *server, _ options) (wrapped, plain
 	wrapped = func(ctx context.Context, db *database, _ *window) (got sample, err error) {
 		for _, adapter := range []string{"kafkasource", "franzsource"} {
 			c := work
-			c.Adapter, c.Group, c.Database = adapter, group(), srv.address(db.name)
+			c.Adapter = adapter
+			c.Group = group()
+			c.Database = srv.address(db.name)
 			one, err := c.peak(ctx)
 			if err != nil {
 				return got, err

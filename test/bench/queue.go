@@ -136,7 +136,8 @@ func queueWork(ctx context.Context, pool *pgxpool.Pool, m *meter) error {
 		if err := results.Close(); err != nil {
 			return err
 		}
-		if open = true; len(rows) < fillBatch {
+		open = true
+		if len(rows) < fillBatch {
 			if _, err := conn.Exec(ctx, "commit"); err != nil {
 				return err
 			}

@@ -206,7 +206,8 @@ func (x sim) table(ctx context.Context, db *database) (most sizes, claims, expir
 			if err := pool.QueryRow(ctx, usualSizeSQL).Scan(&s.heap, &s.index); err != nil {
 				return err
 			}
-			if s.keys = kept; s.heap+s.index > most.heap+most.index {
+			s.keys = kept
+			if s.heap+s.index > most.heap+most.index {
 				most = s
 			}
 			if day > x.horizon {

@@ -61,7 +61,9 @@ func consumerSide(
 			return sample{}, err
 		}
 		var count atomic.Int64
-		begun, dry, failed := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+		begun := make(chan struct{})
+		dry := make(chan struct{})
+		failed := make(chan error, 1)
 		var began, drained sync.Once
 		fail := func(err error) {
 			select {

@@ -171,7 +171,8 @@ func (f *Facts) Judge() (breaches []string) {
 			breach("I9 two calls have one key", x.ID+" and "+other)
 		}
 		keys[x.Key] = x.ID
-		if x.OrderKey != "" && (x.State == "waiting" || x.State == "reconcile") && !f.PassOn[x.Sink] {
+		stands := x.State == "waiting" || x.State == "reconcile"
+		if x.OrderKey != "" && stands && !f.PassOn[x.Sink] {
 			if at, there := heads[x.OrderKey]; !there || x.At < at {
 				heads[x.OrderKey] = x.At
 			}

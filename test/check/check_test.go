@@ -135,14 +135,18 @@ func TestJudgeHistory(t *testing.T) {
 			last := h.Applied[len(h.Applied)-1]
 			h.Applied = h.Applied[:len(h.Applied)-1]
 			h.ByKey = true
-			f.Effects[last.ID], f.Parked[last.ID], h.Calls[last.ID] = 0, 1, 0
+			f.Effects[last.ID] = 0
+			f.Parked[last.ID] = 1
+			h.Calls[last.ID] = 0
 			h.Parked = []Parked{{"c", "k", 0, 3, "waiting"}, {last.ID, "k", last.Partition, last.Offset, "blocked"}}
 		}, ""},
 		{"held back by one that is sound", func(f *Facts, h *History) {
 			last := h.Applied[len(h.Applied)-1]
 			h.Applied = h.Applied[:len(h.Applied)-1]
 			h.ByKey = true
-			f.Effects[last.ID], f.Parked[last.ID], h.Calls[last.ID] = 0, 1, 0
+			f.Effects[last.ID] = 0
+			f.Parked[last.ID] = 1
+			h.Calls[last.ID] = 0
 			h.Parked = []Parked{{last.ID, "k", last.Partition, last.Offset, "waiting"}}
 		}, "D3"},
 		{"Kafka ahead", func(_ *Facts, h *History) { h.Committed[1] = 2 }, "I13"},

@@ -23,7 +23,8 @@ func ownedByUs(dir string) error {
 		return err
 	}
 	sys, ok := st.Sys().(*syscall.Stat_t)
-	if !ok || !st.IsDir() || int(sys.Uid) != os.Getuid() || st.Mode().Perm()&0o022 != 0 {
+	own := ok && int(sys.Uid) == os.Getuid() && st.Mode().Perm()&0o022 == 0
+	if !own || !st.IsDir() {
 		return fmt.Errorf("%s is not a directory that only this user can write", dir)
 	}
 	return nil

@@ -20,7 +20,11 @@ func TestGivenAddressWins(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if given.Kind != devenv.KindURL || given.URL != withPassword || given.Dir != "" || given.PID() != 0 {
+	good := given.Kind == devenv.KindURL &&
+		given.URL == withPassword &&
+		given.Dir == "" &&
+		given.PID() == 0
+	if !good {
 		t.Errorf("%+v", given)
 	}
 	if strings.Contains(log.String(), "secret") {

@@ -76,13 +76,14 @@ func TestPostgresLossyFailover(t *testing.T) {
 		if err := s.Promote(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+		objects := []string{"3000", "4000"}
 		for question, want := range map[string]string{
 			`select pg_is_in_recovery()::text`:                                    "false",
 			`select convert_from(lo_get(1000), 'UTF8')`:                           "kept",
 			`select count(*)::text from pg_largeobject_metadata where oid = 2000`: "0",
 			// Only that it answers.
 			`select timeline_id::text from pg_control_checkpoint()`:                   "",
-			`select lo_from_bytea(` + []string{"3000", "4000"}[round] + `, '')::text`: []string{"3000", "4000"}[round],
+			`select lo_from_bytea(` + objects[round] + `, '')::text`: objects[round],
 		} {
 			if got := mustQuery(t, s.URL, question); want != "" && got != want {
 				t.Errorf("round %d: %s = %q, want %q", round, question, got, want)

@@ -201,7 +201,7 @@ func anchors(page string) (names []string) {
 			switch {
 			case r == ' ':
 				return '-'
-			case r == '-' || r == '_' || r >= 'a' && r <= 'z' || r >= '0' && r <= '9':
+			case r == '-', r == '_', r >= 'a' && r <= 'z', r >= '0' && r <= '9':
 				return r
 			}
 			return -1

@@ -136,10 +136,14 @@ func (c *code) addFile(name string, f *ast.File) {
 			c.add(n.Value)
 			c.strings[strings.Trim(n.Value, "\"`")] = true
 		case *ast.KeyValueExpr:
-			key, _ := n.Key.(*ast.Ident)
-			if lit, ok := n.Value.(*ast.BasicLit); ok &&
-				key != nil &&
-				(key.Name == "name" && dir == "cmd/onlyonce" || key.Name == "Name" && dir == "internal/operate") {
+			key, named := n.Key.(*ast.Ident)
+			lit, ok := n.Value.(*ast.BasicLit)
+			if !named || !ok {
+				break
+			}
+			command := dir == "cmd/onlyonce" && key.Name == "name"
+			decision := dir == "internal/operate" && key.Name == "Name"
+			if command || decision {
 				c.commands[strings.Trim(lit.Value, `"`)] = true
 			}
 		case *ast.FuncDecl:
@@ -213,14 +217,16 @@ func (c *code) missing(name string) string {
 			return p
 		}
 	}
-	if len(parts) == 1 && exported.MatchString(name) && !strings.HasPrefix(name, "Test") && !c.declared[name] && !c.strings[name] {
+	alone := len(parts) == 1 && exported.MatchString(name) && !strings.HasPrefix(name, "Test")
+	if alone && !c.declared[name] && !c.strings[name] {
 		return name
 	}
 	for i := 1; i < len(parts); i++ {
 		typ := parts[i-1]
 		member := parts[i]
+		ofPackage := i == 1 && c.packages[typ] != nil
 		switch {
-		case i == 1 && c.packages[typ] != nil && ast.IsExported(member) && !c.packages[typ][member]:
+		case ofPackage && ast.IsExported(member) && !c.packages[typ][member]:
 			return member
 		case ast.IsExported(typ) && c.members[typ] != nil && !c.has(typ, member, 3):
 			return typ + "." + member

@@ -234,7 +234,9 @@ func (f *Fleet) Settled(mark, partitions int) bool {
 	owners := map[int]bool{}
 	for partition := range int32(partitions) {
 		o := f.owned[partition]
-		if p := f.live[o.worker]; p == nil || p.leaving || p.shot != nil || o.serial <= mark {
+		p := f.live[o.worker]
+		stays := p != nil && !p.leaving && p.shot == nil
+		if !stays || o.serial <= mark {
 			return false
 		}
 		owners[o.worker] = true

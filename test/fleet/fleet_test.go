@@ -96,7 +96,8 @@ func TestShotHitsABatchAndIsToldOf(t *testing.T) {
 	}
 	eventually(t, "the last one owns the partition", func() bool { return f.Settled(3, 1) })
 	delivered, refetched, err := f.Delivered()
-	if err != nil || delivered == 0 || refetched == 0 || refetched > delivered {
+	good := err == nil && delivered != 0 && refetched != 0 && refetched <= delivered
+	if !good {
 		t.Errorf("%d delivered, %d of them again: %v", delivered, refetched, err)
 	}
 	if f.Failure() != nil || f.StrayKills() != 0 {

@@ -209,12 +209,13 @@ func (f *Fleet) ended(p *Process, err error) {
 	}
 	status, known := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	killed := known && status.Signaled()
+	failed := !killed && p.cmd.ProcessState.ExitCode() == StatusFailed
 	switch {
 	case killed && f.strays < maxStrays:
 		// If you killed it from another terminal, that counts too, and another takes its place.
 		f.strays++
 		f.cfg.Verbose("worker %d (pid %d) was killed by somebody else: %v", p.Number, p.PID(), status.Signal())
-	case !killed && f.cfg.Resilient && p.cmd.ProcessState.ExitCode() == StatusFailed && f.restarts < maxRestarts:
+	case failed && f.cfg.Resilient && f.restarts < maxRestarts:
 		f.restarts++
 		f.cfg.Verbose("worker %d (pid %d) is started again", p.Number, p.PID())
 	default:

@@ -67,8 +67,11 @@ func (f *Fleet) Blindly(s *Shot, random *rand.Rand) bool {
 // random moment in about the time that the batch takes: before its COMMIT, during it, or right
 // after it.
 func (f *Fleet) consider(p *Process, e Event) {
+	if f.aim == nil || p.shot != nil || p.leaving {
+		return
+	}
 	switch {
-	case f.aim == nil || p.shot != nil || p.leaving || f.aim.retry != e.Retried || e.Alone && !e.Retried:
+	case f.aim.retry != e.Retried, e.Alone && !e.Retried:
 		return
 	case f.aim.skip > 0:
 		f.aim.skip--

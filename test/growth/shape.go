@@ -30,7 +30,8 @@ const (
 )
 
 func (s stats) String() string {
-	return [...]string{"analysed", "never analysed", "planned while empty"}[s]
+	texts := [...]string{"analysed", "never analysed", "planned while empty"}
+	return texts[s]
 }
 
 // shape is a database that an outage, or time, has made: a variant of each family.

@@ -117,7 +117,9 @@ func TestOnlyoncetestAddsNoModule(t *testing.T) {
 func TestWireIsGround(t *testing.T) {
 	t.Parallel()
 	for _, d := range deps(t, "./internal/rig/wire") {
-		if d == "testing" || strings.Contains(d, ".") && d != module+"internal/rig/wire" && !strings.HasPrefix(d, "vendor/") {
+		wrong := d == "testing" ||
+			strings.Contains(d, ".") && d != module+"internal/rig/wire" && !strings.HasPrefix(d, "vendor/")
+		if wrong {
 			t.Errorf("./internal/rig/wire links %s", d)
 		}
 	}

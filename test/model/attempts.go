@@ -185,8 +185,9 @@ func (s *attemptState) remember(m attemptMemo) bool {
 func (g *attemptScope) row(s attemptState, id int, to emit[attemptState]) {
 	r := &s.db.rows[id]
 	for _, m := range s.memos {
-		if m.taken && int(m.id) == id && (m.inChunk || r.state != attemptPending) {
-			return // under way: pickSQL leaves it out
+		underWay := m.taken && (m.inChunk || r.state != attemptPending)
+		if underWay && int(m.id) == id {
+			return // pickSQL leaves it out
 		}
 	}
 	m := attemptMemo{id: uint8(id), call: r.call, number: r.number + 1, inChunk: r.state == attemptPending} //nolint:gosec // an id
@@ -231,7 +232,8 @@ func (g *attemptScope) memo(s attemptState, k int, to emit[attemptState]) {
 			t.memos[k].end = endDelivered
 			to(t, "call %d is applied, and the relay is told", int(m.call), 0)
 		}
-		if has(s.refused, m.call) || s.fails < g.fails && g.rejects && !has(s.effect, m.call) {
+		mayReject := g.rejects && s.fails < g.fails && !has(s.effect, m.call)
+		if has(s.refused, m.call) || mayReject {
 			t.fails = min(s.fails+1, g.fails)
 			t.effect = s.effect
 			t.refused |= bit(m.call)
@@ -253,7 +255,8 @@ func (g *attemptScope) memo(s attemptState, k int, to emit[attemptState]) {
 	if m.inChunk {
 		t := s
 		r := &t.db.rows[id]
-		switch r.number = 1; m.end {
+		r.number = 1
+		switch m.end {
 		case endDelivered:
 			*r = attemptRow{state: attemptSettled, call: r.call}
 		case endRejected:
@@ -286,7 +289,9 @@ func (g *attemptScope) memo(s attemptState, k int, to emit[attemptState]) {
 // settle is settleSQL.
 func (s *attemptState) settle(g *attemptScope, m *attemptMemo) {
 	r := &s.db.rows[m.id]
-	if r.state != attemptRetrying || r.number != m.number && !g.numberNotCompared || r.call != m.call && !g.keyNotCompared {
+	otherNumber := r.number != m.number && !g.numberNotCompared
+	otherKey := r.call != m.call && !g.keyNotCompared
+	if r.state != attemptRetrying || otherNumber || otherKey {
 		return
 	}
 	switch m.end {

@@ -111,7 +111,8 @@ func (g *callsScope) write(s callsState, to emit[callsState]) {
 // shown is which calls of the log a statement finds that a snapshot of the notes does not show.
 func (g *callsScope) shown(s *callsState, seen relaySnap) (calls uint8) {
 	for i, w := range s.writers {
-		if w.committed && (w.xid >= seen.xmax || has(seen.xip, w.xid) && !g.faults.inProgressIgnored) {
+		ranThen := has(seen.xip, w.xid) && !g.faults.inProgressIgnored
+		if w.committed && (w.xid >= seen.xmax || ranThen) {
 			calls |= bit(i)
 		}
 	}
@@ -150,7 +151,11 @@ func (g *callsScope) index(s callsState, to emit[callsState]) {
 		s.upto = s.now()
 	}
 	for i, w := range s.writers {
-		if s.indexing == 1 && has(g.shown(&s, s.seen), i) && !has(s.noted, i) && (s.upto.sees(w.xid) || g.faults.lateSnapshot) {
+		if s.indexing != 1 || has(s.noted, i) {
+			continue
+		}
+		ended := s.upto.sees(w.xid) || g.faults.lateSnapshot
+		if ended && has(g.shown(&s, s.seen), i) {
 			left = true
 			t := s
 			t.noted, t.notes = t.noted|bit(i), t.notes|bit(i)

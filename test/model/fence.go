@@ -140,11 +140,9 @@ func (s *fenceState) verify(g *fenceScope) {
 	}
 	for i := range s.members {
 		m := &s.members[i]
-		if m.stage >= memberOwner &&
-			m.stage <= memberRefused &&
-			m.generation == s.generation &&
-			s.db.generation < s.generation &&
-			!s.promoted {
+		owns := m.stage >= memberOwner && m.stage <= memberRefused
+		ahead := m.generation == s.generation && s.db.generation < s.generation
+		if owns && ahead && !s.promoted {
 			s.bad = 3
 		}
 	}
@@ -222,8 +220,9 @@ func (g *fenceScope) serverStep(s fenceState, i, k int, to emit[fenceState]) {
 			owner = a.snapOwner
 			same = a.snapPosition
 		}
+		passes := (owner || g.noOwner) && (same || g.noPosition)
 		switch {
-		case (owner || g.noOwner) && (same || g.noPosition):
+		case passes:
 			move(nil, fenceCompared, "a transaction of member %d, from %d: compares owner and position")
 		case g.noRaise:
 			move(
@@ -264,7 +263,8 @@ func (g *fenceScope) serverLock(seen uint8, s *fenceState, a *fenceAttempt, move
 			return
 		}
 	}
-	if g.oldSnapshots && !g.noRowLock && !g.noOwner && !g.noRaise && a.snapOwner != g.owns(&s.db, a) {
+	locks := !g.noRowLock && !g.noOwner && !g.noRaise
+	if g.oldSnapshots && locks && a.snapOwner != g.owns(&s.db, a) {
 		move(nil, fenceRaised, "a transaction of member %d, from %d: 40001, the lease has changed")
 		return
 	}
@@ -325,9 +325,15 @@ func (g *fenceScope) prune(s fenceState, to emit[fenceState]) {
 func (s *fenceState) needed(g *fenceScope, from uint8) bool {
 	for i := range s.members {
 		for _, a := range s.members[i].attempts {
-			begun := a.stage == fenceBegun && !g.pruneByID
-			if (begun || a.stage == fenceLocked || a.stage == fenceCompared) && a.seen <= from {
-				return true
+			switch a.stage {
+			case fenceBegun:
+				if !g.pruneByID && a.seen <= from {
+					return true
+				}
+			case fenceLocked, fenceCompared:
+				if a.seen <= from {
+					return true
+				}
 			}
 		}
 	}

@@ -89,7 +89,11 @@ func (g *fenceScope) raise(s fenceState, i int, to emit[fenceState]) {
 		t.db.epoch = s.db.epoch + 1
 		t.db.nonce = t.nonce
 		t.db.generation = m.generation
-		n.epoch, n.nonce, n.position, n.stage, n.seenEpoch = t.db.epoch, t.nonce, s.db.position(), memberOwner, 0
+		n.epoch = t.db.epoch
+		n.nonce = t.nonce
+		n.position = s.db.position()
+		n.stage = memberOwner
+		n.seenEpoch = 0
 		if g.raiseBeforeLock {
 			n.stage = memberRaised
 		}
@@ -123,7 +127,9 @@ func (g *fenceScope) answer(s fenceState, i int, to emit[fenceState]) {
 		*a, n.stage = fenceAttempt{}, memberRefused
 		to(t, "member %d is answered OO001", i, 0)
 	case fenceCommitted:
-		*a, n.stage, n.position = fenceAttempt{}, memberOwner, m.next
+		*a = fenceAttempt{}
+		n.stage = memberOwner
+		n.position = m.next
 		to(t, "member %d is answered COMMIT, position %d", i, int(n.position))
 	case fenceRolledBack:
 		*a, n.stage = fenceAttempt{}, memberOwner

@@ -216,7 +216,12 @@ func (g *historyScope) pass(s historyState, to emit[historyState]) {
 		t := s
 		made := false
 		for c, xid := range x.xids {
-			if prev := s.prev(g); !d.target.sees(xid) || prev.sees(xid) || x.calls[c] == historyDelivered || c == 0 && i == 0 && d.half {
+			prev := s.prev(g)
+			if !d.target.sees(xid) || prev.sees(xid) {
+				continue
+			}
+			halfDone := c == 0 && i == 0 && d.half
+			if x.calls[c] == historyDelivered || halfDone {
 				continue
 			}
 			if x.calls[c] == historyParked {
@@ -234,15 +239,16 @@ func (g *historyScope) pass(s historyState, to emit[historyState]) {
 			}
 		}
 		left = left || made
-		if made && (s.flushed || !g.waitFor || s.promoted || g.faults.notWaited) {
+		mayCall := s.flushed || !g.waitFor || s.promoted
+		if made && (mayCall || g.faults.notWaited) {
 			t.made[i] = true
 			to(t, "the relay makes the calls of transaction %d", i, 0)
 		}
 	}
-	if now := s.now(); !left &&
-		(!d.begun || now != d.target || d.prev != d.target) &&
-		(!g.faults.olderID || s.own != 0) &&
-		s.next <= g.ids {
+	now := s.now()
+	over := !left && s.next <= g.ids
+	moved := !d.begun || now != d.target || d.prev != d.target
+	if mayBegin := !g.faults.olderID || s.own != 0; over && moved && mayBegin {
 		t := s
 		if d.begun {
 			t.db.prev = d.target
@@ -267,7 +273,8 @@ func (g *historyScope) standby(s historyState, to emit[historyState]) {
 	if s.promoted {
 		return
 	}
-	if !g.dump && (!s.replayed || g.waitFor) && s.standby != s.db {
+	replays := !g.dump && (!s.replayed || g.waitFor)
+	if replays && s.standby != s.db {
 		t := s
 		t.standby = s.db
 		t.replayed = true

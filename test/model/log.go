@@ -117,7 +117,9 @@ func logModel(g *logScope) model[logState] {
 
 func (g *logScope) judge(s *logState) {
 	for i := range s.writers {
-		if w := &s.writers[i]; s.bad == 0 && w.stage == logCommitted && s.prev.sees(w.xid) && !has(s.sent, i) {
+		w := &s.writers[i]
+		passed := w.stage == logCommitted && s.prev.sees(w.xid)
+		if s.bad == 0 && passed && !has(s.sent, i) {
 			s.bad = logSkipped
 		}
 	}
@@ -199,7 +201,9 @@ func (g *logScope) needed(s *logState, slot int8) bool {
 		prev = s.target
 	}
 	for _, w := range s.writers {
-		if w.stage == logCommitted && w.slot == slot && !prev.sees(w.xid) && !(g.faults.inProgressIgnored && w.xid < prev.xmax) {
+		ignored := g.faults.inProgressIgnored && w.xid < prev.xmax
+		there := w.stage == logCommitted && w.slot == slot
+		if there && !prev.sees(w.xid) && !ignored {
 			return true
 		}
 	}
@@ -313,7 +317,8 @@ func (g *logScope) relay(s logState, i int, to emit[logState]) {
 	if r.owner == 0 {
 		return
 	}
-	if r.refs == 0 && r.owner == s.owner && s.target != s.now() || r.refs == 0 && r.owner == s.owner && s.prev != s.target {
+	free := r.refs == 0 && r.owner == s.owner
+	if free && (s.target != s.now() || s.prev != s.target) {
 		t := s
 		t.prev, t.target = s.target, s.now()
 		g.refs(&t, &t.relays[i])

@@ -104,7 +104,9 @@ func parkModel(g *parkScope) model[parkState] {
 				t.rows[h] = rowRetrying
 				to(t, "the owner finds that row %d waits for nothing", h, 0)
 			}
-			if g.older && s.key && !s.forgotten && unsettled(s.rows[0]) && s.claimer(nil) == nil && !s.locked(0, -1) {
+			known := g.older && s.key && !s.forgotten
+			free := known && s.claimer(nil) == nil && !s.locked(0, -1)
+			if free && unsettled(s.rows[0]) {
 				t := s
 				t.key = false
 				t.forgotten = true
@@ -151,7 +153,8 @@ func (s *parkState) claimer(tx *parkTx) *parkTx {
 // locked reports whether an attempt other than k has settled the row and is open.
 func (s *parkState) locked(row uint8, k int) bool {
 	for i, a := range s.attempts {
-		if i != k && a.row == row && (a.stage == parkLooked || a.stage == parkHandled) {
+		locks := a.stage == parkLooked || a.stage == parkHandled
+		if i != k && a.row == row && locks {
 			return true
 		}
 	}
@@ -184,7 +187,8 @@ func (g *parkScope) worker(s parkState, to emit[parkState]) {
 	switch w.stage {
 	case parkIdle:
 		switch {
-		case m == g.messages || m == 0 && g.copies && s.claimer(nil) != nil: // waits for that transaction
+		case m == g.messages:
+		case m == 0 && g.copies && s.claimer(nil) != nil: // waits for that transaction
 		case m == 0 && s.key:
 			move(func(t *parkState) { t.next++ }, parkIdle, "worker, message %d: a duplicate, COMMIT")
 		default:
@@ -286,14 +290,15 @@ func (g *parkScope) attempt(s parkState, k int, to emit[parkState]) {
 			}
 		}
 	case parkBegun:
+		claims := g.copies && a.row == 0 && !g.settleWithoutKey
 		switch {
 		case !g.settleLast && s.locked(a.row, k):
 		case !g.settleLast && s.rows[a.row] != rowRetrying:
 			move(end, parkIdle, "attempt %d: row %d is settled, or no longer due")
-		case g.copies && a.row == 0 && !g.settleWithoutKey && s.claimer(nil) != nil:
+		case claims && s.claimer(nil) != nil:
 		default:
 			move(func(_ *parkState, n *parkTx) {
-				if g.copies && a.row == 0 && !g.settleWithoutKey {
+				if claims {
 					n.claims = !s.key
 					n.duplicate = s.key && g.conflictIsDuplicate
 				}

@@ -111,7 +111,8 @@ func (s *recordsState) judge() {
 // request runs a request, unless its key has a record. It writes its call, unless one of its key is
 // parked and unsettled, which is taken for the same (O1).
 func (g *recordsScope) request(s recordsState, to emit[recordsState]) {
-	if s.requests == recordRequests || s.there && (s.left > 0 || s.looks && !g.faults.byTimeAlone) {
+	kept := s.left > 0 || s.looks && !g.faults.byTimeAlone
+	if s.requests == recordRequests || s.there && kept {
 		return
 	}
 	n := s.requests

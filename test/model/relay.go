@@ -223,7 +223,8 @@ func (g *relayScope) done(s *relayState) bool {
 		}
 	}
 	for x := range g.calls {
-		if s.committed(g, x) && (!s.lane.prev.sees(s.of(g, x).xid) || s.parked[x] >= callRetrying && s.parked[x] <= callWaiting) {
+		parked := s.parked[x] >= callRetrying && s.parked[x] <= callWaiting
+		if s.committed(g, x) && (parked || !s.lane.prev.sees(s.of(g, x).xid)) {
 			return false
 		}
 	}
@@ -258,7 +259,8 @@ func (s *relayState) now() relaySnap {
 
 // earlier reports whether call x precedes call y of its ordering key.
 func (s *relayState) earlier(g *relayScope, x, y int) bool {
-	if x == y || g.keys[x] == 0 || g.keys[x] != g.keys[y] || !s.committed(g, x) {
+	related := g.keys[x] != 0 && g.keys[x] == g.keys[y]
+	if x == y || !related || !s.committed(g, x) {
 		return false
 	}
 	if g.writer[x] == g.writer[y] {
@@ -387,7 +389,9 @@ func (g *relayScope) lockFree(s *relayState, i int) bool {
 		return keys &^ 1
 	}
 	for j := range g.writers() {
-		if st := s.writers[j].stage; j != i && (st == relayLocked || st == relayInserted) && locked(i)&locked(j) != 0 {
+		st := s.writers[j].stage
+		holds := st == relayLocked || st == relayInserted
+		if j != i && holds && locked(i)&locked(j) != 0 {
 			return false
 		}
 	}
@@ -420,7 +424,10 @@ func (g *relayScope) operator(s relayState, to emit[relayState]) {
 func (s *relayState) first(g *relayScope, key uint8) int {
 	first := -1
 	for x := range g.calls {
-		if g.keys[x] == key && s.parked[x] >= callRetrying && s.parked[x] <= callWaiting && (first < 0 || s.id(g, x) < s.id(g, first)) {
+		if g.keys[x] != key || s.parked[x] < callRetrying || s.parked[x] > callWaiting {
+			continue
+		}
+		if first < 0 || s.id(g, x) < s.id(g, first) {
 			first = x
 		}
 	}

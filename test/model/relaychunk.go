@@ -136,7 +136,10 @@ func (g *relayScope) nextOfKey(t *relayState, i, x int, as uint8) {
 	}
 	next := -1
 	for y := range g.calls {
-		if o.rows[y] == sentWaits && g.keys[y] == g.keys[x] && (next < 0 || t.id(g, y) < t.id(g, next)) {
+		if o.rows[y] != sentWaits || g.keys[y] != g.keys[x] {
+			continue
+		}
+		if next < 0 || t.id(g, y) < t.id(g, next) {
 			next = y
 		}
 	}
@@ -287,10 +290,14 @@ func (g *relayScope) parkedCalls(s relayState, i int, to emit[relayState]) {
 
 // mayPick is what pickSQL asks, and what of it an owner remembers.
 func (g *relayScope) mayPick(s *relayState, o *relayOwner, x int) bool {
-	if s.parked[x] != callRetrying || o.shut() || o.stage == relayLoads || o.attempts[x] != sentAbsent && !g.faults.pickedWhileUnderWay {
+	if s.parked[x] != callRetrying || o.shut() || o.stage == relayLoads {
 		return false
 	}
-	if o.attempts[x] > sentUnderWay || o.stage == relayUnknown && has(s.cut, x) && !g.faults.cutDueAtOnce {
+	tried := o.attempts[x] != sentAbsent && !g.faults.pickedWhileUnderWay
+	if tried || o.attempts[x] > sentUnderWay {
+		return false
+	}
+	if o.stage == relayUnknown && has(s.cut, x) && !g.faults.cutDueAtOnce {
 		return false
 	}
 	return g.keys[x] == 0 ||

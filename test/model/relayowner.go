@@ -4,7 +4,9 @@ package main
 func (g *relayScope) owner(s relayState, i int, to emit[relayState]) {
 	o := &s.owners[i]
 	if o.stage == relayAway {
-		if s.lane.epoch < g.leases && (!s.held() || g.faults.raiseDoesNotWait) && !(i == 1 && s.owners[0].stage == relayAway) {
+		free := !s.held() || g.faults.raiseDoesNotWait
+		inTurn := i != 1 || s.owners[0].stage != relayAway
+		if s.lane.epoch < g.leases && free && inTurn {
 			s.lane.epoch++
 			*o = relayOwner{stage: relayLoads, epoch: s.lane.epoch}
 			to(s, "relay of epoch %d takes the lane's lease", int(o.epoch), 0)
@@ -17,7 +19,8 @@ func (g *relayScope) owner(s relayState, i int, to emit[relayState]) {
 		t.end(i)
 		to(t, "relay of epoch %d dies", e, 0)
 	}
-	if g.drains && !o.drains && o.stage != relayLoads && s.lane.epoch < g.leases {
+	works := !o.drains && o.stage != relayLoads
+	if g.drains && works && s.lane.epoch < g.leases {
 		t := s
 		t.owners[i].drains = true
 		to(t, "relay of epoch %d is to give the lane back", e, 0)
@@ -33,7 +36,8 @@ func (g *relayScope) owner(s relayState, i int, to emit[relayState]) {
 			to(t, "the sink of the relay of epoch %d takes no calls", e, 0)
 		}
 	}
-	if o.drains && (o.stage == relayIdle || o.stage == relayLoads) && o.attempts == [relayCalls]uint8{} {
+	rests := o.stage == relayIdle || o.stage == relayLoads
+	if o.drains && rests && o.attempts == [relayCalls]uint8{} {
 		t := s
 		t.end(i)
 		to(t, "relay of epoch %d has given the lane back", e, 0)
@@ -230,7 +234,7 @@ func (g *relayScope) readPass(s relayState, i int, to emit[relayState]) {
 		o.same = true
 		g.send(&s, i, relayMove{last: o.last})
 		to(s, "relay of epoch %d goes on with the pass after id %d", e, int(o.last))
-	case o.behind || !s.lane.begun || s.lane.target != s.now() || s.lane.prev != s.lane.target:
+	case o.behind, !s.lane.begun, s.lane.target != s.now(), s.lane.prev != s.lane.target:
 		o.same = false
 		g.send(&s, i, relayMove{newPass: true})
 		to(s, "relay of epoch %d begins a pass", e, 0)
@@ -254,7 +258,8 @@ func (s *relayState) pass(g *relayScope, last uint8) (calls uint8) {
 		if g.faults.batchByFirstID {
 			above = above && first > last
 		}
-		if above && (w.xid >= l.prev.xmax || has(l.prev.xip, w.xid) && !g.faults.inProgressIgnored) {
+		ranThen := has(l.prev.xip, w.xid) && !g.faults.inProgressIgnored
+		if above && (w.xid >= l.prev.xmax || ranThen) {
 			calls |= bit(x)
 		}
 	}

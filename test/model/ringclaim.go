@@ -81,7 +81,9 @@ func (g *ringScope) probe(s ringState, i int, to emit[ringState]) {
 			continue
 		}
 		for k := range g.keys {
-			if g.filters && c.filterOf[q] != 0 && (g.faults.filterOfSlot || c.filterOf[q] == c.row.uses[q]) && !has(c.filter[q], k) {
+			built := g.filters && c.filterOf[q] != 0
+			ofUse := c.filterOf[q] == c.row.uses[q] || g.faults.filterOfSlot
+			if built && ofUse && !has(c.filter[q], k) {
 				if g.faults.filterTrusted { // a filter that errs, and is believed
 					s.duplicate(i, k)
 				}

@@ -86,7 +86,10 @@ func (s *slotState) read(k int) {
 		s.stop(k)
 		return
 	}
-	w.run, w.knows, w.position, w.pruneLow = s.db.run, s.db.set(), s.db.position, 0
+	w.run = s.db.run
+	w.knows = s.db.set()
+	w.position = s.db.position
+	w.pruneLow = 0
 }
 
 func (g *slotScope) work(s slotState, k int, to emit[slotState]) {
@@ -98,7 +101,8 @@ func (g *slotScope) work(s slotState, k int, to emit[slotState]) {
 		to(t, "owner %d: the process dies", k, 0)
 	}
 	mine := s.db.nonce == w.nonce
-	if g.one && k == 1 && !w.chain && mine {
+	second := g.one && k == 1
+	if second && mine && !w.chain {
 		g.backToOne(s, k, to)
 	}
 	for i := range g.slots {
@@ -112,7 +116,8 @@ func (g *slotScope) work(s slotState, k int, to emit[slotState]) {
 		g.retry(s, k, to)
 		g.endReplay(s, k, to)
 	}
-	if (!mine || w.knows != s.db.set() || w.position != s.db.position) && w.inHands() == 0 && !g.faults.neverLooks {
+	behind := !mine || w.knows != s.db.set() || w.position != s.db.position
+	if behind && w.inHands() == 0 && !g.faults.neverLooks {
 		s.read(k)
 		to(s, "owner %d looks, and reads position and set anew", k, 0)
 	}
@@ -153,13 +158,18 @@ func (g *slotScope) slotStep(s slotState, k, i int, to emit[slotState]) {
 		}
 		return
 	}
-	if w.hands[i] != 0 || g.one && k == 1 && i > 0 {
+	idle := g.one && k == 1 && i > 0
+	if w.hands[i] != 0 || idle {
 		return
 	}
 	var messages uint8
 	hands := w.inHands()
 	for o := range g.end(&s.db) {
-		if has(w.knows|hands, o) || k == 1 && has(g.holes, o) || g.keyInHands(o, k, hands) && !g.faults.keyInTwoHands {
+		hole := k == 1 && has(g.holes, o)
+		if hole || has(w.knows|hands, o) {
+			continue
+		}
+		if g.keyInHands(o, k, hands) && !g.faults.keyInTwoHands {
 			continue
 		}
 		if messages |= bit(o); w.chain && !has(messages, w.position) {

@@ -128,10 +128,15 @@ func (g *slotScope) insert(s slotState, i int, to emit[slotState]) {
 	b := &s.txs[i]
 	for j := range s.txs {
 		o := &s.txs[j]
-		if j == i || o.stage != slotInserted || o.run != b.run || (o.kind == kindChain) != (b.kind == kindChain) {
+		alike := o.run == b.run && (o.kind == kindChain) == (b.kind == kindChain)
+		if j == i || o.stage != slotInserted || !alike {
 			continue
 		}
-		if b.kind == kindChain && o.low == b.low || b.kind != kindChain && o.messages&b.messages != 0 && !g.faults.noKey {
+		same := o.messages&b.messages != 0 && !g.faults.noKey
+		if b.kind == kindChain {
+			same = o.low == b.low
+		}
+		if same {
 			return
 		}
 	}
@@ -193,13 +198,14 @@ func (g *slotScope) commitMessage(t *slotState, b *slotTx, o int) {
 	effects := d.effects()
 	parks := has(b.park, o)
 	switch {
-	case has(d.parked, o) || has(*effects, o) && parks && t.cut == 0:
+	case has(d.parked, o), has(*effects, o) && parks && t.cut == 0:
 		t.breach(slotBoth)
 	case has(*effects, o) && t.cut == 0:
 		t.breach(slotTwice)
 	}
+	ordered := !g.anyOrder && g.holes == 0 && t.cut == 0
 	for before := range o {
-		if g.anyOrder || g.holes != 0 || t.cut != 0 || g.keys[0][before] != g.keys[0][o] {
+		if !ordered || g.keys[0][before] != g.keys[0][o] {
 			continue
 		}
 		handled := has(*effects|d.parked, before)

@@ -280,10 +280,13 @@ func (g *windowScope) move(s windowState, i int, done uint8, reads bool, to emit
 		to(s, "relay %d moves the cursor, and reads nothing", who, 0)
 		return
 	}
-	r.stage, r.notAfter, r.lost = windowWorks, g.firstCall(&s)+g.window-1, d.history && !g.faults.historyOfLog
+	r.stage = windowWorks
+	r.notAfter = g.firstCall(&s) + g.window - 1
+	r.lost = d.history && !g.faults.historyOfLog
 	for x := r.last; x < g.calls; x++ {
 		r.rows[x] = tryReady
-		if g.keyed && x > 0 && (r.rows[x-1] != tryNone || d.parked[x-1].state == callRetrying) {
+		behind := g.keyed && x > 0
+		if behind && (r.rows[x-1] != tryNone || d.parked[x-1].state == callRetrying) {
 			r.rows[x] = tryWaits
 		}
 		to(s, "relay %d moves the cursor, and reads a chunk up to call %d", who, int(x))
@@ -399,7 +402,8 @@ func (g *windowScope) picks(s windowState, i int, to emit[windowState]) {
 		switch r.picks[x] {
 		case tryNone:
 			behind := g.keyed && x > 0 && (s.db.parked[x-1].state == callRetrying || s.db.parked[x-1].state == callWaiting)
-			if p.state != callRetrying || behind || s.db.owner != r.owner || r.stage == windowLoads {
+			works := s.db.owner == r.owner && r.stage != windowLoads
+			if p.state != callRetrying || behind || !works {
 				continue
 			}
 			t := s
@@ -408,7 +412,8 @@ func (g *windowScope) picks(s windowState, i int, to emit[windowState]) {
 			if first == 0 {
 				first = s.now
 				lost := s.db.history || s.db.otherTimeline && !g.faults.timelineNotCompared
-				if q.untried && q.older && lost && !g.faults.historyOfParked {
+				maybeCalled := q.untried && q.older && lost
+				if maybeCalled && !g.faults.historyOfParked {
 					first = q.at
 				}
 			}

@@ -247,8 +247,11 @@ var consumerRules = []mutant{
 	{rule: "F9 ids are found ahead of a count", in: "consumer", decl: "(*slots).fetched",
 		old: "!s.w.c.identifyMayKill() ||", new: "true ||", test: "TestF9MessageThatKills/key,_concurrency_4"},
 	{rule: "D1 judged in a batch", in: "consumer", decl: "(*applier).handleBatch",
-		old:  "errors.As(err, &f):",
-		new:  `errors.As(err, &f): if n := f.index; n > 0 && n+1 < len(msgs) && isHopeless(f.err) { if err := ap.handleBatch(until, msgs[:n], msgs[n].Offset); err != nil { return err }; if err := ap.run(until.working, ap.planAlone(msgs[n], msgs[n+1].Offset, &disposition{reason: "permanent", err: f.err})).err; err != nil { return err }; return ap.handleBatch(until, msgs[n+1:], next) };`,
+		old: "errors.As(err, &f):",
+		new: `errors.As(err, &f): if n := f.index; n > 0 && n+1 < len(msgs) && isHopeless(f.err) { if err := ap.handleBatch(until, ` +
+			`msgs[:n], msgs[n].Offset); err != nil { return err }; if err := ap.run(until.working, ap.planAlone(msgs[n], ` +
+			`msgs[n+1].Offset, &disposition{reason: "permanent", err: f.err})).err; err != nil { return err }; return ` +
+			`ap.handleBatch(until, msgs[n+1:], next) };`,
 		test: "TestD1QueuedErrorIsBlamedOnItsOwner"},
 	{rule: "D1 hindered batch is not divided", in: "consumer", decl: "(*applier).handleBatch",
 		old: "refused == refusedLimit", new: "refused < 0", test: "TestD1BatchThatNeedsTooMuchRoomIsDivided"},
@@ -407,7 +410,8 @@ var consumerRules = []mutant{
 		old: "done.Rows", new: "nil", pkg: "cmd/onlyonce", test: "TestDiscardHead"},
 	{rule: "D5 redrive out of order", in: "consumer", decl: "takeParkedSQL",
 		old: "order by p.next_attempt_at",
-		new: "or p.scope = $4 and p.topic = $5 and p.partition = $6 and p.state = 'retrying' and p.next_attempt_at <= clock_timestamp() order by p.next_attempt_at",
+		new: "or p.scope = $4 and p.topic = $5 and p.partition = $6 and p.state = 'retrying' and p.next_attempt_at <= " +
+			"clock_timestamp() order by p.next_attempt_at",
 		pkg: "cmd/onlyonce", test: "TestRedriveKeepsOrder"},
 	{rule: "F10 several partitions are begun one by one", in: "ops", decl: "(*replays).read",
 		old: "return nil, inRange(one.Topic, one.Partition, err)", new: "continue", pkg: "ops", test: "TestF10ReplayOfSeveral"},
@@ -632,7 +636,7 @@ var consumerRules = []mutant{
 	},
 	{rule: "F14 all is lent", in: "consumer/internal/budget", decl: "(*Budget).room",
 		old: "b.Limit-b.Limit/2", new: "b.Limit", test: "TestF14StuckPartitionsLeaveTheOthersTheirParts"},
-	{rule: "F13 ids of one database", in: "ops", decl: "(*origin).bring",
+	{rule: "F13 ids of one database", in: "ops", decl: "(*origin).bringKeys",
 		old: "!o.StandardKeys", new: "false", pkg: "cmd/onlyonce", test: "TestF13AdoptFrom"},
 	{rule: "F13 replays", in: "internal/cursor", decl: "StampSQL",
 		old: "greatest(replay_no, $6)", new: "replay_no + 0 * $6::integer", pkg: "cmd/onlyonce", test: "TestF13AdoptFrom"},

@@ -6,7 +6,7 @@ var httpRules = []mutant{
 		old: `default: return ""`, new: `case -1: return ""`, test: "TestH3SourcesOfAKey"},
 	{rule: "H4 longest in a body", in: "idempotency", decl: "keyInBody",
 		old: "protocol.CheckKey(key)", new: "protocol.CheckKey(key[:min(1, len(key))])", test: "TestH3SourcesOfAKey"},
-	{rule: "H7 another tenant", in: "idempotency", decl: "(*fingerprinter).hashWith",
+	{rule: "H7 another tenant", in: "idempotency", decl: "(*fingerprintSubject).appendHead",
 		old: "s.Tenant,", new: "", test: "TestH7EachFieldCounts"},
 	{rule: "H7 any body", in: "idempotency", decl: "(*fingerprinter).hashWith",
 		old: "mac.Write(piece)", new: "_ = piece", test: "TestH7EachFieldCounts"},
@@ -302,7 +302,8 @@ var httpRules = []mutant{
 		rule: "H19 absent to a claim",
 		in:   schema,
 		decl: "function onlyonce.http_claim",
-		old:  "delete from onlyonce.http_records r where r.id = http_claim.id and onlyonce.has_expired(r.expires_at, r.watched_at, r.keep, r.look_at);",
+		old: "delete from onlyonce.http_records r where r.id = http_claim.id and onlyonce.has_expired(r.expires_at, r.watched_at, " +
+			"r.keep, r.look_at);",
 		new:  "",
 		pkg:  "idempotency",
 		test: "TestH19ExpiredIsAbsent",

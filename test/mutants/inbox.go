@@ -148,7 +148,7 @@ var inboxRules = []mutant{
 		old: "horizon < n.Copies", new: "horizon < 0", pkg: "consumer", test: "TestK6CopiesBeyondTheHorizon"},
 	{rule: "K6 doctor fails where copies come later", in: "ops", decl: "(*examiner).remembers",
 		old: "levelFail", new: "levelWarn", pkg: "cmd/onlyonce", test: "TestDoctorFindings"},
-	{rule: "K6 doctor sees that nobody rotates", in: "ops", decl: "(*examiner).ring",
+	{rule: "K6 doctor sees that nobody rotates", in: "ops", decl: "(*examiner).rotation",
 		old: "seventh+late", new: "9*seventh+late", pkg: "cmd/onlyonce", test: "TestDoctorFindings"},
 	{
 		rule: "K3 explain asks both rings",
@@ -224,11 +224,9 @@ var inboxRules = []mutant{
 	},
 	{rule: "K10 move between two changes", in: "ops", decl: "(*scopeRow).agrees",
 		old: ", r.classes()", new: "[:1], r.classes()[:1]", pkg: "cmd/onlyonce", test: "TestK10MoveBringsTheClass"},
-	{rule: "K10 row that is made during a move", in: "ops", decl: "(*origin).bring",
-		old: "tx.Exec(ctx, cursor.BringScopeSQL, f.Scope, o.scope.Topics, o.scope.Copies, " +
-			"o.scope.FirstTopic, o.scope.Forgotten, o.scope.Class, o.scope.ClassBefore, o.scope.TooOld); if err == nil",
-		new: "tx.Exec(ctx, cursor.BringScopeSQL, f.Scope, o.scope.Topics, o.scope.Copies, " +
-			"o.scope.FirstTopic, o.scope.Forgotten, o.scope.Class, o.scope.ClassBefore, o.scope.TooOld); if false",
+	{rule: "K10 row that is made during a move", in: "ops", decl: "(*origin).bringScope",
+		old: "return o.scope.agrees(ctx, tx, scope, o.Name)",
+		new: "return nil",
 		pkg: "cmd/onlyonce", test: "TestK10RowThatIsMadeDuringAMove"},
 	{rule: "K10 move after a change that is over", in: "ops", decl: "(*origin).read",
 		old: "forgotten = forgotten || o.scope != nil &&", new: "forgotten = forgotten || false && o.scope != nil &&",
@@ -279,7 +277,7 @@ var inboxRules = []mutant{
 	},
 	{rule: "K10 classes stay behind", in: "ops", decl: "(*homing).bringKeys",
 		old: "bringClasses(ctx, there, tx, q.From.Name)", new: "error(nil)", pkg: "ops", test: "TestK10ClassesMoveWithAPlace"},
-	{rule: "K10 keys of the class come along", in: "ops", decl: "(*origin).bring",
+	{rule: "K10 keys of the class come along", in: "ops", decl: "(*origin).bringKeys",
 		old: "o.scope.classes()", new: "(*scopeRow)(nil).classes()", pkg: "cmd/onlyonce", test: "TestK10MoveBringsTheClass"},
 	{rule: "K9 brake", in: "internal/brake", decl: "GivenUp",
 		old: "|| reason == parked.TooOld", new: "", pkg: "consumer", test: "TestK9PoliciesForATooOldMessage/brake"},

@@ -26,7 +26,8 @@ var loginRules = []mutant{
 		in:   "internal/program",
 		decl: "renewer",
 		old:  "password = settings.FromFile(file)",
-		new:  `word, err := settings.FromFile(file)(context.Background()); password = func(context.Context) (string, error) { return word, err }`,
+		new: `word, err := settings.FromFile(file)(context.Background()); password = func(context.Context) (string, error) { return ` +
+			`word, err }`,
 		test: "TestPasswordFile",
 	},
 	{

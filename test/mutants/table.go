@@ -10,7 +10,8 @@ const (
 	fenceLock = "stands := onlyonce.enter("
 	fenceOpen = `perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
   insert into onlyonce.progress
-    values (fence.cursor_id, fence.run, fence.expected, fence.next, fence.anchor_offset, fence.anchor_epoch, fence.anchor_hash, fence.leader_epoch)
+    values (fence.cursor_id, fence.run, fence.expected, fence.next, fence.anchor_offset, fence.anchor_epoch, fence.anchor_hash,
+            fence.leader_epoch)
     on conflict do nothing;
   return;
   stands := onlyonce.enter(`
@@ -21,14 +22,16 @@ const (
 	enterShared = "ignored := pg_advisory_xact_lock_shared(onlyonce.owner_lock(enter.cursor_id))::text;"
 	enterRow    = " if current_setting('transaction_isolation') <> 'read committed' then perform 1 from " +
 		"onlyonce.leases l where l.id = enter.cursor_id for share; end if;"
-	enterRead = ` select coalesce((select p.next_offset from onlyonce.progress p where p.cursor_id = l.id and p.run = enter.run order by p.from_offset desc limit 1),
+	enterRead = ` select coalesce((select p.next_offset from onlyonce.progress p
+                    where p.cursor_id = l.id and p.run = enter.run order by p.from_offset desc limit 1),
                   (select c.run_start from onlyonce.cursors c where c.id = l.id and c.run = enter.run))
     into stands
     from onlyonce.leases l `
 	// settleHold stops a replaced owner that tries a parked row. settleOpen lets it through, and
 	// makes the row one that its attempt fits.
 	settleHold = "perform onlyonce.hold_long(settle.cursor_id, settle.epoch, settle.nonce);"
-	settleOpen = `update onlyonce.parked p set state = 'retrying', attempts = settle.attempts, settled_at = null, next_attempt_at = clock_timestamp()
+	settleOpen = `update onlyonce.parked p
+     set state = 'retrying', attempts = settle.attempts, settled_at = null, next_attempt_at = clock_timestamp()
    where p.id = settle.parked_id;`
 )
 

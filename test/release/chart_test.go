@@ -14,10 +14,11 @@ func TestChartHasTheVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	text, err := versioned(string(data), "v1.2.3-rc.1")
-	if err != nil ||
-		!strings.Contains(text, "\nversion: 1.2.3-rc.1\n") ||
-		!strings.Contains(text, "\nappVersion: v1.2.3-rc.1\n") ||
-		strings.Contains(text, "0.1.0") {
+	good := err == nil &&
+		strings.Contains(text, "\nversion: 1.2.3-rc.1\n") &&
+		strings.Contains(text, "\nappVersion: v1.2.3-rc.1\n") &&
+		!strings.Contains(text, "0.1.0")
+	if !good {
 		t.Errorf("%v\n%s", err, text)
 	}
 	if strings.Count(text, "\n") != strings.Count(string(data), "\n") {

@@ -120,7 +120,9 @@ To publish it:
 // command is a command whose output goes to standard error.
 func command(dir, name string, args ...string) *exec.Cmd {
 	c := exec.Command(name, args...)
-	c.Dir, c.Stdout, c.Stderr = dir, os.Stderr, os.Stderr
+	c.Dir = dir
+	c.Stdout = os.Stderr
+	c.Stderr = os.Stderr
 	return c
 }
 

@@ -20,7 +20,10 @@ func TestEachModuleIsPublishedOrPrivate(t *testing.T) {
 	known := append(slices.Clone(published), private...)
 	found := 0
 	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() && (d.Name() == ".git" || d.Name() == "testdata") {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && (d.Name() == ".git" || d.Name() == "testdata") {
 			return fs.SkipDir
 		}
 		if err == nil && d.Name() == "go.mod" {

@@ -329,7 +329,8 @@ func (d *drill) lost(address string) map[string]int {
 		d.must(
 			pool.QueryRow(
 				d.t.Context(),
-				`select count(*) from generate_series(0, $2 - 1) n where ($1 <> 'message' or n % $3 <> 0) and not exists (select from effects e where e.kind = $1 and e.n = n.n)`,
+				`select count(*) from generate_series(0, $2 - 1) n
+					where ($1 <> 'message' or n % $3 <> 0) and not exists (select from effects e where e.kind = $1 and e.n = n.n)`,
 				kind,
 				done.Load(),
 				unfitEach,

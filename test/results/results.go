@@ -96,7 +96,8 @@ func ParsePart(s string) (p Part, err error) {
 			p.N, err = strconv.Atoi(n)
 		}
 	}
-	if !ok || err != nil || p.K < 1 || p.K > p.N {
+	inside := p.K >= 1 && p.K <= p.N
+	if !ok || err != nil || !inside {
 		return Part{}, fmt.Errorf("part %q: must be k/n with 1 <= k <= n, for example 3/20", s)
 	}
 	return p, nil

@@ -1,6 +1,7 @@
 // Retest runs go test, and gives a test that only gave up waiting a second try.
 //
-//	go run ./test/retest [-race [-unraced test/model,test/bench]] [-short] [-run REGEXP] [-skip REGEXP] [-p N] [-parallel N] [-timeout 15m] [-flaky FILE] packages...
+//	go run ./test/retest [-race [-unraced test/model,test/bench]] [-short] [-run REGEXP] [-skip REGEXP]
+//		[-p N] [-parallel N] [-timeout 15m] [-flaky FILE] packages...
 //
 // A slow machine can make a test give up waiting, or a server start late, although the project is
 // right. Such a test runs once more, alone, and is named in the last lines and in FILE. If the
@@ -253,7 +254,8 @@ func read(in io.Reader, out io.Writer) (*results, error) {
 func (r *results) printUnended(pkg name, out io.Writer) {
 	for _, n := range r.order {
 		t := r.tests[n]
-		if n.pkg != pkg.pkg || n.test == "" || t.failed || t.passed || t.skipped {
+		ended := t.failed || t.passed || t.skipped
+		if n.pkg != pkg.pkg || n.test == "" || ended {
 			continue
 		}
 		r.tests[pkg].unended = append(r.tests[pkg].unended, n.test)
@@ -277,7 +279,8 @@ var (
 	said = regexp.MustCompile(`^\s+\S+\.go:\d+: `)
 	// harmless is what is logged of a test that has failed, and what an engine reports to its hook
 	// while the test ends it.
-	harmless = regexp.MustCompile(`pgtest: (the database is kept|the server of this test ends|a connection of the pool is in use)|queuerig: |_test\.go:\d+: failed: `)
+	harmless = regexp.MustCompile(`pgtest: (the database is kept|the server of this test ends|a connection of the pool is in ` +
+		`use)|queuerig: |_test\.go:\d+: failed: `)
 	// never is output that no second try excuses, of any program.
 	never = regexp.MustCompile(`DATA RACE|^panic: |^fatal error: |BREACH|test timed out|goleak: `)
 )

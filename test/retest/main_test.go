@@ -178,10 +178,12 @@ func TestDivide(t *testing.T) {
 		t.Fatal(err)
 	}
 	const root = "github.com/onlyonce/onlyonce/test/"
-	if len(runs) != 2 ||
-		!slices.Equal(runs[0].args, []string{"test", "-race"}) ||
-		!slices.Equal(runs[0].packages, []string{root + "retest"}) ||
-		!slices.Equal(runs[1].args, []string{"test"}) || !slices.Equal(runs[1].packages, []string{root + "words", root + "model"}) {
+	good := len(runs) == 2 &&
+		slices.Equal(runs[0].args, []string{"test", "-race"}) &&
+		slices.Equal(runs[0].packages, []string{root + "retest"}) &&
+		slices.Equal(runs[1].args, []string{"test"}) &&
+		slices.Equal(runs[1].packages, []string{root + "words", root + "model"})
+	if !good {
 		t.Errorf("divided into %v", runs)
 	}
 }

@@ -366,7 +366,8 @@ func (r *rig) check() {
 	r.t.Logf("%d messages, by worker: %s", len(r.sent), func() (s string) {
 		_ = r.pool.QueryRow(
 			context.Background(),
-			`select string_agg(format('%s %s', worker, c), ', ' order by worker) from (select worker, count(*) c from effects group by 1) w`,
+			`select string_agg(format('%s %s', worker, c), ', ' order by worker)
+				from (select worker, count(*) c from effects group by 1) w`,
 		).Scan(&s)
 		return s
 	}())

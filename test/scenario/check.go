@@ -127,7 +127,12 @@ func (x *Mix) Check(ctx context.Context, pool *pgxpool.Pool, done bool) ([]strin
 	values := make([]string, n)
 	keyed := false
 	for i, m := range written {
-		parts[i], offs[i], ords[i], ids[i], values[i], calls[i] = m.Partition, m.Offset, m.Key, m.ID, m.Value, m.Calls
+		parts[i] = m.Partition
+		offs[i] = m.Offset
+		ords[i] = m.Key
+		ids[i] = m.ID
+		values[i] = m.Value
+		calls[i] = m.Calls
 		if x.Unordered {
 			ords[i] = ""
 		}

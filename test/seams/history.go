@@ -132,7 +132,9 @@ func (h history) play(ctx context.Context, w *worker, patience time.Duration) (o
 	if errors.Is(err, errStands) {
 		err = nil
 	}
-	out.breaches, out.lines, out.took = x.found(), x.Lines(), time.Since(began)
+	out.breaches = x.found()
+	out.lines = x.Lines()
+	out.took = time.Since(began)
 	if err != nil {
 		err = fmt.Errorf("history %d (%s: %s): %w\n%s", h.n, h.kind.name, strings.Join(out.acts, ", "), err, timeline(out.lines))
 	}

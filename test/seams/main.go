@@ -54,7 +54,8 @@ func run() int {
 	flag.IntVar(&o.workers, "workers", 4, "histories at once, each in a database of its own")
 	flag.DurationVar(&o.patience, "patience", time.Minute, "after how long something stands still")
 	flag.Parse()
-	if flag.NArg() > 0 || o.n < 1 || o.workers < 1 || o.history < 0 {
+	sensible := o.n >= 1 && o.workers >= 1 && o.history >= 0
+	if flag.NArg() > 0 || !sensible {
 		flag.Usage()
 		return statusEnvironment
 	}

@@ -101,13 +101,9 @@ func (s *site) browse(out string) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", p.URL, err)
 		}
-		if got.Title != p.Title ||
-			got.Background != l.background ||
-			got.Width > l.width ||
-			got.Hit == "" ||
-			!got.There ||
-			!got.Drawn ||
-			got.Elsewhere > 0 {
+		looks := got.Title == p.Title && got.Background == l.background && got.Width <= l.width
+		works := got.Hit != "" && got.There && got.Drawn && got.Elsewhere == 0
+		if !looks || !works {
 			faults = append(faults, fmt.Errorf("%s, %s, %d wide: %+v", p.URL, l.scheme, l.width, got))
 		}
 	}

@@ -110,11 +110,7 @@ func build(root, out, version string) (*site, error) {
 		return nil, err
 	}
 	for name := range strings.FieldsSeq(string(list)) {
-		if name == "README.md" ||
-			name == "CHANGELOG.md" ||
-			name == "CONTRIBUTING.md" ||
-			name == "SECURITY.md" ||
-			strings.HasPrefix(name, "docs/") {
+		if strings.HasPrefix(name, "docs/") || slices.Contains(outsideDocs, name) {
 			source, err := os.ReadFile(filepath.Join(s.root, name))
 			if err != nil {
 				return nil, err
@@ -160,7 +156,10 @@ func (s *site) read(name string, source []byte) {
 		switch {
 		case heading:
 			id, _ := h.AttributeString("id")
-			s.sections = append(s.sections, section{URL: url + "#" + string(id.([]byte)), Title: content}) //nolint:forcetypeassert // goldmark's
+			s.sections = append(
+				s.sections,
+				section{URL: url + "#" + string(id.([]byte)), Title: content},
+			) //nolint:forcetypeassert // goldmark's
 			if p.Title == "" {
 				p.Title = content
 			}
@@ -174,13 +173,16 @@ func (s *site) read(name string, source []byte) {
 	s.pages, s.byPath[name] = append(s.pages, p), p
 }
 
+// outsideDocs are the other pages of the site.
+var outsideDocs = []string{"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+
 // Generate implements parser.IDs with the anchors that GitHub makes.
 func (p *page) Generate(value []byte, _ ast.NodeKind) []byte {
 	id := strings.Map(func(r rune) rune {
 		switch {
 		case r == ' ':
 			return '-'
-		case r == '-' || r == '_' || r >= '0' && r <= '9' || r >= 'a' && r <= 'z':
+		case r == '-', r == '_', r >= '0' && r <= '9', r >= 'a' && r <= 'z':
 			return r
 		}
 		return -1

@@ -36,5 +36,9 @@ func listVersions(dir string) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, "versions.js"), []byte("const versions = "+string(text)+";\n"), 0o644) //nolint:gosec // it is published
+	return os.WriteFile(
+		filepath.Join(dir, "versions.js"),
+		[]byte("const versions = "+string(text)+";\n"),
+		0o644,
+	) //nolint:gosec // it is published
 }

@@ -76,7 +76,7 @@ func (d *dense) print(out io.Writer) {
 }
 
 // lint writes what breaks the rules of density in the working tree, and returns the status to exit
-// with. Packages in pending may have findings, and must have one.
+// with.
 func lint(out io.Writer) int {
 	src, err := readTree()
 	if err != nil {
@@ -88,36 +88,14 @@ func lint(out io.Writer) int {
 		_, _ = fmt.Fprintln(out, "size:", err)
 		return 2
 	}
-	open, left := d.open(pending)
-	for _, f := range open {
+	for _, f := range d.found {
 		_, _ = fmt.Fprintln(out, f)
 	}
-	for _, dir := range left {
-		_, _ = fmt.Fprintf(out, "%s: nothing was found: take it out of pending\n", dir)
-	}
-	if len(open)+len(left) > 0 {
+	if len(d.found) > 0 {
 		return 1
 	}
 	_, _ = fmt.Fprintln(out, "density ok")
 	return 0
-}
-
-// open returns the findings outside of the pending directories, and the directories without one.
-func (d *dense) open(pending []string) (open []density.Finding, left []string) {
-	with := map[string]bool{}
-	for _, f := range d.found {
-		dir := path.Dir(f.File)
-		with[dir] = true
-		if !slices.Contains(pending, dir) {
-			open = append(open, f)
-		}
-	}
-	for _, dir := range pending {
-		if !with[dir] {
-			left = append(left, dir)
-		}
-	}
-	return open, left
 }
 
 // readTree returns the Go files of the working tree that git knows, by their path from the root.

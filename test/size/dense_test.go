@@ -28,10 +28,6 @@ func TestDensity(t *testing.T) {
 	if !strings.HasSuffix(out.String(), "\ndensity: 3 findings\n") {
 		t.Errorf("got\n%s", out.String())
 	}
-	open, left := d.open([]string{"test/p", "queue"})
-	if len(open) != 2 || open[0].File != "outbox/a.go" || len(left) != 1 || left[0] != "queue" {
-		t.Errorf("open %v, left %v", open, left)
-	}
 }
 
 func TestDensityOK(t *testing.T) {

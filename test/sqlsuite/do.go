@@ -144,7 +144,11 @@ func doWhoseCommitHasNoAnswer(t *testing.T, drivers []Driver) {
 				db := through(t, d, base, w, nil)
 				var runs atomic.Int32
 				got, err := sqltx.Do(t.Context(), db, Key("a", "1"), writes("a", &runs))
-				if err != nil || got != want.outcome || runs.Load() != want.runs || w.Cuts.Load() != 1 || count(t, base, "effects") != 1 {
+				same := got == want.outcome && runs.Load() == want.runs
+				if err != nil || !same || w.Cuts.Load() != 1 {
+					t.Errorf("%v, %v; %d runs, %d cuts", got, err, runs.Load(), w.Cuts.Load())
+				}
+				if count(t, base, "effects") != 1 {
 					t.Errorf("%v, %v; %d runs, %d effects", got, err, runs.Load(), count(t, base, "effects"))
 				}
 			})
@@ -241,10 +245,11 @@ func doRunsAgain(t *testing.T, drivers []Driver) {
 						}
 						return err
 					})
-					if got != want ||
-						(err == nil) != (want != 0) ||
-						runs.Load() != 3 ||
-						(count(t, pool, "effects where id = '"+id+"'") == 1) != (want == dedupe.Fresh) {
+					written := count(t, pool, "effects where id = '"+id+"'") == 1
+					if got != want || (err == nil) != (want != 0) {
+						t.Errorf("%s: %v, %v, want %v", id, got, err, want)
+					}
+					if runs.Load() != 3 || written != (want == dedupe.Fresh) {
 						t.Errorf("%s: %v, %v, %d runs", id, got, err, runs.Load())
 					}
 				}
@@ -273,7 +278,11 @@ func doRunsAgain(t *testing.T, drivers []Driver) {
 				}
 				return err
 			})
-			if got != 0 || err == nil || runs.Load() != 1 || count(t, pool, "effects where id = '"+name+"'") != 0 {
+			left := count(t, pool, "effects where id = '"+name+"'")
+			if got != 0 || err == nil {
+				t.Errorf("%s: %v, %v", name, got, err)
+			}
+			if runs.Load() != 1 || left != 0 {
 				t.Errorf("%s: %v, %v, %d runs", name, got, err, runs.Load())
 			}
 		}

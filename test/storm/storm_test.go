@@ -58,24 +58,30 @@ func TestDoctoredOutcomeFails(t *testing.T) {
 		}{
 			{`delete from storm.effects where id = $1`, []any{lost}},
 			{
-				`insert into storm.effects (scope, id, key, seq, part, off, worker, called) select scope, id, key, seq, part, off, worker, called from storm.effects where id = $1`,
+				`insert into storm.effects (scope, id, key, seq, part, off, worker, called)
+					select scope, id, key, seq, part, off, worker, called from storm.effects where id = $1`,
 				[]any{doubled},
 			},
 			{
-				`insert into storm.effects (scope, id, key, seq, part, off, worker, called) values ($1, 'x-001', 'x-001', 1, 0, 0, 1, false)`,
+				`insert into storm.effects (scope, id, key, seq, part, off, worker, called)
+					values ($1, 'x-001', 'x-001', 1, 0, 0, 1, false)`,
 				[]any{s.topic},
 			},
 			{
 				`with gone as (delete from storm.effects where id = $1 returning *)
-				insert into storm.effects (scope, id, key, seq, part, off, worker, called) select scope, id, key, seq, part, off, worker, called from gone`,
+				insert into storm.effects (scope, id, key, seq, part, off, worker, called)
+				select scope, id, key, seq, part, off, worker, called from gone`,
 				[]any{earlier},
 			},
 			{
-				`update onlyonce.batches set target = case target when '/' || $1 then '/x-001' else target end, targets = array_replace(targets, '/' || $1, '/x-001')`,
+				`update onlyonce.batches
+					set target = case target when '/' || $1 then '/x-001' else target end,
+					targets = array_replace(targets, '/' || $1, '/x-001')`,
 				[]any{uncalled},
 			},
 			{
-				`insert into onlyonce.parked (kind, reason, scope, partition, "offset") select 'message', 'permanent', scope, part, off from storm.effects where scope = $1 and id = $2`,
+				`insert into onlyonce.parked (kind, reason, scope, partition, "offset") select 'message', 'permanent', scope, part, off
+					from storm.effects where scope = $1 and id = $2`,
 				[]any{s.topic, reparked},
 			},
 		} {
@@ -103,7 +109,8 @@ func TestDoctoredOutcomeFails(t *testing.T) {
 	if err := json.Unmarshal(stdout.Bytes(), &r); err != nil {
 		t.Fatalf("%v: %s\n%s", err, &stdout, &stderr)
 	}
-	if status != rig.StatusFailed || r.OK || r.Unique != 300 || r.Produced != 330 {
+	good := status == rig.StatusFailed && !r.OK && r.Unique == 300 && r.Produced == 330
+	if !good {
 		t.Errorf("exit status %d, %+v", status, r)
 	}
 	all := strings.Join(r.Breaches, "\n")
@@ -152,21 +159,27 @@ func TestDoctoredRetriesFail(t *testing.T) {
 				insert into storm.effects (scope, id, key, seq, part, off, worker, called)
 				select scope, id, key, seq, part, off, worker, called from gone returning id`, []any{strayed}, &inverted},
 			{`with gone as (delete from onlyonce.parked where id = (
-					select p.id from onlyonce.parked p join onlyonce.parked f on f.order_key = p.order_key and f.partition = p.partition and f."offset" < p."offset"
+					select p.id from onlyonce.parked p
+					join onlyonce.parked f on f.order_key = p.order_key and f.partition = p.partition and f."offset" < p."offset"
 					where p.state = 'blocked' and f.state = 'waiting' order by p.id desc limit 1) returning *)
 				insert into storm.effects (scope, id, key, seq, part, off, worker, called)
-				select scope, convert_from(header_values[1], 'UTF8'), convert_from(record_key, 'UTF8'), (convert_from(body, 'UTF8')::json->>'seq')::int,
+				select scope, convert_from(header_values[1], 'UTF8'), convert_from(record_key, 'UTF8'),
+				(convert_from(body, 'UTF8')::json->>'seq')::int,
 				       partition, "offset", 1, false from gone returning id`, nil, &passed},
 			{
-				`update onlyonce.parked set state = 'retrying' where id = (select p.id from onlyonce.parked p where p.state = 'waiting' and not exists (
-					select from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null and f.partition < p.partition) order by id limit 1)
+				`update onlyonce.parked set state = 'retrying'
+					where id = (select p.id from onlyonce.parked p where p.state = 'waiting' and not exists (
+					select from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null and f.partition < p.partition)
+					order by id limit 1)
 				returning convert_from(header_values[1], 'UTF8')`,
 				nil,
 				&left,
 			},
 			{
-				`update onlyonce.parked p set state = 'blocked' where id = (select p.id from onlyonce.parked p where p.state = 'waiting' and not exists (
-					select from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null and f.partition < p.partition) order by id limit 1)
+				`update onlyonce.parked p set state = 'blocked'
+					where id = (select p.id from onlyonce.parked p where p.state = 'waiting' and not exists (
+					select from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null and f.partition < p.partition)
+					order by id limit 1)
 				returning convert_from(header_values[1], 'UTF8')`,
 				nil,
 				&stranded,
@@ -246,7 +259,8 @@ func TestSeedFixesTheStorm(t *testing.T) {
 			calls++
 		}
 	}
-	if faulty == 0 || faulty > 50 || calls < 1000 || calls > 1500 {
+	good := faulty != 0 && faulty <= 50 && calls >= 1000 && calls <= 1500
+	if !good {
 		t.Errorf("%d faulty, %d with a call", faulty, calls)
 	}
 }
@@ -270,7 +284,8 @@ func TestPlan(t *testing.T) {
 		got := map[string]int{}
 		for i, b := range plan {
 			got[b.Kind]++
-			if b.At <= 0 || b.At >= 1 || i > 0 && b.At < plan[i-1].At {
+			wrong := b.At <= 0 || b.At >= 1 || i > 0 && b.At < plan[i-1].At
+			if wrong {
 				t.Errorf("event %d of %d at %v", i, c.n, b.At)
 			}
 		}

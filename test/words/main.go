@@ -18,7 +18,8 @@ import (
 	"strings"
 )
 
-var register = regexp.MustCompile(`(?i)\b(nobody|somebody|someone|no one|whoever|whom|anybody|everybody|stands? still|(is|are|was|were) told|behind (it|them)|what stands)\b`)
+var register = regexp.MustCompile(`(?i)\b(nobody|somebody|someone|no one|whoever|whom|anybody|everybody|stands? ` +
+	`still|(is|are|was|were) told|behind (it|them)|what stands)\b`)
 
 var (
 	laboratory = regexp.MustCompile(`^(test|docs|examples|ops/console/e2e|telemetry/test|idempotency/compat)/|_test\.go$|/testdata/`)

@@ -113,8 +113,9 @@ func TestNamesInCommentsExist(t *testing.T) {
 			}
 			w := firstWord.FindString(fn.Doc.Text())
 			lower := w != "" && w[0] >= 'a' && w[0] <= 'z' && !testFunction.MatchString(fn.Name.Name)
-			if w != fn.Name.Name &&
-				(lower || fn.Name.IsExported() && !strings.HasSuffix(name, "_test.go") && functions[path.Dir(name)][w]) {
+			wrong := w != fn.Name.Name &&
+				(lower || fn.Name.IsExported() && !strings.HasSuffix(name, "_test.go") && functions[path.Dir(name)][w])
+			if wrong {
 				t.Errorf("%s: the comment of %s begins with %s", fset.Position(fn.Pos()), fn.Name.Name, w)
 			}
 		}

@@ -21,7 +21,9 @@ type statement struct {
 
 // sqlText begins like SQL, or names a table of ours.
 var (
-	sqlText  = regexp.MustCompile(`^\s*(?:--[^\n]*\n\s*)*(?:select|insert into|update|delete from|with \w+ as|with recursive|create|alter|drop|do \$|copy|lock|truncate|grant|revoke|values|union|where|returning|cross join|left join|case|on conflict|merge)\s`)
+	sqlText = regexp.MustCompile(`^\s*(?:--[^\n]*\n\s*)*(?:select|insert into|update|delete from|with \w+ as|with ` +
+		`recursive|create|alter|drop|do \$|copy|lock|truncate|grant|revoke|values|union|where|returning|cross join|left join|case|on ` +
+		`conflict|merge)\s`)
 	sqlTable = regexp.MustCompile(`\b(?:from|into|update|join) onlyonce\.\w|\band \w+\.\w+ (?:=|<|>|is )`)
 )
 

@@ -107,7 +107,9 @@ func endOf(all []lexeme, from, nest int, stop []string) int {
 		t := all[i]
 		distinct := t.text == "from" && all[i-1].text == "distinct"
 		dollars := len(t.text) > 1 && strings.HasPrefix(t.text, "$") && strings.HasSuffix(t.text, "$")
-		if t.nest < nest || t.nest == nest && (t.text == ";" || dollars || slices.Contains(stop, t.text) && !distinct) {
+		wrong := t.nest < nest ||
+			t.nest == nest && (t.text == ";" || dollars || slices.Contains(stop, t.text) && !distinct)
+		if wrong {
 			return i
 		}
 	}

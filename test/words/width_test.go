@@ -26,7 +26,11 @@ func TestCommentsEndAt100Columns(t *testing.T) {
 		for i, line := range strings.Split(read(t, f), "\n") {
 			text, comment := strings.CutPrefix(strings.TrimSpace(line), "//")
 			output = comment && (output || strings.Contains(text, "Output:"))
-			if comment && !output && strings.HasPrefix(text, " ") && width(line) > columns {
+			wrong := comment &&
+				!output &&
+				strings.HasPrefix(text, " ") &&
+				width(line) > columns
+			if wrong {
 				t.Errorf("%s:%d: %d columns", f, i+1, width(line))
 			}
 		}
@@ -49,12 +53,13 @@ func TestMarkdownEndsAt100Columns(t *testing.T) {
 			text := strings.TrimSpace(line)
 			fence := strings.HasPrefix(text, "```")
 			code = code != fence
-			if !code &&
+			wrong := !code &&
 				!fence &&
 				!strings.HasPrefix(text, "|") &&
 				!strings.HasPrefix(text, "#") &&
 				width(line) > columns &&
-				!longCode.MatchString(line) {
+				!longCode.MatchString(line)
+			if wrong {
 				t.Errorf("%s:%d: %d columns", f, i+1, width(line))
 			}
 		}

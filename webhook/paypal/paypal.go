@@ -109,7 +109,13 @@ func (p Provider) Scheme() (*scheme.Scheme, error) {
 
 // read reads the headers. Its Before is what is signed before the body's CRC-32.
 func (p Provider) read(f scheme.Fields, c *certificates.Store) (s scheme.Signed, err error) {
-	const idHeader, timeHeader, algorithm, address, signature = "Paypal-Transmission-Id", "Paypal-Transmission-Time", "Paypal-Auth-Algo", "Paypal-Cert-Url", "Paypal-Transmission-Sig"
+	const (
+		idHeader   = "Paypal-Transmission-Id"
+		timeHeader = "Paypal-Transmission-Time"
+		algorithm  = "Paypal-Auth-Algo"
+		address    = "Paypal-Cert-Url"
+		signature  = "Paypal-Transmission-Sig"
+	)
 	id, err := f.ID(idHeader)
 	if err != nil {
 		return scheme.Signed{}, err

@@ -292,14 +292,11 @@ func subscribeURL(m map[string]string) (*url.URL, error) {
 	const field, reason = "body's member SubscribeURL", "is not an address at which SNS confirms this " +
 		"topic's subscription"
 	u, err := url.Parse(m["SubscribeURL"])
-	if err != nil ||
-		u.Scheme != "https" ||
-		u.User != nil ||
-		u.Port() != "" ||
-		u.Fragment != "" ||
-		u.Opaque != "" ||
-		u.Path != "/" && u.Path != "" ||
-		!host.MatchString(u.Host) {
+	if err != nil || u.Scheme != "https" || !host.MatchString(u.Host) {
+		return nil, scheme.Malformed(field, reason)
+	}
+	root := u.Path == "/" || u.Path == ""
+	if u.User != nil || !root || u.Fragment != "" {
 		return nil, scheme.Malformed(field, reason)
 	}
 	query, err := url.ParseQuery(u.RawQuery)

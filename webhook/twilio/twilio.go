@@ -184,14 +184,9 @@ func encodedAnew(query string) string {
 func (t Provider) bases() ([]string, error) {
 	u, err := url.Parse(t.URL)
 	ports := map[string]string{"https": "443", "http": "80"}
-	if err != nil ||
-		ports[u.Scheme] == "" ||
-		u.Hostname() == "" ||
-		u.RawQuery != "" ||
-		u.ForceQuery ||
-		u.Fragment != "" ||
-		strings.HasSuffix(t.URL, "#") ||
-		!received.Printable(t.URL) {
+	bare := !strings.ContainsAny(t.URL, "?#") && received.Printable(t.URL)
+	usable := err == nil && ports[u.Scheme] != "" && u.Hostname() != ""
+	if !usable || !bare {
 		return nil, errors.New("twilio.Provider.URL: must be the endpoint's public URL, https or http, " +
 			"without a query and a fragment")
 	}
@@ -203,8 +198,8 @@ func (t Provider) bases() ([]string, error) {
 		path = rest[at:]
 	}
 	port := cmp.Or(u.Port(), ports[u.Scheme])
-	bare := u.Scheme + "://" + strings.TrimSuffix(authority, ":"+u.Port())
-	return []string{bare + path, bare + ":" + port + path}, nil
+	server := u.Scheme + "://" + strings.TrimSuffix(authority, ":"+u.Port())
+	return []string{server + path, server + ":" + port + path}, nil
 }
 
 // signedText returns what is signed after the URL's path: the query as it came, with its question

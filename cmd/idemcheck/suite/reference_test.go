@@ -165,7 +165,11 @@ func (r *reference) keyOf(req *http.Request, body []byte) (key, refusal string) 
 			return "", "key_invalid"
 		}
 	}
-	if r.is("key/bare") && bare || r.is("key/quoted") && !bare || r.is("key/255") && len(key) == 255 || r.is("key/uuid") && len(key) == 36 {
+	wrong := r.is("key/bare") && bare ||
+		r.is("key/quoted") && !bare ||
+		r.is("key/255") && len(key) == 255 ||
+		r.is("key/uuid") && len(key) == 36
+	if wrong {
 		return "", "key_invalid"
 	}
 	switch {
@@ -268,9 +272,9 @@ func (r *reference) serve(w http.ResponseWriter, req *http.Request, key string, 
 
 // conflict refuses another body. The lock is held.
 func (r *reference) conflict(w http.ResponseWriter, old *record, other string) {
-	status := map[string]int{"ucp": 409}[r.profile]
-	if status == 0 {
-		status = 422
+	status := 422
+	if r.profile == "ucp" {
+		status = 409
 	}
 	old.refusals++
 	switch {

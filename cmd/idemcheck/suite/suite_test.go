@@ -141,7 +141,12 @@ func TestChecksAreDescribed(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
 	for _, check := range Checks() {
-		if seen[check.Name] || check.Clause == "" || check.Sends == "" || check.Expects == "" || !strings.Contains(check.Name, "/") {
+		good := !seen[check.Name] &&
+			check.Clause != "" &&
+			check.Sends != "" &&
+			check.Expects != "" &&
+			strings.Contains(check.Name, "/")
+		if !good {
 			t.Errorf("%+v", check.Name)
 		}
 		seen[check.Name] = true

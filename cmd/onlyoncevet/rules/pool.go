@@ -87,7 +87,10 @@ func (p *program) instead(fn *ssa.Function, c *ssa.CallCommon) string {
 	for i := range min(params.Len(), len(args)) {
 		want, ok := params.At(i).Type().Underlying().(*types.Interface)
 		value := unwrapped(args[i])
-		if !ok || !sendsStatements(want) || !connections[typeName(value.Type())] || p.leadsHere(value) {
+		if !ok || !sendsStatements(want) {
+			continue
+		}
+		if !connections[typeName(value.Type())] || p.leadsHere(value) {
 			continue
 		}
 		for f := fn; f != nil; f = f.Parent() {

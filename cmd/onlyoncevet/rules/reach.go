@@ -60,6 +60,12 @@ func (r *reach) visit(fn *ssa.Function, at *frame, via token.Pos, step bool) {
 	}
 }
 
+// begins reports whether a function of pgx runs another one in a transaction of its own. Its second
+// argument is where.
+func begins(n name) bool {
+	return n.pkg == "github.com/jackc/pgx" && (n.fn == "BeginFunc" || n.fn == "BeginTxFunc")
+}
+
 // call judges one call.
 func (r *reach) call(fn *ssa.Function, call ssa.CallInstruction, at *frame, via token.Pos, step bool) {
 	c := call.Common()
@@ -84,7 +90,7 @@ func (r *reach) call(fn *ssa.Function, call ssa.CallInstruction, at *frame, via 
 			r.statement(call, n, at)
 		}
 		return
-	case n.pkg == "github.com/jackc/pgx" && (n.fn == "BeginFunc" || n.fn == "BeginTxFunc") && len(c.Args) > 1:
+	case begins(n) && len(c.Args) > 1:
 		if connections[typeName(unwrapped(c.Args[1]).Type())] {
 			r.effect(rulePool, call.Pos(), n.String(), committed(n.String()))
 		}

@@ -86,7 +86,8 @@ func fills(n name) int {
 			return 0
 		}
 	case "net/http", "net/url":
-		if (n.recv == "Header" || n.recv == "Values") && (n.fn == "Set" || n.fn == "Add") {
+		multimap := n.recv == "Header" || n.recv == "Values"
+		if multimap && (n.fn == "Set" || n.fn == "Add") {
 			return 0
 		}
 	case "encoding/binary":

@@ -67,15 +67,17 @@ func runValue(pass *analysis.Pass) (any, error) {
 			case *ssa.Store:
 				v.stored(i, handler)
 			case *ssa.Call:
-				if n := nameOf(&i.Call); handler &&
-					n.pkg == module+"outbox" &&
-					(n.fn == "Enqueue" || n.fn == "EnqueueAll") {
+				if handler && enqueues(nameOf(&i.Call)) {
 					v.enqueued(i)
 				}
 			}
 		}
 	}
 	return reportFound(pass, ruleValue)
+}
+
+func enqueues(n name) bool {
+	return n.pkg == module+"outbox" && (n.fn == "Enqueue" || n.fn == "EnqueueAll")
 }
 
 // takesMessage reports whether a function makes something of a message, an event or a delivery, for

@@ -112,7 +112,9 @@ func (b *brokers) AskLeader(_ context.Context, _ int32, req kmsg.Request) (kmsg.
 	case *kmsg.FetchRequest:
 		asked := req.Topics[0].Partitions[0]
 		p := kmsg.NewFetchResponseTopicPartition()
-		p.HighWatermark, p.LastStableOffset, p.PreferredReadReplica = b.end()+1, b.end(), -1
+		p.HighWatermark = b.end() + 1
+		p.LastStableOffset = b.end()
+		p.PreferredReadReplica = -1
 		if asked.CurrentLeaderEpoch != b.leader {
 			p.ErrorCode = kerr.FencedLeaderEpoch.Code
 		} else {
@@ -171,7 +173,11 @@ func reading(t *testing.T, b *brokers) (*Log, func(from int64) source.Fetched[*c
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(f.Messages) != 1 || f.Messages[0].Offset != from || string(f.Messages[0].Value) != fmt.Sprint(from) || f.Next != from+1 {
+		good := len(f.Messages) == 1 &&
+			f.Messages[0].Offset == from &&
+			string(f.Messages[0].Value) == fmt.Sprint(from) &&
+			f.Next == from+1
+		if !good {
 			t.Fatalf("fetch at %d: %+v", from, f)
 		}
 		return f

@@ -225,7 +225,12 @@ func TestF14RecordTooLarge(t *testing.T) {
 				p, errs[0] = read.Read(parts)
 				_, errs[1] = read.Read(parts)
 			})
-			if errs[0] != nil || len(p.Messages) != 1 || p.Next != 8 || !p.More || p.Messages[0].Offset != 7 {
+			good := errs[0] == nil &&
+				len(p.Messages) == 1 &&
+				p.Next == 8 &&
+				p.More &&
+				p.Messages[0].Offset == 7
+			if !good {
 				t.Fatalf("%v: what lies before it: %+v, %v", c, p, errs[0])
 			}
 			if want := fmt.Sprintf("offset 8 is %d bytes", n+3); !errors.Is(errs[1], ErrTooLarge) ||
@@ -273,7 +278,11 @@ func TestF14HeadersCount(t *testing.T) {
 // F14: a batch that unpacks to far more than there is room for takes what there is room for, and
 // what its codec needs.
 func TestF14ReadTakesWhatThereIsRoomFor(t *testing.T) {
-	const n, size, room = 20_000, 5_000, 100_000
+	const (
+		n    = 20_000
+		size = 5_000
+		room = 100_000
+	)
 	var recs []rawRecord
 	for i := range n {
 		recs = append(recs, rawRecord{delta: int64(i), value: make([]byte, size)})

@@ -16,7 +16,13 @@ import (
 func TestC2WindowModel(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(200) {
-		m := &windowModel{t: t, seed: seed, random: rand.New(rand.NewPCG(seed, 1)), state: map[int64]string{}, key: map[int64]string{}} //nolint:gosec // reproducible
+		m := &windowModel{
+			t:      t,
+			seed:   seed,
+			random: rand.New(rand.NewPCG(seed, 1)),
+			state:  map[int64]string{},
+			key:    map[int64]string{},
+		} //nolint:gosec // reproducible
 		m.window = New[*string](0, -1, map[int64]int64{})
 		for range 300 {
 			m.step()
@@ -95,7 +101,13 @@ func (m *windowModel) take() {
 			m.fail("offset %d is given, and was %s", e.Offset, m.state[e.Offset])
 		}
 		for earlier, state := range m.state {
-			if k := m.key[e.Offset]; k != "" && m.key[earlier] == k && earlier < e.Offset && state != "done" && !inside[earlier] {
+			k := m.key[e.Offset]
+			wrong := k != "" &&
+				m.key[earlier] == k &&
+				earlier < e.Offset &&
+				state != "done" &&
+				!inside[earlier]
+			if wrong {
 				m.fail("offset %d of key %s is given before %d, which is %s", e.Offset, k, earlier, state)
 			}
 		}

@@ -15,7 +15,10 @@ const roomInMemory = 4 << 30
 func memoryBases() []string {
 	const dir = "/dev/shm"
 	var fs syscall.Statfs_t
-	if syscall.Statfs(dir, &fs) != nil || int64(fs.Bavail)*fs.Bsize < roomInMemory { //nolint:unconvert // other architectures have other types
+	if syscall.Statfs(
+		dir,
+		&fs,
+	) != nil || int64(fs.Bavail)*fs.Bsize < roomInMemory { //nolint:unconvert // other architectures have other types
 		return nil
 	}
 	return []string{dir}

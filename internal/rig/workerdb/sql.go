@@ -4,7 +4,8 @@ import "strings"
 
 // UserSchemas is a condition on pg_namespace n: a schema of the user's, not the server's, ours, or
 // one in which this package keeps rows.
-const UserSchemas = `n.nspname not in ('onlyonce', 'onlyonce_segments', 'onlyonce_saved', 'onlyonce_standby', 'information_schema') and n.nspname !~ '^pg_'`
+const UserSchemas = `n.nspname not in ('onlyonce', 'onlyonce_segments', 'onlyonce_saved', 'onlyonce_standby', 'information_schema') ` +
+	`and n.nspname !~ '^pg_'`
 
 // watchedSQL makes a database one that was always watched: in tests, retention follows the
 // database's clock alone, and rows can be made old. Tests of watched time set it themselves.

@@ -55,13 +55,15 @@ func exec(t *testing.T, d *workerdb.DB, sql string) {
 }
 
 const tables = `
-create table stock (id integer generated always as identity primary key, sku text, held integer default 0, twice integer generated always as (held * 2) stored);
+create table stock (id integer generated always as identity primary key, sku text, held integer default 0,
+twice integer generated always as (held * 2) stored);
 insert into stock (sku, held) values ('a', 1), ('b', 2);
 create table lines (stock integer references stock, n integer);
 create function refuse() returns trigger language plpgsql as $$ begin raise 'never'; end $$;
 create trigger refuse before delete on stock for each row execute function refuse()`
 
-const state = `select (select string_agg(s::text, ' ' order by id) from stock s) || ' ' || (select count(*) from lines) || ' ' || (select count(*) from onlyonce.leases)`
+const state = `select (select string_agg(s::text, ' ' order by id) from stock s) || ' ' || (select count(*)
+	from lines) || ' ' || (select count(*) from onlyonce.leases)`
 
 // A run's changes are gone after Restore: rows of the user and of the engine, foreign keys or not,
 // triggers or not, and the next number of a sequence is the same as before.
@@ -75,7 +77,10 @@ func TestRestore(t *testing.T) {
 		exec(
 			t,
 			d,
-			`update stock set held = held + 1; insert into stock (sku) values ('c'); insert into lines values (3, 1); insert into onlyonce.leases (name) values ('x')`,
+			`update stock set held = held + 1;
+				insert into stock (sku) values ('c');
+				insert into lines values (3, 1);
+				insert into onlyonce.leases (name) values ('x')`,
 		)
 		if text(t, d, state) == before {
 			t.Fatal("nothing was changed")
@@ -170,7 +175,10 @@ func TestClear(t *testing.T) {
 	}
 	if _, err := tx.Exec(
 		t.Context(),
-		`create schema shop; create table shop.orders (n integer); create table orders (n integer); insert into onlyonce.leases (name) values ('x')`,
+		`create schema shop;
+			create table shop.orders (n integer);
+			create table orders (n integer);
+			insert into onlyonce.leases (name) values ('x')`,
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +190,8 @@ func TestClear(t *testing.T) {
 		t.Error("a session of the run before has committed")
 	}
 	if got := text(t, d, `
-select (select count(*) from onlyonce.leases where name in ('x', 'y'))::text || ' ' || (select count(*) from pg_class where relnamespace = 'public'::regnamespace) || ' ' ||
+select (select count(*) from onlyonce.leases where name in ('x', 'y'))::text || ' ' || (select count(*) from pg_class
+where relnamespace = 'public'::regnamespace) || ' ' ||
        (select count(*) from pg_namespace where nspname in ('shop', 'mine'))`); got != "0 0 0" {
 		t.Errorf("left: %s", got)
 	}

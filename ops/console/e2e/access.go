@@ -90,7 +90,8 @@ func (r *run) viewer(ctx context.Context, pool *pgxpool.Pool, at string) error {
 		posts++
 		path = strings.NewReplacer("{id}", "1", "{key}", "1").Replace(path)
 		status, err := eval[int](r, `fetch("`+path+`", {method: "`+method+
-			`", body: new URLSearchParams({id: 1, scope: "stock", sink: "payments", kind: "message", reason: "x", shown: "{}", count: 1, up_to: 9})}).then(a => a.status)`)
+			`", body: new URLSearchParams({id: 1, scope: "stock", sink: "payments", kind: "message", reason: "x", shown: "{}", count: `+
+			`1, up_to: 9})}).then(a => a.status)`)
 		if err != nil {
 			return err
 		}
@@ -111,7 +112,8 @@ func (r *run) otherOrigin(ctx context.Context, s *server, pool *pgxpool.Pool) er
 	evil, err := s.serve(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
 		_, _ = w.Write([]byte(`<main>evil<form method="post" action="` + operator +
-			`/act/pause?scope=stock"><input name="scope" value="stock"><input name="shown" value="{}"><input name="reason" value="x"><button>go</button></form></main>`))
+			`/act/pause?scope=stock"><input name="scope" value="stock"><input name="shown" value="{}"><input name="reason" ` +
+			`value="x"><button>go</button></form></main>`))
 	}))
 	if err != nil {
 		return err
@@ -137,7 +139,8 @@ func (r *run) otherOrigin(ctx context.Context, s *server, pool *pgxpool.Pool) er
 		return err
 	}
 	framed, err := eval[bool](r, `new Promise(done => { const f = document.createElement("iframe"); f.src = "`+
-		operator+`/"; f.onload = () => { let d = null; try { d = f.contentDocument; } catch {} done(d !== null && d.querySelector("nav") !== null); }; document.body.append(f); })`)
+		operator+`/"; f.onload = () => { let d = null; try { d = f.contentDocument; } catch {} done(d !== null && `+
+		`d.querySelector("nav") !== null); }; document.body.append(f); })`)
 	r.check(!framed, "it cannot be framed")
 	return err
 }

@@ -109,7 +109,8 @@ func (r *run) refusals(ctx context.Context, pool *pgxpool.Pool, at string) error
 	r.check(here, "the form asks for a reason")
 	status, err := eval[int](
 		r,
-		`fetch("/act/discard", {method: "POST", body: new URLSearchParams({id: 4, reason: "  ", shown: document.querySelector("[name=shown]").value})}).then(a => a.status)`,
+		`fetch("/act/discard", {method: "POST", body: new URLSearchParams({id: 4, reason: "  ", shown: `+
+			`document.querySelector("[name=shown]").value})}).then(a => a.status)`,
 	)
 	if err != nil {
 		return err
@@ -318,7 +319,8 @@ func (r *run) recovers(h *shop) error {
 	}
 	at, err := eval[[]float64](
 		r,
-		`(() => { const b = document.querySelector("#topics tbody tr").getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()`,
+		`(() => { const b = document.querySelector("#topics tbody tr").getBoundingClientRect(); return [b.x + b.width / 2, b.y + `+
+			`b.height / 2]; })()`,
 	)
 	if err != nil {
 		return err

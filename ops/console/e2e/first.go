@@ -73,7 +73,8 @@ func (r *run) sentence() error {
 	}
 	is, err := eval[bool](
 		r,
-		`new RegExp("^" + document.querySelectorAll(".need").length + " things need you: the first is .+\\.$").test(document.querySelector("h1").innerText)`,
+		`new RegExp("^" + document.querySelectorAll(".need").length + " things need you: the first is `+
+			`.+\\.$").test(document.querySelector("h1").innerText)`,
 	)
 	r.check(is, "the first line says what needs a person, with %d needs (%q)", needs, line)
 	return err
@@ -90,7 +91,8 @@ func (r *run) charts() error {
 		}
 		said, err := eval[string](r, `(() => {
 			const svg = document.querySelector("#`+id+`-said").closest("svg");
-			return svg.getAttribute("role") + " " + svg.getAttribute("aria-labelledby").split(" ").map(i => document.getElementById(i).textContent).join(" ");
+			const labels = svg.getAttribute("aria-labelledby").split(" ").map(i => document.getElementById(i).textContent);
+			return svg.getAttribute("role") + " " + labels.join(" ");
 		})()`)
 		if err != nil {
 			return err
@@ -159,7 +161,11 @@ func (r *run) stacked(what string) error {
 	high, err := eval[string](r, `[...document.querySelectorAll("tbody tr")].filter(tr => {
 		const seen = [...tr.cells].map(td => td.getBoundingClientRect()).filter(b => b.width > 0 && b.left < innerWidth && b.right > 0);
 		const text = [...tr.cells].filter(td => { const b = td.getBoundingClientRect(); return b.width > 0 && b.left < innerWidth; })
-			.map(td => { const range = document.createRange(); range.selectNodeContents(td); return range.getBoundingClientRect().bottom; });
+			.map(td => {
+				const range = document.createRange();
+				range.selectNodeContents(td);
+				return range.getBoundingClientRect().bottom;
+			});
 		return seen.length > 0 && tr.getBoundingClientRect().bottom - Math.max(...text) > 16;
 	}).map(tr => tr.innerText).slice(0, 3).join(" | ")`)
 	if err != nil {

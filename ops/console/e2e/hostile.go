@@ -49,9 +49,12 @@ func (r *run) hostile(ctx context.Context, s *server) error {
 		bad, err := eval[string](r, `(() => {
 			if (window.owned) return "a script ran";
 			if (getComputedStyle(document.body).display === "none") return "a style applied";
-			if (document.querySelector("iframe, base, img, svg:not(.chart > svg), svg :not(title, desc, path), [onerror], [onload], main [hx-get]:not(#live), main script, main style")) return "an element came in";
+			const hostile = "iframe, base, img, svg:not(.chart > svg), svg :not(title, desc, path), [onerror], [onload], " +
+				"main [hx-get]:not(#live), main script, main style";
+			if (document.querySelector(hostile)) return "an element came in";
 			if ([...document.links].some(a => a.protocol !== "http:" || a.host !== location.host)) return "a link leads away";
-			if ([...document.forms].some(f => new URL(f.getAttribute("action"), location.href).host !== location.host)) return "a form leads away";
+			const host = f => new URL(f.getAttribute("action"), location.href).host;
+			if ([...document.forms].some(f => host(f) !== location.host)) return "a form leads away";
 			return "";
 		})()`)
 		if err != nil {

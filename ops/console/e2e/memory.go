@@ -212,7 +212,9 @@ func (r *run) outage(ctx context.Context, s *server) error {
 	if err := r.until("an open page dims its last answer, and says so", func() (bool, error) {
 		return eval[bool](
 			r,
-			`document.body.innerText.includes("The database does not answer") && getComputedStyle(document.querySelector(".stale")).opacity === "0.5" && document.querySelector(".stale #topics") !== null`,
+			`document.body.innerText.includes("The database does not answer") && `+
+				`getComputedStyle(document.querySelector(".stale")).opacity === "0.5" && document.querySelector(".stale #topics") !== `+
+				`null`,
 		)
 	}); err != nil {
 		return err

@@ -125,7 +125,8 @@ func (r *run) accessible(what string) error {
 	}
 	text, err := eval[string](
 		r,
-		`axe.run(document, {resultTypes: ["violations"]}).then(a => JSON.stringify(a.violations.map(v => ({ID: v.id, Impact: v.impact, Nodes: v.nodes.map(n => ({HTML: n.html}))}))))`,
+		`axe.run(document, {resultTypes: ["violations"]}).then(a => JSON.stringify(a.violations.map(v => ({ID: v.id, Impact: `+
+			`v.impact, Nodes: v.nodes.map(n => ({HTML: n.html}))}))))`,
 	)
 	if err != nil {
 		return fmt.Errorf("axe: %w", err)

@@ -18,7 +18,8 @@ import (
 // shoot writes a screenshot: of the wide window in light, and of the overview in wide and narrow
 // dark ones; with -all of each page in each look.
 func (r *run) shoot(name string, l look) error {
-	if r.shots == "" || !r.each && l != looks[0] && (name != "overview" || !l.dark || l.width == middle) {
+	usual := l == looks[0] || name == "overview" && l.dark && l.width != middle
+	if r.shots == "" || !r.each && !usual {
 		return nil
 	}
 	if l != looks[0] {

@@ -402,7 +402,11 @@ func TestO15ShareIsGivenUpFirst(t *testing.T) {
 	l.short = time.Time{}
 	l.asked = time.Now().Add(-time.Hour)
 	q := r.Ask(time.Now())
-	if len(q.Parts) != 1 || q.Parts[0].Held != 2 || q.Parts[0].Wants != 2 || r.takes(acme, 9) != 0 {
+	good := len(q.Parts) == 1 &&
+		q.Parts[0].Held == 2 &&
+		q.Parts[0].Wants == 2 &&
+		r.takes(acme, 9) == 0
+	if !good {
 		t.Fatalf("it claims %+v, and has two under way", q)
 	}
 	one := 1

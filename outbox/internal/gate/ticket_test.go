@@ -18,7 +18,8 @@ type scene struct {
 type step func(s *scene) string
 
 func verdict(v Verdict, waitsFor Key) string {
-	text := [...]string{Admitted: "admitted", SetAside: "set aside", NotYet: "not yet"}[v]
+	texts := map[Verdict]string{Admitted: "admitted", SetAside: "set aside", NotYet: "not yet"}
+	text := texts[v]
 	if waitsFor != All {
 		text += " for " + waitsFor.Tenant + waitsFor.Prefix
 	}

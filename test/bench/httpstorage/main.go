@@ -199,7 +199,9 @@ func phases(ctx context.Context, pool *pgxpool.Pool, o options) (r result, err e
 	if err := pool.QueryRow(ctx, sizesSQL).Scan(&r.Table, &r.Indexes, &r.Toast); err != nil {
 		return r, err
 	}
-	r.Table, r.Indexes, r.Toast = r.Table/float64(o.records), r.Indexes/float64(o.records), r.Toast/float64(o.records)
+	r.Table = r.Table / float64(o.records)
+	r.Indexes = r.Indexes / float64(o.records)
+	r.Toast = r.Toast / float64(o.records)
 
 	// A tenth of it purged alone, for the WAL of a deletion.
 	progress("purging")
@@ -215,7 +217,8 @@ func phases(ctx context.Context, pool *pgxpool.Pool, o options) (r result, err e
 		if err := pool.QueryRow(ctx, `select onlyonce.http_purge(1000)`).Scan(&n); err != nil {
 			return r, err
 		}
-		if alone += n; n == 0 {
+		alone += n
+		if n == 0 {
 			return r, errors.New("nothing has expired")
 		}
 	}
@@ -243,7 +246,9 @@ func phases(ctx context.Context, pool *pgxpool.Pool, o options) (r result, err e
 	if err != nil {
 		return r, err
 	}
-	r.Purged, r.Beside, r.BesideP99 = float64(want)/time.Since(t0).Seconds(), float64(len(took))/time.Since(t0).Seconds(), p99(took)
+	r.Purged = float64(want) / time.Since(t0).Seconds()
+	r.Beside = float64(len(took)) / time.Since(t0).Seconds()
+	r.BesideP99 = p99(took)
 	stop()
 	if err := <-ended; err != nil {
 		return r, err

@@ -74,18 +74,25 @@ func model(mode idempotency.RouteMode) porcupine.Model {
 		},
 		Init: func() []any { return []any{standing{}} },
 		Step: func(state, in, out any) []any {
-			s, q, a := state.(standing), in.(input), out.(output)
+			s := state.(standing)
+			q := in.(input)
+			a := out.(output)
 			switch a.kind {
 			case created:
 				if !s.done {
 					return []any{standing{true, q.body, a.run}}
 				}
 			case replayed:
-				if s.done && s.body == q.body && (s.run == a.run || s.run == "") {
+				same := s.run == a.run || s.run == ""
+				if s.done && s.body == q.body && same {
 					return []any{standing{true, s.body, a.run}}
 				}
 			case mismatch: // in lease mode the claim of one that has not come to its end is enough
-				if s.done && s.body != q.body || !s.done && mode == idempotency.Leased {
+				refuses := mode == idempotency.Leased
+				if s.done {
+					refuses = s.body != q.body
+				}
+				if refuses {
 					return []any{s}
 				}
 			case undone:
@@ -168,8 +175,8 @@ func (h *history) node() *node {
 		idempotency.Route{
 			Pattern:   h.path,
 			Mode:      h.mode,
-			Isolation: []pgx.TxIsoLevel{"", pgx.RepeatableRead, pgx.Serializable}[h.rnd.IntN(3)],
-			Wait:      []time.Duration{0, 50 * time.Millisecond}[h.rnd.IntN(2)],
+			Isolation: pick(h.rnd, "", pgx.RepeatableRead, pgx.Serializable),
+			Wait:      pick(h.rnd, 0, 50*time.Millisecond),
 		},
 		work,
 	)
@@ -223,7 +230,9 @@ func (h *history) ask(client int, n *node, key, body string, headers ...string) 
 	end := time.Since(h.begun).Nanoseconds()
 	out := output{kind: open}
 	switch {
-	case err != nil || g.code() == "commit-unknown" || g.code() == "request-in-progress" && h.mode == idempotency.Leased:
+	case err != nil,
+		g.code() == "commit-unknown",
+		g.code() == "request-in-progress" && h.mode == idempotency.Leased:
 		end = int64(1) << 60 // it may come through at any time
 	case g.mark() == "created":
 		out = output{created, g.body}
@@ -242,7 +251,11 @@ func (h *history) ask(client int, n *node, key, body string, headers ...string) 
 
 // play makes clients send at random, while nodes die and leases end.
 func (h *history) play() {
-	const clients, each, keys = 5, 6, 2
+	const (
+		clients = 5
+		each    = 6
+		keys    = 2
+	)
 	h.nodes = []*node{h.node(), h.node()}
 	type step struct {
 		node, key int
@@ -252,8 +265,8 @@ func (h *history) play() {
 	plans := make([][]step, clients)
 	for c := range plans {
 		for range each {
-			s := step{node: h.rnd.IntN(2), key: h.rnd.IntN(keys), body: []string{"a", "a", "a", "b"}[h.rnd.IntN(4)]}
-			s.headers = []string{"X-Do", []string{"", "", "", "fail", "panic", "swallow"}[h.rnd.IntN(6)]}
+			s := step{node: h.rnd.IntN(2), key: h.rnd.IntN(keys), body: pick(h.rnd, "a", "a", "a", "b")}
+			s.headers = []string{"X-Do", pick(h.rnd, "", "", "", "fail", "panic", "swallow")}
 			if h.rnd.IntN(2) == 0 {
 				s.headers = append(s.headers, "X-Slow", "1")
 			}
@@ -381,3 +394,6 @@ func judged(t *testing.T, n uint64) {
 		}
 	}
 }
+
+// pick draws one of several, equal ones more often.
+func pick[T any](rnd *rand.Rand, of ...T) T { return of[rnd.IntN(len(of))] }

@@ -70,7 +70,9 @@ func TestH21LayerWithRedis(t *testing.T) {
 	}
 	cache := &watched{Cache: inRedis}
 	cfg := testConfig()
-	cfg.Sealer, cfg.Cache, cfg.CacheTimeout = testSealer(t), cache, 10*time.Second
+	cfg.Sealer = testSealer(t)
+	cfg.Cache = cache
+	cfg.CacheTimeout = 10 * time.Second
 	r := newRig(t, cfg)
 	r.handle(idempotency.Route{Pattern: "/charges"}, effect)
 	first := r.post("/charges", "k1", "10 EUR")
@@ -88,10 +90,9 @@ func TestH21LayerWithRedis(t *testing.T) {
 		// Reading another key is an answer of the database, which shows that its history is still
 		// the same.
 		r.post("/charges", "another", "x")
-		if g := r.post("/charges", "k1", "10 EUR"); g.status == first.status &&
-			g.body == first.body &&
-			g.mark() == "replayed" &&
-			g.header.Get("Location") == "/effects/1" {
+		g := r.post("/charges", "k1", "10 EUR")
+		same := g.status == first.status && g.body == first.body
+		if same && g.mark() == "replayed" && g.header.Get("Location") == "/effects/1" {
 			fromRedis = true
 			break
 		}
@@ -142,7 +143,9 @@ func newAnswers(t *testing.T, client *redis.Client, timeout time.Duration) *answ
 	}
 	a := &answers{cache: &watched{Cache: inRedis}, want: map[string]got{}}
 	cfg := testConfig()
-	cfg.Sealer, cfg.Cache, cfg.CacheTimeout = testSealer(t), a.cache, timeout
+	cfg.Sealer = testSealer(t)
+	cfg.Cache = a.cache
+	cfg.CacheTimeout = timeout
 	a.rig = newRig(t, cfg)
 	a.handle(idempotency.Route{Pattern: "/charges"}, effect)
 	for i := range 20 {

@@ -293,7 +293,8 @@ func TestOpenAPIInProgress(t *testing.T) {
 	defer func() { _ = held.Rollback(context.WithoutCancel(t.Context())) }()
 	if _, err := held.Exec(
 		t.Context(),
-		`insert into onlyonce_payments.charges (id, account, reference, amount, currency, at_once) values ('x', 'acct_1', 'a', 1, 'eur', true)`,
+		`insert into onlyonce_payments.charges (id, account, reference, amount, currency, at_once)
+			values ('x', 'acct_1', 'a', 1, 'eur', true)`,
 	); err != nil {
 		t.Fatal(err)
 	}

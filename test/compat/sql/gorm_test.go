@@ -66,7 +66,8 @@ func TestGORM(t *testing.T) {
 			if err := g.Exec("truncate bookings").Error; err != nil {
 				t.Fatal(err)
 			}
-			if err := g.Exec("alter table bookings drop constraint if exists positive, add constraint positive check (cents > 0)").Error; err != nil {
+			const positive = "alter table bookings drop constraint if exists positive, add constraint positive check (cents > 0)"
+			if err := g.Exec(positive).Error; err != nil {
 				t.Fatal(err)
 			}
 			if err := book(g, id, -1); err == nil {

@@ -43,7 +43,11 @@ func TestErrorsStayTheDrivers(t *testing.T) {
 	})
 	var theirs *pq.Error
 	var ours *pgconn.PgError
-	if !errors.As(err, &theirs) || !errors.As(err, &ours) || string(theirs.Code) != "3F000" || ours.Code != "3F000" {
+	good := errors.As(err, &theirs) &&
+		errors.As(err, &ours) &&
+		string(theirs.Code) == "3F000" &&
+		ours.Code == "3F000"
+	if !good {
 		t.Errorf("%#v", err)
 	}
 }

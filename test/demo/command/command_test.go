@@ -19,7 +19,9 @@ func TestFlags(t *testing.T) {
 		p.Register(fs)
 		return p.Parse(fs, args, "head\n", "tail\n")
 	}
-	if given, err := parse("-v"); err != nil || len(given) != 1 || !given["v"] || !p.Verbose || p.JSON {
+	given, err := parse("-v")
+	good := err == nil && len(given) == 1 && given["v"] && p.Verbose && !p.JSON
+	if !good {
 		t.Errorf("%v, %v, %+v", given, err, p)
 	}
 	if _, err := parse("-x"); err == nil || !strings.HasSuffix(err.Error(), "; -h lists the flags") || stdout.Len() > 0 {

@@ -139,9 +139,13 @@ func (op *operation) take(a *answer) {
 	}
 	if op.first == nil {
 		op.first = a
-	} else if !op.follows && !op.first.same(a) || op.follows && op.first.header.Get("Location") != a.header.Get("Location") {
-		op.differ = true
+		return
 	}
+	same := op.first.same(a)
+	if op.follows {
+		same = op.first.header.Get("Location") == a.header.Get("Location")
+	}
+	op.differ = op.differ || !same
 }
 
 // origin is the API's name: the wire's dialer knows where it is.
@@ -240,8 +244,8 @@ var errPatience = errors.New("no answer within -patience")
 func (d *demo) send(ctx context.Context, op *operation) (*answer, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, d.opts.patience, errPatience)
 	defer cancel()
-	way := []func(context.Context, *operation) (int, string, error){d.byTransport, d.byTransport, d.naive, d.race}[rand.IntN(4)]
-	status, mark, err := way(ctx, op)
+	ways := []func(context.Context, *operation) (int, string, error){d.byTransport, d.byTransport, d.naive, d.race}
+	status, mark, err := ways[rand.IntN(len(ways))](ctx, op)
 	if err != nil {
 		return nil, fmt.Errorf("POST %s (%s): %w", op.path, op.reference, err)
 	}

@@ -415,10 +415,8 @@ func (d *demo) follow(ctx context.Context, op *operation, location string) error
 		if resp, err := d.wire.base.RoundTrip(req); err == nil {
 			err = json.NewDecoder(resp.Body).Decode(&now)
 			_ = resp.Body.Close()
-			if err == nil &&
-				resp.StatusCode == http.StatusOK &&
-				now.State == "succeeded" &&
-				now.Result.Metadata["reference"] == op.reference {
+			answered := err == nil && resp.StatusCode == http.StatusOK
+			if answered && now.State == "succeeded" && now.Result.Metadata["reference"] == op.reference {
 				return nil
 			}
 			if now.State == "failed" || now.State == "succeeded" {

@@ -37,7 +37,8 @@ func (a *Authority) Broker() (login string, plain []string) {
 			"listener.name.login.sasl.enabled.mechanisms": "OAUTHBEARER",
 			"listener.name.login.oauthbearer.sasl.jaas.config": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule " +
 				"required;",
-			"listener.name.login.oauthbearer.sasl.server.callback.handler.class": "org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler",
+			"listener.name.login.oauthbearer.sasl.server.callback.handler.class": "" +
+				"org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler",
 			"listener.name.login.oauthbearer.sasl.oauthbearer.jwks.endpoint.url": allowed,
 			"listener.name.login.oauthbearer.sasl.oauthbearer.expected.audience": "kafka",
 			"listener.name.login.ssl.client.auth":                                "required",

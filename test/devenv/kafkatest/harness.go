@@ -130,7 +130,8 @@ func Recreate(t testing.TB, adm *kadm.Client, topic string) {
 		} else {
 			after, err1 := adm.ListTopics(ctx, topic)
 			ends, err2 := adm.ListEndOffsets(ctx, topic)
-			if err1 == nil && err2 == nil && ends.Error() == nil && len(ends[topic]) == 1 && after[topic].ID != before[topic].ID {
+			answered := err1 == nil && err2 == nil && ends.Error() == nil
+			if answered && len(ends[topic]) == 1 && after[topic].ID != before[topic].ID {
 				return
 			}
 			err = fmt.Errorf("its leader does not answer: %w %w %w", err1, err2, ends.Error())

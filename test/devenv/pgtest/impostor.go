@@ -114,9 +114,14 @@ func (s *impostor) execute() {
 	word, _, _ := strings.Cut(strings.TrimSpace(s.sql), " ")
 	switch {
 	case s.asksKind():
-		yes := map[bool]string{false: "f", true: "t"}[s.dsql]
+		no := "f"
+		yes := "t"
 		if s.binary {
-			yes = map[bool]string{false: "\x00", true: "\x01"}[s.dsql]
+			no = "\x00"
+			yes = "\x01"
+		}
+		if !s.dsql {
+			yes = no
 		}
 		s.Send(&pgproto3.DataRow{Values: [][]byte{[]byte(s.version), []byte(yes)}})
 		s.Send(&pgproto3.CommandComplete{CommandTag: []byte("SELECT 1")})

@@ -44,7 +44,8 @@ func GenericPlan(t testing.TB, pool *pgxpool.Pool, sql, args string, settings ..
 
 // scanned is a line of a plan that reads a table, and whether the next line is the condition by
 // which it reads an index. PostgreSQL 18 may have a line between the two.
-var scanned = regexp.MustCompile(`(?:Seq Scan on|Index (?:Only )?Scan(?: Backward)? using \w+ on|Bitmap Index Scan on) (\w+)[^\n]*(?:\n\s*Index Searches[^\n]*)?(?:\n\s*(Index Cond))?`)
+var scanned = regexp.MustCompile(`(?:Seq Scan on|Index (?:Only )?Scan(?: Backward)? using \w+ on|Bitmap Index Scan on) ` +
+	`(\w+)[^\n]*(?:\n\s*Index Searches[^\n]*)?(?:\n\s*(Index Cond))?`)
 
 // ReadsAll reports whether a plan reads all rows of a table, or of an index of it, of those whose
 // names begin so.

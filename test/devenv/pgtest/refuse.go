@@ -17,7 +17,13 @@ func Refuse(t testing.TB, pool *pgxpool.Pool, code string, functions ...string) 
 	t.Helper()
 	for _, f := range functions {
 		name, _, _ := strings.Cut(f, "(")
-		text := map[string]string{"55000": "wal_level must be set to ''logical''", "42501": "permission denied for function " + name}[code]
+		var text string
+		switch code {
+		case "55000":
+			text = "wal_level must be set to ''logical''"
+		case "42501":
+			text = "permission denied for function " + name
+		}
 		var arguments, result string
 		if err := pool.QueryRow(
 			t.Context(),

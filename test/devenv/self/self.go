@@ -84,8 +84,11 @@ func (p *Program) Scrape(path string) string {
 	rebound.Host = "evil.example"
 	if resp, err := client.Do(rebound); err != nil {
 		p.t.Fatal(err)
-	} else if _ = resp.Body.Close(); resp.StatusCode != http.StatusMisdirectedRequest {
-		p.t.Errorf("under another name: %d", resp.StatusCode)
+	} else {
+		_ = resp.Body.Close()
+		if resp.StatusCode != http.StatusMisdirectedRequest {
+			p.t.Errorf("under another name: %d", resp.StatusCode)
+		}
 	}
 	resp, err := client.Get(address)
 	if err != nil {

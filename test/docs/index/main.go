@@ -37,7 +37,8 @@ var (
 	heading = regexp.MustCompile(`^# (.*)\n`)
 	rule    = regexp.MustCompile(`(?m)^\*\*(([A-Z])\d+[a-z]?)\. ([^*]*)\*\*`)
 	// named finds rules in a comment: (T2, F4), (C1 to C7), and "T2, F4: " at its beginning.
-	named    = regexp.MustCompile(`\(([A-Z]\d+(?:(?:, | and | to )[A-Z]\d+)*)\)|^([A-Z]\d+(?:(?:, | and )[A-Z]\d+)*):|[,:;] ([A-Z]\d+(?:(?:, | and )[A-Z]\d+)*)\)`)
+	named = regexp.MustCompile(`\(([A-Z]\d+(?:(?:, | and | to )[A-Z]\d+)*)\)|^([A-Z]\d+(?:(?:, | and )[A-Z]\d+)*):|[,:;] ` +
+		`([A-Z]\d+(?:(?:, | and )[A-Z]\d+)*)\)`)
 	ruleID   = regexp.MustCompile(`[A-Z]\d+`)
 	testName = regexp.MustCompile(`^(?:Test|Fuzz)([A-Z]\d+)`)
 	sqlName  = regexp.MustCompile(`(?m)((?:^--.*\n)+)create (?:or replace )?(?:function|procedure|view|table) (onlyonce\.\w+)`)

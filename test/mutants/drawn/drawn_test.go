@@ -55,7 +55,8 @@ func TestChoose(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	for name, text := range map[string]string{
-		"p/p.go":     "package p\n\nfunc a() { _ = readSQL }\n\nfunc b() {\n\tcall(`select onlyonce.outer()`); added()\n}\n\nconst readSQL = `select 1`\n\nvar call func(string)\n",
+		"p/p.go": "package p\n\nfunc a() { _ = readSQL }\n\nfunc b() {\n\tcall(`select onlyonce.outer()`); added()\n}\n\n" +
+			"const readSQL = `select 1`\n\nvar call func(string)\n",
 		"p/added.go": "package p\n\nfunc added() { more() }\n\nfunc more() {}\n",
 		"p/1.sql": "create function onlyonce.inner_RING() returns int language sql as $$ select 1 $$;\n" +
 			"create function onlyonce.outer() returns int language sql as $$ select onlyonce.inner_a() $$;\n",

@@ -93,7 +93,10 @@ func (p *player) all(ctx context.Context, atOnce int) error {
 func (p *player) next(ctx context.Context) (sites.Site, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.left) > 0 && p.wanted > 0 && p.failed == nil && ctx.Err() == nil {
+	for len(p.left) > 0 && p.wanted > 0 {
+		if p.failed != nil || ctx.Err() != nil {
+			break
+		}
 		s := p.left[0]
 		p.left = p.left[1:]
 		if !s.SQL && !p.compiles(s) {

@@ -194,8 +194,8 @@ func (m *goMutator) assignment(s *ast.AssignStmt) {
 	if len(s.Lhs) != 1 {
 		return
 	}
-	other := map[token.Token]string{token.ADD_ASSIGN: "-=", token.SUB_ASSIGN: "+=", token.OR_ASSIGN: "="}[s.Tok]
-	if other != "" {
+	others := map[token.Token]string{token.ADD_ASSIGN: "-=", token.SUB_ASSIGN: "+=", token.OR_ASSIGN: "="}
+	if other := others[s.Tok]; other != "" {
 		m.add("change assignment", s.TokPos, s.TokPos+token.Pos(len(s.Tok.String())), other)
 	}
 }
@@ -295,7 +295,8 @@ func (m *goMutator) call(e *ast.CallExpr) {
 		b := e.Args[i+1]
 		left := m.info.Types[a]
 		right := m.info.Types[b]
-		if left.Type == nil || right.Type == nil || !types.Identical(left.Type, right.Type) || m.source(a) == m.source(b) {
+		known := left.Type != nil && right.Type != nil
+		if !known || !types.Identical(left.Type, right.Type) || m.source(a) == m.source(b) {
 			continue
 		}
 		if left.Value != nil && right.Value != nil { // two constants, for example a log's key and value
@@ -340,7 +341,8 @@ func (m *goMutator) unwrap(e *ast.CallExpr) {
 	}
 	in := m.info.Types[e.Args[0]]
 	out := m.info.Types[e]
-	if in.Type != nil && out.Type != nil && in.Value == nil && types.Identical(in.Type, out.Type) && !copies[m.source(e.Fun)] {
+	converts := in.Type != nil && out.Type != nil && in.Value == nil
+	if converts && types.Identical(in.Type, out.Type) && !copies[m.source(e.Fun)] {
 		m.add("unwrap call", e.Pos(), e.End(), m.source(e.Args[0]))
 	}
 }

@@ -192,7 +192,8 @@ func (m *sqlMutator) end(i int) int {
 			between = true
 		case w == "and" && between:
 			between = false
-		case ends[w] && n > i && !(w == "$" && isParameter(m, n)):
+		case w == "$" && isParameter(m, n):
+		case ends[w] && n > i:
 			return n
 		}
 	}
@@ -227,8 +228,8 @@ func (m *sqlMutator) firstPredicate(where int) {
 func (m *sqlMutator) comparison(i int) {
 	w := m.words[i]
 	around := m.text[max(w.From-1, 0):min(w.To+1, len(m.text))]
-	if strings.ContainsAny(strings.TrimSuffix(around, "="), "@-|#?&") || strings.Contains(around, "<<") || strings.Contains(around, ">>") ||
-		strings.Contains(around, "=>") || strings.Contains(around, "<>") {
+	longer := slices.ContainsFunc([]string{"<<", ">>", "=>", "<>"}, func(op string) bool { return strings.Contains(around, op) })
+	if longer || strings.ContainsAny(strings.TrimSuffix(around, "="), "@-|#?&") {
 		return
 	}
 	if strings.HasSuffix(around, "=") {

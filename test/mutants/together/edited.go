@@ -184,7 +184,10 @@ func needsItsCaller(body *ast.BlockStmt) bool {
 // value makes a choice of a string's value. A constant becomes a variable.
 func (e *edited) value(d *ast.GenDecl, spec *ast.ValueSpec, changes []change, vars map[string]bool) {
 	constant := d.Tok == token.CONST
-	if len(spec.Names) != 1 || len(spec.Values) != 1 || constant && !vars[spec.Names[0].Name] {
+	if len(spec.Names) != 1 || len(spec.Values) != 1 {
+		return
+	}
+	if constant && !vars[spec.Names[0].Name] {
 		return
 	}
 	value := spec.Values[0]

@@ -207,7 +207,8 @@ func (p *pkg) mustStay(name string, vars map[string]bool) bool {
 		return true
 	}
 	for spec := range p.constants() {
-		if spec.Names[0].Name == name && (len(spec.Names) != 1 || len(spec.Values) != 1 || !p.isString(spec.Values[0])) {
+		single := len(spec.Names) == 1 && len(spec.Values) == 1
+		if spec.Names[0].Name == name && (!single || !p.isString(spec.Values[0])) {
 			return true
 		}
 		if mentionsOneOf(spec, map[string]bool{name: true}) && p.mustStay(spec.Names[0].Name, vars) {

@@ -30,4 +30,12 @@ var perCall = map[string]bool{
 	"outbox.laneCalls":                  true,
 	"outbox/kafkasink.sendGroup":        true,
 	"sqltx.own":                         true,
+
+	// Of tests: a test's rig, until the test ends, or a request.
+	"cmd/onlyonce.session":       true,
+	"idempotency/client.tracked": true,
+	"ops/console/e2e.run":        true,
+	"test/adversary.rig":         true,
+	"test/seams.world":           true,
+	"test/storm/webhook.hangs":   true,
 }

@@ -121,7 +121,12 @@ func (s *storm) Rage(ctx context.Context) (rig.Report, error) {
 	if s.Standby == nil {
 		r.NoStandby = "no-standby"
 	}
-	r.Messages, r.Stored, r.Again, r.KillsInBatch, r.BrokerKills, r.Changes = len(s.producer.messages), s.producer.stored.Load(), s.producer.again.Load(), s.Rig.KillsInBatch, s.Struck[blowBroker], s.Struck[rig.KindChange]
+	r.Messages = len(s.producer.messages)
+	r.Stored = s.producer.stored.Load()
+	r.Again = s.producer.again.Load()
+	r.KillsInBatch = s.Rig.KillsInBatch
+	r.BrokerKills = s.Struck[blowBroker]
+	r.Changes = s.Struck[rig.KindChange]
 	if err == nil {
 		err = s.judge(context.WithoutCancel(ctx), r)
 	}

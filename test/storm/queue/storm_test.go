@@ -18,7 +18,9 @@ func TestSeedFixesTheStorm(t *testing.T) {
 	of := func(seed uint64) *storm {
 		return newStorm(options{broker: "nats", Options: rig.Options{Kills: 40, Seed: seed, Workers: 3}, messages: 5000, copies: 0.1}, nil)
 	}
-	a, b, c := of(1), of(1), of(2)
+	a := of(1)
+	b := of(1)
+	c := of(2)
 	if !reflect.DeepEqual(a.Plan, b.Plan) || !slices.Equal(a.producer.messages, b.producer.messages) {
 		t.Error("two storms of one seed differ")
 	}

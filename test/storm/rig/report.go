@@ -54,7 +54,9 @@ func (s *Summary) Count(r *Rig) {
 	s.Kills = r.Struck[KindKill] + r.Fleet.StrayKills()
 	s.Freezes = r.Struck[KindFreeze]
 	s.PostgresKills = r.Struck[KindPostgres]
-	s.Traps, s.Restarts, s.Endings = r.Fleet.Trapped(), r.Fleet.Restarts(), r.Fleet.Endings()
+	s.Traps = r.Fleet.Trapped()
+	s.Restarts = r.Fleet.Restarts()
+	s.Endings = r.Fleet.Endings()
 	s.Switchovers = r.Struck[KindSwitchover]
 	s.ClockSteps = r.Struck[KindClock]
 	if r.Clock == nil {

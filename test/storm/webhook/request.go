@@ -89,7 +89,7 @@ func (e *event) request(ctx context.Context, address, id string, try int, half b
 }
 
 // hangs is the rest of a body that does not come before its request's context ends.
-type hangs struct{ ctx context.Context } //nolint:containedctx // as long as the request
+type hangs struct{ ctx context.Context }
 
 func (h hangs) Read([]byte) (int, error) {
 	<-h.ctx.Done()

@@ -104,19 +104,18 @@ func New(cfg Config, addresses []string) (*Store, error) {
 // that could lead elsewhere is refused (W18).
 func (c *Store) CheckURL(field, address string) (*url.URL, error) {
 	u, err := url.Parse(address)
-	if err != nil ||
-		u.Scheme != "https" ||
-		u.User != nil ||
-		u.Port() != "" ||
-		u.RawQuery != "" ||
-		u.ForceQuery ||
-		u.Fragment != "" ||
-		u.Opaque != "" ||
-		u.RawPath != "" ||
-		u.String() != address || !c.Match(u) {
+	if err != nil || u.String() != address {
+		return nil, received.Malformed(field, "is not an address of the sender's certificates")
+	}
+	if !plain(u) || !c.Match(u) {
 		return nil, received.Malformed(field, "is not an address of the sender's certificates")
 	}
 	return u, nil
+}
+
+// plain reports whether an address is https, a host and a path, and nothing else.
+func plain(u *url.URL) bool {
+	return *u == url.URL{Scheme: "https", Host: u.Hostname(), Path: u.Path}
 }
 
 // Keys returns the keys that may have made the signatures: those of the named certificate, if it is
@@ -141,11 +140,12 @@ func (c *Store) find(ctx context.Context, at time.Time, address *url.URL) (valid
 	name := address.String()
 	one := c.known[name]
 	if one == nil {
-		if o := c.other; o != nil && o.address != name && (o.fetching != nil || now.Before(o.due)) {
-			c.lock.Unlock()
-			return validity{}, received.Unavailable("its certificate is not known, and another unknown one "+
-				"was just fetched: CertURLs can name it", nil)
-		} else if o == nil || o.address != name {
+		if c.other == nil || c.other.address != name {
+			if c.other != nil && c.other.busy(now) {
+				c.lock.Unlock()
+				return validity{}, received.Unavailable("its certificate is not known, and another unknown one "+
+					"was just fetched: CertURLs can name it", nil)
+			}
 			c.other = &certificate{address: name}
 		}
 		one = c.other
@@ -171,6 +171,9 @@ func (c *Store) find(ctx context.Context, at time.Time, address *url.URL) (valid
 	defer c.lock.Unlock()
 	return one.validity, one.err
 }
+
+// busy reports whether the certificate is being fetched, or was a short time ago.
+func (one *certificate) busy(now time.Time) bool { return one.fetching != nil || now.Before(one.due) }
 
 // load fetches and verifies a certificate. If that cannot be done now, the old one, if there is
 // one, is used on: its own end is compared with each request.
@@ -331,11 +334,10 @@ func (c *Store) chain(
 func (c *Store) issuer(ctx context.Context, leaf *x509.Certificate) (*x509.Certificate, error) {
 	for _, address := range leaf.IssuingCertificateURL {
 		u, err := url.Parse(address)
-		if err != nil ||
-			u.Scheme != "http" && u.Scheme != "https" ||
-			u.User != nil ||
-			u.Port() != "" ||
-			!c.Issuers.MatchString(u.Hostname()) {
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" {
+			continue
+		}
+		if u.User != nil || u.Port() != "" || !c.Issuers.MatchString(u.Hostname()) {
 			continue
 		}
 		file, _, err := c.Fetch.Get(ctx, u)

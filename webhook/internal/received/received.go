@@ -47,7 +47,8 @@ func UnixTime(field, s string, unit time.Duration) (time.Time, error) {
 		digits = 14
 	}
 	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil || len(s) > digits || strings.Trim(s, "0123456789") != "" || len(s) > 1 && s[0] == '0' {
+	exact := n >= 0 && s == strconv.FormatInt(n, 10) // no sign, and no 0 in front
+	if err != nil || len(s) > digits || !exact {
 		return time.Time{}, Malformed(field, "is not a time in decimal digits")
 	}
 	if unit == time.Millisecond {
