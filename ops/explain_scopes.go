@@ -9,7 +9,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
-// mostScopes is in how many scopes an id is looked for.
+// mostScopes is how many scopes are searched for an id.
 const mostScopes = 100
 
 // knownScopesSQL lists the scopes of consumers, of webhook endpoints and of queues. In: how

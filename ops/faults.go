@@ -52,7 +52,7 @@ type Fault struct {
 	Oldest float64 `json:"oldest,omitempty" doc:"seconds since the oldest of them was enqueued"`
 }
 
-// unownedAfter is for how many seconds a partition may have no owner: it changes hands.
+// unownedAfter is how many seconds a partition may have no owner: it changes hands.
 const unownedAfter = 5
 
 // findFaults adds up what living processes report, by scope, kind and topic, and adds what only
@@ -204,8 +204,8 @@ func (r *StatusReport) countUndelivered() {
 	}
 }
 
-// unownedFor returns for how many seconds a partition has had no owner: since its owner released
-// it, or reported for the last time. Nil: it has one, which may not have reported it yet.
+// unownedFor returns how many seconds a partition has had no owner: since its owner released it, or
+// reported for the last time. Nil: it has one, which may not have reported it yet.
 func (r *StatusReport) unownedFor(c *Cursor) *float64 {
 	age := c.ReleasedAge
 	for i := range r.Owners {

@@ -77,7 +77,7 @@ func Relays(ctx context.Context, tx pgx.Tx) ([]SinkRelays, error) {
 	return relays, nil
 }
 
-// unheldFor is for how long a lane has no owner before that is reported. Its lease has ended or was
+// unheldFor is how long a lane has no owner before that is reported. Its lease has ended or was
 // given back by then, and all relays of the sink have looked for free lanes.
 const unheldFor = 2 * time.Minute
 

@@ -109,7 +109,7 @@ func about(d time.Duration) string {
 	return show.Span(d.Round(time.Minute))
 }
 
-// unseen is for how long nobody looked.
+// unseen is how long nobody looked.
 func (h history) unseen() (d time.Duration) {
 	for i := 1; i < len(h); i++ {
 		if gap := h[i].at.Sub(h[i-1].at); gap > 2*pointsFor {

@@ -33,7 +33,7 @@ type Gate struct {
 
 	open      int // tickets that have had no end, but those of calls that were abandoned
 	abandoned int
-	misused   int // how often a ticket was used that had its end, or had it twice
+	misused   int // how often a ticket was used after its end, or ended twice
 
 	// needed holds a token when there is something to ask or to write.
 	needed chan struct{}

@@ -6,8 +6,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
-// MaxHold bounds for how long a remote may have its calls wait. Without it a wrong unit in a
-// header, for example milliseconds, could put them off for days.
+// MaxHold bounds how long a remote may make its calls wait. Without it a wrong unit in a header,
+// for example milliseconds, could put them off for days.
 const MaxHold = time.Hour
 
 // heldFor is until when calls wait, and why.
@@ -47,7 +47,7 @@ func (g *Gate) Hold(k Key, d time.Duration, probe bool, why string) (first bool)
 	return first
 }
 
-// holdsGoOn is for how long after a hold another one counts as the same: a probe failed meanwhile.
+// holdsGoOn is how long after a hold another one counts as the same: a probe failed meanwhile.
 const holdsGoOn = time.Minute
 
 // hold is Hold of one kind of calls, under the lock.

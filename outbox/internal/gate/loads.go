@@ -10,9 +10,10 @@ const (
 	// probePatience is how long a call that finds out whether the remote is back may take until
 	// another one may try too.
 	probePatience = 2 * time.Second
-	// sinkHold bounds for how long calls of some tenants hold those of all others.
+	// sinkHold bounds how long calls of some tenants hold those of all others.
 	sinkHold = 10 * time.Second
-	// stalledFor is after how long without a call that begins or returns a tenant counts as slow.
+	// stalledFor is how long a tenant may have no call that begins or returns before it counts as
+	// slow.
 	stalledFor = 250 * time.Millisecond
 )
 
