@@ -180,7 +180,7 @@ func (p *promotions) allPromoted() {
 	p.promotedAt = time.Now()
 }
 
-// promoteAllSoon is for transactions of which it is not known what they parked.
+// promoteAllSoon is for transactions that may have parked anything.
 func (r *retrier) promoteAllSoon() {
 	r.promotions.addAll()
 	r.wakeUp()

@@ -108,7 +108,7 @@ func (t *tries) hindered(ctx context.Context, err error) error {
 	return err
 }
 
-// identifyCounted is identifyInOrder for messages of which one may have ended a process (F9).
+// identifyCounted is identifyInOrder for messages one of which may have ended a process (F9).
 // Attempts are counted before the program's functions are called, as before a handler, and taken
 // back afterwards. If a message has a count, each gets one, and nothing else of the process is
 // under way meanwhile. Otherwise one count is for all, at the first of them.

@@ -141,8 +141,8 @@ func (req *servedRequest) renderBody(resp *storedResponse, expires *time.Time) (
 var errNoRender = errors.New("idempotency: the answer was stored by reference, and Route.Render is not set")
 
 // goneReply is the reply if the body of the first answer is not there any more, or all of it is
-// erased. Of a refusal the status is left, because 410 says that the request took effect: a relay
-// would count its call as delivered (H15).
+// erased. A refusal keeps its status, because 410 says that the request took effect: a relay would
+// count its call as delivered (H15).
 func goneReply(resp *storedResponse, expires *time.Time) reply {
 	if resp.Status >= http.StatusBadRequest {
 		return reply{mark: Replayed, status: resp.Status, set: resp.Header, added: resp.Added, expires: expires}

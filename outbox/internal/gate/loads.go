@@ -59,8 +59,8 @@ func (l *loads) tenant(tenant string) load {
 
 // room is how many more calls of a tenant may start: each only if the tenant has fewer under way
 // than slots are free. So a tenant that is alone has half of the slots, and two of them leave a
-// quarter, whatever their remotes do. Of a suspect one call is under way at a time, beside those
-// that were abandoned: they take up no more than as many slots as there are (O16, O18).
+// quarter, whatever their remotes do. A suspect has one call under way at a time, beside those that
+// were abandoned: they take up no more than as many slots as there are (O16, O18).
 func (l *loads) room(tenant string, slots int, bounded bool, now time.Time) int {
 	t := l.tenant(tenant)
 	free := slots - l.total
