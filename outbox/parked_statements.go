@@ -73,7 +73,7 @@ const firstOfKey = `(p.order_key is null or not exists (
 // asked of the row as it was: a subselect in RETURNING sees the statement's snapshot. A due time
 // that was written while the clock was ahead counts as past, see onlyonce.is_due (T9).
 //
-// Of a tenant or a prefix with a rate there may be millions of due calls, which setAsideSQL moves a
+// A tenant or a prefix with a rate may have millions of due calls, which setAsideSQL moves a
 // thousand a turn. So if there is a rate, it looks no further than a thousand (O4, O13).
 var pickSQL = newStatement(`
 with t as materialized (

@@ -24,10 +24,10 @@ type Hold struct {
 }
 
 // Hold notes that calls of a tenant wait for a while, or of the sink, for MaxHold at most. With
-// probe it says something of the remote: one call at a time tries afterwards whether it is back,
-// and if calls of several tenants say so, the sink is held too, for sinkHold at most, because the
-// cause may be in the calls (O14). It reports whether they were not held until now, nor a moment
-// ago.
+// probe it concerns the remote: afterwards one call at a time tries whether it is back, and after
+// such holds of several tenants the sink is held too, for sinkHold at most, because the cause may
+// be in the calls (O14). It reports whether the hold is new: they were held neither now nor a
+// moment ago.
 func (g *Gate) Hold(k Key, d time.Duration, probe bool, why string) (first bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

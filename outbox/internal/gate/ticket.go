@@ -109,8 +109,8 @@ func (t *Ticket) Admit(e Entrant) (v Verdict, waitsFor Key) {
 	return v, waitsFor
 }
 
-// mayStart reports whether a call may start with the ticket: none has, and it has had no end. What
-// a call took with another ticket, nobody would give back.
+// mayStart reports whether a call may start with the ticket: none has, and it has had no end.
+// Nobody would give back what a call took with another ticket.
 func (t *Ticket) mayStart() bool {
 	if t.ended || !t.began.IsZero() {
 		t.gate.misused++
