@@ -138,8 +138,8 @@ func (r *StatusReport) findFaults(readOnly bool) []Fault {
 }
 
 // faultsOfParts returns what keeps relays, receivers, endpoints and layers from their work, by
-// their own report, and those that were killed and of which no other one runs. A part that stops in
-// order leaves no row.
+// their own report, and those that were killed if no other one runs. A part that stops in order
+// leaves no row.
 func (r *StatusReport) faultsOfParts() (all []Fault) {
 	type name struct{ part, scope string }
 	alive := map[name]bool{}
@@ -177,9 +177,9 @@ func (r *StatusReport) faultsOfParts() (all []Fault) {
 	return all
 }
 
-// countUndelivered adds to what relays say of a remote how many calls wait for it. Without any
-// there is no fault: the relay does not know that the last one was given up. Of a sink that an
-// operator has paused nothing is sent.
+// countUndelivered adds the number of waiting calls to the relays' reports of a remote. Without any
+// there is no fault: the relay does not know that the last one was given up. A sink that an
+// operator has paused sends nothing.
 func (r *StatusReport) countUndelivered() {
 	r.Faults = slices.DeleteFunc(r.Faults, func(f Fault) bool {
 		return f.Kind == faultRemote &&

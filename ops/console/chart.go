@@ -179,7 +179,7 @@ func (s *status) unsent() *float64 {
 	return &n
 }
 
-// charts are those of the first page. One of which nothing can be seen is left out.
+// charts are those of the first page. One without anything to see is left out.
 func (s *status) charts() []chart {
 	var all []chart
 	value := func(n *float64, text func(float64) string) template.HTML {
