@@ -192,7 +192,7 @@ seams:
 model:
 	$(GO) run ./test/model $(if $(SMALL),-small) $(call flags,ONLY)
 
-# PostgreSQL's major versions that its project maintains, and of Kafka's versions at Maven some, from the oldest that
+# PostgreSQL's maintained major versions, and some of Kafka's versions at Maven, from the oldest that
 # runs without ZooKeeper in production to the latest.
 CELLS := 14 15 16 17 18 kafka-3.3.2 kafka-3.9.1 kafka-4.0.1 kafka-4.3.0 kafka-4.4.0
 
@@ -292,7 +292,7 @@ storm-mixed:
 storm-idle: MESSAGES = 1000
 storm-idle: KILLS = 0
 
-## a failover behind which no message comes; SEED, SOURCE, POLICY
+## a failover after which no message comes; SEED, SOURCE, POLICY
 storm-idle:
 	$(STORM) -failover -idle -patience 30s
 

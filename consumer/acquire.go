@@ -110,7 +110,7 @@ func (w *worker) acquire(ctx context.Context) error {
 		source.ErrOwnershipLost, id.Topic, id.Partition)
 }
 
-// findPartition finds out which topic the partition is of now, and which shard has it.
+// findPartition finds out which topic the partition belongs to now, and which shard has it.
 func (w *worker) findPartition(ctx context.Context) error {
 	id, err := w.p.Identity(ctx)
 	if err != nil {

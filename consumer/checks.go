@@ -123,8 +123,9 @@ const (
 )
 
 // checkOrder finds which messages must wait because an earlier one of their ordering key is parked,
-// also if this transaction parks it. On the optimistic path the server raises if the database has
-// any. A batch with a key that was blocked when it was last asked is not on that path (D4).
+// also if this transaction parks it. On the optimistic path the server raises if there is such a
+// message. A batch with a key that was blocked when the database was last asked is not on that path
+// (D4).
 func (e *engine) checkOrder(ctx context.Context, tx *guard.Tx, p *plan, dispositions []*disposition, askFirst bool) {
 	if e.c.cfg.OnFailure != ParkOrderingKey || p.alreadyParked {
 		return

@@ -22,7 +22,7 @@ delete from onlyonce.done d using held
 // compare compares the messages that are done above the position with the records that were
 // fetched. One that the log does not have halts the partition (C8). If an operator has set the
 // position since it was done, its row says nothing of this log: it is deleted, and the record is
-// handled. Of what may be millions it looks at the offsets that the fetch spans.
+// handled. They may be millions; it looks only at the offsets that the fetch spans.
 func (s *slots) compare(ctx context.Context, got fetchResult) error {
 	before := s.window.Before
 	next := got.Next

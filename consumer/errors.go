@@ -31,8 +31,7 @@ type disposition struct {
 	quiet    bool          // Config.OnParked is not called: see judgeUnanswered
 }
 
-// parks reports whether a row is made of the message. Of others only the position shows that they
-// were there.
+// parks reports whether a row is made of the message. Others leave no trace but the position.
 func (v *disposition) parks() bool { return v.reason != reasonDuplicate && v.reason != reasonSkipped }
 
 func (v *disposition) parkedState() string {
@@ -283,8 +282,8 @@ type hindrance struct {
 func (h *hindrance) Error() string { return h.err.Error() }
 
 // keptOut reports whether the transaction was not let in: a take-over or an operator's command is
-// ahead of it, and waits for other transactions of the owner, perhaps as long as one may last. What
-// gives up here loses nothing by it (T14).
+// ahead of it, and waits for other transactions of the owner, perhaps as long as one may last.
+// Giving up here loses nothing (T14).
 func (h *hindrance) keptOut() bool {
 	failed, is := errors.AsType[*guard.Failure](h.err)
 	return is && failed.Step == stepFence && sqlState(failed) == codeLockTimeout

@@ -32,8 +32,8 @@ func emit[E any](hook func(E), event E) {
 	}
 }
 
-// behindLogged is how often it is logged that messages wait behind parked ones: the line of the
-// parked one has said so, and of a busy key there is one with each message.
+// behindLogged is how often it is logged that messages wait behind parked ones: the parked one's
+// line has said so, and a busy key would log one with each message.
 const behindLogged = time.Minute
 
 func (c *Consumer) emitParked(p ParkedEvent) {

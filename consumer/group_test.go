@@ -32,7 +32,7 @@ func TestF15GroupOfAnotherScopeIsNotJoined(t *testing.T) {
 	err = c.Run(ctx)
 	for _, want := range []string{
 		"not joined",
-		`group "stock" is that of scope "mail/é" in partition ` + r.log.Identity().Topic + `/1`,
+		`group "stock" belongs to scope "mail/é" in partition ` + r.log.Identity().Topic + `/1`,
 		`this consumer has scope "stock"`,
 		"a group of its own",
 		"take the old name back",

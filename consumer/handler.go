@@ -262,8 +262,8 @@ func (call *middlewareCall) from(ctx context.Context, i int) error {
 }
 
 // callApart calls a function of the program in a goroutine of its own, and turns a panic, and the
-// end of that goroutine, into an error. Without it the worker's goroutine would end, which a
-// partition gets anew without end (F9).
+// end of that goroutine, into an error. Without it the worker's goroutine would end, and the
+// partition would get new ones without end (F9).
 func callApart(fn func() error) error {
 	return hook.Apart(func() error { return recoverPanic(fn) })
 }

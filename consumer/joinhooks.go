@@ -8,9 +8,9 @@ import (
 )
 
 // Join returns hooks that call those of h and of b, for example your own and those of package
-// telemetry. Of each pair, h's Start and End enclose b's, and each End gets the context that its
-// own Start returned. The other hooks of h are called before b's. If a hook panics, the other one
-// of that event may not be called.
+// telemetry. h's Start and End enclose b's, and each End gets the context that its own Start
+// returned. The other hooks of h are called before b's. If a hook panics, the other one of that
+// event may not be called.
 func (h Hooks) Join(b Hooks) Hooks {
 	attempt := joinSteps(h.AttemptStart, h.AttemptEnd, b.AttemptStart, b.AttemptEnd)
 	handle := joinSteps(h.HandleStart, h.HandleEnd, b.HandleStart, b.HandleEnd)

@@ -67,8 +67,8 @@ returning p.id,
 
 // settleParkedSQL is the fence of an attempt at a parked row; see the function's comment in the
 // migration. In: cursor, epoch, nonce, row, attempt, key, fingerprint, the three timeouts; the
-// message's offset. If another message has the row's id by now, it asks for row 0, which there is
-// not: OO001.
+// message's offset. If another message has the row's id by now, it asks for row 0, which does not
+// exist: OO001.
 //
 // The message is compared because a failover may lose the row while its handler runs (O3). The
 // server then gives the id to another message, which has been attempted as often by now.
@@ -303,8 +303,8 @@ func (f *rowFence) queue(tx *guard.Tx) {
 	}
 }
 
-// explain takes a row that does not settle for one that is: by an attempt whose answer was lost, by
-// an operator, or by the next owner, whom the next statement of this one meets.
+// explain takes a row that does not settle as settled: by an attempt whose answer was lost, by an
+// operator, or by the next owner, whom this owner's next statement meets.
 func (f *rowFence) explain(_ context.Context, err error) error {
 	if errors.Is(err, errFenced) {
 		return nil

@@ -18,7 +18,7 @@ type preparedContext struct {
 func (c preparedContext) Value(key any) any { return c.values.Value(key) }
 
 // prepare calls Config.Prepare for the messages of a plan, before its transaction, and returns the
-// context for the handlers. Errors are as of a handler (T10). If Prepare hangs, its goroutine is
+// context for the handlers. Errors count as the handler's (T10). If Prepare hangs, its goroutine is
 // left to it, and the engine's next attempt begins another one.
 func (e *engine) prepare(work context.Context, p *plan) (context.Context, error) {
 	cfg := &e.c.cfg

@@ -189,8 +189,8 @@ func (c *Consumer) presentFaults(group, handlers *ready.Link) []presence.Fault {
 	return found
 }
 
-// faultText describes the error of a fault. A handler's error may quote the message, so of that it
-// has only the SQLSTATE (S3).
+// faultText describes the error of a fault. A handler's error may quote the message, so only its
+// SQLSTATE is given (S3).
 func faultText(kind string, err error) string {
 	if kind != faultApply && !errors.As(err, new(*handlerFailure)) {
 		return codec.TextUpTo(err.Error(), 256)

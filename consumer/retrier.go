@@ -135,8 +135,8 @@ func (r *retrier) isDue() bool { return !r.dueAt.IsZero() && !time.Now().Before(
 // here; otherwise an operator has redriven them.
 func (r *retrier) countsForBrake() bool { return r.c.cfg.OnFailure == ParkOrderingKey }
 
-// promotions are the ordering keys of which the first blocked message may be due. The worker and
-// the retrier add keys, and the retrier takes them.
+// promotions are the ordering keys whose first blocked message may be due. The worker and the
+// retrier add keys, and the retrier takes them.
 type promotions struct {
 	mu         sync.Mutex
 	keys       map[pgtype.UUID]struct{}
@@ -180,7 +180,7 @@ func (p *promotions) allPromoted() {
 	p.promotedAt = time.Now()
 }
 
-// promoteAllSoon is for transactions of which it is not known what they parked.
+// promoteAllSoon is for transactions that may have parked anything.
 func (r *retrier) promoteAllSoon() {
 	r.promotions.addAll()
 	r.wakeUp()

@@ -54,8 +54,8 @@ func newConsumer(source Source, handler Handler, cfg Config) *Consumer {
 	return c
 }
 
-// complete checks a Consumer and completes all but its databases, of which fault is the fault. The
-// pool is nil if there are several.
+// complete checks a Consumer and completes all but its databases, whose fault is fault. The pool is
+// nil if there are several.
 func (c *Consumer) complete(pool *pgxpool.Pool, fault error) error {
 	source := c.source
 	faults := []error{c.cfg.faults(c.events)}

@@ -108,7 +108,7 @@ func (t *tries) hindered(ctx context.Context, err error) error {
 	return err
 }
 
-// identifyCounted is identifyInOrder for messages of which one may have ended a process (F9).
+// identifyCounted is identifyInOrder for messages one of which may have ended a process (F9).
 // Attempts are counted before the program's functions are called, as before a handler, and taken
 // back afterwards. If a message has a count, each gets one, and nothing else of the process is
 // under way meanwhile. Otherwise one count is for all, at the first of them.
@@ -149,8 +149,8 @@ func (ap *applier) identifyPart(ctx context.Context, part []*Message, exclusive 
 // count, and how many before this one have had no answer; or no row if the cursor has another
 // owner. The lock on the lease keeps a suspended process from counting after it was replaced.
 //
-// It deletes the counts of messages below the position, unless another transaction has one in its
-// hands. By the primary keys.
+// It deletes the counts of messages below the position, unless another transaction has locked one.
+// By the primary keys.
 const countAttemptSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share),
 passed as (
@@ -234,8 +234,8 @@ func (ap *applier) changeCount(failed, sql string, offset int64, args ...any) (d
 	return err == nil
 }
 
-// giveUpIdentifying makes a message one without an id, if also the attempt to park it as crashed
-// has ended the process: that calls no handler, only what finds its id (F9).
+// giveUpIdentifying makes a message count as one without an id, if even the attempt to park it as
+// crashed has ended the process: that calls no handler, only what finds its id (F9).
 func (ap *applier) giveUpIdentifying(m *Message, n count) {
 	parking := ap.c.cfg.MaxAttempts + 1
 	if ap.c.cfg.OnParked != nil {

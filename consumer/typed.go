@@ -99,7 +99,7 @@ func JSON[T any](_ context.Context, m *Message) (value T, err error) {
 	return value, err
 }
 
-// decodeJSON is JSON without the look whether T has any of the members.
+// decodeJSON is JSON without the check whether T has any of the members.
 func decodeJSON[T any](m *Message) (value T, err error) {
 	switch trimmed := bytes.TrimSpace(m.Value); {
 	case len(trimmed) == 0:

@@ -122,8 +122,8 @@ func (w *worker) reportHalt(ctx context.Context, halt *HaltError) {
 	}
 }
 
-// haltGap halts because the log begins above the position. Only if the log once held the position,
-// it is certain that retention has passed it, or that an operator has deleted records. Any other
+// haltGap halts because the log begins above the position. Only if the log once held the position
+// is it certain that retention has passed it, or that an operator has deleted records. Any other
 // position may have been set to an offset that the log did not reach, for example by the group's
 // committed offset, a replay or cursor adopt (F6).
 func (w *worker) haltGap(start int64) *HaltError {

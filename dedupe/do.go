@@ -79,8 +79,8 @@ type Timeouts struct {
 	// Statement bounds each statement (statement_timeout). Defaults to 30 s.
 	Statement time.Duration
 	// Idle ends the transaction if its function or handler sends no statement for so long
-	// (idle_in_transaction_session_timeout). It also bounds for how long a process that was
-	// suspended keeps its locks. Defaults to 60 s.
+	// (idle_in_transaction_session_timeout). It also bounds how long a process that was suspended
+	// keeps its locks. Defaults to 60 s.
 	Idle time.Duration
 	// Commit bounds COMMIT and ROLLBACK, which the end of the caller's context does not cut short.
 	// After it the outcome is unknown until the next attempt learns it. Defaults to 15 s.

@@ -25,7 +25,7 @@ func Final(r *http.Request) { decide(r, decidedFinal) }
 // instead.
 func Transient(r *http.Request) { decide(r, decidedTransient) }
 
-// decide notes what a handler has decided about its answer (H27).
+// decide records the handler's decision about its answer (H27).
 func decide(r *http.Request, d decision) {
 	run, ok := r.Context().Value(runKey{}).(*handlerRun)
 	if !ok {

@@ -5,14 +5,14 @@ import "encoding/hex"
 // derivedPrefix begins each derived key. No client can send it, because a key is printable (H4).
 const derivedPrefix = "\x00derived "
 
-// derivesKey reports whether a request of this scope that has no key gets a derived one. Nobody's
-// request does not: two strangers who send the same would get one answer (H34).
+// derivesKey reports whether a request of this scope that has no key gets a derived one. A request
+// without an owner gets none: two strangers who send the same would get one answer (H34).
 func (rh *routeHandler) derivesKey(scope Scope) bool {
 	return rh.route.DeriveKeyFor > 0 && scope != Scope{}
 }
 
-// deriveKey makes the request's key of what makes two requests equal, which the fingerprint covers.
-// It is the keyed hash: the record's id, which is made of it, gives nothing away.
+// deriveKey makes the request's key from the fingerprint's subject, so that equal requests share
+// it. It is the keyed hash: the record's id, which is made of it, gives nothing away.
 func (req *servedRequest) deriveKey() error {
 	sum, err := req.handler.layer.fingerprints.sum(&req.subject)
 	if err != nil {
@@ -24,7 +24,7 @@ func (req *servedRequest) deriveKey() error {
 	return nil
 }
 
-// outcome returns what an answer says of the request.
+// outcome returns the outcome that an answer reports.
 func (req *servedRequest) outcome(rep reply) ServeOutcome {
 	if req.derived && (rep.mark == Created || rep.mark == Replayed) {
 		return Derived

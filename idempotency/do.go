@@ -139,7 +139,7 @@ func (d *Doer) check(scope Scope, key string) error {
 	return nil
 }
 
-// newCall makes the request that stands for a call (H25).
+// newCall makes the request that represents a call (H25).
 func (d *Doer) newCall(ctx context.Context, scope Scope, key string, asked []byte) *servedRequest {
 	req := &servedRequest{
 		handler: d.handler,

@@ -64,7 +64,7 @@ const (
 	Replayed   ServeOutcome = "replayed"    // the answer is the stored one
 	InProgress ServeOutcome = "in-progress" // a request with the key is running, or its outcome is not known yet
 	Mismatch   ServeOutcome = "mismatch"    // the key was used for another request
-	// as Created and Replayed, of a request whose key the layer has derived: see Route.DeriveKeyFor
+	// as Created and Replayed, with a key that the layer has derived: see Route.DeriveKeyFor
 	Derived ServeOutcome = "derived"
 	// the handler ran without protection: no key and none required, or another method
 	Bypassed ServeOutcome = "bypassed"

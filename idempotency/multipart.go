@@ -12,13 +12,13 @@ const maxParts = 1000
 
 // multipartParts divides a multipart body at its boundary, which clients choose at random each time
 // they build a form (H7). Two bodies with equal parts, headers and contents byte by byte, are the
-// same in any reader's eyes, whatever their boundaries, if the dividing line stands nowhere but
-// between the parts. So ok is false, and the body is compared as bytes, unless it has the plain
-// form that clients send:
+// same in any reader's eyes, whatever their boundaries, if the dividing line occurs only between
+// the parts. So ok is false, and the body is compared as bytes, unless it has the plain form that
+// clients send:
 //
 //	--boundary CR LF part CR LF --boundary CR LF part CR LF --boundary--
 //
-// A CR LF may follow. No dashes with the boundary may stand within a part, not even in the middle
+// A CR LF may follow. No dashes with the boundary may occur within a part, not even in the middle
 // of a line, because some readers would divide it there. media is the Content-Type without the
 // boundary.
 func multipartParts(contentType string, body []byte) (media string, parts [][]byte, ok bool) {

@@ -126,7 +126,7 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 	return all, nil
 }
 
-// checkOperationConns notes a pool that as many operations could use up.
+// checkOperationConns notes a pool that so many operations could use up.
 func (l *Layer) checkOperationConns(faults *fields.List, partitions int) {
 	check := func(whose string, pool *primary.Pool) {
 		if most := pool.MaxConns(); most < partitions+preflight.SparedConns {

@@ -32,7 +32,7 @@ const (
 	ProfileUCP
 )
 
-// profileTTL is for how long both conventions have answers kept, at least.
+// profileTTL is how long both conventions keep answers, at least.
 const profileTTL = 24 * time.Hour
 
 // setConfig sets what a profile asks of all routes.

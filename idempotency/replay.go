@@ -25,8 +25,8 @@ func (req *servedRequest) replyFromCache() (reply, bool) {
 }
 
 // cacheRecord puts a record that was read from the database into the cache, after the answer. A
-// record that was just committed is not put: most are never asked for again, and its connection
-// would have to be asked for its timeline.
+// record that was just committed is not put: most are never asked for again, and the timeline would
+// take another query.
 func (req *servedRequest) cacheRecord(r *storedRecord, resp *storedResponse) {
 	l := req.layer
 	if l.cache == nil || r.expires == nil {
@@ -140,9 +140,9 @@ func (req *servedRequest) renderBody(resp *storedResponse, expires *time.Time) (
 // errNoRender is returned for a stored reference if the route has no Render any more.
 var errNoRender = errors.New("idempotency: the answer was stored by reference, and Route.Render is not set")
 
-// goneReply is the reply if the body of the first answer is not there any more, or all of it is
-// erased. Of a refusal the status is left, because 410 says that the request took effect: a relay
-// would count its call as delivered (H15).
+// goneReply is the reply if the body of the first answer is gone, or all of the answer is erased. A
+// refusal keeps its status, because 410 says that the request took effect: a relay would count its
+// call as delivered (H15).
 func goneReply(resp *storedResponse, expires *time.Time) reply {
 	if resp.Status >= http.StatusBadRequest {
 		return reply{mark: Replayed, status: resp.Status, set: resp.Header, added: resp.Added, expires: expires}

@@ -28,7 +28,7 @@ const (
 //
 // A layer of several databases does this in each. It ends if one of them fails (H20).
 //
-// What it returns it has logged too: often it runs in a goroutine whose error nobody reads.
+// It has logged the error that it returns: often it runs in a goroutine whose error nobody reads.
 func (l *Layer) Run(ctx context.Context) error {
 	if l.shards != nil {
 		return process.Together(ctx, l.shards, func(ctx context.Context, one *Layer) error { return one.Run(ctx) })
@@ -96,8 +96,8 @@ func (l *Layer) run(ctx context.Context) error {
 	}
 }
 
-// reporter reports the layer (S3). That it runs is all that it says: a fault of the database is
-// seen by each request, and a wrong secret ends Run.
+// reporter reports the layer (S3). It says only that the layer runs: each request sees a fault of
+// the database, and a wrong secret ends Run.
 func (l *Layer) reporter() *presence.Reporter {
 	return &presence.Reporter{
 		Pool:   l.pool,
@@ -127,8 +127,8 @@ func (l *Layer) Ready() error {
 }
 
 // purge deletes a batch, and reports whether there may be more. While records are still to be
-// looked at, it deletes none: of those that seem to have expired, it would pass over the same ones
-// each time. A look keeps a record from its expiry, or finds that it may expire (H31, T13).
+// looked at, it deletes none: it would pass over the same ones each time. A look keeps a record
+// from its expiry, or finds that it may expire (H31, T13).
 func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.Timeouts.Statement)
 	defer cancel()

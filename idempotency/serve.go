@@ -73,8 +73,8 @@ func (req *servedRequest) newRecorder(limit int) *recorder {
 	return newRecorderOver(limit, req.w.Header())
 }
 
-// bodyLimit returns how long an answer may be while its handler runs. Whether one that is longer
-// than Route.MaxResponse is sent is decided afterwards.
+// bodyLimit returns how long an answer may be while its handler runs. One that is longer than
+// Route.MaxResponse is judged afterwards.
 func (req *servedRequest) bodyLimit() int {
 	route := &req.handler.route
 	unbounded := route.DiscardBody || route.AllowLargeOnce || route.Render != nil

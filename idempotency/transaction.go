@@ -96,8 +96,8 @@ func (run *handlerRun) beginLeasedTx(ctx context.Context) error {
 	return nil
 }
 
-// isolation returns the level of the transaction. If that is the server's setting, the layer asks
-// for it once.
+// isolation returns the level of the transaction. If the route leaves it to the server, the layer
+// asks for it once.
 func (run *handlerRun) isolation(ctx context.Context) (level pgx.TxIsoLevel, err error) {
 	if level = run.handler.route.Isolation; level != "" {
 		return level, nil

@@ -84,7 +84,7 @@ func (txHolder) fate(run *handlerRun, sent time.Time) (fate, *time.Time) {
 }
 
 // fateByRecord is the fate of a COMMIT after which there was a record. If it is gone, it has
-// expired since: whose it was is not known, and the next look decides by the time that has passed.
+// expired since: its owner is unknown, and the next look decides by the time that has passed.
 func (req *servedRequest) fateByRecord(rec *storedRecord) (fate, *time.Time) {
 	switch {
 	case rec == nil:

@@ -29,8 +29,8 @@ select exists (
 // unsentSQL returns one row: whether calls wait for a relay that has not begun.
 const unsentSQL = `select exists (select from onlyonce.batches) and not exists (select from onlyonce.sinks)`
 
-// unbegunSQL returns one row: a topic with events, of which no consumer has begun to read, or null.
-// $1 topics.
+// unbegunSQL returns one row: a topic with events that no consumer has begun to read, or null. $1
+// topics.
 const unbegunSQL = `
 select min(s.topic) from onlyonce.event_log l join onlyonce.streams s on s.id = l.stream
  where s.topic = any ($1::text[]) and not exists (select from onlyonce.cursors c where c.topic = s.topic)`

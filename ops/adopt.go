@@ -121,8 +121,8 @@ type CursorChange struct {
 	After     *Cursor `json:"after,omitempty"`     // nil: see Partitions
 	Skipped   *int64  `json:"skipped,omitempty"`   // of an adoption; nil: not known
 	Repeated  *int64  `json:"repeated,omitempty"`  // of an adoption; nil: not known
-	// Parked is how many messages are parked and not settled: of a retirement all of the
-	// partition's, of an adoption those from a lower position on. They are not handled again, and
+	// Parked is how many messages are parked and not settled: for a retirement all of the
+	// partition's, for an adoption those from a lower position on. They are not handled again, and
 	// wait as before.
 	Parked *int64 `json:"parked,omitempty"`
 	// From is what came with the position from another database. Nil: it did not move here.

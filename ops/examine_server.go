@@ -262,8 +262,8 @@ func (d *examiner) address(_ context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// usedSQL counts the connections to the server, and of those the ones to this database. One row.
-// pg_stat_activity would not do: without pg_read_all_stats it shows a login only what its own are.
+// usedSQL counts the connections to the server, and those to this database. One row.
+// pg_stat_activity would not do: without pg_read_all_stats it shows a login only its own.
 const usedSQL = `
 select coalesce(sum(numbackends), 0)::int,
        coalesce(max(numbackends) filter (where datname = current_database()), 0)::int

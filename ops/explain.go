@@ -355,7 +355,7 @@ func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, q ExplainQuestion) erro
 }
 
 // readScopes reads the scopes there are, unless the question's scope is one of them or something is
-// stored. Any scope may be one of dedupe.Claim, of which no row says that it exists.
+// stored. Any scope may be one of dedupe.Claim, which has no row.
 func (r *KeyReport) readScopes(ctx context.Context, tx pgx.Tx) error {
 	found := r.Request != nil || len(r.Claims)+len(r.Webhooks)+len(r.Call)+len(r.Parked) > 0
 	if found || r.Of == nil || strings.HasPrefix(r.Of.Scope, "http ") {

@@ -138,7 +138,7 @@ func (r *KeyReport) readEvents(ctx context.Context, tx pgx.Tx, limit time.Durati
 	return err
 }
 
-// findAside looks for an id of which nothing is stored but what was set aside, and returns the
+// findAside looks for an id that is stored only in rows that were set aside, and returns the
 // question about the scope in which that was; nil: nothing was.
 func (r *KeyReport) findAside(ctx context.Context, tx pgx.Tx, q ExplainQuestion) (*ExplainQuestion, error) {
 	if err := r.readAside(ctx, tx, q); err != nil || len(r.Parked) == 0 {
@@ -150,8 +150,8 @@ func (r *KeyReport) findAside(ctx context.Context, tx pgx.Tx, q ExplainQuestion)
 	return &q, nil
 }
 
-// withoutReaders leaves out the consumers of a stream of which the receiver is found too: what they
-// have parked is the receiver's event.
+// withoutReaders leaves out the consumers of a stream whose receiver is found too: what they have
+// parked is the receiver's event.
 func withoutReaders(found []ExplainQuestion) []ExplainQuestion {
 	streams := map[string]bool{}
 	for _, q := range found {

@@ -9,12 +9,12 @@ import (
 	"github.com/onlyonce/onlyonce/internal/reports"
 )
 
-// mostScopes is in how many scopes an id is looked for.
+// mostScopes is how many scopes are searched for an id.
 const mostScopes = 100
 
-// knownScopesSQL lists the scopes of consumers, of webhook endpoints and of queues. In: how
-// many; what begins the scopes of endpoints, and their streams; the same of queues. Reads the rows
-// of scopes, cursors, endpoints and streams, of which there are few.
+// knownScopesSQL lists the scopes of consumers, of webhook endpoints and of queues. In: how many;
+// the prefixes of endpoints' scopes and of their streams; the same for queues. Reads the rows of
+// scopes, cursors, endpoints and streams, of which there are few.
 const knownScopesSQL = `
 select scope from onlyonce.scopes
 union select scope from onlyonce.cursors

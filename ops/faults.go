@@ -54,7 +54,7 @@ type Fault struct {
 	Oldest float64 `json:"oldest,omitempty" doc:"seconds since the oldest of them was enqueued"`
 }
 
-// unownedAfter is for how many seconds a partition may have no owner: it changes hands.
+// unownedAfter is how many seconds a partition may have no owner: it changes hands.
 const unownedAfter = 5
 
 // findFaults adds up what living processes report, by scope, kind and topic, and adds what only
@@ -140,8 +140,8 @@ func (r *StatusReport) findFaults(readOnly bool) []Fault {
 }
 
 // faultsOfParts returns what keeps relays, receivers, endpoints and layers from their work, by
-// their own report, and those that were killed and of which no other one runs. A part that stops in
-// order leaves no row.
+// their own report, and those that were killed if no other one runs. A part that stops in order
+// leaves no row.
 func (r *StatusReport) faultsOfParts() (all []Fault) {
 	type name struct{ part, scope string }
 	alive := map[name]bool{}
@@ -179,9 +179,9 @@ func (r *StatusReport) faultsOfParts() (all []Fault) {
 	return all
 }
 
-// countUndelivered adds to what relays say of a remote how many calls wait for it. Without any
-// there is no fault: the relay does not know that the last one was given up. Of a sink that an
-// operator has paused nothing is sent.
+// countUndelivered adds the number of waiting calls to the relays' reports of a remote. Without any
+// there is no fault: the relay does not know that the last one was given up. A sink that an
+// operator has paused sends nothing.
 func (r *StatusReport) countUndelivered() {
 	r.Faults = slices.DeleteFunc(r.Faults, func(f Fault) bool {
 		return f.Kind == faultRemote &&
@@ -206,8 +206,8 @@ func (r *StatusReport) countUndelivered() {
 	}
 }
 
-// unownedFor returns for how many seconds a partition has had no owner: since its owner released
-// it, or reported for the last time. Nil: it has one, which may not have reported it yet.
+// unownedFor returns how many seconds a partition has had no owner: since its owner released it, or
+// reported for the last time. Nil: it has one, which may not have reported it yet.
 func (r *StatusReport) unownedFor(c *Cursor) *float64 {
 	age := c.ReleasedAge
 	for i := range r.Owners {

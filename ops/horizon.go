@@ -21,9 +21,9 @@ select name as ring, extract(epoch from horizon)::float8 as was
 	setHorizonSQL  = `update onlyonce.rings set horizon = make_interval(secs => $2::float8) where name = $1`
 )
 
-// keepTooOldSQL keeps what is too old in the scopes of a ring, before its horizon is changed: keys
-// that are forgotten by now were forgotten under the old one (K9). In: ring. Reads and locks the
-// rows of its scopes.
+// keepTooOldSQL keeps the bound of too old ids in the scopes of a ring, before its horizon is
+// changed: keys that are forgotten by now were forgotten under the old one (K9). In: ring. Reads
+// and locks the rows of its scopes.
 const keepTooOldSQL = `
 update onlyonce.scopes s set too_old = greatest(s.too_old, onlyonce.too_old(s.scope))
  where $1 in (onlyonce.class_ring(s.class), onlyonce.class_ring(s.class_before))`

@@ -135,7 +135,7 @@ func needOfHalt(g []livingPartition) Need {
 	return n
 }
 
-// ignoredWithin is for how long an ignored offset is shown: the process may own the partition for
+// ignoredWithin is how long an ignored offset is shown: the process may own the partition for
 // months.
 const ignoredWithin = time.Hour
 

@@ -77,8 +77,8 @@ func TestS6SequencesAreNamedAndRaised(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, text := range []string{
-		"leases_id_seq stands at 0, and 5",
-		"audit_id_seq stands at 0, and 9",
+		"leases_id_seq is at 0, and 5",
+		"audit_id_seq is at 0, and 9",
 		"standard_keys_version",
 		"outbox rebase",
 	} {

@@ -29,7 +29,7 @@ var forgetRequestsSQL = []string{
 }
 
 // leaseRequestsSQL gives the requests that are not completed a lease that has ended, so that the
-// next request takes them over. In: tenant, what begins the names of requests' leases.
+// next request takes them over. In: tenant, the prefix of the names of requests' leases.
 const leaseRequestsSQL = `
 with leased as (
   insert into onlyonce.leases as l (name, epoch, until)

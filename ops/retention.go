@@ -30,9 +30,9 @@ type RetentionInput struct {
 	// bodies, for what settled parked rows hold: body, headers, error and answer.
 	Of string
 
-	// Keep is for how long rows are kept, unless Forever is set. At least a day; of webhook_objects
-	// at least 30 days and twice the horizon of ring standard_keys. Of bodies it must be 0: they
-	// are erased when their row is settled.
+	// Keep is how long rows are kept, unless Forever is set. At least a day; of webhook_objects at
+	// least 30 days and twice the horizon of ring standard_keys. Of bodies it must be 0: they are
+	// erased when their row is settled.
 	Keep time.Duration
 
 	// Forever keeps the rows, and bodies for as long as their rows. Keep must then be 0. Defaults

@@ -5,8 +5,9 @@ import (
 	"sync"
 )
 
-// captures notices that RelayConfig.Complete is set although no call asks for its answer: orders
-// would stay as they are, without a word. It is one for all sinks of a relay, because Complete is.
+// captures notices that RelayConfig.Complete is set although no call asks for its answer: it would
+// never be called, and nothing would report that. It is one for all sinks of a relay, because
+// Complete is.
 type captures struct {
 	log *slog.Logger
 

@@ -109,9 +109,9 @@ type RelayConfig struct {
 
 	// WaitFor names standbys, by their application_name. A call goes out only after they have
 	// flushed the commit of its work, so a failover to one of them does not undo that work. While
-	// one of them is away, no calls are sent. Each name must be of one standby: of two it waits for
-	// either. It needs the rights of pg_monitor. Defaults to none: a failover may undo work whose
-	// calls went out.
+	// one of them is away, no calls are sent. Each name must belong to one standby: if two have it,
+	// the relay waits for either. It needs the rights of pg_monitor. Defaults to none: a failover
+	// may undo work whose calls went out.
 	WaitFor []string
 
 	// Sealer opens the bodies of calls that were sealed. Required if calls are sealed.

@@ -35,7 +35,7 @@ func (s *relaySink) decide(a *callAttempt) disposition {
 			due:    true,
 			delay:  a.notBeforeIn - time.Since(a.readAt),
 		}
-	case attemptRated: // never by its due time, but when the rate has a permit for it
+	case attemptRated: // not by its due time, but when the rate has a permit for it
 		return disposition{state: parked.Retrying, reason: parked.Rate, open: !a.noneOpen, uncounted: true}
 	case attemptWaiting:
 		d := disposition{state: parked.Retrying, reason: parked.Cut, open: !a.noneOpen, due: true, uncounted: true}

@@ -163,7 +163,7 @@ func (h Hooks) guarded(log *slog.Logger) Hooks {
 	}
 }
 
-// emitter calls the hooks and writes the log. Of a call it logs only the row, key, name and stored
+// emitter calls the hooks and writes the log. It logs only a call's row, key, name and stored
 // reason.
 type emitter struct {
 	hooks Hooks

@@ -32,10 +32,10 @@ select l.id, $1, n.n::smallint
     select e.id from onlyonce.leases e where e.name = n.name offset 0) l
 on conflict do nothing`
 
-// pollLanesSQL reads the state of a sink's lanes. In: sink; what begins the names of the leases of
-// relays that list it, and of no others (S5): these are counted to share the lanes out. Out: one
-// row: how many relays list the sink; whether an operator paused it; lanes that no relay holds, in
-// random order. By the unique names of leases, of which requests may have millions (T13).
+// pollLanesSQL reads the state of a sink's lanes. In: sink; the prefix of the lease names of relays
+// that list it, and of no others (S5): these are counted to share the lanes out. Out: one row: how
+// many relays list the sink; whether an operator paused it; lanes that no relay holds, in random
+// order. By the unique names of leases, of which requests may have millions (T13).
 const pollLanesSQL = `
 select (select count(*)
           from onlyonce.leases

@@ -396,7 +396,7 @@ func (c *laneCalls) openBody(a *callAttempt) bool {
 
 // completeSQL is the fence of a completion; see the function's comment in the migration. It settles
 // the call's row, so that the completion's writes commit once, together with that. If another call
-// has the row's id by now (see settleSQL), it asks for row 0, which there is not: OO001 (O3).
+// has the row's id by now (see settleSQL), it asks for row 0, which does not exist: OO001 (O3).
 var completeSQL = newStatement(`
 select onlyonce.settle(
   cursor_id => @lease,

@@ -67,13 +67,13 @@ const firstOfKey = `(p.order_key is null or not exists (
 // ordering key is unsettled. A call that waited for a rate keeps that rate's name and its place
 // until it is settled: it may turn out to count for another one by now, and then waits for that.
 //
-// The age of a call of which no attempt is open here counts from when it was parked, if the
-// database has lost a history since in which one may have been (O6), unless a person has closed it
-// (reason failed). Whether an earlier attempt is open, and whether one can have reached the remote,
-// is asked of the row as it was: a subselect in RETURNING sees the statement's snapshot.
-// A due time that was written while the clock was ahead counts as past, see onlyonce.is_due (T9).
+// The age of a call without an open attempt here counts from when it was parked, if the database
+// has since lost a history that may have had one (O6), unless a person has closed it (reason
+// failed). Whether an earlier attempt is open, and whether one can have reached the remote, is
+// asked of the row as it was: a subselect in RETURNING sees the statement's snapshot. A due time
+// that was written while the clock was ahead counts as past, see onlyonce.is_due (T9).
 //
-// Of a tenant or a prefix with a rate there may be millions of due calls, which setAsideSQL moves a
+// A tenant or a prefix with a rate may have millions of due calls, which setAsideSQL moves a
 // thousand a turn. So if there is a rate, it looks no further than a thousand (O4, O13).
 var pickSQL = newStatement(`
 with t as materialized (

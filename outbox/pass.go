@@ -232,7 +232,7 @@ func (p *lanePass) startRows(tickets []*gate.Ticket) {
 	p.calls.start(calls...)
 }
 
-// lookForRoom is how often a lane looks whether its next call may start that waits where it is.
+// lookForRoom is how often a lane checks whether its waiting next call may start.
 const lookForRoom = 10 * time.Millisecond
 
 // waitsForRoom reports whether the next call of the chunk waits where it is, until others of its

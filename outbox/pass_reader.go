@@ -84,7 +84,7 @@ const passRefs = `(
 // The database may have lost a history since, in which the message may have been handled or the
 // call read. Then it is the time of the message or of the batch. If the message is handled again
 // and its time is not known, neither is the age: it counts from the year 2000, before every window
-// (O6). Of a call r of the log and its lane a.
+// (O6). r is the call in the log, and a its lane.
 const (
 	historyLost = `(r.redo
         or coalesce(r.origin_time < a.history_at, false)

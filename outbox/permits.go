@@ -27,8 +27,8 @@ select calls_of, granted, wait, share from onlyonce.take_permits(
   wants => @wants
 )`)
 
-// leaveSharesSQL gives back what a relay may have under way, but for some calls. In: sink, relay,
-// whose.
+// leaveSharesSQL gives back what a relay may have under way, except for some calls. In: sink,
+// relay, whose.
 const leaveSharesSQL = `delete from onlyonce.shares where sink = $1 and relay = $2 and calls_of <> all ($3)`
 
 // holdSQL notes that calls of a tenant or of the sink wait. In: sink; arrays of one length: whose,
@@ -44,10 +44,9 @@ on conflict (sink, calls_of) do update
                         else excluded.held_until end,
       held_why = excluded.held_why`
 
-// configureRatesSQL writes the rates of a sink that a relay is configured with, and forgets those
-// that it is not. In: sink; arrays of one length: whose calls, the stored form of a prefix (0: it
-// is none), rates, calls under way (0: no limit). By the primary key; it locks no row that stays as
-// it is.
+// configureRatesSQL writes the rates of a sink that a relay is configured with, and clears the
+// others. In: sink; arrays of one length: whose calls, the stored form of a prefix (0: it is none),
+// rates, calls under way (0: no limit). By the primary key; it locks no row that stays as it is.
 const configureRatesSQL = `
 with c as materialized (
   select calls_of, nullif(prefix, 0) as prefix, nullif(rate, 0) as rate, nullif(in_flight, 0) as in_flight
@@ -236,8 +235,8 @@ func (s *relaySink) writeHolds(ctx context.Context) error {
 	return nil
 }
 
-// leaveShares gives back what this relay may have under way, unless calls are: a sink may not have
-// returned them. If that fails, it ends by itself.
+// leaveShares gives back what this relay may have under way, except for calls that are: a sink may
+// not have returned them. If that fails, it ends by itself.
 func (s *relaySink) leaveShares(ctx context.Context) {
 	asked, busy := s.gate.AskedForShares()
 	if !asked {

@@ -31,10 +31,9 @@ type Rate struct {
 	Tenant string
 
 	// EachTenant limits the calls of each tenant that has no rate of its own, separately, so that
-	// no tenant has to be named: of a tenant with 100,000 calls only some are under way, and those
-	// of others need not wait for them. What is over the rate is copied once. Calls without a
-	// tenant are not limited by it. Tenant and OrderingKeyPrefix must be empty then. Defaults to
-	// false.
+	// no tenant has to be named: a tenant with 100,000 calls has only some under way, and those of
+	// others need not wait for them. What is over the rate is copied once. Calls without a tenant
+	// are not limited by it. Tenant and OrderingKeyPrefix must be empty then. Defaults to false.
 	EachTenant bool
 
 	// OrderingKeyPrefix limits only calls whose Call.OrderingKey begins with it, of any tenant. It

@@ -140,8 +140,8 @@ func (b *refusals) refused(of, reason string) bool {
 	return true
 }
 
-// countsForSink reports whether a refusal counts for the sink. Of a tenant one does among as many
-// as the brake considers: so the refusals of one customer do not hold up the others.
+// countsForSink reports whether a refusal counts for the sink. Those of one tenant count once among
+// as many as the brake considers: so the refusals of one customer do not hold up the others.
 func (b *refusals) countsForSink(tenant string) bool {
 	if tenant != "" {
 		at, before := b.last[tenant]

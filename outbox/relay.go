@@ -74,7 +74,7 @@ func (r *Relay) Wake() {
 	}
 }
 
-// askRemotes logs what the sinks' remotes say that calls may be lost by.
+// askRemotes logs the warnings of the sinks' remotes that calls may be lost.
 func (r *Relay) askRemotes(ctx context.Context) {
 	for _, sink := range r.cfg.Sinks {
 		p, is := sink.(Preflighter)

@@ -22,7 +22,7 @@ import (
 const maxRetryAfter = gate.MaxHold
 
 // relaySink is what the sender of a sink shares with the sink's lanes. It does not change while the
-// relay runs, but for its gate and its halts.
+// relay runs, except its gate and its halts.
 type relaySink struct {
 	cfg         RelayConfig
 	pool        *primary.Pool

@@ -12,18 +12,18 @@ import (
 )
 
 const (
-	// remoteFailures is after how many attempts in a row without a final answer the remote counts
-	// as down. One call that fails, among others, is no fault of the remote's.
+	// remoteFailures is how many attempts in a row without a final answer make the remote count as
+	// down. One call that fails, among others, is no fault of the remote's.
 	remoteFailures = 3
-	// remoteFailsFor is for how long they have to go on: what is over after that is no outage.
+	// remoteFailsFor is how long they have to go on: what is over before that is no outage.
 	remoteFailsFor = 5 * time.Second
-	// remoteTenants is of how many tenants they are: the calls of two may be one person's, as for
-	// [RetryAuto]. After remoteAlone it counts whosever they are.
+	// remoteTenants is how many tenants they must belong to: two may be one person's, as for
+	// [RetryAuto]. After remoteAlone the calls of fewer count too.
 	remoteTenants = 3
 	remoteAlone   = time.Minute
-	// remoteSilence is for how long a call may be under way until that is said.
+	// remoteSilence is how long a call may be under way before that is reported.
 	remoteSilence = 10 * time.Second
-	// remoteDownFor is after how long Healthy says that the remote is down.
+	// remoteDownFor is how long the remote is down before Healthy says so.
 	remoteDownFor = time.Minute
 	// remoteLogged is how often calls that were not delivered are logged.
 	remoteLogged = 30 * time.Second
@@ -34,7 +34,8 @@ const (
 type remoteHealth struct {
 	sink string
 	log  *slog.Logger
-	// stale is after how long without an attempt nothing is known: perhaps nothing is left to send.
+	// stale is how long without an attempt nothing is known any more: perhaps nothing is left to
+	// send.
 	stale time.Duration
 
 	mu       sync.Mutex

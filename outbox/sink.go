@@ -47,8 +47,8 @@ type Batcher interface {
 	SendBatch(ctx context.Context, calls []*Attempt, ended func(i int, r Result))
 }
 
-// Preflighter is a sink that can ask its remote, before a relay begins, for what calls may be lost
-// by.
+// Preflighter is a sink that can ask its remote, before a relay begins, whether and how calls may
+// be lost.
 type Preflighter interface {
 	Sink
 	// Preflight returns warnings, which the relay logs. The relay begins whatever they are. It
@@ -182,7 +182,7 @@ var answers = map[AttemptOutcome]outcome.Answer{
 	Unsafe:    {},
 }
 
-// answer is what an outcome says. One that is none says no more than Retry.
+// answer is what an outcome says. A value that is no outcome says no more than Retry.
 func (o AttemptOutcome) answer() outcome.Answer {
 	if a, is := answers[o]; is {
 		return a

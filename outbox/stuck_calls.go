@@ -17,7 +17,7 @@ type stuckCalls struct {
 	calls map[*callAttempt]stuckCall
 }
 
-// stuckCall is since when a call is given up, and who had it then.
+// stuckCall says when a call was given up, and who had it then.
 type stuckCall struct {
 	since time.Time
 	where string

@@ -150,7 +150,7 @@ func TestF15GroupOfTwoScopes(t *testing.T) {
 	r.until("the first scope's messages", func() bool { return r.handled("stock") == 100 })
 	err := r.appliesAs("mail", r.queue(r.pool, nil, shared)).Run(t.Context())
 	if err == nil ||
-		!strings.Contains(err.Error(), `group "workers" is that of scope "stock"`) ||
+		!strings.Contains(err.Error(), `group "workers" belongs to scope "stock"`) ||
 		!strings.Contains(err.Error(), `has scope "mail"`) {
 		t.Errorf("Run returned %v", err)
 	}

@@ -45,9 +45,9 @@ type BrokerEnd interface {
 	End()
 }
 
-// BrokerRetention is for a [Broker] that knows for how long its queue keeps messages.
+// BrokerRetention is for a [Broker] that knows how long its queue keeps messages.
 type BrokerRetention interface {
-	// Retention returns, after Begin, for how long the broker keeps a message. A receiver ends if
+	// Retention returns, after Begin, how long the broker keeps a message. A receiver ends if
 	// Config.CopiesWithin is shorter.
 	Retention() time.Duration
 }

@@ -8,7 +8,7 @@ import (
 // pingTimeout bounds the check of the database for an answer about health.
 const pingTimeout = 2 * time.Second
 
-// pingEvery is for how long its result holds for all who ask.
+// pingEvery is how long its result counts for all who ask.
 const pingEvery = time.Second
 
 // pings asks whether a database answers, through the pool with which the relay works: at most once

@@ -41,7 +41,7 @@ var doctorChecks = []doctorCheck{
 	},
 	{
 		[]string{"copies", "relay-retries", "webhooks"},
-		"Keys are remembered for longer than copies come. Only you know for how long that is: " +
+		"Keys are remembered for longer than copies come. Only you know how long that is: " +
 			"`-copies-within`, `-relay-retries`, `-webhook-retention`.",
 	},
 	{

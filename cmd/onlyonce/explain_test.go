@@ -349,7 +349,7 @@ func TestExplainCommitTime(t *testing.T) {
 		end $$`)
 	f.exec(`create view onlyonce.webhook_ids as select endpoint, key, slow(seen_at) as seen_at from onlyonce.webhook_ids_rows`)
 	f.count = 50 * time.Millisecond
-	f.run("explain", "a-1", "-scope", "stock", "-all").want(t, statusGood, "looking took too long")
+	f.run("explain", "a-1", "-scope", "stock", "-all").want(t, statusGood, "the search took too long")
 	if r := explains[ops.KeyReport](f, "a-1", "-scope", "stock"); r.Webhooks != nil {
 		t.Errorf("%+v", r.Webhooks)
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 )
 
-// loop is a team's own kafka-go loop. Of onlyonce it calls dedupe's Do, in apply, and nothing else.
+// loop is a team's own kafka-go loop. It calls nothing of onlyonce but dedupe's Do, in apply.
 func loop(ctx context.Context, pool *pgxpool.Pool, reader *kafka.Reader) error {
 	for {
 		m, err := reader.FetchMessage(ctx)

@@ -29,9 +29,8 @@ type TransportError struct {
 	// Err is the error of the last attempt, or the context's.
 	Err error
 	// Response is the answer to the last attempt, if that was refused after an attempt without an
-	// answer: for example a gateway's 401. It says that the last attempt was not applied. Of its
-	// body at most 64 KiB are kept, in memory, so it need not be closed. Nil if there was no
-	// answer.
+	// answer: for example a gateway's 401. It says that the last attempt was not applied. At most
+	// 64 KiB of its body are kept, in memory, so it need not be closed. Nil if there was no answer.
 	Response *http.Response
 }
 

@@ -39,7 +39,7 @@ func NewSQLKeyStore(db *sql.DB, table string) (*SQLKeyStore, error) {
 	}
 	in := func(statement string) string { return strings.ReplaceAll(statement, "TABLE", table) }
 	// Keep updates a row that exists to itself, because "returning" returns only rows that were
-	// written. All use the primary key but expire, which reads the whole table. No statement has
+	// written. All but expire, which reads the whole table, use the primary key. No statement has
 	// the database say what time it is: that depends on the session's time zone.
 	return &SQLKeyStore{
 		db:     db,

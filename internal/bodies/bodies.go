@@ -34,10 +34,10 @@ func timeFor(got int) time.Duration {
 //
 // A body that arrives more slowly than minRate on average fails with ErrSlow, and so does one that
 // is not complete by the deadline, if there is one. Time in which Read did not wait for it does not
-// count. A body that others need the memory of fails with ErrFull, if its sender lets it wait. If w
-// has no read deadlines, which middleware can take away, Read waits as long as the server does, and
-// the body keeps its memory. Once the body is complete, the read deadline is the given one, or
-// none: the server reads on, to notice that the client leaves.
+// count. A body whose memory others need fails with ErrFull, if its sender lets it wait. If w has
+// no read deadlines, which middleware can take away, Read waits as long as the server does, and the
+// body keeps its memory. Once the body is complete, the read deadline is the given one, or none:
+// the server reads on, to notice that the client leaves.
 func Read(
 	w http.ResponseWriter,
 	req *http.Request,
@@ -100,7 +100,7 @@ func serversDeadline(req *http.Request) (deadline time.Time) {
 	return deadline
 }
 
-// earlier returns the earlier one of two times, of which the zero time means none.
+// earlier returns the earlier one of two times; the zero time means none.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

@@ -137,7 +137,7 @@ func (w *Window) Stopped() bool {
 	return w.probing
 }
 
-// Trip halts the partition. It returns the messages because of which: how each ended, oldest first.
+// Trip halts the partition. It returns how each of the messages that caused it ended, oldest first.
 func (w *Window) Trip() (judged []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -3,8 +3,8 @@ package codec
 import "strings"
 
 // Text is s as a column of type text takes it: valid UTF-8 without NUL. PostgreSQL refuses all
-// other text, and what comes from outside, an error of a handler's say, must never keep a row from
-// being written. Whatever it does not take becomes U+FFFD.
+// other text, and what comes from outside, for example a handler's error, must never keep a row
+// from being written. Whatever it does not take becomes U+FFFD.
 func Text(s string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }

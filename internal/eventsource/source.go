@@ -29,10 +29,10 @@ import (
 // there.
 const ClusterID = "postgres"
 
-// streamsSQL reads the state of streams. In, of one length: topics; for each what begins the names
-// of its members' leases, and of its partitions' (S5). Out: a row for each stream that exists:
-// topic, id, incarnation, partitions, number of members, partitions without a holder, in no order.
-// By the unique names of leases, of which requests may have millions (T13). Takes no lock.
+// streamsSQL reads the state of streams. In, of one length: topics; for each the prefix of the
+// names of its members' leases, and of its partitions' (S5). Out: a row for each stream that
+// exists: topic, id, incarnation, partitions, number of members, partitions without a holder, in no
+// order. By the unique names of leases, of which requests may have millions (T13). Takes no lock.
 const streamsSQL = `
 select s.topic,
        s.id,

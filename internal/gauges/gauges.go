@@ -165,8 +165,8 @@ func stalledFor(o *ops.Owner, p *ops.OwnedPartition) float64 {
 	return o.SeenAt.Sub(o.StartedAt).Seconds() + o.SeenAgeSeconds
 }
 
-// blockedFor returns for how long one message has held up the partition's position although later
-// ones are done.
+// blockedFor returns how long one message has held up the partition's position although later ones
+// are done.
 func blockedFor(o *ops.Owner, p *ops.OwnedPartition) float64 {
 	if p.BlockedBy == nil {
 		return 0

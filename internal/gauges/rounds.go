@@ -16,7 +16,7 @@ const (
 	Interval = 10 * time.Second
 	// Timeout bounds a round unless Rounds.Timeout says so. Prometheus waits for 10 s by default.
 	Timeout = 8 * time.Second
-	// KeptIntervals is for how many intervals values are served that no new answer confirms.
+	// KeptIntervals is how many intervals values are served without a new answer.
 	KeptIntervals = 3
 )
 

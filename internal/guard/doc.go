@@ -15,10 +15,10 @@
 //     ([Tx.Failure]), nothing more is sent, and Commit refuses. A failed transaction answers COMMIT
 //     with the tag ROLLBACK and no error.
 //   - A queued statement's error, which appears at a neighbour's statement: the failure is kept
-//     with whose it was, and the engine lets it override what a handler returned.
+//     with the statement's owner, and the engine lets it override what a handler returned.
 //   - A handler that ends the transaction. Statements that control transactions are refused before
 //     they are sent. That alone would trust a list of keywords, so every answer's command tag and
-//     the connection's status are checked too, and the last word has the database: COMMIT fails
+//     the connection's status are checked too, and the database has the last word: COMMIT fails
 //     without onlyonce.seal(), which fails without the fence in the same transaction.
 //   - A connection lost, or an answer that never came: Commit reports success only for COMMIT's own
 //     command tag and a pipeline that closed without error; a deferred constraint may fail as late

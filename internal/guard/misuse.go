@@ -7,8 +7,8 @@ type Misuse string
 
 func (m Misuse) Error() string { return string(m) }
 
-// IsMisuse reports whether an error is one that another try makes again, whatever becomes of the
-// world (D1).
+// IsMisuse reports whether an error is one that another try makes again, whatever else changes
+// (D1).
 func IsMisuse(err error) bool {
 	for _, one := range []error{ErrControl, ErrEnded, ErrRowsOpen, ErrOption, ErrSavepoints} {
 		if errors.Is(err, one) {

@@ -63,8 +63,7 @@ func (t *Tx) refuseEndTag(step string, at int, sql string, tag pgconn.CommandTag
 	}
 }
 
-// scanTargets is what the row of the statement is scanned into whose answer is read next, nil for
-// most.
+// scanTargets are the targets for the row of the statement whose answer is read next, nil for most.
 func (r *result) scanTargets() []any {
 	for _, s := range r.steps {
 		if s.index == r.next {

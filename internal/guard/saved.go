@@ -123,7 +123,7 @@ func (h *Handle) FailNoSavepoint(sql, name string) (err error) {
 }
 
 // openAt finds a savepoint among those that are open. A savepoint of [Handle.Savepoint] within it
-// stands in its way: the function of that one has not returned.
+// is in its way: the function of that one has not returned.
 func (t *Tx) openAt(s *Saved) (at int, err error) {
 	if t.openResult != nil {
 		t.openResult.finish()

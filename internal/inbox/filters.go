@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// listSQL lists the filters of closed segments of which all parts are there. In: ring. Out: a row
+// listSQL lists the filters of closed segments whose parts are all there. In: ring. Out: a row
 // each: use, keys and digest of each part. If a segment was divided in two ways, the one with fewer
 // parts counts. By primary keys.
 const listSQL = `

@@ -15,8 +15,8 @@ import (
 // ErrHorizon means that keys are remembered for a shorter time than copies may come.
 var ErrHorizon = errors.New("the inbox's horizon is too short")
 
-// horizonSQL reads for how many seconds a ring remembers keys at least. In: the ring, and a scope
-// whose class may name another one. Out: a row with the ring; null: for ever.
+// horizonSQL reads how many seconds a ring remembers keys at least. In: the ring, and a scope whose
+// class may name another one. Out: a row with the ring; null: for ever.
 const horizonSQL = `
 select name, extract(epoch from horizon)::float8
   from onlyonce.rings

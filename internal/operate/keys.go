@@ -109,7 +109,7 @@ func (k *kept) Set(text string) error {
 	return k.until.Set(text)
 }
 
-// Kept says for how long rows are kept; nil: for ever.
+// Kept says how long rows are kept; nil: for ever.
 func Kept(keep *float64) string {
 	switch {
 	case keep == nil:

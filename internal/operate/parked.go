@@ -25,7 +25,7 @@ type ParkedFilter struct {
 	Before, After int64 // see reports.ParkedFilter
 }
 
-// parkedFields pick parked rows, but by their id.
+// parkedFields pick parked rows, by everything but their id.
 func parkedFields(f *ops.ParkedFilter) []Field {
 	return []Field{
 		At(&f.Kind, "kind", "KIND",

@@ -131,7 +131,7 @@ func Waits(o *ops.Owner) (all []string) {
 	return all
 }
 
-// passes says for how long consumers claim in both rings.
+// passes says how long consumers claim in both rings.
 func passes(d *ops.ClassChange) string {
 	if d.Lasts == nil {
 		return "For ever, because that ring forgets nothing"

@@ -70,8 +70,8 @@ values (
 // ahead: each as long as it was to wait, from now on. Without it a row whose wait is seconds waits
 // for as long as the clock was ahead, with its ordering key (T9). Calls that the program has
 // scheduled stay as they are. In, out: nothing; it changes up to 1,000 rows. By the index
-// parked_timed, of which it reads one entry if the clock was right. It skips rows that another
-// session has locked.
+// parked_timed; it reads one entry if the clock was right. It skips rows that another session has
+// locked.
 const RightDueTimesSQL = `
 update onlyonce.parked p set next_attempt_at = clock_timestamp() + (p.next_attempt_at - p.timed_at)
  where p.id = any (array(

@@ -33,7 +33,7 @@ func fault(pool *pgxpool.Pool) error {
 	return nil
 }
 
-// CheckPools notes what is wrong with named pools, of which each must be of another database.
+// CheckPools notes what is wrong with named pools, each of which must lead to another database.
 func CheckPools(l *fields.List, field string, pools map[string]*pgxpool.Pool) {
 	type address struct {
 		host, database string

@@ -29,9 +29,9 @@ type Process struct {
 // test has: what comes once in a hundred transactions has to come in a history of ten. The zero
 // value of a field is its default.
 type Pace struct {
-	// Start bounds the queries that a process makes before it begins to work. A server that has
-	// gone without a word is noticed then, and not when TCP gives up, after a quarter of an hour.
-	// Defaults to 10 s.
+	// Start bounds the queries that a process makes before it begins to work. A server that is gone
+	// without notice is found then, and not when TCP gives up, after a quarter of an hour. Defaults
+	// to 10 s.
 	Start time.Duration
 	// Prune is how many transactions of a partition lie between two looks at the rows of progress
 	// that can go. Defaults to 128.

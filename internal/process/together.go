@@ -9,8 +9,8 @@ import (
 
 // Together calls run with each part of a layer or an endpoint that is spread over several
 // databases, side by side, and returns when all have returned. When one returns,
-// with an error or without, the context of the others ends. Names are those of the databases, and
-// stand in the errors.
+// with an error or without, the context of the others ends. Names are those of the databases, for
+// the errors.
 func Together[T any](ctx context.Context, parts map[string]T, run func(context.Context, T) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -134,7 +134,7 @@ func (r *SinkRate) String() string {
 	return text
 }
 
-// Hold says until when its calls wait, and whose wish that is; empty: they do not.
+// Hold says until when its calls wait, and who asked for that; empty: they do not.
 func (r *SinkRate) Hold() string {
 	switch {
 	case r.HeldUntil == nil:

@@ -32,7 +32,7 @@ select l.sink,
  group by l.sink, k.name order by l.sink`
 
 // membersSQL lists the leases by which relays show that they list a sink, for as long as they renew
-// them. In: what begins their names, and no other lease's (S5).
+// them. In: the prefix of their names, and of no other lease's (S5).
 const membersSQL = `
 select name from onlyonce.leases
  where name >= $1::text
@@ -77,7 +77,7 @@ func Relays(ctx context.Context, tx pgx.Tx) ([]SinkRelays, error) {
 	return relays, nil
 }
 
-// unheldFor is for how long a lane has no owner before that is reported. Its lease has ended or was
+// unheldFor is how long a lane has no owner before that is reported. Its lease has ended or was
 // given back by then, and all relays of the sink have looked for free lanes.
 const unheldFor = 2 * time.Minute
 

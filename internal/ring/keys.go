@@ -159,7 +159,7 @@ update onlyonce.frontiers
 // appended.
 //
 // RING is replaced by the ring, and CLASS by its class. A cursor keeps segments of the ring in
-// which its scope claims. Of the ring in which the scope claimed before its class was changed, it
+// which its scope claims. In the ring in which the scope claimed before its class was changed, it
 // keeps those that were open until then: what it has claimed there since is in the other ring too
 // (K10). A scope without a row claims no ids of messages; its cursors keep consumer_keys (K6).
 const consumerNeeded = `

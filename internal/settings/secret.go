@@ -33,7 +33,7 @@ type Secret struct {
 	read Source // without the prefix; nil: the reference has faults
 }
 
-// Form is the text of the fault of a secret that stands in the file.
+// Form is the text of the fault of a secret that is in the file itself.
 func (*Secret) Form() string {
 	return `{"env": "NAME"}, {"file": "PATH"} or {"command": ["PROGRAM", "ARGUMENT"]}: ` +
 		`secrets do not stand in this file`

@@ -61,7 +61,7 @@ func Size(bytes float64) string {
 	return strings.TrimSuffix(strconv.FormatFloat(bytes, 'f', 1, 64), ".0") + " " + unit
 }
 
-// Remembered says for how many seconds keys are remembered; nil: for ever.
+// Remembered says how many seconds keys are remembered; nil: for ever.
 func Remembered(horizon *float64) string {
 	if horizon == nil {
 		return "for ever"

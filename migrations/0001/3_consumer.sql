@@ -385,14 +385,14 @@ create table onlyonce.owners (
 ) with (fillfactor = 50);
 create index owners_scope on onlyonce.owners (scope);
 comment on table  onlyonce.owners is
-  'What each part of a process reports about itself, for people and tools: of a consumer also the '
+  'What each part of a process reports about itself, for people and tools; a consumer also the '
   'partitions that it owns. The engine does not read it to decide.';
 comment on column onlyonce.owners.id         is 'Random, new for each Run.';
 comment on column onlyonce.owners.part       is
   'What it is: a consumer, a relay, the receiver of a queue, an endpoint of webhooks, or a layer of the HTTP package.';
 comment on column onlyonce.owners.scope      is
-  'Of a consumer. Of a relay: a sink, which has a row of its own. Of a receiver or an endpoint: its '
-  'name. Of a layer: empty.';
+  'A consumer''s scope; a relay''s sink, which has a row of its own; a receiver''s or an '
+  'endpoint''s name; empty for a layer.';
 comment on column onlyonce.owners.seen_at    is
   'When the process wrote the row: at once when a state changes, every 10 seconds otherwise. A process '
   'that stops in order deletes its row.';

@@ -137,7 +137,7 @@ func (v *visit) propose(d *operate.Decision, status int, failed error) error {
 	return nil
 }
 
-// errUnseen refuses an act of which nothing was shown: the form of its page carries it.
+// errUnseen refuses an act that was not shown: the form of its page carries it.
 var errUnseen = &ops.Error{
 	Kind:   ops.ErrInvalid,
 	Reason: "nothing was done: what the act would do was not shown before",

@@ -109,7 +109,7 @@ func about(d time.Duration) string {
 	return show.Span(d.Round(time.Minute))
 }
 
-// unseen is for how long nobody looked.
+// unseen is how long nobody looked.
 func (h history) unseen() (d time.Duration) {
 	for i := 1; i < len(h); i++ {
 		if gap := h[i].at.Sub(h[i-1].at); gap > 2*pointsFor {
@@ -179,7 +179,7 @@ func (s *status) unsent() *float64 {
 	return &n
 }
 
-// charts are those of the first page. One of which nothing can be seen is left out.
+// charts are those of the first page. One without anything to see is left out.
 func (s *status) charts() []chart {
 	var all []chart
 	value := func(n *float64, text func(float64) string) template.HTML {

@@ -154,8 +154,8 @@ func (c *column[T]) numeric(t reflect.Type) bool {
 // long reports whether the values may be sentences.
 func (c column[T]) long() bool { return c.kind == anError || c.kind == aSentence || c.kind == aCommand }
 
-// cell is a cell of a table. Of a field in JSON, its data-f and data-v are the name and the value
-// as the program onlyonce has them. In a table that stacks its heading stands in data-l.
+// cell is a cell of a table. For a field in JSON, its data-f and data-v are the name and the value
+// as the program onlyonce has them. In a table that stacks, its heading is in data-l.
 func (c *column[T]) cell(v *visit, row *T, stacks bool) (cell template.HTML, empty bool) {
 	value := c.of(row)
 	text := c.linked(v, row, value)

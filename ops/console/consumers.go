@@ -8,7 +8,7 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// blockedAfter is for how many seconds a message holds up the position before a page says so.
+// blockedAfter is how many seconds a message holds up the position before a page says so.
 const blockedAfter = 1
 
 // partition is a cursor and what its owner reports of it.

@@ -119,7 +119,7 @@ type asked struct {
 	Since time.Time // since when
 }
 
-// Silent is for how long the database has not answered; empty: not for a second.
+// Silent is how long the database has not answered; empty: not for a second.
 func (s asked) Silent() string {
 	if d := time.Since(s.Since); !s.Since.IsZero() && d >= time.Second {
 		return show.Span(d)

@@ -149,8 +149,8 @@ func (v *visit) cards(s *status) []card {
 	return cards
 }
 
-// horizons are for how long keys are remembered: of messages, and of all else. A ring of another
-// class than standard counts once it is used.
+// horizons are how long keys are remembered: of messages, and of all else. A ring of another class
+// than standard counts once it is used.
 func horizons(rings []reports.KeyRing) []cardValue {
 	values := []cardValue{{Of: "messages"}, {Of: "other ids"}}
 	for i := range rings {

@@ -32,8 +32,8 @@ func (s *Sink) classify(a Answer, tenant string) outbox.Result {
 	}
 	var byDefault bool
 	r.Outcome, byDefault = s.outcomeOf(a)
-	// Of its tenant's credentials, most likely: they are the same in each call, and this one is not
-	// rejected for what is in it.
+	// Most likely because of its tenant's credentials: they are the same in each call, and this one
+	// is not rejected for its contents.
 	refused := byDefault && (a.Status == http.StatusUnauthorized || a.Status == http.StatusForbidden)
 	if refused && tenant != "" {
 		r.Outcome = outbox.Postponed
@@ -57,9 +57,9 @@ func (s *Sink) classify(a Answer, tenant string) outbox.Result {
 	return r
 }
 
-// outcomeOf returns what an answer says of the attempt, and whether only its status says so. What
-// the configuration says comes first, but for an effect that the project's own HTTP layer reports;
-// then the layer's marks (H9, H27), then the provider's own signs.
+// outcomeOf returns what an answer says of the attempt, and whether only its status says so. The
+// configuration comes first, except for an effect that the project's own HTTP layer reports; then
+// the layer's marks (H9, H27), then the provider's own signs.
 func (s *Sink) outcomeOf(a Answer) (o outbox.AttemptOutcome, byDefault bool) {
 	if s.cfg.Classify != nil {
 		if o := s.cfg.Classify(a); o != 0 {
@@ -103,9 +103,9 @@ func outcomeOfMarked(a outcome.Answer) outbox.AttemptOutcome {
 
 // defaultOutcome is the default meaning of a status. It retries statuses that mean "not now" or
 // "unknown": 408 Request Timeout, 409 Conflict (the first request with this key is still running),
-// 425 Too Early, 429 Too Many Requests, 5xx, and what is no final answer, as 101. Redirects are not
-// followed: the remote has not applied the attempt, and an operator has to correct a base URL that
-// has moved.
+// 425 Too Early, 429 Too Many Requests, 5xx, and answers that are not final, like 101. Redirects
+// are not followed: the remote has not applied the attempt, and an operator has to correct a base
+// URL that has moved.
 func defaultOutcome(status int) outbox.AttemptOutcome {
 	switch {
 	case status >= 200 && status <= 299:

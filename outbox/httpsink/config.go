@@ -106,8 +106,8 @@ type Config struct {
 	// use. Defaults to none.
 	Classify func(Answer) outbox.AttemptOutcome
 
-	// CaptureHeaders lists the headers of the answer that are kept for a call with Call.Capture. Of
-	// the body the first 64 KiB are kept. Defaults to Content-Type, Location and X-Request-Id.
+	// CaptureHeaders lists the headers of the answer that are kept for a call with Call.Capture.
+	// The first 64 KiB of the body are kept. Defaults to Content-Type, Location and X-Request-Id.
 	CaptureHeaders []string
 
 	// Transport holds settings for connecting: certificates, a proxy, a dialer of your own, the

@@ -49,7 +49,7 @@ type Config struct {
 	CountCommand []string `json:"count_command"`
 	// RestartCommand kills the server, and returns when it serves again.
 	RestartCommand []string `json:"restart_command"`
-	// Window is for how many seconds answers are kept, if it is short enough to wait for: up to 60.
+	// Window is how many seconds answers are kept, if it is short enough to wait for: up to 60.
 	Window int `json:"window"`
 	// ExpireCommand lets all answers expire, and takes the place of waiting for the window. It is
 	// for a server that keeps answers for hours: for example, it ages what the server has stored.

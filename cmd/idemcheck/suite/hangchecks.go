@@ -156,7 +156,7 @@ var hangChecks = []Check{
 	{
 		"hang/first-byte",
 		"IETF 2.6",
-		"a request of whose answer one byte is read; then again",
+		"a request, of its answer only one byte read; then again",
 		"one effect",
 		[]need{needCount},
 		hungUp(1, 1),

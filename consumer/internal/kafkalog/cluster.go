@@ -1,7 +1,7 @@
 // Package kafkalog reads one partition of a Kafka topic exactly, over any client that can carry
 // requests: which incarnation of the topic it is, how far its log goes, what in it is committed,
-// and whether what was read is still in it. The adapters share it, so that what one of them guards
-// against, all do; a client's own way to read is not used by any.
+// and whether what was read is still in it. The adapters share it, so all guard against the same
+// faults; none uses its client's own way to read.
 //
 // Requests are written with kmsg, a description of Kafka's protocol without a client.
 package kafkalog

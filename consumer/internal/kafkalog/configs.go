@@ -61,7 +61,7 @@ func Configs(
 }
 
 // Compacted says whether the topic is compacted now. For a user who may not see the configuration
-// the answer is that it is not, which makes a consumer look closer.
+// the answer is no, which makes a consumer look closer.
 func (l *Log) Compacted(ctx context.Context) (bool, error) {
 	configs, err := Configs(ctx, l.cluster, leaderPatience, []string{l.topic}, CleanupPolicy)
 	if hasCode(l.cluster, err, kerr.TopicAuthorizationFailed) {

@@ -93,7 +93,7 @@ func isTransient(c Cluster, err error) bool {
 // thrown out UnknownMemberID. While a rebalance collects the members (PreparingRebalance) commits
 // of the old generation are still accepted, which is right: nobody else owns the partition yet.
 // RebalanceInProgress is for members of the new generation that commit before they have learned
-// what they own, and no proof of anything.
+// what they own, and proves nothing.
 func AsOwnershipLost(c Cluster, err error) error {
 	if hasCode(c, err, kerr.IllegalGeneration, kerr.UnknownMemberID, kerr.RebalanceInProgress, kerr.FencedInstanceID) {
 		return fmt.Errorf("%w: %w", source.ErrOwnershipLost, err)

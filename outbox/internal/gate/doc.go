@@ -80,9 +80,9 @@
 // may be under way (rules O14 and O15). The gate keeps what was granted, and says what to ask for:
 // [Gate.Due] when, [Gate.Ask] what, and [Gate.Answer] takes in what the database says. Permits may
 // be used for half a second after the question was sent, and a share for ten seconds, by the clock
-// of this process. Questions are numbered: of a share only the answer to the last one counts.
+// of this process. Questions are numbered: for a share only the answer to the last one counts.
 //
-// Rules O14 and O15 have the interleavings of these. What they come down to here:
+// Rules O14 and O15 have the interleavings of these. Here they mean:
 //
 //   - A share that is no longer wanted is given up when the question is made, before the database
 //     knows.

@@ -10,9 +10,9 @@ import (
 )
 
 // Gate decides when a relay may start calls of a sink, in all of its lanes. It bounds how many are
-// under way at once: to the number of slots, of a tenant to a part of that, and to no new ones
-// while an operator has paused the sink. Its permits are of the buckets in the database, which all
-// relays share (O14). It is safe for concurrent use.
+// under way at once: all by the number of slots, and a tenant's by a part of that. None start while
+// an operator has paused the sink. Its permits are of the buckets in the database, which all relays
+// share (O14). It is safe for concurrent use.
 type Gate struct {
 	slots    int           // RelayConfig.Concurrency
 	shortFor time.Duration // for how long more is wanted than there is, once it was
@@ -33,14 +33,14 @@ type Gate struct {
 
 	open      int // tickets that have had no end, but those of calls that were abandoned
 	abandoned int
-	misused   int // how often a ticket was used that had its end, or had it twice
+	misused   int // how often a ticket was used after its end, or ended twice
 
 	// needed holds a token when there is something to ask or to write.
 	needed chan struct{}
 	// freed holds a token while a slot may be free. A goroutine that wants a slot waits for the
-	// token, and takes what is free. While fewer slots than there are are taken, there is a token,
-	// or a goroutine that has received it is about to take. If the sink has no permit for the slot,
-	// the token comes with the answer that brings one (Regained).
+	// token, and takes what is free. While a slot is free, there is a token, or a goroutine that
+	// has received it is about to take. If the sink has no permit for the slot, the token comes
+	// with the answer that brings one (Regained).
 	freed chan struct{}
 }
 
@@ -98,8 +98,8 @@ func (g *Gate) Regained() bool {
 	return true
 }
 
-// Close reports tickets that have had no end, or were used after it: the lanes of the sink have
-// ended. Calls that were abandoned and have not returned are no fault.
+// Close is for a sink whose lanes have ended. It reports tickets that have had no end, or were used
+// after it. Calls that were abandoned and have not returned are no fault.
 func (g *Gate) Close() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -224,7 +224,7 @@ func (g *Gate) count(k Key, n int, now time.Time) {
 	}
 }
 
-// noteRoom wakes the lanes if calls of a tenant wait, of which fewer are under way now.
+// noteRoom wakes the lanes if calls wait of a tenant that has fewer under way now.
 func (g *Gate) noteRoom(k Key) {
 	if k.Tenant != "" && g.waiting[k] {
 		g.regain()

@@ -6,8 +6,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
-// MaxHold bounds for how long a remote may have its calls wait. Without it a wrong unit in a
-// header, for example milliseconds, could put them off for days.
+// MaxHold bounds how long a remote may make its calls wait. Without it a wrong unit in a header,
+// for example milliseconds, could put them off for days.
 const MaxHold = time.Hour
 
 // heldFor is until when calls wait, and why.
@@ -24,10 +24,10 @@ type Hold struct {
 }
 
 // Hold notes that calls of a tenant wait for a while, or of the sink, for MaxHold at most. With
-// probe it says something of the remote: one call at a time tries afterwards whether it is back,
-// and if calls of several tenants say so, the sink is held too, for sinkHold at most, because the
-// cause may be in the calls (O14). It reports whether they were not held until now, nor a moment
-// ago.
+// probe it concerns the remote: afterwards one call at a time tries whether it is back, and after
+// such holds of several tenants the sink is held too, for sinkHold at most, because the cause may
+// be in the calls (O14). It reports whether the hold is new: they were held neither now nor a
+// moment ago.
 func (g *Gate) Hold(k Key, d time.Duration, probe bool, why string) (first bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -47,7 +47,7 @@ func (g *Gate) Hold(k Key, d time.Duration, probe bool, why string) (first bool)
 	return first
 }
 
-// holdsGoOn is for how long after a hold another one counts as the same: a probe failed meanwhile.
+// holdsGoOn is how long after a hold another one counts as the same: a probe failed meanwhile.
 const holdsGoOn = time.Minute
 
 // hold is Hold of one kind of calls, under the lock.

@@ -10,9 +10,10 @@ const (
 	// probePatience is how long a call that finds out whether the remote is back may take until
 	// another one may try too.
 	probePatience = 2 * time.Second
-	// sinkHold bounds for how long calls of some tenants hold those of all others.
+	// sinkHold bounds how long calls of some tenants hold those of all others.
 	sinkHold = 10 * time.Second
-	// stalledFor is after how long without a call that begins or returns a tenant counts as slow.
+	// stalledFor is how long a tenant may have no call that begins or returns before it counts as
+	// slow.
 	stalledFor = 250 * time.Millisecond
 )
 
@@ -58,8 +59,8 @@ func (l *loads) tenant(tenant string) load {
 
 // room is how many more calls of a tenant may start: each only if the tenant has fewer under way
 // than slots are free. So a tenant that is alone has half of the slots, and two of them leave a
-// quarter, whatever their remotes do. Of a suspect one call is under way at a time, beside those
-// that were abandoned: they take up no more than as many slots as there are (O16, O18).
+// quarter, whatever their remotes do. A suspect has one call under way at a time, beside those that
+// were abandoned: they take up no more than as many slots as there are (O16, O18).
 func (l *loads) room(tenant string, slots int, bounded bool, now time.Time) int {
 	t := l.tenant(tenant)
 	free := slots - l.total
@@ -76,8 +77,8 @@ func (l *loads) room(tenant string, slots int, bounded bool, now time.Time) int 
 }
 
 // slow reports whether room for a tenant's next call is long in coming: none of its calls has begun
-// or returned for a while, or they take long on average, and many of the slots. If all slots are in
-// use, or the tenant has few of them, its next call does not wait for its own others.
+// or returned for a while, or they take long on average, and many slots. If all slots are in use,
+// or the tenant has few of them, its next call does not wait for its own others.
 func (l *loads) slow(tenant string, slots int, now time.Time) bool {
 	t := l.tenant(tenant)
 	switch {
@@ -138,7 +139,7 @@ func (l *loads) open(now time.Time) bool {
 	return !l.probing || l.probes == 0 || now.Sub(l.began) >= probePatience
 }
 
-// probe begins to find out by one call at a time. Calls that are under way already do not find out:
+// probe begins to find out by one call at a time. Calls that are under way already are no probes:
 // they may be those of a tenant whose remote hangs.
 func (l *loads) probe() {
 	l.probing = true
@@ -165,8 +166,8 @@ func (l *loads) returned(probe int) {
 }
 
 // failed notes that a tenant's call holds others for a time. It reports whether the calls of all
-// others are to be held too: not by what two tenants say, because they may be one person's. Then
-// the calls of a third find out (O14).
+// others are to be held too: two tenants are not enough, because they may be one person's. Then the
+// calls of a third find out (O14).
 func (l *loads) failed(tenant string, until time.Time) (holdsAll bool) {
 	t := l.of[tenant]
 	if t == nil {

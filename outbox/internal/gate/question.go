@@ -248,7 +248,7 @@ func (l *limit) receive(grant Grant, asked time.Time) bool {
 }
 
 // AskedForShares reports whether the relay has asked for shares, and returns whose calls are under
-// way: those shares it keeps. A question counts whose answer was lost, because the database may
+// way: those shares it keeps. A question whose answer was lost counts, because the database may
 // have given what it asked for.
 func (g *Gate) AskedForShares() (asked bool, busy []Key) {
 	g.mu.Lock()

@@ -109,8 +109,8 @@ func (t *Ticket) Admit(e Entrant) (v Verdict, waitsFor Key) {
 	return v, waitsFor
 }
 
-// mayStart reports whether a call may start with the ticket: none has, and it has had no end. What
-// a call took with another ticket, nobody would give back.
+// mayStart reports whether a call may start with the ticket: none has, and it has had no end.
+// Nobody would give back what a call took with another ticket.
 func (t *Ticket) mayStart() bool {
 	if t.ended || !t.began.IsZero() {
 		t.gate.misused++
@@ -220,8 +220,8 @@ func (t *Ticket) Returned() {
 
 // Follow ends the ticket's call, which has returned, and admits the next one of its ordering key in
 // its slot. It does both at once: another lane could take the place of a quick tenant in between,
-// and all that waits behind the next one would be parked. Of an abandoned ticket there is no slot
-// to follow in. If the next call may not start, the ticket is done.
+// and all that waits behind the next one would be parked. An abandoned ticket has no slot to follow
+// in. If the next call may not start, the ticket is done.
 func (t *Ticket) Follow(e Entrant) (v Verdict, waitsFor Key) {
 	g := t.gate
 	g.mu.Lock()
