@@ -309,7 +309,7 @@ Another transaction took a snapshot at the beginning and stayed open, so vacuum 
 nothing. Events of 300 bytes came at %d a second, or at the most that a way reaches alone without
 the snapshot, for %v each, one way after the other. The last %v are compared with the first.
 
-![Throughput beside a held snapshot: the last minutes, the first = 1](../charts/held.svg)
+![Beside a held snapshot: the last minutes, the first = 1](../charts/held.svg)
 
 | Way | Rate | First, events a second | Last | Last / first | CPU an event, last / first | Dead rows | WAL, B an event | Grown, MB | Left |
 |---|---|---|---|---|---|---|---|---|---|

@@ -188,24 +188,32 @@ func count(cell string) (n int, bracketed bool, err error) {
 	return n, inner != cell, err
 }
 
-// snapshot is how much of its throughput a queue keeps beside a held snapshot.
+// snapshot is what a held snapshot does to queues: their throughput, and what an event costs.
 func snapshot(root string) (chart, error) {
 	const page = "docs/results/held.md"
 	c := chart{
-		title: "Throughput beside a held snapshot: the last minutes, the first = 1",
+		title: "Beside a held snapshot: the last minutes, the first = 1",
 		note:  "docs/results/held.md has rates, dead rows and WAL",
-		most:  1.25, marks: []float64{0, 0.25, 0.5, 0.75, 1}, series: []string{"last / first"},
+		most:  1.25, marks: []float64{0, 0.5, 1}, series: []string{"throughput", "CPU an event"},
 	}
 	table, err := tableOf(root, page, "| Way |")
 	if err != nil {
 		return c, err
 	}
 	for _, cells := range table {
-		r, err := parsed(cells[4])
+		throughput, err := parsed(cells[4])
 		if err != nil {
 			return c, fmt.Errorf("%s, %s: %w", page, cells[0], err)
 		}
-		c.add(cells[0], r)
+		cpu, err := parsed(cells[5])
+		if err != nil {
+			return c, fmt.Errorf("%s, %s: %w", page, cells[0], err)
+		}
+		c.add(cells[0], throughput, cpu)
+		c.most = max(c.most, throughput.value, cpu.value)
+	}
+	for mark := 2.0; mark <= c.most; mark *= 2 {
+		c.marks = append(c.marks, mark)
 	}
 	return c, nil
 }

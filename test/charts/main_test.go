@@ -93,3 +93,30 @@ func TestFiguresAreReadAsTheyAreWritten(t *testing.T) {
 		}
 	}
 }
+
+// Before the long run there is no chart of it; its page is drawn as soon as it is there.
+func TestHeldIsDrawnOnceItWasMeasured(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if _, there := drawn(dir)["held.svg"]; there {
+		t.Fatal("a chart without figures")
+	}
+	page := "# The held snapshot\n\n| Way | Rate | First | Last | Last / first | CPU | Dead rows |\n|---|---|---|---|---|---|---|\n" +
+		"| PgQ | 1000 | 1000 | 990 | 0.99 | 1.10 | 114 |\n| River | 1000 | 1000 | 480 | 0.48 | 2.46 | 9 |\n\n- PgQ: Debian's.\n"
+	if err := os.MkdirAll(filepath.Join(dir, "docs/results"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "docs/results/held.md"), []byte(page), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, there := drawn(dir)["held.svg"]; !there {
+		t.Fatal("no chart of its figures")
+	}
+	c, err := snapshot(dir)
+	if err != nil || len(c.rows) != 2 || c.most != 2.46 {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	if r := c.rows[1]; r.label != "River" || r.bars[0].value != 0.48 || r.bars[1].value != 2.46 {
+		t.Errorf("%+v", r)
+	}
+}
