@@ -24,8 +24,9 @@ import (
 // configDir is Docker's configuration below the run's directory, with the plugin Compose.
 const configDir = "config"
 
-// sources are what images are made of, all of it on this machine.
+// sources are what images are made of, all of it on this machine, and what plays the commands.
 type sources struct {
+	Compose  string // its version
 	GoRoot   string
 	ModCache string
 	Modules  []string // files of ModCache that builds read
@@ -41,6 +42,12 @@ func fetch(ctx context.Context, dir string) (from sources, err error) {
 	if out, err := build.CombinedOutput(); err != nil {
 		return from, fmt.Errorf("building Compose: %w: %s", err, out)
 	}
+	list := exec.CommandContext(ctx, "go", "-C", "testdata/compose", "list", "-m", "-f", "{{.Version}}", "github.com/docker/compose/v2")
+	version, err := list.Output()
+	if err != nil {
+		return from, fmt.Errorf("the version of Compose: %w", err)
+	}
+	from.Compose = strings.TrimSpace(string(version))
 	if from.GoRoot, err = goEnv(ctx, "GOROOT"); err != nil {
 		return from, err
 	}

@@ -111,6 +111,6 @@ func inside(ctx context.Context, dir string) (err error) {
 		return errors.Join(err, s.logs(ctx))
 	}
 	fmt.Printf("image ok size=%.1fMB parts=%s\n", float64(s.size)/1e6, strings.Join(s.parts, ","))
-	fmt.Printf("compose ok version=%s commands=%d services=%s\n", s.version, s.commands, strings.Join(s.services, ","))
+	fmt.Printf("compose ok version=%s commands=%d services=%s\n", from.Compose, s.commands, strings.Join(s.services, ","))
 	return nil
 }

@@ -23,7 +23,6 @@ type stack struct {
 	docker  *engine
 	compose compose
 	chart   manifests
-	version string // of Compose
 	size    int64  // of our image
 
 	exports  []string // variables that commands have set
@@ -35,9 +34,6 @@ type stack struct {
 func newStack(ctx context.Context, docker *engine) (*stack, error) {
 	s := &stack{docker: docker}
 	var err error
-	if s.version, err = docker.docker(ctx, nil, "compose", "version", "--short"); err != nil {
-		return nil, err
-	}
 	if s.compose, err = loadCompose(ctx); err != nil {
 		return nil, err
 	}
@@ -134,30 +130,34 @@ type state struct {
 	ExitCode               int
 }
 
-// look looks whether each service of a profile works: whether it is healthy, runs, or has ended with
+// look waits until each service of a profile works: until it is healthy, runs, or has ended with
 // status 0 if others wait for that. Then it looks at the relay, if it is one of them.
 func (s *stack) look(ctx context.Context, profile string) error {
-	states, err := s.states(ctx)
-	if err != nil {
-		return err
-	}
 	s.services = nil
+	want := map[string]state{}
 	for _, name := range slices.Sorted(maps.Keys(s.compose.Services)) {
 		service := s.compose.Services[name]
 		if len(service.Profiles) > 0 && !slices.Contains(service.Profiles, profile) {
 			continue
 		}
-		want := state{Service: name, State: "running"}
+		one := state{Service: name, State: "running"}
 		if service.HealthCheck != nil {
-			want.Health = "healthy"
+			one.Health = "healthy"
 		}
 		if name == "migrate" {
-			want.State = "exited"
+			one.State = "exited"
 		}
-		if states[name] != want {
-			return fmt.Errorf("service %s: %+v, want %+v", name, states[name], want)
-		}
+		want[name] = one
 		s.services = append(s.services, name)
+	}
+	if err := wait(ctx, "services", func() error {
+		states, err := s.states(ctx)
+		if err == nil && !maps.Equal(states, want) {
+			err = fmt.Errorf("they are %+v, want %+v", states, want)
+		}
+		return err
+	}); err != nil {
+		return err
 	}
 	if profile != "relay" {
 		return nil
@@ -171,7 +171,7 @@ func (s *stack) look(ctx context.Context, profile string) error {
 	if err := s.run(ctx, "docker compose --profile relay stop relay"); err != nil {
 		return err
 	}
-	states, err = s.states(ctx)
+	states, err := s.states(ctx)
 	if want := (state{Service: "relay", State: "exited"}); err == nil && states["relay"] != want {
 		err = fmt.Errorf("the relay's stop: %+v, want %+v", states["relay"], want)
 	}
