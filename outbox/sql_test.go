@@ -170,8 +170,8 @@ func TestPlans(t *testing.T) {
 	}
 }
 
-// dueScans returns how many conditions of indexes begin after a due time and end at one. Versions of
-// PostgreSQL print the times in several ways.
+// dueScans returns how many conditions of indexes begin after a due time and end at one. Versions
+// of PostgreSQL print the times in several ways.
 func dueScans(plan string) (n int) {
 	for line := range strings.Lines(plan) {
 		if strings.Contains(line, "Index Cond: ") && strings.Contains(line, "next_attempt_at > ") && strings.Contains(line, "next_attempt_at <= ") {

@@ -1,14 +1,14 @@
-// Command check builds the image of deploy/Dockerfile and plays the commands that docker-compose.yml
-// has in its head, with Compose itself: each service becomes healthy or ends with status 0, calls
-// reach their remote through the relay, and all goes down again. Beside them it runs the exporter and
-// the console as the chart does. Each of our containers has a read-only root file system and no root
-// user, and ends with status 0 within its grace.
+// Command check plays the commands that docker-compose.yml has in its head, with Compose itself: it
+// builds the image of deploy/Dockerfile, each service becomes healthy or ends with status 0, calls
+// reach their remote through the relay, and all goes down again. Beside them it runs the exporter
+// and the console as the chart does. Each of our containers has a read-only root file system and no
+// root user, and ends with status 0 within its grace.
 //
 //	go -C deploy/check run .
 //
-// It needs root, dockerd (Debian: docker.io), PostgreSQL, Java and Maven. Its engine has a network of
-// its own, in which the file's ports are free, and pulls nothing: the images that the files name are
-// made of this machine's installations. Exit status 1: a step failed.
+// It needs root, dockerd (Debian: docker.io), PostgreSQL, Java and Maven. Its engine has a network
+// of its own, in which the file's ports are free, and pulls nothing: the images that the files name
+// are made of this machine's installations. Exit status 1: a step failed.
 package main
 
 import (

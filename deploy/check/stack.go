@@ -23,7 +23,7 @@ type stack struct {
 	docker  *engine
 	compose compose
 	chart   manifests
-	size    int64  // of our image
+	size    int64 // of our image
 
 	exports  []string // variables that commands have set
 	commands int      // that were played
@@ -90,8 +90,8 @@ func (s *stack) run(ctx context.Context, command string) error {
 	return nil
 }
 
-// play plays commands in their order. Before one that takes services down it looks whether each works
-// that was to be started, and after it that none is left.
+// play plays commands in their order. Before one that takes services down it looks whether each
+// works that was to be started, and after it that none is left.
 func (s *stack) play(ctx context.Context, commands []string) error {
 	profile := ""
 	for _, command := range commands {
@@ -227,8 +227,8 @@ func (s *stack) beside(ctx context.Context) error {
 	return nil
 }
 
-// start runs a part of the chart on this network, with the address that commands were given in place
-// of the secret's.
+// start runs a part of the chart on this network, with the address that commands were given in
+// place of the secret's.
 func (s *stack) start(ctx context.Context, p *part) error {
 	args := []string{"run", "-d", "--name", p.name, "--read-only", "--network", "host"}
 	for name, value := range p.env {
