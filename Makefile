@@ -83,6 +83,7 @@ vet:
 tidy:
 	@$(SUITE) each $(GO) mod tidy $(if $(FIX),,-diff)
 	@$(GO) -C cmd/onlyoncevet/rules/testdata mod tidy $(if $(FIX),,-diff)
+	@$(GO) -C deploy/check/testdata/compose mod tidy $(if $(FIX),,-diff)
 
 ## list the words in help, errors and log lines that the house has given up; there must be none
 words:
@@ -105,8 +106,8 @@ other-go:
 site:
 	@$(GO) -C test/site run . $(if $(CHECK),-check) $(if $(VERSION),-version $(VERSION))
 
-## build deploy/Dockerfile's image and run its parts beside Postgres, as docker-compose.yml and the chart do
-## needs Docker, or root and dockerd (Debian: docker.io)
+## build deploy/Dockerfile's image, and play docker-compose.yml's commands with Compose, and the chart's parts
+## needs root, dockerd (Debian: docker.io), PostgreSQL, Java and Maven
 image:
 	$(GO) -C deploy/check run .
 

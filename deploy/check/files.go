@@ -39,11 +39,20 @@ func loadCompose(ctx context.Context) (compose, error) {
 	return compose{p}, nil
 }
 
-// part returns a service as the run starts it.
+// part is a program in a container.
+type part struct {
+	name    string
+	program []string // in place of the image's
+	args    []string
+	env     map[string]string
+	grace   time.Duration // between SIGTERM and SIGKILL
+}
+
+// part returns a service's program.
 func (c compose) part(service string) *part {
 	s := c.Services[service]
 	// Docker's default
-	p := &part{name: service, image: image, program: s.Entrypoint, args: s.Command, env: map[string]string{}, grace: 10 * time.Second}
+	p := &part{name: service, program: s.Entrypoint, args: s.Command, env: map[string]string{}, grace: 10 * time.Second}
 	if s.StopGracePeriod != nil {
 		p.grace = time.Duration(*s.StopGracePeriod)
 	}
@@ -150,13 +159,12 @@ func (m manifests) pods() map[string]corev1.PodSpec {
 	return pods
 }
 
-// part returns a pod's container as the run starts it.
+// part returns the program of a pod's container.
 func (m manifests) part(name string) *part {
 	spec := m.pods()[name]
 	// Kubernetes' default
 	p := &part{
 		name:    name,
-		image:   image,
 		program: spec.Containers[0].Command,
 		args:    spec.Containers[0].Args,
 		env:     map[string]string{},

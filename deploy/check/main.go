@@ -1,232 +1,116 @@
-// Command check builds the image of deploy/Dockerfile and runs its parts as docker-compose.yml and
-// the chart do, against a Postgres in a container: it migrates, sends a call, scrapes the exporter
-// and opens the console. Each container has a read-only root file system and no root user, and ends
-// with status 0 within its grace.
+// Command check plays the commands that docker-compose.yml has in its head, with Compose itself: it
+// builds the image of deploy/Dockerfile, each service becomes healthy or ends with status 0, calls
+// reach their remote through the relay, and all goes down again. Beside them it runs the exporter
+// and the console as the chart does. Each of our containers has a read-only root file system and no
+// root user, and ends with status 0 within its grace.
 //
 //	go -C deploy/check run .
 //
-// Without a Docker engine it starts dockerd, as root. It pulls
-// nothing: the images of Go and Postgres are imported from this machine's installations. Exit
-// status 1: a step failed.
+// It needs root, dockerd (Debian: docker.io), PostgreSQL, Java and Maven. Its engine has a network
+// of its own, in which the file's ports are free, and pulls nothing: the images that the files name
+// are made of this machine's installations. Exit status 1: a step failed.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
-	"net/http/cookiejar"
-	"net/http/httptest"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
+	"syscall"
 	"time"
-
-	"github.com/jackc/pgx/v5"
-
-	"github.com/onlyonce/onlyonce/outbox"
 )
 
 const top = "../.."
 
-// sinkName is the sink of deploy/relay.json.
-const sinkName = "relay-worker"
+// insideEnv is set in the process that has a network of its own. It names the run's directory.
+const insideEnv = "ONLYONCE_CHECK_INSIDE"
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 40*time.Minute)
 	defer cancel()
-	if err := run(ctx); err != nil {
+	var err error
+	if dir := os.Getenv(insideEnv); dir != "" {
+		err = inside(ctx, dir)
+	} else {
+		err = outside(ctx)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "image:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context) (err error) {
+// outside fetches what the run needs, and runs this program again in a network of its own.
+func outside(ctx context.Context) (err error) {
+	if _, err := exec.LookPath("dockerd"); err != nil || os.Getuid() != 0 {
+		return errors.New("no Docker engine can be started: that needs root and dockerd (Debian: docker.io)")
+	}
 	dir, err := os.MkdirTemp("", "onlyonce-image-")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	docker, err := findEngine(ctx, dir)
+	from, err := fetch(ctx, dir)
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(from)
+	if err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	c := exec.CommandContext(ctx, self)
+	c.Env = append(os.Environ(), insideEnv+"="+dir)
+	c.Stdin = strings.NewReader(string(text))
+	c.Stdout = os.Stdout
+	c.Stderr = os.Stderr
+	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) } // it stops its engine
+	if err := c.Run(); err != nil {
+		return fmt.Errorf("the run: %w", err)
+	}
+	return nil
+}
+
+// inside starts the engine and plays the commands.
+func inside(ctx context.Context, dir string) (err error) {
+	var from sources
+	if err := json.NewDecoder(os.Stdin).Decode(&from); err != nil {
+		return err
+	}
+	if err := raiseLoopback(); err != nil {
+		return fmt.Errorf("the loopback of this network: %w", err)
+	}
+	docker, err := startEngine(ctx, dir)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, docker.stop()) }()
-	size, err := docker.images(ctx)
+	if err := docker.standIns(ctx, from); err != nil {
+		return err
+	}
+	s, err := newStack(ctx, docker)
 	if err != nil {
 		return err
 	}
-	s := &stack{docker: docker, dir: dir, ports: map[string]string{}}
-	defer func() { err = errors.Join(err, s.removeAll()) }()
-	if err := s.play(ctx); err != nil {
+	commands, err := headOf(filepath.Join(top, "docker-compose.yml"))
+	if err != nil {
 		return err
 	}
-	fmt.Printf("image ok size=%.1fMB parts=migrate,relay,exporter,console\n", float64(size)/1e6)
+	if err := s.play(ctx, commands); err != nil {
+		return errors.Join(err, s.logs(ctx))
+	}
+	fmt.Printf("image ok size=%.1fMB parts=%s\n", float64(s.size)/1e6, strings.Join(s.parts, ","))
+	fmt.Printf("compose ok version=%s commands=%d services=%s\n", from.Compose, s.commands, strings.Join(s.services, ","))
 	return nil
-}
-
-// stack is the containers of one run. They share the machine's network.
-type stack struct {
-	docker     *engine
-	dir        string
-	url        string            // of the database
-	ports      map[string]string // that files name, and that the containers have here
-	containers []*part
-}
-
-func (s *stack) play(ctx context.Context) error {
-	compose, err := loadCompose(ctx)
-	if err != nil {
-		return err
-	}
-	chart, err := renderChart(map[string]any{"console": map[string]any{"enabled": true}})
-	if err != nil {
-		return err
-	}
-	if err := s.database(ctx); err != nil {
-		return fmt.Errorf("postgres: %w", err)
-	}
-	migrate, err := s.start(ctx, compose.part("migrate"))
-	if err != nil {
-		return err
-	}
-	if err := migrate.ended(ctx); err != nil {
-		return err
-	}
-	calls := make(chan string, 1)
-	remote := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		select {
-		case calls <- r.Header.Get("Idempotency-Key"):
-		default: // a call is sent at least once
-		}
-	}))
-	defer remote.Close()
-	text, err := os.ReadFile(compose.Configs["relay"].File)
-	if err != nil {
-		return err
-	}
-	config := strings.ReplaceAll(string(text), "http://host.docker.internal:8099", remote.URL)
-	file := filepath.Join(s.dir, "relay.json")
-	if err := os.WriteFile(file, []byte(config), 0o644); err != nil { //nolint:gosec // another user reads it
-		return err
-	}
-	relay := compose.part("relay")
-	relay.binds = []string{file + ":/relay.json:ro"}
-	exporter, console := chart.part("exporter"), chart.part("console")
-	for _, p := range []*part{relay, exporter, console} {
-		if _, err := s.start(ctx, p); err != nil {
-			return err
-		}
-	}
-	if _, err := s.page(ctx, "http://127.0.0.1:"+s.ports["8098"]+"/healthz", sinkName); err != nil {
-		return fmt.Errorf("relay: %w", err)
-	}
-	if err := s.enqueue(ctx); err != nil {
-		return err
-	}
-	select {
-	case key := <-calls:
-		if key == "" {
-			return errors.New("relay: the call has no Idempotency-Key")
-		}
-	case <-ctx.Done():
-		return fmt.Errorf("relay: no call: %w", ctx.Err())
-	}
-	if _, err := s.page(ctx, "http://127.0.0.1:"+s.ports["9465"]+"/metrics", "onlyonce_database_up{"); err != nil {
-		return fmt.Errorf("exporter: %w", err)
-	}
-	address, err := console.says(ctx, regexp.MustCompile(`http://127\.0\.0\.1:\d+/\S+`))
-	if err != nil {
-		return err
-	}
-	if _, err := s.page(ctx, address, "<title>"); err != nil {
-		return fmt.Errorf("console: %w", err)
-	}
-	for _, p := range []*part{relay, exporter, console} {
-		if err := p.drain(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// database starts Postgres and waits until it answers.
-func (s *stack) database(ctx context.Context) error {
-	port, err := s.port("5432")
-	if err != nil {
-		return err
-	}
-	s.url = "postgres://postgres@127.0.0.1:" + port + "/postgres?sslmode=disable"
-	p, err := s.start(ctx, &part{
-		name: "postgres", image: postgresImage, user: "1000:1000", tmpfs: map[string]string{"/data": "mode=1777", "/tmp": "mode=1777"},
-		args: []string{
-			"/bin/sh",
-			"-c",
-			"initdb -D /data/pg -U postgres -A trust -E UTF8 --no-locale >/dev/null && exec postgres -D " +
-				"/data/pg -c listen_addresses=127.0.0.1 -c unix_socket_directories=/tmp -p " +
-				port,
-		},
-	})
-	if err != nil {
-		return err
-	}
-	return wait(ctx, "connecting", func() error {
-		conn, err := pgx.Connect(ctx, s.url)
-		if err != nil {
-			return errors.Join(err, p.running(ctx))
-		}
-		return conn.Close(ctx)
-	})
-}
-
-// enqueue commits a call for the relay.
-func (s *stack) enqueue(ctx context.Context) error {
-	conn, err := pgx.Connect(ctx, s.url)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
-	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		return outbox.Enqueue(ctx, tx, outbox.Call{
-			Sink:   sinkName,
-			Name:   "charge",
-			Target: "/charges",
-			ID:     "order-17",
-			Scope:  "shop",
-			Body:   []byte(`{}`),
-		})
-	})
-}
-
-// page waits for a page that contains text.
-func (s *stack) page(ctx context.Context, address, text string) (body string, err error) {
-	jar, err := cookiejar.New(nil)
-	if err != nil {
-		return "", err
-	}
-	client := http.Client{Timeout: 10 * time.Second, Jar: jar}
-	err = wait(ctx, address, func() error {
-		body, err = get(ctx, &client, address)
-		if err == nil && !strings.Contains(body, text) {
-			err = fmt.Errorf("%q is not in it: %.200q", text, body)
-		}
-		return err
-	})
-	return body, err
-}
-
-// port returns a free port for one that a file names.
-func (s *stack) port(named string) (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	s.ports[named] = strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
-	return s.ports[named], l.Close()
 }

@@ -30,8 +30,10 @@ type across struct {
 // acrossBound is how long a call may take, so that a relay that is gone is found out.
 const acrossBound = 2 * time.Minute
 
-// measure prints how long calls took from the return of COMMIT to their arrival, and what the relay
-// costs meanwhile and when it is idle: its own CPU time and that of its connections.
+// measure prints how long calls took from the return of COMMIT to their arrival, how long their
+// transactions took, and what the relay costs meanwhile and when it is idle: its own CPU time and
+// that of its connections. A relay commits once before it calls (T10). So on a machine on which a
+// COMMIT is slow now and then, a call is late as often, for the same reason.
 func (a across) measure(ctx context.Context, srv *server, stdout io.Writer) (err error) {
 	db, err := srv.fresh(ctx)
 	if err != nil {
@@ -50,7 +52,7 @@ func (a across) measure(ctx context.Context, srv *server, stdout io.Writer) (err
 		return err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
-	if _, err := a.call(ctx, pool, arrived, 0); err != nil { // the relay has its lanes
+	if _, _, err := a.call(ctx, pool, arrived, 0); err != nil { // the relay has its lanes
 		return err
 	}
 	active, err := costOf(ctx, db, relay, func() error {
@@ -74,37 +76,45 @@ func (a across) measure(ctx context.Context, srv *server, stdout io.Writer) (err
 func (a across) paced(ctx context.Context, pool *pgxpool.Pool, arrived chan time.Time, stdout io.Writer) error {
 	tick := time.NewTicker(a.every)
 	defer tick.Stop()
-	var took []time.Duration
+	var committing, calling []time.Duration
 	for n := range a.calls {
 		<-tick.C
-		d, err := a.call(ctx, pool, arrived, n+1)
+		tx, call, err := a.call(ctx, pool, arrived, n+1)
 		if err != nil {
 			return err
 		}
-		took = append(took, d)
+		committing = append(committing, tx)
+		calling = append(calling, call)
 	}
+	_, err := fmt.Fprintf(stdout, "%d calls, one each %v\ncommit to call: %s\ntheir transactions: %s\n",
+		a.calls, a.every, percentiles(calling), percentiles(committing))
+	return err
+}
+
+// percentiles sorts durations and returns some of them.
+func percentiles(took []time.Duration) string {
 	slices.Sort(took)
 	at := func(percent int) time.Duration {
 		return took[min(len(took)*percent/100, len(took)-1)].Round(100 * time.Microsecond)
 	}
-	_, err := fmt.Fprintf(stdout, "commit to call, %d calls, one each %v: p50 %v, p90 %v, p99 %v, max %v\n",
-		len(took), a.every, at(50), at(90), at(99), at(100))
-	return err
+	return fmt.Sprintf("p50 %v, p90 %v, p99 %v, max %v", at(50), at(90), at(99), at(100))
 }
 
-// call commits a call and waits until it arrives.
-func (a across) call(ctx context.Context, pool *pgxpool.Pool, arrived chan time.Time, n int) (time.Duration, error) {
+// call commits a call and waits until it arrives. It returns how long the transaction took, and the
+// call from then on.
+func (a across) call(ctx context.Context, pool *pgxpool.Pool, arrived chan time.Time, n int) (tx, call time.Duration, err error) {
+	began := time.Now()
 	if err := applyEnqueued(ctx, pool, n, []byte(`{}`)); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	committed := time.Now()
 	select {
 	case t := <-arrived:
-		return t.Sub(committed), nil
+		return committed.Sub(began), t.Sub(committed), nil
 	case <-time.After(acrossBound):
-		return 0, fmt.Errorf("call %d was not made in %v", n, acrossBound)
+		return 0, 0, fmt.Errorf("call %d was not made in %v", n, acrossBound)
 	case <-ctx.Done():
-		return 0, ctx.Err()
+		return 0, 0, ctx.Err()
 	}
 }
 

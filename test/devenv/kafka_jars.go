@@ -35,6 +35,21 @@ const copyPlugin = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-
 //go:embed kafka-pom.xml
 var kafkaPOM []byte
 
+// KafkaProgram returns the Java and the class path that StartKafka starts a broker with. The broker
+// is fetched if it is not there.
+func KafkaProgram(ctx context.Context, o Options) (java, classPath string, err error) {
+	if java, _, err = findJava(ctx); err != nil {
+		return "", "", err
+	}
+	sup, err := supervise.Start(ctx, supervise.Config{Bases: o.bases(), Prefix: "onlyonce-kafka-"})
+	if err != nil {
+		return "", "", err
+	}
+	defer func() { err = errors.Join(err, sup.Close()) }()
+	classPath, _, err = kafkaClasses(ctx, o, sup, java)
+	return java, classPath, err
+}
+
 // kafkaClasses returns the broker's class path, and where it is from.
 func kafkaClasses(ctx context.Context, o Options, sup *supervise.Supervisor, java string) (classPath, from string, err error) {
 	if home := os.Getenv("KAFKA_HOME"); home != "" {

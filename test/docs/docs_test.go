@@ -327,13 +327,20 @@ func lines(t *testing.T, page string) (all []string) {
 }
 
 // elsewhere are lines that CI runs as they are, that take too long for a test (make bench), or that
-// only set what a test sets itself.
+// only set what a test sets itself. Those of Helm are run by nobody: there is no cluster.
 var elsewhere = []string{
 	"go run ./examples/quickstart",
 	"make test",
 	"make bench",
 	"export ONLYONCE_POSTGRES_URL='postgres://postgres:onlyonce@127.0.0.1:5432/postgres?sslmode=disable'",
 	"export ONLYONCE_KAFKA_BROKERS=127.0.0.1:9092",
+	// make image: Compose builds what the last of these builds.
+	"docker compose up -d --wait                          # PostgreSQL and Kafka, to try things out",
+	"docker compose --profile relay up -d --build         # and a relay of deploy/relay.json",
+	"docker build -f deploy/Dockerfile --build-arg VERSION=v0.1.0 -t registry.example/onlyonce:v0.1.0 .",
+	// Tests of deploy/check lint and render the chart with Helm's library.
+	"helm install onlyonce deploy/chart --set image.repository=registry.example/onlyonce -f values.yaml",
+	"helm template onlyonce deploy/chart -f values.yaml   # plain manifests",
 }
 
 // README's program, in this module.
