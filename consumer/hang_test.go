@@ -69,7 +69,8 @@ func TestD1DeadlineIsHeldAgainstItsMessage(t *testing.T) {
 			if got := fmt.Sprint(r.reasons()); got != "map[7:exhausted]" || alone.Load() != 2 {
 				t.Errorf("parked: %s after %d attempts", got, alone.Load())
 			}
-			if n := r.count(`select count(*) from onlyonce.parked where error like 'consumer: handler took too long%HandlerTimeout%'`); n != 1 {
+			if n := r.count(`select count(*) from onlyonce.parked
+				where error like 'consumer: handler took too long%HandlerTimeout%'`); n != 1 {
 				t.Error("the parked message does not say that its handler took too long")
 			}
 			until(t, "no statement is left running", func() bool {

@@ -289,7 +289,8 @@ func expired() onlyoncetest.Case {
 		if err != nil {
 			return nil, nil, err
 		}
-		h, err := layer.Handle(idempotency.Route{Pattern: "/charges", NoCalls: true, TTL: ttl, HandlerTimeout: 2 * time.Second}, charge(nil))
+		route := idempotency.Route{Pattern: "/charges", NoCalls: true, TTL: ttl, HandlerTimeout: 2 * time.Second}
+		h, err := layer.Handle(route, charge(nil))
 		var came atomic.Int32
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if came.Add(1) > 1 {

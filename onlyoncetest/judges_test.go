@@ -294,7 +294,7 @@ func newRelay(p *onlyoncetest.Process, s outbox.Sink) (*outbox.Relay, error) {
 type mailSink struct {
 	p       *onlyoncetest.Process
 	address string
-	key     func(d *outbox.Attempt) string
+	key     func(a *outbox.Attempt) string
 }
 
 func (*mailSink) Name() string { return "mail" }
@@ -303,15 +303,15 @@ func (*mailSink) Limits() outbox.Limits {
 	return outbox.Limits{KeyWindow: time.Hour, Timeout: 2 * time.Second}
 }
 
-func (s *mailSink) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
-	if err := d.MayStart(); err != nil {
+func (s *mailSink) Send(ctx context.Context, a *outbox.Attempt) outbox.Result {
+	if err := a.MayStart(); err != nil {
 		return outbox.Failure("not now", err)
 	}
-	req, err := http.NewRequestWithContext(ctx, d.Method, s.address, strings.NewReader(string(d.Body)))
+	req, err := http.NewRequestWithContext(ctx, a.Method, s.address, strings.NewReader(string(a.Body)))
 	if err != nil {
 		return outbox.Failure("bad request", outbox.Permanent(err))
 	}
-	if key := s.key(d); key != "" {
+	if key := s.key(a); key != "" {
 		req.Header.Set("Idempotency-Key", key)
 	}
 	res, err := s.p.HTTP.Do(req)
@@ -615,7 +615,7 @@ func faulty(t *testing.T) []judged {
 			return httpsink.New(httpsink.Config{Name: "mail", BaseURL: p.Reach(forgetful), KeyWindow: time.Hour, AllowPrivate: true})
 		}), kindRemotesDiffer, "more than once"},
 		{"sink with a key for each attempt", sending(func(p *onlyoncetest.Process) (outbox.Sink, error) {
-			return &mailSink{p, remote, func(d *outbox.Attempt) string { return fmt.Sprint(d.Key, p.Generation()) }}, nil
+			return &mailSink{p, remote, func(a *outbox.Attempt) string { return fmt.Sprint(a.Key, p.Generation()) }}, nil
 		}), kindCalledOutside, "key"},
 	}
 }
@@ -752,7 +752,7 @@ func soundCases(t *testing.T) []judged {
 			return httpsink.New(httpsink.Config{Name: "mail", BaseURL: p.Reach(provider), KeyWindow: time.Hour, AllowPrivate: true})
 		}), "", ""},
 		{"sink", sending(func(p *onlyoncetest.Process) (outbox.Sink, error) {
-			return &mailSink{p, remote, func(d *outbox.Attempt) string { return d.Key }}, nil
+			return &mailSink{p, remote, func(a *outbox.Attempt) string { return a.Key }}, nil
 		}), "", ""},
 	}
 }

@@ -75,14 +75,14 @@ func paid(remote *onlyoncetest.Remote) onlyoncetest.Case {
 		}
 		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: "pay", Body: []byte(o.ID), Capture: true})
 	}
-	complete := func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Attempt, answer *outbox.Response) error {
+	complete := func(ctx context.Context, tx dedupe.GuardedTx, a *outbox.Attempt, answer *outbox.Response) error {
 		var payment struct {
 			ID json.RawMessage `json:"id"`
 		}
 		if err := json.Unmarshal(answer.Body, &payment); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, `update orders set payment_id = $1, status = 'paid' where id = $2`, string(payment.ID), string(d.Body))
+		_, err := tx.Exec(ctx, `update orders set payment_id = $1, status = 'paid' where id = $2`, string(payment.ID), string(a.Body))
 		return err
 	}
 	return onlyoncetest.Case{

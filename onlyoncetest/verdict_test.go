@@ -72,7 +72,7 @@ func TestProgramWithoutLoggerIsQuiet(t *testing.T) {
 	slog.SetDefault(slog.New(slog.NewTextHandler(&out, nil)))
 	remote := mailbox(t)
 	c := sending(func(p *onlyoncetest.Process) (outbox.Sink, error) {
-		return &mailSink{p, remote, func(d *outbox.Attempt) string { return d.Key }}, nil
+		return &mailSink{p, remote, func(a *outbox.Attempt) string { return a.Key }}, nil
 	})
 	serve := serving(0, func(*onlyoncetest.Process) http.HandlerFunc { return charge(nil) })
 	c.Serve = serve.Serve

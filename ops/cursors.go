@@ -28,7 +28,8 @@ type Cursor struct {
 	Attempts      int32  `json:"attempts" doc:"at the message at AttemptOffset, which is tried alone"`
 	AttemptOffset *int64 `json:"attempt_offset"`
 	AnchorOffset  *int64 `json:"anchor_offset" doc:"of the last record seen below the position"`
-	LeaderEpoch   *int32 `json:"leader_epoch" doc:"Kafka's leader epoch up to which the log was read below the position"`
+	// Kafka's leader epoch up to which the log was read below the position
+	LeaderEpoch *int32 `json:"leader_epoch" doc:"above"`
 
 	RetiredAt    *time.Time `json:"retired_at"`
 	Paused       *string    `json:"paused" doc:"why it is paused"`

@@ -25,12 +25,12 @@ type batching struct {
 }
 
 // newBatching makes the calls of a batch side by side, each as send does.
-func newBatching(send func(ctx context.Context, d *outbox.Attempt) outbox.Result) *batching {
+func newBatching(send func(ctx context.Context, a *outbox.Attempt) outbox.Result) *batching {
 	b := &batching{scripted: newScripted(send)}
 	b.batch = func(ctx context.Context, calls []*outbox.Attempt, ended func(int, outbox.Result)) {
 		var all sync.WaitGroup
-		for i, d := range calls {
-			all.Go(func() { ended(i, b.Send(ctx, d)) })
+		for i, a := range calls {
+			all.Go(func() { ended(i, b.Send(ctx, a)) })
 		}
 		all.Wait()
 	}
@@ -66,11 +66,11 @@ func TestBatches(t *testing.T) {
 	alone := sink.batch
 	sink.batch = func(ctx context.Context, calls []*outbox.Attempt, ended func(int, outbox.Result)) {
 		orders := map[string]bool{}
-		for _, d := range calls {
-			if d.Order != "" && orders[d.Order] {
-				t.Errorf("two calls of ordering key %s in one batch", d.Order)
+		for _, a := range calls {
+			if a.Order != "" && orders[a.Order] {
+				t.Errorf("two calls of ordering key %s in one batch", a.Order)
 			}
-			orders[d.Order] = true
+			orders[a.Order] = true
 		}
 		alone(ctx, calls, ended)
 	}
@@ -118,18 +118,18 @@ func TestO4OrderInBatches(t *testing.T) {
 	var mu sync.Mutex
 	under := map[string]int{}
 	tries := map[string]int{}
-	sink := newBatching(func(_ context.Context, d *outbox.Attempt) outbox.Result {
+	sink := newBatching(func(_ context.Context, a *outbox.Attempt) outbox.Result {
 		mu.Lock()
 		defer mu.Unlock()
-		if under[d.Order]++; under[d.Order] > 1 {
-			t.Errorf("two calls of %s at once", d.Order)
+		if under[a.Order]++; under[a.Order] > 1 {
+			t.Errorf("two calls of %s at once", a.Order)
 		}
-		tries[d.Key]++
-		again := tries[d.Key] <= int(d.ID)%3
+		tries[a.Key]++
+		again := tries[a.Key] <= int(a.ID)%3
 		mu.Unlock()
 		_ = one[int](r, `select 1`)
 		mu.Lock()
-		under[d.Order]--
+		under[a.Order]--
 		if again {
 			return outbox.Failure("again", nil)
 		}
@@ -189,9 +189,9 @@ func TestBatchEnds(t *testing.T) {
 				late = append(late, func() { ended(len(calls)-1, outbox.Result{Outcome: outbox.Rejected, Reason: "too late"}) })
 				silent += len(calls) / 2
 				mu.Unlock()
-				for i, d := range calls {
+				for i, a := range calls {
 					if i%2 == 0 {
-						ended(i, sink.Send(ctx, d))
+						ended(i, sink.Send(ctx, a))
 					}
 				}
 				c.rest(calls, ended)

@@ -32,9 +32,9 @@ func TestO2BatchIsLeftInTheMiddle(t *testing.T) {
 		t.Fatalf("%d batches", n)
 	}
 	g := r.gate()
-	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
-		if string(d.Body) == `{"order":"4"}` {
-			g.pass(d)
+	sink := newScripted(func(_ context.Context, a *outbox.Attempt) outbox.Result {
+		if string(a.Body) == `{"order":"4"}` {
+			g.pass(a)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
@@ -65,9 +65,9 @@ func TestO2BatchThatHasMoved(t *testing.T) {
 	r := newRig(t)
 	r.enqueueAll(many(0, 1200)...)
 	g := r.gate()
-	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
-		if string(d.Body) == `{"order":"70"}` { // of the first chunk: the places of all batches are known
-			g.pass(d)
+	sink := newScripted(func(_ context.Context, a *outbox.Attempt) outbox.Result {
+		if string(a.Body) == `{"order":"70"}` { // of the first chunk: the places of all batches are known
+			g.pass(a)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
@@ -219,8 +219,8 @@ func TestCallsOfABatchAreParkedAlone(t *testing.T) {
 	}
 	calls[4].NotBefore = time.Now().Add(time.Hour)
 	r.enqueueAll(calls...)
-	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
-		switch string(d.Body) {
+	sink := newScripted(func(_ context.Context, a *outbox.Attempt) outbox.Result {
+		switch string(a.Body) {
 		case `{"order":"1"}`, `{"order":"3"}`:
 			return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
 		}

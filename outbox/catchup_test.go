@@ -16,7 +16,7 @@ func TestRetriesAreCaughtUpWithAsSlotsBecomeFree(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	var up atomic.Bool
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
 		if !up.Load() {
 			return outbox.Failure("down", nil)
 		}
@@ -48,12 +48,12 @@ func TestRetriesGetSlotsBesideNewCalls(t *testing.T) {
 	r := newRig(t)
 	var n, at atomic.Int64
 	due := make(chan struct{})
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
 		if n.Add(1) == 200 { // in the middle of new calls
 			<-due
 		}
-		if order(d) == "first" {
-			if d.Number == 1 {
+		if order(a) == "first" {
+			if a.Number == 1 {
 				return outbox.Failure("again", nil)
 			}
 			at.Store(n.Load())

@@ -16,9 +16,9 @@ import (
 
 // answering is a remote that answers.
 func answering() *scripted {
-	return newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
+	return newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
 		return outbox.Result{Outcome: outbox.Delivered, Response: &outbox.Response{
-			Status: 201, Header: http.Header{"Location": {"/charges/7"}}, Body: []byte("answer to " + d.Key),
+			Status: 201, Header: http.Header{"Location": {"/charges/7"}}, Body: []byte("answer to " + a.Key),
 		}}
 	})
 }
@@ -64,20 +64,20 @@ func TestCompletion(t *testing.T) {
 			sink := answering()
 			cfg := testConfig(sink)
 			var tries atomic.Int64
-			cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Attempt, answer *outbox.Response) error {
+			cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, a *outbox.Attempt, answer *outbox.Response) error {
 				good := answer != nil &&
 					answer.Status == 201 &&
 					answer.Header.Get("Location") == "/charges/7" &&
-					string(answer.Body) == "answer to "+d.Key &&
-					d.Name == "charge" &&
-					d.Sink == "payments" &&
-					d.Scope == "checkout" &&
-					d.Target == "/charges" &&
-					d.Header.Get("Content-Type") == "application/json"
+					string(answer.Body) == "answer to "+a.Key &&
+					a.Name == "charge" &&
+					a.Sink == "payments" &&
+					a.Scope == "checkout" &&
+					a.Target == "/charges" &&
+					a.Header.Get("Content-Type") == "application/json"
 				if !good {
-					t.Errorf("completed %+v", d)
+					t.Errorf("completed %+v", a)
 				}
-				if _, err := tx.Exec(ctx, complete, d.Key, string(d.Body)); err != nil {
+				if _, err := tx.Exec(ctx, complete, a.Key, string(a.Body)); err != nil {
 					return err
 				}
 				if tries.Add(1) == 1 && c.first != nil {
@@ -130,9 +130,9 @@ func TestCompletionOfAZombie(t *testing.T) {
 	g := r.gate()
 	sink := answering()
 	cfg := testConfig(sink)
-	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Attempt, answer *outbox.Response) error {
+	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, a *outbox.Attempt, answer *outbox.Response) error {
 		g.pass(nil)
-		_, err := tx.Exec(ctx, complete, d.Key, "zombie")
+		_, err := tx.Exec(ctx, complete, a.Key, "zombie")
 		return err
 	}
 	capture := charge("1")
@@ -149,8 +149,8 @@ func TestCompletionOfAZombie(t *testing.T) {
 	}
 	r.giveBack()
 	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp()`)
-	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Attempt, answer *outbox.Response) error {
-		_, err := tx.Exec(ctx, complete, d.Key, string(answer.Body))
+	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, a *outbox.Attempt, answer *outbox.Response) error {
+		_, err := tx.Exec(ctx, complete, a.Key, string(answer.Body))
 		return err
 	}
 	r.start(cfg)
@@ -227,8 +227,8 @@ func TestCompletionWaitsForARelayThatCompletes(t *testing.T) {
 	until(t, "it was tried", func() bool { return one[int](r, `select coalesce(max(attempts), 0) from onlyonce.parked`) > 2 })
 	x.stop()
 	cfg := testConfig(sink)
-	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Attempt, answer *outbox.Response) error {
-		_, err := tx.Exec(ctx, complete, d.Key, "")
+	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, a *outbox.Attempt, answer *outbox.Response) error {
+		_, err := tx.Exec(ctx, complete, a.Key, "")
 		return err
 	}
 	r.start(cfg)

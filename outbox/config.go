@@ -95,7 +95,7 @@ type RelayConfig struct {
 	// A call with Call.Capture that was applied is settled without Complete, because its answer is
 	// lost. Reconcile must be safe for concurrent use. Its context ends after the sink's timeout.
 	// Defaults to nil: an operator decides.
-	Reconcile func(ctx context.Context, d *Attempt) (applied bool, err error)
+	Reconcile func(ctx context.Context, a *Attempt) (applied bool, err error)
 
 	// Complete receives the answer to each call with Call.Capture, in a transaction that settles
 	// the call. Its writes commit once for each call. If it returns an error, its writes are
@@ -105,7 +105,7 @@ type RelayConfig struct {
 	// It may take a third of LeaseTTL. Later calls of the same ordering key wait for it. Required
 	// if calls capture. If it is set and the first call that is delivered does not capture, that is
 	// logged.
-	Complete func(ctx context.Context, tx dedupe.GuardedTx, d *Attempt, answer *Response) error
+	Complete func(ctx context.Context, tx dedupe.GuardedTx, a *Attempt, answer *Response) error
 
 	// WaitFor names standbys, by their application_name. A call goes out only after they have
 	// flushed the commit of its work, so a failover to one of them does not undo that work. While

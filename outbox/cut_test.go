@@ -111,9 +111,9 @@ func TestUnknownCommitBeginsNoMore(t *testing.T) {
 	}
 	r.enqueue(calls...)
 	g := r.gate()
-	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
-		if d.Number == 1 && d.Key == outbox.Identity(origin.Origin{Scope: calls[0].Scope}, false, calls[0]) {
-			g.pass(d)
+	sink := newScripted(func(_ context.Context, a *outbox.Attempt) outbox.Result {
+		if a.Number == 1 && a.Key == outbox.Identity(origin.Origin{Scope: calls[0].Scope}, false, calls[0]) {
+			g.pass(a)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})

@@ -241,12 +241,12 @@ type mortal struct {
 	n atomic.Int64
 }
 
-func (m *mortal) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
+func (m *mortal) Send(ctx context.Context, a *outbox.Attempt) outbox.Result {
 	n := m.n.Add(1)
 	if n == m.DieBefore {
 		die()
 	}
-	r := m.Sink.Send(ctx, d)
+	r := m.Sink.Send(ctx, a)
 	if n == m.DieAfter {
 		die()
 	}

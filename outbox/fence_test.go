@@ -223,16 +223,16 @@ func TestStopsOnItsOwnClock(t *testing.T) {
 	ended := make(chan time.Duration, 1)
 	start := make(chan time.Time, 1)
 	var calls atomic.Int64
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
 		if calls.Add(1) > 1 {
 			return outbox.Result{Outcome: outbox.Delivered}
 		}
 		start <- time.Now()
 		<-ctx.Done()
 		left := one[float64](clock, `select extract(epoch from l.until - clock_timestamp())::float8
-			from onlyonce.leases l join onlyonce.lanes using (id) join onlyonce.calls c using (lane) where c.id = $1`, d.ID)
+			from onlyonce.leases l join onlyonce.lanes using (id) join onlyonce.calls c using (lane) where c.id = $1`, a.ID)
 		ended <- time.Duration(left * float64(time.Second))
-		if err := d.MayStart(); !errors.Is(err, outbox.ErrNotStarted) {
+		if err := a.MayStart(); !errors.Is(err, outbox.ErrNotStarted) {
 			t.Errorf("MayStart after the lease: %v", err)
 		}
 		return outbox.Failure("cut off", ctx.Err())
@@ -270,7 +270,7 @@ func TestRenewal(t *testing.T) {
 	r := newRig(t)
 	sink := newScripted(nil)
 	sink.limits.Timeout = time.Minute
-	sink.send = func(ctx context.Context, d *outbox.Attempt) outbox.Result {
+	sink.send = func(ctx context.Context, a *outbox.Attempt) outbox.Result {
 		select {
 		case <-time.After(14 * time.Second):
 			return outbox.Result{Outcome: outbox.Delivered}

@@ -90,8 +90,8 @@ func TestO6FirstAttemptIsNotAfterTheCall(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
-		g.pass(d)
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
+		g.pass(a)
 		return outbox.Failure("again", nil)
 	})
 	cfg := testConfig(sink)

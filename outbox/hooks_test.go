@@ -67,11 +67,11 @@ func (a *attempts) want(want ...string) {
 func TestHooksOfAttempts(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
 		if ctx.Value(attemptKey{}) == nil {
 			t.Error("the sink's context does not derive from AttemptStart's")
 		}
-		switch d.Number {
+		switch a.Number {
 		case 1:
 			return outbox.Failure("no answer", nil)
 		case 2:

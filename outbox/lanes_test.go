@@ -89,11 +89,11 @@ func TestPausedSink(t *testing.T) {
 	g := r.gate()
 	var down atomic.Bool
 	down.Store(true)
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
 		switch {
-		case strings.Contains(string(d.Body), "chain0"):
-			g.pass(d)
-		case strings.Contains(string(d.Body), "parked") && down.Load():
+		case strings.Contains(string(a.Body), "chain0"):
+			g.pass(a)
+		case strings.Contains(string(a.Body), "parked") && down.Load():
 			return outbox.Failure("down", nil)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}

@@ -247,24 +247,24 @@ func (r *rig) lost() bool {
 type scripted struct {
 	name   string
 	limits outbox.Limits
-	send   func(ctx context.Context, d *outbox.Attempt) outbox.Result
+	send   func(ctx context.Context, a *outbox.Attempt) outbox.Result
 
 	mu   sync.Mutex
 	sent []outbox.Attempt
 }
 
-func newScripted(send func(ctx context.Context, d *outbox.Attempt) outbox.Result) *scripted {
+func newScripted(send func(ctx context.Context, a *outbox.Attempt) outbox.Result) *scripted {
 	return &scripted{name: "payments", limits: outbox.Limits{KeyWindow: 24 * time.Hour, Timeout: 10 * time.Second}, send: send}
 }
 
 func (s *scripted) Name() string          { return s.name }
 func (s *scripted) Limits() outbox.Limits { return s.limits }
 
-func (s *scripted) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
+func (s *scripted) Send(ctx context.Context, a *outbox.Attempt) outbox.Result {
 	s.mu.Lock()
-	s.sent = append(s.sent, *d)
+	s.sent = append(s.sent, *a)
 	s.mu.Unlock()
-	return s.send(ctx, d)
+	return s.send(ctx, a)
 }
 
 func (s *scripted) calls() []outbox.Attempt {
@@ -298,14 +298,14 @@ func (r *rig) gate() *gate {
 
 func (g *gate) release() { g.once.Do(func() { close(g.open) }) }
 
-func (g *gate) pass(d *outbox.Attempt) {
-	g.begun <- d
+func (g *gate) pass(a *outbox.Attempt) {
+	g.begun <- a
 	<-g.open
 }
 
 // accept is a remote that takes everything once the gate is open.
-func (g *gate) accept(_ context.Context, d *outbox.Attempt) outbox.Result {
-	g.pass(d)
+func (g *gate) accept(_ context.Context, a *outbox.Attempt) outbox.Result {
+	g.pass(a)
 	return outbox.Result{Outcome: outbox.Delivered}
 }
 
@@ -313,8 +313,8 @@ func (g *gate) accept(_ context.Context, d *outbox.Attempt) outbox.Result {
 func (g *gate) wait() *outbox.Attempt {
 	g.t.Helper()
 	select {
-	case d := <-g.begun:
-		return d
+	case a := <-g.begun:
+		return a
 	case <-time.After(patience):
 		pgtest.GaveUp(g.t, patience, "a call")
 		return nil

@@ -29,11 +29,11 @@ func TestO6AttemptOfARelayThatDied(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			g := r.gate()
-			dying := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
-				if c.picked && d.Number == 1 {
+			dying := newScripted(func(_ context.Context, a *outbox.Attempt) outbox.Result {
+				if c.picked && a.Number == 1 {
 					return outbox.Result{Outcome: outbox.Postponed}
 				}
-				return g.accept(t.Context(), d)
+				return g.accept(t.Context(), a)
 			})
 			cfg := testConfig(dying)
 			cfg.LeaseTTL = time.Minute
@@ -84,8 +84,8 @@ func TestO6WhatAnOutcomeLeavesOpen(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				r := newRig(t)
 				var ended atomic.Int32
-				sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
-					if lost && d.Number == 1 {
+				sink := newScripted(func(_ context.Context, a *outbox.Attempt) outbox.Result {
+					if lost && a.Number == 1 {
 						return outbox.Failure("no answer", nil)
 					}
 					result := results[name]

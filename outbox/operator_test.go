@@ -19,8 +19,8 @@ import (
 )
 
 // order is what a call's body names.
-func order(d *outbox.Attempt) string {
-	return strings.TrimSuffix(strings.TrimPrefix(string(d.Body), `{"order":"`), `"}`)
+func order(a *outbox.Attempt) string {
+	return strings.TrimSuffix(strings.TrimPrefix(string(a.Body), `{"order":"`), `"}`)
 }
 
 // A call that an operator makes due is tried at once, even if the lane's next retry is an hour
@@ -29,9 +29,9 @@ func TestRedrivenCallDoesNotWaitForTheLanesNextRetry(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	var ok atomic.Bool
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
 		switch {
-		case order(d) == "later":
+		case order(a) == "later":
 			res := outbox.Failure("busy", nil)
 			res.RetryAfter = time.Hour
 			return res
@@ -70,9 +70,9 @@ func TestPauseStopsCallsThatWaitBehindAnother(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
-		if order(d) == "k0" {
-			g.pass(d)
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
+		if order(a) == "k0" {
+			g.pass(a)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
@@ -110,8 +110,8 @@ func TestOperatorDecidesDuringReconcile(t *testing.T) {
 	sink := newScripted(accept)
 	cfg := testConfig(sink)
 	cfg.Backoff = dedupe.Backoff{Min: time.Hour, Max: time.Hour}
-	cfg.Reconcile = func(ctx context.Context, d *outbox.Attempt) (bool, error) {
-		g.pass(d)
+	cfg.Reconcile = func(ctx context.Context, a *outbox.Attempt) (bool, error) {
+		g.pass(a)
 		return false, errors.New("not known yet")
 	}
 	c := charge("a")
@@ -144,15 +144,15 @@ func TestOrderBehindACallDiscardedWhileUnderWay(t *testing.T) {
 			keys := r.neighbours(2)
 			key := keys[0]
 			behind := keys[1]
-			sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
-				switch order(d) {
+			sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
+				switch order(a) {
 				case key + "0":
-					if retried && d.Number == 1 {
+					if retried && a.Number == 1 {
 						return outbox.Failure("again", nil)
 					}
-					g.pass(d)
+					g.pass(a)
 				case behind + "0":
-					if d.Number == 1 {
+					if a.Number == 1 {
 						return outbox.Failure("again", nil)
 					}
 				}
@@ -192,8 +192,8 @@ update onlyonce.parked
 func TestBlockedBehindNothingIsFoundByALaneThatIsHeld(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
-		if order(d) == "k0" {
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
+		if order(a) == "k0" {
 			return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
 		}
 		return outbox.Result{Outcome: outbox.Delivered}

@@ -72,14 +72,14 @@ func TestO4OrderThroughRetries(t *testing.T) {
 	var mu sync.Mutex
 	under := map[string]int{}
 	tries := map[string]int{}
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
-		key, _, _ := strings.Cut(strings.TrimPrefix(string(d.Body), `{"order":"`), "-")
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
+		key, _, _ := strings.Cut(strings.TrimPrefix(string(a.Body), `{"order":"`), "-")
 		mu.Lock()
 		if under[key]++; under[key] > 1 {
 			t.Errorf("two calls of %s at once", key)
 		}
-		tries[d.Key]++
-		again := tries[d.Key] <= int(d.ID)%3
+		tries[a.Key]++
+		again := tries[a.Key] <= int(a.ID)%3
 		mu.Unlock()
 		_ = one[int](r, `select 1`)
 		mu.Lock()
@@ -117,8 +117,8 @@ func TestO4FailingHeadHoldsUpItsKeyOnly(t *testing.T) {
 	r := newRig(t)
 	keys := r.neighbours(2)
 	healthy := make(chan struct{})
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
-		if strings.Contains(string(d.Body), keys[0]+"0") {
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
+		if strings.Contains(string(a.Body), keys[0]+"0") {
 			select {
 			case <-healthy:
 			default:
@@ -157,11 +157,11 @@ func TestO4DeadHead(t *testing.T) {
 		t.Run(fmt.Sprintf("PassOn=%v", passOn), func(t *testing.T) {
 			r := newRig(t)
 			keys := r.neighbours(2)
-			sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
-				switch b := string(d.Body); {
+			sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
+				switch b := string(a.Body); {
 				case strings.Contains(b, keys[0]+"0"):
 					return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
-				case strings.Contains(b, keys[0]+"2") && d.Number == 1: // rejected when it is tried again
+				case strings.Contains(b, keys[0]+"2") && a.Number == 1: // rejected when it is tried again
 					return outbox.Failure("again", nil)
 				case strings.Contains(b, keys[0]+"2"):
 					return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
@@ -215,9 +215,9 @@ func TestO4SlowCallDoesNotHoldUpItsLane(t *testing.T) {
 			r := newRig(t)
 			keys := r.neighbours(2)
 			g := r.gate()
-			sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
-				if strings.Contains(string(d.Body), keys[0]+"0") {
-					g.pass(d)
+			sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
+				if strings.Contains(string(a.Body), keys[0]+"0") {
+					g.pass(a)
 					return outbox.Result{Outcome: outcome, Reason: "late"}
 				}
 				return outbox.Result{Outcome: outbox.Delivered}
@@ -373,8 +373,8 @@ func TestO4LockComesBeforeTheId(t *testing.T) {
 func TestO4BlockedCallKeepsItsTime(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
-		if strings.Contains(string(d.Body), "account-0") {
+	sink := newScripted(func(_ context.Context, a *outbox.Attempt) outbox.Result {
+		if strings.Contains(string(a.Body), "account-0") {
 			return outbox.Failure("the card has expired", outbox.Permanent(errors.New("status 402")))
 		}
 		return outbox.Result{Outcome: outbox.Delivered}

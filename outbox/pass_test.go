@@ -218,9 +218,9 @@ func TestO4PassOfManyPortions(t *testing.T) {
 	}
 	g := r.gate()
 	var alone atomic.Int64
-	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
-		if alone.CompareAndSwap(d.ID, 0) {
-			g.pass(d)
+	sink := newScripted(func(_ context.Context, a *outbox.Attempt) outbox.Result {
+		if alone.CompareAndSwap(a.ID, 0) {
+			g.pass(a)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
@@ -292,12 +292,12 @@ func TestO2RelayDiesWithinAPass(t *testing.T) {
 			lane := one[int](r, `select lane from onlyonce.calls limit 1`)
 			g := r.gate()
 			var calls int
-			sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
-				if strings.Contains(string(d.Body), "low id") { // in a lane of its own
+			sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
+				if strings.Contains(string(a.Body), "low id") { // in a lane of its own
 					return outbox.Result{Outcome: outbox.Delivered}
 				}
 				if calls++; calls == at { // one at a time: they are of one key
-					g.pass(d)
+					g.pass(a)
 				}
 				return outbox.Result{Outcome: outbox.Delivered}
 			})
@@ -355,10 +355,10 @@ func TestO2MissingRowEndsTheRelay(t *testing.T) {
 			r := newRig(t)
 			r.enqueueAll(many(0, 1200)...)
 			g := r.gate()
-			sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
+			sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
 				// In the first chunk after the bite: the ids of all chunks are known by now.
-				if string(d.Body) == `{"order":"70"}` {
-					g.pass(d)
+				if string(a.Body) == `{"order":"70"}` {
+					g.pass(a)
 				}
 				return outbox.Result{Outcome: outbox.Delivered}
 			})

@@ -30,15 +30,15 @@ func TestRelayBehindPgBouncer(t *testing.T) {
 			r.enqueue(calls...)
 			var mu sync.Mutex
 			tries := map[string]int{}
-			sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
+			sink := newScripted(func(_ context.Context, a *outbox.Attempt) outbox.Result {
 				mu.Lock()
-				tries[d.Key]++
-				n := tries[d.Key]
+				tries[a.Key]++
+				n := tries[a.Key]
 				mu.Unlock()
 				switch {
-				case d.ID%5 == 0 && n == 1:
+				case a.ID%5 == 0 && n == 1:
 					return outbox.Failure("not now", nil)
-				case d.ID%7 == 0:
+				case a.ID%7 == 0:
 					return outbox.Result{Outcome: outbox.Rejected, Reason: "never"}
 				}
 				return outbox.Result{Outcome: outbox.Delivered}

@@ -495,8 +495,8 @@ func TestO14RetryAfter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
-			sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
-				if d.Number == 1 && order(d) == "first" && one[int](r, `select count(*) from onlyonce.rates`) == 0 {
+			sink := newScripted(func(_ context.Context, a *outbox.Attempt) outbox.Result {
+				if a.Number == 1 && order(a) == "first" && one[int](r, `select count(*) from onlyonce.rates`) == 0 {
 					return outbox.Result{Outcome: outbox.Retry, Reason: "not now", RetryAfter: 1000 * time.Hour, RetryScope: c.holds}
 				}
 				return outbox.Result{Outcome: outbox.Delivered}
@@ -614,7 +614,7 @@ func TestO14RetryAfterOfACallWithAPrefix(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	var held atomic.Bool
-	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
+	sink := newScripted(func(_ context.Context, a *outbox.Attempt) outbox.Result {
 		if !held.Swap(true) {
 			return outbox.Result{Outcome: outbox.Retry, Reason: "not now", RetryAfter: time.Hour, RetryScope: outbox.RetryTenant}
 		}

@@ -66,8 +66,8 @@ func TestO17CallsThatAreRefusedAlikeWait(t *testing.T) {
 func TestO17TenantWhoseCallsAreRefused(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
-		if d.Tenant != "globex" {
+	sink := newScripted(func(_ context.Context, a *outbox.Attempt) outbox.Result {
+		if a.Tenant != "globex" {
 			return outbox.Result{Outcome: outbox.Rejected, Reason: "status 410"}
 		}
 		return outbox.Result{Outcome: outbox.Delivered}

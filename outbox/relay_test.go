@@ -64,10 +64,10 @@ func TestConcurrencyIsBoundedForEachSink(t *testing.T) {
 	r := newRig(t)
 	var now, most atomic.Int64
 	g := r.gate()
-	slow := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
+	slow := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
 		most.Store(max(most.Load(), now.Add(1)))
 		defer now.Add(-1)
-		g.pass(d)
+		g.pass(a)
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
 	quick := newScripted(accept)
@@ -106,11 +106,11 @@ func TestRowUnderWayIsNotPickedAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			g := r.gate()
-			sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
-				if d.Number < attempt {
+			sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
+				if a.Number < attempt {
 					return outbox.Failure("again", nil)
 				}
-				g.pass(d)
+				g.pass(a)
 				return outbox.Result{Outcome: outbox.Delivered}
 			})
 			first := charge("1")
@@ -122,8 +122,8 @@ func TestRowUnderWayIsNotPickedAgain(t *testing.T) {
 			until(t, "its row is parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 1 })
 			r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() - interval '1 hour'`)
 			r.enqueue(second)
-			if d := g.wait(); d.Name == "charge" && string(d.Body) != string(second.Body) {
-				t.Errorf("%s, attempt %d, is under way a second time", d.Body, d.Number)
+			if a := g.wait(); a.Name == "charge" && string(a.Body) != string(second.Body) {
+				t.Errorf("%s, attempt %d, is under way a second time", a.Body, a.Number)
 			}
 			until(t, "the other one's row is parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 2 })
 			g.release()
@@ -158,17 +158,17 @@ func TestJournalBeforeTheCall(t *testing.T) {
 	r := newRig(t)
 	var fault atomic.Value
 	sink := newScripted(nil)
-	sink.send = func(ctx context.Context, d *outbox.Attempt) outbox.Result {
+	sink.send = func(ctx context.Context, a *outbox.Attempt) outbox.Result {
 		journal := `select pg_visible_in_snapshot(o.xid, l.target) and o.id > l.last_id and $2 = 1
 			from onlyonce.outbox_log o join onlyonce.lanes l using (sink, lane) where o.id = $1`
-		if d.Number > 1 {
+		if a.Number > 1 {
 			journal = `select attempts = $2 and first_attempt_at is not null and next_attempt_at > clock_timestamp()
 				from onlyonce.parked where row_id = $1`
 		}
 		var ok bool
-		err := r.pool.QueryRow(ctx, journal, d.ID, d.Number).Scan(&ok)
+		err := r.pool.QueryRow(ctx, journal, a.ID, a.Number).Scan(&ok)
 		if err != nil || !ok {
-			fault.Store(fmt.Sprintf("attempt %d is not in the journal: %v", d.Number, err))
+			fault.Store(fmt.Sprintf("attempt %d is not in the journal: %v", a.Number, err))
 		}
 		// The relay may be busy with other lanes just now; a transaction that is open for this call
 		// would stay open.
@@ -182,7 +182,7 @@ func TestJournalBeforeTheCall(t *testing.T) {
 		if err != nil || open > 0 {
 			fault.Store(fmt.Sprintf("%d transactions are open during a call: %v", open, err))
 		}
-		if d.Number < 3 {
+		if a.Number < 3 {
 			return outbox.Failure("again", nil)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
@@ -204,8 +204,8 @@ func TestJournalBeforeTheCall(t *testing.T) {
 func TestSinksThatMisbehave(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
-		switch d.Number {
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
+		switch a.Number {
 		case 1:
 			panic("card 4242")
 		case 2:

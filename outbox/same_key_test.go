@@ -100,8 +100,8 @@ func TestO1CallThatIsNotParkedEndsTheRelay(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	gate := r.gate()
-	relay := r.relay(testConfig(newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
-		gate.pass(d)
+	relay := r.relay(testConfig(newScripted(func(_ context.Context, a *outbox.Attempt) outbox.Result {
+		gate.pass(a)
 		return outbox.Failure("status 503", nil)
 	})))
 	r.enqueue(charge("order-17"))

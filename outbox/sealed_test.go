@@ -145,15 +145,15 @@ func TestO13CompletionThatDoesNotOpen(t *testing.T) {
 	cfg := testConfig(sink)
 	cfg.Sealer = s
 	var completed atomic.Int64
-	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Attempt, answer *outbox.Response) error {
+	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, a *outbox.Attempt, answer *outbox.Response) error {
 		completed.Add(1)
-		_, err := tx.Exec(ctx, complete, d.Key, string(d.Body))
+		_, err := tx.Exec(ctx, complete, a.Key, string(a.Body))
 		return err
 	}
 	send := sink.send
-	sink.send = func(ctx context.Context, d *outbox.Attempt) outbox.Result {
+	sink.send = func(ctx context.Context, a *outbox.Attempt) outbox.Result {
 		s.fail(seal.ErrValue)
-		return send(ctx, d)
+		return send(ctx, a)
 	}
 	c := charge("1")
 	c.Sealer = s

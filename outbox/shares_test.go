@@ -28,9 +28,9 @@ func newCrowd(t *testing.T) (c *crowd, open func()) {
 	return c, open
 }
 
-func (c *crowd) send(ctx context.Context, d *outbox.Attempt) outbox.Result {
-	c.change(d.Tenant, 1)
-	defer c.change(d.Tenant, -1)
+func (c *crowd) send(ctx context.Context, a *outbox.Attempt) outbox.Result {
+	c.change(a.Tenant, 1)
+	defer c.change(a.Tenant, -1)
 	select {
 	case <-c.open:
 	case <-ctx.Done(): // the machine is so slow that the lease has ended
@@ -188,11 +188,11 @@ func TestO15CallsThatBeganBefore(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	c, open := newCrowd(t)
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
-		if d.Number == 1 && order(d) == "retried" {
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
+		if a.Number == 1 && order(a) == "retried" {
 			return outbox.Failure("busy", nil)
 		}
-		return c.send(ctx, d)
+		return c.send(ctx, a)
 	})
 	cfg := testConfig(sink)
 	cfg.DrainTimeout = time.Minute
@@ -227,11 +227,11 @@ func TestO15WhatIsCounted(t *testing.T) {
 	r := newRig(t)
 	var mu sync.Mutex
 	tries := map[string]int{}
-	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
+	sink := newScripted(func(_ context.Context, a *outbox.Attempt) outbox.Result {
 		mu.Lock()
 		defer mu.Unlock()
-		if tries[d.Key]++; tries[d.Key] < 3 {
-			if tries[d.Key] == 2 {
+		if tries[a.Key]++; tries[a.Key] < 3 {
+			if tries[a.Key] == 2 {
 				panic("a sink's")
 			}
 			return outbox.Failure("busy", nil)

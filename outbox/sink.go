@@ -125,11 +125,11 @@ type Attempt struct {
 // The relay asks before it calls Send. A sink asks again right before the first byte leaves,
 // because connecting may take long and a process may be stopped at any instruction. If the sink
 // gets an error, it returns [Failure] with that error.
-func (d *Attempt) MayStart() error {
-	if d.bound == nil {
+func (a *Attempt) MayStart() error {
+	if a.bound == nil {
 		return nil
 	}
-	return d.bound.mayStart()
+	return a.bound.mayStart()
 }
 
 // ErrNotStarted is wrapped by the error of an attempt that was not started. The errors of

@@ -177,7 +177,8 @@ func TestPlans(t *testing.T) {
 // of PostgreSQL print the times in several ways.
 func dueScans(plan string) (n int) {
 	for line := range strings.Lines(plan) {
-		if strings.Contains(line, "Index Cond: ") && strings.Contains(line, "next_attempt_at > ") && strings.Contains(line, "next_attempt_at <= ") {
+		_, cond, _ := strings.Cut(line, "Index Cond: ")
+		if strings.Contains(cond, "next_attempt_at > ") && strings.Contains(cond, "next_attempt_at <= ") {
 			n++
 		}
 	}
@@ -273,11 +274,11 @@ func TestOtherSessions(t *testing.T) {
 			t.Cleanup(own.Close)
 			// r watches: a serializable reader might have to try again.
 			other := &rig{t: t, pool: own}
-			sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
+			sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
 				switch {
-				case strings.Contains(string(d.Body), "reject"):
+				case strings.Contains(string(a.Body), "reject"):
 					return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
-				case d.Number < 3:
+				case a.Number < 3:
 					return outbox.Failure("again", nil)
 				}
 				return outbox.Result{Outcome: outbox.Delivered}

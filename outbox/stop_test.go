@@ -90,7 +90,7 @@ func TestStopWaitsForItsCallsOnly(t *testing.T) {
 func TestDrainTimeout(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
 		<-ctx.Done()
 		return outbox.Failure("cut off", ctx.Err())
 	})
@@ -110,8 +110,8 @@ func TestSinkThatDoesNotReturn(t *testing.T) {
 	r := newRig(t)
 	g := r.gate()
 	t.Cleanup(g.release)
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
-		g.pass(d)
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
+		g.pass(a)
 		return outbox.Result{}
 	})
 	cfg := testConfig(sink)

@@ -14,9 +14,9 @@ import (
 // stuckSink is a sink whose Send ignores its context: a call with the body "stuck" returns when the
 // gate opens.
 func stuckSink(name string, g *gate) *scripted {
-	s := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
-		if string(d.Body) == "stuck" {
-			g.pass(d)
+	s := newScripted(func(_ context.Context, a *outbox.Attempt) outbox.Result {
+		if string(a.Body) == "stuck" {
+			g.pass(a)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})

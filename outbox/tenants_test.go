@@ -26,14 +26,14 @@ func TestO16HangingRemoteOfATenantHoldsUpNoOther(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
 		switch {
-		case d.Tenant == "good":
+		case a.Tenant == "good":
 			return outbox.Result{Outcome: outbox.Delivered}
-		case d.Number == 1 && d.Tenant == "second":
+		case a.Number == 1 && a.Tenant == "second":
 			return outbox.Failure("not now", nil)
 		}
-		return g.accept(ctx, d)
+		return g.accept(ctx, a)
 	})
 	r.enqueueOf("first", 200)
 	r.enqueueOf("second", 200)
@@ -66,8 +66,8 @@ select count(*)
 func TestO14TwoAccountsHoldNoOther(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
-		if d.Tenant == "good" {
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
+		if a.Tenant == "good" {
 			return outbox.Result{Outcome: outbox.Delivered}
 		}
 		return outbox.Result{Outcome: outbox.Retry, Reason: "503", RetryAfter: time.Hour, RetryScope: outbox.RetryAuto}
@@ -91,12 +91,12 @@ func TestO14CallOfAHeldTenantFindsNothingOut(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
 		switch {
-		case d.Tenant == "good":
+		case a.Tenant == "good":
 			return outbox.Result{Outcome: outbox.Delivered}
-		case string(d.Body) == string(charge("hangs").Body):
-			return g.accept(ctx, d)
+		case string(a.Body) == string(charge("hangs").Body):
+			return g.accept(ctx, a)
 		}
 		return outbox.Result{Outcome: outbox.Retry, Reason: "down", RetryAfter: time.Hour, RetryScope: outbox.RetryAuto}
 	})

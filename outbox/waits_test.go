@@ -27,8 +27,8 @@ func TestT14RenewalBesideCompletions(t *testing.T) {
 	for i := range begun {
 		begun[i] = make(chan struct{})
 	}
-	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Attempt, _ *outbox.Response) error {
-		if _, err := tx.Exec(ctx, complete, d.Key, "a"); err != nil {
+	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, a *outbox.Attempt, _ *outbox.Response) error {
+		if _, err := tx.Exec(ctx, complete, a.Key, "a"); err != nil {
 			return err
 		}
 		mu.Lock()
@@ -80,8 +80,8 @@ func TestT14TakeOverWaitsForACompletion(t *testing.T) {
 	r.completions()
 	g := r.gate()
 	cfg := testConfig(answering())
-	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Attempt, _ *outbox.Response) error {
-		_, err := tx.Exec(ctx, complete, d.Key, "a")
+	cfg.Complete = func(ctx context.Context, tx dedupe.GuardedTx, a *outbox.Attempt, _ *outbox.Response) error {
+		_, err := tx.Exec(ctx, complete, a.Key, "a")
 		g.pass(nil)
 		return err
 	}

@@ -132,7 +132,7 @@ select string_agg(distinct case when not isfinite(started_at) then 'never'
 func TestO6WindowEndsRetries(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result { return outbox.Failure("no", nil) })
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result { return outbox.Failure("no", nil) })
 	sink.limits = outbox.Limits{KeyWindow: 8 * time.Second, Timeout: 2 * time.Second}
 	r.enqueue(charge("1"))
 	r.start(testConfig(sink))
@@ -250,12 +250,12 @@ func TestO6SettlementThatComesLate(t *testing.T) {
 	r := newRig(t)
 	var applied atomic.Bool
 	g := r.gate()
-	sink := newScripted(func(_ context.Context, d *outbox.Attempt) outbox.Result {
+	sink := newScripted(func(_ context.Context, a *outbox.Attempt) outbox.Result {
 		switch {
-		case d.Number == 1:
+		case a.Number == 1:
 			return outbox.Failure("again", nil)
 		case applied.Load():
-			g.pass(d)
+			g.pass(a)
 			return outbox.Result{Outcome: outbox.Delivered}
 		}
 		return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
@@ -275,8 +275,8 @@ func TestO6SettlementThatComesLate(t *testing.T) {
 	if _, err := r.pool.Exec(t.Context(), parked.RedriveCallsSQL, []int64{id}, []*string{nil}, false); err != nil {
 		t.Fatal(err)
 	}
-	if d := g.wait(); fmt.Sprintf("waiting of attempt %d", d.Number) != first {
-		t.Fatalf("attempt %d is under way, and the one before is %s: they must have one number", d.Number, first)
+	if a := g.wait(); fmt.Sprintf("waiting of attempt %d", a.Number) != first {
+		t.Fatalf("attempt %d is under way, and the one before is %s: they must have one number", a.Number, first)
 	}
 	for _, late := range []string{"waiting", "retrying"} {
 		if _, err := r.pool.Exec(
@@ -337,8 +337,8 @@ func TestReconcile(t *testing.T) {
 				var asked atomic.Int64
 				var key atomic.Value
 				cfg := testConfig(sink)
-				cfg.Reconcile = func(ctx context.Context, d *outbox.Attempt) (bool, error) {
-					key.Store(d.Key + string(d.Body))
+				cfg.Reconcile = func(ctx context.Context, a *outbox.Attempt) (bool, error) {
+					key.Store(a.Key + string(a.Body))
 					switch asked.Add(1) {
 					case 1:
 						return false, errors.New("not known yet")
@@ -415,8 +415,8 @@ func TestTrace(t *testing.T) {
 		ofMessage = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\nvendor=1"
 		own       = "00-11111111111111111111111111111111-2222222222222222-00"
 	)
-	sink := newScripted(func(ctx context.Context, d *outbox.Attempt) outbox.Result {
-		if d.Number == 1 {
+	sink := newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
+		if a.Number == 1 {
 			return outbox.Failure("again", nil)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}

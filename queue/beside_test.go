@@ -30,10 +30,10 @@ func (s *keySink) Limits() outbox.Limits {
 	return outbox.Limits{KeyWindow: outbox.Forever, Timeout: time.Second}
 }
 
-func (s *keySink) Send(_ context.Context, d *outbox.Attempt) outbox.Result {
+func (s *keySink) Send(_ context.Context, a *outbox.Attempt) outbox.Result {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.sent[d.Key]++
+	s.sent[a.Key]++
 	return outbox.Result{Outcome: outbox.Delivered}
 }
 

@@ -61,13 +61,13 @@ func (c *natsConnection) connected() (*natssink.Sink, error) {
 }
 
 // Send makes one attempt.
-func (c *natsConnection) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
+func (c *natsConnection) Send(ctx context.Context, a *outbox.Attempt) outbox.Result {
 	sink, err := c.connected()
 	if err != nil {
 		err = fmt.Errorf("connecting to NATS: %w", err)
 		return outbox.BrokerFailure(err.Error(), err, true)
 	}
-	return sink.Send(ctx, d)
+	return sink.Send(ctx, a)
 }
 
 // Preflight asks the servers' monitors.

@@ -32,13 +32,13 @@ func (s *scriptedSink) Limits() outbox.Limits {
 	return outbox.Limits{KeyWindow: outbox.Forever, Timeout: time.Minute}
 }
 
-func (s *scriptedSink) Send(_ context.Context, d *outbox.Attempt) outbox.Result {
+func (s *scriptedSink) Send(_ context.Context, a *outbox.Attempt) outbox.Result {
 	if !s.accepts.Load() {
 		return outbox.Result{Outcome: outbox.Rejected, Reason: "refused"}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.got = append(s.got, d.Key+" "+string(d.Body))
+	s.got = append(s.got, a.Key+" "+string(a.Body))
 	return outbox.Result{Outcome: outbox.Delivered}
 }
 

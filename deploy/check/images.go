@@ -38,7 +38,8 @@ type sources struct {
 // fetch downloads what the run needs and this machine does not have, and builds Compose.
 func fetch(ctx context.Context, dir string) (from sources, err error) {
 	plugin := filepath.Join(dir, configDir, "cli-plugins", "docker-compose")
-	build := exec.CommandContext(ctx, "go", "-C", "testdata/compose", "build", "-ldflags=-s -w", "-o", plugin, "github.com/docker/compose/v2/cmd")
+	build := exec.CommandContext(ctx, "go", "-C", "testdata/compose", "build", "-ldflags=-s -w",
+		"-o", plugin, "github.com/docker/compose/v2/cmd")
 	if out, err := build.CombinedOutput(); err != nil {
 		return from, fmt.Errorf("building Compose: %w: %s", err, out)
 	}

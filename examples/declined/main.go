@@ -68,9 +68,9 @@ func relayTo(pool *pgxpool.Pool, provider string) (*outbox.Relay, error) {
 
 // chargeAnswered receives the provider's answer to each charge once. Its writes commit together
 // with the end of the call.
-func chargeAnswered(ctx context.Context, tx dedupe.GuardedTx, d *outbox.Attempt, answer *outbox.Response) error {
+func chargeAnswered(ctx context.Context, tx dedupe.GuardedTx, a *outbox.Attempt, answer *outbox.Response) error {
 	var charge struct{ Order string }
-	if err := json.Unmarshal(d.Body, &charge); err != nil {
+	if err := json.Unmarshal(a.Body, &charge); err != nil {
 		return outbox.Permanent(err)
 	}
 	state := "paid"

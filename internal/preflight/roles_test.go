@@ -256,11 +256,11 @@ func (sink) Name() string { return "payments" }
 func (sink) Limits() outbox.Limits {
 	return outbox.Limits{KeyWindow: outbox.Forever, Timeout: time.Second}
 }
-func (sink) Send(_ context.Context, d *outbox.Attempt) outbox.Result {
+func (sink) Send(_ context.Context, a *outbox.Attempt) outbox.Result {
 	switch {
-	case d.Name == "never":
+	case a.Name == "never":
 		return outbox.Result{Outcome: outbox.Rejected, Reason: "never"}
-	case d.Name == "again" && d.Number == 1:
+	case a.Name == "again" && a.Number == 1:
 		return outbox.Failure("again", nil)
 	}
 	return outbox.Result{Outcome: outbox.Delivered}

@@ -27,17 +27,17 @@ func TestSecrets(t *testing.T) {
 		"header": {httpsink.SecretHeader("x-api-key", rotating), "X-Api-Key", ""},
 	} {
 		s := newSink(t, base, func(cfg *httpsink.Config) { cfg.Authorize = c.authorize })
-		d := delivery()
+		a := delivery()
 		for range 2 {
-			if r := s.Send(t.Context(), d); r.Outcome != outbox.Delivered {
+			if r := s.Send(t.Context(), a); r.Outcome != outbox.Delivered {
 				t.Fatalf("%s: %+v", name, r)
 			}
 			if want := fmt.Sprint(c.prefix, "token-", n); got.Get(c.header) != want {
 				t.Errorf("%s: %v, want %s", name, got, want)
 			}
 		}
-		if len(d.Header) != 2 || d.Header.Get(c.header) != "" {
-			t.Errorf("%s: the row's headers are %v", name, d.Header)
+		if len(a.Header) != 2 || a.Header.Get(c.header) != "" {
+			t.Errorf("%s: the row's headers are %v", name, a.Header)
 		}
 	}
 	if n != 4 {
@@ -100,8 +100,8 @@ func TestRequestIDOfAnAttempt(t *testing.T) {
 	mine := delivery()
 	mine.Header = http.Header{"X-Request-Id": {"the call's"}}
 	one := delivery()
-	for _, d := range []*outbox.Attempt{one, one, mine, mine} {
-		if r := s.Send(t.Context(), d); r.Outcome != outbox.Delivered {
+	for _, a := range []*outbox.Attempt{one, one, mine, mine} {
+		if r := s.Send(t.Context(), a); r.Outcome != outbox.Delivered {
 			t.Fatalf("%+v", r)
 		}
 	}

@@ -26,14 +26,14 @@ type callRequest struct {
 
 // newRequest builds the request from the row. It applies the rules of Enqueue again, because the
 // row may have been written in SQL (O12).
-func (s *Sink) newRequest(ctx context.Context, d *outbox.Attempt) (*callRequest, error) {
-	if err := frozen.Method(d.Method); err != nil {
+func (s *Sink) newRequest(ctx context.Context, a *outbox.Attempt) (*callRequest, error) {
+	if err := frozen.Method(a.Method); err != nil {
 		return nil, fmt.Errorf("method: %w", err)
 	}
-	if err := frozen.Target(d.Target); err != nil {
+	if err := frozen.Target(a.Target); err != nil {
 		return nil, fmt.Errorf("target: %w", err)
 	}
-	names, values, faults := frozen.Headers(d.Header)
+	names, values, faults := frozen.Headers(a.Header)
 	if len(faults) > 0 {
 		return nil, fmt.Errorf("header: %w", faults[0])
 	}
@@ -41,11 +41,11 @@ func (s *Sink) newRequest(ctx context.Context, d *outbox.Attempt) (*callRequest,
 	for i := range names {
 		header[names[i]] = append(header[names[i]], values[i])
 	}
-	for _, t := range frozen.Trace(header, d.Trace) {
+	for _, t := range frozen.Trace(header, a.Trace) {
 		header.Set(t[0], t[1])
 	}
 	profile := s.cfg.Profile
-	key, err := profile.formatKey(d.Key)
+	key, err := profile.formatKey(a.Key)
 	if err != nil {
 		return nil, err
 	}
@@ -58,16 +58,16 @@ func (s *Sink) newRequest(ctx context.Context, d *outbox.Attempt) (*callRequest,
 	if name := http.CanonicalHeaderKey(s.cfg.RequestIDHeader); name != "" && header[name] == nil {
 		header[name] = []string{uuid.NewString()}
 	}
-	body, err := profile.insertKey(d.Body, key)
+	body, err := profile.insertKey(a.Body, key)
 	if err != nil {
 		return nil, err
 	}
-	u, err := s.targetURL(d.Target)
+	u, err := s.targetURL(a.Target)
 	if err != nil {
 		return nil, err
 	}
 	req := &http.Request{
-		Method: d.Method, URL: u, Host: s.base.Host, Header: header,
+		Method: a.Method, URL: u, Host: s.base.Host, Header: header,
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 	}
 	return &callRequest{withBody(req.WithContext(ctx), body), key, body}, nil

@@ -30,10 +30,10 @@ func (s *Sink) Close() { s.transport.CloseIdleConnections() }
 
 // Send makes one attempt. It returns when the attempt has ended, at the latest after
 // Config.Timeout.
-func (s *Sink) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
+func (s *Sink) Send(ctx context.Context, a *outbox.Attempt) outbox.Result {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	req, err := s.newRequest(ctx, d)
+	req, err := s.newRequest(ctx, a)
 	if err != nil {
 		// The row cannot be sent as it is, now or later, so no call is made.
 		return unsent(outbox.Failure(redactQuoted(err), outbox.Permanent(err)))
@@ -45,7 +45,7 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
 			unsent(outbox.Failure("authorization failed, no call was made", err)),
 		)
 	}
-	g := &gate{mayStart: d.MayStart}
+	g := &gate{mayStart: a.MayStart}
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: g.attach})
 	// RoundTrip instead of a client's Do: it follows no redirects and keeps no cookies.
 	resp, err := s.transport.RoundTrip(req.WithContext(ctx))
@@ -60,9 +60,9 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
 	if err != nil {
 		return s.noteHealth(healthWithoutAnswer(ctx, err, g.sent()), g.failure(s.describeFailure(ctx, err), err))
 	}
-	r := s.classify(Answer{Status: resp.StatusCode, Header: resp.Header, Body: answer}, d.Tenant)
+	r := s.classify(Answer{Status: resp.StatusCode, Header: resp.Header, Body: answer}, a.Tenant)
 	r = s.noteHealth(healthFromAnswer(resp, r), r)
-	if d.Capture && r.Outcome == outbox.Delivered {
+	if a.Capture && r.Outcome == outbox.Delivered {
 		r.Response = &outbox.Response{Status: resp.StatusCode, Header: s.capturedHeaders(resp.Header), Body: answer}
 	}
 	return r

@@ -80,9 +80,9 @@ func TestRequest(t *testing.T) {
 			if c.change != nil {
 				changes = append(changes, c.change)
 			}
-			d := delivery()
-			d.Target = "/charges/%2Fx?expand=1"
-			if r := newSink(t, base+"/v1/", changes...).Send(t.Context(), d); r.Outcome != outbox.Delivered {
+			a := delivery()
+			a.Target = "/charges/%2Fx?expand=1"
+			if r := newSink(t, base+"/v1/", changes...).Send(t.Context(), a); r.Outcome != outbox.Delivered {
 				t.Fatalf("%+v", r)
 			}
 			good := got.Method == "POST" &&
@@ -97,10 +97,10 @@ func TestRequest(t *testing.T) {
 			}
 		})
 	}
-	d := delivery()
-	d.Body = nil
-	d.Target = ""
-	if r := newSink(t, base).Send(t.Context(), d); r.Outcome != outbox.Delivered {
+	a := delivery()
+	a.Body = nil
+	a.Target = ""
+	if r := newSink(t, base).Send(t.Context(), a); r.Outcome != outbox.Delivered {
 		t.Fatalf("%+v", r)
 	}
 	if got.ContentLength != 0 || len(got.TransferEncoding) > 0 || got.Header.Get("Content-Length") != "0" {
@@ -178,15 +178,15 @@ func TestTransportDoesNotResend(t *testing.T) {
 				}
 			})
 			s := newSink(t, "http://"+l.Addr().String())
-			d := delivery()
-			d.Body = body
-			if r := s.Send(t.Context(), d); r.Outcome != outbox.Delivered || got.Load() != 1 {
+			a := delivery()
+			a.Body = body
+			if r := s.Send(t.Context(), a); r.Outcome != outbox.Delivered || got.Load() != 1 {
 				t.Errorf("first: %+v, %d requests", r, got.Load())
 			}
-			if r := s.Send(t.Context(), d); r.Outcome != outbox.Retry || got.Load() != 2 {
+			if r := s.Send(t.Context(), a); r.Outcome != outbox.Retry || got.Load() != 2 {
 				t.Errorf("second: %+v, the remote has seen %d requests, want 2", r, got.Load())
 			}
-			if r := s.Send(t.Context(), d); r.Outcome != outbox.Delivered || got.Load() != 3 {
+			if r := s.Send(t.Context(), a); r.Outcome != outbox.Delivered || got.Load() != 3 {
 				t.Errorf("third: %+v, %d requests", r, got.Load())
 			}
 			_ = l.Close()
@@ -266,9 +266,9 @@ func TestAuthorize(t *testing.T) {
 		"a parameter in another case": func(r *http.Request) error { r.URL.RawQuery += "&%41mount=2"; return nil },
 		"a parameter behind ;":        func(r *http.Request) error { r.URL.RawQuery += "&sig=1;amount=2"; return nil },
 	} {
-		d := delivery()
-		d.Target += "?amount=1&b=2"
-		r := newSink(t, base, with(f)).Send(t.Context(), d)
+		a := delivery()
+		a.Target += "?amount=1&b=2"
+		r := newSink(t, base, with(f)).Send(t.Context(), a)
 		if r.Outcome != outbox.Postponed || r.Err == nil || strings.Contains(r.Reason, "secret-token") {
 			t.Errorf("%s: %+v", name, r)
 		}
@@ -326,23 +326,23 @@ func TestRowsCannotEscape(t *testing.T) {
 		"/" + strings.Repeat("a", 3000),
 		"?a=%zz",
 	} {
-		d := delivery()
-		d.Target = target
-		if r := s.Send(t.Context(), d); r.Outcome != outbox.Rejected {
+		a := delivery()
+		a.Target = target
+		if r := s.Send(t.Context(), a); r.Outcome != outbox.Rejected {
 			t.Errorf("%.30q: %+v", target, r)
 		}
 	}
 	for name, change := range map[string]func(*outbox.Attempt){
-		"GET":               func(d *outbox.Attempt) { d.Method = "GET" },
-		"split method":      func(d *outbox.Attempt) { d.Method = "POST / HTTP/1.1\r\nX: y" },
-		"Host":              func(d *outbox.Attempt) { d.Header = http.Header{"Host": {"evil"}} },
-		"transfer-encoding": func(d *outbox.Attempt) { d.Header = http.Header{"transfer-encoding": {"chunked"}} },
-		"split value":       func(d *outbox.Attempt) { d.Header = http.Header{"X": {"a\r\nb: c"}} },
-		"own key":           func(d *outbox.Attempt) { d.Header = http.Header{"x-key": {"mine"}} },
+		"GET":               func(a *outbox.Attempt) { a.Method = "GET" },
+		"split method":      func(a *outbox.Attempt) { a.Method = "POST / HTTP/1.1\r\nX: y" },
+		"Host":              func(a *outbox.Attempt) { a.Header = http.Header{"Host": {"evil"}} },
+		"transfer-encoding": func(a *outbox.Attempt) { a.Header = http.Header{"transfer-encoding": {"chunked"}} },
+		"split value":       func(a *outbox.Attempt) { a.Header = http.Header{"X": {"a\r\nb: c"}} },
+		"own key":           func(a *outbox.Attempt) { a.Header = http.Header{"x-key": {"mine"}} },
 	} {
-		d := delivery()
-		change(d)
-		if r := s.Send(t.Context(), d); r.Outcome != outbox.Rejected {
+		a := delivery()
+		change(a)
+		if r := s.Send(t.Context(), a); r.Outcome != outbox.Rejected {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
@@ -377,9 +377,9 @@ func TestAnswers(t *testing.T) {
 		"/malformed": {Outcome: outbox.Retry, Reason: `malformed HTTP status code "..."`},
 		"/slow":      {Outcome: outbox.Retry, Reason: "no answer within 300ms"},
 	} {
-		d := delivery()
-		d.Target = path
-		if r := s.Send(t.Context(), d); r.Outcome != want.Outcome ||
+		a := delivery()
+		a.Target = path
+		if r := s.Send(t.Context(), a); r.Outcome != want.Outcome ||
 			!strings.HasSuffix(r.Reason, want.Reason) ||
 			strings.Contains(r.Reason, "Jane") {
 			t.Errorf("%s: %v %q, want %v %q", path, r.Outcome, r.Reason, want.Outcome, want.Reason)

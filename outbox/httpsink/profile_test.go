@@ -49,9 +49,9 @@ func TestProfiles(t *testing.T) {
 		if l := s.Limits(); l.KeyWindow != c.limit {
 			t.Errorf("%s: a window of %v, want %v", name, l.KeyWindow, c.limit)
 		}
-		d := delivery()
-		d.Body = []byte(`{"a":1}`)
-		if r := s.Send(t.Context(), d); r.Outcome != outbox.Delivered {
+		a := delivery()
+		a.Body = []byte(`{"a":1}`)
+		if r := s.Send(t.Context(), a); r.Outcome != outbox.Delivered {
 			t.Fatalf("%s: %+v", name, r)
 		}
 		wantBody := `{"a":1}`
@@ -65,9 +65,9 @@ func TestProfiles(t *testing.T) {
 		}
 	}
 	before := requests.Load()
-	d := delivery()
-	d.Key = "not-a-uuid"
-	if r := newSink(t, base).Send(t.Context(), d); r.Outcome != outbox.Rejected {
+	a := delivery()
+	a.Key = "not-a-uuid"
+	if r := newSink(t, base).Send(t.Context(), a); r.Outcome != outbox.Rejected {
 		t.Errorf("%+v", r)
 	}
 	if requests.Load() != before {
@@ -122,9 +122,9 @@ func TestKeyInTheBody(t *testing.T) {
 		`{"n":1.10,"a":{"idempotency_key":2}}`: `{"idempotency_key":"` + key + `","n":1.10,"a":{"idempotency_key":2}}`,
 	} {
 		for range 2 {
-			d := delivery()
-			d.Body = []byte(given)
-			if r := s.Send(t.Context(), d); r.Outcome != outbox.Delivered || string(body) != want || !json.Valid(body) {
+			a := delivery()
+			a.Body = []byte(given)
+			if r := s.Send(t.Context(), a); r.Outcome != outbox.Delivered || string(body) != want || !json.Valid(body) {
 				t.Errorf("%q: %+v, sent %s", given, r, body)
 			}
 		}
@@ -134,9 +134,9 @@ func TestKeyInTheBody(t *testing.T) {
 		"", "null", "[]", `"a"`, "{", `{"a":1}{`, `{"a":1} x`, `{"a" 1}`, "\ufeff{}",
 		`{"idempotency_key":"mine"}`, `{"a":1,"Idempotency_Key":1}`, `{"idempotency\u005fkey":1}`,
 	} {
-		d := delivery()
-		d.Body = []byte(given)
-		if r := s.Send(t.Context(), d); r.Outcome != outbox.Rejected ||
+		a := delivery()
+		a.Body = []byte(given)
+		if r := s.Send(t.Context(), a); r.Outcome != outbox.Rejected ||
 			!strings.HasPrefix(r.Reason, "body: ") ||
 			strings.Contains(r.Reason, "mine") {
 			t.Errorf("%q: %+v", given, r)

@@ -169,8 +169,8 @@ func (f *forgetful) lose(r outbox.Result) outbox.Result {
 	return r
 }
 
-func (f *forgetful) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
-	return f.lose(f.Sink.Send(ctx, d))
+func (f *forgetful) Send(ctx context.Context, a *outbox.Attempt) outbox.Result {
+	return f.lose(f.Sink.Send(ctx, a))
 }
 
 func (f *forgetful) SendBatch(ctx context.Context, calls []*outbox.Attempt, ended func(int, outbox.Result)) {

@@ -52,11 +52,11 @@ func delivery(key, target, body string) *outbox.Attempt {
 	return &outbox.Attempt{Key: key, Sink: "events", Name: "placed", Method: http.MethodPost, Target: target, Body: []byte(body), Number: 1}
 }
 
-func send(t *testing.T, s *kafkasink.Sink, d *outbox.Attempt) outbox.Result {
+func send(t *testing.T, s *kafkasink.Sink, a *outbox.Attempt) outbox.Result {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	return s.Send(ctx, d)
+	return s.Send(ctx, a)
 }
 
 // sendAll sends all calls at once and returns the results in order.
@@ -64,8 +64,8 @@ func sendAll(t *testing.T, s *kafkasink.Sink, all []*outbox.Attempt) []outbox.Re
 	t.Helper()
 	results := make([]outbox.Result, len(all))
 	var wg sync.WaitGroup
-	for i, d := range all {
-		wg.Go(func() { results[i] = send(t, s, d) })
+	for i, a := range all {
+		wg.Go(func() { results[i] = send(t, s, a) })
 	}
 	wg.Wait()
 	return results

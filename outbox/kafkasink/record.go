@@ -55,25 +55,25 @@ func (s *Sink) parseRoute(target string) (targetRoute, error) {
 
 // newRecord builds the record from the row, by the rules of Enqueue. last is the route of the
 // previous call, which is usually the same; it is replaced by this call's (O10).
-func (s *Sink) newRecord(d *outbox.Attempt, last *targetRoute) (*callRecord, error) {
-	if d.Method != http.MethodPost {
+func (s *Sink) newRecord(a *outbox.Attempt, last *targetRoute) (*callRecord, error) {
+	if a.Method != http.MethodPost {
 		return nil, errors.New("method: must be POST, which is the default: a record has none")
 	}
-	if last.topic == "" || d.Target != last.target {
+	if last.topic == "" || a.Target != last.target {
 		var err error
-		if *last, err = s.parseRoute(d.Target); err != nil {
+		if *last, err = s.parseRoute(a.Target); err != nil {
 			return nil, err
 		}
 	}
-	r := &callRecord{id: d.Key, order: d.Order, value: d.Body, topic: last.topic, key: last.key}
-	names, values, faults := frozen.Headers(d.Header)
+	r := &callRecord{id: a.Key, order: a.Order, value: a.Body, topic: last.topic, key: last.key}
+	names, values, faults := frozen.Headers(a.Header)
 	if len(faults) > 0 {
 		return nil, fmt.Errorf("header: %w", faults[0])
 	}
 	if r.value == nil {
 		r.value = []byte{} // null would be a tombstone
 	}
-	r.headers = append(r.headers, protocol.Header{Key: s.cfg.IDHeader, Value: []byte(d.Key)})
+	r.headers = append(r.headers, protocol.Header{Key: s.cfg.IDHeader, Value: []byte(a.Key)})
 	for i, n := range names {
 		// Names in a row are in HTTP's canonical form. Kafka compares names byte for byte, and its
 		// conventions use lower case (ce_id, traceparent).
@@ -83,7 +83,7 @@ func (s *Sink) newRecord(d *outbox.Attempt, last *targetRoute) (*callRecord, err
 		}
 		r.headers = append(r.headers, protocol.Header{Key: n, Value: []byte(values[i])})
 	}
-	for _, t := range frozen.Trace(d.Header, d.Trace) {
+	for _, t := range frozen.Trace(a.Header, a.Trace) {
 		r.headers = append(r.headers, protocol.Header{Key: t[0], Value: []byte(t[1])})
 	}
 	return r, nil

@@ -38,8 +38,8 @@ func (s *Sink) Close() { s.transport.CloseIdleConnections() }
 
 // Send makes one attempt. It returns when the attempt has ended, at the latest after
 // Config.Timeout.
-func (s *Sink) Send(ctx context.Context, d *outbox.Attempt) (r outbox.Result) {
-	s.SendBatch(ctx, []*outbox.Attempt{d}, func(_ int, got outbox.Result) { r = got })
+func (s *Sink) Send(ctx context.Context, a *outbox.Attempt) (r outbox.Result) {
+	s.SendBatch(ctx, []*outbox.Attempt{a}, func(_ int, got outbox.Result) { r = got })
 	return r
 }
 
@@ -57,14 +57,14 @@ func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Attempt, ended fun
 	var topics []string
 	byTopic := map[string][]*queuedCall{}
 	var last targetRoute
-	for i, d := range calls {
-		r, err := s.newRecord(d, &last)
+	for i, a := range calls {
+		r, err := s.newRecord(a, &last)
 		if err != nil {
 			// The row cannot be sent as it is, now or later, so no call is made.
 			ended(i, outbox.BrokerFailure(err.Error(), outbox.Permanent(err), true))
 			continue
 		}
-		c := &queuedCall{callRecord: r, group: g, index: i, mayStart: d.MayStart}
+		c := &queuedCall{callRecord: r, group: g, index: i, mayStart: a.MayStart}
 		queued = append(queued, c)
 		if byTopic[r.topic] == nil {
 			topics = append(topics, r.topic)

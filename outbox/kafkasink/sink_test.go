@@ -32,16 +32,16 @@ func TestO10Record(t *testing.T) {
 		if l := s.Limits(); l.KeyWindow != 6*24*time.Hour || l.Timeout != 20*time.Second || s.Name() != "events" {
 			t.Errorf("%s: %+v", s.Name(), l)
 		}
-		d := delivery(ids(1)[0], "/"+topic+"?key=order%2F17%00", `{"a":1}`)
-		d.Header = map[string][]string{"Content-Type": {"application/json"}, "Ce_id": {"1", "2"}}
-		wantOutcome(t, send(t, s, d), outbox.Delivered)
+		a := delivery(ids(1)[0], "/"+topic+"?key=order%2F17%00", `{"a":1}`)
+		a.Header = map[string][]string{"Content-Type": {"application/json"}, "Ce_id": {"1", "2"}}
+		wantOutcome(t, send(t, s, a), outbox.Delivered)
 		wantOutcome(t, send(t, s, delivery(ids(2)[1], "/"+topic, "")), outbox.Delivered)
 		got := read(t, brokers, topic, 2)
 		var headers []string
 		for _, h := range got[0].Headers {
 			headers = append(headers, h.Key+"="+string(h.Value))
 		}
-		if h := strings.Join(headers, " "); h != "message-id="+d.Key+" ce_id=1 ce_id=2 content-type=application/json" {
+		if h := strings.Join(headers, " "); h != "message-id="+a.Key+" ce_id=1 ce_id=2 content-type=application/json" {
 			t.Errorf("headers %s", h)
 		}
 		if string(got[0].Key) != "order/17\x00" || string(got[0].Value) != `{"a":1}` {
@@ -403,12 +403,12 @@ func TestRowsThatCannotBeSent(t *testing.T) {
 			t.Errorf("%q: reason %q, want %q", target, r.Reason, want)
 		}
 	}
-	d := delivery("k", "/orders", "v")
-	d.Header = map[string][]string{"Message-Id": {"mine"}}
-	wantOutcome(t, send(t, s, d), outbox.Rejected)
-	d = delivery("k", "/orders", "v")
-	d.Method = "DELETE"
-	wantOutcome(t, send(t, s, d), outbox.Rejected)
+	a := delivery("k", "/orders", "v")
+	a.Header = map[string][]string{"Message-Id": {"mine"}}
+	wantOutcome(t, send(t, s, a), outbox.Rejected)
+	a = delivery("k", "/orders", "v")
+	a.Method = "DELETE"
+	wantOutcome(t, send(t, s, a), outbox.Rejected)
 }
 
 func TestConfigFaults(t *testing.T) {

@@ -118,15 +118,15 @@ func (s *Sink) Limits() outbox.Limits {
 }
 
 // Send makes one attempt.
-func (s *Sink) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
-	msg, err := s.message(d)
+func (s *Sink) Send(ctx context.Context, a *outbox.Attempt) outbox.Result {
+	msg, err := s.message(a)
 	if err != nil {
 		// The row cannot be sent as it is, now or later, so no call is made.
 		return outbox.BrokerFailure(err.Error(), outbox.Permanent(err), true)
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	if err := d.MayStart(); err != nil {
+	if err := a.MayStart(); err != nil {
 		return outbox.BrokerFailure(err.Error(), err, true)
 	}
 	// One attempt: the client would otherwise repeat a call that no stream answers.
@@ -175,28 +175,28 @@ func notStored(err error) bool {
 
 // message builds the message from the row, by the rules of Enqueue: the row may have been written
 // in SQL. Its Nats-Msg-Id is the same at each attempt (O10).
-func (s *Sink) message(d *outbox.Attempt) (*nats.Msg, error) {
-	if d.Method != http.MethodPost {
+func (s *Sink) message(a *outbox.Attempt) (*nats.Msg, error) {
+	if a.Method != http.MethodPost {
 		return nil, errors.New("method: must be POST, which is the default: a message has none")
 	}
-	subject, err := s.subject(d.Target)
+	subject, err := s.subject(a.Target)
 	if err != nil {
 		return nil, fmt.Errorf("target: %w", err)
 	}
-	names, values, faults := frozen.Headers(d.Header)
+	names, values, faults := frozen.Headers(a.Header)
 	if len(faults) > 0 {
 		return nil, fmt.Errorf("header: %w", faults[0])
 	}
 	msg := nats.NewMsg(subject)
-	msg.Data = d.Body
+	msg.Data = a.Body
 	for i, name := range names {
 		if strings.HasPrefix(http.CanonicalHeaderKey(name), "Nats-") {
 			return nil, fmt.Errorf("header: %s is the server's own", name)
 		}
 		msg.Header.Add(name, values[i])
 	}
-	msg.Header.Set(nats.MsgIdHdr, d.Key)
-	trace := frozen.Trace(d.Header, d.Trace)
+	msg.Header.Set(nats.MsgIdHdr, a.Key)
+	trace := frozen.Trace(a.Header, a.Trace)
 	for _, t := range trace {
 		msg.Header.Set(t[0], t[1])
 	}

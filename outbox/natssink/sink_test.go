@@ -153,10 +153,10 @@ func TestO10Message(t *testing.T) {
 	if l := s.Limits(); s.Name() != "events" || l.KeyWindow != time.Hour || l.Timeout != 5*time.Second {
 		t.Errorf("%s: %+v", s.Name(), l)
 	}
-	d := call(key, "/orders.placed", "17")
-	d.Trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+	a := call(key, "/orders.placed", "17")
+	a.Trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 	pgtest.Until(t, patience, "the server has forgotten the id", func() bool {
-		if got := s.Send(t.Context(), d); got.Outcome != outbox.Delivered {
+		if got := s.Send(t.Context(), a); got.Outcome != outbox.Delivered {
 			t.Fatalf("%+v", got)
 		}
 		return r.stored() == 2
@@ -167,7 +167,7 @@ func TestO10Message(t *testing.T) {
 			string(msg.Data) == "17" &&
 			h.Get(nats.MsgIdHdr) == key &&
 			h.Get("Content-Type") == "text/plain" &&
-			h.Get("traceparent") == d.Trace
+			h.Get("traceparent") == a.Trace
 		if !good {
 			t.Errorf("%s %q %v", msg.Subject, msg.Data, h)
 		}
@@ -175,7 +175,7 @@ func TestO10Message(t *testing.T) {
 	// A message that has no room for the trace context.
 	large := call(key, "/orders.placed", "")
 	alone := nats.Msg{Header: nats.Header{"Content-Type": {"text/plain"}, nats.MsgIdHdr: {key}}}
-	large.Body, large.Trace = make([]byte, int(r.js.Conn().MaxPayload())-alone.Size()), d.Trace
+	large.Body, large.Trace = make([]byte, int(r.js.Conn().MaxPayload())-alone.Size()), a.Trace
 	if got := s.Send(t.Context(), large); strings.Contains(got.Reason, "maximum payload") {
 		t.Errorf("%+v", got)
 	}
@@ -190,7 +190,7 @@ func TestAnswers(t *testing.T) {
 	own.Header.Set("Nats-Expected-Stream", "X")
 	get := call(key, "/orders.placed", "")
 	get.Method = http.MethodGet
-	for want, d := range map[string]*outbox.Attempt{
+	for want, a := range map[string]*outbox.Attempt{
 		"not among the sink's subjects": call(key, "/other.placed", ""),
 		"without wildcards":             call(key, "/orders.*", ""),
 		"must be a slash":               call(key, "/orders..placed", ""),
@@ -199,7 +199,7 @@ func TestAnswers(t *testing.T) {
 		"maximum payload":               call(key, "/orders.placed", strings.Repeat("x", 1<<17)),
 		"message size exceeds":          call(key, "/orders.placed", strings.Repeat("x", 1<<15)),
 	} {
-		if got := s.Send(t.Context(), d); got.Outcome != outbox.Rejected || !got.Unseen || !strings.Contains(got.Reason, want) {
+		if got := s.Send(t.Context(), a); got.Outcome != outbox.Rejected || !got.Unseen || !strings.Contains(got.Reason, want) {
 			t.Errorf("%s: %+v", want, got)
 		}
 	}

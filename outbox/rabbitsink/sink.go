@@ -94,8 +94,8 @@ func (s *Sink) Limits() outbox.Limits {
 func (s *Sink) Close() error { return s.link.close() }
 
 // Send makes one attempt.
-func (s *Sink) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
-	key, msg, err := s.message(d)
+func (s *Sink) Send(ctx context.Context, a *outbox.Attempt) outbox.Result {
+	key, msg, err := s.message(a)
 	if err != nil {
 		// The row cannot be sent as it is, now or later, so no call is made.
 		return outbox.BrokerFailure(err.Error(), outbox.Permanent(err), true)
@@ -107,7 +107,7 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
 		err = fmt.Errorf("rabbitsink: connecting: %w", err)
 		return outbox.BrokerFailure(err.Error(), err, true)
 	}
-	if err := d.MayStart(); err != nil {
+	if err := a.MayStart(); err != nil {
 		s.link.give(ch)
 		return outbox.BrokerFailure(err.Error(), err, true)
 	}
@@ -148,21 +148,21 @@ const maxShort = 255 // bytes of AMQP's short strings
 
 // message builds the message from the row, by the rules of Enqueue: the row may have been written
 // in SQL. Its message-id is the same at each attempt (O10).
-func (s *Sink) message(d *outbox.Attempt) (key string, msg amqp.Publishing, err error) {
-	if d.Method != http.MethodPost {
+func (s *Sink) message(a *outbox.Attempt) (key string, msg amqp.Publishing, err error) {
+	if a.Method != http.MethodPost {
 		return "", msg, errors.New("method: must be POST, which is the default: a message has none")
 	}
-	if key, err = frozen.Destination(d.Target); err != nil {
+	if key, err = frozen.Destination(a.Target); err != nil {
 		return "", msg, fmt.Errorf("target: %w", err)
 	}
 	if len(key) > maxShort {
 		return "", msg, errors.New("target: must be a slash and a routing key of at most 255 bytes")
 	}
-	names, values, faults := frozen.Headers(d.Header)
+	names, values, faults := frozen.Headers(a.Header)
 	if len(faults) > 0 {
 		return "", msg, fmt.Errorf("header: %w", faults[0])
 	}
-	msg = amqp.Publishing{MessageId: d.Key, DeliveryMode: amqp.Persistent, Headers: amqp.Table{}, Body: d.Body}
+	msg = amqp.Publishing{MessageId: a.Key, DeliveryMode: amqp.Persistent, Headers: amqp.Table{}, Body: a.Body}
 	for i, name := range names {
 		switch canonical := http.CanonicalHeaderKey(name); {
 		case canonical == "Cc", canonical == "Bcc", strings.HasPrefix(canonical, "Amqp-"):
@@ -179,7 +179,7 @@ func (s *Sink) message(d *outbox.Attempt) (key string, msg amqp.Publishing, err 
 			msg.Headers[canonical] = values[i]
 		}
 	}
-	for _, t := range frozen.Trace(d.Header, d.Trace) {
+	for _, t := range frozen.Trace(a.Header, a.Trace) {
 		msg.Headers[t[0]] = t[1]
 	}
 	return key, msg, nil

@@ -133,10 +133,10 @@ func TestO10Message(t *testing.T) {
 	if l := s.Limits(); s.Name() != "events" || l.KeyWindow != time.Hour || l.Timeout != 5*time.Second {
 		t.Errorf("%s: %+v", s.Name(), l)
 	}
-	d := call(key, "/placed.eu", "17")
-	d.Trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+	a := call(key, "/placed.eu", "17")
+	a.Trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 	for range 2 {
-		if got := s.Send(t.Context(), d); got.Outcome != outbox.Delivered {
+		if got := s.Send(t.Context(), a); got.Outcome != outbox.Delivered {
 			t.Fatalf("%+v", got)
 		}
 	}
@@ -148,7 +148,7 @@ func TestO10Message(t *testing.T) {
 			m.DeliveryMode == amqp.Persistent &&
 			m.ContentType == "text/plain" &&
 			h["X-Twice"] == "a, b" &&
-			h["traceparent"] == d.Trace &&
+			h["traceparent"] == a.Trace &&
 			len(h) == 3
 		if !good { // and the server's x-delivery-count
 			t.Errorf("%+v", m)
@@ -168,7 +168,7 @@ func TestAnswers(t *testing.T) {
 	long.Header["X-"+strings.Repeat("a", 254)] = []string{"v"}
 	get := call(key, "/placed.eu", "")
 	get.Method = http.MethodGet
-	for want, d := range map[string]*outbox.Attempt{
+	for want, a := range map[string]*outbox.Attempt{
 		"the server's own":      own,
 		"longer than 255 bytes": long,
 		"must be POST":          get,
@@ -176,13 +176,14 @@ func TestAnswers(t *testing.T) {
 		"at most 255 bytes":     call(key, "/"+strings.Repeat("x", 256), ""),
 		"is larger than config": call(key, "/placed.eu", strings.Repeat("x", 2<<20)),
 	} {
-		if got := s.Send(t.Context(), d); got.Outcome != outbox.Rejected || !got.Unseen || !strings.Contains(got.Reason, want) {
+		if got := s.Send(t.Context(), a); got.Outcome != outbox.Rejected || !got.Unseen || !strings.Contains(got.Reason, want) {
 			t.Errorf("%s: %+v", want, got)
 		}
 	}
 	retried := func(s *rabbitsink.Sink, target, want string) {
 		t.Helper()
-		if got := s.Send(t.Context(), call(key, target, "")); got.Outcome != outbox.Postponed || !got.Unseen || !strings.Contains(got.Reason, want) {
+		got := s.Send(t.Context(), call(key, target, ""))
+		if got.Outcome != outbox.Postponed || !got.Unseen || !strings.Contains(got.Reason, want) {
 			t.Errorf("%s: %+v", want, got)
 		}
 	}

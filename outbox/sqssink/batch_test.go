@@ -151,13 +151,13 @@ func TestO6RequestThatDidNotBegin(t *testing.T) {
 func TestEncodingOfACallersOwn(t *testing.T) {
 	t.Parallel()
 	f := newFakeSQS(t)
-	d := call(key, "/orders", "aGVsbG8=")
-	d.Header["Content-Transfer-Encoding"] = []string{"base64"}
-	if r := f.sink(t).Send(t.Context(), d); r.Outcome != outbox.Rejected || f.requests.Load() > 0 {
+	a := call(key, "/orders", "aGVsbG8=")
+	a.Header["Content-Transfer-Encoding"] = []string{"base64"}
+	if r := f.sink(t).Send(t.Context(), a); r.Outcome != outbox.Rejected || f.requests.Load() > 0 {
 		t.Errorf("%v %s, %d requests", r.Outcome, r.Reason, f.requests.Load())
 	}
-	d = call(key, "/%6frders", "a")
-	if r := f.sink(t).Send(t.Context(), d); r.Outcome != outbox.Delivered {
+	a = call(key, "/%6frders", "a")
+	if r := f.sink(t).Send(t.Context(), a); r.Outcome != outbox.Delivered {
 		t.Errorf("an encoded target: %v %s", r.Outcome, r.Reason)
 	}
 }

@@ -124,8 +124,8 @@ func (s *Sink) Limits() outbox.Limits {
 }
 
 // Send makes one attempt.
-func (s *Sink) Send(ctx context.Context, d *outbox.Attempt) (r outbox.Result) {
-	s.SendBatch(ctx, []*outbox.Attempt{d}, func(_ int, end outbox.Result) { r = end })
+func (s *Sink) Send(ctx context.Context, a *outbox.Attempt) (r outbox.Result) {
+	s.SendBatch(ctx, []*outbox.Attempt{a}, func(_ int, end outbox.Result) { r = end })
 	return r
 }
 
@@ -144,8 +144,8 @@ func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Attempt, ended fun
 	defer cancel()
 	waiting := map[string][]*call{} // by queue
 	var names []string
-	for i, d := range calls {
-		c := &call{index: i, of: d}
+	for i, a := range calls {
+		c := &call{index: i, of: a}
 		queue, err := s.message(c)
 		if err != nil {
 			// The row cannot be sent as it is, now or later, so no call is made.
@@ -273,34 +273,34 @@ func notStored(err error) bool {
 // message builds the message from the row, by the rules of Enqueue: the row may have been written
 // in SQL. Its ids are the same at each attempt (O10). It returns the queue's name.
 func (s *Sink) message(c *call) (queue string, err error) {
-	d := c.of
-	if d.Method != http.MethodPost {
+	a := c.of
+	if a.Method != http.MethodPost {
 		return "", errors.New("method: must be POST, which is the default: a message has none")
 	}
-	if queue, err = s.queueOf(d.Target); err != nil {
+	if queue, err = s.queueOf(a.Target); err != nil {
 		return "", fmt.Errorf("target: %w", err)
 	}
-	if len(d.Body) == 0 {
+	if len(a.Body) == 0 {
 		return "", errors.New("body: must not be empty: SQS takes no message without one")
 	}
 	c.entry = types.SendMessageBatchRequestEntry{
 		Id:                aws.String(strconv.Itoa(c.index)),
-		MessageBody:       aws.String(string(d.Body)),
+		MessageBody:       aws.String(string(a.Body)),
 		MessageAttributes: map[string]types.MessageAttributeValue{},
 	}
 	if strings.HasSuffix(queue, ".fifo") {
-		c.entry.MessageDeduplicationId, c.entry.MessageGroupId = &d.Key, aws.String(cmp.Or(d.Order, d.Key))
+		c.entry.MessageDeduplicationId, c.entry.MessageGroupId = &a.Key, aws.String(cmp.Or(a.Order, a.Key))
 	}
-	names, values, faults := frozen.Headers(d.Header)
+	names, values, faults := frozen.Headers(a.Header)
 	if len(faults) > 0 {
 		return "", fmt.Errorf("header: %w", faults[0])
 	}
 	own := len(names) // where the sink's own attributes begin
-	if !storable(d.Body) {
-		c.entry.MessageBody = aws.String(base64.StdEncoding.EncodeToString(d.Body))
+	if !storable(a.Body) {
+		c.entry.MessageBody = aws.String(base64.StdEncoding.EncodeToString(a.Body))
 		names, values = append(names, attributeEncoding), append(values, "base64")
 	}
-	names, values = append(names, MessageID), append(values, d.Key)
+	names, values = append(names, MessageID), append(values, a.Key)
 	c.size = len(*c.entry.MessageBody)
 	for i, name := range names {
 		if i < own && strings.EqualFold(name, attributeEncoding) { // a consumer would decode what is not encoded
@@ -310,7 +310,7 @@ func (s *Sink) message(c *call) (queue string, err error) {
 			return "", fmt.Errorf("header: %w", err)
 		}
 	}
-	trace, room := frozen.Trace(d.Header, d.Trace), maxBytes
+	trace, room := frozen.Trace(a.Header, a.Trace), maxBytes
 	for _, t := range trace {
 		room -= attributeSize(t[0], t[1])
 	}

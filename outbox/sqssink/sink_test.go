@@ -184,9 +184,9 @@ func TestAnswers(t *testing.T) {
 	r := newRig(t)
 	s := r.sink()
 	with := func(name, value string) *outbox.Attempt {
-		d := call(key, "/orders", "x")
-		d.Header.Set(name, value)
-		return d
+		a := call(key, "/orders", "x")
+		a.Header.Set(name, value)
+		return a
 	}
 	get := call(key, "/orders", "x")
 	many := call(key, "/orders", "x")
@@ -196,7 +196,7 @@ func TestAnswers(t *testing.T) {
 		many.Header.Set(fmt.Sprint("X-", n), "v")
 	}
 	twice.Header["X-A"] = []string{"1", "2"}
-	for want, d := range map[string]*outbox.Attempt{
+	for want, a := range map[string]*outbox.Attempt{
 		"not among the sink's queues": call(key, "/other", "x"),
 		"must be a slash":             call(key, "/orders/x", "x"),
 		"must be POST":                get,
@@ -209,7 +209,7 @@ func TestAnswers(t *testing.T) {
 		"at most 1048576":             call(key, "/orders", strings.Repeat("x", 1<<20)),
 		"must be shorter than 16384":  call(key, "/orders", strings.Repeat("x", 1<<15)),
 	} {
-		if got := s.Send(t.Context(), d); got.Outcome != outbox.Rejected || !got.Unseen || !strings.Contains(got.Reason, want) {
+		if got := s.Send(t.Context(), a); got.Outcome != outbox.Rejected || !got.Unseen || !strings.Contains(got.Reason, want) {
 			t.Errorf("%s: %+v", want, got)
 		}
 	}
@@ -244,17 +244,17 @@ func TestBatch(t *testing.T) {
 	want := map[int]outbox.AttemptOutcome{}
 	targets := []string{"/orders", "/orders.fifo"}
 	for i := range 37 {
-		d := call(fmt.Sprintf("6f1c0c6e-7a3b-5d0e-9c55-0000000000%02d", i), targets[i%2], fmt.Sprint(i))
+		a := call(fmt.Sprintf("6f1c0c6e-7a3b-5d0e-9c55-0000000000%02d", i), targets[i%2], fmt.Sprint(i))
 		want[i] = outbox.Delivered
 		switch i {
 		case 3:
-			d.Target, want[i] = "/other", outbox.Rejected
+			a.Target, want[i] = "/other", outbox.Rejected
 		case 8:
-			d.Body, want[i] = make([]byte, 1<<15), outbox.Rejected
+			a.Body, want[i] = make([]byte, 1<<15), outbox.Rejected
 		case 9:
-			d.Target, want[i] = "/lost", outbox.Postponed
+			a.Target, want[i] = "/lost", outbox.Postponed
 		}
-		calls = append(calls, d)
+		calls = append(calls, a)
 	}
 	var mu sync.Mutex // ended is called from several goroutines
 	got := map[int]outbox.AttemptOutcome{}

@@ -259,8 +259,8 @@ func (remote) Limits() outbox.Limits {
 
 // SendBatch is what a sink has that makes many attempts at once.
 func (r remote) SendBatch(ctx context.Context, calls []*outbox.Attempt, ended func(int, outbox.Result)) {
-	for i, d := range calls {
-		ended(i, r.Send(ctx, d))
+	for i, a := range calls {
+		ended(i, r.Send(ctx, a))
 	}
 }
 

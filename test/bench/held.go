@@ -273,7 +273,8 @@ func (d *database) sizeAndDead(ctx context.Context) (s heldSize, err error) {
 }
 
 func (r heldResult) line() string {
-	return fmt.Sprintf("%-12s %5d/s asked; first %6.0f/s, last %6.0f/s: %.2f; CPU an event %.2f; %d dead rows; %.0f B of WAL an event; grown %.1f MB; %d left",
+	return fmt.Sprintf("%-12s %5d/s asked; first %6.0f/s, last %6.0f/s: %.2f; CPU an event %.2f; "+
+		"%d dead rows; %.0f B of WAL an event; grown %.1f MB; %d left",
 		r.way.name, r.rate, r.first, r.last, r.ratio(), r.cpuRatio(), r.dead, r.walEach, float64(r.grown)/1e6, r.left)
 }
 
@@ -291,8 +292,8 @@ func (h held) render(ctx context.Context, srv *server, results []heldResult) str
 	var b strings.Builder
 	fmt.Fprintf(&b, heldHead, time.Now().UTC().Format(time.DateOnly), headCommit(ctx), srv.version, h.rate, h.length, h.edge())
 	for _, r := range results {
-		fmt.Fprintf(&b, "| %s | %d | %.0f | %.0f | %.2f | %.2f | %d | %.0f | %.0f | %d |\n", r.way.label, r.rate, r.first, r.last, r.ratio(),
-			r.cpuRatio(), r.dead, r.walEach, float64(r.grown)/1e6, r.left)
+		fmt.Fprintf(&b, "| %s | %d | %.0f | %.0f | %.2f | %.2f | %d | %.0f | %.0f | %d |\n",
+			r.way.label, r.rate, r.first, r.last, r.ratio(), r.cpuRatio(), r.dead, r.walEach, float64(r.grown)/1e6, r.left)
 	}
 	b.WriteString("\n")
 	for _, r := range results {

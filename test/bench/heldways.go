@@ -161,7 +161,9 @@ func heldRiver(ctx context.Context, db *database, _ int, _ time.Duration) (*hold
 		return nil
 	}))
 	client, err := river.NewClient(riverpgxv5.New(db.pool), &river.Config{
-		Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 100}}, Logger: slog.New(slog.DiscardHandler),
+		Workers: workers,
+		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 100}},
+		Logger:  slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		return nil, err

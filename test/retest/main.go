@@ -300,10 +300,11 @@ func (r *results) judge(stalled bool) (again []name, wrong bool) {
 	}
 	for _, n := range failed {
 		leaf := !slices.ContainsFunc(failed, n.parentOf)
+		parent := !leaf && n.test != ""
 		switch {
 		case leaf && !stalled && !r.tests[n].merelySlow():
 			wrong = true
-		case !leaf && !stalled && n.test != "" && r.tests[n].complains():
+		case parent && !stalled && r.tests[n].complains():
 			wrong = true
 		case leaf && !slices.Contains(again, n.top()):
 			again = append(again, n.top())

@@ -188,7 +188,8 @@ func typeAt(t types.Type, path []int) types.Type {
 
 // paths are the parts of a type that may be, or may hold, a connection.
 func paths(t types.Type, deep int) (all [][]int) {
-	if isInterface(t) || isGORM(t) || isTx(t) || connections[typeName(t)] {
+	open := isInterface(t) || isGORM(t)
+	if open || isTx(t) || connections[typeName(t)] {
 		return [][]int{nil}
 	}
 	for { // what a function literal captures is a pointer to the variable

@@ -37,7 +37,10 @@ func (s *sources) is(w *walk, pos token.Pos, n name) bool {
 
 func (s *sources) ends(w *walk, v ssa.Value, _ []int, _ *frame) bool {
 	g, ok := v.(*ssa.Global)
-	return ok && g.Pkg != nil && g.Pkg.Pkg.Path() == "crypto/rand" && s.is(w, g.Pos(), name{"crypto/rand", "", g.Name()})
+	if !ok || g.Pkg == nil || g.Pkg.Pkg.Path() != "crypto/rand" {
+		return false
+	}
+	return s.is(w, g.Pos(), name{"crypto/rand", "", g.Name()})
 }
 
 func (s *sources) call(w *walk, c *ssa.Call, index int, path []int, at *frame) bool {

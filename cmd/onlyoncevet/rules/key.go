@@ -23,8 +23,10 @@ func keyOf(i ssa.Instruction) ssa.Value {
 	case *ssa.Call:
 		n := nameOf(&i.Call)
 		args := i.Call.Args
+		sets := n.fn == "Set" || n.fn == "Add"
+		ofHeader := n.pkg == "net/http" && n.recv == "Header"
 		switch {
-		case n.pkg == "net/http" && n.recv == "Header" && (n.fn == "Set" || n.fn == "Add") && isKeyHeader(args[1]):
+		case ofHeader && sets && isKeyHeader(args[1]):
 			return args[2]
 		case n.fn == "SetIdempotencyKey" && len(args) > 0:
 			return args[len(args)-1]

@@ -227,7 +227,9 @@ func methodName(f *types.Func) name {
 // apply judges a call by what is known of the callee.
 func (r *reach) apply(known *summary, n name, args []ssa.Value, at *frame, via token.Pos, step bool) {
 	for _, e := range known.Effects {
-		if e.Rule == ruleRemote && step || e.Rule == ruleValue && !step && r.into == nil {
+		remoteInStep := e.Rule == ruleRemote && step
+		valueOutside := e.Rule == ruleValue && !step
+		if remoteInStep || valueOutside && r.into == nil {
 			continue
 		}
 		text := fmt.Sprintf("%v calls %s (%s): it %s", n, e.What, e.Where, commits)

@@ -240,7 +240,8 @@ func (w *walk) result(c *ssa.Call, index int, path []int, at *frame) {
 		return
 	}
 	fn := c.Call.StaticCallee()
-	if fn == nil || len(fn.Blocks) == 0 || !w.p.follows(fn) || at.level() >= w.deepest {
+	known := fn != nil && len(fn.Blocks) > 0 && w.p.follows(fn)
+	if !known || at.level() >= w.deepest {
 		w.unknown(c, path, at)
 		return
 	}

@@ -132,15 +132,15 @@ type watched struct {
 }
 
 // Send makes the call.
-func (w *watched) Send(ctx context.Context, d *outbox.Attempt) outbox.Result {
-	w.c.Trap("send", strconv.FormatInt(d.ID, 10))
+func (w *watched) Send(ctx context.Context, a *outbox.Attempt) outbox.Result {
+	w.c.Trap("send", strconv.FormatInt(a.ID, 10))
 	begun := time.Now()
-	w.c.Tell(fleet.Event{Kind: fleet.Begin, Partition: int32(d.ID), Offset: d.ID})
-	r := w.Sink.Send(ctx, d)
+	w.c.Tell(fleet.Event{Kind: fleet.Begin, Partition: int32(a.ID), Offset: a.ID})
+	r := w.Sink.Send(ctx, a)
 	handled := 0
 	if r.Outcome == outbox.Delivered {
 		handled = 1
 	}
-	w.c.Tell(fleet.Event{Kind: fleet.Done, Partition: int32(d.ID), Handled: handled, Micros: time.Since(begun).Microseconds()})
+	w.c.Tell(fleet.Event{Kind: fleet.Done, Partition: int32(a.ID), Handled: handled, Micros: time.Since(begun).Microseconds()})
 	return r
 }
