@@ -82,7 +82,7 @@ func TestPostgresLossyFailover(t *testing.T) {
 			`select convert_from(lo_get(1000), 'UTF8')`:                           "kept",
 			`select count(*)::text from pg_largeobject_metadata where oid = 2000`: "0",
 			// Only that it answers.
-			`select timeline_id::text from pg_control_checkpoint()`:                   "",
+			`select timeline_id::text from pg_control_checkpoint()`:  "",
 			`select lo_from_bytea(` + objects[round] + `, '')::text`: objects[round],
 		} {
 			if got := mustQuery(t, s.URL, question); want != "" && got != want {
