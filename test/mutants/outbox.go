@@ -639,7 +639,7 @@ var outboxRules = []mutant{
 	{rule: "O10 acks", in: "outbox/kafkasink", decl: "(*Sink).produce",
 		old: "kafka.RequireAll", new: "kafka.RequireOne", test: "TestO10AllAcks"},
 	{rule: "O10 message-id header", in: "outbox/kafkasink", decl: "(*Sink).newRecord",
-		old: "[]byte(d.Key)", new: "[]byte(time.Now().String())", test: "TestO10Record/kfake"},
+		old: "[]byte(a.Key)", new: "[]byte(time.Now().String())", test: "TestO10Record/kfake"},
 	{rule: "O10 partition of a call", in: "outbox/kafkasink", decl: "(*callRecord).choosePartition",
 		old: "r.id", new: "time.Now().String()", test: "TestPartition"},
 	{rule: "O6 asked before the record is written", in: "outbox/kafkasink", decl: "(*produceExchange).RawExchange",

@@ -14,8 +14,8 @@ const (
 	// longPause is more than a statement, a renewal of a lease or a heartbeat in a test may take.
 	longPause = 5 * time.Second
 
-	// muchStolen is the share of the processors' time that other virtual machines got, from which on
-	// a failed test may be the machine's fault.
+	// muchStolen is a share of the processors' time. If other virtual machines got so much, a
+	// failed test may be the machine's fault.
 	muchStolen = 0.25
 )
 
