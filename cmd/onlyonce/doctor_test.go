@@ -584,7 +584,7 @@ func TestDoctorStandby(t *testing.T) {
 	s := session{t: t, url: standby.URL}
 	s.run("doctor").want(t, statusGood, "warn  server: standby: the server is a standby", "info  history: a standby; ")
 	s.run("explain", "k", "-scope", "s").want(t, statusGood, "no segment")
-	s.run("explain", "-topic", "t", "-partition", "0", "-offset", "0").want(t, statusGood, "No cursor")
+	s.run("explain", "-topic", "t", "-partition", "0", "-offset", "0").want(t, statusGood, "has no cursor")
 }
 
 // Each line of the list of checks has a finding, and each finding has its line.

@@ -106,7 +106,7 @@ func TestParkedEvents(t *testing.T) {
 	last := one[string](s.fixture, `select id::text from onlyonce.parked where event_id = 'bad-5'`)
 	s.run("parked", "show", "-id", head).want(t, statusGood, "bad-2", "event")
 	s.run("parked", "redrive", "-id", last, "-reason", "x", "-yes").want(t, statusFailed, "is blocked behind another")
-	s.run("parked", "redrive", "-scope", "stock", "-reason", "x", "-yes").want(t, statusFailed, "nothing is parked")
+	s.run("parked", "redrive", "-scope", "stock", "-reason", "x", "-yes").want(t, statusFailed, "no parked row that could be changed")
 	s.run("parked", "redrive", "-id", head, "-new-key", "-reason", "x", "-yes").want(t, statusFailed, "is a parked event", "are for calls")
 	s.broken.Store(false)
 	s.run("parked", "discard", "-id", last, "-reason", "x", "-yes").want(t, statusGood, "Done: 1 discarded")

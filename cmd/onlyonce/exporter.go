@@ -24,7 +24,7 @@ func exporterCommand() command {
 	return command{
 		name:    "exporter",
 		args:    "[-postgres URL]... [-listen ADDR] [-interval D] [-timeout D]",
-		summary: "serve the state of databases to Prometheus, until it is stopped",
+		summary: "serve the state of databases to Prometheus until stopped",
 		help: `
 Serves http://ADDR/metrics, until SIGTERM or SIGINT: lag, partitions by state with the reasons of
 halts, what is parked, calls to be sent and how old the oldest is, how long unanswered calls may

@@ -221,7 +221,7 @@ func TestK8ExplainAsksForTheTopic(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	s.exec(`insert into onlyonce.scopes (scope, topics, copies, first_topic) values ('stock', '{orders,paid}', 'within', '')`)
-	s.run("explain", "-scope", "stock", "a-1").want(t, statusEnvironment, "say with -topic which (orders, paid)")
+	s.run("explain", "-scope", "stock", "a-1").want(t, statusEnvironment, "choose one with -topic (orders, paid)")
 	s.run("explain", "-topic", "paid", "a-1").want(t, statusEnvironment, "missing: -scope")
 }
 

@@ -148,7 +148,7 @@ func TestF10ReplayTopicByTime(t *testing.T) {
 		t.Errorf("%d effects after the replay of the scope, want %d", n, 11+6+6)
 	}
 
-	s.run(replay("-topic", topic, "-since", "1m", "-yes")...).want(t, statusFailed, "-since: no message", "nothing was done")
+	s.run(replay("-topic", topic, "-since", "1m", "-yes")...).want(t, statusFailed, "-since: no handled message", "nothing was done")
 	s.run("replay", "-scope", "stock", "-reason", "x", "-topic", topic, "-from", "3", "-yes").want(
 		t,
 		statusEnvironment,
