@@ -304,7 +304,7 @@ func (h held) render(ctx context.Context, srv *server, results []heldResult) str
 
 const heldHead = `# The held snapshot
 
-` + "`make held`" + ` has written this page on %s, at %s, on PostgreSQL %s with its default durability.
+` + "`make held`" + ` wrote this page on %s, at %s, on PostgreSQL %s with its default durability.
 
 Another transaction took a snapshot at the beginning and stayed open, so vacuum could remove
 nothing. Events of 300 bytes came at %d a second, or at the most that a way reaches alone without

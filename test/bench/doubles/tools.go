@@ -177,7 +177,7 @@ func page(cfg settings, s *stream, rows []row, postgres, kafka string) string {
 
 const pageHead = `# Does it double
 
-` + "`make doubles WHOLE=1 PAGE=docs/results/doubles.md`" + ` has written this page on %s,
+` + "`make doubles WHOLE=1 PAGE=docs/results/doubles.md`" + ` wrote this page on %s,
 at commit %s. [The guide](../guide/doubles.md) says how it is played, and how to play
 a loop of yours.
 
