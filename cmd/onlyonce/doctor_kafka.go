@@ -159,7 +159,7 @@ func judgeRetention(topic string, configs map[string]string, within time.Duratio
 			Text: fmt.Sprintf("topic %s: retention.bytes is %s, so messages may be deleted before their time",
 				topic, configs["retention.bytes"]),
 			Remedy: "set retention.bytes to -1, or make sure that it holds all that is produced in " +
-				"" + show.Span(within),
+				show.Span(within),
 		}
 	}
 	return ops.Finding{

@@ -47,8 +47,8 @@ var gormTx = name{module + "sqltx/gormtx", "", "Of"}
 // setsPool reports whether a field is ConnPool of a Statement: who sets it makes a *gorm.DB one of
 // another connection.
 func setsPool(to *ssa.FieldAddr) bool {
-	s, ok := to.X.Type().Underlying().(*types.Pointer).Elem().Underlying().(*types.Struct)
-	return ok && typeName(to.X.Type()) == gormPath+".Statement" && s.Field(to.Field).Name() == "ConnPool"
+	f, _ := fieldOf(to)
+	return f != nil && typeName(to.X.Type()) == gormPath+".Statement" && f.Name() == "ConnPool"
 }
 
 // place says what is known of an origin of a *gorm.DB.

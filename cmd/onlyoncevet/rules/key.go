@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"go/constant"
 	"go/token"
-	"go/types"
 	"net/textproto"
 
 	"golang.org/x/tools/go/ssa"
@@ -40,8 +39,7 @@ func keyOf(i ssa.Instruction) ssa.Value {
 		if !ok {
 			return nil
 		}
-		s, ok := to.X.Type().Underlying().(*types.Pointer).Elem().Underlying().(*types.Struct)
-		if ok && s.Field(to.Field).Name() == "IdempotencyKey" {
+		if f, _ := fieldOf(to); f != nil && f.Name() == "IdempotencyKey" {
 			return i.Val
 		}
 	}

@@ -111,12 +111,12 @@ func (v *values) stored(s *ssa.Store, handler bool) {
 	if fields[of] == nil || !handler && of != module+"dedupe.Key" {
 		return
 	}
-	field := to.X.Type().Underlying().(*types.Pointer).Elem().Underlying().(*types.Struct).Field(to.Field).Name()
+	field, _ := fieldOf(to) // of a type with a name: it is a struct
 	pos := s.Pos()
 	if !pos.IsValid() {
 		pos = to.Pos()
 	}
-	v.judge(s.Val, nil, of, field, pos)
+	v.judge(s.Val, nil, of, field.Name(), pos)
 }
 
 // enqueued judges the fields of a call that is enqueued, which a function of the package may have

@@ -94,8 +94,17 @@ const encoded = -1
 
 // isEncoded reports whether a field of a struct is.
 func isEncoded(of *ssa.FieldAddr) bool {
+	f, tag := fieldOf(of)
+	return f != nil && f.Exported() && tag.Get("json") != "-"
+}
+
+// fieldOf returns the field whose address is taken, with its tag. It is nil if it is not known.
+func fieldOf(of *ssa.FieldAddr) (*types.Var, reflect.StructTag) {
 	s, ok := of.X.Type().Underlying().(*types.Pointer).Elem().Underlying().(*types.Struct)
-	return ok && s.Field(of.Field).Exported() && reflect.StructTag(s.Tag(of.Field)).Get("json") != "-"
+	if !ok {
+		return nil, ""
+	}
+	return s.Field(of.Field), reflect.StructTag(s.Tag(of.Field))
 }
 
 // begin starts a walk at a value in a frame.
