@@ -127,7 +127,6 @@ func TestT15Columns(t *testing.T) {
 	t.Parallel()
 	const sql = `select coalesce(string_agg(table_name || '.' || column_name, ' ' order by 1), '') from (
 		select table_name::text, column_name::text from information_schema.columns
-		
 		 where table_schema in ('onlyonce', 'onlyonce_segments')
 		 and data_type in ('timestamp without time zone', 'time without time zone', 'date')) c`
 	if got := pgtest.One[string](t, pgtest.DB(t), sql); got != "webhook_endpoints.aside_on" {

@@ -42,14 +42,11 @@ begin
                and p.prorettype <> all (array['record', 'internal', 'cstring', 'anyenum', 'anyrange', 'anymultirange',
                'anycompatiblerange', 'anycompatiblemultirange', 'trigger']::regtype[]::oid[])
                and p.pronargs > 0
-
                 and p.proargtypes::oid[] && array['anyelement', 'anyarray', 'anynonarray', '"any"', 'anycompatible', 'anycompatiblearray',
                 'anycompatiblenonarray']::regtype[]::oid[]
-
                 and not p.proargtypes::oid[] && array['internal', 'cstring', 'anyenum', 'anyrange', 'anymultirange', 'anycompatiblerange',
                 'anycompatiblemultirange']::regtype[]::oid[] loop
       for tail in 1 .. case when x.variadic then 3 else 1 end loop
-
         select string_agg(case when a in ('anyarray', 'anycompatiblearray') then t::text || '[]' when a like 'any%' or a = '"any"'
         then t::text else a end,
         ', '
@@ -66,7 +63,6 @@ begin
     for x in
     select o.oprname, format_type(o.oprresult, null) as result, format_type(o.oprleft, null) as l, format_type(o.oprright, null) as r
     from pg_operator o
-
               where o.oprnamespace = 'pg_catalog'::regnamespace and o.oprleft <> 0
               and format_type(o.oprleft, null) || format_type(o.oprright,
               null) ~ '^any|any(array|nonarray|compatible|compatiblearray|element)$'

@@ -437,7 +437,6 @@ func TestS2RowsOfOtherRoles(t *testing.T) {
 		values ('message', 'retrying', 'failed', 's', gen_random_uuid(), 'orders', 0, 1, '{}', clock_timestamp()),
 		('event', 'waiting', 'same-body', 's', gen_random_uuid(), 'webhook.e', null, null, '{}', null);
 		insert into onlyonce.leases (name, epoch, nonce, until) select n, 1, gen_random_uuid(), clock_timestamp() + interval '1 hour'
-		
 		  from unnest(array['relay/payments/0', 'relays/payments/0', 'http/1', 'cursor/s/orders/0', 'webhook/e/backfill',
 		  'readers/g/webhook.e/0', 'events/g/webhook.e/0',
 		                    'ring/outbox', 'ring/consumer_keys', 'filters/standard_keys', 'observe', 'of nobody']) n`)

@@ -42,7 +42,6 @@ func TestS3Presence(t *testing.T) {
 		"('receiver', 'payments', '25 h')",
 	} {
 		exec(`insert into onlyonce.owners (id, part, scope, host, pid, seen_at, partitions)
-		
 		      select gen_random_uuid(), d.part, d.scope, 'dead', 1, clock_timestamp() - d.age::interval, '[]'
 		      from (values ` + dead + `) d(part, scope, age)`)
 	}
