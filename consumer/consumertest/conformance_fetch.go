@@ -349,7 +349,8 @@ func incarnation(t *testing.T, h Harness) {
 	wantValues(t, x.ReadTo(t, 0, 8), valuesOf(values("new", 8))...)
 }
 
-// Retained is the record's time plus the topic's retention.
+// Retained is the record's time plus the topic's retention. With or without one, an offset that the
+// log does not hold is an error.
 func retained(t *testing.T, h Harness) {
 	at := time.UnixMilli(time.Now().Add(-time.Hour).UnixMilli()).UTC()
 	for retention, want := range map[time.Duration]time.Time{24 * time.Hour: at.Add(24 * time.Hour), 0: {}} {
@@ -364,6 +365,11 @@ func retained(t *testing.T, h Harness) {
 		}
 		if until, err := x.Retained(x.Ctx, 1); !until.IsZero() || err != nil {
 			t.Errorf("at the log's end: %v, %v", until, err)
+		}
+		var out *source.OutOfRangeError
+		beyond := source.OutOfRangeError{Offset: 2, Start: 0, End: 1}
+		if _, err := x.Retained(x.Ctx, 2); !errors.As(err, &out) || *out != beyond {
+			t.Errorf("beyond the log's end, with a retention of %v: %v", retention, err)
 		}
 		wantValues(t, x.ReadTo(t, 0, 1), "v") // asking has moved nothing
 	}

@@ -76,13 +76,7 @@ func receive(t *testing.T, b queue.Broker, n, most int, andAck bool) (all []*que
 	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
 	for len(all) < n && ctx.Err() == nil {
-		some, err := b.Receive(ctx, most)
-		if err != nil {
-			t.Fatalf("Receive: %v", err)
-		}
-		if len(some) > most {
-			t.Fatalf("Receive returned %d deliveries, at most %d were asked for", len(some), most)
-		}
+		some := portion(ctx, t, b, most)
 		if andAck {
 			ack(t, b, some...)
 		}
@@ -92,6 +86,31 @@ func receive(t *testing.T, b queue.Broker, n, most int, andAck bool) (all []*que
 		t.Fatalf("%d deliveries came, want %d", len(all), n)
 	}
 	return all
+}
+
+// receiveFirst receives the first n messages of a queue that holds more, and acknowledges none.
+// The first portion asks for all n, because a FIFO group of SQS delivers nothing while a portion of
+// it is not acknowledged. A later one asks for what is missing.
+func receiveFirst(t *testing.T, b queue.Broker, n int) (all []*queue.Delivery) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	for len(all) < n && ctx.Err() == nil {
+		all = append(all, portion(ctx, t, b, n-len(all))...)
+	}
+	return all
+}
+
+func portion(ctx context.Context, t *testing.T, b queue.Broker, most int) []*queue.Delivery {
+	t.Helper()
+	some, err := b.Receive(ctx, most)
+	if err != nil {
+		t.Fatalf("Receive: %v", err)
+	}
+	if len(some) > most {
+		t.Fatalf("Receive returned %d deliveries, at most %d were asked for", len(some), most)
+	}
+	return some
 }
 
 func ack(t *testing.T, b queue.Broker, all ...*queue.Delivery) {
@@ -221,7 +240,7 @@ func orderedTakeover(t *testing.T, h Harness) {
 	}
 	q.Publish(t, messages(0, 9)...)
 	begin(t, first, true)
-	got := receive(t, first, 5, 5, false)
+	got := receiveFirst(t, first, 5)
 	wantIDs(t, got, 0, 5)
 	ack(t, first, got[:2]...)
 	end(first)
