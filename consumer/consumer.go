@@ -151,7 +151,7 @@ func (c *Consumer) detached() (context.Context, context.CancelFunc) {
 
 // boundedQuery is for queries to other shards.
 func (c *Consumer) boundedQuery(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, min(queryTimeout, c.cfg.Timeouts.Lock+c.cfg.Timeouts.Statement))
+	return context.WithTimeout(ctx, min(queryTimeout, c.answerPatience()))
 }
 
 // answerPatience is how long a server may take to answer before that is a fault.

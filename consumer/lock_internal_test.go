@@ -81,4 +81,9 @@ func TestD2CountIsOwedUntilItIsTakenBack(t *testing.T) {
 	if !t1.owed {
 		t.Error("the attempt stays counted, and nobody takes it back")
 	}
+	t2 := tries{ap: t1.ap, m: t1.m, exclusive: true}
+	t2.ended(nil)
+	if t2.owed {
+		t.Error("an attempt that succeeded is taken back")
+	}
 }

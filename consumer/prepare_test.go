@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -86,6 +87,35 @@ func TestT10Prepare(t *testing.T) {
 				t.Errorf("parked: %v", got)
 			}
 		})
+	}
+}
+
+// D1: a batch whose Prepare ends too late for one of its messages is divided in halves.
+func TestD1PrepareThatIsLate(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	for i := range 31 {
+		r.log.Append(0, fmt.Sprint(i), id(fmt.Sprint(i)))
+	}
+	r.log.Append(0, "late", id("late"))
+	cfg := testConfig()
+	cfg.BatchSize = 32
+	cfg.MaxAttempts = 1
+	cfg.BatchTimeout = 300 * time.Millisecond
+	cfg.HandlerTimeout = 300 * time.Millisecond
+	var late atomic.Int32
+	cfg.Prepare = func(ctx context.Context, msgs []*consumer.Message) (context.Context, error) {
+		if slices.ContainsFunc(msgs, func(m *consumer.Message) bool { return m.ID() == "late" }) {
+			late.Add(1)
+			<-ctx.Done()
+		}
+		return ctx, ctx.Err()
+	}
+	stop := r.start(effect, cfg)
+	r.reaches(0, 32)
+	stop()
+	if n := late.Load(); n > 10 {
+		t.Errorf("its message was among those of %d calls", n)
 	}
 }
 

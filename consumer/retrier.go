@@ -33,7 +33,7 @@ with recursive keys (order_key) as (
        and p.order_key > keys.order_key
      order by p.order_key limit 1) n)
 select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.order_key desc))[1]
-  from (select order_key from keys limit 1000) k`
+  from (select order_key from keys limit 100) k`
 
 // promoteBlocked makes rows due that waited for a row which is settled by now.
 func (r *retrier) promoteBlocked(ctx context.Context) error {

@@ -112,7 +112,7 @@ func (c *Consumer) makeShards(set *shard.Set) {
 // changes, the other ring is asked by SQL alone.
 func (c *Consumer) filtersOf(pool *pgxpool.Pool) *inbox.Filters {
 	f := inbox.NewFilters(pool, ring.ConsumerClass(c.cfg.Horizon.class()).Name, c.cfg.Logger)
-	f.Timeout = c.cfg.Timeouts.Lock + c.cfg.Timeouts.Statement
+	f.Timeout = c.answerPatience()
 	return f
 }
 

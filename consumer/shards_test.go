@@ -390,6 +390,21 @@ func TestPartitionOfNoShard(t *testing.T) {
 	}
 }
 
+// A cursor that is retired in one of several databases may have been moved to another one.
+func TestHaltOfARetiredCursor(t *testing.T) {
+	t.Parallel()
+	for shard, want := range map[string]string{
+		"": "; to resolve it: onlyonce cursor adopt -scope",
+		"a": "; if it was moved to another shard deploy the shard.Config.OfPartition that says so; to bring it back: " +
+			"onlyonce cursor adopt -postgres URL-OF-a -scope",
+	} {
+		h := &consumer.HaltError{Scope: "stock", Reason: consumer.HaltRetired, Shard: shard}
+		if !strings.Contains(h.Error(), want) {
+			t.Errorf("nothing says %q in: %v", want, h)
+		}
+	}
+}
+
 // F11, F12: a partition that the topic got later begins at its beginning, even if it is the first
 // one of the topic in its shard.
 func TestF11LaterPartitionInAShardOfItsOwn(t *testing.T) {

@@ -230,6 +230,11 @@ func TestPausedPartitionStandsStill(t *testing.T) {
 			if err := c.Pause(t.Context(), topic, 0, ""); err == nil {
 				t.Error("paused without a reason")
 			}
+			gone, cancel := context.WithCancel(t.Context())
+			cancel()
+			if err := c.Pause(gone, topic, 0, "maintenance"); !errors.Is(err, context.Canceled) {
+				t.Errorf("paused without an answer: %v", err)
+			}
 			for range 2 { // again is no error
 				if err := c.Pause(t.Context(), topic, 0, "maintenance"); err != nil {
 					t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/ops"
@@ -174,6 +176,9 @@ func TestK9PoliciesForATooOldMessage(t *testing.T) {
 			stop := r.start(queued, cfg)
 			r.reaches(0, 2)
 			stop()
+			if slices.ContainsFunc(r.tries, func(e consumer.RetryEvent) bool { return guard.SQLState(e.Err) == "OO003" }) {
+				t.Error("it counts as a failure")
+			}
 			r.once("a-1")
 			n := r.count(`
 select count(*)

@@ -14,7 +14,13 @@ import (
 // were never handled if a later one has the same key, and a reader cannot notice. It also deletes
 // the record by which the consumer recognises the log. A later change of the policy is not noticed.
 func refuseCompacted(ctx context.Context, n *network) error {
-	configs, err := kafkalog.Configs(ctx, n, kafkalog.NewTopicPatience, n.cfg.Topics, kafkalog.CleanupPolicy)
+	ctx, cancel := context.WithTimeout(ctx, kafkalog.FirstPatience)
+	defer cancel()
+	var configs map[string]map[string]string
+	err := kafkalog.TryBrokers(ctx, len(n.cfg.Brokers), func(ctx context.Context) (err error) {
+		configs, err = kafkalog.Configs(ctx, n, kafkalog.NewTopicPatience, n.cfg.Topics, kafkalog.CleanupPolicy)
+		return err
+	})
 	switch {
 	case errors.Is(err, kafka.TopicAuthorizationFailed):
 		return fmt.Errorf("kafkasource: may not see whether a topic is compacted: %w: this user needs the "+

@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,6 +47,25 @@ func TestOneSilentBrokerOfFour(t *testing.T) {
 	kafkatest.OneSilentBrokerOfFour(t, func(brokers []string, topic string) consumer.Source {
 		return kafkasource.New(quick(brokers, topic))
 	})
+}
+
+// A broker falls silent between the first question and the one about compaction, and the process
+// starts with another one.
+func TestBrokerThatFallsSilent(t *testing.T) {
+	t.Parallel()
+	cluster := kafkatest.FakeCluster(t, kfake.NumBrokers(3))
+	brokers := cluster.ListenAddrs()
+	topic := kafkatest.Topic(t, brokers, 1, nil)
+	over := make(chan struct{})
+	defer close(over)
+	var asked atomic.Bool
+	cluster.ControlKey(kmsg.DescribeConfigs.Int16(), func(kmsg.Request) (kmsg.Response, error, bool) {
+		if !asked.Swap(true) {
+			cluster.SleepControl(func() { <-over }) // other requests go on
+		}
+		return nil, nil, false
+	})
+	kafkatest.RunStarts(t, kafkasource.New(quick(brokers, topic)))
 }
 
 // The listener accepts connections and never answers.

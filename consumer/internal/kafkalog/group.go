@@ -25,8 +25,8 @@ const (
 	CoordinatorPatience = 5 * time.Second
 	// CommitPatience is how long a commit is repeated, in its own generation.
 	CommitPatience = 10 * time.Second
-	// firstPatience bounds all waits of FindTopics for brokers.
-	firstPatience = 30 * time.Second
+	// FirstPatience bounds the waits for brokers of each question before a process joins.
+	FirstPatience = 30 * time.Second
 	// NewTopicPatience is how long a topic may be unknown: one just created is not known to all
 	// brokers at once.
 	NewTopicPatience = 3 * time.Second
@@ -65,7 +65,7 @@ func FindTopics(
 	brokers, topics []string,
 	rights string,
 ) (found map[string]Topic, err error) {
-	ctx, cancel := context.WithTimeout(ctx, firstPatience)
+	ctx, cancel := context.WithTimeout(ctx, FirstPatience)
 	defer cancel()
 	var unreachable error
 	var about *TopicError
