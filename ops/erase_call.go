@@ -21,9 +21,9 @@ select p.id from onlyonce.parked p
  order by p.id for update`
 	lockStoredLaneSQL = `
 select l.id
-  from onlyonce.lanes l
+  from onlyonce.sink_lanes l join onlyonce.lane_cursors c on c.id = l.id
  where (l.sink, l.lane) in (select r.sink, r.lane from onlyonce.batches r where $1::uuid = any (r.keys))
- order by l.id for update`
+ order by l.id for update of c`
 )
 
 // eraseLogSQL and eraseParkedSQL erase calls in the log, and parked rows. In: ids; of the log also

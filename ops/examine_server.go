@@ -72,7 +72,7 @@ select pg_is_in_recovery() as standby,
 // database cluster, or it or a row is ahead of the server. By name; rows by the index batches_new.
 const strangeLanesSQL = `
 select distinct l.sink from onlyonce.lanes l, pg_control_system() c
- where l.system_id <> c.system_identifier and l.xmin <> l.written::xid
+ where l.system_id <> c.system_identifier and l.copied
     or pg_snapshot_xmax(pg_current_snapshot()) < greatest(l.written, pg_snapshot_xmax(coalesce(l.target, l.prev)))
     or exists (select from onlyonce.batches r
                 where r.sink = l.sink and r.lane = l.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot()))

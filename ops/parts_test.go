@@ -147,19 +147,8 @@ insert into onlyonce.http_fingerprint_keys (id, check_value, refused_at)
 				t,
 				pool,
 				`
-insert into onlyonce.lanes (
-  sink,
-  lane,
-  id,
-  prev,
-  target
-)
-  select 'payments',
-         0,
-         id,
-         pg_current_snapshot(),
-         pg_current_snapshot()
-    from onlyonce.leases`,
+with made as (insert into onlyonce.sink_lanes (sink, lane, id) select 'payments', 0, id from onlyonce.leases returning id)
+insert into onlyonce.lane_cursors (id, prev, target) select id, pg_current_snapshot(), pg_current_snapshot() from made`,
 			)
 			exec(t, pool, call, "retrying", "failed", "6 min", "status 500", "1 min")
 			exec(t, pool, call, "blocked", "behind", "5 min", "", "1 min")

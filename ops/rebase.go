@@ -30,11 +30,12 @@ const lockSinksSQL = `select name from onlyonce.sinks where $1::text is null or 
 // order in which a relay does. In: sink (null: any). They wait for a completion and for a running
 // settle (T14).
 const lockOwnersSQL = `
-select onlyonce.lock_owner(l.id) from onlyonce.lanes l where $1::text is null or l.sink = $1 order by l.id`
+select onlyonce.lock_owner(l.id) from onlyonce.sink_lanes l where $1::text is null or l.sink = $1 order by l.id`
 
 const lockLanesSQL = `
-select e.id from onlyonce.lanes l join onlyonce.leases e on e.id = l.id
- where $1::text is null or l.sink = $1 order by e.id for update of e, l`
+select e.id
+  from onlyonce.sink_lanes l join onlyonce.lane_cursors c on c.id = l.id join onlyonce.leases e on e.id = l.id
+ where $1::text is null or l.sink = $1 order by e.id for update of e, c`
 
 // lockRingSQL holds up the rotation, whose steps update this row.
 const lockRingSQL = `select name from onlyonce.rings where name = 'outbox' for update`
@@ -310,23 +311,23 @@ update onlyonce.parked p
 // (null: any). Under the locks.
 const fenceLanesSQL = `
 update onlyonce.leases e set epoch = e.epoch + 1, nonce = null, until = null, freed_at = clock_timestamp()
-  from onlyonce.lanes l where l.id = e.id and ($1::text is null or l.sink = $1)`
+  from onlyonce.sink_lanes l where l.id = e.id and ($1::text is null or l.sink = $1)`
 
 // moveLanesSQL sets the cursors, and records the cluster they belong to. If the data move once more
 // before the next pass, and the numbers fit, only that record shows it. In: sink (null: any), the
 // snapshot. Under the locks.
 const moveLanesSQL = `
-update onlyonce.lanes l
+update onlyonce.lane_cursors c
    set prev = $2::text::pg_snapshot,
        target = null,
        last_id = 0,
        started_at = clock_timestamp(),
-       version = l.version + 1,
-       system_id = (select c.system_identifier from pg_control_system() c),
+       version = c.version + 1,
+       system_id = (select s.system_identifier from pg_control_system() s),
        timeline = null,
        history_at = clock_timestamp(),
        written = pg_current_xact_id()
- where $1::text is null or l.sink = $1`
+  from onlyonce.sink_lanes l where l.id = c.id and ($1::text is null or l.sink = $1)`
 
 // rebaseRingSQL records in the ring that this transaction wrote into its segments. The bound of a
 // closed segment must be above every transaction that wrote into it, because a segment is emptied

@@ -57,7 +57,7 @@ func TestT11KeysAfterTheClockWasAhead(t *testing.T) {
 	until(t, "the lease is lost", r.lost)
 	x.stop()
 	r.giveBack()
-	r.exec(`update onlyonce.lanes set started_at = started_at + interval '7 days' where isfinite(started_at)`)
+	r.exec(`update onlyonce.lane_cursors set started_at = started_at + interval '7 days' where isfinite(started_at)`)
 	// It may have been parked before the lease was lost.
 	r.exec(`update onlyonce.parked set first_attempt_at = first_attempt_at + interval '7 days', next_attempt_at = clock_timestamp()`)
 	sink := newScripted(accept)

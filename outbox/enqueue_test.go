@@ -135,6 +135,11 @@ func TestEnqueueNamesEveryFault(t *testing.T) {
 	if strings.Contains(err.Error(), "Bearer") {
 		t.Errorf("the error quotes a header's value: %v", err)
 	}
+	long := charge("1")
+	long.Name = strings.Repeat("x", 101)
+	if err := outbox.Enqueue(t.Context(), tx, long); !errors.Is(err, outbox.ErrCall) || !strings.Contains(err.Error(), "Name: 101 bytes") {
+		t.Errorf("a name of 101 bytes: %v", err)
+	}
 	// Nothing was sent to the server, so the transaction can go on.
 	if err := outbox.Enqueue(t.Context(), tx, charge("1")); err != nil {
 		t.Error(err)

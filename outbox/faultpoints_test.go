@@ -21,10 +21,10 @@ type relayPoint struct {
 // points are the failpoints of the relay, and the statements before and after which it fails: see
 // pgtest.StruckPool. They stand in the order in which a call meets them.
 var points = slices.Concat(fault.RelayPoints, []string{
-	`before array\(select a.lane from onlyonce.lanes`, // before a relay looks for lanes that are free
-	`after onlyonce.raise_epoch`,                      // a lane's lease is raised, nothing is known of its cursor
-	`before update onlyonce.leases l set until`,       // before the leases are renewed
-	`before from onlyonce.lanes a where a.id`,         // before the cursor is read
+	`before array\(select a.lane from onlyonce.sink_lanes`, // before a relay looks for lanes that are free
+	`after onlyonce.raise_epoch`,                           // a lane's lease is raised, nothing is known of its cursor
+	`before update onlyonce.leases l set until`,            // before the leases are renewed
+	`before from onlyonce.lanes a where a.id`,              // before the cursor is read
 	beforeTurn,                               // a chunk is done or a pass begins: the journal is not sent
 	afterTurn,                                // its COMMIT is answered, nothing noted and nothing called
 	beforePick,                               // parked calls are to be settled and picked: not sent

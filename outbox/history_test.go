@@ -73,7 +73,7 @@ update onlyonce.parked
 				t.Fatalf("the history is named by the server's start: %v", got)
 			}
 			r.exec(`
-update onlyonce.lanes
+update onlyonce.lane_cursors
    set server = null, timeline = case when timeline like 'started %' then 'started 1' else 'FFFFFFFF' end`)
 			r.start(testConfig(sink))
 			r.states("delivered", "reconcile")

@@ -11,8 +11,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/process"
 )
 
-// promotedAtOnce is how many keys one statement promotes.
-const promotedAtOnce = 1000
+// promotedAtOnce is how many keys one statement promotes. A statement that does not end in time
+// promotes none, so the number is small: a database that needs 10 ms for each promotes them too.
+const promotedAtOnce = 100
 
 // sweepSQL makes the next calls of a lane's ordering keys due, in case a process died after it
 // committed a settlement and before it promoted them. It handles a number of keys at once, above
@@ -34,7 +35,7 @@ with recursive keys (order_key) as (
      where p.kind = 'call' and p.sink = $1 and p.lane = $2 and p.state = 'blocked' and p.order_key > keys.order_key
      order by p.order_key limit 1) n)
 select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.order_key desc))[1]
-  from (select order_key from keys limit 1000) k`
+  from (select order_key from keys limit 100) k`
 
 // keyPromotions makes parked calls of a lane due that are blocked by a call of their ordering key
 // which is settled by now.

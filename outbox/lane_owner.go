@@ -127,7 +127,7 @@ func (o *laneOwner) serve() error {
 				next = o.drainUntil
 			}
 		case !parkedNeedSlot && !rowsNeedSlot:
-		case o.sink.takesCalls():
+		case o.sink.gate.TakesCalls():
 			slot = o.sink.gate.Freed()
 		default:
 			if poll := now.Add(o.sink.cfg.PollInterval); poll.Before(next) {
@@ -189,13 +189,18 @@ func (o *laneOwner) handleWakeup(w wakeup) {
 	}
 }
 
-// useSlot makes a parked call or a new one in a slot that became free, in turn if there are both.
+// useSlot makes a parked call, or new ones, in slots that became free, in turn if there are both.
 func (o *laneOwner) useSlot(parkedNeedSlot, rowsNeedSlot bool) error {
-	tickets := o.sink.gate.Take(1)
+	parkedNext := parkedNeedSlot && !(rowsNeedSlot && o.parkedHadSlot)
+	wanted := 1
+	if !parkedNext {
+		wanted = o.pass.wantedSlots()
+	}
+	tickets := o.sink.gate.Take(wanted)
 	if len(tickets) == 0 {
 		return nil // another lane was first
 	}
-	o.parkedHadSlot = parkedNeedSlot && !(rowsNeedSlot && o.parkedHadSlot)
+	o.parkedHadSlot = parkedNext
 	if !o.parkedHadSlot {
 		o.pass.startRows(tickets)
 		return nil
@@ -234,8 +239,9 @@ func (o *laneOwner) collectReturned() {
 	type pair struct{ before, next *callAttempt }
 	var pairs []pair
 	var done []*gate.Ticket
+	now := time.Now()
 	for _, a := range o.calls.take() {
-		if next := o.pass.callReturned(a); next != nil {
+		if next := o.pass.callReturned(a, now); next != nil {
 			pairs = append(pairs, pair{a, next})
 			continue
 		}

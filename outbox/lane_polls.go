@@ -23,14 +23,16 @@ const makeLanesSQL = `
 with sink as (insert into onlyonce.sinks (name, start_window) values ($1, $2) on conflict do nothing),
 known as (update onlyonce.sinks set start_window = $2 where name = $1 and start_window is distinct from $2),
 names as (select u.name, u.nth - 1 as n from unnest($3::text[]) with ordinality u(name, nth)),
-made as (insert into onlyonce.leases (name) select name from names on conflict (name) do nothing returning id, name)
-insert into onlyonce.lanes (id, sink, lane)
-select l.id, $1, n.n::smallint
-  from names n cross join lateral (
-    select m.id from made m where m.name = n.name
-     union all
-    select e.id from onlyonce.leases e where e.name = n.name offset 0) l
-on conflict do nothing`
+made as (insert into onlyonce.leases (name) select name from names on conflict (name) do nothing returning id, name),
+listed as (
+  insert into onlyonce.sink_lanes (id, sink, lane)
+  select l.id, $1, n.n::smallint
+    from names n cross join lateral (
+      select m.id from made m where m.name = n.name
+       union all
+      select e.id from onlyonce.leases e where e.name = n.name offset 0) l
+  on conflict do nothing returning id)
+insert into onlyonce.lane_cursors (id) select id from listed`
 
 // pollLanesSQL reads the state of a sink's lanes. In: sink; the prefix of the lease names of relays
 // that list it, and of no others (S5): these are counted to share the lanes out. Out: one row: how
@@ -44,7 +46,7 @@ select (select count(*)
            and until > clock_timestamp()
            and until <= clock_timestamp() + interval '1 hour'),
        coalesce((select paused_at is not null from onlyonce.sinks where name = $1), false),
-       array(select a.lane from onlyonce.lanes a join onlyonce.leases l on l.id = a.id
+       array(select a.lane from onlyonce.sink_lanes a join onlyonce.leases l on l.id = a.id
               where a.sink = $1
                 and (l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour')
               order by random())`
@@ -159,6 +161,16 @@ func (l *heldLanes) acquire(lane int16) error {
 	return nil
 }
 
+// known returns the lanes, and the versions of their cursors that their owners know. This includes
+// lanes that are working: what commits after their last look would wait for the next poll.
+func (l *heldLanes) known() (mine []int16, versions []int64) {
+	for lane, o := range l.owners {
+		mine = append(mine, lane)
+		versions = append(versions, o.pass.reader.versionSeen.Load())
+	}
+	return mine, versions
+}
+
 // leave ends the membership, after every lane has ended.
 func (l *heldLanes) leave() {
 	if l.membership == nil {
@@ -170,8 +182,8 @@ func (l *heldLanes) leave() {
 	_ = l.membership.Release(bounded, l.pool) // if that fails it ends by itself
 }
 
-// poll looks for free lanes and for work. How soon it looks for work again follows what it finds
-// (O19).
+// poll looks for free lanes and for work, in one transaction if it is time for both. How soon it
+// looks for work again follows what it finds (O19).
 type poll struct {
 	held       *heldLanes
 	lanes      time.Time // when it looks for free lanes
@@ -182,35 +194,97 @@ type poll struct {
 	waitsAfter waitingCalls      // where it goes on
 }
 
+// lanesSeen is what pollLanesSQL reads.
+type lanesSeen struct {
+	members int // relays that list the sink
+	paused  bool
+	free    []int16
+}
+
+// workSeen is what pollWorkSQL and waitingSQL read.
+type workSeen struct {
+	found   []wakeup
+	waiting []waitingCalls
+}
+
 func newPoll(held *heldLanes) *poll {
 	return &poll{held: held, waits: map[gate.Key]bool{}, waitsAfter: noWaiting}
 }
 
-// pollLanes takes free lanes, gives back lanes that are another relay's share, and checks whether
-// the sink is paused (O5).
-func (p *poll) pollLanes() error {
+func (p *poll) due(time.Time) time.Time {
+	if p.lanes.Before(p.work) {
+		return p.lanes
+	}
+	return p.work
+}
+
+// look looks for work, and also for free lanes if that is due. An idle relay so has one transaction
+// in each PollInterval. It looks for no work if the relay holds no lane or starts no calls.
+func (p *poll) look() error {
 	l := p.held
-	p.lanes = time.Now().Add(l.cfg.PollInterval)
+	now := time.Now()
+	p.postpone(now)
+	forLanes := !now.Before(p.lanes)
+	if forLanes {
+		p.lanes = now.Add(l.cfg.PollInterval)
+	}
+	mine, versions := l.known() // before the database is asked
+	forWork := len(mine) > 0 && l.gate.Open()
+	if !forLanes && !forWork {
+		return nil
+	}
 	bounded, cancel := l.detached(l.ctx)
 	defer cancel()
-	var members int
-	var paused bool
-	var free []int16
+	var seen lanesSeen
+	var work workSeen
 	var rates []storedRate
 	asked := time.Now()
 	if err := readCommitted(bounded, l.pool, func(b *pgx.Batch) {
-		b.Queue(pollLanesSQL, l.name, names.Relays(l.name).Prefix()).QueryRow(func(row pgx.Row) error {
-			return row.Scan(&members, &paused, &free)
-		})
+		if forLanes {
+			b.Queue(pollLanesSQL, l.name, names.Relays(l.name).Prefix()).QueryRow(func(row pgx.Row) error {
+				return row.Scan(&seen.members, &seen.paused, &seen.free)
+			})
+		}
+		if forWork {
+			b.Queue(pollWorkSQL, l.name, mine, l.cfg.Reconcile != nil, versions).Query(
+				collect(&work.found, pgx.RowToStructByPos[wakeup]),
+			)
+			b.Queue(waitingSQL, l.name, p.waitsAfter.CallsOf, p.waitsAfter.Lane).Query(
+				collect(&work.waiting, pgx.RowToStructByPos[waitingCalls]),
+			)
+		}
+		// After that, so that the rates of all that wait are known, if they have one.
 		b.Queue(ratesSQL, l.name).Query(collect(&rates, pgx.RowToStructByPos[storedRate]))
 	}); err != nil {
-		return fmt.Errorf("polling the lanes of sink %s: %w", l.name, err)
+		return fmt.Errorf("polling for lanes and calls of sink %s: %w", l.name, err)
 	}
 	l.setRates(rates, asked)
-	if l.gate.SetPaused(paused) {
-		l.emit.paused(paused)
+	if forLanes {
+		p.notePaused(seen.paused)
 	}
-	share := lease.Share(lanes, members) // how many lanes this relay should hold
+	if forWork {
+		p.notify(work)
+	}
+	if forLanes {
+		return p.share(seen)
+	}
+	return nil
+}
+
+// notePaused notes whether an operator has paused the sink (O5), before any lane is notified or
+// taken.
+func (p *poll) notePaused(paused bool) {
+	if !p.held.gate.SetPaused(paused) {
+		return
+	}
+	p.held.emit.paused(paused)
+	p.work = time.Time{} // what waited while the sink was paused is not known
+}
+
+// share takes free lanes, and gives back lanes that are another relay's share.
+func (p *poll) share(seen lanesSeen) error {
+	l := p.held
+	share := lease.Share(lanes, seen.members) // how many lanes this relay should hold
 	surplus := -share
 	for _, o := range l.owners {
 		if !o.lane.releasing.Load() {
@@ -227,7 +301,7 @@ func (p *poll) pollLanes() error {
 			given++
 		}
 	}
-	for _, lane := range free {
+	for _, lane := range seen.free {
 		if len(l.owners) >= share || l.ctx.Err() != nil {
 			break
 		}
@@ -237,48 +311,17 @@ func (p *poll) pollLanes() error {
 		if err := l.acquire(lane); err != nil {
 			return err
 		}
+		p.work = time.Time{} // whose calls wait in it is not known yet
 	}
 	return nil
 }
 
-// pollWork notifies lanes that have something to do.
-func (p *poll) pollWork() error {
+// notify notes whose calls wait for a rate, and notifies the lanes that have something to do.
+func (p *poll) notify(seen workSeen) {
 	l := p.held
-	p.postpone(time.Now())
-	mine := make([]int16, 0, len(l.owners))
-	var versions []int64
-	// This includes lanes that are working: what commits after their last look would wait for the
-	// next poll.
-	for lane, o := range l.owners {
-		// The version is read before the database is asked.
-		mine = append(mine, lane)
-		versions = append(versions, o.pass.reader.versionSeen.Load())
-	}
-	if len(mine) == 0 || !l.gate.Open() {
-		return nil
-	}
-	bounded, cancel := l.detached(l.ctx)
-	defer cancel()
-	var found []wakeup
-	var waiting []waitingCalls
-	var rates []storedRate
-	asked := time.Now()
-	if err := readCommitted(bounded, l.pool, func(b *pgx.Batch) {
-		b.Queue(pollWorkSQL, l.name, mine, l.cfg.Reconcile != nil, versions).Query(func(rows pgx.Rows) (err error) {
-			found, err = pgx.CollectRows(rows, pgx.RowToStructByPos[wakeup])
-			return err
-		})
-		b.Queue(waitingSQL, l.name, p.waitsAfter.CallsOf, p.waitsAfter.Lane).Query(
-			collect(&waiting, pgx.RowToStructByPos[waitingCalls]),
-		)
-		// After that, so that the rates of all that wait are known, if they have one.
-		b.Queue(ratesSQL, l.name).Query(collect(&rates, pgx.RowToStructByPos[storedRate]))
-	}); err != nil {
-		return fmt.Errorf("polling for calls of sink %s: %w", l.name, err)
-	}
-	l.setRates(rates, asked)
+	found := seen.found
 	p.noteFresh(found, time.Now())
-	for _, w := range waiting {
+	for _, w := range seen.waiting {
 		of := parseCallsOf(w.CallsOf)
 		p.waits[of] = true
 		l.gate.NoteWaiting(of)
@@ -289,8 +332,8 @@ func (p *poll) pollWork() error {
 		}
 		found[i].waiting = append(found[i].waiting, of)
 	}
-	if n := len(waiting); n == maxWaiting { // the next poll goes on
-		p.waitsAfter = waiting[n-1]
+	if n := len(seen.waiting); n == maxWaiting { // the next poll goes on
+		p.waitsAfter = seen.waiting[n-1]
 	} else {
 		l.gate.SetWaiting(p.waits)
 		p.waits = map[gate.Key]bool{}
@@ -301,7 +344,6 @@ func (p *poll) pollWork() error {
 			o.wake(w)
 		}
 	}
-	return nil
 }
 
 // postpone sets when it looks for work again.

@@ -27,13 +27,14 @@ func (r *rig) forget() {
   s as (
     select setval('onlyonce.outbox_id', last_value, is_called), setval('onlyonce.parked_id_seq', parked, parked_called)
       from public.drawn)
-  update onlyonce.lanes l set prev = k.prev,
-                              target = k.target,
-                              last_id = k.last_id,
-                              started_at = k.started_at,
-                              version = k.version,
-                              server = null,
-                              timeline = 'FFFFFFFF'
+  update onlyonce.lane_cursors l
+     set prev = k.prev,
+         target = k.target,
+         last_id = k.last_id,
+         started_at = k.started_at,
+         version = k.version,
+         server = null,
+         timeline = 'FFFFFFFF'
     from public.kept k, s where k.id = l.id`)
 }
 

@@ -7,6 +7,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,6 +17,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/internal/pace"
+	"github.com/onlyonce/onlyonce/outbox/internal/gate"
 	"github.com/onlyonce/onlyonce/seal"
 )
 
@@ -141,9 +143,15 @@ func (c *laneCalls) await() {
 
 // endTickets ends the tickets of calls that have returned to a lane that is over.
 func (c *laneCalls) endTickets(calls []*callAttempt) {
-	for _, a := range calls {
-		c.lane.sink.gate.Done(a.ticket)
+	c.lane.sink.gate.Done(ticketsOf(calls)...)
+}
+
+func ticketsOf(calls []*callAttempt) []*gate.Ticket {
+	all := make([]*gate.Ticket, len(calls))
+	for i, a := range calls {
+		all[i] = a.ticket
 	}
+	return all
 }
 
 // returnedCalls holds calls of a lane that have returned, until the lane's goroutine takes them in.
@@ -154,28 +162,28 @@ type returnedCalls struct {
 	signal chan struct{} // holds a token while there are any
 }
 
-// add is how a call comes back to its lane: each that was started, once, also one that was refused
-// before the sink got it. It never waits. If the lane is over, it ends the call's ticket.
-func (r *returnedCalls) add(a *callAttempt) {
-	sink := a.lane.sink
-	ticket := a.ticket
-	ticket.Returned()
-	sink.remote.returned(a)
-	sink.stuck.noteReturned(a)
+// add is how calls come back to their lane: each that was started, once, also one that was refused
+// before the sink got it. It never waits. If the lane is over, it ends the calls' tickets.
+func (r *returnedCalls) add(calls ...*callAttempt) {
+	if len(calls) == 0 {
+		return
+	}
+	sink := calls[0].lane.sink
+	tickets := ticketsOf(calls) // once the lane has the calls, it takes them away
+	sink.gate.Returned(tickets...)
+	sink.remote.returned(calls...)
+	sink.stuck.noteReturned(calls...)
 	r.mu.Lock()
 	closed := r.closed
 	if !closed {
-		r.calls = append(r.calls, a)
+		r.calls = append(r.calls, calls...)
 	}
-	first := len(r.calls) == 1
 	r.mu.Unlock()
 	if closed {
-		sink.gate.Done(ticket)
+		sink.gate.Done(tickets...)
 		return
 	}
-	if first {
-		pace.Signal(r.signal)
-	}
+	pace.Signal(r.signal)
 }
 
 // close returns the calls that are there. The lane takes in no others.
@@ -223,6 +231,7 @@ func (c *laneCalls) makeCall(a *callAttempt) {
 	case a.reconciling:
 		c.observe(ctx, a, c.reconcile)
 	case c.prepareCall(a):
+		c.lane.sink.remote.began(a)
 		c.observe(ctx, a, c.send)
 	}
 }
@@ -255,7 +264,6 @@ func (c *laneCalls) prepareCall(a *callAttempt) bool {
 		a.result = Failure(err.Error(), err)
 		return false
 	}
-	c.lane.sink.remote.began(a)
 	return true
 }
 
@@ -280,91 +288,130 @@ func (c *laneCalls) send(ctx context.Context, a *callAttempt) {
 	c.recordResult(a, c.lane.sink.sink.Send(ctx, &a.Attempt))
 }
 
-// owedCalls are the calls of one SendBatch that have not been handed back.
-type owedCalls struct {
-	mu    sync.Mutex
-	calls map[*callAttempt]bool
+// gatherReturned is for how long the first call of a SendBatch that comes back waits for others.
+// The lane takes them in together then, and the calls that follow in their slots are sent together
+// too.
+const gatherReturned = time.Millisecond
+
+// sentBatch is the calls of one SendBatch. It hands each back to the lane once, whether the call
+// was refused before the sink got it, the sink said how it ended, or the sink said nothing. A
+// second result for a call, or one that comes after SendBatch has returned, is ignored.
+type sentBatch struct {
+	lane     *laneCalls
+	calls    []*callAttempt
+	contexts []context.Context // of the attempts, if there are hooks
+	ended    []atomic.Bool     // which calls have an end
+
+	mu     sync.Mutex
+	owed   int            // how many have not come back
+	back   []*callAttempt // that have, and wait for others
+	gather *time.Timer    // ends that wait
 }
 
-// take reports whether a call is still owed. From then on it is not, and the caller hands it back.
-func (o *owedCalls) take(a *callAttempt) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	owed := o.calls[a]
-	delete(o.calls, a)
-	return owed
+func newSentBatch(lane *laneCalls, calls []*callAttempt) *sentBatch {
+	return &sentBatch{
+		lane:  lane,
+		calls: calls,
+		ended: make([]atomic.Bool, len(calls)),
+		owed:  len(calls),
+		back:  make([]*callAttempt, 0, len(calls)),
+	}
 }
 
-// makeBatch makes one attempt at each of several calls, by one SendBatch. It hands each call back
-// once, by one function, whether the call was refused before the sink got it, the sink said how it
-// ended, or the sink said nothing. A second result for a call, or one that comes after SendBatch
-// has returned, is ignored.
+// end ends a call, unless it has ended, and hands it back. note notes what became of it.
+func (b *sentBatch) end(i int, note func(*callAttempt)) {
+	if b.ended[i].Swap(true) {
+		return
+	}
+	defer b.handBack(b.calls[i]) // deferred, because a hook may panic
+	note(b.calls[i])
+}
+
+// handBack hands a call back: with others that come back at once, and the last at once.
+func (b *sentBatch) handBack(a *callAttempt) {
+	b.mu.Lock()
+	b.back = append(b.back, a)
+	b.owed--
+	last := b.owed == 0
+	if !last && b.gather == nil {
+		b.gather = time.AfterFunc(gatherReturned, b.flush)
+	}
+	b.mu.Unlock()
+	if last {
+		b.flush()
+	}
+}
+
+// flush gives the lane the calls that wait.
+func (b *sentBatch) flush() {
+	b.mu.Lock()
+	back := b.back
+	b.back = nil
+	if b.gather != nil {
+		b.gather.Stop()
+		b.gather = nil
+	}
+	b.mu.Unlock()
+	b.lane.returned.add(back...)
+}
+
+// makeBatch makes one attempt at each of several calls, by one SendBatch.
 func (c *laneCalls) makeBatch(calls []*callAttempt) {
-	owed := owedCalls{calls: map[*callAttempt]bool{}}
-	for _, a := range calls {
-		owed.calls[a] = true
-	}
-	handBack := func(a *callAttempt, note func()) {
-		if !owed.take(a) {
-			return
-		}
-		defer c.returned.add(a) // deferred, because a hook may panic
-		note()
-	}
-	contexts := map[*callAttempt]context.Context{} // of the attempts, once they have begun
-	hooks := &c.lane.sink.cfg.Hooks
-	ended := func(a *callAttempt, r Result) {
-		handBack(a, func() {
-			c.recordResult(a, r)
-			if ctx, began := contexts[a]; began {
-				a.ended(ctx, hooks)
-			}
-		})
-	}
+	b := newSentBatch(c, calls)
 	rest := Failure(goroutineEnded, nil)
 	defer func() {
 		if v := recover(); v != nil {
 			rest = panicked(v)
 		}
-		for _, a := range calls {
-			ended(a, rest)
+		for i := range calls {
+			b.answered(i, rest)
 		}
 	}()
-	var sent []*callAttempt
-	for _, a := range calls {
+	var sent []int
+	for i, a := range calls {
 		if c.prepareCall(a) {
-			sent = append(sent, a)
+			sent = append(sent, i)
 		} else {
-			handBack(a, func() {}) // its result has the reason
+			b.end(i, func(*callAttempt) {}) // its result has the reason
 		}
 	}
-	c.sendTogether(sent, contexts, ended)
+	if len(sent) > 0 {
+		c.sendTogether(b, sent)
+	}
 	rest = Failure("the sink did not say how the call ended", nil)
 }
 
-// sendTogether makes one attempt at each of several calls, which are prepared.
-func (c *laneCalls) sendTogether(
-	sent []*callAttempt,
-	contexts map[*callAttempt]context.Context,
-	ended func(*callAttempt, Result),
-) {
-	if len(sent) == 0 {
-		return
-	}
-	all := make([]*Attempt, len(sent))
-	for i, a := range sent {
-		all[i] = &a.Attempt
-		a.together = len(sent)
-	}
+// answered ends a call as the sink says.
+func (b *sentBatch) answered(i int, r Result) {
+	b.end(i, func(a *callAttempt) {
+		b.lane.recordResult(a, r)
+		if b.contexts != nil && b.contexts[i] != nil {
+			a.ended(b.contexts[i], &b.lane.lane.sink.cfg.Hooks)
+		}
+	})
+}
+
+// sendTogether makes one attempt at each of the calls of a batch that are prepared.
+func (c *laneCalls) sendTogether(b *sentBatch, sent []int) {
 	ctx, cancel := context.WithTimeout(c.ctx, c.lane.sink.limits.Timeout)
 	defer cancel()
 	hooks := &c.lane.sink.cfg.Hooks
 	if hooks.AttemptStart != nil || hooks.AttemptEnd != nil {
-		for _, a := range sent {
-			contexts[a] = a.began(ctx, hooks)
+		b.contexts = make([]context.Context, len(b.calls))
+	}
+	all := make([]*Attempt, len(sent))
+	began := make([]*callAttempt, len(sent))
+	for n, i := range sent {
+		a := b.calls[i]
+		all[n] = &a.Attempt
+		began[n] = a
+		a.together = len(sent)
+		if b.contexts != nil {
+			b.contexts[i] = a.began(ctx, hooks)
 		}
 	}
-	c.lane.sink.batcher.SendBatch(ctx, all, func(i int, r Result) { ended(sent[i], r) })
+	c.lane.sink.remote.began(began...)
+	c.lane.sink.batcher.SendBatch(ctx, all, func(n int, r Result) { b.answered(sent[n], r) })
 }
 
 // openBody decrypts a body that is sealed, under the key that it was sealed under (O13). If it

@@ -123,7 +123,7 @@ func TestO6PostponedInALostHistory(t *testing.T) {
 				`update onlyonce.parked set reason = $1, parked_at = parked_at - interval '30 hours', next_attempt_at = clock_timestamp()`,
 				reason,
 			)
-			r.exec(`update onlyonce.lanes set history_at = clock_timestamp() - interval '1 hour'`)
+			r.exec(`update onlyonce.lane_cursors set history_at = clock_timestamp() - interval '1 hour'`)
 			sink := newScripted(accept)
 			r.start(testConfig(sink))
 			r.states(want)

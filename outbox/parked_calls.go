@@ -64,7 +64,8 @@ func (p *parkedCalls) pickAt(now time.Time) time.Time {
 		return never
 	}
 	at := p.dueAt
-	if !p.needSlot && p.lane.mayStartCalls() && p.releasable() {
+	someWait := len(p.waiting) > 0 && !p.needSlot
+	if someWait && p.lane.mayStartCalls() && p.releasable() {
 		at = time.Time{}
 	}
 	return p.lane.sink.whenOpen(now, at)

@@ -55,10 +55,12 @@ const chunkLife = 10 * time.Second
 func (p *lanePass) chunkDue() time.Time {
 	c := p.chunk
 	switch {
-	case c.committing || c.finished(p.lane.mayStartCalls()):
+	case c.committing:
 		return time.Time{}
 	case c.underWay > 0:
 		return c.lastActivity.Add(chunkPatience)
+	case c.finished(p.lane.mayStartCalls()):
+		return time.Time{}
 	case p.lane.sink.gate.Available(gate.All) == 0:
 		return c.readAt.Add(min(chunkLife, p.lane.sink.limits.startWindow()/4))
 	}
@@ -207,8 +209,17 @@ func (p *lanePass) chunkCommitted(toPark []*callAttempt) {
 	}
 }
 
-// startRows begins the next calls of the chunk: the first with the ticket that was taken for it,
-// and as many others as there are slots for. It ends the tickets with which no call begins.
+// wantedSlots is for how many calls of the chunk slots are taken at once: for all that are left. If
+// each lane took one first, the lanes would share what is free in many small batches.
+func (p *lanePass) wantedSlots() int {
+	if p.lane.releasing.Load() {
+		return 1
+	}
+	return len(p.chunk.rows) - p.chunk.next
+}
+
+// startRows begins the next calls of the chunk with the tickets that were taken for them, and with
+// others as long as there are slots. It ends the tickets with which no call begins.
 func (p *lanePass) startRows(tickets []*gate.Ticket) {
 	c := p.chunk
 	g := p.lane.sink.gate
@@ -224,8 +235,8 @@ func (p *lanePass) startRows(tickets []*gate.Ticket) {
 				calls = append(calls, a)
 			}
 		}
-		if !p.lane.releasing.Load() && got != gate.NotYet {
-			tickets = append(tickets, g.Take(len(c.rows)-c.next)...)
+		if !p.lane.releasing.Load() && c.hasNext() && got != gate.NotYet {
+			tickets = append(tickets, g.Take(p.wantedSlots())...)
 		}
 	}
 	g.Unused(tickets...)
@@ -289,7 +300,7 @@ func (p *lanePass) askForPermits() {
 // callReturned takes in a call that has returned. It returns the call of its ordering key that may
 // follow it in its slot, or nil if there is none. The caller ends the ticket of the call, or has
 // the other one follow.
-func (p *lanePass) callReturned(a *callAttempt) (next *callAttempt) {
+func (p *lanePass) callReturned(a *callAttempt, now time.Time) (next *callAttempt) {
 	if a.parked == 0 {
 		a.state = attemptReturned
 	}
@@ -300,7 +311,7 @@ func (p *lanePass) callReturned(a *callAttempt) (next *callAttempt) {
 		return nil
 	}
 	p.chunk.underWay--
-	p.chunk.lastActivity = time.Now()
+	p.chunk.lastActivity = now
 	next = p.chunk.nextOfKey(a)
 	if p.lane.releasing.Load() || a.gaveUp.Load() {
 		return nil // it is cut when the chunk ends

@@ -14,8 +14,9 @@ import (
 
 const (
 	// maxChunk is how many calls of a pass may be made before the cursor is written again. From
-	// onlyonce.lanes.started_at on, that many calls above last_id may have been made. It is part of
-	// the stored format, and as many as a batch has at most, so that a chunk ends with a batch.
+	// onlyonce.lane_cursors.started_at on, that many calls above last_id may have been made. It is
+	// part of the stored format, and as many as a batch has at most, so that a chunk ends with a
+	// batch.
 	maxChunk = 1024
 	// firstBatches is how many batches are read whole together with the pass that begins. If the
 	// pass before had more than that, the places of the next one are read first.
@@ -34,7 +35,7 @@ select a.version,
        a.target is not null,
        isfinite(a.started_at),
        coalesce(a.system_id <> (select c.system_identifier from pg_control_system() c), false)
-       and a.xmin <> a.written::xid
+       and a.copied
          or pg_snapshot_xmax(pg_current_snapshot()) < greatest(a.written, pg_snapshot_xmax(coalesce(a.target, a.prev)))
          or exists (select 1
                       from onlyonce.batches r
@@ -219,7 +220,7 @@ select` + batchColumns + `
   from onlyonce.lanes a, onlyonce.batches b
  where a.id = $1 and b.slot = $2 and b.ctid = any ($3::tid[])`
 
-// cursor is what a lane's owner knows of its row in onlyonce.lanes.
+// cursor is what a lane's owner knows of its row in onlyonce.lane_cursors.
 type cursor struct {
 	version, last int64
 	// maybeCalledRows is how many rows above last a previous owner may have called: their age

@@ -387,12 +387,14 @@ func TestO2MissingRowEndsTheRelay(t *testing.T) {
 // again.)
 func TestO3AnotherCluster(t *testing.T) {
 	t.Parallel()
+	const ofPayments = ` from onlyonce.sink_lanes l where l.id = c.id and l.sink = 'payments'`
 	for name, sql := range map[string]string{
-		"restored into another cluster": `update onlyonce.lanes set system_id = system_id + 1 where sink = 'payments'`,
+		"restored into another cluster": `update onlyonce.lane_cursors c set system_id = system_id + 1` + ofPayments,
 		"target of a larger cluster": `
-update onlyonce.lanes
-   set target = (pg_snapshot_xmin(target)::text || ':999999999999:')::pg_snapshot where sink = 'payments'`,
-		"prev of a larger cluster": `update onlyonce.lanes set target = null, prev = '999999999998:999999999999:' where sink = 'payments'`,
+update onlyonce.lane_cursors c
+   set target = (pg_snapshot_xmin(target)::text || ':999999999999:')::pg_snapshot` + ofPayments,
+		"prev of a larger cluster": `
+update onlyonce.lane_cursors c set target = null, prev = '999999999998:999999999999:'` + ofPayments,
 		"rows of a larger cluster": `update onlyonce.batches set xid = '999999999999'`,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -454,11 +456,13 @@ func TestO3TransactionIDsGoOn(t *testing.T) {
 	x := r.start(testConfig(sink))
 	r.states("delivered")
 	x.stop()
-	r.exec(`update onlyonce.lanes set system_id = system_id + 1,
-                                      server = null,
-                                      history_at = null,
-                                      written = pg_current_xact_id(),
-                                      timeline = replace(timeline, system_id::text, (system_id + 1)::text)`)
+	r.exec(`
+update onlyonce.lane_cursors
+   set system_id = system_id + 1,
+       server = null,
+       history_at = null,
+       written = pg_current_xact_id(),
+       timeline = replace(timeline, system_id::text, (system_id + 1)::text)`)
 	r.enqueue(charge("2"))
 	relay := r.relay(testConfig(sink))
 	r.run(relay)
@@ -553,7 +557,7 @@ func TestO3PrevIsReadInTheSession(t *testing.T) {
 	r.enqueue(charge("1"))
 	r.states("delivered")
 	// As after `outbox rebase`: everything is new again.
-	r.exec(`update onlyonce.lanes set target = null, prev = '1:1:', version = version + 1`)
+	r.exec(`update onlyonce.lane_cursors set target = null, prev = '1:1:', version = version + 1`)
 	second := charge("2")
 	second.ID = r.sameLane(charge("1"), "2")
 	r.enqueue(second)
@@ -602,6 +606,28 @@ func TestO3PassIsFlushed(t *testing.T) {
 		}
 		r.states("delivered")
 	}
+}
+
+// A chunk does not wait for calls that take long. Those that have returned are told of meanwhile,
+// and the others, each of them, when they return.
+func TestChunkThatLeavesCallsBehind(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	slow := charge("slow-0")
+	other := charge(r.sameLane(slow, "slow-1"))
+	quick := charge(r.sameLane(slow, "quick"))
+	g := r.gate()
+	r.enqueue(slow, other, quick)
+	r.start(testConfig(newScripted(func(ctx context.Context, a *outbox.Attempt) outbox.Result {
+		if strings.HasPrefix(order(a), "slow") {
+			return g.accept(ctx, a)
+		}
+		return accept(ctx, a)
+	})))
+	r.told(1)
+	g.release()
+	r.states("delivered")
+	r.told(3)
 }
 
 // O2: the remote asks for a pause with the last call of a chunk. What the pass holds after the

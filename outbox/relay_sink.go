@@ -114,13 +114,10 @@ func (s *relaySink) detached(ctx context.Context) (context.Context, context.Canc
 	return context.WithTimeout(context.WithoutCancel(ctx), s.dbTimeout)
 }
 
-// takesCalls reports whether calls may be started, in a free slot.
-func (s *relaySink) takesCalls() bool { return s.gate.Open() && !s.gate.SinkWaits() }
-
 // whenOpen returns when work that is due at a time may begin: not before the next poll if it is due
 // and the sink takes no calls. If it takes calls before, the sender wakes the lanes.
 func (s *relaySink) whenOpen(now, at time.Time) time.Time {
-	if now.Before(at) || s.takesCalls() {
+	if now.Before(at) || s.gate.TakesCalls() {
 		return at
 	}
 	return now.Add(s.cfg.PollInterval)

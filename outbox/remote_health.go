@@ -1,10 +1,12 @@
 package outbox
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -39,11 +41,11 @@ type remoteHealth struct {
 	stale time.Duration
 
 	mu       sync.Mutex
-	underWay map[*callAttempt]time.Time // since when
-	failures int                        // attempts in a row without a final answer
-	tenants  map[string]struct{}        // whose they were, up to remoteTenants
-	since    time.Time                  // of the first of them
-	last     string                     // the reason of the last
+	underWay list.List           // the calls that have not returned, in the order in which they went
+	failures int                 // attempts in a row without a final answer
+	tenants  map[string]struct{} // whose they were, up to remoteTenants
+	since    time.Time           // of the first of them
+	last     string              // the reason of the last
 	lastAt   time.Time
 	told     bool // that the remote is down
 	logged   pace.Seldom
@@ -51,34 +53,41 @@ type remoteHealth struct {
 
 func newRemoteHealth(sink string, log *slog.Logger, backoff time.Duration) *remoteHealth {
 	return &remoteHealth{
-		sink:     sink,
-		log:      log,
-		stale:    2*backoff + remoteDownFor,
-		underWay: map[*callAttempt]time.Time{},
-		tenants:  map[string]struct{}{},
+		sink:    sink,
+		log:     log,
+		stale:   2*backoff + remoteDownFor,
+		tenants: map[string]struct{}{},
 	}
 }
 
-// began notes that a call goes to the remote.
-func (h *remoteHealth) began(a *callAttempt) {
+// began notes that calls go to the remote.
+func (h *remoteHealth) began(calls ...*callAttempt) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.underWay[a] = time.Now()
+	now := time.Now()
+	for _, a := range calls {
+		a.wentAt = now
+		a.inRemote = h.underWay.PushBack(a)
+	}
 }
 
 // has reports whether a call went to the remote, and has not returned.
 func (h *remoteHealth) has(a *callAttempt) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	_, has := h.underWay[a]
-	return has
+	return a.inRemote != nil
 }
 
-// returned notes that an attempt has ended, whatever it was.
-func (h *remoteHealth) returned(a *callAttempt) {
+// returned notes that attempts have ended, whatever they were.
+func (h *remoteHealth) returned(calls ...*callAttempt) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	delete(h.underWay, a)
+	for _, a := range calls {
+		if a.inRemote != nil {
+			h.underWay.Remove(a.inRemote)
+			a.inRemote = nil
+		}
+	}
 }
 
 // answered notes what the sink says of an attempt.
@@ -125,15 +134,8 @@ func (h *remoteHealth) down() (since time.Time, why error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	slow := 0
-	var first time.Time
-	for _, began := range h.underWay {
-		if time.Since(began) < remoteSilence {
-			continue
-		}
+	for e := h.underWay.Front(); e != nil && time.Since(e.Value.(*callAttempt).wentAt) >= remoteSilence; e = e.Next() {
 		slow++
-		if first.IsZero() || began.Before(first) {
-			first = began
-		}
 	}
 	switch {
 	case h.counts():
@@ -142,8 +144,8 @@ func (h *remoteHealth) down() (since time.Time, why error) {
 		if slow > 0 {
 			why = fmt.Errorf("%w; %d more are under way for over %v", why, slow, remoteSilence)
 		}
-	case slow > 0 && len(h.underWay) == slow: // else it answers others
-		since = first
+	case slow > 0 && h.underWay.Len() == slow: // else it answers others
+		since = h.underWay.Front().Value.(*callAttempt).wentAt
 		why = fmt.Errorf("no answer yet: %d calls are under way for over %v", slow, remoteSilence)
 	default:
 		return time.Time{}, nil
@@ -162,4 +164,96 @@ func (h *remoteHealth) counts() bool {
 	several := anybody || len(h.tenants) >= remoteTenants || time.Since(h.since) > remoteAlone
 	lasting := h.failures >= remoteFailures && time.Since(h.since) >= remoteFailsFor
 	return lasting && several && time.Since(h.lastAt) < h.stale
+}
+
+// errGaveUp is the answer to a call that asks whether it may start after the relay has given it up.
+var errGaveUp = fmt.Errorf("%w: the relay has given the attempt up", ErrNotStarted)
+
+// stuckCalls are the calls of a sink that the relay has given up: they had not returned long after
+// their contexts had ended (O18). It is safe for concurrent use.
+type stuckCalls struct {
+	mu    sync.Mutex
+	calls map[*callAttempt]stuckCall
+}
+
+// stuckCall says when a call was given up, and who had it then.
+type stuckCall struct {
+	since time.Time
+	where string
+}
+
+// whereIs says who has a call that has not come back. The sink is not blamed for one that it never
+// got, for example because RelayConfig.Sealer has it.
+func (s *relaySink) whereIs(a *callAttempt) string {
+	switch {
+	case a.completing():
+		return "in its completion"
+	case a.reconciling:
+		return "in RelayConfig.Reconcile"
+	case s.remote.has(a):
+		return "in the sink"
+	}
+	return "the sink has not got it"
+}
+
+// giveUp notes a call that has not returned, and where it is. It reports false if it has returned
+// after all.
+func (s *stuckCalls) giveUp(a *callAttempt, where string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if a.returned {
+		return false
+	}
+	if s.calls == nil {
+		s.calls = map[*callAttempt]stuckCall{}
+	}
+	s.calls[a] = stuckCall{time.Now(), where}
+	a.gaveUp.Store(true)
+	return true
+}
+
+// noteReturned notes that calls have returned. Their lane may be given back by then.
+func (s *stuckCalls) noteReturned(calls ...*callAttempt) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, a := range calls {
+		a.returned = true
+		delete(s.calls, a)
+	}
+}
+
+// namedCalls is how many calls an error names.
+const namedCalls = 3
+
+// first returns how many calls have not returned, and since when the first has not.
+func (s *stuckCalls) first() (since time.Time, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.calls {
+		if since.IsZero() || c.since.Before(since) {
+			since = c.since
+		}
+	}
+	return since, len(s.calls)
+}
+
+// err names the calls that have not returned, or is nil.
+func (s *stuckCalls) err(sink string) error {
+	since, n := s.first()
+	if n == 0 {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var named []string
+	for a, c := range s.calls {
+		if len(named) < namedCalls {
+			named = append(named, fmt.Sprintf("%s, row %d, %s", a.Key, a.ID, c.where))
+		}
+	}
+	if more := len(s.calls) - len(named); more > 0 {
+		named = append(named, fmt.Sprintf("%d more", more))
+	}
+	return fmt.Errorf("sink %s: calls have not come back although their contexts have ended, since %s: %s",
+		sink, since.UTC().Format(time.RFC3339), strings.Join(named, "; "))
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
+
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/process"
@@ -47,8 +49,7 @@ func (s *sender) run(ctx context.Context) (fault error) {
 	}
 	work := clocks{waits: primary.Backoff(s.cfg.LeaseTTL), all: pace.Clocks{
 		leases,
-		{Due: func(time.Time) time.Time { return poll.lanes }, Run: poll.pollLanes},
-		{Due: func(time.Time) time.Time { return poll.work }, Run: poll.pollWork},
+		{Due: poll.due, Run: poll.look},
 		rates,
 		purge,
 	}}
@@ -122,4 +123,40 @@ func (s *sender) gateFault() error {
 		return fmt.Errorf("sink %s: %w", s.name, err)
 	}
 	return nil
+}
+
+// clocks are the clocks of one loop, in the order in which they run. After a database error none of
+// them runs before retryAt.
+type clocks struct {
+	all     pace.Clocks
+	retryAt time.Time
+	waits   backoff.BackOff
+}
+
+// never is when a clock is due that has nothing to do.
+var never = pace.Never
+
+// run runs each clock that is due, once, up to the first error.
+func (c *clocks) run(now time.Time) error {
+	if err := c.all.Run(now); err != nil {
+		return err
+	}
+	c.waits.Reset()
+	return nil
+}
+
+// next returns when the first clock is due.
+func (c *clocks) next(now time.Time) time.Time {
+	next := c.all.Next(now)
+	if next.Before(c.retryAt) {
+		return c.retryAt
+	}
+	return next
+}
+
+// postpone emits a database error and puts the next try off.
+func (c *clocks) postpone(emit emitter, err error) {
+	d := c.waits.NextBackOff()
+	emit.failed(err, d)
+	c.retryAt = time.Now().Add(d)
 }

@@ -42,8 +42,9 @@ type Batcher interface {
 	Sink
 	// SendBatch makes one attempt at each of several calls. For each it calls ended once, with the
 	// call's index, from any goroutine, and before SendBatch returns. It should do so as soon as
-	// the result is known, because that frees the call's slot. No two calls have the same ordering
-	// key. The rules of Send hold for each call. ctx ends after Limits.Timeout for all of them.
+	// the result is known, because that frees the call's slot within a millisecond: the slots of
+	// results that come at once are freed together. No two calls have the same ordering key. The
+	// rules of Send hold for each call. ctx ends after Limits.Timeout for all of them.
 	SendBatch(ctx context.Context, calls []*Attempt, ended func(i int, r Result))
 }
 

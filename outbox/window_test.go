@@ -84,7 +84,7 @@ func TestO6WindowOfAPassThatADeadRelayLeft(t *testing.T) {
 	x.stop()
 	r.giveBack()
 	// It died a day ago, at the latest when its chunk was parked.
-	r.exec(`update onlyonce.lanes set started_at = started_at - interval '1 day'`)
+	r.exec(`update onlyonce.lane_cursors set started_at = started_at - interval '1 day'`)
 	r.exec(`update onlyonce.parked set first_attempt_at = first_attempt_at - interval '1 day', next_attempt_at = clock_timestamp()`)
 	sink := newScripted(accept)
 	r.start(testConfig(sink))
@@ -107,7 +107,7 @@ func TestO6JournalOfAPass(t *testing.T) {
 		keep, quiet bool
 		want        string
 	}{{false, false, "now"}, {true, false, "before"}, {false, true, "never"}} {
-		r.exec(`update onlyonce.lanes set started_at = clock_timestamp() - interval '2 days'`)
+		r.exec(`update onlyonce.lane_cursors set started_at = clock_timestamp() - interval '2 days'`)
 		r.exec(`
 select onlyonce.advance(
   a.id,
@@ -161,7 +161,7 @@ func TestO6AgeAfterAPause(t *testing.T) {
 	until(t, "the sink is paused", r.paused.Load)
 	r.enqueue(charge("1"))
 	r.exec(`update onlyonce.batches set created_at = created_at - interval '2 hours'`)
-	r.exec(`update onlyonce.lanes set started_at = started_at - interval '2 hours' where isfinite(started_at)`)
+	r.exec(`update onlyonce.lane_cursors set started_at = started_at - interval '2 hours' where isfinite(started_at)`)
 	r.exec(`update onlyonce.sinks set paused_at = null, paused_by = null, pause_reason = null`)
 	r.states("delivered", "reconcile")
 	if got := one[string](r, `select state from onlyonce.calls`); got != "delivered" {
@@ -213,7 +213,7 @@ func TestO6Redo(t *testing.T) {
 			sink := newScripted(accept)
 			r.exec(outbox.Statements["make lanes"], "payments", nil, names.Lanes("payments").List(16))
 			if c.newTimes {
-				r.exec(`update onlyonce.lanes set history_at = clock_timestamp()`)
+				r.exec(`update onlyonce.lane_cursors set history_at = clock_timestamp()`)
 			}
 			call := charge("1")
 			if c.notBefore {

@@ -66,7 +66,7 @@ func Target(t string) error {
 	}
 	// Once more for each time that somebody on the way may decode it.
 	for again := true; again; {
-		for _, segment := range strings.FieldsFunc(decoded, func(r rune) bool { return r == '/' || r == '\\' }) {
+		for segment := range strings.FieldsFuncSeq(decoded, func(r rune) bool { return r == '/' || r == '\\' }) {
 			if isDots(segment) {
 				return fmt.Errorf("%q must not hold . or .. as a segment, neither with parameters (..;) or "+
 					"control characters, nor encoded twice", clip(t))

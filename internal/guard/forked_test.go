@@ -452,6 +452,13 @@ func TestT6SessionIsNotHandedOn(t *testing.T) {
 	}
 }
 
+// unchanged is a rewriter that leaves a statement as it is.
+type unchanged struct{}
+
+func (unchanged) RewriteQuery(_ context.Context, _ *pgx.Conn, sql string, args []any) (string, []any, error) {
+	return sql, args, nil
+}
+
 // Options of pgx that a statement may have are heeded, and others are refused by name.
 func TestOptionsOfPgx(t *testing.T) {
 	exec := func(sql string, args ...any) func(tx *Tx) error {
@@ -490,6 +497,7 @@ func TestOptionsOfPgx(t *testing.T) {
 		"query, formats by oid":          {scan(`select 7`, pgx.QueryResultFormatsByOID{23: 0}), ""},
 		"query, mode, formats and names": {scan(`select @n::int`, pgx.QueryExecModeDescribeExec, pgx.QueryResultFormats{1}, named), ""},
 		"query, names":                   {scan(`select @n::int`, named), ""},
+		"query, rewriter and arguments":  {scan(`select $1::int`, unchanged{}, 7), ""},
 		"query, simple":                  {scan(`select $1::int`, pgx.QueryExecModeSimpleProtocol, 7), "QueryExecModeSimpleProtocol"},
 		"queue, names":                   {func(tx *Tx) error { tx.Queue(`select @n::int`, named); return tx.flush(t.Context()) }, ""},
 		"queue, mode": {

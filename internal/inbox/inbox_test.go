@@ -297,6 +297,31 @@ func TestK5FilterWaitsForLateWriters(t *testing.T) {
 	r.builds()
 }
 
+// A filter whose segment could not be read is not built, which is an error. The next look builds
+// it.
+func TestFilterOfASegmentThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.claim(uuid.New())
+	r.closes()
+	w := &pgtest.Wire{Statement: "copy (", At: func(n int32) pgtest.Cut {
+		if n == 1 {
+			return pgtest.Unheard
+		}
+		return pgtest.Pass
+	}}
+	wired := pgtest.Wired(t, r.pool, pgx.QueryExecModeCacheDescribe, w, nil)
+	r.builder = inbox.NewBuilder(wired, ring.ConsumerKeys(), slog.New(slog.DiscardHandler))
+	r.until("it was read", func() bool {
+		n, err := r.builder.Step(t.Context())
+		if failed := w.Seen.Load() > 0; n != 0 || failed != (err != nil) {
+			t.Fatalf("%d filters are built, %v", n, err)
+		}
+		return err != nil
+	})
+	r.builds()
+}
+
 // Filters of segments that are closed no more are deleted, and forgotten.
 func TestFiltersAreSwept(t *testing.T) {
 	t.Parallel()

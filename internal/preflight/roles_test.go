@@ -354,7 +354,7 @@ func TestS2RolesCanDoNoMore(t *testing.T) {
 			`insert into onlyonce_segments.call_keys_0 values (0, 0, 0, '3', 1)`,
 			`update onlyonce.call_index set snapshot = pg_current_snapshot()`,
 			`update onlyonce.batches set body = ''`, `delete from onlyonce.batches`,
-			`update onlyonce.lanes set version = 0`, `truncate onlyonce_segments.batches_1`,
+			`update onlyonce.lane_cursors set version = 0`, `truncate onlyonce_segments.batches_1`,
 			`insert into onlyonce.audit (action, reason) values ('x', 'x')`,
 		},
 		"payments": {
@@ -521,7 +521,7 @@ func TestS2MissingRightsAreNamed(t *testing.T) {
 		{"onlyonce_app", "stock", `select on onlyonce.schema_version`, "SELECT on onlyonce.schema_version"},
 		{"onlyonce_app", "stock", `usage on schema onlyonce`, "USAGE on schema onlyonce"},
 		{"onlyonce_app", "stock", `usage on schema onlyonce_segments`, "USAGE on schema onlyonce_segments"},
-		{"onlyonce_relay", "payments", `update on onlyonce.lanes`, "UPDATE on onlyonce.lanes"},
+		{"onlyonce_relay", "payments", `update on onlyonce.lane_cursors`, "UPDATE on onlyonce.lane_cursors"},
 		{"onlyonce_relay", "payments", `update (response_body) on onlyonce.parked`, "UPDATE (response_body) on onlyonce.parked"},
 		{"onlyonce_app", "stock", `update (state) on onlyonce.parked`, "UPDATE (state) on onlyonce.parked"},
 		{"public", "stock", `execute on function onlyonce.seal()`, "EXECUTE on function onlyonce.seal"},

@@ -116,7 +116,7 @@ select r.id,
        k.paused_at,
        k.paused_by,
        k.pause_reason,
-       exists (select 1 from onlyonce.lanes l where l.sink = r.sink) as listed
+       exists (select 1 from onlyonce.sink_lanes l where l.sink = r.sink) as listed
   from ` + BatchesOfKey + ` b
  cross join lateral (select *
                        from onlyonce.outbox_log r

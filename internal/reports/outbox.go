@@ -14,7 +14,7 @@ import (
 // (null: any). The log's are found by the index batches_new, one look for each sink.
 const logSinksSQL = SinksOfLog + `
 select n.sink,
-       exists (select 1 from onlyonce.lanes l where l.sink = n.sink) as listed,
+       exists (select 1 from onlyonce.sink_lanes l where l.sink = n.sink) as listed,
        k.paused_at,
        k.paused_by,
        k.pause_reason
@@ -41,7 +41,7 @@ select sink,
                 and e.until > clock_timestamp()
                 and e.until <= clock_timestamp() + interval '1 hour') is true as held,
                coalesce(e.until, e.freed_at) as freed
-          from onlyonce.lanes l join onlyonce.leases e on e.id = l.id
+          from onlyonce.sink_lanes l join onlyonce.leases e on e.id = l.id
          where $1::text is null or l.sink = $1) x
  order by 1, 2`
 
@@ -91,7 +91,7 @@ select r.sink,
   from of_log s cross join generate_series(0, 15) n(lane)
  cross join lateral (select b.* from onlyonce.batches b where b.sink = s.sink and b.lane = n.lane offset 0) r
  where s.sink is not null and ($1::text is null or s.sink = $1)
-   and not exists (select 1 from onlyonce.lanes l where l.sink = s.sink and l.lane = n.lane)
+   and not exists (select 1 from onlyonce.sink_lanes l where l.sink = s.sink and l.lane = n.lane)
  group by r.sink, r.slot
  order by 1, 2, 3`
 

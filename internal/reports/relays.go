@@ -28,7 +28,7 @@ select l.sink,
        k.paused_at,
        k.paused_by,
        k.pause_reason
-  from onlyonce.lanes l join onlyonce.leases e on e.id = l.id left join onlyonce.sinks k on k.name = l.sink
+  from onlyonce.sink_lanes l join onlyonce.leases e on e.id = l.id left join onlyonce.sinks k on k.name = l.sink
  group by l.sink, k.name order by l.sink`
 
 // membersSQL lists the leases by which relays show that they list a sink, for as long as they renew

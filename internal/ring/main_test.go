@@ -253,8 +253,10 @@ func (r *rig) sink(name string) {
 	  l as (insert into onlyonce.leases (name) select 'relay/' || $1 || '/' || n from generate_series(0, 15) n returning id, name)
 	  select 1 from l`, name)
 	r.exec(
-		`insert into onlyonce.lanes (id, sink, lane) select id, $1, split_part(name, '/', 3)::smallint from onlyonce.leases
-			where name like 'relay/' || $1 || '/%'`,
+		`with made as (insert into onlyonce.sink_lanes (id, sink, lane)
+			select id, $1, split_part(name, '/', 3)::smallint from onlyonce.leases
+			where name like 'relay/' || $1 || '/%' returning id)
+		insert into onlyonce.lane_cursors (id) select id from made`,
 		name,
 	)
 }

@@ -870,7 +870,7 @@ $$;
 comment on function onlyonce.is_due is 'Whether a row of onlyonce.parked with this due time is due now.';
 -- attempt_may_be_lost is for a call without an open attempt here. It reports whether an attempt may
 -- have been made in a history that the database has lost since the call was parked
--- (onlyonce.lanes.history_at). It is false if a person has closed the call (reason failed) (O6).
+-- (onlyonce.lane_cursors.history_at). It is false if a person has closed the call (reason failed) (O6).
 create function onlyonce.attempt_may_be_lost(
   open boolean,
   reason text,

@@ -82,7 +82,27 @@ func (g *Gate) SetPaused(paused bool) bool {
 func (g *Gate) Open() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return !g.paused && !g.held(All, time.Now()) && g.loads.open(time.Now())
+	return g.openAt(time.Now())
+}
+
+func (g *Gate) openAt(now time.Time) bool {
+	return !g.paused && !g.held(All, now) && g.loads.open(now)
+}
+
+// TakesCalls reports whether calls may be started now, in a free slot: the gate is open, and the
+// sink has a permit, or needs none. If it has none, it asks for some.
+func (g *Gate) TakesCalls() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := time.Now()
+	if !g.openAt(now) {
+		return false
+	}
+	if l := g.limits[All]; l == nil || l.available(now, 0) > 0 {
+		return true
+	}
+	g.want(All, now)
+	return false
 }
 
 // Regained reports whether more calls may be started since it was asked last. The caller wakes the
@@ -314,4 +334,13 @@ func (g *Gate) SetLimits(all []Limit, asked time.Time) {
 // inUse reports whether the limit of a tenant that has no rate of its own is kept.
 func (g *Gate) inUse(k Key, l *limit, now time.Time) bool {
 	return g.waiting[k] || g.underWay[k] > 0 || l.used(now)
+}
+
+// Answered notes that the remote has answered a call of a tenant for good.
+func (g *Gate) Answered(tenant string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.loads.answered(tenant) {
+		g.regain()
+	}
 }

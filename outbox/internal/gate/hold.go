@@ -88,12 +88,3 @@ func (g *Gate) Written(all []Hold) {
 		}
 	}
 }
-
-// Answered notes that the remote has answered a call of a tenant for good.
-func (g *Gate) Answered(tenant string) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.loads.answered(tenant) {
-		g.regain()
-	}
-}

@@ -101,7 +101,7 @@ func TestO16SlowTenantIsSetAside(t *testing.T) {
 		t.Errorf("the next call of a slow tenant: %v, for %+v", got, of)
 	}
 	next.began = time.Now().Add(-time.Minute)
-	next.Returned()
+	r.Returned(next)
 	if got, _ := next.Follow(Entrant{Tenant: "acme"}); got != SetAside {
 		t.Errorf("a call that follows a slow one: %v", got)
 	}

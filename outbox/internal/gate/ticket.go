@@ -51,8 +51,10 @@ func (g *Gate) Take(n int) []*Ticket {
 		pace.Signal(g.freed)
 	}
 	tickets := make([]*Ticket, got)
+	together := make([]Ticket, got)
 	for i := range tickets {
-		tickets[i] = &Ticket{gate: g, sink: sink}
+		together[i] = Ticket{gate: g, sink: sink}
+		tickets[i] = &together[i]
 	}
 	g.open += got
 	return tickets
@@ -209,13 +211,14 @@ func (g *Gate) load(t *Ticket, tenant string, now time.Time) {
 	t.began = now
 }
 
-// Returned notes that the call has returned, before its lane takes it in.
-func (t *Ticket) Returned() {
-	g := t.gate
+// Returned notes that calls have returned, before their lane takes them in.
+func (g *Gate) Returned(all ...*Ticket) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
-	g.loads.took(t.tenant, now.Sub(t.began), now)
+	for _, t := range all {
+		g.loads.took(t.tenant, now.Sub(t.began), now)
+	}
 }
 
 // Follow ends the ticket's call, which has returned, and admits the next one of its ordering key in

@@ -55,7 +55,7 @@ func admit(name string, e Entrant) step {
 
 func follow(name string, e Entrant) step {
 	return func(s *scene) string {
-		s.tickets[name].Returned()
+		s.Returned(s.tickets[name])
 		return verdict(s.tickets[name].Follow(e))
 	}
 }

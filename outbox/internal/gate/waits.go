@@ -9,6 +9,9 @@ import (
 // others that count for that wait already, if the remote wants none, or if its tenant has slow
 // calls under way and no room for more. Otherwise k is the rate that it counts for.
 func (g *Gate) Waits(e Entrant) (k Key, waits bool) {
+	if e.Tenant == "" && e.Prefix == 0 { // it waits for the sink alone, where it is
+		return All, false
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
@@ -46,19 +49,6 @@ func (g *Gate) LacksPermit(k Key) bool {
 	defer g.mu.Unlock()
 	l := g.limit(k)
 	return l != nil && l.needed() && l.available(time.Now(), g.underWay[k]) == 0
-}
-
-// SinkWaits reports whether the sink may start no call now, however many slots are free, and asks
-// for permits then.
-func (g *Gate) SinkWaits() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	now := time.Now()
-	if l := g.limits[All]; l == nil || l.available(now, 0) > 0 {
-		return false
-	}
-	g.want(All, now)
-	return true
 }
 
 // Available is how many calls may be started that count for a rate.
