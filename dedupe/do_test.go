@@ -118,18 +118,25 @@ func TestDoOfCopiesAtOnce(t *testing.T) {
 	}
 }
 
-// T4: the connection breaks at COMMIT, before the server gets it or before its answer comes back.
-// The next attempt's claim shows which.
+// T4: the connection breaks at the claim or at COMMIT, before the server gets it or before its
+// answer comes back. The next attempt's claim shows which.
 func TestT4DoWhoseCommitHasNoAnswer(t *testing.T) {
 	t.Parallel()
-	for what, want := range map[pgtest.Cut]struct {
+	for _, c := range []struct {
+		at      string
+		cut     pgtest.Cut
 		outcome dedupe.Outcome
 		runs    int32
-	}{pgtest.Unsent: {dedupe.Fresh, 2}, pgtest.Unheard: {dedupe.Duplicate, 1}} {
+	}{
+		{"select onlyonce.claim(", pgtest.Unsent, dedupe.Fresh, 1},
+		{"select onlyonce.claim(", pgtest.Unheard, dedupe.Fresh, 1},
+		{"commit", pgtest.Unsent, dedupe.Fresh, 2},
+		{"commit", pgtest.Unheard, dedupe.Duplicate, 1},
+	} {
 		base := effects(t)
-		w := &pgtest.Wire{Statement: "commit", At: func(n int32) pgtest.Cut {
+		w := &pgtest.Wire{Statement: c.at, At: func(n int32) pgtest.Cut {
 			if n == 1 {
-				return what
+				return c.cut
 			}
 			return pgtest.Pass
 		}}
@@ -137,12 +144,12 @@ func TestT4DoWhoseCommitHasNoAnswer(t *testing.T) {
 		var runs atomic.Int32
 		got, err := dedupe.Do(t.Context(), pool, key("a", "1"), writes("a", &runs))
 		good := err == nil &&
-			got == want.outcome &&
-			runs.Load() == want.runs &&
+			got == c.outcome &&
+			runs.Load() == c.runs &&
 			w.Cuts.Load() == 1 &&
 			count(t, base, "effects") == 1
 		if !good {
-			t.Errorf("cut %d: %v, %v; %d runs, %d effects", what, got, err, runs.Load(), count(t, base, "effects"))
+			t.Errorf("%s, cut %d: %v, %v; %d runs, %d effects", c.at, c.cut, got, err, runs.Load(), count(t, base, "effects"))
 		}
 	}
 }

@@ -403,6 +403,21 @@ func TestH25Config(t *testing.T) {
 			}
 		}
 	}
+	for name, fault := range map[string]string{
+		"":                       ": must not be empty",
+		"a b":                    ": must be at most 200 visible ASCII characters",
+		"ü":                      ": must be at most 200 visible ASCII characters",
+		strings.Repeat("a", 201): ": must be at most 200 visible ASCII characters",
+		strings.Repeat("~", 200): "",
+	} {
+		_, ofRoute := r.layer.Handle(idempotency.Route{Pattern: name, NoCalls: true}, http.NotFoundHandler())
+		_, ofDoer := idempotency.NewDoer(r.layer, idempotency.DoerConfig{Scope: name, NoCalls: true})
+		for field, err := range map[string]error{"Route.Pattern": ofRoute, "DoerConfig.Scope": ofDoer} {
+			if (err == nil) != (fault == "") || err != nil && !strings.Contains(err.Error(), field+fault) {
+				t.Errorf("%q: %v, want %s%s", name, err, field, fault)
+			}
+		}
+	}
 	doer := newDoer(t, r.layer, idempotency.DoerConfig{})
 	never := func(context.Context, consumer.Tx) (int, error) { return 0, errors.New("it ran") }
 	for _, k := range []string{"", strings.Repeat("k", 256), "a\nb"} {

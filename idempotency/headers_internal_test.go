@@ -67,6 +67,10 @@ func TestH14StoredHeaders(t *testing.T) {
 			},
 			want: http.Header{"Link": {"</a>"}},
 		},
+		"named by another header": {
+			h:    http.Header{"Vary": {"Link"}, "Link": {"</a>"}},
+			want: http.Header{"Vary": {"Link"}, "Link": {"</a>"}},
+		},
 		"by connection": {h: http.Header{"connection": {"\tlink"}, "Link": {"</a>"}}, want: http.Header{}},
 		"a line end in a value": {
 			h:    http.Header{"Location": {"/a\r\nSet-Cookie: a=b"}, "Link": {"</a>\n", "</b>", "</c>\x00"}},

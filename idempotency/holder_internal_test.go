@@ -212,11 +212,9 @@ func recordExists() error {
 	return &pgconn.PgError{Code: uniqueViolation, SchemaName: "onlyonce", TableName: "http_records"}
 }
 
-// T4, H18: a request that has raised its lease's epoch after a COMMIT without an answer has its
-// key, also if a renewal that was under way meanwhile finds that the former epoch is lost.
-// Otherwise it answers that another request has the key, and nobody has it until the lease ends.
-func TestH18LateRenewalOfAFormerEpoch(t *testing.T) {
-	t.Parallel()
+// claimedRun returns a run of a request that holds its key.
+func claimedRun(t *testing.T) (*Layer, *servedRequest, *handlerRun, *leaseHolder) {
+	t.Helper()
 	layer, doer := newDoerForTest(t)
 	req := doer.newCall(t.Context(), Scope{Tenant: "t"}, "k", nil)
 	req.fingerprint, _ = layer.fingerprints.sum(&req.subject)
@@ -225,6 +223,15 @@ func TestH18LateRenewalOfAFormerEpoch(t *testing.T) {
 	if out, ours := h.claim(run, lookup{}); !ours {
 		t.Fatalf("the key is not free: %+v", out.reply)
 	}
+	return layer, req, run, h
+}
+
+// T4, H18: a request that has raised its lease's epoch after a COMMIT without an answer has its
+// key, also if a renewal that was under way meanwhile finds that the former epoch is lost.
+// Otherwise it answers that another request has the key, and nobody has it until the lease ends.
+func TestH18LateRenewalOfAFormerEpoch(t *testing.T) {
+	t.Parallel()
+	layer, req, run, h := claimedRun(t)
 	_, end := h.work(run)
 	layer.leases.stopRenewing(h.held) // as before each COMMIT
 	renewed := h.held
@@ -240,6 +247,18 @@ func TestH18LateRenewalOfAFormerEpoch(t *testing.T) {
 	h.release(run)
 	if rec, err := layer.findRecord(t.Context(), run.id); err != nil || rec != nil {
 		t.Errorf("the key is not free: %+v, %v", rec, err)
+	}
+}
+
+// T4: whose a record is that still runs is open while its lease cannot be read.
+func TestT4LeaseThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	layer, _, run, h := claimedRun(t)
+	if _, err := layer.pool.Exec(t.Context(), `alter table onlyonce.leases rename to leases_away`); err != nil {
+		t.Fatal(err)
+	}
+	if became, _ := h.fate(run, time.Now()); became != fateOpen {
+		t.Errorf("fate %d, want %d", became, fateOpen)
 	}
 }
 

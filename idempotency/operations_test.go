@@ -176,6 +176,30 @@ func TestH23WhoSeesAnOperation(t *testing.T) {
 	}
 }
 
+// H20: a worker purges the operations that have expired, a batch at a time, and no others.
+func TestH20OperationsArePurged(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig()
+	cfg.PurgeInterval = 100 * time.Millisecond
+	r := newRig(t, cfg)
+	r.layer.SetPurgeBatch(1)
+	ops := r.operations(map[string]idempotency.Work{
+		"export": func(context.Context, consumer.Tx, *idempotency.Operation) (json.RawMessage, error) { return nil, nil },
+	})
+	for _, key := range []string{"k1", "k2", "k3"} {
+		r.post("/exports", key, "x", "X-Tenant", key)
+	}
+	r.works(ops)
+	until(t, "they are done", func() bool {
+		return one[int](r, `select count(*) from onlyonce.operations where state = 'succeeded'`) == 3
+	})
+	r.exec(`update onlyonce.operations set expires_at = clock_timestamp() where tenant <> 'k3'`)
+	until(t, "two are purged", func() bool { return one[int](r, `select count(*) from onlyonce.operations`) <= 1 })
+	if left := one[string](r, `select string_agg(tenant, ' ') from onlyonce.operations`); left != "k3" {
+		t.Errorf("left: %s", left)
+	}
+}
+
 func TestH23OperationsEnd(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())

@@ -102,6 +102,9 @@ func TestH9EveryOutcomeIsTold(t *testing.T) {
 	away := pgtest.DB(t)
 	down := newRigOn(t, away, r.pool, cfg)
 	down.handle(idempotency.Route{Pattern: "/charges"}, effect)
+	lost := newRigOn(t, away, r.pool, cfg)
+	lost.handle(idempotency.Route{Pattern: "/bare", Mode: idempotency.Leased}, func(http.ResponseWriter, *http.Request) {})
+	lost.post("/bare", "k", "x")
 	away.Close()
 	cut := wiredRig(t, cfg, &pgtest.Wire{Statement: "commit", At: func(int32) pgtest.Cut { return pgtest.Held }}, g.open)
 	cut.handle(idempotency.Route{Pattern: "/charges"}, effect)
@@ -124,6 +127,7 @@ func TestH9EveryOutcomeIsTold(t *testing.T) {
 		{"wait mode expired", r.post("/wait", "busy", "x"), 409, "request-in-progress", "in-progress", true, true, ""},
 		{"tenant cap", r.post("/held", "4", "x", "X-Tenant", "many"), 429, "over-capacity", "rejected", true, true, ""},
 		{"store unreachable", down.post("/charges", "k", "x"), 503, "store-unavailable", "rejected", true, true, ""},
+		{"store lost at the lookup", lost.post("/bare", "k", "x"), 503, "store-unavailable", "rejected", true, true, ""},
 		{"commit outcome unresolved", cut.post("/charges", "k", "x"), 503, "commit-unknown", "in-progress", true, true, ""},
 		{"step outcome unknown", r.post("/unsure", "k", "x"), 503, "commit-unknown", "in-progress", true, true, ""},
 		{"step outcome unknown, again", r.post("/unsure", "k", "x"), 503, "commit-unknown", "in-progress", true, true, ""},

@@ -62,13 +62,14 @@ func (r *rig) charges(mode idempotency.RouteMode) {
 // listed makes the lanes of the sink, as a relay does that lists it.
 const listedSQL = `
 insert into onlyonce.sinks (name) values ('payments');
-with e as (insert into onlyonce.leases (name) select 'relay/payments/' || n from generate_series(0, 15) n returning id, name)
-insert into onlyonce.lanes (id, sink, lane) select e.id, 'payments', substr(e.name, 16)::smallint from e`
+with e as (insert into onlyonce.leases (name) select 'relay/payments/' || n from generate_series(0, 15) n returning id, name),
+made as (insert into onlyonce.sink_lanes (id, sink, lane) select e.id, 'payments', substr(e.name, 16)::smallint from e returning id)
+insert into onlyonce.lane_cursors (id) select id from made`
 
 // parkedSQL parks the first call of the log in a state and for a reason, and has the cursors pass
 // the others.
 const parkedSQL = listedSQL + `;
-update onlyonce.lanes set prev = pg_current_snapshot();
+update onlyonce.lane_cursors set prev = pg_current_snapshot();
 insert into onlyonce.parked (kind, state, reason, tenant, scope, key, first_key, sink, lane, row_id, call_name, method, target, body)
 select 'call', '%s', '%s', tenant, scope, %s, sink, lane, id, name, method, target, body from onlyonce.outbox_log order by id limit 1`
 
@@ -78,11 +79,11 @@ func TestH31RecordOutlivesItsCalls(t *testing.T) {
 	t.Parallel()
 	parked := func(state, reason string) string { return fmt.Sprintf(parkedSQL, state, reason, "key, null") }
 	for name, c := range map[string]struct{ open, settle string }{
-		"no relay lists the sink": {"select 1", listedSQL + `; update onlyonce.lanes set prev = pg_current_snapshot()`},
-		"in the log":              {listedSQL, `update onlyonce.lanes set prev = pg_current_snapshot()`},
+		"no relay lists the sink": {"select 1", listedSQL + `; update onlyonce.lane_cursors set prev = pg_current_snapshot()`},
+		"in the log":              {listedSQL, `update onlyonce.lane_cursors set prev = pg_current_snapshot()`},
 		"in a pass": {
-			listedSQL + `; update onlyonce.lanes set target = pg_current_snapshot()`,
-			`update onlyonce.lanes set last_id = 9000000`,
+			listedSQL + `; update onlyonce.lane_cursors set target = pg_current_snapshot()`,
+			`update onlyonce.lane_cursors set last_id = 9000000`,
 		},
 		"rejected":           {parked("waiting", "rejected"), ""},
 		"scheduled":          {parked("retrying", "scheduled"), ""},
@@ -93,7 +94,7 @@ func TestH31RecordOutlivesItsCalls(t *testing.T) {
 		"under a new key":    {fmt.Sprintf(parkedSQL, "retrying", "rejected", "gen_random_uuid(), key"), ""},
 		"after a rebase": {
 			listedSQL + `; update onlyonce.http_records set calls_xid = null`,
-			`update onlyonce.lanes set prev = pg_current_snapshot()`,
+			`update onlyonce.lane_cursors set prev = pg_current_snapshot()`,
 		},
 	} {
 		for _, mode := range []idempotency.RouteMode{idempotency.Transactional, idempotency.Leased} {
@@ -254,7 +255,7 @@ func TestH31LayerLooks(t *testing.T) {
 	r.charges(idempotency.Transactional)
 	r.post("/charges", "k", "10 EUR")
 	r.exec(listedSQL + `;
-		update onlyonce.lanes set prev = pg_current_snapshot();
+		update onlyonce.lane_cursors set prev = pg_current_snapshot();
 		update onlyonce.http_records set look_at = clock_timestamp()`)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

@@ -414,6 +414,7 @@ func TestEndpointFaults(t *testing.T) {
 		Name:           "a/b",
 		Mode:           7,
 		Forward:        &webhook.Forward{},
+		SameBodies:     7,
 		Partitions:     -1,
 		Retention:      1,
 		BodyWindow:     1,
@@ -428,7 +429,7 @@ func TestEndpointFaults(t *testing.T) {
 		KeepEvents:     -1,
 	})
 	for _, field := range []string{
-		"pool", "Config.Name", "Provider: must be set", "Secrets: ", "Config.Mode",
+		"pool", "Config.Name", "Provider: must be set", "Secrets: ", "Config.Mode", "Config.SameBodies",
 		"Forward.Sink: ", "Forward.Target: ", "Partitions", "Retention", "BodyWindow",
 		"DuplicateWait", "HandlerTimeout", "RetryAfter", "MaxInFlight", "Backfill: List",
 		"Backfill.Every", "Config.Group", "Config.PollInterval", "Config.LeaseTTL",
@@ -438,19 +439,26 @@ func TestEndpointFaults(t *testing.T) {
 			t.Errorf("%v does not name %s", err, field)
 		}
 	}
-	if _, err := webhook.New(nil, webhook.Config{Mode: webhook.Inline}); err == nil || !strings.Contains(err.Error(), "Handler") {
-		t.Errorf("inline without a handler: %v", err)
-	}
-	if _, err := webhook.New(nil, webhook.Config{Mode: webhook.ForwardOnly, Handler: consumer.HandlerFunc(effect)}); err == nil ||
-		!strings.Contains(err.Error(), "Config.Handler") {
-		t.Errorf("a handler that nothing calls: %v", err)
-	}
-	if _, err := webhook.New(nil, webhook.Config{Handler: consumer.HandlerFunc(effect)}); err == nil ||
-		!strings.Contains(err.Error(), "Config.Handler: must not be set in mode Stored: give the handler to consumer.New") {
-		t.Errorf("a handler that the consumer has: %v", err)
-	}
-	if _, err := webhook.New(nil, webhook.Config{Mode: webhook.ForwardOnly}); err == nil || !strings.Contains(err.Error(), "Forward") {
-		t.Errorf("forwarding to nowhere: %v", err)
+	for why, c := range map[string]struct {
+		cfg  webhook.Config
+		want string
+	}{
+		"inline without a handler": {webhook.Config{Mode: webhook.Inline}, "Config.Handler: must be set in mode Inline"},
+		"a handler that nothing calls": {
+			webhook.Config{Mode: webhook.ForwardOnly, Handler: consumer.HandlerFunc(effect)},
+			"Config.Handler: must not be set in mode ForwardOnly",
+		},
+		"a handler that the consumer has": {
+			webhook.Config{Handler: consumer.HandlerFunc(effect)},
+			"Config.Handler: must not be set in mode Stored: give the handler to consumer.New",
+		},
+		"forwarding to nowhere": {webhook.Config{Mode: webhook.ForwardOnly}, "Config.Forward: must be set"},
+	} {
+		c.cfg.SameBodies = 7 // no fault hides a later one
+		_, err := webhook.New(nil, c.cfg)
+		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "Config.SameBodies") {
+			t.Errorf("%s: %v", why, err)
+		}
 	}
 }
 

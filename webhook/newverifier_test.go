@@ -40,7 +40,7 @@ func TestConfigFaults(t *testing.T) {
 		{webhook.Config{}, []string{"Provider: must be set", "Secrets: must list 1 to 8 secrets, not 0"}},
 		{
 			webhook.Config{MaxBody: -1, Tolerance: -1, KeepHeaders: []string{"Cookie"}},
-			[]string{"Provider: ", "Secrets: ", "MaxBody: ", "Tolerance: ", "KeepHeaders[0]: "},
+			[]string{"Provider: ", "Secrets: ", "MaxBody: ", "Tolerance: ", "KeepHeaders[0]: Cookie must not be kept"},
 		},
 		{webhook.Config{Provider: broken{}, Secrets: []string{good}}, []string{"Provider: its scheme lacks"}},
 		{webhook.Config{Provider: broken{&scheme.Scheme{Name: "x"}}, Secrets: []string{good}}, []string{"Provider: its scheme lacks"}},

@@ -88,6 +88,13 @@ func TestW4EveryByteOfTheHeadersCounts(t *testing.T) {
 			try(value, value)
 			try(value, "")
 			try("", value)
+			for reason, lines := range map[string][]string{"is missing": nil, "occurs more than once": {value, value}} {
+				h := good.Clone()
+				h[name] = lines
+				if _, err := v.VerifyAt(now, h, []byte(s.body)); err == nil || !strings.Contains(err.Error(), reason) {
+					t.Errorf("%s: %v, want: %s", name, err, reason)
+				}
+			}
 			try(value, "x")
 			try(value + ", " + value)
 			try(strings.Repeat("x", 5000))

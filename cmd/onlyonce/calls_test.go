@@ -13,8 +13,10 @@ func (f *fixture) lists(sink string) {
 	f.exec(`insert into onlyonce.sinks (name) values ($1) on conflict do nothing`, sink)
 	f.exec(
 		`with l as (insert into onlyonce.leases (name) select 'relay/' || $1::text || '/' || n from generate_series(0, 15) n
-			returning id, name)
-		insert into onlyonce.lanes (id, sink, lane) select id, $1, substr(name, length('relay/' || $1::text || '/') + 1)::smallint from l`,
+			returning id, name),
+		made as (insert into onlyonce.sink_lanes (id, sink, lane)
+			select id, $1, substr(name, length('relay/' || $1::text || '/') + 1)::smallint from l returning id)
+		insert into onlyonce.lane_cursors (id) select id from made`,
 		sink,
 	)
 }
@@ -69,8 +71,8 @@ func (f *fixture) logID(name string) int64 {
 func (f *fixture) copyTo(to *fixture) {
 	f.t.Helper()
 	ctx := f.t.Context()
-	tables := []string{"leases", "rings", "segments", "sinks", "lanes", "parked", "batches"}
-	to.exec(`truncate onlyonce.leases, onlyonce.rings, onlyonce.segments, onlyonce.sinks, onlyonce.lanes, onlyonce.parked, ` +
+	tables := []string{"leases", "rings", "segments", "sinks", "sink_lanes", "lane_cursors", "parked", "batches"}
+	to.exec(`truncate onlyonce.leases, onlyonce.rings, onlyonce.segments, onlyonce.sinks, onlyonce.sink_lanes, onlyonce.parked, ` +
 		`onlyonce.batches cascade`)
 	for _, table := range tables {
 		rows, err := f.pool.Query(ctx, `select t::text from onlyonce.`+table+` t`)

@@ -115,7 +115,7 @@ func TestDoctorRemedies(t *testing.T) {
 		update onlyonce.rings set horizon = null where name = 'standard_keys'; ` + oldCurrent)
 	f.lists("mail")
 	f.run("outbox", "pause", "-sink", "mail", "-reason", "why", "-yes").want(t, statusGood)
-	f.exec(`update onlyonce.lanes set system_id = 1`)
+	f.exec(`update onlyonce.lane_cursors set system_id = 1`)
 	seen := f.examines(true, "-copies-within", "8d").remediesWork(t)
 	for _, want := range []string{
 		"inbox horizon -ring consumer_keys -horizon D -reason WHY",

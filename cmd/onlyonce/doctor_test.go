@@ -466,7 +466,7 @@ func TestDoctorOutbox(t *testing.T) {
 	f.examines(true).has(t, "history", "fail", "sink mail", "another database cluster", "outbox rebase")
 	f.exec(`update onlyonce.batches set xid = pg_current_xact_id()`)
 	f.examines(false)
-	f.exec(`update onlyonce.lanes set system_id = 1`)
+	f.exec(`update onlyonce.lane_cursors set system_id = 1`)
 	f.examines(true).has(t, "history", "fail", "another database cluster", "outbox rebase")
 	if n := f.examines(true); n.Fail != 1 {
 		t.Errorf("%d fail", n.Fail)

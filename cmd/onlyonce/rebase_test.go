@@ -209,7 +209,8 @@ func TestO3RebaseFromLargeNumbers(t *testing.T) {
 	const moved = `(pg_snapshot_xmin(%[1]s)::text::bigint + 5000000000) || ':' ||
 		(pg_snapshot_xmax(%[1]s)::text::bigint + 5000000000) || ':' ||
 		coalesce((select string_agg((x::text::bigint + 5000000000)::text, ',') from pg_snapshot_xip(%[1]s) x), '')`
-	f.exec(`update onlyonce.lanes set system_id = 1, prev = (` + strings.ReplaceAll(moved, "%[1]s", "prev") + `)::pg_snapshot, target = (` +
+	f.exec(`update onlyonce.lane_cursors set system_id = 1,
+		prev = (` + strings.ReplaceAll(moved, "%[1]s", "prev") + `)::pg_snapshot, target = (` +
 		strings.ReplaceAll(moved, "%[1]s", "target") + `)::pg_snapshot`)
 	before := f.states()
 	f.enqueues("payments", "k", "n1")
@@ -242,7 +243,10 @@ func TestO5RebaseFencesRelaysOut(t *testing.T) {
 	f.terminal = true
 	f.stdin = strings.NewReader("n\n")
 	f.run("outbox", "rebase", "-reason", "x", "-force").want(t, statusFailed, "the answer was no")
-	f.stdin = &reader{func() { f.exec(`update onlyonce.lanes set version = version + 1 where lane = 2`) }, strings.NewReader("y\n")}
+	f.stdin = &reader{func() {
+		f.exec(`update onlyonce.lane_cursors set version = version + 1
+		where id in (select id from onlyonce.sink_lanes where lane = 2)`)
+	}, strings.NewReader("y\n")}
 	f.run("outbox", "rebase", "-reason", "x", "-force").want(t, statusFailed, "changed while you were asked")
 	if n := one[int](f, `select count(*) from onlyonce.audit`); n != 0 {
 		t.Error("an audit row for nothing")

@@ -325,8 +325,9 @@ func TestStatusOfRelays(t *testing.T) {
 	f := newFixture(t)
 	f.exec(`insert into onlyonce.sinks (name) values ('a/b'), ('mail');
 		insert into onlyonce.leases (name) select 'relay/' || s || '/' || n from unnest(array['a%2Fb', 'mail']) s, generate_series(0, 15) n;
-		insert into onlyonce.lanes (id, sink, lane)
-		select id, replace(split_part(name, '/', 2), '%2F', '/'), split_part(name, '/', 3)::smallint from onlyonce.leases;
+		with made as (insert into onlyonce.sink_lanes (id, sink, lane)
+		select id, replace(split_part(name, '/', 2), '%2F', '/'), split_part(name, '/', 3)::smallint from onlyonce.leases returning id)
+		insert into onlyonce.lane_cursors (id) select id from made;
 		update onlyonce.leases set nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 minute'
 		where starts_with(name, 'relay/a%2Fb/');
 		insert into onlyonce.leases (name, nonce, until)

@@ -10,6 +10,7 @@ import (
 	"github.com/cenkalti/backoff/v4"
 
 	"github.com/onlyonce/onlyonce/internal/outcome"
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // Transport is an http.RoundTripper that makes each request one operation: it adds an idempotency
@@ -111,23 +112,12 @@ func (o *operation) runAttempts(ctx context.Context) (*http.Response, error) {
 		default:
 			return a.resp, nil
 		}
-		if err := sleepContext(ctx, wait); err != nil {
+		if !pace.Sleep(ctx, wait) {
 			return nil, &TransportError{
 				Key:      o.key,
 				Attempts: n,
-				Err:      fmt.Errorf("waiting for the next attempt: %w", err),
+				Err:      fmt.Errorf("waiting for the next attempt: %w", context.Cause(ctx)),
 			}
 		}
-	}
-}
-
-func sleepContext(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }

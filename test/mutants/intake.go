@@ -58,8 +58,6 @@ var intakeRules = []mutant{
 		old: "failed = s.storePart(ctx, part)", new: "_ = s.storePart(ctx, part)", pkg: "queue", test: "TestQ5RefusedMessage"},
 	{rule: "T4 event of an unknown COMMIT is a copy", in: "internal/intake", decl: "(*Store).transact",
 		old: "end.Unknown && it.tried", new: "false && it.tried", pkg: "webhook", test: "TestT4LostCommitOfAReceiver"},
-	{rule: "Q4 outcome of a run that failed", in: "internal/intake", decl: "(*Item).fails",
-		old: "it.Outcome = 0", new: "", test: "TestQ4OutcomeOrError"},
 	{rule: "W7 what is set aside is not committed", in: "internal/intake", decl: "(*Item).hasRows",
 		old: "|| it.Outcome == Parked", new: "", pkg: "webhook", test: "TestW7UnsignedIDs"},
 	{

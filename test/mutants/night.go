@@ -98,8 +98,6 @@ var nightRules = []mutant{
 		old: "answered {", new: "answered && false {", test: "TestMark"},
 	{rule: "S3 where a take-over began", in: "consumer", decl: "(*worker).takeOver",
 		old: "w.state.takenAt.Store(w.pos)", new: "_ = w.pos", test: "TestStartAndTakeOverAreLogged"},
-	{rule: "S3 those behind a parked message are no warnings", in: "consumer", decl: "(*Consumer).logParked",
-		old: "p.Reason != ParkedBehind", new: "p.Reason != ParkedBehind || true", test: "TestMessagesBehindAParkedOneAreNoWarnings"},
 	{rule: "S3 what a receiver parks is logged", in: "internal/intake", decl: "(*Store).transact",
 		old: "it.Outcome == Parked", new: "false", pkg: "queue", test: "TestParkedMessagesAreLogged"},
 	{rule: "S3 a full queue is reported", in: "queue", decl: "(*Queue).watchFull",

@@ -529,8 +529,6 @@ var webhooksRules = []mutant{
 		old: "v.tenants.Check(ctx, r.Tenant,", new: "v.tenants.Check(ctx, \"bob\",", test: "TestW16TenantOfTheSecret"},
 	{rule: "W16 tenant is not the secret's", in: "webhook", decl: "(*Verifier).verify",
 		old: "e.Tenant = r.Tenant", new: "e.Tenant = \"one\"", test: "TestW16TenantOfTheSecret"},
-	{rule: "W16 listed event without a tenant", in: "webhook", decl: "(*Endpoint).setTenant",
-		old: "return checkTenantName(e.Tenant)", new: "return nil", test: "TestW16TenantsOfListedEvents"},
 	{
 		rule: "W6 tenant that does not exist is told apart",
 		in:   "webhook",

@@ -59,29 +59,34 @@ func (b *binaries) build(ctx context.Context, dir string) (name string, err erro
 	return one.name, one.err
 }
 
-// patience bounds a process of tests: a change may make one wait without end.
-const patience = 2 * time.Minute
+// patience bounds a process of tests without a change. With one it is bounded by leastPatience and
+// three times what its tests take.
+const (
+	patience      = 2 * time.Minute
+	leastPatience = 20 * time.Second
+)
 
 // outcome is how some tests ended.
 type outcome struct {
 	failed string // the first test that failed, or a word for what else went wrong; empty: none
 	test   string // its name, if it is one
+	late   bool   // it was running too long
 	output string
 	cpu    time.Duration
 }
 
-// run plays some tests of a directory in an environment that makes a change.
-func (b *binaries) run(ctx context.Context, dir string, env, names []string) (outcome, error) {
-	name, err := b.build(ctx, dir)
+// run plays a group of tests in an environment that makes a change.
+func (b *binaries) run(ctx context.Context, g group, env []string) (outcome, error) {
+	name, err := b.build(ctx, g.dir)
 	if err != nil {
 		return outcome{}, err
 	}
 	cmd := exec.Command(name, "-test.short",
 		"-test.failfast",
-		"-test.timeout="+patience.String(),
+		"-test.timeout="+g.bound.String(),
 		"-test.run",
-		"^("+strings.Join(names, "|")+")$")
-	cmd.Dir = filepath.Join(b.root, dir)
+		"^("+strings.Join(g.tests, "|")+")$")
+	cmd.Dir = filepath.Join(b.root, g.dir)
 	return play(ctx, cmd, env), nil
 }
 
@@ -102,11 +107,14 @@ func play(ctx context.Context, cmd *exec.Cmd, env []string) outcome {
 	o := outcome{output: out.String(), cpu: cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()}
 	if err != nil {
 		o.failed, o.test = failedTest(o.output, err)
+		o.late = strings.HasSuffix(o.failed, tooLong)
 	}
 	return o
 }
 
 var runningTest = regexp.MustCompile(`^\s*(Test\w+)\S* \(\d`)
+
+const tooLong = " (too long)"
 
 // failedTest returns the first test that an output says has failed, or was running too long.
 func failedTest(output string, err error) (failed, test string) {
@@ -116,7 +124,7 @@ func failedTest(output string, err error) (failed, test string) {
 			return name, name
 		}
 		if found := runningTest.FindStringSubmatch(s.Text()); found != nil {
-			return found[1] + " (too long)", found[1]
+			return found[1] + tooLong, found[1]
 		}
 	}
 	return "(" + err.Error() + ")", ""

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/onlyonce/onlyonce/test/mutants/sites"
 	"github.com/onlyonce/onlyonce/test/mutants/source"
@@ -184,6 +185,7 @@ var stages = []float64{2, 12, seconds}
 type group struct {
 	dir   string
 	tests []string
+	bound time.Duration // of the process: a change may make one wait without end
 }
 
 // choose returns the tests that may see a change, in the order in which they are played: in each
@@ -230,8 +232,10 @@ func (c *chooser) choose(s sites.Site) (groups []group) {
 				seeing[dir] = seeing[dir][1:]
 				spent[dir] += t.Seconds
 				g.tests = append(g.tests, t.Test)
+				g.bound += time.Duration(3 * t.Seconds * float64(time.Second))
 			}
 			if len(g.tests) > 0 {
+				g.bound = min(patience, leastPatience+g.bound)
 				groups = append(groups, g)
 			}
 		}

@@ -182,8 +182,8 @@ func (p *player) judge(ctx context.Context, s sites.Site) (v verdict) {
 }
 
 // failing plays a group until it passes, or a test fails because of the change. On a busy machine a
-// test may fail for want of time. So it has to fail again alone, and to pass without the change; or
-// else it is left out.
+// test may fail for want of time. So it has to fail again alone, unless it ran too long, and to
+// pass without the change; or else it is left out.
 func (p *player) failing(ctx context.Context, g group, run func(group) (outcome, error), cpu *time.Duration) (outcome, error) {
 	for {
 		g.tests = p.fit(g)
@@ -195,8 +195,11 @@ func (p *player) failing(ctx context.Context, g group, run func(group) (outcome,
 		if err != nil || o.test == "" {
 			return o, err
 		}
-		again, err := run(group{g.dir, []string{o.test}})
-		*cpu += again.cpu
+		again := o
+		if !o.late {
+			again, err = run(group{dir: g.dir, tests: []string{o.test}, bound: g.bound})
+			*cpu += again.cpu
+		}
 		if err != nil {
 			return again, err
 		}
@@ -226,7 +229,8 @@ func (p *player) passes(ctx context.Context, dir, test string) (bool, error) {
 	if known {
 		return passes, nil
 	}
-	o, err := p.binaries.run(ctx, dir, append(os.Environ(), "GOFLAGS="+p.set.Flag(), source.Patience), []string{test})
+	alone := group{dir: dir, tests: []string{test}, bound: patience}
+	o, err := p.binaries.run(ctx, alone, append(os.Environ(), "GOFLAGS="+p.set.Flag(), source.Patience))
 	if err != nil || ctx.Err() != nil {
 		return false, err
 	}
@@ -244,7 +248,7 @@ func (p *player) passes(ctx context.Context, dir, test string) (bool, error) {
 func (p *player) runner(ctx context.Context, s sites.Site) (run func(group) (outcome, error), clean func(), err error) {
 	if p.set.Has(s) {
 		env, clean, err := p.set.Environment(s)
-		return func(g group) (outcome, error) { return p.binaries.run(ctx, g.dir, env, g.tests) }, clean, err
+		return func(g group) (outcome, error) { return p.binaries.run(ctx, g, env) }, clean, err
 	}
 	text, err := s.Mutated(p.root)
 	if err != nil {
@@ -253,7 +257,7 @@ func (p *player) runner(ctx context.Context, s sites.Site) (run func(group) (out
 	env, clean, err := source.Overlay(filepath.Join(p.root, s.File), text)
 	return func(g group) (outcome, error) {
 		cmd := exec.Command("go", "test", buildTags, "-short", "-failfast", "-count=1", "-vet=off", "-ldflags=-s -w",
-			"-timeout="+patience.String(), "-run", "^("+strings.Join(g.tests, "|")+")$", ".")
+			"-timeout="+g.bound.String(), "-run", "^("+strings.Join(g.tests, "|")+")$", ".")
 		cmd.Dir = filepath.Join(p.root, g.dir)
 		return play(ctx, cmd, env), nil
 	}, clean, err
