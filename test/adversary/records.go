@@ -72,8 +72,10 @@ const (
 	sinkSQL = `
 with s as (insert into onlyonce.sinks (name) values ('main')),
      l as (insert into onlyonce.leases (name)
-             select 'relay/main/' || n from generate_series(0, 15) n returning id, name)
-insert into onlyonce.lanes (id, sink, lane) select id, 'main', split_part(name, '/', 3)::smallint from l`
+             select 'relay/main/' || n from generate_series(0, 15) n returning id, name),
+     made as (insert into onlyonce.sink_lanes (id, sink, lane)
+                select id, 'main', split_part(name, '/', 3)::smallint from l returning id)
+insert into onlyonce.lane_cursors (id) select id from made`
 	callSQL = `
 select onlyonce.enqueue_calls(
   checks => array[0::smallint],

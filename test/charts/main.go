@@ -9,8 +9,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 )
@@ -30,24 +28,10 @@ var all = map[string]func(root string) (chart, error){
 	"held.svg":    snapshot,
 }
 
-// unmeasured is the page of a chart that a long run writes. Before the first there is no chart.
-var unmeasured = map[string]string{"held.svg": "docs/results/held.md"}
-
-// drawn are the charts whose figures exist below a root.
-func drawn(root string) map[string]func(root string) (chart, error) {
-	there := maps.Clone(all)
-	for name, page := range unmeasured {
-		if _, err := os.Stat(filepath.Join(root, page)); errors.Is(err, fs.ErrNotExist) {
-			delete(there, name)
-		}
-	}
-	return there
-}
-
 // write draws all charts below a root.
 func write(root string) error {
 	var faults []error
-	for name, figures := range drawn(root) {
+	for name, figures := range all {
 		c, err := figures(root)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(root, "docs/charts", name), []byte(c.svg()), 0o644) //nolint:gosec // for all to read

@@ -736,9 +736,10 @@ insert into onlyonce.sinks (name, paused_at, paused_by, pause_reason)
   ), ('warehouse', clock_timestamp() - interval '40 minutes', 'ann', 'INC-2038: warehouse is down');
 with l as (insert into onlyonce.leases (name, epoch, nonce, until)
              select 'relay/' || s || '/' || n, 2, gen_random_uuid(), clock_timestamp() + interval '30 minutes'
-  from generate_series(0, 15) n, unnest(array['payments', 'warehouse', 'invoices']) s returning id, name)
-insert into onlyonce.lanes (id, sink, lane)
-  select id, split_part(name, '/', 2), split_part(name, '/', 3)::smallint from l`
+  from generate_series(0, 15) n, unnest(array['payments', 'warehouse', 'invoices']) s returning id, name),
+made as (insert into onlyonce.sink_lanes (id, sink, lane)
+           select id, split_part(name, '/', 2), split_part(name, '/', 3)::smallint from l returning id)
+insert into onlyonce.lane_cursors (id) select id from made`
 
 // Calls to a remote that is down: some are tried again, others stand behind one of their ordering
 // key, and their relay says so.

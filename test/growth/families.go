@@ -169,7 +169,7 @@ var families = []family{
 			"passed",
 			[]string{
 				batches("'s'", "i % 16", "null"),
-				`update onlyonce.lanes set prev = pg_current_snapshot(), target = pg_current_snapshot()`,
+				`update onlyonce.lane_cursors set prev = pg_current_snapshot(), target = pg_current_snapshot()`,
 			},
 		},
 		{"of another sink", []string{batches("'other'", "i % 16", "null")}},
@@ -227,7 +227,15 @@ func of(sql string, args ...string) string {
 
 // calls2 is calls whose ids in the log are others.
 func calls2(rest string) string {
-	return strings.NewReplacer("-i, gen_random", "-1000000-i, gen_random", "% 16, -i, now", "% 16, -1000000-i, now").Replace(calls) + rest
+	return changed(calls, "         -i,\n", "         -1000000 - i,\n") + rest
+}
+
+// changed is a statement with a part that is another one. It panics if the statement lacks it.
+func changed(sql, part, other string) string {
+	if !strings.Contains(sql, part) {
+		panic(fmt.Sprintf("growth: the statement lacks %q: %s", part, sql))
+	}
+	return strings.ReplaceAll(sql, part, other)
 }
 
 // batches are calls in the log.

@@ -26,19 +26,9 @@ const (
 	// oneSink makes a sink with its lanes, whose cursors stand before everything.
 	oneSink = `insert into onlyonce.sinks (name) values ('s');
   insert into onlyonce.leases (name) select 'relay/s/' || n from generate_series(0, 15) n;
-  insert into onlyonce.lanes (
-    id,
-    sink,
-    lane,
-    target,
-    version
-  )
-    select l.id,
-           's',
-           split_part(l.name, '/', 3)::smallint,
-           pg_current_snapshot(),
-           1
-      from onlyonce.leases l;`
+  insert into onlyonce.sink_lanes (id, sink, lane)
+    select id, 's', split_part(name, '/', 3)::smallint from onlyonce.leases;
+  insert into onlyonce.lane_cursors (id, target, version) select id, pg_current_snapshot(), 1 from onlyonce.sink_lanes;`
 	// oldCalls closes and opens the log's segments after the calls of the scene were parked.
 	oldCalls = `
 update onlyonce.segments
@@ -275,7 +265,7 @@ update onlyonce.segments
          '',
          '\x7b7d'
     from generate_series(1, 1024);
-  update onlyonce.lanes set target = pg_current_snapshot()`},
+  update onlyonce.lane_cursors set target = pg_current_snapshot()`},
 		[]probe{
 			nextDue, pollWork,
 			{name: "outbox.firstBatchesSQL, 1,024 of a key", sql: "outbox.firstBatchesSQL", args: []any{1, 1, 0, 0, 8192, 1024}},
@@ -320,7 +310,7 @@ update onlyonce.segments
          '/',
          '',
          '\x7b7d'` + from,
-			`update onlyonce.lanes set target = pg_current_snapshot()`,
+			`update onlyonce.lane_cursors set target = pg_current_snapshot()`,
 		},
 		[]probe{
 			pollWork,
@@ -528,7 +518,7 @@ insert into onlyonce.webhook_bodies (endpoint, digest, key, seen_at)
 		},
 	},
 	{"settled messages, audit rows and objects whose retention has passed", []string{oldCalls,
-		strings.Replace(parkedMessages, "order_key)", "order_key, settled_at)", 1) +
+		changed(parkedMessages, "  order_key\n)", "  order_key,\n  settled_at\n)") +
 			`'resolved', null, null, now() - interval '400 days'` + from,
 		`insert into onlyonce.audit (at, action, reason) select now() - interval '800 days', 'x', 'x'` + from,
 		`insert into onlyonce.webhook_objects select 's', md5(i::text)::uuid, 1, now() - interval '400 days'` + from}, []probe{
@@ -538,7 +528,7 @@ insert into onlyonce.webhook_bodies (endpoint, digest, key, seen_at)
 		{sql: "internal/gauges.overdueSQL"},
 	}},
 	{"settled messages that are kept, and objects of a scope with a parked event", []string{oldCalls,
-		strings.Replace(parkedMessages, "order_key)", "order_key, settled_at)", 1) + `'resolved', null, null, now()` + from,
+		changed(parkedMessages, "  order_key\n)", "  order_key,\n  settled_at\n)") + `'resolved', null, null, now()` + from,
 		`insert into onlyonce.parked (kind, state, scope, reason) values ('event', 'waiting', 's', 'x')`,
 		`insert into onlyonce.webhook_objects select 's', md5(i::text)::uuid, 1, now() - interval '400 days'` + from}, []probe{
 		{sql: "internal/retention.purgeParkedSQL", args: []any{1000}},

@@ -173,6 +173,7 @@ func (s *spread) fill(ctx context.Context, conn *pgx.Conn, sh shape) (died map[s
 		for _, d := range dead {
 			died[d.table] += run(d.sql)
 		}
+		run(moved)
 	}
 	run("set session_replication_role = origin")
 	if sh.stats == analysed {

@@ -110,7 +110,7 @@ type relayMove struct {
 	park                        [relayCalls]uint8
 }
 
-// relayLane is the row of onlyonce.lanes and its lease.
+// relayLane is the row of onlyonce.lane_cursors and its lease.
 type relayLane struct {
 	prev, target relaySnap
 	begun        bool

@@ -19,7 +19,7 @@ package main
 
 const windowCalls = 2
 
-// windowNever is a time that does not come: onlyonce.lanes.started_at is infinity.
+// windowNever is a time that does not come: onlyonce.lane_cursors.started_at is infinity.
 const windowNever = 31
 
 // windowScope is what is explored, and which protection is left out.

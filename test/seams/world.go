@@ -289,7 +289,7 @@ func (w *world) keep() error {
 
 // loseHistorySQL gives lanes another history than the server's: a promotion within one server does
 // not change its name, as one of a real standby does.
-const loseHistorySQL = `update onlyonce.lanes set timeline = 'of the server before', server = null`
+const loseHistorySQL = `update onlyonce.lane_cursors set timeline = 'of the server before', server = null`
 
 // promote loses what was committed since keep.
 func (w *world) promote() error {

@@ -42,6 +42,22 @@ func RunFails(t testing.TB, s consumer.Source) string {
 	return err.Error()
 }
 
+// RunStarts runs a Source until it owns a partition.
+func RunStarts(t testing.TB, s consumer.Source) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var owned atomic.Bool
+	err := s.Run(ctx, func(context.Context, source.Partition[*consumer.Message]) error {
+		owned.Store(true)
+		cancel()
+		return nil
+	})
+	if err != nil || !owned.Load() {
+		t.Errorf("Run returned %v; owned %v", err, owned.Load())
+	}
+}
+
 // WantAll checks that an error's text has all of these parts.
 func WantAll(t testing.TB, text string, parts ...string) {
 	t.Helper()
@@ -81,18 +97,7 @@ func OneSilentBrokerOfFour(t *testing.T, newSource func(brokers []string, topic 
 	for range 2 {
 		t.Run("", func(t *testing.T) {
 			t.Parallel()
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			var owned atomic.Bool
-			one := newSource(append([]string{SilentBroker(t)}, cluster.ListenAddrs()...), topic)
-			err := one.Run(ctx, func(context.Context, source.Partition[*consumer.Message]) error {
-				owned.Store(true)
-				cancel()
-				return nil
-			})
-			if err != nil || !owned.Load() {
-				t.Errorf("Run returned %v; owned %v", err, owned.Load())
-			}
+			RunStarts(t, newSource(append([]string{SilentBroker(t)}, cluster.ListenAddrs()...), topic))
 		})
 	}
 }
