@@ -338,8 +338,6 @@ var consumerRules = []mutant{
 		new:  "if at, err := e.firstBraked(p, dispositions); err != nil && p.alone {",
 		test: "TestD7NoMessageHasAnID",
 	},
-	{rule: "F9 attempts beside one that is to be alone", in: "consumer/internal/attemptlock", decl: "(*Lock).Acquire",
-		old: "if free", new: "if free || true", test: "TestF9TurnsApart"},
 	{rule: "F9 neighbours of a message that kills", in: "consumer", decl: "(*applier).handleAlone",
 		old: "ap.cur.suspected(m)", new: "false", test: "TestF9NeighboursOfAMessageThatKills"},
 	{

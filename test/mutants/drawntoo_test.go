@@ -47,7 +47,11 @@ func allDrawn(root string) (map[string]sites.Site, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := sites.All(root, list, sites.Scope)
+	scope, err := sites.Scope(list)
+	if err != nil {
+		return nil, err
+	}
+	all, err := sites.All(root, list, scope)
 	if err != nil {
 		return nil, err
 	}

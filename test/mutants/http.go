@@ -120,8 +120,6 @@ var httpRules = []mutant{
 		old: `named.from == "" && handler.keyRule.pointer == ""`, new: "false", test: "TestH6HeadersBeforeTheBody"},
 	{rule: "H6 body that stops coming", in: "internal/bodies", decl: "timeFor",
 		old: "grace", new: "time.Hour", pkg: "idempotency", test: "TestH6BodyThatStopsComing"},
-	{rule: "H6 deadline of the server", in: "internal/bodies", decl: "Read",
-		old: "deadline = earlier(deadline, serversDeadline(req))", new: "", test: "TestH6DeadlinesOfTheServer"},
 	{rule: "H6 memory of all tenants", in: "idempotency", decl: "(*servedRequest).serveRequest",
 		old: "body.room = room", new: "_ = room", test: "TestH6MemoryOfBodies"},
 	{rule: "H6 room that is smaller than a body", in: "idempotency", decl: "(*Layer).Handle",

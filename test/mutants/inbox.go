@@ -142,8 +142,6 @@ var inboxRules = []mutant{
 		old: "watch.seen + watch.elapsed / 2", new: "watch.seen", pkg: "internal/watch", test: "TestT11WatchedTimeIsBounded"},
 	{rule: "T11 never back", in: schema, decl: "function onlyonce.watch",
 		old: "where w.at < moved - watch.elapsed / 10", new: "", pkg: "internal/watch", test: "TestT11WatchedTimeIsBounded"},
-	{rule: "T11 a process that starts", in: "internal/watch", decl: "(*Clock).Look",
-		old: "c.seenAt = time.Now()", new: "", test: "TestT11ProcessThatStartsWhileTheClockIsAhead"},
 	{rule: "K6 horizon is longer than copies come", in: "internal/inbox", decl: "CheckHorizon",
 		old: "horizon < n.Copies", new: "horizon < 0", pkg: "consumer", test: "TestK6CopiesBeyondTheHorizon"},
 	{rule: "K6 doctor fails where copies come later", in: "ops", decl: "(*examiner).remembers",
@@ -245,8 +243,6 @@ var inboxRules = []mutant{
 		pkg:  "consumer",
 		test: "TestK10ParkedMessagesClaimInTheirClass",
 	},
-	{rule: "K10 maker of a cursor waits", in: "internal/cursor", decl: "CreateSQL",
-		old: "for key share", new: "", pkg: "consumer", test: "TestK10CursorMadeDuringAChange"},
 	{
 		rule: "K10 what the ring before has forgotten",
 		in:   schema,

@@ -17,8 +17,6 @@ var nightRules = []mutant{
 	{rule: "S3 the only tenant", in: "outbox", decl: "(*remoteHealth).counts",
 		old: "|| time.Since(h.since) > remoteAlone", new: "", test: "TestS3RemoteHealth/of_two_for_a_minute"},
 
-	{rule: "S3 a part that stops in order", in: "internal/presence", decl: "(*Reporter).Run",
-		old: "r.leave(ctx)", new: "", test: "TestS3Presence"},
 	{rule: "S3 a part's fault that is over", in: "internal/presence", decl: "writeSQL",
 		old: "faults = excluded.faults", new: "faults = o.faults", test: "TestS3Presence"},
 	{rule: "S3 rows of the dead", in: "internal/presence", decl: "writeSQL",
@@ -94,8 +92,6 @@ var nightRules = []mutant{
 		old: "outageOf(c).since.Load() == 0", new: "false", test: "TestAcquireOfADatabaseThatIsAway"},
 	{rule: "S3 a database that answers again", in: "internal/primary", decl: "(*Pool).answered",
 		old: "p.outage.since.Swap(0)", new: "p.outage.since.Load()", test: "TestAcquireOfADatabaseThatIsAway"},
-	{rule: "S3 an answer is no silence", in: "internal/primary", decl: "silent",
-		old: "answered {", new: "answered && false {", test: "TestMark"},
 	{rule: "S3 where a take-over began", in: "consumer", decl: "(*worker).takeOver",
 		old: "w.state.takenAt.Store(w.pos)", new: "_ = w.pos", test: "TestStartAndTakeOverAreLogged"},
 	{rule: "S3 what a receiver parks is logged", in: "internal/intake", decl: "(*Store).transact",

@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,7 +25,16 @@ func TestJudged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := sites.All(root, list, sites.Scope)
+	scope, err := sites.Scope(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"outbox", "outbox/internal/gate", "internal/brake", sites.Schema} {
+		if !slices.Contains(scope, dir) {
+			t.Errorf("nothing is drawn from %s", dir)
+		}
+	}
+	all, err := sites.All(root, list, scope)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -67,19 +67,27 @@ func run(ctx context.Context, n int, seed uint64, part, in, only string, atOnce 
 	if err != nil {
 		return err
 	}
-	dirs := sites.Scope
+	list, err := source.List(root)
+	if err != nil {
+		return err
+	}
+	scope, err := sites.Scope(list)
+	if err != nil {
+		return err
+	}
+	dirs := scope
 	if in != "" {
 		dirs = strings.Split(in, ",")
 	}
 	if measure {
-		_, err := measured(ctx, root, dirs, atOnce, false)
+		_, err := measured(ctx, root, scope, dirs, atOnce, false)
 		return err
 	}
-	tests, err := measured(ctx, root, slices.Concat(sites.Scope, tested), atOnce, known)
+	tests, err := measured(ctx, root, scope, slices.Concat(scope, tested), atOnce, known)
 	if err != nil {
 		return err
 	}
-	p, err := newPlayer(root, tests)
+	p, err := newPlayer(root, list, scope, tests)
 	if err != nil {
 		return err
 	}
@@ -111,12 +119,12 @@ func run(ctx context.Context, n int, seed uint64, part, in, only string, atOnce 
 	return nil
 }
 
-// measured returns what tests run through, and measures those of directories first, unless what is
-// known suffices.
-func measured(ctx context.Context, root string, in []string, atOnce int, known bool) ([]*covered, error) {
+// measured returns what tests run through of a scope, and measures those of directories first,
+// unless what is known suffices.
+func measured(ctx context.Context, root string, scope, in []string, atOnce int, known bool) ([]*covered, error) {
 	var of []string
-	for _, dir := range sites.Scope {
-		if dir != "migrations/0001" {
+	for _, dir := range scope {
+		if dir != sites.Schema {
 			of = append(of, "./"+dir)
 		}
 	}
@@ -138,11 +146,7 @@ func measured(ctx context.Context, root string, in []string, atOnce int, known b
 	return c.tests, err
 }
 
-func newPlayer(root string, tests []*covered) (*player, error) {
-	list, err := source.List(root)
-	if err != nil {
-		return nil, err
-	}
+func newPlayer(root string, list *source.Listing, scope []string, tests []*covered) (*player, error) {
 	store, err := results.Open("drawn")
 	if err != nil {
 		return nil, err
@@ -155,7 +159,7 @@ func newPlayer(root string, tests []*covered) (*player, error) {
 	if err != nil {
 		return nil, err
 	}
-	chooser, err := newChooser(root, tests, sites.Scope)
+	chooser, err := newChooser(root, tests, scope)
 	if err != nil {
 		return nil, err
 	}

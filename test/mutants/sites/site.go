@@ -65,17 +65,33 @@ func (s Site) Mutated(root string) (string, error) {
 	return string(text[:s.From]) + s.New + string(text[s.To:]), nil
 }
 
-// Scope is where changes are drawn: the engines, what they share, and the schema.
-var Scope = []string{
-	"consumer", "consumer/internal/brake", "consumer/internal/budget", "consumer/internal/kafkalog", "consumer/internal/window",
-	"dedupe", "idempotency", "idempotency/client", "outbox", "outbox/httpsink", "queue", "seal", "sqltx", "webhook",
-	"internal/eventsource", "internal/guard", "internal/inbox", "internal/intake", "internal/lease", "internal/ring",
-	"migrations/0001",
+// engines are the packages that hold what is promised.
+var engines = []string{
+	"consumer", "dedupe", "idempotency", "idempotency/client", "outbox", "outbox/httpsink", "queue", "seal", "sqltx", "webhook",
+}
+
+// Schema is the directory of the schema.
+const Schema = "migrations/0001"
+
+// Scope is where changes are drawn: the engines, the packages of ours that they share, and the
+// schema. A package that an engine begins to import is in it without being named.
+func Scope(list *source.Listing) ([]string, error) {
+	all, err := list.Closure(engines...)
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(all, func(dir string) bool {
+		return dir == "internal/fault" // tests set what it does
+	})
+	return append(all, Schema), nil
 }
 
 // All returns all sites of directories, in a fixed order.
 func All(root string, list *source.Listing, dirs []string) (all []Site, err error) {
 	for _, dir := range dirs {
+		if _, err := os.Stat(filepath.Join(root, dir)); err != nil {
+			return nil, err
+		}
 		inGo, err := goSites(root, list, dir)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", dir, err)

@@ -11,15 +11,19 @@ import (
 	"go/token"
 	"go/types"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 )
 
 // Listing is what the go command knows of the packages of the root module.
 type Listing struct {
 	fset   *token.FileSet
 	byFile map[string]*Package  // by absolute name
+	byPath map[string]*Package  // by import path
 	parsed map[string]*ast.File // files without a mutant
 	types  types.Importer
 }
@@ -27,12 +31,12 @@ type Listing struct {
 // Package is a package of the module, or one that it depends on.
 type Package struct {
 	ImportPath, Dir, Export string
-	GoFiles                 []string
+	GoFiles, Imports        []string
 }
 
 // List lists the packages of the module at root. It is not for use by several goroutines at once.
 func List(root string) (*Listing, error) {
-	cmd := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,Dir,Export,GoFiles", "./...")
+	cmd := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,Dir,Export,GoFiles,Imports", "./...")
 	cmd.Dir = root
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
@@ -40,7 +44,12 @@ func List(root string) (*Listing, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s", err, errs.String())
 	}
-	l := &Listing{fset: token.NewFileSet(), byFile: map[string]*Package{}, parsed: map[string]*ast.File{}}
+	l := &Listing{
+		fset:   token.NewFileSet(),
+		byFile: map[string]*Package{},
+		byPath: map[string]*Package{},
+		parsed: map[string]*ast.File{},
+	}
 	exports := map[string]string{}
 	for d := json.NewDecoder(bytes.NewReader(out)); ; {
 		p := &Package{}
@@ -50,6 +59,7 @@ func List(root string) (*Listing, error) {
 			return nil, err
 		}
 		exports[p.ImportPath] = p.Export
+		l.byPath[p.ImportPath] = p
 		for _, f := range p.GoFiles {
 			l.byFile[filepath.Join(p.Dir, f)] = p
 		}
@@ -65,6 +75,31 @@ func List(root string) (*Listing, error) {
 
 // Package returns the package of a file, by its absolute name; nil if it is in no package.
 func (l *Listing) Package(file string) *Package { return l.byFile[file] }
+
+// Closure returns directories of the module, and those of the module's packages that they import,
+// however indirectly, in order.
+func (l *Listing) Closure(dirs ...string) ([]string, error) {
+	seen := map[string]bool{}
+	left := slices.Clone(dirs)
+	for len(left) > 0 {
+		dir := left[0]
+		left = left[1:]
+		if seen[dir] {
+			continue
+		}
+		seen[dir] = true
+		p := l.byPath[Module+"/"+dir]
+		if p == nil {
+			return nil, fmt.Errorf("there is no package %s", dir)
+		}
+		for _, path := range p.Imports {
+			if imported, ours := strings.CutPrefix(path, Module+"/"); ours {
+				left = append(left, imported)
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(seen)), nil
+}
 
 // Check type-checks a package with the mutant of one file.
 func (l *Listing) Check(p *Package, file, mutated string) error {
