@@ -94,14 +94,27 @@ func (r *receiver) run(ctx context.Context) error {
 	return nil
 }
 
-// fails notes why nothing is received, and logs it once in a while.
+// fails notes why nothing is received. It logs that once in a while for each step, so that no step
+// hides what fails in another one.
 func (r *receiver) fails(err error) {
 	r.state.Set(err)
-	if held, yes := r.logged.Let("", time.Now(), pace.Refusals); yes {
+	step := "session"
+	if at, is := errors.AsType[*stepError](err); is {
+		step = at.step
+	}
+	if held, yes := r.logged.Let(step, time.Now(), pace.Refusals); yes {
 		r.cfg.Logger.Warn("onlyonce: receiving from a queue failed; it is tried again",
-			"queue", r.cfg.Name, "error", err, "not_logged", held)
+			"queue", r.cfg.Name, "step", step, "error", err, "not_logged", held)
 	}
 }
+
+// stepError is what failed in one step of a session.
+type stepError struct {
+	step string
+	error
+}
+
+func (e *stepError) Unwrap() error { return e.error }
 
 // session receives until something fails. It returns nil if another process has the place.
 func (r *receiver) session(ctx context.Context, works func()) error {
@@ -136,7 +149,7 @@ func (r *receiver) session(ctx context.Context, works func()) error {
 		all, err := r.broker.Receive(bounded, r.cfg.Batch)
 		cancel()
 		if err != nil {
-			return err
+			return &stepError{"receive", err}
 		}
 		done, some, err := r.store(ctx, all)
 		if some != nil {
@@ -151,9 +164,9 @@ func (r *receiver) session(ctx context.Context, works func()) error {
 		case refused == nil:
 			r.state.Set(nil)
 		case r.cfg.Ordered || len(all) == 0: // else later messages would wait for those of the next session (Q4)
-			return refused
+			return &stepError{"refused", refused}
 		default:
-			r.fails(refused)
+			r.fails(&stepError{"refused", refused})
 		}
 		if len(all) > 0 &&
 			done.Fresh+done.Parked == 0 &&
@@ -217,7 +230,7 @@ func (r *receiver) store(ctx context.Context, all []*Delivery) (done StoredEvent
 				return done, refused, err
 			}
 		case o.failed != nil:
-			r.fails(o.failed)
+			r.fails(&stepError{"store", o.failed})
 			if lost := r.keep(ctx); lost != nil {
 				return done, refused, errors.Join(o.failed, lost)
 			}
@@ -276,7 +289,7 @@ func (r *receiver) storeOnce(ctx context.Context, all []*incoming) (o stored, er
 		err := r.broker.Ack(bounded, kept)
 		cancel()
 		if err != nil {
-			return o, err
+			return o, &stepError{"acknowledge", err}
 		}
 	}
 	return o, nil
