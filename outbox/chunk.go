@@ -151,6 +151,31 @@ func (c *chunk) nextRow() *callAttempt {
 	return a
 }
 
+// startable is how many of the rows that were not looked at may begin side by side, at most most:
+// of an ordering key one.
+func (c *chunk) startable(most int) (n int) {
+	var keys map[uuid.UUID]bool
+	for _, a := range c.rows[c.next:] {
+		if n == most {
+			break
+		}
+		if a.keyParked || a.notBeforeIn > 0 {
+			continue
+		}
+		if a.order != nil {
+			if keys[*a.order] || c.keyBusy(*a.order) || c.blockedKeys[*a.order] {
+				continue
+			}
+			if keys == nil {
+				keys = map[uuid.UUID]bool{}
+			}
+			keys[*a.order] = true
+		}
+		n++
+	}
+	return n
+}
+
 // hasNext reports whether rows are left that were not looked at.
 func (c *chunk) hasNext() bool { return c.next < len(c.rows) }
 

@@ -79,8 +79,9 @@
 //
 // # A lane's life
 //
-// One goroutine works on a lane (laneOwner). It runs four clocks, one transaction after the other:
-// the cursor, promotions, parked calls, and the pass. Calls are made beside it. The pass:
+// One goroutine works on a lane (laneOwner). It runs five clocks, one after the other: calls that
+// are overdue, the cursor, promotions, parked calls, and the pass. Calls are made beside it. The
+// pass:
 //
 //	        cursor read                  BEGIN hold; advance; COMMIT; read
 //	unknown -----------> over, unread -------------------------------------> chunk

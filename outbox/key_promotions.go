@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -37,24 +38,42 @@ with recursive keys (order_key) as (
 select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.order_key desc))[1]
   from (select order_key from keys limit 100) k`
 
+// mostPromotions is how many keys are kept that are to be promoted. If there are more, all blocked
+// keys are looked at instead.
+const mostPromotions = 10 * promotedAtOnce
+
 // keyPromotions makes parked calls of a lane due that are blocked by a call of their ordering key
 // which is settled by now.
 type keyPromotions struct {
 	lane *heldLane
-	keys []uuid.UUID // of calls that were settled
+	keys []uuid.UUID // of calls that were settled, each once
 	// swept is false if all blocked keys of the lane are to be looked at, because a process may die
 	// after it settled a call and before it promoted. Those up to sweptTo were.
 	swept   bool
 	sweptTo pgtype.UUID
 	sweepAt time.Time
+	again   bool // another sweep follows this one
+	turn    bool // the sweep is next, although there are keys
 }
 
-func (p *keyPromotions) add(key uuid.UUID) { p.keys = append(p.keys, key) }
+// add has the next call of an ordering key made due.
+func (p *keyPromotions) add(key uuid.UUID) {
+	switch {
+	case slices.Contains(p.keys, key):
+	case len(p.keys) < mostPromotions:
+		p.keys = append(p.keys, key)
+	case p.swept:
+		p.sweep()
+	default:
+		p.again = true // this sweep may be past the key
+	}
+}
 
 // sweep has all blocked keys looked at, from the first.
 func (p *keyPromotions) sweep() {
 	p.swept = false
 	p.sweptTo = pgtype.UUID{}
+	p.again = false
 }
 
 // due is at once if a call was settled or keys are left to be looked at, or else at the next sweep.
@@ -65,26 +84,40 @@ func (p *keyPromotions) due(time.Time) time.Time {
 	return p.sweepAt
 }
 
-// run makes calls due whose predecessor is settled by now, and returns how many. Now and then
-// (process.Pace.Promote) it has all blocked keys looked at.
+// run makes calls due whose predecessor is settled by now, and returns how many. Some time after a
+// sweep has ended (process.Pace.Promote) the next one begins. A sweep and the keys that were added
+// take turns: neither waits for the other to end.
 func (p *keyPromotions) run() (due int64, err error) {
 	s := p.lane.sink
 	ctx, cancel := s.detached(p.lane.ctx)
 	defer cancel()
-	if now := time.Now(); !now.Before(p.sweepAt) {
+	if p.swept && !time.Now().Before(p.sweepAt) {
 		p.sweep()
-		p.sweepAt = now.Add(process.PaceOf(p.lane.ctx).Promote)
 	}
 	now := p.keys[:min(len(p.keys), promotedAtOnce)]
-	if len(now) > 0 {
+	if len(now) > 0 && (p.swept || !p.turn) {
 		err = s.pool.QueryRow(ctx, parked.PromoteSQL, pgUUIDs(now)).Scan(&due)
 	} else {
+		now = nil
 		err = s.pool.QueryRow(ctx, sweepSQL, s.name, p.lane.number, p.sweptTo).Scan(&due, &p.sweptTo)
-		p.swept = err == nil && !p.sweptTo.Valid
+		p.noteSwept(err)
 	}
+	p.turn = len(now) > 0
 	if err != nil {
 		return 0, fmt.Errorf("promoting blocked calls: %w", err)
 	}
 	p.keys = p.keys[len(now):]
 	return due, nil
+}
+
+// noteSwept notes how a portion of a sweep has ended.
+func (p *keyPromotions) noteSwept(err error) {
+	p.swept = err == nil && !p.sweptTo.Valid
+	switch {
+	case !p.swept:
+	case p.again:
+		p.sweep()
+	default:
+		p.sweepAt = time.Now().Add(process.PaceOf(p.lane.ctx).Promote)
+	}
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/onlyonce/onlyonce/outbox/internal/gate"
 )
 
-// laneOwner works on a lane for as long as this relay holds it. Its goroutine runs four clocks, one
-// transaction after the other: the cursor, promotions, parked calls, and the pass. Calls are made
-// in goroutines of their own, which change nothing but their callAttempt.
+// laneOwner works on a lane for as long as this relay holds it. Its goroutine runs five clocks, one
+// after the other: calls that are overdue, the cursor, promotions, parked calls, and the pass.
+// Calls are made in goroutines of their own, which change nothing but their callAttempt.
 type laneOwner struct {
 	sink       *relaySink
 	lane       *heldLane

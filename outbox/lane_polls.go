@@ -182,8 +182,8 @@ func (l *heldLanes) leave() {
 	_ = l.membership.Release(bounded, l.pool) // if that fails it ends by itself
 }
 
-// poll looks for free lanes and for work, in one transaction if it is time for both. How soon it
-// looks for work again follows what it finds (O19).
+// poll looks for free lanes and for work: for work alone, or for both in one transaction. How soon
+// it looks for work again follows what it finds (O19).
 type poll struct {
 	held       *heldLanes
 	lanes      time.Time // when it looks for free lanes
@@ -192,6 +192,7 @@ type poll struct {
 	fresh      uint32            // the lanes that had new calls at the last look, one bit for each
 	waits      map[gate.Key]bool // whose calls wait for a rate, as far as waitingSQL has come
 	waitsAfter waitingCalls      // where it goes on
+	workFailed bool              // the last look for work
 }
 
 // lanesSeen is what pollLanesSQL reads.
@@ -219,7 +220,9 @@ func (p *poll) due(time.Time) time.Time {
 }
 
 // look looks for work, and also for free lanes if that is due. An idle relay so has one transaction
-// in each PollInterval. It looks for no work if the relay holds no lane or starts no calls.
+// in each PollInterval. It looks for no work if the relay holds no lane or starts no calls. While
+// looking for work fails, it looks for lanes by a transaction of its own: what is wrong with the
+// calls of a lane must not hide that an operator has paused the sink (O5).
 func (p *poll) look() error {
 	l := p.held
 	now := time.Now()
@@ -228,8 +231,20 @@ func (p *poll) look() error {
 	if forLanes {
 		p.lanes = now.Add(l.cfg.PollInterval)
 	}
+	if forLanes && p.workFailed {
+		if err := p.read(true, false); err != nil {
+			return err
+		}
+		forLanes = false
+	}
+	return p.read(forLanes, l.gate.Open())
+}
+
+// read reads what look needs, in one transaction, and passes it on.
+func (p *poll) read(forLanes, forWork bool) error {
+	l := p.held
 	mine, versions := l.known() // before the database is asked
-	forWork := len(mine) > 0 && l.gate.Open()
+	forWork = forWork && len(mine) > 0
 	if !forLanes && !forWork {
 		return nil
 	}
@@ -256,8 +271,10 @@ func (p *poll) look() error {
 		// After that, so that the rates of all that wait are known, if they have one.
 		b.Queue(ratesSQL, l.name).Query(collect(&rates, pgx.RowToStructByPos[storedRate]))
 	}); err != nil {
+		p.workFailed = p.workFailed || forWork
 		return fmt.Errorf("polling for lanes and calls of sink %s: %w", l.name, err)
 	}
+	p.workFailed = p.workFailed && !forWork
 	l.setRates(rates, asked)
 	if forLanes {
 		p.notePaused(seen.paused)

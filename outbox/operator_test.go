@@ -250,6 +250,26 @@ end $$`)
 	until(t, "all are delivered", r.allSettled)
 }
 
+// What is wrong with the calls of a lane does not hide that an operator pauses the sink (O5).
+func TestO5PauseWhileNoWorkCanBeLookedFor(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	cfg := testConfig(newScripted(accept))
+	cfg.LeaseTTL = 3 * time.Second // its third bounds a look
+	r.start(cfg)
+	r.idle()
+	tx, err := r.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := tx.Exec(t.Context(), `lock table onlyonce.parked in access exclusive mode`); err != nil {
+		t.Fatal(err)
+	}
+	r.exec(`update onlyonce.sinks set paused_at = clock_timestamp() where name = 'payments'`)
+	until(t, "the pause is seen", r.paused.Load)
+}
+
 // blockedKeysSQL parks calls that wait behind calls which are settled, each with an ordering key of
 // its own. In: how many.
 const blockedKeysSQL = `

@@ -209,13 +209,14 @@ func (p *lanePass) chunkCommitted(toPark []*callAttempt) {
 	}
 }
 
-// wantedSlots is for how many calls of the chunk slots are taken at once: for all that are left. If
-// each lane took one first, the lanes would share what is free in many small batches.
+// wantedSlots is for how many calls of the chunk slots are taken at once: for all that may start
+// side by side. If each lane took one first, the lanes would share what is free in many small
+// batches. If it took more, it would ask other relays for places that it cannot use (O15).
 func (p *lanePass) wantedSlots() int {
 	if p.lane.releasing.Load() {
 		return 1
 	}
-	return len(p.chunk.rows) - p.chunk.next
+	return p.chunk.startable(p.lane.sink.cfg.Concurrency)
 }
 
 // startRows begins the next calls of the chunk with the tickets that were taken for them, and with
@@ -254,8 +255,8 @@ func (p *lanePass) waitsForRoom() bool {
 
 // admit decides whether the next row of the chunk may be called with a ticket. If the row is to
 // wait elsewhere, it sets it aside, and those after it that wait for the same (O14, O16). The
-// ticket is kept while the database is asked: another lane cannot take the slot for calls that need
-// no permit.
+// tickets are kept while the database is asked: another lane cannot take the slots for calls that
+// need no permit.
 func (p *lanePass) admit(t *gate.Ticket) gate.Verdict {
 	c := p.chunk
 	g := p.lane.sink.gate

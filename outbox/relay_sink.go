@@ -115,7 +115,8 @@ func (s *relaySink) detached(ctx context.Context) (context.Context, context.Canc
 }
 
 // whenOpen returns when work that is due at a time may begin: not before the next poll if it is due
-// and the sink takes no calls. If it takes calls before, the sender wakes the lanes.
+// and the sink takes no calls. If an operator resumes it before, or a rate allows more calls, the
+// sender wakes the lanes.
 func (s *relaySink) whenOpen(now, at time.Time) time.Time {
 	if now.Before(at) || s.gate.TakesCalls() {
 		return at

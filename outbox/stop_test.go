@@ -84,6 +84,17 @@ func TestStopWaitsForItsCallsOnly(t *testing.T) {
 	); got != "delivered delivered pending pending pending pending" {
 		t.Errorf("rows %s", got)
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	released := 0
+	for _, l := range r.leases {
+		if !l.Held && l.Err == nil {
+			released++
+		}
+	}
+	if released != 16 {
+		t.Errorf("%d lanes are reported as released", released)
+	}
 }
 
 // Calls that take longer than the drain are cut off, and settled as calls to be made again.

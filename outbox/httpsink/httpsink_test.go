@@ -239,6 +239,7 @@ func TestAuthorize(t *testing.T) {
 	}
 	before := requests.Load()
 	other, _ := url.Parse("http://127.0.0.1:1/")
+	elsewhere, misled := serve(t, func(http.ResponseWriter, *http.Request) {})
 	for name, f := range map[string]func(*http.Request) error{
 		"an error":   func(*http.Request) error { return errors.New("token secret-token has expired") },
 		"the key":    func(r *http.Request) error { r.Header.Set("Idempotency-Key", "another"); return nil },
@@ -248,6 +249,8 @@ func TestAuthorize(t *testing.T) {
 		"the URL":    func(r *http.Request) error { r.URL = other; return nil },
 		"the path":   func(r *http.Request) error { r.URL.Path = "/x"; return nil },
 
+		"the server to which it goes": func(r *http.Request) error { r.URL.Host = strings.TrimPrefix(elsewhere, "http://"); return nil },
+		"the scheme":                  func(r *http.Request) error { r.URL.Scheme = "https"; return nil },
 		"the opaque form of the URL":  func(r *http.Request) error { r.URL.Opaque = "//elsewhere/x"; return nil },
 		"a 2nd key, in another case":  func(r *http.Request) error { r.Header["idempotency-key"] = []string{"another"}; return nil },
 		"a header, in another case":   func(r *http.Request) error { r.Header["x-TWO"] = []string{"c"}; return nil },
@@ -273,7 +276,7 @@ func TestAuthorize(t *testing.T) {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
-	if n := requests.Load() - before; n != 0 {
+	if n := requests.Load() - before + misled.Load(); n != 0 {
 		t.Errorf("%d requests were made", n)
 	}
 }

@@ -15,7 +15,7 @@ var exceptions = []exception{
 		"outbox.sweepSQL",
 		1,
 		0.1,
-		"a take-over of a lane, and every five minutes: one entry of the index for each ordering key that is blocked, at most 1,000.",
+		"a take-over of a lane, and every five minutes: one entry of the index for each ordering key that is blocked, at most 100.",
 	},
 	{"internal/reports.pending", 3, 0, "a list of calls, and a scrape: for each sink 16 lanes, and six segments of the log."},
 	{

@@ -73,6 +73,9 @@ func (g *Gate) SetPaused(paused bool) bool {
 	defer g.mu.Unlock()
 	was := g.paused
 	g.paused = paused
+	if was && !paused {
+		g.regain()
+	}
 	return was != paused
 }
 

@@ -446,3 +446,19 @@ func TestO15UsedLimits(t *testing.T) {
 		t.Error("used without anything")
 	}
 }
+
+// What waited while an operator had paused the sink is woken when the sink is resumed, and not only
+// at a poll.
+func TestResumeWakesTheLanes(t *testing.T) {
+	t.Parallel()
+	g := New(8, time.Hour)
+	if g.SetPaused(false) || g.Regained() {
+		t.Error("lanes are woken although nothing was paused")
+	}
+	if !g.SetPaused(true) || g.Regained() {
+		t.Error("a pause wakes lanes")
+	}
+	if !g.SetPaused(false) || !g.Regained() || !g.Due(time.Now()).After(time.Now()) {
+		t.Error("a resume wakes no lanes, or does so for ever")
+	}
+}
