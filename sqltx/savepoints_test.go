@@ -245,7 +245,7 @@ func (s *transcript) add(err error) {
 		_, _ = s.WriteString("failed ")
 	case errors.As(err, &server):
 		s.failed = true
-		_, _ = s.WriteString(server.Code + " ")
+		_, _ = s.WriteString(server.Severity + " " + server.Code + " ")
 	default:
 		s.failed = true
 		_, _ = fmt.Fprintf(s, "%v ", err)

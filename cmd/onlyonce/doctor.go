@@ -39,7 +39,7 @@ you would restore, and how long it takes you to notice and to restore. With it, 
 retention of each consumed topic from -brokers: messages whose effects a restore undoes are handled
 again only if Kafka still has them. If they need TLS or a login, -broker-login names a file in JSON
 with the fields tls, tls_ca, tls_cert, tls_key, sasl, user, password, token and token_extensions,
-as a sink of type kafka has them (onlyonce help relay).
+as a sink of type kafka has them (onlyonce-relay -help).
 
 LEVEL is ok, info, warn or fail. Lines that are ok are left out unless -all is given. The exit
 status is 1 if a check fails.

@@ -33,8 +33,8 @@ and the oldest open transaction. Each is explained in docs/metrics.md.
 
 -postgres may be given several times, for several databases; the label "database" is the database's
 name, with host and port if two have the same. A standby will do, but it sees its own open
-transactions and not the primary's. The login needs what "onlyonce status" needs (onlyonce_operator,
-docs/roles.sql), and pg_read_all_stats to see how old other logins' transactions are.
+transactions and not the primary's. The login needs onlyonce_viewer (docs/roles.sql), and
+pg_read_all_stats to see how old other logins' transactions are.
 
 A scrape queries each database once, in one snapshot and for at most -timeout; a scrape within
 -interval of the last one gets the same values. If a database does not answer, onlyonce_database_up

@@ -314,12 +314,13 @@ func storageAlerts() []alert {
 
 	open := alert{
 		name:     "OnlyonceTransactionOpen",
-		severity: page,
+		severity: ticket,
 		hold:     "1m",
 		at:       "20m",
 		runbook:  "alerts.md#a-transaction-stays-open",
 		expr:     `onlyonce_oldest_transaction_seconds > 600`,
-		summary:  `A transaction that has written has been open for {{ $value | humanizeDuration }}: calls wait for it`,
+		summary: `A transaction that has written has been open for {{ $value | humanizeDuration }}: ` +
+			`tables grow, and what needs its locks waits`,
 	}
 	open.fires, open.quiet = one(`onlyonce_oldest_transaction_seconds{database="shop"}`, "0+60", "599+0")
 

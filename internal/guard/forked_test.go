@@ -83,6 +83,7 @@ func TestT6CallsThatOverlapFailBoth(t *testing.T) {
 		t.Helper()
 		t.Parallel()
 		tx, other := fenced(t)
+		tx.Report = func(err error) { t.Errorf("it is reported as a statement after the end: %v", err) }
 		var second error
 		first := forked(t, tx.Handle, func() { second = call(tx.Handle) })
 		if !errors.Is(first, ErrForked) || second != nil && !errors.Is(second, ErrForked) {

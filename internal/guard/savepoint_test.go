@@ -432,3 +432,54 @@ func TestT7GoneBackToTwice(t *testing.T) {
 		t.Errorf("%d effects", n)
 	}
 }
+
+// T7: a savepoint that is not open any more, or lies outside of a function's, cannot be ended: the
+// transaction has failed for good.
+func TestT7SavepointThatIsNotOpen(t *testing.T) {
+	t.Parallel()
+	ends := map[string]func(ctx context.Context, h *Handle, s *Saved) error{
+		"undo":    func(ctx context.Context, h *Handle, s *Saved) error { return h.Undo(ctx, s) },
+		"release": func(ctx context.Context, h *Handle, s *Saved) error { return h.Release(ctx, s) },
+	}
+	for name, end := range ends {
+		t.Run(name+" of one that was released", func(t *testing.T) {
+			t.Parallel()
+			tx, _ := fenced(t)
+			s := saved(t, tx)
+			if err := tx.Release(t.Context(), s); err != nil {
+				t.Fatal(err)
+			}
+			wantForked(t, tx, end(t.Context(), tx.Handle, s))
+		})
+		t.Run(name+" beyond a function", func(t *testing.T) {
+			t.Parallel()
+			tx, _ := fenced(t)
+			s := saved(t, tx)
+			var inner error
+			_ = tx.Savepoint(t.Context(), func() error {
+				inner = end(t.Context(), tx.Handle, s)
+				return inner
+			})
+			wantForked(t, tx, inner)
+		})
+	}
+}
+
+func saved(t *testing.T, tx *Tx) *Saved {
+	t.Helper()
+	s, err := tx.Save(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func wantForked(t *testing.T, tx *Tx, err error) {
+	t.Helper()
+	if !errors.Is(err, ErrForked) {
+		t.Errorf("it is answered with: %v", err)
+	}
+	if err := tx.Commit(5 * time.Second); !errors.Is(err, ErrForked) {
+		t.Errorf("commit: %v", err)
+	}
+}

@@ -421,7 +421,7 @@ var (
 		From:       FromDatabase,
 		Attributes: []string{"database"},
 		Help:       "Age of the oldest open transaction of the whole server that has written; 0 if there is none.",
-		Bad:        "Minutes: relays do not see calls of later transactions, and rings cannot rotate.",
+		Bad:        "Minutes: rings of keys cannot rotate, and what needs its locks waits.",
 		Do:         "See [A transaction stays open](operations/alerts.md#a-transaction-stays-open).",
 	})
 	DatabaseUp = add(Metric{

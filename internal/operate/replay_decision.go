@@ -43,7 +43,7 @@ of these times, by the timestamps of producers or of the brokers, as the topic i
 producers' timestamps do not rise, messages outside of the times may lie between these two, and some
 within the times outside; -dry-run shows the offsets. If the brokers need TLS or a login,
 -broker-login names a file in JSON with the fields tls, tls_ca, tls_cert, tls_key, sasl, user,
-password, token and token_extensions, as a sink of type kafka has them ("onlyonce help relay").
+password, token and token_extensions, as a sink of type kafka has them ("onlyonce-relay -help").
 Stored events are looked up in the database.
 
 Without -partition that is done with each partition of the topic, and with -scope alone of the

@@ -290,7 +290,7 @@ func (r heldResult) cpuRatio() float64 {
 // render is docs/results/held.md.
 func (h held) render(ctx context.Context, srv *server, results []heldResult) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, heldHead, time.Now().UTC().Format(time.DateOnly), headCommit(ctx), srv.version, h.rate, h.length, h.edge())
+	fmt.Fprintf(&b, heldHead, h.length, time.Now().UTC().Format(time.DateOnly), headCommit(ctx), srv.version, h.rate, h.length, h.edge())
 	for _, r := range results {
 		fmt.Fprintf(&b, "| %s | %d | %.0f | %.0f | %.2f | %.2f | %d | %.0f | %.0f | %d |\n",
 			r.way.label, r.rate, r.first, r.last, r.ratio(), r.cpuRatio(), r.dead, r.walEach, float64(r.grown)/1e6, r.left)
@@ -304,7 +304,7 @@ func (h held) render(ctx context.Context, srv *server, results []heldResult) str
 
 const heldHead = `# The held snapshot
 
-` + "`make held`" + ` wrote this page on %s, at %s, on PostgreSQL %s with its default durability.
+` + "`make held LENGTH=%v`" + ` wrote this page on %s, at %s, on PostgreSQL %s with its default durability.
 
 Another transaction took a snapshot at the beginning and stayed open, so vacuum could remove
 nothing. Events of 300 bytes came at %d a second, or at the most that a way reaches alone without

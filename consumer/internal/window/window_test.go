@@ -62,7 +62,7 @@ func (m *windowModel) step() {
 func (m *windowModel) fetch() {
 	for range m.random.IntN(6) {
 		m.next += int64(m.random.IntN(3)) // a hole
-		msg := &Entry[*string]{Offset: m.next, Message: new(string), Size: 1}
+		msg := &Entry[*string]{Offset: m.next, Message: new(string), Size: 1 + m.random.IntN(3)}
 		if k := m.random.IntN(4); k > 0 {
 			m.key[m.next] = fmt.Sprint(k)
 			msg.Key = pgtype.UUID{Bytes: [16]byte{byte(k)}, Valid: true}
@@ -82,9 +82,13 @@ func (m *windowModel) take() {
 	}
 	most := 1 + m.random.IntN(4)
 	ready := m.window.Ready(below, most)
-	t := m.window.Take(below, most, 1<<20)
+	size := 1 + m.random.IntN(8)
+	t := m.window.Take(below, most, size)
 	if (t == nil) != (ready == 0) {
 		m.fail("%d are ready, and what is given is %v", ready, t)
+	}
+	if t != nil && len(t.Entries) > 1 && sizeOf(t.Entries) > size {
+		m.fail("%d messages of %d bytes are given, and %d are wanted", len(t.Entries), sizeOf(t.Entries), size)
 	}
 	if t == nil && m.random.IntN(5) == 0 {
 		t = m.window.TakeHead(math.MaxInt64, m.random.IntN(7))
@@ -116,6 +120,13 @@ func (m *windowModel) take() {
 		m.state[o] = "given"
 	}
 	m.tasks = append(m.tasks, t)
+}
+
+func sizeOf(entries []*Entry[*string]) (sum int) {
+	for _, e := range entries {
+		sum += e.Size
+	}
+	return sum
 }
 
 // finish commits the first messages of a task.
