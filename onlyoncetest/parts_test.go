@@ -51,7 +51,7 @@ func TestLatePartsAreAwaited(t *testing.T) {
 		if err != nil {
 			return nil, err
 		}
-		r, err := newRelay(p, &mailSink{p, address, func(*outbox.Attempt) string { return "" }})
+		r, err := leasedRelay(p, &mailSink{p, address, func(*outbox.Attempt) string { return "" }}, 15*time.Second)
 		return onlyoncetest.All(run, late(p, r)), err
 	}
 	for name, c := range map[string]judged{
