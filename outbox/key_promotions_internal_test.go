@@ -41,7 +41,10 @@ func TestPromotionsAreBounded(t *testing.T) {
 // A lane takes slots for the calls that may start side by side, of an ordering key one.
 func TestStartable(t *testing.T) {
 	t.Parallel()
-	a, b, busy, blocked := uuid.New(), uuid.New(), uuid.New(), uuid.New()
+	a := uuid.New()
+	b := uuid.New()
+	busy := uuid.New()
+	blocked := uuid.New()
 	row := func(key *uuid.UUID) *callAttempt { return &callAttempt{order: key} }
 	for _, c := range []struct {
 		rows []*callAttempt

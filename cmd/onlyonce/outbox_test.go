@@ -140,8 +140,8 @@ func TestOutboxStatusDoesNotCountForEver(t *testing.T) {
 		return t;
 		end $$`)
 	f.exec(`create view onlyonce.batches as select slot, lane, id, n, xid, sink, slow(created_at) as created_at from onlyonce.batches_rows`)
-	f.count = 50 * time.Millisecond
-	f.run("outbox", "status").want(t, statusGood, "0 of 16 held", "pending calls are not counted: that took over 50ms")
+	f.count = time.Second // also a busy machine begins and ends the count in time
+	f.run("outbox", "status").want(t, statusGood, "0 of 16 held", "pending calls are not counted: that took over 1s")
 	f.run("outbox", "status", "-json").want(t, statusGood, `"counted":false`, `"pending":null`)
 	f.run("status").want(t, statusGood, "calls are left out")
 }

@@ -3,6 +3,7 @@ package reports
 import (
 	"cmp"
 	"context"
+	"errors"
 	"reflect"
 	"time"
 
@@ -83,7 +84,8 @@ const (
 const LimitSQL = `select set_config('statement_timeout', $1, true)`
 
 // CollectWithin is Collect for a query that may take long: nil if it took longer than limit. It
-// runs in a subtransaction, so that tx goes on either way.
+// runs in a subtransaction, so that tx goes on either way. That is rolled back, and not released: a
+// setting of a released subtransaction would bound the rest of tx too (PostgreSQL, SET).
 func CollectWithin[T any](
 	ctx context.Context,
 	tx pgx.Tx,
@@ -91,13 +93,16 @@ func CollectWithin[T any](
 	sql string,
 	args ...any,
 ) (found []T, err error) {
-	err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, LimitSQL, guard.Millis(cmp.Or(limit, CountLimit))); err != nil {
-			return err
-		}
-		found, err = Collect[T](ctx, tx, sql, args...)
-		return err
-	})
+	sub, err := tx.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if _, err = sub.Exec(ctx, LimitSQL, guard.Millis(cmp.Or(limit, CountLimit))); err == nil {
+		found, err = Collect[T](ctx, sub, sql, args...)
+	}
+	if undone := sub.Rollback(ctx); undone != nil {
+		return nil, errors.Join(err, undone)
+	}
 	if guard.SQLState(err) == "57014" { // query_canceled
 		return nil, nil
 	}
