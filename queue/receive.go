@@ -153,7 +153,7 @@ func (r *receiver) session(ctx context.Context, works func()) error {
 		}
 		done, some, err := r.store(ctx, all)
 		if some != nil {
-			refused = some
+			refused = &stepError{"refused", some}
 		}
 		if err == nil && refused == nil || done.Fresh > 0 {
 			works()
@@ -164,9 +164,9 @@ func (r *receiver) session(ctx context.Context, works func()) error {
 		case refused == nil:
 			r.state.Set(nil)
 		case r.cfg.Ordered || len(all) == 0: // else later messages would wait for those of the next session (Q4)
-			return &stepError{"refused", refused}
+			return refused
 		default:
-			r.fails(&stepError{"refused", refused})
+			r.fails(refused)
 		}
 		if len(all) > 0 &&
 			done.Fresh+done.Parked == 0 &&
@@ -230,9 +230,10 @@ func (r *receiver) store(ctx context.Context, all []*Delivery) (done StoredEvent
 				return done, refused, err
 			}
 		case o.failed != nil:
-			r.fails(&stepError{"store", o.failed})
+			failed := &stepError{"store", o.failed}
+			r.fails(failed)
 			if lost := r.keep(ctx); lost != nil {
-				return done, refused, errors.Join(o.failed, lost)
+				return done, refused, errors.Join(failed, lost)
 			}
 			if !pace.Sleep(ctx, wait.NextBackOff()) {
 				return done, refused, ctx.Err()
