@@ -1,7 +1,6 @@
 package outbox
 
 import (
-	"container/list"
 	"context"
 	"errors"
 	"sync/atomic"
@@ -33,12 +32,11 @@ type callAttempt struct {
 	// ticket is what the call is made with, from when it is admitted until its lane has taken its
 	// result in. The lane's goroutine ends it.
 	ticket    *gate.Ticket
-	waitsFor  gate.Key      // whose rate or room it waits for, in state attemptRated; of a picked call: waited for
-	overdueAt time.Time     // when it is given up if it has not returned (O18)
-	tookIn    bool          // the lane's owner has its result
-	returned  bool          // the goroutine that makes the call has ended; stuckCalls guards it
-	wentAt    time.Time     // when it went to the remote; remoteHealth guards it
-	inRemote  *list.Element // among those that went and have not returned; remoteHealth guards it
+	waitsFor  gate.Key   // whose rate or room it waits for, in state attemptRated; of a picked call: waited for
+	overdueAt time.Time  // when it is given up if it has not returned (O18)
+	tookIn    bool       // the lane's owner has its result
+	returned  bool       // the goroutine that makes the call has ended; stuckCalls guards it
+	inRemote  *departure // from when it went to the remote until it has returned; remoteHealth guards it
 	gaveUp    atomic.Bool
 	notAfter  time.Time // when the call may no longer start; zero: no bound
 

@@ -216,7 +216,7 @@ func (p *lanePass) wantedSlots() int {
 	if p.lane.releasing.Load() {
 		return 1
 	}
-	return p.chunk.startable(p.lane.sink.cfg.Concurrency)
+	return p.chunk.startable(p.lane.sink.gate.Free())
 }
 
 // startRows begins the next calls of the chunk with the tickets that were taken for them, and with

@@ -41,7 +41,7 @@ type remoteHealth struct {
 	stale time.Duration
 
 	mu       sync.Mutex
-	underWay list.List           // the calls that have not returned, in the order in which they went
+	underWay list.List           // of *departure: with calls that have not returned, the oldest first
 	failures int                 // attempts in a row without a final answer
 	tenants  map[string]struct{} // whose they were, up to remoteTenants
 	since    time.Time           // of the first of them
@@ -49,6 +49,13 @@ type remoteHealth struct {
 	lastAt   time.Time
 	told     bool // that the remote is down
 	logged   pace.Seldom
+}
+
+// departure is calls that went to the remote at once.
+type departure struct {
+	at       time.Time
+	underWay int // of them, those that have not returned
+	place    *list.Element
 }
 
 func newRemoteHealth(sink string, log *slog.Logger, backoff time.Duration) *remoteHealth {
@@ -64,10 +71,10 @@ func newRemoteHealth(sink string, log *slog.Logger, backoff time.Duration) *remo
 func (h *remoteHealth) began(calls ...*callAttempt) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	now := time.Now()
+	d := &departure{at: time.Now(), underWay: len(calls)}
+	d.place = h.underWay.PushBack(d)
 	for _, a := range calls {
-		a.wentAt = now
-		a.inRemote = h.underWay.PushBack(a)
+		a.inRemote = d
 	}
 }
 
@@ -83,9 +90,14 @@ func (h *remoteHealth) returned(calls ...*callAttempt) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, a := range calls {
-		if a.inRemote != nil {
-			h.underWay.Remove(a.inRemote)
-			a.inRemote = nil
+		d := a.inRemote
+		if d == nil {
+			continue
+		}
+		a.inRemote = nil
+		d.underWay--
+		if d.underWay == 0 {
+			h.underWay.Remove(d.place)
 		}
 	}
 }
@@ -133,9 +145,14 @@ func (h *remoteHealth) back() {
 func (h *remoteHealth) down() (since time.Time, why error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	slow := 0
-	for e := h.underWay.Front(); e != nil && time.Since(e.Value.(*callAttempt).wentAt) >= remoteSilence; e = e.Next() {
-		slow++
+	slow, quick := 0, 0
+	for e := h.underWay.Front(); e != nil; e = e.Next() {
+		d := e.Value.(*departure)
+		if time.Since(d.at) >= remoteSilence {
+			slow += d.underWay
+		} else {
+			quick += d.underWay
+		}
 	}
 	switch {
 	case h.counts():
@@ -144,8 +161,8 @@ func (h *remoteHealth) down() (since time.Time, why error) {
 		if slow > 0 {
 			why = fmt.Errorf("%w; %d more are under way for over %v", why, slow, remoteSilence)
 		}
-	case slow > 0 && h.underWay.Len() == slow: // else it answers others
-		since = h.underWay.Front().Value.(*callAttempt).wentAt
+	case slow > 0 && quick == 0: // else it answers others
+		since = h.underWay.Front().Value.(*departure).at
 		why = fmt.Errorf("no answer yet: %d calls are under way for over %v", slow, remoteSilence)
 	default:
 		return time.Time{}, nil

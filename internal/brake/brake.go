@@ -19,6 +19,7 @@ type Window struct {
 
 	mu      sync.Mutex
 	last    []string  // how the last messages ended, oldest first: "" if applied, or the reason
+	applied int       // how many were applied since the last that was not, or since last was emptied
 	pending []pending // attempts under way, in the order in which they began
 	probing bool      // it has halted the partition, and nothing was applied since
 	judged  []string  // the messages because of which it did, as in last
@@ -113,21 +114,39 @@ func (w *Window) Record(outcomes ...string) (released bool) {
 			continue
 		}
 		if outcome == "" && w.probing {
-			w.probing = false
-			w.last = nil
+			w.release()
 			released = true
 		}
-		w.last = w.push(w.last, outcome)
+		w.record(outcome)
 	}
 	return released
+}
+
+// record adds to the window how a message ended. The caller has the lock.
+func (w *Window) record(outcome string) {
+	switch {
+	case outcome != "":
+		w.applied = 0
+	case w.applied < w.Size:
+		w.applied++
+	default:
+		return // all of the window were applied, and stay so
+	}
+	w.last = w.push(w.last, outcome)
 }
 
 // Release empties the window, because an operator asks for it.
 func (w *Window) Release() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.release()
+}
+
+// release is Release for a caller that has the lock.
+func (w *Window) release() {
 	w.probing = false
 	w.last = nil
+	w.applied = 0
 }
 
 // Stopped reports whether the partition is halted, except for single messages.

@@ -108,6 +108,13 @@ func (g *Gate) TakesCalls() bool {
 	return false
 }
 
+// Free is how many slots are free, whether or not calls may be started.
+func (g *Gate) Free() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.slots - g.underWay[All]
+}
+
 // Regained reports whether more calls may be started since it was asked last. The caller wakes the
 // lanes then.
 func (g *Gate) Regained() bool {

@@ -231,12 +231,12 @@ func (t *Ticket) Follow(e Entrant) (v Verdict, waitsFor Key) {
 	defer g.mu.Unlock()
 	now := time.Now()
 	if t.ended || t.noSlot {
-		g.end(t, now)
+		g.end(now, t)
 		return NotYet, All
 	}
 	sink, may := g.followingPermit(now)
 	if !may {
-		g.end(t, now)
+		g.end(now, t)
 		return NotYet, All
 	}
 	before := t.tenant
@@ -248,7 +248,7 @@ func (t *Ticket) Follow(e Entrant) (v Verdict, waitsFor Key) {
 	}
 	if v != Admitted {
 		g.refund(All, sink)
-		g.end(t, now)
+		g.end(now, t)
 		return v, waitsFor
 	}
 	t.sink = sink
@@ -274,24 +274,20 @@ func (g *Gate) followingPermit(now time.Time) (p permit, may bool) {
 func (g *Gate) Done(all ...*Ticket) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	now := time.Now()
-	for _, t := range all {
-		g.end(t, now)
-	}
+	g.end(time.Now(), all...)
 }
 
 // Unused ends tickets with which no call was made: their permits go back, unless they have lapsed.
 func (g *Gate) Unused(all ...*Ticket) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	now := time.Now()
 	for _, t := range all {
 		if !t.ended {
 			g.refund(All, t.sink)
 			g.refund(t.key, t.rate)
 		}
-		g.end(t, now)
 	}
+	g.end(time.Now(), all...)
 }
 
 // Abandon gives back the slot of a call that has not returned. The call goes on counting for its
@@ -315,24 +311,26 @@ func (t *Ticket) Abandon() {
 	g.count(All, -1, time.Now())
 }
 
-// end gives back all that a ticket has, once: slot, places and the turn of a probe. The caller has
-// given its permits back before, if no call was made.
-func (g *Gate) end(t *Ticket, now time.Time) {
-	if t.ended {
-		g.misused++
-		return
+// end gives back all that tickets have, once: slots, places and the turns of probes. The caller has
+// given their permits back before, if no calls were made.
+func (g *Gate) end(now time.Time, all ...*Ticket) {
+	slots := 0
+	for _, t := range all {
+		switch {
+		case t.ended:
+			g.misused++
+			continue
+		case t.noSlot:
+			g.loads.abandon(t.tenant, -1) // leave takes it off as any other call
+			g.abandoned--
+		default:
+			slots++
+		}
+		t.ended = true
+		g.leave(t, now)
 	}
-	t.ended = true
-	if t.noSlot {
-		g.loads.abandon(t.tenant, -1) // leave takes it off as any other call
-		g.abandoned--
-	} else {
-		g.open--
-	}
-	g.leave(t, now)
-	if !t.noSlot {
-		g.count(All, -1, now)
-	}
+	g.open -= slots
+	g.count(All, -slots, now)
 }
 
 // leave gives back what Reserve and Admit have taken.
