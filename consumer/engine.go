@@ -8,6 +8,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer/internal/attemptlock"
 	"github.com/onlyonce/onlyonce/consumer/source"
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // How a message is handled, in values:
@@ -107,6 +108,9 @@ type ownership struct {
 	cur   *cursor // what this process owns; nil before the first take-over
 	state *partitionState
 	brake *brake
+	// Portions of the statements that delete old rows of progress and of done, and of the one that
+	// notes keys of calls.
+	progress, done, indexed *pace.Portion
 
 	idInTopic bool // ids count within the topic (K8)
 

@@ -15,7 +15,14 @@ const haltRecheck = 3 * time.Second
 
 // ownPartition works on a partition, from the time the source hands it over until it is given up.
 func (c *Consumer) ownPartition(ctx context.Context, p partition) (err error) {
-	own := ownership{c: c, state: c.partitions.add(), brake: newBrake(c.cfg.Brake)}
+	own := ownership{
+		c:        c,
+		state:    c.partitions.add(),
+		brake:    newBrake(c.cfg.Brake),
+		progress: pace.NewPortion(pruneRows),
+		done:     pace.NewPortion(pruneRows),
+		indexed:  pace.NewPortion(indexedAtOnce),
+	}
 	w := &worker{p: p, applier: applier{engine: engine{ownership: own}}}
 	w.fenceOf = w.positionFence
 	defer func() {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/presence"
 	"github.com/onlyonce/onlyonce/internal/primary"
@@ -187,7 +188,8 @@ type poller struct {
 	reportedAt    time.Time // when the process's row was last written; zero: never
 	reportedShape string    // of the row that was written then
 
-	rightedAt time.Time // when due times were last set right
+	rightedAt time.Time     // when due times were last set right
+	righted   *pace.Portion // of them
 
 	group, handlers ready.Link // the process's own faults, and since when
 
@@ -206,6 +208,7 @@ func newPoller(c *Consumer) *poller {
 		host:    host,
 		wake:    make(chan struct{}, 1),
 		members: map[*polledPartition]struct{}{},
+		righted: pace.NewPortion(parked.RightedAtOnce),
 	}
 }
 
@@ -316,12 +319,17 @@ func (p *poller) pollOnce(ctx context.Context) error {
 func (p *poller) rightDueTimes(ctx context.Context) {
 	bounded, cancel := p.c.bounded(ctx)
 	defer cancel()
-	tag, err := p.c.pool.Pinned().Exec(bounded, parked.RightDueTimesSQL)
+	var n int64
+	_, err := p.righted.Run(func(most int) (int, error) {
+		tag, err := p.c.pool.Pinned().Exec(bounded, parked.RightDueTimesSQL, most)
+		n = tag.RowsAffected()
+		return int(n), err
+	})
 	if err != nil {
 		return
 	}
 	p.rightedAt = time.Now()
-	if n := tag.RowsAffected(); n > 0 {
+	if n > 0 {
 		p.c.cfg.Logger.Warn("onlyonce: the database's clock was ahead: parked rows that got their due time "+
 			"then wait anew", "scope", p.c.cfg.Scope, "rows", n)
 	}

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // O1: if messages may have been handled before, the keys of a large log are noted a portion at a
@@ -103,15 +104,7 @@ func TestC5OldRowsInPortions(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, 1)
-			// A statement that deletes more has no time for that.
-			r.exec(`create function bounded() returns trigger language plpgsql as $$
-    begin
-      if (select count(*) from gone) > 5000 then raise exception using errcode = '57014',
-                                                   message = 'it took too long'; end if;
-      return null;
-    end $$`)
-			r.exec(`create trigger bounded after delete on onlyonce.done referencing old table as gone for each statement
-				execute function bounded()`)
+			pgtest.Bound(t, r.pool, "onlyonce.done", 300) // less than the first portion
 			open, err := r.pool.Begin(t.Context())
 			if err != nil {
 				t.Fatal(err)

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
-// pruneRows is the most rows of progress that one statement deletes.
+// pruneRows is the most rows of progress, or of done, that one statement deletes.
 const pruneRows = 4_096
 
 // openTransactionsSQL lists the transactions of this database's other sessions. Out: one row with
@@ -113,40 +115,42 @@ func (own *ownership) notPruned(ctx context.Context, table string, err error) {
 	}
 }
 
-// deleteOld deletes a number of rows, and returns how far it has come.
+// deleteOld returns a statement that deletes old rows from a place on, which it moves.
 func (own *ownership) deleteOld(
 	ctx context.Context,
 	sql string,
-	from, below progressRow,
+	from *progressRow,
+	below progressRow,
 	args ...any,
-) (progressRow, error) {
-	var n int
-	var last progressRow
-	err := own.c.queryRow(ctx, sql, append(args, from.run, from.from, below.run, below.from, pruneRows)...).Scan(
-		&n,
-		&last.run,
-		&last.from,
-	)
-	switch {
-	case err != nil:
-		return from, err
-	case n < pruneRows:
-		return below, nil
+) pace.Statement {
+	return func(most int) (n int, err error) {
+		var last progressRow
+		row := own.c.queryRow(ctx, sql, append(slices.Clip(args), from.run, from.from, below.run, below.from, most)...)
+		err = row.Scan(&n, &last.run, &last.from)
+		switch {
+		case err != nil:
+		case n < most:
+			*from = below
+		default:
+			*from = last
+		}
+		return n, err
 	}
-	return last, nil
 }
 
-// pruneProgress deletes rows of progress, in one statement.
+// pruneProgress deletes a portion of rows of progress.
 func (own *ownership) pruneProgress(ctx context.Context, from, below progressRow) (progressRow, error) {
-	return own.deleteOld(ctx, pruneSQL, from, below, own.cur.id)
+	_, err := own.progress.Run(own.deleteOld(ctx, pruneSQL, &from, below, own.cur.id))
+	return from, err
 }
 
-// pruneDone deletes rows of done, in as many statements as that takes (C5).
+// pruneDone deletes rows of done, in as many portions as that takes (C5).
 func (own *ownership) pruneDone(ctx context.Context, from, below progressRow) (progressRow, error) {
-	var err error
-	for from != below && err == nil {
-		from, err = own.deleteOld(ctx, pruneDoneSQL, from, below, own.cur.id, own.cur.epoch, own.cur.nonce)
+	if from == below {
+		return from, nil
 	}
+	old := own.deleteOld(ctx, pruneDoneSQL, &from, below, own.cur.id, own.cur.epoch, own.cur.nonce)
+	err := own.done.All(ctx, old)
 	return from, err
 }
 

@@ -8,12 +8,16 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
+// promotedAtOnce is how many keys one statement promotes at most.
+const promotedAtOnce = 100
+
 // promoteAllSQL makes the first row of each ordering key due, for the keys of a partition that
 // have blocked rows. It is for a process that died between a commit and the promote that follows
-// it. It handles a number of keys at once, above $4 (null: from the first). Out: one row with how
+// it. It handles up to $5 keys at once, above $4 (null: from the first). Out: one row with how
 // many rows became due, and the last of these keys, null if there are no more. It reads one entry
 // of the index parked_blocked for each key, however many rows wait (T13).
 const promoteAllSQL = `
@@ -33,7 +37,7 @@ with recursive keys (order_key) as (
        and p.order_key > keys.order_key
      order by p.order_key limit 1) n)
 select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.order_key desc))[1]
-  from (select order_key from keys limit 100) k`
+  from (select order_key from keys limit $5) k`
 
 // promoteBlocked makes rows due that waited for a row which is settled by now.
 func (r *retrier) promoteBlocked(ctx context.Context) error {
@@ -67,17 +71,22 @@ func (r *retrier) promoteBlocked(ctx context.Context) error {
 	return nil
 }
 
-// promoteAll checks each key that waits, in bounded statements, for as long as that takes.
+// promoteAll checks each key that waits, a portion at a time, for as long as that takes.
 func (r *retrier) promoteAll(ctx context.Context) (promoted int64, err error) {
 	var last pgtype.UUID
-	for {
+	err = r.promoted.All(ctx, func(most int) (int, error) {
 		var n int64
-		err := r.c.queryRow(ctx, promoteAllSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, last).Scan(&n, &last)
-		promoted += n
-		if err != nil || !last.Valid {
-			return promoted, err
+		row := r.c.queryRow(ctx, promoteAllSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, last, most)
+		if err := row.Scan(&n, &last); err != nil {
+			return 0, err
 		}
-	}
+		promoted += n
+		if !last.Valid {
+			return 0, nil
+		}
+		return most, nil
+	})
+	return promoted, err
 }
 
 // retrier reads the parked messages of one owned partition, and tries them again through the
@@ -86,6 +95,7 @@ func (r *retrier) promoteAll(ctx context.Context) (promoted int64, err error) {
 type retrier struct {
 	engine
 	promotions promotions
+	promoted   *pace.Portion // of the keys that promoteAllSQL handles
 	wake       chan struct{}
 
 	owed map[int64]int // by row: attempts that count in the database and are to be taken back
@@ -106,6 +116,7 @@ func newRetrier(own ownership, unclean bool) *retrier {
 	return &retrier{
 		engine:     engine{ownership: own},
 		promotions: promotions{all: true},
+		promoted:   pace.NewPortion(promotedAtOnce),
 		wake:       make(chan struct{}, 1),
 		owed:       map[int64]int{},
 		polled:     own.c.poller.join(own.id, own.cur, own.state),

@@ -70,24 +70,27 @@ func (e *engine) acquireConn(work context.Context) (*pooledConn, error) {
 }
 
 // indexCallsSQL notes the keys of a portion of the calls in the outbox's log; see the function's
-// comment in the migration. It is a transaction of its own. Out: a row if some are left.
-const indexCallsSQL = `select 1 where not onlyonce.index_calls()`
+// comment in the migration. It is a transaction of its own. In: how many. Out: a row if some are
+// left.
+const indexCallsSQL = `select 1 where not onlyonce.index_calls($1)`
+
+// indexedAtOnce is how many keys of calls one statement notes at most, or somewhat more.
+const indexedAtOnce = 5000
 
 // indexCalls prepares the look for calls of messages that may have been handled before (O1): each
 // call that such a message asks for is looked for by its key. Without this the look would find the
 // same, and read the whole log each time.
 func (e *engine) indexCalls(work context.Context, conn *primary.Conn) error {
-	for {
+	err := e.indexed.All(work, func(most int) (int, error) {
 		bounded, cancel := e.c.bounded(work)
-		left, err := conn.Exec(bounded, indexCallsSQL)
-		cancel()
-		switch {
-		case err != nil:
-			return fmt.Errorf("noting the keys of calls: %w", err)
-		case left.RowsAffected() == 0:
-			return nil
-		}
+		defer cancel()
+		left, err := conn.Exec(bounded, indexCallsSQL, most)
+		return most * int(left.RowsAffected()), err
+	})
+	if err != nil {
+		return fmt.Errorf("noting the keys of calls: %w", err)
 	}
+	return nil
 }
 
 // looksForCalls reports whether calls of these messages are looked for in the log.

@@ -158,7 +158,7 @@ passed as (
    where a.cursor_id = $1
      and a."offset" < (select p.next_offset from onlyonce.positions p where p.id = $1)
      and a."offset" <> $4
-   limit 1000 for update skip locked),
+   limit 100 for update skip locked),
 gone as (
   delete from onlyonce.attempts a using passed where a.cursor_id = $1 and a."offset" = passed."offset")
 insert into onlyonce.attempts as a (cursor_id, "offset", attempts, answers)

@@ -15,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 func TestH17OneTransaction(t *testing.T) {
@@ -403,6 +404,28 @@ func TestT13PurgeBesideKeptRecords(t *testing.T) {
 		if pages := plan[0].Plan.Hit + plan[0].Plan.Read; pages > records/100 {
 			t.Errorf("%s read %d pages beside %d records that have not expired", function, pages, records)
 		}
+	}
+}
+
+// T13: a database that is slow deletes all expired records too, in smaller portions.
+func TestT13PurgeOfASlowDatabase(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig()
+	cfg.PurgeInterval = 100 * time.Millisecond
+	r := newRig(t, cfg)
+	r.handle(idempotency.Route{Pattern: "/charges"}, effect)
+	for i := range 30 {
+		r.post("/charges", fmt.Sprint(i), "x")
+	}
+	r.exec(`update onlyonce.http_records set expires_at = clock_timestamp()`)
+	pgtest.Bound(t, r.pool, "onlyonce.http_records", 5)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- r.layer.Run(ctx) }()
+	until(t, "all are purged", func() bool { return one[int](r, `select count(*) from onlyonce.http_records`) == 0 })
+	cancel()
+	if err := pgtest.Receive(t, patience, "Run ends", ended); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -4,4 +4,4 @@ package idempotency
 const PurgeOperationsSQL = purgeOperationsSQL
 
 // SetPurgeBatch sets how many records one statement deletes.
-func (l *Layer) SetPurgeBatch(n int) { l.purgeBatch = n }
+func (l *Layer) SetPurgeBatch(n int) { l.portions = newPortions(n) }

@@ -36,7 +36,7 @@ type Layer struct {
 	serverLevel  atomic.Value // pgx.TxIsoLevel of a transaction that sets none, once it was asked for
 	begun        ready.Run
 	watched      *watch.Clock // of Run
-	purgeBatch   int          // how many records one statement deletes
+	portions     portions     // of the statements that delete old records and operations
 
 	set    *shard.Set        // nil if there is one database
 	shards map[string]*Layer // of a layer of several databases: one for each; it has no pool itself

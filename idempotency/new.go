@@ -28,7 +28,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 		return nil, err
 	}
 	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
-	l := &Layer{pool: primary.Of(pool, cfg.Logger), cfg: cfg, purgeBatch: 1000}
+	l := &Layer{pool: primary.Of(pool, cfg.Logger), cfg: cfg, portions: newPortions(purgedAtOnce)}
 	l.timeoutArgs = []any{
 		guard.Millis(cfg.Timeouts.Lock),
 		guard.Millis(cfg.Timeouts.Statement),

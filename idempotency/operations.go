@@ -237,9 +237,12 @@ func (o *Operations) purge(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.layer.cfg.Timeouts.Statement)
-		_, err := o.layer.pool.Exec(bounded, purgeOperationsSQL, o.layer.purgeBatch)
-		cancel()
+		_, err := o.layer.portions.operations.Run(func(most int) (int, error) {
+			bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.layer.cfg.Timeouts.Statement)
+			defer cancel()
+			tag, err := o.layer.pool.Exec(bounded, purgeOperationsSQL, most)
+			return int(tag.RowsAffected()), err
+		})
 		if err != nil && ctx.Err() == nil {
 			o.layer.reportError(fmt.Errorf("idempotency: purging operations: %w", err))
 		}

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/internal/presence"
 	"github.com/onlyonce/onlyonce/internal/process"
@@ -20,6 +21,24 @@ const (
 	purgeSQL   = `select onlyonce.http_purge($1)`
 	abandonSQL = `select deleted, aside, abandoned from onlyonce.http_abandon($1)`
 )
+
+// purgedAtOnce is how many records one statement deletes at most.
+const purgedAtOnce = 1000
+
+// portions are those of the statements that look at records and delete them, and of the one that
+// deletes operations.
+type portions struct {
+	looked, purged, abandoned, operations *pace.Portion
+}
+
+func newPortions(most int) portions {
+	return portions{
+		looked:     pace.NewPortion(most),
+		purged:     pace.NewPortion(most),
+		abandoned:  pace.NewPortion(most),
+		operations: pace.NewPortion(most),
+	}
+}
 
 // Run checks the database and then purges expired records until ctx ends; then it returns nil. Any
 // number of processes may run it, and one must: otherwise records do not expire (T11), and a key is
@@ -135,17 +154,29 @@ func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 	if err := l.watched.Look(ctx); err != nil {
 		return false, fmt.Errorf("idempotency: %w", err)
 	}
-	var looked, purged, deleted, aside, abandoned int
-	if err := l.pool.QueryRow(ctx, lookSQL, l.purgeBatch).Scan(&looked); err != nil {
+	more, err = l.portions.looked.Run(func(most int) (looked int, err error) {
+		err = l.pool.QueryRow(ctx, lookSQL, most).Scan(&looked)
+		return looked, err
+	})
+	if err != nil {
 		return false, fmt.Errorf("idempotency: checking whether calls and operations of requests are settled: %w", err)
 	}
-	if looked == l.purgeBatch {
+	if more {
 		return true, nil
 	}
-	if err := l.pool.QueryRow(ctx, purgeSQL, l.purgeBatch).Scan(&purged); err != nil {
+	var purged, deleted, aside, abandoned int
+	more, err = l.portions.purged.Run(func(most int) (int, error) {
+		err := l.pool.QueryRow(ctx, purgeSQL, most).Scan(&purged)
+		return purged, err
+	})
+	if err != nil {
 		return false, fmt.Errorf("idempotency: purging: %w", err)
 	}
-	if err := l.pool.QueryRow(ctx, abandonSQL, l.purgeBatch).Scan(&deleted, &aside, &abandoned); err != nil {
+	_, err = l.portions.abandoned.Run(func(most int) (int, error) {
+		err := l.pool.QueryRow(ctx, abandonSQL, most).Scan(&deleted, &aside, &abandoned)
+		return deleted + aside + abandoned, err
+	})
+	if err != nil {
 		return false, fmt.Errorf("idempotency: looking for abandoned requests: %w", err)
 	}
 	if aside > 0 {
@@ -159,5 +190,5 @@ func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 	if purged+deleted > 0 && l.cfg.Hooks.Purged != nil {
 		l.cfg.Hooks.Purged(purged + deleted)
 	}
-	return purged == l.purgeBatch, nil
+	return more, nil
 }

@@ -392,6 +392,25 @@ func TestO4LocksOfAllKeys(t *testing.T) {
 	}
 }
 
+// O1: keys are noted in portions, and a portion that is just full leaves no key out.
+func TestO1KeysAreNotedInPortions(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for _, id := range []string{"a", "b", "c"} {
+		r.enqueue(charge(id))
+	}
+	var left []string
+	for range 4 {
+		left = append(left, one[string](r, `select (not onlyonce.index_calls(1))::text`))
+	}
+	if got, want := strings.Join(left, " "), "true true true false"; got != want {
+		t.Errorf("after each portion keys are left: %s, want %s", got, want)
+	}
+	if n := one[int](r, `select count(*) from onlyonce.call_keys`); n != 3 {
+		t.Errorf("%d keys are noted, want 3", n)
+	}
+}
+
 // O1: a call of a message that is handled again is found, whether its key was noted or not: written
 // before or after the keys were, or by a transaction that was open meanwhile. The notes of another
 // database cluster do not count.
@@ -407,7 +426,7 @@ func TestO1KeysAreNoted(t *testing.T) {
 	}
 	noted := func(want int) {
 		t.Helper()
-		r.exec(`select onlyonce.index_calls()`)
+		r.exec(`select onlyonce.index_calls(5000)`)
 		if n := one[int](r, `select count(*) from onlyonce.call_keys`); n != want {
 			t.Errorf("%d keys are noted, want %d", n, want)
 		}

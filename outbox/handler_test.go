@@ -447,7 +447,7 @@ func TestO1HandledAgain(t *testing.T) {
           '{application/json}',
           body
      from gone`,
-		"in the index of keys": `select onlyonce.index_calls()`,
+		"in the index of keys": `select onlyonce.index_calls(5000)`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)

@@ -8,19 +8,19 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/process"
 )
 
-// promotedAtOnce is how many keys one statement promotes. A statement that does not end in time
-// promotes none, so the number is small: a database that needs 10 ms for each promotes them too.
+// promotedAtOnce is how many keys one statement promotes at most.
 const promotedAtOnce = 100
 
 // sweepSQL makes the next calls of a lane's ordering keys due, in case a process died after it
 // committed a settlement and before it promoted them. It handles a number of keys at once, above
-// $3 (null: from the first). In: sink, lane, that key. One row: how many calls became due, and the
-// last of these keys; null if there are no more. It reads one entry of the index
-// parked_calls_blocked for each key, however many calls wait (T13).
+// $3 (null: from the first). In: sink, lane, that key, how many keys at most. One row: how many
+// calls became due, and the last of these keys; null if there are no more. It reads one entry of
+// the index parked_calls_blocked for each key, however many calls wait (T13).
 const sweepSQL = `
 with recursive keys (order_key) as (
   (select p.order_key from onlyonce.parked p
@@ -36,7 +36,7 @@ with recursive keys (order_key) as (
      where p.kind = 'call' and p.sink = $1 and p.lane = $2 and p.state = 'blocked' and p.order_key > keys.order_key
      order by p.order_key limit 1) n)
 select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.order_key desc))[1]
-  from (select order_key from keys limit 100) k`
+  from (select order_key from keys limit $4) k`
 
 // mostPromotions is how many keys are kept that are to be promoted. If there are more, all blocked
 // keys are looked at instead.
@@ -54,6 +54,16 @@ type keyPromotions struct {
 	sweepAt time.Time
 	again   bool // another sweep follows this one
 	turn    bool // the sweep is next, although there are keys
+
+	added, found *pace.Portion // of keys: those that were added, and those that a sweep finds
+}
+
+func newKeyPromotions(lane *heldLane) *keyPromotions {
+	return &keyPromotions{
+		lane:  lane,
+		added: pace.NewPortion(promotedAtOnce),
+		found: pace.NewPortion(promotedAtOnce),
+	}
 }
 
 // add has the next call of an ordering key made due.
@@ -88,26 +98,51 @@ func (p *keyPromotions) due(time.Time) time.Time {
 // sweep has ended (process.Pace.Promote) the next one begins. A sweep and the keys that were added
 // take turns: neither waits for the other to end.
 func (p *keyPromotions) run() (due int64, err error) {
-	s := p.lane.sink
-	ctx, cancel := s.detached(p.lane.ctx)
-	defer cancel()
 	if p.swept && !time.Now().Before(p.sweepAt) {
 		p.sweep()
 	}
-	now := p.keys[:min(len(p.keys), promotedAtOnce)]
-	if len(now) > 0 && (p.swept || !p.turn) {
-		err = s.pool.QueryRow(ctx, parked.PromoteSQL, pgUUIDs(now)).Scan(&due)
+	p.turn = len(p.keys) > 0 && (p.swept || !p.turn)
+	if p.turn {
+		due, err = p.promoteKeys()
 	} else {
-		now = nil
-		err = s.pool.QueryRow(ctx, sweepSQL, s.name, p.lane.number, p.sweptTo).Scan(&due, &p.sweptTo)
-		p.noteSwept(err)
+		due, err = p.promoteSwept()
 	}
-	p.turn = len(now) > 0
 	if err != nil {
 		return 0, fmt.Errorf("promoting blocked calls: %w", err)
 	}
-	p.keys = p.keys[len(now):]
 	return due, nil
+}
+
+// promoteKeys handles keys that were added.
+func (p *keyPromotions) promoteKeys() (due int64, err error) {
+	s := p.lane.sink
+	ctx, cancel := s.detached(p.lane.ctx)
+	defer cancel()
+	_, err = p.added.Run(func(most int) (int, error) {
+		now := p.keys[:min(len(p.keys), most)]
+		if err := s.pool.QueryRow(ctx, parked.PromoteSQL, pgUUIDs(now)).Scan(&due); err != nil {
+			return 0, err
+		}
+		p.keys = p.keys[len(now):]
+		return len(now), nil
+	})
+	return due, err
+}
+
+// promoteSwept handles the next keys of the sweep.
+func (p *keyPromotions) promoteSwept() (due int64, err error) {
+	s := p.lane.sink
+	ctx, cancel := s.detached(p.lane.ctx)
+	defer cancel()
+	_, err = p.found.Run(func(most int) (int, error) {
+		err := s.pool.QueryRow(ctx, sweepSQL, s.name, p.lane.number, p.sweptTo, most).Scan(&due, &p.sweptTo)
+		if err != nil || !p.sweptTo.Valid {
+			return 0, err
+		}
+		return most, nil
+	})
+	p.noteSwept(err)
+	return due, err
 }
 
 // noteSwept notes how a portion of a sweep has ended.

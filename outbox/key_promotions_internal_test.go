@@ -12,7 +12,9 @@ import (
 // that are blocked are looked at, and once more if that has begun already: it may be past a key.
 func TestPromotionsAreBounded(t *testing.T) {
 	t.Parallel()
-	p := &keyPromotions{lane: &heldLane{ctx: t.Context()}, swept: true, sweepAt: never}
+	p := newKeyPromotions(&heldLane{ctx: t.Context()})
+	p.swept = true
+	p.sweepAt = never
 	hot := uuid.New()
 	for range 2 * mostPromotions {
 		p.add(hot)

@@ -46,7 +46,7 @@ func newLaneOwner(ctx context.Context, sink *relaySink, l *lease.Lease, number i
 	o := &laneOwner{
 		sink:       sink,
 		lane:       lane,
-		promotions: &keyPromotions{lane: lane},
+		promotions: newKeyPromotions(lane),
 		calls:      newLaneCalls(lane),
 		wakeups:    make(chan wakeup, 1),
 	}

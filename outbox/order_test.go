@@ -407,3 +407,38 @@ select count(*)
 	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() where reason = 'scheduled'`)
 	until(t, "the calls are made in their order", func() bool { return ofKey(sink, "account-") == "0 1 2" })
 }
+
+// T13: a database that needs long for each promotion promotes all of them too, in smaller portions.
+func TestT13PromotionsOfASlowDatabase(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	refused := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
+		return outbox.Failure("the card has expired", outbox.Permanent(errors.New("status 402")))
+	})
+	cfg := testConfig(refused)
+	cfg.LeaseTTL = 3 * time.Second // a statement may take a third of that
+	cfg.Brake.Off = true
+	keys := r.neighbours(40)
+	for _, key := range keys {
+		r.enqueue(keyed(key, 0), keyed(key, 1))
+	}
+	first := r.start(cfg)
+	until(t, "the second call of each key is blocked", func() bool {
+		return one[int](r, `select count(*) from onlyonce.parked where state = 'blocked'`) == len(keys)
+	})
+	first.stop()
+	r.exec(`
+update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where state = 'waiting'`)
+	r.exec(`create function slow() returns trigger language plpgsql as
+		$$ begin perform pg_sleep(0.05); return new; end $$`)
+	r.exec(`create trigger slow before update on onlyonce.parked for each row
+		when (old.state = 'blocked' and new.state = 'retrying') execute function slow()`)
+	delivers := newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	cfg.Sinks = []outbox.Sink{delivers}
+	r.start(cfg)
+	until(t, "the second call of each key is delivered", func() bool {
+		return len(strings.Fields(delivers.bodies())) == len(keys)
+	})
+}

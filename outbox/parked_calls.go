@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/frozen"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/outbox/internal/gate"
 )
@@ -16,13 +17,17 @@ import (
 // pickAtOnce bounds how many parked calls one transaction picks: their bodies are held in memory.
 const pickAtOnce = 16
 
+// setAsideAtOnce bounds at how many due calls one transaction looks for those that are to wait for
+// a rate.
+const setAsideAtOnce = 1000
+
 // parkedCalls is the clock of a lane's parked calls: when the next is due, which are under way, and
 // which have returned and are not settled yet.
 type parkedCalls struct {
 	lane       *heldLane
 	promotions *keyPromotions
 	calls      *laneCalls
-	dueAt      time.Time         // when the next is due, or may be
+	dueAt      time.Time         // when the next is due, or may be, as far as this owner knows; see pollWorkSQL
 	needSlot   bool              // some are due, and there was no slot for them
 	waiting    map[gate.Key]bool // whose calls wait for a rate, or may
 	// Calls under way, none of which is picked again: picked ones by the ids of their parked rows,
@@ -30,6 +35,8 @@ type parkedCalls struct {
 	picked   map[int64]*callAttempt
 	late     map[int64]*callAttempt
 	returned []*callAttempt // of both
+
+	setAside *pace.Portion // at how many due calls a turn looks for those that are to wait for a rate
 }
 
 func newParkedCalls(lane *heldLane, promotions *keyPromotions, calls *laneCalls) *parkedCalls {
@@ -37,9 +44,11 @@ func newParkedCalls(lane *heldLane, promotions *keyPromotions, calls *laneCalls)
 		lane:       lane,
 		promotions: promotions,
 		calls:      calls,
+		dueAt:      never,
 		waiting:    map[gate.Key]bool{},
 		picked:     map[int64]*callAttempt{},
 		late:       map[int64]*callAttempt{},
+		setAside:   pace.NewPortion(setAsideAtOnce),
 	}
 }
 
@@ -174,20 +183,32 @@ func (p *parkedCalls) settled(a *callAttempt) {
 	sink.reportSettled(a)
 }
 
+// setsAside reports whether the turn looks for calls that are to wait for a rate.
+func (t *parkedTurn) setsAside() bool { return t.picks() && !t.limited.None() }
+
 // commit runs the transaction.
 func (p *parkedCalls) commit(t *parkedTurn) error {
+	if !t.setsAside() {
+		return p.write(t, 0)
+	}
+	_, err := p.setAside.Run(func(most int) (int, error) { return most, p.write(t, most) })
+	return err
+}
+
+// write is commit. If the turn sets calls aside, it looks at up to most due ones.
+func (p *parkedCalls) write(t *parkedTurn, most int) error {
 	sink := p.lane.sink
 	waiting, permits := t.reservedArgs()
 	args := pgx.NamedArgs{
 		"sink": sink.name, "lane": p.lane.number, "slots": t.slots, "reconciles": sink.cfg.Reconcile != nil,
 		"picked": callIDs(p.picked), "late": callIDs(p.late), "keys": pgUUIDs(p.keysUnderWay()),
 		"start_window": windowBound(sink.limits.startWindow()), "lease_ttl": sink.cfg.LeaseTTL,
-		"waiting": waiting, "permits": permits,
+		"waiting": waiting, "permits": permits, "most": most,
 	}
 	maps.Copy(args, limitedArgs(t.limited))
 	return p.lane.fenced(func(b *pgx.Batch) {
 		queueSettlements(b, sink, t.settle)
-		if t.picks() && !t.limited.None() {
+		if t.setsAside() {
 			setAsideSQL.queue(b, args).Exec(ignoreTag)
 		}
 		if t.picks() {

@@ -198,13 +198,13 @@ returning o.id,
 
 // setAsideSQL makes due calls wait for the rate that they count for, among those that wait already.
 // Its parameters are those of pickSQL, and for each of @prefixes its @prefixes_calls_of, which is
-// onlyonce.rates.calls_of. It looks at the first 1,000
-// due calls of the lane, and the next turn at those after them. A call that waited for another of
-// its ordering key has the place that it came with. No attempt is counted, and no key's window
-// begins. A call that was accepted needs no rate: its completion is no call. By the indexes
-// parked_calls_due and parked_pkey. It locks each row by its id, skips those that another session
-// has locked, and looks afterwards at what may have changed. A join would compare each row with
-// each, if there were few when it was planned (T13, O14).
+// onlyonce.rates.calls_of. It looks at the first @most due calls of the lane, and the next turn at
+// those after them. A call that waited for another of its ordering key has the place that it came
+// with. No attempt is counted, and no key's window begins. A call that was accepted needs no rate:
+// its completion is no call. By the indexes parked_calls_due and parked_pkey. It locks each row by
+// its id, skips those that another session has locked, and looks afterwards at what may have
+// changed. A join would compare each row with each, if there were few when it was planned (T13,
+// O14).
 var setAsideSQL = newStatement(`
 with t as materialized (select ` + dueTimes + `),
 due as materialized (
@@ -220,9 +220,9 @@ due as materialized (
       where ` + dueIn + `
         and p.state = 'retrying'
         and p.response_status is null
-      order by p.next_attempt_at limit 1000) p
+      order by p.next_attempt_at limit @most) p
    where r.class < 2
-   order by p.next_attempt_at limit 1000),
+   order by p.next_attempt_at limit @most),
 limited as materialized (
   select l.id
     from due p

@@ -5,9 +5,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/watch"
@@ -40,7 +39,10 @@ delete from onlyonce.parked
 // purgeEvery is how often a relay looks for settled calls whose retention has passed.
 const purgeEvery = time.Minute
 
-// purgeLimit is how many rows one transaction deletes.
+// purgeAgain is how long it waits after a portion that was not deleted.
+const purgeAgain = time.Second
+
+// purgeLimit is how many rows one transaction deletes at most.
 const purgeLimit = 1000
 
 // purger is the clock that deletes a sink's settled calls whose retention has passed. More often,
@@ -50,6 +52,8 @@ type purger struct {
 	sink    *relaySink
 	at      time.Time
 	purgeAt time.Time // the next time that it deletes
+	righted *pace.Portion
+	deleted *pace.Portion
 	watched *watch.Clock
 }
 
@@ -61,47 +65,62 @@ func (p *purger) due(runs bool) time.Time {
 	return never
 }
 
-// purge deletes a batch of them.
+// purge deletes a portion of them.
 func (p *purger) purge(ctx context.Context) error {
 	s := p.sink
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
-	righted, err := s.pool.Exec(bounded, parked.RightDueTimesSQL)
-	if err != nil {
-		return fmt.Errorf("setting due times right: %w", err)
-	}
-	if n := righted.RowsAffected(); n > 0 {
-		s.cfg.Logger.Warn("onlyonce: the database's clock was ahead: parked rows that got their due time "+
-			"then wait anew", "sink", s.name, "rows", n)
+	if err := p.rightDueTimes(bounded); err != nil {
+		return err
 	}
 	p.at = time.Now().Add(parked.RightDueTimesEvery)
 	if time.Now().Before(p.purgeAt) {
 		return nil
 	}
-	err = p.watched.Look(bounded)
-	var tag pgconn.CommandTag
-	if err == nil {
-		tag, err = s.pool.Exec(bounded, purgeSQL, s.name, s.cfg.Retention, purgeLimit, windowBound(s.limits.KeyWindow))
+	if err := p.watched.Look(bounded); err != nil {
+		return fmt.Errorf("deleting settled calls: %w", err)
 	}
-	if guard.SQLState(err) == codeDenied {
+	deleted := 0
+	more, err := p.deleted.Run(func(most int) (int, error) {
+		tag, err := s.pool.Exec(bounded, purgeSQL, s.name, s.cfg.Retention, most, windowBound(s.limits.KeyWindow))
+		deleted = int(tag.RowsAffected())
+		return deleted, err
+	})
+	switch {
+	case guard.SQLState(err) == codeDenied:
 		ring.LogNotRotating(ctx, s.cfg.Logger)
 		p.purgeAt = time.Now().Add(24 * time.Hour)
 		return nil
-	}
-	if err != nil {
+	case err != nil:
+		p.at = time.Now().Add(purgeAgain)
 		return fmt.Errorf("deleting settled calls: %w", err)
+	case more:
+		p.at = time.Now()
 	}
 	if _, err := s.pool.Exec(bounded, forgetRatesSQL, s.name); err != nil {
 		return fmt.Errorf("forgetting rates: %w", err)
 	}
-	deleted := tag.RowsAffected()
-	if deleted < purgeLimit {
+	if !more {
 		p.purgeAt = time.Now().Add(purgeEvery)
-	} else {
-		p.at = time.Now()
 	}
 	if deleted > 0 {
-		s.emit.purged(deleted)
+		s.emit.purged(int64(deleted))
+	}
+	return nil
+}
+
+// rightDueTimes has parked calls wait anew whose due times were written while the clock was ahead.
+func (p *purger) rightDueTimes(ctx context.Context) error {
+	_, err := p.righted.Run(func(most int) (int, error) {
+		tag, err := p.sink.pool.Exec(ctx, parked.RightDueTimesSQL, most)
+		if n := tag.RowsAffected(); n > 0 {
+			p.sink.cfg.Logger.Warn("onlyonce: the database's clock was ahead: parked rows that got their due time "+
+				"then wait anew", "sink", p.sink.name, "rows", n)
+		}
+		return int(tag.RowsAffected()), err
+	})
+	if err != nil {
+		return fmt.Errorf("setting due times right: %w", err)
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package outbox_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -53,6 +54,31 @@ func TestT11Retention(t *testing.T) {
 	if got := strings.Join(left, " "); got != `{"order":"old in the log"} {"order":"other"} {"order":"waiting"} {"order":"young"}` {
 		t.Errorf("left: %s", got)
 	}
+}
+
+// T13: a database that is slow deletes all of them too, in smaller portions.
+func TestT13PurgeOfASlowDatabase(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for i := range 30 {
+		r.enqueue(charge(fmt.Sprint(i)))
+	}
+	cfg := testConfig(newScripted(func(context.Context, *outbox.Attempt) outbox.Result {
+		return outbox.Result{Outcome: outbox.Rejected, Reason: "no"}
+	}))
+	cfg.Brake.Off = true
+	first := r.start(cfg)
+	r.states("waiting")
+	first.stop()
+	r.exec(`
+update onlyonce.parked
+   set state = 'resolved',
+       settled_at = clock_timestamp() - interval '8 days',
+       parked_at = clock_timestamp() - interval '9 days'`)
+	r.exec(`update onlyonce.segments set opened_at = clock_timestamp() - interval '8 days' where ring = 'outbox' and slot = 0`)
+	pgtest.Bound(t, r.pool, "onlyonce.parked", 5)
+	r.start(cfg)
+	until(t, "all are deleted", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 0 })
 }
 
 // D8: a parked call is given up and erased. If it is enqueued again, it is no new one, and not

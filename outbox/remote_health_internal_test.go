@@ -84,8 +84,11 @@ func TestS3RemoteHangs(t *testing.T) {
 		var log bytes.Buffer
 		h := newRemoteHealth("payments", slog.New(slog.NewTextHandler(&log, nil)), time.Minute)
 		hung := []*callAttempt{{}, {}}
-		for _, a := range hung {
-			h.began(a)
+		back := &callAttempt{} // goes with them
+		h.began(hung[0], back, hung[1])
+		h.returned(back)
+		if h.has(back) || !h.has(hung[0]) || !h.has(hung[1]) {
+			t.Error("of calls that went together one has returned, and others are taken for it")
 		}
 		time.Sleep(remoteSilence - time.Nanosecond)
 		if _, why := h.down(); why != nil {

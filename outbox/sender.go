@@ -9,6 +9,7 @@ import (
 	"github.com/cenkalti/backoff/v4"
 
 	"github.com/onlyonce/onlyonce/internal/pace"
+	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/internal/ready"
@@ -40,7 +41,12 @@ func (s *sender) run(ctx context.Context) (fault error) {
 		ended:     make(chan *laneOwner, lanes),
 	}
 	poll := newPoll(held)
-	purger := &purger{sink: s.relaySink, watched: watch.New(s.pool, watch.Often)}
+	purger := &purger{
+		sink:    s.relaySink,
+		righted: pace.NewPortion(parked.RightedAtOnce),
+		deleted: pace.NewPortion(purgeLimit),
+		watched: watch.New(s.pool, watch.Often),
+	}
 	leases := pace.Clock{Due: func(time.Time) time.Time { return held.renewAt }, Run: held.renew}
 	rates := pace.Clock{Due: s.gate.Due, Run: func() error { return s.serveRates(ctx, held) }}
 	purge := pace.Clock{ // only in the relay that holds the first lane

@@ -54,7 +54,7 @@ var hot = map[string]struct {
 		`'payments', 0, '{acme}', '{17}', false, 8, '{}', '{}', '{}', true, '{tenant acme,key a:}', '{2,1}', '23 hours', '30 seconds'`,
 		[]string{"parked_calls_due", "parked_pkey", "parked_waits"},
 	},
-	"set aside": {`'payments', 0, '{acme}', true, '{17}', '{}', '{}', '{key a:}'`, []string{"parked_calls_due", "parked_pkey"}},
+	"set aside": {`'payments', 0, 1000, '{acme}', true, '{17}', '{}', '{}', '{key a:}'`, []string{"parked_calls_due", "parked_pkey"}},
 	"waiting":   {`'payments', '', -1`, []string{"parked_waits"}},
 	"next":      {`'payments', 0, '{}', '{}', '{}', true`, []string{"parked_calls_due"}},
 	"settle": {

@@ -40,4 +40,6 @@ type Endpoint struct {
 	kept     atomic.Bool  // Upkeep runs
 	begun    ready.Run    // of Upkeep
 	watched  *watch.Clock // of Upkeep
+
+	oldIDs, oldBodies *pace.Portion // that one statement of Upkeep deletes
 }

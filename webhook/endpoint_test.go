@@ -914,6 +914,28 @@ func TestW10Purge(t *testing.T) {
 	e.sendAs("old", "old").want(t, 200, false) // a new one: its id is forgotten
 }
 
+// T13: a database that is slow forgets them too, in smaller portions.
+func TestT13PurgeOfASlowDatabase(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["GitHub"])
+	for i := range 20 {
+		e.sendAs(fmt.Sprint("id", i), fmt.Sprint("body", i)).want(t, 200, false)
+	}
+	r.exec(`update onlyonce.webhook_ids set seen_at = seen_at - interval '8 days'`)
+	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '8 days'`)
+	pgtest.Bound(t, r.pool, "onlyonce.webhook_ids", 5)
+	x := r.receiver(e.sample, func(*webhook.Config) {})
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- x.Upkeep(ctx) }()
+	pgtest.Until(t, patience, "all ids are forgotten", func() bool { return r.count("onlyonce.webhook_ids") == 0 })
+	stop()
+	if err := pgtest.Receive(t, patience, "it is done", done); err != nil {
+		t.Error(err)
+	}
+}
+
 // W11: without a database no request is answered 2xx.
 func TestW11StoreDown(t *testing.T) {
 	t.Parallel()

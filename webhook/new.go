@@ -11,6 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/intake"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/internal/watch"
@@ -39,11 +40,13 @@ func New(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 	cfg.Hooks = cfg.Hooks.guarded(cfg.Logger)
 	db := primary.Of(pool, cfg.Logger)
 	e := &Endpoint{
-		pool:    db,
-		cfg:     cfg,
-		slots:   make(chan struct{}, cfg.MaxInFlight),
-		bodies:  bodies.NewRoom(cfg.MaxBytes),
-		watched: watch.New(db, watch.Often),
+		pool:      db,
+		cfg:       cfg,
+		slots:     make(chan struct{}, cfg.MaxInFlight),
+		bodies:    bodies.NewRoom(cfg.MaxBytes),
+		watched:   watch.New(db, watch.Often),
+		oldIDs:    pace.NewPortion(forgottenAtOnce),
+		oldBodies: pace.NewPortion(forgottenAtOnce),
 	}
 	if cfg.Mode == Stored {
 		e.events = events

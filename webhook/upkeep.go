@@ -9,6 +9,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/inbox"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/internal/presence"
 	"github.com/onlyonce/onlyonce/internal/process"
@@ -16,26 +17,26 @@ import (
 )
 
 // purgeIDsSQL deletes the times of claims whose retention has passed. The ids themselves go with
-// their segment of the inbox. In: endpoint, retention. One row: how many. Bounded; by
-// the index webhook_ids_age; skips rows that another process has locked (T11).
+// their segment of the inbox. In: endpoint, retention, how many at most. One row: how many it
+// deleted. By the index webhook_ids_age. It skips rows that another process has locked (T11).
 const purgeIDsSQL = `
 with old as (
   select ctid as at
     from onlyonce.webhook_ids
    where endpoint = $1 and seen_at < (select least(clock_timestamp(), w.at) from onlyonce.watched w) - $2::interval
-   order by seen_at limit 500 for update skip locked),
+   order by seen_at limit $3 for update skip locked),
 gone as (delete from onlyonce.webhook_ids w using old where w.ctid = old.at)
 select count(*) from old`
 
-// purgeBodiesSQL deletes bodies whose window has passed. In: endpoint, window. One row: how many.
-// Bounded; by the index webhook_bodies_age. The DELETE compares the age again, so that a row that a
-// request has renewed meanwhile stays (T11).
+// purgeBodiesSQL deletes bodies whose window has passed. In: endpoint, window, how many at most.
+// One row: how many it deleted. By the index webhook_bodies_age. The DELETE compares the age again,
+// so that a row that a request has renewed meanwhile stays (T11).
 const purgeBodiesSQL = `
 with old as (
   select digest
     from onlyonce.webhook_bodies
    where endpoint = $1 and seen_at < (select least(clock_timestamp(), w.at) from onlyonce.watched w) - $2::interval
-   order by seen_at limit 500),
+   order by seen_at limit $3),
 gone as (
   delete from onlyonce.webhook_bodies b
    using old
@@ -43,8 +44,9 @@ gone as (
 select count(*) from gone`
 
 const (
-	purgeEvery            = time.Minute
-	purgeBatch            = 500
+	purgeEvery = time.Minute
+	// forgottenAtOnce is how many ids or bodies one statement deletes at most.
+	forgottenAtOnce       = 500
 	insufficientPrivilege = "42501"
 )
 
@@ -168,21 +170,28 @@ func (ep *Endpoint) purgeExpired(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	forget := func(sql string, age time.Duration) (all int64, err error) {
-		for n := int64(purgeBatch); n == purgeBatch && ctx.Err() == nil; all += n {
-			bounded, cancel := context.WithTimeout(ctx, ep.cfg.deadline)
-			err := ep.pool.Pinned().QueryRow(bounded, sql, ep.cfg.Name, age).Scan(&n)
-			cancel()
-			if err != nil {
-				return all, err
-			}
-		}
-		return all, nil
-	}
-	ids, err := forget(purgeIDsSQL, ep.cfg.Retention)
-	bodies, err2 := forget(purgeBodiesSQL, ep.cfg.BodyWindow)
+	ids, err := ep.forget(ctx, ep.oldIDs, purgeIDsSQL, ep.cfg.Retention)
+	bodies, err2 := ep.forget(ctx, ep.oldBodies, purgeBodiesSQL, ep.cfg.BodyWindow)
 	if ids+bodies > 0 && ep.cfg.Hooks.Forgotten != nil {
 		ep.cfg.Hooks.Forgotten(ids + bodies)
 	}
 	return errors.Join(err, err2)
+}
+
+// forget deletes portion after portion of what is older than age, until none is left. It returns
+// how many it has deleted.
+func (ep *Endpoint) forget(
+	ctx context.Context,
+	portion *pace.Portion,
+	sql string,
+	age time.Duration,
+) (all int64, err error) {
+	err = portion.All(ctx, func(most int) (n int, err error) {
+		bounded, cancel := context.WithTimeout(ctx, ep.cfg.deadline)
+		defer cancel()
+		err = ep.pool.Pinned().QueryRow(bounded, sql, ep.cfg.Name, age, most).Scan(&n)
+		all += int64(n)
+		return n, err
+	})
+	return all, err
 }

@@ -29,3 +29,25 @@ func TestD7WhatOthersAreAboutToApply(t *testing.T) {
 		t.Error("the 21st does not stop although none is about to be applied any more")
 	}
 }
+
+// D7: the window moves on however many were applied before, and also after the brake was released.
+func TestD7WindowAfterManyApplied(t *testing.T) {
+	t.Parallel()
+	w := &brake.Window{Size: 50, Percent: 90, Least: 20, Counts: brake.GivenUp}
+	failures := func() (n int) {
+		for n = 1; n <= 50; n++ {
+			if _, stops := w.StopsAt(nil, parked.Permanent); stops {
+				break
+			}
+			w.Record(parked.Permanent)
+		}
+		return n
+	}
+	for _, before := range []func(){func() {}, w.Release} {
+		before()
+		w.Record(slices.Repeat([]string{""}, 200)...)
+		if n := failures(); n != 45 {
+			t.Errorf("it stops at failure %d, want 45 of the last 50", n)
+		}
+	}
+}

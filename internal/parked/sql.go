@@ -69,18 +69,20 @@ values (
 // RightDueTimesSQL has rows wait anew whose due time was written while the database's clock was
 // ahead: each as long as it was to wait, from now on. Without it a row whose wait is seconds waits
 // for as long as the clock was ahead, with its ordering key (T9). Calls that the program has
-// scheduled stay as they are. In, out: nothing; it changes up to 1,000 rows. By the index
-// parked_timed; it reads one entry if the clock was right. It skips rows that another session has
-// locked.
+// scheduled stay as they are. In: how many rows it changes at most. By the index parked_timed; it
+// reads one entry if the clock was right. It skips rows that another session has locked.
 const RightDueTimesSQL = `
 update onlyonce.parked p set next_attempt_at = clock_timestamp() + (p.next_attempt_at - p.timed_at)
  where p.id = any (array(
          select a.id from onlyonce.parked a where a.timed_at > (select clock_timestamp() + interval '1 second')
-          order by a.timed_at limit 1000 for no key update skip locked))
+          order by a.timed_at limit $1 for no key update skip locked))
    and p.timed_at > (select clock_timestamp() + interval '1 second')`
 
 // RightDueTimesEvery is how often a process that tries parked rows again looks for such times.
 const RightDueTimesEvery = 10 * time.Second
+
+// RightedAtOnce is how many rows RightDueTimesSQL changes at most.
+const RightedAtOnce = 1000
 
 // PromoteSQL makes the first row of each ordering key due, once no unsettled row precedes it; see
 // the comment on onlyonce.promote. In: ordering keys, uuid[]. One row: how many rows became due.

@@ -219,7 +219,7 @@ func TestS2RolesDoTheirWork(t *testing.T) {
 	stop()
 
 	// A message that is handled again has the keys of calls noted, in tables that it may not write.
-	if _, err := app.Exec(t.Context(), `select onlyonce.index_calls()`); err != nil {
+	if _, err := app.Exec(t.Context(), `select onlyonce.index_calls(5000)`); err != nil {
 		t.Error(err)
 	}
 	if n := c.count(`select count(*) from onlyonce.call_keys`); n != 4 {

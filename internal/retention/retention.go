@@ -91,8 +91,8 @@ delete from onlyonce.webhook_objects
 const (
 	// often is how often a process looks for rows whose retention has passed.
 	often = time.Minute
-	// portion is how many rows one transaction deletes.
-	portion = 1000
+	// deletedAtOnce is how many rows one transaction deletes at most.
+	deletedAtOnce = 1000
 	// rest is how long a process waits between two portions, in times that the first has taken.
 	rest = 4
 	// answerTimeout bounds a statement.
@@ -111,9 +111,10 @@ var purges = []struct{ kind, sql string }{
 
 // Purger deletes in one database. It must be used by one goroutine.
 type Purger struct {
-	pool    *primary.Pool
-	watched *watch.Clock
-	log     *slog.Logger
+	pool     *primary.Pool
+	watched  *watch.Clock
+	log      *slog.Logger
+	portions map[string]*pace.Portion // of each kind
 }
 
 // New returns a Purger. It shares watched with others of its process; nil: it has its own.
@@ -122,7 +123,11 @@ func New(pool *pgxpool.Pool, watched *watch.Clock, log *slog.Logger) *Purger {
 	if watched == nil {
 		watched = watch.New(db, watch.Often)
 	}
-	return &Purger{pool: db, watched: watched, log: log}
+	portions := map[string]*pace.Portion{}
+	for _, of := range purges {
+		portions[of.kind] = pace.NewPortion(deletedAtOnce)
+	}
+	return &Purger{pool: db, watched: watched, log: log, portions: portions}
 }
 
 // Run deletes until ctx ends. Faults are logged, and never fail the caller. It calls denied when
@@ -152,7 +157,7 @@ func (p *Purger) Purge(ctx context.Context) error {
 	}
 	var faults []error
 	for _, of := range purges {
-		deleted, err := p.all(ctx, of.sql)
+		deleted, err := p.all(ctx, p.portions[of.kind], of.sql)
 		if err != nil {
 			faults = append(faults, fmt.Errorf("%s: %w", of.kind, err))
 		}
@@ -164,15 +169,17 @@ func (p *Purger) Purge(ctx context.Context) error {
 }
 
 // all deletes the rows of one kind. It returns how many.
-func (p *Purger) all(ctx context.Context, sql string) (deleted int64, err error) {
-	for {
+func (p *Purger) all(ctx context.Context, portion *pace.Portion, sql string) (deleted int64, err error) {
+	err = portion.All(ctx, func(most int) (int, error) {
 		bounded, cancel := context.WithTimeout(ctx, answerTimeout)
+		defer cancel()
 		began := time.Now()
-		tag, err := p.pool.Exec(bounded, sql, portion)
-		cancel()
+		tag, err := p.pool.Exec(bounded, sql, most)
 		deleted += tag.RowsAffected()
-		if err != nil || tag.RowsAffected() < portion || !pace.Sleep(ctx, rest*time.Since(began)) {
-			return deleted, err
+		if err == nil {
+			pace.Sleep(ctx, rest*time.Since(began))
 		}
-	}
+		return int(tag.RowsAffected()), err
+	})
+	return deleted, err
 }

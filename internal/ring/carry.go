@@ -11,10 +11,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// carryPortion is how many calls a step of a carry-over reads, in batches: up to 1,023 more. A step
-// takes some 50 ms then, so that neither Config.Timeout nor the lease ends one, however many calls
-// wait.
-const carryPortion = 10_000
+// carriedAtOnce is how many calls a step of a carry-over reads at most, in batches: up to 1,023
+// more. A step takes some 50 ms then, so that neither Config.Timeout nor the lease ends one,
+// however many calls wait.
+const carriedAtOnce = 10_000
 
 // outboxLanes is how many lanes the outbox has for each sink.
 const outboxLanes = 16
@@ -46,13 +46,32 @@ func (w carryWalk) next(sink string, lane int16) carryWalk {
 const carrySinkSQL = `select sink from onlyonce.batches where sink > $1 order by sink limit 1`
 
 // carryOver copies rows that must outlast a closed segment into the current one, a portion of them,
-// and reports whether that was all. The segment is still asked by claims when this commits, and the
-// current one is the ring's: its row is locked, and has not moved since it was read (K6).
+// and reports whether that was all.
 func (r *Rotator) carryOver(ctx context.Context, st *ringState, slot int16) (done bool, err error) {
 	if r.ring.Carry == "" {
 		return true, nil
 	}
-	var walk *carryWalk
+	left, err := r.carried.Run(func(most int) (int, error) {
+		walk, err := r.carryPortion(ctx, st, slot, most)
+		if err != nil {
+			return 0, err
+		}
+		r.carry = walk
+		if walk == nil {
+			return 0, nil
+		}
+		return most, nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("carrying rows of segment %s over: %w", r.ring.Tables[slot], err)
+	}
+	return !left, nil
+}
+
+// carryPortion is carryOver of up to most calls. It returns where the next portion begins: nil if
+// no call is left. The segment is still asked by claims when this commits, and the current one is
+// the ring's: its row is locked, and has not moved since it was read (K6).
+func (r *Rotator) carryPortion(ctx context.Context, st *ringState, slot int16, most int) (walk *carryWalk, err error) {
 	err = r.inTransaction(ctx, r.cfg.Timeout, func(ctx context.Context, tx pgx.Tx) error {
 		var version int64
 		var retired *int16
@@ -70,21 +89,23 @@ func (r *Rotator) carryOver(ctx context.Context, st *ringState, slot int16) (don
 		if r.carry != nil && r.carry.slot == slot && r.carry.server.Equal(server) {
 			from = *r.carry
 		}
-		walk, err = r.carryLanes(ctx, tx, from, r.ring.Tables[st.cur])
+		walk, err = r.carryLanes(ctx, tx, from, r.ring.Tables[st.cur], int64(most))
 		return err
 	})
-	if err != nil {
-		return false, fmt.Errorf("carrying rows of segment %s over: %w", r.ring.Tables[slot], err)
-	}
-	r.carry = walk
-	return walk == nil, nil
+	return walk, err
 }
 
-// carryLanes carries over what the lanes have to send from a place on, until a portion was read,
-// and returns where the next one begins: nil if no call is left.
-func (r *Rotator) carryLanes(ctx context.Context, tx pgx.Tx, at carryWalk, current string) (*carryWalk, error) {
+// carryLanes carries over what the lanes have to send from a place on, until left calls were read,
+// and returns where the next portion begins: nil if no call is left.
+func (r *Rotator) carryLanes(
+	ctx context.Context,
+	tx pgx.Tx,
+	at carryWalk,
+	current string,
+	left int64,
+) (*carryWalk, error) {
 	sql := strings.ReplaceAll(r.segmentSQL(r.ring.Carry, at.slot), "CURRENT", current)
-	for left := int64(carryPortion); left > 0; {
+	for left > 0 {
 		if at.lane == outboxLanes {
 			var sink string
 			switch err := tx.QueryRow(ctx, carrySinkSQL, at.sink).Scan(&sink); {

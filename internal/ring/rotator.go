@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/watch"
 )
@@ -28,7 +29,8 @@ type Rotator struct {
 	wait *pendingWait
 	// carry is how far the carry-over of the oldest segment has come. It is nil if none is under
 	// way.
-	carry *carryWalk
+	carry   *carryWalk
+	carried *pace.Portion
 	// busy is how often in a row the segment could not be locked; pausedTo is when the next try is
 	// due.
 	busy     int
@@ -51,7 +53,13 @@ func New(pool *pgxpool.Pool, ring Ring, cfg Config) (*Rotator, error) {
 	if watched == nil {
 		watched = watch.New(db, watch.Often)
 	}
-	return &Rotator{pool: db, ring: ring, cfg: cfg, watched: watched}, nil
+	return &Rotator{
+		pool:    db,
+		ring:    ring,
+		cfg:     cfg,
+		carried: pace.NewPortion(carriedAtOnce),
+		watched: watched,
+	}, nil
 }
 
 // Run rotates until its context ends, and then returns nil. It returns ErrRights if the role may

@@ -437,7 +437,7 @@ comment on function onlyonce.log_sinks is 'Sinks of which the log holds calls.';
 --
 -- It runs with its owner's rights: the role that handles messages must not write the table that
 -- says which calls exist (T13, O1).
-create function onlyonce.index_calls(most integer default 5000) returns boolean
+create function onlyonce.index_calls(most integer) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off
 set enable_bitmapscan = off set enable_sort = off as $$
 declare

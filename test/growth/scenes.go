@@ -151,6 +151,7 @@ func parked(rates, limited []string) []any {
 		"each":              false,
 		"prefixes":          none,
 		"prefixes_calls_of": noText,
+		"most":              1000,
 	}}
 }
 
@@ -215,7 +216,7 @@ update onlyonce.segments
 			},
 			{name: "outbox.pickSQL, the tenant has a rate", sql: "outbox.pickSQL", args: parked([]string{"tenant a"}, []string{"a"})},
 			{sql: "outbox.waitingSQL", args: []any{"s", "", 0}},
-			{sql: "outbox.sweepSQL", args: []any{"s", 3, nil}},
+			{sql: "outbox.sweepSQL", args: []any{"s", 3, nil, 100}},
 		},
 	},
 	{"calls that are scheduled for next week", []string{oneSink, strings.Replace(parkedCalls, "'failed'", "'scheduled'", 1) +
@@ -269,7 +270,7 @@ update onlyonce.segments
 		[]probe{
 			nextDue, pollWork,
 			{name: "outbox.firstBatchesSQL, 1,024 of a key", sql: "outbox.firstBatchesSQL", args: []any{1, 1, 0, 0, 8192, 1024}},
-			{sql: "outbox.sweepSQL", args: []any{"s", 3, nil}},
+			{sql: "outbox.sweepSQL", args: []any{"s", 3, nil, 100}},
 			{sql: "select onlyonce.promote(md5('7')::uuid)"},
 		},
 	},
@@ -316,7 +317,7 @@ update onlyonce.segments
 			pollWork,
 			{sql: "outbox.firstBatchesSQL", args: []any{1, 1, 0, 0, 8192, 64}},
 			{sql: "outbox.collectRefsSQL", args: []any{1, 1, 0, 0, 8192}},
-			{sql: "select onlyonce.index_calls()", left: `select ROWS - count(*) from onlyonce.call_keys`},
+			{sql: "select onlyonce.index_calls(5000)", left: `select ROWS - count(*) from onlyonce.call_keys`},
 			{sql: "internal/ring.carrySinkSQL", args: []any{""}},
 		},
 	},
@@ -329,7 +330,7 @@ update onlyonce.segments
 				args: []any{1, 1, nonce, "c", "t", 0, 60.0, 86400.0},
 				left: `select count(*) from onlyonce.parked where next_attempt_at <= now()`,
 			},
-			{sql: "consumer.promoteAllSQL", args: []any{"c", "t", 0, nil}},
+			{sql: "consumer.promoteAllSQL", args: []any{"c", "t", 0, nil, 100}},
 		},
 	},
 	{
@@ -344,7 +345,7 @@ update onlyonce.segments
 		parkedMessages + `case when i <= 1000 then 'waiting' else 'blocked' end, null, ` + key + from}, []probe{
 		poll,
 		{sql: "consumer.takeParkedSQL", args: []any{1, 1, nonce, "c", "t", 0, 60.0, 86400.0}},
-		{sql: "consumer.promoteAllSQL", args: []any{"c", "t", 0, nil}},
+		{sql: "consumer.promoteAllSQL", args: []any{"c", "t", 0, nil, 100}},
 	}},
 	{"positions and messages that are done", []string{oneCursor,
 		`insert into onlyonce.progress (cursor_id, run, from_offset, next_offset) select 1, 0, i, i + 1` + from,
@@ -513,8 +514,12 @@ insert into onlyonce.done (
 insert into onlyonce.webhook_bodies (endpoint, digest, key, seen_at)
   select 'e', decode(md5(i::text), 'hex'), gen_random_uuid(), now() - interval '40 days'` + from},
 		[]probe{
-			{sql: "webhook.purgeIDsSQL", args: []any{"e", 30 * 24 * time.Hour}, left: `select count(*) from onlyonce.webhook_ids`},
-			{sql: "webhook.purgeBodiesSQL", args: []any{"e", 30 * 24 * time.Hour}, left: `select count(*) from onlyonce.webhook_bodies`},
+			{sql: "webhook.purgeIDsSQL", args: []any{"e", 30 * 24 * time.Hour, 500}, left: `select count(*) from onlyonce.webhook_ids`},
+			{
+				sql:  "webhook.purgeBodiesSQL",
+				args: []any{"e", 30 * 24 * time.Hour, 500},
+				left: `select count(*) from onlyonce.webhook_bodies`,
+			},
 		},
 	},
 	{"settled messages, audit rows and objects whose retention has passed", []string{oldCalls,

@@ -380,7 +380,7 @@ var httpRules = []mutant{
 	{rule: "H31 time from the look", in: schema, decl: "function onlyonce.http_look",
 		old: "case when open then clock_timestamp() + h.keep end", new: "null", pkg: "idempotency", test: "TestH31EachLookKeepsTheRecord"},
 	{rule: "H31 looks of the purge", in: "idempotency", decl: "(*Layer).purge",
-		old: "l.pool.QueryRow(ctx, lookSQL, l.purgeBatch).Scan(&looked)", new: "ctx.Err()", test: "TestH31LayerLooks"},
+		old: "l.pool.QueryRow(ctx, lookSQL, most).Scan(&looked)", new: "ctx.Err()", test: "TestH31LayerLooks"},
 	{rule: "H9 status of a problem", in: "idempotency", decl: "(*Layer).writeProblem",
 		old: "w, p.Status", new: "w, http.StatusOK", test: "TestH9ProblemsInTheAPIsEnvelope"},
 	{rule: "H27 final", in: "idempotency", decl: "keepPolicy",

@@ -83,7 +83,7 @@ var slotRules = []mutant{
 	{rule: "C5 pruning does not wait (L4)", in: "consumer", decl: "(*pruning).step",
 		old: "p.waiting && slices.ContainsFunc", new: "false && slices.ContainsFunc", test: "TestC5LateSlotDoesNotCommit/repeatable"},
 	{rule: "C5 old rows in one statement", in: "consumer", decl: "(*ownership).deleteOld",
-		old: "below.from, pruneRows)", new: "below.from, 1<<20)", test: "TestC5OldRowsInPortions"},
+		old: "below.from, most)", new: "below.from, 1<<20)", test: "TestC5OldRowsInPortions"},
 	{rule: "C5 owner without slots keeps their rows", in: "consumer", decl: "(*worker).workOnLog",
 		old: "w.pruneOldDone(ctx, below)", new: "_ = below", test: "TestC7BackToOne"},
 	{rule: "C5 idle partition keeps its rows", in: "consumer", decl: "(*pruner).due",

@@ -282,10 +282,10 @@ func (g *Gate) Unused(all ...*Ticket) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, t := range all {
-		if !t.ended {
-			g.refund(All, t.sink)
-			g.refund(t.key, t.rate)
-		}
+		g.refund(All, t.sink)
+		g.refund(t.key, t.rate)
+		t.sink = permit{}
+		t.rate = permit{}
 	}
 	g.end(time.Now(), all...)
 }

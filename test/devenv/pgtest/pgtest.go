@@ -15,6 +15,7 @@ package pgtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"sync"
@@ -211,6 +212,21 @@ func Exec(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
 	if _, err := pool.Exec(context.Background(), sql, args...); err != nil {
 		t.Fatalf("%s: %v", sql, err)
 	}
+}
+
+// Bound has each statement that deletes more than most rows of a table fail, as one does that has
+// not ended in time.
+func Bound(t testing.TB, pool *pgxpool.Pool, table string, most int) {
+	t.Helper()
+	Exec(t, pool, fmt.Sprintf(`create function bounded() returns trigger language plpgsql as $$
+		begin
+		  if (select count(*) from gone) > %d then
+		    raise exception using errcode = '57014', message = 'it took too long';
+		  end if;
+		  return null;
+		end $$`, most))
+	Exec(t, pool, `create trigger bounded after delete on `+table+` referencing old table as gone
+		for each statement execute function bounded()`)
 }
 
 // One returns the only column of a query's first row.
