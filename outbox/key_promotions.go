@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -98,14 +99,16 @@ func (p *keyPromotions) due(time.Time) time.Time {
 // sweep has ended (process.Pace.Promote) the next one begins. A sweep and the keys that were added
 // take turns: neither waits for the other to end.
 func (p *keyPromotions) run() (due int64, err error) {
+	ctx, cancel := p.lane.sink.detached(p.lane.ctx)
+	defer cancel()
 	if p.swept && !time.Now().Before(p.sweepAt) {
 		p.sweep()
 	}
 	p.turn = len(p.keys) > 0 && (p.swept || !p.turn)
 	if p.turn {
-		due, err = p.promoteKeys()
+		due, err = p.promoteKeys(ctx)
 	} else {
-		due, err = p.promoteSwept()
+		due, err = p.promoteSwept(ctx)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("promoting blocked calls: %w", err)
@@ -114,13 +117,10 @@ func (p *keyPromotions) run() (due int64, err error) {
 }
 
 // promoteKeys handles keys that were added.
-func (p *keyPromotions) promoteKeys() (due int64, err error) {
-	s := p.lane.sink
-	ctx, cancel := s.detached(p.lane.ctx)
-	defer cancel()
+func (p *keyPromotions) promoteKeys(ctx context.Context) (due int64, err error) {
 	_, err = p.added.Run(func(most int) (int, error) {
 		now := p.keys[:min(len(p.keys), most)]
-		if err := s.pool.QueryRow(ctx, parked.PromoteSQL, pgUUIDs(now)).Scan(&due); err != nil {
+		if err := p.lane.sink.pool.QueryRow(ctx, parked.PromoteSQL, pgUUIDs(now)).Scan(&due); err != nil {
 			return 0, err
 		}
 		p.keys = p.keys[len(now):]
@@ -130,10 +130,8 @@ func (p *keyPromotions) promoteKeys() (due int64, err error) {
 }
 
 // promoteSwept handles the next keys of the sweep.
-func (p *keyPromotions) promoteSwept() (due int64, err error) {
+func (p *keyPromotions) promoteSwept(ctx context.Context) (due int64, err error) {
 	s := p.lane.sink
-	ctx, cancel := s.detached(p.lane.ctx)
-	defer cancel()
 	_, err = p.found.Run(func(most int) (int, error) {
 		err := s.pool.QueryRow(ctx, sweepSQL, s.name, p.lane.number, p.sweptTo, most).Scan(&due, &p.sweptTo)
 		if err != nil || !p.sweptTo.Valid {

@@ -33,19 +33,24 @@ func NewPortion(most int) *Portion { return &Portion{most: most, now: most} }
 
 // Run runs a statement once. It reports whether there may be more rows.
 func (p *Portion) Run(statement Statement) (more bool, err error) {
-	most := p.size()
+	_, more, err = p.run(statement)
+	return more, err
+}
+
+// run is Run, which says of how many rows the statement was.
+func (p *Portion) run(statement Statement) (most int, more bool, err error) {
+	most = p.size()
 	handled, err := statement(most)
 	p.note(most, handled, err)
-	return err == nil && handled >= most, err
+	return most, err == nil && handled >= most, err
 }
 
 // All runs a statement until no rows are left, it fails, or ctx ends. One that does not end in time
 // is followed by a smaller one. It fails if a portion of one row does not end in time.
 func (p *Portion) All(ctx context.Context, statement Statement) error {
 	for ctx.Err() == nil {
-		smallest := p.size() == 1
-		more, err := p.Run(statement)
-		if late(err) && !smallest {
+		most, more, err := p.run(statement)
+		if late(err) && most > 1 {
 			continue
 		}
 		if err != nil || !more {

@@ -175,11 +175,12 @@ func (p *Purger) all(ctx context.Context, portion *pace.Portion, sql string) (de
 		defer cancel()
 		began := time.Now()
 		tag, err := p.pool.Exec(bounded, sql, most)
-		deleted += tag.RowsAffected()
-		if err == nil {
+		n := int(tag.RowsAffected())
+		deleted += int64(n)
+		if n == most {
 			pace.Sleep(ctx, rest*time.Since(began))
 		}
-		return int(tag.RowsAffected()), err
+		return n, err
 	})
 	return deleted, err
 }
