@@ -28,7 +28,8 @@ var measured = []struct{ name, label string }{
 // 0.63 (0.58, 0.67), 1.79: ok (1.78 to 2.05; ...), or 1.03: ok.
 var figure = regexp.MustCompile(`^([\d.]+)(?:: \w+)?(?: \(([\d.]+)(?:,| to) ([\d.]+)[;,)])?`)
 
-// cells returns the rows of all tables of a document, by their first cell.
+// cells returns the rows of all tables of a document, by their first cell: of two with one name the
+// first, because tables further down compare it with other commits.
 func cells(root, name string) (map[string][]string, error) {
 	text, err := os.ReadFile(filepath.Join(root, name)) //nolint:gosec // of this repository
 	if err != nil {
@@ -40,7 +41,9 @@ func cells(root, name string) (map[string][]string, error) {
 			for i := range parts {
 				parts[i] = strings.TrimSpace(parts[i])
 			}
-			all[parts[1]] = parts[2 : len(parts)-1]
+			if all[parts[1]] == nil {
+				all[parts[1]] = parts[2 : len(parts)-1]
+			}
 		}
 	}
 	return all, nil
