@@ -179,12 +179,11 @@ func outcomeOf(item *intake.Item) ReceiveOutcome {
 	return Unstorable
 }
 
-// isHandlers reports whether the error of an inline event is its handler's and not the database's.
-// Errors of statements that it has queued, and of deferred constraints, are its handler's.
-func (i *incomingEvent) isHandlers(err error) bool {
+// isQueued reports whether the error of an inline event is that of a statement that its handler has
+// queued, or of a deferred constraint: the handler's, and not the database's.
+func (i *incomingEvent) isQueued(err error) bool {
 	var failed *guard.Failure
-	queued := errors.As(err, &failed) && (failed.Step == "" || failed.Step == "seal")
-	return i.handlerFailed || errors.Is(err, errHandlerHangs) || queued && !i.item.Lost
+	return errors.As(err, &failed) && (failed.Step == "" || failed.Step == "seal") && !i.item.Lost
 }
 
 // classifyError classifies an error: the handler's, the database's, or a wait for another copy.
@@ -194,7 +193,7 @@ func (ep *Endpoint) classifyError(i *incomingEvent, err error) error {
 		return fmt.Errorf("%w: %w", ErrPending, err)
 	case errors.Is(err, ErrHandler), errors.Is(err, ErrQuarantineFull):
 		return err
-	case ep.cfg.Mode == Inline && i.isHandlers(err):
+	case ep.cfg.Mode == Inline && i.isQueued(err):
 		return fmt.Errorf("%w: %w", ErrHandler, err)
 	}
 	return fmt.Errorf("%w: %w", ErrStore, err)
@@ -314,7 +313,6 @@ func columnsOf(set []*incomingEvent) (c columns) {
 
 // Apply implements intake.Way: it forwards an event, and runs its inline handler.
 func (w way) Apply(ctx context.Context, tx *guard.Tx, i *incomingEvent) error {
-	i.handlerFailed = false
 	if w.cfg.Forward != nil {
 		err := w.cfg.Forward.enqueue(ctx, tx, i, w.cfg.Sealer)
 		if errors.Is(err, outbox.ErrCall) { // not now or later; no statement was sent

@@ -24,8 +24,6 @@ type incomingEvent struct {
 	*Event
 	item intake.Item // as it is stored; its id is unique in the endpoint's scope
 	keys claimKeys
-
-	handlerFailed bool // the error is an inline handler's
 }
 
 // Entry implements intake.Entry.

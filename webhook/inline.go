@@ -18,7 +18,7 @@ var (
 	// errHandlerHangs: the handler did not return even after its context had ended. Its connection
 	// is cut, so that the server rolls back.
 	errHandlerHangs = fields.Named("webhook: the handler did not return after its context had ended",
-		intake.ErrAbandoned)
+		errors.Join(ErrHandler, intake.ErrAbandoned))
 	errGoexit = errors.New("webhook: the handler called runtime.Goexit")
 )
 
@@ -60,9 +60,9 @@ func (w way) runHandler(ctx context.Context, tx *guard.Tx, i *incomingEvent) err
 			err = fmt.Errorf("%w: %w", context.Cause(work), err)
 		}
 	}
-	if err != nil {
-		var failed *guard.Failure
-		i.handlerFailed = !errors.As(err, &failed) || !tx.Lost()
+	var failed *guard.Failure
+	if err == nil || errors.As(err, &failed) && tx.Lost() {
+		return err
 	}
-	return err
+	return fmt.Errorf("%w: %w", ErrHandler, err)
 }
