@@ -14,7 +14,6 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer/source"
 	"github.com/onlyonce/onlyonce/internal/codec"
-	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/presence"
 	"github.com/onlyonce/onlyonce/internal/primary"
@@ -188,8 +187,7 @@ type poller struct {
 	reportedAt    time.Time // when the process's row was last written; zero: never
 	reportedShape string    // of the row that was written then
 
-	rightedAt time.Time     // when due times were last set right
-	righted   *pace.Portion // of them
+	righting *parked.Righting
 
 	group, handlers ready.Link // the process's own faults, and since when
 
@@ -203,12 +201,12 @@ func newPoller(c *Consumer) *poller {
 		host = "unknown"
 	}
 	return &poller{
-		c:       c,
-		id:      newNonce(),
-		host:    host,
-		wake:    make(chan struct{}, 1),
-		members: map[*polledPartition]struct{}{},
-		righted: pace.NewPortion(parked.RightedAtOnce),
+		c:        c,
+		id:       newNonce(),
+		host:     host,
+		wake:     make(chan struct{}, 1),
+		members:  map[*polledPartition]struct{}{},
+		righting: parked.NewRighting(c.cfg.Logger.With("scope", c.cfg.Scope)),
 	}
 }
 
@@ -291,7 +289,7 @@ func (p *poller) pollOnce(ctx context.Context) error {
 	if len(members) == 0 && report == nil {
 		return nil
 	}
-	if report != nil && time.Since(p.rightedAt) >= parked.RightDueTimesEvery {
+	if report != nil && !time.Now().Before(p.righting.Due()) {
 		p.rightDueTimes(ctx)
 	}
 	answers, err := p.query(ctx, members, report)
@@ -315,24 +313,11 @@ func (p *poller) pollOnce(ctx context.Context) error {
 }
 
 // rightDueTimes has parked rows wait anew whose due times were written while the clock was ahead
-// (T9). If it fails, the next poll says why, and it is tried again.
+// (T9). It is due again if it fails, and the poll that follows says why.
 func (p *poller) rightDueTimes(ctx context.Context) {
 	bounded, cancel := p.c.bounded(ctx)
 	defer cancel()
-	var n int64
-	_, err := p.righted.Run(func(most int) (int, error) {
-		tag, err := p.c.pool.Pinned().Exec(bounded, parked.RightDueTimesSQL, most)
-		n = tag.RowsAffected()
-		return int(n), err
-	})
-	if err != nil {
-		return
-	}
-	p.rightedAt = time.Now()
-	if n > 0 {
-		p.c.cfg.Logger.Warn("onlyonce: the database's clock was ahead: parked rows that got their due time "+
-			"then wait anew", "scope", p.c.cfg.Scope, "rows", n)
-	}
+	_ = p.righting.Run(bounded, p.c.pool.Pinned())
 }
 
 // mostAnnounced is how many partitions a log line names.

@@ -12,9 +12,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// promotedAtOnce is how many keys one statement promotes at most.
-const promotedAtOnce = 100
-
 // promoteAllSQL makes the first row of each ordering key due, for the keys of a partition that
 // have blocked rows. It is for a process that died between a commit and the promote that follows
 // it. It handles up to $5 keys at once, above $4 (null: from the first). Out: one row with how
@@ -116,7 +113,7 @@ func newRetrier(own ownership, unclean bool) *retrier {
 	return &retrier{
 		engine:     engine{ownership: own},
 		promotions: promotions{all: true},
-		promoted:   pace.NewPortion(promotedAtOnce),
+		promoted:   pace.NewPortion(parked.PromotedAtOnce),
 		wake:       make(chan struct{}, 1),
 		owed:       map[int64]int{},
 		polled:     own.c.poller.join(own.id, own.cur, own.state),

@@ -14,9 +14,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/process"
 )
 
-// promotedAtOnce is how many keys one statement promotes at most.
-const promotedAtOnce = 100
-
 // sweepSQL makes the next calls of a lane's ordering keys due, in case a process died after it
 // committed a settlement and before it promoted them. It handles a number of keys at once, above
 // $3 (null: from the first). In: sink, lane, that key, how many keys at most. One row: how many
@@ -41,7 +38,7 @@ select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.o
 
 // mostPromotions is how many keys are kept that are to be promoted. If there are more, all blocked
 // keys are looked at instead.
-const mostPromotions = 10 * promotedAtOnce
+const mostPromotions = 10 * parked.PromotedAtOnce
 
 // keyPromotions makes parked calls of a lane due that are blocked by a call of their ordering key
 // which is settled by now.
@@ -62,8 +59,8 @@ type keyPromotions struct {
 func newKeyPromotions(lane *heldLane) *keyPromotions {
 	return &keyPromotions{
 		lane:  lane,
-		added: pace.NewPortion(promotedAtOnce),
-		found: pace.NewPortion(promotedAtOnce),
+		added: pace.NewPortion(parked.PromotedAtOnce),
+		found: pace.NewPortion(parked.PromotedAtOnce),
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/pace"
-	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/watch"
 )
@@ -45,24 +44,12 @@ const purgeAgain = time.Second
 // purgeLimit is how many rows one transaction deletes at most.
 const purgeLimit = 1000
 
-// purger is the clock that deletes a sink's settled calls whose retention has passed. More often,
-// it has parked calls wait anew whose due times were written while the database's clock was ahead
-// (T9).
+// purger is the clock that deletes a sink's settled calls whose retention has passed.
 type purger struct {
 	sink    *relaySink
 	at      time.Time
-	purgeAt time.Time // the next time that it deletes
-	righted *pace.Portion
 	deleted *pace.Portion
 	watched *watch.Clock
-}
-
-// due returns when it runs, if at all.
-func (p *purger) due(runs bool) time.Time {
-	if runs {
-		return p.at
-	}
-	return never
 }
 
 // purge deletes a portion of them.
@@ -70,13 +57,6 @@ func (p *purger) purge(ctx context.Context) error {
 	s := p.sink
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
-	if err := p.rightDueTimes(bounded); err != nil {
-		return err
-	}
-	p.at = time.Now().Add(parked.RightDueTimesEvery)
-	if time.Now().Before(p.purgeAt) {
-		return nil
-	}
 	if err := p.watched.Look(bounded); err != nil {
 		return fmt.Errorf("deleting settled calls: %w", err)
 	}
@@ -89,38 +69,20 @@ func (p *purger) purge(ctx context.Context) error {
 	switch {
 	case guard.SQLState(err) == codeDenied:
 		ring.LogNotRotating(ctx, s.cfg.Logger)
-		p.purgeAt = time.Now().Add(24 * time.Hour)
+		p.at = time.Now().Add(24 * time.Hour)
 		return nil
 	case err != nil:
 		p.at = time.Now().Add(purgeAgain)
 		return fmt.Errorf("deleting settled calls: %w", err)
-	case more:
-		p.at = time.Now()
 	}
 	if _, err := s.pool.Exec(bounded, forgetRatesSQL, s.name); err != nil {
 		return fmt.Errorf("forgetting rates: %w", err)
 	}
 	if !more {
-		p.purgeAt = time.Now().Add(purgeEvery)
+		p.at = time.Now().Add(purgeEvery)
 	}
 	if deleted > 0 {
 		s.emit.purged(int64(deleted))
-	}
-	return nil
-}
-
-// rightDueTimes has parked calls wait anew whose due times were written while the clock was ahead.
-func (p *purger) rightDueTimes(ctx context.Context) error {
-	_, err := p.righted.Run(func(most int) (int, error) {
-		tag, err := p.sink.pool.Exec(ctx, parked.RightDueTimesSQL, most)
-		if n := tag.RowsAffected(); n > 0 {
-			p.sink.cfg.Logger.Warn("onlyonce: the database's clock was ahead: parked rows that got their due time "+
-				"then wait anew", "sink", p.sink.name, "rows", n)
-		}
-		return int(tag.RowsAffected()), err
-	})
-	if err != nil {
-		return fmt.Errorf("setting due times right: %w", err)
 	}
 	return nil
 }

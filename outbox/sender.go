@@ -43,20 +43,35 @@ func (s *sender) run(ctx context.Context) (fault error) {
 	poll := newPoll(held)
 	purger := &purger{
 		sink:    s.relaySink,
-		righted: pace.NewPortion(parked.RightedAtOnce),
 		deleted: pace.NewPortion(purgeLimit),
 		watched: watch.New(s.pool, watch.Often),
 	}
 	leases := pace.Clock{Due: func(time.Time) time.Time { return held.renewAt }, Run: held.renew}
 	rates := pace.Clock{Due: s.gate.Due, Run: func() error { return s.serveRates(ctx, held) }}
-	purge := pace.Clock{ // only in the relay that holds the first lane
-		Due: func(time.Time) time.Time { return purger.due(held.owners[0] != nil) },
+	righting := parked.NewRighting(s.cfg.Logger.With("sink", s.name))
+	ofFirstLane := func(at time.Time) time.Time { // one relay of a sink does it
+		if held.owners[0] == nil {
+			return never
+		}
+		return at
+	}
+	right := pace.Clock{
+		Due: func(time.Time) time.Time { return ofFirstLane(righting.Due()) },
+		Run: func() error {
+			bounded, cancel := s.detached(ctx)
+			defer cancel()
+			return righting.Run(bounded, s.pool)
+		},
+	}
+	purge := pace.Clock{
+		Due: func(time.Time) time.Time { return ofFirstLane(purger.at) },
 		Run: func() error { return purger.purge(ctx) },
 	}
 	work := clocks{waits: primary.Backoff(s.cfg.LeaseTTL), all: pace.Clocks{
 		leases,
 		{Due: poll.due, Run: poll.look},
 		rates,
+		right,
 		purge,
 	}}
 	timer := time.NewTimer(0)

@@ -1,7 +1,5 @@
 package parked
 
-import "time"
-
 // InsertMessageSQL parks a whole message. It is part of the transaction that moves the position
 // past the message and has claimed its key, so a copy of a parked message is a duplicate. An event
 // that an operator has had appended may have the id of one that is parked: it has no key then (W7).
@@ -66,27 +64,12 @@ values (
   $25
 )`
 
-// RightDueTimesSQL has rows wait anew whose due time was written while the database's clock was
-// ahead: each as long as it was to wait, from now on. Without it a row whose wait is seconds waits
-// for as long as the clock was ahead, with its ordering key (T9). Calls that the program has
-// scheduled stay as they are. In: how many rows it changes at most. By the index parked_timed; it
-// reads one entry if the clock was right. It skips rows that another session has locked.
-const RightDueTimesSQL = `
-update onlyonce.parked p set next_attempt_at = clock_timestamp() + (p.next_attempt_at - p.timed_at)
- where p.id = any (array(
-         select a.id from onlyonce.parked a where a.timed_at > (select clock_timestamp() + interval '1 second')
-          order by a.timed_at limit $1 for no key update skip locked))
-   and p.timed_at > (select clock_timestamp() + interval '1 second')`
-
-// RightDueTimesEvery is how often a process that tries parked rows again looks for such times.
-const RightDueTimesEvery = 10 * time.Second
-
-// RightedAtOnce is how many rows RightDueTimesSQL changes at most.
-const RightedAtOnce = 1000
-
 // PromoteSQL makes the first row of each ordering key due, once no unsettled row precedes it; see
 // the comment on onlyonce.promote. In: ordering keys, uuid[]. One row: how many rows became due.
 const PromoteSQL = `select count(onlyonce.promote(k)) from unnest($1::uuid[]) k`
+
+// PromotedAtOnce is how many keys one statement promotes at most.
+const PromotedAtOnce = 100
 
 // LockSQL locks parked rows, in the order of ids, as every command does. In: ids. If an attempt at
 // one of them is under way, it waits for that, because the attempt holds the row from its first

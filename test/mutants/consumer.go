@@ -500,8 +500,6 @@ var consumerRules = []mutant{
 		old: "p.rightDueTimes(ctx)", new: "_ = ctx", test: "TestT9WaitCountedWhileTheClockWasAhead"},
 	{rule: "T9 call's wait counted while the clock was ahead", in: schema, decl: "function onlyonce.time_parked",
 		old: "clock_timestamp() end", new: "null end", pkg: "consumer", test: "TestT9WaitCountedWhileTheClockWasAhead"},
-	{rule: "T9 relay leaves waits as they are", in: "outbox", decl: "(*purger).rightDueTimes",
-		old: "parked.RightDueTimesSQL", new: "`select $1::bigint`", test: "TestT9WaitCountedWhileTheClockWasAhead"},
 	{
 		rule: "T9 due time of the future",
 		in:   "consumer",
