@@ -4,7 +4,8 @@
 // compiled and linked once, and not for each change.
 //
 // A change that cannot be put beside others is left to an overlay of its own: for example one in a
-// constant of another type than string, or in a function that calls recover.
+// constant of another type than string, in a function that calls recover, or in the package of the
+// migrations, which reads the schema of a change from a directory.
 package together
 
 import (
@@ -51,6 +52,9 @@ func New(root string, list *source.Listing, all []sites.Site) (*Set, error) {
 		if filepath.Ext(site.File) == ".sql" {
 			s.numbers[site.ID()] = c.number
 			s.chapter[c.number] = site
+			continue
+		}
+		if filepath.Dir(site.File) == migrations { // addSchema rewrites it
 			continue
 		}
 		packages[filepath.Dir(site.File)] = append(packages[filepath.Dir(site.File)], c)
