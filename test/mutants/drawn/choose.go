@@ -189,8 +189,8 @@ type group struct {
 }
 
 // choose returns the tests that may see a change, in the order in which they are played: in each
-// stage those of its own package first, and in each package the tests that run through the least
-// first.
+// stage those of its own package first, and in each package first the tests of the rules that the
+// declaration names, and then those that run through the least.
 func (c *chooser) choose(s sites.Site) (groups []group) {
 	var through []decl
 	switch at := (decl{s.File, s.Decl}); {
@@ -221,8 +221,11 @@ func (c *chooser) choose(s sites.Site) (groups []group) {
 	})
 	dirs = dirs[:min(len(dirs), packages)]
 	spent := map[string]float64{}
+	named := c.rulesOf(append(through, decl{s.File, s.Decl}))
 	for _, dir := range dirs {
-		slices.SortStableFunc(seeing[dir], func(a, b *covered) int { return cmp.Compare(a.decls(), b.decls()) })
+		slices.SortStableFunc(seeing[dir], func(a, b *covered) int {
+			return cmp.Or(cmp.Compare(rank(a, named), rank(b, named)), cmp.Compare(a.decls(), b.decls()))
+		})
 	}
 	for _, stage := range stages {
 		for _, dir := range dirs {

@@ -61,14 +61,15 @@ func TestJudged(t *testing.T) {
 
 // A change is seen by the tests that run through its line. If the file is another one now, they are
 // those that run through its function. A change of SQL is seen through the functions that run it.
+// Tests of a rule that stands there are played first.
 func TestChoose(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	for name, text := range map[string]string{
-		"p/p.go": "package p\n\nfunc a() { _ = readSQL }\n\nfunc b() {\n\tcall(`select onlyonce.outer()`); added()\n}\n\n" +
+		"p/p.go": "package p\n\nfunc a() { _ = readSQL }\n\nfunc b() { /* T9 */\n\tcall(`select onlyonce.outer()`); added()\n}\n\n" +
 			"const readSQL = `select 1`\n\nvar call func(string)\n",
 		"p/added.go": "package p\n\nfunc added() { more() }\n\nfunc more() {}\n",
-		"p/1.sql": "create function onlyonce.inner_RING() returns int language sql as $$ select 1 $$;\n" +
+		"p/1.sql": "-- Its rule is T9.\ncreate function onlyonce.inner_RING() returns int language sql as $$ select 1 $$;\n" +
 			"create function onlyonce.outer() returns int language sql as $$ select onlyonce.inner_a() $$;\n",
 	} {
 		file := filepath.Join(root, name)
@@ -93,7 +94,7 @@ func TestChoose(t *testing.T) {
 	}
 	tests := []*covered{
 		through("p", "TestA", read.Hash, "a", 3), through("q", "TestB", read.Hash, "b", 6),
-		through("p", "TestOld", "older", "b", 3), {Dir: "p"},
+		through("p", "TestOld", "older", "b", 3), through("p", "TestT9Old", "older", "b", 3), {Dir: "p"},
 	}
 	c, err := newChooser(root, tests, []string{"p"})
 	if err != nil {
@@ -104,13 +105,13 @@ func TestChoose(t *testing.T) {
 		tests string
 	}{
 		{sites.Site{File: "p/p.go", Decl: "a", Line: 3}, "p TestA"},
-		{sites.Site{File: "p/p.go", Decl: "b", Line: 6}, "p TestOld q TestB"},
-		{sites.Site{File: "p/p.go", Decl: "b", Line: 5}, "p TestOld"},
+		{sites.Site{File: "p/p.go", Decl: "b", Line: 6}, "p TestT9Old TestOld q TestB"},
+		{sites.Site{File: "p/p.go", Decl: "b", Line: 5}, "p TestT9Old TestOld"},
 		{sites.Site{File: "p/p.go", Decl: "readSQL", SQL: true}, "p TestA"},
-		{sites.Site{File: "p/1.sql", Decl: "function onlyonce.outer", SQL: true}, "p TestOld q TestB"},
-		{sites.Site{File: "p/1.sql", Decl: "function onlyonce.inner_RING", SQL: true}, "p TestOld q TestB"},
+		{sites.Site{File: "p/1.sql", Decl: "function onlyonce.outer", SQL: true}, "p TestT9Old TestOld q TestB"},
+		{sites.Site{File: "p/1.sql", Decl: "function onlyonce.inner_RING", SQL: true}, "p TestT9Old TestOld q TestB"},
 		{sites.Site{File: "p/p.go", Decl: "call"}, ""},
-		{sites.Site{File: "p/added.go", Decl: "more", Line: 5}, "p TestOld q TestB"},
+		{sites.Site{File: "p/added.go", Decl: "more", Line: 5}, "p TestT9Old TestOld q TestB"},
 	} {
 		var got []string
 		for _, g := range c.choose(want.site) {

@@ -7,6 +7,7 @@ import (
 	"go/parser"
 	"go/token"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 )
@@ -21,7 +22,14 @@ type Decls struct {
 	// Uses are by the name of a declaration: the names that it mentions, with the package of
 	// another one in front, and the functions of the schema, for example onlyonce.fence.
 	Uses map[string][]string
+	// Rules are by the name of a declaration: the ids of rules that it names, or its comment.
+	Rules map[string][]string
 }
+
+var rule = regexp.MustCompile(`\b[A-Z]\d{1,2}\b`)
+
+// Rules returns the ids of the rules that a text names.
+func Rules(text string) []string { return rule.FindAllString(text, -1) }
 
 // Decl is a function, and its first and last line.
 type Decl struct {
@@ -41,18 +49,26 @@ func ReadDecls(name string) (*Decls, error) {
 		return nil, err
 	}
 	files := token.NewFileSet()
-	f, err := parser.ParseFile(files, name, text, parser.SkipObjectResolution)
+	f, err := parser.ParseFile(files, name, text, parser.SkipObjectResolution|parser.ParseComments)
 	if err != nil {
 		return nil, err
 	}
 	sum := sha256.Sum256(text)
-	d := &Decls{Hash: hex.EncodeToString(sum[:8]), Uses: map[string][]string{}}
+	d := &Decls{Hash: hex.EncodeToString(sum[:8]), Uses: map[string][]string{}, Rules: map[string][]string{}}
+	named := func(name string, doc *ast.CommentGroup, n ast.Node) {
+		from := n.Pos()
+		if doc != nil {
+			from = doc.Pos()
+		}
+		d.Rules[name] = Rules(string(text[files.Position(from).Offset:files.Position(n.End()).Offset]))
+	}
 	for _, decl := range f.Decls {
 		switch decl := decl.(type) {
 		case *ast.FuncDecl:
 			name := Receiver(decl) + decl.Name.Name
 			d.Funcs = append(d.Funcs, Decl{name, files.Position(decl.Pos()).Line, files.Position(decl.End()).Line})
 			d.Uses[name] = append(d.Uses[name], mentions(decl)...)
+			named(name, decl.Doc, decl)
 		case *ast.GenDecl:
 			for _, spec := range decl.Specs {
 				values, ok := spec.(*ast.ValueSpec)
@@ -61,6 +77,7 @@ func ReadDecls(name string) (*Decls, error) {
 				}
 				for _, name := range values.Names {
 					d.Uses[name.Name] = append(d.Uses[name.Name], mentions(values)...)
+					named(name.Name, decl.Doc, values)
 				}
 			}
 		}
