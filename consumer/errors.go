@@ -188,7 +188,7 @@ func (e *messageError) Unwrap() error { return e.err }
 // firstFailed returns the index of the first message that err marks as failed, or -1 if it marks
 // none of them.
 func firstFailed(err error, msgs []*Message) int {
-	first := -1
+	first := len(msgs)
 	var walk func(error)
 	walk = func(err error) {
 		switch e := err.(type) { //nolint:errorlint // it walks the whole tree itself
@@ -196,9 +196,8 @@ func firstFailed(err error, msgs []*Message) int {
 			return
 		case *messageError:
 			for i, m := range msgs {
-				same := m.Topic == e.m.Topic && m.Partition == e.m.Partition && m.Offset == e.m.Offset
-				if same && (first < 0 || i < first) {
-					first = i
+				if m.Topic == e.m.Topic && m.Partition == e.m.Partition && m.Offset == e.m.Offset {
+					first = min(first, i)
 				}
 			}
 		case interface{ Unwrap() []error }:
@@ -210,6 +209,9 @@ func firstFailed(err error, msgs []*Message) int {
 		}
 	}
 	walk(err)
+	if first == len(msgs) {
+		return -1
+	}
 	return first
 }
 

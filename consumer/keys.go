@@ -205,7 +205,7 @@ func jsonScalar(raw json.RawMessage, pointer string) (string, error) {
 		return s, nil
 	}
 	var n json.Number
-	if err := json.Unmarshal(raw, &n); err == nil && n != "" && !strings.ContainsAny(n.String(), ".eE") {
+	if err := json.Unmarshal(raw, &n); err == nil && !strings.ContainsAny(n.String(), ".eE") {
 		return n.String(), nil
 	}
 	return "", fmt.Errorf("%s is not a string or an integer", pointer)
