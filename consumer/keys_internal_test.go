@@ -150,7 +150,12 @@ func TestKeyFuncs(t *testing.T) {
 			name: "timed, no id", key: TimedKey(byID, at(made, nil)), m: header(),
 			err: ErrNoKey, says: "missing or empty", timed: true,
 		},
-		{name: "timed, empty id", key: TimedKey(func(*Message) (string, error) { return "", nil }, at(made, nil)), m: header(), timed: true},
+		{
+			name:  "timed, empty id",
+			key:   TimedKey(func(*Message) (string, error) { return "", nil }, at(made, nil)),
+			m:     header(),
+			timed: true,
+		},
 		{
 			name: "no time", key: TimedKey(byID, at(time.Time{}, nil)), m: header("id", "a"),
 			err: ErrNoKey, says: `id "a": its time must not be zero`, timed: true,

@@ -17,9 +17,9 @@ const (
 )
 
 // rightSQL has rows wait anew whose due time was written while the database's clock was ahead: each
-// as long as it was to wait, from now on. Calls that the program has scheduled stay as they are. In:
-// how many rows it changes at most. By the index parked_timed; it reads one entry if the clock was
-// right. It skips rows that another session has locked.
+// as long as it was to wait, from now on. Calls that the program has scheduled stay as they are.
+// In: how many rows it changes at most. By the index parked_timed; it reads one entry if the clock
+// was right. It skips rows that another session has locked.
 const rightSQL = `
 update onlyonce.parked p set next_attempt_at = clock_timestamp() + (p.next_attempt_at - p.timed_at)
  where p.id = any (array(
