@@ -108,7 +108,7 @@ func TestSites(t *testing.T) {
 			"shift bound: `>` -> `>=`\nturn comparison: `>` -> `<=`\n" +
 			"alias for a copy: `slices.Clone(list[from:min(to, 9)])` -> `list[from:min(to, 9)]`\n" +
 			"drop bound: `from` -> ``\ndrop bound: `min(to, 9)` -> ``\n" +
-			"drop cap: `min(to, 9)` -> `to`\ndrop cap: `min(to, 9)` -> `9`\nswap arguments: `to, 9` -> `9, to`\n" +
+			"drop cap: `min(to, 9)` -> `to`\ndrop cap: `min(to, 9)` -> `9`\n" +
 			"return no error: `errEmpty` -> `nil`",
 		"next": "drop defer: `defer done()` -> ``\n" +
 			"return early: `` -> `if 0 == 0 { return };`\n" +
