@@ -219,6 +219,11 @@ func connectError(ctx context.Context, name, from string, waited time.Duration, 
 	return fmt.Errorf("cannot reach %s: %s: is the server up, and is %s right?", name, reason, from)
 }
 
+// isTimeout reports whether a dial, a read or a write has come to its deadline.
+func isTimeout(err error) bool {
+	return errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded)
+}
+
 // connectReason returns the innermost cause: the errors around it repeat the user and addresses, on
 // several lines.
 func connectReason(ctx context.Context, waited time.Duration, err error) string {
@@ -228,8 +233,8 @@ func connectReason(ctx context.Context, waited time.Duration, err error) string 
 		cert x509.UnknownAuthorityError
 	)
 	switch {
-	case errors.Is(ctx.Err(), context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		// the connection's own deadline is the same
+	case errors.Is(ctx.Err(), context.DeadlineExceeded), isTimeout(err):
+		// the deadlines of the dial and of the connection are the same, and may come to their end first
 		return fmt.Sprintf("no answer within %v", waited)
 	case ctx.Err() != nil:
 		return "interrupted"
