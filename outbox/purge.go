@@ -7,6 +7,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/pace"
+	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/ring"
 	"github.com/onlyonce/onlyonce/internal/watch"
 )
@@ -43,6 +44,33 @@ const purgeAgain = time.Second
 
 // purgeLimit is how many rows one transaction deletes at most.
 const purgeLimit = 1000
+
+// upkeep returns the clocks that set due times right and delete settled calls. One relay of a sink
+// runs them: the one that holds the first lane.
+func (s *sender) upkeep(ctx context.Context, held *heldLanes) pace.Clocks {
+	ofFirstLane := func(at time.Time) time.Time {
+		if held.owners[0] == nil {
+			return never
+		}
+		return at
+	}
+	righting := parked.NewRighting(s.cfg.Logger.With("sink", s.name))
+	purger := &purger{sink: s.relaySink, deleted: pace.NewPortion(purgeLimit), watched: watch.New(s.pool, watch.Often)}
+	return pace.Clocks{
+		{
+			Due: func(time.Time) time.Time { return ofFirstLane(righting.Due()) },
+			Run: func() error {
+				bounded, cancel := s.detached(ctx)
+				defer cancel()
+				return righting.Run(bounded, s.pool)
+			},
+		},
+		{
+			Due: func(time.Time) time.Time { return ofFirstLane(purger.at) },
+			Run: func() error { return purger.purge(ctx) },
+		},
+	}
+}
 
 // purger is the clock that deletes a sink's settled calls whose retention has passed.
 type purger struct {

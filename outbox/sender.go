@@ -9,11 +9,9 @@ import (
 	"github.com/cenkalti/backoff/v4"
 
 	"github.com/onlyonce/onlyonce/internal/pace"
-	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/internal/primary"
 	"github.com/onlyonce/onlyonce/internal/process"
 	"github.com/onlyonce/onlyonce/internal/ready"
-	"github.com/onlyonce/onlyonce/internal/watch"
 )
 
 // sender sends one sink's calls, from the lanes that it holds. Its goroutine renews leases, takes
@@ -41,39 +39,13 @@ func (s *sender) run(ctx context.Context) (fault error) {
 		ended:     make(chan *laneOwner, lanes),
 	}
 	poll := newPoll(held)
-	purger := &purger{
-		sink:    s.relaySink,
-		deleted: pace.NewPortion(purgeLimit),
-		watched: watch.New(s.pool, watch.Often),
-	}
 	leases := pace.Clock{Due: func(time.Time) time.Time { return held.renewAt }, Run: held.renew}
 	rates := pace.Clock{Due: s.gate.Due, Run: func() error { return s.serveRates(ctx, held) }}
-	righting := parked.NewRighting(s.cfg.Logger.With("sink", s.name))
-	ofFirstLane := func(at time.Time) time.Time { // one relay of a sink does it
-		if held.owners[0] == nil {
-			return never
-		}
-		return at
-	}
-	right := pace.Clock{
-		Due: func(time.Time) time.Time { return ofFirstLane(righting.Due()) },
-		Run: func() error {
-			bounded, cancel := s.detached(ctx)
-			defer cancel()
-			return righting.Run(bounded, s.pool)
-		},
-	}
-	purge := pace.Clock{
-		Due: func(time.Time) time.Time { return ofFirstLane(purger.at) },
-		Run: func() error { return purger.purge(ctx) },
-	}
-	work := clocks{waits: primary.Backoff(s.cfg.LeaseTTL), all: pace.Clocks{
+	work := clocks{waits: primary.Backoff(s.cfg.LeaseTTL), all: append(pace.Clocks{
 		leases,
 		{Due: poll.due, Run: poll.look},
 		rates,
-		right,
-		purge,
-	}}
+	}, s.upkeep(ctx, held)...)}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	stopped := ctx.Done()

@@ -50,8 +50,12 @@ func TestFaultsOfPools(t *testing.T) {
 	} {
 		l := &fields.List{Sentinel: sentinel}
 		primary.CheckPools(l, "Pools", c.pools)
-		if got := l.Err(); got == nil && c.want != "" || got != nil && got.Error() != c.want {
-			t.Errorf("%s: %v, want %q", name, got, c.want)
+		got := ""
+		if err := l.Err(); err != nil {
+			got = err.Error()
+		}
+		if got != c.want {
+			t.Errorf("%s: %s, want %q", name, got, c.want)
 		}
 	}
 	if err := primary.CheckPool(sentinel, to("h/a")); err != nil {

@@ -234,7 +234,7 @@ func connectReason(ctx context.Context, waited time.Duration, err error) string 
 	)
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded), isTimeout(err):
-		// the deadlines of the dial and of the connection are the same, and may come to their end first
+		// the deadlines of the dial and of the connection are the same, and may come first
 		return fmt.Sprintf("no answer within %v", waited)
 	case ctx.Err() != nil:
 		return "interrupted"

@@ -42,3 +42,40 @@ func FuzzTarget(f *testing.F) {
 		}
 	})
 }
+
+// Where a target leads, and that none leads to another scheme, host or path.
+func TestO11WhereATargetLeads(t *testing.T) {
+	t.Parallel()
+	for base, targets := range map[string]map[string]string{
+		"https://h:8443/v1": {
+			"":       "https://h:8443/v1",
+			"/":      "https://h:8443/v1/",
+			"/a?b=c": "https://h:8443/v1/a?b=c",
+			"?b":     "https://h:8443/v1?b",
+		},
+		"https://h:8443/v1/": {"/a": "https://h:8443/v1/a", "?b": "https://h:8443/v1/?b"},
+		"https://h": {
+			"/a":      "https://h/a",
+			".evil/a": "target: leaves the base URL",
+			":1/a":    "target: leaves the base URL",
+			"@evil/a": "target: leaves the base URL",
+			"%zz":     "target: is not a path",
+		},
+	} {
+		s, err := New(Config{Name: "x", BaseURL: base, KeyWindow: outbox.Forever})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for target, want := range targets {
+			got := ""
+			if u, err := s.targetURL(target); err != nil {
+				got = err.Error()
+			} else {
+				got = u.String()
+			}
+			if got != want {
+				t.Errorf("%s, %q: %s, want %s", base, target, got, want)
+			}
+		}
+	}
+}
