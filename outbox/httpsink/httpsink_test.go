@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -466,6 +467,51 @@ func TestO6NoByteHasLeft(t *testing.T) {
 		})
 		if r.Unseen != c.want {
 			t.Errorf("%s: unseen %t, want %t (%+v)", name, r.Unseen, c.want, r)
+		}
+	}
+}
+
+// Of an answer that is asked for the status, the body and the headers that are listed are kept, if
+// the call was delivered.
+func TestCapturedAnswer(t *testing.T) {
+	t.Parallel()
+	status := http.StatusCreated
+	base, _ := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header()["X-Request-Id"] = []string{"r1", "r2"}
+		w.Header().Set("Content-Type", "text/plain")
+		w.Header().Set("Set-Cookie", "secret")
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, "body")
+	})
+	sink := newSink(t, base, func(c *httpsink.Config) { c.CaptureHeaders = []string{"x-request-id", "Location"} })
+	asked := delivery()
+	asked.Capture = true
+	want := &outbox.Response{Status: 201, Header: http.Header{"X-Request-Id": {"r1", "r2"}}, Body: []byte("body")}
+	if r := sink.Send(t.Context(), asked); r.Outcome != outbox.Delivered || !reflect.DeepEqual(r.Response, want) {
+		t.Errorf("%+v, want the answer %+v", r, want)
+	}
+	if r := sink.Send(t.Context(), delivery()); r.Outcome != outbox.Delivered || r.Response != nil {
+		t.Errorf("an answer that nobody asks for: %+v", r)
+	}
+	status = http.StatusUnprocessableEntity
+	if r := sink.Send(t.Context(), asked); r.Outcome != outbox.Rejected || r.Response != nil {
+		t.Errorf("an answer that refuses: %+v", r)
+	}
+}
+
+// Outcomes has an outcome for each status that an answer may have at its end.
+func TestOutcomesOfStatuses(t *testing.T) {
+	t.Parallel()
+	for status, good := range map[int]bool{199: false, 200: true, 599: true, 600: false} {
+		for o, known := range map[outbox.AttemptOutcome]bool{
+			0: false, outbox.Delivered: true, outbox.Unsafe: true, outbox.Unsafe + 1: false,
+		} {
+			_, err := httpsink.New(httpsink.Config{
+				Name: "x", BaseURL: "https://h", KeyWindow: outbox.Forever, Outcomes: map[int]outbox.AttemptOutcome{status: o},
+			})
+			if (err == nil) != (good && known) {
+				t.Errorf("%d: %v: %v", status, o, err)
+			}
 		}
 	}
 }
