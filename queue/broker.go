@@ -23,8 +23,9 @@ type Broker interface {
 	Begin(ctx context.Context, ordered bool) error
 
 	// Receive waits for messages, and returns at most so many. It returns none, without an error,
-	// if none came within a few seconds or if ctx ends. All that it returns is acknowledged before
-	// it is called again, or Begin is called first.
+	// if none came within a few seconds or before ctx ends. If the broker has not answered by ctx's
+	// deadline, it may return an error, and Begin is called anew. All that it returns is
+	// acknowledged before it is called again, or Begin is called first.
 	Receive(ctx context.Context, most int) ([]*Delivery, error)
 
 	// Ack acknowledges deliveries of the session. If it fails, or if an acknowledgement is lost

@@ -239,7 +239,11 @@ func (b *Broker) Receive(ctx context.Context, most int) ([]*queue.Delivery, erro
 		return nil, errDisconnected
 	}
 	if b.consumer == nil {
-		if err := b.makeConsumer(ctx); err != nil {
+		err := b.makeConsumer(ctx)
+		switch {
+		case errors.Is(ctx.Err(), context.Canceled): // whoever receives stops
+			return nil, nil
+		case err != nil:
 			return nil, err
 		}
 	}

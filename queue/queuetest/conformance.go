@@ -172,12 +172,28 @@ func deliversWhatWasSent(t *testing.T, h Harness) {
 	}
 }
 
+// returnsWithItsContext begins anew for each context: a broker may make what it receives from in
+// the first Receive, which then ends before that has succeeded.
 func returnsWithItsContext(t *testing.T, h Harness) {
 	b := h.Queue(t).Connect(t)
 	defer end(b)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
 	begin(t, b, false)
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	returns(ended, t, b)
+	soon, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(100*time.Millisecond, cancel)
+	begin(t, b, false)
+	returns(soon, t, b)
+	// of a receiver it is a third of the lease; a broker that has not answered by then may fail
+	bounded, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
+	begin(t, b, false)
+	returns(bounded, t, b)
+}
+
+func returns(ctx context.Context, t *testing.T, b queue.Broker) {
+	t.Helper()
 	done := make(chan error, 1)
 	go func() {
 		all, err := b.Receive(ctx, 10)

@@ -5,21 +5,27 @@ package hooktest
 import (
 	"context"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
 )
 
-// Join checks that every hook of join(a, b) calls that of a and that of b once.
+// Join checks that every hook of join(a, b) calls that of a and then that of b, once each. A hook
+// whose name ends in End calls that of a last, so that a's Start and End enclose b's.
 func Join[H any](t *testing.T, join func(a, b H) H) {
 	t.Helper()
-	calls := map[string]int{}
-	a := fill[H](func(name string) { calls["a."+name]++ })
-	b := fill[H](func(name string) { calls["b."+name]++ })
+	var calls []string
+	a := fill[H](func(name string) { calls = append(calls, "a."+name) })
+	b := fill[H](func(name string) { calls = append(calls, "b."+name) })
 	each(t, join(a, b), func(name string, call func()) {
+		calls = nil
 		call()
-		for _, of := range []string{"a." + name, "b." + name} {
-			if calls[of] != 1 {
-				t.Errorf("%s was called %d times by the joined hook, want 1", of, calls[of])
-			}
+		want := []string{"a." + name, "b." + name}
+		if strings.HasSuffix(name, "End") {
+			slices.Reverse(want)
+		}
+		if !slices.Equal(calls, want) {
+			t.Errorf("the joined %s calls %v, want %v", name, calls, want)
 		}
 	})
 	var none H
